@@ -1,0 +1,126 @@
+#include "core/log.h"
+
+#include "core/thread.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+#include <time.h>
+
+#define RING_RECORDS 256u
+
+/* The process's log: one sink for all objects, as stderr would be. */
+static atomic_int log_level = DD_LOG_OFF;
+static pthread_mutex_t ring_mu = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t ring_cond;
+static pthread_once_t ring_once = PTHREAD_ONCE_INIT;
+/* guarded by ring_mu */
+static dd_log_record ring[RING_RECORDS];
+static unsigned ring_first;
+static unsigned ring_count;
+static unsigned ring_lost;
+
+/* A fork may happen while another thread holds the lock; the child starts with an empty, unlocked log. */
+static void
+reset_in_child(void)
+{
+    (void)pthread_mutex_init(&ring_mu, NULL);
+    dd_cond_init(&ring_cond);
+    ring_count = 0;
+}
+
+static void
+ring_init(void)
+{
+    dd_cond_init(&ring_cond);
+    (void)pthread_atfork(NULL, NULL, reset_in_child);
+}
+
+bool
+dd_log_level_parse(const char *text, dd_log_level *level)
+{
+    static const struct {
+        const char *name;
+        dd_log_level level;
+    } names[] = {{"", DD_LOG_OFF}, {"off", DD_LOG_OFF}, {"info", DD_LOG_INFO}, {"debug", DD_LOG_DEBUG}};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (strcasecmp(text, names[i].name) == 0) {
+            *level = names[i].level;
+            return true;
+        }
+    }
+    return false;
+}
+
+void
+dd_log_set_level(dd_log_level level)
+{
+    (void)pthread_once(&ring_once, ring_init);
+    atomic_store_explicit(&log_level, (int)level, memory_order_relaxed);
+}
+
+dd_log_level
+dd_log_get_level(void)
+{
+    return (dd_log_level)atomic_load_explicit(&log_level, memory_order_relaxed);
+}
+
+void
+dd_log_write(dd_log_level level, const char *format, ...)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    dd_log_record record = {
+        .level = level,
+        .unix_time_s = (double)now.tv_sec + (double)now.tv_nsec / (double)DD_NS_PER_S,
+    };
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(record.message, sizeof record.message, format, args);
+    va_end(args);
+
+    pthread_mutex_lock(&ring_mu);
+    if (ring_count == RING_RECORDS) {
+        ring_first = (ring_first + 1) % RING_RECORDS;
+        ring_count--;
+        ring_lost++;
+    }
+    ring[(ring_first + ring_count) % RING_RECORDS] = record;
+    ring_count++;
+    pthread_cond_signal(&ring_cond);
+    pthread_mutex_unlock(&ring_mu);
+}
+
+dd_status
+dd_log_take(dd_log_record *record, const dd_wait *wait, dd_error *err)
+{
+    (void)pthread_once(&ring_once, ring_init);
+    for (;;) {
+        pthread_mutex_lock(&ring_mu);
+        if (ring_count == 0) {
+            dd_cond_wait_slice(&ring_cond, &ring_mu, wait);
+        }
+        bool is_taken = ring_count > 0;
+        if (is_taken) {
+            *record = ring[ring_first];
+            record->lost = ring_lost;
+            ring_lost = 0;
+            ring_first = (ring_first + 1) % RING_RECORDS;
+            ring_count--;
+        }
+        pthread_mutex_unlock(&ring_mu);
+        if (is_taken) {
+            return DD_OK;
+        }
+        if (dd_wait_is_over(wait)) {
+            return dd_error_set(err, DD_TIMED_OUT, "no log record");
+        }
+        dd_status status = dd_wait_check(wait, err);
+        if (status != DD_OK) {
+            return status;
+        }
+    }
+}

@@ -1,0 +1,67 @@
+#include "core/mem.h"
+
+#include <stdint.h>
+#include <stdlib.h>
+
+#ifdef DD_FAULTS
+#include <stdatomic.h>
+#include <stdbool.h>
+
+static atomic_long allocations_left = -1;
+static atomic_long allocations_made;
+
+long
+dd_mem_fail_after(long count)
+{
+    atomic_store(&allocations_left, count);
+    return atomic_exchange(&allocations_made, 0);
+}
+
+static bool
+is_this_one_to_fail(void)
+{
+    atomic_fetch_add(&allocations_made, 1);
+    long left = atomic_load(&allocations_left);
+    while (left >= 0) {
+        if (atomic_compare_exchange_weak(&allocations_left, &left, left - 1)) {
+            return left == 0;
+        }
+    }
+    return false;
+}
+#else
+#define is_this_one_to_fail() 0
+#endif
+
+void *
+dd_mem_alloc(size_t nbytes)
+{
+    return is_this_one_to_fail() ? NULL : malloc(nbytes > 0 ? nbytes : 1);
+}
+
+void *
+dd_mem_zalloc(size_t nbytes)
+{
+    return is_this_one_to_fail() ? NULL : calloc(1, nbytes > 0 ? nbytes : 1);
+}
+
+void *
+dd_mem_alloc_array(size_t count, size_t size)
+{
+    if (size != 0 && count > SIZE_MAX / size) {
+        return NULL;
+    }
+    return dd_mem_alloc(count * size);
+}
+
+void *
+dd_mem_realloc(void *ptr, size_t nbytes)
+{
+    return is_this_one_to_fail() ? NULL : realloc(ptr, nbytes > 0 ? nbytes : 1);
+}
+
+void
+dd_mem_free(void *ptr)
+{
+    free(ptr);
+}

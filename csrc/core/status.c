@@ -1,0 +1,111 @@
+#include "core/status.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+static const struct {
+    const char *name;
+    const char *text;
+} status_table[] = {
+#define DD_STATUS_ROW(name, text) {#name, text},
+    DD_STATUS_LIST(DD_STATUS_ROW)
+#undef DD_STATUS_ROW
+};
+
+const char *
+dd_status_name(dd_status code)
+{
+    return (unsigned)code < DD_STATUS_COUNT ? status_table[code].name : "UNKNOWN";
+}
+
+const char *
+dd_status_text(dd_status code)
+{
+    return (unsigned)code < DD_STATUS_COUNT ? status_table[code].text : "unknown status";
+}
+
+/* Marks a message that snprintf had to cut, so that no one takes the stump for the whole. */
+static void
+mark_if_cut(dd_error *err, size_t wanted)
+{
+    if (wanted >= sizeof err->message) {
+        memcpy(err->message + sizeof err->message - 4, "...", 4);
+    }
+}
+
+static void
+error_vset(dd_error *err, dd_status code, const char *format, va_list args)
+{
+    err->code = code;
+    err->sys_errno = 0;
+    int wanted = vsnprintf(err->message, sizeof err->message, format, args);
+    mark_if_cut(err, wanted < 0 ? 0 : (size_t)wanted);
+}
+
+dd_status
+dd_error_set(dd_error *err, dd_status code, const char *format, ...)
+{
+    if (err != NULL) {
+        va_list args;
+        va_start(args, format);
+        error_vset(err, code, format, args);
+        va_end(args);
+    }
+    return code;
+}
+
+dd_status
+dd_error_set_errno(dd_error *err, dd_status code, int sys_errno, const char *format, ...)
+{
+    if (err != NULL) {
+        va_list args;
+        va_start(args, format);
+        error_vset(err, code, format, args);
+        va_end(args);
+        char reason[128];
+        /* The GNU strerror_r returns the text, which need not be in the buffer. */
+        const char *text = strerror_r(sys_errno, reason, sizeof reason);
+        size_t used = strlen(err->message);
+        int wanted = snprintf(err->message + used, sizeof err->message - used, ": %s (errno %d)",
+                              text, sys_errno);
+        mark_if_cut(err, used + (wanted < 0 ? 0 : (size_t)wanted));
+        err->sys_errno = sys_errno;
+    }
+    return code;
+}
+
+void
+dd_error_prepend(dd_error *err, const char *format, ...)
+{
+    if (err == NULL) {
+        return;
+    }
+    char context[sizeof err->message];
+    va_list args;
+    va_start(args, format);
+    int context_len = vsnprintf(context, sizeof context, format, args);
+    va_end(args);
+    if (context_len < 0) {
+        return;
+    }
+    char old[sizeof err->message];
+    memcpy(old, err->message, sizeof old);
+    int wanted = snprintf(err->message, sizeof err->message, "%s: %s", context, old);
+    mark_if_cut(err, wanted < 0 ? 0 : (size_t)wanted);
+}
+
+dd_status
+dd_error_copy(dd_error *err, const dd_error *from)
+{
+    if (err != NULL && err != from) {
+        *err = *from;
+    }
+    return from->code;
+}
+
+dd_status
+dd_error_no_memory(dd_error *err, unsigned long long nbytes)
+{
+    return dd_error_set(err, DD_OUT_OF_MEMORY, "out of memory (%llu bytes)", nbytes);
+}

@@ -1,0 +1,41 @@
+/* How long, and under whose eyes, a caller is willing to block.
+ *
+ * Everything that may block takes a `const dd_wait *`. It sleeps in slices of at most DD_WAIT_SLICE_NS and
+ * asks `is_interrupted` between them, so that whoever drives the core (an interpreter with signals to
+ * look after) gets control back soon, from any thread. */
+#ifndef DD_CORE_WAIT_H
+#define DD_CORE_WAIT_H
+
+#include "core/clock.h"
+#include "core/status.h"
+
+#include <stdbool.h>
+
+#define DD_WAIT_SLICE_NS (50 * DD_NS_PER_MS)
+
+typedef struct dd_wait {
+    int64_t start_ns;    /* when the call began: errors tell how long it took */
+    int64_t deadline_ns; /* absolute, DD_NEVER_NS for none */
+    bool (*is_interrupted)(void *ctx); /* NULL: cannot be interrupted. True ends the wait */
+    void *ctx;
+} dd_wait;
+
+/* A wait of timeout_ns from now that nobody interrupts. */
+dd_wait dd_wait_after(int64_t timeout_ns);
+
+/* The same caller and start, with a deadline no later than timeout_ns from now. */
+dd_wait dd_wait_at_most(const dd_wait *wait, int64_t timeout_ns);
+
+bool dd_wait_is_over(const dd_wait *wait);
+double dd_wait_elapsed_s(const dd_wait *wait);
+
+/* How long to sleep before looking at the wait again: the rest of the deadline, at most one slice. */
+int64_t dd_wait_slice_ns(const dd_wait *wait);
+
+/* DD_OK, or DD_INTERRUPTED when the caller wants out. Call it after every slice and every EINTR. */
+dd_status dd_wait_check(const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+
+/* Sleeps for duration_ns or until the deadline, whichever is first; DD_INTERRUPTED as above. */
+dd_status dd_wait_sleep(const dd_wait *wait, int64_t duration_ns, dd_error *err) DD_MUST_CHECK;
+
+#endif

@@ -1,0 +1,36 @@
+/* The client of a TCPStore, and the store made of a client and perhaps its server.
+ *
+ * Requests that the server answers at once go over one main connection, in order. A request that may have to wait
+ * for a key is sent on a side connection of its own, after the main one has shown that the key is not there: so a
+ * blocked call never holds up another, from however many threads, and a call sees everything that was set before it.
+ *
+ * Against a server of ours the connection is extended: one round trip for get, errors with a reason, authentication,
+ * and a Unix socket when both are on one host. Against PyTorch's server it keeps to PyTorch's protocol. */
+#ifndef DD_STORE_TCP_STORE_H
+#define DD_STORE_TCP_STORE_H
+
+#include "store/store.h"
+#include "store/tcp_server.h"
+
+typedef struct dd_tcp_store_options {
+    const char *host;
+    uint16_t port;
+    int64_t timeout_ns;
+    int64_t world_size;      /* < 0: not counted */
+    bool is_wait_for_workers;
+    dd_bytes secret;         /* empty: none */
+    dd_tcp_server *server;   /* NULL, or the server in this process (borrowed); port is then the server's */
+} dd_tcp_store_options;
+
+/* Connects, trying again while the server is not there yet; joins when world_size is given and waiting is on, and then
+ * waits for the others if the server is here. */
+dd_status dd_tcp_store_open(dd_store **store, const dd_tcp_store_options *options, const dd_wait *wait,
+                            dd_error *err) DD_MUST_CHECK;
+
+const char *dd_tcp_store_host(dd_store *store); /* borrowed */
+uint16_t dd_tcp_store_port(dd_store *store);
+bool dd_tcp_store_is_server(dd_store *store);
+bool dd_tcp_store_is_extended(dd_store *store); /* the server is ours */
+dd_tcp_server *dd_tcp_store_server(dd_store *store); /* borrowed, or NULL */
+
+#endif
