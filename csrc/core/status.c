@@ -34,6 +34,7 @@ mark_if_cut(dd_error *err, size_t wanted)
     }
 }
 
+DD_PRINTF(3, 0)
 static void
 error_vset(dd_error *err, dd_status code, const char *format, va_list args)
 {

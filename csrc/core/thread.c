@@ -1,7 +1,6 @@
 #include "core/thread.h"
 
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <time.h>
 
@@ -46,27 +45,4 @@ dd_thread_start(pthread_t *thread, const char *name, void *(*run)(void *), void 
     snprintf(short_name, sizeof short_name, "%s", name);
     (void)pthread_setname_np(*thread, short_name);
     return DD_OK;
-}
-
-/* A fact about the process, like its pid: no object's state. */
-static atomic_uint_fast64_t fork_generation;
-
-static void
-on_fork_in_child(void)
-{
-    atomic_fetch_add_explicit(&fork_generation, 1, memory_order_relaxed);
-}
-
-static void
-watch_forks(void)
-{
-    (void)pthread_atfork(NULL, NULL, on_fork_in_child);
-}
-
-uint64_t
-dd_fork_generation(void)
-{
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    (void)pthread_once(&once, watch_forks);
-    return atomic_load_explicit(&fork_generation, memory_order_relaxed);
 }

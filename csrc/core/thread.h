@@ -6,8 +6,6 @@
 #include "core/wait.h"
 
 #include <pthread.h>
-#include <stdbool.h>
-#include <stdint.h>
 
 void dd_mutex_init(pthread_mutex_t *mutex);
 void dd_cond_init(pthread_cond_t *cond);
@@ -19,8 +17,5 @@ void dd_cond_wait_slice(pthread_cond_t *cond, pthread_mutex_t *mutex, const dd_w
 /* Starts a joinable thread with all signals blocked. `name` is cut to 15 characters. */
 dd_status dd_thread_start(pthread_t *thread, const char *name, void *(*run)(void *), void *arg,
                           dd_error *err) DD_MUST_CHECK;
-
-/* A number that changes in the child of every fork; objects keep the one they were made under. */
-uint64_t dd_fork_generation(void);
 
 #endif

@@ -1,0 +1,106 @@
+#include "core/fork.h"
+
+#include "core/mem.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Facts about the process, like its pid: no object's state. */
+static atomic_uint_fast64_t generation;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t register_mu = PTHREAD_MUTEX_INITIALIZER;
+/* guarded by register_mu: one bit for each owned descriptor */
+static uint64_t *owned_bits;
+static size_t owned_words;
+
+static void
+before_fork(void)
+{
+    pthread_mutex_lock(&register_mu);
+}
+
+static void
+after_fork_in_parent(void)
+{
+    pthread_mutex_unlock(&register_mu);
+}
+
+/* Only what is safe after a fork of a threaded process: system calls and plain memory. */
+static void
+after_fork_in_child(void)
+{
+    atomic_fetch_add_explicit(&generation, 1, memory_order_relaxed);
+    for (size_t word = 0; word < owned_words; word++) {
+        for (; owned_bits[word] != 0; owned_bits[word] &= owned_bits[word] - 1) {
+            close((int)(word * 64 + (size_t)__builtin_ctzll(owned_bits[word])));
+        }
+    }
+    pthread_mutex_unlock(&register_mu);
+}
+
+static void
+watch_forks(void)
+{
+    (void)pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}
+
+uint64_t
+dd_fork_generation(void)
+{
+    (void)pthread_once(&once, watch_forks);
+    return atomic_load_explicit(&generation, memory_order_relaxed);
+}
+
+/* Caller holds register_mu. Without memory the descriptor stays unregistered: it then lives on in a child, which
+ * is the lesser evil. */
+static void
+grow_register_locked(size_t words)
+{
+    if (words <= owned_words) {
+        return;
+    }
+    uint64_t *bits = dd_mem_realloc(owned_bits, words * 2 * sizeof *bits);
+    if (bits != NULL) {
+        memset(bits + owned_words, 0, (words * 2 - owned_words) * sizeof *bits);
+        owned_bits = bits;
+        owned_words = words * 2;
+    }
+}
+
+int
+dd_fork_own(int fd)
+{
+    if (fd < 0) {
+        return fd;
+    }
+    (void)pthread_once(&once, watch_forks);
+    size_t word = (size_t)fd / 64;
+    int saved_errno = errno;
+    pthread_mutex_lock(&register_mu);
+    grow_register_locked(word + 1);
+    if (word < owned_words) {
+        owned_bits[word] |= UINT64_C(1) << (fd % 64);
+    }
+    pthread_mutex_unlock(&register_mu);
+    errno = saved_errno;
+    return fd;
+}
+
+void
+dd_fork_close(int fd)
+{
+    if (fd < 0) {
+        return;
+    }
+    size_t word = (size_t)fd / 64;
+    pthread_mutex_lock(&register_mu);
+    if (word < owned_words) {
+        owned_bits[word] &= ~(UINT64_C(1) << (fd % 64));
+    }
+    /* Closed under the lock: a fork in between would leave the child a descriptor that nobody closes. */
+    close(fd);
+    pthread_mutex_unlock(&register_mu);
+}

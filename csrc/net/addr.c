@@ -1,0 +1,251 @@
+#include "net/addr.h"
+
+#include "core/mem.h"
+#include "core/thread.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/un.h>
+
+/* One lookup, shared by the caller and the resolver's thread: whoever is last frees it, since the caller may
+ * leave at its deadline while the resolver is still at work. */
+typedef struct lookup {
+    pthread_mutex_t mu;
+    pthread_cond_t cond;
+    /* guarded by mu */
+    int refs;
+    bool is_done;
+    int rc;
+    dd_addr_list result;
+    /* const after init */
+    char port[8];
+    char host[];
+} lookup;
+
+static void
+copy_results(const struct addrinfo *info, dd_addr_list *list)
+{
+    list->count = 0;
+    for (; info != NULL && list->count < DD_ADDR_LIST_MAX; info = info->ai_next) {
+        if (info->ai_family != AF_INET && info->ai_family != AF_INET6) {
+            continue;
+        }
+        dd_addr *addr = &list->items[list->count++];
+        memset(addr, 0, sizeof *addr);
+        memcpy(&addr->storage, info->ai_addr, info->ai_addrlen);
+        addr->len = info->ai_addrlen;
+    }
+}
+
+static int
+get_addresses(const char *host, const char *port, int flags, dd_addr_list *list)
+{
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = flags | AI_NUMERICSERV};
+    struct addrinfo *info = NULL;
+    int rc = getaddrinfo(host, port, &hints, &info);
+    if (rc == 0) {
+        copy_results(info, list);
+        freeaddrinfo(info);
+    }
+    return rc;
+}
+
+/* Caller holds the mutex, which is released. */
+static void
+lookup_unref_locked(lookup *look)
+{
+    bool is_last = --look->refs == 0;
+    pthread_mutex_unlock(&look->mu);
+    if (is_last) {
+        pthread_mutex_destroy(&look->mu);
+        pthread_cond_destroy(&look->cond);
+        dd_mem_free(look);
+    }
+}
+
+static void *
+resolver_main(void *arg)
+{
+    lookup *look = arg;
+    dd_addr_list result;
+    int rc = get_addresses(look->host, look->port, 0, &result);
+    pthread_mutex_lock(&look->mu);
+    look->rc = rc;
+    look->is_done = true;
+    if (rc == 0) {
+        look->result = result;
+    }
+    pthread_cond_signal(&look->cond);
+    lookup_unref_locked(look);
+    return NULL;
+}
+
+static dd_status
+resolve_error(dd_error *err, const char *host, int rc)
+{
+    return dd_error_set(err, DD_NETWORK, "cannot resolve host \"%s\": %s", host, gai_strerror(rc));
+}
+
+static dd_status
+lookup_create(const char *host, const char *port, lookup **out, dd_error *err)
+{
+    size_t host_size = strlen(host) + 1;
+    lookup *look = dd_mem_zalloc(sizeof *look + host_size);
+    if (look == NULL) {
+        return dd_error_no_memory(err, sizeof *look + host_size);
+    }
+    memcpy(look->host, host, host_size);
+    memcpy(look->port, port, sizeof look->port);
+    dd_mutex_init(&look->mu);
+    dd_cond_init(&look->cond);
+    look->refs = 2;
+    pthread_t thread;
+    dd_status status = dd_thread_start(&thread, "dd-resolve", resolver_main, look, err);
+    if (status != DD_OK) {
+        look->refs = 1;
+        pthread_mutex_lock(&look->mu);
+        lookup_unref_locked(look);
+        return status;
+    }
+    pthread_detach(thread);
+    *out = look;
+    return DD_OK;
+}
+
+static dd_status
+resolve_on_thread(const char *host, const char *port, dd_addr_list *list, const dd_wait *wait, dd_error *err)
+{
+    lookup *look;
+    dd_status status = lookup_create(host, port, &look, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    pthread_mutex_lock(&look->mu);
+    while (!look->is_done && status == DD_OK) {
+        dd_cond_wait_slice(&look->cond, &look->mu, wait);
+        if (look->is_done) {
+            break;
+        }
+        pthread_mutex_unlock(&look->mu);
+        status = dd_wait_check(wait, err);
+        if (status == DD_OK && dd_wait_is_over(wait)) {
+            status = dd_error_set(err, DD_NETWORK_TIMED_OUT, "resolving host \"%s\" timed out after %.3g s",
+                                  host, dd_wait_elapsed_s(wait));
+        }
+        pthread_mutex_lock(&look->mu);
+    }
+    if (status == DD_OK && look->rc != 0) {
+        status = resolve_error(err, host, look->rc);
+    }
+    if (status == DD_OK) {
+        *list = look->result;
+    }
+    lookup_unref_locked(look);
+    return status;
+}
+
+dd_status
+dd_addr_resolve(const char *host, uint16_t port, dd_addr_list *list, const dd_wait *wait, dd_error *err)
+{
+    char port_text[8];
+    snprintf(port_text, sizeof port_text, "%u", port);
+    if (strcmp(host, "localhost") == 0) {
+        dd_addr_list v4;
+        int rc = get_addresses("::1", port_text, AI_NUMERICHOST, list);
+        int rc4 = get_addresses("127.0.0.1", port_text, AI_NUMERICHOST, &v4);
+        if (rc != 0 || rc4 != 0) {
+            return resolve_error(err, host, rc != 0 ? rc : rc4);
+        }
+        list->items[list->count++] = v4.items[0];
+        return DD_OK;
+    }
+    int rc = get_addresses(host, port_text, AI_NUMERICHOST, list);
+    if (rc == 0) {
+        return DD_OK;
+    }
+    if (rc != EAI_NONAME) {
+        return resolve_error(err, host, rc);
+    }
+    return resolve_on_thread(host, port_text, list, wait, err);
+}
+
+bool
+dd_addr_is_wildcard(const char *host)
+{
+    return strcmp(host, "") == 0 || strcmp(host, "*") == 0 || strcmp(host, "0.0.0.0") == 0 ||
+           strcmp(host, "::") == 0;
+}
+
+dd_addr
+dd_addr_unix_abstract(const char *name)
+{
+    dd_addr addr = {0};
+    struct sockaddr_un *un = (struct sockaddr_un *)&addr.storage;
+    un->sun_family = AF_UNIX;
+    size_t name_len = strnlen(name, sizeof un->sun_path - 1);
+    memcpy(un->sun_path + 1, name, name_len);
+    addr.len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + name_len);
+    return addr;
+}
+
+uint16_t
+dd_addr_port(const dd_addr *addr)
+{
+    switch (addr->storage.ss_family) {
+    case AF_INET:
+        return ntohs(((const struct sockaddr_in *)&addr->storage)->sin_port);
+    case AF_INET6:
+        return ntohs(((const struct sockaddr_in6 *)&addr->storage)->sin6_port);
+    default:
+        return 0;
+    }
+}
+
+void
+dd_addr_set_port(dd_addr *addr, uint16_t port)
+{
+    if (addr->storage.ss_family == AF_INET) {
+        ((struct sockaddr_in *)&addr->storage)->sin_port = htons(port);
+    } else if (addr->storage.ss_family == AF_INET6) {
+        ((struct sockaddr_in6 *)&addr->storage)->sin6_port = htons(port);
+    }
+}
+
+static const char *
+print_unix(const dd_addr *addr, char out[DD_ADDR_TEXT_MAX])
+{
+    const struct sockaddr_un *un = (const struct sockaddr_un *)&addr->storage;
+    size_t head = offsetof(struct sockaddr_un, sun_path);
+    if (addr->len <= head + 1) {
+        /* The connecting end of a Unix socket has no name. */
+        snprintf(out, DD_ADDR_TEXT_MAX, "unix:");
+    } else {
+        snprintf(out, DD_ADDR_TEXT_MAX, "unix:@%.*s", (int)(addr->len - head - 1), un->sun_path + 1);
+    }
+    return out;
+}
+
+const char *
+dd_addr_print(const dd_addr *addr, char out[DD_ADDR_TEXT_MAX])
+{
+    char ip[INET6_ADDRSTRLEN] = "?";
+    switch (addr->storage.ss_family) {
+    case AF_INET:
+        inet_ntop(AF_INET, &((const struct sockaddr_in *)&addr->storage)->sin_addr, ip, sizeof ip);
+        snprintf(out, DD_ADDR_TEXT_MAX, "%s:%u", ip, dd_addr_port(addr));
+        return out;
+    case AF_INET6:
+        inet_ntop(AF_INET6, &((const struct sockaddr_in6 *)&addr->storage)->sin6_addr, ip, sizeof ip);
+        snprintf(out, DD_ADDR_TEXT_MAX, "[%s]:%u", ip, dd_addr_port(addr));
+        return out;
+    case AF_UNIX:
+        return print_unix(addr, out);
+    default:
+        snprintf(out, DD_ADDR_TEXT_MAX, "address of family %d", addr->storage.ss_family);
+        return out;
+    }
+}

@@ -1,0 +1,241 @@
+#include "net/sock.h"
+
+#include "core/fork.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+/* The kernel caps it at net.core.somaxconn. */
+#define BACKLOG 65535
+
+/* A host that vanished without a word is noticed after about KEEPALIVE_IDLE_S + 3 * KEEPALIVE_INTERVAL_S. */
+#define KEEPALIVE_IDLE_S 15
+#define KEEPALIVE_INTERVAL_S 5
+
+static void
+set_option(int fd, int level, int name, int value)
+{
+    /* None of these is worth failing for. */
+    (void)setsockopt(fd, level, name, &value, sizeof value);
+}
+
+static void
+tune_stream(int fd, int family)
+{
+    if (family == AF_UNIX) {
+        return;
+    }
+    set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+    set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, KEEPALIVE_IDLE_S);
+    set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S);
+    set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
+}
+
+static int
+open_stream(int family)
+{
+    return dd_fork_own(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+}
+
+dd_status
+dd_sock_listen(const dd_addr *addr, int *fd, dd_error *err)
+{
+    char text[DD_ADDR_TEXT_MAX];
+    int family = addr->storage.ss_family;
+    int new_fd = open_stream(family);
+    if (new_fd < 0) {
+        return dd_error_set_errno(err, DD_NETWORK, errno, "cannot open a socket for %s",
+                                  dd_addr_print(addr, text));
+    }
+    if (family != AF_UNIX) {
+        set_option(new_fd, SOL_SOCKET, SO_REUSEADDR, 1);
+    }
+    if (family == AF_INET6) {
+        const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)&addr->storage;
+        /* "::" takes IPv4 as well; another IPv6 address is just that. */
+        set_option(new_fd, IPPROTO_IPV6, IPV6_V6ONLY, !IN6_IS_ADDR_UNSPECIFIED(&in6->sin6_addr));
+    }
+    if (bind(new_fd, (const struct sockaddr *)&addr->storage, addr->len) != 0 ||
+        listen(new_fd, BACKLOG) != 0) {
+        int sys_errno = errno;
+        dd_sock_close(new_fd);
+        return dd_error_set_errno(err, DD_NETWORK, sys_errno, "cannot listen on %s",
+                                  dd_addr_print(addr, text));
+    }
+    *fd = new_fd;
+    return DD_OK;
+}
+
+dd_status
+dd_sock_listen_on(int bound_fd, dd_error *err)
+{
+    int type = 0;
+    socklen_t type_len = sizeof type;
+    if (getsockopt(bound_fd, SOL_SOCKET, SO_TYPE, &type, &type_len) != 0) {
+        return dd_error_set_errno(err, DD_INVALID_ARGUMENT, errno, "listen fd %d is not a socket", bound_fd);
+    }
+    if (type != SOCK_STREAM) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "listen fd %d is not a stream socket", bound_fd);
+    }
+    int flags = fcntl(bound_fd, F_GETFL);
+    if (flags < 0 || fcntl(bound_fd, F_SETFL, flags | O_NONBLOCK) != 0 ||
+        fcntl(bound_fd, F_SETFD, FD_CLOEXEC) != 0 || listen(bound_fd, BACKLOG) != 0) {
+        return dd_error_set_errno(err, DD_NETWORK, errno, "cannot listen on fd %d", bound_fd);
+    }
+    dd_fork_own(bound_fd);
+    return DD_OK;
+}
+
+static dd_status
+finish_connect(int fd, const dd_wait *wait, dd_error *err)
+{
+    dd_status status = dd_sock_wait(fd, POLLOUT, wait, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    int reason = 0;
+    socklen_t reason_len = sizeof reason;
+    if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &reason, &reason_len) != 0) {
+        reason = errno;
+    }
+    return reason == 0 ? DD_OK : dd_error_set_errno(err, DD_NETWORK, reason, "connection failed");
+}
+
+dd_status
+dd_sock_connect(const dd_addr *addr, int *fd, const dd_wait *wait, dd_error *err)
+{
+    char text[DD_ADDR_TEXT_MAX];
+    int new_fd = open_stream(addr->storage.ss_family);
+    if (new_fd < 0) {
+        return dd_error_set_errno(err, DD_NETWORK, errno, "cannot open a socket to %s",
+                                  dd_addr_print(addr, text));
+    }
+    dd_status status = DD_OK;
+    if (connect(new_fd, (const struct sockaddr *)&addr->storage, addr->len) != 0) {
+        status = errno == EINPROGRESS || errno == EINTR
+                     ? finish_connect(new_fd, wait, err)
+                     : dd_error_set_errno(err, DD_NETWORK, errno, "connection failed");
+    }
+    if (status != DD_OK) {
+        dd_sock_close(new_fd);
+        dd_error_prepend(err, "connect to %s", dd_addr_print(addr, text));
+        return status;
+    }
+    tune_stream(new_fd, addr->storage.ss_family);
+    *fd = new_fd;
+    return DD_OK;
+}
+
+dd_io
+dd_sock_try_accept(int listen_fd, int *fd)
+{
+    struct sockaddr_storage peer;
+    socklen_t peer_len = sizeof peer;
+    int new_fd = accept4(listen_fd, (struct sockaddr *)&peer, &peer_len, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (new_fd >= 0) {
+        dd_fork_own(new_fd);
+        tune_stream(new_fd, peer.ss_family);
+        *fd = new_fd;
+        return DD_IO_OK;
+    }
+    switch (errno) {
+    case EAGAIN:
+    case EINTR:
+    case ECONNABORTED: /* that one is gone already; the next event brings the others */
+        return DD_IO_AGAIN;
+    default:
+        return DD_IO_FAILED;
+    }
+}
+
+void
+dd_sock_close(int fd)
+{
+    dd_fork_close(fd);
+}
+
+static dd_io
+classify(ssize_t rc, size_t *moved)
+{
+    if (rc > 0) {
+        *moved = (size_t)rc;
+        return DD_IO_OK;
+    }
+    if (rc == 0) {
+        return DD_IO_CLOSED;
+    }
+    switch (errno) {
+    case EAGAIN:
+    case EINTR:
+        return DD_IO_AGAIN;
+    case ECONNRESET:
+    case EPIPE:
+        return DD_IO_CLOSED;
+    default:
+        return DD_IO_FAILED;
+    }
+}
+
+dd_io
+dd_sock_try_send(int fd, const void *data, size_t len, size_t *moved)
+{
+    return classify(send(fd, data, len, MSG_NOSIGNAL | MSG_DONTWAIT), moved);
+}
+
+dd_io
+dd_sock_try_recv(int fd, void *data, size_t len, size_t *moved)
+{
+    return classify(recv(fd, data, len, MSG_DONTWAIT), moved);
+}
+
+dd_status
+dd_sock_wait(int fd, short events, const dd_wait *wait, dd_error *err)
+{
+    for (;;) {
+        int64_t slice_ns = dd_wait_slice_ns(wait);
+        struct timespec slice = {slice_ns / DD_NS_PER_S, slice_ns % DD_NS_PER_S};
+        struct pollfd pollfd = {.fd = fd, .events = events};
+        int rc = ppoll(&pollfd, 1, &slice, NULL);
+        if (rc > 0) {
+            return DD_OK;
+        }
+        if (rc < 0 && errno != EINTR) {
+            return dd_error_set_errno(err, DD_SYSTEM, errno, "poll failed");
+        }
+        dd_status status = dd_wait_check(wait, err);
+        if (status != DD_OK) {
+            return status;
+        }
+        if (dd_wait_is_over(wait)) {
+            return dd_error_set(err, DD_NETWORK_TIMED_OUT, "timed out after %.3g s",
+                                dd_wait_elapsed_s(wait));
+        }
+    }
+}
+
+dd_addr
+dd_sock_local_addr(int fd)
+{
+    dd_addr addr = {.len = sizeof addr.storage};
+    if (getsockname(fd, (struct sockaddr *)&addr.storage, &addr.len) != 0) {
+        addr.len = 0;
+    }
+    return addr;
+}
+
+dd_addr
+dd_sock_peer_addr(int fd)
+{
+    dd_addr addr = {.len = sizeof addr.storage};
+    if (getpeername(fd, (struct sockaddr *)&addr.storage, &addr.len) != 0) {
+        addr.len = 0;
+    }
+    return addr;
+}

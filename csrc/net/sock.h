@@ -1,0 +1,48 @@
+/* Stream sockets that never block: every descriptor is non-blocking and close-on-exec, and registered so that a
+ * forked child does not keep it (core/fork.h). */
+#ifndef DD_NET_SOCK_H
+#define DD_NET_SOCK_H
+
+#include "core/status.h"
+#include "core/wait.h"
+#include "net/addr.h"
+
+#include <stddef.h>
+#include <sys/types.h>
+
+/* What a try_ function came to. */
+typedef enum dd_io {
+    DD_IO_OK,
+    DD_IO_AGAIN,  /* would block */
+    DD_IO_CLOSED, /* the peer closed or reset the connection */
+    DD_IO_FAILED, /* errno tells */
+} dd_io;
+
+/* Listens on addr, with the port asked for or any if it is 0. DD_NETWORK names the address. */
+dd_status dd_sock_listen(const dd_addr *addr, int *fd, dd_error *err) DD_MUST_CHECK;
+
+/* Listens on a bound stream socket of the caller's and takes it over on success. */
+dd_status dd_sock_listen_on(int bound_fd, dd_error *err) DD_MUST_CHECK;
+
+/* One attempt to connect, until the deadline. DD_NETWORK (sys_errno tells, ECONNREFUSED among them) or
+ * DD_NETWORK_TIMED_OUT. */
+dd_status dd_sock_connect(const dd_addr *addr, int *fd, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+
+/* The next connection of a listening socket; *fd is set on DD_IO_OK. */
+dd_io dd_sock_try_accept(int listen_fd, int *fd);
+
+void dd_sock_close(int fd); /* -1 is fine */
+
+/* Moves what it can, at least one byte on DD_IO_OK. */
+dd_io dd_sock_try_send(int fd, const void *data, size_t len, size_t *moved);
+dd_io dd_sock_try_recv(int fd, void *data, size_t len, size_t *moved);
+
+/* Sleeps until the socket has one of `events` (POLLIN, POLLOUT) or an error; DD_NETWORK_TIMED_OUT at the deadline,
+ * DD_INTERRUPTED when the caller wants out. */
+dd_status dd_sock_wait(int fd, short events, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+
+/* Own and other end; an address of length 0 when the socket has none. */
+dd_addr dd_sock_local_addr(int fd);
+dd_addr dd_sock_peer_addr(int fd);
+
+#endif

@@ -1,0 +1,280 @@
+#include "store/tcp_server_internal.h"
+
+#include "core/log.h"
+#include "core/mem.h"
+#include "net/sock.h"
+
+#include <errno.h>
+#include <stdio.h>
+
+/* A connection with more replies than this outstanding is not read from until it takes them. */
+#define THROTTLE_BYTES ((size_t)1 << 20)
+/* Kept between messages; more is given back, so that an idle connection costs little. */
+#define KEEP_OUT_BYTES ((size_t)256)
+
+/* Before a connection is open it can say only little: its fields are small and its requests few. */
+static const dd_tcp_limits handshake_limits = {256, 256, 0, 1024};
+
+static const dd_tcp_limits *
+limits_of(const tcp_conn *conn)
+{
+    return conn->state == TCP_CONN_OPEN ? &conn->server->limits : &handshake_limits;
+}
+
+const char *
+tcp_conn_who(const tcp_conn *conn, char out[TCP_WHO_MAX])
+{
+    if (conn->hello != NULL) {
+        snprintf(out, TCP_WHO_MAX, "%s", conn->hello->who);
+    } else {
+        char text[DD_ADDR_TEXT_MAX];
+        dd_addr addr = dd_sock_peer_addr(conn->handler.fd);
+        snprintf(out, TCP_WHO_MAX, "%.100s", dd_addr_print(&addr, text));
+    }
+    return out;
+}
+
+void
+tcp_conn_doom(tcp_conn *conn, const char *why)
+{
+    if (conn->is_doomed) {
+        return;
+    }
+    char who[TCP_WHO_MAX];
+    DD_LOG(DD_LOG_DEBUG, "store server: port %u: connection of %s ends: %s", conn->server->port,
+           tcp_conn_who(conn, who), why);
+    conn->is_doomed = true;
+    dd_list_remove(&conn->link);
+    dd_list_push_back(&conn->server->doomed, &conn->link);
+}
+
+static void
+bury_one(tcp_conn *conn)
+{
+    dd_tcp_server *server = conn->server;
+    dd_list_remove(&conn->link);
+    dd_loop_stop_timer(&conn->handshake);
+    dd_loop_remove(&server->loop, &conn->handler);
+    dd_keyspace_unpark(&server->ks, &conn->waiter);
+    if (conn->is_parked) {
+        atomic_fetch_sub_explicit(&server->nparked, 1, memory_order_relaxed);
+    }
+    dd_sock_close(conn->handler.fd);
+    dd_blob_fini(&conn->in);
+    dd_blob_fini(&conn->out);
+    dd_mem_free(conn->hello);
+    dd_mem_free(conn);
+    atomic_fetch_sub_explicit(&server->nconns, 1, memory_order_relaxed);
+}
+
+void
+tcp_server_bury(dd_tcp_server *server)
+{
+    while (!dd_list_is_empty(&server->doomed)) {
+        bury_one(DD_CONTAINER_OF(server->doomed.next, tcp_conn, link));
+    }
+    atomic_store_explicit(&server->nentries, server->ks.entries.count, memory_order_relaxed);
+}
+
+static void
+watch(tcp_conn *conn)
+{
+    uint32_t events = 0;
+    if (!conn->is_throttled) {
+        events |= EPOLLIN;
+    }
+    if (conn->out.len > 0) {
+        events |= EPOLLOUT;
+    }
+    dd_loop_modify(&conn->server->loop, &conn->handler, events);
+}
+
+/* Sends as much of `out` as the socket takes; whether all of it went. */
+static bool
+send_out(tcp_conn *conn)
+{
+    size_t sent = 0;
+    while (sent < conn->out.len) {
+        size_t moved = 0;
+        dd_io io = dd_sock_try_send(conn->handler.fd, conn->out.data + sent, conn->out.len - sent, &moved);
+        if (io == DD_IO_AGAIN) {
+            break;
+        }
+        if (io != DD_IO_OK) {
+            tcp_conn_doom(conn, "it does not take its reply");
+            return false;
+        }
+        sent += moved;
+    }
+    dd_blob_consume(&conn->out, sent);
+    if (conn->out.len == 0) {
+        dd_blob_clear(&conn->out, KEEP_OUT_BYTES);
+    }
+    return conn->out.len == 0;
+}
+
+void
+tcp_conn_flush(tcp_conn *conn)
+{
+    if (conn->is_doomed || conn->out.len == 0) {
+        return;
+    }
+    bool is_all = send_out(conn);
+    if (conn->is_doomed) {
+        return;
+    }
+    if (is_all && conn->is_last_words) {
+        tcp_conn_doom(conn, "refused");
+    } else if (!is_all) {
+        conn->is_throttled = conn->out.len > THROTTLE_BYTES;
+        watch(conn);
+    }
+}
+
+/* Serves the whole requests at the front of `bytes`; returns how many bytes they took. */
+static size_t
+serve_requests(tcp_conn *conn, dd_bytes bytes)
+{
+    size_t done = 0;
+    while (done < bytes.len && !conn->is_doomed && !conn->is_last_words && conn->out.len <= THROTTLE_BYTES) {
+        dd_bytes rest = {bytes.data + done, bytes.len - done};
+        if (!conn->is_scanning) {
+            conn->op = rest.data[0];
+            const char *pattern = dd_tcp_request_pattern(conn->op);
+            if (pattern == NULL || !tcp_serve_is_allowed(conn, conn->op)) {
+                tcp_conn_doom(conn, "it sent an operation that is not allowed");
+                break;
+            }
+            dd_tcp_scan_begin(&conn->scan, pattern, 1, 1);
+            conn->is_scanning = true;
+        }
+        dd_error err;
+        dd_tcp_scan_result result = dd_tcp_scan_run(&conn->scan, rest, limits_of(conn), &err);
+        if (result == DD_TCP_SCAN_MORE) {
+            break;
+        }
+        if (result == DD_TCP_SCAN_BAD) {
+            tcp_conn_doom(conn, err.message);
+            break;
+        }
+        conn->is_scanning = false;
+        done += conn->scan.at;
+        dd_tcp_reader reader = {rest.data + 1};
+        tcp_serve(conn, conn->op, &reader);
+    }
+    return done;
+}
+
+/* Serves what is buffered, as when a throttled connection has taken its replies. */
+static void
+serve_buffered(tcp_conn *conn)
+{
+    size_t done = serve_requests(conn, dd_blob_view(&conn->in));
+    dd_blob_consume(&conn->in, done);
+    if (conn->in.len == 0) {
+        dd_blob_clear(&conn->in, 0);
+    }
+}
+
+/* Most requests come whole: they are served straight from the shared buffer. Only a rest is kept. */
+static void
+serve_shared(tcp_conn *conn, size_t len)
+{
+    dd_bytes bytes = {conn->server->recv_buf, len};
+    size_t done = serve_requests(conn, bytes);
+    if (done < len && !conn->is_doomed &&
+        dd_blob_append(&conn->in, bytes.data + done, len - done, NULL) != DD_OK) {
+        tcp_conn_doom(conn, "no memory for its request");
+    }
+}
+
+static void
+read_and_serve(tcp_conn *conn)
+{
+    bool is_shared = conn->in.len == 0;
+    if (!is_shared && dd_blob_reserve(&conn->in, TCP_RECV_BYTES, NULL) != DD_OK) {
+        tcp_conn_doom(conn, "no memory for its request");
+        return;
+    }
+    uint8_t *into = is_shared ? conn->server->recv_buf : conn->in.data + conn->in.len;
+    size_t moved = 0;
+    switch (dd_sock_try_recv(conn->handler.fd, into, TCP_RECV_BYTES, &moved)) {
+    case DD_IO_AGAIN:
+        return;
+    case DD_IO_CLOSED:
+        tcp_conn_doom(conn, "closed by the client");
+        return;
+    case DD_IO_FAILED:
+        tcp_conn_doom(conn, "reading failed");
+        return;
+    case DD_IO_OK:
+        break;
+    }
+    if (is_shared) {
+        serve_shared(conn, moved);
+    } else {
+        conn->in.len += moved;
+        serve_buffered(conn);
+    }
+}
+
+static void
+write_and_go_on(tcp_conn *conn)
+{
+    tcp_conn_flush(conn);
+    if (conn->is_doomed || conn->out.len > 0) {
+        return;
+    }
+    conn->is_throttled = false;
+    watch(conn);
+    if (conn->in.len > 0) {
+        serve_buffered(conn);
+    }
+}
+
+static void
+on_conn_event(dd_handler *handler, uint32_t events)
+{
+    tcp_conn *conn = DD_CONTAINER_OF(handler, tcp_conn, handler);
+    dd_tcp_server *server = conn->server;
+    if (events & EPOLLOUT) {
+        write_and_go_on(conn);
+    }
+    if (events & EPOLLIN && !conn->is_doomed && !conn->is_throttled) {
+        read_and_serve(conn);
+    } else if (events & (EPOLLERR | EPOLLHUP) && !conn->is_doomed) {
+        tcp_conn_doom(conn, "connection lost");
+    }
+    tcp_conn_flush(conn);
+    tcp_server_bury(server);
+}
+
+static void
+on_handshake_timeout(dd_timer *timer)
+{
+    tcp_conn *conn = DD_CONTAINER_OF(timer, tcp_conn, handshake);
+    dd_tcp_server *server = conn->server;
+    tcp_conn_doom(conn, "it did not finish the handshake in time");
+    tcp_server_bury(server);
+}
+
+void
+tcp_conn_open(dd_tcp_server *server, int fd)
+{
+    tcp_conn *conn = dd_mem_zalloc(sizeof *conn);
+    if (conn == NULL) {
+        dd_sock_close(fd);
+        return;
+    }
+    conn->server = server;
+    conn->handler = (dd_handler){.fd = fd, .on_event = on_conn_event};
+    conn->handshake.on_expiry = on_handshake_timeout;
+    if (dd_loop_add(&server->loop, &conn->handler, EPOLLIN, NULL) != DD_OK) {
+        dd_sock_close(fd);
+        dd_mem_free(conn);
+        return;
+    }
+    dd_list_push_back(&server->conns, &conn->link);
+    dd_loop_start_timer(&server->loop, &conn->handshake, dd_deadline_after(server->handshake_timeout_ns));
+    atomic_fetch_add_explicit(&server->nconns, 1, memory_order_relaxed);
+}

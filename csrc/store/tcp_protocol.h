@@ -1,0 +1,124 @@
+/* The bytes of the TCPStore protocol: pure functions, no I/O. docs/wire.md has the tables.
+ *
+ * A request is one byte of operation and its fields; the fields of every operation, and of every reply, are a
+ * pattern:
+ *
+ *   k  key:   u64 length, bytes          i  signed 64-bit number
+ *   v  value: u64 length, bytes          u  unsigned 32-bit number
+ *   #  u64 count; what follows in the pattern comes so many times          b  one byte
+ *
+ * Numbers are little endian. One scanner finds where a message ends, in pieces as they arrive and within limits; one
+ * reader then takes the fields out of a message that is known to be whole; one writer makes messages. */
+#ifndef DD_STORE_TCP_PROTOCOL_H
+#define DD_STORE_TCP_PROTOCOL_H
+
+#include "core/bytes.h"
+#include "core/status.h"
+#include "store/tcp_server.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* X(NAME, number, request pattern, reply pattern). A NULL reply: none is sent. MULTI_GET's reply has one value a key
+ * and no count. The operations from HELLO on are ours, for extended connections. */
+#define DD_TCP_OP_LIST(X)                              \
+    X(VALIDATE, 0, "u", NULL)                          \
+    X(SET, 1, "kv", NULL)                              \
+    X(COMPARE_SET, 2, "kvv", "v")                      \
+    X(GET, 3, "k", "v")                                \
+    X(ADD, 4, "ki", "i")                               \
+    X(CHECK, 5, "#k", "b")                             \
+    X(WAIT, 6, "#k", "b")                              \
+    X(NUM_KEYS, 7, "", "i")                            \
+    X(DELETE_KEY, 8, "k", "i")                         \
+    X(APPEND, 9, "kv", NULL)                           \
+    X(MULTI_GET, 10, "#k", "v")                        \
+    X(MULTI_SET, 11, "#kv", NULL)                      \
+    X(CANCEL_WAIT, 12, "", "b")                        \
+    X(PING, 13, "u", "u")                              \
+    X(QUEUE_PUSH, 14, "kv", NULL)                      \
+    X(QUEUE_POP, 15, "k", "#v")                        \
+    X(QUEUE_LEN, 16, "k", "i")                         \
+    X(LIST_KEYS, 17, "", "#k")                         \
+    X(BARRIER, 18, "ki", "b")                          \
+    X(HELLO, 64, "uikv", "uiiiivvv")                   \
+    X(AUTH, 65, "v", "")                               \
+    X(TRY_GET, 66, "k", "#v")                          \
+    X(WAIT_GET, 67, "k", "v")                          \
+    X(WAIT_POP, 68, "k", "v")                          \
+    X(CHECK_EACH, 69, "#k", "v")
+
+typedef enum dd_tcp_op {
+#define DD_TCP_OP_ENUM(name, number, request, reply) DD_TCP_##name = number,
+    DD_TCP_OP_LIST(DD_TCP_OP_ENUM)
+#undef DD_TCP_OP_ENUM
+} dd_tcp_op;
+
+#define DD_TCP_MAGIC UINT32_C(0x3C85F7CE)
+
+/* PyTorch's clients ping with their pid, which stays far below this; its servers echo any number. A server of ours
+ * answers a ping of the form OFFER | random with the bits inverted, and so both know what they have. */
+#define DD_TCP_OFFER UINT32_C(0xDD150000)
+#define DD_TCP_OFFER_MASK UINT32_C(0xFFFF0000)
+
+#define DD_TCP_VERSION 1 /* of our extensions */
+#define DD_TCP_READY 0   /* CHECK: all keys are there */
+#define DD_TCP_NOT_READY 1
+#define DD_TCP_STOP_WAITING 0 /* WAIT, BARRIER */
+#define DD_TCP_WAIT_CANCELED 1
+#define DD_TCP_JOIN_KEY "init/" /* counts the clients that have joined */
+
+const char *dd_tcp_op_name(dd_tcp_op op);         /* "SET"; "?" for a number that is none */
+const char *dd_tcp_request_pattern(uint8_t op);   /* NULL for a number that is no operation */
+const char *dd_tcp_reply_pattern(dd_tcp_op op);
+
+typedef enum dd_tcp_scan_result {
+    DD_TCP_SCAN_DONE,
+    DD_TCP_SCAN_MORE, /* not all of it is there yet */
+    DD_TCP_SCAN_BAD,  /* over a limit; err tells */
+} dd_tcp_scan_result;
+
+/* How far a message has been scanned. It goes on where it stopped when more bytes have come, so that a message in many
+ * pieces is not scanned again from its start. */
+typedef struct dd_tcp_scan {
+    const char *step;  /* next letter of the pattern */
+    const char *group; /* first letter of the repeated part */
+    uint64_t repeats;  /* times the group is still to come, the present one included */
+    size_t at;         /* bytes scanned; the message's length when done */
+} dd_tcp_scan;
+
+/* Starts a message whose fields begin `head` bytes into the buffer; the pattern comes `repeats` times. */
+void dd_tcp_scan_begin(dd_tcp_scan *scan, const char *pattern, uint64_t repeats, size_t head);
+
+/* `bytes` is the message so far, from its first byte. */
+dd_tcp_scan_result dd_tcp_scan_run(dd_tcp_scan *scan, dd_bytes bytes, const dd_tcp_limits *limits,
+                                   dd_error *err);
+
+/* Takes fields out of a message that was scanned to its end. */
+typedef struct dd_tcp_reader {
+    const uint8_t *at;
+} dd_tcp_reader;
+
+dd_bytes dd_tcp_read_bytes(dd_tcp_reader *reader); /* k, v: borrowed from the message */
+int64_t dd_tcp_read_i64(dd_tcp_reader *reader);
+uint64_t dd_tcp_read_count(dd_tcp_reader *reader);
+uint32_t dd_tcp_read_u32(dd_tcp_reader *reader);
+uint8_t dd_tcp_read_u8(dd_tcp_reader *reader);
+
+/* Appends fields to a message. The first failure sticks: check `status` once at the end. */
+typedef struct dd_tcp_writer {
+    dd_blob *out;
+    dd_status status;
+    dd_error *err;
+} dd_tcp_writer;
+
+void dd_tcp_writer_init(dd_tcp_writer *writer, dd_blob *out, dd_error *err);
+void dd_tcp_write_u8(dd_tcp_writer *writer, uint8_t value);
+void dd_tcp_write_u32(dd_tcp_writer *writer, uint32_t value);
+void dd_tcp_write_u64(dd_tcp_writer *writer, uint64_t value);
+void dd_tcp_write_bytes(dd_tcp_writer *writer, dd_bytes bytes);
+/* "/" and the key: how the keys of users look on the wire. */
+void dd_tcp_write_user_key(dd_tcp_writer *writer, dd_bytes key);
+
+#endif

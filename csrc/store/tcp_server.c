@@ -1,0 +1,502 @@
+#include "store/tcp_server_internal.h"
+
+#include "core/fork.h"
+#include "core/log.h"
+#include "core/mem.h"
+#include "core/thread.h"
+#include "net/sock.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define ACCEPTS_PER_EVENT 64
+#define ACCEPT_RETRY_NS (100 * DD_NS_PER_MS)
+#define PORT_ATTEMPTS 16
+/* How long the loop polls before it sleeps: waking a sleeper costs more than a request does. */
+#define SPIN_NS (50 * DD_NS_PER_US)
+
+struct dd_tcp_registry {
+    pthread_mutex_t mu;
+    dd_list servers; /* guarded by mu */
+};
+
+dd_status
+dd_tcp_registry_create(dd_tcp_registry **registry, dd_error *err)
+{
+    dd_tcp_registry *created = dd_mem_zalloc(sizeof *created);
+    if (created == NULL) {
+        return dd_error_no_memory(err, sizeof *created);
+    }
+    dd_mutex_init(&created->mu);
+    dd_list_init(&created->servers);
+    *registry = created;
+    return DD_OK;
+}
+
+void
+dd_tcp_registry_destroy(dd_tcp_registry *registry)
+{
+    if (registry != NULL) {
+        pthread_mutex_destroy(&registry->mu);
+        dd_mem_free(registry);
+    }
+}
+
+/* --- joining ------------------------------------------------------------------------------------------------- */
+
+void
+tcp_server_note_joined(dd_tcp_server *server, const char *who, int64_t sum)
+{
+    pthread_mutex_lock(&server->joined_mu);
+    server->njoined = sum;
+    /* Doubling at powers of two: the array is as large as the next power. */
+    size_t n = server->njoined_named;
+    bool has_room = true;
+    if ((n & (n - 1)) == 0) {
+        char(*grown)[TCP_WHO_MAX] = dd_mem_realloc(server->joined, (n > 0 ? n * 2 : 1) * TCP_WHO_MAX);
+        has_room = grown != NULL;
+        server->joined = has_room ? grown : server->joined;
+    }
+    if (has_room) {
+        snprintf(server->joined[server->njoined_named++], TCP_WHO_MAX, "%s", who);
+    }
+    pthread_cond_broadcast(&server->joined_cond);
+    pthread_mutex_unlock(&server->joined_mu);
+}
+
+static dd_status
+joined_error_locked(const dd_tcp_server *server, int64_t world_size, const dd_wait *wait, dd_error *err)
+{
+    char names[768] = "";
+    size_t used = 0;
+    for (size_t i = 0; i < server->njoined_named && used < sizeof names - TCP_WHO_MAX - 8; i++) {
+        bool is_cut = used + 2 * TCP_WHO_MAX + 8 > sizeof names && i + 1 < server->njoined_named;
+        used += (size_t)snprintf(names + used, sizeof names - used, "%s%s%s", i > 0 ? ", " : ": ",
+                                 server->joined[i], is_cut ? ", ..." : "");
+    }
+    return dd_error_set(err, DD_TIMED_OUT,
+                        "timed out after %.3g s waiting for clients of the store on port %u. %lld/%lld clients "
+                        "joined%s",
+                        dd_wait_elapsed_s(wait), server->port, (long long)server->njoined,
+                        (long long)world_size, names);
+}
+
+dd_status
+dd_tcp_server_wait_joined(dd_tcp_server *server, int64_t world_size, const dd_wait *wait, dd_error *err)
+{
+    dd_status status = DD_OK;
+    pthread_mutex_lock(&server->joined_mu);
+    while (status == DD_OK && server->njoined < world_size) {
+        dd_cond_wait_slice(&server->joined_cond, &server->joined_mu, wait);
+        if (server->njoined >= world_size) {
+            break;
+        }
+        if (dd_wait_is_over(wait)) {
+            status = joined_error_locked(server, world_size, wait, err);
+            break;
+        }
+        pthread_mutex_unlock(&server->joined_mu);
+        status = dd_wait_check(wait, err);
+        pthread_mutex_lock(&server->joined_mu);
+    }
+    pthread_mutex_unlock(&server->joined_mu);
+    return status;
+}
+
+/* --- listening ----------------------------------------------------------------------------------------------- */
+
+static void
+on_accept_retry(dd_timer *timer)
+{
+    tcp_listener *listener = DD_CONTAINER_OF(timer, tcp_listener, retry);
+    (void)dd_loop_add(&listener->server->loop, &listener->handler, EPOLLIN, NULL);
+}
+
+/* Out of descriptors: look away for a while, or the loop would spin on the same event. */
+static void
+pause_listener(tcp_listener *listener)
+{
+    DD_LOG(DD_LOG_INFO, "store server: port %u: cannot accept a connection (errno %d)",
+           listener->server->port, errno);
+    dd_loop_remove(&listener->server->loop, &listener->handler);
+    dd_loop_start_timer(&listener->server->loop, &listener->retry, dd_deadline_after(ACCEPT_RETRY_NS));
+}
+
+static void
+on_listener_event(dd_handler *handler, uint32_t events)
+{
+    (void)events;
+    tcp_listener *listener = DD_CONTAINER_OF(handler, tcp_listener, handler);
+    for (int i = 0; i < ACCEPTS_PER_EVENT; i++) {
+        int fd;
+        dd_io io = dd_sock_try_accept(listener->handler.fd, &fd);
+        if (io == DD_IO_FAILED) {
+            pause_listener(listener);
+        }
+        if (io != DD_IO_OK) {
+            return;
+        }
+        tcp_conn_open(listener->server, fd);
+    }
+}
+
+static dd_status
+add_listener(dd_tcp_server *server, int fd, dd_error *err)
+{
+    tcp_listener *listener = &server->listeners[server->nlisteners];
+    *listener = (tcp_listener){
+        .handler = {.fd = fd, .on_event = on_listener_event},
+        .server = server,
+        .retry = {.on_expiry = on_accept_retry},
+    };
+    dd_status status = dd_loop_add(&server->loop, &listener->handler, EPOLLIN, err);
+    if (status == DD_OK) {
+        server->nlisteners++;
+    }
+    return status;
+}
+
+static void
+close_listeners(dd_tcp_server *server)
+{
+    while (server->nlisteners > 0) {
+        tcp_listener *listener = &server->listeners[--server->nlisteners];
+        dd_loop_stop_timer(&listener->retry);
+        dd_loop_remove(&server->loop, &listener->handler);
+        dd_sock_close(listener->handler.fd);
+    }
+}
+
+static dd_status
+listen_on_addr(dd_tcp_server *server, const dd_addr *addr, dd_error *err)
+{
+    int fd;
+    dd_status status = dd_sock_listen(addr, &fd, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    dd_addr bound = dd_sock_local_addr(fd);
+    status = add_listener(server, fd, err);
+    if (status != DD_OK) {
+        dd_sock_close(fd);
+        return status;
+    }
+    if (server->port == 0) {
+        server->port = dd_addr_port(&bound);
+    }
+    return DD_OK;
+}
+
+/* An address family that the machine lacks, or an address that is another machine's. */
+static bool
+is_address_absent(const dd_error *error)
+{
+    return error->sys_errno == EADDRNOTAVAIL || error->sys_errno == EAFNOSUPPORT;
+}
+
+/* Listens on all addresses of the list with one port. Absent ones are passed over while one is left. */
+static dd_status
+listen_on_list(dd_tcp_server *server, const dd_addr_list *list, uint16_t port, dd_error *err)
+{
+    dd_error absent = {.code = DD_NETWORK, .message = "the host has no address"};
+    server->port = port;
+    for (size_t i = 0; i < list->count; i++) {
+        dd_addr addr = list->items[i];
+        dd_addr_set_port(&addr, server->port);
+        dd_error failure;
+        dd_status status = listen_on_addr(server, &addr, &failure);
+        if (status != DD_OK && !is_address_absent(&failure)) {
+            return dd_error_copy(err, &failure);
+        }
+        if (status != DD_OK) {
+            absent = failure;
+        }
+    }
+    return server->nlisteners > 0 ? DD_OK : dd_error_copy(err, &absent);
+}
+
+/* With port 0 the first address picks the port, and another may find it taken: then all start over. */
+static dd_status
+listen_on_port(dd_tcp_server *server, const dd_addr_list *list, uint16_t port, dd_error *err)
+{
+    dd_error failure = {0};
+    dd_status status = DD_OK;
+    for (int attempt = 0; attempt < (port == 0 ? PORT_ATTEMPTS : 1); attempt++) {
+        status = listen_on_list(server, list, port, &failure);
+        if (status == DD_OK) {
+            return DD_OK;
+        }
+        close_listeners(server);
+        if (failure.sys_errno != EADDRINUSE) {
+            break;
+        }
+    }
+    return dd_error_copy(err, &failure);
+}
+
+static dd_status
+resolve_for_listening(const dd_tcp_server_options *options, dd_addr_list *list, const dd_wait *wait,
+                      dd_error *err)
+{
+    if (!dd_addr_is_wildcard(options->host)) {
+        return dd_addr_resolve(options->host, options->port, list, wait, err);
+    }
+    bool is_v4_only = strcmp(options->host, "0.0.0.0") == 0;
+    return dd_addr_resolve(is_v4_only ? "0.0.0.0" : "::", options->port, list, wait, err);
+}
+
+/* A machine without IPv6 has no "::": all its addresses are "0.0.0.0" then. */
+static dd_status
+listen_on_all_v4(dd_tcp_server *server, const dd_tcp_server_options *options, const dd_wait *wait,
+                 dd_error *err)
+{
+    dd_addr_list list;
+    dd_status status = dd_addr_resolve("0.0.0.0", options->port, &list, wait, err);
+    return status == DD_OK ? listen_on_port(server, &list, options->port, err) : status;
+}
+
+static dd_status
+listen_on_host(dd_tcp_server *server, const dd_tcp_server_options *options, const dd_wait *wait, dd_error *err)
+{
+    dd_addr_list list;
+    dd_status status = resolve_for_listening(options, &list, wait, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    dd_error failure = {0};
+    status = listen_on_port(server, &list, options->port, &failure);
+    if (status != DD_OK && dd_addr_is_wildcard(options->host) && is_address_absent(&failure)) {
+        status = listen_on_all_v4(server, options, wait, &failure);
+    }
+    if (status != DD_OK) {
+        (void)dd_error_copy(err, &failure);
+        bool is_elsewhere = failure.sys_errno == EADDRNOTAVAIL;
+        /* The opening words are c10d's: scripts look for them. */
+        dd_error_prepend(err, "The server socket has failed to listen on any local network address%s. port: %u",
+                         is_elsewhere ? " (the host is not this machine; \"0.0.0.0\" listens on all its addresses)"
+                                      : "",
+                         options->port);
+    }
+    return status;
+}
+
+static dd_status
+listen_on_fd(dd_tcp_server *server, const dd_tcp_server_options *options, dd_error *err)
+{
+    dd_addr bound = dd_sock_local_addr(options->listen_fd);
+    uint16_t port = dd_addr_port(&bound);
+    if (options->port != 0 && port != options->port) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "listen fd %d is bound to port %u, expected to be bound to port %u",
+                            options->listen_fd, port, options->port);
+    }
+    dd_status status = dd_sock_listen_on(options->listen_fd, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    server->port = port;
+    return add_listener(server, options->listen_fd, err);
+}
+
+/* Clients of this host find the Unix socket through their first connection. The store works without it. */
+static void
+listen_on_unix(dd_tcp_server *server)
+{
+    uint8_t id[8];
+    dd_error error = {0};
+    if (dd_auth_random(id, sizeof id, &error) == DD_OK) {
+        uint64_t number;
+        memcpy(&number, id, sizeof number);
+        snprintf(server->unix_name, sizeof server->unix_name, "dldist-store-%016llx",
+                 (unsigned long long)number);
+        dd_addr addr = dd_addr_unix_abstract(server->unix_name);
+        if (listen_on_addr(server, &addr, &error) == DD_OK) {
+            return;
+        }
+    }
+    DD_LOG(DD_LOG_INFO, "store server: port %u: no Unix socket: %s", server->port, error.message);
+    server->unix_name[0] = '\0';
+}
+
+/* --- life ---------------------------------------------------------------------------------------------------- */
+
+static void *
+server_main(void *arg)
+{
+    dd_tcp_server *server = arg;
+    dd_loop_run(&server->loop);
+    return NULL;
+}
+
+/* Frees a server whose thread does not run. */
+static void
+free_server(dd_tcp_server *server)
+{
+    close_listeners(server);
+    while (!dd_list_is_empty(&server->conns)) {
+        tcp_conn_doom(DD_CONTAINER_OF(server->conns.next, tcp_conn, link), "the server stops");
+    }
+    tcp_server_bury(server);
+    dd_keyspace_fini(&server->ks);
+    dd_loop_fini(&server->loop);
+    pthread_mutex_destroy(&server->joined_mu);
+    pthread_cond_destroy(&server->joined_cond);
+    dd_mem_free(server->joined);
+    dd_mem_free(server->recv_buf);
+    dd_blob_fini(&server->secret);
+    dd_mem_free(server);
+}
+
+static dd_status
+create_server(dd_tcp_server **out, const dd_tcp_server_options *options, dd_error *err)
+{
+    dd_tcp_server *server = dd_mem_zalloc(sizeof *server);
+    if (server == NULL) {
+        return dd_error_no_memory(err, sizeof *server);
+    }
+    dd_status status = dd_loop_init(&server->loop, err);
+    if (status != DD_OK) {
+        dd_mem_free(server);
+        return status;
+    }
+    server->loop.spin_ns = sysconf(_SC_NPROCESSORS_ONLN) > 1 ? SPIN_NS : 0;
+    server->limits = options->limits;
+    server->handshake_timeout_ns = options->handshake_timeout_ns;
+    server->fork_generation = dd_fork_generation();
+    server->registry = options->registry;
+    atomic_init(&server->refs, 1);
+    dd_list_init(&server->registry_link);
+    dd_list_init(&server->conns);
+    dd_list_init(&server->doomed);
+    dd_keyspace_init(&server->ks);
+    dd_mutex_init(&server->joined_mu);
+    dd_cond_init(&server->joined_cond);
+    server->recv_buf = dd_mem_alloc(TCP_RECV_BYTES);
+    status = server->recv_buf != NULL ? dd_blob_assign(&server->secret, options->secret, err)
+                                      : dd_error_no_memory(err, TCP_RECV_BYTES);
+    if (status != DD_OK) {
+        free_server(server);
+        return status;
+    }
+    *out = server;
+    return DD_OK;
+}
+
+static dd_status
+open_alone(dd_tcp_server **out, const dd_tcp_server_options *options, const dd_wait *wait, dd_error *err)
+{
+    dd_tcp_server *server;
+    dd_status status = create_server(&server, options, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    status = options->listen_fd >= 0 ? listen_on_fd(server, options, err)
+                                     : listen_on_host(server, options, wait, err);
+    if (status == DD_OK) {
+        listen_on_unix(server);
+        status = dd_thread_start(&server->thread, "dd-store", server_main, server, err);
+    }
+    if (status != DD_OK) {
+        free_server(server);
+        return status;
+    }
+    DD_LOG(DD_LOG_INFO, "store server: listens on port %u of \"%s\"%s", server->port, options->host,
+           server->secret.len > 0 ? ", with a secret" : "");
+    *out = server;
+    return DD_OK;
+}
+
+static dd_tcp_server *
+find_shared_locked(dd_tcp_registry *registry, uint16_t port)
+{
+    for (dd_list *link = registry->servers.next; link != &registry->servers; link = link->next) {
+        dd_tcp_server *server = DD_CONTAINER_OF(link, dd_tcp_server, registry_link);
+        if (server->port == port && server->fork_generation == dd_fork_generation()) {
+            return server;
+        }
+    }
+    return NULL;
+}
+
+static dd_status
+open_shared(dd_tcp_server **out, const dd_tcp_server_options *options, const dd_wait *wait, dd_error *err)
+{
+    dd_tcp_registry *registry = options->registry;
+    dd_status status = DD_OK;
+    pthread_mutex_lock(&registry->mu);
+    dd_tcp_server *server = options->port != 0 ? find_shared_locked(registry, options->port) : NULL;
+    if (server != NULL) {
+        atomic_fetch_add(&server->refs, 1);
+    } else {
+        status = open_alone(&server, options, wait, err);
+        if (status == DD_OK) {
+            dd_list_push_back(&registry->servers, &server->registry_link);
+        }
+    }
+    pthread_mutex_unlock(&registry->mu);
+    if (status == DD_OK) {
+        *out = server;
+    }
+    return status;
+}
+
+dd_status
+dd_tcp_server_open(dd_tcp_server **server, const dd_tcp_server_options *options, const dd_wait *wait,
+                   dd_error *err)
+{
+    return options->registry != NULL ? open_shared(server, options, wait, err)
+                                     : open_alone(server, options, wait, err);
+}
+
+dd_tcp_server *
+dd_tcp_server_acquire(dd_tcp_server *server)
+{
+    atomic_fetch_add(&server->refs, 1);
+    return server;
+}
+
+/* Drops a reference; whether it was the last. A shared server must not be found between its end and its removal. */
+static bool
+drop_reference(dd_tcp_server *server)
+{
+    dd_tcp_registry *registry = server->registry;
+    if (registry == NULL) {
+        return atomic_fetch_sub(&server->refs, 1) == 1;
+    }
+    pthread_mutex_lock(&registry->mu);
+    bool is_last = atomic_fetch_sub(&server->refs, 1) == 1;
+    if (is_last) {
+        dd_list_remove(&server->registry_link);
+    }
+    pthread_mutex_unlock(&registry->mu);
+    return is_last;
+}
+
+void
+dd_tcp_server_release(dd_tcp_server *server)
+{
+    /* In a forked child the thread does not exist, its descriptors are closed and its data may be half changed: the
+     * child lets the copy be. */
+    if (server == NULL || server->fork_generation != dd_fork_generation() || !drop_reference(server)) {
+        return;
+    }
+    dd_loop_stop(&server->loop);
+    pthread_join(server->thread, NULL);
+    free_server(server);
+}
+
+uint16_t
+dd_tcp_server_port(const dd_tcp_server *server)
+{
+    return server->port;
+}
+
+void
+dd_tcp_server_get_stats(dd_tcp_server *server, dd_tcp_server_stats *stats)
+{
+    stats->connections = atomic_load_explicit(&server->nconns, memory_order_relaxed);
+    stats->parked = atomic_load_explicit(&server->nparked, memory_order_relaxed);
+    stats->entries = atomic_load_explicit(&server->nentries, memory_order_relaxed);
+}

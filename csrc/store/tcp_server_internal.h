@@ -1,0 +1,124 @@
+/* What the files of the TCPStore server share: tcp_server.c (life, listening, joining), tcp_conn.c (one connection's
+ * bytes) and tcp_serve.c (what each operation does).
+ *
+ * Everything marked "loop" belongs to the server's thread once it runs. A connection that has to go is doomed at once
+ * and buried (closed and freed) at the end of the event, since whoever doomed it may be deep inside the keyspace. */
+#ifndef DD_STORE_TCP_SERVER_INTERNAL_H
+#define DD_STORE_TCP_SERVER_INTERNAL_H
+
+#include "core/list.h"
+#include "net/addr.h"
+#include "net/auth.h"
+#include "net/loop.h"
+#include "store/keyspace.h"
+#include "store/tcp_protocol.h"
+#include "store/tcp_server.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#define TCP_WHO_MAX 128
+#define TCP_UNIX_NAME_MAX 48
+#define TCP_RECV_BYTES ((size_t)64 << 10)
+
+typedef struct tcp_listener {
+    dd_handler handler;
+    dd_tcp_server *server;
+    dd_timer retry; /* runs while there are no descriptors left to accept with */
+} tcp_listener;
+
+typedef enum tcp_conn_state {
+    TCP_CONN_NEW,        /* must show the magic number */
+    TCP_CONN_GREETED,    /* the store has a secret: must say hello */
+    TCP_CONN_CHALLENGED, /* must prove that it knows the secret */
+    TCP_CONN_OPEN,
+} tcp_conn_state;
+
+typedef struct tcp_conn {
+    dd_handler handler;
+    dd_tcp_server *server;
+    dd_list link; /* in server->conns or server->doomed */
+    dd_timer handshake;
+    tcp_conn_state state;
+    bool is_extended;    /* said hello: replies carry a status */
+    bool is_doomed;
+    bool is_last_words;  /* to be doomed when `out` is sent */
+    bool is_throttled;   /* does not take its replies: not read from until it does */
+    bool is_scanning;
+    bool is_parked;
+    uint8_t op;          /* of the request being scanned */
+    dd_tcp_op parked_op;
+    dd_tcp_scan scan;
+    dd_blob in;          /* the start of a request whose rest has not come */
+    dd_blob out;         /* replies not sent yet */
+    dd_waiter waiter;
+    struct tcp_hello *hello; /* owned; NULL for a plain client */
+} tcp_conn;
+
+/* What an extended client said of itself. */
+typedef struct tcp_hello {
+    char who[TCP_WHO_MAX];
+    dd_auth_nonces nonces;
+} tcp_hello;
+
+struct dd_tcp_server {
+    /* const after open */
+    dd_tcp_limits limits;
+    dd_blob secret;
+    int64_t handshake_timeout_ns;
+    uint16_t port;
+    char unix_name[TCP_UNIX_NAME_MAX]; /* "" when there is no Unix listener */
+    uint64_t fork_generation;
+    pthread_t thread;
+    dd_tcp_registry *registry;
+
+    /* guarded by the registry's mutex when there is one, else atomic */
+    atomic_uint refs;
+    dd_list registry_link;
+
+    /* loop */
+    dd_loop loop;
+    dd_keyspace ks;
+    tcp_listener listeners[DD_ADDR_LIST_MAX + 1];
+    size_t nlisteners;
+    dd_list conns;
+    dd_list doomed;
+    uint8_t *recv_buf; /* TCP_RECV_BYTES, for whoever is being read */
+
+    /* guarded by joined_mu */
+    pthread_mutex_t joined_mu;
+    pthread_cond_t joined_cond;
+    int64_t njoined;
+    char (*joined)[TCP_WHO_MAX]; /* who they are, as far as memory allowed */
+    size_t njoined_named;
+
+    /* atomic, relaxed: for dd_tcp_server_get_stats */
+    atomic_uint_fast64_t nconns;
+    atomic_uint_fast64_t nparked;
+    atomic_uint_fast64_t nentries;
+};
+
+/* tcp_server.c */
+
+/* `sum` is the value of the join key now. */
+void tcp_server_note_joined(dd_tcp_server *server, const char *who, int64_t sum);
+
+/* tcp_conn.c; all loop only */
+
+/* Takes over an accepted descriptor; without memory it is closed. */
+void tcp_conn_open(dd_tcp_server *server, int fd);
+void tcp_conn_doom(tcp_conn *conn, const char *why);
+/* Closes and frees the doomed: the last act of every event. */
+void tcp_server_bury(dd_tcp_server *server);
+/* Sends what is in `out`. */
+void tcp_conn_flush(tcp_conn *conn);
+/* "host (pid 12)" of an extended client, else its address. */
+const char *tcp_conn_who(const tcp_conn *conn, char out[TCP_WHO_MAX]);
+
+/* tcp_serve.c; loop only */
+
+/* Whether the connection's state allows the operation; it is then served with its fields. */
+bool tcp_serve_is_allowed(const tcp_conn *conn, uint8_t op);
+void tcp_serve(tcp_conn *conn, uint8_t op, dd_tcp_reader *reader);
+
+#endif
