@@ -151,7 +151,8 @@ dd_status dd_store_generic_barrier(dd_store *store, dd_bytes key, int64_t world_
                                    const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* The text of a time-out, the same for every kind: "<what> timed out after 1.5 s on <where>: keys missing: a, b (2 of
- * 5)"; shows the first few of the missing keys. Returns DD_TIMED_OUT. */
+ * 5)". Shows, and reads, at most the first DD_STORE_MISSING_SHOWN of the missing keys. Returns DD_TIMED_OUT. */
+#define DD_STORE_MISSING_SHOWN 8
 dd_status dd_store_error_missing(dd_error *err, const char *what, const char *where,
                                  const dd_bytes *missing, size_t nmissing, size_t nkeys,
                                  const dd_wait *wait);

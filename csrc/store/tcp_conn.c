@@ -76,21 +76,24 @@ tcp_server_bury(dd_tcp_server *server)
     atomic_store_explicit(&server->nentries, server->ks.entries.count, memory_order_relaxed);
 }
 
+/* A connection that does not take its replies, or is on its way out, is not read from. */
+static bool
+is_readable(const tcp_conn *conn)
+{
+    return conn->out.len <= THROTTLE_BYTES && !conn->is_last_words;
+}
+
 static void
 watch(tcp_conn *conn)
 {
-    uint32_t events = 0;
-    if (!conn->is_throttled) {
-        events |= EPOLLIN;
+    uint32_t events = (is_readable(conn) ? (uint32_t)EPOLLIN : 0) | (conn->out.len > 0 ? (uint32_t)EPOLLOUT : 0);
+    if (events != conn->watched) {
+        conn->watched = events;
+        dd_loop_modify(&conn->server->loop, &conn->handler, events);
     }
-    if (conn->out.len > 0) {
-        events |= EPOLLOUT;
-    }
-    dd_loop_modify(&conn->server->loop, &conn->handler, events);
 }
 
-/* Sends as much of `out` as the socket takes; whether all of it went. */
-static bool
+static void
 send_out(tcp_conn *conn)
 {
     size_t sent = 0;
@@ -102,7 +105,7 @@ send_out(tcp_conn *conn)
         }
         if (io != DD_IO_OK) {
             tcp_conn_doom(conn, "it does not take its reply");
-            return false;
+            return;
         }
         sent += moved;
     }
@@ -110,23 +113,18 @@ send_out(tcp_conn *conn)
     if (conn->out.len == 0) {
         dd_blob_clear(&conn->out, KEEP_OUT_BYTES);
     }
-    return conn->out.len == 0;
 }
 
 void
 tcp_conn_flush(tcp_conn *conn)
 {
-    if (conn->is_doomed || conn->out.len == 0) {
-        return;
+    if (!conn->is_doomed && conn->out.len > 0) {
+        send_out(conn);
     }
-    bool is_all = send_out(conn);
-    if (conn->is_doomed) {
-        return;
-    }
-    if (is_all && conn->is_last_words) {
+    if (!conn->is_doomed && conn->out.len == 0 && conn->is_last_words) {
         tcp_conn_doom(conn, "refused");
-    } else if (!is_all) {
-        conn->is_throttled = conn->out.len > THROTTLE_BYTES;
+    }
+    if (!conn->is_doomed) {
         watch(conn);
     }
 }
@@ -136,7 +134,7 @@ static size_t
 serve_requests(tcp_conn *conn, dd_bytes bytes)
 {
     size_t done = 0;
-    while (done < bytes.len && !conn->is_doomed && !conn->is_last_words && conn->out.len <= THROTTLE_BYTES) {
+    while (done < bytes.len && !conn->is_doomed && is_readable(conn)) {
         dd_bytes rest = {bytes.data + done, bytes.len - done};
         if (!conn->is_scanning) {
             conn->op = rest.data[0];
@@ -165,8 +163,8 @@ serve_requests(tcp_conn *conn, dd_bytes bytes)
     return done;
 }
 
-/* Serves what is buffered, as when a throttled connection has taken its replies. */
-static void
+/* Serves what is buffered; whether anything was. */
+static bool
 serve_buffered(tcp_conn *conn)
 {
     size_t done = serve_requests(conn, dd_blob_view(&conn->in));
@@ -174,6 +172,7 @@ serve_buffered(tcp_conn *conn)
     if (conn->in.len == 0) {
         dd_blob_clear(&conn->in, 0);
     }
+    return done > 0;
 }
 
 /* Most requests come whole: they are served straight from the shared buffer. Only a rest is kept. */
@@ -214,21 +213,7 @@ read_and_serve(tcp_conn *conn)
         serve_shared(conn, moved);
     } else {
         conn->in.len += moved;
-        serve_buffered(conn);
-    }
-}
-
-static void
-write_and_go_on(tcp_conn *conn)
-{
-    tcp_conn_flush(conn);
-    if (conn->is_doomed || conn->out.len > 0) {
-        return;
-    }
-    conn->is_throttled = false;
-    watch(conn);
-    if (conn->in.len > 0) {
-        serve_buffered(conn);
+        (void)serve_buffered(conn);
     }
 }
 
@@ -237,15 +222,16 @@ on_conn_event(dd_handler *handler, uint32_t events)
 {
     tcp_conn *conn = DD_CONTAINER_OF(handler, tcp_conn, handler);
     dd_tcp_server *server = conn->server;
-    if (events & EPOLLOUT) {
-        write_and_go_on(conn);
-    }
-    if (events & EPOLLIN && !conn->is_doomed && !conn->is_throttled) {
+    if (events & EPOLLIN && is_readable(conn)) {
         read_and_serve(conn);
-    } else if (events & (EPOLLERR | EPOLLHUP) && !conn->is_doomed) {
+    } else if (events & (EPOLLERR | EPOLLHUP)) {
         tcp_conn_doom(conn, "connection lost");
     }
     tcp_conn_flush(conn);
+    /* Requests that were left because of too many replies: no event will come for them. */
+    while (!conn->is_doomed && conn->out.len == 0 && conn->in.len > 0 && serve_buffered(conn)) {
+        tcp_conn_flush(conn);
+    }
     tcp_server_bury(server);
 }
 
@@ -268,6 +254,7 @@ tcp_conn_open(dd_tcp_server *server, int fd)
     }
     conn->server = server;
     conn->handler = (dd_handler){.fd = fd, .on_event = on_conn_event};
+    conn->watched = EPOLLIN;
     conn->handshake.on_expiry = on_handshake_timeout;
     if (dd_loop_add(&server->loop, &conn->handler, EPOLLIN, NULL) != DD_OK) {
         dd_sock_close(fd);

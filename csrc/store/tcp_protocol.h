@@ -21,7 +21,8 @@
 #include <stdint.h>
 
 /* X(NAME, number, request pattern, reply pattern). A NULL reply: none is sent. MULTI_GET's reply has one value a key
- * and no count. The operations from HELLO on are ours, for extended connections. */
+ * and no count. The operations from HELLO on are ours, for extended connections; there CANCEL_WAIT has no reply of its
+ * own: the waiting request is answered (WAIT_CANCELED, or no value), unless it has been already. */
 #define DD_TCP_OP_LIST(X)                              \
     X(VALIDATE, 0, "u", NULL)                          \
     X(SET, 1, "kv", NULL)                              \
@@ -45,8 +46,8 @@
     X(HELLO, 64, "uikv", "uiiiivvv")                   \
     X(AUTH, 65, "v", "")                               \
     X(TRY_GET, 66, "k", "#v")                          \
-    X(WAIT_GET, 67, "k", "v")                          \
-    X(WAIT_POP, 68, "k", "v")                          \
+    X(WAIT_GET, 67, "k", "#v")                         \
+    X(WAIT_POP, 68, "k", "#v")                         \
     X(CHECK_EACH, 69, "#k", "v")
 
 typedef enum dd_tcp_op {

@@ -392,13 +392,14 @@ serve_queue_len(tcp_conn *conn, dd_tcp_reader *reader)
 
 /* --- waiting ------------------------------------------------------------------------------------------------- */
 
+/* The one answer of a request that waited: it is ready, with its value if it asked for one, or it was cancelled. */
 static void
-reply_ready(tcp_conn *conn, dd_tcp_op op, dd_bytes value)
+reply_waited(tcp_conn *conn, bool is_ready, dd_bytes value)
 {
-    if (op == DD_TCP_WAIT || op == DD_TCP_BARRIER) {
-        reply_u8(conn, DD_TCP_STOP_WAITING);
+    if (conn->parked_op == DD_TCP_WAIT || conn->parked_op == DD_TCP_BARRIER) {
+        reply_u8(conn, is_ready ? DD_TCP_STOP_WAITING : DD_TCP_WAIT_CANCELED);
     } else {
-        reply_bytes(conn, value);
+        reply_maybe(conn, is_ready, value);
     }
 }
 
@@ -417,7 +418,7 @@ on_conn_ready(dd_waiter *waiter, dd_bytes value)
 {
     tcp_conn *conn = DD_CONTAINER_OF(waiter, tcp_conn, waiter);
     mark_parked(conn, false);
-    reply_ready(conn, conn->parked_op, value);
+    reply_waited(conn, true, value);
     tcp_conn_flush(conn);
 }
 
@@ -454,7 +455,7 @@ serve_wait(tcp_conn *conn, dd_tcp_reader *reader)
 {
     size_t nkeys = (size_t)dd_tcp_read_count(reader);
     if (!park(conn, DD_WAITER_KEYS, next_key, reader, nkeys)) {
-        reply_u8(conn, DD_TCP_STOP_WAITING);
+        reply_waited(conn, true, (dd_bytes){0});
     }
 }
 
@@ -465,7 +466,7 @@ serve_wait_get(tcp_conn *conn, dd_tcp_reader *reader)
     if (!park(conn, DD_WAITER_VALUE, same_key, &key, 1)) {
         dd_bytes value = {0};
         (void)dd_keyspace_get(&conn->server->ks, key, &value);
-        reply_bytes(conn, value);
+        reply_waited(conn, true, value);
     }
 }
 
@@ -476,7 +477,7 @@ serve_wait_pop(tcp_conn *conn, dd_tcp_reader *reader)
     if (!park(conn, DD_WAITER_POP, same_key, &key, 1)) {
         dd_blob value = {0};
         (void)dd_keyspace_queue_pop(&conn->server->ks, key, &value);
-        reply_bytes(conn, dd_blob_view(&value));
+        reply_waited(conn, true, dd_blob_view(&value));
         dd_blob_fini(&value);
     }
 }
@@ -490,8 +491,11 @@ serve_barrier(tcp_conn *conn, dd_tcp_reader *reader)
     dd_error error;
     if (dd_keyspace_barrier_arrive(&conn->server->ks, key, world_size, &is_complete, &error) != DD_OK) {
         reply_error(conn, &error);
-    } else if (is_complete || !park(conn, DD_WAITER_BARRIER, same_key, &key, 1)) {
+    } else if (is_complete) {
         reply_u8(conn, DD_TCP_STOP_WAITING);
+    } else {
+        /* Not complete: it parks, or dooms the connection. */
+        (void)park(conn, DD_WAITER_BARRIER, same_key, &key, 1);
     }
 }
 
@@ -499,9 +503,14 @@ static void
 serve_cancel_wait(tcp_conn *conn, dd_tcp_reader *reader)
 {
     (void)reader;
+    bool was_parked = conn->is_parked;
     dd_keyspace_unpark(&conn->server->ks, &conn->waiter);
     mark_parked(conn, false);
-    reply_u8(conn, DD_TCP_WAIT_CANCELED);
+    if (!conn->is_extended) {
+        reply_u8(conn, DD_TCP_WAIT_CANCELED);
+    } else if (was_parked) {
+        reply_waited(conn, false, (dd_bytes){0});
+    }
 }
 
 /* --- dispatch ------------------------------------------------------------------------------------------------ */

@@ -111,7 +111,9 @@ static void
 on_accept_retry(dd_timer *timer)
 {
     tcp_listener *listener = DD_CONTAINER_OF(timer, tcp_listener, retry);
-    (void)dd_loop_add(&listener->server->loop, &listener->handler, EPOLLIN, NULL);
+    if (dd_loop_add(&listener->server->loop, &listener->handler, EPOLLIN, NULL) != DD_OK) {
+        dd_loop_start_timer(&listener->server->loop, timer, dd_deadline_after(ACCEPT_RETRY_NS));
+    }
 }
 
 /* Out of descriptors: look away for a while, or the loop would spin on the same event. */

@@ -43,10 +43,10 @@ typedef struct tcp_conn {
     bool is_extended;    /* said hello: replies carry a status */
     bool is_doomed;
     bool is_last_words;  /* to be doomed when `out` is sent */
-    bool is_throttled;   /* does not take its replies: not read from until it does */
     bool is_scanning;
     bool is_parked;
     uint8_t op;          /* of the request being scanned */
+    uint32_t watched;    /* the events epoll looks for */
     dd_tcp_op parked_op;
     dd_tcp_scan scan;
     dd_blob in;          /* the start of a request whose rest has not come */
@@ -110,7 +110,7 @@ void tcp_conn_open(dd_tcp_server *server, int fd);
 void tcp_conn_doom(tcp_conn *conn, const char *why);
 /* Closes and frees the doomed: the last act of every event. */
 void tcp_server_bury(dd_tcp_server *server);
-/* Sends what is in `out`. */
+/* Sends what is in `out`, as much as the socket takes; the rest follows when it can. */
 void tcp_conn_flush(tcp_conn *conn);
 /* "host (pid 12)" of an extended client, else its address. */
 const char *tcp_conn_who(const tcp_conn *conn, char out[TCP_WHO_MAX]);

@@ -1,0 +1,291 @@
+#include "store/file_log.h"
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MAGIC "DDFSTORE"
+#define MAGIC_BYTES 8u
+#define FORMAT_VERSION 1u
+#define READ_BYTES ((size_t)64 << 10)
+
+enum header_field {
+    HEADER_VERSION = 8,
+    HEADER_RUN_ID = 16,
+    HEADER_WORLD_SIZE = 32,
+    HEADER_JOINED = 40,
+    HEADER_LEFT = 48,
+    HEADER_CRC = 60,
+};
+
+enum record_field {
+    RECORD_CRC = 0,
+    RECORD_NBYTES = 4,
+    RECORD_KEY_LEN = 8,
+    RECORD_TYPE = 12,
+};
+
+static void
+put_u32(uint8_t *out, uint32_t value)
+{
+    for (int i = 0; i < 4; i++) {
+        out[i] = (uint8_t)(value >> (8 * i));
+    }
+}
+
+static void
+put_u64(uint8_t *out, uint64_t value)
+{
+    put_u32(out, (uint32_t)value);
+    put_u32(out + 4, (uint32_t)(value >> 32));
+}
+
+static uint32_t
+take_u32(const uint8_t *in)
+{
+    return (uint32_t)in[0] | (uint32_t)in[1] << 8 | (uint32_t)in[2] << 16 | (uint32_t)in[3] << 24;
+}
+
+static uint64_t
+take_u64(const uint8_t *in)
+{
+    return (uint64_t)take_u32(in) | (uint64_t)take_u32(in + 4) << 32;
+}
+
+/* CRC-32 of IEEE 802.3 (reflected, polynomial 0xedb88320), four bits at a time: entry i is i carried through
+ * four steps of the bitwise division. Values are small and a write takes a lock, so a bigger table would gain
+ * nothing. */
+static uint32_t
+crc32_of(const uint8_t *data, size_t len)
+{
+    static const uint32_t table[16] = {
+        0x00000000, 0x1db71064, 0x3b6e20c8, 0x26d930ac, 0x76dc4190, 0x6b6b51f4, 0x4db26158, 0x5005713c,
+        0xedb88320, 0xf00f9344, 0xd6d6a3e8, 0xcb61b38c, 0x9b64c2b0, 0x86d3d2d4, 0xa00ae278, 0xbdbdf21c,
+    };
+    uint32_t crc = 0xffffffff;
+    for (size_t i = 0; i < len; i++) {
+        crc ^= data[i];
+        crc = crc >> 4 ^ table[crc & 15];
+        crc = crc >> 4 ^ table[crc & 15];
+    }
+    return ~crc;
+}
+
+dd_file_header_state
+dd_file_header_parse(dd_bytes bytes, dd_file_header *header)
+{
+    if (bytes.len == 0) {
+        return DD_FILE_HEADER_EMPTY;
+    }
+    if (memcmp(bytes.data, MAGIC, bytes.len < MAGIC_BYTES ? bytes.len : MAGIC_BYTES) != 0) {
+        return DD_FILE_HEADER_FOREIGN;
+    }
+    if (bytes.len < DD_FILE_HEADER_BYTES
+        || take_u32(bytes.data + HEADER_CRC) != crc32_of(bytes.data, HEADER_CRC)) {
+        return DD_FILE_HEADER_BROKEN;
+    }
+    if (take_u32(bytes.data + HEADER_VERSION) != FORMAT_VERSION) {
+        return DD_FILE_HEADER_VERSION;
+    }
+    memcpy(header->run_id, bytes.data + HEADER_RUN_ID, DD_FILE_RUN_ID_BYTES);
+    header->world_size = (int64_t)take_u64(bytes.data + HEADER_WORLD_SIZE);
+    header->joined = take_u64(bytes.data + HEADER_JOINED);
+    header->left = take_u64(bytes.data + HEADER_LEFT);
+    return DD_FILE_HEADER_VALID;
+}
+
+void
+dd_file_header_encode(const dd_file_header *header, uint8_t out[DD_FILE_HEADER_BYTES])
+{
+    memset(out, 0, DD_FILE_HEADER_BYTES);
+    memcpy(out, MAGIC, MAGIC_BYTES);
+    put_u32(out + HEADER_VERSION, FORMAT_VERSION);
+    memcpy(out + HEADER_RUN_ID, header->run_id, DD_FILE_RUN_ID_BYTES);
+    put_u64(out + HEADER_WORLD_SIZE, (uint64_t)header->world_size);
+    put_u64(out + HEADER_JOINED, header->joined);
+    put_u64(out + HEADER_LEFT, header->left);
+    put_u32(out + HEADER_CRC, crc32_of(out, HEADER_CRC));
+}
+
+bool
+dd_file_header_is_of_run(dd_bytes bytes, const uint8_t run_id[DD_FILE_RUN_ID_BYTES])
+{
+    return bytes.len >= HEADER_RUN_ID + DD_FILE_RUN_ID_BYTES && memcmp(bytes.data, MAGIC, MAGIC_BYTES) == 0
+           && memcmp(bytes.data + HEADER_RUN_ID, run_id, DD_FILE_RUN_ID_BYTES) == 0;
+}
+
+dd_file_record_state
+dd_file_record_parse(dd_bytes bytes, dd_file_record *record, uint64_t *nbytes)
+{
+    *nbytes = DD_FILE_RECORD_HEAD_BYTES;
+    if (bytes.len < DD_FILE_RECORD_HEAD_BYTES) {
+        return DD_FILE_RECORD_SHORT;
+    }
+    uint32_t record_len = take_u32(bytes.data + RECORD_NBYTES);
+    if (record_len < DD_FILE_RECORD_HEAD_BYTES || record_len > DD_FILE_RECORD_MAX_BYTES) {
+        *nbytes = record_len == 0 ? 0 : DD_FILE_RECORD_HEAD_BYTES;
+        return DD_FILE_RECORD_DAMAGED;
+    }
+    *nbytes = record_len;
+    if (bytes.len < record_len) {
+        return DD_FILE_RECORD_SHORT;
+    }
+    uint32_t key_len = take_u32(bytes.data + RECORD_KEY_LEN);
+    uint32_t type = take_u32(bytes.data + RECORD_TYPE);
+    size_t body_len = record_len - DD_FILE_RECORD_HEAD_BYTES;
+    if (take_u32(bytes.data) != crc32_of(bytes.data + RECORD_NBYTES, record_len - RECORD_NBYTES)
+        || key_len > body_len || type < DD_FILE_RECORD_SET || type > DD_FILE_RECORD_POP) {
+        return DD_FILE_RECORD_DAMAGED;
+    }
+    record->type = (dd_file_record_type)type;
+    record->key = dd_bytes_of(bytes.data + DD_FILE_RECORD_HEAD_BYTES, key_len);
+    record->value = dd_bytes_of(bytes.data + DD_FILE_RECORD_HEAD_BYTES + key_len, body_len - key_len);
+    return DD_FILE_RECORD_WHOLE;
+}
+
+dd_status
+dd_file_record_encode(dd_blob *out, const dd_file_record *record, dd_error *err)
+{
+    const size_t room = (size_t)DD_FILE_RECORD_MAX_BYTES - DD_FILE_RECORD_HEAD_BYTES;
+    if (record->key.len > room || record->value.len > room - record->key.len) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "key of %zu bytes and value of %zu are together over the limit of %zu bytes",
+                            record->key.len, record->value.len, room);
+    }
+    size_t record_len = DD_FILE_RECORD_HEAD_BYTES + record->key.len + record->value.len;
+    dd_status status = dd_blob_reserve(out, record_len, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    uint8_t *start = out->data + out->len;
+    put_u32(start + RECORD_NBYTES, (uint32_t)record_len);
+    put_u32(start + RECORD_KEY_LEN, (uint32_t)record->key.len);
+    put_u32(start + RECORD_TYPE, (uint32_t)record->type);
+    out->len += DD_FILE_RECORD_HEAD_BYTES;
+    /* There is room: these cannot fail. */
+    (void)!dd_blob_append(out, record->key.data, record->key.len, NULL);
+    (void)!dd_blob_append(out, record->value.data, record->value.len, NULL);
+    put_u32(start, crc32_of(start + RECORD_NBYTES, record_len - RECORD_NBYTES));
+    return DD_OK;
+}
+
+dd_status
+dd_file_record_apply(dd_keyspace *ks, const dd_file_record *record, dd_error *err)
+{
+    switch (record->type) {
+    case DD_FILE_RECORD_SET:
+        return dd_keyspace_set(ks, record->key, record->value, err);
+    case DD_FILE_RECORD_DELETE:
+        (void)dd_keyspace_delete(ks, record->key);
+        return DD_OK;
+    case DD_FILE_RECORD_APPEND:
+        return dd_keyspace_append(ks, record->key, record->value, err);
+    case DD_FILE_RECORD_PUSH:
+        return dd_keyspace_queue_push(ks, record->key, record->value, err);
+    case DD_FILE_RECORD_POP: {
+        dd_blob item = {0};
+        (void)dd_keyspace_queue_pop(ks, record->key, &item);
+        dd_blob_fini(&item);
+        return DD_OK;
+    }
+    }
+    return dd_error_set(err, DD_INTERNAL, "record type %d", (int)record->type);
+}
+
+void
+dd_file_log_init(dd_file_log *log)
+{
+    *log = (dd_file_log){.offset = DD_FILE_HEADER_BYTES};
+    dd_keyspace_init(&log->ks);
+}
+
+void
+dd_file_log_fini(dd_file_log *log)
+{
+    dd_keyspace_fini(&log->ks);
+    dd_blob_fini(&log->read_buf);
+}
+
+void
+dd_file_log_reset(dd_file_log *log)
+{
+    dd_file_log_fini(log);
+    dd_file_log_init(log);
+}
+
+/* Fills read_buf with up to `want` bytes from the offset; fewer where the file ends. */
+static dd_status
+read_at_offset(dd_file_log *log, int fd, size_t want, dd_error *err)
+{
+    dd_blob_clear(&log->read_buf, READ_BYTES);
+    dd_status status = dd_blob_reserve(&log->read_buf, want, err);
+    while (status == DD_OK && log->read_buf.len < want) {
+        size_t have = log->read_buf.len;
+        ssize_t n = pread(fd, log->read_buf.data + have, want - have, (off_t)(log->offset + have));
+        if (n == 0) {
+            break;
+        }
+        if (n > 0) {
+            log->read_buf.len += (size_t)n;
+        } else if (errno != EINTR) {
+            status = dd_error_set_errno(err, DD_SYSTEM, errno, "cannot read %zu bytes at offset %llu", want,
+                                        (unsigned long long)log->offset);
+        }
+    }
+    return status;
+}
+
+/* Applies all whole records of read_buf. *state and *nbytes are of the one after the last. */
+static dd_status
+apply_records(dd_file_log *log, dd_file_record_state *state, uint64_t *nbytes, dd_error *err)
+{
+    dd_bytes rest = dd_blob_view(&log->read_buf);
+    for (;;) {
+        dd_file_record record;
+        *state = dd_file_record_parse(rest, &record, nbytes);
+        if (*state != DD_FILE_RECORD_WHOLE) {
+            return DD_OK;
+        }
+        dd_status status = dd_file_record_apply(&log->ks, &record, err);
+        if (status != DD_OK) {
+            return status;
+        }
+        log->offset += *nbytes;
+        rest.data += *nbytes;
+        rest.len -= (size_t)*nbytes;
+    }
+}
+
+dd_status
+dd_file_log_replay(dd_file_log *log, int fd, uint64_t size, dd_file_tail *tail, dd_error *err)
+{
+    uint64_t want = READ_BYTES;
+    while (log->offset < size) {
+        uint64_t left = size - log->offset;
+        want = left < want ? left : want;
+        dd_status status = read_at_offset(log, fd, (size_t)want, err);
+        if (status != DD_OK) {
+            return status;
+        }
+        if (log->read_buf.len < want) {
+            /* Someone cut the file since it was measured. */
+            size = log->offset + log->read_buf.len;
+        }
+        dd_file_record_state state;
+        uint64_t nbytes;
+        status = apply_records(log, &state, &nbytes, err);
+        if (status != DD_OK) {
+            return status;
+        }
+        left = size - log->offset;
+        bool is_cut_by_buf = state == DD_FILE_RECORD_SHORT && nbytes <= left;
+        if (left > 0 && !is_cut_by_buf) {
+            bool is_followed = state == DD_FILE_RECORD_DAMAGED && nbytes > 0 && nbytes < left;
+            *tail = is_followed ? DD_FILE_TAIL_DAMAGED : DD_FILE_TAIL_TORN;
+            return DD_OK;
+        }
+        want = nbytes > READ_BYTES ? nbytes : READ_BYTES;
+    }
+    *tail = DD_FILE_TAIL_CLEAN;
+    return DD_OK;
+}

@@ -1,0 +1,449 @@
+#include "store/file_member.h"
+
+#include "core/fork.h"
+#include "core/log.h"
+#include "core/mem.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum lock_byte {
+    LOCK_GATE,
+    LOCK_MEMBER,
+    LOCK_LOOK,
+};
+
+/* Locks may lie beyond the end of a file; these never meet its data. */
+#define LOCK_BASE ((off_t)1 << 40)
+#define LOCK_NAP_MIN_NS DD_NS_PER_MS
+#define LOCK_NAP_MAX_NS (50 * DD_NS_PER_MS)
+#define DIRECTORY_NAP_NS (10 * DD_NS_PER_MS)
+#define LEAVE_TIMEOUT_NS (5 * DD_NS_PER_S)
+
+typedef enum lock_result {
+    LOCK_TAKEN,
+    LOCK_BUSY,
+    LOCK_FAILED, /* errno tells why */
+} lock_result;
+
+/* `type` is F_RDLCK, F_WRLCK or F_UNLCK. */
+static lock_result
+try_lock(int fd, enum lock_byte which, short type)
+{
+    struct flock lock = {
+        .l_type = type,
+        .l_whence = SEEK_SET,
+        .l_start = LOCK_BASE + (off_t)which,
+        .l_len = 1,
+    };
+    while (fcntl(fd, F_OFD_SETLK, &lock) != 0) {
+        if (errno == EAGAIN || errno == EACCES) {
+            return LOCK_BUSY;
+        }
+        if (errno != EINTR) {
+            return LOCK_FAILED;
+        }
+    }
+    return LOCK_TAKEN;
+}
+
+dd_status
+dd_file_member_lock_gate(const dd_file_member *member, const char *what, const dd_wait *wait, dd_error *err)
+{
+    int64_t nap_ns = LOCK_NAP_MIN_NS;
+    for (;;) {
+        lock_result result = try_lock(member->fd, LOCK_GATE, F_WRLCK);
+        if (result == LOCK_TAKEN) {
+            return DD_OK;
+        }
+        if (result == LOCK_FAILED) {
+            return dd_error_set_errno(err, DD_SYSTEM, errno, "%s: %s cannot lock the file", member->where,
+                                      what);
+        }
+        if (dd_wait_is_over(wait)) {
+            return dd_error_set(err, DD_TIMED_OUT,
+                                "%s timed out after %.3g s on %s: another process holds the file's lock",
+                                what, dd_wait_elapsed_s(wait), member->where);
+        }
+        dd_status status = dd_wait_sleep(wait, nap_ns, err);
+        if (status != DD_OK) {
+            return status;
+        }
+        nap_ns = nap_ns * 2 < LOCK_NAP_MAX_NS ? nap_ns * 2 : LOCK_NAP_MAX_NS;
+    }
+}
+
+void
+dd_file_member_unlock_gate(const dd_file_member *member)
+{
+    (void)try_lock(member->fd, LOCK_GATE, F_UNLCK);
+}
+
+void
+dd_file_member_look(const dd_file_member *member)
+{
+    if (try_lock(member->fd, LOCK_LOOK, F_RDLCK) == LOCK_TAKEN) {
+        (void)try_lock(member->fd, LOCK_LOOK, F_UNLCK);
+    }
+}
+
+/* Reads up to nbytes from the start of the file. */
+static dd_status
+read_start(const dd_file_member *member, uint8_t *buf, size_t nbytes, size_t *nread, dd_error *err)
+{
+    *nread = 0;
+    while (*nread < nbytes) {
+        ssize_t n = pread(member->fd, buf + *nread, nbytes - *nread, (off_t)*nread);
+        if (n == 0) {
+            break;
+        }
+        if (n > 0) {
+            *nread += (size_t)n;
+        } else if (errno != EINTR) {
+            return dd_error_set_errno(err, DD_SYSTEM, errno, "%s: cannot read the header", member->where);
+        }
+    }
+    return DD_OK;
+}
+
+dd_status
+dd_file_member_check(const dd_file_member *member, uint64_t *size, dd_error *err)
+{
+    struct stat info;
+    int rc = fstat(member->fd, &info);
+    if (rc != 0 && errno != ESTALE) {
+        return dd_error_set_errno(err, DD_SYSTEM, errno, "%s: cannot look at the file", member->where);
+    }
+    if (rc != 0 || info.st_nlink == 0) {
+        return dd_error_set(err, DD_STORE, "%s: the file was deleted while it was in use", member->where);
+    }
+    uint8_t start[DD_FILE_HEADER_BYTES];
+    size_t nread;
+    dd_status status = read_start(member, start, sizeof start, &nread, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    if (!dd_file_header_is_of_run(dd_bytes_of(start, nread), member->run_id)) {
+        return dd_error_set(err, DD_STORE, "%s: the file was taken over by another job", member->where);
+    }
+    *size = (uint64_t)info.st_size;
+    return DD_OK;
+}
+
+dd_status
+dd_file_member_write(const dd_file_member *member, dd_bytes bytes, uint64_t offset, dd_error *err)
+{
+    for (size_t done = 0; done < bytes.len;) {
+        ssize_t n = pwrite(member->fd, bytes.data + done, bytes.len - done, (off_t)(offset + done));
+        if (n >= 0) {
+            done += (size_t)n;
+        } else if (errno != EINTR) {
+            return dd_error_set_errno(err, DD_SYSTEM, errno, "%s: cannot write %zu bytes at offset %llu",
+                                      member->where, bytes.len, (unsigned long long)offset);
+        }
+    }
+    return DD_OK;
+}
+
+static dd_status
+write_header(const dd_file_member *member, const dd_file_header *header, dd_error *err)
+{
+    uint8_t bytes[DD_FILE_HEADER_BYTES];
+    dd_file_header_encode(header, bytes);
+    return dd_file_member_write(member, dd_bytes_of(bytes, sizeof bytes), 0, err);
+}
+
+/* Whether the path still leads to the open file. */
+static bool
+is_at_path(const dd_file_member *member)
+{
+    struct stat open_file;
+    struct stat at_path;
+    return fstat(member->fd, &open_file) == 0 && stat(member->absolute_path, &at_path) == 0
+           && open_file.st_dev == at_path.st_dev && open_file.st_ino == at_path.st_ino;
+}
+
+static void
+free_names(dd_file_member *member)
+{
+    dd_mem_free(member->path);
+    dd_mem_free(member->absolute_path);
+    dd_mem_free(member->where);
+}
+
+static dd_status
+make_name(char **name, const char *before, const char *between, const char *after, dd_error *err)
+{
+    size_t nbytes = strlen(before) + strlen(between) + strlen(after) + 1;
+    *name = dd_mem_alloc(nbytes);
+    if (*name == NULL) {
+        return dd_error_no_memory(err, nbytes);
+    }
+    (void)snprintf(*name, nbytes, "%s%s%s", before, between, after);
+    return DD_OK;
+}
+
+static dd_status
+make_names(dd_file_member *member, const char *path, dd_error *err)
+{
+    char directory[PATH_MAX] = "";
+    if (path[0] == '\0') {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "the path of a FileStore is empty");
+    }
+    if (path[0] != '/' && getcwd(directory, sizeof directory) == NULL) {
+        return dd_error_set_errno(err, DD_SYSTEM, errno, "FileStore \"%s\": no working directory", path);
+    }
+    dd_status status = make_name(&member->path, path, "", "", err);
+    if (status == DD_OK) {
+        status = make_name(&member->absolute_path, directory, directory[0] != '\0' ? "/" : "", path, err);
+    }
+    if (status == DD_OK) {
+        status = make_name(&member->where, "FileStore \"", path, "\"", err);
+    }
+    if (status != DD_OK) {
+        free_names(member);
+    }
+    return status;
+}
+
+static dd_status
+open_file(dd_file_member *member, const dd_wait *wait, dd_error *err)
+{
+    for (;;) {
+        /* Keys and values may be secrets of the job: nobody else is let in. */
+        member->fd = dd_fork_own(open(member->absolute_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY, 0600));
+        if (member->fd >= 0) {
+            return DD_OK;
+        }
+        if (errno != ENOENT && errno != EINTR && errno != ESTALE) {
+            return dd_error_set_errno(err, DD_SYSTEM, errno, "%s: cannot open the file", member->where);
+        }
+        if (dd_wait_is_over(wait)) {
+            return dd_error_set(err, DD_TIMED_OUT,
+                                "open timed out after %.3g s on %s: the directory is not there",
+                                dd_wait_elapsed_s(wait), member->where);
+        }
+        dd_status status = dd_wait_sleep(wait, DIRECTORY_NAP_NS, err);
+        if (status != DD_OK) {
+            return status;
+        }
+    }
+}
+
+/* Opens the file and takes its gate. */
+static dd_status
+open_gate(dd_file_member *member, const dd_wait *wait, dd_error *err)
+{
+    for (;;) {
+        dd_status status = open_file(member, wait, err);
+        if (status != DD_OK) {
+            return status;
+        }
+        struct stat info;
+        if (fstat(member->fd, &info) == 0 && !S_ISREG(info.st_mode)) {
+            status = dd_error_set(err, DD_STORE, "%s: not a regular file", member->where);
+        } else {
+            status = dd_file_member_lock_gate(member, "open", wait, err);
+        }
+        if (status == DD_OK && is_at_path(member)) {
+            return DD_OK;
+        }
+        /* The last member of a job may have removed the file between the opening and the lock. */
+        dd_fork_close(member->fd);
+        if (status == DD_OK) {
+            status = dd_wait_check(wait, err);
+        }
+        if (status != DD_OK) {
+            return status;
+        }
+        if (dd_wait_is_over(wait)) {
+            return dd_error_set(err, DD_TIMED_OUT,
+                                "open timed out after %.3g s on %s: others keep replacing it",
+                                dd_wait_elapsed_s(wait), member->where);
+        }
+    }
+}
+
+/* Nobody has the file open. What is in it may still be meant for us: ranks that came early, did their part
+ * and left in order before we were there. */
+static bool
+is_left_for_us(dd_file_header_state state, const dd_file_header *header, int64_t world_size)
+{
+    return state == DD_FILE_HEADER_VALID && world_size >= 0 && header->world_size == world_size
+           && header->left == header->joined && header->joined < (uint64_t)world_size;
+}
+
+static dd_status
+start_run(const dd_file_member *member, int64_t world_size, dd_file_header *header, dd_error *err)
+{
+    *header = (dd_file_header){.world_size = world_size};
+    size_t have = 0;
+    while (have < sizeof header->run_id) {
+        ssize_t n = getrandom(header->run_id + have, sizeof header->run_id - have, 0);
+        if (n > 0) {
+            have += (size_t)n;
+        } else if (errno != EINTR) {
+            return dd_error_set_errno(err, DD_SYSTEM, errno, "%s: no random bytes", member->where);
+        }
+    }
+    if (ftruncate(member->fd, 0) != 0) {
+        return dd_error_set_errno(err, DD_SYSTEM, errno, "%s: cannot empty the file", member->where);
+    }
+    return DD_OK;
+}
+
+/* Others have the file open: what is in it is theirs, and ours to join if it fits. */
+static dd_status
+check_live(const dd_file_member *member, dd_file_header_state state, int64_t world_size,
+           dd_file_header *header, dd_error *err)
+{
+    if (state == DD_FILE_HEADER_VERSION) {
+        return dd_error_set(err, DD_STORE, "%s: in use by a job of another version", member->where);
+    }
+    if (state != DD_FILE_HEADER_VALID) {
+        return dd_error_set(err, DD_STORE, "%s: the header is damaged while others have the file open",
+                            member->where);
+    }
+    if (world_size >= 0 && header->world_size >= 0 && header->world_size != world_size) {
+        return dd_error_set(err, DD_STORE, "%s: in use by a job with world size %lld, ours is %lld",
+                            member->where, (long long)header->world_size, (long long)world_size);
+    }
+    if (header->world_size < 0) {
+        header->world_size = world_size;
+    }
+    return DD_OK;
+}
+
+/* Settles under the gate whose content the file holds, and counts us in. */
+static dd_status
+join_locked(dd_file_member *member, int64_t world_size, dd_error *err)
+{
+    uint8_t start[DD_FILE_HEADER_BYTES];
+    size_t nread;
+    dd_status status = read_start(member, start, sizeof start, &nread, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    dd_file_header header = {.world_size = -1};
+    dd_file_header_state state = dd_file_header_parse(dd_bytes_of(start, nread), &header);
+    if (state == DD_FILE_HEADER_FOREIGN) {
+        return dd_error_set(err, DD_STORE, "%s: the file is not empty and not a FileStore's; left as it is",
+                            member->where);
+    }
+    lock_result alone = try_lock(member->fd, LOCK_MEMBER, F_WRLCK);
+    if (alone == LOCK_FAILED) {
+        return dd_error_set_errno(err, DD_SYSTEM, errno, "%s: cannot lock the file", member->where);
+    }
+    if (alone == LOCK_BUSY) {
+        status = check_live(member, state, world_size, &header, err);
+    } else if (!is_left_for_us(state, &header, world_size)) {
+        DD_LOG(DD_LOG_INFO, "%s: starting a run, world size %lld%s", member->where, (long long)world_size,
+               nread > 0 ? "; dropped what an earlier one had left" : "");
+        status = start_run(member, world_size, &header, err);
+    }
+    if (status != DD_OK) {
+        return status;
+    }
+    header.joined++;
+    if (header.world_size >= 0 && header.joined > (uint64_t)header.world_size) {
+        DD_LOG(DD_LOG_INFO, "%s: member %llu of a job of %lld; a restarted rank?", member->where,
+               (unsigned long long)header.joined, (long long)header.world_size);
+    }
+    memcpy(member->run_id, header.run_id, sizeof member->run_id);
+    status = write_header(member, &header, err);
+    /* Cannot be busy: only who holds the gate takes this byte alone. */
+    if (status == DD_OK && try_lock(member->fd, LOCK_MEMBER, F_RDLCK) != LOCK_TAKEN) {
+        status = dd_error_set_errno(err, DD_SYSTEM, errno, "%s: cannot lock the file", member->where);
+    }
+    return status;
+}
+
+/* By hand and not by closing: a child of a fork may not have closed its copy yet. The gate goes last, so that no
+ * opener sees a member who has counted itself out. */
+static void
+drop_locks(const dd_file_member *member)
+{
+    (void)try_lock(member->fd, LOCK_MEMBER, F_UNLCK);
+    dd_file_member_unlock_gate(member);
+}
+
+dd_status
+dd_file_member_join(dd_file_member *member, const char *path, int64_t world_size, const dd_wait *wait,
+                    dd_error *err)
+{
+    *member = (dd_file_member){.fd = -1};
+    dd_status status = make_names(member, path, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    status = open_gate(member, wait, err);
+    if (status == DD_OK) {
+        status = join_locked(member, world_size, err);
+        if (status == DD_OK) {
+            dd_file_member_unlock_gate(member);
+            return DD_OK;
+        }
+        drop_locks(member);
+        dd_fork_close(member->fd);
+    }
+    free_names(member);
+    return status;
+}
+
+/* Nobody else has the file open, and everyone has come: no one will ever want this content. */
+static bool
+is_last(const dd_file_member *member, const dd_file_header *header)
+{
+    return header->world_size >= 0 && header->joined >= (uint64_t)header->world_size
+           && try_lock(member->fd, LOCK_MEMBER, F_WRLCK) == LOCK_TAKEN && is_at_path(member);
+}
+
+static void
+count_out_locked(const dd_file_member *member, bool is_in_order)
+{
+    uint64_t size;
+    uint8_t start[DD_FILE_HEADER_BYTES];
+    size_t nread;
+    dd_file_header header;
+    if (dd_file_member_check(member, &size, NULL) != DD_OK
+        || read_start(member, start, sizeof start, &nread, NULL) != DD_OK
+        || dd_file_header_parse(dd_bytes_of(start, nread), &header) != DD_FILE_HEADER_VALID) {
+        return;
+    }
+    if (is_last(member, &header)) {
+        (void)unlink(member->absolute_path);
+    } else if (is_in_order) {
+        header.left++;
+        dd_error err;
+        if (write_header(member, &header, &err) != DD_OK) {
+            DD_LOG(DD_LOG_INFO, "%s", err.message);
+        }
+    }
+}
+
+void
+dd_file_member_leave(dd_file_member *member, bool is_in_order)
+{
+    dd_wait wait = dd_wait_after(LEAVE_TIMEOUT_NS);
+    dd_error err;
+    if (dd_file_member_lock_gate(member, "close", &wait, &err) == DD_OK) {
+        count_out_locked(member, is_in_order);
+    } else {
+        DD_LOG(DD_LOG_INFO, "%s", err.message);
+    }
+    drop_locks(member);
+    dd_fork_close(member->fd);
+    free_names(member);
+}
+
+void
+dd_file_member_abandon(dd_file_member *member)
+{
+    free_names(member);
+}
