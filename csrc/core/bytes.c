@@ -118,18 +118,21 @@ const char *
 dd_bytes_print(dd_bytes bytes, char *out, size_t out_size)
 {
     size_t used = 0;
+    size_t cut = 0; /* where the dots would go */
     for (size_t i = 0; i < bytes.len; i++) {
         char piece[5];
         int len = bytes.data[i] >= 0x20 && bytes.data[i] < 0x7f
                       ? snprintf(piece, sizeof piece, "%c", bytes.data[i])
                       : snprintf(piece, sizeof piece, "\\x%02x", bytes.data[i]);
-        bool is_last = i + 1 == bytes.len;
-        if (used + (size_t)len + (is_last ? 1 : 4) > out_size) {
-            snprintf(out + used, out_size - used, "...");
+        if (used + (size_t)len + 1 > out_size) {
+            snprintf(out + cut, out_size - cut, "...");
             return out;
         }
         memcpy(out + used, piece, (size_t)len);
         used += (size_t)len;
+        if (used + 4 <= out_size) {
+            cut = used;
+        }
     }
     out[used] = '\0';
     return out;

@@ -89,7 +89,6 @@ dd_sock_listen_on(int bound_fd, dd_error *err)
         fcntl(bound_fd, F_SETFD, FD_CLOEXEC) != 0 || listen(bound_fd, BACKLOG) != 0) {
         return dd_error_set_errno(err, DD_NETWORK, errno, "cannot listen on fd %d", bound_fd);
     }
-    dd_fork_own(bound_fd);
     return DD_OK;
 }
 

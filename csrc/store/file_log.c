@@ -80,8 +80,8 @@ dd_file_header_parse(dd_bytes bytes, dd_file_header *header)
     if (memcmp(bytes.data, MAGIC, bytes.len < MAGIC_BYTES ? bytes.len : MAGIC_BYTES) != 0) {
         return DD_FILE_HEADER_FOREIGN;
     }
-    if (bytes.len < DD_FILE_HEADER_BYTES
-        || take_u32(bytes.data + HEADER_CRC) != crc32_of(bytes.data, HEADER_CRC)) {
+    if (bytes.len < DD_FILE_HEADER_BYTES ||
+        take_u32(bytes.data + HEADER_CRC) != crc32_of(bytes.data, HEADER_CRC)) {
         return DD_FILE_HEADER_BROKEN;
     }
     if (take_u32(bytes.data + HEADER_VERSION) != FORMAT_VERSION) {
@@ -110,8 +110,8 @@ dd_file_header_encode(const dd_file_header *header, uint8_t out[DD_FILE_HEADER_B
 bool
 dd_file_header_is_of_run(dd_bytes bytes, const uint8_t run_id[DD_FILE_RUN_ID_BYTES])
 {
-    return bytes.len >= HEADER_RUN_ID + DD_FILE_RUN_ID_BYTES && memcmp(bytes.data, MAGIC, MAGIC_BYTES) == 0
-           && memcmp(bytes.data + HEADER_RUN_ID, run_id, DD_FILE_RUN_ID_BYTES) == 0;
+    return bytes.len >= HEADER_RUN_ID + DD_FILE_RUN_ID_BYTES && memcmp(bytes.data, MAGIC, MAGIC_BYTES) == 0 &&
+           memcmp(bytes.data + HEADER_RUN_ID, run_id, DD_FILE_RUN_ID_BYTES) == 0;
 }
 
 dd_file_record_state
@@ -133,8 +133,8 @@ dd_file_record_parse(dd_bytes bytes, dd_file_record *record, uint64_t *nbytes)
     uint32_t key_len = take_u32(bytes.data + RECORD_KEY_LEN);
     uint32_t type = take_u32(bytes.data + RECORD_TYPE);
     size_t body_len = record_len - DD_FILE_RECORD_HEAD_BYTES;
-    if (take_u32(bytes.data) != crc32_of(bytes.data + RECORD_NBYTES, record_len - RECORD_NBYTES)
-        || key_len > body_len || type < DD_FILE_RECORD_SET || type > DD_FILE_RECORD_POP) {
+    if (take_u32(bytes.data) != crc32_of(bytes.data + RECORD_NBYTES, record_len - RECORD_NBYTES) ||
+        key_len > body_len || type < DD_FILE_RECORD_SET || type > DD_FILE_RECORD_POP) {
         return DD_FILE_RECORD_DAMAGED;
     }
     record->type = (dd_file_record_type)type;

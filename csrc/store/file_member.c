@@ -165,8 +165,8 @@ is_at_path(const dd_file_member *member)
 {
     struct stat open_file;
     struct stat at_path;
-    return fstat(member->fd, &open_file) == 0 && stat(member->absolute_path, &at_path) == 0
-           && open_file.st_dev == at_path.st_dev && open_file.st_ino == at_path.st_ino;
+    return fstat(member->fd, &open_file) == 0 && stat(member->absolute_path, &at_path) == 0 &&
+           open_file.st_dev == at_path.st_dev && open_file.st_ino == at_path.st_ino;
 }
 
 static void
@@ -275,8 +275,8 @@ open_gate(dd_file_member *member, const dd_wait *wait, dd_error *err)
 static bool
 is_left_for_us(dd_file_header_state state, const dd_file_header *header, int64_t world_size)
 {
-    return state == DD_FILE_HEADER_VALID && world_size >= 0 && header->world_size == world_size
-           && header->left == header->joined && header->joined < (uint64_t)world_size;
+    return state == DD_FILE_HEADER_VALID && world_size >= 0 && header->world_size == world_size &&
+           header->left == header->joined && header->joined < (uint64_t)world_size;
 }
 
 static dd_status
@@ -400,8 +400,8 @@ dd_file_member_join(dd_file_member *member, const char *path, int64_t world_size
 static bool
 is_last(const dd_file_member *member, const dd_file_header *header)
 {
-    return header->world_size >= 0 && header->joined >= (uint64_t)header->world_size
-           && try_lock(member->fd, LOCK_MEMBER, F_WRLCK) == LOCK_TAKEN && is_at_path(member);
+    return header->world_size >= 0 && header->joined >= (uint64_t)header->world_size &&
+           try_lock(member->fd, LOCK_MEMBER, F_WRLCK) == LOCK_TAKEN && is_at_path(member);
 }
 
 static void
@@ -411,9 +411,9 @@ count_out_locked(const dd_file_member *member, bool is_in_order)
     uint8_t start[DD_FILE_HEADER_BYTES];
     size_t nread;
     dd_file_header header;
-    if (dd_file_member_check(member, &size, NULL) != DD_OK
-        || read_start(member, start, sizeof start, &nread, NULL) != DD_OK
-        || dd_file_header_parse(dd_bytes_of(start, nread), &header) != DD_FILE_HEADER_VALID) {
+    if (dd_file_member_check(member, &size, NULL) != DD_OK ||
+        read_start(member, start, sizeof start, &nread, NULL) != DD_OK ||
+        dd_file_header_parse(dd_bytes_of(start, nread), &header) != DD_FILE_HEADER_VALID) {
         return;
     }
     if (is_last(member, &header)) {

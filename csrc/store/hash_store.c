@@ -13,8 +13,8 @@ typedef struct hash_data {
     pthread_mutex_t mu;
     dd_keyspace ks;    /* guarded by mu */
     bool is_item_lost; /* guarded by mu: a popper had no memory for the item it was handed */
-    /* Atomic: the mutex is held. A forked child, where the holder does not exist, reads it to know whether the
-     * data is whole. */
+    /* Atomic: the mutex is held. A forked child, where the holder does not exist, reads it to know whether
+     * the data is whole. */
     atomic_bool is_busy;
 } hash_data;
 
@@ -142,12 +142,12 @@ static dd_status
 sleep_locked(blocked_call *call, dd_error *err)
 {
     hash_data *data = call->data;
-    for (;;) {
+    while (!call->is_ready) {
         atomic_store(&data->is_busy, false);
         dd_cond_wait_slice(&call->cond, &data->mu, call->wait);
         atomic_store(&data->is_busy, true);
         if (call->is_ready) {
-            return DD_OK;
+            break;
         }
         if (dd_wait_is_over(call->wait)) {
             return timed_out_locked(call, err);
@@ -159,6 +159,7 @@ sleep_locked(blocked_call *call, dd_error *err)
             return status;
         }
     }
+    return DD_OK;
 }
 
 /* An item came in the moment in which its popper was interrupted: it goes back to the head of the queue. */

@@ -1,9 +1,9 @@
-/* The data of a store in memory: values, queues, and those who wait for them. Pure bookkeeping: no locks, no I/O; the
- * caller serialises. TCP server, HashStore and FileStore stand on it.
+/* The data of a store in memory: values, queues, and those who wait for them. Pure bookkeeping: no locks,
+ * no I/O; the caller serialises. TCP server, HashStore and FileStore stand on it.
  *
- * A waiter is parked on keys and told once, through on_ready, when all of them are there. Callbacks run inside the
- * operation that made them ready (set, add, compare_set, append, queue_push, barrier_arrive); they may not call
- * back into the keyspace. */
+ * A waiter is parked on keys and told once, through on_ready, when all of them are there. Callbacks run
+ * inside the operation that made them ready (set, add, compare_set, append, queue_push, barrier_arrive);
+ * they may not call back into the keyspace. */
 #ifndef DD_STORE_KEYSPACE_H
 #define DD_STORE_KEYSPACE_H
 
@@ -17,21 +17,21 @@
 
 typedef struct dd_keyspace {
     dd_map entries;
-    int64_t nvalues;   /* entries with a value */
+    int64_t nvalues; /* entries with a value */
 } dd_keyspace;
 
 typedef enum dd_waiter_kind {
-    DD_WAITER_KEYS, /* all keys have a value or a queue with items */
-    DD_WAITER_VALUE, /* all keys have a value */
-    DD_WAITER_POP,  /* one key; takes the first item of its queue, handed to on_ready */
+    DD_WAITER_KEYS,    /* all keys have a value or a queue with items */
+    DD_WAITER_VALUE,   /* all keys have a value */
+    DD_WAITER_POP,     /* one key; takes the first item of its queue, handed to on_ready */
     DD_WAITER_BARRIER, /* one key; its barrier is complete */
 } dd_waiter_kind;
 
 typedef struct dd_waiter dd_waiter;
 struct dd_waiter {
     dd_waiter_kind kind;
-    /* `value`: for VALUE that of the key that came last, for POP the item (both borrowed for the call), else empty.
-     * The waiter is parked no more when this runs, and may be freed by it. */
+    /* `value`: for VALUE that of the key that came last, for POP the item (both borrowed for the call),
+     * else empty. The waiter is parked no more when this runs, and may be freed by it. */
     void (*on_ready)(dd_waiter *waiter, dd_bytes value);
     /* private */
     struct dd_waiter_link *links;
@@ -60,20 +60,21 @@ bool dd_keyspace_has(const dd_keyspace *ks, dd_bytes key);
 dd_status dd_keyspace_queue_push(dd_keyspace *ks, dd_bytes key, dd_bytes value, dd_error *err) DD_MUST_CHECK;
 /* Moves the first item into `value` (zeroed by the caller, then owned by it); false when there is none. */
 bool dd_keyspace_queue_pop(dd_keyspace *ks, dd_bytes key, dd_blob *value);
-/* Gives back an item that was popped: to the waiter that has asked the longest, else to the head of the queue. The
- * keyspace takes `value` when it stores it; what is left in it then is the caller's. */
+/* Gives back an item that was popped: to the waiter that has asked the longest, else to the head of the
+ * queue. The keyspace takes `value` when it stores it; what is left in it then is the caller's. */
 dd_status dd_keyspace_queue_unpop(dd_keyspace *ks, dd_bytes key, dd_blob *value, dd_error *err) DD_MUST_CHECK;
 int64_t dd_keyspace_queue_len(const dd_keyspace *ks, dd_bytes key);
 
 /* One more has come to the barrier at key (which is counted in the key's value, as `add` would); releases its
  * waiters when the count reaches world_size. `is_complete` tells whether it has. */
-dd_status dd_keyspace_barrier_arrive(dd_keyspace *ks, dd_bytes key, int64_t world_size,
-                                     bool *is_complete, dd_error *err) DD_MUST_CHECK;
+dd_status dd_keyspace_barrier_arrive(dd_keyspace *ks, dd_bytes key, int64_t world_size, bool *is_complete,
+                                     dd_error *err) DD_MUST_CHECK;
 
-/* Parks a waiter, whose kind and on_ready are set, until the keys are there, all at one moment: one that goes away
- * again counts as missing. A BARRIER waiter is parked in any case, after an arrival that was not complete. When they are already, nothing is parked
- * and *is_parked is false; on_ready is then not called. The keys are needed during the call only. `next_key` gives
- * them one by one, so that they can be read straight from a message. */
+/* Parks a waiter, whose kind and on_ready are set, until the keys are there, all at one moment: one that
+ * goes away again counts as missing. When they are already, nothing is parked and *is_parked is false;
+ * on_ready is then not called. A BARRIER waiter is always parked, after an arrival that was not complete.
+ * The keys are needed during the call only. `next_key` gives them one by one, so that they can be read
+ * straight from a message. */
 dd_status dd_keyspace_park(dd_keyspace *ks, dd_waiter *waiter, dd_bytes (*next_key)(void *ctx), void *ctx,
                            size_t nkeys, bool *is_parked, dd_error *err) DD_MUST_CHECK;
 /* Takes a waiter back: nothing of it stays. Fine for one that is not parked (zeroed or told). */

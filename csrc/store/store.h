@@ -29,8 +29,8 @@ typedef struct dd_blob_list {
 dd_status dd_blob_list_init(dd_blob_list *list, size_t count, dd_error *err) DD_MUST_CHECK;
 void dd_blob_list_fini(dd_blob_list *list);
 
-/* What a kind of store implements. All pointers are set. Results (`value`, `list`, flags, numbers) are written
- * only on DD_OK; a dd_blob result replaces what the blob holds. */
+/* What a kind of store implements. All pointers are set. Results (`value`, `list`, flags, numbers) are
+ * written only on DD_OK; a dd_blob result replaces what the blob holds. */
 typedef struct dd_store_ops {
     const char *kind; /* "TCPStore": for messages */
 
@@ -40,16 +40,16 @@ typedef struct dd_store_ops {
     dd_status (*get)(dd_store *store, dd_bytes key, dd_blob *value, const dd_wait *wait, dd_error *err);
 
     /* Never waits for the key. */
-    dd_status (*try_get)(dd_store *store, dd_bytes key, dd_blob *value, bool *is_found,
-                         const dd_wait *wait, dd_error *err);
+    dd_status (*try_get)(dd_store *store, dd_bytes key, dd_blob *value, bool *is_found, const dd_wait *wait,
+                         dd_error *err);
 
     /* Adds to the decimal number stored at the key (missing counts as 0) and returns the sum; wraps around.
      * DD_STORE when the value is not a number. */
     dd_status (*add)(dd_store *store, dd_bytes key, int64_t amount, int64_t *sum, const dd_wait *wait,
                      dd_error *err);
 
-    /* Stores `desired` if the key holds `expected`, or is missing and `expected` is empty. `value` becomes what
-     * the key holds afterwards; for a missing key that was not set, `expected`. */
+    /* Stores `desired` if the key holds `expected`, or is missing and `expected` is empty. `value` becomes
+     * what the key holds afterwards; for a missing key that was not set, `expected`. */
     dd_status (*compare_set)(dd_store *store, dd_bytes key, dd_bytes expected, dd_bytes desired,
                              dd_blob *value, const dd_wait *wait, dd_error *err);
 
@@ -69,8 +69,7 @@ typedef struct dd_store_ops {
     dd_status (*num_keys)(dd_store *store, int64_t *count, const dd_wait *wait, dd_error *err);
 
     /* Appends to the value; a missing key counts as empty. */
-    dd_status (*append)(dd_store *store, dd_bytes key, dd_bytes value, const dd_wait *wait,
-                        dd_error *err);
+    dd_status (*append)(dd_store *store, dd_bytes key, dd_bytes value, const dd_wait *wait, dd_error *err);
 
     /* Waits until all keys have values and returns them in order; `values` was zeroed by the caller. */
     dd_status (*multi_get)(dd_store *store, const dd_bytes *keys, size_t nkeys, dd_blob_list *values,
@@ -84,14 +83,13 @@ typedef struct dd_store_ops {
     /* DD_QUEUE_EMPTY when nothing is there and is_blocking is false. */
     dd_status (*queue_pop)(dd_store *store, dd_bytes key, bool is_blocking, dd_blob *value,
                            const dd_wait *wait, dd_error *err);
-    dd_status (*queue_len)(dd_store *store, dd_bytes key, int64_t *count, const dd_wait *wait,
-                           dd_error *err);
+    dd_status (*queue_len)(dd_store *store, dd_bytes key, int64_t *count, const dd_wait *wait, dd_error *err);
 
     /* All keys with a value; `keys` was zeroed by the caller. */
     dd_status (*list_keys)(dd_store *store, dd_blob_list *keys, const dd_wait *wait, dd_error *err);
 
-    /* Returns when world_size callers (this one included) have come to `key`. A key is good for one barrier: after
-     * it, it stays open. */
+    /* Returns when world_size callers (this one included) have come to `key`. A key is good for one
+     * barrier: after it, it stays open. */
     dd_status (*barrier)(dd_store *store, dd_bytes key, int64_t world_size, const dd_wait *wait,
                          dd_error *err);
 
@@ -105,18 +103,18 @@ typedef struct dd_store_ops {
     int64_t (*get_timeout_ns)(dd_store *store);
     void (*set_timeout_ns)(dd_store *store, int64_t timeout_ns);
 
-    /* The last reference is gone. In a forked child it must touch no lock, no thread and no peer: only close its
-     * copies of descriptors and free memory (see dd_store_is_forked). Does not block for long. */
+    /* The last reference is gone. In a forked child it must touch no lock, no thread and no peer: only
+     * close its copies of descriptors and free memory (see dd_store_is_forked). Does not block for long. */
     void (*destroy)(dd_store *store);
 } dd_store_ops;
 
 /* The head of every store; embed it first. */
 struct dd_store {
-    const dd_store_ops *ops;             /* const after init */
-    uint64_t fork_generation;            /* const after init */
-    long long owner_pid;                 /* const after init; for the message of DD_FORKED */
-    atomic_uint refs;                    /* atomic */
-    atomic_int_fast64_t timeout_ns;      /* atomic, relaxed: a setting */
+    const dd_store_ops *ops;        /* const after init */
+    uint64_t fork_generation;       /* const after init */
+    long long owner_pid;            /* const after init; for the message of DD_FORKED */
+    atomic_uint refs;               /* atomic */
+    atomic_int_fast64_t timeout_ns; /* atomic, relaxed: a setting */
 };
 
 /* Fills the head, with one reference. */
@@ -136,34 +134,33 @@ void dd_store_head_set_timeout_ns(dd_store *store, int64_t timeout_ns);
 bool dd_store_extended_api_yes(dd_store *store);
 
 /* Generic forms in terms of other operations, for kinds that have no native one: append by get and
- * compare_set, multi_* by loops, try_get by check and get, barrier by add, set and wait on "<key>/num_members" and
- * "<key>/last_member". */
+ * compare_set, multi_* by loops, try_get by check and get, barrier by add, set and wait on
+ * "<key>/num_members" and "<key>/last_member". */
 dd_status dd_store_generic_append(dd_store *store, dd_bytes key, dd_bytes value, const dd_wait *wait,
                                   dd_error *err) DD_MUST_CHECK;
 dd_status dd_store_generic_multi_get(dd_store *store, const dd_bytes *keys, size_t nkeys,
-                                     dd_blob_list *values, const dd_wait *wait,
-                                     dd_error *err) DD_MUST_CHECK;
+                                     dd_blob_list *values, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 dd_status dd_store_generic_multi_set(dd_store *store, const dd_bytes *keys, const dd_bytes *values,
                                      size_t nkeys, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 dd_status dd_store_generic_try_get(dd_store *store, dd_bytes key, dd_blob *value, bool *is_found,
                                    const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-dd_status dd_store_generic_barrier(dd_store *store, dd_bytes key, int64_t world_size,
-                                   const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+dd_status dd_store_generic_barrier(dd_store *store, dd_bytes key, int64_t world_size, const dd_wait *wait,
+                                   dd_error *err) DD_MUST_CHECK;
 
-/* The text of a time-out, the same for every kind: "<what> timed out after 1.5 s on <where>: keys missing: a, b (2 of
- * 5)". Shows, and reads, at most the first DD_STORE_MISSING_SHOWN of the missing keys. Returns DD_TIMED_OUT. */
+/* The text of a time-out, the same for every kind: "<what> timed out after 1.5 s on <where>: keys missing:
+ * a, b (2 of 5)". Shows, and reads, at most the first DD_STORE_MISSING_SHOWN of the missing keys. Returns
+ * DD_TIMED_OUT. */
 #define DD_STORE_MISSING_SHOWN 8
-dd_status dd_store_error_missing(dd_error *err, const char *what, const char *where,
-                                 const dd_bytes *missing, size_t nmissing, size_t nkeys,
-                                 const dd_wait *wait);
+dd_status dd_store_error_missing(dd_error *err, const char *what, const char *where, const dd_bytes *missing,
+                                 size_t nmissing, size_t nkeys, const dd_wait *wait);
 
 /* Constructors of the kinds without a connection. */
 
 /* Data in this process, shared by its clones. */
 dd_status dd_hash_store_open(dd_store **store, int64_t timeout_ns, dd_error *err) DD_MUST_CHECK;
 
-/* A view of `underlying` (borrowed; the view takes its own reference) under "<prefix>/". num_keys and time-outs are
- * the underlying store's; list_keys gives only keys under the prefix, without it. */
+/* A view of `underlying` (borrowed; the view takes its own reference) under "<prefix>/". num_keys and
+ * time-outs are the underlying store's; list_keys gives only keys under the prefix, without it. */
 dd_status dd_prefix_store_open(dd_store **store, dd_bytes prefix, dd_store *underlying,
                                dd_error *err) DD_MUST_CHECK;
 dd_store *dd_prefix_store_underlying(dd_store *store); /* borrowed */

@@ -37,6 +37,7 @@ tcp_link_close(tcp_link *link)
     dd_sock_close(link->fd);
     link->fd = -1;
     link->nunanswered = 0;
+    link->is_receiving = false;
 }
 
 void
@@ -85,9 +86,10 @@ tcp_link_send(tcp_link *link, const dd_wait *wait, dd_error *err)
     }
     if (status != DD_OK) {
         tcp_link_close(link);
+        return status;
     }
     link->nunanswered++;
-    return status;
+    return DD_OK;
 }
 
 /* Polls for bytes for a while before it gives up with DD_IO_AGAIN. A reply that comes while polling saves two context
@@ -141,18 +143,18 @@ reported_error(const tcp_link *link, dd_error *err)
 
 /* Scans what has arrived of a reply; the first byte of an extended one tells which of two patterns it has. */
 static dd_tcp_scan_result
-scan_reply(tcp_link *link, dd_tcp_scan *scan, bool *is_error, dd_error *err)
+scan_reply(tcp_link *link, dd_error *err)
 {
     size_t head = link->is_extended ? 1 : 0;
     if (link->in.len < head) {
         return DD_TCP_SCAN_MORE;
     }
-    if (head == 1 && link->in.data[0] != DD_OK && !*is_error) {
-        *is_error = true;
-        dd_tcp_scan_begin(scan, "v", 1, head);
+    if (head == 1 && link->in.data[0] != DD_OK && !link->is_error) {
+        link->is_error = true;
+        dd_tcp_scan_begin(&link->scan, "v", 1, head);
     }
-    dd_tcp_scan_result result = dd_tcp_scan_run(scan, dd_blob_view(&link->in), &reply_limits, err);
-    if (result == DD_TCP_SCAN_DONE && link->in.len != scan->at) {
+    dd_tcp_scan_result result = dd_tcp_scan_run(&link->scan, dd_blob_view(&link->in), &reply_limits, err);
+    if (result == DD_TCP_SCAN_DONE && link->in.len != link->scan.at) {
         (void)dd_error_set(err, DD_PROTOCOL, "the server sent more than its reply");
         return DD_TCP_SCAN_BAD;
     }
@@ -170,12 +172,14 @@ dd_status
 tcp_link_receive(tcp_link *link, dd_tcp_op op, uint64_t repeats, dd_tcp_reader *reader, const dd_wait *wait,
                  dd_error *err)
 {
-    dd_tcp_scan scan;
-    bool is_error = false;
-    dd_blob_clear(&link->in, KEEP_BYTES);
-    dd_tcp_scan_begin(&scan, dd_tcp_reply_pattern(op), repeats, link->is_extended ? 1 : 0);
+    if (!link->is_receiving) {
+        dd_blob_clear(&link->in, KEEP_BYTES);
+        dd_tcp_scan_begin(&link->scan, dd_tcp_reply_pattern(op), repeats, link->is_extended ? 1 : 0);
+        link->is_error = false;
+        link->is_receiving = true;
+    }
     for (;;) {
-        dd_tcp_scan_result result = scan_reply(link, &scan, &is_error, err);
+        dd_tcp_scan_result result = scan_reply(link, err);
         if (result == DD_TCP_SCAN_BAD) {
             tcp_link_close(link);
             return DD_PROTOCOL;
@@ -185,16 +189,16 @@ tcp_link_receive(tcp_link *link, dd_tcp_op op, uint64_t repeats, dd_tcp_reader *
         }
         dd_status status = receive_more(link, wait, err);
         if (status != DD_OK) {
-            /* A reply that stopped half way cannot be taken up again. */
-            if (!is_only_late(status) || link->in.len > 0) {
+            if (!is_only_late(status)) {
                 tcp_link_close(link);
             }
             return status;
         }
     }
     link->nunanswered = 0;
+    link->is_receiving = false;
     reader->at = link->in.data + (link->is_extended ? 1 : 0);
-    return is_error ? reported_error(link, err) : DD_OK;
+    return link->is_error ? reported_error(link, err) : DD_OK;
 }
 
 /* A request and its reply; nothing of the link is left when it fails. */

@@ -29,6 +29,10 @@ typedef struct tcp_link {
     bool is_extended;
     dd_blob out;
     dd_blob in;
+    /* the reply that is being received, perhaps in several calls */
+    bool is_receiving;
+    bool is_error;
+    dd_tcp_scan scan;
 } tcp_link;
 
 void tcp_link_init(tcp_link *link);
@@ -48,8 +52,8 @@ dd_status tcp_link_send(tcp_link *link, const dd_wait *wait, dd_error *err) DD_M
 
 /* Receives the reply to `op`, whose pattern comes `repeats` times, and lets `reader` take it apart; it stays valid
  * until the next request. An error that the server reports is returned as it is and leaves the link open. At the
- * deadline, DD_NETWORK_TIMED_OUT, or on DD_INTERRUPTED the reply is still to come and the link stays open; any other
- * failure closes it. */
+ * deadline, DD_NETWORK_TIMED_OUT, or on DD_INTERRUPTED the reply is still to come and the link stays open: the same call
+ * takes it up again, with what has arrived of it. Any other failure closes it. */
 dd_status tcp_link_receive(tcp_link *link, dd_tcp_op op, uint64_t repeats, dd_tcp_reader *reader,
                            const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 

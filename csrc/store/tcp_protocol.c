@@ -143,6 +143,18 @@ scan_field(dd_tcp_scan *scan, dd_bytes bytes, const dd_tcp_limits *limits, dd_er
     }
 }
 
+/* Whether so many bytes of one message are too many. */
+static bool
+is_too_long(uint64_t nbytes, const dd_tcp_limits *limits, dd_error *err)
+{
+    if (nbytes <= limits->max_request_bytes) {
+        return false;
+    }
+    (void)dd_error_set(err, DD_PROTOCOL, "message is over the limit of %llu bytes",
+                       (unsigned long long)limits->max_request_bytes);
+    return true;
+}
+
 /* At the end of the group: back to its start, or to the end of the message. */
 static void
 next_repeat(dd_tcp_scan *scan)
@@ -160,19 +172,17 @@ dd_tcp_scan_run(dd_tcp_scan *scan, dd_bytes bytes, const dd_tcp_limits *limits, 
 {
     while (*scan->step != '\0') {
         dd_tcp_scan_result result = scan_field(scan, bytes, limits, err);
+        if (result == DD_TCP_SCAN_MORE && is_too_long(bytes.len, limits, err)) {
+            return DD_TCP_SCAN_BAD;
+        }
         if (result != DD_TCP_SCAN_DONE) {
-            if (result == DD_TCP_SCAN_MORE && bytes.len > limits->max_request_bytes) {
-                (void)dd_error_set(err, DD_PROTOCOL, "message is over the limit of %llu bytes",
-                                   (unsigned long long)limits->max_request_bytes);
-                return DD_TCP_SCAN_BAD;
-            }
             return result;
         }
         if (*scan->step == '\0') {
             next_repeat(scan);
         }
     }
-    return DD_TCP_SCAN_DONE;
+    return is_too_long(scan->at, limits, err) ? DD_TCP_SCAN_BAD : DD_TCP_SCAN_DONE;
 }
 
 uint64_t

@@ -378,9 +378,14 @@ serve_queue_push(tcp_conn *conn, dd_tcp_reader *reader)
 static void
 serve_queue_pop(tcp_conn *conn, dd_tcp_reader *reader)
 {
+    dd_bytes key = dd_tcp_read_bytes(reader);
     dd_blob value = {0};
-    bool is_there = dd_keyspace_queue_pop(&conn->server->ks, dd_tcp_read_bytes(reader), &value);
+    bool is_there = dd_keyspace_queue_pop(&conn->server->ks, key, &value);
     reply_maybe(conn, is_there, dd_blob_view(&value));
+    if (is_there && conn->is_doomed) {
+        /* It could not be answered: the item stays for the next who asks, if memory allows. */
+        (void)!dd_keyspace_queue_unpop(&conn->server->ks, key, &value, NULL);
+    }
     dd_blob_fini(&value);
 }
 

@@ -14,6 +14,8 @@
 #define ACCEPTS_PER_EVENT 64
 #define ACCEPT_RETRY_NS (100 * DD_NS_PER_MS)
 #define PORT_ATTEMPTS 16
+/* More names would not fit into the message of a time-out anyway. */
+#define MAX_JOINED_NAMED ((size_t)64)
 /* How long the loop polls before it sleeps: waking a sleeper costs more than a request does. */
 #define SPIN_NS (50 * DD_NS_PER_US)
 
@@ -53,8 +55,8 @@ tcp_server_note_joined(dd_tcp_server *server, const char *who, int64_t sum)
     server->njoined = sum;
     /* Doubling at powers of two: the array is as large as the next power. */
     size_t n = server->njoined_named;
-    bool has_room = true;
-    if ((n & (n - 1)) == 0) {
+    bool has_room = n < MAX_JOINED_NAMED;
+    if (has_room && (n & (n - 1)) == 0) {
         char(*grown)[TCP_WHO_MAX] = dd_mem_realloc(server->joined, (n > 0 ? n * 2 : 1) * TCP_WHO_MAX);
         has_room = grown != NULL;
         server->joined = has_room ? grown : server->joined;
@@ -302,6 +304,19 @@ listen_on_fd(dd_tcp_server *server, const dd_tcp_server_options *options, dd_err
     return add_listener(server, options->listen_fd, err);
 }
 
+/* The open has failed: the descriptor stays the caller's. */
+static void
+give_listen_fd_back(dd_tcp_server *server, int listen_fd)
+{
+    for (size_t i = 0; i < server->nlisteners; i++) {
+        tcp_listener *listener = &server->listeners[i];
+        if (listener->handler.fd == listen_fd) {
+            dd_loop_remove(&server->loop, &listener->handler);
+            listener->handler.fd = -1;
+        }
+    }
+}
+
 /* Clients of this host find the Unix socket through their first connection. The store works without it. */
 static void
 listen_on_unix(dd_tcp_server *server)
@@ -401,9 +416,13 @@ open_alone(dd_tcp_server **out, const dd_tcp_server_options *options, const dd_w
         status = dd_thread_start(&server->thread, "dd-store", server_main, server, err);
     }
     if (status != DD_OK) {
+        if (options->listen_fd >= 0) {
+            give_listen_fd_back(server, options->listen_fd);
+        }
         free_server(server);
         return status;
     }
+    (void)dd_fork_own(options->listen_fd);
     DD_LOG(DD_LOG_INFO, "store server: listens on port %u of \"%s\"%s", server->port, options->host,
            server->secret.len > 0 ? ", with a secret" : "");
     *out = server;

@@ -50,7 +50,8 @@ typedef struct tcp_conn {
     dd_tcp_op parked_op;
     dd_tcp_scan scan;
     dd_blob in;          /* the start of a request whose rest has not come */
-    dd_blob out;         /* replies not sent yet */
+    dd_blob out;         /* replies; the first out_sent bytes are sent */
+    size_t out_sent;
     dd_waiter waiter;
     struct tcp_hello *hello; /* owned; NULL for a plain client */
 } tcp_conn;

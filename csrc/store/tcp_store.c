@@ -582,28 +582,69 @@ tcp_try_get(dd_store *head, dd_bytes key, dd_blob *value, bool *is_found, const 
     return try_get(head, "try_get", key, value, is_found, wait, err);
 }
 
-/* Finds out which keys are still missing, one by one where the server has no better way. */
-static size_t
-find_missing(dd_store *head, const dd_bytes *keys, size_t nkeys, dd_bytes missing[MAX_KEYS_NAMED])
+/* The keys that a time-out names, as many as there is room for. */
+typedef struct missing_keys {
+    dd_bytes keys[MAX_KEYS_NAMED];
+    size_t count;
+} missing_keys;
+
+static void
+note_if_missing(missing_keys *missing, dd_bytes key, bool is_there)
 {
-    dd_wait patience = dd_wait_after(ANSWER_NS);
-    size_t nmissing = 0;
-    for (size_t i = 0; i < nkeys && nmissing < MAX_KEYS_NAMED; i++) {
-        bool is_there = false;
-        if (tcp_check(head, &keys[i], 1, &is_there, &patience, NULL) != DD_OK || !is_there) {
-            missing[nmissing++] = keys[i];
+    if (!is_there && missing->count < MAX_KEYS_NAMED) {
+        missing->keys[missing->count++] = key;
+    }
+}
+
+/* All in one request, where the server knows how. */
+static dd_status
+find_missing_at_once(dd_store *head, const dd_bytes *keys, size_t nkeys, missing_keys *missing,
+                     const dd_wait *wait)
+{
+    call c;
+    dd_status status = call_begin(&c, head, "check", DD_TCP_CHECK_EACH, wait, NULL);
+    if (status != DD_OK) {
+        return status;
+    }
+    write_keys(&c, keys, nkeys);
+    dd_tcp_reader reader;
+    status = call_ask(&c, &reader);
+    if (status == DD_OK) {
+        dd_bytes flags = dd_tcp_read_bytes(&reader);
+        for (size_t i = 0; i < nkeys; i++) {
+            note_if_missing(missing, keys[i], i < flags.len && flags.data[i] != 0);
         }
     }
-    return nmissing;
+    return call_end(&c, status);
+}
+
+static dd_status
+find_missing_one_by_one(dd_store *head, const dd_bytes *keys, size_t nkeys, missing_keys *missing,
+                        const dd_wait *wait)
+{
+    dd_status status = DD_OK;
+    for (size_t i = 0; i < nkeys && missing->count < MAX_KEYS_NAMED && status == DD_OK; i++) {
+        bool is_there = false;
+        status = tcp_check(head, &keys[i], 1, &is_there, wait, NULL);
+        note_if_missing(missing, keys[i], is_there);
+    }
+    return status;
 }
 
 static dd_status
 missing_error(dd_store *head, const char *what, const dd_bytes *keys, size_t nkeys, const dd_wait *wait,
               dd_error *err)
 {
-    dd_bytes missing[MAX_KEYS_NAMED];
-    size_t nmissing = find_missing(head, keys, nkeys, missing);
-    return dd_store_error_missing(err, what, from_head(head)->where, missing, nmissing, nkeys, wait);
+    dd_wait patience = dd_wait_after(ANSWER_NS);
+    missing_keys missing = {.count = 0};
+    dd_status status = from_head(head)->target.is_extended
+                           ? find_missing_at_once(head, keys, nkeys, &missing, &patience)
+                           : find_missing_one_by_one(head, keys, nkeys, &missing, &patience);
+    if (status != DD_OK) {
+        /* The server does not answer any more: then they all are. */
+        return dd_store_error_missing(err, what, from_head(head)->where, keys, nkeys, nkeys, wait);
+    }
+    return dd_store_error_missing(err, what, from_head(head)->where, missing.keys, missing.count, nkeys, wait);
 }
 
 /* Waits on a side link until the keys are there. */

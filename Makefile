@@ -1,0 +1,168 @@
+# The C side of dldist without an interpreter: tests, sanitizers, fuzzers, coverage, checks.
+# `make help` lists the targets. The Python package itself is built by setup.py; `make ext` calls it.
+
+CC ?= gcc
+ifeq ($(origin CC),default)
+CC := gcc
+endif
+CLANG ?= clang-14
+CLANG_FORMAT ?= clang-format-14
+CLANG_TIDY ?= clang-tidy-14
+GCOV ?= gcov
+PYTHON ?= python3
+FUZZ_SECONDS ?= 600
+# Arguments for the test binary: parts of the names of the tests to run.
+TESTS ?=
+
+BUILD := build
+LIB_SRC := $(filter-out csrc/python/%,$(wildcard csrc/*/*.c))
+TEST_SRC := $(wildcard tests/c/*.c tests/c/*/*.c)
+FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
+FUZZ_NAMES := $(patsubst tests/fuzz/fuzz_%.c,%,$(FUZZ_SRC))
+ALL_C := $(wildcard csrc/*/*.[ch] csrc/*/*/*.[ch] tests/c/*.[ch] tests/c/*/*.[ch] tests/fuzz/*.[ch] tools/*.h)
+
+WARNINGS := -Wall -Wextra -Wshadow -Wconversion -Wformat=2 -Wstrict-prototypes -Wmissing-prototypes \
+            -Wundef -Wvla -Wswitch-enum -Werror
+BASE := -std=gnu11 -D_GNU_SOURCE -DDD_FAULTS -Icsrc -Itests -Itests/c -pthread -g \
+        -fno-omit-frame-pointer -ffp-contract=off $(WARNINGS)
+
+# A variant is a folder under build/ with its own compiler and flags.
+VARIANTS := fast asan tsan coverage fuzz
+CC_fast := $(CC)
+CC_asan := $(CC)
+CC_tsan := $(CC)
+CC_coverage := $(CC)
+CC_fuzz := $(CLANG)
+# gcc guesses at what may be uninitialised, differently with every optimisation and worst under sanitizers; `make tidy`
+# follows the paths between functions and knows that a failure is never DD_OK (tools/tidy_model.h).
+GCC_NOISE := -Wno-maybe-uninitialized
+SANITIZER_NOISE := -Wno-format-truncation
+# Only clang wants the format attribute on functions that take a va_list.
+CLANG_NOISE := -Wno-format-nonliteral
+FLAGS_fast := -O1 $(GCC_NOISE)
+FLAGS_asan := -O1 $(GCC_NOISE) $(SANITIZER_NOISE) -fsanitize=address,undefined -fno-sanitize-recover=all
+FLAGS_tsan := -O1 $(GCC_NOISE) $(SANITIZER_NOISE) -fsanitize=thread
+FLAGS_coverage := -O0 $(GCC_NOISE) --coverage
+FLAGS_fuzz := -O1 $(CLANG_NOISE) -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
+LIBS := -pthread -lm
+
+export ASAN_OPTIONS ?= detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1
+export UBSAN_OPTIONS ?= print_stacktrace=1
+export TSAN_OPTIONS ?= halt_on_error=1:second_deadlock_stack=1
+# The older thread sanitizers stumble over kernels that randomise addresses widely; some containers forbid to
+# turn that off, and then they are run as they are.
+NO_RANDOM_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.SECONDARY:
+.PHONY: help test-c test-asan test-tsan replay fuzz-build coverage check layers headers format-check tidy format \
+        ext symbols test-py clean $(addprefix fuzz-,$(FUZZ_NAMES))
+
+help: ## this list
+	@awk -F ':.*## ' '/^(# )?[a-z<>-]+:.*## / {sub("# ", "", $$1); printf "  make %-14s %s\n", $$1, $$2}' Makefile
+	@echo
+	@echo "  Variables: CC CLANG PYTHON TESTS='names' FUZZ_SECONDS=$(FUZZ_SECONDS); -j works."
+	@echo "  Fuzzers: $(or $(addprefix fuzz-,$(FUZZ_NAMES)),none yet)"
+
+# ---- objects: build/<variant>/<path of the source>.o, with the headers they read in a .d beside them
+
+define VARIANT_RULES
+$(BUILD)/$(1)/%.o: %.c Makefile
+	@mkdir -p $$(@D)
+	@echo "$(1) $$<"
+	@$$(CC_$(1)) $$(BASE) $$(FLAGS_$(1)) -MMD -MP -c $$< -o $$@
+
+LIB_OBJ_$(1) := $$(LIB_SRC:%.c=$(BUILD)/$(1)/%.o)
+TEST_OBJ_$(1) := $$(TEST_SRC:%.c=$(BUILD)/$(1)/%.o)
+
+$(BUILD)/$(1)/tests_c: $$(LIB_OBJ_$(1)) $$(TEST_OBJ_$(1))
+	@$$(CC_$(1)) $$(FLAGS_$(1)) $$^ $$(LIBS) -o $$@
+endef
+$(foreach variant,$(VARIANTS),$(eval $(call VARIANT_RULES,$(variant))))
+
+-include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
+
+# ---- tests
+
+test-c: $(BUILD)/fast/tests_c ## C tests, quickly
+	$< $(TESTS)
+
+test-asan: $(BUILD)/asan/tests_c ## C tests under AddressSanitizer, LeakSanitizer and UBSan
+	DLDIST_TEST_SLOW=$${DLDIST_TEST_SLOW:-3} $< $(TESTS)
+
+test-tsan: $(BUILD)/tsan/tests_c ## C tests under ThreadSanitizer
+	DLDIST_TEST_SLOW=$${DLDIST_TEST_SLOW:-5} $(NO_RANDOM_ADDRESSES) $< $(TESTS)
+
+# ---- fuzzing
+
+replay: $(FUZZ_NAMES:%=$(BUILD)/asan/replay_%) ## every fuzz corpus once, without a fuzzing engine, under ASan
+	@for name in $(FUZZ_NAMES); do \
+	    $(BUILD)/asan/replay_$$name tests/fuzz/corpus/$$name || exit 1; \
+	done
+	@echo "replay: $(words $(FUZZ_NAMES)) fuzz targets"
+
+$(BUILD)/asan/replay_%: $(BUILD)/asan/tests/fuzz/fuzz_%.o $(BUILD)/asan/tests/fuzz/replay_main.o $(LIB_OBJ_asan)
+	@$(CC_asan) $(FLAGS_asan) $^ $(LIBS) -o $@
+
+$(BUILD)/fuzz/fuzz_%: $(BUILD)/fuzz/tests/fuzz/fuzz_%.o $(LIB_OBJ_fuzz)
+	@$(CC_fuzz) -fsanitize=fuzzer,address,undefined $^ $(LIBS) -o $@
+
+# fuzz-<name>: ## libFuzzer on tests/fuzz/fuzz_<name>.c for FUZZ_SECONDS; what it finds lands in build/fuzz/
+# merge-<name>: ## take from build/fuzz/corpus/ into the tree what adds coverage
+$(addprefix fuzz-,$(FUZZ_NAMES)): fuzz-%: $(BUILD)/fuzz/fuzz_%
+	@mkdir -p $(BUILD)/fuzz/corpus/$* tests/fuzz/corpus/$*
+	$< -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
+	    -artifact_prefix=$(BUILD)/fuzz/$*- $(BUILD)/fuzz/corpus/$* tests/fuzz/corpus/$*
+
+fuzz-build: $(FUZZ_NAMES:%=$(BUILD)/fuzz/fuzz_%) ## every fuzzer, built and not run: the whole of csrc/ through clang
+
+merge-%: $(BUILD)/fuzz/fuzz_%
+	$< -merge=1 tests/fuzz/corpus/$* $(BUILD)/fuzz/corpus/$*
+
+# ---- coverage
+
+coverage: $(BUILD)/coverage/tests_c ## lines of csrc/ that the C tests run, file by file
+	@find $(BUILD)/coverage -name '*.gcda' -delete
+	$< $(TESTS)
+	@$(PYTHON) tools/coverage.py $(GCOV) $(BUILD)/coverage
+
+# ---- checks of the source
+
+check: layers headers format-check ## layers, headers and format (quick; `make tidy` is the slow one)
+
+layers: ## which folder may include which
+	@$(PYTHON) tools/check_layers.py
+
+headers: ## every header compiles on its own
+	@CC="$(CC)" PYTHON="$(PYTHON)" tools/check_headers.sh $(WARNINGS)
+
+format-check: ## clang-format would change nothing
+	@differ=0; for file in $(ALL_C); do \
+	    $(CLANG_FORMAT) $$file | diff -u --label $$file --label formatted $$file - || differ=$$((differ + 1)); \
+	done; echo "format: $(words $(ALL_C)) files, $$differ differ"; test $$differ -eq 0
+
+# What tidy_model.h says is what status.c defines, so that one file goes without.
+tidy: ## clang-tidy over csrc/ without the binding
+	@command -v $(CLANG_TIDY) >/dev/null || { echo "$(CLANG_TIDY) is not installed"; exit 1; }
+	@printf '%s\n' $(filter-out csrc/core/status.c,$(LIB_SRC)) | xargs -P "$$(nproc)" -n 1 \
+	    sh -c '$(CLANG_TIDY) --quiet "$$0" -- $(BASE) -include tools/tidy_model.h 2>/dev/null'
+	@$(CLANG_TIDY) --quiet csrc/core/status.c -- $(BASE) 2>/dev/null
+	@echo "tidy: $(words $(LIB_SRC)) files"
+
+format: ## rewrite all C files with clang-format
+	$(CLANG_FORMAT) -i $(ALL_C)
+
+# ---- Python
+
+ext: ## build the extension in place, into pkg/dldist/, with $(PYTHON)
+	$(PYTHON) setup.py -q build_ext --inplace
+
+symbols: ## the built extension exports its init function alone and needs libc alone
+	@$(PYTHON) tools/check_symbols.py
+
+test-py: ext ## pytest on the extension in place (needs pytest in $(PYTHON))
+	PYTHONPATH=pkg $(PYTHON) -m pytest -q tests/py
+
+clean: ## remove what was built
+	rm -rf $(BUILD) pkg/dldist/_core*.so

@@ -1,0 +1,153 @@
+#include "net/ring.h"
+
+#include "core/fork.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define HEADER_BYTES ((size_t)4096)
+#define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
+
+/* Each word has a cache line of its own: the sides write different ones. */
+struct dd_ring_shared {
+    _Alignas(64) _Atomic uint64_t written;   /* by the writer: bytes ever written */
+    _Alignas(64) _Atomic uint64_t read;      /* by the reader: bytes ever read */
+    _Alignas(64) _Atomic uint32_t is_asleep; /* set by the reader, cleared by either */
+};
+
+static dd_status
+map_ring(dd_ring *ring, size_t size, int fd, dd_error *err)
+{
+    void *memory = mmap(NULL, HEADER_BYTES + size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (memory == MAP_FAILED) {
+        return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot map a ring of %zu bytes", size);
+    }
+    /* A forked child has no business in it. */
+    (void)madvise(memory, HEADER_BYTES + size, MADV_DONTFORK);
+    *ring = (dd_ring){.shared = memory, .data = (uint8_t *)memory + HEADER_BYTES, .size = size};
+    return DD_OK;
+}
+
+dd_status
+dd_ring_create(dd_ring *ring, size_t size, int *fd, dd_error *err)
+{
+    int new_fd = dd_fork_own(memfd_create("dldist-ring", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    if (new_fd < 0) {
+        return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot create a ring");
+    }
+    dd_status status = DD_OK;
+    if (ftruncate(new_fd, (off_t)(HEADER_BYTES + size)) != 0 || fcntl(new_fd, F_ADD_SEALS, SEALS) != 0) {
+        status = dd_error_set_errno(err, DD_SYSTEM, errno, "cannot make a ring of %zu bytes", size);
+    } else {
+        status = map_ring(ring, size, new_fd, err);
+    }
+    if (status != DD_OK) {
+        dd_fork_close(new_fd);
+        return status;
+    }
+    *fd = new_fd;
+    return DD_OK;
+}
+
+dd_status
+dd_ring_attach(dd_ring *ring, size_t size, int fd, dd_error *err)
+{
+    struct stat info;
+    bool is_ring = fstat(fd, &info) == 0 && info.st_size == (off_t)(HEADER_BYTES + size) &&
+                   fcntl(fd, F_GET_SEALS) == SEALS;
+    if (!is_ring) {
+        return dd_error_set(err, DD_PROTOCOL, "descriptor %d is not a sealed ring of %zu bytes", fd, size);
+    }
+    return map_ring(ring, size, fd, err);
+}
+
+void
+dd_ring_close(dd_ring *ring)
+{
+    if (ring->shared != NULL) {
+        (void)munmap(ring->shared, HEADER_BYTES + ring->size);
+    }
+    *ring = (dd_ring){0};
+}
+
+static size_t
+smaller(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+size_t
+dd_ring_write(dd_ring *ring, const void *data, size_t len)
+{
+    /* Acquire: the reader is done with the bytes it says it has read. */
+    uint64_t read = atomic_load_explicit(&ring->shared->read, memory_order_acquire);
+    uint64_t used = ring->position - read;
+    if (used > ring->size) {
+        return 0; /* a reader that makes no sense frees nothing */
+    }
+    len = smaller(len, ring->size - (size_t)used);
+    size_t start = (size_t)(ring->position & (ring->size - 1));
+    size_t first = smaller(len, ring->size - start);
+    memcpy(ring->data + start, data, first);
+    memcpy(ring->data, (const uint8_t *)data + first, len - first);
+    ring->position += len;
+    /* Release: the bytes are there before the position that covers them. */
+    atomic_store_explicit(&ring->shared->written, ring->position, memory_order_release);
+    return len;
+}
+
+bool
+dd_ring_is_bell_due(dd_ring *ring)
+{
+    /* Pairs with the fence in dd_ring_fall_asleep: either the reader sees the new bytes before it sleeps, or the writer
+     * sees that it sleeps. */
+    atomic_thread_fence(memory_order_seq_cst);
+    return atomic_load_explicit(&ring->shared->is_asleep, memory_order_relaxed) != 0 &&
+           atomic_exchange_explicit(&ring->shared->is_asleep, 0, memory_order_relaxed) != 0;
+}
+
+bool
+dd_ring_read(dd_ring *ring, void *data, size_t len, size_t *moved)
+{
+    /* Acquire: pairs with the release in dd_ring_write. */
+    uint64_t written = atomic_load_explicit(&ring->shared->written, memory_order_acquire);
+    uint64_t used = written - ring->position;
+    if (used > ring->size) {
+        return false;
+    }
+    len = smaller(len, (size_t)used);
+    size_t start = (size_t)(ring->position & (ring->size - 1));
+    size_t first = smaller(len, ring->size - start);
+    memcpy(data, ring->data + start, first);
+    memcpy((uint8_t *)data + first, ring->data, len - first);
+    ring->position += len;
+    if (len > 0) {
+        /* Release: the bytes are copied before the writer may write over them. */
+        atomic_store_explicit(&ring->shared->read, ring->position, memory_order_release);
+    }
+    *moved = len;
+    return true;
+}
+
+bool
+dd_ring_fall_asleep(dd_ring *ring)
+{
+    atomic_store_explicit(&ring->shared->is_asleep, 1, memory_order_relaxed);
+    atomic_thread_fence(memory_order_seq_cst);
+    if (atomic_load_explicit(&ring->shared->written, memory_order_relaxed) == ring->position) {
+        return true;
+    }
+    dd_ring_wake_up(ring);
+    return false;
+}
+
+void
+dd_ring_wake_up(dd_ring *ring)
+{
+    atomic_store_explicit(&ring->shared->is_asleep, 0, memory_order_relaxed);
+}

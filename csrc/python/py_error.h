@@ -1,0 +1,22 @@
+/* Exceptions: what a dd_status looks like in Python. */
+#ifndef DD_PYTHON_PY_ERROR_H
+#define DD_PYTHON_PY_ERROR_H
+
+#include "core/status.h"
+#include "python/py_state.h"
+
+/* Makes the exceptions and puts them into the module; -1 with an exception. */
+int py_error_add_to_module(PyObject *module, py_state *state);
+
+/* Raises what stands for `status`, with err's message. DD_INTERRUPTED keeps an exception that is set. */
+void py_error_raise(py_state *state, dd_status status, const dd_error *err);
+
+/* The status the core sees for the exception that is set: what kind of failure it is, DD_STORE when it is a
+ * stranger. */
+dd_status py_error_status_of_current(py_state *state);
+
+/* _core._raise_status(code), _core._status_names(): for tests that walk all codes. */
+PyObject *py_error_raise_status(PyObject *module, PyObject *code);
+PyObject *py_error_status_names(PyObject *module, PyObject *unused);
+
+#endif

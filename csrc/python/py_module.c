@@ -1,0 +1,175 @@
+/* The module dldist._core. */
+
+#include "python/py_error.h"
+#include "python/py_log.h"
+#include "python/py_store.h"
+
+static PyModuleDef core_module;
+
+py_state *
+py_state_of_type(PyTypeObject *type, PyObject **module)
+{
+    /* Classes derived in Python have no module, those of other extensions not ours: go up to the type that
+     * has it. */
+    for (PyTypeObject *t = type; t != NULL; t = (PyTypeObject *)PyType_GetSlot(t, Py_tp_base)) {
+        PyObject *found = PyType_GetModule(t);
+        if (found != NULL && PyModule_GetDef(found) == &core_module) {
+            *module = found;
+            return PyModule_GetState(found);
+        }
+        PyErr_Clear();
+    }
+    PyErr_SetString(PyExc_TypeError, "not a type of dldist");
+    return NULL;
+}
+
+PyObject *
+py_state_timedelta(py_state *state)
+{
+    if (state->timedelta == NULL) {
+        PyObject *datetime = PyImport_ImportModule("datetime");
+        PyObject *timedelta = datetime != NULL ? PyObject_GetAttrString(datetime, "timedelta") : NULL;
+        Py_XDECREF(datetime);
+        /* Another thread may have been here during the import. */
+        if (state->timedelta == NULL) {
+            state->timedelta = timedelta;
+        } else {
+            Py_XDECREF(timedelta);
+        }
+    }
+    return state->timedelta;
+}
+
+/* Adds the type, which is taken, and keeps it in *slot. */
+static int
+add_type(PyObject *module, PyTypeObject **slot, PyObject *type)
+{
+    *slot = (PyTypeObject *)type;
+    return type != NULL ? PyModule_AddType(module, *slot) : -1;
+}
+
+static int
+add_types(PyObject *module, py_state *state)
+{
+    if (add_type(module, &state->store_type, py_store_make_type(module)) < 0) {
+        return -1;
+    }
+    PyObject *base = (PyObject *)state->store_type;
+    if (add_type(module, &state->tcp_store_type, py_tcp_store_make_type(module, base)) < 0 ||
+        add_type(module, &state->file_store_type, py_file_store_make_type(module, base)) < 0 ||
+        add_type(module, &state->hash_store_type, py_hash_store_make_type(module, base)) < 0 ||
+        add_type(module, &state->prefix_store_type, py_prefix_store_make_type(module, base)) < 0) {
+        return -1;
+    }
+    return 0;
+}
+
+/* Threads of the process come back to Python by PyGILState, which knows the main interpreter only. */
+static int
+refuse_subinterpreter(void)
+{
+    if (PyInterpreterState_GetID(PyInterpreterState_Get()) == 0) {
+        return 0;
+    }
+    PyErr_SetString(PyExc_ImportError, "dldist does not support subinterpreters");
+    return -1;
+}
+
+static int
+core_exec(PyObject *module)
+{
+    py_state *state = PyModule_GetState(module);
+    if (refuse_subinterpreter() < 0) {
+        return -1;
+    }
+    dd_error err;
+    if (py_error_add_to_module(module, state) < 0) {
+        return -1;
+    }
+    dd_status status = dd_tcp_registry_create(&state->tcp_registry, &err);
+    if (status != DD_OK) {
+        py_error_raise(state, status, &err);
+        return -1;
+    }
+    return add_types(module, state);
+}
+
+static int
+core_traverse(PyObject *module, visitproc visit, void *arg)
+{
+    py_state *state = PyModule_GetState(module);
+    if (state == NULL) {
+        return 0;
+    }
+    Py_VISIT(state->store_type);
+    Py_VISIT(state->tcp_store_type);
+    Py_VISIT(state->file_store_type);
+    Py_VISIT(state->hash_store_type);
+    Py_VISIT(state->prefix_store_type);
+    for (int i = 0; i < PY_ERROR_COUNT; i++) {
+        Py_VISIT(state->errors[i]);
+    }
+    Py_VISIT(state->timedelta);
+    return 0;
+}
+
+/* There is no m_clear: objects use the state until they are gone, and the types break every cycle through the
+ * module. */
+static void
+core_free(void *module)
+{
+    py_state *state = PyModule_GetState(module);
+    if (state == NULL) {
+        return;
+    }
+    Py_CLEAR(state->store_type);
+    Py_CLEAR(state->tcp_store_type);
+    Py_CLEAR(state->file_store_type);
+    Py_CLEAR(state->hash_store_type);
+    Py_CLEAR(state->prefix_store_type);
+    for (int i = 0; i < PY_ERROR_COUNT; i++) {
+        Py_CLEAR(state->errors[i]);
+    }
+    Py_CLEAR(state->timedelta);
+    if (state->tcp_registry != NULL) {
+        dd_tcp_registry_destroy(state->tcp_registry);
+    }
+}
+
+static PyMethodDef core_methods[] = {
+    {"_set_log_level", py_log_set_level, METH_O,
+     "_set_log_level($module, level, /)\n--\n\nSets the level of the log; tells whether it is on."},
+    {"_take_log_record", py_log_take_record, METH_O,
+     "_take_log_record($module, timeout, /)\n--\n\n"
+     "Waits for the next record: (level, time, number lost before it, message), or None."},
+    {"_stop_log", py_log_stop, METH_NOARGS, "_stop_log($module, /)\n--\n\nLets _take_log_record return."},
+    {"_raise_status", py_error_raise_status, METH_O,
+     "_raise_status($module, code, /)\n--\n\nRaises what stands for a status of the core; for tests."},
+    {"_status_names", py_error_status_names, METH_NOARGS,
+     "_status_names($module, /)\n--\n\nThe names of all statuses of the core, by number; for tests."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyModuleDef_Slot core_slots[] = {
+    {Py_mod_exec, (void *)core_exec},
+    {0, NULL},
+};
+
+static PyModuleDef core_module = {
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "dldist._core",
+    .m_doc = "The C part of dldist.",
+    .m_size = sizeof(py_state),
+    .m_methods = core_methods,
+    .m_slots = core_slots,
+    .m_traverse = core_traverse,
+    .m_free = core_free,
+};
+
+PyMODINIT_FUNC PyInit__core(void);
+
+PyMODINIT_FUNC
+PyInit__core(void)
+{
+    return PyModuleDef_Init(&core_module);
+}

@@ -1,0 +1,68 @@
+"""Collective communication for any array library, with no framework underneath."""
+
+import os as _os
+
+from dldist import _core
+from dldist._core import (
+    DistAuthError,
+    DistBackendError,
+    DistError,
+    DistNetworkError,
+    DistNetworkTimeoutError,
+    DistQueueEmptyError,
+    DistStoreError,
+    DistStoreTimeoutError,
+    DistTimeoutError,
+    FileStore,
+    HashStore,
+    PrefixStore,
+    QueueEmptyError,
+    Store,
+    TCPStore,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DistAuthError",
+    "DistBackendError",
+    "DistError",
+    "DistNetworkError",
+    "DistNetworkTimeoutError",
+    "DistQueueEmptyError",
+    "DistStoreError",
+    "DistStoreTimeoutError",
+    "DistTimeoutError",
+    "FileStore",
+    "HashStore",
+    "PrefixStore",
+    "QueueEmptyError",
+    "Store",
+    "TCPStore",
+    "__version__",
+    "set_log_level",
+]
+
+
+def set_log_level(level: str) -> None:
+    """Send what dldist does to the logger "dldist": level is "off", "info" or "debug"."""
+    if _core._set_log_level(level):
+        # Imports logging and starts a thread: only for those who want the log.
+        from dldist import _log
+
+        _log.start(level)
+
+
+def _set_log_level_from_environment() -> None:
+    level = _os.environ.get("DLDIST_LOG")
+    if not level:
+        return
+    try:
+        set_log_level(level)
+    except ValueError as error:
+        import warnings
+
+        warnings.warn(f"DLDIST_LOG: {error}; the log stays off", RuntimeWarning, stacklevel=2)
+
+
+_set_log_level_from_environment()

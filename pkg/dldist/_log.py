@@ -1,0 +1,80 @@
+"""Hands the records of the C core to Python's logging. Imported only when the log is turned on."""
+
+import atexit
+import logging
+import os
+import threading
+
+from dldist import _core
+
+_LEVELS = {"info": logging.INFO, "debug": logging.DEBUG}
+
+_logger = logging.getLogger("dldist")
+# Who sets DLDIST_LOG and configures no logging wants to see the log all the same.
+_fallback = logging.StreamHandler()
+_fallback.setFormatter(logging.Formatter("%(asctime)s dldist[%(process)d] %(levelname)s %(message)s"))
+
+_thread: threading.Thread | None = None
+_level_set = logging.NOTSET
+
+
+def start(level: str) -> None:
+    """Start the thread, unless it runs, and let records of this level pass the logger."""
+    global _level_set, _thread
+    if _logger.level == _level_set:
+        # Nobody else has set it.
+        _level_set = _LEVELS[level.lower()]
+        _logger.setLevel(_level_set)
+    if _thread is None:
+        _start_thread()
+
+
+def _start_thread() -> None:
+    global _thread
+    _thread = threading.Thread(target=_run, name="dldist-log", daemon=True)
+    _thread.start()
+
+
+def _run() -> None:
+    me = threading.current_thread()
+    while _thread is me:
+        _emit(_core._take_log_record(3600.0))
+
+
+def _emit(record: tuple[str, float, int, str] | None) -> bool:
+    if record is None:
+        return False
+    level, created, lost, message = record
+    if lost:
+        message = f"[{lost} records lost] {message}"
+    entry = _logger.makeRecord(_logger.name, _LEVELS[level], "dldist", 0, message, (), None)
+    entry.created = created
+    entry.msecs = int(created % 1 * 1000)
+    try:
+        if _logger.hasHandlers():
+            _logger.handle(entry)
+        elif _logger.isEnabledFor(entry.levelno):
+            _fallback.handle(entry)
+    except Exception:
+        logging.Handler.handleError(_fallback, entry)
+    return True
+
+
+def _stop() -> None:
+    global _thread
+    thread, _thread = _thread, None
+    if thread is not None:
+        _core._stop_log()
+        thread.join(timeout=1.0)
+    while _emit(_core._take_log_record(0)):
+        pass
+
+
+def _restart_in_child() -> None:
+    # The thread is the parent's; threads of this process need one of its own.
+    if _thread is not None:
+        _start_thread()
+
+
+atexit.register(_stop)
+os.register_at_fork(after_in_child=_restart_in_child)

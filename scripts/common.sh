@@ -1,0 +1,33 @@
+# Sourced by the other scripts: finding a Python and making an environment.
+
+# The first Python of at least 3.11 that can make virtual environments.
+find_python() {
+    local candidate
+    for candidate in python3 python3.14 python3.13 python3.12 python3.11; do
+        if "$candidate" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            command -v "$candidate"
+            return 0
+        fi
+    done
+    echo "no Python 3.11 or later with the venv module found (Debian, Ubuntu: apt-get install python3-venv)" >&2
+    return 1
+}
+
+# The C extension is compiled on the spot, so say so early when there is nothing to do that with.
+need_compiler() {
+    if ! command -v "${CC:-cc}" >/dev/null; then
+        echo "no C compiler found (Debian, Ubuntu: apt-get install gcc libc6-dev)" >&2
+        return 1
+    fi
+}
+
+# fresh_venv FOLDER: an empty environment there, whatever was there before if an earlier run of ours left it.
+fresh_venv() {
+    if [[ -e $1 && ! -f $1/pyvenv.cfg ]]; then
+        echo "$1 is there already and is no virtual environment; not touching it" >&2
+        return 1
+    fi
+    local python
+    python=$(find_python)
+    "$python" -m venv --clear "$1"
+}

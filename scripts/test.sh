@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Installs dldist into a fresh virtual environment and runs its Python tests.
+#
+#   bash scripts/test.sh [pytest arguments]
+#
+#   VENV=folder            where the environment goes (.venv-test); what is in it is replaced
+#   DLDIST_TEST_TORCH=1    installs PyTorch too, for the tests that talk to its TCPStore
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source scripts/common.sh
+
+venv=${VENV:-.venv-test}
+need_compiler
+fresh_venv "$venv"
+
+echo "== installing into $venv"
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check ".[test]"
+if [[ ${DLDIST_TEST_TORCH:-0} == 1 ]]; then
+    echo "== installing PyTorch"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check torch==2.13.0
+fi
+
+echo "== testing"
+"$venv/bin/python" -m pytest -q tests/py "$@"

@@ -1,0 +1,76 @@
+"""Builds the extension. What the package is stands in pyproject.toml.
+
+DLDIST_WERROR=1 makes warnings errors, DLDIST_SANITIZE=address|thread builds with sanitizers, DLDIST_DEBUG=1 without
+optimisation.
+"""
+
+import os
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from glob import glob
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+# Free-threaded Python has no stable ABI; csrc/python/py_api.h makes the same choice.
+IS_LIMITED_API = not sysconfig.get_config_var("Py_GIL_DISABLED")
+
+compile_args = [
+    "-std=gnu11",
+    "-D_GNU_SOURCE",
+    "-O2",
+    "-pthread",
+    "-fvisibility=hidden",
+    "-fno-semantic-interposition",
+    "-ffp-contract=off",
+]
+link_args = ["-pthread"]
+
+if os.environ.get("DLDIST_WERROR") == "1":
+    compile_args += (
+        "-Werror -Wall -Wextra -Wshadow -Wconversion -Wformat=2 -Wstrict-prototypes -Wmissing-prototypes -Wundef "
+        "-Wvla -Wswitch-enum"
+    ).split()
+if sanitize := os.environ.get("DLDIST_SANITIZE"):
+    flags = {"address": "-fsanitize=address,undefined", "thread": "-fsanitize=thread"}[sanitize]
+    compile_args += [flags, "-fno-omit-frame-pointer", "-g"]
+    link_args += [flags]
+    if sanitize == "address":
+        compile_args += ["-fno-sanitize-recover=undefined"]
+if os.environ.get("DLDIST_DEBUG") == "1":
+    compile_args += ["-O0", "-g", "-UNDEBUG"]
+
+
+class parallel_build_ext(build_ext):
+    """Compiles the files side by side."""
+
+    def build_extensions(self):
+        compile_all, compile_one, jobs = self.compiler.compile, self.compiler._compile, []
+
+        def compile_and_wait(*args, **kwargs):
+            objects = compile_all(*args, **kwargs)
+            for job in jobs:
+                job.result()
+            return objects
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            self.compiler._compile = lambda *args: jobs.append(pool.submit(compile_one, *args))
+            self.compiler.compile = compile_and_wait
+            super().build_extensions()
+
+
+setup(
+    ext_modules=[
+        Extension(
+            "dldist._core",
+            sources=sorted(glob("csrc/**/*.c", recursive=True)),
+            depends=sorted(glob("csrc/**/*.h", recursive=True)),
+            include_dirs=["csrc"],
+            extra_compile_args=compile_args,
+            extra_link_args=link_args,
+            py_limited_api=IS_LIMITED_API,
+        )
+    ],
+    cmdclass={"build_ext": parallel_build_ext},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if IS_LIMITED_API else {},
+)

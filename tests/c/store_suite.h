@@ -1,0 +1,34 @@
+/* One behavioural suite over every kind of store. A test file describes how to make a store of its kind,
+ * and the suite registers itself for it:
+ *
+ *     static dd_store *open_hash(void **fixture) { ... }
+ *     STORE_SUITE(hash, .open = open_hash, .has_queues = true)
+ *
+ * The tests are then named "hash_store/suite_<case>", each with a fresh store. */
+#ifndef DD_TESTS_STORE_SUITE_H
+#define DD_TESTS_STORE_SUITE_H
+
+#include "check.h"
+#include "store/store.h"
+
+typedef struct store_suite {
+    const char *name; /* shown before "/suite_..." */
+    /* A new, empty store; NULL after a failed CHECK. *fixture is the kind's own, for `close`. */
+    dd_store *(*open)(void **fixture);
+    void (*close)(void *fixture); /* after the store was released; may be NULL */
+    bool has_queues;              /* if not, queue calls give DD_NOT_SUPPORTED */
+    bool is_in_memory;      /* single-threaded and without files: allocations can be failed one by one */
+    bool has_number_errors; /* add on a value that is not a number leaves the store usable */
+    int thread_ops;         /* operations of each thread in stress tests; 0: 1000 */
+} store_suite;
+
+void store_suite_register(const store_suite *suite);
+
+#define STORE_SUITE(suite_name, ...)                                                           \
+    static const store_suite suite_##suite_name = {.name = #suite_name "_store", __VA_ARGS__}; \
+    __attribute__((constructor)) static void register_suite_##suite_name(void)                 \
+    {                                                                                          \
+        store_suite_register(&suite_##suite_name);                                             \
+    }
+
+#endif

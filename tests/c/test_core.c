@@ -1,0 +1,482 @@
+#include "check.h"
+#include "core/bytes.h"
+#include "core/clock.h"
+#include "core/fork.h"
+#include "core/list.h"
+#include "core/log.h"
+#include "core/map.h"
+#include "core/mem.h"
+#include "core/status.h"
+#include "core/thread.h"
+#include "core/wait.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* ---- status */
+
+TEST(status_names_and_texts)
+{
+    for (int code = 0; code < DD_STATUS_COUNT; code++) {
+        CHECK(strlen(dd_status_name((dd_status)code)) > 0);
+        CHECK(strlen(dd_status_text((dd_status)code)) > 0);
+    }
+    CHECK(strcmp(dd_status_name(DD_TIMED_OUT), "TIMED_OUT") == 0);
+    CHECK(strcmp(dd_status_text(DD_TIMED_OUT), "timed out") == 0);
+    CHECK(strcmp(dd_status_name(DD_INTERNAL), "INTERNAL") == 0);
+    CHECK(strcmp(dd_status_name((dd_status)DD_STATUS_COUNT), "UNKNOWN") == 0);
+    CHECK(strcmp(dd_status_text((dd_status)-1), "unknown status") == 0);
+}
+
+TEST(error_messages)
+{
+    dd_error err = {.sys_errno = 5};
+    CHECK_INT(dd_error_set(&err, DD_STORE, "key %d", 7), DD_STORE);
+    CHECK(err.code == DD_STORE && err.sys_errno == 0 && strcmp(err.message, "key 7") == 0);
+    CHECK_INT(dd_error_set(NULL, DD_STORE, "key %d", 7), DD_STORE);
+    CHECK_INT(dd_error_set_errno(&err, DD_SYSTEM, ENOENT, "open %s", "x"), DD_SYSTEM);
+    CHECK(strcmp(err.message, "open x: No such file or directory (errno 2)") == 0);
+    CHECK_INT(err.sys_errno, ENOENT);
+    CHECK_INT(dd_error_set_errno(NULL, DD_SYSTEM, ENOENT, "open"), DD_SYSTEM);
+    dd_error_prepend(&err, "context %d", 3);
+    CHECK(strcmp(err.message, "context 3: open x: No such file or directory (errno 2)") == 0);
+    CHECK(err.code == DD_SYSTEM && err.sys_errno == ENOENT);
+    dd_error_prepend(NULL, "context");
+    dd_error copy = {0};
+    CHECK_INT(dd_error_copy(&copy, &err), DD_SYSTEM);
+    CHECK(strcmp(copy.message, err.message) == 0 && copy.sys_errno == ENOENT);
+    CHECK_INT(dd_error_copy(NULL, &err), DD_SYSTEM);
+    CHECK_INT(dd_error_copy(&err, &err), DD_SYSTEM);
+    CHECK_INT(dd_error_no_memory(&err, 123), DD_OUT_OF_MEMORY);
+    CHECK_CONTAINS(err.message, "123 bytes");
+}
+
+static bool
+ends_in_dots(const dd_error *err)
+{
+    size_t len = strlen(err->message);
+    return len == sizeof err->message - 1 && strcmp(err->message + len - 3, "...") == 0;
+}
+
+TEST(long_messages_are_cut)
+{
+    dd_error err;
+    char text[sizeof err.message + 10];
+    memset(text, 'x', sizeof text);
+    text[sizeof err.message - 1] = '\0';
+    (void)dd_error_set(&err, DD_STORE, "%s", text);
+    CHECK(strcmp(err.message, text) == 0);
+    dd_error_prepend(&err, "y");
+    CHECK(ends_in_dots(&err) && strncmp(err.message, "y: xxx", 6) == 0);
+    (void)dd_error_set(&err, DD_STORE, "%sz", text);
+    CHECK(ends_in_dots(&err));
+    (void)dd_error_set_errno(&err, DD_STORE, EPERM, "%s", text);
+    CHECK(ends_in_dots(&err));
+    dd_error_prepend(&err, "%s%s", text, text);
+    CHECK(ends_in_dots(&err));
+}
+
+/* ---- bytes */
+
+TEST(bytes_compare)
+{
+    CHECK(dd_bytes_equal(BYTES(""), dd_bytes_of(NULL, 0)));
+    CHECK(dd_bytes_equal(BYTES("a\0b"), BYTES("a\0b")));
+    CHECK(!dd_bytes_equal(BYTES("a\0b"), BYTES("a\0c")));
+    CHECK(!dd_bytes_equal(BYTES("a"), BYTES("ab")));
+    CHECK(dd_bytes_equal_secret(BYTES("a\0b"), BYTES("a\0b")));
+    CHECK(dd_bytes_equal_secret(BYTES(""), dd_bytes_of(NULL, 0)));
+    CHECK(!dd_bytes_equal_secret(BYTES("a\0b"), BYTES("a\0c")));
+    CHECK(!dd_bytes_equal_secret(BYTES("b"), BYTES("a")));
+    CHECK(!dd_bytes_equal_secret(BYTES("a"), BYTES("ab")));
+    CHECK_INT(dd_bytes_of_string("four").len, 4);
+}
+
+TEST(bytes_print)
+{
+    char out[16];
+    CHECK(strcmp(dd_bytes_print(BYTES(""), out, sizeof out), "") == 0);
+    CHECK(strcmp(dd_bytes_print(BYTES("a b\0\x7f"), out, sizeof out), "a b\\x00\\x7f") == 0);
+    CHECK(strcmp(dd_bytes_print(BYTES("123456789012345"), out, sizeof out), "123456789012345") == 0);
+    CHECK(strcmp(dd_bytes_print(BYTES("1234567890123456"), out, sizeof out), "123456789012...") == 0);
+    CHECK(strcmp(dd_bytes_print(BYTES("12345678901\xff"), out, sizeof out), "12345678901\\xff") == 0);
+    CHECK(strcmp(dd_bytes_print(BYTES("123456789012\xff"), out, sizeof out), "123456789012...") == 0);
+    CHECK(strcmp(dd_bytes_print(BYTES("\xff\xff\xff\xff"), out, sizeof out), "\\xff\\xff\\xff...") == 0);
+}
+
+TEST(blobs)
+{
+    dd_blob blob = {0};
+    CHECK_OK(dd_blob_append(&blob, NULL, 0, check_err()));
+    CHECK(blob.data == NULL);
+    CHECK_OK(dd_blob_append(&blob, "abc", 3, check_err()));
+    CHECK_OK(dd_blob_append(&blob, "\0d", 2, check_err()));
+    CHECK_TEXT(dd_blob_view(&blob), "abc\0d");
+    dd_blob_consume(&blob, 0);
+    dd_blob_consume(&blob, 2);
+    CHECK_TEXT(dd_blob_view(&blob), "c\0d");
+    CHECK_OK(dd_blob_assign(&blob, BYTES("other"), check_err()));
+    CHECK_TEXT(dd_blob_view(&blob), "other");
+    CHECK_OK(dd_blob_assign(&blob, BYTES(""), check_err()));
+    CHECK_INT(blob.len, 0);
+    dd_blob_consume(&blob, 0);
+    CHECK_OK(dd_blob_reserve(&blob, 100, check_err()));
+    CHECK(blob.capacity >= 100);
+    dd_blob_clear(&blob, blob.capacity);
+    CHECK(blob.data != NULL && blob.len == 0);
+    dd_blob_clear(&blob, blob.capacity - 1);
+    CHECK(blob.data == NULL && blob.capacity == 0);
+    dd_blob_fini(&blob);
+}
+
+TEST(blobs_without_memory)
+{
+    dd_blob blob = {0};
+    CHECK_OK(dd_blob_assign(&blob, BYTES("kept"), check_err()));
+    (void)dd_mem_fail_after(0);
+    CHECK_STATUS(dd_blob_append(&blob, "abcdef", 6, check_err()), DD_OUT_OF_MEMORY);
+    (void)dd_mem_fail_after(0);
+    CHECK_STATUS(dd_blob_assign(&blob, BYTES("longer than before"), check_err()), DD_OUT_OF_MEMORY);
+    (void)dd_mem_fail_after(-1);
+    CHECK_TEXT(dd_blob_view(&blob), "kept");
+    CHECK_STATUS(dd_blob_reserve(&blob, SIZE_MAX - 1, check_err()), DD_OUT_OF_MEMORY);
+    CHECK_TEXT(dd_blob_view(&blob), "kept");
+    dd_blob_fini(&blob);
+}
+
+/* Appending bit by bit may not copy all of it each time. */
+TEST(large_blobs_grow_in_proportion)
+{
+    dd_blob blob = {0};
+    char piece[1000] = {0};
+    (void)dd_mem_fail_after(-1);
+    for (int i = 0; i < 1000; i++) {
+        CHECK_OK(dd_blob_append(&blob, piece, sizeof piece, check_err()));
+    }
+    CHECK(dd_mem_fail_after(-1) < 40);
+    CHECK_INT(blob.len, 1000000);
+    dd_blob_fini(&blob);
+}
+
+TEST(allocations_that_overflow_or_fail)
+{
+    CHECK(dd_mem_alloc_array(SIZE_MAX / 2, 3) == NULL);
+    void *nothing = dd_mem_alloc_array(0, 8);
+    CHECK(nothing != NULL);
+    dd_mem_free(nothing);
+    dd_mem_free(NULL);
+    (void)dd_mem_fail_after(1);
+    void *first = dd_mem_zalloc(0);
+    void *second = dd_mem_alloc(1);
+    void *third = dd_mem_realloc(NULL, 1);
+    CHECK(first != NULL && second == NULL && third != NULL);
+    CHECK_INT(dd_mem_fail_after(-1), 3);
+    dd_mem_free(first);
+    dd_mem_free(third);
+}
+
+/* ---- list and map */
+
+typedef struct number {
+    dd_list node;
+    dd_map_node in_map;
+    int value;
+    char key[12];
+} number;
+
+TEST(lists)
+{
+    dd_list head;
+    number numbers[4];
+    dd_list_init(&head);
+    CHECK(dd_list_is_empty(&head));
+    for (int i = 0; i < 4; i++) {
+        numbers[i].value = i;
+        dd_list_push_back(&head, &numbers[i].node);
+    }
+    dd_list_remove(&numbers[1].node);
+    dd_list_remove(&numbers[1].node);
+    dd_list_insert_before(head.next, &numbers[1].node);
+    int expected[] = {1, 0, 2, 3};
+    int i = 0;
+    for (dd_list *node = head.next; node != &head; node = node->next) {
+        CHECK_INT(DD_CONTAINER_OF(node, number, node)->value, expected[i++]);
+    }
+    CHECK_INT(i, 4);
+    for (i = 0; i < 4; i++) {
+        dd_list_remove(&numbers[i].node);
+    }
+    CHECK(dd_list_is_empty(&head));
+}
+
+enum { NNUMBERS = 3000 };
+
+static void
+fill_map(dd_map *map, number *numbers)
+{
+    for (int i = 0; i < NNUMBERS; i++) {
+        numbers[i].value = i;
+        int len = snprintf(numbers[i].key, sizeof numbers[i].key, "%d", i * 31);
+        numbers[i].in_map.key = dd_bytes_of(numbers[i].key, (size_t)len);
+        CHECK(dd_map_find(map, numbers[i].in_map.key) == NULL);
+        CHECK_OK(dd_map_insert(map, &numbers[i].in_map, check_err()));
+        CHECK(dd_map_find(map, numbers[i].in_map.key) == &numbers[i].in_map);
+    }
+    CHECK_INT(map->count, NNUMBERS);
+}
+
+TEST(map_grows_and_shrinks)
+{
+    dd_map map;
+    number *numbers = calloc(NNUMBERS, sizeof *numbers);
+    bool seen[NNUMBERS] = {false};
+    REQUIRE(numbers != NULL);
+    dd_map_init(&map);
+    CHECK(dd_map_next(&map, NULL) == NULL);
+    CHECK(dd_map_find(&map, BYTES("")) == NULL);
+    fill_map(&map, numbers);
+    CHECK(map.nbuckets >= NNUMBERS / 2);
+    int count = 0;
+    for (const dd_map_node *node = dd_map_next(&map, NULL); node != NULL; node = dd_map_next(&map, node)) {
+        int value = DD_CONTAINER_OF(node, number, in_map)->value;
+        CHECK(!seen[value]);
+        seen[value] = true;
+        count++;
+    }
+    CHECK_INT(count, NNUMBERS);
+    for (int i = 0; i < NNUMBERS; i += 3) {
+        dd_map_remove(&map, &numbers[i].in_map);
+    }
+    for (int i = 0; i < NNUMBERS; i++) {
+        CHECK_INT(dd_map_find(&map, numbers[i].in_map.key) != NULL, i % 3 != 0);
+    }
+    CHECK_INT(map.count, NNUMBERS - (NNUMBERS + 2) / 3);
+    dd_map_fini(&map);
+    dd_map_fini(&map);
+    free(numbers);
+}
+
+TEST(map_keys_are_bytes)
+{
+    static const dd_bytes keys[] = {{NULL, 0},
+                                    {(const uint8_t *)"\0", 1},
+                                    {(const uint8_t *)"\0\0", 2},
+                                    {(const uint8_t *)"12345678", 8},
+                                    {(const uint8_t *)"12345678\0", 9},
+                                    {(const uint8_t *)"1234567", 7}};
+    number numbers[6] = {0};
+    dd_map map;
+    dd_map other;
+    dd_map_init(&map);
+    dd_map_init(&other);
+    CHECK(memcmp(map.secret, other.secret, sizeof map.secret) != 0);
+    for (int i = 0; i < 6; i++) {
+        numbers[i].in_map.key = keys[i];
+        CHECK_OK(dd_map_insert(&map, &numbers[i].in_map, check_err()));
+    }
+    for (int i = 0; i < 6; i++) {
+        CHECK(dd_map_find(&map, keys[i]) == &numbers[i].in_map);
+    }
+    CHECK(dd_map_find(&map, BYTES("\0\0\0")) == NULL);
+    dd_map_fini(&map);
+    dd_map_fini(&other);
+}
+
+TEST(map_without_memory)
+{
+    dd_map map;
+    number *numbers = calloc(NNUMBERS, sizeof *numbers);
+    REQUIRE(numbers != NULL);
+    dd_map_init(&map);
+    for (int i = 0; i < 200; i++) {
+        int len = snprintf(numbers[i].key, sizeof numbers[i].key, "%d", i);
+        numbers[i].in_map.key = dd_bytes_of(numbers[i].key, (size_t)len);
+        (void)dd_mem_fail_after(0);
+        dd_status status = dd_map_insert(&map, &numbers[i].in_map, check_err());
+        (void)dd_mem_fail_after(-1);
+        if (status != DD_OK) {
+            CHECK_INT(status, DD_OUT_OF_MEMORY);
+            CHECK_INT(map.count, i);
+            CHECK(dd_map_find(&map, numbers[i].in_map.key) == NULL);
+            CHECK_OK(dd_map_insert(&map, &numbers[i].in_map, check_err()));
+        }
+    }
+    CHECK_INT(map.count, 200);
+    dd_map_fini(&map);
+    free(numbers);
+}
+
+/* ---- time */
+
+TEST(deadlines)
+{
+    int64_t now_ns = dd_clock_now_ns();
+    CHECK(dd_deadline_after(DD_NS_PER_S) >= now_ns + DD_NS_PER_S);
+    CHECK(dd_deadline_after(-5) >= now_ns && dd_deadline_after(-5) < now_ns + 60 * DD_NS_PER_S);
+    CHECK_INT(dd_deadline_after(INT64_MAX), DD_NEVER_NS);
+    CHECK_INT(dd_deadline_left_ns(DD_NEVER_NS), DD_NEVER_NS);
+    CHECK_INT(dd_deadline_left_ns(now_ns), 0);
+    CHECK(dd_deadline_left_ns(now_ns + 60 * DD_NS_PER_S) > 0);
+}
+
+TEST(waits)
+{
+    dd_wait wait = dd_wait_after(3600 * DD_NS_PER_S);
+    CHECK(!dd_wait_is_over(&wait));
+    CHECK_INT(dd_wait_slice_ns(&wait), DD_WAIT_SLICE_NS);
+    dd_wait shorter = dd_wait_at_most(&wait, DD_NS_PER_MS);
+    CHECK(shorter.deadline_ns < wait.deadline_ns && shorter.start_ns == wait.start_ns);
+    CHECK(dd_wait_slice_ns(&shorter) <= DD_NS_PER_MS);
+    CHECK_INT(dd_wait_at_most(&shorter, INT64_MAX).deadline_ns, shorter.deadline_ns);
+    CHECK_OK(dd_wait_sleep(&shorter, DD_NS_PER_S, check_err()));
+    CHECK(dd_wait_is_over(&shorter));
+    CHECK_INT(dd_wait_slice_ns(&shorter), 0);
+    CHECK(dd_wait_elapsed_s(&wait) >= 0.001 && dd_wait_elapsed_s(&wait) < 60);
+    CHECK_OK(dd_wait_check(&wait, check_err()));
+}
+
+static bool
+want_out(void *ctx)
+{
+    return --*(int *)ctx <= 0;
+}
+
+TEST(waits_are_interrupted)
+{
+    int left = 2;
+    dd_wait wait = dd_wait_after(3600 * DD_NS_PER_S);
+    wait.is_interrupted = want_out;
+    wait.ctx = &left;
+    CHECK_OK(dd_wait_check(&wait, check_err()));
+    CHECK_STATUS(dd_wait_check(&wait, check_err()), DD_INTERRUPTED);
+    CHECK_CONTAINS(check_message(), "interrupted after ");
+    left = 2;
+    CHECK_STATUS(dd_wait_sleep(&wait, 3600 * DD_NS_PER_S, check_err()), DD_INTERRUPTED);
+    CHECK_INT(left, 0);
+}
+
+/* ---- threads, forks, log */
+
+static void *
+report_mask(void *arg)
+{
+    (void)pthread_sigmask(SIG_SETMASK, NULL, arg);
+    return NULL;
+}
+
+TEST(threads_leave_signals_to_others)
+{
+    pthread_t thread;
+    sigset_t theirs;
+    sigset_t ours;
+    REQUIRE_OK(dd_thread_start(&thread, "a name that is too long", report_mask, &theirs, check_err()));
+    pthread_join(thread, NULL);
+    CHECK(sigismember(&theirs, SIGINT) == 1 && sigismember(&theirs, SIGTERM) == 1);
+    (void)pthread_sigmask(SIG_SETMASK, NULL, &ours);
+    CHECK(sigismember(&ours, SIGINT) == 0);
+}
+
+TEST(condition_waits_one_slice)
+{
+    pthread_mutex_t mu;
+    pthread_cond_t cond;
+    dd_mutex_init(&mu);
+    dd_cond_init(&cond);
+    dd_wait wait = dd_wait_after(20 * DD_NS_PER_MS);
+    pthread_mutex_lock(&mu);
+    while (!dd_wait_is_over(&wait)) {
+        dd_cond_wait_slice(&cond, &mu, &wait);
+    }
+    pthread_mutex_unlock(&mu);
+    CHECK(dd_wait_elapsed_s(&wait) >= 0.020);
+    pthread_cond_destroy(&cond);
+    pthread_mutex_destroy(&mu);
+}
+
+TEST(forks_have_generations)
+{
+    int status = -1;
+    uint64_t ours = dd_fork_generation();
+    pid_t pid = fork();
+    if (pid == 0) {
+        _exit(dd_fork_generation() != ours ? 0 : 1);
+    }
+    REQUIRE(pid > 0 && waitpid(pid, &status, 0) == pid);
+    CHECK_INT(status, 0);
+    CHECK_INT(dd_fork_generation(), ours);
+}
+
+TEST(log_levels)
+{
+    static const struct {
+        const char *text;
+        bool is_valid;
+        dd_log_level level;
+    } cases[] = {{"", true, DD_LOG_OFF},        {"off", true, DD_LOG_OFF},    {"INFO", true, DD_LOG_INFO},
+                 {"Debug", true, DD_LOG_DEBUG}, {"infos", false, DD_LOG_OFF}, {"1", false, DD_LOG_OFF}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        dd_log_level level = DD_LOG_OFF;
+        CHECK_INT(dd_log_level_parse(cases[i].text, &level), cases[i].is_valid);
+        CHECK_INT(level, cases[i].level);
+    }
+}
+
+TEST(log_records)
+{
+    dd_log_record record;
+    dd_wait wait = dd_wait_after(0);
+    int nformatted = 0;
+    CHECK_INT(dd_log_get_level(), DD_LOG_OFF);
+    DD_LOG(DD_LOG_INFO, "not written %d", ++nformatted);
+    CHECK_INT(nformatted, 0);
+    CHECK_STATUS(dd_log_take(&record, &wait, check_err()), DD_TIMED_OUT);
+    dd_log_set_level(DD_LOG_INFO);
+    DD_LOG(DD_LOG_DEBUG, "not written %d", ++nformatted);
+    DD_LOG(DD_LOG_INFO, "number %d", 0);
+    wait = dd_wait_after(5 * DD_NS_PER_S);
+    CHECK_OK(dd_log_take(&record, &wait, check_err()));
+    CHECK(strcmp(record.message, "number 0") == 0);
+    CHECK(record.level == DD_LOG_INFO && record.lost == 0 && record.unix_time_s > 1e9);
+    for (int i = 0; i < 300; i++) {
+        DD_LOG(DD_LOG_INFO, "number %d", i);
+    }
+    CHECK_OK(dd_log_take(&record, &wait, check_err()));
+    CHECK(strcmp(record.message, "number 44") == 0);
+    CHECK_INT(record.lost, 44);
+    CHECK_OK(dd_log_take(&record, &wait, check_err()));
+    CHECK_INT(record.lost, 0);
+    while (dd_log_take(&record, &(dd_wait){0}, NULL) == DD_OK) {
+    }
+    dd_log_set_level(DD_LOG_OFF);
+}
+
+static void *
+log_late(void *arg)
+{
+    dd_wait wait = dd_wait_after(20 * DD_NS_PER_MS);
+    (void)arg;
+    CHECK_OK(dd_wait_sleep(&wait, 20 * DD_NS_PER_MS, check_err()));
+    DD_LOG(DD_LOG_DEBUG, "late");
+    return NULL;
+}
+
+TEST(log_reader_waits)
+{
+    pthread_t thread;
+    dd_log_record record;
+    int left = 2;
+    dd_wait wait = dd_wait_after(5 * DD_NS_PER_S);
+    dd_log_set_level(DD_LOG_DEBUG);
+    REQUIRE_OK(dd_thread_start(&thread, "late", log_late, NULL, check_err()));
+    CHECK_OK(dd_log_take(&record, &wait, check_err()));
+    CHECK(strcmp(record.message, "late") == 0);
+    pthread_join(thread, NULL);
+    wait.is_interrupted = want_out;
+    wait.ctx = &left;
+    CHECK_STATUS(dd_log_take(&record, &wait, check_err()), DD_INTERRUPTED);
+}

@@ -1,0 +1,314 @@
+#include "check.h"
+#include "core/mem.h"
+#include "core/thread.h"
+#include "store/store.h"
+#include "store_suite.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static dd_store *
+open_hash(void **fixture)
+{
+    (void)fixture;
+    dd_store *store = NULL;
+    CHECK_OK(dd_hash_store_open(&store, DD_STORE_DEFAULT_TIMEOUT_NS, check_err()));
+    return store;
+}
+
+STORE_SUITE(hash, .open = open_hash, .has_queues = true, .is_in_memory = true, .has_number_errors = true)
+
+/* The same with every generic form in place of the native one. */
+static dd_store *
+open_generic(void **fixture)
+{
+    dd_store *store = open_hash(fixture);
+    dd_store_ops *ops = malloc(sizeof *ops);
+    if (store == NULL || !CHECK(ops != NULL)) {
+        return NULL;
+    }
+    *ops = *store->ops;
+    ops->append = dd_store_generic_append;
+    ops->multi_get = dd_store_generic_multi_get;
+    ops->multi_set = dd_store_generic_multi_set;
+    ops->try_get = dd_store_generic_try_get;
+    ops->barrier = dd_store_generic_barrier;
+    store->ops = ops;
+    *fixture = ops;
+    return store;
+}
+
+STORE_SUITE(generic, .open = open_generic, .close = free, .has_queues = true, .is_in_memory = true,
+            .has_number_errors = true)
+
+TEST(opening_without_memory)
+{
+    dd_status status = DD_OUT_OF_MEMORY;
+    for (long nth = 0; nth < 5 && status == DD_OUT_OF_MEMORY; nth++) {
+        dd_store *store = NULL;
+        (void)dd_mem_fail_after(nth);
+        status = dd_hash_store_open(&store, DD_NS_PER_S, check_err());
+        (void)dd_mem_fail_after(-1);
+        CHECK((store != NULL) == (status == DD_OK));
+        dd_store_release(store);
+    }
+    CHECK_INT(status, DD_OK);
+}
+
+TEST(clones_start_with_the_timeout_and_outlive_the_original)
+{
+    dd_store *store = open_hash(NULL);
+    dd_store *clone = NULL;
+    dd_wait wait = dd_wait_after(DD_NS_PER_S);
+    REQUIRE(store != NULL);
+    CHECK_INT(store->ops->get_timeout_ns(store), DD_STORE_DEFAULT_TIMEOUT_NS);
+    REQUIRE_OK(store->ops->clone(store, &clone, &wait, check_err()));
+    CHECK_INT(clone->ops->get_timeout_ns(clone), DD_STORE_DEFAULT_TIMEOUT_NS);
+    CHECK_OK(store->ops->set(store, BYTES("k"), BYTES("v"), &wait, check_err()));
+    dd_store_release(store);
+    dd_blob value = {0};
+    CHECK_OK(clone->ops->get(clone, BYTES("k"), &value, &wait, check_err()));
+    CHECK_TEXT(dd_blob_view(&value), "v");
+    dd_blob_fini(&value);
+    dd_store_release(clone);
+}
+
+TEST(messages)
+{
+    dd_store *store = open_hash(NULL);
+    dd_bytes keys[12];
+    char names[12][16];
+    dd_blob value = {0};
+    REQUIRE(store != NULL);
+    for (int i = 0; i < 12; i++) {
+        (void)snprintf(names[i], sizeof names[i], "key%02d", i);
+        keys[i] = dd_bytes_of_string(names[i]);
+    }
+    dd_wait wait = dd_wait_after(0);
+    CHECK_STATUS(store->ops->wait(store, keys, 12, &wait, check_err()), DD_TIMED_OUT);
+    CHECK_CONTAINS(check_message(), "wait timed out after ");
+    CHECK_CONTAINS(check_message(), " s on HashStore: keys missing: key00, key01, ");
+    CHECK_CONTAINS(check_message(), "key07, ... (12 of 12)");
+    CHECK_STATUS(store->ops->wait(store, keys, 8, &wait, check_err()), DD_TIMED_OUT);
+    CHECK_CONTAINS(check_message(), "key07 (8 of 8)");
+    CHECK_STATUS(store->ops->queue_pop(store, keys[0], true, &value, &wait, check_err()), DD_TIMED_OUT);
+    CHECK_CONTAINS(check_message(), "queue_pop timed out after ");
+    CHECK_CONTAINS(check_message(), "keys missing: key00 (1 of 1)");
+    CHECK_STATUS(store->ops->queue_pop(store, keys[0], false, &value, &wait, check_err()), DD_QUEUE_EMPTY);
+    CHECK_CONTAINS(check_message(), "queue \"key00\" is empty");
+    CHECK_STATUS(store->ops->barrier(store, keys[0], 3, &wait, check_err()), DD_TIMED_OUT);
+    CHECK_CONTAINS(check_message(), "on HashStore: 1 of 3 have come to key \"key00\"");
+    CHECK_OK(store->ops->queue_push(store, keys[1], BYTES("i"), &wait, check_err()));
+    CHECK_STATUS(store->ops->get(store, keys[1], &value, &wait, check_err()), DD_TIMED_OUT);
+    CHECK_CONTAINS(check_message(), "get timed out after ");
+    CHECK_CONTAINS(check_message(), "keys missing: key01 (1 of 1)");
+    CHECK_STATUS(store->ops->multi_get(store, keys, 2, NULL, &wait, check_err()), DD_TIMED_OUT);
+    CHECK_CONTAINS(check_message(), "multi_get timed out after ");
+    CHECK_CONTAINS(check_message(), "keys missing: key01 (1 of 2)");
+    dd_store_release(store);
+}
+
+TEST(long_keys_are_cut_in_messages)
+{
+    char text[8][200];
+    dd_bytes missing[8];
+    dd_wait wait = dd_wait_after(0);
+    for (int i = 0; i < 8; i++) {
+        memset(text[i], 'a' + i, sizeof text[i]);
+        missing[i] = dd_bytes_of(text[i], sizeof text[i]);
+    }
+    CHECK_STATUS(dd_store_error_missing(check_err(), "get", "there", missing, 100, 200, &wait), DD_TIMED_OUT);
+    CHECK_CONTAINS(check_message(), "hhh..., ... (100 of 200)");
+}
+
+static void
+release_in_child_with_exit(dd_store *store)
+{
+    alarm(5 * (unsigned)check_slow());
+    dd_store_release(store);
+    exit(check_failures() > 0 ? 1 : 0);
+}
+
+TEST(child_frees_its_copy)
+{
+    int status = -1;
+    dd_store *store = open_hash(NULL);
+    dd_wait wait = dd_wait_after(DD_NS_PER_S);
+    REQUIRE(store != NULL);
+    CHECK_OK(store->ops->set(store, BYTES("k"), BYTES("v"), &wait, check_err()));
+    CHECK_OK(store->ops->queue_push(store, BYTES("q"), BYTES("v"), &wait, check_err()));
+    pid_t pid = fork();
+    if (pid == 0) {
+        release_in_child_with_exit(store);
+    }
+    REQUIRE(pid > 0 && waitpid(pid, &status, 0) == pid);
+    CHECK_INT(status, 0);
+    dd_store_release(store);
+}
+
+/* Keeps the mutex busy while the test forks. */
+typedef struct hammer {
+    pthread_t thread;
+    dd_store *store;
+    atomic_bool is_stopped;
+} hammer;
+
+static void *
+hammer_main(void *arg)
+{
+    hammer *self = arg;
+    dd_wait wait = dd_wait_after(DD_NS_PER_S);
+    for (int i = 0; !atomic_load(&self->is_stopped); i++) {
+        char key[16];
+        (void)snprintf(key, sizeof key, "%d", i % 1000);
+        CHECK_OK(self->store->ops->set(self->store, dd_bytes_of_string(key), BYTES("v"), &wait, check_err()));
+    }
+    return NULL;
+}
+
+TEST(fork_in_the_middle_of_a_change)
+{
+    hammer busy = {.store = open_hash(NULL)};
+    REQUIRE(busy.store != NULL);
+    REQUIRE(pthread_create(&busy.thread, NULL, hammer_main, &busy) == 0);
+    for (int i = 0; i < 20; i++) {
+        int status = -1;
+        pid_t pid = fork();
+        if (pid == 0) {
+            alarm(5 * (unsigned)check_slow());
+            dd_store_release(busy.store);
+            _exit(0);
+        }
+        CHECK(pid > 0 && waitpid(pid, &status, 0) == pid);
+        CHECK_INT(status, 0);
+    }
+    atomic_store(&busy.is_stopped, true);
+    pthread_join(busy.thread, NULL);
+    dd_store_release(busy.store);
+}
+
+/* A popper that is interrupted in the moment in which its item comes: the callback itself brings the item. */
+typedef struct late_item {
+    dd_store *store;
+    int npushed;
+} late_item;
+
+static bool
+push_and_interrupt(void *ctx)
+{
+    late_item *late = ctx;
+    dd_wait wait = dd_wait_after(DD_NS_PER_S);
+    CHECK_OK(late->store->ops->queue_push(late->store, BYTES("q"), BYTES("1"), &wait, check_err()));
+    CHECK_OK(late->store->ops->queue_push(late->store, BYTES("q"), BYTES("2"), &wait, check_err()));
+    late->npushed++;
+    return true;
+}
+
+TEST(item_of_an_interrupted_pop_goes_back_to_the_head)
+{
+    late_item late = {.store = open_hash(NULL)};
+    REQUIRE(late.store != NULL);
+    dd_store *store = late.store;
+    dd_wait wait = dd_wait_after(5 * DD_NS_PER_S);
+    wait.is_interrupted = push_and_interrupt;
+    wait.ctx = &late;
+    dd_blob value = {0};
+    CHECK_STATUS(store->ops->queue_pop(store, BYTES("q"), true, &value, &wait, check_err()), DD_INTERRUPTED);
+    CHECK_INT(late.npushed, 1);
+    CHECK(value.data == NULL);
+    for (const char *expected = "12"; *expected != '\0'; expected++) {
+        CHECK_OK(store->ops->queue_pop(store, BYTES("q"), false, &value, &wait, check_err()));
+        CHECK_BYTES(dd_blob_view(&value), dd_bytes_of(expected, 1));
+    }
+    dd_blob_fini(&value);
+    dd_store_release(store);
+}
+
+/* A key that is there for a moment only: the get goes on waiting for the next value. */
+static bool
+set_and_delete(void *ctx)
+{
+    late_item *late = ctx;
+    bool is_deleted = false;
+    dd_wait wait = dd_wait_after(DD_NS_PER_S);
+    CHECK_OK(late->store->ops->set(late->store, BYTES("k"), BYTES("1"), &wait, check_err()));
+    if (late->npushed++ == 0) {
+        CHECK_OK(late->store->ops->delete_key(late->store, BYTES("k"), &is_deleted, &wait, check_err()));
+        CHECK(is_deleted);
+    }
+    return false;
+}
+
+TEST(get_survives_a_key_that_comes_and_goes)
+{
+    late_item late = {.store = open_hash(NULL)};
+    REQUIRE(late.store != NULL);
+    dd_wait wait = dd_wait_after(5 * DD_NS_PER_S);
+    wait.is_interrupted = set_and_delete;
+    wait.ctx = &late;
+    dd_blob value = {0};
+    CHECK_OK(late.store->ops->get(late.store, BYTES("k"), &value, &wait, check_err()));
+    CHECK_TEXT(dd_blob_view(&value), "1");
+    CHECK_INT(late.npushed, 2);
+    dd_blob_fini(&value);
+    dd_store_release(late.store);
+}
+
+/* The popper, parked first, has no memory for the item; the pusher stores it instead. */
+static bool
+push_without_memory(void *ctx)
+{
+    late_item *late = ctx;
+    dd_wait wait = dd_wait_after(DD_NS_PER_S);
+    (void)dd_mem_fail_after(0);
+    CHECK_OK(late->store->ops->queue_push(late->store, BYTES("q"), BYTES("1"), &wait, check_err()));
+    (void)dd_mem_fail_after(-1);
+    return false;
+}
+
+TEST(item_that_a_popper_cannot_take_stays)
+{
+    late_item late = {.store = open_hash(NULL)};
+    REQUIRE(late.store != NULL);
+    dd_store *store = late.store;
+    dd_wait wait = dd_wait_after(5 * DD_NS_PER_S);
+    wait.is_interrupted = push_without_memory;
+    wait.ctx = &late;
+    dd_blob value = {0};
+    CHECK_STATUS(store->ops->queue_pop(store, BYTES("q"), true, &value, &wait, check_err()),
+                 DD_OUT_OF_MEMORY);
+    CHECK_OK(store->ops->queue_pop(store, BYTES("q"), false, &value, &wait, check_err()));
+    CHECK_TEXT(dd_blob_view(&value), "1");
+    dd_blob_fini(&value);
+    dd_store_release(store);
+}
+
+/* Generic append gives up when others are always faster, and says so. */
+static dd_status
+compare_set_loses(dd_store *store, dd_bytes key, dd_bytes expected, dd_bytes desired, dd_blob *value,
+                  const dd_wait *wait, dd_error *err)
+{
+    (void)store;
+    (void)key;
+    (void)expected;
+    (void)desired;
+    (void)wait;
+    return dd_blob_assign(value, BYTES("someone else's"), err);
+}
+
+TEST(generic_append_has_a_deadline)
+{
+    dd_store *store = open_hash(NULL);
+    REQUIRE(store != NULL);
+    dd_store_ops ops = *store->ops;
+    ops.compare_set = compare_set_loses;
+    store->ops = &ops;
+    dd_wait wait = dd_wait_after(20 * DD_NS_PER_MS);
+    CHECK_STATUS(dd_store_generic_append(store, BYTES("k"), BYTES("v"), &wait, check_err()), DD_TIMED_OUT);
+    CHECK_CONTAINS(check_message(), "append to key \"k\" timed out after 0.0");
+    dd_store_release(store);
+}

@@ -1,0 +1,900 @@
+#include "check.h"
+#include "core/mem.h"
+#include "store/keyspace.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A waiter that remembers how it was told. */
+typedef struct probe {
+    dd_waiter waiter;
+    int ntold;
+    int order; /* when, among all probes of a test */
+    int *clock;
+    char value[64];
+    size_t value_len;
+} probe;
+
+static void
+on_probe_ready(dd_waiter *waiter, dd_bytes value)
+{
+    probe *self = DD_CONTAINER_OF(waiter, probe, waiter);
+    self->ntold++;
+    self->order = self->clock != NULL ? ++*self->clock : 0;
+    self->value_len = value.len;
+    if (value.len > 0 && value.len <= sizeof self->value) {
+        memcpy(self->value, value.data, value.len);
+    }
+    CHECK(waiter->links == NULL && waiter->nlinks == 0);
+}
+
+typedef struct key_list {
+    const char *const *keys;
+    size_t next;
+} key_list;
+
+static dd_bytes
+next_key(void *ctx)
+{
+    key_list *list = ctx;
+    return dd_bytes_of_string(list->keys[list->next++]);
+}
+
+static dd_status
+park(dd_keyspace *ks, probe *p, dd_waiter_kind kind, size_t nkeys, const char *const *keys, bool *is_parked)
+{
+    key_list list = {keys, 0};
+    p->waiter.kind = kind;
+    p->waiter.on_ready = on_probe_ready;
+    return dd_keyspace_park(ks, &p->waiter, next_key, &list, nkeys, is_parked, check_err());
+}
+
+static bool
+park_on(dd_keyspace *ks, probe *p, dd_waiter_kind kind, const char *key)
+{
+    bool is_parked = false;
+    CHECK_OK(park(ks, p, kind, 1, &key, &is_parked));
+    return is_parked;
+}
+
+#define SET(ks, key, value) CHECK_OK(dd_keyspace_set((ks), BYTES(key), BYTES(value), check_err()))
+#define PUSH(ks, key, value) CHECK_OK(dd_keyspace_queue_push((ks), BYTES(key), BYTES(value), check_err()))
+
+static void
+expect_value(const dd_keyspace *ks, const char *key, const char *expected)
+{
+    dd_bytes value = {0};
+    CHECK_INT(dd_keyspace_get(ks, dd_bytes_of_string(key), &value), expected != NULL);
+    if (expected != NULL) {
+        CHECK_BYTES(value, dd_bytes_of_string(expected));
+    }
+}
+
+TEST(values)
+{
+    dd_keyspace ks;
+    dd_bytes value;
+    int64_t sum = 0;
+    dd_keyspace_init(&ks);
+    CHECK(!dd_keyspace_get(&ks, BYTES("a"), &value));
+    SET(&ks, "a", "1");
+    SET(&ks, "", "");
+    SET(&ks, "a\0b", "x\0y");
+    CHECK(dd_keyspace_get(&ks, BYTES("a\0b"), &value));
+    CHECK_TEXT(value, "x\0y");
+    expect_value(&ks, "", "");
+    CHECK_INT(ks.nvalues, 3);
+    SET(&ks, "a", "a longer value");
+    expect_value(&ks, "a", "a longer value");
+    CHECK_INT(ks.nvalues, 3);
+    CHECK_OK(dd_keyspace_add(&ks, BYTES("n"), -5, &sum, check_err()));
+    CHECK_INT(sum, -5);
+    CHECK_OK(dd_keyspace_append(&ks, BYTES("n"), BYTES("0"), check_err()));
+    expect_value(&ks, "n", "-50");
+    CHECK_STATUS(dd_keyspace_add(&ks, BYTES("a"), 1, &sum, check_err()), DD_STORE);
+    CHECK_CONTAINS(check_message(), "value of key \"a\" is not a number: \"a longer value\"");
+    CHECK(dd_keyspace_delete(&ks, BYTES("a")));
+    CHECK(!dd_keyspace_delete(&ks, BYTES("a")));
+    CHECK_INT(ks.nvalues, 3);
+    CHECK_INT(ks.entries.count, 3);
+    dd_keyspace_fini(&ks);
+}
+
+TEST(memory_of_a_large_value_comes_back)
+{
+    dd_keyspace ks;
+    dd_bytes value;
+    uint8_t *large = calloc(1, 1 << 20);
+    REQUIRE(large != NULL);
+    dd_keyspace_init(&ks);
+    CHECK_OK(dd_keyspace_set(&ks, BYTES("k"), dd_bytes_of(large, 1 << 20), check_err()));
+    SET(&ks, "k", "small");
+    CHECK(dd_keyspace_get(&ks, BYTES("k"), &value));
+    CHECK_TEXT(value, "small");
+    const dd_map_node *cursor = NULL;
+    dd_bytes key;
+    CHECK(dd_keyspace_next_key(&ks, &cursor, &key));
+    CHECK_TEXT(key, "k");
+    CHECK(!dd_keyspace_next_key(&ks, &cursor, &key));
+    dd_keyspace_fini(&ks);
+    free(large);
+}
+
+TEST(next_key_skips_what_has_no_value)
+{
+    dd_keyspace ks;
+    probe p = {0};
+    dd_keyspace_init(&ks);
+    for (int i = 0; i < 50; i++) {
+        char key[16];
+        (void)snprintf(key, sizeof key, "%d", i);
+        if (i % 2 == 0) {
+            CHECK_OK(dd_keyspace_set(&ks, dd_bytes_of_string(key), BYTES("v"), check_err()));
+        } else {
+            CHECK_OK(dd_keyspace_queue_push(&ks, dd_bytes_of_string(key), BYTES("v"), check_err()));
+        }
+    }
+    CHECK(park_on(&ks, &p, DD_WAITER_KEYS, "waited for"));
+    const dd_map_node *cursor = NULL;
+    dd_bytes key;
+    int count = 0;
+    bool seen[50] = {false};
+    while (dd_keyspace_next_key(&ks, &cursor, &key)) {
+        char text[16] = "";
+        memcpy(text, key.data, key.len);
+        int i = atoi(text);
+        CHECK(i % 2 == 0 && !seen[i]);
+        seen[i] = true;
+        count++;
+    }
+    CHECK_INT(count, 25);
+    dd_keyspace_unpark(&ks, &p.waiter);
+    dd_keyspace_fini(&ks);
+}
+
+TEST(entries_leave_nothing_behind)
+{
+    dd_keyspace ks;
+    probe p = {0};
+    dd_blob item = {0};
+    bool is_parked = false;
+    const char *const keys[] = {"a", "b", "a"};
+    dd_keyspace_init(&ks);
+    CHECK_OK(park(&ks, &p, DD_WAITER_KEYS, 3, keys, &is_parked));
+    CHECK(is_parked);
+    CHECK_INT(ks.entries.count, 2);
+    CHECK(!dd_keyspace_has(&ks, BYTES("a")));
+    dd_keyspace_unpark(&ks, &p.waiter);
+    CHECK_INT(ks.entries.count, 0);
+    dd_keyspace_unpark(&ks, &p.waiter);
+    for (int kind = 0; kind <= DD_WAITER_BARRIER; kind++) {
+        CHECK(park_on(&ks, &p, (dd_waiter_kind)kind, "k"));
+        dd_keyspace_unpark(&ks, &p.waiter);
+        CHECK_INT(ks.entries.count, 0);
+    }
+    PUSH(&ks, "q", "1");
+    CHECK(dd_keyspace_queue_pop(&ks, BYTES("q"), &item));
+    dd_blob_fini(&item);
+    CHECK_INT(ks.entries.count, 0);
+    CHECK(!dd_keyspace_queue_pop(&ks, BYTES("q"), &item));
+    CHECK(park_on(&ks, &p, DD_WAITER_POP, "q"));
+    PUSH(&ks, "q", "1");
+    CHECK_INT(p.ntold, 1);
+    CHECK_INT(ks.entries.count, 0);
+    SET(&ks, "k", "v");
+    CHECK(park_on(&ks, &p, DD_WAITER_POP, "k"));
+    CHECK(dd_keyspace_delete(&ks, BYTES("k")));
+    CHECK_INT(ks.entries.count, 1);
+    dd_keyspace_unpark(&ks, &p.waiter);
+    CHECK_INT(ks.entries.count, 0);
+    dd_keyspace_fini(&ks);
+}
+
+TEST(nothing_is_parked_when_all_is_there)
+{
+    dd_keyspace ks;
+    probe p = {0};
+    bool is_parked = true;
+    const char *const keys[] = {"value", "queue"};
+    dd_keyspace_init(&ks);
+    SET(&ks, "value", "");
+    PUSH(&ks, "queue", "");
+    CHECK_OK(park(&ks, &p, DD_WAITER_KEYS, 0, NULL, &is_parked));
+    CHECK(!is_parked);
+    CHECK_OK(park(&ks, &p, DD_WAITER_KEYS, 2, keys, &is_parked));
+    CHECK(!is_parked);
+    CHECK(!park_on(&ks, &p, DD_WAITER_VALUE, "value"));
+    CHECK(!park_on(&ks, &p, DD_WAITER_POP, "queue"));
+    CHECK_INT(p.ntold, 0);
+    CHECK(park_on(&ks, &p, DD_WAITER_VALUE, "queue"));
+    dd_keyspace_unpark(&ks, &p.waiter);
+    CHECK(park_on(&ks, &p, DD_WAITER_POP, "value"));
+    dd_keyspace_unpark(&ks, &p.waiter);
+    CHECK(park_on(&ks, &p, DD_WAITER_BARRIER, "value"));
+    dd_keyspace_unpark(&ks, &p.waiter);
+    CHECK_INT(ks.entries.count, 2);
+    dd_keyspace_fini(&ks);
+}
+
+typedef dd_status (*mutation)(dd_keyspace *ks, dd_bytes key);
+
+static dd_status
+by_set(dd_keyspace *ks, dd_bytes key)
+{
+    return dd_keyspace_set(ks, key, BYTES("7"), check_err());
+}
+
+static dd_status
+by_append(dd_keyspace *ks, dd_bytes key)
+{
+    return dd_keyspace_append(ks, key, BYTES("7"), check_err());
+}
+
+static dd_status
+by_add(dd_keyspace *ks, dd_bytes key)
+{
+    int64_t sum;
+    return dd_keyspace_add(ks, key, 7, &sum, check_err());
+}
+
+static dd_status
+by_compare_set(dd_keyspace *ks, dd_bytes key)
+{
+    dd_bytes value;
+    return dd_keyspace_compare_set(ks, key, BYTES(""), BYTES("7"), &value, check_err());
+}
+
+TEST(every_way_to_a_value_tells)
+{
+    static const mutation mutations[] = {by_set, by_append, by_add, by_compare_set};
+    for (size_t i = 0; i < sizeof mutations / sizeof mutations[0]; i++) {
+        dd_keyspace ks;
+        int clock = 0;
+        probe keys[2] = {{.clock = &clock}, {.clock = &clock}};
+        probe value = {.clock = &clock};
+        probe pop = {0};
+        probe barrier = {0};
+        dd_keyspace_init(&ks);
+        CHECK(park_on(&ks, &keys[0], DD_WAITER_KEYS, "k"));
+        CHECK(park_on(&ks, &keys[1], DD_WAITER_KEYS, "k"));
+        CHECK(park_on(&ks, &value, DD_WAITER_VALUE, "k"));
+        CHECK(park_on(&ks, &pop, DD_WAITER_POP, "k"));
+        CHECK(park_on(&ks, &barrier, DD_WAITER_BARRIER, "k"));
+        CHECK_OK(mutations[i](&ks, BYTES("k")));
+        CHECK_OK(mutations[i](&ks, BYTES("k")));
+        CHECK(keys[0].ntold == 1 && keys[1].ntold == 1 && value.ntold == 1);
+        CHECK(keys[0].order < keys[1].order);
+        CHECK_BYTES(dd_bytes_of(value.value, value.value_len), BYTES("7"));
+        CHECK_INT(keys[0].value_len, 0);
+        CHECK(pop.ntold == 0 && barrier.ntold == 0);
+        dd_keyspace_unpark(&ks, &pop.waiter);
+        dd_keyspace_unpark(&ks, &barrier.waiter);
+        CHECK_INT(ks.entries.count, 1);
+        dd_keyspace_fini(&ks);
+    }
+}
+
+TEST(compare_set_that_stores_nothing_tells_nobody)
+{
+    dd_keyspace ks;
+    probe p = {0};
+    dd_bytes value;
+    dd_keyspace_init(&ks);
+    CHECK(park_on(&ks, &p, DD_WAITER_KEYS, "k"));
+    CHECK_OK(dd_keyspace_compare_set(&ks, BYTES("k"), BYTES("x"), BYTES("y"), &value, check_err()));
+    CHECK_TEXT(value, "x");
+    CHECK_INT(p.ntold, 0);
+    dd_keyspace_unpark(&ks, &p.waiter);
+    CHECK_INT(ks.entries.count, 0);
+    dd_keyspace_fini(&ks);
+}
+
+TEST(pushed_item_goes_to_the_longest_waiting)
+{
+    dd_keyspace ks;
+    probe pops[3] = {0};
+    probe keys[2] = {0};
+    dd_keyspace_init(&ks);
+    CHECK(park_on(&ks, &keys[0], DD_WAITER_KEYS, "q"));
+    for (int i = 0; i < 3; i++) {
+        CHECK(park_on(&ks, &pops[i], DD_WAITER_POP, "q"));
+    }
+    CHECK(park_on(&ks, &keys[1], DD_WAITER_KEYS, "q"));
+    PUSH(&ks, "q", "first");
+    CHECK(pops[0].ntold == 1 && pops[1].ntold == 0 && pops[2].ntold == 0);
+    CHECK_BYTES(dd_bytes_of(pops[0].value, pops[0].value_len), BYTES("first"));
+    CHECK(keys[0].ntold == 0 && keys[1].ntold == 0);
+    CHECK_INT(dd_keyspace_queue_len(&ks, BYTES("q")), 0);
+    CHECK(!dd_keyspace_has(&ks, BYTES("q")));
+    dd_keyspace_unpark(&ks, &pops[1].waiter);
+    PUSH(&ks, "q", "second");
+    CHECK(pops[1].ntold == 0 && pops[2].ntold == 1);
+    PUSH(&ks, "q", "third");
+    CHECK(keys[0].ntold == 1 && keys[1].ntold == 1);
+    CHECK_INT(dd_keyspace_queue_len(&ks, BYTES("q")), 1);
+    dd_keyspace_fini(&ks);
+}
+
+TEST(unpop_restores_the_head)
+{
+    dd_keyspace ks;
+    dd_blob item = {0};
+    probe pop = {0};
+    probe keys = {0};
+    dd_keyspace_init(&ks);
+    PUSH(&ks, "q", "1");
+    PUSH(&ks, "q", "2");
+    CHECK(dd_keyspace_queue_pop(&ks, BYTES("q"), &item));
+    for (int nth = 0; nth < 1; nth++) {
+        (void)dd_mem_fail_after(nth);
+        CHECK_STATUS(dd_keyspace_queue_unpop(&ks, BYTES("q"), &item, check_err()), DD_OUT_OF_MEMORY);
+        (void)dd_mem_fail_after(-1);
+        CHECK_TEXT(dd_blob_view(&item), "1");
+    }
+    CHECK_OK(dd_keyspace_queue_unpop(&ks, BYTES("q"), &item, check_err()));
+    CHECK(item.data == NULL);
+    CHECK_INT(dd_keyspace_queue_len(&ks, BYTES("q")), 2);
+    for (const char *expected = "12"; *expected != '\0'; expected++) {
+        CHECK(dd_keyspace_queue_pop(&ks, BYTES("q"), &item));
+        CHECK_BYTES(dd_blob_view(&item), dd_bytes_of(expected, 1));
+        if (*expected == '1') {
+            dd_blob_fini(&item);
+        }
+    }
+    CHECK(park_on(&ks, &keys, DD_WAITER_KEYS, "q"));
+    CHECK(park_on(&ks, &pop, DD_WAITER_POP, "q"));
+    CHECK_OK(dd_keyspace_queue_unpop(&ks, BYTES("q"), &item, check_err()));
+    CHECK(pop.ntold == 1 && keys.ntold == 0);
+    CHECK_TEXT(dd_blob_view(&item), "2");
+    CHECK_OK(dd_keyspace_queue_unpop(&ks, BYTES("q"), &item, check_err()));
+    CHECK_INT(keys.ntold, 1);
+    dd_keyspace_fini(&ks);
+}
+
+/* All orders in which three keys may come, with another key that is there from the start. */
+TEST(told_once_whatever_the_order)
+{
+    static const char *const keys[] = {"a", "b", "c", "there", "a"};
+    static const int orders[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
+    for (int i = 0; i < 6; i++) {
+        dd_keyspace ks;
+        probe p = {0};
+        bool is_parked = false;
+        dd_keyspace_init(&ks);
+        SET(&ks, "there", "");
+        CHECK_OK(park(&ks, &p, DD_WAITER_KEYS, 5, keys, &is_parked));
+        CHECK(is_parked);
+        for (int j = 0; j < 3; j++) {
+            CHECK_INT(p.ntold, 0);
+            CHECK_OK(by_set(&ks, dd_bytes_of_string(keys[orders[i][j]])));
+            SET(&ks, "there", "again");
+        }
+        CHECK_INT(p.ntold, 1);
+        CHECK_OK(by_set(&ks, BYTES("a")));
+        CHECK_INT(p.ntold, 1);
+        CHECK_INT(ks.entries.count, 4);
+        dd_keyspace_fini(&ks);
+    }
+}
+
+TEST(key_that_goes_away_counts_as_missing_again)
+{
+    dd_keyspace ks;
+    probe keys = {0};
+    probe values = {0};
+    dd_blob item = {0};
+    bool is_parked = false;
+    const char *const names[] = {"a", "b"};
+    dd_keyspace_init(&ks);
+    SET(&ks, "a", "1");
+    CHECK_OK(park(&ks, &keys, DD_WAITER_KEYS, 2, names, &is_parked));
+    CHECK_OK(park(&ks, &values, DD_WAITER_VALUE, 2, names, &is_parked));
+    PUSH(&ks, "a", "item");
+    CHECK(dd_keyspace_delete(&ks, BYTES("a")));
+    SET(&ks, "b", "1");
+    CHECK(keys.ntold == 1 && values.ntold == 0);
+    SET(&ks, "a", "last");
+    CHECK_INT(values.ntold, 1);
+    CHECK_BYTES(dd_bytes_of(values.value, values.value_len), BYTES("last"));
+    CHECK(dd_keyspace_delete(&ks, BYTES("b")));
+    CHECK_OK(park(&ks, &keys, DD_WAITER_KEYS, 2, names, &is_parked));
+    CHECK(dd_keyspace_delete(&ks, BYTES("a")));
+    CHECK(dd_keyspace_queue_pop(&ks, BYTES("a"), &item));
+    SET(&ks, "b", "1");
+    CHECK_INT(keys.ntold, 1);
+    SET(&ks, "a", "1");
+    CHECK_INT(keys.ntold, 2);
+    dd_blob_fini(&item);
+    dd_keyspace_fini(&ks);
+}
+
+typedef struct mortal {
+    dd_waiter waiter;
+    int *nfreed;
+} mortal;
+
+static void
+on_ready_free(dd_waiter *waiter, dd_bytes value)
+{
+    mortal *self = DD_CONTAINER_OF(waiter, mortal, waiter);
+    (void)value;
+    ++*self->nfreed;
+    free(self);
+}
+
+TEST(waiters_may_be_freed_when_told)
+{
+    static const dd_waiter_kind kinds[] = {DD_WAITER_KEYS, DD_WAITER_VALUE, DD_WAITER_KEYS,
+                                           DD_WAITER_BARRIER};
+    const char *const keys[] = {"k", "k"};
+    dd_keyspace ks;
+    int nfreed = 0;
+    dd_keyspace_init(&ks);
+    for (size_t i = 0; i < 4; i++) {
+        mortal *m = calloc(1, sizeof *m);
+        bool is_parked = false;
+        key_list list = {keys, 0};
+        REQUIRE(m != NULL);
+        m->nfreed = &nfreed;
+        m->waiter.kind = kinds[i];
+        m->waiter.on_ready = on_ready_free;
+        CHECK_OK(dd_keyspace_park(&ks, &m->waiter, next_key, &list, kinds[i] == DD_WAITER_BARRIER ? 1 : 2,
+                                  &is_parked, check_err()));
+        CHECK(is_parked);
+    }
+    bool is_complete = false;
+    CHECK_OK(dd_keyspace_barrier_arrive(&ks, BYTES("k"), 1, &is_complete, check_err()));
+    CHECK_INT(nfreed, 4);
+    dd_keyspace_fini(&ks);
+}
+
+TEST(barriers)
+{
+    dd_keyspace ks;
+    probe waiters[3] = {0};
+    probe value = {0};
+    bool is_complete = true;
+    dd_keyspace_init(&ks);
+    CHECK(park_on(&ks, &value, DD_WAITER_VALUE, "b"));
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(dd_keyspace_barrier_arrive(&ks, BYTES("b"), 3, &is_complete, check_err()));
+        CHECK(!is_complete);
+        CHECK(park_on(&ks, &waiters[i], DD_WAITER_BARRIER, "b"));
+    }
+    CHECK_INT(value.ntold, 1);
+    CHECK_INT(waiters[0].ntold, 0);
+    CHECK_OK(dd_keyspace_barrier_arrive(&ks, BYTES("b"), 3, &is_complete, check_err()));
+    CHECK(is_complete);
+    CHECK(waiters[0].ntold == 1 && waiters[1].ntold == 1);
+    CHECK_INT(waiters[0].value_len, 0);
+    expect_value(&ks, "b", "3");
+    is_complete = false;
+    CHECK_OK(dd_keyspace_barrier_arrive(&ks, BYTES("b"), 3, &is_complete, check_err()));
+    CHECK(is_complete);
+    SET(&ks, "word", "abc");
+    CHECK_STATUS(dd_keyspace_barrier_arrive(&ks, BYTES("word"), 3, &is_complete, check_err()), DD_STORE);
+    dd_keyspace_fini(&ks);
+}
+
+/* ---- random operations against a naive model, with and without memory */
+
+#define NKEYS 5
+#define NPROBES 6
+#define MAX_VALUE 60
+#define MAX_ITEMS 6
+
+typedef struct model_waiter {
+    bool is_parked;
+    dd_waiter_kind kind;
+    int keys[3];
+    int nkeys;
+    long since;
+    int ntold;
+} model_waiter;
+
+typedef struct model {
+    bool has_value[NKEYS];
+    char value[NKEYS][MAX_VALUE + 1];
+    char items[NKEYS][MAX_ITEMS][MAX_VALUE + 1];
+    int nitems[NKEYS];
+    model_waiter waiters[NPROBES];
+    long clock;
+} model;
+
+static const char *const model_keys[NKEYS] = {"", "k1", "another key", "key three", "4"};
+static const char *const model_values[] = {
+    "", "1", "-7", "12abc", "x", " 3", "9223372036854775807", "99999999999999999999"};
+#define NVALUES (sizeof model_values / sizeof model_values[0])
+
+static bool
+model_key_is_ready(const model *m, dd_waiter_kind kind, int key)
+{
+    switch (kind) {
+    case DD_WAITER_KEYS:
+        return m->has_value[key] || m->nitems[key] > 0;
+    case DD_WAITER_VALUE:
+        return m->has_value[key];
+    case DD_WAITER_POP:
+        return m->nitems[key] > 0;
+    case DD_WAITER_BARRIER:
+        break;
+    }
+    return false;
+}
+
+static bool
+model_is_ready(const model *m, const model_waiter *w)
+{
+    for (int i = 0; i < w->nkeys; i++) {
+        if (!model_key_is_ready(m, w->kind, w->keys[i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void
+model_tell(model *m)
+{
+    for (int i = 0; i < NPROBES; i++) {
+        model_waiter *w = &m->waiters[i];
+        if (w->is_parked && w->kind != DD_WAITER_POP && model_is_ready(m, w)) {
+            w->is_parked = false;
+            w->ntold++;
+        }
+    }
+}
+
+static void
+model_set(model *m, int key, const char *value)
+{
+    m->has_value[key] = true;
+    (void)snprintf(m->value[key], sizeof m->value[key], "%s", value);
+    model_tell(m);
+}
+
+/* As the keyspace should do it, by the C library. */
+static bool
+model_add(model *m, int key, int64_t amount, int64_t *sum)
+{
+    const char *text = m->has_value[key] ? m->value[key] : "";
+    char *end;
+    errno = 0;
+    long long number = strtoll(text, &end, 10);
+    if (errno == ERANGE || (end == text && text[0] != '\0')) {
+        return false;
+    }
+    char stored[MAX_VALUE];
+    *sum = (int64_t)((uint64_t)number + (uint64_t)amount);
+    (void)snprintf(stored, sizeof stored, "%" PRId64, *sum);
+    model_set(m, key, stored);
+    return true;
+}
+
+static void
+model_push(model *m, int key, const char *value)
+{
+    model_waiter *first = NULL;
+    for (int i = 0; i < NPROBES; i++) {
+        model_waiter *w = &m->waiters[i];
+        if (w->is_parked && w->kind == DD_WAITER_POP && w->keys[0] == key &&
+            (first == NULL || w->since < first->since)) {
+            first = w;
+        }
+    }
+    if (first != NULL) {
+        first->is_parked = false;
+        first->ntold++;
+        return;
+    }
+    (void)snprintf(m->items[key][m->nitems[key]++], MAX_VALUE, "%s", value);
+    model_tell(m);
+}
+
+static size_t
+model_nentries(const model *m)
+{
+    size_t count = 0;
+    for (int key = 0; key < NKEYS; key++) {
+        bool is_needed = m->has_value[key] || m->nitems[key] > 0;
+        for (int i = 0; i < NPROBES; i++) {
+            for (int j = 0; m->waiters[i].is_parked && j < m->waiters[i].nkeys; j++) {
+                is_needed |= m->waiters[i].keys[j] == key;
+            }
+        }
+        count += is_needed ? 1 : 0;
+    }
+    return count;
+}
+
+static void
+compare_with_model(const dd_keyspace *ks, const model *m, const probe *probes)
+{
+    int64_t nvalues = 0;
+    for (int key = 0; key < NKEYS; key++) {
+        dd_bytes bytes = dd_bytes_of_string(model_keys[key]);
+        expect_value(ks, model_keys[key], m->has_value[key] ? m->value[key] : NULL);
+        CHECK_INT(dd_keyspace_has(ks, bytes), m->has_value[key] || m->nitems[key] > 0);
+        CHECK_INT(dd_keyspace_queue_len(ks, bytes), m->nitems[key]);
+        nvalues += m->has_value[key] ? 1 : 0;
+    }
+    for (int i = 0; i < NPROBES; i++) {
+        CHECK_INT(probes[i].ntold, m->waiters[i].ntold);
+        CHECK_INT(probes[i].waiter.links != NULL, m->waiters[i].is_parked);
+    }
+    CHECK_INT(ks->nvalues, nvalues);
+    CHECK_INT(ks->entries.count, model_nentries(m));
+}
+
+typedef struct run {
+    dd_keyspace ks;
+    model m;
+    probe probes[NPROBES];
+    uint32_t random;
+} run;
+
+static int
+pick(run *r, size_t count)
+{
+    r->random = r->random * 1664525u + 1013904223u;
+    return (int)((r->random >> 8) % count);
+}
+
+static void
+step_park(run *r)
+{
+    int i = pick(r, NPROBES);
+    model_waiter *w = &r->m.waiters[i];
+    if (w->is_parked) {
+        dd_keyspace_unpark(&r->ks, &r->probes[i].waiter);
+        w->is_parked = false;
+        return;
+    }
+    const char *keys[3];
+    bool is_parked = false;
+    w->kind = (dd_waiter_kind)pick(r, 4);
+    w->nkeys = w->kind <= DD_WAITER_VALUE ? pick(r, 4) : 1;
+    for (int j = 0; j < w->nkeys; j++) {
+        w->keys[j] = pick(r, NKEYS);
+        keys[j] = model_keys[w->keys[j]];
+    }
+    dd_status status = park(&r->ks, &r->probes[i], w->kind, (size_t)w->nkeys, keys, &is_parked);
+    if (status == DD_OK) {
+        w->is_parked = !model_is_ready(&r->m, w);
+        w->since = ++r->m.clock;
+        CHECK_INT(is_parked, w->is_parked);
+    } else {
+        CHECK_INT(status, DD_OUT_OF_MEMORY);
+    }
+}
+
+static void
+step_pop(run *r, int key)
+{
+    dd_blob item = {0};
+    bool is_popped = dd_keyspace_queue_pop(&r->ks, dd_bytes_of_string(model_keys[key]), &item);
+    CHECK_INT(is_popped, r->m.nitems[key] > 0);
+    if (is_popped) {
+        CHECK_BYTES(dd_blob_view(&item), dd_bytes_of_string(r->m.items[key][0]));
+        memmove(r->m.items[key][0], r->m.items[key][1], sizeof r->m.items[key] - sizeof r->m.items[key][0]);
+        r->m.nitems[key]--;
+    }
+    dd_blob_fini(&item);
+}
+
+static void
+step_add(run *r, int key)
+{
+    int64_t sum = 0;
+    int64_t expected = 0;
+    int64_t amount = (int64_t)pick(r, 1000) - 500;
+    dd_status status =
+        dd_keyspace_add(&r->ks, dd_bytes_of_string(model_keys[key]), amount, &sum, check_err());
+    if (status == DD_OUT_OF_MEMORY) {
+        return;
+    }
+    CHECK_INT(status, model_add(&r->m, key, amount, &expected) ? DD_OK : DD_STORE);
+    CHECK_INT(sum, expected);
+}
+
+static void
+step_barrier(run *r, int key)
+{
+    bool is_complete = false;
+    int64_t world_size = (int64_t)pick(r, 16) - 8;
+    int64_t count = 0;
+    dd_status status = dd_keyspace_barrier_arrive(&r->ks, dd_bytes_of_string(model_keys[key]), world_size,
+                                                  &is_complete, check_err());
+    if (status == DD_OUT_OF_MEMORY) {
+        return;
+    }
+    CHECK_INT(status, model_add(&r->m, key, 1, &count) ? DD_OK : DD_STORE);
+    CHECK_INT(is_complete, status == DD_OK && count >= world_size);
+    for (int i = 0; i < NPROBES && is_complete; i++) {
+        model_waiter *w = &r->m.waiters[i];
+        if (w->is_parked && w->kind == DD_WAITER_BARRIER && w->keys[0] == key) {
+            w->is_parked = false;
+            w->ntold++;
+        }
+    }
+}
+
+static void
+step_compare_set(run *r, int key)
+{
+    dd_bytes result = {0};
+    const char *current = r->m.has_value[key] ? r->m.value[key] : "";
+    const char *desired = model_values[pick(r, NVALUES)];
+    const char *expected = pick(r, 2) == 0 ? current : model_values[pick(r, NVALUES)];
+    char expected_copy[MAX_VALUE + 1];
+    (void)snprintf(expected_copy, sizeof expected_copy, "%s", expected);
+    if (dd_keyspace_compare_set(&r->ks, dd_bytes_of_string(model_keys[key]),
+                                dd_bytes_of_string(expected_copy), dd_bytes_of_string(desired), &result,
+                                check_err()) != DD_OK) {
+        return;
+    }
+    if (strcmp(current, expected_copy) == 0) {
+        model_set(&r->m, key, desired);
+        CHECK_BYTES(result, dd_bytes_of_string(desired));
+    } else {
+        CHECK_BYTES(result, dd_bytes_of_string(r->m.has_value[key] ? current : expected_copy));
+    }
+}
+
+static void
+step_write(run *r, int key, bool is_append)
+{
+    dd_bytes bytes = dd_bytes_of_string(model_keys[key]);
+    const char *value = model_values[pick(r, NVALUES)];
+    char joined[2 * MAX_VALUE + 2];
+    (void)snprintf(joined, sizeof joined, "%s%s", is_append && r->m.has_value[key] ? r->m.value[key] : "",
+                   value);
+    if (strlen(joined) > MAX_VALUE) {
+        return;
+    }
+    dd_status status = is_append ? dd_keyspace_append(&r->ks, bytes, dd_bytes_of_string(value), check_err())
+                                 : dd_keyspace_set(&r->ks, bytes, dd_bytes_of_string(value), check_err());
+    if (status == DD_OK) {
+        model_set(&r->m, key, joined);
+    }
+}
+
+static void
+step_push(run *r, int key)
+{
+    const char *value = model_values[pick(r, NVALUES)];
+    if (r->m.nitems[key] == MAX_ITEMS) {
+        return;
+    }
+    if (dd_keyspace_queue_push(&r->ks, dd_bytes_of_string(model_keys[key]), dd_bytes_of_string(value),
+                               check_err()) == DD_OK) {
+        model_push(&r->m, key, value);
+    }
+}
+
+static void
+step(run *r)
+{
+    int key = pick(r, NKEYS);
+    switch (pick(r, 12)) {
+    case 0:
+        CHECK_INT(dd_keyspace_delete(&r->ks, dd_bytes_of_string(model_keys[key])), r->m.has_value[key]);
+        r->m.has_value[key] = false;
+        break;
+    case 1:
+        step_add(r, key);
+        break;
+    case 2:
+        step_barrier(r, key);
+        break;
+    case 3:
+        step_compare_set(r, key);
+        break;
+    case 4:
+        step_write(r, key, true);
+        break;
+    case 5:
+        step_push(r, key);
+        break;
+    case 6:
+    case 7:
+        step_pop(r, key);
+        break;
+    case 8:
+        step_write(r, key, false);
+        break;
+    case 9:
+        CHECK_INT(dd_keyspace_delete(&r->ks, dd_bytes_of_string(model_keys[key])), r->m.has_value[key]);
+        r->m.has_value[key] = false;
+        break;
+    default:
+        step_park(r);
+        break;
+    }
+}
+
+static void
+random_run(uint32_t seed, bool is_memory_short)
+{
+    run r = {.random = seed};
+    dd_keyspace_init(&r.ks);
+    for (int i = 0; i < 4000 && check_failures() == 0; i++) {
+        if (is_memory_short) {
+            (void)dd_mem_fail_after(pick(&r, 5));
+        }
+        step(&r);
+        (void)dd_mem_fail_after(-1);
+        compare_with_model(&r.ks, &r.m, r.probes);
+    }
+    if (check_failures() > 0) {
+        fprintf(stderr, "    seed %u\n", seed);
+    }
+    for (int i = 0; i < NPROBES; i++) {
+        dd_keyspace_unpark(&r.ks, &r.probes[i].waiter);
+    }
+    dd_keyspace_fini(&r.ks);
+}
+
+TEST(random_operations_agree_with_the_model)
+{
+    for (uint32_t seed = 1; seed <= 5; seed++) {
+        random_run(seed, false);
+    }
+}
+
+TEST(random_operations_without_memory_agree_with_the_model)
+{
+    for (uint32_t seed = 100; seed <= 105; seed++) {
+        random_run(seed, true);
+    }
+}
+
+TEST(park_without_memory_leaves_nothing)
+{
+    dd_keyspace ks;
+    probe p = {0};
+    const char *const keys[] = {"a", "there", "b", "c"};
+    bool is_parked = false;
+    dd_status status = DD_OUT_OF_MEMORY;
+    dd_keyspace_init(&ks);
+    SET(&ks, "there", "");
+    for (long nth = 0; status != DD_OK && nth < 20; nth++) {
+        (void)dd_mem_fail_after(nth);
+        status = park(&ks, &p, DD_WAITER_KEYS, 4, keys, &is_parked);
+        (void)dd_mem_fail_after(-1);
+        if (status != DD_OK) {
+            CHECK_INT(status, DD_OUT_OF_MEMORY);
+            CHECK_INT(ks.entries.count, 1);
+            dd_keyspace_unpark(&ks, &p.waiter);
+        }
+    }
+    CHECK_OK(status);
+    CHECK(is_parked);
+    dd_keyspace_unpark(&ks, &p.waiter);
+    CHECK_INT(ks.entries.count, 1);
+    dd_keyspace_fini(&ks);
+}
+
+TEST(many_waiters_on_one_key)
+{
+    enum { COUNT = 10000 };
+    dd_keyspace ks;
+    probe *probes = calloc(COUNT, sizeof *probes);
+    REQUIRE(probes != NULL);
+    dd_keyspace_init(&ks);
+    for (int i = 0; i < COUNT; i++) {
+        CHECK(park_on(&ks, &probes[i], DD_WAITER_KEYS, "go"));
+    }
+    for (int i = 0; i < COUNT; i += 2) {
+        dd_keyspace_unpark(&ks, &probes[i].waiter);
+    }
+    SET(&ks, "go", "");
+    for (int i = 0; i < COUNT; i++) {
+        CHECK_INT(probes[i].ntold, i % 2);
+    }
+    dd_keyspace_fini(&ks);
+    free(probes);
+}

@@ -1,0 +1,205 @@
+#include "check.h"
+#include "core/mem.h"
+#include "store/store.h"
+#include "store_suite.h"
+
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static dd_store *
+open_prefix_over_hash(void **fixture)
+{
+    (void)fixture;
+    dd_store *hash = NULL;
+    dd_store *prefix = NULL;
+    CHECK_OK(dd_hash_store_open(&hash, DD_NS_PER_S, check_err()));
+    CHECK_OK(dd_prefix_store_open(&prefix, BYTES("prefix"), hash, check_err()));
+    dd_store_release(hash);
+    return prefix;
+}
+
+static dd_store *
+open_nested_prefix(void **fixture)
+{
+    dd_store *inner = open_prefix_over_hash(fixture);
+    dd_store *outer = NULL;
+    CHECK_OK(dd_prefix_store_open(&outer, BYTES(""), inner, check_err()));
+    dd_store_release(inner);
+    return outer;
+}
+
+STORE_SUITE(prefix, .open = open_prefix_over_hash, .has_queues = true, .is_in_memory = true,
+            .has_number_errors = true)
+STORE_SUITE(nested_prefix, .open = open_nested_prefix, .has_queues = true, .has_number_errors = true)
+
+/* "q/" over "p/" over a hash store. */
+typedef struct tower {
+    dd_store *hash;
+    dd_store *p;
+    dd_store *q;
+    dd_wait wait;
+} tower;
+
+static bool
+tower_init(tower *t)
+{
+    *t = (tower){.wait = dd_wait_after(5 * DD_NS_PER_S)};
+    return CHECK_OK(dd_hash_store_open(&t->hash, DD_NS_PER_S, check_err())) &&
+           CHECK_OK(dd_prefix_store_open(&t->p, BYTES("p"), t->hash, check_err())) &&
+           CHECK_OK(dd_prefix_store_open(&t->q, BYTES("q"), t->p, check_err()));
+}
+
+static void
+tower_fini(tower *t)
+{
+    dd_store_release(t->hash);
+    dd_store_release(t->q);
+    dd_store_release(t->p);
+}
+
+static void
+expect_in_hash(tower *t, dd_bytes key, dd_bytes expected)
+{
+    dd_blob value = {0};
+    bool is_found = false;
+    CHECK_OK(t->hash->ops->try_get(t->hash, key, &value, &is_found, &t->wait, check_err()));
+    CHECK(is_found);
+    CHECK_BYTES(dd_blob_view(&value), expected);
+    dd_blob_fini(&value);
+}
+
+TEST(keys_are_joined)
+{
+    tower t;
+    REQUIRE(tower_init(&t));
+    dd_bytes keys[] = {BYTES("m1"), BYTES("\0m2")};
+    int64_t sum = 0;
+    dd_blob value = {0};
+    CHECK_OK(t.q->ops->set(t.q, BYTES("k"), BYTES("set"), &t.wait, check_err()));
+    expect_in_hash(&t, BYTES("p/q/k"), BYTES("set"));
+    CHECK_OK(t.p->ops->set(t.p, BYTES(""), BYTES("empty"), &t.wait, check_err()));
+    expect_in_hash(&t, BYTES("p/"), BYTES("empty"));
+    CHECK_OK(t.q->ops->add(t.q, BYTES("n"), 3, &sum, &t.wait, check_err()));
+    expect_in_hash(&t, BYTES("p/q/n"), BYTES("3"));
+    CHECK_OK(t.q->ops->append(t.q, BYTES("a"), BYTES("x"), &t.wait, check_err()));
+    expect_in_hash(&t, BYTES("p/q/a"), BYTES("x"));
+    CHECK_OK(t.q->ops->compare_set(t.q, BYTES("c"), BYTES(""), BYTES("y"), &value, &t.wait, check_err()));
+    expect_in_hash(&t, BYTES("p/q/c"), BYTES("y"));
+    CHECK_OK(t.q->ops->multi_set(t.q, keys, keys, 2, &t.wait, check_err()));
+    expect_in_hash(&t, BYTES("p/q/m1"), BYTES("m1"));
+    expect_in_hash(&t, BYTES("p/q/\0m2"), BYTES("\0m2"));
+    CHECK_OK(t.q->ops->queue_push(t.q, BYTES("queue"), BYTES("item"), &t.wait, check_err()));
+    CHECK_OK(t.hash->ops->queue_pop(t.hash, BYTES("p/q/queue"), false, &value, &t.wait, check_err()));
+    CHECK_TEXT(dd_blob_view(&value), "item");
+    CHECK_OK(t.q->ops->barrier(t.q, BYTES("b"), 1, &t.wait, check_err()));
+    expect_in_hash(&t, BYTES("p/q/b"), BYTES("1"));
+    dd_blob_fini(&value);
+    tower_fini(&t);
+}
+
+TEST(list_keys_strips_the_prefix)
+{
+    tower t;
+    REQUIRE(tower_init(&t));
+    static const char *const keys[] = {"p/q/a", "p/q/", "p/q", "p/qq/a", "x", "", "p/"};
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        CHECK_OK(t.hash->ops->set(t.hash, dd_bytes_of_string(keys[i]), BYTES(""), &t.wait, check_err()));
+    }
+    dd_blob_list list = {0};
+    REQUIRE_OK(t.q->ops->list_keys(t.q, &list, &t.wait, check_err()));
+    CHECK_INT(list.count, 2);
+    if (list.count == 2) {
+        size_t a = list.items[0].len == 1 ? 0 : 1;
+        CHECK_TEXT(dd_blob_view(&list.items[a]), "a");
+        CHECK_TEXT(dd_blob_view(&list.items[1 - a]), "");
+    }
+    dd_blob_list_fini(&list);
+    int64_t count = 0;
+    CHECK_OK(t.q->ops->num_keys(t.q, &count, &t.wait, check_err()));
+    CHECK_INT(count, 7);
+    tower_fini(&t);
+}
+
+TEST(settings_and_errors_are_the_underlying_stores)
+{
+    tower t;
+    REQUIRE(tower_init(&t));
+    dd_blob value = {0};
+    t.q->ops->set_timeout_ns(t.q, 77);
+    CHECK_INT(t.hash->ops->get_timeout_ns(t.hash), 77);
+    t.hash->ops->set_timeout_ns(t.hash, 78);
+    CHECK_INT(t.q->ops->get_timeout_ns(t.q), 78);
+    CHECK(t.q->ops->has_extended_api(t.q));
+    CHECK(dd_prefix_store_underlying(t.q) == t.p);
+    CHECK(dd_prefix_store_underlying(t.p) == t.hash);
+    CHECK(strcmp(t.q->ops->kind, "PrefixStore") == 0);
+    dd_wait wait = dd_wait_after(0);
+    CHECK_STATUS(t.q->ops->get(t.q, BYTES("k"), &value, &wait, check_err()), DD_TIMED_OUT);
+    CHECK_CONTAINS(check_message(), "on HashStore: keys missing: p/q/k (1 of 1)");
+    tower_fini(&t);
+}
+
+static bool
+extended_api_no(dd_store *store)
+{
+    (void)store;
+    return false;
+}
+
+TEST(extended_api_is_the_underlying_stores)
+{
+    tower t;
+    REQUIRE(tower_init(&t));
+    dd_store_ops ops = *t.hash->ops;
+    ops.has_extended_api = extended_api_no;
+    t.hash->ops = &ops;
+    CHECK(!t.q->ops->has_extended_api(t.q));
+    tower_fini(&t);
+}
+
+TEST(view_keeps_the_store_alive_and_clones_keep_the_prefix)
+{
+    tower t;
+    REQUIRE(tower_init(&t));
+    dd_store *clone = NULL;
+    REQUIRE_OK(t.q->ops->clone(t.q, &clone, &t.wait, check_err()));
+    CHECK(dd_prefix_store_underlying(clone) != t.p);
+    CHECK_OK(clone->ops->set(clone, BYTES("k"), BYTES("v"), &t.wait, check_err()));
+    expect_in_hash(&t, BYTES("p/q/k"), BYTES("v"));
+    tower_fini(&t);
+    dd_blob value = {0};
+    CHECK_OK(clone->ops->get(clone, BYTES("k"), &value, &t.wait, check_err()));
+    dd_blob_fini(&value);
+    dd_store_release(clone);
+}
+
+TEST(view_made_after_a_fork_is_refused)
+{
+    tower t;
+    int status = -1;
+    REQUIRE(tower_init(&t));
+    pid_t pid = fork();
+    if (pid == 0) {
+        dd_store *view = NULL;
+        CHECK_OK(dd_prefix_store_open(&view, BYTES("late"), t.hash, check_err()));
+        CHECK_STATUS(dd_store_check_fork(view, check_err()), DD_FORKED);
+        dd_store_release(view);
+        _exit(check_failures() > 0 ? 1 : 0);
+    }
+    REQUIRE(pid > 0 && waitpid(pid, &status, 0) == pid);
+    CHECK_INT(status, 0);
+    tower_fini(&t);
+}
+
+TEST(opening_without_memory)
+{
+    dd_store *hash = NULL;
+    dd_store *view = NULL;
+    REQUIRE_OK(dd_hash_store_open(&hash, DD_NS_PER_S, check_err()));
+    (void)dd_mem_fail_after(0);
+    CHECK_STATUS(dd_prefix_store_open(&view, BYTES("p"), hash, check_err()), DD_OUT_OF_MEMORY);
+    (void)dd_mem_fail_after(-1);
+    CHECK(view == NULL);
+    dd_store_release(hash);
+}

@@ -1,0 +1,327 @@
+/* The replies of a TCPStore server, as a client takes them. The first byte of the input chooses the operation, the second
+ * the kind of server; then come pieces, each with its length before it. A server of one connection sends them at once,
+ * and a link receives the reply piece by piece; or a server on a thread sends one for each request, and a whole store
+ * makes one call. */
+#include "net/sock.h"
+#include "store/tcp_link.h"
+#include "store/tcp_store.h"
+
+#include <netinet/in.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "core/fork.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+#define MAX_INPUT_BYTES 4096u
+
+enum second_byte {
+    IS_EXTENDED = 1,
+    IS_STORE = 2, /* a whole store, not one link */
+};
+
+static const uint8_t ops_with_reply[] = {
+#define OP_NUMBER(name, number, request, reply) number,
+    DD_TCP_OP_LIST(OP_NUMBER)
+#undef OP_NUMBER
+};
+
+static void
+require(bool holds)
+{
+    if (!holds) {
+        abort();
+    }
+}
+
+/* The next piece; false at the end. */
+static bool
+next_piece(dd_bytes *rest, dd_bytes *piece)
+{
+    if (rest->len < 1) {
+        return false;
+    }
+    size_t len = rest->data[0] < rest->len - 1 ? rest->data[0] : rest->len - 1;
+    *piece = dd_bytes_of(rest->data + 1, len);
+    *rest = dd_bytes_of(rest->data + 1 + len, rest->len - 1 - len);
+    return true;
+}
+
+/* --- one link ------------------------------------------------------------------------------------------------ */
+
+static volatile uint8_t sink;
+
+/* Every byte that a reply promises must be there. */
+static void
+touch(dd_bytes bytes)
+{
+    for (size_t i = 0; i < bytes.len; i++) {
+        sink = bytes.data[i];
+    }
+}
+
+static void
+read_fields(const char *pattern, uint64_t repeats, dd_tcp_reader *reader)
+{
+    for (const char *at = pattern; *at != '\0' && repeats > 0; at++) {
+        switch (*at) {
+        case 'k':
+        case 'v':
+            touch(dd_tcp_read_bytes(reader));
+            break;
+        case '#':
+            for (uint64_t count = dd_tcp_read_count(reader); count > 0; count--) {
+                read_fields(at + 1, 1, reader);
+            }
+            return;
+        case 'i':
+            (void)dd_tcp_read_i64(reader);
+            break;
+        case 'u':
+            (void)dd_tcp_read_u32(reader);
+            break;
+        default:
+            sink = dd_tcp_read_u8(reader);
+        }
+        if (at[1] == '\0') {
+            repeats--;
+            at = repeats > 0 ? pattern - 1 : at;
+        }
+    }
+}
+
+/* Packets keep the pieces apart. */
+static void
+fuzz_link(dd_tcp_op op, bool is_extended, dd_bytes rest)
+{
+    int ends[2];
+    require(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0);
+    uint64_t repeats = op == DD_TCP_MULTI_GET ? 3 : 1;
+    for (dd_bytes piece; next_piece(&rest, &piece);) {
+        if (piece.len > 0 && send(ends[1], piece.data, piece.len, MSG_NOSIGNAL) < 0) {
+            break;
+        }
+    }
+    close(ends[1]);
+    tcp_link link;
+    tcp_link_init(&link);
+    link.fd = dd_fork_own(ends[0]);
+    link.is_extended = is_extended;
+    dd_wait wait = dd_wait_after(DD_NS_PER_S);
+    dd_tcp_reader reader;
+    dd_error err;
+    dd_status status = tcp_link_receive(&link, op, repeats, &reader, &wait, &err);
+    if (status == DD_OK) {
+        read_fields(dd_tcp_reply_pattern(op), repeats, &reader);
+        size_t used = (size_t)(reader.at - link.in.data);
+        require(used == link.in.len);
+    } else {
+        require(err.code == status && memchr(err.message, '\0', sizeof err.message) != NULL);
+    }
+    tcp_link_fini(&link, false);
+}
+
+/* --- a whole store ------------------------------------------------------------------------------------------- */
+
+/* The server: one for all inputs. */
+typedef struct fake {
+    pthread_t thread;
+    int listen_fd;
+    uint16_t port;
+    pthread_mutex_t mu;
+    /* guarded by mu */
+    bool is_extended;
+    dd_bytes rest;
+} fake;
+
+static bool
+take_piece(fake *self, dd_bytes *piece)
+{
+    pthread_mutex_lock(&self->mu);
+    bool is_there = next_piece(&self->rest, piece);
+    pthread_mutex_unlock(&self->mu);
+    return is_there;
+}
+
+/* The magic number and the offer, answered. */
+static bool
+greet(fake *self, int fd)
+{
+    uint8_t request[10];
+    if (recv(fd, request, sizeof request, MSG_WAITALL) != (ssize_t)sizeof request) {
+        return false;
+    }
+    pthread_mutex_lock(&self->mu);
+    uint8_t flip = self->is_extended ? 0xff : 0;
+    pthread_mutex_unlock(&self->mu);
+    for (size_t i = 6; i < sizeof request; i++) {
+        request[i] ^= flip;
+    }
+    return send(fd, request + 6, 4, MSG_NOSIGNAL) == 4;
+}
+
+/* A piece for a request; when none comes, the one before was perhaps not all of the reply. */
+static void
+serve(fake *self, int fd)
+{
+    char request[8192];
+    dd_bytes piece;
+    if (!greet(self, fd)) {
+        return;
+    }
+    for (;;) {
+        struct pollfd pollfd = {.fd = fd, .events = POLLIN};
+        if (poll(&pollfd, 1, 2) > 0 && recv(fd, request, sizeof request, MSG_DONTWAIT) <= 0) {
+            return;
+        }
+        if (!take_piece(self, &piece) || send(fd, piece.data, piece.len, MSG_NOSIGNAL) < 0) {
+            return;
+        }
+    }
+}
+
+static void *
+fake_main(void *arg)
+{
+    fake *self = arg;
+    for (;;) {
+        int fd = accept4(self->listen_fd, NULL, NULL, SOCK_CLOEXEC);
+        require(fd >= 0);
+        serve(self, fd);
+        close(fd);
+    }
+    return NULL;
+}
+
+static void
+start_fake(fake *self)
+{
+    struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t in_len = sizeof in;
+    require(pthread_mutex_init(&self->mu, NULL) == 0);
+    self->listen_fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    require(bind(self->listen_fd, (struct sockaddr *)&in, sizeof in) == 0 && listen(self->listen_fd, 64) == 0);
+    require(getsockname(self->listen_fd, (struct sockaddr *)&in, &in_len) == 0);
+    self->port = ntohs(in.sin_port);
+    require(pthread_create(&self->thread, NULL, fake_main, self) == 0);
+}
+
+static dd_bytes
+key_at(size_t i)
+{
+    static const char *const keys[] = {"a", "bb", ""};
+    return dd_bytes_of_string(keys[i]);
+}
+
+/* One call with a deadline that is over soon, since no reply may ever be right. */
+static void
+make_call(dd_store *store, uint8_t which)
+{
+    const dd_store_ops *ops = store->ops;
+    const dd_bytes keys[] = {key_at(0), key_at(1), key_at(2)};
+    dd_wait wait = dd_wait_after(5 * DD_NS_PER_MS);
+    dd_error err;
+    dd_blob value = {0};
+    dd_blob_list list = {0};
+    int64_t number = 0;
+    bool flag = false;
+    dd_status statuses[] = {DD_OK};
+    switch (which % 14) {
+    case 0:
+        statuses[0] = ops->get(store, keys[0], &value, &wait, &err);
+        break;
+    case 1:
+        statuses[0] = ops->try_get(store, keys[0], &value, &flag, &wait, &err);
+        break;
+    case 2:
+        statuses[0] = ops->add(store, keys[0], 1, &number, &wait, &err);
+        break;
+    case 3:
+        statuses[0] = ops->compare_set(store, keys[0], keys[1], keys[2], &value, &wait, &err);
+        break;
+    case 4:
+        statuses[0] = ops->wait(store, keys, 3, &wait, &err);
+        break;
+    case 5:
+        statuses[0] = ops->check(store, keys, 3, &flag, &wait, &err);
+        break;
+    case 6:
+        statuses[0] = ops->delete_key(store, keys[0], &flag, &wait, &err);
+        break;
+    case 7:
+        statuses[0] = ops->num_keys(store, &number, &wait, &err);
+        break;
+    case 8:
+        statuses[0] = ops->multi_get(store, keys, 3, &list, &wait, &err);
+        break;
+    case 9:
+        statuses[0] = ops->queue_push(store, keys[0], keys[1], &wait, &err);
+        break;
+    case 10:
+        statuses[0] = ops->queue_pop(store, keys[0], which & 16, &value, &wait, &err);
+        break;
+    case 11:
+        statuses[0] = ops->queue_len(store, keys[0], &number, &wait, &err);
+        break;
+    case 12:
+        statuses[0] = ops->list_keys(store, &list, &wait, &err);
+        break;
+    default:
+        statuses[0] = ops->barrier(store, keys[0], 2, &wait, &err);
+    }
+    require(statuses[0] == DD_OK || (err.code == statuses[0] && err.message[0] != '\0'));
+    touch(dd_blob_view(&value));
+    for (size_t i = 0; i < list.count; i++) {
+        touch(dd_blob_view(&list.items[i]));
+    }
+    dd_blob_fini(&value);
+    dd_blob_list_fini(&list);
+}
+
+static void
+fuzz_store(fake *server, uint8_t which, bool is_extended, dd_bytes rest)
+{
+    pthread_mutex_lock(&server->mu);
+    server->is_extended = is_extended;
+    server->rest = rest;
+    pthread_mutex_unlock(&server->mu);
+    dd_tcp_store_options options = {.host = "127.0.0.1", .port = server->port, .world_size = -1};
+    dd_wait wait = dd_wait_after(20 * DD_NS_PER_MS);
+    dd_store *store = NULL;
+    dd_error err;
+    if (dd_tcp_store_open(&store, &options, &wait, &err) == DD_OK) {
+        make_call(store, which);
+    }
+    dd_store_release(store);
+    pthread_mutex_lock(&server->mu);
+    server->rest = (dd_bytes){0};
+    pthread_mutex_unlock(&server->mu);
+}
+
+int
+LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static fake server;
+    if (size > MAX_INPUT_BYTES || size < 2) {
+        return -1;
+    }
+    dd_bytes rest = dd_bytes_of(data + 2, size - 2);
+    bool is_extended = data[1] & IS_EXTENDED;
+    if (data[1] & IS_STORE) {
+        if (server.port == 0) {
+            start_fake(&server);
+        }
+        fuzz_store(&server, data[0], is_extended, rest);
+        return 0;
+    }
+    dd_tcp_op op = (dd_tcp_op)ops_with_reply[data[0] % sizeof ops_with_reply];
+    if (dd_tcp_reply_pattern(op) != NULL) {
+        fuzz_link(op, is_extended, rest);
+    }
+    return 0;
+}

@@ -1,0 +1,222 @@
+/* Two connections of a TCPStore server, without its thread: the input says which client sends what, in which pieces,
+ * when it takes its replies and when it goes. Its first byte says how far the connections have come already; each step
+ * then has a byte that says what happens and, for bytes to send, one with their number. */
+#include "store/tcp_server_internal.h"
+
+#include "core/fork.h"
+#include "core/mem.h"
+#include "core/thread.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+#define MAX_INPUT_BYTES 4096u
+#define NCONNS 2
+
+enum first_byte {
+    HAS_SECRET = 1,
+    IS_GREETED = 2,  /* the magic number has been shown */
+    IS_EXTENDED = 4, /* hello was said; with HAS_SECRET, the secret was proved */
+};
+
+enum step_byte {
+    WHO = 1,         /* which of the two */
+    IS_LEAVING = 2,  /* closes, and another one comes */
+    KEEPS_REPLY = 4, /* does not take its replies now */
+};
+
+static const uint8_t secret[] = {'s', 'e', 's', 'a', 'm', 'e'};
+
+static void
+require(bool holds)
+{
+    if (!holds) {
+        abort();
+    }
+}
+
+/* A server that nobody runs. */
+static dd_tcp_server *
+create_server(bool has_secret)
+{
+    dd_tcp_server *server = dd_mem_zalloc(sizeof *server);
+    require(server != NULL && dd_loop_init(&server->loop, NULL) == DD_OK);
+    server->limits = (dd_tcp_limits){64, 1024, 32, 2048};
+    server->handshake_timeout_ns = DD_NEVER_NS;
+    dd_list_init(&server->conns);
+    dd_list_init(&server->doomed);
+    dd_keyspace_init(&server->ks);
+    dd_mutex_init(&server->joined_mu);
+    dd_cond_init(&server->joined_cond);
+    server->recv_buf = dd_mem_alloc(TCP_RECV_BYTES);
+    require(server->recv_buf != NULL);
+    require(dd_blob_assign(&server->secret, dd_bytes_of(secret, has_secret ? sizeof secret : 0), NULL) == DD_OK);
+    return server;
+}
+
+static void
+destroy_server(dd_tcp_server *server)
+{
+    while (!dd_list_is_empty(&server->conns)) {
+        tcp_conn_doom(DD_CONTAINER_OF(server->conns.next, tcp_conn, link), "the end");
+    }
+    tcp_server_bury(server);
+    require(server->nconns == 0 && server->nparked == 0);
+    int64_t nvalues = 0;
+    const dd_map_node *cursor = NULL;
+    for (dd_bytes key; dd_keyspace_next_key(&server->ks, &cursor, &key);) {
+        nvalues++;
+    }
+    require(nvalues == server->ks.nvalues);
+    dd_keyspace_fini(&server->ks);
+    dd_loop_fini(&server->loop);
+    pthread_mutex_destroy(&server->joined_mu);
+    pthread_cond_destroy(&server->joined_cond);
+    dd_mem_free(server->joined);
+    dd_mem_free(server->recv_buf);
+    dd_blob_fini(&server->secret);
+    dd_mem_free(server);
+}
+
+/* One turn of the loop, as dd_loop_run has it, without sleeping; whether anything happened. */
+static bool
+turn(dd_loop *loop)
+{
+    int count = epoll_wait(loop->epoll_fd, loop->events, DD_LOOP_BATCH, 0);
+    loop->nevents = count > 0 ? count : 0;
+    for (loop->next_event = 0; loop->next_event < loop->nevents;) {
+        struct epoll_event *event = &loop->events[loop->next_event++];
+        dd_handler *handler = event->data.ptr;
+        if (handler != NULL) {
+            handler->on_event(handler, event->events);
+        }
+    }
+    return count > 0;
+}
+
+/* Lets the server do what there is to do; a bound, since a client that takes nothing keeps nothing busy. */
+static void
+settle(dd_tcp_server *server)
+{
+    for (int i = 0; turn(&server->loop); i++) {
+        require(i < 100000);
+    }
+    uint64_t nparked = 0;
+    for (dd_list *link = server->conns.next; link != &server->conns; link = link->next) {
+        const tcp_conn *conn = DD_CONTAINER_OF(link, tcp_conn, link);
+        nparked += conn->is_parked;
+        require(conn->out_sent <= conn->out.len && conn->in.len <= 4 * TCP_RECV_BYTES);
+    }
+    require(nparked == server->nparked && dd_list_is_empty(&server->doomed));
+}
+
+static void
+send_bytes(int fd, dd_bytes bytes)
+{
+    /* A server that does not read, or is gone, gets less. */
+    (void)!send(fd, bytes.data, bytes.len, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+static void
+take_replies(dd_tcp_server *server, int fd)
+{
+    char replies[4096];
+    while (recv(fd, replies, sizeof replies, MSG_DONTWAIT) > 0) {
+        settle(server);
+    }
+}
+
+static void
+say_hello(dd_tcp_server *server, tcp_conn *conn, int fd)
+{
+    static const uint8_t nonce[DD_AUTH_NONCE_BYTES] = {1};
+    dd_blob out = {0};
+    dd_tcp_writer writer;
+    dd_tcp_writer_init(&writer, &out, NULL);
+    dd_tcp_write_u8(&writer, DD_TCP_HELLO);
+    dd_tcp_write_u32(&writer, DD_TCP_VERSION);
+    dd_tcp_write_u64(&writer, 7);
+    dd_tcp_write_bytes(&writer, dd_bytes_of_string("host"));
+    dd_tcp_write_bytes(&writer, dd_bytes_of(nonce, sizeof nonce));
+    send_bytes(fd, dd_blob_view(&out));
+    settle(server);
+    require(conn->is_extended);
+    if (server->secret.len > 0) {
+        uint8_t proof[DD_SHA256_BYTES];
+        dd_auth_prove(dd_blob_view(&server->secret), DD_AUTH_CLIENT, &conn->hello->nonces, proof);
+        dd_blob_clear(&out, 0);
+        dd_tcp_write_u8(&writer, DD_TCP_AUTH);
+        dd_tcp_write_bytes(&writer, dd_bytes_of(proof, sizeof proof));
+        send_bytes(fd, dd_blob_view(&out));
+        settle(server);
+    }
+    require(writer.status == DD_OK && conn->state == TCP_CONN_OPEN);
+    dd_blob_fini(&out);
+    take_replies(server, fd);
+}
+
+/* A new connection; the client's end of it. */
+static int
+connect_client(dd_tcp_server *server, uint8_t first)
+{
+    static const uint8_t validate[] = {DD_TCP_VALIDATE, 0xce, 0xf7, 0x85, 0x3c};
+    int ends[2];
+    require(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0);
+    tcp_conn_open(server, dd_fork_own(ends[0]));
+    tcp_conn *conn = DD_CONTAINER_OF(server->conns.prev, tcp_conn, link);
+    if (first & (IS_GREETED | IS_EXTENDED)) {
+        send_bytes(ends[1], dd_bytes_of(validate, sizeof validate));
+        settle(server);
+    }
+    if (first & IS_EXTENDED) {
+        say_hello(server, conn, ends[1]);
+    }
+    return ends[1];
+}
+
+static void
+play(dd_tcp_server *server, uint8_t first, dd_bytes rest)
+{
+    int clients[NCONNS];
+    for (int i = 0; i < NCONNS; i++) {
+        clients[i] = connect_client(server, first);
+    }
+    while (rest.len >= 2) {
+        uint8_t step = rest.data[0];
+        size_t len = rest.data[1] < rest.len - 2 ? rest.data[1] : rest.len - 2;
+        int *client = &clients[step & WHO];
+        send_bytes(*client, dd_bytes_of(rest.data + 2, len));
+        rest = dd_bytes_of(rest.data + 2 + len, rest.len - 2 - len);
+        if (step & IS_LEAVING) {
+            close(*client);
+            settle(server);
+            *client = connect_client(server, first);
+        }
+        settle(server);
+        if (!(step & KEEPS_REPLY)) {
+            take_replies(server, *client);
+        }
+    }
+    for (int i = 0; i < NCONNS; i++) {
+        close(clients[i]);
+        settle(server);
+    }
+    require(server->nconns == 0);
+}
+
+int
+LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    if (size > MAX_INPUT_BYTES) {
+        return -1;
+    }
+    uint8_t first = size > 0 ? data[0] : 0;
+    dd_tcp_server *server = create_server(first & HAS_SECRET);
+    play(server, first, dd_bytes_of(size > 0 ? data + 1 : data, size > 0 ? size - 1 : 0));
+    destroy_server(server);
+    return 0;
+}

@@ -1,0 +1,242 @@
+"""Child interpreters for tests: started by function, talked to by pipe, killed on a deadline.
+
+A worker is a function of a module that does not import pytest (see workers.py). It gets a channel and arguments:
+
+    def echo(channel, word):
+        channel.send(word)           # parent: child.recv()
+        return channel.recv()        # parent: child.send("x"); child.result()
+
+What goes wrong in a child (traceback, exit by signal, silence) is raised in the parent with the child's stderr.
+"""
+
+import ctypes
+import fcntl
+import importlib
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from multiprocessing.connection import Connection, Pipe
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+DEFAULT_TIMEOUT_S = 20.0
+
+
+class ChildFailed(AssertionError):
+    """A worker raised, died or went silent."""
+
+
+class Child:
+    def __init__(self, function, args, env=None):
+        self.name = function.__name__
+        ours, theirs = Pipe(duplex=True)
+        self.stderr_file = tempfile.TemporaryFile()
+        environment = dict(os.environ, PYTHONFAULTHANDLER="1", **(env or {}))
+        command = [sys.executable, os.path.join(HERE, "procs.py"), str(theirs.fileno())]
+        self.process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stderr=self.stderr_file, env=environment
+        )
+        theirs.close()
+        self.connection = ours
+        ours.send((function.__module__, function.__name__, args))
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    def stderr_text(self):
+        self.stderr_file.seek(0)
+        return self.stderr_file.read().decode(errors="replace")
+
+    def send(self, message):
+        self.connection.send(message)
+
+    def recv(self, timeout=DEFAULT_TIMEOUT_S):
+        """The next message of the worker."""
+        kind, value = self._next(timeout)
+        if kind != "message":
+            raise ChildFailed(f"{self.name} (pid {self.pid}) returned {value!r} instead of a message")
+        return value
+
+    def result(self, timeout=DEFAULT_TIMEOUT_S):
+        """What the worker returned; waits for the process to end, too."""
+        deadline = time.monotonic() + timeout
+        kind, value = self._next(timeout)
+        if kind != "result":
+            raise ChildFailed(f"{self.name} (pid {self.pid}) sent {value!r} instead of its result")
+        exit_code = self.wait_exit(max(deadline - time.monotonic(), 1.0))
+        if exit_code != 0:
+            raise ChildFailed(f"{self.name} (pid {self.pid}) ended with {exit_code}\n{self.stderr_text()}")
+        return value
+
+    def wait_exit(self, timeout=DEFAULT_TIMEOUT_S):
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._abort()
+            raise ChildFailed(
+                f"{self.name} (pid {self.pid}) did not end within {timeout:.1f} s\n{self.stderr_text()}"
+            ) from None
+
+    def kill(self, signal_number=signal.SIGKILL):
+        self.process.send_signal(signal_number)
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self.connection.close()
+        self.stderr_file.close()
+
+    def _next(self, timeout):
+        try:
+            if not self.connection.poll(timeout):
+                self._abort()
+                raise ChildFailed(
+                    f"{self.name} (pid {self.pid}) said nothing for {timeout:.1f} s\n{self.stderr_text()}"
+                )
+            kind, value = self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            exit_code = self.process.wait(5)
+            raise ChildFailed(
+                f"{self.name} (pid {self.pid}) ended with {exit_code}\n{self.stderr_text()}"
+            ) from None
+        if kind == "failure":
+            raise ChildFailed(f"{self.name} (pid {self.pid}) raised\n{value}\n{self.stderr_text()}")
+        return kind, value
+
+    def _abort(self):
+        """Ends the child so that faulthandler writes what its threads were doing."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGABRT)
+            try:
+                self.process.wait(2)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+
+
+class Group:
+    """The children of one test; close() leaves none behind."""
+
+    def __init__(self):
+        self.children = []
+
+    def start(self, function, *args, env=None):
+        child = Child(function, args, env)
+        self.children.append(child)
+        return child
+
+    def close(self):
+        for child in self.children:
+            child.close()
+
+
+class Channel:
+    """The worker's end of the pipe."""
+
+    def __init__(self, connection):
+        self._connection = connection
+
+    def send(self, message):
+        self._connection.send(("message", message))
+
+    def recv(self, timeout=60.0):
+        if not self._connection.poll(timeout):
+            raise TimeoutError(f"the parent said nothing for {timeout} s")
+        return self._connection.recv()
+
+
+def thread_state(tid, pid="self"):
+    """State letter of a thread ("S": asleep), or None when it is gone."""
+    try:
+        with open(f"/proc/{pid}/task/{tid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return None
+
+
+def wait_asleep(tids, pid="self", timeout=10.0, samples=6, interval=0.01):
+    """Polls until all the threads have been seen asleep `samples` times in a row: they are blocked, as far as one can
+    tell from outside."""
+    deadline = time.monotonic() + timeout
+    quiet = 0
+    while quiet < samples:
+        if time.monotonic() > deadline:
+            raise AssertionError(f"threads {list(tids)} were not asleep within {timeout} s")
+        states = [thread_state(tid, pid) for tid in tids]
+        if None in states:
+            raise AssertionError(f"a thread of {list(tids)} has ended: {states}")
+        quiet = quiet + 1 if all(state == "S" for state in states) else 0
+        time.sleep(interval)
+
+
+def wait_at_rest(tids, pid="self", timeout=10.0, samples=20, interval=0.01):
+    """The same for threads that wake up now and then to look (FileStore polls): asleep in nearly all of the samples."""
+    history = {tid: [] for tid in tids}
+
+    def is_at_rest():
+        for tid, seen in history.items():
+            seen.append(thread_state(tid, pid))
+        return all(seen[-samples:].count("S") >= samples - 3 for seen in history.values())
+
+    poll_until(is_at_rest, timeout, interval, f"rest of threads {list(tids)}")
+
+
+def poll_until(predicate, timeout=10.0, interval=0.01, what="the condition"):
+    deadline = time.monotonic() + timeout
+    while True:
+        value = predicate()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what} did not come within {timeout} s")
+        time.sleep(interval)
+
+
+def enter_own_network():
+    """Moves this process and its children to come into a network namespace with a loopback alone. Returns why not, or
+    None. PyTorch's server asks the DNS for the name of every peer that connects, and is deaf until it has the
+    answer: there, the answer is an immediate no."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    clone_newnet, set_flags, is_up_and_running = 0x40000000, 0x8914, 0x41
+    if libc.unshare(clone_newnet) != 0:
+        return os.strerror(ctypes.get_errno())
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        fcntl.ioctl(control, set_flags, struct.pack("16sH14x", b"lo", is_up_and_running))
+    return None
+
+
+def rss_bytes(pid="self"):
+    with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def fd_count(pid="self"):
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def thread_count(pid="self"):
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+def child_main(fd):
+    sys.path.insert(0, HERE)
+    connection = Connection(fd)
+    module, function, args = connection.recv()
+    try:
+        worker = getattr(importlib.import_module(module), function)
+        reply = ("result", worker(Channel(connection), *args))
+    except SystemExit:  # a forked child of the worker on its way out
+        raise
+    except BaseException:
+        reply = ("failure", traceback.format_exc())
+    connection.send(reply)
+
+
+if __name__ == "__main__":
+    child_main(int(sys.argv[1]))

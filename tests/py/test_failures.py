@@ -1,0 +1,658 @@
+"""What breaks, and what is said about it: dead servers, hostile bytes, wrong addresses, missing workers, secrets."""
+
+import os
+import re
+import socket
+import struct
+import threading
+import time
+from datetime import timedelta
+
+import procs as helper
+import pytest
+import workers
+
+import dldist
+
+LOOPBACK = "127.0.0.1"
+LONG = timedelta(seconds=20)
+SHORT = timedelta(milliseconds=300)
+MAGIC = 0x3C85F7CE
+VALIDATE, SET, COMPARE_SET, GET, ADD, CHECK, WAIT, NUM_KEYS, DELETE = range(9)
+APPEND, MULTI_GET, MULTI_SET, CANCEL_WAIT, PING, QUEUE_PUSH, QUEUE_POP, QUEUE_LEN = range(9, 17)
+
+
+def free_port():
+    """A port that refuses connections and that nobody else gets while the socket lives."""
+    nobody = socket.socket()
+    nobody.bind((LOOPBACK, 0))
+    return nobody, nobody.getsockname()[1]
+
+
+def master(host=LOOPBACK, port=0, **options):
+    return dldist.TCPStore(host, port, is_master=True, timeout=LONG, **options)
+
+
+# -- a server that dies -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.deadline(60)
+def test_server_killed_while_clients_are_blocked(procs):
+    """Every blocked call of every client fails within a second and names the server."""
+    server = procs.start(workers.tcp_server)
+    port = server.recv()
+    names = list(workers.BLOCKING_CALLS)
+    clients = [procs.start(workers.blocked_client, port, names) for _ in range(3)]
+    for client in clients:
+        assert client.recv() == "blocked"
+    killed = time.monotonic()
+    server.kill()
+    for client in clients:
+        outcome, later = client.result(30)
+        assert set(outcome) == set(names)
+        for name, (kinds, text, at) in outcome.items():
+            assert "DistNetworkError" in kinds, (name, kinds, text)
+            assert "DistTimeoutError" not in kinds, (name, kinds, text)
+            assert f"{LOOPBACK}:{port}" in text, (name, text)
+            assert at - killed < 1.0, f"{name} failed {at - killed:.2f} s after the kill"
+        assert later is not None and "DistNetworkError" in later[0], later
+
+
+def test_server_closed_in_this_process():
+    """The same by del, with the client in another thread; the master's own end is quick."""
+    server = master()
+    port = server.port
+    client = dldist.TCPStore(LOOPBACK, port, timeout=LONG)
+    raised = []
+
+    def block():
+        try:
+            client.get("absent")
+        except Exception as error:
+            raised.append((error, time.monotonic()))
+
+    thread = threading.Thread(target=block)
+    thread.start()
+    helper.poll_until(lambda: thread.native_id)
+    helper.wait_asleep([thread.native_id])
+    start = time.monotonic()
+    del server
+    assert time.monotonic() - start < 1.0
+    thread.join(5)
+    assert raised and isinstance(raised[0][0], dldist.DistNetworkError)
+    assert f"{LOOPBACK}:{port}" in str(raised[0][0])
+    assert raised[0][1] - start < 1.0
+    with pytest.raises(dldist.DistNetworkError):
+        client.set("a", "1")
+        client.get("a", timeout=SHORT)
+
+
+# -- hostile bytes ------------------------------------------------------------------------------------------------
+
+
+def u64(number):
+    return struct.pack("<Q", number)
+
+
+def string(value):
+    return u64(len(value)) + value
+
+
+def raw_connection(port, handshake=True):
+    raw = socket.create_connection((LOOPBACK, port), timeout=5)
+    if handshake:
+        raw.sendall(struct.pack("<BI", VALIDATE, MAGIC) + struct.pack("<BI", PING, 1234))
+        assert raw.recv(4) == struct.pack("<I", 1234)
+    return raw
+
+
+def assert_closed(raw):
+    """The other end hangs up, having said nothing."""
+    try:
+        assert raw.recv(64) == b""
+    except ConnectionResetError:
+        pass
+    finally:
+        raw.close()
+
+
+GARBAGE = {
+    "no-such-query": bytes([200]),
+    "all-ones": b"\xff" * 64,
+    "http": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "set-key-2**63": bytes([SET]) + u64(2**63),
+    "set-key-2**64-1": bytes([SET]) + u64(2**64 - 1),
+    "set-key-8-GiB": bytes([SET]) + u64(8 << 30),
+    "set-value-2**63": bytes([SET]) + string(b"/k") + u64(2**63),
+    "set-value-8-GiB": bytes([SET]) + string(b"/k") + u64(8 << 30),
+    "compare-set-2**62": bytes([COMPARE_SET]) + string(b"/k") + string(b"") + u64(2**62),
+    "get-key-2**63": bytes([GET]) + u64(2**63),
+    "add-key-2**63": bytes([ADD]) + u64(2**63 - 1),
+    "check-2**40-keys": bytes([CHECK]) + u64(2**40),
+    "wait-2**64-1-keys": bytes([WAIT]) + u64(2**64 - 1),
+    "multi-get-2**61-keys": bytes([MULTI_GET]) + u64(2**61),
+    "multi-set-2**63-keys": bytes([MULTI_SET]) + u64(2**63),
+    "queue-push-2**63": bytes([QUEUE_PUSH]) + string(b"/q") + u64(2**63),
+    "append-2**63": bytes([APPEND]) + string(b"/k") + u64(2**63),
+}
+
+
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE.keys())
+def test_garbage_closes_that_connection_only(garbage):
+    server = master()
+    client = dldist.TCPStore(LOOPBACK, server.port, timeout=LONG)
+    good = raw_connection(server.port)
+    raw = raw_connection(server.port)
+    raw.sendall(garbage)
+    assert_closed(raw)
+    client.set("a", "1")
+    assert client.get("a") == b"1"
+    good.sendall(bytes([GET]) + string(b"/a"))
+    assert good.recv(64) == string(b"1")
+    good.close()
+    assert server.num_keys() == 1
+
+
+HANDSHAKES = {
+    "wrong-magic": struct.pack("<BI", VALIDATE, MAGIC ^ 1),
+    "no-validate": bytes([SET]) + string(b"/k") + string(b"v"),
+    "http": b"GET / HTTP/1.1\r\n\r\n",
+    "tls-hello": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(32),
+}
+
+
+@pytest.mark.parametrize("greeting", HANDSHAKES.values(), ids=HANDSHAKES.keys())
+def test_wrong_greeting(greeting):
+    server = master()
+    raw = raw_connection(server.port, handshake=False)
+    raw.sendall(greeting)
+    assert_closed(raw)
+    assert server.num_keys() == 0
+    server.set("a", "1")
+
+
+def test_truncated_requests():
+    """Every prefix of a request, then the end: nothing happens, others are served."""
+    server = master()
+    request = bytes([SET]) + string(b"/key") + string(b"value")
+    for length in range(1, len(request)):
+        raw = raw_connection(server.port)
+        raw.sendall(request[:length])
+        raw.shutdown(socket.SHUT_WR)
+        assert_closed(raw)
+    assert server.num_keys() == 0
+    raw = raw_connection(server.port)
+    raw.sendall(request)
+    helper.poll_until(lambda: server.try_get("key") == b"value")
+    raw.close()
+
+
+def test_reset_in_the_middle():
+    server = master()
+    for _ in range(20):
+        raw = raw_connection(server.port)
+        raw.sendall(bytes([SET]) + string(b"/key") + u64(100) + b"partial")
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        raw.close()
+    server.set("a", "1")
+    assert server.num_keys() == 1
+
+
+def test_claimed_lengths_cost_no_memory(procs):
+    """A length within the limits is believed only as its bytes come in."""
+    server = procs.start(workers.tcp_server)
+    port = server.recv()
+    client = dldist.TCPStore(LOOPBACK, port, timeout=LONG)
+    client.set("warm", b"x" * 100000)
+    client.get("warm")
+    before = helper.rss_bytes(server.pid)
+    claims = []
+    for _ in range(16):
+        for head in (
+            bytes([SET]) + string(b"/k") + u64(200 << 20),
+            bytes([MULTI_GET]) + u64(1 << 19),
+            bytes([MULTI_SET]) + u64(1 << 19),
+            bytes([WAIT]) + u64(1 << 19),
+        ):
+            raw = raw_connection(port)
+            raw.sendall(head + b"\1")
+            claims.append(raw)
+    client.set("during", "1")
+    assert client.get("during") == b"1"
+    grown = helper.rss_bytes(server.pid) - before
+    print(f"{len(claims)} claims of together {16 * 200} MiB and more: server grew by {grown >> 10} KiB")
+    for raw in claims:
+        raw.close()
+    assert grown < 32 << 20
+    assert client.num_keys() == 2
+    server.send("stop")
+
+
+def test_byte_by_byte():
+    """A slow peer is served in the end, and holds up none meanwhile."""
+    server = master()
+    client = dldist.TCPStore(LOOPBACK, server.port, timeout=LONG)
+    raw = raw_connection(server.port, handshake=False)
+    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    stream = (
+        struct.pack("<BI", VALIDATE, MAGIC)
+        + struct.pack("<BI", PING, 77)
+        + bytes([SET])
+        + string(b"/slow")
+        + string(b"value")
+        + bytes([GET])
+        + string(b"/slow")
+        + bytes([ADD])
+        + string(b"/n")
+        + struct.pack("<q", -5)
+        + bytes([CHECK])
+        + u64(1)
+        + string(b"/n")
+    )
+    for index in range(len(stream)):
+        raw.sendall(stream[index : index + 1])
+        client.set("fast", str(index))
+        assert client.get("fast") == str(index).encode()
+    expected = struct.pack("<I", 77) + string(b"value") + struct.pack("<q", -5) + b"\0"
+    answer = b""
+    while len(answer) < len(expected):
+        part = raw.recv(64)
+        assert part, answer
+        answer += part
+    assert answer == expected
+    raw.close()
+
+
+def test_client_that_vanishes_leaves_nothing_parked():
+    """Waiters of closed connections are gone: a pushed item goes to somebody who lives."""
+    server = master()
+    for _ in range(10):
+        raw = raw_connection(server.port)
+        raw.sendall(bytes([QUEUE_POP]) + string(b"/q"))
+        raw.shutdown(socket.SHUT_RDWR)
+        raw.close()
+    for _ in range(10):  # its own end of connections, seen through the server's loop
+        assert server.add("n", 0) == 0
+    helper.poll_until(lambda: (server.queue_push("q", "x"), server.queue_len("q"))[1] > 0)
+    assert server.queue_pop("q") == b"x"
+
+
+def test_client_that_does_not_read_is_no_burden_to_others(procs):
+    """Answers to it stop at a bound; others are served."""
+    server = procs.start(workers.tcp_server)
+    port = server.recv()
+    client = dldist.TCPStore(LOOPBACK, port, timeout=LONG)
+    client.set("big", b"x" * (1 << 20))
+    client.get("big")
+    before = helper.rss_bytes(server.pid)
+    raw = raw_connection(port)
+    raw.setblocking(False)
+    request = (bytes([GET]) + string(b"/big")) * 100
+    sent = 0
+    try:
+        while sent < 2000 * len(request):
+            sent += raw.send(request)
+    except BlockingIOError:
+        pass
+    for index in range(50):
+        client.set("a", str(index))
+        assert client.get("a", timeout=timedelta(seconds=5)) == str(index).encode()
+    grown = helper.rss_bytes(server.pid) - before
+    print(f"{sent // 15} unread answers of 1 MiB: server grew by {grown >> 20} MiB")
+    raw.close()
+    assert grown < 512 << 20
+
+
+# -- constructors that fail ---------------------------------------------------------------------------------------
+
+
+def test_workers_that_do_not_come():
+    start = time.monotonic()
+    with pytest.raises(dldist.DistStoreTimeoutError) as raised:
+        dldist.TCPStore(LOOPBACK, 0, 3, True, timedelta(seconds=0.5))
+    elapsed = time.monotonic() - start
+    text = str(raised.value)
+    assert 0.45 <= elapsed < 3
+    assert re.search("1(/| of )3 .*joined", text), text
+    assert str(os.getpid()) in text, text
+    assert socket.gethostname() in text or LOOPBACK in text, text
+
+
+def test_workers_of_whom_some_come(procs):
+    listener = socket.socket()
+    listener.bind((LOOPBACK, 0))
+    port = listener.getsockname()[1]
+    child = procs.start(workers.joining_client, port, 3)
+    with pytest.raises(dldist.DistStoreTimeoutError) as raised:
+        dldist.TCPStore(LOOPBACK, port, 3, True, timedelta(seconds=3), master_listen_fd=listener.detach())
+    text = str(raised.value)
+    assert re.search("2(/| of )3 .*joined", text), text
+    assert str(os.getpid()) in text and str(child.pid) in text, text
+
+
+def test_workers_that_all_come(procs):
+    listener = socket.socket()
+    listener.bind((LOOPBACK, 0))
+    port = listener.getsockname()[1]
+    children = [procs.start(workers.joining_client, port, 3) for _ in range(2)]
+    store = dldist.TCPStore(LOOPBACK, port, 3, True, LONG, master_listen_fd=listener.detach())
+    for child in children:
+        assert child.recv() == "joined"
+        child.send("go")
+    assert [child.result() for child in children] == [1, 1]
+    assert store.list_keys() == []
+
+
+def test_no_waiting_for_workers():
+    start = time.monotonic()
+    store = dldist.TCPStore(LOOPBACK, 0, 5, True, LONG, wait_for_workers=False)
+    assert time.monotonic() - start < 2
+    store.set("a", "1")
+
+
+def test_port_in_use():
+    first = master()
+    with pytest.raises(dldist.DistNetworkError) as raised:
+        master(port=first.port)
+    text = str(raised.value)
+    assert str(first.port) in text and LOOPBACK in text, text
+    assert "in use" in text.lower(), text
+    first.set("a", "1")
+
+
+def test_port_in_use_by_another():
+    listener = socket.socket()
+    listener.bind((LOOPBACK, 0))
+    listener.listen()
+    with pytest.raises(dldist.DistNetworkError, match=str(listener.getsockname()[1])):
+        master(port=listener.getsockname()[1])
+    listener.close()
+
+
+def test_address_of_another_machine():
+    with pytest.raises(dldist.DistNetworkError, match="192.0.2.1"):
+        master(host="192.0.2.1")
+
+
+def test_connect_to_nobody():
+    nobody, port = free_port()
+    for seconds in (0.3, 1.2):
+        start = time.monotonic()
+        with pytest.raises(dldist.DistNetworkTimeoutError) as raised:
+            dldist.TCPStore(LOOPBACK, port, timeout=timedelta(seconds=seconds))
+        elapsed = time.monotonic() - start
+        assert seconds - 0.02 <= elapsed < seconds + 0.7
+        assert LOOPBACK in str(raised.value) and str(port) in str(raised.value)
+        assert isinstance(raised.value, dldist.DistNetworkError) and isinstance(raised.value, TimeoutError)
+    nobody.close()
+
+
+def test_connect_to_a_server_that_comes_late():
+    nobody, port = free_port()
+    opened = []
+    thread = threading.Thread(target=lambda: opened.append(dldist.TCPStore(LOOPBACK, port, timeout=LONG)))
+    thread.start()
+    helper.poll_until(lambda: thread.native_id)
+    helper.wait_asleep([thread.native_id], samples=10)
+    server = dldist.TCPStore(LOOPBACK, port, is_master=True, timeout=LONG, master_listen_fd=nobody.detach())
+    thread.join(10)
+    assert opened
+    opened[0].set("a", "1")
+    assert server.get("a") == b"1"
+
+
+def test_connect_to_somebody_silent():
+    """A listener that accepts and says nothing: the handshake has the same deadline."""
+    listener = socket.socket()
+    listener.bind((LOOPBACK, 0))
+    listener.listen()
+    port = listener.getsockname()[1]
+    start = time.monotonic()
+    with pytest.raises(dldist.DistNetworkTimeoutError, match=str(port)):
+        dldist.TCPStore(LOOPBACK, port, timeout=timedelta(seconds=0.5))
+    assert 0.45 < time.monotonic() - start < 2
+    listener.close()
+
+
+def test_connect_to_something_else():
+    """A server of another protocol: a network error that names the place, soon or at the deadline."""
+    listener = socket.socket()
+    listener.bind((LOOPBACK, 0))
+    listener.listen()
+    port = listener.getsockname()[1]
+    stop = threading.Event()
+
+    def talk():
+        listener.settimeout(0.1)
+        while not stop.is_set():
+            try:
+                peer, _ = listener.accept()
+            except TimeoutError:
+                continue
+            with peer:
+                peer.sendall(b"220 mail.example ESMTP\r\n" * 10)
+
+    thread = threading.Thread(target=talk)
+    thread.start()
+    try:
+        with pytest.raises(dldist.DistNetworkError, match=f"{LOOPBACK}.*{port}"):
+            dldist.TCPStore(LOOPBACK, port, timeout=timedelta(seconds=1))
+    finally:
+        stop.set()
+        thread.join()
+        listener.close()
+
+
+@pytest.mark.deadline(60)
+def test_host_that_does_not_resolve():
+    with pytest.raises(dldist.DistNetworkError, match="no-such-host.invalid"):
+        dldist.TCPStore("no-such-host.invalid", 29500, timeout=timedelta(seconds=1))
+
+
+# -- addresses ----------------------------------------------------------------------------------------------------
+
+
+def need_ipv6():
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError as error:
+        pytest.skip(f"no IPv6 loopback: {error}")
+
+
+def connects(address, port, family=socket.AF_INET):
+    with socket.socket(family) as raw:
+        raw.settimeout(2)
+        try:
+            raw.connect((address, port))
+        except OSError:
+            return False
+        return True
+
+
+def test_ipv6():
+    need_ipv6()
+    server = master(host="::1")
+    client = dldist.TCPStore("::1", server.port, timeout=LONG)
+    client.set("a", "6")
+    assert server.get("a") == b"6"
+    assert not connects(LOOPBACK, server.port)
+    with pytest.raises(dldist.DistStoreTimeoutError, match=rf"\[?::1\]?:{server.port}"):
+        client.get("absent", timeout=SHORT)
+
+
+def test_localhost():
+    server = master(host="localhost")
+    client = dldist.TCPStore("localhost", server.port, timeout=LONG)
+    client.set("a", "1")
+    assert server.get("a") == b"1"
+
+
+def test_listens_on_the_given_address_only():
+    server = master(host=LOOPBACK)
+    assert connects(LOOPBACK, server.port)
+    assert not connects("127.0.0.2", server.port)
+
+
+def test_listens_on_all_addresses_when_asked():
+    server = master(host="0.0.0.0")
+    assert connects(LOOPBACK, server.port)
+    assert connects("127.0.0.2", server.port)
+    client = dldist.TCPStore("127.0.0.3", server.port, timeout=LONG)
+    client.set("a", "1")
+    assert server.get("a") == b"1"
+
+
+def test_master_listen_fd():
+    listener = socket.socket()
+    listener.bind((LOOPBACK, 0))
+    port = listener.getsockname()[1]
+    server = master(port=port, master_listen_fd=listener.detach())
+    assert server.port == port
+    client = dldist.TCPStore(LOOPBACK, port, timeout=LONG)
+    client.set("a", "1")
+    del client, server
+    assert not connects(LOOPBACK, port)
+
+
+def test_master_listen_fd_of_another_port():
+    listener = socket.socket()
+    listener.bind((LOOPBACK, 0))
+    bound = listener.getsockname()[1]
+    nobody, port = free_port()
+    with pytest.raises((ValueError, dldist.DistError)) as raised:
+        master(port=port, master_listen_fd=listener.fileno())
+    assert str(port) in str(raised.value) and str(bound) in str(raised.value)
+    assert listener.getsockname()[1] == bound  # a failure leaves the descriptor with its owner
+    listener.close()
+    nobody.close()
+
+
+@pytest.mark.parametrize("what", ["closed", "file", "negative"])
+def test_master_listen_fd_that_is_none(what, tmp_path):
+    fd = -5
+    if what == "closed":
+        fd = os.dup(0)
+        os.close(fd)
+    elif what == "file":
+        fd = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR)
+    with pytest.raises((ValueError, dldist.DistError)):
+        master(port=29999, master_listen_fd=fd)
+    if what == "file":
+        os.close(fd)
+
+
+def test_multi_tenant_masters_share_one_server():
+    first = master(multi_tenant=True)
+    second = master(port=first.port, multi_tenant=True)
+    second.set("a", "1")
+    assert first.get("a") == b"1"
+    client = dldist.TCPStore(LOOPBACK, first.port, timeout=LONG)
+    port = first.port
+    del first
+    assert client.get("a") == b"1"
+    second.set("b", "2")
+    assert client.get("b") == b"2"
+    del second
+    helper.poll_until(lambda: not connects(LOOPBACK, port))
+
+
+def test_multi_tenant_needs_both():
+    shared = master(multi_tenant=True)
+    with pytest.raises(dldist.DistNetworkError):
+        master(port=shared.port)
+    alone = master()
+    with pytest.raises(dldist.DistNetworkError):
+        master(port=alone.port, multi_tenant=True)
+
+
+def test_address_is_free_after_the_master():
+    first = master()
+    port = first.port
+    client = dldist.TCPStore(LOOPBACK, port, timeout=LONG)
+    client.set("a", "1")
+    del first
+    second = master(port=port)
+    assert second.num_keys() == 0
+
+
+# -- secrets ------------------------------------------------------------------------------------------------------
+
+
+def test_right_secret():
+    server = master(secret="open sesame")
+    client = dldist.TCPStore(LOOPBACK, server.port, timeout=LONG, secret=b"open sesame")
+    client.set("a", "1")
+    assert server.get("a") == b"1"
+    assert client.clone().get("a") == b"1"
+    waiting = []
+    thread = threading.Thread(target=lambda: waiting.append(client.get("late")))
+    thread.start()
+    server.set("late", "v")
+    thread.join(10)
+    assert waiting == [b"v"]
+
+
+@pytest.mark.parametrize(
+    "servers, clients",
+    [("sesame-1", "sesame-2"), ("sesame-1", None), (None, "sesame-2")],
+    ids=["wrong", "client-has-none", "server-has-none"],
+)
+def test_secrets_that_do_not_match(servers, clients):
+    server = master(secret=servers)
+    start = time.monotonic()
+    with pytest.raises(dldist.DistAuthError) as raised:
+        dldist.TCPStore(LOOPBACK, server.port, timeout=timedelta(seconds=5), secret=clients)
+    assert time.monotonic() - start < 4, "the answer was no long before the deadline"
+    text = str(raised.value)
+    assert "secret" in text and str(server.port) in text, text
+    assert "sesame" not in text, "a secret does not belong into a message"
+    assert isinstance(raised.value, dldist.DistNetworkError)
+    assert server.num_keys() == 0
+    server.set("a", "1")
+
+
+def test_plain_client_of_a_server_with_a_secret():
+    """Without the secret no request is looked at, and nothing is kept."""
+    server = master(secret="s")
+    raw = raw_connection(server.port, handshake=False)
+    raw.sendall(struct.pack("<BI", VALIDATE, MAGIC) + bytes([SET]) + string(b"/k") + string(b"v"))
+    assert_closed(raw)
+    assert server.num_keys() == 0
+
+
+@pytest.mark.torch
+def test_torch_client_of_a_server_with_a_secret():
+    import torch.distributed
+
+    server = master(secret="s")
+    with pytest.raises(torch.distributed.DistNetworkError):
+        torch.distributed.TCPStore(LOOPBACK, server.port, timeout=timedelta(seconds=2), wait_for_workers=False)
+    assert server.num_keys() == 0
+
+
+@pytest.mark.torch
+def test_secret_against_torchs_server():
+    import torch.distributed
+
+    server = torch.distributed.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
+    with pytest.raises(dldist.DistAuthError):
+        dldist.TCPStore(LOOPBACK, server.port, timeout=timedelta(seconds=3), secret="s")
+
+
+def test_secret_of_the_environment(procs, monkeypatch):
+    monkeypatch.setenv("DLDIST_SECRET", "from the environment")
+    server = master()
+    child = procs.start(workers.secret_client, server.port)
+    assert child.result() == b"1"
+    assert server.get("from-child") == b"1"
+    with pytest.raises(dldist.DistAuthError):
+        dldist.TCPStore(LOOPBACK, server.port, timeout=timedelta(seconds=3), secret="argument wins")
+    monkeypatch.delenv("DLDIST_SECRET")
+    with pytest.raises(dldist.DistAuthError):
+        dldist.TCPStore(LOOPBACK, server.port, timeout=timedelta(seconds=3))
+
+
+def test_secret_argument_type():
+    with pytest.raises(TypeError, match="secret"):
+        master(secret=3)

@@ -1,0 +1,275 @@
+"""FileStore over the life of jobs: one after another, killed, leaving early, beside slow locks and torn records."""
+
+import os
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import workers
+
+import dldist
+
+LONG = timedelta(seconds=20)
+SHORT = timedelta(milliseconds=200)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / "store")
+
+
+def open_store(path, world_size=-1):
+    return dldist.FileStore(path, world_size, timeout=LONG)
+
+
+def test_processes_share_the_file(path, procs):
+    store = open_store(path)
+    child = procs.start(workers.file_member, path, -1, ["from-child"])
+    assert child.recv() == 1
+    assert store.get("from-child") == f"by {child.pid}".encode()
+    child.send("leave")
+    child.result()
+    assert store.get("from-child") == f"by {child.pid}".encode()
+
+
+def test_waits_across_processes(path, procs):
+    store = open_store(path)
+    child = procs.start(workers.interruptible, "file", path, "get")
+    child.recv()
+    store.set("absent", "there now")
+    assert child.result()[0] == "returned"
+
+
+@pytest.mark.parametrize("world_size", [-1, 1])
+def test_second_job_does_not_see_the_first(path, world_size):
+    first = open_store(path, world_size)
+    first.set("old", "1")
+    first.queue_push("q", "old")
+    del first
+    second = open_store(path, world_size)
+    assert second.check(["old"]) is False
+    assert second.queue_len("q") == 0
+    assert second.num_keys() == 0
+    second.set("new", "1")
+    assert second.get("new") == b"1"
+
+
+def test_file_of_a_complete_job_is_removed(path, procs):
+    store = open_store(path, 2)
+    child = procs.start(workers.file_member, path, 2, ["a"])
+    child.recv()
+    child.send("leave")
+    child.result()
+    assert os.path.exists(path), "removed while somebody has it open"
+    assert store.get("a") == f"by {child.pid}".encode()
+    del store
+    assert not os.path.exists(path)
+
+
+def test_file_without_a_world_size_stays(path):
+    store = open_store(path)
+    store.set("a", "1")
+    del store
+    assert os.path.exists(path)
+
+
+def test_early_leaver_does_not_end_the_job(path):
+    """With a world size, who comes late finds what one that has left in order had set."""
+    early = open_store(path, 2)
+    early.set("a", "from the early one")
+    del early
+    late = open_store(path, 2)
+    assert late.get("a", timeout=SHORT) == b"from the early one"
+    del late
+    assert not os.path.exists(path)
+
+
+@pytest.mark.parametrize("world_size", [-1, 2])
+def test_killed_job_is_over(path, world_size, procs):
+    """What a dead job left is not read as live, and its file serves the next job."""
+    child = procs.start(workers.file_member, path, world_size, ["stale"])
+    child.recv()
+    child.kill()
+    child.wait_exit()
+    assert os.path.getsize(path) > 0
+    store = open_store(path, world_size)
+    assert store.check(["stale"]) is False
+    assert store.num_keys() == 0
+    store.set("fresh", "1")
+    assert open_store(path, world_size).get("fresh") == b"1"
+
+
+def test_killed_member_of_a_job_that_lives(path, procs):
+    """The others go on with all it had set, and the last of them still ends the job."""
+    store = open_store(path)
+    child = procs.start(workers.file_member, path, -1, ["a", "b"])
+    child.recv()
+    child.kill()
+    child.wait_exit()
+    assert store.get("b") == f"by {child.pid}".encode()
+    store.set("c", "1")
+    assert store.num_keys() == 3
+    del store
+    assert open_store(path).num_keys() == 0
+
+
+@pytest.mark.parametrize("part", [0.01, 0.5, 0.99])
+def test_record_torn_by_a_crash(path, part):
+    """A writer that died in the middle of a record: the rest of the file is as if it had never begun."""
+    store = open_store(path)
+    store.set("whole", "1")
+    with open(path, "rb") as file:
+        before = file.read()
+    store.set("next", "x" * 100)
+    with open(path, "rb") as file:
+        record = file.read()[len(before) :]
+    assert len(record) > 100
+    with open(path, "r+b") as file:
+        file.truncate(len(before) + max(1, int(part * len(record))))
+    other = open_store(path)
+    assert other.get("whole") == b"1"
+    assert other.check(["next"]) is False
+    other.set("after", "2")
+    assert other.get("after") == b"2"
+    third = open_store(path)
+    assert third.get("after") == b"2" and third.get("whole") == b"1"
+    assert third.num_keys() == 2
+
+
+def test_zeros_at_the_end_are_nothing(path):
+    """What a file system leaves where a writer's bytes did not reach the disk."""
+    store = open_store(path)
+    store.set("whole", "1")
+    with open(path, "ab") as file:
+        file.write(bytes(37))
+    other = open_store(path)
+    assert other.num_keys() == 1
+    other.set("after", "1")
+    assert open_store(path).multi_get(["whole", "after"]) == [b"1", b"1"]
+
+
+def test_garbage_at_the_end_is_not_read(path):
+    """Bytes that no writer of ours left: told, not taken for values and not overwritten."""
+    store = open_store(path)
+    store.set("whole", "1")
+    with open(path, "ab") as file:
+        file.write(b"\xff" * 37)
+    size = os.path.getsize(path)
+    other = open_store(path)
+    assert other.get("whole") == b"1"
+    assert other.num_keys() == 1
+    with pytest.raises(dldist.DistStoreError, match="damaged") as raised:
+        other.set("after", "1")
+    assert path in str(raised.value)
+    assert os.path.getsize(path) == size
+
+
+def test_file_that_is_something_else(tmp_path):
+    """A file of another kind is an error, or empty to us, and never taken for values."""
+    path = tmp_path / "notes.txt"
+    path.write_bytes(b"dear diary, " * 100)
+    try:
+        store = dldist.FileStore(str(path), timeout=timedelta(seconds=2))
+    except dldist.DistStoreError as error:
+        assert str(path) in str(error)
+        assert path.read_bytes() == b"dear diary, " * 100
+    else:
+        assert store.num_keys() == 0
+
+
+def test_directory_that_comes_late(tmp_path, procs):
+    directory = tmp_path / "later"
+    child = procs.start(workers.file_member, str(directory / "store"), -1, ["a"])
+    directory.mkdir()
+    child.recv()
+    assert open_store(str(directory / "store")).get("a") == f"by {child.pid}".encode()
+
+
+def test_directory_that_does_not_come(tmp_path):
+    start = time.monotonic()
+    with pytest.raises(dldist.DistStoreError, match="no-such-directory"):
+        dldist.FileStore(str(tmp_path / "no-such-directory" / "store"), timeout=timedelta(seconds=0.4))
+    assert 0.35 < time.monotonic() - start < 2
+
+
+def test_path_that_is_a_directory(tmp_path):
+    start = time.monotonic()
+    with pytest.raises(dldist.DistError, match=str(tmp_path)):
+        dldist.FileStore(str(tmp_path), timeout=timedelta(seconds=1))
+    assert time.monotonic() - start < 3
+
+
+def test_lock_held_by_another_process(path, procs):
+    """A slow lock: calls wait for it up to their deadline, say so, and work when it is free."""
+    store = open_store(path)
+    store.set("a", "1")
+    holder = procs.start(workers.lock_holder, path)
+    assert holder.recv() == "locked"
+    store.set_timeout(timedelta(seconds=0.4))
+    start = time.monotonic()
+    with pytest.raises(dldist.DistStoreTimeoutError) as raised:
+        store.set("b", "1")
+    assert path in str(raised.value)
+    assert 0.35 < time.monotonic() - start < 2
+    store.set_timeout(LONG)
+    late = threading.Timer(0.2, holder.send, ("unlock",))
+    late.start()
+    store.set("b", "2")
+    assert store.get("b") == b"2"
+    holder.result()
+    late.join()
+
+
+@pytest.mark.deadline(90)
+def test_processes_add_and_append_at_once(path, procs):
+    count, nprocs = 200, 4
+    children = [procs.start(workers.file_adds, path, count) for _ in range(nprocs)]
+    for child in children:
+        child.recv()
+    start = time.monotonic()
+    for child in children:
+        child.send("go")
+    for child in children:
+        assert child.recv(60) == "done"
+    print(f"{nprocs * count} adds by {nprocs} processes in {time.monotonic() - start:.2f} s")
+    for child in children:
+        child.send("read")
+    results = [child.result() for child in children]
+    assert sorted(value for values, _ in results for value in values) == list(range(1, count * nprocs + 1))
+    logs = {log for _, log in results}
+    assert len(logs) == 1
+    entries = logs.pop().decode().split(";")[:-1]
+    assert sorted(entries) == sorted(f"{child.pid}.{i}" for child in children for i in range(count // 10))
+
+
+def test_kill_while_writing(path, procs):
+    """SIGKILL in a storm of writes: the survivor reads whole values only."""
+    store = open_store(path)
+    for round_number in range(5):
+        child = procs.start(workers.file_storm, path)
+        child.recv()
+        size = os.path.getsize(path)
+        deadline = time.monotonic() + 5
+        while os.path.getsize(path) < size + 20000 and time.monotonic() < deadline:
+            pass
+        child.kill()
+        child.wait_exit()
+        value = store.get("storm")
+        assert len(set(value)) == 1 and len(value) % 100 == 0
+        store.set("survivor", str(round_number))
+        assert store.get("survivor") == str(round_number).encode()
+
+
+def test_two_stores_of_one_process(path):
+    first, second = open_store(path), open_store(path)
+    first.set("a", "1")
+    assert second.get("a") == b"1"
+    del first
+    second.set("b", "1")
+    assert open_store(path).num_keys() == 2
+
+
+def test_file_is_private_to_the_user(path):
+    open_store(path).set("a", "1")
+    assert os.stat(path).st_mode & 0o022 == 0

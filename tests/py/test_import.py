@@ -1,0 +1,135 @@
+"""The import is light, and asks for nothing but Python."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+ALLOWED_S = 0.030
+
+
+def run(code, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=dict(os.environ, **environment),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_without_torch_and_numpy():
+    """Stores work where neither can be imported."""
+    out = run(
+        """
+        import sys
+
+        class Blocker:
+            def find_spec(self, name, path=None, target=None):
+                if name.split(".")[0] in ("torch", "numpy", "jax", "cupy"):
+                    raise ImportError(f"{name} is blocked by the test")
+
+        sys.meta_path.insert(0, Blocker())
+        from dldist import FileStore, HashStore, PrefixStore, TCPStore
+        master = TCPStore("127.0.0.1", 0, is_master=True)
+        client = PrefixStore("p", TCPStore("127.0.0.1", master.port))
+        client.set("k", "v")
+        assert master.get("p/k") == b"v"
+        print([name for name in ("torch", "numpy", "jax", "cupy") if name in sys.modules])
+        """
+    )
+    assert out.strip() == "[]"
+
+
+def test_brings_in_no_heavy_modules():
+    """What `import dldist` adds to a bare interpreter."""
+    code = "import sys, json; before = set(sys.modules); {}; print(json.dumps(sorted(set(sys.modules) - before)))"
+    added = set(json.loads(run(code.format("import dldist")))) - set(json.loads(run(code.format("pass"))))
+    print(sorted(added))
+    heavy = {"asyncio", "multiprocessing", "ctypes", "subprocess", "ssl", "inspect", "typing", "unittest", "logging"}
+    assert not added & heavy
+
+
+def test_starts_no_thread_and_opens_nothing():
+    out = run(
+        """
+        import os
+        before = len(os.listdir("/proc/self/fd"))
+        import dldist
+        dldist.HashStore()
+        print(len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")) - before)
+        """
+    )
+    assert out.split() == ["1", "0"]
+
+
+def spend(code):
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True, stdin=subprocess.DEVNULL)
+    return time.perf_counter() - start
+
+
+@pytest.mark.deadline(60)
+def test_import_time():
+    """The median of paired runs; a second try for a machine that was busy."""
+    for attempt in range(3):
+        spend("import dldist")
+        differences = []
+        for _ in range(15):
+            bare = spend("pass")
+            differences.append(spend("import dldist") - bare)
+        median = statistics.median(differences)
+        print(f"import: {median * 1e3:.1f} ms beyond bare Python")
+        if median < ALLOWED_S:
+            return
+    assert median < ALLOWED_S
+
+
+def test_survives_a_second_import_of_the_module():
+    """A reload neither crashes nor breaks what was there."""
+    run(
+        """
+        import importlib, sys
+        import dldist
+        store = dldist.HashStore()
+        store.set("a", "1")
+        importlib.reload(dldist)
+        assert store.get("a") == b"1"
+        for name in [name for name in sys.modules if name.split(".")[0] == "dldist"]:
+            del sys.modules[name]
+        try:
+            import dldist as again
+        except ImportError:
+            pass  # one copy of the module for a process is a fair rule
+        else:
+            again.HashStore().set("a", "1")
+        assert store.get("a") == b"1"
+        """
+    )
+
+
+def test_exit_with_everything_open(tmp_path):
+    """The interpreter ends at once and silently, with servers running and threads blocked in calls."""
+    start = time.monotonic()
+    out = run(
+        f"""
+        import threading
+        import dldist
+        master = dldist.TCPStore("127.0.0.1", 0, is_master=True)
+        client = dldist.TCPStore("127.0.0.1", master.port)
+        files = dldist.FileStore({str(tmp_path / "store")!r})
+        for store in (master, client, files, dldist.HashStore()):
+            threading.Thread(target=store.get, args=("absent",), daemon=True).start()
+        keep = [master, client, files]
+        keep.append(keep)
+        """
+    )
+    assert out == ""
+    assert time.monotonic() - start < 5

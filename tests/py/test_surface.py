@@ -1,0 +1,266 @@
+"""Names and signatures: against torch's stores, and against our own type stub."""
+
+import ast
+import inspect
+import pathlib
+
+import pytest
+
+import dldist
+from dldist import _core
+
+STORE_KINDS = ["Store", "TCPStore", "FileStore", "HashStore", "PrefixStore"]
+
+METHODS = """set get try_get add compare_set wait check delete_key num_keys append multi_get multi_set queue_push
+queue_pop queue_len list_keys barrier clone set_timeout has_extended_api""".split()
+
+# What torch's classes have and ours do not, with the reason.
+NOT_OURS = {
+    "_pybind11_conduit_v1_": "machinery of pybind11",
+    "collect_client_counters": "a debugging aid of torch's own client",
+    "collect_server_counters": "a debugging aid of torch's own server",
+}
+
+ERRORS = {
+    "DistError": [RuntimeError],
+    "DistBackendError": ["DistError"],
+    "DistNetworkError": ["DistError"],
+    "DistStoreError": ["DistError"],
+    "DistQueueEmptyError": ["DistStoreError"],
+    "DistTimeoutError": ["DistError", TimeoutError],
+    "DistStoreTimeoutError": ["DistStoreError", "DistTimeoutError"],
+    "DistNetworkTimeoutError": ["DistNetworkError", "DistTimeoutError"],
+    "DistAuthError": ["DistNetworkError"],
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors(name):
+    error = getattr(dldist, name)
+    assert error.__module__ == "dldist"
+    for base in ERRORS[name]:
+        assert issubclass(error, getattr(dldist, base) if isinstance(base, str) else base)
+    with pytest.raises(error, match="text"):
+        raise error("text")
+
+
+def test_all_names_are_there():
+    for name in [*STORE_KINDS, *ERRORS]:
+        assert name in dldist.__all__, name
+    for name in dldist.__all__:
+        assert getattr(dldist, name) is not None
+    assert isinstance(dldist.__version__, str)
+
+
+@pytest.mark.parametrize("kind", STORE_KINDS)
+def test_methods(kind):
+    for name in METHODS:
+        method = getattr(getattr(dldist, kind), name)
+        assert callable(method)
+        assert method.__doc__, f"{kind}.{name} has no documentation"
+        inspect.signature(method)
+    assert getattr(dldist, kind).__module__ == "dldist"
+    assert getattr(dldist, kind).__doc__
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", STORE_KINDS)
+def test_names_of_torch(kind):
+    import torch.distributed
+
+    theirs = getattr(torch.distributed, kind)
+    missing = [
+        name
+        for name in dir(theirs)
+        if not (name.startswith("__") and name.endswith("__"))
+        and name not in NOT_OURS
+        and not hasattr(getattr(dldist, kind), name)
+    ]
+    assert not missing, "new in torch: add them, or say in NOT_OURS why not"
+
+
+def parameters(function):
+    return list(inspect.signature(function).parameters.values())
+
+
+def test_tcp_store_signature():
+    """c10d's order, names and defaults; what is ours comes after them by name."""
+    names = [p.name for p in parameters(dldist.TCPStore)]
+    assert names == [
+        "host_name",
+        "port",
+        "world_size",
+        "is_master",
+        "timeout",
+        "wait_for_workers",
+        "multi_tenant",
+        "master_listen_fd",
+        "use_libuv",
+        "secret",
+    ]
+    by_name = {p.name: p for p in parameters(dldist.TCPStore)}
+    assert by_name["secret"].kind is inspect.Parameter.KEYWORD_ONLY
+    defaults = {name: by_name[name].default for name in names if name not in ("host_name", "port", "timeout")}
+    assert defaults == {
+        "world_size": None,
+        "is_master": False,
+        "wait_for_workers": True,
+        "multi_tenant": False,
+        "master_listen_fd": None,
+        "use_libuv": True,
+        "secret": None,
+    }
+
+
+def test_torchs_call_styles_are_accepted():
+    """The ways in which torch's own tests and users call the constructors."""
+    from datetime import timedelta
+
+    short = timedelta(seconds=5)
+    master = dldist.TCPStore("127.0.0.1", 0, 1, True)
+    dldist.TCPStore(host_name="127.0.0.1", port=master.port, world_size=1, is_master=False, timeout=short)
+    dldist.TCPStore("127.0.0.1", master.port, None, False, short, wait_for_workers=False, use_libuv=False)
+    dldist.TCPStore("127.0.0.1", master.port, -1, False, short, False, False, None, True)
+    dldist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False, multi_tenant=True)
+    dldist.PrefixStore("p", master)
+    dldist.PrefixStore(prefix="p", store=master)
+    store = dldist.HashStore()
+    store.set("k", "v")
+    store.queue_push("q", "x")
+    assert store.queue_pop(key="q", block=True) == b"x"
+    store.barrier(key="b", world_size=1, timeout=short)
+    store.wait(["k"], short)
+
+
+def stub_tree():
+    stub = pathlib.Path(_core.__file__).parent / "_core.pyi"
+    if not stub.exists():
+        stub = pathlib.Path(dldist.__file__).parent / "_core.pyi"
+    assert stub.exists(), "the type stub is not installed"
+    return ast.parse(stub.read_text(encoding="utf-8"))
+
+
+def stub_classes():
+    return {node.name: node for node in stub_tree().body if isinstance(node, ast.ClassDef)}
+
+
+def stub_functions(body):
+    return {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
+
+
+def is_overload(node):
+    return any(isinstance(d, ast.Name) and d.id == "overload" for d in node.decorator_list)
+
+
+def stub_shape(node, drop_first):
+    """[(name, kind of parameter, has a default)] as inspect would say it."""
+    arguments = node.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    ndefaults = len(arguments.defaults)
+    shape = []
+    for index, argument in enumerate(positional):
+        only = index < len(arguments.posonlyargs)
+        shape.append((argument.arg, "positional" if only else "either", index >= len(positional) - ndefaults))
+    if drop_first:
+        shape = shape[1:]
+    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults):
+        shape.append((argument.arg, "keyword", default is not None))
+    return shape
+
+
+def runtime_shape(function, drop_first):
+    kinds = {
+        inspect.Parameter.POSITIONAL_ONLY: "positional",
+        inspect.Parameter.POSITIONAL_OR_KEYWORD: "either",
+        inspect.Parameter.KEYWORD_ONLY: "keyword",
+    }
+    shape = [(p.name, kinds[p.kind], p.default is not inspect.Parameter.empty) for p in parameters(function)]
+    return shape[1:] if drop_first else shape
+
+
+def test_stub_has_all_names():
+    runtime = {name for name in dir(_core) if not name.startswith("_")}
+    stub = set(stub_classes()) | set(stub_functions(stub_tree().body))
+    for node in stub_tree().body:
+        if isinstance(node, ast.AnnAssign):
+            stub.add(node.target.id)
+    assert {name for name in stub if not name.startswith("_")} == runtime
+
+
+@pytest.mark.parametrize("kind", STORE_KINDS)
+def test_stub_signatures(kind):
+    methods = stub_functions(stub_classes()[kind].body)
+    runtime = getattr(_core, kind)
+    assert methods or kind != "Store"
+    for name, node in methods.items():
+        if any(isinstance(d, ast.Name) and d.id in ("property", "overload") for d in node.decorator_list):
+            assert hasattr(runtime, name)
+        elif name == "__init__":
+            assert stub_shape(node, True) == runtime_shape(runtime, False), f"{kind}()"
+        elif not name.startswith("__"):
+            assert stub_shape(node, True) == runtime_shape(getattr(runtime, name), True), f"{kind}.{name}"
+
+
+def test_stub_misses_no_method():
+    """What the runtime classes add over their base is in the stub."""
+    for kind in STORE_KINDS:
+        own = {name for name in vars(getattr(_core, kind)) if not name.startswith("_")}
+        stub = set(stub_functions(stub_classes()[kind].body)) | {
+            node.target.id for node in stub_classes()[kind].body if isinstance(node, ast.AnnAssign)
+        }
+        inherited = set(stub_functions(stub_classes()["Store"].body))
+        assert own <= stub | inherited, kind
+
+
+STATUS_ERRORS = {
+    "INVALID_ARGUMENT": "ValueError",
+    "NOT_SUPPORTED": "NotImplementedError",
+    "OUT_OF_MEMORY": "MemoryError",
+    "NETWORK": "DistNetworkError",
+    "NETWORK_TIMED_OUT": "DistNetworkTimeoutError",
+    "PROTOCOL": "DistNetworkError",
+    "AUTH": "DistAuthError",
+    "STORE": "DistStoreError",
+    "QUEUE_EMPTY": "DistQueueEmptyError",
+    "TIMED_OUT": "DistStoreTimeoutError",
+    "CLOSED": "DistStoreError",
+    "FORKED": "DistStoreError",
+}
+
+
+def test_every_status_is_an_exception():
+    """No code of the core comes out as SystemError or as nothing."""
+    names = list(_core._status_names())
+    assert names[0] == "OK" and set(STATUS_ERRORS) <= set(names)
+    _core._raise_status(0)
+    for code, name in enumerate(names[1:], start=1):
+        try:
+            _core._raise_status(code)
+        except SystemError:
+            pytest.fail(f"{name} is a SystemError")
+        except BaseException as error:
+            expected = STATUS_ERRORS.get(name)
+            if expected is not None:
+                assert expected in [kind.__name__ for kind in type(error).__mro__], (name, type(error))
+        else:
+            assert name == "INTERRUPTED", f"{name} raises nothing"
+
+
+@pytest.mark.parametrize("code", [-1, 10**6])
+def test_status_out_of_range(code):
+    with pytest.raises(Exception) as raised:
+        _core._raise_status(code)
+    assert not isinstance(raised.value, SystemError)
+
+
+def test_instances_have_no_surprises():
+    """No pickling, no attributes out of nowhere."""
+    import pickle
+
+    store = dldist.HashStore()
+    with pytest.raises(TypeError):
+        pickle.dumps(store)
+    with pytest.raises(AttributeError):
+        store.nonsense
+    assert store == store and store != dldist.HashStore()
+    assert "HashStore" in repr(store)

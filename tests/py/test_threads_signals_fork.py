@@ -1,0 +1,274 @@
+"""One client among many threads; Ctrl-C and other signals in blocking calls; the interpreter lock; forked children."""
+
+import os
+import signal
+import socket
+import threading
+import time
+from datetime import timedelta
+
+import procs as helper
+import pytest
+import workers
+
+import dldist
+
+LOOPBACK = "127.0.0.1"
+LONG = timedelta(seconds=20)
+KINDS = ["hash", "file", "tcp"]
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def opened(kind, tmp_path):
+    """A store of the kind, and the place where another process finds it."""
+    return open_here(kind, tmp_path)
+
+
+def open_here(kind, tmp_path):
+    if kind in ("tcp", "prefix"):
+        store = dldist.TCPStore(LOOPBACK, 0, is_master=True, timeout=LONG)
+        return store, store.port
+    if kind == "file":
+        place = str(tmp_path / "store")
+        return dldist.FileStore(place, timeout=LONG), place
+    return dldist.HashStore(timeout=LONG), None
+
+
+# -- threads ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.deadline(60)
+def test_blocked_calls_hold_up_none(kind, tmp_path):
+    """16 threads are blocked on one client; a 17th has it for itself as before, and then frees them one by one."""
+    master, place = open_here(kind, tmp_path)
+    client = dldist.TCPStore(LOOPBACK, place, timeout=LONG) if kind == "tcp" else master
+    results = {}
+    calls = {}
+    for index in range(16):
+        name = f"late{index}"
+        calls[name] = [
+            lambda name=name: client.get(name),
+            lambda name=name: client.wait([name]),
+            lambda name=name: client.queue_pop(name),
+            lambda name=name: client.multi_get([name, "there"]),
+        ][index % 4]
+    client.set("there", "1")
+
+    def block(name):
+        results[name] = calls[name]()
+
+    def rounds():
+        start = time.monotonic()
+        for index in range(50):
+            client.set("own", str(index))
+            assert client.get("own") == str(index).encode()
+        return (time.monotonic() - start) / 50
+
+    alone = rounds()
+    threads = [threading.Thread(target=block, args=(name,)) for name in calls]
+    for thread in threads:
+        thread.start()
+    helper.poll_until(lambda: all(thread.native_id for thread in threads))
+    helper.wait_at_rest([thread.native_id for thread in threads])
+    crowded = rounds()
+    print(f"{kind}: set+get {alone * 1e6:.0f} us alone, {crowded * 1e6:.0f} us beside 16 blocked calls")
+    assert crowded < 0.1, "a blocked call held up another"
+    assert not results
+    for index, name in enumerate(calls):
+        if index % 4 == 2:
+            client.queue_push(name, "v")
+        else:
+            client.set(name, "v")
+        thread = threads[index]
+        thread.join(5)
+        assert not thread.is_alive(), f"{name} was not told"
+    assert all(results[f"late{index}"] == (b"v", None, b"v", [b"v", b"1"])[index % 4] for index in range(16))
+
+
+@pytest.mark.deadline(60)
+def test_blocked_time_outs_are_their_own(kind, opened):
+    """Calls with different time-outs on one client end each at its own time."""
+    store, _ = opened
+    ends = {}
+
+    def block(milliseconds):
+        start = time.monotonic()
+        try:
+            store.get("absent", timeout=timedelta(milliseconds=milliseconds))
+        except dldist.DistStoreTimeoutError:
+            ends[milliseconds] = time.monotonic() - start
+
+    threads = [threading.Thread(target=block, args=(ms,)) for ms in (800, 100, 400)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    for milliseconds in (100, 400, 800):
+        assert milliseconds / 1000 - 0.01 <= ends[milliseconds] < milliseconds / 1000 + 0.35, ends
+
+
+@pytest.mark.deadline(60)
+def test_one_client_hammered_by_threads(kind, opened):
+    """Answers reach the thread that asked."""
+    store, _ = opened
+    errors = []
+
+    def hammer(number):
+        try:
+            for index in range(100):
+                value = f"{number}.{index}" * (1 + index)
+                store.set(f"k{number}", value)
+                assert store.get(f"k{number}") == value.encode()
+                store.add("total", 1)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=hammer, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(45)
+        assert not thread.is_alive()
+    assert not errors, errors[0]
+    assert store.add("total", 0) == 800
+
+
+def test_interpreter_goes_on_while_a_call_blocks(kind, opened):
+    """The lock is released: a ticking thread keeps ticking."""
+    store, _ = opened
+    ticks = []
+    stop = threading.Event()
+
+    def tick():
+        while not stop.is_set():
+            ticks.append(time.monotonic())
+            time.sleep(0.002)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    start = time.monotonic()
+    with pytest.raises(dldist.DistStoreTimeoutError):
+        store.get("absent", timeout=timedelta(milliseconds=600))
+    end = time.monotonic()
+    stop.set()
+    thread.join()
+    inside = [start] + [at for at in ticks if start <= at <= end] + [end]
+    longest = max(after - before for before, after in zip(inside, inside[1:]))
+    print(f"{kind}: {len(inside)} ticks, longest gap {longest * 1e3:.1f} ms")
+    assert len(inside) > 30 and longest < 0.25
+
+
+# -- signals ------------------------------------------------------------------------------------------------------
+
+INTERRUPTS = [(kind, call) for kind in ("hash", "file", "tcp", "prefix") for call in workers.BLOCKING_CALLS] + [
+    ("tcp", "connect"),
+    ("tcp", "wait_for_workers"),
+    ("file", "open"),
+]
+
+
+def place_for(kind, call, tmp_path, keep):
+    if call == "connect":  # bound but not listening: refuses, and nobody else gets the port
+        nobody = socket.socket()
+        nobody.bind((LOOPBACK, 0))
+        keep.append(nobody)
+        return nobody.getsockname()[1]
+    if call == "open":
+        return str(tmp_path / "no" / "such" / "directory" / "store")
+    store, place = open_here(kind, tmp_path)
+    keep.append(store)
+    return place
+
+
+@pytest.mark.parametrize("kind, call", INTERRUPTS, ids=[f"{kind}-{call}" for kind, call in INTERRUPTS])
+def test_ctrl_c(kind, call, tmp_path, procs):
+    keep = []
+    child = procs.start(workers.interruptible, kind, place_for(kind, call, tmp_path, keep), call)
+    assert child.recv() == "ready"
+    helper.wait_at_rest([child.pid], child.pid)
+    sent = time.monotonic()
+    child.kill(signal.SIGINT)
+    how, at, usable = child.result()
+    assert how == "interrupted"
+    print(f"{kind} {call}: KeyboardInterrupt after {(at - sent) * 1e3:.1f} ms")
+    assert at - sent < 0.3
+    if usable is not None:
+        assert usable == (b"1", b"item", 0)
+
+
+@pytest.mark.parametrize("place_kind", ["hash", "file", "tcp", "prefix"])
+def test_other_signals_do_not_break_a_wait(place_kind, tmp_path, procs):
+    store, place = open_here(place_kind, tmp_path)
+    child = procs.start(workers.user_signals, place_kind, place)
+    assert child.recv() == "ready"
+    helper.wait_at_rest([child.pid], child.pid)
+    for _ in range(20):
+        child.kill(signal.SIGUSR1)
+        time.sleep(0.005)
+    if place_kind == "hash":
+        child.send("set it")
+    else:
+        target = dldist.PrefixStore("p", store) if place_kind == "prefix" else store
+        target.set("key", "v")
+    value, handled = child.result()
+    assert value == b"v"
+    assert handled >= 1, "no handler ran during the wait"
+
+
+def test_what_a_handler_raises_ends_the_wait(procs):
+    store, port = open_here("tcp", None)
+    child = procs.start(workers.handler_raises, port)
+    assert child.recv() == "ready"
+    helper.wait_at_rest([child.pid], child.pid)
+    child.kill(signal.SIGUSR1)
+    assert child.result() == ("from the handler", b"1")
+    assert store.get("after") == b"1"
+
+
+def test_ctrl_c_takes_nothing_from_a_queue(procs):
+    """A pop that was interrupted is no longer parked: the item stays for others."""
+    store, port = open_here("tcp", None)
+    child = procs.start(workers.interruptible, "tcp", port, "queue_pop")
+    child.recv()
+    helper.wait_at_rest([child.pid], child.pid)
+    child.kill(signal.SIGINT)
+    assert child.result()[0] == "interrupted"
+    store.queue_push("queue", "x")
+    assert store.queue_pop("queue", timeout=timedelta(seconds=2)) == b"x"
+
+
+# -- fork ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("with_thread", [False, True], ids=["quiet", "thread-blocked"])
+@pytest.mark.parametrize("fork_kind", ["hash", "file", "tcp", "tcp-master", "prefix"])
+def test_fork(fork_kind, with_thread, tmp_path, procs):
+    keep, place = open_here(fork_kind.partition("-")[0], tmp_path)
+    child = procs.start(workers.forks, fork_kind, place, with_thread)
+    parent_pid, forked_pid, status, lines, values = child.result()
+    assert status == 0, (status, lines, child.stderr_text())
+    *uses, own = lines
+    assert own == "b'1'"
+    assert len(uses) == 4
+    for line in uses:
+        assert line.startswith("DistStoreError: "), line
+        assert str(parent_pid) in line and str(forked_pid) in line, line
+    assert values == b"12"
+    del keep
+
+
+def test_fork_leaves_the_servers_clients_alone(procs):
+    """The end of a forked child closes its copies of descriptors only: the connection of the parent lives."""
+    master, port = open_here("tcp", None)
+    client = dldist.TCPStore(LOOPBACK, port, timeout=LONG)
+    client.set("a", "1")
+    child = procs.start(workers.forks, "tcp", port, False)
+    child.result()
+    assert client.get("a") == b"1"
+    assert master.get("after") == b"2"
+    assert os.getpid() != child.pid

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Compiles every header of csrc/ in a file of its own, with the compiler flags given: a header that leans on
+# what its includer happened to read before is caught here.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+CC=${CC:-gcc}
+PYTHON=${PYTHON:-python3}
+flags=(-std=gnu11 -D_GNU_SOURCE -Icsrc "$@")
+python_include=$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("include"))')
+
+checked=0
+skipped=0
+while IFS= read -r header; do
+    include=("${flags[@]}")
+    if [[ $header == python/* ]]; then
+        if [[ ! -f $python_include/Python.h ]]; then
+            skipped=$((skipped + 1))
+            continue
+        fi
+        include+=(-DPy_LIMITED_API=0x030B0000 -isystem "$python_include")
+    fi
+    # Twice: that also shows a missing include guard.
+    if ! printf '#include "%s"\n#include "%s"\n' "$header" "$header" \
+        | "$CC" "${include[@]}" -fsyntax-only -x c -; then
+        echo "csrc/$header does not compile alone" >&2
+        exit 1
+    fi
+    checked=$((checked + 1))
+done < <(cd csrc && find . -name '*.h' -printf '%P\n' | sort)
+
+echo "headers: $checked compile alone"
+if [[ $skipped -gt 0 ]]; then
+    echo "headers: $skipped of csrc/python not checked, as $PYTHON has no Python.h"
+fi

@@ -1,0 +1,65 @@
+#!/usr/bin/env python3
+"""Checks that the folders of csrc/ include each other in one direction only.
+
+A layer may include itself and the layers named for it below; nothing else. Two more rules: a header called
+x_internal.h is included only from its own folder, and Python.h only by csrc/python/py_api.h.
+"""
+import re
+import sys
+from pathlib import Path
+
+LADDER = ["core", "net", "store", "transport", "collective", "group", "python"]
+SIDE = ["kernels", "work", "observe"]  # stand on core alone
+
+ALLOWED = {layer: set(LADDER[: i + 1]) for i, layer in enumerate(LADDER)}
+ALLOWED |= {layer: {"core", layer} for layer in SIDE}
+ALLOWED["collective"] |= {"kernels", "work"}
+ALLOWED["group"] |= set(SIDE)
+ALLOWED["python"] |= set(SIDE)
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+PYTHON_DOOR = "python/py_api.h"
+
+
+def problem(source: Path, is_quoted: bool, target: str, root: Path) -> str | None:
+    """Why the line may not be there, or None. `source` is relative to root (csrc/)."""
+    layer = source.parts[0]
+    if target == "Python.h":
+        return None if source.as_posix() == PYTHON_DOOR else f"only {PYTHON_DOOR} includes Python.h"
+    if not is_quoted:
+        return None
+    if "/" not in target or not (root / target).is_file():
+        return "write the path from csrc/, as in \"core/status.h\", of a header that exists"
+    target_layer = Path(target).parts[0]
+    if target.endswith("_internal.h") and Path(target).parent != source.parent:
+        return "an internal header stays in its folder"
+    if target_layer not in ALLOWED[layer]:
+        return f"{layer} may include {', '.join(sorted(ALLOWED[layer]))}; not {target_layer}"
+    return None
+
+
+def main() -> int:
+    root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent / "csrc")
+    failures = 0
+    files = sorted(p for p in root.rglob("*") if p.suffix in (".c", ".h"))
+    for path in files:
+        source = path.relative_to(root)
+        if source.parts[0] not in ALLOWED or len(source.parts) < 2:
+            print(f"{path}: {source.parts[0]} is no layer; add it to {Path(__file__).name}")
+            failures += 1
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            match = INCLUDE.match(line)
+            why = match and problem(source, match[1] == '"', match[2], root)
+            if why:
+                print(f"{path}:{number}: {match[2]}: {why}")
+                failures += 1
+    if not files:
+        print(f"{root}: no C files")
+        failures += 1
+    print(f"layers: {len(files)} files, {failures} problems")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
