@@ -283,7 +283,8 @@ def main():
             store.get("common/wait")
         report = run_all(clients, libraries, args)
     finally:
-        for process in processes:
+        # A process holds the pipes of those that were started before it: the last has to go first.
+        for process in reversed(processes):
             process.close()
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:

@@ -4,6 +4,7 @@
 #include "core/fork.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -11,7 +12,7 @@ static void
 on_wake(dd_handler *handler, uint32_t events)
 {
     (void)events;
-    DD_CONTAINER_OF(handler, dd_loop, wake)->is_stopping = 1;
+    DD_CONTAINER_OF(handler, dd_loop, wake)->is_stopping = true;
 }
 
 dd_status
@@ -67,23 +68,29 @@ expire_timers(dd_loop *loop)
     }
 }
 
-static int
-fetch_events(dd_loop *loop, int64_t *idle_since_ns)
+/* Whether the loop may not sleep yet. */
+static bool
+is_spinning(const dd_loop *loop, int64_t idle_since_ns)
 {
-    if (loop->spin_ns > 0) {
-        int count = epoll_wait(loop->epoll_fd, loop->events, DD_LOOP_BATCH, 0);
-        int64_t now_ns = dd_clock_now_ns();
-        if (count > 0) {
-            *idle_since_ns = now_ns;
-            return count;
-        }
-        if (now_ns - *idle_since_ns < loop->spin_ns) {
-            return 0;
-        }
+    return loop->spin_ns > 0 && dd_clock_now_ns() - idle_since_ns < loop->spin_ns;
+}
+
+/* One round: asks `poll`, then epoll, which sleeps only when there is nothing to stay awake for. Returns whether there was
+ * any input. */
+static bool
+fetch_input(dd_loop *loop, int64_t idle_since_ns)
+{
+    bool is_wanted = false;
+    bool is_input = loop->poll != NULL && loop->poll(loop, &is_wanted);
+    bool is_awake = is_input || is_wanted || is_spinning(loop, idle_since_ns);
+    int count = epoll_wait(loop->epoll_fd, loop->events, DD_LOOP_BATCH,
+                           is_awake ? 0 : timeout_until_timer_ms(loop));
+    loop->nevents = count > 0 ? count : 0;
+    if (is_awake && !is_input && loop->nevents == 0) {
+        /* Whoever is to send the next input may need this core. */
+        sched_yield();
     }
-    int count = epoll_wait(loop->epoll_fd, loop->events, DD_LOOP_BATCH, timeout_until_timer_ms(loop));
-    *idle_since_ns = loop->spin_ns > 0 ? dd_clock_now_ns() : 0;
-    return count;
+    return is_input || loop->nevents > 0;
 }
 
 void
@@ -91,8 +98,9 @@ dd_loop_run(dd_loop *loop)
 {
     int64_t idle_since_ns = 0;
     while (!loop->is_stopping) {
-        int count = fetch_events(loop, &idle_since_ns);
-        loop->nevents = count > 0 ? count : 0;
+        if (fetch_input(loop, idle_since_ns)) {
+            idle_since_ns = dd_clock_now_ns();
+        }
         for (loop->next_event = 0; loop->next_event < loop->nevents;) {
             struct epoll_event *event = &loop->events[loop->next_event++];
             dd_handler *handler = event->data.ptr;

@@ -9,6 +9,7 @@
 #include "core/list.h"
 #include "core/status.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <sys/epoll.h>
 
@@ -20,6 +21,8 @@ struct dd_handler {
     void (*on_event)(dd_handler *handler, uint32_t events); /* EPOLLIN, EPOLLOUT, EPOLLERR, EPOLLHUP */
 };
 
+typedef struct dd_loop dd_loop;
+
 typedef struct dd_timer dd_timer;
 struct dd_timer {
     void (*on_expiry)(dd_timer *timer); /* the timer is stopped when this runs */
@@ -27,17 +30,20 @@ struct dd_timer {
     dd_list link;
 };
 
-typedef struct dd_loop {
+struct dd_loop {
     int epoll_fd;
     int wake_fd;                     /* eventfd: dd_loop_stop writes it */
     int64_t spin_ns;                 /* poll so long without sleeping after the last event; 0: sleep at once */
+    /* Input that epoll does not see: asked in every round, NULL for none. Tells whether there was any, and while it wants to
+     * be asked again at once the loop does not sleep. */
+    bool (*poll)(dd_loop *loop, bool *is_wanted);
     dd_list timers;                  /* loop only; ordered by deadline */
     struct epoll_event events[DD_LOOP_BATCH]; /* loop only: the batch being delivered */
     int nevents;
     int next_event;
     dd_handler wake;
-    int is_stopping;
-} dd_loop;
+    bool is_stopping;
+};
 
 dd_status dd_loop_init(dd_loop *loop, dd_error *err) DD_MUST_CHECK;
 void dd_loop_fini(dd_loop *loop);

@@ -194,6 +194,57 @@ dd_sock_try_recv(int fd, void *data, size_t len, size_t *moved)
     return classify(recv(fd, data, len, MSG_DONTWAIT), moved);
 }
 
+/* Room for one descriptor, aligned as the kernel wants it. */
+typedef union fd_control {
+    struct cmsghdr header;
+    char bytes[CMSG_SPACE(sizeof(int))];
+} fd_control;
+
+dd_io
+dd_sock_try_send_fd(int fd, const void *data, size_t len, int passed_fd, size_t *moved)
+{
+    fd_control control = {0};
+    struct iovec part = {.iov_base = (void *)(uintptr_t)data, .iov_len = len};
+    struct msghdr message = {
+        .msg_iov = &part,
+        .msg_iovlen = 1,
+        .msg_control = control.bytes,
+        .msg_controllen = sizeof control.bytes,
+    };
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof passed_fd);
+    memcpy(CMSG_DATA(header), &passed_fd, sizeof passed_fd);
+    return classify(sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT), moved);
+}
+
+dd_io
+dd_sock_try_recv_fd(int fd, void *data, size_t len, int *passed_fd, size_t *moved)
+{
+    fd_control control = {0};
+    struct iovec part = {.iov_base = data, .iov_len = len};
+    struct msghdr message = {
+        .msg_iov = &part,
+        .msg_iovlen = 1,
+        .msg_control = control.bytes,
+        .msg_controllen = sizeof control.bytes,
+    };
+    *passed_fd = -1;
+    dd_io io = classify(recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC), moved);
+    if (io != DD_IO_OK) {
+        return io;
+    }
+    /* There is room for one: a sender that passes more has the rest closed by the kernel. */
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    if (header != NULL && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS &&
+        header->cmsg_len == CMSG_LEN(sizeof *passed_fd)) {
+        memcpy(passed_fd, CMSG_DATA(header), sizeof *passed_fd);
+        (void)dd_fork_own(*passed_fd);
+    }
+    return io;
+}
+
 dd_status
 dd_sock_wait(int fd, short events, const dd_wait *wait, dd_error *err)
 {

@@ -37,6 +37,11 @@ void dd_sock_close(int fd); /* -1 is fine */
 dd_io dd_sock_try_send(int fd, const void *data, size_t len, size_t *moved);
 dd_io dd_sock_try_recv(int fd, void *data, size_t len, size_t *moved);
 
+/* The same over a Unix socket, with a descriptor. The receiver's copy is close-on-exec and registered; *passed_fd is -1 when
+ * none came. */
+dd_io dd_sock_try_send_fd(int fd, const void *data, size_t len, int passed_fd, size_t *moved);
+dd_io dd_sock_try_recv_fd(int fd, void *data, size_t len, int *passed_fd, size_t *moved);
+
 /* Sleeps until the socket has one of `events` (POLLIN, POLLOUT) or an error; DD_NETWORK_TIMED_OUT at the deadline,
  * DD_INTERRUPTED when the caller wants out. */
 dd_status dd_sock_wait(int fd, short events, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;

@@ -53,6 +53,8 @@ bury_one(tcp_conn *conn)
 {
     dd_tcp_server *server = conn->server;
     dd_list_remove(&conn->link);
+    dd_list_remove(&conn->hot);
+    dd_ring_close(&conn->ring);
     dd_loop_stop_timer(&conn->handshake);
     dd_loop_remove(&server->loop, &conn->handler);
     dd_keyspace_unpark(&server->ks, &conn->waiter);
@@ -191,30 +193,42 @@ serve_shared(tcp_conn *conn, size_t len)
     }
 }
 
-static void
+static dd_io
+receive(tcp_conn *conn, void *into, size_t *moved)
+{
+    if (!dd_ring_is_open(&conn->ring)) {
+        return dd_sock_try_recv(conn->handler.fd, into, TCP_RECV_BYTES, moved);
+    }
+    if (!dd_ring_read(&conn->ring, into, TCP_RECV_BYTES, moved)) {
+        return DD_IO_FAILED;
+    }
+    return *moved > 0 ? DD_IO_OK : DD_IO_AGAIN;
+}
+
+/* Returns whether there was anything. */
+static bool
 read_and_serve(tcp_conn *conn)
 {
     bool is_shared = conn->in.len == 0;
     if (!is_shared && !conn->is_scanning) {
         /* Left because of too many replies: first these, or `in` would grow with every read. */
-        (void)serve_buffered(conn);
-        return;
+        return serve_buffered(conn);
     }
     if (!is_shared && dd_blob_reserve(&conn->in, TCP_RECV_BYTES, NULL) != DD_OK) {
         tcp_conn_doom(conn, "no memory for its request");
-        return;
+        return false;
     }
     uint8_t *into = is_shared ? conn->server->recv_buf : conn->in.data + conn->in.len;
     size_t moved = 0;
-    switch (dd_sock_try_recv(conn->handler.fd, into, TCP_RECV_BYTES, &moved)) {
+    switch (receive(conn, into, &moved)) {
     case DD_IO_AGAIN:
-        return;
+        return false;
     case DD_IO_CLOSED:
         tcp_conn_doom(conn, "closed by the client");
-        return;
+        return false;
     case DD_IO_FAILED:
         tcp_conn_doom(conn, "reading failed");
-        return;
+        return false;
     case DD_IO_OK:
         break;
     }
@@ -224,6 +238,102 @@ read_and_serve(tcp_conn *conn)
         conn->in.len += moved;
         (void)serve_buffered(conn);
     }
+    return true;
+}
+
+/* Reads and serves once, sends the replies, and serves what was left because of too many replies: no event will come for
+ * that. Returns whether there was anything. */
+static bool
+serve_input(tcp_conn *conn)
+{
+    bool is_input = read_and_serve(conn);
+    tcp_conn_flush(conn);
+    while (!conn->is_doomed && conn->out.len == 0 && conn->in.len > 0 && serve_buffered(conn)) {
+        tcp_conn_flush(conn);
+    }
+    return is_input;
+}
+
+/* --- rings --------------------------------------------------------------------------------------------------- */
+
+static void
+heat(tcp_conn *conn)
+{
+    conn->quiet_since_ns = dd_clock_now_ns();
+    if (dd_list_is_empty(&conn->hot)) {
+        dd_list_push_back(&conn->server->hot, &conn->hot);
+    }
+}
+
+void
+tcp_conn_use_ring(tcp_conn *conn)
+{
+    heat(conn);
+}
+
+/* A client that has closed its socket may have left requests in its ring. */
+static void
+drain_ring(tcp_conn *conn)
+{
+    while (!conn->is_doomed && is_readable(conn) && read_and_serve(conn)) {
+    }
+    tcp_conn_doom(conn, "closed by the client");
+}
+
+/* The bell tells that there is something in the ring, which had been quiet. */
+static void
+on_bell(tcp_conn *conn)
+{
+    uint8_t bells[64];
+    size_t moved = 0;
+    switch (dd_sock_try_recv(conn->handler.fd, bells, sizeof bells, &moved)) {
+    case DD_IO_AGAIN:
+    case DD_IO_OK:
+        heat(conn);
+        return;
+    case DD_IO_CLOSED:
+    case DD_IO_FAILED:
+        drain_ring(conn);
+        return;
+    }
+}
+
+/* One look at a hot ring; whether there was anything in it. */
+static bool
+poll_ring(tcp_conn *conn, int64_t now_ns)
+{
+    if (conn->is_doomed || !is_readable(conn)) {
+        /* An event heats it again when it has taken its replies. */
+        dd_list_remove(&conn->hot);
+        return false;
+    }
+    if (serve_input(conn)) {
+        conn->quiet_since_ns = now_ns;
+        return true;
+    }
+    if (now_ns - conn->quiet_since_ns > conn->server->loop.spin_ns && dd_ring_fall_asleep(&conn->ring)) {
+        dd_list_remove(&conn->hot);
+    }
+    return false;
+}
+
+bool
+tcp_server_poll_rings(dd_loop *loop, bool *is_wanted)
+{
+    dd_tcp_server *server = DD_CONTAINER_OF(loop, dd_tcp_server, loop);
+    if (dd_list_is_empty(&server->hot)) {
+        return false;
+    }
+    bool is_input = false;
+    int64_t now_ns = dd_clock_now_ns();
+    dd_list *next;
+    for (dd_list *link = server->hot.next; link != &server->hot; link = next) {
+        next = link->next;
+        is_input |= poll_ring(DD_CONTAINER_OF(link, tcp_conn, hot), now_ns);
+    }
+    tcp_server_bury(server);
+    *is_wanted = !dd_list_is_empty(&server->hot);
+    return is_input;
 }
 
 static void
@@ -231,13 +341,17 @@ on_conn_event(dd_handler *handler, uint32_t events)
 {
     tcp_conn *conn = DD_CONTAINER_OF(handler, tcp_conn, handler);
     dd_tcp_server *server = conn->server;
-    if (events & EPOLLIN && is_readable(conn)) {
-        read_and_serve(conn);
+    bool has_ring = dd_ring_is_open(&conn->ring);
+    tcp_conn_flush(conn);
+    if (events & EPOLLIN && is_readable(conn) && has_ring) {
+        on_bell(conn);
+    } else if (events & EPOLLIN && is_readable(conn)) {
+        (void)serve_input(conn);
     } else if (events & (EPOLLERR | EPOLLHUP)) {
         tcp_conn_doom(conn, "connection lost");
+    } else if (has_ring) {
+        heat(conn);
     }
-    tcp_conn_flush(conn);
-    /* Requests that were left because of too many replies: no event will come for them. */
     while (!conn->is_doomed && conn->out.len == 0 && conn->in.len > 0 && serve_buffered(conn)) {
         tcp_conn_flush(conn);
     }
@@ -271,6 +385,7 @@ tcp_conn_open(dd_tcp_server *server, int fd)
         return;
     }
     dd_list_push_back(&server->conns, &conn->link);
+    dd_list_init(&conn->hot);
     dd_loop_start_timer(&server->loop, &conn->handshake, dd_deadline_after(server->handshake_timeout_ns));
     atomic_fetch_add_explicit(&server->nconns, 1, memory_order_relaxed);
 }

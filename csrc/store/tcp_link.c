@@ -18,7 +18,9 @@
 #define RECV_BYTES ((size_t)4096)
 #define KEEP_BYTES ((size_t)64 << 10)
 #define MAX_SPIN_NS (50 * DD_NS_PER_US)
-#define MIN_SPIN_NS (1 * DD_NS_PER_US)
+#define MIN_SPIN_NS (10 * DD_NS_PER_US)
+#define RING_NAP_NS (100 * DD_NS_PER_US)
+#define RING_LOOK_NS (1 * DD_NS_PER_MS)
 
 /* What a server may send us. A reply is as large as what others have stored; memory is taken only as it arrives. */
 static const dd_tcp_limits reply_limits = {UINT64_C(1) << 20, UINT64_C(1) << 40, UINT64_C(1) << 32,
@@ -27,13 +29,14 @@ static const dd_tcp_limits reply_limits = {UINT64_C(1) << 20, UINT64_C(1) << 40,
 void
 tcp_link_init(tcp_link *link)
 {
-    *link = (tcp_link){.fd = -1, .spin_ns = MAX_SPIN_NS};
+    *link = (tcp_link){.fd = -1, .passed_fd = -1, .spin_ns = MAX_SPIN_NS};
     dd_list_init(&link->list);
 }
 
 void
 tcp_link_close(tcp_link *link)
 {
+    dd_ring_close(&link->ring);
     dd_sock_close(link->fd);
     link->fd = -1;
     link->nunanswered = 0;
@@ -70,8 +73,8 @@ lost(dd_error *err, dd_io io)
                : dd_error_set_errno(err, DD_NETWORK, errno, "the connection failed");
 }
 
-dd_status
-tcp_link_send(tcp_link *link, const dd_wait *wait, dd_error *err)
+static dd_status
+send_by_socket(tcp_link *link, const dd_wait *wait, dd_error *err)
 {
     dd_status status = DD_OK;
     for (size_t sent = 0; sent < link->out.len && status == DD_OK;) {
@@ -84,6 +87,69 @@ tcp_link_send(tcp_link *link, const dd_wait *wait, dd_error *err)
         }
         sent += moved;
     }
+    return status;
+}
+
+/* No reply is due while a request is sent: all that can be read then is the end. */
+static dd_status
+look_whether_lost(tcp_link *link, int64_t now_ns, dd_error *err)
+{
+    link->looked_at_ns = now_ns;
+    uint8_t byte;
+    size_t moved = 0;
+    dd_io io = dd_sock_try_recv(link->fd, &byte, 1, &moved);
+    if (io == DD_IO_OK) {
+        return dd_error_set(err, DD_PROTOCOL, "the server sent what nobody asked for");
+    }
+    return io == DD_IO_AGAIN ? DD_OK : lost(err, io);
+}
+
+/* The ring is full: lets the server work, and looks now and then whether it is there at all. */
+static dd_status
+wait_for_room(tcp_link *link, const dd_wait *wait, dd_error *err)
+{
+    dd_wait nap = dd_wait_at_most(wait, RING_NAP_NS);
+    dd_status status = dd_sock_wait(link->fd, POLLIN, &nap, err);
+    if (status == DD_OK) {
+        return look_whether_lost(link, dd_clock_now_ns(), err);
+    }
+    return status == DD_NETWORK_TIMED_OUT && !dd_wait_is_over(wait) ? DD_OK : status;
+}
+
+static dd_status
+ring_bell(tcp_link *link, dd_error *err)
+{
+    uint8_t bell = 0;
+    size_t moved = 0;
+    dd_io io = dd_sock_try_send(link->fd, &bell, 1, &moved);
+    /* A socket full of bells wakes the server as well as one more would. */
+    return io == DD_IO_OK || io == DD_IO_AGAIN ? DD_OK : lost(err, io);
+}
+
+static dd_status
+send_by_ring(tcp_link *link, const dd_wait *wait, dd_error *err)
+{
+    dd_status status = DD_OK;
+    if (wait->start_ns - link->looked_at_ns > RING_LOOK_NS) {
+        status = look_whether_lost(link, wait->start_ns, err);
+    }
+    for (size_t sent = 0; sent < link->out.len && status == DD_OK;) {
+        size_t moved = dd_ring_write(&link->ring, link->out.data + sent, link->out.len - sent);
+        sent += moved;
+        if (dd_ring_is_bell_due(&link->ring)) {
+            status = ring_bell(link, err);
+        } else if (moved == 0) {
+            status = wait_for_room(link, wait, err);
+        }
+    }
+    return status;
+}
+
+dd_status
+tcp_link_send(tcp_link *link, const dd_wait *wait, dd_error *err)
+{
+    link->is_receiving = false;
+    dd_status status = dd_ring_is_open(&link->ring) ? send_by_ring(link, wait, err) : send_by_socket(link, wait, err);
     if (status != DD_OK) {
         tcp_link_close(link);
         return status;
@@ -92,18 +158,33 @@ tcp_link_send(tcp_link *link, const dd_wait *wait, dd_error *err)
     return DD_OK;
 }
 
+static dd_io
+try_receive(tcp_link *link, void *into, size_t len, size_t *moved)
+{
+    if (!link->is_fd_expected) {
+        return dd_sock_try_recv(link->fd, into, len, moved);
+    }
+    int fd;
+    dd_io io = dd_sock_try_recv_fd(link->fd, into, len, &fd, moved);
+    if (io == DD_IO_OK && fd >= 0) {
+        dd_sock_close(link->passed_fd);
+        link->passed_fd = fd;
+    }
+    return io;
+}
+
 /* Polls for bytes for a while before it gives up with DD_IO_AGAIN. A reply that comes while polling saves two context
  * switches; one that does not makes the next poll shorter, as when there are more processes than cores. */
 static dd_io
 recv_spinning(tcp_link *link, void *into, size_t len, size_t *moved)
 {
-    dd_io io = dd_sock_try_recv(link->fd, into, len, moved);
+    dd_io io = try_receive(link, into, len, moved);
     if (io != DD_IO_AGAIN) {
         return io;
     }
     int64_t until_ns = dd_clock_now_ns() + link->spin_ns;
     while (dd_clock_now_ns() < until_ns) {
-        io = dd_sock_try_recv(link->fd, into, len, moved);
+        io = try_receive(link, into, len, moved);
         if (io != DD_IO_AGAIN) {
             link->spin_ns = link->spin_ns * 2 < MAX_SPIN_NS ? link->spin_ns * 2 : MAX_SPIN_NS;
             return io;
@@ -197,7 +278,10 @@ tcp_link_receive(tcp_link *link, dd_tcp_op op, uint64_t repeats, dd_tcp_reader *
     }
     link->nunanswered = 0;
     link->is_receiving = false;
-    reader->at = link->in.data + (link->is_extended ? 1 : 0);
+    reader->at = link->in.data;
+    if (link->is_extended) {
+        reader->at++;
+    }
     return link->is_error ? reported_error(link, err) : DD_OK;
 }
 
@@ -340,6 +424,40 @@ shake_hands(tcp_link *link, tcp_target *target, const dd_wait *wait, dd_error *e
                                           "which knows none");
     }
     return DD_OK;
+}
+
+static dd_status
+ask_for_ring(tcp_link *link, const dd_wait *wait, dd_error *err)
+{
+    dd_tcp_writer writer = tcp_link_begin(link, DD_TCP_RING, err);
+    dd_tcp_reader reader;
+    link->is_fd_expected = true;
+    dd_status status = exchange(link, &writer, DD_TCP_RING, &reader, wait, err);
+    link->is_fd_expected = false;
+    if (status == DD_OK) {
+        int64_t size = dd_tcp_read_i64(&reader);
+        status = size == (int64_t)DD_TCP_RING_BYTES
+                     ? dd_ring_attach(&link->ring, DD_TCP_RING_BYTES, link->passed_fd, err)
+                     : dd_error_set(err, DD_PROTOCOL, "the server's ring has %" PRId64 " bytes", size);
+    }
+    dd_sock_close(link->passed_fd);
+    link->passed_fd = -1;
+    return status;
+}
+
+void
+tcp_link_add_ring(tcp_link *link, const dd_wait *wait)
+{
+    dd_error error;
+    dd_status status = ask_for_ring(link, wait, &error);
+    if (status == DD_OK) {
+        return;
+    }
+    DD_LOG(DD_LOG_DEBUG, "store client: no ring: %s", error.message);
+    if (status != DD_NOT_SUPPORTED) {
+        /* The server may listen to a ring that is not there, or may still answer. */
+        tcp_link_close(link);
+    }
 }
 
 static dd_status

@@ -4,6 +4,7 @@
 
 #include "core/list.h"
 #include "net/addr.h"
+#include "net/ring.h"
 #include "store/tcp_protocol.h"
 
 /* The server as a client knows it; shared by its links. */
@@ -27,6 +28,10 @@ typedef struct tcp_link {
     unsigned nunanswered; /* requests without a reply since the last reply: the server may not have got to them */
     int64_t spin_ns;      /* poll so long for a reply before sleeping */
     bool is_extended;
+    dd_ring ring;         /* open: requests go through it */
+    int64_t looked_at_ns; /* when the socket was last asked whether the server lives; rings do not tell */
+    bool is_fd_expected;
+    int passed_fd; /* that came with a reply, -1 for none */
     dd_blob out;
     dd_blob in;
     /* the reply that is being received, perhaps in several calls */
@@ -43,6 +48,10 @@ void tcp_link_fini(tcp_link *link, bool is_forked);
 /* Connects and shakes hands, trying again until the deadline while nobody answers. DD_NETWORK_TIMED_OUT names host, port
  * and the last reason; DD_AUTH and DD_PROTOCOL come at once. */
 dd_status tcp_link_open(tcp_link *link, tcp_target *target, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+
+/* Asks the server of this host for a ring. A server that has none to give leaves the link as it was; on any other failure the
+ * link is closed. */
+void tcp_link_add_ring(tcp_link *link, const dd_wait *wait);
 
 /* Starts a request in `out`. */
 dd_tcp_writer tcp_link_begin(tcp_link *link, dd_tcp_op op, dd_error *err);

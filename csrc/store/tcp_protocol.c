@@ -102,6 +102,19 @@ scan_bytes(dd_tcp_scan *scan, dd_bytes bytes, uint64_t max_len, const char *what
     return DD_TCP_SCAN_DONE;
 }
 
+/* Past a count: what follows is the group, so many times. */
+static void
+begin_group(dd_tcp_scan *scan, uint64_t repeats)
+{
+    scan->at += 8;
+    scan->step++;
+    scan->group = scan->step;
+    scan->repeats = repeats;
+    if (repeats == 0) {
+        scan->step = "";
+    }
+}
+
 static dd_tcp_scan_result
 scan_count(dd_tcp_scan *scan, dd_bytes bytes, uint64_t max_count, dd_error *err)
 {
@@ -114,13 +127,17 @@ scan_count(dd_tcp_scan *scan, dd_bytes bytes, uint64_t max_count, dd_error *err)
                            (unsigned long long)count, (unsigned long long)max_count);
         return DD_TCP_SCAN_BAD;
     }
-    scan->at += 8;
-    scan->step++;
-    scan->group = scan->step;
-    scan->repeats = count;
-    if (count == 0) {
-        scan->step = "";
+    begin_group(scan, count);
+    return DD_TCP_SCAN_DONE;
+}
+
+static dd_tcp_scan_result
+scan_option(dd_tcp_scan *scan, dd_bytes bytes)
+{
+    if (!has_bytes(scan, bytes, 8)) {
+        return DD_TCP_SCAN_MORE;
     }
+    begin_group(scan, peek_u64(scan, bytes) > 0 ? 1 : 0);
     return DD_TCP_SCAN_DONE;
 }
 
@@ -134,6 +151,8 @@ scan_field(dd_tcp_scan *scan, dd_bytes bytes, const dd_tcp_limits *limits, dd_er
         return scan_bytes(scan, bytes, limits->max_value_bytes, "value", err);
     case '#':
         return scan_count(scan, bytes, limits->max_keys, err);
+    case '?':
+        return scan_option(scan, bytes);
     case 'i':
         return scan_fixed(scan, bytes, 8);
     case 'u':

@@ -6,6 +6,7 @@
  *   k  key:   u64 length, bytes          i  signed 64-bit number
  *   v  value: u64 length, bytes          u  unsigned 32-bit number
  *   #  u64 count; what follows in the pattern comes so many times          b  one byte
+ *   ?  u64; what follows comes once, or not at all if the number is 0
  *
  * Numbers are little endian. One scanner finds where a message ends, in pieces as they arrive and within limits; one
  * reader then takes the fields out of a message that is known to be whole; one writer makes messages. */
@@ -39,7 +40,7 @@
     X(CANCEL_WAIT, 12, "", "b")                        \
     X(PING, 13, "u", "u")                              \
     X(QUEUE_PUSH, 14, "kv", NULL)                      \
-    X(QUEUE_POP, 15, "k", "#v")                        \
+    X(QUEUE_POP, 15, "k", "?v")                        \
     X(QUEUE_LEN, 16, "k", "i")                         \
     X(LIST_KEYS, 17, "", "#k")                         \
     X(BARRIER, 18, "ki", "b")                          \
@@ -48,7 +49,8 @@
     X(TRY_GET, 66, "k", "#v")                          \
     X(WAIT_GET, 67, "k", "#v")                         \
     X(WAIT_POP, 68, "k", "#v")                         \
-    X(CHECK_EACH, 69, "#k", "v")
+    X(CHECK_EACH, 69, "#k", "v")                       \
+    X(RING, 70, "", "i")
 
 typedef enum dd_tcp_op {
 #define DD_TCP_OP_ENUM(name, number, request, reply) DD_TCP_##name = number,
@@ -68,6 +70,7 @@ typedef enum dd_tcp_op {
 #define DD_TCP_NOT_READY 1
 #define DD_TCP_STOP_WAITING 0 /* WAIT, BARRIER */
 #define DD_TCP_WAIT_CANCELED 1
+#define DD_TCP_RING_BYTES ((size_t)64 << 10)
 #define DD_TCP_JOIN_KEY "init/" /* counts the clients that have joined */
 
 const char *dd_tcp_op_name(dd_tcp_op op);         /* "SET"; "?" for a number that is none */

@@ -2,6 +2,7 @@
 
 #include "core/log.h"
 #include "core/mem.h"
+#include "net/sock.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -53,13 +54,13 @@ reply_bytes(tcp_conn *conn, dd_bytes bytes)
     end_reply(conn, &writer);
 }
 
-/* A list of one value or none. */
+/* The first of `count` values, of which there may be none. */
 static void
-reply_maybe(tcp_conn *conn, bool is_there, dd_bytes value)
+reply_maybe(tcp_conn *conn, uint64_t count, dd_bytes value)
 {
     dd_tcp_writer writer = begin_reply(conn);
-    dd_tcp_write_u64(&writer, is_there);
-    if (is_there) {
+    dd_tcp_write_u64(&writer, count);
+    if (count > 0) {
         dd_tcp_write_bytes(&writer, value);
     }
     end_reply(conn, &writer);
@@ -380,9 +381,10 @@ serve_queue_pop(tcp_conn *conn, dd_tcp_reader *reader)
 {
     dd_bytes key = dd_tcp_read_bytes(reader);
     dd_blob value = {0};
-    bool is_there = dd_keyspace_queue_pop(&conn->server->ks, key, &value);
-    reply_maybe(conn, is_there, dd_blob_view(&value));
-    if (is_there && conn->is_doomed) {
+    uint64_t count = (uint64_t)dd_keyspace_queue_len(&conn->server->ks, key);
+    (void)dd_keyspace_queue_pop(&conn->server->ks, key, &value);
+    reply_maybe(conn, count, dd_blob_view(&value));
+    if (count > 0 && conn->is_doomed) {
         /* It could not be answered: the item stays for the next who asks, if memory allows. */
         (void)!dd_keyspace_queue_unpop(&conn->server->ks, key, &value, NULL);
     }
@@ -518,6 +520,39 @@ serve_cancel_wait(tcp_conn *conn, dd_tcp_reader *reader)
     }
 }
 
+/* --- rings --------------------------------------------------------------------------------------------------- */
+
+static dd_status
+make_ring(tcp_conn *conn, int *fd, dd_error *err)
+{
+    dd_addr addr = dd_sock_local_addr(conn->handler.fd);
+    if (addr.storage.ss_family != AF_UNIX || dd_ring_is_open(&conn->ring) || conn->out.len > 0) {
+        return dd_error_set(err, DD_NOT_SUPPORTED, "there is no ring for this connection");
+    }
+    return dd_ring_create(&conn->ring, DD_TCP_RING_BYTES, fd, err);
+}
+
+static void
+serve_ring(tcp_conn *conn, dd_tcp_reader *reader)
+{
+    (void)reader;
+    int fd;
+    dd_error error;
+    if (make_ring(conn, &fd, &error) != DD_OK) {
+        reply_error(conn, &error);
+        return;
+    }
+    reply_i64(conn, (int64_t)DD_TCP_RING_BYTES);
+    size_t moved = 0;
+    if (!conn->is_doomed &&
+        dd_sock_try_send_fd(conn->handler.fd, conn->out.data, conn->out.len, fd, &moved) != DD_IO_OK) {
+        tcp_conn_doom(conn, "it does not take its ring");
+    }
+    conn->out_sent = moved;
+    dd_sock_close(fd);
+    tcp_conn_use_ring(conn);
+}
+
 /* --- dispatch ------------------------------------------------------------------------------------------------ */
 
 typedef void (*serve_fn)(tcp_conn *conn, dd_tcp_reader *reader);
@@ -548,6 +583,7 @@ static const serve_fn serve_table[] = {
     [DD_TCP_WAIT_GET] = serve_wait_get,
     [DD_TCP_WAIT_POP] = serve_wait_pop,
     [DD_TCP_CHECK_EACH] = serve_check_each,
+    [DD_TCP_RING] = serve_ring,
 };
 
 static bool

@@ -16,8 +16,6 @@
 #define PORT_ATTEMPTS 16
 /* More names would not fit into the message of a time-out anyway. */
 #define MAX_JOINED_NAMED ((size_t)64)
-/* How long the loop polls before it sleeps: waking a sleeper costs more than a request does. */
-#define SPIN_NS (50 * DD_NS_PER_US)
 
 struct dd_tcp_registry {
     pthread_mutex_t mu;
@@ -347,9 +345,8 @@ server_main(void *arg)
     return NULL;
 }
 
-/* Frees a server whose thread does not run. */
-static void
-free_server(dd_tcp_server *server)
+void
+tcp_server_free(dd_tcp_server *server)
 {
     close_listeners(server);
     while (!dd_list_is_empty(&server->conns)) {
@@ -366,8 +363,8 @@ free_server(dd_tcp_server *server)
     dd_mem_free(server);
 }
 
-static dd_status
-create_server(dd_tcp_server **out, const dd_tcp_server_options *options, dd_error *err)
+dd_status
+tcp_server_create(dd_tcp_server **out, const dd_tcp_server_options *options, dd_error *err)
 {
     dd_tcp_server *server = dd_mem_zalloc(sizeof *server);
     if (server == NULL) {
@@ -378,7 +375,8 @@ create_server(dd_tcp_server **out, const dd_tcp_server_options *options, dd_erro
         dd_mem_free(server);
         return status;
     }
-    server->loop.spin_ns = sysconf(_SC_NPROCESSORS_ONLN) > 1 ? SPIN_NS : 0;
+    server->loop.spin_ns = sysconf(_SC_NPROCESSORS_ONLN) > 1 ? TCP_SPIN_NS : 0;
+    server->loop.poll = tcp_server_poll_rings;
     server->limits = options->limits;
     server->handshake_timeout_ns = options->handshake_timeout_ns;
     server->fork_generation = dd_fork_generation();
@@ -387,6 +385,7 @@ create_server(dd_tcp_server **out, const dd_tcp_server_options *options, dd_erro
     dd_list_init(&server->registry_link);
     dd_list_init(&server->conns);
     dd_list_init(&server->doomed);
+    dd_list_init(&server->hot);
     dd_keyspace_init(&server->ks);
     dd_mutex_init(&server->joined_mu);
     dd_cond_init(&server->joined_cond);
@@ -394,7 +393,7 @@ create_server(dd_tcp_server **out, const dd_tcp_server_options *options, dd_erro
     status = server->recv_buf != NULL ? dd_blob_assign(&server->secret, options->secret, err)
                                       : dd_error_no_memory(err, TCP_RECV_BYTES);
     if (status != DD_OK) {
-        free_server(server);
+        tcp_server_free(server);
         return status;
     }
     *out = server;
@@ -405,7 +404,7 @@ static dd_status
 open_alone(dd_tcp_server **out, const dd_tcp_server_options *options, const dd_wait *wait, dd_error *err)
 {
     dd_tcp_server *server;
-    dd_status status = create_server(&server, options, err);
+    dd_status status = tcp_server_create(&server, options, err);
     if (status != DD_OK) {
         return status;
     }
@@ -419,7 +418,7 @@ open_alone(dd_tcp_server **out, const dd_tcp_server_options *options, const dd_w
         if (options->listen_fd >= 0) {
             give_listen_fd_back(server, options->listen_fd);
         }
-        free_server(server);
+        tcp_server_free(server);
         return status;
     }
     (void)dd_fork_own(options->listen_fd);
@@ -505,7 +504,7 @@ dd_tcp_server_release(dd_tcp_server *server)
     }
     dd_loop_stop(&server->loop);
     pthread_join(server->thread, NULL);
-    free_server(server);
+    tcp_server_free(server);
 }
 
 uint16_t

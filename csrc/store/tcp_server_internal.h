@@ -10,6 +10,7 @@
 #include "net/addr.h"
 #include "net/auth.h"
 #include "net/loop.h"
+#include "net/ring.h"
 #include "store/keyspace.h"
 #include "store/tcp_protocol.h"
 #include "store/tcp_server.h"
@@ -52,6 +53,9 @@ typedef struct tcp_conn {
     dd_blob in;          /* the start of a request whose rest has not come */
     dd_blob out;         /* replies; the first out_sent bytes are sent */
     size_t out_sent;
+    dd_ring ring;        /* open: requests come through it, and a byte on the socket is only a bell */
+    dd_list hot;         /* in server->hot while its ring is polled */
+    int64_t quiet_since_ns;
     dd_waiter waiter;
     struct tcp_hello *hello; /* owned; NULL for a plain client */
 } tcp_conn;
@@ -84,6 +88,7 @@ struct dd_tcp_server {
     size_t nlisteners;
     dd_list conns;
     dd_list doomed;
+    dd_list hot; /* connections whose rings are polled */
     uint8_t *recv_buf; /* TCP_RECV_BYTES, for whoever is being read */
 
     /* guarded by joined_mu */
@@ -101,10 +106,18 @@ struct dd_tcp_server {
 
 /* tcp_server.c */
 
+/* A server that does not listen and has no thread yet; and the end of one whose thread does not run. */
+dd_status tcp_server_create(dd_tcp_server **out, const dd_tcp_server_options *options, dd_error *err) DD_MUST_CHECK;
+void tcp_server_free(dd_tcp_server *server);
+
 /* `sum` is the value of the join key now. */
 void tcp_server_note_joined(dd_tcp_server *server, const char *who, int64_t sum);
 
 /* tcp_conn.c; all loop only */
+
+/* How long the loop polls, sockets and rings, before it sleeps: longer than it takes to wake a sleeping client, which then
+ * finds the server awake. */
+#define TCP_SPIN_NS (200 * DD_NS_PER_US)
 
 /* Takes over an accepted descriptor; without memory it is closed. */
 void tcp_conn_open(dd_tcp_server *server, int fd);
@@ -113,6 +126,10 @@ void tcp_conn_doom(tcp_conn *conn, const char *why);
 void tcp_server_bury(dd_tcp_server *server);
 /* Sends what is in `out`, as much as the socket takes; the rest follows when it can. */
 void tcp_conn_flush(tcp_conn *conn);
+/* From now on its requests come through its ring. */
+void tcp_conn_use_ring(tcp_conn *conn);
+/* dd_loop's poll: serves the rings that are hot, and puts to sleep those that have been quiet. */
+bool tcp_server_poll_rings(dd_loop *loop, bool *is_wanted);
 /* "host (pid 12)" of an extended client, else its address. */
 const char *tcp_conn_who(const tcp_conn *conn, char out[TCP_WHO_MAX]);
 

@@ -105,7 +105,8 @@ join_ends(plain_proxy *proxy, int client)
     int one = 1;
     int server = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     pthread_mutex_lock(&proxy->mu);
-    if (connect(server, (struct sockaddr *)&addr, sizeof addr) != 0 || !CHECK(proxy->npumps + 2 <= MAX_PUMPS)) {
+    if (connect(server, (struct sockaddr *)&addr, sizeof addr) != 0 ||
+        !CHECK(proxy->npumps + 2 <= MAX_PUMPS)) {
         close(server);
         close(client);
     } else {

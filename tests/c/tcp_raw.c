@@ -81,7 +81,8 @@ raw_server(const dd_tcp_server_options *options)
 int
 raw_connect(uint16_t port)
 {
-    struct sockaddr_in in = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    struct sockaddr_in in = {
+        .sin_family = AF_INET, .sin_port = htons(port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
     struct timeval patience = {.tv_sec = PATIENCE_S * check_slow()};
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     CHECK(fd >= 0);

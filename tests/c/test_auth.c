@@ -104,10 +104,11 @@ TEST(hmac_sha256_vectors)
     check_hmac(dd_bytes_of(c0c, 20), BYTES("Test With Truncation"), "a3b6167473100ee06e0c796c2955552b");
     check_hmac(dd_bytes_of(aa, 131), BYTES("Test Using Larger Than Block-Size Key - Hash Key First"),
                "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
-    check_hmac(dd_bytes_of(aa, 131),
-               BYTES("This is a test using a larger than block-size key and a larger than block-size data. The key "
-                     "needs to be hashed before being used by the HMAC algorithm."),
-               "9b09ffa71b942fcb27635fbcd5b0e944bfdc63644f0713938a7f51535c3a35e2");
+    check_hmac(
+        dd_bytes_of(aa, 131),
+        BYTES("This is a test using a larger than block-size key and a larger than block-size data. The key "
+              "needs to be hashed before being used by the HMAC algorithm."),
+        "9b09ffa71b942fcb27635fbcd5b0e944bfdc63644f0713938a7f51535c3a35e2");
 }
 
 TEST(proof_depends_on_everything)

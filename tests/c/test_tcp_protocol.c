@@ -92,11 +92,12 @@ read_field(dd_tcp_reader *reader, char letter, unsigned n)
 
 /* Goes through a pattern whose counts are `count` and which itself comes `repeats` times. */
 static void
-for_each_field(const char *pattern, uint64_t repeats, uint64_t count, dd_tcp_writer *writer, dd_tcp_reader *reader)
+for_each_field(const char *pattern, uint64_t repeats, uint64_t count, dd_tcp_writer *writer,
+               dd_tcp_reader *reader)
 {
     unsigned n = 0;
     for (uint64_t i = 0; i < repeats; i++) {
-        const char *group = strchr(pattern, '#');
+        const char *group = strpbrk(pattern, "#?");
         size_t nplain = group != NULL ? (size_t)(group - pattern) : strlen(pattern);
         for (size_t at = 0; at < nplain; at++, n++) {
             writer != NULL ? write_field(writer, pattern[at], n) : read_field(reader, pattern[at], n);
@@ -109,7 +110,7 @@ for_each_field(const char *pattern, uint64_t repeats, uint64_t count, dd_tcp_wri
         } else {
             CHECK_INT(dd_tcp_read_count(reader), count);
         }
-        for (uint64_t k = 0; k < count; k++) {
+        for (uint64_t k = 0; k < (*group == '?' && count > 1 ? 1 : count); k++) {
             for (const char *at = group + 1; *at != '\0'; at++, n++) {
                 writer != NULL ? write_field(writer, *at, n) : read_field(reader, *at, n);
             }
@@ -241,9 +242,9 @@ expect_bad(const char *pattern, dd_bytes message, size_t at, uint64_t number, co
 static void
 expect_bad_numbers(const char *pattern, dd_bytes message, size_t at, uint64_t limit, const char *what)
 {
-    const uint64_t numbers[] = {limit + 1,          UINT32_MAX, UINT64_C(1) << 32, (uint64_t)INT64_MAX,
-                                UINT64_C(1) << 63, UINT64_MAX - 8, UINT64_MAX - 7, UINT64_MAX - 1,
-                                UINT64_MAX};
+    const uint64_t numbers[] = {limit + 1,           UINT32_MAX,        UINT64_C(1) << 32,
+                                (uint64_t)INT64_MAX, UINT64_C(1) << 63, UINT64_MAX - 8,
+                                UINT64_MAX - 7,      UINT64_MAX - 1,    UINT64_MAX};
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         expect_bad(pattern, message, at, numbers[i], what);
     }
@@ -266,6 +267,10 @@ overstep_every_limit(const char *pattern)
         } else if (*at == '#') {
             expect_bad_numbers(pattern, so_far, message.len, limits.max_keys, "count ");
             dd_tcp_write_u64(&writer, 2);
+            continue;
+        } else if (*at == '?') {
+            /* Only tells whether there is more. */
+            dd_tcp_write_u64(&writer, UINT64_MAX);
             continue;
         }
         write_field(&writer, *at, n);
@@ -310,7 +315,7 @@ TEST(whole_request_over_its_limit)
         for (size_t len = 1; len <= message.len; len++) {
             dd_tcp_scan_result result =
                 dd_tcp_scan_run(&scan, dd_bytes_of(message.data, len), &small, check_err());
-            CHECK_INT(result, len > limit ? DD_TCP_SCAN_BAD
+            CHECK_INT(result, len > limit          ? DD_TCP_SCAN_BAD
                               : len == message.len ? DD_TCP_SCAN_DONE
                                                    : DD_TCP_SCAN_MORE);
             if (result == DD_TCP_SCAN_BAD) {

@@ -1,10 +1,18 @@
 #include "check.h"
+#include "core/mem.h"
 #include "plain_proxy.h"
 #include "store/tcp_store.h"
 #include "store_suite.h"
 #include "tcp_raw.h"
 
+#include <netinet/in.h>
+#include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 /* --- the suite over every way to a server -------------------------------------------------------------------- */
 
@@ -83,7 +91,802 @@ open_plain(void **fixture)
 }
 
 STORE_SUITE(tcp, .open = open_unix, .close = close_world, .has_queues = true, .has_number_errors = true)
-STORE_SUITE(tcp_remote, .open = open_remote, .close = close_world, .has_queues = true, .has_number_errors = true)
-STORE_SUITE(tcp_secret, .open = open_secret, .close = close_world, .has_queues = true, .has_number_errors = true)
+STORE_SUITE(tcp_remote, .open = open_remote, .close = close_world, .has_queues = true,
+            .has_number_errors = true)
+STORE_SUITE(tcp_secret, .open = open_secret, .close = close_world, .has_queues = true,
+            .has_number_errors = true)
 /* PyTorch's protocol cannot say that a value is not a number. */
 STORE_SUITE(tcp_plain, .open = open_plain, .close = close_world, .has_queues = true, .thread_ops = 200)
+
+/* --- for all that follows ------------------------------------------------------------------------------------ */
+
+static dd_wait
+patient(void)
+{
+    return dd_wait_after(8 * DD_NS_PER_S * check_slow());
+}
+
+static void
+nap_ms(int ms)
+{
+    dd_wait wait = dd_wait_after(DD_NS_PER_S);
+    CHECK_OK(dd_wait_sleep(&wait, ms * DD_NS_PER_MS, check_err()));
+}
+
+/* Runs a test against a server of ours and against one that looks like PyTorch's. */
+static void
+for_both(void (*run)(dd_store *store, world *where))
+{
+    dd_store *(*const opens[])(void **fixture) = {open_unix, open_plain};
+    for (size_t i = 0; i < 2 && check_failures() == 0; i++) {
+        void *fixture = NULL;
+        dd_store *store = opens[i](&fixture);
+        REQUIRE(store != NULL);
+        run(store, fixture);
+        dd_store_release(store);
+        close_world(fixture);
+        if (check_failures() > 0) {
+            fprintf(stderr, "    with %s\n", i == 0 ? "our protocol" : "PyTorch's protocol");
+        }
+    }
+}
+
+static dd_status
+set_text(dd_store *store, const char *key, const char *value)
+{
+    dd_wait wait = patient();
+    return store->ops->set(store, dd_bytes_of_string(key), dd_bytes_of_string(value), &wait, check_err());
+}
+
+static void
+expect_text(dd_store *store, const char *key, const char *expected)
+{
+    dd_wait wait = patient();
+    dd_blob value = {0};
+    if (CHECK_OK(store->ops->get(store, dd_bytes_of_string(key), &value, &wait, check_err()))) {
+        CHECK_BYTES(dd_blob_view(&value), dd_bytes_of_string(expected));
+    }
+    dd_blob_fini(&value);
+}
+
+static void
+expect_usable(dd_store *store)
+{
+    CHECK_OK(set_text(store, "usable", "yes"));
+    expect_text(store, "usable", "yes");
+}
+
+static void
+expect_parked(dd_tcp_server *server, uint64_t count)
+{
+    dd_tcp_server_stats stats;
+    dd_tcp_server_get_stats(server, &stats);
+    for (int i = 0; i < 2000 && stats.parked != count; i++) {
+        nap_ms(2);
+        dd_tcp_server_get_stats(server, &stats);
+    }
+    CHECK_INT(stats.parked, count);
+}
+
+/* Calls that wait for something that does not come. */
+#define NBLOCKING 5
+
+static dd_status
+call_blocking(dd_store *store, int which, const dd_wait *wait, dd_error *err)
+{
+    const dd_bytes keys[] = {BYTES("not there"), BYTES("nor that")};
+    dd_blob value = {0};
+    dd_blob_list values = {0};
+    dd_status status;
+    char barrier[32];
+    switch (which) {
+    case 0:
+        status = store->ops->get(store, keys[0], &value, wait, err);
+        break;
+    case 1:
+        status = store->ops->wait(store, keys, 2, wait, err);
+        break;
+    case 2:
+        status = store->ops->multi_get(store, keys, 2, &values, wait, err);
+        break;
+    case 3:
+        status = store->ops->queue_pop(store, keys[0], true, &value, wait, err);
+        break;
+    default:
+        /* An arrival counts, so each call has a barrier of its own. */
+        (void)snprintf(barrier, sizeof barrier, "b%lld", (long long)dd_clock_now_ns());
+        status = store->ops->barrier(store, dd_bytes_of_string(barrier), 2, wait, err);
+    }
+    dd_blob_fini(&value);
+    dd_blob_list_fini(&values);
+    return status;
+}
+
+/* --- waiting ------------------------------------------------------------------------------------------------- */
+
+static void
+one_check_at_deadline_zero(dd_store *store, world *where)
+{
+    (void)where;
+    for (int which = 0; which < NBLOCKING; which++) {
+        dd_wait wait = dd_wait_after(0);
+        CHECK_STATUS(call_blocking(store, which, &wait, check_err()), DD_TIMED_OUT);
+        CHECK_CONTAINS(check_message(), " timed out after ");
+    }
+    CHECK_OK(set_text(store, "there", "value"));
+    dd_wait wait = dd_wait_after(0);
+    dd_blob value = {0};
+    dd_bytes key = BYTES("there");
+    CHECK_OK(store->ops->get(store, key, &value, &wait, check_err()));
+    CHECK_TEXT(dd_blob_view(&value), "value");
+    CHECK_OK(store->ops->wait(store, &key, 1, &wait, check_err()));
+    CHECK_OK(store->ops->queue_push(store, key, BYTES("item"), &wait, check_err()));
+    CHECK_OK(store->ops->queue_pop(store, key, true, &value, &wait, check_err()));
+    CHECK_TEXT(dd_blob_view(&value), "item");
+    CHECK_OK(store->ops->barrier(store, BYTES("alone"), 1, &wait, check_err()));
+    dd_blob_fini(&value);
+}
+
+TEST(deadline_zero_is_one_check)
+{
+    for_both(one_check_at_deadline_zero);
+}
+
+static void
+time_out_and_go_on(dd_store *store, world *where)
+{
+    for (int round = 0; round < 4; round++) {
+        for (int which = 0; which < NBLOCKING; which++) {
+            dd_wait wait = dd_wait_after(10 * DD_NS_PER_MS);
+            CHECK_STATUS(call_blocking(store, which, &wait, check_err()), DD_TIMED_OUT);
+            CHECK_CONTAINS(check_message(), " timed out after ");
+            CHECK_CONTAINS(check_message(), "TCPStore at 127.0.0.1:");
+            if (which < 4) {
+                CHECK_CONTAINS(check_message(), "keys missing: not there");
+            } else {
+                CHECK_CONTAINS(check_message(), "1 of 2 have come");
+            }
+        }
+        expect_usable(store);
+    }
+    expect_parked(where->server, 0);
+}
+
+TEST(time_outs_leave_the_store_usable)
+{
+    for_both(time_out_and_go_on);
+}
+
+static bool
+is_past(void *ctx)
+{
+    return dd_clock_now_ns() >= *(int64_t *)ctx;
+}
+
+static void
+interrupt_and_go_on(dd_store *store, world *where)
+{
+    for (int which = 0; which < NBLOCKING; which++) {
+        int64_t best_ns = INT64_MAX;
+        for (int i = 0; i < 5 && best_ns > 100 * DD_NS_PER_MS; i++) {
+            int64_t from_ns = dd_clock_now_ns() + 20 * DD_NS_PER_MS;
+            dd_wait wait = patient();
+            wait.is_interrupted = is_past;
+            wait.ctx = &from_ns;
+            CHECK_STATUS(call_blocking(store, which, &wait, check_err()), DD_INTERRUPTED);
+            int64_t late_ns = dd_clock_now_ns() - from_ns;
+            best_ns = late_ns < best_ns ? late_ns : best_ns;
+        }
+        CHECK(best_ns <= 100 * DD_NS_PER_MS * check_slow());
+        expect_usable(store);
+    }
+    expect_parked(where->server, 0);
+}
+
+TEST(interrupts_leave_the_store_usable)
+{
+    for_both(interrupt_and_go_on);
+}
+
+typedef struct user {
+    pthread_t thread;
+    dd_store *store;
+    int index;
+    dd_status status;
+    int64_t ended_ns;
+    char message[256];
+} user;
+
+static void *
+get_late_key(void *arg)
+{
+    user *self = arg;
+    char key[16];
+    (void)snprintf(key, sizeof key, "late%d", self->index);
+    expect_text(self->store, key, "at last");
+    return NULL;
+}
+
+static void *
+use_briskly(void *arg)
+{
+    user *self = arg;
+    dd_wait wait = patient();
+    char key[16];
+    (void)snprintf(key, sizeof key, "own%d", self->index);
+    int64_t sum = 0;
+    for (int i = 1; i <= 50; i++) {
+        CHECK_OK(self->store->ops->add(self->store, dd_bytes_of_string(key), 1, &sum, &wait, check_err()));
+        CHECK_INT(sum, i);
+    }
+    return NULL;
+}
+
+static void
+share_a_client(dd_store *store, world *where)
+{
+    user users[16];
+    for (int i = 0; i < 16; i++) {
+        users[i] = (user){.store = store, .index = i};
+        CHECK(pthread_create(&users[i].thread, NULL, i < 8 ? get_late_key : use_briskly, &users[i]) == 0);
+        if (i == 7) {
+            expect_parked(where->server, 8);
+        }
+    }
+    for (int i = 8; i < 16; i++) {
+        pthread_join(users[i].thread, NULL);
+    }
+    expect_parked(where->server, 8);
+    for (int i = 0; i < 8; i++) {
+        char key[16];
+        (void)snprintf(key, sizeof key, "late%d", i);
+        CHECK_OK(set_text(store, key, "at last"));
+        pthread_join(users[i].thread, NULL);
+    }
+    expect_parked(where->server, 0);
+}
+
+TEST(blocked_threads_hold_up_nobody)
+{
+    for_both(share_a_client);
+}
+
+/* --- items are never lost ------------------------------------------------------------------------------------ */
+
+#define NITEMS 300
+
+static void *
+push_items(void *arg)
+{
+    user *self = arg;
+    unsigned seed = 1;
+    for (int i = 0; i < NITEMS; i++) {
+        dd_wait wait = patient();
+        CHECK_OK(self->store->ops->queue_push(self->store, BYTES("q"), BYTES("item"), &wait, check_err()));
+        (void)usleep((unsigned)rand_r(&seed) % 3000);
+    }
+    return NULL;
+}
+
+/* Pops with deadlines and interrupts that come about when the items do. */
+static void
+pop_at_the_last_moment(dd_store *store, world *where)
+{
+    user pusher = {.store = open_client(dd_tcp_server_port(where->server), (dd_bytes){0})};
+    REQUIRE(pusher.store != NULL);
+    REQUIRE(pthread_create(&pusher.thread, NULL, push_items, &pusher) == 0);
+    dd_wait limit = patient();
+    unsigned seed = 2;
+    int npopped = 0;
+    for (int i = 0; npopped < NITEMS && !dd_wait_is_over(&limit); i++) {
+        int64_t span_ns = rand_r(&seed) % 2000 * DD_NS_PER_US;
+        int64_t from_ns = dd_clock_now_ns() + span_ns;
+        dd_wait wait = dd_wait_after(i % 8 == 0 ? DD_NS_PER_S : span_ns);
+        wait.is_interrupted = i % 8 == 0 ? is_past : NULL;
+        wait.ctx = &from_ns;
+        dd_blob value = {0};
+        dd_status status = store->ops->queue_pop(store, BYTES("q"), true, &value, &wait, check_err());
+        CHECK(status == DD_OK || status == DD_TIMED_OUT || status == DD_INTERRUPTED);
+        npopped += status == DD_OK;
+        dd_blob_fini(&value);
+    }
+    pthread_join(pusher.thread, NULL);
+    CHECK_INT(npopped, NITEMS);
+    dd_store_release(pusher.store);
+}
+
+TEST(item_that_comes_at_the_last_moment_is_not_lost)
+{
+    for_both(pop_at_the_last_moment);
+}
+
+static void *
+push_large(void *arg)
+{
+    user *self = arg;
+    dd_wait wait = patient();
+    size_t len = (size_t)16 << 20;
+    uint8_t *data = calloc(1, len);
+    if (CHECK(data != NULL)) {
+        CHECK_OK(self->store->ops->queue_push(self->store, BYTES("q"), dd_bytes_of(data, len), &wait,
+                                              check_err()));
+    }
+    free(data);
+    return NULL;
+}
+
+/* A deadline in the middle of a reply: the rest of it is still taken. */
+TEST(large_item_that_is_half_there_is_not_lost)
+{
+    void *fixture;
+    dd_store *store = open_unix(&fixture);
+    REQUIRE(store != NULL);
+    user pusher = {.store = open_client(dd_tcp_server_port(((world *)fixture)->server), (dd_bytes){0})};
+    for (int i = 0; i < 10; i++) {
+        dd_blob value = {0};
+        CHECK(pthread_create(&pusher.thread, NULL, push_large, &pusher) == 0);
+        dd_status status = DD_TIMED_OUT;
+        for (int tries = 0; status == DD_TIMED_OUT && tries < 5000; tries++) {
+            dd_wait wait = dd_wait_after((1 + i) * DD_NS_PER_MS);
+            status = store->ops->queue_pop(store, BYTES("q"), true, &value, &wait, check_err());
+        }
+        CHECK_OK(status);
+        CHECK_INT(value.len, (size_t)16 << 20);
+        dd_blob_fini(&value);
+        pthread_join(pusher.thread, NULL);
+    }
+    dd_store_release(pusher.store);
+    dd_store_release(store);
+    close_world(fixture);
+}
+
+/* --- order --------------------------------------------------------------------------------------------------- */
+
+static void *
+set_then_leave(void *arg)
+{
+    user *self = arg;
+    char key[16];
+    (void)snprintf(key, sizeof key, "k%d", self->index);
+    CHECK_OK(set_text(self->store, key, "value"));
+    return NULL;
+}
+
+static void
+see_what_was_set(dd_store *store, world *where)
+{
+    (void)where;
+    for (int i = 0; i < 50; i++) {
+        user setter = {.store = store, .index = i};
+        dd_wait wait = patient();
+        char text[16];
+        bool is_ready = false;
+        int64_t nkeys = 0;
+        CHECK(pthread_create(&setter.thread, NULL, set_then_leave, &setter) == 0);
+        pthread_join(setter.thread, NULL);
+        (void)snprintf(text, sizeof text, "k%d", i);
+        dd_bytes key = dd_bytes_of_string(text);
+        CHECK_OK(store->ops->check(store, &key, 1, &is_ready, &wait, check_err()));
+        CHECK(is_ready);
+        CHECK_OK(store->ops->num_keys(store, &nkeys, &wait, check_err()));
+        /* Queues go over another connection where the server may not know them. */
+        CHECK_OK(store->ops->queue_push(store, BYTES("q"), key, &wait, check_err()));
+        CHECK_OK(store->ops->queue_len(store, BYTES("q"), &nkeys, &wait, check_err()));
+        CHECK_INT(nkeys, i + 1);
+        dd_blob_list keys = {0};
+        CHECK_OK(store->ops->list_keys(store, &keys, &wait, check_err()));
+        CHECK_INT(keys.count, i + 1);
+        dd_blob_list_fini(&keys);
+    }
+}
+
+TEST(calls_see_what_was_set_before)
+{
+    for_both(see_what_was_set);
+}
+
+static void *
+come_to_barrier(void *arg)
+{
+    user *self = arg;
+    dd_wait wait = patient();
+    char key[16];
+    (void)snprintf(key, sizeof key, "from%d", self->index);
+    CHECK_OK(set_text(self->store, key, "value"));
+    CHECK_OK(self->store->ops->barrier(self->store, BYTES("barrier"), 2, &wait, check_err()));
+    dd_bytes other = self->index == 0 ? BYTES("from1") : BYTES("from0");
+    bool is_ready = false;
+    CHECK_OK(self->store->ops->check(self->store, &other, 1, &is_ready, &wait, check_err()));
+    CHECK(is_ready);
+    return NULL;
+}
+
+static void
+set_then_barrier(dd_store *store, world *where)
+{
+    uint16_t port = where->proxy != NULL ? plain_proxy_port(where->proxy) : dd_tcp_server_port(where->server);
+    user users[2] = {{.store = store}, {.store = open_client(port, (dd_bytes){0}), .index = 1}};
+    for (int i = 0; i < 2; i++) {
+        CHECK(pthread_create(&users[i].thread, NULL, come_to_barrier, &users[i]) == 0);
+    }
+    for (int i = 0; i < 2; i++) {
+        pthread_join(users[i].thread, NULL);
+    }
+    dd_store_release(users[1].store);
+}
+
+TEST(what_was_set_before_a_barrier_is_there_after_it)
+{
+    for_both(set_then_barrier);
+}
+
+/* --- servers that go away ------------------------------------------------------------------------------------ */
+
+static void *
+block(void *arg)
+{
+    user *self = arg;
+    dd_wait wait = patient();
+    self->status = call_blocking(self->store, self->index, &wait, check_err());
+    self->ended_ns = dd_clock_now_ns();
+    (void)snprintf(self->message, sizeof self->message, "%.255s", check_message());
+    return NULL;
+}
+
+static void
+lose_the_server(dd_store *store, world *where)
+{
+    user users[NBLOCKING];
+    for (int i = 0; i < NBLOCKING; i++) {
+        users[i] = (user){.store = store, .index = i};
+        CHECK(pthread_create(&users[i].thread, NULL, block, &users[i]) == 0);
+    }
+    expect_parked(where->server, NBLOCKING);
+    int64_t before_ns = dd_clock_now_ns();
+    dd_tcp_server_release(where->server);
+    where->server = NULL;
+    for (int i = 0; i < NBLOCKING; i++) {
+        pthread_join(users[i].thread, NULL);
+        CHECK_INT(users[i].status, DD_NETWORK);
+        CHECK(users[i].ended_ns - before_ns < DD_NS_PER_S * check_slow());
+        CHECK_CONTAINS(users[i].message, "127.0.0.1:");
+    }
+    int64_t sum = 0;
+    for (int i = 0; i < 3; i++) {
+        dd_wait wait = patient();
+        before_ns = dd_clock_now_ns();
+        CHECK_STATUS(store->ops->add(store, BYTES("n"), 1, &sum, &wait, check_err()), DD_NETWORK);
+        CHECK(dd_clock_now_ns() - before_ns < DD_NS_PER_S * check_slow());
+    }
+    CHECK_CONTAINS(check_message(), "the server is gone since an earlier call: ");
+}
+
+TEST(server_that_stops_while_calls_wait)
+{
+    for_both(lose_the_server);
+}
+
+TEST(server_that_never_answers)
+{
+    struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t in_len = sizeof in;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    REQUIRE(bind(fd, (struct sockaddr *)&in, sizeof in) == 0);
+    REQUIRE(getsockname(fd, (struct sockaddr *)&in, &in_len) == 0);
+    dd_tcp_store_options options = {.host = "127.0.0.1", .port = ntohs(in.sin_port), .world_size = -1};
+    /* Once refused, once taken and never answered. */
+    for (int i = 0; i < 2; i++) {
+        dd_store *store = NULL;
+        int64_t before_ns = dd_clock_now_ns();
+        dd_wait wait = dd_wait_after(200 * DD_NS_PER_MS);
+        CHECK_STATUS(dd_tcp_store_open(&store, &options, &wait, check_err()), DD_NETWORK_TIMED_OUT);
+        CHECK_CONTAINS(check_message(), "The client socket has timed out after ");
+        CHECK_CONTAINS(check_message(), "ms while trying to connect to (127.0.0.1, ");
+        CHECK(dd_clock_now_ns() - before_ns < DD_NS_PER_S * check_slow());
+        CHECK(listen(fd, 8) == 0);
+    }
+    close(fd);
+}
+
+TEST(another_server_on_the_port_is_not_the_store)
+{
+    dd_tcp_server_options options = raw_options();
+    dd_tcp_server *server = raw_server(&options);
+    options.port = dd_tcp_server_port(server);
+    plain_proxy *proxy = plain_proxy_start(options.port, PROXY_REMOTE);
+    dd_store *remote = open_client(plain_proxy_port(proxy), (dd_bytes){0});
+    dd_store *local = open_client(options.port, (dd_bytes){0});
+    CHECK_OK(set_text(remote, "key", "old"));
+    expect_usable(remote);
+    dd_tcp_server_release(server);
+    server = raw_server(&options);
+    dd_wait wait = patient();
+    dd_blob value = {0};
+    CHECK_STATUS(local->ops->get(local, BYTES("key"), &value, &wait, check_err()), DD_NETWORK);
+    CHECK_STATUS(remote->ops->get(remote, BYTES("key"), &value, &wait, check_err()), DD_NETWORK);
+    CHECK_STATUS(local->ops->get(local, BYTES("key"), &value, &wait, check_err()), DD_NETWORK);
+    CHECK_STATUS(remote->ops->get(remote, BYTES("key"), &value, &wait, check_err()), DD_NETWORK);
+    dd_store_release(remote);
+    dd_store_release(local);
+    plain_proxy_stop(proxy);
+    dd_tcp_server_release(server);
+}
+
+/* --- opening ------------------------------------------------------------------------------------------------- */
+
+static dd_status
+open_with_secret(uint16_t port, const char *secret)
+{
+    dd_tcp_store_options options = {
+        .host = "127.0.0.1", .port = port, .world_size = -1, .secret = dd_bytes_of_string(secret)};
+    dd_wait wait = patient();
+    dd_store *store = NULL;
+    dd_status status = dd_tcp_store_open(&store, &options, &wait, check_err());
+    CHECK((store != NULL) == (status == DD_OK));
+    dd_store_release(store);
+    return status;
+}
+
+TEST(secrets_that_differ)
+{
+    dd_tcp_server_options options = raw_options();
+    dd_tcp_server *open_server = raw_server(&options);
+    options.secret = BYTES("right");
+    dd_tcp_server *closed_server = raw_server(&options);
+    plain_proxy *proxy = plain_proxy_start(dd_tcp_server_port(open_server), PROXY_PLAIN);
+    uint16_t port = dd_tcp_server_port(closed_server);
+    CHECK_OK(open_with_secret(port, "right"));
+    CHECK_STATUS(open_with_secret(port, "wrong"), DD_AUTH);
+    CHECK_CONTAINS(check_message(), "the server's secret is not the client's");
+    CHECK_STATUS(open_with_secret(port, ""), DD_AUTH);
+    CHECK_CONTAINS(check_message(), "the store needs a secret and the client has none");
+    CHECK_STATUS(open_with_secret(dd_tcp_server_port(open_server), "right"), DD_AUTH);
+    CHECK_CONTAINS(check_message(), "the client has a secret and the server has none");
+    CHECK_STATUS(open_with_secret(plain_proxy_port(proxy), "right"), DD_AUTH);
+    CHECK_CONTAINS(check_message(), "speaks PyTorch's protocol");
+    plain_proxy_stop(proxy);
+    dd_tcp_server_release(open_server);
+    dd_tcp_server_release(closed_server);
+}
+
+TEST(joining)
+{
+    dd_tcp_server_options server_options = raw_options();
+    dd_tcp_server *server = raw_server(&server_options);
+    dd_tcp_store_options options = {
+        .host = "127.0.0.1", .world_size = 2, .is_wait_for_workers = true, .server = server};
+    dd_wait wait = dd_wait_after(50 * DD_NS_PER_MS);
+    dd_store *store = NULL;
+    CHECK_STATUS(dd_tcp_store_open(&store, &options, &wait, check_err()), DD_TIMED_OUT);
+    CHECK_CONTAINS(check_message(), "1/2 clients joined: ");
+    wait = patient();
+    REQUIRE_OK(dd_tcp_store_open(&store, &options, &wait, check_err()));
+    CHECK(dd_tcp_store_is_server(store) && dd_tcp_store_server(store) == server);
+    CHECK_INT(dd_tcp_store_port(store), dd_tcp_server_port(server));
+    CHECK_BYTES(dd_bytes_of_string(dd_tcp_store_host(store)), BYTES("127.0.0.1"));
+    /* The join key is nobody's key, but it counts, as in PyTorch. */
+    dd_blob_list keys = {0};
+    CHECK_OK(store->ops->list_keys(store, &keys, &wait, check_err()));
+    CHECK_INT(keys.count, 0);
+    dd_blob_list_fini(&keys);
+    dd_tcp_server_release(server);
+    expect_usable(store);
+    dd_store_release(store);
+}
+
+/* --- limits -------------------------------------------------------------------------------------------------- */
+
+TEST(limits_of_the_server_are_named)
+{
+    dd_tcp_server_options options = raw_options();
+    options.limits = (dd_tcp_limits){16, 100, 3, 250};
+    dd_tcp_server *server = raw_server(&options);
+    dd_store *store = open_client(dd_tcp_server_port(server), (dd_bytes){0});
+    REQUIRE(store != NULL);
+    char large[101];
+    memset(large, 'x', sizeof large);
+    dd_wait wait = patient();
+    dd_bytes keys[4] = {BYTES("a"), BYTES("b"), BYTES("c"), BYTES("d")};
+    dd_bytes values[4];
+    for (size_t i = 0; i < 4; i++) {
+        values[i] = dd_bytes_of(large, 100);
+    }
+    bool is_ready;
+    CHECK_STATUS(store->ops->set(store, dd_bytes_of(large, 16), keys[0], &wait, check_err()),
+                 DD_INVALID_ARGUMENT);
+    CHECK_CONTAINS(check_message(), "key length of 17 is over the server's limit of 16");
+    CHECK_STATUS(store->ops->set(store, keys[0], dd_bytes_of(large, 101), &wait, check_err()),
+                 DD_INVALID_ARGUMENT);
+    CHECK_CONTAINS(check_message(), "value length of 101 is over the server's limit of 100");
+    CHECK_STATUS(store->ops->check(store, keys, 4, &is_ready, &wait, check_err()), DD_INVALID_ARGUMENT);
+    CHECK_CONTAINS(check_message(), "number of keys of 4 is over the server's limit of 3");
+    CHECK_STATUS(store->ops->multi_set(store, keys, values, 3, &wait, check_err()), DD_INVALID_ARGUMENT);
+    CHECK_CONTAINS(check_message(), "request length of ");
+    CHECK_OK(store->ops->set(store, dd_bytes_of(large, 15), values[0], &wait, check_err()));
+    CHECK_OK(store->ops->multi_set(store, keys, values, 2, &wait, check_err()));
+    expect_usable(store);
+    dd_store_release(store);
+    dd_tcp_server_release(server);
+}
+
+/* --- forks --------------------------------------------------------------------------------------------------- */
+
+TEST(forked_child_leaves_the_parents_store_alone)
+{
+    dd_tcp_server_options server_options = raw_options();
+    dd_tcp_server *server = raw_server(&server_options);
+    dd_tcp_store_options options = {.host = "127.0.0.1", .world_size = -1, .server = server};
+    dd_wait wait = patient();
+    dd_store *store = NULL;
+    REQUIRE_OK(dd_tcp_store_open(&store, &options, &wait, check_err()));
+    wait = dd_wait_after(0);
+    for (int which = 0; which < NBLOCKING; which++) {
+        CHECK_STATUS(call_blocking(store, which, &wait, check_err()), DD_TIMED_OUT);
+    }
+    pid_t pid = fork();
+    if (pid == 0) {
+        alarm(5 * (unsigned)check_slow());
+        CHECK_STATUS(dd_store_check_fork(store, check_err()), DD_FORKED);
+        dd_store_release(store);
+        dd_tcp_server_release(server);
+        _exit(check_failures() > 0 ? 1 : 0);
+    }
+    int status = -1;
+    REQUIRE(pid > 0 && waitpid(pid, &status, 0) == pid);
+    CHECK_INT(status, 0);
+    expect_usable(store);
+    dd_store_release(store);
+    dd_tcp_server_release(server);
+}
+
+/* --- no memory ----------------------------------------------------------------------------------------------- */
+
+static dd_status
+call_any(dd_store *store, int which, dd_error *err)
+{
+    const dd_bytes keys[] = {BYTES("a"), BYTES("b")};
+    const dd_bytes values[] = {BYTES("1"), BYTES("2")};
+    dd_wait wait = dd_wait_after(which < 100 ? DD_NS_PER_S : 5 * DD_NS_PER_MS);
+    dd_blob value = {0};
+    dd_blob_list list = {0};
+    int64_t number;
+    bool flag;
+    dd_store *clone = NULL;
+    dd_status status = DD_OK;
+    switch (which) {
+    case 0:
+        status = store->ops->set(store, keys[0], values[0], &wait, err);
+        break;
+    case 1:
+        status = store->ops->get(store, keys[0], &value, &wait, err);
+        break;
+    case 2:
+        status = store->ops->add(store, keys[0], 1, &number, &wait, err);
+        break;
+    case 3:
+        status = store->ops->compare_set(store, keys[0], values[0], values[0], &value, &wait, err);
+        break;
+    case 4:
+        status = store->ops->wait(store, keys, 2, &wait, err);
+        break;
+    case 5:
+        status = store->ops->delete_key(store, BYTES("none"), &flag, &wait, err);
+        break;
+    case 6:
+        status = store->ops->num_keys(store, &number, &wait, err);
+        break;
+    case 7:
+        status = store->ops->append(store, keys[1], values[1], &wait, err);
+        break;
+    case 8:
+        status = store->ops->multi_get(store, keys, 2, &list, &wait, err);
+        break;
+    case 9:
+        status = store->ops->multi_set(store, keys, values, 2, &wait, err);
+        break;
+    case 10:
+        status = store->ops->queue_push(store, keys[0], values[0], &wait, err);
+        break;
+    case 11:
+        status = store->ops->queue_len(store, keys[0], &number, &wait, err);
+        break;
+    case 12:
+        status = store->ops->list_keys(store, &list, &wait, err);
+        break;
+    case 13:
+        status = store->ops->barrier(store, BYTES("barrier"), 1, &wait, err);
+        break;
+    case 14:
+        status = store->ops->clone(store, &clone, &wait, err);
+        break;
+    default:
+        status = call_blocking(store, which - 100, &wait, err);
+    }
+    dd_blob_fini(&value);
+    dd_blob_list_fini(&list);
+    dd_store_release(clone);
+    return status;
+}
+
+/* In a child of its own: the server's allocations are not to fail. */
+static void
+fail_every_allocation(uint16_t port)
+{
+    static const int calls[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 100, 101, 102, 103, 104};
+    dd_store *store = open_client(port, (dd_bytes){0});
+    REQUIRE(store != NULL);
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+        dd_status expected = calls[i] < 100 ? DD_OK : DD_TIMED_OUT;
+        CHECK_OK(call_any(store, 9, check_err()));
+        long nth = 0;
+        for (bool has_failed = true; has_failed && nth < 60; nth++) {
+            (void)dd_mem_fail_after(nth);
+            dd_status status = call_any(store, calls[i], check_err());
+            has_failed = dd_mem_fail_after(-1) > nth;
+            /* A failure while a time-out is explained takes only from its text. */
+            if (!CHECK(status == expected || (has_failed && status == DD_OUT_OF_MEMORY))) {
+                fprintf(stderr, "    call %d, allocation %ld: %s\n", calls[i], nth, check_message());
+            }
+        }
+        CHECK(nth < 60);
+        expect_usable(store);
+    }
+    dd_store_release(store);
+}
+
+static void
+without_memory(plain_proxy_mode mode)
+{
+    int pipes[2];
+    REQUIRE(pipe(pipes) == 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        uint16_t port = 0;
+        CHECK(read(pipes[0], &port, sizeof port) == sizeof port);
+        fail_every_allocation(port);
+        exit(check_failures() > 0 ? 1 : 0);
+    }
+    dd_tcp_server_options options = raw_options();
+    dd_tcp_server *server = raw_server(&options);
+    plain_proxy *proxy = plain_proxy_start(dd_tcp_server_port(server), mode);
+    uint16_t port = plain_proxy_port(proxy);
+    CHECK(write(pipes[1], &port, sizeof port) == sizeof port);
+    int status = -1;
+    CHECK(waitpid(pid, &status, 0) == pid);
+    CHECK_INT(status, 0);
+    plain_proxy_stop(proxy);
+    dd_tcp_server_release(server);
+    close(pipes[0]);
+    close(pipes[1]);
+}
+
+TEST(no_memory_with_our_protocol)
+{
+    without_memory(PROXY_FAITHFUL);
+}
+
+TEST(no_memory_with_pytorchs_protocol)
+{
+    without_memory(PROXY_PLAIN);
+}
+
+TEST(opening_without_memory)
+{
+    dd_tcp_server_options server_options = raw_options();
+    server_options.secret = BYTES("secret");
+    dd_tcp_server *server = raw_server(&server_options);
+    dd_status status = DD_OUT_OF_MEMORY;
+    for (long nth = 0; nth < 60 && status != DD_OK; nth++) {
+        dd_tcp_store_options options = {
+            .host = "127.0.0.1", .world_size = -1, .secret = BYTES("secret"), .server = server};
+        dd_wait wait = dd_wait_after(300 * DD_NS_PER_MS);
+        dd_store *store = NULL;
+        (void)dd_mem_fail_after(nth);
+        status = dd_tcp_store_open(&store, &options, &wait, check_err());
+        (void)dd_mem_fail_after(-1);
+        CHECK((store != NULL) == (status == DD_OK));
+        dd_store_release(store);
+    }
+    CHECK_INT(status, DD_OK);
+    dd_tcp_server_release(server);
+}

@@ -4,8 +4,6 @@
 #include "store/tcp_server_internal.h"
 
 #include "core/fork.h"
-#include "core/mem.h"
-#include "core/thread.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -43,28 +41,19 @@ require(bool holds)
 static dd_tcp_server *
 create_server(bool has_secret)
 {
-    dd_tcp_server *server = dd_mem_zalloc(sizeof *server);
-    require(server != NULL && dd_loop_init(&server->loop, NULL) == DD_OK);
-    server->limits = (dd_tcp_limits){64, 1024, 32, 2048};
-    server->handshake_timeout_ns = DD_NEVER_NS;
-    dd_list_init(&server->conns);
-    dd_list_init(&server->doomed);
-    dd_keyspace_init(&server->ks);
-    dd_mutex_init(&server->joined_mu);
-    dd_cond_init(&server->joined_cond);
-    server->recv_buf = dd_mem_alloc(TCP_RECV_BYTES);
-    require(server->recv_buf != NULL);
-    require(dd_blob_assign(&server->secret, dd_bytes_of(secret, has_secret ? sizeof secret : 0), NULL) == DD_OK);
+    dd_tcp_server_options options = {
+        .secret = dd_bytes_of(secret, has_secret ? sizeof secret : 0),
+        .limits = {64, 1024, 32, 2048},
+        .handshake_timeout_ns = DD_NEVER_NS,
+    };
+    dd_tcp_server *server = NULL;
+    require(tcp_server_create(&server, &options, NULL) == DD_OK);
     return server;
 }
 
 static void
 destroy_server(dd_tcp_server *server)
 {
-    while (!dd_list_is_empty(&server->conns)) {
-        tcp_conn_doom(DD_CONTAINER_OF(server->conns.next, tcp_conn, link), "the end");
-    }
-    tcp_server_bury(server);
     require(server->nconns == 0 && server->nparked == 0);
     int64_t nvalues = 0;
     const dd_map_node *cursor = NULL;
@@ -72,14 +61,7 @@ destroy_server(dd_tcp_server *server)
         nvalues++;
     }
     require(nvalues == server->ks.nvalues);
-    dd_keyspace_fini(&server->ks);
-    dd_loop_fini(&server->loop);
-    pthread_mutex_destroy(&server->joined_mu);
-    pthread_cond_destroy(&server->joined_cond);
-    dd_mem_free(server->joined);
-    dd_mem_free(server->recv_buf);
-    dd_blob_fini(&server->secret);
-    dd_mem_free(server);
+    tcp_server_free(server);
 }
 
 /* One turn of the loop, as dd_loop_run has it, without sleeping; whether anything happened. */

@@ -1,0 +1,1104 @@
+#include "check.h"
+#include "core/mem.h"
+#include "net/auth.h"
+#include "net/sock.h"
+#include "store/tcp_protocol.h"
+#include "tcp_raw.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+static dd_tcp_server *
+default_server(void)
+{
+    dd_tcp_server_options options = raw_options();
+    return raw_server(&options);
+}
+
+static dd_wait
+patient(void)
+{
+    return dd_wait_after(8 * DD_NS_PER_S * check_slow());
+}
+
+static void
+nap_ms(int ms)
+{
+    dd_wait wait = dd_wait_after(DD_NS_PER_S);
+    CHECK_OK(dd_wait_sleep(&wait, ms * DD_NS_PER_MS, check_err()));
+}
+
+static dd_tcp_server_stats
+stats_of(dd_tcp_server *server)
+{
+    dd_tcp_server_stats stats;
+    dd_tcp_server_get_stats(server, &stats);
+    return stats;
+}
+
+/* Waits until so many are parked and the table has so many entries. */
+static void
+expect_stats(dd_tcp_server *server, uint64_t nparked, uint64_t nentries)
+{
+    dd_tcp_server_stats stats = stats_of(server);
+    for (int i = 0; i < 2000 && (stats.parked != nparked || stats.entries != nentries); i++) {
+        nap_ms(2);
+        stats = stats_of(server);
+    }
+    CHECK_INT(stats.parked, nparked);
+    CHECK_INT(stats.entries, nentries);
+}
+
+static void
+expect_connections(dd_tcp_server *server, uint64_t count)
+{
+    for (int i = 0; i < 2000 && stats_of(server).connections != count; i++) {
+        nap_ms(2);
+    }
+    CHECK_INT(stats_of(server).connections, count);
+}
+
+static void
+expect_alive(dd_tcp_server *server)
+{
+    int fd = raw_open(dd_tcp_server_port(server));
+    raw_ask(fd, DD_TCP_PING, "u", 12345u);
+    CHECK(raw_expect(fd, "u", 12345u));
+    close(fd);
+}
+
+/* --- PyTorch's protocol -------------------------------------------------------------------------------------- */
+
+TEST(first_bytes_are_pytorchs)
+{
+    dd_tcp_server *server = default_server();
+    int fd = raw_connect(dd_tcp_server_port(server));
+    raw_send(fd, BYTES("\0\xce\xf7\x85\x3c\x0d\x78\x56\x34\x12"));
+    CHECK(raw_expect(fd, "bbbb", 0x78, 0x56, 0x34, 0x12));
+    close(fd);
+    dd_tcp_server_release(server);
+}
+
+TEST(values)
+{
+    dd_tcp_server *server = default_server();
+    int fd = raw_open(dd_tcp_server_port(server));
+    raw_ask(fd, DD_TCP_GET, "k", "/missing");
+    CHECK(raw_expect(fd, "v", ""));
+    raw_ask(fd, DD_TCP_SET, "kv", "/k", "value");
+    raw_ask(fd, DD_TCP_GET, "k", "/k");
+    CHECK(raw_expect(fd, "v", "value"));
+    raw_ask(fd, DD_TCP_APPEND, "kv", "/k", "+more");
+    raw_ask(fd, DD_TCP_APPEND, "kv", "/new", "fresh");
+    raw_ask(fd, DD_TCP_MULTI_GET, "#kkk", 3LL, "/k", "/missing", "/new");
+    CHECK(raw_expect(fd, "vvv", "value+more", "", "fresh"));
+    raw_ask(fd, DD_TCP_MULTI_GET, "#", 0LL);
+    raw_ask(fd, DD_TCP_MULTI_SET, "#kvkv", 2LL, "/a", "1", "/b", "2");
+    raw_ask(fd, DD_TCP_NUM_KEYS, "");
+    CHECK(raw_expect(fd, "i", 4LL));
+    raw_ask(fd, DD_TCP_DELETE_KEY, "k", "/a");
+    CHECK(raw_expect(fd, "i", 1LL));
+    raw_ask(fd, DD_TCP_DELETE_KEY, "k", "/a");
+    CHECK(raw_expect(fd, "i", 0LL));
+    raw_ask(fd, DD_TCP_ADD, "ki", "/b", 40LL);
+    CHECK(raw_expect(fd, "i", 42LL));
+    raw_ask(fd, DD_TCP_ADD, "ki", "/n", -7LL);
+    CHECK(raw_expect(fd, "i", -7LL));
+    raw_ask(fd, DD_TCP_COMPARE_SET, "kvv", "/b", "41", "no");
+    CHECK(raw_expect(fd, "v", "42"));
+    raw_ask(fd, DD_TCP_COMPARE_SET, "kvv", "/b", "42", "yes");
+    CHECK(raw_expect(fd, "v", "yes"));
+    raw_ask(fd, DD_TCP_COMPARE_SET, "kvv", "/other", "expected", "no");
+    CHECK(raw_expect(fd, "v", "expected"));
+    raw_ask(fd, DD_TCP_COMPARE_SET, "kvv", "/other", "", "made");
+    CHECK(raw_expect(fd, "v", "made"));
+    close(fd);
+    dd_tcp_server_release(server);
+}
+
+TEST(checks)
+{
+    dd_tcp_server *server = default_server();
+    int fd = raw_open(dd_tcp_server_port(server));
+    raw_ask(fd, DD_TCP_CHECK, "#k", 1LL, "/k");
+    CHECK(raw_expect(fd, "b", 1));
+    raw_ask(fd, DD_TCP_SET, "kv", "/k", "");
+    raw_ask(fd, DD_TCP_CHECK, "#k", 1LL, "/k");
+    CHECK(raw_expect(fd, "b", 0));
+    raw_ask(fd, DD_TCP_CHECK, "#kk", 2LL, "/k", "/other");
+    CHECK(raw_expect(fd, "b", 1));
+    raw_ask(fd, DD_TCP_CHECK, "#", 0LL);
+    CHECK(raw_expect(fd, "b", 0));
+    close(fd);
+    dd_tcp_server_release(server);
+}
+
+TEST(lists)
+{
+    dd_tcp_server *server = default_server();
+    int fd = raw_open(dd_tcp_server_port(server));
+    raw_ask(fd, DD_TCP_LIST_KEYS, "");
+    CHECK(raw_expect(fd, "#", 0LL));
+    raw_ask(fd, DD_TCP_SET, "kv", "/k", "v");
+    raw_ask(fd, DD_TCP_QUEUE_PUSH, "kv", "/q", "v");
+    raw_ask(fd, DD_TCP_LIST_KEYS, "");
+    CHECK(raw_expect(fd, "#k", 1LL, "/k"));
+    close(fd);
+    dd_tcp_server_release(server);
+}
+
+TEST(queues)
+{
+    dd_tcp_server *server = default_server();
+    int fd = raw_open(dd_tcp_server_port(server));
+    raw_ask(fd, DD_TCP_QUEUE_POP, "k", "/q");
+    CHECK(raw_expect(fd, "#", 0LL));
+    raw_ask(fd, DD_TCP_QUEUE_PUSH, "kv", "/q", "first");
+    raw_ask(fd, DD_TCP_CHECK, "#k", 1LL, "/q");
+    CHECK(raw_expect(fd, "b", 0));
+    raw_ask(fd, DD_TCP_QUEUE_POP, "k", "/q");
+    CHECK(raw_expect(fd, "#v", 1LL, "first"));
+    raw_ask(fd, DD_TCP_QUEUE_PUSH, "kv", "/q", "");
+    raw_ask(fd, DD_TCP_QUEUE_LEN, "k", "/q");
+    CHECK(raw_expect(fd, "i", 1LL));
+    raw_ask(fd, DD_TCP_QUEUE_POP, "k", "/q");
+    CHECK(raw_expect(fd, "#v", 1LL, ""));
+    raw_ask(fd, DD_TCP_QUEUE_LEN, "k", "/q");
+    CHECK(raw_expect(fd, "i", 0LL));
+    close(fd);
+    expect_stats(server, 0, 0);
+    dd_tcp_server_release(server);
+}
+
+TEST(waiting)
+{
+    dd_tcp_server *server = default_server();
+    uint16_t port = dd_tcp_server_port(server);
+    int waiter = raw_open(port);
+    int other = raw_open(port);
+    raw_ask(waiter, DD_TCP_WAIT, "#kk", 2LL, "/a", "/q");
+    expect_stats(server, 1, 2);
+    raw_ask(other, DD_TCP_SET, "kv", "/a", "1");
+    CHECK(raw_is_silent(waiter));
+    raw_ask(other, DD_TCP_QUEUE_PUSH, "kv", "/q", "item");
+    CHECK(raw_expect(waiter, "b", 0));
+    expect_stats(server, 0, 2);
+    raw_ask(waiter, DD_TCP_WAIT, "#kk", 2LL, "/a", "/q");
+    CHECK(raw_expect(waiter, "b", 0));
+    raw_ask(waiter, DD_TCP_WAIT, "#", 0LL);
+    CHECK(raw_expect(waiter, "b", 0));
+    raw_ask(waiter, DD_TCP_WAIT, "#k", 1LL, "/never");
+    raw_ask(waiter, DD_TCP_CANCEL_WAIT, "");
+    CHECK(raw_expect(waiter, "b", 1));
+    expect_stats(server, 0, 2);
+    raw_ask(waiter, DD_TCP_CANCEL_WAIT, "");
+    CHECK(raw_expect(waiter, "b", 1));
+    raw_ask(waiter, DD_TCP_PING, "u", 7u);
+    CHECK(raw_expect(waiter, "u", 7u));
+    close(waiter);
+    close(other);
+    dd_tcp_server_release(server);
+}
+
+TEST(barriers)
+{
+    dd_tcp_server *server = default_server();
+    uint16_t port = dd_tcp_server_port(server);
+    int first = raw_open(port);
+    int second = raw_open(port);
+    raw_ask(first, DD_TCP_BARRIER, "ki", "/b", 2LL);
+    expect_stats(server, 1, 1);
+    CHECK(raw_is_silent(first));
+    raw_ask(second, DD_TCP_BARRIER, "ki", "/b", 2LL);
+    CHECK(raw_expect(first, "b", 0));
+    CHECK(raw_expect(second, "b", 0));
+    raw_ask(second, DD_TCP_GET, "k", "/b");
+    CHECK(raw_expect(second, "v", "2"));
+    raw_ask(first, DD_TCP_BARRIER, "ki", "/alone", 1LL);
+    CHECK(raw_expect(first, "b", 0));
+    close(first);
+    close(second);
+    dd_tcp_server_release(server);
+}
+
+/* A conversation of many requests, sent in some way, and all its replies. */
+static void
+pack_conversation(dd_blob *out)
+{
+    raw_pack(out, "bu", DD_TCP_VALIDATE, DD_TCP_MAGIC);
+    raw_pack(out, "bu", DD_TCP_PING, 1u);
+    raw_pack(out, "bkv", DD_TCP_SET, "/k", "value");
+    raw_pack(out, "b#kvkv", DD_TCP_MULTI_SET, 2LL, "/a", "1", "/b", "2");
+    raw_pack(out, "b#kkk", DD_TCP_MULTI_GET, 3LL, "/k", "/a", "/b");
+    raw_pack(out, "b#kk", DD_TCP_WAIT, 2LL, "/k", "/a");
+    raw_pack(out, "bki", DD_TCP_ADD, "/a", 2LL);
+    raw_pack(out, "b", DD_TCP_NUM_KEYS);
+    raw_pack(out, "bkvv", DD_TCP_COMPARE_SET, "/b", "2", "3");
+}
+
+static void
+expect_conversation(int fd)
+{
+    CHECK(raw_expect(fd, "uvvvbiiv", 1u, "value", "1", "2", 0, 3LL, 3LL, "3"));
+}
+
+TEST(requests_one_byte_at_a_time)
+{
+    dd_tcp_server *server = default_server();
+    int fd = raw_connect(dd_tcp_server_port(server));
+    int one = 1;
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    dd_blob out = {0};
+    pack_conversation(&out);
+    for (size_t i = 0; i < out.len; i++) {
+        raw_send(fd, dd_bytes_of(out.data + i, 1));
+    }
+    expect_conversation(fd);
+    dd_blob_fini(&out);
+    close(fd);
+    dd_tcp_server_release(server);
+}
+
+TEST(many_requests_in_one_send)
+{
+    dd_tcp_server *server = default_server();
+    int fd = raw_connect(dd_tcp_server_port(server));
+    dd_blob out = {0};
+    pack_conversation(&out);
+    int nrequests = 20000;
+    for (int i = 0; i < nrequests; i++) {
+        raw_pack(&out, "bki", DD_TCP_ADD, "/counter", 1LL);
+    }
+    raw_send(fd, dd_blob_view(&out));
+    expect_conversation(fd);
+    for (long long i = 1; i <= nrequests && check_failures() == 0; i++) {
+        (void)raw_expect(fd, "i", i);
+    }
+    dd_blob_fini(&out);
+    close(fd);
+    dd_tcp_server_release(server);
+}
+
+/* --- floods -------------------------------------------------------------------------------------------------- */
+
+#define FLOOD_VALUE ((size_t)1 << 20)
+#define FLOOD_REQUESTS 2000
+#define FLOOD_TAKEN 150
+
+static long
+resident_kib(void)
+{
+    long pages[2] = {0, 0};
+    FILE *file = fopen("/proc/self/statm", "r");
+    if (file != NULL) {
+        CHECK(fscanf(file, "%ld %ld", &pages[0], &pages[1]) == 2);
+        fclose(file);
+    }
+    return pages[1] * (sysconf(_SC_PAGESIZE) / 1024);
+}
+
+/* Sanitizers keep freed memory back. */
+static void
+check_growth_kib(long before, long most)
+{
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    CHECK(resident_kib() - before < most);
+#else
+    (void)before;
+    (void)most;
+#endif
+}
+
+/* Sends as many requests as go through without reading; then reads some replies, then vanishes. */
+static void
+flood(int fd, dd_tcp_server *server)
+{
+    dd_blob request = {0};
+    dd_blob reply = {0};
+    raw_pack(&request, "b#kk", DD_TCP_MULTI_GET, 2LL, "/large", "/large");
+    CHECK_OK(dd_blob_reserve(&reply, 2 * (FLOOD_VALUE + 8), check_err()));
+    long before = resident_kib();
+    for (int i = 0; i < FLOOD_REQUESTS; i++) {
+        raw_send(fd, dd_blob_view(&request));
+    }
+    for (int i = 0; i < 10; i++) {
+        expect_alive(server);
+    }
+    for (int i = 0; i < FLOOD_TAKEN; i++) {
+        size_t len = 2 * (FLOOD_VALUE + 8);
+        if (!CHECK_INT(recv(fd, reply.data, len, MSG_WAITALL), len)) {
+            break;
+        }
+        uint64_t lens[2];
+        memcpy(&lens[0], reply.data, 8);
+        memcpy(&lens[1], reply.data + 8 + FLOOD_VALUE, 8);
+        CHECK(lens[0] == FLOOD_VALUE && lens[1] == FLOOD_VALUE);
+        CHECK(reply.data[8] == 'x' && reply.data[len - 1] == 'x');
+    }
+    /* All replies together would be gigabytes. */
+    check_growth_kib(before, 200 * 1024);
+    dd_blob_fini(&request);
+    dd_blob_fini(&reply);
+}
+
+TEST(replies_that_nobody_takes)
+{
+    dd_tcp_server *server = default_server();
+    int fd = raw_open(dd_tcp_server_port(server));
+    char *large = malloc(FLOOD_VALUE);
+    REQUIRE(large != NULL);
+    memset(large, 'x', FLOOD_VALUE);
+    raw_ask(fd, DD_TCP_SET, "kK", "/large", dd_bytes_of(large, FLOOD_VALUE));
+    flood(fd, server);
+    close(fd);
+    expect_connections(server, 0);
+    expect_alive(server);
+    free(large);
+    dd_tcp_server_release(server);
+}
+
+TEST(all_replies_of_a_flood_arrive)
+{
+    dd_tcp_server *server = default_server();
+    int fd = raw_open(dd_tcp_server_port(server));
+    size_t len = 100000;
+    uint8_t *value = calloc(1, len + 8);
+    REQUIRE(value != NULL);
+    raw_ask(fd, DD_TCP_SET, "kK", "/large", dd_bytes_of(value, len));
+    int nrequests = 500;
+    for (int i = 0; i < nrequests; i++) {
+        raw_ask(fd, DD_TCP_GET, "k", "/large");
+    }
+    raw_ask(fd, DD_TCP_PING, "u", 99u);
+    expect_alive(server);
+    for (int i = 0; i < nrequests && check_failures() == 0; i++) {
+        CHECK_INT(recv(fd, value, len + 8, MSG_WAITALL), len + 8);
+    }
+    CHECK(raw_expect(fd, "u", 99u));
+    free(value);
+    close(fd);
+    dd_tcp_server_release(server);
+}
+
+/* --- what the protocol does not allow ------------------------------------------------------------------------ */
+
+TEST(forbidden_bytes_end_the_connection_alone)
+{
+    dd_tcp_server *server = default_server();
+    uint16_t port = dd_tcp_server_port(server);
+    int good = raw_open(port);
+    for (int op = 0; op < 256; op++) {
+        bool is_fine =
+            dd_tcp_request_pattern((uint8_t)op) != NULL && op != DD_TCP_VALIDATE && op < DD_TCP_AUTH;
+        int fd = raw_open(port);
+        if (!is_fine) {
+            raw_ask(fd, op, "");
+            CHECK(raw_is_closed(fd));
+        }
+        close(fd);
+        if (op != DD_TCP_VALIDATE) {
+            fd = raw_connect(port);
+            raw_ask(fd, op, "");
+            CHECK(raw_is_closed(fd));
+            close(fd);
+        }
+    }
+    int wrong = raw_connect(port);
+    raw_ask(wrong, DD_TCP_VALIDATE, "u", DD_TCP_MAGIC + 1);
+    CHECK(raw_is_closed(wrong));
+    close(wrong);
+    raw_ask(good, DD_TCP_PING, "u", 3u);
+    CHECK(raw_expect(good, "u", 3u));
+    close(good);
+    dd_tcp_server_release(server);
+}
+
+TEST(nothing_but_a_cancel_while_parked)
+{
+    dd_tcp_server *server = default_server();
+    int fd = raw_open(dd_tcp_server_port(server));
+    raw_ask(fd, DD_TCP_WAIT, "#k", 1LL, "/never");
+    raw_ask(fd, DD_TCP_PING, "u", 1u);
+    CHECK(raw_is_closed(fd));
+    close(fd);
+    expect_stats(server, 0, 0);
+    dd_tcp_server_release(server);
+}
+
+TEST(huge_lengths_do_not_allocate)
+{
+    static const long long lens[] = {1LL << 31, 1LL << 40, INT64_MAX, -1, -8};
+    static const char *const heads[] = {"\3", "\6", "\1\1\0\0\0\0\0\0\0k",
+                                        "\13\1\0\0\0\0\0\0\0\1\0\0\0\0\0\0\0k"};
+    static const size_t head_lens[] = {1, 1, 10, 18};
+    dd_tcp_server *server = default_server();
+    long before = resident_kib();
+    for (size_t i = 0; i < 4; i++) {
+        for (size_t k = 0; k < sizeof lens / sizeof lens[0]; k++) {
+            int fd = raw_open(dd_tcp_server_port(server));
+            dd_blob out = {0};
+            CHECK_OK(dd_blob_append(&out, heads[i], head_lens[i], check_err()));
+            raw_pack(&out, "i", lens[k]);
+            raw_send(fd, dd_blob_view(&out));
+            CHECK(raw_is_closed(fd));
+            dd_blob_fini(&out);
+            close(fd);
+        }
+    }
+    /* Within the limit, but it never comes. */
+    int fd = raw_open(dd_tcp_server_port(server));
+    raw_ask(fd, DD_TCP_SET, "kib", "/k", 200LL << 20, 'x');
+    expect_alive(server);
+    check_growth_kib(before, 50 * 1024);
+    close(fd);
+    dd_tcp_server_release(server);
+}
+
+TEST(clients_that_vanish_while_parked)
+{
+    dd_tcp_server *server = default_server();
+    int fds[20];
+    for (size_t i = 0; i < 20; i++) {
+        fds[i] = raw_open(dd_tcp_server_port(server));
+        if (i % 2 == 0) {
+            raw_ask(fds[i], DD_TCP_WAIT, "#kkk", 3LL, "/a", "/b", "/a");
+        } else {
+            raw_ask(fds[i], DD_TCP_HELLO, "uikv", 1u, 1LL, "host", "");
+            raw_ask(fds[i], i % 4 == 1 ? DD_TCP_WAIT_GET : DD_TCP_WAIT_POP, "k", "/c");
+        }
+    }
+    expect_stats(server, 20, 3);
+    for (size_t i = 0; i < 20; i++) {
+        close(fds[i]);
+    }
+    expect_stats(server, 0, 0);
+    expect_connections(server, 0);
+    dd_tcp_server_release(server);
+}
+
+TEST(silent_connections_are_closed)
+{
+    dd_tcp_server_options options = raw_options();
+    options.handshake_timeout_ns = 100 * DD_NS_PER_MS;
+    dd_tcp_server *server = raw_server(&options);
+    int silent = raw_connect(dd_tcp_server_port(server));
+    int halfway = raw_connect(dd_tcp_server_port(server));
+    int good = raw_open(dd_tcp_server_port(server));
+    raw_send(halfway, BYTES("\0\xce"));
+    CHECK(raw_is_closed(silent));
+    CHECK(raw_is_closed(halfway));
+    raw_ask(good, DD_TCP_PING, "u", 3u);
+    CHECK(raw_expect(good, "u", 3u));
+    expect_connections(server, 1);
+    close(silent);
+    close(halfway);
+    close(good);
+    dd_tcp_server_release(server);
+}
+
+/* --- extended connections ------------------------------------------------------------------------------------ */
+
+static int
+open_extended(uint16_t port)
+{
+    int fd = raw_open(port);
+    raw_ask(fd, DD_TCP_PING, "u", DD_TCP_OFFER | 0x1234);
+    CHECK(raw_expect(fd, "u", ~(DD_TCP_OFFER | 0x1234)));
+    raw_ask(fd, DD_TCP_HELLO, "uikv", 1u, 77LL, "a-host", "");
+    dd_tcp_limits limits = DD_TCP_LIMITS_DEFAULT;
+    CHECK(raw_expect(fd, "buiiii", 0, 1u, (long long)limits.max_key_bytes, (long long)limits.max_value_bytes,
+                     (long long)limits.max_keys, (long long)limits.max_request_bytes));
+    uint64_t len = 0;
+    char name[64];
+    CHECK(recv(fd, &len, 8, MSG_WAITALL) == 8 && len < sizeof name);
+    CHECK(recv(fd, name, (size_t)len, MSG_WAITALL) == (ssize_t)len);
+    CHECK(raw_expect(fd, "vv", "", ""));
+    return fd;
+}
+
+TEST(extended_replies)
+{
+    dd_tcp_server *server = default_server();
+    uint16_t port = dd_tcp_server_port(server);
+    int fd = open_extended(port);
+    int other = raw_open(port);
+    raw_ask(fd, DD_TCP_TRY_GET, "k", "/k");
+    CHECK(raw_expect(fd, "b#", 0, 0LL));
+    raw_ask(fd, DD_TCP_SET, "kv", "/k", "abc");
+    raw_ask(fd, DD_TCP_TRY_GET, "k", "/k");
+    CHECK(raw_expect(fd, "b#v", 0, 1LL, "abc"));
+    raw_ask(fd, DD_TCP_WAIT_GET, "k", "/k");
+    CHECK(raw_expect(fd, "b#v", 0, 1LL, "abc"));
+    raw_ask(fd, DD_TCP_CHECK_EACH, "#kkk", 3LL, "/k", "/none", "/k");
+    CHECK(raw_expect(fd, "bK", 0, BYTES("\1\0\1")));
+    raw_ask(fd, DD_TCP_ADD, "ki", "/k", 1LL);
+    CHECK(raw_expect(fd, "bv", DD_STORE, "value of key \"/k\" is not a number: \"abc\""));
+    raw_ask(fd, DD_TCP_WAIT_POP, "k", "/q");
+    raw_ask(fd, DD_TCP_CANCEL_WAIT, "");
+    CHECK(raw_expect(fd, "b#", 0, 0LL));
+    raw_ask(fd, DD_TCP_CANCEL_WAIT, "");
+    raw_ask(fd, DD_TCP_WAIT, "#k", 1LL, "/none");
+    raw_ask(fd, DD_TCP_CANCEL_WAIT, "");
+    CHECK(raw_expect(fd, "bb", 0, 1));
+    raw_ask(fd, DD_TCP_WAIT_POP, "k", "/q");
+    expect_stats(server, 1, 2);
+    raw_ask(other, DD_TCP_QUEUE_PUSH, "kv", "/q", "item");
+    CHECK(raw_expect(fd, "b#v", 0, 1LL, "item"));
+    raw_ask(fd, DD_TCP_WAIT_GET, "k", "/late");
+    expect_stats(server, 1, 2);
+    raw_ask(other, DD_TCP_SET, "kv", "/late", "there");
+    CHECK(raw_expect(fd, "b#v", 0, 1LL, "there"));
+    raw_ask(fd, DD_TCP_HELLO, "uikv", 1u, 77LL, "a-host", "");
+    CHECK(raw_is_closed(fd));
+    /* PyTorch's protocol has only the end of the connection for a number that is none. */
+    raw_ask(other, DD_TCP_ADD, "ki", "/k", 1LL);
+    CHECK(raw_is_closed(other));
+    close(fd);
+    close(other);
+    dd_tcp_server_release(server);
+}
+
+static const char secret_text[] = "open sesame";
+
+static dd_tcp_server *
+secret_server(void)
+{
+    dd_tcp_server_options options = raw_options();
+    options.secret = dd_bytes_of_string(secret_text);
+    return raw_server(&options);
+}
+
+/* Says hello with a nonce; takes the server's and its proof. */
+static int
+be_challenged(uint16_t port, dd_auth_nonces *nonces, uint8_t proof[DD_SHA256_BYTES])
+{
+    int fd = raw_open(port);
+    memset(nonces->client, 'c', sizeof nonces->client);
+    raw_ask(fd, DD_TCP_HELLO, "uikK", 1u, 77LL, "a-host", dd_bytes_of(nonces->client, sizeof nonces->client));
+    char head[1 + 4 + 32];
+    uint64_t len = 0;
+    char name[64];
+    CHECK(recv(fd, head, sizeof head, MSG_WAITALL) == (ssize_t)sizeof head && head[0] == 0);
+    CHECK(recv(fd, &len, 8, MSG_WAITALL) == 8 && len < sizeof name);
+    CHECK(recv(fd, name, (size_t)len, MSG_WAITALL) == (ssize_t)len);
+    CHECK(recv(fd, &len, 8, MSG_WAITALL) == 8 && len == sizeof nonces->server);
+    CHECK(recv(fd, nonces->server, sizeof nonces->server, MSG_WAITALL) == (ssize_t)sizeof nonces->server);
+    CHECK(recv(fd, &len, 8, MSG_WAITALL) == 8 && len == DD_SHA256_BYTES);
+    CHECK(recv(fd, proof, DD_SHA256_BYTES, MSG_WAITALL) == DD_SHA256_BYTES);
+    return fd;
+}
+
+TEST(secret_is_needed_for_everything)
+{
+    dd_tcp_server *server = secret_server();
+    uint16_t port = dd_tcp_server_port(server);
+    for (int op = 0; op < 256; op++) {
+        if (op == DD_TCP_HELLO || op == DD_TCP_PING) {
+            continue;
+        }
+        int fd = raw_open(port);
+        raw_ask(fd, op, "");
+        CHECK(raw_is_closed(fd));
+        close(fd);
+    }
+    int torch = raw_open(port);
+    raw_ask(torch, DD_TCP_PING, "u", 4711u);
+    CHECK(raw_is_closed(torch));
+    int offering = raw_open(port);
+    raw_ask(offering, DD_TCP_PING, "u", DD_TCP_OFFER | 1);
+    CHECK(raw_expect(offering, "u", ~(DD_TCP_OFFER | 1)));
+    int without = raw_open(port);
+    raw_ask(without, DD_TCP_HELLO, "uikv", 1u, 1LL, "host", "");
+    CHECK(raw_expect(without, "bv", DD_AUTH, "the store needs a secret and the client has none"));
+    CHECK(raw_is_closed(without));
+    close(torch);
+    close(offering);
+    close(without);
+    dd_tcp_server_release(server);
+}
+
+TEST(right_proof_opens_and_a_wrong_or_old_one_does_not)
+{
+    dd_tcp_server *server = secret_server();
+    uint16_t port = dd_tcp_server_port(server);
+    dd_auth_nonces nonces;
+    uint8_t server_proof[DD_SHA256_BYTES];
+    uint8_t proof[DD_SHA256_BYTES];
+    int fd = be_challenged(port, &nonces, server_proof);
+    CHECK(dd_auth_check(dd_bytes_of_string(secret_text), DD_AUTH_SERVER, &nonces,
+                        dd_bytes_of(server_proof, sizeof server_proof)));
+    dd_auth_prove(dd_bytes_of_string(secret_text), DD_AUTH_CLIENT, &nonces, proof);
+    raw_ask(fd, DD_TCP_AUTH, "K", dd_bytes_of(proof, sizeof proof));
+    CHECK(raw_expect(fd, "b", 0));
+    raw_ask(fd, DD_TCP_NUM_KEYS, "");
+    CHECK(raw_expect(fd, "bi", 0, 0LL));
+    int replayed = be_challenged(port, &nonces, server_proof);
+    raw_ask(replayed, DD_TCP_AUTH, "K", dd_bytes_of(proof, sizeof proof));
+    CHECK(raw_expect(replayed, "bv", DD_AUTH, "the client's secret is not the store's"));
+    CHECK(raw_is_closed(replayed));
+    int reflected = be_challenged(port, &nonces, server_proof);
+    raw_ask(reflected, DD_TCP_AUTH, "K", dd_bytes_of(server_proof, sizeof server_proof));
+    CHECK(raw_expect(reflected, "bv", DD_AUTH, "the client's secret is not the store's"));
+    CHECK(raw_is_closed(reflected));
+    int early = be_challenged(port, &nonces, server_proof);
+    raw_ask(early, DD_TCP_NUM_KEYS, "");
+    CHECK(raw_is_closed(early));
+    close(fd);
+    close(replayed);
+    close(reflected);
+    close(early);
+    dd_tcp_server_release(server);
+}
+
+/* --- scarce resources ---------------------------------------------------------------------------------------- */
+
+static int
+count_fds(void)
+{
+    int count = 0;
+    DIR *dir = opendir("/proc/self/fd");
+    while (dir != NULL && readdir(dir) != NULL) {
+        count++;
+    }
+    if (dir != NULL) {
+        closedir(dir);
+    }
+    return count;
+}
+
+static int
+count_threads(void)
+{
+    int count = 0;
+    DIR *dir = opendir("/proc/self/task");
+    while (dir != NULL && readdir(dir) != NULL) {
+        count++;
+    }
+    if (dir != NULL) {
+        closedir(dir);
+    }
+    return count;
+}
+
+static int64_t
+cpu_ns(void)
+{
+    struct timespec used;
+    CHECK(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used) == 0);
+    return used.tv_sec * DD_NS_PER_S + used.tv_nsec;
+}
+
+TEST(no_descriptors_left)
+{
+    dd_tcp_server *server = default_server();
+    uint16_t port = dd_tcp_server_port(server);
+    int served = raw_open(port);
+    raw_ask(served, DD_TCP_PING, "u", 1u);
+    CHECK(raw_expect(served, "u", 1u));
+    int client = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int next = dup(client);
+    struct rlimit old;
+    CHECK(getrlimit(RLIMIT_NOFILE, &old) == 0);
+    struct rlimit none = {(rlim_t)next, old.rlim_max};
+    close(next);
+    CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
+    struct sockaddr_in in = {
+        .sin_family = AF_INET, .sin_port = htons(port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    CHECK(connect(client, (struct sockaddr *)&in, sizeof in) == 0);
+    raw_ask(client, DD_TCP_VALIDATE, "u", DD_TCP_MAGIC);
+    raw_ask(client, DD_TCP_PING, "u", 2u);
+    int64_t before_ns = cpu_ns();
+    nap_ms(300);
+    CHECK(cpu_ns() - before_ns < 150 * DD_NS_PER_MS * check_slow());
+    CHECK(raw_is_silent(client));
+    raw_ask(served, DD_TCP_PING, "u", 3u);
+    CHECK(raw_expect(served, "u", 3u));
+    CHECK(setrlimit(RLIMIT_NOFILE, &old) == 0);
+    struct timeval patience = {.tv_sec = 5};
+    (void)setsockopt(client, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    CHECK(raw_expect(client, "u", 2u));
+    close(client);
+    close(served);
+    dd_tcp_server_release(server);
+}
+
+/* All that a client says who opens a connection and asks for one operation. */
+static void
+pack_whole_client(dd_blob *out, int op)
+{
+    raw_pack(out, "bu", DD_TCP_VALIDATE, DD_TCP_MAGIC);
+    if (op >= DD_TCP_TRY_GET) {
+        raw_pack(out, "buikv", DD_TCP_HELLO, 1u, 77LL, "a-host", "");
+    }
+    raw_pack(out, "b", op);
+    for (const char *at = dd_tcp_request_pattern((uint8_t)op); *at != '\0'; at++) {
+        switch (*at) {
+        case '#':
+            raw_pack(out, "#", 1LL);
+            break;
+        case 'i':
+            raw_pack(out, "i", 3LL);
+            break;
+        case 'u':
+            raw_pack(out, "u", 3u);
+            break;
+        default:
+            raw_pack(out, "v", "/key or value");
+        }
+    }
+}
+
+/* Whether an allocation failed. */
+static bool
+serve_with_failure(uint16_t port, dd_bytes bytes, long nth)
+{
+    int fd = raw_connect(port);
+    (void)dd_mem_fail_after(nth);
+    /* A server that closed already takes no more. */
+    (void)!send(fd, bytes.data, bytes.len, MSG_NOSIGNAL);
+    (void)shutdown(fd, SHUT_WR);
+    CHECK(raw_is_closed(fd));
+    bool has_failed = dd_mem_fail_after(-1) > nth;
+    close(fd);
+    return has_failed;
+}
+
+TEST(no_memory_while_serving)
+{
+#define OP_NUMBER(name, number, request, reply) number,
+    static const int ops[] = {DD_TCP_OP_LIST(OP_NUMBER)};
+#undef OP_NUMBER
+    dd_tcp_server *server = default_server();
+    int keeper = raw_open(dd_tcp_server_port(server));
+    raw_ask(keeper, DD_TCP_SET, "kv", "/kept", "value");
+    raw_ask(keeper, DD_TCP_PING, "u", 1u);
+    CHECK(raw_expect(keeper, "u", 1u));
+    for (size_t i = 0; i < sizeof ops / sizeof ops[0]; i++) {
+        dd_blob out = {0};
+        pack_whole_client(&out, ops[i]);
+        long nth = 0;
+        while (nth < 30 && serve_with_failure(dd_tcp_server_port(server), dd_blob_view(&out), nth)) {
+            nth++;
+        }
+        CHECK(nth < 30);
+        dd_blob_fini(&out);
+    }
+    raw_ask(keeper, DD_TCP_GET, "k", "/kept");
+    CHECK(raw_expect(keeper, "v", "value"));
+    CHECK_INT(stats_of(server).parked, 0);
+    close(keeper);
+    dd_tcp_server_release(server);
+}
+
+TEST(item_stays_when_there_is_no_memory_for_the_reply)
+{
+    dd_tcp_server *server = default_server();
+    uint16_t port = dd_tcp_server_port(server);
+    dd_blob out = {0};
+    pack_whole_client(&out, DD_TCP_QUEUE_POP);
+    bool has_failed = true;
+    for (long nth = 0; has_failed && nth < 30; nth++) {
+        int fd = raw_open(port);
+        raw_ask(fd, DD_TCP_QUEUE_POP, "k", "/key or value");
+        uint64_t left;
+        CHECK(recv(fd, &left, 8, MSG_WAITALL) == 8);
+        if (left > 0) {
+            CHECK(raw_expect(fd, "v", "item"));
+        }
+        CHECK_INT(left, nth > 0 ? 1 : 0);
+        raw_ask(fd, DD_TCP_QUEUE_PUSH, "kv", "/key or value", "item");
+        raw_ask(fd, DD_TCP_PING, "u", 1u);
+        CHECK(raw_expect(fd, "u", 1u));
+        close(fd);
+        has_failed = serve_with_failure(port, dd_blob_view(&out), nth);
+    }
+    CHECK(!has_failed);
+    expect_stats(server, 0, 0);
+    dd_blob_fini(&out);
+    dd_tcp_server_release(server);
+}
+
+/* --- opening ------------------------------------------------------------------------------------------------- */
+
+TEST(opening_without_memory)
+{
+    dd_tcp_server_options options = raw_options();
+    options.secret = BYTES("secret");
+    dd_status status = DD_OUT_OF_MEMORY;
+    int nfds = 0;
+    for (long nth = 0; nth < 20 && status != DD_OK; nth++) {
+        dd_tcp_server *server = NULL;
+        dd_wait wait = patient();
+        nfds = count_fds();
+        (void)dd_mem_fail_after(nth);
+        status = dd_tcp_server_open(&server, &options, &wait, check_err());
+        (void)dd_mem_fail_after(-1);
+        CHECK((server != NULL) == (status == DD_OK));
+        dd_tcp_server_release(server);
+        CHECK_INT(count_fds(), nfds);
+    }
+    CHECK_INT(status, DD_OK);
+}
+
+TEST(port_in_use_is_named)
+{
+    dd_tcp_server *server = default_server();
+    dd_tcp_server_options options = raw_options();
+    options.port = dd_tcp_server_port(server);
+    dd_tcp_server *second = NULL;
+    dd_wait wait = patient();
+    char name[64];
+    (void)snprintf(name, sizeof name, "127.0.0.1:%u", options.port);
+    CHECK_STATUS(dd_tcp_server_open(&second, &options, &wait, check_err()), DD_NETWORK);
+    CHECK_CONTAINS(check_message(), name);
+    CHECK_CONTAINS(check_message(), "The server socket has failed to listen");
+    options.host = "192.0.2.1";
+    CHECK_STATUS(dd_tcp_server_open(&second, &options, &wait, check_err()), DD_NETWORK);
+    CHECK_CONTAINS(check_message(), "the host is not this machine");
+    dd_tcp_server_release(server);
+}
+
+static bool
+answers_at(const char *host, uint16_t port)
+{
+    dd_addr_list list;
+    dd_wait wait = patient();
+    int fd = -1;
+    if (!CHECK_OK(dd_addr_resolve(host, port, &list, &wait, check_err())) ||
+        dd_sock_connect(&list.items[0], &fd, &wait, check_err()) != DD_OK) {
+        return false;
+    }
+    (void)fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
+    raw_ask(fd, DD_TCP_VALIDATE, "u", DD_TCP_MAGIC);
+    raw_ask(fd, DD_TCP_PING, "u", 1u);
+    CHECK(raw_expect(fd, "u", 1u));
+    dd_sock_close(fd);
+    return true;
+}
+
+static bool
+has_ipv6(void)
+{
+    struct sockaddr_in6 in6 = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT};
+    int fd = socket(AF_INET6, SOCK_STREAM, 0);
+    bool is_there = fd >= 0 && bind(fd, (struct sockaddr *)&in6, sizeof in6) == 0;
+    if (fd >= 0) {
+        close(fd);
+    }
+    return is_there;
+}
+
+TEST(hosts_to_listen_on)
+{
+    static const char *const hosts[] = {"localhost", "", "*", "::", "0.0.0.0", "::1", "127.0.0.1"};
+    static const bool is_v4[] = {true, true, true, true, true, false, true};
+    static const bool is_v6[] = {true, true, true, true, false, true, false};
+    for (size_t i = 0; i < sizeof hosts / sizeof hosts[0]; i++) {
+        if (!is_v4[i] && !has_ipv6()) {
+            continue;
+        }
+        dd_tcp_server_options options = raw_options();
+        options.host = hosts[i];
+        dd_tcp_server *server = raw_server(&options);
+        CHECK(answers_at("127.0.0.1", dd_tcp_server_port(server)) == is_v4[i]);
+        if (has_ipv6()) {
+            CHECK(answers_at("::1", dd_tcp_server_port(server)) == is_v6[i]);
+        }
+        dd_tcp_server_release(server);
+    }
+}
+
+static int
+bound_socket(int type)
+{
+    struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    int fd = socket(AF_INET, type | SOCK_CLOEXEC, 0);
+    CHECK(bind(fd, (struct sockaddr *)&in, sizeof in) == 0);
+    return fd;
+}
+
+TEST(listening_socket_of_the_caller)
+{
+    dd_tcp_server *server = NULL;
+    dd_wait wait = patient();
+    dd_tcp_server_options options = raw_options();
+    options.listen_fd = bound_socket(SOCK_DGRAM);
+    CHECK_STATUS(dd_tcp_server_open(&server, &options, &wait, check_err()), DD_INVALID_ARGUMENT);
+    CHECK_CONTAINS(check_message(), "is not a stream socket");
+    close(options.listen_fd);
+    options.listen_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    CHECK_STATUS(dd_tcp_server_open(&server, &options, &wait, check_err()), DD_INVALID_ARGUMENT);
+    CHECK_CONTAINS(check_message(), "is not a socket");
+    close(options.listen_fd);
+    options.listen_fd = bound_socket(SOCK_STREAM);
+    dd_addr bound = dd_sock_local_addr(options.listen_fd);
+    options.port = (uint16_t)(dd_addr_port(&bound) ^ 1);
+    CHECK_STATUS(dd_tcp_server_open(&server, &options, &wait, check_err()), DD_INVALID_ARGUMENT);
+    CHECK_CONTAINS(check_message(), "expected to be bound to port");
+    options.port = dd_addr_port(&bound);
+    REQUIRE_OK(dd_tcp_server_open(&server, &options, &wait, check_err()));
+    CHECK_INT(dd_tcp_server_port(server), options.port);
+    expect_alive(server);
+    dd_tcp_server_release(server);
+    CHECK(fcntl(options.listen_fd, F_GETFD) < 0 && errno == EBADF);
+}
+
+/* Threads cannot be started where they have no room for a stack; the socket is then the caller's still. */
+TEST(listening_socket_stays_after_a_failure)
+{
+    dd_tcp_server *server = NULL;
+    dd_wait wait = patient();
+    dd_tcp_server_options options = raw_options();
+    options.listen_fd = bound_socket(SOCK_STREAM);
+    dd_status status = DD_OUT_OF_MEMORY;
+    for (long nth = 0; nth < 20; nth++) {
+        (void)dd_mem_fail_after(nth);
+        status = dd_tcp_server_open(&server, &options, &wait, check_err());
+        (void)dd_mem_fail_after(-1);
+        CHECK(fcntl(options.listen_fd, F_GETFD) >= 0);
+        if (status == DD_OK) {
+            break;
+        }
+    }
+    CHECK_INT(status, DD_OK);
+    expect_alive(server);
+    dd_tcp_server_release(server);
+}
+
+TEST(thousand_servers_leave_nothing)
+{
+    dd_tcp_server_release(default_server());
+    int nfds = count_fds();
+    int nthreads = count_threads();
+    for (int i = 0; i < 1000 / check_slow(); i++) {
+        dd_tcp_server *server = default_server();
+        if (i % 50 == 0) {
+            expect_alive(server);
+        }
+        dd_tcp_server_release(server);
+    }
+    CHECK_INT(count_fds(), nfds);
+    CHECK_INT(count_threads(), nthreads);
+}
+
+TEST(stopping_while_clients_are_parked)
+{
+    dd_tcp_server *server = default_server();
+    int fds[3];
+    for (size_t i = 0; i < 3; i++) {
+        fds[i] = raw_open(dd_tcp_server_port(server));
+    }
+    raw_ask(fds[0], DD_TCP_WAIT, "#kk", 2LL, "/a", "/b");
+    raw_ask(fds[1], DD_TCP_BARRIER, "ki", "/c", 2LL);
+    raw_ask(fds[2], DD_TCP_SET, "kib", "/half", 1000LL, 'h');
+    expect_stats(server, 2, 3);
+    dd_tcp_server_release(server);
+    for (size_t i = 0; i < 3; i++) {
+        CHECK(raw_is_closed(fds[i]));
+        close(fds[i]);
+    }
+}
+
+TEST(servers_shared_by_port)
+{
+    dd_tcp_registry *registry = NULL;
+    REQUIRE_OK(dd_tcp_registry_create(&registry, check_err()));
+    dd_tcp_server_options options = raw_options();
+    options.registry = registry;
+    dd_tcp_server *first = raw_server(&options);
+    dd_tcp_server *other = raw_server(&options);
+    CHECK(first != other && dd_tcp_server_port(first) != dd_tcp_server_port(other));
+    options.port = dd_tcp_server_port(first);
+    dd_tcp_server *again = raw_server(&options);
+    CHECK(again == first);
+    dd_tcp_server_release(first);
+    expect_alive(again);
+    dd_tcp_server_release(again);
+    /* The port is free: another server can have it, and it is a new one. */
+    dd_tcp_server *fresh = raw_server(&options);
+    CHECK_INT(dd_tcp_server_port(fresh), options.port);
+    expect_stats(fresh, 0, 0);
+    dd_tcp_server_release(fresh);
+    dd_tcp_server_release(other);
+    dd_tcp_registry_destroy(registry);
+    dd_tcp_registry_destroy(NULL);
+}
+
+/* --- joining ------------------------------------------------------------------------------------------------- */
+
+TEST(those_who_joined_are_listed)
+{
+    dd_tcp_server *server = default_server();
+    uint16_t port = dd_tcp_server_port(server);
+    int extended = open_extended(port);
+    int plain = raw_open(port);
+    dd_addr addr = dd_sock_local_addr(plain);
+    char text[DD_ADDR_TEXT_MAX];
+    raw_ask(extended, DD_TCP_ADD, "ki", DD_TCP_JOIN_KEY, 1LL);
+    CHECK(raw_expect(extended, "bi", 0, 1LL));
+    raw_ask(plain, DD_TCP_ADD, "ki", DD_TCP_JOIN_KEY, 1LL);
+    CHECK(raw_expect(plain, "i", 2LL));
+    dd_wait wait = dd_wait_after(30 * DD_NS_PER_MS);
+    CHECK_STATUS(dd_tcp_server_wait_joined(server, 4, &wait, check_err()), DD_TIMED_OUT);
+    CHECK_CONTAINS(check_message(), "2/4 clients joined: a-host (pid 77), ");
+    CHECK_CONTAINS(check_message(), dd_addr_print(&addr, text));
+    CHECK_OK(dd_tcp_server_wait_joined(server, 2, &wait, check_err()));
+    /* More than a message can name, and more than are remembered. */
+    for (long long i = 3; i <= 300; i++) {
+        raw_ask(plain, DD_TCP_ADD, "ki", DD_TCP_JOIN_KEY, 1LL);
+        (void)raw_expect(plain, "i", i);
+    }
+    CHECK_STATUS(dd_tcp_server_wait_joined(server, 301, &wait, check_err()), DD_TIMED_OUT);
+    CHECK_CONTAINS(check_message(), "300/301 clients joined: a-host (pid 77), ");
+    CHECK_CONTAINS(check_message(), ", ...");
+    close(extended);
+    close(plain);
+    dd_tcp_server_release(server);
+}
+
+typedef struct joiner {
+    pthread_t thread;
+    uint16_t port;
+} joiner;
+
+static void *
+join_late(void *arg)
+{
+    joiner *self = arg;
+    nap_ms(30);
+    int fd = raw_open(self->port);
+    raw_ask(fd, DD_TCP_ADD, "ki", DD_TCP_JOIN_KEY, 1LL);
+    CHECK(raw_expect(fd, "i", 1LL));
+    close(fd);
+    return NULL;
+}
+
+static bool
+is_interrupted(void *ctx)
+{
+    (void)ctx;
+    return true;
+}
+
+TEST(waiting_for_those_who_join)
+{
+    dd_tcp_server *server = default_server();
+    joiner late = {.port = dd_tcp_server_port(server)};
+    dd_wait wait = patient();
+    REQUIRE(pthread_create(&late.thread, NULL, join_late, &late) == 0);
+    CHECK_OK(dd_tcp_server_wait_joined(server, 1, &wait, check_err()));
+    pthread_join(late.thread, NULL);
+    wait.is_interrupted = is_interrupted;
+    CHECK_STATUS(dd_tcp_server_wait_joined(server, 2, &wait, check_err()), DD_INTERRUPTED);
+    dd_tcp_server_release(server);
+}
