@@ -11,7 +11,7 @@ typedef struct dd_list {
     struct dd_list *prev;
 } dd_list;
 
-#define DD_CONTAINER_OF(ptr, type, member) ((type *)((char *)(ptr) - offsetof(type, member)))
+#define DD_CONTAINER_OF(ptr, type, member) ((type *)((char *)(ptr)-offsetof(type, member)))
 
 static inline void
 dd_list_init(dd_list *list)

@@ -31,11 +31,11 @@ void dd_log_set_level(dd_log_level level);
 dd_log_level dd_log_get_level(void);
 
 /* Formats nothing unless the level is on. */
-#define DD_LOG(level, ...)                       \
-    do {                                         \
-        if (dd_log_get_level() >= (level)) {     \
-            dd_log_write((level), __VA_ARGS__);  \
-        }                                        \
+#define DD_LOG(level, ...)                      \
+    do {                                        \
+        if (dd_log_get_level() >= (level)) {    \
+            dd_log_write((level), __VA_ARGS__); \
+        }                                       \
     } while (0)
 
 void dd_log_write(dd_log_level level, const char *format, ...) DD_PRINTF(2, 3);

@@ -68,8 +68,8 @@ dd_error_set_errno(dd_error *err, dd_status code, int sys_errno, const char *for
         /* The GNU strerror_r returns the text, which need not be in the buffer. */
         const char *text = strerror_r(sys_errno, reason, sizeof reason);
         size_t used = strlen(err->message);
-        int wanted = snprintf(err->message + used, sizeof err->message - used, ": %s (errno %d)",
-                              text, sys_errno);
+        int wanted =
+            snprintf(err->message + used, sizeof err->message - used, ": %s (errno %d)", text, sys_errno);
         mark_if_cut(err, used + (wanted < 0 ? 0 : (size_t)wanted));
         err->sys_errno = sys_errno;
     }

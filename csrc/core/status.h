@@ -7,22 +7,22 @@
 #define DD_CORE_STATUS_H
 
 /* X(name, text): the name of the code and what it means. csrc/python/py_error.c maps each to an exception. */
-#define DD_STATUS_LIST(X)                                       \
-    X(OK, "success")                                            \
-    X(INVALID_ARGUMENT, "invalid argument")                     \
-    X(NOT_SUPPORTED, "not supported")                           \
-    X(OUT_OF_MEMORY, "out of memory")                           \
-    X(TIMED_OUT, "timed out")                                   \
-    X(INTERRUPTED, "interrupted by the caller")                 \
-    X(NETWORK, "network failure")                               \
-    X(NETWORK_TIMED_OUT, "timed out on the network")            \
-    X(PROTOCOL, "peer broke the protocol")                      \
-    X(AUTH, "authentication failed")                            \
-    X(STORE, "store failure")                                   \
-    X(QUEUE_EMPTY, "queue is empty")                            \
-    X(SYSTEM, "system call failed")                             \
-    X(CLOSED, "object is closed")                               \
-    X(FORKED, "object belongs to the process before the fork")  \
+#define DD_STATUS_LIST(X)                                      \
+    X(OK, "success")                                           \
+    X(INVALID_ARGUMENT, "invalid argument")                    \
+    X(NOT_SUPPORTED, "not supported")                          \
+    X(OUT_OF_MEMORY, "out of memory")                          \
+    X(TIMED_OUT, "timed out")                                  \
+    X(INTERRUPTED, "interrupted by the caller")                \
+    X(NETWORK, "network failure")                              \
+    X(NETWORK_TIMED_OUT, "timed out on the network")           \
+    X(PROTOCOL, "peer broke the protocol")                     \
+    X(AUTH, "authentication failed")                           \
+    X(STORE, "store failure")                                  \
+    X(QUEUE_EMPTY, "queue is empty")                           \
+    X(SYSTEM, "system call failed")                            \
+    X(CLOSED, "object is closed")                              \
+    X(FORKED, "object belongs to the process before the fork") \
     X(INTERNAL, "internal error")
 
 typedef enum dd_status {
@@ -33,8 +33,7 @@ typedef enum dd_status {
 
 #define DD_STATUS_COUNT ((int)DD_INTERNAL + 1)
 #define DD_MUST_CHECK __attribute__((warn_unused_result))
-#define DD_PRINTF(format_index, first_arg) \
-    __attribute__((format(printf, format_index, first_arg)))
+#define DD_PRINTF(format_index, first_arg) __attribute__((format(printf, format_index, first_arg)))
 
 typedef struct dd_error {
     dd_status code;

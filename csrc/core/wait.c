@@ -42,7 +42,7 @@ dd_status
 dd_wait_check(const dd_wait *wait, dd_error *err)
 {
     if (wait->is_interrupted != NULL && wait->is_interrupted(wait->ctx)) {
-        return dd_error_set(err, DD_INTERRUPTED, "interrupted after %.3g s", dd_wait_elapsed_s(wait));
+        return dd_error_set(err, DD_INTERRUPTED, "interrupted after %.3f s", dd_wait_elapsed_s(wait));
     }
     return DD_OK;
 }

@@ -14,8 +14,8 @@
 #define DD_WAIT_SLICE_NS (50 * DD_NS_PER_MS)
 
 typedef struct dd_wait {
-    int64_t start_ns;    /* when the call began: errors tell how long it took */
-    int64_t deadline_ns; /* absolute, DD_NEVER_NS for none */
+    int64_t start_ns;                  /* when the call began: errors tell how long it took */
+    int64_t deadline_ns;               /* absolute, DD_NEVER_NS for none */
     bool (*is_interrupted)(void *ctx); /* NULL: cannot be interrupted. True ends the wait */
     void *ctx;
 } dd_wait;

@@ -133,7 +133,7 @@ resolve_on_thread(const char *host, const char *port, dd_addr_list *list, const 
         pthread_mutex_unlock(&look->mu);
         status = dd_wait_check(wait, err);
         if (status == DD_OK && dd_wait_is_over(wait)) {
-            status = dd_error_set(err, DD_NETWORK_TIMED_OUT, "resolving host \"%s\" timed out after %.3g s",
+            status = dd_error_set(err, DD_NETWORK_TIMED_OUT, "resolving host \"%s\" timed out after %.3f s",
                                   host, dd_wait_elapsed_s(wait));
         }
         pthread_mutex_lock(&look->mu);

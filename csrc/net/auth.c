@@ -18,7 +18,8 @@ dd_auth_random(void *out, size_t nbytes, dd_error *err)
 }
 
 void
-dd_auth_prove(dd_bytes secret, dd_auth_role role, const dd_auth_nonces *nonces, uint8_t proof[DD_SHA256_BYTES])
+dd_auth_prove(dd_bytes secret, dd_auth_role role, const dd_auth_nonces *nonces,
+              uint8_t proof[DD_SHA256_BYTES])
 {
     const dd_bytes parts[] = {
         dd_bytes_of_string(role == DD_AUTH_CLIENT ? "dldist store client" : "dldist store server"),

@@ -83,8 +83,8 @@ fetch_input(dd_loop *loop, int64_t idle_since_ns)
     bool is_wanted = false;
     bool is_input = loop->poll != NULL && loop->poll(loop, &is_wanted);
     bool is_awake = is_input || is_wanted || is_spinning(loop, idle_since_ns);
-    int count = epoll_wait(loop->epoll_fd, loop->events, DD_LOOP_BATCH,
-                           is_awake ? 0 : timeout_until_timer_ms(loop));
+    int count =
+        epoll_wait(loop->epoll_fd, loop->events, DD_LOOP_BATCH, is_awake ? 0 : timeout_until_timer_ms(loop));
     loop->nevents = count > 0 ? count : 0;
     if (is_awake && !is_input && loop->nevents == 0) {
         /* Whoever is to send the next input may need this core. */

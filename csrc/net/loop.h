@@ -32,12 +32,12 @@ struct dd_timer {
 
 struct dd_loop {
     int epoll_fd;
-    int wake_fd;                     /* eventfd: dd_loop_stop writes it */
-    int64_t spin_ns;                 /* poll so long without sleeping after the last event; 0: sleep at once */
+    int wake_fd;     /* eventfd: dd_loop_stop writes it */
+    int64_t spin_ns; /* poll so long without sleeping after the last event; 0: sleep at once */
     /* Input that epoll does not see: asked in every round, NULL for none. Tells whether there was any, and while it wants to
      * be asked again at once the loop does not sleep. */
     bool (*poll)(dd_loop *loop, bool *is_wanted);
-    dd_list timers;                  /* loop only; ordered by deadline */
+    dd_list timers;                           /* loop only; ordered by deadline */
     struct epoll_event events[DD_LOOP_BATCH]; /* loop only: the batch being delivered */
     int nevents;
     int next_event;

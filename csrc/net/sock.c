@@ -264,8 +264,7 @@ dd_sock_wait(int fd, short events, const dd_wait *wait, dd_error *err)
             return status;
         }
         if (dd_wait_is_over(wait)) {
-            return dd_error_set(err, DD_NETWORK_TIMED_OUT, "timed out after %.3g s",
-                                dd_wait_elapsed_s(wait));
+            return dd_error_set(err, DD_NETWORK_TIMED_OUT, "timed out after %.3f s", dd_wait_elapsed_s(wait));
         }
     }
 }

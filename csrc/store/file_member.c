@@ -68,7 +68,7 @@ dd_file_member_lock_gate(const dd_file_member *member, const char *what, const d
         }
         if (dd_wait_is_over(wait)) {
             return dd_error_set(err, DD_TIMED_OUT,
-                                "%s timed out after %.3g s on %s: another process holds the file's lock",
+                                "%s timed out after %.3f s on %s: another process holds the file's lock",
                                 what, dd_wait_elapsed_s(wait), member->where);
         }
         dd_status status = dd_wait_sleep(wait, nap_ns, err);
@@ -226,7 +226,7 @@ open_file(dd_file_member *member, const dd_wait *wait, dd_error *err)
         }
         if (dd_wait_is_over(wait)) {
             return dd_error_set(err, DD_TIMED_OUT,
-                                "open timed out after %.3g s on %s: the directory is not there",
+                                "open timed out after %.3f s on %s: the directory is not there",
                                 dd_wait_elapsed_s(wait), member->where);
         }
         dd_status status = dd_wait_sleep(wait, DIRECTORY_NAP_NS, err);
@@ -264,7 +264,7 @@ open_gate(dd_file_member *member, const dd_wait *wait, dd_error *err)
         }
         if (dd_wait_is_over(wait)) {
             return dd_error_set(err, DD_TIMED_OUT,
-                                "open timed out after %.3g s on %s: others keep replacing it",
+                                "open timed out after %.3f s on %s: others keep replacing it",
                                 dd_wait_elapsed_s(wait), member->where);
         }
     }

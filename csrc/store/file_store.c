@@ -157,7 +157,7 @@ take_turn_locked(file_shared *shared, const char *what, const dd_wait *wait, dd_
         if (dd_wait_is_over(wait)) {
             return dd_error_set(
                 err, DD_TIMED_OUT,
-                "%s timed out after %.3g s on %s: another thread uses or awaits the file's lock", what,
+                "%s timed out after %.3f s on %s: another thread uses or awaits the file's lock", what,
                 dd_wait_elapsed_s(wait), shared->member.where);
         }
         dd_cond_wait_slice(&shared->changed, &shared->mu, wait);

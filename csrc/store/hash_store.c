@@ -520,7 +520,7 @@ barrier_timed_out_locked(const blocked_call *call, int64_t world_size, dd_error 
     dd_bytes count = {0};
     (void)dd_keyspace_get(&call->data->ks, call->keys[0], &count);
     return dd_error_set(err, DD_TIMED_OUT,
-                        "barrier timed out after %.3g s on " KIND ": %s of %lld have come to key \"%s\"",
+                        "barrier timed out after %.3f s on " KIND ": %s of %lld have come to key \"%s\"",
                         dd_wait_elapsed_s(call->wait), dd_bytes_print(count, shown_count, sizeof shown_count),
                         (long long)world_size, dd_bytes_print(call->keys[0], shown_key, sizeof shown_key));
 }

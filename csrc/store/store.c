@@ -135,7 +135,7 @@ dd_store_generic_append(dd_store *store, dd_bytes key, dd_bytes value, const dd_
         if (dd_wait_is_over(wait)) {
             char shown[128];
             return dd_error_set(err, DD_TIMED_OUT,
-                                "append to key \"%s\" timed out after %.3g s on %s: others keep changing it",
+                                "append to key \"%s\" timed out after %.3f s on %s: others keep changing it",
                                 dd_bytes_print(key, shown, sizeof shown), dd_wait_elapsed_s(wait),
                                 store->ops->kind);
         }
@@ -236,6 +236,6 @@ dd_store_error_missing(dd_error *err, const char *what, const char *where, const
     if (nshown < nmissing) {
         (void)snprintf(list + used, sizeof list - used, ", ...");
     }
-    return dd_error_set(err, DD_TIMED_OUT, "%s timed out after %.3g s on %s: keys missing: %s (%zu of %zu)",
+    return dd_error_set(err, DD_TIMED_OUT, "%s timed out after %.3f s on %s: keys missing: %s (%zu of %zu)",
                         what, dd_wait_elapsed_s(wait), where, list, nmissing, nkeys);
 }

@@ -88,7 +88,8 @@ is_readable(const tcp_conn *conn)
 static void
 watch(tcp_conn *conn)
 {
-    uint32_t events = (is_readable(conn) ? (uint32_t)EPOLLIN : 0) | (conn->out.len > 0 ? (uint32_t)EPOLLOUT : 0);
+    uint32_t events =
+        (is_readable(conn) ? (uint32_t)EPOLLIN : 0) | (conn->out.len > 0 ? (uint32_t)EPOLLOUT : 0);
     if (events != conn->watched) {
         conn->watched = events;
         dd_loop_modify(&conn->server->loop, &conn->handler, events);

@@ -19,6 +19,7 @@
 #define KEEP_BYTES ((size_t)64 << 10)
 #define MAX_SPIN_NS (50 * DD_NS_PER_US)
 #define MIN_SPIN_NS (10 * DD_NS_PER_US)
+#define RING_SPIN_NS (100 * DD_NS_PER_US)
 #define RING_NAP_NS (100 * DD_NS_PER_US)
 #define RING_LOOK_NS (1 * DD_NS_PER_MS)
 
@@ -104,10 +105,18 @@ look_whether_lost(tcp_link *link, int64_t now_ns, dd_error *err)
     return io == DD_IO_AGAIN ? DD_OK : lost(err, io);
 }
 
-/* The ring is full: lets the server work, and looks now and then whether it is there at all. */
+/* The ring is full. The server empties it in less time than it takes to sleep and wake; if it does not, it is looked after
+ * whether it is there at all. */
 static dd_status
 wait_for_room(tcp_link *link, const dd_wait *wait, dd_error *err)
 {
+    int64_t until_ns = dd_clock_now_ns() + RING_SPIN_NS;
+    while (dd_clock_now_ns() < until_ns) {
+        if (dd_ring_has_room(&link->ring)) {
+            return DD_OK;
+        }
+        sched_yield();
+    }
     dd_wait nap = dd_wait_at_most(wait, RING_NAP_NS);
     dd_status status = dd_sock_wait(link->fd, POLLIN, &nap, err);
     if (status == DD_OK) {
@@ -149,7 +158,8 @@ dd_status
 tcp_link_send(tcp_link *link, const dd_wait *wait, dd_error *err)
 {
     link->is_receiving = false;
-    dd_status status = dd_ring_is_open(&link->ring) ? send_by_ring(link, wait, err) : send_by_socket(link, wait, err);
+    dd_status status =
+        dd_ring_is_open(&link->ring) ? send_by_ring(link, wait, err) : send_by_socket(link, wait, err);
     if (status != DD_OK) {
         tcp_link_close(link);
         return status;
@@ -202,7 +212,8 @@ receive_more(tcp_link *link, const dd_wait *wait, dd_error *err)
     dd_status status = dd_blob_reserve(&link->in, RECV_BYTES, err);
     while (status == DD_OK) {
         size_t moved = 0;
-        dd_io io = recv_spinning(link, link->in.data + link->in.len, link->in.capacity - link->in.len, &moved);
+        dd_io io =
+            recv_spinning(link, link->in.data + link->in.len, link->in.capacity - link->in.len, &moved);
         if (io == DD_IO_OK) {
             link->in.len += moved;
             return DD_OK;
@@ -287,8 +298,8 @@ tcp_link_receive(tcp_link *link, dd_tcp_op op, uint64_t repeats, dd_tcp_reader *
 
 /* A request and its reply; nothing of the link is left when it fails. */
 static dd_status
-exchange(tcp_link *link, const dd_tcp_writer *writer, dd_tcp_op op, dd_tcp_reader *reader, const dd_wait *wait,
-         dd_error *err)
+exchange(tcp_link *link, const dd_tcp_writer *writer, dd_tcp_op op, dd_tcp_reader *reader,
+         const dd_wait *wait, dd_error *err)
 {
     dd_status status = writer->status;
     if (status == DD_OK) {
@@ -367,7 +378,8 @@ note_server(tcp_target *target, dd_tcp_reader *reader, dd_error *err)
 
 /* The server has proved itself; now the client does. */
 static dd_status
-prove(tcp_link *link, const tcp_target *target, const dd_auth_nonces *nonces, const dd_wait *wait, dd_error *err)
+prove(tcp_link *link, const tcp_target *target, const dd_auth_nonces *nonces, const dd_wait *wait,
+      dd_error *err)
 {
     uint8_t proof[DD_SHA256_BYTES];
     dd_auth_prove(target->secret, DD_AUTH_CLIENT, nonces, proof);
@@ -420,8 +432,9 @@ shake_hands(tcp_link *link, tcp_target *target, const dd_wait *wait, dd_error *e
         return say_hello(link, target, wait, err);
     }
     if (target->secret.len > 0) {
-        return dd_error_set(err, DD_AUTH, "the client has a secret and the server speaks PyTorch's protocol, "
-                                          "which knows none");
+        return dd_error_set(err, DD_AUTH,
+                            "the client has a secret and the server speaks PyTorch's protocol, "
+                            "which knows none");
     }
     return DD_OK;
 }
@@ -550,10 +563,11 @@ tcp_link_open(tcp_link *link, tcp_target *target, const dd_wait *wait, dd_error 
         if (dd_wait_is_over(wait)) {
             /* The opening words are c10d's: scripts look for them. */
             return dd_error_set(err, DD_NETWORK_TIMED_OUT,
-                                "The client socket has timed out after %" PRId64 "ms while trying to connect to "
+                                "The client socket has timed out after %" PRId64
+                                "ms while trying to connect to "
                                 "(%s, %u): %s",
-                                (dd_clock_now_ns() - wait->start_ns) / DD_NS_PER_MS, target->host, target->port,
-                                reason.message);
+                                (dd_clock_now_ns() - wait->start_ns) / DD_NS_PER_MS, target->host,
+                                target->port, reason.message);
         }
     }
 }

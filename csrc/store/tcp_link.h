@@ -17,16 +17,17 @@ typedef struct tcp_target {
     /* learned by the first link that opens, const from then on */
     bool is_known;
     bool is_extended;
-    bool is_local; /* the server's Unix socket can be reached */
-    char server_id[64]; /* extended: what it calls itself, the name of its Unix socket; "" if it has none */
+    bool is_local;        /* the server's Unix socket can be reached */
+    char server_id[64];   /* extended: what it calls itself, the name of its Unix socket; "" if it has none */
     dd_tcp_limits limits; /* extended: what it takes */
 } tcp_target;
 
 typedef struct tcp_link {
     int fd; /* -1: closed */
     dd_list list;
-    unsigned nunanswered; /* requests without a reply since the last reply: the server may not have got to them */
-    int64_t spin_ns;      /* poll so long for a reply before sleeping */
+    unsigned
+        nunanswered; /* requests without a reply since the last reply: the server may not have got to them */
+    int64_t spin_ns; /* poll so long for a reply before sleeping */
     bool is_extended;
     dd_ring ring;         /* open: requests go through it */
     int64_t looked_at_ns; /* when the socket was last asked whether the server lives; rings do not tell */

@@ -24,32 +24,32 @@
 /* X(NAME, number, request pattern, reply pattern). A NULL reply: none is sent. MULTI_GET's reply has one value a key
  * and no count. The operations from HELLO on are ours, for extended connections; there CANCEL_WAIT has no reply of its
  * own: the waiting request is answered (WAIT_CANCELED, or no value), unless it has been already. */
-#define DD_TCP_OP_LIST(X)                              \
-    X(VALIDATE, 0, "u", NULL)                          \
-    X(SET, 1, "kv", NULL)                              \
-    X(COMPARE_SET, 2, "kvv", "v")                      \
-    X(GET, 3, "k", "v")                                \
-    X(ADD, 4, "ki", "i")                               \
-    X(CHECK, 5, "#k", "b")                             \
-    X(WAIT, 6, "#k", "b")                              \
-    X(NUM_KEYS, 7, "", "i")                            \
-    X(DELETE_KEY, 8, "k", "i")                         \
-    X(APPEND, 9, "kv", NULL)                           \
-    X(MULTI_GET, 10, "#k", "v")                        \
-    X(MULTI_SET, 11, "#kv", NULL)                      \
-    X(CANCEL_WAIT, 12, "", "b")                        \
-    X(PING, 13, "u", "u")                              \
-    X(QUEUE_PUSH, 14, "kv", NULL)                      \
-    X(QUEUE_POP, 15, "k", "?v")                        \
-    X(QUEUE_LEN, 16, "k", "i")                         \
-    X(LIST_KEYS, 17, "", "#k")                         \
-    X(BARRIER, 18, "ki", "b")                          \
-    X(HELLO, 64, "uikv", "uiiiivvv")                   \
-    X(AUTH, 65, "v", "")                               \
-    X(TRY_GET, 66, "k", "#v")                          \
-    X(WAIT_GET, 67, "k", "#v")                         \
-    X(WAIT_POP, 68, "k", "#v")                         \
-    X(CHECK_EACH, 69, "#k", "v")                       \
+#define DD_TCP_OP_LIST(X)            \
+    X(VALIDATE, 0, "u", NULL)        \
+    X(SET, 1, "kv", NULL)            \
+    X(COMPARE_SET, 2, "kvv", "v")    \
+    X(GET, 3, "k", "v")              \
+    X(ADD, 4, "ki", "i")             \
+    X(CHECK, 5, "#k", "b")           \
+    X(WAIT, 6, "#k", "b")            \
+    X(NUM_KEYS, 7, "", "i")          \
+    X(DELETE_KEY, 8, "k", "i")       \
+    X(APPEND, 9, "kv", NULL)         \
+    X(MULTI_GET, 10, "#k", "v")      \
+    X(MULTI_SET, 11, "#kv", NULL)    \
+    X(CANCEL_WAIT, 12, "", "b")      \
+    X(PING, 13, "u", "u")            \
+    X(QUEUE_PUSH, 14, "kv", NULL)    \
+    X(QUEUE_POP, 15, "k", "?v")      \
+    X(QUEUE_LEN, 16, "k", "i")       \
+    X(LIST_KEYS, 17, "", "#k")       \
+    X(BARRIER, 18, "ki", "b")        \
+    X(HELLO, 64, "uikv", "uiiiivvv") \
+    X(AUTH, 65, "v", "")             \
+    X(TRY_GET, 66, "k", "#v")        \
+    X(WAIT_GET, 67, "k", "#v")       \
+    X(WAIT_POP, 68, "k", "#v")       \
+    X(CHECK_EACH, 69, "#k", "v")     \
     X(RING, 70, "", "i")
 
 typedef enum dd_tcp_op {
@@ -73,8 +73,8 @@ typedef enum dd_tcp_op {
 #define DD_TCP_RING_BYTES ((size_t)64 << 10)
 #define DD_TCP_JOIN_KEY "init/" /* counts the clients that have joined */
 
-const char *dd_tcp_op_name(dd_tcp_op op);         /* "SET"; "?" for a number that is none */
-const char *dd_tcp_request_pattern(uint8_t op);   /* NULL for a number that is no operation */
+const char *dd_tcp_op_name(dd_tcp_op op);       /* "SET"; "?" for a number that is none */
+const char *dd_tcp_request_pattern(uint8_t op); /* NULL for a number that is no operation */
 const char *dd_tcp_reply_pattern(dd_tcp_op op);
 
 typedef enum dd_tcp_scan_result {

@@ -330,9 +330,31 @@ serve_append(tcp_conn *conn, dd_tcp_reader *reader)
     doom_if_failed(conn, status, &error);
 }
 
+/* How large a reply to MULTI_GET would be; many short keys may name one large value. */
+static uint64_t
+multi_get_bytes(const dd_keyspace *ks, dd_tcp_reader reader)
+{
+    uint64_t nbytes = 0;
+    for (uint64_t left = dd_tcp_read_count(&reader); left > 0; left--) {
+        dd_bytes value = {0};
+        (void)dd_keyspace_get(ks, dd_tcp_read_bytes(&reader), &value);
+        nbytes += 8 + (uint64_t)value.len;
+    }
+    return nbytes;
+}
+
 static void
 serve_multi_get(tcp_conn *conn, dd_tcp_reader *reader)
 {
+    uint64_t nbytes = multi_get_bytes(&conn->server->ks, *reader);
+    if (nbytes > conn->server->limits.max_request_bytes) {
+        dd_error error;
+        (void)dd_error_set(
+            &error, DD_STORE, "the values have %llu bytes, which is over the server's limit of %llu",
+            (unsigned long long)nbytes, (unsigned long long)conn->server->limits.max_request_bytes);
+        reply_error(conn, &error);
+        return;
+    }
     dd_tcp_writer writer = begin_reply(conn);
     for (uint64_t left = dd_tcp_read_count(reader); left > 0; left--) {
         dd_bytes value = {0};
@@ -449,7 +471,8 @@ park(tcp_conn *conn, dd_waiter_kind kind, dd_bytes (*get_key)(void *ctx), void *
     conn->parked_op = (dd_tcp_op)conn->op;
     bool is_parked = false;
     dd_error error;
-    if (dd_keyspace_park(&conn->server->ks, &conn->waiter, get_key, ctx, nkeys, &is_parked, &error) != DD_OK) {
+    if (dd_keyspace_park(&conn->server->ks, &conn->waiter, get_key, ctx, nkeys, &is_parked, &error) !=
+        DD_OK) {
         tcp_conn_doom(conn, error.message);
         return true;
     }

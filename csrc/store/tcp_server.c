@@ -76,11 +76,11 @@ joined_error_locked(const dd_tcp_server *server, int64_t world_size, const dd_wa
         used += (size_t)snprintf(names + used, sizeof names - used, "%s%s%s", i > 0 ? ", " : ": ",
                                  server->joined[i], is_cut ? ", ..." : "");
     }
-    return dd_error_set(err, DD_TIMED_OUT,
-                        "timed out after %.3g s waiting for clients of the store on port %u. %lld/%lld clients "
-                        "joined%s",
-                        dd_wait_elapsed_s(wait), server->port, (long long)server->njoined,
-                        (long long)world_size, names);
+    return dd_error_set(
+        err, DD_TIMED_OUT,
+        "timed out after %.3f s waiting for clients of the store on port %u. %lld/%lld clients "
+        "joined%s",
+        dd_wait_elapsed_s(wait), server->port, (long long)server->njoined, (long long)world_size, names);
 }
 
 dd_status
@@ -260,7 +260,8 @@ listen_on_all_v4(dd_tcp_server *server, const dd_tcp_server_options *options, co
 }
 
 static dd_status
-listen_on_host(dd_tcp_server *server, const dd_tcp_server_options *options, const dd_wait *wait, dd_error *err)
+listen_on_host(dd_tcp_server *server, const dd_tcp_server_options *options, const dd_wait *wait,
+               dd_error *err)
 {
     dd_addr_list list;
     dd_status status = resolve_for_listening(options, &list, wait, err);
@@ -276,10 +277,10 @@ listen_on_host(dd_tcp_server *server, const dd_tcp_server_options *options, cons
         (void)dd_error_copy(err, &failure);
         bool is_elsewhere = failure.sys_errno == EADDRNOTAVAIL;
         /* The opening words are c10d's: scripts look for them. */
-        dd_error_prepend(err, "The server socket has failed to listen on any local network address%s. port: %u",
-                         is_elsewhere ? " (the host is not this machine; \"0.0.0.0\" listens on all its addresses)"
-                                      : "",
-                         options->port);
+        dd_error_prepend(
+            err, "The server socket has failed to listen on any local network address%s. port: %u",
+            is_elsewhere ? " (the host is not this machine; \"0.0.0.0\" listens on all its addresses)" : "",
+            options->port);
     }
     return status;
 }

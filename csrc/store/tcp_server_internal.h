@@ -41,20 +41,20 @@ typedef struct tcp_conn {
     dd_list link; /* in server->conns or server->doomed */
     dd_timer handshake;
     tcp_conn_state state;
-    bool is_extended;    /* said hello: replies carry a status */
+    bool is_extended; /* said hello: replies carry a status */
     bool is_doomed;
-    bool is_last_words;  /* to be doomed when `out` is sent */
+    bool is_last_words; /* to be doomed when `out` is sent */
     bool is_scanning;
     bool is_parked;
-    uint8_t op;          /* of the request being scanned */
-    uint32_t watched;    /* the events epoll looks for */
+    uint8_t op;       /* of the request being scanned */
+    uint32_t watched; /* the events epoll looks for */
     dd_tcp_op parked_op;
     dd_tcp_scan scan;
-    dd_blob in;          /* the start of a request whose rest has not come */
-    dd_blob out;         /* replies; the first out_sent bytes are sent */
+    dd_blob in;  /* the start of a request whose rest has not come */
+    dd_blob out; /* replies; the first out_sent bytes are sent */
     size_t out_sent;
-    dd_ring ring;        /* open: requests come through it, and a byte on the socket is only a bell */
-    dd_list hot;         /* in server->hot while its ring is polled */
+    dd_ring ring; /* open: requests come through it, and a byte on the socket is only a bell */
+    dd_list hot;  /* in server->hot while its ring is polled */
     int64_t quiet_since_ns;
     dd_waiter waiter;
     struct tcp_hello *hello; /* owned; NULL for a plain client */
@@ -88,7 +88,7 @@ struct dd_tcp_server {
     size_t nlisteners;
     dd_list conns;
     dd_list doomed;
-    dd_list hot; /* connections whose rings are polled */
+    dd_list hot;       /* connections whose rings are polled */
     uint8_t *recv_buf; /* TCP_RECV_BYTES, for whoever is being read */
 
     /* guarded by joined_mu */
@@ -107,7 +107,8 @@ struct dd_tcp_server {
 /* tcp_server.c */
 
 /* A server that does not listen and has no thread yet; and the end of one whose thread does not run. */
-dd_status tcp_server_create(dd_tcp_server **out, const dd_tcp_server_options *options, dd_error *err) DD_MUST_CHECK;
+dd_status tcp_server_create(dd_tcp_server **out, const dd_tcp_server_options *options,
+                            dd_error *err) DD_MUST_CHECK;
 void tcp_server_free(dd_tcp_server *server);
 
 /* `sum` is the value of the join key now. */

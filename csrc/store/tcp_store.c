@@ -83,7 +83,7 @@ acquire_main(tcp_store *store, const dd_wait *wait, dd_error *err)
         status = dd_wait_check(wait, err);
         if (status == DD_OK && dd_wait_is_over(wait)) {
             status = dd_error_set(err, DD_NETWORK_TIMED_OUT,
-                                  "timed out after %.3g s while another thread waits for the server's answer",
+                                  "timed out after %.3f s while another thread waits for the server's answer",
                                   dd_wait_elapsed_s(wait));
         }
         pthread_mutex_lock(&store->mu);
@@ -120,7 +120,8 @@ release_main(tcp_store *store, dd_status status, const dd_error *err)
     store->is_main_busy = false;
     bool is_lost = status == DD_NETWORK && store->main_link.fd < 0;
     if (is_lost && store->dead.code == DD_OK) {
-        (void)dd_error_set(&store->dead, DD_NETWORK, "%s", err != NULL ? err->message : "the connection was lost");
+        (void)dd_error_set(&store->dead, DD_NETWORK, "%s",
+                           err != NULL ? err->message : "the connection was lost");
     }
     pthread_cond_signal(&store->cond);
     pthread_mutex_unlock(&store->mu);
@@ -202,9 +203,9 @@ static void
 check_limit(call *c, uint64_t size, uint64_t limit, const char *what)
 {
     if (is_extended(c) && size > limit && c->writer.status == DD_OK) {
-        c->writer.status = dd_error_set(c->err, DD_INVALID_ARGUMENT,
-                                        "%s of %" PRIu64 " is over the server's limit of %" PRIu64, what, size,
-                                        limit);
+        c->writer.status =
+            dd_error_set(c->err, DD_INVALID_ARGUMENT,
+                         "%s of %" PRIu64 " is over the server's limit of %" PRIu64, what, size, limit);
     }
 }
 
@@ -536,7 +537,8 @@ ask_check(call *c, const dd_bytes *keys, size_t nkeys, bool *is_ready)
 }
 
 static dd_status
-tcp_check(dd_store *head, const dd_bytes *keys, size_t nkeys, bool *is_ready, const dd_wait *wait, dd_error *err)
+tcp_check(dd_store *head, const dd_bytes *keys, size_t nkeys, bool *is_ready, const dd_wait *wait,
+          dd_error *err)
 {
     call c;
     dd_status status = call_begin(&c, head, "check", DD_TCP_CHECK, wait, err);
@@ -658,11 +660,12 @@ missing_error(dd_store *head, const char *what, const dd_bytes *keys, size_t nke
     dd_status status = from_head(head)->target.is_extended
                            ? find_missing_at_once(head, keys, nkeys, &missing, &patience)
                            : find_missing_one_by_one(head, keys, nkeys, &missing, &patience);
-    if (status != DD_OK) {
-        /* The server does not answer any more: then they all are. */
+    if (status != DD_OK || missing.count == 0) {
+        /* The server does not answer any more, or they have come since: then all that can be said is what was asked. */
         return dd_store_error_missing(err, what, from_head(head)->where, keys, nkeys, nkeys, wait);
     }
-    return dd_store_error_missing(err, what, from_head(head)->where, missing.keys, missing.count, nkeys, wait);
+    return dd_store_error_missing(err, what, from_head(head)->where, missing.keys, missing.count, nkeys,
+                                  wait);
 }
 
 /* Waits on a side link until the keys are there. */
@@ -820,9 +823,10 @@ explain_if_unknown(call *c, dd_status status)
         dd_tcp_write_u32(&ping.writer, 0);
         alive = call_end(&ping, call_ask(&ping, &reader));
     }
-    return alive == DD_OK ? dd_error_set(c->err, DD_NOT_SUPPORTED, "%s: the server at %s does not know this operation",
-                                         c->what, c->store->where)
-                          : status;
+    return alive == DD_OK
+               ? dd_error_set(c->err, DD_NOT_SUPPORTED, "%s: the server at %s does not know this operation",
+                              c->what, c->store->where)
+               : status;
 }
 
 static dd_status
@@ -922,7 +926,8 @@ wait_and_pop_plain(dd_store *head, dd_bytes key, dd_blob *value, const dd_wait *
 }
 
 static dd_status
-tcp_queue_pop(dd_store *head, dd_bytes key, bool is_blocking, dd_blob *value, const dd_wait *wait, dd_error *err)
+tcp_queue_pop(dd_store *head, dd_bytes key, bool is_blocking, dd_blob *value, const dd_wait *wait,
+              dd_error *err)
 {
     bool is_found = false;
     dd_status status = try_pop(head, key, value, &is_found, wait, err);
@@ -1018,11 +1023,10 @@ settle_late_barrier(dd_store *head, dd_bytes key, int64_t world_size, const dd_w
         dd_blob_fini(&count);
         return DD_OK;
     }
-    dd_status status = dd_error_set(err, DD_TIMED_OUT,
-                                    "barrier timed out after %.3g s on %s, key: %s: %.*s of %" PRId64 " have come",
-                                    dd_wait_elapsed_s(wait), from_head(head)->where, key_text,
-                                    is_found ? (int)count.len : 1, is_found ? (const char *)count.data : "?",
-                                    world_size);
+    dd_status status = dd_error_set(
+        err, DD_TIMED_OUT, "barrier timed out after %.3f s on %s, key: %s: %.*s of %" PRId64 " have come",
+        dd_wait_elapsed_s(wait), from_head(head)->where, key_text, is_found ? (int)count.len : 1,
+        is_found ? (const char *)count.data : "?", world_size);
     dd_blob_fini(&count);
     return status;
 }

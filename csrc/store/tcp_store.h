@@ -16,10 +16,10 @@ typedef struct dd_tcp_store_options {
     const char *host;
     uint16_t port;
     int64_t timeout_ns;
-    int64_t world_size;      /* < 0: not counted */
+    int64_t world_size; /* < 0: not counted */
     bool is_wait_for_workers;
-    dd_bytes secret;         /* empty: none */
-    dd_tcp_server *server;   /* NULL, or the server in this process (borrowed); port is then the server's */
+    dd_bytes secret;       /* empty: none */
+    dd_tcp_server *server; /* NULL, or the server in this process (borrowed); port is then the server's */
 } dd_tcp_store_options;
 
 /* Connects, trying again while the server is not there yet; joins when world_size is given and waiting is on, and then
@@ -30,7 +30,7 @@ dd_status dd_tcp_store_open(dd_store **store, const dd_tcp_store_options *option
 const char *dd_tcp_store_host(dd_store *store); /* borrowed */
 uint16_t dd_tcp_store_port(dd_store *store);
 bool dd_tcp_store_is_server(dd_store *store);
-bool dd_tcp_store_is_extended(dd_store *store); /* the server is ours */
+bool dd_tcp_store_is_extended(dd_store *store);      /* the server is ours */
 dd_tcp_server *dd_tcp_store_server(dd_store *store); /* borrowed, or NULL */
 
 #endif

@@ -405,7 +405,7 @@ push_large(void *arg)
 {
     user *self = arg;
     dd_wait wait = patient();
-    size_t len = (size_t)16 << 20;
+    size_t len = (size_t)8 << 20;
     uint8_t *data = calloc(1, len);
     if (CHECK(data != NULL)) {
         CHECK_OK(self->store->ops->queue_push(self->store, BYTES("q"), dd_bytes_of(data, len), &wait,
@@ -422,7 +422,7 @@ TEST(large_item_that_is_half_there_is_not_lost)
     dd_store *store = open_unix(&fixture);
     REQUIRE(store != NULL);
     user pusher = {.store = open_client(dd_tcp_server_port(((world *)fixture)->server), (dd_bytes){0})};
-    for (int i = 0; i < 10; i++) {
+    for (int i = 0; i < 5; i++) {
         dd_blob value = {0};
         CHECK(pthread_create(&pusher.thread, NULL, push_large, &pusher) == 0);
         dd_status status = DD_TIMED_OUT;
@@ -431,7 +431,7 @@ TEST(large_item_that_is_half_there_is_not_lost)
             status = store->ops->queue_pop(store, BYTES("q"), true, &value, &wait, check_err());
         }
         CHECK_OK(status);
-        CHECK_INT(value.len, (size_t)16 << 20);
+        CHECK_INT(value.len, (size_t)8 << 20);
         dd_blob_fini(&value);
         pthread_join(pusher.thread, NULL);
     }
