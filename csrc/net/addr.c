@@ -119,7 +119,7 @@ lookup_create(const char *host, const char *port, lookup **out, dd_error *err)
 static dd_status
 resolve_on_thread(const char *host, const char *port, dd_addr_list *list, const dd_wait *wait, dd_error *err)
 {
-    lookup *look;
+    lookup *look = NULL;
     dd_status status = lookup_create(host, port, &look, err);
     if (status != DD_OK) {
         return status;

@@ -135,7 +135,7 @@ dd_sock_connect(const dd_addr *addr, int *fd, const dd_wait *wait, dd_error *err
 dd_io
 dd_sock_try_accept(int listen_fd, int *fd)
 {
-    struct sockaddr_storage peer;
+    struct sockaddr_storage peer = {0};
     socklen_t peer_len = sizeof peer;
     int new_fd = accept4(listen_fd, (struct sockaddr *)&peer, &peer_len, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (new_fd >= 0) {

@@ -404,7 +404,7 @@ tcp_server_create(dd_tcp_server **out, const dd_tcp_server_options *options, dd_
 static dd_status
 open_alone(dd_tcp_server **out, const dd_tcp_server_options *options, const dd_wait *wait, dd_error *err)
 {
-    dd_tcp_server *server;
+    dd_tcp_server *server = NULL;
     dd_status status = tcp_server_create(&server, options, err);
     if (status != DD_OK) {
         return status;

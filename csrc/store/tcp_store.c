@@ -1187,7 +1187,7 @@ join(tcp_store *store, const dd_wait *wait, dd_error *err)
 dd_status
 dd_tcp_store_open(dd_store **out, const dd_tcp_store_options *options, const dd_wait *wait, dd_error *err)
 {
-    tcp_store *store;
+    tcp_store *store = NULL;
     dd_status status = create_store(&store, options, err);
     if (status != DD_OK) {
         return status;
