@@ -26,18 +26,32 @@ typedef struct lookup {
     char host[];
 } lookup;
 
+void
+dd_addr_list_add(dd_addr_list *list, const dd_addr *addr)
+{
+    for (size_t i = 0; i < list->count; i++) {
+        const dd_addr *other = &list->items[i];
+        if (other->len == addr->len && memcmp(&other->storage, &addr->storage, addr->len) == 0) {
+            return;
+        }
+    }
+    if (list->count < DD_ADDR_LIST_MAX) {
+        list->items[list->count++] = *addr;
+    }
+}
+
+/* A name that stands twice in the hosts file comes with its address twice; whoever listened on both would be in his own
+ * way. */
 static void
 copy_results(const struct addrinfo *info, dd_addr_list *list)
 {
     list->count = 0;
-    for (; info != NULL && list->count < DD_ADDR_LIST_MAX; info = info->ai_next) {
-        if (info->ai_family != AF_INET && info->ai_family != AF_INET6) {
-            continue;
+    for (; info != NULL; info = info->ai_next) {
+        if (info->ai_family == AF_INET || info->ai_family == AF_INET6) {
+            dd_addr addr = {.len = info->ai_addrlen};
+            memcpy(&addr.storage, info->ai_addr, info->ai_addrlen);
+            dd_addr_list_add(list, &addr);
         }
-        dd_addr *addr = &list->items[list->count++];
-        memset(addr, 0, sizeof *addr);
-        memcpy(&addr->storage, info->ai_addr, info->ai_addrlen);
-        addr->len = info->ai_addrlen;
     }
 }
 

@@ -23,11 +23,14 @@ typedef struct dd_addr_list {
     size_t count;
 } dd_addr_list;
 
-/* All stream addresses of host (a number, "localhost", or a name for the resolver), IPv6 and IPv4 in the resolver's
+/* All stream addresses of host, each once (a number, "localhost", or a name for the resolver), IPv6 and IPv4 in the resolver's
  * order. Numbers and "localhost" are answered at once; a name is looked up on a thread of its own, since the resolver
  * knows no deadline. DD_NETWORK with the resolver's reason, DD_NETWORK_TIMED_OUT at the deadline. */
 dd_status dd_addr_resolve(const char *host, uint16_t port, dd_addr_list *list, const dd_wait *wait,
                           dd_error *err) DD_MUST_CHECK;
+
+/* Adds an address that is not in the list yet, while there is room. */
+void dd_addr_list_add(dd_addr_list *list, const dd_addr *addr);
 
 /* Whether host asks for every address of the machine: "", "*", "0.0.0.0", "::". */
 bool dd_addr_is_wildcard(const char *host);

@@ -4,7 +4,6 @@
 #include "core/fork.h"
 
 #include <errno.h>
-#include <sched.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -68,47 +67,59 @@ expire_timers(dd_loop *loop)
     }
 }
 
-/* Whether the loop may not sleep yet. */
+/* After a round without input: whether to look again before sleeping. */
 static bool
-is_spinning(const dd_loop *loop, int64_t idle_since_ns)
+is_spinning(dd_loop *loop)
 {
-    return loop->spin_ns > 0 && dd_clock_now_ns() - idle_since_ns < loop->spin_ns;
+    int64_t now_ns = dd_clock_now_ns();
+    if (loop->idle_until_ns == 0) {
+        loop->idle_until_ns = now_ns + dd_spin_start(&loop->spin);
+    }
+    return now_ns < loop->idle_until_ns;
 }
 
-/* One round: asks `poll`, then epoll, which sleeps only when there is nothing to stay awake for. Returns whether there was
- * any input. */
-static bool
-fetch_input(dd_loop *loop, int64_t idle_since_ns)
+static void
+note_input(dd_loop *loop)
 {
-    bool is_wanted = false;
-    bool is_input = loop->poll != NULL && loop->poll(loop, &is_wanted);
-    bool is_awake = is_input || is_wanted || is_spinning(loop, idle_since_ns);
-    int count =
-        epoll_wait(loop->epoll_fd, loop->events, DD_LOOP_BATCH, is_awake ? 0 : timeout_until_timer_ms(loop));
-    loop->nevents = count > 0 ? count : 0;
-    if (is_awake && !is_input && loop->nevents == 0) {
-        /* Whoever is to send the next input may need this core. */
-        sched_yield();
+    if (loop->idle_until_ns != 0) {
+        dd_spin_note_success(&loop->spin);
+        loop->idle_until_ns = 0;
     }
-    return is_input || loop->nevents > 0;
+}
+
+static void
+deliver_events(dd_loop *loop)
+{
+    for (loop->next_event = 0; loop->next_event < loop->nevents;) {
+        struct epoll_event *event = &loop->events[loop->next_event++];
+        dd_handler *handler = event->data.ptr;
+        if (handler != NULL) {
+            handler->on_event(handler, event->events);
+        }
+    }
 }
 
 void
 dd_loop_run(dd_loop *loop)
 {
-    int64_t idle_since_ns = 0;
+    bool is_awake = true;
     while (!loop->is_stopping) {
-        if (fetch_input(loop, idle_since_ns)) {
-            idle_since_ns = dd_clock_now_ns();
-        }
-        for (loop->next_event = 0; loop->next_event < loop->nevents;) {
-            struct epoll_event *event = &loop->events[loop->next_event++];
-            dd_handler *handler = event->data.ptr;
-            if (handler != NULL) {
-                handler->on_event(handler, event->events);
-            }
-        }
+        int count = epoll_wait(loop->epoll_fd, loop->events, DD_LOOP_BATCH,
+                               is_awake ? 0 : timeout_until_timer_ms(loop));
+        loop->nevents = count > 0 ? count : 0;
+        loop->next_event = 0;
+        bool is_wanted = false;
+        bool is_polled = loop->poll != NULL && loop->poll(loop, &is_wanted);
+        bool is_input = is_polled || loop->nevents > 0;
+        deliver_events(loop);
         expire_timers(loop);
+        if (is_input) {
+            note_input(loop);
+        }
+        is_awake = is_input || is_spinning(loop) || is_wanted;
+        if (is_awake && !is_input) {
+            dd_spin_yield(&loop->spin);
+        }
     }
 }
 

@@ -7,6 +7,7 @@
 #define DD_NET_LOOP_H
 
 #include "core/list.h"
+#include "core/spin.h"
 #include "core/status.h"
 
 #include <stdbool.h>
@@ -32,11 +33,13 @@ struct dd_timer {
 
 struct dd_loop {
     int epoll_fd;
-    int wake_fd;     /* eventfd: dd_loop_stop writes it */
-    int64_t spin_ns; /* poll so long without sleeping after the last event; 0: sleep at once */
-    /* Input that epoll does not see: asked in every round, NULL for none. Tells whether there was any, and while it wants to
-     * be asked again at once the loop does not sleep. */
+    int wake_fd;  /* eventfd: dd_loop_stop writes it */
+    dd_spin spin; /* for polling without sleeping after the last input; zeroed: sleeps at once */
+    /* Input that epoll does not see: asked in every round, after epoll and before the events (which are in `events`) are
+     * delivered; NULL for none. Tells whether there was any, and *is_wanted whether it has to be asked again at once: the loop
+     * does not sleep then. */
     bool (*poll)(dd_loop *loop, bool *is_wanted);
+    int64_t idle_until_ns;                    /* loop only: polls until then; 0 while there is input */
     dd_list timers;                           /* loop only; ordered by deadline */
     struct epoll_event events[DD_LOOP_BATCH]; /* loop only: the batch being delivered */
     int nevents;

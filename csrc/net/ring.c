@@ -118,15 +118,23 @@ dd_ring_is_bell_due(dd_ring *ring)
 }
 
 bool
-dd_ring_read(dd_ring *ring, void *data, size_t len, size_t *moved)
+dd_ring_count(const dd_ring *ring, size_t *count)
 {
     /* Acquire: pairs with the release in dd_ring_write. */
     uint64_t written = atomic_load_explicit(&ring->shared->written, memory_order_acquire);
     uint64_t used = written - ring->position;
-    if (used > ring->size) {
+    *count = (size_t)used;
+    return used <= ring->size;
+}
+
+bool
+dd_ring_read(dd_ring *ring, void *data, size_t len, size_t *moved)
+{
+    size_t used;
+    if (!dd_ring_count(ring, &used)) {
         return false;
     }
-    len = smaller(len, (size_t)used);
+    len = smaller(len, used);
     size_t start = (size_t)(ring->position & (ring->size - 1));
     size_t first = smaller(len, ring->size - start);
     memcpy(data, ring->data + start, first);

@@ -41,6 +41,8 @@ bool dd_ring_has_room(const dd_ring *ring);
 /* Writer, after writing: whether the reader has to be woken. True once for each time it fell asleep. */
 bool dd_ring_is_bell_due(dd_ring *ring);
 
+/* Reader. How many bytes there are; false when the writer's position makes no sense. */
+bool dd_ring_count(const dd_ring *ring, size_t *count);
 /* Reader. Copies out up to len bytes; *moved is 0 when there are none. False when the writer's position makes no sense. */
 bool dd_ring_read(dd_ring *ring, void *data, size_t len, size_t *moved);
 /* Reader. False when bytes have come after all: then it must read on. */

@@ -25,7 +25,7 @@ store_set(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwn
     return is_done ? Py_NewRef(Py_None) : NULL;
 }
 
-/* The value of a call that has ended, and frees the blob. */
+/* Ends a call and frees the blob: returns its value, or NULL with an exception. */
 static PyObject *
 finish_blob(py_call *call, dd_blob *blob)
 {

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #define HANDSHAKE_TIMEOUT_NS (10 * DD_NS_PER_S)
+#define MAX_LIMIT (INT64_C(1) << 40)
 
 typedef struct py_tcp_store {
     py_store base;
@@ -20,6 +21,7 @@ typedef struct tcp_store_arguments {
     bool is_multi_tenant;
     bool is_libuv;
     int listen_fd;
+    dd_tcp_limits limits;
     dd_tcp_store_options options;
 } tcp_store_arguments;
 
@@ -95,6 +97,42 @@ take_listen_fd(PyObject *value, tcp_store_arguments *arguments)
     return true;
 }
 
+static bool
+take_limit(PyObject *value, const char *name, uint64_t *limit)
+{
+    int64_t number;
+    if (value == NULL || value == Py_None) {
+        return true;
+    }
+    if (!py_to_int64(value, &number, "TCPStore", name)) {
+        return false;
+    }
+    if (number < 1 || number > MAX_LIMIT) {
+        PyErr_Format(PyExc_ValueError, "TCPStore(): argument '%s' must be in 1..%lld, not %lld", name,
+                     (long long)MAX_LIMIT, (long long)number);
+        return false;
+    }
+    *limit = (uint64_t)number;
+    return true;
+}
+
+static bool
+take_limits(PyObject *max_key_bytes, PyObject *max_value_bytes, tcp_store_arguments *arguments)
+{
+    dd_tcp_limits *limits = &arguments->limits;
+    *limits = DD_TCP_LIMITS_DEFAULT;
+    if (!take_limit(max_key_bytes, "max_key_bytes", &limits->max_key_bytes) ||
+        !take_limit(max_value_bytes, "max_value_bytes", &limits->max_value_bytes)) {
+        return false;
+    }
+    /* A value that is allowed alone has to fit into a request. */
+    uint64_t least = limits->max_key_bytes + 2 * limits->max_value_bytes + 64;
+    if (limits->max_request_bytes < least) {
+        limits->max_request_bytes = least;
+    }
+    return true;
+}
+
 /* The secret given, else the environment's; always a copy, since neither is ours once the GIL is released. */
 static bool
 take_secret(PyObject *value, tcp_store_arguments *arguments)
@@ -131,20 +169,24 @@ parse_arguments(py_state *state, PyObject *args, PyObject *kwargs, tcp_store_arg
                                "master_listen_fd",
                                "use_libuv",
                                "secret",
+                               "max_key_bytes",
+                               "max_value_bytes",
                                NULL};
     PyObject *port;
     PyObject *world_size = NULL;
     PyObject *timeout = NULL;
     PyObject *listen_fd = NULL;
     PyObject *secret = NULL;
+    PyObject *max_key_bytes = NULL;
+    PyObject *max_value_bytes = NULL;
     int is_master = 0;
     int is_waiting = 1;
     int is_multi_tenant = 0;
     int is_libuv = 1;
     *arguments = (tcp_store_arguments){.options = {.timeout_ns = DD_STORE_DEFAULT_TIMEOUT_NS}};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OpOppOp$O:TCPStore", keywords, &arguments->host, &port,
-                                     &world_size, &is_master, &timeout, &is_waiting, &is_multi_tenant,
-                                     &listen_fd, &is_libuv, &secret)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OpOppOp$OOO:TCPStore", keywords, &arguments->host,
+                                     &port, &world_size, &is_master, &timeout, &is_waiting, &is_multi_tenant,
+                                     &listen_fd, &is_libuv, &secret, &max_key_bytes, &max_value_bytes)) {
         return false;
     }
     arguments->is_master = is_master != 0;
@@ -154,7 +196,8 @@ parse_arguments(py_state *state, PyObject *args, PyObject *kwargs, tcp_store_arg
     return take_host(arguments) && take_port(port, arguments) && take_world_size(world_size, arguments) &&
            (timeout == NULL ||
             py_to_timeout_ns(state, timeout, &arguments->options.timeout_ns, "TCPStore", "timeout")) &&
-           take_listen_fd(listen_fd, arguments) && take_secret(secret, arguments);
+           take_listen_fd(listen_fd, arguments) && take_limits(max_key_bytes, max_value_bytes, arguments) &&
+           take_secret(secret, arguments);
 }
 
 /* Opens the server, if this is the master, and the client. Runs without the GIL. */
@@ -169,7 +212,7 @@ open_store(const py_state *state, const tcp_store_arguments *arguments, dd_store
             .port = options.port,
             .listen_fd = arguments->listen_fd,
             .secret = options.secret,
-            .limits = DD_TCP_LIMITS_DEFAULT,
+            .limits = arguments->limits,
             .handshake_timeout_ns = HANDSHAKE_TIMEOUT_NS,
             .registry = arguments->is_multi_tenant ? state->tcp_registry : NULL,
         };
@@ -309,7 +352,8 @@ static PyGetSetDef tcp_store_getset[] = {
 
 static const char tcp_store_doc[] =
     "TCPStore(host_name, port, world_size=None, is_master=False, timeout=300.0, wait_for_workers=True,\n"
-    "         multi_tenant=False, master_listen_fd=None, use_libuv=True, *, secret=None)\n--\n\n"
+    "         multi_tenant=False, master_listen_fd=None, use_libuv=True, *, secret=None, max_key_bytes=None,\n"
+    "         max_value_bytes=None)\n--\n\n"
     "A store on a server that one of the processes runs; it speaks the protocol of PyTorch's TCPStore.\n\n"
     "host_name, port: where the server is, or for the master where it listens; port 0 takes a free one.\n"
     "world_size: how many processes join; with wait_for_workers the master waits for them.\n"
@@ -317,7 +361,8 @@ static const char tcp_store_doc[] =
     "multi_tenant: masters of this process on the same port share one server, if all ask for it.\n"
     "master_listen_fd: a bound socket for the server to listen on.\n"
     "use_libuv: accepted and without effect.\n"
-    "secret: what both sides must know; None is the environment's DLDIST_SECRET, empty is none.";
+    "secret: what both sides must know; None is the environment's DLDIST_SECRET, empty is none.\n"
+    "max_key_bytes, max_value_bytes: what the master's server takes; None is 64 KiB and 256 MiB.";
 
 PyObject *
 py_tcp_store_make_type(PyObject *module, PyObject *base)

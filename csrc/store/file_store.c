@@ -1,219 +1,22 @@
-/* Every process replays the file's records into a keyspace of its own and answers from it. A change is made
- * under the file's gate: read on to the end, change the keyspace, append the record. Where the record cannot
- * be written, the keyspace is thrown away and read anew.
- *
- * Threads and clones of one process share one membership (file_shared). Its mutex is held for work on the
- * keyspace and the file, never while sleeping; who wants the gate first takes is_gate_taken from the other
- * threads, since they all share the one file lock. */
+/* The operations of a FileStore, each of them one look at, or one change of, what the process shares
+ * (file_shared.h). */
 #include "store/file_store.h"
 
-#include "core/log.h"
 #include "core/mem.h"
-#include "core/thread.h"
-#include "store/file_log.h"
-#include "store/file_member.h"
-
-#include <errno.h>
-#include <string.h>
-#include <unistd.h>
+#include "store/file_shared.h"
 
 #define POLL_MIN_NS DD_NS_PER_MS
 #define POLL_MAX_NS (10 * DD_NS_PER_MS)
-#define KEEP_BYTES ((size_t)64 << 10)
-
-typedef struct file_shared {
-    /* const after init */
-    dd_file_member member;
-    /* atomic: counts handles; acq_rel, as the last one frees */
-    atomic_uint refs;
-    /* atomic: the keyspace is being changed; read by a child of a fork, which has nobody to wait for */
-    atomic_bool is_changing;
-    pthread_mutex_t mu;
-    pthread_cond_t changed; /* with mu: this process changed the content, or gave the gate back */
-    /* guarded by mu */
-    bool is_gate_taken; /* a thread holds the gate or waits for it */
-    bool is_cut_short;  /* the last operation ran out of time or was interrupted */
-    dd_file_log log;
-    dd_blob write_buf;
-} file_shared;
 
 typedef struct file_store {
     dd_store base;
-    file_shared *shared; /* const after init; counted */
+    dd_file_shared *shared; /* const after init; counted */
 } file_store;
 
-static file_shared *
+static dd_file_shared *
 shared_of(dd_store *store)
 {
     return ((file_store *)store)->shared;
-}
-
-/* ---- reading and writing the file */
-
-/* Brings the keyspace up to date with the file. */
-static dd_status
-read_on_locked(file_shared *shared, dd_file_tail *tail, dd_error *err)
-{
-    uint64_t size;
-    dd_status status = dd_file_member_check(&shared->member, &size, err);
-    if (status != DD_OK) {
-        return status;
-    }
-    if (size < shared->log.offset) {
-        return dd_error_set(err, DD_STORE, "%s: the file was cut to %llu bytes by a stranger; %llu were read",
-                            shared->member.where, (unsigned long long)size,
-                            (unsigned long long)shared->log.offset);
-    }
-    *tail = DD_FILE_TAIL_CLEAN;
-    if (size == shared->log.offset) {
-        return DD_OK;
-    }
-    atomic_store(&shared->is_changing, true);
-    status = dd_file_log_replay(&shared->log, shared->member.fd, size, tail, err);
-    atomic_store(&shared->is_changing, false);
-    if (status != DD_OK) {
-        dd_error_prepend(err, "%s", shared->member.where);
-    }
-    return status;
-}
-
-/* The same for who holds the gate: the log ends with a whole record then. */
-static dd_status
-read_to_end_locked(file_shared *shared, dd_error *err)
-{
-    dd_file_tail tail;
-    dd_status status = read_on_locked(shared, &tail, err);
-    if (status != DD_OK || tail == DD_FILE_TAIL_CLEAN) {
-        return status;
-    }
-    if (tail == DD_FILE_TAIL_DAMAGED) {
-        return dd_error_set(err, DD_STORE, "%s: damaged record at offset %llu, with others after it",
-                            shared->member.where, (unsigned long long)shared->log.offset);
-    }
-    DD_LOG(DD_LOG_INFO, "%s: cutting off half a record at offset %llu, of a writer that died",
-           shared->member.where, (unsigned long long)shared->log.offset);
-    if (ftruncate(shared->member.fd, (off_t)shared->log.offset) != 0) {
-        return dd_error_set_errno(err, DD_SYSTEM, errno, "%s: cannot cut off half a record",
-                                  shared->member.where);
-    }
-    return DD_OK;
-}
-
-/* Appends the records in write_buf, which the keyspace holds already; on failure it forgets them. */
-static dd_status
-commit_locked(file_shared *shared, dd_status status, dd_error *err)
-{
-    if (status == DD_OK) {
-        status =
-            dd_file_member_write(&shared->member, dd_blob_view(&shared->write_buf), shared->log.offset, err);
-        if (status == DD_OK) {
-            shared->log.offset += shared->write_buf.len;
-        } else if (ftruncate(shared->member.fd, (off_t)shared->log.offset) != 0) {
-            DD_LOG(DD_LOG_INFO, "%s: half a record stays until the next write", shared->member.where);
-        }
-    }
-    if (status != DD_OK) {
-        dd_file_log_reset(&shared->log);
-    }
-    dd_blob_clear(&shared->write_buf, KEEP_BYTES);
-    return status;
-}
-
-/* Logs one change that was made to the keyspace. */
-static dd_status
-log_locked(file_shared *shared, const dd_file_record *record, dd_error *err)
-{
-    return commit_locked(shared, dd_file_record_encode(&shared->write_buf, record, err), err);
-}
-
-/* ---- taking turns */
-
-static void
-end_read_locked(file_shared *shared, dd_status status)
-{
-    shared->is_cut_short = status == DD_TIMED_OUT || status == DD_INTERRUPTED;
-    pthread_mutex_unlock(&shared->mu);
-}
-
-/* Starts an operation that only looks: holds the mutex on DD_OK, with the keyspace up to date. */
-static dd_status
-begin_read(file_shared *shared, dd_error *err)
-{
-    pthread_mutex_lock(&shared->mu);
-    dd_file_member_look(&shared->member);
-    dd_file_tail tail;
-    dd_status status = read_on_locked(shared, &tail, err);
-    if (status != DD_OK) {
-        end_read_locked(shared, status);
-    }
-    return status;
-}
-
-/* Waits for the other threads of this process. Called with the mutex, holds it after in any case. */
-static dd_status
-take_turn_locked(file_shared *shared, const char *what, const dd_wait *wait, dd_error *err)
-{
-    while (shared->is_gate_taken) {
-        if (dd_wait_is_over(wait)) {
-            return dd_error_set(
-                err, DD_TIMED_OUT,
-                "%s timed out after %.3f s on %s: another thread uses or awaits the file's lock", what,
-                dd_wait_elapsed_s(wait), shared->member.where);
-        }
-        dd_cond_wait_slice(&shared->changed, &shared->mu, wait);
-        pthread_mutex_unlock(&shared->mu);
-        dd_status status = dd_wait_check(wait, err);
-        pthread_mutex_lock(&shared->mu);
-        if (status != DD_OK) {
-            return status;
-        }
-    }
-    shared->is_gate_taken = true;
-    return DD_OK;
-}
-
-static void
-give_turn_locked(file_shared *shared)
-{
-    shared->is_gate_taken = false;
-    pthread_cond_broadcast(&shared->changed);
-}
-
-static void
-end_write_locked(file_shared *shared, dd_status status)
-{
-    atomic_store(&shared->is_changing, false);
-    dd_file_member_unlock_gate(&shared->member);
-    give_turn_locked(shared);
-    end_read_locked(shared, status);
-}
-
-/* Starts an operation that changes something: on DD_OK holds the mutex and the gate, with the keyspace up to
- * date. */
-static dd_status
-begin_write(file_shared *shared, const char *what, const dd_wait *wait, dd_error *err)
-{
-    pthread_mutex_lock(&shared->mu);
-    dd_status status = take_turn_locked(shared, what, wait, err);
-    if (status != DD_OK) {
-        end_read_locked(shared, status);
-        return status;
-    }
-    pthread_mutex_unlock(&shared->mu);
-    status = dd_file_member_lock_gate(&shared->member, what, wait, err);
-    pthread_mutex_lock(&shared->mu);
-    if (status != DD_OK) {
-        give_turn_locked(shared);
-        end_read_locked(shared, status);
-        return status;
-    }
-    status = read_to_end_locked(shared, err);
-    if (status != DD_OK) {
-        end_write_locked(shared, status);
-        return status;
-    }
-    atomic_store(&shared->is_changing, true);
-    return DD_OK;
 }
 
 /* ---- changing */
@@ -222,16 +25,13 @@ static dd_status
 write_record(dd_store *store, const char *what, const dd_file_record *record, const dd_wait *wait,
              dd_error *err)
 {
-    file_shared *shared = shared_of(store);
-    dd_status status = begin_write(shared, what, wait, err);
+    dd_file_shared *shared = shared_of(store);
+    dd_status status = dd_file_shared_begin_write(shared, what, wait, err);
     if (status != DD_OK) {
         return status;
     }
-    status = dd_file_record_apply(&shared->log.ks, record, err);
-    if (status == DD_OK) {
-        status = log_locked(shared, record, err);
-    }
-    end_write_locked(shared, status);
+    status = dd_file_shared_change(shared, record, err);
+    dd_file_shared_end_write(shared, status);
     return status;
 }
 
@@ -260,8 +60,8 @@ static dd_status
 file_multi_set(dd_store *store, const dd_bytes *keys, const dd_bytes *values, size_t nkeys,
                const dd_wait *wait, dd_error *err)
 {
-    file_shared *shared = shared_of(store);
-    dd_status status = begin_write(shared, "multi_set", wait, err);
+    dd_file_shared *shared = shared_of(store);
+    dd_status status = dd_file_shared_begin_write(shared, "multi_set", wait, err);
     if (status != DD_OK) {
         return status;
     }
@@ -272,16 +72,16 @@ file_multi_set(dd_store *store, const dd_bytes *keys, const dd_bytes *values, si
             status = dd_file_record_encode(&shared->write_buf, &record, err);
         }
     }
-    status = commit_locked(shared, status, err);
-    end_write_locked(shared, status);
+    status = dd_file_shared_commit(shared, status, err);
+    dd_file_shared_end_write(shared, status);
     return status;
 }
 
 static dd_status
 file_add(dd_store *store, dd_bytes key, int64_t amount, int64_t *sum, const dd_wait *wait, dd_error *err)
 {
-    file_shared *shared = shared_of(store);
-    dd_status status = begin_write(shared, "add", wait, err);
+    dd_file_shared *shared = shared_of(store);
+    dd_status status = dd_file_shared_begin_write(shared, "add", wait, err);
     if (status != DD_OK) {
         return status;
     }
@@ -290,9 +90,9 @@ file_add(dd_store *store, dd_bytes key, int64_t amount, int64_t *sum, const dd_w
     if (status == DD_OK) {
         dd_file_record record = {DD_FILE_RECORD_SET, key, {0}};
         (void)dd_keyspace_get(&shared->log.ks, key, &record.value);
-        status = log_locked(shared, &record, err);
+        status = dd_file_shared_log(shared, &record, err);
     }
-    end_write_locked(shared, status);
+    dd_file_shared_end_write(shared, status);
     if (status == DD_OK) {
         *sum = result;
     }
@@ -312,8 +112,8 @@ static dd_status
 file_compare_set(dd_store *store, dd_bytes key, dd_bytes expected, dd_bytes desired, dd_blob *value,
                  const dd_wait *wait, dd_error *err)
 {
-    file_shared *shared = shared_of(store);
-    dd_status status = begin_write(shared, "compare_set", wait, err);
+    dd_file_shared *shared = shared_of(store);
+    dd_status status = dd_file_shared_begin_write(shared, "compare_set", wait, err);
     if (status != DD_OK) {
         return status;
     }
@@ -324,12 +124,9 @@ file_compare_set(dd_store *store, dd_bytes key, dd_bytes expected, dd_bytes desi
     status = dd_blob_assign(&result, is_to_set ? desired : current, err);
     if (status == DD_OK && is_to_set) {
         dd_file_record record = {DD_FILE_RECORD_SET, key, desired};
-        status = dd_file_record_apply(&shared->log.ks, &record, err);
-        if (status == DD_OK) {
-            status = log_locked(shared, &record, err);
-        }
+        status = dd_file_shared_change(shared, &record, err);
     }
-    end_write_locked(shared, status);
+    dd_file_shared_end_write(shared, status);
     if (status == DD_OK) {
         move_blob(value, &result);
     }
@@ -340,17 +137,17 @@ file_compare_set(dd_store *store, dd_bytes key, dd_bytes expected, dd_bytes desi
 static dd_status
 file_delete_key(dd_store *store, dd_bytes key, bool *is_deleted, const dd_wait *wait, dd_error *err)
 {
-    file_shared *shared = shared_of(store);
-    dd_status status = begin_write(shared, "delete_key", wait, err);
+    dd_file_shared *shared = shared_of(store);
+    dd_status status = dd_file_shared_begin_write(shared, "delete_key", wait, err);
     if (status != DD_OK) {
         return status;
     }
     bool was_there = dd_keyspace_delete(&shared->log.ks, key);
     if (was_there) {
         dd_file_record record = {DD_FILE_RECORD_DELETE, key, {0}};
-        status = log_locked(shared, &record, err);
+        status = dd_file_shared_log(shared, &record, err);
     }
-    end_write_locked(shared, status);
+    dd_file_shared_end_write(shared, status);
     if (status == DD_OK) {
         *is_deleted = was_there;
     }
@@ -374,7 +171,7 @@ has_item(const dd_keyspace *ks, dd_bytes key)
     return dd_keyspace_queue_len(ks, key) > 0;
 }
 
-typedef struct awaited {
+typedef struct awaited_keys {
     const char *what;
     is_there_fn is_there;
     const dd_bytes *keys;
@@ -382,7 +179,7 @@ typedef struct awaited {
 } awaited_keys;
 
 static bool
-are_all_there_locked(const file_shared *shared, const awaited_keys *awaited)
+are_all_there_locked(const dd_file_shared *shared, const awaited_keys *awaited)
 {
     for (size_t i = 0; i < awaited->nkeys; i++) {
         if (!awaited->is_there(&shared->log.ks, awaited->keys[i])) {
@@ -393,7 +190,7 @@ are_all_there_locked(const file_shared *shared, const awaited_keys *awaited)
 }
 
 static dd_status
-error_missing_locked(const file_shared *shared, const awaited_keys *awaited, const dd_wait *wait,
+error_missing_locked(const dd_file_shared *shared, const awaited_keys *awaited, const dd_wait *wait,
                      dd_error *err)
 {
     dd_bytes missing[DD_STORE_MISSING_SHOWN];
@@ -410,28 +207,23 @@ error_missing_locked(const file_shared *shared, const awaited_keys *awaited, con
                                   wait);
 }
 
-/* As begin_read, once all keys are there. */
+/* As dd_file_shared_begin_read, once all keys are there. */
 static dd_status
-begin_read_when_there(file_shared *shared, const awaited_keys *awaited, const dd_wait *wait, dd_error *err)
+begin_read_when_there(dd_file_shared *shared, const awaited_keys *awaited, const dd_wait *wait, dd_error *err)
 {
     int64_t nap_ns = POLL_MIN_NS;
     for (;;) {
-        dd_status status = begin_read(shared, err);
+        dd_status status = dd_file_shared_begin_read(shared, err);
         if (status != DD_OK || are_all_there_locked(shared, awaited)) {
             return status;
         }
         if (dd_wait_is_over(wait)) {
             status = error_missing_locked(shared, awaited, wait, err);
-            end_read_locked(shared, status);
+            dd_file_shared_end_read(shared, status);
             return status;
         }
-        dd_wait nap = dd_wait_at_most(wait, nap_ns);
-        dd_cond_wait_slice(&shared->changed, &shared->mu, &nap);
-        pthread_mutex_unlock(&shared->mu);
-        status = dd_wait_check(wait, err);
+        status = dd_file_shared_nap(shared, nap_ns, wait, err);
         if (status != DD_OK) {
-            pthread_mutex_lock(&shared->mu);
-            end_read_locked(shared, status);
             return status;
         }
         nap_ns = nap_ns * 2 < POLL_MAX_NS ? nap_ns * 2 : POLL_MAX_NS;
@@ -441,14 +233,14 @@ begin_read_when_there(file_shared *shared, const awaited_keys *awaited, const dd
 static dd_status
 file_get(dd_store *store, dd_bytes key, dd_blob *value, const dd_wait *wait, dd_error *err)
 {
-    file_shared *shared = shared_of(store);
+    dd_file_shared *shared = shared_of(store);
     awaited_keys awaited = {"get", has_value, &key, 1};
     dd_status status = begin_read_when_there(shared, &awaited, wait, err);
     if (status == DD_OK) {
         dd_bytes found = {0};
         (void)dd_keyspace_get(&shared->log.ks, key, &found);
         status = dd_blob_assign(value, found, err);
-        end_read_locked(shared, status);
+        dd_file_shared_end_read(shared, status);
     }
     return status;
 }
@@ -456,11 +248,11 @@ file_get(dd_store *store, dd_bytes key, dd_blob *value, const dd_wait *wait, dd_
 static dd_status
 file_wait(dd_store *store, const dd_bytes *keys, size_t nkeys, const dd_wait *wait, dd_error *err)
 {
-    file_shared *shared = shared_of(store);
+    dd_file_shared *shared = shared_of(store);
     awaited_keys awaited = {"wait", dd_keyspace_has, keys, nkeys};
     dd_status status = begin_read_when_there(shared, &awaited, wait, err);
     if (status == DD_OK) {
-        end_read_locked(shared, status);
+        dd_file_shared_end_read(shared, status);
     }
     return status;
 }
@@ -469,7 +261,7 @@ static dd_status
 file_multi_get(dd_store *store, const dd_bytes *keys, size_t nkeys, dd_blob_list *values, const dd_wait *wait,
                dd_error *err)
 {
-    file_shared *shared = shared_of(store);
+    dd_file_shared *shared = shared_of(store);
     awaited_keys awaited = {"multi_get", has_value, keys, nkeys};
     dd_status status = begin_read_when_there(shared, &awaited, wait, err);
     if (status != DD_OK) {
@@ -481,7 +273,7 @@ file_multi_get(dd_store *store, const dd_bytes *keys, size_t nkeys, dd_blob_list
         (void)dd_keyspace_get(&shared->log.ks, keys[i], &found);
         status = dd_blob_assign(&values->items[i], found, err);
     }
-    end_read_locked(shared, status);
+    dd_file_shared_end_read(shared, status);
     if (status != DD_OK) {
         dd_blob_list_fini(values);
     }
@@ -492,17 +284,17 @@ file_multi_get(dd_store *store, const dd_bytes *keys, size_t nkeys, dd_blob_list
 static dd_status
 try_pop(dd_store *store, dd_bytes key, dd_blob *item, bool *is_popped, const dd_wait *wait, dd_error *err)
 {
-    file_shared *shared = shared_of(store);
-    dd_status status = begin_write(shared, "queue_pop", wait, err);
+    dd_file_shared *shared = shared_of(store);
+    dd_status status = dd_file_shared_begin_write(shared, "queue_pop", wait, err);
     if (status != DD_OK) {
         return status;
     }
     *is_popped = dd_keyspace_queue_pop(&shared->log.ks, key, item);
     if (*is_popped) {
         dd_file_record record = {DD_FILE_RECORD_POP, key, {0}};
-        status = log_locked(shared, &record, err);
+        status = dd_file_shared_log(shared, &record, err);
     }
-    end_write_locked(shared, status);
+    dd_file_shared_end_write(shared, status);
     return status;
 }
 
@@ -510,7 +302,7 @@ static dd_status
 file_queue_pop(dd_store *store, dd_bytes key, bool is_blocking, dd_blob *value, const dd_wait *wait,
                dd_error *err)
 {
-    file_shared *shared = shared_of(store);
+    dd_file_shared *shared = shared_of(store);
     dd_blob item = {0};
     bool is_popped = false;
     dd_status status = DD_OK;
@@ -519,7 +311,7 @@ file_queue_pop(dd_store *store, dd_bytes key, bool is_blocking, dd_blob *value, 
             awaited_keys awaited = {"queue_pop", has_item, &key, 1};
             status = begin_read_when_there(shared, &awaited, wait, err);
             if (status == DD_OK) {
-                end_read_locked(shared, status);
+                dd_file_shared_end_read(shared, status);
             }
         }
         if (status == DD_OK) {
@@ -545,8 +337,8 @@ file_try_get(dd_store *store, dd_bytes key, dd_blob *value, bool *is_found, cons
              dd_error *err)
 {
     (void)wait;
-    file_shared *shared = shared_of(store);
-    dd_status status = begin_read(shared, err);
+    dd_file_shared *shared = shared_of(store);
+    dd_status status = dd_file_shared_begin_read(shared, err);
     if (status != DD_OK) {
         return status;
     }
@@ -555,7 +347,7 @@ file_try_get(dd_store *store, dd_bytes key, dd_blob *value, bool *is_found, cons
     if (is_there) {
         status = dd_blob_assign(value, found, err);
     }
-    end_read_locked(shared, status);
+    dd_file_shared_end_read(shared, status);
     if (status == DD_OK) {
         *is_found = is_there;
     }
@@ -567,12 +359,12 @@ file_check(dd_store *store, const dd_bytes *keys, size_t nkeys, bool *is_ready, 
            dd_error *err)
 {
     (void)wait;
-    file_shared *shared = shared_of(store);
-    dd_status status = begin_read(shared, err);
+    dd_file_shared *shared = shared_of(store);
+    dd_status status = dd_file_shared_begin_read(shared, err);
     if (status == DD_OK) {
         awaited_keys awaited = {"check", dd_keyspace_has, keys, nkeys};
         *is_ready = are_all_there_locked(shared, &awaited);
-        end_read_locked(shared, status);
+        dd_file_shared_end_read(shared, status);
     }
     return status;
 }
@@ -581,11 +373,11 @@ static dd_status
 file_num_keys(dd_store *store, int64_t *count, const dd_wait *wait, dd_error *err)
 {
     (void)wait;
-    file_shared *shared = shared_of(store);
-    dd_status status = begin_read(shared, err);
+    dd_file_shared *shared = shared_of(store);
+    dd_status status = dd_file_shared_begin_read(shared, err);
     if (status == DD_OK) {
         *count = shared->log.ks.nvalues;
-        end_read_locked(shared, status);
+        dd_file_shared_end_read(shared, status);
     }
     return status;
 }
@@ -594,11 +386,11 @@ static dd_status
 file_queue_len(dd_store *store, dd_bytes key, int64_t *count, const dd_wait *wait, dd_error *err)
 {
     (void)wait;
-    file_shared *shared = shared_of(store);
-    dd_status status = begin_read(shared, err);
+    dd_file_shared *shared = shared_of(store);
+    dd_status status = dd_file_shared_begin_read(shared, err);
     if (status == DD_OK) {
         *count = dd_keyspace_queue_len(&shared->log.ks, key);
-        end_read_locked(shared, status);
+        dd_file_shared_end_read(shared, status);
     }
     return status;
 }
@@ -607,8 +399,8 @@ static dd_status
 file_list_keys(dd_store *store, dd_blob_list *keys, const dd_wait *wait, dd_error *err)
 {
     (void)wait;
-    file_shared *shared = shared_of(store);
-    dd_status status = begin_read(shared, err);
+    dd_file_shared *shared = shared_of(store);
+    dd_status status = dd_file_shared_begin_read(shared, err);
     if (status != DD_OK) {
         return status;
     }
@@ -618,7 +410,7 @@ file_list_keys(dd_store *store, dd_blob_list *keys, const dd_wait *wait, dd_erro
     for (size_t i = 0; status == DD_OK && dd_keyspace_next_key(&shared->log.ks, &cursor, &key); i++) {
         status = dd_blob_assign(&keys->items[i], key, err);
     }
-    end_read_locked(shared, status);
+    dd_file_shared_end_read(shared, status);
     if (status != DD_OK) {
         dd_blob_list_fini(keys);
     }
@@ -631,7 +423,7 @@ static const dd_store_ops file_store_ops;
 
 /* A handle on `shared`, which it counts as given. */
 static dd_status
-handle_create(dd_store **store, file_shared *shared, int64_t timeout_ns, dd_error *err)
+handle_create(dd_store **store, dd_file_shared *shared, int64_t timeout_ns, dd_error *err)
 {
     file_store *handle = dd_mem_zalloc(sizeof *handle);
     if (handle == NULL) {
@@ -647,43 +439,21 @@ static dd_status
 file_clone(dd_store *store, dd_store **other, const dd_wait *wait, dd_error *err)
 {
     (void)wait;
-    file_shared *shared = shared_of(store);
+    dd_file_shared *shared = shared_of(store);
     dd_status status = handle_create(other, shared, dd_store_head_get_timeout_ns(store), err);
     if (status == DD_OK) {
-        atomic_fetch_add_explicit(&shared->refs, 1, memory_order_relaxed);
+        dd_file_shared_acquire(shared);
     }
     return status;
 }
 
 static void
-free_shared(file_shared *shared)
-{
-    dd_file_log_fini(&shared->log);
-    dd_blob_fini(&shared->write_buf);
-    dd_mem_free(shared);
-}
-
-static void
 file_destroy(dd_store *store)
 {
-    file_shared *shared = shared_of(store);
+    dd_file_shared *shared = shared_of(store);
     bool is_forked = dd_store_is_forked(store);
     dd_mem_free((file_store *)store);
-    if (atomic_fetch_sub_explicit(&shared->refs, 1, memory_order_acq_rel) > 1) {
-        return;
-    }
-    if (!is_forked) {
-        dd_file_member_leave(&shared->member, !shared->is_cut_short);
-        (void)pthread_cond_destroy(&shared->changed);
-        (void)pthread_mutex_destroy(&shared->mu);
-        free_shared(shared);
-        return;
-    }
-    dd_file_member_abandon(&shared->member);
-    /* A thread that did not come along may have been in the middle of a change. */
-    if (!atomic_load(&shared->is_changing)) {
-        free_shared(shared);
-    }
+    dd_file_shared_release(shared, is_forked);
 }
 
 static const dd_store_ops file_store_ops = {
@@ -715,7 +485,7 @@ static const dd_store_ops file_store_ops = {
 dd_status
 dd_file_store_open(dd_store **store, const dd_file_store_options *options, const dd_wait *wait, dd_error *err)
 {
-    file_shared *shared = dd_mem_zalloc(sizeof *shared);
+    dd_file_shared *shared = dd_mem_zalloc(sizeof *shared);
     if (shared == NULL) {
         return dd_error_no_memory(err, sizeof *shared);
     }
@@ -726,17 +496,12 @@ dd_file_store_open(dd_store **store, const dd_file_store_options *options, const
         return status;
     }
     /* Joining comes last: a member that could not be made in full would count as one that crashed. */
-    status = dd_file_member_join(&shared->member, options->path, options->world_size, wait, err);
+    status = dd_file_shared_join(shared, options->path, options->world_size, wait, err);
     if (status != DD_OK) {
         dd_mem_free((file_store *)handle);
         dd_mem_free(shared);
         return status;
     }
-    atomic_init(&shared->refs, 1);
-    atomic_init(&shared->is_changing, false);
-    dd_mutex_init(&shared->mu);
-    dd_cond_init(&shared->changed);
-    dd_file_log_init(&shared->log);
     *store = handle;
     return DD_OK;
 }

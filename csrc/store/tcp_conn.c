@@ -79,8 +79,8 @@ tcp_server_bury(dd_tcp_server *server)
 }
 
 /* A connection that does not take its replies, or is on its way out, is not read from. */
-static bool
-is_readable(const tcp_conn *conn)
+bool
+tcp_conn_is_readable(const tcp_conn *conn)
 {
     return conn->out.len - conn->out_sent <= THROTTLE_BYTES && !conn->is_last_words;
 }
@@ -89,7 +89,7 @@ static void
 watch(tcp_conn *conn)
 {
     uint32_t events =
-        (is_readable(conn) ? (uint32_t)EPOLLIN : 0) | (conn->out.len > 0 ? (uint32_t)EPOLLOUT : 0);
+        (tcp_conn_is_readable(conn) ? (uint32_t)EPOLLIN : 0) | (conn->out.len > 0 ? (uint32_t)EPOLLOUT : 0);
     if (events != conn->watched) {
         conn->watched = events;
         dd_loop_modify(&conn->server->loop, &conn->handler, events);
@@ -136,36 +136,51 @@ tcp_conn_flush(tcp_conn *conn)
     }
 }
 
+/* Starts the request at the front of `bytes`, of which at least a byte is there. */
+static bool
+begin_request(tcp_conn *conn, dd_bytes bytes)
+{
+    conn->op = bytes.data[0];
+    const char *pattern = dd_tcp_request_pattern(conn->op);
+    if (pattern == NULL || !tcp_serve_is_allowed(conn, conn->op)) {
+        tcp_conn_doom(conn, "it sent an operation that is not allowed");
+        return false;
+    }
+    dd_tcp_scan_begin(&conn->scan, pattern, 1, 1);
+    conn->is_scanning = true;
+    return true;
+}
+
+bool
+tcp_conn_serve_next(tcp_conn *conn, dd_bytes bytes, size_t *used)
+{
+    if (bytes.len == 0 || (!conn->is_scanning && !begin_request(conn, bytes))) {
+        return false;
+    }
+    dd_error err;
+    dd_tcp_scan_result result = dd_tcp_scan_run(&conn->scan, bytes, limits_of(conn), &err);
+    if (result == DD_TCP_SCAN_BAD) {
+        tcp_conn_doom(conn, err.message);
+    }
+    if (result != DD_TCP_SCAN_DONE) {
+        return false;
+    }
+    conn->is_scanning = false;
+    *used = conn->scan.at;
+    dd_tcp_reader reader = {bytes.data + 1};
+    tcp_serve(conn, conn->op, &reader);
+    return true;
+}
+
 /* Serves the whole requests at the front of `bytes`; returns how many bytes they took. */
 static size_t
 serve_requests(tcp_conn *conn, dd_bytes bytes)
 {
     size_t done = 0;
-    while (done < bytes.len && !conn->is_doomed && is_readable(conn)) {
-        dd_bytes rest = {bytes.data + done, bytes.len - done};
-        if (!conn->is_scanning) {
-            conn->op = rest.data[0];
-            const char *pattern = dd_tcp_request_pattern(conn->op);
-            if (pattern == NULL || !tcp_serve_is_allowed(conn, conn->op)) {
-                tcp_conn_doom(conn, "it sent an operation that is not allowed");
-                break;
-            }
-            dd_tcp_scan_begin(&conn->scan, pattern, 1, 1);
-            conn->is_scanning = true;
-        }
-        dd_error err;
-        dd_tcp_scan_result result = dd_tcp_scan_run(&conn->scan, rest, limits_of(conn), &err);
-        if (result == DD_TCP_SCAN_MORE) {
-            break;
-        }
-        if (result == DD_TCP_SCAN_BAD) {
-            tcp_conn_doom(conn, err.message);
-            break;
-        }
-        conn->is_scanning = false;
-        done += conn->scan.at;
-        dd_tcp_reader reader = {rest.data + 1};
-        tcp_serve(conn, conn->op, &reader);
+    size_t used = 0;
+    while (!conn->is_doomed && tcp_conn_is_readable(conn) &&
+           tcp_conn_serve_next(conn, dd_bytes_of(bytes.data + done, bytes.len - done), &used)) {
+        done += used;
     }
     return done;
 }
@@ -194,42 +209,30 @@ serve_shared(tcp_conn *conn, size_t len)
     }
 }
 
-static dd_io
-receive(tcp_conn *conn, void *into, size_t *moved)
-{
-    if (!dd_ring_is_open(&conn->ring)) {
-        return dd_sock_try_recv(conn->handler.fd, into, TCP_RECV_BYTES, moved);
-    }
-    if (!dd_ring_read(&conn->ring, into, TCP_RECV_BYTES, moved)) {
-        return DD_IO_FAILED;
-    }
-    return *moved > 0 ? DD_IO_OK : DD_IO_AGAIN;
-}
-
-/* Returns whether there was anything. */
-static bool
+static void
 read_and_serve(tcp_conn *conn)
 {
     bool is_shared = conn->in.len == 0;
     if (!is_shared && !conn->is_scanning) {
         /* Left because of too many replies: first these, or `in` would grow with every read. */
-        return serve_buffered(conn);
+        (void)serve_buffered(conn);
+        return;
     }
     if (!is_shared && dd_blob_reserve(&conn->in, TCP_RECV_BYTES, NULL) != DD_OK) {
         tcp_conn_doom(conn, "no memory for its request");
-        return false;
+        return;
     }
     uint8_t *into = is_shared ? conn->server->recv_buf : conn->in.data + conn->in.len;
     size_t moved = 0;
-    switch (receive(conn, into, &moved)) {
+    switch (dd_sock_try_recv(conn->handler.fd, into, TCP_RECV_BYTES, &moved)) {
     case DD_IO_AGAIN:
-        return false;
+        return;
     case DD_IO_CLOSED:
         tcp_conn_doom(conn, "closed by the client");
-        return false;
+        return;
     case DD_IO_FAILED:
         tcp_conn_doom(conn, "reading failed");
-        return false;
+        return;
     case DD_IO_OK:
         break;
     }
@@ -239,102 +242,22 @@ read_and_serve(tcp_conn *conn)
         conn->in.len += moved;
         (void)serve_buffered(conn);
     }
-    return true;
 }
 
 /* Reads and serves once, sends the replies, and serves what was left because of too many replies: no event will come for
- * that. Returns whether there was anything. */
-static bool
-serve_input(tcp_conn *conn)
+ * that. */
+static void
+serve_socket(tcp_conn *conn, uint32_t events)
 {
-    bool is_input = read_and_serve(conn);
+    if (events & EPOLLIN && tcp_conn_is_readable(conn)) {
+        read_and_serve(conn);
+    } else if (events & (EPOLLERR | EPOLLHUP)) {
+        tcp_conn_doom(conn, "connection lost");
+    }
     tcp_conn_flush(conn);
     while (!conn->is_doomed && conn->out.len == 0 && conn->in.len > 0 && serve_buffered(conn)) {
         tcp_conn_flush(conn);
     }
-    return is_input;
-}
-
-/* --- rings --------------------------------------------------------------------------------------------------- */
-
-static void
-heat(tcp_conn *conn)
-{
-    conn->quiet_since_ns = dd_clock_now_ns();
-    if (dd_list_is_empty(&conn->hot)) {
-        dd_list_push_back(&conn->server->hot, &conn->hot);
-    }
-}
-
-void
-tcp_conn_use_ring(tcp_conn *conn)
-{
-    heat(conn);
-}
-
-/* A client that has closed its socket may have left requests in its ring. */
-static void
-drain_ring(tcp_conn *conn)
-{
-    while (!conn->is_doomed && is_readable(conn) && read_and_serve(conn)) {
-    }
-    tcp_conn_doom(conn, "closed by the client");
-}
-
-/* The bell tells that there is something in the ring, which had been quiet. */
-static void
-on_bell(tcp_conn *conn)
-{
-    uint8_t bells[64];
-    size_t moved = 0;
-    switch (dd_sock_try_recv(conn->handler.fd, bells, sizeof bells, &moved)) {
-    case DD_IO_AGAIN:
-    case DD_IO_OK:
-        heat(conn);
-        return;
-    case DD_IO_CLOSED:
-    case DD_IO_FAILED:
-        drain_ring(conn);
-        return;
-    }
-}
-
-/* One look at a hot ring; whether there was anything in it. */
-static bool
-poll_ring(tcp_conn *conn, int64_t now_ns)
-{
-    if (conn->is_doomed || !is_readable(conn)) {
-        /* An event heats it again when it has taken its replies. */
-        dd_list_remove(&conn->hot);
-        return false;
-    }
-    if (serve_input(conn)) {
-        conn->quiet_since_ns = now_ns;
-        return true;
-    }
-    if (now_ns - conn->quiet_since_ns > conn->server->loop.spin_ns && dd_ring_fall_asleep(&conn->ring)) {
-        dd_list_remove(&conn->hot);
-    }
-    return false;
-}
-
-bool
-tcp_server_poll_rings(dd_loop *loop, bool *is_wanted)
-{
-    dd_tcp_server *server = DD_CONTAINER_OF(loop, dd_tcp_server, loop);
-    if (dd_list_is_empty(&server->hot)) {
-        return false;
-    }
-    bool is_input = false;
-    int64_t now_ns = dd_clock_now_ns();
-    dd_list *next;
-    for (dd_list *link = server->hot.next; link != &server->hot; link = next) {
-        next = link->next;
-        is_input |= poll_ring(DD_CONTAINER_OF(link, tcp_conn, hot), now_ns);
-    }
-    tcp_server_bury(server);
-    *is_wanted = !dd_list_is_empty(&server->hot);
-    return is_input;
 }
 
 static void
@@ -342,21 +265,19 @@ on_conn_event(dd_handler *handler, uint32_t events)
 {
     tcp_conn *conn = DD_CONTAINER_OF(handler, tcp_conn, handler);
     dd_tcp_server *server = conn->server;
-    bool has_ring = dd_ring_is_open(&conn->ring);
     tcp_conn_flush(conn);
-    if (events & EPOLLIN && is_readable(conn) && has_ring) {
-        on_bell(conn);
-    } else if (events & EPOLLIN && is_readable(conn)) {
-        (void)serve_input(conn);
-    } else if (events & (EPOLLERR | EPOLLHUP)) {
-        tcp_conn_doom(conn, "connection lost");
-    } else if (has_ring) {
-        heat(conn);
-    }
-    while (!conn->is_doomed && conn->out.len == 0 && conn->in.len > 0 && serve_buffered(conn)) {
-        tcp_conn_flush(conn);
+    if (!conn->is_doomed && dd_ring_is_open(&conn->ring)) {
+        tcp_ring_on_event(conn, events);
+    } else if (!conn->is_doomed) {
+        serve_socket(conn, events);
     }
     tcp_server_bury(server);
+}
+
+tcp_conn *
+tcp_conn_of_handler(dd_handler *handler)
+{
+    return handler->on_event == on_conn_event ? DD_CONTAINER_OF(handler, tcp_conn, handler) : NULL;
 }
 
 static void

@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
-#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -17,20 +16,20 @@
 #define LAST_RETRY_NS (100 * DD_NS_PER_MS)
 #define RECV_BYTES ((size_t)4096)
 #define KEEP_BYTES ((size_t)64 << 10)
-#define MAX_SPIN_NS (50 * DD_NS_PER_US)
-#define MIN_SPIN_NS (10 * DD_NS_PER_US)
-#define RING_SPIN_NS (100 * DD_NS_PER_US)
+/* Longer than it takes to wake the server. */
+#define SPIN_NS (100 * DD_NS_PER_US)
 #define RING_NAP_NS (100 * DD_NS_PER_US)
 #define RING_LOOK_NS (1 * DD_NS_PER_MS)
 
-/* What a server may send us. A reply is as large as what others have stored; memory is taken only as it arrives. */
+/* What a server may send us. A reply is as large as what others have stored; memory is taken only as it
+ * arrives. */
 static const dd_tcp_limits reply_limits = {UINT64_C(1) << 20, UINT64_C(1) << 40, UINT64_C(1) << 32,
                                            UINT64_C(1) << 42};
 
 void
 tcp_link_init(tcp_link *link)
 {
-    *link = (tcp_link){.fd = -1, .passed_fd = -1, .spin_ns = MAX_SPIN_NS};
+    *link = (tcp_link){.fd = -1, .passed_fd = -1, .spin = dd_spin_make(SPIN_NS)};
     dd_list_init(&link->list);
 }
 
@@ -54,7 +53,7 @@ tcp_link_fini(tcp_link *link, bool is_forked)
     dd_blob_fini(&link->in);
 }
 
-/* --- one request --------------------------------------------------------------------------------------------- */
+/* ---- one request */
 
 dd_tcp_writer
 tcp_link_begin(tcp_link *link, dd_tcp_op op, dd_error *err)
@@ -62,8 +61,17 @@ tcp_link_begin(tcp_link *link, dd_tcp_op op, dd_error *err)
     dd_tcp_writer writer;
     dd_blob_clear(&link->out, KEEP_BYTES);
     dd_tcp_writer_init(&writer, &link->out, err);
+    if (dd_ring_is_open(&link->ring)) {
+        dd_tcp_write_u64(&writer, (uint64_t)dd_clock_now_ns());
+    }
     dd_tcp_write_u8(&writer, (uint8_t)op);
     return writer;
+}
+
+size_t
+tcp_link_request_len(const tcp_link *link)
+{
+    return link->out.len - (dd_ring_is_open(&link->ring) ? sizeof(int64_t) : 0);
 }
 
 static dd_status
@@ -105,17 +113,17 @@ look_whether_lost(tcp_link *link, int64_t now_ns, dd_error *err)
     return io == DD_IO_AGAIN ? DD_OK : lost(err, io);
 }
 
-/* The ring is full. The server empties it in less time than it takes to sleep and wake; if it does not, it is looked after
- * whether it is there at all. */
+/* The ring is full. The server empties it in less time than it takes to sleep and wake; if it does not, it is
+ * looked after whether it is there at all. */
 static dd_status
 wait_for_room(tcp_link *link, const dd_wait *wait, dd_error *err)
 {
-    int64_t until_ns = dd_clock_now_ns() + RING_SPIN_NS;
+    int64_t until_ns = dd_clock_now_ns() + dd_spin_start(&link->spin);
     while (dd_clock_now_ns() < until_ns) {
         if (dd_ring_has_room(&link->ring)) {
             return DD_OK;
         }
-        sched_yield();
+        dd_spin_yield(&link->spin);
     }
     dd_wait nap = dd_wait_at_most(wait, RING_NAP_NS);
     dd_status status = dd_sock_wait(link->fd, POLLIN, &nap, err);
@@ -183,8 +191,8 @@ try_receive(tcp_link *link, void *into, size_t len, size_t *moved)
     return io;
 }
 
-/* Polls for bytes for a while before it gives up with DD_IO_AGAIN. A reply that comes while polling saves two context
- * switches; one that does not makes the next poll shorter, as when there are more processes than cores. */
+/* Polls for bytes for a while before it gives up with DD_IO_AGAIN: a reply that comes meanwhile saves two context
+ * switches. */
 static dd_io
 recv_spinning(tcp_link *link, void *into, size_t len, size_t *moved)
 {
@@ -192,16 +200,15 @@ recv_spinning(tcp_link *link, void *into, size_t len, size_t *moved)
     if (io != DD_IO_AGAIN) {
         return io;
     }
-    int64_t until_ns = dd_clock_now_ns() + link->spin_ns;
+    int64_t until_ns = dd_clock_now_ns() + dd_spin_start(&link->spin);
     while (dd_clock_now_ns() < until_ns) {
         io = try_receive(link, into, len, moved);
         if (io != DD_IO_AGAIN) {
-            link->spin_ns = link->spin_ns * 2 < MAX_SPIN_NS ? link->spin_ns * 2 : MAX_SPIN_NS;
+            dd_spin_note_success(&link->spin);
             return io;
         }
-        sched_yield();
+        dd_spin_yield(&link->spin);
     }
-    link->spin_ns = link->spin_ns / 2 > MIN_SPIN_NS ? link->spin_ns / 2 : MIN_SPIN_NS;
     return DD_IO_AGAIN;
 }
 
@@ -231,6 +238,15 @@ reported_error(const tcp_link *link, dd_error *err)
     dd_bytes message = dd_tcp_read_bytes(&reader);
     return dd_error_set(err, code < DD_STATUS_COUNT ? (dd_status)code : DD_STORE, "%.*s",
                         (int)(message.len < 1000 ? message.len : 1000), (const char *)message.data);
+}
+
+static void
+begin_reply(tcp_link *link, dd_tcp_op op, uint64_t repeats)
+{
+    dd_blob_clear(&link->in, KEEP_BYTES);
+    dd_tcp_scan_begin(&link->scan, dd_tcp_reply_pattern(op), repeats, link->is_extended ? 1 : 0);
+    link->is_error = false;
+    link->is_receiving = true;
 }
 
 /* Scans what has arrived of a reply; the first byte of an extended one tells which of two patterns it has. */
@@ -265,10 +281,7 @@ tcp_link_receive(tcp_link *link, dd_tcp_op op, uint64_t repeats, dd_tcp_reader *
                  dd_error *err)
 {
     if (!link->is_receiving) {
-        dd_blob_clear(&link->in, KEEP_BYTES);
-        dd_tcp_scan_begin(&link->scan, dd_tcp_reply_pattern(op), repeats, link->is_extended ? 1 : 0);
-        link->is_error = false;
-        link->is_receiving = true;
+        begin_reply(link, op, repeats);
     }
     for (;;) {
         dd_tcp_scan_result result = scan_reply(link, err);
@@ -291,12 +304,13 @@ tcp_link_receive(tcp_link *link, dd_tcp_op op, uint64_t repeats, dd_tcp_reader *
     link->is_receiving = false;
     reader->at = link->in.data;
     if (link->is_extended) {
-        reader->at++;
+        reader->at++; /* past the status */
     }
     return link->is_error ? reported_error(link, err) : DD_OK;
 }
 
-/* A request and its reply; nothing of the link is left when it fails. */
+/* A request and its reply, while the link is being opened. When it fails the reply may still come: the caller
+ * closes the link, unless the failure is one that the server reported. */
 static dd_status
 exchange(tcp_link *link, const dd_tcp_writer *writer, dd_tcp_op op, dd_tcp_reader *reader,
          const dd_wait *wait, dd_error *err)
@@ -311,7 +325,7 @@ exchange(tcp_link *link, const dd_tcp_writer *writer, dd_tcp_op op, dd_tcp_reade
     return status;
 }
 
-/* --- opening ------------------------------------------------------------------------------------------------- */
+/* ---- opening */
 
 /* Shows the magic number and finds out whether the server is one of ours. */
 static dd_status
@@ -355,7 +369,8 @@ send_hello(tcp_link *link, const tcp_target *target, const dd_auth_nonces *nonce
     return exchange(link, &writer, DD_TCP_HELLO, reader, wait, err);
 }
 
-/* Takes what the server says of itself. A server other than the one that was there before is not the same store. */
+/* Takes what the server says of itself. A server other than the one that was there before is not the same
+ * store. */
 static dd_status
 note_server(tcp_target *target, dd_tcp_reader *reader, dd_error *err)
 {

@@ -70,7 +70,7 @@ typedef enum dd_tcp_op {
 #define DD_TCP_NOT_READY 1
 #define DD_TCP_STOP_WAITING 0 /* WAIT, BARRIER */
 #define DD_TCP_WAIT_CANCELED 1
-#define DD_TCP_RING_BYTES ((size_t)64 << 10)
+#define DD_TCP_RING_BYTES ((size_t)256 << 10)
 #define DD_TCP_JOIN_KEY "init/" /* counts the clients that have joined */
 
 const char *dd_tcp_op_name(dd_tcp_op op);       /* "SET"; "?" for a number that is none */

@@ -573,7 +573,7 @@ serve_ring(tcp_conn *conn, dd_tcp_reader *reader)
     }
     conn->out_sent = moved;
     dd_sock_close(fd);
-    tcp_conn_use_ring(conn);
+    tcp_ring_begin(conn);
 }
 
 /* --- dispatch ------------------------------------------------------------------------------------------------ */

@@ -289,17 +289,21 @@ static dd_status
 listen_on_fd(dd_tcp_server *server, const dd_tcp_server_options *options, dd_error *err)
 {
     dd_addr bound = dd_sock_local_addr(options->listen_fd);
-    uint16_t port = dd_addr_port(&bound);
-    if (options->port != 0 && port != options->port) {
+    if (bound.len > 0 && bound.storage.ss_family != AF_INET && bound.storage.ss_family != AF_INET6) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "listen fd %d is not a TCP socket", options->listen_fd);
+    }
+    if (bound.len > 0 && options->port != 0 && dd_addr_port(&bound) != options->port) {
         return dd_error_set(err, DD_INVALID_ARGUMENT,
                             "listen fd %d is bound to port %u, expected to be bound to port %u",
-                            options->listen_fd, port, options->port);
+                            options->listen_fd, dd_addr_port(&bound), options->port);
     }
     dd_status status = dd_sock_listen_on(options->listen_fd, err);
     if (status != DD_OK) {
         return status;
     }
-    server->port = port;
+    /* Listening gives a port to a socket that had none. */
+    bound = dd_sock_local_addr(options->listen_fd);
+    server->port = dd_addr_port(&bound);
     return add_listener(server, options->listen_fd, err);
 }
 
@@ -376,7 +380,7 @@ tcp_server_create(dd_tcp_server **out, const dd_tcp_server_options *options, dd_
         dd_mem_free(server);
         return status;
     }
-    server->loop.spin_ns = sysconf(_SC_NPROCESSORS_ONLN) > 1 ? TCP_SPIN_NS : 0;
+    server->loop.spin = dd_spin_make(TCP_SPIN_NS);
     server->loop.poll = tcp_server_poll_rings;
     server->limits = options->limits;
     server->handshake_timeout_ns = options->handshake_timeout_ns;
@@ -478,34 +482,28 @@ dd_tcp_server_acquire(dd_tcp_server *server)
     return server;
 }
 
-/* Drops a reference; whether it was the last. A shared server must not be found between its end and its removal. */
-static bool
-drop_reference(dd_tcp_server *server)
-{
-    dd_tcp_registry *registry = server->registry;
-    if (registry == NULL) {
-        return atomic_fetch_sub(&server->refs, 1) == 1;
-    }
-    pthread_mutex_lock(&registry->mu);
-    bool is_last = atomic_fetch_sub(&server->refs, 1) == 1;
-    if (is_last) {
-        dd_list_remove(&server->registry_link);
-    }
-    pthread_mutex_unlock(&registry->mu);
-    return is_last;
-}
-
 void
 dd_tcp_server_release(dd_tcp_server *server)
 {
     /* In a forked child the thread does not exist, its descriptors are closed and its data may be half changed: the
      * child lets the copy be. */
-    if (server == NULL || server->fork_generation != dd_fork_generation() || !drop_reference(server)) {
+    if (server == NULL || server->fork_generation != dd_fork_generation()) {
         return;
     }
-    dd_loop_stop(&server->loop);
-    pthread_join(server->thread, NULL);
-    tcp_server_free(server);
+    /* Held to the end: who asks for the port of a shared server meanwhile finds it neither dying nor in use. */
+    dd_tcp_registry *registry = server->registry;
+    if (registry != NULL) {
+        pthread_mutex_lock(&registry->mu);
+    }
+    if (atomic_fetch_sub(&server->refs, 1) == 1) {
+        dd_list_remove(&server->registry_link);
+        dd_loop_stop(&server->loop);
+        pthread_join(server->thread, NULL);
+        tcp_server_free(server);
+    }
+    if (registry != NULL) {
+        pthread_mutex_unlock(&registry->mu);
+    }
 }
 
 uint16_t

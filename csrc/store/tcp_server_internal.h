@@ -53,8 +53,10 @@ typedef struct tcp_conn {
     dd_blob in;  /* the start of a request whose rest has not come */
     dd_blob out; /* replies; the first out_sent bytes are sent */
     size_t out_sent;
-    dd_ring ring; /* open: requests come through it, and a byte on the socket is only a bell */
-    dd_list hot;  /* in server->hot while its ring is polled */
+    size_t in_done; /* with a ring: the first bytes of `in` are served */
+    bool is_short;  /* with a ring: the request at the front of `in` is not whole */
+    dd_ring ring;   /* open: requests come through it, and a byte on the socket is only a bell */
+    dd_list hot;    /* in server->hot while its ring is polled */
     int64_t quiet_since_ns;
     dd_waiter waiter;
     struct tcp_hello *hello; /* owned; NULL for a plain client */
@@ -127,12 +129,24 @@ void tcp_conn_doom(tcp_conn *conn, const char *why);
 void tcp_server_bury(dd_tcp_server *server);
 /* Sends what is in `out`, as much as the socket takes; the rest follows when it can. */
 void tcp_conn_flush(tcp_conn *conn);
-/* From now on its requests come through its ring. */
-void tcp_conn_use_ring(tcp_conn *conn);
-/* dd_loop's poll: serves the rings that are hot, and puts to sleep those that have been quiet. */
-bool tcp_server_poll_rings(dd_loop *loop, bool *is_wanted);
+/* Serves the request at the front of `bytes`, which took *used of them; false when it is not whole, or the connection is
+ * doomed. A request that was not whole is taken up where its scan stopped. */
+bool tcp_conn_serve_next(tcp_conn *conn, dd_bytes bytes, size_t *used);
+/* A connection that does not take its replies, or is on its way out, is not read from. */
+bool tcp_conn_is_readable(const tcp_conn *conn);
+/* The connection of a handler; NULL for a handler of another kind. */
+tcp_conn *tcp_conn_of_handler(dd_handler *handler);
 /* "host (pid 12)" of an extended client, else its address. */
 const char *tcp_conn_who(const tcp_conn *conn, char out[TCP_WHO_MAX]);
+
+/* tcp_rings.c; loop only */
+
+/* From now on the connection's requests come through its ring. */
+void tcp_ring_begin(tcp_conn *conn);
+/* Something on the socket of a connection with a ring: a bell, room for replies, or the end. */
+void tcp_ring_on_event(tcp_conn *conn, uint32_t events);
+/* dd_loop's poll: serves the rings that are hot, and puts to sleep those that have been quiet. */
+bool tcp_server_poll_rings(dd_loop *loop, bool *is_wanted);
 
 /* tcp_serve.c; loop only */
 

@@ -50,6 +50,24 @@ TEST(numbers_and_localhost_are_answered_at_once)
     expect_addresses("localhost", 80, (const char *const[]){"[::1]:80", "127.0.0.1:80", NULL});
 }
 
+TEST(a_list_has_an_address_once)
+{
+    dd_addr_list localhost;
+    dd_addr_list list = {.count = 0};
+    dd_wait wait = patient();
+    REQUIRE_OK(dd_addr_resolve("localhost", 80, &localhost, &wait, check_err()));
+    for (size_t i = 0; i < 2 * localhost.count; i++) {
+        dd_addr_list_add(&list, &localhost.items[i % localhost.count]);
+    }
+    CHECK_INT(list.count, localhost.count);
+    dd_addr other = localhost.items[0];
+    for (uint16_t port = 1000; port < 1000 + 2 * DD_ADDR_LIST_MAX; port++) {
+        dd_addr_set_port(&other, port);
+        dd_addr_list_add(&list, &other);
+    }
+    CHECK_INT(list.count, DD_ADDR_LIST_MAX);
+}
+
 TEST(ports_of_addresses)
 {
     dd_addr_list list;
@@ -499,7 +517,7 @@ TEST(loop_stops_from_another_thread)
         dd_loop loop;
         pthread_t thread;
         REQUIRE_OK(dd_loop_init(&loop, check_err()));
-        loop.spin_ns = i % 2 == 0 ? 0 : 5 * DD_NS_PER_MS;
+        loop.spin = i % 2 == 0 ? (dd_spin){0} : dd_spin_make(5 * DD_NS_PER_MS);
         check_flags(loop.wake_fd);
         CHECK(fcntl(loop.epoll_fd, F_GETFD) & FD_CLOEXEC);
         REQUIRE(pthread_create(&thread, NULL, run_loop, &loop) == 0);

@@ -8,6 +8,7 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -288,6 +289,24 @@ TEST(setting_into_a_dead_servers_ring_fails_soon)
     dd_store_release(store);
 }
 
+/* Faster than the server reads: the ring fills again and again, each time in the middle of another request. */
+TEST(full_ring_cuts_requests_anywhere)
+{
+    dd_tcp_server_options options = raw_options();
+    dd_tcp_server *server = raw_server(&options);
+    dd_store *store = open_local(server);
+    REQUIRE(store != NULL);
+    const uint8_t value[64] = {0};
+    for (int i = 0; i < 200000 / check_slow(); i++) {
+        dd_wait wait = dd_wait_after(5 * DD_NS_PER_S * check_slow());
+        dd_bytes part = dd_bytes_of(value, (size_t)(i * 7 % 61));
+        REQUIRE_OK(store->ops->set(store, BYTES("k"), part, &wait, check_err()));
+    }
+    CHECK_INT(sum_at(store, BYTES("n")), 0);
+    dd_store_release(store);
+    dd_tcp_server_release(server);
+}
+
 /* Opens a raw connection with a ring of its own. */
 static int
 open_with_ring(dd_tcp_server *server, dd_ring *ring)
@@ -337,6 +356,58 @@ TEST(server_survives_a_ring_of_nonsense)
         CHECK_INT(sum_at(store, BYTES("n")), 0);
     }
     dd_store_release(store);
+    dd_tcp_server_release(server);
+}
+
+typedef struct scribbler {
+    dd_ring *ring;
+    atomic_bool is_stopping;
+} scribbler;
+
+static void *
+scribble(void *arg)
+{
+    scribbler *self = arg;
+    /* SETs of an empty value to an empty key. */
+    uint8_t requests[17 * 200] = {0};
+    for (size_t i = 0; i < sizeof requests; i += 17) {
+        requests[i] = DD_TCP_SET;
+    }
+    for (size_t sent = 0; !atomic_load(&self->is_stopping);) {
+        sent += dd_ring_write(self->ring, requests + sent, sizeof requests - sent);
+        sent %= sizeof requests;
+    }
+    return NULL;
+}
+
+/* The socket is what keeps a connection: of a client that has closed it and writes on, the server reads what the ring can
+ * hold and little more. */
+TEST(ring_ends_with_its_socket)
+{
+    dd_tcp_server_options options = raw_options();
+    dd_tcp_server *server = raw_server(&options);
+    for (int round = 0; round < 10; round++) {
+        dd_ring ring;
+        int fd = open_with_ring(server, &ring);
+        REQUIRE(fd >= 0);
+        const volatile uint64_t *nread = (const uint64_t *)ring.shared + 8;
+        scribbler self = {.ring = &ring};
+        pthread_t thread;
+        REQUIRE(pthread_create(&thread, NULL, scribble, &self) == 0);
+        usleep(20000);
+        uint64_t nread_before = *nread;
+        dd_sock_close(fd);
+        dd_tcp_server_stats stats = {.connections = 1};
+        for (int i = 0; i < 2000 && stats.connections > 0; i++) {
+            usleep(1000);
+            dd_tcp_server_get_stats(server, &stats);
+        }
+        CHECK_INT(stats.connections, 0);
+        CHECK(*nread - nread_before <= 4 * DD_TCP_RING_BYTES);
+        atomic_store(&self.is_stopping, true);
+        pthread_join(thread, NULL);
+        dd_ring_close(&ring);
+    }
     dd_tcp_server_release(server);
 }
 

@@ -939,6 +939,14 @@ TEST(listening_socket_of_the_caller)
     options.listen_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     CHECK_STATUS(dd_tcp_server_open(&server, &options, &wait, check_err()), DD_INVALID_ARGUMENT);
     CHECK_CONTAINS(check_message(), "is not a socket");
+    options.port = 29500;
+    CHECK_STATUS(dd_tcp_server_open(&server, &options, &wait, check_err()), DD_INVALID_ARGUMENT);
+    CHECK_CONTAINS(check_message(), "is not a socket");
+    close(options.listen_fd);
+    options.listen_fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    options.port = 0;
+    CHECK_STATUS(dd_tcp_server_open(&server, &options, &wait, check_err()), DD_INVALID_ARGUMENT);
+    CHECK_CONTAINS(check_message(), "is not a TCP socket");
     close(options.listen_fd);
     options.listen_fd = bound_socket(SOCK_STREAM);
     dd_addr bound = dd_sock_local_addr(options.listen_fd);
@@ -951,6 +959,18 @@ TEST(listening_socket_of_the_caller)
     expect_alive(server);
     dd_tcp_server_release(server);
     CHECK(fcntl(options.listen_fd, F_GETFD) < 0 && errno == EBADF);
+}
+
+TEST(listening_socket_without_a_port_gets_one)
+{
+    dd_tcp_server *server = NULL;
+    dd_wait wait = patient();
+    dd_tcp_server_options options = raw_options();
+    options.listen_fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    REQUIRE_OK(dd_tcp_server_open(&server, &options, &wait, check_err()));
+    CHECK(dd_tcp_server_port(server) != 0);
+    expect_alive(server);
+    dd_tcp_server_release(server);
 }
 
 /* Threads cannot be started where they have no room for a stack; the socket is then the caller's still. */
@@ -1032,6 +1052,45 @@ TEST(servers_shared_by_port)
     dd_tcp_server_release(other);
     dd_tcp_registry_destroy(registry);
     dd_tcp_registry_destroy(NULL);
+}
+
+/* Returns NULL when all went well, else the options it was given. */
+static void *
+open_and_release(void *arg)
+{
+    const dd_tcp_server_options *options = arg;
+    for (int i = 0; i < 300 / check_slow(); i++) {
+        dd_wait wait = patient();
+        dd_tcp_server *server = NULL;
+        dd_error error;
+        if (dd_tcp_server_open(&server, options, &wait, &error) != DD_OK) {
+            return arg;
+        }
+        dd_tcp_server_release(server);
+    }
+    return NULL;
+}
+
+/* Whoever asks while the last user is on his way out gets the old server or a new one, never a port in use. */
+TEST(shared_servers_follow_each_other)
+{
+    dd_tcp_registry *registry = NULL;
+    REQUIRE_OK(dd_tcp_registry_create(&registry, check_err()));
+    dd_tcp_server_options options = raw_options();
+    options.registry = registry;
+    dd_tcp_server *first = raw_server(&options);
+    options.port = dd_tcp_server_port(first);
+    dd_tcp_server_release(first);
+    pthread_t threads[2];
+    for (int i = 0; i < 2; i++) {
+        CHECK(pthread_create(&threads[i], NULL, open_and_release, &options) == 0);
+    }
+    for (int i = 0; i < 2; i++) {
+        void *failed = NULL;
+        pthread_join(threads[i], &failed);
+        CHECK(failed == NULL);
+    }
+    dd_tcp_registry_destroy(registry);
 }
 
 /* --- joining ------------------------------------------------------------------------------------------------- */

@@ -5,6 +5,8 @@
 
 #include "core/fork.h"
 
+#include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -29,10 +31,13 @@ enum step_byte {
 
 static const uint8_t secret[] = {'s', 'e', 's', 'a', 'm', 'e'};
 
+#define require(condition) require_at((condition), __LINE__, #condition)
+
 static void
-require(bool holds)
+require_at(bool holds, int line, const char *condition)
 {
     if (!holds) {
+        fprintf(stderr, "line %d: not %s (errno %d)\n", line, condition, errno);
         abort();
     }
 }

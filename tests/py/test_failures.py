@@ -656,3 +656,18 @@ def test_secret_of_the_environment(procs, monkeypatch):
 def test_secret_argument_type():
     with pytest.raises(TypeError, match="secret"):
         master(secret=3)
+
+
+def test_limits_are_options_and_named():
+    store = dldist.TCPStore("127.0.0.1", 0, is_master=True, max_key_bytes=100, max_value_bytes=1000)
+    other = dldist.TCPStore("127.0.0.1", store.port)
+    other.set("k" * 99, "v" * 1000)  # the "/" before it makes a key of 100 bytes on the wire
+    with pytest.raises(ValueError, match="value length of 1001 is over the server's limit of 1000"):
+        other.set("k", "v" * 1001)
+    with pytest.raises(ValueError, match="key length of 101 is over the server's limit of 100"):
+        other.get("k" * 100)
+    assert other.get("k" * 99) == b"v" * 1000
+    with pytest.raises(ValueError, match="max_value_bytes"):
+        dldist.TCPStore("127.0.0.1", 0, is_master=True, max_value_bytes=0)
+    with pytest.raises(TypeError, match="max_key_bytes"):
+        dldist.TCPStore("127.0.0.1", 0, is_master=True, max_key_bytes="1")

@@ -97,9 +97,12 @@ def test_tcp_store_signature():
         "master_listen_fd",
         "use_libuv",
         "secret",
+        "max_key_bytes",
+        "max_value_bytes",
     ]
     by_name = {p.name: p for p in parameters(dldist.TCPStore)}
-    assert by_name["secret"].kind is inspect.Parameter.KEYWORD_ONLY
+    ours = ("secret", "max_key_bytes", "max_value_bytes")
+    assert all(by_name[name].kind is inspect.Parameter.KEYWORD_ONLY for name in ours)
     defaults = {name: by_name[name].default for name in names if name not in ("host_name", "port", "timeout")}
     assert defaults == {
         "world_size": None,
@@ -109,6 +112,8 @@ def test_tcp_store_signature():
         "master_listen_fd": None,
         "use_libuv": True,
         "secret": None,
+        "max_key_bytes": None,
+        "max_value_bytes": None,
     }
 
 
