@@ -335,7 +335,8 @@ dd_status
 tcp_call_send(tcp_call *call)
 {
     if (call->writer.status == DD_OK) {
-        check_limit(call, tcp_link_request_len(call->link), limits_of(call)->max_request_bytes, "request length");
+        check_limit(call, tcp_link_request_len(call->link), limits_of(call)->max_request_bytes,
+                    "request length");
     }
     if (call->writer.status != DD_OK) {
         return call->writer.status;

@@ -341,6 +341,8 @@ TEST(server_survives_a_ring_of_nonsense)
         REQUIRE(fd >= 0);
         (void)fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
         uint64_t *words = (uint64_t *)ring.shared;
+        int64_t now_ns = dd_clock_now_ns();
+        CHECK_INT(dd_ring_write(&ring, &now_ns, sizeof now_ns), 8);
         if (kind == 0) {
             words[0] = UINT64_MAX; /* a position from nowhere */
         } else if (kind == 1) {
@@ -424,5 +426,57 @@ TEST(there_is_no_ring_over_tcp)
     CHECK(read(fd, reply, sizeof reply) > 9);
     CHECK_INT(reply[0], DD_NOT_SUPPORTED);
     close(fd);
+    dd_tcp_server_release(server);
+}
+
+/* Nobody answers a set; who learns of it all the same must find it done, and done in order. Pauses of all lengths let the
+ * rings fall asleep now and then. */
+TEST(rings_keep_the_order_of_calls)
+{
+    dd_tcp_server_options options = raw_options();
+    dd_tcp_server *server = raw_server(&options);
+    dd_store *stores[5];
+    for (int i = 0; i < 5; i++) {
+        stores[i] = open_local(server);
+        REQUIRE(stores[i] != NULL);
+    }
+    dd_wait wait = dd_wait_after(8 * DD_NS_PER_S * check_slow());
+    dd_blob value = {0};
+    for (uint32_t round = 0; round < 3000 && !dd_wait_is_over(&wait); round++) {
+        dd_bytes text = dd_bytes_of(&round, sizeof round);
+        dd_store *first = stores[round % 5];
+        dd_store *second = stores[(round * 7 + 1) % 5];
+        dd_store *reader = stores[(round * 3 + 2) % 5];
+        bool is_found = false;
+        REQUIRE_OK(first->ops->set(first, BYTES("k"), BYTES("old"), &wait, check_err()));
+        if (round % 16 == 0) {
+            usleep(round % 500);
+        }
+        REQUIRE_OK(second->ops->set(second, BYTES("k"), text, &wait, check_err()));
+        REQUIRE_OK(reader->ops->try_get(reader, BYTES("k"), &value, &is_found, &wait, check_err()));
+        REQUIRE(is_found && dd_bytes_equal(dd_blob_view(&value), text));
+    }
+    dd_blob_fini(&value);
+    for (int i = 0; i < 5; i++) {
+        dd_store_release(stores[i]);
+    }
+    dd_tcp_server_release(server);
+}
+
+TEST(ring_that_is_ahead_of_time)
+{
+    dd_tcp_server_options options = raw_options();
+    dd_tcp_server *server = raw_server(&options);
+    dd_ring ring;
+    int fd = open_with_ring(server, &ring);
+    REQUIRE(fd >= 0);
+    (void)fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
+    int64_t tomorrow_ns = dd_clock_now_ns() + 86400 * DD_NS_PER_S;
+    CHECK_INT(dd_ring_write(&ring, &tomorrow_ns, sizeof tomorrow_ns), 8);
+    CHECK_INT(dd_ring_write(&ring, "\x07", 1), 1);
+    CHECK(write(fd, "", 1) == 1);
+    CHECK(raw_is_closed(fd));
+    dd_sock_close(fd);
+    dd_ring_close(&ring);
     dd_tcp_server_release(server);
 }
