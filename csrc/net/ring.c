@@ -108,6 +108,12 @@ dd_ring_has_room(const dd_ring *ring)
 }
 
 bool
+dd_ring_is_all_read(const dd_ring *ring)
+{
+    return ring->position == atomic_load_explicit(&ring->shared->read, memory_order_relaxed);
+}
+
+bool
 dd_ring_is_bell_due(dd_ring *ring)
 {
     /* Pairs with the fence in dd_ring_fall_asleep: either the reader sees the new bytes before it sleeps, or the writer

@@ -36,8 +36,9 @@ dd_ring_is_open(const dd_ring *ring)
 
 /* Writer. Copies in what there is room for; returns how much, 0 when the ring is full. */
 size_t dd_ring_write(dd_ring *ring, const void *data, size_t len);
-/* Writer. Whether there is room for anything. */
+/* Writer. Whether there is room for anything, and whether the reader has read all. */
 bool dd_ring_has_room(const dd_ring *ring);
+bool dd_ring_is_all_read(const dd_ring *ring);
 /* Writer, after writing: whether the reader has to be woken. True once for each time it fell asleep. */
 bool dd_ring_is_bell_due(dd_ring *ring);
 

@@ -196,20 +196,28 @@ try_receive(tcp_link *link, void *into, size_t len, size_t *moved)
 static dd_io
 recv_spinning(tcp_link *link, void *into, size_t len, size_t *moved)
 {
-    dd_io io = try_receive(link, into, len, moved);
-    if (io != DD_IO_AGAIN) {
-        return io;
-    }
-    int64_t until_ns = dd_clock_now_ns() + dd_spin_start(&link->spin);
-    while (dd_clock_now_ns() < until_ns) {
-        io = try_receive(link, into, len, moved);
-        if (io != DD_IO_AGAIN) {
-            dd_spin_note_success(&link->spin);
-            return io;
+    int64_t began_ns = dd_clock_now_ns();
+    int64_t budget_ns = dd_spin_start(&link->spin);
+    dd_io io = DD_IO_AGAIN;
+    int64_t waited_ns = 0;
+    while (io == DD_IO_AGAIN && waited_ns < budget_ns) {
+        /* The ring tells without a system call that the server has not come to the request yet. */
+        if (!dd_ring_is_open(&link->ring) || dd_ring_is_all_read(&link->ring)) {
+            io = try_receive(link, into, len, moved);
         }
-        dd_spin_yield(&link->spin);
+        if (io == DD_IO_AGAIN) {
+            dd_spin_yield(&link->spin);
+        }
+        waited_ns = dd_clock_now_ns() - began_ns;
     }
-    return DD_IO_AGAIN;
+    if (budget_ns > 0) {
+        dd_spin_adapt(&link->spin, waited_ns, io != DD_IO_AGAIN);
+    }
+    if (io == DD_IO_AGAIN) {
+        return try_receive(link, into, len, moved);
+    }
+    dd_spin_note_success(&link->spin);
+    return io;
 }
 
 /* Adds at least one byte to `in`. */
@@ -236,7 +244,9 @@ reported_error(const tcp_link *link, dd_error *err)
     dd_tcp_reader reader = {link->in.data};
     uint8_t code = dd_tcp_read_u8(&reader);
     dd_bytes message = dd_tcp_read_bytes(&reader);
-    return dd_error_set(err, code < DD_STATUS_COUNT ? (dd_status)code : DD_STORE, "%.*s",
+    /* Some failures can only be our own: another's word does not make a call interrupted. */
+    bool is_credible = code < DD_STATUS_COUNT && code != DD_INTERRUPTED && code != DD_FORKED;
+    return dd_error_set(err, is_credible ? (dd_status)code : DD_STORE, "%.*s",
                         (int)(message.len < 1000 ? message.len : 1000), (const char *)message.data);
 }
 
@@ -343,6 +353,9 @@ greet(tcp_link *link, const dd_wait *wait, dd_error *err)
     dd_tcp_write_u32(&writer, offer);
     dd_tcp_reader reader;
     status = exchange(link, &writer, DD_TCP_PING, &reader, wait, err);
+    if (status == DD_PROTOCOL) {
+        return dd_error_set(err, DD_PROTOCOL, "what answers there is not a TCPStore");
+    }
     if (status != DD_OK) {
         return status;
     }
@@ -458,6 +471,7 @@ static dd_status
 ask_for_ring(tcp_link *link, const dd_wait *wait, dd_error *err)
 {
     dd_tcp_writer writer = tcp_link_begin(link, DD_TCP_RING, err);
+    dd_tcp_write_u64(&writer, (uint64_t)dd_clock_now_ns());
     dd_tcp_reader reader;
     link->is_fd_expected = true;
     dd_status status = exchange(link, &writer, DD_TCP_RING, &reader, wait, err);
@@ -533,6 +547,15 @@ upgrade_to_unix(tcp_link *link, tcp_target *target, const dd_wait *wait)
     tcp_link_fini(&local, false);
 }
 
+/* A name may come to be known, and a server to its address, while the client tries. */
+static dd_status
+resolve_target(tcp_target *target, const dd_wait *wait, dd_error *err)
+{
+    /* A server on all addresses is reached on this machine's own. */
+    const char *host = dd_addr_is_wildcard(target->host) ? "localhost" : target->host;
+    return dd_addr_resolve(host, target->port, &target->addrs, wait, err);
+}
+
 /* One round over all addresses. */
 static dd_status
 try_addresses(tcp_link *link, tcp_target *target, const dd_wait *wait, dd_error *err)
@@ -541,7 +564,11 @@ try_addresses(tcp_link *link, tcp_target *target, const dd_wait *wait, dd_error 
         return open_unix(link, target, wait, err);
     }
     bool is_first = !target->is_known;
-    dd_status status = dd_error_set(err, DD_NETWORK, "the host has no address");
+    dd_status status = is_first ? resolve_target(target, wait, err) : DD_OK;
+    if (status != DD_OK) {
+        return status;
+    }
+    status = dd_error_set(err, DD_NETWORK, "the host has no address");
     for (size_t i = 0; i < target->addrs.count; i++) {
         dd_wait one_try = dd_wait_at_most(wait, CONNECT_TRY_NS);
         status = open_at(link, target, &target->addrs.items[i], &one_try, err);

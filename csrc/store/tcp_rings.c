@@ -14,8 +14,6 @@
 
 /* A ring is looked at so long after its last request before it is put to sleep. */
 #define QUIET_NS TCP_SPIN_NS
-/* Clocks agree; a time from the future is nonsense. */
-#define MAX_AHEAD_NS (1 * DD_NS_PER_S)
 #define TIME_BYTES sizeof(int64_t)
 
 static void
@@ -173,7 +171,7 @@ serve_in_order(dd_tcp_server *server, int64_t now_ns)
             return;
         }
         if (time_ns > now_ns) {
-            if (time_ns - now_ns > MAX_AHEAD_NS) {
+            if (time_ns - now_ns > TCP_MAX_AHEAD_NS) {
                 tcp_conn_doom(conn, "its ring is ahead of time");
             }
             return;
@@ -230,7 +228,7 @@ drain(tcp_conn *conn)
             serve_one(conn);
         }
         tidy_up(conn);
-    } while (!conn->is_doomed && conn->ring.position <= last && collect(conn));
+    } while (!conn->is_doomed && conn->ring.position < last && collect(conn));
     tcp_conn_doom(conn, "closed by the client");
 }
 

@@ -545,11 +545,20 @@ serve_cancel_wait(tcp_conn *conn, dd_tcp_reader *reader)
 
 /* --- rings --------------------------------------------------------------------------------------------------- */
 
+/* A process in another time namespace has another clock, and its requests could not be put in order. */
+static bool
+is_same_clock(int64_t time_ns)
+{
+    int64_t now_ns = dd_clock_now_ns();
+    return time_ns > now_ns - TCP_MAX_AHEAD_NS && time_ns < now_ns + TCP_MAX_AHEAD_NS;
+}
+
 static dd_status
-make_ring(tcp_conn *conn, int *fd, dd_error *err)
+make_ring(tcp_conn *conn, int64_t time_ns, int *fd, dd_error *err)
 {
     dd_addr addr = dd_sock_local_addr(conn->handler.fd);
-    if (addr.storage.ss_family != AF_UNIX || dd_ring_is_open(&conn->ring) || conn->out.len > 0) {
+    if (addr.storage.ss_family != AF_UNIX || dd_ring_is_open(&conn->ring) || conn->out.len > 0 ||
+        !is_same_clock(time_ns)) {
         return dd_error_set(err, DD_NOT_SUPPORTED, "there is no ring for this connection");
     }
     return dd_ring_create(&conn->ring, DD_TCP_RING_BYTES, fd, err);
@@ -558,10 +567,9 @@ make_ring(tcp_conn *conn, int *fd, dd_error *err)
 static void
 serve_ring(tcp_conn *conn, dd_tcp_reader *reader)
 {
-    (void)reader;
     int fd;
     dd_error error;
-    if (make_ring(conn, &fd, &error) != DD_OK) {
+    if (make_ring(conn, dd_tcp_read_i64(reader), &fd, &error) != DD_OK) {
         reply_error(conn, &error);
         return;
     }

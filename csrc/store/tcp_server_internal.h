@@ -141,6 +141,9 @@ const char *tcp_conn_who(const tcp_conn *conn, char out[TCP_WHO_MAX]);
 
 /* tcp_rings.c; loop only */
 
+/* Clocks agree: a time further ahead is nonsense. */
+#define TCP_MAX_AHEAD_NS (1 * DD_NS_PER_S)
+
 /* From now on the connection's requests come through its ring. */
 void tcp_ring_begin(tcp_conn *conn);
 /* Something on the socket of a connection with a ring: a bell, room for replies, or the end. */

@@ -196,15 +196,6 @@ create_store(tcp_store **out, const dd_tcp_store_options *options, dd_error *err
     return DD_OK;
 }
 
-static dd_status
-connect_store(tcp_store *store, const dd_wait *wait, dd_error *err)
-{
-    /* A server on all addresses is reached on this machine's own. */
-    const char *host = dd_addr_is_wildcard(store->host) ? "localhost" : store->host;
-    dd_status status = dd_addr_resolve(host, store->target.port, &store->target.addrs, wait, err);
-    return status == DD_OK ? tcp_store_open_main(store, wait, err) : status;
-}
-
 /* Adds one to the join key, which is not a user's key. */
 static dd_status
 join(tcp_store *store, const dd_wait *wait, dd_error *err)
@@ -226,7 +217,7 @@ dd_tcp_store_open(dd_store **out, const dd_tcp_store_options *options, const dd_
     if (status != DD_OK) {
         return status;
     }
-    status = connect_store(store, wait, err);
+    status = tcp_store_open_main(store, wait, err);
     bool is_counted = options->world_size >= 0 && options->is_wait_for_workers;
     if (status == DD_OK && is_counted) {
         status = join(store, wait, err);

@@ -422,7 +422,7 @@ TEST(there_is_no_ring_over_tcp)
     uint8_t reply[256];
     CHECK(read(fd, reply, sizeof reply) > 0);
     CHECK_INT(reply[0], DD_OK);
-    raw_ask(fd, DD_TCP_RING, "");
+    raw_ask(fd, DD_TCP_RING, "i", (long long)dd_clock_now_ns());
     CHECK(read(fd, reply, sizeof reply) > 9);
     CHECK_INT(reply[0], DD_NOT_SUPPORTED);
     close(fd);
