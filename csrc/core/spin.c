@@ -5,20 +5,16 @@
 #include <sched.h>
 #include <unistd.h>
 
-/* Others that wait for us, too, take a few microseconds of a yield each; who works takes a time slice. */
-#define LONG_YIELD_NS (500 * DD_NS_PER_US)
+/* Dozens of others that spin as we do take microseconds of a yield each; who works takes a time slice. */
+#define LONG_YIELD_NS (2 * DD_NS_PER_MS)
 #define FIRST_REST 64u
 #define MAX_REST 8192u
 #define SUCCESSES_TO_FORGET 1024u
-/* Parts of the longest poll: an answer within the first is a quick one, no poll is shorter than the second. */
-#define QUICK_PART 8
-#define LEAST_PART 64
 
 dd_spin
 dd_spin_make(int64_t budget_ns)
 {
-    int64_t max_ns = sysconf(_SC_NPROCESSORS_ONLN) > 1 ? budget_ns : 0;
-    return (dd_spin){.max_ns = max_ns, .budget_ns = max_ns};
+    return (dd_spin){.budget_ns = sysconf(_SC_NPROCESSORS_ONLN) > 1 ? budget_ns : 0};
 }
 
 int64_t
@@ -29,6 +25,12 @@ dd_spin_start(dd_spin *spin)
         return 0;
     }
     return spin->budget_ns;
+}
+
+bool
+dd_spin_is_resting(const dd_spin *spin)
+{
+    return spin->rest > 0;
 }
 
 void
@@ -44,28 +46,11 @@ dd_spin_yield(dd_spin *spin)
     spin->rest = spin->last_rest;
 }
 
-bool
-dd_spin_is_resting(const dd_spin *spin)
-{
-    return spin->rest > 0;
-}
-
 /* Forgets slowly: one yield to a busy process costs as much as hundreds of successes gain. */
 void
 dd_spin_note_success(dd_spin *spin)
 {
     if (++spin->nsuccesses % SUCCESSES_TO_FORGET == 0) {
         spin->last_rest /= 2;
-    }
-}
-
-void
-dd_spin_adapt(dd_spin *spin, int64_t waited_ns, bool has_come)
-{
-    int64_t least_ns = spin->max_ns / LEAST_PART;
-    if (has_come && waited_ns <= spin->max_ns / QUICK_PART) {
-        spin->budget_ns = spin->budget_ns * 2 < spin->max_ns ? spin->budget_ns * 2 : spin->max_ns;
-    } else {
-        spin->budget_ns = spin->budget_ns / 2 > least_ns ? spin->budget_ns / 2 : least_ns;
     }
 }

@@ -17,7 +17,7 @@
 #define RECV_BYTES ((size_t)4096)
 #define KEEP_BYTES ((size_t)64 << 10)
 /* Longer than it takes to wake the server. */
-#define SPIN_NS (100 * DD_NS_PER_US)
+#define SPIN_NS (200 * DD_NS_PER_US)
 #define RING_NAP_NS (100 * DD_NS_PER_US)
 #define RING_LOOK_NS (1 * DD_NS_PER_MS)
 
@@ -209,9 +209,6 @@ recv_spinning(tcp_link *link, void *into, size_t len, size_t *moved)
             dd_spin_yield(&link->spin);
         }
         waited_ns = dd_clock_now_ns() - began_ns;
-    }
-    if (budget_ns > 0) {
-        dd_spin_adapt(&link->spin, waited_ns, io != DD_IO_AGAIN);
     }
     if (io == DD_IO_AGAIN) {
         return try_receive(link, into, len, moved);
