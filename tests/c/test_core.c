@@ -6,6 +6,7 @@
 #include "core/log.h"
 #include "core/map.h"
 #include "core/mem.h"
+#include "core/spin.h"
 #include "core/status.h"
 #include "core/thread.h"
 #include "core/wait.h"
@@ -479,4 +480,32 @@ TEST(log_reader_waits)
     wait.is_interrupted = want_out;
     wait.ctx = &left;
     CHECK_STATUS(dd_log_take(&record, &wait, check_err()), DD_INTERRUPTED);
+}
+
+/* --- spin ---------------------------------------------------------------------------------------------------- */
+
+TEST(spin_rests_after_a_long_yield)
+{
+    dd_spin spin = {.budget_ns = 1000};
+    CHECK_INT(dd_spin_start(&spin), 1000);
+    dd_spin_yield(&spin);
+    CHECK(!dd_spin_is_resting(&spin));
+    /* As a yield that took long leaves it. */
+    spin.last_rest = spin.rest = 3;
+    for (int i = 0; i < 3; i++) {
+        CHECK(dd_spin_is_resting(&spin));
+        CHECK_INT(dd_spin_start(&spin), 0);
+    }
+    CHECK_INT(dd_spin_start(&spin), 1000);
+    for (int i = 0; i < 5000; i++) {
+        dd_spin_note_success(&spin);
+    }
+    CHECK_INT(spin.last_rest, 0);
+}
+
+TEST(spin_of_nothing_is_none)
+{
+    dd_spin spin = {0};
+    CHECK_INT(dd_spin_start(&spin), 0);
+    CHECK(dd_spin_make(DD_NS_PER_MS).budget_ns == (sysconf(_SC_NPROCESSORS_ONLN) > 1 ? DD_NS_PER_MS : 0));
 }

@@ -113,6 +113,11 @@ def main():
     write("tcp_server", "cancelled", bytes([4]) + step(1, REQUESTS["wait_get"] + REQUESTS["cancel_wait"]) + set_up)
     write("tcp_server", "left", bytes([5]) + step(1, REQUESTS["wait"]) + step(3, b"") + set_up)
     write("tcp_server", "pipelined", bytes([2]) + set_up + step(4, REQUESTS["multi_get"] * 5) + step(0, b""))
+    # A ring's requests have a time before them; any that is past will do.
+    for name in ("set", "add", "wait_get", "queue_push", "multi_set", "list_keys"):
+        write("tcp_server", f"ring_{name}", bytes([12]) + step(1, number(5) + REQUESTS[name]) + step(0, number(3) + REQUESTS[name]))
+    both = number(1) + REQUESTS["set"] + number(2) + REQUESTS["try_get"]
+    write("tcp_server", "ring_left", bytes([13]) + step(1, both[:9]) + step(1, both[9:] + both) + step(3, both) + step(0, both))
     for number_of_op, name, reply in REPLIES:
         write("tcp_client", f"link_{name}", bytes([number_of_op, 0]) + pieces(reply[:3], reply[3:]))
         write("tcp_client", f"link_extended_{name}", bytes([number_of_op, 1]) + pieces(b"\0" + reply))
