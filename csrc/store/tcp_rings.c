@@ -8,6 +8,7 @@
  * that it depends on has been read as well. */
 #include "store/tcp_server_internal.h"
 
+#include "core/mem.h"
 #include "net/sock.h"
 
 #include <string.h>
@@ -116,18 +117,23 @@ heat_belled(dd_loop *loop)
     }
 }
 
+/* Reads the rings that have nothing left to serve; *nhot is how many are hot. */
 static bool
-collect_all(dd_tcp_server *server, int64_t now_ns)
+collect_all(dd_tcp_server *server, int64_t now_ns, size_t *nhot)
 {
     bool is_input = false;
     dd_list *next;
+    *nhot = 0;
     for (dd_list *link = server->hot.next; link != &server->hot; link = next) {
         tcp_conn *conn = DD_CONTAINER_OF(link, tcp_conn, hot);
         next = link->next;
         if (conn->is_doomed || !tcp_conn_is_readable(conn)) {
             /* An event heats it again when it has taken its replies. */
             dd_list_remove(&conn->hot);
-        } else if (is_hungry(conn) && collect(conn)) {
+            continue;
+        }
+        (*nhot)++;
+        if (is_hungry(conn) && collect(conn)) {
             conn->quiet_since_ns = now_ns;
             is_input = true;
         }
@@ -135,50 +141,83 @@ collect_all(dd_tcp_server *server, int64_t now_ns)
     return is_input;
 }
 
-/* The ring whose next request is the oldest; *until_ns becomes the time of the oldest one of the others. */
-static tcp_conn *
-find_oldest(dd_tcp_server *server, int64_t *until_ns)
+/* Whether there is a request that began up to now_ns; its time goes into next_ns. */
+static bool
+is_due(tcp_conn *conn, int64_t now_ns)
 {
-    tcp_conn *oldest = NULL;
-    int64_t oldest_ns = DD_NEVER_NS;
-    *until_ns = DD_NEVER_NS;
-    for (dd_list *link = server->hot.next; link != &server->hot; link = link->next) {
-        tcp_conn *conn = DD_CONTAINER_OF(link, tcp_conn, hot);
-        int64_t time_ns;
-        if (!next_time(conn, &time_ns)) {
-            continue;
-        }
-        if (oldest == NULL || time_ns < oldest_ns) {
-            *until_ns = oldest_ns;
-            oldest = conn;
-            oldest_ns = time_ns;
-        } else if (time_ns < *until_ns) {
-            *until_ns = time_ns;
-        }
+    if (!next_time(conn, &conn->next_ns)) {
+        return false;
     }
-    return oldest;
+    if (conn->next_ns - now_ns > TCP_MAX_AHEAD_NS) {
+        tcp_conn_doom(conn, "its ring is ahead of time");
+    }
+    return conn->next_ns <= now_ns;
 }
 
-/* Serves what began up to now_ns, in the order of its times. */
+/* `queue` is a heap: none is due before its parent. */
 static void
-serve_in_order(dd_tcp_server *server, int64_t now_ns)
+sift_down(tcp_conn **queue, size_t count, size_t at)
 {
     for (;;) {
-        int64_t until_ns;
-        int64_t time_ns;
-        tcp_conn *conn = find_oldest(server, &until_ns);
-        if (conn == NULL || !next_time(conn, &time_ns)) {
+        size_t least = at;
+        for (size_t child = 2 * at + 1; child <= 2 * at + 2 && child < count; child++) {
+            least = queue[child]->next_ns < queue[least]->next_ns ? child : least;
+        }
+        if (least == at) {
             return;
         }
-        if (time_ns > now_ns) {
-            if (time_ns - now_ns > TCP_MAX_AHEAD_NS) {
-                tcp_conn_doom(conn, "its ring is ahead of time");
-            }
-            return;
+        tcp_conn *moved = queue[at];
+        queue[at] = queue[least];
+        queue[least] = moved;
+        at = least;
+    }
+}
+
+static size_t
+fill_queue(dd_tcp_server *server, int64_t now_ns)
+{
+    size_t count = 0;
+    for (dd_list *link = server->hot.next; link != &server->hot; link = link->next) {
+        tcp_conn *conn = DD_CONTAINER_OF(link, tcp_conn, hot);
+        if (is_due(conn, now_ns)) {
+            server->queue[count++] = conn;
         }
-        do {
-            serve_one(conn);
-        } while (next_time(conn, &time_ns) && time_ns <= until_ns && time_ns <= now_ns);
+    }
+    for (size_t at = count / 2; at > 0; at--) {
+        sift_down(server->queue, count, at - 1);
+    }
+    return count;
+}
+
+static bool
+has_queue_for(dd_tcp_server *server, size_t nhot)
+{
+    if (nhot > server->queue_capacity) {
+        tcp_conn **grown = dd_mem_realloc(server->queue, 2 * nhot * sizeof(tcp_conn *));
+        if (grown == NULL) {
+            return false;
+        }
+        server->queue = grown;
+        server->queue_capacity = 2 * nhot;
+    }
+    return true;
+}
+
+/* Serves what began up to now_ns, in the order of its times. Without memory to sort in, the next round tries again. */
+static void
+serve_in_order(dd_tcp_server *server, int64_t now_ns, size_t nhot)
+{
+    size_t count = has_queue_for(server, nhot) ? fill_queue(server, now_ns) : 0;
+    while (count > 0) {
+        tcp_conn *first = server->queue[0];
+        /* Serving another may have doomed it. */
+        if (is_due(first, now_ns)) {
+            serve_one(first);
+        }
+        if (!is_due(first, now_ns)) {
+            server->queue[0] = server->queue[--count];
+        }
+        sift_down(server->queue, count, 0);
     }
 }
 
@@ -207,8 +246,9 @@ tcp_server_poll_rings(dd_loop *loop, bool *is_wanted)
         return false;
     }
     int64_t now_ns = dd_clock_now_ns();
-    bool is_input = collect_all(server, now_ns);
-    serve_in_order(server, now_ns);
+    size_t nhot;
+    bool is_input = collect_all(server, now_ns, &nhot);
+    serve_in_order(server, now_ns, nhot);
     put_quiet_to_sleep(server, now_ns);
     tcp_server_bury(server);
     *is_wanted = !dd_list_is_empty(&server->hot);

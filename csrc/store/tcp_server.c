@@ -364,6 +364,7 @@ tcp_server_free(dd_tcp_server *server)
     pthread_cond_destroy(&server->joined_cond);
     dd_mem_free(server->joined);
     dd_mem_free(server->recv_buf);
+    dd_mem_free(server->queue);
     dd_blob_fini(&server->secret);
     dd_mem_free(server);
 }

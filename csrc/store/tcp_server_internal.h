@@ -58,6 +58,7 @@ typedef struct tcp_conn {
     dd_ring ring;   /* open: requests come through it, and a byte on the socket is only a bell */
     dd_list hot;    /* in server->hot while its ring is polled */
     int64_t quiet_since_ns;
+    int64_t next_ns; /* when the call of the request at the front of `in` began */
     dd_waiter waiter;
     struct tcp_hello *hello; /* owned; NULL for a plain client */
 } tcp_conn;
@@ -90,7 +91,9 @@ struct dd_tcp_server {
     size_t nlisteners;
     dd_list conns;
     dd_list doomed;
-    dd_list hot;       /* connections whose rings are polled */
+    dd_list hot;             /* connections whose rings are polled */
+    struct tcp_conn **queue; /* room to put them in order */
+    size_t queue_capacity;
     uint8_t *recv_buf; /* TCP_RECV_BYTES, for whoever is being read */
 
     /* guarded by joined_mu */
