@@ -359,7 +359,7 @@ static const char tcp_store_doc[] =
     "world_size: how many processes join; with wait_for_workers the master waits for them.\n"
     "timeout: a timedelta or seconds; for connecting, and for calls that are given none.\n"
     "multi_tenant: masters of this process on the same port share one server, if all ask for it.\n"
-    "master_listen_fd: a bound socket for the server to listen on.\n"
+    "master_listen_fd: a bound socket for the server to listen on, which takes it over.\n"
     "use_libuv: accepted and without effect.\n"
     "secret: what both sides must know; None is the environment's DLDIST_SECRET, empty is none.\n"
     "max_key_bytes, max_value_bytes: what the master's server takes; None is 64 KiB and 256 MiB.";
