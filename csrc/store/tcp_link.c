@@ -165,7 +165,6 @@ send_by_ring(tcp_link *link, const dd_wait *wait, dd_error *err)
 dd_status
 tcp_link_send(tcp_link *link, const dd_wait *wait, dd_error *err)
 {
-    link->is_receiving = false;
     dd_status status =
         dd_ring_is_open(&link->ring) ? send_by_ring(link, wait, err) : send_by_socket(link, wait, err);
     if (status != DD_OK) {

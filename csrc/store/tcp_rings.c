@@ -117,7 +117,15 @@ heat_belled(dd_loop *loop)
     }
 }
 
-/* Reads the rings that have nothing left to serve; *nhot is how many are hot. */
+/* Whether there is so much to serve that reading more can wait: only nonsense about the time makes it so. */
+static bool
+is_sated(const tcp_conn *conn)
+{
+    return !is_hungry(conn) && conn->in.len > DD_TCP_RING_BYTES;
+}
+
+/* Reads the rings, all of them, or what is left in one would come after requests that depend on it; *nhot is how many are
+ * hot. */
 static bool
 collect_all(dd_tcp_server *server, int64_t now_ns, size_t *nhot)
 {
@@ -133,7 +141,7 @@ collect_all(dd_tcp_server *server, int64_t now_ns, size_t *nhot)
             continue;
         }
         (*nhot)++;
-        if (is_hungry(conn) && collect(conn)) {
+        if (!is_sated(conn) && collect(conn)) {
             conn->quiet_since_ns = now_ns;
             is_input = true;
         }
