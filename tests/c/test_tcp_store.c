@@ -1,6 +1,7 @@
 #include "check.h"
 #include "core/mem.h"
 #include "plain_proxy.h"
+#include "store/tcp_link.h"
 #include "store/tcp_store.h"
 #include "store_suite.h"
 #include "tcp_raw.h"
@@ -438,6 +439,38 @@ TEST(large_item_that_is_half_there_is_not_lost)
     dd_store_release(pusher.store);
     dd_store_release(store);
     close_world(fixture);
+}
+
+/* The same to the byte: half of the answer has come when the wait is called off. */
+TEST(half_an_answer_survives_calling_off)
+{
+    int ends[2];
+    REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
+    dd_blob answer = {0};
+    raw_pack(&answer, "b#v", DD_OK, 1LL, "the item");
+    for (size_t cut = 0; cut < answer.len; cut++) {
+        tcp_link link;
+        dd_tcp_reader reader;
+        tcp_link_init(&link);
+        link.fd = ends[0];
+        link.is_extended = true;
+        CHECK(write(ends[1], answer.data, cut) == (ssize_t)cut);
+        dd_wait moment = dd_wait_after(DD_NS_PER_MS);
+        CHECK_STATUS(tcp_link_receive(&link, DD_TCP_WAIT_POP, 1, &reader, &moment, check_err()),
+                     DD_NETWORK_TIMED_OUT);
+        dd_wait wait = patient();
+        (void)tcp_link_begin(&link, DD_TCP_CANCEL_WAIT, NULL);
+        CHECK_OK(tcp_link_send(&link, &wait, check_err()));
+        CHECK(write(ends[1], answer.data + cut, answer.len - cut) == (ssize_t)(answer.len - cut));
+        REQUIRE_OK(tcp_link_receive(&link, DD_TCP_WAIT_POP, 1, &reader, &wait, check_err()));
+        CHECK_INT(dd_tcp_read_count(&reader), 1);
+        CHECK_TEXT(dd_tcp_read_bytes(&reader), "the item");
+        link.fd = -1;
+        tcp_link_fini(&link, false);
+    }
+    dd_blob_fini(&answer);
+    close(ends[0]);
+    close(ends[1]);
 }
 
 /* --- order --------------------------------------------------------------------------------------------------- */
