@@ -156,7 +156,7 @@ is_due(tcp_conn *conn, int64_t now_ns)
     if (!next_time(conn, &conn->next_ns)) {
         return false;
     }
-    if (conn->next_ns - now_ns > TCP_MAX_AHEAD_NS) {
+    if (conn->next_ns > now_ns + TCP_MAX_AHEAD_NS) {
         tcp_conn_doom(conn, "its ring is ahead of time");
     }
     return conn->next_ns <= now_ns;
