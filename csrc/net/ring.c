@@ -162,12 +162,6 @@ dd_ring_fall_asleep(dd_ring *ring)
     if (atomic_load_explicit(&ring->shared->written, memory_order_relaxed) == ring->position) {
         return true;
     }
-    dd_ring_wake_up(ring);
-    return false;
-}
-
-void
-dd_ring_wake_up(dd_ring *ring)
-{
     atomic_store_explicit(&ring->shared->is_asleep, 0, memory_order_relaxed);
+    return false;
 }

@@ -48,7 +48,5 @@ bool dd_ring_count(const dd_ring *ring, size_t *count);
 bool dd_ring_read(dd_ring *ring, void *data, size_t len, size_t *moved);
 /* Reader. False when bytes have come after all: then it must read on. */
 bool dd_ring_fall_asleep(dd_ring *ring);
-/* Reader, when it polls again. */
-void dd_ring_wake_up(dd_ring *ring);
 
 #endif

@@ -372,6 +372,15 @@ tcp_call_ask_number(tcp_call *call, int64_t *number)
 }
 
 dd_status
+tcp_call_ask_maybe(tcp_call *call, dd_bytes key, dd_blob *value, bool *is_found)
+{
+    tcp_call_write_key(call, key);
+    dd_tcp_reader reader;
+    dd_status status = tcp_call_ask(call, &reader);
+    return status == DD_OK ? tcp_call_take_maybe(call, &reader, value, is_found) : status;
+}
+
+dd_status
 tcp_call_ping(tcp_call *call)
 {
     dd_tcp_reader reader;

@@ -112,6 +112,8 @@ dd_status tcp_call_ask(tcp_call *call, dd_tcp_reader *reader) DD_MUST_CHECK;
 dd_status tcp_call_ask_many(tcp_call *call, uint64_t repeats, dd_tcp_reader *reader) DD_MUST_CHECK;
 /* For an answer that is a number. */
 dd_status tcp_call_ask_number(tcp_call *call, int64_t *number) DD_MUST_CHECK;
+/* Of the key: one value, if there is one. */
+dd_status tcp_call_ask_maybe(tcp_call *call, dd_bytes key, dd_blob *value, bool *is_found) DD_MUST_CHECK;
 /* Begins, sends and awaits a PING: then the server has done all that was sent over the link. */
 dd_status tcp_call_ping(tcp_call *call) DD_MUST_CHECK;
 

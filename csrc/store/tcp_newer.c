@@ -29,13 +29,7 @@ try_pop(const tcp_operation *operation, dd_bytes key, dd_blob *value, bool *is_f
 {
     tcp_call call;
     tcp_call_begin_newer(&call, operation, DD_TCP_QUEUE_POP);
-    tcp_call_write_key(&call, key);
-    dd_tcp_reader reader;
-    dd_status status = tcp_call_ask(&call, &reader);
-    if (status == DD_OK) {
-        status = tcp_call_take_maybe(&call, &reader, value, is_found);
-    }
-    return tcp_call_end(&call, status);
+    return tcp_call_end(&call, tcp_call_ask_maybe(&call, key, value, is_found));
 }
 
 /* The item that came while the caller was on his way out goes back, to the end of the queue: nothing is lost.

@@ -41,13 +41,7 @@ try_get_extended(const tcp_operation *operation, dd_bytes key, dd_blob *value, b
 {
     tcp_call call;
     tcp_call_begin(&call, operation, DD_TCP_TRY_GET);
-    tcp_call_write_key(&call, key);
-    dd_tcp_reader reader;
-    dd_status status = tcp_call_ask(&call, &reader);
-    if (status == DD_OK) {
-        status = tcp_call_take_maybe(&call, &reader, value, is_found);
-    }
-    return tcp_call_end(&call, status);
+    return tcp_call_end(&call, tcp_call_ask_maybe(&call, key, value, is_found));
 }
 
 /* PyTorch's protocol answers a GET of a missing key as if it were empty, so it is asked for first. */
