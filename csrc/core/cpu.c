@@ -1,0 +1,197 @@
+#include "core/cpu.h"
+
+#include "core/mem.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#if defined(__x86_64__)
+
+#include <cpuid.h>
+
+/* What the operating system saves and restores: bits of XCR0. */
+#define XCR0_AVX 0x06U    /* xmm and ymm registers */
+#define XCR0_AVX512 0xe6U /* those, the masks, and zmm registers */
+
+static unsigned
+read_xcr0(void)
+{
+    unsigned low, high;
+    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return low;
+}
+
+/* By the instruction and not by __builtin_cpu_supports, whose names differ between compilers. */
+static unsigned
+detect_features(void)
+{
+    const unsigned avx512 = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
+    const unsigned fast_short_rep_movsb = 1U << 4; /* of edx */
+    const unsigned fast_rep_movsb = 1U << 9;       /* of ebx */
+    unsigned eax, ebx, ecx, edx, ebx7, ecx7, edx7;
+    if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || !__get_cpuid_count(7, 0, &eax, &ebx7, &ecx7, &edx7)) {
+        return 0;
+    }
+    unsigned features = 0;
+    unsigned xcr0 = (ecx & bit_OSXSAVE) != 0 ? read_xcr0() : 0;
+    if ((xcr0 & XCR0_AVX) == XCR0_AVX && (ecx & bit_F16C) != 0 && (ebx7 & bit_AVX2) != 0) {
+        features |= DD_CPU_AVX2;
+        if ((xcr0 & XCR0_AVX512) == XCR0_AVX512 && (ebx7 & avx512) == avx512) {
+            features |= DD_CPU_AVX512;
+        }
+    }
+    if ((ebx7 & fast_rep_movsb) != 0 || (edx7 & fast_short_rep_movsb) != 0) {
+        features |= DD_CPU_STRING_COPY;
+    }
+    return features;
+}
+
+#elif defined(__aarch64__)
+
+static unsigned
+detect_features(void)
+{
+    return DD_CPU_NEON;
+}
+
+#else
+
+static unsigned
+detect_features(void)
+{
+    return 0;
+}
+
+#endif
+
+unsigned
+dd_cpu_features(void)
+{
+    /* Describes the machine, so every thread that fills it writes the same; relaxed, as nothing else goes
+     * with it. It is kept because asking a virtual machine's processor costs microseconds. */
+    static _Atomic unsigned known;
+    const unsigned is_known = 1U << 31;
+    unsigned features = atomic_load_explicit(&known, memory_order_relaxed);
+    if (features == 0) {
+        features = detect_features() | is_known;
+        atomic_store_explicit(&known, features, memory_order_relaxed);
+    }
+    return features & ~is_known;
+}
+
+/* The kernel refuses a set that is smaller than its own, whose size it does not tell. 0 when it cannot be
+ * had. */
+static int
+affinity_count(void)
+{
+    for (size_t capacity = 1024; capacity <= 1 << 20; capacity *= 4) {
+        size_t nbytes = CPU_ALLOC_SIZE(capacity);
+        cpu_set_t *set = dd_mem_zalloc(nbytes);
+        if (set == NULL) {
+            return 0;
+        }
+        int count = sched_getaffinity(0, nbytes, set) == 0 ? CPU_COUNT_S(nbytes, set) : 0;
+        dd_mem_free(set);
+        if (count > 0) {
+            return count;
+        }
+    }
+    return 0;
+}
+
+/* The beginning of a small file as text; false if there is none. */
+static bool
+read_text(const char *path, char *text, size_t size)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return false;
+    }
+    ssize_t got = read(fd, text, size - 1);
+    close(fd);
+    text[got > 0 ? got : 0] = '\0';
+    return got > 0;
+}
+
+int
+dd_cpu_parse_quota(const char *cpu_max)
+{
+    char *end;
+    long long quota = strtoll(cpu_max, &end, 10);
+    if (end == cpu_max || quota <= 0) {
+        return 0; /* "max 100000" */
+    }
+    const char *period_text = end;
+    long long period = strtoll(period_text, &end, 10);
+    if (end == period_text || period <= 0) {
+        return 0;
+    }
+    long long count = (quota - 1) / period + 1;
+    return count > INT_MAX ? 0 : (int)count;
+}
+
+/* The group's directory below the mount point, "" for the root; false when the process is in no version 2
+ * group. */
+static bool
+find_cgroup(char *path, size_t size)
+{
+    char text[4096];
+    if (!read_text("/proc/self/cgroup", text, sizeof text)) {
+        return false;
+    }
+    const char *line = strncmp(text, "0::/", 4) == 0 ? text : strstr(text, "\n0::/");
+    if (line == NULL) {
+        return false;
+    }
+    const char *start = strchr(line, '/');
+    size_t len = strcspn(start, "\n");
+    if (len >= size) {
+        return false;
+    }
+    memcpy(path, start, len);
+    path[len == 1 ? 0 : len] = '\0';
+    return true;
+}
+
+/* The tightest quota from the process's group up to the root; 0 for none. */
+static int
+quota_count(void)
+{
+    char group[2048];
+    if (!find_cgroup(group, sizeof group)) {
+        return 0;
+    }
+    int tightest = 0;
+    for (;;) {
+        char path[sizeof group + 64], text[128];
+        (void)snprintf(path, sizeof path, "/sys/fs/cgroup%s/cpu.max", group);
+        int count = read_text(path, text, sizeof text) ? dd_cpu_parse_quota(text) : 0;
+        if (count > 0 && (tightest == 0 || count < tightest)) {
+            tightest = count;
+        }
+        char *parent_end = strrchr(group, '/');
+        if (parent_end == NULL) {
+            return tightest;
+        }
+        *parent_end = '\0';
+    }
+}
+
+int
+dd_cpu_usable_count(void)
+{
+    int count = affinity_count();
+    if (count == 0) {
+        long online = sysconf(_SC_NPROCESSORS_ONLN);
+        count = online > 0 && online < INT_MAX ? (int)online : 1;
+    }
+    int quota = quota_count();
+    return quota > 0 && quota < count ? quota : count;
+}

@@ -1,0 +1,22 @@
+/* What this process may use of the machine's processors. */
+#ifndef DD_CORE_CPU_H
+#define DD_CORE_CPU_H
+
+typedef enum dd_cpu_feature {
+    DD_CPU_AVX2 = 1 << 0,        /* AVX2 and F16C */
+    DD_CPU_AVX512 = 1 << 1,      /* AVX-512 F, BW, DQ and VL; never without DD_CPU_AVX2 */
+    DD_CPU_NEON = 1 << 2,        /* as of ARMv8-A */
+    DD_CPU_STRING_COPY = 1 << 3, /* `rep movsb` is fast (ERMS or FSRM) */
+} dd_cpu_feature;
+
+/* The features that both the processor and the operating system support, or'ed. Cheap after the first. */
+unsigned dd_cpu_features(void);
+
+/* How many CPUs' worth of time the process can get: its affinity, cut by the CPU quotas of the cgroups
+ * (version 2) it is in, rounded up. At least 1. Reads files; not for hot paths. */
+int dd_cpu_usable_count(void);
+
+/* CPUs that the text of a cpu.max file allows, rounded up; 0 for no limit, or a text that says nothing. */
+int dd_cpu_parse_quota(const char *cpu_max);
+
+#endif

@@ -1,0 +1,145 @@
+#include "kernels/reduce.h"
+
+#include "core/cpu.h"
+#include "kernels/reduce_internal.h"
+
+#include <math.h>
+
+typedef dd_kernel *const (*kernel_rows)[DD_REDOP_COUNT][DD_FORM_COUNT];
+
+/* Those of other architectures have no kernels. */
+static const struct isa_info {
+    const char *name;
+    kernel_rows kernels;
+    unsigned feature; /* that the machine must have; 0 for none */
+} isas[] = {
+    [DD_ISA_SCALAR] = {"scalar", dd_kernels_scalar, 0},
+#if defined(__x86_64__)
+    [DD_ISA_AVX2] = {"avx2", dd_kernels_avx2, DD_CPU_AVX2},
+    [DD_ISA_AVX512] = {"avx512", dd_kernels_avx512, DD_CPU_AVX512},
+#else
+    [DD_ISA_AVX2] = {"avx2", NULL, 0},
+    [DD_ISA_AVX512] = {"avx512", NULL, 0},
+#endif
+#if defined(__aarch64__)
+    [DD_ISA_NEON] = {"neon", dd_kernels_neon, DD_CPU_NEON},
+#else
+    [DD_ISA_NEON] = {"neon", NULL, 0},
+#endif
+};
+
+static const char *const redop_names[DD_REDOP_COUNT] = {
+#define REDOP_NAME(name, text) [DD_REDOP_##name] = text,
+    DD_REDOP_LIST(REDOP_NAME)
+#undef REDOP_NAME
+};
+
+const char *
+dd_redop_name(dd_redop op)
+{
+    return (unsigned)op < (unsigned)DD_REDOP_COUNT ? redop_names[op] : "unknown operation";
+}
+
+bool
+dd_reduce_is_supported(dd_dtype dtype, dd_redop op)
+{
+    return dd_kernels_scalar[dtype][op][DD_FORM_ELEMENTS] != NULL;
+}
+
+dd_dtype
+dd_reduce_accumulator(dd_dtype dtype)
+{
+    bool is_own = dd_kernels_scalar[dtype][DD_REDOP_SUM][DD_FORM_WIDEN] == NULL;
+    return is_own ? dtype : DD_DTYPE_FLOAT32;
+}
+
+static bool
+has_isa(dd_isa isa)
+{
+    unsigned feature = isas[isa].feature;
+    return isas[isa].kernels != NULL && (dd_cpu_features() & feature) == feature;
+}
+
+dd_isa
+dd_reduce_best_isa(void)
+{
+    static const dd_isa by_width[] = {DD_ISA_AVX512, DD_ISA_AVX2, DD_ISA_NEON};
+    for (size_t i = 0; i < sizeof by_width / sizeof by_width[0]; i++) {
+        if (has_isa(by_width[i])) {
+            return by_width[i];
+        }
+    }
+    return DD_ISA_SCALAR;
+}
+
+const char *
+dd_isa_name(dd_isa isa)
+{
+    return isas[isa].name;
+}
+
+/* The operation and the types of one stage: AVG is a sum but where results are given, PREMUL_SUM is one but
+ * where inputs are taken. */
+static dd_kernel *
+find_kernel(kernel_rows kernels, const dd_reduction *reduction, dd_stage stage)
+{
+    bool takes_inputs = stage == DD_STAGE_WHOLE || stage == DD_STAGE_FIRST;
+    bool gives_results = stage == DD_STAGE_WHOLE || stage == DD_STAGE_LAST;
+    dd_dtype dtype = reduction->dtype;
+    dd_redop op = reduction->op;
+    if ((op == DD_REDOP_AVG && !gives_results) || (op == DD_REDOP_PREMUL_SUM && !takes_inputs)) {
+        op = DD_REDOP_SUM;
+    }
+    dd_kernel_form form = DD_FORM_ELEMENTS;
+    if (dd_reduce_accumulator(dtype) != dtype) {
+        if (!takes_inputs && !gives_results) {
+            dtype = dd_reduce_accumulator(dtype);
+        } else if (!gives_results) {
+            form = DD_FORM_WIDEN;
+        } else if (!takes_inputs) {
+            form = DD_FORM_ROUND;
+        }
+    }
+    dd_kernel *kernel = kernels[dtype][op][form];
+    return kernel != NULL ? kernel : dd_kernels_scalar[dtype][op][form];
+}
+
+/* Truncated toward zero, and cut to what int64 holds; NaN is 0. */
+static uint64_t
+integer_factor(double factor)
+{
+    if (isnan(factor)) {
+        return 0;
+    }
+    if (factor >= 0x1p63) {
+        return INT64_MAX;
+    }
+    return (uint64_t)(factor <= -0x1p63 ? INT64_MIN : (int64_t)factor);
+}
+
+bool
+dd_reduce_with(dd_isa isa, const dd_reduction *reduction, dd_stage stage, void *out, const void *const *srcs,
+               size_t nsrcs, size_t count)
+{
+    if (!has_isa(isa)) {
+        return false;
+    }
+    dd_fold fold = {
+        .srcs = srcs,
+        .nsrcs = nsrcs,
+        .out = out,
+        .count = count,
+        .factor = reduction->factor,
+        .integer_factor = integer_factor(reduction->factor),
+        .divisor = reduction->divisor,
+    };
+    find_kernel(isas[isa].kernels, reduction, stage)(&fold, 0);
+    return true;
+}
+
+void
+dd_reduce(const dd_reduction *reduction, dd_stage stage, void *out, const void *const *srcs, size_t nsrcs,
+          size_t count)
+{
+    (void)dd_reduce_with(dd_reduce_best_isa(), reduction, stage, out, srcs, nsrcs, count);
+}

@@ -1,0 +1,96 @@
+/* Reductions of arrays, element by element: the arithmetic of the collectives.
+ *
+ * One call folds any number of sources in one pass, in the order given: ((s0 + s1) + s2) + ... That order,
+ * and nothing else, decides the bits of the result: every instruction set gives what the scalar form gives.
+ *
+ * Floats of 16 and 8 bits are accumulated in float32 and rounded once, at the end. A reduction that is split
+ * over several places carries its partial results in the accumulation type (dd_reduce_accumulator):
+ *
+ *     DD_STAGE_WHOLE   elements    -> elements       all of it in one call
+ *     DD_STAGE_FIRST   elements    -> accumulators   takes inputs (PREMUL_SUM multiplies here)
+ *     DD_STAGE_MIDDLE  accumulators -> accumulators
+ *     DD_STAGE_LAST    accumulators -> elements      gives the result (AVG divides and rounding happens here)
+ *
+ * For types that are their own accumulators, splitting into stages in the same order changes no bit.
+ *
+ * What the operations mean: integers wrap around; AVG of integers truncates toward zero; bool is reduced as
+ * a truth value (SUM and MAX are "or", PRODUCT and MIN are "and"; any nonzero byte is true, results are 0 or
+ * 1); MIN and MAX give NaN when any source is NaN; float8_e4m3fn overflows to NaN, float8_e5m2 to infinity,
+ * rounding is to nearest even.
+ *
+ * A NaN in a result is always the same one, quiet, positive and without payload, whatever NaN it came from:
+ * processors do not agree on which of two to keep. For MIN and MAX, -0 is less than +0, so that their result
+ * depends on no order. */
+#ifndef DD_KERNELS_REDUCE_H
+#define DD_KERNELS_REDUCE_H
+
+#include "core/dtype.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* X(name, text). The order is c10d's and part of the wire format. */
+#define DD_REDOP_LIST(X)  \
+    X(SUM, "SUM")         \
+    X(AVG, "AVG")         \
+    X(PRODUCT, "PRODUCT") \
+    X(MIN, "MIN")         \
+    X(MAX, "MAX")         \
+    X(BAND, "BAND")       \
+    X(BOR, "BOR")         \
+    X(BXOR, "BXOR")       \
+    X(PREMUL_SUM, "PREMUL_SUM")
+
+typedef enum dd_redop {
+#define DD_REDOP_ENUM(name, text) DD_REDOP_##name,
+    DD_REDOP_LIST(DD_REDOP_ENUM)
+#undef DD_REDOP_ENUM
+} dd_redop;
+
+#define DD_REDOP_COUNT ((int)DD_REDOP_PREMUL_SUM + 1)
+
+const char *dd_redop_name(dd_redop op); /* never NULL */
+
+/* Whether the operation means something for the type: AVG and PREMUL_SUM not for bool, BAND/BOR/BXOR for
+ * bool and integers, MIN and MAX not for complex. */
+bool dd_reduce_is_supported(dd_dtype dtype, dd_redop op);
+
+/* float32 for floats of 16 and 8 bits, else the type itself. */
+dd_dtype dd_reduce_accumulator(dd_dtype dtype);
+
+typedef struct dd_reduction {
+    dd_dtype dtype; /* of the elements */
+    dd_redop op;    /* supported for dtype */
+    double factor;  /* PREMUL_SUM: each input is multiplied by it, in the accumulation type (integers: as an
+                     * integer, truncated toward zero and cut to what int64 holds) */
+    int divisor;    /* AVG: how many ranks there are */
+} dd_reduction;
+
+typedef enum dd_stage {
+    DD_STAGE_WHOLE,
+    DD_STAGE_FIRST,
+    DD_STAGE_MIDDLE,
+    DD_STAGE_LAST,
+} dd_stage;
+
+/* out[i] = fold of srcs[0][i] ... srcs[nsrcs - 1][i], nsrcs >= 1, for count elements. `out` may be one of
+ * the sources when the stage does not widen (its elements are no larger than the source's); otherwise they
+ * do not overlap. Pointers are aligned to nothing in particular. */
+void dd_reduce(const dd_reduction *reduction, dd_stage stage, void *out, const void *const *srcs,
+               size_t nsrcs, size_t count);
+
+/* Instruction sets, for tests and for an override: what the machine has is found once. */
+typedef enum dd_isa {
+    DD_ISA_SCALAR,
+    DD_ISA_AVX2,
+    DD_ISA_AVX512,
+    DD_ISA_NEON,
+} dd_isa;
+
+dd_isa dd_reduce_best_isa(void);
+const char *dd_isa_name(dd_isa isa);
+/* False when this build or machine does not have it; then nothing is done. */
+bool dd_reduce_with(dd_isa isa, const dd_reduction *reduction, dd_stage stage, void *out,
+                    const void *const *srcs, size_t nsrcs, size_t count);
+
+#endif

@@ -1,0 +1,138 @@
+/* What the instruction sets share: the list of kernels and the table each of them fills.
+ *
+ * Every instruction set says the same thing about each type, in functions named after it: load_T and store_T
+ * between memory and values, scale_T (PREMUL_SUM's factor), combine_T (two values), finish_T (AVG's divisor;
+ * and one form for every NaN). A form puts them together for whole arrays, a kernel is a form for one
+ * operation.
+ *
+ * reduce_scalar.c is the plain version, one element at a time. reduce_vector_internal.h is the same with
+ * vectors; each other instruction set includes it, and leaves the elements after its last whole vector to a
+ * narrower one. */
+#ifndef DD_KERNELS_REDUCE_INTERNAL_H
+#define DD_KERNELS_REDUCE_INTERNAL_H
+
+#include "core/dtype.h"
+#include "kernels/reduce.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Constant arguments reach the operators through several of these, and leave nothing of the choice to run
+ * time. */
+#define DD_KERNEL_INLINE static inline __attribute__((always_inline))
+
+/* What a kernel reads and what it writes. Types that are their own accumulators have ELEMENTS only. */
+typedef enum dd_kernel_form {
+    DD_FORM_ELEMENTS, /* elements     -> elements */
+    DD_FORM_WIDEN,    /* elements     -> accumulators */
+    DD_FORM_ROUND,    /* accumulators -> elements */
+} dd_kernel_form;
+
+#define DD_FORM_COUNT ((int)DD_FORM_ROUND + 1)
+
+/* The arguments of dd_reduce, with the factor as the types want it. */
+typedef struct dd_fold {
+    const void *const *srcs;
+    size_t nsrcs;
+    void *out;
+    size_t count;
+    double factor;
+    uint64_t integer_factor; /* modulo 2^64 */
+    int divisor;
+} dd_fold;
+
+/* Folds elements from `begin` up to fold->count. */
+typedef void dd_kernel(const dd_fold *fold, size_t begin);
+
+/* By dd_dtype, dd_redop and dd_kernel_form; NULL where an operation means nothing for the type. */
+typedef dd_kernel *const dd_kernel_table[DD_DTYPE_COUNT][DD_REDOP_COUNT][DD_FORM_COUNT];
+
+static inline dd_kernel *
+dd_kernel_in(dd_kernel_table table, dd_dtype dtype, dd_redop op, dd_kernel_form form)
+{
+    return table[dtype][op][form];
+}
+
+extern dd_kernel_table dd_kernels_scalar;
+extern dd_kernel_table dd_kernels_avx2;
+extern dd_kernel_table dd_kernels_avx512;
+extern dd_kernel_table dd_kernels_neon;
+
+/* X(T, exponent bits, mantissa bits, the least code that is no finite number, bits of a code) */
+#define DD_SMALL_FLOAT_LIST(X)      \
+    X(FLOAT16, 5, 10, 0x7c00, 16)   \
+    X(FLOAT8_E4M3FN, 4, 3, 0x7f, 8) \
+    X(FLOAT8_E5M2, 5, 2, 0x7c, 8)
+
+/* X(T, form, accumulator, what is read, what is written). From bfloat16 to bfloat16 is missing: scalars and
+ * vectors have their own ways. */
+#define DD_FORM_LIST(X)                \
+    DD_OWN_FORM(X, BOOL)               \
+    DD_OWN_FORM(X, INT8)               \
+    DD_OWN_FORM(X, UINT8)              \
+    DD_OWN_FORM(X, INT16)              \
+    DD_OWN_FORM(X, UINT16)             \
+    DD_OWN_FORM(X, INT32)              \
+    DD_OWN_FORM(X, UINT32)             \
+    DD_OWN_FORM(X, INT64)              \
+    DD_OWN_FORM(X, UINT64)             \
+    DD_OWN_FORM(X, FLOAT32)            \
+    DD_OWN_FORM(X, FLOAT64)            \
+    DD_OWN_FORM(X, COMPLEX64)          \
+    DD_OWN_FORM(X, COMPLEX128)         \
+    DD_ROUNDED_FORMS(X, FLOAT16)       \
+    DD_ACCUMULATOR_FORMS(X, BFLOAT16)  \
+    DD_ROUNDED_FORMS(X, FLOAT8_E4M3FN) \
+    DD_ROUNDED_FORMS(X, FLOAT8_E5M2)
+#define DD_OWN_FORM(X, T) X(T, ELEMENTS, T, T, T)
+#define DD_ROUNDED_FORMS(X, T)    \
+    X(T, ELEMENTS, FLOAT32, T, T) \
+    DD_ACCUMULATOR_FORMS(X, T)
+#define DD_ACCUMULATOR_FORMS(X, T)   \
+    X(T, WIDEN, FLOAT32, T, FLOAT32) \
+    X(T, ROUND, FLOAT32, FLOAT32, T)
+
+/* X(T, op, form): the kernels, first those that every instruction set has of its own, then those of which
+ * vectors would make little. */
+#define DD_VECTOR_KERNEL_LIST(X)         \
+    DD_TRUTH_KERNELS(X, BOOL)            \
+    DD_INTEGER_KERNELS(X, INT8)          \
+    DD_INTEGER_KERNELS(X, UINT8)         \
+    DD_INTEGER_KERNELS(X, INT16)         \
+    DD_INTEGER_KERNELS(X, UINT16)        \
+    DD_INTEGER_KERNELS(X, INT32)         \
+    DD_INTEGER_KERNELS(X, UINT32)        \
+    DD_INTEGER_KERNELS(X, INT64)         \
+    DD_INTEGER_KERNELS(X, UINT64)        \
+    DD_FLOAT_KERNELS(X, FLOAT32)         \
+    DD_FLOAT_KERNELS(X, FLOAT64)         \
+    DD_SUM_KERNELS(X, COMPLEX64)         \
+    DD_SUM_KERNELS(X, COMPLEX128)        \
+    DD_ROUNDED_KERNELS(X, FLOAT16)       \
+    DD_ROUNDED_KERNELS(X, BFLOAT16)      \
+    DD_ROUNDED_KERNELS(X, FLOAT8_E4M3FN) \
+    DD_ROUNDED_KERNELS(X, FLOAT8_E5M2)
+#define DD_SCALAR_KERNEL_LIST(X)    \
+    X(INT8, AVG, ELEMENTS)          \
+    X(UINT8, AVG, ELEMENTS)         \
+    X(INT16, AVG, ELEMENTS)         \
+    X(UINT16, AVG, ELEMENTS)        \
+    X(INT32, AVG, ELEMENTS)         \
+    X(UINT32, AVG, ELEMENTS)        \
+    X(INT64, AVG, ELEMENTS)         \
+    X(UINT64, AVG, ELEMENTS)        \
+    X(COMPLEX64, PRODUCT, ELEMENTS) \
+    X(COMPLEX128, PRODUCT, ELEMENTS)
+
+#define DD_BIT_KERNELS(X, T) X(T, BAND, ELEMENTS) X(T, BOR, ELEMENTS) X(T, BXOR, ELEMENTS)
+#define DD_PLAIN_KERNELS(X, T, form) X(T, SUM, form) X(T, PRODUCT, form) X(T, MIN, form) X(T, MAX, form)
+#define DD_TRUTH_KERNELS(X, T) DD_PLAIN_KERNELS(X, T, ELEMENTS) DD_BIT_KERNELS(X, T)
+#define DD_INTEGER_KERNELS(X, T) \
+    DD_PLAIN_KERNELS(X, T, ELEMENTS) DD_BIT_KERNELS(X, T) X(T, PREMUL_SUM, ELEMENTS)
+#define DD_FLOAT_KERNELS(X, T) DD_PLAIN_KERNELS(X, T, ELEMENTS) X(T, AVG, ELEMENTS) X(T, PREMUL_SUM, ELEMENTS)
+#define DD_SUM_KERNELS(X, T) X(T, SUM, ELEMENTS) X(T, AVG, ELEMENTS) X(T, PREMUL_SUM, ELEMENTS)
+#define DD_ROUNDED_KERNELS(X, T) \
+    DD_FLOAT_KERNELS(X, T)       \
+    DD_PLAIN_KERNELS(X, T, WIDEN) X(T, PREMUL_SUM, WIDEN) DD_PLAIN_KERNELS(X, T, ROUND) X(T, AVG, ROUND)
+
+#endif

@@ -1,0 +1,386 @@
+/* Reductions with vectors, in the vector language of gcc and clang. A file for an instruction set turns the
+ * set on, says the following, includes this, and puts the kernels into a table. */
+#ifndef DD_KERNELS_REDUCE_VECTOR_INTERNAL_H
+#define DD_KERNELS_REDUCE_VECTOR_INTERNAL_H
+
+#ifndef VECTOR_NBYTES
+#define VECTOR_NBYTES 16              /* of a register */
+#define VECTOR_REST dd_kernels_scalar /* for less than a vector */
+#endif
+/* And what it has instructions for:
+ *
+ *     VECTOR_LOAD_CODES(address, nbits), VECTOR_STORE_CODES(address, nbits, x)   see load_codes_16 below
+ *     VECTOR_LOAD_FLOAT16(address), VECTOR_STORE_FLOAT16(address, x)             to and from float32 */
+
+#include "kernels/reduce_internal.h"
+
+#include <stdint.h>
+#include <string.h>
+
+/* A product and a sum that are fused into one instruction round once instead of twice. */
+#if defined(__clang__)
+#pragma clang fp contract(off)
+#else
+#pragma GCC optimize("fp-contract=off")
+#endif
+
+#define INLINE DD_KERNEL_INLINE
+#define VECTOR_OF(type, nbytes) type __attribute__((vector_size(nbytes)))
+#define UNALIGNED __attribute__((aligned(1), may_alias))
+
+/* Any vector; what is in it is the affair of the functions of its type. */
+typedef VECTOR_OF(uint32_t, VECTOR_NBYTES) vec;
+typedef VECTOR_OF(int32_t, VECTOR_NBYTES) signed_vec;
+typedef VECTOR_OF(float, VECTOR_NBYTES) float_vec;
+typedef vec UNALIGNED memory_vec;
+
+INLINE vec
+select_bits(vec mask, vec a, vec b)
+{
+    return (a & mask) | (b & ~mask);
+}
+
+/* ---- integers and truth values */
+
+#define DEFINE_LOAD_STORE(T)               \
+    typedef vec value_##T;                 \
+    INLINE vec load_##T(const void *at)    \
+    {                                      \
+        return *(const memory_vec *)at;    \
+    }                                      \
+    INLINE void store_##T(void *at, vec x) \
+    {                                      \
+        *(memory_vec *)at = x;             \
+    }
+
+#define DEFINE_INTEGER(T, type, modular_type)                                                              \
+    typedef VECTOR_OF(type, VECTOR_NBYTES) lanes_##T;                                                      \
+    typedef VECTOR_OF(modular_type, VECTOR_NBYTES) modular_##T;                                            \
+    DEFINE_LOAD_STORE(T)                                                                                   \
+    INLINE vec scale_##T(const dd_fold *fold, dd_redop op, vec x)                                          \
+    {                                                                                                      \
+        return op == DD_REDOP_PREMUL_SUM ? (vec)((modular_##T)x * (modular_type)fold->integer_factor) : x; \
+    }                                                                                                      \
+    INLINE vec combine_##T(dd_redop op, vec a, vec b)                                                      \
+    {                                                                                                      \
+        return op == DD_REDOP_PRODUCT ? (vec)((modular_##T)a * (modular_##T)b)                             \
+               : op == DD_REDOP_MIN   ? select_bits((vec)((lanes_##T)a < (lanes_##T)b), a, b)              \
+               : op == DD_REDOP_MAX   ? select_bits((vec)((lanes_##T)a > (lanes_##T)b), a, b)              \
+               : op == DD_REDOP_BAND  ? (a & b)                                                            \
+               : op == DD_REDOP_BOR   ? (a | b)                                                            \
+               : op == DD_REDOP_BXOR  ? (a ^ b)                                                            \
+                                      : (vec)((modular_##T)a + (modular_##T)b);                             \
+    }                                                                                                      \
+    INLINE vec finish_##T(const dd_fold *fold, dd_redop op, vec x)                                         \
+    {                                                                                                      \
+        (void)fold;                                                                                        \
+        (void)op;                                                                                          \
+        return x;                                                                                          \
+    }
+
+DEFINE_INTEGER(INT8, int8_t, uint8_t)
+DEFINE_INTEGER(UINT8, uint8_t, uint8_t)
+DEFINE_INTEGER(INT16, int16_t, uint16_t)
+DEFINE_INTEGER(UINT16, uint16_t, uint16_t)
+DEFINE_INTEGER(INT32, int32_t, uint32_t)
+DEFINE_INTEGER(UINT32, uint32_t, uint32_t)
+DEFINE_INTEGER(INT64, int64_t, uint64_t)
+DEFINE_INTEGER(UINT64, uint64_t, uint64_t)
+
+DEFINE_LOAD_STORE(BOOL)
+
+INLINE vec
+scale_BOOL(const dd_fold *fold, dd_redop op, vec x)
+{
+    (void)fold;
+    (void)op;
+    return (vec)((lanes_INT8)x != 0) & 0x01010101;
+}
+
+INLINE vec
+combine_BOOL(dd_redop op, vec a, vec b)
+{
+    bool is_and = op == DD_REDOP_PRODUCT || op == DD_REDOP_MIN || op == DD_REDOP_BAND;
+    return is_and ? a & b : op == DD_REDOP_BXOR ? a ^ b : a | b;
+}
+
+INLINE vec
+finish_BOOL(const dd_fold *fold, dd_redop op, vec x)
+{
+    (void)fold;
+    (void)op;
+    return x;
+}
+
+/* ---- floats */
+
+/* lesser: of equals, the two or'ed, which is -0 if one of them is. That also makes a NaN of a NaN and a
+ * number. greater: of equals, the two and'ed, which is -0 if both are. With a NaN, all bits are set, which
+ * is a NaN. finish: makes every NaN the one. */
+#define DEFINE_FLOAT(T, type, word, nan_bits)                                            \
+    typedef VECTOR_OF(type, VECTOR_NBYTES) lanes_##T;                                    \
+    typedef VECTOR_OF(word, VECTOR_NBYTES) words_##T;                                    \
+    DEFINE_LOAD_STORE(T)                                                                 \
+    INLINE vec scale_##T(const dd_fold *fold, dd_redop op, vec x)                        \
+    {                                                                                    \
+        return op == DD_REDOP_PREMUL_SUM ? (vec)((lanes_##T)x * (type)fold->factor) : x; \
+    }                                                                                    \
+    INLINE vec lesser_##T(vec a, vec b)                                                  \
+    {                                                                                    \
+        vec is_greater = (vec)((lanes_##T)a > (lanes_##T)b);                             \
+        vec is_less = (vec)((lanes_##T)a < (lanes_##T)b);                                \
+        return (a & ~is_greater) | (b & ~is_less);                                       \
+    }                                                                                    \
+    INLINE vec greater_##T(vec a, vec b)                                                 \
+    {                                                                                    \
+        vec is_at_least = (vec)((lanes_##T)a >= (lanes_##T)b);                           \
+        vec is_at_most = (vec)((lanes_##T)a <= (lanes_##T)b);                            \
+        return (a | ~is_at_least) & (b | ~is_at_most);                                   \
+    }                                                                                    \
+    INLINE vec combine_##T(dd_redop op, vec a, vec b)                                    \
+    {                                                                                    \
+        return op == DD_REDOP_PRODUCT ? (vec)((lanes_##T)a * (lanes_##T)b)               \
+               : op == DD_REDOP_MIN   ? lesser_##T(a, b)                                 \
+               : op == DD_REDOP_MAX   ? greater_##T(a, b)                                \
+                                      : (vec)((lanes_##T)a + (lanes_##T)b);                \
+    }                                                                                    \
+    INLINE vec finish_##T(const dd_fold *fold, dd_redop op, vec x)                       \
+    {                                                                                    \
+        vec result = op == DD_REDOP_AVG ? (vec)((lanes_##T)x / (type)fold->divisor) : x; \
+        vec is_number = (vec)((lanes_##T)result == (lanes_##T)result);                   \
+        return select_bits(is_number, result, (vec)((words_##T){0} + (nan_bits)));       \
+    }
+
+DEFINE_FLOAT(FLOAT32, float, uint32_t, 0x7fc00000)
+DEFINE_FLOAT(FLOAT64, double, uint64_t, 0x7ff8000000000000)
+/* Sums of complex numbers are sums of their parts. */
+DEFINE_FLOAT(COMPLEX64, float, uint32_t, 0x7fc00000)
+DEFINE_FLOAT(COMPLEX128, double, uint64_t, 0x7ff8000000000000)
+
+/* ---- floats of 16 and 8 bits, whose values are vectors of float32. Magnitudes are below 2^31, so they may
+ * be compared as signed numbers, for which there are instructions. reduce_scalar.c has the same steps in a
+ * plainer form. */
+
+/* As many codes as a vector has float32, each in the lower bits of a word. */
+#ifdef VECTOR_LOAD_CODES
+#define DEFINE_CODES(nbits, type)                    \
+    INLINE vec load_codes_##nbits(const void *at)    \
+    {                                                \
+        return (vec)VECTOR_LOAD_CODES(at, nbits);    \
+    }                                                \
+    INLINE void store_codes_##nbits(void *at, vec x) \
+    {                                                \
+        VECTOR_STORE_CODES(at, nbits, x);            \
+    }
+#else
+#define DEFINE_CODES(nbits, type)                                                \
+    typedef VECTOR_OF(type, VECTOR_NBYTES *nbits / 32) codes_##nbits;            \
+    typedef codes_##nbits UNALIGNED memory_codes_##nbits;                        \
+    INLINE vec load_codes_##nbits(const void *at)                                \
+    {                                                                            \
+        return __builtin_convertvector(*(const memory_codes_##nbits *)at, vec);  \
+    }                                                                            \
+    INLINE void store_codes_##nbits(void *at, vec x)                             \
+    {                                                                            \
+        *(memory_codes_##nbits *)at = __builtin_convertvector(x, codes_##nbits); \
+    }
+#endif
+DEFINE_CODES(16, uint16_t)
+DEFINE_CODES(8, uint8_t)
+
+INLINE vec
+is_below(vec magnitude, uint32_t limit)
+{
+    return (vec)((signed_vec)magnitude < (int32_t)limit);
+}
+
+INLINE vec
+widen(vec code, int exponent_bits, int mantissa_bits, uint32_t special)
+{
+    const uint32_t bias = (1U << (exponent_bits - 1)) - 1;
+    const uint32_t least_normal = (128 - bias) << 23;
+    vec sign = (code >> (exponent_bits + mantissa_bits)) << 31;
+    vec magnitude = code & ((1U << (exponent_bits + mantissa_bits)) - 1);
+    vec shifted = magnitude << (23 - mantissa_bits);
+    vec normal = shifted + ((127 - bias) << 23);
+    vec with_leading_one = shifted + least_normal;
+    vec leading_one = (vec){0} + least_normal;
+    vec subnormal = (vec)((float_vec)with_leading_one - (float_vec)leading_one);
+    vec x = select_bits(is_below(magnitude, 1U << mantissa_bits), subnormal, normal);
+    return x | sign | (~is_below(magnitude, special) & 0x7f800000);
+}
+
+/* Takes NaN in the form of finish_FLOAT32 only. */
+INLINE vec
+narrow(vec x, int exponent_bits, int mantissa_bits, uint32_t special)
+{
+    const uint32_t bias = (1U << (exponent_bits - 1)) - 1;
+    const int shift = 23 - mantissa_bits;
+    vec sign = (x >> 31) << (exponent_bits + mantissa_bits);
+    vec magnitude = x & 0x7fffffff;
+    vec ruler = (vec){0} + ((127 + 24 - bias - (uint32_t)mantissa_bits) << 23);
+    vec subnormal = (vec)((float_vec)magnitude + (float_vec)ruler) - ruler;
+    vec rounded = magnitude + ((1U << (shift - 1)) - 1) + ((magnitude >> shift) & 1);
+    vec normal = (rounded - ((127 - bias) << 23)) >> shift;
+    vec code = select_bits(is_below(magnitude, (128 - bias) << 23), subnormal, normal);
+    code = select_bits(is_below(code, special), code, (vec){0} + special);
+    return code | sign | (~is_below(magnitude, 0x7f800001) & (1U << (mantissa_bits - 1)));
+}
+
+#define DEFINE_SMALL_FLOAT(T, exponent_bits, mantissa_bits, special, nbits)          \
+    INLINE vec load_##T(const void *at)                                              \
+    {                                                                                \
+        return widen(load_codes_##nbits(at), exponent_bits, mantissa_bits, special); \
+    }                                                                                \
+    INLINE void store_##T(void *at, vec x)                                           \
+    {                                                                                \
+        store_codes_##nbits(at, narrow(x, exponent_bits, mantissa_bits, special));   \
+    }
+DD_SMALL_FLOAT_LIST(DEFINE_SMALL_FLOAT)
+
+/* Where there are instructions for it, they take the place of the functions. */
+#ifdef VECTOR_LOAD_FLOAT16
+#define load_FLOAT16(at) ((vec)VECTOR_LOAD_FLOAT16(at))
+#define store_FLOAT16(at, x) VECTOR_STORE_FLOAT16(at, x)
+#endif
+
+/* A bfloat16 is the upper half of a float32. */
+INLINE vec
+load_BFLOAT16(const void *at)
+{
+    return load_codes_16(at) << 16;
+}
+
+/* The upper half is the result. A NaN in the form of finish_FLOAT32 stays one. */
+INLINE vec
+round_to_upper_half(vec x)
+{
+    return x + 0x7fff + ((x >> 16) & 1);
+}
+
+INLINE void
+store_BFLOAT16(void *at, vec x)
+{
+    store_codes_16(at, round_to_upper_half(x) >> 16);
+}
+
+/* A vector of bfloat16, as it lies in memory, is nearly two of float32: the odd elements have something in
+ * their lower halves, the even ones are half a word away. Where the results go back to such a vector there
+ * is nothing to sort. */
+typedef struct value_BFLOAT16_PAIR {
+    vec even, odd;
+} value_BFLOAT16_PAIR;
+
+INLINE value_BFLOAT16_PAIR
+load_BFLOAT16_PAIR(const void *at)
+{
+    vec x = *(const memory_vec *)at;
+    return (value_BFLOAT16_PAIR){x << 16, x & 0xffff0000};
+}
+
+INLINE void
+store_BFLOAT16_PAIR(void *at, value_BFLOAT16_PAIR x)
+{
+    *(memory_vec *)at = (round_to_upper_half(x.even) >> 16) | (round_to_upper_half(x.odd) & 0xffff0000);
+}
+
+INLINE value_BFLOAT16_PAIR
+scale_BFLOAT16_PAIR(const dd_fold *fold, dd_redop op, value_BFLOAT16_PAIR x)
+{
+    return (value_BFLOAT16_PAIR){scale_FLOAT32(fold, op, x.even), scale_FLOAT32(fold, op, x.odd)};
+}
+
+INLINE value_BFLOAT16_PAIR
+combine_BFLOAT16_PAIR(dd_redop op, value_BFLOAT16_PAIR a, value_BFLOAT16_PAIR b)
+{
+    return (value_BFLOAT16_PAIR){combine_FLOAT32(op, a.even, b.even), combine_FLOAT32(op, a.odd, b.odd)};
+}
+
+INLINE value_BFLOAT16_PAIR
+finish_BFLOAT16_PAIR(const dd_fold *fold, dd_redop op, value_BFLOAT16_PAIR x)
+{
+    return (value_BFLOAT16_PAIR){finish_FLOAT32(fold, op, x.even), finish_FLOAT32(fold, op, x.odd)};
+}
+
+/* ---- whole arrays */
+
+/* Floats of 8 bits take so many instructions to convert that there is nothing to gain from several vectors
+ * at a time. */
+enum {
+#define ELEMENT(T, text, size, kind) \
+    SIZE_##T = size, IS_UNROLLED_##T = size > 1 || DD_KIND_##kind != DD_KIND_FLOAT,
+    DD_DTYPE_LIST(ELEMENT)
+#undef ELEMENT
+};
+enum { SIZE_BFLOAT16_PAIR = SIZE_BFLOAT16 }; /* by which there are twice as many lanes */
+
+/* take: a vector of source k from element i on. give: the result for there.
+ *
+ * Four vectors at a time, so that an operation need not wait for the one before; then one at a time. All
+ * sources of a place are read before it is written, as the output may be one of them. Gives the element it
+ * got to. */
+#define DEFINE_FORM(T, form, acc, from, to)                                                    \
+    INLINE value_##acc take_##T##_##form(const dd_fold *fold, dd_redop op, size_t k, size_t i) \
+    {                                                                                          \
+        const void *at = (const char *)fold->srcs[k] + i * SIZE_##from;                        \
+        return scale_##acc(fold, op, load_##from(at));                                         \
+    }                                                                                          \
+    INLINE void give_##T##_##form(const dd_fold *fold, dd_redop op, size_t i, value_##acc x)   \
+    {                                                                                          \
+        void *at = (char *)fold->out + i * SIZE_##to;                                          \
+        store_##to(at, finish_##acc(fold, op, x));                                             \
+    }                                                                                          \
+    INLINE size_t fold_##T##_##form(const dd_fold *fold, dd_redop op, size_t begin)            \
+    {                                                                                          \
+        const size_t lanes = VECTOR_NBYTES / SIZE_##acc;                                       \
+        size_t i = begin;                                                                      \
+        for (; IS_UNROLLED_##T && fold->count - i >= 4 * lanes; i += 4 * lanes) {              \
+            value_##acc x0 = take_##T##_##form(fold, op, 0, i);                                \
+            value_##acc x1 = take_##T##_##form(fold, op, 0, i + lanes);                        \
+            value_##acc x2 = take_##T##_##form(fold, op, 0, i + 2 * lanes);                    \
+            value_##acc x3 = take_##T##_##form(fold, op, 0, i + 3 * lanes);                    \
+            for (size_t k = 1; k < fold->nsrcs; k++) {                                         \
+                x0 = combine_##acc(op, x0, take_##T##_##form(fold, op, k, i));                 \
+                x1 = combine_##acc(op, x1, take_##T##_##form(fold, op, k, i + lanes));         \
+                x2 = combine_##acc(op, x2, take_##T##_##form(fold, op, k, i + 2 * lanes));     \
+                x3 = combine_##acc(op, x3, take_##T##_##form(fold, op, k, i + 3 * lanes));     \
+            }                                                                                  \
+            give_##T##_##form(fold, op, i, x0);                                                \
+            give_##T##_##form(fold, op, i + lanes, x1);                                        \
+            give_##T##_##form(fold, op, i + 2 * lanes, x2);                                    \
+            give_##T##_##form(fold, op, i + 3 * lanes, x3);                                    \
+        }                                                                                      \
+        for (; fold->count - i >= lanes; i += lanes) {                                         \
+            value_##acc x = take_##T##_##form(fold, op, 0, i);                                 \
+            for (size_t k = 1; k < fold->nsrcs; k++) {                                         \
+                x = combine_##acc(op, x, take_##T##_##form(fold, op, k, i));                   \
+            }                                                                                  \
+            give_##T##_##form(fold, op, i, x);                                                 \
+        }                                                                                      \
+        return i;                                                                              \
+    }
+DD_FORM_LIST(DEFINE_FORM)
+DEFINE_FORM(BFLOAT16, ELEMENTS, BFLOAT16_PAIR, BFLOAT16_PAIR, BFLOAT16_PAIR)
+
+/* The copies let the compiler keep everything in registers: it need not fear that the output overlaps them.
+ * Two sources are the most common, and get a loop without a loop in it. */
+#define DEFINE_KERNEL(T, op, form)                                                             \
+    static void kernel_##T##_##op##_##form(const dd_fold *fold, size_t begin)                  \
+    {                                                                                          \
+        dd_fold local = *fold;                                                                 \
+        size_t end;                                                                            \
+        if (IS_UNROLLED_##T && local.nsrcs == 2) {                                             \
+            const void *const pair[2] = {local.srcs[0], local.srcs[1]};                        \
+            local.srcs = pair;                                                                 \
+            local.nsrcs = 2;                                                                   \
+            end = fold_##T##_##form(&local, DD_REDOP_##op, begin);                             \
+        } else {                                                                               \
+            end = fold_##T##_##form(&local, DD_REDOP_##op, begin);                             \
+        }                                                                                      \
+        if (end < fold->count) {                                                               \
+            dd_kernel_in(VECTOR_REST, DD_DTYPE_##T, DD_REDOP_##op, DD_FORM_##form)(fold, end); \
+        }                                                                                      \
+    }
+DD_VECTOR_KERNEL_LIST(DEFINE_KERNEL)
+
+#endif
