@@ -13,6 +13,8 @@ SIDE = ["kernels", "work", "observe"]  # stand on core alone
 
 ALLOWED = {layer: set(LADDER[: i + 1]) for i, layer in enumerate(LADDER)}
 ALLOWED |= {layer: {"core", layer} for layer in SIDE}
+for mover in ("net", "transport"):  # for copy.h
+    ALLOWED[mover] |= {"kernels"}
 ALLOWED["collective"] |= {"kernels", "work"}
 ALLOWED["group"] |= set(SIDE)
 ALLOWED["python"] |= set(SIDE)

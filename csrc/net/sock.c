@@ -228,7 +228,7 @@ dd_sock_try_recv_fd(int fd, void *data, size_t len, int *passed_fd, size_t *move
         .msg_iov = &part,
         .msg_iovlen = 1,
         .msg_control = control.bytes,
-        .msg_controllen = sizeof control.bytes,
+        .msg_controllen = CMSG_LEN(sizeof *passed_fd), /* the padding would hold a second one */
     };
     *passed_fd = -1;
     dd_io io = classify(recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC), moved);

@@ -539,3 +539,39 @@ TEST(watching_what_cannot_be_watched)
     CHECK_CONTAINS(check_message(), "cannot watch fd -1");
     dd_loop_fini(&loop);
 }
+
+TEST(sock_takes_one_descriptor_of_several)
+{
+    int sockets[2];
+    REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, sockets) == 0);
+    int passed[2] = {sockets[0], sockets[1]};
+    union {
+        struct cmsghdr header;
+        char bytes[CMSG_SPACE(sizeof passed)];
+    } control;
+    memset(&control, 0, sizeof control);
+    struct iovec part = {.iov_base = (char[]){'x'}, .iov_len = 1};
+    struct msghdr message = {.msg_iov = &part,
+                             .msg_iovlen = 1,
+                             .msg_control = control.bytes,
+                             .msg_controllen = sizeof control.bytes};
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof passed);
+    memcpy(CMSG_DATA(header), passed, sizeof passed);
+    REQUIRE(sendmsg(sockets[0], &message, 0) == 1);
+    int next_free = dup(sockets[0]);
+    close(next_free);
+    char byte;
+    int fd = -1;
+    size_t moved = 0;
+    REQUIRE(dd_sock_try_recv_fd(sockets[1], &byte, 1, &fd, &moved) == DD_IO_OK);
+    CHECK_INT(fd, next_free);
+    int after = dup(sockets[0]);
+    CHECK_INT(after, next_free + 1); /* the second one has not come in beside it */
+    close(after);
+    dd_sock_close(fd);
+    close(sockets[0]);
+    close(sockets[1]);
+}
