@@ -24,8 +24,17 @@ dd_spin dd_spin_make(int64_t budget_ns);
 int64_t dd_spin_start(dd_spin *spin);
 bool dd_spin_is_resting(const dd_spin *spin);
 
-/* Between two looks. */
+/* Between two looks: lets others have the core; or lets it rest for some nanoseconds. */
 void dd_spin_yield(dd_spin *spin);
+static inline void
+dd_spin_pause(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
 
 /* What was waited for came while polling. */
 void dd_spin_note_success(dd_spin *spin);

@@ -40,6 +40,7 @@ error_vset(dd_error *err, dd_status code, const char *format, va_list args)
 {
     err->code = code;
     err->sys_errno = 0;
+    err->culprit = (dd_culprit){.rank = -1};
     int wanted = vsnprintf(err->message, sizeof err->message, format, args);
     mark_if_cut(err, wanted < 0 ? 0 : (size_t)wanted);
 }
@@ -74,6 +75,16 @@ dd_error_set_errno(dd_error *err, dd_status code, int sys_errno, const char *for
         err->sys_errno = sys_errno;
     }
     return code;
+}
+
+void
+dd_error_blame(dd_error *err, int rank, const char *host, long long pid)
+{
+    if (err != NULL) {
+        err->culprit.rank = rank;
+        err->culprit.pid = pid;
+        snprintf(err->culprit.host, sizeof err->culprit.host, "%s", host != NULL ? host : "");
+    }
 }
 
 void

@@ -21,6 +21,10 @@
     X(STORE, "store failure")                                  \
     X(QUEUE_EMPTY, "queue is empty")                           \
     X(SYSTEM, "system call failed")                            \
+    X(OP_TIMED_OUT, "operation of a group timed out")          \
+    X(PEER_LOST, "a peer is gone")                             \
+    X(MISMATCH, "ranks called different operations")           \
+    X(ABORTED, "operation was aborted")                        \
     X(CLOSED, "object is closed")                              \
     X(FORKED, "object belongs to the process before the fork") \
     X(INTERNAL, "internal error")
@@ -35,9 +39,19 @@ typedef enum dd_status {
 #define DD_MUST_CHECK __attribute__((warn_unused_result))
 #define DD_PRINTF(format_index, first_arg) __attribute__((format(printf, format_index, first_arg)))
 
+#define DD_HOST_NAME_MAX 64
+
+/* Whom an error is about, where that is one rank. */
+typedef struct dd_culprit {
+    int rank;      /* in the group; -1: nobody in particular */
+    long long pid; /* 0: not known */
+    char host[DD_HOST_NAME_MAX];
+} dd_culprit;
+
 typedef struct dd_error {
     dd_status code;
     int sys_errno; /* errno of the system call behind it, or 0 */
+    dd_culprit culprit;
     char message[1024];
 } dd_error;
 
@@ -53,6 +67,9 @@ dd_status dd_error_set(dd_error *err, dd_status code, const char *format, ...) D
 /* The same, with ": <strerror> (errno N)" after the message. */
 dd_status dd_error_set_errno(dd_error *err, dd_status code, int sys_errno, const char *format, ...)
     DD_PRINTF(4, 5);
+
+/* Names the culprit of the error that is there. host may be NULL. */
+void dd_error_blame(dd_error *err, int rank, const char *host, long long pid);
 
 /* Puts "<text>: " before the message that is there. */
 void dd_error_prepend(dd_error *err, const char *format, ...) DD_PRINTF(2, 3);
