@@ -428,3 +428,9 @@ dd_prefix_store_underlying(dd_store *store)
 {
     return underlying_of(store);
 }
+
+bool
+dd_prefix_store_is(const dd_store *store)
+{
+    return store->ops == &prefix_ops;
+}

@@ -572,6 +572,9 @@ try_addresses(tcp_link *link, tcp_target *target, const dd_wait *wait, dd_error 
             break;
         }
     }
+    if (status == DD_OK && is_first) {
+        target->own_addr = dd_sock_local_addr(link->fd);
+    }
     if (status == DD_OK && is_first && target->server_id[0] != '\0') {
         upgrade_to_unix(link, target, wait);
     }

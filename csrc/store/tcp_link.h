@@ -18,7 +18,9 @@ typedef struct tcp_target {
     /* learned by the first link that opens, const from then on */
     bool is_known;
     bool is_extended;
-    bool is_local;        /* the server's Unix socket can be reached */
+    bool is_local; /* the server's Unix socket can be reached */
+    dd_addr
+        own_addr; /* our end of the first connection: an address of this machine that others may reach, too */
     char server_id[64];   /* extended: what it calls itself, the name of its Unix socket; "" if it has none */
     dd_tcp_limits limits; /* extended: what it takes */
 } tcp_target;

@@ -262,3 +262,12 @@ dd_tcp_store_server(dd_store *store)
 {
     return tcp_store_of(store)->server;
 }
+
+dd_addr
+dd_tcp_store_own_addr(dd_store *store)
+{
+    while (dd_prefix_store_is(store)) {
+        store = dd_prefix_store_underlying(store);
+    }
+    return store->ops == &tcp_store_ops ? tcp_store_of(store)->target.own_addr : (dd_addr){.len = 0};
+}

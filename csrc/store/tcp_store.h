@@ -9,6 +9,7 @@
 #ifndef DD_STORE_TCP_STORE_H
 #define DD_STORE_TCP_STORE_H
 
+#include "net/addr.h"
 #include "store/store.h"
 #include "store/tcp_server.h"
 
@@ -32,5 +33,9 @@ uint16_t dd_tcp_store_port(dd_store *store);
 bool dd_tcp_store_is_server(dd_store *store);
 bool dd_tcp_store_is_extended(dd_store *store);      /* the server is ours */
 dd_tcp_server *dd_tcp_store_server(dd_store *store); /* borrowed, or NULL */
+
+/* The address by which this process has reached the server, of any kind of store: of length 0 when it is not a TCPStore,
+ * nor one under prefixes. */
+dd_addr dd_tcp_store_own_addr(dd_store *store);
 
 #endif
