@@ -1,0 +1,320 @@
+#include "transport/card.h"
+
+#include "net/auth.h"
+#include "net/ifaces.h"
+#include "net/sha256.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* The bytes of a card, numbers in little endian:
+ *
+ *     magic 4, version 1, uid 16, host_id 32, pid 8,
+ *     length 1 and host, length 1 and unix_name,
+ *     number of addresses 1, and of each: family 1 (4 or 6), port 2, IP 4 or 16 */
+#define CARD_MAGIC "DDcd"
+#define CARD_VERSION 1
+
+/* ---- making one */
+
+static bool
+is_plain_text(const char *text, size_t len)
+{
+    for (size_t i = 0; i < len; i++) {
+        if ((uint8_t)text[i] < 0x20 || (uint8_t)text[i] >= 0x7f) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void
+fill_host(char host[DD_HOST_NAME_MAX])
+{
+    if (gethostname(host, DD_HOST_NAME_MAX) != 0) {
+        snprintf(host, DD_HOST_NAME_MAX, "?");
+    }
+    host[DD_HOST_NAME_MAX - 1] = '\0';
+    for (char *c = host; *c != '\0'; c++) {
+        *c = is_plain_text(c, 1) ? *c : '?';
+    }
+}
+
+/* Zeros when the machine does not say: such a host is nobody's, not even its own. */
+static void
+fill_host_id(uint8_t id[DD_HOST_ID_BYTES])
+{
+    _Static_assert(DD_HOST_ID_BYTES == DD_SHA256_BYTES, "the id is a digest");
+    memset(id, 0, DD_HOST_ID_BYTES);
+    char boot[64];
+    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    ssize_t boot_len = fd >= 0 ? read(fd, boot, sizeof boot) : -1;
+    if (fd >= 0) {
+        close(fd);
+    }
+    /* Abstract socket names belong to a network namespace. */
+    struct stat info;
+    if (boot_len <= 0 || stat("/proc/self/ns/net", &info) != 0) {
+        return;
+    }
+    const uint64_t space[2] = {(uint64_t)info.st_dev, (uint64_t)info.st_ino};
+    dd_sha256 sha;
+    dd_sha256_init(&sha);
+    dd_sha256_update(&sha, dd_bytes_of_string("dldist host"));
+    dd_sha256_update(&sha, dd_bytes_of(boot, (size_t)boot_len));
+    dd_sha256_update(&sha, dd_bytes_of(space, sizeof space));
+    dd_sha256_final(&sha, id);
+}
+
+dd_status
+dd_card_init(dd_card *card, dd_error *err)
+{
+    dd_uid uid;
+    dd_status status = dd_auth_random(uid.bytes, sizeof uid.bytes, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    *card = (dd_card){.uid = uid, .pid = getpid()};
+    fill_host(card->host);
+    fill_host_id(card->host_id);
+    return DD_OK;
+}
+
+bool
+dd_card_is_same_host(const dd_card *a, const dd_card *b)
+{
+    static const uint8_t unknown[DD_HOST_ID_BYTES] = {0};
+    return memcmp(a->host_id, b->host_id, DD_HOST_ID_BYTES) == 0 &&
+           memcmp(a->host_id, unknown, DD_HOST_ID_BYTES) != 0;
+}
+
+const char *
+dd_card_print(const dd_card *card, char out[96])
+{
+    snprintf(out, 96, "%s, pid %lld", card->host, card->pid);
+    return out;
+}
+
+/* ---- writing */
+
+static void
+put_number(uint8_t *out, uint64_t value, size_t nbytes)
+{
+    for (size_t i = 0; i < nbytes; i++) {
+        out[i] = (uint8_t)(value >> (8 * i));
+    }
+}
+
+static dd_status
+append_number(dd_blob *out, uint64_t value, size_t nbytes, dd_error *err)
+{
+    uint8_t bytes[8];
+    put_number(bytes, value, nbytes);
+    return dd_blob_append(out, bytes, nbytes, err);
+}
+
+static dd_status
+append_text(dd_blob *out, const char *text, dd_error *err)
+{
+    size_t len = strlen(text);
+    dd_status status = append_number(out, len, 1, err);
+    return status == DD_OK ? dd_blob_append(out, text, len, err) : status;
+}
+
+static dd_status
+append_addr(dd_blob *out, const dd_addr *addr, dd_error *err)
+{
+    bool is_v4 = addr->storage.ss_family == AF_INET;
+    if (!is_v4 && addr->storage.ss_family != AF_INET6) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "cannot publish an address of family %d",
+                            addr->storage.ss_family);
+    }
+    const void *ip = is_v4 ? (const void *)&((const struct sockaddr_in *)&addr->storage)->sin_addr
+                           : (const void *)&((const struct sockaddr_in6 *)&addr->storage)->sin6_addr;
+    dd_status status = append_number(out, is_v4 ? 4 : 6, 1, err);
+    if (status == DD_OK) {
+        status = append_number(out, dd_addr_port(addr), 2, err);
+    }
+    return status == DD_OK ? dd_blob_append(out, ip, is_v4 ? 4 : 16, err) : status;
+}
+
+static dd_status
+append_card(const dd_card *card, dd_blob *out, dd_error *err)
+{
+    uint8_t head[5 + DD_UID_BYTES + DD_HOST_ID_BYTES + 8] = CARD_MAGIC;
+    head[4] = CARD_VERSION;
+    memcpy(head + 5, card->uid.bytes, DD_UID_BYTES);
+    memcpy(head + 5 + DD_UID_BYTES, card->host_id, DD_HOST_ID_BYTES);
+    put_number(head + 5 + DD_UID_BYTES + DD_HOST_ID_BYTES, (uint64_t)card->pid, 8);
+    dd_status status = dd_blob_append(out, head, sizeof head, err);
+    if (status == DD_OK) {
+        status = append_text(out, card->host, err);
+    }
+    if (status == DD_OK) {
+        status = append_text(out, card->unix_name, err);
+    }
+    if (status == DD_OK) {
+        status = append_number(out, card->addrs.count, 1, err);
+    }
+    for (size_t i = 0; i < card->addrs.count && status == DD_OK; i++) {
+        status = append_addr(out, &card->addrs.items[i], err);
+    }
+    return status;
+}
+
+dd_status
+dd_card_encode(const dd_card *card, dd_blob *out, dd_error *err)
+{
+    dd_blob bytes = {0};
+    dd_status status = append_card(card, &bytes, err);
+    if (status != DD_OK) {
+        dd_blob_fini(&bytes);
+        return status;
+    }
+    dd_blob_fini(out);
+    *out = bytes;
+    return DD_OK;
+}
+
+/* ---- reading */
+
+/* Whoever reads past the end gets zeros, and is_bad says so. */
+typedef struct card_reader {
+    dd_bytes rest;
+    bool is_bad;
+} card_reader;
+
+static const uint8_t *
+take(card_reader *reader, size_t nbytes)
+{
+    static const uint8_t zeros[256] = {0};
+    if (reader->is_bad || reader->rest.len < nbytes) {
+        reader->is_bad = true;
+        return zeros;
+    }
+    const uint8_t *bytes = reader->rest.data;
+    reader->rest = dd_bytes_of(bytes + nbytes, reader->rest.len - nbytes);
+    return bytes;
+}
+
+static uint64_t
+take_number(card_reader *reader, size_t nbytes)
+{
+    const uint8_t *bytes = take(reader, nbytes);
+    uint64_t value = 0;
+    for (size_t i = nbytes; i-- > 0;) {
+        value = value << 8 | bytes[i];
+    }
+    return value;
+}
+
+static void
+take_text(card_reader *reader, char *out, size_t out_size)
+{
+    size_t len = (size_t)take_number(reader, 1);
+    const char *text = (const char *)take(reader, len);
+    if (len >= out_size || !is_plain_text(text, len)) {
+        reader->is_bad = true;
+        return;
+    }
+    memcpy(out, text, len);
+    out[len] = '\0';
+}
+
+static void
+take_addr(card_reader *reader, dd_addr_list *list)
+{
+    dd_addr addr = {0};
+    uint64_t family = take_number(reader, 1);
+    uint16_t port = (uint16_t)take_number(reader, 2);
+    if (family == 4) {
+        struct sockaddr_in *in = (struct sockaddr_in *)&addr.storage;
+        in->sin_family = AF_INET;
+        memcpy(&in->sin_addr, take(reader, 4), 4);
+        addr.len = sizeof *in;
+    } else if (family == 6) {
+        struct sockaddr_in6 *in6 = (struct sockaddr_in6 *)&addr.storage;
+        in6->sin6_family = AF_INET6;
+        memcpy(&in6->sin6_addr, take(reader, 16), 16);
+        addr.len = sizeof *in6;
+    }
+    dd_addr_set_port(&addr, port);
+    if (addr.len == 0 || port == 0) {
+        reader->is_bad = true;
+        return;
+    }
+    list->items[list->count++] = addr;
+}
+
+dd_status
+dd_card_decode(dd_bytes bytes, dd_card *card, dd_error *err)
+{
+    card_reader reader = {.rest = bytes};
+    dd_card read = {0};
+    if (memcmp(take(&reader, 4), CARD_MAGIC, 4) != 0) {
+        return dd_error_set(err, DD_PROTOCOL, "%zu bytes are no card of a process", bytes.len);
+    }
+    uint64_t version = take_number(&reader, 1);
+    if (version != CARD_VERSION) {
+        return dd_error_set(err, DD_PROTOCOL, "the card of a process has version %u, known is %u",
+                            (unsigned)version, CARD_VERSION);
+    }
+    memcpy(read.uid.bytes, take(&reader, DD_UID_BYTES), DD_UID_BYTES);
+    memcpy(read.host_id, take(&reader, DD_HOST_ID_BYTES), DD_HOST_ID_BYTES);
+    read.pid = (long long)take_number(&reader, 8);
+    take_text(&reader, read.host, sizeof read.host);
+    take_text(&reader, read.unix_name, sizeof read.unix_name);
+    size_t naddrs = (size_t)take_number(&reader, 1);
+    for (size_t i = 0; i < naddrs && i < DD_ADDR_LIST_MAX; i++) {
+        take_addr(&reader, &read.addrs);
+    }
+    if (reader.is_bad || naddrs > DD_ADDR_LIST_MAX || reader.rest.len != 0) {
+        return dd_error_set(err, DD_PROTOCOL, "%zu bytes make no sense as the card of a process", bytes.len);
+    }
+    *card = read;
+    return DD_OK;
+}
+
+/* ---- addresses */
+
+static void
+list_names(const dd_iface_list *ifaces, char *out, size_t out_size)
+{
+    size_t len = 0;
+    out[0] = '\0';
+    for (size_t i = 0; i < ifaces->count && len < out_size; i++) {
+        bool is_known = false;
+        for (size_t k = 0; k < i; k++) {
+            is_known = is_known || strcmp(ifaces->items[k].name, ifaces->items[i].name) == 0;
+        }
+        if (!is_known) {
+            len += (size_t)snprintf(out + len, out_size - len, "%s%s", len > 0 ? ", " : "",
+                                    ifaces->items[i].name);
+        }
+    }
+}
+
+dd_status
+dd_card_find_addrs(const char *ifnames, const dd_addr *first, dd_addr_list *list, dd_error *err)
+{
+    dd_iface_list ifaces;
+    dd_status status = dd_ifaces_find(&ifaces, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    dd_addr_list found;
+    if (!dd_ifaces_choose(&ifaces, ifnames, first, &found)) {
+        char names[512];
+        list_names(&ifaces, names, sizeof names);
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "no network interface that is up and has an address fits \"%s\"; there are: %s",
+                            ifnames, names[0] != '\0' ? names : "none");
+    }
+    *list = found;
+    return DD_OK;
+}

@@ -1,0 +1,51 @@
+/* Visiting cards: what a process tells the others so that they can reach it, and can say who it is.
+ *
+ * A card is published in the store as bytes. Two processes are on one host when boot and network namespace
+ * are the same; then they meet over an abstract Unix socket, else over TCP at one of the addresses, in
+ * their order. */
+#ifndef DD_TRANSPORT_CARD_H
+#define DD_TRANSPORT_CARD_H
+
+#include "core/bytes.h"
+#include "core/status.h"
+#include "net/addr.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define DD_UID_BYTES 16
+#define DD_HOST_ID_BYTES 32
+
+typedef struct dd_uid {
+    uint8_t bytes[DD_UID_BYTES];
+} dd_uid;
+
+typedef struct dd_card {
+    dd_uid uid;                        /* of the engine; random */
+    uint8_t host_id[DD_HOST_ID_BYTES]; /* hash of boot id and network namespace */
+    char host[DD_HOST_NAME_MAX];       /* for messages */
+    long long pid;
+    char unix_name[64]; /* abstract; "" when shared memory is turned off */
+    dd_addr_list addrs; /* with ports; none when the process listens on Unix only */
+} dd_card;
+
+/* What of a process does not depend on the engine: uid (fresh), host_id, host, pid. */
+dd_status dd_card_init(dd_card *card, dd_error *err) DD_MUST_CHECK;
+
+bool dd_card_is_same_host(const dd_card *a, const dd_card *b);
+
+dd_status dd_card_encode(const dd_card *card, dd_blob *out, dd_error *err) DD_MUST_CHECK;
+/* The bytes are a peer's: DD_PROTOCOL when they make no sense. */
+dd_status dd_card_decode(dd_bytes bytes, dd_card *card, dd_error *err) DD_MUST_CHECK;
+
+/* "node-b, pid 7712": for messages. Returns out. */
+const char *dd_card_print(const dd_card *card, char out[96]);
+
+/* The machine's usable addresses, those of the named interfaces only when ifnames is not ""
+ * (comma-separated prefixes; "=eth0" exactly that; "^docker" all but those). Loopback only if there is
+ * nothing else or it is named. `first` (may be NULL; its port does not matter) comes first when it is
+ * among them. DD_INVALID_ARGUMENT when no interface fits, listing those there are. */
+dd_status dd_card_find_addrs(const char *ifnames, const dd_addr *first, dd_addr_list *list,
+                             dd_error *err) DD_MUST_CHECK;
+
+#endif

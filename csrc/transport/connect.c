@@ -1,0 +1,537 @@
+#include "transport/connect_internal.h"
+
+#include "core/fork.h"
+#include "core/log.h"
+#include "core/mem.h"
+#include "net/sock.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+/* Somebody who has connected and said nothing for so long makes room when others have to wait. */
+#define SHY_NS DD_NS_PER_S
+#define NAP_MS 50
+
+/* ---- the books */
+
+static bool
+is_called_off(void *ctx)
+{
+    const connect_job *job = ctx;
+    return atomic_load_explicit(&job->is_called_off, memory_order_relaxed);
+}
+
+dd_wait
+connect_job_wait(connect_job *job)
+{
+    return (dd_wait){.start_ns = job->start_ns,
+                     .deadline_ns = job->deadline_ns,
+                     .is_interrupted = is_called_off,
+                     .ctx = job};
+}
+
+static bool
+is_same_uid(const dd_uid *a, const dd_uid *b)
+{
+    return memcmp(a, b, sizeof *a) == 0;
+}
+
+/* A job about the first link to that peer, from `position` on. */
+static connect_job *
+find_job_locked(dd_list *list, const dd_list *position, const dd_uid *peer)
+{
+    for (const dd_list *at = position->next; at != list; at = at->next) {
+        connect_job *job = DD_CONTAINER_OF(at, connect_job, link);
+        if (job->lane == 0 && is_same_uid(&job->peer, peer)) {
+            return job;
+        }
+    }
+    return NULL;
+}
+
+#define FOR_EACH_JOB_LOCKED(job, list, peer)                                           \
+    for (connect_job * (job) = find_job_locked((list), (list), (peer)); (job) != NULL; \
+         (job) = find_job_locked((list), &(job)->link, (peer)))
+
+static bool
+is_claimed_locked(dd_connector *self, const dd_uid *peer)
+{
+    FOR_EACH_JOB_LOCKED(job, &self->jobs, peer)
+    {
+        if (job->stage == CONNECT_CLAIMED) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool
+connect_claim(connect_job *job, const dd_uid *peer)
+{
+    dd_connector *self = job->connector;
+    bool is_ours_first = memcmp(&self->uid, peer, sizeof *peer) < 0;
+    bool is_free = true;
+    pthread_mutex_lock(&self->mu);
+    FOR_EACH_JOB_LOCKED(other, &self->jobs, peer)
+    {
+        /* The peer, if its uid is the larger one, would not take our dial while its own is under way. */
+        is_free =
+            is_free && other->stage != CONNECT_CLAIMED && !(other->stage == CONNECT_DIALING && is_ours_first);
+    }
+    if (is_free) {
+        job->peer = *peer;
+        job->lane = 0;
+        job->stage = CONNECT_CLAIMED;
+    }
+    pthread_mutex_unlock(&self->mu);
+    return is_free;
+}
+
+static void
+answer_dials_locked(dd_list *list, const dd_uid *peer)
+{
+    FOR_EACH_JOB_LOCKED(job, list, peer)
+    {
+        if (job->is_dial) {
+            job->is_answered = true;
+            atomic_store_explicit(&job->is_called_off, true, memory_order_relaxed);
+        }
+    }
+}
+
+void
+connect_settle_accept(connect_job *job, bool is_linked)
+{
+    dd_connector *self = job->connector;
+    pthread_mutex_lock(&self->mu);
+    job->stage = CONNECT_WAITING;
+    if (is_linked) {
+        answer_dials_locked(&self->jobs, &job->peer);
+        answer_dials_locked(&self->queue, &job->peer);
+    }
+    job->lane = -1;
+    pthread_cond_broadcast(&self->cond);
+    pthread_mutex_unlock(&self->mu);
+}
+
+/* Whether the dial still has something to do; meanwhile nobody else's claim is pending. */
+static bool
+outwait_claim_locked(connect_job *job)
+{
+    dd_connector *self = job->connector;
+    while (job->lane == 0 && !self->is_closing && !job->is_answered && is_claimed_locked(self, &job->peer)) {
+        pthread_cond_wait(&self->cond, &self->mu);
+    }
+    return !self->is_closing && !job->is_answered;
+}
+
+bool
+connect_begin_dial(connect_job *job)
+{
+    dd_connector *self = job->connector;
+    pthread_mutex_lock(&self->mu);
+    bool is_wanted = outwait_claim_locked(job);
+    job->stage = CONNECT_DIALING;
+    pthread_mutex_unlock(&self->mu);
+    return is_wanted;
+}
+
+bool
+connect_settle_dial(connect_job *job)
+{
+    dd_connector *self = job->connector;
+    pthread_mutex_lock(&self->mu);
+    bool is_wanted = outwait_claim_locked(job);
+    pthread_mutex_unlock(&self->mu);
+    return is_wanted;
+}
+
+bool
+connect_sleep_busy(connect_job *job, int64_t duration_ns)
+{
+    dd_connector *self = job->connector;
+    dd_wait nap = dd_wait_after(duration_ns);
+    if (nap.deadline_ns > job->deadline_ns) {
+        nap.deadline_ns = job->deadline_ns;
+    }
+    pthread_mutex_lock(&self->mu);
+    while (!self->is_closing && !job->is_answered && !dd_wait_is_over(&nap)) {
+        dd_cond_wait_slice(&self->cond, &self->mu, &nap);
+    }
+    bool is_wanted = !self->is_closing && !job->is_answered;
+    pthread_mutex_unlock(&self->mu);
+    return is_wanted;
+}
+
+/* ---- threads */
+
+static void
+wake_listener(const dd_connector *self)
+{
+    const uint64_t one = 1;
+    /* Fails only when the counter is full, and then it is awake. */
+    (void)!write(self->wake_fd, &one, sizeof one);
+}
+
+/* The last act of a job's thread, after which close may free the connector. Each thread joins the one that
+ * ended before it, so that there is never more than one to be joined. */
+static void
+leave(dd_connector *self, bool is_dial)
+{
+    pthread_mutex_lock(&self->mu);
+    pthread_t previous = self->finished;
+    bool has_previous = self->has_finished;
+    self->finished = pthread_self();
+    self->has_finished = true;
+    if (is_dial) {
+        self->ndials--;
+    } else {
+        self->naccepts--;
+        wake_listener(self);
+    }
+    pthread_cond_broadcast(&self->cond);
+    pthread_mutex_unlock(&self->mu);
+    if (has_previous) {
+        pthread_join(previous, NULL);
+    }
+}
+
+static void
+drop_job(connect_job *job)
+{
+    pthread_mutex_lock(&job->connector->mu);
+    dd_list_remove(&job->link);
+    pthread_cond_broadcast(&job->connector->cond);
+    pthread_mutex_unlock(&job->connector->mu);
+    dd_mem_free(job);
+}
+
+static void *
+accept_main(void *arg)
+{
+    connect_job *job = arg;
+    dd_connector *self = job->connector;
+    connect_accept_run(job);
+    drop_job(job);
+    leave(self, false);
+    return NULL;
+}
+
+static connect_job *
+next_queued(dd_connector *self)
+{
+    connect_job *job = NULL;
+    pthread_mutex_lock(&self->mu);
+    if (!dd_list_is_empty(&self->queue) && !self->is_closing) {
+        job = DD_CONTAINER_OF(self->queue.next, connect_job, link);
+        dd_list_remove(&job->link);
+        dd_list_push_back(&self->jobs, &job->link);
+    }
+    pthread_mutex_unlock(&self->mu);
+    return job;
+}
+
+static void *
+dial_main(void *arg)
+{
+    connect_job *job = arg;
+    dd_connector *self = job->connector;
+    while (job != NULL) {
+        connect_dial_run(job);
+        drop_job(job);
+        job = next_queued(self);
+    }
+    leave(self, true);
+    return NULL;
+}
+
+static connect_job *
+create_job(dd_connector *self, bool is_dial, int64_t deadline_ns)
+{
+    connect_job *job = dd_mem_zalloc(sizeof *job);
+    if (job != NULL) {
+        *job = (connect_job){.connector = self,
+                             .is_dial = is_dial,
+                             .start_ns = dd_clock_now_ns(),
+                             .deadline_ns = deadline_ns,
+                             .fd = -1,
+                             .lane = -1};
+        atomic_init(&job->is_called_off, false);
+        dd_list_init(&job->link);
+    }
+    return job;
+}
+
+dd_status
+dd_connector_dial(dd_connector *self, const dd_card *peer, int lane, int64_t deadline_ns, dd_error *err)
+{
+    if (self->generation != dd_fork_generation()) {
+        return dd_error_set(err, DD_FORKED, "cannot dial in a forked child");
+    }
+    if (lane < 0 || lane >= self->options.nlanes) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "cannot dial lane %d of %d", lane,
+                            self->options.nlanes);
+    }
+    connect_job *job = create_job(self, true, deadline_ns);
+    if (job == NULL) {
+        return dd_error_no_memory(err, sizeof *job);
+    }
+    job->card = *peer;
+    job->peer = peer->uid;
+    job->lane = lane;
+    dd_status status = DD_OK;
+    pthread_mutex_lock(&self->mu);
+    if (self->is_closing) {
+        status = dd_error_set(err, DD_CLOSED, "cannot dial: the connector is closed");
+    } else if (self->ndials >= CONNECT_DIALS_MAX) {
+        dd_list_push_back(&self->queue, &job->link);
+    } else {
+        pthread_t thread;
+        dd_list_push_back(&self->jobs, &job->link);
+        status = dd_thread_start(&thread, "dd-dial", dial_main, job, err);
+        self->ndials += status == DD_OK ? 1 : 0;
+    }
+    if (status != DD_OK) {
+        dd_list_remove(&job->link);
+        dd_mem_free(job);
+    }
+    pthread_mutex_unlock(&self->mu);
+    return status;
+}
+
+/* ---- the listener's thread */
+
+/* Takes fd. */
+static void
+start_accept(dd_connector *self, int fd)
+{
+    dd_error err = {0};
+    connect_job *job = create_job(self, false, dd_deadline_after(self->options.timeout_ns));
+    dd_status status = job != NULL ? DD_OK : dd_error_no_memory(&err, sizeof *job);
+    if (status == DD_OK) {
+        job->fd = fd;
+        job->is_unix = dd_sock_local_addr(fd).storage.ss_family == AF_UNIX;
+        pthread_t thread;
+        pthread_mutex_lock(&self->mu);
+        dd_list_push_back(&self->jobs, &job->link);
+        status = dd_thread_start(&thread, "dd-accept", accept_main, job, &err);
+        self->naccepts += status == DD_OK ? 1 : 0;
+        if (status != DD_OK) {
+            dd_list_remove(&job->link);
+        }
+        pthread_mutex_unlock(&self->mu);
+    }
+    if (status != DD_OK) {
+        DD_LOG(DD_LOG_INFO, "cannot look after a connection: %s", err.message);
+        dd_sock_close(fd);
+        dd_mem_free(job);
+    }
+}
+
+static void
+call_off_the_shy(dd_connector *self)
+{
+    pthread_mutex_lock(&self->mu);
+    for (dd_list *at = self->jobs.next; at != &self->jobs; at = at->next) {
+        connect_job *job = DD_CONTAINER_OF(at, connect_job, link);
+        if (!job->is_dial && job->stage == CONNECT_WAITING && !is_called_off(job) &&
+            dd_clock_now_ns() - job->start_ns > SHY_NS) {
+            atomic_store_explicit(&job->is_called_off, true, memory_order_relaxed);
+            break;
+        }
+    }
+    pthread_mutex_unlock(&self->mu);
+}
+
+/* Whether the listener goes on, and whether it can take another connection. */
+static bool
+look_at_books(dd_connector *self, bool *has_room)
+{
+    pthread_mutex_lock(&self->mu);
+    bool goes_on = !self->is_closing;
+    *has_room = self->naccepts < CONNECT_ACCEPTS_MAX;
+    pthread_mutex_unlock(&self->mu);
+    return goes_on;
+}
+
+static void
+nap_until_woken(const dd_connector *self, struct pollfd *pollfds, nfds_t count, int timeout_ms)
+{
+    if (poll(pollfds, count, timeout_ms) > 0 && pollfds[0].revents != 0) {
+        uint64_t nwakes;
+        (void)!read(self->wake_fd, &nwakes, sizeof nwakes);
+    }
+}
+
+static void *
+listener_main(void *arg)
+{
+    dd_connector *self = arg;
+    struct pollfd pollfds[1 + CONNECT_LISTEN_MAX] = {{.fd = self->wake_fd, .events = POLLIN}};
+    for (size_t i = 0; i < self->nlisten; i++) {
+        pollfds[1 + i] = (struct pollfd){.fd = self->listen_fds[i], .events = POLLIN};
+    }
+    bool has_room = false;
+    bool is_failing = false;
+    while (look_at_books(self, &has_room)) {
+        if (!has_room || is_failing) {
+            /* Out of descriptors or threads: it passes when others have ended. */
+            call_off_the_shy(self);
+            nap_until_woken(self, pollfds, 1, NAP_MS);
+            is_failing = false;
+            continue;
+        }
+        nap_until_woken(self, pollfds, (nfds_t)(1 + self->nlisten), -1);
+        for (size_t i = 0; i < self->nlisten && look_at_books(self, &has_room) && has_room; i++) {
+            int fd = -1;
+            dd_io io =
+                pollfds[1 + i].revents != 0 ? dd_sock_try_accept(self->listen_fds[i], &fd) : DD_IO_AGAIN;
+            if (io == DD_IO_OK) {
+                start_accept(self, fd);
+            }
+            is_failing = is_failing || io == DD_IO_FAILED;
+        }
+    }
+    return NULL;
+}
+
+/* ---- life */
+
+static void
+free_connector(dd_connector *self)
+{
+    dd_blob_fini(&self->secret);
+    dd_mem_free(self);
+}
+
+static dd_status
+check_options(const dd_connect_options *options, dd_error *err)
+{
+    if (options->first_port > options->last_port || (options->first_port == 0 && options->last_port != 0)) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "ports from %u to %u are no range", options->first_port,
+                            options->last_port);
+    }
+    if (options->nlanes < 1) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "%d connections a peer are too few", options->nlanes);
+    }
+    return DD_OK;
+}
+
+static dd_status
+create_connector(const dd_connect_options *options, const dd_connect_handler *handler, dd_connector **out,
+                 dd_error *err)
+{
+    dd_connector *self = dd_mem_zalloc(sizeof *self);
+    if (self == NULL) {
+        return dd_error_no_memory(err, sizeof *self);
+    }
+    dd_status status = dd_blob_assign(&self->secret, options->secret, err);
+    if (status != DD_OK) {
+        free_connector(self);
+        return status;
+    }
+    self->options = *options;
+    self->options.secret = dd_blob_view(&self->secret);
+    snprintf(self->congestion, sizeof self->congestion, "%s", options->congestion);
+    self->options.congestion = self->congestion;
+    self->handler = *handler;
+    self->generation = dd_fork_generation();
+    self->wake_fd = -1;
+    dd_mutex_init(&self->mu);
+    dd_cond_init(&self->cond);
+    dd_list_init(&self->jobs);
+    dd_list_init(&self->queue);
+    *out = self;
+    return DD_OK;
+}
+
+static void
+destroy_connector(dd_connector *self)
+{
+    connect_stop_listening(self);
+    dd_sock_close(self->wake_fd);
+    pthread_mutex_destroy(&self->mu);
+    pthread_cond_destroy(&self->cond);
+    free_connector(self);
+}
+
+dd_status
+dd_connector_open(const dd_connect_options *options, dd_card *card, const dd_addr *first,
+                  const dd_connect_handler *handler, dd_connector **connector, dd_error *err)
+{
+    dd_connector *self = NULL;
+    dd_status status = check_options(options, err);
+    if (status == DD_OK) {
+        status = create_connector(options, handler, &self, err);
+    }
+    if (status != DD_OK) {
+        return status;
+    }
+    self->uid = card->uid;
+    self->card = card;
+    self->wake_fd = dd_fork_own(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    if (self->wake_fd < 0) {
+        status = dd_error_set_errno(err, DD_SYSTEM, errno, "cannot make an eventfd");
+    }
+    if (status == DD_OK) {
+        status = connect_listen(self, card, first, err);
+    }
+    self->options.ifnames = ""; /* the caller's, and not needed any more */
+    if (status == DD_OK) {
+        status = dd_thread_start(&self->listener, "dd-listen", listener_main, self, err);
+    }
+    if (status != DD_OK) {
+        destroy_connector(self);
+        return status;
+    }
+    *connector = self;
+    return DD_OK;
+}
+
+static void
+call_off_all_locked(dd_connector *self)
+{
+    for (dd_list *at = self->jobs.next; at != &self->jobs; at = at->next) {
+        connect_job *job = DD_CONTAINER_OF(at, connect_job, link);
+        atomic_store_explicit(&job->is_called_off, true, memory_order_relaxed);
+    }
+    while (!dd_list_is_empty(&self->queue)) {
+        connect_job *job = DD_CONTAINER_OF(self->queue.next, connect_job, link);
+        dd_list_remove(&job->link);
+        dd_mem_free(job);
+    }
+    pthread_cond_broadcast(&self->cond);
+}
+
+void
+dd_connector_close(dd_connector *self)
+{
+    if (self == NULL) {
+        return;
+    }
+    if (self->generation != dd_fork_generation()) {
+        /* The books may have been open when the process forked: what is in them is left where it is. */
+        free_connector(self);
+        return;
+    }
+    pthread_mutex_lock(&self->mu);
+    self->is_closing = true;
+    call_off_all_locked(self);
+    pthread_mutex_unlock(&self->mu);
+    wake_listener(self);
+    pthread_join(self->listener, NULL);
+    pthread_mutex_lock(&self->mu);
+    call_off_all_locked(self); /* those that came in meanwhile */
+    while (self->naccepts > 0 || self->ndials > 0) {
+        pthread_cond_wait(&self->cond, &self->mu);
+    }
+    pthread_mutex_unlock(&self->mu);
+    if (self->has_finished) {
+        pthread_join(self->finished, NULL);
+    }
+    destroy_connector(self);
+}

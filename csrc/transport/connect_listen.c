@@ -1,0 +1,198 @@
+#include "transport/connect_internal.h"
+
+#include "core/log.h"
+#include "net/auth.h"
+#include "net/sock.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+dd_status
+connect_set_congestion(const dd_connector *connector, int fd, dd_error *err)
+{
+    const char *name = connector->congestion;
+    if (*name == '\0' || setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, (socklen_t)strlen(name)) == 0) {
+        return DD_OK;
+    }
+    return dd_error_set_errno(err, DD_INVALID_ARGUMENT, errno, "cannot use the TCP congestion control \"%s\"",
+                              name);
+}
+
+bool
+connect_is_same_user(int fd)
+{
+    struct ucred cred = {0};
+    socklen_t len = sizeof cred;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) == 0 && cred.uid == geteuid();
+}
+
+/* Listens with a port of the range. */
+static dd_status
+listen_in_range(const dd_connect_options *options, dd_addr *addr, int *fd, dd_error *err)
+{
+    unsigned first = options->first_port;
+    unsigned last = options->last_port;
+    dd_error why = {0};
+    for (unsigned port = first; port <= last; port++) {
+        dd_addr_set_port(addr, (uint16_t)port);
+        dd_status status = dd_sock_listen(addr, fd, &why);
+        if (status == DD_OK) {
+            return DD_OK;
+        }
+        if (why.sys_errno != EADDRINUSE || first == 0) {
+            return dd_error_copy(err, &why);
+        }
+    }
+    char text[DD_ADDR_TEXT_MAX];
+    dd_addr_set_port(addr, 0);
+    return dd_error_set_errno(err, DD_NETWORK, EADDRINUSE,
+                              "cannot listen on %s with a port from %u to %u: all %u are taken",
+                              dd_addr_print(addr, text), first, last, last - first + 1);
+}
+
+/* Adds a listening socket on the address, whose port is known then. */
+static dd_status
+add_listener(dd_connector *connector, dd_addr *addr, dd_error *err)
+{
+    int fd = -1;
+    dd_status status = listen_in_range(&connector->options, addr, &fd, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    status = connect_set_congestion(connector, fd, err);
+    dd_addr bound = dd_sock_local_addr(fd);
+    if (status != DD_OK) {
+        dd_sock_close(fd);
+        return status;
+    }
+    dd_addr_set_port(addr, dd_addr_port(&bound));
+    connector->listen_fds[connector->nlisten++] = fd;
+    return DD_OK;
+}
+
+static dd_addr
+wildcard(int family)
+{
+    dd_addr addr = {.len = family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6)};
+    addr.storage.ss_family = (sa_family_t)family;
+    return addr;
+}
+
+static void
+drop_family(dd_addr_list *list, int family)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < list->count; i++) {
+        if (list->items[i].storage.ss_family != family) {
+            list->items[kept++] = list->items[i];
+        }
+    }
+    list->count = kept;
+}
+
+static bool
+has_family(const dd_addr_list *list, int family)
+{
+    for (size_t i = 0; i < list->count; i++) {
+        if (list->items[i].storage.ss_family == family) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* One socket for all addresses: "::" takes IPv4 too. */
+static dd_status
+listen_everywhere(dd_connector *connector, dd_addr_list *addrs, dd_error *err)
+{
+    dd_error why = {0};
+    dd_status status = DD_OK;
+    dd_addr addr;
+    bool wants_v6 = has_family(addrs, AF_INET6);
+    if (wants_v6) {
+        addr = wildcard(AF_INET6);
+        status = add_listener(connector, &addr, &why);
+    }
+    if (wants_v6 && status != DD_OK && why.sys_errno != EADDRINUSE && has_family(addrs, AF_INET)) {
+        DD_LOG(DD_LOG_INFO, "IPv6 is not used: %s", why.message);
+        drop_family(addrs, AF_INET6);
+        wants_v6 = false;
+    }
+    if (!wants_v6) {
+        addr = wildcard(AF_INET);
+        status = add_listener(connector, &addr, &why);
+    }
+    for (size_t i = 0; i < addrs->count && status == DD_OK; i++) {
+        dd_addr_set_port(&addrs->items[i], dd_addr_port(&addr));
+    }
+    return status == DD_OK ? DD_OK : dd_error_copy(err, &why);
+}
+
+static dd_status
+listen_on_each(dd_connector *connector, dd_addr_list *addrs, dd_error *err)
+{
+    dd_status status = DD_OK;
+    for (size_t i = 0; i < addrs->count && status == DD_OK; i++) {
+        status = add_listener(connector, &addrs->items[i], err);
+    }
+    return status;
+}
+
+static dd_status
+listen_on_unix(dd_connector *connector, dd_card *card, dd_error *err)
+{
+    uint8_t random[16];
+    char name[sizeof card->unix_name] = "dldist-";
+    dd_status status = dd_auth_random(random, sizeof random, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    size_t len = strlen(name);
+    for (size_t i = 0; i < sizeof random; i++) {
+        snprintf(name + len + 2 * i, 3, "%02x", random[i]);
+    }
+    dd_addr addr = dd_addr_unix_abstract(name);
+    int fd = -1;
+    status = dd_sock_listen(&addr, &fd, err);
+    if (status == DD_OK) {
+        connector->listen_fds[connector->nlisten++] = fd;
+        memcpy(card->unix_name, name, sizeof name);
+    }
+    return status;
+}
+
+void
+connect_stop_listening(dd_connector *connector)
+{
+    for (size_t i = 0; i < connector->nlisten; i++) {
+        dd_sock_close(connector->listen_fds[i]);
+    }
+    connector->nlisten = 0;
+}
+
+dd_status
+connect_listen(dd_connector *connector, dd_card *card, const dd_addr *first, dd_error *err)
+{
+    const char *ifnames = connector->options.ifnames;
+    dd_addr_list addrs;
+    dd_status status = dd_card_find_addrs(ifnames, first, &addrs, err);
+    if (status == DD_OK) {
+        status = *ifnames == '\0' ? listen_everywhere(connector, &addrs, err)
+                                  : listen_on_each(connector, &addrs, err);
+    }
+    if (status != DD_OK) {
+        connect_stop_listening(connector);
+        return status;
+    }
+    card->addrs = addrs;
+    card->unix_name[0] = '\0';
+    dd_error why;
+    if (!connector->options.is_shm_disabled && listen_on_unix(connector, card, &why) != DD_OK) {
+        DD_LOG(DD_LOG_INFO, "shared memory is not used: %s", why.message);
+    }
+    return DD_OK;
+}

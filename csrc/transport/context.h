@@ -1,0 +1,114 @@
+/* A context: the messages of one group. Ranks are the group's; every function but open and close wants the
+ * engine's lock.
+ *
+ * A message is matched by (context, sender, kind, tag, channel), first in first out. Point-to-point
+ * messages are matched by sender and tag, where a receive may take any sender. Messages of collectives
+ * carry the sequence number as tag, and the signature of the operation, which both sides must agree on.
+ *
+ * Small messages travel at once (eager) and are held by the receiver until somebody wants them, up to a
+ * credit; larger ones wait at the sender until there is memory to put them in (rendezvous), and may be
+ * spread over several lanes. */
+#ifndef DD_TRANSPORT_CONTEXT_H
+#define DD_TRANSPORT_CONTEXT_H
+
+#include "transport/engine.h"
+#include "transport/signature.h"
+
+#define DD_ANY_RANK (-1)
+
+typedef enum dd_message_kind {
+    DD_MESSAGE_P2P,
+    DD_MESSAGE_COLL,
+} dd_message_kind;
+
+/* One send or receive under way. The owner embeds it, fills in the first part, and leaves it alone until
+ * on_done. */
+typedef struct dd_message dd_message;
+struct dd_message {
+    dd_message_kind kind;
+    int rank; /* the other side; DD_ANY_RANK only in a P2P receive */
+    uint64_t tag;
+    uint32_t channel;
+    void *data;
+    /* Of a receive: room. More than that is DD_INVALID_ARGUMENT, naming both sizes; less is fine for P2P, and
+     * DD_MISMATCH for COLL. */
+    size_t nbytes;
+    const dd_signature *signature; /* COLL */
+    /* Once, never from within a post. `error` is NULL for success. */
+    void (*on_done)(dd_message *message, const dd_error *error);
+    void *owner;
+
+    int source;      /* result: the sender's rank */
+    size_t received; /* result */
+
+    /* the transport's own */
+    dd_list link;
+    uint8_t stage;
+    bool is_send;
+    bool is_posted;
+    uint64_t id;       /* of a rendezvous; else 0 */
+    uint64_t order;    /* of a receive: when it was posted */
+    size_t cut;        /* handed to lanes */
+    size_t moved;      /* all the way */
+    dd_error *failure; /* how it ended, until on_done is told */
+    struct dd_context *context;
+    struct dd_peer *peer;
+};
+
+/* What the owner of a context is told; the lock is held. */
+typedef struct dd_context_handler {
+    void *ctx;
+    /* A message of a collective has come (also before anybody wants it): for comparing signatures early and
+     * knowing who has arrived. */
+    void (*on_coll)(void *ctx, int rank, uint64_t sequence, const dd_signature *signature);
+    /* A rank says why it has given up; `error` has its code, its message and the culprit. */
+    void (*on_abort)(void *ctx, int rank, const dd_error *error);
+    /* A rank cannot be reached any more. Not called for one that has said goodbye to this context. */
+    void (*on_lost)(void *ctx, int rank, const dd_error *error);
+    /* A rank has closed its context in good order. */
+    void (*on_goodbye)(void *ctx, int rank);
+    /* A rank asks how far we are: fill in the state. And: a rank has answered. */
+    void (*on_asked)(void *ctx, uint64_t *sequence, dd_signature *signature, bool *is_inside);
+    void (*on_answer)(void *ctx, int rank, uint64_t sequence, const dd_signature *signature, bool is_inside);
+} dd_context_handler;
+
+typedef struct dd_context dd_context;
+
+/* `id` names the group: the same on all ranks, and no other group's. Takes references on the peers (nranks
+ * of them; peers[rank] is this process). What came before the context was open is told to the handler
+ * within this call, when *context is set already; and which ranks are lost. Several ranks of a group may
+ * live in one process. */
+dd_status dd_context_open(dd_engine *engine, uint64_t id, int rank, int nranks, dd_peer *const *peers,
+                          const dd_context_handler *handler, dd_context **context,
+                          dd_error *err) DD_MUST_CHECK;
+
+/* Says goodbye to the connected peers. Posted messages must be done or cancelled; afterwards the handler is
+ * not called. Waits until what was accepted for sending is with the kernel or the peer, at most until the
+ * deadline. */
+void dd_context_close(dd_context *context, const dd_wait *wait);
+
+/* Starts the message; makes the connection if there is none. Failure shows by on_done. */
+void dd_context_post_send_locked(dd_context *context, dd_message *message);
+void dd_context_post_recv_locked(dd_context *context, dd_message *message);
+
+/* Ends a posted message with `error`, within this call. Memory is not touched afterwards; when half of it
+ * was with the peer, that part of the stream is thrown away on arrival (receive) or the link is broken
+ * (send of a large message: the peer is told). Nothing happens to one that is done. */
+void dd_context_cancel_locked(dd_context *context, dd_message *message, const dd_error *error);
+
+/* A message of a sequence number has come from rank that nobody has wanted yet; for comparing signatures
+ * when an operation begins: calls `visit` for each held COLL message with this sequence number. */
+void dd_context_visit_held_locked(dd_context *context, uint64_t sequence,
+                                  void (*visit)(void *ctx, int rank, const dd_signature *signature),
+                                  void *ctx);
+
+/* Tells the connected ranks of the context (all but `except`, a rank or DD_ANY_RANK) that this rank has
+ * given up and why. */
+void dd_context_post_abort_locked(dd_context *context, int except, const dd_error *error);
+
+/* Asks a rank how far it is, if it is connected. */
+void dd_context_post_question_locked(dd_context *context, int rank);
+
+bool dd_context_is_connected_locked(const dd_context *context, int rank);
+
+#endif

@@ -1,0 +1,360 @@
+#include "transport/engine_internal.h"
+
+#include <string.h>
+
+static bool
+is_match(const dd_message *recv, const dd_frame *frame)
+{
+    return recv->tag == frame->tag && recv->kind == frame->kind && recv->channel == frame->channel;
+}
+
+static dd_message *
+find_posted(const dd_list *posted, const dd_frame *frame)
+{
+    for (dd_list *node = posted->next; node != posted; node = node->next) {
+        dd_message *recv = DD_CONTAINER_OF(node, dd_message, link);
+        if (is_match(recv, frame)) {
+            return recv;
+        }
+    }
+    return NULL;
+}
+
+dd_message *
+context_match(dd_context *context, const dd_frame *frame)
+{
+    int source = (int)frame->source;
+    if (frame->kind == DD_MESSAGE_COLL && context->handler.on_coll != NULL) {
+        context->handler.on_coll(context->handler.ctx, source, frame->tag, &frame->signature);
+    }
+    dd_message *recv = find_posted(&context->ranks[source].posted, frame);
+    if (frame->kind == DD_MESSAGE_P2P && !dd_list_is_empty(&context->posted_any)) {
+        dd_message *any = find_posted(&context->posted_any, frame);
+        if (any != NULL && (recv == NULL || any->order < recv->order)) {
+            recv = any;
+        }
+    }
+    if (recv != NULL) {
+        message_unpost(recv);
+        recv->stage = STAGE_IDLE;
+        recv->source = source;
+        recv->received = frame->nbytes;
+        recv->peer = context->ranks[source].peer;
+    }
+    return recv;
+}
+
+void
+context_refusal_error(const dd_message *recv, const dd_frame *frame, int reason, dd_error *error)
+{
+    const dd_card *card = &recv->peer->card;
+    if (reason == DD_REFUSED_TOO_LARGE) {
+        (void)dd_error_set(error, DD_INVALID_ARGUMENT,
+                           "rank %d (%s, pid %lld) has sent %llu bytes, and there is room for %zu",
+                           recv->source, card->host, card->pid, (unsigned long long)frame->nbytes,
+                           recv->nbytes);
+    } else if (frame->nbytes != recv->nbytes) {
+        (void)dd_error_set(
+            error, DD_MISMATCH, "rank %d (%s, pid %lld) has sent %llu bytes, where %zu were expected",
+            recv->source, card->host, card->pid, (unsigned long long)frame->nbytes, recv->nbytes);
+    } else {
+        (void)dd_error_set(error, DD_MISMATCH, "rank %d (%s, pid %lld) is in another operation", recv->source,
+                           card->host, card->pid);
+    }
+    dd_error_blame(error, recv->source, card->host, card->pid);
+}
+
+static int
+find_misfit(const dd_message *recv, const dd_frame *frame)
+{
+    if (recv->kind == DD_MESSAGE_COLL && recv->signature != NULL &&
+        memcmp(recv->signature, &frame->signature, sizeof frame->signature) != 0) {
+        return DD_REFUSED_MISMATCH;
+    }
+    if (frame->nbytes > recv->nbytes) {
+        return DD_REFUSED_TOO_LARGE;
+    }
+    return recv->kind == DD_MESSAGE_COLL && frame->nbytes != recv->nbytes ? DD_REFUSED_MISMATCH : 0;
+}
+
+int
+context_check_fit(dd_message *recv, const dd_frame *frame, dd_peer *peer)
+{
+    int reason = find_misfit(recv, frame);
+    if (reason != 0) {
+        dd_error error;
+        context_refusal_error(recv, frame, reason, &error);
+        recv->received = 0;
+        if (frame->type == DD_FRAME_RTS && !peer->is_self) {
+            peer_post_refusal(peer, frame, (dd_refusal)reason, recv->nbytes);
+        }
+        message_end(recv, &error);
+    }
+    return reason;
+}
+
+void
+context_begin_rendezvous(dd_message *recv, const dd_frame *frame, dd_peer *peer)
+{
+    recv->stage = STAGE_RECEIVING;
+    recv->id = frame->id;
+    dd_list_push_back(&peer->receiving, &recv->link);
+    dd_frame answer = {
+        .type = DD_FRAME_CTS,
+        .id = frame->id,
+        .context = frame->context,
+        .source = frame->target,
+        .target = frame->source,
+    };
+    peer_post_frame(peer, &answer, (dd_bytes){0});
+}
+
+/* ---- entries that were held */
+
+static void
+copy_bytes(void *to, const void *from, size_t nbytes)
+{
+    if (nbytes > 0) {
+        memcpy(to, from, nbytes);
+    }
+}
+
+void
+context_take_own(dd_message *recv, const held *entry)
+{
+    dd_message *send = entry->sender;
+    int reason = context_check_fit(recv, &entry->frame, entry->peer);
+    dd_error error;
+    if (reason == 0) {
+        copy_bytes(recv->data, send->data, send->nbytes);
+        message_end(recv, NULL);
+    } else {
+        (void)dd_error_set(&error, reason == DD_REFUSED_TOO_LARGE ? DD_INVALID_ARGUMENT : DD_MISMATCH,
+                           "rank %d of this process does not want this message of %zu bytes", send->rank,
+                           send->nbytes);
+        dd_error_blame(&error, send->rank, entry->peer->card.host, entry->peer->card.pid);
+    }
+    message_end(send, reason == 0 ? NULL : &error);
+}
+
+void
+context_take_held(dd_message *recv, held *entry)
+{
+    dd_peer *peer = entry->peer;
+    dd_list_remove(&entry->link);
+    if (entry->collecting != NULL) {
+        recv->stage = STAGE_TAKING;
+        dd_list_push_back(&peer->receiving, &recv->link);
+        entry->taker = recv;
+        return;
+    }
+    if (entry->sender != NULL) {
+        context_take_own(recv, entry);
+    } else if (context_check_fit(recv, &entry->frame, peer) == 0) {
+        if (entry->frame.type == DD_FRAME_RTS) {
+            context_begin_rendezvous(recv, &entry->frame, peer);
+        } else {
+            copy_bytes(recv->data, entry->data, entry->frame.payload);
+            message_end(recv, NULL);
+        }
+    }
+    if (entry->frame.type == DD_FRAME_EAGER) {
+        peer_return_credit(peer, entry->frame.payload);
+    }
+    engine_give_held(peer->engine, entry);
+}
+
+void
+context_drop_held(held *entry)
+{
+    dd_peer *peer = entry->peer;
+    if (entry->collecting != NULL) {
+        /* The lane gives the credit back when all has come. */
+        entry->collecting->collected = NULL;
+        entry->collecting->sink = NULL;
+    } else if (entry->sender != NULL) {
+        dd_error error;
+        (void)dd_error_set(&error, DD_PEER_LOST, "rank %d of this process has closed the group",
+                           entry->sender->rank);
+        dd_error_blame(&error, entry->sender->rank, peer->card.host, peer->card.pid);
+        message_end(entry->sender, &error);
+    } else if (entry->frame.type == DD_FRAME_EAGER) {
+        peer_return_credit(peer, entry->frame.payload);
+    } else if (entry->frame.type == DD_FRAME_RTS) {
+        peer_post_refusal(peer, &entry->frame, DD_REFUSED_CLOSED, 0);
+    }
+    engine_give_held(peer->engine, entry);
+}
+
+static held *
+find_rts(const dd_list *list, const dd_peer *peer, uint64_t id)
+{
+    for (dd_list *node = list->next; node != list; node = node->next) {
+        held *entry = DD_CONTAINER_OF(node, held, link);
+        if (entry->frame.type == DD_FRAME_RTS && entry->frame.id == id && entry->peer == peer) {
+            return entry;
+        }
+    }
+    return NULL;
+}
+
+void
+engine_drop_rts(dd_engine *engine, dd_peer *peer, uint64_t id)
+{
+    held *entry = find_rts(&peer->early, peer, id);
+    for (dd_list *node = engine->context_list.next; entry == NULL && node != &engine->context_list;
+         node = node->next) {
+        dd_context *context = DD_CONTAINER_OF(node, dd_context, link);
+        for (int rank = 0; rank < context->nranks && entry == NULL; rank++) {
+            if (context->ranks[rank].peer == peer) {
+                entry = find_rts(&context->ranks[rank].held, peer, id);
+            }
+        }
+    }
+    if (entry != NULL) {
+        engine_give_held(engine, entry);
+    }
+}
+
+/* ---- posting */
+
+static held *
+find_held(const dd_list *list, const dd_message *recv)
+{
+    for (dd_list *node = list->next; node != list; node = node->next) {
+        held *entry = DD_CONTAINER_OF(node, held, link);
+        if (is_match(recv, &entry->frame)) {
+            return entry;
+        }
+    }
+    return NULL;
+}
+
+static held *
+find_held_of_any(const dd_context *context, const dd_message *recv)
+{
+    held *first = NULL;
+    for (int rank = 0; rank < context->nranks; rank++) {
+        held *entry = find_held(&context->ranks[rank].held, recv);
+        if (entry != NULL && (first == NULL || entry->order < first->order)) {
+            first = entry;
+        }
+    }
+    return first;
+}
+
+static void
+begin(dd_context *context, dd_message *message, bool is_send)
+{
+    dd_list_init(&message->link);
+    message->stage = STAGE_IDLE;
+    message->is_send = is_send;
+    message->is_posted = true;
+    message->id = 0;
+    message->order = context->engine->next_order++;
+    message->cut = 0;
+    message->moved = 0;
+    message->failure = NULL;
+    message->context = context;
+    message->peer = message->rank == DD_ANY_RANK ? NULL : context->ranks[message->rank].peer;
+    message->source = message->rank;
+    message->received = 0;
+    context->engine->nposted++;
+}
+
+/* Ends a message to or from a rank that cannot be reached any more; false when it can. */
+static bool
+end_if_unreachable(dd_context *context, dd_message *message)
+{
+    const context_rank *rank = &context->ranks[message->rank];
+    const dd_card *card = &rank->peer->card;
+    dd_error error;
+    if (rank->has_said_goodbye) {
+        (void)dd_error_set(&error, DD_PEER_LOST, "rank %d (%s, pid %lld) has closed the group", message->rank,
+                           card->host, card->pid);
+    } else if (rank->peer->state == PEER_LOST) {
+        error = rank->peer->error;
+    } else {
+        return false;
+    }
+    dd_error_blame(&error, message->rank, card->host, card->pid);
+    message_end(message, &error);
+    return true;
+}
+
+void
+dd_context_post_send_locked(dd_context *context, dd_message *message)
+{
+    begin(context, message, true);
+    if (end_if_unreachable(context, message)) {
+        return;
+    }
+    dd_frame frame = {
+        .kind = message->kind,
+        .channel = message->channel,
+        .context = context->key.id,
+        .tag = message->tag,
+        .nbytes = message->nbytes,
+        .source = (uint32_t)context->rank,
+        .target = (uint32_t)message->rank,
+    };
+    if (message->signature != NULL) {
+        frame.signature = *message->signature;
+    }
+    dd_peer *peer = context->ranks[message->rank].peer;
+    if (peer->is_self) {
+        self_post_message(peer, message, &frame);
+    } else {
+        peer_post_message(peer, message, &frame);
+    }
+}
+
+void
+dd_context_post_recv_locked(dd_context *context, dd_message *message)
+{
+    begin(context, message, false);
+    bool is_any = message->rank == DD_ANY_RANK;
+    held *entry =
+        is_any ? find_held_of_any(context, message) : find_held(&context->ranks[message->rank].held, message);
+    if (entry != NULL) {
+        message->source = (int)entry->frame.source;
+        message->received = entry->frame.nbytes;
+        message->peer = entry->peer;
+        context_take_held(message, entry);
+        return;
+    }
+    if (!is_any && end_if_unreachable(context, message)) {
+        return;
+    }
+    message->stage = STAGE_POSTED;
+    if (is_any) {
+        context->engine->nany++;
+        dd_list_push_back(&context->posted_any, &message->link);
+        return;
+    }
+    message->peer->nexpected++;
+    dd_list_push_back(&context->ranks[message->rank].posted, &message->link);
+    if (message->peer->state == PEER_IDLE) {
+        dd_peer_connect_locked(message->peer);
+    }
+}
+
+void
+dd_context_cancel_locked(dd_context *context, dd_message *message, const dd_error *error)
+{
+    if (!message->is_posted) {
+        return;
+    }
+    if (message->stage != STAGE_DONE) {
+        if (message->is_send && message->peer->is_self) {
+            self_forget_send(message->peer, message);
+        } else if (message->is_send) {
+            peer_forget_send(message->peer, message);
+        } else if (message->stage == STAGE_TAKING || message->stage == STAGE_RECEIVING) {
+            peer_forget_recv(message->peer, message);
+        }
+        message_end(message, error);
+    }
+    context->engine->is_wake_due = true;
+    message_tell(message);
+}

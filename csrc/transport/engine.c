@@ -1,0 +1,311 @@
+#include "transport/engine_internal.h"
+
+#include "core/fork.h"
+#include "core/mem.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#define LINGER_NS (2 * DD_NS_PER_S)
+#define LINGER_STEP_NS DD_NS_PER_MS
+
+static bool
+is_forked(const dd_engine *engine)
+{
+    return engine->generation != dd_fork_generation();
+}
+
+/* The strings of options stay the caller's: we keep copies, one after the other. */
+static dd_status
+copy_options(dd_engine *engine, const dd_connect_options *options, dd_error *err)
+{
+    const char *ifnames = options->ifnames != NULL ? options->ifnames : "";
+    const char *congestion = options->congestion != NULL ? options->congestion : "";
+    size_t ifnames_nbytes = strlen(ifnames) + 1;
+    dd_status status = dd_blob_append(&engine->option_text, ifnames, ifnames_nbytes, err);
+    if (status == DD_OK) {
+        status = dd_blob_append(&engine->option_text, congestion, strlen(congestion) + 1, err);
+    }
+    if (status == DD_OK) {
+        status = dd_blob_assign(&engine->secret, options->secret, err);
+    }
+    if (status != DD_OK) {
+        return status;
+    }
+    engine->options = *options;
+    engine->options.ifnames = (const char *)engine->option_text.data;
+    engine->options.congestion = (const char *)engine->option_text.data + ifnames_nbytes;
+    engine->options.secret = dd_blob_view(&engine->secret);
+    if (engine->options.nlanes > DD_LANES_MAX) {
+        engine->options.nlanes = DD_LANES_MAX;
+    }
+    return DD_OK;
+}
+
+static void
+init_fields(dd_engine *engine)
+{
+    atomic_init(&engine->refs, 1);
+    engine->generation = dd_fork_generation();
+    engine->epoll_fd = -1;
+    engine->wake_fd = -1;
+    dd_mutex_init(&engine->mu);
+    dd_mutex_init(&engine->opening_mu);
+    dd_map_init(&engine->peers);
+    dd_map_init(&engine->contexts);
+    dd_list_init(&engine->context_list);
+    dd_list_init(&engine->shm_lanes);
+    dd_list_init(&engine->tcp_lanes);
+    dd_list_init(&engine->breaking);
+    dd_list_init(&engine->done);
+    dd_list_init(&engine->tasks);
+    engine_drive_init(engine);
+}
+
+static dd_status
+open_epoll(dd_engine *engine, dd_error *err)
+{
+    engine->epoll_fd = dd_fork_own(epoll_create1(EPOLL_CLOEXEC));
+    engine->wake_fd = dd_fork_own(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
+    if (engine->epoll_fd < 0 || engine->wake_fd < 0 ||
+        epoll_ctl(engine->epoll_fd, EPOLL_CTL_ADD, engine->wake_fd, &event) != 0) {
+        return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot make the descriptors of an engine");
+    }
+    return DD_OK;
+}
+
+static void
+free_pools(dd_engine *engine)
+{
+    while (engine->free_out != NULL) {
+        out_frame *out = engine->free_out;
+        engine->free_out = (out_frame *)out->link.next;
+        dd_mem_free(out);
+    }
+    while (engine->free_held != NULL) {
+        held *entry = engine->free_held;
+        engine->free_held = (held *)entry->link.next;
+        dd_mem_free(entry);
+    }
+}
+
+/* Also of a half-made one, and in a forked child, where the descriptors are closed already. */
+static void
+engine_destroy(dd_engine *engine)
+{
+    dd_map_node *node = dd_map_next(&engine->peers, NULL);
+    while (node != NULL) {
+        dd_map_node *next = dd_map_next(&engine->peers, node);
+        peer_destroy(DD_CONTAINER_OF(node, dd_peer, node));
+        node = next;
+    }
+    dd_map_fini(&engine->peers);
+    dd_map_fini(&engine->contexts);
+    free_pools(engine);
+    if (!is_forked(engine)) {
+        dd_fork_close(engine->wake_fd);
+        dd_fork_close(engine->epoll_fd);
+    }
+    dd_blob_fini(&engine->option_text);
+    dd_blob_fini(&engine->secret);
+    dd_mem_free(engine);
+}
+
+dd_status
+dd_engine_open(const dd_connect_options *options, dd_engine **engine, dd_error *err)
+{
+    dd_engine *self = dd_mem_zalloc(sizeof *self);
+    if (self == NULL) {
+        return dd_error_no_memory(err, sizeof *self);
+    }
+    init_fields(self);
+    dd_status status = copy_options(self, options, err);
+    if (status == DD_OK) {
+        status = open_epoll(self, err);
+    }
+    if (status == DD_OK) {
+        status = dd_card_init(&self->card, err);
+    }
+    if (status == DD_OK) {
+        status = peer_create(self, &self->card.uid, &self->self, err);
+    }
+    if (status != DD_OK) {
+        engine_destroy(self);
+        return status;
+    }
+    self->self->is_self = true;
+    self->self->state = PEER_CONNECTED;
+    self->self->card = self->card;
+    self->self->is_card_known = true;
+    *engine = self;
+    return DD_OK;
+}
+
+dd_status
+dd_engine_open_like(const dd_engine *engine, dd_engine **other, dd_error *err)
+{
+    return dd_engine_open(&engine->options, other, err);
+}
+
+dd_status
+dd_engine_self(dd_engine *engine, dd_peer **peer, dd_error *err)
+{
+    dd_status status = dd_engine_check_fork(engine, err);
+    if (status == DD_OK) {
+        *peer = dd_peer_acquire(engine->self);
+    }
+    return status;
+}
+
+dd_engine *
+dd_engine_acquire(dd_engine *engine)
+{
+    atomic_fetch_add_explicit(&engine->refs, 1, memory_order_relaxed);
+    return engine;
+}
+
+/* Drives until everything is with the kernel or the peers, or patience ends. */
+static void
+linger(dd_engine *engine)
+{
+    dd_wait all = dd_wait_after(LINGER_NS);
+    atomic_bool never = false;
+    while (!dd_wait_is_over(&all)) {
+        bool is_flushed = true;
+        dd_engine_lock(engine);
+        for (dd_map_node *node = dd_map_next(&engine->peers, NULL); node != NULL;
+             node = dd_map_next(&engine->peers, node)) {
+            is_flushed = is_flushed && peer_is_flushed(DD_CONTAINER_OF(node, dd_peer, node));
+        }
+        dd_engine_unlock(engine);
+        if (is_flushed) {
+            return;
+        }
+        dd_wait step = dd_wait_at_most(&all, LINGER_STEP_NS);
+        (void)!dd_engine_wait(engine, &never, &step, NULL);
+    }
+}
+
+void
+dd_engine_release(dd_engine *engine)
+{
+    if (engine == NULL || atomic_fetch_sub_explicit(&engine->refs, 1, memory_order_acq_rel) != 1) {
+        return;
+    }
+    if (!is_forked(engine)) {
+        dd_engine_lock(engine);
+        engine->is_closing = true;
+        engine_say_bye(engine);
+        dd_engine_unlock(engine);
+        linger(engine);
+        engine_stop_background(engine);
+    }
+    if (engine->connector != NULL) {
+        dd_connector_close(engine->connector);
+    }
+    engine_destroy(engine);
+}
+
+dd_status
+dd_engine_check_fork(const dd_engine *engine, dd_error *err)
+{
+    if (is_forked(engine)) {
+        return dd_error_set(err, DD_FORKED, "the groups of a process cannot be used in its forked child");
+    }
+    return DD_OK;
+}
+
+/* Caller holds opening_mu. */
+static dd_status
+open_connector(dd_engine *engine, const dd_addr *first, dd_error *err)
+{
+    dd_connect_handler handler = {
+        .ctx = engine,
+        .may_accept = engine_may_accept,
+        .on_link = engine_on_link,
+        .on_dial_failed = engine_on_dial_failed,
+    };
+    dd_status status = engine_start_background(engine, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    dd_connector *connector = NULL;
+    status = dd_connector_open(&engine->options, &engine->card, first, &handler, &connector, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    dd_engine_lock(engine);
+    engine->connector = connector;
+    engine->self->card = engine->card;
+    dd_engine_unlock(engine);
+    return DD_OK;
+}
+
+dd_status
+dd_engine_card(dd_engine *engine, const dd_addr *first, dd_blob *card, dd_error *err)
+{
+    dd_status status = dd_engine_check_fork(engine, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    pthread_mutex_lock(&engine->opening_mu);
+    if (engine->connector == NULL) {
+        status = open_connector(engine, first, err);
+    }
+    if (status == DD_OK) {
+        status = dd_card_encode(&engine->card, card, err);
+    }
+    pthread_mutex_unlock(&engine->opening_mu);
+    return status;
+}
+
+static dd_status
+find_or_create_peer_locked(dd_engine *engine, const dd_card *card, dd_peer **peer, dd_error *err)
+{
+    dd_peer *found = engine_find_peer(engine, &card->uid);
+    if (found == NULL) {
+        dd_status status = peer_create(engine, &card->uid, &found, err);
+        if (status != DD_OK) {
+            return status;
+        }
+    }
+    if (!found->is_card_known) {
+        found->card = *card;
+        found->is_card_known = true;
+    }
+    if (found->refs++ == 0) {
+        dd_engine_acquire(engine);
+    }
+    *peer = found;
+    return DD_OK;
+}
+
+dd_status
+dd_engine_peer(dd_engine *engine, dd_bytes card, dd_peer **peer, dd_error *err)
+{
+    dd_status status = dd_engine_check_fork(engine, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    dd_card decoded;
+    status = dd_card_decode(card, &decoded, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    dd_engine_lock(engine);
+    status = find_or_create_peer_locked(engine, &decoded, peer, err);
+    dd_engine_unlock(engine);
+    return status;
+}
+
+void
+dd_engine_get_stats(dd_engine *engine, dd_engine_stats *stats)
+{
+    dd_engine_lock(engine);
+    *stats = engine->stats;
+    dd_engine_unlock(engine);
+}

@@ -1,0 +1,111 @@
+/* The engine of a process: its peers, its links, and who drives them.
+ *
+ * There is one lock, the engine's, and everything behind links, messages and tasks belongs to its holder.
+ * Nobody is the engine's thread: whoever waits drives it (dd_engine_wait). He polls for a while and then
+ * sleeps on the links; others who wait meanwhile sleep on a condition until their turn. When nobody waits,
+ * a background thread drives, and sleeps when there is nothing to do. While callers come and go quickly it
+ * keeps out of their way.
+ *
+ * Callbacks run with the lock held, on the thread that drives: they are quick, do not block, and may post
+ * and cancel messages. */
+#ifndef DD_TRANSPORT_ENGINE_H
+#define DD_TRANSPORT_ENGINE_H
+
+#include "core/list.h"
+#include "core/wait.h"
+#include "transport/card.h"
+#include "transport/connect.h"
+
+#include <stdatomic.h>
+
+typedef struct dd_engine dd_engine;
+typedef struct dd_peer dd_peer; /* another process, or this one */
+
+/* Counted. The background thread and the listening sockets come with the first call of dd_engine_card: a
+ * process whose groups have one rank opens no port. */
+dd_status dd_engine_open(const dd_connect_options *options, dd_engine **engine, dd_error *err) DD_MUST_CHECK;
+/* Another one with the same options: for a process that is in one group several times. */
+dd_status dd_engine_open_like(const dd_engine *engine, dd_engine **other, dd_error *err) DD_MUST_CHECK;
+dd_engine *dd_engine_acquire(dd_engine *engine);
+/* The last release says goodbye to all peers, sends what was accepted for sending for at most two seconds,
+ * and closes. In a forked child it only frees. Not from a callback. NULL is fine. */
+void dd_engine_release(dd_engine *engine);
+
+/* DD_FORKED in a child of the process that opened it. */
+dd_status dd_engine_check_fork(const dd_engine *engine, dd_error *err) DD_MUST_CHECK;
+
+/* This process's card, encoded, for publishing. `first` as in dd_card_find_addrs; only that of the first
+ * call counts. */
+dd_status dd_engine_card(dd_engine *engine, const dd_addr *first, dd_blob *card, dd_error *err) DD_MUST_CHECK;
+
+/* The peer whose card this is; counted, the same object for the same uid. As long as it is held, so is the
+ * engine. No connection is made. Our own card gives the peer that is this process: messages to it are
+ * copied. */
+dd_status dd_engine_peer(dd_engine *engine, dd_bytes card, dd_peer **peer, dd_error *err) DD_MUST_CHECK;
+/* The peer that is this process, without a card: opens nothing. Counted. */
+dd_status dd_engine_self(dd_engine *engine, dd_peer **peer, dd_error *err) DD_MUST_CHECK;
+dd_peer *dd_peer_acquire(dd_peer *peer);
+void dd_peer_release(dd_peer *peer); /* NULL is fine */
+const dd_card *dd_peer_card(const dd_peer *peer);
+bool dd_peer_is_self(const dd_peer *peer);
+
+/* ---- with the lock held */
+
+void dd_engine_lock(dd_engine *engine);
+void dd_engine_unlock(dd_engine *engine);
+
+/* The link's name, "" while there is none. `_locked` because links come and go. */
+const char *dd_peer_transport_locked(const dd_peer *peer);
+bool dd_peer_has_shm_locked(const dd_peer *peer);
+/* Starts connecting if there is no link yet. How it ends shows by the messages to the peer, and by
+ * dd_peer_error_locked. */
+void dd_peer_connect_locked(dd_peer *peer);
+bool dd_peer_is_connected_locked(const dd_peer *peer);
+/* NULL while nothing is wrong; else why it can not be reached any more: DD_PEER_LOST (its end, with host
+ * and pid), or whatever the connecting came to. Stays valid as long as the peer. */
+const dd_error *dd_peer_error_locked(const dd_peer *peer);
+/* Makes a peer that sleeps look at memory that is shared with it. Nothing without a shared memory link. */
+void dd_peer_ring_bell_locked(dd_peer *peer);
+/* Hands over a descriptor (shared memory links only); it stays the caller's. */
+dd_status dd_peer_send_fd_locked(dd_peer *peer, const dd_passed_fd *passed, dd_error *err) DD_MUST_CHECK;
+/* The descriptor that the peer has passed under this key, owned; -1 when it has not come (yet). */
+int dd_peer_take_fd_locked(dd_peer *peer, const uint64_t key[2]);
+/* Closes those that have come under keys with this first word: nobody will take them. */
+void dd_peer_drop_fds_locked(dd_peer *peer, uint64_t first_key);
+
+/* A task is polled in every round of driving, for progress that no message tells of (shared memory). */
+typedef struct dd_task dd_task;
+struct dd_task {
+    dd_list link;
+    /* Goes as far as it can. True when it got somewhere: then the driver goes on polling. It may remove
+     * itself. */
+    bool (*progress)(dd_task *task);
+    /* Before the driver sleeps: arranges for a bell, and looks once more. False when there is something to
+     * do after all. */
+    bool (*fall_asleep)(dd_task *task);
+    int64_t deadline_ns;                /* DD_NEVER_NS for none */
+    void (*on_deadline)(dd_task *task); /* once, when it has passed; deadline_ns is DD_NEVER_NS by then */
+    bool is_crowded;                    /* more threads than cores: yield between looks instead of spinning */
+};
+void dd_engine_add_task_locked(dd_engine *engine, dd_task *task);
+void dd_engine_remove_task_locked(dd_engine *engine, dd_task *task); /* also one that is not in */
+
+/* ---- without the lock */
+
+/* Drives the engine until *is_done (acquire), or the wait is over: DD_OP_TIMED_OUT without a message,
+ * DD_INTERRUPTED. */
+dd_status dd_engine_wait(dd_engine *engine, const atomic_bool *is_done, const dd_wait *wait,
+                         dd_error *err) DD_MUST_CHECK;
+
+/* After posting without waiting: makes sure that somebody drives. Cheap when somebody does. */
+void dd_engine_kick(dd_engine *engine);
+
+/* Counters for tests and benchmarks: payload bytes and frames sent and received, by kind of link. */
+typedef struct dd_engine_stats {
+    uint64_t shm_sent_nbytes, tcp_sent_nbytes, self_sent_nbytes;
+    uint64_t nframes_sent, nconnections;
+    size_t held_nbytes; /* messages that have come before anybody wanted them */
+} dd_engine_stats;
+void dd_engine_get_stats(dd_engine *engine, dd_engine_stats *stats);
+
+#endif

@@ -1,0 +1,461 @@
+/* Who drives, and how drivers sleep. */
+#include "transport/engine_internal.h"
+
+#include "core/fork.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <sys/epoll.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Polls this long before it sleeps. The first part, about what it costs to be woken, without yielding, also while others want
+ * the cores: who is not there by then is probably not running. */
+#define SPIN_NS (150 * DD_NS_PER_US)
+#define TIGHT_SPIN_NS (50 * DD_NS_PER_US)
+#define ROUNDS_PER_CLOCK 16u
+#define EVENTS_MAX 32
+/* The background thread takes over when no caller has driven for that long. */
+#define NAP_NS (10 * DD_NS_PER_MS)
+/* A thread that wants the lock tries for so many looks before it sleeps on it: a driver gives it up after
+ * each round. */
+#define LOCK_LOOKS 200
+
+/* ---- the lock */
+
+void
+dd_engine_lock(dd_engine *engine)
+{
+    if (pthread_mutex_trylock(&engine->mu) == 0) {
+        return;
+    }
+    atomic_fetch_add_explicit(&engine->nlockers, 1, memory_order_relaxed);
+    for (int look = 0; look < LOCK_LOOKS; look++) {
+        dd_spin_pause();
+        if (pthread_mutex_trylock(&engine->mu) == 0) {
+            atomic_fetch_sub_explicit(&engine->nlockers, 1, memory_order_relaxed);
+            return;
+        }
+    }
+    pthread_mutex_lock(&engine->mu);
+    atomic_fetch_sub_explicit(&engine->nlockers, 1, memory_order_relaxed);
+}
+
+static void
+write_wake_fd(dd_engine *engine)
+{
+    uint64_t one = 1;
+    /* Can only fail when the counter is full, and then there is an event anyway. */
+    (void)!write(engine->wake_fd, &one, sizeof one);
+}
+
+static bool
+is_waiter_done(const dd_waiter *waiter)
+{
+    return waiter->is_done != NULL && atomic_load_explicit(waiter->is_done, memory_order_acquire);
+}
+
+/* Wakes those whose work somebody else has finished. */
+static void
+wake_done_waiters(dd_engine *engine)
+{
+    for (dd_list *node = engine->waiters.next; node != &engine->waiters; node = node->next) {
+        dd_waiter *other = DD_CONTAINER_OF(node, dd_waiter, link);
+        if (is_waiter_done(other)) {
+            pthread_cond_signal(&other->turn);
+        }
+    }
+    if (engine->driver != NULL && engine->driver->is_asleep && is_waiter_done(engine->driver)) {
+        write_wake_fd(engine);
+    }
+}
+
+void
+dd_engine_unlock(dd_engine *engine)
+{
+    if (engine->is_wake_due) {
+        engine->is_wake_due = false;
+        wake_done_waiters(engine);
+    }
+    pthread_mutex_unlock(&engine->mu);
+}
+
+/* A driver lets those in who want the lock for a moment. */
+static void
+let_others_in(dd_engine *engine)
+{
+    dd_engine_unlock(engine);
+    for (int look = 0; look < LOCK_LOOKS && atomic_load_explicit(&engine->nlockers, memory_order_relaxed) > 0;
+         look++) {
+        if (look < LOCK_LOOKS / 2) {
+            dd_spin_pause();
+        } else {
+            sched_yield();
+        }
+    }
+    /* Not counted among nlockers: two drivers would make room for each other for ever. */
+    pthread_mutex_lock(&engine->mu);
+}
+
+/* ---- waking */
+
+static void
+kick_background(dd_engine *engine)
+{
+    pthread_mutex_lock(&engine->nap_mu);
+    engine->is_kicked = true;
+    pthread_cond_signal(&engine->nap);
+    pthread_mutex_unlock(&engine->nap_mu);
+}
+
+void
+engine_wake(dd_engine *engine)
+{
+    if (engine->driver == NULL) {
+        kick_background(engine);
+    } else if (engine->driver->is_asleep) {
+        write_wake_fd(engine);
+    }
+}
+
+void
+engine_note_output(dd_engine *engine)
+{
+    if (engine->driver != NULL && engine->driver->is_asleep) {
+        write_wake_fd(engine);
+    }
+}
+
+/* ---- sleeping */
+
+static int
+timeout_until_ms(int64_t until_ns)
+{
+    int64_t left_ms = (dd_deadline_left_ns(until_ns) + DD_NS_PER_MS - 1) / DD_NS_PER_MS;
+    return left_ms < 60000 ? (int)left_ms : 60000;
+}
+
+/* Sleeps on the links, without the lock. Afterwards `self` may not be the driver any more. */
+static void
+sleep_on_links(dd_engine *engine, dd_waiter *self, int64_t until_ns)
+{
+    struct epoll_event events[EVENTS_MAX];
+    int timeout_ms = until_ns == DD_NEVER_NS ? -1 : timeout_until_ms(until_ns);
+    unsigned generation = engine->lane_generation;
+    self->is_asleep = true;
+    engine->nsleeping++;
+    dd_engine_unlock(engine);
+    int nevents = epoll_wait(engine->epoll_fd, events, EVENTS_MAX, timeout_ms);
+    dd_engine_lock(engine);
+    engine->nsleeping--;
+    self->is_asleep = false;
+    /* Events of lanes that went meanwhile would be of freed memory; what is still there comes again. */
+    if (engine->driver == self && engine->lane_generation == generation) {
+        (void)engine_handle_events(engine, events, nevents);
+    } else if (engine->driver != self) {
+        engine_drain_wake_fd(engine);
+    }
+}
+
+/* ---- driving */
+
+/* How a spell of driving goes on. */
+typedef struct drive_spell {
+    dd_waiter *self;
+    const dd_wait *wait;
+    int64_t check_ns; /* when to hand back for a look at the wait */
+    int64_t spin_from_ns;
+    int64_t spin_until_ns; /* 0: there was something to do in the last round */
+    unsigned nidle;
+} drive_spell;
+
+/* After rounds in which there was nothing to do. False when the spell is over. */
+static bool
+idle(dd_engine *engine, drive_spell *spell)
+{
+    if (++spell->nidle % ROUNDS_PER_CLOCK != 0 && !engine->is_crowded) {
+        dd_spin_pause();
+        return true;
+    }
+    int64_t now_ns = dd_clock_now_ns();
+    int64_t next_ns = engine_run_deadlines(engine, now_ns);
+    if (now_ns >= spell->check_ns || !dd_list_is_empty(&engine->done)) {
+        return now_ns < spell->check_ns;
+    }
+    if (spell->spin_until_ns == 0) {
+        int64_t budget_ns = dd_spin_start(&engine->spin);
+        bool is_tight = !engine->is_crowded && budget_ns < TIGHT_SPIN_NS;
+        spell->spin_from_ns = now_ns;
+        spell->spin_until_ns = now_ns + (is_tight ? TIGHT_SPIN_NS : budget_ns);
+    }
+    if (now_ns < spell->spin_until_ns) {
+        if (engine->is_crowded || now_ns - spell->spin_from_ns > TIGHT_SPIN_NS) {
+            dd_spin_yield(&engine->spin);
+        }
+        return true;
+    }
+    if (!engine_fall_asleep(engine)) {
+        return true;
+    }
+    sleep_on_links(engine, spell->self, next_ns < spell->check_ns ? next_ns : spell->check_ns);
+    spell->spin_until_ns = 0;
+    return engine->driver == spell->self;
+}
+
+/* Drives until the waiter's work is done, the wait wants a look, or somebody else has taken over. */
+static void
+drive(dd_engine *engine, dd_waiter *self, const dd_wait *wait)
+{
+    drive_spell spell = {.self = self, .wait = wait};
+    spell.check_ns = wait == NULL ? DD_NEVER_NS : dd_clock_now_ns() + dd_wait_slice_ns(wait);
+    for (unsigned nbusy = 1;; nbusy++) {
+        bool is_progress = engine_run_round(engine);
+        if (is_waiter_done(self)) {
+            return;
+        }
+        if (is_progress && !dd_list_is_empty(&engine->waiters)) {
+            wake_done_waiters(engine);
+        }
+        if (atomic_load_explicit(&engine->nlockers, memory_order_relaxed) > 0) {
+            let_others_in(engine);
+            if (engine->driver != self || is_waiter_done(self)) {
+                return;
+            }
+        }
+        if (is_progress) {
+            if (spell.spin_until_ns != 0) {
+                dd_spin_note_success(&engine->spin);
+                spell.spin_until_ns = 0;
+            }
+            if (nbusy % 64 == 0) {
+                int64_t now_ns = dd_clock_now_ns();
+                (void)engine_run_deadlines(engine, now_ns);
+                if (now_ns >= spell.check_ns) {
+                    return;
+                }
+            }
+        } else if (!idle(engine, &spell)) {
+            return;
+        }
+    }
+}
+
+/* ---- waiting */
+
+static bool
+may_drive(const dd_engine *engine, const dd_waiter *self)
+{
+    const dd_waiter *driver = engine->driver;
+    return driver == NULL || driver == self || driver->is_asleep || driver->is_background;
+}
+
+static void
+become_driver(dd_engine *engine, dd_waiter *self)
+{
+    if (engine->driver != NULL && engine->driver != self && engine->driver->is_asleep) {
+        /* So that it does not look after the links for nothing. */
+        write_wake_fd(engine);
+    }
+    engine->driver = self;
+    atomic_store_explicit(&engine->is_driven, !self->is_background, memory_order_relaxed);
+}
+
+/* The driver leaves: the next waiter has his turn; nobody, and the background thread notices in time. */
+static void
+leave(dd_engine *engine, dd_waiter *self)
+{
+    if (engine->driver != self) {
+        return;
+    }
+    engine->driver = NULL;
+    atomic_store_explicit(&engine->is_driven, false, memory_order_relaxed);
+    for (dd_list *node = engine->waiters.next; node != &engine->waiters; node = node->next) {
+        dd_waiter *other = DD_CONTAINER_OF(node, dd_waiter, link);
+        pthread_cond_signal(&other->turn);
+        if (!is_waiter_done(other)) {
+            return;
+        }
+    }
+}
+
+static void
+wait_for_turn(dd_engine *engine, dd_waiter *self, const dd_wait *wait)
+{
+    dd_list_push_back(&engine->waiters, &self->link);
+    dd_cond_wait_slice(&self->turn, &engine->mu, wait);
+    dd_list_remove(&self->link);
+}
+
+/* The lock is held, but for the question whether the caller wants out. */
+static dd_status
+wait_locked(dd_engine *engine, dd_waiter *self, const dd_wait *wait, dd_error *err)
+{
+    for (;;) {
+        if (may_drive(engine, self)) {
+            become_driver(engine, self);
+            drive(engine, self, wait);
+        } else {
+            wait_for_turn(engine, self, wait);
+        }
+        if (is_waiter_done(self)) {
+            return DD_OK;
+        }
+        if (dd_wait_is_over(wait)) {
+            return DD_OP_TIMED_OUT;
+        }
+        if (wait->is_interrupted != NULL) {
+            /* Who drives keeps the role meanwhile: this takes a moment. */
+            dd_engine_unlock(engine);
+            dd_status status = dd_wait_check(wait, err);
+            dd_engine_lock(engine);
+            if (status != DD_OK) {
+                return status;
+            }
+        }
+    }
+}
+
+dd_status
+dd_engine_wait(dd_engine *engine, const atomic_bool *is_done, const dd_wait *wait, dd_error *err)
+{
+    if (atomic_load_explicit(is_done, memory_order_acquire)) {
+        return DD_OK;
+    }
+    dd_status status = dd_engine_check_fork(engine, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    dd_waiter self = {.is_done = is_done};
+    dd_cond_init(&self.turn);
+    dd_list_init(&self.link);
+    atomic_fetch_add_explicit(&engine->ndrives, 1, memory_order_relaxed);
+    dd_engine_lock(engine);
+    status = wait_locked(engine, &self, wait, err);
+    leave(engine, &self);
+    dd_engine_unlock(engine);
+    pthread_cond_destroy(&self.turn);
+    return status;
+}
+
+static bool
+has_output(const dd_engine *engine)
+{
+    const dd_list *lists[] = {&engine->shm_lanes, &engine->tcp_lanes};
+    for (int i = 0; i < 2; i++) {
+        for (const dd_list *node = lists[i]->next; node != lists[i]; node = node->next) {
+            if (lane_has_output(DD_CONTAINER_OF(node, dd_lane, link))) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+void
+dd_engine_kick(dd_engine *engine)
+{
+    if (dd_engine_check_fork(engine, NULL) != DD_OK) {
+        return;
+    }
+    dd_engine_lock(engine);
+    dd_waiter *driver = engine->driver;
+    if (driver == NULL || driver->is_asleep) {
+        /* Most sends are through after one look. */
+        if (engine_run_round(engine)) {
+            wake_done_waiters(engine);
+        }
+        bool has_work = has_output(engine) || !dd_list_is_empty(&engine->tasks);
+        if (driver == NULL ? has_work || engine->nposted > 0 : has_work) {
+            engine_wake(engine);
+        }
+    }
+    dd_engine_unlock(engine);
+}
+
+/* ---- the background thread */
+
+/* Until it is kicked, or no caller has driven for a while. False: the engine stops. */
+static bool
+nap(dd_engine *engine, uint64_t *ndrives)
+{
+    bool is_time = false;
+    pthread_mutex_lock(&engine->nap_mu);
+    while (!engine->is_stopping && !is_time) {
+        if (!engine->is_kicked) {
+            dd_wait wait = dd_wait_after(NAP_NS);
+            dd_cond_wait_slice(&engine->nap, &engine->nap_mu, &wait);
+        }
+        uint64_t now = atomic_load_explicit(&engine->ndrives, memory_order_relaxed);
+        is_time = engine->is_kicked ||
+                  (now == *ndrives && !atomic_load_explicit(&engine->is_driven, memory_order_relaxed));
+        *ndrives = now;
+        engine->is_kicked = false;
+    }
+    bool goes_on = !engine->is_stopping;
+    pthread_mutex_unlock(&engine->nap_mu);
+    return goes_on;
+}
+
+static void *
+run_background(void *arg)
+{
+    dd_engine *engine = arg;
+    dd_waiter *self = &engine->background;
+    uint64_t ndrives = 0;
+    while (nap(engine, &ndrives)) {
+        dd_engine_lock(engine);
+        if (engine->driver == NULL) {
+            become_driver(engine, self);
+            drive(engine, self, NULL);
+            leave(engine, self);
+        }
+        dd_engine_unlock(engine);
+    }
+    return NULL;
+}
+
+void
+engine_drive_init(dd_engine *engine)
+{
+    atomic_init(&engine->nlockers, 0);
+    atomic_init(&engine->ndrives, 0);
+    atomic_init(&engine->is_driven, false);
+    atomic_init(&engine->is_stopped, false);
+    dd_list_init(&engine->waiters);
+    engine->background = (dd_waiter){.is_background = true, .is_done = &engine->is_stopped};
+    dd_list_init(&engine->background.link);
+    dd_mutex_init(&engine->nap_mu);
+    dd_cond_init(&engine->nap);
+    engine->spin = dd_spin_make(SPIN_NS);
+}
+
+dd_status
+engine_start_background(dd_engine *engine, dd_error *err)
+{
+    if (engine->has_thread) {
+        return DD_OK;
+    }
+    dd_status status = dd_thread_start(&engine->thread, "dldist-engine", run_background, engine, err);
+    engine->has_thread = status == DD_OK;
+    return status;
+}
+
+void
+engine_stop_background(dd_engine *engine)
+{
+    if (!engine->has_thread) {
+        return;
+    }
+    pthread_mutex_lock(&engine->nap_mu);
+    engine->is_stopping = true;
+    pthread_cond_signal(&engine->nap);
+    pthread_mutex_unlock(&engine->nap_mu);
+    dd_engine_lock(engine);
+    atomic_store_explicit(&engine->is_stopped, true, memory_order_release);
+    if (engine->driver != NULL && engine->driver->is_asleep) {
+        write_wake_fd(engine);
+    }
+    dd_engine_unlock(engine);
+    pthread_join(engine->thread, NULL);
+    engine->has_thread = false;
+}

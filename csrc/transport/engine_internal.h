@@ -1,0 +1,379 @@
+/* What the files of the engine share. Everything here belongs to the holder of the engine's lock, unless a
+ * field says otherwise.
+ *
+ * Messages end in one way: message_end puts them on the engine's list of done ones, and engine_tell_done,
+ * which only drivers call, tells their owners. So no callback comes from within a post, and no list changes
+ * under somebody's feet. Links break in one way as well: lane_break notes it, and engine_settle, in the
+ * next round, does what follows from it. */
+#ifndef DD_TRANSPORT_ENGINE_INTERNAL_H
+#define DD_TRANSPORT_ENGINE_INTERNAL_H
+
+#include "core/map.h"
+#include "core/spin.h"
+#include "core/thread.h"
+#include "transport/context.h"
+#include "transport/engine.h"
+#include "transport/frame.h"
+#include "transport/link.h"
+
+#include <pthread.h>
+#include <sys/epoll.h>
+
+#define DD_LANES_MAX 16
+#define SHM_EAGER_MAX ((size_t)32 << 10)
+#define TCP_EAGER_MAX ((size_t)64 << 10)
+/* Eager messages that the receiver has not got rid of, headers included; a direction. */
+#define CREDIT_NBYTES ((size_t)1 << 20)
+#define LANE_BUFFER_NBYTES ((size_t)8 << 10)
+#define HELD_INLINE_NBYTES ((size_t)128)
+
+typedef struct dd_lane dd_lane;
+
+/* Where a message is. */
+typedef enum message_stage {
+    STAGE_IDLE,
+    STAGE_POSTED,    /* receive: in a list of its context */
+    STAGE_TAKING,    /* receive: an eager message is arriving; in peer->receiving */
+    STAGE_RECEIVING, /* receive: a rendezvous; in peer->receiving */
+    STAGE_QUEUED,    /* eager send: in the queue, or half written; in peer->flushing */
+    STAGE_AWAITING,  /* send: RTS queued or written; in peer->awaiting */
+    STAGE_SENDING,   /* send: has fragments to cut; in peer->sending */
+    STAGE_FLUSHING,  /* send: all fragments cut; in peer->flushing */
+    STAGE_DONE,      /* in engine->done */
+} message_stage;
+
+/* A message that has come before anybody wanted it; or, for a context that is not open yet, any frame for
+ * it. */
+typedef struct held {
+    dd_list link;
+    dd_frame frame;
+    dd_peer *peer;
+    uint64_t order;      /* of arrival, over all peers */
+    uint8_t *data;       /* payload: `small` or its own block */
+    dd_lane *collecting; /* the payload is still arriving there; NULL: it is complete */
+    dd_message *taker;   /* the receive that waits for the rest of it */
+    dd_message *sender;  /* within this process: the send that waits for its receiver */
+    uint8_t small[HELD_INLINE_NBYTES];
+} held;
+
+/* Something to write. */
+typedef struct out_frame {
+    dd_list link;
+    uint8_t header[DD_FRAME_NBYTES];
+    dd_frame_type type;
+    const uint8_t *data; /* NULL: zeros, in the place of a message that was cancelled */
+    size_t nbytes;
+    uint8_t *owned;      /* freed in the end */
+    dd_message *message; /* whose bytes these are; NULL for control frames and when it was cancelled */
+} out_frame;
+
+struct dd_lane {
+    dd_list link; /* engine->shm_lanes or tcp_lanes */
+    dd_link *stream;
+    dd_peer *peer;
+    int number;
+    bool is_ended;       /* no more input */
+    bool is_output_dead; /* nothing more can be written */
+    uint32_t watched;    /* events asked of epoll */
+
+    out_frame current; /* being written */
+    size_t written;    /* of its header and data */
+    bool is_writing;
+
+    dd_frame frame; /* whose payload is arriving */
+    size_t payload_left;
+    uint8_t *sink;      /* where it goes; NULL: thrown away */
+    dd_message *recv;   /* whose memory that is */
+    held *collected;    /* the same */
+    dd_context *cached; /* of the last message */
+    size_t begin;
+    size_t end;
+    uint8_t buf[LANE_BUFFER_NBYTES];
+};
+
+typedef enum peer_state {
+    PEER_IDLE,
+    PEER_ACCEPTING, /* the connector has been told that its dial is welcome */
+    PEER_DIALLING,
+    PEER_CONNECTED,
+    PEER_LOST,
+} peer_state;
+
+struct dd_peer {
+    dd_map_node node; /* engine->peers; the key is card.uid */
+    dd_engine *engine;
+    unsigned refs; /* of others; the engine keeps a peer without any while there is a link */
+    dd_card card;
+    bool is_card_known; /* false: it has called before anybody told us of it */
+    bool is_self;
+    peer_state state;
+    bool wants_link;
+    /* ACCEPTING: patience with its dial. CONNECTED: with the end of lane 0 after another's. Else never. */
+    int64_t timer_ns;
+
+    dd_lane *lanes[DD_LANES_MAX];
+    int nlanes;
+    int ndialling; /* lanes other than 0 */
+    bool has_tried_lanes;
+    size_t eager_max;
+
+    dd_list out;      /* out_frame, for lane 0 */
+    dd_list awaiting; /* sends, by stage */
+    dd_list sending;
+    dd_list flushing;
+    dd_list receiving;    /* receives that have met their message */
+    size_t nexpected;     /* posted receives from it */
+    uint64_t last_id;     /* of our RTS */
+    uint64_t last_rts_id; /* of its RTS */
+
+    size_t credit;     /* what we may still send eagerly */
+    size_t owed;       /* what it may send again, and has not been told */
+    size_t unreturned; /* what it has sent and not been told to have back */
+    dd_list early;     /* held, for contexts that are not open */
+    size_t nheld;      /* of it, here and in contexts */
+
+    dd_passed_fd *passed; /* descriptors nobody has asked for yet */
+    size_t npassed;
+
+    dd_list breaking; /* engine->breaking */
+    bool is_breaking;
+    dd_error error; /* why it breaks, and then why it is lost */
+};
+
+typedef struct context_rank {
+    dd_peer *peer;
+    dd_list posted; /* receives */
+    dd_list held;
+    bool has_said_goodbye;
+    bool is_lost; /* and the handler knows */
+} context_rank;
+
+typedef struct context_key {
+    uint64_t id;
+    uint64_t rank;
+} context_key;
+
+struct dd_context {
+    dd_map_node node; /* engine->contexts */
+    dd_list link;     /* engine->context_list */
+    context_key key;
+    dd_engine *engine;
+    int rank;
+    int nranks;
+    dd_context_handler handler;
+    dd_list posted_any; /* receives from any rank */
+    dd_blob abort; /* what was said when this rank gave up, for those who connect later; empty: nothing */
+    context_rank ranks[];
+};
+
+/* Somebody who drives, or waits for his turn. */
+typedef struct dd_waiter {
+    dd_list link; /* engine->waiters while he waits for his turn */
+    const atomic_bool *is_done;
+    bool is_asleep; /* he drives, and sleeps on the links without the lock */
+    bool is_background;
+    pthread_cond_t turn;
+} dd_waiter;
+
+#define CLOSED_CONTEXTS_KEPT 1024
+
+struct dd_engine {
+    atomic_uint refs;
+    uint64_t generation; /* const after init */
+    pthread_mutex_t mu;
+    atomic_uint nlockers;       /* threads that want mu and had to wait; relaxed: a hint to the driver */
+    dd_connect_options options; /* const after init; the strings are in option_text */
+    dd_blob option_text;        /* const after init */
+    dd_blob secret;             /* const after init */
+    dd_connector *connector;    /* NULL before the first card */
+    dd_card card;               /* const after the first card, but for its uid, which is const after init */
+    pthread_mutex_t opening_mu; /* held while the connector is made; taken before mu */
+    dd_peer *self;
+
+    dd_map peers;
+    dd_map contexts;
+    dd_list context_list;
+    context_key closed[CLOSED_CONTEXTS_KEPT]; /* the last closed ones, in a circle */
+    size_t nclosed;
+
+    dd_list shm_lanes;
+    dd_list tcp_lanes;
+    size_t ntcp_lanes;
+    unsigned lane_generation; /* changes when a lane is gone */
+    dd_list breaking;
+    dd_list done; /* messages whose owners have to be told */
+    dd_list tasks;
+    dd_list *next_task; /* of the walk under way */
+    bool is_crowded;    /* some task said so in the last round */
+    size_t nposted;     /* messages */
+    size_t nany;        /* of them receives from any rank that wait for their message */
+    size_t ntimers;     /* peers with a timer, at most */
+    uint64_t next_order;
+
+    out_frame *free_out; /* by link.next */
+    held *free_held;
+    size_t nfree_held;
+
+    int epoll_fd;
+    int wake_fd;
+    dd_spin spin;
+    dd_waiter *driver; /* NULL: nobody */
+    dd_list waiters;
+    dd_waiter background;
+    bool is_wake_due; /* somebody else than the driver has ended something: dd_engine_unlock passes it on */
+    /* Threads that sleep on the links: the driver, and one that has yet to notice that its role was taken. */
+    unsigned nsleeping;
+    unsigned nrounds;
+
+    bool has_thread;
+    bool is_closing;
+    pthread_t thread;
+    pthread_mutex_t nap_mu;
+    pthread_cond_t nap;
+    bool is_kicked;         /* guarded by nap_mu */
+    bool is_stopping;       /* guarded by nap_mu */
+    atomic_bool is_stopped; /* the background thread's own is_done */
+    atomic_uint_fast64_t
+        ndrives; /* how often callers have begun to wait; relaxed: the background thread compares it */
+    atomic_bool is_driven; /* a caller drives; relaxed, for the same */
+
+    dd_engine_stats stats;
+};
+
+/* ---- engine_drive.c */
+
+void engine_drive_init(dd_engine *engine);
+dd_status engine_start_background(dd_engine *engine, dd_error *err) DD_MUST_CHECK;
+void engine_stop_background(dd_engine *engine); /* without the lock */
+/* Makes a driver that sleeps look around, or the background thread take over if nobody drives. */
+void engine_wake(dd_engine *engine);
+/* After queueing output: the same, if the driver sleeps. */
+void engine_note_output(dd_engine *engine);
+
+/* ---- engine_round.c */
+
+/* Everything there is to do without waiting. True when something was. */
+bool engine_run_round(dd_engine *engine);
+/* Of tasks and peers; gives the earliest one that is still to come. */
+int64_t engine_run_deadlines(dd_engine *engine, int64_t now_ns);
+/* What epoll has said. True when something has moved. */
+bool engine_handle_events(dd_engine *engine, const struct epoll_event *events, int nevents);
+/* Not while somebody sleeps who has to see it: nothing then. */
+void engine_drain_wake_fd(dd_engine *engine);
+/* Arranges for being woken. False when there is something to do after all. */
+bool engine_fall_asleep(dd_engine *engine);
+
+/* ---- ends of messages (peer_message.c) */
+
+/* Ends a message: takes it out of its list and counts it done. `error` (copied) NULL for success. */
+void message_end(dd_message *message, const dd_error *error);
+/* Takes a receive out of its list of posted ones. */
+void message_unpost(dd_message *message);
+/* Tells its owner. */
+void message_tell(dd_message *message);
+void engine_tell_done(dd_engine *engine);
+
+/* ---- pools (peer_message.c), contexts by key (context.c) */
+
+out_frame *engine_take_out(dd_engine *engine); /* NULL: no memory */
+void engine_give_out(dd_engine *engine, out_frame *out);
+held *engine_take_held(dd_peer *peer, const dd_frame *frame); /* NULL: no memory */
+void engine_give_held(dd_engine *engine, held *entry);
+/* The connection is lost: frees the entries of the list that were not complete. */
+void engine_drop_unfinished(dd_engine *engine, dd_list *list);
+dd_context *engine_find_context(dd_engine *engine, uint64_t id, uint32_t rank);
+bool engine_has_closed(const dd_engine *engine, uint64_t id, uint32_t rank);
+
+/* ---- peer.c */
+
+dd_status peer_create(dd_engine *engine, const dd_uid *uid, dd_peer **peer, dd_error *err) DD_MUST_CHECK;
+void peer_destroy(dd_peer *peer);
+/* Frees it if nobody wants it any more. */
+void peer_reap(dd_peer *peer);
+dd_peer *engine_find_peer(dd_engine *engine, const dd_uid *uid);
+/* The handler of the connector; also for tests that bring links of their own. */
+bool engine_may_accept(void *ctx, const dd_uid *uid);
+void engine_on_link(void *ctx, const dd_uid *uid, int number, dd_link *stream);
+void engine_on_dial_failed(void *ctx, const dd_uid *uid, int number, const dd_error *error);
+/* Breaks the peer of the lane; the first reason stays. */
+void lane_break(dd_lane *lane, const dd_error *error);
+void peer_break(dd_peer *peer, const dd_error *error);
+/* What follows from links that broke, and from timers. */
+void engine_settle(dd_engine *engine);
+void peer_on_timer(dd_peer *peer);
+/* Says BYE to all. */
+void engine_say_bye(dd_engine *engine);
+/* Whether everything is with the kernel or the peer; or at least all but large messages. */
+bool peer_is_flushed(const dd_peer *peer);
+bool peer_has_queued(const dd_peer *peer);
+
+/* ---- peer_send.c */
+
+void peer_post_message(dd_peer *peer, dd_message *message, const dd_frame *frame);
+/* Control frames. `payload` (of ABORT) is copied. */
+void peer_post_frame(dd_peer *peer, const dd_frame *frame, dd_bytes payload);
+bool lane_has_output(const dd_lane *lane);
+/* Writes what there is room for; true when anything was written. */
+bool lane_pump(dd_lane *lane);
+void peer_on_cts(dd_peer *peer, const dd_frame *frame);
+void peer_on_refuse(dd_peer *peer, const dd_frame *frame);
+/* Takes a send that is not done out of queues and lanes. */
+void peer_forget_send(dd_peer *peer, dd_message *message);
+/* Gives back credit for an eager message that is gone. */
+void peer_return_credit(dd_peer *peer, size_t nbytes);
+static inline size_t
+eager_cost(size_t nbytes)
+{
+    return nbytes + DD_FRAME_NBYTES;
+}
+
+/* ---- peer_recv.c */
+
+/* Reads what there is; true when anything came. */
+bool lane_receive(dd_lane *lane);
+/* Takes a receive that has met its message out of the lanes. */
+void peer_forget_recv(dd_peer *peer, dd_message *message);
+void peer_protocol_error(dd_peer *peer, const char *format, ...) DD_PRINTF(2, 3);
+/* Says no to an RTS. */
+void peer_post_refusal(dd_peer *peer, const dd_frame *rts, dd_refusal reason, uint64_t room);
+
+/* ---- context.c */
+
+/* A frame for a context that is open: ABORT, QUESTION, ANSWER, GOODBYE. */
+void context_on_control(dd_context *context, const dd_frame *frame, dd_bytes payload);
+/* The peer is lost: its messages fail, the handler is told. */
+void context_on_peer_lost(dd_context *context, dd_peer *peer);
+/* Somebody is there who may have missed that we have given up. */
+void context_on_peer_connected(dd_context *context, const dd_peer *peer);
+/* Whether the frame's ranks are those of the peer; breaks the link if not. */
+bool context_check_source(const dd_context *context, const dd_frame *frame, dd_peer *peer);
+
+/* ---- context_match.c */
+
+/* The receive that an arriving EAGER or RTS is for, out of its list; NULL: hold it. */
+dd_message *context_match(dd_context *context, const dd_frame *frame);
+/* Whether the message fits the receive; if not, the receive ends, and the reason is returned; else 0. */
+int context_check_fit(dd_message *recv, const dd_frame *frame, dd_peer *peer);
+/* How a message that does not fit ends. */
+void context_refusal_error(const dd_message *recv, const dd_frame *frame, int reason, dd_error *error);
+/* A receive has met an RTS of a peer. */
+void context_begin_rendezvous(dd_message *recv, const dd_frame *frame, dd_peer *peer);
+/* An entry that is in no list has met its receive, which fits: goes on with it as far as it has come. The
+ * entry is freed, now or when the rest has come. */
+void context_take_held(dd_message *recv, held *entry);
+/* A send of this process (entry->sender) has met its receive: copies, and ends both. */
+void context_take_own(dd_message *recv, const held *entry);
+/* Nobody will want it any more: frees it, and gives its credit back or refuses it. */
+void context_drop_held(held *entry);
+/* The sender has given up what it had announced. */
+void engine_drop_rts(dd_engine *engine, dd_peer *peer, uint64_t id);
+
+/* ---- peer_self.c */
+
+void self_post_message(dd_peer *self, dd_message *message, const dd_frame *frame);
+/* Frames that a process has sent to itself. True when there were any. */
+bool self_pump(dd_engine *engine);
+/* Takes a send that waits for its receiver in this process out of where it waits. */
+void self_forget_send(dd_peer *self, dd_message *message);
+
+#endif

@@ -1,0 +1,252 @@
+/* What there is to do in a round of driving: lanes, tasks, deadlines. */
+#include "transport/engine_internal.h"
+
+#include <sys/epoll.h>
+#include <unistd.h>
+
+/* Sockets are asked for events in every round of so many. */
+#define ROUNDS_PER_EPOLL_SHM 256u
+#define ROUNDS_PER_EPOLL_TCP 8u
+/* So many sockets are read without asking first whether there is anything. */
+#define TCP_DIRECT_MAX 8u
+#define EVENTS_MAX 32
+
+/* ---- tasks */
+
+void
+dd_engine_add_task_locked(dd_engine *engine, dd_task *task)
+{
+    dd_list_push_back(&engine->tasks, &task->link);
+    engine_note_output(engine);
+}
+
+void
+dd_engine_remove_task_locked(dd_engine *engine, dd_task *task)
+{
+    if (task->link.next == NULL || dd_list_is_empty(&task->link)) {
+        return;
+    }
+    if (engine->next_task == &task->link) {
+        engine->next_task = task->link.next;
+    }
+    dd_list_remove(&task->link);
+}
+
+static bool
+progress_tasks(dd_engine *engine)
+{
+    bool is_progress = false;
+    bool is_crowded = false;
+    engine->next_task = engine->tasks.next;
+    while (engine->next_task != &engine->tasks) {
+        dd_task *task = DD_CONTAINER_OF(engine->next_task, dd_task, link);
+        engine->next_task = task->link.next;
+        is_crowded = is_crowded || task->is_crowded;
+        is_progress = task->progress(task) || is_progress;
+    }
+    engine->is_crowded = is_crowded;
+    return is_progress;
+}
+
+int64_t
+engine_run_deadlines(dd_engine *engine, int64_t now_ns)
+{
+    int64_t next_ns = DD_NEVER_NS;
+    engine->next_task = engine->tasks.next;
+    while (engine->next_task != &engine->tasks) {
+        dd_task *task = DD_CONTAINER_OF(engine->next_task, dd_task, link);
+        engine->next_task = task->link.next;
+        if (task->deadline_ns <= now_ns) {
+            task->deadline_ns = DD_NEVER_NS;
+            task->on_deadline(task);
+        } else if (task->deadline_ns < next_ns) {
+            next_ns = task->deadline_ns;
+        }
+    }
+    if (engine->ntimers == 0) {
+        return next_ns;
+    }
+    dd_map_node *node = dd_map_next(&engine->peers, NULL);
+    while (node != NULL) {
+        dd_peer *peer = DD_CONTAINER_OF(node, dd_peer, node);
+        node = dd_map_next(&engine->peers, node);
+        if (peer->timer_ns <= now_ns) {
+            peer_on_timer(peer);
+        } else if (peer->timer_ns < next_ns) {
+            next_ns = peer->timer_ns;
+        }
+    }
+    return next_ns;
+}
+
+/* ---- rounds */
+
+static bool
+poll_shm_lanes(dd_engine *engine)
+{
+    bool is_progress = false;
+    for (dd_list *node = engine->shm_lanes.next; node != &engine->shm_lanes; node = node->next) {
+        dd_lane *lane = DD_CONTAINER_OF(node, dd_lane, link);
+        if (!lane->is_ended) {
+            is_progress = lane_receive(lane) || is_progress;
+        }
+        if (lane_has_output(lane)) {
+            is_progress = lane_pump(lane) || is_progress;
+        }
+    }
+    return is_progress;
+}
+
+/* Only where something is expected, and not too many: a look costs a system call. */
+static bool
+poll_tcp_lanes(dd_engine *engine)
+{
+    bool is_progress = false;
+    bool is_direct = engine->ntcp_lanes <= TCP_DIRECT_MAX;
+    for (dd_list *node = engine->tcp_lanes.next; node != &engine->tcp_lanes; node = node->next) {
+        dd_lane *lane = DD_CONTAINER_OF(node, dd_lane, link);
+        const dd_peer *peer = lane->peer;
+        bool is_expected = peer->nexpected + engine->nany > 0 || !dd_list_is_empty(&peer->receiving) ||
+                           !dd_list_is_empty(&peer->awaiting);
+        if (is_expected && is_direct && !lane->is_ended) {
+            is_progress = lane_receive(lane) || is_progress;
+        }
+        if (lane_has_output(lane)) {
+            is_progress = lane_pump(lane) || is_progress;
+        }
+    }
+    return is_progress;
+}
+
+static void
+watch(dd_lane *lane, uint32_t events)
+{
+    if (lane->watched != events) {
+        struct epoll_event event = {.events = events, .data.ptr = lane};
+        (void)epoll_ctl(lane->peer->engine->epoll_fd, EPOLL_CTL_MOD, lane->stream->fd, &event);
+        lane->watched = events;
+    }
+}
+
+/* The socket beside the rings has ended: what is in the rings comes first. */
+static void
+on_stream_end(dd_lane *lane)
+{
+    dd_error error;
+    (void)dd_error_set(&error, DD_PEER_LOST, "connection closed");
+    watch(lane, 0);
+    lane_break(lane, &error);
+}
+
+static bool
+on_lane_event(dd_lane *lane, uint32_t events)
+{
+    bool is_progress = false;
+    if (lane->is_ended) {
+        watch(lane, 0);
+        return false;
+    }
+    dd_io io =
+        events & (EPOLLIN | EPOLLHUP | EPOLLERR) ? lane->stream->ops->on_event(lane->stream) : DD_IO_OK;
+    if (io == DD_IO_CLOSED || io == DD_IO_FAILED) {
+        on_stream_end(lane);
+        return true;
+    }
+    if (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) {
+        is_progress = lane_receive(lane);
+    }
+    if (lane_has_output(lane)) {
+        is_progress = lane_pump(lane) || is_progress;
+    } else if (events & EPOLLOUT) {
+        watch(lane, EPOLLIN);
+    }
+    return is_progress;
+}
+
+void
+engine_drain_wake_fd(dd_engine *engine)
+{
+    uint64_t count;
+    if (engine->nsleeping == 0) {
+        (void)!read(engine->wake_fd, &count, sizeof count);
+    }
+}
+
+bool
+engine_handle_events(dd_engine *engine, const struct epoll_event *events, int nevents)
+{
+    bool is_progress = false;
+    for (int i = 0; i < nevents; i++) {
+        if (events[i].data.ptr == NULL) {
+            engine_drain_wake_fd(engine);
+        } else {
+            is_progress = on_lane_event(events[i].data.ptr, events[i].events) || is_progress;
+        }
+    }
+    return is_progress;
+}
+
+static bool
+poll_epoll(dd_engine *engine)
+{
+    bool has_others = !dd_list_is_empty(&engine->shm_lanes) || !dd_list_is_empty(&engine->tasks);
+    unsigned period = engine->ntcp_lanes > TCP_DIRECT_MAX ? (has_others ? ROUNDS_PER_EPOLL_TCP : 1)
+                      : has_others                        ? ROUNDS_PER_EPOLL_SHM
+                                                          : ROUNDS_PER_EPOLL_TCP;
+    if (++engine->nrounds % period != 0) {
+        return false;
+    }
+    struct epoll_event events[EVENTS_MAX];
+    return engine_handle_events(engine, events, epoll_wait(engine->epoll_fd, events, EVENTS_MAX, 0));
+}
+
+bool
+engine_run_round(dd_engine *engine)
+{
+    bool is_progress = !dd_list_is_empty(&engine->done) || !dd_list_is_empty(&engine->breaking);
+    if (!dd_list_is_empty(&engine->self->out)) {
+        is_progress = self_pump(engine);
+    }
+    is_progress = poll_shm_lanes(engine) || is_progress;
+    is_progress = poll_tcp_lanes(engine) || is_progress;
+    is_progress = poll_epoll(engine) || is_progress;
+    engine_settle(engine);
+    /* Before the tasks, too: what they think of a rank that has left depends on whether its last messages
+     * are here. */
+    engine_tell_done(engine);
+    if (!dd_list_is_empty(&engine->tasks)) {
+        is_progress = progress_tasks(engine) || is_progress;
+        engine_tell_done(engine);
+    }
+    return is_progress;
+}
+
+bool
+engine_fall_asleep(dd_engine *engine)
+{
+    if (!dd_list_is_empty(&engine->done) || !dd_list_is_empty(&engine->breaking) ||
+        !dd_list_is_empty(&engine->self->out)) {
+        return false;
+    }
+    dd_list *lists[] = {&engine->shm_lanes, &engine->tcp_lanes};
+    for (int i = 0; i < 2; i++) {
+        for (dd_list *node = lists[i]->next; node != lists[i]; node = node->next) {
+            dd_lane *lane = DD_CONTAINER_OF(node, dd_lane, link);
+            if (lane->is_ended) {
+                continue;
+            }
+            bool wants_room = lane_has_output(lane) && !lane->is_output_dead;
+            watch(lane, EPOLLIN | (wants_room && lane->stream->needs_epollout ? EPOLLOUT : 0u));
+            if (!lane->stream->ops->fall_asleep(lane->stream, wants_room)) {
+                return false;
+            }
+        }
+    }
+    for (dd_list *node = engine->tasks.next; node != &engine->tasks; node = node->next) {
+        dd_task *task = DD_CONTAINER_OF(node, dd_task, link);
+        if (!task->fall_asleep(task)) {
+            return false;
+        }
+    }
+    return true;
+}

@@ -1,0 +1,255 @@
+#include "transport/frame.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define MAGIC 0xd1u
+
+/* Where the fields are; little endian. */
+enum {
+    AT_MAGIC = 0,
+    AT_TYPE = 1,
+    AT_KIND = 2,
+    AT_REASON = 3,
+    AT_CHANNEL = 4,
+    AT_CONTEXT = 8,
+    AT_TAG = 16,
+    AT_ID = 24,
+    AT_OFFSET = 32,
+    AT_NBYTES = 40,
+    AT_PAYLOAD = 48,
+    AT_CREDIT = 52,
+    AT_SOURCE = 56,
+    AT_TARGET = 60,
+    AT_COLL = 64,
+    AT_DTYPE = 65,
+    AT_REDOP = 66,
+    AT_FLAGS = 67,
+    AT_ROOT = 68,
+    AT_COUNT = 72,
+    AT_FACTOR = 80,
+};
+
+/* The payload of ABORT. */
+enum {
+    ERROR_AT_CODE = 0,
+    ERROR_AT_RANK = 4,
+    ERROR_AT_PID = 8,
+    ERROR_AT_HOST = 16,
+    ERROR_AT_MESSAGE = ERROR_AT_HOST + DD_HOST_NAME_MAX,
+};
+
+static inline uint32_t
+to_le32(uint32_t value)
+{
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    value = __builtin_bswap32(value);
+#endif
+    return value;
+}
+
+static inline uint64_t
+to_le64(uint64_t value)
+{
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    value = __builtin_bswap64(value);
+#endif
+    return value;
+}
+
+static inline void
+put_u32(uint8_t *out, uint32_t value)
+{
+    value = to_le32(value);
+    memcpy(out, &value, sizeof value);
+}
+
+static inline void
+put_u64(uint8_t *out, uint64_t value)
+{
+    value = to_le64(value);
+    memcpy(out, &value, sizeof value);
+}
+
+static inline uint32_t
+get_u32(const uint8_t *in)
+{
+    uint32_t value;
+    memcpy(&value, in, sizeof value);
+    return to_le32(value);
+}
+
+static inline uint64_t
+get_u64(const uint8_t *in)
+{
+    uint64_t value;
+    memcpy(&value, in, sizeof value);
+    return to_le64(value);
+}
+
+void
+dd_frame_encode(const dd_frame *frame, uint8_t out[DD_FRAME_NBYTES])
+{
+    out[AT_MAGIC] = MAGIC;
+    out[AT_TYPE] = (uint8_t)frame->type;
+    out[AT_KIND] = (uint8_t)frame->kind;
+    out[AT_REASON] = (uint8_t)frame->reason;
+    put_u32(out + AT_CHANNEL, frame->channel);
+    put_u64(out + AT_CONTEXT, frame->context);
+    put_u64(out + AT_TAG, frame->tag);
+    put_u64(out + AT_ID, frame->id);
+    put_u64(out + AT_OFFSET, frame->offset);
+    put_u64(out + AT_NBYTES, frame->nbytes);
+    put_u32(out + AT_PAYLOAD, frame->payload);
+    put_u32(out + AT_CREDIT, frame->credit);
+    put_u32(out + AT_SOURCE, frame->source);
+    put_u32(out + AT_TARGET, frame->target);
+    out[AT_COLL] = frame->signature.coll;
+    out[AT_DTYPE] = frame->signature.dtype;
+    out[AT_REDOP] = frame->signature.redop;
+    out[AT_FLAGS] = frame->signature.flags;
+    put_u32(out + AT_ROOT, frame->signature.root);
+    put_u64(out + AT_COUNT, frame->signature.count);
+    put_u64(out + AT_FACTOR, frame->signature.factor_bits);
+}
+
+void
+dd_frame_put_credit(uint8_t header[DD_FRAME_NBYTES], uint32_t credit)
+{
+    put_u32(header + AT_CREDIT, credit);
+}
+
+static void
+read_fields(const uint8_t *in, dd_frame *frame)
+{
+    frame->type = (dd_frame_type)in[AT_TYPE];
+    frame->kind = (dd_message_kind)in[AT_KIND];
+    frame->reason = (dd_refusal)in[AT_REASON];
+    frame->channel = get_u32(in + AT_CHANNEL);
+    frame->context = get_u64(in + AT_CONTEXT);
+    frame->tag = get_u64(in + AT_TAG);
+    frame->id = get_u64(in + AT_ID);
+    frame->offset = get_u64(in + AT_OFFSET);
+    frame->nbytes = get_u64(in + AT_NBYTES);
+    frame->payload = get_u32(in + AT_PAYLOAD);
+    frame->credit = get_u32(in + AT_CREDIT);
+    frame->source = get_u32(in + AT_SOURCE);
+    frame->target = get_u32(in + AT_TARGET);
+    frame->signature.coll = in[AT_COLL];
+    frame->signature.dtype = in[AT_DTYPE];
+    frame->signature.redop = in[AT_REDOP];
+    frame->signature.flags = in[AT_FLAGS];
+    frame->signature.root = get_u32(in + AT_ROOT);
+    frame->signature.count = get_u64(in + AT_COUNT);
+    frame->signature.factor_bits = get_u64(in + AT_FACTOR);
+}
+
+/* What is wrong with a frame of a known type; NULL if nothing is. */
+static const char *
+find_fault(const dd_frame *frame)
+{
+    switch (frame->type) {
+    case DD_FRAME_EAGER:
+        return frame->payload != frame->nbytes       ? "its payload is not its message"
+               : frame->payload > DD_FRAME_EAGER_MAX ? "its payload is too large"
+                                                     : NULL;
+    case DD_FRAME_RTS:
+        return frame->payload != 0 ? "it has a payload" : frame->id == 0 ? "it has no id" : NULL;
+    case DD_FRAME_DATA:
+        return frame->payload > DD_FRAME_FRAGMENT_MAX ? "its payload is too large"
+               : frame->offset > frame->nbytes || frame->payload > frame->nbytes - frame->offset
+                   ? "it is out of range"
+               : frame->payload == 0 && frame->nbytes != 0 ? "it is empty"
+                                                           : NULL;
+    case DD_FRAME_REFUSE:
+        return frame->reason < DD_REFUSED_TOO_LARGE || frame->reason > DD_REFUSED_CLOSED
+                   ? "its reason is unknown"
+               : frame->payload != 0 ? "it has a payload"
+                                     : NULL;
+    case DD_FRAME_ABORT:
+        return frame->payload < ERROR_AT_MESSAGE || frame->payload > DD_FRAME_ERROR_MAX
+                   ? "its payload is no error"
+                   : NULL;
+    case DD_FRAME_ANSWER:
+        return frame->payload != 0 ? "it has a payload" : frame->offset > 1 ? "it is no answer" : NULL;
+    case DD_FRAME_CTS:
+    case DD_FRAME_CANCEL:
+    case DD_FRAME_CREDIT:
+    case DD_FRAME_QUESTION:
+    case DD_FRAME_GOODBYE:
+    case DD_FRAME_BYE:
+        return frame->payload != 0 ? "it has a payload" : NULL;
+    }
+    return "its type is unknown";
+}
+
+dd_status
+dd_frame_decode(const uint8_t in[DD_FRAME_NBYTES], dd_frame *frame, dd_error *err)
+{
+    if (in[AT_MAGIC] != MAGIC) {
+        return dd_error_set(err, DD_PROTOCOL, "a frame begins with 0x%02x instead of 0x%02x", in[AT_MAGIC],
+                            MAGIC);
+    }
+    if (in[AT_KIND] > DD_MESSAGE_COLL) {
+        return dd_error_set(err, DD_PROTOCOL, "a frame has a message of kind %d", in[AT_KIND]);
+    }
+    read_fields(in, frame);
+    const char *fault = find_fault(frame);
+    if (fault == NULL) {
+        return DD_OK;
+    }
+    return dd_error_set(
+        err, DD_PROTOCOL,
+        "a frame of type %d (%s) makes no sense: %s (payload %lu, offset %llu, message %llu bytes)",
+        (int)frame->type, dd_frame_type_name(frame->type), fault, (unsigned long)frame->payload,
+        (unsigned long long)frame->offset, (unsigned long long)frame->nbytes);
+}
+
+const char *
+dd_frame_type_name(dd_frame_type type)
+{
+    static const char *const names[] = {"unknown", "EAGER",   "RTS",    "CTS",   "DATA",
+                                        "REFUSE",  "CANCEL",  "CREDIT", "ABORT", "QUESTION",
+                                        "ANSWER",  "GOODBYE", "BYE"};
+    return (unsigned)type < sizeof names / sizeof names[0] ? names[type] : names[0];
+}
+
+size_t
+dd_frame_encode_error(const dd_error *error, uint8_t out[DD_FRAME_ERROR_MAX])
+{
+    memset(out, 0, ERROR_AT_MESSAGE);
+    put_u32(out + ERROR_AT_CODE, (uint32_t)error->code);
+    put_u32(out + ERROR_AT_RANK, (uint32_t)error->culprit.rank);
+    put_u64(out + ERROR_AT_PID, (uint64_t)error->culprit.pid);
+    size_t host_len = strnlen(error->culprit.host, DD_HOST_NAME_MAX - 1);
+    memcpy(out + ERROR_AT_HOST, error->culprit.host, host_len);
+    size_t len = strnlen(error->message, sizeof error->message);
+    size_t room = DD_FRAME_ERROR_MAX - ERROR_AT_MESSAGE;
+    len = len < room ? len : room;
+    memcpy(out + ERROR_AT_MESSAGE, error->message, len);
+    return ERROR_AT_MESSAGE + len;
+}
+
+dd_status
+dd_frame_decode_error(dd_bytes payload, dd_error *error, dd_error *err)
+{
+    if (payload.len < ERROR_AT_MESSAGE || payload.len > DD_FRAME_ERROR_MAX) {
+        return dd_error_set(err, DD_PROTOCOL, "an error of %zu bytes has come", payload.len);
+    }
+    uint32_t code = get_u32(payload.data + ERROR_AT_CODE);
+    if (code == DD_OK || code >= DD_STATUS_COUNT) {
+        return dd_error_set(err, DD_PROTOCOL, "an error with code %lu has come", (unsigned long)code);
+    }
+    char host[DD_HOST_NAME_MAX];
+    snprintf(host, sizeof host, "%.*s", DD_HOST_NAME_MAX - 1, (const char *)payload.data + ERROR_AT_HOST);
+    (void)dd_error_set(error, (dd_status)code, "%.*s", (int)(payload.len - ERROR_AT_MESSAGE),
+                       (const char *)payload.data + ERROR_AT_MESSAGE);
+    int32_t rank;
+    uint32_t rank_bits = get_u32(payload.data + ERROR_AT_RANK);
+    memcpy(&rank, &rank_bits, sizeof rank);
+    int64_t pid;
+    uint64_t pid_bits = get_u64(payload.data + ERROR_AT_PID);
+    memcpy(&pid, &pid_bits, sizeof pid);
+    dd_error_blame(error, rank, host, pid);
+    return DD_OK;
+}

@@ -1,0 +1,76 @@
+/* Frames: what travels over a link. A header of fixed size, and a payload for some types.
+ *
+ * Pure functions. What comes from a peer is user input: dd_frame_decode accepts only frames whose fields
+ * make sense by themselves; whether they make sense now (an id that is known, a credit that is kept) is the
+ * receiver's to decide. */
+#ifndef DD_TRANSPORT_FRAME_H
+#define DD_TRANSPORT_FRAME_H
+
+#include "core/bytes.h"
+#include "core/status.h"
+#include "transport/context.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define DD_FRAME_NBYTES 88u
+#define DD_FRAME_EAGER_MAX ((size_t)64 << 10)     /* payload of EAGER */
+#define DD_FRAME_FRAGMENT_MAX ((size_t)256 << 10) /* payload of DATA */
+#define DD_FRAME_ERROR_MAX ((size_t)1280)         /* payload of ABORT */
+
+/* The order is part of the wire format. */
+typedef enum dd_frame_type {
+    DD_FRAME_EAGER = 1, /* a whole message; the payload is its bytes */
+    DD_FRAME_RTS,       /* a message that waits at its sender under `id` */
+    DD_FRAME_CTS,       /* its bytes may come */
+    DD_FRAME_DATA,      /* some of them, from `offset` */
+    DD_FRAME_REFUSE,    /* they may not: `reason` says why, nbytes how many would have been fine */
+    DD_FRAME_CANCEL,    /* they will not come, or no more of them */
+    DD_FRAME_CREDIT,    /* nothing but the credit */
+    DD_FRAME_ABORT,     /* a rank has given up; the payload is its error */
+    DD_FRAME_QUESTION,  /* how far are you? */
+    DD_FRAME_ANSWER,    /* at collective `tag` with this signature; `offset` is 1 inside of it, 0 after it */
+    DD_FRAME_GOODBYE,   /* a rank has closed its context */
+    DD_FRAME_BYE,       /* a process closes its engine */
+} dd_frame_type;
+
+typedef enum dd_refusal {
+    DD_REFUSED_TOO_LARGE = 1, /* the receive has less room */
+    DD_REFUSED_MISMATCH,      /* the receive belongs to another operation */
+    DD_REFUSED_CLOSED,        /* the receiver has closed its context */
+} dd_refusal;
+
+typedef struct dd_frame {
+    dd_frame_type type;
+    dd_message_kind kind;
+    uint32_t channel;
+    uint64_t context;
+    uint64_t tag;
+    uint64_t id;       /* RTS and what follows it */
+    uint64_t offset;   /* DATA; ANSWER */
+    uint64_t nbytes;   /* of the whole message; REFUSE: room */
+    uint32_t payload;  /* bytes that follow the header */
+    uint32_t credit;   /* bytes of eager messages that the sender of this frame has got rid of */
+    uint32_t source;   /* rank of the sender */
+    uint32_t target;   /* rank of the receiver */
+    dd_refusal reason; /* REFUSE */
+    dd_signature signature;
+} dd_frame;
+
+/* Every field of a type that has no use for it is zero. */
+void dd_frame_encode(const dd_frame *frame, uint8_t out[DD_FRAME_NBYTES]);
+/* Changes the credit in an encoded header. */
+void dd_frame_put_credit(uint8_t header[DD_FRAME_NBYTES], uint32_t credit);
+/* DD_PROTOCOL, naming the field. */
+dd_status dd_frame_decode(const uint8_t in[DD_FRAME_NBYTES], dd_frame *frame, dd_error *err) DD_MUST_CHECK;
+
+/* "EAGER"; never NULL. */
+const char *dd_frame_type_name(dd_frame_type type);
+
+/* The payload of ABORT: code, culprit, message (cut where it does not fit). Returns the number of bytes. */
+size_t dd_frame_encode_error(const dd_error *error, uint8_t out[DD_FRAME_ERROR_MAX]);
+/* DD_PROTOCOL when it makes no sense. */
+dd_status dd_frame_decode_error(dd_bytes payload, dd_error *error, dd_error *err) DD_MUST_CHECK;
+
+#endif

@@ -1,0 +1,82 @@
+/* A stream of bytes to a peer process, both ways: shared memory with a Unix socket beside it, or TCP.
+ *
+ * A link belongs to one owner, who serialises all calls. Nothing here blocks. */
+#ifndef DD_TRANSPORT_LINK_H
+#define DD_TRANSPORT_LINK_H
+
+#include "core/status.h"
+#include "net/sock.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+typedef struct dd_link dd_link;
+
+/* A descriptor that the peer has passed; the receiver owns it. */
+typedef struct dd_passed_fd {
+    uint64_t key[2];
+    int fd;
+} dd_passed_fd;
+
+typedef struct dd_link_ops {
+    const char *name; /* "shared memory", "TCP" */
+
+    /* Moves what there is room for of the parts, which are not all empty; AGAIN: no room. It may move less
+     * than there is room for (a ring's worth at a time). CLOSED or FAILED (errno tells) end the link for
+     * sending; what has come in meanwhile is still to be had. */
+    dd_io (*try_send)(dd_link *link, const struct iovec *parts, int nparts, size_t *moved);
+
+    /* Moves what there is, up to nbytes >= 1; AGAIN: nothing; the end of the stream, after its last byte,
+     * is CLOSED. Looks at shared memory only: what the socket beside it has to say comes by on_event.
+     * Whoever stops before AGAIN comes back. */
+    dd_io (*try_recv)(dd_link *link, void *data, size_t nbytes, size_t *moved);
+
+    /* The descriptor in fd is readable (EPOLLIN, EPOLLHUP, EPOLLERR): takes bells and passed descriptors
+     * off a Unix socket, and notices its end: CLOSED, once all bytes before it have been received. OK
+     * otherwise: the bytes are try_recv's. */
+    dd_io (*on_event)(dd_link *link);
+
+    /* Before the owner sleeps on fd: from here on the peer makes fd readable when there is input (and,
+     * where `wants_room`, when there is room after try_send has said AGAIN). False when there is something
+     * to do already: do not sleep. The first try_recv or on_event ends it. TCP: true, epoll does it. */
+    bool (*fall_asleep)(dd_link *link, bool wants_room);
+
+    /* Makes the peer's fd readable, if it has fallen asleep. For whoever has just written to other memory
+     * that the peer looks at: whatever was stored before this call is seen by a peer that looks after its
+     * fall_asleep. */
+    void (*ring_bell)(dd_link *link);
+
+    /* Hands a descriptor to the peer; it stays the caller's. DD_NOT_SUPPORTED over TCP; DD_NETWORK when
+     * the link is broken, or when there are too many that the peer has not taken. What the socket has no
+     * room for goes with later calls. */
+    dd_status (*send_fd)(dd_link *link, const dd_passed_fd *passed, dd_error *err);
+
+    /* The next passed descriptor that on_event has taken; false when there is none. */
+    bool (*take_fd)(dd_link *link, dd_passed_fd *passed);
+
+    /* In a forked child: frees memory only. */
+    void (*destroy)(dd_link *link);
+} dd_link_ops;
+
+struct dd_link {
+    const dd_link_ops *ops;
+    int fd;              /* for epoll: EPOLLIN and, where needs_epollout, EPOLLOUT */
+    bool needs_epollout; /* TCP: room for output shows by EPOLLOUT */
+    bool is_shared_memory;
+};
+
+/* Takes a connected socket (on success) that has been through the hand-shake. */
+dd_status dd_link_open_tcp(int fd, dd_link **link, dd_error *err) DD_MUST_CHECK;
+
+/* Two rings, one a direction, made by their readers and handed over the Unix socket. `ring_nbytes` is of
+ * the one that this side reads: a power of two from 4096 to 2^30. Blocks until both sides have theirs, at
+ * most until the deadline; it comes to nothing on both sides or on none. `socket_fd` is taken on success;
+ * on failure it is no good for another attempt. */
+dd_status dd_link_open_shm(int socket_fd, size_t ring_nbytes, dd_link **link, const dd_wait *wait,
+                           dd_error *err) DD_MUST_CHECK;
+
+void dd_link_close(dd_link *link); /* NULL is fine */
+
+#endif

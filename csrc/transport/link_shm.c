@@ -1,0 +1,617 @@
+#include "transport/link.h"
+
+#include "core/fork.h"
+#include "core/list.h"
+#include "core/mem.h"
+#include "kernels/copy.h"
+#include "net/ring.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <string.h>
+
+/* Over the Unix socket travel, once the rings are there, bells (one byte, any number of them is as good as
+ * one) and descriptors: a byte, 16 bytes of key, and the descriptor itself with the first byte. */
+#define FRAME_BELL 'b'
+#define FRAME_FD 'f'
+#define FD_FRAME_BYTES 17
+
+/* This far a copy goes before the other side is told, so that both copy at the same time. */
+#define PUBLISH_BYTES ((size_t)32768)
+
+/* A peer that passes more without anybody wanting them is up to no good. */
+#define MAX_HELD_FDS 1024u
+
+/* What on_event reads at a time. */
+#define SOCKET_BATCH 256
+
+typedef struct held_fd {
+    dd_list link;
+    uint8_t frame[FD_FRAME_BYTES]; /* outgoing */
+    size_t nsent;                  /* outgoing: of the frame */
+    dd_passed_fd passed;           /* owned */
+} held_fd;
+
+typedef struct shm_link {
+    dd_link base;
+    dd_ring in;
+    dd_ring out;
+    uint64_t generation;
+    bool is_ended;  /* the socket's end was seen: what is in the ring by then is the rest */
+    bool is_broken; /* the peer makes no sense, or the socket failed */
+    int sys_errno;  /* of the failure */
+    dd_list outgoing;
+    unsigned noutgoing;
+    dd_list incoming;
+    unsigned nincoming;
+    uint8_t frame[FD_FRAME_BYTES]; /* the one that is coming in */
+    size_t frame_len;
+    int frame_fd; /* that came with it, or -1 */
+} shm_link;
+
+static dd_io
+fail(shm_link *self, int sys_errno)
+{
+    if (!self->is_broken) {
+        self->is_broken = true;
+        self->sys_errno = sys_errno;
+    }
+    errno = self->sys_errno;
+    return DD_IO_FAILED;
+}
+
+static size_t
+smaller(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+/* ---- the socket: out */
+
+static void
+drop_held(held_fd *held)
+{
+    dd_list_remove(&held->link);
+    dd_sock_close(held->passed.fd);
+    dd_mem_free(held);
+}
+
+/* The end of the stream shows on the way in, where what was sent before it is still there to be read. */
+static void
+note_send_result(shm_link *self, dd_io io)
+{
+    /* Too many descriptors in flight is a limit of this user's, which passes. */
+    if (io == DD_IO_FAILED && errno != ETOOMANYREFS) {
+        (void)fail(self, errno);
+    }
+}
+
+static dd_io
+send_frame(shm_link *self, held_fd *held)
+{
+    size_t moved = 0;
+    dd_io io = held->nsent == 0
+                   ? dd_sock_try_send_fd(self->base.fd, held->frame, FD_FRAME_BYTES, held->passed.fd, &moved)
+                   : dd_sock_try_send(self->base.fd, held->frame + held->nsent, FD_FRAME_BYTES - held->nsent,
+                                      &moved);
+    if (io == DD_IO_OK) {
+        held->nsent += moved;
+    }
+    return io;
+}
+
+static void
+flush_fds(shm_link *self)
+{
+    while (!dd_list_is_empty(&self->outgoing)) {
+        held_fd *held = DD_CONTAINER_OF(self->outgoing.next, held_fd, link);
+        dd_io io = send_frame(self, held);
+        if (io != DD_IO_OK) {
+            note_send_result(self, io);
+            return;
+        }
+        if (held->nsent == FD_FRAME_BYTES) {
+            drop_held(held);
+            self->noutgoing--;
+        }
+    }
+}
+
+/* A full socket has something to read in it, which wakes the peer as well as a bell. */
+static void
+send_bell(shm_link *self)
+{
+    flush_fds(self);
+    if (dd_list_is_empty(&self->outgoing)) {
+        const uint8_t bell = FRAME_BELL;
+        size_t moved = 0;
+        note_send_result(self, dd_sock_try_send(self->base.fd, &bell, 1, &moved));
+    }
+}
+
+/* ---- the socket: in */
+
+static bool
+keep_incoming(shm_link *self)
+{
+    held_fd *held = self->nincoming < MAX_HELD_FDS ? dd_mem_zalloc(sizeof *held) : NULL;
+    if (held == NULL) {
+        errno = self->nincoming < MAX_HELD_FDS ? ENOMEM : EPROTO;
+        return false;
+    }
+    memcpy(held->passed.key, self->frame + 1, sizeof held->passed.key);
+    held->passed.fd = self->frame_fd;
+    self->frame_fd = -1;
+    dd_list_push_back(&self->incoming, &held->link);
+    self->nincoming++;
+    return true;
+}
+
+/* False, with errno, when the bytes make no sense or cannot be kept. */
+static bool
+take_bytes(shm_link *self, const uint8_t *bytes, size_t len)
+{
+    for (size_t i = 0; i < len; i++) {
+        if (self->frame_len == 0 && bytes[i] == FRAME_BELL) {
+            continue;
+        }
+        self->frame[self->frame_len++] = bytes[i];
+        /* The descriptor came with the first byte of its frame. */
+        if (self->frame[0] != FRAME_FD || self->frame_fd < 0) {
+            errno = EPROTO;
+            return false;
+        }
+        if (self->frame_len == FD_FRAME_BYTES) {
+            self->frame_len = 0;
+            if (!keep_incoming(self)) {
+                return false;
+            }
+        }
+    }
+    if (self->frame_len == 0 && self->frame_fd >= 0) {
+        errno = EPROTO; /* a descriptor without a frame */
+        return false;
+    }
+    return true;
+}
+
+static dd_io
+read_socket(shm_link *self)
+{
+    uint8_t bytes[SOCKET_BATCH];
+    size_t moved = 0;
+    int fd = -1;
+    /* One read brings one descriptor at most. To know whose it is, a frame that was cut is finished by
+     * itself. */
+    size_t wanted = self->frame_len > 0 ? FD_FRAME_BYTES - self->frame_len : sizeof bytes;
+    dd_io io = dd_sock_try_recv_fd(self->base.fd, bytes, wanted, &fd, &moved);
+    if (io != DD_IO_OK) {
+        return io;
+    }
+    if (fd >= 0 && self->frame_fd >= 0) {
+        dd_sock_close(fd);
+        errno = EPROTO;
+        return DD_IO_FAILED;
+    }
+    self->frame_fd = fd >= 0 ? fd : self->frame_fd;
+    return take_bytes(self, bytes, moved) ? DD_IO_OK : DD_IO_FAILED;
+}
+
+static bool
+is_drained(shm_link *self)
+{
+    const uint8_t *run;
+    size_t len = 0;
+    return !dd_ring_filled_run(&self->in, &run, &len) || len == 0;
+}
+
+static dd_io
+note_end(shm_link *self)
+{
+    if (!self->is_ended) {
+        self->is_ended = true;
+        /* Whoever has the memory can write on; the connection is what makes him the peer. */
+        if (!dd_ring_limit(&self->in)) {
+            return fail(self, EPROTO);
+        }
+    }
+    return is_drained(self) ? DD_IO_CLOSED : DD_IO_OK;
+}
+
+static dd_io
+shm_on_event(dd_link *link)
+{
+    shm_link *self = (shm_link *)link;
+    dd_ring_wake_up(&self->in);
+    dd_io io = self->is_broken ? fail(self, 0) : DD_IO_OK;
+    while (io == DD_IO_OK && !self->is_ended) {
+        io = read_socket(self);
+    }
+    if (io == DD_IO_FAILED) {
+        return fail(self, errno);
+    }
+    if (self->is_ended || io == DD_IO_CLOSED) {
+        return note_end(self);
+    }
+    flush_fds(self);
+    return self->is_broken ? fail(self, 0) : DD_IO_OK;
+}
+
+/* ---- the rings */
+
+/* Copies as much of one part as there is room for. `unpublished` counts what the reader cannot see yet. */
+static bool
+write_part(shm_link *self, const uint8_t *data, size_t nbytes, size_t *unpublished, size_t *written)
+{
+    *written = 0;
+    while (*written < nbytes) {
+        uint8_t *run;
+        size_t room = 0;
+        if (!dd_ring_free_run(&self->out, &run, &room)) {
+            return false;
+        }
+        if (room == 0) {
+            return true;
+        }
+        size_t step = smaller(smaller(nbytes - *written, room), PUBLISH_BYTES - *unpublished);
+        dd_copy(run, data + *written, step);
+        dd_ring_advance(&self->out, step);
+        *written += step;
+        *unpublished += step;
+        if (*unpublished == PUBLISH_BYTES) {
+            dd_ring_publish(&self->out);
+            *unpublished = 0;
+            if (dd_ring_is_bell_due(&self->out)) {
+                send_bell(self);
+            }
+        }
+    }
+    return true;
+}
+
+static dd_io
+shm_try_send(dd_link *link, const struct iovec *parts, int nparts, size_t *moved)
+{
+    shm_link *self = (shm_link *)link;
+    if (self->is_broken || self->is_ended) {
+        return self->is_broken ? fail(self, 0) : DD_IO_CLOSED;
+    }
+    size_t total = 0;
+    size_t unpublished = 0;
+    /* Not more than a ring at a time: with a reader that keeps pace there is always room, and the owner
+     * has others to look after. */
+    for (int i = 0; i < nparts && total < self->out.size; i++) {
+        size_t written = 0;
+        size_t nbytes = smaller(parts[i].iov_len, self->out.size - total);
+        if (!write_part(self, parts[i].iov_base, nbytes, &unpublished, &written)) {
+            return fail(self, EPROTO);
+        }
+        total += written;
+        if (written < parts[i].iov_len) {
+            break;
+        }
+    }
+    if (unpublished > 0) {
+        dd_ring_publish(&self->out);
+        if (dd_ring_is_bell_due(&self->out)) {
+            send_bell(self);
+        }
+    }
+    if (total == 0) {
+        return DD_IO_AGAIN;
+    }
+    *moved = total;
+    return DD_IO_OK;
+}
+
+static void
+release_room(shm_link *self, bool is_sure)
+{
+    if (dd_ring_is_room_bell_due(&self->in, is_sure)) {
+        send_bell(self);
+    }
+}
+
+static dd_io
+shm_try_recv(dd_link *link, void *data, size_t nbytes, size_t *moved)
+{
+    shm_link *self = (shm_link *)link;
+    if (self->is_broken) {
+        return fail(self, 0);
+    }
+    dd_ring_wake_up(&self->in);
+    size_t total = 0;
+    while (total < nbytes) {
+        const uint8_t *run;
+        size_t count = 0;
+        if (!dd_ring_filled_run(&self->in, &run, &count)) {
+            return fail(self, EPROTO);
+        }
+        if (count == 0) {
+            break;
+        }
+        size_t step = smaller(smaller(nbytes - total, count), PUBLISH_BYTES);
+        dd_copy((uint8_t *)data + total, run, step);
+        dd_ring_advance(&self->in, step);
+        dd_ring_release(&self->in);
+        total += step;
+        release_room(self, false);
+    }
+    if (total > 0 || nbytes == 0) {
+        *moved = total;
+        return DD_IO_OK;
+    }
+    release_room(self, true);
+    return self->is_ended ? DD_IO_CLOSED : DD_IO_AGAIN;
+}
+
+static bool
+shm_fall_asleep(dd_link *link, bool wants_room)
+{
+    shm_link *self = (shm_link *)link;
+    flush_fds(self);
+    if (self->is_broken || self->is_ended || !dd_list_is_empty(&self->outgoing)) {
+        return false;
+    }
+    if (!dd_ring_fall_asleep(&self->in)) {
+        return false;
+    }
+    /* All is read, but the last of it perhaps only a moment ago. */
+    release_room(self, true);
+    return !wants_room || dd_ring_wait_for_room(&self->out);
+}
+
+static void
+shm_ring_bell(dd_link *link)
+{
+    shm_link *self = (shm_link *)link;
+    if (dd_ring_is_bell_due(&self->out)) {
+        send_bell(self);
+    }
+}
+
+/* ---- descriptors */
+
+static dd_status
+shm_send_fd(dd_link *link, const dd_passed_fd *passed, dd_error *err)
+{
+    shm_link *self = (shm_link *)link;
+    if (self->is_broken || self->is_ended) {
+        return dd_error_set(err, DD_NETWORK, "cannot pass a descriptor: the link is broken");
+    }
+    if (self->noutgoing >= MAX_HELD_FDS) {
+        return dd_error_set(err, DD_NETWORK, "cannot pass a descriptor: the peer has not taken %u others yet",
+                            self->noutgoing);
+    }
+    held_fd *held = dd_mem_zalloc(sizeof *held);
+    if (held == NULL) {
+        return dd_error_no_memory(err, sizeof *held);
+    }
+    /* A copy, for the case that it has to wait. */
+    held->passed = *passed;
+    held->passed.fd = dd_fork_own(fcntl(passed->fd, F_DUPFD_CLOEXEC, 0));
+    if (held->passed.fd < 0) {
+        int sys_errno = errno;
+        dd_mem_free(held);
+        return dd_error_set_errno(err, DD_SYSTEM, sys_errno, "cannot copy descriptor %d", passed->fd);
+    }
+    held->frame[0] = FRAME_FD;
+    memcpy(held->frame + 1, passed->key, sizeof passed->key);
+    dd_list_push_back(&self->outgoing, &held->link);
+    self->noutgoing++;
+    flush_fds(self);
+    if (self->is_broken) {
+        return dd_error_set_errno(err, DD_NETWORK, self->sys_errno, "cannot pass descriptor %d", passed->fd);
+    }
+    return DD_OK;
+}
+
+static bool
+shm_take_fd(dd_link *link, dd_passed_fd *passed)
+{
+    shm_link *self = (shm_link *)link;
+    if (dd_list_is_empty(&self->incoming)) {
+        return false;
+    }
+    held_fd *held = DD_CONTAINER_OF(self->incoming.next, held_fd, link);
+    *passed = held->passed;
+    held->passed.fd = -1;
+    drop_held(held);
+    self->nincoming--;
+    return true;
+}
+
+/* ---- life */
+
+static void
+drop_all(dd_list *list, bool is_forked)
+{
+    while (!dd_list_is_empty(list)) {
+        held_fd *held = DD_CONTAINER_OF(list->next, held_fd, link);
+        if (is_forked) {
+            held->passed.fd = -1;
+        }
+        drop_held(held);
+    }
+}
+
+static void
+shm_destroy(dd_link *link)
+{
+    shm_link *self = (shm_link *)link;
+    bool is_forked = self->generation != dd_fork_generation();
+    drop_all(&self->outgoing, is_forked);
+    drop_all(&self->incoming, is_forked);
+    /* In a child the descriptors are closed and the rings not mapped; what is there now in their places is
+     * others'. */
+    if (!is_forked) {
+        dd_ring_close(&self->in);
+        dd_ring_close(&self->out);
+        dd_sock_close(self->frame_fd);
+        dd_sock_close(self->base.fd);
+    }
+    dd_mem_free(self);
+}
+
+static const dd_link_ops shm_ops = {
+    .name = "shared memory",
+    .try_send = shm_try_send,
+    .try_recv = shm_try_recv,
+    .on_event = shm_on_event,
+    .fall_asleep = shm_fall_asleep,
+    .ring_bell = shm_ring_bell,
+    .send_fd = shm_send_fd,
+    .take_fd = shm_take_fd,
+    .destroy = shm_destroy,
+};
+
+/* ---- opening: each side offers the ring that it reads (a magic number, its size, the descriptor), and
+ * tells, by one byte, whether it could take the other's */
+
+#define OFFER_BYTES 16
+#define OFFER_MAGIC "ddring01"
+#define ANSWER_TAKEN 'y'
+#define ANSWER_REFUSED 'n'
+#define RING_MIN_BYTES ((uint64_t)4096)
+#define RING_MAX_BYTES ((uint64_t)1 << 30)
+
+static bool
+is_ring_size(uint64_t nbytes)
+{
+    return nbytes >= RING_MIN_BYTES && nbytes <= RING_MAX_BYTES && (nbytes & (nbytes - 1)) == 0;
+}
+
+static dd_status
+socket_error(dd_io io, const char *what, dd_error *err)
+{
+    if (io == DD_IO_CLOSED) {
+        return dd_error_set(err, DD_NETWORK, "%s: the peer closed the connection", what);
+    }
+    return dd_error_set_errno(err, DD_NETWORK, errno, "%s", what);
+}
+
+static dd_status
+send_offer(int fd, const dd_ring *ring, int ring_fd, dd_error *err)
+{
+    uint8_t offer[OFFER_BYTES] = OFFER_MAGIC;
+    uint64_t size = ring->size;
+    memcpy(offer + 8, &size, sizeof size);
+    size_t moved = 0;
+    /* The first bytes on this socket after the hand-shake: there is room for them. */
+    dd_io io = dd_sock_try_send_fd(fd, offer, sizeof offer, ring_fd, &moved);
+    if (io == DD_IO_OK && moved == sizeof offer) {
+        return DD_OK;
+    }
+    return socket_error(io, "cannot pass a ring", err);
+}
+
+static dd_status
+recv_some(int fd, uint8_t *bytes, size_t nbytes, int *passed_fd, const dd_wait *wait, dd_error *err)
+{
+    for (size_t done = 0; done < nbytes;) {
+        size_t moved = 0;
+        int new_fd = -1;
+        dd_io io = dd_sock_try_recv_fd(fd, bytes + done, nbytes - done, &new_fd, &moved);
+        if (io == DD_IO_OK) {
+            done += moved;
+            if (new_fd >= 0) {
+                dd_sock_close(*passed_fd);
+                *passed_fd = new_fd;
+            }
+        } else if (io == DD_IO_AGAIN) {
+            dd_status status = dd_sock_wait(fd, POLLIN, wait, err);
+            if (status != DD_OK) {
+                dd_error_prepend(err, "waiting for the peer's half of shared memory");
+                return status;
+            }
+        } else {
+            return socket_error(io, "cannot receive a ring", err);
+        }
+    }
+    return DD_OK;
+}
+
+static dd_status
+recv_offer(int fd, dd_ring *ring, const dd_wait *wait, dd_error *err)
+{
+    uint8_t offer[OFFER_BYTES];
+    int ring_fd = -1;
+    dd_status status = recv_some(fd, offer, sizeof offer, &ring_fd, wait, err);
+    if (status == DD_OK) {
+        uint64_t size;
+        memcpy(&size, offer + 8, sizeof size);
+        if (memcmp(offer, OFFER_MAGIC, 8) != 0 || !is_ring_size(size)) {
+            status = dd_error_set(err, DD_PROTOCOL, "the peer offered something that is no ring");
+        } else {
+            status = dd_ring_attach(ring, (size_t)size, ring_fd, err);
+        }
+    }
+    dd_sock_close(ring_fd);
+    return status;
+}
+
+/* Says how it went here and asks how it went there, so that both sides give up if one has to. */
+static dd_status
+agree(int fd, dd_status status, const dd_wait *wait, dd_error *err)
+{
+    const uint8_t answer = status == DD_OK ? ANSWER_TAKEN : ANSWER_REFUSED;
+    size_t moved = 0;
+    dd_io io = dd_sock_try_send(fd, &answer, 1, &moved);
+    if (status != DD_OK) {
+        return status;
+    }
+    if (io != DD_IO_OK) {
+        return socket_error(io, "cannot answer about a ring", err);
+    }
+    uint8_t theirs = 0;
+    int unwanted_fd = -1;
+    status = recv_some(fd, &theirs, 1, &unwanted_fd, wait, err);
+    dd_sock_close(unwanted_fd);
+    if (status == DD_OK && (theirs != ANSWER_TAKEN || unwanted_fd >= 0)) {
+        status = dd_error_set(err, DD_NETWORK, "the peer could not take the ring of this side");
+    }
+    return status;
+}
+
+static dd_status
+exchange_rings(shm_link *self, int fd, size_t ring_nbytes, const dd_wait *wait, dd_error *err)
+{
+    int ring_fd = -1;
+    dd_status status = dd_ring_create(&self->in, ring_nbytes, &ring_fd, err);
+    if (status == DD_OK) {
+        status = send_offer(fd, &self->in, ring_fd, err);
+        dd_sock_close(ring_fd);
+    }
+    if (status == DD_OK) {
+        status = recv_offer(fd, &self->out, wait, err);
+    }
+    return agree(fd, status, wait, err);
+}
+
+dd_status
+dd_link_open_shm(int socket_fd, size_t ring_nbytes, dd_link **link, const dd_wait *wait, dd_error *err)
+{
+    if (!is_ring_size(ring_nbytes)) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "a ring of %zu bytes: wanted is a power of two, 4096 bytes to 1 GiB",
+                            ring_nbytes);
+    }
+    shm_link *self = dd_mem_zalloc(sizeof *self);
+    if (self == NULL) {
+        return dd_error_no_memory(err, sizeof *self);
+    }
+    self->base = (dd_link){.ops = &shm_ops, .fd = -1, .is_shared_memory = true};
+    self->generation = dd_fork_generation();
+    self->frame_fd = -1;
+    dd_list_init(&self->outgoing);
+    dd_list_init(&self->incoming);
+    dd_status status = exchange_rings(self, socket_fd, ring_nbytes, wait, err);
+    if (status != DD_OK) {
+        shm_destroy(&self->base);
+        return status;
+    }
+    self->base.fd = socket_fd;
+    *link = &self->base;
+    return DD_OK;
+}

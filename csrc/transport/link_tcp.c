@@ -1,0 +1,162 @@
+#include "transport/link.h"
+
+#include "core/fork.h"
+#include "core/mem.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+/* A host that vanished without a word is noticed after about a quarter of a minute, whether the connection
+ * is idle (keepalive) or has bytes under way. For the latter, sending again at least once a second makes
+ * the kernel's number of attempts last that long. Kernels before 6.15 do not know how to, and get a limit
+ * for the bytes themselves; there a peer that answers but has not read for so long, being stopped, is
+ * taken for lost as well. */
+#define KEEPALIVE_IDLE_S 5
+#define KEEPALIVE_INTERVAL_S 2
+#define KEEPALIVE_PROBES 3
+#define RESEND_MS 1000
+#define USER_TIMEOUT_MS 15000
+
+#ifndef TCP_RTO_MAX_MS
+#define TCP_RTO_MAX_MS 44
+#endif
+
+typedef struct tcp_link {
+    dd_link base;
+    uint64_t generation;
+} tcp_link;
+
+static dd_io
+classify(ssize_t rc)
+{
+    if (rc >= 0) {
+        return DD_IO_OK;
+    }
+    switch (errno) {
+    case EAGAIN:
+    case EINTR:
+        return DD_IO_AGAIN;
+    case ECONNRESET:
+    case EPIPE:
+        return DD_IO_CLOSED;
+    default:
+        return DD_IO_FAILED;
+    }
+}
+
+static dd_io
+tcp_try_send(dd_link *link, const struct iovec *parts, int nparts, size_t *moved)
+{
+    struct msghdr message = {
+        .msg_iov = (struct iovec *)(uintptr_t)parts,
+        .msg_iovlen = (size_t)(nparts < IOV_MAX ? nparts : IOV_MAX),
+    };
+    ssize_t rc = sendmsg(link->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    dd_io io = classify(rc);
+    if (io == DD_IO_OK) {
+        *moved = (size_t)rc;
+    }
+    return io;
+}
+
+static dd_io
+tcp_try_recv(dd_link *link, void *data, size_t nbytes, size_t *moved)
+{
+    return dd_sock_try_recv(link->fd, data, nbytes, moved);
+}
+
+static dd_io
+tcp_on_event(dd_link *link)
+{
+    (void)link;
+    return DD_IO_OK;
+}
+
+static bool
+tcp_fall_asleep(dd_link *link, bool wants_room)
+{
+    (void)link;
+    (void)wants_room;
+    return true;
+}
+
+static void
+tcp_ring_bell(dd_link *link)
+{
+    (void)link;
+}
+
+static dd_status
+tcp_send_fd(dd_link *link, const dd_passed_fd *passed, dd_error *err)
+{
+    (void)passed;
+    return dd_error_set(err, DD_NOT_SUPPORTED, "cannot pass a descriptor over TCP (fd %d)", link->fd);
+}
+
+static bool
+tcp_take_fd(dd_link *link, dd_passed_fd *passed)
+{
+    (void)link;
+    (void)passed;
+    return false;
+}
+
+static void
+tcp_destroy(dd_link *link)
+{
+    tcp_link *self = (tcp_link *)link;
+    if (self->generation == dd_fork_generation()) {
+        dd_sock_close(link->fd);
+    }
+    dd_mem_free(self);
+}
+
+static const dd_link_ops tcp_ops = {
+    .name = "TCP",
+    .try_send = tcp_try_send,
+    .try_recv = tcp_try_recv,
+    .on_event = tcp_on_event,
+    .fall_asleep = tcp_fall_asleep,
+    .ring_bell = tcp_ring_bell,
+    .send_fd = tcp_send_fd,
+    .take_fd = tcp_take_fd,
+    .destroy = tcp_destroy,
+};
+
+/* None of these is worth failing for, and a socket pair has none of them. */
+static bool
+set_option(int fd, int level, int name, int value)
+{
+    return setsockopt(fd, level, name, &value, sizeof value) == 0;
+}
+
+/* The buffers are left to the kernel, which fits them to the path. */
+static void
+tune(int fd)
+{
+    (void)set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    (void)set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+    (void)set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, KEEPALIVE_IDLE_S);
+    (void)set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S);
+    (void)set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVE_PROBES);
+    if (!set_option(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, RESEND_MS)) {
+        (void)set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, USER_TIMEOUT_MS);
+    }
+}
+
+dd_status
+dd_link_open_tcp(int fd, dd_link **link, dd_error *err)
+{
+    tcp_link *self = dd_mem_zalloc(sizeof *self);
+    if (self == NULL) {
+        return dd_error_no_memory(err, sizeof *self);
+    }
+    tune(fd);
+    self->base = (dd_link){.ops = &tcp_ops, .fd = fd, .needs_epollout = true};
+    self->generation = dd_fork_generation();
+    *link = &self->base;
+    return DD_OK;
+}

@@ -1,0 +1,582 @@
+#include "transport/engine_internal.h"
+
+#include "core/fork.h"
+#include "core/mem.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+
+#define DIAL_TIMEOUT_NS (30 * DD_NS_PER_S)
+#define PATIENCE_NS (5 * DD_NS_PER_S) /* with a dial that was welcome, beyond the time-out of its handshake */
+#define GRACE_NS (200 * DD_NS_PER_MS) /* between the ends of two lanes */
+#define EARLY_KEPT_NS (60 * DD_NS_PER_S)
+#define PASSED_MAX 1024
+
+dd_status
+peer_create(dd_engine *engine, const dd_uid *uid, dd_peer **peer, dd_error *err)
+{
+    dd_peer *self = dd_mem_zalloc(sizeof *self);
+    if (self == NULL) {
+        return dd_error_no_memory(err, sizeof *self);
+    }
+    self->engine = engine;
+    self->card.uid = *uid;
+    (void)snprintf(self->card.host, sizeof self->card.host, "unknown");
+    self->timer_ns = DD_NEVER_NS;
+    self->eager_max = SHM_EAGER_MAX < TCP_EAGER_MAX ? SHM_EAGER_MAX : TCP_EAGER_MAX;
+    self->credit = CREDIT_NBYTES;
+    dd_list *lists[] = {&self->out,       &self->awaiting, &self->sending, &self->flushing,
+                        &self->receiving, &self->early,    &self->breaking};
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
+        dd_list_init(lists[i]);
+    }
+    self->node.key = dd_bytes_of(&self->card.uid, sizeof self->card.uid);
+    dd_status status = dd_map_insert(&engine->peers, &self->node, err);
+    if (status != DD_OK) {
+        dd_mem_free(self);
+        return status;
+    }
+    *peer = self;
+    return DD_OK;
+}
+
+static void
+destroy_lane(dd_lane *lane)
+{
+    dd_engine *engine = lane->peer->engine;
+    dd_list_remove(&lane->link);
+    engine->lane_generation++;
+    engine->ntcp_lanes -= lane->stream->is_shared_memory ? 0 : 1;
+    if (engine->generation == dd_fork_generation()) {
+        (void)epoll_ctl(engine->epoll_fd, EPOLL_CTL_DEL, lane->stream->fd, NULL);
+    }
+    dd_link_close(lane->stream);
+    dd_mem_free(lane->current.owned);
+    dd_mem_free(lane);
+}
+
+static void
+destroy_lanes(dd_peer *peer)
+{
+    for (int i = 0; i < peer->nlanes; i++) {
+        destroy_lane(peer->lanes[i]);
+        peer->lanes[i] = NULL;
+    }
+    peer->nlanes = 0;
+}
+
+static void
+drop_output(dd_peer *peer)
+{
+    while (!dd_list_is_empty(&peer->out)) {
+        out_frame *out = DD_CONTAINER_OF(peer->out.next, out_frame, link);
+        dd_list_remove(&out->link);
+        dd_mem_free(out->owned);
+        engine_give_out(peer->engine, out);
+    }
+}
+
+void
+peer_destroy(dd_peer *peer)
+{
+    dd_engine *engine = peer->engine;
+    dd_map_remove(&engine->peers, &peer->node);
+    destroy_lanes(peer);
+    drop_output(peer);
+    while (!dd_list_is_empty(&peer->early)) {
+        engine_give_held(engine, DD_CONTAINER_OF(peer->early.next, held, link));
+    }
+    for (size_t i = 0; i < peer->npassed; i++) {
+        if (engine->generation == dd_fork_generation()) {
+            dd_sock_close(peer->passed[i].fd);
+        }
+    }
+    dd_mem_free(peer->passed);
+    dd_list_remove(&peer->breaking);
+    dd_mem_free(peer);
+}
+
+static void
+set_timer(dd_peer *peer, int64_t timer_ns)
+{
+    dd_engine *engine = peer->engine;
+    engine->ntimers -= peer->timer_ns != DD_NEVER_NS ? 1 : 0;
+    peer->timer_ns = timer_ns;
+    engine->ntimers += peer->timer_ns != DD_NEVER_NS ? 1 : 0;
+}
+
+void
+peer_reap(dd_peer *peer)
+{
+    bool is_idle = peer->state == PEER_IDLE || peer->state == PEER_LOST;
+    if (peer->refs > 0 || peer->is_self || !is_idle || peer->is_breaking) {
+        return;
+    }
+    if (!dd_list_is_empty(&peer->early)) {
+        /* It came, spoke and went before we had opened the context that it spoke to. */
+        if (peer->timer_ns == DD_NEVER_NS) {
+            set_timer(peer, dd_deadline_after(EARLY_KEPT_NS));
+        }
+        return;
+    }
+    set_timer(peer, DD_NEVER_NS);
+    peer_destroy(peer);
+}
+
+dd_peer *
+engine_find_peer(dd_engine *engine, const dd_uid *uid)
+{
+    dd_map_node *node = dd_map_find(&engine->peers, dd_bytes_of(uid, sizeof *uid));
+    return node != NULL ? DD_CONTAINER_OF(node, dd_peer, node) : NULL;
+}
+
+dd_peer *
+dd_peer_acquire(dd_peer *peer)
+{
+    dd_engine *engine = peer->engine;
+    dd_engine_lock(engine);
+    if (peer->refs++ == 0) {
+        dd_engine_acquire(engine);
+    }
+    dd_engine_unlock(engine);
+    return peer;
+}
+
+void
+dd_peer_release(dd_peer *peer)
+{
+    if (peer == NULL) {
+        return;
+    }
+    dd_engine *engine = peer->engine;
+    if (engine->generation != dd_fork_generation()) {
+        /* The lock may be in any state; a child has one thread. */
+        if (--peer->refs == 0) {
+            dd_engine_release(engine);
+        }
+        return;
+    }
+    dd_engine_lock(engine);
+    bool is_last = --peer->refs == 0;
+    if (is_last) {
+        peer_reap(peer);
+    }
+    dd_engine_unlock(engine);
+    if (is_last) {
+        dd_engine_release(engine);
+    }
+}
+
+const dd_card *
+dd_peer_card(const dd_peer *peer)
+{
+    return &peer->card;
+}
+
+bool
+dd_peer_is_self(const dd_peer *peer)
+{
+    return peer->is_self;
+}
+
+const char *
+dd_peer_transport_locked(const dd_peer *peer)
+{
+    return peer->nlanes > 0 ? peer->lanes[0]->stream->ops->name : "";
+}
+
+bool
+dd_peer_has_shm_locked(const dd_peer *peer)
+{
+    return peer->nlanes > 0 && peer->lanes[0]->stream->is_shared_memory;
+}
+
+bool
+dd_peer_is_connected_locked(const dd_peer *peer)
+{
+    return peer->state == PEER_CONNECTED;
+}
+
+const dd_error *
+dd_peer_error_locked(const dd_peer *peer)
+{
+    return peer->state == PEER_LOST ? &peer->error : NULL;
+}
+
+void
+dd_peer_ring_bell_locked(dd_peer *peer)
+{
+    if (peer->nlanes > 0) {
+        peer->lanes[0]->stream->ops->ring_bell(peer->lanes[0]->stream);
+    }
+}
+
+/* ---- descriptors */
+
+dd_status
+dd_peer_send_fd_locked(dd_peer *peer, const dd_passed_fd *passed, dd_error *err)
+{
+    if (peer->state == PEER_LOST) {
+        return dd_error_copy(err, &peer->error);
+    }
+    if (peer->nlanes == 0) {
+        return dd_error_set(err, DD_NOT_SUPPORTED, "cannot pass a descriptor to %s, pid %lld: not connected",
+                            peer->card.host, peer->card.pid);
+    }
+    return peer->lanes[0]->stream->ops->send_fd(peer->lanes[0]->stream, passed, err);
+}
+
+static void
+forget_passed(dd_peer *peer, size_t index)
+{
+    peer->npassed--;
+    memmove(peer->passed + index, peer->passed + index + 1, (peer->npassed - index) * sizeof *peer->passed);
+}
+
+/* In the order of arrival. When nobody takes them, the oldest make room. */
+static void
+keep_passed(dd_peer *peer, const dd_passed_fd *passed)
+{
+    if (peer->npassed == PASSED_MAX) {
+        dd_sock_close(peer->passed[0].fd);
+        forget_passed(peer, 0);
+    }
+    dd_passed_fd *more = dd_mem_realloc(peer->passed, (peer->npassed + 1) * sizeof *more);
+    if (more == NULL) {
+        dd_sock_close(passed->fd);
+        return;
+    }
+    peer->passed = more;
+    peer->passed[peer->npassed++] = *passed;
+}
+
+static void
+keep_all_passed(dd_peer *peer)
+{
+    dd_passed_fd passed;
+    while (peer->nlanes > 0 && peer->lanes[0]->stream->ops->take_fd(peer->lanes[0]->stream, &passed)) {
+        keep_passed(peer, &passed);
+    }
+}
+
+int
+dd_peer_take_fd_locked(dd_peer *peer, const uint64_t key[2])
+{
+    keep_all_passed(peer);
+    for (size_t i = 0; i < peer->npassed; i++) {
+        if (peer->passed[i].key[0] == key[0] && peer->passed[i].key[1] == key[1]) {
+            int fd = peer->passed[i].fd;
+            forget_passed(peer, i);
+            return fd;
+        }
+    }
+    return -1;
+}
+
+void
+dd_peer_drop_fds_locked(dd_peer *peer, uint64_t first_key)
+{
+    keep_all_passed(peer);
+    for (size_t i = peer->npassed; i-- > 0;) {
+        if (peer->passed[i].key[0] == first_key) {
+            dd_sock_close(peer->passed[i].fd);
+            forget_passed(peer, i);
+        }
+    }
+}
+
+/* ---- connecting */
+
+void
+dd_peer_connect_locked(dd_peer *peer)
+{
+    peer->wants_link = true;
+    if (peer->state != PEER_IDLE || peer->is_breaking) {
+        return;
+    }
+    dd_engine *engine = peer->engine;
+    dd_error error;
+    dd_status status =
+        engine->connector != NULL
+            ? dd_connector_dial(engine->connector, &peer->card, 0, dd_deadline_after(DIAL_TIMEOUT_NS), &error)
+            : dd_error_set(&error, DD_INVALID_ARGUMENT,
+                           "cannot connect to %s, pid %lld: this process has no card yet", peer->card.host,
+                           peer->card.pid);
+    if (status == DD_OK) {
+        peer->state = PEER_DIALLING;
+    } else {
+        peer_break(peer, &error);
+    }
+}
+
+static bool
+may_accept_locked(dd_engine *engine, const dd_uid *uid)
+{
+    dd_peer *peer = engine_find_peer(engine, uid);
+    if (engine->is_closing || (peer == NULL && peer_create(engine, uid, &peer, NULL) != DD_OK)) {
+        return false;
+    }
+    switch (peer->state) {
+    case PEER_IDLE:
+        if (peer->is_breaking) {
+            return false;
+        }
+        peer->state = PEER_ACCEPTING;
+        set_timer(peer, dd_deadline_after(engine->options.timeout_ns + PATIENCE_NS));
+        return true;
+    case PEER_ACCEPTING:
+        return true;
+    case PEER_DIALLING:
+        /* Both dial: the smaller uid's wins. */
+        return memcmp(uid, &engine->card.uid, sizeof *uid) < 0;
+    case PEER_CONNECTED:
+    case PEER_LOST:
+        return false;
+    }
+    return false;
+}
+
+bool
+engine_may_accept(void *ctx, const dd_uid *uid)
+{
+    dd_engine *engine = ctx;
+    dd_engine_lock(engine);
+    bool is_welcome = may_accept_locked(engine, uid);
+    dd_engine_unlock(engine);
+    return is_welcome;
+}
+
+static dd_status
+attach_lane(dd_peer *peer, int number, dd_link *stream, dd_error *err)
+{
+    dd_engine *engine = peer->engine;
+    dd_lane *self = dd_mem_alloc(sizeof *self);
+    if (self == NULL) {
+        return dd_error_no_memory(err, sizeof *self);
+    }
+    memset(self, 0, offsetof(dd_lane, buf));
+    self->stream = stream;
+    self->peer = peer;
+    self->number = number;
+    self->watched = EPOLLIN;
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = self};
+    if (epoll_ctl(engine->epoll_fd, EPOLL_CTL_ADD, stream->fd, &event) != 0) {
+        dd_mem_free(self);
+        return dd_error_set(err, DD_SYSTEM, "cannot watch the connection to %s, pid %lld", peer->card.host,
+                            peer->card.pid);
+    }
+    dd_list_push_back(stream->is_shared_memory ? &engine->shm_lanes : &engine->tcp_lanes, &self->link);
+    engine->ntcp_lanes += stream->is_shared_memory ? 0 : 1;
+    peer->lanes[peer->nlanes++] = self;
+    engine->stats.nconnections++;
+    return DD_OK;
+}
+
+static void
+accept_first_lane(dd_peer *peer, dd_link *stream)
+{
+    dd_error error;
+    if (attach_lane(peer, 0, stream, &error) != DD_OK) {
+        dd_link_close(stream);
+        peer_break(peer, &error);
+        return;
+    }
+    set_timer(peer, DD_NEVER_NS);
+    peer->state = PEER_CONNECTED;
+    peer->eager_max = stream->is_shared_memory ? SHM_EAGER_MAX : TCP_EAGER_MAX;
+    dd_list *contexts = &peer->engine->context_list;
+    for (dd_list *node = contexts->next; node != contexts; node = node->next) {
+        context_on_peer_connected(DD_CONTAINER_OF(node, dd_context, link), peer);
+    }
+}
+
+static void
+accept_link_locked(dd_engine *engine, const dd_uid *uid, int number, dd_link *stream)
+{
+    dd_peer *peer = engine_find_peer(engine, uid);
+    if (peer == NULL && !engine->is_closing) {
+        (void)!peer_create(engine, uid, &peer, NULL);
+    }
+    bool is_wanted = peer != NULL && !peer->is_breaking && !engine->is_closing && !peer->is_self;
+    if (is_wanted && number == 0 && peer->state < PEER_CONNECTED) {
+        accept_first_lane(peer, stream);
+        return;
+    }
+    if (number != 0 && peer != NULL && peer->ndialling > 0) {
+        peer->ndialling--;
+    }
+    if (is_wanted && number != 0 && peer->state == PEER_CONNECTED && peer->nlanes < DD_LANES_MAX &&
+        attach_lane(peer, number, stream, NULL) == DD_OK) {
+        return;
+    }
+    dd_link_close(stream);
+}
+
+void
+engine_on_link(void *ctx, const dd_uid *uid, int number, dd_link *stream)
+{
+    dd_engine *engine = ctx;
+    dd_engine_lock(engine);
+    accept_link_locked(engine, uid, number, stream);
+    engine_wake(engine);
+    dd_engine_unlock(engine);
+}
+
+void
+engine_on_dial_failed(void *ctx, const dd_uid *uid, int number, const dd_error *error)
+{
+    dd_engine *engine = ctx;
+    dd_engine_lock(engine);
+    dd_peer *peer = engine_find_peer(engine, uid);
+    if (peer != NULL && number == 0 && peer->state == PEER_DIALLING) {
+        peer_break(peer, error);
+        engine_wake(engine);
+    } else if (peer != NULL && number != 0 && peer->ndialling > 0) {
+        peer->ndialling--;
+    }
+    dd_engine_unlock(engine);
+}
+
+/* ---- breaking */
+
+void
+peer_break(dd_peer *peer, const dd_error *error)
+{
+    if (peer->is_breaking || peer->state == PEER_LOST) {
+        return;
+    }
+    peer->is_breaking = true;
+    peer->error = *error;
+    dd_error_blame(&peer->error, -1, peer->card.host, peer->card.pid);
+    dd_list_push_back(&peer->engine->breaking, &peer->breaking);
+}
+
+void
+lane_break(dd_lane *lane, const dd_error *error)
+{
+    dd_peer *peer = lane->peer;
+    if (lane->number == 0 || peer->lanes[0]->is_ended) {
+        peer_break(peer, error);
+        return;
+    }
+    /* What lane 0 has to say about it may be on its way. */
+    if (peer->timer_ns == DD_NEVER_NS) {
+        set_timer(peer, dd_deadline_after(GRACE_NS));
+    }
+}
+
+/* Messages of the peer in one list, each blaming the rank it was for. */
+static void
+fail_messages(dd_list *list, const dd_error *error)
+{
+    while (!dd_list_is_empty(list)) {
+        dd_message *message = DD_CONTAINER_OF(list->next, dd_message, link);
+        dd_error own = *error;
+        own.culprit.rank = message->is_send ? message->rank : message->source;
+        message_end(message, &own);
+    }
+}
+
+static void
+lose_peer(dd_peer *peer)
+{
+    dd_engine *engine = peer->engine;
+    /* What it has said before its end still counts. */
+    for (int i = 0; i < peer->nlanes; i++) {
+        for (int rounds = 0; rounds < 64 && !peer->lanes[i]->is_ended && lane_receive(peer->lanes[i]);
+             rounds++) {
+        }
+    }
+    peer->is_breaking = false;
+    peer->state = PEER_LOST;
+    set_timer(peer, DD_NEVER_NS);
+    engine_drop_unfinished(engine, &peer->early);
+    for (dd_list *node = engine->context_list.next; node != &engine->context_list; node = node->next) {
+        dd_context *context = DD_CONTAINER_OF(node, dd_context, link);
+        for (int rank = 0; rank < context->nranks; rank++) {
+            if (context->ranks[rank].peer == peer) {
+                engine_drop_unfinished(engine, &context->ranks[rank].held);
+            }
+        }
+    }
+    dd_list *lists[] = {&peer->awaiting, &peer->sending, &peer->flushing, &peer->receiving};
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
+        fail_messages(lists[i], &peer->error);
+    }
+    drop_output(peer);
+    destroy_lanes(peer);
+    for (dd_list *node = engine->context_list.next; node != &engine->context_list;) {
+        dd_context *context = DD_CONTAINER_OF(node, dd_context, link);
+        node = node->next;
+        context_on_peer_lost(context, peer);
+    }
+    peer_reap(peer);
+}
+
+void
+engine_settle(dd_engine *engine)
+{
+    while (!dd_list_is_empty(&engine->breaking)) {
+        dd_peer *peer = DD_CONTAINER_OF(engine->breaking.next, dd_peer, breaking);
+        dd_list_remove(&peer->breaking);
+        lose_peer(peer);
+    }
+}
+
+void
+peer_on_timer(dd_peer *peer)
+{
+    set_timer(peer, DD_NEVER_NS);
+    if (peer->state == PEER_ACCEPTING) {
+        peer->state = PEER_IDLE;
+        if (peer->wants_link) {
+            dd_peer_connect_locked(peer);
+        }
+        peer_reap(peer);
+    } else if (peer->state == PEER_CONNECTED) {
+        dd_error error;
+        (void)dd_error_set(&error, DD_PEER_LOST, "one of its connections was closed");
+        peer_break(peer, &error);
+    } else if (peer->refs == 0) {
+        peer_destroy(peer);
+    }
+}
+
+void
+engine_say_bye(dd_engine *engine)
+{
+    for (dd_map_node *node = dd_map_next(&engine->peers, NULL); node != NULL;
+         node = dd_map_next(&engine->peers, node)) {
+        dd_peer *peer = DD_CONTAINER_OF(node, dd_peer, node);
+        if (peer->state == PEER_CONNECTED && !peer->is_self) {
+            dd_frame frame = {.type = DD_FRAME_BYE};
+            peer_post_frame(peer, &frame, (dd_bytes){0});
+        }
+    }
+}
+
+bool
+peer_is_flushed(const dd_peer *peer)
+{
+    if (peer->state != PEER_CONNECTED || peer->is_self) {
+        return true;
+    }
+    for (int i = 0; i < peer->nlanes; i++) {
+        if (lane_has_output(peer->lanes[i]) && !peer->lanes[i]->is_output_dead) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool
+peer_has_queued(const dd_peer *peer)
+{
+    if (peer->state != PEER_CONNECTED || peer->is_self) {
+        return false;
+    }
+    const dd_lane *first = peer->lanes[0];
+    return !first->is_output_dead &&
+           (!dd_list_is_empty(&peer->out) || (first->is_writing && first->current.type != DD_FRAME_DATA));
+}

@@ -1,0 +1,165 @@
+#include "transport/engine_internal.h"
+
+#include "core/mem.h"
+
+#define FREE_HELD_MAX 256
+
+/* Ends a message when there is no memory for the reason. */
+static const dd_error no_memory_error = {
+    .code = DD_OUT_OF_MEMORY,
+    .culprit = {.rank = -1},
+    .message = "out of memory, also for the error of a message",
+};
+
+/* ---- ends of messages */
+
+void
+message_unpost(dd_message *message)
+{
+    if (message->peer != NULL) {
+        message->peer->nexpected--;
+    } else {
+        message->context->engine->nany--;
+    }
+    dd_list_remove(&message->link);
+}
+
+void
+message_end(dd_message *message, const dd_error *error)
+{
+    dd_engine *engine = message->context->engine;
+    if (message->stage == STAGE_POSTED) {
+        message_unpost(message);
+    }
+    dd_list_remove(&message->link);
+    message->stage = STAGE_DONE;
+    if (error != NULL) {
+        message->failure = dd_mem_alloc(sizeof *message->failure);
+        if (message->failure == NULL) {
+            message->failure = (dd_error *)(uintptr_t)&no_memory_error;
+        } else {
+            *message->failure = *error;
+        }
+    }
+    dd_list_push_back(&engine->done, &message->link);
+}
+
+void
+message_tell(dd_message *message)
+{
+    dd_error *failure = message->failure;
+    dd_list_remove(&message->link);
+    message->context->engine->nposted--;
+    message->stage = STAGE_IDLE;
+    message->is_posted = false;
+    message->failure = NULL;
+    message->on_done(message, failure);
+    if (failure != &no_memory_error) {
+        dd_mem_free(failure);
+    }
+}
+
+void
+engine_tell_done(dd_engine *engine)
+{
+    while (!dd_list_is_empty(&engine->done)) {
+        message_tell(DD_CONTAINER_OF(engine->done.next, dd_message, link));
+    }
+}
+
+/* ---- pools */
+
+out_frame *
+engine_take_out(dd_engine *engine)
+{
+    out_frame *out = engine->free_out;
+    if (out != NULL) {
+        engine->free_out = (out_frame *)out->link.next;
+    } else {
+        out = dd_mem_alloc(sizeof *out);
+        if (out == NULL) {
+            return NULL;
+        }
+    }
+    dd_list_init(&out->link);
+    out->data = NULL;
+    out->nbytes = 0;
+    out->owned = NULL;
+    out->message = NULL;
+    return out;
+}
+
+void
+engine_give_out(dd_engine *engine, out_frame *out)
+{
+    out->link.next = (dd_list *)engine->free_out;
+    engine->free_out = out;
+}
+
+held *
+engine_take_held(dd_peer *peer, const dd_frame *frame)
+{
+    dd_engine *engine = peer->engine;
+    held *entry = engine->free_held;
+    if (entry != NULL) {
+        engine->free_held = (held *)entry->link.next;
+        engine->nfree_held--;
+    } else {
+        entry = dd_mem_alloc(sizeof *entry);
+        if (entry == NULL) {
+            return NULL;
+        }
+    }
+    entry->data = entry->small;
+    if (frame->payload > HELD_INLINE_NBYTES) {
+        entry->data = dd_mem_alloc(frame->payload);
+        if (entry->data == NULL) {
+            dd_mem_free(entry);
+            return NULL;
+        }
+    }
+    dd_list_init(&entry->link);
+    entry->frame = *frame;
+    entry->peer = peer;
+    entry->collecting = NULL;
+    entry->taker = NULL;
+    entry->sender = NULL;
+    entry->order = engine->next_order++;
+    peer->nheld++;
+    engine->stats.held_nbytes += frame->payload;
+    return entry;
+}
+
+void
+engine_give_held(dd_engine *engine, held *entry)
+{
+    dd_list_remove(&entry->link);
+    entry->peer->nheld--;
+    engine->stats.held_nbytes -= entry->frame.payload;
+    if (entry->data != entry->small) {
+        dd_mem_free(entry->data);
+    }
+    if (engine->nfree_held >= FREE_HELD_MAX) {
+        dd_mem_free(entry);
+        return;
+    }
+    entry->link.next = (dd_list *)engine->free_held;
+    engine->free_held = entry;
+    engine->nfree_held++;
+}
+
+void
+engine_drop_unfinished(dd_engine *engine, dd_list *list)
+{
+    for (dd_list *node = list->next; node != list;) {
+        held *entry = DD_CONTAINER_OF(node, held, link);
+        node = node->next;
+        if (entry->frame.type == DD_FRAME_RTS || entry->collecting != NULL) {
+            if (entry->collecting != NULL) {
+                entry->collecting->collected = NULL;
+                entry->collecting->sink = NULL;
+            }
+            engine_give_held(engine, entry);
+        }
+    }
+}

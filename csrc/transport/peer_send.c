@@ -1,0 +1,459 @@
+/* What goes out: frames in the order in which they were posted on lane 0, fragments of large messages on
+ * all lanes. */
+#include "transport/engine_internal.h"
+
+#include "core/mem.h"
+
+#include <errno.h>
+#include <string.h>
+
+/* Credit is returned with whatever is sent; alone when this much has come together. */
+#define CREDIT_ALONE_NBYTES (CREDIT_NBYTES / 4)
+/* Written in one round before others have their turn. */
+#define ROUND_NBYTES ((size_t)2 << 20)
+/* Large enough to be worth more connections. */
+#define LANES_NBYTES ((size_t)4 << 20)
+
+static const uint8_t zeros[4096];
+
+static void
+count_sent(dd_lane *lane, size_t nbytes)
+{
+    dd_engine_stats *stats = &lane->peer->engine->stats;
+    stats->nframes_sent++;
+    if (lane->stream->is_shared_memory) {
+        stats->shm_sent_nbytes += nbytes;
+    } else {
+        stats->tcp_sent_nbytes += nbytes;
+    }
+}
+
+static void
+put_credit(dd_peer *peer, uint8_t *header)
+{
+    if (peer->owed > 0) {
+        dd_frame_put_credit(header, (uint32_t)peer->owed);
+        peer->unreturned -= peer->owed;
+        peer->owed = 0;
+    }
+}
+
+/* The output is lost; what the peer has sent before may still be read, and then says why. */
+static void
+kill_output(dd_lane *lane, dd_io io)
+{
+    dd_error error;
+    lane->is_output_dead = true;
+    lane->is_writing = false;
+    dd_mem_free(lane->current.owned);
+    lane->current.owned = NULL;
+    if (io == DD_IO_FAILED) {
+        (void)dd_error_set_errno(&error, DD_PEER_LOST, errno, "cannot send by %s", lane->stream->ops->name);
+    } else {
+        (void)dd_error_set(&error, DD_PEER_LOST, "connection closed");
+    }
+    lane_break(lane, &error);
+}
+
+/* What is still to be written of the current frame; at most two parts. */
+static int
+rest_of_current(const dd_lane *lane, struct iovec parts[2])
+{
+    const out_frame *current = &lane->current;
+    int nparts = 0;
+    size_t data_at = 0;
+    if (lane->written < DD_FRAME_NBYTES) {
+        parts[nparts++] = (struct iovec){.iov_base = (void *)(uintptr_t)(current->header + lane->written),
+                                         .iov_len = DD_FRAME_NBYTES - lane->written};
+    } else {
+        data_at = lane->written - DD_FRAME_NBYTES;
+    }
+    size_t left = current->nbytes - data_at;
+    if (left > 0) {
+        bool is_gone = current->data == NULL;
+        size_t len = is_gone && left > sizeof zeros ? sizeof zeros : left;
+        const uint8_t *data = is_gone ? zeros : current->data + data_at;
+        parts[nparts++] = (struct iovec){.iov_base = (void *)(uintptr_t)data, .iov_len = len};
+    }
+    return nparts;
+}
+
+static void
+finish_current(dd_lane *lane)
+{
+    out_frame *current = &lane->current;
+    dd_message *message = current->message;
+    lane->is_writing = false;
+    count_sent(lane, current->nbytes);
+    dd_mem_free(current->owned);
+    current->owned = NULL;
+    if (message == NULL || current->type == DD_FRAME_RTS) {
+        return;
+    }
+    message->moved += current->nbytes;
+    if (current->type == DD_FRAME_EAGER ||
+        (message->stage == STAGE_FLUSHING && message->moved == message->nbytes)) {
+        message_end(message, NULL);
+    }
+}
+
+/* True when the current frame is through. */
+static bool
+write_current(dd_lane *lane, size_t *moved)
+{
+    size_t total = DD_FRAME_NBYTES + lane->current.nbytes;
+    while (lane->written < total) {
+        struct iovec parts[2];
+        size_t step = 0;
+        int nparts = rest_of_current(lane, parts);
+        dd_io io = lane->stream->ops->try_send(lane->stream, parts, nparts, &step);
+        if (io == DD_IO_AGAIN) {
+            return false;
+        }
+        if (io != DD_IO_OK) {
+            kill_output(lane, io);
+            return false;
+        }
+        lane->written += step;
+        *moved += step;
+    }
+    finish_current(lane);
+    return true;
+}
+
+static void
+cut_fragment(dd_lane *lane)
+{
+    dd_peer *peer = lane->peer;
+    dd_message *message = DD_CONTAINER_OF(peer->sending.next, dd_message, link);
+    size_t left = message->nbytes - message->cut;
+    size_t len = left < DD_FRAME_FRAGMENT_MAX ? left : DD_FRAME_FRAGMENT_MAX;
+    dd_frame frame = {
+        .type = DD_FRAME_DATA,
+        .kind = message->kind,
+        .context = message->context->key.id,
+        .id = message->id,
+        .offset = message->cut,
+        .nbytes = message->nbytes,
+        .payload = (uint32_t)len,
+        .source = (uint32_t)message->context->rank,
+        .target = (uint32_t)message->rank,
+    };
+    out_frame *current = &lane->current;
+    dd_frame_encode(&frame, current->header);
+    current->type = DD_FRAME_DATA;
+    current->data = message->data != NULL ? (const uint8_t *)message->data + message->cut : NULL;
+    current->nbytes = len;
+    current->owned = NULL;
+    current->message = message;
+    message->cut += len;
+    if (message->cut == message->nbytes) {
+        dd_list_remove(&message->link);
+        message->stage = STAGE_FLUSHING;
+        dd_list_push_back(&peer->flushing, &message->link);
+    }
+}
+
+/* Makes the next frame the current one; false when there is none for this lane. */
+static bool
+load_next(dd_lane *lane)
+{
+    dd_peer *peer = lane->peer;
+    if (lane->number == 0 && !dd_list_is_empty(&peer->out)) {
+        out_frame *out = DD_CONTAINER_OF(peer->out.next, out_frame, link);
+        dd_list_remove(&out->link);
+        lane->current = *out;
+        engine_give_out(peer->engine, out);
+    } else if (!dd_list_is_empty(&peer->sending)) {
+        cut_fragment(lane);
+    } else {
+        return false;
+    }
+    put_credit(peer, lane->current.header);
+    lane->written = 0;
+    lane->is_writing = true;
+    return true;
+}
+
+bool
+lane_has_output(const dd_lane *lane)
+{
+    const dd_peer *peer = lane->peer;
+    return lane->is_writing || !dd_list_is_empty(&peer->sending) ||
+           (lane->number == 0 && !dd_list_is_empty(&peer->out));
+}
+
+bool
+lane_pump(dd_lane *lane)
+{
+    size_t moved = 0;
+    while (!lane->is_output_dead && moved < ROUND_NBYTES) {
+        if (!lane->is_writing && !load_next(lane)) {
+            break;
+        }
+        if (!write_current(lane, &moved)) {
+            break;
+        }
+    }
+    return moved > 0;
+}
+
+/* ---- posting */
+
+static void
+break_for_memory(dd_peer *peer)
+{
+    dd_error error;
+    (void)dd_error_set(&error, DD_OUT_OF_MEMORY, "out of memory for a message to it");
+    peer_break(peer, &error);
+}
+
+void
+peer_post_frame(dd_peer *peer, const dd_frame *frame, dd_bytes payload)
+{
+    if (peer->state == PEER_LOST || peer->is_breaking) {
+        return;
+    }
+    out_frame *out = engine_take_out(peer->engine);
+    if (out != NULL && payload.len > 0) {
+        out->owned = dd_mem_alloc(payload.len);
+        if (out->owned == NULL) {
+            engine_give_out(peer->engine, out);
+            out = NULL;
+        }
+    }
+    if (out == NULL) {
+        break_for_memory(peer);
+        return;
+    }
+    if (payload.len > 0) {
+        memcpy(out->owned, payload.data, payload.len);
+    }
+    out->data = out->owned;
+    out->nbytes = payload.len;
+    out->type = frame->type;
+    dd_frame own = *frame;
+    own.payload = (uint32_t)payload.len;
+    dd_frame_encode(&own, out->header);
+    dd_list_push_back(&peer->out, &out->link);
+    engine_note_output(peer->engine);
+}
+
+/* Writes the frame at once if nothing is before it. What is left of it becomes the lane's current frame.
+ * False when it has to be queued; a lane that breaks in it is as good as one that has taken it. */
+static bool
+write_at_once(dd_peer *peer, const out_frame *out)
+{
+    if (peer->nlanes == 0 || !dd_list_is_empty(&peer->out) || peer->lanes[0]->is_writing) {
+        return false;
+    }
+    dd_lane *first = peer->lanes[0];
+    out_frame *current = &first->current;
+    current->type = out->type;
+    current->data = out->data;
+    current->nbytes = out->nbytes;
+    current->owned = NULL;
+    current->message = out->message;
+    memcpy(current->header, out->header, DD_FRAME_NBYTES);
+    put_credit(peer, current->header);
+    first->written = 0;
+    first->is_writing = true;
+    size_t moved = 0;
+    if (!first->is_output_dead && !write_current(first, &moved)) {
+        engine_note_output(peer->engine);
+    }
+    return true;
+}
+
+static bool
+queue_message_frame(dd_peer *peer, const out_frame *frame)
+{
+    out_frame *out = engine_take_out(peer->engine);
+    if (out == NULL) {
+        return false;
+    }
+    dd_list link = out->link;
+    *out = *frame;
+    out->link = link;
+    dd_list_init(&out->link);
+    dd_list_push_back(&peer->out, &out->link);
+    engine_note_output(peer->engine);
+    return true;
+}
+
+/* More connections, when there is something large to send for the first time. */
+static void
+dial_lanes(dd_peer *peer)
+{
+    dd_engine *engine = peer->engine;
+    if (peer->has_tried_lanes || peer->nlanes == 0 || peer->lanes[0]->stream->is_shared_memory ||
+        engine->connector == NULL || !peer->is_card_known) {
+        return;
+    }
+    peer->has_tried_lanes = true;
+    for (int number = peer->nlanes + peer->ndialling; number < engine->options.nlanes; number++) {
+        if (dd_connector_dial(engine->connector, &peer->card, number, dd_deadline_after(5 * DD_NS_PER_S),
+                              NULL) == DD_OK) {
+            peer->ndialling++;
+        }
+    }
+}
+
+void
+peer_post_message(dd_peer *peer, dd_message *message, const dd_frame *frame)
+{
+    size_t cost = eager_cost(message->nbytes);
+    bool is_eager = message->nbytes <= peer->eager_max && cost <= peer->credit;
+    dd_frame own = *frame;
+    out_frame out = {.message = message, .type = is_eager ? DD_FRAME_EAGER : DD_FRAME_RTS};
+    own.type = out.type;
+    if (is_eager) {
+        peer->credit -= cost;
+        own.payload = (uint32_t)message->nbytes;
+        out.data = message->data;
+        out.nbytes = message->nbytes;
+        message->stage = STAGE_QUEUED;
+        dd_list_push_back(&peer->flushing, &message->link);
+    } else {
+        own.id = message->id = ++peer->last_id;
+        message->stage = STAGE_AWAITING;
+        dd_list_push_back(&peer->awaiting, &message->link);
+        if (message->nbytes >= LANES_NBYTES && peer->engine->options.nlanes > 1) {
+            dial_lanes(peer);
+        }
+    }
+    dd_frame_encode(&own, out.header);
+    if (!write_at_once(peer, &out) && !queue_message_frame(peer, &out)) {
+        dd_error error;
+        (void)dd_error_no_memory(&error, sizeof out);
+        peer->credit += is_eager ? cost : 0;
+        message_end(message, &error);
+    }
+    if (peer->state != PEER_CONNECTED) {
+        dd_peer_connect_locked(peer);
+    }
+}
+
+void
+peer_return_credit(dd_peer *peer, size_t nbytes)
+{
+    size_t cost = eager_cost(nbytes);
+    if (peer->is_self) {
+        peer->credit += cost;
+        return;
+    }
+    peer->owed += cost;
+    if (peer->owed >= CREDIT_ALONE_NBYTES && dd_list_is_empty(&peer->out)) {
+        dd_frame frame = {.type = DD_FRAME_CREDIT};
+        peer_post_frame(peer, &frame, (dd_bytes){0});
+    }
+}
+
+/* ---- what the peer says to our sends */
+
+static dd_message *
+find_awaiting(dd_peer *peer, uint64_t id)
+{
+    for (dd_list *node = peer->awaiting.next; node != &peer->awaiting; node = node->next) {
+        dd_message *message = DD_CONTAINER_OF(node, dd_message, link);
+        if (message->id == id) {
+            return message;
+        }
+    }
+    return NULL;
+}
+
+void
+peer_on_cts(dd_peer *peer, const dd_frame *frame)
+{
+    if (frame->id == 0 || frame->id > peer->last_id) {
+        peer_protocol_error(peer, "CTS for message %llu of %llu", (unsigned long long)frame->id,
+                            (unsigned long long)peer->last_id);
+        return;
+    }
+    /* One that is not there was cancelled, and the peer will learn of it. */
+    dd_message *message = find_awaiting(peer, frame->id);
+    if (message != NULL) {
+        dd_list_remove(&message->link);
+        message->stage = STAGE_SENDING;
+        dd_list_push_back(&peer->sending, &message->link);
+    }
+}
+
+void
+peer_on_refuse(dd_peer *peer, const dd_frame *frame)
+{
+    dd_message *message = find_awaiting(peer, frame->id);
+    if (message == NULL) {
+        return;
+    }
+    dd_error error;
+    const char *host = peer->card.host;
+    long long pid = peer->card.pid;
+    if (frame->reason == DD_REFUSED_TOO_LARGE) {
+        (void)dd_error_set(&error, DD_INVALID_ARGUMENT,
+                           "rank %d (%s, pid %lld) has room for %llu bytes and was sent %zu", message->rank,
+                           host, pid, (unsigned long long)frame->nbytes, message->nbytes);
+    } else if (frame->reason == DD_REFUSED_MISMATCH) {
+        (void)dd_error_set(&error, DD_MISMATCH, "rank %d (%s, pid %lld) is in another operation",
+                           message->rank, host, pid);
+    } else {
+        (void)dd_error_set(&error, DD_PEER_LOST, "rank %d (%s, pid %lld) has closed the group", message->rank,
+                           host, pid);
+    }
+    dd_error_blame(&error, message->rank, host, pid);
+    message_end(message, &error);
+}
+
+/* ---- cancelling */
+
+/* The frame of an eager message that is half written has to go on: from a copy. */
+static void
+detach_current(dd_lane *lane)
+{
+    out_frame *current = &lane->current;
+    current->message = NULL;
+    if (current->type == DD_FRAME_EAGER && current->nbytes > 0) {
+        current->owned = dd_mem_alloc(current->nbytes);
+        if (current->owned == NULL) {
+            lane->is_output_dead = true;
+            break_for_memory(lane->peer);
+            return;
+        }
+        memcpy(current->owned, current->data, current->nbytes);
+    }
+    current->data = current->owned;
+}
+
+/* True when the frame had not been begun. */
+static bool
+drop_queued(dd_peer *peer, const dd_message *message)
+{
+    for (dd_list *node = peer->out.next; node != &peer->out; node = node->next) {
+        out_frame *out = DD_CONTAINER_OF(node, out_frame, link);
+        if (out->message == message) {
+            dd_list_remove(&out->link);
+            engine_give_out(peer->engine, out);
+            return true;
+        }
+    }
+    return false;
+}
+
+void
+peer_forget_send(dd_peer *peer, dd_message *message)
+{
+    if (drop_queued(peer, message)) {
+        peer->credit += message->stage == STAGE_QUEUED ? eager_cost(message->nbytes) : 0;
+        return;
+    }
+    for (int i = 0; i < peer->nlanes; i++) {
+        if (peer->lanes[i]->is_writing && peer->lanes[i]->current.message == message) {
+            detach_current(peer->lanes[i]);
+        }
+    }
+    if (message->id != 0) {
+        dd_frame frame = {.type = DD_FRAME_CANCEL, .id = message->id};
+        peer_post_frame(peer, &frame, (dd_bytes){0});
+    }
+}

@@ -1,0 +1,19 @@
+/* What an operation is, as far as ranks must agree on it. It travels with every message and every slot; the layers above give
+ * the numbers their meaning (collective/coll.h). */
+#ifndef DD_TRANSPORT_SIGNATURE_H
+#define DD_TRANSPORT_SIGNATURE_H
+
+#include <stdint.h>
+
+/* Compared as bytes; fields without meaning for the operation are zero. */
+typedef struct dd_signature {
+    uint8_t coll;  /* dd_coll */
+    uint8_t dtype; /* dd_dtype */
+    uint8_t redop; /* dd_redop, of operations that reduce */
+    uint8_t flags; /* DD_SIGNATURE_* */
+    uint32_t root;
+    uint64_t count;       /* elements, where all ranks must have the same number; else 0 */
+    uint64_t factor_bits; /* of PREMUL_SUM: the double */
+} dd_signature;
+
+#endif

@@ -1,0 +1,225 @@
+#include "check.h"
+#include "core/mem.h"
+#include "net/ifaces.h"
+#include "transport/card.h"
+
+#include <arpa/inet.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static dd_addr
+ip(const char *text, uint16_t port)
+{
+    dd_addr addr = {0};
+    struct sockaddr_in *in = (struct sockaddr_in *)&addr.storage;
+    struct sockaddr_in6 *in6 = (struct sockaddr_in6 *)&addr.storage;
+    if (inet_pton(AF_INET, text, &in->sin_addr) == 1) {
+        in->sin_family = AF_INET;
+        addr.len = sizeof *in;
+    } else {
+        CHECK(inet_pton(AF_INET6, text, &in6->sin6_addr) == 1);
+        in6->sin6_family = AF_INET6;
+        addr.len = sizeof *in6;
+    }
+    dd_addr_set_port(&addr, port);
+    return addr;
+}
+
+static dd_card
+sample_card(void)
+{
+    dd_card card;
+    CHECK_OK(dd_card_init(&card, check_err()));
+    strcpy(card.host, "node-b");
+    card.pid = 7712;
+    strcpy(card.unix_name, "dldist-test");
+    dd_addr v4 = ip("10.1.2.3", 29500);
+    dd_addr v6 = ip("2001:db8::7", 65535);
+    dd_addr_list_add(&card.addrs, &v4);
+    dd_addr_list_add(&card.addrs, &v6);
+    return card;
+}
+
+TEST(init_says_who_this_is)
+{
+    dd_card a;
+    dd_card b;
+    REQUIRE_OK(dd_card_init(&a, check_err()));
+    REQUIRE_OK(dd_card_init(&b, check_err()));
+    CHECK_INT(a.pid, getpid());
+    CHECK(strlen(a.host) > 0);
+    CHECK_INT(a.addrs.count, 0);
+    CHECK(memcmp(&a.uid, &b.uid, sizeof a.uid) != 0);
+    CHECK(dd_card_is_same_host(&a, &b));
+    b.host_id[31] ^= 1;
+    CHECK(!dd_card_is_same_host(&a, &b));
+    /* Hosts that do not know who they are are not the same. */
+    memset(a.host_id, 0, sizeof a.host_id);
+    memset(b.host_id, 0, sizeof b.host_id);
+    CHECK(!dd_card_is_same_host(&a, &b));
+}
+
+TEST(card_comes_back_as_it_went)
+{
+    dd_card card = sample_card();
+    dd_blob bytes = {0};
+    REQUIRE_OK(dd_card_encode(&card, &bytes, check_err()));
+    dd_card read;
+    REQUIRE_OK(dd_card_decode(dd_blob_view(&bytes), &read, check_err()));
+    CHECK(memcmp(&card.uid, &read.uid, sizeof card.uid) == 0);
+    CHECK(memcmp(card.host_id, read.host_id, sizeof card.host_id) == 0);
+    CHECK_INT(read.pid, 7712);
+    CHECK(strcmp(read.host, "node-b") == 0 && strcmp(read.unix_name, "dldist-test") == 0);
+    REQUIRE(read.addrs.count == 2);
+    char text[DD_ADDR_TEXT_MAX];
+    CHECK_CONTAINS(dd_addr_print(&read.addrs.items[0], text), "10.1.2.3:29500");
+    CHECK_CONTAINS(dd_addr_print(&read.addrs.items[1], text), "[2001:db8::7]:65535");
+    char who[96];
+    CHECK_CONTAINS(dd_card_print(&read, who), "node-b, pid 7712");
+    dd_blob_fini(&bytes);
+}
+
+/* In a block of just its size, for the sanitizer. */
+static dd_status
+decode_copy(const uint8_t *bytes, size_t len, dd_card *card)
+{
+    uint8_t *copy = malloc(len > 0 ? len : 1);
+    memcpy(copy, bytes, len);
+    dd_status status = dd_card_decode(dd_bytes_of(copy, len), card, check_err());
+    free(copy);
+    return status;
+}
+
+TEST(cards_cut_anywhere_or_too_long)
+{
+    dd_card card = sample_card();
+    dd_card read;
+    dd_blob bytes = {0};
+    REQUIRE_OK(dd_card_encode(&card, &bytes, check_err()));
+    for (size_t len = 0; len < bytes.len; len++) {
+        CHECK_STATUS(decode_copy(bytes.data, len, &read), DD_PROTOCOL);
+    }
+    REQUIRE_OK(dd_blob_append(&bytes, "x", 1, check_err()));
+    CHECK_STATUS(decode_copy(bytes.data, bytes.len, &read), DD_PROTOCOL);
+    dd_blob_fini(&bytes);
+}
+
+TEST(cards_with_any_byte_changed)
+{
+    dd_card card = sample_card();
+    dd_card read;
+    dd_blob bytes = {0};
+    REQUIRE_OK(dd_card_encode(&card, &bytes, check_err()));
+    for (size_t at = 0; at < bytes.len; at++) {
+        for (unsigned value = 0; value < 256; value++) {
+            uint8_t old = bytes.data[at];
+            bytes.data[at] = (uint8_t)value;
+            dd_status status = decode_copy(bytes.data, bytes.len, &read);
+            REQUIRE(status == DD_OK || status == DD_PROTOCOL);
+            bytes.data[at] = old;
+        }
+    }
+    bytes.data[4] = 9;
+    CHECK_STATUS(decode_copy(bytes.data, bytes.len, &read), DD_PROTOCOL);
+    CHECK_CONTAINS(check_message(), "version 9");
+    dd_blob_fini(&bytes);
+}
+
+TEST(card_without_memory)
+{
+    dd_card card = sample_card();
+    dd_blob bytes = {0};
+    dd_status status = DD_OUT_OF_MEMORY;
+    for (long n = 0; n < 20 && status != DD_OK; n++) {
+        (void)dd_mem_fail_after(n);
+        status = dd_card_encode(&card, &bytes, NULL);
+        (void)dd_mem_fail_after(-1);
+        CHECK(status == DD_OK || (status == DD_OUT_OF_MEMORY && bytes.data == NULL));
+    }
+    CHECK_INT(status, DD_OK);
+    dd_blob_fini(&bytes);
+}
+
+/* ---- interfaces */
+
+TEST(interface_names)
+{
+    static const struct {
+        const char *names;
+        const char *name;
+        bool is_wanted;
+    } cases[] = {
+        {"", "eth0", true},         {"eth", "eth0", true},         {"eth", "weth0", false},
+        {"eth0", "eth01", true},    {"=eth0", "eth01", false},     {"=eth0", "eth0", true},
+        {"=lo,eth1", "eth1", true}, {"=lo,eth1", "eth12", false},  {"ib,eth", "eth3", true},
+        {"^docker", "eth0", true},  {"^docker", "docker0", false}, {"^docker,lo", "lo", false},
+        {"^=lo", "lo", false},      {"^=lo", "lo2", true},         {",", "eth0", false},
+        {",,eth", "eth0", true},    {"eth0123456", "eth0", false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        if (!CHECK(dd_iface_is_wanted(cases[i].names, cases[i].name) == cases[i].is_wanted)) {
+            CHECK_CONTAINS(cases[i].names, cases[i].name);
+        }
+    }
+}
+
+static void
+add_iface(dd_iface_list *list, const char *name, const char *address)
+{
+    dd_iface *iface = &list->items[list->count++];
+    *iface = (dd_iface){.addr = ip(address, 0), .is_loopback = strcmp(name, "lo") == 0};
+    strcpy(iface->name, name);
+}
+
+static void
+check_choice(const dd_iface_list *list, const char *names, const char *first, const char *expected)
+{
+    dd_addr first_addr;
+    if (first != NULL) {
+        first_addr = ip(first, 1234);
+    }
+    dd_addr_list addrs;
+    char all[512] = "";
+    bool is_any = dd_ifaces_choose(list, names, first != NULL ? &first_addr : NULL, &addrs);
+    CHECK(is_any == (addrs.count > 0));
+    for (size_t i = 0; i < addrs.count; i++) {
+        char text[DD_ADDR_TEXT_MAX];
+        strcat(all, dd_addr_print(&addrs.items[i], text));
+        strcat(all, " ");
+    }
+    CHECK_BYTES(dd_bytes_of_string(all), dd_bytes_of_string(expected));
+}
+
+TEST(addresses_the_best_first)
+{
+    dd_iface_list list = {0};
+    add_iface(&list, "lo", "127.0.0.1");
+    add_iface(&list, "docker0", "172.17.0.1");
+    add_iface(&list, "eth0", "10.0.0.1");
+    add_iface(&list, "eth1", "10.1.0.1");
+    add_iface(&list, "eth1", "2001:db8::1");
+    check_choice(&list, "", NULL, "10.0.0.1:0 10.1.0.1:0 [2001:db8::1]:0 172.17.0.1:0 ");
+    check_choice(&list, "", "10.1.0.1", "10.1.0.1:0 10.0.0.1:0 [2001:db8::1]:0 172.17.0.1:0 ");
+    check_choice(&list, "", "::ffff:10.1.0.1", "10.1.0.1:0 10.0.0.1:0 [2001:db8::1]:0 172.17.0.1:0 ");
+    check_choice(&list, "", "127.0.0.1", "10.0.0.1:0 10.1.0.1:0 [2001:db8::1]:0 172.17.0.1:0 ");
+    check_choice(&list, "^docker", "1.2.3.4", "10.0.0.1:0 10.1.0.1:0 [2001:db8::1]:0 ");
+    check_choice(&list, "lo", NULL, "127.0.0.1:0 ");
+    check_choice(&list, "eth0,lo", NULL, "10.0.0.1:0 127.0.0.1:0 ");
+    check_choice(&list, "eth0,lo", "127.0.0.1", "127.0.0.1:0 10.0.0.1:0 ");
+    check_choice(&list, "^eth,docker", NULL, "127.0.0.1:0 ");
+    check_choice(&list, "wlan", NULL, "");
+}
+
+TEST(addresses_of_this_machine)
+{
+    dd_addr_list addrs = {0};
+    REQUIRE_OK(dd_card_find_addrs("", NULL, &addrs, check_err()));
+    CHECK(addrs.count > 0);
+    REQUIRE_OK(dd_card_find_addrs("=lo", NULL, &addrs, check_err()));
+    char text[DD_ADDR_TEXT_MAX];
+    CHECK_CONTAINS(dd_addr_print(&addrs.items[0], text), "127.0.0.1:0");
+    CHECK_STATUS(dd_card_find_addrs("nosuch", NULL, &addrs, check_err()), DD_INVALID_ARGUMENT);
+    CHECK_CONTAINS(check_message(), "\"nosuch\"");
+    CHECK_CONTAINS(check_message(), "lo");
+}

@@ -1,0 +1,815 @@
+#include "check.h"
+#include "core/log.h"
+#include "core/mem.h"
+#include "core/thread.h"
+#include "transport/connect.h"
+#include "transport/connect_internal.h"
+
+#include <dirent.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* ---- a process, as far as making links goes */
+
+typedef struct node {
+    dd_card card;
+    dd_connector *connector;
+    pthread_mutex_t mu;
+    pthread_cond_t cond;
+    /* guarded by mu */
+    dd_link *links[8];
+    int lanes[8];
+    dd_uid peers[8];
+    int nlinks;
+    int nfailed;
+    int nrefusals; /* how many more to answer with BUSY */
+    int nasked;
+    dd_error error;
+} node;
+
+static bool
+on_may_accept(void *ctx, const dd_uid *peer)
+{
+    node *self = ctx;
+    (void)peer;
+    pthread_mutex_lock(&self->mu);
+    self->nasked++;
+    bool is_refused = self->nrefusals > 0 || self->nlinks > 0;
+    self->nrefusals -= self->nrefusals > 0 ? 1 : 0;
+    pthread_mutex_unlock(&self->mu);
+    return !is_refused;
+}
+
+static void
+on_link(void *ctx, const dd_uid *peer, int lane, dd_link *link)
+{
+    node *self = ctx;
+    pthread_mutex_lock(&self->mu);
+    if (CHECK(self->nlinks < 8)) {
+        self->links[self->nlinks] = link;
+        self->lanes[self->nlinks] = lane;
+        self->peers[self->nlinks++] = *peer;
+    }
+    pthread_cond_broadcast(&self->cond);
+    pthread_mutex_unlock(&self->mu);
+}
+
+static void
+on_dial_failed(void *ctx, const dd_uid *peer, int lane, const dd_error *error)
+{
+    node *self = ctx;
+    (void)peer;
+    (void)lane;
+    pthread_mutex_lock(&self->mu);
+    self->nfailed++;
+    self->error = *error;
+    pthread_cond_broadcast(&self->cond);
+    pthread_mutex_unlock(&self->mu);
+}
+
+static dd_connect_options
+default_options(void)
+{
+    return (dd_connect_options){
+        .ifnames = "=lo",
+        .nlanes = 2,
+        .ring_nbytes = 65536,
+        .congestion = "",
+        .timeout_ns = 5 * DD_NS_PER_S * check_slow(),
+    };
+}
+
+static dd_status
+try_open_node(node *self, const dd_connect_options *options)
+{
+    *self = (node){0};
+    dd_mutex_init(&self->mu);
+    dd_cond_init(&self->cond);
+    dd_status status = dd_card_init(&self->card, check_err());
+    dd_connect_handler handler = {
+        .ctx = self, .may_accept = on_may_accept, .on_link = on_link, .on_dial_failed = on_dial_failed};
+    if (status == DD_OK) {
+        status = dd_connector_open(options, &self->card, NULL, &handler, &self->connector, check_err());
+    }
+    return status;
+}
+
+static bool
+open_node(node *self, const dd_connect_options *options)
+{
+    return CHECK_OK(try_open_node(self, options));
+}
+
+static void
+drop_links(node *self)
+{
+    for (int i = 0; i < self->nlinks; i++) {
+        dd_link_close(self->links[i]);
+    }
+    self->nlinks = 0;
+}
+
+static void
+close_node(node *self)
+{
+    dd_connector_close(self->connector);
+    drop_links(self);
+    pthread_mutex_destroy(&self->mu);
+    pthread_cond_destroy(&self->cond);
+}
+
+static bool
+await(node *self, int nlinks, int nfailed)
+{
+    dd_wait wait = dd_wait_after(6 * DD_NS_PER_S * check_slow());
+    pthread_mutex_lock(&self->mu);
+    while ((self->nlinks < nlinks || self->nfailed < nfailed) && !dd_wait_is_over(&wait)) {
+        dd_cond_wait_slice(&self->cond, &self->mu, &wait);
+    }
+    bool is_there = CHECK_INT(self->nlinks, nlinks) && CHECK_INT(self->nfailed, nfailed);
+    pthread_mutex_unlock(&self->mu);
+    return is_there;
+}
+
+static bool
+dial(node *from, const node *to, int lane)
+{
+    int64_t deadline_ns = dd_deadline_after(5 * DD_NS_PER_S * check_slow());
+    return CHECK_OK(dd_connector_dial(from->connector, &to->card, lane, deadline_ns, check_err()));
+}
+
+/* An owner who has a link dials no more. The lock is what makes it certain: either the link is seen here,
+ * or the connector knows of the dial before it is told that the link has been taken. */
+static bool
+dial_unless_linked(node *from, const node *to)
+{
+    pthread_mutex_lock(&from->mu);
+    bool is_fine = from->nlinks > 0 || dial(from, to, 0);
+    pthread_mutex_unlock(&from->mu);
+    return is_fine;
+}
+
+/* Two links are the two ends of one. */
+static bool
+are_ends(dd_link *a, dd_link *b)
+{
+    uint64_t token = 0;
+    uint64_t got = 0;
+    size_t moved = 0;
+    memcpy(&token, &a, sizeof token);
+    struct iovec part = {.iov_base = &token, .iov_len = sizeof token};
+    if (!CHECK(a->ops->try_send(a, &part, 1, &moved) == DD_IO_OK)) {
+        return false;
+    }
+    struct pollfd pollfd = {.fd = b->fd, .events = POLLIN};
+    if (!b->is_shared_memory) {
+        (void)poll(&pollfd, 1, 1000 * check_slow());
+    }
+    return b->ops->try_recv(b, &got, sizeof got, &moved) == DD_IO_OK && got == token;
+}
+
+static int
+count_fds(void)
+{
+    int count = 0;
+    DIR *dir = opendir("/proc/self/fd");
+    while (readdir(dir) != NULL) {
+        count++;
+    }
+    closedir(dir);
+    return count;
+}
+
+/* ---- dialling */
+
+static void
+check_dial(bool is_shm, dd_bytes secret)
+{
+    dd_connect_options options = default_options();
+    options.is_shm_disabled = !is_shm;
+    options.secret = secret;
+    node a;
+    node b;
+    REQUIRE(open_node(&a, &options) && open_node(&b, &options));
+    REQUIRE(dial(&a, &b, 0) && await(&a, 1, 0) && await(&b, 1, 0));
+    CHECK(memcmp(&a.peers[0], &b.card.uid, sizeof(dd_uid)) == 0);
+    CHECK(memcmp(&b.peers[0], &a.card.uid, sizeof(dd_uid)) == 0);
+    CHECK_INT(a.links[0]->is_shared_memory, is_shm);
+    CHECK(are_ends(a.links[0], b.links[0]) && are_ends(b.links[0], a.links[0]));
+    /* More lanes are TCP. */
+    REQUIRE(dial(&a, &b, 1) && await(&a, 2, 0) && await(&b, 2, 0));
+    CHECK(!a.links[1]->is_shared_memory && b.lanes[1] == 1);
+    CHECK(are_ends(b.links[1], a.links[1]));
+    CHECK_INT(b.nasked, 1);
+    dd_error err;
+    CHECK_STATUS(dd_connector_dial(a.connector, &b.card, 2, DD_NEVER_NS, &err), DD_INVALID_ARGUMENT);
+    close_node(&a);
+    close_node(&b);
+}
+
+TEST(dial_over_shared_memory)
+{
+    check_dial(true, BYTES(""));
+}
+
+TEST(dial_over_tcp)
+{
+    check_dial(false, BYTES(""));
+}
+
+TEST(dial_with_a_secret)
+{
+    check_dial(true, BYTES("sesame"));
+    check_dial(false, BYTES("sesame"));
+}
+
+TEST(wildcard_listens_on_all_addresses)
+{
+    dd_connect_options options = default_options();
+    options.ifnames = "";
+    options.is_shm_disabled = true;
+    node a;
+    node b;
+    REQUIRE(open_node(&a, &options) && open_node(&b, &options));
+    CHECK(b.card.addrs.count > 0 && b.card.unix_name[0] == '\0');
+    REQUIRE(dial(&a, &b, 0) && await(&a, 1, 0) && await(&b, 1, 0));
+    CHECK(are_ends(a.links[0], b.links[0]));
+    close_node(&a);
+    close_node(&b);
+}
+
+/* Until the threads of the last round have left: a dial made while they hand a link over counts as
+ * answered by that. */
+static void
+await_quiet(node *self)
+{
+    dd_wait wait = dd_wait_after(6 * DD_NS_PER_S * check_slow());
+    dd_connector *connector = self->connector;
+    pthread_mutex_lock(&connector->mu);
+    while (connector->naccepts + connector->ndials > 0 && !dd_wait_is_over(&wait)) {
+        dd_cond_wait_slice(&connector->cond, &connector->mu, &wait);
+    }
+    CHECK_INT(connector->naccepts + connector->ndials, 0);
+    pthread_mutex_unlock(&connector->mu);
+}
+
+/* Which of the two is the smaller uid is a matter of chance: both ways come up. */
+static void
+check_both_dial(bool is_shm, int nrounds)
+{
+    dd_connect_options options = default_options();
+    options.is_shm_disabled = !is_shm;
+    node a;
+    node b;
+    int nfds_before = count_fds();
+    for (int i = 0; i < nrounds; i++) {
+        if (i % 20 == 0) {
+            REQUIRE(open_node(&a, &options) && open_node(&b, &options));
+        }
+        REQUIRE(dial_unless_linked(&a, &b) && dial_unless_linked(&b, &a));
+        REQUIRE(await(&a, 1, 0) && await(&b, 1, 0));
+        REQUIRE(are_ends(a.links[0], b.links[0]) && are_ends(b.links[0], a.links[0]));
+        await_quiet(&a);
+        await_quiet(&b);
+        CHECK_INT(a.nlinks + b.nlinks, 2);
+        drop_links(&a);
+        drop_links(&b);
+        if (i % 20 == 19) {
+            close_node(&a);
+            close_node(&b);
+            CHECK_INT(count_fds(), nfds_before);
+        }
+    }
+}
+
+TEST(both_dial_at_once_over_shared_memory)
+{
+    check_both_dial(true, 200);
+}
+
+TEST(both_dial_at_once_over_tcp)
+{
+    check_both_dial(false, 200);
+}
+
+typedef struct dialer {
+    node *from;
+    const node *to;
+    useconds_t pause;
+} dialer;
+
+static void *
+dial_later(void *arg)
+{
+    dialer *self = arg;
+    usleep(self->pause);
+    dial_unless_linked(self->from, self->to);
+    return NULL;
+}
+
+/* The second dial falls into every part of the first one's hand-shake. */
+TEST(dials_that_cross_make_one_link)
+{
+    dd_connect_options options = default_options();
+    for (int round = 0; round < 150; round++) {
+        node a;
+        node b;
+        REQUIRE(open_node(&a, &options) && open_node(&b, &options));
+        dialer first = {.from = &a, .to = &b};
+        pthread_t thread;
+        REQUIRE(pthread_create(&thread, NULL, dial_later, &first) == 0);
+        usleep((useconds_t)(round * 10));
+        dial_unless_linked(&b, &a);
+        pthread_join(thread, NULL);
+        REQUIRE(await(&a, 1, 0) && await(&b, 1, 0));
+        CHECK(are_ends(a.links[0], b.links[0]) && are_ends(b.links[0], a.links[0]));
+        dd_connector_close(a.connector);
+        dd_connector_close(b.connector);
+        CHECK_INT(a.nlinks + b.nlinks, 2);
+        a.connector = b.connector = NULL;
+        close_node(&a);
+        close_node(&b);
+    }
+}
+
+TEST(busy_peer_is_dialled_again)
+{
+    dd_connect_options options = default_options();
+    for (int is_shm = 0; is_shm < 2; is_shm++) {
+        options.is_shm_disabled = is_shm == 0;
+        node a;
+        node b;
+        REQUIRE(open_node(&a, &options) && open_node(&b, &options));
+        b.nrefusals = 5;
+        REQUIRE(dial(&a, &b, 0) && await(&a, 1, 0) && await(&b, 1, 0));
+        CHECK_INT(b.nasked, 6);
+        close_node(&a);
+        close_node(&b);
+    }
+}
+
+TEST(busy_for_ever_is_a_time_out)
+{
+    dd_connect_options options = default_options();
+    node a;
+    node b;
+    REQUIRE(open_node(&a, &options) && open_node(&b, &options));
+    b.nrefusals = 1000000;
+    int64_t deadline_ns = dd_deadline_after(100 * DD_NS_PER_MS);
+    REQUIRE_OK(dd_connector_dial(a.connector, &b.card, 0, deadline_ns, check_err()));
+    REQUIRE(await(&a, 0, 1));
+    CHECK_INT(a.error.code, DD_NETWORK_TIMED_OUT);
+    CHECK_CONTAINS(a.error.message, "busy");
+    close_node(&a);
+    close_node(&b);
+}
+
+TEST(many_dials_at_once_wait_their_turn)
+{
+    enum { COUNT = 90 };
+    dd_connect_options options = default_options();
+    options.is_shm_disabled = true;
+    node *hub = calloc(1, sizeof *hub);
+    node *spokes = calloc(COUNT, sizeof *spokes);
+    REQUIRE(open_node(hub, &options));
+    /* Nobody answers at the other ends: more dials are under way than there are threads. */
+    int silent = -1;
+    dd_addr addr = {.len = sizeof(struct sockaddr_in)};
+    addr.storage.ss_family = AF_INET;
+    ((struct sockaddr_in *)&addr.storage)->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    REQUIRE_OK(dd_sock_listen(&addr, &silent, check_err()));
+    dd_card card;
+    REQUIRE_OK(dd_card_init(&card, check_err()));
+    card.addrs.items[0] = dd_sock_local_addr(silent);
+    card.addrs.count = 1;
+    int64_t deadline_ns = dd_deadline_after(300 * DD_NS_PER_MS * check_slow());
+    for (int i = 0; i < COUNT; i++) {
+        card.uid.bytes[0] = (uint8_t)i;
+        REQUIRE_OK(dd_connector_dial(hub->connector, &card, 0, deadline_ns, check_err()));
+    }
+    REQUIRE(await(hub, 0, COUNT));
+    CHECK_INT(hub->error.code, DD_NETWORK_TIMED_OUT);
+    dd_sock_close(silent);
+    close_node(hub);
+    free(spokes);
+    free(hub);
+}
+
+/* ---- failures */
+
+static void
+check_failed_dial(const dd_connect_options *ours, const dd_connect_options *theirs, dd_status code,
+                  const char *text)
+{
+    node a;
+    node b;
+    REQUIRE(open_node(&a, ours) && open_node(&b, theirs));
+    REQUIRE(dial(&a, &b, 0) && await(&a, 0, 1));
+    CHECK_INT(a.error.code, code);
+    CHECK_CONTAINS(a.error.message, text);
+    CHECK_CONTAINS(a.error.message, "cannot connect to ");
+    CHECK_INT(a.error.culprit.pid, getpid());
+    close_node(&b);
+    CHECK_INT(b.nlinks, 0);
+    CHECK_INT(b.nasked, 0);
+    close_node(&a);
+}
+
+TEST(secrets_that_differ)
+{
+    for (int is_shm = 0; is_shm < 2; is_shm++) {
+        dd_connect_options none = default_options();
+        none.is_shm_disabled = is_shm == 0;
+        dd_connect_options one = none;
+        one.secret = BYTES("one");
+        dd_connect_options other = none;
+        other.secret = BYTES("other");
+        check_failed_dial(&one, &other, DD_AUTH, "it has another secret");
+        check_failed_dial(&one, &none, DD_AUTH, "it has no secret");
+        check_failed_dial(&none, &one, DD_AUTH, "it wants proof of a secret");
+    }
+}
+
+TEST(another_process_at_the_address)
+{
+    for (int is_shm = 0; is_shm < 2; is_shm++) {
+        dd_connect_options options = default_options();
+        options.is_shm_disabled = is_shm == 0;
+        node a;
+        node b;
+        REQUIRE(open_node(&a, &options) && open_node(&b, &options));
+        dd_card old = b.card;
+        old.uid.bytes[3] ^= 1;
+        int64_t deadline_ns = dd_deadline_after(3 * DD_NS_PER_S * check_slow());
+        REQUIRE_OK(dd_connector_dial(a.connector, &old, 0, deadline_ns, check_err()));
+        REQUIRE(await(&a, 0, 1));
+        CHECK_INT(a.error.code, DD_NETWORK);
+        CHECK_CONTAINS(a.error.message, "another process is there");
+        CHECK_INT(b.nasked, 0);
+        close_node(&a);
+        close_node(&b);
+    }
+}
+
+TEST(nobody_there)
+{
+    dd_connect_options options = default_options();
+    node a;
+    node b;
+    REQUIRE(open_node(&a, &options) && open_node(&b, &options));
+    close_node(&b);
+    int64_t began_ns = dd_clock_now_ns();
+    REQUIRE(dial(&a, &b, 0) && await(&a, 0, 1));
+    CHECK(dd_clock_now_ns() - began_ns < DD_NS_PER_S * check_slow());
+    CHECK_INT(a.error.code, DD_NETWORK);
+    CHECK_CONTAINS(a.error.message, "unix:@dldist-");
+    CHECK_CONTAINS(a.error.message, "127.0.0.1:");
+    CHECK_CONTAINS(a.error.message, "refused");
+    b.card.addrs.count = 0;
+    b.card.unix_name[0] = '\0';
+    REQUIRE(dial(&a, &b, 0) && await(&a, 0, 2));
+    CHECK_CONTAINS(a.error.message, "no address");
+    close_node(&a);
+}
+
+/* The card says the Unix socket is there, and it is not: TCP, and a word about it in the log. */
+TEST(falls_back_to_tcp)
+{
+    dd_log_set_level(DD_LOG_INFO);
+    dd_connect_options options = default_options();
+    node a;
+    node b;
+    REQUIRE(open_node(&a, &options) && open_node(&b, &options));
+    dd_card card = b.card;
+    strcpy(card.unix_name, "dldist-no-such-name");
+    REQUIRE_OK(dd_connector_dial(a.connector, &card, 0, dd_deadline_after(3 * DD_NS_PER_S), check_err()));
+    REQUIRE(await(&a, 1, 0) && await(&b, 1, 0));
+    CHECK(!a.links[0]->is_shared_memory);
+    dd_log_record record = {.message = ""};
+    dd_wait wait = dd_wait_after(DD_NS_PER_S);
+    CHECK_OK(dd_log_take(&record, &wait, check_err()));
+    CHECK_CONTAINS(record.message, "no shared memory with");
+    close_node(&a);
+    close_node(&b);
+}
+
+/* The first address is somebody else's, the second nobody's, the third swallows all that is said. */
+TEST(bad_addresses_before_the_good_one)
+{
+    dd_connect_options options = default_options();
+    options.is_shm_disabled = true;
+    node a;
+    node b;
+    node other;
+    node gone;
+    REQUIRE(open_node(&a, &options) && open_node(&b, &options) && open_node(&other, &options) &&
+            open_node(&gone, &options));
+    close_node(&gone);
+    dd_addr silent_addr = b.card.addrs.items[0];
+    dd_addr_set_port(&silent_addr, 0);
+    int silent = -1;
+    REQUIRE_OK(dd_sock_listen(&silent_addr, &silent, check_err()));
+    dd_card card = b.card;
+    card.addrs.count = 0;
+    dd_addr_list_add(&card.addrs, &other.card.addrs.items[0]);
+    dd_addr_list_add(&card.addrs, &gone.card.addrs.items[0]);
+    silent_addr = dd_sock_local_addr(silent);
+    dd_addr_list_add(&card.addrs, &silent_addr);
+    dd_addr_list_add(&card.addrs, &b.card.addrs.items[0]);
+    int64_t deadline_ns = dd_deadline_after(8 * DD_NS_PER_S * check_slow());
+    REQUIRE_OK(dd_connector_dial(a.connector, &card, 0, deadline_ns, check_err()));
+    REQUIRE(await(&a, 1, 0) && await(&b, 1, 0));
+    CHECK(are_ends(a.links[0], b.links[0]));
+    dd_sock_close(silent);
+    close_node(&a);
+    close_node(&b);
+    close_node(&other);
+}
+
+/* ---- what strangers do to the port */
+
+static int
+connect_raw(const node *self)
+{
+    dd_wait wait = dd_wait_after(3 * DD_NS_PER_S);
+    int fd = -1;
+    CHECK_OK(dd_sock_connect(&self->card.addrs.items[0], &fd, &wait, check_err()));
+    return fd;
+}
+
+static bool
+is_closed_soon(int fd)
+{
+    uint8_t bytes[256];
+    for (int i = 0; i < 100; i++) {
+        struct pollfd pollfd = {.fd = fd, .events = POLLIN};
+        if (poll(&pollfd, 1, 3000 * check_slow()) != 1) {
+            return false;
+        }
+        ssize_t rc = read(fd, bytes, sizeof bytes);
+        if (rc <= 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+TEST(garbage_to_the_port)
+{
+    dd_connect_options options = default_options();
+    options.is_shm_disabled = true;
+    options.secret = BYTES("sesame");
+    node a;
+    node b;
+    REQUIRE(open_node(&a, &options) && open_node(&b, &options));
+    static const char http[] = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    int fd = connect_raw(&b);
+    CHECK(write(fd, http, sizeof http) > 0);
+    CHECK(is_closed_soon(fd));
+    dd_sock_close(fd);
+    unsigned seed = 1;
+    for (int round = 0; round < 300; round++) {
+        connect_hello hello = {.from = a.card.uid, .to = b.card.uid, .has_secret = true};
+        REQUIRE_OK(connect_hello_write(&hello, check_err()));
+        /* A hello with some bytes wrong, and rubbish for a proof. */
+        for (int i = 0; i < round % 4; i++) {
+            hello.bytes[rand_r(&seed) % CONNECT_HELLO_BYTES] = (uint8_t)rand_r(&seed);
+        }
+        fd = connect_raw(&b);
+        CHECK(write(fd, hello.bytes, CONNECT_HELLO_BYTES) == CONNECT_HELLO_BYTES);
+        (void)!send(fd, http, 32, MSG_NOSIGNAL);
+        if (round % 2 == 0) {
+            CHECK(is_closed_soon(fd));
+        }
+        dd_sock_close(fd);
+    }
+    REQUIRE(dial(&a, &b, 0) && await(&a, 1, 0) && await(&b, 1, 0));
+    CHECK_INT(b.nasked, 1);
+    close_node(&a);
+    close_node(&b);
+}
+
+TEST(hello_of_another_version)
+{
+    dd_connect_options options = default_options();
+    node b;
+    REQUIRE(open_node(&b, &options));
+    connect_hello hello = {.to = b.card.uid};
+    REQUIRE_OK(connect_hello_write(&hello, check_err()));
+    hello.bytes[4] = 7;
+    int fd = connect_raw(&b);
+    CHECK(write(fd, hello.bytes, CONNECT_HELLO_BYTES) == CONNECT_HELLO_BYTES);
+    uint8_t bytes[CONNECT_ANSWER_BYTES];
+    dd_wait wait = dd_wait_after(3 * DD_NS_PER_S * check_slow());
+    REQUIRE_OK(connect_recv(fd, bytes, sizeof bytes, &wait, check_err()));
+    connect_answer answer;
+    REQUIRE(connect_answer_read(bytes, &answer));
+    CHECK_INT(answer.verdict, CONNECT_OTHER_VERSION);
+    CHECK_INT(answer.version, CONNECT_VERSION);
+    dd_sock_close(fd);
+    close_node(&b);
+}
+
+/* More of those who say nothing than there are threads: they make room for others. */
+TEST(silent_connections_do_not_keep_others_out)
+{
+    enum { COUNT = CONNECT_ACCEPTS_MAX + 10 };
+    dd_connect_options options = default_options();
+    options.is_shm_disabled = true;
+    options.timeout_ns = 60 * DD_NS_PER_S;
+    node a;
+    node b;
+    REQUIRE(open_node(&a, &options) && open_node(&b, &options));
+    int fds[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        fds[i] = connect_raw(&b);
+        CHECK(i % 2 == 0 || write(fds[i], "DDlh", 4) == 4);
+    }
+    int64_t deadline_ns = dd_deadline_after(6 * DD_NS_PER_S * check_slow());
+    REQUIRE_OK(dd_connector_dial(a.connector, &b.card, 0, deadline_ns, check_err()));
+    REQUIRE(await(&a, 1, 0) && await(&b, 1, 0));
+    close_node(&b);
+    for (int i = 0; i < COUNT; i++) {
+        CHECK(is_closed_soon(fds[i]));
+        dd_sock_close(fds[i]);
+    }
+    close_node(&a);
+}
+
+TEST(silent_connections_end_at_the_deadline)
+{
+    dd_connect_options options = default_options();
+    options.timeout_ns = 100 * DD_NS_PER_MS;
+    node b;
+    REQUIRE(open_node(&b, &options));
+    int fd = connect_raw(&b);
+    CHECK(is_closed_soon(fd));
+    dd_sock_close(fd);
+    close_node(&b);
+}
+
+/* ---- ports */
+
+TEST(ports_of_a_range)
+{
+    /* A free range to begin with: wherever the kernel puts us, and the next ones. */
+    dd_connect_options options = default_options();
+    node nodes[4];
+    bool is_found = false;
+    for (int attempt = 0; attempt < 20 && !is_found; attempt++) {
+        options.first_port = options.last_port = 0;
+        REQUIRE(open_node(&nodes[0], &options));
+        uint16_t port = dd_addr_port(&nodes[0].card.addrs.items[0]);
+        close_node(&nodes[0]);
+        options.first_port = (uint16_t)(port < 65000 ? port : 40000);
+        options.last_port = (uint16_t)(options.first_port + 1);
+        is_found = try_open_node(&nodes[0], &options) == DD_OK;
+        if (is_found && try_open_node(&nodes[1], &options) != DD_OK) {
+            close_node(&nodes[0]);
+            is_found = false;
+        }
+    }
+    REQUIRE(is_found);
+    CHECK_INT(dd_addr_port(&nodes[0].card.addrs.items[0]), options.first_port);
+    CHECK_INT(dd_addr_port(&nodes[1].card.addrs.items[0]), options.last_port);
+    int nfds_before = count_fds();
+    CHECK_STATUS(try_open_node(&nodes[2], &options), DD_NETWORK);
+    char expected[64];
+    snprintf(expected, sizeof expected, "from %u to %u", options.first_port, options.last_port);
+    CHECK_CONTAINS(check_message(), expected);
+    CHECK_INT(count_fds(), nfds_before);
+    close_node(&nodes[0]);
+    close_node(&nodes[1]);
+}
+
+TEST(options_that_make_no_sense)
+{
+    node a;
+    dd_connect_options options = default_options();
+    options.last_port = 10;
+    CHECK_STATUS(try_open_node(&a, &options), DD_INVALID_ARGUMENT);
+    options = default_options();
+    options.first_port = 20;
+    CHECK_STATUS(try_open_node(&a, &options), DD_INVALID_ARGUMENT);
+    options = default_options();
+    options.nlanes = 0;
+    CHECK_STATUS(try_open_node(&a, &options), DD_INVALID_ARGUMENT);
+    options = default_options();
+    options.congestion = "no-such-thing";
+    CHECK_STATUS(try_open_node(&a, &options), DD_INVALID_ARGUMENT);
+    CHECK_CONTAINS(check_message(), "no-such-thing");
+    options = default_options();
+    options.ifnames = "no-such-interface";
+    CHECK_STATUS(try_open_node(&a, &options), DD_INVALID_ARGUMENT);
+}
+
+TEST(congestion_control_is_set)
+{
+    dd_connect_options options = default_options();
+    options.is_shm_disabled = true;
+    options.congestion = "reno";
+    node a;
+    node b;
+    REQUIRE(open_node(&a, &options) && open_node(&b, &options));
+    REQUIRE(dial(&a, &b, 0) && await(&a, 1, 0) && await(&b, 1, 0));
+    for (int i = 0; i < 2; i++) {
+        char name[16] = "";
+        socklen_t len = sizeof name;
+        int fd = i == 0 ? a.links[0]->fd : b.links[0]->fd;
+        CHECK(getsockopt(fd, IPPROTO_TCP, 13 /* TCP_CONGESTION */, name, &len) == 0);
+        CHECK_CONTAINS(name, "reno");
+    }
+    close_node(&a);
+    close_node(&b);
+}
+
+/* ---- life */
+
+TEST(close_in_the_middle_of_everything)
+{
+    int nfds_before = count_fds();
+    for (int round = 0; round < 60; round++) {
+        dd_connect_options options = default_options();
+        options.is_shm_disabled = round % 2 == 0;
+        options.secret = round % 3 == 0 ? BYTES("sesame") : BYTES("");
+        node a;
+        node b;
+        REQUIRE(open_node(&a, &options) && open_node(&b, &options));
+        int fd = connect_raw(&b);
+        REQUIRE(dial(&a, &b, 0) && dial(&b, &a, 0) && dial(&a, &b, 1));
+        usleep((useconds_t)(round * 17));
+        close_node(&a);
+        close_node(&b);
+        dd_sock_close(fd);
+        CHECK_INT(count_fds(), nfds_before);
+    }
+}
+
+TEST(close_while_dialling_the_silent)
+{
+    dd_connect_options options = default_options();
+    node a;
+    REQUIRE(open_node(&a, &options));
+    int silent = -1;
+    dd_addr addr = a.card.addrs.items[0];
+    dd_addr_set_port(&addr, 0);
+    REQUIRE_OK(dd_sock_listen(&addr, &silent, check_err()));
+    dd_card card;
+    REQUIRE_OK(dd_card_init(&card, check_err()));
+    card.addrs.items[0] = dd_sock_local_addr(silent);
+    card.addrs.count = 1;
+    REQUIRE_OK(dd_connector_dial(a.connector, &card, 0, DD_NEVER_NS, check_err()));
+    usleep(20000);
+    int64_t began_ns = dd_clock_now_ns();
+    close_node(&a);
+    CHECK(dd_clock_now_ns() - began_ns < DD_NS_PER_S * check_slow());
+    CHECK_INT(a.nfailed, 0);
+    dd_sock_close(silent);
+}
+
+TEST(close_in_a_forked_child)
+{
+    dd_connect_options options = default_options();
+    node a;
+    node b;
+    REQUIRE(open_node(&a, &options) && open_node(&b, &options));
+    REQUIRE(dial(&a, &b, 0) && await(&a, 1, 0) && await(&b, 1, 0));
+    pid_t pid = fork();
+    if (pid == 0) {
+        CHECK_STATUS(dd_connector_dial(a.connector, &b.card, 0, DD_NEVER_NS, check_err()), DD_FORKED);
+        dd_connector_close(a.connector);
+        dd_connector_close(b.connector);
+        _exit(check_failures() > 0);
+    }
+    int code = -1;
+    CHECK(waitpid(pid, &code, 0) == pid && code == 0);
+    CHECK(are_ends(a.links[0], b.links[0]));
+    close_node(&a);
+    close_node(&b);
+}
+
+/* Whichever allocation fails: an open that says so, a dial that says so, or one that ends with a word to
+ * the owner. */
+TEST(without_memory)
+{
+    int nfds_before = count_fds();
+    dd_connect_options options = default_options();
+    dd_status status = DD_OUT_OF_MEMORY;
+    for (long n = 0; n < 20 && status != DD_OK; n++) {
+        node a;
+        (void)dd_mem_fail_after(n);
+        status = try_open_node(&a, &options);
+        (void)dd_mem_fail_after(-1);
+        if (status == DD_OK) {
+            close_node(&a);
+        }
+        CHECK(status == DD_OK || status == DD_OUT_OF_MEMORY);
+        CHECK_INT(count_fds(), nfds_before);
+    }
+    CHECK_INT(status, DD_OK);
+}

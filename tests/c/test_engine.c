@@ -1,0 +1,594 @@
+#include "core/fork.h"
+#include "core/mem.h"
+#include "test_engine_rig.h"
+#include "transport/engine_internal.h"
+
+#include <dirent.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define TEST_BOTH(name)            \
+    static void name(bool is_shm); \
+    TEST(name##_shm)               \
+    {                              \
+        name(true);                \
+    }                              \
+    TEST(name##_tcp)               \
+    {                              \
+        name(false);               \
+    }                              \
+    static void name(bool is_shm)
+
+static void
+say_hello(rig_group *self, int from, int to)
+{
+    rig_message send = rig_p2p(to, 99, NULL, 0);
+    rig_message recv = rig_p2p(from, 99, NULL, 0);
+    rig_post_send(self, from, &send);
+    rig_post_recv(self, to, &recv);
+    rig_wait(self, from, &send, DD_OK);
+    rig_wait(self, to, &recv, DD_OK);
+}
+
+static void
+cut(rig_group *self, int rank, int other)
+{
+    dd_engine_lock(self->ranks[rank].engine);
+    (void)shutdown(self->ranks[rank].peers[other]->lanes[0]->stream->fd, SHUT_RDWR);
+    dd_engine_unlock(self->ranks[rank].engine);
+}
+
+TEST_BOTH(cut_connection_ends_everything_with_the_peer)
+{
+    static uint8_t large[300000];
+    rig_group rig;
+    REQUIRE(rig_open(&rig, 3, is_shm));
+    say_hello(&rig, 0, 1);
+    say_hello(&rig, 2, 1);
+    rig_message recv = rig_p2p(0, 1, large, sizeof large);
+    rig_message send = rig_p2p(0, 1, large, sizeof large);
+    rig_message other = rig_p2p(2, 1, NULL, 0);
+    rig_post_recv(&rig, 1, &recv);
+    rig_post_send(&rig, 1, &send);
+    rig_post_recv(&rig, 1, &other);
+    cut(&rig, 0, 1);
+    rig_wait(&rig, 1, &recv, DD_PEER_LOST);
+    rig_wait(&rig, 1, &send, DD_PEER_LOST);
+    CHECK_INT(recv.error.culprit.rank, 0);
+    CHECK_INT(recv.error.culprit.pid, getpid());
+    CHECK_CONTAINS(recv.error.message, "connection closed");
+    CHECK_INT(atomic_load(&rig.ranks[1].news.nlosts), 1);
+    CHECK_INT(rig.ranks[1].news.lost_rank, 0);
+    CHECK_INT(rig.ranks[1].news.lost_error.culprit.rank, 0);
+    rig_post_send(&rig, 1, &send);
+    rig_wait(&rig, 1, &send, DD_PEER_LOST);
+    dd_engine_lock(rig.ranks[1].engine);
+    CHECK(dd_peer_error_locked(rig.ranks[1].peers[0]) != NULL);
+    CHECK(dd_peer_error_locked(rig.ranks[1].peers[2]) == NULL);
+    dd_engine_unlock(rig.ranks[1].engine);
+    rig_message answer = rig_p2p(1, 1, NULL, 0);
+    rig_post_send(&rig, 2, &answer);
+    rig_wait(&rig, 2, &answer, DD_OK);
+    rig_wait(&rig, 1, &other, DD_OK);
+    rig_close(&rig);
+}
+
+TEST_BOTH(peer_that_broke_the_protocol_is_lost)
+{
+    rig_group rig;
+    REQUIRE(rig_open(&rig, 2, is_shm));
+    say_hello(&rig, 0, 1);
+    rig_message recv = rig_p2p(0, 1, NULL, 0);
+    rig_post_recv(&rig, 1, &recv);
+    dd_frame frame = {.type = DD_FRAME_CTS, .id = 1000};
+    dd_engine_lock(rig.ranks[0].engine);
+    peer_post_frame(rig.ranks[0].peers[1], &frame, (dd_bytes){0});
+    dd_engine_unlock(rig.ranks[0].engine);
+    dd_engine_kick(rig.ranks[0].engine);
+    rig_wait(&rig, 1, &recv, DD_PROTOCOL);
+    CHECK_CONTAINS(recv.error.message, "CTS for message 1000");
+    rig_close(&rig);
+}
+
+/* ---- another process */
+
+static void
+write_card(int fd, dd_engine *engine)
+{
+    dd_blob card = {0};
+    CHECK_OK(dd_engine_card(engine, NULL, &card, check_err()));
+    CHECK(write(fd, &card.len, sizeof card.len) == sizeof card.len);
+    CHECK(write(fd, card.data, card.len) == (ssize_t)card.len);
+    dd_blob_fini(&card);
+}
+
+static bool
+read_card(int fd, dd_blob *card)
+{
+    uint8_t bytes[4096];
+    size_t len = 0;
+    return CHECK(read(fd, &len, sizeof len) == sizeof len) && CHECK(len <= sizeof bytes) &&
+           CHECK(read(fd, bytes, len) == (ssize_t)len) &&
+           CHECK_OK(dd_blob_assign(card, dd_bytes_of(bytes, len), check_err()));
+}
+
+/* Rank `rank` of two, with the other's card from a pipe. */
+static bool
+open_half(rig_group *rig, int rank, bool is_shm, int in, int out)
+{
+    dd_connect_options options = rig_options(is_shm, 1);
+    dd_blob other = {0};
+    memset(rig, 0, sizeof *rig);
+    rig->nranks = 2;
+    rig_rank *own = &rig->ranks[rank];
+    if (!CHECK_OK(dd_engine_open(&options, &own->engine, check_err()))) {
+        return false;
+    }
+    write_card(out, own->engine);
+    if (!read_card(in, &other)) {
+        return false;
+    }
+    dd_blob self = {0};
+    bool is_ok =
+        CHECK_OK(dd_engine_card(own->engine, NULL, &self, check_err())) &&
+        CHECK_OK(dd_engine_peer(own->engine, dd_blob_view(&self), &own->peers[rank], check_err())) &&
+        CHECK_OK(dd_engine_peer(own->engine, dd_blob_view(&other), &own->peers[1 - rank], check_err())) &&
+        rig_open_context(rig, rank);
+    dd_blob_fini(&self);
+    dd_blob_fini(&other);
+    return is_ok;
+}
+
+static _Noreturn void
+run_victim(bool is_shm, int in, int out)
+{
+    rig_group rig;
+    if (open_half(&rig, 1, is_shm, in, out)) {
+        rig_message send = rig_p2p(0, 1, NULL, 0);
+        rig_post_send(&rig, 1, &send);
+        rig_wait(&rig, 1, &send, DD_OK);
+    }
+    for (;;) {
+        pause();
+    }
+}
+
+TEST_BOTH(killed_process_is_lost_within_a_second)
+{
+    int pipes[2][2];
+    REQUIRE(pipe(pipes[0]) == 0 && pipe(pipes[1]) == 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        run_victim(is_shm, pipes[0][0], pipes[1][1]);
+    }
+    rig_group rig;
+    REQUIRE(open_half(&rig, 0, is_shm, pipes[1][0], pipes[0][1]));
+    rig_message recv = rig_p2p(1, 1, NULL, 0);
+    rig_post_recv(&rig, 0, &recv);
+    rig_wait(&rig, 0, &recv, DD_OK);
+    rig_post_recv(&rig, 0, &recv);
+    int64_t killed_ns = dd_clock_now_ns();
+    kill(pid, SIGKILL);
+    rig_wait(&rig, 0, &recv, DD_PEER_LOST);
+    CHECK(dd_clock_now_ns() - killed_ns < DD_NS_PER_S * check_slow());
+    CHECK_INT(recv.error.culprit.pid, pid);
+    CHECK_INT(atomic_load(&rig.ranks[0].news.nlosts), 1);
+    waitpid(pid, NULL, 0);
+    rig_close(&rig);
+}
+
+/* Nobody waits: the background thread notices. */
+TEST_BOTH(killed_process_is_noticed_in_the_background)
+{
+    int pipes[2][2];
+    REQUIRE(pipe(pipes[0]) == 0 && pipe(pipes[1]) == 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        run_victim(is_shm, pipes[0][0], pipes[1][1]);
+    }
+    rig_group rig;
+    REQUIRE(open_half(&rig, 0, is_shm, pipes[1][0], pipes[0][1]));
+    rig_message recv = rig_p2p(1, 1, NULL, 0);
+    rig_post_recv(&rig, 0, &recv);
+    rig_wait(&rig, 0, &recv, DD_OK);
+    kill(pid, SIGKILL);
+    for (int i = 0; i < 1000 * check_slow() && atomic_load(&rig.ranks[0].news.nlosts) == 0; i++) {
+        usleep(1000);
+    }
+    CHECK_INT(atomic_load(&rig.ranks[0].news.nlosts), 1);
+    waitpid(pid, NULL, 0);
+    rig_close(&rig);
+}
+
+TEST_BOTH(peer_that_is_not_there_any_more)
+{
+    rig_group rig;
+    REQUIRE(rig_open(&rig, 2, is_shm));
+    rig_close_rank(&rig, 1);
+    rig_message send = rig_p2p(1, 1, NULL, 0);
+    rig_post_send(&rig, 0, &send);
+    dd_engine_kick(rig.ranks[0].engine);
+    dd_wait wait = dd_wait_after(300 * DD_NS_PER_MS);
+    dd_status status = dd_engine_wait(rig.ranks[0].engine, &send.is_done, &wait, check_err());
+    if (status == DD_OP_TIMED_OUT) {
+        rig_cancel(&rig, 0, &send);
+    } else {
+        CHECK(send.error.code == DD_NETWORK || send.error.code == DD_PEER_LOST);
+    }
+    rig_close(&rig);
+}
+
+/* ---- waiting */
+
+typedef struct pair_of_threads {
+    rig_group *rig;
+    int rank;
+    uint64_t tag;
+} pair_of_threads;
+
+static void *
+ping_pong(void *arg)
+{
+    pair_of_threads *self = arg;
+    for (int i = 0; i < 100; i++) {
+        int out = i;
+        int in = -1;
+        rig_message send = rig_p2p(1 - self->rank, self->tag, &out, sizeof out);
+        rig_message recv = rig_p2p(1 - self->rank, self->tag, &in, sizeof in);
+        rig_post_send(self->rig, self->rank, &send);
+        rig_post_recv(self->rig, self->rank, &recv);
+        if (!rig_wait(self->rig, self->rank, &recv, DD_OK) ||
+            !rig_wait(self->rig, self->rank, &send, DD_OK) || !CHECK_INT(in, i)) {
+            break;
+        }
+    }
+    return NULL;
+}
+
+TEST_BOTH(several_threads_wait_on_one_engine)
+{
+    enum { COUNT = 3 };
+    rig_group rig;
+    REQUIRE(rig_open(&rig, 2, is_shm));
+    pthread_t threads[2 * COUNT];
+    pair_of_threads args[2 * COUNT];
+    for (int i = 0; i < 2 * COUNT; i++) {
+        args[i] = (pair_of_threads){.rig = &rig, .rank = i % 2, .tag = (uint64_t)(i / 2)};
+        REQUIRE_OK(dd_thread_start(&threads[i], "waiter", ping_pong, &args[i], check_err()));
+    }
+    for (int i = 0; i < 2 * COUNT; i++) {
+        pthread_join(threads[i], NULL);
+    }
+    rig_close(&rig);
+}
+
+TEST_BOTH(kicked_messages_end_in_the_background)
+{
+    static uint8_t out[3 << 20];
+    static uint8_t in[3 << 20];
+    rig_group rig;
+    REQUIRE(rig_open(&rig, 2, is_shm));
+    rig_fill(out, sizeof out, 3);
+    rig_message send = rig_p2p(1, 1, out, sizeof out);
+    rig_message recv = rig_p2p(0, 1, in, sizeof in);
+    rig_post_send(&rig, 0, &send);
+    dd_engine_kick(rig.ranks[0].engine);
+    rig_post_recv(&rig, 1, &recv);
+    dd_engine_kick(rig.ranks[1].engine);
+    for (int i = 0; i < 3000 && !(atomic_load(&recv.is_done) && atomic_load(&send.is_done)); i++) {
+        usleep(1000);
+    }
+    CHECK(atomic_load(&recv.is_done) && atomic_load(&send.is_done));
+    CHECK_INT(recv.error.code, DD_OK);
+    rig_is_filled(in, sizeof in, 3);
+    rig_close(&rig);
+}
+
+static bool
+is_after_three(void *ctx)
+{
+    int *count = ctx;
+    return ++*count > 3;
+}
+
+TEST(wait_ends_when_the_caller_wants_out_and_at_its_deadline)
+{
+    rig_group rig;
+    REQUIRE(rig_open(&rig, 2, true));
+    rig_message recv = rig_p2p(1, 1, NULL, 0);
+    rig_post_recv(&rig, 0, &recv);
+    int nasked = 0;
+    dd_wait wait = dd_wait_after(5 * DD_NS_PER_S);
+    wait.is_interrupted = is_after_three;
+    wait.ctx = &nasked;
+    CHECK_STATUS(dd_engine_wait(rig.ranks[0].engine, &recv.is_done, &wait, check_err()), DD_INTERRUPTED);
+    CHECK(dd_wait_elapsed_s(&wait) < 1.0 * check_slow());
+    wait = dd_wait_after(20 * DD_NS_PER_MS);
+    CHECK_STATUS(dd_engine_wait(rig.ranks[0].engine, &recv.is_done, &wait, check_err()), DD_OP_TIMED_OUT);
+    CHECK(dd_wait_elapsed_s(&wait) < 0.5 * check_slow());
+    rig_cancel(&rig, 0, &recv);
+    rig_close(&rig);
+}
+
+/* A thread that sleeps in a wait learns that another has called its message off. */
+static void *
+cancel_soon(void *arg)
+{
+    rig_group *rig = ((void **)arg)[0];
+    usleep(20000);
+    rig_cancel(rig, 0, ((void **)arg)[1]);
+    return NULL;
+}
+
+TEST(cancelling_wakes_who_waits)
+{
+    rig_group rig;
+    REQUIRE(rig_open(&rig, 2, true));
+    rig_message recv = rig_p2p(1, 1, NULL, 0);
+    rig_post_recv(&rig, 0, &recv);
+    pthread_t thread;
+    void *args[2] = {&rig, &recv};
+    REQUIRE_OK(dd_thread_start(&thread, "cancel", cancel_soon, args, check_err()));
+    int64_t start_ns = dd_clock_now_ns();
+    rig_wait(&rig, 0, &recv, DD_OP_TIMED_OUT);
+    CHECK(dd_clock_now_ns() - start_ns < DD_NS_PER_S * check_slow());
+    pthread_join(thread, NULL);
+    rig_close(&rig);
+}
+
+/* ---- tasks */
+
+typedef struct counting_task {
+    dd_task task;
+    dd_engine *engine;
+    int nlooks;
+    atomic_bool is_expired;
+    atomic_bool is_enough;
+} counting_task;
+
+static bool
+count_look(dd_task *task)
+{
+    counting_task *self = DD_CONTAINER_OF(task, counting_task, task);
+    if (++self->nlooks == 5) {
+        dd_engine_remove_task_locked(self->engine, task);
+        atomic_store(&self->is_enough, true);
+    }
+    return true;
+}
+
+static bool
+no_look(dd_task *task)
+{
+    (void)task;
+    return false;
+}
+
+static bool
+may_sleep(dd_task *task)
+{
+    (void)task;
+    return true;
+}
+
+static void
+expire(dd_task *task)
+{
+    counting_task *self = DD_CONTAINER_OF(task, counting_task, task);
+    CHECK(task->deadline_ns == DD_NEVER_NS);
+    atomic_store(&self->is_expired, true);
+    dd_engine_remove_task_locked(self->engine, task);
+}
+
+TEST(tasks_are_polled_and_have_deadlines)
+{
+    rig_group rig;
+    REQUIRE(rig_open(&rig, 2, true));
+    dd_engine *engine = rig.ranks[0].engine;
+    counting_task polled = {
+        .task = {.progress = count_look, .fall_asleep = may_sleep, .deadline_ns = DD_NEVER_NS},
+        .engine = engine,
+    };
+    counting_task late = {
+        .task = {.progress = no_look,
+                 .fall_asleep = may_sleep,
+                 .deadline_ns = dd_deadline_after(30 * DD_NS_PER_MS),
+                 .on_deadline = expire,
+                 .is_crowded = true},
+        .engine = engine,
+    };
+    dd_engine_lock(engine);
+    dd_engine_add_task_locked(engine, &polled.task);
+    dd_engine_add_task_locked(engine, &late.task);
+    dd_engine_unlock(engine);
+    rig_wait_flag(&rig, 0, &polled.is_enough);
+    CHECK_INT(polled.nlooks, 5);
+    rig_wait_flag(&rig, 0, &late.is_expired);
+    /* In the background too. */
+    atomic_store(&late.is_expired, false);
+    dd_engine_lock(engine);
+    late.task.deadline_ns = dd_deadline_after(30 * DD_NS_PER_MS);
+    dd_engine_add_task_locked(engine, &late.task);
+    dd_engine_unlock(engine);
+    dd_engine_kick(engine);
+    for (int i = 0; i < 2000 && !atomic_load(&late.is_expired); i++) {
+        usleep(1000);
+    }
+    CHECK(atomic_load(&late.is_expired));
+    dd_engine_lock(engine);
+    dd_engine_remove_task_locked(engine, &late.task);
+    dd_engine_unlock(engine);
+    rig_close(&rig);
+}
+
+/* ---- what is left behind */
+
+static int
+count_entries(const char *path)
+{
+    int count = 0;
+    DIR *dir = opendir(path);
+    while (dir != NULL && readdir(dir) != NULL) {
+        count++;
+    }
+    closedir(dir);
+    return count;
+}
+
+TEST_BOTH(closing_leaves_no_descriptors_and_no_threads)
+{
+    int nfds = 0;
+    int nthreads = 0;
+    for (int i = 0; i < 8; i++) {
+        rig_group rig;
+        REQUIRE(rig_open(&rig, 2, is_shm));
+        say_hello(&rig, 0, 1);
+        rig_close(&rig);
+        if (i == 0) {
+            nfds = count_entries("/proc/self/fd");
+            nthreads = count_entries("/proc/self/task");
+        }
+    }
+    CHECK_INT(count_entries("/proc/self/fd"), nfds);
+    CHECK_INT(count_entries("/proc/self/task"), nthreads);
+}
+
+TEST_BOTH(forked_child_only_frees)
+{
+    rig_group rig;
+    REQUIRE(rig_open(&rig, 2, is_shm));
+    say_hello(&rig, 0, 1);
+    pid_t pid = fork();
+    if (pid == 0) {
+        CHECK_STATUS(dd_engine_check_fork(rig.ranks[0].engine, check_err()), DD_FORKED);
+        rig_close(&rig);
+        _exit(check_failures() > 0 ? 1 : 0);
+    }
+    int status = 0;
+    CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    say_hello(&rig, 1, 0);
+    rig_close(&rig);
+}
+
+TEST(large_message_over_three_lanes)
+{
+    enum { NBYTES = 20 << 20 };
+    uint8_t *out = malloc(NBYTES);
+    uint8_t *in = calloc(1, NBYTES);
+    rig_fill(out, NBYTES, 9);
+    rig_group rig;
+    REQUIRE(rig_open_engines(&rig, 2, false, 3));
+    REQUIRE(rig_open_context(&rig, 0) && rig_open_context(&rig, 1));
+    say_hello(&rig, 0, 1);
+    for (int i = 0; i < 4; i++) {
+        memset(in, 0, NBYTES);
+        rig_message send = rig_p2p(1, 1, out, NBYTES);
+        rig_message recv = rig_p2p(0, 1, in, NBYTES);
+        rig_post_recv(&rig, 1, &recv);
+        rig_post_send(&rig, 0, &send);
+        dd_engine_kick(rig.ranks[0].engine);
+        rig_wait(&rig, 1, &recv, DD_OK);
+        rig_wait(&rig, 0, &send, DD_OK);
+        rig_is_filled(in, NBYTES, 9);
+        rig_drive(&rig, 20 * DD_NS_PER_MS);
+    }
+    dd_engine_stats stats;
+    dd_engine_get_stats(rig.ranks[0].engine, &stats);
+    CHECK_INT(stats.nconnections, 3);
+    rig_close(&rig);
+    free(out);
+    free(in);
+}
+
+/* Several ranks of a group in one process, over one engine. */
+TEST(ranks_of_one_process)
+{
+    rig_group rig;
+    REQUIRE(rig_open_engines(&rig, 1, true, 1));
+    dd_engine *engine = rig.ranks[0].engine;
+    rig.nranks = 2;
+    rig.ranks[0].peers[1] = dd_peer_acquire(rig.ranks[0].peers[0]);
+    rig.ranks[1].engine = dd_engine_acquire(engine);
+    rig.ranks[1].peers[0] = dd_peer_acquire(rig.ranks[0].peers[0]);
+    rig.ranks[1].peers[1] = dd_peer_acquire(rig.ranks[0].peers[0]);
+    REQUIRE(rig_open_context(&rig, 0));
+    int out = 5;
+    int in = 0;
+    rig_message send = rig_p2p(1, 1, &out, sizeof out);
+    rig_post_send(&rig, 0, &send);
+    rig_wait(&rig, 0, &send, DD_OK);
+    REQUIRE(rig_open_context(&rig, 1));
+    rig_message recv = rig_p2p(0, 1, &in, sizeof in);
+    rig_post_recv(&rig, 1, &recv);
+    rig_wait(&rig, 1, &recv, DD_OK);
+    CHECK_INT(in, 5);
+    dd_error error;
+    (void)dd_error_set(&error, DD_ABORTED, "no more");
+    dd_engine_lock(engine);
+    dd_context_post_abort_locked(rig.ranks[0].context, DD_ANY_RANK, &error);
+    dd_engine_unlock(engine);
+    REQUIRE(rig_wait_count(&rig, 1, &rig.ranks[1].news.naborts, 1));
+    rig_close_context(&rig, 0);
+    REQUIRE(rig_wait_count(&rig, 1, &rig.ranks[1].news.ngoodbyes, 1));
+    rig_close(&rig);
+}
+
+#ifdef DD_FAULTS
+/* Whatever allocation fails, every message ends, and nothing leaks. */
+TEST_BOTH(out_of_memory_ends_messages)
+{
+    static uint8_t out[200000];
+    static uint8_t in[200000];
+    for (long count = 0; count < 24; count++) {
+        rig_group rig;
+        REQUIRE(rig_open(&rig, 2, is_shm));
+        say_hello(&rig, 0, 1);
+        (void)dd_mem_fail_after(count);
+        size_t lengths[] = {1000, 200000, 30000};
+        rig_message sends[3];
+        rig_message recvs[3];
+        for (int i = 0; i < 3; i++) {
+            sends[i] = rig_p2p(1, (uint64_t)i, out, lengths[i]);
+            recvs[i] = rig_p2p(0, (uint64_t)i, in, lengths[i] - (i == 2 ? 1 : 0));
+            rig_post_send(&rig, 0, &sends[i]);
+        }
+        rig_drive(&rig, 2 * DD_NS_PER_MS);
+        for (int i = 0; i < 3; i++) {
+            rig_post_recv(&rig, 1, &recvs[i]);
+        }
+        rig_drive(&rig, 2 * DD_NS_PER_MS);
+        (void)dd_mem_fail_after(-1);
+        for (int i = 0; i < 3; i++) {
+            /* A send that had failed leaves its receive waiting for another. */
+            if (sends[i].is_done && sends[i].error.code != DD_OK) {
+                rig_cancel(&rig, 1, &recvs[i]);
+            }
+            rig_wait_flag(&rig, 0, &sends[i].is_done);
+            rig_wait_flag(&rig, 1, &recvs[i].is_done);
+        }
+        rig_close(&rig);
+    }
+}
+
+TEST(out_of_memory_when_opening)
+{
+    for (long count = 0; count < 12; count++) {
+        dd_connect_options options = rig_options(true, 1);
+        dd_engine *engine = NULL;
+        (void)dd_mem_fail_after(count);
+        dd_status status = dd_engine_open(&options, &engine, check_err());
+        dd_blob card = {0};
+        if (status == DD_OK) {
+            status = dd_engine_card(engine, NULL, &card, check_err());
+        }
+        (void)dd_mem_fail_after(-1);
+        CHECK(status == DD_OK || status == DD_OUT_OF_MEMORY);
+        dd_blob_fini(&card);
+        dd_engine_release(engine);
+    }
+}
+#endif

@@ -1,0 +1,77 @@
+/* Ranks as engines of one process, connected as processes are, for the tests of engine and context. */
+#ifndef DD_TESTS_TEST_ENGINE_RIG_H
+#define DD_TESTS_TEST_ENGINE_RIG_H
+
+#include "check.h"
+#include "core/thread.h"
+#include "transport/context.h"
+#include "transport/engine.h"
+
+#include <stdatomic.h>
+
+#define RIG_MAX 4
+#define RIG_GROUP UINT64_C(77)
+
+/* What the handler of a rank has been told. */
+typedef struct rig_news {
+    atomic_int ncolls, naborts, nlosts, ngoodbyes, nanswers;
+    dd_error abort_error;
+    dd_error lost_error;
+    int lost_rank;
+    uint64_t answer_sequence;
+    dd_signature last_signature;
+} rig_news;
+
+typedef struct rig_rank {
+    dd_engine *engine;
+    dd_context *context;
+    dd_peer *peers[RIG_MAX];
+    rig_news news;
+} rig_rank;
+
+typedef struct rig_group {
+    int nranks;
+    bool is_shm;
+    int nlanes;
+    rig_rank ranks[RIG_MAX];
+} rig_group;
+
+/* A message with a flag. */
+typedef struct rig_message {
+    dd_message message;
+    atomic_bool is_done;
+    dd_error error; /* code DD_OK for success */
+} rig_message;
+
+dd_connect_options rig_options(bool is_shm, int nlanes);
+bool rig_open(rig_group *self, int nranks, bool is_shm);
+bool rig_open_engines(rig_group *self, int nranks, bool is_shm, int nlanes);
+/* The group RIG_GROUP on one rank. */
+bool rig_open_context(rig_group *self, int rank);
+void rig_close_context(rig_group *self, int rank);
+void rig_close_rank(rig_group *self, int rank);
+void rig_close(rig_group *self);
+
+rig_message rig_p2p(int rank, uint64_t tag, void *data, size_t nbytes);
+rig_message rig_coll(int rank, uint64_t sequence, uint32_t channel, const dd_signature *signature, void *data,
+                     size_t nbytes);
+void rig_post_send(rig_group *self, int rank, rig_message *message);
+void rig_post_recv(rig_group *self, int rank, rig_message *message);
+void rig_cancel(rig_group *self, int rank, rig_message *message);
+/* Drives the rank until the flag is set, for at most 5 s; checks that it was. */
+bool rig_wait_flag(rig_group *self, int rank, const atomic_bool *flag);
+/* The same for a message, which has to end with this code. */
+bool rig_wait(rig_group *self, int rank, rig_message *message, dd_status code);
+/* Drives all ranks for a while: what is under way arrives. */
+void rig_drive(rig_group *self, int64_t duration_ns);
+/* Drives the rank until the counter has reached `wanted`. */
+bool rig_wait_count(rig_group *self, int rank, atomic_int *counter, int wanted);
+
+/* Runs body(rig, rank) for all ranks, each on a thread. */
+void rig_run(rig_group *self, void (*body)(rig_group *self, int rank));
+
+/* A pattern that tells where a byte belongs. */
+void rig_fill(uint8_t *data, size_t nbytes, unsigned seed);
+bool rig_is_filled(const uint8_t *data, size_t nbytes, unsigned seed);
+
+#endif

@@ -1,0 +1,886 @@
+/* Links, both kinds through the same tests where they promise the same. */
+#include "check.h"
+#include "core/fork.h"
+#include "core/mem.h"
+#include "core/thread.h"
+#include "net/ring.h"
+#include "transport/link.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define RING_NBYTES ((size_t)65536)
+
+typedef enum kind {
+    SHM,
+    TCP,
+} kind;
+static const kind kinds[] = {SHM, TCP};
+#define FOR_EACH_KIND(k) for (const kind *k = kinds; k < kinds + 2; k++)
+
+typedef struct opener {
+    int fd;
+    size_t ring_nbytes;
+    dd_link *link;
+    dd_status status;
+    dd_error err;
+} opener;
+
+static void *
+open_shm(void *arg)
+{
+    opener *self = arg;
+    dd_wait wait = dd_wait_after(3 * DD_NS_PER_S * check_slow());
+    self->status = dd_link_open_shm(self->fd, self->ring_nbytes, &self->link, &wait, &self->err);
+    return NULL;
+}
+
+static bool
+make_sockets(kind k, int fds[2])
+{
+    if (k == SHM) {
+        bool is_made = CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) == 0);
+        (void)dd_fork_own(fds[0]);
+        (void)dd_fork_own(fds[1]);
+        return is_made;
+    }
+    dd_addr addr = {.len = sizeof(struct sockaddr_in)};
+    struct sockaddr_in *in = (struct sockaddr_in *)&addr.storage;
+    in->sin_family = AF_INET;
+    in->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int listener = -1;
+    dd_wait wait = dd_wait_after(3 * DD_NS_PER_S);
+    if (!CHECK_OK(dd_sock_listen(&addr, &listener, check_err()))) {
+        return false;
+    }
+    addr = dd_sock_local_addr(listener);
+    bool is_made = CHECK_OK(dd_sock_connect(&addr, &fds[0], &wait, check_err())) &&
+                   CHECK_OK(dd_sock_wait(listener, POLLIN, &wait, check_err())) &&
+                   CHECK(dd_sock_try_accept(listener, &fds[1]) == DD_IO_OK);
+    dd_sock_close(listener);
+    return is_made;
+}
+
+static bool
+open_shm_pair(size_t ring_nbytes_a, size_t ring_nbytes_b, dd_link *links[2])
+{
+    int fds[2] = {-1, -1};
+    if (!make_sockets(SHM, fds)) {
+        return false;
+    }
+    opener a = {.fd = fds[0], .ring_nbytes = ring_nbytes_a};
+    opener b = {.fd = fds[1], .ring_nbytes = ring_nbytes_b};
+    pthread_t thread;
+    if (!CHECK(pthread_create(&thread, NULL, open_shm, &b) == 0)) {
+        return false;
+    }
+    open_shm(&a);
+    pthread_join(thread, NULL);
+    links[0] = a.link;
+    links[1] = b.link;
+    return CHECK_STATUS(a.status, DD_OK) && CHECK_STATUS(b.status, DD_OK);
+}
+
+static bool
+open_links(kind k, dd_link *links[2])
+{
+    if (k == SHM) {
+        return open_shm_pair(RING_NBYTES, RING_NBYTES, links);
+    }
+    int fds[2] = {-1, -1};
+    return make_sockets(TCP, fds) && CHECK_OK(dd_link_open_tcp(fds[0], &links[0], check_err())) &&
+           CHECK_OK(dd_link_open_tcp(fds[1], &links[1], check_err()));
+}
+
+static void
+close_links(dd_link *links[2])
+{
+    dd_link_close(links[0]);
+    dd_link_close(links[1]);
+}
+
+static int
+count_fds(void)
+{
+    int count = 0;
+    DIR *dir = opendir("/proc/self/fd");
+    while (readdir(dir) != NULL) {
+        count++;
+    }
+    closedir(dir);
+    return count;
+}
+
+/* Sleeps until there is something to do, where the link allows it. */
+static bool
+sleep_on(dd_link *link, bool wants_room)
+{
+    if (!link->ops->fall_asleep(link, wants_room)) {
+        return true;
+    }
+    short room = wants_room && link->needs_epollout ? POLLOUT : 0;
+    struct pollfd pollfd = {.fd = link->fd, .events = (short)(POLLIN | room)};
+    /* The bound is what makes a lost bell a failure. */
+    int rc = poll(&pollfd, 1, 2000 * check_slow());
+    return CHECK(rc == 1) && CHECK(link->ops->on_event(link) != DD_IO_FAILED);
+}
+
+static uint8_t
+byte_at(size_t position)
+{
+    return (uint8_t)(position * 31 + position / 257);
+}
+
+typedef struct side {
+    dd_link *link;
+    size_t nbytes; /* to send and to receive */
+    unsigned seed;
+    size_t max_part;
+    bool sleeps;
+    bool pauses;
+    bool is_right;
+} side;
+
+static size_t
+next_random(side *self, size_t below)
+{
+    return (size_t)rand_r(&self->seed) % below;
+}
+
+/* Up to three parts of random sizes, some of them empty. */
+static size_t
+send_some(side *self, size_t sent, uint8_t *scratch)
+{
+    struct iovec parts[3];
+    size_t at = 0;
+    for (int i = 0; i < 3; i++) {
+        size_t len = next_random(self, self->max_part);
+        len = len < self->nbytes - sent - at ? len : self->nbytes - sent - at;
+        for (size_t k = 0; k < len; k++) {
+            scratch[at + k] = byte_at(sent + at + k);
+        }
+        parts[i] = (struct iovec){.iov_base = scratch + at, .iov_len = len};
+        at += len;
+    }
+    size_t moved = 0;
+    if (at == 0) {
+        return 0;
+    }
+    dd_io io = self->link->ops->try_send(self->link, parts, 3, &moved);
+    self->is_right = self->is_right && CHECK(io == DD_IO_OK || io == DD_IO_AGAIN) && CHECK(moved <= at);
+    return io == DD_IO_OK ? moved : 0;
+}
+
+static size_t
+recv_some(side *self, size_t got, uint8_t *scratch)
+{
+    size_t moved = 0;
+    size_t len = 1 + next_random(self, 2 * self->max_part);
+    dd_io io = self->link->ops->try_recv(self->link, scratch, len, &moved);
+    if (io != DD_IO_OK) {
+        self->is_right = self->is_right && CHECK(io == DD_IO_AGAIN);
+        return 0;
+    }
+    bool is_same = moved > 0 && moved <= len;
+    for (size_t i = 0; i < moved && is_same; i++) {
+        is_same = scratch[i] == byte_at(got + i);
+    }
+    self->is_right = self->is_right && CHECK(is_same);
+    return moved;
+}
+
+static void *
+run_side(void *arg)
+{
+    side *self = arg;
+    size_t sent = 0;
+    size_t got = 0;
+    uint8_t *scratch = malloc(3 * self->max_part + 1);
+    while ((sent < self->nbytes || got < self->nbytes) && self->is_right) {
+        size_t out = sent < self->nbytes ? send_some(self, sent, scratch) : 0;
+        sent += out;
+        size_t in = got < self->nbytes ? recv_some(self, got, scratch) : 0;
+        got += in;
+        if (self->pauses && next_random(self, 64) == 0) {
+            usleep((useconds_t)next_random(self, 200));
+        }
+        if (out == 0 && in == 0 && self->sleeps) {
+            bool wants_room = sent < self->nbytes;
+            self->is_right = self->is_right && sleep_on(self->link, wants_room);
+        }
+    }
+    free(scratch);
+    return NULL;
+}
+
+static void
+stream_both_ways(kind k, side shape)
+{
+    dd_link *links[2] = {0};
+    REQUIRE(open_links(k, links));
+    side sides[2] = {shape, shape};
+    for (int i = 0; i < 2; i++) {
+        sides[i].link = links[i];
+        sides[i].is_right = true;
+        sides[i].seed += (unsigned)i;
+    }
+    pthread_t thread;
+    REQUIRE(pthread_create(&thread, NULL, run_side, &sides[1]) == 0);
+    run_side(&sides[0]);
+    pthread_join(thread, NULL);
+    CHECK(sides[0].is_right && sides[1].is_right);
+    close_links(links);
+}
+
+TEST(small_pieces_arrive_in_order)
+{
+    FOR_EACH_KIND(k)
+    {
+        stream_both_ways(*k, (side){.nbytes = 300000, .max_part = 40, .seed = 7});
+    }
+}
+
+TEST(large_pieces_arrive_in_order)
+{
+    FOR_EACH_KIND(k)
+    {
+        stream_both_ways(*k,
+                         (side){.nbytes = 20000000 / (size_t)check_slow(), .max_part = 200000, .seed = 3});
+    }
+}
+
+/* Both sides fall asleep whenever they can do nothing: a lost bell shows as a sleep without end. */
+TEST(no_bell_is_lost)
+{
+    FOR_EACH_KIND(k)
+    {
+        side shape = {.nbytes = 6000000 / (size_t)check_slow(), .max_part = 3000, .seed = 11, .sleeps = true};
+        stream_both_ways(*k, shape);
+        shape.pauses = true;
+        shape.nbytes /= 4;
+        stream_both_ways(*k, shape);
+        shape.max_part = 200000;
+        stream_both_ways(*k, shape);
+    }
+}
+
+typedef struct player {
+    dd_link *link;
+    int nrounds;
+    bool serves;
+    bool is_right;
+} player;
+
+static bool
+hit(player *self, uint32_t ball)
+{
+    struct iovec part = {.iov_base = &ball, .iov_len = sizeof ball};
+    size_t moved = 0;
+    return CHECK(self->link->ops->try_send(self->link, &part, 1, &moved) == DD_IO_OK) && CHECK(moved == 4);
+}
+
+static bool
+await_ball(player *self, uint32_t expected)
+{
+    for (;;) {
+        uint32_t ball = 0;
+        size_t moved = 0;
+        dd_io io = self->link->ops->try_recv(self->link, &ball, sizeof ball, &moved);
+        if (io == DD_IO_OK) {
+            return CHECK(moved == 4) && CHECK_INT(ball, expected);
+        }
+        if (!CHECK(io == DD_IO_AGAIN) || !sleep_on(self->link, false)) {
+            return false;
+        }
+    }
+}
+
+static void *
+play(void *arg)
+{
+    player *self = arg;
+    self->is_right = true;
+    for (int i = 0; i < self->nrounds && self->is_right; i++) {
+        if (self->serves) {
+            self->is_right = hit(self, (uint32_t)i) && await_ball(self, (uint32_t)i);
+        } else {
+            self->is_right = await_ball(self, (uint32_t)i) && hit(self, (uint32_t)i);
+        }
+    }
+    return NULL;
+}
+
+/* Every ball finds the other side asleep or about to fall asleep. */
+TEST(ping_pong_of_sleepers)
+{
+    FOR_EACH_KIND(k)
+    {
+        dd_link *links[2] = {0};
+        REQUIRE(open_links(*k, links));
+        player players[2] = {{.link = links[0], .nrounds = 20000 / check_slow(), .serves = true},
+                             {.link = links[1], .nrounds = 20000 / check_slow()}};
+        pthread_t thread;
+        REQUIRE(pthread_create(&thread, NULL, play, &players[1]) == 0);
+        play(&players[0]);
+        pthread_join(thread, NULL);
+        CHECK(players[0].is_right && players[1].is_right);
+        close_links(links);
+    }
+}
+
+static bool
+send_text(dd_link *link, const char *text)
+{
+    struct iovec part = {.iov_base = (void *)(uintptr_t)text, .iov_len = strlen(text)};
+    size_t moved = 0;
+    return CHECK(link->ops->try_send(link, &part, 1, &moved) == DD_IO_OK) && CHECK_INT(moved, strlen(text));
+}
+
+static bool
+is_readable(const dd_link *link, int timeout_ms)
+{
+    struct pollfd pollfd = {.fd = link->fd, .events = POLLIN};
+    return poll(&pollfd, 1, timeout_ms) == 1;
+}
+
+TEST(nothing_there_is_again_and_the_end_comes_after_the_last_byte)
+{
+    FOR_EACH_KIND(k)
+    {
+        dd_link *links[2] = {0};
+        REQUIRE(open_links(*k, links));
+        char text[8] = "";
+        size_t moved = 0;
+        CHECK_INT(links[1]->ops->try_recv(links[1], text, sizeof text, &moved), DD_IO_AGAIN);
+        REQUIRE(send_text(links[0], "last"));
+        dd_link_close(links[0]);
+        REQUIRE(is_readable(links[1], 2000));
+        CHECK_INT(links[1]->ops->on_event(links[1]), DD_IO_OK);
+        REQUIRE(links[1]->ops->try_recv(links[1], text, sizeof text, &moved) == DD_IO_OK);
+        CHECK_TEXT(dd_bytes_of(text, moved), "last");
+        CHECK_INT(links[1]->ops->try_recv(links[1], text, sizeof text, &moved), DD_IO_CLOSED);
+        if (*k == SHM) {
+            CHECK_INT(links[1]->ops->on_event(links[1]), DD_IO_CLOSED);
+            CHECK(!links[1]->ops->fall_asleep(links[1], false));
+            struct iovec part = {.iov_base = text, .iov_len = 4};
+            CHECK_INT(links[1]->ops->try_send(links[1], &part, 1, &moved), DD_IO_CLOSED);
+        }
+        dd_link_close(links[1]);
+    }
+}
+
+TEST(links_fill_up_and_move_on)
+{
+    FOR_EACH_KIND(k)
+    {
+        dd_link *links[2] = {0};
+        REQUIRE(open_links(*k, links));
+        static uint8_t block[100000];
+        struct iovec part = {.iov_base = block, .iov_len = sizeof block};
+        size_t sent = 0;
+        size_t moved = 0;
+        dd_io io = DD_IO_OK;
+        for (int i = 0; i < 10000 && io == DD_IO_OK; i++) {
+            io = links[0]->ops->try_send(links[0], &part, 1, &moved);
+            sent += io == DD_IO_OK ? moved : 0;
+        }
+        CHECK_INT(io, DD_IO_AGAIN);
+        if (*k == SHM) {
+            CHECK_INT(sent, RING_NBYTES);
+        }
+        size_t got = 0;
+        while (got < sent) {
+            io = links[1]->ops->try_recv(links[1], block, sizeof block, &moved);
+            REQUIRE(io == DD_IO_OK || (*k == TCP && io == DD_IO_AGAIN));
+            got += io == DD_IO_OK ? moved : 0;
+        }
+        CHECK_INT(got, sent);
+        CHECK(send_text(links[0], "more"));
+        close_links(links);
+    }
+}
+
+TEST(rings_of_different_sizes)
+{
+    dd_link *links[2] = {0};
+    REQUIRE(open_shm_pair(4096, 16384, links));
+    uint8_t block[20000] = {0};
+    struct iovec part = {.iov_base = block, .iov_len = sizeof block};
+    size_t moved = 0;
+    CHECK_INT(links[0]->ops->try_send(links[0], &part, 1, &moved), DD_IO_OK);
+    CHECK_INT(moved, 16384);
+    CHECK_INT(links[1]->ops->try_send(links[1], &part, 1, &moved), DD_IO_OK);
+    CHECK_INT(moved, 4096);
+    close_links(links);
+}
+
+/* ---- bells */
+
+TEST(bells_wake_only_sleepers)
+{
+    dd_link *links[2] = {0};
+    REQUIRE(open_links(SHM, links));
+    links[0]->ops->ring_bell(links[0]);
+    CHECK(send_text(links[0], "x"));
+    CHECK(!is_readable(links[1], 0));
+    CHECK(!links[1]->ops->fall_asleep(links[1], false));
+    char text[4];
+    size_t moved = 0;
+    CHECK_INT(links[1]->ops->try_recv(links[1], text, sizeof text, &moved), DD_IO_OK);
+    CHECK(links[1]->ops->fall_asleep(links[1], false));
+    links[0]->ops->ring_bell(links[0]);
+    links[0]->ops->ring_bell(links[0]);
+    CHECK(is_readable(links[1], 1000));
+    CHECK_INT(links[1]->ops->on_event(links[1]), DD_IO_OK);
+    CHECK(!is_readable(links[1], 0));
+    /* A look ends the sleep: nobody rings any more. */
+    CHECK(links[1]->ops->fall_asleep(links[1], false));
+    CHECK_INT(links[1]->ops->try_recv(links[1], text, sizeof text, &moved), DD_IO_AGAIN);
+    links[0]->ops->ring_bell(links[0]);
+    CHECK(send_text(links[0], "y"));
+    CHECK(!is_readable(links[1], 0));
+    close_links(links);
+}
+
+TEST(writer_that_waits_for_room_is_woken)
+{
+    dd_link *links[2] = {0};
+    REQUIRE(open_links(SHM, links));
+    static uint8_t block[RING_NBYTES];
+    struct iovec part = {.iov_base = block, .iov_len = sizeof block};
+    size_t moved = 0;
+    CHECK(links[0]->ops->fall_asleep(links[0], false));
+    CHECK(!links[0]->ops->fall_asleep(links[0], true));
+    CHECK_INT(links[0]->ops->try_send(links[0], &part, 1, &moved), DD_IO_OK);
+    CHECK_INT(moved, RING_NBYTES);
+    CHECK_INT(links[0]->ops->try_send(links[0], &part, 1, &moved), DD_IO_AGAIN);
+    CHECK(links[0]->ops->fall_asleep(links[0], true));
+    CHECK(!is_readable(links[0], 0));
+    CHECK_INT(links[1]->ops->try_recv(links[1], block, 1, &moved), DD_IO_OK);
+    CHECK(is_readable(links[0], 1000));
+    CHECK_INT(links[0]->ops->on_event(links[0]), DD_IO_OK);
+    CHECK(!links[0]->ops->fall_asleep(links[0], true));
+    close_links(links);
+}
+
+typedef struct arena {
+    dd_link *links[2];
+    _Atomic uint32_t turns[2]; /* as in memory that both sides look at */
+    int nrounds;
+} arena;
+
+static bool
+wait_turn(arena *both, int who, uint32_t turn)
+{
+    while (atomic_load_explicit(&both->turns[who], memory_order_relaxed) < turn) {
+        dd_link *link = both->links[who];
+        char byte;
+        size_t moved = 0;
+        if (!CHECK(link->ops->try_recv(link, &byte, 1, &moved) == DD_IO_AGAIN)) {
+            return false;
+        }
+        if (!link->ops->fall_asleep(link, false) ||
+            atomic_load_explicit(&both->turns[who], memory_order_relaxed) >= turn) {
+            continue;
+        }
+        struct pollfd pollfd = {.fd = link->fd, .events = POLLIN};
+        if (!CHECK(poll(&pollfd, 1, 2000 * check_slow()) == 1)) {
+            return false;
+        }
+        (void)link->ops->on_event(link);
+    }
+    return true;
+}
+
+static void *
+take_turns(void *arg)
+{
+    arena *both = arg;
+    for (int i = 1; i <= both->nrounds; i++) {
+        if (!wait_turn(both, 1, (uint32_t)i)) {
+            break;
+        }
+        atomic_store_explicit(&both->turns[0], (uint32_t)i, memory_order_relaxed);
+        both->links[1]->ops->ring_bell(both->links[1]);
+    }
+    return NULL;
+}
+
+/* The classic race: one side looks a last time and falls asleep while the other writes and looks whether
+ * it sleeps. */
+TEST(bells_for_other_memory_are_not_lost)
+{
+    arena both = {.nrounds = 30000 / check_slow()};
+    REQUIRE(open_links(SHM, both.links));
+    pthread_t thread;
+    REQUIRE(pthread_create(&thread, NULL, take_turns, &both) == 0);
+    for (int i = 1; i <= both.nrounds; i++) {
+        atomic_store_explicit(&both.turns[1], (uint32_t)i, memory_order_relaxed);
+        both.links[0]->ops->ring_bell(both.links[0]);
+        if (!wait_turn(&both, 0, (uint32_t)i)) {
+            break;
+        }
+    }
+    pthread_join(thread, NULL);
+    close_links(both.links);
+}
+
+/* ---- descriptors */
+
+static int
+make_memory(uint64_t value)
+{
+    int fd = memfd_create("test", MFD_CLOEXEC);
+    CHECK(pwrite(fd, &value, sizeof value, 0) == sizeof value);
+    return fd;
+}
+
+static uint64_t
+read_memory(int fd)
+{
+    uint64_t value = 0;
+    CHECK(pread(fd, &value, sizeof value, 0) == sizeof value);
+    return value;
+}
+
+/* Far more than a socket holds: the rest waits and goes with later calls. */
+TEST(passed_descriptors_arrive_once_and_in_order)
+{
+    dd_link *links[2] = {0};
+    int nfds_before = count_fds();
+    REQUIRE(open_links(SHM, links));
+    enum { COUNT = 450 };
+    for (uint64_t i = 0; i < COUNT; i++) {
+        dd_passed_fd passed = {.key = {i, ~i}, .fd = make_memory(i * 3)};
+        REQUIRE_OK(links[0]->ops->send_fd(links[0], &passed, check_err()));
+        close(passed.fd);
+        if (i % 3 == 0) {
+            /* Bells in between. */
+            char byte;
+            size_t moved = 0;
+            CHECK(links[1]->ops->fall_asleep(links[1], false));
+            links[0]->ops->ring_bell(links[0]);
+            CHECK_INT(links[1]->ops->try_recv(links[1], &byte, 1, &moved), DD_IO_AGAIN);
+        }
+    }
+    uint64_t got = 0;
+    dd_passed_fd passed = {.fd = -1};
+    for (int round = 0; round < 1000 && got < COUNT; round++) {
+        CHECK_INT(links[1]->ops->on_event(links[1]), DD_IO_OK);
+        for (; links[1]->ops->take_fd(links[1], &passed); got++) {
+            CHECK_INT(passed.key[0], got);
+            CHECK_INT(passed.key[1], ~got);
+            CHECK_INT(read_memory(passed.fd), got * 3);
+            dd_sock_close(passed.fd);
+        }
+        (void)links[0]->ops->fall_asleep(links[0], false);
+    }
+    CHECK_INT(got, COUNT);
+    CHECK(!links[1]->ops->take_fd(links[1], &passed));
+    close_links(links);
+    CHECK_INT(count_fds(), nfds_before);
+}
+
+TEST(descriptors_nobody_took_are_closed)
+{
+    dd_link *links[2] = {0};
+    int nfds_before = count_fds();
+    REQUIRE(open_links(SHM, links));
+    for (uint64_t i = 0; i < 400; i++) {
+        dd_passed_fd passed = {.key = {i, i}, .fd = make_memory(i)};
+        REQUIRE_OK(links[0]->ops->send_fd(links[0], &passed, check_err()));
+        close(passed.fd);
+    }
+    CHECK_INT(links[1]->ops->on_event(links[1]), DD_IO_OK);
+    close_links(links);
+    CHECK_INT(count_fds(), nfds_before);
+}
+
+TEST(no_descriptors_over_tcp)
+{
+    dd_link *links[2] = {0};
+    REQUIRE(open_links(TCP, links));
+    dd_passed_fd passed = {.fd = 0};
+    CHECK_STATUS(links[0]->ops->send_fd(links[0], &passed, check_err()), DD_NOT_SUPPORTED);
+    CHECK(!links[0]->ops->take_fd(links[0], &passed));
+    links[0]->ops->ring_bell(links[0]);
+    close_links(links);
+}
+
+TEST(passing_to_a_dead_peer)
+{
+    dd_link *links[2] = {0};
+    REQUIRE(open_links(SHM, links));
+    dd_link_close(links[1]);
+    dd_passed_fd passed = {.fd = 0};
+    (void)links[0]->ops->send_fd(links[0], &passed, NULL);
+    CHECK_INT(links[0]->ops->on_event(links[0]), DD_IO_CLOSED);
+    CHECK_STATUS(links[0]->ops->send_fd(links[0], &passed, check_err()), DD_NETWORK);
+    links[0]->ops->ring_bell(links[0]);
+    dd_link_close(links[0]);
+}
+
+/* ---- peers that make no sense */
+
+TEST(nonsense_on_the_socket_breaks_the_link)
+{
+    static const struct {
+        const char *bytes;
+        size_t len;
+        int nfds;
+    } cases[] = {
+        {"x", 1, 0},
+        {"f0123456789abcdef", 17, 0}, /* a frame without its descriptor */
+        {"bbb", 3, 1},                /* a descriptor without a frame */
+        {"bbx", 3, 1},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        dd_link *links[2] = {0};
+        REQUIRE(open_links(SHM, links));
+        size_t moved = 0;
+        if (cases[i].nfds == 0) {
+            REQUIRE(write(links[0]->fd, cases[i].bytes, cases[i].len) == (ssize_t)cases[i].len);
+        } else {
+            REQUIRE(dd_sock_try_send_fd(links[0]->fd, cases[i].bytes, cases[i].len, 0, &moved) == DD_IO_OK);
+        }
+        int nfds_before = count_fds();
+        CHECK_INT(links[1]->ops->on_event(links[1]), DD_IO_FAILED);
+        CHECK_INT(errno, EPROTO);
+        char byte;
+        CHECK_INT(links[1]->ops->try_recv(links[1], &byte, 1, &moved), DD_IO_FAILED);
+        CHECK(count_fds() <= nfds_before + 1);
+        close_links(links);
+    }
+}
+
+TEST(frames_cut_anywhere)
+{
+    dd_link *links[2] = {0};
+    REQUIRE(open_links(SHM, links));
+    char bytes[256];
+    memset(bytes, 'b', sizeof bytes);
+    /* The batch in which the other side reads ends within the first frame. */
+    REQUIRE(write(links[0]->fd, bytes, 250) == 250);
+    for (uint64_t i = 0; i < 2; i++) {
+        dd_passed_fd passed = {.key = {i, i}, .fd = make_memory(i)};
+        REQUIRE_OK(links[0]->ops->send_fd(links[0], &passed, check_err()));
+        close(passed.fd);
+    }
+    CHECK_INT(links[1]->ops->on_event(links[1]), DD_IO_OK);
+    dd_passed_fd passed;
+    for (uint64_t i = 0; i < 2; i++) {
+        REQUIRE(links[1]->ops->take_fd(links[1], &passed));
+        CHECK_INT(passed.key[0], i);
+        CHECK_INT(read_memory(passed.fd), i);
+        dd_sock_close(passed.fd);
+    }
+    close_links(links);
+}
+
+/* The other side of the hand-over, played by hand. */
+static void
+offer(const char *magic, uint64_t size, int ring_fd, dd_status expected)
+{
+    int fds[2] = {-1, -1};
+    REQUIRE(make_sockets(SHM, fds));
+    uint8_t bytes[16];
+    memcpy(bytes, magic, 8);
+    memcpy(bytes + 8, &size, 8);
+    size_t moved = 0;
+    if (ring_fd >= 0) {
+        CHECK_INT(dd_sock_try_send_fd(fds[0], bytes, sizeof bytes, ring_fd, &moved), DD_IO_OK);
+    } else {
+        CHECK_INT(dd_sock_try_send(fds[0], bytes, sizeof bytes, &moved), DD_IO_OK);
+    }
+    dd_wait wait = dd_wait_after(DD_NS_PER_S);
+    dd_link *link = NULL;
+    CHECK_STATUS(dd_link_open_shm(fds[1], RING_NBYTES, &link, &wait, check_err()), expected);
+    /* It is told. */
+    uint8_t reply[17];
+    CHECK_INT(recv(fds[0], reply, sizeof reply, 0), 16);
+    CHECK_INT(recv(fds[0], reply, 1, 0), 1);
+    CHECK_INT(reply[0], 'n');
+    dd_sock_close(fds[0]);
+    dd_sock_close(fds[1]);
+}
+
+TEST(offers_that_make_no_sense)
+{
+    int nfds_before = count_fds();
+    dd_ring ring = {0};
+    int ring_fd = -1;
+    REQUIRE_OK(dd_ring_create(&ring, 8192, &ring_fd, check_err()));
+    offer("ddring01", 8192, -1, DD_PROTOCOL);
+    offer("ddring01", 4096, ring_fd, DD_PROTOCOL);
+    offer("ddring01", 12288, ring_fd, DD_PROTOCOL);
+    offer("ddring01", UINT64_MAX, ring_fd, DD_PROTOCOL);
+    offer("ddring01", 0, ring_fd, DD_PROTOCOL);
+    offer("ddring99", 8192, ring_fd, DD_PROTOCOL);
+    int plain = memfd_create("plain", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    REQUIRE(ftruncate(plain, 4096 + 8192) == 0);
+    offer("ddring01", 8192, plain, DD_PROTOCOL);
+    close(plain);
+    dd_sock_close(ring_fd);
+    dd_ring_close(&ring);
+    CHECK_INT(count_fds(), nfds_before);
+}
+
+TEST(opening_shared_memory_with_nobody_there)
+{
+    int nfds_before = count_fds();
+    int fds[2] = {-1, -1};
+    REQUIRE(make_sockets(SHM, fds));
+    dd_link *link = NULL;
+    dd_wait wait = dd_wait_after(20 * DD_NS_PER_MS);
+    CHECK_STATUS(dd_link_open_shm(fds[1], RING_NBYTES, &link, &wait, check_err()), DD_NETWORK_TIMED_OUT);
+    CHECK_STATUS(dd_link_open_shm(fds[1], 5000, &link, &wait, check_err()), DD_INVALID_ARGUMENT);
+    dd_sock_close(fds[0]);
+    CHECK_STATUS(dd_link_open_shm(fds[1], RING_NBYTES, &link, &wait, check_err()), DD_NETWORK);
+    dd_sock_close(fds[1]);
+    CHECK_INT(count_fds(), nfds_before);
+}
+
+/* The header of the n-th ring that this process has mapped. */
+static uint64_t *
+find_ring(unsigned which)
+{
+    unsigned seen = 0;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    char line[512];
+    uint64_t *found = NULL;
+    while (fgets(line, sizeof line, maps) != NULL) {
+        if (strstr(line, "memfd:dldist-ring") != NULL && seen++ == which) {
+            found = (uint64_t *)strtoul(line, NULL, 16);
+        }
+    }
+    fclose(maps);
+    return found;
+}
+
+TEST(positions_that_make_no_sense_break_the_link)
+{
+    static const uint64_t wrong[] = {RING_NBYTES + 1, UINT64_MAX - RING_NBYTES, UINT64_C(1) << 63};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        dd_link *links[2] = {0};
+        REQUIRE(open_links(SHM, links));
+        for (unsigned k = 0; k < 4; k++) {
+            uint64_t *words = find_ring(k);
+            REQUIRE(words != NULL);
+            words[0] = wrong[i]; /* written */
+            words[8] = wrong[i]; /* read */
+        }
+        static uint8_t block[2 * RING_NBYTES];
+        size_t moved = 0;
+        CHECK_INT(links[0]->ops->try_recv(links[0], block, sizeof block, &moved), DD_IO_FAILED);
+        struct iovec part = {.iov_base = block, .iov_len = sizeof block};
+        dd_io io = DD_IO_OK;
+        for (int round = 0; round < 3 && io == DD_IO_OK; round++) {
+            io = links[1]->ops->try_send(links[1], &part, 1, &moved);
+        }
+        CHECK_INT(io, DD_IO_FAILED);
+        CHECK(!links[0]->ops->fall_asleep(links[0], true));
+        close_links(links);
+    }
+}
+
+/* Whoever has the memory still may write; without the socket he is nobody. */
+TEST(bytes_after_the_end_are_not_read)
+{
+    dd_link *links[2] = {0};
+    REQUIRE(open_links(SHM, links));
+    REQUIRE(send_text(links[0], "said"));
+    shutdown(links[0]->fd, SHUT_RDWR);
+    CHECK_INT(links[1]->ops->on_event(links[1]), DD_IO_OK);
+    (void)send_text(links[0], " too late");
+    char text[64];
+    size_t moved = 0;
+    REQUIRE(links[1]->ops->try_recv(links[1], text, sizeof text, &moved) == DD_IO_OK);
+    CHECK_TEXT(dd_bytes_of(text, moved), "said");
+    CHECK_INT(links[1]->ops->try_recv(links[1], text, sizeof text, &moved), DD_IO_CLOSED);
+    close_links(links);
+}
+
+/* ---- life */
+
+TEST(without_memory_nothing_is_left_open)
+{
+    int nfds_before = count_fds();
+    for (long n = 0; n < 2; n++) {
+        int fds[2] = {-1, -1};
+        REQUIRE(make_sockets(SHM, fds));
+        dd_link *link = NULL;
+        dd_wait wait = dd_wait_after(50 * DD_NS_PER_MS);
+        (void)dd_mem_fail_after(n);
+        dd_status status = dd_link_open_shm(fds[0], RING_NBYTES, &link, &wait, NULL);
+        (void)dd_mem_fail_after(-1);
+        CHECK_INT(status, n == 0 ? DD_OUT_OF_MEMORY : DD_NETWORK_TIMED_OUT);
+        (void)dd_mem_fail_after(0);
+        CHECK_STATUS(dd_link_open_tcp(fds[0], &link, NULL), DD_OUT_OF_MEMORY);
+        (void)dd_mem_fail_after(-1);
+        dd_sock_close(fds[0]);
+        dd_sock_close(fds[1]);
+    }
+    dd_link *links[2] = {0};
+    REQUIRE(open_links(SHM, links));
+    dd_passed_fd passed = {.fd = 0};
+    (void)dd_mem_fail_after(0);
+    CHECK_STATUS(links[0]->ops->send_fd(links[0], &passed, NULL), DD_OUT_OF_MEMORY);
+    (void)dd_mem_fail_after(-1);
+    CHECK_OK(links[0]->ops->send_fd(links[0], &passed, check_err()));
+    (void)dd_mem_fail_after(0);
+    CHECK_INT(links[1]->ops->on_event(links[1]), DD_IO_FAILED);
+    (void)dd_mem_fail_after(-1);
+    CHECK_INT(errno, ENOMEM);
+    close_links(links);
+    CHECK_INT(count_fds(), nfds_before);
+}
+
+TEST(forked_child_lets_go)
+{
+    FOR_EACH_KIND(k)
+    {
+        dd_link *links[2] = {0};
+        REQUIRE(open_links(*k, links));
+        int go[2];
+        REQUIRE(pipe(go) == 0);
+        pid_t pid = fork();
+        if (pid == 0) {
+            char byte;
+            close(go[1]);
+            close_links(links);
+            /* Lives on until the parent has seen the end. */
+            (void)!read(go[0], &byte, 1);
+            _exit(check_failures() > 0);
+        }
+        close(go[0]);
+        CHECK(send_text(links[0], "x"));
+        dd_link_close(links[0]);
+        char text[4];
+        size_t moved = 0;
+        REQUIRE(is_readable(links[1], 2000));
+        (void)links[1]->ops->on_event(links[1]);
+        CHECK_INT(links[1]->ops->try_recv(links[1], text, sizeof text, &moved), DD_IO_OK);
+        /* The child closes its copies as soon as it runs. */
+        dd_io io = DD_IO_AGAIN;
+        for (int i = 0; i < 100 && io == DD_IO_AGAIN; i++) {
+            (void)is_readable(links[1], 20);
+            (void)links[1]->ops->on_event(links[1]);
+            io = links[1]->ops->try_recv(links[1], text, sizeof text, &moved);
+        }
+        CHECK_INT(io, DD_IO_CLOSED);
+        dd_link_close(links[1]);
+        close(go[1]);
+        int code = -1;
+        CHECK(waitpid(pid, &code, 0) == pid && code == 0);
+    }
+}
