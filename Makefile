@@ -56,7 +56,7 @@ NO_RANDOM_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: help test-c test-asan test-tsan replay fuzz-build coverage check layers headers format-check tidy format \
+.PHONY: help test-c test-asan test-tsan model replay fuzz-build coverage check layers headers format-check tidy format \
         ext symbols test-py clean $(addprefix fuzz-,$(FUZZ_NAMES))
 
 help: ## this list
@@ -93,6 +93,14 @@ test-asan: $(BUILD)/asan/tests_c ## C tests under AddressSanitizer, LeakSanitize
 
 test-tsan: $(BUILD)/tsan/tests_c ## C tests under ThreadSanitizer
 	DLDIST_TEST_SLOW=$${DLDIST_TEST_SLOW:-5} $(NO_RANDOM_ADDRESSES) $< $(TESTS)
+
+# ---- the model of the algorithms
+
+$(BUILD)/fast/plan_model: $(BUILD)/fast/tools/plan_model.o $(LIB_OBJ_fast)
+	@$(CC_fast) $(FLAGS_fast) $^ $(LIBS) -o $@
+
+model: $(BUILD)/fast/plan_model ## what a model of a cluster says of the collectives' algorithms (docs/selection.md)
+	$< summary
 
 # ---- fuzzing
 

@@ -1,0 +1,266 @@
+/* What the parts of the arena share: how the memory is laid out, and what one rank keeps of its own.
+ *
+ * Epochs. Every operation is a fixed number of epochs, the same for all ranks, and every rank publishes each of them in
+ * turn, once: the count never starts again. Epoch e uses buffer e % ARENA_NBUFFERS of each slot.
+ *
+ *   - An operation's first epoch is its header. Everybody waits for all headers of an operation and has compared them
+ *     before it does anything else, so nobody is more than one header ahead, and two records, used in turn, are enough:
+ *     who publishes header n + 2 has seen everybody's header n + 1, and who published that was done with header n.
+ *   - Who publishes epoch e has finished reading all epochs up to e - 2. (A rank stages e before it reads e - 1, so
+ *     that ranks work side by side and do not take turns.)
+ *   - Before a rank stages anything for epoch e it has seen everybody publish e - 2. By the rule above all have then
+ *     finished reading e - 4, which is what the buffer held. Hence four buffers.
+ *   - A round may be two epochs wide, the first of them even: it has two buffers in one, and only the second epoch is published,
+ *     after the round before it has been read. The rules above hold.
+ *
+ * Data read from a region of its owner ends with one more epoch, in which everybody says that it has read, and for which the
+ * owners of the regions wait.
+ *
+ * Files: arena.c makes and maps the memory; arena_sync.c publishes, waits, sleeps and wakes; arena_header.c writes headers and
+ * compares them; arena_regions.c finds memory in regions; arena_move.c moves the data; arena_op.c decides what comes next. */
+#ifndef DD_COLLECTIVE_ARENA_INTERNAL_H
+#define DD_COLLECTIVE_ARENA_INTERNAL_H
+
+#include "collective/arena.h"
+
+#include <stdatomic.h>
+
+#define ARENA_NBUFFERS 4
+#define ARENA_LINE ((size_t)64)
+/* Processors fetch lines in pairs: what different ranks write is kept two lines apart. */
+#define ARENA_SPACING ((size_t)128)
+
+/* ---- shared memory */
+
+/* The words of a record behind the epoch. Data that fits travels in the header itself; an 8-byte all_reduce then moves one
+ * cache line from rank to rank. Data in regions leaves no use for a payload. */
+enum {
+    ARENA_WORD_SIGNATURE = 0, /* three words */
+    ARENA_WORD_NBYTES = 3,
+    ARENA_WORD_FLAGS = 4,
+    ARENA_WORD_PAYLOAD = 5,
+    ARENA_WORD_INPUT_ID = 5,
+    ARENA_WORD_INPUT_OFFSET = 6,
+    ARENA_WORD_OUTPUT_ID = 7,
+    ARENA_WORD_OUTPUT_OFFSET = 8,
+    ARENA_NWORDS = 15,
+};
+#define ARENA_PAYLOAD_WORDS (ARENA_NWORDS - ARENA_WORD_PAYLOAD)
+#define ARENA_PAYLOAD_BYTES ((size_t)ARENA_PAYLOAD_WORDS * 8)
+#define ARENA_SIGNATURE_WORDS (sizeof(dd_signature) / 8)
+
+/* How a header describes its rank's part. */
+enum {
+    ARENA_HAS_TABLES = 1 << 0, /* blocks differ in size: see the tables */
+    ARENA_IS_PARTIAL = 1 << 1,
+    ARENA_IS_INLINE = 1 << 2, /* the data is in the record */
+    ARENA_IN_REGION = 1 << 3, /* inputs are read from where they are */
+    ARENA_IN_PLACE =
+        1 << 4, /* all_reduce: input and output are both in regions; nothing is staged with the header */
+    ARENA_ALL_FLAGS = (1 << 5) - 1,
+};
+
+typedef enum arena_table {
+    ARENA_TABLE_SENT,     /* [k]: bytes for rank k */
+    ARENA_TABLE_RECEIVED, /* [k]: bytes expected from rank k */
+    ARENA_TABLE_OFFSETS,  /* [k]: where in the region the block for rank k begins */
+    ARENA_NTABLES,
+} arena_table;
+
+typedef struct arena_record {
+    _Alignas(128) _Atomic uint64_t epoch; /* release: covers all that was written for it */
+    _Atomic uint64_t
+        words[ARENA_NWORDS]; /* relaxed: whatever a hostile rank does, each is read once, and checked */
+} arena_record;
+
+/* What only its rank writes, but for the epochs' readers. Tables and buffers follow. */
+typedef struct arena_control {
+    arena_record records[2];                /* by the parity of the operation */
+    _Alignas(128) _Atomic uint32_t awaited; /* asleep: the one rank whose publication is to wake us */
+} arena_control;
+
+typedef struct arena_shared {
+    uint64_t magic; /* const after creation, as are these */
+    uint32_t version;
+    uint32_t nranks;
+    uint64_t nbytes;
+    /* Read at every publication, written seldom. */
+    _Alignas(128) _Atomic uint64_t asleep; /* bits: ranks to be woken */
+    _Atomic uint64_t
+        unregistered; /* bits: ranks whose process cannot be fenced by another (see arena_sync.c) */
+} arena_shared;
+
+/* ---- one rank's own */
+
+/* A rank's part of the shared memory. */
+typedef struct arena_slot {
+    arena_control *control;
+    _Atomic uint64_t *tables; /* [2][ARENA_NTABLES][nranks] */
+    uint8_t *buffers;
+} arena_slot;
+
+typedef struct arena_region {
+    int owner;
+    uint32_t id;
+    uint8_t *base;
+    size_t nbytes;
+} arena_region;
+
+/* What a rank's header says, read once. */
+typedef struct arena_peer {
+    uint64_t nbytes;  /* of every block, where it has no tables */
+    uint64_t largest; /* block that it sends to another */
+    uint64_t flags;
+    uint64_t payload[ARENA_PAYLOAD_WORDS];
+    const uint8_t *input; /* what we read of it, where it is in a region; else NULL */
+    uint8_t *output;      /* in place */
+} arena_peer;
+
+/* Who takes part in a collective how. */
+typedef struct arena_traits {
+    bool has_data;
+    bool is_from_root; /* only the root sends */
+    bool is_to_root;   /* only the root receives */
+    bool is_split;     /* a block for each rank: readers read their own parts */
+    bool is_fold;
+    bool has_uneven;
+} arena_traits;
+
+typedef enum arena_phase {
+    ARENA_IDLE,
+    ARENA_OPENING,  /* header not yet published */
+    ARENA_GREETING, /* waits for headers */
+    ARENA_MAPPING,  /* waits for regions */
+    ARENA_ROUNDS,
+    ARENA_IN_PLACE_FOLD,
+    ARENA_CLOSING, /* waits until others have read our region */
+} arena_phase;
+
+/* The operation under way. */
+typedef struct arena_op {
+    const dd_coll_args *args;
+    dd_arena_op_options options;
+    const arena_traits *traits;
+    arena_phase phase;
+    unsigned parity;
+
+    size_t
+        nbytes; /* of every block of ours in element bytes, where they are all alike; else of the largest we send */
+    size_t in_size;  /* of an element */
+    size_t out_size; /* of what is written for an element */
+    dd_stage stage;
+    uint64_t signature_words[ARENA_SIGNATURE_WORDS];
+    bool is_shared_fold; /* all_reduce: every rank folds its share of each chunk and passes the result on */
+    size_t round_nbytes; /* of a block, or of a part of it, per round; shared fold: of a share */
+
+    uint64_t first_epoch; /* the header has it or, if round 0 is wide, the next: all wait for this one */
+    uint64_t data_epoch;  /* the first of round 0 */
+    unsigned width;       /* epochs, and so buffers, to a round */
+    bool is_late;         /* round 0 is not staged with the header */
+    uint64_t nrounds;
+    bool is_in_place;    /* all_reduce: all inputs and outputs are in regions */
+    bool is_region_read; /* somebody's: one more epoch */
+    uint64_t round;      /* to be staged next */
+    bool is_staged;      /* it is */
+    bool is_read;        /* the round before it */
+    int source;          /* reading: how far we are */
+    size_t offset;
+    uint64_t wanted_in; /* bits: regions of these ranks were asked for */
+    uint64_t wanted_out;
+
+    uint64_t awaited_epoch;
+    uint64_t awaited_ranks; /* bits; 0: waits for nobody */
+    size_t budget;          /* bytes that this call may still move */
+} arena_op;
+
+struct dd_arena {
+    arena_shared *shared;
+    uint8_t *memory;
+    size_t nbytes;
+    bool is_borrowed; /* the mapping is another's */
+    size_t buffer_nbytes;
+    int nranks;
+    int rank;
+    uint64_t all_ranks; /* bits */
+    uint64_t epoch;     /* last published by us */
+    uint64_t floor;     /* epoch that all are known to have published */
+    bool is_registered;
+    bool has_slept;       /* our bit may be set in shared->asleep */
+    arena_slot *slots;    /* [nranks] */
+    arena_peer *peers;    /* [nranks]; our own as well */
+    const void **sources; /* [nranks]: for folds */
+    arena_region *regions;
+    size_t nregions;
+    size_t regions_capacity;
+    arena_op op;
+    dd_arena_culprit culprit;
+};
+
+/* ---- arena.c */
+
+/* Attaches one more rank in this process through the mapping that `mapped` has and keeps. For tests: a race detector takes memory
+ * that is mapped twice for two memories. */
+dd_status dd_arena_join(dd_arena *mapped, int rank, dd_arena **arena, dd_error *err) DD_MUST_CHECK;
+
+/* ---- arena_sync.c */
+
+/* Lets other processes fence this one, for a sleeper's sake; false where the system does not have that. */
+bool dd_arena_register(void);
+/* All that was written for the epoch is there for all to see; wakes who waits for it. */
+void dd_arena_publish(dd_arena *arena, uint64_t epoch);
+/* Whether all of `ranks` have published the epoch, of this operation or an earlier one; notes what is waited for. */
+bool dd_arena_has_come(dd_arena *arena, uint64_t ranks, uint64_t epoch);
+/* We are awake: nobody needs to wake us. */
+void dd_arena_stay_awake(dd_arena *arena);
+
+/* ---- arena_header.c */
+
+/* Fills in what the header says of our part, and from it the plan of the operation. */
+void dd_arena_prepare(dd_arena *arena);
+void dd_arena_write_header(dd_arena *arena);
+/* All headers are there: DD_ARENA_MOVED when they fit together. */
+dd_arena_state dd_arena_compare_headers(dd_arena *arena);
+
+/* The size of what we send to rank k, and expect from it, in element bytes; 0 where that is not in the collective. */
+size_t dd_arena_sent_nbytes(const dd_arena *arena, int k);
+size_t dd_arena_received_nbytes(const dd_arena *arena, int k);
+bool dd_arena_is_sender(const dd_arena *arena, int rank);
+bool dd_arena_is_receiver(const dd_arena *arena, int rank);
+/* Whether the rank has anything to send to another. */
+bool dd_arena_is_giver(const dd_arena *arena, int rank);
+/* Rank k's table of this operation. */
+_Atomic uint64_t *dd_arena_table(const dd_arena *arena, int k, arena_table table);
+
+/* What is published when a round is staged. */
+static inline uint64_t
+dd_arena_epoch_of(const arena_op *op, uint64_t round)
+{
+    return op->data_epoch + op->width * round + op->width - 1;
+}
+
+/* ---- arena_regions.c */
+
+/* The region of `owner` that holds all of the bytes; NULL when there is none. */
+const arena_region *dd_arena_find_region(const dd_arena *arena, int owner, const void *data, size_t nbytes);
+/* Whether our inputs (and, in place, outputs) lie in regions: flags for the header; what belongs to them is written to it. */
+uint64_t dd_arena_offer_regions(dd_arena *arena);
+/* Finds what other ranks have offered: MOVED, BLOCKED while a region is missing, or BROKEN. */
+dd_arena_state dd_arena_map_regions(dd_arena *arena);
+
+/* ---- arena_move.c */
+
+/* Which way an all_reduce goes, and how much a round carries; from what all ranks know. */
+void dd_arena_choose_round(dd_arena *arena);
+/* Once the headers are compared: how many rounds there are. */
+void dd_arena_count_rounds(dd_arena *arena);
+/* Whether a round may be staged: what it needs has come, and the buffer is free. */
+bool dd_arena_may_stage(dd_arena *arena, uint64_t round);
+void dd_arena_stage(dd_arena *arena, uint64_t round);
+/* Ranks of which a round's data is read. */
+uint64_t dd_arena_read_from(const dd_arena *arena, uint64_t round);
+/* Reads a round, or as much of it as the budget allows; true at its end. */
+bool dd_arena_read(dd_arena *arena, uint64_t round);
+/* all_reduce with all inputs and outputs in regions: our share, from all into all; true at its end. */
+bool dd_arena_fold_in_place(dd_arena *arena);
+
+#endif

@@ -1,0 +1,202 @@
+#include "collective/arena_internal.h"
+
+/* What one call moves at most, about. */
+#define BUDGET_BYTES ((size_t)262144)
+
+void
+dd_arena_start(dd_arena *arena, const dd_coll_args *args, const dd_arena_op_options *options)
+{
+    arena_op *op = &arena->op;
+    op->args = args;
+    op->options = *options;
+    op->phase = ARENA_OPENING;
+    op->parity ^= 1;
+    op->first_epoch = arena->epoch + 1;
+    op->nrounds = 1;
+    op->round = 0;
+    op->is_staged = false;
+    op->is_read = true;
+    op->is_in_place = false;
+    op->is_region_read = false;
+    op->source = 0;
+    op->offset = 0;
+    op->wanted_in = 0;
+    op->wanted_out = 0;
+    op->awaited_ranks = 0;
+    dd_arena_prepare(arena);
+    /* A wide round begins with an even epoch; where the header's is odd, it goes alone. */
+    op->is_late = op->width == 2 && op->first_epoch % 2 == 1;
+    op->data_epoch = op->first_epoch + op->is_late;
+}
+
+/* Publishes the header, with the first round's data unless that stays where it is. */
+static bool
+open_op(dd_arena *arena)
+{
+    arena_op *op = &arena->op;
+    uint64_t flags = arena->peers[arena->rank].flags;
+    if (!op->is_late && (flags & (ARENA_IS_INLINE | ARENA_IN_REGION | ARENA_IN_PLACE)) == 0) {
+        if (!dd_arena_may_stage(arena, 0)) {
+            return false;
+        }
+        dd_arena_stage(arena, 0);
+    }
+    dd_arena_write_header(arena);
+    dd_arena_publish(arena, op->is_late ? op->first_epoch : dd_arena_epoch_of(op, 0));
+    return true;
+}
+
+/* All know all headers now, and decide the same. */
+static void
+agree(dd_arena *arena)
+{
+    arena_op *op = &arena->op;
+    uint64_t any = 0;
+    uint64_t every = UINT64_MAX;
+    for (int k = 0; k < arena->nranks; k++) {
+        any |= arena->peers[k].flags;
+        every &= arena->peers[k].flags;
+    }
+    op->is_in_place = (every & ARENA_IN_PLACE) != 0;
+    op->is_region_read = (any & ARENA_IN_REGION) != 0;
+    /* Somebody may have staged nothing, hoping that all would be in place: from the beginning, with all. */
+    bool is_repeated = !op->is_in_place && (any & ARENA_IN_PLACE) != 0;
+    op->data_epoch += is_repeated && !op->is_late ? op->width : 0;
+    op->is_staged = !is_repeated && !op->is_late;
+    dd_arena_count_rounds(arena);
+}
+
+static dd_arena_state
+greet(dd_arena *arena)
+{
+    arena_op *op = &arena->op;
+    if (!dd_arena_has_come(arena, arena->all_ranks, op->first_epoch)) {
+        return DD_ARENA_BLOCKED;
+    }
+    dd_arena_state state = dd_arena_compare_headers(arena);
+    if (state == DD_ARENA_MOVED) {
+        agree(arena);
+        op->phase = op->is_in_place || op->is_region_read ? ARENA_MAPPING : ARENA_ROUNDS;
+    }
+    return state;
+}
+
+static dd_arena_state
+stage_round(dd_arena *arena)
+{
+    arena_op *op = &arena->op;
+    if (op->round < op->nrounds) {
+        if (!dd_arena_may_stage(arena, op->round)) {
+            return DD_ARENA_BLOCKED;
+        }
+        dd_arena_stage(arena, op->round);
+        dd_arena_publish(arena, dd_arena_epoch_of(op, op->round));
+    }
+    op->is_staged = true;
+    return DD_ARENA_MOVED;
+}
+
+static dd_arena_state
+read_round(dd_arena *arena, uint64_t round)
+{
+    arena_op *op = &arena->op;
+    uint64_t ranks = dd_arena_read_from(arena, round);
+    if (ranks != 0 && !dd_arena_has_come(arena, ranks, dd_arena_epoch_of(op, round))) {
+        return DD_ARENA_BLOCKED;
+    }
+    op->is_read = dd_arena_read(arena, round);
+    return DD_ARENA_MOVED;
+}
+
+/* A round is staged and published before the one before it is read, or after that when it is wide: see arena_internal.h. */
+static dd_arena_state
+go_round(dd_arena *arena)
+{
+    arena_op *op = &arena->op;
+    bool is_reading = !op->is_read && (op->is_staged || op->width == 2);
+    if (is_reading) {
+        return read_round(arena, op->round - 1);
+    }
+    if (!op->is_staged) {
+        return stage_round(arena);
+    }
+    if (op->round == op->nrounds) {
+        op->phase = op->is_region_read ? ARENA_CLOSING : ARENA_IDLE;
+        if (op->is_region_read) {
+            dd_arena_publish(arena, arena->epoch + 1);
+        }
+    }
+    op->round++;
+    op->is_staged = false;
+    op->is_read = false;
+    return DD_ARENA_MOVED;
+}
+
+/* Owners of regions that were read wait for all who may have read them; in place everybody is one. */
+static dd_arena_state
+close_op(dd_arena *arena)
+{
+    arena_op *op = &arena->op;
+    bool is_owner = (arena->peers[arena->rank].flags & (ARENA_IN_REGION | ARENA_IN_PLACE)) != 0;
+    if (is_owner && !dd_arena_has_come(arena, arena->all_ranks, arena->epoch)) {
+        return DD_ARENA_BLOCKED;
+    }
+    op->phase = ARENA_IDLE;
+    return DD_ARENA_MOVED;
+}
+
+static dd_arena_state
+step(dd_arena *arena)
+{
+    arena_op *op = &arena->op;
+    dd_arena_state state = DD_ARENA_MOVED;
+    switch (op->phase) {
+    case ARENA_OPENING:
+        if (!open_op(arena)) {
+            return DD_ARENA_BLOCKED;
+        }
+        op->phase = ARENA_GREETING;
+        break;
+    case ARENA_GREETING:
+        return greet(arena);
+    case ARENA_MAPPING:
+        state = dd_arena_map_regions(arena);
+        if (state == DD_ARENA_MOVED) {
+            op->phase = op->is_in_place ? ARENA_IN_PLACE_FOLD : ARENA_ROUNDS;
+        }
+        return state;
+    case ARENA_IN_PLACE_FOLD:
+        if (dd_arena_fold_in_place(arena)) {
+            dd_arena_publish(arena, arena->epoch + 1);
+            op->phase = ARENA_CLOSING;
+        }
+        break;
+    case ARENA_ROUNDS:
+        return go_round(arena);
+    case ARENA_CLOSING:
+        return close_op(arena);
+    case ARENA_IDLE:
+        break;
+    }
+    return state;
+}
+
+dd_arena_state
+dd_arena_progress(dd_arena *arena)
+{
+    arena_op *op = &arena->op;
+    dd_arena_stay_awake(arena);
+    op->budget = BUDGET_BYTES;
+    bool has_moved = false;
+    while (op->phase != ARENA_IDLE && op->budget > 0) {
+        dd_arena_state state = step(arena);
+        if (state == DD_ARENA_MISMATCH || state == DD_ARENA_BROKEN) {
+            return state;
+        }
+        if (state == DD_ARENA_BLOCKED) {
+            return has_moved ? DD_ARENA_MOVED : DD_ARENA_BLOCKED;
+        }
+        has_moved = true;
+    }
+    return op->phase == ARENA_IDLE ? DD_ARENA_DONE : DD_ARENA_MOVED;
+}

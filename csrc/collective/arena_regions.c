@@ -1,0 +1,237 @@
+#include "collective/arena_internal.h"
+#include "core/mem.h"
+
+/* Below this, copying costs less than the second synchronisation. */
+#define REGION_MIN_BYTES ((size_t)8192)
+
+static arena_region *
+region_by_id(const dd_arena *arena, int owner, uint32_t id)
+{
+    for (size_t i = 0; i < arena->nregions; i++) {
+        if (arena->regions[i].owner == owner && arena->regions[i].id == id) {
+            return &arena->regions[i];
+        }
+    }
+    return NULL;
+}
+
+dd_status
+dd_arena_add_region(dd_arena *arena, int owner, uint32_t id, void *base, size_t nbytes, dd_error *err)
+{
+    if (owner < 0 || owner >= arena->nranks || id == 0 || region_by_id(arena, owner, id) != NULL) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "cannot add region %u of rank %d to an arena of %d ranks", id, owner,
+                            arena->nranks);
+    }
+    if (arena->nregions == arena->regions_capacity) {
+        size_t capacity = arena->regions_capacity == 0 ? 16 : 2 * arena->regions_capacity;
+        arena_region *regions = dd_mem_realloc(arena->regions, capacity * sizeof(*regions));
+        if (regions == NULL) {
+            return dd_error_no_memory(err, capacity * sizeof(*regions));
+        }
+        arena->regions = regions;
+        arena->regions_capacity = capacity;
+    }
+    arena->regions[arena->nregions++] =
+        (arena_region){.owner = owner, .id = id, .base = base, .nbytes = nbytes};
+    return DD_OK;
+}
+
+void
+dd_arena_remove_region(dd_arena *arena, int owner, uint32_t id)
+{
+    arena_region *region = region_by_id(arena, owner, id);
+    if (region != NULL) {
+        *region = arena->regions[--arena->nregions];
+    }
+}
+
+const arena_region *
+dd_arena_find_region(const dd_arena *arena, int owner, const void *data, size_t nbytes)
+{
+    uintptr_t start = (uintptr_t)data;
+    for (size_t i = 0; i < arena->nregions; i++) {
+        const arena_region *region = &arena->regions[i];
+        uintptr_t base = (uintptr_t)region->base;
+        if (region->owner == owner && start >= base && start - base <= region->nbytes &&
+            nbytes <= region->nbytes - (start - base)) {
+            return region;
+        }
+    }
+    return NULL;
+}
+
+/* ---- ours */
+
+static void
+put_place(const dd_arena *arena, int id_word, const arena_region *region, const void *data)
+{
+    arena_record *record = &arena->slots[arena->rank].control->records[arena->op.parity];
+    uint64_t offset = (uint64_t)((uintptr_t)data - (uintptr_t)region->base);
+    atomic_store_explicit(&record->words[id_word], region->id, memory_order_relaxed);
+    atomic_store_explicit(&record->words[id_word + 1], offset, memory_order_relaxed);
+}
+
+static uint64_t
+offer_in_place(dd_arena *arena)
+{
+    const arena_op *op = &arena->op;
+    const dd_block *input = &op->args->inputs[0];
+    const dd_block *output = &op->args->outputs[0];
+    const arena_region *in = dd_arena_find_region(arena, arena->rank, input->data, input->nbytes);
+    const arena_region *out = dd_arena_find_region(arena, arena->rank, output->data, output->nbytes);
+    if (in == NULL || out == NULL) {
+        return 0;
+    }
+    put_place(arena, ARENA_WORD_INPUT_ID, in, input->data);
+    put_place(arena, ARENA_WORD_OUTPUT_ID, out, output->data);
+    return ARENA_IN_PLACE;
+}
+
+/* All blocks for others have to lie in one region. */
+static uint64_t
+offer_blocks(dd_arena *arena)
+{
+    const dd_block *inputs = arena->op.args->inputs;
+    _Atomic uint64_t *offsets = dd_arena_table(arena, arena->rank, ARENA_TABLE_OFFSETS);
+    const arena_region *common = NULL;
+    for (int k = 0; k < arena->nranks; k++) {
+        if (k == arena->rank || inputs[k].nbytes == 0) {
+            continue;
+        }
+        const arena_region *region =
+            dd_arena_find_region(arena, arena->rank, inputs[k].data, inputs[k].nbytes);
+        if (region == NULL || (common != NULL && region != common)) {
+            return 0;
+        }
+        common = region;
+        uint64_t offset = (uint64_t)((uintptr_t)inputs[k].data - (uintptr_t)region->base);
+        atomic_store_explicit(&offsets[k], offset, memory_order_relaxed);
+    }
+    if (common == NULL) {
+        return 0;
+    }
+    put_place(arena, ARENA_WORD_INPUT_ID, common, common->base);
+    return ARENA_IN_REGION;
+}
+
+uint64_t
+dd_arena_offer_regions(dd_arena *arena)
+{
+    const arena_op *op = &arena->op;
+    if (op->nbytes < REGION_MIN_BYTES || !dd_arena_is_giver(arena, arena->rank)) {
+        return 0;
+    }
+    if (op->args->coll == DD_COLL_ALL_REDUCE) {
+        return offer_in_place(arena);
+    }
+    if (op->traits->is_split) {
+        return offer_blocks(arena);
+    }
+    const dd_block *input = &op->args->inputs[0];
+    const arena_region *region = dd_arena_find_region(arena, arena->rank, input->data, input->nbytes);
+    if (region == NULL) {
+        return 0;
+    }
+    put_place(arena, ARENA_WORD_INPUT_ID, region, input->data);
+    return ARENA_IN_REGION;
+}
+
+/* ---- theirs */
+
+typedef struct arena_place {
+    int id_word;
+    bool is_split;
+    uint64_t nbytes;
+    uint64_t *wanted; /* bits: asked for already */
+} arena_place;
+
+static dd_arena_state
+map_place(dd_arena *arena, int owner, const arena_place *place, uint8_t **data)
+{
+    arena_op *op = &arena->op;
+    const arena_record *record = &arena->slots[owner].control->records[op->parity];
+    uint64_t id = atomic_load_explicit(&record->words[place->id_word], memory_order_relaxed);
+    if (id == 0 || id > UINT32_MAX) {
+        return DD_ARENA_BROKEN;
+    }
+    const arena_region *region = region_by_id(arena, owner, (uint32_t)id);
+    if (region == NULL) {
+        uint64_t bit = UINT64_C(1) << owner;
+        if ((*place->wanted & bit) == 0 && op->options.want_region != NULL) {
+            op->options.want_region(op->options.ctx, owner, (uint32_t)id);
+        }
+        *place->wanted |= bit;
+        return DD_ARENA_BLOCKED;
+    }
+    const _Atomic uint64_t *word = place->is_split
+                                       ? &dd_arena_table(arena, owner, ARENA_TABLE_OFFSETS)[arena->rank]
+                                       : &record->words[place->id_word + 1];
+    uint64_t offset = atomic_load_explicit(word, memory_order_relaxed);
+    if (offset > region->nbytes || place->nbytes > region->nbytes - offset) {
+        return DD_ARENA_BROKEN;
+    }
+    *data = region->base + offset;
+    return DD_ARENA_MOVED;
+}
+
+static dd_arena_state
+map_in_place(dd_arena *arena, int owner)
+{
+    arena_op *op = &arena->op;
+    arena_peer *peer = &arena->peers[owner];
+    uint8_t *input = NULL;
+    arena_place in = {.id_word = ARENA_WORD_INPUT_ID, .nbytes = op->nbytes, .wanted = &op->wanted_in};
+    arena_place out = {.id_word = ARENA_WORD_OUTPUT_ID,
+                       .nbytes = op->nbytes / op->in_size * op->out_size,
+                       .wanted = &op->wanted_out};
+    dd_arena_state in_state = map_place(arena, owner, &in, &input);
+    dd_arena_state out_state = map_place(arena, owner, &out, &peer->output);
+    if (in_state == DD_ARENA_MOVED && out_state == DD_ARENA_MOVED) {
+        peer->input = input;
+        return DD_ARENA_MOVED;
+    }
+    bool is_broken = in_state == DD_ARENA_BROKEN || out_state == DD_ARENA_BROKEN;
+    return is_broken ? DD_ARENA_BROKEN : DD_ARENA_BLOCKED;
+}
+
+static dd_arena_state
+map_input(dd_arena *arena, int owner)
+{
+    arena_op *op = &arena->op;
+    arena_place in = {.id_word = ARENA_WORD_INPUT_ID,
+                      .is_split = op->traits->is_split,
+                      .nbytes = dd_arena_received_nbytes(arena, owner),
+                      .wanted = &op->wanted_in};
+    if (in.nbytes == 0) {
+        return DD_ARENA_MOVED; /* nothing is read, and there may be no offset */
+    }
+    uint8_t *input = NULL;
+    dd_arena_state state = map_place(arena, owner, &in, &input);
+    arena->peers[owner].input = input;
+    return state;
+}
+
+dd_arena_state
+dd_arena_map_regions(dd_arena *arena)
+{
+    const arena_op *op = &arena->op;
+    dd_arena_state result = DD_ARENA_MOVED;
+    for (int k = 0; k < arena->nranks; k++) {
+        uint64_t flags = arena->peers[k].flags;
+        if (k == arena->rank || arena->peers[k].input != NULL) {
+            continue;
+        }
+        dd_arena_state state = DD_ARENA_MOVED;
+        if (op->is_in_place && (flags & ARENA_IN_PLACE) != 0) {
+            state = map_in_place(arena, k);
+        } else if ((flags & ARENA_IN_REGION) != 0 && dd_arena_is_receiver(arena, arena->rank)) {
+            state = map_input(arena, k);
+        }
+        if (state == DD_ARENA_BROKEN) {
+            return state;
+        }
+        result = state == DD_ARENA_BLOCKED ? state : result;
+    }
+    return result;
+}

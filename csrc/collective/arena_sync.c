@@ -1,0 +1,147 @@
+#include "collective/arena_internal.h"
+
+#include <linux/membarrier.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* A publisher stores its epoch and then looks whether somebody sleeps; a sleeper says so and then looks at the epochs. Each must
+ * make its store visible before its load, or both may miss each other. In the publisher that would cost as much as
+ * the rest of a small operation, so the sleeper, who has time, sees to it for both: membarrier makes the processors of all
+ * registered processes go through a fence. Unless every rank is registered, publishers order their own stores. */
+
+bool
+dd_arena_register(void)
+{
+    return syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0;
+}
+
+static void
+wake_sleepers(dd_arena *arena, uint64_t asleep)
+{
+    /* The load of `asleep` came before: awaited is at least as new as the bit. */
+    uint64_t others = asleep & arena->all_ranks & ~(UINT64_C(1) << arena->rank);
+    for (; others != 0; others &= others - 1) {
+        int k = __builtin_ctzll(others);
+        uint64_t bit = UINT64_C(1) << k;
+        uint32_t awaited = atomic_load_explicit(&arena->slots[k].control->awaited, memory_order_relaxed);
+        bool is_ours =
+            awaited == (uint32_t)arena->rank &&
+            (atomic_fetch_and_explicit(&arena->shared->asleep, ~bit, memory_order_acq_rel) & bit) != 0;
+        if (is_ours && arena->op.options.wake != NULL) {
+            arena->op.options.wake(arena->op.options.ctx, k);
+        }
+    }
+}
+
+void
+dd_arena_publish(dd_arena *arena, uint64_t epoch)
+{
+    arena_record *record = &arena->slots[arena->rank].control->records[arena->op.parity];
+    arena->epoch = epoch;
+    /* Bits are only ever cleared: an old value is on the safe side. */
+    uint64_t unregistered = atomic_load_explicit(&arena->shared->unregistered, memory_order_relaxed);
+    if (__builtin_expect(unregistered != 0, false)) {
+        atomic_store_explicit(&record->epoch, epoch, memory_order_seq_cst);
+    } else {
+        atomic_store_explicit(&record->epoch, epoch, memory_order_release);
+        atomic_signal_fence(memory_order_seq_cst);
+    }
+    uint64_t asleep = atomic_load_explicit(&arena->shared->asleep, memory_order_seq_cst);
+    if (__builtin_expect(asleep != 0, false)) {
+        wake_sleepers(arena, asleep);
+    }
+}
+
+/* What a rank has published, as far as this operation can tell. A rank that has gone on to the next operation has left the epochs
+ * of this one in their record; and before this operation's header the other record has the last one's. */
+static uint64_t
+published_by(const dd_arena *arena, int k, uint64_t wanted)
+{
+    const arena_control *control = arena->slots[k].control;
+    /* Acquire, for what was published; and sequentially consistent, for the sleeper. */
+    uint64_t epoch = atomic_load_explicit(&control->records[arena->op.parity].epoch, memory_order_seq_cst);
+    if (epoch < wanted && wanted < arena->op.first_epoch) {
+        epoch = atomic_load_explicit(&control->records[arena->op.parity ^ 1].epoch, memory_order_seq_cst);
+    }
+    return epoch;
+}
+
+static uint64_t
+missing_of(const dd_arena *arena, uint64_t ranks, uint64_t epoch)
+{
+    uint64_t missing = 0;
+    for (uint64_t left = ranks; left != 0; left &= left - 1) {
+        int k = __builtin_ctzll(left);
+        if (published_by(arena, k, epoch) < epoch) {
+            missing |= UINT64_C(1) << k;
+        }
+    }
+    return missing;
+}
+
+bool
+dd_arena_has_come(dd_arena *arena, uint64_t ranks, uint64_t epoch)
+{
+    arena_op *op = &arena->op;
+    if (arena->floor >= epoch) {
+        return true;
+    }
+    ranks &= ~(UINT64_C(1) << arena->rank);
+    /* Those found there once need not be looked at again. */
+    bool is_same = op->awaited_epoch == epoch && op->awaited_ranks != 0;
+    uint64_t missing = missing_of(arena, is_same ? op->awaited_ranks : ranks, epoch);
+    op->awaited_epoch = epoch;
+    op->awaited_ranks = missing;
+    if (missing != 0) {
+        return false;
+    }
+    if ((ranks | UINT64_C(1) << arena->rank) == arena->all_ranks) {
+        arena->floor = epoch;
+    }
+    return true;
+}
+
+uint64_t
+dd_arena_missing(const dd_arena *arena)
+{
+    const arena_op *op = &arena->op;
+    return missing_of(arena, op->awaited_ranks, op->awaited_epoch);
+}
+
+/* A rank that is not registered itself makes everybody else keep order. */
+static bool
+fence_all(const dd_arena *arena)
+{
+    return !arena->is_registered || syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0) == 0;
+}
+
+bool
+dd_arena_fall_asleep(dd_arena *arena)
+{
+    uint64_t missing = dd_arena_missing(arena);
+    if (missing == 0) {
+        return arena->op.awaited_ranks == 0;
+    }
+    /* One of them is enough: we look again when it has come. */
+    arena_control *own = arena->slots[arena->rank].control;
+    atomic_store_explicit(&own->awaited, (uint32_t)__builtin_ctzll(missing), memory_order_relaxed);
+    atomic_fetch_or_explicit(&arena->shared->asleep, UINT64_C(1) << arena->rank, memory_order_seq_cst);
+    arena->has_slept = true;
+    /* Where the fence is refused, nobody can be relied on to wake us. */
+    bool is_fenced = fence_all(arena);
+    if (!is_fenced || (missing & ~dd_arena_missing(arena)) != 0) {
+        dd_arena_stay_awake(arena);
+        return false;
+    }
+    return true;
+}
+
+void
+dd_arena_stay_awake(dd_arena *arena)
+{
+    if (arena->has_slept) {
+        arena->has_slept = false;
+        atomic_fetch_and_explicit(&arena->shared->asleep, ~(UINT64_C(1) << arena->rank),
+                                  memory_order_relaxed);
+    }
+}

@@ -1,0 +1,58 @@
+/* What a collective is, apart from how it is carried out: its kind, its blocks of memory, its signature. */
+#ifndef DD_COLLECTIVE_COLL_H
+#define DD_COLLECTIVE_COLL_H
+
+#include "core/dtype.h"
+#include "core/status.h"
+#include "kernels/reduce.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* X(name, text, number of input blocks, number of output blocks): ONE, EACH (one a rank), ROOT_EACH (one a rank on the root,
+ * none elsewhere), ROOT_ONE (one on the root, none elsewhere), NONE. The order is part of the wire format. */
+#define DD_COLL_LIST(X)                            \
+    X(BARRIER, "barrier", NONE, NONE)              \
+    X(BROADCAST, "broadcast", ROOT_ONE, ONE)       \
+    X(REDUCE, "reduce", ONE, ROOT_ONE)             \
+    X(ALL_REDUCE, "all_reduce", ONE, ONE)          \
+    X(GATHER, "gather", ONE, ROOT_EACH)            \
+    X(SCATTER, "scatter", ROOT_EACH, ONE)          \
+    X(ALL_GATHER, "all_gather", ONE, EACH)         \
+    X(REDUCE_SCATTER, "reduce_scatter", EACH, ONE) \
+    X(ALL_TO_ALL, "all_to_all", EACH, EACH)
+
+typedef enum dd_coll {
+#define DD_COLL_ENUM(name, text, ninputs, noutputs) DD_COLL_##name,
+    DD_COLL_LIST(DD_COLL_ENUM)
+#undef DD_COLL_ENUM
+} dd_coll;
+
+#define DD_COLL_COUNT ((int)DD_COLL_ALL_TO_ALL + 1)
+
+const char *dd_coll_name(dd_coll coll); /* never NULL */
+
+/* Contiguous memory; data may be NULL when nbytes is 0. */
+typedef struct dd_block {
+    void *data;
+    size_t nbytes;
+} dd_block;
+
+/* One rank's part of a collective. Block k of inputs goes to rank k (scatter, reduce_scatter, all_to_all), block k of outputs
+ * comes from rank k (gather, all_gather, all_to_all). Inputs are never written. An output may be the very memory of its
+ * input where the call is in place: all_reduce, broadcast and reduce (outputs[0] == inputs[0]), all_gather and gather
+ * (inputs[0] == outputs[rank]), scatter and reduce_scatter (outputs[0] == inputs[rank]); else blocks do not overlap. */
+typedef struct dd_coll_args {
+    dd_coll coll;
+    int root;               /* broadcast, reduce, gather, scatter */
+    dd_reduction reduction; /* reduce, all_reduce, reduce_scatter; of the others only dtype counts */
+    const dd_block *inputs;
+    const dd_block *outputs;
+} dd_coll_args;
+
+/* How many blocks this rank has to give. */
+int dd_coll_ninputs(dd_coll coll, bool is_root, int nranks);
+int dd_coll_noutputs(dd_coll coll, bool is_root, int nranks);
+
+#endif

@@ -1,0 +1,419 @@
+#include "collective/plan_run.h"
+
+#include "core/mem.h"
+
+#include <string.h>
+
+/* Local steps up to this size are done at once, whoever has the lock; larger ones wait for their turn. */
+#define SMALL_NBYTES ((size_t)64 << 10)
+
+/* Steps that may start, or local steps whose turn it is, in order. A step enters once, so that nothing
+ * wraps around. */
+typedef struct step_queue {
+    uint32_t *steps;
+    uint32_t head;
+    uint32_t tail;
+} step_queue;
+
+/* Everything belongs to the holder of the engine's lock; what is const is so after create. */
+struct dd_plan_run {
+    dd_plan plan;              /* const */
+    uint32_t *first_successor; /* const: [nsteps + 1], into successors */
+    uint32_t *successors;      /* const: steps that wait for a step */
+    uint32_t *message_of;      /* const: of a send or receive, into messages */
+    uint32_t *step_of;         /* const: of a message */
+    const void **sources;      /* of the fold being made */
+    uint32_t *nwaiting;        /* dependencies of a step that have not ended */
+    dd_message *messages;
+    bool *is_posted; /* of a message: with the transport */
+    uint32_t nmessages;
+    step_queue ready;
+    step_queue local;
+    uint32_t nended;
+    size_t nbytes; /* const: of this and everything it holds */
+    bool is_under_way;
+    bool is_advancing; /* ready steps are being started further up the stack */
+    bool is_failed;
+    dd_error error; /* when failed */
+    dd_coll_args args;
+    dd_plan_run_options options;
+};
+
+static bool
+is_message(const dd_plan_step *step)
+{
+    return step->kind == DD_PLAN_SEND || step->kind == DD_PLAN_RECV;
+}
+
+/* ---- creation */
+
+static void
+count_parts(const dd_plan *plan, uint32_t *nmessages, uint32_t *max_nsources)
+{
+    for (uint32_t i = 0; i < plan->nsteps; i++) {
+        const dd_plan_step *step = &plan->steps[i];
+        *nmessages += is_message(step) ? 1 : 0;
+        *max_nsources = step->nsources > *max_nsources ? step->nsources : *max_nsources;
+    }
+}
+
+/* Who waits for whom, turned around: for each step the steps that name it as a dependency. */
+static void
+link_successors(dd_plan_run *run)
+{
+    const dd_plan *plan = &run->plan;
+    uint32_t *first = run->first_successor;
+    memset(first, 0, ((size_t)plan->nsteps + 1) * sizeof *first);
+    for (uint32_t i = 0; i < plan->ndeps; i++) {
+        first[plan->deps[i] + 1]++;
+    }
+    for (uint32_t i = 0; i < plan->nsteps; i++) {
+        first[i + 1] += first[i];
+    }
+    uint32_t *next = run->nwaiting;
+    memcpy(next, first, plan->nsteps * sizeof *next);
+    for (uint32_t i = 0; i < plan->nsteps; i++) {
+        const dd_plan_step *step = &plan->steps[i];
+        for (uint32_t d = 0; d < step->ndeps; d++) {
+            run->successors[next[plan->deps[step->first_dep + d]]++] = i;
+        }
+    }
+}
+
+static void
+number_messages(dd_plan_run *run)
+{
+    for (uint32_t i = 0; i < run->plan.nsteps; i++) {
+        run->message_of[i] = run->nmessages;
+        if (is_message(&run->plan.steps[i])) {
+            run->step_of[run->nmessages++] = i;
+        }
+    }
+}
+
+/* Memory for all arrays in one piece; those of the widest alignment come first. */
+static dd_status
+allocate(dd_plan_run *run, dd_error *err)
+{
+    const dd_plan *plan = &run->plan;
+    uint32_t nmessages = 0;
+    uint32_t max_nsources = 0;
+    count_parts(plan, &nmessages, &max_nsources);
+    size_t nsteps = plan->nsteps;
+    size_t nwords = 5 * nsteps + 1 + plan->ndeps + nmessages;
+    size_t nbytes = nmessages * (sizeof(dd_message) + sizeof(bool)) + max_nsources * sizeof(void *) +
+                    nwords * sizeof(uint32_t);
+    run->messages = dd_mem_zalloc(nbytes);
+    if (run->messages == NULL) {
+        return dd_error_no_memory(err, nbytes);
+    }
+    run->nbytes = sizeof *run + nbytes + plan->capacity[0] * sizeof *plan->steps +
+                  plan->capacity[1] * sizeof *plan->sources + plan->capacity[2] * sizeof *plan->deps;
+    run->sources = (const void **)(void *)(run->messages + nmessages);
+    run->first_successor = (uint32_t *)(void *)(run->sources + max_nsources);
+    run->successors = run->first_successor + nsteps + 1;
+    run->message_of = run->successors + plan->ndeps;
+    run->step_of = run->message_of + nsteps;
+    run->nwaiting = run->step_of + nmessages;
+    run->ready.steps = run->nwaiting + nsteps;
+    run->local.steps = run->ready.steps + nsteps;
+    run->is_posted = (bool *)(run->local.steps + nsteps);
+    return DD_OK;
+}
+
+dd_status
+dd_plan_run_create(dd_plan *plan, dd_plan_run **run, dd_error *err)
+{
+    dd_plan_run *made = dd_mem_zalloc(sizeof *made);
+    if (made == NULL) {
+        return dd_error_no_memory(err, sizeof *made);
+    }
+    made->plan = *plan;
+    dd_status status = allocate(made, err);
+    if (status != DD_OK) {
+        dd_mem_free(made);
+        return status;
+    }
+    link_successors(made);
+    number_messages(made);
+    *plan = (dd_plan){0};
+    *run = made;
+    return DD_OK;
+}
+
+void
+dd_plan_run_destroy(dd_plan_run *run)
+{
+    if (run != NULL) {
+        dd_plan_fini(&run->plan);
+        dd_mem_free(run->messages);
+        dd_mem_free(run);
+    }
+}
+
+size_t
+dd_plan_run_scratch_nbytes(const dd_plan_run *run)
+{
+    return run->plan.scratch_nbytes;
+}
+
+size_t
+dd_plan_run_nbytes(const dd_plan_run *run)
+{
+    return run->nbytes;
+}
+
+/* ---- steps */
+
+static void *
+range_data(const dd_plan_run *run, const dd_plan_range *range)
+{
+    if (range->nbytes == 0) {
+        return NULL;
+    }
+    char *base = run->options.scratch;
+    if (range->buffer == DD_PLAN_INPUT) {
+        base = run->args.inputs[range->block].data;
+    } else if (range->buffer == DD_PLAN_OUTPUT) {
+        base = run->args.outputs[range->block].data;
+    }
+    return base + range->offset;
+}
+
+static void
+queue_push(step_queue *queue, uint32_t step)
+{
+    queue->steps[queue->tail++] = step;
+}
+
+static bool
+queue_is_empty(const step_queue *queue)
+{
+    return queue->head == queue->tail;
+}
+
+static void
+note_ended(dd_plan_run *run, uint32_t index)
+{
+    run->nended++;
+    for (uint32_t i = run->first_successor[index]; i < run->first_successor[index + 1]; i++) {
+        uint32_t successor = run->successors[i];
+        if (--run->nwaiting[successor] == 0) {
+            queue_push(&run->ready, successor);
+        }
+    }
+}
+
+static void
+do_local(dd_plan_run *run, uint32_t index)
+{
+    const dd_plan_step *step = &run->plan.steps[index];
+    void *dst = range_data(run, &step->dst);
+    if (step->kind == DD_PLAN_COPY) {
+        const void *src = range_data(run, &step->src);
+        if (src != dst && step->src.nbytes > 0) {
+            memcpy(dst, src, step->src.nbytes);
+        }
+    } else if (step->count > 0) {
+        for (uint32_t i = 0; i < step->nsources; i++) {
+            run->sources[i] = range_data(run, &run->plan.sources[step->first_source + i]);
+        }
+        dd_reduce(&run->args.reduction, step->stage, dst, run->sources, step->nsources, step->count);
+    }
+    note_ended(run, index);
+}
+
+static size_t
+local_nbytes(const dd_plan_step *step)
+{
+    return step->dst.nbytes * (step->nsources > 0 ? step->nsources : 1);
+}
+
+static void on_message_done(dd_message *message, const dd_error *error);
+
+static void
+post_message(dd_plan_run *run, uint32_t index)
+{
+    const dd_plan_step *step = &run->plan.steps[index];
+    const dd_plan_range *range = step->kind == DD_PLAN_SEND ? &step->src : &step->dst;
+    uint32_t number = run->message_of[index];
+    dd_message *message = &run->messages[number];
+    message->kind = DD_MESSAGE_COLL;
+    message->rank = run->options.ranks != NULL ? run->options.ranks[step->peer] : step->peer;
+    message->tag = run->options.sequence;
+    message->channel = step->channel + run->options.channel;
+    message->data = range_data(run, range);
+    message->nbytes = range->nbytes;
+    message->signature = &run->options.signature;
+    message->on_done = on_message_done;
+    message->owner = run;
+    run->is_posted[number] = true;
+    if (step->kind == DD_PLAN_SEND) {
+        dd_context_post_send_locked(run->options.context, message);
+    } else {
+        dd_context_post_recv_locked(run->options.context, message);
+    }
+}
+
+static void
+start_step(dd_plan_run *run, uint32_t index)
+{
+    const dd_plan_step *step = &run->plan.steps[index];
+    if (is_message(step)) {
+        post_message(run, index);
+    } else if (local_nbytes(step) <= SMALL_NBYTES) {
+        do_local(run, index);
+    } else {
+        queue_push(&run->local, index);
+    }
+}
+
+/* ---- the way to the end */
+
+static void
+end(dd_plan_run *run, const dd_error *error)
+{
+    run->is_under_way = false;
+    run->is_advancing = false;
+    run->options.on_done(run->options.ctx, error);
+}
+
+/* Takes what the transport has back, and ends the run. */
+static void
+end_failed(dd_plan_run *run)
+{
+    for (uint32_t i = 0; i < run->nmessages; i++) {
+        if (run->is_posted[i]) {
+            dd_context_cancel_locked(run->options.context, &run->messages[i], &run->error);
+        }
+    }
+    end(run, &run->error);
+}
+
+static void
+note_failed(dd_plan_run *run, const dd_error *error)
+{
+    if (!run->is_failed) {
+        run->is_failed = true;
+        run->error = *error;
+    }
+}
+
+/* Sizes of messages follow from what ranks have called: a receive that is too small is no mistake of this
+ * rank's caller alone. */
+static void
+note_message_failed(dd_plan_run *run, const dd_error *error)
+{
+    note_failed(run, error);
+    if (run->error.code == DD_INVALID_ARGUMENT) {
+        run->error.code = DD_MISMATCH;
+    }
+}
+
+/* Starts all steps that may start, and ends the run when that was all, or when it has failed. The run is
+ * not to be touched after this, unless it is known to be under way. */
+static void
+advance(dd_plan_run *run)
+{
+    run->is_advancing = true;
+    while (!queue_is_empty(&run->ready) && !run->is_failed) {
+        start_step(run, run->ready.steps[run->ready.head++]);
+    }
+    if (run->is_failed) {
+        end_failed(run);
+        return;
+    }
+    run->is_advancing = false;
+    if (run->nended == run->plan.nsteps) {
+        end(run, NULL);
+    }
+}
+
+static void
+on_message_done(dd_message *message, const dd_error *error)
+{
+    dd_plan_run *run = message->owner;
+    uint32_t number = (uint32_t)(message - run->messages);
+    run->is_posted[number] = false;
+    if (error != NULL) {
+        note_message_failed(run, error);
+    } else {
+        note_ended(run, run->step_of[number]);
+    }
+    if (!run->is_advancing) {
+        advance(run);
+    }
+}
+
+void
+dd_plan_run_start_locked(dd_plan_run *run, const dd_coll_args *args, const dd_plan_run_options *options)
+{
+    run->args = *args;
+    run->options = *options;
+    run->ready.head = run->ready.tail = 0;
+    run->local.head = run->local.tail = 0;
+    run->nended = 0;
+    run->is_under_way = true;
+    run->is_failed = false;
+    for (uint32_t i = 0; i < run->plan.nsteps; i++) {
+        run->nwaiting[i] = run->plan.steps[i].ndeps;
+        if (run->nwaiting[i] == 0) {
+            queue_push(&run->ready, i);
+        }
+    }
+    advance(run);
+}
+
+bool
+dd_plan_run_is_busy_locked(const dd_plan_run *run)
+{
+    return run->is_under_way && !queue_is_empty(&run->local);
+}
+
+bool
+dd_plan_run_progress_locked(dd_plan_run *run)
+{
+    if (!dd_plan_run_is_busy_locked(run) || run->is_advancing) {
+        return false;
+    }
+    do_local(run, run->local.steps[run->local.head++]);
+    advance(run);
+    return true;
+}
+
+void
+dd_plan_run_cancel_locked(dd_plan_run *run, const dd_error *error)
+{
+    if (run->is_under_way) {
+        note_failed(run, error);
+        if (!run->is_advancing) {
+            run->is_advancing = true;
+            end_failed(run);
+        }
+    }
+}
+
+static bool
+is_among(const int *ranks, int nranks, int rank)
+{
+    for (int i = 0; i < nranks; i++) {
+        if (ranks[i] == rank) {
+            return true;
+        }
+    }
+    return false;
+}
+
+int
+dd_plan_run_missing_locked(const dd_plan_run *run, int *ranks, int max)
+{
+    int nfound = 0;
+    for (uint32_t i = 0; i < run->nmessages && run->is_under_way && nfound < max; i++) {
+        int rank = run->messages[i].rank;
+        bool is_receive = run->plan.steps[run->step_of[i]].kind == DD_PLAN_RECV;
+        if (run->is_posted[i] && is_receive && !is_among(ranks, nfound, rank)) {
+            ranks[nfound++] = rank;
+        }
+    }
+    return nfound;
+}

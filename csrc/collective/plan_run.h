@@ -1,0 +1,51 @@
+/* Runs a plan over a context: posts its messages, does its arithmetic, and tells when it is done.
+ *
+ * A run is made from a plan once and started any number of times, for collectives of the same shape:
+ * starting allocates nothing. Every function but create and destroy wants the engine's lock. */
+#ifndef DD_COLLECTIVE_PLAN_RUN_H
+#define DD_COLLECTIVE_PLAN_RUN_H
+
+#include "collective/plan.h"
+#include "transport/context.h"
+
+typedef struct dd_plan_run dd_plan_run;
+
+/* Takes the plan (leaves it empty) on success. */
+dd_status dd_plan_run_create(dd_plan *plan, dd_plan_run **run, dd_error *err) DD_MUST_CHECK;
+void dd_plan_run_destroy(dd_plan_run *run); /* NULL is fine; not under way */
+
+/* Bytes of scratch that a start wants, and of memory that the run itself takes up. */
+size_t dd_plan_run_scratch_nbytes(const dd_plan_run *run);
+size_t dd_plan_run_nbytes(const dd_plan_run *run);
+
+typedef struct dd_plan_run_options {
+    dd_context *context;
+    const int *ranks;  /* the plan's ranks in terms of the context's, valid until the end; NULL: the same */
+    uint64_t sequence; /* of the group's collective */
+    uint32_t channel;  /* added to the plan's channels, so that several plans of one collective do not meet */
+    dd_signature signature; /* of all its messages */
+    void *scratch;          /* aligned to 64 bytes, the run's until the end */
+    /* Once, perhaps from within start; `error` NULL for success. The run may be started again from here. A
+     * DD_MISMATCH comes from the transport and says who and what. */
+    void (*on_done)(void *ctx, const dd_error *error);
+    void *ctx;
+} dd_plan_run_options;
+
+/* One that is not under way. The arrays of blocks, and the memory they name, stay valid until on_done.
+ * Small local steps are done as messages come in, others wait for dd_plan_run_progress_locked. */
+void dd_plan_run_start_locked(dd_plan_run *run, const dd_coll_args *args, const dd_plan_run_options *options);
+
+/* Does one of the local steps that are waiting, at most about a segment of work. True when there was one;
+ * on_done may have been called. */
+bool dd_plan_run_progress_locked(dd_plan_run *run);
+/* Whether progress has something to do. */
+bool dd_plan_run_is_busy_locked(const dd_plan_run *run);
+
+/* Ends it with `error` if it is under way; on_done is called. */
+void dd_plan_run_cancel_locked(dd_plan_run *run, const dd_error *error);
+
+/* Ranks of the context that unfinished receives wait for, each once; writes at most max, returns how many
+ * it wrote. */
+int dd_plan_run_missing_locked(const dd_plan_run *run, int *ranks, int max);
+
+#endif

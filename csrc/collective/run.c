@@ -1,0 +1,348 @@
+#include "collective/run_internal.h"
+
+#include "core/mem.h"
+
+#include <string.h>
+
+/* How often the arena may get somewhere (some tens of microseconds each) before others have a turn. */
+#define MAX_ARENA_MOVES 16
+
+/* ---- creation */
+
+static bool progress_task(dd_task *task);
+static bool fall_asleep(dd_task *task);
+
+dd_status
+dd_run_create(const dd_run_env *env, dd_run **run, dd_error *err)
+{
+    dd_run *made = dd_mem_zalloc(sizeof *made);
+    if (made == NULL) {
+        return dd_error_no_memory(err, sizeof *made);
+    }
+    made->env = *env;
+    made->is_idle = true;
+    made->culprit.rank = -1;
+    made->arena_options.wake = env->wake;
+    made->arena_options.want_region = env->want_region;
+    made->arena_options.ctx = env->ctx;
+    dd_list_init(&made->task.link);
+    made->task.progress = progress_task;
+    made->task.fall_asleep = fall_asleep;
+    made->task.deadline_ns = DD_NEVER_NS;
+    made->task.is_crowded = env->is_crowded;
+    bool has_arena = env->arena != NULL || env->topology->nlocal == 1;
+    made->is_hierarchic = has_arena && !env->selection.is_flat && env->topology->nhosts > 1;
+    if (made->is_hierarchic) {
+        dd_hierarchy_limits limits = {0};
+        dd_status status = dd_hierarchy_init(&made->hierarchy, env->topology, &limits, err);
+        if (status != DD_OK) {
+            dd_mem_free(made);
+            return status;
+        }
+    }
+    *run = made;
+    return DD_OK;
+}
+
+void
+dd_run_destroy(dd_run *run)
+{
+    if (run != NULL) {
+        dd_run_drop_plans(run);
+        dd_run_buffer_fini(&run->scratch);
+        dd_run_buffer_fini(&run->plan_scratch);
+        dd_hierarchy_fini(&run->hierarchy);
+        dd_mem_free(run);
+    }
+}
+
+/* ---- one rank */
+
+static bool
+has_output(const dd_coll_args *args)
+{
+    return args->coll != DD_COLL_BARRIER && args->outputs[0].nbytes > 0;
+}
+
+void
+dd_run_copy(const dd_coll_args *args, bool is_partial)
+{
+    if (!has_output(args)) {
+        return;
+    }
+    const void *source = args->inputs[0].data;
+    bool is_fold = args->coll == DD_COLL_REDUCE || args->coll == DD_COLL_ALL_REDUCE ||
+                   args->coll == DD_COLL_REDUCE_SCATTER;
+    if (is_fold) {
+        size_t count = args->inputs[0].nbytes / dd_dtype_size(args->reduction.dtype);
+        dd_stage stage = is_partial ? DD_STAGE_FIRST : DD_STAGE_WHOLE;
+        dd_reduce(&args->reduction, stage, args->outputs[0].data, &source, 1, count);
+    } else if (source != args->outputs[0].data) {
+        memcpy(args->outputs[0].data, source, args->outputs[0].nbytes);
+    }
+}
+
+/* ---- the arena */
+
+void
+dd_run_start_arena(dd_run *run, const dd_coll_args *args, bool is_partial)
+{
+    run->arena_options.signature = run->call.signature;
+    run->arena_options.is_partial = is_partial;
+    run->is_arena_busy = true;
+    dd_arena_start(run->env.arena, args, &run->arena_options);
+}
+
+static void
+note_arena_failed(dd_run *run, dd_arena_state state)
+{
+    dd_error error;
+    const char *what = dd_coll_name(run->call.args.coll);
+    if (state == DD_ARENA_MISMATCH) {
+        run->culprit = dd_arena_get_culprit(run->env.arena);
+        run->culprit.rank = run->env.topology->local_ranks[run->culprit.rank];
+        run->culprit.other = run->env.topology->local_ranks[run->culprit.other];
+        (void)dd_error_set(&error, DD_MISMATCH, "%s", "");
+        dd_error_blame(&error, run->culprit.rank, NULL, 0);
+    } else {
+        (void)dd_error_set(&error, DD_PROTOCOL,
+                           "%s through the shared memory of a host: another rank wrote nonsense into it",
+                           what);
+    }
+    dd_run_note_failed(run, &error);
+}
+
+static void
+on_arena_ended(dd_run *run, dd_arena_state state)
+{
+    run->is_arena_busy = false;
+    if (state != DD_ARENA_DONE) {
+        note_arena_failed(run, state);
+    }
+    if (run->route != DD_ROUTE_ARENA) {
+        if (state == DD_ARENA_DONE) {
+            dd_run_note_leg_ended(run, DD_LANE_ARENA);
+        }
+        dd_run_advance_legs(run);
+    } else {
+        dd_run_end(run, state == DD_ARENA_DONE ? NULL : &run->error);
+    }
+}
+
+/* True when it got somewhere. One operation may lead to the next. */
+static bool
+drive_arena(dd_run *run)
+{
+    bool has_moved = false;
+    for (int i = 0; i < MAX_ARENA_MOVES && run->is_arena_busy; i++) {
+        dd_arena_state state = dd_arena_progress(run->env.arena);
+        if (state == DD_ARENA_BLOCKED) {
+            return has_moved;
+        }
+        has_moved = true;
+        if (state != DD_ARENA_MOVED) {
+            on_arena_ended(run, state);
+        }
+    }
+    return has_moved;
+}
+
+/* ---- a collective from start to end */
+
+static dd_run_route
+choose_route(const dd_run *run, dd_coll coll)
+{
+    const dd_run_env *env = &run->env;
+    if (env->topology->nranks == 1) {
+        return DD_ROUTE_COPY;
+    }
+    if (env->topology->nhosts == 1) {
+        return env->arena != NULL && !env->selection.is_flat ? DD_ROUTE_ARENA : DD_ROUTE_FLAT;
+    }
+    return run->is_hierarchic && dd_hierarchy_fits(env->topology, coll) ? DD_ROUTE_HIERARCHY : DD_ROUTE_FLAT;
+}
+
+static void
+start_one(dd_run *run)
+{
+    run->is_failed = false;
+    run->culprit.rank = -1;
+    run->route = choose_route(run, run->call.args.coll);
+    if (run->route == DD_ROUTE_ARENA) {
+        dd_run_start_arena(run, &run->call.args, false);
+    } else if (run->route == DD_ROUTE_COPY) {
+        dd_run_copy(&run->call.args, false);
+        dd_run_end(run, NULL);
+    } else {
+        dd_run_begin_legs(run);
+    }
+}
+
+static void
+watch(dd_run *run)
+{
+    if (!run->has_task) {
+        run->has_task = true;
+        dd_engine_add_task_locked(run->env.engine, &run->task);
+    }
+}
+
+static void
+unwatch(dd_run *run)
+{
+    if (run->has_task) {
+        run->has_task = false;
+        dd_engine_remove_task_locked(run->env.engine, &run->task);
+    }
+}
+
+/* A loop instead of recursion: on_done starts the next collective, which may be at its end at once. */
+static void
+start_waiting(dd_run *run)
+{
+    run->is_starting = true;
+    while (run->is_waiting) {
+        run->is_waiting = false;
+        start_one(run);
+        (void)drive_arena(run);
+    }
+    run->is_starting = false;
+    if (!run->is_idle) {
+        watch(run);
+    }
+}
+
+static void
+trim(dd_run *run)
+{
+    if (run->route != DD_ROUTE_ARENA) {
+        dd_run_buffer_trim(&run->scratch);
+        dd_run_buffer_trim(&run->plan_scratch);
+    }
+}
+
+void
+dd_run_end(dd_run *run, const dd_error *error)
+{
+    run->is_idle = true;
+    run->is_arena_busy = false;
+    unwatch(run);
+    trim(run);
+    bool was_starting = run->is_starting;
+    run->is_starting = true;
+    run->call.on_done(run->call.ctx, error);
+    run->is_starting = was_starting;
+    if (run->is_waiting && !was_starting) {
+        start_waiting(run);
+    }
+}
+
+void
+dd_run_start_locked(dd_run *run, const dd_run_call *call)
+{
+    run->call = *call;
+    run->is_idle = false;
+    run->is_waiting = true;
+    if (!run->is_starting) {
+        start_waiting(run);
+    }
+}
+
+static bool
+progress_plan(dd_run *run)
+{
+    return run->plan != NULL && dd_plan_run_progress_locked(run->plan->plan);
+}
+
+bool
+dd_run_progress_locked(dd_run *run)
+{
+    bool has_moved = run->is_arena_busy && drive_arena(run);
+    return progress_plan(run) || has_moved;
+}
+
+static bool
+progress_task(dd_task *task)
+{
+    return dd_run_progress_locked(DD_CONTAINER_OF(task, dd_run, task));
+}
+
+static bool
+fall_asleep(dd_task *task)
+{
+    const dd_run *run = DD_CONTAINER_OF(task, dd_run, task);
+    if (run->plan != NULL && dd_plan_run_is_busy_locked(run->plan->plan)) {
+        return false;
+    }
+    return !run->is_arena_busy || dd_arena_fall_asleep(run->env.arena);
+}
+
+void
+dd_run_cancel_locked(dd_run *run, const dd_error *error)
+{
+    if (run->is_idle) {
+        return;
+    }
+    if (run->is_waiting) {
+        run->is_waiting = false;
+        dd_run_end(run, error);
+    } else if (run->route == DD_ROUTE_ARENA) {
+        dd_run_end(run, error);
+    } else {
+        dd_run_note_failed(run, error);
+        dd_run_advance_legs(run);
+    }
+}
+
+/* ---- what others want to know */
+
+bool
+dd_run_is_idle(const dd_run *run)
+{
+    return run->is_idle;
+}
+
+dd_arena_culprit
+dd_run_culprit(const dd_run *run)
+{
+    return run->culprit;
+}
+
+const char *
+dd_run_way(const dd_run *run)
+{
+    switch (run->route) {
+    case DD_ROUTE_COPY:
+        return "copy";
+    case DD_ROUTE_ARENA:
+        return "arena";
+    case DD_ROUTE_FLAT:
+    case DD_ROUTE_HIERARCHY:
+        break;
+    }
+    return run->way[0] != '\0' ? run->way : "arena";
+}
+
+static int
+add_local_missing(const dd_run *run, int *ranks, int nfound, int max)
+{
+    uint64_t bits = dd_arena_missing(run->env.arena);
+    for (int place = 0; place < run->env.topology->nlocal && nfound < max; place++) {
+        int rank = run->env.topology->local_ranks[place];
+        bool is_new = true;
+        for (int i = 0; i < nfound; i++) {
+            is_new = is_new && ranks[i] != rank;
+        }
+        if (is_new && (bits >> place & 1) != 0) {
+            ranks[nfound++] = rank;
+        }
+    }
+    return nfound;
+}
+
+int
+dd_run_missing_locked(const dd_run *run, int *ranks, int max)
+{
+    int nfound = run->plan != NULL ? dd_plan_run_missing_locked(run->plan->plan, ranks, max) : 0;
+    return run->is_arena_busy ? add_local_missing(run, ranks, nfound, max) : nfound;
+}

@@ -1,0 +1,73 @@
+/* One collective of a group under way, whatever way it goes: through the arena, as a plan, or both
+ * (hierarchy).
+ *
+ * On one host with an arena everything goes through the arena. With several hosts, all_reduce, broadcast,
+ * reduce and barrier go through the arenas inside the hosts and as plans between them, where as many local
+ * ranks as the smallest host has carry a share (see hierarchy.h); so do all_gather and reduce_scatter
+ * where all hosts have equally many ranks. The order of the folds is then "host by host": in rank order
+ * inside a host, then over the hosts in the order of the algorithm between them. Everything else, and
+ * everything when the selection is flat or there is no arena, is a plan between all ranks. A group of one
+ * rank copies. */
+#ifndef DD_COLLECTIVE_RUN_H
+#define DD_COLLECTIVE_RUN_H
+
+#include "collective/arena.h"
+#include "collective/plan_run.h"
+#include "collective/select.h"
+#include "collective/topology.h"
+
+/* What a group has; constant while it lives. Ranks choose their ways alone: selection and segment_nbytes
+ * are the same on all of them, and either every host with several ranks has an arena, or none has. */
+typedef struct dd_run_env {
+    dd_engine *engine; /* may be NULL for one rank, as may the context */
+    dd_context *context;
+    const dd_topology *topology;
+    dd_arena *arena; /* NULL: none, use messages; a rank that is alone on its host needs none */
+    dd_selection selection;
+    size_t segment_nbytes;                                      /* 0: by the selection */
+    bool is_crowded;                                            /* more ranks on this host than cores */
+    void (*wake)(void *ctx, int local);                         /* rings a local rank's bell */
+    void (*want_region)(void *ctx, int local, uint32_t region); /* see arena.h */
+    void *ctx;
+} dd_run_env;
+
+typedef struct dd_run dd_run;
+
+/* One a group, used for one collective after the other: keeps its memory for the next, at most 2 MiB of
+ * scratch, and the plans of the last few shapes. While a large collective is under way it has up to 16 MiB
+ * of scratch more, or what its plan wants. */
+dd_status dd_run_create(const dd_run_env *env, dd_run **run, dd_error *err) DD_MUST_CHECK;
+void dd_run_destroy(dd_run *run); /* NULL is fine; idle */
+
+typedef struct dd_run_call {
+    dd_coll_args args; /* of the group's ranks; checked. Arrays and blocks are valid until the end */
+    dd_signature signature;
+    uint64_t sequence;
+    /* Once, with the engine's lock held, perhaps from within start. `error` NULL for success. A
+     * DD_MISMATCH that the arena has found has no message yet: the group writes it from dd_run_culprit.
+     * The next collective may be started from here. */
+    void (*on_done)(void *ctx, const dd_error *error);
+    void *ctx;
+} dd_run_call;
+
+/* Starts, and goes as far as it can. With the engine's lock held, as all of these. */
+void dd_run_start_locked(dd_run *run, const dd_run_call *call);
+/* Looks after the collective that is under way: what the engine's driver does, for a caller who has the
+ * lock anyway. True when it got somewhere. A call does at most about a millisecond of work. */
+bool dd_run_progress_locked(dd_run *run);
+/* Ends the one that is under way with `error`; on_done is called. The run can not be used again if an
+ * arena was involved. */
+void dd_run_cancel_locked(dd_run *run, const dd_error *error);
+bool dd_run_is_idle(const dd_run *run);
+
+/* Ranks that the collective waits for, as far as this rank can tell; returns how many, writes at most max.
+ * Some of them may be inside it and wait themselves. */
+int dd_run_missing_locked(const dd_run *run, int *ranks, int max);
+
+/* After DD_MISMATCH; rank: of the group, -1 when it was not the arena that found out. */
+dd_arena_culprit dd_run_culprit(const dd_run *run);
+
+/* What it did with the last call, for the log: "arena", "ring", "arena+direct", "copy". */
+const char *dd_run_way(const dd_run *run);
+
+#endif

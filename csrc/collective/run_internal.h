@@ -1,0 +1,103 @@
+/* What the files of a run share. All of it belongs to the holder of the engine's lock, except for what is
+ * const. */
+#ifndef DD_COLLECTIVE_RUN_INTERNAL_H
+#define DD_COLLECTIVE_RUN_INTERNAL_H
+
+#include "collective/hierarchy.h"
+#include "collective/run.h"
+
+#define DD_RUN_NPLANS 4
+#define DD_RUN_WAY_NBYTES 40
+
+/* Memory that is kept from one collective to the next. */
+typedef struct dd_run_buffer {
+    void *memory;
+    char *data; /* aligned to 64 bytes */
+    size_t nbytes;
+} dd_run_buffer;
+
+/* A plan that may be wanted again, and what it is good for: collectives of the same shape. */
+typedef struct dd_run_plan {
+    dd_plan_run *plan; /* NULL: the place is free */
+    const dd_algorithm *algorithm;
+    size_t segment_nbytes;
+    int nranks;
+    int root;
+    dd_dtype dtype;
+    dd_redop op;
+    size_t *sizes; /* of the inputs, then of the outputs */
+    int nsizes;
+    char way[DD_RUN_WAY_NBYTES];
+    uint64_t last_use;
+} dd_run_plan;
+
+typedef enum dd_run_route {
+    DD_ROUTE_COPY, /* one rank */
+    DD_ROUTE_ARENA,
+    DD_ROUTE_FLAT,
+    DD_ROUTE_HIERARCHY,
+} dd_run_route;
+
+typedef struct dd_run_lane {
+    dd_leg leg;      /* the next one to end */
+    bool has_leg;    /* leg is filled in */
+    bool is_running; /* leg has been started */
+    bool is_over;    /* there are no more */
+    uint64_t nended;
+} dd_run_lane;
+
+struct dd_run {
+    dd_run_env env;     /* const */
+    bool is_hierarchic; /* const: the hierarchy may be used */
+    dd_hierarchy hierarchy;
+    dd_task task; /* in the engine while has_task */
+    bool has_task;
+
+    dd_run_call call;
+    bool is_idle;
+    bool is_waiting; /* call came from within on_done, and is started when that returns */
+    bool is_starting;
+    dd_run_route route;
+
+    bool is_arena_busy;
+    dd_arena_op_options arena_options;
+
+    dd_run_lane lanes[DD_LANE_COUNT]; /* FLAT, HIERARCHY */
+    bool is_advancing;                /* further up the stack */
+    bool is_failed;
+    dd_error error; /* when failed */
+    dd_arena_culprit culprit;
+
+    dd_run_plan plans[DD_RUN_NPLANS];
+    dd_run_plan *plan; /* under way; NULL */
+    uint64_t nuses;
+    char way[DD_RUN_WAY_NBYTES]; /* "" until there has been a plan */
+    dd_run_buffer scratch;       /* of the hierarchy */
+    dd_run_buffer plan_scratch;
+};
+
+/* Ends the collective and tells; another one may be under way afterwards. */
+void dd_run_end(dd_run *run, const dd_error *error);
+/* Starts as many legs as can be, and ends the collective after the last or when it has failed. */
+void dd_run_advance_legs(dd_run *run);
+/* A leg, or something else of it, has failed: the first failure stays. */
+void dd_run_note_failed(dd_run *run, const dd_error *error);
+void dd_run_note_leg_ended(dd_run *run, dd_lane lane);
+void dd_run_begin_legs(dd_run *run);
+
+/* Starts an operation of the arena on behalf of the collective. */
+void dd_run_start_arena(dd_run *run, const dd_coll_args *args, bool is_partial);
+/* A collective of one rank. */
+void dd_run_copy(const dd_coll_args *args, bool is_partial);
+
+/* A plan for the collective of `leg`, made or found, with its scratch; it is run->plan until the end. */
+dd_status dd_run_find_plan(dd_run *run, const dd_leg *leg, dd_error *err) DD_MUST_CHECK;
+void dd_run_let_plan_go(dd_run *run);
+void dd_run_drop_plans(dd_run *run);
+
+dd_status dd_run_buffer_reserve(dd_run_buffer *buffer, size_t nbytes, dd_error *err) DD_MUST_CHECK;
+/* Gives memory back that is too much to be kept. */
+void dd_run_buffer_trim(dd_run_buffer *buffer);
+void dd_run_buffer_fini(dd_run_buffer *buffer);
+
+#endif

@@ -1,0 +1,256 @@
+#include "collective/select.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+
+#define KIB ((size_t)1024)
+#define MIB (1024 * KIB)
+#define ANY_NBYTES SIZE_MAX
+#define ANY_NRANKS INT_MAX
+
+/* The first rule of the collective that holds, and whose algorithm can do it, is taken. docs/selection.md says why. */
+typedef struct select_rule {
+    dd_coll coll;
+    int max_nranks;
+    size_t max_nbytes;
+    const char *algorithm;
+} select_rule;
+
+static const select_rule rules[] = {
+    {DD_COLL_BARRIER, ANY_NRANKS, ANY_NBYTES, "dissemination"},
+
+    {DD_COLL_BROADCAST, 2, ANY_NBYTES, "binomial"},
+    {DD_COLL_BROADCAST, 8, 16 * KIB, "binomial"},
+    {DD_COLL_BROADCAST, 8, ANY_NBYTES, "scatter_all_gather"},
+    {DD_COLL_BROADCAST, 64, 1 * MIB, "binomial"},
+    {DD_COLL_BROADCAST, 64, 64 * MIB, "scatter_all_gather"},
+    {DD_COLL_BROADCAST, ANY_NRANKS, 8 * MIB, "binomial"},
+    {DD_COLL_BROADCAST, ANY_NRANKS, ANY_NBYTES, "chain"},
+
+    {DD_COLL_REDUCE, 2, ANY_NBYTES, "direct"},
+    {DD_COLL_REDUCE, 8, 16 * KIB, "direct"},
+    {DD_COLL_REDUCE, 8, ANY_NBYTES, "direct_scatter_gather"},
+    {DD_COLL_REDUCE, 64, 128 * KIB, "binomial"},
+    {DD_COLL_REDUCE, 64, ANY_NBYTES, "direct_scatter_gather"},
+    {DD_COLL_REDUCE, 512, 1 * MIB, "binomial"},
+    {DD_COLL_REDUCE, 512, ANY_NBYTES, "direct_scatter_gather"},
+    {DD_COLL_REDUCE, ANY_NRANKS, 8 * MIB, "binomial"},
+    {DD_COLL_REDUCE, ANY_NRANKS, ANY_NBYTES, "direct_scatter_gather"},
+
+    {DD_COLL_ALL_REDUCE, 2, 16 * KIB, "exchange"},
+    {DD_COLL_ALL_REDUCE, 8, 4 * KIB, "exchange"},
+    {DD_COLL_ALL_REDUCE, 8, ANY_NBYTES, "direct"},
+    {DD_COLL_ALL_REDUCE, 64, 64 * KIB, "doubling"},
+    {DD_COLL_ALL_REDUCE, 16, ANY_NBYTES, "direct"},
+    {DD_COLL_ALL_REDUCE, 64, 8 * MIB, "direct"},
+    {DD_COLL_ALL_REDUCE, 1024, 512 * KIB, "doubling"},
+    {DD_COLL_ALL_REDUCE, 1024, ANY_NBYTES, "ring"},
+    {DD_COLL_ALL_REDUCE, ANY_NRANKS, 4 * MIB, "doubling"},
+    {DD_COLL_ALL_REDUCE, ANY_NRANKS, ANY_NBYTES, "ring"},
+
+    {DD_COLL_GATHER, 8, ANY_NBYTES, "direct"},
+    {DD_COLL_GATHER, 64, 2 * KIB, "binomial"},
+    {DD_COLL_GATHER, ANY_NRANKS, 4 * KIB, "binomial"},
+    {DD_COLL_GATHER, ANY_NRANKS, ANY_NBYTES, "direct"},
+
+    {DD_COLL_SCATTER, 8, ANY_NBYTES, "direct"},
+    {DD_COLL_SCATTER, 64, 2 * KIB, "binomial"},
+    {DD_COLL_SCATTER, ANY_NRANKS, 4 * KIB, "binomial"},
+    {DD_COLL_SCATTER, ANY_NRANKS, ANY_NBYTES, "direct"},
+
+    {DD_COLL_ALL_GATHER, 8, ANY_NBYTES, "direct"},
+    {DD_COLL_ALL_GATHER, 64, 2 * KIB, "bruck"},
+    {DD_COLL_ALL_GATHER, 64, 64 * KIB, "direct"},
+    {DD_COLL_ALL_GATHER, ANY_NRANKS, 4 * KIB, "bruck"},
+    {DD_COLL_ALL_GATHER, ANY_NRANKS, ANY_NBYTES, "ring"},
+
+    {DD_COLL_REDUCE_SCATTER, 16, ANY_NBYTES, "direct"},
+    {DD_COLL_REDUCE_SCATTER, 64, 64 * KIB, "direct"},
+    {DD_COLL_REDUCE_SCATTER, ANY_NRANKS, 8 * KIB, "direct"},
+    {DD_COLL_REDUCE_SCATTER, ANY_NRANKS, ANY_NBYTES, "ring"},
+
+    {DD_COLL_ALL_TO_ALL, 8, ANY_NBYTES, "pairwise"},
+    {DD_COLL_ALL_TO_ALL, ANY_NRANKS, 1 * KIB, "bruck"},
+    {DD_COLL_ALL_TO_ALL, ANY_NRANKS, ANY_NBYTES, "pairwise"},
+};
+
+/* One "name=value" or word of an override. */
+typedef struct word {
+    const char *text;
+    size_t len;
+} word;
+
+static word
+trim(word text)
+{
+    while (text.len > 0 && text.text[0] == ' ') {
+        text.text++;
+        text.len--;
+    }
+    while (text.len > 0 && text.text[text.len - 1] == ' ') {
+        text.len--;
+    }
+    return text;
+}
+
+static bool
+is_word(word text, const char *name)
+{
+    return strlen(name) == text.len && memcmp(text.text, name, text.len) == 0;
+}
+
+/* Adds to a list that is cut when it does not fit. */
+static void
+append_name(char *list, size_t size, const char *name)
+{
+    size_t len = strlen(list);
+    snprintf(list + len, size - len, "%s%s", len > 0 ? ", " : "", name);
+}
+
+static dd_status
+unknown_collective(word name, dd_error *err)
+{
+    char known[256] = "";
+    for (int coll = 0; coll < DD_COLL_COUNT; coll++) {
+        append_name(known, sizeof known, dd_coll_name((dd_coll)coll));
+    }
+    return dd_error_set(err, DD_INVALID_ARGUMENT,
+                        "selecting algorithms: no collective \"%.*s\"; there are %s, and the word flat",
+                        (int)(name.len < 64 ? name.len : 64), name.text, known);
+}
+
+static dd_status
+unknown_algorithm(dd_coll coll, word name, dd_error *err)
+{
+    char known[256] = "";
+    for (const dd_algorithm *row = dd_algorithms; row->name != NULL; row++) {
+        if (row->coll == coll) {
+            append_name(known, sizeof known, row->name);
+        }
+    }
+    return dd_error_set(err, DD_INVALID_ARGUMENT,
+                        "selecting algorithms: no algorithm \"%.*s\" for %s; there are %s",
+                        (int)(name.len < 64 ? name.len : 64), name.text, dd_coll_name(coll), known);
+}
+
+static dd_status
+parse_pair(word name, word value, dd_selection *selection, dd_error *err)
+{
+    for (int coll = 0; coll < DD_COLL_COUNT; coll++) {
+        if (!is_word(name, dd_coll_name((dd_coll)coll))) {
+            continue;
+        }
+        for (const dd_algorithm *row = dd_algorithms; row->name != NULL; row++) {
+            if (row->coll == (dd_coll)coll && is_word(value, row->name)) {
+                selection->forced[coll] = row;
+                return DD_OK;
+            }
+        }
+        return unknown_algorithm((dd_coll)coll, value, err);
+    }
+    return unknown_collective(name, err);
+}
+
+static dd_status
+parse_part(word part, dd_selection *selection, dd_error *err)
+{
+    if (part.len == 0) {
+        return DD_OK;
+    }
+    if (is_word(part, "flat")) {
+        selection->is_flat = true;
+        return DD_OK;
+    }
+    const char *equals = memchr(part.text, '=', part.len);
+    if (equals == NULL) {
+        return unknown_collective(part, err);
+    }
+    size_t len = (size_t)(equals - part.text);
+    word name = {.text = part.text, .len = len};
+    word value = {.text = equals + 1, .len = part.len - len - 1};
+    return parse_pair(trim(name), trim(value), selection, err);
+}
+
+dd_status
+dd_selection_parse(const char *text, dd_selection *selection, dd_error *err)
+{
+    dd_selection parsed = {0};
+    const char *rest = text;
+    while (*rest != '\0') {
+        size_t len = strcspn(rest, ",");
+        dd_status status = parse_part(trim((word){.text = rest, .len = len}), &parsed, err);
+        if (status != DD_OK) {
+            return status;
+        }
+        rest += len + (rest[len] == ',' ? 1 : 0);
+    }
+    *selection = parsed;
+    return DD_OK;
+}
+
+static bool
+is_able(const dd_algorithm *algorithm, const dd_select_query *query)
+{
+    return query->is_even || !algorithm->is_even_only;
+}
+
+const dd_algorithm *
+dd_select(const dd_selection *selection, const dd_select_query *query)
+{
+    const dd_algorithm *forced = selection->forced[query->coll];
+    if (forced != NULL && is_able(forced, query)) {
+        return forced;
+    }
+    const dd_algorithm *last = NULL;
+    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
+        const select_rule *rule = &rules[i];
+        if (rule->coll != query->coll) {
+            continue;
+        }
+        last = dd_algorithm_find(rule->coll, rule->algorithm);
+        if (query->nranks <= rule->max_nranks && query->nbytes <= rule->max_nbytes && is_able(last, query)) {
+            break;
+        }
+    }
+    return last;
+}
+
+static size_t
+clamp(size_t value, size_t least, size_t most)
+{
+    return value < least ? least : value > most ? most : value;
+}
+
+/* A pipeline wants several segments, and each so long that what a message costs by itself does not show. */
+#define MIN_SEGMENT (32 * KIB)
+#define MAX_SEGMENT (512 * KIB)
+/* Two sets of segments of all ranks lie in scratch. */
+#define MAX_SCRATCH (64 * MIB)
+
+size_t
+dd_select_segment_nbytes(const dd_select_query *query)
+{
+    size_t nranks = (size_t)query->nranks;
+    size_t segment = MAX_SEGMENT;
+    switch (query->coll) {
+    case DD_COLL_REDUCE:
+    case DD_COLL_ALL_REDUCE:
+        segment = clamp(query->nbytes / nranks / 4, MIN_SEGMENT, MAX_SEGMENT);
+        break;
+    case DD_COLL_REDUCE_SCATTER:
+    case DD_COLL_ALL_GATHER:
+        segment = clamp(query->nbytes / 4, MIN_SEGMENT, MAX_SEGMENT);
+        break;
+    case DD_COLL_BROADCAST:
+        segment = clamp(query->nbytes / clamp(nranks, 16, 256), MIN_SEGMENT, MAX_SEGMENT);
+        break;
+    case DD_COLL_BARRIER:
+    case DD_COLL_GATHER:
+    case DD_COLL_SCATTER:
+    case DD_COLL_ALL_TO_ALL:
+        break;
+    }
+    size_t most = clamp(MAX_SCRATCH / 2 / nranks, 4 * KIB, MAX_SEGMENT);
+    return clamp(segment, 64, most) / 64 * 64;
+}

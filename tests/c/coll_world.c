@@ -1,0 +1,298 @@
+#include "coll_world.h"
+
+#include "check.h"
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_RANKS 64
+
+const char *
+coll_case_print(const coll_case *what, char text[160])
+{
+    (void)snprintf(text, 160, "%s of %d ranks, root %d, %zu x %s, %s%s%s", dd_coll_name(what->coll),
+                   what->nranks, what->root, what->count, dd_dtype_name(what->dtype), dd_redop_name(what->op),
+                   what->is_uneven ? ", uneven" : "", what->is_in_place ? ", in place" : "");
+    return text;
+}
+
+static bool
+is_fold(dd_coll coll)
+{
+    return coll == DD_COLL_REDUCE || coll == DD_COLL_ALL_REDUCE || coll == DD_COLL_REDUCE_SCATTER;
+}
+
+static bool
+has_blocks(dd_coll coll)
+{
+    return coll != DD_COLL_REDUCE && coll != DD_COLL_ALL_REDUCE && coll != DD_COLL_BROADCAST;
+}
+
+/* What rank `from` has for rank `to`, in bytes. Where all hear from all or all speak to all, one of them
+ * does not count. */
+static size_t
+nbytes_of(const coll_case *what, int from, int to)
+{
+    size_t count = what->count;
+    if (what->is_uneven && has_blocks(what->coll)) {
+        int seed = 0;
+        if (what->coll == DD_COLL_ALL_TO_ALL) {
+            seed = 5 * from + 3 * to;
+        } else {
+            bool is_receiver = what->coll == DD_COLL_SCATTER || what->coll == DD_COLL_REDUCE_SCATTER;
+            seed = 1 + (is_receiver ? to : from);
+        }
+        count = count * (size_t)(seed % 4) / 3;
+    }
+    return count * dd_dtype_size(what->dtype);
+}
+
+static dd_block
+new_block(size_t nbytes)
+{
+    return (dd_block){.data = malloc(nbytes > 0 ? nbytes : 1), .nbytes = nbytes};
+}
+
+static int
+alias_of(const coll_case *what, int rank, int input)
+{
+    bool is_root = rank == what->root;
+    switch (what->coll) {
+    case DD_COLL_ALL_REDUCE:
+        return 0;
+    case DD_COLL_BROADCAST:
+    case DD_COLL_REDUCE:
+        return is_root ? 0 : -1;
+    case DD_COLL_ALL_GATHER:
+        return rank;
+    case DD_COLL_GATHER:
+        return is_root ? rank : -1;
+    case DD_COLL_SCATTER:
+    case DD_COLL_REDUCE_SCATTER:
+        return input == rank ? 0 : -1;
+    case DD_COLL_BARRIER:
+    case DD_COLL_ALL_TO_ALL:
+        break;
+    }
+    return -1;
+}
+
+static void
+init_rank(coll_world *world, int number)
+{
+    const coll_case *what = &world->what;
+    coll_rank *rank = &world->ranks[number];
+    rank->ninputs = dd_coll_ninputs(what->coll, number == what->root, what->nranks);
+    rank->noutputs = dd_coll_noutputs(what->coll, number == what->root, what->nranks);
+    rank->inputs = calloc((size_t)rank->ninputs + 1, sizeof *rank->inputs);
+    rank->outputs = calloc((size_t)rank->noutputs + 1, sizeof *rank->outputs);
+    rank->originals = calloc((size_t)rank->ninputs + 1, sizeof *rank->originals);
+    for (int i = 0; i < rank->noutputs; i++) {
+        rank->outputs[i] = new_block(nbytes_of(what, rank->noutputs > 1 ? i : number, number));
+    }
+    for (int i = 0; i < rank->ninputs; i++) {
+        int alias = what->is_in_place ? alias_of(what, number, i) : -1;
+        size_t nbytes = nbytes_of(what, number, rank->ninputs > 1 ? i : number);
+        rank->inputs[i] = alias >= 0 ? rank->outputs[alias] : new_block(nbytes);
+        rank->originals[i] = malloc(nbytes + 1);
+    }
+    rank->args = (dd_coll_args){
+        .coll = what->coll,
+        .root = what->root,
+        .reduction = {.dtype = what->dtype, .op = what->op, .factor = 2.0, .divisor = what->nranks},
+        .inputs = rank->inputs,
+        .outputs = rank->outputs,
+    };
+}
+
+void
+coll_world_init(coll_world *world, const coll_case *what)
+{
+    world->what = *what;
+    world->ranks = calloc((size_t)what->nranks, sizeof *world->ranks);
+    for (int r = 0; r < what->nranks; r++) {
+        init_rank(world, r);
+    }
+    coll_world_fill(world);
+}
+
+static bool
+is_input(const coll_rank *rank, const void *data)
+{
+    for (int i = 0; i < rank->ninputs; i++) {
+        if (rank->inputs[i].data == data) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void
+coll_world_fini(coll_world *world)
+{
+    for (int r = 0; r < world->what.nranks; r++) {
+        coll_rank *rank = &world->ranks[r];
+        for (int i = 0; i < rank->noutputs; i++) {
+            if (!is_input(rank, rank->outputs[i].data)) {
+                free(rank->outputs[i].data);
+            }
+        }
+        for (int i = 0; i < rank->ninputs; i++) {
+            free(rank->inputs[i].data);
+            free(rank->originals[i]);
+        }
+        free(rank->inputs);
+        free(rank->outputs);
+        free(rank->originals);
+    }
+    free(world->ranks);
+}
+
+/* ---- numbers */
+
+static void
+put(dd_dtype dtype, void *at, size_t i, int value)
+{
+    dd_reduction reduction = {.dtype = dtype, .op = DD_REDOP_SUM, .divisor = 1};
+    char *element = (char *)at + i * dd_dtype_size(dtype);
+    float real = (float)value;
+    double wide = value;
+    int64_t integer = value;
+    const void *source = &real;
+    if (dd_reduce_accumulator(dtype) != dtype) {
+        dd_reduce(&reduction, DD_STAGE_LAST, element, &source, 1, 1);
+    } else if (dtype == DD_DTYPE_FLOAT32) {
+        memcpy(element, &real, sizeof real);
+    } else if (dtype == DD_DTYPE_FLOAT64) {
+        memcpy(element, &wide, sizeof wide);
+    } else {
+        memcpy(element, &integer, dd_dtype_size(dtype)); /* little-endian, as all our machines are */
+    }
+}
+
+/* The numbers come again after PERIOD. */
+static void
+fill_block(dd_dtype dtype, dd_block block, int seed)
+{
+    enum { PERIOD = 5 };
+    size_t size = dd_dtype_size(dtype);
+    size_t done = 0;
+    for (; done < PERIOD && done < block.nbytes / size; done++) {
+        put(dtype, block.data, done, (int)((done * 3 + (size_t)seed) % PERIOD) + 1);
+    }
+    for (size_t filled = done * size; filled < block.nbytes; filled *= 2) {
+        size_t rest = block.nbytes - filled;
+        memcpy((char *)block.data + filled, block.data, rest < filled ? rest : filled);
+    }
+}
+
+void
+coll_world_fill_rank(coll_world *world, int number)
+{
+    coll_rank *rank = &world->ranks[number];
+    for (int i = 0; i < rank->noutputs; i++) {
+        memset(rank->outputs[i].data, 0xa5, rank->outputs[i].nbytes);
+    }
+    for (int i = 0; i < rank->ninputs; i++) {
+        fill_block(world->what.dtype, rank->inputs[i], number * 7 + i);
+        memcpy(rank->originals[i], rank->inputs[i].data, rank->inputs[i].nbytes);
+    }
+}
+
+void
+coll_world_fill(coll_world *world)
+{
+    for (int r = 0; r < world->what.nranks; r++) {
+        coll_world_fill_rank(world, r);
+    }
+}
+
+/* ---- what has to come out */
+
+static const void *
+expected(const coll_world *world, int rank, int output, void *folded)
+{
+    const coll_case *what = &world->what;
+    const void *sources[MAX_RANKS];
+    size_t count = world->ranks[rank].outputs[output].nbytes / dd_dtype_size(what->dtype);
+    switch (what->coll) {
+    case DD_COLL_BROADCAST:
+        return world->ranks[what->root].originals[0];
+    case DD_COLL_SCATTER:
+        return world->ranks[what->root].originals[rank];
+    case DD_COLL_GATHER:
+    case DD_COLL_ALL_GATHER:
+        return world->ranks[output].originals[0];
+    case DD_COLL_ALL_TO_ALL:
+        return world->ranks[output].originals[rank];
+    case DD_COLL_REDUCE:
+    case DD_COLL_ALL_REDUCE:
+    case DD_COLL_REDUCE_SCATTER:
+    case DD_COLL_BARRIER:
+        break;
+    }
+    int block = what->coll == DD_COLL_REDUCE_SCATTER ? rank : 0;
+    for (int r = 0; r < what->nranks; r++) {
+        sources[r] = world->ranks[r].originals[block];
+    }
+    if (count > 0) {
+        dd_reduce(&world->ranks[rank].args.reduction, DD_STAGE_WHOLE, folded, sources, (size_t)what->nranks,
+                  count);
+    }
+    return folded;
+}
+
+static bool
+is_output(const coll_rank *rank, const void *data)
+{
+    for (int i = 0; i < rank->noutputs; i++) {
+        if (rank->outputs[i].data == data) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool
+are_inputs_untouched(const coll_rank *rank)
+{
+    for (int i = 0; i < rank->ninputs; i++) {
+        if (!is_output(rank, rank->inputs[i].data) &&
+            memcmp(rank->inputs[i].data, rank->originals[i], rank->inputs[i].nbytes) != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool
+coll_world_check_rank(const coll_world *world, int number)
+{
+    const coll_rank *rank = &world->ranks[number];
+    bool is_good = CHECK(are_inputs_untouched(rank));
+    for (int i = 0; i < rank->noutputs && is_good; i++) {
+        size_t nbytes = rank->outputs[i].nbytes;
+        void *folded = malloc(nbytes + 1);
+        is_good = CHECK(memcmp(rank->outputs[i].data, expected(world, number, i, folded), nbytes) == 0);
+        free(folded);
+    }
+    if (!is_good) {
+        char text[160];
+        fprintf(stderr, "    rank %d: %s\n", number, coll_case_print(&world->what, text));
+    }
+    return is_good;
+}
+
+dd_signature
+coll_world_signature(const coll_case *what)
+{
+    return (dd_signature){
+        .coll = (uint8_t)what->coll,
+        .dtype = (uint8_t)what->dtype,
+        .redop = is_fold(what->coll) ? (uint8_t)what->op : 0,
+        .root = (uint32_t)what->root,
+        .count = what->is_uneven && has_blocks(what->coll) ? 0 : what->count,
+    };
+}

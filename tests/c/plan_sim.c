@@ -1,0 +1,292 @@
+#include "plan_sim.h"
+
+#include "check.h"
+#include "plan_sim_internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+unsigned
+sim_random(sim_world *world)
+{
+    world->random = world->random * 1664525u + 1013904223u;
+    return world->random >> 8;
+}
+
+static bool
+is_one_array(dd_coll coll)
+{
+    return coll == DD_COLL_BROADCAST || coll == DD_COLL_REDUCE || coll == DD_COLL_ALL_REDUCE;
+}
+
+size_t
+sim_nbytes(const sim_case *sim, int from, int to)
+{
+    size_t size = dd_dtype_size(sim->reduction.dtype);
+    if (sim->algorithm->coll == DD_COLL_BARRIER) {
+        return 0;
+    }
+    if (!sim->is_uneven || is_one_array(sim->algorithm->coll)) {
+        return sim->count * size;
+    }
+    /* A block has one size for all who have to do with it, except in all_to_all. */
+    unsigned key = (unsigned)to;
+    if (sim->algorithm->coll == DD_COLL_ALL_TO_ALL) {
+        key = (unsigned)(from * 67 + to);
+    } else if (sim->algorithm->coll == DD_COLL_GATHER || sim->algorithm->coll == DD_COLL_ALL_GATHER) {
+        key = (unsigned)from;
+    }
+    unsigned mixed = (key + 1) * 2654435761u ^ sim->seed;
+    return mixed % 5 == 0 ? 0 : (mixed >> 7) % (sim->count + 1) * size;
+}
+
+/* Numbers of moderate size, so that sums neither overflow nor are exact. */
+static void
+fill(sim_world *world, dd_dtype dtype, void *data, size_t nbytes)
+{
+    uint8_t *bytes = data;
+    size_t size = dd_dtype_size(dtype);
+    for (size_t at = 0; at < nbytes; at += size) {
+        float value = ((float)(sim_random(world) % 20001) - 10000.0f) / 777.0f;
+        double wide = value;
+        uint32_t bits;
+        memcpy(&bits, &value, sizeof bits);
+        if (dtype == DD_DTYPE_FLOAT32 || dtype == DD_DTYPE_COMPLEX64) {
+            for (size_t i = 0; i < size; i += 4) {
+                memcpy(bytes + at + i, &value, 4);
+            }
+        } else if (dtype == DD_DTYPE_FLOAT64) {
+            memcpy(bytes + at, &wide, 8);
+        } else if (dtype == DD_DTYPE_BFLOAT16) {
+            uint16_t high = (uint16_t)(bits >> 16);
+            memcpy(bytes + at, &high, 2);
+        } else {
+            for (size_t i = 0; i < size; i++) {
+                bytes[at + i] =
+                    (uint8_t)(sim_random(world) & (dtype == DD_DTYPE_FLOAT8_E4M3FN ? 0xb7u : 0xffu));
+            }
+        }
+    }
+}
+
+static dd_block *
+make_blocks(int count)
+{
+    return calloc((size_t)count + 1, sizeof(dd_block));
+}
+
+static size_t
+input_nbytes(const sim_case *sim, int rank, int block)
+{
+    dd_coll coll = sim->algorithm->coll;
+    bool is_each = coll == DD_COLL_SCATTER || coll == DD_COLL_REDUCE_SCATTER || coll == DD_COLL_ALL_TO_ALL;
+    return sim_nbytes(sim, rank, is_each ? block : rank);
+}
+
+static size_t
+output_nbytes(const sim_case *sim, int rank, int block)
+{
+    dd_coll coll = sim->algorithm->coll;
+    bool is_each = coll == DD_COLL_GATHER || coll == DD_COLL_ALL_GATHER || coll == DD_COLL_ALL_TO_ALL;
+    return sim_nbytes(sim, is_each ? block : rank, rank);
+}
+
+/* The output that may be the same memory as an input, or -1; `*input` is that input. */
+static int
+aliased_output(const sim_case *sim, int rank, int *input)
+{
+    switch (sim->algorithm->coll) {
+    case DD_COLL_ALL_REDUCE:
+        *input = 0;
+        return 0;
+    case DD_COLL_BROADCAST:
+    case DD_COLL_REDUCE:
+        *input = 0;
+        return rank == sim->root ? 0 : -1;
+    case DD_COLL_ALL_GATHER:
+        *input = 0;
+        return rank;
+    case DD_COLL_GATHER:
+        *input = 0;
+        return rank == sim->root ? rank : -1;
+    case DD_COLL_SCATTER:
+        *input = rank;
+        return rank == sim->root ? 0 : -1;
+    case DD_COLL_REDUCE_SCATTER:
+        *input = rank;
+        return 0;
+    case DD_COLL_BARRIER:
+    case DD_COLL_ALL_TO_ALL:
+        break;
+    }
+    return -1;
+}
+
+static void
+make_inputs(sim_world *world, sim_rank *rank, int number)
+{
+    const sim_case *sim = world->sim;
+    rank->originals = calloc((size_t)rank->ninputs + 1, sizeof *rank->originals);
+    for (int i = 0; i < rank->ninputs; i++) {
+        size_t nbytes = input_nbytes(sim, number, i);
+        rank->inputs[i].data = malloc(nbytes + 1);
+        rank->originals[i] = malloc(nbytes + 1);
+        fill(world, sim->reduction.dtype, rank->inputs[i].data, nbytes);
+        memcpy(rank->originals[i], rank->inputs[i].data, nbytes);
+    }
+}
+
+void
+sim_make_rank(sim_world *world, int number, bool has_memory)
+{
+    const sim_case *sim = world->sim;
+    sim_rank *rank = &world->ranks[number];
+    bool is_root = number == sim->root;
+    rank->ninputs = dd_coll_ninputs(sim->algorithm->coll, is_root, sim->nranks);
+    rank->noutputs = dd_coll_noutputs(sim->algorithm->coll, is_root, sim->nranks);
+    rank->inputs = make_blocks(rank->ninputs);
+    rank->outputs = make_blocks(rank->noutputs);
+    for (int i = 0; i < rank->ninputs; i++) {
+        rank->inputs[i].nbytes = input_nbytes(sim, number, i);
+    }
+    for (int i = 0; i < rank->noutputs; i++) {
+        rank->outputs[i].nbytes = output_nbytes(sim, number, i);
+    }
+    if (!has_memory) {
+        return;
+    }
+    make_inputs(world, rank, number);
+    int alias = 0;
+    int aliased = aliased_output(sim, number, &alias);
+    for (int i = 0; i < rank->noutputs; i++) {
+        if (sim->is_in_place && i == aliased) {
+            rank->outputs[i].data = rank->inputs[alias].data;
+        } else {
+            rank->outputs[i].data = malloc(rank->outputs[i].nbytes + 1);
+            memset(rank->outputs[i].data, 0xa5, rank->outputs[i].nbytes);
+        }
+    }
+}
+
+static bool
+is_input(const sim_rank *rank, const void *data)
+{
+    for (int i = 0; i < rank->ninputs; i++) {
+        if (rank->inputs[i].data == data) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void
+sim_free_rank(sim_rank *rank)
+{
+    for (int i = 0; i < rank->noutputs; i++) {
+        if (!is_input(rank, rank->outputs[i].data)) {
+            free(rank->outputs[i].data);
+        }
+    }
+    for (int i = 0; i < rank->ninputs; i++) {
+        free(rank->inputs[i].data);
+        if (rank->originals != NULL) {
+            free(rank->originals[i]);
+        }
+    }
+    for (uint32_t i = 0; rank->letters != NULL && i < rank->plan.nsteps; i++) {
+        free(rank->letters[i]);
+    }
+    void *blocks[] = {rank->inputs,   rank->outputs,     rank->originals, rank->scratch, rank->waiting,
+                      rank->children, rank->first_child, rank->partner,   rank->state,   rank->letters};
+    for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++) {
+        free(blocks[i]);
+    }
+    dd_plan_fini(&rank->plan);
+}
+
+void *
+sim_address(const sim_rank *rank, dd_plan_range range)
+{
+    uint8_t *base = rank->scratch;
+    if (range.buffer == DD_PLAN_INPUT) {
+        base = rank->inputs[range.block].data;
+    } else if (range.buffer == DD_PLAN_OUTPUT) {
+        base = rank->outputs[range.block].data;
+    }
+    return base + range.offset;
+}
+
+static dd_status
+build_rank(sim_world *world, int number, dd_error *err)
+{
+    const sim_case *sim = world->sim;
+    sim_rank *rank = &world->ranks[number];
+    dd_coll_args args = {.coll = sim->algorithm->coll,
+                         .root = sim->root,
+                         .reduction = sim->reduction,
+                         .inputs = rank->inputs,
+                         .outputs = rank->outputs};
+    dd_plan_task task = {
+        .rank = number, .nranks = sim->nranks, .args = &args, .segment_nbytes = sim->segment_nbytes};
+    return sim->algorithm->build(&task, &rank->plan, err);
+}
+
+static void
+free_world(sim_world *world)
+{
+    for (int i = 0; i < world->sim->nranks; i++) {
+        sim_free_rank(&world->ranks[i]);
+    }
+    free(world->ranks);
+}
+
+static bool
+simulate(sim_world *world)
+{
+    bool is_good = true;
+    for (int i = 0; i < world->sim->nranks; i++) {
+        sim_make_rank(world, i, true);
+    }
+    for (int i = 0; i < world->sim->nranks && is_good; i++) {
+        is_good = CHECK_OK(build_rank(world, i, check_err())) && sim_check_plan(world, i);
+    }
+    return is_good && sim_match(world) && sim_run(world) && sim_check_results(world);
+}
+
+bool
+plan_sim_check(const sim_case *sim)
+{
+    sim_world world = {.sim = sim, .random = sim->seed};
+    world.ranks = calloc((size_t)sim->nranks, sizeof *world.ranks);
+    bool is_good = simulate(&world);
+    if (!is_good) {
+        printf("    in %s %s: nranks %d, root %d, %s %s, count %zu%s%s, segment %zu, policy %d%s, seed %u\n",
+               dd_coll_name(sim->algorithm->coll), sim->algorithm->name, sim->nranks, sim->root,
+               dd_dtype_name(sim->reduction.dtype), dd_redop_name(sim->reduction.op), sim->count,
+               sim->is_uneven ? " uneven" : "", sim->is_in_place ? " in place" : "", sim->segment_nbytes,
+               (int)sim->policy, sim->is_eager ? " eager" : "", sim->seed);
+    }
+    free_world(&world);
+    return is_good;
+}
+
+dd_status
+plan_sim_build(const sim_case *sim, void (*visit)(int rank, const dd_plan *plan, void *ctx), void *ctx,
+               dd_error *err)
+{
+    sim_world world = {.sim = sim, .random = sim->seed};
+    world.ranks = calloc((size_t)sim->nranks, sizeof *world.ranks);
+    dd_status status = DD_OK;
+    for (int i = 0; i < sim->nranks && status == DD_OK; i++) {
+        sim_make_rank(&world, i, false);
+        status = build_rank(&world, i, err);
+        if (status == DD_OK && visit != NULL) {
+            visit(i, &world.ranks[i].plan, ctx);
+        }
+        sim_free_rank(&world.ranks[i]);
+        world.ranks[i] = (sim_rank){0};
+    }
+    free(world.ranks);
+    return status;
+}

@@ -1,0 +1,46 @@
+#ifndef DD_TESTS_PLAN_SIM_INTERNAL_H
+#define DD_TESTS_PLAN_SIM_INTERNAL_H
+
+#include "plan_sim.h"
+
+typedef struct sim_rank {
+    dd_plan plan;
+    dd_block *inputs;
+    dd_block *outputs;
+    int ninputs;
+    int noutputs;
+    void **originals; /* copies of the inputs, for comparison */
+    void *scratch;
+    uint32_t *waiting;  /* by step: dependencies that have not ended */
+    uint32_t *children; /* steps that wait for a step, all of one step side by side */
+    uint32_t *first_child;
+    uint32_t *partner; /* by step: the step of the peer it is matched with */
+    uint8_t *state;    /* by step */
+    void **letters;    /* by step: what an eager send carried */
+} sim_rank;
+
+typedef struct sim_world {
+    const sim_case *sim;
+    sim_rank *ranks;
+    unsigned random;
+} sim_world;
+
+unsigned sim_random(sim_world *world);
+
+/* plan_sim.c: sizes, in bytes, of what rank `from` has for rank `to`. */
+size_t sim_nbytes(const sim_case *sim, int from, int to);
+void sim_make_rank(sim_world *world, int rank, bool has_memory);
+void sim_free_rank(sim_rank *rank);
+void *sim_address(const sim_rank *rank, dd_plan_range range);
+
+/* plan_sim_static.c */
+bool sim_check_plan(const sim_world *world, int rank);
+bool sim_match(sim_world *world);
+
+/* plan_sim_run.c */
+bool sim_run(sim_world *world);
+
+/* plan_sim_oracle.c */
+bool sim_check_results(sim_world *world);
+
+#endif

@@ -1,0 +1,169 @@
+/* What has to come out, computed in one place from all ranks' inputs. */
+#include "check.h"
+#include "plan_sim_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* The ranks' inputs, from `first` on. */
+static const void **
+gather_inputs(const sim_world *world, int block, size_t offset)
+{
+    int nranks = world->sim->nranks;
+    const void **inputs = malloc((size_t)nranks * sizeof *inputs);
+    for (int k = 0; k < nranks; k++) {
+        inputs[k] = (const uint8_t *)world->ranks[k].originals[block] + offset;
+    }
+    return inputs;
+}
+
+/* Block `owner` of a ring sets out from the rank after it. */
+static void
+fold_ring(const sim_world *world, const void **inputs, int owner, void *out, size_t count)
+{
+    int nranks = world->sim->nranks;
+    const void **rotated = malloc((size_t)nranks * sizeof *rotated);
+    for (int k = 0; k < nranks; k++) {
+        rotated[k] = inputs[(owner + 1 + k) % nranks];
+    }
+    dd_reduce(&world->sim->reduction, DD_STAGE_WHOLE, out, rotated, (size_t)nranks, count);
+    free(rotated);
+}
+
+/* parts[k] = parts[at] + parts[at + step], which are partial results. */
+static void
+fold_pair(const sim_world *world, void **parts, int at, int other, size_t count)
+{
+    const void *sources[] = {parts[at], parts[other]};
+    dd_reduce(&world->sim->reduction, DD_STAGE_MIDDLE, parts[at], sources, 2, count);
+}
+
+static void
+fold_tree(const sim_world *world, const void **inputs, void *out, size_t count)
+{
+    int nranks = world->sim->nranks;
+    const dd_reduction *reduction = &world->sim->reduction;
+    size_t nbytes = count * dd_dtype_size(dd_reduce_accumulator(reduction->dtype));
+    void **parts = malloc((size_t)nranks * sizeof *parts);
+    int nplaces = 1;
+    while (nplaces * 2 <= nranks) {
+        nplaces *= 2;
+    }
+    int npairs = nranks - nplaces;
+    for (int k = 0; k < nranks; k++) {
+        parts[k] = malloc(nbytes + 1);
+        dd_reduce(reduction, DD_STAGE_FIRST, parts[k], &inputs[k], 1, count);
+    }
+    void **places = malloc((size_t)nplaces * sizeof *places);
+    for (int place = 0; place < nplaces; place++) {
+        places[place] = parts[place < npairs ? 2 * place : place + npairs];
+        if (place < npairs) {
+            fold_pair(world, parts, 2 * place, 2 * place + 1, count);
+        }
+    }
+    for (int distance = 1; distance < nplaces; distance *= 2) {
+        for (int place = 0; place < nplaces; place += 2 * distance) {
+            fold_pair(world, places, place, place + distance, count);
+        }
+    }
+    const void *last = places[0];
+    dd_reduce(reduction, DD_STAGE_LAST, out, &last, 1, count);
+    for (int k = 0; k < nranks; k++) {
+        free(parts[k]);
+    }
+    free(places);
+    free(parts);
+}
+
+/* The fold of block `block` of all ranks in the order of the algorithm. */
+static void
+fold(const sim_world *world, int block, uint8_t *out, size_t nbytes)
+{
+    const sim_case *sim = world->sim;
+    size_t size = dd_dtype_size(sim->reduction.dtype);
+    size_t count = nbytes / size;
+    if (sim->algorithm->order == DD_ORDER_RING && sim->algorithm->coll == DD_COLL_ALL_REDUCE) {
+        size_t first = 0;
+        for (int owner = 0; owner < sim->nranks; owner++) {
+            size_t share =
+                count / (size_t)sim->nranks + ((size_t)owner < count % (size_t)sim->nranks ? 1 : 0);
+            const void **inputs = gather_inputs(world, 0, first * size);
+            fold_ring(world, inputs, owner, out + first * size, share);
+            free(inputs);
+            first += share;
+        }
+        return;
+    }
+    const void **inputs = gather_inputs(world, block, 0);
+    if (sim->algorithm->order == DD_ORDER_RING) {
+        fold_ring(world, inputs, block, out, count);
+    } else if (sim->algorithm->order == DD_ORDER_TREE) {
+        fold_tree(world, inputs, out, count);
+    } else {
+        dd_reduce(&sim->reduction, DD_STAGE_WHOLE, out, inputs, (size_t)sim->nranks, count);
+    }
+    free(inputs);
+}
+
+/* What output `block` of a rank has to be; a pointer into an input, or `folded`. */
+static const void *
+expected(const sim_world *world, int rank, int block, uint8_t *folded)
+{
+    const sim_case *sim = world->sim;
+    switch (sim->algorithm->coll) {
+    case DD_COLL_BROADCAST:
+        return world->ranks[sim->root].originals[0];
+    case DD_COLL_GATHER:
+    case DD_COLL_ALL_GATHER:
+        return world->ranks[block].originals[0];
+    case DD_COLL_SCATTER:
+        return world->ranks[sim->root].originals[rank];
+    case DD_COLL_ALL_TO_ALL:
+        return world->ranks[block].originals[rank];
+    case DD_COLL_REDUCE_SCATTER:
+        fold(world, rank, folded, world->ranks[rank].outputs[0].nbytes);
+        break;
+    case DD_COLL_REDUCE:
+    case DD_COLL_ALL_REDUCE:
+    case DD_COLL_BARRIER:
+        break;
+    }
+    return folded;
+}
+
+static bool
+are_inputs_untouched(const sim_world *world, const sim_rank *rank)
+{
+    for (int i = 0; i < rank->ninputs; i++) {
+        bool is_output = false;
+        for (int j = 0; j < rank->noutputs; j++) {
+            is_output = is_output || rank->outputs[j].data == rank->inputs[i].data;
+        }
+        if (!is_output && memcmp(rank->inputs[i].data, rank->originals[i], rank->inputs[i].nbytes) != 0) {
+            return false;
+        }
+    }
+    return world->sim != NULL;
+}
+
+bool
+sim_check_results(sim_world *world)
+{
+    const sim_case *sim = world->sim;
+    bool is_good = true;
+    uint8_t *folded = malloc(sim->count * dd_dtype_size(sim->reduction.dtype) + 1);
+    dd_coll coll = sim->algorithm->coll;
+    if (coll == DD_COLL_ALL_REDUCE || coll == DD_COLL_REDUCE) {
+        fold(world, 0, folded, sim_nbytes(sim, 0, 0));
+    }
+    for (int number = 0; number < sim->nranks && is_good; number++) {
+        const sim_rank *rank = &world->ranks[number];
+        is_good = CHECK(are_inputs_untouched(world, rank));
+        for (int i = 0; i < rank->noutputs && is_good; i++) {
+            const void *wanted = expected(world, number, i, folded);
+            is_good = CHECK(memcmp(rank->outputs[i].data, wanted, rank->outputs[i].nbytes) == 0);
+        }
+    }
+    free(folded);
+    return is_good;
+}

@@ -1,0 +1,372 @@
+/* What the arena's collectives give: all of them, at random, in sequences that every rank draws from one seed, each at its own
+ * pace. Results are compared with what dd_reduce makes of all inputs in rank order. */
+#include "check.h"
+#include "collective/arena.h"
+#include "test_arena_team.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ROOM ((size_t)4 << 20) /* for all blocks of a rank, and as much for what they should be */
+#define MAX_BLOCK (ROOM / 8)
+
+typedef struct test_plan {
+    uint64_t seed;
+    int ncases;
+    size_t max_nbytes; /* of a block */
+} test_plan;
+
+/* One operation; the same on every rank. */
+typedef struct test_scene {
+    uint64_t seed;
+    dd_coll coll;
+    int nranks;
+    int root;
+    dd_reduction reduction;
+    size_t count; /* elements of a block, where they are even */
+    bool is_uneven;
+    bool is_in_place;
+    bool is_partial;
+    uint64_t in_regions; /* bits: ranks whose blocks are in regions */
+    size_t out_size;
+} test_scene;
+
+static bool
+is_fold(const test_scene *scene)
+{
+    return scene->coll == DD_COLL_REDUCE || scene->coll == DD_COLL_ALL_REDUCE ||
+           scene->coll == DD_COLL_REDUCE_SCATTER;
+}
+
+static bool
+has_uneven(dd_coll coll)
+{
+    return coll >= DD_COLL_GATHER;
+}
+
+static size_t
+draw_nbytes(uint64_t *random, size_t max_nbytes, int nranks)
+{
+    size_t buffer = (dd_arena_nbytes(nranks) - 4096) / (size_t)nranks / 4;
+    const size_t sizes[] = {0,          1,          8,      16,     17,        48,
+                            80,         81,         128,    1000,   4096,      8192,
+                            16384,      65536,      262144, buffer, 2048,      buffer / (size_t)nranks,
+                            2 * buffer, 3 * buffer, 524288, 40,     5 * buffer};
+    size_t nbytes = sizes[arena_team_random(random) % (sizeof(sizes) / sizeof(sizes[0]))];
+    switch (arena_team_random(random) % 4) {
+    case 0:
+        nbytes += arena_team_random(random) % 33;
+        break;
+    case 1:
+        nbytes -= arena_team_random(random) % 33 < nbytes ? arena_team_random(random) % 33 % (nbytes + 1) : 0;
+        break;
+    default:
+        break;
+    }
+    return nbytes > max_nbytes ? max_nbytes - arena_team_random(random) % 64 : nbytes;
+}
+
+static test_scene
+draw(uint64_t seed, int nranks, size_t max_nbytes)
+{
+    uint64_t random = seed;
+    test_scene scene = {.seed = seed, .nranks = nranks};
+    scene.coll = (dd_coll)(arena_team_random(&random) % DD_COLL_COUNT);
+    scene.root = (int)(arena_team_random(&random) % (unsigned)nranks);
+    do {
+        scene.reduction.dtype = (dd_dtype)(arena_team_random(&random) % DD_DTYPE_COUNT);
+        scene.reduction.op = (dd_redop)(arena_team_random(&random) % DD_REDOP_COUNT);
+    } while (!dd_reduce_is_supported(scene.reduction.dtype, scene.reduction.op));
+    scene.reduction.factor = 1.5;
+    scene.reduction.divisor = nranks;
+    size_t size = dd_dtype_size(scene.reduction.dtype);
+    scene.is_partial =
+        is_fold(&scene) && scene.reduction.op != DD_REDOP_AVG && arena_team_random(&random) % 4 == 0;
+    scene.out_size = scene.is_partial ? dd_dtype_size(dd_reduce_accumulator(scene.reduction.dtype)) : size;
+    bool is_each = scene.coll >= DD_COLL_GATHER;
+    size_t most = is_each ? MAX_BLOCK / (size_t)nranks : MAX_BLOCK;
+    scene.count = draw_nbytes(&random, max_nbytes < most ? max_nbytes : most, nranks) / size;
+    scene.is_uneven = has_uneven(scene.coll) && arena_team_random(&random) % 3 == 0;
+    scene.is_in_place = scene.out_size == size && arena_team_random(&random) % 2 == 0;
+    uint64_t mode = arena_team_random(&random) % 3;
+    scene.in_regions = mode == 0 ? 0 : mode == 1 ? UINT64_MAX : arena_team_random(&random);
+    return scene;
+}
+
+/* Elements that go from one rank to another. */
+static size_t
+count_between(const test_scene *scene, int from, int to)
+{
+    if (!scene->is_uneven) {
+        return scene->count;
+    }
+    /* Ranks agree on what passes between them. */
+    bool is_by_sender = scene->coll == DD_COLL_GATHER || scene->coll == DD_COLL_ALL_GATHER;
+    bool is_by_receiver = scene->coll == DD_COLL_SCATTER || scene->coll == DD_COLL_REDUCE_SCATTER;
+    uint64_t random = scene->seed + (uint64_t)(is_by_receiver ? 0 : from * scene->nranks) +
+                      (uint64_t)(is_by_sender ? 0 : to);
+    uint64_t drawn = arena_team_random(&random);
+    return drawn % 4 == 0 ? 0 : (size_t)(drawn >> 8) % (scene->count + 1);
+}
+
+/* The block that `from` gives for `to`; to is 0 where there is one for all. */
+static void
+fill(const test_scene *scene, int from, int to, uint8_t *data, size_t nbytes)
+{
+    uint64_t random = scene->seed * 31 + (uint64_t)(from * 64 + to);
+    for (size_t i = 0; i < nbytes; i += 8) {
+        uint64_t word = arena_team_random(&random);
+        memcpy(data + i, &word, nbytes - i < 8 ? nbytes - i : 8);
+    }
+}
+
+typedef struct test_board {
+    dd_block inputs[DD_ARENA_MAX_RANKS];
+    dd_block outputs[DD_ARENA_MAX_RANKS];
+    uint8_t *next;
+    uint8_t *expected;
+    uint8_t *source_memory;
+} test_board;
+
+/* A block with something behind it that must stay as it is. */
+static dd_block
+take(test_board *board, size_t nbytes)
+{
+    dd_block block = {.data = board->next, .nbytes = nbytes};
+    memset(board->next, 0xa5, nbytes + 64);
+    board->next += nbytes + 64;
+    return block;
+}
+
+static bool
+is_tail_intact(const dd_block *block)
+{
+    for (size_t i = 0; i < 48; i++) {
+        if (((const uint8_t *)block->data)[block->nbytes + i] != 0xa5) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool
+is_split(dd_coll coll)
+{
+    return coll == DD_COLL_SCATTER || coll == DD_COLL_REDUCE_SCATTER || coll == DD_COLL_ALL_TO_ALL;
+}
+
+static void
+lay_out(const test_scene *scene, int rank, test_board *board)
+{
+    bool is_root = rank == scene->root;
+    size_t size = dd_dtype_size(scene->reduction.dtype);
+    int ninputs = dd_coll_ninputs(scene->coll, is_root, scene->nranks);
+    int noutputs = dd_coll_noutputs(scene->coll, is_root, scene->nranks);
+    for (int k = 0; k < ninputs; k++) {
+        int to = is_split(scene->coll) ? k : scene->coll == DD_COLL_GATHER ? scene->root : 0;
+        board->inputs[k] = take(board, count_between(scene, rank, to) * size);
+        fill(scene, rank, is_split(scene->coll) ? k : 0, board->inputs[k].data, board->inputs[k].nbytes);
+    }
+    for (int k = 0; k < noutputs; k++) {
+        int from = noutputs > 1 ? k : scene->root;
+        board->outputs[k] = take(board, count_between(scene, from, rank) * scene->out_size);
+    }
+    bool can_be = scene->coll != DD_COLL_ALL_TO_ALL && ninputs > 0 && noutputs > 0;
+    if (scene->is_in_place && can_be) {
+        int in =
+            ninputs > 1 || scene->coll == DD_COLL_SCATTER || scene->coll == DD_COLL_REDUCE_SCATTER ? rank : 0;
+        bool is_each = scene->coll == DD_COLL_GATHER || scene->coll == DD_COLL_ALL_GATHER;
+        board->outputs[is_each ? rank : 0] = board->inputs[in];
+    }
+}
+
+static void
+expect(const test_scene *scene, int from, int rank, test_board *board)
+{
+    size_t size = dd_dtype_size(scene->reduction.dtype);
+    int to = is_split(scene->coll) ? rank : 0;
+    size_t count = count_between(scene, from, rank);
+    if (!is_fold(scene)) {
+        fill(scene, from, to, board->expected, count * size);
+        return;
+    }
+    const void *sources[DD_ARENA_MAX_RANKS];
+    for (int k = 0; k < scene->nranks; k++) {
+        uint8_t *source = board->source_memory + (size_t)k * ((count * size + 63) / 64 * 64);
+        fill(scene, k, to, source, count * size);
+        sources[k] = source;
+    }
+    dd_reduce(&scene->reduction, scene->is_partial ? DD_STAGE_FIRST : DD_STAGE_WHOLE, board->expected,
+              sources, (size_t)scene->nranks, count);
+}
+
+static bool
+is_same(const dd_block *block, const uint8_t *expected)
+{
+    return block->nbytes == 0 || memcmp(block->data, expected, block->nbytes) == 0;
+}
+
+static void
+describe(const test_scene *scene, int rank, const char *what)
+{
+    fprintf(stderr, "rank %d of %d: %s %s %s count %zu root %d%s%s%s regions %llx: %s\n", rank, scene->nranks,
+            dd_coll_name(scene->coll), dd_redop_name(scene->reduction.op),
+            dd_dtype_name(scene->reduction.dtype), scene->count, scene->root,
+            scene->is_uneven ? " uneven" : "", scene->is_in_place ? " in place" : "",
+            scene->is_partial ? " partial" : "", (unsigned long long)scene->in_regions, what);
+}
+
+static bool
+check_scene(const test_scene *scene, int rank, test_board *board)
+{
+    bool is_root = rank == scene->root;
+    bool is_good = true;
+    int noutputs = dd_coll_noutputs(scene->coll, is_root, scene->nranks);
+    for (int k = 0; k < noutputs; k++) {
+        expect(scene, noutputs > 1 ? k : scene->root, rank, board);
+        is_good =
+            is_good && is_same(&board->outputs[k], board->expected) && is_tail_intact(&board->outputs[k]);
+    }
+    int ninputs = dd_coll_ninputs(scene->coll, is_root, scene->nranks);
+    for (int k = 0; k < ninputs; k++) {
+        bool is_output = false;
+        for (int i = 0; i < noutputs; i++) {
+            is_output = is_output || board->outputs[i].data == board->inputs[k].data;
+        }
+        fill(scene, rank, is_split(scene->coll) ? k : 0, board->expected, board->inputs[k].nbytes);
+        is_good = is_good && (is_output || is_same(&board->inputs[k], board->expected)) &&
+                  is_tail_intact(&board->inputs[k]);
+    }
+    return is_good;
+}
+
+static bool
+play(team_rank *self, const test_scene *scene, uint8_t *memory)
+{
+    test_board board = {.expected = memory + ROOM, .source_memory = memory + 2 * ROOM};
+    bool is_in_region = self->options->shared_nbytes > 0 && (scene->in_regions >> self->rank & 1) != 0;
+    board.next = is_in_region ? self->shared[self->rank] + (scene->seed % 2) * ROOM : memory;
+    lay_out(scene, self->rank, &board);
+    dd_coll_args args = {.coll = scene->coll,
+                         .root = scene->root,
+                         .reduction = scene->reduction,
+                         .inputs = board.inputs,
+                         .outputs = board.outputs};
+    dd_arena_op_options options =
+        arena_team_op_options(self, arena_team_signature(&args, scene->is_uneven ? 0 : scene->count));
+    options.is_partial = scene->is_partial;
+    dd_arena_state state = arena_team_finish(self, &args, &options);
+    if (!CHECK_INT(state, DD_ARENA_DONE)) {
+        describe(scene, self->rank, "did not end well");
+        return false;
+    }
+    if (!CHECK(check_scene(scene, self->rank, &board))) {
+        describe(scene, self->rank, "wrong result");
+        return false;
+    }
+    return true;
+}
+
+static void
+play_all(team_rank *self, const void *arg)
+{
+    const test_plan *plan = arg;
+    size_t sources = (MAX_BLOCK + 64) * (size_t)self->nranks;
+    uint8_t *memory = malloc(2 * ROOM + sources);
+    REQUIRE(memory != NULL);
+    uint64_t random = plan->seed;
+    for (int i = 0; i < plan->ncases; i++) {
+        test_scene scene = draw(arena_team_random(&random), self->nranks, plan->max_nbytes);
+        if (!play(self, &scene, memory)) {
+            break;
+        }
+    }
+    free(memory);
+}
+
+static void
+play_team(team_options options, test_plan plan)
+{
+    options.shared_nbytes = 2 * ROOM;
+    arena_team_run(&options, play_all, &plan);
+}
+
+TEST(one_rank)
+{
+    play_team((team_options){.nranks = 1}, (test_plan){.seed = 1, .ncases = 300, .max_nbytes = MAX_BLOCK});
+}
+
+TEST(two_ranks)
+{
+    play_team((team_options){.nranks = 2}, (test_plan){.seed = 2, .ncases = 300, .max_nbytes = MAX_BLOCK});
+}
+
+TEST(two_processes)
+{
+    play_team((team_options){.nranks = 2, .is_forked = true, .is_lazy = true},
+              (test_plan){.seed = 3, .ncases = 300, .max_nbytes = MAX_BLOCK});
+}
+
+TEST(three_ranks)
+{
+    play_team((team_options){.nranks = 3, .is_lazy = true},
+              (test_plan){.seed = 4, .ncases = 150, .max_nbytes = MAX_BLOCK});
+}
+
+TEST(four_ranks)
+{
+    play_team((team_options){.nranks = 4}, (test_plan){.seed = 5, .ncases = 120, .max_nbytes = MAX_BLOCK});
+}
+
+TEST(four_processes)
+{
+    play_team((team_options){.nranks = 4, .is_forked = true},
+              (test_plan){.seed = 6, .ncases = 120, .max_nbytes = MAX_BLOCK});
+}
+
+TEST(five_ranks)
+{
+    play_team((team_options){.nranks = 5, .is_lazy = true},
+              (test_plan){.seed = 7, .ncases = 150, .max_nbytes = 300000});
+}
+
+TEST(seven_ranks)
+{
+    play_team((team_options){.nranks = 7}, (test_plan){.seed = 8, .ncases = 100, .max_nbytes = 300000});
+}
+
+TEST(eight_processes)
+{
+    play_team((team_options){.nranks = 8, .is_forked = true},
+              (test_plan){.seed = 9, .ncases = 100, .max_nbytes = 300000});
+}
+
+TEST(sixteen_ranks)
+{
+    play_team((team_options){.nranks = 16}, (test_plan){.seed = 10, .ncases = 40, .max_nbytes = 100000});
+}
+
+TEST(sixty_four_ranks)
+{
+    play_team((team_options){.nranks = 64, .is_sleeping = true},
+              (test_plan){.seed = 11, .ncases = 4, .max_nbytes = 5000});
+}
+
+TEST(small_ones_with_delays)
+{
+    for (int nranks = 2; nranks <= 4; nranks++) {
+        play_team((team_options){.nranks = nranks, .is_delayed = true},
+                  (test_plan){.seed = 20 + (uint64_t)nranks, .ncases = 500, .max_nbytes = 2000});
+    }
+}
+
+TEST(sleepers)
+{
+    play_team((team_options){.nranks = 2, .is_sleeping = true, .is_lazy = true},
+              (test_plan){.seed = 30, .ncases = 500, .max_nbytes = 100000});
+    play_team((team_options){.nranks = 3, .is_sleeping = true, .is_delayed = true, .is_forked = true},
+              (test_plan){.seed = 31, .ncases = 300, .max_nbytes = 100000});
+    play_team((team_options){.nranks = 5, .is_sleeping = true},
+              (test_plan){.seed = 32, .ncases = 150, .max_nbytes = 50000});
+}

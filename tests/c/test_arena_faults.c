@@ -1,0 +1,314 @@
+/* Ranks that disagree, ranks that write nonsense, descriptors that are no arenas, and no memory. */
+#include "check.h"
+#include "collective/arena_internal.h"
+#include "core/fork.h"
+#include "core/mem.h"
+#include "test_arena_team.h"
+
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define NRANKS 3
+
+/* What one rank does otherwise than the others. */
+typedef struct arena_fault {
+    dd_coll coll;
+    int wrong_rank;
+    dd_signature difference; /* xor'ed into its signature */
+    int wrong_input;         /* index of its block that is 8 bytes short; -1: none */
+    int wrong_output;
+    size_t block_nbytes;
+} arena_fault;
+
+static bool
+is_filled(const uint8_t *data, size_t nbytes, uint8_t value)
+{
+    for (size_t i = 0; i < nbytes; i++) {
+        if (data[i] != value) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void
+disagree(team_rank *self, const void *arg)
+{
+    const arena_fault *fault = arg;
+    static const size_t max_nbytes = 8192;
+    uint8_t inputs[NRANKS][8192] = {{0}};
+    uint8_t outputs[NRANKS][8192];
+    memset(outputs, 0x5a, sizeof(outputs));
+    REQUIRE(fault->block_nbytes <= max_nbytes);
+    dd_block in[NRANKS];
+    dd_block out[NRANKS];
+    bool is_wrong = self->rank == fault->wrong_rank;
+    for (int k = 0; k < NRANKS; k++) {
+        in[k] = (dd_block){inputs[k], fault->block_nbytes - (is_wrong && k == fault->wrong_input ? 8 : 0)};
+        out[k] = (dd_block){outputs[k], fault->block_nbytes - (is_wrong && k == fault->wrong_output ? 8 : 0)};
+    }
+    dd_coll_args args = {.coll = fault->coll,
+                         .reduction = {.dtype = DD_DTYPE_FLOAT32, .op = DD_REDOP_SUM, .divisor = NRANKS},
+                         .inputs = in,
+                         .outputs = out};
+    dd_signature signature = arena_team_signature(&args, 7);
+    dd_signature expected = signature;
+    uint8_t *bytes = (uint8_t *)&signature;
+    for (size_t i = 0; is_wrong && i < sizeof(signature); i++) {
+        bytes[i] ^= ((const uint8_t *)&fault->difference)[i];
+    }
+    dd_arena_op_options options = arena_team_op_options(self, signature);
+    CHECK_INT(arena_team_finish(self, &args, &options), DD_ARENA_MISMATCH);
+    CHECK(is_filled(outputs[0], sizeof(outputs), 0x5a));
+    dd_arena_culprit culprit = dd_arena_get_culprit(self->arena);
+    bool is_size = fault->wrong_input >= 0 || fault->wrong_output >= 0;
+    CHECK_INT(culprit.is_size, is_size);
+    CHECK(culprit.rank != self->rank);
+    if (is_size) {
+        CHECK_INT(culprit.theirs + culprit.ours, 2 * fault->block_nbytes - 8);
+    } else if (!is_wrong) {
+        CHECK_INT(culprit.rank, fault->wrong_rank);
+        CHECK(memcmp(&culprit.signature, &expected, sizeof(expected)) != 0);
+    } else {
+        CHECK(memcmp(&culprit.signature, &expected, sizeof(expected)) == 0);
+    }
+}
+
+TEST(every_field_of_the_signature_counts)
+{
+    const dd_signature differences[] = {
+        {.coll = 1}, {.dtype = 1}, {.redop = 1},       {.flags = 1},
+        {.root = 1}, {.count = 1}, {.factor_bits = 1}, {.count = UINT64_C(1) << 63}};
+    for (size_t i = 0; i < sizeof(differences) / sizeof(differences[0]); i++) {
+        arena_fault fault = {.coll = i % 2 == 0 ? DD_COLL_ALL_REDUCE : DD_COLL_ALL_TO_ALL,
+                             .wrong_rank = (int)(i % NRANKS),
+                             .difference = differences[i],
+                             .wrong_input = -1,
+                             .wrong_output = -1,
+                             .block_nbytes = i < 4 ? 8 : 4096};
+        arena_team_run(&(team_options){.nranks = NRANKS, .is_sleeping = i % 2 == 0}, disagree, &fault);
+    }
+}
+
+TEST(every_size_counts)
+{
+    static const struct {
+        dd_coll coll;
+        int rank, input, output;
+    } cases[] = {
+        {DD_COLL_ALL_REDUCE, 1, 0, -1},     {DD_COLL_BROADCAST, 2, -1, 0},
+        {DD_COLL_REDUCE, 0, 0, -1},         {DD_COLL_GATHER, 0, -1, 2},
+        {DD_COLL_GATHER, 1, 0, -1},         {DD_COLL_SCATTER, 0, 1, -1},
+        {DD_COLL_SCATTER, 2, -1, 0},        {DD_COLL_ALL_GATHER, 0, 0, -1},
+        {DD_COLL_ALL_GATHER, 1, -1, 2},     {DD_COLL_REDUCE_SCATTER, 1, 0, -1},
+        {DD_COLL_REDUCE_SCATTER, 2, -1, 0}, {DD_COLL_ALL_TO_ALL, 0, 1, -1},
+        {DD_COLL_ALL_TO_ALL, 2, -1, 0},
+    };
+    for (size_t i = 0; i < 2 * sizeof(cases) / sizeof(cases[0]); i++) {
+        arena_fault fault = {.coll = cases[i / 2].coll,
+                             .wrong_rank = cases[i / 2].rank,
+                             .wrong_input = cases[i / 2].input,
+                             .wrong_output = cases[i / 2].output,
+                             .block_nbytes = i % 2 == 0 ? 16 : 8192};
+        arena_team_run(&(team_options){.nranks = NRANKS}, disagree, &fault);
+    }
+}
+
+/* ---- a rank that writes what it likes into its part of the memory */
+
+typedef struct arena_victim {
+    dd_arena *arena;
+    dd_arena *other;
+    uint8_t *memory;
+} arena_victim;
+
+static uint64_t
+nonsense(uint64_t *random)
+{
+    uint64_t drawn = arena_team_random(random);
+    switch (drawn % 6) {
+    case 0:
+        return drawn;
+    case 1:
+        return (drawn >> 8) % 200;
+    case 2:
+        return UINT64_C(1) << (drawn >> 8) % 64;
+    case 3:
+        return 8192 * ((drawn >> 8) % 64);
+    case 4:
+        return UINT64_MAX - (drawn >> 8) % 100;
+    default:
+        return 0;
+    }
+}
+
+/* Beside the header, which it half keeps to, so as to be believed. */
+static void
+write_nonsense(arena_victim *victim, const dd_signature *signature, uint64_t *random)
+{
+    arena_slot *slot = &victim->other->slots[1];
+    unsigned parity = victim->arena->op.parity;
+    for (int i = 0; i < 2 * ARENA_NTABLES * 2; i++) {
+        if (arena_team_random(random) % 2 == 0) {
+            atomic_store(&slot->tables[i], nonsense(random));
+        }
+    }
+    _Atomic uint64_t *words = slot->control->records[parity].words;
+    const uint64_t *right = (const uint64_t *)(const void *)signature;
+    for (int i = 0; i < ARENA_NWORDS; i++) {
+        bool is_right = i < ARENA_WORD_NBYTES && arena_team_random(random) % 32 != 0;
+        atomic_store(&words[i], is_right ? right[i] : nonsense(random));
+    }
+    if (arena_team_random(random) % 4 != 0) {
+        atomic_store(&words[ARENA_WORD_NBYTES], victim->arena->op.nbytes);
+    }
+    if (arena_team_random(random) % 2 == 0) {
+        atomic_store(&words[ARENA_WORD_FLAGS], arena_team_random(random) % (ARENA_ALL_FLAGS + 1));
+    }
+    if (arena_team_random(random) % 2 == 0) {
+        atomic_store(&words[ARENA_WORD_INPUT_ID], 1 + arena_team_random(random) % 2);
+        atomic_store(&words[ARENA_WORD_OUTPUT_ID], 1 + arena_team_random(random) % 2);
+    }
+    atomic_store(&slot->control->awaited, (uint32_t)nonsense(random));
+    atomic_store(&victim->other->shared->asleep, nonsense(random));
+    uint64_t epoch = arena_team_random(random) % 8 == 0
+                         ? nonsense(random)
+                         : victim->arena->epoch + arena_team_random(random) % 3;
+    atomic_store(&slot->control->records[parity].epoch, epoch);
+}
+
+static void
+wake_nobody(void *ctx, int rank)
+{
+    CHECK(ctx == NULL);
+    CHECK(rank == 1);
+}
+
+static void
+suffer(arena_victim *victim, uint64_t seed)
+{
+    uint64_t random = seed;
+    const size_t sizes[] = {0, 8, 64, 80, 8192, 20000, 300000};
+    size_t nbytes = sizes[arena_team_random(&random) % (sizeof(sizes) / sizeof(sizes[0]))];
+    dd_coll coll = (dd_coll)(arena_team_random(&random) % DD_COLL_COUNT);
+    nbytes = coll >= DD_COLL_GATHER ? nbytes / 2 / 8 * 8 : nbytes;
+    dd_block in[2] = {{victim->memory, nbytes}, {victim->memory + nbytes, nbytes}};
+    dd_block out[2] = {{victim->memory + 300000, nbytes}, {victim->memory + 300000 + nbytes, nbytes}};
+    if (arena_team_random(&random) % 3 == 0 && coll == DD_COLL_ALL_TO_ALL) {
+        in[1].nbytes /= 2;
+    }
+    dd_coll_args args = {.coll = coll,
+                         .root = (int)(arena_team_random(&random) % 2),
+                         .reduction = {.dtype = DD_DTYPE_INT8, .op = DD_REDOP_SUM},
+                         .inputs = in,
+                         .outputs = out};
+    args.inputs = dd_coll_ninputs(coll, args.root == 0, 2) > 0 ? in : NULL;
+    args.outputs = dd_coll_noutputs(coll, args.root == 0, 2) > 0 ? out : NULL;
+    dd_arena_op_options options = {.signature = arena_team_signature(&args, nbytes), .wake = wake_nobody};
+    dd_arena_start(victim->arena, &args, &options);
+    for (int i = 0; i < 24; i++) {
+        dd_arena_state state = dd_arena_progress(victim->arena);
+        if (state != DD_ARENA_BLOCKED && state != DD_ARENA_MOVED) {
+            return;
+        }
+        write_nonsense(victim, &options.signature, &random);
+        (void)dd_arena_missing(victim->arena);
+        (void)dd_arena_fall_asleep(victim->arena);
+    }
+}
+
+TEST(nonsense_of_another_rank_does_no_harm)
+{
+    const size_t region_nbytes = 50000;
+    uint8_t *region = dd_mem_zalloc(region_nbytes);
+    arena_victim victim = {.memory = dd_mem_zalloc(600000)};
+    int ncases = 3000;
+    for (int i = 0; i < ncases; i++) {
+        int fd = -1;
+        REQUIRE_OK(dd_arena_create(2, &fd, check_err()));
+        REQUIRE_OK(dd_arena_attach(fd, 2, 0, &victim.arena, check_err()));
+        REQUIRE_OK(dd_arena_join(victim.arena, 1, &victim.other, check_err()));
+        REQUIRE_OK(dd_arena_add_region(victim.arena, 1, 1, region, region_nbytes, check_err()));
+        if (i % 2 == 0) {
+            REQUIRE_OK(dd_arena_add_region(victim.arena, 0, 1, victim.memory, 600000, check_err()));
+        }
+        suffer(&victim, (uint64_t)i);
+        dd_arena_close(victim.other);
+        dd_arena_close(victim.arena);
+        dd_fork_close(fd);
+    }
+    dd_mem_free(region);
+    dd_mem_free(victim.memory);
+}
+
+/* ---- making and attaching */
+
+TEST(an_arena_is_small)
+{
+    for (int nranks = 1; nranks <= DD_ARENA_MAX_RANKS; nranks++) {
+        CHECK(dd_arena_nbytes(nranks) < (size_t)1 << 20);
+    }
+}
+
+TEST(what_is_no_arena_is_refused)
+{
+    dd_arena *arena = NULL;
+    int fd = -1;
+    CHECK_STATUS(dd_arena_create(0, &fd, check_err()), DD_INVALID_ARGUMENT);
+    CHECK_STATUS(dd_arena_create(65, &fd, check_err()), DD_INVALID_ARGUMENT);
+    REQUIRE_OK(dd_arena_create(3, &fd, check_err()));
+    CHECK_STATUS(dd_arena_attach(fd, 3, 3, &arena, check_err()), DD_INVALID_ARGUMENT);
+    CHECK_STATUS(dd_arena_attach(fd, 2, 0, &arena, check_err()), DD_PROTOCOL);
+    CHECK_STATUS(dd_arena_attach(-1, 3, 0, &arena, check_err()), DD_PROTOCOL);
+    CHECK(ftruncate(fd, 4096) != 0);
+    dd_fork_close(fd);
+    int plain = memfd_create("plain", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    REQUIRE(plain >= 0 && ftruncate(plain, (off_t)dd_arena_nbytes(3)) == 0);
+    CHECK_STATUS(dd_arena_attach(plain, 3, 0, &arena, check_err()), DD_PROTOCOL);
+    close(plain);
+    CHECK(arena == NULL);
+}
+
+TEST(regions_are_told_apart)
+{
+    uint8_t memory[64];
+    int fd = -1;
+    dd_arena *arena = NULL;
+    REQUIRE_OK(dd_arena_create(2, &fd, check_err()));
+    REQUIRE_OK(dd_arena_attach(fd, 2, 0, &arena, check_err()));
+    CHECK_OK(dd_arena_add_region(arena, 1, 7, memory, sizeof(memory), check_err()));
+    CHECK_STATUS(dd_arena_add_region(arena, 1, 7, memory, sizeof(memory), check_err()), DD_INVALID_ARGUMENT);
+    CHECK_STATUS(dd_arena_add_region(arena, 2, 1, memory, sizeof(memory), check_err()), DD_INVALID_ARGUMENT);
+    CHECK_OK(dd_arena_add_region(arena, 0, 7, memory, sizeof(memory), check_err()));
+    dd_arena_remove_region(arena, 1, 7);
+    dd_arena_remove_region(arena, 1, 7);
+    CHECK_OK(dd_arena_add_region(arena, 1, 7, memory, sizeof(memory), check_err()));
+    dd_arena_close(arena);
+    dd_fork_close(fd);
+}
+
+TEST(no_memory)
+{
+    int fd = -1;
+    REQUIRE_OK(dd_arena_create(2, &fd, check_err()));
+    for (long count = 0;; count++) {
+        dd_arena *arena = NULL;
+        uint8_t memory[8];
+        dd_mem_fail_after(count);
+        dd_status status = dd_arena_attach(fd, 2, 0, &arena, check_err());
+        bool is_attached = status == DD_OK;
+        if (is_attached) {
+            status = dd_arena_add_region(arena, 0, 1, memory, sizeof(memory), check_err());
+        }
+        dd_mem_fail_after(-1);
+        CHECK(is_attached == (arena != NULL));
+        dd_arena_close(arena);
+        if (status == DD_OK) {
+            CHECK(count > 3);
+            break;
+        }
+        CHECK_STATUS(status, DD_OUT_OF_MEMORY);
+    }
+    dd_fork_close(fd);
+}

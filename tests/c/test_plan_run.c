@@ -1,0 +1,321 @@
+/* Plans made by hand, run over contexts as they are. What builders make is run by test_run.c. */
+#include "check.h"
+#include "core/mem.h"
+#include "run_team.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct outcome {
+    int ntold;
+    dd_error error; /* code DD_OK: success */
+} outcome;
+
+static void
+on_done(void *ctx, const dd_error *error)
+{
+    outcome *end = ctx;
+    end->ntold++;
+    end->error.code = DD_OK;
+    if (error != NULL) {
+        end->error = *error;
+    }
+}
+
+static dd_plan_range
+range(dd_plan_buffer buffer, size_t offset, size_t nbytes)
+{
+    return (dd_plan_range){.buffer = buffer, .block = 0, .offset = offset, .nbytes = nbytes};
+}
+
+/* out = (in -> scratch) + in, element by element, then all of it doubled in place: three steps that wait
+ * for each other. */
+static dd_status
+build_doubling(dd_plan *plan, size_t nbytes, dd_error *err)
+{
+    uint32_t copy = 0;
+    uint32_t sum = 0;
+    uint32_t again = 0;
+    dd_plan_range in = range(DD_PLAN_INPUT, 0, nbytes);
+    dd_plan_range out = range(DD_PLAN_OUTPUT, 0, nbytes);
+    dd_plan_range aside = range(DD_PLAN_SCRATCH, 0, nbytes);
+    size_t count = nbytes / sizeof(int32_t);
+    plan->scratch_nbytes = nbytes;
+    dd_status status = dd_plan_add_copy(plan, in, aside, &copy, err);
+    if (status == DD_OK) {
+        status = dd_plan_add_reduce(plan, DD_STAGE_MIDDLE, (const dd_plan_range[]){aside, in}, 2, out, count,
+                                    &sum, err);
+    }
+    if (status == DD_OK) {
+        status = dd_plan_add_dep(plan, copy, err);
+    }
+    if (status == DD_OK) {
+        status = dd_plan_add_reduce(plan, DD_STAGE_MIDDLE, (const dd_plan_range[]){out, out}, 2, out, count,
+                                    &again, err);
+    }
+    if (status == DD_OK) {
+        status = dd_plan_add_dep(plan, sum, err);
+    }
+    return status;
+}
+
+/* Runs it on count numbers, and counts the calls of progress that it wanted. */
+static int
+run_doubling(dd_plan_run *run, size_t count)
+{
+    int32_t *in = calloc(count, sizeof *in);
+    int32_t *out = calloc(count, sizeof *out);
+    void *scratch = malloc(dd_plan_run_scratch_nbytes(run));
+    for (size_t i = 0; i < count; i++) {
+        in[i] = (int32_t)i;
+    }
+    dd_block blocks[] = {{in, count * sizeof *in}, {out, count * sizeof *out}};
+    dd_coll_args args = {.coll = DD_COLL_ALL_REDUCE,
+                         .reduction = {.dtype = DD_DTYPE_INT32, .op = DD_REDOP_SUM, .divisor = 1},
+                         .inputs = &blocks[0],
+                         .outputs = &blocks[1]};
+    outcome end = {0};
+    dd_plan_run_options options = {.scratch = scratch, .on_done = on_done, .ctx = &end};
+    dd_plan_run_start_locked(run, &args, &options);
+    int ncalls = 0;
+    while (end.ntold == 0 && ncalls < 10) {
+        CHECK(dd_plan_run_is_busy_locked(run));
+        CHECK(dd_plan_run_progress_locked(run));
+        ncalls++;
+    }
+    CHECK(!dd_plan_run_progress_locked(run));
+    CHECK_INT(end.ntold, 1);
+    CHECK_INT(end.error.code, DD_OK);
+    CHECK_INT(out[0], 0);
+    CHECK_INT(out[count - 1], 4 * ((int32_t)count - 1));
+    free(scratch);
+    free(in);
+    free(out);
+    return ncalls;
+}
+
+TEST(local_steps_follow_their_dependencies)
+{
+    dd_plan plan = {0};
+    dd_plan_run *run = NULL;
+    REQUIRE_OK(build_doubling(&plan, 400, check_err()));
+    REQUIRE_OK(dd_plan_run_create(&plan, &run, check_err()));
+    CHECK(plan.steps == NULL && plan.nsteps == 0);
+    CHECK_INT(dd_plan_run_scratch_nbytes(run), 400);
+    CHECK(dd_plan_run_nbytes(run) > 400);
+    CHECK_INT(run_doubling(run, 100), 0);
+    CHECK_INT(run_doubling(run, 100), 0);
+    dd_plan_run_destroy(run);
+}
+
+TEST(large_local_steps_wait_for_their_turn)
+{
+    dd_plan plan = {0};
+    dd_plan_run *run = NULL;
+    REQUIRE_OK(build_doubling(&plan, (size_t)1 << 20, check_err()));
+    REQUIRE_OK(dd_plan_run_create(&plan, &run, check_err()));
+    CHECK_INT(run_doubling(run, (size_t)1 << 18), 3);
+    CHECK_INT(run_doubling(run, (size_t)1 << 18), 3);
+    dd_plan_run_destroy(run);
+}
+
+TEST(a_plan_of_nothing_is_done_at_once)
+{
+    dd_plan plan = {0};
+    dd_plan_run *run = NULL;
+    outcome end = {0};
+    REQUIRE_OK(dd_plan_run_create(&plan, &run, check_err()));
+    dd_plan_run_options options = {.on_done = on_done, .ctx = &end};
+    dd_coll_args args = {.coll = DD_COLL_BARRIER};
+    dd_plan_run_start_locked(run, &args, &options);
+    CHECK_INT(end.ntold, 1);
+    dd_error error;
+    (void)dd_error_set(&error, DD_ABORTED, "too late");
+    dd_plan_run_cancel_locked(run, &error);
+    CHECK_INT(end.ntold, 1);
+    CHECK_INT(dd_plan_run_missing_locked(run, NULL, 0), 0);
+    dd_plan_run_destroy(run);
+    dd_plan_run_destroy(NULL);
+}
+
+TEST(cancelled_between_two_steps)
+{
+    dd_plan plan = {0};
+    dd_plan_run *run = NULL;
+    size_t nbytes = (size_t)1 << 18;
+    REQUIRE_OK(build_doubling(&plan, nbytes, check_err()));
+    REQUIRE_OK(dd_plan_run_create(&plan, &run, check_err()));
+    dd_block block = {calloc(1, nbytes), nbytes};
+    dd_coll_args args = {.coll = DD_COLL_ALL_REDUCE,
+                         .reduction = {.dtype = DD_DTYPE_INT32, .op = DD_REDOP_SUM, .divisor = 1},
+                         .inputs = &block,
+                         .outputs = &block};
+    outcome end = {0};
+    dd_plan_run_options options = {.scratch = calloc(1, nbytes), .on_done = on_done, .ctx = &end};
+    dd_plan_run_start_locked(run, &args, &options);
+    CHECK(dd_plan_run_progress_locked(run));
+    CHECK_INT(end.ntold, 0);
+    dd_error error;
+    (void)dd_error_set(&error, DD_ABORTED, "had enough");
+    dd_plan_run_cancel_locked(run, &error);
+    CHECK_INT(end.ntold, 1);
+    CHECK_INT(end.error.code, DD_ABORTED);
+    CHECK(!dd_plan_run_is_busy_locked(run));
+    CHECK(!dd_plan_run_progress_locked(run));
+    free(options.scratch);
+    free(block.data);
+    dd_plan_run_destroy(run);
+}
+
+TEST(no_memory_for_a_plan_run)
+{
+    dd_plan plan = {0};
+    REQUIRE_OK(build_doubling(&plan, 400, check_err()));
+    dd_status status = DD_OUT_OF_MEMORY;
+    int nfailures = 0;
+    dd_plan_run *run = NULL;
+    for (; status == DD_OUT_OF_MEMORY && nfailures < 10; nfailures++) {
+        (void)dd_mem_fail_after(nfailures);
+        status = dd_plan_run_create(&plan, &run, NULL);
+        (void)dd_mem_fail_after(-1);
+        CHECK(status == DD_OK || plan.nsteps == 3);
+    }
+    CHECK_INT(status, DD_OK);
+    CHECK_INT(nfailures, 3);
+    dd_plan_run_destroy(run);
+}
+
+/* ---- messages */
+
+typedef struct letterbox {
+    run_member *self;
+    atomic_bool is_done;
+    dd_status status;
+} letterbox;
+
+static void
+on_letters_done(void *ctx, const dd_error *error)
+{
+    letterbox *box = ctx;
+    box->status = error != NULL ? error->code : DD_OK;
+    atomic_store_explicit(&box->is_done, true, memory_order_release);
+}
+
+/* To and fro between ranks 0 and 1 of the plan, many times: what has come goes back, one step after the
+ * other. */
+static dd_status
+build_ping_pong(dd_plan *plan, int rank, size_t nbytes, dd_error *err)
+{
+    enum { NTURNS = 20 };
+    uint32_t step = 0;
+    dd_status status = DD_OK;
+    for (uint32_t turn = 0; turn < NTURNS && status == DD_OK; turn++) {
+        uint32_t before = step;
+        if ((int)(turn % 2) == rank) {
+            dd_plan_range what = range(turn == 0 ? DD_PLAN_INPUT : DD_PLAN_OUTPUT, 0, nbytes);
+            status = dd_plan_add_send(plan, 1 - rank, turn, what, &step, err);
+        } else {
+            status = dd_plan_add_recv(plan, 1 - rank, turn, range(DD_PLAN_OUTPUT, 0, nbytes), &step, err);
+        }
+        if (turn > 0 && status == DD_OK) {
+            status = dd_plan_add_dep(plan, before, err);
+        }
+    }
+    return status;
+}
+
+static dd_status
+play(run_member *self, dd_plan_run *run, dd_block blocks[2], const int *ranks, uint64_t sequence)
+{
+    letterbox box = {.self = self};
+    dd_coll_args args = {.coll = DD_COLL_BROADCAST, .inputs = &blocks[0], .outputs = &blocks[1]};
+    dd_plan_run_options options = {.context = self->context,
+                                   .ranks = ranks,
+                                   .sequence = sequence,
+                                   .channel = 1000,
+                                   .signature = {.coll = DD_COLL_BROADCAST},
+                                   .on_done = on_letters_done,
+                                   .ctx = &box};
+    dd_engine_lock(self->engine);
+    dd_plan_run_start_locked(run, &args, &options);
+    dd_engine_unlock(self->engine);
+    dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
+    CHECK_OK(dd_engine_wait(self->engine, &box.is_done, &wait, check_err()));
+    return box.status;
+}
+
+/* Between ranks 2 and 1 of the team, which are 0 and 1 of the plan. */
+static void
+ping_pong(run_member *self)
+{
+    static const int ranks[] = {2, 1};
+    size_t nbytes = *(const size_t *)self->arg;
+    int rank = self->rank == 2 ? 0 : 1;
+    dd_plan plan = {0};
+    dd_plan_run *run = NULL;
+    if (self->rank > 0 && CHECK_OK(build_ping_pong(&plan, rank, nbytes, check_err())) &&
+        CHECK_OK(dd_plan_run_create(&plan, &run, check_err()))) {
+        dd_block blocks[2] = {{malloc(nbytes), nbytes}, {calloc(1, nbytes), nbytes}};
+        for (int turn = 1; turn < 4; turn++) {
+            memset(blocks[0].data, turn, nbytes);
+            CHECK_INT(play(self, run, blocks, ranks, (uint64_t)turn), DD_OK);
+            const char *bytes = blocks[1].data;
+            CHECK(bytes[0] == turn && bytes[nbytes - 1] == turn);
+        }
+        free(blocks[0].data);
+        free(blocks[1].data);
+    }
+    dd_plan_fini(&plan);
+    run_team_meet(self);
+    dd_plan_run_destroy(run);
+}
+
+TEST(messages_go_to_and_fro)
+{
+    size_t small = 8;
+    size_t large = (size_t)3 << 20;
+    run_team_do(&(run_team_options){.nranks = 3, .host_of = {0, 1, 2}}, ping_pong, &small);
+    run_team_do(&(run_team_options){.nranks = 3, .host_of = {0, 1, 2}}, ping_pong, &large);
+    run_team_do(&(run_team_options){.nranks = 3}, ping_pong, &small);
+}
+
+/* Two receives that nobody sends anything for, and a send to somebody who does not want it yet. */
+static void
+wait_in_vain(run_member *self)
+{
+    static char bytes[3][1 << 20];
+    if (self->rank == 0) {
+        dd_plan plan = {0};
+        dd_plan_run *run = NULL;
+        uint32_t step = 0;
+        dd_plan_range out = range(DD_PLAN_OUTPUT, 0, sizeof bytes[0]);
+        CHECK_OK(dd_plan_add_recv(&plan, 1, 0, out, &step, check_err()));
+        CHECK_OK(dd_plan_add_recv(&plan, 1, 1, range(DD_PLAN_OUTPUT, 0, 0), &step, check_err()));
+        CHECK_OK(dd_plan_add_send(&plan, 2, 0, range(DD_PLAN_INPUT, 0, sizeof bytes[1]), &step, check_err()));
+        REQUIRE_OK(dd_plan_run_create(&plan, &run, check_err()));
+        outcome end = {0};
+        dd_block blocks[] = {{bytes[1], sizeof bytes[1]}, {bytes[0], sizeof bytes[0]}};
+        dd_coll_args args = {.coll = DD_COLL_BROADCAST, .inputs = &blocks[0], .outputs = &blocks[1]};
+        dd_plan_run_options options = {
+            .context = self->context, .sequence = 1, .on_done = on_done, .ctx = &end};
+        dd_error error;
+        int missing[4] = {-1, -1, -1, -1};
+        (void)dd_error_set(&error, DD_ABORTED, "had enough");
+        dd_engine_lock(self->engine);
+        dd_plan_run_start_locked(run, &args, &options);
+        CHECK_INT(dd_plan_run_missing_locked(run, missing, 4), 1);
+        CHECK_INT(missing[0], 1);
+        dd_plan_run_cancel_locked(run, &error);
+        CHECK_INT(end.ntold, 1);
+        CHECK_INT(dd_plan_run_missing_locked(run, missing, 4), 0);
+        dd_engine_unlock(self->engine);
+        CHECK_INT(end.error.code, DD_ABORTED);
+        dd_plan_run_destroy(run);
+    }
+    run_team_meet(self);
+}
+
+TEST(cancelling_takes_messages_back)
+{
+    run_team_do(&(run_team_options){.nranks = 3, .host_of = {0, 1, 2}}, wait_in_vain, NULL);
+}
