@@ -1,0 +1,359 @@
+/* Groups: making, splitting, closing. */
+#include "group/group_internal.h"
+
+#include "core/mem.h"
+#include "net/auth.h"
+#include "net/sha256.h"
+
+#include <string.h>
+
+static dd_status
+check_shape(int rank, int size, dd_error *err)
+{
+    if (size < 1 || rank < 0 || rank >= size) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "rank %d of a group of %d: a rank is in 0 to size - 1",
+                            rank, size);
+    }
+    return DD_OK;
+}
+
+static dd_status
+find_peers(group_meeting *meeting, int size, dd_peer **peers, dd_error *err)
+{
+    for (int rank = 0; rank < size; rank++) {
+        dd_status status =
+            dd_engine_peer(meeting->engine, dd_blob_view(&meeting->cards.items[rank]), &peers[rank], err);
+        if (status != DD_OK) {
+            return status;
+        }
+    }
+    return DD_OK;
+}
+
+static dd_status
+open_alone(dd_engine *engine, dd_peer **peers, uint64_t *id, dd_error *err)
+{
+    dd_status status = dd_auth_random(id, sizeof *id, err);
+    return status == DD_OK ? dd_engine_self(engine, &peers[0], err) : status;
+}
+
+dd_status
+dd_group_open(dd_engine *engine, dd_store *store, int rank, int size, const dd_group_options *options,
+              dd_group **group, const dd_wait *wait, dd_error *err)
+{
+    dd_status status = check_shape(rank, size, err);
+    if (status == DD_OK && size > 1 && store == NULL) {
+        status = dd_error_set(err, DD_INVALID_ARGUMENT, "a group of %d ranks needs a store to meet in", size);
+    }
+    if (status == DD_OK) {
+        status = dd_engine_check_fork(engine, err);
+    }
+    if (status != DD_OK) {
+        return status;
+    }
+    dd_peer **peers = dd_mem_zalloc((size_t)size * sizeof(dd_peer *));
+    if (peers == NULL) {
+        return dd_error_no_memory(err, (size_t)size * sizeof(dd_peer *));
+    }
+    group_meeting meeting = {.engine = NULL};
+    if (size == 1) {
+        meeting.engine = dd_engine_acquire(engine);
+        status = open_alone(engine, peers, &meeting.id, err);
+    } else {
+        status = group_meet(engine, store, rank, size, options->name, &meeting, wait, err);
+        if (status == DD_OK) {
+            status = find_peers(&meeting, size, peers, err);
+        }
+    }
+    if (status != DD_OK) {
+        for (int i = 0; i < size; i++) {
+            dd_peer_release(peers[i]);
+        }
+        dd_mem_free(peers);
+        group_meeting_fini(&meeting);
+        return status;
+    }
+    group_setup setup = {.engine = dd_engine_acquire(meeting.engine),
+                         .id = meeting.id,
+                         .rank = rank,
+                         .size = size,
+                         .peers = peers,
+                         .options = options};
+    group_meeting_fini(&meeting);
+    return group_set_up(&setup, group, wait, err);
+}
+
+/* ---- splitting */
+
+typedef struct split_count {
+    uint64_t set; /* hash of ranks and tag */
+    uint64_t count;
+} split_count;
+
+static uint64_t
+hash_words(const uint64_t *words, size_t count)
+{
+    uint8_t digest[DD_SHA256_BYTES];
+    dd_sha256 sha;
+    dd_sha256_init(&sha);
+    dd_sha256_update(&sha, dd_bytes_of(words, count * sizeof *words));
+    dd_sha256_final(&sha, digest);
+    uint64_t hash;
+    memcpy(&hash, digest, sizeof hash);
+    return hash;
+}
+
+/* How often this set has been split off before: every member counts alike. */
+static dd_status
+count_split(dd_group *parent, uint64_t set, uint64_t *count, dd_error *err)
+{
+    dd_status status = DD_OK;
+    dd_engine_lock(parent->engine);
+    split_count *records = (split_count *)(void *)parent->splits.data;
+    size_t nrecords = parent->splits.len / sizeof *records;
+    size_t i = 0;
+    while (i < nrecords && records[i].set != set) {
+        i++;
+    }
+    if (i < nrecords) {
+        *count = ++records[i].count;
+    } else {
+        split_count record = {.set = set};
+        status = dd_blob_append(&parent->splits, &record, sizeof record, err);
+        *count = 0;
+    }
+    dd_engine_unlock(parent->engine);
+    return status;
+}
+
+static dd_status
+check_split(const dd_group *parent, const int *ranks, int nranks, int *own, dd_error *err)
+{
+    *own = -1;
+    for (int i = 0; i < nranks; i++) {
+        if (ranks[i] < 0 || ranks[i] >= parent->size) {
+            return dd_error_set(err, DD_INVALID_ARGUMENT, "split: rank %d is not in 0 to %d", ranks[i],
+                                parent->size - 1);
+        }
+        for (int j = 0; j < i; j++) {
+            if (ranks[j] == ranks[i]) {
+                return dd_error_set(err, DD_INVALID_ARGUMENT, "split: rank %d is named twice", ranks[i]);
+            }
+        }
+        *own = ranks[i] == parent->rank ? i : *own;
+    }
+    if (*own < 0) {
+        return dd_error_set(
+            err, DD_INVALID_ARGUMENT,
+            "split: rank %d is not among the %d ranks of the new group, and only they make it", parent->rank,
+            nranks);
+    }
+    return DD_OK;
+}
+
+static dd_status
+name_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, uint64_t *id, dd_error *err)
+{
+    size_t nwords = (size_t)nranks + 3;
+    uint64_t *words = dd_mem_alloc_array(nwords, sizeof *words);
+    if (words == NULL) {
+        return dd_error_no_memory(err, nwords * sizeof *words);
+    }
+    words[0] = parent->id;
+    words[1] = tag;
+    for (int i = 0; i < nranks; i++) {
+        words[2 + i] = (uint64_t)ranks[i];
+    }
+    words[nwords - 1] = 0;
+    dd_status status = count_split(parent, hash_words(words, nwords), &words[nwords - 1], err);
+    if (status == DD_OK) {
+        words[nwords - 1]++;
+        *id = hash_words(words, nwords);
+    }
+    dd_mem_free(words);
+    return status;
+}
+
+dd_status
+dd_group_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, const dd_group_options *options,
+               dd_group **group, const dd_wait *wait, dd_error *err)
+{
+    int own = -1;
+    uint64_t id = 0;
+    dd_status status = dd_engine_check_fork(parent->engine, err);
+    if (status == DD_OK) {
+        dd_engine_lock(parent->engine);
+        status = group_check_usable_locked(parent, "split", err);
+        dd_engine_unlock(parent->engine);
+    }
+    if (status == DD_OK) {
+        status = check_split(parent, ranks, nranks, &own, err);
+    }
+    if (status == DD_OK) {
+        status = name_split(parent, ranks, nranks, tag, &id, err);
+    }
+    if (status != DD_OK) {
+        return status;
+    }
+    dd_peer **peers = dd_mem_alloc_array((size_t)nranks, sizeof(dd_peer *));
+    if (peers == NULL) {
+        return dd_error_no_memory(err, (size_t)nranks * sizeof(dd_peer *));
+    }
+    for (int i = 0; i < nranks; i++) {
+        peers[i] = dd_peer_acquire(parent->peers[ranks[i]]);
+    }
+    group_setup setup = {.engine = dd_engine_acquire(parent->engine),
+                         .id = id,
+                         .rank = own,
+                         .size = nranks,
+                         .peers = peers,
+                         .options = options};
+    return group_set_up(&setup, group, wait, err);
+}
+
+/* ---- closing */
+
+/* Here it is the caller who has closed too early; to the others a rank is gone that they may need. */
+static void
+fail_leftovers_locked(dd_group *group)
+{
+    char who[128];
+    dd_error cause;
+    dd_error loss;
+    bool is_left = !dd_list_is_empty(&group->collectives) || !dd_list_is_empty(&group->messages);
+    if (!is_left) {
+        return;
+    }
+    dd_error_set(&cause, DD_CLOSED, "the group was closed before it was done");
+    group_fail_locked(group, &cause, false, DD_ANY_RANK);
+    dd_error_set(&loss, DD_PEER_LOST, "%s has left the group with operations under way",
+                 group_print_member(group, group->rank, who));
+    const dd_card *card = dd_peer_card(group->peers[group->rank]);
+    dd_error_blame(&loss, group->rank, card->host, card->pid);
+    dd_context_post_abort_locked(group->context, DD_ANY_RANK, &loss);
+}
+
+dd_status
+dd_group_close(dd_group *group, const dd_wait *wait, dd_error *err)
+{
+    dd_status status = dd_engine_check_fork(group->engine, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    dd_engine_lock(group->engine);
+    bool is_first = !group->is_closing;
+    group->is_closing = true;
+    dd_engine_unlock(group->engine);
+    if (!is_first) {
+        return DD_OK;
+    }
+    status = dd_engine_wait(group->engine, &group->is_idle, wait, err);
+    if (status == DD_OP_TIMED_OUT) {
+        dd_error_set(err, status,
+                     "group \"%.*s\" (rank %d of %d) was closed with operations under way after %.3g s",
+                     (int)group->name.len, (const char *)group->name.data, group->rank, group->size,
+                     dd_wait_elapsed_s(wait));
+    }
+    dd_engine_lock(group->engine);
+    fail_leftovers_locked(group);
+    dd_context *context = group->context;
+    group->context = NULL;
+    dd_engine_unlock(group->engine);
+    dd_context_close(context, wait);
+    return status;
+}
+
+dd_group *
+dd_group_acquire(dd_group *group)
+{
+    atomic_fetch_add_explicit(&group->refs, 1, memory_order_relaxed);
+    return group;
+}
+
+void
+dd_group_release(dd_group *group)
+{
+    if (group == NULL || atomic_fetch_sub_explicit(&group->refs, 1, memory_order_acq_rel) != 1) {
+        return;
+    }
+    if (dd_engine_check_fork(group->engine, NULL) == DD_OK) {
+        dd_wait at_once = dd_wait_after(0);
+        dd_status ignored = dd_group_close(group, &at_once, NULL); /* what was under way has been failed */
+        (void)ignored;
+    }
+    group_destroy(group);
+}
+
+/* ---- questions */
+
+int
+dd_group_rank(const dd_group *group)
+{
+    return group->rank;
+}
+
+int
+dd_group_size(const dd_group *group)
+{
+    return group->size;
+}
+
+dd_bytes
+dd_group_name(const dd_group *group)
+{
+    return dd_blob_view(&group->name);
+}
+
+int64_t
+dd_group_get_timeout_ns(dd_group *group)
+{
+    return atomic_load_explicit(&group->timeout_ns, memory_order_relaxed);
+}
+
+void
+dd_group_set_timeout_ns(dd_group *group, int64_t timeout_ns)
+{
+    atomic_store_explicit(&group->timeout_ns, timeout_ns, memory_order_relaxed);
+}
+
+dd_engine *
+dd_group_engine(dd_group *group)
+{
+    return group->engine;
+}
+
+void
+dd_group_get_member(dd_group *group, int rank, dd_member_info *info)
+{
+    const dd_card *card = dd_peer_card(group->peers[rank]);
+    memcpy(info->host, card->host, sizeof info->host);
+    info->pid = card->pid;
+    info->is_same_host = group->topology.host_of[rank] == group->topology.host_of[group->rank];
+    info->transport = "self";
+    if (rank != group->rank) {
+        dd_engine_lock(group->engine);
+        info->transport = dd_peer_transport_locked(group->peers[rank]);
+        dd_engine_unlock(group->engine);
+    }
+}
+
+uint64_t
+dd_group_sequence(dd_group *group)
+{
+    dd_engine_lock(group->engine);
+    uint64_t sequence = group->nposted;
+    dd_engine_unlock(group->engine);
+    return sequence;
+}
+
+dd_status
+dd_group_check(dd_group *group, dd_error *err)
+{
+    dd_status status = dd_engine_check_fork(group->engine, err);
+    if (status == DD_OK) {
+        dd_engine_lock(group->engine);
+        status = group_check_usable_locked(group, "check", err);
+        dd_engine_unlock(group->engine);
+    }
+    return status;
+}

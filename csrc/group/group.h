@@ -1,0 +1,124 @@
+/* A process group: what a user calls. Made from (store, rank, size) alone, any number per process, used from any thread.
+ *
+ * Collectives of a group run in the order of their calls, which must be the same on every rank; those of different groups do not
+ * wait for each other. Point-to-point messages go beside them. The first failure of a collective, the loss of a member and an abort
+ * end everything under way, and every later call fails at once with the original cause. */
+#ifndef DD_GROUP_GROUP_H
+#define DD_GROUP_GROUP_H
+
+#include "collective/coll.h"
+#include "collective/select.h"
+#include "core/wait.h"
+#include "store/store.h"
+#include "transport/context.h" /* DD_ANY_RANK */
+#include "work/work.h"
+
+typedef struct dd_group dd_group;
+
+#define DD_GROUP_DEFAULT_TIMEOUT_NS (1800 * DD_NS_PER_S)
+
+typedef struct dd_group_options {
+    dd_bytes name; /* for messages, and a prefix in the store: groups over one store have different names */
+    int64_t timeout_ns; /* of operations that are given none */
+    dd_selection selection;
+    size_t large_segment_nbytes; /* 0: by the selection */
+} dd_group_options;
+
+/* Meets the other ranks in the store, until the deadline: DD_OP_TIMED_OUT names the ranks that have come (host, pid) and those that
+ * have not. A rank that is taken, or another size, is DD_INVALID_ARGUMENT on whoever finds out. Names may be used again after the
+ * group before has been closed by all or abandoned. A process that joins as two ranks needs an engine for each, which is
+ * arranged here: `engine` is used unless it is in this group already. With size 1 the store may be NULL and nothing is opened. */
+dd_status dd_group_open(dd_engine *engine, dd_store *store, int rank, int size,
+                        const dd_group_options *options, dd_group **group, const dd_wait *wait,
+                        dd_error *err) DD_MUST_CHECK;
+
+/* A group of some members, made by them alone: ranks (of the parent; this one among them) in the order of the new ranks. `tag` tells
+ * apart groups of the same ranks that are made at the same time from several threads; else 0. Needs no store. */
+dd_status dd_group_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag,
+                         const dd_group_options *options, dd_group **group, const dd_wait *wait,
+                         dd_error *err) DD_MUST_CHECK;
+
+dd_group *dd_group_acquire(dd_group *group);
+/* The last reference closes it (without waiting for the others). NULL is fine. */
+void dd_group_release(dd_group *group);
+
+/* Good order: waits for the works under way until the deadline, says goodbye, and lets everything go. Every later call is DD_CLOSED.
+ * Idempotent; from any thread. */
+dd_status dd_group_close(dd_group *group, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+
+/* Ends all works at once with DD_ABORTED and tells the members why. Idempotent (the first reason stays), from any thread. */
+void dd_group_abort(dd_group *group, const char *reason);
+
+int dd_group_rank(const dd_group *group);
+int dd_group_size(const dd_group *group);
+dd_bytes dd_group_name(const dd_group *group);
+int64_t dd_group_get_timeout_ns(dd_group *group);
+void dd_group_set_timeout_ns(dd_group *group, int64_t timeout_ns);
+dd_engine *dd_group_engine(dd_group *group); /* borrowed */
+/* Host, pid, transport ("shared memory", "TCP", "self", "" before the first message) of a member. */
+typedef struct dd_member_info {
+    char host[DD_HOST_NAME_MAX];
+    long long pid;
+    bool is_same_host;
+    const char *transport;
+} dd_member_info;
+void dd_group_get_member(dd_group *group, int rank, dd_member_info *info);
+/* How many collectives have been started. */
+uint64_t dd_group_sequence(dd_group *group);
+/* DD_OK, or why every call fails. */
+dd_status dd_group_check(dd_group *group, dd_error *err) DD_MUST_CHECK;
+
+/* ---- operations
+ *
+ * Each checks its arguments before anything is sent (DD_INVALID_ARGUMENT), starts, and gives a work to wait for. Memory of blocks
+ * must stay valid until the work is done; the arrays of blocks are copied. timeout_ns < 0: the group's. Failures after the start
+ * are the work's:
+ *     DD_OP_TIMED_OUT   names the ranks that have not arrived and what they do meanwhile
+ *     DD_PEER_LOST      names the rank, its host and pid
+ *     DD_MISMATCH       names both sides and what they called
+ *     DD_ABORTED        names who aborted and why */
+
+typedef struct dd_call_options {
+    int64_t timeout_ns; /* < 0: the group's */
+    /* Handed to the work (work.h). */
+    void (*on_done)(dd_work *work, void *ctx);
+    void *ctx;
+} dd_call_options;
+
+dd_status dd_group_collective(dd_group *group, const dd_coll_args *args, const dd_call_options *options,
+                              dd_work **work, dd_error *err) DD_MUST_CHECK;
+
+/* rank may be DD_ANY_RANK in recv; tag is any number. To oneself is fine. */
+dd_status dd_group_send(dd_group *group, dd_block block, int rank, uint64_t tag,
+                        const dd_call_options *options, dd_work **work, dd_error *err) DD_MUST_CHECK;
+dd_status dd_group_recv(dd_group *group, dd_block block, int rank, uint64_t tag,
+                        const dd_call_options *options, dd_work **work, dd_error *err) DD_MUST_CHECK;
+
+/* Rank 0 waits for each of the others, and then lets them go; the error on rank 0 names the first missing rank, or with
+ * is_all all of them. The others learn that rank 0 has failed, and why. Synchronous. */
+dd_status dd_group_monitored_barrier(dd_group *group, int64_t timeout_ns, bool is_all, const dd_wait *wait,
+                                     dd_error *err) DD_MUST_CHECK;
+
+/* Waits for a work of this group: drives the engine. A time-out of `wait` is DD_OP_TIMED_OUT and leaves the operation under way;
+ * DD_INTERRUPTED does too (the caller aborts the group if nobody will wait again). Else what dd_work_result says. */
+dd_status dd_group_wait(dd_group *group, dd_work *work, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+/* Sees to it that the work goes on without anybody waiting. */
+void dd_group_kick(dd_group *group);
+
+/* The same as dd_group_collective and dd_group_wait with the call's own time-out, in one, without allocating: the way of calls
+ * that are not asynchronous. An interrupt aborts the group, since the operation cannot be taken up again. */
+dd_status dd_group_collective_and_wait(dd_group *group, const dd_coll_args *args,
+                                       const dd_call_options *options, const dd_wait *wait,
+                                       dd_error *err) DD_MUST_CHECK;
+
+/* ---- memory that the ranks of this host share */
+
+/* Memory that this rank owns and the others of its host can look into: collectives on it need no copies. Zeroed. It may be used
+ * for anything, and outlive the group. */
+typedef struct dd_region dd_region;
+dd_status dd_group_alloc(dd_group *group, size_t nbytes, dd_region **region, dd_error *err) DD_MUST_CHECK;
+void *dd_region_data(const dd_region *region);
+size_t dd_region_nbytes(const dd_region *region);
+void dd_region_release(dd_region *region); /* NULL is fine */
+
+#endif

@@ -1,0 +1,609 @@
+/* Calls under way: their order, their deadlines, their ends; and what the context has to tell. */
+#include "group/group_internal.h"
+
+#include "core/mem.h"
+#include "core/spin.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* How long the others are given to say where they are, once a deadline has passed. */
+#define ANSWER_NS (300 * DD_NS_PER_MS)
+/* A collective by messages that takes longer asks those it waits for what they are doing: ranks that wait for each other, as when they
+ * disagree about the root, would else be silent until the time-out. Then again after twice as long. */
+#define CURIOUS_AFTER_NS (500 * DD_NS_PER_MS)
+#define SHORT_LOOKS 64
+
+dd_status
+group_check_usable_locked(dd_group *group, const char *what, dd_error *err)
+{
+    if (group->is_closing) {
+        return dd_error_set(err, DD_CLOSED, "%s: group \"%.*s\" (rank %d of %d) is closed", what,
+                            (int)group->name.len, (const char *)group->name.data, group->rank, group->size);
+    }
+    if (group->cause.code != DD_OK) {
+        dd_error_copy(err, &group->cause);
+        dd_error_prepend(err, "%s on group \"%.*s\" (rank %d of %d): the group has failed before", what,
+                         (int)group->name.len, (const char *)group->name.data, group->rank, group->size);
+        return group->cause.code;
+    }
+    return DD_OK;
+}
+
+static int64_t
+deadline_of(dd_group *group, int64_t timeout_ns, int64_t start_ns)
+{
+    int64_t timeout =
+        timeout_ns >= 0 ? timeout_ns : atomic_load_explicit(&group->timeout_ns, memory_order_relaxed);
+    return timeout < DD_NEVER_NS - start_ns ? start_ns + timeout : DD_NEVER_NS;
+}
+
+void
+group_init_call(group_call *call, dd_group *group, const char *what, const dd_call_options *options,
+                int64_t start_ns, int64_t limit_ns)
+{
+    dd_work_init(&call->work, what, 0, start_ns);
+    call->work.on_done = options->on_done;
+    call->work.ctx = options->ctx;
+    call->group = group;
+    int64_t deadline = deadline_of(group, options->timeout_ns, start_ns);
+    call->deadline_ns = deadline < limit_ns ? deadline : limit_ns;
+    dd_list_init(&call->link);
+}
+
+/* ---- the group's task */
+
+static int64_t
+earliest_deadline_ns(const dd_list *calls, int64_t earliest_ns)
+{
+    for (const dd_list *node = calls->next; node != calls; node = node->next) {
+        const group_call *call = DD_CONTAINER_OF(node, group_call, link);
+        earliest_ns = call->deadline_ns < earliest_ns ? call->deadline_ns : earliest_ns;
+    }
+    return earliest_ns;
+}
+
+void
+group_update_task_locked(dd_group *group)
+{
+    bool is_busy = !dd_list_is_empty(&group->collectives) || !dd_list_is_empty(&group->messages);
+    atomic_store_explicit(&group->is_idle, !is_busy, memory_order_release);
+    if (!is_busy) {
+        if (group->is_task_in) {
+            dd_engine_remove_task_locked(group->engine, &group->task);
+            group->is_task_in = false;
+        }
+        return;
+    }
+    if (!group->is_task_in) {
+        dd_engine_add_task_locked(group->engine, &group->task);
+        group->is_task_in = true;
+    }
+}
+
+static void
+renew_deadline_locked(dd_group *group)
+{
+    int64_t earliest =
+        earliest_deadline_ns(&group->messages, group->is_active ? group->curious_ns : DD_NEVER_NS);
+    group->task.deadline_ns = group->is_asking
+                                  ? (group->asked_until_ns < earliest ? group->asked_until_ns : earliest)
+                                  : earliest_deadline_ns(&group->collectives, earliest);
+}
+
+/* A deadline that is later than the one that is set needs no look at the others. */
+static void
+note_deadline_locked(dd_group *group, int64_t deadline_ns)
+{
+    if (!group->is_task_in) {
+        renew_deadline_locked(group);
+    } else if (deadline_ns < group->task.deadline_ns) {
+        group->task.deadline_ns = deadline_ns;
+    }
+    group_update_task_locked(group);
+}
+
+/* A member that has left will not come any more; what needs it cannot end. */
+static bool
+fail_if_gone_locked(dd_group *group)
+{
+    int missing[DD_ARENA_MAX_RANKS];
+    int count = dd_run_missing_locked(group->run, missing, DD_ARENA_MAX_RANKS);
+    for (int i = 0; i < count; i++) {
+        if (group->members[missing[i]].is_gone) {
+            char who[128];
+            dd_error cause;
+            dd_error_set(&cause, DD_PEER_LOST, "%s has left the group",
+                         group_print_member(group, missing[i], who));
+            const dd_card *card = dd_peer_card(group->peers[missing[i]]);
+            dd_error_blame(&cause, missing[i], card->host, card->pid);
+            group_fail_locked(group, &cause, true, DD_ANY_RANK);
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool
+group_task_progress(dd_task *task)
+{
+    dd_group *group = DD_CONTAINER_OF(task, dd_group, task);
+    if (!dd_list_is_empty(&group->wanted)) {
+        group_map_wanted_locked(group);
+    }
+    if (group->is_asking) {
+        group_ask_connected_locked(group);
+        if (group_has_all_answers_locked(group)) {
+            group_fail_timed_out_locked(group);
+            return true;
+        }
+    }
+    return group->ngone > 0 && group->is_active && fail_if_gone_locked(group);
+}
+
+static bool
+group_task_fall_asleep(dd_task *task)
+{
+    (void)task; /* deadlines and messages wake the driver */
+    return true;
+}
+
+static void
+expire_messages_locked(dd_group *group, int64_t now_ns)
+{
+    for (dd_list *node = group->messages.next, *next; node != &group->messages; node = next) {
+        next = node->next;
+        p2p_call *call = (p2p_call *)DD_CONTAINER_OF(node, group_call, link);
+        if (call->base.deadline_ns > now_ns) {
+            continue;
+        }
+        dd_error cause;
+        double elapsed_s = (double)(now_ns - call->base.work.start_ns) * 1e-9;
+        int rank = call->message.rank;
+        if (rank == DD_ANY_RANK) {
+            dd_error_set(&cause, DD_OP_TIMED_OUT, "timed out after %.3g s; no rank has sent (tag %llu)",
+                         elapsed_s, (unsigned long long)call->message.tag);
+        } else {
+            char who[128];
+            dd_error_set(&cause, DD_OP_TIMED_OUT, "timed out after %.3g s; %s has not %s (tag %llu)",
+                         elapsed_s, group_print_member(group, rank, who),
+                         call->message.is_send ? "received" : "sent", (unsigned long long)call->message.tag);
+            const dd_card *card = dd_peer_card(group->peers[rank]);
+            dd_error_blame(&cause, rank, card->host, card->pid);
+        }
+        group_cancel_message_locked(call, &cause);
+    }
+}
+
+static void
+ask_missing_locked(dd_group *group, int64_t now_ns)
+{
+    int missing[DD_ARENA_MAX_RANKS];
+    int count = dd_run_missing_locked(group->run, missing, DD_ARENA_MAX_RANKS);
+    for (int i = 0; i < count; i++) {
+        dd_context_post_question_locked(group->context, missing[i]);
+    }
+    const group_call *call = DD_CONTAINER_OF(group->collectives.next, group_call, link);
+    group->curious_ns = now_ns + (now_ns - call->work.start_ns);
+}
+
+static void
+group_task_on_deadline(dd_task *task)
+{
+    dd_group *group = DD_CONTAINER_OF(task, dd_group, task);
+    int64_t now_ns = dd_clock_now_ns();
+    expire_messages_locked(group, now_ns);
+    if (group->is_active && now_ns >= group->curious_ns) {
+        ask_missing_locked(group, now_ns);
+    }
+    if (group->is_asking && now_ns >= group->asked_until_ns) {
+        group_fail_timed_out_locked(group);
+    } else if (!group->is_asking && earliest_deadline_ns(&group->collectives, DD_NEVER_NS) <= now_ns) {
+        group->asked_until_ns = now_ns + ANSWER_NS;
+        group_begin_asking_locked(group);
+    }
+    renew_deadline_locked(group);
+    group_update_task_locked(group);
+}
+
+void
+group_task_init(dd_group *group)
+{
+    group->task = (dd_task){
+        .progress = group_task_progress,
+        .fall_asleep = group_task_fall_asleep,
+        .deadline_ns = DD_NEVER_NS,
+        .on_deadline = group_task_on_deadline,
+    };
+    dd_list_init(&group->task.link);
+}
+
+/* ---- ends */
+
+void
+group_complete_locked(group_call *call, const dd_error *cause)
+{
+    dd_group *group = call->group;
+    bool is_counted = call->work.destroy != NULL;
+    dd_list_remove(&call->link);
+    if (cause == NULL) {
+        dd_work_complete(&call->work, NULL);
+    } else {
+        dd_error error;
+        group_describe_failure(group, &call->work, cause, &error);
+        dd_work_complete(&call->work, &error);
+    }
+    if (is_counted) {
+        dd_work_release(&call->work);
+    } /* else it was on the stack of a caller who has seen that it is done, and is gone */
+}
+
+static void
+destroy_call(dd_work *work)
+{
+    group_call *call = DD_CONTAINER_OF(work, group_call, work);
+    dd_mem_free(call);
+}
+
+static void
+visit_held(void *ctx, int rank, const dd_signature *signature)
+{
+    dd_group *group = ctx;
+    group_context_handler.on_coll(group, rank, group->nstarted, signature);
+}
+
+static void
+look_at_held_locked(dd_group *group)
+{
+    if (group->topology.nhosts > 1) {
+        dd_context_visit_held_locked(group->context, group->nstarted, visit_held, group);
+    }
+}
+
+static void
+on_run_done(void *ctx, const dd_error *error)
+{
+    coll_call *call = ctx;
+    dd_group *group = call->base.group;
+    group->is_active = false;
+    if (error == NULL) {
+        group->is_asking = false;
+        group_complete_locked(&call->base, NULL);
+        look_at_held_locked(group); /* now there should be nothing left */
+        group_start_next_locked(group);
+        group_update_task_locked(group);
+        return;
+    }
+    if (group->cause.code != DD_OK) {
+        group_complete_locked(&call->base, &group->cause);
+        return;
+    }
+    dd_arena_culprit culprit = dd_run_culprit(group->run);
+    if (error->code == DD_MISMATCH && culprit.rank >= 0) {
+        group_fail_mismatch_locked(group, group->nstarted, &culprit);
+    } else if (error->code == DD_MISMATCH ||
+               (error->code == DD_INVALID_ARGUMENT && error->culprit.rank >= 0)) {
+        group_fail_misfit_locked(group, error);
+    } else {
+        group_fail_locked(group, error, true, DD_ANY_RANK);
+    }
+}
+
+static void
+start_locked(dd_group *group, coll_call *call)
+{
+    group->is_active = true;
+    group->nstarted = call->base.work.sequence;
+    group->signatures[group->nstarted % SIGNATURES_KEPT] = call->signature;
+    dd_run_call run_call = {
+        .args = call->args,
+        .signature = call->signature,
+        .sequence = call->base.work.sequence,
+        .on_done = on_run_done,
+        .ctx = call,
+    };
+    group->curious_ns = DD_NEVER_NS;
+    if (group->topology.nhosts > 1) {
+        group->curious_ns = dd_clock_now_ns() + CURIOUS_AFTER_NS;
+        note_deadline_locked(group, group->curious_ns);
+    }
+    look_at_held_locked(group); /* first of all: a message that does not fit says less than two signatures */
+    if (group->cause.code == DD_OK) {
+        dd_run_start_locked(group->run, &run_call);
+    }
+}
+
+void
+group_start_next_locked(dd_group *group)
+{
+    if (group->is_starting) {
+        return; /* whoever is in here goes on with the next */
+    }
+    group->is_starting = true;
+    while (!group->is_active && !dd_list_is_empty(&group->collectives) && group->cause.code == DD_OK) {
+        start_locked(group, (coll_call *)DD_CONTAINER_OF(group->collectives.next, group_call, link));
+    }
+    group->is_starting = false;
+}
+
+/* ---- collectives */
+
+static void
+init_coll_call(coll_call *call, dd_group *group, const dd_coll_args *args)
+{
+    call->args = *args;
+    call->args.reduction.divisor = group->size;
+    call->signature = group_make_signature(args);
+}
+
+/* Starts it, if it is its turn. */
+static void
+post_coll_locked(dd_group *group, coll_call *call)
+{
+    call->base.work.sequence = ++group->nposted;
+    dd_list_push_back(&group->collectives, &call->base.link);
+    atomic_store_explicit(&group->is_idle, false, memory_order_release);
+    group_start_next_locked(group);
+}
+
+/* What is still under way gets its deadline, and somebody to look after it. */
+static void
+watch_coll_locked(dd_group *group, const coll_call *call)
+{
+    if (!dd_list_is_empty(&group->collectives)) {
+        note_deadline_locked(group, call->base.deadline_ns);
+    }
+    group_update_task_locked(group);
+}
+
+/* The others are mostly there within a microsecond or two: that long it is looked for without giving the lock away. */
+static void
+look_a_while_locked(dd_group *group, const coll_call *call)
+{
+    for (int look = 0; look < SHORT_LOOKS && !dd_work_is_done(&call->base.work); look++) {
+        if (!dd_run_progress_locked(group->run)) {
+            dd_spin_pause();
+        }
+    }
+}
+
+static dd_status
+check_call(dd_group *group, const dd_coll_args *args, dd_error *err)
+{
+    dd_status status = dd_engine_check_fork(group->engine, err);
+    return status == DD_OK ? group_check_args(group, args, err) : status;
+}
+
+/* The call, with its blocks behind it in the same memory. */
+static dd_status
+copy_call(dd_group *group, const dd_coll_args *args, coll_call **out, dd_error *err)
+{
+    bool is_root = args->root == group->rank;
+    size_t ninputs = (size_t)dd_coll_ninputs(args->coll, is_root, group->size);
+    size_t noutputs = (size_t)dd_coll_noutputs(args->coll, is_root, group->size);
+    size_t nbytes = sizeof(coll_call) + (ninputs + noutputs) * sizeof(dd_block);
+    coll_call *call = dd_mem_alloc(nbytes);
+    if (call == NULL) {
+        return dd_error_no_memory(err, nbytes);
+    }
+    dd_block *blocks = (dd_block *)(call + 1);
+    if (ninputs > 0) {
+        memcpy(blocks, args->inputs, ninputs * sizeof *blocks);
+    }
+    if (noutputs > 0) {
+        memcpy(blocks + ninputs, args->outputs, noutputs * sizeof *blocks);
+    }
+    *out = call;
+    return DD_OK;
+}
+
+dd_status
+dd_group_collective(dd_group *group, const dd_coll_args *args, const dd_call_options *options, dd_work **work,
+                    dd_error *err)
+{
+    coll_call *call = NULL;
+    dd_status status = check_call(group, args, err);
+    if (status == DD_OK) {
+        status = copy_call(group, args, &call, err);
+    }
+    if (status != DD_OK) {
+        return status;
+    }
+    group_init_call(&call->base, group, dd_coll_name(args->coll), options, dd_clock_now_ns(), DD_NEVER_NS);
+    init_coll_call(call, group, args);
+    dd_block *blocks = (dd_block *)(call + 1);
+    call->args.inputs = blocks;
+    call->args.outputs = blocks + dd_coll_ninputs(args->coll, args->root == group->rank, group->size);
+    call->base.work.destroy = destroy_call;
+    dd_engine_lock(group->engine);
+    status = group_check_usable_locked(group, call->base.work.what, err);
+    if (status == DD_OK) {
+        *work = dd_work_acquire(&call->base.work);
+        post_coll_locked(group, call);
+        watch_coll_locked(group, call);
+    }
+    dd_engine_unlock(group->engine);
+    if (status != DD_OK) {
+        dd_mem_free(call);
+    }
+    return status;
+}
+
+/* Ends the group, since the caller takes his memory back. */
+static void
+abort_interrupted(dd_group *group, const char *what)
+{
+    char reason[96];
+    snprintf(reason, sizeof reason, "interrupted in %s", what);
+    dd_group_abort(group, reason);
+}
+
+dd_status
+dd_group_collective_and_wait(dd_group *group, const dd_coll_args *args, const dd_call_options *options,
+                             const dd_wait *wait, dd_error *err)
+{
+    dd_status status = check_call(group, args, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    coll_call call;
+    group_init_call(&call.base, group, dd_coll_name(args->coll), options, dd_clock_now_ns(),
+                    wait->deadline_ns);
+    init_coll_call(&call, group, args);
+    dd_engine_lock(group->engine);
+    status = group_check_usable_locked(group, call.base.work.what, err);
+    if (status == DD_OK) {
+        post_coll_locked(group, &call);
+        if (group->is_active && !group->task.is_crowded) {
+            look_a_while_locked(group, &call);
+        }
+        watch_coll_locked(group, &call);
+    }
+    dd_engine_unlock(group->engine);
+    if (status != DD_OK) {
+        return status;
+    }
+    if (!dd_work_is_done(&call.base.work)) {
+        dd_wait until_done = *wait;
+        until_done.deadline_ns = DD_NEVER_NS; /* the group's task ends it in time, and says why */
+        status = dd_engine_wait(group->engine, &call.base.work.is_done, &until_done, err);
+        if (status != DD_OK) {
+            abort_interrupted(group, call.base.work.what);
+        }
+    }
+    return status == DD_OK ? dd_work_result(&call.base.work, err) : status;
+}
+
+dd_status
+dd_group_wait(dd_group *group, dd_work *work, const dd_wait *wait, dd_error *err)
+{
+    if (!dd_work_is_done(work)) {
+        dd_status status = dd_engine_check_fork(group->engine, err);
+        if (status == DD_OK) {
+            status = dd_engine_wait(group->engine, &work->is_done, wait, err);
+        }
+        if (status == DD_OP_TIMED_OUT) {
+            return dd_error_set(
+                err, status,
+                "Operation timed out! %s on group \"%.*s\" (rank %d of %d) is still under way "
+                "after %.3g s of waiting",
+                work->what, (int)group->name.len, (const char *)group->name.data, group->rank, group->size,
+                dd_wait_elapsed_s(wait));
+        }
+        if (status != DD_OK) {
+            return status;
+        }
+    }
+    return dd_work_result(work, err);
+}
+
+void
+dd_group_kick(dd_group *group)
+{
+    dd_engine_kick(group->engine);
+}
+
+/* ---- what the context has to tell */
+
+/* True when they are the same, or we know nothing. */
+static bool
+compare_signatures_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *signature)
+{
+    const dd_signature *ours = group_signature_of(group, sequence);
+    if (ours == NULL || group->cause.code != DD_OK || memcmp(signature, ours, sizeof *signature) == 0) {
+        return true;
+    }
+    dd_arena_culprit culprit = {.rank = rank, .other = group->rank, .signature = *signature};
+    group_fail_mismatch_locked(group, sequence, &culprit);
+    return false;
+}
+
+static void
+on_coll(void *ctx, int rank, uint64_t sequence, const dd_signature *signature)
+{
+    dd_group *group = ctx;
+    member_state *member = &group->members[rank];
+    if (sequence > 0 && sequence >= member->sequence) { /* 0: from the making of the group */
+        member->sequence = sequence;
+        member->signature = *signature;
+        member->has_said_it = true;
+    }
+    bool is_over = sequence < group->nstarted || !group->is_active;
+    if (compare_signatures_locked(group, rank, sequence, signature) && is_over) {
+        group_fail_surplus_locked(group, rank, sequence);
+    }
+}
+
+static void
+on_abort(void *ctx, int rank, const dd_error *error)
+{
+    dd_group *group = ctx;
+    (void)rank; /* the cause names whom it is about */
+    group_fail_locked(group, error, true, rank);
+}
+
+static void
+on_lost(void *ctx, int rank, const dd_error *error)
+{
+    dd_group *group = ctx;
+    if (group->members[rank].is_gone) {
+        return;
+    }
+    char who[128];
+    const dd_card *card = dd_peer_card(group->peers[rank]);
+    dd_error cause;
+    dd_error_set(&cause, error->code == DD_OUT_OF_MEMORY ? error->code : DD_PEER_LOST, "lost %s: %.600s",
+                 group_print_member(group, rank, who), error->message);
+    dd_error_blame(&cause, rank, card->host, card->pid);
+    group_fail_locked(group, &cause, true, rank);
+}
+
+static void
+on_goodbye(void *ctx, int rank)
+{
+    dd_group *group = ctx;
+    if (group->members[rank].is_gone) {
+        return;
+    }
+    group->members[rank].is_gone = true;
+    group->ngone++;
+    char who[128];
+    const dd_card *card = dd_peer_card(group->peers[rank]);
+    dd_error cause;
+    dd_error_set(&cause, DD_PEER_LOST, "%s has left the group", group_print_member(group, rank, who));
+    dd_error_blame(&cause, rank, card->host, card->pid);
+    group_fail_messages_locked(group, rank, &cause);
+}
+
+static void
+on_asked(void *ctx, uint64_t *sequence, dd_signature *signature, bool *is_inside)
+{
+    dd_group *group = ctx;
+    *sequence = group->nstarted;
+    *signature = group->signatures[group->nstarted % SIGNATURES_KEPT];
+    *is_inside = group->is_active;
+}
+
+static void
+on_answer(void *ctx, int rank, uint64_t sequence, const dd_signature *signature, bool is_inside)
+{
+    dd_group *group = ctx;
+    member_state *member = &group->members[rank];
+    member->has_answered = true;
+    member->is_inside = is_inside;
+    if (sequence >= member->sequence) {
+        member->sequence = sequence;
+        member->signature = *signature;
+        member->has_said_it = sequence > 0;
+    }
+    (void)compare_signatures_locked(group, rank, sequence, signature);
+}
+
+const dd_context_handler group_context_handler = {
+    .on_coll = on_coll,
+    .on_abort = on_abort,
+    .on_lost = on_lost,
+    .on_goodbye = on_goodbye,
+    .on_asked = on_asked,
+    .on_answer = on_answer,
+};

@@ -1,0 +1,117 @@
+/* Whether what a caller asks for is in order, before anything is sent. */
+#include "group/group_internal.h"
+
+#include <string.h>
+
+static dd_status
+check_pair(const dd_group *group, const dd_coll_args *args, const dd_block *a, const dd_block *b,
+           dd_error *err)
+{
+    if (a->nbytes == b->nbytes) {
+        return DD_OK;
+    }
+    return dd_error_set(err, DD_INVALID_ARGUMENT,
+                        "%s: rank %d's own input has %zu bytes and its own output %zu: they must be the same",
+                        dd_coll_name(args->coll), group->rank, a->nbytes, b->nbytes);
+}
+
+static dd_status
+check_sizes(const dd_group *group, const dd_coll_args *args, dd_error *err)
+{
+    const dd_block *in = args->inputs;
+    const dd_block *out = args->outputs;
+    bool is_root = args->root == group->rank;
+    switch (args->coll) {
+    case DD_COLL_BARRIER:
+        return DD_OK;
+    case DD_COLL_ALL_REDUCE:
+        return check_pair(group, args, &in[0], &out[0], err);
+    case DD_COLL_BROADCAST:
+    case DD_COLL_REDUCE:
+        return is_root ? check_pair(group, args, &in[0], &out[0], err) : DD_OK;
+    case DD_COLL_GATHER:
+        return is_root ? check_pair(group, args, &in[0], &out[group->rank], err) : DD_OK;
+    case DD_COLL_SCATTER:
+        return is_root ? check_pair(group, args, &in[group->rank], &out[0], err) : DD_OK;
+    case DD_COLL_ALL_GATHER:
+        return check_pair(group, args, &in[0], &out[group->rank], err);
+    case DD_COLL_REDUCE_SCATTER:
+        return check_pair(group, args, &in[group->rank], &out[0], err);
+    case DD_COLL_ALL_TO_ALL:
+        return check_pair(group, args, &in[group->rank], &out[group->rank], err);
+    }
+    return DD_OK;
+}
+
+static bool
+is_reducing(dd_coll coll)
+{
+    return coll == DD_COLL_ALL_REDUCE || coll == DD_COLL_REDUCE || coll == DD_COLL_REDUCE_SCATTER;
+}
+
+static bool
+is_rooted(dd_coll coll)
+{
+    return coll == DD_COLL_BROADCAST || coll == DD_COLL_REDUCE || coll == DD_COLL_GATHER ||
+           coll == DD_COLL_SCATTER;
+}
+
+static dd_status
+check_blocks(const dd_coll_args *args, const dd_block *blocks, int count, dd_error *err)
+{
+    size_t size = dd_dtype_size(args->reduction.dtype);
+    for (int i = 0; i < count; i++) {
+        if (blocks[i].nbytes % size != 0) {
+            return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: a block of %zu bytes is no number of %s",
+                                dd_coll_name(args->coll), blocks[i].nbytes,
+                                dd_dtype_name(args->reduction.dtype));
+        }
+    }
+    return DD_OK;
+}
+
+dd_status
+group_check_args(const dd_group *group, const dd_coll_args *args, dd_error *err)
+{
+    if (is_rooted(args->coll) && (args->root < 0 || args->root >= group->size)) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: invalid root rank: %d is not in 0 to %d",
+                            dd_coll_name(args->coll), args->root, group->size - 1);
+    }
+    if (is_reducing(args->coll) && !dd_reduce_is_supported(args->reduction.dtype, args->reduction.op)) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: %s means nothing for %s", dd_coll_name(args->coll),
+                            dd_redop_name(args->reduction.op), dd_dtype_name(args->reduction.dtype));
+    }
+    bool is_root = args->root == group->rank;
+    dd_status status =
+        check_blocks(args, args->inputs, dd_coll_ninputs(args->coll, is_root, group->size), err);
+    if (status == DD_OK) {
+        status = check_blocks(args, args->outputs, dd_coll_noutputs(args->coll, is_root, group->size), err);
+    }
+    return status == DD_OK ? check_sizes(group, args, err) : status;
+}
+
+dd_signature
+group_make_signature(const dd_coll_args *args)
+{
+    dd_signature signature = {.coll = (uint8_t)args->coll};
+    if (args->coll == DD_COLL_BARRIER) {
+        return signature;
+    }
+    signature.dtype = (uint8_t)args->reduction.dtype;
+    if (is_rooted(args->coll)) {
+        signature.root = (uint32_t)args->root;
+    }
+    if (is_reducing(args->coll)) {
+        signature.redop = (uint8_t)args->reduction.op;
+        if (args->reduction.op == DD_REDOP_PREMUL_SUM) {
+            memcpy(&signature.factor_bits, &args->reduction.factor, sizeof signature.factor_bits);
+        }
+    }
+    size_t size = dd_dtype_size(args->reduction.dtype);
+    if (args->coll == DD_COLL_ALL_REDUCE || args->coll == DD_COLL_REDUCE) {
+        signature.count = args->inputs[0].nbytes / size;
+    } else if (args->coll == DD_COLL_BROADCAST) {
+        signature.count = args->outputs[0].nbytes / size;
+    }
+    return signature;
+}

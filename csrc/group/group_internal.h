@@ -1,0 +1,176 @@
+/* The inside of a group. Everything that is not constant belongs to the holder of the engine's lock. */
+#ifndef DD_GROUP_GROUP_INTERNAL_H
+#define DD_GROUP_GROUP_INTERNAL_H
+
+#include "collective/run.h"
+#include "group/group.h"
+#include "transport/context.h"
+
+/* A rank that is through with a collective may still hear from one that took it for another. */
+#define SIGNATURES_KEPT 16
+
+/* What a rank is known to be at, from its messages and its answers. */
+typedef struct member_state {
+    uint64_t sequence; /* of the last collective it is known to have started */
+    dd_signature signature;
+    bool is_inside;   /* as of its last answer: that collective is under way there */
+    bool has_said_it; /* `signature` is known */
+    bool is_gone;     /* said goodbye */
+    bool is_asked;
+    bool has_answered;
+} member_state;
+
+/* One call under way. The first part is common to collectives and messages. */
+typedef struct group_call {
+    dd_work work; /* first: a work of a group is one of these */
+    dd_list link; /* in collectives, or in messages */
+    dd_group *group;
+    int64_t deadline_ns;
+} group_call;
+
+typedef struct coll_call {
+    group_call base;
+    dd_coll_args args;
+    dd_signature signature;
+} coll_call;
+
+typedef struct p2p_call {
+    group_call base;
+    dd_message message;
+} p2p_call;
+
+/* A region of another rank that its owner has spoken of and that has not come yet. */
+typedef struct wanted_region {
+    dd_list link;
+    int local;
+    uint32_t id;
+} wanted_region;
+
+struct dd_group {
+    /* const after open */
+    dd_engine *engine; /* owned */
+    uint64_t id;
+    int rank;
+    int size;
+    dd_blob name;
+    dd_peer **peers; /* [size], owned */
+    dd_topology topology;
+    dd_context *context; /* owned; NULL once closed */
+    dd_arena *arena;     /* owned; NULL: none */
+    dd_run *run;         /* owned; NULL once closed */
+    dd_selection selection;
+    size_t segment_nbytes;
+
+    atomic_uint refs;
+    atomic_int_fast64_t timeout_ns; /* relaxed: a setting */
+
+    /* guarded by the engine's lock */
+    dd_task task; /* deadlines, questions, regions: in the engine while anything is under way */
+    bool is_task_in;
+    bool is_starting;    /* start_next is running: do not enter it again */
+    dd_list collectives; /* coll_call, in the order of the calls; the first is under way while is_active */
+    bool is_active;
+    dd_list messages;                         /* p2p_call */
+    uint64_t nposted;                         /* collectives that have been called */
+    uint64_t nstarted;                        /* ... and that have been started here */
+    dd_signature signatures[SIGNATURES_KEPT]; /* of the last ones started, by sequence */
+    dd_error cause; /* code DD_OK while nothing is wrong; else why everything fails */
+    bool is_closing;
+    bool is_asking; /* a deadline has passed and the others have been asked where they are */
+    int64_t asked_until_ns;
+    int64_t curious_ns;    /* when the collective under way asks where the others are; DD_NEVER_NS */
+    member_state *members; /* [size] */
+    int ngone;
+    atomic_bool is_idle; /* nothing is under way; release */
+    uint32_t nregions;   /* ids given out */
+    dd_list regions;     /* dd_region of this rank, in use or kept for the next */
+    dd_list wanted;      /* wanted_region */
+    dd_list mapped;      /* regions of others */
+    uint64_t nmonitored; /* calls of monitored_barrier */
+    dd_blob splits;      /* how often each set of ranks has been split off: records of split_count */
+};
+
+/* ---- group_meet.c */
+
+typedef struct group_meeting {
+    uint64_t id;
+    dd_engine *engine;  /* owned: the one that was given, or one of its own */
+    dd_blob_list cards; /* [size] */
+} group_meeting;
+
+/* Meets the others in the store. */
+dd_status group_meet(dd_engine *engine, dd_store *store, int rank, int size, dd_bytes name,
+                     group_meeting *meeting, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+void group_meeting_fini(group_meeting *meeting);
+
+/* ---- group_setup.c */
+
+/* A group over peers that are known (taken), with everything that needs the others' help: context, arena. `engine` is taken. On
+ * failure all of it is let go. */
+typedef struct group_setup {
+    dd_engine *engine;
+    uint64_t id;
+    int rank;
+    int size;
+    dd_peer **peers;
+    const dd_group_options *options;
+} group_setup;
+
+dd_status group_set_up(group_setup *setup, dd_group **group, const dd_wait *wait,
+                       dd_error *err) DD_MUST_CHECK;
+void group_destroy(dd_group *group); /* closed, or half made */
+
+/* ---- group_check.c */
+
+/* DD_INVALID_ARGUMENT says what is wrong with this rank's part. */
+dd_status group_check_args(const dd_group *group, const dd_coll_args *args, dd_error *err) DD_MUST_CHECK;
+/* What all ranks must agree on. Block sizes of the others differ by rank, and are compared block by block. */
+dd_signature group_make_signature(const dd_coll_args *args);
+
+/* ---- group_call.c */
+
+extern const dd_context_handler group_context_handler; /* but for its ctx */
+
+dd_status group_check_usable_locked(dd_group *group, const char *what, dd_error *err) DD_MUST_CHECK;
+/* Puts the group's task in, or takes it out, as the work at hand demands; and keeps its deadline. */
+void group_update_task_locked(dd_group *group);
+void group_task_init(dd_group *group);
+/* Takes it out of its list and completes its work; `cause` NULL for success. Lets the call go. */
+void group_complete_locked(group_call *call, const dd_error *cause);
+void group_start_next_locked(dd_group *group);
+/* With its deadline: the options' time-out or the group's from start_ns on, and no later than `limit_ns`. */
+void group_init_call(group_call *call, dd_group *group, const char *what, const dd_call_options *options,
+                     int64_t start_ns, int64_t limit_ns);
+/* on_goodbye, on_lost: what it means for messages. */
+void group_fail_messages_locked(dd_group *group, int rank, const dd_error *cause);
+void group_cancel_message_locked(p2p_call *call, const dd_error *cause);
+
+/* ---- group_fail.c */
+
+/* The first cause ends everything under way and stays; `tell` the others (all but `except`). */
+void group_fail_locked(dd_group *group, const dd_error *cause, bool is_told, int except);
+/* Of a collective that was started here; NULL when that is too long ago, or still to come. */
+const dd_signature *group_signature_of(const dd_group *group, uint64_t sequence);
+void group_fail_mismatch_locked(dd_group *group, uint64_t sequence, const dd_arena_culprit *culprit);
+/* The same for a message of a collective whose size was not what this rank expected: `error` says so. */
+void group_fail_misfit_locked(dd_group *group, const dd_error *error);
+/* A message has come for a collective that was through here. */
+void group_fail_surplus_locked(dd_group *group, int rank, uint64_t sequence);
+void group_begin_asking_locked(dd_group *group);
+void group_ask_connected_locked(dd_group *group);
+bool group_has_all_answers_locked(const dd_group *group);
+/* The verdict on a collective that is too late: fails the group. */
+void group_fail_timed_out_locked(dd_group *group);
+/* "rank 2 (node-b, pid 77)" */
+const char *group_print_member(const dd_group *group, int rank, char out[128]);
+/* Puts the operation in front of a cause: all_reduce #41 on group "dp" (rank 3 of 8): ... */
+void group_describe_failure(const dd_group *group, const dd_work *work, const dd_error *cause,
+                            dd_error *error);
+
+/* ---- group_region.c */
+
+void group_want_region(void *ctx, int local, uint32_t id); /* of dd_run_env */
+void group_map_wanted_locked(dd_group *group);
+void group_drop_regions(dd_group *group);
+
+#endif

@@ -1,0 +1,330 @@
+/* Messages from rank to rank, and the barrier that names who is missing. */
+#include "group/group_internal.h"
+
+#include "core/mem.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Messages of callers have all tags of channel 0. */
+#define MONITOR_CHANNEL 1
+
+static void
+destroy_call(dd_work *work)
+{
+    dd_mem_free(DD_CONTAINER_OF(work, group_call, work));
+}
+
+static void
+on_message_done(dd_message *message, const dd_error *error)
+{
+    p2p_call *call = message->owner;
+    dd_group *group = call->base.group;
+    call->base.work.source_rank = message->source;
+    call->base.work.nbytes = message->received;
+    /* A message that ended with its peer has the same to tell as everything else that did. */
+    bool is_lost = error != NULL && error->code == DD_PEER_LOST && group->cause.code != DD_OK;
+    group_complete_locked(&call->base, is_lost ? &group->cause : error);
+    group_update_task_locked(group);
+}
+
+void
+group_cancel_message_locked(p2p_call *call, const dd_error *cause)
+{
+    dd_context_cancel_locked(call->base.group->context, &call->message, cause);
+}
+
+static dd_status
+check_message(const dd_group *group, const char *what, int rank, bool may_be_any, dd_error *err)
+{
+    if ((rank >= 0 && rank < group->size) || (may_be_any && rank == DD_ANY_RANK)) {
+        return DD_OK;
+    }
+    return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: invalid rank: %d is not in 0 to %d", what, rank,
+                        group->size - 1);
+}
+
+/* Nobody else is there any more who could send; only what has come before counts. */
+static void
+end_hopeless_locked(dd_group *group, p2p_call *call)
+{
+    dd_error cause;
+    dd_error_set(&cause, DD_PEER_LOST, "all other ranks have left the group");
+    if (group->size > 1 && group->ngone == group->size - 1) {
+        group_cancel_message_locked(call, &cause);
+    }
+}
+
+static void
+post_message_locked(dd_group *group, p2p_call *call, bool is_send)
+{
+    dd_list_push_back(&group->messages, &call->base.link);
+    if (!group->is_task_in || call->base.deadline_ns < group->task.deadline_ns) {
+        group->task.deadline_ns = call->base.deadline_ns;
+    }
+    group_update_task_locked(group);
+    if (is_send) {
+        dd_context_post_send_locked(group->context, &call->message);
+    } else {
+        dd_context_post_recv_locked(group->context, &call->message);
+        if (call->message.rank == DD_ANY_RANK) {
+            end_hopeless_locked(group, call);
+        }
+    }
+}
+
+/* A member that has left sends nothing more, and takes nothing. What it had sent before is here. */
+static dd_status
+check_gone_locked(dd_group *group, const char *what, int rank, bool is_send, dd_error *err)
+{
+    if (rank == DD_ANY_RANK || !group->members[rank].is_gone || !is_send) {
+        return DD_OK;
+    }
+    char who[128];
+    dd_error_set(err, DD_PEER_LOST, "%s on group \"%.*s\" (rank %d of %d): %s has left the group", what,
+                 (int)group->name.len, (const char *)group->name.data, group->rank, group->size,
+                 group_print_member(group, rank, who));
+    const dd_card *card = dd_peer_card(group->peers[rank]);
+    dd_error_blame(err, rank, card->host, card->pid);
+    return DD_PEER_LOST;
+}
+
+static dd_status
+start_message(dd_group *group, const dd_message *message, bool is_send, const dd_call_options *options,
+              dd_work **work, dd_error *err)
+{
+    const char *what = is_send ? "send" : "recv";
+    dd_status status = dd_engine_check_fork(group->engine, err);
+    if (status == DD_OK) {
+        status = check_message(group, what, message->rank, !is_send, err);
+    }
+    if (status != DD_OK) {
+        return status;
+    }
+    p2p_call *call = dd_mem_alloc(sizeof *call);
+    if (call == NULL) {
+        return dd_error_no_memory(err, sizeof *call);
+    }
+    group_init_call(&call->base, group, what, options, dd_clock_now_ns(), DD_NEVER_NS);
+    call->base.work.destroy = destroy_call;
+    call->message = *message;
+    call->message.on_done = on_message_done;
+    call->message.owner = call;
+    dd_engine_lock(group->engine);
+    status = group_check_usable_locked(group, what, err);
+    if (status == DD_OK) {
+        status = check_gone_locked(group, what, message->rank, is_send, err);
+    }
+    if (status == DD_OK) {
+        *work = dd_work_acquire(&call->base.work);
+        post_message_locked(group, call, is_send);
+    }
+    dd_engine_unlock(group->engine);
+    if (status != DD_OK) {
+        dd_mem_free(call);
+    }
+    return status;
+}
+
+dd_status
+dd_group_send(dd_group *group, dd_block block, int rank, uint64_t tag, const dd_call_options *options,
+              dd_work **work, dd_error *err)
+{
+    dd_message message = {
+        .kind = DD_MESSAGE_P2P, .rank = rank, .tag = tag, .data = block.data, .nbytes = block.nbytes};
+    return start_message(group, &message, true, options, work, err);
+}
+
+dd_status
+dd_group_recv(dd_group *group, dd_block block, int rank, uint64_t tag, const dd_call_options *options,
+              dd_work **work, dd_error *err)
+{
+    dd_message message = {
+        .kind = DD_MESSAGE_P2P, .rank = rank, .tag = tag, .data = block.data, .nbytes = block.nbytes};
+    return start_message(group, &message, false, options, work, err);
+}
+
+/* ---- monitored_barrier */
+
+#define VERDICT_MAX 512
+
+/* What rank 0 tells the others: empty when all have come. */
+typedef struct barrier_verdict {
+    char text[VERDICT_MAX];
+} barrier_verdict;
+
+typedef struct barrier_note {
+    int rank;
+    uint64_t tag;
+    void *data;
+    size_t nbytes;
+} barrier_note;
+
+static uint64_t
+next_monitored_tag(dd_group *group)
+{
+    dd_engine_lock(group->engine);
+    uint64_t tag = group->nmonitored++;
+    dd_engine_unlock(group->engine);
+    return tag;
+}
+
+/* A message of the barrier, with a deadline of its own. */
+static dd_status
+start_note(dd_group *group, const barrier_note *note, bool is_send, int64_t timeout_ns, dd_work **work,
+           dd_error *err)
+{
+    dd_call_options options = {.timeout_ns = timeout_ns};
+    dd_message message = {.kind = DD_MESSAGE_P2P,
+                          .rank = note->rank,
+                          .tag = note->tag,
+                          .channel = MONITOR_CHANNEL,
+                          .data = note->data,
+                          .nbytes = note->nbytes};
+    return start_message(group, &message, is_send, &options, work, err);
+}
+
+/* Waits until it has ended, at its deadline at the latest, and lets it go. Its memory is on our stack: an interrupt ends the group. */
+static dd_status
+end_note(dd_group *group, dd_work *work, const dd_wait *wait, dd_error *err)
+{
+    dd_wait until_done = *wait;
+    until_done.deadline_ns = DD_NEVER_NS;
+    dd_status status = dd_group_wait(group, work, &until_done, err);
+    if (status == DD_INTERRUPTED) {
+        dd_group_abort(group, "interrupted in monitored_barrier");
+    }
+    dd_work_release(work);
+    return status;
+}
+
+static void
+tell_verdict(dd_group *group, const barrier_verdict *verdict, uint64_t tag, const dd_wait *wait)
+{
+    for (int rank = 1; rank < group->size; rank++) {
+        dd_work *work = NULL;
+        barrier_note note = {.rank = rank,
+                             .tag = tag,
+                             .data = (void *)(uintptr_t)verdict->text,
+                             .nbytes = sizeof verdict->text};
+        if (start_note(group, &note, true, 2 * DD_NS_PER_S, &work, NULL) == DD_OK) {
+            dd_status ignored = end_note(group, work, wait, NULL); /* who has not come does not hear it */
+            (void)ignored;
+        }
+    }
+}
+
+static dd_status
+await_members(dd_group *group, int64_t timeout_ns, bool is_all, uint64_t tag, const dd_wait *wait,
+              dd_error *err)
+{
+    dd_wait patience = dd_wait_at_most(wait, timeout_ns);
+    uint8_t byte;
+    char missing[256] = "";
+    int nmissing = 0;
+    int first = -1;
+    dd_error why = {.code = DD_OK};
+    for (int rank = 1; rank < group->size && (nmissing == 0 || is_all); rank++) {
+        dd_work *work = NULL;
+        dd_error error;
+        barrier_note note = {.rank = rank, .tag = tag, .data = &byte, .nbytes = 1};
+        int64_t left_ns = dd_deadline_left_ns(patience.deadline_ns);
+        dd_status status = start_note(group, &note, false, left_ns, &work, &error);
+        if (status == DD_OK) {
+            status = end_note(group, work, wait, &error);
+        }
+        if (status == DD_INTERRUPTED) {
+            return dd_error_copy(err, &error);
+        }
+        if (status != DD_OK) {
+            first = first < 0 ? rank : first;
+            why = nmissing == 0 ? error : why;
+            size_t used = strlen(missing);
+            snprintf(missing + used, sizeof missing - used, nmissing++ == 0 ? "%d" : ", %d", rank);
+        }
+    }
+    if (nmissing == 0) {
+        return DD_OK;
+    }
+    dd_error_set(err, why.code,
+                 "[Rank 0]: Rank%s %s failed to pass monitoredBarrier in %lld ms (group \"%.*s\"): %s",
+                 nmissing > 1 ? "s" : "", missing, (long long)(timeout_ns / DD_NS_PER_MS),
+                 (int)group->name.len, (const char *)group->name.data, why.message);
+    const dd_card *card = dd_peer_card(group->peers[first]);
+    dd_error_blame(err, first, card->host, card->pid);
+    return why.code;
+}
+
+static dd_status
+monitor(dd_group *group, int64_t timeout_ns, bool is_all, uint64_t tag, const dd_wait *wait, dd_error *err)
+{
+    barrier_verdict verdict = {.text = ""};
+    dd_error error;
+    dd_status status = await_members(group, timeout_ns, is_all, tag, wait, &error);
+    if (status == DD_INTERRUPTED) {
+        return dd_error_copy(err, &error);
+    }
+    if (status != DD_OK) {
+        snprintf(verdict.text, sizeof verdict.text, "%.*s", VERDICT_MAX - 1, error.message);
+    }
+    tell_verdict(group, &verdict, tag, wait);
+    return status == DD_OK ? DD_OK : dd_error_copy(err, &error);
+}
+
+static dd_status
+hear_verdict(dd_group *group, const barrier_verdict *verdict, dd_error *err)
+{
+    if (verdict->text[0] == '\0') {
+        return DD_OK;
+    }
+    return dd_error_set(err, DD_OP_TIMED_OUT,
+                        "Rank %d successfully reached monitoredBarrier, but rank 0 has given up: %.*s",
+                        group->rank, VERDICT_MAX - 1, verdict->text);
+}
+
+static dd_status
+report_and_hear(dd_group *group, int64_t timeout_ns, uint64_t tag, const dd_wait *wait, dd_error *err)
+{
+    uint8_t byte = 0;
+    barrier_verdict verdict = {.text = ""};
+    dd_work *report = NULL;
+    dd_work *answer = NULL;
+    barrier_note report_note = {.tag = tag, .data = &byte, .nbytes = 1};
+    barrier_note answer_note = {.tag = tag, .data = verdict.text, .nbytes = sizeof verdict.text};
+    dd_status status = start_note(group, &report_note, true, timeout_ns, &report, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    /* Rank 0 may take all its patience with the others, and needs a moment to tell. */
+    int64_t patience_ns = timeout_ns < INT64_MAX - DD_NS_PER_S ? timeout_ns + DD_NS_PER_S : timeout_ns;
+    status = start_note(group, &answer_note, false, patience_ns, &answer, err);
+    if (status == DD_OK) {
+        status = end_note(group, answer, wait, err);
+    }
+    if (status == DD_OK) {
+        status = hear_verdict(group, &verdict, err);
+    } else if (status != DD_INTERRUPTED) {
+        dd_error_prepend(
+            err,
+            "Rank %d successfully reached monitoredBarrier, but received errors while waiting for "
+            "rank 0",
+            group->rank);
+    }
+    dd_status ignored = end_note(group, report, wait, NULL);
+    (void)ignored;
+    return status;
+}
+
+dd_status
+dd_group_monitored_barrier(dd_group *group, int64_t timeout_ns, bool is_all, const dd_wait *wait,
+                           dd_error *err)
+{
+    int64_t timeout = timeout_ns >= 0 ? timeout_ns : dd_group_get_timeout_ns(group);
+    dd_status status = dd_group_check(group, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    uint64_t tag = next_monitored_tag(group);
+    return group->rank == 0 ? monitor(group, timeout, is_all, tag, wait, err)
+                            : report_and_hear(group, timeout, tag, wait, err);
+}

@@ -1,0 +1,458 @@
+/* From peers that are known to a group that can work: who is on whose host, a context, an arena. */
+#include "group/group_internal.h"
+
+#include "collective/plan_run.h"
+#include "core/cpu.h"
+#include "core/fork.h"
+#include "core/log.h"
+#include "core/mem.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define SCRATCH_ALIGNMENT 64
+#define ARENA_FD_KEY 0 /* the second word; regions have theirs from 1 */
+
+/* ---- one message of a byte from everybody to everybody, before there are collectives */
+
+typedef struct setup_vote {
+    dd_plan_run *run;
+    void *scratch;
+    dd_coll_args args;
+    dd_block input;
+    dd_block *outputs;
+    atomic_bool is_done;
+    dd_error error;
+} setup_vote;
+
+static void
+on_vote_done(void *ctx, const dd_error *error)
+{
+    setup_vote *vote = ctx;
+    vote->error.code = DD_OK;
+    if (error != NULL) {
+        vote->error = *error;
+    }
+    atomic_store_explicit(&vote->is_done, true, memory_order_release);
+}
+
+static dd_status
+build_vote(dd_group *group, setup_vote *vote, dd_error *err)
+{
+    dd_plan plan = {0};
+    dd_plan_task task = {
+        .rank = group->rank, .nranks = group->size, .args = &vote->args, .segment_nbytes = 4096};
+    const dd_algorithm *algorithm =
+        dd_algorithm_find(DD_COLL_ALL_GATHER, group->size > 8 ? "bruck" : "direct");
+    dd_status status = algorithm->build(&task, &plan, err);
+    if (status == DD_OK) {
+        status = dd_plan_run_create(&plan, &vote->run, err);
+    }
+    dd_plan_fini(&plan);
+    if (status != DD_OK) {
+        return status;
+    }
+    size_t nbytes = dd_plan_run_scratch_nbytes(vote->run) + SCRATCH_ALIGNMENT;
+    vote->scratch = dd_mem_alloc(nbytes);
+    return vote->scratch != NULL ? DD_OK : dd_error_no_memory(err, nbytes);
+}
+
+/* "timed out after 2 s; rank 1 (node-b, pid 77), rank 3 (node-b, pid 79) have not come". */
+static void
+error_absent_locked(dd_group *group, const setup_vote *vote, const dd_wait *wait, dd_error *err)
+{
+    int ranks[8];
+    int count = dd_plan_run_missing_locked(vote->run, ranks, 8);
+    char names[512] = "";
+    for (int i = 0; i < count; i++) {
+        size_t used = strlen(names);
+        char who[128];
+        snprintf(names + used, sizeof names - used, "%s%s", i > 0 ? ", " : "",
+                 group_print_member(group, ranks[i], who));
+    }
+    dd_error_set(err, DD_OP_TIMED_OUT, "timed out after %.3g s%s%s%s", dd_wait_elapsed_s(wait),
+                 count > 0 ? "; still missing: " : "", names, count == 8 ? " ..." : "");
+    if (count > 0) {
+        const dd_card *card = dd_peer_card(group->peers[ranks[0]]);
+        dd_error_blame(err, ranks[0], card->host, card->pid);
+    }
+}
+
+static dd_status
+hold_vote(dd_group *group, setup_vote *vote, const dd_wait *wait, dd_error *err)
+{
+    uintptr_t scratch =
+        ((uintptr_t)vote->scratch + SCRATCH_ALIGNMENT - 1) & ~(uintptr_t)(SCRATCH_ALIGNMENT - 1);
+    dd_plan_run_options options = {
+        .context = group->context,
+        .signature = {.coll = DD_COLL_ALL_GATHER, .dtype = DD_DTYPE_UINT8},
+        .scratch = (void *)scratch,
+        .on_done = on_vote_done,
+        .ctx = vote,
+    };
+    dd_engine_lock(group->engine);
+    dd_plan_run_start_locked(vote->run, &vote->args, &options);
+    dd_engine_unlock(group->engine);
+    dd_status status = dd_engine_wait(group->engine, &vote->is_done, wait, err);
+    dd_error over;
+    dd_error_set(&over, DD_ABORTED, "the group is not being made any more");
+    dd_engine_lock(group->engine);
+    if (status == DD_OP_TIMED_OUT) {
+        error_absent_locked(group, vote, wait, err);
+    }
+    dd_plan_run_cancel_locked(vote->run, &over);
+    dd_engine_unlock(group->engine);
+    return status == DD_OK && vote->error.code != DD_OK ? dd_error_copy(err, &vote->error) : status;
+}
+
+/* Byte r of `votes` becomes what rank r gave. */
+static dd_status
+exchange_votes(dd_group *group, uint8_t own, dd_block votes, const dd_wait *wait, dd_error *err)
+{
+    setup_vote vote = {.input = {.data = &own, .nbytes = 1}};
+    vote.outputs = dd_mem_alloc_array((size_t)group->size, sizeof *vote.outputs);
+    if (vote.outputs == NULL) {
+        return dd_error_no_memory(err, (unsigned long long)group->size * sizeof *vote.outputs);
+    }
+    for (int rank = 0; rank < group->size; rank++) {
+        vote.outputs[rank] = (dd_block){.data = (uint8_t *)votes.data + rank, .nbytes = 1};
+    }
+    vote.args = (dd_coll_args){.coll = DD_COLL_ALL_GATHER,
+                               .reduction = {.dtype = DD_DTYPE_UINT8},
+                               .inputs = &vote.input,
+                               .outputs = vote.outputs};
+    dd_status status = build_vote(group, &vote, err);
+    if (status == DD_OK) {
+        status = hold_vote(group, &vote, wait, err);
+    }
+    dd_plan_run_destroy(vote.run);
+    dd_mem_free(vote.scratch);
+    dd_mem_free(vote.outputs);
+    if (status != DD_OK) {
+        dd_error_prepend(err, "group \"%.*s\" (rank %d of %d): cannot connect the ranks",
+                         (int)group->name.len, (const char *)group->name.data, group->rank, group->size);
+    }
+    return status;
+}
+
+/* ---- the arena of this host */
+
+/* Waits for shared memory links to the local ranks. False when one of them cannot be had. */
+static bool
+connect_local_ranks(dd_group *group, const dd_wait *wait)
+{
+    bool is_shared = true;
+    for (int i = 0; i < group->topology.nlocal && is_shared; i++) {
+        dd_peer *peer = group->peers[group->topology.local_ranks[i]];
+        dd_engine_lock(group->engine);
+        if (!dd_peer_is_self(peer)) {
+            dd_peer_connect_locked(peer);
+        }
+        dd_engine_unlock(group->engine);
+    }
+    for (int i = 0; i < group->topology.nlocal && is_shared; i++) {
+        dd_peer *peer = group->peers[group->topology.local_ranks[i]];
+        bool is_settled = dd_peer_is_self(peer);
+        while (!is_settled) {
+            dd_engine_lock(group->engine);
+            is_shared = dd_peer_has_shm_locked(peer);
+            is_settled = dd_peer_is_connected_locked(peer) || dd_peer_error_locked(peer) != NULL;
+            dd_engine_unlock(group->engine);
+            if (!is_settled &&
+                (dd_wait_is_over(wait) || dd_wait_sleep(wait, 200 * DD_NS_PER_US, NULL) != DD_OK)) {
+                return false;
+            }
+        }
+    }
+    return is_shared;
+}
+
+/* The lowest local rank makes the memory and hands it to the others. */
+static dd_status
+make_arena(dd_group *group, dd_error *err)
+{
+    int fd = -1;
+    dd_status status = dd_arena_create(group->topology.nlocal, &fd, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    dd_engine_lock(group->engine);
+    for (int i = 1; i < group->topology.nlocal && status == DD_OK; i++) {
+        dd_passed_fd passed = {.key = {group->id, ARENA_FD_KEY}, .fd = fd};
+        status = dd_peer_send_fd_locked(group->peers[group->topology.local_ranks[i]], &passed, err);
+    }
+    dd_engine_unlock(group->engine);
+    if (status == DD_OK) {
+        status = dd_arena_attach(fd, group->topology.nlocal, 0, &group->arena, err);
+    }
+    dd_fork_close(fd);
+    return status;
+}
+
+static dd_status
+take_arena(dd_group *group, int local, const dd_wait *wait, dd_error *err)
+{
+    uint64_t key[2] = {group->id, ARENA_FD_KEY};
+    dd_peer *maker = group->peers[group->topology.local_ranks[0]];
+    int fd = -1;
+    while (fd < 0) {
+        dd_engine_lock(group->engine);
+        fd = dd_peer_take_fd_locked(maker, key);
+        const dd_error *broken = dd_peer_error_locked(maker);
+        dd_status status = fd < 0 && broken != NULL ? dd_error_copy(err, broken) : DD_OK;
+        dd_engine_unlock(group->engine);
+        if (status != DD_OK) {
+            return status;
+        }
+        if (fd < 0) {
+            status = dd_wait_is_over(wait) ? dd_error_set(err, DD_OP_TIMED_OUT, "no arena has come")
+                                           : dd_wait_sleep(wait, 100 * DD_NS_PER_US, err);
+            if (status != DD_OK) {
+                return status;
+            }
+        }
+    }
+    dd_status status = dd_arena_attach(fd, group->topology.nlocal, local, &group->arena, err);
+    dd_sock_close(fd);
+    return status;
+}
+
+/* Best effort: without an arena the group works by messages. */
+static bool
+try_arena(dd_group *group, const dd_wait *wait)
+{
+    if (group->topology.nlocal < 2) {
+        return true;
+    }
+    if (group->topology.nlocal > DD_ARENA_MAX_RANKS || !connect_local_ranks(group, wait)) {
+        return false;
+    }
+    int local = group->topology.local_of[group->rank];
+    /* A maker that has failed says so by its vote, which does not need the others. */
+    dd_wait moment = dd_wait_at_most(wait, 10 * DD_NS_PER_S);
+    dd_error error;
+    dd_status status = local == 0 ? make_arena(group, &error) : take_arena(group, local, &moment, &error);
+    if (status != DD_OK) {
+        DD_LOG(DD_LOG_INFO, "group \"%.*s\" (rank %d): no shared arena: %s", (int)group->name.len,
+               (const char *)group->name.data, group->rank, error.message);
+    }
+    return status == DD_OK;
+}
+
+/* hosts[r]: the lowest rank on the host of r, by their cards. */
+static void
+compare_cards(const dd_group *group, int *hosts)
+{
+    for (int rank = 0; rank < group->size; rank++) {
+        const dd_card *card = dd_peer_card(group->peers[rank]);
+        hosts[rank] = rank;
+        for (int lower = 0; lower < rank && hosts[rank] == rank; lower++) {
+            const dd_card *other = dd_peer_card(group->peers[lower]);
+            if (card->unix_name[0] != '\0' && other->unix_name[0] != '\0' &&
+                dd_card_is_same_host(card, other)) {
+                hosts[rank] = hosts[lower];
+            }
+        }
+    }
+}
+
+/* A host where one rank has no arena (votes[r] is 0) works without: its ranks count as hosts of their own. All ranks see the same
+ * votes. */
+static dd_status
+find_hosts(dd_group *group, const uint8_t *votes, dd_error *err)
+{
+    size_t size = (size_t)group->size;
+    int *hosts = dd_mem_alloc_array(2 * size, sizeof *hosts);
+    if (hosts == NULL) {
+        return dd_error_no_memory(err, 2 * size * sizeof *hosts);
+    }
+    int *is_refused = hosts + size;
+    memset(is_refused, 0, size * sizeof *is_refused);
+    compare_cards(group, hosts);
+    for (size_t rank = 0; votes != NULL && rank < size; rank++) {
+        is_refused[hosts[rank]] |= votes[rank] == 0;
+    }
+    for (size_t rank = 0; rank < size; rank++) {
+        hosts[rank] = is_refused[hosts[rank]] ? (int)rank : hosts[rank];
+    }
+    dd_topology_fini(&group->topology);
+    dd_status status = dd_topology_init(&group->topology, group->rank, group->size, hosts, err);
+    dd_mem_free(hosts);
+    return status;
+}
+
+static dd_status
+set_up_arena(dd_group *group, const dd_wait *wait, dd_error *err)
+{
+    uint8_t *votes = dd_mem_zalloc((size_t)group->size);
+    if (votes == NULL) {
+        return dd_error_no_memory(err, (unsigned long long)group->size);
+    }
+    uint8_t own = !group->selection.is_flat && try_arena(group, wait) ? 1 : 0;
+    dd_block block = {.data = votes, .nbytes = (size_t)group->size};
+    dd_status status = exchange_votes(group, own, block, wait, err);
+    if (status == DD_OK && memchr(votes, 0, (size_t)group->size) != NULL) {
+        status = find_hosts(group, votes, err);
+    }
+    if (status == DD_OK && group->topology.nlocal < 2) {
+        dd_arena_close(group->arena);
+        group->arena = NULL;
+    }
+    dd_mem_free(votes);
+    return status;
+}
+
+/* A group of one needs nobody's memory but its own. */
+static dd_status
+set_up_alone(dd_group *group, dd_error *err)
+{
+    int fd = -1;
+    dd_status status = dd_arena_create(1, &fd, err);
+    if (status == DD_OK) {
+        status = dd_arena_attach(fd, 1, 0, &group->arena, err);
+        dd_fork_close(fd);
+    }
+    return status;
+}
+
+static void
+wake_local_rank(void *ctx, int local)
+{
+    dd_group *group = ctx;
+    dd_peer_ring_bell_locked(group->peers[group->topology.local_ranks[local]]);
+}
+
+static dd_status
+make_run(dd_group *group, dd_error *err)
+{
+    dd_run_env env = {
+        .engine = group->engine,
+        .context = group->context,
+        .topology = &group->topology,
+        .arena = group->arena,
+        .selection = group->selection,
+        .segment_nbytes = group->segment_nbytes,
+        .is_crowded = group->topology.nlocal > dd_cpu_usable_count(),
+        .wake = wake_local_rank,
+        .want_region = group_want_region,
+        .ctx = group,
+    };
+    group->task.is_crowded = env.is_crowded;
+    return dd_run_create(&env, &group->run, err);
+}
+
+static dd_status
+open_context(dd_group *group, dd_error *err)
+{
+    dd_context_handler handler = group_context_handler;
+    handler.ctx = group;
+    return dd_context_open(group->engine, group->id, group->rank, group->size, group->peers, &handler,
+                           &group->context, err);
+}
+
+static void
+init_state(dd_group *group, const group_setup *setup)
+{
+    atomic_init(&group->refs, 1);
+    atomic_init(&group->timeout_ns, setup->options->timeout_ns);
+    atomic_init(&group->is_idle, true);
+    group->engine = setup->engine;
+    group->id = setup->id;
+    group->rank = setup->rank;
+    group->size = setup->size;
+    group->peers = setup->peers;
+    group->selection = setup->options->selection;
+    group->segment_nbytes = setup->options->large_segment_nbytes;
+    group->cause.code = DD_OK;
+    dd_list_init(&group->collectives);
+    dd_list_init(&group->messages);
+    dd_list_init(&group->regions);
+    dd_list_init(&group->wanted);
+    dd_list_init(&group->mapped);
+    group_task_init(group);
+}
+
+static void
+let_setup_go(group_setup *setup)
+{
+    for (int rank = 0; rank < setup->size && setup->peers != NULL; rank++) {
+        dd_peer_release(setup->peers[rank]);
+    }
+    dd_mem_free(setup->peers);
+    dd_engine_release(setup->engine);
+}
+
+static dd_status
+set_up(dd_group *group, const dd_group_options *options, const dd_wait *wait, dd_error *err)
+{
+    dd_status status = dd_blob_assign(&group->name, options->name, err);
+    if (status == DD_OK) {
+        status = find_hosts(group, NULL, err);
+    }
+    if (status == DD_OK) {
+        status = open_context(group, err);
+    }
+    if (status == DD_OK) {
+        status = group->size == 1 ? set_up_alone(group, err) : set_up_arena(group, wait, err);
+    }
+    return status == DD_OK ? make_run(group, err) : status;
+}
+
+dd_status
+group_set_up(group_setup *setup, dd_group **out, const dd_wait *wait, dd_error *err)
+{
+    dd_group *group = dd_mem_zalloc(sizeof *group);
+    member_state *members = dd_mem_zalloc((size_t)setup->size * sizeof *members);
+    if (group == NULL || members == NULL) {
+        dd_mem_free(group);
+        dd_mem_free(members);
+        let_setup_go(setup);
+        return dd_error_no_memory(err, sizeof *group + (size_t)setup->size * sizeof *members);
+    }
+    init_state(group, setup);
+    group->members = members;
+    dd_status status = set_up(group, setup->options, wait, err);
+    if (status != DD_OK) {
+        group_destroy(group);
+        return status;
+    }
+    *out = group;
+    return DD_OK;
+}
+
+/* Memory of others that was never looked at. */
+static void
+drop_passed(dd_group *group)
+{
+    if (dd_engine_check_fork(group->engine, NULL) != DD_OK) {
+        return;
+    }
+    dd_engine_lock(group->engine);
+    for (int rank = 0; rank < group->size; rank++) {
+        dd_peer_drop_fds_locked(group->peers[rank], group->id);
+    }
+    dd_engine_unlock(group->engine);
+}
+
+void
+group_destroy(dd_group *group)
+{
+    dd_run_destroy(group->run);
+    if (group->context != NULL) {
+        dd_wait moment = dd_wait_after(0);
+        dd_context_close(group->context, &moment);
+    }
+    drop_passed(group);
+    group_drop_regions(group);
+    dd_arena_close(group->arena);
+    for (int rank = 0; rank < group->size; rank++) {
+        dd_peer_release(group->peers[rank]);
+    }
+    dd_mem_free(group->peers);
+    dd_topology_fini(&group->topology);
+    dd_blob_fini(&group->name);
+    dd_blob_fini(&group->splits);
+    dd_mem_free(group->members);
+    dd_engine_release(group->engine);
+    dd_mem_free(group);
+}

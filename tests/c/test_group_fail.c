@@ -1,0 +1,682 @@
+/* What goes wrong in groups of threads, and of a process that dies. */
+#include "check.h"
+#include "core/thread.h"
+#include "group_team.h"
+#include "store/file_store.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static double
+seconds_since(int64_t start_ns)
+{
+    return (double)(dd_clock_now_ns() - start_ns) * 1e-9;
+}
+
+static void
+doze(int64_t duration_ns)
+{
+    dd_wait wait = dd_wait_after(duration_ns);
+    CHECK_OK(dd_wait_sleep(&wait, duration_ns, check_err()));
+}
+
+/* Barriers until one fails: a rank that has come to the one under way before it failed may let that one pass. */
+static dd_status
+next_failure(dd_group *group)
+{
+    dd_status status = DD_OK;
+    for (int i = 0; i < 4 && status == DD_OK; i++) {
+        status = team_barrier(group);
+    }
+    return status;
+}
+
+/* ---- ranks that disagree */
+
+typedef struct disagreement {
+    dd_coll coll;
+    dd_coll odd_coll;
+    dd_dtype odd_dtype;
+    dd_redop odd_op;
+    int odd_root;
+    size_t odd_nbytes;
+    double odd_factor;
+    const char *texts[2];
+    int odd_rank;
+} disagreement;
+
+/* Others: int32, SUM, root 0, 48 bytes a block, factor 1. */
+#define ODD(one, other, dtype, op, root, nbytes, text, other_text)                          \
+    {                                                                                       \
+        DD_COLL_##one, DD_COLL_##other, DD_DTYPE_##dtype, DD_REDOP_##op, root, nbytes, 2.5, \
+            {text, other_text}, 0                                                           \
+    }
+
+static const disagreement disagreements[] = {
+    ODD(ALL_REDUCE, BARRIER, INT32, SUM, 0, 48, "all_reduce(int32, 12 elements, SUM)", "called barrier"),
+    ODD(BARRIER, ALL_GATHER, INT32, SUM, 0, 48, "called barrier", "called all_gather(int32)"),
+    ODD(ALL_TO_ALL, REDUCE_SCATTER, INT32, SUM, 0, 48, "all_to_all(int32)", "reduce_scatter(int32, SUM)"),
+    ODD(ALL_REDUCE, ALL_REDUCE, UINT32, SUM, 0, 48, "all_reduce(int32,", "all_reduce(uint32,"),
+    ODD(ALL_GATHER, ALL_GATHER, FLOAT32, SUM, 0, 48, "all_gather(int32)", "all_gather(float32)"),
+    ODD(ALL_REDUCE, ALL_REDUCE, INT32, MAX, 0, 48, "SUM)", "MAX)"),
+    ODD(REDUCE_SCATTER, REDUCE_SCATTER, INT32, MIN, 0, 48, "SUM)", "MIN)"),
+    ODD(BROADCAST, BROADCAST, INT32, SUM, 1, 48, "root 0)", "root 1)"),
+    ODD(GATHER, GATHER, INT32, SUM, 1, 48, "root 0)", "root 1)"),
+    ODD(ALL_REDUCE, ALL_REDUCE, INT32, SUM, 0, 44, "12 elements", "11 elements"),
+    ODD(BROADCAST, BROADCAST, INT32, SUM, 0, 52, "12 elements", "13 elements"),
+    ODD(REDUCE, REDUCE, INT32, SUM, 0, 0, "12 elements", "0 elements"),
+    ODD(ALL_GATHER, ALL_GATHER, INT32, SUM, 0, 40, "48", "40"),
+    ODD(ALL_GATHER, ALL_GATHER, INT32, SUM, 0, 200000, "48", "bytes"),
+    ODD(REDUCE_SCATTER, REDUCE_SCATTER, INT32, SUM, 0, 56, "48", "56"),
+    ODD(ALL_TO_ALL, ALL_TO_ALL, INT32, SUM, 0, 4, "48", "4"),
+    ODD(SCATTER, SCATTER, INT32, SUM, 0, 24, "48", "24"),
+    ODD(GATHER, GATHER, INT32, SUM, 0, 64, "48", "64"),
+    ODD(ALL_REDUCE, ALL_REDUCE, INT32, PREMUL_SUM, 0, 48, "PREMUL_SUM by 2.5", "SUM)"),
+};
+
+static void
+disagree(team_rank *self)
+{
+    const disagreement *which = self->arg;
+    bool is_odd = self->rank == which->odd_rank;
+    size_t nbytes = is_odd ? which->odd_nbytes : 48;
+    uint8_t *memory = calloc(6, 200000);
+    dd_block inputs[3];
+    dd_block outputs[3];
+    for (int i = 0; i < 3; i++) {
+        inputs[i] = (dd_block){memory + i * 200000, nbytes};
+        outputs[i] = (dd_block){memory + (i + 3) * 200000, nbytes};
+    }
+    dd_coll_args args = {.coll = is_odd ? which->odd_coll : which->coll,
+                         .root = is_odd ? which->odd_root : 0,
+                         .reduction = {.dtype = is_odd ? which->odd_dtype : DD_DTYPE_INT32,
+                                       .op = is_odd ? which->odd_op : DD_REDOP_SUM,
+                                       .factor = is_odd ? which->odd_factor : 1},
+                         .inputs = inputs,
+                         .outputs = outputs};
+    dd_status status = team_call(self, &args);
+    if (status == DD_OK) {
+        /* Its part was over before the others came; the next call tells. */
+        CHECK(self->options->is_shm_disabled || self->options->algorithms != NULL);
+        status = next_failure(self->group);
+    }
+    bool is_right = CHECK_STATUS(status, DD_MISMATCH);
+    is_right = CHECK_CONTAINS(check_message(), which->texts[0]) && is_right;
+    is_right = CHECK_CONTAINS(check_message(), which->texts[1]) && is_right;
+    is_right = CHECK_CONTAINS(check_message(), "on group \"team\"") && is_right;
+    is_right = CHECK_CONTAINS(check_message(), which->odd_rank == 0   ? "rank 0 ("
+                                               : which->odd_rank == 1 ? "rank 1 ("
+                                                                      : "rank 2 (") &&
+               is_right;
+    if (!is_right) {
+        fprintf(stderr, "    %s against %s of rank %d, on rank %d, shm %d: %s\n", dd_coll_name(which->coll),
+                dd_coll_name(which->odd_coll), which->odd_rank, self->rank, !self->options->is_shm_disabled,
+                check_message());
+    }
+    CHECK_STATUS(team_barrier(self->group), DD_MISMATCH);
+    CHECK_CONTAINS(check_message(), "the group has failed before");
+    free(memory);
+}
+
+static void
+run_disagreements(bool is_shm_disabled)
+{
+    for (size_t i = 0; i < sizeof disagreements / sizeof disagreements[0]; i++) {
+        for (int odd = 0; odd < 3; odd++) {
+            disagreement which = disagreements[i];
+            which.odd_rank = odd;
+            bool is_scatter = which.coll == DD_COLL_SCATTER || which.coll == DD_COLL_GATHER;
+            if (is_scatter && odd == 0 && which.odd_root == 0) {
+                continue; /* the root's own block counts, too: see below */
+            }
+            team_options options = {.size = 3, .is_shm_disabled = is_shm_disabled};
+            team_run(&options, disagree, &which);
+        }
+    }
+}
+
+TEST(ranks_that_disagree_by_shared_memory)
+{
+    run_disagreements(false);
+}
+
+TEST(ranks_that_disagree_by_tcp)
+{
+    run_disagreements(true);
+}
+
+/* Where messages are as long as each other, and one rank has more of them. */
+static void
+disagree_on_many(team_rank *self)
+{
+    uint8_t *memory = calloc(4, 262144);
+    size_t nbytes = self->rank == 0 ? 131072 : 65536;
+    dd_block inputs[2] = {{memory, nbytes}, {memory + 262144, nbytes}};
+    dd_block outputs[2] = {{memory + 2 * 262144, nbytes}, {memory + 3 * 262144, nbytes}};
+    dd_coll_args args = {.coll = *(dd_coll *)self->arg,
+                         .reduction = {.dtype = DD_DTYPE_UINT8},
+                         .inputs = inputs,
+                         .outputs = outputs};
+    dd_status status = team_call(self, &args);
+    status = status == DD_OK ? next_failure(self->group) : status;
+    CHECK_STATUS(status, DD_MISMATCH);
+    CHECK_CONTAINS(check_message(), "rank 0 (");
+    CHECK_CONTAINS(check_message(), "rank 1 (");
+    free(memory);
+}
+
+TEST(ranks_that_disagree_on_the_number_of_messages)
+{
+    static const dd_coll colls[] = {DD_COLL_ALL_GATHER, DD_COLL_REDUCE_SCATTER, DD_COLL_ALL_TO_ALL};
+    for (size_t i = 0; i < 3; i++) {
+        dd_coll coll = colls[i];
+        team_options options = {.size = 2};
+        team_run_both(&options, disagree_on_many, &coll);
+    }
+}
+
+/* ---- ranks that are late */
+
+static void
+be_late(team_rank *self)
+{
+    dd_group_set_timeout_ns(self->group, 30 * DD_NS_PER_S);
+    bool has_called = *(bool *)self->arg;
+    if (has_called) {
+        CHECK(team_check_sum(self->group));
+    }
+    team_rendezvous(self, "begin");
+    dd_group_set_timeout_ns(self->group, 60 * DD_NS_PER_MS);
+    if (self->rank != 1) {
+        int64_t start_ns = dd_clock_now_ns();
+        CHECK_STATUS(team_barrier(self->group), DD_OP_TIMED_OUT);
+        CHECK(seconds_since(start_ns) < 1.0 * check_slow());
+        CHECK_CONTAINS(check_message(), has_called ? "barrier #2 on group \"team\"" : "barrier #1 on group");
+        CHECK_CONTAINS(check_message(), "rank 1 has not arrived");
+        CHECK_CONTAINS(check_message(), has_called ? "is done with #1 all_reduce(float32, 1 elements, SUM)"
+                                                   : "has called nothing yet");
+        CHECK_CONTAINS(check_message(), "pid ");
+        dd_error error;
+        CHECK_STATUS(dd_group_check(self->group, &error), DD_OP_TIMED_OUT);
+        CHECK_INT(error.culprit.rank, 1);
+        CHECK_INT(error.culprit.pid, getpid());
+    }
+    team_rendezvous(self, "late");
+    if (self->rank == 1) {
+        CHECK_STATUS(team_barrier(self->group), DD_OP_TIMED_OUT);
+        CHECK_CONTAINS(check_message(), "rank 1 has not arrived");
+    }
+}
+
+TEST(late_ranks_are_named)
+{
+    for (int i = 0; i < 2; i++) {
+        bool has_called = i == 1;
+        team_options options = {.size = 3};
+        team_run_both(&options, be_late, &has_called);
+    }
+}
+
+static void
+wait_shortly(team_rank *self)
+{
+    float x = 1;
+    dd_block block = {.data = &x, .nbytes = sizeof x};
+    dd_coll_args args = {.coll = DD_COLL_ALL_REDUCE,
+                         .reduction = {.dtype = DD_DTYPE_FLOAT32, .op = DD_REDOP_SUM},
+                         .inputs = &block,
+                         .outputs = &block};
+    dd_work *work = NULL;
+    if (self->rank == 0) {
+        REQUIRE_OK(dd_group_collective(self->group, &args, &team_no_options, &work, check_err()));
+        dd_wait wait = dd_wait_after(20 * DD_NS_PER_MS);
+        CHECK_STATUS(dd_group_wait(self->group, work, &wait, check_err()), DD_OP_TIMED_OUT);
+        CHECK_CONTAINS(check_message(), "is still under way");
+        CHECK(!dd_work_is_done(work));
+    }
+    team_rendezvous(self, "waited");
+    if (self->rank == 0) {
+        CHECK_OK(team_wait(self->group, work));
+        CHECK_INT(x, 2);
+    } else {
+        CHECK_OK(team_call(self, &args));
+    }
+}
+
+TEST(wait_that_times_out_leaves_the_operation)
+{
+    team_options options = {.size = 2};
+    team_run_both(&options, wait_shortly, NULL);
+}
+
+/* ---- abort */
+
+static void *
+abort_soon(void *arg)
+{
+    team_rank *self = arg;
+    doze(30 * DD_NS_PER_MS);
+    dd_group_abort(self->group, "the reactor is hot");
+    dd_group_abort(self->group, "another reason");
+    return NULL;
+}
+
+static void
+be_aborted(team_rank *self)
+{
+    pthread_t thread;
+    bool is_aborter = self->rank == 1;
+    if (is_aborter) {
+        CHECK_OK(dd_thread_start(&thread, "abort", abort_soon, self, check_err()));
+    }
+    int x;
+    dd_work *recv = NULL;
+    dd_block block = {.data = &x, .nbytes = sizeof x};
+    REQUIRE_OK(dd_group_recv(self->group, block, DD_ANY_RANK, 1, &team_no_options, &recv, check_err()));
+    int64_t start_ns = dd_clock_now_ns();
+    if (self->rank != 2) { /* which only has a message to wait for */
+        CHECK_STATUS(team_barrier(self->group), DD_ABORTED);
+        CHECK_CONTAINS(check_message(), "rank 1 (");
+        CHECK_CONTAINS(check_message(), "aborted the group: the reactor is hot");
+    }
+    CHECK_STATUS(team_wait(self->group, recv), DD_ABORTED);
+    CHECK_CONTAINS(check_message(), "the reactor is hot");
+    CHECK(seconds_since(start_ns) < 1.0 * check_slow());
+    CHECK_STATUS(team_barrier(self->group), DD_ABORTED);
+    dd_error error;
+    CHECK_STATUS(dd_group_check(self->group, &error), DD_ABORTED);
+    CHECK_INT(error.culprit.rank, 1);
+    CHECK_CONTAINS(error.message, "the reactor is hot");
+    CHECK_LACKS(error.message, "another reason");
+    if (is_aborter) {
+        pthread_join(thread, NULL);
+    }
+}
+
+TEST(abort_ends_everything_everywhere)
+{
+    team_options options = {.size = 3};
+    team_run_both(&options, be_aborted, NULL);
+    options.size = 4;
+    options.lonely_ranks = 8;
+    team_run(&options, be_aborted, NULL);
+}
+
+static void *
+close_slowly(void *arg)
+{
+    team_rank *self = arg;
+    dd_wait wait = dd_wait_after(20 * DD_NS_PER_S);
+    CHECK_OK(dd_group_close(self->group, &wait, check_err()));
+    return NULL;
+}
+
+/* An abort also ends what a close is waiting for. */
+static void
+abort_during_close(team_rank *self)
+{
+    dd_work *work = NULL;
+    if (self->rank == 0) {
+        dd_coll_args args = {.coll = DD_COLL_BARRIER};
+        REQUIRE_OK(dd_group_collective(self->group, &args, &team_no_options, &work, check_err()));
+        pthread_t thread;
+        int64_t start_ns = dd_clock_now_ns();
+        CHECK_OK(dd_thread_start(&thread, "close", close_slowly, self, check_err()));
+        doze(20 * DD_NS_PER_MS);
+        dd_group_abort(self->group, "no patience");
+        CHECK_STATUS(team_wait(self->group, work), DD_ABORTED);
+        pthread_join(thread, NULL);
+        CHECK(seconds_since(start_ns) < 1.0 * check_slow());
+    }
+    team_rendezvous(self, "aborted");
+}
+
+TEST(abort_while_closing)
+{
+    team_options options = {.size = 2};
+    team_run_both(&options, abort_during_close, NULL);
+}
+
+/* ---- interrupts */
+
+static bool
+is_late_enough(void *ctx)
+{
+    return dd_clock_now_ns() > *(int64_t *)ctx;
+}
+
+static void
+be_interrupted(team_rank *self)
+{
+    int64_t moment_ns = dd_clock_now_ns() + 30 * DD_NS_PER_MS;
+    dd_wait wait = dd_wait_after(30 * DD_NS_PER_S);
+    if (self->rank == 0) {
+        wait.is_interrupted = is_late_enough;
+        wait.ctx = &moment_ns;
+    }
+    dd_coll_args args = {.coll = DD_COLL_BARRIER};
+    if (self->rank != 1) {
+        dd_status status =
+            dd_group_collective_and_wait(self->group, &args, &team_no_options, &wait, check_err());
+        CHECK_STATUS(status, self->rank == 0 ? DD_INTERRUPTED : DD_ABORTED);
+        CHECK(seconds_since(moment_ns) < 0.2 * check_slow());
+    }
+    team_rendezvous(self, "interrupted");
+    CHECK_STATUS(next_failure(self->group), DD_ABORTED);
+    CHECK_CONTAINS(check_message(), "interrupted in barrier");
+}
+
+TEST(interrupt_aborts_and_the_others_learn_of_it)
+{
+    team_options options = {.size = 3};
+    team_run_both(&options, be_interrupted, NULL);
+}
+
+static void
+interrupt_monitored(team_rank *self)
+{
+    int64_t moment_ns = dd_clock_now_ns() + 20 * DD_NS_PER_MS;
+    dd_wait wait = dd_wait_after(30 * DD_NS_PER_S);
+    wait.is_interrupted = is_late_enough;
+    wait.ctx = &moment_ns;
+    if (self->rank == *(int *)self->arg) {
+        CHECK_STATUS(dd_group_monitored_barrier(self->group, 20 * DD_NS_PER_S, true, &wait, check_err()),
+                     DD_INTERRUPTED);
+    }
+    team_rendezvous(self, "interrupted");
+    CHECK_STATUS(next_failure(self->group), DD_ABORTED);
+    CHECK_CONTAINS(check_message(), "interrupted in monitored_barrier");
+}
+
+TEST(interrupt_of_a_monitored_barrier)
+{
+    for (int rank = 0; rank < 2; rank++) {
+        team_options options = {.size = 2};
+        team_run_both(&options, interrupt_monitored, &rank);
+    }
+}
+
+static void
+interrupt_wait(team_rank *self)
+{
+    dd_coll_args args = {.coll = DD_COLL_BARRIER};
+    dd_work *work = NULL;
+    REQUIRE_OK(dd_group_collective(self->group, &args, &team_no_options, &work, check_err()));
+    if (self->rank == 0) {
+        int64_t at_once = 0;
+        dd_wait wait = dd_wait_after(30 * DD_NS_PER_S);
+        wait.is_interrupted = is_late_enough;
+        wait.ctx = &at_once;
+        dd_status status = dd_group_wait(self->group, work, &wait, check_err());
+        CHECK(status == DD_INTERRUPTED || status == DD_OK);
+    }
+    CHECK_OK(team_wait(self->group, work));
+    CHECK(team_check_sum(self->group));
+}
+
+TEST(interrupt_of_a_wait_leaves_the_operation)
+{
+    team_options options = {.size = 2};
+    team_run_both(&options, interrupt_wait, NULL);
+}
+
+/* ---- closing */
+
+static void
+close_with_work(team_rank *self)
+{
+    dd_coll_args args = {.coll = DD_COLL_BARRIER};
+    if (self->rank == 0) {
+        dd_work *work = NULL;
+        REQUIRE_OK(dd_group_collective(self->group, &args, &team_no_options, &work, check_err()));
+        dd_wait wait = dd_wait_after(30 * DD_NS_PER_MS);
+        CHECK_STATUS(dd_group_close(self->group, &wait, check_err()), DD_OP_TIMED_OUT);
+        CHECK_CONTAINS(check_message(), "was closed with operations under way");
+        CHECK_STATUS(team_wait(self->group, work), DD_CLOSED);
+        CHECK_OK(dd_group_close(self->group, &wait, check_err()));
+    }
+    team_rendezvous(self, "closed");
+    if (self->rank != 0) {
+        CHECK_STATUS(next_failure(self->group), DD_PEER_LOST);
+        CHECK_CONTAINS(check_message(), "rank 0 (");
+        CHECK_CONTAINS(check_message(), "has left the group");
+    }
+}
+
+TEST(close_with_works_under_way)
+{
+    team_options options = {.size = 3};
+    team_run_both(&options, close_with_work, NULL);
+}
+
+/* Rank 0 is through first, and leaves at once; the others notice nothing until they need it. */
+static void
+leave_early(team_rank *self)
+{
+    uint8_t data[3000];
+    memset(data, self->rank == 0 ? 5 : 0, sizeof data);
+    dd_block block = {.data = data, .nbytes = sizeof data};
+    dd_coll_args args = {.coll = DD_COLL_BROADCAST,
+                         .reduction = {.dtype = DD_DTYPE_UINT8},
+                         .inputs = &block,
+                         .outputs = &block};
+    dd_wait wait = dd_wait_after(20 * DD_NS_PER_S);
+    if (self->rank == 0) {
+        for (int rank = 1; rank < self->size; rank++) {
+            dd_work *work = NULL;
+            CHECK_OK(dd_group_send(self->group, block, rank, 3, &team_no_options, &work, check_err()));
+            CHECK_OK(team_wait(self->group, work));
+        }
+        for (int i = 0; i < 3; i++) {
+            CHECK_OK(team_call(self, &args));
+        }
+        CHECK_OK(dd_group_close(self->group, &wait, check_err()));
+    } else {
+        doze(10 * DD_NS_PER_MS * self->rank);
+        for (int i = 0; i < 3; i++) {
+            memset(data, 0, sizeof data);
+            CHECK_OK(team_call(self, &args));
+            CHECK_INT(data[2999], 5);
+        }
+    }
+    team_rendezvous(self, "left");
+    if (self->rank != 0) {
+        dd_work *work = NULL;
+        memset(data, 0, sizeof data);
+        REQUIRE_OK(dd_group_recv(self->group, block, 0, 3, &team_no_options, &work, check_err()));
+        CHECK_OK(team_wait(self->group, work)); /* what had been sent before */
+        CHECK_INT(data[2999], 5);
+        REQUIRE_OK(dd_group_recv(self->group, block, 0, 3, &team_no_options, &work, check_err()));
+        CHECK_STATUS(team_wait(self->group, work), DD_PEER_LOST);
+        dd_status status = dd_group_send(self->group, block, 0, 4, &team_no_options, &work, check_err());
+        if (status == DD_OK) {
+            status = team_wait(self->group, work);
+        }
+        CHECK_STATUS(status, DD_PEER_LOST);
+        team_rendezvous(self, "others"); /* messages have ended alone */
+        CHECK_STATUS(team_barrier(self->group), DD_PEER_LOST);
+        CHECK_CONTAINS(check_message(), "rank 0 (");
+        CHECK_CONTAINS(check_message(), "the group");
+    } else {
+        team_rendezvous(self, "others");
+    }
+}
+
+TEST(leaving_while_others_still_finish)
+{
+    team_options options = {.size = 3};
+    team_run_both(&options, leave_early, NULL);
+}
+
+static void
+use_closed(team_rank *self)
+{
+    dd_region *region = NULL;
+    int ranks[] = {self->rank};
+    float x = 0;
+    dd_block block = {.data = &x, .nbytes = sizeof x};
+    dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
+    dd_work *work = NULL;
+    dd_group *other = NULL;
+    dd_region *late = NULL;
+    dd_group_options options = team_group_options("other");
+    CHECK_OK(dd_group_alloc(self->group, 10000, &region, check_err()));
+    CHECK(team_check_sum(self->group));
+    CHECK_OK(dd_group_close(self->group, &wait, check_err()));
+    CHECK_OK(dd_group_close(self->group, &wait, check_err()));
+    CHECK_STATUS(team_barrier(self->group), DD_CLOSED);
+    CHECK_CONTAINS(check_message(), "group \"team\"");
+    CHECK_STATUS(dd_group_send(self->group, block, 0, 0, &team_no_options, &work, check_err()), DD_CLOSED);
+    CHECK_STATUS(dd_group_recv(self->group, block, 0, 0, &team_no_options, &work, check_err()), DD_CLOSED);
+    CHECK_STATUS(dd_group_monitored_barrier(self->group, -1, true, &wait, check_err()), DD_CLOSED);
+    CHECK_STATUS(dd_group_alloc(self->group, 10, &late, check_err()), DD_CLOSED);
+    CHECK_STATUS(dd_group_check(self->group, check_err()), DD_CLOSED);
+    CHECK_STATUS(dd_group_split(self->group, ranks, 1, 0, &options, &other, &wait, check_err()), DD_CLOSED);
+    dd_group_abort(self->group, "too late");
+    CHECK_STATUS(dd_group_check(self->group, check_err()), DD_CLOSED);
+    dd_group_kick(self->group);
+    dd_member_info info;
+    dd_group_get_member(self->group, self->rank, &info);
+    CHECK_INT(info.pid, getpid());
+    memset(dd_region_data(region), 1, dd_region_nbytes(region));
+    dd_region_release(region);
+}
+
+TEST(use_after_close)
+{
+    for (int size = 1; size <= 2; size++) {
+        team_options options = {.size = size};
+        team_run_both(&options, use_closed, NULL);
+    }
+}
+
+/* ---- a process that dies */
+
+typedef struct mortal {
+    char path[64];
+    pid_t pid;
+    bool is_idle; /* nothing is under way when it dies */
+    bool is_shm_disabled;
+} mortal;
+
+#define NMORTALS 3
+
+static bool
+open_mortal(const mortal *shared, int rank, dd_engine **engine, dd_store **store, dd_group **group)
+{
+    dd_connect_options connect = team_connect_options(shared->is_shm_disabled);
+    dd_group_options options = team_group_options("mortals");
+    dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
+    dd_file_store_options file = {
+        .path = shared->path, .world_size = NMORTALS, .timeout_ns = 10 * DD_NS_PER_S * check_slow()};
+    return CHECK_OK(dd_file_store_open(store, &file, &wait, check_err())) &&
+           CHECK_OK(dd_engine_open(&connect, engine, check_err())) &&
+           CHECK_OK(dd_group_open(*engine, *store, rank, NMORTALS, &options, group, &wait, check_err()));
+}
+
+static _Noreturn void
+live_and_die(const mortal *shared)
+{
+    dd_engine *engine = NULL;
+    dd_store *store = NULL;
+    dd_group *group = NULL;
+    if (open_mortal(shared, 2, &engine, &store, &group) && team_check_sum(group)) {
+        pause();
+    }
+    _exit(1);
+}
+
+static void
+check_loss(dd_group *group, const mortal *shared, dd_status status)
+{
+    char text[64];
+    dd_error error;
+    CHECK_STATUS(status, DD_PEER_LOST);
+    snprintf(text, sizeof text, "pid %lld", (long long)shared->pid);
+    CHECK_CONTAINS(check_message(), text);
+    CHECK_CONTAINS(check_message(), "lost rank 2 (");
+    CHECK_STATUS(dd_group_check(group, &error), DD_PEER_LOST);
+    CHECK_INT(error.culprit.rank, 2);
+    CHECK_INT(error.culprit.pid, shared->pid);
+    CHECK(error.culprit.host[0] != '\0');
+}
+
+static void
+survive(team_rank *self)
+{
+    const mortal *shared = self->arg;
+    dd_engine *engine = NULL;
+    dd_store *store = NULL;
+    dd_group *group = NULL;
+    dd_group *pair = NULL;
+    static const int both[] = {0, 1};
+    dd_group_options options = team_group_options("survivors");
+    dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
+    if (open_mortal(shared, self->rank, &engine, &store, &group) && team_check_sum(group) &&
+        CHECK_OK(dd_group_split(group, both, 2, 0, &options, &pair, &wait, check_err()))) {
+        team_rendezvous(self, "together");
+        if (self->rank == 0) {
+            doze(20 * DD_NS_PER_MS);
+            kill(shared->pid, SIGKILL);
+        }
+        int64_t start_ns = dd_clock_now_ns();
+        if (shared->is_idle) {
+            team_rendezvous(self, "killed");
+            while (dd_group_check(group, NULL) == DD_OK && seconds_since(start_ns) < 1.0 * check_slow()) {
+                doze(DD_NS_PER_MS);
+            }
+        }
+        check_loss(group, shared, team_barrier(group));
+        CHECK(seconds_since(start_ns) < 1.0 * check_slow());
+        CHECK(team_check_sum(pair));
+        CHECK_OK(dd_group_close(pair, &wait, check_err()));
+        CHECK_OK(dd_group_close(group, &wait, check_err()));
+    }
+    dd_group_release(pair);
+    dd_group_release(group);
+    dd_engine_release(engine);
+    dd_store_release(store);
+}
+
+static void
+lose_a_process(bool is_idle, bool is_shm_disabled)
+{
+    mortal shared = {.is_idle = is_idle, .is_shm_disabled = is_shm_disabled};
+    strcpy(shared.path, "/tmp/dldist-group-XXXXXX");
+    int fd = mkstemp(shared.path);
+    REQUIRE(fd >= 0);
+    close(fd);
+    shared.pid = fork();
+    if (shared.pid == 0) {
+        live_and_die(&shared);
+    }
+    team_options options = {.size = 2};
+    team_run_apart(&options, survive, &shared);
+    kill(shared.pid, SIGKILL);
+    waitpid(shared.pid, NULL, 0);
+    unlink(shared.path);
+}
+
+TEST(killed_process_is_named_at_once)
+{
+    lose_a_process(false, false);
+}
+
+TEST(killed_process_is_named_at_once_by_tcp)
+{
+    lose_a_process(false, true);
+}
+
+TEST(killed_process_is_noticed_by_an_idle_group)
+{
+    lose_a_process(true, false);
+}
+
+TEST(killed_process_is_noticed_by_an_idle_group_by_tcp)
+{
+    lose_a_process(true, true);
+}

@@ -1,0 +1,582 @@
+/* How groups come to be, and what is left of them: rendezvous, splits, several ranks in a process, no memory. */
+#include "check.h"
+#include "core/mem.h"
+#include "core/thread.h"
+#include "group_team.h"
+
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static dd_status
+open_named(team_rank *self, const char *name, int rank, int size, int64_t timeout_ns, dd_group **group)
+{
+    dd_group_options options = team_group_options(name);
+    dd_wait wait = dd_wait_after(timeout_ns);
+    *group = NULL;
+    return dd_group_open(self->engine, self->store, rank, size, &options, group, &wait, check_err());
+}
+
+static void
+close_group(dd_group *group)
+{
+    dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
+    if (group != NULL) {
+        CHECK_OK(dd_group_close(group, &wait, check_err()));
+    }
+    dd_group_release(group);
+}
+
+/* ---- rendezvous */
+
+static void
+open_nonsense(team_rank *self)
+{
+    dd_group *group = NULL;
+    int64_t plenty_ns = 10 * DD_NS_PER_S * check_slow();
+    CHECK_STATUS(open_named(self, "w", 2, 2, plenty_ns, &group), DD_INVALID_ARGUMENT);
+    CHECK_CONTAINS(check_message(), "rank 2 of a group of 2");
+    CHECK_STATUS(open_named(self, "w", -1, 2, plenty_ns, &group), DD_INVALID_ARGUMENT);
+    CHECK_STATUS(open_named(self, "w", 0, 0, plenty_ns, &group), DD_INVALID_ARGUMENT);
+    dd_group_options options = team_group_options("w");
+    dd_wait wait = dd_wait_after(plenty_ns);
+    CHECK_STATUS(dd_group_open(self->engine, NULL, 0, 2, &options, &group, &wait, check_err()),
+                 DD_INVALID_ARGUMENT);
+    CHECK_CONTAINS(check_message(), "needs a store");
+    char name[1000];
+    memset(name, 'x', sizeof name - 1);
+    name[sizeof name - 1] = '\0';
+    CHECK_STATUS(open_named(self, name, 0, 2, plenty_ns, &group), DD_INVALID_ARGUMENT);
+    wait = dd_wait_after(plenty_ns);
+    CHECK_OK(dd_group_open(self->engine, NULL, 0, 1, &options, &group, &wait, check_err()));
+    team_check_sum(group);
+    close_group(group);
+}
+
+TEST(groups_that_cannot_be)
+{
+    team_options options = {.size = 1};
+    team_run_apart(&options, open_nonsense, NULL);
+}
+
+static void
+miss_somebody(team_rank *self)
+{
+    dd_group *group = NULL;
+    if (self->rank != 1) {
+        CHECK_STATUS(open_named(self, "absent", self->rank, 3, 150 * DD_NS_PER_MS, &group), DD_OP_TIMED_OUT);
+        CHECK_CONTAINS(check_message(), "group \"absent\": rank");
+        CHECK_CONTAINS(check_message(), "2 of 3 have come: 0 (");
+        CHECK_CONTAINS(check_message(), "pid ");
+        CHECK_CONTAINS(check_message(), "missing: 1");
+    }
+    team_rendezvous(self, "missed");
+    /* The name is as good as new. */
+    for (int i = 0; i < 3; i++) {
+        if (CHECK_OK(open_named(self, "absent", self->rank, 3, 10 * DD_NS_PER_S * check_slow(), &group))) {
+            team_check_sum(group);
+        }
+        close_group(group);
+    }
+    /* And for another number of ranks. */
+    if (self->rank < 2 &&
+        CHECK_OK(open_named(self, "absent", self->rank, 2, 10 * DD_NS_PER_S * check_slow(), &group))) {
+        team_check_sum(group);
+        close_group(group);
+    }
+}
+
+TEST(absent_ranks_are_named_and_the_name_lives_on)
+{
+    team_options options = {.size = 3};
+    team_run_apart(&options, miss_somebody, NULL);
+}
+
+typedef struct lone_open {
+    team_rank *self;
+    int rank;
+    dd_group *group;
+    dd_status status;
+    pthread_t thread;
+} lone_open;
+
+static void *
+open_one(void *arg)
+{
+    lone_open *one = arg;
+    one->status = open_named(one->self, "crowd", one->rank, 5, 10 * DD_NS_PER_S * check_slow(), &one->group);
+    CHECK_OK(one->status);
+    if (one->group != NULL) {
+        for (int i = 0; i < 20; i++) {
+            team_check_sum(one->group);
+        }
+    }
+    close_group(one->group);
+    return NULL;
+}
+
+/* Ranks 0 to 2 of five in the first process, one engine for all; 3 and 4 in the other. */
+static void
+crowd(team_rank *self)
+{
+    lone_open ones[3];
+    int first = self->rank == 0 ? 0 : 3;
+    int count = self->rank == 0 ? 3 : 2;
+    for (int i = 0; i < count; i++) {
+        ones[i] = (lone_open){.self = self, .rank = first + i};
+        CHECK_OK(dd_thread_start(&ones[i].thread, "one", open_one, &ones[i], check_err()));
+    }
+    for (int i = 0; i < count; i++) {
+        pthread_join(ones[i].thread, NULL);
+    }
+}
+
+TEST(several_ranks_with_one_engine)
+{
+    team_options options = {.size = 2};
+    for (int i = 0; i < 2; i++) {
+        options.is_shm_disabled = i == 1;
+        team_run_apart(&options, crowd, NULL);
+    }
+}
+
+static void
+taken_first(team_rank *self)
+{
+    dd_group *group = NULL;
+    int64_t plenty_ns = 10 * DD_NS_PER_S * check_slow();
+    dd_wait wait = dd_wait_after(plenty_ns);
+    dd_bytes key = dd_bytes_of_string("dldist/w/0/rank/0");
+    if (self->rank == 0) {
+        CHECK_OK(open_named(self, "w", 0, 2, plenty_ns, &group));
+    } else {
+        CHECK_OK(self->store->ops->wait(self->store, &key, 1, &wait, check_err()));
+        CHECK_STATUS(open_named(self, "w", 1, 3, plenty_ns, &group), DD_INVALID_ARGUMENT);
+        CHECK_CONTAINS(check_message(), "group \"w\" has 2 ranks, says who came first; rank 1 was told 3");
+        CHECK_STATUS(open_named(self, "w", 0, 2, plenty_ns, &group), DD_INVALID_ARGUMENT);
+        CHECK_CONTAINS(check_message(), "rank 0 of group \"w\" is taken: by ");
+        CHECK_OK(open_named(self, "w", 1, 2, plenty_ns, &group)); /* in spite of all that */
+    }
+    if (group != NULL) {
+        team_check_sum(group);
+    }
+    close_group(group);
+}
+
+TEST(wrong_sizes_and_taken_ranks_do_no_harm)
+{
+    team_options options = {.size = 2};
+    team_run_apart(&options, taken_first, NULL);
+}
+
+/* ---- splits */
+
+static dd_group *
+split(team_rank *self, dd_group *parent, const int *ranks, int count, uint64_t tag)
+{
+    dd_group *group = NULL;
+    dd_group_options options = team_group_options("part");
+    dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
+    (void)self;
+    if (CHECK_OK(dd_group_split(parent, ranks, count, tag, &options, &group, &wait, check_err()))) {
+        team_check_sum(group);
+    }
+    return group;
+}
+
+static void
+split_in_many_ways(team_rank *self)
+{
+    static const int even[] = {0, 2};
+    static const int odd[] = {3, 1};
+    static const int first[] = {0, 1, 2};
+    static const int last[] = {1, 2, 3};
+    static const int nested[] = {2, 0};
+    bool is_even = self->rank % 2 == 0;
+    dd_group *half = split(self, self->group, is_even ? even : odd, 2, 0);
+    CHECK_INT(dd_group_rank(half), self->rank == 2 || self->rank == 1 ? 1 : 0);
+    dd_group *overlapping[2] = {NULL, NULL};
+    dd_group *inner = NULL;
+    if (self->rank < 3) {
+        overlapping[0] = split(self, self->group, first, 3, 0);
+    }
+    if (self->rank > 0) {
+        overlapping[1] = split(self, self->group, last, 3, 0);
+    }
+    if (is_even) {
+        inner = split(self, overlapping[0] != NULL ? overlapping[0] : half, nested, 2, 0);
+        CHECK_INT(dd_group_rank(inner), self->rank == 0 ? 1 : 0);
+    }
+    int alone[] = {self->rank};
+    dd_group *one = split(self, self->group, alone, 1, 0);
+    for (int i = 0; i < 10; i++) {
+        close_group(split(self, self->group, is_even ? even : odd, 2, 0)); /* the same set again */
+    }
+    /* All are of use side by side, whatever has been closed. */
+    team_check_sum(self->group);
+    team_check_sum(half);
+    close_group(one);
+    if (inner != NULL) {
+        team_check_sum(inner);
+    }
+    close_group(overlapping[0]);
+    close_group(overlapping[1]);
+    if (inner != NULL) {
+        team_check_sum(inner);
+    }
+    close_group(inner);
+    close_group(half);
+    team_check_sum(self->group);
+}
+
+TEST(splits_of_all_kinds)
+{
+    team_options options = {.size = 4};
+    team_run_both(&options, split_in_many_ways, NULL);
+    options.lonely_ranks = 4;
+    team_run(&options, split_in_many_ways, NULL);
+}
+
+static void
+split_wrongly(team_rank *self)
+{
+    static const int both[] = {0, 1};
+    static const int twice[] = {0, 0};
+    static const int beyond[] = {0, 2};
+    int other[] = {1 - self->rank};
+    dd_group *group = NULL;
+    dd_group_options options = team_group_options("part");
+    dd_wait wait = dd_wait_after(100 * DD_NS_PER_MS);
+    CHECK_STATUS(dd_group_split(self->group, twice, 2, 0, &options, &group, &wait, check_err()),
+                 DD_INVALID_ARGUMENT);
+    CHECK_STATUS(dd_group_split(self->group, beyond, 2, 0, &options, &group, &wait, check_err()),
+                 DD_INVALID_ARGUMENT);
+    CHECK_STATUS(dd_group_split(self->group, other, 1, 0, &options, &group, &wait, check_err()),
+                 DD_INVALID_ARGUMENT);
+    CHECK_CONTAINS(check_message(), "is not among the 1 ranks");
+    CHECK_STATUS(dd_group_split(self->group, both, 0, 0, &options, &group, &wait, check_err()),
+                 DD_INVALID_ARGUMENT);
+    if (self->rank == 0) {
+        CHECK_STATUS(dd_group_split(self->group, both, 2, 0, &options, &group, &wait, check_err()),
+                     DD_OP_TIMED_OUT);
+        CHECK_CONTAINS(check_message(), "group \"part\" (rank 0 of 2): cannot connect the ranks: timed out");
+        CHECK_CONTAINS(check_message(), "rank 1 (");
+    }
+    team_rendezvous(self, "split");
+    close_group(split(self, self->group, both, 2, 1)); /* under another tag */
+    team_check_sum(self->group);
+}
+
+TEST(splits_that_fail)
+{
+    team_options options = {.size = 2};
+    team_run_both(&options, split_wrongly, NULL);
+}
+
+/* ---- many groups of one engine, from many threads */
+
+typedef struct split_thread {
+    team_rank *self;
+    uint64_t tag;
+    pthread_t thread;
+} split_thread;
+
+static void *
+work_in_split(void *arg)
+{
+    split_thread *one = arg;
+    int ranks[] = {0, 1, 2};
+    for (int round = 0; round < 3; round++) {
+        dd_group *group = split(one->self, one->self->group, ranks, 3, one->tag);
+        if (group == NULL) {
+            break;
+        }
+        int64_t data[50][30];
+        dd_work *works[50];
+        for (int i = 0; i < 50; i++) {
+            for (int k = 0; k < 30; k++) {
+                data[i][k] = (int64_t)one->tag * 100 + i + k + one->self->rank;
+            }
+            dd_block block = {.data = data[i], .nbytes = sizeof data[i]};
+            dd_coll_args args = {.coll = DD_COLL_ALL_REDUCE,
+                                 .reduction = {.dtype = DD_DTYPE_INT64, .op = DD_REDOP_SUM},
+                                 .inputs = &block,
+                                 .outputs = &block};
+            works[i] = NULL;
+            CHECK_OK(dd_group_collective(group, &args, &team_no_options, &works[i], check_err()));
+        }
+        for (int i = 0; i < 50; i++) {
+            CHECK_OK(team_wait(group, works[i]));
+            CHECK_INT(data[i][29], 3 * ((int64_t)one->tag * 100 + i + 29) + 3);
+        }
+        for (int i = 0; i < 20; i++) {
+            team_check_sum(group);
+        }
+        close_group(group);
+    }
+    return NULL;
+}
+
+static void
+work_in_many_groups(team_rank *self)
+{
+    split_thread threads[4];
+    for (uint64_t i = 0; i < 4; i++) {
+        threads[i] = (split_thread){.self = self, .tag = i + 1};
+        CHECK_OK(dd_thread_start(&threads[i].thread, "split", work_in_split, &threads[i], check_err()));
+    }
+    for (int i = 0; i < 50; i++) {
+        team_check_sum(self->group);
+    }
+    for (int i = 0; i < 4; i++) {
+        pthread_join(threads[i].thread, NULL);
+    }
+}
+
+TEST(groups_side_by_side_from_several_threads)
+{
+    team_options options = {.size = 3};
+    team_run_both(&options, work_in_many_groups, NULL);
+}
+
+/* ---- nothing is left */
+
+static int
+count_entries(const char *path)
+{
+    int count = 0;
+    DIR *dir = opendir(path);
+    while (dir != NULL && readdir(dir) != NULL) {
+        count++;
+    }
+    if (dir != NULL) {
+        closedir(dir);
+    }
+    return count;
+}
+
+static int
+count_shared_mappings(void)
+{
+    char line[512];
+    int count = 0;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    while (maps != NULL && fgets(line, sizeof line, maps) != NULL) {
+        count += strstr(line, "memfd:") != NULL ? 1 : 0;
+    }
+    if (maps != NULL) {
+        fclose(maps);
+    }
+    return count;
+}
+
+typedef struct leftovers {
+    int nfds;
+    int nthreads;
+    int nmappings;
+} leftovers;
+
+static leftovers
+count_leftovers(void)
+{
+    return (leftovers){.nfds = count_entries("/proc/self/fd"),
+                       .nthreads = count_entries("/proc/self/task"),
+                       .nmappings = count_shared_mappings()};
+}
+
+/* Closing is quick, and what it gives back may take a moment. */
+static void
+check_leftovers(leftovers before)
+{
+    leftovers now = count_leftovers();
+    for (int i = 0; i < 200 && (now.nfds > before.nfds || now.nthreads > before.nthreads ||
+                                now.nmappings > before.nmappings);
+         i++) {
+        dd_wait wait = dd_wait_after(10 * DD_NS_PER_MS);
+        CHECK_OK(dd_wait_sleep(&wait, 10 * DD_NS_PER_MS, check_err()));
+        now = count_leftovers();
+    }
+    CHECK_INT(now.nfds > before.nfds ? now.nfds : before.nfds, before.nfds);
+    CHECK_INT(now.nthreads > before.nthreads ? now.nthreads : before.nthreads, before.nthreads);
+    CHECK_INT(now.nmappings > before.nmappings ? now.nmappings : before.nmappings, before.nmappings);
+}
+
+static void
+use_regions(dd_group *group)
+{
+    dd_region *regions[2] = {NULL, NULL};
+    for (int i = 0; i < 2; i++) {
+        REQUIRE_OK(dd_group_alloc(group, (size_t)100000 * (size_t)(i + 1), &regions[i], check_err()));
+    }
+    CHECK_INT(*(char *)dd_region_data(regions[0]), 0);
+    dd_block block = {.data = dd_region_data(regions[0]),
+                      .nbytes = 100000}; /* the other is never spoken of */
+    dd_coll_args args = {.coll = DD_COLL_ALL_REDUCE,
+                         .reduction = {.dtype = DD_DTYPE_UINT8, .op = DD_REDOP_SUM},
+                         .inputs = &block,
+                         .outputs = &block};
+    memset(block.data, 1, block.nbytes);
+    dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
+    CHECK_OK(dd_group_collective_and_wait(group, &args, &team_no_options, &wait, check_err()));
+    CHECK_INT(*(char *)block.data, dd_group_size(group));
+    dd_region_release(regions[0]);
+    dd_region_release(regions[1]);
+}
+
+static void
+make_and_close(team_rank *self)
+{
+    static const int both[] = {0, 1};
+    leftovers before = {0};
+    for (int i = 0; i < 200; i++) {
+        dd_group *group = i % 2 == 0 ? split(self, self->group, both, 2, 0) : NULL;
+        if (group == NULL) {
+            CHECK_OK(open_named(self, "again", self->rank, 2, 10 * DD_NS_PER_S * check_slow(), &group));
+        }
+        if (i % 10 == 3 && group != NULL) {
+            use_regions(group);
+        }
+        close_group(group);
+        if (i == 19) { /* by now everything that is made once is there */
+            team_rendezvous(self, "warm");
+            before = count_leftovers();
+            team_rendezvous(self, "counted");
+        }
+    }
+    team_rendezvous(self, "done");
+    check_leftovers(before);
+    team_rendezvous(self, "checked");
+}
+
+TEST(groups_leave_nothing_behind)
+{
+    team_options options = {.size = 2};
+    team_run_both(&options, make_and_close, NULL);
+}
+
+static void
+only_sum(team_rank *self)
+{
+    team_check_sum(self->group);
+}
+
+TEST(engines_leave_nothing_behind)
+{
+    team_options options = {.size = 2};
+    team_run_both(&options, only_sum, NULL);
+    leftovers before = count_leftovers();
+    for (int i = 0; i < 25; i++) {
+        team_run_both(&options, only_sum, NULL);
+    }
+    check_leftovers(before);
+}
+
+/* ---- no memory */
+
+static void
+want_clean(dd_status status, const dd_error *error)
+{
+    CHECK(status == DD_OK || (status == error->code && error->message[0] != '\0'));
+}
+
+/* Every rank tries; any allocation of any thread may be the one that fails. */
+static void
+open_without_memory(team_rank *self)
+{
+    const long *number = self->arg;
+    char name[32];
+    snprintf(name, sizeof name, "poor%ld", *number);
+    team_rendezvous(self, name);
+    if (self->rank == 0) {
+        (void)dd_mem_fail_after(*number);
+    }
+    dd_group *group = NULL;
+    dd_group_options options = team_group_options(name);
+    options.timeout_ns = 120 * DD_NS_PER_MS;
+    dd_wait wait = dd_wait_after(120 * DD_NS_PER_MS * check_slow());
+    dd_error error = {.code = DD_OK};
+    dd_status status =
+        dd_group_open(self->engine, self->store, self->rank, self->size, &options, &group, &wait, &error);
+    want_clean(status, &error);
+    if (group != NULL) {
+        float x[3000] = {1};
+        dd_block blocks[2] = {{x, 4000}, {x + 1500, 4000}};
+        dd_coll_args args = {.coll = DD_COLL_ALL_TO_ALL,
+                             .reduction = {.dtype = DD_DTYPE_FLOAT32},
+                             .inputs = blocks,
+                             .outputs = blocks};
+        dd_block outputs[2] = {{malloc(4000), 4000}, {malloc(4000), 4000}};
+        args.outputs = outputs;
+        want_clean(dd_group_collective_and_wait(group, &args, &team_no_options, &wait, &error), &error);
+        dd_work *works[3] = {NULL, NULL, NULL};
+        dd_block in = {x + 10, 8};
+        int other = 1 - self->rank;
+        want_clean(dd_group_collective(group, &args, &team_no_options, &works[0], &error), &error);
+        want_clean(dd_group_send(group, blocks[0], other, 1, &team_no_options, &works[1], &error), &error);
+        want_clean(dd_group_recv(group, in, DD_ANY_RANK, 2, &team_no_options, &works[2], &error), &error);
+        dd_region *region = NULL;
+        want_clean(dd_group_alloc(group, 20000, &region, &error), &error);
+        for (int i = 0; i < 2; i++) {
+            if (works[i] != NULL) {
+                dd_wait moment = dd_wait_after(50 * DD_NS_PER_MS);
+                want_clean(dd_group_wait(group, works[i], &moment, &error), &error);
+            }
+        }
+        dd_group *part = NULL;
+        static const int both[] = {0, 1};
+        dd_wait moment = dd_wait_after(100 * DD_NS_PER_MS);
+        want_clean(dd_group_split(group, both, 2, 0, &options, &part, &moment, &error), &error);
+        dd_group_release(part);
+        dd_region_release(region);
+        wait = dd_wait_after(0);
+        want_clean(dd_group_close(group, &wait, &error), &error);
+        for (int i = 0; i < 3; i++) {
+            CHECK(works[i] == NULL || dd_work_is_done(works[i]));
+            dd_work_release(works[i]);
+        }
+        dd_group_release(group);
+        free(outputs[0].data);
+        free(outputs[1].data);
+    }
+    /* A name of its own: the store's barrier allocates, too. */
+    if (self->rank == 0) {
+        (void)dd_mem_fail_after(-1);
+    }
+}
+
+static void
+run_out_of_memory(bool is_shm_disabled, long first)
+{
+    team_options first_team = {.size = 2, .is_shm_disabled = is_shm_disabled};
+    team_run(&first_team, only_sum, NULL); /* sanitizers start a thread with the first of ours */
+    leftovers before = count_leftovers();
+    dd_wait limit = dd_wait_after(2 * DD_NS_PER_S * check_slow());
+    for (long number = first; number < 400 && !dd_wait_is_over(&limit); number += 7) {
+        team_options options = {.size = 2, .is_shm_disabled = is_shm_disabled};
+        team_run_apart(&options, open_without_memory, &number);
+        (void)dd_mem_fail_after(-1);
+    }
+    check_leftovers(before);
+}
+
+TEST(no_memory_by_shared_memory)
+{
+    run_out_of_memory(false, 0);
+}
+
+TEST(no_memory_by_shared_memory_later)
+{
+    run_out_of_memory(false, 121);
+}
+
+TEST(no_memory_by_tcp)
+{
+    run_out_of_memory(true, 1);
+}
+
+TEST(no_memory_by_tcp_later)
+{
+    run_out_of_memory(true, 122);
+}
