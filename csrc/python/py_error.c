@@ -3,7 +3,8 @@
 #include <string.h>
 
 #define NO_BASE (-1)
-#define BUILTIN_TIMEOUT (-2) /* TimeoutError of Python itself */
+#define BUILTIN_TIMEOUT (-2)    /* TimeoutError of Python itself */
+#define BUILTIN_CONNECTION (-3) /* ConnectionError */
 
 /* Bases come before what is derived from them; with none, it is a RuntimeError. */
 static const struct {
@@ -15,7 +16,8 @@ static const struct {
     {PY_ERROR_DIST,
      "dldist.DistError",
      {NO_BASE, NO_BASE},
-     "Any failure of dldist.\n\n`code` names its kind."},
+     "Any failure of dldist.\n\n`code` names its kind; `rank`, `host` and `pid` say whom it is about, where "
+     "that is one rank of a group."},
     {PY_ERROR_BACKEND, "dldist.DistBackendError", {PY_ERROR_DIST, NO_BASE}, "A backend failed."},
     {PY_ERROR_NETWORK, "dldist.DistNetworkError", {PY_ERROR_DIST, NO_BASE}, "A connection failed."},
     {PY_ERROR_STORE, "dldist.DistStoreError", {PY_ERROR_DIST, NO_BASE}, "A store failed."},
@@ -36,6 +38,18 @@ static const struct {
      "dldist.DistAuthError",
      {PY_ERROR_NETWORK, NO_BASE},
      "The two sides do not share the secret."},
+    {PY_ERROR_PEER_LOST,
+     "dldist.DistPeerLostError",
+     {PY_ERROR_BACKEND, BUILTIN_CONNECTION},
+     "A member of the group has died, left or cannot be reached."},
+    {PY_ERROR_MISMATCH,
+     "dldist.DistMismatchError",
+     {PY_ERROR_BACKEND, NO_BASE},
+     "The ranks of a group called different operations."},
+    {PY_ERROR_ABORTED,
+     "dldist.DistAbortedError",
+     {PY_ERROR_BACKEND, NO_BASE},
+     "Somebody has aborted the group."},
 };
 
 static PyObject *
@@ -47,8 +61,17 @@ make_bases(const py_state *state, const int bases[2])
     if (bases[1] == NO_BASE) {
         return PyTuple_Pack(1, state->errors[bases[0]]);
     }
-    PyObject *second = bases[1] == BUILTIN_TIMEOUT ? PyExc_TimeoutError : state->errors[bases[1]];
+    PyObject *second = bases[1] == BUILTIN_TIMEOUT      ? PyExc_TimeoutError
+                       : bases[1] == BUILTIN_CONNECTION ? PyExc_ConnectionError
+                                                        : state->errors[bases[1]];
     return PyTuple_Pack(2, state->errors[bases[0]], second);
+}
+
+/* What instances have that are given nothing else. */
+static PyObject *
+make_attributes(void)
+{
+    return Py_BuildValue("{sO sO sO sO}", "code", Py_None, "rank", Py_None, "host", Py_None, "pid", Py_None);
 }
 
 int
@@ -56,7 +79,7 @@ py_error_add_to_module(PyObject *module, py_state *state)
 {
     for (size_t i = 0; i < sizeof error_table / sizeof error_table[0]; i++) {
         PyObject *bases = make_bases(state, error_table[i].bases);
-        PyObject *dict = bases != NULL ? Py_BuildValue("{sO}", "code", Py_None) : NULL;
+        PyObject *dict = bases != NULL ? make_attributes() : NULL;
         PyObject *error =
             dict != NULL ? PyErr_NewExceptionWithDoc(error_table[i].name, error_table[i].doc, bases, dict)
                          : NULL;
@@ -101,6 +124,14 @@ exception_of(const py_state *state, dd_status status)
         return state->errors[PY_ERROR_STORE];
     case DD_QUEUE_EMPTY:
         return state->errors[PY_ERROR_QUEUE_EMPTY];
+    case DD_OP_TIMED_OUT:
+        return state->errors[PY_ERROR_TIMEOUT];
+    case DD_PEER_LOST:
+        return state->errors[PY_ERROR_PEER_LOST];
+    case DD_MISMATCH:
+        return state->errors[PY_ERROR_MISMATCH];
+    case DD_ABORTED:
+        return state->errors[PY_ERROR_ABORTED];
     case DD_OK:
     case DD_SYSTEM:
     case DD_INTERNAL:
@@ -109,38 +140,88 @@ exception_of(const py_state *state, dd_status status)
     return state->errors[PY_ERROR_DIST];
 }
 
-/* Gives the instance its `code`; the ones of Python itself have no such attribute and get none. */
-static int
-set_code(const py_state *state, PyObject *error, dd_status status)
+static PyObject *
+exception_of_group(const py_state *state, dd_status status)
+{
+    bool is_groups_own = status == DD_CLOSED || status == DD_FORKED;
+    return is_groups_own ? state->errors[PY_ERROR_BACKEND] : exception_of(state, status);
+}
+
+/* Takes the value, which may be NULL. */
+static bool
+set_attribute(PyObject *error, const char *name, PyObject *value)
+{
+    bool is_set = value != NULL && PyObject_SetAttrString(error, name, value) == 0;
+    Py_XDECREF(value);
+    return is_set;
+}
+
+static bool
+set_culprit(PyObject *error, const dd_culprit *culprit)
+{
+    return set_attribute(error, "rank", PyLong_FromLong(culprit->rank)) &&
+           (culprit->host[0] == '\0' ||
+            set_attribute(error, "host",
+                          PyUnicode_DecodeUTF8(culprit->host, (Py_ssize_t)strlen(culprit->host),
+                                               "backslashreplace"))) &&
+           (culprit->pid == 0 || set_attribute(error, "pid", PyLong_FromLongLong(culprit->pid)));
+}
+
+/* Gives the instance its attributes; the ones of Python itself have none of them and get none. */
+static bool
+set_attributes(const py_state *state, PyObject *error, dd_status status, const dd_error *err)
 {
     int is_ours = PyObject_IsInstance(error, state->errors[PY_ERROR_DIST]);
     if (is_ours <= 0) {
-        return is_ours;
+        return is_ours == 0;
     }
-    PyObject *code = PyUnicode_FromString(dd_status_name(status));
-    int rc = code != NULL ? PyObject_SetAttrString(error, "code", code) : -1;
-    Py_XDECREF(code);
-    return rc;
+    return set_attribute(error, "code", PyUnicode_FromString(dd_status_name(status))) &&
+           (err == NULL || err->message[0] == '\0' || err->culprit.rank < 0 ||
+            set_culprit(error, &err->culprit));
+}
+
+static PyObject *
+make_error(const py_state *state, PyObject *type, dd_status status, const dd_error *err)
+{
+    const char *text = err != NULL && err->message[0] != '\0' ? err->message : dd_status_text(status);
+    PyObject *message = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "backslashreplace");
+    PyObject *error = message != NULL ? PyObject_CallFunctionObjArgs(type, message, NULL) : NULL;
+    Py_XDECREF(message);
+    if (error != NULL && !set_attributes(state, error, status, err)) {
+        Py_CLEAR(error);
+    }
+    return error;
+}
+
+static void
+raise_as(const py_state *state, PyObject *type, dd_status status, const dd_error *err)
+{
+    if (status == DD_INTERRUPTED && PyErr_Occurred() != NULL) {
+        return;
+    }
+    PyObject *error = make_error(state, type, status, err);
+    if (error != NULL) {
+        PyErr_SetObject(type, error);
+        Py_DECREF(error);
+    }
 }
 
 void
 py_error_raise(py_state *state, dd_status status, const dd_error *err)
 {
-    if (status == DD_INTERRUPTED && PyErr_Occurred() != NULL) {
-        return;
-    }
-    const char *text = err != NULL && err->message[0] != '\0' ? err->message : dd_status_text(status);
-    PyObject *message = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "backslashreplace");
-    if (message == NULL) {
-        return;
-    }
-    PyObject *type = exception_of(state, status);
-    PyObject *error = PyObject_CallFunctionObjArgs(type, message, NULL);
-    if (error != NULL && set_code(state, error, status) == 0) {
-        PyErr_SetObject(type, error);
-    }
-    Py_XDECREF(error);
-    Py_DECREF(message);
+    raise_as(state, exception_of(state, status), status, err);
+}
+
+void
+py_error_raise_of_group(py_state *state, dd_status status, const dd_error *err)
+{
+    raise_as(state, exception_of_group(state, status), status, err);
+}
+
+PyObject *
+py_error_of_group(py_state *state, dd_status status, const dd_error *err)
+{
+    return make_error(state, exception_of_group(state, status), status, err);
 }
 
 dd_status

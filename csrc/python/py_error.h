@@ -11,6 +11,12 @@ int py_error_add_to_module(PyObject *module, py_state *state);
 /* Raises what stands for `status`, with err's message. DD_INTERRUPTED keeps an exception that is set. */
 void py_error_raise(py_state *state, dd_status status, const dd_error *err);
 
+/* The same for what a group says: it is DistBackendError that stands for DD_CLOSED and DD_FORKED there. */
+void py_error_raise_of_group(py_state *state, dd_status status, const dd_error *err);
+
+/* The exception that py_error_raise_of_group raises; a new reference, NULL with an exception. */
+PyObject *py_error_of_group(py_state *state, dd_status status, const dd_error *err);
+
 /* The status the core sees for the exception that is set: what kind of failure it is, DD_STORE when it is a
  * stranger. */
 dd_status py_error_status_of_current(py_state *state);

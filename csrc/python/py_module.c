@@ -1,8 +1,13 @@
 /* The module dldist._core. */
 
+#include "python/py_engine.h"
 #include "python/py_error.h"
+#include "python/py_group.h"
 #include "python/py_log.h"
+#include "python/py_reduce_op.h"
 #include "python/py_store.h"
+#include "python/py_tensor.h"
+#include "python/py_work.h"
 
 static PyModuleDef core_module;
 
@@ -64,6 +69,30 @@ add_types(PyObject *module, py_state *state)
     return 0;
 }
 
+static int
+add_group_types(PyObject *module, py_state *state)
+{
+    return add_type(module, &state->reduce_op_type, py_reduce_op_make_type(module)) < 0 ||
+                   add_type(module, &state->member_type, py_group_make_member_type()) < 0 ||
+                   add_type(module, &state->work_type, py_work_make_type(module)) < 0 ||
+                   add_type(module, &state->shared_array_type, py_shared_array_make_type(module)) < 0 ||
+                   add_type(module, &state->group_type, py_group_make_type(module)) < 0
+               ? -1
+               : 0;
+}
+
+static int
+make_names(py_state *state)
+{
+    for (int i = 0; i < PY_NAME_COUNT; i++) {
+        state->names[i] = PyUnicode_InternFromString(py_name_text((py_name)i));
+        if (state->names[i] == NULL) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
 /* Threads of the process come back to Python by PyGILState, which knows the main interpreter only. */
 static int
 refuse_subinterpreter(void)
@@ -83,7 +112,8 @@ core_exec(PyObject *module)
         return -1;
     }
     dd_error err;
-    if (py_error_add_to_module(module, state) < 0) {
+    dd_list_init(&state->groups);
+    if (make_names(state) < 0 || py_error_add_to_module(module, state) < 0) {
         return -1;
     }
     dd_status status = dd_tcp_registry_create(&state->tcp_registry, &err);
@@ -91,7 +121,7 @@ core_exec(PyObject *module)
         py_error_raise(state, status, &err);
         return -1;
     }
-    return add_types(module, state);
+    return add_types(module, state) < 0 ? -1 : add_group_types(module, state);
 }
 
 static int
@@ -106,6 +136,11 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->file_store_type);
     Py_VISIT(state->hash_store_type);
     Py_VISIT(state->prefix_store_type);
+    Py_VISIT(state->group_type);
+    Py_VISIT(state->work_type);
+    Py_VISIT(state->reduce_op_type);
+    Py_VISIT(state->shared_array_type);
+    Py_VISIT(state->member_type);
     for (int i = 0; i < PY_ERROR_COUNT; i++) {
         Py_VISIT(state->errors[i]);
     }
@@ -127,8 +162,16 @@ core_free(void *module)
     Py_CLEAR(state->file_store_type);
     Py_CLEAR(state->hash_store_type);
     Py_CLEAR(state->prefix_store_type);
+    Py_CLEAR(state->group_type);
+    Py_CLEAR(state->work_type);
+    Py_CLEAR(state->reduce_op_type);
+    Py_CLEAR(state->shared_array_type);
+    Py_CLEAR(state->member_type);
     for (int i = 0; i < PY_ERROR_COUNT; i++) {
         Py_CLEAR(state->errors[i]);
+    }
+    for (int i = 0; i < PY_NAME_COUNT; i++) {
+        Py_CLEAR(state->names[i]);
     }
     Py_CLEAR(state->timedelta);
     if (state->tcp_registry != NULL) {
@@ -147,6 +190,19 @@ static PyMethodDef core_methods[] = {
      "_raise_status($module, code, /)\n--\n\nRaises what stands for a status of the core; for tests."},
     {"_status_names", py_error_status_names, METH_NOARGS,
      "_status_names($module, /)\n--\n\nThe names of all statuses of the core, by number; for tests."},
+    {"_describe_tensor", py_tensor_describe, METH_VARARGS,
+     "_describe_tensor($module, object, writable, /)\n--\n\nWhat dldist sees of a tensor; for tests."},
+    {"_copy_tensor", py_tensor_copy, METH_VARARGS,
+     "_copy_tensor($module, dst, src, /)\n--\n\nPacks src and unpacks it into dst; for tests."},
+    {"_copy_tensors", py_tensor_copy_list, METH_VARARGS,
+     "_copy_tensors($module, dsts, srcs, /)\n--\n\n_copy_tensor, pair by pair; for tests."},
+    {"_take_completions", py_completions_take, METH_NOARGS,
+     "_take_completions($module, /)\n--\n\n"
+     "Waits for a work that somebody watches, and calls who watches it; False: stop."},
+    {"_stop_completions", py_completions_stop, METH_NOARGS,
+     "_stop_completions($module, /)\n--\n\nLets _take_completions return, and makes the calls that are left."},
+    {"_shutdown", py_engine_shut_down, METH_NOARGS,
+     "_shutdown($module, /)\n--\n\nCloses all groups, for the end of the process."},
     {NULL, NULL, 0, NULL},
 };
 

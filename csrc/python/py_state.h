@@ -2,8 +2,10 @@
 #ifndef DD_PYTHON_PY_STATE_H
 #define DD_PYTHON_PY_STATE_H
 
+#include "core/list.h"
 #include "python/py_api.h"
 #include "store/tcp_server.h"
+#include "transport/engine.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -18,8 +20,45 @@ typedef enum py_error_kind {
     PY_ERROR_STORE_TIMEOUT,
     PY_ERROR_NETWORK_TIMEOUT,
     PY_ERROR_AUTH,
+    PY_ERROR_PEER_LOST,
+    PY_ERROR_MISMATCH,
+    PY_ERROR_ABORTED,
     PY_ERROR_COUNT,
 } py_error_kind;
+
+/* X(name, text): attributes that are looked up, and parameters that are given, often enough to keep their
+ * names. */
+#define PY_NAME_LIST(X)                          \
+    X(EXCHANGE_API, "__dlpack_c_exchange_api__") \
+    X(DLPACK, "__dlpack__")                      \
+    X(IS_NEG, "is_neg")                          \
+    X(IS_CONJ, "is_conj")                        \
+    X(TENSOR, "tensor")                          \
+    X(TENSORS, "tensors")                        \
+    X(OUTPUT, "output")                          \
+    X(OUTPUTS, "outputs")                        \
+    X(OUTPUT_LIST, "output_list")                \
+    X(OUTPUT_LISTS, "output_lists")              \
+    X(INPUT, "input")                            \
+    X(INPUTS, "inputs")                          \
+    X(INPUT_LIST, "input_list")                  \
+    X(SPLIT_SIZES, "split_sizes")                \
+    X(OUTPUT_SPLIT_SIZES, "output_split_sizes")  \
+    X(INPUT_SPLIT_SIZES, "input_split_sizes")    \
+    X(ROOT, "root")                              \
+    X(OP, "op")                                  \
+    X(SRC, "src")                                \
+    X(DST, "dst")                                \
+    X(TAG, "tag")                                \
+    X(TIMEOUT, "timeout")                        \
+    X(ASYNC_OP, "async_op")
+
+typedef enum py_name {
+#define PY_NAME_ENUM(name, text) PY_NAME_##name,
+    PY_NAME_LIST(PY_NAME_ENUM)
+#undef PY_NAME_ENUM
+        PY_NAME_COUNT,
+} py_name;
 
 /* Lives as long as the module. Objects keep the module alive, so a state taken from an object is valid. */
 typedef struct py_state {
@@ -29,10 +68,19 @@ typedef struct py_state {
     PyTypeObject *file_store_type;
     PyTypeObject *hash_store_type;
     PyTypeObject *prefix_store_type;
+    PyTypeObject *group_type;
+    PyTypeObject *work_type;
+    PyTypeObject *reduce_op_type;
+    PyTypeObject *shared_array_type;
+    PyTypeObject *member_type; /* of Group.members; a struct sequence */
     PyObject *errors[PY_ERROR_COUNT];
+    PyObject *names[PY_NAME_COUNT]; /* interned str */
     dd_tcp_registry *tcp_registry;
     /* guarded by the GIL: datetime.timedelta, NULL until first needed */
     PyObject *timedelta;
+    dd_engine *engine;                  /* owned; NULL until the first group */
+    struct py_completions *completions; /* lives as long as the process; NULL until the first work */
+    dd_list groups;                     /* py_group: those that are open */
     /* atomic (relaxed: looked at every slice) */
     atomic_bool is_log_stopping;
 } py_state;

@@ -38,6 +38,16 @@ py_wait_init(py_wait *wait, py_state *state, int64_t timeout_ns, bool has_timeou
     };
 }
 
+void
+py_wait_init_endless(py_wait *wait, py_state *state)
+{
+    *wait = (py_wait){
+        .wait = {.deadline_ns = DD_NEVER_NS, .is_interrupted = is_interrupted, .ctx = wait},
+        .state = state,
+        .has_timeout = true,
+    };
+}
+
 py_wait *
 py_wait_of(const dd_wait *wait)
 {

@@ -20,6 +20,10 @@ typedef struct py_wait {
 
 void py_wait_init(py_wait *wait, py_state *state, int64_t timeout_ns, bool has_timeout);
 
+/* Without a deadline: what is waited for ends by itself. Its start is not known, and its errors tell no
+ * time. */
+void py_wait_init_endless(py_wait *wait, py_state *state);
+
 /* The py_wait that `wait` (or one made from it) belongs to, NULL when it is not from here. */
 py_wait *py_wait_of(const dd_wait *wait);
 

@@ -4,41 +4,61 @@ import os as _os
 
 from dldist import _core
 from dldist._core import (
+    DistAbortedError,
     DistAuthError,
     DistBackendError,
     DistError,
+    DistMismatchError,
     DistNetworkError,
     DistNetworkTimeoutError,
+    DistPeerLostError,
     DistQueueEmptyError,
     DistStoreError,
     DistStoreTimeoutError,
     DistTimeoutError,
     FileStore,
+    Group,
     HashStore,
+    Member,
     PrefixStore,
     QueueEmptyError,
+    ReduceOp,
+    SharedArray,
     Store,
     TCPStore,
+    Work,
 )
+from dldist._future import Future
+from dldist._group import P2POp
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "DistAbortedError",
     "DistAuthError",
     "DistBackendError",
     "DistError",
+    "DistMismatchError",
     "DistNetworkError",
     "DistNetworkTimeoutError",
+    "DistPeerLostError",
     "DistQueueEmptyError",
     "DistStoreError",
     "DistStoreTimeoutError",
     "DistTimeoutError",
     "FileStore",
+    "Future",
+    "Group",
     "HashStore",
+    "Member",
+    "P2POp",
     "PrefixStore",
     "QueueEmptyError",
+    "ReduceOp",
+    "SharedArray",
     "Store",
     "TCPStore",
+    "Work",
     "__version__",
     "set_log_level",
 ]

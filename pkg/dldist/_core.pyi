@@ -1,16 +1,39 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from datetime import timedelta
 from os import PathLike
-from typing import NoReturn, SupportsFloat, SupportsIndex, TypeAlias, TypedDict
+from typing import Any, ClassVar, NoReturn, Self, SupportsFloat, SupportsIndex, TypeAlias, TypedDict, final
 
 from typing_extensions import Buffer
+
+from dldist._future import Future
+from dldist._group import Coalescing, P2POp
 
 _Bytes: TypeAlias = str | Buffer
 _Keys: TypeAlias = Sequence[str] | Sequence[bytes] | Sequence[str | bytes]
 _Timeout: TypeAlias = timedelta | SupportsFloat
+# Anything with __dlpack__ or the buffer protocol.
+_Tensor: TypeAlias = Any
+_Tensors: TypeAlias = list[_Tensor] | tuple[_Tensor, ...]
+_Ints: TypeAlias = list[int] | tuple[int, ...]
+
+class _TensorDescription(TypedDict):
+    route: str
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    data: int
+    count: int
+    is_readonly: bool
+    is_contiguous: bool
+    device: str
+    device_type: int
+    device_id: int
 
 class DistError(RuntimeError):
     code: str | None
+    rank: int | None
+    host: str | None
+    pid: int | None
 
 class DistBackendError(DistError): ...
 class DistNetworkError(DistError): ...
@@ -20,6 +43,9 @@ class DistTimeoutError(DistError, TimeoutError): ...
 class DistStoreTimeoutError(DistStoreError, DistTimeoutError): ...
 class DistNetworkTimeoutError(DistNetworkError, DistTimeoutError): ...
 class DistAuthError(DistNetworkError): ...
+class DistPeerLostError(DistBackendError, ConnectionError): ...
+class DistMismatchError(DistBackendError): ...
+class DistAbortedError(DistBackendError): ...
 
 QueueEmptyError: TypeAlias = DistQueueEmptyError
 
@@ -105,8 +131,277 @@ class PrefixStore(Store):
     @property
     def _underlying_non_prefix_store(self) -> Store: ...
 
+@final
+class ReduceOp:
+    SUM: ClassVar[ReduceOp]
+    AVG: ClassVar[ReduceOp]
+    PRODUCT: ClassVar[ReduceOp]
+    MIN: ClassVar[ReduceOp]
+    MAX: ClassVar[ReduceOp]
+    BAND: ClassVar[ReduceOp]
+    BOR: ClassVar[ReduceOp]
+    BXOR: ClassVar[ReduceOp]
+    def __new__(cls, name: str, factor: SupportsFloat | None = None) -> Self: ...
+    def __hash__(self) -> int: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    @classmethod
+    def PREMUL_SUM(cls, factor: SupportsFloat, /) -> ReduceOp: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def factor(self) -> float | None: ...
+
+@final
+class Member(tuple[int, str, int, str, bool]):
+    @property
+    def rank(self) -> int: ...
+    @property
+    def host(self) -> str: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def transport(self) -> str: ...
+    @property
+    def is_same_host(self) -> bool: ...
+
+@final
+class Work:
+    def is_completed(self) -> bool: ...
+    def is_success(self) -> bool: ...
+    def exception(self) -> BaseException | None: ...
+    def result(self) -> list[_Tensor]: ...
+    def source_rank(self) -> int: ...
+    def wait(self, timeout: _Timeout | None = None) -> bool: ...
+    def synchronize(self) -> None: ...
+    def get_future(self) -> Future: ...
+    def __await__(self) -> Generator[Any, None, list[_Tensor]]: ...
+    def _watch(self, callback: Callable[[], object], /) -> None: ...
+    @property
+    def duration(self) -> float: ...
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def op(self) -> str: ...
+
+@final
+class SharedArray:
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
+
+class Group:
+    def __init__(
+        self,
+        store: Store | None,
+        rank: SupportsIndex,
+        size: SupportsIndex,
+        *,
+        timeout: _Timeout | None = 1800.0,
+        name: str = "default",
+        connect_timeout: _Timeout | None = None,
+    ) -> None: ...
+    def all_reduce(
+        self,
+        tensor: _Tensor,
+        op: ReduceOp | str = "sum",
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool = False,
+    ) -> Work | None: ...
+    def all_reduce_coalesced(
+        self,
+        tensors: _Tensors,
+        op: ReduceOp | str = "sum",
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool = False,
+    ) -> Work | None: ...
+    def broadcast(
+        self,
+        tensor: _Tensor,
+        root: int = 0,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool = False,
+    ) -> Work | None: ...
+    def reduce(
+        self,
+        tensor: _Tensor,
+        root: int = 0,
+        op: ReduceOp | str = "sum",
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool = False,
+    ) -> Work | None: ...
+    def all_gather(
+        self,
+        output_list: _Tensors,
+        tensor: _Tensor,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool = False,
+    ) -> Work | None: ...
+    def all_gather_single(
+        self,
+        output: _Tensor,
+        tensor: _Tensor,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool = False,
+    ) -> Work | None: ...
+    def all_gather_coalesced(
+        self,
+        output_lists: list[_Tensors] | tuple[_Tensors, ...],
+        tensors: _Tensors,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool = False,
+    ) -> Work | None: ...
+    def all_gather_single_coalesced(
+        self,
+        outputs: _Tensors,
+        inputs: _Tensors,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool = False,
+    ) -> Work | None: ...
+    def gather(
+        self,
+        tensor: _Tensor,
+        output_list: _Tensors | None = None,
+        root: int = 0,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool = False,
+    ) -> Work | None: ...
+    def gather_single(
+        self,
+        tensor: _Tensor,
+        output: _Tensor | None = None,
+        root: int = 0,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool = False,
+    ) -> Work | None: ...
+    def scatter(
+        self,
+        output: _Tensor,
+        input_list: _Tensors | None = None,
+        root: int = 0,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool = False,
+    ) -> Work | None: ...
+    def scatter_single(
+        self,
+        output: _Tensor,
+        input: _Tensor | None = None,
+        root: int = 0,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool = False,
+    ) -> Work | None: ...
+    def reduce_scatter(
+        self,
+        output: _Tensor,
+        input_list: _Tensors,
+        op: ReduceOp | str = "sum",
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool = False,
+    ) -> Work | None: ...
+    def reduce_scatter_single(
+        self,
+        output: _Tensor,
+        input: _Tensor,
+        op: ReduceOp | str = "sum",
+        split_sizes: _Ints | None = None,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool = False,
+    ) -> Work | None: ...
+    def reduce_scatter_coalesced(
+        self,
+        outputs: _Tensors,
+        inputs: _Tensors,
+        op: ReduceOp | str = "sum",
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool = False,
+    ) -> Work | None: ...
+    def all_to_all(
+        self,
+        output_list: _Tensors,
+        input_list: _Tensors,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool = False,
+    ) -> Work | None: ...
+    def all_to_all_single(
+        self,
+        output: _Tensor,
+        input: _Tensor,
+        output_split_sizes: _Ints | None = None,
+        input_split_sizes: _Ints | None = None,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool = False,
+    ) -> Work | None: ...
+    def barrier(self, *, timeout: _Timeout | None = None, async_op: bool = False) -> Work | None: ...
+    def send(self, tensor: _Tensor, dst: int, tag: int = 0, *, timeout: _Timeout | None = None) -> None: ...
+    def recv(self, tensor: _Tensor, src: int | None = None, tag: int = 0, *, timeout: _Timeout | None = None) -> int: ...
+    def isend(self, tensor: _Tensor, dst: int, tag: int = 0, *, timeout: _Timeout | None = None) -> Work: ...
+    def irecv(
+        self, tensor: _Tensor, src: int | None = None, tag: int = 0, *, timeout: _Timeout | None = None
+    ) -> Work: ...
+    def monitored_barrier(self, timeout: _Timeout | None = None, wait_all_ranks: bool = False) -> None: ...
+    def batch_isend_irecv(self, p2p_op_list: list[P2POp] | tuple[P2POp, ...]) -> list[Work]: ...
+    def coalesce(self, *, timeout: _Timeout | None = None, async_op: bool = False) -> Coalescing: ...
+    def _set_recorder(self, recorder: object, /) -> Any: ...
+    def empty(self, shape: SupportsIndex | _Ints, dtype: Any = "float32") -> SharedArray: ...
+    def split(self, ranks: _Ints, name: str | None = None, timeout: _Timeout | None = None) -> Self: ...
+    def abort(self, reason: str = "abort() was called") -> None: ...
+    def close(self, timeout: _Timeout | None = None) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *exception: object) -> None: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def timeout(self) -> timedelta: ...
+    @timeout.setter
+    def timeout(self, value: _Timeout) -> None: ...
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def members(self) -> list[Member]: ...
+    @property
+    def is_closed(self) -> bool: ...
+
 def _set_log_level(level: str, /) -> bool: ...
 def _take_log_record(timeout: _Timeout, /) -> tuple[str, float, int, str] | None: ...
 def _stop_log() -> None: ...
 def _raise_status(code: int, /) -> NoReturn: ...
 def _status_names() -> list[str]: ...
+def _describe_tensor(object: object, writable: bool, /) -> _TensorDescription: ...
+def _copy_tensor(dst: object, src: object, /) -> None: ...
+def _copy_tensors(dsts: Sequence[object], srcs: Sequence[object], /) -> None: ...
+def _take_completions() -> bool: ...
+def _stop_completions() -> None: ...
+def _shutdown() -> None: ...

@@ -32,12 +32,12 @@ class ChildFailed(AssertionError):
 
 
 class Child:
-    def __init__(self, function, args, env=None):
+    def __init__(self, function, args, env=None, prefix=()):
         self.name = function.__name__
         ours, theirs = Pipe(duplex=True)
         self.stderr_file = tempfile.TemporaryFile()
         environment = dict(os.environ, PYTHONFAULTHANDLER="1", **(env or {}))
-        command = [sys.executable, os.path.join(HERE, "procs.py"), str(theirs.fileno())]
+        command = [*prefix, sys.executable, os.path.join(HERE, "procs.py"), str(theirs.fileno())]
         self.process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stderr=self.stderr_file, env=environment
         )
@@ -126,8 +126,9 @@ class Group:
     def __init__(self):
         self.children = []
 
-    def start(self, function, *args, env=None):
-        child = Child(function, args, env)
+    def start(self, function, *args, env=None, prefix=()):
+        """`prefix`: of the command, for something that becomes the interpreter (netns.py)."""
+        child = Child(function, args, env, prefix)
         self.children.append(child)
         return child
 

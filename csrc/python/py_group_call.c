@@ -1,0 +1,261 @@
+#include "python/py_group_call.h"
+
+#include "python/py_error.h"
+#include "python/py_reduce_op.h"
+
+static bool
+read_async(py_group_call *call, PyObject *value)
+{
+    bool is_ok;
+    bool is_async = py_params_flag(value, &is_ok);
+    if (!is_ok || !is_async) {
+        return is_ok;
+    }
+    py_completions_drain(call->group->state);
+    call->flight = py_flight_create(call->group->state, (PyObject *)call->group, call->params->function);
+    return call->flight != NULL;
+}
+
+static bool
+read_root(py_group_call *call, PyObject *value)
+{
+    if (!py_params_int(value, &call->root, call->params->function, "root")) {
+        return false;
+    }
+    if (call->root < 0 || call->root >= call->group->size) {
+        PyErr_Format(PyExc_ValueError, "%s(): invalid root rank: %d is not in 0 to %d",
+                     call->params->function, call->root, call->group->size - 1);
+        return false;
+    }
+    return true;
+}
+
+static bool
+read_common(py_group_call *call)
+{
+    const py_params *params = call->params;
+    py_state *state = call->group->state;
+    for (int i = 0; i < params->count; i++) {
+        PyObject *value = call->values[i];
+        if (value == NULL) {
+            continue;
+        }
+        bool is_ok = true;
+        if (params->names[i] == PY_NAME_OP) {
+            is_ok = py_reduce_op_read(state, value, &call->reduction, params->function);
+        } else if (params->names[i] == PY_NAME_ROOT) {
+            is_ok = read_root(call, value);
+        } else if (params->names[i] == PY_NAME_TIMEOUT) {
+            is_ok = py_to_timeout_ns(state, value, &call->timeout_ns, params->function, "timeout");
+        } else if (params->names[i] == PY_NAME_ASYNC_OP) {
+            is_ok = read_async(call, value); /* the last parameter: nothing to undo after it */
+        }
+        if (!is_ok) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool
+py_group_call_begin(py_group_call *call, PyObject *self, const py_params *params, PyObject *const *args,
+                    Py_ssize_t nargs, PyObject *kwnames)
+{
+    call->group = (py_group *)self;
+    call->params = params;
+    call->flight = NULL;
+    call->timeout_ns = -1;
+    call->root = 0;
+    call->reduction = (dd_reduction){.op = DD_REDOP_SUM, .factor = 1.0};
+    if (!py_group_require_open(call->group) ||
+        !py_params_parse(params, call->group->state, args, nargs, kwnames, call->values) ||
+        !read_common(call)) {
+        return false;
+    }
+    if (call->flight != NULL) {
+        call->operands = &call->flight->operands;
+    } else {
+        call->operands = &call->own;
+        py_operands_init(call->operands, call->group->state, params->function);
+    }
+    return true;
+}
+
+PyObject *
+py_group_call_fail(py_group_call *call)
+{
+    PyObject *exception[3];
+    PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
+    if (call->flight != NULL) {
+        py_flight_destroy(call->flight);
+    } else {
+        py_operands_fini(call->operands);
+    }
+    PyErr_Restore(exception[0], exception[1], exception[2]);
+    return NULL;
+}
+
+/* ---- calls that wait */
+
+static PyObject *
+run_and_wait(py_group_call *call, const dd_coll_args *args)
+{
+    dd_call_options options = {.timeout_ns = call->timeout_ns};
+    py_wait wait;
+    dd_error err;
+    dd_status status;
+    py_wait_init_endless(&wait, call->group->state);
+    Py_BEGIN_ALLOW_THREADS
+    py_operands_pack(call->operands);
+    status = dd_group_collective_and_wait(call->group->group, args, &options, &wait.wait, &err);
+    if (status == DD_OK) {
+        py_operands_unpack(call->operands);
+    }
+    Py_END_ALLOW_THREADS
+    if (!py_group_finish_wait(&wait, status, &err)) {
+        return py_group_call_fail(call);
+    }
+    py_operands_fini(call->operands);
+    Py_RETURN_NONE;
+}
+
+/* ---- calls that do not */
+
+/* A Work for the flight that has been started, or what went wrong with that. */
+static PyObject *
+finish_start(py_group_call *call, PyObject *work, dd_status status, const dd_error *err)
+{
+    if (status != DD_OK) {
+        Py_DECREF(work);
+        py_error_raise_of_group(call->group->state, status, err);
+        return py_group_call_fail(call);
+    }
+    py_work_adopt(work, call->flight);
+    return work;
+}
+
+static PyObject *
+start(py_group_call *call, const dd_coll_args *args)
+{
+    py_flight *flight = call->flight;
+    PyObject *work = py_work_create(call->group->state);
+    if (work == NULL) {
+        return py_group_call_fail(call);
+    }
+    dd_group *group = call->group->group;
+    dd_call_options options = {.timeout_ns = call->timeout_ns, .on_done = py_flight_on_done, .ctx = flight};
+    dd_error err;
+    dd_status status;
+    Py_BEGIN_ALLOW_THREADS
+    py_operands_pack(&flight->operands);
+    status = dd_group_collective(group, args, &options, &flight->work, &err);
+    if (status == DD_OK) {
+        dd_group_kick(group);
+    }
+    Py_END_ALLOW_THREADS
+    return finish_start(call, work, status, &err);
+}
+
+PyObject *
+py_group_call_run(py_group_call *call, dd_coll coll, bool is_ok)
+{
+    dd_coll_args args = {.coll = coll, .root = call->root, .reduction = call->reduction};
+    args.reduction.dtype = py_operands_dtype(call->operands);
+    args.reduction.divisor = call->group->size;
+    if (!is_ok || !py_operands_prepare(call->operands, &args, call->group->rank)) {
+        return py_group_call_fail(call);
+    }
+    return call->flight == NULL ? run_and_wait(call, &args) : start(call, &args);
+}
+
+/* ---- messages */
+
+static dd_status
+post_message(py_group_call *call, const py_group_message *message, const dd_call_options *options,
+             dd_work **work, dd_error *err)
+{
+    dd_group *group = call->group->group;
+    py_piece *piece = &call->operands->pieces[0];
+    dd_block block = {.data = piece->flat, .nbytes = piece->nbytes};
+    return message->is_send ? dd_group_send(group, block, message->rank, message->tag, options, work, err)
+                            : dd_group_recv(group, block, message->rank, message->tag, options, work, err);
+}
+
+/* Nobody would wait for it again, and its memory is the caller's: the group ends. */
+static void
+abort_message(dd_group *group, dd_work *work, bool is_send)
+{
+    dd_group_abort(group, is_send ? "interrupted in send" : "interrupted in recv");
+    dd_wait wait = dd_wait_after(DD_NEVER_NS);
+    dd_status ignored = dd_group_wait(group, work, &wait, NULL); /* it is aborted */
+    (void)ignored;
+}
+
+static PyObject *
+send_and_wait(py_group_call *call, const py_group_message *message)
+{
+    dd_group *group = call->group->group;
+    dd_call_options options = {.timeout_ns = call->timeout_ns};
+    py_wait wait;
+    dd_error err;
+    dd_work *work = NULL;
+    int source = -1;
+    py_wait_init_endless(&wait, call->group->state);
+    dd_status status;
+    Py_BEGIN_ALLOW_THREADS
+    py_operands_pack(call->operands);
+    status = post_message(call, message, &options, &work, &err);
+    if (status == DD_OK) {
+        status = dd_group_wait(group, work, &wait.wait, &err);
+        if (!dd_work_is_done(work)) {
+            abort_message(group, work, message->is_send);
+        }
+        source = work->source_rank;
+        dd_work_release(work);
+    }
+    if (status == DD_OK) {
+        py_operands_unpack(call->operands);
+    }
+    Py_END_ALLOW_THREADS
+    if (!py_group_finish_wait(&wait, status, &err)) {
+        return py_group_call_fail(call);
+    }
+    py_operands_fini(call->operands);
+    if (message->is_send) {
+        Py_RETURN_NONE;
+    }
+    return PyLong_FromLong(source);
+}
+
+static PyObject *
+start_message(py_group_call *call, const py_group_message *message)
+{
+    py_flight *flight = call->flight;
+    PyObject *work = py_work_create(call->group->state);
+    if (work == NULL) {
+        return py_group_call_fail(call);
+    }
+    dd_call_options options = {.timeout_ns = call->timeout_ns, .on_done = py_flight_on_done, .ctx = flight};
+    dd_error err;
+    dd_status status;
+    Py_BEGIN_ALLOW_THREADS
+    py_operands_pack(&flight->operands);
+    status = post_message(call, message, &options, &flight->work, &err);
+    if (status == DD_OK) {
+        dd_group_kick(call->group->group);
+    }
+    Py_END_ALLOW_THREADS
+    return finish_start(call, work, status, &err);
+}
+
+PyObject *
+py_group_call_run_message(py_group_call *call, const py_group_message *message)
+{
+    dd_coll_args unused = {.coll = DD_COLL_BROADCAST};
+    py_side *side = message->is_send ? &call->operands->inputs : &call->operands->outputs;
+    py_operands_set_side(side, PY_LAYOUT_EACH, 0, 1, 1);
+    if (!py_operands_prepare(call->operands, &unused, call->group->rank)) {
+        return py_group_call_fail(call);
+    }
+    return call->flight == NULL ? send_and_wait(call, message) : start_message(call, message);
+}

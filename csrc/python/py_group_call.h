@@ -1,0 +1,43 @@
+/* One call of an operation: arguments in, the core, results out. */
+#ifndef DD_PYTHON_PY_GROUP_CALL_H
+#define DD_PYTHON_PY_GROUP_CALL_H
+
+#include "python/py_group.h"
+
+/* On the stack of the method. */
+typedef struct py_group_call {
+    py_group *group;
+    const py_params *params;
+    PyObject *values[PY_PARAMS_MAX]; /* in the order of the parameters; NULL: not given */
+    py_operands *operands;           /* own, or the flight's */
+    py_flight *flight;               /* NULL: the call waits for the end */
+    int64_t timeout_ns;
+    int root;
+    dd_reduction reduction;
+    py_operands own;
+} py_group_call;
+
+/* Reads what the parameters' names tell it to: op, root, timeout, async_op. False with an exception and
+ * nothing to end. */
+bool py_group_call_begin(py_group_call *call, PyObject *self, const py_params *params, PyObject *const *args,
+                         Py_ssize_t nargs, PyObject *kwnames);
+/* For calls that have begun and fail before they run. Returns NULL. */
+PyObject *py_group_call_fail(py_group_call *call);
+
+/* Runs it, and ends the call in any case: None or a Work; NULL with an exception. is_ok false:
+ * py_group_call_fail. */
+PyObject *py_group_call_run(py_group_call *call, dd_coll coll, bool is_ok);
+
+/* The same for a message to or from a rank. A receive that waits gives the rank it came from. */
+typedef struct py_group_message {
+    bool is_send;
+    int rank;
+    uint64_t tag;
+} py_group_message;
+
+PyObject *py_group_call_run_message(py_group_call *call, const py_group_message *message);
+
+/* With calls being recorded on this thread: 1 and the call is recorded; 0 when not; -1 with an exception. */
+int py_group_call_record(py_group_call *call);
+
+#endif

@@ -1,0 +1,149 @@
+/* Messages and barriers. */
+#include "python/py_error.h"
+#include "python/py_group_call.h"
+#include "transport/context.h"
+
+/* c10d's: any rank. */
+static bool
+read_peer(const py_group_call *call, PyObject *value, const char *name, int *rank)
+{
+    if (value == NULL) {
+        *rank = DD_ANY_RANK;
+        return true;
+    }
+    if (!py_params_int(value, rank, call->params->function, name)) {
+        return false;
+    }
+    if (*rank < 0 || *rank >= call->group->size) {
+        PyErr_Format(PyExc_ValueError, "%s(): argument '%s': invalid rank: %d is not in 0 to %d",
+                     call->params->function, name, *rank, call->group->size - 1);
+        return false;
+    }
+    return true;
+}
+
+static bool
+read_tag(const py_group_call *call, PyObject *value, uint64_t *tag)
+{
+    int64_t number = 0;
+    if (value != NULL && !py_to_int64(value, &number, call->params->function, "tag")) {
+        return false;
+    }
+    if (number < 0) {
+        PyErr_Format(PyExc_ValueError, "%s(): argument 'tag' must be 0 or more, not %lld",
+                     call->params->function, (long long)number);
+        return false;
+    }
+    *tag = (uint64_t)number;
+    return true;
+}
+
+static PyObject *
+run_message(py_group_call *call, bool is_send)
+{
+    py_group_message message = {.is_send = is_send};
+    if (!read_peer(call, call->values[1], is_send ? "dst" : "src", &message.rank) ||
+        !read_tag(call, call->values[2], &message.tag) ||
+        !py_operands_add(call->operands, call->values[0], is_send ? PY_USE_IN : PY_USE_OUT, "tensor")) {
+        return py_group_call_fail(call);
+    }
+    return py_group_call_run_message(call, &message);
+}
+
+/* Makes the call one that does not wait. */
+static bool
+make_async(py_group_call *call)
+{
+    py_completions_drain(call->group->state);
+    call->flight = py_flight_create(call->group->state, (PyObject *)call->group, call->params->function);
+    if (call->flight == NULL) {
+        return false;
+    }
+    call->operands = &call->flight->operands;
+    return true;
+}
+
+#define SEND_PARAMS(text)                                                     \
+    {                                                                         \
+        .function = text, .nrequired = 2, .npositional = 3, .count = 4,       \
+        .names = {PY_NAME_TENSOR, PY_NAME_DST, PY_NAME_TAG, PY_NAME_TIMEOUT}, \
+    }
+#define RECV_PARAMS(text)                                                     \
+    {                                                                         \
+        .function = text, .nrequired = 1, .npositional = 3, .count = 4,       \
+        .names = {PY_NAME_TENSOR, PY_NAME_SRC, PY_NAME_TAG, PY_NAME_TIMEOUT}, \
+    }
+
+PY_GROUP_METHOD(send)
+{
+    static const py_params params = SEND_PARAMS("send");
+    py_group_call call;
+    if (!py_group_call_begin(&call, self, &params, args, nargs, kwnames)) {
+        return NULL;
+    }
+    return run_message(&call, true);
+}
+
+PY_GROUP_METHOD(recv)
+{
+    static const py_params params = RECV_PARAMS("recv");
+    py_group_call call;
+    if (!py_group_call_begin(&call, self, &params, args, nargs, kwnames)) {
+        return NULL;
+    }
+    return run_message(&call, false);
+}
+
+PY_GROUP_METHOD(isend)
+{
+    static const py_params params = SEND_PARAMS("isend");
+    py_group_call call;
+    if (!py_group_call_begin(&call, self, &params, args, nargs, kwnames) || !make_async(&call)) {
+        return NULL;
+    }
+    return run_message(&call, true);
+}
+
+PY_GROUP_METHOD(irecv)
+{
+    static const py_params params = RECV_PARAMS("irecv");
+    py_group_call call;
+    if (!py_group_call_begin(&call, self, &params, args, nargs, kwnames) || !make_async(&call)) {
+        return NULL;
+    }
+    return run_message(&call, false);
+}
+
+PY_GROUP_METHOD(barrier)
+{
+    static const py_params params = {
+        .function = "barrier", .count = 2, .names = {PY_NAME_TIMEOUT, PY_NAME_ASYNC_OP}};
+    py_group_call call;
+    if (!py_group_call_begin(&call, self, &params, args, nargs, kwnames)) {
+        return NULL;
+    }
+    return py_group_call_run(&call, DD_COLL_BARRIER, true);
+}
+
+PyObject *
+py_group_monitored_barrier(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"timeout", "wait_all_ranks", NULL};
+    py_group *self = (py_group *)object;
+    PyObject *timeout = NULL;
+    int is_all = 0;
+    int64_t timeout_ns;
+    if (!py_group_require_usable(self) ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "|Op:monitored_barrier", keywords, &timeout, &is_all) ||
+        !py_group_read_timeout(self, timeout, &timeout_ns, "monitored_barrier")) {
+        return NULL;
+    }
+    py_wait wait;
+    dd_error err;
+    dd_status status;
+    py_wait_init(&wait, self->state, DD_NEVER_NS, true);
+    Py_BEGIN_ALLOW_THREADS
+    status = dd_group_monitored_barrier(self->group, timeout_ns, is_all != 0, &wait.wait, &err);
+    Py_END_ALLOW_THREADS
+    return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
+}

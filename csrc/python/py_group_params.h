@@ -1,0 +1,35 @@
+/* Parameters of the methods of a group: parsed without an allocation, names compared by identity first. */
+#ifndef DD_PYTHON_PY_GROUP_PARAMS_H
+#define DD_PYTHON_PY_GROUP_PARAMS_H
+
+#include "python/py_convert.h"
+#include "python/py_state.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define PY_PARAMS_MAX 6
+
+typedef struct py_params {
+    const char *function;
+    int nrequired;
+    int npositional; /* the others are given by name only */
+    int count;
+    py_name names[PY_PARAMS_MAX];
+} py_params;
+
+/* Puts the arguments in the order of `params` into `values` (borrowed), NULL for those not given and for
+ * None where the parameter is not required. */
+bool py_params_parse(const py_params *params, const py_state *state, PyObject *const *args, Py_ssize_t nargs,
+                     PyObject *kwnames, PyObject *values[PY_PARAMS_MAX]);
+
+/* An int that fits; else an exception that names the argument. */
+bool py_params_int(PyObject *value, int *number, const char *function, const char *name);
+
+/* Whether a flag is set; NULL is false. False with *is_ok false and an exception where it cannot be told. */
+bool py_params_flag(PyObject *value, bool *is_ok);
+
+/* The text of a name. */
+const char *py_name_text(py_name name);
+
+#endif

@@ -1,0 +1,504 @@
+#include "python/py_tensor.h"
+
+#include "core/mem.h"
+#include "python/py_dlpack.h"
+#include "python/py_dtype.h"
+
+#include <stdio.h>
+#include <string.h>
+
+bool
+py_tensor_set_row_major(dd_view *view)
+{
+    int64_t stride = (int64_t)dd_dtype_size(view->dtype);
+    for (int i = view->ndim - 1; i >= 0; i--) {
+        view->strides[i] = stride;
+        /* An empty tensor may have dimensions that do not multiply to anything sensible. */
+        if (view->shape[i] != 0 && __builtin_mul_overflow(stride, view->shape[i], &stride)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool
+read_buffer_dtype(py_tensor *tensor, const py_argument *argument)
+{
+    const Py_buffer *buffer = &tensor->buffer;
+    const char *format = buffer->format != NULL ? buffer->format : "B";
+    switch (py_dtype_of_format(format, (size_t)buffer->itemsize, &tensor->view.dtype)) {
+    case PY_FORMAT_NUMBER:
+        return true;
+    case PY_FORMAT_FOREIGN:
+        py_argument_raise(argument, PyExc_TypeError,
+                          "has elements in the byte order of other machines (format '%s'): convert it first",
+                          format);
+        return false;
+    case PY_FORMAT_UNKNOWN:
+        break;
+    }
+    py_argument_raise(argument, PyExc_TypeError,
+                      "has elements of %zd bytes of format '%s', which is no dtype of dldist",
+                      buffer->itemsize, format);
+    return false;
+}
+
+static bool
+read_buffer(py_tensor *tensor, const py_argument *argument)
+{
+    const Py_buffer *buffer = &tensor->buffer;
+    dd_view *view = &tensor->view;
+    if (!read_buffer_dtype(tensor, argument)) {
+        return false;
+    }
+    if (buffer->ndim > DD_VIEW_MAX_DIMS) {
+        py_argument_raise(argument, PyExc_ValueError, "has %d dimensions; dldist takes up to %d",
+                          buffer->ndim, DD_VIEW_MAX_DIMS);
+        return false;
+    }
+    view->data = buffer->buf;
+    view->is_readonly = buffer->readonly != 0;
+    view->ndim = buffer->ndim;
+    for (int i = 0; i < view->ndim; i++) {
+        view->shape[i] = buffer->shape[i];
+        view->strides[i] = buffer->strides != NULL ? buffer->strides[i] : 0;
+    }
+    /* ctypes gives no strides although it is asked for them. */
+    if (buffer->strides == NULL && !py_tensor_set_row_major(view)) {
+        py_argument_raise(argument, PyExc_ValueError, "has strides that do not fit into 64 bits");
+        return false;
+    }
+    return true;
+}
+
+/* Keeps the exception that is set. */
+static bool
+has_attribute(PyObject *object, const char *name)
+{
+    PyObject *exception[3];
+    PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
+    bool has = PyObject_HasAttrString(object, name) != 0;
+    PyErr_Restore(exception[0], exception[1], exception[2]);
+    return has;
+}
+
+/* 1: done. 0: there may be another way. -1 with an exception. */
+static int
+try_buffer(py_tensor *tensor, const py_argument *argument)
+{
+    if (!PyObject_CheckBuffer(argument->value)) {
+        return 0;
+    }
+    if (PyObject_GetBuffer(argument->value, &tensor->buffer, PyBUF_RECORDS_RO) == 0) {
+        tensor->route = PY_ROUTE_BUFFER;
+        tensor->device_type = PY_DEVICE_CPU;
+        return read_buffer(tensor, argument) ? 1 : -1;
+    }
+    tensor->buffer.obj = NULL;
+    if (PyErr_ExceptionMatches(PyExc_Exception) && has_attribute(argument->value, "__dlpack__")) {
+        PyErr_Clear();
+        return 0;
+    }
+    py_argument_raise_from_current(argument, "cannot be exported as a buffer");
+    return -1;
+}
+
+/* The dtype that ml_dtypes gave an array; false without an exception when it is another. */
+static bool
+find_extension_dtype(PyObject *array, dd_dtype *dtype)
+{
+    PyObject *descriptor = PyObject_GetAttrString(array, "dtype");
+    PyObject *name = descriptor != NULL ? PyObject_GetAttrString(descriptor, "name") : NULL;
+    const char *text = name != NULL && PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
+    bool is_found = text != NULL && py_dtype_of_extension(text, dtype);
+    Py_XDECREF(name);
+    Py_XDECREF(descriptor);
+    PyErr_Clear();
+    return is_found;
+}
+
+/* A tuple of `count` integers into `numbers`. */
+static bool
+read_integers(PyObject *tuple, Py_ssize_t count, int64_t *numbers)
+{
+    if (tuple == NULL || !PyTuple_Check(tuple) || PyTuple_Size(tuple) != count) {
+        return false;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        numbers[i] = PyLong_AsLongLong(PyTuple_GetItem(tuple, i));
+        if (numbers[i] == -1 && PyErr_Occurred() != NULL) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool
+read_interface_layout(dd_view *view, PyObject *interface)
+{
+    PyObject *shape = PyDict_GetItemString(interface, "shape");
+    PyObject *strides = PyDict_GetItemString(interface, "strides");
+    Py_ssize_t ndim = shape != NULL && PyTuple_Check(shape) ? PyTuple_Size(shape) : -1;
+    if (ndim < 0 || ndim > DD_VIEW_MAX_DIMS || !read_integers(shape, ndim, view->shape)) {
+        return false;
+    }
+    view->ndim = (int)ndim;
+    if (strides != NULL && strides != Py_None) {
+        return read_integers(strides, ndim, view->strides);
+    }
+    return py_tensor_set_row_major(view);
+}
+
+static bool
+read_interface_data(dd_view *view, PyObject *interface)
+{
+    PyObject *type = PyDict_GetItemString(interface, "typestr");
+    PyObject *data = PyDict_GetItemString(interface, "data");
+    const char *text = type != NULL && PyUnicode_Check(type) ? PyUnicode_AsUTF8AndSize(type, NULL) : NULL;
+    if (text == NULL || py_dtype_is_foreign(text) || data == NULL || !PyTuple_Check(data) ||
+        PyTuple_Size(data) != 2) {
+        return false;
+    }
+    view->data = PyLong_AsVoidPtr(PyTuple_GetItem(data, 0));
+    view->is_readonly = PyObject_IsTrue(PyTuple_GetItem(data, 1)) != 0;
+    return PyErr_Occurred() == NULL;
+}
+
+/* NumPy exports arrays of dtypes from elsewhere neither as buffers nor by DLPack. Returns as try_buffer. */
+static int
+try_array_interface(py_tensor *tensor, const py_argument *argument)
+{
+    if (!PyObject_CheckBuffer(argument->value) ||
+        !find_extension_dtype(argument->value, &tensor->view.dtype)) {
+        return 0;
+    }
+    PyObject *interface = PyObject_GetAttrString(argument->value, "__array_interface__");
+    bool is_read = interface != NULL && PyDict_Check(interface) &&
+                   read_interface_layout(&tensor->view, interface) &&
+                   read_interface_data(&tensor->view, interface);
+    Py_XDECREF(interface);
+    if (!is_read) {
+        PyErr_Clear();
+        return 0;
+    }
+    tensor->route = PY_ROUTE_ARRAY_INTERFACE;
+    tensor->device_type = PY_DEVICE_CPU;
+    return 1;
+}
+
+static bool
+import_tensor(py_tensor *tensor, const py_state *state, py_tensor_use use, const py_argument *argument)
+{
+    int rc = try_buffer(tensor, argument);
+    if (rc == 0) {
+        rc = try_array_interface(tensor, argument);
+    }
+    if (rc == 0) {
+        rc = py_dlpack_try_exchange(tensor, state, use, argument);
+    }
+    if (rc == 0) {
+        rc = py_dlpack_try_capsule(tensor, state, use, argument);
+    }
+    if (rc == 0) {
+        PyObject *type_name = PyType_GetName(Py_TYPE(argument->value));
+        if (type_name != NULL) {
+            py_argument_raise(
+                argument, PyExc_TypeError,
+                "must be a tensor (an object with __dlpack__ or the buffer protocol: an array of "
+                "NumPy, PyTorch, JAX or CuPy, a bytearray, a memoryview), not %U",
+                type_name);
+            Py_DECREF(type_name);
+        }
+    }
+    return rc > 0;
+}
+
+/* Elements that are not aligned cannot be computed with where they are. */
+static bool
+is_aligned(const dd_view *view)
+{
+    size_t size = dd_dtype_size(view->dtype);
+    size_t alignment = dd_dtype_kind_of(view->dtype) == DD_KIND_COMPLEX ? size / 2 : size;
+    return (uintptr_t)view->data % alignment == 0;
+}
+
+static bool
+finish_view(dd_view *view, const py_argument *argument)
+{
+    if (!dd_view_finish(view)) {
+        py_argument_raise(argument, PyExc_ValueError, "has a shape that is not possible");
+        return false;
+    }
+    if (view->data == NULL && view->count > 0) {
+        py_argument_raise(argument, PyExc_ValueError, "has %zu elements and no memory", view->count);
+        return false;
+    }
+    view->is_contiguous = view->is_contiguous && (view->count == 0 || is_aligned(view));
+    return true;
+}
+
+static void
+raise_readonly(const py_argument *argument)
+{
+    PyObject *type_name = PyType_GetName(Py_TYPE(argument->value));
+    if (type_name == NULL) {
+        return;
+    }
+    bool is_jax = py_argument_is_from(argument, "jaxlib") || py_argument_is_from(argument, "jax");
+    const char *package = is_jax ? "jax" : py_argument_is_from(argument, "tensorflow") ? "tensorflow" : NULL;
+    if (package != NULL) {
+        py_argument_raise(
+            argument, PyExc_ValueError,
+            "is written to, and arrays of %s (%U) never change: a writable array is needed, such "
+            "as the copy that numpy.array() makes",
+            package, type_name);
+    } else {
+        py_argument_raise(argument, PyExc_ValueError,
+                          "is written to, and this %U is read-only: a writable array is needed", type_name);
+    }
+    Py_DECREF(type_name);
+}
+
+static bool
+check_writable(const dd_view *view, const py_argument *argument)
+{
+    if (view->is_readonly) {
+        raise_readonly(argument);
+        return false;
+    }
+    for (int i = 0; i < view->ndim && view->count > 0; i++) {
+        if (view->strides[i] == 0 && view->shape[i] > 1) {
+            py_argument_raise(argument, PyExc_ValueError,
+                              "is written to, and its elements along dimension %d are all the same memory "
+                              "(stride 0): pass a copy",
+                              i);
+            return false;
+        }
+    }
+    return true;
+}
+
+bool
+py_tensor_init(py_tensor *tensor, py_state *state, PyObject *object, py_tensor_use use, const char *function,
+               const char *name)
+{
+    py_argument argument = {.function = function, .name = name, .value = object};
+    if (!import_tensor(tensor, state, use, &argument) || !finish_view(&tensor->view, &argument) ||
+        (use == PY_TENSOR_OUT && !check_writable(&tensor->view, &argument))) {
+        py_tensor_fini(tensor);
+        return false;
+    }
+    tensor->object = Py_NewRef(object);
+    return true;
+}
+
+void
+py_tensor_fini(py_tensor *tensor)
+{
+    if (tensor->route != PY_ROUTE_NONE) {
+        PyObject *exception[3];
+        PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
+        PyBuffer_Release(&tensor->buffer);
+        py_dlpack_release(tensor);
+        tensor->route = PY_ROUTE_NONE;
+        Py_CLEAR(tensor->object);
+        PyErr_Restore(exception[0], exception[1], exception[2]);
+    }
+}
+
+#define DEVICE_TEXT 48
+
+static void
+write_device(const py_tensor *tensor, char text[DEVICE_TEXT])
+{
+    const char *name = py_device_name(tensor->device_type);
+    if (tensor->device_type == PY_DEVICE_CPU) {
+        snprintf(text, DEVICE_TEXT, "%s", name);
+    } else if (name != NULL) {
+        snprintf(text, DEVICE_TEXT, "%s:%d", name, tensor->device_id);
+    } else {
+        snprintf(text, DEVICE_TEXT, "device type %d:%d", tensor->device_type, tensor->device_id);
+    }
+}
+
+bool
+py_tensor_require_cpu(const py_tensor *tensor, const char *function, const char *name)
+{
+    if (py_device_is_cpu(tensor->device_type)) {
+        return true;
+    }
+    char device[DEVICE_TEXT];
+    write_device(tensor, device);
+    PyErr_Format(PyExc_ValueError,
+                 "%s(): argument '%s' is on %s, and the group has no backend for that device (it has: cpu)",
+                 function, name, device);
+    return false;
+}
+
+bool
+py_tensor_list_init(py_tensor_list *list, py_state *state, PyObject *object, py_tensor_use use,
+                    const char *function, const char *name)
+{
+    py_argument argument = {.function = function, .name = name, .value = object};
+    if (!PyList_Check(object) && !PyTuple_Check(object)) {
+        PyObject *type_name = PyType_GetName(Py_TYPE(object));
+        if (type_name != NULL) {
+            py_argument_raise(&argument, PyExc_TypeError, "must be a list or tuple of tensors, not %U",
+                              type_name);
+            Py_DECREF(type_name);
+        }
+        return false;
+    }
+    /* A tuple of our own: producers run Python code, which may change a list. */
+    PyObject *objects = PySequence_Tuple(object);
+    if (objects == NULL) {
+        return false;
+    }
+    Py_ssize_t count = PyTuple_Size(objects);
+    list->items = PyMem_Calloc((size_t)count, sizeof *list->items);
+    if (list->items == NULL) {
+        PyErr_NoMemory();
+    }
+    bool is_done = list->items != NULL;
+    for (Py_ssize_t i = 0; is_done && i < count; i++) {
+        char item_name[64];
+        snprintf(item_name, sizeof item_name, "%.40s[%zd]", name, i);
+        is_done =
+            py_tensor_init(&list->items[i], state, PyTuple_GetItem(objects, i), use, function, item_name);
+        list->count += is_done ? 1 : 0;
+    }
+    Py_DECREF(objects);
+    if (!is_done) {
+        py_tensor_list_fini(list);
+    }
+    return is_done;
+}
+
+void
+py_tensor_list_fini(py_tensor_list *list)
+{
+    for (Py_ssize_t i = 0; i < list->count; i++) {
+        py_tensor_fini(&list->items[i]);
+    }
+    PyMem_Free(list->items);
+    *list = (py_tensor_list){0};
+}
+
+static PyObject *
+make_tuple(const int64_t *numbers, int count)
+{
+    PyObject *tuple = PyTuple_New(count);
+    for (int i = 0; tuple != NULL && i < count; i++) {
+        PyObject *number = PyLong_FromLongLong(numbers[i]);
+        if (number == NULL || PyTuple_SetItem(tuple, i, number) < 0) {
+            Py_CLEAR(tuple);
+        }
+    }
+    return tuple;
+}
+
+static PyObject *
+describe(const py_tensor *tensor)
+{
+    static const char *const routes[] = {
+        [PY_ROUTE_NONE] = "none",         [PY_ROUTE_BUFFER] = "buffer",
+        [PY_ROUTE_DLPACK] = "dlpack",     [PY_ROUTE_ARRAY_INTERFACE] = "array_interface",
+        [PY_ROUTE_EXCHANGE] = "exchange", [PY_ROUTE_DLPACK_LEGACY] = "dlpack_legacy",
+    };
+    const dd_view *view = &tensor->view;
+    char device[DEVICE_TEXT];
+    write_device(tensor, device);
+    PyObject *shape = make_tuple(view->shape, view->ndim);
+    PyObject *strides = make_tuple(view->strides, view->ndim);
+    if (shape == NULL || strides == NULL) {
+        Py_XDECREF(shape);
+        Py_XDECREF(strides);
+        return NULL;
+    }
+    return Py_BuildValue("{ss ss sN sN sK sn sO sO ss si si}", "route", routes[tensor->route], "dtype",
+                         dd_dtype_name(view->dtype), "shape", shape, "strides", strides, "data",
+                         (unsigned long long)(uintptr_t)view->data, "count", (Py_ssize_t)view->count,
+                         "is_readonly", view->is_readonly ? Py_True : Py_False, "is_contiguous",
+                         view->is_contiguous ? Py_True : Py_False, "device", device, "device_type",
+                         tensor->device_type, "device_id", tensor->device_id);
+}
+
+PyObject *
+py_tensor_describe(PyObject *module, PyObject *args)
+{
+    PyObject *object;
+    int is_written;
+    py_tensor tensor = {0};
+    if (!PyArg_ParseTuple(args, "Op:_describe_tensor", &object, &is_written) ||
+        !py_tensor_init(&tensor, PyModule_GetState(module), object, is_written ? PY_TENSOR_OUT : PY_TENSOR_IN,
+                        "_describe_tensor", "object")) {
+        return NULL;
+    }
+    PyObject *description = describe(&tensor);
+    py_tensor_fini(&tensor);
+    return description;
+}
+
+static bool
+copy_tensor(const py_tensor *dst, const py_tensor *src)
+{
+    if (!py_tensor_require_cpu(dst, "_copy_tensor", "dst") ||
+        !py_tensor_require_cpu(src, "_copy_tensor", "src")) {
+        return false;
+    }
+    if (dst->view.dtype != src->view.dtype || dst->view.count != src->view.count) {
+        PyErr_Format(PyExc_ValueError, "_copy_tensor(): %zu elements of %s do not go into %zu of %s",
+                     src->view.count, dd_dtype_name(src->view.dtype), dst->view.count,
+                     dd_dtype_name(dst->view.dtype));
+        return false;
+    }
+    void *packed = dd_mem_alloc(dd_view_nbytes(&src->view));
+    if (packed == NULL) {
+        PyErr_NoMemory();
+        return false;
+    }
+    dd_view_pack(&src->view, packed);
+    dd_view_unpack(&dst->view, packed);
+    dd_mem_free(packed);
+    return true;
+}
+
+PyObject *
+py_tensor_copy(PyObject *module, PyObject *args)
+{
+    PyObject *objects[2];
+    py_state *state = PyModule_GetState(module);
+    py_tensor dst = {0};
+    py_tensor src = {0};
+    bool is_done = PyArg_ParseTuple(args, "OO:_copy_tensor", &objects[0], &objects[1]) &&
+                   py_tensor_init(&dst, state, objects[0], PY_TENSOR_OUT, "_copy_tensor", "dst") &&
+                   py_tensor_init(&src, state, objects[1], PY_TENSOR_IN, "_copy_tensor", "src") &&
+                   copy_tensor(&dst, &src);
+    py_tensor_fini(&src);
+    py_tensor_fini(&dst);
+    if (!is_done) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+PyObject *
+py_tensor_copy_list(PyObject *module, PyObject *args)
+{
+    PyObject *objects[2];
+    py_state *state = PyModule_GetState(module);
+    py_tensor_list dsts = {0};
+    py_tensor_list srcs = {0};
+    bool is_done = PyArg_ParseTuple(args, "OO:_copy_tensors", &objects[0], &objects[1]) &&
+                   py_tensor_list_init(&dsts, state, objects[0], PY_TENSOR_OUT, "_copy_tensors", "dsts") &&
+                   py_tensor_list_init(&srcs, state, objects[1], PY_TENSOR_IN, "_copy_tensors", "srcs");
+    for (Py_ssize_t i = 0; is_done && i < dsts.count && i < srcs.count; i++) {
+        is_done = copy_tensor(&dsts.items[i], &srcs.items[i]);
+    }
+    py_tensor_list_fini(&srcs);
+    py_tensor_list_fini(&dsts);
+    if (!is_done) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}

@@ -1,0 +1,74 @@
+/* Any array as a dd_view: the buffer protocol, DLPack's C exchange API, or its capsules. Nothing is copied. */
+#ifndef DD_PYTHON_PY_TENSOR_H
+#define DD_PYTHON_PY_TENSOR_H
+
+#include "kernels/view.h"
+#include "python/py_argument.h"
+#include "python/py_state.h"
+
+#include <stdbool.h>
+
+typedef enum py_tensor_use {
+    PY_TENSOR_IN, /* only read */
+    /* written: ValueError for what is read-only, has elements that share memory (stride 0), or is a copy */
+    PY_TENSOR_OUT,
+} py_tensor_use;
+
+/* How the memory was got; what has to be given back depends on it. */
+typedef enum py_tensor_route {
+    PY_ROUTE_NONE,
+    PY_ROUTE_BUFFER,
+    PY_ROUTE_ARRAY_INTERFACE, /* dtypes that ml_dtypes adds to NumPy */
+    PY_ROUTE_EXCHANGE,        /* __dlpack_c_exchange_api__ */
+    PY_ROUTE_DLPACK,          /* __dlpack__, DLPack 1 */
+    PY_ROUTE_DLPACK_LEGACY,   /* __dlpack__, DLPack 0: does not tell whether it is read-only */
+} py_tensor_route;
+
+/* A held tensor: the memory of `view` stays valid until fini. Start zeroed: fini is then always right. May be
+ * moved in memory. */
+typedef struct py_tensor {
+    /* is_contiguous is false, too, where elements are not aligned: such memory is packed like any other */
+    dd_view view;
+    int device_type; /* DLDeviceType; 1 is the CPU */
+    int device_id;
+    PyObject *object; /* owned: what the caller gave, for results */
+    py_tensor_route route;
+    Py_buffer buffer; /* held with PY_ROUTE_BUFFER */
+    void *managed;    /* a dl_managed or dl_managed_versioned to give back, or NULL */
+} py_tensor;
+
+/* False with an exception that names the function and the argument, and nothing to undo: TypeError for what is
+ * no tensor or has elements of another type than dd_dtype, ValueError for tensors that cannot be used. Tensors
+ * of other devices come with their device set and their memory unread; whoever wants the CPU asks
+ * py_tensor_require_cpu. No stream of a device is waited for, except that __dlpack__ makes its default stream
+ * wait. Needs the GIL, as does fini; both may run Python code. */
+bool py_tensor_init(py_tensor *tensor, py_state *state, PyObject *object, py_tensor_use use,
+                    const char *function, const char *name);
+/* Keeps an exception that is set. */
+void py_tensor_fini(py_tensor *tensor);
+
+/* ValueError "<function>(): argument '<name>' is on cuda:1, and the group has no backend for that device (it
+ * has: cpu)". Memory that a driver has pinned for the CPU is the CPU's. */
+bool py_tensor_require_cpu(const py_tensor *tensor, const char *function, const char *name);
+
+/* Gives a view whose dtype and shape are set the strides of row-major order; false when they do not fit. */
+bool py_tensor_set_row_major(dd_view *view);
+
+/* A list or tuple of tensors; a single tensor is not taken for a list. Start zeroed. */
+typedef struct py_tensor_list {
+    py_tensor *items;
+    Py_ssize_t count;
+} py_tensor_list;
+
+/* As py_tensor_init; messages call an item '<name>[<index>]'. */
+bool py_tensor_list_init(py_tensor_list *list, py_state *state, PyObject *object, py_tensor_use use,
+                         const char *function, const char *name);
+void py_tensor_list_fini(py_tensor_list *list);
+
+/* Functions of the module, for tests: _describe_tensor(object, writable) gives a dict of what dldist sees,
+ * _copy_tensor(dst, src) packs src and unpacks it into dst, _copy_tensors does so for lists, pair by pair. */
+PyObject *py_tensor_describe(PyObject *module, PyObject *args);
+PyObject *py_tensor_copy(PyObject *module, PyObject *args);
+PyObject *py_tensor_copy_list(PyObject *module, PyObject *args);
+
+#endif

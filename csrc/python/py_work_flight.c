@@ -1,0 +1,402 @@
+#include "core/fork.h"
+#include "core/mem.h"
+#include "core/thread.h"
+#include "python/py_group.h"
+#include "python/py_work_internal.h"
+
+#include <string.h>
+
+struct py_completions {
+    uint64_t generation; /* const */
+    py_state *state;     /* const */
+    bool has_thread;     /* guarded by the GIL */
+    pthread_mutex_t mu;
+    pthread_cond_t cond;
+    /* guarded by mu */
+    dd_list watched; /* py_flight: done, with somebody to be told */
+    dd_list orphans; /* py_flight: done, with nobody to look at it */
+    bool is_stopped;
+    bool is_drain_scheduled;
+    atomic_bool has_orphans; /* relaxed: a hint */
+};
+
+/* ---- flights */
+
+py_flight *
+py_flight_create(py_state *state, PyObject *group, const char *function)
+{
+    py_completions *queue = py_completions_get(state);
+    py_flight *flight = queue != NULL ? dd_mem_alloc(sizeof *flight) : NULL;
+    if (flight == NULL) {
+        if (queue != NULL) {
+            PyErr_NoMemory();
+        }
+        return NULL;
+    }
+    memset((char *)flight + offsetof(py_flight, queue), 0, sizeof *flight - offsetof(py_flight, queue));
+    py_operands_init(&flight->operands, state, function);
+    flight->queue = queue;
+    flight->generation = queue->generation;
+    flight->group = Py_NewRef(group);
+    flight->nowners = 1;
+    dd_mutex_init(&flight->unpacking_mu);
+    dd_list_init(&flight->link);
+    return flight;
+}
+
+void
+py_flight_destroy(py_flight *flight)
+{
+    py_operands_fini(&flight->operands);
+    Py_XDECREF(flight->results);
+    Py_XDECREF(flight->watchers);
+    dd_work_release(flight->work);
+    PyObject *group = flight->group;
+    pthread_mutex_destroy(&flight->unpacking_mu);
+    dd_mem_free(flight);
+    Py_DECREF(group); /* may close it */
+}
+
+static void
+release_owner(py_flight *flight)
+{
+    if (--flight->nowners == 0) {
+        py_flight_destroy(flight);
+    }
+}
+
+void
+py_flight_on_done(dd_work *work, void *ctx)
+{
+    py_flight *flight = ctx;
+    py_completions *queue = flight->queue;
+    bool is_drain_due = false;
+    (void)work;
+    pthread_mutex_lock(&queue->mu);
+    flight->is_done = true;
+    if (!queue->is_stopped) {
+        if (flight->is_watched) {
+            dd_list_push_back(&queue->watched, &flight->link);
+            pthread_cond_signal(&queue->cond);
+        } else if (flight->is_orphan) {
+            dd_list_push_back(&queue->orphans, &flight->link);
+            atomic_store_explicit(&queue->has_orphans, true, memory_order_relaxed);
+            is_drain_due = !queue->is_drain_scheduled;
+            queue->is_drain_scheduled = true;
+        }
+    }
+    pthread_mutex_unlock(&queue->mu);
+    if (is_drain_due) {
+        py_completions_schedule_drain(queue);
+    }
+}
+
+bool
+py_flight_is_done(py_flight *flight)
+{
+    return flight->is_settled || dd_work_is_done(flight->work);
+}
+
+static void
+unpack_once(py_flight *flight)
+{
+    pthread_mutex_lock(&flight->unpacking_mu);
+    if (!flight->is_unpacked) {
+        py_operands_unpack(&flight->operands);
+        flight->is_unpacked = true;
+    }
+    pthread_mutex_unlock(&flight->unpacking_mu);
+}
+
+bool
+py_flight_settle(py_flight *flight)
+{
+    if (flight->is_settled) {
+        return true;
+    }
+    bool is_ok = flight->work->error.code == DD_OK;
+    if (is_ok && flight->operands.is_staged) {
+        flight->nowners++; /* others may let go of it meanwhile */
+        Py_BEGIN_ALLOW_THREADS
+        unpack_once(flight);
+        Py_END_ALLOW_THREADS
+        flight->nowners--;
+        if (flight->is_settled) {
+            return true;
+        }
+    }
+    PyObject *results = is_ok ? py_operands_results(&flight->operands) : PyList_New(0);
+    if (results == NULL) {
+        return false;
+    }
+    flight->results = results;
+    flight->is_settled = true;
+    flight->nowners++;
+    py_operands_fini(&flight->operands); /* may run Python */
+    flight->nowners--;
+    return true;
+}
+
+void
+py_flight_abandon(py_flight *flight)
+{
+    if (flight->generation != dd_fork_generation()) {
+        return; /* the parent's: its locks may be held for ever here */
+    }
+    pthread_mutex_lock(&flight->queue->mu);
+    flight->is_orphan = !flight->is_done;
+    bool is_left = flight->is_orphan;
+    pthread_mutex_unlock(&flight->queue->mu);
+    if (!is_left) {
+        release_owner(flight);
+    }
+}
+
+/* ---- watchers */
+
+static int
+start_thread(py_completions *queue)
+{
+    if (queue->has_thread) {
+        return 0;
+    }
+    PyObject *runtime = PyImport_ImportModule("dldist._runtime");
+    PyObject *started =
+        runtime != NULL ? PyObject_CallMethod(runtime, "start_completion_thread", NULL) : NULL;
+    Py_XDECREF(runtime);
+    Py_XDECREF(started);
+    queue->has_thread = started != NULL;
+    return started != NULL ? 0 : -1;
+}
+
+/* Calls it, and says aloud what it raises: nobody waits for it. */
+static void
+call_watcher(PyObject *watcher)
+{
+    PyObject *result = PyObject_CallNoArgs(watcher);
+    if (result == NULL) {
+        PyErr_WriteUnraisable(watcher);
+    }
+    Py_XDECREF(result);
+}
+
+int
+py_flight_watch(py_flight *flight, PyObject *watcher)
+{
+    py_completions *queue = flight->queue;
+    if (py_flight_is_done(flight) && flight->watchers == NULL) {
+        if (!py_flight_settle(flight)) {
+            return -1;
+        }
+        call_watcher(watcher);
+        return 0;
+    }
+    if (start_thread(queue) < 0) {
+        return -1;
+    }
+    if (flight->watchers == NULL) {
+        flight->watchers = PyList_New(0);
+    }
+    if (flight->watchers == NULL || PyList_Append(flight->watchers, watcher) < 0) {
+        return -1;
+    }
+    pthread_mutex_lock(&queue->mu);
+    if (!flight->is_watched) {
+        flight->is_watched = true;
+        flight->nowners++;
+        if (flight->is_done && !queue->is_stopped) {
+            dd_list_push_back(&queue->watched, &flight->link);
+            pthread_cond_signal(&queue->cond);
+        }
+    }
+    pthread_mutex_unlock(&queue->mu);
+    return 0;
+}
+
+/* Runs the callbacks, those that come meanwhile included; from then on the flight takes no more. */
+static void
+notify(py_flight *flight)
+{
+    if (!py_flight_settle(flight)) {
+        PyErr_WriteUnraisable(NULL);
+    }
+    for (Py_ssize_t i = 0; i < PyList_Size(flight->watchers); i++) {
+        PyObject *watcher = Py_NewRef(PyList_GetItem(flight->watchers, i));
+        call_watcher(watcher);
+        Py_DECREF(watcher);
+    }
+    Py_CLEAR(flight->watchers);
+}
+
+/* ---- the queue */
+
+static py_completions *
+create_queue(py_state *state)
+{
+    /* Never freed: threads of the core may end works until the process does. */
+    py_completions *queue = dd_mem_zalloc(sizeof *queue);
+    if (queue == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    queue->generation = dd_fork_generation();
+    queue->state = state;
+    dd_mutex_init(&queue->mu);
+    dd_cond_init(&queue->cond);
+    dd_list_init(&queue->watched);
+    dd_list_init(&queue->orphans);
+    return queue;
+}
+
+py_completions *
+py_completions_get(py_state *state)
+{
+    if (state->completions == NULL || state->completions->generation != dd_fork_generation()) {
+        py_completions *queue = create_queue(state);
+        if (queue == NULL) {
+            return NULL;
+        }
+        state->completions = queue;
+    }
+    return state->completions;
+}
+
+static py_flight *
+take_orphan(py_completions *queue)
+{
+    py_flight *flight = NULL;
+    pthread_mutex_lock(&queue->mu);
+    if (!dd_list_is_empty(&queue->orphans)) {
+        flight = DD_CONTAINER_OF(queue->orphans.next, py_flight, link);
+        dd_list_remove(&flight->link);
+    } else {
+        atomic_store_explicit(&queue->has_orphans, false, memory_order_relaxed);
+    }
+    pthread_mutex_unlock(&queue->mu);
+    return flight;
+}
+
+static void
+drain(py_completions *queue)
+{
+    py_flight *flight;
+    PyObject *exception[3];
+    PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
+    while ((flight = take_orphan(queue)) != NULL) {
+        if (!py_flight_settle(flight)) {
+            PyErr_WriteUnraisable(NULL);
+        }
+        release_owner(flight);
+    }
+    PyErr_Restore(exception[0], exception[1], exception[2]);
+}
+
+void
+py_completions_drain(py_state *state)
+{
+    py_completions *queue = state->completions;
+    if (queue != NULL && atomic_load_explicit(&queue->has_orphans, memory_order_relaxed) &&
+        queue->generation == dd_fork_generation()) {
+        drain(queue);
+    }
+}
+
+/* A pending call: the interpreter makes it on the main thread, when that comes by. */
+static int
+drain_later(void *arg)
+{
+    py_completions *queue = arg;
+    if (queue->generation != dd_fork_generation()) {
+        return 0;
+    }
+    pthread_mutex_lock(&queue->mu);
+    queue->is_drain_scheduled = false;
+    bool is_stopped = queue->is_stopped;
+    pthread_mutex_unlock(&queue->mu);
+    if (!is_stopped) {
+        drain(queue);
+    }
+    return 0;
+}
+
+void
+py_completions_schedule_drain(py_completions *queue)
+{
+    if (Py_AddPendingCall(drain_later, queue) != 0) {
+        pthread_mutex_lock(&queue->mu);
+        queue->is_drain_scheduled = false; /* the interpreter has enough of them: the next one, then */
+        pthread_mutex_unlock(&queue->mu);
+    }
+}
+
+/* ---- the completion thread */
+
+/* The next watched flight; waits for it unless `is_last_look`. NULL: stop. */
+static py_flight *
+take_watched(py_completions *queue, bool is_last_look)
+{
+    py_flight *flight = NULL;
+    pthread_mutex_lock(&queue->mu);
+    while (dd_list_is_empty(&queue->watched) && !queue->is_stopped && !is_last_look) {
+        pthread_cond_wait(&queue->cond, &queue->mu);
+    }
+    if (!dd_list_is_empty(&queue->watched) && (is_last_look || !queue->is_stopped)) {
+        flight = DD_CONTAINER_OF(queue->watched.next, py_flight, link);
+        dd_list_remove(&flight->link);
+    }
+    pthread_mutex_unlock(&queue->mu);
+    return flight;
+}
+
+static void
+finish_watched(py_flight *flight)
+{
+    notify(flight);
+    /* A Work that was dropped before the end has left its share, too. */
+    if (flight->is_orphan) {
+        flight->is_orphan = false;
+        flight->nowners--;
+    }
+    release_owner(flight);
+}
+
+PyObject *
+py_completions_take(PyObject *module, PyObject *unused)
+{
+    (void)unused;
+    py_completions *queue = py_completions_get(PyModule_GetState(module));
+    if (queue == NULL) {
+        return NULL;
+    }
+    py_flight *flight;
+    Py_BEGIN_ALLOW_THREADS
+    flight = take_watched(queue, false);
+    Py_END_ALLOW_THREADS
+    if (flight == NULL) {
+        Py_RETURN_FALSE;
+    }
+    finish_watched(flight);
+    py_completions_drain(queue->state);
+    Py_RETURN_TRUE;
+}
+
+PyObject *
+py_completions_stop(PyObject *module, PyObject *unused)
+{
+    (void)unused;
+    py_state *state = PyModule_GetState(module);
+    py_completions *queue = state->completions;
+    if (queue == NULL || queue->generation != dd_fork_generation()) {
+        Py_RETURN_NONE;
+    }
+    pthread_mutex_lock(&queue->mu);
+    queue->is_stopped = true;
+    pthread_cond_broadcast(&queue->cond);
+    pthread_mutex_unlock(&queue->mu);
+    py_flight *flight;
+    while ((flight = take_watched(queue, true)) != NULL) {
+        finish_watched(flight);
+    }
+    drain(queue);
+    Py_RETURN_NONE;
+}

@@ -1,0 +1,194 @@
+"""dldist.Future, and how a Work is awaited."""
+
+from __future__ import annotations
+
+from _thread import allocate_lock
+
+from dldist import _core
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from typing import Any
+
+
+class Future:
+    """A value that is there later: set by set_result or set_exception, or the result of a Work.
+
+    Callbacks get the future. They run on the thread that sets it; for a Work on a thread of dldist, or on the one that waits
+    for this future; and at once when it is done already.
+    """
+
+    __slots__ = ("__weakref__", "_callbacks", "_error", "_is_done", "_lock", "_value", "_waiters", "_work")
+
+    def __init__(self) -> None:
+        self._lock = allocate_lock()
+        self._is_done = False
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._callbacks: list[Callable[[Future], object]] = []
+        self._waiters: list[Any] = []
+        self._work: _core.Work | None = None
+
+    def done(self) -> bool:
+        """Whether it has a value or an exception."""
+        if self._work is not None and not self._is_done and self._work.is_completed():
+            self._take_from_work()
+        return self._is_done
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """The value, once it is there; raises the exception if there is one instead."""
+        if not self.done():
+            if self._work is not None:
+                try:
+                    self._work.wait(timeout)
+                except Exception:
+                    if not self._work.is_completed():
+                        raise
+                self._take_from_work()
+            else:
+                self._wait(timeout)
+        return self.value()
+
+    def _wait(self, timeout: float | None) -> None:
+        waiter = allocate_lock()
+        waiter.acquire()
+        with self._lock:
+            if self._is_done:
+                return
+            self._waiters.append(waiter)
+        seconds = -1.0 if timeout is None else min(_seconds(timeout), 1e9)
+        if waiter.acquire(True, seconds):
+            return
+        with self._lock:
+            if self._is_done:
+                return
+            self._waiters.remove(waiter)
+        raise _core.DistTimeoutError(f"Operation timed out! no value came within {seconds} s")
+
+    def value(self) -> Any:
+        """The value, which must be there."""
+        if not self.done():
+            raise RuntimeError("the future has no value yet: call wait() first")
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def exception(self) -> BaseException | None:
+        """The exception that it has instead of a value; None when there is none, or nothing yet."""
+        return self._error if self.done() else None
+
+    def set_result(self, value: Any) -> None:
+        """Give it its value, once."""
+        self._set(value, None)
+
+    def set_exception(self, error: BaseException) -> None:
+        """Give it an exception instead of a value."""
+        if not isinstance(error, BaseException):
+            raise TypeError(f"set_exception(): argument 'error' must be an exception, not {type(error).__name__}")
+        self._set(None, error)
+
+    def _set(self, value: Any, error: BaseException | None) -> None:
+        if self._work is not None or not self._settle(value, error):
+            raise RuntimeError("the future has its value already, or gets it from a work")
+
+    def _settle(self, value: Any, error: BaseException | None) -> bool:
+        with self._lock:
+            if self._is_done:
+                return False
+            self._value, self._error = value, error
+            self._is_done = True
+            waiters, self._waiters = self._waiters, []
+            callbacks, self._callbacks = self._callbacks, []
+        for waiter in waiters:
+            waiter.release()
+        for callback in callbacks:
+            _call(callback, self)
+        return True
+
+    def add_done_callback(self, callback: Callable[[Future], object]) -> None:
+        """Have callback(self) called when it is done."""
+        with self._lock:
+            is_done = self._is_done
+            if not is_done:
+                self._callbacks.append(callback)
+                is_first = len(self._callbacks) == 1
+        if is_done:
+            _call(callback, self)
+        elif self._work is not None and is_first:
+            self._work._watch(self._take_from_work)
+
+    def then(self, callback: Callable[[Future], object]) -> Future:
+        """A future of what callback(self) returns, called when this one is done."""
+        after = Future()
+
+        def run(done: Future) -> None:
+            try:
+                value = callback(done)
+            except BaseException as error:
+                after.set_exception(error)
+            else:
+                after.set_result(value)
+
+        self.add_done_callback(run)
+        return after
+
+    def _take_from_work(self) -> None:
+        work = self._work
+        error = work.exception()
+        self._settle(None if error is not None else work.result(), error)
+
+
+def _seconds(timeout: Any) -> float:
+    total = getattr(timeout, "total_seconds", None)
+    return float(total() if total is not None else timeout)
+
+
+def _call(callback: Callable[[Future], object], future: Future) -> None:
+    try:
+        callback(future)
+    except Exception as error:
+        import sys
+
+        # Nobody waits for what a callback returns: it is said aloud, and the others still run.
+        sys.unraisablehook(
+            type("Unraisable", (), {
+                "exc_type": type(error),
+                "exc_value": error,
+                "exc_traceback": error.__traceback__,
+                "err_msg": "Exception ignored in a callback of a dldist.Future",
+                "object": callback,
+            })()
+        )
+
+
+def future_of(work: _core.Work) -> Future:
+    future = Future()
+    future._work = work
+    return future
+
+
+def await_work(work: _core.Work) -> Generator[Any, None, list[Any]]:
+    """What __await__ of a work returns."""
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+
+    def resolve() -> None:
+        if not done.done():
+            done.set_result(None)
+
+    def tell() -> None:
+        try:
+            loop.call_soon_threadsafe(resolve)
+        except RuntimeError:
+            pass  # the loop is closed: nobody waits any more
+
+    def run() -> Generator[Any, None, list[Any]]:
+        if not work.is_completed():
+            work._watch(tell)
+            yield from done
+        return work.result()
+
+    return run()

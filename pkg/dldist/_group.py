@@ -1,0 +1,101 @@
+"""What groups do that is written in Python. Imported when first used."""
+
+from __future__ import annotations
+
+from dldist import _core
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class Coalescing:
+    """What Group.coalesce() gives: records calls of one kind, and makes one operation of them at the end."""
+
+    def __init__(self, group: _core.Group, *, timeout: Any = None, async_op: bool = False) -> None:
+        self._group = group
+        self._timeout = timeout
+        self._is_async = async_op
+        self._calls: list[tuple[str, Any, Any, Any]] = []
+        self._is_open = False
+        self.work: _core.Work | None = None
+        """The operation, with async_op, once the block has ended and if anything was called in it."""
+
+    def __enter__(self) -> Coalescing:
+        if self._is_open:
+            raise RuntimeError("this coalesce() is in use already")
+        before = self._group._set_recorder(self)
+        if before is not None:
+            self._group._set_recorder(before)
+            raise RuntimeError("coalesce() inside of coalesce()")
+        self._is_open = True
+        self._calls.clear()
+        self.work = None
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._group._set_recorder(None)
+        self._is_open = False
+        calls, self._calls = self._calls, []
+        if kind is None and calls:
+            self.work = self._run(calls)
+
+    def record(self, name: str, first: Any, second: Any, third: Any) -> None:
+        """Called by the group instead of running the call."""
+        op = (second if name == "all_reduce" else third) or _core.ReduceOp.SUM
+        if isinstance(op, str):
+            op = _core.ReduceOp(op)
+        if name == "all_gather_single":
+            op = None
+        if self._calls and self._calls[0][0] != name:
+            raise RuntimeError(
+                f"{name}(): coalesce() wants all calls to be of the same type, and {self._calls[0][0]}() came before"
+            )
+        if self._calls and self._calls[0][3] != op:
+            raise ValueError(f"{name}(): coalesce() wants one op for all calls: {self._calls[0][3]} and {op}")
+        self._calls.append((name, first, second, op))
+
+    def _run(self, calls: list[tuple[str, Any, Any, Any]]) -> _core.Work | None:
+        name, _, _, op = calls[0]
+        firsts = [call[1] for call in calls]
+        how = {"timeout": self._timeout, "async_op": self._is_async}
+        if name == "all_reduce":
+            return self._group.all_reduce_coalesced(firsts, op, **how)
+        seconds = [call[2] for call in calls]
+        if name == "all_gather_single":
+            return self._group.all_gather_single_coalesced(firsts, seconds, **how)
+        return self._group.reduce_scatter_coalesced(firsts, seconds, op, **how)
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Wait for the operation; nothing to wait for is fine."""
+        return self.work.wait(timeout) if self.work is not None else True
+
+
+class P2POp:
+    """One message of batch_isend_irecv: op is "isend" or "irecv", or the method Group.isend or Group.irecv."""
+
+    __slots__ = ("op", "peer", "tag", "tensor")
+
+    def __init__(self, op: Any, tensor: Any, peer: int | None, tag: int = 0) -> None:
+        name = op if isinstance(op, str) else getattr(op, "__name__", None)
+        if name not in ("isend", "irecv"):
+            raise ValueError(f"P2POp(): argument 'op' must be isend or irecv, not {op!r}")
+        self.op = name
+        self.tensor = tensor
+        self.peer = peer
+        self.tag = tag
+
+    def __repr__(self) -> str:
+        return f"P2POp({self.op!r}, peer={self.peer}, tag={self.tag})"
+
+
+def batch_isend_irecv(group: _core.Group, p2p_op_list: Any) -> list[_core.Work]:
+    if not isinstance(p2p_op_list, (list, tuple)) or not all(isinstance(op, P2POp) for op in p2p_op_list):
+        raise ValueError("batch_isend_irecv(): argument 'p2p_op_list' must be a list of P2POp")
+    # Receives first: what comes then finds its place.
+    works: list[Any] = [None] * len(p2p_op_list)
+    for kind in ("irecv", "isend"):
+        for index, op in enumerate(p2p_op_list):
+            if op.op == kind:
+                works[index] = getattr(group, kind)(op.tensor, op.peer, op.tag)
+    return works

@@ -1,0 +1,85 @@
+"""Teams of ranks for the group tests: processes that are started once and run many cases."""
+
+import os
+
+import dldist
+import group_workers
+import procs
+
+CASE_TIMEOUT_S = 25.0
+
+
+class Team:
+    """`size` processes in one group. run() has them run a case of group_workers and gives what each returned."""
+
+    def __init__(self, size, env=None, options=None):
+        self.size = size
+        self.children = procs.Group()
+        self.store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
+        self.port = self.store.port
+        try:
+            self.ranks = [
+                self.children.start(group_workers.member, self.port, rank, size, options, env=env) for rank in range(size)
+            ]
+            assert [child.recv() for child in self.ranks] == ["ready"] * size
+        except BaseException:
+            self.children.close()
+            raise
+
+    def run(self, case, *args, timeout=CASE_TIMEOUT_S):
+        for child in self.ranks:
+            child.send((case.__name__, args))
+        replies = [child.recv(timeout) for child in self.ranks]
+        errors = [reply for kind, reply in replies if kind == "error"]
+        assert not errors, "\n".join(f"{error['kinds'][0]}: {error['text']}" for error in errors)
+        return [reply for _, reply in replies]
+
+    def close(self):
+        try:
+            for child in self.ranks:
+                if child.process.poll() is None:
+                    child.send(None)
+            results = [child.result() for child in self.ranks]
+            noise = [child.stderr_text() for child in self.ranks]
+        finally:
+            self.children.close()
+        assert results == ["closed"] * self.size
+        assert noise == [""] * self.size, "\n".join(noise)
+
+
+class Teams:
+    """Those of a module, made when first asked for, and anew when a test has broken one."""
+
+    def __init__(self):
+        self._teams = {}
+
+    def __call__(self, size, **settings):
+        key = (size, tuple(sorted(settings.get("env", {}).items())))
+        team = self._teams.get(key)
+        if team is not None and any(child.process.poll() is not None for child in team.ranks):
+            team.children.close()
+            team = None
+        if team is None:
+            team = self._teams[key] = Team(size, **settings)
+        return team
+
+    def close(self):
+        failures = []
+        for team in self._teams.values():
+            try:
+                team.close()
+            except BaseException as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+
+def start_ranks(children, worker, size, *args, env=None):
+    """A worker on `size` processes that meet at a store of this one; returns the children and the store."""
+    store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
+    ranks = [children.start(worker, store.port, rank, size, *args, env=env) for rank in range(size)]
+    return ranks, store
+
+
+def host_name():
+    return os.uname().nodename

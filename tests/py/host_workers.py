@@ -1,0 +1,235 @@
+"""What the ranks of test_hosts.py do; see procs.py. One process is one rank.
+
+A rank tells the parent how it went with everything it needs to know: results are compared here, the errors there.
+"""
+
+import array
+import hashlib
+import os
+import random
+import struct
+import time
+
+import dldist
+import dlpack_producer
+import oracle
+
+
+def rank_main(channel, job, rank, size, address, job_args, options):
+    """Rank 0 serves the store and sends its port to the parent, who tells the others."""
+    if rank == 0:
+        store = dldist.TCPStore(address, 0, is_master=True, timeout=30, wait_for_workers=False)
+        channel.send(store.port)
+        channel.recv()
+    else:
+        store = dldist.TCPStore(address, channel.recv(), timeout=30)
+    group = dldist.Group(store, rank, size, **{"timeout": 20, "connect_timeout": 20, **options})
+    result = job(channel, group, *job_args)
+    group.close(timeout=5)
+    return result
+
+
+def start(channel, job, *args):
+    return rank_main(channel, globals()[job], *args)
+
+
+def describe(error):
+    """An error as the parent gets it, with the time (the clock is the machine's)."""
+    return {
+        "kind": type(error).__name__,
+        "text": str(error),
+        "rank": getattr(error, "rank", None),
+        "host": getattr(error, "host", None),
+        "pid": getattr(error, "pid", None),
+        "at": time.monotonic(),
+    }
+
+
+def attempt(function, *args, **options):
+    """None when it goes well, else what went wrong."""
+    began = time.monotonic()
+    try:
+        function(*args, **options)
+    except dldist.DistError as error:
+        return {**describe(error), "took": time.monotonic() - began}
+    return None
+
+
+def members(group):
+    return [(member.host, member.pid, member.transport) for member in group.members]
+
+
+def every_collective(_channel, group):
+    cases = oracle.all_cases(group.size)
+    for case in cases:
+        oracle.run(group, case)
+    for message in range(4):
+        exchange_all(group, 1000 * message)
+    group.monitored_barrier()
+    shuffled = random.Random(5).sample(cases, 60)
+    runs = [oracle.start(group, case, async_op=True) for case in shuffled]
+    for run in runs:
+        run.work.wait()
+        run.check()
+    return members(group)
+
+
+def exchange_all(group, count):
+    """A message from each to each, of itself too; received in the opposite order."""
+    inputs = [array.array("i", [group.rank * 1000 + dst] * count) for dst in range(group.size)]
+    outputs = [array.array("i", [0] * count) for _ in range(group.size)]
+    works = [group.isend(inputs[dst], dst, tag=dst) for dst in range(group.size)]
+    works += [group.irecv(outputs[src], src, tag=group.rank) for src in reversed(range(group.size))]
+    for work in works:
+        work.wait()
+    for src, output in enumerate(outputs):
+        assert output == array.array("i", [src * 1000 + group.rank] * count), f"message from {src}"
+
+
+def large_blocks(_channel, group, counts):
+    """Large enough for pieces, segments and several carriers."""
+    for number, count in enumerate(counts):
+        for op in oracle.COLLECTIVES:
+            root = number % group.size
+            oracle.run(group, oracle.Case(op, "f", count, root=root, seed=number))
+            if op in oracle.UNEVEN:
+                blocks = oracle.uneven(op, group.size)
+                oracle.run(group, oracle.Case(op, "h", counts=blocks, root=root, seed=number))
+
+
+def integer_results(_channel, group):
+    """A hash of what integer reductions gave."""
+    digest = hashlib.sha256()
+    for case in oracle.all_cases(group.size):
+        if case.code in "bhiqBHIQ":
+            run = oracle.start(group, case)
+            run.check()
+            for memory in run.memories:
+                digest.update(memory.data)
+    return digest.hexdigest()
+
+
+def leave_after_the_last_call(_channel, group, times):
+    """Whoever has done his part of a rooted operation may leave; the others still get what he has sent."""
+    for number in range(times):
+        child = group.split(list(range(group.size)))
+        op = ("reduce", "gather", "scatter", "broadcast")[number % 4]
+        count = (10, 3000, 200_000)[number % 3]
+        oracle.run(child, oracle.Case(op, "i", count, root=number // 4 % group.size, seed=number))
+        child.close(timeout=10)
+
+
+def noise(rank, count, code):
+    """Floats whose sum depends on the order, the same for the parent."""
+    dice = random.Random(f"{rank} {count}")
+    values = [dice.uniform(-1, 1) * 2.0 ** dice.randrange(-12, 12) for _ in range(count)]
+    if code == "bf16":
+        return b"".join(struct.pack("<f", value)[2:] for value in values)
+    return struct.pack(f"={count}{code}", *values)
+
+
+def tensor_of(memory, code):
+    if code == "bf16":
+        return dlpack_producer.Producer(memory, [len(memory) // 2], dtype=(dlpack_producer.BFLOAT, 16))
+    return memoryview(memory).cast(code)
+
+
+def float_bits(_channel, group, counts, codes):
+    """{(code, count): bytes} of sums of floats, and of the same as a reduction to every root and scattered."""
+    results = {}
+    for count in counts:
+        for code in codes:
+            memory = bytearray(noise(group.rank, count, code))
+            group.all_reduce(tensor_of(memory, code))
+            results[code, count] = bytes(memory)
+            for root in range(group.size):
+                reduced = bytearray(noise(group.rank, count, code))
+                group.reduce(tensor_of(reduced, code), root=root)
+                if root == group.rank:
+                    assert reduced == memory, f"reduce to {root} of {count} {code} is not all_reduce"
+    return results
+
+
+def float_bits_of_all_reduce(_channel, group, counts, codes):
+    results = {}
+    for count in counts:
+        for code in codes:
+            memory = bytearray(noise(group.rank, count, code))
+            group.all_reduce(tensor_of(memory, code))
+            results[code, count] = bytes(memory)
+    return results
+
+
+def all_reduce_nbytes(channel, group, count, times):
+    """Between two messages of the parent, nothing but `times` all_reduces of `count` floats."""
+    tensor = array.array("f", [1.0]) * count
+    group.all_reduce(tensor)
+    channel.send("ready")
+    channel.recv()
+    for _ in range(times):
+        group.all_reduce(tensor)
+    channel.send("done")
+    channel.recv()
+
+
+def all_reduce_until_error(channel, group, timeout, count=100_000):
+    """all_reduces without end, in turn on the group and on one of the same members; then once more on both."""
+    other = group.split(list(range(group.size)))
+    channel.send({"pid": os.getpid()})
+    groups = [group, other]
+    deadline = time.monotonic() + 30
+    calls = 0
+    while time.monotonic() < deadline:
+        failed = groups[calls % 2]
+        calls += 1
+        error = attempt(failed.all_reduce, array.array("i", [1]) * count, timeout=timeout)
+        if error is not None:
+            break
+    second = attempt(groups[calls % 2].barrier, timeout=timeout)
+    third = attempt(failed.barrier, timeout=timeout)
+    return {"calls": calls, "first": error, "other": second, "again": third}
+
+
+def idle_then_barrier(channel, group, timeout):
+    """Works once, is idle until the parent says so, and then calls a barrier."""
+    oracle.run(group, oracle.Case("all_reduce", "i", 1000))
+    channel.send({"pid": os.getpid()})
+    channel.recv()
+    return attempt(group.barrier, timeout=timeout)
+
+
+def late_for_cut(channel, group, timeout):
+    """An operation that starts while the cable is out."""
+    oracle.run(group, oracle.Case("all_reduce", "i", 1000))
+    channel.send("ready")
+    channel.recv()
+    began = time.monotonic()
+    error = attempt(oracle.run, group, oracle.Case("all_reduce", "d", 50_000, seed=3), timeout=timeout)
+    return error, time.monotonic() - began
+
+
+def monitored_barrier_error(channel, group, timeout):
+    oracle.run(group, oracle.Case("all_reduce", "i", 1000))
+    channel.send("ready")
+    channel.recv()
+    return attempt(group.monitored_barrier, timeout=timeout, wait_all_ranks=True)
+
+
+def listening(_channel, group):
+    """(address, port) of what this process listens on, as the kernel writes them."""
+    oracle.run(group, oracle.Case("all_to_all", "i", 1000))
+    sockets = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            sockets.add(os.readlink(f"/proc/self/fd/{name}"))
+        except OSError:
+            pass
+    found = []
+    for table in ("tcp", "tcp6"):
+        with open(f"/proc/self/net/{table}", encoding="ascii") as file:
+            for line in file.readlines()[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                    address, port = fields[1].rsplit(":", 1)
+                    found.append((address, int(port, 16)))
+    return found, members(group)

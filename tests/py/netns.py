@@ -1,0 +1,175 @@
+"""Hosts for tests: network namespaces of this machine on a switch of their own, which is a bridge in one more.
+
+    with netns.Hosts(2) as hosts:
+        child = hosts.start(procs, 0, workers.something)     # procs: the fixture
+        hosts.cut(1)                                         # pulls the cable of host 1
+
+The namespaces have no names. Each is held by a process that ends when this one does, whatever way it ends, and goes with
+it: there is nothing to clean up. Hosts have names of their own (UTS namespaces) and addresses of 10.212.0.0/24, which mean
+nothing outside them.
+"""
+
+import os
+import shutil
+import subprocess
+
+INTERFACE = "veth0"
+HOLDER_TIMEOUT_S = 10
+_unavailable = None
+
+
+class Unavailable(Exception):
+    """No namespaces can be made here."""
+
+
+def why_unavailable():
+    """What keeps us from making hosts, or None; tried once."""
+    global _unavailable
+    if _unavailable is None:
+        try:
+            with Hosts(2):
+                _unavailable = ""
+        except Unavailable as error:
+            _unavailable = str(error)
+    return _unavailable or None
+
+
+def run(command):
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unavailable(f"{command[0]}: {error}") from error
+    if done.returncode != 0:
+        raise Unavailable(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}")
+
+
+class Namespace:
+    """A network and a host name; lives as long as the process that holds it, which reads our pipe until it ends."""
+
+    def __init__(self, name):
+        self.name = name
+        command = ["unshare", "--net", "--uts", "sh", "-c", f"hostname {name} && echo ready && exec cat >/dev/null"]
+        self.holder = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        if self.holder.stdout.readline() != "ready\n":
+            self.holder.stdin.close()
+            self.holder.wait(HOLDER_TIMEOUT_S)
+            reason = self.holder.stderr.read().strip()
+            self.close()
+            raise Unavailable(f"making a namespace: {reason}")
+        self.ip("link", "set", "lo", "up")
+
+    @property
+    def pid(self):
+        return self.holder.pid
+
+    @property
+    def prefix(self):
+        """Before a command, runs it there, as the same process."""
+        return ["nsenter", "--target", str(self.pid), "--net", "--uts", "--"]
+
+    def ip(self, *words):
+        run([*self.prefix, "ip", *words])
+
+    def close(self):
+        self.holder.stdin.close()
+        try:
+            self.holder.wait(HOLDER_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.holder.kill()
+            self.holder.wait()
+        self.holder.stdout.close()
+        self.holder.stderr.close()
+
+
+class Hosts:
+    """`count` hosts, each with one network interface on the switch."""
+
+    def __init__(self, count):
+        if os.geteuid() != 0:
+            raise Unavailable("only root makes network namespaces")
+        for command, package in (("ip", "iproute2"), ("unshare", "util-linux"), ("nsenter", "util-linux")):
+            if shutil.which(command) is None:
+                raise Unavailable(f"there is no {command} (package {package})")
+        self.namespaces = []
+        self.switch = None
+        try:
+            self._make(count)
+        except BaseException:
+            self.close()
+            raise
+
+    def _make(self, count):
+        self.switch = Namespace("switch")
+        self.switch.ip("link", "add", "name", "bridge0", "type", "bridge")
+        self.switch.ip("link", "set", "bridge0", "up")
+        for number in range(count):
+            host = Namespace(f"host{number}")
+            self.namespaces.append(host)
+            port = f"port{number}"
+            self.switch.ip(
+                *f"link add name {port} type veth peer name {INTERFACE} netns {host.pid}".split()
+            )
+            self.switch.ip("link", "set", port, "master", "bridge0", "up")
+            host.ip("address", "add", f"{self.address(number)}/24", "dev", INTERFACE)
+            host.ip("link", "set", INTERFACE, "up")
+
+    @staticmethod
+    def address(number):
+        return f"10.212.0.{number + 1}"
+
+    def name(self, number):
+        return self.namespaces[number].name
+
+    def start(self, procs, number, function, *args, env=None):
+        """A child (procs.py) on that host."""
+        return procs.start(function, *args, env=env, prefix=self.namespaces[number].prefix)
+
+    def add_interface(self, number, name, address):
+        """One more interface that leads nowhere."""
+        host = self.namespaces[number]
+        host.ip("link", "add", "name", name, "type", "veth", "peer", "name", f"{name}-end")
+        host.ip("address", "add", address, "dev", name)
+        host.ip("link", "set", f"{name}-end", "up")
+        host.ip("link", "set", name, "up")
+
+    def cut(self, number):
+        """Pulls the cable: packets are lost, nobody is told."""
+        self.switch.ip("link", "set", f"port{number}", "nomaster")
+
+    def mend(self, number):
+        self.switch.ip("link", "set", f"port{number}", "master", "bridge0")
+
+    def unplug(self, number):
+        """Takes the interface down: the host itself has no way out any more."""
+        self.namespaces[number].ip("link", "set", INTERFACE, "down")
+
+    def sent_bytes(self, number):
+        """What the host has put on the wire, with all headers."""
+        return self._counters(number)[8]
+
+    def received_bytes(self, number):
+        return self._counters(number)[0]
+
+    def _counters(self, number):
+        with open(f"/proc/{self.namespaces[number].pid}/net/dev", encoding="ascii") as file:
+            for line in file:
+                name, colon, fields = line.partition(":")
+                if colon and name.strip() == INTERFACE:
+                    return [int(field) for field in fields.split()]
+        raise LookupError(f"{INTERFACE} of {self.name(number)}")
+
+    def close(self):
+        for namespace in reversed(self.namespaces):
+            namespace.close()
+        self.namespaces = []
+        if self.switch is not None:
+            self.switch.close()
+            self.switch = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_error):
+        self.close()

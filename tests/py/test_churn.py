@@ -1,0 +1,29 @@
+"""The parts of tests/chaos/soak.py for a short while, and chaos for some seconds."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+CHAOS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "chaos")
+sys.path.insert(0, CHAOS)
+
+import soak  # noqa: E402
+
+GROUPS, ITERATIONS = 50, 600
+
+
+@pytest.mark.deadline(90)
+@pytest.mark.parametrize("part", soak.PARTS)
+def test_nothing_is_left_over(procs, part):
+    ranks = 2 if "split" not in part else 3
+    soak.run_part(procs, part, ranks, GROUPS if part in soak.OF_GROUPS else ITERATIONS, 80)
+
+
+@pytest.mark.deadline(150)
+@pytest.mark.parametrize("options", [["--processes", "3"], ["--processes", "4", "--some-shm"]], ids=" ".join)
+def test_chaos_for_some_epochs(options):
+    command = [sys.executable, os.path.join(CHAOS, "chaos.py"), "--seed", "11", "--epochs", "12", *options]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=140)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

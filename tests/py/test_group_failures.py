@@ -1,0 +1,217 @@
+"""How groups fail: who is told, what, and how soon."""
+
+import signal
+import time
+
+import dldist
+import group_team
+import group_workers as cases
+import pytest
+
+HOST = group_team.host_name()
+
+
+@pytest.fixture(scope="module")
+def teams():
+    teams = group_team.Teams()
+    yield teams
+    teams.close()
+
+
+# ---- in one call
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("what", ["op", "dtype", "size", "root", "redop", "factor", "block"])
+def test_mismatch(teams, size, what):
+    """All ranks are told, and by both names."""
+    replies = teams(size).run(cases.mismatched, what)
+    for rank, (first, later) in enumerate(replies):
+        assert "DistMismatchError" in first["kinds"], (rank, first)
+        assert first["code"] == "MISMATCH" and first["seconds"] < 3
+        assert first["rank"] in range(size) and first["host"] and first["pid"], first
+        assert "DistMismatchError" in later["kinds"], (rank, later)
+    text = replies[0][0]["text"]
+    words = {"op": ["barrier", "all_reduce"], "dtype": ["int32", "float32"], "size": ["5 elements", "4 elements"],
+             "root": ["root 0", "root 1"], "redop": ["SUM", "MAX"], "factor": ["by 2", "by 3"],
+             "block": ["12", "16", "bytes"]}[what]
+    for word in words:
+        assert word in text, text
+
+
+@pytest.mark.parametrize("what", ["all_reduce", "recv", "recv any", "async", "default"])
+def test_time_out(teams, what):
+    error = teams(3).run(cases.too_late, what)[0]
+    assert "DistTimeoutError" in error["kinds"] and "TimeoutError" in error["kinds"], error
+    assert error["code"] == "OP_TIMED_OUT"
+    assert 0.25 < error["seconds"] < 2
+    assert "timed out" in error["text"] and "rank 0 of 3" in error["text"], error["text"]
+    if what in ("all_reduce", "async", "default"):
+        assert "1" in error["text"] and "2" in error["text"], error["text"]
+    if what == "recv":
+        assert error["rank"] == 1 and error["host"] == HOST
+
+
+def test_abort(teams):
+    for rank, (first, later) in enumerate(teams(3).run(cases.aborted)):
+        for error in (first, later):
+            assert "DistAbortedError" in error["kinds"], error
+            assert "enough of it" in error["text"] and "not heard" not in error["text"]
+        assert first["seconds"] < 2
+        if rank != 2:
+            assert first["rank"] == 2, first
+
+
+def test_abort_from_a_thread(teams):
+    for error in teams(2).run(cases.aborted_from_a_thread):
+        assert "DistAbortedError" in error["kinds"] and "by a thread" in error["text"], error
+        assert error["seconds"] < 2
+
+
+def test_close(teams):
+    for after, blocked in teams(2).run(cases.closed):
+        assert "DistBackendError" in after["kinds"] and after["code"] == "CLOSED", after
+        assert "closed" in after["text"]
+        assert "DistBackendError" in blocked["kinds"] and blocked["code"] == "CLOSED", blocked
+        assert blocked["seconds"] < 2
+
+
+def test_leaving_by_an_exception(teams):
+    left, heard = teams(2).run(cases.left_by_exception)
+    assert left["kinds"][0] == "LookupError"
+    assert "DistAbortedError" in heard["kinds"] and "no such thing" in heard["text"], heard
+
+
+@pytest.mark.parametrize(("absent", "is_all", "named"), [([1], False, "Rank 1 "), ([1, 2], True, "Ranks 1, 2 "),
+                                                         ([2, 3], False, "Rank 2 "), ([], True, None)])
+def test_monitored_barrier(teams, absent, is_all, named):
+    replies = teams(4).run(cases.monitored, absent, is_all, 0.5)
+    # It is no end of the group.
+    assert [again["kinds"] for _, again in replies] == [[]] * 4, replies
+    if named is None:
+        assert [first["kinds"] for first, _ in replies] == [[]] * 4
+        return
+    error = replies[0][0]
+    assert "DistTimeoutError" in error["kinds"], error
+    assert f"[Rank 0]: {named}failed to pass monitoredBarrier in 500 ms" in error["text"]
+    assert error["rank"] == absent[0] and error["host"] == HOST
+    for rank in range(1, 4):
+        assert f"Rank {rank} successfully reached monitoredBarrier" in replies[rank][0]["text"], replies[rank]
+
+
+# ---- processes that die
+
+
+@pytest.mark.parametrize("what", ["barrier", "all_reduce", "recv", "wait"])
+def test_peer_lost(procs, what):
+    """SIGKILL: everybody knows within a second, in every call and every group."""
+    ranks, _store = group_team.start_ranks(procs, cases.victim, 3, what)
+    pids = [child.recv()[1] for child in ranks]
+    time.sleep(0.1)
+    ranks[2].kill()
+    killed_at = time.monotonic()
+    for child in ranks[:2]:
+        results = child.recv(10)
+        for error in results:
+            assert "DistPeerLostError" in error["kinds"] and "ConnectionError" in error["kinds"], error
+            assert (error["rank"], error["host"], error["pid"]) == (2, HOST, pids[2]), error
+            assert error["code"] == "PEER_LOST"
+            assert "rank 2" in error["text"] and str(pids[2]) in error["text"]
+        assert results[0]["at"] - killed_at < 1.0
+    for child in ranks[:2]:
+        child.send("end")
+        assert child.result() is None
+        assert child.stderr_text() == ""
+
+
+@pytest.mark.parametrize("what", ["barrier", "all_reduce", "recv", "wait", "future", "monitored_barrier"])
+def test_interrupt(procs, what):
+    """Ctrl-C within 100 ms, and the others learn of it."""
+    ranks, _store = group_team.start_ranks(procs, cases.interrupted, 2, what)
+    for child in ranks:
+        child.recv()
+    time.sleep(0.3)
+    sent_at = time.monotonic()
+    ranks[0].kill(signal.SIGINT)
+    error, heard = ranks[0].recv(10), ranks[1].recv(10)
+    assert error["kinds"][0] == "KeyboardInterrupt", error
+    assert error["at"] - sent_at < 0.15, error["at"] - sent_at
+    assert "DistAbortedError" in heard["kinds"], heard
+    assert "interrupted" in heard["text"] and heard["rank"] == 0, heard
+    assert heard["at"] - sent_at < 1.0
+    for child in ranks:
+        child.send("end")
+        child.result()
+
+
+@pytest.mark.parametrize("how", ["pending", "watched", "blocked thread", "cycle", "global", "shared", "closed"])
+def test_exit_without_close(procs, how):
+    """Silent, and soon."""
+    ranks, _store = group_team.start_ranks(procs, cases.leaver, 2, how)
+    start = time.monotonic()
+    for child in ranks:
+        assert child.result() == "done"
+        assert child.stderr_text() == ""
+    assert time.monotonic() - start < 10
+
+
+def test_forks(procs):
+    child = procs.start(cases.forks)
+    lines, status = child.result()
+    assert status == 0
+    assert lines[-1] == "own True 5"
+    for line in lines[:-1]:
+        assert line.startswith("DistBackendError: "), lines
+    assert child.stderr_text() == ""
+
+
+# ---- meeting
+
+
+def test_nobody_comes():
+    store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
+    start = time.monotonic()
+    with pytest.raises(dldist.DistTimeoutError) as raised:
+        dldist.Group(store, 1, 3, connect_timeout=0.3)
+    assert time.monotonic() - start < 3
+    text = str(raised.value)
+    assert "rank 1" in text and "0" in text and "2" in text, text
+
+
+def test_connect_timeout_is_the_stores():
+    store = dldist.TCPStore("127.0.0.1", 0, is_master=True, timeout=0.3)
+    start = time.monotonic()
+    with pytest.raises(dldist.DistTimeoutError):
+        dldist.Group(store, 0, 2)
+    assert time.monotonic() - start < 3
+
+
+def test_connect_timeout_is_at_most_the_groups():
+    store = dldist.HashStore()
+    with pytest.raises(dldist.DistTimeoutError):
+        dldist.Group(store, 0, 2, timeout=0.2)
+
+
+@pytest.mark.parametrize(("rank", "size"), [(2, 2), (-1, 2), (0, 0), (0, -1)])
+def test_impossible_ranks(rank, size):
+    with pytest.raises(ValueError):
+        dldist.Group(dldist.HashStore(), rank, size)
+
+
+def test_no_store():
+    with pytest.raises(ValueError, match="store"):
+        dldist.Group(None, 0, 2)
+    with pytest.raises(TypeError, match="store"):
+        dldist.Group("store", 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [("DLDIST_PORT_RANGE", "a-b", "range of ports"), ("DLDIST_PORT_RANGE", "9-5", "range of ports"),
+     ("DLDIST_SHM", "yes", '"0" or "1"'), ("DLDIST_TCP_LANES", "0", "number"),
+     ("DLDIST_ALGORITHM", "all_reduce=nonsense", "nonsense")],
+)
+def test_wrong_settings(procs, name, value, text):
+    child = procs.start(cases.open_alone, env={name: value})
+    kinds, message = child.result()
+    assert "ValueError" in kinds and name in message and text in message

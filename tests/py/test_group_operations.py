@@ -1,0 +1,93 @@
+"""Every operation, over dtypes and world sizes, against plain Python; see group_workers.py."""
+
+import importlib.util
+
+import group_team
+import group_workers as cases
+import pytest
+
+SIZES = [1, 2, 3, 4]
+COUNTS = [0, 1, 5, 1000]
+HAS_NUMPY = importlib.util.find_spec("numpy") is not None
+
+needs_numpy = pytest.mark.skipif(not HAS_NUMPY, reason="NumPy is not installed")
+
+
+@pytest.fixture(scope="module")
+def teams():
+    teams = group_team.Teams()
+    yield teams
+    teams.close()
+
+
+DTYPES = [*cases.INT_CODES, *cases.FLOAT_CODES, "?", *cases.NUMPY_DTYPES]
+
+
+def dtypes_for(size):
+    """All of them with two ranks, some of each sort with the others."""
+    return DTYPES if size == 2 else ["b", "Q", "f", "?"]
+
+
+def cases_of(dtypes):
+    return [pytest.param(size, name, marks=needs_numpy if name in cases.NUMPY_DTYPES else [])
+            for size in SIZES for name in dtypes(size)]
+
+
+@pytest.mark.parametrize(("size", "name"), cases_of(dtypes_for))
+def test_reductions(teams, size, name):
+    teams(size).run(cases.sweep_reductions, name, COUNTS)
+
+
+@pytest.mark.parametrize(("size", "name"), cases_of(dtypes_for))
+def test_movements(teams, size, name):
+    teams(size).run(cases.sweep_movements, name, COUNTS)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    "case",
+    [cases.uneven, cases.coalesced, cases.coalescing, cases.strided, cases.overlapping, cases.premultiplied,
+     cases.point_to_point, cases.shared_arrays],
+    ids=lambda case: case.__name__,
+)
+def test_case(teams, size, case):
+    teams(size).run(case)
+
+
+@needs_numpy
+@pytest.mark.parametrize("size", [2, 3])
+def test_transposed(teams, size):
+    teams(size).run(cases.transposed)
+
+
+@pytest.mark.torch
+@pytest.mark.deadline(60)
+def test_with_torch(teams):
+    teams(2).run(cases.with_torch, timeout=50)
+
+
+def test_large(teams):
+    """Beyond what is sent eagerly, and no multiple of anything."""
+    teams(2).run(cases.sweep_reductions, "f", [150_007], ["MAX"])
+    teams(3).run(cases.sweep_movements, "q", [60_013])
+
+
+@pytest.mark.parametrize("env", [{"DLDIST_SHM": "0"}, {"DLDIST_ALGORITHM": "flat"}], ids=["tcp", "flat"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_other_ways(teams, size, env):
+    """Without shared memory, and without the short cuts."""
+    team = teams(size, env=env)
+    for name in ("f", "b"):
+        team.run(cases.sweep_reductions, name, [1, 1000])
+        team.run(cases.sweep_reductions, name, [30_011], ["SUM"])
+        team.run(cases.sweep_movements, name, [1, 1000])
+    team.run(cases.point_to_point)
+    team.run(cases.strided)
+    transports = {member[3] for members, *_ in team.run(cases.membership) for member in members}
+    assert ("shared memory" in transports) == ("DLDIST_SHM" not in env)
+
+
+def test_message_that_does_not_fit(teams):
+    _, error = teams(2).run(cases.too_short)
+    assert error is not None and "DistError" in error["kinds"] or "ValueError" in error["kinds"], error
+    teams(2).run(cases.point_to_point)

@@ -1,0 +1,186 @@
+"""Works, futures, callbacks; groups of groups."""
+
+import re
+import threading
+import time
+
+import dldist
+import group_team
+import group_workers as cases
+import pytest
+from procs import poll_until
+
+
+@pytest.fixture(scope="module")
+def teams():
+    teams = group_team.Teams()
+    yield teams
+    teams.close()
+
+
+@pytest.fixture
+def alone():
+    with dldist.Group(None, 0, 1) as group:
+        yield group
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("case", [cases.async_forms, cases.many_works, cases.dropped, cases.in_threads],
+                         ids=lambda case: case.__name__)
+def test_case(teams, size, case):
+    teams(size).run(case)
+
+
+@pytest.mark.parametrize("what", ["questions", "await", "futures", "dropped"])
+def test_unfinished(teams, what):
+    assert teams(2).run(cases.late_partner, what)[0] == 1
+
+
+def test_callbacks(teams):
+    """On dldist's own thread when they have to wait, with the result in place; at once else."""
+    seen = teams(2).run(cases.late_partner, "callbacks")[0]
+    assert seen == [(True, "dldist-completion", 1, True), True]
+
+
+def test_failing_works(teams):
+    for result, text in teams(2).run(cases.failing_works):
+        assert result == "awaited"
+        assert "recv" in text and "timed out" in text
+
+
+def test_members(teams):
+    replies = teams(3).run(cases.membership)
+    pids = [pid for _, pid, *_ in replies]
+    for rank, (members, _, first, host) in enumerate(replies):
+        assert first == 0 and host == members[-1][1]
+        assert [member[0] for member in members] == [0, 1, 2]
+        assert [member[2] for member in members] == pids
+        assert all(member[4] for member in members)
+        assert members[rank][3] == "self"
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_splits(teams, size):
+    names = teams(size).run(cases.splits)
+    assert names[0].startswith("default/")
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_more_worlds(teams, size):
+    team = teams(size)
+    for _ in range(2):  # the names can be used again
+        team.run(cases.more_worlds, team.port)
+
+
+@pytest.mark.deadline(60)
+def test_ranks_as_threads(procs):
+    store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
+    child = procs.start(cases.ranks_as_threads, store.port, 3)
+    assert child.result(50) == [(3.0, 2), (3.0, 0), (3.0, 1)]
+
+
+@pytest.mark.deadline(90)
+def test_coming_and_going_leaves_nothing(teams):
+    """100 times: descriptors, threads, mappings and memory are where they were."""
+    team = teams(2)
+    for before, after in team.run(cases.open_and_close, team.port, 0, 100, timeout=80):
+        assert after[:2] == before[:2], (before, after)
+        assert after[2] <= before[2] + 4, (before, after)
+        assert after[3] - before[3] < 8 << 20, (before, after)
+
+
+# ---- one process is enough
+
+
+def test_futures():
+    future = dldist.Future()
+    seen = []
+    future.add_done_callback(lambda done: seen.append(done.value()))
+    after = future.then(lambda done: done.value() + 1)
+    assert not future.done() and future.exception() is None
+    with pytest.raises(RuntimeError):
+        future.value()
+    with pytest.raises(dldist.DistTimeoutError):
+        future.wait(0.01)
+    waiting = []
+    threads = [threading.Thread(target=lambda: waiting.append(future.wait(10))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    future.set_result(41)
+    for thread in threads:
+        thread.join()
+    assert seen == [41] and waiting == [41] * 3
+    assert future.wait() == future.value() == 41 and after.wait() == 42
+    future.add_done_callback(lambda done: seen.append("at once"))
+    assert seen == [41, "at once"]
+    with pytest.raises(RuntimeError):
+        future.set_result(1)
+    failed = dldist.Future()
+    failed.set_exception(LookupError("why"))
+    with pytest.raises(LookupError, match="why"):
+        failed.wait()
+    with pytest.raises(LookupError):
+        failed.then(lambda done: done.value()).wait()
+    assert isinstance(failed.exception(), LookupError)
+    with pytest.raises(TypeError):
+        dldist.Future().set_exception("text")
+
+
+def test_future_of_a_work_takes_no_value(alone):
+    future = alone.barrier(async_op=True).get_future()
+    with pytest.raises(RuntimeError):
+        future.set_result(1)
+    assert future.wait() == []
+
+
+def test_interrupting_signals_reach_callbacks_free_waits(alone):
+    """A work that is waited for by many threads wakes them all."""
+    tensor = bytearray(4)
+    work = alone.irecv(tensor, 0)
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(work.wait(10))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    alone.send(b"\1\2\3\4", 0)
+    for thread in threads:
+        thread.join(10)
+    assert results == [True] * 4 and bytes(tensor) == b"\1\2\3\4"
+
+
+def test_pending_calls_let_dropped_tensors_go(alone):
+    """Also when dldist is not called again."""
+    tensor = bytearray(4)
+    alone.irecv(tensor, 0)
+    sender = threading.Thread(target=alone.send, args=(b"abcd", 0))
+    sender.start()
+    sender.join()
+
+    def is_free():
+        try:
+            tensor.append(0)
+        except BufferError:
+            return False
+        return True
+
+    poll_until(is_free)
+    assert bytes(tensor[:4]) == b"abcd"
+
+
+def test_wait_returns_at_once_when_done(alone):
+    work = alone.all_reduce(bytearray(4), async_op=True)
+    work.wait()
+    start = time.monotonic()
+    assert work.wait(0) and time.monotonic() - start < 1
+
+
+def test_a_dropped_group_closes():
+    for _ in range(20):
+        group = dldist.Group(None, 0, 1)
+        group.all_reduce(bytearray(4), async_op=True)
+        del group
+
+
+def test_name_of_a_split(alone):
+    assert alone.split([0]).name == "default/0"
+    assert alone.split((0,), name="x").name == "x"
+    assert re.fullmatch(r"<dldist.Group 'default': rank 0 of 1>", repr(alone))

@@ -1,0 +1,350 @@
+"""Groups over several hosts, which are network namespaces (netns.py): shared memory inside, TCP between them."""
+
+import array
+import struct
+import time
+
+import netns
+import procs as procs_module
+import pytest
+
+import host_workers
+
+pytestmark = pytest.mark.skipif(netns.why_unavailable() is not None, reason=f"no hosts: {netns.why_unavailable()}")
+
+# The host of each rank.
+TWO_BY_TWO = (0, 0, 1, 1)
+LAYOUTS = [(0, 1), (0, 1, 2), (0, 0, 1), (0, 1, 1), TWO_BY_TWO, (0, 1, 0, 1), (1, 0, 0, 1, 0)]
+
+
+class Team:
+    """One process a rank, spread over hosts."""
+
+    def __init__(self, procs, hosts, layout, job, *args, env=None, **options):
+        self.hosts, self.layout = hosts, layout
+        address = hosts.address(layout[0])
+        self.children = [
+            hosts.start(
+                procs, host, host_workers.start, job, rank, len(layout), address, args, options,
+                env=env[rank] if isinstance(env, list) else env,
+            )  # fmt: skip
+            for rank, host in enumerate(layout)
+        ]
+        self.port = self.children[0].recv()
+        for child in self.children:
+            child.send(self.port)
+
+    def recv(self, timeout=20):
+        return [child.recv(timeout) for child in self.children]
+
+    def send(self, message="go"):
+        for child in self.children:
+            child.send(message)
+
+    def results(self, timeout=30):
+        """All of them; a failure shows what became of every rank."""
+        results, failures = [], []
+        deadline = time.monotonic() + timeout
+        for rank, child in enumerate(self.children):
+            try:
+                results.append(child.result(max(deadline - time.monotonic(), 0.5)))
+            except procs_module.ChildFailed as failure:
+                failures.append(f"rank {rank}: {failure}")
+        assert not failures, "\n".join(failures)
+        return results
+
+    def ranks_of(self, host):
+        return [rank for rank, its_host in enumerate(self.layout) if its_host == host]
+
+    def others_of(self, rank):
+        return [other for other, host in enumerate(self.layout) if host != self.layout[rank]]
+
+
+@pytest.fixture
+def hosts(procs):
+    """hosts(count); gone after the children."""
+    made = []
+
+    def make(count):
+        made.append(netns.Hosts(count))
+        return made[-1]
+
+    yield make
+    procs.close()
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def team(procs, hosts):
+    def make(layout, job, *args, **options):
+        return Team(procs, hosts(max(layout) + 1), layout, job, *args, **options)
+
+    return make
+
+
+def name(layout):
+    return "hosts " + "".join(str(host) for host in layout)
+
+
+# ---- what comes out
+
+
+@pytest.mark.deadline(90)
+@pytest.mark.parametrize("algorithm", ["", "flat"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=name)
+def test_every_collective(team, layout, algorithm):
+    ours = team(layout, "every_collective", env={"DLDIST_ALGORITHM": algorithm})
+    for rank, members in enumerate(ours.results(80)):
+        assert [host for host, _, _ in members] == [ours.hosts.name(host) for host in layout]
+        assert [pid for _, pid, _ in members] == [child.pid for child in ours.children]
+        for other, (_, _, transport) in enumerate(members):
+            if other == rank:
+                assert transport == "self"
+            else:
+                assert transport == ("shared memory" if layout[other] == layout[rank] else "TCP")
+
+
+@pytest.mark.deadline(90)
+@pytest.mark.parametrize("layout", [(0, 1), (0, 0, 1), TWO_BY_TWO], ids=name)
+def test_large_blocks(team, layout):
+    team(layout, "large_blocks", [100_000, 1_500_000]).results(80)
+
+
+@pytest.mark.deadline(60)
+@pytest.mark.parametrize("algorithm", ["", "flat", "reduce=direct"])
+@pytest.mark.parametrize("layout", [(0, 1), (0, 1, 2), TWO_BY_TWO], ids=name)
+def test_leaving_after_the_last_call(team, layout, algorithm):
+    team(layout, "leave_after_the_last_call", 60, env={"DLDIST_ALGORITHM": algorithm}).results(50)
+
+
+@pytest.mark.deadline(90)
+def test_integers_do_not_depend_on_the_way(team):
+    ways = [
+        (TWO_BY_TWO, ""), (TWO_BY_TWO, "flat"), ((0, 1, 0, 1), ""), ((0, 0, 0, 0), ""), ((0, 1, 2, 3), ""),
+        (TWO_BY_TWO, "flat,all_reduce=ring,reduce=direct,reduce_scatter=ring"),
+    ]  # fmt: skip
+    hashes = [team(layout, "integer_results", env={"DLDIST_ALGORITHM": text}).results() for layout, text in ways]
+    # A reduce leaves each rank something else, so ranks differ; a rank's results do not depend on the way.
+    assert all(one == hashes[0] for one in hashes)
+
+
+def fold(parts):
+    """The sum of arrays of floats in their order, rounded at every step."""
+    total = parts[0]
+    for part in parts[1:]:
+        total = array.array(total.typecode, (a + b for a, b in zip(total, part, strict=True)))
+    return total
+
+
+FLOAT_COUNTS = [1, 7, 1000, 40_000]
+
+
+def expected_sum(code, count, order):
+    """`order`: lists of ranks. Sums inside the lists, then over the lists."""
+    is_narrow = code == "bf16"
+
+    def of(rank):
+        data = host_workers.noise(rank, count, code)
+        if is_narrow:
+            data = b"".join(b"\0\0" + data[i : i + 2] for i in range(0, len(data), 2))
+        return array.array("f" if is_narrow else code, data)
+
+    total = fold([fold([of(rank) for rank in ranks]) for ranks in order])
+    if not is_narrow:
+        return total.tobytes()
+    bits = struct.unpack(f"<{count}I", total.tobytes())
+    return struct.pack(f"<{count}H", *((word + 0x7FFF + (word >> 16 & 1)) >> 16 for word in bits))
+
+
+@pytest.mark.deadline(90)
+@pytest.mark.parametrize(
+    "layout, algorithm, order",
+    [
+        (TWO_BY_TWO, "", [[0, 1], [2, 3]]),
+        ((0, 1, 0, 1), "", [[0, 2], [1, 3]]),
+        ((0, 0, 1), "", [[0, 1], [2]]),
+        ((1, 0, 0, 1, 0), "", [[0, 3], [1, 2, 4]]),
+        ((0, 1, 2), "all_reduce=exchange,reduce=direct", [[0, 1, 2]]),
+        (TWO_BY_TWO, "flat,all_reduce=exchange,reduce=direct", [[0, 1, 2, 3]]),
+    ],
+)
+def test_order_of_floats(team, layout, algorithm, order):
+    ours = team(layout, "float_bits", FLOAT_COUNTS, ["f", "d", "bf16"], env={"DLDIST_ALGORITHM": algorithm})
+    results = ours.results(60)
+    assert all(result == results[0] for result in results)
+    for (code, count), got in results[0].items():
+        assert got == expected_sum(code, count, order), f"{count} {code}"
+
+
+@pytest.mark.deadline(60)
+@pytest.mark.parametrize("algorithm", ["all_reduce=ring", "all_reduce=doubling"])
+def test_bits_are_the_same_on_all_ranks(team, algorithm):
+    env = {"DLDIST_ALGORITHM": f"flat,{algorithm},reduce=direct"}
+    # reduce and all_reduce differ here; so only what all ranks have is compared.
+    ours = team((0, 1, 2), "float_bits_of_all_reduce", FLOAT_COUNTS, ["f", "bf16"], env=env)
+    results = ours.results(50)
+    assert all(result == results[0] for result in results)
+
+
+# ---- which way the bytes go
+
+
+@pytest.mark.deadline(60)
+@pytest.mark.parametrize("layout", [(0, 1), TWO_BY_TWO, (0, 1, 0, 1, 0, 1)], ids=name)
+def test_every_byte_crosses_once(team, layout):
+    """Between two hosts an all_reduce has to move the array once in each direction."""
+    count, times = 1_000_000, 4
+    ours = team(layout, "all_reduce_nbytes", count, times)
+    ours.recv()
+    before = [ours.hosts.sent_bytes(host) for host in range(2)]
+    ours.send()
+    ours.recv()
+    after = [ours.hosts.sent_bytes(host) for host in range(2)]
+    ours.send()
+    ours.results()
+    for host in range(2):
+        share = (after[host] - before[host]) / (4 * count * times)
+        assert 1.0 <= share < 1.06, f"host {host} sent {share:.3f} times the array"
+
+
+@pytest.mark.deadline(60)
+def test_interfaces_by_name(procs, hosts):
+    two = hosts(2)
+    for host in range(2):
+        # The same address on both, as bridges of containers have it.
+        two.add_interface(host, "aaa0", "10.213.0.1/24")
+    for env in ({"DLDIST_SOCKET_IFNAME": "veth0"}, {"GLOO_SOCKET_IFNAME": "veth0"}, {}):
+        for _found, members in Team(procs, two, (0, 1), "listening", env=env).results():
+            assert members[0][2] == "TCP" or members[1][2] == "TCP"
+
+
+def test_unknown_interface_is_an_error_that_lists_those_there_are(procs, hosts):
+    env = [{}, {"DLDIST_SOCKET_IFNAME": "eth7"}]
+    ours = Team(procs, hosts(2), (0, 1), "listening", env=env, connect_timeout=3)
+    with pytest.raises(AssertionError, match="eth7") as failure:
+        ours.children[1].result()
+    assert "veth0" in str(failure.value)
+    with pytest.raises(AssertionError, match="DistTimeoutError: .*missing: 1"):
+        ours.children[0].result()
+
+
+def test_interface_that_leads_nowhere_is_an_error_in_time(procs, hosts):
+    two = hosts(2)
+    for host in range(2):
+        two.add_interface(host, "aaa0", f"10.213.{host}.1/24")
+    began = time.monotonic()
+    ours = Team(procs, two, (0, 1), "listening", env={"DLDIST_SOCKET_IFNAME": "aaa0"}, timeout=3, connect_timeout=3)
+    texts = []
+    for child in ours.children:
+        with pytest.raises(AssertionError) as failure:
+            child.result()
+        texts.append(str(failure.value))
+    assert time.monotonic() - began < 15
+    assert any("10.213." in text for text in texts), texts
+
+
+@pytest.mark.deadline(60)
+def test_range_of_ports(team):
+    ours = team((0, 1, 1, 0), "listening", env={"DLDIST_PORT_RANGE": "40100-40109"})
+    for found, _members in ours.results():
+        ports = [port for _, port in found if port != ours.port]
+        assert ports and all(40100 <= port <= 40109 for port in ports)
+
+
+# ---- when something goes wrong
+
+
+@pytest.mark.deadline(60)
+@pytest.mark.parametrize("algorithm", ["", "flat"])
+@pytest.mark.parametrize("layout", [(0, 1), (0, 0, 1), TWO_BY_TWO], ids=name)
+def test_cut_cable_costs_the_time_out_and_names_who_is_missing(team, layout, algorithm):
+    ours = team(layout, "all_reduce_until_error", 2.0, env={"DLDIST_ALGORITHM": algorithm})
+    ours.recv()
+    time.sleep(0.3)  # in the middle of them
+    ours.hosts.cut(1)
+    cut_at = time.monotonic()
+    for rank, result in enumerate(ours.results()):
+        assert result["calls"] > 1
+        for error in (result["first"], result["other"], result["again"]):
+            assert error is not None
+            assert error["kind"] == "DistTimeoutError", error
+            assert error["rank"] in ours.others_of(rank), error
+        assert 1.0 < result["first"]["at"] - cut_at < 5.0
+        assert ours.hosts.name(1 - layout[rank]) in result["first"]["text"]
+        for other in ours.others_of(rank):
+            assert f"{other}" in result["first"]["text"]
+
+
+@pytest.mark.deadline(60)
+def test_interface_that_goes_down(team):
+    ours = team(TWO_BY_TWO, "all_reduce_until_error", 2.0)
+    ours.recv()
+    time.sleep(0.3)
+    ours.hosts.unplug(1)
+    for rank, result in enumerate(ours.results()):
+        error = result["first"]
+        assert error["kind"] in ("DistTimeoutError", "DistPeerLostError"), error
+        assert error["rank"] in ours.others_of(rank)
+
+
+@pytest.mark.deadline(60)
+@pytest.mark.parametrize("seconds", [0.5, 3.0])
+def test_cable_that_comes_back_in_time(team, seconds):
+    ours = team(TWO_BY_TWO, "late_for_cut", 20.0)
+    ours.recv()
+    ours.hosts.cut(0)
+    ours.send()
+    time.sleep(seconds)
+    ours.hosts.mend(0)
+    for error, took in ours.results():
+        assert error is None, error
+        assert took > seconds * 0.8
+
+
+@pytest.mark.deadline(60)
+@pytest.mark.parametrize("algorithm", ["", "flat"])
+@pytest.mark.parametrize("layout", [(0, 1), TWO_BY_TWO, (0, 1, 2)], ids=name)
+def test_killed_process_on_another_host(team, layout, algorithm):
+    ours = team(layout, "all_reduce_until_error", 15.0, env={"DLDIST_ALGORITHM": algorithm})
+    pid = ours.recv()[-1]["pid"]
+    time.sleep(0.3)
+    victim = len(layout) - 1
+    killed_at = time.monotonic()
+    ours.children[victim].kill()
+    for child in ours.children[:-1]:
+        result = child.result()
+        for error in (result["first"], result["other"], result["again"]):
+            assert error["kind"] == "DistPeerLostError", error
+            assert (error["rank"], error["host"], error["pid"]) == (victim, ours.hosts.name(layout[victim]), pid)
+        assert result["first"]["at"] - killed_at < 1.0
+        assert result["other"]["at"] - killed_at < 1.5
+
+
+@pytest.mark.deadline(60)
+def test_death_while_all_are_idle(team):
+    ours = team(TWO_BY_TWO, "idle_then_barrier", 15.0)
+    pid = ours.recv()[3]["pid"]
+    ours.children[3].kill()
+    time.sleep(1.0)
+    for child in ours.children[:3]:
+        child.send("go")
+    for child in ours.children[:3]:
+        error = child.result()
+        assert error["kind"] == "DistPeerLostError", error
+        assert (error["rank"], error["host"], error["pid"]) == (3, "host1", pid)
+        assert error["took"] < 0.5
+
+
+@pytest.mark.deadline(60)
+def test_monitored_barrier_names_those_beyond_the_cut(team):
+    ours = team(TWO_BY_TWO, "monitored_barrier_error", 2.0)
+    ours.recv()
+    ours.hosts.cut(1)
+    ours.send()
+    errors = ours.results()
+    assert errors[0]["kind"] == "DistTimeoutError", errors[0]
+    assert errors[0]["rank"] == 2
+    assert "2" in errors[0]["text"] and "3" in errors[0]["text"]
+    assert errors[0]["host"] == "host1"
+    assert all(error is not None for error in errors)

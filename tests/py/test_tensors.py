@@ -1,0 +1,722 @@
+"""What counts as a tensor, how it is read, and that everything borrowed is given back."""
+
+import array
+import ctypes
+import gc
+import struct
+import sys
+
+import dlpack_producer as dl
+import pytest
+
+from dldist import _core
+
+NATIVE_FORMATS = {
+    "?": "bool",
+    "b": "int8",
+    "B": "uint8",
+    "c": "uint8",
+    "h": "int16",
+    "H": "uint16",
+    "i": "int32",
+    "I": "uint32",
+    "l": f"int{8 * struct.calcsize('l')}",
+    "L": f"uint{8 * struct.calcsize('L')}",
+    "q": "int64",
+    "Q": "uint64",
+    "n": f"int{8 * struct.calcsize('n')}",
+    "N": f"uint{8 * struct.calcsize('N')}",
+    "f": "float32",
+    "d": "float64",
+}
+OURS, OTHERS = ("<", ">") if sys.byteorder == "little" else (">", "<")
+
+
+def see(tensor, writable=False):
+    return _core._describe_tensor(tensor, writable)
+
+
+def floats(*values):
+    return bytearray(struct.pack(f"{len(values)}f", *values))
+
+
+def copy_out(tensor, nbytes):
+    """The elements in row-major order, as raw bytes of float32."""
+    packed = memoryview(bytearray(nbytes)).cast("f")
+    _core._copy_tensor(packed, tensor)
+    return packed.tolist()
+
+
+# The buffer protocol
+
+
+@pytest.mark.parametrize("code", NATIVE_FORMATS)
+def test_native_formats(code):
+    view = memoryview(bytearray(3 * struct.calcsize(code))).cast(code)
+    seen = see(view, True)
+    assert (seen["dtype"], seen["shape"], seen["route"]) == (NATIVE_FORMATS[code], (3,), "buffer")
+    assert seen["strides"] == (struct.calcsize(code),)
+    assert not seen["is_readonly"] and seen["is_contiguous"] and seen["device"] == "cpu"
+
+
+@pytest.mark.parametrize("code", "bBhHiIlLqQfd")
+def test_array_array(code):
+    assert see(array.array(code, [1, 2]), True)["count"] == 2
+
+
+@pytest.mark.parametrize(
+    "kind,dtype",
+    [
+        (ctypes.c_float, "float32"),
+        (ctypes.c_double, "float64"),
+        (ctypes.c_bool, "bool"),
+        (ctypes.c_char, "uint8"),
+        (ctypes.c_byte, "int8"),
+        (ctypes.c_short, "int16"),
+        (ctypes.c_int, "int32"),
+        (ctypes.c_long, f"int{8 * ctypes.sizeof(ctypes.c_long)}"),
+        (ctypes.c_ulonglong, "uint64"),
+        (ctypes.c_size_t, f"uint{8 * ctypes.sizeof(ctypes.c_size_t)}"),
+    ],
+)
+def test_ctypes_arrays(kind, dtype):
+    seen = see((kind * 3 * 2)(), True)
+    assert (seen["dtype"], seen["shape"], seen["is_contiguous"]) == (dtype, (2, 3), True)
+    assert see(kind(), True)["shape"] == ()
+
+
+def test_bytes_are_read_only():
+    assert see(b"abc")["is_readonly"]
+    with pytest.raises(ValueError, match=r"argument 'object' is written to, and this bytes is read-only: a writable"):
+        see(b"abc", True)
+    with pytest.raises(ValueError, match="this memoryview is read-only"):
+        see(memoryview(bytearray(4)).toreadonly(), True)
+
+
+def test_other_byte_order_is_refused():
+    kind = ctypes.c_float.__ctype_be__ if sys.byteorder == "little" else ctypes.c_float.__ctype_le__
+    with pytest.raises(TypeError, match=f"byte order of other machines .format '{OTHERS}f'.: convert it first"):
+        see((kind * 2)())
+
+
+@pytest.mark.parametrize("kind", [ctypes.c_longdouble, ctypes.c_void_p, ctypes.c_wchar, ctypes.py_object])
+def test_other_formats_are_refused(kind):
+    with pytest.raises(TypeError, match="which is no dtype of dldist"):
+        see((kind * 2)())
+
+
+def test_structures_are_refused():
+    class Pair(ctypes.Structure):
+        _fields_ = [("a", ctypes.c_int), ("b", ctypes.c_float)]
+
+    with pytest.raises(TypeError, match="which is no dtype of dldist"):
+        see((Pair * 2)())
+
+
+def test_strided_buffers():
+    memory = memoryview(bytearray(range(8)))
+    seen = see(memory[6::-2], True)
+    assert (seen["shape"], seen["strides"], seen["is_contiguous"]) == ((4,), (-2,), False)
+    out = bytearray(4)
+    _core._copy_tensor(out, memory[6::-2])
+    assert out == bytes([6, 4, 2, 0])
+    _core._copy_tensor(memory[::2], b"wxyz")
+    assert bytes(memory) == b"w\x01x\x03y\x05z\x07"
+
+
+def test_empty_and_scalar_buffers():
+    seen = see(bytearray(), True)
+    assert (seen["count"], seen["is_contiguous"]) == (0, True)
+    seen = see(memoryview(bytearray(4)).cast("f", ()), True)
+    assert (seen["count"], seen["shape"], seen["is_contiguous"]) == (1, (), True)
+    seen = see(memoryview(bytearray(4)).cast("f", (1, 1, 1)), True)
+    assert (seen["count"], seen["is_contiguous"]) == (1, True)
+    _core._copy_tensor(bytearray(), b"")
+
+
+def test_unaligned_elements_are_packed():
+    memory = memoryview(bytearray(9))[1:].cast("f")
+    seen = see(memory, True)
+    assert seen["is_contiguous"] == (seen["data"] % 4 == 0)
+    _core._copy_tensor(memory, array.array("f", [1, 2]))
+    assert memory.tolist() == [1, 2]
+
+
+def test_buffers_are_given_back():
+    memory = bytearray(4)
+    see(memory, True)
+    with pytest.raises(ValueError):
+        _core._copy_tensor(memory, bytes(3))
+    with pytest.raises(TypeError):
+        _core._copy_tensor(memory, 3)
+    memory.append(0)  # BufferError while anybody holds it
+
+
+def test_dead_buffers():
+    view = memoryview(bytearray(4))
+    view.release()
+    with pytest.raises(ValueError, match="cannot be exported as a buffer: operation forbidden on released") as caught:
+        see(view)
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+@pytest.mark.parametrize("thing", [3, 2.5, True, 1j, None, [1.0, 2.0], (1,), "text", {}, object(), dl.Producer])
+def test_what_is_no_tensor(thing):
+    wanted = r"_describe_tensor\(\): argument 'object' must be a tensor \(an object with __dlpack__ or the buffer"
+    with pytest.raises(TypeError, match=wanted + f".*, not {type(thing).__name__}$"):
+        see(thing)
+
+
+# DLPack by capsules
+
+PRODUCERS = [dl.Producer, dl.Legacy, dl.Old]
+
+
+@pytest.mark.parametrize("kind", PRODUCERS)
+def test_capsules(kind):
+    producer = kind(floats(1, 2, 3, 4, 5, 6), (2, 3))
+    seen = see(producer, True)
+    assert (seen["dtype"], seen["shape"], seen["strides"]) == ("float32", (2, 3), (12, 4))
+    assert seen["is_contiguous"] and not seen["is_readonly"] and seen["device"] == "cpu"
+    assert seen["route"] == ("dlpack" if kind is dl.Producer else "dlpack_legacy")
+    assert producer.deleted == 1
+    assert producer.requested == ([{}] if kind is dl.Old else [{"max_version": (1, 3)}])
+    [capsule] = producer.capsules
+    assert dl.capsule_name(capsule) == ("used_dltensor_versioned" if kind is dl.Producer else "used_dltensor")
+
+
+@pytest.mark.parametrize("kind", PRODUCERS)
+def test_capsules_are_copied_from_and_into(kind):
+    source = kind(floats(1, 2, 3, 4, 5, 6), (3, 2), strides=(1, 3))
+    assert copy_out(source, 24) == [1, 4, 2, 5, 3, 6]
+    target = kind(floats(0, 0, 0, 0), (2,), strides=(2,), byte_offset=4)
+    _core._copy_tensor(target, array.array("f", [7, 8]))
+    assert target.memory == floats(0, 7, 0, 8)
+    assert (source.deleted, target.deleted) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "dtype,name",
+    [
+        ((dl.BOOL, 8), "bool"),
+        ((dl.INT, 8), "int8"),
+        ((dl.INT, 16), "int16"),
+        ((dl.INT, 32), "int32"),
+        ((dl.INT, 64), "int64"),
+        ((dl.UINT, 8), "uint8"),
+        ((dl.UINT, 16), "uint16"),
+        ((dl.UINT, 32), "uint32"),
+        ((dl.UINT, 64), "uint64"),
+        ((dl.FLOAT, 16), "float16"),
+        ((dl.FLOAT, 32), "float32"),
+        ((dl.FLOAT, 64), "float64"),
+        ((dl.BFLOAT, 16), "bfloat16"),
+        ((dl.FLOAT8_E4M3FN, 8), "float8_e4m3fn"),
+        ((dl.FLOAT8_E5M2, 8), "float8_e5m2"),
+        ((dl.COMPLEX, 64), "complex64"),
+        ((dl.COMPLEX, 128), "complex128"),
+    ],
+)
+def test_dlpack_dtypes(dtype, name):
+    seen = see(dl.Producer(bytearray(64), (4,), dtype=dtype))
+    assert (seen["dtype"], seen["strides"]) == (name, (dtype[1] // 8,))
+
+
+UNUSABLE = [
+    (dict(lanes=4), TypeError, "has vectors of 4 lanes as elements"),
+    (dict(lanes=0), TypeError, "has vectors of 0 lanes"),
+    (dict(dtype=(13, 8)), TypeError, "has elements of 8 bits of DLPack's type code 13, which is no dtype of dldist"),
+    (dict(dtype=(dl.FLOAT, 128)), TypeError, "has elements of 128 bits of DLPack's type code 2"),
+    (dict(dtype=(dl.BOOL, 1)), TypeError, "has elements of 1 bits of DLPack's type code 6"),
+    (dict(shape=(1,) * 33), ValueError, "has 33 dimensions; dldist takes up to 32"),
+    (dict(ndim=-1), ValueError, "has -1 dimensions"),
+    (dict(no_shape=True), ValueError, "has 1 dimensions and no shape"),
+    (dict(shape=(-1,)), ValueError, "has a shape that is not possible"),
+    (dict(shape=(2**40, 2**40), strides=(0, 0)), ValueError, "has a shape that is not possible"),
+    (dict(shape=(2**40, 2**40)), ValueError, "has strides that do not fit"),
+    (dict(shape=(1, 1), strides=(2**62, 1)), ValueError, "has strides that do not fit"),
+    (dict(memory=None), ValueError, "has 2 elements and no memory"),
+]
+
+
+@pytest.mark.parametrize("kind", PRODUCERS)
+@pytest.mark.parametrize("change,error,text", UNUSABLE, ids=[text for _, _, text in UNUSABLE])
+def test_unusable_capsules_are_given_back(kind, change, error, text):
+    producer = kind(**{"memory": floats(1, 2), "shape": (2,), **change})
+    with pytest.raises(error, match=r"_describe_tensor\(\): argument 'object' " + text):
+        see(producer)
+    assert producer.deleted == 1
+    assert dl.capsule_name(producer.capsules[0]).startswith("used_dltensor")
+
+
+def test_unknown_major_version_is_given_back():
+    producer = dl.Producer(floats(1), (1,))
+    producer.version = (2, 7)
+    with pytest.raises(ValueError, match="is exported by DLPack 2.7; dldist knows 1.x and 0.x"):
+        see(producer)
+    assert producer.deleted == 1
+    producer.version = (1, 99)
+    assert see(producer)["count"] == 1
+    assert producer.deleted == 2
+
+
+@pytest.mark.parametrize("kind", PRODUCERS)
+def test_no_deleter(kind):
+    producer = kind(floats(1), (1,))
+    producer.has_deleter = False
+    assert see(producer)["count"] == 1
+
+
+@pytest.mark.parametrize("kind", PRODUCERS)
+def test_empty_and_scalar_capsules(kind):
+    seen = see(kind(None, (0, 3)), True)
+    assert (seen["count"], seen["shape"], seen["is_contiguous"]) == (0, (0, 3), True)
+    seen = see(kind(None, (2**40, 0, 2**40), strides=(0, 0, 0)), True)
+    assert (seen["count"], seen["is_contiguous"]) == (0, True)
+    scalar = kind(floats(5), ())
+    assert (see(scalar, True)["count"], copy_out(scalar, 4)) == (1, [5])
+
+
+def test_strides_of_single_elements_do_not_matter():
+    assert see(dl.Producer(floats(1, 2), (1, 2, 1), strides=(0, 1, -77)), True)["is_contiguous"]
+
+
+def test_read_only_flag():
+    producer = dl.Producer(floats(1), (1,), flags=dl.READ_ONLY)
+    assert see(producer)["is_readonly"]
+    with pytest.raises(ValueError, match="is written to, and this Producer is read-only"):
+        see(producer, True)
+    assert producer.deleted == 2
+
+
+def test_copies_are_no_outputs():
+    producer = dl.Producer(floats(1), (1,), flags=dl.IS_COPIED)
+    assert see(producer)["count"] == 1
+    with pytest.raises(ValueError, match="is written to, but what it exports by DLPack is a copy"):
+        see(producer, True)
+    assert producer.deleted == 2
+
+
+def test_elements_that_share_memory_are_no_outputs():
+    producer = dl.Producer(floats(1, 2), (2, 3), strides=(1, 0))
+    assert copy_out(producer, 24) == [1, 1, 1, 2, 2, 2]
+    with pytest.raises(ValueError, match="elements along dimension 1 are all the same memory"):
+        see(producer, True)
+    assert producer.deleted == 2
+
+
+@pytest.mark.parametrize("package,kind", [("jaxlib._jax", dl.Legacy), ("jax", dl.Old), ("tensorflow.python", dl.Old)])
+def test_immutable_arrays_without_a_flag(package, kind):
+    immutable = type("ArrayImpl", (kind,), {"__module__": package})(floats(1), (1,))
+    assert see(immutable)["is_readonly"]
+    name = package.split("lib")[0].split(".")[0]
+    wanted = rf"arrays of {name} \(ArrayImpl\) never change: a writable array is needed"
+    with pytest.raises(ValueError, match=wanted):
+        see(immutable, True)
+    assert immutable.deleted == 2
+    mutable = type("Array", (kind,), {"__module__": "jaxtyping"})(floats(1), (1,))
+    assert not see(mutable, True)["is_readonly"]
+
+
+@pytest.mark.parametrize(
+    "device,name,is_cpu",
+    [
+        ((dl.CUDA, 1), "cuda:1", False),
+        ((dl.CUDA_HOST, 0), "cuda_host:0", True),
+        ((10, 2), "rocm:2", False),
+        ((13, 0), "cuda_managed:0", False),
+        ((5, 3), "device type 5:3", False),
+        ((99, 0), "device type 99:0", False),
+        ((-1, 0), "device type -1:0", False),
+    ],
+)
+def test_devices(device, name, is_cpu):
+    producer = dl.Producer(floats(1), (1,), device_type=device[0], device_id=device[1])
+    seen = see(producer, True)
+    assert (seen["device"], seen["device_type"], seen["device_id"]) == (name, *device)
+    if is_cpu:
+        assert copy_out(producer, 4) == [1]
+    else:
+        wanted = rf"argument 'src' is on {name}, and the group has no backend for that device \(it has: cpu\)"
+        with pytest.raises(ValueError, match=wanted):
+            copy_out(producer, 4)
+    assert producer.deleted == 2
+
+
+def test_memory_of_other_devices_is_not_read():
+    nowhere = dl.Producer(None, (4,), data=0xDEAD000, byte_offset=0x10, device_type=dl.CUDA)
+    assert see(nowhere, True)["data"] == 0xDEAD010
+
+
+def test_producers_that_refuse():
+    class Refusing:
+        def __dlpack__(self, **keywords):
+            raise BufferError("no thanks\nwith a long stack trace")
+
+    wanted = r"argument 'object' \(Refusing\) cannot be exported by DLPack: no thanks$"
+    with pytest.raises(ValueError, match=wanted) as caught:
+        see(Refusing())
+    assert isinstance(caught.value.__cause__, BufferError)
+
+    class Interrupted:
+        def __dlpack__(self, **keywords):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        see(Interrupted())
+
+    class OutOfMemory:
+        def __dlpack__(self, **keywords):
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        see(OutOfMemory())
+
+    class Broken:
+        @property
+        def __dlpack__(self):
+            raise RuntimeError("broken property")
+
+    with pytest.raises(RuntimeError, match="broken property"):
+        see(Broken())
+
+
+def test_what_is_no_fresh_capsule():
+    producer = dl.Producer(floats(1), (1,))
+    see(producer)
+
+    class Stale:
+        def __dlpack__(self, **keywords):
+            return producer.capsules[0]
+
+    with pytest.raises(TypeError, match="has a __dlpack__ that returns no fresh capsule: <capsule object .used_dlt"):
+        see(Stale())
+    assert producer.deleted == 1
+
+    class Wrong:
+        def __dlpack__(self, **keywords):
+            return 7
+
+    with pytest.raises(TypeError, match="returns no fresh capsule: 7"):
+        see(Wrong())
+
+
+# DLPack by the C exchange API
+
+
+def test_exchange_api():
+    kind, _ = dl.exchange_type()
+    producer = kind(floats(1, 2), (2,))
+    seen = see(producer, True)
+    assert (seen["route"], seen["dtype"], seen["count"]) == ("exchange", "float32", 2)
+    assert copy_out(producer, 8) == [1, 2]
+    assert (producer.deleted, producer.requested) == (2, [])
+
+
+def test_exchange_api_of_other_versions():
+    newer, table = dl.exchange_type(version=(2, 0))
+    producer = newer(floats(1), (1,))
+    assert see(producer)["route"] == "dlpack"
+    _, older = dl.exchange_type(version=(1, 3))
+    older.major, older.minor = 1, 3
+    table.previous = dl.ctypes.addressof(older)
+    assert see(producer)["route"] == "exchange"
+    assert producer.deleted == 2
+
+
+def test_exchange_api_that_fails_leaves_it_to_dlpack():
+    kind, _ = dl.exchange_type(fails=True)
+    producer = kind(floats(1), (1,))
+    assert see(producer)["route"] == "dlpack"
+    assert producer.deleted == 1
+
+
+def test_exchange_api_that_is_something_else():
+    kind = type("Odd", (dl.Producer,), {"__dlpack_c_exchange_api__": 3})
+    assert see(kind(floats(1), (1,)))["route"] == "dlpack"
+
+
+def test_exchange_api_is_given_back():
+    kind, _ = dl.exchange_type()
+    for change in (dict(lanes=2), dict(flags=dl.READ_ONLY), dict(flags=dl.IS_COPIED), dict(ndim=99)):
+        producer = kind(floats(1), (1,), **change)
+        with pytest.raises((TypeError, ValueError)):
+            see(producer, True)
+        assert producer.deleted == 1
+    producer = kind(floats(1), (1,))
+    producer.version = (3, 0)
+    with pytest.raises(ValueError, match="DLPack 3.0"):
+        see(producer)
+    assert producer.deleted == 1
+
+
+@pytest.mark.parametrize("bit,hint", [("is_neg", "resolve_neg"), ("is_conj", "resolve_conj")])
+@pytest.mark.parametrize("base", [dl.Producer, dl.Legacy, dl.exchange_type()[0]])
+def test_lazy_views_are_refused(bit, hint, base):
+    kind = type("Lazy", (base,), {bit: lambda self: True})
+    producer = kind(bytearray(8), (1,), dtype=(dl.COMPLEX, 64))
+    with pytest.raises(ValueError, match=hint):
+        see(producer)
+    assert producer.deleted == 1
+    calm = type("Calm", (base,), {bit: lambda self: False})(bytearray(8), (1,), dtype=(dl.COMPLEX, 64))
+    assert see(calm)["count"] == 1
+    counts = kind(bytearray(8), (1,), dtype=(dl.INT, 64))
+    assert see(counts)["count"] == 1
+
+
+# Lists
+
+
+def test_lists():
+    outs = [bytearray(2), bytearray(3)]
+    _core._copy_tensors(outs, (b"ab", b"cde"))
+    assert outs == [b"ab", b"cde"]
+    _core._copy_tensors([], ())
+
+
+@pytest.mark.parametrize("thing", [bytearray(2), 3, None, "text", iter([b"a"]), {b"a"}])
+def test_what_is_no_list(thing):
+    wanted = f"argument 'srcs' must be a list or tuple of tensors, not {type(thing).__name__}"
+    with pytest.raises(TypeError, match=wanted):
+        _core._copy_tensors([], thing)
+
+
+def test_items_are_named_and_given_back():
+    producers = [dl.Producer(floats(i), (1,)) for i in range(3)]
+    with pytest.raises(TypeError, match=r"_copy_tensors\(\): argument 'srcs\[3\]' must be a tensor .* not int"):
+        _core._copy_tensors([], [*producers, 3, b"never reached"])
+    assert [producer.deleted for producer in producers] == [1, 1, 1]
+    with pytest.raises(ValueError, match=r"argument 'dsts\[1\]' is written to, and this bytes is read-only"):
+        _core._copy_tensors([bytearray(1), b"x"], [])
+
+
+def test_a_list_that_changes_meanwhile():
+    class Emptying(dl.Producer):
+        def __dlpack__(self, **keywords):
+            tensors.clear()
+            return super().__dlpack__(**keywords)
+
+    producer = Emptying(floats(1), (1,))
+    tensors = [producer, bytearray(3), dl.Producer(floats(2), (1,))]
+    _core._copy_tensors([], tensors)
+    assert (producer.deleted, tensors) == (1, [])
+
+
+# Copies and leaks
+
+
+def test_copies_want_the_same_dtype_and_count():
+    with pytest.raises(ValueError, match="2 elements of float32 do not go into 1 of float64"):
+        _core._copy_tensor(array.array("d", [0]), array.array("f", [0, 0]))
+
+
+ROUNDS = 600
+
+
+def test_nothing_is_kept():
+    exchanged, _ = dl.exchange_type()
+    producers = [kind(floats(1, 2), (2,)) for kind in (*PRODUCERS, exchanged)]
+    memory = bytearray(8)
+    objects = [memory, *producers]
+
+    def use_all():
+        for thing in objects:
+            see(thing, True)
+            with pytest.raises(ValueError):
+                _core._copy_tensor(thing, b"abc")
+            with pytest.raises(TypeError):
+                _core._copy_tensors([thing, thing], [3])
+        for producer in producers:
+            producer.capsules.clear()
+            producer.requested.clear()
+            producer._keep.clear()
+
+    use_all()
+    gc.collect()
+    before = [sys.getrefcount(thing) for thing in objects]
+    blocks = sys.getallocatedblocks()
+    for _ in range(ROUNDS):
+        use_all()
+    gc.collect()
+    assert [sys.getrefcount(thing) for thing in objects] == before
+    # Free lists and caches come and go; a leak of anything is one block in each round.
+    assert sys.getallocatedblocks() - blocks < ROUNDS * 3 // 4
+    assert [producer.deleted for producer in producers] == [4 * (1 + ROUNDS)] * 4
+
+
+# Other libraries
+
+
+@pytest.fixture
+def np():
+    return pytest.importorskip("numpy", reason="NumPy is not installed")
+
+
+def test_numpy(np):
+    for name in ("bool", "int8", "uint16", "int64", "float16", "float32", "float64", "complex64", "complex128"):
+        seen = see(np.zeros((2, 3), name).T, True)
+        assert (seen["route"], seen["dtype"], seen["shape"]) == ("buffer", name, (3, 2))
+    assert see(np.zeros(2, "longlong"))["dtype"] == "int64"
+    assert see(np.zeros(2, OURS + "f4"))["dtype"] == "float32"
+    assert see(np.float32(3))["shape"] == ()
+    assert see(np.zeros((0, 3)), True)["count"] == 0
+    assert see(np.array(3.0), True)["count"] == 1
+
+
+def test_numpy_views(np):
+    array = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    spread = np.broadcast_to(array[:, :1], (2, 3, 4))
+    for view in (array[::-1, :, ::2], array.transpose(2, 0, 1), spread, array[1, 1, 1]):
+        assert copy_out(view, 4 * view.size) == view.ravel().tolist()
+    target = np.zeros((4, 3, 2), np.float32)
+    _core._copy_tensor(target.T[::-1], array)
+    assert (target.T[::-1] == array).all()
+
+
+def test_numpy_refusals(np):
+    with pytest.raises(TypeError, match="byte order of other machines"):
+        see(np.zeros(2, OTHERS + "f4"))
+    with pytest.raises(TypeError, match="no dtype of dldist"):
+        see(np.zeros(2, object))
+    with pytest.raises(ValueError, match="cannot be exported by DLPack"):
+        see(np.zeros(2, "M8[s]"))
+    with pytest.raises(ValueError, match="this float32 is read-only"):
+        see(np.float32(3), True)
+    array = np.zeros(3)
+    array.flags.writeable = False
+    with pytest.raises(ValueError, match="this ndarray is read-only"):
+        see(array, True)
+    with pytest.raises(ValueError, match="dimension 0 are all the same memory"):
+        see(np.lib.stride_tricks.as_strided(np.zeros(1), (3,), (0,)), True)
+
+
+def test_numpy_unaligned(np):
+    array = np.zeros(9, np.uint8)[1:].view(np.float32)
+    assert not see(array, True)["is_contiguous"]
+    _core._copy_tensor(array, np.float32([1, 2]))
+    assert array.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_ml_dtypes(np, name):
+    kind = getattr(pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed"), name)
+    array = np.arange(6).astype(kind).reshape(2, 3)
+    seen = see(array, True)
+    assert (seen["route"], seen["dtype"], seen["shape"]) == ("array_interface", name, (2, 3))
+    assert seen["data"] == array.ctypes.data and seen["is_contiguous"]
+    target = np.zeros((2, 3), kind)
+    _core._copy_tensor(target[::-1], array.T.copy().T)
+    assert (target[::-1] == array).all()
+    array.flags.writeable = False
+    assert see(array)["is_readonly"]
+    with pytest.raises(ValueError, match="read-only"):
+        see(array, True)
+    if array.itemsize > 1:
+        with pytest.raises(ValueError, match="byte order"):
+            see(array.view(array.dtype.newbyteorder(OTHERS)))
+    before = sys.getrefcount(array)
+    for _ in range(100):
+        see(array)
+    assert sys.getrefcount(array) == before
+
+
+@pytest.mark.parametrize("name", ["float32", "bool", "complex64", "bfloat16", "float8_e4m3fn"])
+@pytest.mark.deadline(90)
+def test_jax(np, name):
+    jnp = pytest.importorskip("jax.numpy", reason="JAX is not installed")
+    array = jnp.ones((2, 3)).astype(name)
+    seen = see(array)
+    assert (seen["dtype"], seen["shape"], seen["is_readonly"]) == (name, (2, 3), True)
+    with pytest.raises(ValueError, match=r"arrays of jax \(ArrayImpl\) never change: a writable array is needed"):
+        see(array, True)
+    target = np.zeros_like(np.asarray(array))
+    _core._copy_tensor(target, array)
+    assert (target == np.asarray(array)).all()
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch", reason="PyTorch is not installed")
+
+
+@pytest.mark.torch
+def test_torch(torch):
+    for name in (
+        "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64 complex128"
+        " float8_e4m3fn float8_e5m2"
+    ).split():
+        tensor = torch.zeros((2, 3), dtype=getattr(torch, name)).t()
+        seen = see(tensor, True)
+        assert (seen["dtype"], seen["shape"], seen["data"]) == (name, (3, 2), tensor.data_ptr())
+        assert not seen["is_contiguous"]
+        if hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+            assert seen["route"] == "exchange"
+    assert see(torch.tensor(3.0), True)["count"] == 1
+    assert see(torch.zeros(0, 3), True)["count"] == 0
+
+
+@pytest.mark.torch
+def test_torch_copies(torch):
+    source = torch.arange(24.0).reshape(2, 3, 4)
+    target = torch.zeros(4, 3, 2)
+    _core._copy_tensor(target.permute(2, 1, 0), source)
+    assert torch.equal(target.permute(2, 1, 0), source)
+    _core._copy_tensor(source[1:, ::2], torch.full((1, 2, 4), 7.0))
+    assert source[1, ::2].eq(7).all() and source[1, 1].ne(7).all()
+
+
+@pytest.mark.torch
+def test_torch_gradients(torch):
+    """As with c10d, parameters may be reduced in place; without the exchange API PyTorch refuses to export them."""
+    leaf = torch.nn.Parameter(torch.zeros(2))
+    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        with pytest.raises(ValueError, match="detach"):
+            see(leaf, True)
+        return
+    _core._copy_tensor(leaf, torch.ones(2))
+    assert leaf.requires_grad and leaf.tolist() == [1, 1]
+
+
+@pytest.mark.torch
+def test_torch_refusals(torch):
+    numbers = torch.zeros(3, dtype=torch.complex64)
+    with pytest.raises(ValueError, match="conj"):
+        see(numbers.conj())
+    with pytest.raises(ValueError, match="resolve_neg"):
+        see(numbers.conj().imag)
+    with pytest.raises(ValueError, match="resolve_neg"):
+        see(numbers[0].conj().imag)
+    assert see(numbers.conj().resolve_conj())["count"] == 3
+    for tensor, text in (
+        (torch.eye(3).to_sparse(), "layout"),
+        (torch.zeros(3, device="meta"), "meta"),
+    ):
+        with pytest.raises(ValueError, match=rf"argument 'object' \(Tensor\) cannot be exported by DLPack: .*{text}"):
+            see(tensor)
+    with pytest.raises(TypeError, match="no dtype of dldist"):
+        see(torch.zeros(3, dtype=torch.float8_e5m2fnuz))
+    with pytest.raises(ValueError, match="dimension 0 are all the same memory"):
+        see(torch.zeros(1).expand(4), True)
+    with pytest.raises(TypeError, match="must be a tensor"):
+        see(torch.Tensor)
+
+
+@pytest.mark.torch
+def test_torch_tensors_without_memory(torch):
+    fake = pytest.importorskip("torch._subclasses.fake_tensor")
+    with fake.FakeTensorMode():
+        tensor = torch.zeros(3)
+        with pytest.raises(ValueError, match="has 3 elements and no memory"):
+            see(tensor)
+
+
+@pytest.mark.torch
+def test_torch_leaks(torch):
+    tensor = torch.zeros(4)
+    before = sys.getrefcount(tensor)
+    for _ in range(1000):
+        see(tensor, True)
+        with pytest.raises(ValueError):
+            _core._copy_tensor(tensor, b"abc")
+    assert sys.getrefcount(tensor) == before
+    assert tensor.untyped_storage().resize_(64).nbytes() == 64
