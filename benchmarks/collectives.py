@@ -1,0 +1,537 @@
+"""Speed of the collectives: dldist, torch Gloo, Open MPI, MPICH and mpi4py, in the same run, round by round.
+
+    python benchmarks/collectives.py                       # all operations, 8 B to 128 MiB, float32, 2 ranks
+    python benchmarks/collectives.py --targets             # the same, and what of the targets is met
+    python benchmarks/collectives.py --quick --peers dldist,gloo --ops all_reduce --sizes 8,1M
+    python benchmarks/collectives.py --ranks 2,4 --dtypes float32,float16 --json out.json --plot out.svg
+    sudo python benchmarks/collectives.py --hosts 2        # ranks in network namespaces; TCP only
+
+What is measured
+    Each library has a team of rank processes that stay for the run and sleep in a read while another team works. In
+    a round, each team runs one block of the same operation: an untimed call, a barrier, then calls back to back for
+    about --block-ms. The time of a call is, for each round, the longest block of any rank by the number of calls; the
+    figure is the median over the rounds. A ratio is the median over the rounds of (peer's time / dldist's time) of
+    the same round: above 1, dldist is faster. The order of the teams changes from round to round. Percentiles are of
+    single calls, or of batches of at least 10 us, the slowest rank of each, over all rounds. Before the rounds every
+    operation is run once on known data and its result is compared, element by element, on every rank; up to 16 MiB
+    also after them.
+
+    Of dldist, mpi4py and Gloo the whole Python call is timed; Open MPI and MPICH are called from C (peers/mpi_rank.c).
+    In `broadcast` the root may run ahead of the others within a block. `sendrecv` is a ping-pong between ranks 0 and 1
+    and its time one way; `stream` sends from rank 0 to rank 1 without waiting.
+
+Sizes and bandwidths
+    The size is the buffer of all_reduce, broadcast, sendrecv and stream, the output of all_gather, the input of
+    reduce_scatter and all_to_all; it is rounded up to a whole number of elements for each rank. algbw is size / time,
+    busbw as nccl-tests define it: times 2(n-1)/n for all_reduce, (n-1)/n for all_gather, reduce_scatter, all_to_all.
+
+Peers
+    dldist         private buffers: numpy.empty
+    dldist-arena   the same processes, buffers from group.empty(): they are in shared memory already
+    gloo           torch.distributed, torch's buffers, one thread; its figures vary much between blocks
+    openmpi, mpich as installed, from C, buffers from malloc
+    openmpi-best   copies through shared memory (btl_vader_single_copy_mechanism none), malloc keeps its memory
+    mpich-best     UCX_TLS=posix,self, malloc keeps its memory
+    mpi4py(-best)  Open MPI's (best) settings, called from Python with numpy buffers
+    rawtcp         2 ranks spinning on one TCP connection, without arithmetic: a bound, not a library
+
+    numpy asks for huge pages for arrays of 4 MiB and more, malloc and torch do not; that makes copies between
+    processes up to 3 times faster. --no-huge-pages turns it off for dldist and mpi4py. Each MPI binds its ranks as it
+    does by default (Open MPI: one to a core; MPICH: not at all) unless --bind none; with more ranks than CPUs Open MPI
+    gets --oversubscribe --bind-to none. dldist and Gloo are not bound.
+
+Placement
+    On a virtual machine the host moves virtual CPUs between cores, which changes everything by up to 5 times. A probe
+    between all blocks (a cache line goes there and back between the first two CPUs) labels them S (one core's
+    threads), L (cores behind one cache), X (farther) or ? (not measured). A round whose label changed is dropped and
+    repeated. The column `host` says which labels the rounds had; --json has every round's.
+
+Across hosts
+    --hosts 2 (root only) makes namespaces joined by veth and measures dldist, Gloo and Open MPI in them, and rawtcp as
+    the bound. --congestion NAME sets the route's congestion control for all of them.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+from dataclasses import dataclass, field
+
+from collectives_hosts import Hosts, HostsUnavailable
+from collectives_plot import plot
+from collectives_targets import print_targets
+from collectives_teams import PEERS, NotOffered, Place, Probe, Team, TeamFailure, Unavailable
+
+OPERATIONS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "barrier", "sendrecv", "stream")
+ITEM_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8, "uint8": 1}
+DEFAULT_PEERS = "dldist,dldist-arena,gloo,openmpi,openmpi-best,mpich,mpi4py"
+DEFAULT_HOST_PEERS = "dldist,gloo,openmpi,rawtcp"
+DEFAULT_SIZES = "8,1K,64K,1M,16M,128M"
+BATCH_NS = 10_000
+MOST_BATCHES = 4096
+MOST_STARTS = 4
+RECHECK_MOST_BYTES = 16 << 20
+BUSY_LOAD = 0.5
+
+
+# -- one case: an operation, type and size -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    op: str
+    dtype: str
+    nranks: int
+    nbytes: int
+
+    @staticmethod
+    def of(op, dtype, nranks, nbytes):
+        unit = ITEM_BYTES[dtype] * nranks
+        return Case(op, dtype, nranks, 0 if op == "barrier" else -(-nbytes // unit) * unit)
+
+    @property
+    def trips(self):
+        """A call of the rank programs is a ping-pong there and back."""
+        return 2 if self.op == "sendrecv" else 1
+
+    @property
+    def bus_factor(self):
+        n = self.nranks
+        share = {"all_reduce": 2 * (n - 1) / n}
+        share |= dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), (n - 1) / n)
+        return share.get(self.op, 1.0)
+
+    def __str__(self):
+        return f"{self.op} {self.dtype} {format_size(self.nbytes)}"
+
+
+@dataclass
+class Entrant:
+    """A peer in a case, with what its rounds gave: for each kept round, microseconds a call, and all batches'."""
+
+    name: str
+    team: Team
+    slot: str
+    check: str = "ok"
+    failure: str | None = None
+    nbatches: int = 1
+    batch: int = 1
+    rounds_us: list = field(default_factory=list)
+    batches_us: list = field(default_factory=list)
+
+    def run(self, nbatches, batch, case, timeout):
+        """Microseconds a call of the slowest rank, and of each batch."""
+        answers = self.team.ask(f"run {self.slot} {nbatches} {batch}", timeout)
+        ranks = [[int(word) for word in answer.split()[1:]] for answer in answers]
+        calls = batch * case.trips * 1e3
+        return max(map(sum, ranks)) / nbatches / calls, [worst / calls for worst in map(max, zip(*ranks))]
+
+    def check_with(self, case, args):
+        """Makes the buffers and runs the operation once on known data. A result once wrong stays so."""
+        answers = self.team.ask(f"prepare {self.slot} {case.op} {case.dtype} {case.nbytes}", args.timeout)
+        wrong = [f"rank {rank}: {answer}" for rank, answer in enumerate(answers) if answer != "ok"]
+        if wrong and self.check == "ok":
+            self.check = wrong[0]
+
+    def calibrate(self, case, args):
+        """Chooses how many calls make a block, and a batch."""
+        least = min(self.run(1, 1, case, args.timeout)[0] for _ in range(3)) * case.trips
+        trial = max(1, int(args.block_ms * 1e3 / 10 / least))
+        call_us = min(self.run(1, min(trial, 100_000), case, args.timeout)[0] for _ in range(3)) * case.trips
+        self.batch = max(1, round(BATCH_NS / 1e3 / call_us), round(args.block_ms * 1e3 / call_us / MOST_BATCHES))
+        self.nbatches = max(1, min(MOST_BATCHES, round(args.block_ms * 1e3 / call_us / self.batch)))
+
+
+class Session:
+    """The teams of one number of ranks. A team that fails is started anew, a few times."""
+
+    def __init__(self, place, peers):
+        self.place, self.peers = place, peers
+        self.teams, self.starts, self.versions = {}, {}, {}
+
+    def team(self, name):
+        if name not in self.teams:
+            self.starts[name] = self.starts.get(name, 0) + 1
+            if self.starts[name] > MOST_STARTS:
+                raise Unavailable("it failed too often")
+            self.teams[name] = Team(name, self.place)
+            self.versions[name] = self.teams[name].version
+        return self.teams[name]
+
+    def start(self):
+        """Starts all teams; the peers whose team does not start are left out, with the reason printed."""
+        for name in dict.fromkeys(PEERS[peer][0] for peer in self.peers):
+            try:
+                self.team(name)
+            except (Unavailable, TeamFailure) as reason:
+                print(f"# {name} is left out: {reason}")
+                self.peers = [peer for peer in self.peers if PEERS[peer][0] != name]
+
+    def drop(self, name):
+        team = self.teams.pop(name, None)
+        if team is not None:
+            team.close(is_orderly=False)
+
+    def close(self):
+        for team in self.teams.values():
+            team.close()
+        self.teams = {}
+
+
+# -- rounds -------------------------------------------------------------------------------------------------------
+
+
+def prepare(session, case, args):
+    """The entrants of the case, checked and calibrated; and {peer: why not} of the others."""
+    entrants, absent = [], {}
+    for peer in session.peers:
+        team_name, slot = PEERS[peer]
+        try:
+            entrant = Entrant(peer, session.team(team_name), slot)
+            entrant.check_with(case, args)
+            entrant.calibrate(case, args)
+            entrants.append(entrant)
+        except (NotOffered, Unavailable) as reason:
+            absent[peer] = str(reason)
+        except TeamFailure as failure:
+            absent[peer] = f"failed: {failure}"
+            fail_team(session, entrants, team_name, failure)
+    return entrants, absent
+
+
+def run_round(session, entrants, probe, case, args):
+    """One block of each: {peer: its figures}, and the label of the round, None when that changed meanwhile."""
+    labels, figures = {probe.label()} if probe else {"?"}, {}
+    for entrant in entrants:
+        if entrant.failure:
+            continue
+        try:
+            figures[entrant.name] = entrant.run(entrant.nbatches, entrant.batch, case, args.timeout)
+        except (TeamFailure, NotOffered) as failure:
+            fail_team(session, entrants, PEERS[entrant.name][0], failure)
+        if probe:
+            labels.add(probe.label())
+    return figures, labels.pop() if len(labels) == 1 else None
+
+
+def run_rounds(session, entrants, probe, case, args):
+    """The labels of the kept rounds; the entrants have their figures. The first round is for warming up."""
+    labels, number = [], -1
+    while len(labels) < args.rounds and number < 2 * args.rounds + 5:
+        shift = number % len(entrants)
+        figures, label = run_round(session, entrants[shift:] + entrants[:shift], probe, case, args)
+        number += 1
+        if number == 0 or label is None:
+            continue
+        labels.append(label)
+        for entrant in entrants:
+            if not entrant.failure:
+                time_us, batches_us = figures[entrant.name]
+                entrant.rounds_us.append(time_us)
+                entrant.batches_us += batches_us
+    return labels
+
+
+def finish(session, entrants, case, args):
+    """Checks the results again, after all those calls, and frees the buffers."""
+    for entrant in entrants:
+        if entrant.failure:
+            continue
+        try:
+            if case.nbytes <= RECHECK_MOST_BYTES:
+                entrant.check_with(case, args)
+            entrant.team.ask(f"finish {entrant.slot}", args.timeout)
+        except (TeamFailure, NotOffered) as failure:
+            fail_team(session, entrants, PEERS[entrant.name][0], failure)
+
+
+def fail_team(session, entrants, team_name, failure):
+    """Ends a team; all its peers in the case have failed with it."""
+    session.drop(team_name)
+    for entrant in entrants:
+        if PEERS[entrant.name][0] == team_name:
+            entrant.failure = str(failure)
+
+
+def run_case(session, probe, case, args):
+    entrants, absent = prepare(session, case, args)
+    labels = run_rounds(session, entrants, probe, case, args) if entrants else []
+    finish(session, entrants, case, args)
+    absent |= {entrant.name: f"failed: {entrant.failure}" for entrant in entrants if entrant.failure}
+    entrants = [entrant for entrant in entrants if not entrant.failure and entrant.rounds_us]
+    base = next((entrant.rounds_us for entrant in entrants if entrant.name == args.base), None)
+    return {
+        "op": case.op,
+        "dtype": case.dtype,
+        "ranks": case.nranks,
+        "hosts": args.hosts,
+        "nbytes": case.nbytes,
+        "labels": labels,
+        "peers": {entrant.name: summarise(entrant, case, labels, base) for entrant in entrants},
+        "absent": absent,
+    }
+
+
+def percentile(ordered, fraction):
+    return ordered[min(len(ordered) - 1, int(fraction * len(ordered)))]
+
+
+def summarise(entrant, case, labels, base):
+    time_us = statistics.median(entrant.rounds_us)
+    ordered = sorted(entrant.batches_us)
+    by_label = {
+        label: statistics.median(us for us, other in zip(entrant.rounds_us, labels) if other == label)
+        for label in sorted(set(labels))
+    }
+    ratios = [theirs / ours for theirs, ours in zip(entrant.rounds_us, base)] if base else []
+    return {
+        "time_us": time_us,
+        "time_us_by_label": by_label,
+        "algbw_gb_s": case.nbytes / time_us / 1e3,
+        "busbw_gb_s": case.nbytes / time_us / 1e3 * case.bus_factor,
+        "p50_us": percentile(ordered, 0.50),
+        "p90_us": percentile(ordered, 0.90),
+        "p99_us": percentile(ordered, 0.99),
+        "calls_a_batch": entrant.batch,
+        "batches_a_block": entrant.nbatches,
+        "check": entrant.check,
+        "ratio": statistics.median(ratios) if ratios else None,
+        "ratio_least": min(ratios, default=None),
+        "ratio_most": max(ratios, default=None),
+        "rounds_us": entrant.rounds_us,
+    }
+
+
+# -- output -------------------------------------------------------------------------------------------------------
+
+
+def format_size(nbytes):
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if nbytes >= unit and nbytes % unit == 0:
+            return f"{nbytes // unit} {name}"
+    return f"{nbytes} B"
+
+
+def format_labels(labels):
+    return " ".join(f"{label}{labels.count(label)}" for label in sorted(set(labels)))
+
+
+def print_head(args):
+    print(
+        f"{'op':<14} {'dtype':<8} {'size':>8}  {'peer':<13} {'time us':>10} {'algbw':>7} {'busbw':>7} {'p50':>10}"
+        f" {'p90':>10} {'p99':>10}  {'to ' + args.base:>9} {'least':>8} {'most':>8}  check  host"
+    )
+
+
+def print_case(case, result):
+    size = "-" if case.op == "barrier" else format_size(case.nbytes)
+    for name, row in result["peers"].items():
+        line = f"{case.op:<14} {case.dtype:<8} {size:>8}  {name:<13} "
+        line += "{time_us:>10.3f} {algbw_gb_s:>7.2f} {busbw_gb_s:>7.2f} {p50_us:>10.3f} {p90_us:>10.3f}".format(**row)
+        line += " {p99_us:>10.3f}  ".format(**row)
+        if row["ratio"] is not None:
+            line += "{ratio:>9.3g} {ratio_least:>8.3g} {ratio_most:>8.3g}  ".format(**row)
+        else:
+            line += f"{'-':>9} {'-':>8} {'-':>8}  "
+        print(f"{line}{row['check']:<5}  {format_labels(result['labels'])}")
+    for name, reason in result["absent"].items():
+        print(f"{case.op:<14} {case.dtype:<8} {size:>8}  {name:<13} {reason}")
+    sys.stdout.flush()
+
+
+def describe(args, versions, results):
+    return {
+        "benchmark": "collectives",
+        "rounds": args.rounds,
+        "block_ms": args.block_ms,
+        "hosts": args.hosts,
+        "congestion": args.congestion,
+        "bind": args.bind,
+        "huge_pages": not args.no_huge_pages,
+        "base": args.base,
+        "cpus": len(os.sched_getaffinity(0)),
+        "machine": platform.machine(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "versions": versions,
+        "results": results,
+    }
+
+
+# -- the whole run ------------------------------------------------------------------------------------------------
+
+
+def memory_suffices(case, npeers):
+    """Two buffers a rank, one in place; half as much again for what the libraries stage."""
+    buffers = 1 if case.op in ("all_reduce", "broadcast") else 2
+    needed = case.nbytes * buffers * case.nranks * npeers * 3 // 2
+    with open("/proc/meminfo", encoding="ascii") as file:
+        available = next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:"))
+    return needed < available
+
+
+def cases_of(nranks, args):
+    for dtype in args.dtypes:
+        for op in args.ops:
+            if op == "barrier" and dtype != args.dtypes[0]:
+                continue
+            for nbytes in [0] if op == "barrier" else args.sizes:
+                yield Case.of(op, dtype, nranks, nbytes)
+
+
+def run_ranks(place, probe, args, versions, results):
+    """All cases of one number of ranks."""
+    session = Session(place, args.peers)
+    try:
+        session.start()
+        if not session.peers:
+            return
+        if args.base not in session.peers:
+            args.base = session.peers[0]
+        print(f"\n# {place.nranks} ranks" + (f" on {args.hosts} hosts" if args.hosts > 1 else ""))
+        print_head(args)
+        for case in cases_of(place.nranks, args):
+            if not memory_suffices(case, len(session.peers)):
+                print(f"# {case} is left out: not enough memory")
+                continue
+            result = run_case(session, probe, case, args)
+            print_case(case, result)
+            results.append(result)
+    finally:
+        versions |= session.versions
+        session.close()
+
+
+def run_all(args, folder):
+    """The report; what was measured before an interrupt is in it."""
+    versions, results = {}, []
+    warn_if_busy()
+    hosts = Hosts(args.hosts, folder, args.congestion) if args.hosts > 1 else None
+    programs, probe = {}, None
+    try:
+        for nranks in args.ranks:
+            place = Place(nranks, folder, hosts, args.bind, not args.no_huge_pages, args.congestion, args.mpi_python)
+            place.programs = programs
+            if probe is None and not args.no_probe:
+                probe = open_probe(place)
+            run_ranks(place, probe, args, versions, results)
+    except KeyboardInterrupt:
+        print("# interrupted")
+    finally:
+        if probe:
+            probe.close()
+        if hosts:
+            hosts.close()
+    return describe(args, versions, results)
+
+
+def warn_if_busy():
+    load = os.getloadavg()[0]
+    if load > BUSY_LOAD:
+        print(f"# the load average is {load:.1f}: other work on this machine makes the times longer and less even")
+
+
+def open_probe(place):
+    try:
+        return Probe(place)
+    except Unavailable as reason:
+        print(f"# placement is not probed: {reason}")
+        return None
+
+
+def parse_size(text):
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    text = text.strip().upper().removesuffix("B").removesuffix("I")
+    return int(text[:-1]) * units[text[-1]] if text[-1:] in units else int(text)
+
+
+def choice_list(choices):
+    def parse(text):
+        words = [word.strip() for word in text.split(",") if word.strip()]
+        wrong = [word for word in words if word not in choices]
+        if wrong or not words:
+            raise argparse.ArgumentTypeError(f"{', '.join(wrong) or 'nothing'}: choose from {', '.join(choices)}")
+        return words
+
+    return parse
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--peers", type=choice_list(PEERS), help=f"default {DEFAULT_PEERS}, then what is installed")
+    parser.add_argument("--ops", type=choice_list(OPERATIONS), help="default: all, but stream only across hosts")
+    parser.add_argument("--sizes", default=DEFAULT_SIZES, help="default %(default)s")
+    parser.add_argument("--dtypes", type=choice_list(ITEM_BYTES), default="float32", help="default %(default)s")
+    parser.add_argument("--ranks", default="2", help="numbers of ranks, as 2,4 (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=15, help="rounds that count (default %(default)s)")
+    parser.add_argument("--block-ms", type=float, default=30.0, help="length of a block (default %(default)s)")
+    parser.add_argument("--hosts", type=int, default=1, help="network namespaces to spread the ranks over (root only)")
+    parser.add_argument("--congestion", help="TCP congestion control across hosts (default: the system's)")
+    parser.add_argument("--bind", choices=("default", "none"), default="default", help="none: Open MPI does not bind")
+    parser.add_argument("--no-huge-pages", action="store_true", help="numpy does not ask for huge pages")
+    parser.add_argument("--no-probe", action="store_true", help="do not label rounds by placement")
+    parser.add_argument("--mpi-python", default="/usr/bin/python3", help="has mpi4py (default %(default)s)")
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds for a block (default %(default)s)")
+    parser.add_argument("--targets", action="store_true", help="print which of the targets are met")
+    parser.add_argument("--quick", action="store_true", help="5 rounds of 20 ms, up to 1 MiB")
+    parser.add_argument("--json", metavar="FILE", help="write all numbers there")
+    parser.add_argument("--plot", metavar="FILE", help="draw times by size: .svg; .png with matplotlib")
+    args = parser.parse_args()
+    try:
+        args.sizes = [parse_size(word) for word in args.sizes.split(",")]
+        args.ranks = [int(word) for word in args.ranks.split(",")]
+    except ValueError as error:
+        parser.error(str(error))
+    if min(args.ranks) < 2 or args.rounds < 1 or args.hosts < 1:
+        parser.error("at least 2 ranks, 1 round and 1 host")
+    return fill_in(args)
+
+
+def fill_in(args):
+    """Defaults that depend on other options."""
+    args.peers = args.peers or (DEFAULT_HOST_PEERS if args.hosts > 1 else DEFAULT_PEERS).split(",")
+    args.ops = args.ops or [op for op in OPERATIONS if op != "stream" or args.hosts > 1]
+    args.base = "dldist"
+    if args.quick:
+        args.rounds, args.block_ms = min(args.rounds, 5), min(args.block_ms, 20.0)
+        args.sizes = [nbytes for nbytes in args.sizes if nbytes <= 1 << 20]
+    return args
+
+
+def interrupt(number, frame):
+    raise KeyboardInterrupt
+
+
+def main():
+    args = parse_arguments()
+    signal.signal(signal.SIGTERM, interrupt)
+    folder = tempfile.mkdtemp(prefix="dldist-bench-")
+    try:
+        report = run_all(args, folder)
+    except HostsUnavailable as reason:
+        print(f"skipped: {reason}")
+        return
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print()
+    for name, version in report["versions"].items():
+        print(f"# {name}: {version}")
+    if args.targets:
+        print_targets(report)
+    if args.json:
+        with open(args.json, "w", encoding="utf-8") as file:
+            json.dump(report, file, indent=1)
+    if args.plot:
+        plot(report, args.plot)
+    wrong = [row for result in report["results"] for row in result["peers"].values() if row["check"] != "ok"]
+    if wrong:
+        sys.exit(f"{len(wrong)} results were wrong")
+
+
+if __name__ == "__main__":
+    main()

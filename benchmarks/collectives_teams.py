@@ -1,0 +1,367 @@
+"""The processes that benchmarks/collectives.py measures: how each library is started, commanded and ended.
+
+A team is the rank processes of one library. They stay for the whole run, each at its own Unix socket connection, and
+sleep in a read while another team works. A peer is a name in the results: a team and the memory its buffers are in.
+"""
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+SOURCES = os.path.join(HERE, "peers")
+RANK_PY = os.path.join(SOURCES, "rank.py")
+START_TIMEOUT_S = 60
+STOP_TIMEOUT_S = 10
+MEMORY_STAYS = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(8 << 30),
+    "MALLOC_TOP_PAD_": str(512 << 20),
+}
+
+
+class TeamFailure(Exception):
+    """A rank died, answered with an error, or did not answer in time."""
+
+
+class NotOffered(Exception):
+    """The library has no such operation."""
+
+
+class Unavailable(Exception):
+    """The library is not installed, or cannot be started here."""
+
+
+# -- how libraries are started ------------------------------------------------------------------------------------
+
+
+@dataclass
+class Place:
+    """Where the teams run: the number of ranks, a directory for sockets and logs, and hosts where there are several."""
+
+    nranks: int
+    folder: str
+    hosts: object = None
+    bind: str = "default"
+    huge_pages: bool = True
+    congestion: str | None = None
+    mpi_python: str = "/usr/bin/python3"
+    programs: dict = field(default_factory=dict)
+
+    @property
+    def is_oversubscribed(self):
+        return self.nranks > len(os.sched_getaffinity(0))
+
+    def environment(self, **more):
+        environment = dict(os.environ, **more)
+        if not self.huge_pages:
+            environment["NUMPY_MADVISE_HUGEPAGE"] = "0"
+        if self.hosts:
+            environment["GLOO_SOCKET_IFNAME"] = environment["DLDIST_SOCKET_IFNAME"] = self.hosts.interface
+        else:
+            environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        return environment
+
+    def prefix(self, rank):
+        """What goes before a command to run it on the host of the rank: ranks fill the hosts in order."""
+        return self.hosts.prefix(rank * self.hosts.count // self.nranks) if self.hosts else []
+
+    def compile(self, name, compiler, sources):
+        """The path of a compiled C program; compiled once."""
+        program = os.path.join(self.folder, name)
+        if program not in self.programs:
+            if shutil.which(compiler) is None:
+                raise Unavailable(f"{compiler} is not installed")
+            paths = [os.path.join(SOURCES, source) for source in sources]
+            command = [compiler, "-std=gnu11", "-D_GNU_SOURCE", "-O2", "-pthread", "-o", program, *paths]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            if done.returncode != 0:
+                raise Unavailable(f"{compiler} failed: {done.stderr.strip()[-300:]}")
+            self.programs[program] = True
+        return program
+
+
+def start_python(place, name, library):
+    """[(command, environment)] of ranks that are Python processes of this interpreter."""
+    import importlib.util
+
+    module = {"gloo": "torch"}.get(library, library)
+    if importlib.util.find_spec(module) is None:
+        raise Unavailable(f"{module} is not installed for {sys.executable}")
+    store = os.path.join(place.folder, f"{name}.store")
+    return [
+        (
+            [*place.prefix(rank), sys.executable, RANK_PY, library, socket_path(place, name), str(rank),
+             str(place.nranks), store],
+            place.environment(),
+        )
+        for rank in range(place.nranks)
+    ]  # fmt: skip
+
+
+def find_program(program):
+    if shutil.which(program) is None:
+        raise Unavailable(f"{program} is not installed")
+    return shutil.which(program)
+
+
+def openmpi_command(place, is_best):
+    command = [find_program("mpirun.openmpi"), "-n", str(place.nranks)]
+    if os.geteuid() == 0:
+        command.append("--allow-run-as-root")
+    if place.is_oversubscribed:
+        command.append("--oversubscribe")
+    if place.is_oversubscribed or place.bind == "none" or place.hosts:
+        command += ["--bind-to", "none"]
+    if place.hosts:
+        command += place.hosts.openmpi_options(place.nranks)
+    if place.hosts and place.is_oversubscribed:
+        # It does not see that its hosts share the CPUs: without this it would never yield.
+        command += ["--mca", "mpi_yield_when_idle", "1"]
+    if is_best:
+        command += ["--mca", "btl_vader_single_copy_mechanism", "none"]
+        command += [word for name in MEMORY_STAYS for word in ("-x", name)]
+    return command
+
+
+def start_openmpi(place, name, is_best=False):
+    program = place.compile("mpi_openmpi", "mpicc.openmpi", ["mpi_rank.c", "rank.c"])
+    command = [*place.prefix(0), *openmpi_command(place, is_best), program, socket_path(place, name)]
+    return [(command, place.environment(**(MEMORY_STAYS if is_best else {})))]
+
+
+def start_mpi4py(place, name, is_best=False):
+    check = [place.mpi_python, "-c", "import mpi4py, numpy"]
+    if shutil.which(place.mpi_python) is None or subprocess.run(check, capture_output=True, timeout=60).returncode:
+        raise Unavailable(f"mpi4py is not installed for {place.mpi_python}")
+    ranks = [place.mpi_python, RANK_PY, "mpi4py", socket_path(place, name), "0", "0", "-"]
+    command = [*place.prefix(0), *openmpi_command(place, is_best), *ranks]
+    return [(command, place.environment(**(MEMORY_STAYS if is_best else {})))]
+
+
+def start_mpich(place, name, is_best=False):
+    if place.hosts:
+        raise Unavailable("only dldist, gloo, openmpi and rawtcp are measured across hosts")
+    program = place.compile("mpi_mpich", "mpicc.mpich", ["mpi_rank.c", "rank.c"])
+    command = [find_program("mpirun.mpich"), "-n", str(place.nranks), program, socket_path(place, name)]
+    more = dict(MEMORY_STAYS, UCX_TLS="posix,self") if is_best else {}
+    return [(command, place.environment(**more))]
+
+
+def start_rawtcp(place, name):
+    if place.nranks != 2:
+        raise Unavailable("the raw connection has two ends")
+    program = place.compile("raw_rank", "cc", ["raw_rank.c", "rank.c"])
+    address = place.hosts.address(0) if place.hosts else "127.0.0.1"
+    port_file = os.path.join(place.folder, f"{name}.port")
+    more = [place.congestion] if place.congestion else []
+    return [
+        ([*place.prefix(rank), program, socket_path(place, name), str(rank), address, port_file, *more],
+         place.environment())
+        for rank in range(2)
+    ]  # fmt: skip
+
+
+TEAMS = {
+    "dldist": lambda place: start_python(place, "dldist", "dldist"),
+    "gloo": lambda place: start_python(place, "gloo", "gloo"),
+    "openmpi": lambda place: start_openmpi(place, "openmpi"),
+    "openmpi-best": lambda place: start_openmpi(place, "openmpi-best", is_best=True),
+    "mpich": lambda place: start_mpich(place, "mpich"),
+    "mpich-best": lambda place: start_mpich(place, "mpich-best", is_best=True),
+    "mpi4py": lambda place: start_mpi4py(place, "mpi4py"),
+    "mpi4py-best": lambda place: start_mpi4py(place, "mpi4py-best", is_best=True),
+    "rawtcp": lambda place: start_rawtcp(place, "rawtcp"),
+}
+
+# A peer's team, and the memory of its buffers.
+PEERS = {name: (name, "private") for name in TEAMS} | {"dldist-arena": ("dldist", "arena")}
+
+
+def socket_path(place, name):
+    return os.path.join(place.folder, f"{name}.socket")
+
+
+# -- processes ----------------------------------------------------------------------------------------------------
+
+
+class Rank:
+    """The driver's end of a connection to a rank."""
+
+    def __init__(self, connection):
+        self.connection, self.buffer = connection, b""
+        word, number, pid, self.version = self.read_line(time.monotonic() + START_TIMEOUT_S).split(" ", 3)
+        if word != "hello":
+            raise TeamFailure(f"a rank began with {word}")
+        self.number, self.version = int(number), " ".join(self.version.split())
+        self.process = os.pidfd_open(int(pid))
+
+    def read_some(self):
+        """A line when it is complete, else None."""
+        data = self.connection.recv(1 << 16)
+        if not data:
+            raise TeamFailure(f"rank {getattr(self, 'number', '?')} ended")
+        self.buffer += data
+        if b"\n" not in self.buffer:
+            return None
+        line, self.buffer = self.buffer.split(b"\n", 1)
+        return line.decode()
+
+    def read_line(self, deadline):
+        line = None
+        while line is None:
+            if not select.select([self.connection], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise TeamFailure("a rank said nothing in time")
+            line = self.read_some()
+        return line
+
+    def fileno(self):
+        return self.connection.fileno()
+
+    def kill(self):
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.process, signal.SIGKILL)
+
+    def close(self):
+        self.connection.close()
+        os.close(self.process)
+
+
+class Team:
+    """The rank processes of one library."""
+
+    def __init__(self, name, place):
+        self.name, self.place = name, place
+        self.log = os.path.join(place.folder, f"{name}.log")
+        self.processes, self.ranks = [], []
+        try:
+            self.start()
+        except BaseException:
+            self.close(is_orderly=False)
+            raise
+
+    def start(self):
+        path = socket_path(self.place, self.name)
+        for leftover in (path, *(os.path.join(self.place.folder, f"{self.name}.{end}") for end in ("store", "port"))):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(leftover)
+        commands = TEAMS[self.name](self.place)
+        with socket.socket(socket.AF_UNIX) as listener, open(self.log, "w", encoding="utf-8") as log:
+            listener.bind(path)
+            listener.listen(self.place.nranks)
+            for command, environment in commands:
+                self.processes.append(
+                    subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+                )
+            self.accept(listener)
+        self.ranks.sort(key=lambda rank: rank.number)
+
+    def accept(self, listener):
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while len(self.ranks) < self.place.nranks:
+            if select.select([listener], [], [], 0.2)[0]:
+                self.ranks.append(Rank(listener.accept()[0]))
+            elif any(process.poll() is not None for process in self.processes):
+                raise TeamFailure(f"a process ended at once: {self.last_words()}")
+            elif time.monotonic() > deadline:
+                raise TeamFailure(f"{len(self.ranks)} of {self.place.nranks} ranks came: {self.last_words()}")
+
+    def last_words(self):
+        with open(self.log, encoding="utf-8", errors="replace") as file:
+            return " | ".join(line.strip() for line in file.read().splitlines()[-3:]) or "it said nothing"
+
+    @property
+    def version(self):
+        return self.ranks[0].version
+
+    def ask(self, message, timeout):
+        """Says the same to all ranks; their answers, in the order of ranks."""
+        data = f"{message}\n".encode()
+        answers = {}
+        try:
+            for rank in self.ranks:
+                rank.connection.sendall(data)
+            self.collect(answers, time.monotonic() + timeout)
+        except OSError as error:
+            raise TeamFailure(f"{error}: {self.last_words()}") from error
+        answers = [answers[rank] for rank in self.ranks]
+        for answer in answers:
+            if answer.startswith("no "):
+                raise NotOffered(answer[3:])
+        return answers
+
+    def collect(self, answers, deadline):
+        while len(answers) < len(self.ranks):
+            pending = [rank for rank in self.ranks if rank not in answers]
+            readable = select.select(pending, [], [], max(0.0, deadline - time.monotonic()))[0]
+            if not readable:
+                missing = ", ".join(str(rank.number) for rank in pending)
+                raise TeamFailure(f"no answer from rank {missing} in time")
+            for rank in readable:
+                line = rank.read_some()
+                if line is not None and line.startswith("error "):
+                    raise TeamFailure(f"rank {rank.number}: {line[6:]}")
+                if line is not None:
+                    answers[rank] = line
+
+    def close(self, is_orderly=True):
+        """Ranks end when their connection does; who does not is killed, by its pid."""
+        if not is_orderly:
+            for rank in self.ranks:
+                rank.kill()
+        for rank in self.ranks:
+            rank.connection.close()
+        deadline = time.monotonic() + (STOP_TIMEOUT_S if is_orderly else 2)
+        for process in self.processes:
+            end_process(process, deadline)
+        for rank in self.ranks:
+            rank.kill()
+            rank.close()
+        self.processes, self.ranks = [], []
+
+
+def end_process(process, deadline):
+    """mpirun passes on SIGTERM to its ranks, so that comes before SIGKILL."""
+    for act in (lambda: None, process.terminate, process.kill):
+        act()
+        try:
+            process.wait(max(0.1, deadline - time.monotonic()))
+            return
+        except subprocess.TimeoutExpired:
+            deadline = time.monotonic() + 2
+
+
+class Probe:
+    """Tells how far apart the first two CPUs are at the moment; see peers/placement.c."""
+
+    # Round trips of a cache line, in nanoseconds: of one core's threads, of cores behind one cache, of others.
+    LABELS = ((70, "S"), (230, "L"), (float("inf"), "X"))
+
+    def __init__(self, place):
+        self.process = None
+        cpus = sorted(os.sched_getaffinity(0))[:2]
+        if len(cpus) < 2:
+            raise Unavailable("one CPU only")
+        program = place.compile("placement", "cc", ["placement.c"])
+        self.process = subprocess.Popen(
+            [program, *map(str, cpus)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+
+    def label(self):
+        self.process.stdin.write("\n")
+        if not select.select([self.process.stdout], [], [], 5)[0]:
+            return "?"
+        round_trip = int(self.process.stdout.readline() or 0)
+        return next(label for limit, label in self.LABELS if round_trip < limit) if round_trip else "?"
+
+    def close(self):
+        self.process.stdin.close()
+        end_process(self.process, time.monotonic() + 2)
+        self.process.stdout.close()

@@ -1,0 +1,339 @@
+"""One rank of dldist, torch Gloo or mpi4py, commanded by benchmarks/collectives.py.
+
+    rank.py LIBRARY SOCKET RANK SIZE STORE_FILE        (mpi4py knows its rank and size itself)
+
+The rank connects to the Unix socket of the driver and says `hello RANK PID VERSION`. Between commands it is blocked in
+a read. Commands are lines, and so are the answers (`error REASON` to any):
+
+    prepare SLOT OP DTYPE NBYTES   makes buffers, runs OP once, checks the result: `ok`, `wrong WHERE`, or
+                                   `no REASON` when the library has no such operation
+    run SLOT NBATCHES BATCH        an untimed call, a barrier, then NBATCHES x BATCH calls: `times NS NS ...`, one
+                                   figure for each batch
+    finish SLOT                    frees the buffers: `ok`
+
+A slot is a place for one prepared operation; its name says what memory the buffers are in: `private` (whatever the
+array library allocates) or `arena` (dldist's shared memory). rank.c says the same protocol in C.
+"""
+
+import os
+import socket
+import sys
+import time
+
+import numpy
+
+MIB = 1 << 20
+IN_PLACE = ("all_reduce", "broadcast", "barrier")
+PAIR = ("sendrecv", "stream")
+
+# Compiled for each operation with its call in the text, as timeit does: nothing but the call is in the loop.
+BLOCK = """
+def block(nbatches, batch):
+    marks = [clock()]
+    for _ in repeat(None, nbatches):
+        for _ in repeat(None, batch):
+            {call}
+        marks.append(clock())
+    return marks
+"""
+
+
+class NotOffered(Exception):
+    """The library has no such operation, or not for this type."""
+
+
+# -- data ---------------------------------------------------------------------------------------------------------
+
+
+def pattern(rank, index):
+    """Small whole numbers: exact in every type and in every sum."""
+    return rank + 1 + index % 7
+
+
+def expected(op, rank, size, index, count):
+    """What the elements at `index` of the result of `count` elements have to be; None where a rank gets nothing."""
+    total = size * (size + 1) // 2
+    if op == "all_reduce":
+        return total + size * (index % 7)
+    if op == "broadcast":
+        return pattern(0, index)
+    if op == "all_gather":
+        part = count // size
+        return pattern(index // part, index % part)
+    if op == "reduce_scatter":
+        return total + size * ((rank * count + index) % 7)
+    if op == "all_to_all":
+        part = count // size
+        return pattern(index // part, rank * part + index % part)
+    if op == "sendrecv" and rank < 2:
+        return pattern(1 - rank, index)
+    if op == "stream" and rank == 1:
+        return pattern(0, index)
+    return None
+
+
+class Array:
+    """A buffer in three guises: what the library takes, and what is written and read by numpy (bfloat16: words)."""
+
+    def __init__(self, native, words, dtype):
+        self.native, self.words, self.dtype = native, words, dtype
+
+    def write(self, begin, values):
+        if self.dtype == "bfloat16":
+            values = (values.astype(numpy.float32).view(numpy.uint32) >> 16).astype(numpy.uint16)
+        self.words[begin : begin + len(values)] = values
+
+    def read(self, begin, end):
+        values = self.words[begin:end]
+        if self.dtype == "bfloat16":
+            values = (values.astype(numpy.uint32) << 16).view(numpy.float32)
+        return values.astype(numpy.int64)
+
+
+def ranges(count):
+    for begin in range(0, count, MIB):
+        yield begin, min(begin + MIB, count)
+
+
+def fill(array, rank):
+    for begin, end in ranges(len(array.words)):
+        array.write(begin, pattern(rank, numpy.arange(begin, end)))
+
+
+def find_wrong(array, op, rank, size):
+    """None when the result is right, else where it is not."""
+    count = len(array.words)
+    for begin, end in ranges(count):
+        want = expected(op, rank, size, numpy.arange(begin, end), count)
+        if want is None:
+            return None
+        wrong = numpy.flatnonzero(array.read(begin, end) != want)
+        if len(wrong):
+            place = int(wrong[0])
+            got = array.read(begin + place, begin + place + 1)[0]
+            return f"element {begin + place} of {count} is {got}, not {want[place]}"
+    return None
+
+
+def words_type(dtype):
+    return numpy.dtype(numpy.uint16 if dtype == "bfloat16" else dtype)
+
+
+# -- libraries: the text of each call, and how they make arrays ------------------------------------------------------
+
+
+class Library:
+    """`calls` has the text of each operation; x is the input or the array in place, y the output."""
+
+    calls = {}
+    pair_calls = {}
+    slots = ("private",)
+
+    def call(self, op):
+        if op not in PAIR:
+            return self.calls[op]
+        return self.pair_calls[op][self.rank] if self.rank < 2 else "pass"
+
+
+class Dldist(Library):
+    calls = {
+        "all_reduce": "group.all_reduce(x)",
+        "broadcast": "group.broadcast(x, 0)",
+        "all_gather": "group.all_gather_single(y, x)",
+        "reduce_scatter": "group.reduce_scatter_single(y, x)",
+        "all_to_all": "group.all_to_all_single(y, x)",
+        "barrier": "group.barrier()",
+    }
+    pair_calls = {
+        "sendrecv": ("group.send(x, 1); group.recv(y, 1)", "group.recv(y, 0); group.send(x, 0)"),
+        "stream": ("group.send(x, 1)", "group.recv(y, 0)"),
+    }
+    slots = ("private", "arena")
+
+    def __init__(self, rank, size, path):
+        import dldist
+
+        self.rank, self.size = rank, size
+        self.version = dldist.__version__
+        self.group = dldist.Group(dldist.FileStore(path, size), rank, size, timeout=60)
+        self.barrier = self.group.barrier
+
+    def array(self, dtype, count, slot):
+        if slot == "arena":
+            words = numpy.frombuffer(self.group.empty((count,), dtype=words_type(dtype).name), words_type(dtype))
+        else:
+            words = numpy.empty(count, words_type(dtype))
+        if dtype != "bfloat16":
+            return Array(words, words, dtype)
+        import torch
+
+        return Array(torch.from_numpy(words.view(numpy.int16)).view(torch.bfloat16), words, dtype)
+
+    def close(self):
+        self.group.close()
+
+
+class Gloo(Library):
+    calls = {
+        "all_reduce": "group.all_reduce(x)",
+        "broadcast": "group.broadcast(x, 0)",
+        "all_gather": "group.all_gather_into_tensor(y, x)",
+        "reduce_scatter": "group.reduce_scatter_tensor(y, x)",
+        "all_to_all": "group.all_to_all_single(y, x)",
+        "barrier": "group.barrier()",
+    }
+    pair_calls = Dldist.pair_calls
+
+    def __init__(self, rank, size, path):
+        from datetime import timedelta
+
+        import torch
+        import torch.distributed
+
+        torch.set_num_threads(1)
+        self.rank, self.size, self.torch = rank, size, torch
+        self.version = f"torch {torch.__version__}"
+        self.group = torch.distributed
+        self.group.init_process_group(
+            "gloo", init_method=f"file://{path}", rank=rank, world_size=size, timeout=timedelta(seconds=60)
+        )
+        self.barrier = self.group.barrier
+
+    def array(self, dtype, count, slot):
+        tensor = self.torch.empty(count, dtype=getattr(self.torch, dtype))
+        words = tensor.view(self.torch.uint16) if dtype == "bfloat16" else tensor
+        return Array(tensor, words.numpy(), dtype)
+
+    def close(self):
+        self.group.destroy_process_group()
+
+
+class Mpi4py(Library):
+    calls = {
+        "all_reduce": "group.Allreduce(IN_PLACE, x)",
+        "broadcast": "group.Bcast(x, 0)",
+        "all_gather": "group.Allgather(x, y)",
+        "reduce_scatter": "group.Reduce_scatter_block(x, y)",
+        "all_to_all": "group.Alltoall(x, y)",
+        "barrier": "group.Barrier()",
+    }
+    pair_calls = {
+        "sendrecv": ("group.Send(x, 1); group.Recv(y, 1)", "group.Recv(y, 0); group.Send(x, 0)"),
+        "stream": ("group.Send(x, 1)", "group.Recv(y, 0)"),
+    }
+
+    def __init__(self, rank, size, path):
+        import mpi4py
+        from mpi4py import MPI
+
+        self.group = MPI.COMM_WORLD
+        self.rank, self.size = self.group.Get_rank(), self.group.Get_size()
+        library = MPI.Get_library_version().split(",")[0].split("\n")[0]
+        self.version = f"{mpi4py.__version__} on {library}"
+        self.barrier = self.group.Barrier
+
+    def array(self, dtype, count, slot):
+        if dtype in ("float16", "bfloat16"):
+            raise NotOffered(f"mpi4py has no {dtype}")
+        words = numpy.empty(count, words_type(dtype))
+        return Array(words, words, dtype)
+
+    def close(self):
+        pass
+
+
+LIBRARIES = {"dldist": Dldist, "gloo": Gloo, "mpi4py": Mpi4py}
+
+
+# -- commands -----------------------------------------------------------------------------------------------------
+
+
+class Task:
+    """A prepared operation with its buffers."""
+
+    def __init__(self, library, slot, op, dtype, nbytes):
+        if slot not in library.slots:
+            raise NotOffered(f"no {slot} memory")
+        count = nbytes // words_type(dtype).itemsize
+        part = count // library.size
+        self.library, self.op = library, op
+        self.x = self.y = None
+        if op != "barrier":
+            self.x = library.array(dtype, part if op == "all_gather" else count, slot)
+            fill(self.x, library.rank)
+        if op not in IN_PLACE:
+            self.y = library.array(dtype, part if op == "reduce_scatter" else count, slot)
+            self.y.write(0, numpy.full(len(self.y.words), 99))
+        self.block = self.compile()
+
+    def compile(self):
+        from itertools import repeat
+
+        names = {"group": self.library.group, "clock": time.perf_counter_ns, "repeat": repeat}
+        names["x"] = self.x and self.x.native
+        names["y"] = self.y and self.y.native
+        if isinstance(self.library, Mpi4py):
+            from mpi4py import MPI
+
+            names["IN_PLACE"] = MPI.IN_PLACE
+        exec(BLOCK.format(call=self.library.call(self.op)), names)
+        return names["block"]
+
+    def check(self):
+        """Runs once and checks; leaves zeros, of which sums stay zeros."""
+        try:
+            self.block(1, 1)
+        except (AttributeError, NotImplementedError) as error:
+            raise NotOffered(str(error)) from error
+        result = self.y or self.x
+        wrong = result and find_wrong(result, self.op, self.library.rank, self.library.size)
+        if self.x:
+            self.x.words[:] = 0
+        return f"wrong {wrong}" if wrong else "ok"
+
+    def run(self, nbatches, batch):
+        self.block(1, 1)
+        self.library.barrier()
+        marks = self.block(nbatches, batch)
+        return "times " + " ".join(str(after - before) for before, after in zip(marks, marks[1:]))
+
+
+def obey(words, library, tasks):
+    match words:
+        case ["prepare", slot, op, dtype, nbytes]:
+            tasks.pop(slot, None)
+            tasks[slot] = Task(library, slot, op, dtype, int(nbytes))
+            return tasks[slot].check()
+        case ["run", slot, nbatches, batch]:
+            return tasks[slot].run(int(nbatches), int(batch))
+        case ["finish", slot]:
+            tasks.pop(slot, None)
+            return "ok"
+    return "error no such command"
+
+
+def answer(line, library, tasks):
+    try:
+        return obey(line.split(), library, tasks)
+    except NotOffered as reason:
+        return f"no {' '.join(str(reason).split())}"
+    except Exception as error:
+        return f"error {type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def main():
+    name, address, rank, size, path = sys.argv[1:6]
+    library = LIBRARIES[name](int(rank), int(size), path)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(address)
+        with connection.makefile("rw") as file:
+            print("hello", library.rank, os.getpid(), library.version, file=file, flush=True)
+            tasks = {}
+            for line in file:
+                print(answer(line, library, tasks), file=file, flush=True)
+            tasks.clear()
+    library.close()
+
+
+if __name__ == "__main__":
+    main()
