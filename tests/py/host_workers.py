@@ -198,6 +198,13 @@ def idle_then_barrier(channel, group, timeout):
     return attempt(group.barrier, timeout=timeout)
 
 
+def message_to_the_last(channel, group, timeout):
+    """Nothing at all until the parent says so; then the first message to the last rank."""
+    channel.send({"pid": os.getpid()})
+    channel.recv()
+    return attempt(group.send, bytearray(100), group.size - 1, timeout=timeout)
+
+
 def late_for_cut(channel, group, timeout):
     """An operation that starts while the cable is out."""
     oracle.run(group, oracle.Case("all_reduce", "i", 1000))

@@ -337,6 +337,22 @@ def test_death_while_all_are_idle(team):
 
 
 @pytest.mark.deadline(60)
+@pytest.mark.parametrize("layout", [(0, 1), (0, 1, 2, 3, 4), (0, 0, 1)], ids=name)
+def test_death_before_the_first_message(team, layout):
+    ours = team(layout, "message_to_the_last", 15.0)
+    pid = ours.recv()[-1]["pid"]
+    ours.children[-1].kill()
+    time.sleep(1.0)
+    for child in ours.children[:-1]:
+        child.send("go")
+    for child in ours.children[:-1]:
+        error = child.result()
+        assert error["kind"] == "DistPeerLostError", error
+        assert (error["rank"], error["host"], error["pid"]) == (len(layout) - 1, ours.hosts.name(layout[-1]), pid)
+        assert error["took"] < 1.0
+
+
+@pytest.mark.deadline(60)
 def test_monitored_barrier_names_those_beyond_the_cut(team):
     ours = team(TWO_BY_TWO, "monitored_barrier_error", 2.0)
     ours.recv()
