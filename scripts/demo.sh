@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs dldist into a fresh virtual environment and lets two processes talk through a TCPStore.
+# Installs dldist into a fresh virtual environment, and lets two processes talk through a TCPStore and then in a group.
 #
 #   bash scripts/demo.sh
 #
@@ -17,3 +17,6 @@ echo "== installing into $venv"
 
 echo "== two processes meet"
 "$venv/bin/python" examples/store_demo.py
+
+echo "== two processes reduce"
+"$venv/bin/python" examples/collectives_demo.py

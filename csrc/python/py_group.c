@@ -186,6 +186,8 @@ group_init(PyObject *object, PyObject *args, PyObject *kwargs)
     static char *keywords[] = {"store", "rank", "size", "timeout", "name", "connect_timeout", NULL};
     py_group *self = (py_group *)object;
     PyObject *store_object;
+    PyObject *rank;
+    PyObject *size;
     PyObject *timeout = Py_None;
     PyObject *name = NULL;
     PyObject *connect_timeout = Py_None;
@@ -194,8 +196,10 @@ group_init(PyObject *object, PyObject *args, PyObject *kwargs)
         PyErr_SetString(PyExc_RuntimeError, "Group.__init__() was called before on this object");
         return -1;
     }
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Oii|$OOO:Group", keywords, &store_object, &arguments.rank,
-                                     &arguments.size, &timeout, &name, &connect_timeout) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$OOO:Group", keywords, &store_object, &rank, &size,
+                                     &timeout, &name, &connect_timeout) ||
+        !py_params_int(rank, &arguments.rank, "Group", "rank") ||
+        !py_params_int(size, &arguments.size, "Group", "size") ||
         (name != NULL && !read_name(name, &arguments.options.name, "Group"))) {
         return -1;
     }

@@ -89,15 +89,30 @@ read_shape(PyObject *shape, dd_view *view)
     return is_ok;
 }
 
-/* A name, or something with a name (a dtype of NumPy, torch.float32). */
+/* A str: the name of a dtype (NumPy), of a scalar type (numpy.float32), or what it prints as
+ * (torch.float32). NULL with an exception. */
+static PyObject *
+find_dtype_name(PyObject *value)
+{
+    static const char *const attributes[] = {"name", "__name__"};
+    for (size_t i = 0; i < sizeof attributes / sizeof attributes[0]; i++) {
+        PyObject *name = PyObject_GetAttrString(value, attributes[i]);
+        if (name != NULL && PyUnicode_Check(name)) {
+            return name;
+        }
+        Py_XDECREF(name);
+        if (PyErr_Occurred() != NULL && !PyErr_ExceptionMatches(PyExc_Exception)) {
+            return NULL;
+        }
+        PyErr_Clear();
+    }
+    return PyObject_Str(value);
+}
+
 static bool
 read_dtype(PyObject *value, dd_dtype *dtype)
 {
-    PyObject *text = PyUnicode_Check(value) ? Py_NewRef(value) : PyObject_GetAttrString(value, "name");
-    if (text == NULL) {
-        PyErr_Clear();
-        text = PyObject_Str(value);
-    }
+    PyObject *text = PyUnicode_Check(value) ? Py_NewRef(value) : find_dtype_name(value);
     const char *utf8 = text != NULL ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
     const char *dot = utf8 != NULL ? strrchr(utf8, '.') : NULL;
     bool is_found = false;

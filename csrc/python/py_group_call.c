@@ -6,10 +6,12 @@
 static bool
 read_async(py_group_call *call, PyObject *value)
 {
-    bool is_ok;
-    bool is_async = py_params_flag(value, &is_ok);
-    if (!is_ok || !is_async) {
-        return is_ok;
+    bool is_async;
+    if (!py_params_flag(value, &is_async, call->params->function, "async_op")) {
+        return false;
+    }
+    if (!is_async) {
+        return true;
     }
     py_completions_drain(call->group->state);
     call->flight = py_flight_create(call->group->state, (PyObject *)call->group, call->params->function);

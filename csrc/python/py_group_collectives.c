@@ -3,6 +3,8 @@
 
 #include "core/mem.h"
 
+#include <stdio.h>
+
 #define BEGIN(call, parameters)                                                  \
     py_group_call call;                                                          \
     if (!py_group_call_begin(&(call), self, parameters, args, nargs, kwnames)) { \
@@ -71,20 +73,28 @@ add_list(py_group_call *call, int value, py_use use, Py_ssize_t count)
                                 py_name_text(call->params->names[value]), count);
 }
 
+/* [] counts as not given, as in c10d. */
+static bool
+is_given(PyObject *object)
+{
+    if (object == NULL) {
+        return false;
+    }
+    return PyList_Check(object) ? PyList_Size(object) > 0
+                                : !PyTuple_Check(object) || PyTuple_Size(object) > 0;
+}
+
 /* The list that only the root gives: 1 it is there and has to be; 0 rightly not there; -1 with an
- * exception. [] counts as not given, as in c10d. */
+ * exception. */
 static int
 take_roots_argument(const py_group_call *call, int value)
 {
-    PyObject *object = call->values[value];
-    bool is_empty_list =
-        object != NULL && (PyList_Check(object) || PyTuple_Check(object)) && PySequence_Size(object) == 0;
-    bool is_given = object != NULL && !is_empty_list;
-    if (is_given == is_root(call)) {
-        return is_given;
+    bool is_there = is_given(call->values[value]);
+    if (is_there == is_root(call)) {
+        return is_there;
     }
     PyErr_Format(PyExc_ValueError,
-                 is_given ? "%s(): argument '%s' must not be given on rank %d: it is for the root, rank %d"
+                 is_there ? "%s(): argument '%s' must not be given on rank %d: it is for the root, rank %d"
                           : "%s(): argument '%s' must be given on rank %d, the root (%d)",
                  call->params->function, py_name_text(call->params->names[value]), call->group->rank,
                  call->root);
@@ -233,7 +243,10 @@ add_lists(py_group_call *call, PyObject *lists)
                      function, name, PyTuple_Size(tuple), call->group->size);
     }
     for (Py_ssize_t i = 0; is_ok && i < PyTuple_Size(tuple); i++) {
-        is_ok = py_operands_add_list(call->operands, PyTuple_GetItem(tuple, i), PY_USE_OUT, name, per_rank);
+        char list_name[64];
+        snprintf(list_name, sizeof list_name, "%s[%zd]", name, i);
+        is_ok =
+            py_operands_add_list(call->operands, PyTuple_GetItem(tuple, i), PY_USE_OUT, list_name, per_rank);
         per_rank = per_rank < 0 ? (Py_ssize_t)call->operands->npieces : per_rank;
     }
     Py_DECREF(tuple);
@@ -463,10 +476,7 @@ set_splits(py_group_call *call, int value, py_side *side, const char *what)
     const py_piece *piece = &call->operands->pieces[side->first];
     const dd_view *view = &piece->tensor.view;
     size_t nrows = nrows_of(view);
-    PyObject *splits = call->values[value];
-    bool is_empty_list =
-        splits != NULL && (PyList_Check(splits) || PyTuple_Check(splits)) && PySequence_Size(splits) == 0;
-    if (splits == NULL || is_empty_list) {
+    if (!is_given(call->values[value])) {
         if (nrows % side->nblocks == 0) {
             return true;
         }

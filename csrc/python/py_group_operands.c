@@ -121,13 +121,8 @@ py_operands_add(py_operands *operands, PyObject *object, py_use use, const char 
 }
 
 static bool
-check_list(const py_operands *operands, PyObject *object, const char *name, Py_ssize_t count)
+check_count(const py_operands *operands, Py_ssize_t given, const char *name, Py_ssize_t count)
 {
-    if (!PyList_Check(object) && !PyTuple_Check(object)) {
-        py_raise_wrong_type(operands->function, name, "a list or tuple of tensors", object);
-        return false;
-    }
-    Py_ssize_t given = PySequence_Size(object);
     if (count >= 0 && given != count) {
         PyErr_Format(PyExc_ValueError, "%s(): argument '%s' has %zd tensors, and %zd are needed",
                      operands->function, name, given, count);
@@ -143,16 +138,18 @@ check_list(const py_operands *operands, PyObject *object, const char *name, Py_s
 bool
 py_operands_add_list(py_operands *operands, PyObject *object, py_use use, const char *name, Py_ssize_t count)
 {
-    if (!check_list(operands, object, name, count)) {
+    if (!PyList_Check(object) && !PyTuple_Check(object)) {
+        py_raise_wrong_type(operands->function, name, "a list or tuple of tensors", object);
         return false;
     }
-    /* A tuple of our own: producers run Python code, which may change a list. */
+    /* A tuple of our own, and its length alone counts: producers run Python code, which may change a list,
+     * and subclasses of list may say one length and give another number of items. */
     PyObject *objects = PySequence_Tuple(object);
     if (objects == NULL) {
         return false;
     }
     Py_ssize_t given = PyTuple_Size(objects);
-    bool is_done = reserve(operands, (size_t)given);
+    bool is_done = check_count(operands, given, name, count) && reserve(operands, (size_t)given);
     for (Py_ssize_t i = 0; is_done && i < given; i++) {
         char item_name[64];
         snprintf(item_name, sizeof item_name, "%.40s[%zd]", name, i);

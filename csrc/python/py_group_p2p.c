@@ -42,9 +42,11 @@ static PyObject *
 run_message(py_group_call *call, bool is_send)
 {
     py_group_message message = {.is_send = is_send};
+    /* Packed before, too, if it has to be: what a shorter message leaves of a tensor stays as it was. */
+    py_use use = is_send ? PY_USE_IN : PY_USE_IN_PLACE;
     if (!read_peer(call, call->values[1], is_send ? "dst" : "src", &message.rank) ||
         !read_tag(call, call->values[2], &message.tag) ||
-        !py_operands_add(call->operands, call->values[0], is_send ? PY_USE_IN : PY_USE_OUT, "tensor")) {
+        !py_operands_add(call->operands, call->values[0], use, "tensor")) {
         return py_group_call_fail(call);
     }
     return py_group_call_run_message(call, &message);

@@ -1,5 +1,7 @@
 #include "python/py_group_params.h"
 
+#include "python/py_argument.h"
+
 #include <limits.h>
 
 const char *
@@ -85,7 +87,8 @@ py_params_int(PyObject *value, int *number, const char *function, const char *na
         return false;
     }
     if (wide < INT_MIN || wide > INT_MAX) {
-        PyErr_Format(PyExc_ValueError, "%s(): argument '%s' is %R, which is no rank", function, name, value);
+        PyErr_Format(PyExc_ValueError, "%s(): argument '%s' is %R, which is far out of range", function, name,
+                     value);
         return false;
     }
     *number = (int)wide;
@@ -93,16 +96,14 @@ py_params_int(PyObject *value, int *number, const char *function, const char *na
 }
 
 bool
-py_params_flag(PyObject *value, bool *is_ok)
+py_params_flag(PyObject *value, bool *is_set, const char *function, const char *name)
 {
-    *is_ok = true;
-    if (value == NULL || value == Py_False) {
+    int is_true = value == Py_True ? 1 : value == Py_False ? 0 : PyObject_IsTrue(value);
+    if (is_true < 0) {
+        py_argument argument = {.function = function, .name = name, .value = value};
+        py_argument_raise_from_current(&argument, "is neither true nor false");
         return false;
     }
-    if (value == Py_True) {
-        return true;
-    }
-    int is_true = PyObject_IsTrue(value);
-    *is_ok = is_true >= 0;
-    return is_true > 0;
+    *is_set = is_true > 0;
+    return true;
 }

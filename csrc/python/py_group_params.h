@@ -26,8 +26,8 @@ bool py_params_parse(const py_params *params, const py_state *state, PyObject *c
 /* An int that fits; else an exception that names the argument. */
 bool py_params_int(PyObject *value, int *number, const char *function, const char *name);
 
-/* Whether a flag is set; NULL is false. False with *is_ok false and an exception where it cannot be told. */
-bool py_params_flag(PyObject *value, bool *is_ok);
+/* Whether a flag is set; an exception that names the argument where that cannot be told. */
+bool py_params_flag(PyObject *value, bool *is_set, const char *function, const char *name);
 
 /* The text of a name. */
 const char *py_name_text(py_name name);

@@ -23,7 +23,7 @@ call_python(PyObject *self, const char *function, PyObject *args, PyObject *kwar
 PyObject *
 py_group_coalesce(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-    return call_python(self, "Coalescing", args, kwargs);
+    return call_python(self, "coalesce", args, kwargs);
 }
 
 PyObject *

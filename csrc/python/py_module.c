@@ -201,6 +201,9 @@ static PyMethodDef core_methods[] = {
      "Waits for a work that somebody watches, and calls who watches it; False: stop."},
     {"_stop_completions", py_completions_stop, METH_NOARGS,
      "_stop_completions($module, /)\n--\n\nLets _take_completions return, and makes the calls that are left."},
+    {"_call_aloud", py_completions_call_aloud, METH_VARARGS,
+     "_call_aloud($module, callback, argument, /)\n--\n\n"
+     "Calls callback(argument); what it raises goes to sys.unraisablehook."},
     {"_shutdown", py_engine_shut_down, METH_NOARGS,
      "_shutdown($module, /)\n--\n\nCloses all groups, for the end of the process."},
     {NULL, NULL, 0, NULL},

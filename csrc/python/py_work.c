@@ -55,12 +55,18 @@ work_dealloc(PyObject *object)
     Py_XDECREF(module);
 }
 
-/* What the flight refers to is not visited: the operation may need it longer than the cycle lives. */
+/* What the flight refers to is visited only when nobody else can need it any more: an operation under way may
+ * outlive the cycle. */
 static int
 work_traverse(PyObject *object, visitproc visit, void *arg)
 {
+    const py_flight *flight = ((py_work *)object)->flight;
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(((py_work *)object)->module);
+    if (flight != NULL && flight->is_settled && flight->nowners == 1) {
+        Py_VISIT(flight->results);
+        Py_VISIT(flight->group);
+    }
     return 0;
 }
 
@@ -184,9 +190,11 @@ get_op(PyObject *object, void *closure)
 static PyObject *
 work_repr(PyObject *object)
 {
-    const py_flight *flight = ((py_work *)object)->flight;
+    py_flight *flight = ((py_work *)object)->flight;
     const dd_work *work = flight->work;
-    const char *how = !dd_work_is_done(work) ? "under way" : work->error.code == DD_OK ? "done" : "failed";
+    const char *how = !py_flight_is_done(flight)  ? "under way"
+                      : work->error.code == DD_OK ? "done"
+                                                  : "failed";
     if (work->sequence == 0) {
         return PyUnicode_FromFormat("<dldist.Work: %s, %s>", work->what, how);
     }
@@ -276,6 +284,10 @@ work_await(PyObject *object)
 static PyObject *
 work_watch(PyObject *object, PyObject *watcher)
 {
+    if (!PyCallable_Check(watcher)) {
+        py_raise_wrong_type("_watch", "callback", "callable", watcher);
+        return NULL;
+    }
     if (py_flight_watch(((py_work *)object)->flight, watcher) < 0) {
         return NULL;
     }

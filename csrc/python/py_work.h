@@ -60,5 +60,8 @@ void py_completions_drain(py_state *state);
  * them; False: stop. _stop_completions() ends it. */
 PyObject *py_completions_take(PyObject *module, PyObject *unused);
 PyObject *py_completions_stop(PyObject *module, PyObject *unused);
+/* _call_aloud(callback, argument): nobody waits for what a callback returns; an Exception that it raises goes
+ * to sys.unraisablehook. */
+PyObject *py_completions_call_aloud(PyObject *module, PyObject *args);
 
 #endif

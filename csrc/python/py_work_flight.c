@@ -116,11 +116,9 @@ py_flight_settle(py_flight *flight)
     }
     bool is_ok = flight->work->error.code == DD_OK;
     if (is_ok && flight->operands.is_staged) {
-        flight->nowners++; /* others may let go of it meanwhile */
         Py_BEGIN_ALLOW_THREADS
         unpack_once(flight);
         Py_END_ALLOW_THREADS
-        flight->nowners--;
         if (flight->is_settled) {
             return true;
         }
@@ -131,10 +129,20 @@ py_flight_settle(py_flight *flight)
     }
     flight->results = results;
     flight->is_settled = true;
-    flight->nowners++;
     py_operands_fini(&flight->operands); /* may run Python */
-    flight->nowners--;
     return true;
+}
+
+/* Of one that is done and that nobody has asked: its outputs are filled all the same. */
+static void
+settle_unasked(py_flight *flight)
+{
+    PyObject *exception[3];
+    PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
+    if (!py_flight_settle(flight)) {
+        PyErr_WriteUnraisable(NULL);
+    }
+    PyErr_Restore(exception[0], exception[1], exception[2]);
 }
 
 void
@@ -148,6 +156,7 @@ py_flight_abandon(py_flight *flight)
     bool is_left = flight->is_orphan;
     pthread_mutex_unlock(&flight->queue->mu);
     if (!is_left) {
+        settle_unasked(flight);
         release_owner(flight);
     }
 }
@@ -160,6 +169,7 @@ start_thread(py_completions *queue)
     if (queue->has_thread) {
         return 0;
     }
+    queue->has_thread = true; /* at once: others come by while the import lets them */
     PyObject *runtime = PyImport_ImportModule("dldist._runtime");
     PyObject *started =
         runtime != NULL ? PyObject_CallMethod(runtime, "start_completion_thread", NULL) : NULL;
@@ -191,7 +201,7 @@ py_flight_watch(py_flight *flight, PyObject *watcher)
         call_watcher(watcher);
         return 0;
     }
-    if (start_thread(queue) < 0) {
+    if (!py_group_require_usable((py_group *)flight->group) || start_thread(queue) < 0) {
         return -1;
     }
     if (flight->watchers == NULL) {
@@ -213,13 +223,31 @@ py_flight_watch(py_flight *flight, PyObject *watcher)
     return 0;
 }
 
+PyObject *
+py_completions_call_aloud(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *callback;
+    PyObject *argument;
+    if (!PyArg_ParseTuple(args, "OO:_call_aloud", &callback, &argument)) {
+        return NULL;
+    }
+    PyObject *result = PyObject_CallFunctionObjArgs(callback, argument, NULL);
+    if (result == NULL) {
+        if (!PyErr_ExceptionMatches(PyExc_Exception)) {
+            return NULL;
+        }
+        PyErr_WriteUnraisable(callback);
+    }
+    Py_XDECREF(result);
+    Py_RETURN_NONE;
+}
+
 /* Runs the callbacks, those that come meanwhile included; from then on the flight takes no more. */
 static void
 notify(py_flight *flight)
 {
-    if (!py_flight_settle(flight)) {
-        PyErr_WriteUnraisable(NULL);
-    }
+    settle_unasked(flight);
     for (Py_ssize_t i = 0; i < PyList_Size(flight->watchers); i++) {
         PyObject *watcher = Py_NewRef(PyList_GetItem(flight->watchers, i));
         call_watcher(watcher);
@@ -283,9 +311,7 @@ drain(py_completions *queue)
     PyObject *exception[3];
     PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
     while ((flight = take_orphan(queue)) != NULL) {
-        if (!py_flight_settle(flight)) {
-            PyErr_WriteUnraisable(NULL);
-        }
+        settle_unasked(flight);
         release_owner(flight);
     }
     PyErr_Restore(exception[0], exception[1], exception[2]);

@@ -103,18 +103,20 @@ class Future:
         for waiter in waiters:
             waiter.release()
         for callback in callbacks:
-            _call(callback, self)
+            _core._call_aloud(callback, self)
         return True
 
     def add_done_callback(self, callback: Callable[[Future], object]) -> None:
-        """Have callback(self) called when it is done."""
+        """Have callback(self) called when it is done. What it raises goes to sys.unraisablehook."""
+        if not callable(callback):
+            raise TypeError(f"add_done_callback(): argument 'callback' must be callable, not {type(callback).__name__}")
         with self._lock:
             is_done = self._is_done
             if not is_done:
                 self._callbacks.append(callback)
                 is_first = len(self._callbacks) == 1
         if is_done:
-            _call(callback, self)
+            _core._call_aloud(callback, self)
         elif self._work is not None and is_first:
             self._work._watch(self._take_from_work)
 
@@ -141,25 +143,12 @@ class Future:
 
 def _seconds(timeout: Any) -> float:
     total = getattr(timeout, "total_seconds", None)
-    return float(total() if total is not None else timeout)
-
-
-def _call(callback: Callable[[Future], object], future: Future) -> None:
     try:
-        callback(future)
-    except Exception as error:
-        import sys
-
-        # Nobody waits for what a callback returns: it is said aloud, and the others still run.
-        sys.unraisablehook(
-            type("Unraisable", (), {
-                "exc_type": type(error),
-                "exc_value": error,
-                "exc_traceback": error.__traceback__,
-                "err_msg": "Exception ignored in a callback of a dldist.Future",
-                "object": callback,
-            })()
-        )
+        return float(total() if total is not None else timeout)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"wait(): argument 'timeout' must be timedelta or a number of seconds, not {type(timeout).__name__}"
+        ) from None
 
 
 def future_of(work: _core.Work) -> Future:

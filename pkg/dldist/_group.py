@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 class Coalescing:
     """What Group.coalesce() gives: records calls of one kind, and makes one operation of them at the end."""
 
-    def __init__(self, group: _core.Group, *, timeout: Any = None, async_op: bool = False) -> None:
+    def __init__(self, group: _core.Group, timeout: Any, async_op: bool) -> None:
         self._group = group
         self._timeout = timeout
         self._is_async = async_op
@@ -71,6 +71,10 @@ class Coalescing:
         return self.work.wait(timeout) if self.work is not None else True
 
 
+def coalesce(group: _core.Group, *, timeout: Any = None, async_op: bool = False) -> Coalescing:
+    return Coalescing(group, timeout, async_op)
+
+
 class P2POp:
     """One message of batch_isend_irecv: op is "isend" or "irecv", or the method Group.isend or Group.irecv."""
 
@@ -92,6 +96,15 @@ class P2POp:
 def batch_isend_irecv(group: _core.Group, p2p_op_list: Any) -> list[_core.Work]:
     if not isinstance(p2p_op_list, (list, tuple)) or not all(isinstance(op, P2POp) for op in p2p_op_list):
         raise ValueError("batch_isend_irecv(): argument 'p2p_op_list' must be a list of P2POp")
+    # Before anything is under way, as nothing could take that back.
+    for index, op in enumerate(p2p_op_list):
+        if op.peer is None and op.op == "irecv":
+            continue
+        if op.peer not in range(group.size):
+            raise ValueError(
+                f"batch_isend_irecv(): argument 'p2p_op_list[{index}]': invalid rank: {op.peer!r} is not in "
+                f"0 to {group.size - 1}"
+            )
     # Receives first: what comes then finds its place.
     works: list[Any] = [None] * len(p2p_op_list)
     for kind in ("irecv", "isend"):

@@ -1,0 +1,80 @@
+"""Children of test_group_edges.py and test_group_past_4_gib.py. No pytest here: they start sooner."""
+
+import mmap
+import os
+import threading
+
+import dldist
+
+PAST_4_GIB = (4 << 30) + 3
+
+
+def places_of(count):
+    """Where the results are looked at: both ends, both sides of 2 and of 4 GiB."""
+    return [0, 1, (2 << 30) - 1, 2 << 30, (4 << 30) - 1, 4 << 30, count - 2, count - 1]
+
+
+def past_4_gib(channel, port, rank):
+    """A rank of two: a reduction and a message of more bytes than fit into 32 bits."""
+    store = dldist.TCPStore("127.0.0.1", port, timeout=20.0)
+    # Private, and in huge pages: most of the time goes into the first touch.
+    memory = mmap.mmap(-1, PAST_4_GIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    tensor = memoryview(memory).cast("b")
+    places = places_of(PAST_4_GIB)
+    with dldist.Group(store, rank, 2, timeout=40.0) as group:
+        for index, place in enumerate(places):
+            tensor[place] = (rank + 1) * (index + 1)
+        group.all_reduce(tensor)
+        reduced = [tensor[place] for place in places]
+        if rank == 0:
+            for index, place in enumerate(places):
+                tensor[place] = -index - 1
+            group.send(tensor, 1)
+        else:
+            group.recv(tensor, 0)
+        received = [tensor[place] for place in places]
+        elsewhere = [tensor[place + 5] for place in places[:4]]
+    return reduced, received, elsewhere
+
+
+def watch_in_child(channel):
+    """A work that is under way is the parent's; nobody could call back in the child."""
+    group = dldist.Group(None, 0, 1)
+    work = group.irecv(bytearray(1), 0)
+    work._watch(lambda: None)  # now the parent has its thread
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work._watch(lambda: None)
+            text = "nothing was raised"
+        except dldist.DistBackendError as error:
+            text = f"{error.code}: {error}"
+        os.write(write_end, text.encode())
+        os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end, encoding="utf-8") as file:
+        text = file.read()
+    os.waitpid(pid, 0)
+    group.send(b"x", 0)
+    work.wait(5)
+    return text
+
+
+def watchers_from_many_threads(channel, nthreads):
+    """The completion thread is started once, whoever comes first."""
+    group = dldist.Group(None, 0, 1)
+    work = group.irecv(bytearray(1), 0)
+    seen = []
+    threads = [threading.Thread(target=work._watch, args=(lambda: seen.append(1),)) for _ in range(nthreads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    started = sum(thread.name == "dldist-completion" for thread in threading.enumerate())
+    group.send(b"x", 0)
+    group.close()
+    del work
+    return started

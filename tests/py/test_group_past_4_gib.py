@@ -1,0 +1,27 @@
+"""Sizes that do not fit into 32 bits. Takes 8 GiB and some seconds; skipped where less than 14 GiB are available."""
+
+import dldist
+import group_edge_workers as workers
+import pytest
+
+WANTED_GIB = 14
+
+
+def available_gib():
+    with open("/proc/meminfo", encoding="ascii") as file:
+        fields = dict(line.split(":") for line in file)
+    return int(fields["MemAvailable"].split()[0]) / (1 << 20)
+
+
+@pytest.mark.deadline(60)
+def test_past_4_gib(procs):
+    if available_gib() < WANTED_GIB:
+        pytest.skip(f"{available_gib():.1f} GiB of memory are available, and {WANTED_GIB} are wanted")
+    store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
+    ranks = [procs.start(workers.past_4_gib, store.port, rank) for rank in range(2)]
+    nplaces = len(workers.places_of(workers.PAST_4_GIB))
+    for child in ranks:
+        reduced, received, elsewhere = child.result(50)
+        assert reduced == [3 * (index + 1) for index in range(nplaces)]
+        assert received == [-index - 1 for index in range(nplaces)]
+        assert not any(elsewhere)
