@@ -11,6 +11,10 @@ CLANG_TIDY ?= clang-tidy-14
 GCOV ?= gcov
 PYTHON ?= python3
 FUZZ_SECONDS ?= 600
+CHAOS_MINUTES ?= 10
+# More arguments for the long runs: CHAOS='--hosts 2', SOAK='--only messages'.
+CHAOS ?=
+SOAK ?=
 # Arguments for the test binary: parts of the names of the tests to run.
 TESTS ?=
 
@@ -57,7 +61,7 @@ NO_RANDOM_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 .DELETE_ON_ERROR:
 .SECONDARY:
 .PHONY: help test-c test-asan test-tsan model replay fuzz-build coverage check layers headers format-check tidy format \
-        ext symbols test-py clean $(addprefix fuzz-,$(FUZZ_NAMES))
+        ext symbols test-py chaos soak clean $(addprefix fuzz-,$(FUZZ_NAMES))
 
 help: ## this list
 	@awk -F ':.*## ' '/^(# )?[a-z<>-]+:.*## / {sub("# ", "", $$1); printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -171,6 +175,12 @@ symbols: ## the built extension exports its init function alone and needs libc a
 
 test-py: ext ## pytest on the extension in place (needs pytest in $(PYTHON))
 	PYTHONPATH=pkg $(PYTHON) -m pytest -q tests/py
+
+chaos: ext ## random groups, operations and deaths for CHAOS_MINUTES (tests/chaos/chaos.py --help)
+	PYTHONPATH=pkg $(PYTHON) tests/chaos/chaos.py --minutes $(CHAOS_MINUTES) $(CHAOS)
+
+soak: ext ## the same operations thousands of times, with nothing left over (tests/chaos/soak.py)
+	PYTHONPATH=pkg $(PYTHON) tests/chaos/soak.py $(SOAK)
 
 clean: ## remove what was built
 	rm -rf $(BUILD) pkg/dldist/_core*.so

@@ -153,6 +153,7 @@ allocate(int nranks, int rank, dd_arena **arena, dd_error *err)
     if (new_arena == NULL) {
         return dd_error_no_memory(err, sizeof(*new_arena));
     }
+    new_arena->generation = dd_fork_generation();
     new_arena->nranks = nranks;
     new_arena->rank = rank;
     new_arena->nbytes = dd_arena_nbytes(nranks);
@@ -215,7 +216,9 @@ dd_arena_close(dd_arena *arena)
     if (arena == NULL) {
         return;
     }
-    if (arena->memory != NULL && !arena->is_borrowed) {
+    /* In a forked child it is not mapped, and something else may be in its place. */
+    bool is_mapped = arena->memory != NULL && arena->generation == dd_fork_generation();
+    if (is_mapped && !arena->is_borrowed) {
         (void)munmap(arena->memory, arena->nbytes);
     }
     dd_mem_free(arena->slots);

@@ -178,6 +178,7 @@ struct dd_arena {
     uint8_t *memory;
     size_t nbytes;
     bool is_borrowed; /* the mapping is another's */
+    uint64_t generation;
     size_t buffer_nbytes;
     int nranks;
     int rank;

@@ -329,8 +329,8 @@ dd_group_get_member(dd_group *group, int rank, dd_member_info *info)
     memcpy(info->host, card->host, sizeof info->host);
     info->pid = card->pid;
     info->is_same_host = group->topology.host_of[rank] == group->topology.host_of[group->rank];
-    info->transport = "self";
-    if (rank != group->rank) {
+    info->transport = rank == group->rank ? "self" : "";
+    if (rank != group->rank && dd_engine_check_fork(group->engine, NULL) == DD_OK) {
         dd_engine_lock(group->engine);
         info->transport = dd_peer_transport_locked(group->peers[rank]);
         dd_engine_unlock(group->engine);
@@ -340,6 +340,9 @@ dd_group_get_member(dd_group *group, int rank, dd_member_info *info)
 uint64_t
 dd_group_sequence(dd_group *group)
 {
+    if (dd_engine_check_fork(group->engine, NULL) != DD_OK) {
+        return group->nposted; /* the lock may be in any state; a child has one thread */
+    }
     dd_engine_lock(group->engine);
     uint64_t sequence = group->nposted;
     dd_engine_unlock(group->engine);

@@ -226,6 +226,7 @@ group_complete_locked(group_call *call, const dd_error *cause)
     dd_group *group = call->group;
     bool is_counted = call->work.destroy != NULL;
     dd_list_remove(&call->link);
+    dd_engine_note_ended_locked(group->engine);
     if (cause == NULL) {
         dd_work_complete(&call->work, NULL);
     } else {

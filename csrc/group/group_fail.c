@@ -301,6 +301,9 @@ dd_group_abort(dd_group *group, const char *reason)
 {
     char who[128];
     dd_error cause;
+    if (dd_engine_check_fork(group->engine, NULL) != DD_OK) {
+        return;
+    }
     dd_engine_lock(group->engine);
     if (group->context != NULL) {
         dd_error_set(&cause, DD_ABORTED, "%s aborted the group: %s",

@@ -101,6 +101,9 @@ hold_vote(dd_group *group, setup_vote *vote, const dd_wait *wait, dd_error *err)
         error_absent_locked(group, vote, wait, err);
     }
     dd_plan_run_cancel_locked(vote->run, &over);
+    if (group->cause.code != DD_OK) {
+        vote->error = group->cause; /* what somebody has said is more than that he is gone */
+    }
     dd_engine_unlock(group->engine);
     return status == DD_OK && vote->error.code != DD_OK ? dd_error_copy(err, &vote->error) : status;
 }
@@ -398,6 +401,17 @@ set_up(dd_group *group, const dd_group_options *options, const dd_wait *wait, dd
     return status == DD_OK ? make_run(group, err) : status;
 }
 
+/* The others are waiting, or will be. */
+static void
+tell_given_up(dd_group *group, const dd_error *error)
+{
+    if (group->context != NULL) {
+        dd_engine_lock(group->engine);
+        dd_context_post_abort_locked(group->context, DD_ANY_RANK, error);
+        dd_engine_unlock(group->engine);
+    }
+}
+
 dd_status
 group_set_up(group_setup *setup, dd_group **out, const dd_wait *wait, dd_error *err)
 {
@@ -411,10 +425,12 @@ group_set_up(group_setup *setup, dd_group **out, const dd_wait *wait, dd_error *
     }
     init_state(group, setup);
     group->members = members;
-    dd_status status = set_up(group, setup->options, wait, err);
+    dd_error error;
+    dd_status status = set_up(group, setup->options, wait, &error);
     if (status != DD_OK) {
+        tell_given_up(group, &error);
         group_destroy(group);
-        return status;
+        return dd_error_copy(err, &error);
     }
     *out = group;
     return DD_OK;

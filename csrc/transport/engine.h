@@ -90,6 +90,9 @@ struct dd_task {
 void dd_engine_add_task_locked(dd_engine *engine, dd_task *task);
 void dd_engine_remove_task_locked(dd_engine *engine, dd_task *task); /* also one that is not in */
 
+/* Somebody's `is_done` (dd_engine_wait) has become true by other means than driving: he is woken when the lock is given away. */
+void dd_engine_note_ended_locked(dd_engine *engine);
+
 /* ---- without the lock */
 
 /* Drives the engine until *is_done (acquire), or the wait is over: DD_OP_TIMED_OUT without a message,

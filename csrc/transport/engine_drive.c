@@ -80,6 +80,12 @@ dd_engine_unlock(dd_engine *engine)
     pthread_mutex_unlock(&engine->mu);
 }
 
+void
+dd_engine_note_ended_locked(dd_engine *engine)
+{
+    engine->is_wake_due = true;
+}
+
 /* A driver lets those in who want the lock for a moment. */
 static void
 let_others_in(dd_engine *engine)
@@ -304,7 +310,8 @@ wait_locked(dd_engine *engine, dd_waiter *self, const dd_wait *wait, dd_error *e
             return DD_OP_TIMED_OUT;
         }
         if (wait->is_interrupted != NULL) {
-            /* Who drives keeps the role meanwhile: this takes a moment. */
+            /* A caller may have much to do, and may even wait for something else in here: others drive. */
+            leave(engine, self);
             dd_engine_unlock(engine);
             dd_status status = dd_wait_check(wait, err);
             dd_engine_lock(engine);
@@ -365,7 +372,13 @@ dd_engine_kick(dd_engine *engine)
             wake_done_waiters(engine);
         }
         bool has_work = has_output(engine) || !dd_list_is_empty(&engine->tasks);
-        if (driver == NULL ? has_work || engine->nposted > 0 : has_work) {
+        if (driver == NULL) {
+            if (has_work || engine->nposted > 0) {
+                engine_wake(engine);
+            }
+        } else if (has_work || !engine_fall_asleep(engine)) {
+            /* The look has told the peers that somebody is awake: unless they are told otherwise, nobody rings
+             * for the driver. */
             engine_wake(engine);
         }
     }

@@ -61,7 +61,7 @@ typedef struct out_frame {
     dd_list link;
     uint8_t header[DD_FRAME_NBYTES];
     dd_frame_type type;
-    const uint8_t *data; /* NULL: zeros, in the place of a message that was cancelled */
+    const uint8_t *data;
     size_t nbytes;
     uint8_t *owned;      /* freed in the end */
     dd_message *message; /* whose bytes these are; NULL for control frames and when it was cancelled */
@@ -342,6 +342,8 @@ void peer_post_refusal(dd_peer *peer, const dd_frame *rts, dd_refusal reason, ui
 /* A frame for a context that is open: ABORT, QUESTION, ANSWER, GOODBYE. */
 void context_on_control(dd_context *context, const dd_frame *frame, dd_bytes payload);
 /* The peer is lost: its messages fail, the handler is told. */
+/* Takes over descriptors that have been passed, before the link has too many of them. */
+void peer_keep_passed(dd_peer *peer);
 void context_on_peer_lost(dd_context *context, dd_peer *peer);
 /* Somebody is there who may have missed that we have given up. */
 void context_on_peer_connected(dd_context *context, const dd_peer *peer);

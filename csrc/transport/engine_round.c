@@ -153,6 +153,7 @@ on_lane_event(dd_lane *lane, uint32_t events)
         return true;
     }
     if (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) {
+        peer_keep_passed(lane->peer);
         is_progress = lane_receive(lane);
     }
     if (lane_has_output(lane)) {

@@ -11,7 +11,7 @@
 #define PATIENCE_NS (5 * DD_NS_PER_S) /* with a dial that was welcome, beyond the time-out of its handshake */
 #define GRACE_NS (200 * DD_NS_PER_MS) /* between the ends of two lanes */
 #define EARLY_KEPT_NS (60 * DD_NS_PER_S)
-#define PASSED_MAX 1024
+#define PASSED_MAX 256
 
 dd_status
 peer_create(dd_engine *engine, const dd_uid *uid, dd_peer **peer, dd_error *err)
@@ -50,6 +50,9 @@ destroy_lane(dd_lane *lane)
     engine->ntcp_lanes -= lane->stream->is_shared_memory ? 0 : 1;
     if (engine->generation == dd_fork_generation()) {
         (void)epoll_ctl(engine->epoll_fd, EPOLL_CTL_DEL, lane->stream->fd, NULL);
+    }
+    if (lane->collected != NULL && lane->collected->taker != NULL) { /* in no list any more */
+        engine_give_held(engine, lane->collected);
     }
     dd_link_close(lane->stream);
     dd_mem_free(lane->current.owned);
@@ -251,8 +254,8 @@ keep_passed(dd_peer *peer, const dd_passed_fd *passed)
     peer->passed[peer->npassed++] = *passed;
 }
 
-static void
-keep_all_passed(dd_peer *peer)
+void
+peer_keep_passed(dd_peer *peer)
 {
     dd_passed_fd passed;
     while (peer->nlanes > 0 && peer->lanes[0]->stream->ops->take_fd(peer->lanes[0]->stream, &passed)) {
@@ -263,7 +266,7 @@ keep_all_passed(dd_peer *peer)
 int
 dd_peer_take_fd_locked(dd_peer *peer, const uint64_t key[2])
 {
-    keep_all_passed(peer);
+    peer_keep_passed(peer);
     for (size_t i = 0; i < peer->npassed; i++) {
         if (peer->passed[i].key[0] == key[0] && peer->passed[i].key[1] == key[1]) {
             int fd = peer->passed[i].fd;
@@ -277,7 +280,7 @@ dd_peer_take_fd_locked(dd_peer *peer, const uint64_t key[2])
 void
 dd_peer_drop_fds_locked(dd_peer *peer, uint64_t first_key)
 {
-    keep_all_passed(peer);
+    peer_keep_passed(peer);
     for (size_t i = peer->npassed; i-- > 0;) {
         if (peer->passed[i].key[0] == first_key) {
             dd_sock_close(peer->passed[i].fd);

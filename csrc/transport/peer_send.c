@@ -14,8 +14,6 @@
 /* Large enough to be worth more connections. */
 #define LANES_NBYTES ((size_t)4 << 20)
 
-static const uint8_t zeros[4096];
-
 static void
 count_sent(dd_lane *lane, size_t nbytes)
 {
@@ -70,10 +68,8 @@ rest_of_current(const dd_lane *lane, struct iovec parts[2])
     }
     size_t left = current->nbytes - data_at;
     if (left > 0) {
-        bool is_gone = current->data == NULL;
-        size_t len = is_gone && left > sizeof zeros ? sizeof zeros : left;
-        const uint8_t *data = is_gone ? zeros : current->data + data_at;
-        parts[nparts++] = (struct iovec){.iov_base = (void *)(uintptr_t)data, .iov_len = len};
+        parts[nparts++] =
+            (struct iovec){.iov_base = (void *)(uintptr_t)(current->data + data_at), .iov_len = left};
     }
     return nparts;
 }
@@ -407,13 +403,14 @@ peer_on_refuse(dd_peer *peer, const dd_frame *frame)
 
 /* ---- cancelling */
 
-/* The frame of an eager message that is half written has to go on: from a copy. */
+/* A frame that is half written has to go on: from a copy. Of a large message as well, whose last fragment this
+ * may be: the receiver then takes the message for whole before it hears that it was cancelled. */
 static void
 detach_current(dd_lane *lane)
 {
     out_frame *current = &lane->current;
     current->message = NULL;
-    if (current->type == DD_FRAME_EAGER && current->nbytes > 0) {
+    if (current->nbytes > 0) {
         current->owned = dd_mem_alloc(current->nbytes);
         if (current->owned == NULL) {
             lane->is_output_dead = true;

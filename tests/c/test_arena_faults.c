@@ -7,6 +7,7 @@
 
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define NRANKS 3
@@ -310,5 +311,29 @@ TEST(no_memory)
         }
         CHECK_STATUS(status, DD_OUT_OF_MEMORY);
     }
+    dd_fork_close(fd);
+}
+
+/* The child has other memory where the arena was. */
+TEST(forked_child_leaves_alone_what_is_in_its_place)
+{
+    int fd = -1;
+    dd_arena *arena = NULL;
+    REQUIRE_OK(dd_arena_create(1, &fd, check_err()));
+    REQUIRE_OK(dd_arena_attach(fd, 1, 0, &arena, check_err()));
+    size_t nbytes = dd_arena_nbytes(1);
+    pid_t pid = fork();
+    if (pid == 0) {
+        void *place = arena->memory;
+        void *other = mmap(place, nbytes, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+        CHECK(other == place);
+        dd_arena_close(arena);
+        CHECK_INT(msync(other, nbytes, MS_ASYNC), 0);
+        _exit(check_failures() > 0 ? 1 : 0);
+    }
+    int status = 0;
+    CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    dd_arena_close(arena);
     dd_fork_close(fd);
 }

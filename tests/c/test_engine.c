@@ -592,3 +592,133 @@ TEST(out_of_memory_when_opening)
     }
 }
 #endif
+
+/* ---- what only happens at a bad moment */
+
+/* All of the data is on its way when the send is cancelled: the receiver, for whom the message is whole, must not
+ * find anything else in it. */
+TEST(cancelled_send_is_not_received_as_something_else)
+{
+    enum { NBYTES = 256 << 10 }; /* one fragment, which does not fit the ring with its header */
+    static uint8_t out[NBYTES];
+    static uint8_t in[NBYTES];
+    atomic_bool never = false;
+    rig_group rig;
+    REQUIRE(rig_open(&rig, 2, true));
+    say_hello(&rig, 0, 1);
+    rig_fill(out, NBYTES, 4);
+    rig_message send = rig_p2p(1, 1, out, NBYTES);
+    rig_message recv = rig_p2p(0, 1, in, NBYTES);
+    rig_post_recv(&rig, 1, &recv);
+    rig_post_send(&rig, 0, &send);
+    dd_engine_lock(rig.ranks[0].engine);
+    dd_wait moment = dd_wait_after(20 * DD_NS_PER_MS);
+    (void)!dd_engine_wait(rig.ranks[1].engine, &never, &moment, NULL); /* RTS, CTS */
+    dd_engine_lock(rig.ranks[1].engine);
+    dd_engine_unlock(rig.ranks[0].engine);
+    moment = dd_wait_after(20 * DD_NS_PER_MS);
+    (void)!dd_engine_wait(rig.ranks[0].engine, &never, &moment, NULL); /* the ring is full */
+    CHECK(!atomic_load(&send.is_done));
+    rig_cancel(&rig, 0, &send);
+    memset(out, 0xff, NBYTES);
+    dd_engine_unlock(rig.ranks[1].engine);
+    dd_engine_kick(rig.ranks[0].engine);
+    if (rig_wait(&rig, 1, &recv, DD_OK)) {
+        rig_is_filled(in, NBYTES, 4);
+    }
+    say_hello(&rig, 0, 1);
+    rig_close(&rig);
+}
+
+/* The connection ends in the middle of a small message that has a receiver since it began to come in. */
+TEST(lost_in_the_middle_of_a_message_that_is_taken)
+{
+    enum { NBYTES = 32 << 10, COUNT = 8 }; /* with their headers more than the ring holds */
+    static uint8_t out[NBYTES];
+    static uint8_t in[NBYTES];
+    atomic_bool never = false;
+    rig_group rig;
+    REQUIRE(rig_open(&rig, 2, true));
+    say_hello(&rig, 0, 1);
+    rig_message sends[COUNT];
+    dd_engine_lock(rig.ranks[1].engine);
+    for (int i = 0; i < COUNT; i++) {
+        sends[i] = rig_p2p(1, (uint64_t)i, out, NBYTES);
+        rig_post_send(&rig, 0, &sends[i]);
+    }
+    dd_engine_lock(rig.ranks[0].engine);
+    CHECK(!atomic_load(&sends[COUNT - 1].is_done));
+    dd_engine_unlock(rig.ranks[1].engine);
+    dd_wait moment = dd_wait_after(20 * DD_NS_PER_MS);
+    (void)!dd_engine_wait(rig.ranks[1].engine, &never, &moment, NULL);
+    rig_message recv = rig_p2p(0, COUNT - 1, in, NBYTES);
+    rig_post_recv(&rig, 1, &recv);
+    CHECK(!atomic_load(&recv.is_done));
+    shutdown(rig.ranks[0].peers[1]->lanes[0]->stream->fd, SHUT_RDWR);
+    rig_wait(&rig, 1, &recv, DD_PEER_LOST);
+    dd_engine_unlock(rig.ranks[0].engine);
+    rig_wait_flag(&rig, 0, &sends[COUNT - 1].is_done); /* with the kernel, or lost */
+    rig_close(&rig);
+}
+
+static bool
+is_asleep_in_the_background(dd_engine *engine)
+{
+    bool is_asleep = false;
+    for (int i = 0; i < 3000 && !is_asleep; i++) {
+        usleep(1000);
+        dd_engine_lock(engine);
+        is_asleep = engine->driver == &engine->background && engine->background.is_asleep;
+        dd_engine_unlock(engine);
+    }
+    return is_asleep;
+}
+
+/* Somebody else's look at the links must not keep the bell from the thread that sleeps on them. */
+TEST_BOTH(kick_leaves_the_sleeper_reachable)
+{
+    rig_group rig;
+    REQUIRE(rig_open(&rig, 2, is_shm));
+    say_hello(&rig, 0, 1);
+    REQUIRE(CHECK(is_asleep_in_the_background(rig.ranks[1].engine)));
+    dd_engine_kick(rig.ranks[1].engine);
+    dd_engine_lock(rig.ranks[0].engine);
+    dd_context_post_question_locked(rig.ranks[0].context, 1);
+    dd_engine_unlock(rig.ranks[0].engine);
+    rig_wait_count(&rig, 0, &rig.ranks[0].news.nanswers, 1);
+    rig_close(&rig);
+}
+
+/* A caller that is asked whether it wants out may itself wait for something, as the signal handlers of an
+ * interpreter do. */
+static bool
+wait_for_another(void *ctx)
+{
+    rig_group *rig = ctx;
+    int out = 7;
+    int in = 0;
+    rig_message recv = rig_p2p(0, 9, &in, sizeof in);
+    rig_message send = rig_p2p(0, 9, &out, sizeof out);
+    rig_post_recv(rig, 0, &recv);
+    rig_post_send(rig, 0, &send);
+    dd_wait wait = dd_wait_after(2 * DD_NS_PER_S * check_slow());
+    CHECK_OK(dd_engine_wait(rig->ranks[0].engine, &recv.is_done, &wait, check_err()));
+    rig_cancel(rig, 0, &recv);
+    rig_cancel(rig, 0, &send);
+    CHECK_INT(in, 7);
+    return true;
+}
+
+TEST(interrupting_callers_may_wait)
+{
+    rig_group rig;
+    REQUIRE(rig_open(&rig, 2, true));
+    rig_message recv = rig_p2p(1, 1, NULL, 0);
+    rig_post_recv(&rig, 0, &recv);
+    dd_wait wait = dd_wait_after(5 * DD_NS_PER_S);
+    wait.is_interrupted = wait_for_another;
+    wait.ctx = &rig;
+    CHECK_STATUS(dd_engine_wait(rig.ranks[0].engine, &recv.is_done, &wait, check_err()), DD_INTERRUPTED);
+    rig_cancel(&rig, 0, &recv);
+    rig_close(&rig);
+}

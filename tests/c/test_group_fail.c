@@ -680,3 +680,45 @@ TEST(killed_process_is_noticed_by_an_idle_group_by_tcp)
 {
     lose_a_process(true, true);
 }
+
+/* ---- forked children */
+
+static void
+use_in_child(team_rank *self)
+{
+    if (self->rank != 0) {
+        return;
+    }
+    /* A child may be born while somebody drives, and has nobody to give the lock back. */
+    dd_engine_lock(dd_group_engine(self->group));
+    pid_t pid = fork();
+    if (pid == 0) {
+        sigset_t none;
+        sigemptyset(&none);
+        sigprocmask(SIG_SETMASK, &none, NULL);
+        alarm(3);
+        dd_member_info info;
+        dd_group_get_member(self->group, 1, &info);
+        CHECK_INT(dd_group_sequence(self->group), 1);
+        dd_group_abort(self->group, "in a child");
+        CHECK_STATUS(dd_group_check(self->group, check_err()), DD_FORKED);
+        _exit(check_failures() > 0 ? 1 : 0);
+    }
+    dd_engine_unlock(dd_group_engine(self->group));
+    int status = 0;
+    CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static void
+fork_between_barriers(team_rank *self)
+{
+    CHECK_OK(team_barrier(self->group));
+    use_in_child(self);
+    CHECK_OK(team_barrier(self->group));
+}
+
+TEST(questions_in_a_forked_child_take_no_lock)
+{
+    team_options options = {.size = 2};
+    team_run(&options, fork_between_barriers, NULL);
+}

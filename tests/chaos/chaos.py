@@ -90,6 +90,7 @@ class Epoch:
         self.members = {scripts.WORLD: list(range(len(slots)))}
         self.members.update((step.group, step.ranks) for step in self.script.steps if step.kind == "split")
         self.pids = [slot.child.pid for slot in slots]
+        self.reports = {}  # of the ranks that live
         self.dead = set()  # ranks
         self.happened_at = None  # when the (first) victim was hit
         self.timers = []  # (when, function, rank)
@@ -108,7 +109,7 @@ class Epoch:
                     "connect_timeout": SHORT_TIMEOUT_S if is_stop else TIMEOUT_S,
                 }
             )  # fmt: skip
-        reports = self.collect("ended")
+        reports = self.reports = self.collect("ended")
         for rank, report in reports.items():
             self.check_report(rank, report)
         if self.fault.kind != "none" and self.happened_at is None and self.fault.kind in ("kill", "stop", "pause"):
@@ -267,12 +268,15 @@ class Epoch:
         raise ValueError(fault.kind)
 
     def find_fault_with_bystander(self, rank, group, error):
-        if error["kind"] == "DistPeerLostError" and "has closed the group" in error["text"]:
+        is_left = self.fault.kind == "interrupt" and "has left the group" in error["text"]
+        if error["kind"] == "DistPeerLostError" and ("has closed the group" in error["text"] or is_left):
             # Somebody was still making it when it was over for him.
             self.counts["blames who gave up a group that was to be"] += 1
             return None
-        if self.fault.kind == "stop" and error["kind"] == "DistTimeoutError":
-            return None  # for somebody who waits for who is stopped, just as long
+        waiters = [report for report in self.reports.values() if report.get("split") is not None]
+        is_slow = self.fault.kind == "stop" or any("still missing" in report["error"]["text"] for report in waiters)
+        if is_slow and error["kind"] == "DistTimeoutError":
+            return None  # for somebody who waits himself, just as long
         if error["kind"] != "DistAbortedError":
             return "another error than DistAbortedError by somebody who gave up"
         if worker.FOLLOWING not in error["text"]:
@@ -377,12 +381,14 @@ class Run:
         again = [word for word in sys.argv if word != "--verbose"]
         print(f"\nchaos: FAILED with seed {self.seed}, epoch {epoch.number}, {len(epoch.slots)} ranks: {trouble}")
         print(f"fault: {epoch.fault}")
+        print(f"the same world: --epochs 1 --first-epoch {epoch.number} --seed {self.seed} --processes {len(epoch.slots)}")
         print(
             f"again: python {' '.join(again)} --seed {self.seed} --processes {self.options.processes} "
             f"--first-epoch {max(epoch.number - 2, 0)}"
         )
         for rank, slot in enumerate(epoch.slots):
             print(f"\n---- rank {rank}, process {slot.number}, pid {slot.child.pid}: {slot.progress()}")
+            print(epoch.reports.get(rank, "has not reported"))
             if rank in epoch.dead or slot.child.process.poll() is not None:
                 print(f"has ended: {slot.child.process.poll()}")
             elif isinstance(trouble, Hang):

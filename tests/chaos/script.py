@@ -58,6 +58,7 @@ class Script:
         self.nranks = nranks
         self.groups = {WORLD: list(range(nranks))}
         self.ngroups = 1
+        self.nany = 0
         self.steps = []
         for _ in range(self.dice.randrange(5, 60)):
             self.steps.append(self.make_step())
@@ -145,14 +146,17 @@ class Script:
         return Step("batch", None, calls=calls)
 
     def make_messages(self):
-        """(source, destination, tag, count, by_anyone): group ranks. Receives that take from anybody have a tag of their own."""
+        """(source, destination, tag, count, by_anyone): group ranks. Receives that take from anybody have a tag of their own, since
+        somebody else may be some steps ahead."""
         group = self.pick_group()
         size = len(self.groups[group])
         messages = []
-        for number in range(self.dice.randint(1, 10)):
-            is_any = self.dice.random() < 0.2
-            tag = 100 + number if is_any else self.dice.randrange(3)
+        for _ in range(self.dice.randint(1, 10)):
             src, dst = self.dice.randrange(size), self.dice.randrange(size)
+            # Who waits for anybody does not wait for himself: when all others have left, he is told so.
+            is_any = src != dst and self.dice.random() < 0.2
+            self.nany += is_any
+            tag = 100 + self.nany if is_any else self.dice.randrange(3)
             messages.append((src, dst, tag, self.make_count(), is_any))
         return Step("messages", group, messages=messages)
 
