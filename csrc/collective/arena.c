@@ -233,3 +233,9 @@ dd_arena_get_culprit(const dd_arena *arena)
 {
     return arena->culprit;
 }
+
+void
+dd_arena_poison(dd_arena *arena)
+{
+    atomic_store_explicit(&arena->shared->is_poisoned, 1, memory_order_release);
+}

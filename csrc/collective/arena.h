@@ -27,6 +27,10 @@ size_t dd_arena_nbytes(int nranks);
 dd_status dd_arena_attach(int fd, int nranks, int rank, dd_arena **arena, dd_error *err) DD_MUST_CHECK;
 void dd_arena_close(dd_arena *arena); /* NULL is fine */
 
+/* Something has gone wrong: operations that have not compared their headers, on any rank, stay blocked until their owners end
+ * them. So a rank that comes late does not succeed where the others have failed. */
+void dd_arena_poison(dd_arena *arena);
+
 /* ---- regions: memory of one rank that the others can look into, so that their data need not be copied into slots */
 
 /* Another rank's (or our own) memory, mapped. Counted by the caller: an operation in flight looks into it. `id` is the owner's

@@ -86,6 +86,7 @@ typedef struct arena_shared {
     uint64_t nbytes;
     /* Read at every publication, written seldom. */
     _Alignas(128) _Atomic uint64_t asleep; /* bits: ranks to be woken */
+    _Atomic uint32_t is_poisoned;          /* set once */
     _Atomic uint64_t
         unregistered; /* bits: ranks whose process cannot be fenced by another (see arena_sync.c) */
 } arena_shared;

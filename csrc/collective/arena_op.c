@@ -70,7 +70,8 @@ static dd_arena_state
 greet(dd_arena *arena)
 {
     arena_op *op = &arena->op;
-    if (!dd_arena_has_come(arena, arena->all_ranks, op->first_epoch)) {
+    if (!dd_arena_has_come(arena, arena->all_ranks, op->first_epoch) ||
+        atomic_load_explicit(&arena->shared->is_poisoned, memory_order_relaxed) != 0) {
         return DD_ARENA_BLOCKED;
     }
     dd_arena_state state = dd_arena_compare_headers(arena);

@@ -207,7 +207,9 @@ dd_group_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, con
                          .rank = own,
                          .size = nranks,
                          .peers = peers,
-                         .options = options};
+                         .options = options,
+                         .parent = parent,
+                         .parent_ranks = ranks};
     return group_set_up(&setup, group, wait, err);
 }
 

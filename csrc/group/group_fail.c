@@ -46,6 +46,9 @@ group_fail_locked(dd_group *group, const dd_error *cause, bool is_told, int exce
     }
     group->cause = *cause;
     group->is_asking = false;
+    if (group->arena != NULL) {
+        dd_arena_poison(group->arena);
+    }
     if (is_told && group->context != NULL && group->size > 1) {
         dd_context_post_abort_locked(group->context, except, cause);
     }

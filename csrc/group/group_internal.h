@@ -114,6 +114,8 @@ typedef struct group_setup {
     int size;
     dd_peer **peers;
     const dd_group_options *options;
+    dd_group *parent;        /* of a split: what ends it ends the making of this one; else NULL */
+    const int *parent_ranks; /* [size] */
 } group_setup;
 
 dd_status group_set_up(group_setup *setup, dd_group **group, const dd_wait *wait,

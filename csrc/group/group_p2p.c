@@ -233,8 +233,10 @@ await_members(dd_group *group, int64_t timeout_ns, bool is_all, uint64_t tag, co
         if (status == DD_OK) {
             status = end_note(group, work, wait, &error);
         }
-        if (status == DD_INTERRUPTED) {
-            return dd_error_copy(err, &error);
+        bool is_over = status != DD_OK && dd_group_check(group, NULL) != DD_OK;
+        if (status == DD_INTERRUPTED || is_over) {
+            return dd_error_copy(err,
+                                 &error); /* nobody is late: the group has ended, and the error says why */
         }
         if (status != DD_OK) {
             first = first < 0 ? rank : first;

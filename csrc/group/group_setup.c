@@ -11,6 +11,7 @@
 #include <string.h>
 
 #define SCRATCH_ALIGNMENT 64
+#define VOTERS_CHECK_NS (50 * DD_NS_PER_MS)
 #define ARENA_FD_KEY 0 /* the second word; regions have theirs from 1 */
 
 /* ---- one message of a byte from everybody to everybody, before there are collectives */
@@ -78,8 +79,50 @@ error_absent_locked(dd_group *group, const setup_vote *vote, const dd_wait *wait
     }
 }
 
+/* Who has failed in the parent, or left it, or given this group up, will not vote. */
 static dd_status
-hold_vote(dd_group *group, setup_vote *vote, const dd_wait *wait, dd_error *err)
+check_voters(dd_group *group, const group_setup *setup, dd_error *err)
+{
+    dd_group *parent = setup->parent;
+    dd_status status = DD_OK;
+    dd_engine_lock(group->engine);
+    if (group->cause.code != DD_OK) {
+        status = dd_error_copy(err, &group->cause);
+    } else if (parent != NULL) {
+        status = group_check_usable_locked(parent, "split", err);
+        for (int i = 0; i < setup->size && status == DD_OK && parent->ngone > 0; i++) {
+            if (parent->members[setup->parent_ranks[i]].is_gone) {
+                const dd_card *card = dd_peer_card(group->peers[i]);
+                char who[128];
+                status = dd_error_set(err, DD_PEER_LOST, "%s has left the parent group",
+                                      group_print_member(group, i, who));
+                dd_error_blame(err, i, card->host, card->pid);
+            }
+        }
+    }
+    dd_engine_unlock(group->engine);
+    return status;
+}
+
+static dd_status
+await_vote(dd_group *group, const setup_vote *vote, const group_setup *setup, const dd_wait *wait,
+           dd_error *err)
+{
+    for (;;) {
+        dd_wait slice = dd_wait_at_most(wait, VOTERS_CHECK_NS);
+        dd_status status = dd_engine_wait(group->engine, &vote->is_done, &slice, err);
+        if (status != DD_OP_TIMED_OUT || dd_wait_is_over(wait)) {
+            return status;
+        }
+        status = check_voters(group, setup, err);
+        if (status != DD_OK) {
+            return status;
+        }
+    }
+}
+
+static dd_status
+hold_vote(dd_group *group, setup_vote *vote, const group_setup *setup, const dd_wait *wait, dd_error *err)
 {
     uintptr_t scratch =
         ((uintptr_t)vote->scratch + SCRATCH_ALIGNMENT - 1) & ~(uintptr_t)(SCRATCH_ALIGNMENT - 1);
@@ -93,7 +136,7 @@ hold_vote(dd_group *group, setup_vote *vote, const dd_wait *wait, dd_error *err)
     dd_engine_lock(group->engine);
     dd_plan_run_start_locked(vote->run, &vote->args, &options);
     dd_engine_unlock(group->engine);
-    dd_status status = dd_engine_wait(group->engine, &vote->is_done, wait, err);
+    dd_status status = await_vote(group, vote, setup, wait, err);
     dd_error over;
     dd_error_set(&over, DD_ABORTED, "the group is not being made any more");
     dd_engine_lock(group->engine);
@@ -101,7 +144,7 @@ hold_vote(dd_group *group, setup_vote *vote, const dd_wait *wait, dd_error *err)
         error_absent_locked(group, vote, wait, err);
     }
     dd_plan_run_cancel_locked(vote->run, &over);
-    if (group->cause.code != DD_OK) {
+    if (group->cause.code != DD_OK && vote->error.code != DD_OK) {
         vote->error = group->cause; /* what somebody has said is more than that he is gone */
     }
     dd_engine_unlock(group->engine);
@@ -110,7 +153,8 @@ hold_vote(dd_group *group, setup_vote *vote, const dd_wait *wait, dd_error *err)
 
 /* Byte r of `votes` becomes what rank r gave. */
 static dd_status
-exchange_votes(dd_group *group, uint8_t own, dd_block votes, const dd_wait *wait, dd_error *err)
+exchange_votes(dd_group *group, uint8_t own, dd_block votes, const group_setup *setup, const dd_wait *wait,
+               dd_error *err)
 {
     setup_vote vote = {.input = {.data = &own, .nbytes = 1}};
     vote.outputs = dd_mem_alloc_array((size_t)group->size, sizeof *vote.outputs);
@@ -126,7 +170,7 @@ exchange_votes(dd_group *group, uint8_t own, dd_block votes, const dd_wait *wait
                                .outputs = vote.outputs};
     dd_status status = build_vote(group, &vote, err);
     if (status == DD_OK) {
-        status = hold_vote(group, &vote, wait, err);
+        status = hold_vote(group, &vote, setup, wait, err);
     }
     dd_plan_run_destroy(vote.run);
     dd_mem_free(vote.scratch);
@@ -193,7 +237,7 @@ make_arena(dd_group *group, dd_error *err)
 }
 
 static dd_status
-take_arena(dd_group *group, int local, const dd_wait *wait, dd_error *err)
+take_arena(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error *err)
 {
     uint64_t key[2] = {group->id, ARENA_FD_KEY};
     dd_peer *maker = group->peers[group->topology.local_ranks[0]];
@@ -204,6 +248,9 @@ take_arena(dd_group *group, int local, const dd_wait *wait, dd_error *err)
         const dd_error *broken = dd_peer_error_locked(maker);
         dd_status status = fd < 0 && broken != NULL ? dd_error_copy(err, broken) : DD_OK;
         dd_engine_unlock(group->engine);
+        if (status == DD_OK && fd < 0) {
+            status = check_voters(group, setup, err); /* the maker may have been told not to */
+        }
         if (status != DD_OK) {
             return status;
         }
@@ -215,6 +262,7 @@ take_arena(dd_group *group, int local, const dd_wait *wait, dd_error *err)
             }
         }
     }
+    int local = group->topology.local_of[group->rank];
     dd_status status = dd_arena_attach(fd, group->topology.nlocal, local, &group->arena, err);
     dd_sock_close(fd);
     return status;
@@ -222,7 +270,7 @@ take_arena(dd_group *group, int local, const dd_wait *wait, dd_error *err)
 
 /* Best effort: without an arena the group works by messages. */
 static bool
-try_arena(dd_group *group, const dd_wait *wait)
+try_arena(dd_group *group, const group_setup *setup, const dd_wait *wait)
 {
     if (group->topology.nlocal < 2) {
         return true;
@@ -234,7 +282,7 @@ try_arena(dd_group *group, const dd_wait *wait)
     /* A maker that has failed says so by its vote, which does not need the others. */
     dd_wait moment = dd_wait_at_most(wait, 10 * DD_NS_PER_S);
     dd_error error;
-    dd_status status = local == 0 ? make_arena(group, &error) : take_arena(group, local, &moment, &error);
+    dd_status status = local == 0 ? make_arena(group, &error) : take_arena(group, setup, &moment, &error);
     if (status != DD_OK) {
         DD_LOG(DD_LOG_INFO, "group \"%.*s\" (rank %d): no shared arena: %s", (int)group->name.len,
                (const char *)group->name.data, group->rank, error.message);
@@ -285,15 +333,15 @@ find_hosts(dd_group *group, const uint8_t *votes, dd_error *err)
 }
 
 static dd_status
-set_up_arena(dd_group *group, const dd_wait *wait, dd_error *err)
+set_up_arena(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error *err)
 {
     uint8_t *votes = dd_mem_zalloc((size_t)group->size);
     if (votes == NULL) {
         return dd_error_no_memory(err, (unsigned long long)group->size);
     }
-    uint8_t own = !group->selection.is_flat && try_arena(group, wait) ? 1 : 0;
+    uint8_t own = !group->selection.is_flat && try_arena(group, setup, wait) ? 1 : 0;
     dd_block block = {.data = votes, .nbytes = (size_t)group->size};
-    dd_status status = exchange_votes(group, own, block, wait, err);
+    dd_status status = exchange_votes(group, own, block, setup, wait, err);
     if (status == DD_OK && memchr(votes, 0, (size_t)group->size) != NULL) {
         status = find_hosts(group, votes, err);
     }
@@ -386,9 +434,9 @@ let_setup_go(group_setup *setup)
 }
 
 static dd_status
-set_up(dd_group *group, const dd_group_options *options, const dd_wait *wait, dd_error *err)
+set_up(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error *err)
 {
-    dd_status status = dd_blob_assign(&group->name, options->name, err);
+    dd_status status = dd_blob_assign(&group->name, setup->options->name, err);
     if (status == DD_OK) {
         status = find_hosts(group, NULL, err);
     }
@@ -396,7 +444,7 @@ set_up(dd_group *group, const dd_group_options *options, const dd_wait *wait, dd
         status = open_context(group, err);
     }
     if (status == DD_OK) {
-        status = group->size == 1 ? set_up_alone(group, err) : set_up_arena(group, wait, err);
+        status = group->size == 1 ? set_up_alone(group, err) : set_up_arena(group, setup, wait, err);
     }
     return status == DD_OK ? make_run(group, err) : status;
 }
@@ -426,7 +474,7 @@ group_set_up(group_setup *setup, dd_group **out, const dd_wait *wait, dd_error *
     init_state(group, setup);
     group->members = members;
     dd_error error;
-    dd_status status = set_up(group, setup->options, wait, &error);
+    dd_status status = set_up(group, setup, wait, &error);
     if (status != DD_OK) {
         tell_given_up(group, &error);
         group_destroy(group);

@@ -722,3 +722,28 @@ TEST(questions_in_a_forked_child_take_no_lock)
     team_options options = {.size = 2};
     team_run(&options, fork_between_barriers, NULL);
 }
+
+static void
+split_while_the_parent_fails(team_rank *self)
+{
+    static const int all[] = {0, 1, 2};
+    team_rendezvous(self, "begin");
+    if (self->rank == 2) {
+        dd_group_abort(self->group, "no more of this");
+    } else {
+        dd_group_options options = {.name = dd_bytes_of_string("part"), .timeout_ns = 60 * DD_NS_PER_S};
+        dd_wait wait = dd_wait_after(60 * DD_NS_PER_S);
+        dd_group *part = NULL;
+        int64_t start_ns = dd_clock_now_ns();
+        CHECK_STATUS(dd_group_split(self->group, all, 3, 0, &options, &part, &wait, check_err()), DD_ABORTED);
+        CHECK_CONTAINS(check_message(), "no more of this");
+        CHECK(seconds_since(start_ns) < 1.0 * check_slow());
+    }
+    team_rendezvous(self, "end");
+}
+
+TEST(split_ends_with_its_parent)
+{
+    team_options options = {.size = 3};
+    team_run_both(&options, split_while_the_parent_fails, NULL);
+}
