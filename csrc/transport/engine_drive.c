@@ -169,11 +169,23 @@ sleep_on_links(dd_engine *engine, dd_waiter *self, int64_t until_ns)
 typedef struct drive_spell {
     dd_waiter *self;
     const dd_wait *wait;
-    int64_t check_ns; /* when to hand back for a look at the wait */
+    int64_t
+        check_ns; /* when to hand back for a look at the wait; 0: not known before the first look at the clock */
     int64_t spin_from_ns;
     int64_t spin_until_ns; /* 0: there was something to do in the last round */
     unsigned nidle;
 } drive_spell;
+
+/* Short spells end without a look at the clock. */
+static int64_t
+look_at_clock(drive_spell *spell)
+{
+    int64_t now_ns = dd_clock_now_ns();
+    if (spell->check_ns == 0) {
+        spell->check_ns = now_ns + dd_wait_slice_ns(spell->wait);
+    }
+    return now_ns;
+}
 
 /* After rounds in which there was nothing to do. False when the spell is over. */
 static bool
@@ -183,7 +195,7 @@ idle(dd_engine *engine, drive_spell *spell)
         dd_spin_pause();
         return true;
     }
-    int64_t now_ns = dd_clock_now_ns();
+    int64_t now_ns = look_at_clock(spell);
     int64_t next_ns = engine_run_deadlines(engine, now_ns);
     if (now_ns >= spell->check_ns || !dd_list_is_empty(&engine->done)) {
         return now_ns < spell->check_ns;
@@ -213,7 +225,7 @@ static void
 drive(dd_engine *engine, dd_waiter *self, const dd_wait *wait)
 {
     drive_spell spell = {.self = self, .wait = wait};
-    spell.check_ns = wait == NULL ? DD_NEVER_NS : dd_clock_now_ns() + dd_wait_slice_ns(wait);
+    spell.check_ns = wait == NULL ? DD_NEVER_NS : 0;
     for (unsigned nbusy = 1;; nbusy++) {
         bool is_progress = engine_run_round(engine);
         if (is_waiter_done(self)) {
@@ -234,7 +246,7 @@ drive(dd_engine *engine, dd_waiter *self, const dd_wait *wait)
                 spell.spin_until_ns = 0;
             }
             if (nbusy % 64 == 0) {
-                int64_t now_ns = dd_clock_now_ns();
+                int64_t now_ns = look_at_clock(&spell);
                 (void)engine_run_deadlines(engine, now_ns);
                 if (now_ns >= spell.check_ns) {
                     return;

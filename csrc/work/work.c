@@ -44,7 +44,7 @@ dd_work_complete(dd_work *work, const dd_error *error)
     if (error != NULL) {
         work->error = *error;
     }
-    if (work->destroy != NULL) {
+    if (work->on_done != NULL) {
         work->end_ns = dd_clock_now_ns();
     }
     if (work->on_done != NULL) {

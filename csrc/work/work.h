@@ -19,7 +19,7 @@ struct dd_work {
     const char *what;    /* const after init: "all_reduce"; static text */
     uint64_t sequence;   /* const after init: of the group's collectives; 0 for point to point */
     int64_t start_ns;    /* const after init */
-    int64_t end_ns;      /* written before is_done; 0 for a work on a stack, which nobody asks */
+    int64_t end_ns;      /* written before is_done; 0 without an on_done: then nobody asks */
     int source_rank;     /* the same: of a receive; -1 */
     size_t nbytes;       /* the same: received */
     dd_error error;      /* the same; code DD_OK when it succeeded. Only code is set then */
