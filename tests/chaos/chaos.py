@@ -236,6 +236,10 @@ class Epoch:
         culprit = members[error["rank"]] if is_known else None
         if fault.kind in ("none", "pause"):
             return "nothing has happened"
+        if is_probe and kind == "DistMismatchError" and "called barrier" in error["text"]:
+            # It is asked by a barrier, which others who are in something else may hear of before the fault is.
+            self.counts["asked before it was known"] += 1
+            return None
         if fault.kind == "stop" and rank in fault.victims:
             return None
         if not fault.is_about(group, members):

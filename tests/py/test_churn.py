@@ -1,4 +1,5 @@
-"""The parts of tests/chaos/soak.py for a short while, and chaos for some seconds."""
+"""The parts of tests/chaos/soak.py for a short while; and chaos for some seconds where it is asked for, since what it finds depends
+on the scheduler and belongs into a run that somebody looks at (make chaos)."""
 
 import os
 import subprocess
@@ -21,6 +22,7 @@ def test_nothing_is_left_over(procs, part):
     soak.run_part(procs, part, ranks, GROUPS if part in soak.OF_GROUPS else ITERATIONS, 80)
 
 
+@pytest.mark.skipif(not os.environ.get("DLDIST_TEST_CHAOS"), reason="random faults: set DLDIST_TEST_CHAOS, or make chaos")
 @pytest.mark.deadline(150)
 @pytest.mark.parametrize("options", [["--processes", "3"], ["--processes", "4", "--some-shm"]], ids=" ".join)
 def test_chaos_for_some_epochs(options):
