@@ -214,6 +214,28 @@ connect_local_ranks(dd_group *group, const dd_wait *wait)
     return is_shared;
 }
 
+/* Under the lock, since the context is open and others may already have something to tell. */
+static void
+set_arena(dd_group *group, dd_arena *arena)
+{
+    dd_engine_lock(group->engine);
+    dd_arena *before = group->arena;
+    group->arena = arena;
+    dd_engine_unlock(group->engine);
+    dd_arena_close(before);
+}
+
+static dd_status
+attach_arena(dd_group *group, int fd, int local, dd_error *err)
+{
+    dd_arena *arena = NULL;
+    dd_status status = dd_arena_attach(fd, group->topology.nlocal, local, &arena, err);
+    if (status == DD_OK) {
+        set_arena(group, arena);
+    }
+    return status;
+}
+
 /* The lowest local rank makes the memory and hands it to the others. */
 static dd_status
 make_arena(dd_group *group, dd_error *err)
@@ -230,7 +252,7 @@ make_arena(dd_group *group, dd_error *err)
     }
     dd_engine_unlock(group->engine);
     if (status == DD_OK) {
-        status = dd_arena_attach(fd, group->topology.nlocal, 0, &group->arena, err);
+        status = attach_arena(group, fd, 0, err);
     }
     dd_fork_close(fd);
     return status;
@@ -262,8 +284,7 @@ take_arena(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_er
             }
         }
     }
-    int local = group->topology.local_of[group->rank];
-    dd_status status = dd_arena_attach(fd, group->topology.nlocal, local, &group->arena, err);
+    dd_status status = attach_arena(group, fd, group->topology.local_of[group->rank], err);
     dd_sock_close(fd);
     return status;
 }
@@ -346,8 +367,7 @@ set_up_arena(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_
         status = find_hosts(group, votes, err);
     }
     if (status == DD_OK && group->topology.nlocal < 2) {
-        dd_arena_close(group->arena);
-        group->arena = NULL;
+        set_arena(group, NULL);
     }
     dd_mem_free(votes);
     return status;
