@@ -107,7 +107,19 @@ dd_plan_build_reduce_scatter_direct(const dd_plan_task *task, dd_plan *plan, dd_
     return direct_finish(&b, &state);
 }
 
-/* Gives the folded segment to all and takes theirs, where the output may be the input that was sent to them. */
+/* Takes the folded segments of the others, where the output may be the input that was sent to them. */
+static void
+take_folded(dd_builder *b, const direct *state, size_t s, size_t channel)
+{
+    for (int distance = 1; distance < b->nranks; distance++) {
+        int peer = dd_builder_at(b, b->rank, -distance);
+        dd_plan_range dst = dd_builder_block_output(b, peer, block_segment(b, state, peer, s));
+        uint32_t recv = dd_builder_recv(b, peer, channel, dst);
+        dd_builder_after(b, recv, state->sends[peer]);
+    }
+}
+
+/* Gives the folded segment to all and takes theirs. */
 static void
 gather_segment(dd_builder *b, const direct *state, size_t s, size_t channel, uint32_t folded)
 {
@@ -116,12 +128,7 @@ gather_segment(dd_builder *b, const direct *state, size_t s, size_t channel, uin
         uint32_t send = dd_builder_send(b, dd_builder_at(b, b->rank, distance), channel, own);
         dd_builder_after(b, send, folded);
     }
-    for (int distance = 1; distance < b->nranks; distance++) {
-        int peer = dd_builder_at(b, b->rank, -distance);
-        dd_plan_range dst = dd_builder_block_output(b, peer, block_segment(b, state, peer, s));
-        uint32_t recv = dd_builder_recv(b, peer, channel, dst);
-        dd_builder_after(b, recv, state->sends[peer]);
-    }
+    take_folded(b, state, s, channel);
 }
 
 dd_status
@@ -136,17 +143,6 @@ dd_plan_build_all_reduce_direct(const dd_plan_task *task, dd_plan *plan, dd_erro
         gather_segment(&b, &state, s, nsegments + s, fold);
     }
     return direct_finish(&b, &state);
-}
-
-static void
-gather_on_root(dd_builder *b, const direct *state, size_t s, size_t channel)
-{
-    for (int distance = 1; distance < b->nranks; distance++) {
-        int peer = dd_builder_at(b, b->rank, -distance);
-        dd_plan_range dst = dd_builder_block_output(b, peer, block_segment(b, state, peer, s));
-        uint32_t recv = dd_builder_recv(b, peer, channel, dst);
-        dd_builder_after(b, recv, state->sends[peer]);
-    }
 }
 
 dd_status
@@ -166,7 +162,7 @@ dd_plan_build_reduce_direct_scatter_gather(const dd_plan_task *task, dd_plan *pl
         dd_plan_range dst = dd_builder_block_output(&b, b.rank, block_segment(&b, &state, b.rank, s));
         if (is_root) {
             scatter_and_fold(&b, &state, s, dst);
-            gather_on_root(&b, &state, s, nsegments + s);
+            take_folded(&b, &state, s, nsegments + s);
         } else {
             size_t set = s % DD_PLAN_DEPTH;
             dst = dd_range_scratch(results[set], dst.nbytes);

@@ -91,9 +91,8 @@ renew_deadline_locked(dd_group *group)
                                   : earliest_deadline_ns(&group->collectives, earliest);
 }
 
-/* A deadline that is later than the one that is set needs no look at the others. */
-static void
-note_deadline_locked(dd_group *group, int64_t deadline_ns)
+void
+group_note_deadline_locked(dd_group *group, int64_t deadline_ns)
 {
     if (!group->is_task_in) {
         renew_deadline_locked(group);
@@ -239,11 +238,10 @@ group_complete_locked(group_call *call, const dd_error *cause)
     } /* else it was on the stack of a caller who has seen that it is done, and is gone */
 }
 
-static void
-destroy_call(dd_work *work)
+void
+group_destroy_call(dd_work *work)
 {
-    group_call *call = DD_CONTAINER_OF(work, group_call, work);
-    dd_mem_free(call);
+    dd_mem_free(DD_CONTAINER_OF(work, group_call, work));
 }
 
 static void
@@ -306,7 +304,7 @@ start_locked(dd_group *group, coll_call *call)
     group->curious_ns = DD_NEVER_NS;
     if (group->topology.nhosts > 1) {
         group->curious_ns = dd_clock_now_ns() + CURIOUS_AFTER_NS;
-        note_deadline_locked(group, group->curious_ns);
+        group_note_deadline_locked(group, group->curious_ns);
     }
     look_at_held_locked(group); /* first of all: a message that does not fit says less than two signatures */
     if (group->cause.code == DD_OK) {
@@ -352,7 +350,7 @@ static void
 watch_coll_locked(dd_group *group, const coll_call *call)
 {
     if (!dd_list_is_empty(&group->collectives)) {
-        note_deadline_locked(group, call->base.deadline_ns);
+        group_note_deadline_locked(group, call->base.deadline_ns);
     }
     group_update_task_locked(group);
 }
@@ -415,7 +413,7 @@ dd_group_collective(dd_group *group, const dd_coll_args *args, const dd_call_opt
     dd_block *blocks = (dd_block *)(call + 1);
     call->args.inputs = blocks;
     call->args.outputs = blocks + dd_coll_ninputs(args->coll, args->root == group->rank, group->size);
-    call->base.work.destroy = destroy_call;
+    call->base.work.destroy = group_destroy_call;
     dd_engine_lock(group->engine);
     status = group_check_usable_locked(group, call->base.work.what, err);
     if (status == DD_OK) {

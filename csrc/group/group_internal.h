@@ -136,7 +136,12 @@ extern const dd_context_handler group_context_handler; /* but for its ctx */
 dd_status group_check_usable_locked(dd_group *group, const char *what, dd_error *err) DD_MUST_CHECK;
 /* Puts the group's task in, or takes it out, as the work at hand demands; and keeps its deadline. */
 void group_update_task_locked(dd_group *group);
+/* The same, for a call that has just been put into its list. A deadline that is later than the one that is set needs no look
+ * at the others. */
+void group_note_deadline_locked(dd_group *group, int64_t deadline_ns);
 void group_task_init(dd_group *group);
+/* The `destroy` of works that are on the heap. */
+void group_destroy_call(dd_work *work);
 /* Takes it out of its list and completes its work; `cause` NULL for success. Lets the call go. */
 void group_complete_locked(group_call *call, const dd_error *cause);
 void group_start_next_locked(dd_group *group);

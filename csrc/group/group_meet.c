@@ -37,7 +37,6 @@ typedef struct attendance {
 } attendance;
 
 typedef struct meeting_place {
-    dd_engine *engine;
     dd_store *store;
     int rank;
     int size;
@@ -464,8 +463,7 @@ dd_status
 group_meet(dd_engine *engine, dd_store *store, int rank, int size, dd_bytes name, group_meeting *meeting,
            const dd_wait *wait, dd_error *err)
 {
-    meeting_place place = {
-        .engine = engine, .store = store, .rank = rank, .size = size, .name = name, .wait = wait};
+    meeting_place place = {.store = store, .rank = rank, .size = size, .name = name, .wait = wait};
     if (name.len > KEY_MAX - 128) {
         return dd_error_set(err, DD_INVALID_ARGUMENT, "the name of a group has at most %d bytes, not %zu",
                             KEY_MAX - 128, name.len);

@@ -10,12 +10,6 @@
 #define MONITOR_CHANNEL 1
 
 static void
-destroy_call(dd_work *work)
-{
-    dd_mem_free(DD_CONTAINER_OF(work, group_call, work));
-}
-
-static void
 on_message_done(dd_message *message, const dd_error *error)
 {
     p2p_call *call = message->owner;
@@ -59,10 +53,7 @@ static void
 post_message_locked(dd_group *group, p2p_call *call, bool is_send)
 {
     dd_list_push_back(&group->messages, &call->base.link);
-    if (!group->is_task_in || call->base.deadline_ns < group->task.deadline_ns) {
-        group->task.deadline_ns = call->base.deadline_ns;
-    }
-    group_update_task_locked(group);
+    group_note_deadline_locked(group, call->base.deadline_ns);
     if (is_send) {
         dd_context_post_send_locked(group->context, &call->message);
     } else {
@@ -106,7 +97,7 @@ start_message(dd_group *group, const dd_message *message, bool is_send, const dd
         return dd_error_no_memory(err, sizeof *call);
     }
     group_init_call(&call->base, group, what, options, dd_clock_now_ns(), DD_NEVER_NS);
-    call->base.work.destroy = destroy_call;
+    call->base.work.destroy = group_destroy_call;
     call->message = *message;
     call->message.on_done = on_message_done;
     call->message.owner = call;
