@@ -611,17 +611,19 @@ TEST(cancelled_send_is_not_received_as_something_else)
     rig_message recv = rig_p2p(0, 1, in, NBYTES);
     rig_post_recv(&rig, 1, &recv);
     rig_post_send(&rig, 0, &send);
-    dd_engine_lock(rig.ranks[0].engine);
+    rig_hold sender;
+    rig_hold receiver;
+    REQUIRE(rig_hold_begin(&sender, &rig, 0));
     dd_wait moment = dd_wait_after(20 * DD_NS_PER_MS);
     (void)!dd_engine_wait(rig.ranks[1].engine, &never, &moment, NULL); /* RTS, CTS */
-    dd_engine_lock(rig.ranks[1].engine);
-    dd_engine_unlock(rig.ranks[0].engine);
+    REQUIRE(rig_hold_begin(&receiver, &rig, 1));
+    rig_hold_end(&sender);
     moment = dd_wait_after(20 * DD_NS_PER_MS);
     (void)!dd_engine_wait(rig.ranks[0].engine, &never, &moment, NULL); /* the ring is full */
     CHECK(!atomic_load(&send.is_done));
     rig_cancel(&rig, 0, &send);
     memset(out, 0xff, NBYTES);
-    dd_engine_unlock(rig.ranks[1].engine);
+    rig_hold_end(&receiver);
     dd_engine_kick(rig.ranks[0].engine);
     if (rig_wait(&rig, 1, &recv, DD_OK)) {
         rig_is_filled(in, NBYTES, 4);
@@ -641,14 +643,16 @@ TEST(lost_in_the_middle_of_a_message_that_is_taken)
     REQUIRE(rig_open(&rig, 2, true));
     say_hello(&rig, 0, 1);
     rig_message sends[COUNT];
-    dd_engine_lock(rig.ranks[1].engine);
+    rig_hold sender;
+    rig_hold receiver;
+    REQUIRE(rig_hold_begin(&receiver, &rig, 1));
     for (int i = 0; i < COUNT; i++) {
         sends[i] = rig_p2p(1, (uint64_t)i, out, NBYTES);
         rig_post_send(&rig, 0, &sends[i]);
     }
-    dd_engine_lock(rig.ranks[0].engine);
+    REQUIRE(rig_hold_begin(&sender, &rig, 0));
     CHECK(!atomic_load(&sends[COUNT - 1].is_done));
-    dd_engine_unlock(rig.ranks[1].engine);
+    rig_hold_end(&receiver);
     dd_wait moment = dd_wait_after(20 * DD_NS_PER_MS);
     (void)!dd_engine_wait(rig.ranks[1].engine, &never, &moment, NULL);
     rig_message recv = rig_p2p(0, COUNT - 1, in, NBYTES);
@@ -656,7 +660,7 @@ TEST(lost_in_the_middle_of_a_message_that_is_taken)
     CHECK(!atomic_load(&recv.is_done));
     shutdown(rig.ranks[0].peers[1]->lanes[0]->stream->fd, SHUT_RDWR);
     rig_wait(&rig, 1, &recv, DD_PEER_LOST);
-    dd_engine_unlock(rig.ranks[0].engine);
+    rig_hold_end(&sender);
     rig_wait_flag(&rig, 0, &sends[COUNT - 1].is_done); /* with the kernel, or lost */
     rig_close(&rig);
 }

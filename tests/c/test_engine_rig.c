@@ -228,6 +228,45 @@ rig_cancel(rig_group *self, int rank, rig_message *message)
     CHECK(atomic_load(&message->is_done));
 }
 
+static void
+wait_semaphore(sem_t *semaphore)
+{
+    while (sem_wait(semaphore) != 0) {
+    }
+}
+
+static void *
+hold(void *arg)
+{
+    rig_hold *self = arg;
+    dd_engine_lock(self->engine);
+    (void)sem_post(&self->is_held);
+    wait_semaphore(&self->is_over);
+    dd_engine_unlock(self->engine);
+    return NULL;
+}
+
+bool
+rig_hold_begin(rig_hold *self, rig_group *rig, int rank)
+{
+    self->engine = rig->ranks[rank].engine;
+    if (!CHECK(sem_init(&self->is_held, 0, 0) == 0 && sem_init(&self->is_over, 0, 0) == 0) ||
+        !CHECK(pthread_create(&self->thread, NULL, hold, self) == 0)) {
+        return false;
+    }
+    wait_semaphore(&self->is_held);
+    return true;
+}
+
+void
+rig_hold_end(rig_hold *self)
+{
+    (void)sem_post(&self->is_over);
+    (void)pthread_join(self->thread, NULL);
+    (void)sem_destroy(&self->is_held);
+    (void)sem_destroy(&self->is_over);
+}
+
 bool
 rig_wait_flag(rig_group *self, int rank, const atomic_bool *flag)
 {

@@ -7,6 +7,8 @@
 #include "transport/context.h"
 #include "transport/engine.h"
 
+#include <pthread.h>
+#include <semaphore.h>
 #include <stdatomic.h>
 
 #define RIG_MAX 4
@@ -58,6 +60,18 @@ rig_message rig_coll(int rank, uint64_t sequence, uint32_t channel, const dd_sig
 void rig_post_send(rig_group *self, int rank, rig_message *message);
 void rig_post_recv(rig_group *self, int rank, rig_message *message);
 void rig_cancel(rig_group *self, int rank, rig_message *message);
+
+/* Keeps a rank's engine still: a thread of its own has the lock, so that the caller may wait for other ranks meanwhile
+ * and never holds the locks of two engines. */
+typedef struct rig_hold {
+    dd_engine *engine;
+    pthread_t thread;
+    sem_t is_held, is_over;
+} rig_hold;
+
+bool rig_hold_begin(rig_hold *self, rig_group *rig, int rank);
+void rig_hold_end(rig_hold *self);
+
 /* Drives the rank until the flag is set, for at most 5 s; checks that it was. */
 bool rig_wait_flag(rig_group *self, int rank, const atomic_bool *flag);
 /* The same for a message, which has to end with this code. */
