@@ -29,11 +29,20 @@ from dldist._core import (
     Work,
 )
 from dldist._future import Future
-from dldist._group import P2POp
+from dldist.distributed_c10d import *  # noqa: F403
+from dldist.distributed_c10d import (
+    _all_gather_base,
+    _coalescing_manager,
+    _rank_not_in_group,
+    _reduce_scatter_base,
+)
+from dldist.distributed_c10d import __all__ as _c10d_names
+from dldist.world import World
 
 __version__ = "0.1.0"
 
 __all__ = [
+    *_c10d_names,
     "DistAbortedError",
     "DistAuthError",
     "DistBackendError",
@@ -51,14 +60,10 @@ __all__ = [
     "Group",
     "HashStore",
     "Member",
-    "P2POp",
-    "PrefixStore",
     "QueueEmptyError",
-    "ReduceOp",
     "SharedArray",
-    "Store",
     "TCPStore",
-    "Work",
+    "World",
     "__version__",
     "set_log_level",
 ]

@@ -75,40 +75,24 @@ def coalesce(group: _core.Group, *, timeout: Any = None, async_op: bool = False)
     return Coalescing(group, timeout, async_op)
 
 
-class P2POp:
-    """One message of batch_isend_irecv: op is "isend" or "irecv", or the method Group.isend or Group.irecv."""
+def batch_isend_irecv(group: Any, p2p_op_list: Any) -> list[Any]:
+    from dldist.c10d.p2p import P2POp
 
-    __slots__ = ("op", "peer", "tag", "tensor")
-
-    def __init__(self, op: Any, tensor: Any, peer: int | None, tag: int = 0) -> None:
-        name = op if isinstance(op, str) else getattr(op, "__name__", None)
-        if name not in ("isend", "irecv"):
-            raise ValueError(f"P2POp(): argument 'op' must be isend or irecv, not {op!r}")
-        self.op = name
-        self.tensor = tensor
-        self.peer = peer
-        self.tag = tag
-
-    def __repr__(self) -> str:
-        return f"P2POp({self.op!r}, peer={self.peer}, tag={self.tag})"
-
-
-def batch_isend_irecv(group: _core.Group, p2p_op_list: Any) -> list[_core.Work]:
     if not isinstance(p2p_op_list, (list, tuple)) or not all(isinstance(op, P2POp) for op in p2p_op_list):
         raise ValueError("batch_isend_irecv(): argument 'p2p_op_list' must be a list of P2POp")
     # Before anything is under way, as nothing could take that back.
     for index, op in enumerate(p2p_op_list):
-        if op.peer is None and op.op == "irecv":
+        if op.group_peer is None and op.kind == "irecv":
             continue
-        if op.peer not in range(group.size):
+        if op.group_peer not in range(group.size):
             raise ValueError(
-                f"batch_isend_irecv(): argument 'p2p_op_list[{index}]': invalid rank: {op.peer!r} is not in "
+                f"batch_isend_irecv(): argument 'p2p_op_list[{index}]': invalid rank: {op.group_peer!r} is not in "
                 f"0 to {group.size - 1}"
             )
     # Receives first: what comes then finds its place.
     works: list[Any] = [None] * len(p2p_op_list)
     for kind in ("irecv", "isend"):
         for index, op in enumerate(p2p_op_list):
-            if op.op == kind:
-                works[index] = getattr(group, kind)(op.tensor, op.peer, op.tag)
+            if op.kind == kind:
+                works[index] = getattr(group, kind)(op.tensor, op.group_peer, op.tag)
     return works

@@ -1,0 +1,234 @@
+"""New arrays of the caller's type, whatever library that is from. No library is imported: who has its arrays has imported it.
+
+A family says how the arrays of one library are read and made. The core reads and writes what is like a buffer or has DLPack,
+so there are three steps for a result: a buffer that can be written (empty_like), what is done to it, and the array (finish).
+"""
+
+from __future__ import annotations
+
+import array
+import math
+import sys
+
+from dldist import _core
+
+TYPE_CHECKING = False  # as in the modules that have to be cheap to import
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    Shape = tuple[int, ...]
+
+
+class Family:
+    """Arrays that are read, written and sliced as those of NumPy, which is what most are."""
+
+    has_slices = True
+
+    def shape(self, x: Any) -> Shape:
+        return tuple(x.shape)
+
+    def source(self, x: Any) -> Any:
+        """x as the core reads it."""
+        return x
+
+    def empty_like(self, x: Any, shape: Shape) -> Any:
+        """A buffer of x's dtype, where x is."""
+        raise NotImplementedError
+
+    def clear(self, buffer: Any) -> None:
+        """Make all of a buffer zeros."""
+        buffer[...] = 0
+
+    def finish(self, buffer: Any, x: Any) -> Any:
+        """The array of x's type that has the buffer's content. The buffer is not written again."""
+        return buffer
+
+
+class _Numpy(Family):
+    def source(self, x: Any) -> Any:
+        return sys.modules["numpy"].asarray(x)
+
+    def empty_like(self, x: Any, shape: Shape) -> Any:
+        return sys.modules["numpy"].empty(shape, x.dtype)
+
+    def finish(self, buffer: Any, x: Any) -> Any:
+        is_scalar = isinstance(x, sys.modules["numpy"].generic) and buffer.ndim == 0
+        return buffer[()] if is_scalar else buffer
+
+
+class _Torch(Family):
+    def source(self, x: Any) -> Any:
+        # What DLPack does not export: tensors with a gradient, and lazily conjugated or negated ones.
+        return x.detach().resolve_conj().resolve_neg()
+
+    def empty_like(self, x: Any, shape: Shape) -> Any:
+        return sys.modules["torch"].empty(shape, dtype=x.dtype, device=x.device)
+
+
+class _Jax(Family):
+    """Immutable: results come into being in NumPy's memory, and are handed over once."""
+
+    def source(self, x: Any) -> Any:
+        # On the CPU this is x's own memory; it waits until x has been computed.
+        return sys.modules["numpy"].asarray(x)
+
+    def empty_like(self, x: Any, shape: Shape) -> Any:
+        return sys.modules["numpy"].empty(shape, x.dtype)
+
+    def finish(self, buffer: Any, x: Any) -> Any:
+        # An array over several devices can only be laid out as it was when it still has its shape.
+        is_like_x = len(x.devices()) == 1 or buffer.shape == x.shape
+        return sys.modules["jax"].device_put(buffer, x.sharding if is_like_x else None)
+
+
+class _Cupy(Family):
+    """On the device from beginning to end; the group must be one that takes such memory."""
+
+    def empty_like(self, x: Any, shape: Shape) -> Any:
+        return sys.modules["cupy"].empty(shape, x.dtype)
+
+
+class _Flat(Family):
+    """Memory that Python itself knows: zeros when it is new, and without slices of more than one dimension."""
+
+    has_slices = False
+
+    def clear(self, buffer: Any) -> None:
+        pass
+
+
+class _Array(_Flat):
+    def shape(self, x: Any) -> Shape:
+        return (len(x),)
+
+    def empty_like(self, x: Any, shape: Shape) -> Any:
+        if len(shape) > 1:
+            raise ValueError(f"an array.array has one dimension, and the result has the shape {shape}")
+        return array.array(x.typecode, bytes(math.prod(shape) * x.itemsize))
+
+
+class _Bytes(_Flat):
+    def shape(self, x: Any) -> Shape:
+        return (len(x),)
+
+    def empty_like(self, x: Any, shape: Shape) -> Any:
+        if len(shape) > 1:
+            raise ValueError(f"a {type(x).__name__} has one dimension, and the result has the shape {shape}")
+        return bytearray(math.prod(shape))
+
+    def finish(self, buffer: Any, x: Any) -> Any:
+        return bytes(buffer) if isinstance(x, bytes) else buffer
+
+
+class _Memoryview(_Flat):
+    def empty_like(self, x: Any, shape: Shape) -> Any:
+        memory = memoryview(bytearray(math.prod(shape) * x.itemsize))
+        # A view of nothing cannot be given a shape.
+        return memory.cast(x.format, shape) if memory.nbytes else memory.cast(x.format)
+
+
+class _Dlpack(Family):
+    """Any other library: its own from_dlpack takes over memory of ours, which it then shares with nobody."""
+
+    has_slices = False
+
+    def shape(self, x: Any) -> Shape:
+        return _core._describe_tensor(x, False)["shape"]
+
+    def empty_like(self, x: Any, shape: Shape) -> Any:
+        # The memory outlives the group, which is there because only groups make arrays.
+        return _core.Group(None, 0, 1).empty(shape, _core._describe_tensor(x, False)["dtype"])
+
+    def clear(self, buffer: Any) -> None:
+        with memoryview(buffer) as view:
+            if view.nbytes:
+                view.cast("B")[:] = bytes(view.nbytes)
+
+    def finish(self, buffer: Any, x: Any) -> Any:
+        return self.namespace(x).from_dlpack(buffer)
+
+    @staticmethod
+    def namespace(x: Any) -> Any:
+        """The module whose from_dlpack makes arrays like x; None when there is no such thing."""
+        get_namespace = getattr(x, "__array_namespace__", None)
+        if get_namespace is not None:
+            return get_namespace()
+        parts = type(x).__module__.split(".")
+        for count in range(1, len(parts) + 1):
+            module = sys.modules.get(".".join(parts[:count]))
+            if hasattr(module, "from_dlpack"):
+                return module
+        return None
+
+
+NUMPY = _Numpy()
+TORCH = _Torch()
+JAX = _Jax()
+_CUPY = _Cupy()
+_DLPACK = _Dlpack()
+
+# The package that a class is from, what is an array in it, and the family.
+_LIBRARIES = {
+    "numpy": (("ndarray", "generic"), NUMPY),
+    "torch": (("Tensor",), TORCH),
+    "jax": (("Array",), JAX),
+    "jaxlib": (("Array",), JAX),
+    "cupy": (("ndarray",), _CUPY),
+}
+_BUILTIN = {array.array: _Array(), bytes: _Bytes(), bytearray: _Bytes(), memoryview: _Memoryview()}
+
+
+def family_of(x: Any, call: str) -> Family:
+    """The family of an array; a TypeError that names the call when x is none."""
+    found = find_family(x)
+    if found is None:
+        raise TypeError(
+            f"{call}(): argument 'x' must be an array (of NumPy, PyTorch, JAX, CuPy or another library with __dlpack__ and "
+            f"from_dlpack, an array.array, bytes, a bytearray or a memoryview), not {type(x).__name__}"
+        )
+    return found
+
+
+def find_family(x: Any) -> Family | None:
+    """The family of an array, None for what is no array."""
+    for kind in type(x).__mro__:
+        if kind in _BUILTIN:
+            return _BUILTIN[kind]
+        package = kind.__module__.partition(".")[0]
+        if package in _LIBRARIES:
+            names, family = _LIBRARIES[package]
+            if isinstance(x, tuple(_classes("jax" if package == "jaxlib" else package, names))):
+                return family
+    if hasattr(x, "__dlpack__") and _DLPACK.namespace(x) is not None:
+        return _DLPACK
+    return None
+
+
+def _classes(package: str, names: tuple[str, ...]) -> Iterator[type]:
+    module = sys.modules.get(package)
+    for name in names:
+        if hasattr(module, name):
+            yield getattr(module, name)
+
+
+def is_traced(x: Any) -> bool:
+    """Whether x stands for a JAX array that has no value yet: in jax.jit, jax.grad and the like."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(x, jax.core.Tracer)
+
+
+def pieces(buffer: Any, axis: int, sizes: list[int]) -> list[Any]:
+    """Views of consecutive parts of a buffer along an axis."""
+    views = []
+    start = 0
+    for size in sizes:
+        views.append(buffer[(slice(None),) * axis + (slice(start, start + size),)])
+        start += size
+    return views
+
+
+def zeros_like(x: Any) -> Any:
+    """Of a library that differentiates, traced arrays included."""
+    library = sys.modules["torch"] if find_family(x) is TORCH else sys.modules["jax"].numpy
+    return library.zeros_like(x)

@@ -1,0 +1,82 @@
+"""The serializer "pickle": protocol 5 with out-of-band buffers. Imported when first used."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+
+from dldist import _codec
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from io import BytesIO
+    from typing import Any
+
+
+def write(obj: Any, head: BytesIO) -> list[memoryview]:
+    """Any object that can be pickled, as a pickle and the memory of its larger arrays."""
+    buffers: list[memoryview] = []
+
+    def is_in_band(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes < _codec.IN_BAND_BYTES:
+            return True
+        buffers.append(raw)
+        return False
+
+    kind = _ArrayPickler if "torch" in sys.modules or "ml_dtypes" in sys.modules else pickle.Pickler
+    kind(head, 5, buffer_callback=is_in_band).dump(obj)
+    return buffers
+
+
+def read(head: memoryview, buffers: list[memoryview]) -> Any:
+    """The object. Runs what the pickle asks for: it has to come from somebody who may run code here."""
+    return pickle.loads(head, buffers=buffers)
+
+
+class _ArrayPickler(pickle.Pickler):
+    """Takes arrays out of band whose own pickling copies them."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if kind.__module__ == "torch.storage":
+            return _reduce_storage(obj)
+        if kind.__module__ == "numpy" and kind.__name__ == "ndarray" and obj.dtype.isbuiltin == 2:
+            return _reduce_extension_array(obj)
+        return NotImplemented
+
+
+def _reduce_storage(storage: Any) -> Any:
+    # Storages, not tensors: so views of one storage still share it on the other side, as they do in torch's own pickling.
+    torch = sys.modules["torch"]
+    if type(storage) is torch.storage.TypedStorage and storage._untyped_storage.device.type == "cpu":
+        return _make_typed_storage, (storage._untyped_storage, storage.dtype)
+    if type(storage) is torch.UntypedStorage and storage.device.type == "cpu":
+        memory = _codec.memory_at(storage.data_ptr(), storage.nbytes(), storage)
+        return _make_storage, (pickle.PickleBuffer(memory),)
+    return NotImplemented
+
+
+def _make_storage(buffer: Any) -> Any:
+    import torch
+
+    if memoryview(buffer).nbytes == 0:
+        return torch.UntypedStorage(0)
+    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+
+
+def _make_typed_storage(storage: Any, dtype: Any) -> Any:
+    import torch
+
+    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def _reduce_extension_array(array: Any) -> Any:
+    """NumPy copies arrays of dtypes that are not its own, such as ml_dtypes' bfloat16."""
+    if not array.flags.c_contiguous:
+        return NotImplemented
+    return _make_extension_array, (array.reshape(-1).view("uint8"), array.dtype, array.shape)
+
+
+def _make_extension_array(raw: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
+    return raw.view(dtype).reshape(shape)

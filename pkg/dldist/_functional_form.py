@@ -1,0 +1,152 @@
+"""How a functional call is carried out: now, later, or by the library that traces or differentiates it."""
+
+from __future__ import annotations
+
+import sys
+
+from dldist import _arrays, _core
+from dldist._functional_pending import Pending
+
+TYPE_CHECKING = False  # as in the modules that have to be cheap to import
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+
+class Form:
+    """A call: the group, what it makes of arrays, and what the results look like. It keeps no array, as compiled functions keep it."""
+
+    def __init__(self, name: str, x: Any, group: Any, timeout: Any = None) -> None:
+        self.name = name
+        self.group = group
+        self.timeout = timeout
+        self.operations = operations_of(group)
+        self.rank: int = self.operations.rank
+        self.size: int = self.operations.size
+        self._family = _arrays.family_of(x, name)
+        self.shape = self._family.shape(x)
+        self.shapes: Sequence[tuple[int, ...]] | None = None
+        self.transpose: Callable[..., list[Any]] | None = None
+
+    # ---- what the caller has asked for
+
+    def axis(self, axis: int, argument: str = "axis", new: int = 0) -> int:
+        """A number of an axis as one that is not negative; `new` is how many axes the result has more than x."""
+        count = len(self.shape) + new
+        if not isinstance(axis, int) or not -count <= axis < count:
+            raise ValueError(f"{self.name}(): argument '{argument}' is {axis!r}, and there are {count} axes: x has the shape {self.shape}")
+        axis %= count
+        if axis > 0 and not self._family.has_slices:
+            raise ValueError(f"{self.name}(): argument '{argument}' is {axis}: arrays of this type can only be taken apart along axis 0")
+        return axis
+
+    def share(self, axis: int) -> int:
+        """The part of one rank of an axis that all of them share."""
+        extent = self.shape[axis]
+        if extent % self.size != 0:
+            raise ValueError(f"{self.name}(): axis {axis} of {self.shape} cannot be shared evenly by {self.size} ranks")
+        return extent // self.size
+
+    def with_extent(self, axis: int, extent: int) -> tuple[int, ...]:
+        """The shape of x with another extent along an axis."""
+        return (*self.shape[:axis], extent, *self.shape[axis + 1 :])
+
+    def check_rank(self, rank: int, argument: str) -> None:
+        if not isinstance(rank, int) or rank not in range(self.size):
+            raise ValueError(f"{self.name}(): argument '{argument}': invalid rank: {rank!r} is not in 0 to {self.size - 1}")
+
+    # ---- running it
+
+    def run(
+        self,
+        arrays: Sequence[Any],
+        start: Callable[..., Any],
+        shapes: Sequence[tuple[int, ...]] | None,
+        *,
+        fill: bool = False,
+        transpose: Callable[..., Any] | None = None,
+        pack: Callable[[list[Any]], Any] = list,
+        async_op: bool = False,
+    ) -> Any:
+        """pack(the results), or a Pending of that.
+
+        start(operations, sources, outputs, how) makes the calls, and returns their works where how["async_op"] is set. `shapes`
+        are those of the outputs, None when this rank gets nothing; `fill` has the outputs begin as copies of the sources.
+        transpose(*gradients of the results) gives those of the arrays; without it there are none.
+        """
+        self._start_calls = start
+        self.shapes = shapes
+        self._fill = fill
+        if transpose is not None:
+            self.transpose = transpose
+        library = self._library_in_charge(arrays)
+        if library is not None and async_op:
+            raise ValueError(f"{self.name}(): async_op=True is not for arrays that are traced or need a gradient")
+        if library is not None:
+            return pack(library.run(self, arrays))
+        let_compiled_calls_finish()
+        if not async_op:
+            return pack(self.run_now(arrays))
+        families, outputs, works = self._start(arrays, True)
+        return Pending(works, lambda: pack(_finish(families, arrays, outputs)))
+
+    def _library_in_charge(self, arrays: Sequence[Any]) -> Any:
+        """The module of ours for a library that traces the arrays, or wants to know how the results come into being."""
+        if any(map(_arrays.is_traced, arrays)):
+            from dldist import _functional_jax
+
+            return _functional_jax
+        if self.transpose is not None and "torch" in sys.modules:
+            from dldist import _functional_torch
+
+            if _functional_torch.wants_gradient(arrays):
+                return _functional_torch
+        return None
+
+    def run_now(self, arrays: Sequence[Any]) -> list[Any]:
+        """The results for arrays that have their values: those of the call, or others in their place."""
+        families, outputs, _ = self._start(arrays, False)
+        return _finish(families, arrays, outputs)
+
+    def _start(self, arrays: Sequence[Any], async_op: bool) -> tuple[list[_arrays.Family], list[Any], list[_core.Work]]:
+        families = [_arrays.family_of(x, self.name) for x in arrays]
+        outputs = []
+        if self.shapes is not None:
+            outputs = [family.empty_like(x, shape) for family, x, shape in zip(families, arrays, self.shapes, strict=True)]
+        sources = [family.source(x) for family, x in zip(families, arrays, strict=True)]
+        if self._fill:
+            _core._copy_tensors(outputs, sources)
+        how = {"timeout": self.timeout, "async_op": async_op}
+        works = self._start_calls(self._operations_now(), sources, outputs, how)
+        return families, outputs, works if isinstance(works, list) else [works] if async_op else []
+
+    def _operations_now(self) -> Any:
+        """The default world may be another one when a compiled function is called again."""
+        operations = operations_of(self.group)
+        if (operations.rank, operations.size) != (self.rank, self.size):
+            raise ValueError(
+                f"{self.name}(): compiled as rank {self.rank} of {self.size}, and called as rank {operations.rank} of "
+                f"{operations.size}: compile the function again (jax.clear_caches())"
+            )
+        return operations
+
+
+def _finish(families: list[_arrays.Family], arrays: Sequence[Any], outputs: list[Any]) -> list[Any]:
+    # Where this rank gets nothing there are no outputs, however many arrays there are.
+    return [family.finish(output, x) for family, x, output in zip(families, arrays, outputs, strict=False)]
+
+
+def operations_of(group: Any) -> Any:
+    """What runs the operations of a group: methods as those of dldist.Group."""
+    if isinstance(group, _core.Group):
+        return group
+    from dldist.c10d import registry
+
+    return registry.operations(group)
+
+
+def let_compiled_calls_finish() -> None:
+    """A call of a function of jax.jit returns before its collectives have been made, and all ranks need one order."""
+    compiled = sys.modules.get("dldist._functional_jax")
+    if compiled is not None:
+        compiled.flush()

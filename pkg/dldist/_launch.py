@@ -1,0 +1,305 @@
+"""What the launch environment says: who started this process, as which rank of how many, and where the ranks can meet.
+
+docs/rendezvous.md has the table of the variables. Nothing is imported here that a plain `import dldist` does not have.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+# Above the range from which systems take ports by themselves, as a rule.
+_FIRST_PORT, _PORTS = 61440, 4096
+# Steps with these numbers and above are Slurm's own: the batch script, an interactive shell, external programs.
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+
+
+class Launch:
+    """What a launcher told this process. None stands for what it did not say."""
+
+    __slots__ = (
+        "job",
+        "kind",
+        "local_rank",
+        "local_size",
+        "master_addr",
+        "master_port",
+        "node_rank",
+        "rank",
+        "world_size",
+    )
+
+    def __init__(self, kind: str, rank: int, world_size: int) -> None:
+        self.kind = kind  # "torchrun", "env", "slurm", "openmpi", "pmi"
+        self.rank = rank
+        self.world_size = world_size
+        self.local_rank: int | None = None
+        self.local_size: int | None = None
+        self.node_rank: int | None = None
+        self.job: str | None = None  # no other job on these hosts has the same
+        self.master_addr: str | None = None
+        self.master_port: int | None = None
+
+    @property
+    def is_on_one_host(self) -> bool:
+        return self.local_size == self.world_size
+
+    def __repr__(self) -> str:
+        return f"Launch({', '.join(f'{name}={getattr(self, name)!r}' for name in self.__slots__)})"
+
+
+def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
+    """The launcher that started this process, or None. ValueError for a variable that makes no sense.
+
+    RANK comes first. Open MPI and MPICH come before Slurm, since they start their helpers through it: in a job of theirs
+    Slurm's numbers are those of the helpers.
+    """
+    launch = _from_env(environ) or _from_openmpi(environ) or _from_pmi(environ) or _from_slurm(environ)
+    if launch is None:
+        return None
+    launch.master_addr = environ.get("MASTER_ADDR") or launch.master_addr
+    port = _number(environ, "MASTER_PORT")
+    if port is not None:
+        if port > 65535:
+            raise ValueError(f"environment variable MASTER_PORT must be from 0 to 65535, not {port}")
+        launch.master_port = port
+    return launch
+
+
+def local_rank(environ: Mapping[str, str] = os.environ) -> int | None:
+    """The rank among the processes of this host: LOCAL_RANK, else what the launcher says."""
+    rank = _number(environ, "LOCAL_RANK")
+    if rank is not None:
+        return rank
+    launch = detect(environ)
+    return launch.local_rank if launch is not None else None
+
+
+def local_size(environ: Mapping[str, str] = os.environ) -> int | None:
+    """How many processes of the job are on this host: LOCAL_WORLD_SIZE, else what the launcher says."""
+    size = _number(environ, "LOCAL_WORLD_SIZE")
+    if size is not None:
+        return size
+    launch = detect(environ)
+    return launch.local_size if launch is not None else None
+
+
+def _number(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name)
+    if not text:
+        return None
+    try:
+        number = int(text)
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise ValueError(f"environment variable {name} must be a whole number, not {text!r}")
+    return number
+
+
+def _from_names(environ: Mapping[str, str], kind: str, rank: str, size: str, local: str, local_size: str) -> Launch | None:
+    """A launch whose numbers are in these variables; None without the first two."""
+    numbers = _number(environ, rank), _number(environ, size)
+    if numbers[0] is None or numbers[1] is None:
+        return None
+    launch = Launch(kind, numbers[0], numbers[1])
+    launch.local_rank = _number(environ, local)
+    launch.local_size = _number(environ, local_size)
+    _check_below(rank, launch.rank, size, launch.world_size)
+    if launch.local_size is not None:
+        _check_below(local, launch.local_rank or 0, local_size, launch.local_size)
+    return launch
+
+
+def _check_below(name: str, number: int, limit_name: str, limit: int) -> None:
+    if number >= limit:
+        raise ValueError(f"environment variable {name} is {number}, which does not go with {limit_name}={limit}")
+
+
+def _from_env(environ: Mapping[str, str]) -> Launch | None:
+    run_id = environ.get("TORCHELASTIC_RUN_ID")
+    kind = "torchrun" if run_id else "env"
+    launch = _from_names(environ, kind, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    if launch is not None:
+        launch.node_rank = _number(environ, "GROUP_RANK")
+        launch.job = run_id
+    return launch
+
+
+def _from_openmpi(environ: Mapping[str, str]) -> Launch | None:
+    prefix = "OMPI_COMM_WORLD_"
+    names = prefix + "RANK", prefix + "SIZE", prefix + "LOCAL_RANK", prefix + "LOCAL_SIZE"
+    launch = _from_names(environ, "openmpi", *names)
+    # OMPI_COMM_WORLD_NODE_RANK is no number of a node: it counts processes of all jobs on this one.
+    namespace = environ.get("PMIX_NAMESPACE")
+    if launch is not None and namespace:
+        # Namespaces of Open MPI 4 are short numbers that come again; the others are new with every mpirun.
+        unique = ("OMPI_MCA_orte_precondition_transports", "PMIX_SERVER_URI41", "PMIX_SERVER_URI4", "PMIX_SERVER_URI2")
+        launch.job = f"openmpi {namespace} {next((environ[name] for name in unique if environ.get(name)), '')}"
+    return launch
+
+
+def _from_pmi(environ: Mapping[str, str]) -> Launch | None:
+    launch = _from_names(environ, "pmi", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+    if launch is None:
+        return None
+    if launch.local_size is None:
+        # srun speaks PMI, too, and then knows more under its own names.
+        step = _from_slurm(environ)
+        if step is not None and (step.rank, step.world_size) == (launch.rank, launch.world_size):
+            return step
+    launch.job = _hydra_job()
+    return launch
+
+
+def _hydra_job() -> str | None:
+    """Hydra, which starts the processes of MPICH and Intel MPI, gives a job no name: its helper on this host, an ancestor of all
+    ranks here, stands for it, with the time at which that started."""
+    pid = os.getppid()
+    while pid > 1:
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                head, _, tail = file.read().rpartition(")")
+        except OSError:
+            return None
+        fields = tail.split()
+        if head.partition("(")[2] == "hydra_pmi_proxy":
+            return f"hydra {pid} {fields[19]}"
+        pid = int(fields[1])
+    return None
+
+
+def _from_slurm(environ: Mapping[str, str]) -> Launch | None:
+    """In a step of srun only. A batch script and the shell of salloc have SLURM_PROCID and SLURM_NTASKS, too, but are alone."""
+    step = _number(environ, "SLURM_STEP_ID")
+    if step is None or step >= _FIRST_SPECIAL_STEP:
+        return None
+    launch = _from_names(environ, "slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "")
+    if launch is None:
+        return None
+    launch.node_rank = _number(environ, "SLURM_NODEID")
+    launch.local_size = _tasks_of_node(environ, launch.node_rank or 0)
+    attempt = environ.get("SLURM_RESTART_COUNT", "0")
+    job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
+    if job:
+        launch.job = f"slurm {job}.{step} {attempt}"
+    hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
+    if hosts and launch.job is not None and not launch.is_on_one_host:
+        launch.master_addr = next(expand_hosts(hosts))
+        launch.master_port = _port_of(launch.job)
+    return launch
+
+
+def _port_of(job: str) -> int:
+    import zlib
+
+    return _FIRST_PORT + zlib.crc32(job.encode()) % _PORTS
+
+
+def _tasks_of_node(environ: Mapping[str, str], node: int) -> int | None:
+    """What SLURM_STEP_TASKS_PER_NODE, such as "2(x3),1", says of a node."""
+    name = "SLURM_STEP_TASKS_PER_NODE"
+    text = environ.get(name)
+    if not text:
+        return None
+    for part in text.split(","):
+        count, _, repeat = part.partition("(x")
+        repeat = repeat.removesuffix(")") or "1"
+        if not (count.isdecimal() and repeat.isdecimal()):
+            raise ValueError(f'environment variable {name} must be like "2(x3),1", not {text!r}')
+        if node < int(repeat):
+            return int(count)
+        node -= int(repeat)
+    raise ValueError(f"environment variable {name}={text!r} says nothing of this node, SLURM_NODEID={node}")
+
+
+def expand_hosts(text: str) -> Iterator[str]:
+    """The hosts of a list of Slurm's: "node[01-03,7],gpu5" is node01, node02, node03, node7, gpu5."""
+    depth, start = 0, 0
+    for index, char in enumerate(text + ","):
+        if char == "[":
+            depth += 1
+        elif char == "]":
+            depth -= 1
+        elif char == "," and depth == 0:
+            yield from _expand_one(text[start:index], text)
+            start = index + 1
+        if depth not in (0, 1):
+            break
+    if depth != 0:
+        raise ValueError(f"unbalanced brackets in the list of hosts {text!r}")
+
+
+def _expand_one(pattern: str, whole: str) -> Iterator[str]:
+    head, bracket, rest = pattern.partition("[")
+    if not bracket:
+        if not head or "]" in head:
+            raise ValueError(f"an empty name, or a stray bracket, in the list of hosts {whole!r}")
+        yield head
+        return
+    inside, _, tail = rest.partition("]")
+    for part in inside.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ValueError(f"{part!r} is no range of numbers in the list of hosts {whole!r}")
+        for number in range(int(first), int(last or first) + 1):
+            name = f"{head}{number:0{len(first)}d}"
+            if tail:
+                yield from _expand_one(name + tail, whole)
+            else:
+                yield name
+
+
+def meeting_file(job: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Where the ranks of a job that is on one host alone meet: a path that is this job's, in a directory that is this user's.
+
+    Best in the launcher's own for the job, which it removes at the end, however that comes.
+    """
+    name = "".join(char if char.isalnum() else "-" for char in f"{_boot_id()} {job}"[:200])
+    directory = environ.get("PMIX_SERVER_TMPDIR")
+    if directory and _why_not_private(directory) is None:
+        return os.path.join(directory, f"dldist-{name}")
+    return os.path.join(_make_private(os.path.join(environ.get("TMPDIR") or "/tmp", f"dldist-{os.geteuid()}")), name)
+
+
+def _boot_id() -> str:
+    """Numbers of processes begin anew with the machine, and a file outlives it."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _make_private(directory: str) -> str:
+    try:
+        os.mkdir(directory, 0o700)
+    except FileExistsError:
+        pass  # a rank of this host was first, or another job
+    reason = _why_not_private(directory)
+    if reason is not None:
+        from dldist import _core
+
+        raise _core.DistStoreError(
+            f"the ranks of this host cannot meet in {directory}, which {reason}: remove it, or set TMPDIR, "
+            "or MASTER_ADDR and MASTER_PORT"
+        )
+    return directory
+
+
+def _why_not_private(directory: str) -> str | None:
+    """Why others could have their hands in this directory, or None."""
+    try:
+        status = os.lstat(directory)
+    except OSError as error:
+        return f"cannot be looked at ({error.strerror})"
+    if status.st_mode & 0o170000 != 0o040000:
+        return "is no directory"
+    if status.st_uid != os.geteuid():
+        return f"belongs to user {status.st_uid}, not to {os.geteuid()}"
+    if status.st_mode & 0o077:
+        return f"others may enter (its mode is {status.st_mode & 0o777:04o})"
+    return None

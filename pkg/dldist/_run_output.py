@@ -1,0 +1,135 @@
+"""What ranks print: whole lines with the rank before them, to the console and to files."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+from collections.abc import Callable
+from typing import BinaryIO
+
+_CHUNK = 65536
+# The largest pipe of an ordinary user has 1 MiB.
+_CHUNKS_IN_PIPE = 32
+# A pipe that poll() calls writable takes so many bytes at once without blocking, and does not mix them with others'.
+_ATOMIC = select.PIPE_BUF
+_LONGEST_LINE = 1 << 20
+_TAIL_BYTES = 64 << 10
+# A carriage return ends a piece, too: progress bars redraw their line with it, here with the rank before it. The last
+# byte may be the first half of \r\n.
+_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r(?=[^\n]))")
+
+
+class Console:
+    """One of this process's own streams. A reader who does not read holds up no signal."""
+
+    def __init__(self, fd: int, may_wait: Callable[[], bool]) -> None:
+        self.has_reader = True
+        self._fd = fd
+        self._may_wait = may_wait
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLOUT)
+
+    def write(self, data: bytes) -> None:
+        """Writes all of it; gives up when may_wait() says no, or when the reader has gone."""
+        view = memoryview(data)
+        while view and self.has_reader:
+            if not self._poll.poll(50):
+                if self._may_wait():
+                    continue
+                return
+            try:
+                view = view[os.write(self._fd, view[:_ATOMIC]) :]
+            except BrokenPipeError:
+                self.has_reader = False
+
+
+class Lines:
+    """Cuts bytes into lines, each with a prefix."""
+
+    def __init__(self, prefix: bytes) -> None:
+        self._prefix = prefix
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> bytes:
+        """The lines that are whole now."""
+        had_return = self._rest.endswith(b"\r")
+        self._rest += data
+        if b"\n" not in data and b"\r" not in data and not had_return:
+            return self._too_long()
+        lines = _LINE.findall(self._rest)
+        del self._rest[: sum(map(len, lines))]
+        return b"".join(map(self._with_prefix, lines)) + self._too_long()
+
+    def _too_long(self) -> bytes:
+        if len(self._rest) < _LONGEST_LINE:
+            return b""
+        return self.flush()
+
+    def _with_prefix(self, line: bytes) -> bytes:
+        return line if line == b"\r" else self._prefix + line
+
+    def flush(self) -> bytes:
+        """What is left, as a line."""
+        rest = bytes(self._rest)
+        self._rest.clear()
+        return self._prefix + rest + b"\n" if rest else b""
+
+
+class Stream:
+    """The reading end of a rank's stdout or stderr."""
+
+    def __init__(
+        self, fd: int, prefix: bytes, console: Console | None, file: BinaryIO | None, marker: bytes = b""
+    ) -> None:
+        self.fd = fd
+        self.has_marker = False
+        """Whether the marker has come by."""
+        self._lines = Lines(prefix)
+        self._console = console
+        self._file = file
+        self._marker = marker
+        self._tail = bytearray()
+        os.set_blocking(fd, False)
+
+    def read(self) -> bool:
+        """Passes on what is there; False at the end."""
+        try:
+            data = os.read(self.fd, _CHUNK)
+        except BlockingIOError:
+            return True
+        if data:
+            self._take(data)
+        return bool(data)
+
+    def drain(self) -> None:
+        """Passes on what is in the pipe. No more: somebody may go on writing."""
+        for _ in range(_CHUNKS_IN_PIPE):
+            try:
+                data = os.read(self.fd, _CHUNK)
+            except BlockingIOError:
+                return
+            if not data:
+                return
+            self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        if self._file is not None:
+            self._file.write(data)
+        self._tail += data
+        if self._marker and not self.has_marker:
+            self.has_marker = self._tail.find(self._marker, -len(data) - len(self._marker)) >= 0
+        if len(self._tail) > 2 * _TAIL_BYTES:
+            del self._tail[:-_TAIL_BYTES]
+        if self._console is not None:
+            self._console.write(self._lines.feed(data))
+
+    def tail(self) -> bytes:
+        return bytes(self._tail[-_TAIL_BYTES:])
+
+    def close(self) -> None:
+        os.close(self.fd)
+        if self._file is not None:
+            self._file.close()
+        if self._console is not None:
+            self._console.write(self._lines.flush())

@@ -1,0 +1,117 @@
+"""Which rank failed first, and what is said about it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from dataclasses import asdict, dataclass
+
+# Where a report of Python begins: an exception, a group of them, or what faulthandler writes.
+_BEGINNING = re.compile(rb"^(?:  \+ Exception Group )?Traceback \(most recent call last\):|^Fatal Python error:", re.M)
+_CHAIN = (
+    b"\nThe above exception was the direct cause of the following exception:\n\n",
+    b"\nDuring handling of the above exception, another exception occurred:\n\n",
+)
+_CONSEQUENCE = re.compile(rb"(?:\w+\.)*Dist(?:PeerLost|Aborted)Error\b")
+_UNINDENTED = re.compile(rb"^\w.*", re.M)
+_LAST_LINES = 20
+LAUNCHER = -1
+"""In place of a rank: a launcher has ended the job."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a rank ended. It goes from one launcher to the others as JSON."""
+
+    rank: int
+    local_rank: int
+    node: int
+    host: str
+    pid: int
+    code: int
+    """Exit code, or minus the number of the signal."""
+    attempt: int
+    seconds: float
+    when: str
+    tail: str
+    """What is worth to be read of its stderr."""
+    is_consequence: bool
+    """It failed because another rank did."""
+    is_final: bool = False
+    """No use to try again."""
+
+    @property
+    def exit_code(self) -> int:
+        return self.code if self.code >= 0 else 128 - self.code
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @staticmethod
+    def from_json(text: bytes) -> Failure:
+        try:
+            return Failure(**json.loads(text))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"another launcher has sent no report of a failure: {error}") from None
+
+
+def of_launcher(node: int, code: int, why: str) -> Failure:
+    """Not a rank has failed, but a dlrun has given up."""
+    host, pid = os.uname().nodename, os.getpid()
+    text = f"{why} (machine {node}, host {host}, pid {pid}, at {now()})"
+    return Failure(LAUNCHER, LAUNCHER, node, host, pid, code, 0, 0.0, now(), text, is_consequence=False, is_final=True)
+
+
+def how_it_ended(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hint = ", as the kernel does where memory runs out" if -code == signal.SIGKILL else ""
+    return f"killed by {name}{hint}"
+
+
+def describe(failure: Failure, has_tail: bool = True) -> bytes:
+    """The last thing that dlrun prints."""
+    if failure.rank == LAUNCHER:
+        return f"dlrun: {failure.tail}\n".encode(errors="replace")
+    line = (
+        f"dlrun: rank {failure.rank} failed first: {how_it_ended(failure.code)} (host {failure.host}, pid {failure.pid}, "
+        f"local rank {failure.local_rank}, attempt {failure.attempt}, at {failure.when}, after {failure.seconds:.1f} s)\n"
+    )
+    tail = failure.tail if has_tail else ""
+    return line.encode() + tail.encode(errors="replace") + (b"\n" if tail and not tail.endswith("\n") else b"")
+
+
+def now() -> str:
+    return time.strftime("%H:%M:%S")
+
+
+def last_traceback(stderr: bytes) -> bytes:
+    """The last traceback in what a rank wrote, with the exceptions that it came from; without one, the last lines."""
+    begin = None
+    for match in _BEGINNING.finditer(stderr):
+        if begin is None or not stderr[: match.start()].endswith(_CHAIN):
+            begin = match.start()
+    if begin is not None:
+        return stderr[begin:]
+    return b"".join(stderr.splitlines(keepends=True)[-_LAST_LINES:])
+
+
+def is_consequence(code: int, tail: bytes) -> bool:
+    """Whether a rank ended only because it has lost another, or another has given up."""
+    headers = list(_BEGINNING.finditer(tail))
+    if code <= 0 or not headers:
+        return False
+    raised = _UNINDENTED.search(tail, headers[-1].end())
+    return raised is not None and _CONSEQUENCE.match(raised[0]) is not None
+
+
+def first(failures: list[Failure]) -> Failure:
+    """The one to show of those that failed, in the order in which they ended."""
+    return next((failure for failure in failures if not failure.is_consequence), failures[0])

@@ -1,0 +1,53 @@
+"""_coalescing_manager: several collectives as one operation."""
+
+from __future__ import annotations
+
+from dldist.c10d import registry
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class _CoalescingManager:
+    """What `with _coalescing_manager() as cm` gives: the works, with async_ops, once the block has ended."""
+
+    def __init__(self, calls: Any, is_async: bool) -> None:
+        self._recording = calls.coalesce(async_op=is_async)
+        self.works: list[Any] = []
+
+    def append(self, work: Any = None) -> None:
+        """Have wait() wait for this one too."""
+        if work is not None:
+            self.works.append(work)
+
+    def wait(self) -> None:
+        """Wait for all of them."""
+        for work in self.works:
+            work.wait()
+
+    def __enter__(self) -> _CoalescingManager:
+        self._recording.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._recording.__exit__(*exception)
+        self.append(self._recording.work)
+
+
+def _coalescing_manager(group: Any = None, device: Any = None, async_ops: bool = False) -> _CoalescingManager:
+    """Make one operation of the calls in a `with` block: all_reduces, all_gather_singles or reduce_scatter_singles, all of one
+    kind and one reduction. Nothing runs before the block ends; if it raises, nothing runs at all.
+
+    >>> with _coalescing_manager():
+    ...     for tensor in tensors:
+    ...         dldist.all_reduce(tensor)
+    """
+    if device is not None:
+        raise RuntimeError("Backend gloo does not implement startCoalescing")
+    return _CoalescingManager(registry.operations(group), async_ops)
+
+
+def _time_estimator(group: Any = None, device: Any = None) -> Any:
+    """Only NCCL can estimate how long operations would take."""
+    raise NotImplementedError("_time_estimator is currently not supported: no backend can estimate times")

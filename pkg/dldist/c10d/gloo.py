@@ -1,0 +1,264 @@
+"""The CPU backend under c10d's name: its low-level calls over a World."""
+
+from __future__ import annotations
+
+from dldist import _core
+from dldist.c10d.backend_base import Backend, BackendOptions
+from dldist.c10d.options import ErrorType, as_timedelta, timeout_of
+from dldist.world import World
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from datetime import timedelta
+    from typing import Any
+
+    from dldist.c10d.process_group import ProcessGroup
+
+# How long operations under way may hold up the end of a group.
+_CLOSE_TIMEOUT_S = 10.0
+
+
+class GlooOptions(BackendOptions):
+    """ProcessGroupGloo._Options. Devices and threads are taken and have no meaning here: environment variables say which
+    interfaces are used, and whoever waits does the work."""
+
+    def __init__(self, timeout: timedelta | None = None) -> None:
+        super().__init__("gloo", timeout)
+        self._devices: list[Any] = []
+        self._threads = 2
+
+
+class GlooDevice:
+    """What create_device gives; it has no meaning here."""
+
+    def __init__(self, hostname: str, interface: str) -> None:
+        self.hostname = hostname
+        self.interface = interface
+
+
+class ProcessGroupGloo(Backend):
+    """c10d's backend of the CPU. `group` is the World behind it."""
+
+    Options = GlooOptions
+    _Options = GlooOptions
+
+    supports_splitting = True
+
+    def __init__(
+        self,
+        store: _core.Store,
+        rank: int,
+        size: int,
+        options: GlooOptions | timedelta | None = None,
+        *,
+        timeout: timedelta | None = None,
+    ) -> None:
+        if not isinstance(store, _core.Store):
+            raise TypeError(f"ProcessGroupGloo(): argument 'store' must be a Store, not {type(store).__name__}")
+        super().__init__(rank, size)
+        self._options = _options_of(options, timeout)
+        self.group = World(store, rank, size, timeout=self._options._timeout, name="gloo")
+
+    @classmethod
+    def _of(cls, group: World, ranks: list[int], name: str) -> ProcessGroupGloo:
+        """The backend over a world that is there already."""
+        self = cls.__new__(cls)
+        Backend.__init__(self, group.rank, group.size)
+        self._options = GlooOptions(group.timeout)
+        self._options.global_ranks_in_group = ranks
+        self._options.group_name = name
+        self.group = group
+        return self
+
+    @classmethod
+    def _make(
+        cls,
+        store: _core.Store | None,
+        pg: ProcessGroup,
+        timeout: timedelta,
+        source: tuple[World, list[int]] | None,
+        ranks: list[int],
+    ) -> ProcessGroupGloo:
+        """The backend of a group that is being made: split off from another one if it can be, else by meeting in the store."""
+        desc = pg.group_desc
+        label = "default" if desc == "default_pg" else pg.group_name if desc in ("", "undefined") else desc
+        if source is not None:
+            group = source[0].split(source[1], label, timeout)
+        elif pg.size() == 1:
+            group = World(_core.HashStore(), 0, 1, timeout=timeout, name=label)
+        else:
+            group = World(store, pg.rank(), pg.size(), timeout=timeout, name=label)
+        return cls._of(group, ranks, pg.group_name)
+
+    # ---- devices, which have no meaning here
+
+    @staticmethod
+    def create_device(hostname: str = "", interface: str = "", lazy_init: bool | None = None) -> GlooDevice:
+        """An object for options; DLDIST_SOCKET_IFNAME says which interfaces are used."""
+        if not hostname and not interface:
+            raise ValueError("Specify either `hostname` or `interface` argument.")
+        return GlooDevice(hostname, interface)
+
+    @staticmethod
+    def create_default_device(lazy_init: bool | None = None) -> GlooDevice:
+        """An object for options."""
+        return GlooDevice("", "")
+
+    # ---- the group
+
+    def getBackendName(self) -> str:
+        return "gloo"
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        super().set_timeout(timeout)
+        self.group.timeout = timeout
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        self.set_timeout(timeout)
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Nothing to do: all ranks count from the start."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self.group.sequence
+
+    def get_error(self) -> Any:
+        error = self.group.error
+        if error is None:
+            return ErrorType.SUCCESS
+        return ErrorType.TIMEOUT if isinstance(error, TimeoutError) else ErrorType.COMM_ERROR
+
+    def shutdown(self) -> None:
+        try:
+            self.group.close(_CLOSE_TIMEOUT_S)
+        except _core.DistTimeoutError:
+            pass  # whoever waits for what was still under way gets the error
+
+    def abort(self, reason: str = "abort() was called") -> None:
+        self.group.abort(reason)
+        super().abort()
+
+    def split(self, store: _core.Store | None, ranks: list[int], opts: Any = None) -> ProcessGroupGloo | None:
+        """The backend of some ranks, which alone need to call it."""
+        part = self.group.new_group(ranks, timeout=None if opts is None else opts._timeout)
+        return None if part is None else ProcessGroupGloo._of(part, list(ranks), "" if opts is None else opts.group_name)
+
+    # ---- the calls
+
+    def _run_allreduce(self, tensors: Any, opts: Any) -> Any:
+        tensor = _single("allreduce", "tensor", tensors)
+        return self.group.all_reduce(tensor, opts.reduceOp, timeout=timeout_of(opts), async_op=True)
+
+    def _run_allreduce_coalesced(self, tensors: Any, opts: Any) -> Any:
+        return self.group.all_reduce_coalesced(tensors, opts.reduceOp, timeout=timeout_of(opts), async_op=True)
+
+    def _run_broadcast(self, tensors: Any, opts: Any) -> Any:
+        tensor = _single("broadcast", "tensor", tensors)
+        if opts.rootTensor != 0:
+            raise RuntimeError(f"ProcessGroupGloo::broadcast: invalid root tensor: {opts.rootTensor}")
+        return self.group.broadcast(tensor, opts.rootRank, timeout=timeout_of(opts), async_op=True)
+
+    def _run_reduce(self, tensors: Any, opts: Any) -> Any:
+        tensor = _single("reduce", "tensor", tensors)
+        if opts.rootTensor != 0:
+            raise RuntimeError(f"ProcessGroupGloo::reduce: invalid root tensor: {opts.rootTensor}")
+        return self.group.reduce(tensor, opts.rootRank, opts.reduceOp, timeout=timeout_of(opts), async_op=True)
+
+    def _run_allgather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        tensor = _single("allgather", "input tensor", inputs)
+        return self.group.all_gather(
+            _single("allgather", "output tensor", outputs), tensor, timeout=timeout_of(opts), async_op=True
+        )
+
+    def _run_allgather_coalesced(self, output_lists: Any, inputs: Any, opts: Any) -> Any:
+        return self.group.all_gather_coalesced(output_lists, inputs, timeout=timeout_of(opts), async_op=True)
+
+    def _run_all_gather_single(self, output: Any, input: Any, opts: Any) -> Any:
+        return self.group.all_gather_single(output, input, timeout=timeout_of(opts), async_op=True)
+
+    def _run_all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        return self.group.all_gather_single_coalesced(outputs, inputs, timeout=timeout_of(opts), async_op=True)
+
+    def _run_gather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        tensor = _single("gather", "input tensor", inputs)
+        output_list = self._roots_list("gather", "output", outputs, opts.rootRank)
+        return self.group.gather(tensor, output_list, opts.rootRank, timeout=timeout_of(opts), async_op=True)
+
+    def _run_gather_single(self, output: Any, input: Any, opts: Any) -> Any:
+        return self.group.gather_single(input, output, opts.rootRank, timeout=timeout_of(opts), async_op=True)
+
+    def _run_scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        tensor = _single("scatter", "output tensor", outputs)
+        input_list = self._roots_list("scatter", "input", inputs, opts.rootRank)
+        return self.group.scatter(tensor, input_list, opts.rootRank, timeout=timeout_of(opts), async_op=True)
+
+    def _run_reduce_scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        tensor = _single("reduce_scatter", "output tensor", outputs)
+        input_list = _single("reduce_scatter", "input tensor", inputs)
+        return self.group.reduce_scatter(tensor, input_list, opts.reduceOp, timeout=timeout_of(opts), async_op=True)
+
+    def _run_reduce_scatter_single(self, output: Any, input: Any, opts: Any) -> Any:
+        return self.group.reduce_scatter_single(output, input, opts.reduceOp, timeout=timeout_of(opts), async_op=True)
+
+    def _run_reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        return self.group.reduce_scatter_coalesced(
+            outputs, inputs, opts.reduceOp, timeout=timeout_of(opts), async_op=True
+        )
+
+    def _run_alltoall(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        return self.group.all_to_all(outputs, inputs, timeout=timeout_of(opts), async_op=True)
+
+    def _run_all_to_all_single(
+        self, output: Any, input: Any, output_split_sizes: Any, input_split_sizes: Any, opts: Any
+    ) -> Any:
+        return self.group.all_to_all_single(
+            output, input, output_split_sizes or None, input_split_sizes or None, timeout=timeout_of(opts), async_op=True
+        )
+
+    def _run_barrier(self, opts: Any) -> Any:
+        return self.group.barrier(timeout=timeout_of(opts), async_op=True)
+
+    def _run_monitored_barrier(self, timeout: Any, wait_all_ranks: bool) -> None:
+        self.group.monitored_barrier(timeout, wait_all_ranks)
+
+    def _run_send(self, tensors: Any, dst: int, tag: int) -> Any:
+        return self.group.isend(_message("send", tensors), dst, tag)
+
+    def _run_recv(self, tensors: Any, src: int, tag: int) -> Any:
+        return self.group.irecv(_message("recv", tensors), src, tag)
+
+    def _run_recv_anysource(self, tensors: Any, tag: int) -> Any:
+        return self.group.irecv(_message("recv_anysource", tensors), None, tag)
+
+    def _roots_list(self, method: str, side: str, lists: Any, root: int) -> Any:
+        if self._rank != root:
+            if len(lists) != 0:
+                raise RuntimeError(f"ProcessGroupGloo::{method}: requires empty {side} on non-root")
+            return None
+        return _single(method, side, lists)
+
+
+def _options_of(options: Any, timeout: Any) -> GlooOptions:
+    if isinstance(options, BackendOptions):
+        return options  # type: ignore[return-value]
+    given = timeout if options is None else options
+    return GlooOptions(None if given is None else as_timedelta("ProcessGroupGloo(): argument 'timeout'", given))
+
+
+def _single(method: str, what: str, items: Any) -> Any:
+    if len(items) != 1:
+        raise RuntimeError(f"ProcessGroupGloo::{method}: requires a single-element {what} list, not one of {len(items)}")
+    return items[0]
+
+
+def _message(method: str, tensors: Any) -> Any:
+    if len(tensors) != 1:
+        raise RuntimeError(f"ProcessGroupGloo::{method} takes a single tensor, not {len(tensors)}")
+    return tensors[0]
+
+
+def group_behind(pg: ProcessGroup) -> World | None:
+    """The World behind a process group; None when its backend for the CPU is another one."""
+    backend = pg._backend_of_device("cpu")
+    backend = getattr(backend, "wrapped_pg", backend)
+    return backend.group if isinstance(backend, ProcessGroupGloo) else None

@@ -1,0 +1,724 @@
+"""Making and ending groups: init_process_group, new_group and their kin."""
+
+from __future__ import annotations
+
+import os
+
+from dldist import _core
+from dldist.c10d import registry
+from dldist.c10d.names import Backend, BackendConfig, device_type_of, warn
+from dldist.c10d.process_group import ProcessGroup
+from dldist.c10d.ranks import get_process_group_ranks, group_or_default, is_non_member
+from dldist.c10d.registry import NON_GROUP_MEMBER, default_group
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import timedelta
+    from typing import Any
+
+SHRINK_DEFAULT = 0
+SHRINK_ABORT = 1
+
+
+def is_initialized() -> bool:
+    """Whether there is a default world."""
+    return registry._world.default_pg is not None
+
+
+# ---- time-outs
+
+
+def default_timeout(backend: str) -> timedelta:
+    """The time-out of groups that are given none: 30 minutes, 10 with NCCL."""
+    from datetime import timedelta
+
+    return timedelta(minutes=10 if backend == Backend.NCCL else 30)
+
+
+def check_timeout(timeout: Any) -> timedelta:
+    """A time-out as a timedelta; numbers are seconds."""
+    from datetime import timedelta
+
+    if isinstance(timeout, timedelta):
+        return timeout
+    if isinstance(timeout, (int, float)) and not isinstance(timeout, bool):
+        return timedelta(seconds=timeout)
+    raise TypeError(f"Expected timeout argument to be of type datetime.timedelta, got {timeout!r}")
+
+
+def _set_pg_timeout(timeout: Any, group: Any = None) -> None:
+    """Set the time-out of the later operations of a group."""
+    if is_non_member(group):
+        raise ValueError("Invalid process group specified")
+    pg = group_or_default(group)
+    if isinstance(pg, _core.Group):
+        pg.timeout = check_timeout(timeout)
+        return
+    if not isinstance(pg, ProcessGroup):
+        raise AssertionError(f"Expected ProcessGroup, got {type(pg).__name__}")
+    pg.set_timeout(check_timeout(timeout))
+
+
+def set_timeout(timeout: timedelta, group: Any = None) -> None:
+    """Set the time-out of the later operations of a group."""
+    _set_pg_timeout(timeout, group)
+
+
+# ---- the default world
+
+
+def init_process_group(
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: Any = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: _core.Store | None = None,
+    group_name: str = "",
+    pg_options: Any = None,
+    device_id: Any = None,
+    _ranks: list[int] | None = None,
+    enable_reconfigure: bool = False,
+) -> None:
+    """Make the default world of this process, with all its ranks.
+
+    They meet in `store`, at `init_method` (a URL: "tcp://host:port", "file:///path", "env://"), or else where the launcher
+    says: torchrun, dlrun, Slurm, mpirun; a process that nobody has launched is a world of one. `backend` is "gloo" for the CPU,
+    which needs not be said, "fake", the name of a registered one, or one for each device: "cpu:gloo,cuda:nccl".
+
+    >>> dldist.init_process_group()
+    >>> dldist.get_rank(), dldist.get_world_size()
+    (0, 1)
+    """
+    world = registry._world
+    if world.default_pg is not None:
+        raise ValueError("trying to initialize the default process group twice!")
+    _check_meeting_place(init_method, store, world_size, rank)
+    device = _check_device_id(device_id)
+    if backend is None and device is not None:
+        backend = Backend.default_device_backend_map.get(device_type_of(device))
+    name = Backend("undefined" if backend is None else backend)
+    limit = default_timeout(name) if timeout is None else check_timeout(timeout)
+    _check_backend(name)
+    if name == Backend.MPI and (world_size != -1 or rank != -1):
+        warn(
+            f"For MPI backend, world_size ({world_size}) and rank ({rank}) are ignored since they are assigned by the "
+            "MPI runtime."
+        )
+    made = Maker(name, limit, pg_options, device, "default_pg", enable_reconfigure)
+    count = world.group_count
+    try:
+        pg = made.make_default(init_method, store, rank, world_size, _next_name(_ranks or []))
+    except BaseException:
+        # A failed attempt leaves nothing behind, so that the next one finds the names that the other ranks use.
+        world.group_count = count
+        raise
+    world.default_pg = pg
+    _prefix_tracebacks(pg.rank())
+    _barrier_after_init(pg)
+
+
+def _check_meeting_place(init_method: Any, store: Any, world_size: int, rank: int) -> None:
+    if store is None:
+        return
+    if init_method is not None:
+        raise AssertionError("Cannot specify both init_method and store.")
+    if not world_size > 0:
+        raise AssertionError("world_size must be positive if using store")
+    if not rank >= 0:
+        raise AssertionError("rank must be non-negative if using store")
+
+
+def _check_device_id(device_id: Any) -> Any:
+    """The device that the world is bound to; there are none but the CPU without an accelerator's backend."""
+    if device_id is None:
+        return None
+    if isinstance(device_id, int):
+        raise ValueError("device_id is an int, but no accelerator support is found: there is no backend for one")
+    try:
+        kind = device_type_of(device_id)
+    except TypeError as error:
+        raise ValueError(f"device_id: {error}") from None
+    if kind != "cpu":
+        raise ValueError(f"device_id {device_id} does not match the accelerators that are supported: None")
+    return device_id
+
+
+def _check_backend(name: str) -> None:
+    """Refuse, before anybody is met, what cannot be made."""
+    if name == Backend.UNDEFINED:
+        return
+    if ":" not in name and "," not in name and name not in Backend.backend_type_map:
+        raise AssertionError(f"Unknown backend type {name}")
+    for each in BackendConfig(name).get_device_backend_map().values():
+        if each.upper() not in Backend._plugins and each not in (Backend.GLOO, Backend.FAKE):
+            _refuse_backend(each)
+
+
+def _refuse_backend(name: str) -> None:
+    if name in (Backend.NCCL, Backend.MPI, Backend.XCCL, Backend.UCC):
+        raise RuntimeError(f"Distributed package doesn't have {name.upper()} built in")
+    raise AssertionError(f"Unknown c10d backend type {name.upper()}")
+
+
+def _next_name(ranks: Sequence[int], is_hashed: bool = False) -> str:
+    """The name of the next group: a count, which all ranks advance together, or what only the members need to agree on."""
+    world = registry._world
+    if is_hashed or ranks:
+        from hashlib import sha1
+
+        text = "_".join(map(str, [*ranks, world.group_count]))
+        name = sha1(text.encode(), usedforsecurity=False).hexdigest()
+    else:
+        name = str(world.group_count)
+    world.group_count += 1
+    return name
+
+
+class Maker:
+    """How a group is made, whatever its members: backends, time-out, options."""
+
+    def __init__(
+        self, backend: str, timeout: timedelta, pg_options: Any, device: Any, desc: str, is_reconfigurable: bool = False
+    ) -> None:
+        self.backend = backend
+        self.config = BackendConfig(backend)
+        self.timeout = timeout
+        self.pg_options = pg_options
+        self.device = device
+        self.desc = desc
+        self.is_reconfigurable = is_reconfigurable
+
+    def make_default(
+        self, init_method: str | None, store: _core.Store | None, rank: int, world_size: int, name: str
+    ) -> ProcessGroup:
+        """The group of all ranks, noted in the registry."""
+        meeting = None
+        if store is None and self.backend == Backend.FAKE:
+            from dldist.c10d.fake import FakeStore
+
+            store, rank, world_size = FakeStore(), max(rank, 0), max(world_size, 1)
+        elif store is None:
+            from dldist import rendezvous
+
+            meeting = rendezvous.meet(init_method, rank, world_size, timeout=self.timeout)
+            store, rank, world_size = meeting.store, meeting.rank, meeting.world_size
+        try:
+            pg = self.make(store, rank, world_size, list(range(world_size)), name, None)
+        except BaseException:
+            if meeting is not None:
+                meeting.close()
+            raise
+        if meeting is not None:
+            meeting.met()
+            pg._on_shutdown(meeting.close)
+        return pg
+
+    def make(
+        self,
+        store: _core.Store | None,
+        rank: int,
+        size: int,
+        ranks: list[int],
+        name: str,
+        source: tuple[_core.Group, list[int]] | None,
+        tag: str | None = None,
+    ) -> ProcessGroup:
+        """A group of which this process is a member, noted in the registry; `ranks` are its global ones. With a source (a group
+        of the CPU that holds all members, and their ranks in it) it is split off from that, which needs no store."""
+        own = None if store is None else _core.PrefixStore(f"{name}/", store)
+        pg = ProcessGroup(own, rank, size)
+        pg._set_group_name(name)
+        pg._set_group_desc(self.desc)
+        pg.bound_device_id = self.device
+        made: dict[str, Any] = {}
+        for device, backend in self.config.get_device_backend_map().items():
+            if backend not in made:
+                made[backend] = self._make_backend(backend, device, pg, ranks, source)
+            if isinstance(made[backend], ProcessGroup):
+                pg = made[backend]
+                break
+            if made[backend] is None:
+                return NON_GROUP_MEMBER  # type: ignore[return-value]
+            pg._register_backend(device, Backend.backend_type_map[backend], made[backend])
+        registry._world.add(
+            pg, name=name, backend=self.backend, config=repr(self.config), store=own or store, ranks=ranks, tag=tag
+        )
+        return pg
+
+    def _make_backend(
+        self, backend: str, device: str, pg: ProcessGroup, ranks: list[int], source: tuple[_core.Group, list[int]] | None
+    ) -> Any:
+        store = pg.get_group_store()
+        prefixed = None if store is None else _core.PrefixStore(f"{device}/", store)
+        if backend.upper() in Backend._plugins:
+            made = self._make_plugin(backend, prefixed, pg, ranks)
+        elif backend == Backend.GLOO:
+            from dldist.c10d.gloo import ProcessGroupGloo
+
+            made = ProcessGroupGloo._make(prefixed, pg, self.timeout, source, ranks)
+        elif backend == Backend.FAKE:
+            from dldist.c10d.fake import FakeProcessGroup
+
+            made = FakeProcessGroup._create_internal(pg.rank(), pg.size(), *([self.pg_options] if self.pg_options else []))
+        else:
+            return _refuse_backend(backend)
+        return made if isinstance(made, ProcessGroup) else self._wrapped(made, prefixed, pg)
+
+    def _make_plugin(self, backend: str, store: _core.Store | None, pg: ProcessGroup, ranks: list[int]) -> Any:
+        plugin = Backend._plugins[backend.upper()]
+        if not plugin.extended_api:
+            return plugin.creator_fn(store, pg.rank(), pg.size(), self.timeout)
+        from dldist.c10d.process_group import DistributedBackendOptions
+
+        opts = DistributedBackendOptions()
+        opts.store = store
+        opts.group_rank = pg.rank()
+        opts.group_size = pg.size()
+        opts.timeout = self.timeout
+        opts.group_id = pg.group_name
+        opts.global_ranks_in_group = ranks
+        opts.process_group = pg
+        opts.enable_reconfigure = self.is_reconfigurable
+        return plugin.creator_fn(opts, self.pg_options)
+
+    def _wrapped(self, backend: Any, store: _core.Store | None, pg: ProcessGroup) -> Any:
+        """The backend, behind what compares every collective of all ranks if the debug level wants that."""
+        from dldist.c10d.options import DebugLevel, get_debug_level
+
+        if get_debug_level() is not DebugLevel.DETAIL or backend is None or pg.size() == 1:
+            return backend
+        return create_process_group_wrapper(backend, pg.group_name, store, pg.rank(), pg.size(), self.timeout)
+
+
+def create_process_group_wrapper(
+    wrapped_pg: Any, store_prefix: str, store: Any, rank: int, world_size: int, timeout: Any = None
+) -> Any:
+    """A backend that compares every collective of all ranks before it runs, by way of a group of its own."""
+    from dldist.c10d.gloo import ProcessGroupGloo
+    from dldist.c10d.wrapper import _ProcessGroupWrapper
+
+    limit = default_timeout(Backend.GLOO) if timeout is None else timeout
+    helper_store = _core.PrefixStore(f"pg_wrapper:{store_prefix}", store)
+    return _ProcessGroupWrapper(wrapped_pg, ProcessGroupGloo(helper_store, rank, world_size, timeout=limit))
+
+
+def _prefix_tracebacks(rank: int) -> None:
+    """Have every line of an uncaught exception's traceback begin with the rank."""
+    import sys
+
+    before = getattr(sys.excepthook, "_dldist_before", sys.excepthook)
+
+    def hook(*exception: Any) -> None:
+        import io
+
+        stderr, sys.stderr = sys.stderr, io.StringIO()
+        try:
+            before(*exception)
+        finally:
+            text, sys.stderr = sys.stderr.getvalue(), stderr
+        sys.stderr.write("".join(f"[rank{rank}]: {line}" if line.strip() else line for line in text.splitlines(True)))
+        sys.stderr.flush()
+
+    hook._dldist_before = before  # type: ignore[attr-defined]
+    sys.excepthook = hook
+
+
+# ---- the store as a barrier
+
+STORE_BASED_BARRIER_PREFIX = "store_based_barrier_key"
+
+
+def _barrier_after_init(pg: ProcessGroup) -> None:
+    if os.environ.get("TORCH_DIST_INIT_BARRIER", "0") == "1":
+        world = registry._world
+        limit = pg.get_timeout()
+        store_based_barrier(pg.rank(), world.pg_map[pg][1], world.pg_names[pg], pg.size(), limit)
+
+
+def store_based_barrier(
+    rank: int, store: _core.Store, group_name: str, rendezvous_count: int, timeout: Any, logging_interval: Any = None
+) -> None:
+    """Wait in the store until `rendezvous_count` processes are here. (No progress is logged meanwhile.)"""
+    key = f"{STORE_BASED_BARRIER_PREFIX}:{group_name}"
+    try:
+        store.barrier(key, rendezvous_count, timeout)
+    except _core.DistTimeoutError as error:
+        raise _core.DistStoreTimeoutError(
+            f"Timed out initializing process group in store based barrier on rank {rank}, for key: {key} "
+            f"(world_size={rendezvous_count}, timeout={timeout}): {error}"
+        ) from error
+
+
+# ---- groups of some ranks
+
+
+def new_group(
+    ranks: Sequence[int] | None = None,
+    timeout: Any = None,
+    backend: str | None = None,
+    pg_options: Any = None,
+    use_local_synchronization: bool = False,
+    group_desc: str | None = None,
+    device_id: Any = None,
+    sort_ranks: bool = True,
+) -> Any:
+    """Make a group of some ranks of the default world: of all by default. Ranks are sorted unless sort_ranks is False.
+
+    Every rank of the world calls it, in the same order, and those that are not in the group get NON_GROUP_MEMBER; with
+    use_local_synchronization only the members call it. The time-out is the backend's default unless given.
+    """
+    return _new_group(ranks, timeout, backend, pg_options, use_local_synchronization, group_desc, device_id, sort_ranks, None)
+
+
+def _new_group_with_tag(
+    ranks: Sequence[int] | None = None,
+    timeout: Any = None,
+    backend: str | None = None,
+    backend_options: Any = None,
+    pg_tag: str | None = None,
+    use_local_synchronization: bool = False,
+    group_desc: str | None = None,
+    device_id: Any = None,
+    sort_ranks: bool = True,
+) -> Any:
+    """new_group with a tag: groups of the same tag and ranks are one group."""
+    return _new_group(
+        ranks, timeout, backend, backend_options, use_local_synchronization, group_desc, device_id, sort_ranks, pg_tag
+    )
+
+
+def _new_group(
+    ranks: Any,
+    timeout: Any,
+    backend: str | None,
+    pg_options: Any,
+    is_local: bool,
+    group_desc: str | None,
+    device_id: Any,
+    sort_ranks: bool,
+    tag: str | None,
+) -> Any:
+    world, parent = registry._world, default_group()
+    default_backend, default_store = world.pg_map[parent]
+    name = Backend(default_backend if backend is None else backend)
+    limit = default_timeout(name) if timeout is None else check_timeout(timeout)
+    if device_id is not None and device_id != parent.bound_device_id:
+        raise AssertionError("Mismatched bound device between new pg and the default pg.")
+    if name == Backend.MPI and is_local:
+        raise ValueError("MPI backend doesn't support use_local_synchronization=True")
+    _check_backend(name)
+    members = _check_ranks(ranks, parent.size(), sort_ranks)
+    if tag and (found := _find_pg_by_ranks_and_tag(tag, members)) is not None:
+        return found
+    own_name = _next_name(members, is_hashed=True) if is_local else _next_name([])
+    if parent.rank() not in members:
+        return NON_GROUP_MEMBER
+    maker = Maker(name, limit, pg_options, parent.bound_device_id, "undefined" if group_desc is None else group_desc)
+    source = _source(parent, members)
+    pg = maker.make(default_store, members.index(parent.rank()), len(members), members, own_name, source, tag)
+    if not is_non_member(pg) and os.environ.get("TORCH_DIST_INIT_BARRIER", "0") == "1":
+        count = len(members) if is_local else parent.size()
+        store_based_barrier(parent.rank(), default_store, own_name, count, limit)
+    return pg
+
+
+def _check_ranks(ranks: Any, world_size: int, is_sorted: bool) -> list[int]:
+    if ranks is None:
+        return list(range(world_size))
+    try:
+        members = [rank.__index__() for rank in ranks]
+    except (TypeError, AttributeError):
+        raise TypeError("new_group(): ranks must be a sequence of integers") from None
+    if not members:
+        raise AssertionError("new_group(): ranks must not be empty")
+    if len(members) > world_size:
+        raise ValueError(
+            f"the new group's world size should be less or equal to the world size set by init_process_group: "
+            f"{len(members)} ranks of {world_size}"
+        )
+    for rank in members:
+        if not 0 <= rank < world_size:
+            raise ValueError(
+                f"The new group's rank should be within the world_size set by init_process_group: {rank} of {world_size}"
+            )
+    if len(set(members)) != len(members):
+        raise ValueError(f"new_group(): ranks must not repeat themselves: {members}")
+    return sorted(members) if is_sorted else members
+
+
+def _source(pg: ProcessGroup, ranks: list[int]) -> tuple[_core.Group, list[int]] | None:
+    """What a group of these ranks (of pg) can be split off from: the group on the CPU behind it, if it has one."""
+    from dldist.c10d.gloo import group_behind
+
+    group = group_behind(pg)
+    return None if group is None else (group, ranks)
+
+
+def _find_pg_by_ranks_and_tag(tag: str, ranks: list[int]) -> ProcessGroup | None:
+    """The group of this tag and these ranks, if there is one."""
+    known = tag if not tag or tag.startswith(("ptd:", "user:")) else f"user:{tag}"
+    for pg in registry._world.tags_to_pg.get(known, []):
+        if set(get_process_group_ranks(pg)) == set(ranks):
+            return pg
+    return None
+
+
+def new_subgroups(
+    group_size: int | None = None,
+    group: Any = None,
+    timeout: Any = None,
+    backend: str | None = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+) -> tuple[Any, list[Any]]:
+    """Cut the world into groups of group_size consecutive ranks. Returns one's own, and all."""
+    if group_size is None:
+        raise ValueError("Default group size only takes effect when an accelerator is available: give group_size")
+    if group_size <= 0:
+        raise ValueError(f"The arg 'group_size' ({group_size}) must be positive")
+    ranks = get_process_group_ranks(group)
+    if len(ranks) < group_size:
+        raise ValueError(f"The arg 'group_size' ({group_size}) must not exceed the world size ({len(ranks)})")
+    if len(ranks) % group_size != 0:
+        raise ValueError(f"The world size ({len(ranks)}) must be divisible by 'group_size={group_size}'")
+    parts = [ranks[first : first + group_size] for first in range(0, len(ranks), group_size)]
+    mine, groups = None, []
+    for part in parts:
+        made = new_group(part, timeout, backend, pg_options, group_desc=group_desc)
+        groups.append(made)
+        mine = mine if is_non_member(made) else made
+    return mine, groups
+
+
+def new_subgroups_by_enumeration(
+    ranks_per_subgroup_list: Any,
+    timeout: Any = None,
+    backend: str | None = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+) -> tuple[Any, list[Any]]:
+    """Make a group of each list of ranks, which must not overlap. Returns one's own (None for who is in none), and all."""
+    if not ranks_per_subgroup_list:
+        raise ValueError("The arg 'ranks_per_subgroup_list' cannot be empty")
+    seen: dict[int, list[int]] = {}
+    for ranks in ranks_per_subgroup_list:
+        for rank in ranks:
+            if rank in seen:
+                raise ValueError(f"Rank {rank} has appeared in both subgroup {seen[rank]} and {ranks}")
+            seen[rank] = ranks
+    mine, groups = None, []
+    for ranks in ranks_per_subgroup_list:
+        made = new_group(ranks, timeout, backend, pg_options, group_desc=group_desc)
+        groups.append(made)
+        mine = mine if is_non_member(made) else made
+    return mine, groups
+
+
+def split_group(
+    parent_pg: Any = None,
+    split_ranks: Any = None,
+    timeout: Any = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+    backend: str | None = None,
+) -> Any:
+    """Split a group into the lists of split_ranks (ranks of the parent). Returns one's own group, None for who is in none.
+
+    Only the members of each part need to call it. Unlike c10d's, it needs no accelerator.
+    """
+    if not split_ranks:
+        raise ValueError("split_ranks cannot be None or empty")
+    pg = group_or_default(parent_pg)
+    if is_non_member(pg):
+        raise ValueError("Invalid process group specified: this process is not a member of the group")
+    mine = _check_split(split_ranks, pg)
+    world = registry._world
+    if mine is None:
+        world.group_count += 1
+        return None
+    parent_ranks = get_process_group_ranks(pg)
+    members = [parent_ranks[rank] for rank in mine]
+    source = _source(pg, mine)
+    if source is None:
+        raise RuntimeError(f"No backend for the parent process group {pg.group_name} or its backend does not support splitting")
+    name = Backend(world.pg_map[pg][0] if backend is None else backend)
+    limit = pg.get_timeout() if timeout is None else check_timeout(timeout)
+    desc = f"{pg.group_desc}:split:{_ranks_text(mine)}" if group_desc is None else group_desc
+    own_name = _next_name(members, is_hashed=True)
+    maker = Maker(name, limit, pg_options, pg.bound_device_id, desc)
+    return maker.make(world.pg_map[pg][1], mine.index(pg.rank()), len(mine), members, own_name, source)
+
+
+def _ranks_text(ranks: Sequence[int]) -> str:
+    return ",".join(map(str, ranks)) if len(ranks) <= 8 else f"{len(ranks)} ranks"
+
+
+def _check_split(split_ranks: Any, pg: ProcessGroup) -> list[int] | None:
+    mine = None
+    for part in split_ranks:
+        if not part:
+            raise ValueError("the split group cannot be empty")
+        if len(part) > pg.size():
+            raise ValueError("the split group's size should be less or equal to the world_size set by init_process_group")
+        if len(set(part)) != len(part):
+            raise ValueError("the split group cannot have duplicate ranks")
+        if not all(0 <= rank < pg.size() for rank in part):
+            raise ValueError(f"the split group's ranks must be within the parent's: {list(part)} of {pg.size()}")
+        if pg.rank() in part:
+            mine = sorted(part)
+    return mine
+
+
+def shrink_group(
+    ranks_to_exclude: list[int], group: Any = None, shrink_flags: int = SHRINK_DEFAULT, pg_options: Any = None
+) -> Any:
+    """Make a group of those that are not excluded (global ranks), who all call it, and end the old one.
+
+    With SHRINK_ABORT what is under way in the old one is ended first. Works also when the excluded ranks have died, as long as
+    the store of the group is there. Shrinking the default group ends all others and makes the new one the default.
+    """
+    pg = group_or_default(group)
+    members = _check_shrink(ranks_to_exclude, pg, shrink_flags)
+    world = registry._world
+    is_default = pg is world.default_pg
+    me = get_process_group_ranks(pg)[pg.rank()]
+    if me not in members:
+        raise RuntimeError(f"Rank {me} is excluded: only those that stay call shrink_group")
+    backend, store = world.pg_map[pg]
+    limit, device = pg.get_timeout(), pg.bound_device_id
+    desc, generation = pg.group_desc, f"{world.pg_names[pg]}:shrink:{_ranks_text(members)}"
+    if shrink_flags == SHRINK_ABORT:
+        pg.abort()
+    if is_default:
+        # The store that is hosted here goes on.
+        at_shutdown = pg._take_shutdown_calls()
+        destroy_process_group()
+    else:
+        at_shutdown = []
+        destroy_process_group(pg)
+    ranks = list(range(len(members))) if is_default else members
+    maker = Maker(backend, limit, pg_options, device, desc)
+    made = maker.make(
+        _core.PrefixStore(f"{generation}/", store), members.index(me), len(members), ranks, _next_name(members, True), None
+    )
+    for call in at_shutdown:
+        made._on_shutdown(call)
+    if is_default:
+        world.default_pg = made
+    return made
+
+
+def _check_shrink(ranks_to_exclude: Any, pg: ProcessGroup, flags: int) -> list[int]:
+    if not isinstance(ranks_to_exclude, list):
+        raise TypeError(f"ranks_to_exclude must be a list, but got {type(ranks_to_exclude).__name__}.")
+    if not ranks_to_exclude:
+        raise ValueError("ranks_to_exclude cannot be empty. To shrink a group, you must specify at least one rank to exclude.")
+    if not all(type(rank) is int for rank in ranks_to_exclude):
+        raise TypeError(f"All elements in ranks_to_exclude must be integers, but got {ranks_to_exclude}.")
+    if flags not in (SHRINK_DEFAULT, SHRINK_ABORT):
+        raise ValueError(f"Invalid shrink_flags {flags}: it must be {SHRINK_DEFAULT} or {SHRINK_ABORT}")
+    if is_non_member(pg):
+        raise ValueError("Invalid process group specified")
+    ranks = get_process_group_ranks(pg)
+    for rank in ranks_to_exclude:
+        if rank not in ranks:
+            raise ValueError(f"Rank {rank} is not part of the group, whose ranks are {_ranks_text(ranks)}")
+    if len(set(ranks_to_exclude)) != len(ranks_to_exclude):
+        raise ValueError("ranks_to_exclude contains duplicate ranks.")
+    if len(ranks_to_exclude) >= len(ranks):
+        raise ValueError("Cannot exclude all ranks of the group")
+    return [rank for rank in ranks if rank not in ranks_to_exclude]
+
+
+# ---- the end
+
+
+def destroy_process_group(group: Any = None) -> None:
+    """End a group; the default world, and all groups with it, when none is given."""
+    if is_non_member(group):
+        return
+    world = registry._world
+    pg = _known_group(group)
+    if pg is not world.default_pg:
+        world.forget(pg)
+        pg.shutdown()
+        return
+    groups = world.newest_first()
+    world.forget_all()
+    for each in groups:
+        each.shutdown()
+
+
+def abort(group: Any = None, reason: str = "abort() was called") -> None:
+    """End what is under way in a group, and the group, at once; in all when none is given. The other ranks hear the reason."""
+    if is_non_member(group):
+        return
+    world = registry._world
+    pg = _known_group(group)
+    if pg is not world.default_pg:
+        world.forget(pg)
+        pg.abort(reason)
+        return
+    groups = world.newest_first()
+    world.forget_all()
+    for each in groups:
+        each.abort(reason)
+
+
+def _known_group(group: Any) -> ProcessGroup:
+    pg = registry._world.default_pg if group is None else group
+    if pg is None:
+        raise AssertionError("Process group cannot be None")
+    if pg not in registry._world.pg_map:
+        raise ValueError("Invalid process group specified")
+    return pg
+
+
+def _abort_process_group(group: Any = None) -> None:
+    """End what is under way in a group, and the group, at once."""
+    abort(group)
+
+
+# ---- questions
+
+
+def get_backend(group: Any = None) -> str:
+    """The backend that was asked for, in lower case."""
+    return registry._world.pg_map[_member_group(group)][0]
+
+
+def get_backend_config(group: Any = None) -> str:
+    """The backends by device, as in "cpu:gloo,cuda:nccl"."""
+    return registry._world.pg_backend_config[_member_group(group)]
+
+
+def get_backend_impl(group: Any = None, device: Any = None) -> Any:
+    """The backend object for a device, or the only one there is."""
+    pg = _member_group(group)
+    if device is not None:
+        return pg._get_backend(device)
+    backends = pg._distinct_backends()
+    if len(backends) != 1:
+        raise ValueError(f"the group has {len(backends)} backends ({get_backend_config(group)}): say for which device")
+    return backends[0]
+
+
+def _member_group(group: Any) -> ProcessGroup:
+    pg = group_or_default(group)
+    if is_non_member(pg) or pg not in registry._world.pg_map:
+        raise ValueError("Invalid process group specified")
+    return pg
+
+
+def get_pg_count() -> int:
+    """How many groups have been made, or attempted, in this world."""
+    return registry._world.group_count
+
+
+def default_world() -> Any:
+    """The World behind the default group; None when its backend is not the CPU's."""
+    from dldist.c10d.gloo import group_behind
+
+    return group_behind(default_group())

@@ -1,0 +1,230 @@
+"""The object collectives of torch.distributed: ranks are those of the default world, objects come in lists.
+
+`serializer` is "pickle", as c10d's, unless the group has one of its own or the call asks for one; weights_only=True is another
+way to ask for "safe". What a rank does wrong with its objects or lists the others hear of: the call ends on all of them.
+"""
+
+from __future__ import annotations
+
+from dldist._core import DistError
+from dldist._object_frames import Refusal
+from dldist._objects import Exchange
+from dldist.c10d import registry
+from dldist.c10d.ranks import canonical_rank, global_rank_of, group_or_default, is_non_member, warn_not_in_group
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+def _open(name: str, group: Any, weights_only: bool, serializer: str | None, timeout: Any) -> tuple[Any, Exchange]:
+    """What runs the operations of the group, and what will carry this call's objects."""
+    if weights_only and serializer not in (None, "safe"):
+        raise ValueError(f"{name}(): weights_only=True means serializer='safe', and serializer={serializer!r} was given, too")
+    calls = registry.operations(group)
+    own = getattr(group, "serializer", None)
+    chosen = serializer or ("safe" if weights_only else own or "pickle")
+    return calls, Exchange(calls, name, chosen, timeout)
+
+
+def _take_part(operation: Callable[[], Any], wrong: Exception | None) -> Any:
+    """Run an operation. What is wrong with this rank's own list is raised when the others have what they need of it."""
+    try:
+        result = operation()
+    except DistError:
+        if wrong is None:
+            raise
+    if wrong is not None:
+        raise wrong
+    return result
+
+
+def _root(group: Any, global_rank: int | None, group_rank: int | None) -> int:
+    """The group rank of a root, which is the global rank 0 when none is given."""
+    if global_rank is None and group_rank is None:
+        global_rank = 0
+    return canonical_rank(group, global_rank, group_rank)
+
+
+def all_gather_object(
+    object_list: list[Any],
+    obj: Any,
+    group: Any = None,
+    weights_only: bool = False,
+    *,
+    serializer: str | None = None,
+    timeout: Any = None,
+) -> None:
+    """Have the objects of all ranks on every rank: that of rank r in object_list[r]."""
+    if is_non_member(group):
+        warn_not_in_group("all_gather_object")
+        return
+    _, exchange = _open("all_gather_object", group_or_default(group), weights_only, serializer, timeout)
+    _fill("all_gather_object", "object_list", object_list, exchange.all_gather(obj))
+
+
+def gather_object(
+    obj: Any,
+    object_gather_list: list[Any] | None = None,
+    dst: int | None = None,
+    group: Any = None,
+    group_dst: int | None = None,
+    weights_only: bool = False,
+    *,
+    serializer: str | None = None,
+    timeout: Any = None,
+) -> None:
+    """Have the objects of all ranks on rank `dst` (0): that of rank r in object_gather_list[r]."""
+    if is_non_member(group):
+        warn_not_in_group("gather_object")
+        return
+    group = group_or_default(group)
+    calls, exchange = _open("gather_object", group, weights_only, serializer, timeout)
+    root = _root(group, dst, group_dst)
+    if calls.rank == root and not object_gather_list:
+        obj = Refusal(ValueError("Argument ``object_gather_list`` must be specified on destination rank."))
+    elif calls.rank != root and object_gather_list:
+        obj = Refusal(ValueError("Argument ``object_gather_list`` must NOT be specified on non-destination ranks."))
+    objects = exchange.gather(obj, root)
+    if objects is not None and object_gather_list is not None:
+        _fill("gather_object", "object_gather_list", object_gather_list, objects)
+
+
+def _fill(name: str, argument: str, output: list[Any], objects: list[Any]) -> None:
+    if len(output) < len(objects):
+        raise IndexError(f"{name}(): argument '{argument}' has {len(output)} places for the objects of {len(objects)} ranks")
+    for rank, obj in enumerate(objects):
+        output[rank] = obj
+
+
+def broadcast_object_list(
+    object_list: list[Any],
+    src: int | None = None,
+    group: Any = None,
+    device: Any = None,
+    group_src: int | None = None,
+    weights_only: bool = False,
+    *,
+    serializer: str | None = None,
+    timeout: Any = None,
+) -> None:
+    """Have the objects in the list of rank `src` (0) in the lists of all ranks, which are of the same length.
+
+    `device` is for programs that pass it: objects travel through the memory of the CPU.
+    """
+    if is_non_member(group):
+        warn_not_in_group("broadcast_object_list")
+        return
+    group = group_or_default(group)
+    calls, exchange = _open("broadcast_object_list", group, weights_only, serializer, timeout)
+    root = _root(group, src, group_src)
+    wrong = _refuse_empty("broadcast_object_list", object_list)
+    if calls.rank == root:
+        exchange.broadcast(Refusal(wrong) if wrong else list(object_list), root)
+    else:
+        _replace("broadcast_object_list", object_list, _take_part(lambda: exchange.broadcast(None, root), wrong))
+
+
+def _refuse_empty(name: str, objects: list[Any]) -> ValueError | None:
+    return None if objects else ValueError(f"{name}(): argument 'object_list' is empty")
+
+
+def _replace(name: str, object_list: list[Any], objects: Any) -> None:
+    if not isinstance(objects, list) or len(objects) != len(object_list):
+        count = len(objects) if isinstance(objects, list) else f"a {type(objects).__name__} instead of a list of"
+        raise ValueError(f"{name}(): {count} objects were sent, and argument 'object_list' has {len(object_list)} places")
+    for index, obj in enumerate(objects):
+        object_list[index] = obj
+
+
+def scatter_object_list(
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: list[Any] | None = None,
+    src: int | None = None,
+    group: Any = None,
+    group_src: int | None = None,
+    weights_only: bool = False,
+    *,
+    serializer: str | None = None,
+    timeout: Any = None,
+) -> None:
+    """Get the object that rank `src` (0) has for this rank: scatter_object_input_list[r] is for rank r.
+
+    It is in scatter_object_output_list[0] then.
+    """
+    if is_non_member(group):
+        warn_not_in_group("scatter_object_list")
+        return
+    group = group_or_default(group)
+    calls, exchange = _open("scatter_object_list", group, weights_only, serializer, timeout)
+    root = _root(group, src, group_src)
+    objects: Any = scatter_object_input_list
+    if objects is None:
+        objects = Refusal(ValueError("source rank must provide non-None scatter_object_input_list"))
+    wrong = None
+    if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
+        wrong = ValueError("Expected argument scatter_object_output_list to be a list of size at least 1.")
+        objects = Refusal(wrong)
+    obj = _take_part(lambda: exchange.scatter(objects, root), wrong)
+    scatter_object_output_list[0] = obj
+
+
+def send_object_list(
+    object_list: list[Any],
+    dst: int | None = None,
+    group: Any = None,
+    device: Any = None,
+    group_dst: int | None = None,
+    use_batch: bool = False,
+    weights_only: bool = False,
+    *,
+    serializer: str | None = None,
+    timeout: Any = None,
+) -> None:
+    """Send the objects of a list to rank `dst`, which calls recv_object_list with a list of the same length.
+
+    `device` and `use_batch` are for programs that pass them: objects travel as messages through the memory of the CPU.
+    """
+    if is_non_member(group):
+        warn_not_in_group("send_object_list")
+        return
+    group = group_or_default(group)
+    calls, exchange = _open("send_object_list", group, weights_only, serializer, timeout)
+    peer = canonical_rank(group, dst, group_dst)
+    _check_not_self(calls, peer, "destination")
+    wrong = _refuse_empty("send_object_list", object_list)
+    exchange.send(Refusal(wrong) if wrong else list(object_list), peer, 0)
+
+
+def recv_object_list(
+    object_list: list[Any],
+    src: int | None = None,
+    group: Any = None,
+    device: Any = None,
+    group_src: int | None = None,
+    use_batch: bool = False,
+    weights_only: bool = False,
+    *,
+    serializer: str | None = None,
+    timeout: Any = None,
+) -> int:
+    """Receive what rank `src`, or any rank, sends with send_object_list; returns the global rank of the sender.
+
+    -1 when this process is not a member of the group.
+    """
+    if is_non_member(group):
+        warn_not_in_group("recv_object_list")
+        return -1
+    group = group_or_default(group)
+    calls, exchange = _open("recv_object_list", group, weights_only, serializer, timeout)
+    peer = None if src is None and group_src is None else canonical_rank(group, src, group_src)
+    _check_not_self(calls, peer, "source")
+    objects, source = _take_part(lambda: exchange.recv(peer, 0), _refuse_empty("recv_object_list", object_list))
+    _replace("recv_object_list", object_list, objects)
+    return global_rank_of(group, source)
+
+
+def _check_not_self(calls: Any, peer: int | None, role: str) -> None:
+    if peer == calls.rank:
+        raise ValueError(f"Invalid {role} rank: {role} rank should not be the same as the rank of the current process.")

@@ -1,0 +1,438 @@
+"""c10d's small types: the options of the calls, the enums, and the debug level.
+
+Imported with the package, so neither `enum` nor `datetime` is: the enums are c10d's own kind (pybind11's), which `enum` could
+not give anyway.
+"""
+
+from __future__ import annotations
+
+import os
+
+from dldist import _core
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import timedelta
+    from typing import Any
+
+
+# --- enums ---
+
+
+class _Enum:
+    """A closed set of named numbers, written as integers in the body of a subclass, which become its members.
+
+    As pybind11's enums: `__members__` is the way to go through them, int() and hash() are the number, and nothing but the member
+    itself is equal to it.
+    """
+
+    __slots__ = ("_name", "_value")
+    __members__: Mapping[str, Any] = {}
+
+    _name: str
+    _value: int
+
+    def __init_subclass__(cls) -> None:
+        members = {}
+        for name, value in list(vars(cls).items()):
+            if type(value) is int:
+                member = object.__new__(cls)
+                member._name, member._value = name, value
+                members[name] = member
+                setattr(cls, name, member)
+        cls.__members__ = members
+
+    def __new__(cls, value: int) -> Any:
+        number = value.__index__() if hasattr(value, "__index__") else None
+        if number is None:
+            raise TypeError(f"{cls.__name__}(): argument 'value' must be int, not {type(value).__name__}")
+        for member in cls.__members__.values():
+            if member._value == number:
+                return member
+        raise ValueError(f"{cls.__name__}(): no member has the value {number}")
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def value(self) -> int:
+        return self._value
+
+    def __int__(self) -> int:
+        return self._value
+
+    __index__ = __int__
+    __hash__ = __int__  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}.{self._name}: {self._value}>"
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}.{self._name}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._value,)
+
+
+class OpType(_Enum):
+    """What kind of operation a work is."""
+
+    __slots__ = ()
+
+    BROADCAST = 0
+    ALLREDUCE = 1
+    ALLREDUCE_COALESCED = 2
+    REDUCE = 3
+    ALLGATHER = 4
+    _ALLGATHER_BASE = 5
+    ALLGATHER_COALESCED = 6
+    GATHER = 7
+    SCATTER = 8
+    REDUCE_SCATTER = 9
+    ALLTOALL_BASE = 10
+    ALLTOALL = 11
+    SEND = 12
+    RECV = 13
+    RECVANYSOURCE = 14
+    BARRIER = 15
+    _REDUCE_SCATTER_BASE = 16
+    COALESCED = 17
+    _ALLREDUCE_SPARSE = 18
+    REDUCE_SCATTER_TENSOR_COALESCED = 19
+    ALLGATHER_INTO_TENSOR_COALESCED = 20
+    UNKNOWN = 100
+
+
+class WorkResult(_Enum):
+    """How a work ended."""
+
+    __slots__ = ()
+
+    SUCCESS = 0
+    TIMEOUT = 1
+    COMM_ERROR = 2
+    UNKNOWN = 100
+
+
+class ErrorType(_Enum):
+    """What Backend.get_error() tells."""
+
+    __slots__ = ()
+
+    SUCCESS = 0
+    TIMEOUT = 1
+    COMM_ERROR = 2
+    REMOTE_ERROR = 3
+
+
+class BackendType(_Enum):
+    """ProcessGroup.BackendType; alone among the enums a member is equal to its number."""
+
+    __slots__ = ()
+
+    UNDEFINED = 0
+    GLOO = 1
+    NCCL = 2
+    UCC = 3
+    MPI = 4
+    XCCL = 5
+    CUSTOM = 6
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, int) and self._value == other)
+
+    __hash__ = _Enum.__int__  # type: ignore[assignment]
+
+
+class HookOpName(_Enum):
+    """The operation that a hook of a ProcessGroup is told of."""
+
+    __slots__ = ()
+
+    SEND = 0
+    RECV = 1
+    BROADCAST = 2
+    ALLREDUCE = 3
+    REDUCE = 4
+    ALLGATHER = 5
+    REDUCE_SCATTER = 6
+    ALLTOALL = 7
+    BARRIER = 8
+    SCATTER = 9
+    GATHER = 10
+    SPLIT = 11
+    NEW_WINDOW = 12
+    UNKNOWN = 13
+
+
+class BuiltinCommHookType(_Enum):
+    """The communication hooks that come with data parallelism."""
+
+    __slots__ = ()
+
+    ALLREDUCE = 1
+    FP16_COMPRESS = 2
+
+
+class DebugLevel(_Enum):
+    """How much is checked: DETAIL compares every collective of all ranks before it runs."""
+
+    __slots__ = ()
+
+    OFF = 0
+    INFO = 1
+    DETAIL = 2
+
+
+# --- the debug level ---
+
+_debug_level: DebugLevel | None = None  # None: not asked for yet
+
+
+def get_debug_level() -> DebugLevel:
+    """The debug level: what was set, or else what TORCH_DISTRIBUTED_DEBUG says when first asked."""
+    if _debug_level is None:
+        set_debug_level_from_env()
+    return _debug_level  # type: ignore[return-value]
+
+
+def set_debug_level(level: DebugLevel) -> None:
+    """Set the debug level; groups that are made later heed it."""
+    global _debug_level
+    if not isinstance(level, DebugLevel):
+        raise TypeError(f"set_debug_level(): argument 'level' must be DebugLevel, not {type(level).__name__}")
+    _debug_level = level
+
+
+def set_debug_level_from_env() -> None:
+    """Set the debug level that the environment variable TORCH_DISTRIBUTED_DEBUG says; unset or empty is OFF."""
+    said = os.environ.get("TORCH_DISTRIBUTED_DEBUG") or "OFF"
+    level = DebugLevel.__members__.get(said.upper())
+    if level is None:
+        raise ValueError(f"The value of TORCH_DISTRIBUTED_DEBUG must be OFF, INFO, or DETAIL. It is {said!r}.")
+    set_debug_level(level)
+
+
+# --- options ---
+
+_groups_timeout: timedelta | None = None
+
+
+def groups_timeout() -> timedelta:
+    """The timeout of options that says nothing, -1 ms: the group's own is meant."""
+    global _groups_timeout
+    if _groups_timeout is None:
+        from datetime import timedelta
+
+        _groups_timeout = timedelta(milliseconds=-1)
+    return _groups_timeout
+
+
+def timeout_of(opts: _Options) -> timedelta | None:
+    """The timeout that options ask for, or None where the group's own is meant: what the modern calls take."""
+    timeout = opts.timeout
+    return None if timeout is _groups_timeout or timeout == groups_timeout() else timeout
+
+
+def as_timedelta(where: str, value: Any) -> timedelta:
+    """A timedelta, or a float of seconds; an int is refused as c10d does, since it could be milliseconds."""
+    from datetime import timedelta
+
+    if isinstance(value, timedelta):
+        return value
+    if isinstance(value, float):
+        return timedelta(seconds=value)
+    raise TypeError(f"{where} must be timedelta, not {type(value).__name__}")
+
+
+def to_timedelta(value: Any) -> timedelta:
+    """A timedelta, or any number of seconds: what the modern calls take as their timeout."""
+    from datetime import timedelta
+
+    if isinstance(value, timedelta):
+        return value
+    try:
+        return timedelta(seconds=float(value))
+    except (TypeError, ValueError):
+        raise TypeError(f"argument 'timeout' must be timedelta or a number of seconds, not {type(value).__name__}") from None
+
+
+def _as_reduce_op(where: str, value: Any) -> _core.ReduceOp:
+    if not isinstance(value, _core.ReduceOp):
+        raise TypeError(f"{where} must be ReduceOp, not {type(value).__name__}")
+    return value
+
+
+def _as_int(where: str, value: Any) -> int:
+    if not hasattr(value, "__index__"):
+        raise TypeError(f"{where} must be int, not {type(value).__name__}")
+    return int(value.__index__())
+
+
+def _as_ints(where: str, value: Any) -> list[int]:
+    if not isinstance(value, (list, tuple)):
+        raise TypeError(f"{where} must be a list of int, not {type(value).__name__}")
+    return [_as_int(f"{where}[{index}]", item) for index, item in enumerate(value)]
+
+
+def _as_bool(where: str, value: Any) -> bool:
+    return bool(value)
+
+
+# What is done with a value that is assigned to an attribute of options; attributes not named here take anything.
+_CHECKS = {
+    "asyncOp": _as_bool,
+    "device_ids": _as_ints,
+    "reduceOp": _as_reduce_op,
+    "rootRank": _as_int,
+    "rootTensor": _as_int,
+    "timeout": as_timedelta,
+    "uuid": _as_int,
+}
+
+_set = object.__setattr__  # past the checks
+
+
+class _Options:
+    """What all options have in common: no constructor arguments, attributes that take one type, and no other attributes."""
+
+    __slots__ = ("asyncOp", "timeout")
+
+    asyncOp: bool
+    timeout: timedelta
+
+    def __init__(self) -> None:
+        _set(self, "timeout", _groups_timeout or groups_timeout())
+        _set(self, "asyncOp", True)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        check = _CHECKS.get(name)
+        _set(self, name, check(f"{type(self).__name__}.{name}", value) if check is not None else value)
+
+    @classmethod
+    def _names(cls) -> list[str]:
+        return [name for kind in cls.__mro__ for name in vars(kind).get("__slots__", ())]
+
+    def __repr__(self) -> str:
+        said = (f"{name}={getattr(self, name)!r}" for name in self._names())
+        return f"{type(self).__name__}({', '.join(said)})"
+
+
+class _ReduceOptions(_Options):
+    __slots__ = ("reduceOp",)
+
+    reduceOp: _core.ReduceOp
+
+    def __init__(self) -> None:
+        super().__init__()
+        _set(self, "reduceOp", _core.ReduceOp.SUM)
+
+
+class _RootOptions(_Options):
+    __slots__ = ("rootRank",)
+
+    rootRank: int
+
+    def __init__(self) -> None:
+        super().__init__()
+        _set(self, "rootRank", 0)
+
+
+class BroadcastOptions(_RootOptions):
+    """Options of broadcast: the root's rank in the group."""
+
+    __slots__ = ("rootTensor",)
+
+    rootTensor: int
+
+    def __init__(self) -> None:
+        super().__init__()
+        _set(self, "rootTensor", 0)
+
+
+class AllreduceOptions(_ReduceOptions):
+    """Options of allreduce: the reduction."""
+
+    __slots__ = ()
+
+
+class AllreduceCoalescedOptions(_ReduceOptions):
+    """Options of allreduce_coalesced: the reduction."""
+
+    __slots__ = ()
+
+
+class ReduceOptions(_ReduceOptions):
+    """Options of reduce: the reduction, and the root's rank in the group."""
+
+    __slots__ = ("rootRank", "rootTensor")
+
+    rootRank: int
+    rootTensor: int
+
+    def __init__(self) -> None:
+        super().__init__()
+        _set(self, "rootRank", 0)
+        _set(self, "rootTensor", 0)
+
+
+class AllgatherOptions(_Options):
+    """Options of allgather and its kin."""
+
+    __slots__ = ()
+
+
+class GatherOptions(_RootOptions):
+    """Options of gather: the root's rank in the group."""
+
+    __slots__ = ()
+
+
+class ScatterOptions(_RootOptions):
+    """Options of scatter: the root's rank in the group."""
+
+    __slots__ = ()
+
+
+class ReduceScatterOptions(_ReduceOptions):
+    """Options of reduce_scatter and its kin: the reduction."""
+
+    __slots__ = ()
+
+
+class AllToAllOptions(_Options):
+    """Options of alltoall and alltoall_base."""
+
+    __slots__ = ()
+
+
+class BarrierOptions(_Options):
+    """Options of barrier."""
+
+    __slots__ = ("device", "device_ids")
+
+    device: Any
+    device_ids: list[int]
+
+    def __init__(self) -> None:
+        super().__init__()
+        _set(self, "device_ids", [])
+        _set(self, "device", None)
+
+
+class ReconfigureOptions(_Options):
+    """Options of reconfigure: the handles of the members (a list is in the order of ranks), and what names this membership."""
+
+    __slots__ = ("handles", "hints", "uuid")
+
+    handles: Any
+    hints: dict[str, str]
+    uuid: int
+
+    def __init__(self) -> None:
+        super().__init__()
+        _set(self, "uuid", 0)
+        _set(self, "handles", [])
+        _set(self, "hints", {})

@@ -1,0 +1,113 @@
+"""Messages between two ranks: send, recv and their kin."""
+
+from __future__ import annotations
+
+from dldist.c10d import registry
+from dldist.c10d.ranks import calls_of, canonical_rank, get_rank, global_rank_of, group_or_default
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+def isend(
+    tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None
+) -> Any:
+    """Start to send a tensor to rank `dst`; it must not change before the work that is returned has ended."""
+    calls = calls_of(group, "isend")
+    return None if calls is None else calls.isend(tensor, canonical_rank(group_or_default(group), dst, group_dst), tag)
+
+
+def irecv(
+    tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None
+) -> Any:
+    """Start to receive a tensor from rank `src`, or from whoever sends first when none is given."""
+    calls = calls_of(group, "irecv")
+    return None if calls is None else calls.irecv(tensor, _source(group, src, group_src), tag)
+
+
+def _source(group: Any, src: int | None, group_src: int | None) -> int | None:
+    return None if src is None and group_src is None else canonical_rank(group_or_default(group), src, group_src)
+
+
+def send(
+    tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None
+) -> None:
+    """Send a tensor to rank `dst`, which is another one."""
+    calls = calls_of(group, "send")
+    if calls is None:
+        return
+    rank = canonical_rank(group_or_default(group), dst, group_dst)
+    if rank == calls.rank:
+        raise ValueError(
+            "Invalid destination rank: destination rank should not be the same as the rank of the current process."
+        )
+    calls.send(tensor, rank, tag)
+
+
+def recv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> int:
+    """Receive a tensor from rank `src`, or from whoever sends first when none is given. Returns the sender's global rank."""
+    calls = calls_of(group, "recv")
+    if calls is None:
+        return -1
+    source = calls.recv(tensor, _source(group, src, group_src), tag)
+    return global_rank_of(group_or_default(group), source) if src is None else src
+
+
+class P2POp:
+    """One message of batch_isend_irecv: op is dldist.isend or dldist.irecv, peer a global rank (group_peer: one of the group).
+
+    For Group.batch_isend_irecv, op is "isend" or "irecv" (or the method of Group) and peer a rank of that group.
+    """
+
+    __slots__ = ("__weakref__", "group", "group_peer", "op", "peer", "tag", "tensor")
+
+    def __init__(
+        self,
+        op: Callable[..., Any] | str,
+        tensor: Any,
+        peer: int | None = None,
+        group: Any = None,
+        tag: int = 0,
+        group_peer: int | None = None,
+    ) -> None:
+        self.op = op
+        self.tensor = tensor
+        self.tag = tag
+        if op is isend or op is irecv:
+            self.group = group_or_default(group)
+            self.group_peer = canonical_rank(self.group, peer, group_peer)
+            self.peer = global_rank_of(self.group, self.group_peer) if peer is None else peer
+            return
+        if (op if isinstance(op, str) else getattr(op, "__name__", None)) not in ("isend", "irecv"):
+            raise ValueError("Invalid ``op``. Expected ``op`` to be of type ``dldist.isend`` or ``dldist.irecv``.")
+        self.group = group
+        self.group_peer = peer if group_peer is None else group_peer
+        self.peer = self.group_peer
+
+    @property
+    def kind(self) -> str:
+        """"isend" or "irecv"."""
+        return self.op if isinstance(self.op, str) else self.op.__name__
+
+    def __repr__(self) -> str:
+        if self.group is None:
+            return f"P2POp({self.kind!r}, peer={self.peer}, tag={self.tag})"
+        me = get_rank(self.group)
+        src, dst = (me, self.group_peer) if self.kind == "isend" else (self.group_peer, me)
+        name = getattr(self.group, "group_name", None) or getattr(self.group, "name", "")
+        shape, dtype = (getattr(self.tensor, attribute, None) for attribute in ("shape", "dtype"))
+        return f"P2POp({self.kind} pg={name}, group_src={src}, group_dst={dst},  {shape}, {dtype})"
+
+
+def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Any]:
+    """Start all of these messages, which are of one group. Returns a work for each, in order."""
+    if not isinstance(p2p_op_list, list) or not all(isinstance(op, P2POp) for op in p2p_op_list):
+        raise ValueError("Invalid ``p2p_op_list``. Each op is expected to be of type ``dldist.P2POp``.")
+    if not p2p_op_list:
+        raise IndexError("batch_isend_irecv(): the list is empty")
+    group = p2p_op_list[0].group
+    if not all(op.group is group for op in p2p_op_list):
+        raise ValueError("All ops need to use the same group.")
+    return registry.operations(group).batch_isend_irecv(p2p_op_list)

@@ -1,0 +1,127 @@
+"""Ranks of groups and of the default world, and what is common to the arguments of all calls."""
+
+from __future__ import annotations
+
+import os
+
+from dldist import _core
+from dldist.c10d import registry
+from dldist.c10d.names import warn
+from dldist.c10d.registry import NON_GROUP_MEMBER, default_group
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from typing import Any
+
+    from dldist.c10d.process_group import ProcessGroup
+
+
+def is_non_member(group: Any) -> bool:
+    """Whether it is what new_group gives to those who are not in the group."""
+    return type(group) is int and group == NON_GROUP_MEMBER
+
+
+def group_or_default(group: Any = None) -> Any:
+    """The group that a call is about."""
+    return default_group() if group is None else group
+
+
+def warn_not_in_group(name: str) -> None:
+    """Say that a call does nothing here."""
+    world = registry._world.default_pg
+    rank = -1 if world is None else world.rank()
+    warn(f"Running {name} on global rank {rank} which does not belong to the given group.")
+
+
+def calls_of(group: Any, name: str) -> Any:
+    """What runs the operations of this group; None, after a warning, when this process is not a member."""
+    if is_non_member(group):
+        warn_not_in_group(name)
+        return None
+    return registry.operations(group)
+
+
+def _ranks_of(group: Any) -> dict[int, int]:
+    ranks = None if is_non_member(group) else registry._world.pg_group_ranks.get(group)
+    if ranks is None:
+        raise ValueError(f"Group {group} is not registered, please create group with dldist.new_group API")
+    return ranks
+
+
+def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
+    """The rank in the group of a rank of the default world."""
+    if group is registry._world.default_pg:
+        return global_rank
+    ranks = _ranks_of(group)
+    if global_rank not in ranks:
+        raise ValueError(f"Global rank {global_rank} is not part of group {group}")
+    return ranks[global_rank]
+
+
+def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
+    """The rank in the default world of a rank of the group."""
+    if group is registry._world.default_pg:
+        return group_rank
+    for global_rank, rank in _ranks_of(group).items():
+        if rank == group_rank:
+            return global_rank
+    raise ValueError(f"Group rank {group_rank} is not part of group {group}")
+
+
+def canonical_rank(group: Any, global_rank: int | None, group_rank: int | None) -> int:
+    """The group rank, of a global rank or a group rank: exactly one of them has to be given."""
+    if group_rank is not None:
+        if global_rank is not None:
+            raise ValueError("Can't specify both group_rank and global_rank")
+        return group_rank
+    if global_rank is None:
+        raise ValueError("Must specify global_rank or group_rank")
+    if isinstance(group, _core.Group):
+        raise ValueError(
+            f"{group!r} has no ranks in the default world: give its own rank, as group_src, group_dst or group_peer"
+        )
+    return get_group_rank(group, global_rank)
+
+
+def global_rank_of(group: Any, group_rank: int) -> int:
+    """The global rank of a member; of a dldist.Group, its own."""
+    return group_rank if isinstance(group, _core.Group) else get_global_rank(group, group_rank)
+
+
+def get_process_group_ranks(group: ProcessGroup | None) -> list[int]:
+    """The global ranks of a group's members, in the order of their group ranks."""
+    return list(_ranks_of(group_or_default(group)))
+
+
+def get_rank(group: Any = None) -> int:
+    """The rank of this process in the group; -1 when it is not a member."""
+    if is_non_member(group):
+        return -1
+    if isinstance(group, _core.Group):
+        return group.rank
+    world = default_group()
+    if group is None or group is world:
+        return world.rank()
+    return get_group_rank(group, world.rank())
+
+
+def get_world_size(group: Any = None) -> int:
+    """How many ranks the group has; -1 when this process is not a member."""
+    if is_non_member(group):
+        return -1
+    if isinstance(group, _core.Group):
+        return group.size
+    return group_or_default(group).size()
+
+
+def get_node_local_rank(fallback_rank: int | None = None) -> int:
+    """The rank of this process on its host, which launchers say in LOCAL_RANK."""
+    text = os.environ.get("LOCAL_RANK")
+    if text is not None:
+        return int(text)
+    if fallback_rank is not None:
+        return int(fallback_rank)
+    raise RuntimeError(
+        "LOCAL_RANK is not in the environment. Consider passing fallback_rank to allow `get_node_local_rank` to work, "
+        "assuming you are not running in a multi-device context and want the code to run locally instead."
+    )

@@ -1,0 +1,172 @@
+"""What the module-level calls know: the default world and the groups made from it. The only global state there is."""
+
+from __future__ import annotations
+
+from dldist import _core
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from typing import Any
+
+    from dldist.c10d.process_group import ProcessGroup
+
+NON_GROUP_MEMBER = -100
+
+NOT_INITIALIZED = "Default process group has not been initialized, please make sure to call init_process_group."
+
+
+class Registry:
+    """The default world, and every group that was made from it: c10d's `_world`.
+
+    Attributes are c10d's. A group is a key of `pg_map` for as long as it has not been destroyed.
+    """
+
+    def __init__(self) -> None:
+        self._default_pg: ProcessGroup | None = None
+        self.operations: Any = None
+        """The calls of the default world, which is where the module-level ones go without a look at anything else."""
+        self.group_count = 0
+        self._by_name: dict[str, ProcessGroup] = {}
+        self.forget_all()
+
+    def forget_all(self) -> None:
+        """As when nothing was ever initialised."""
+        self.default_pg = None
+        self.pg_map: dict[ProcessGroup, tuple[str, _core.Store]] = {}
+        self.pg_names: dict[ProcessGroup, str] = {}
+        self.pg_group_ranks: dict[ProcessGroup, dict[int, int]] = {}
+        self.pg_backend_config: dict[ProcessGroup, str] = {}
+        self.pg_to_tag: dict[ProcessGroup, str] = {}
+        self.tags_to_pg: dict[str, list[ProcessGroup]] = {}
+        self._by_name.clear()
+        self.group_count = 0
+
+    @property
+    def default_pg(self) -> ProcessGroup | None:
+        """The group of all ranks, or None."""
+        return self._default_pg
+
+    @default_pg.setter
+    def default_pg(self, group: ProcessGroup | None) -> None:
+        self._default_pg = group
+        self.operations = None if group is None else group.operations
+
+    def add(
+        self, group: ProcessGroup, *, name: str, backend: str, config: str, store: _core.Store, ranks: list[int], tag: str | None
+    ) -> None:
+        """Note a group that has been made; `ranks` are the global ones, in the order of the group's."""
+        self.pg_map[group] = (backend, store)
+        self.pg_names[group] = name
+        self.pg_group_ranks[group] = {rank: index for index, rank in enumerate(ranks)}
+        self.pg_backend_config[group] = config
+        if tag:
+            tag = f"user:{tag}"
+        else:
+            tag = f"ptd:{name}"
+            self.tags_to_pg.setdefault("", []).append(group)
+        self.tags_to_pg.setdefault(tag, []).append(group)
+        self.pg_to_tag[group] = tag
+        self.name_group(name, group)
+
+    def forget(self, group: ProcessGroup) -> None:
+        """A group that has been destroyed."""
+        self.unname_group(self.pg_names[group])
+        tag = self.pg_to_tag[group]
+        for known in {tag, ""} & self.tags_to_pg.keys():
+            if group in self.tags_to_pg[known]:
+                self.tags_to_pg[known].remove(group)
+        for of_group in (self.pg_map, self.pg_names, self.pg_group_ranks, self.pg_backend_config, self.pg_to_tag):
+            del of_group[group]
+
+    def newest_first(self) -> list[ProcessGroup]:
+        """The order in which all groups are ended: the default one last."""
+        return list(reversed(self.pg_names))
+
+    # ---- by name
+
+    def name_group(self, name: str, group: ProcessGroup) -> None:
+        if name in self._by_name:
+            raise RuntimeError(f"A process group is already registered under the name {name!r}")
+        self._by_name[name] = group
+
+    def unname_group(self, name: str) -> None:
+        self._by_name.pop(name, None)
+
+    def unname_all(self) -> None:
+        self._by_name.clear()
+
+    def resolve(self, name: str) -> ProcessGroup:
+        """The group of this name."""
+        group = self._by_name.get(name)
+        if group is None:
+            raise RuntimeError(f"Could not resolve the process group registered under the name {name!r}")
+        return group
+
+    @property
+    def pg_config_info(self) -> list[dict[str, Any]]:
+        """Name, description, backends, ranks and size of every group."""
+        total = self.default_pg.size() if self.default_pg is not None else -1
+        return [self.describe(group, total) for group in self.pg_map]
+
+    def describe(self, group: ProcessGroup, total: int) -> dict[str, Any]:
+        ranks = list(self.pg_group_ranks[group])
+        return {
+            "pg_name": self.pg_names[group],
+            "pg_desc": group.group_desc,
+            "backend_config": self.pg_backend_config[group],
+            # c10d leaves out what is obvious.
+            "ranks": ranks if len(ranks) != total else [],
+            "group_size": len(ranks),
+            "group_count": self.group_count,
+        }
+
+
+_world = Registry()
+
+
+class _HasWorld(type):
+    """The attribute WORLD of a class: the default group, whatever it is at the moment."""
+
+    @property
+    def WORLD(cls) -> ProcessGroup | None:
+        return _world.default_pg
+
+    @WORLD.setter
+    def WORLD(cls, group: ProcessGroup | None) -> None:
+        _world.default_pg = group
+
+
+class group(metaclass=_HasWorld):
+    """group.WORLD is the default group, None before init_process_group."""
+
+
+class GroupMember(metaclass=_HasWorld):
+    """GroupMember.WORLD is the default group; NON_GROUP_MEMBER what new_group gives to those who are not in the group."""
+
+    NON_GROUP_MEMBER = NON_GROUP_MEMBER
+
+
+def default_group() -> ProcessGroup:
+    """The default group; a ValueError before init_process_group."""
+    pg = _world.default_pg
+    if pg is None:
+        raise ValueError(NOT_INITIALIZED)
+    return pg
+
+
+def operations(group: Any = None) -> Any:
+    """What runs the operations of a group (methods as those of dldist.Group, group ranks): of the default world, of a group of
+    c10d, or the dldist.Group itself."""
+    if group is None:
+        calls = _world.operations
+        if calls is None:
+            raise ValueError(NOT_INITIALIZED)
+        return calls
+    if isinstance(group, _core.Group):
+        return group
+    calls = getattr(group, "operations", None)
+    if calls is None:
+        if group == NON_GROUP_MEMBER:
+            raise ValueError("Invalid process group specified: this process is not a member of the group")
+        raise TypeError(f"Invalid process group specified: {type(group).__name__} is no group")
+    return calls

@@ -1,0 +1,129 @@
+"""Works that Python makes: what backends written in Python give, and what stands for an operation that has not begun."""
+
+from __future__ import annotations
+
+from dldist import _core
+from dldist._future import Future
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+    from typing import Any
+
+
+class FakeWork(_core.Work):
+    """The work of an operation that only looks like one: wait() returns at once, and its future's value is None.
+
+    is_completed() is False as in c10d: nobody has looked.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seq_id = -1
+
+    def wait(self, timeout: timedelta | float | None = None) -> bool:
+        return True
+
+    def get_future(self) -> Future:
+        future = Future()
+        future.set_result(None)
+        return future
+
+    getFuture = get_future
+
+
+class PythonCallbackWork(_core.Work):
+    """A work that is waited for by callback(timeout), which is given a timedelta (0: no limit asked for) and returns whether
+    the operation has ended.
+
+    It is completed once the callback has returned True or raised; the future's value is an empty list.
+    """
+
+    def __init__(self, callback: Callable[[timedelta], bool]) -> None:
+        super().__init__()
+        if not callable(callback):
+            raise TypeError(f"PythonCallbackWork(): argument 'callback' must be callable, not {type(callback).__name__}")
+        self._callback = callback
+        self._future = Future()
+
+    def wait(self, timeout: timedelta | float | None = None) -> bool:
+        try:
+            has_ended = bool(self._callback(_as_timedelta(timeout)))
+        except Exception as error:
+            if not self._future.done():
+                self._future.set_exception(error)
+            raise
+        if has_ended and not self._future.done():
+            self._future.set_result([])
+        return has_ended
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return self._future.done()
+
+    def is_success(self) -> bool:
+        return self._future.exception() is None
+
+    def exception(self) -> BaseException | None:
+        return self._future.exception()
+
+    def get_future(self) -> Future:
+        return self._future
+
+
+class FutureWork(_core.Work):
+    """The work of a future: what _create_work_from_future gives."""
+
+    def __init__(self, future: Future) -> None:
+        super().__init__()
+        if not isinstance(future, Future):
+            raise TypeError(f"_create_work_from_future(): argument 'future' must be Future, not {type(future).__name__}")
+        self._future = future
+
+    def wait(self, timeout: timedelta | float | None = None) -> bool:
+        limit = _as_timedelta(timeout).total_seconds()
+        self._future.wait(limit or None)
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return self._future.done()
+
+    def is_success(self) -> bool:
+        return self._future.done() and self._future.exception() is None
+
+    def exception(self) -> BaseException | None:
+        return self._future.exception()
+
+    def result(self) -> Any:
+        return self._future.value()
+
+    def get_future(self) -> Future:
+        return self._future
+
+
+def _create_work_from_future(future: Future) -> FutureWork:
+    """A work that ends when the future does."""
+    return FutureWork(future)
+
+
+def _as_timedelta(timeout: timedelta | float | None) -> timedelta:
+    from datetime import timedelta
+
+    if isinstance(timeout, timedelta):
+        return timeout
+    return timedelta(seconds=timeout or 0)
+
+
+class _IllegalWork(_core.Work):
+    """What a call inside of a coalescing manager returns: there is nothing to wait for before the manager ends."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("__") and hasattr(_core.Work, name):
+            raise ValueError(f"Illegal to call {name} on IllegalWork object")
+        return super().__getattribute__(name)

@@ -1,0 +1,274 @@
+"""_ProcessGroupWrapper: the debug level DETAIL, which compares every collective of all ranks before it runs."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dldist import _core
+from dldist.c10d.backend_base import Backend
+from dldist.c10d.options import AllgatherOptions, timeout_of
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+# Of each collective, what c10d calls it, and which argument has to be alike on all ranks.
+_COLLECTIVES: dict[str, tuple[str, int | None]] = {
+    "broadcast": ("BROADCAST", 0),
+    "allreduce": ("ALLREDUCE", 0),
+    "allreduce_coalesced": ("ALLREDUCE_COALESCED", 0),
+    "allreduce_sparse": ("_ALLREDUCE_SPARSE", 0),
+    "reduce": ("REDUCE", 0),
+    "allgather": ("ALLGATHER", 1),
+    "all_gather_single": ("_ALLGATHER_BASE", 1),
+    "allgather_coalesced": ("ALLGATHER_COALESCED", 1),
+    "all_gather_single_coalesced": ("ALLGATHER_INTO_TENSOR_COALESCED", 1),
+    "gather": ("GATHER", 1),
+    "gather_single": ("GATHER", 1),
+    "scatter": ("SCATTER", 0),
+    "reduce_scatter": ("REDUCE_SCATTER", 0),
+    "reduce_scatter_single": ("_REDUCE_SCATTER_BASE", 0),
+    "reduce_scatter_single_coalesced": ("REDUCE_SCATTER_TENSOR_COALESCED", 0),
+    "all_to_all_single": ("ALLTOALL_BASE", None),
+    "alltoall": ("ALLTOALL", None),
+    "barrier": ("BARRIER", None),
+}
+
+# c10d's names of dtypes; others are named as they are.
+_DTYPES = {
+    "bool": "Bool",
+    "int8": "Char",
+    "uint8": "Byte",
+    "int16": "Short",
+    "uint16": "UInt16",
+    "int32": "Int",
+    "uint32": "UInt32",
+    "int64": "Long",
+    "uint64": "UInt64",
+    "float16": "Half",
+    "bfloat16": "BFloat16",
+    "float8_e4m3fn": "Float8_e4m3fn",
+    "float8_e5m2": "Float8_e5m2",
+    "float32": "Float",
+    "float64": "Double",
+    "complex64": "ComplexFloat",
+    "complex128": "ComplexDouble",
+}
+
+_FIELD_LIMIT = 4096  # characters; a longer field is cut and told apart by its hash
+_MESSAGE_LIMIT = 65536  # bytes: more than any fingerprint has
+
+
+def _shortened(field: str) -> str:
+    if len(field) <= _FIELD_LIMIT:
+        return field
+    return f"{field[:_FIELD_LIMIT]}... (sha256 {sha256(field.encode()).hexdigest()})"
+
+
+class Fingerprint(NamedTuple):
+    """What is compared of a collective, as text: it is only shown and compared."""
+
+    sequence: str
+    op: str
+    shapes: str = ""
+    dtypes: str = ""
+    devices: str = ""
+
+    @classmethod
+    def of(cls, sequence: int, method: str, arguments: tuple[Any, ...]) -> Fingerprint:
+        op, place = _COLLECTIVES[method]
+        tensors = arguments[place] if place is not None else []
+        described = [_describe(tensor) for tensor in (tensors if isinstance(tensors, (list, tuple)) else [tensors])]
+        columns = (_shortened(", ".join(column)) for column in zip(*described, strict=True))
+        return cls(str(sequence), op, *columns)
+
+    def __str__(self) -> str:
+        if not self.shapes:
+            return f"CollectiveFingerPrint(SequenceNumber={self.sequence}OpType={self.op})"
+        return (
+            f"CollectiveFingerPrint(SequenceNumber={self.sequence}, OpType={self.op}, TensorShape={self.shapes}, "
+            f"TensorDtypes={self.dtypes}, TensorDeviceTypes={self.devices})"
+        )
+
+    def encode(self) -> bytes:
+        return "\n".join(self).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Fingerprint | None:
+        """The fingerprint that a peer has sent; None when it is none."""
+        fields = data.decode("utf-8", "backslashreplace").split("\n")
+        return cls(*fields) if len(fields) == len(cls._fields) else None
+
+    def differences(self, other: Fingerprint) -> str:
+        """Where they differ; the spaces are as c10d's."""
+        names = ("Sequence number", "Op type", "Tensor Tensor shapes", "Tensor Tensor dtypes", "Tensor Tensor devices")
+        differ = [f"\t {name}: {mine}vs {its}" for name, mine, its in zip(names, self, other, strict=True) if mine != its]
+        return " ".join(differ)
+
+
+def _describe(tensor: Any) -> tuple[str, str, str]:
+    """A tensor's shape, dtype and device; what is no tensor the backend will refuse."""
+    try:
+        found = _core._describe_tensor(tensor, False)
+    except (TypeError, ValueError, BufferError):
+        return "[unknown]", type(tensor).__name__, "unknown"
+    return str(list(found["shape"])), _DTYPES.get(found["dtype"], found["dtype"]), found["device"]
+
+
+def _of_wrapped(name: str) -> Any:
+    def call(self: _ProcessGroupWrapper, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.wrapped_pg, name)(*args, **kwargs)
+
+    call.__name__ = name
+    call.__qualname__ = f"_ProcessGroupWrapper.{name}"
+    return call
+
+
+def _property_of_wrapped(name: str) -> Any:
+    return property(lambda self: getattr(self.wrapped_pg, name))
+
+
+class _ProcessGroupWrapper(Backend):
+    """A backend whose collectives are compared, over the backend `gloo_backend` of the same ranks, before they run.
+
+    The comparison is a monitored barrier, which names the ranks that do not come, and an exchange of fingerprints, whose first
+    difference is a DistMismatchError (a RuntimeError) on every rank that sees one. Messages between two ranks are not compared.
+    """
+
+    def __init__(self, backend: Backend, gloo_backend: Backend) -> None:
+        if (backend.rank(), backend.size()) != (gloo_backend.rank(), gloo_backend.size()):
+            raise ValueError(
+                f"_ProcessGroupWrapper(): rank {backend.rank()} of {backend.size()} can not be compared by a backend of rank "
+                f"{gloo_backend.rank()} of {gloo_backend.size()}"
+            )
+        super().__init__(backend.rank(), backend.size())
+        self.wrapped_pg = backend
+        self._helper = gloo_backend
+        self._sequence = 0
+
+    def _perform(self, method: str, *arguments: Any) -> Any:
+        if method in _COLLECTIVES:
+            self._compare(method, arguments)
+        return getattr(self.wrapped_pg, method)(*arguments)
+
+    def _compare(self, method: str, arguments: tuple[Any, ...]) -> None:
+        mine = Fingerprint.of(self._sequence, method, arguments)
+        timeout = timeout_of(arguments[-1])
+        self._meet(mine, timeout)
+        for rank, theirs in enumerate(self._exchange(mine, timeout)):
+            if theirs != mine:
+                raise _core.DistMismatchError(
+                    f"Detected mismatch between collectives on ranks. Rank {self._rank} is running collective: {mine}, but "
+                    f"Rank {rank} is running collective: {theirs}."
+                    f"Collectives differ in the following aspects: {mine.differences(theirs)}"
+                )
+        self._sequence += 1
+
+    def _meet(self, mine: Fingerprint, timeout: timedelta | None) -> None:
+        try:
+            self._helper.monitored_barrier(timeout, True)
+        except RuntimeError as error:
+            raise _with_collective(error, mine) from error
+
+    def _exchange(self, mine: Fingerprint, timeout: timedelta | None) -> list[Fingerprint]:
+        """The fingerprints of all ranks."""
+        encoded = mine.encode()
+        lengths = [int.from_bytes(length, "little") for length in self._all_gather(len(encoded).to_bytes(8, "little"), timeout)]
+        longest = max(lengths)
+        if longest > _MESSAGE_LIMIT:
+            raise _core.DistMismatchError(
+                f"rank {lengths.index(longest)} announces a fingerprint of {longest} bytes, more than the {_MESSAGE_LIMIT} that "
+                "one can have"
+            )
+        pieces = self._all_gather(encoded.ljust(longest, b"\0"), timeout)
+        prints = []
+        for rank, (piece, length) in enumerate(zip(pieces, lengths, strict=True)):
+            found = Fingerprint.decode(piece[:length])
+            if found is None:
+                raise _core.DistMismatchError(f"what rank {rank} has sent is not the fingerprint of a collective")
+            prints.append(found)
+        return prints
+
+    def _all_gather(self, data: bytes, timeout: timedelta | None) -> list[bytes]:
+        opts = AllgatherOptions()
+        if timeout is not None:
+            opts.timeout = timeout
+        gathered = bytearray(len(data) * self._size)
+        self._helper.all_gather_single(gathered, bytearray(data), opts).wait()
+        return [bytes(gathered[at : at + len(data)]) for at in range(0, len(gathered), len(data))]
+
+    # Everything else is the wrapped backend's.
+
+    def getBackendName(self) -> str:
+        return self.wrapped_pg.name()
+
+    @property
+    def bound_device_id(self) -> Any:
+        return self.wrapped_pg.bound_device_id
+
+    @bound_device_id.setter
+    def bound_device_id(self, device: Any) -> None:
+        self.wrapped_pg.bound_device_id = device
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.wrapped_pg.set_timeout(timeout)
+        self._helper.set_timeout(timeout)
+
+    def shutdown(self) -> None:
+        self.wrapped_pg.shutdown()
+        self._helper.shutdown()
+
+    def abort(self) -> None:
+        self.wrapped_pg.abort()
+        self._helper.abort()
+
+
+for _name in (
+    "options",
+    "supports_splitting",
+    "supports_coalescing",
+    "supports_time_estimate",
+    "supports_shrinking",
+    "supports_reconfigure",
+    "supports_window",
+    "mem_allocator",
+):
+    setattr(_ProcessGroupWrapper, _name, _property_of_wrapped(_name))
+
+for _name in (
+    "register_abort_hook",
+    "unregister_abort_hook",
+    "get_error",
+    "suspend",
+    "resume",
+    "memory_stats",
+    "eager_connect_single_device",
+    "_add_ephemeral_timeout",
+    "_set_group_uid",
+    "_set_sequence_number_for_group",
+    "_get_sequence_number_for_group",
+    "_start_coalescing",
+    "_end_coalescing",
+    "_wait_for_pending_works",
+    "_register_on_completion_hook",
+    "_enable_collectives_timing",
+    "split",
+    "merge",
+    "shrink",
+    "reconfigure",
+    "get_reconfigure_handle",
+    "new_window",
+    "supports_tensor_alloc",
+    "allocate_tensor",
+):
+    setattr(_ProcessGroupWrapper, _name, _of_wrapped(_name))
+
+
+def _with_collective(error: RuntimeError, mine: Fingerprint) -> RuntimeError:
+    """The same error, which says also what this rank was about to run."""
+    text = f"ProcessGroupWrapper: Monitored Barrier encountered error running collective: {mine}. Error: \n{error}"
+    if not isinstance(error, _core.DistError):
+        return RuntimeError(text)
+    told = type(error)(text)
+    told.code, told.rank, told.host, told.pid = error.code, error.rank, error.host, error.pid
+    return told

@@ -1,0 +1,310 @@
+"""How ranks find a store to meet in: c10d's rendezvous(), and meet(), which World and init_process_group use.
+
+    store, rank, world_size = next(rendezvous("tcp://10.0.0.1:29500", rank, world_size))
+
+rendezvous() gives the store as it is. meet() gives a part of it in which nobody has been before, so that one place can be met at
+again and again; docs/rendezvous.md says how, and what is read from the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from dldist import _core, _places
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+__all__ = ["register_rendezvous_handler", "rendezvous"]
+
+DEFAULT_TIMEOUT_S = 1800.0
+LINGER_S = 5.0
+_LOOK_S = 0.2
+
+_handlers: dict[str, Callable[..., Iterator[tuple[_core.Store, int, int]]]] = {}
+
+
+# ---- c10d's names
+
+
+def register_rendezvous_handler(scheme: str, handler: Callable[..., Iterator[tuple[_core.Store, int, int]]]) -> None:
+    """Have `handler(url, **kwargs)`, a generator of (store, rank, world_size), serve URLs that begin with `scheme`://."""
+    if scheme in _handlers:
+        raise RuntimeError(f"Rendezvous handler for {scheme}:// already registered")
+    _handlers[scheme] = handler
+
+
+def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Iterator[tuple[_core.Store, int, int]]:
+    """A generator of (store, rank, world_size); rank and world_size may be in the URL instead.
+
+    The scheme is looked at now, all else when the first item is asked for. With tcp:// and env:// rank 0 serves the store, and
+    has it when all ranks have come, or at once with wait_for_workers=False.
+    """
+    return _find_handler(_as_text(url), _as_rank("rank", rank), _as_rank("world_size", world_size), kwargs)
+
+
+def _create_store_from_options(backend_options: Any, rank: int) -> _core.Store:
+    """The store alone, for a group whose size is not settled unless WORLD_SIZE is set."""
+    url = _as_text(backend_options.init_method)
+    world_size = -1
+    if url.partition("://")[0] == "env":
+        rank = int(os.environ.get("RANK", rank))
+        world_size = int(os.environ.get("WORLD_SIZE", world_size))
+    return next(_find_handler(url, rank, world_size, {}, is_size_open=True))[0]
+
+
+def _as_text(url: Any) -> str:
+    if not isinstance(url, (str, bytes)):
+        raise RuntimeError(f"`url` must be a string. {type(url)}: {url}")
+    return url.decode() if isinstance(url, bytes) else url
+
+
+def _as_rank(name: str, value: Any) -> int:
+    try:
+        return value.__index__()
+    except (AttributeError, TypeError):
+        raise RuntimeError(f"`{name}` must be an integer. {value}") from None
+
+
+def _find_handler(
+    url: str, rank: int, world_size: int, kwargs: dict[str, Any], is_size_open: bool = False
+) -> Iterator[tuple[_core.Store, int, int]]:
+    scheme = _scheme(url)
+    url = _places.with_ranks(url, rank, world_size, is_size_open)
+    if scheme not in _handlers:
+        raise RuntimeError(f"No rendezvous handler for {scheme}://")
+    return _handlers[scheme](url, **kwargs)
+
+
+def _scheme(url: str) -> str:
+    head, mark, _ = url.partition("://")
+    return head.lower() if mark else ""
+
+
+# ---- handlers of the schemes
+
+
+def _file_handler(url: str, **_: Any) -> Iterator[tuple[_core.Store, int, int]]:
+    place = _places.file_place(url)
+    yield place.connect(300.0, True), place.rank, place.world_size
+    raise RuntimeError("Unable to perform rerendezvous using file:// method")
+
+
+def _tcp_handler(
+    url: str,
+    timeout: Any = DEFAULT_TIMEOUT_S,
+    *,
+    wait_for_workers: bool = True,
+    listen_fd: int | None = None,
+    **_: Any,
+) -> Iterator[tuple[_core.Store, int, int]]:
+    place = _places.tcp_place(url, listen_fd)
+    yield place.connect(timeout, wait_for_workers), place.rank, place.world_size
+    raise RuntimeError("Unable to perform re-rendezvous using tcp:// method")
+
+
+def _env_handler(
+    url: str,
+    timeout: Any = DEFAULT_TIMEOUT_S,
+    *,
+    wait_for_workers: bool = True,
+    listen_fd: int | None = None,
+    **_: Any,
+) -> Iterator[tuple[_core.Store, int, int]]:
+    place = _places.env_place(url, listen_fd)
+    yield place.connect(timeout, wait_for_workers), place.rank, place.world_size
+    raise RuntimeError("Unable to perform re-rendezvous using env:// method")
+
+
+register_rendezvous_handler("tcp", _tcp_handler)
+register_rendezvous_handler("env", _env_handler)
+register_rendezvous_handler("file", _file_handler)
+
+
+# ---- no URL at all
+
+
+def auto(
+    rank: int = -1, world_size: int = -1, timeout: Any = DEFAULT_TIMEOUT_S, wait_for_workers: bool = True
+) -> Iterator[tuple[_core.Store, int, int]]:
+    """The rendezvous of this process's launcher, whichever it is; with nothing set, that of a world of one."""
+    place = _places.auto_place(_as_rank("rank", rank), _as_rank("world_size", world_size))
+    yield place.connect(timeout, wait_for_workers), place.rank, place.world_size
+    raise RuntimeError("Unable to perform re-rendezvous without a URL")
+
+
+# ---- meeting
+
+
+class Meeting:
+    """What meet() gives: a store of its own for the ranks of one world, and what rank 0 owes to the others.
+
+    Every rank calls met() once it has found the others, and close() at the end, or when it gives up. Where rank 0 serves the
+    store, its close() waits until the others that have come have called either.
+    """
+
+    __slots__ = ("_base", "_generation", "_is_host", "_must_tell", "_raw", "rank", "store", "world_size")
+
+    def __init__(self, raw: _core.Store, place: _places.Place, name: str, generation: int) -> None:
+        self._raw: _core.Store | None = raw
+        self._base = _base_of(name)
+        self._generation = generation
+        self._is_host = place.is_host and place.world_size > 1
+        self._must_tell = place.is_guest
+        self.store: _core.Store | None = _core.PrefixStore(f"{name}/{generation}", raw)
+        self.rank = place.rank
+        self.world_size = place.world_size
+
+    def met(self) -> None:
+        """This rank has found the others: rank 0 need not keep the store for its sake."""
+        if not self._must_tell or self._raw is None:
+            return
+        self._must_tell = False
+        try:
+            if self._raw.add(self._key("met"), 1) == self.world_size - 1:
+                self._raw.set(self._key("all met"), "")
+        except _core.DistNetworkError:
+            pass  # rank 0 has gone, and waits for nobody
+
+    def close(self, linger: float = LINGER_S) -> None:
+        """Give the store up. Rank 0, where it serves it, waits up to `linger` seconds for the ranks that are still at it."""
+        if self._raw is None:
+            return
+        try:
+            self.met()
+            if self._is_host:
+                self._linger(self._raw, linger)
+        except _core.DistError:
+            pass  # they are late, or dead: their errors say so
+        finally:
+            self._raw = self.store = None
+
+    def _key(self, what: str) -> str:
+        return f"{self._base}/{self._generation}/{what}"
+
+    def _linger(self, raw: _core.Store, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        ncome = self.world_size - 1
+        while raw.add(self._key("met"), 0) < ncome and time.monotonic() < deadline:
+            try:
+                raw.wait([self._key("all met")], min(_LOOK_S, _left(deadline)))
+            except _core.DistStoreTimeoutError:
+                # Something is wrong; those who never came are not waited for.
+                ranks = range(1, self.world_size)
+                ncome = sum(raw.try_get(_rank_key(self._base, rank)) == b"%d" % self._generation for rank in ranks)
+
+
+def meet(
+    init_method: str | None = None,
+    rank: int = -1,
+    world_size: int = -1,
+    *,
+    timeout: Any = DEFAULT_TIMEOUT_S,
+    name: str = "default_pg",
+    store: _core.Store | None = None,
+) -> Meeting:
+    """Find the store for the ranks of a world: in `store`, at the URL `init_method`, or, with neither, where the launcher says.
+
+    Ranks that meet at one place several times do so in the same order, or under different names. Who is missing turns out when
+    a group is made in the store; when it is rank 0, here.
+    """
+    deadline = time.monotonic() + _places.seconds_of(timeout)
+    place = _find_place(init_method, rank, world_size, timeout, store)
+    if not 0 <= place.rank < place.world_size:
+        raise ValueError(f"rank {place.rank} is not in 0 to {place.world_size - 1} (world_size is {place.world_size})")
+    pause = 0.001
+    while True:
+        try:
+            raw = place.connect(_left(deadline), False)
+            generation = _enter(raw, place, name, deadline)
+            if store is None:
+                raw.set_timeout(timeout)
+            return Meeting(raw, place, name, generation)
+        except _core.DistNetworkTimeoutError as error:
+            if not place.is_guest:
+                raise
+            raise _core.DistNetworkTimeoutError(
+                f"rank {place.rank} of {place.world_size} waited for rank 0, which serves the store: {error}"
+            ) from None
+        except _core.DistAuthError:
+            raise
+        except _core.DistNetworkError:
+            # Most likely that was rank 0's server of the last time, on its way out.
+            if not place.is_guest or time.monotonic() > deadline:
+                raise
+            time.sleep(pause)
+            pause = min(2 * pause, 0.1)
+
+
+def _find_place(init_method: str | None, rank: int, world_size: int, timeout: Any, store: _core.Store | None) -> _places.Place:
+    if store is not None:
+        return _places.InStore(store, rank, world_size)
+    rank, world_size = _as_rank("rank", rank), _as_rank("world_size", world_size)
+    if init_method is None:
+        return _places.auto_place(rank, world_size)
+    url = _as_text(init_method)
+    handler = _handlers.get(_scheme(url))
+    builtin = {_tcp_handler: _places.tcp_place, _env_handler: _places.env_place, _file_handler: _places.file_place}.get(handler)
+    if builtin is not None:
+        place = builtin(_places.with_ranks(url, rank, world_size))
+        if place.world_size > 1 and isinstance(place, _places.AtServer) and place.port == 0:
+            raise _places.fail("tcp", f"port 0 of {place.host}: nobody can tell the other ranks which port was free")
+        return place
+    return _places.InStore(*next(rendezvous(url, rank, world_size, timeout=timeout)))
+
+
+def _base_of(name: str) -> str:
+    return f"dldist/open/{name}"
+
+
+def _rank_key(base: str, rank: int) -> str:
+    """Holds the last meeting that the rank took part in."""
+    return f"{base}/rank/{rank}"
+
+
+def _enter(store: _core.Store, place: _places.Place, name: str, deadline: float) -> int:
+    """The number of this meeting at this place: rank 0 counts them, and no rank takes one twice."""
+    base = _base_of(name)
+    if place.rank == 0:
+        generation = store.add(f"{base}/count", 1)
+        store.set(f"{base}/{generation}", "")
+        return generation
+    mine = _rank_key(base, place.rank)
+    last = store.add(mine, 0)
+    while (generation := store.add(f"{base}/count", 0)) <= last:
+        _await_rank_0(store, place, name, last + 1, deadline)
+    store.set(mine, str(generation))
+    return generation
+
+
+def _await_rank_0(store: _core.Store, place: _places.Place, name: str, generation: int, deadline: float) -> None:
+    mine = f"{_base_of(name)}/here/{place.rank}"
+    store.set(mine, f"{os.uname().nodename}, pid {os.getpid()}")
+    began = time.monotonic()
+    try:
+        store.wait([f"{_base_of(name)}/{generation}"], _left(deadline))
+    except _core.DistStoreTimeoutError:
+        present, absent = _look_around(store, place, name)
+        raise _core.DistStoreTimeoutError(
+            f"rank {place.rank} waited {time.monotonic() - began:.1f} s for rank 0, which begins: {len(present)} of "
+            f"{place.world_size} have come: {', '.join(present)}; missing: {', '.join(absent)}"
+        ) from None
+    store.set(mine, "")
+
+
+def _look_around(store: _core.Store, place: _places.Place, name: str) -> tuple[list[str], list[str]]:
+    present, absent = [], ["0"]
+    for rank in range(1, place.world_size):
+        who = store.try_get(f"{_base_of(name)}/here/{rank}")
+        if who:
+            present.append(f"{rank} ({who.decode(errors='replace')})")
+        else:
+            absent.append(str(rank))
+    return present, absent
+
+
+def _left(deadline: float) -> float:
+    return max(deadline - time.monotonic(), 0.001)

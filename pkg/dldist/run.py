@@ -1,0 +1,78 @@
+"""dlrun: runs a program on several processes that form one job. `dlrun --help` says how; docs/launcher.md says more."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+
+import dldist
+from dldist import _run_attempt, _run_nodes, _run_options, _run_report
+
+# How long a launcher that serves the store waits for the others to have read how the job ended.
+_PATIENCE_S = 5.0
+_PATIENCE_AFTER_SIGNAL_S = 0.3
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs dlrun; gives its exit code: 0, that of the rank that failed first, or 128 and the number of a signal."""
+    options = _run_options.parse(argv)
+    with _run_attempt.Signals() as signals:
+        try:
+            return _launch(options, signals)
+        except _run_attempt.Interrupted as error:
+            return 128 + error.number
+        except (_run_nodes.LaunchError, dldist.DistError, OSError) as error:
+            _say(str(error))
+            return 1
+
+
+def _say(text: str) -> None:
+    print(f"dlrun: {text}", file=sys.stderr, flush=True)
+
+
+def _secret(options: _run_options.Options) -> str:
+    """What every connection of the job has to prove that it knows; empty: nothing."""
+    if not options.has_secret:
+        return ""
+    given = os.environ.get("DLDIST_SECRET", "")
+    if given or options.nnodes == 1:
+        return given or secrets.token_hex(16)
+    _say(
+        "warning: no secret: whoever reaches the port can take part in this job. Set DLDIST_SECRET to the same text on "
+        "all machines, or say --no-secret"
+    )
+    return ""
+
+
+def _launch(options: _run_options.Options, signals: _run_attempt.Signals) -> int:
+    with signals.raising():
+        meeting = _run_nodes.meet(options, _secret(options))
+    failure = None
+    for number in range(options.max_restarts + 1):
+        with signals.raising():
+            attempt = meeting.attempt(number)
+        failure = _run_attempt.Supervisor(options, meeting, attempt, signals).run()
+        if failure is None:
+            break
+        # By itself on the console, a rank has shown its traceback there already.
+        has_tail = meeting.place.world_size > 1
+        sys.stderr.buffer.write(_run_report.describe(failure, has_tail))
+        sys.stderr.flush()
+        if failure.is_final:
+            break
+        if number < options.max_restarts:
+            _say(f"starting all ranks again: {number + 1} of {options.max_restarts}")
+    _leave(meeting, _PATIENCE_S if signals.first is None else _PATIENCE_AFTER_SIGNAL_S)
+    return failure.exit_code if failure is not None else 0
+
+
+def _leave(meeting: _run_nodes.Alone | _run_nodes.Meeting, patience: float) -> None:
+    try:
+        meeting.leave(patience)
+    except dldist.DistError:
+        pass  # the one that serves the store has gone first
+
+
+if __name__ == "__main__":
+    sys.exit(main())

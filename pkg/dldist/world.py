@@ -1,0 +1,171 @@
+"""World: processes that work together, as an object."""
+
+from __future__ import annotations
+
+from dldist import _core
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from dldist.rendezvous import Meeting
+
+
+class World(_core.Group):
+    """Processes that work together: a Group that finds its ranks by itself, makes groups of its members and moves objects.
+
+    Of `store`, `rank` and `world_size`, or where the launcher says (torchrun, dlrun, Slurm, mpirun), or `init_method`: a URL
+    as init_process_group takes. A process may be in any number of worlds. All ranks are those of the world.
+
+    >>> with World() as world:                       # nothing set: a world of one
+    ...     world.all_gather_object("hello")
+    ['hello']
+    """
+
+    # Of groups that split() makes, for which __init__ does not run, too.
+    _meeting: Meeting | None = None
+    _parts: list[Any] | None = None
+    serializer = "pickle"
+    """How objects travel when a call does not say: "pickle", or "safe", which executes no code of the sender."""
+
+    def __init__(
+        self,
+        store: _core.Store | None = None,
+        rank: int = -1,
+        world_size: int = -1,
+        *,
+        name: str = "default",
+        timeout: Any = 1800.0,
+        connect_timeout: Any = None,
+        init_method: str | None = None,
+        serializer: str = "pickle",
+    ) -> None:
+        if store is not None and init_method is not None:
+            raise ValueError("World(): give 'store' or 'init_method', not both")
+        self.serializer = _check_serializer(serializer)
+        if store is not None:
+            super().__init__(store, rank, world_size, timeout=timeout, name=name, connect_timeout=connect_timeout)
+            return
+        from dldist import rendezvous
+
+        limit = timeout if connect_timeout is None else connect_timeout
+        meeting = rendezvous.meet(init_method, rank, world_size, timeout=limit, name=name)
+        try:
+            super().__init__(
+                meeting.store, meeting.rank, meeting.world_size, timeout=timeout, name=name, connect_timeout=connect_timeout
+            )
+        except BaseException:
+            meeting.close()
+            raise
+        meeting.met()
+        self._meeting = meeting
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are; also `size`."""
+        return self.size
+
+    def new_group(self, ranks: Sequence[int], *, name: str | None = None, timeout: Any = None) -> World | None:
+        """A group of these ranks, in this order; None for those that are not among them, who need not call it."""
+        ranks = list(ranks)
+        return self.split(ranks, name, timeout) if self.rank in ranks else None
+
+    def split(self, ranks: Sequence[int], name: str | None = None, timeout: Any = None) -> World:
+        """A group of these ranks, in this order, made by them alone. It ends with this one at the latest."""
+        part = super().split(list(ranks), name, timeout)
+        part.serializer = self.serializer
+        import weakref
+
+        parts = [known for known in self._parts or () if known() is not None]
+        self._parts = [*parts, weakref.ref(part)]
+        return part
+
+    def close(self, timeout: Any = None) -> None:
+        """Say goodbye, after the operations under way have ended or the time is up; first of all in the groups of this one."""
+        for part in self._take_parts():
+            part.close(timeout)
+        try:
+            super().close(timeout)
+        finally:
+            self._leave_meeting()
+
+    def __exit__(self, *exception: object) -> None:
+        if exception[0] is None:
+            self.close()
+            return
+        for part in self._take_parts():
+            part.__exit__(*exception)
+        super().__exit__(*exception)
+        self._leave_meeting()
+
+    def _take_parts(self) -> list[World]:
+        parts, self._parts = self._parts or (), None
+        return [part for known in parts if (part := known()) is not None]
+
+    def _leave_meeting(self) -> None:
+        meeting, self._meeting = self._meeting, None
+        if meeting is not None:
+            meeting.close()
+
+    # ---- objects
+
+    def all_gather_object(self, obj: Any, *, serializer: str | None = None, timeout: Any = None) -> list[Any]:
+        """The objects of all ranks."""
+        from dldist import _objects
+
+        return _objects.all_gather_object(self, obj, serializer=serializer, timeout=timeout)
+
+    def gather_object(
+        self, obj: Any, root: int = 0, *, serializer: str | None = None, timeout: Any = None
+    ) -> list[Any] | None:
+        """The objects of all ranks, on rank `root`; None on the others."""
+        from dldist import _objects
+
+        return _objects.gather_object(self, obj, root, serializer=serializer, timeout=timeout)
+
+    def broadcast_object(
+        self, obj: Any = None, root: int = 0, *, serializer: str | None = None, timeout: Any = None
+    ) -> Any:
+        """The object of rank `root`."""
+        from dldist import _objects
+
+        return _objects.broadcast_object(self, obj, root, serializer=serializer, timeout=timeout)
+
+    def scatter_objects(
+        self, objs: Sequence[Any] | None = None, root: int = 0, *, serializer: str | None = None, timeout: Any = None
+    ) -> Any:
+        """The object that rank `root` has for this rank."""
+        from dldist import _objects
+
+        return _objects.scatter_objects(self, objs, root, serializer=serializer, timeout=timeout)
+
+    def all_to_all_objects(
+        self, objs: Sequence[Any], *, serializer: str | None = None, timeout: Any = None
+    ) -> list[Any]:
+        """Give objs[r] to rank r, and get one from each."""
+        from dldist import _objects
+
+        return _objects.all_to_all_objects(self, objs, serializer=serializer, timeout=timeout)
+
+    def send_object(
+        self, obj: Any, dst: int, tag: int = 0, *, serializer: str | None = None, timeout: Any = None
+    ) -> None:
+        """Send an object to rank `dst`."""
+        from dldist import _objects
+
+        _objects.send_object(self, obj, dst, tag, serializer=serializer, timeout=timeout)
+
+    def recv_object(
+        self, src: int | None = None, tag: int = 0, *, serializer: str | None = None, timeout: Any = None
+    ) -> Any:
+        """An object that rank `src`, or any, has sent."""
+        from dldist import _objects
+
+        return _objects.recv_object(self, src, tag, serializer=serializer, timeout=timeout)
+
+
+def _check_serializer(name: str) -> str:
+    if name not in ("pickle", "safe"):
+        raise ValueError(f'World(): argument \'serializer\' must be "pickle" or "safe", not {name!r}')
+    return name
