@@ -4,7 +4,7 @@
 #   bash scripts/test.sh [pytest arguments]
 #
 #   VENV=folder            where the environment goes (.venv-test); what is in it is replaced
-#   DLDIST_TEST_TORCH=1    installs PyTorch too, for the tests that talk to its TCPStore
+#   DLDIST_TEST_ALL=1      installs PyTorch, JAX and mypy too, for the tests that need them
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/common.sh
@@ -15,9 +15,9 @@ fresh_venv "$venv"
 
 echo "== installing into $venv"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check ".[test]"
-if [[ ${DLDIST_TEST_TORCH:-0} == 1 ]]; then
-    echo "== installing PyTorch"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check torch==2.13.0
+if [[ ${DLDIST_TEST_ALL:-0} == 1 ]]; then
+    echo "== installing PyTorch, JAX and mypy"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check torch==2.13.0 jax mypy
 fi
 
 echo "== testing"

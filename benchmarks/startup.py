@@ -1,0 +1,129 @@
+"""How long it takes to start: init_process_group and new_group, next to torch's Gloo in the same run.
+
+    python benchmarks/startup.py [--sizes 2 8 32] [--rounds 7] [--json FILE]
+
+For every size, processes are forked that have imported both libraries already. In each round they make a default world over
+tcp://127.0.0.1, with a store that rank 0 serves, then three groups of all ranks, and destroy everything: first with one library, then
+with the other. A round's time is from the first rank that begins to the last one that is done; of the groups the first is left
+out. Printed are medians in milliseconds and the median of the rounds' ratios.
+"""
+
+import argparse
+import json
+import multiprocessing
+import socket
+import statistics
+import time
+
+import dldist
+from import_time import seconds_of
+
+GROUPS = 3
+LIMIT_S = 120
+
+
+def libraries():
+    found = {"dldist": dldist}
+    try:
+        import torch.distributed
+    except ImportError:
+        return found
+    found["torch"] = torch.distributed
+    return found
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def stamped(function, *args, **kwargs):
+    began = time.monotonic()
+    function(*args, **kwargs)
+    return began, time.monotonic()
+
+
+def start_once(dist, rank, size, port, barrier):
+    """The moments at which this rank began and ended to make the world, and each group."""
+    barrier.wait(LIMIT_S)
+    spans = [stamped(dist.init_process_group, "gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)]
+    for _ in range(GROUPS):
+        barrier.wait(LIMIT_S)
+        spans.append(stamped(dist.new_group))
+    barrier.wait(LIMIT_S)
+    dist.destroy_process_group()
+    return spans
+
+
+def rank_main(rank, size, ports, barrier, results):
+    for round_ports in ports:
+        for name, dist in libraries().items():
+            results.put((rank, name, start_once(dist, rank, size, round_ports[name], barrier)))
+
+
+def run(size, rounds):
+    """[{library: [milliseconds to make the world, each group]}], a round each."""
+    context = multiprocessing.get_context("fork")
+    names = list(libraries())
+    ports = [{name: free_port() for name in names} for _ in range(rounds)]
+    barrier, results = context.Barrier(size), context.Queue()
+    ranks = [context.Process(target=rank_main, args=(rank, size, ports, barrier, results), daemon=True) for rank in range(size)]
+    for process in ranks:
+        process.start()
+    spans = {name: [] for name in names}
+    for _ in range(rounds * len(names) * size):
+        _, name, own = results.get(timeout=LIMIT_S)
+        spans[name].append(own)
+    for process in ranks:
+        process.join(LIMIT_S)
+    return [
+        {name: overall(spans[name][index * size : (index + 1) * size]) for name in names} for index in range(rounds)
+    ]
+
+
+def overall(ranks):
+    steps = zip(*ranks, strict=True)
+    return [(max(end for _, end in step) - min(began for began, _ in step)) * 1e3 for step in steps]
+
+
+def report(size, rounds):
+    row = {"size": size}
+    print(f"{size} processes")
+    for title, pick in (("init_process_group", lambda times: times[0]), ("new_group", lambda times: statistics.median(times[2:]))):
+        medians = {name: statistics.median(pick(one[name]) for one in rounds) for name in rounds[0]}
+        text = "   ".join(f"{name} {value:9.2f} ms" for name, value in medians.items())
+        row[title] = dict(medians)
+        if "torch" in medians:
+            row[title]["ratio"] = statistics.median(pick(one["torch"]) / pick(one["dldist"]) for one in rounds)
+            text += f"   torch / dldist {row[title]['ratio']:7.1f}"
+        print(f"  {title:20s} {text}", flush=True)
+    return row
+
+
+def imports(rounds):
+    names = {"dldist": "import dldist", "torch": "import torch.distributed"}
+    rows = {}
+    for name in libraries():
+        pairs = [seconds_of(names[name]) - seconds_of("pass") for _ in range(rounds)]
+        rows[name] = statistics.median(pairs) * 1e3
+        print(f"  import {name:13s} {rows[name]:9.2f} ms beyond bare Python", flush=True)
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[2, 8, 32])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", metavar="FILE")
+    options = parser.parse_args()
+    results = {"imports_ms": imports(options.rounds), "sizes": []}
+    for size in options.sizes:
+        results["sizes"].append(report(size, run(size, options.rounds)))
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump(results, file, indent=2)
+
+
+if __name__ == "__main__":
+    main()

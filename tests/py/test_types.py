@@ -1,0 +1,35 @@
+"""The type stub says what the extension has, and the annotations of the package agree with it and with themselves."""
+
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+
+import dldist
+import pytest
+
+PACKAGE = pathlib.Path(dldist.__file__).parent
+LIMIT_S = 240
+
+needs_mypy = pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="mypy is not installed")
+
+
+def run(module, *args, cwd):
+    """What a checker says, which has to be nothing but that all is well."""
+    environment = dict(os.environ, MYPY_CACHE_DIR=str(cwd), PYTHONPATH=str(PACKAGE.parent))
+    command = [sys.executable, "-m", module, *args]
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_mypy
+@pytest.mark.deadline(LIMIT_S)
+def test_stub_is_true(tmp_path):
+    run("mypy.stubtest", "dldist._core", cwd=tmp_path)
+
+
+@needs_mypy
+@pytest.mark.deadline(LIMIT_S)
+def test_annotations_agree(tmp_path):
+    run("mypy", "--python-version", "3.11", "--ignore-missing-imports", str(PACKAGE), cwd=tmp_path)
