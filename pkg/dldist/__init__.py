@@ -1,5 +1,7 @@
 """Collective communication for any array library, with no framework underneath."""
 
+from __future__ import annotations
+
 import os as _os
 
 from dldist import _core
@@ -31,18 +33,49 @@ from dldist._core import (
 from dldist._future import Future
 from dldist.distributed_c10d import *  # noqa: F403
 from dldist.distributed_c10d import (
+    _DEFAULT_FIRST_BUCKET_BYTES,
+    BuiltinCommHookType,
     _all_gather_base,
+    _Backend,
     _coalescing_manager,
+    _CoalescingManager,
+    _create_process_group_wrapper,
+    _find,
+    _get_process_group_name,
+    _get_reconfigure_handle,
+    _make_nccl_premul_sum,
+    _new_window,
     _rank_not_in_group,
+    _reconfigure,
     _reduce_scatter_base,
+    _supports_reconfigure,
+    _supports_window,
+    _time_estimator,
+    _Work,
 )
 from dldist.distributed_c10d import __all__ as _c10d_names
 from dldist.world import World
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from datetime import timedelta
+    from typing import Any
+
+    from dldist import rendezvous
+    from dldist._spawn import spawn
+    from dldist.c10d.breakpoint import breakpoint
+    from dldist.c10d.fake import FakeProcessGroup, FakeStore
+    from dldist.c10d.store_collectives import _StoreCollectives
+    from dldist.c10d.wrapper import _ProcessGroupWrapper
+    from dldist.rendezvous import _create_store_from_options, register_rendezvous_handler
+
+    default_pg_timeout: timedelta
 
 __version__ = "0.1.0"
 
 __all__ = [
     *_c10d_names,
+    "BuiltinCommHookType",
     "DistAbortedError",
     "DistAuthError",
     "DistBackendError",
@@ -65,8 +98,17 @@ __all__ = [
     "TCPStore",
     "World",
     "__version__",
+    "default_pg_timeout",
+    "register_rendezvous_handler",
     "set_log_level",
+    "spawn",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "rendezvous":  # the module: a function could not go by the same name here
+        return __import__("dldist.rendezvous", fromlist=("rendezvous",))
+    return _find(name, __name__)
 
 
 def set_log_level(level: str) -> None:

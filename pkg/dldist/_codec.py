@@ -67,5 +67,5 @@ def memory_at(address: int, nbytes: int, owner: object) -> Any:
     import ctypes
 
     memory = (ctypes.c_ubyte * nbytes).from_address(address)
-    memory.owner = owner
+    memory.owner = owner  # type: ignore[attr-defined]
     return memory

@@ -15,16 +15,40 @@ if TYPE_CHECKING:
 NUMPY, NUMPY_SCALAR, TORCH, OTHER = b"n", b"s", b"t", b"o"
 
 ITEM_BYTES = {
-    **{"bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8},
-    **{"float8_e4m3fn": 1, "float8_e5m2": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8},
-    **{"complex64": 8, "complex128": 16},
+    "bool": 1,
+    "int8": 1,
+    "uint8": 1,
+    "int16": 2,
+    "uint16": 2,
+    "int32": 4,
+    "uint32": 4,
+    "int64": 8,
+    "uint64": 8,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "complex64": 8,
+    "complex128": 16,
 }
+_OF_ML_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 _MAX_DIMS = 64
 
 # Of memoryview, for programs without NumPy.
-_FORMATS = {
-    **{"bool": "?", "int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "int32": "i", "uint32": "I"},
-    **{"int64": "q", "uint64": "Q", "float32": "f", "float64": "d"},
+_FORMATS: dict[str, Any] = {
+    "bool": "?",
+    "int8": "b",
+    "uint8": "B",
+    "int16": "h",
+    "uint16": "H",
+    "int32": "i",
+    "uint32": "I",
+    "int64": "q",
+    "uint64": "Q",
+    "float32": "f",
+    "float64": "d",
 }
 
 
@@ -84,9 +108,9 @@ def _describe_torch(tensor: Any) -> Array:
 
 def _describe_other(obj: Any) -> Array:
     """An array of a library that shares its memory with NumPy: of JAX, for example."""
-    import numpy
-
     try:
+        import numpy
+
         array = numpy.asarray(obj)
     except Exception as error:
         raise TypeError(f"is a {type(obj).__name__} that NumPy cannot read ({error})") from error
@@ -147,7 +171,7 @@ def _find_numpy_dtype(name: str) -> Any:
     try:
         import numpy
 
-        if name not in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+        if name not in _OF_ML_DTYPES:
             return numpy.dtype(name)
         import ml_dtypes
     except ImportError:

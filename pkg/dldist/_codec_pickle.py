@@ -60,15 +60,15 @@ def _reduce_storage(storage: Any) -> Any:
 def _make_storage(buffer: Any) -> Any:
     import torch
 
-    if memoryview(buffer).nbytes == 0:
-        return torch.UntypedStorage(0)
-    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+    is_empty = memoryview(buffer).nbytes == 0
+    tensor = torch.empty(0, dtype=torch.uint8) if is_empty else torch.frombuffer(buffer, dtype=torch.uint8)
+    # Typed, as torch expects it where it rebuilds tensors of newer dtypes; the others take it out again.
+    typed: Any = torch.storage.TypedStorage
+    return typed(wrap_storage=tensor.untyped_storage(), dtype=torch.uint8, _internal=True)
 
 
 def _make_typed_storage(storage: Any, dtype: Any) -> Any:
-    import torch
-
-    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+    return type(storage)(wrap_storage=storage._untyped_storage, dtype=dtype, _internal=True)
 
 
 def _reduce_extension_array(array: Any) -> Any:

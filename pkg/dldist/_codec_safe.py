@@ -51,8 +51,10 @@ def read(head: memoryview, buffers: list[memoryview]) -> Any:
     reader = _Reader(head, buffers)
     try:
         obj = reader.read()
-    except (ValueError, TypeError, OverflowError, MemoryError) as error:
-        # What is no UTF-8, cannot be hashed, or has a shape that no library takes.
+    except DistError:
+        raise
+    except (ValueError, TypeError, OverflowError, MemoryError, RuntimeError) as error:
+        # What is no UTF-8, cannot be hashed, or has a shape that its library does not take.
         raise DistError(f"malformed object: {error} (at byte {reader.position})") from error
     reader.end()
     return obj
@@ -229,8 +231,12 @@ class _Reader:
     def _byte(self) -> int:
         return self._take(1)[0]
 
+    def _numbers(self, layout: struct.Struct) -> tuple[Any, ...]:
+        return layout.unpack(self._take(layout.size))
+
     def _count(self) -> int:
-        return _COUNT.unpack(self._take(8))[0]
+        count: int = self._numbers(_COUNT)[0]
+        return count
 
     def _none(self) -> None:
         return None
@@ -241,21 +247,20 @@ class _Reader:
     def _false(self) -> bool:
         return False
 
-    def _int(self) -> int:
-        return _INT.unpack(self._take(8))[0]
+    def _int(self) -> Any:
+        return self._numbers(_INT)[0]
 
     def _large_int(self) -> int:
         return int.from_bytes(self._take(self._count()), "little", signed=True)
 
-    def _float(self) -> float:
-        return _FLOAT.unpack(self._take(8))[0]
+    def _float(self) -> Any:
+        return self._numbers(_FLOAT)[0]
 
     def _complex(self) -> complex:
-        return complex(*_COMPLEX.unpack(self._take(16)))
+        return complex(*self._numbers(_COMPLEX))
 
     def _timedelta(self) -> timedelta:
-        days, seconds, microseconds = _TIMEDELTA.unpack(self._take(24))
-        return timedelta(days, seconds, microseconds)
+        return timedelta(*self._numbers(_TIMEDELTA))
 
     def _str(self) -> str:
         return str(self._take(self._count()), "utf-8", "surrogatepass")

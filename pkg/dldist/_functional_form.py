@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 class Form:
-    """A call: the group, what it makes of arrays, and what the results look like. It keeps no array, as compiled functions keep it."""
+    """A call: the group, what it makes of arrays, and what the results look like.
+
+    It keeps no array: a compiled function keeps the forms of its calls.
+    """
 
     def __init__(self, name: str, x: Any, group: Any, timeout: Any = None) -> None:
         self.name = name
@@ -34,10 +37,14 @@ class Form:
         """A number of an axis as one that is not negative; `new` is how many axes the result has more than x."""
         count = len(self.shape) + new
         if not isinstance(axis, int) or not -count <= axis < count:
-            raise ValueError(f"{self.name}(): argument '{argument}' is {axis!r}, and there are {count} axes: x has the shape {self.shape}")
+            raise ValueError(
+                f"{self.name}(): argument '{argument}' is {axis!r}, and there are {count} axes: x has the shape {self.shape}"
+            )
         axis %= count
         if axis > 0 and not self._family.has_slices:
-            raise ValueError(f"{self.name}(): argument '{argument}' is {axis}: arrays of this type can only be taken apart along axis 0")
+            raise ValueError(
+                f"{self.name}(): argument '{argument}' is {axis}: arrays of this type can only be taken apart along axis 0"
+            )
         return axis
 
     def share(self, axis: int) -> int:

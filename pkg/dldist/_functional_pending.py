@@ -56,7 +56,8 @@ class Pending:
         return self.wait().__dlpack__(**how)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return self.wait().__dlpack_device__()
+        device: tuple[int, int] = self.wait().__dlpack_device__()
+        return device
 
     def __repr__(self) -> str:
         return f"<dldist.functional.Pending: {'done' if self.done() else 'under way'}>"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def flatten(tree: Any, call: str) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """The arrays in a tree, in an order that does not depend on how dicts were filled, and what makes a tree of as many others."""
+    """The arrays in a tree, in an order that does not depend on how dicts were filled; and what makes a tree of others."""
     leaves: list[Any] = []
     build = _walk(tree, leaves, call)
 
@@ -48,7 +48,9 @@ def _walk_dict(tree: dict[Any, Any], leaves: list[Any], call: str) -> Callable[[
     try:
         order = sorted(tree)
     except TypeError:
-        raise TypeError(f"{call}(): a dict in the tree has keys without an order, which all ranks must share: {list(tree)}") from None
+        raise TypeError(
+            f"{call}(): a dict in the tree has keys without an order, which all ranks must share: {list(tree)}"
+        ) from None
     parts = {key: _walk(tree[key], leaves, call) for key in order}
 
     def build(others: Any) -> Any:

@@ -205,14 +205,15 @@ def _tasks_of_node(environ: Mapping[str, str], node: int) -> int | None:
     text = environ.get(name)
     if not text:
         return None
+    before = 0
     for part in text.split(","):
-        count, _, repeat = part.partition("(x")
-        repeat = repeat.removesuffix(")") or "1"
-        if not (count.isdecimal() and repeat.isdecimal()):
+        count, mark, repeat = part.partition("(x")
+        times = repeat.removesuffix(")") if mark else "1"
+        if not (count.isdecimal() and times.isdecimal() and part.endswith(")") == bool(mark)):
             raise ValueError(f'environment variable {name} must be like "2(x3),1", not {text!r}')
-        if node < int(repeat):
+        before += int(times)
+        if node < before:
             return int(count)
-        node -= int(repeat)
     raise ValueError(f"environment variable {name}={text!r} says nothing of this node, SLURM_NODEID={node}")
 
 

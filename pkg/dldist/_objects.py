@@ -131,7 +131,7 @@ class Exchange:
             self._group.broadcast(incoming.place(index), root, **self._left())
         return self._read(incoming)
 
-    def scatter(self, objs: Sequence[Any] | None, root: int) -> Any:
+    def scatter(self, objs: Any, root: int) -> Any:
         outgoing = self._outgoing(objs) if self._group.rank == root else []
         prefix = bytearray(PREFIX_BYTES)
         prefixes = [each.prefix(cover(outgoing)) for each in outgoing] or None
@@ -143,7 +143,7 @@ class Exchange:
         _raise_own(outgoing)
         return self._read(incoming)
 
-    def all_to_all(self, objs: Sequence[Any]) -> list[Any]:
+    def all_to_all(self, objs: Any) -> list[Any]:
         outgoing = self._outgoing(objs)
         rounds = cover(outgoing)
         prefixes = bytearray(PREFIX_BYTES * self._group.size)
@@ -171,13 +171,13 @@ class Exchange:
             self._group.recv(incoming.place(index), source, tag, **self._left())
         return self._read(incoming), source
 
-    def _outgoing(self, objs: Sequence[Any] | None) -> list[Outgoing]:
+    def _outgoing(self, objs: Any) -> list[Outgoing]:
         """An object for each rank. If one cannot be sent none is, and all ranks are told why."""
         size = self._group.size
         if isinstance(objs, (list, tuple)) and len(objs) == size:
             outgoing = [Outgoing(obj, self._serializer) for obj in objs]
             error = next((each.error for each in outgoing if each.error is not None), None)
-        elif type(objs) is Refusal:
+        elif isinstance(objs, Refusal):
             error = objs.error
         else:
             given = f"{len(objs)}" if isinstance(objs, (list, tuple)) else f"a {type(objs).__name__}"

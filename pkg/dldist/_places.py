@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 _RETRY_S = 0.02
-_PROBE_S = 2.0
-# Descriptors that have been a server's already; see _serve.
-_served_fds: set[int] = set()
+_PROBE_S = 1.0
+# Sockets of the caller's that a server has been on already, by their inodes; see _serve_on.
+_served: set[int] = set()
 
 
 class Place:
@@ -83,7 +83,9 @@ class AtServer(Place):
             "use_libuv": self.use_libuv,
         }
         if self.is_host:
-            return _serve(self.host, self.port, self.listen_fd, options)
+            if self.listen_fd is not None:
+                return _serve_on(self.listen_fd, self.host, self.port, options)
+            return _serve(self.host, self.port, options)
         if self.port == 0:
             raise ValueError(
                 f"rank {self.rank} cannot find a server whose port is 0: only rank 0 can take any free port, "
@@ -109,7 +111,7 @@ class AtServerOfRange(AtServer):
     def _serve_first_free(self, timeout: Any) -> _core.Store:
         for port in self.ports:
             try:
-                store = _serve(self.host, port, None, {"timeout": timeout, "wait_for_workers": False})
+                store = _serve(self.host, port, {"timeout": timeout, "wait_for_workers": False})
             except _core.DistNetworkError as error:
                 failure = error
                 continue
@@ -165,55 +167,53 @@ def _attempt_prefix() -> str | None:
     return f"/worker/attempt_{attempt}" if attempt and is_one_agent else None
 
 
-def _serve(host: str, port: int, listen_fd: int | None, options: dict[str, Any]) -> _core.Store:
+def _open(host: str, port: int, **options: Any) -> _core.TCPStore:
     """Rank 0's store, with its server. Several in one process share the server of a port."""
+    return _core.TCPStore(host, port, is_master=True, multi_tenant=True, **options)
 
-    def open_store(at: str, **more: Any) -> _core.TCPStore:
-        return _core.TCPStore(at, port, is_master=True, multi_tenant=True, **more)
 
-    if listen_fd is not None:
-        if listen_fd in _served_fds:
-            # A server of this process may still be on it; if not, the port is taken, by the descriptor itself.
-            try:
-                return open_store(host, **options)
-            except _core.DistNetworkError:
-                pass
-        copy = _copy_of(listen_fd)
-        try:
-            store = open_store(host, master_listen_fd=copy, **options)
-        except BaseException:
-            # Given back, unless the server was made and its workers have not come.
-            _close_if_same(copy, listen_fd)
-            raise
-        _served_fds.add(listen_fd)
-        return store
+def _serve(host: str, port: int, options: dict[str, Any]) -> _core.TCPStore:
     if _is_own_address(host):
         try:
-            return open_store(host, **options)
+            return _open(host, port, **options)
         except _core.DistNetworkError as error:
             if "is not this machine" not in str(error):
                 raise
     # A name, which may mean another address to the others than here, or an address that is translated on its way.
-    server = open_store("::", timeout=options["timeout"], wait_for_workers=False)
-    port = server.port
-    return open_store(host, **options)
+    server = _open("::", port, timeout=options["timeout"], wait_for_workers=False)
+    return _open(host, server.port, **options)
 
 
-def _copy_of(listen_fd: int) -> int:
-    """The server closes what it is given, and the port must stay ours for the next one."""
+def _serve_on(listen_fd: int, host: str, port: int, options: dict[str, Any]) -> _core.TCPStore:
+    """At a socket that the caller keeps, so that the port stays ours from one server to the next."""
     try:
         os.set_inheritable(listen_fd, False)
-        return os.dup(listen_fd)
+        inode = os.fstat(listen_fd).st_ino
     except OSError as error:
         raise ValueError(f"listen_fd {listen_fd} is no open descriptor: {error.strerror}") from None
-
-
-def _close_if_same(copy: int, original: int) -> None:
+    if inode in _served:
+        # A server of this process may still be at it. If not, nobody can take the port: it is the socket's.
+        try:
+            return _open(host, port, **options)
+        except _core.DistNetworkError:
+            pass
+    copy = os.dup(listen_fd)
     try:
-        if os.path.sameopenfile(copy, original):
-            os.close(copy)
+        store = _open(host, port, master_listen_fd=copy, **options)
+    except BaseException:
+        _close_if_same(copy, inode)
+        raise
+    _served.add(inode)
+    return store
+
+
+def _close_if_same(fd: int, inode: int) -> None:
+    """A server that could not be made has not taken the descriptor; one whose workers did not come has, and closed it."""
+    try:
+        if os.fstat(fd).st_ino == inode:
+            os.close(fd)
     except OSError:
-        pass  # the server has had it, and closed it
+        pass
 
 
 def _is_own_address(host: str) -> bool:

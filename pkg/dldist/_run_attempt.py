@@ -8,18 +8,18 @@ import selectors
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
-import dldist
-from dldist import _run_nodes, _run_options, _run_output, _run_ranks, _run_report
+from dldist import _core, _run_nodes, _run_options, _run_output, _run_ranks, _run_report
 
 # Ctrl-C ends everything within two seconds.
 _KILL_AFTER_S = 1.5
 _KILL_AGAIN_S = 0.2
+# As shells say it.
+_NOT_STARTED, _NOT_FOUND = 126, 127
 # A rank that has lost another may be quicker to end than the one that is lost.
 _CULPRIT_GRACE_S = 0.5
 _TORCH_CLIENT_REFUSED = b"TCP client failed to connect/validate to host"
@@ -137,13 +137,24 @@ class Supervisor:
             rank = _run_ranks.Rank(self._options, place, self._attempt, local_rank)
             # A rank by itself has the console to itself: a terminal stays one.
             has_pipes = place.world_size > 1 or self._options.kept(local_rank) != (0, 0)
-            self._ranks.append(rank)
             try:
                 rank.start(has_pipes)
+                self._ranks.append(rank)
+                self._watch(rank)
             except OSError as error:
-                program = _run_ranks.command(self._options)[0]
-                raise _run_nodes.LaunchError(f"cannot start {program}: {error.strerror or error}") from error
-            self._watch(rank)
+                if rank not in self._ranks:
+                    rank.close()
+                self._fail(self._not_started(error))
+                return
+
+    def _not_started(self, error: OSError) -> _run_report.Failure:
+        program = _run_ranks.command(self._options)[0]
+        about = "" if error.filename in (None, program) else f": {error.filename}"
+        return _run_report.of_launcher(
+            self._meeting.place.node,
+            _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_STARTED,
+            f"cannot start {program}: {error.strerror or error}{about}",
+        )
 
     def _watch(self, rank: _run_ranks.Rank) -> None:
         self._selector.register(rank.pidfd, selectors.EVENT_READ, lambda: self._on_end(rank))
@@ -164,7 +175,7 @@ class Supervisor:
 
     def _log_file(self, rank: int, name: str) -> BinaryIO:
         folder = os.path.join(
-            self._options.log_dir or os.path.join(tempfile.gettempdir(), "dlrun"),
+            self._options.log_dir or "",
             self._attempt.folder,
             f"attempt_{self._attempt.number}",
             str(rank),
@@ -242,7 +253,7 @@ class Supervisor:
             if self._told is None and not self._failures and self._has_ended() and not self._is_noted_done:
                 self._meeting.note_done(self._attempt.number)
                 self._is_noted_done = True
-        except dldist.DistError as error:
+        except _core.DistError as error:
             self._told = self._out_of_reach(error)
         if self._told is not None:
             self._end_at = time.monotonic()
@@ -256,7 +267,7 @@ class Supervisor:
         mine = _run_report.first(self._failures)
         try:
             self._told = self._meeting.report(self._attempt.number, mine)
-        except dldist.DistError as error:
+        except _core.DistError as error:
             self._told = dataclasses.replace(mine, is_final=True)
             print(f"dlrun: the other launchers could not be told: {error}", file=sys.stderr, flush=True)
 
@@ -277,7 +288,7 @@ class Supervisor:
             return True
         try:
             return self._is_noted_done and self._meeting.is_done(self._attempt.number)
-        except dldist.DistError as error:
+        except _core.DistError as error:
             self._told = self._out_of_reach(error)
             return True
 

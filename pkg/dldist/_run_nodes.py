@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import threading
 import time
 from typing import Any
 
-import dldist
-from dldist import _run_options, _run_ranks, _run_report
+from dldist import _core, _run_options, _run_ranks, _run_report
 
 JOIN_TIMEOUT_S = 600.0
 _REPLY_TIMEOUT_S = 10.0
@@ -21,14 +21,17 @@ _RESTART_TIMEOUT_S = 60.0
 # The others, too, have to find out why nothing comes of it.
 _REFUSAL_PATIENCE_S = 2.0
 _POLL_S = 0.05
+_BEAT_S = 2.0
+# Long enough for a machine that is very busy.
+SILENT_S = 30.0
 
 
 class LaunchError(Exception):
     """The job cannot start; says why."""
 
 
-def serve(host: str, port: int, secret: str) -> dldist.TCPStore:
-    return dldist.TCPStore(
+def serve(host: str, port: int, secret: str) -> _core.TCPStore:
+    return _core.TCPStore(
         host, port, is_master=True, wait_for_workers=False, timeout=_REPLY_TIMEOUT_S, secret=secret
     )
 
@@ -42,7 +45,7 @@ def _run_names(given: str | None) -> tuple[str, str]:
 class _Hosting:
     """Gives each attempt its store."""
 
-    def __init__(self, store: dldist.TCPStore, host: str, secret: str) -> None:
+    def __init__(self, store: _core.TCPStore, host: str, secret: str) -> None:
         self._store = store
         self._host = host
         self._secret = secret
@@ -84,6 +87,50 @@ class Alone:
         pass
 
 
+class _Beat(threading.Thread):
+    """Tells the store every now and then that this launcher lives, whatever its main thread is held up by."""
+
+    def __init__(self, store: _core.Store, node: int) -> None:
+        super().__init__(name="dlrun-beat", daemon=True)
+        self._store = store.clone()
+        self._key = f"beat/{node}"
+        self._is_over = threading.Event()
+
+    def run(self) -> None:
+        try:
+            while not self._is_over.wait(_BEAT_S):
+                self._store.add(self._key, 1)
+        except _core.DistError:
+            pass  # the main thread finds that out by itself
+
+    def stop(self) -> None:
+        self._is_over.set()
+        self.join(_POLL_S)
+
+
+class _Ear:
+    """Listens to the beats of all launchers."""
+
+    def __init__(self, store: _core.Store, count: int) -> None:
+        self._store = store
+        self._heard = [(0, time.monotonic())] * count
+        self._next = 0.0
+
+    def silent(self) -> int | None:
+        """A machine of which nothing has been heard for too long."""
+        now = time.monotonic()
+        if now < self._next:
+            return None
+        self._next = now + _BEAT_S
+        for node, (before, when) in enumerate(self._heard):
+            beats = self._store.add(f"beat/{node}", 0)
+            if beats != before:
+                self._heard[node] = beats, now
+            elif now - when > SILENT_S:
+                return node
+        return None
+
+
 class Meeting:
     """The meeting of a job on several machines. Every call may raise DistError when the others are out of reach."""
 
@@ -93,9 +140,10 @@ class Meeting:
         self._options = options
         self._secret = secret
         self._deadline = time.monotonic() + JOIN_TIMEOUT_S
+        self._beat: _Beat | None = None
         self._base, is_host = self._open()
         self._hosting = _Hosting(self._base, options.host, secret) if is_host else None
-        self._store = dldist.PrefixStore(f"dlrun/{options.run_id or 'none'}", self._base)
+        self._store = _core.PrefixStore(f"dlrun/{options.run_id or 'none'}", self._base)
         if is_host:
             self._store.set("job", json.dumps(_run_names(options.run_id)))
         try:
@@ -104,23 +152,26 @@ class Meeting:
             self.leave(_REFUSAL_PATIENCE_S)
             raise
         self._run_id, self._folder = json.loads(self._store.get("job", timeout=self._left()))
+        self._beat = _Beat(self._store, self.place.node)
+        self._beat.start()
+        self._ear = _Ear(self._store, options.nnodes) if is_host else None
 
     def _left(self) -> float:
         return max(self._deadline - time.monotonic(), 0.1)
 
-    def _open(self) -> tuple[dldist.TCPStore, bool]:
+    def _open(self) -> tuple[_core.TCPStore, bool]:
         """The store of the launchers, and whether it is served here: by machine 0, or by whoever gets the port."""
         options, why_not = self._options, ""
         if options.node_rank in (0, None):
             try:
                 return serve(options.host, options.port, self._secret), True
-            except dldist.DistNetworkError as error:
+            except _core.DistNetworkError as error:
                 if options.node_rank == 0:
                     raise
                 why_not = f"; it cannot be served here either: {error}"
         try:
-            store = dldist.TCPStore(options.host, options.port, timeout=self._left(), secret=self._secret)
-        except dldist.DistError as error:
+            store = _core.TCPStore(options.host, options.port, timeout=self._left(), secret=self._secret)
+        except _core.DistError as error:
             raise LaunchError(f"the launcher at {options.host}:{options.port} cannot be reached: {error}{why_not}") from error
         store.set_timeout(_REPLY_TIMEOUT_S)
         return store, False
@@ -152,7 +203,7 @@ class Meeting:
         keys = [f"node/{number}" for number in range(count)]
         try:
             self._store.wait(keys, timeout=self._left())
-        except dldist.DistTimeoutError as error:
+        except _core.DistTimeoutError as error:
             missing = [str(number) for number, key in enumerate(keys) if self._store.try_get(key) is None]
             raise LaunchError(
                 f"{len(missing)} of {count} machines did not come within {JOIN_TIMEOUT_S:.0f} s: {', '.join(missing)}"
@@ -177,7 +228,14 @@ class Meeting:
 
     def failure_elsewhere(self, number: int) -> _run_report.Failure | None:
         text = self._store.try_get(f"failed/{number}")
-        return None if text is None else _run_report.Failure.from_json(text)
+        if text is not None:
+            return _run_report.Failure.from_json(text)
+        node = self._ear.silent() if self._ear is not None else None
+        if node is None:
+            return None
+        host = json.loads(self._store.get(f"node/{node}"))["host"]
+        why = f"nothing has been heard of the dlrun of machine {node} (host {host}) for {SILENT_S:.0f} s"
+        return self.report(number, _run_report.of_launcher(self.place.node, 1, why))
 
     def report(self, number: int, failure: _run_report.Failure) -> _run_report.Failure:
         """Tells the others; gives the failure that was told first."""
@@ -192,6 +250,8 @@ class Meeting:
 
     def leave(self, patience: float) -> None:
         """The one that serves the store stays until the others have read how it ended."""
+        if self._beat is not None:
+            self._beat.stop()
         left = self._store.add("left", 1)
         deadline = time.monotonic() + patience
         while self._hosting is not None and left < self._options.nnodes and time.monotonic() < deadline:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dldist import _run_options, _run_output, _run_report
@@ -56,7 +57,10 @@ def environment(place: Place, attempt: Attempt, local_rank: int, max_restarts: i
         ROLE_WORLD_SIZE=str(place.world_size),
         MASTER_ADDR=attempt.host,
         MASTER_PORT=str(attempt.port),
+        # The store is there: no rank is to serve one. The second says where, for a program that changes MASTER_ADDR or
+        # MASTER_PORT and means a store of its own.
         TORCHELASTIC_USE_AGENT_STORE="True",
+        DLDIST_AGENT_STORE=f"{attempt.host}:{attempt.port}",
         TORCHELASTIC_RESTART_COUNT=str(attempt.number),
         TORCHELASTIC_MAX_RESTARTS=str(max_restarts),
         TORCHELASTIC_RUN_ID=attempt.run_id,
@@ -102,10 +106,9 @@ class Rank:
 
     def start(self, has_pipes: bool) -> None:
         """Raises OSError when the program cannot be started."""
-        ends: dict[str, int] = {}
         if has_pipes:
             self._pipes = [os.pipe(), os.pipe()]
-            ends = {"stdout": self._pipes[0][1], "stderr": self._pipes[1][1]}
+        stdout, stderr = [writing for _, writing in self._pipes] or (None, None)
         # As under mpirun, the keyboard belongs to one rank.
         stdin = None if self.local_rank == 0 else subprocess.DEVNULL
         env = environment(self._place, self._attempt, self.local_rank, self._options.max_restarts)
@@ -116,17 +119,18 @@ class Rank:
                 self._process = subprocess.Popen(
                     command(self._options),
                     stdin=stdin,
+                    stdout=stdout,
+                    stderr=stderr,
                     env=env,
                     start_new_session=True,
                     preexec_fn=self._before_exec(),
-                    **ends,
                 )
         finally:
             for _, writing in self._pipes:
                 os.close(writing)
         self._pidfd = os.pidfd_open(self._process.pid)
 
-    def _before_exec(self):  # type: ignore[no-untyped-def]
+    def _before_exec(self) -> Callable[[], None]:
         launcher = os.getpid()
         cores = None
         if self._options.has_bound_cores:

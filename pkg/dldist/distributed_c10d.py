@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
-from dldist._core import PrefixStore, ReduceOp, Store, Work
+from dldist._core import DistStoreError, PrefixStore, ReduceOp, Store, Work
 from dldist.c10d import registry
+from dldist.c10d.backend_base import Backend as _Backend
 from dldist.c10d.coalescing import _coalescing_manager, _CoalescingManager, _time_estimator
 from dldist.c10d.collectives import (
     _all_gather_base,
+    _make_nccl_premul_sum,
+    _reduce_op,
     _reduce_scatter_base,
     all_gather,
     all_gather_coalesced,
@@ -58,7 +61,9 @@ from dldist.c10d.groups import (
     shrink_group,
     split_group,
 )
+from dldist.c10d.groups import check_timeout as _check_valid_timeout
 from dldist.c10d.groups import create_process_group_wrapper as _create_process_group_wrapper
+from dldist.c10d.groups import default_timeout as _get_default_timeout
 from dldist.c10d.groups import store_based_barrier as _store_based_barrier
 from dldist.c10d.names import (
     Backend,
@@ -88,11 +93,16 @@ from dldist.c10d.options import (
     AllToAllOptions,
     BarrierOptions,
     BroadcastOptions,
+    BuiltinCommHookType,
     DebugLevel,
+    ErrorType,
     GatherOptions,
+    OpType,
+    ReconfigureOptions,
     ReduceOptions,
     ReduceScatterOptions,
     ScatterOptions,
+    WorkResult,
     get_debug_level,
     set_debug_level,
     set_debug_level_from_env,
@@ -108,7 +118,10 @@ from dldist.c10d.ranks import (
     get_rank,
     get_world_size,
 )
+from dldist.c10d.ranks import canonical_rank as _canonicalize_group_rank
+from dldist.c10d.ranks import group_or_default as _group_or_default_group
 from dldist.c10d.ranks import is_non_member as _rank_not_in_group
+from dldist.c10d.ranks import warn_not_in_group as _warn_not_in_group
 from dldist.c10d.registry import GroupMember, default_group, group
 from dldist.c10d.registry import Registry as _World
 
@@ -116,6 +129,18 @@ TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
     from datetime import timedelta
     from typing import Any
+
+    from dldist.c10d.breakpoint import breakpoint
+    from dldist.c10d.fake import FakeProcessGroup, FakeStore
+    from dldist.c10d.store_collectives import _StoreCollectives
+    from dldist.c10d.work import FakeWork, PythonCallbackWork, _create_work_from_future, _IllegalWork
+    from dldist.c10d.wrapper import _ProcessGroupWrapper
+    from dldist.rendezvous import _create_store_from_options, register_rendezvous_handler, rendezvous
+
+    default_pg_timeout: timedelta
+    default_pg_nccl_timeout: timedelta | None
+    _DEFAULT_PG_TIMEOUT: timedelta
+    _DEFAULT_NO_TIMEOUT: timedelta
 
 __all__ = [
     "AllToAllOptions",
@@ -129,6 +154,7 @@ __all__ = [
     "DebugLevel",
     "GatherOptions",
     "GroupMember",
+    "GroupName",
     "P2POp",
     "PrefixStore",
     "ProcessGroup",
@@ -211,6 +237,10 @@ __all__ = [
 ]
 
 
+GroupName = str
+"""What c10d calls the name of a group."""
+
+
 class record_comm:
     """Name the operations of a `with` block, for profilers. There is none yet that would show it."""
 
@@ -228,6 +258,10 @@ class record_comm:
 
 _GLOO_AVAILABLE = True
 _MPI_AVAILABLE = _NCCL_AVAILABLE = _UCC_AVAILABLE = _XCCL_AVAILABLE = False
+
+_DEFAULT_FIRST_BUCKET_BYTES = 1 << 20
+
+_Work = Work
 
 _get_default_group = default_group
 
@@ -275,13 +309,97 @@ def _add_ephemeral_timeout_for_all_pgs(timeout: timedelta) -> None:
     """NCCL's groups alone have time-outs of that kind."""
 
 
-def __getattr__(name: str) -> Any:
-    # datetime takes a while to import, and few look.
-    if name == "default_pg_timeout":
+def _get_group_size(group: Any) -> int:
+    """The size of a group."""
+    return get_world_size(group)
+
+
+def _get_group_tag(pg: ProcessGroup) -> str:
+    """The tag of a group; "" where it was given none."""
+    tag = registry._world.pg_to_tag[pg]
+    return tag.removeprefix("user:") if tag.startswith("user:") else ""
+
+
+def _get_object_coll_device(group: Any = None) -> str:
+    """The type of the device through which objects travel."""
+    return "cpu"
+
+
+# ---- groups whose members change, and windows: no backend has either
+
+
+def _supports_reconfigure(group: Any = None) -> bool:
+    """Whether the members of the group can be exchanged."""
+    return get_backend_impl(group).supports_reconfigure
+
+
+def _get_reconfigure_handle(group: Any = None) -> Any:
+    """What the others need to know of this process for _reconfigure()."""
+    return get_backend_impl(group).get_reconfigure_handle()
+
+
+def _reconfigure(
+    uuid: int, handles: Any, timeout: timedelta | None = None, hints: dict[str, str] | None = None, group: Any = None
+) -> Any:
+    """Make the group one of the processes of these handles: a list has them in the order of ranks, a set in none."""
+    opts = ReconfigureOptions()
+    opts.uuid, opts.handles = uuid, handles
+    if timeout is not None:
+        opts.timeout = timeout
+    if hints is not None:
+        opts.hints = hints
+    return get_backend_impl(group).reconfigure(opts)
+
+
+def _supports_window(group: Any = None) -> bool:
+    """Whether ranks can write into each other's memory."""
+    return get_backend_impl(group).supports_window
+
+
+def _new_window(tensor: Any = None, group: Any = None) -> Any:
+    """Memory that the other ranks can write to."""
+    return get_backend_impl(group).new_window(tensor)
+
+
+# ---- what takes a while to import and few look for
+
+_ELSEWHERE = {
+    "FakeProcessGroup": "dldist.c10d.fake",
+    "FakeStore": "dldist.c10d.fake",
+    "FakeWork": "dldist.c10d.work",
+    "PythonCallbackWork": "dldist.c10d.work",
+    "_IllegalWork": "dldist.c10d.work",
+    "_ProcessGroupWrapper": "dldist.c10d.wrapper",
+    "_StoreCollectives": "dldist.c10d.store_collectives",
+    "_create_store_from_options": "dldist.rendezvous",
+    "_create_work_from_future": "dldist.c10d.work",
+    "breakpoint": "dldist.c10d.breakpoint",
+    "register_rendezvous_handler": "dldist.rendezvous",
+    "rendezvous": "dldist.rendezvous",
+    "spawn": "dldist._spawn",
+}
+# c10d's names, outside of its registry, for what is in it.
+_OF_REGISTRY = {"_pg_map", "_pg_names", "_pg_group_ranks", "_pg_backend_config", "_pg_to_tag", "_tags_to_pg", "_group_count"}
+_MINUTES = {"default_pg_timeout": 30, "_DEFAULT_PG_TIMEOUT": 30, "_DEFAULT_NO_TIMEOUT": 0}
+
+
+def _find(name: str, module: str) -> Any:
+    """A public or private name that is not imported with the package; `module` is the one that is asked."""
+    if name in _ELSEWHERE:
+        return getattr(__import__(_ELSEWHERE[name], fromlist=(name,)), name)
+    if name in _OF_REGISTRY:
+        return getattr(registry._world, name[1:])
+    if name in _MINUTES:
         from datetime import timedelta
 
-        return timedelta(minutes=30)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return timedelta(minutes=_MINUTES[name])
+    if name == "default_pg_nccl_timeout":
+        return _get_default_timeout("nccl") if is_nccl_available() else None
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+
+def __getattr__(name: str) -> Any:
+    return _find(name, __name__)
 
 
 class _Module(ModuleType):

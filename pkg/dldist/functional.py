@@ -81,8 +81,8 @@ def all_reduce(x: Any, op: Any = "sum", group: Any = None, *, timeout: Any = Non
 def all_reduce_tree(tree: Any, op: Any = "sum", group: Any = None, *, timeout: Any = None, async_op: bool = False) -> Any:
     """The same tree with every array reduced: one operation for all arrays of a dtype. For gradients and the like.
 
-    A tree is a dict, list or tuple of arrays and trees, None, or a container that JAX knows. Dicts are gone through by their sorted
-    keys, so ranks may have filled them in any order.
+    A tree is a dict, list or tuple of arrays and trees, None, or a container that JAX knows. Dicts are gone through by their
+    sorted keys, so ranks may have filled them in any order.
     """
     leaves, rebuild = _functional_tree.flatten(tree, "all_reduce_tree")
     if not leaves:
@@ -98,7 +98,8 @@ def all_reduce_tree(tree: Any, op: Any = "sum", group: Any = None, *, timeout: A
         return works if how["async_op"] else None
 
     def transpose(*gradients: Any) -> list[Any]:
-        return all_reduce_tree(list(gradients), op, group, timeout=timeout)
+        reduced: list[Any] = all_reduce_tree(list(gradients), op, group, timeout=timeout)
+        return reduced
 
     shapes = [_arrays.family_of(leaf, form.name).shape(leaf) for leaf in leaves]
     gradients = transpose if _is_linear(op) else None
@@ -306,8 +307,9 @@ def all_to_all(
         shape = form.with_extent(split, sum(received))
     else:
         received = [form.shape[concat]] * form.size
-        shape = list(form.with_extent(split, sent[0]))
-        shape[concat] *= form.size
+        extents = list(form.with_extent(split, sent[0]))
+        extents[concat] *= form.size
+        shape = tuple(extents)
 
     def start(operations: Any, sources: Any, outputs: Any, how: Any) -> Any:
         if split == concat == 0:
@@ -316,10 +318,11 @@ def all_to_all(
         return operations.all_to_all(_arrays.pieces(outputs[0], concat, received), parts, **how)
 
     def transpose(gradient: Any) -> list[Any]:
-        sizes = (sent, received) if split == concat else (None, None)
-        return [all_to_all(gradient, concat, split, *sizes, group, timeout=timeout)]
+        if split == concat:
+            return [all_to_all(gradient, split, split, sent, received, group, timeout=timeout)]
+        return [all_to_all(gradient, concat, split, group=group, timeout=timeout)]
 
-    return form.run([x], start, [tuple(shape)], transpose=transpose, pack=_only, async_op=async_op)
+    return form.run([x], start, [shape], transpose=transpose, pack=_only, async_op=async_op)
 
 
 def _split_sizes(form: Form, argument: str, sizes: Sequence[int] | None, axis: int) -> list[int]:
@@ -329,7 +332,9 @@ def _split_sizes(form: Form, argument: str, sizes: Sequence[int] | None, axis: i
     if len(sizes) != form.size or not all(isinstance(size, int) and size >= 0 for size in sizes):
         raise ValueError(f"{form.name}(): argument '{argument}' must be a size for each of {form.size} ranks, not {sizes}")
     if argument == "input_split_sizes" and sum(sizes) != form.shape[axis]:
-        raise ValueError(f"{form.name}(): argument '{argument}': {sizes} is {sum(sizes)} together, and axis {axis} has {form.shape[axis]}")
+        raise ValueError(
+            f"{form.name}(): argument '{argument}': {sizes} is {sum(sizes)} together, and axis {axis} has {form.shape[axis]}"
+        )
     return sizes
 
 
@@ -366,15 +371,17 @@ def permute(
 
 
 def _routes(form: Form, pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
-    pairs = [tuple(pair) for pair in pairs]
+    """The destinations by their sources."""
+    routes: dict[int, int] = {}
     for pair in pairs:
         if len(pair) != 2:
             raise ValueError(f"{form.name}(): argument 'pairs' must have pairs of a source and a destination, not {pair}")
-        form.check_rank(pair[0], "pairs")
-        form.check_rank(pair[1], "pairs")
-    routes = dict(pairs)
-    if len(routes) != len(pairs) or len(set(routes.values())) != len(pairs):
-        raise ValueError(f"{form.name}(): argument 'pairs' has a source or a destination twice: {pairs}")
+        source, destination = pair
+        form.check_rank(source, "pairs")
+        form.check_rank(destination, "pairs")
+        if source in routes or destination in routes.values():
+            raise ValueError(f"{form.name}(): argument 'pairs' has a source or a destination twice: {pair}")
+        routes[source] = destination
     return routes
 
 

@@ -8,6 +8,7 @@ again and again; docs/rendezvous.md says how, and what is read from the environm
 
 from __future__ import annotations
 
+import atexit
 import os
 import time
 
@@ -64,7 +65,7 @@ def _as_text(url: Any) -> str:
 
 def _as_rank(name: str, value: Any) -> int:
     try:
-        return value.__index__()
+        return int(value.__index__())
     except (AttributeError, TypeError):
         raise RuntimeError(f"`{name}` must be an integer. {value}") from None
 
@@ -157,6 +158,9 @@ class Meeting:
         self.store: _core.Store | None = _core.PrefixStore(f"{name}/{generation}", raw)
         self.rank = place.rank
         self.world_size = place.world_size
+        if self._is_host:
+            # Of a program that never closes it, too: the others may still be at it.
+            atexit.register(self.close)
 
     def met(self) -> None:
         """This rank has found the others: rank 0 need not keep the store for its sake."""
@@ -177,10 +181,13 @@ class Meeting:
             self.met()
             if self._is_host:
                 self._linger(self._raw, linger)
+            if self.rank == 0:
+                self._raw.add(f"{self._base}/count", 1)
         except _core.DistError:
             pass  # they are late, or dead: their errors say so
         finally:
             self._raw = self.store = None
+            atexit.unregister(self.close)
 
     def _key(self, what: str) -> str:
         return f"{self._base}/{self._generation}/{what}"
@@ -246,8 +253,7 @@ def _find_place(init_method: str | None, rank: int, world_size: int, timeout: An
     if init_method is None:
         return _places.auto_place(rank, world_size)
     url = _as_text(init_method)
-    handler = _handlers.get(_scheme(url))
-    builtin = {_tcp_handler: _places.tcp_place, _env_handler: _places.env_place, _file_handler: _places.file_place}.get(handler)
+    builtin = {"tcp": _places.tcp_place, "env": _places.env_place, "file": _places.file_place}.get(_scheme(url))
     if builtin is not None:
         place = builtin(_places.with_ranks(url, rank, world_size))
         if place.world_size > 1 and isinstance(place, _places.AtServer) and place.port == 0:
@@ -266,16 +272,19 @@ def _rank_key(base: str, rank: int) -> str:
 
 
 def _enter(store: _core.Store, place: _places.Place, name: str, deadline: float) -> int:
-    """The number of this meeting at this place: rank 0 counts them, and no rank takes one twice."""
+    """The number of this meeting at this place. Rank 0 counts when it opens one and when it leaves: the odd ones are open. No
+    rank takes one twice."""
     base = _base_of(name)
     if place.rank == 0:
         generation = store.add(f"{base}/count", 1)
+        if generation % 2 == 0:  # the last rank 0 has not come to leaving
+            generation = store.add(f"{base}/count", 1)
         store.set(f"{base}/{generation}", "")
         return generation
     mine = _rank_key(base, place.rank)
     last = store.add(mine, 0)
-    while (generation := store.add(f"{base}/count", 0)) <= last:
-        _await_rank_0(store, place, name, last + 1, deadline)
+    while (generation := store.add(f"{base}/count", 0)) <= last or generation % 2 == 0:
+        _await_rank_0(store, place, name, generation + 1 + generation % 2, deadline)
     store.set(mine, str(generation))
     return generation
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import secrets
 import sys
+import tempfile
 
-import dldist
-from dldist import _run_attempt, _run_nodes, _run_options, _run_report
+from dldist import _core, _run_attempt, _run_nodes, _run_options, _run_report
 
 # How long a launcher that serves the store waits for the others to have read how the job ended.
 _PATIENCE_S = 5.0
@@ -19,10 +20,10 @@ def main(argv: list[str] | None = None) -> int:
     options = _run_options.parse(argv)
     with _run_attempt.Signals() as signals:
         try:
-            return _launch(options, signals)
+            return _launch(_with_folder(options), signals)
         except _run_attempt.Interrupted as error:
             return 128 + error.number
-        except (_run_nodes.LaunchError, dldist.DistError, OSError) as error:
+        except (_run_nodes.LaunchError, _core.DistError, OSError) as error:
             _say(str(error))
             return 1
 
@@ -63,15 +64,28 @@ def _launch(options: _run_options.Options, signals: _run_attempt.Signals) -> int
             break
         if number < options.max_restarts:
             _say(f"starting all ranks again: {number + 1} of {options.max_restarts}")
-    _leave(meeting, _PATIENCE_S if signals.first is None else _PATIENCE_AFTER_SIGNAL_S)
+    _leave(meeting, signals)
     return failure.exit_code if failure is not None else 0
 
 
-def _leave(meeting: _run_nodes.Alone | _run_nodes.Meeting, patience: float) -> None:
+def _leave(meeting: _run_nodes.Alone | _run_nodes.Meeting, signals: _run_attempt.Signals) -> None:
     try:
-        meeting.leave(patience)
-    except dldist.DistError:
+        if signals.first is not None:
+            meeting.leave(_PATIENCE_AFTER_SIGNAL_S)
+        else:
+            with signals.raising():
+                meeting.leave(_PATIENCE_S)
+    except _core.DistError:
         pass  # the one that serves the store has gone first
+
+
+def _with_folder(options: _run_options.Options) -> _run_options.Options:
+    """The options, with a place for files where some are asked for and none is given."""
+    if options.log_dir or not any(any(options.kept(rank)) for rank in range(options.nproc)):
+        return options
+    folder = tempfile.mkdtemp(prefix="dlrun_")
+    _say(f"files are in {folder}")
+    return dataclasses.replace(options, log_dir=folder)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ NOTICE_LIMIT_S = 2.5
 EPOCH_LIMIT_S = 90.0
 # Above what they were after the first worlds of a process. Links stay for as long as there are two ends, and how many others
 # there are changes.
-ALLOWED = {"fds": 8, "late": 200, "threads": 0, "mappings": 30, "rss": 24 << 20}
+ALLOWED = {"fds": 8, "late": 200, "threads": 0, "mappings": 30, "heap": 2 << 20, "rss": 16 << 20}
 SETTLED_AFTER = 8
 
 

@@ -56,10 +56,11 @@ def test_stub(kind):
             continue
         if name in ("__init__", "__new__"):
             assert runtime_shape(cls, False) == stub_shape(function, True)
-        elif name not in ("__exit__", "__hash__", "__eq__", "__await__", "__buffer__"):
+        elif name not in ("__exit__", "__hash__", "__eq__", "__await__", "__buffer__", "__call__"):
             assert runtime_shape(getattr(cls, name), True) == stub_shape(function, True), name
     own = {name for name, value in vars(cls).items() if not name.startswith("__") and callable(value)}
-    assert own - set(CONSTANTS) <= set(stub_functions(node.body)) | {"n_fields", "index", "count"}, kind
+    constants = {*CONSTANTS, "PREMUL_SUM", "RedOpType"}
+    assert own - constants <= set(stub_functions(node.body)) | {"n_fields", "index", "count"}, kind
 
 
 @pytest.mark.parametrize("kind", ["Group", "Work", "SharedArray"])
@@ -72,9 +73,8 @@ def test_documentation(kind):
 
 
 def test_no_instances_out_of_nowhere(group):
-    for cls in (dldist.Work, dldist.SharedArray):
-        with pytest.raises(TypeError):
-            cls()
+    with pytest.raises(TypeError):
+        dldist.SharedArray()
     with pytest.raises(TypeError):
         pickle.dumps(group)
     with pytest.raises(RuntimeError, match="__init__"):
@@ -119,12 +119,53 @@ def test_reduce_op():
     assert (scaled.name, scaled.factor, repr(scaled)) == ("PREMUL_SUM", 2.5, "ReduceOp.PREMUL_SUM(2.5)")
     assert scaled == dldist.ReduceOp("premul_sum", 2.5) != dldist.ReduceOp.PREMUL_SUM(2)
     assert pickle.loads(pickle.dumps(scaled)) == scaled and hash(copy.copy(scaled)) == hash(scaled)
-    assert hash(dldist.ReduceOp.PREMUL_SUM(0.0)) == hash(dldist.ReduceOp.PREMUL_SUM(-0.0))
     for arguments in (("nonsense",), ("sum", 2.0), ("premul_sum",), ("premul_sum", "x"), (1,)):
         with pytest.raises((ValueError, TypeError)):
             dldist.ReduceOp(*arguments)
     with pytest.raises(TypeError):
         dldist.ReduceOp.PREMUL_SUM("x")
+
+
+def test_reduce_op_as_c10d_has_it():
+    kind = dldist.ReduceOp
+    for number, name in enumerate([*CONSTANTS, "PREMUL_SUM"]):
+        op = getattr(kind.RedOpType, name)
+        assert op is getattr(kind, name) is kind.__members__[name] and isinstance(op, kind)
+        assert number == op.value == int(op) == hash(op) == range(10)[op]
+        assert op.op is op and op.factor is None
+    for op in (getattr(kind, name) for name in CONSTANTS):
+        assert kind(op) == op and op == kind(op) and not op != kind(op)
+        assert op != kind.PREMUL_SUM(1.0) and op != op.value and op != "abc" and kind(op) != op.name
+        with pytest.raises(RuntimeError, match=f"Only PREMUL_SUM supports calling with a factor, got ReduceOp.{op.name}$"):
+            op(2.0)
+    assert list(kind.__members__) == [*CONSTANTS, "PREMUL_SUM"]
+
+
+def test_premul_sum():
+    kind = dldist.ReduceOp
+    scaled = kind.PREMUL_SUM(2.0)
+    assert kind(scaled) == scaled and kind(scaled).factor == 2.0 and kind.RedOpType.PREMUL_SUM(factor=2.0) == scaled
+    # Without a factor it stands for the kind: whoever asks which operation it is does not care about the factor.
+    assert scaled.op is kind.PREMUL_SUM and scaled == kind.PREMUL_SUM and hash(scaled) == hash(kind.PREMUL_SUM)
+    assert kind.PREMUL_SUM(2.0) != kind.PREMUL_SUM(3.0) and kind.PREMUL_SUM != kind.SUM
+    for op in (scaled, kind.PREMUL_SUM, kind.SUM, kind(kind.MAX)):
+        pickled = [pickle.loads(pickle.dumps(op, protocol)) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]
+        for same in (copy.copy(op), copy.deepcopy(op), *pickled):
+            assert same == op and repr(same) == repr(op)
+    for arguments in (("PREMUL_SUM",), (kind.PREMUL_SUM,)):
+        with pytest.raises(RuntimeError, match="PREMUL_SUM needs a factor"):
+            kind(*arguments)
+    with pytest.raises(TypeError):
+        scaled()
+
+
+@pytest.mark.parametrize("factor", ["numpy.float64(2.5)", "numpy.array(2.5)", "torch.tensor(2.5)", "torch.tensor([2.5])"])
+def test_factor_from_arrays(group, factor):
+    library = pytest.importorskip(factor.partition(".")[0])
+    op = dldist.ReduceOp.PREMUL_SUM(eval(factor, {library.__name__: library}))
+    tensor = array.array("d", [2.0])
+    group.all_reduce(tensor, op)
+    assert op.factor == 2.5 and tensor[0] == 5.0
 
 
 @pytest.mark.parametrize("op", ["sum", "Sum", dldist.ReduceOp.MAX, None])
@@ -136,7 +177,7 @@ def test_ops_that_do(group, op):
 
 
 @pytest.mark.parametrize(("op", "error"), [("nonsense", ValueError), (1, TypeError), ("premul_sum", ValueError),
-                                           (dldist.ReduceOp, TypeError)])
+                                           (dldist.ReduceOp, TypeError), (dldist.ReduceOp.PREMUL_SUM, ValueError)])
 def test_ops_that_do_not(group, op, error):
     with pytest.raises(error, match="all_reduce"):
         group.all_reduce(ints(1), op)

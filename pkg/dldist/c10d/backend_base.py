@@ -364,6 +364,10 @@ class BackendOptions:
         return f"<{type(self).__qualname__} backend={self._backend!r} timeout={self._timeout}>"
 
 
+def _call_without(fn: Callable[[], object]) -> None:
+    fn()
+
+
 class Backend(LowLevelCalls):
     """c10d's backend (not the str class of that name): what a process group has for a type of device.
 
@@ -371,7 +375,7 @@ class Backend(LowLevelCalls):
     overridden raises RuntimeError.
     """
 
-    Options = BackendOptions
+    Options: type[Any] = BackendOptions
 
     bound_device_id: Any = None
 
@@ -454,7 +458,7 @@ class Backend(LowLevelCalls):
     def _run_abort_hooks(self) -> None:
         """For those that override abort(). What a hook raises goes to sys.unraisablehook: an abort is no place for errors."""
         for fn in list(self._abort_hooks.values()):
-            _core._call_aloud(lambda _, fn=fn: fn(), None)
+            _core._call_aloud(_call_without, fn)
 
     def get_error(self) -> Any:
         raise self._unsupported("get_error")

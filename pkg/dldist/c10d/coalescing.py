@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dldist.c10d import registry
+from dldist.c10d.ranks import is_non_member
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -12,8 +13,8 @@ if TYPE_CHECKING:
 class _CoalescingManager:
     """What `with _coalescing_manager() as cm` gives: the works, with async_ops, once the block has ended."""
 
-    def __init__(self, calls: Any, is_async: bool) -> None:
-        self._recording = calls.coalesce(async_op=is_async)
+    def __init__(self, recording: Any = None) -> None:
+        self._recording = recording
         self.works: list[Any] = []
 
     def append(self, work: Any = None) -> None:
@@ -27,17 +28,20 @@ class _CoalescingManager:
             work.wait()
 
     def __enter__(self) -> _CoalescingManager:
-        self._recording.__enter__()
+        if self._recording is not None:
+            self._recording.__enter__()
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self._recording.__exit__(*exception)
-        self.append(self._recording.work)
+        if self._recording is not None:
+            self._recording.__exit__(*exception)
+            self.append(self._recording.work)
 
 
 def _coalescing_manager(group: Any = None, device: Any = None, async_ops: bool = False) -> _CoalescingManager:
     """Make one operation of the calls in a `with` block: all_reduces, all_gather_singles or reduce_scatter_singles, all of one
-    kind and one reduction. Nothing runs before the block ends; if it raises, nothing runs at all.
+    kind and one reduction. Nothing runs before the block ends; if it raises, nothing runs at all. Who is not a member of the group
+    does nothing, and is warned by the calls in the block.
 
     >>> with _coalescing_manager():
     ...     for tensor in tensors:
@@ -45,7 +49,9 @@ def _coalescing_manager(group: Any = None, device: Any = None, async_ops: bool =
     """
     if device is not None:
         raise RuntimeError("Backend gloo does not implement startCoalescing")
-    return _CoalescingManager(registry.operations(group), async_ops)
+    if is_non_member(group):
+        return _CoalescingManager()
+    return _CoalescingManager(registry.operations(group).coalesce(async_op=async_ops))
 
 
 def _time_estimator(group: Any = None, device: Any = None) -> Any:

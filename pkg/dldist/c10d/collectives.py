@@ -87,12 +87,12 @@ def barrier(
     group: Any = None, async_op: bool = False, device_ids: Any = None, timeout: Any = None
 ) -> Any:
     """Wait until all ranks of the group are here. Every earlier operation of the group has ended then."""
-    if device_ids is not None and not isinstance(device_ids, list):
-        raise TypeError("Invalid function argument: device_ids type should be List[int]")
     calls = calls_of(group, "barrier")
     if calls is None:
         return None
-    return calls.barrier(timeout=timeout, async_op=async_op)
+    # On the CPU there are no devices to choose from; backends of other makers are told.
+    how = {} if isinstance(calls, _core.Group) else {"device_ids": device_ids}
+    return calls.barrier(timeout=timeout, async_op=async_op, **how)
 
 
 def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
@@ -314,7 +314,7 @@ def _reduce_scatter_base(output: Any, input: Any, op: Any = SUM, group: Any = No
     return reduce_scatter_single(output, input, op, group, async_op)
 
 
-class _ReduceOps:
+class _reduce_op:
     """Deprecated: the reductions, as attributes."""
 
     def __getattribute__(self, name: str) -> Any:
@@ -324,4 +324,9 @@ class _ReduceOps:
         return super().__getattribute__(name)
 
 
-reduce_op = _ReduceOps()
+reduce_op = _reduce_op()
+
+
+def _make_nccl_premul_sum(factor: Any) -> _core.ReduceOp:
+    """The reduction that sums what has been multiplied by this factor: a number, or a tensor of one element."""
+    return _core.ReduceOp.PREMUL_SUM(float(factor))

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from dldist import _core
 from dldist.c10d.backend_base import Backend, BackendOptions
 from dldist.c10d.work import FakeWork
-
-if TYPE_CHECKING:
-    from datetime import timedelta
 
 _CPU = 1  # DLPack's number of it
 
@@ -136,9 +133,10 @@ class FakeProcessGroup(Backend):
     Made by _create_internal(), or by init_process_group(backend="fake").
     """
 
-    Options = FakeOptions
+    Options: type[Any] = FakeOptions
+    _options: Any
 
-    def __init__(self, *_: Any, **__: Any) -> NoReturn:
+    def __init__(self, *_: Any, **__: Any) -> None:
         raise TypeError("FakeProcessGroup: No constructor defined! Use init_process_group(backend='fake').")
 
     @classmethod
@@ -270,13 +268,13 @@ class FakeStore(_core.Store):
     def set(self, key: Any, value: Any) -> None:
         pass
 
-    def get(self, key: Any, timeout: timedelta | float | None = None) -> bytes:
+    def get(self, key: Any, timeout: Any = None) -> bytes:
         return b""
 
-    def add(self, key: Any, amount: int) -> int:
+    def add(self, key: Any, amount: Any) -> int:
         return amount
 
-    def wait(self, keys: Any, timeout: timedelta | float | None = None) -> None:
+    def wait(self, keys: Any, timeout: Any = None) -> None:
         pass
 
     def check(self, keys: Any) -> bool:

@@ -12,8 +12,8 @@ from dldist.c10d.options import HookOpName
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# What a low-level call is to a hook.
-_NAMES = {
+# What a low-level call is to a hook. Any: checkers take the members of our enums for the numbers that they are written as.
+_NAMES: dict[str, Any] = {
     "send": HookOpName.SEND,
     "recv": HookOpName.RECV,
     "recv_anysource": HookOpName.RECV,
@@ -51,6 +51,7 @@ def _flat(tensors: Any) -> list[Any]:
 
 
 # For each low-level call: the places of its inputs and of its outputs among the arguments.
+_NO_TENSORS = (None, None)
 _PLACES = {
     "send": (0, None),
     "recv": (None, 0),
@@ -60,10 +61,10 @@ _PLACES = {
     "allreduce_coalesced": (0, None),
     "allreduce_sparse": (0, None),
     "reduce": (0, None),
-    "barrier": (None, None),
-    "monitored_barrier": (None, None),
-    "split": (None, None),
-    "new_window": (None, None),
+    "barrier": _NO_TENSORS,
+    "monitored_barrier": _NO_TENSORS,
+    "split": _NO_TENSORS,
+    "new_window": _NO_TENSORS,
 }
 _OUTPUT_FIRST = (1, 0)
 
@@ -73,7 +74,7 @@ def tensors_of(method: str, arguments: tuple[Any, ...]) -> tuple[list[Any], list
 
     What is read and written in place counts as an input.
     """
-    inputs, outputs = _PLACES.get(method, _OUTPUT_FIRST)
+    inputs, outputs = _PLACES.get(method, _OUTPUT_FIRST if method in _NAMES else _NO_TENSORS)
     return (
         _flat(arguments[inputs]) if inputs is not None else [],
         _flat(arguments[outputs]) if outputs is not None else [],

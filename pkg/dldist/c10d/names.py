@@ -76,6 +76,7 @@ class Backend(str):
         FAKE: BackendType.CUSTOM,
     }
     _plugins: ClassVar[dict[str, BackendPlugin]] = {}
+    _BackendPlugin = BackendPlugin
 
     def __new__(cls, name: str) -> str:  # type: ignore[misc]
         if not isinstance(name, str):

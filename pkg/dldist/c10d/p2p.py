@@ -75,13 +75,15 @@ class P2POp:
         self.op = op
         self.tensor = tensor
         self.tag = tag
+        if (op if isinstance(op, str) else getattr(op, "__name__", None)) not in ("isend", "irecv"):
+            raise ValueError("Invalid ``op``. Expected ``op`` to be of type ``dldist.isend`` or ``dldist.irecv``.")
+        if not hasattr(tensor, "__dlpack__"):
+            _check_buffer(tensor)
         if op is isend or op is irecv:
             self.group = group_or_default(group)
             self.group_peer = canonical_rank(self.group, peer, group_peer)
             self.peer = global_rank_of(self.group, self.group_peer) if peer is None else peer
             return
-        if (op if isinstance(op, str) else getattr(op, "__name__", None)) not in ("isend", "irecv"):
-            raise ValueError("Invalid ``op``. Expected ``op`` to be of type ``dldist.isend`` or ``dldist.irecv``.")
         self.group = group
         self.group_peer = peer if group_peer is None else group_peer
         self.peer = self.group_peer
@@ -99,6 +101,17 @@ class P2POp:
         name = getattr(self.group, "group_name", None) or getattr(self.group, "name", "")
         shape, dtype = (getattr(self.tensor, attribute, None) for attribute in ("shape", "dtype"))
         return f"P2POp({self.kind} pg={name}, group_src={src}, group_dst={dst},  {shape}, {dtype})"
+
+
+def _check_buffer(tensor: Any) -> None:
+    # Before other messages of the batch are under way, which nothing could take back.
+    try:
+        memoryview(tensor)
+    except TypeError:
+        raise TypeError(
+            "Invalid function argument. Expected parameter `tensor` to be an object with __dlpack__ or the buffer protocol, "
+            f"but got {type(tensor).__name__} instead."
+        ) from None
 
 
 def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Any]:

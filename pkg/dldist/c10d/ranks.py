@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from dldist import _core
 from dldist.c10d import registry
 from dldist.c10d.names import warn
@@ -115,13 +113,16 @@ def get_world_size(group: Any = None) -> int:
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
-    """The rank of this process on its host, which launchers say in LOCAL_RANK."""
-    text = os.environ.get("LOCAL_RANK")
-    if text is not None:
-        return int(text)
+    """The rank of this process on its host: what the launcher says, in LOCAL_RANK or in a way of its own."""
+    from dldist import _launch
+
+    local = _launch.local_rank()
+    if local is not None:
+        return local
     if fallback_rank is not None:
         return int(fallback_rank)
     raise RuntimeError(
-        "LOCAL_RANK is not in the environment. Consider passing fallback_rank to allow `get_node_local_rank` to work, "
-        "assuming you are not running in a multi-device context and want the code to run locally instead."
+        "LOCAL_RANK is not in the environment, nor does another launcher say it. Consider passing fallback_rank to allow "
+        "`get_node_local_rank` to work, assuming you are not running in a multi-device context and want the code to run "
+        "locally instead."
     )

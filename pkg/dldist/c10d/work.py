@@ -22,7 +22,7 @@ class FakeWork(_core.Work):
         super().__init__()
         self.seq_id = -1
 
-    def wait(self, timeout: timedelta | float | None = None) -> bool:
+    def wait(self, timeout: Any = None) -> bool:
         return True
 
     def get_future(self) -> Future:
@@ -47,7 +47,7 @@ class PythonCallbackWork(_core.Work):
         self._callback = callback
         self._future = Future()
 
-    def wait(self, timeout: timedelta | float | None = None) -> bool:
+    def wait(self, timeout: Any = None) -> bool:
         try:
             has_ended = bool(self._callback(_as_timedelta(timeout)))
         except Exception as error:
@@ -83,7 +83,7 @@ class FutureWork(_core.Work):
             raise TypeError(f"_create_work_from_future(): argument 'future' must be Future, not {type(future).__name__}")
         self._future = future
 
-    def wait(self, timeout: timedelta | float | None = None) -> bool:
+    def wait(self, timeout: Any = None) -> bool:
         limit = _as_timedelta(timeout).total_seconds()
         self._future.wait(limit or None)
         return True
@@ -112,7 +112,7 @@ def _create_work_from_future(future: Future) -> FutureWork:
     return FutureWork(future)
 
 
-def _as_timedelta(timeout: timedelta | float | None) -> timedelta:
+def _as_timedelta(timeout: Any) -> timedelta:
     from datetime import timedelta
 
     if isinstance(timeout, timedelta):

@@ -1,0 +1,67 @@
+"""A parameter server by messages: workers send gradients when they have them, and get the newest weights back.
+
+    python examples/parameter_server.py                        # starts a server and two workers by itself
+    dlrun --nproc-per-node 4 examples/parameter_server.py      # so do torchrun, mpirun -n 4 python ..., srun
+
+Rank 0 is the server. It takes whatever gradient comes first, so that a slow worker holds up nobody. The workers fit a straight
+line to points that only they have.
+"""
+
+import os
+import sys
+
+import numpy as np
+
+import dldist
+
+STEPS = 200
+RATE = 0.1
+SLOPE, OFFSET = 3.0, -1.0
+
+
+def say(text):
+    # One write a line, as the processes share the terminal.
+    sys.stdout.write(f"rank {dldist.get_rank()}: {text}\n")
+    sys.stdout.flush()
+
+
+def serve():
+    workers = dldist.get_world_size() - 1
+    weights, gradient = np.zeros(2), np.empty(2)
+    updates = dict.fromkeys(range(1, workers + 1), 0)
+    for _ in range(STEPS * workers):
+        worker = dldist.recv(gradient)  # from any rank; says from which
+        weights -= RATE * gradient
+        updates[worker] += 1
+        dldist.send(weights, worker)
+    say(f"the line is {weights[0]:.3f} x + {weights[1]:.3f}, after updates by rank {updates}")
+
+
+def work():
+    rng = np.random.default_rng(dldist.get_rank())
+    weights = np.zeros(2)
+    losses = []
+    for _ in range(STEPS):
+        x = rng.uniform(-1, 1, size=32)
+        error = weights[0] * x + weights[1] - (SLOPE * x + OFFSET)
+        losses.append((error**2).mean())
+        dldist.send(np.array([(error * x).mean(), error.mean()]), 0)
+        dldist.recv(weights, 0)
+    say(f"the loss fell from {losses[0]:.3f} to {losses[-1]:.6f}")
+
+
+def main(_=None):
+    """Of every rank; spawn() gives the number, which the world knows, too."""
+    dldist.init_process_group()
+    if dldist.get_rank() == 0:
+        serve()
+    else:
+        work()
+    dldist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    if os.environ.keys() & {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}:
+        main()
+    else:
+        dldist.spawn(main, 3)

@@ -1,0 +1,101 @@
+"""Pickling of functions that another interpreter cannot import: those of notebooks and prompts, lambdas, inner functions.
+
+A function is sent as its code with the globals that it names. Only between a parent and the interpreters that it starts: they
+run the same Python. With cloudpickle installed, which does classes too, that is used instead.
+"""
+
+from __future__ import annotations
+
+import dis
+import importlib
+import io
+import marshal
+import pickle
+import sys
+import types
+from collections.abc import Iterator
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+
+def has_importable_main() -> bool:
+    """Whether a new interpreter can import what __main__ has: it is a script or a module, not a prompt or a notebook."""
+    main = sys.modules["__main__"]
+    return getattr(main, "__file__", None) is not None or getattr(main, "__spec__", None) is not None
+
+
+def is_importable(thing: Any) -> bool:
+    """Whether another interpreter finds a function or a class by its name."""
+    if thing.__module__ == "__main__" and not has_importable_main():
+        return False
+    return "<" not in thing.__qualname__
+
+
+def dumps(thing: object) -> bytes:
+    try:
+        import cloudpickle  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        buffer = io.BytesIO()
+        _Pickler(buffer).dump(thing)
+        return buffer.getvalue()
+    return bytes(cloudpickle.dumps(thing))
+
+
+loads = pickle.loads
+
+
+class _Pickler(ForkingPickler):
+    def reducer_override(self, thing: Any) -> Any:
+        if isinstance(thing, types.FunctionType) and not is_importable(thing):
+            return _reduce_function(thing)
+        if isinstance(thing, types.ModuleType):
+            return importlib.import_module, (thing.__name__,)
+        if isinstance(thing, type) and not is_importable(thing):
+            raise pickle.PicklingError(
+                f"class {thing.__qualname__} cannot be sent to another process, which cannot import it: put it into a module, "
+                "or install cloudpickle"
+            )
+        return NotImplemented
+
+
+def _reduce_function(function: types.FunctionType) -> tuple[Any, ...]:
+    cells = function.__closure__ or ()
+    made_of = (marshal.dumps(function.__code__), function.__module__, function.__name__, function.__qualname__, len(cells))
+    globals_ = {}
+    if function.__module__ == "__main__" and not has_importable_main():
+        names = set(_global_names(function.__code__))
+        globals_ = {name: function.__globals__[name] for name in sorted(names) if name in function.__globals__}
+    state = (
+        globals_,
+        [cell.cell_contents for cell in cells],
+        function.__defaults__,
+        function.__kwdefaults__,
+        function.__dict__,
+    )
+    # The state comes after the function itself, so it may refer to it: recursion works.
+    return _make_function, made_of, state, None, None, _set_state
+
+
+def _global_names(code: types.CodeType) -> Iterator[str]:
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield step.argval
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _global_names(constant)
+
+
+def _make_function(code: bytes, module: str, name: str, qualname: str, ncells: int) -> types.FunctionType:
+    namespace = importlib.import_module(module).__dict__
+    closure = tuple(types.CellType() for _ in range(ncells))
+    function = types.FunctionType(marshal.loads(code), namespace, name, None, closure)
+    function.__module__, function.__qualname__ = module, qualname
+    return function
+
+
+def _set_state(function: types.FunctionType, state: tuple[Any, ...]) -> None:
+    globals_, contents, function.__defaults__, function.__kwdefaults__, attributes = state
+    function.__globals__.update(globals_)
+    for cell, content in zip(function.__closure__ or (), contents, strict=True):
+        cell.cell_contents = content
+    function.__dict__.update(attributes)

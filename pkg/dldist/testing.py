@@ -1,0 +1,357 @@
+"""Tests that run on several ranks: run_ranks and @distributed on new processes, @threads on threads.
+
+    from dldist.testing import distributed
+
+    @distributed(nranks=2)
+    def test_sum():
+        x = np.ones(3)
+        dldist.all_reduce(x)
+        assert x.tolist() == [2, 2, 2]
+
+docs/testing.md says more. pytest is not needed, and not imported.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import unittest
+from collections.abc import Callable, Mapping
+from multiprocessing import connection
+from typing import Any, NoReturn
+
+from dldist import _by_value, _core, _run_report, _spawn
+
+__all__ = ["RanksFailed", "distributed", "run_ranks", "threads"]
+
+# How long the others get, once a rank has failed, to fail by themselves and say so.
+_GRACE_S = 2.0
+_DUMP_S = 2.0
+_MARK = "_dldist_body"
+
+
+class RanksFailed(AssertionError):
+    """Ranks have failed, not all in the same way. The text has the traceback of each."""
+
+
+class _Rank:
+    """A new interpreter that runs a function, and what has come of it."""
+
+    def __init__(self, rank: int, env: dict[str, str], job: bytes) -> None:
+        self.rank = rank
+        self.end = ""
+        """How it has failed, in words; empty: it has not."""
+        self.error: BaseException | None = None
+        self.skip: str | None = None
+        self.result: Any = None
+        self.is_done = False
+        self.is_late = False
+        self._files = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]
+        self.channel, theirs = connection.Pipe()
+        code = f"import sys; sys.path[:] = {sys.path!r}; from dldist import _testing_child as c; c.main({theirs.fileno()})"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=self._files[0],
+            stderr=self._files[1],
+            env=env,
+        )
+        theirs.close()
+        self.channel.send_bytes(job)
+
+    def receive(self) -> None:
+        """Takes what it says; it says one thing."""
+        self.is_done = True
+        try:
+            kind, *rest = pickle.loads(self.channel.recv_bytes())
+        except (EOFError, OSError):
+            self.end = f"ended without a result: {self._how()}\n{self.stderr()}"
+            return
+        if kind == "result":
+            (self.result,) = rest
+        elif kind == "skip":
+            (self.skip,) = rest
+        else:
+            self.end, data = rest
+            self.error = _spawn.revive(data)
+
+    @property
+    def has_failed(self) -> bool:
+        return bool(self.end)
+
+    def _how(self) -> str:
+        try:
+            return _run_report.how_it_ended(self.process.wait(_DUMP_S))
+        except subprocess.TimeoutExpired:
+            return "it has closed its pipe"
+
+    def interrupt(self) -> None:
+        """Ends one that is late; faulthandler writes where it is."""
+        self.process.send_signal(signal.SIGABRT)
+
+    def note_late(self, seconds: float) -> None:
+        self.is_done = self.is_late = True
+        try:
+            self.process.wait(_DUMP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        text = self.stderr()
+        at = text.rfind("Fatal Python error: Aborted")
+        self.end = f"was still running after {seconds:.1f} s, here:\n{text[at:] if at >= 0 else text}"
+
+    def stderr(self) -> str:
+        return self._read(1)
+
+    def _read(self, index: int) -> str:
+        self._files[index].seek(0)
+        return self._files[index].read().decode(errors="replace")
+
+    def close(self) -> None:
+        """Ends it, and shows what it has printed."""
+        if self.is_done and not self.has_failed:
+            try:
+                self.process.wait(_DUMP_S)
+            except subprocess.TimeoutExpired:
+                pass  # a thread of the test's own keeps it
+        self.process.kill()
+        self.process.wait()
+        self.channel.close()
+        for index, stream in enumerate((sys.stdout, sys.stderr)):
+            for line in self._read(index).splitlines():
+                print(f"[rank{self.rank}]: {line}", file=stream)
+            self._files[index].close()
+
+
+def run_ranks(
+    fn: Callable[..., Any],
+    nranks: int,
+    *args: Any,
+    timeout: float = 30.0,
+    env: Mapping[str, str] | None = None,
+    init: bool = True,
+) -> list[Any]:
+    """Run fn(*args) on `nranks` new processes; gives what each returned, by rank.
+
+    They have their ranks in the environment, with `env` on top; with init=True also the default world, which is closed at the
+    end. What they print is shown afterwards. When some fail, the others have two seconds to fail as well; ranks that are still
+    running after `timeout` seconds are ended, and the error says where each of them was. Raises the exception of the lowest
+    rank when all have raised the same type, and RanksFailed otherwise, with all tracebacks. A rank that skips makes it a skip.
+    """
+    return _run(_target(fn), nranks, args, {}, timeout, env, init)
+
+
+def distributed(
+    nranks: int = 2, timeout: float = 30.0, init: bool = True, env: Mapping[str, str] | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Decorator: the test's body runs on `nranks` new processes, as in run_ranks.
+
+    The test may be a function, a method of a class or of a unittest.TestCase (whose setUp and tearDown run in each rank, too).
+    Arguments, such as fixtures and parameters of pytest, are pickled.
+    """
+    if callable(nranks):
+        raise TypeError("distributed() takes its arguments first: @distributed() or @distributed(nranks=3)")
+
+    def decorate(body: Callable[..., Any]) -> Callable[..., None]:
+        is_method = next(iter(inspect.signature(body).parameters), None) == "self"
+
+        @functools.wraps(body)
+        def test(*args: Any, **kwargs: Any) -> None:
+            # Each rank makes an instance of its own: that of a test class is seldom pickled.
+            _run(_target(body, is_method), nranks, args[1:] if is_method else args, kwargs, timeout, env, init)
+
+        setattr(test, _MARK, body)
+        return test
+
+    return decorate
+
+
+def _target(fn: Callable[..., Any], is_method: bool = False) -> dict[str, Any]:
+    """How another interpreter finds a function."""
+    if not callable(fn):
+        raise TypeError(f"run_ranks(): argument 'fn' must be callable, not {type(fn).__name__}")
+    if not _by_value.is_importable(fn):
+        if is_method:
+            raise TypeError(f"{fn.__qualname__}: @distributed methods must be in a class at the top level of a module")
+        return {"by_value": _by_value.dumps(fn)}
+    module = sys.modules[fn.__module__]
+    file = getattr(module, "__file__", None)
+    return {
+        "module": fn.__module__,
+        "file": os.path.abspath(file) if file else None,
+        "qualname": fn.__qualname__,
+        "is_method": is_method,
+        # pytest has changed the assertions of the module here: then in the ranks as well.
+        "is_rewritten": type(module.__loader__).__name__ == "AssertionRewritingHook",
+    }
+
+
+def _pickled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    for name, value in [*enumerate(args), *kwargs.items()]:
+        try:
+            pickle.dumps(value)
+        except Exception as error:
+            raise TypeError(
+                f"argument {name!r} ({type(value).__name__}) cannot be sent to the ranks: {error}; make it in the test's body"
+            ) from error
+    return pickle.dumps((args, kwargs))
+
+
+def _run(
+    target: dict[str, Any],
+    nranks: int,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    timeout: float,
+    env: Mapping[str, str] | None,
+    init: bool,
+) -> list[Any]:
+    if not isinstance(nranks, int) or nranks < 1:
+        raise ValueError(f"'nranks' must be 1 or more, not {nranks!r}")
+    store, place = _spawn.serve_store()
+    job = pickle.dumps(
+        {**target, "arguments": _pickled(args, kwargs), "init": init, "parent": os.getpid(), "timeout": timeout}
+    )
+    ranks: list[_Rank] = []
+    try:
+        for number in range(nranks):
+            numbers = _spawn.rank_environment(number, nranks)
+            ranks.append(_Rank(number, {**os.environ, **place, **numbers, **(env or {})}, job))
+        _wait(ranks, timeout)
+    finally:
+        for rank in ranks:
+            rank.close()
+        del store
+    failed = [rank for rank in ranks if rank.has_failed]
+    reasons = [rank.skip for rank in ranks if rank.skip is not None]
+    if reasons and all(rank.is_late or _spawn.is_consequence(rank.error) for rank in failed):
+        raise unittest.SkipTest(reasons[0])
+    if failed:
+        _raise(failed, nranks)
+    return [rank.result for rank in ranks]
+
+
+def _wait(ranks: list[_Rank], timeout: float) -> None:
+    began = time.monotonic()
+    deadline = began + timeout
+    while waiting := {rank.channel: rank for rank in ranks if not rank.is_done}:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        for channel in connection.wait(list(waiting), left):
+            rank = waiting[channel]  # type: ignore[index]
+            rank.receive()
+            if rank.has_failed or rank.skip is not None:
+                deadline = min(deadline, time.monotonic() + _GRACE_S)
+    late = list(waiting.values())
+    for rank in late:
+        rank.interrupt()
+    for rank in late:
+        rank.note_late(time.monotonic() - began)
+
+
+def _raise(failed: list[_Rank], nranks: int) -> NoReturn:
+    """One exception for all that has happened; that which began it first."""
+    failed.sort(key=lambda rank: _spawn.is_consequence(rank.error))
+    first = failed[0].error
+    texts = [f"---- rank {rank.rank} ----\n{rank.end.rstrip()}" for rank in failed]
+    summary = f"{len(failed)} of {nranks} ranks failed: {', '.join(str(number) for number in sorted(r.rank for r in failed))}"
+    everything = "\n".join([summary, *texts])
+    if first is not None and len(failed) == nranks and all(type(rank.error) is type(first) for rank in failed):
+        first.add_note(everything)
+        raise first
+    raise RanksFailed(everything) from None
+
+
+# ---- threads
+
+
+def threads(nranks: int = 2, timeout: float = 30.0) -> Callable[[Callable[..., Any]], Callable[..., list[Any] | None]]:
+    """Decorator: the body runs on `nranks` threads of this process, and gets a Group of its own as its first argument.
+
+    Starts much faster than processes; for code that is given its group. Calling the function gives the list of results, or
+    None when no rank returned any.
+
+    >>> @threads(3)
+    ... def ranks(group):
+    ...     group.barrier()
+    ...     return group.rank
+    >>> ranks()
+    [0, 1, 2]
+    """
+
+    def decorate(body: Callable[..., Any]) -> Callable[..., list[Any] | None]:
+        names = list(inspect.signature(body).parameters.values())
+        nself = 1 if names and names[0].name == "self" else 0
+        if len(names) <= nself:
+            raise TypeError(f"{body.__qualname__}: @threads gives the body a group as its first argument: it takes none")
+
+        def test(*args: Any, **kwargs: Any) -> list[Any] | None:
+            results = _run_threads(body, nranks, args[:nself], args[nself:], kwargs, timeout)
+            # Runners of tests complain of those that return something.
+            return results if any(result is not None for result in results) else None
+
+        # Without __wrapped__: pytest would look for a fixture of the name of the group.
+        functools.update_wrapper(test, body)
+        del test.__wrapped__  # type: ignore[attr-defined]
+        test.__signature__ = inspect.Signature(names[:nself] + names[nself + 1 :])  # type: ignore[attr-defined]
+        return test
+
+    return decorate
+
+
+def _run_threads(
+    body: Callable[..., Any],
+    nranks: int,
+    before: tuple[Any, ...],
+    after: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    timeout: float,
+) -> list[Any]:
+    store = _core.HashStore(timeout=timeout)
+    results: list[Any] = [None] * nranks
+    errors: dict[int, BaseException] = {}
+
+    def run(rank: int) -> None:
+        try:
+            with _core.Group(store, rank, nranks, timeout=timeout) as group:
+                results[rank] = body(*before, group, *after, **kwargs)
+        except BaseException as error:
+            errors[rank] = error
+
+    running = [threading.Thread(target=run, args=(rank,), name=f"rank{rank}", daemon=True) for rank in range(nranks)]
+    for thread in running:
+        thread.start()
+    deadline = time.monotonic() + timeout + _GRACE_S
+    for thread in running:
+        thread.join(max(deadline - time.monotonic(), 0.0))
+    late = {rank: thread for rank, thread in enumerate(running) if thread.is_alive()}
+    if late or errors:
+        _raise_of_threads(errors, late, nranks)
+    return results
+
+
+def _raise_of_threads(errors: dict[int, BaseException], late: dict[int, threading.Thread], nranks: int) -> NoReturn:
+    order = sorted(errors, key=lambda rank: (_spawn.is_consequence(errors[rank]), rank))
+    if order and not late and not any(_is_primary(errors[rank], errors[order[0]]) for rank in order):
+        raise errors[order[0]]
+    texts = [f"---- rank {rank} ----\n{''.join(traceback.format_exception(errors[rank])).rstrip()}" for rank in order]
+    frames = sys._current_frames()
+    for rank, thread in late.items():
+        where = frames.get(thread.ident or 0)
+        texts.append(f"---- rank {rank} ----\nis still running, here:\n{''.join(traceback.format_stack(where)).rstrip()}")
+    raise RanksFailed("\n".join([f"{len(texts)} of {nranks} ranks failed", *texts])) from None
+
+
+def _is_primary(error: BaseException, first: BaseException) -> bool:
+    """Whether an exception tells something that the first one does not."""
+    return not _spawn.is_consequence(error) and type(error) is not type(first)

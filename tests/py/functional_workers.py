@@ -1,0 +1,598 @@
+"""What the ranks of test_functional.py run: each case on all ranks at the same time. No pytest here.
+
+What is expected is computed with NumPy from what all ranks put in.
+"""
+
+import array
+import asyncio
+import collections
+import importlib
+import types
+
+import dldist
+import dldist.functional as F
+import numpy
+from group_workers import describe, open_group
+
+Pair = collections.namedtuple("Pair", "first second")
+
+
+def member(channel, port, rank, size):
+    """Runs the cases that the parent names, until it names none."""
+    group = open_group(port, rank, size)
+    channel.send("ready")
+    while True:
+        command = channel.recv(300)
+        if command is None:
+            group.close()
+            return "closed"
+        name, args = command
+        try:
+            reply = ("value", globals()[name](group, *args))
+        except AssertionError:
+            raise
+        except BaseException as error:
+            reply = ("error", describe(error))
+        channel.send(reply)
+
+
+# ---- libraries
+
+
+class Opaque:
+    """An array of a library that dldist has never heard of: it has DLPack, and nothing else."""
+
+    def __init__(self, content):
+        self._content = content
+
+    def __dlpack__(self, **how):
+        return self._content.__dlpack__(**how)
+
+    def __dlpack_device__(self):
+        return self._content.__dlpack_device__()
+
+    def __array_namespace__(self):
+        return types.SimpleNamespace(from_dlpack=lambda x: Opaque(numpy.from_dlpack(x)))
+
+
+class Library:
+    """How the tests make arrays of a library from NumPy's, and read them."""
+
+    def __init__(self, name, dtype):
+        self.name = name
+        self.dtype = dtype
+        # Of array.array there is one dimension, and of what is not sliced one axis.
+        self.is_flat = name in ("array", "bytes", "bytearray")
+        self.axes = (0, 1) if name in ("numpy", "torch", "jax") else (0,)
+
+    def make(self, values):
+        values = numpy.asarray(values)
+        if self.name == "torch":
+            torch = importlib.import_module("torch")
+            return torch.tensor(values, dtype=getattr(torch, self.dtype))
+        if self.name == "jax":
+            numbers = importlib.import_module("jax.numpy")
+            return numbers.array(values, dtype=self.dtype)
+        if self.name == "array":
+            return array.array(self.dtype, values.ravel().tolist())
+        if self.name in ("bytes", "bytearray"):
+            return (bytes if self.name == "bytes" else bytearray)(values.ravel().tolist())
+        if self.dtype in ("bfloat16", "float8_e5m2"):
+            importlib.import_module("ml_dtypes")
+        values = values.astype(self.dtype)
+        return {"numpy": numpy.array, "opaque": Opaque, "memoryview": memoryview}[self.name](values)
+
+    def read(self, x):
+        if self.name == "torch":
+            x = x.detach().double() if self.dtype == "bfloat16" else x.detach()
+        if self.name == "opaque":
+            x = x._content
+        if self.name in ("bytes", "bytearray"):
+            x = list(x)
+        return numpy.asarray(x).astype("complex128")
+
+    def expect(self, got, values, like, what):
+        assert type(got) is type(like), f"{what}: a {type(got).__name__} for a {type(like).__name__}"
+        for attribute in ("dtype", "typecode"):
+            assert getattr(got, attribute, None) == getattr(like, attribute, None), f"{what}: {attribute}"
+        values = numpy.asarray(values)
+        read = self.read(got)
+        assert read.shape == (values.size,) if self.is_flat else read.shape == values.shape, f"{what}: {read.shape}"
+        assert (read.ravel() == values.ravel()).all(), f"{what}: {read} instead of {values}"
+
+
+def put_in(rank):
+    """What a rank gives; small, so that the results are exact in 16 bits."""
+    return (numpy.arange(24).reshape(4, 6) * 5 + rank * 3) % 7
+
+
+# ---- every function
+
+
+def every_function(group, library, dtype):
+    """On arrays of a library; results are of its type, and the inputs are what they were."""
+    kind = Library(library, dtype)
+    rank, n = group.rank, group.size
+    given = [put_in(r).ravel() if kind.is_flat else put_in(r) for r in range(n)]
+    total = sum(given)
+    x = kind.make(given[rank])
+
+    def check(call, *args, wanted, **options):
+        what = f"{call.__name__} of {library} {dtype} {args} {options}"
+        got = call(x, *args, group=group, **options)
+        pending = call(x, *args, group=group, async_op=True, **options)
+        assert type(pending) is F.Pending and "Pending" in repr(pending)
+        later = pending.wait(20)
+        assert later is pending.wait() and pending.done()
+        if wanted is None:
+            assert got is None and later is None, what
+        else:
+            kind.expect(got, wanted, x, what)
+            kind.expect(later, wanted, x, what)
+        kind.expect(x, given[rank], x, f"the input of {what}")
+
+    check(F.all_reduce, wanted=total)
+    if dtype != "complex64":
+        check(F.all_reduce, "max", wanted=numpy.maximum.reduce(given))
+        check(F.all_reduce, dldist.ReduceOp.MIN, wanted=numpy.minimum.reduce(given))
+    for root in {0, n - 1}:
+        mine = rank == root
+        check(F.reduce, root, wanted=total if mine else None)
+        check(F.broadcast, root, wanted=given[root])
+        check(F.gather, root, wanted=numpy.concatenate(given) if mine else None)
+    for axis in kind.axes:
+        together = numpy.concatenate(given, axis)
+        check(F.all_gather, axis, wanted=together)
+        check(F.gather, n - 1, axis, wanted=together if rank == n - 1 else None)
+        check(F.reduce_scatter, axis=axis, wanted=numpy.split(total, n, axis)[rank])
+        for concat in kind.axes:
+            parts = [numpy.split(given[r], n, axis)[rank] for r in range(n)]
+            check(F.all_to_all, axis, concat, wanted=numpy.concatenate(parts, concat))
+    if not kind.is_flat:
+        for axis in range(3) if len(kind.axes) > 1 else (0,):
+            check(F.all_gather, axis, False, wanted=numpy.stack(given, axis))
+            check(F.gather, 0, axis, False, wanted=numpy.stack(given, axis) if rank == 0 else None)
+    check(F.permute, [(r, (r + 1) % n) for r in range(n)], wanted=given[(rank - 1) % n])
+    check(F.permute, [(n - 1, 0)], wanted=given[n - 1] if rank == 0 else 0 * total)
+    scatter(group, kind, given)
+    uneven(group, kind)
+    messages(group, kind, given)
+
+
+def scatter(group, kind, given):
+    rank, n = group.rank, group.size
+    for axis in kind.axes:
+        parts = numpy.split(given[n - 1], n, axis)
+        x = kind.make(given[n - 1] if rank == n - 1 else parts[0] * 0)
+        kind.expect(F.scatter(x, n - 1, axis, group), parts[rank], x, "scatter")
+        kind.expect(F.scatter(x, n - 1, axis, group, async_op=True).wait(), parts[rank], x, "scatter")
+
+
+def uneven(group, kind):
+    """Rank r gives r + 1 rows, and sends rank k k + 1 rows."""
+    rank, n = group.rank, group.size
+    given = [put_in(r).repeat(2, 0)[: r + 1] for r in range(n)]
+    x = kind.make(given[rank])
+    for result in (F.all_gather_any(x, group), F.all_gather_any(x, group, async_op=True).wait()):
+        assert type(result) is list and len(result) == n
+        for r in range(n):
+            kind.expect(result[r], given[r], x, "all_gather_any")
+    sizes = [r + 1 for r in range(n)]
+    if kind.is_flat:
+        return
+    given = [numpy.tile(put_in(r), (n, 1))[: sum(sizes)] for r in range(n)]
+    start = sum(sizes[:rank])
+    wanted = numpy.concatenate([given[r][start : start + sizes[rank]] for r in range(n)])
+    x = kind.make(given[rank])
+    kind.expect(F.all_to_all(x, 0, 0, [sizes[rank]] * n, sizes, group), wanted, x, "all_to_all")
+
+
+def messages(group, kind, given):
+    rank, n = group.rank, group.size
+    x = kind.make(given[rank])
+    sending = F.send(x, (rank + 1) % n, 5, group, async_op=True)
+    kind.expect(F.recv(x, (rank - 1) % n, 5, group), given[(rank - 1) % n], x, "recv")
+    assert sending.wait() is None
+    receiving = F.recv(x, None, 6, group, async_op=True)
+    if rank == 0:
+        for other in range(n):
+            F.send(x, other, 6, group)
+    kind.expect(receiving.wait(), given[0], x, "recv")
+
+
+def odd_shapes(group):
+    """No axis, no elements, strides, and NumPy's scalars."""
+    n, rank = group.size, group.rank
+    scalar = F.all_reduce(numpy.float32(rank + 1), group=group)
+    assert type(scalar) is numpy.float32 and scalar == sum(range(n + 1))
+    assert F.all_gather(numpy.float64(rank), group=group).tolist() == list(range(n))
+    assert F.all_reduce(numpy.array(2), group=group).shape == ()
+    assert F.all_gather(numpy.zeros((0, 3)), group=group).shape == (0, 3)
+    assert F.all_gather(numpy.zeros((2, 0)), group=group).shape == (2 * n, 0)
+    assert F.all_reduce(b"", group=group) == b""
+    x = numpy.arange(12.0).reshape(3, 4).T[::-1]
+    before = x.copy()
+    assert (F.all_reduce(x, group=group) == n * x).all() and (x == before).all()
+    frozen = numpy.ones(3)
+    frozen.flags.writeable = False
+    result = F.broadcast(frozen, group=group)
+    assert result.flags.writeable and not numpy.shares_memory(result, frozen)
+    view = memoryview(array.array("d", [1.0, 2.0]))
+    assert F.all_reduce(view, group=group).tolist() == [n, 2.0 * n] and view.tolist() == [1.0, 2.0]
+    shapes = [x.shape for x in F.all_gather_any(numpy.zeros((1,) * rank), group=group)]
+    assert shapes == [(1,) * r for r in range(n)]
+
+
+# ---- trees, and results that are waited for when they are used
+
+
+def trees(group):
+    n, rank = group.size, group.rank
+    x, y = numpy.full(3, rank + 1.0), numpy.full((2, 2), rank, "int32")
+    keys = ["b", "a"] if rank else ["a", "b"]  # ranks may have filled their dicts in different orders
+    tree = {key: {"a": [x, None], "b": Pair(y, (array.array("d", [rank]),))}[key] for key in keys}
+    before = group.sequence
+    total = F.all_reduce_tree(tree, group=group)
+    assert group.sequence == before + 2, "one operation for each dtype"
+    assert list(total) == keys and type(total["b"]) is Pair and type(total["b"].second) is tuple
+    assert total["a"][0].tolist() == [sum(range(n + 1))] * 3 and total["a"][1] is None
+    assert total["b"].first.tolist() == [[sum(range(n))] * 2] * 2 and total["b"].first.dtype == "int32"
+    assert total["b"].second[0] == array.array("d", [sum(range(n))])
+    assert x.tolist() == [rank + 1.0] * 3
+    later = F.all_reduce_tree([x], "max", group, async_op=True)
+    assert later.wait()[0].tolist() == [n] * 3
+    assert F.all_reduce_tree({}, group=group) == {} and F.all_reduce_tree([], group=group, async_op=True).wait() == []
+
+
+def lazily(group):
+    """Nothing is waited for before somebody looks."""
+    n, rank = group.size, group.rank
+    x = numpy.full(4, rank + 1.0)
+    if rank == 0:
+        pending = F.all_reduce(x, group=group, async_op=True)
+        assert not pending.done() or n == 1, "the others come only when they have heard of it"
+        for other in range(1, n):
+            group.send(b"x", other)
+    else:
+        group.recv(bytearray(1), 0)
+        pending = F.all_reduce(x, group=group, async_op=True)
+    assert numpy.asarray(pending).tolist() == [sum(range(n + 1))] * 4
+    assert pending.done()
+
+    def start():
+        return F.all_reduce(x, group=group, async_op=True)
+
+    assert numpy.from_dlpack(start()).tolist() == [sum(range(n + 1))] * 4
+    assert numpy.asarray(start(), "float32").dtype == "float32"
+    result = numpy.array(pending, copy=True)
+    assert not numpy.shares_memory(result, pending.wait())
+    # The same memory, so collectives of dldist take it as well.
+    assert F.all_gather(start().wait(), group=group).tolist() == [sum(range(n + 1))] * (4 * n)
+
+    async def together():
+        return await asyncio.gather(*[wait_for(start()) for _ in range(2)])
+
+    async def wait_for(pending):
+        return await pending
+
+    assert [result.tolist() for result in asyncio.run(together())] == [[sum(range(n + 1))] * 4] * 2
+    assert F.barrier(group) is None and F.barrier(group, async_op=True).wait() is None
+
+
+# ---- PyTorch
+
+
+def torch_gradients(group):
+    """Of the sum of all ranks' losses, which are each rank's weights times its result."""
+    import torch
+
+    n, rank = group.size, group.rank
+    for case in gradient_cases(n):
+        for r, x in enumerate(case.given):
+            if r == rank:
+                x = torch.tensor(x, requires_grad=True)
+                y = case.call(x, group)
+                (y * torch.tensor(case.weights[rank])).sum().backward()
+                assert numpy.allclose(x.grad, case.gradient(rank)), (case.name, x.grad, case.gradient(rank))
+    x = torch.ones(2, requires_grad=True)
+    assert not F.all_reduce(x, "max", group).requires_grad
+    tree = F.all_reduce_tree({"x": x}, group=group)
+    tree["x"].sum().backward()
+    assert x.grad.tolist() == [n, n]
+    with torch.no_grad():
+        assert not F.all_reduce(x, group=group).requires_grad
+        F.all_reduce(x, group=group, async_op=True).wait()
+    try:
+        F.all_reduce(x, group=group, async_op=True)
+    except ValueError as error:
+        assert "need a gradient" in str(error)
+    else:
+        raise AssertionError("a result that comes later has no gradient")
+
+
+class GradientCase:
+    """A function that is linear in what all ranks give: its gradient is found by giving it one-hot inputs."""
+
+    def __init__(self, name, n, shape, call, model):
+        self.name, self.call, self.model = name, call, model
+        self.given = [numpy.arange(numpy.prod(shape), dtype="float32").reshape(shape) + r for r in range(n)]
+        results = model(self.given)
+        self.weights = [numpy.cos(numpy.arange(result.size, dtype="float32") + r).reshape(result.shape).astype("float32")
+                        for r, result in enumerate(results)]
+
+    def gradient(self, rank):
+        gradient = numpy.zeros_like(self.given[rank])
+        for index in numpy.ndindex(gradient.shape):
+            hot = [numpy.zeros_like(x) for x in self.given]
+            hot[rank][index] = 1
+            gradient[index] = sum((w * y).sum() for w, y in zip(self.weights, self.model(hot)))
+        return gradient
+
+
+def gradient_cases(n):
+    """Every function that has a gradient, with what it does to the list of all ranks' inputs."""
+    ring = [(r, (r + 1) % n) for r in range(n - 1)]
+
+    def swapped(xs):
+        return [numpy.concatenate([numpy.split(x, n, 0)[r] for x in xs], 1) for r in range(n)]
+
+    def moved(xs):
+        return [xs[r - 1] if r > 0 else 0 * xs[0] for r in range(n)]
+
+    def case(name, call, model, shape=(2 * n, 3)):
+        return GradientCase(name, n, shape, call, model)
+
+    return [
+        case("sum", lambda x, g: F.all_reduce(x, group=g), lambda xs: [sum(xs)] * n),
+        case("avg", lambda x, g: F.all_reduce(x, "avg", g), lambda xs: [sum(xs) / n] * n),
+        case("gather", lambda x, g: F.all_gather(x, 1, group=g), lambda xs: [numpy.concatenate(xs, 1)] * n),
+        case("stack", lambda x, g: F.all_gather(x, 1, False, g), lambda xs: [numpy.stack(xs, 1)] * n),
+        case("scalar", lambda x, g: F.all_gather(x, group=g), lambda xs: [numpy.stack(xs)] * n, ()),
+        case("scatter", lambda x, g: F.reduce_scatter(x, group=g), lambda xs: numpy.split(sum(xs), n)),
+        case("scatter avg", lambda x, g: F.reduce_scatter(x, "avg", group=g), lambda xs: numpy.split(sum(xs) / n, n)),
+        case("all_to_all", lambda x, g: F.all_to_all(x, 0, 1, group=g), swapped),
+        case("broadcast", lambda x, g: F.broadcast(x, n - 1, g), lambda xs: [xs[n - 1]] * n),
+        case("permute", lambda x, g: F.permute(x, ring, g), moved),
+    ]
+
+
+# ---- JAX
+
+
+def jax_jit(group):
+    """Every function inside of jit gives what it gives outside."""
+    import jax
+    import jax.numpy as jnp
+
+    n, rank = group.size, group.rank
+    x = jnp.asarray(put_in(rank), "float32")
+    pairs = [(r, (r + 1) % n) for r in range(n)]
+    for call in (
+        lambda x: F.all_reduce(x, group=group),
+        lambda x: F.all_reduce(x.astype("bfloat16"), "max", group),
+        lambda x: F.reduce(x, 0, group=group),
+        lambda x: F.broadcast(x, n - 1, group=group),
+        lambda x: F.all_gather(x, 1, group=group),
+        lambda x: F.all_gather(x[0, 0], group=group),
+        lambda x: F.gather(x, 0, group=group),
+        lambda x: F.scatter(x if rank == 0 else x[: 4 // n], group=group),
+        lambda x: F.reduce_scatter(x, "avg", 1, group=group),
+        lambda x: F.all_to_all(x, 1, 0, group=group),
+        lambda x: F.permute(x, pairs, group),
+        lambda x: F.all_reduce_tree({"a": x, "b": [x.astype("int32"), x[0]]}, group=group),
+        lambda x: F.all_reduce_tree([jax.tree_util.Partial(print, x), x], group=group),
+        lambda x: (F.send(x, (rank + 1) % n, 3, group) if rank == 0 else None, F.recv(x, (rank - 1) % n, 3, group),
+                   F.send(x, (rank + 1) % n, 3, group) if rank != 0 else None)[1],
+    ):
+        eager, compiled = call(x), jax.jit(call)(x)
+        assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()) and a.dtype == b.dtype, eager, compiled))
+        assert jax.tree.structure(eager) == jax.tree.structure(compiled)
+
+
+def jax_order(group):
+    """Collectives that do not depend on each other run in one order, and those outside of jit do not overtake."""
+    import jax
+    import jax.numpy as jnp
+
+    n, rank = group.size, group.rank
+
+    @jax.jit
+    def several(x):
+        # Nobody uses the second, and nothing says which comes first.
+        unused = F.all_gather(jnp.sin(x), group=group)
+        del unused
+        return F.all_reduce(x @ x, group=group), F.all_gather(x[0], group=group), F.all_reduce(x.sum(), "max", group)
+
+    x = jnp.ones((300, 300)) * (rank + 1)
+    before = group.sequence
+    for _ in range(5):
+        product, row, largest = several(x)
+        outside = F.all_reduce(numpy.ones(1), group=group)  # while the others may be under way
+        assert outside.tolist() == [n]
+        assert float(product[0, 0]) == 300 * sum((r + 1) ** 2 for r in range(n))
+        assert row.shape == (300 * n,) and float(largest) == 90000 * n
+    jax.effects_barrier()
+    assert group.sequence == before + 5 * 5, "what nobody uses is not left out, as another rank may need it"
+
+    # A compiled call whose input is still being computed keeps its turn.
+    seen = []
+
+    def look(x):
+        seen.append(group.sequence)
+        return x
+
+    late = jax.jit(lambda x: F.all_reduce(jax.pure_callback(look, x, x), group=group))
+    late(jnp.ones(1000)).block_until_ready()
+    large = jnp.ones((1000, 1000))
+    products = jax.jit(lambda x: (x @ x @ x @ x @ x)[0])
+    products(large).block_until_ready()
+    before = group.sequence
+    late(products(large))
+    F.all_reduce(numpy.ones(1), group=group)
+    assert seen[1:] == [before] and group.sequence == before + 2
+
+    def body(carry, _):
+        return F.all_reduce(carry, "avg", group) + 1, F.all_reduce(carry, group=group)
+
+    last, sums = jax.jit(lambda x: jax.lax.scan(body, x, None, length=4))(jnp.float32(rank))
+    assert numpy.isclose(last, (n - 1) / 2 + 4) and sums.shape == (4,)
+
+
+def jax_gradients(group):
+    """Outside of jit, inside, around, and both; forwards and backwards."""
+    import jax
+    import jax.numpy as jnp
+
+    rank = group.rank
+    for case in gradient_cases(group.size):
+        x, weights = jnp.asarray(case.given[rank]), jnp.asarray(case.weights[rank])
+
+        def loss(x, case=case, weights=weights):
+            return (case.call(x, group) * weights).sum()
+
+        for gradient in (jax.grad(loss), jax.jit(jax.grad(loss)), jax.grad(jax.jit(loss)), jax.jit(jax.grad(jax.jit(loss)))):
+            assert numpy.allclose(gradient(x), case.gradient(rank), atol=1e-5), case.name
+        value, tangent = jax.jvp(jax.jit(loss), (x,), (x,))
+        assert numpy.isclose(value, tangent, rtol=1e-4), f"{case.name} is linear"
+    tree = {"a": jnp.ones(2), "b": [jnp.ones(())]}
+    gradient = jax.jit(jax.grad(lambda tree: F.all_reduce_tree(tree, group=group)["a"].sum()))(tree)
+    assert gradient["a"].tolist() == [group.size] * 2 and float(gradient["b"][0]) == 0
+    try:
+        jax.grad(lambda x: F.all_reduce(x, "max", group).sum())(jnp.ones(2))
+    except NotImplementedError as error:
+        assert "all_reduce() has no derivative" in str(error)
+    else:
+        raise AssertionError("a maximum has no gradient here")
+
+
+def jax_large(group, megabytes):
+    """Callbacks with large arrays while XLA's threads are at work, and messages from another thread meanwhile."""
+    import jax
+    import jax.numpy as jnp
+
+    n, rank = group.size, group.rank
+    side = int((megabytes * 2**18) ** 0.5)
+
+    @jax.jit
+    def step(x):
+        return F.all_reduce(x @ x.T, "avg", group) + F.all_reduce(x * 2, "max", group)
+
+    x = jnp.ones((side, side))
+    for _ in range(3):
+        y = step(x)
+        F.send(numpy.ones(1), (rank + 1) % n, 9, group)
+        F.recv(numpy.ones(1), (rank - 1) % n, 9, group)
+    assert float(y[0, 0]) == side + 2
+
+
+def jax_refusals(group):
+    import jax
+    import jax.numpy as jnp
+
+    x = jnp.ones((2, 2))
+    texts = []
+    for call in (
+        lambda: jax.jit(lambda x: F.all_reduce(x, group=group, async_op=True))(x),
+        lambda: jax.jit(lambda x: F.all_gather_any(x, group=group))(x),
+        lambda: jax.jit(lambda x: F.reduce_scatter(jnp.ones(2 * group.size + 1), group=group))(x),
+        lambda: jax.jit(lambda x: F.all_reduce(x, "band", group=group))(x).block_until_ready(),
+    ):
+        try:
+            call()
+        except Exception as error:
+            texts.append(f"{type(error).__name__}: {error}")
+        else:
+            texts.append("nothing")  # as one rank shares everything evenly
+    # The failed callback is not held against what comes later.
+    assert F.all_reduce(x, group=group).tolist() == [[group.size] * 2] * 2
+    return texts
+
+
+def jax_mismatch(group):
+    """Ranks that disagree inside of jit hear of it, like those outside."""
+    import jax
+    import jax.numpy as jnp
+
+    other = group.split(list(range(group.size)))
+    try:
+        jax.jit(lambda x: F.all_reduce(x, group=other))(jnp.ones(2 + group.rank)).block_until_ready()
+    except Exception as error:
+        return str(error)
+    return None
+
+
+# ---- groups of the module-level calls
+
+
+def default_world(group, port):
+    """group=None, groups of new_group, and who is not in one."""
+    n, rank = group.size, group.rank
+    store = dldist.TCPStore("127.0.0.1", port, timeout=20.0)
+    x = numpy.full(2, rank + 1.0)
+    for turn in range(2):
+        dldist.init_process_group(store=dldist.PrefixStore(f"world{turn}", store), rank=rank, world_size=n)
+        assert F.all_reduce(x).tolist() == [sum(range(n + 1))] * 2
+        assert F.all_reduce(x, async_op=True).wait().tolist() == [sum(range(n + 1))] * 2
+        pair = dldist.new_group(list(range(n)))
+        assert F.all_gather(x[:1], group=pair).tolist() == [rank + 1.0 for rank in range(n)]
+        assert F.permute(x, [(n - 1, 0)], pair).tolist() == ([n, n] if rank == 0 else [0, 0])
+        assert F.barrier(pair) is None
+        alone = dldist.new_group([0])
+        if rank == 0:
+            assert F.all_reduce(x, group=alone).tolist() == [1.0, 1.0]
+        else:
+            try:
+                F.all_reduce(x, group=alone)
+            except ValueError as error:
+                assert "not a member" in str(error)
+            else:
+                raise AssertionError("this rank is not a member")
+        dldist.destroy_process_group()
+
+
+# ---- mistakes
+
+
+def refusals(group):
+    """The exceptions of calls that are wrong on this rank; the group stays usable."""
+    n = group.size
+    x = numpy.ones((3, 4))
+    calls = {
+        "number": lambda: F.all_reduce(3, group=group),
+        "list": lambda: F.all_gather([1.0], group=group),
+        "none": lambda: F.broadcast(None, group=group),
+        "objects": lambda: F.all_reduce(numpy.array([object()]), group=group),
+        "leaf": lambda: F.all_reduce_tree({"a": [x, 2.0]}, group=group),
+        "keys": lambda: F.all_reduce_tree({1: x, "a": x}, group=group),
+        "axis": lambda: F.all_gather(x, 2, group=group),
+        "negative axis": lambda: F.reduce_scatter(x, axis=-3, group=group),
+        "no axis": lambda: F.reduce_scatter(numpy.float32(1), group=group),
+        "kind of axis": lambda: F.all_gather(x, 1.0, group=group),
+        "axis of a view": lambda: F.all_gather(memoryview(x), 1, group=group),
+        "dimensions": lambda: F.all_gather(array.array("d", [1.0]), tiled=False, group=group),
+        "share": lambda: F.reduce_scatter(numpy.ones(2 * n + 1), group=group),
+        "scatter": lambda: F.scatter(numpy.ones(2 * n + 1), group.rank, group=group),
+        "split sizes": lambda: F.all_to_all(x, 0, 0, None, [1] * (n + 1), group),
+        "split sum": lambda: F.all_to_all(x, 0, 0, None, [4] * n, group),
+        "split axes": lambda: F.all_to_all(x, 0, 1, None, [1] * n, group),
+        "root": lambda: F.broadcast(x, n, group),
+        "kind of root": lambda: F.reduce(x, "0", group=group),
+        "dst": lambda: F.send(x, -1, group=group),
+        "src": lambda: F.recv(x, n, group=group),
+        "pairs": lambda: F.permute(x, [(0, n)], group),
+        "pair": lambda: F.permute(x, [(0, 0, 0)], group),
+        "twice": lambda: F.permute(x, [(0, 0), (0, 0)], group),
+        "op": lambda: F.all_reduce(x, "mean", group),
+        "group": lambda: F.all_reduce(x, group="world"),
+        "no world": lambda: F.all_reduce(x),
+    }
+    caught = {}
+    for name, call in calls.items():
+        try:
+            call()
+        except Exception as error:
+            caught[name] = describe(error)
+        else:
+            caught[name] = None
+    assert F.all_reduce(x, group=group).tolist() == (x * n).tolist()
+    return caught

@@ -1,0 +1,90 @@
+"""What child processes of the rendezvous tests run, and, as a program, a rank that a launcher starts:
+
+    mpirun -n 2 python rendezvous_workers.py FOLDER
+
+meets twice as the launcher says, and writes what it found to FOLDER/<rank>.
+"""
+
+import array
+import json
+import os
+import random
+import sys
+import time
+
+import procs
+
+import dldist
+from dldist import rendezvous
+
+TIMEOUT_S = 20.0
+
+
+def sum_over(meeting):
+    """All ranks of the meeting make a group in its store; gives what an all_reduce of 1, 2, 4 ... makes."""
+    with dldist.Group(meeting.store, meeting.rank, meeting.world_size, timeout=TIMEOUT_S) as group:
+        meeting.met()
+        tensor = array.array("d", [float(2**meeting.rank)])
+        group.all_reduce(tensor)
+        return tensor[0]
+
+
+def meet_once(channel, init_method, rank, world_size):
+    meeting = rendezvous.meet(init_method, rank, world_size, timeout=TIMEOUT_S)
+    result = meeting.rank, meeting.world_size, sum_over(meeting)
+    meeting.close()
+    return result
+
+
+def meet_as_launched(channel):
+    """With nothing but the environment; two times, as the place must not be used up."""
+    return [meet_once(channel, None, -1, -1) for _ in range(2)]
+
+
+def meet_again_and_again(channel, init_method, rank, world_size, rounds, seed):
+    """Rank 0's server is made anew in every round, while the others come sooner or later than it."""
+    delays = random.Random(seed)
+    for number in range(rounds):
+        meeting = rendezvous.meet(init_method, rank, world_size, timeout=TIMEOUT_S)
+        assert meeting.store.add(f"round {number} of this meeting alone", 1) <= world_size
+        assert meeting.store.try_get("left by the round before") is None
+        assert sum_over(meeting) == 2**world_size - 1
+        meeting.store.set("left by the round before", "x")
+        time.sleep(delays.random() * 0.003)
+        meeting.close()
+    return procs.fd_count()
+
+
+def find_nobody(channel, init_method, rank, world_size, timeout):
+    """What a rank is told whose others do not come."""
+    began = time.monotonic()
+    meeting = None
+    try:
+        meeting = rendezvous.meet(init_method, rank, world_size, timeout=timeout)
+        dldist.Group(meeting.store, rank, world_size, timeout=timeout)
+    except dldist.DistError as error:
+        if meeting is not None:
+            meeting.close()
+        return type(error).__name__, str(error), time.monotonic() - began
+    return None
+
+
+def store_by_url(channel, url):
+    """c10d's rendezvous, by hand."""
+    store, rank, world_size = next(rendezvous.rendezvous(url, timeout=TIMEOUT_S))
+    store.set(f"from {rank}", str(world_size))
+    result = [store.get(f"from {other}") for other in range(world_size)]
+    store.add("read", 1)
+    while rank == 0 and store.add("read", 0) < world_size:  # the server is this rank's
+        time.sleep(0.001)
+    return result
+
+
+def main(folder):
+    results = meet_as_launched(None)
+    with open(os.path.join(folder, str(results[0][0])), "w", encoding="utf-8") as file:
+        json.dump(results, file)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,12 @@
+"""Writes many lines to both streams, in pieces that cut them anywhere, and bytes that are no text."""
+
+import os
+import sys
+
+COUNT = 20000
+rank = os.environ["RANK"]
+for index in range(COUNT):
+    for stream in (sys.stdout, sys.stderr):
+        stream.write(f"{rank}:{index}:")
+        stream.write("x" * (index % 80) + "\n")
+sys.stdout.buffer.write(b"bar 1%\rbar 2%\r\nbytes \xff\x00\xfe")

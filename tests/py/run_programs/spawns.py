@@ -1,0 +1,78 @@
+"""spawn() in a script, in each of the ways that a test asks for by name."""
+
+import json
+import os
+import signal
+import sys
+import time
+
+import dldist
+from dldist._spawn import spawn
+
+
+def in_group(i, word, queue=None):
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    assert (rank, size) == (i, 2)
+    store = dldist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=20)
+    with dldist.Group(store, rank, size, timeout=20) as group:
+        values = memoryview(bytearray(8)).cast("d")
+        values[0] = i + 1
+        group.all_reduce(values)
+    if queue is not None:
+        queue.put(word)
+    return word * (i + 1), values[0], "x" * 200_000
+
+
+def fails(i):
+    store = dldist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=20)
+    with dldist.Group(store, i, 3, timeout=20) as group:
+        if i == 1:
+            raise LookupError("no such thing")
+        group.barrier()
+
+
+def dies(i):
+    if i == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def hangs(i):
+    print("hangs", os.getpid(), flush=True)
+    time.sleep(60)
+
+
+def adder(extra):
+    return lambda i, base: base + i + extra
+
+
+def show(error):
+    cause = error.__cause__
+    print(json.dumps([type(error).__name__, str(error), type(cause).__name__, str(cause)]))
+
+
+if __name__ == "__main__":
+    how = sys.argv[1]
+    try:
+        if how == "results":
+            import multiprocessing
+
+            queue = multiprocessing.get_context("spawn").Queue()
+            results = spawn(in_group, 2, ("ab", queue))
+            inner = spawn(adder(7), args=(10,), nprocs=1)
+            print(json.dumps([[r[:2] for r in results], [len(r[2]) for r in results], queue.get(timeout=5), inner]))
+        elif how == "fails":
+            spawn(fails, 3)
+        elif how == "dies":
+            spawn(dies, 2)
+        elif how == "late":
+            spawn(hangs, 2, timeout=1.0)
+        elif how == "context":
+            context = spawn(hangs, 2, join=False)
+            began = context.join(timeout=0.2)
+            context.terminate()
+            print(json.dumps([began, context.join(), [os.path.exists(f"/proc/{pid}") for pid in context.pids()]]))
+        else:
+            spawn(hangs, 2)
+    except dldist.DistError as error:
+        show(error)

@@ -1,0 +1,235 @@
+"""FakeProcessGroup and FakeStore: one process that plays a rank of a group of any size."""
+
+import array
+
+import dldist
+import numpy as np
+import pytest
+from dldist.c10d.fake import FakeProcessGroup, FakeStore
+from dldist.c10d.options import AllreduceOptions, ScatterOptions
+from dldist.c10d.work import FakeWork
+
+RANK, SIZE = 1, 2
+
+
+@pytest.fixture
+def fake():
+    return FakeProcessGroup._create_internal(RANK, SIZE)
+
+
+def numpy_row_major(values):
+    return np.array(values, "f4")
+
+
+def numpy_strided(values):
+    """Every second element of something larger, in both dimensions."""
+    values = np.array(values, "f4")
+    out = np.full(tuple(2 * length for length in values.shape), -7, "f4")[tuple(slice(None, None, 2) for _ in values.shape)]
+    out[...] = values
+    return out
+
+
+def numpy_column_major(values):
+    return np.asfortranarray(np.array(values, "f4"))
+
+
+def torch_bfloat16(values):
+    torch = pytest.importorskip("torch", reason="torch is not there")
+    return torch.tensor(values).bfloat16()
+
+
+def torch_transposed(values):
+    torch = pytest.importorskip("torch", reason="torch is not there")
+    transposed = torch.tensor(np.array(values, "f4").T.copy())
+    return transposed.permute(*reversed(range(transposed.ndim)))
+
+
+KINDS = [numpy_row_major, numpy_strided, numpy_column_major, torch_bfloat16, torch_transposed]
+
+
+def values(tensor):
+    return np.array(tensor.tolist())
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_what_every_collective_leaves(fake, kind):
+    def zeros(*shape):
+        return kind(np.zeros(shape).tolist())
+
+    one, other = kind([[1.0, 2.0], [3.0, 4.0]]), kind([[5.0, 6.0], [7.0, 8.0]])
+    large = kind(np.arange(8.0).reshape(4, 2).tolist())
+
+    outputs = [zeros(2, 2), zeros(2, 2)]
+    fake.allgather(outputs, one)
+    assert all((values(output) == values(one)).all() for output in outputs)
+
+    outputs = [zeros(2, 2), zeros(2, 2)]
+    fake.gather(outputs, one, RANK)
+    assert all((values(output) == values(one)).all() for output in outputs)
+
+    outputs = [[zeros(2, 2)], [zeros(2, 2)]]
+    fake.allgather_coalesced(outputs, [one])
+    assert all((values(output[0]) == values(one)).all() for output in outputs)
+
+    for name in ("all_gather_single", "_allgather_base"):
+        joined, stacked = zeros(4, 2), zeros(2, 2, 2)
+        getattr(fake, name)(joined, one)
+        getattr(fake, name)(stacked, one)
+        assert (values(joined) == np.concatenate([values(one)] * 2)).all()
+        assert (values(stacked) == np.stack([values(one)] * 2)).all()
+
+    output = zeros(2, 2)
+    fake.reduce_scatter(output, [one, other])
+    assert (values(output) == values(other)).all()
+
+    output = zeros(2, 2)
+    fake.reduce_scatter_single(output, large)
+    assert (values(output) == values(large)[2:]).all()
+
+    output = zeros(2, 2)
+    fake.scatter(output, [one, other], RANK)
+    assert (values(output) == values(other)).all()
+
+    outputs = [zeros(2, 2), zeros(2, 2)]
+    fake.alltoall(outputs, [one, other])
+    assert (values(outputs[0]) == values(one)).all() and (values(outputs[1]) == values(other)).all()
+
+    output = zeros(4, 2)
+    fake.alltoall_base(output, large, [], [])
+    assert (values(output) == values(large)).all()
+    fake.alltoall_base(output, large, [1, 3], [2, 2])
+    assert (values(output) == np.concatenate([values(large)[:1], values(large)[:3]])).all()
+
+    for call in (fake.allreduce, fake.reduce, fake.broadcast):
+        kept = kind([[1.0, 2.0], [3.0, 4.0]])
+        call([kept])
+        assert (values(kept) == values(one)).all()
+
+
+def test_memory_around_a_strided_output_stays(fake):
+    memory = np.full((4, 2), -7, "f4")
+    fake.all_gather_single(memory[:, 0], np.array([1, 2], "f4"))
+    assert memory.tolist() == [[1, -7], [2, -7], [1, -7], [2, -7]]
+
+
+def test_memory_of_python_itself(fake):
+    output = array.array("d", [0, 0])
+    fake.scatter(output, [array.array("d", [1, 2]), array.array("d", [3, 4])], RANK)
+    assert output == array.array("d", [3, 4])
+    output = bytearray(4)
+    fake.all_gather_single(output, bytearray(b"ab"))
+    assert output == b"abab"
+
+
+def test_tensors_without_memory(fake):
+    torch = pytest.importorskip("torch", reason="torch is not there")
+    output = torch.zeros(4, device="meta")
+    assert fake.all_gather_single(output, torch.zeros(2, device="meta")).wait()
+    with pytest.raises(RuntimeError, match="world_size times"):
+        fake.all_gather_single(output, torch.zeros(3, device="meta"))
+
+
+def test_empty_tensors(fake):
+    empty = np.empty((0, 3), "f4")
+    for work in (
+        fake.allreduce(empty),
+        fake.all_gather_single(np.empty((0, 3), "f4"), empty),
+        fake.allgather([empty.copy(), empty.copy()], empty),
+        fake.all_to_all_single(empty.copy(), empty),
+    ):
+        assert work.wait() is True
+
+
+def test_works_and_messages(fake):
+    x = np.ones(2, "f4")
+    works = [
+        fake.allreduce(x),
+        fake.allreduce_coalesced([x, x]),
+        fake.barrier(),
+        fake.send([x], 0, 0),
+        fake.recv([x], 0, 0),
+        fake.recv_anysource([x], 0),
+    ]
+    fake._start_coalescing()
+    works.append(fake._end_coalescing())
+    assert all(type(work) is FakeWork and work.wait() and not work.is_completed() for work in works)
+    assert x.tolist() == [1, 1]
+    with pytest.raises(RuntimeError, match="Backend fake does not support monitored_barrier"):
+        fake.monitored_barrier()
+
+
+def f4(*shape):
+    return np.zeros(shape, "f4")
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda g: g.allgather([f4(2), f4(3)], f4(2)), r"allgather: the output has shape \(3,\), and the input \(2,\)"),
+        (lambda g: g.allgather([f4(2), f4(2)], np.zeros(2, "i8")), "the output is of float32, and the input of int64"),
+        (lambda g: g.all_gather_single(f4(5), f4(2)), "world_size times input tensor size"),
+        (lambda g: g.allgather_coalesced([[f4(2)]], [f4(2)]), "output lists should be equal to world size"),
+        (lambda g: g.gather([f4(2)], f4(2), RANK), r"gather: Incorrect output list size 1\. Output list size should be 2"),
+        (lambda g: g.gather([f4(2), f4(2)], f4(2), 0), "gather: requires empty output on non-root"),
+        (lambda g: g.scatter(f4(2), [f4(2)], RANK), r"scatter: Incorrect input list size 1\. Input list size should be 2"),
+        (lambda g: g.scatter(f4(2), [f4(2), f4(2)], 0), "scatter: requires empty input on non-root"),
+        (lambda g: g.reduce_scatter(f4(2), [f4(2)]), "invalid input tensor list size, must be world size"),
+        (lambda g: g.reduce_scatter_single(f4(3), f4(7)), "same size as output size times world size"),
+        (lambda g: g.alltoall([f4(2)], [f4(2)] * 2), "alltoall: output tensor list size 1 does not match world size 2"),
+        (lambda g: g.alltoall_base(f4(3), f4(3), [], []), "dim 0 does not divide equally"),
+        (lambda g: g.alltoall_base(f4(4), f4(4), [4], []), "Number of tensor splits not equal"),
+        (lambda g: g.alltoall_base(f4(4), f4(4), [5, -1], []), "must be non-negative"),
+        (lambda g: g.alltoall_base(f4(4), f4(4), [], [1, 2]), "doesn't match total dim 0 size"),
+        (lambda g: g.alltoall_base(f4(4), f4(6), [], []), r"shape \(4,\), and the input \(6,\)"),
+        (lambda g: g.alltoall_base(f4(4), f4(2), [0, 4], [1, 1]), "4 elements, of 2 in the input"),
+    ],
+)
+def test_what_does_not_fit(fake, call, text):
+    with pytest.raises(RuntimeError, match=text):
+        call(fake)
+
+
+def test_outputs_that_cannot_be_written(fake):
+    output = f4(2)
+    output.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        fake.scatter(output, [f4(2), f4(2)], RANK)
+
+
+def test_other_ranks_may_leave_out_the_lists(fake):
+    assert fake.scatter(f4(2), [], 0).wait()
+    assert fake.scatter([f4(2)], [], ScatterOptions()).wait()
+    assert fake.gather([], f4(2), 0).wait()
+
+
+def test_options(fake):
+    assert (fake.options.backend, fake.options.fake_option, fake.options.error_on_collective) == ("fake", 0, False)
+    assert (fake.rank(), fake.size(), fake.name()) == (RANK, SIZE, "fake")
+    with pytest.raises(TypeError, match="No constructor defined"):
+        FakeProcessGroup(0, 2)
+    assert FakeProcessGroup._create_internal(rank=0, world_size=1, options=FakeProcessGroup.Options()).size() == 1
+
+
+def test_error_on_collective():
+    opts = FakeProcessGroup.Options()
+    opts.error_on_collective = True
+    fake = FakeProcessGroup._create_internal(0, 2, opts)
+    x = f4(2)
+    for call in (lambda: fake.allreduce([x], AllreduceOptions()), fake.barrier, lambda: fake.all_gather_single(f4(4), x)):
+        with pytest.raises(RuntimeError, match=r"collective operation error \(error_on_collective=true\)"):
+            call()
+    assert fake.send([x], 1, 0).wait()
+
+
+@pytest.mark.parametrize("wrap", [lambda store: store, lambda store: dldist.PrefixStore("p", store)], ids=["bare", "prefix"])
+def test_store(wrap):
+    store = wrap(FakeStore())
+    store.set("key", "value")
+    assert store.get("key") == b"" and store.multi_get(["a", "b"]) == [b"", b""]
+    assert store.add("key", 3) == 3 and store.add("key", 3) == 3
+    assert store.check(["absent"]) and store.wait(["absent"]) is None
+    assert store.num_keys() == 0 and store.delete_key("absent") is True
+    assert store.clone().get("key") == b""
+    for call in (lambda: store.compare_set("a", "b", "c"), lambda: store.append("a", "b"), store.list_keys):
+        with pytest.raises(NotImplementedError):
+            call()

@@ -1,0 +1,178 @@
+"""Hooks of a process group, and the one that looks for NaN."""
+
+import array
+import inspect
+
+import numpy as np
+import pytest
+from dldist.c10d import hooks
+from dldist.c10d.backend_base import LowLevelCalls
+from dldist.c10d.options import (
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BarrierOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
+
+X, Y, Z = (np.zeros(1) for _ in range(3))
+
+
+def run(registry, method, *arguments):
+    return registry.run(method, arguments, lambda: f"work of {method}")
+
+
+def test_hooks_are_told_of_every_operation():
+    registry, told = hooks.Hooks(), []
+    registry.register_pre(1, lambda args: told.append(args))
+    registry.register_post(1, lambda args: told.append(args))
+    opts = BroadcastOptions()
+    opts.rootRank, opts.asyncOp = 2, False
+    assert run(registry, "broadcast", [X], opts) == "work of broadcast"
+    run(registry, "send", [X], 1, 0)
+    run(registry, "allgather", [[Y, Z]], [X], AllgatherOptions())
+    before, after = told[0::2], told[1::2]
+    assert [args.name.name for args in before] == [args.name.name for args in after] == ["BROADCAST", "SEND", "ALLGATHER"]
+    assert [args.op_id for args in before] == [args.op_id for args in after] == [0, 1, 2]
+    assert [args.async_op for args in before] == [False, True, True]
+    assert [args.root for args in before] == [2, 1, -1]
+    assert [(len(args.input_tensors), len(args.output_tensors)) for args in before] == [(1, 0), (1, 0), (1, 2)]
+    assert before[2].input_tensors[0] is X and before[2].output_tensors[1] is Z
+    assert after[0].work == "work of broadcast"
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "name", "counts", "root"),
+    [
+        ("allreduce", ([X], AllreduceOptions()), "ALLREDUCE", (1, 0), -1),
+        ("allreduce_coalesced", ([X, Y], AllreduceCoalescedOptions()), "ALLREDUCE", (2, 0), -1),
+        ("reduce", ([X], ReduceOptions()), "REDUCE", (1, 0), 0),
+        ("all_gather_single", (Y, X, AllgatherOptions()), "ALLGATHER", (1, 1), -1),
+        ("gather", ([], [X], GatherOptions()), "GATHER", (1, 0), 0),
+        ("gather_single", (None, X, GatherOptions()), "GATHER", (1, 0), 0),
+        ("scatter", ([X], [[Y, Z]], ScatterOptions()), "SCATTER", (2, 1), 0),
+        ("reduce_scatter", ([X], [[Y, Z]], ReduceScatterOptions()), "REDUCE_SCATTER", (2, 1), -1),
+        ("all_to_all_single", (X, Y, [], [], AllToAllOptions()), "ALLTOALL", (1, 1), -1),
+        ("barrier", (BarrierOptions(),), "BARRIER", (0, 0), -1),
+        ("recv", ([X], 2, 0), "RECV", (0, 1), 2),
+        ("recv_anysource", ([X], 0), "RECV", (0, 1), -1),
+        ("something_new", (), "UNKNOWN", (0, 0), -1),
+    ],
+)
+def test_what_a_hook_is_told(method, arguments, name, counts, root):
+    registry, told = hooks.Hooks(), []
+    registry.register_pre(1, told.append)
+    run(registry, method, *arguments)
+    [args] = told
+    assert (args.name.name, (len(args.input_tensors), len(args.output_tensors)), args.root) == (name, counts, root)
+
+
+class Told(LowLevelCalls):
+    """Puts every call through hooks."""
+
+    def __init__(self):
+        self.hooks = hooks.Hooks()
+
+    def _perform(self, method, *arguments):
+        return self.hooks.run(method, arguments, lambda: method)
+
+
+def test_every_low_level_call_has_a_name_for_hooks():
+    told = []
+    group = Told()
+    group.hooks.register_pre(1, told.append)
+    calls = [
+        (name, call)
+        for name, call in inspect.getmembers(group, inspect.ismethod)
+        if not name.startswith("__") and name not in ("_perform", "_forward")
+    ]
+    arguments = {"barrier": (), "monitored_barrier": (), "recv_anysource": ([X], 0), "send": ([X], 0, 0), "recv": ([X], 0, 0)}
+    arguments |= dict.fromkeys(("allreduce", "allreduce_coalesced", "allreduce_sparse", "broadcast", "reduce"), ([X],))
+    for name, call in calls:
+        call(*arguments.get(name, ([X], [Y])))
+    assert len(told) == len(calls) > 25
+    assert [name for (name, _), args in zip(calls, told, strict=True) if args.name.name == "UNKNOWN"] == []
+
+
+def test_hooks_come_and_go():
+    registry, said = hooks.Hooks(), []
+    assert not registry
+    registry.register_pre(1, lambda _: said.append("replaced"))
+    registry.register_pre(2, lambda _: said.append("second"))
+    registry.register_pre(1, lambda _: said.append("first"))
+    assert registry
+    run(registry, "barrier", BarrierOptions())
+    assert said == ["first", "second"]
+    registry.unregister_pre(1)
+    registry.unregister_pre(2)
+    registry.unregister_pre(2)
+    registry.unregister_post(5)
+    assert not registry
+    with pytest.raises(TypeError, match="must be callable"):
+        registry.register_post(1, None)
+
+
+def test_a_pre_hook_that_raises_stops_the_operation():
+    registry = hooks.Hooks()
+    registry.register_pre(1, lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        registry.run("barrier", (BarrierOptions(),), lambda: pytest.fail("the operation was run"))
+
+
+NAN = float("nan")
+
+
+class HookedGroup:
+    """As much of a process group as hooks see."""
+
+    def __init__(self):
+        self.hooks = hooks.Hooks()
+        self.register_pre_hook = self.hooks.register_pre
+        self.unregister_pre_hook = self.hooks.unregister_pre
+
+
+def test_nan_check_hook():
+    group = HookedGroup()
+    handle = hooks.NanCheckHook.attach(group)
+    another = hooks.NanCheckHook.attach(group)
+    run(group.hooks, "allreduce", [np.array([1.0])], AllreduceOptions())
+    with pytest.raises(RuntimeError, match=r"NaN found in input tensor 1 of ALLREDUCE \(op_id 1\)"):
+        run(group.hooks, "allreduce_coalesced", [np.array([1.0]), np.array([0, NAN])], AllreduceOptions())
+    run(group.hooks, "recv", [np.array([NAN])], 0, 0)  # what is overwritten may hold anything
+    run(group.hooks, "allgather", [[np.array([NAN])]], [np.array([1.0])], AllgatherOptions())
+    handle.remove()
+    assert group.hooks
+    another.remove()
+    assert not group.hooks
+    run(group.hooks, "allreduce", [np.array([NAN])], AllreduceOptions())
+
+
+@pytest.mark.parametrize(
+    ("tensor", "expected"),
+    [
+        (np.array([1.0, NAN], "f4"), True),
+        (np.array([1.0, np.inf], "f2"), False),
+        (np.array([complex(0, NAN)]), True),
+        (np.arange(3), False),
+        (np.array(NAN), True),
+        (np.empty((0, 3)), False),
+        (array.array("d", [1, NAN]), True),
+        (array.array("f", [1, 2]), False),
+        (memoryview(np.array([[1.0, NAN]])), True),
+        (bytearray(b"\xff" * 8), False),
+    ],
+)
+def test_finding_nan(tensor, expected):
+    assert hooks.has_nan(tensor) is expected
+
+
+def test_finding_nan_in_torchs_tensors():
+    torch = pytest.importorskip("torch", reason="torch is not there")
+    assert hooks.has_nan(torch.tensor([1.0, NAN]).bfloat16()) is True
+    assert hooks.has_nan(torch.tensor([NAN], requires_grad=True)) is True
+    assert hooks.has_nan(torch.zeros(2, device="meta")) is False

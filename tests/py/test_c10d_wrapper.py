@@ -1,0 +1,325 @@
+"""_ProcessGroupWrapper, the debug level DETAIL: ranks are threads over one store."""
+
+import threading
+from datetime import timedelta
+
+import dldist
+import numpy as np
+import pytest
+from dldist.c10d import wrapper
+from dldist.c10d.backend_base import Backend
+from dldist.c10d.fake import FakeProcessGroup
+from dldist.c10d.gloo import ProcessGroupGloo
+from dldist.c10d.options import ErrorType
+from dldist.c10d.wrapper import Fingerprint, _ProcessGroupWrapper
+
+LONG = timedelta(seconds=20)
+SHORT = timedelta(milliseconds=300)
+
+
+class Ranks:
+    """Threads, each with a wrapped backend in the same group."""
+
+    def __init__(self, size, timeout=LONG):
+        store = dldist.HashStore(timeout=LONG)
+        self.size = size
+        self.backends = [None] * size
+
+        def make(rank):
+            made = [
+                ProcessGroupGloo(dldist.PrefixStore(name, store), rank, size, timeout=timeout) for name in ("main", "helper")
+            ]
+            self.backends[rank] = _ProcessGroupWrapper(*made)
+
+        self._on_threads(make)
+
+    def _on_threads(self, call):
+        results = [None] * self.size
+
+        def run(rank):
+            try:
+                results[rank] = call(rank)
+            except Exception as error:
+                results[rank] = error
+
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(self.size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
+        return results
+
+    def run(self, call):
+        """What call(backend, rank) returns on each rank; errors are returned, too."""
+        return self._on_threads(lambda rank: call(self.backends[rank], rank))
+
+    def close(self):
+        for backend in self.backends:
+            backend.abort()
+
+
+@pytest.fixture
+def make_ranks():
+    made = []
+
+    def make(*args):
+        made.append(Ranks(*args))
+        assert None not in made[-1].backends
+        return made[-1]
+
+    yield make
+    for ranks in made:
+        ranks.close()
+
+
+def f4(*values):
+    return np.array(values, "f4")
+
+
+def test_collectives_that_agree_are_run(make_ranks):
+    def call(backend, rank):
+        x, gathered = f4(rank, 1), np.zeros(4, "f4")
+        backend.allreduce([x]).wait()
+        backend.allgather([[gathered[:2], gathered[2:]]], [x]).wait()
+        backend._allgather_base(gathered, x).wait()
+        out = [np.zeros(2, "f4"), np.zeros(2, "f4")] if rank == 0 else []
+        backend.gather([out] if out else [], [x]).wait()
+        received = np.zeros(2, "f4")
+        backend.barrier().wait()
+        if rank == 0:
+            backend.send([x], 1, 5).wait()
+        else:
+            backend.recv([received], 0, 5).wait()
+        return x.tolist(), gathered.tolist(), received.tolist()
+
+    results = make_ranks(2).run(call)
+    assert results == [([1, 2], [1, 2, 1, 2], [0, 0]), ([1, 2], [1, 2, 1, 2], [1, 2])]
+
+
+DIFFERENT = [
+    (
+        "op",
+        lambda backend, rank: backend.allreduce(f4(1, 2)) if rank == 0 else backend.reduce(f4(1, 2), 0),
+        "OpType=ALLREDUCE, TensorShape=[2], TensorDtypes=Float, TensorDeviceTypes=cpu",
+        "OpType=REDUCE, TensorShape=[2], TensorDtypes=Float, TensorDeviceTypes=cpu",
+        ("Op type", "ALLREDUCE", "REDUCE"),
+    ),
+    (
+        "shape",
+        lambda backend, rank: backend.allreduce(np.zeros((2, 3 + rank), "f4")),
+        "OpType=ALLREDUCE, TensorShape=[2, 3], TensorDtypes=Float, TensorDeviceTypes=cpu",
+        "OpType=ALLREDUCE, TensorShape=[2, 4], TensorDtypes=Float, TensorDeviceTypes=cpu",
+        ("Tensor Tensor shapes", "[2, 3]", "[2, 4]"),
+    ),
+    (
+        "dtype",
+        lambda backend, rank: backend.broadcast(np.zeros(2, ("f8", "i4")[rank]), 0),
+        "OpType=BROADCAST, TensorShape=[2], TensorDtypes=Double, TensorDeviceTypes=cpu",
+        "OpType=BROADCAST, TensorShape=[2], TensorDtypes=Int, TensorDeviceTypes=cpu",
+        ("Tensor Tensor dtypes", "Double", "Int"),
+    ),
+    (
+        "count",
+        lambda backend, rank: backend.allreduce_coalesced([f4(1)] * (1 + rank)),
+        "OpType=ALLREDUCE_COALESCED, TensorShape=[1], TensorDtypes=Float, TensorDeviceTypes=cpu",
+        "OpType=ALLREDUCE_COALESCED, TensorShape=[1], [1], TensorDtypes=Float, Float, TensorDeviceTypes=cpu, cpu",
+        ("Tensor Tensor shapes", "[1]", "[1], [1]"),
+    ),
+    (
+        "barrier",
+        lambda backend, rank: backend.barrier() if rank == 0 else backend.allreduce(f4(1)),
+        None,
+        "OpType=ALLREDUCE, TensorShape=[1], TensorDtypes=Float, TensorDeviceTypes=cpu",
+        ("Op type", "BARRIER", "ALLREDUCE"),
+    ),
+]
+
+
+def test_unequal_parts_of_an_all_to_all_are_no_mismatch(make_ranks):
+    def call(backend, rank):
+        # Rank 0 sends one element to itself and two to rank 1, which sends one to each.
+        received = np.zeros(2 if rank == 0 else 3, "f4")
+        sent = f4(1, 2, 3) if rank == 0 else f4(4, 5)
+        backend.alltoall_base(received, sent, [1 + rank, 1], [1, 2 - rank]).wait()
+        return received.tolist()
+
+    assert make_ranks(2).run(call) == [[1, 4], [2, 3, 5]]
+
+
+@pytest.mark.parametrize(("call", "first", "second", "aspect"), [case[1:] for case in DIFFERENT], ids=[c[0] for c in DIFFERENT])
+def test_mismatch_is_told_to_both_sides(make_ranks, call, first, second, aspect):
+    ranks = make_ranks(2)
+    without_tensors = "CollectiveFingerPrint(SequenceNumber=0OpType=BARRIER)"
+    shown = [f"CollectiveFingerPrint(SequenceNumber=0, {text})" if text else without_tensors for text in (first, second)]
+    for _ in range(2):  # neither the group nor the number is spent by a mismatch
+        errors = ranks.run(call)
+        for rank, error in enumerate(errors):
+            assert isinstance(error, dldist.DistMismatchError), error
+            name, mine, theirs = aspect if rank == 0 else (aspect[0], aspect[2], aspect[1])
+            assert str(error).startswith(
+                f"Detected mismatch between collectives on ranks. Rank {rank} is running collective: {shown[rank]}, but Rank "
+                f"{1 - rank} is running collective: {shown[1 - rank]}.Collectives differ in the following aspects: "
+            )
+            assert f"\t {name}: {mine}vs {theirs}" in str(error)
+            assert "Sequence number:" not in str(error)
+    assert ranks.run(lambda backend, _: backend.barrier().wait()) == [True, True]
+
+
+def test_the_first_rank_that_differs_is_named(make_ranks):
+    errors = make_ranks(3).run(lambda backend, rank: backend.allreduce(np.zeros(2 + (rank == 1), "f4")))
+    for rank, other in ((0, 1), (1, 0), (2, 1)):
+        assert f"Rank {rank} is running collective" in str(errors[rank])
+        assert f"but Rank {other} is running collective" in str(errors[rank])
+
+
+def test_sequence_numbers_count_what_has_run(make_ranks):
+    ranks = make_ranks(2)
+    ranks.run(lambda backend, _: backend.barrier().wait())
+    ranks.run(lambda backend, _: backend.allreduce(f4(1)).wait())
+    errors = ranks.run(lambda backend, rank: backend.allreduce(np.zeros(1 + rank, "f4")))
+    assert all("SequenceNumber=2," in str(error) for error in errors)
+
+
+def test_missing_rank(make_ranks):
+    ranks = make_ranks(3)
+
+    def call(backend, rank):
+        if rank == 1:
+            return None
+        opts = wrapper.AllgatherOptions()
+        opts.timeout = SHORT
+        return backend.allgather([[f4(0) for _ in range(3)]], [f4(1)], opts)
+
+    first, nothing, last = ranks.run(call)
+    assert nothing is None
+    for error in (first, last):
+        assert isinstance(error, dldist.DistError)
+        assert str(error).startswith(
+            "ProcessGroupWrapper: Monitored Barrier encountered error running collective: "
+            "CollectiveFingerPrint(SequenceNumber=0, OpType=ALLGATHER, TensorShape=[1], "
+        )
+    assert isinstance(first, dldist.DistTimeoutError) and isinstance(first.__cause__, dldist.DistTimeoutError)
+    assert "[Rank 0]: Rank" in str(first) and "1 failed to pass monitoredBarrier in 300 ms" in str(first)
+    assert "Rank 2 successfully reached monitoredBarrier" in str(last)
+
+
+# --- what the wrapper hands on ---
+
+
+class Helper(Backend):
+    """A helper of one rank, or of ranks whose fingerprints the test makes up."""
+
+    def __init__(self, size=1, rounds=()):
+        super().__init__(0, size)
+        self.rounds = list(rounds)
+        self.said = []
+
+    def _run_monitored_barrier(self, timeout, wait_all_ranks):
+        self.said.append(("barrier", timeout, wait_all_ranks))
+
+    def _run_all_gather_single(self, output, input, opts):
+        others = self.rounds.pop(0) if self.rounds else []
+        data = b"".join([bytes(input), *(other(bytes(input)) for other in others)])
+        output[:] = data
+        return type("Done", (), {"wait": lambda self: True})()
+
+    def set_timeout(self, timeout):
+        self.said.append(("timeout", timeout))
+
+    def shutdown(self):
+        self.said.append("shutdown")
+
+    def abort(self):
+        self.said.append("abort")
+
+
+def test_everything_else_is_the_wrapped_backends():
+    fake = FakeProcessGroup._create_internal(0, 1)
+    fake.get_error = lambda: ErrorType.TIMEOUT
+    helper = Helper()
+    wrapped = _ProcessGroupWrapper(fake, helper)
+    assert isinstance(wrapped, Backend) and type(wrapped) is not type(fake)
+    assert (wrapped.rank(), wrapped.size(), wrapped.name(), wrapped._get_backend_name()) == (0, 1, "fake", "fake")
+    assert wrapped.wrapped_pg is fake and wrapped.options is fake.options
+    assert wrapped.get_error() is ErrorType.TIMEOUT
+    wrapped.bound_device_id = "cpu:0"
+    assert fake.bound_device_id == wrapped.bound_device_id == "cpu:0"
+    with pytest.raises(RuntimeError, match="Backend fake does not support split"):
+        wrapped.split(None, [0], None)
+    wrapped.set_timeout(LONG)
+    assert fake.options._timeout == LONG
+    hooked = []
+    wrapped.register_abort_hook(1, lambda: hooked.append("hook"))
+    wrapped.abort()
+    wrapped.shutdown()
+    assert helper.said == [("timeout", LONG), "abort", "shutdown"] and hooked == ["hook"]
+
+
+def test_messages_are_not_compared():
+    helper = Helper()
+    wrapped = _ProcessGroupWrapper(FakeProcessGroup._create_internal(0, 1), helper)
+    wrapped.send([f4(1)], 0, 0).wait()
+    wrapped.recv([f4(1)], 0, 0).wait()
+    assert helper.said == []
+    wrapped.allreduce(f4(1), timeout=LONG)
+    wrapped.allreduce(f4(1))
+    assert helper.said == [("barrier", LONG, True), ("barrier", None, True)]
+
+
+def test_ranks_of_the_two_have_to_agree():
+    with pytest.raises(ValueError, match="rank 0 of 2 can not be compared by a backend of rank 0 of 1"):
+        _ProcessGroupWrapper(FakeProcessGroup._create_internal(0, 2), Helper())
+
+
+def length(number):
+    return lambda mine: number.to_bytes(len(mine), "little")
+
+
+def text(content):
+    return lambda mine: content.ljust(len(mine), b"\0")[: len(mine)]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "message"),
+    [
+        ([[length(2**63)]], r"rank 1 announces a fingerprint of 9223372036854775808 bytes"),
+        ([[length(65537)]], "rank 1 announces a fingerprint of 65537 bytes"),
+        ([[length(3)], [text(b"abc")]], "what rank 1 has sent is not the fingerprint of a collective"),
+        ([[length(0)], [text(b"")]], "what rank 1 has sent is not the fingerprint of a collective"),
+        ([[length(6)], [text(b"\xff\n\n\n\n\n")]], "what rank 1 has sent is not the fingerprint"),
+        ([[length(5)], [text(b"\xff\n\n\n\n")]], r"Rank 1 is running collective: CollectiveFingerPrint\(SequenceNumber=\\xff"),
+    ],
+)
+def test_what_a_peer_sends_is_not_trusted(rounds, message):
+    wrapped = _ProcessGroupWrapper(FakeProcessGroup._create_internal(0, 2), Helper(2, rounds))
+    with pytest.raises(dldist.DistMismatchError, match=message):
+        wrapped.allreduce(f4(1))
+
+
+# --- fingerprints ---
+
+
+def test_fingerprints_survive_the_wire():
+    mine = Fingerprint.of(3, "allreduce", ([f4(1), np.zeros((), "c8")], None))
+    assert Fingerprint.decode(mine.encode()) == mine
+    assert str(mine).startswith("CollectiveFingerPrint(SequenceNumber=3, OpType=ALLREDUCE, TensorShape=[1], [], ")
+    assert "TensorDtypes=Float, ComplexFloat, " in str(mine)
+
+
+def test_long_fingerprints_are_cut_and_still_differ():
+    many = [f4(1)] * 10_000
+    other = [*many[:-1], f4(1, 2)]
+    prints = [Fingerprint.of(0, "allreduce_coalesced", (tensors, None)) for tensors in (many, other)]
+    assert prints[0] != prints[1] and prints[0].shapes[:4096] == prints[1].shapes[:4096]
+    assert all(len(each.encode()) < wrapper._MESSAGE_LIMIT for each in prints)
+
+
+def test_what_is_no_tensor_is_left_to_the_backend():
+    assert "TensorDtypes=str" in str(Fingerprint.of(0, "allreduce", (["x"], None)))
+
+
+def test_every_op_is_one_of_c10ds():
+    from dldist.c10d.options import OpType
+
+    assert {op for op, _ in wrapper._COLLECTIVES.values()} <= set(OpType.__members__)

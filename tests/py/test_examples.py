@@ -1,0 +1,96 @@
+"""The examples, as a user runs them: started plainly, and by what a launcher leaves in the environment."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+
+import dldist
+import pytest
+
+pytest.importorskip("numpy", reason="NumPy is not installed")
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+TIMEOUT_S = 60
+JAX = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed")
+
+
+def environment(**more):
+    clean = {name: value for name, value in os.environ.items() if not re.match("RANK$|OMPI_|PMI_|SLURM_", name)}
+    return dict(clean, PYTHONPATH=os.path.dirname(os.path.dirname(dldist.__file__)), **more)
+
+
+def start(example, **more):
+    return subprocess.Popen(
+        [sys.executable, os.path.join(ROOT, "examples", example)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(**more),
+    )
+
+
+def lines_of(*processes):
+    """What they have printed; they must have ended well, and said nothing on stderr."""
+    try:
+        outputs = [process.communicate(timeout=TIMEOUT_S) for process in processes]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    for process, (out, error) in zip(processes, outputs):
+        assert (process.returncode, error) == (0, ""), out + error
+    return [line for out, _ in outputs for line in out.splitlines()]
+
+
+def launch(example, size):
+    """As torchrun and dlrun do: rank, size and where to meet in the environment."""
+    store = dldist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    return lines_of(*[start(example, RANK=str(rank), WORLD_SIZE=str(size), **where) for rank in range(size)])
+
+
+def check_training(lines, size):
+    losses = [float(found[1]) for line in lines if (found := re.fullmatch(r"rank 0: step \d+, loss (\S+)", line))]
+    assert len(losses) == 4 and losses == sorted(losses, reverse=True), lines
+    assert losses[-1] < losses[0] / 10
+    ends = [re.fullmatch(r"rank (\d+): trained on (\d+) points, weights ([0-9a-f]{16})", line) for line in lines]
+    ends = [found for found in ends if found]
+    assert sorted(int(found[1]) for found in ends) == list(range(size))
+    assert sum(int(found[2]) for found in ends) == 1024
+    assert len({found[3] for found in ends}) == 1, "the weights are the same, bit for bit"
+    assert len(lines) == 4 + size
+
+
+@pytest.mark.deadline(90)
+@pytest.mark.parametrize("example", ["train_numpy.py", pytest.param("train_jax.py", marks=JAX)])
+def test_training(example):
+    check_training(lines_of(start(example)), 2)
+
+
+@pytest.mark.deadline(90)
+def test_training_under_a_launcher():
+    check_training(launch("train_numpy.py", 3), 3)
+
+
+def check_parameter_server(lines, workers):
+    assert len(lines) == 1 + workers, lines
+    (line,) = [line for line in lines if line.startswith("rank 0: ")]
+    found = re.fullmatch(r"rank 0: the line is (\S+) x \+ (\S+), after updates by rank \{(.*)\}", line)
+    assert abs(float(found[1]) - 3) < 0.01 and abs(float(found[2]) + 1) < 0.01
+    assert found[3] == ", ".join(f"{rank}: 200" for rank in range(1, workers + 1))
+    for rank in range(1, workers + 1):
+        (line,) = [line for line in lines if line.startswith(f"rank {rank}: ")]
+        found = re.fullmatch(r"rank \d+: the loss fell from (\S+) to (\S+)", line)
+        assert float(found[2]) < 1e-4 < float(found[1])
+
+
+def test_parameter_server():
+    check_parameter_server(lines_of(start("parameter_server.py")), 2)
+
+
+def test_parameter_server_under_a_launcher():
+    check_parameter_server(launch("parameter_server.py", 2), 1)

@@ -1,0 +1,160 @@
+"""Object collectives: _objects over a group, and torch.distributed's calls over a default world."""
+
+import importlib.util
+
+import pytest
+
+import objects_workers as workers
+import procs
+from group_team import start_ranks
+
+SERIALIZERS = ["safe", "pickle"]
+CALLS = ["all_gather_object", "gather_object", "broadcast_object", "scatter_objects", "all_to_all_objects"]
+HAS_NUMPY = importlib.util.find_spec("numpy") is not None
+needs_numpy = pytest.mark.skipif(not HAS_NUMPY, reason="NumPy is not installed")
+
+
+class Team:
+    """Processes in one group; run() has them run a case of objects_workers and gives what each returned."""
+
+    def __init__(self, size):
+        self.size = size
+        self.children = procs.Group()
+        try:
+            self.ranks, self.store = start_ranks(self.children, workers.member, size)
+            assert [child.recv() for child in self.ranks] == ["ready"] * size
+        except BaseException:
+            self.children.close()
+            raise
+
+    def run(self, case, *args):
+        for child in self.ranks:
+            child.send((case.__name__, args))
+        replies = [child.recv() for child in self.ranks]
+        errors = [reply for kind, reply in replies if kind == "error"]
+        assert not errors, "\n".join(f"{error['kinds'][0]}: {error['text']}" for error in errors)
+        return [reply for _, reply in replies]
+
+    def close(self):
+        try:
+            for child in self.ranks:
+                if child.process.poll() is None:
+                    child.send(None)
+            assert [child.result() for child in self.ranks] == ["closed"] * self.size
+            assert [child.stderr_text() for child in self.ranks] == [""] * self.size
+        finally:
+            self.children.close()
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def team(request):
+    team = Team(request.param)
+    yield team
+    team.close()
+
+
+@pytest.fixture(scope="module")
+def three():
+    team = Team(3)
+    yield team
+    team.close()
+
+
+@pytest.mark.parametrize("serializer", SERIALIZERS)
+def test_every_call_with_objects_of_all_sizes(team, serializer):
+    assert all(team.run(workers.all_calls, serializer))
+
+
+def test_results_are_copies_of_ones_own(team):
+    assert all(team.run(workers.copies_are_own))
+
+
+@needs_numpy
+@pytest.mark.parametrize("serializer", SERIALIZERS)
+def test_arrays_of_numpy(three, serializer):
+    assert all(three.run(workers.numpy_arrays, serializer))
+
+
+@needs_numpy
+@pytest.mark.parametrize("serializer", SERIALIZERS)
+def test_an_array_costs_no_copy(three, serializer):
+    nbytes = 32 << 20
+    sender, *receivers = three.run(workers.peak_memory, serializer, nbytes)
+    assert sender < 1 << 20
+    assert all(nbytes <= receiver < nbytes + (1 << 20) for receiver in receivers)
+
+
+@pytest.mark.parametrize("serializer", SERIALIZERS)
+@pytest.mark.parametrize("call", [*CALLS, "send_object"])
+def test_everybody_hears_of_an_object_that_cannot_be_sent(three, call, serializer):
+    results = three.run(workers.unsendable, call, serializer)
+    assert "TypeError" in results[1]["kinds"]
+    assert "lock" in results[1]["text"]
+    if serializer == "safe":
+        assert "['bad'][1] is a _thread.lock" in results[1]["text"]
+    concerned = results[:1] if call == "send_object" else [results[0], results[2]]
+    for result in concerned:
+        assert "DistError" in result["kinds"]
+        assert result["rank"] == 1
+        name = "recv_object" if call == "send_object" else call
+        assert result["text"].startswith(f"{name}(): rank 1 could not send its object: TypeError: ")
+
+
+@pytest.mark.parametrize("call", [*CALLS, "recv_object"])
+def test_serializers_have_to_agree(three, call):
+    results = three.run(workers.other_serializers, call)
+    wanted = {"recv_object": results[1:2], "broadcast_object": results[1:], "scatter_objects": results[1:]}
+    for result in wanted.get(call, results):
+        assert "DistMismatchError" in result["kinds"]
+        assert "serializer='safe'" in result["text"] and "serializer='pickle'" in result["text"]
+    if call in ("broadcast_object", "scatter_objects"):
+        assert results[0] == workers.BIG
+
+
+def test_a_pickle_is_not_read_by_who_wants_it_safe(three):
+    for is_trapped, result in three.run(workers.trap)[1:]:
+        assert not is_trapped
+        assert "DistMismatchError" in result["kinds"]
+
+
+def test_what_cannot_be_unpickled_says_whose_it_is(three):
+    for text, note in three.run(workers.unreadable)[1:]:
+        assert "invalid literal for int()" in text
+        assert note == "broadcast_object(): while the object of rank 0 was read (serializer='pickle')"
+
+
+def test_wrong_lists_and_arguments(three):
+    for rank, (short, none, long, unknown) in enumerate(three.run(workers.wrong_lists)):
+        assert "one for each rank, not 1" in short["text"]
+        assert "one for each rank, not a NoneType" in none["text"]
+        assert "one for each rank, not 4" in long["text"]
+        assert ("ValueError" in short["kinds"]) == ("ValueError" in none["kinds"]) == (rank == 0)
+        assert ("ValueError" in long["kinds"]) == (rank == 1)
+        assert unknown["kinds"][0] == "ValueError" and "'json'" in unknown["text"]
+
+
+def test_what_is_no_object_is_an_error(three):
+    nothing, noise, huge = three.run(workers.no_object)[1]
+    for result in (nothing, noise, huge):
+        assert result["kinds"][0] == "DistError" and result["rank"] == 0
+    assert "no object" in nothing["text"] and "no object" in noise["text"]
+    assert f"announces an object of {1 << 60} bytes" in huge["text"]
+
+
+def test_a_receive_has_a_deadline(three):
+    assert "DistTimeoutError" in three.run(workers.nobody_sends)[0]["kinds"]
+
+
+def test_the_group_may_say_which_serializer(three):
+    sender, *receivers = three.run(workers.group_serializer)
+    assert "TypeError" in sender["kinds"] and "obj[2] is a builtins.slice" in sender["text"]
+    assert all("rank 0 could not send its object" in result["text"] for result in receivers)
+
+
+def test_calls_of_torch_distributed():
+    children = procs.Group()
+    try:
+        ranks, _ = start_ranks(children, workers.c10d, 3)
+        assert [child.result() for child in ranks] == ["done"] * 3
+    finally:
+        children.close()

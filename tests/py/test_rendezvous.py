@@ -1,0 +1,566 @@
+"""dldist.rendezvous: c10d's calls, word for word, and meeting at one place again and again."""
+
+import concurrent.futures
+import os
+import socket
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import rendezvous_workers
+from procs import fd_count, poll_until
+
+import dldist
+from dldist import _places, rendezvous
+from dldist.rendezvous import meet, register_rendezvous_handler
+
+LOOPBACK = "127.0.0.1"
+ENVIRONMENT = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": LOOPBACK, "MASTER_PORT": "0"}
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch):
+    names = [*ENVIRONMENT, "LOCAL_RANK", "USE_LIBUV", "DLDIST_MASTER_FD", "TORCHELASTIC_RESTART_COUNT", "GROUP_WORLD_SIZE"]
+    for name in [*names, *(name for name in os.environ if name.startswith(("SLURM_", "OMPI_", "PMI")))]:
+        monkeypatch.delenv(name, raising=False)
+
+
+def free_port():
+    """One that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return probe.getsockname()[1]
+
+
+def wait_for_descriptors(limit):
+    """No more than so many; those of tests before may still go."""
+    poll_until(lambda: fd_count() <= limit, what=f"the number of descriptors, {fd_count()}, to be {limit} at most")
+
+
+@pytest.fixture
+def port():
+    return free_port()
+
+
+@pytest.fixture
+def listener():
+    with socket.create_server((LOOPBACK, 0)) as server:
+        yield server
+
+
+@pytest.fixture
+def ranks():
+    """Ranks that are threads: ranks(function, 2) gives what function(0) and function(1) returned."""
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+
+        def run(function, size):
+            futures = [pool.submit(function, rank) for rank in range(size)]
+            return [future.result(25) for future in futures]
+
+        yield run
+
+
+# ---- c10d's rendezvous()
+
+AT_CALL = {
+    "no such scheme": (("foo://x",), RuntimeError, "No rendezvous handler for foo://"),
+    "no scheme": (("foo",), RuntimeError, "No rendezvous handler for ://"),
+    "not a string": ((7,), RuntimeError, "`url` must be a string. <class 'int'>: 7"),
+    "rank": (("env://", "0"), RuntimeError, "`rank` must be an integer. 0"),
+    "rank a float": (("env://", 1.0), RuntimeError, "`rank` must be an integer. 1.0"),
+    "world size": (("env://", 0, None), RuntimeError, "`world_size` must be an integer. None"),
+    "rank twice": (
+        ("tcp://x:1?rank=0", 0, 1),
+        AssertionError,
+        "The url: tcp://x:1?rank=0 has node-specific arguments(rank, world_size) already.",
+    ),
+    "size twice": (
+        ("tcp://x:1?world_size=3", -1, 1),
+        AssertionError,
+        "The url: tcp://x:1?world_size=3 has node-specific arguments(rank, world_size) already.",
+    ),
+}
+
+AT_NEXT = {
+    "file without path": ("file://?rank=0&world_size=1", "file:// rendezvous: path missing"),
+    "file without rank": ("file:///tmp/x?world_size=1", "file:// rendezvous: rank parameter missing"),
+    "file without size": ("file:///tmp/x?rank=0", "file:// rendezvous: world size parameter missing"),
+    "tcp without port": ("tcp://127.0.0.1?rank=0&world_size=1", "tcp:// rendezvous: port number missing"),
+    "tcp without rank": ("tcp://127.0.0.1:23456?world_size=1", "tcp:// rendezvous: rank parameter missing"),
+    "tcp without size": ("tcp://127.0.0.1:23456?rank=0", "tcp:// rendezvous: world size parameter missing"),
+    "port too large": ("tcp://127.0.0.1:65536?rank=0&world_size=1", "Port out of range 0-65535"),
+    "rank no number": ("tcp://127.0.0.1:23456?rank=x&world_size=1", "rank must be an integer, not 'x'"),
+    "parameter without value": ("tcp://127.0.0.1:23456?rank&world_size=1", "rank must be an integer, not ''"),
+    "range backwards": ("tcp://127.0.0.1:7-5?job=a&rank=0&world_size=1", "7-5 is no range of ports"),
+    "range without job": ("tcp://127.0.0.1:5-7?rank=0&world_size=1", "a range of ports needs job=NAME"),
+    "port 0 of another": ("tcp://127.0.0.1:0?rank=1&world_size=2", "only rank 0 can take any free port"),
+    "no such descriptor": ("tcp://127.0.0.1:9?rank=0&world_size=1&listen_fd=9999", "listen_fd 9999 is no open"),
+}
+
+
+@pytest.mark.parametrize("case", AT_CALL)
+def test_what_is_wrong_with_the_call_is_said_at_once(case):
+    args, kind, text = AT_CALL[case]
+    with pytest.raises(kind) as caught:
+        rendezvous.rendezvous(*args)
+    assert type(caught.value) is kind
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("case", AT_NEXT)
+def test_what_is_wrong_with_the_fields_is_said_when_the_store_is_asked_for(case):
+    url, text = AT_NEXT[case]
+    generator = rendezvous.rendezvous(url)
+    with pytest.raises(ValueError) as caught:
+        next(generator)
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("empty", [None, ""], ids=["unset", "empty"])
+def test_missing_variables_are_named_in_order(monkeypatch, empty):
+    for name, value in ENVIRONMENT.items():
+        if empty is not None:
+            monkeypatch.setenv(name, empty)
+        with pytest.raises(ValueError, match=f"env:// rendezvous: environment variable {name} expected, but not set"):
+            next(rendezvous.rendezvous("env://"))
+        monkeypatch.setenv(name, value)
+    assert next(rendezvous.rendezvous("env://"))[1:] == (0, 1)
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_PORT"])
+def test_variables_that_are_no_numbers_are_named(monkeypatch, name):
+    for other, value in ENVIRONMENT.items():
+        monkeypatch.setenv(other, value)
+    monkeypatch.setenv(name, "x1")
+    with pytest.raises(ValueError, match=f"{name} must be an integer, not 'x1'"):
+        next(rendezvous.rendezvous("env://"))
+
+
+def test_the_port_of_the_environment_must_be_one(monkeypatch):
+    for name, value in (ENVIRONMENT | {"MASTER_PORT": "70000"}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match="port must have value from 0 to 65535 but was 70000"):
+        next(rendezvous.rendezvous("env://"))
+
+
+def test_arguments_come_before_the_environment(monkeypatch):
+    for name, value in (ENVIRONMENT | {"RANK": "7", "WORLD_SIZE": "9"}).items():
+        monkeypatch.setenv(name, value)
+    assert next(rendezvous.rendezvous("env://", 0, 1))[1:] == (0, 1)
+    assert next(rendezvous.rendezvous("env://?rank=0&world_size=1"))[1:] == (0, 1)
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "env", "file"])
+def test_the_generator_gives_one_store(monkeypatch, tmp_path, scheme):
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    url = {"tcp": f"tcp://{LOOPBACK}:0?rank=0&world_size=1", "env": "env://"}.get(
+        scheme, f"file://{tmp_path}/store?rank=0&world_size=1"
+    )
+    generator = rendezvous.rendezvous(url)
+    store, rank, world_size = next(generator)
+    assert (rank, world_size) == (0, 1)
+    assert type(store) is (dldist.FileStore if scheme == "file" else dldist.TCPStore)
+    store.set("key", "value")
+    assert store.get("key") == b"value"
+    verb = "rerendezvous" if scheme == "file" else "re-rendezvous"
+    with pytest.raises(RuntimeError, match=f"^Unable to perform {verb} using {scheme}:// method$"):
+        next(generator)
+
+
+def test_a_url_may_be_bytes(tmp_path):
+    url = f"file://{tmp_path}/store?rank=0&world_size=1".encode()
+    assert next(rendezvous.rendezvous(url))[1:] == (0, 1)
+
+
+@pytest.mark.parametrize(("query", "variable", "expected"), [("", "0", False), ("&use_libuv=1", "0", True), ("", "1", True)])
+def test_use_libuv_is_accepted(monkeypatch, query, variable, expected):
+    monkeypatch.setenv("USE_LIBUV", variable)
+    store = next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:0?rank=0&world_size=1{query}"))[0]
+    assert store.libuvBackend is expected
+
+
+def test_schemes_can_be_added_once(monkeypatch):
+    monkeypatch.setattr(rendezvous, "_handlers", dict(rendezvous._handlers))
+    seen = {}
+
+    def handler(url, **kwargs):
+        seen.update(kwargs, url=url)
+        yield dldist.HashStore(), 0, 1
+
+    register_rendezvous_handler("mine", handler)
+    assert next(rendezvous.rendezvous("mine://place?a=b", 0, 1, timeout=3))[1:] == (0, 1)
+    assert seen == {"url": "mine://place?a=b&rank=0&world_size=1", "timeout": 3}
+    with pytest.raises(RuntimeError, match="^Rendezvous handler for mine:// already registered$"):
+        register_rendezvous_handler("mine", handler)
+    with pytest.raises(RuntimeError, match="^Rendezvous handler for tcp:// already registered$"):
+        register_rendezvous_handler("tcp", handler)
+    assert meet("mine://place", timeout=timedelta(seconds=4)).world_size == 1
+    assert seen["timeout"] == timedelta(seconds=4)
+
+
+def test_by_hand_the_store_comes_when_all_have(procs, port):
+    urls = [f"tcp://{LOOPBACK}:{port}?rank={rank}&world_size=2" for rank in range(2)]
+    children = [procs.start(rendezvous_workers.store_by_url, url) for url in urls]
+    assert [child.result() for child in children] == [[b"2", b"2"]] * 2
+
+
+def test_by_hand_the_missing_are_waited_for():
+    with pytest.raises(dldist.DistStoreError, match="1/2 clients joined"):
+        next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:{free_port()}", 0, 2, timeout=0.3))
+
+
+def test_only_rank_0_can_take_any_port():
+    store, _, _ = next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:0", 0, 2))
+    assert store.port > 0
+    guest = next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:{store.port}", 1, 2))[0]
+    guest.set("key", "v")
+    assert store.get("key") == b"v"
+    with pytest.raises(ValueError, match="nobody can tell the other ranks which port was free"):
+        meet(f"tcp://{LOOPBACK}:0", 0, 2)
+
+
+class Options:
+    init_method = "env://"
+
+
+def test_a_store_of_options_leaves_the_size_open(monkeypatch):
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("WORLD_SIZE")
+    store = rendezvous._create_store_from_options(Options, 0)
+    store.set("key", "v")
+    assert store.num_keys() == 1  # nobody is counted
+
+
+# ---- the store of an agent
+
+
+@pytest.fixture
+def agent(monkeypatch):
+    store = dldist.TCPStore(LOOPBACK, 0, is_master=True)
+    for name, value in (ENVIRONMENT | {"WORLD_SIZE": "2", "MASTER_PORT": str(store.port)}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    return store
+
+
+@pytest.mark.parametrize("scheme", ["env", "tcp"])
+def test_an_agents_store_is_used_by_all_ranks(agent, scheme):
+    url = "env://" if scheme == "env" else f"tcp://{LOOPBACK}:{agent.port}"
+    for rank in range(2):
+        next(rendezvous.rendezvous(url, rank, 2))[0].set(f"from {rank}", "x")
+    assert (agent.get("from 0"), agent.get("from 1")) == (b"x", b"x")
+
+
+@pytest.mark.parametrize(("groups", "expected"), [(None, "/worker/attempt_3/key"), ("1", "/worker/attempt_3/key"), ("2", "key")])
+def test_attempts_of_one_agent_are_apart(agent, monkeypatch, groups, expected):
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
+    if groups:
+        monkeypatch.setenv("GROUP_WORLD_SIZE", groups)
+    next(rendezvous.rendezvous("env://"))[0].set("key", "x")
+    assert agent.get(expected, timeout=5) == b"x"
+
+
+def test_another_place_than_the_agents_is_served_by_rank_0(agent):
+    store = next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:{free_port()}", 0, 1))[0]
+    store.set("key", "x")
+    assert agent.try_get("key") is None
+
+
+def test_an_agents_store_is_met_in_again_and_again(agent, ranks):
+    def member(rank):
+        sums = []
+        for _ in range(3):
+            meeting = meet("env://", rank, 2, timeout=20)
+            assert meeting.store.add("times", 1) <= 2
+            sums.append(rendezvous_workers.sum_over(meeting))
+            meeting.close()
+        return sums
+
+    assert ranks(member, 2) == [[3, 3, 3]] * 2
+
+
+# ---- a descriptor that listens already
+
+
+@pytest.mark.parametrize("way", ["argument", "query", "environment"])
+def test_rank_0_takes_a_listening_descriptor(monkeypatch, listener, way):
+    at = listener.getsockname()[1]
+    fd = listener.fileno()
+    early = socket.create_connection((LOOPBACK, at))  # before there is a store
+    if way == "environment":
+        for name, value in (ENVIRONMENT | {"MASTER_PORT": str(at), "DLDIST_MASTER_FD": str(fd)}).items():
+            monkeypatch.setenv(name, value)
+        args, more = ("env://",), {}
+    elif way == "query":
+        args, more = (f"tcp://{LOOPBACK}:{at}?rank=0&world_size=1&listen_fd={fd}",), {}
+    else:
+        args, more = (f"tcp://{LOOPBACK}:{at}", 0, 1), {"listen_fd": fd}
+    for number in range(3):  # the port stays ours from one store to the next
+        store = next(rendezvous.rendezvous(*args, **more))[0]
+        assert store.try_get("key") is None, "that was the store before"
+        store.set("key", str(number))
+        client = dldist.TCPStore(LOOPBACK, at, timeout=5)
+        assert client.get("key") == str(number).encode()
+        del store, client
+    early.close()
+
+
+def test_stores_at_once_share_the_server_of_a_descriptor(listener):
+    url = f"tcp://{LOOPBACK}:{listener.getsockname()[1]}?rank=0&world_size=1&listen_fd={listener.fileno()}"
+    before = fd_count()
+    stores = [next(rendezvous.rendezvous(url))[0] for _ in range(3)]
+    stores[0].set("key", "x")
+    assert [store.get("key") for store in stores] == [b"x"] * 3
+    del stores
+    wait_for_descriptors(before)
+
+
+def test_a_descriptor_of_another_port_is_refused(listener):
+    url = f"tcp://{LOOPBACK}:{free_port()}?rank=0&world_size=1&listen_fd={listener.fileno()}"
+    before = fd_count()
+    with pytest.raises(ValueError, match="expected to be bound to port"):
+        next(rendezvous.rendezvous(url))
+    wait_for_descriptors(before)
+
+
+# ---- which addresses are listened on
+
+
+def test_an_address_is_listened_on_alone_and_a_name_everywhere(monkeypatch):
+    store = next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:0", 0, 1))[0]
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", store.port), 2)
+    monkeypatch.setattr(_places, "_is_own_address", lambda host: False)
+    store = next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:0", 0, 1))[0]
+    socket.create_connection(("127.0.0.2", store.port), 2).close()
+    assert store.host == LOOPBACK
+
+
+# ---- a range of ports
+
+
+def _range_of(listener):
+    """Three ports, of which the first is taken."""
+    first = listener.getsockname()[1]
+    if first > 65000:
+        pytest.skip("the free port is at the end of the range")
+    return first, f"{first}-{first + 2}"
+
+
+def test_the_first_free_port_of_a_range_is_found_by_the_job(ranks, listener):
+    first, ports = _range_of(listener)
+    url = f"tcp://{LOOPBACK}:{ports}?job=a"
+
+    def member(rank):
+        meeting = meet(url, rank, 2, timeout=20)
+        result = rendezvous_workers.sum_over(meeting), meeting._raw.port
+        meeting.close()
+        return result
+
+    results = ranks(member, 2)
+    assert results[0] == results[1]
+    assert results[0][0] == 3
+    assert first < results[0][1] <= first + 2
+
+
+def test_another_job_in_the_range_is_passed_by(listener):
+    _, ports = _range_of(listener)
+    one, other = (next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:{ports}?job={job}", 0, 2))[0] for job in "ab")
+    assert one.port != other.port
+    guest = next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:{ports}?job=b", 1, 2))[0]
+    assert guest.port == other.port
+    with pytest.raises(dldist.DistNetworkError, match=f"none of the ports {ports} of {LOOPBACK} is free"):
+        next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:{ports}?job=c", 0, 2))
+    with pytest.raises(dldist.DistNetworkTimeoutError, match=f"rank 1 found no server of job 'c' at {LOOPBACK}, ports {ports}"):
+        next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:{ports}?job=c", 1, 2, timeout=0.3))
+
+
+# ---- nothing said
+
+
+def test_nothing_set_is_a_world_of_one():
+    store, rank, world_size = next(rendezvous.auto())
+    assert (type(store), rank, world_size) == (dldist.HashStore, 0, 1)
+    assert next(rendezvous.auto(0, 1))[1:] == (0, 1)
+    meeting = meet(timeout=5)
+    assert rendezvous_workers.sum_over(meeting) == 1
+    meeting.close()
+
+
+@pytest.mark.parametrize(
+    ("variables", "args", "missing"),
+    [
+        ({"RANK": "0"}, (), "WORLD_SIZE"),
+        ({"WORLD_SIZE": "2"}, (), "RANK"),
+        ({"MASTER_ADDR": "x"}, (), "RANK"),
+        ({"MASTER_PORT": "1"}, (), "RANK"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, (), "MASTER_ADDR"),
+        ({}, (1, 2), "MASTER_ADDR"),
+    ],
+)
+def test_half_an_environment_says_what_is_missing(monkeypatch, variables, args, missing):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=f"environment variable {missing} expected, but not set"):
+        next(rendezvous.auto(*args))
+
+
+# ---- meeting
+
+
+@pytest.mark.parametrize("rank", [-1, 2, 5])
+def test_a_rank_must_be_one_of_the_world(rank):
+    with pytest.raises(ValueError, match=f"rank {rank} is not in 0 to 1"):
+        meet(store=dldist.HashStore(), rank=rank, world_size=2, timeout=1)
+
+
+def test_every_meeting_has_a_store_of_its_own(ranks):
+    place = dldist.HashStore(timeout=20)
+
+    def member(rank):
+        seen = []
+        for _ in range(3):
+            meeting = meet(store=place.clone(), rank=rank, world_size=3, timeout=20)
+            assert rendezvous_workers.sum_over(meeting) == 7
+            seen.append(meeting.store.add("times", 1) <= 3)
+            meeting.close()
+        return seen
+
+    assert ranks(member, 3) == [[True] * 3] * 3
+
+
+def test_names_keep_worlds_at_one_place_apart(ranks):
+    place = dldist.HashStore(timeout=20)
+
+    def member(rank):
+        names = ["a", "b"] if rank == 0 else ["b", "a"]
+        meetings = {name: meet(store=place.clone(), rank=rank, world_size=2, timeout=20, name=name) for name in names}
+        return sum(rendezvous_workers.sum_over(meetings[name]) for name in "ab")
+
+    assert ranks(member, 2) == [6, 6]
+
+
+def test_an_attempt_that_failed_does_not_spoil_the_next(ranks):
+    place = dldist.HashStore(timeout=20)
+    for attempt in range(2):  # rank 0 has tried alone, as often as it liked
+        meeting = meet(store=place.clone(), rank=0, world_size=3, timeout=20)
+        if attempt == 0:
+            lonely = meet(store=place.clone(), rank=2, world_size=3, timeout=20)
+        with pytest.raises(dldist.DistTimeoutError, match="1 of 3 have come.*missing: 1, 2"):
+            dldist.Group(meeting.store, 0, 3, timeout=0.1)
+        meeting.close()
+    lonely.close()
+    # The last one died: it has not said that it leaves.
+    meet(store=place.clone(), rank=0, world_size=3, timeout=20)
+
+    def member(rank):
+        if rank != 1:
+            return rendezvous_workers.sum_over(meet(store=place.clone(), rank=rank, world_size=3, timeout=20))
+        # New, so that it would take any that is open, as that of the dead one is until rank 0 comes.
+        here = "dldist/open/default_pg/count"
+        while place.add(here, 0) < 7:
+            time.sleep(0.001)
+        return rendezvous_workers.sum_over(meet(store=place.clone(), rank=1, world_size=3, timeout=20))
+
+    assert place.add("dldist/open/default_pg/count", 0) == 5
+    assert ranks(member, 3) == [7, 7, 7]
+
+
+def test_a_meeting_that_rank_0_has_left_is_not_joined(ranks):
+    place = dldist.HashStore(timeout=20)
+    meet(store=place.clone(), rank=0, world_size=2, timeout=20).close()
+    with pytest.raises(dldist.DistStoreTimeoutError, match=r"1 of 2 have come: 1 \(.*\); missing: 0"):
+        meet(store=place.clone(), rank=1, world_size=2, timeout=0.1)
+
+    def member(rank):
+        return rendezvous_workers.sum_over(meet(store=place.clone(), rank=rank, world_size=2, timeout=20))
+
+    assert ranks(member, 2) == [3, 3]
+
+
+def test_the_missing_rank_0_of_a_store_is_named_with_who_came(ranks):
+    place = dldist.HashStore(timeout=20)
+
+    def member(rank):
+        if rank not in (1, 3):
+            return None
+        with pytest.raises(dldist.DistStoreTimeoutError) as caught:
+            meet(store=place.clone(), rank=rank, world_size=4, timeout=0.5)
+        return str(caught.value)
+
+    texts = [text for text in ranks(member, 4) if text]
+    who = f"{os.uname().nodename}, pid {os.getpid()}"
+    assert any(f"2 of 4 have come: 1 ({who}), 3 ({who}); missing: 0, 2" in text for text in texts)
+
+
+def test_a_rank_that_never_comes_is_named(procs, port):
+    """Rank 0, which serves, goes no sooner than the others have been told, too."""
+    url = f"tcp://{LOOPBACK}:{port}"
+    children = [procs.start(rendezvous_workers.find_nobody, url, rank, 3, 1.5) for rank in range(2)]
+    for kind, text, seconds in [child.result() for child in children]:
+        assert kind == "DistTimeoutError"
+        assert "2 of 3 have come" in text
+        assert text.endswith("missing: 2")
+        assert seconds < 10
+
+
+def test_rank_0_that_never_comes_is_named(port):
+    with pytest.raises(dldist.DistNetworkTimeoutError) as caught:
+        meet(f"tcp://{LOOPBACK}:{port}", 1, 2, timeout=0.3)
+    assert str(caught.value).startswith("rank 1 of 2 waited for rank 0, which serves the store: The client socket has timed out")
+
+
+def test_rank_0_waits_at_the_end_for_those_who_have_not_met(port):
+    host = meet(f"tcp://{LOOPBACK}:{port}", 0, 2, timeout=20)
+    guest = meet(f"tcp://{LOOPBACK}:{port}", 1, 2, timeout=20)
+    closing = threading.Thread(target=host.close)
+    closing.start()
+    closing.join(0.3)  # longer than it takes to find out that nobody is there
+    assert closing.is_alive()
+    guest.met()
+    closing.join(2)
+    assert not closing.is_alive()
+    guest.close()
+    host.close()
+    assert host.store is None
+
+
+def test_rank_0_waits_neither_for_ever_nor_for_those_who_never_came(port):
+    url = f"tcp://{LOOPBACK}:{port}"
+    began = time.monotonic()
+    meet(url, 0, 2, timeout=20).close()
+    assert time.monotonic() - began < 2
+    host = meet(url, 0, 2, timeout=20)
+    guest = meet(url, 1, 2, timeout=20)
+    host.close(linger=0.5)
+    assert time.monotonic() - began < 4
+    guest.close()
+
+
+def test_who_comes_before_the_old_server_has_gone_finds_the_new_one(procs, port):
+    url = f"tcp://{LOOPBACK}:{port}"
+    host, guest = meet(url, 0, 2, timeout=20), meet(url, 1, 2, timeout=20)
+    guest.close()
+    again = concurrent.futures.ThreadPoolExecutor(1).submit(meet, url, 1, 2, timeout=20)
+    key = "dldist/open/default_pg/here/1"
+    while not host._raw.try_get(key):  # the guest waits in the server that is about to go
+        time.sleep(0.001)
+    host.close()
+    assert not again.done()
+    host = meet(url, 0, 2, timeout=20)
+    guest = again.result(20)
+    guest.store.set("key", "v")
+    assert host.store.get("key") == b"v"
+    guest.close()
+    host.close()
+
+
+@pytest.mark.deadline(60)
+def test_two_processes_meet_again_and_again(procs, port):
+    url = f"tcp://{LOOPBACK}:{port}"
+    children = [procs.start(rendezvous_workers.meet_again_and_again, url, rank, 2, 50, rank) for rank in range(2)]
+    descriptors = [child.result(50) for child in children]
+    assert max(descriptors) < 30

@@ -1,0 +1,409 @@
+"""dlrun, as users start it: one process, that starts others."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import procs as procs_module
+import pytest
+
+import dldist
+from dldist import _run_nodes, _run_options, _run_output, _run_ranks, _run_report
+
+PROGRAMS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "run_programs")
+LIMIT_S = 25
+
+
+def program(name):
+    return os.path.join(PROGRAMS, name)
+
+
+def start(*args, env=None, **how):
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "dldist.run", *map(str, args)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=dict(environment, **(env or {})),
+        **how,
+    )
+
+
+def finish(process):
+    try:
+        out, err = process.communicate(timeout=LIMIT_S)
+    finally:
+        process.kill()
+    return process.returncode, out.decode(errors="replace"), err.decode(errors="replace")
+
+
+def dlrun(*args, **how):
+    return finish(start(*args, **how))
+
+
+def by_rank(out):
+    """What each rank has shown."""
+    shown = {}
+    for line in out.splitlines():
+        rank, _, text = line.partition(": ")
+        shown[rank] = json.loads(text)
+    return shown
+
+
+def is_gone(pid):
+    return procs_module.thread_state(pid, pid) in (None, "Z", "X")
+
+
+class TestRunning:
+    def test_environment_prefixes_and_arguments(self):
+        code, out, err = dlrun("--nproc_per_node=2", "--max-restarts", 3, program("shows.py"), "--lr", "0.1")
+        assert code == 0, err
+        shown = by_rank(out)
+        assert sorted(shown) == ["[rank0]", "[rank1]"]
+        assert sorted(err.splitlines()) == ["[rank0]: no end 0", "[rank1]: no end 1"]
+        first, second = shown["[rank0]"], shown["[rank1]"]
+        assert first["argv"] == second["argv"] == ["--lr", "0.1"]
+        for rank, env in (("0", first["env"]), ("1", second["env"])):
+            wanted = {
+                "RANK": rank,
+                "LOCAL_RANK": rank,
+                "ROLE_RANK": rank,
+                "WORLD_SIZE": "2",
+                "LOCAL_WORLD_SIZE": "2",
+                "ROLE_WORLD_SIZE": "2",
+                "GROUP_RANK": "0",
+                "GROUP_WORLD_SIZE": "1",
+                "ROLE_NAME": "default",
+                "MASTER_ADDR": "127.0.0.1",
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
+                "TORCHELASTIC_RESTART_COUNT": "0",
+                "TORCHELASTIC_MAX_RESTARTS": "3",
+                "OMP_NUM_THREADS": "1",
+            }
+            assert {name: env.get(name) for name in wanted} == wanted
+        shared = ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "DLDIST_SECRET")
+        assert [first["env"][name] for name in shared] == [second["env"][name] for name in shared]
+        assert len(first["env"]["DLDIST_SECRET"]) == 32
+
+    def test_module_of_one_rank_keeps_the_console(self, tmp_path):
+        (tmp_path / "package").mkdir()
+        (tmp_path / "package" / "tool.py").write_text(
+            "import os, sys\nprint(__spec__.name, sys.argv[1:], os.environ.get('OMP_NUM_THREADS'))"
+        )
+        code, out, err = dlrun("--standalone", "-m", "package.tool", "-m", cwd=tmp_path, env=with_here())
+        assert (code, out, err) == (0, "package.tool ['-m'] None\n", "")
+
+    def test_command_that_is_not_python(self):
+        code, out, err = dlrun("--no-python", "--nproc-per-node", 2, "sh", "-c", "echo $RANK of $WORLD_SIZE; exit $RANK")
+        assert code == 1
+        assert sorted(out.splitlines()) == ["[rank0]: 0 of 2", "[rank1]: 1 of 2"]
+        code, _, err = dlrun("--no-python", "no-such-command-at-all")
+        assert code == 127
+        assert err.startswith("dlrun: cannot start no-such-command-at-all: No such file or directory (machine 0, host ")
+        code, _, err = dlrun("--log-dir", program("shows.py"), program("shows.py"))
+        assert code == 126 and "Not a directory: " in err
+
+    def test_cores(self):
+        usable = sorted(os.sched_getaffinity(0))
+        code, out, err = dlrun("--nproc-per-node", "2", "--bind-cores", program("shows.py"))
+        assert code == 0, err
+        shown = by_rank(out)
+        for rank in (0, 1):
+            assert shown[f"[rank{rank}]"]["cores"] == _run_ranks.cores_of(rank, 2, usable)
+
+    def test_much_output_is_neither_lost_nor_cut(self):
+        code, out, err = dlrun("--nproc-per-node", 2, program("floods.py"))
+        assert code == 0
+        for text in (out, err):
+            for rank in "01":
+                lines = [line for line in text.split("\n") if line.startswith(f"[rank{rank}]: {rank}:")]
+                wanted = [f"[rank{rank}]: {rank}:{index}:{'x' * (index % 80)}" for index in range(20000)]
+                assert lines == wanted
+        assert out.count("]: bytes \ufffd\0\ufffd\n") == 2
+        assert out.count("]: bar 1%\r[rank0]: bar 2%\r\n") == 1
+
+    def test_files(self, tmp_path):
+        args = ("--nproc-per-node", 2, "--rdzv-id", "job", "--log-dir", tmp_path, "--redirects", "1:3", "--tee", "0:1")
+        code, out, err = dlrun(*args, program("shows.py"))
+        assert code == 0, err
+        assert list(by_rank(out)) == ["[rank0]"]
+        assert err == "[rank0]: no end 0\n"
+        (run,) = tmp_path.iterdir()
+        assert run.name.startswith("job_")
+        files = {str(path.relative_to(run)) for path in run.rglob("*.log")}
+        assert files == {"attempt_0/0/stdout.log", "attempt_0/1/stdout.log", "attempt_0/1/stderr.log"}
+        assert json.loads((run / "attempt_0/1/stdout.log").read_text())["env"]["TORCHELASTIC_RUN_ID"] == "job"
+        assert (run / "attempt_0/1/stderr.log").read_text() == "no end 1"
+
+    def test_files_in_a_folder_that_nobody_named(self, tmp_path):
+        code, out, err = dlrun("-r", "3", program("shows.py"), env={"TMPDIR": str(tmp_path)})
+        (folder,) = tmp_path.iterdir()
+        assert (code, out, err) == (0, "", f"dlrun: files are in {folder}\n")
+        assert [path.read_text() for path in folder.rglob("stderr.log")] == ["no end 0"]
+
+
+def with_here():
+    """The package as this process has it, for one that runs elsewhere."""
+    return {"PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path if path)}
+
+
+class TestFailing:
+    def test_first_traceback_is_printed_last(self):
+        code, _, err = dlrun("--nproc-per-node", 3, program("fails.py"), "group")
+        assert code == 1
+        head, _, tail = err.rpartition("dlrun: ")
+        line, _, traceback = tail.partition("\n")
+        assert re.fullmatch(r"rank 1 failed first: exit code 1 \(host \S+, pid \d+, local rank 1, attempt 0, at .* s\)", line)
+        assert "[rank" not in traceback
+        assert traceback.startswith("Traceback (most recent call last):")
+        assert "KeyError: 'inner'" in traceback and traceback.endswith("ValueError: the cause\n")
+
+    @pytest.mark.parametrize(
+        ("how", "code", "words"),
+        [("code", 7, "exit code 7"), ("signal", 128 + signal.SIGSEGV, "killed by SIGSEGV")],
+    )
+    def test_exit_code_and_a_rank_that_ignores_sigterm(self, how, code, words):
+        started = time.monotonic()
+        returned, _, err = dlrun("--nproc-per-node", 2, program("fails.py"), how)
+        assert returned == code
+        assert f"dlrun: rank 1 failed first: {words} (" in err
+        assert (how == "code") == err.endswith("\nthe last words\n")
+        assert time.monotonic() - started < 8
+
+    def test_restarts(self, tmp_path):
+        args = ("--nproc-per-node", 2, "--max-restarts", 2, "--log-dir", tmp_path)
+        code, out, err = dlrun(*args, program("restarts.py"))
+        assert code == 0, err
+        assert sorted(out.splitlines()) == [f"[rank{rank}]: attempt 1 of rank {rank} in machine 0" for rank in (0, 1)]
+        assert "rank 1 failed first: exit code 5" in err
+        assert err.endswith("dlrun: starting all ranks again: 1 of 2\n")
+        (run,) = tmp_path.iterdir()
+        assert sorted(path.name for path in run.iterdir()) == ["attempt_0", "attempt_1"]
+
+
+class TestEnding:
+    def start_lives(self, *args):
+        process = start("--nproc-per-node", 2, *args, program("lives.py"))
+        lines = [process.stdout.readline().decode().split() for _ in range(2)]
+        return process, [int(pid) for line in lines for pid in line[2:]]
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_signal_ends_everything_within_two_seconds(self, number):
+        process, pids = self.start_lives()
+        began = time.monotonic()
+        process.send_signal(number)
+        code, _, err = finish(process)
+        assert code == 128 + number
+        assert time.monotonic() - began < 2
+        assert f"dlrun: ended by {number.name}" in err
+        procs_module.poll_until(lambda: all(map(is_gone, pids)), what="end of ranks and their children")
+
+    def test_second_ctrl_c_does_not_wait(self):
+        process, pids = self.start_lives()
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        procs_module.poll_until(lambda: process.poll() is not None or not process.send_signal(signal.SIGINT) and False)
+        assert time.monotonic() - began < 1
+        finish(process)
+        procs_module.poll_until(lambda: all(map(is_gone, pids)), what="end of ranks and their children")
+
+    def test_ranks_die_with_a_launcher_that_is_killed(self):
+        process, pids = self.start_lives()
+        process.kill()
+        procs_module.poll_until(lambda: all(is_gone(pid) for pid in pids[::2]), what="end of the ranks")
+        for pid in pids[1::2]:  # children of a rank are out of reach then
+            os.kill(pid, signal.SIGKILL)
+        finish(process)
+
+    def test_reader_that_goes_away(self):
+        process = start("--nproc-per-node", 2, "--no-python", "yes")
+        process.stdout.readline()
+        process.stdout.close()
+        err = process.stderr.read().decode()
+        assert process.wait(LIMIT_S) == 128 + signal.SIGPIPE
+        assert "nobody reads the output any more" in err
+
+    def test_reader_that_does_not_read_holds_up_nothing(self):
+        process = start("--nproc-per-node", 2, "--no-python", "yes")
+        process.stdout.readline()
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LIMIT_S) == 128 + signal.SIGTERM
+        assert time.monotonic() - began < 2
+        finish(process)
+
+
+class TestSeveralMachines:
+    """Two launchers on this machine."""
+
+    def start_both(self, *args, env=None):
+        # Nobody but the system can give a free port, and both have to know it beforehand.
+        port = free_port()
+        common = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{port}", *args)
+        env = {"DLDIST_SECRET": "s3cret"} if env is None else env
+        return [finish(process) for process in [start("--nproc-per-node", count, *common, env=env) for count in (1, 2)]]
+
+    def test_ranks_are_numbered_through(self):
+        both = self.start_both(program("shows.py"))
+        assert [code for code, _, _ in both] == [0, 0], both
+        shown = {}
+        for _, out, _ in both:
+            shown.update(by_rank(out))
+        envs = [shown[f"[rank{rank}]"]["env"] for rank in range(3)]
+        assert {env["WORLD_SIZE"] for env in envs} == {"3"}
+        assert sorted(env["LOCAL_WORLD_SIZE"] for env in envs) == ["1", "2", "2"]
+        assert len({env["TORCHELASTIC_RUN_ID"] for env in envs}) == 1
+        assert {env["DLDIST_SECRET"] for env in envs} == {"s3cret"}
+
+    def test_failure_and_restart_are_everybodys(self):
+        both = self.start_both("--max-restarts", 1, program("restarts.py"), env={"DLDIST_SECRET": ""})
+        assert [code for code, _, _ in both] == [0, 0], both
+        for _, out, err in both:
+            assert "attempt 1 of rank" in out
+            assert "rank 2 failed first: exit code 5" in err
+            assert "warning: no secret" in err
+
+    def test_exit_code_is_the_same_on_all(self):
+        both = self.start_both(program("fails.py"), "group")
+        assert [code for code, _, _ in both] == [1, 1], both
+        assert all(err.endswith("ValueError: the cause\n") for _, _, err in both)
+
+    def test_launchers_that_disagree(self):
+        port = free_port()
+        common = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{port}", program("shows.py"))
+        both = [start("--max-restarts", count, *common, env={"DLDIST_SECRET": "s"}) for count in (0, 1)]
+        for code, _, err in map(finish, both):
+            assert code == 1
+            assert re.search(r"machine \d \(host \S+\) was started with --max-restarts \d, this one with \d", err), err
+
+
+    def test_program_that_one_machine_lacks_is_everybodys_failure(self):
+        port = free_port()
+        args = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{port}", "--no-python")
+        both = [start(*args, *command, env={"DLDIST_SECRET": "s"}) for command in (["sleep", "60"], ["no-such-command"])]
+        for code, _, err in map(finish, both):
+            assert code == 127
+            assert "cannot start no-such-command" in err
+
+    def test_ctrl_c_while_the_others_are_waited_for(self):
+        process = start("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{free_port()}", program("shows.py"))
+        process.stderr.readline()  # the warning that there is no secret: it is waiting
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert finish(process)[0] == 128 + signal.SIGINT
+        assert time.monotonic() - began < 2
+
+    def test_launcher_that_is_silent(self, monkeypatch):
+        monkeypatch.setattr(_run_nodes, "SILENT_S", 0.0)
+        monkeypatch.setattr(_run_nodes, "_BEAT_S", 0.0)
+        store = dldist.HashStore()
+        ear = _run_nodes._Ear(store, 2)
+        store.add("beat/0", 1)
+        assert ear.silent() == 1
+        store.add("beat/1", 1)
+        assert ear.silent() == 0
+
+
+def free_port():
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.mark.torch
+@pytest.mark.deadline(60)
+class TestTorch:
+    def test_torch_program_without_secret(self):
+        code, out, err = dlrun("--nproc-per-node", 2, "--no-secret", program("torch_program.py"))
+        assert code == 0, err
+        assert sorted(out.splitlines()) == ["[rank0]: sum [3.0, 3.0]", "[rank1]: sum [3.0, 3.0]"]
+
+    def test_torch_program_with_secret_is_told_why(self):
+        code, _, err = dlrun("--nproc-per-node", 2, program("torch_program.py"))
+        assert code == 1
+        assert "cannot show the secret of this job" in err.splitlines()[-1] and "--no-secret" in err.splitlines()[-1]
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        ("args", "words"),
+        [
+            (["--nproc-per-node", "many", "x"], '--nproc-per-node must be a number of 1 or more, "cpu" or "auto"'),
+            (["--nproc-per-node", "0", "x"], "--nproc-per-node must be"),
+            (["--nnodes", "1:4", "x"], "--nnodes must be a number of 1 or more, not '1:4'"),
+            (["--nnodes", "2", "x"], "--nnodes 2 needs --rdzv-endpoint or --master-addr"),
+            (["--nnodes", "2", "--master-addr", "a", "x"], "needs --node-rank"),
+            (["--nnodes", "2", "--node-rank", "2", "--master-addr", "a", "x"], "--node-rank must be from 0 to 1"),
+            (["--rdzv-endpoint", "a:1", "--master-port", "2", "x"], "give one or the other"),
+            (["--rdzv-endpoint", "a:70000", "x"], "is no port"),
+            (["--tee", "4", "x"], "--tee must be 0, 1, 2 or 3"),
+            (["--redirects", "1,2", "x"], "--redirects must be 0, 1, 2 or 3"),
+            (["--max-restarts", "-1", "x"], "--max-restarts must be 0 or more"),
+            (["-m", "--no-python", "x"], "exclude each other"),
+            ([], "required: program"),
+        ],
+    )
+    def test_mistakes(self, capsys, args, words):
+        with pytest.raises(SystemExit) as caught:
+            _run_options.parse(args)
+        assert caught.value.code == 2
+        assert words in capsys.readouterr().err
+
+    def test_endpoints(self):
+        def where(*args):
+            options = _run_options.parse([*args, "x"])
+            return options.host, options.port
+
+        assert where() == ("127.0.0.1", 0)
+        assert where("--nnodes=2", "--rdzv_endpoint", "[::1]:5") == ("::1", 5)
+        assert where("--nnodes=2", "--rdzv-endpoint", "host") == ("host", _run_options.DEFAULT_PORT)
+        assert where("--nnodes=2", "--rdzv-endpoint", "host:9", "--standalone") == ("127.0.0.1", 0)
+
+    def test_cores(self):
+        assert _run_options.parse(["--nproc-per-node", "cpu", "x"]).nproc == _run_options.usable_cores()
+        assert [_run_ranks.cores_of(rank, 2, [0, 1, 2, 5, 6]) for rank in (0, 1)] == [[0, 1], [2, 5, 6]]
+        assert [_run_ranks.cores_of(rank, 3, [4, 7]) for rank in range(3)] == [[4], [7], [4]]
+
+
+class TestPieces:
+    @pytest.mark.parametrize("size", [1, 2, 3, 1000])
+    def test_lines_however_they_come(self, size):
+        data = b"one\ntwo\r\n\r 10%\r 20%\n\xff\0\r\n\nlast"
+        lines = _run_output.Lines(b">")
+        out = b"".join(lines.feed(data[at : at + size]) for at in range(0, len(data), size)) + lines.flush()
+        assert out == b">one\n>two\r\n\r> 10%\r> 20%\n>\xff\0\r\n>\n>last\n"
+
+    def test_line_without_end_does_not_grow_forever(self):
+        lines = _run_output.Lines(b">")
+        out = b"".join(lines.feed(b"x" * 65536) for _ in range(40)) + lines.flush()
+        assert out.count(b"x") == 40 * 65536
+        assert max(map(len, out.split(b"\n"))) < 2 << 20
+
+    def test_last_traceback(self):
+        first = b'Traceback (most recent call last):\n  File "a"\nValueError: 1\n'
+        second = b'Traceback (most recent call last):\n  File "b"\nTypeError: 2\n'
+        chain = first + b"\nDuring handling of the above exception, another exception occurred:\n\n" + second
+        assert _run_report.last_traceback(b"noise\n" + first + b"noise\n" + second) == second
+        assert _run_report.last_traceback(second + b"noise\n" + chain) == chain
+        many = b"".join(b"%d\n" % index for index in range(50))
+        assert _run_report.last_traceback(many) == many[-60:]
+
+    def test_consequence(self):
+        lost = b"Traceback (most recent call last):\n  File\n    f()\ndldist.DistPeerLostError: rank 1 is gone\nmore\n"
+        assert _run_report.is_consequence(1, lost)
+        assert not _run_report.is_consequence(-9, lost)
+        assert not _run_report.is_consequence(1, lost + b"noise\n" + lost.replace(b"DistPeerLostError", b"ValueError"))
+
+    def test_bad_report_of_another_launcher(self):
+        with pytest.raises(ValueError, match="no report of a failure"):
+            _run_report.Failure.from_json(b"[1]")
+
+    def test_run_names_stay_in_their_folder(self):
+        assert "/" not in _run_nodes._run_names("../../x")[1]

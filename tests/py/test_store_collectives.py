@@ -1,0 +1,197 @@
+"""_StoreCollectives over every kind of store: ranks are threads, each with a handle of its own."""
+
+import threading
+from datetime import timedelta
+
+import dldist
+import pytest
+from dldist.c10d.store_collectives import _StoreCollectives
+from kinds import LOOPBACK, LONG, SHORT
+
+SIZE = 3
+
+
+class DictStore(dldist.Store):
+    """A store written in Python, over another one."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def __getattribute__(self, name):
+        if name in ("set", "get", "add", "check", "wait", "delete_key", "num_keys"):
+            return getattr(super().__getattribute__("inner"), name)
+        return super().__getattribute__(name)
+
+
+def hash_stores(_):
+    root = dldist.HashStore(timeout=LONG)
+    return lambda: root.clone()
+
+
+def file_stores(directory):
+    return lambda: dldist.FileStore(str(directory / "store"), timeout=LONG)
+
+
+def tcp_stores(_):
+    master = dldist.TCPStore(LOOPBACK, 0, is_master=True, timeout=LONG)
+    return lambda: dldist.PrefixStore("control", dldist.TCPStore(LOOPBACK, master.port, timeout=LONG))
+
+
+@pytest.fixture(params=[hash_stores, file_stores, tcp_stores], ids=["hash", "file", "tcp"])
+def open_store(request, tmp_path):
+    return request.param(tmp_path)
+
+
+def on_all(open_store, call):
+    """What call(collectives, rank) returns on each rank; errors are returned, too."""
+    results = {}
+    stores = [open_store() for _ in range(SIZE)]  # all open to the end: what the last one closes may be gone
+
+    def run(rank):
+        try:
+            results[rank] = call(_StoreCollectives(stores[rank], rank, SIZE), rank)
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(SIZE)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    return [results[rank] for rank in range(SIZE)]
+
+
+def test_barrier(open_store):
+    here = []
+
+    def call(mine, rank):
+        here.append(rank)
+        mine.barrier("one", LONG)
+        seen = len(here)
+        mine.barrier("two", timeout=LONG, block=rank == 0)
+        return seen
+
+    assert on_all(open_store, call) == [SIZE] * SIZE
+
+
+def test_all_sum(open_store):
+    assert on_all(open_store, lambda mine, rank: mine.all_sum("k", 10**rank, LONG)) == [111] * SIZE
+
+
+def test_broadcast(open_store):
+    def call(mine, rank):
+        return mine.broadcast_send("k", b"\x00data", LONG) if rank == 1 else mine.broadcast_recv("k", LONG)
+
+    assert on_all(open_store, call) == [b"\x00data", None, b"\x00data"]
+
+
+def test_gather(open_store):
+    def call(mine, rank):
+        return mine.gather_recv("k", f"r{rank}", LONG) if rank == 2 else mine.gather_send("k", f"r{rank}", LONG)
+
+    assert on_all(open_store, call) == [None, None, [b"r0", b"r1", b"r2"]]
+
+
+def test_scatter(open_store):
+    def call(mine, rank):
+        return mine.scatter_send("k", ["a", b"b", "c"], LONG) if rank == 0 else mine.scatter_recv("k", LONG)
+
+    assert on_all(open_store, call) == [b"a", b"b", b"c"]
+
+
+def test_all_gather(open_store):
+    expected = [b"0", b"11", b""]
+    assert on_all(open_store, lambda mine, rank: mine.all_gather("k", expected[rank], LONG)) == [expected] * SIZE
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda mine: mine.barrier("k", SHORT), r"^barrier failed -- missing ranks: 0, 2, wait timed out after"),
+        (lambda mine: mine.all_sum("k", 1, SHORT), r"^barrier failed -- missing ranks: 0, 2, "),
+        (lambda mine: mine.gather_recv("k", "x", SHORT), r"^gather failed -- missing ranks: 0, 2, "),
+        (lambda mine: mine.all_gather("k", "x", SHORT), r"^all_gather failed -- missing ranks: 0, 2, "),
+    ],
+    ids=["barrier", "all_sum", "gather_recv", "all_gather"],
+)
+def test_missing_ranks_are_named(open_store, call, text):
+    mine = _StoreCollectives(open_store(), 1, SIZE)
+    with pytest.raises(RuntimeError, match=text):
+        call(mine)
+
+
+@pytest.mark.parametrize("name", ["broadcast_recv", "scatter_recv"])
+def test_nothing_to_receive(open_store, name):
+    with pytest.raises(RuntimeError, match="timed out after"):
+        getattr(_StoreCollectives(open_store(), 1, SIZE), name)("k", SHORT)
+
+
+def test_a_time_out_keeps_its_type_and_the_stores_own_timeout_stays():
+    store = dldist.HashStore(timeout=LONG)
+    with pytest.raises(dldist.DistStoreTimeoutError, match="missing ranks: 0"):
+        _StoreCollectives(store, 1, 2).barrier("k", 0.05)
+    assert store.timeout == LONG
+
+
+def test_a_store_that_is_gone_is_no_missing_rank():
+    master = dldist.TCPStore(LOOPBACK, 0, is_master=True, timeout=LONG)
+    mine = _StoreCollectives(dldist.TCPStore(LOOPBACK, master.port, timeout=LONG), 0, 2)
+    started = threading.Event()
+    errors = []
+
+    def wait():
+        started.set()
+        try:
+            mine.barrier("k", LONG)
+        except RuntimeError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    started.wait(10)
+    master.wait(["k/0"], LONG)  # by now it waits, or is about to
+    del master
+    thread.join(30)
+    assert not thread.is_alive() and len(errors) == 1
+    assert "missing ranks" not in str(errors[0]) and isinstance(errors[0], dldist.DistNetworkError)
+
+
+def test_a_key_serves_once():
+    store = dldist.HashStore()
+    mine = _StoreCollectives(store, 0, 1)
+    mine.barrier("foo", SHORT)
+    for call in (
+        lambda: mine.barrier("foo"),
+        lambda: mine.all_sum("foo", 1),
+        lambda: mine.broadcast_send("foo", "x"),
+        lambda: mine.broadcast_recv("foo"),
+        lambda: mine.gather_send("foo", "x"),
+        lambda: mine.gather_recv("foo", "x"),
+        lambda: mine.scatter_send("foo", ["x"]),
+        lambda: mine.scatter_recv("foo"),
+        lambda: mine.all_gather("foo", "x"),
+    ):
+        with pytest.raises(RuntimeError, match="^Key foo has already been used"):
+            call()
+    assert mine.all_gather("bar", "x", timedelta(seconds=1)) == [b"x"]
+
+
+def test_over_a_store_written_in_python():
+    store = DictStore(dldist.HashStore(timeout=LONG))
+    assert on_all(lambda: store, lambda mine, rank: mine.all_gather("k", str(rank), LONG)) == [[b"0", b"1", b"2"]] * SIZE
+
+
+def test_arguments():
+    store = dldist.HashStore()
+    with pytest.raises(TypeError, match="'store' must be a Store, not dict"):
+        _StoreCollectives({}, 0, 1)
+    for rank, size in ((1, 1), (-1, 1)):
+        with pytest.raises(ValueError, match="is not in a world of"):
+            _StoreCollectives(store, rank, size)
+    mine = _StoreCollectives(store, 0, 2)
+    with pytest.raises(ValueError, match="3 items for 2 ranks"):
+        mine.scatter_send("k", ["a", "b", "c"])
+    with pytest.raises(TypeError, match="'timeout'"):
+        mine.barrier("other", "soon")

@@ -1,0 +1,235 @@
+"""dldist.testing, tested with itself. What must fail is called by hand."""
+
+import os
+import subprocess
+import sys
+import time
+import unittest
+
+import pytest
+
+import dldist
+from dldist.testing import RanksFailed, distributed, run_ranks, threads
+
+
+def own_group(**how):
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dldist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=20)
+    return dldist.Group(store, rank, size, **{"timeout": 20, **how})
+
+
+def pids_and(word):
+    print("said by", os.environ["RANK"])
+    with own_group() as group:
+        return group.rank, group.size, os.getpid(), word, os.environ.get("EXTRA")
+
+
+def all_raise():
+    raise LookupError(f"rank {os.environ['RANK']}")
+
+
+def one_raises():
+    with own_group() as group:
+        if group.rank == 1:
+            raise LookupError("the culprit")
+        group.barrier()
+
+
+def one_asserts():
+    values = [1, int(os.environ["RANK"])]
+    assert values == [1, 0]
+
+
+def one_hangs():
+    if os.environ["RANK"] == "1":
+        time.sleep(60)
+
+
+def one_exits():
+    if os.environ["RANK"] == "1":
+        os._exit(3)
+
+
+def one_skips():
+    with own_group() as group:
+        if group.rank == 0:
+            pytest.skip("not on this machine")
+        group.barrier()
+
+
+class NotPickled(Exception):
+    def __init__(self, one, two):
+        super().__init__(one)
+
+
+def raises_what_cannot_be_pickled():
+    raise NotPickled(1, 2)
+
+
+class TestRunRanks:
+    def test_results_by_rank_and_output(self, capsys):
+        results = run_ranks(pids_and, 2, "word", init=False, env={"EXTRA": "more"})
+        assert [(result[0], result[1], *result[3:]) for result in results] == [(r, 2, "word", "more") for r in (0, 1)]
+        assert len({os.getpid(), results[0][2], results[1][2]}) == 3
+        assert capsys.readouterr().out.splitlines() == ["[rank0]: said by 0", "[rank1]: said by 1"]
+
+    def test_inner_functions(self):
+        base = 10
+        assert run_ranks(lambda more: base + more + int(os.environ["RANK"]), 2, 5, init=False) == [15, 16]
+
+    def test_default_world(self):
+        assert run_ranks(world_size, 2) == [2, 2]
+
+    def test_same_exception_everywhere_keeps_its_type(self):
+        with pytest.raises(LookupError, match="rank 0") as caught:
+            run_ranks(all_raise, 2, init=False)
+        (note,) = caught.value.__notes__
+        assert note.startswith("2 of 2 ranks failed: 0, 1\n---- rank 0 ----\nTraceback")
+        assert "LookupError: rank 1" in note
+
+    def test_culprit_comes_first(self):
+        with pytest.raises(RanksFailed) as caught:
+            run_ranks(one_raises, 2, init=False)
+        text = str(caught.value)
+        assert text.startswith("2 of 2 ranks failed: 0, 1\n---- rank 1 ----\n")
+        assert "LookupError: the culprit" in text
+        assert text.index("---- rank 0 ----") < text.index("DistAbortedError")
+
+    def test_assertions_are_explained(self):
+        with pytest.raises(RanksFailed, match=r"assert \[1, 1\] == \[1, 0\]"):
+            run_ranks(one_asserts, 2, init=False)
+
+    def test_deadline_shows_where_a_rank_is(self):
+        began = time.monotonic()
+        with pytest.raises(RanksFailed) as caught:
+            run_ranks(one_hangs, 2, init=False, timeout=1.0)
+        assert time.monotonic() - began < 4
+        assert "---- rank 1 ----\nwas still running after 1." in str(caught.value)
+        assert "in one_hangs" in str(caught.value)
+        assert "rank 0 ----" not in str(caught.value)
+
+    def test_exit_without_a_word(self):
+        with pytest.raises(RanksFailed, match="---- rank 1 ----\nended without a result: exit code 3"):
+            run_ranks(one_exits, 2, init=False)
+
+    def test_exception_that_cannot_be_pickled(self):
+        with pytest.raises(RanksFailed, match="NotPickled: 1"):
+            run_ranks(raises_what_cannot_be_pickled, 1, init=False)
+
+    def test_skip_of_one_is_a_skip(self):
+        with pytest.raises(unittest.SkipTest, match="not on this machine"):
+            run_ranks(one_skips, 2, init=False)
+
+    def test_mistakes(self):
+        with pytest.raises(ValueError, match="'nranks' must be 1 or more"):
+            run_ranks(pids_and, 0)
+        with pytest.raises(TypeError, match="'fn' must be callable"):
+            run_ranks(None, 2)
+        with pytest.raises(TypeError, match=r"argument 0 \(\w+\) cannot be sent to the ranks"):
+            run_ranks(pids_and, 1, sys._getframe())
+        with pytest.raises(TypeError, match="takes its arguments first"):
+            distributed(pids_and)
+
+
+def world_size():
+    return dldist.get_world_size()
+
+
+@distributed(nranks=2, init=False)
+def test_a_function_on_ranks():
+    with own_group() as group:
+        assert group.size == 2
+
+
+@pytest.mark.parametrize("word", ["a", "b"])
+@distributed(nranks=2, init=False)
+def test_parameters_and_fixtures(word, tmp_path):
+    assert word in "ab"
+    (tmp_path / os.environ["RANK"]).write_text(word)
+    with own_group() as group:
+        group.barrier()
+        assert [(tmp_path / str(rank)).read_text() for rank in range(group.size)] == [word, word]
+
+
+class TestMethods:
+    VALUE = 3
+
+    @distributed(nranks=2, init=False)
+    def test_method(self):
+        assert type(self).VALUE == 3
+        assert os.environ["WORLD_SIZE"] == "2"
+
+    class TestInner:
+        @distributed(nranks=1, init=False)
+        def test_method(self, tmp_path):
+            assert tmp_path.is_dir() and type(self).__qualname__ == "TestMethods.TestInner"
+
+
+class TestOfUnittest(unittest.TestCase):
+    def setUp(self):
+        self.rank = os.environ.get("RANK")
+
+    @distributed(nranks=2, init=False)
+    def test_method(self):
+        self.assertEqual(self.rank, os.environ["RANK"])
+
+
+class Skips(unittest.TestCase):
+    __test__ = False
+
+    @distributed(nranks=2, init=False)
+    def test_skip(self):
+        if os.environ["RANK"] == "1":
+            self.skipTest("by one rank")
+        time.sleep(60)
+
+
+def test_skip_of_unittest(monkeypatch):
+    monkeypatch.setattr("dldist.testing._GRACE_S", 0.1)
+    result = unittest.TestResult()
+    Skips("test_skip").run(result)
+    assert [reason for _, reason in result.skipped] == ["by one rank"]
+    assert result.errors == result.failures == []
+
+
+class TestThreads:
+    @threads(3)
+    def test_ranks_in_one_process(self, group, tmp_path):
+        assert tmp_path.is_dir()
+        values = memoryview(bytearray(4)).cast("i")
+        values[0] = group.rank + 1
+        group.all_reduce(values)
+        assert values[0] == 6
+
+    def test_results_and_failures(self):
+        @threads(2, timeout=10)
+        def ranks(group, base):
+            if base < 0 and group.rank == 1:
+                raise LookupError("the culprit")
+            group.barrier()
+            return base + group.rank
+
+        assert ranks(5) == [5, 6]
+        with pytest.raises(LookupError, match="the culprit"):
+            ranks(-1)
+
+    def test_one_that_hangs_is_shown(self, monkeypatch):
+        monkeypatch.setattr("dldist.testing._GRACE_S", 0.1)
+        import threading
+
+        end = threading.Event()
+
+        @threads(2, timeout=0.5)
+        def ranks(group):
+            if group.rank == 1:
+                end.wait(30)
+
+        with pytest.raises(RanksFailed, match=r"(?s)---- rank 1 ----\nis still running, here:.*end\.wait\(30\)"):
+            ranks()
+        end.set()
+
+
+def test_import_does_not_need_pytest():
+    code = "import sys, dldist.testing; print(sorted({'pytest', '_pytest', 'numpy'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
+    assert done.stdout == "[]\n", done.stderr
