@@ -151,12 +151,12 @@ class AtServerOfRange(AtServer):
 
 
 def _server_place(host: str, port: int, rank: int, world_size: int) -> AtServer:
-    # A server of torchrun's or dlrun's agent is there already; one at another place is ours to make.
-    is_agents = (
-        os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        and os.environ.get("MASTER_ADDR") == host
-        and os.environ.get("MASTER_PORT") == str(port)
-    )
+    # A server of torchrun's or dlrun's agent is there already; one at another place is ours to make. dlrun says where its own
+    # is, and MASTER_ADDR and MASTER_PORT may have been set to something else since.
+    is_agents = False
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        said = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        is_agents = os.environ.get("DLDIST_AGENT_STORE", said) == f"{host}:{port}"
     return AtServer(host, port, rank, world_size, is_agents)
 
 

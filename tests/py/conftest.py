@@ -20,6 +20,10 @@ import procs as procs_module  # noqa: E402
 
 DEFAULT_DEADLINE_S = 30
 GRACE_S = 10
+SETTINGS = (
+    "DLDIST_AGENT_STORE DLDIST_LOG DLDIST_MASTER_FD DLDIST_SECRET MASTER_ADDR MASTER_PORT RANK WORLD_SIZE "
+    "TORCHELASTIC_USE_AGENT_STORE TORCH_DISTRIBUTED_DEBUG"
+).split()
 _stderr_copy = None
 _network = "not needed"
 
@@ -94,5 +98,5 @@ def procs():
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch):
     """Settings of the caller's shell are not part of a test."""
-    for name in ("DLDIST_SECRET", "DLDIST_LOG", "TORCHELASTIC_USE_AGENT_STORE"):
+    for name in SETTINGS:
         monkeypatch.delenv(name, raising=False)

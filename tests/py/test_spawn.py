@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -54,7 +55,14 @@ def test_results_in_order_and_queues_as_arguments():
     assert results == [["ab", 3.0], ["abab", 3.0]]
     assert sizes == [200_000] * 2
     assert word == "ab"
-    assert inner == [17]
+    assert inner == [17, 1, 1]
+
+
+def test_ranks_may_meet_elsewhere():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    assert last(run(SCRIPT, "own place", str(port))) == [[0, 1]] * 2
 
 
 def test_first_failure_is_raised_with_its_traceback():

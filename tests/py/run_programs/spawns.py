@@ -1,5 +1,6 @@
 """spawn() in a script, in each of the ways that a test asks for by name."""
 
+import functools
 import json
 import os
 import signal
@@ -21,6 +22,15 @@ def in_group(i, word, queue=None):
     if queue is not None:
         queue.put(word)
     return word * (i + 1), values[0], "x" * 200_000
+
+
+def as_the_tutorial_does(i, port):
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", str(port)
+    dldist.init_process_group("gloo", rank=i, world_size=2)
+    hosts = [None, None]
+    dldist.all_gather_object(hosts, i)
+    dldist.destroy_process_group()
+    return hosts
 
 
 def fails(i):
@@ -59,8 +69,10 @@ if __name__ == "__main__":
 
             queue = multiprocessing.get_context("spawn").Queue()
             results = spawn(in_group, 2, ("ab", queue))
-            inner = spawn(adder(7), args=(10,), nprocs=1)
+            inner = spawn(adder(7), args=(10,), nprocs=1) + spawn(functools.partial(max, 1), args=(), nprocs=2)
             print(json.dumps([[r[:2] for r in results], [len(r[2]) for r in results], queue.get(timeout=5), inner]))
+        elif how == "own place":
+            print(json.dumps(spawn(as_the_tutorial_does, 2, (int(sys.argv[2]),))))
         elif how == "fails":
             spawn(fails, 3)
         elif how == "dies":
