@@ -2,10 +2,11 @@
 
     python benchmarks/startup.py [--sizes 2 8 32] [--rounds 7] [--json FILE]
 
-For every size, processes are forked that have imported both libraries already. In each round they make a default world over
-tcp://127.0.0.1, with a store that rank 0 serves, then three groups of all ranks, and destroy everything: first with one library, then
-with the other. A round's time is from the first rank that begins to the last one that is done; of the groups the first is left
-out. Printed are medians in milliseconds and the median of the rounds' ratios.
+For every size, round and library, processes are forked that have imported both libraries already. They make a default world, then
+three groups of all ranks, and destroy everything. The time is from the first rank that begins to the last one that is done; of the
+groups the first is left out. Printed are medians in milliseconds and the median of the rounds' ratios. There are two ways to
+begin: at tcp://127.0.0.1, where rank 0 makes the store, and in a store that all ranks are connected to already, which leaves out
+how long clients wait for a server that is not there yet.
 """
 
 import argparse
@@ -44,42 +45,49 @@ def stamped(function, *args, **kwargs):
     return began, time.monotonic()
 
 
-def start_once(dist, rank, size, port, barrier):
-    """The moments at which this rank began and ended to make the world, and each group."""
+def connect(dist, port, rank):
+    """A client of the store that rank 0 serves, once all have come."""
+    store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
+    return dist.PrefixStore("startup", store)
+
+
+def rank_main(dist, place, rank, size, port, barrier, results):
+    """Puts the moments at which this rank began and ended to make the world, and each group."""
+    if place == "store":
+        how = {"store": connect(dist, port, rank)}
+    else:
+        how = {"init_method": f"tcp://127.0.0.1:{port}"}
     barrier.wait(LIMIT_S)
-    spans = [stamped(dist.init_process_group, "gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)]
+    spans = [stamped(dist.init_process_group, "gloo", rank=rank, world_size=size, **how)]
     for _ in range(GROUPS):
         barrier.wait(LIMIT_S)
         spans.append(stamped(dist.new_group))
     barrier.wait(LIMIT_S)
     dist.destroy_process_group()
-    return spans
+    results.put(spans)
+    barrier.wait(LIMIT_S)
 
 
-def rank_main(rank, size, ports, barrier, results):
-    for round_ports in ports:
-        for name, dist in libraries().items():
-            results.put((rank, name, start_once(dist, rank, size, round_ports[name], barrier)))
-
-
-def run(size, rounds):
-    """[{library: [milliseconds to make the world, each group]}], a round each."""
+def start_once(dist, place, size):
+    """Milliseconds to make the world, and each group."""
     context = multiprocessing.get_context("fork")
-    names = list(libraries())
-    ports = [{name: free_port() for name in names} for _ in range(rounds)]
     barrier, results = context.Barrier(size), context.Queue()
-    ranks = [context.Process(target=rank_main, args=(rank, size, ports, barrier, results), daemon=True) for rank in range(size)]
+    port = free_port()
+    ranks = [
+        context.Process(target=rank_main, args=(dist, place, rank, size, port, barrier, results), daemon=True)
+        for rank in range(size)
+    ]
     for process in ranks:
         process.start()
-    spans = {name: [] for name in names}
-    for _ in range(rounds * len(names) * size):
-        _, name, own = results.get(timeout=LIMIT_S)
-        spans[name].append(own)
+    spans = [results.get(timeout=LIMIT_S) for _ in ranks]
     for process in ranks:
         process.join(LIMIT_S)
-    return [
-        {name: overall(spans[name][index * size : (index + 1) * size]) for name in names} for index in range(rounds)
-    ]
+    return overall(spans)
+
+
+def run(place, size, rounds):
+    """[{library: [milliseconds to make the world, each group]}], a round each."""
+    return [{name: start_once(dist, place, size) for name, dist in libraries().items()} for _ in range(rounds)]
 
 
 def overall(ranks):
@@ -87,9 +95,9 @@ def overall(ranks):
     return [(max(end for _, end in step) - min(began for began, _ in step)) * 1e3 for step in steps]
 
 
-def report(size, rounds):
-    row = {"size": size}
-    print(f"{size} processes")
+def report(place, size, rounds):
+    row = {"place": place, "size": size}
+    print(f"{size} processes, {'tcp://' if place == 'url' else 'store at hand'}")
     for title, pick in (("init_process_group", lambda times: times[0]), ("new_group", lambda times: statistics.median(times[2:]))):
         medians = {name: statistics.median(pick(one[name]) for one in rounds) for name in rounds[0]}
         text = "   ".join(f"{name} {value:9.2f} ms" for name, value in medians.items())
@@ -118,8 +126,9 @@ def main():
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
     results = {"imports_ms": imports(options.rounds), "sizes": []}
-    for size in options.sizes:
-        results["sizes"].append(report(size, run(size, options.rounds)))
+    for place in ("url", "store"):
+        for size in options.sizes:
+            results["sizes"].append(report(place, size, run(place, size, options.rounds)))
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump(results, file, indent=2)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs dldist into a fresh virtual environment, and lets two processes talk through a TCPStore and then in a group.
+# Installs dldist into a fresh virtual environment, and lets two processes reduce numbers, and two others meet in a store.
 #
 #   bash scripts/demo.sh
 #
@@ -15,8 +15,11 @@ fresh_venv "$venv"
 echo "== installing into $venv"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check .
 
-echo "== two processes meet"
-"$venv/bin/python" examples/store_demo.py
-
 echo "== two processes reduce"
+"$venv/bin/dlrun" --nproc-per-node 2 examples/numpy_all_reduce.py
+
+echo "== two processes in a group, made by hand"
 "$venv/bin/python" examples/collectives_demo.py
+
+echo "== two processes meet in a store"
+"$venv/bin/python" examples/store_demo.py

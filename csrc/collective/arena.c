@@ -66,7 +66,7 @@ write_shape(int fd, int nranks, dd_error *err)
         .version = ARENA_VERSION,
         .nranks = (uint32_t)nranks,
         .nbytes = dd_arena_nbytes(nranks),
-        .unregistered = bits_of(nranks),
+        .unregistered = nranks > 1 ? bits_of(nranks) : 0, /* alone there is nobody to sleep */
     };
     bool is_written = ftruncate(fd, (off_t)dd_arena_nbytes(nranks)) == 0 &&
                       pwrite(fd, &shared, sizeof(shared), 0) == (ssize_t)sizeof(shared) &&
@@ -173,10 +173,7 @@ static void
 take_seat(dd_arena *arena)
 {
     find_slots(arena);
-    if (dd_arena_register()) {
-        arena->is_registered = true;
-        atomic_fetch_and(&arena->shared->unregistered, ~(UINT64_C(1) << arena->rank));
-    }
+    dd_arena_note_registered(arena);
 }
 
 dd_status

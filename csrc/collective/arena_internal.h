@@ -88,7 +88,7 @@ typedef struct arena_shared {
     _Alignas(128) _Atomic uint64_t asleep; /* bits: ranks to be woken */
     _Atomic uint32_t is_poisoned;          /* set once */
     _Atomic uint64_t
-        unregistered; /* bits: ranks whose process cannot be fenced by another (see arena_sync.c) */
+        unregistered; /* bits: ranks whose process cannot be fenced by another yet (see arena_sync.c) */
 } arena_shared;
 
 /* ---- one rank's own */
@@ -206,8 +206,8 @@ dd_status dd_arena_join(dd_arena *mapped, int rank, dd_arena **arena, dd_error *
 
 /* ---- arena_sync.c */
 
-/* Lets other processes fence this one, for a sleeper's sake; false where the system does not have that. */
-bool dd_arena_register(void);
+/* Says to the others that this process can be fenced, once it can. Only while the rank is not asleep. */
+void dd_arena_note_registered(dd_arena *arena);
 /* All that was written for the epoch is there for all to see; wakes who waits for it. */
 void dd_arena_publish(dd_arena *arena, uint64_t epoch);
 /* Whether all of `ranks` have published the epoch, of this operation or an earlier one; notes what is waited for. */

@@ -7,6 +7,9 @@ void
 dd_arena_start(dd_arena *arena, const dd_coll_args *args, const dd_arena_op_options *options)
 {
     arena_op *op = &arena->op;
+    if (__builtin_expect(!arena->is_registered, false)) {
+        dd_arena_note_registered(arena);
+    }
     op->args = args;
     op->options = *options;
     op->phase = ARENA_OPENING;

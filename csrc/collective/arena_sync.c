@@ -1,18 +1,20 @@
 #include "collective/arena_internal.h"
 
-#include <linux/membarrier.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+#include "core/fence.h"
 
 /* A publisher stores its epoch and then looks whether somebody sleeps; a sleeper says so and then looks at the epochs. Each must
  * make its store visible before its load, or both may miss each other. In the publisher that would cost as much as
- * the rest of a small operation, so the sleeper, who has time, sees to it for both: membarrier makes the processors of all
- * registered processes go through a fence. Unless every rank is registered, publishers order their own stores. */
+ * the rest of a small operation, so the sleeper, who has time, sees to it for both: the fence of core/fence.h.
+ * Unless every rank's process takes part in it, publishers order their own stores: at first, since that takes a process a while.
+ * A rank says that its process does between operations, when it cannot be asleep: it fences before every sleep from then on. */
 
-bool
-dd_arena_register(void)
+void
+dd_arena_note_registered(dd_arena *arena)
 {
-    return syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0;
+    if (dd_fence_is_registered()) {
+        arena->is_registered = true;
+        atomic_fetch_and(&arena->shared->unregistered, ~(UINT64_C(1) << arena->rank));
+    }
 }
 
 static void
@@ -112,7 +114,7 @@ dd_arena_missing(const dd_arena *arena)
 static bool
 fence_all(const dd_arena *arena)
 {
-    return !arena->is_registered || syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0) == 0;
+    return !arena->is_registered || dd_fence_all();
 }
 
 bool

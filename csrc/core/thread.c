@@ -1,7 +1,9 @@
 #include "core/thread.h"
 
+#include "core/mem.h"
+
 #include <signal.h>
-#include <stdio.h>
+#include <sys/prctl.h>
 #include <time.h>
 
 void
@@ -29,20 +31,39 @@ dd_cond_wait_slice(pthread_cond_t *cond, pthread_mutex_t *mutex, const dd_wait *
     (void)pthread_cond_timedwait(cond, mutex, &until);
 }
 
+typedef struct thread_start {
+    const char *name;
+    void *(*run)(void *);
+    void *arg;
+} thread_start;
+
+/* The thread names itself: for others that takes a file in /proc, which is much for a thread that lives a millisecond. */
+static void *
+enter_thread(void *ptr)
+{
+    thread_start start = *(thread_start *)ptr;
+    dd_mem_free(ptr);
+    (void)prctl(PR_SET_NAME, start.name);
+    return start.run(start.arg);
+}
+
 dd_status
 dd_thread_start(pthread_t *thread, const char *name, void *(*run)(void *), void *arg, dd_error *err)
 {
+    thread_start *start = dd_mem_alloc(sizeof *start);
+    if (start == NULL) {
+        return dd_error_no_memory(err, sizeof *start);
+    }
+    *start = (thread_start){.name = name, .run = run, .arg = arg};
     sigset_t all;
     sigset_t old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
-    int rc = pthread_create(thread, NULL, run, arg);
+    int rc = pthread_create(thread, NULL, enter_thread, start);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     if (rc != 0) {
+        dd_mem_free(start);
         return dd_error_set_errno(err, DD_SYSTEM, rc, "cannot start thread %s", name);
     }
-    char short_name[16];
-    snprintf(short_name, sizeof short_name, "%s", name);
-    (void)pthread_setname_np(*thread, short_name);
     return DD_OK;
 }

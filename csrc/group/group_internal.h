@@ -152,6 +152,13 @@ void group_init_call(group_call *call, dd_group *group, const char *what, const 
 void group_fail_messages_locked(dd_group *group, int rank, const dd_error *cause);
 void group_cancel_message_locked(p2p_call *call, const dd_error *cause);
 
+/* ---- group_await.c */
+
+/* Drives until is_there(ctx) or the end of the wait: DD_OP_TIMED_OUT without a message, DD_INTERRUPTED. It is asked with the lock
+ * held, again and again, and for what a link brings or becomes: nothing else wakes the driver. */
+dd_status group_await(dd_group *group, bool (*is_there)(void *ctx), void *ctx, const dd_wait *wait,
+                      dd_error *err) DD_MUST_CHECK;
+
 /* ---- group_fail.c */
 
 /* The first cause ends everything under way and stays; `tell` the others (all but `except`). */

@@ -335,18 +335,48 @@ await_end(meeting_place *place, uint64_t *id, join_outcome *outcome, dd_error *e
 }
 
 static dd_status
+get_cards_one_by_one(meeting_place *place, dd_blob_list *cards, dd_error *err)
+{
+    dd_status status = dd_blob_list_init(cards, (size_t)place->size, err);
+    for (int rank = 0; rank < place->size && status == DD_OK; rank++) {
+        status = place->store->ops->get(place->store, rank_key(place, "rank", rank), &cards->items[rank],
+                                        place->wait, err);
+    }
+    return status;
+}
+
+/* In one request: with many ranks it is here that a meeting takes its time. */
+static dd_status
+get_cards_at_once(meeting_place *place, dd_blob_list *cards, dd_error *err)
+{
+    size_t size = (size_t)place->size;
+    char(*texts)[KEY_MAX] = dd_mem_alloc_array(size, sizeof *texts);
+    dd_bytes *keys = dd_mem_alloc_array(size, sizeof *keys);
+    dd_status status = texts != NULL && keys != NULL ? DD_OK : dd_error_no_memory(err, size * sizeof *texts);
+    for (size_t rank = 0; rank < size && status == DD_OK; rank++) {
+        dd_bytes key = rank_key(place, "rank", (int)rank);
+        memcpy(texts[rank], key.data, key.len);
+        keys[rank] = dd_bytes_of(texts[rank], key.len);
+    }
+    if (status == DD_OK) {
+        status = place->store->ops->multi_get(place->store, keys, size, cards, place->wait, err);
+    }
+    dd_mem_free(keys);
+    dd_mem_free(texts);
+    return status;
+}
+
+static dd_status
 get_cards(meeting_place *place, dd_blob_list *cards, dd_error *err)
 {
-    for (int rank = 0; rank < place->size; rank++) {
-        dd_blob *card = &cards->items[rank];
-        dd_status status =
-            place->store->ops->get(place->store, rank_key(place, "rank", rank), card, place->wait, err);
-        if (status != DD_OK) {
-            return status;
-        }
+    dd_status status = place->store->ops->has_extended_api(place->store)
+                           ? get_cards_at_once(place, cards, err)
+                           : get_cards_one_by_one(place, cards, err);
+    for (size_t i = 0; i < cards->count && status == DD_OK; i++) {
+        dd_blob *card = &cards->items[i];
         dd_blob_consume(card, card->len < NONCE_BYTES ? card->len : NONCE_BYTES);
     }
-    return DD_OK;
+    return status;
 }
 
 /* Whether a lower rank has the same engine: a process that is in the group several times. */
@@ -482,10 +512,7 @@ group_meet(dd_engine *engine, dd_store *store, int rank, int size, dd_bytes name
         return status;
     }
     meeting->engine = dd_engine_acquire(engine);
-    status = dd_blob_list_init(&meeting->cards, (size_t)size, err);
-    if (status == DD_OK) {
-        status = get_cards(&place, &meeting->cards, err);
-    }
+    status = get_cards(&place, &meeting->cards, err);
     if (status == DD_OK) {
         status = replace_repeated(&place, meeting, err);
     }

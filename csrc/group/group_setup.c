@@ -12,6 +12,7 @@
 
 #define SCRATCH_ALIGNMENT 64
 #define VOTERS_CHECK_NS (50 * DD_NS_PER_MS)
+#define DIALLED_PATIENCE_NS (250 * DD_NS_PER_MS)
 #define ARENA_FD_KEY 0 /* the second word; regions have theirs from 1 */
 
 /* ---- one message of a byte from everybody to everybody, before there are collectives */
@@ -184,33 +185,64 @@ exchange_votes(dd_group *group, uint8_t own, dd_block votes, const group_setup *
 
 /* ---- the arena of this host */
 
+/* Whether the links to all local ranks are made, or one of them is not to be had. */
+static bool
+are_links_settled(void *ctx)
+{
+    const dd_group *group = ctx;
+    bool is_settled = true;
+    for (int i = 0; i < group->topology.nlocal; i++) {
+        const dd_peer *peer = group->peers[group->topology.local_ranks[i]];
+        if (dd_peer_is_self(peer) || dd_peer_has_shm_locked(peer)) {
+            continue;
+        }
+        if (dd_peer_is_connected_locked(peer) || dd_peer_error_locked(peer) != NULL) {
+            return true;
+        }
+        is_settled = false;
+    }
+    return is_settled;
+}
+
+/* Of two ranks one dials, so that they do not cross; half of the others each. */
+static bool
+is_dialler(int rank, int other)
+{
+    return ((rank + other) % 2 == 0) == (rank < other);
+}
+
+static void
+dial_local_ranks(dd_group *group, bool is_for_all)
+{
+    dd_engine_lock(group->engine);
+    for (int i = 0; i < group->topology.nlocal; i++) {
+        int rank = group->topology.local_ranks[i];
+        if (!dd_peer_is_self(group->peers[rank]) && (is_for_all || is_dialler(group->rank, rank))) {
+            dd_peer_connect_locked(group->peers[rank]);
+        }
+    }
+    dd_engine_unlock(group->engine);
+}
+
 /* Waits for shared memory links to the local ranks. False when one of them cannot be had. */
 static bool
 connect_local_ranks(dd_group *group, const dd_wait *wait)
 {
-    bool is_shared = true;
-    for (int i = 0; i < group->topology.nlocal && is_shared; i++) {
-        dd_peer *peer = group->peers[group->topology.local_ranks[i]];
-        dd_engine_lock(group->engine);
-        if (!dd_peer_is_self(peer)) {
-            dd_peer_connect_locked(peer);
-        }
-        dd_engine_unlock(group->engine);
+    dial_local_ranks(group, false);
+    dd_wait patience = dd_wait_at_most(wait, DIALLED_PATIENCE_NS);
+    dd_status status = group_await(group, are_links_settled, group, &patience, NULL);
+    if (status == DD_OP_TIMED_OUT) {
+        /* Whoever was to dial us may be gone, or not get through. */
+        dial_local_ranks(group, true);
+        status = group_await(group, are_links_settled, group, wait, NULL);
     }
-    for (int i = 0; i < group->topology.nlocal && is_shared; i++) {
-        dd_peer *peer = group->peers[group->topology.local_ranks[i]];
-        bool is_settled = dd_peer_is_self(peer);
-        while (!is_settled) {
-            dd_engine_lock(group->engine);
-            is_shared = dd_peer_has_shm_locked(peer);
-            is_settled = dd_peer_is_connected_locked(peer) || dd_peer_error_locked(peer) != NULL;
-            dd_engine_unlock(group->engine);
-            if (!is_settled &&
-                (dd_wait_is_over(wait) || dd_wait_sleep(wait, 200 * DD_NS_PER_US, NULL) != DD_OK)) {
-                return false;
-            }
-        }
+    bool is_shared = status == DD_OK;
+    dd_engine_lock(group->engine);
+    for (int i = 0; i < group->topology.nlocal; i++) {
+        const dd_peer *peer = group->peers[group->topology.local_ranks[i]];
+        is_shared = is_shared && (dd_peer_is_self(peer) || dd_peer_has_shm_locked(peer));
     }
+    dd_engine_unlock(group->engine);
     return is_shared;
 }
 
@@ -258,34 +290,53 @@ make_arena(dd_group *group, dd_error *err)
     return status;
 }
 
+typedef struct arena_arrival {
+    uint64_t key[2];
+    dd_peer *maker;
+    int fd;
+    dd_error error; /* of the way to the maker; code DD_OK while it is open */
+} arena_arrival;
+
+static bool
+has_arena_come(void *ctx)
+{
+    arena_arrival *arrival = ctx;
+    if (arrival->fd < 0) {
+        arrival->fd = dd_peer_take_fd_locked(arrival->maker, arrival->key);
+    }
+    const dd_error *broken = dd_peer_error_locked(arrival->maker);
+    if (arrival->fd < 0 && broken != NULL) {
+        arrival->error = *broken;
+    }
+    return arrival->fd >= 0 || broken != NULL;
+}
+
 static dd_status
 take_arena(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error *err)
 {
-    uint64_t key[2] = {group->id, ARENA_FD_KEY};
-    dd_peer *maker = group->peers[group->topology.local_ranks[0]];
-    int fd = -1;
-    while (fd < 0) {
-        dd_engine_lock(group->engine);
-        fd = dd_peer_take_fd_locked(maker, key);
-        const dd_error *broken = dd_peer_error_locked(maker);
-        dd_status status = fd < 0 && broken != NULL ? dd_error_copy(err, broken) : DD_OK;
-        dd_engine_unlock(group->engine);
-        if (status == DD_OK && fd < 0) {
-            status = check_voters(group, setup, err); /* the maker may have been told not to */
+    arena_arrival arrival = {
+        .key = {group->id, ARENA_FD_KEY}, .maker = group->peers[group->topology.local_ranks[0]], .fd = -1};
+    arrival.error.code = DD_OK;
+    for (;;) {
+        dd_wait slice = dd_wait_at_most(wait, VOTERS_CHECK_NS);
+        dd_status status = group_await(group, has_arena_come, &arrival, &slice, err);
+        if (status == DD_OK) {
+            break;
+        }
+        if (status == DD_OP_TIMED_OUT) {
+            status = dd_wait_is_over(wait)
+                         ? dd_error_set(err, DD_OP_TIMED_OUT, "no arena has come")
+                         : check_voters(group, setup, err); /* the maker may have been told not to */
         }
         if (status != DD_OK) {
             return status;
         }
-        if (fd < 0) {
-            status = dd_wait_is_over(wait) ? dd_error_set(err, DD_OP_TIMED_OUT, "no arena has come")
-                                           : dd_wait_sleep(wait, 100 * DD_NS_PER_US, err);
-            if (status != DD_OK) {
-                return status;
-            }
-        }
     }
-    dd_status status = attach_arena(group, fd, group->topology.local_of[group->rank], err);
-    dd_sock_close(fd);
+    if (arrival.fd < 0) {
+        return dd_error_copy(err, &arrival.error);
+    }
+    dd_status status = attach_arena(group, arrival.fd, group->topology.local_of[group->rank], err);
+    dd_sock_close(arrival.fd);
     return status;
 }
 

@@ -3,15 +3,30 @@
 #include <stdarg.h>
 #include <string.h>
 
+static PyObject *
+exception_of(const py_state *state, py_fault fault)
+{
+    switch (fault) {
+    case PY_FAULT_VALUE:
+        return state->errors[PY_ERROR_ARGUMENT];
+    case PY_FAULT_DTYPE:
+        return state->errors[PY_ERROR_TYPE];
+    case PY_FAULT_TYPE:
+        break;
+    }
+    return PyExc_TypeError;
+}
+
 void
-py_argument_raise(const py_argument *argument, PyObject *type, const char *format, ...)
+py_argument_raise(const py_argument *argument, py_fault fault, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
     PyObject *text = PyUnicode_FromFormatV(format, args);
     va_end(args);
     if (text != NULL) {
-        PyErr_Format(type, "%s(): argument '%s' %U", argument->function, argument->name, text);
+        PyErr_Format(exception_of(argument->state, fault), "%s(): argument '%s' %U", argument->function,
+                     argument->name, text);
         Py_DECREF(text);
     }
 }
@@ -37,7 +52,7 @@ raise_with_line(const py_argument *argument, const char *what, PyObject *excepti
     PyObject *line = first_line(exception);
     PyObject *type_name = line != NULL ? PyType_GetName(Py_TYPE(argument->value)) : NULL;
     if (type_name != NULL) {
-        py_argument_raise(argument, PyExc_ValueError, "(%U) %s: %U", type_name, what, line);
+        py_argument_raise(argument, PY_FAULT_VALUE, "(%U) %s: %U", type_name, what, line);
     }
     Py_XDECREF(type_name);
     Py_XDECREF(line);

@@ -2,20 +2,28 @@
 #ifndef DD_PYTHON_PY_ARGUMENT_H
 #define DD_PYTHON_PY_ARGUMENT_H
 
-#include "python/py_api.h"
+#include "python/py_state.h"
 
 #include <stdbool.h>
 
 typedef struct py_argument {
+    const py_state *state;
     const char *function;
     const char *name;
     PyObject *value; /* borrowed */
 } py_argument;
 
-/* Raises `type` with "<function>(): argument '<name>' <text>". The format is PyUnicode_FromFormat's. */
-void py_argument_raise(const py_argument *argument, PyObject *type, const char *format, ...);
+typedef enum py_fault {
+    PY_FAULT_VALUE, /* DistArgumentError */
+    PY_FAULT_DTYPE, /* DistTypeError */
+    PY_FAULT_TYPE,  /* TypeError: no tensor at all */
+} py_fault;
 
-/* Turns the exception that is set into the cause of a ValueError "<function>(): argument '<name>' (<type>)
+/* Raises what stands for the fault with "<function>(): argument '<name>' <text>". The format is
+ * PyUnicode_FromFormat's. */
+void py_argument_raise(const py_argument *argument, py_fault fault, const char *format, ...);
+
+/* Turns the exception that is set into the cause of a DistArgumentError "<function>(): argument '<name>' (<type>)
  * <what>: <first line of its text>". MemoryError, and what is no Exception, stay as they are. */
 void py_argument_raise_from_current(const py_argument *argument, const char *what);
 

@@ -315,8 +315,8 @@ py_to_timeout_ns(py_state *state, PyObject *value, int64_t *timeout_ns, const ch
         rc = is_timedelta > 0 && timedelta_as_ns(value, timeout_ns) ? 1 : -1;
     }
     if (rc > 0 && *timeout_ns < 0) {
-        PyErr_Format(PyExc_ValueError, "%s(): argument '%s' must be a time of 0 or more, not %R", function,
-                     name, value);
+        PyErr_Format(state->errors[PY_ERROR_ARGUMENT],
+                     "%s(): argument '%s' must be a time of 0 or more, not %R", function, name, value);
         return false;
     }
     return rc > 0;

@@ -36,12 +36,12 @@ static bool
 read_dtype(dd_view *view, const dl_tensor *source, const py_argument *argument)
 {
     if (source->nlanes != 1) {
-        py_argument_raise(argument, PyExc_TypeError, "has vectors of %d lanes as elements",
+        py_argument_raise(argument, PY_FAULT_DTYPE, "has vectors of %d lanes as elements",
                           (int)source->nlanes);
         return false;
     }
     if (!py_dtype_of_dlpack(source->code, source->nbits, &view->dtype)) {
-        py_argument_raise(argument, PyExc_TypeError,
+        py_argument_raise(argument, PY_FAULT_DTYPE,
                           "has elements of %d bits of DLPack's type code %d, which is no dtype of dldist",
                           (int)source->nbits, (int)source->code);
         return false;
@@ -69,12 +69,12 @@ static bool
 read_layout(dd_view *view, const dl_tensor *source, const py_argument *argument)
 {
     if (source->ndim < 0 || source->ndim > DD_VIEW_MAX_DIMS) {
-        py_argument_raise(argument, PyExc_ValueError, "has %d dimensions; dldist takes up to %d",
+        py_argument_raise(argument, PY_FAULT_VALUE, "has %d dimensions; dldist takes up to %d",
                           (int)source->ndim, DD_VIEW_MAX_DIMS);
         return false;
     }
     if (source->ndim > 0 && source->shape == NULL) {
-        py_argument_raise(argument, PyExc_ValueError, "has %d dimensions and no shape", (int)source->ndim);
+        py_argument_raise(argument, PY_FAULT_VALUE, "has %d dimensions and no shape", (int)source->ndim);
         return false;
     }
     view->ndim = source->ndim;
@@ -82,7 +82,7 @@ read_layout(dd_view *view, const dl_tensor *source, const py_argument *argument)
         view->shape[i] = source->shape[i];
     }
     if (!read_strides(view, source)) {
-        py_argument_raise(argument, PyExc_ValueError, "has strides that do not fit into 64 bits");
+        py_argument_raise(argument, PY_FAULT_VALUE, "has strides that do not fit into 64 bits");
         return false;
     }
     view->data = source->data != NULL ? (char *)source->data + source->byte_offset : NULL;
@@ -102,13 +102,12 @@ read_versioned(py_tensor *tensor, py_tensor_use use, const py_argument *argument
 {
     const dl_managed_versioned *managed = tensor->managed;
     if (managed->version.major != DL_MAJOR) {
-        py_argument_raise(argument, PyExc_ValueError,
-                          "is exported by DLPack %u.%u; dldist knows %d.x and 0.x",
+        py_argument_raise(argument, PY_FAULT_VALUE, "is exported by DLPack %u.%u; dldist knows %d.x and 0.x",
                           (unsigned)managed->version.major, (unsigned)managed->version.minor, DL_MAJOR);
         return false;
     }
     if (use == PY_TENSOR_OUT && (managed->flags & DL_FLAG_IS_COPIED) != 0) {
-        py_argument_raise(argument, PyExc_ValueError,
+        py_argument_raise(argument, PY_FAULT_VALUE,
                           "is written to, but what it exports by DLPack is a copy of it");
         return false;
     }
@@ -160,7 +159,7 @@ check_lazy_bits(const py_tensor *tensor, const py_state *state, const py_argumen
     }
     int is_neg = ask(argument->value, state->names[PY_NAME_IS_NEG]);
     if (is_neg > 0) {
-        py_argument_raise(argument, PyExc_ValueError,
+        py_argument_raise(argument, PY_FAULT_VALUE,
                           "is a view that negates what is in memory: pass x.resolve_neg()");
     }
     if (is_neg != 0 || kind != DD_KIND_COMPLEX) {
@@ -168,7 +167,7 @@ check_lazy_bits(const py_tensor *tensor, const py_state *state, const py_argumen
     }
     int is_conj = ask(argument->value, state->names[PY_NAME_IS_CONJ]);
     if (is_conj > 0) {
-        py_argument_raise(argument, PyExc_ValueError,
+        py_argument_raise(argument, PY_FAULT_VALUE,
                           "is a view that conjugates what is in memory: pass x.resolve_conj()");
     }
     return is_conj == 0;
@@ -237,7 +236,7 @@ take_from_capsule(py_tensor *tensor, PyObject *capsule, const py_argument *argum
     if (!is_versioned && !PyCapsule_IsValid(capsule, CAPSULE_LEGACY)) {
         PyObject *returned = PyObject_Repr(capsule);
         if (returned != NULL) {
-            py_argument_raise(argument, PyExc_TypeError, "has a __dlpack__ that returns no fresh capsule: %U",
+            py_argument_raise(argument, PY_FAULT_TYPE, "has a __dlpack__ that returns no fresh capsule: %U",
                               returned);
             Py_DECREF(returned);
         }

@@ -5,6 +5,8 @@
 #define NO_BASE (-1)
 #define BUILTIN_TIMEOUT (-2)    /* TimeoutError of Python itself */
 #define BUILTIN_CONNECTION (-3) /* ConnectionError */
+#define BUILTIN_VALUE (-4)      /* ValueError */
+#define BUILTIN_TYPE (-5)       /* TypeError */
 
 /* Bases come before what is derived from them; with none, it is a RuntimeError. */
 static const struct {
@@ -50,6 +52,14 @@ static const struct {
      "dldist.DistAbortedError",
      {PY_ERROR_BACKEND, NO_BASE},
      "Somebody has aborted the group."},
+    {PY_ERROR_ARGUMENT,
+     "dldist.DistArgumentError",
+     {PY_ERROR_DIST, BUILTIN_VALUE},
+     "An argument that cannot be meant: a rank out of range, a list too short, a tensor of the wrong size."},
+    {PY_ERROR_TYPE,
+     "dldist.DistTypeError",
+     {PY_ERROR_ARGUMENT, BUILTIN_TYPE},
+     "A tensor whose dtype is none of dldist's, or not that of the other tensors of the call."},
 };
 
 static PyObject *
@@ -63,15 +73,19 @@ make_bases(const py_state *state, const int bases[2])
     }
     PyObject *second = bases[1] == BUILTIN_TIMEOUT      ? PyExc_TimeoutError
                        : bases[1] == BUILTIN_CONNECTION ? PyExc_ConnectionError
+                       : bases[1] == BUILTIN_VALUE      ? PyExc_ValueError
+                       : bases[1] == BUILTIN_TYPE       ? PyExc_TypeError
                                                         : state->errors[bases[1]];
     return PyTuple_Pack(2, state->errors[bases[0]], second);
 }
 
 /* What instances have that are given nothing else. */
 static PyObject *
-make_attributes(void)
+make_attributes(py_error_kind kind)
 {
-    return Py_BuildValue("{sO sO sO sO}", "code", Py_None, "rank", Py_None, "host", Py_None, "pid", Py_None);
+    bool is_argument = kind == PY_ERROR_ARGUMENT || kind == PY_ERROR_TYPE;
+    return Py_BuildValue("{sz sO sO sO}", "code", is_argument ? dd_status_name(DD_INVALID_ARGUMENT) : NULL,
+                         "rank", Py_None, "host", Py_None, "pid", Py_None);
 }
 
 int
@@ -79,7 +93,7 @@ py_error_add_to_module(PyObject *module, py_state *state)
 {
     for (size_t i = 0; i < sizeof error_table / sizeof error_table[0]; i++) {
         PyObject *bases = make_bases(state, error_table[i].bases);
-        PyObject *dict = bases != NULL ? make_attributes() : NULL;
+        PyObject *dict = bases != NULL ? make_attributes(error_table[i].kind) : NULL;
         PyObject *error =
             dict != NULL ? PyErr_NewExceptionWithDoc(error_table[i].name, error_table[i].doc, bases, dict)
                          : NULL;
@@ -102,7 +116,7 @@ exception_of(const py_state *state, dd_status status)
 {
     switch (status) {
     case DD_INVALID_ARGUMENT:
-        return PyExc_ValueError;
+        return state->errors[PY_ERROR_ARGUMENT];
     case DD_NOT_SUPPORTED:
         return PyExc_NotImplementedError;
     case DD_OUT_OF_MEMORY:

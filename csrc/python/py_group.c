@@ -198,8 +198,8 @@ group_init(PyObject *object, PyObject *args, PyObject *kwargs)
     }
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$OOO:Group", keywords, &store_object, &rank, &size,
                                      &timeout, &name, &connect_timeout) ||
-        !py_params_int(rank, &arguments.rank, "Group", "rank") ||
-        !py_params_int(size, &arguments.size, "Group", "size") ||
+        !py_params_int(self->state, rank, &arguments.rank, "Group", "rank") ||
+        !py_params_int(self->state, size, &arguments.size, "Group", "size") ||
         (name != NULL && !read_name(name, &arguments.options.name, "Group"))) {
         return -1;
     }
@@ -265,7 +265,7 @@ group_dealloc(PyObject *object)
 
 /* Ranks from a list or tuple; PyMem, NULL with an exception. */
 static int *
-read_ranks(PyObject *object, int *count)
+read_ranks(const py_state *state, PyObject *object, int *count)
 {
     if (!PyList_Check(object) && !PyTuple_Check(object)) {
         py_raise_wrong_type("split", "ranks", "a list or tuple of int", object);
@@ -278,7 +278,7 @@ read_ranks(PyObject *object, int *count)
         PyErr_NoMemory();
     }
     for (Py_ssize_t i = 0; ranks != NULL && i < n; i++) {
-        if (!py_params_int(PyTuple_GetItem(tuple, i), &ranks[i], "split", "ranks")) {
+        if (!py_params_int(state, PyTuple_GetItem(tuple, i), &ranks[i], "split", "ranks")) {
             PyMem_Free(ranks);
             ranks = NULL;
         }
@@ -351,7 +351,7 @@ group_split(PyObject *object, PyObject *args, PyObject *kwargs)
     if (options.timeout_ns < 0) {
         options.timeout_ns = dd_group_get_timeout_ns(self->group);
     }
-    int *ranks = read_ranks(ranks_object, &count);
+    int *ranks = read_ranks(self->state, ranks_object, &count);
     PyObject *part = NULL;
     if (ranks != NULL) {
         PyObject *text = name != Py_None ? Py_NewRef(name) : make_split_name(self, ranks, count);

@@ -52,13 +52,14 @@ release_memory(shared_memory *memory)
 /* ---- making */
 
 static bool
-read_length(PyObject *value, int64_t *length)
+read_length(const py_state *state, PyObject *value, int64_t *length)
 {
     if (!py_to_int64(value, length, "empty", "shape")) {
         return false;
     }
     if (*length < 0) {
-        PyErr_Format(PyExc_ValueError, "empty(): argument 'shape' has a length of %lld", (long long)*length);
+        PyErr_Format(state->errors[PY_ERROR_ARGUMENT], "empty(): argument 'shape' has a length of %lld",
+                     (long long)*length);
         return false;
     }
     return true;
@@ -66,11 +67,11 @@ read_length(PyObject *value, int64_t *length)
 
 /* An int, or a list or tuple of them. */
 static bool
-read_shape(PyObject *shape, dd_view *view)
+read_shape(const py_state *state, PyObject *shape, dd_view *view)
 {
     if (!PyList_Check(shape) && !PyTuple_Check(shape)) {
         view->ndim = 1;
-        return read_length(shape, &view->shape[0]);
+        return read_length(state, shape, &view->shape[0]);
     }
     PyObject *tuple = PySequence_Tuple(shape);
     if (tuple == NULL) {
@@ -78,12 +79,13 @@ read_shape(PyObject *shape, dd_view *view)
     }
     bool is_ok = PyTuple_Size(tuple) <= DD_VIEW_MAX_DIMS;
     if (!is_ok) {
-        PyErr_Format(PyExc_ValueError, "empty(): argument 'shape' has %zd dimensions; dldist takes up to %d",
+        PyErr_Format(state->errors[PY_ERROR_ARGUMENT],
+                     "empty(): argument 'shape' has %zd dimensions; dldist takes up to %d",
                      PyTuple_Size(tuple), DD_VIEW_MAX_DIMS);
     }
     view->ndim = is_ok ? (int)PyTuple_Size(tuple) : 0;
     for (int i = 0; is_ok && i < view->ndim; i++) {
-        is_ok = read_length(PyTuple_GetItem(tuple, i), &view->shape[i]);
+        is_ok = read_length(state, PyTuple_GetItem(tuple, i), &view->shape[i]);
     }
     Py_DECREF(tuple);
     return is_ok;
@@ -110,7 +112,7 @@ find_dtype_name(PyObject *value)
 }
 
 static bool
-read_dtype(PyObject *value, dd_dtype *dtype)
+read_dtype(const py_state *state, PyObject *value, dd_dtype *dtype)
 {
     PyObject *text = PyUnicode_Check(value) ? Py_NewRef(value) : find_dtype_name(value);
     const char *utf8 = text != NULL ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
@@ -121,17 +123,18 @@ read_dtype(PyObject *value, dd_dtype *dtype)
         *dtype = (dd_dtype)i;
     }
     if (utf8 != NULL && !is_found) {
-        PyErr_Format(PyExc_ValueError, "empty(): argument 'dtype': there is no dtype %R", value);
+        PyErr_Format(state->errors[PY_ERROR_TYPE], "empty(): argument 'dtype': there is no dtype %R", value);
     }
     Py_XDECREF(text);
     return is_found;
 }
 
 static bool
-finish_view(dd_view *view)
+finish_view(const py_state *state, dd_view *view)
 {
     if (!py_tensor_set_row_major(view) || !dd_view_finish(view)) {
-        PyErr_SetString(PyExc_ValueError, "empty(): argument 'shape' has more elements than fit into memory");
+        PyErr_SetString(state->errors[PY_ERROR_ARGUMENT],
+                        "empty(): argument 'shape' has more elements than fit into memory");
         return false;
     }
     return true;
@@ -174,8 +177,9 @@ py_group_empty(PyObject *object, PyObject *args, PyObject *kwargs)
     dd_view view = {.dtype = DD_DTYPE_FLOAT32};
     if (!py_group_require_open(group) ||
         !PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:empty", keywords, &shape, &dtype) ||
-        !read_shape(shape, &view) || (dtype != NULL && !read_dtype(dtype, &view.dtype)) ||
-        !finish_view(&view)) {
+        !read_shape(group->state, shape, &view) ||
+        (dtype != NULL && !read_dtype(group->state, dtype, &view.dtype)) ||
+        !finish_view(group->state, &view)) {
         return NULL;
     }
     shared_memory *memory = allocate(group, &view);

@@ -7,7 +7,7 @@ static bool
 read_async(py_group_call *call, PyObject *value)
 {
     bool is_async;
-    if (!py_params_flag(value, &is_async, call->params->function, "async_op")) {
+    if (!py_params_flag(call->group->state, value, &is_async, call->params->function, "async_op")) {
         return false;
     }
     if (!is_async) {
@@ -21,12 +21,13 @@ read_async(py_group_call *call, PyObject *value)
 static bool
 read_root(py_group_call *call, PyObject *value)
 {
-    if (!py_params_int(value, &call->root, call->params->function, "root")) {
+    if (!py_params_int(call->group->state, value, &call->root, call->params->function, "root")) {
         return false;
     }
     if (call->root < 0 || call->root >= call->group->size) {
-        PyErr_Format(PyExc_ValueError, "%s(): invalid root rank: %d is not in 0 to %d",
-                     call->params->function, call->root, call->group->size - 1);
+        PyErr_Format(call->group->state->errors[PY_ERROR_ARGUMENT],
+                     "%s(): invalid root rank: %d is not in 0 to %d", call->params->function, call->root,
+                     call->group->size - 1);
         return false;
     }
     return true;
@@ -123,6 +124,12 @@ run_and_wait(py_group_call *call, const dd_coll_args *args)
 
 /* ---- calls that do not */
 
+static int64_t
+timeout_of(const py_group_call *call)
+{
+    return call->timeout_ns >= 0 ? call->timeout_ns : dd_group_get_timeout_ns(call->group->group);
+}
+
 /* A Work for the flight that has been started, or what went wrong with that. */
 static PyObject *
 finish_start(py_group_call *call, PyObject *work, dd_status status, const dd_error *err)
@@ -145,7 +152,8 @@ start(py_group_call *call, const dd_coll_args *args)
         return py_group_call_fail(call);
     }
     dd_group *group = call->group->group;
-    dd_call_options options = {.timeout_ns = call->timeout_ns, .on_done = py_flight_on_done, .ctx = flight};
+    flight->timeout_ns = timeout_of(call);
+    dd_call_options options = {.timeout_ns = flight->timeout_ns, .on_done = py_flight_on_done, .ctx = flight};
     dd_error err;
     dd_status status;
     Py_BEGIN_ALLOW_THREADS
@@ -237,7 +245,9 @@ start_message(py_group_call *call, const py_group_message *message)
     if (work == NULL) {
         return py_group_call_fail(call);
     }
-    dd_call_options options = {.timeout_ns = call->timeout_ns, .on_done = py_flight_on_done, .ctx = flight};
+    flight->timeout_ns = timeout_of(call);
+    flight->is_any_source = message->rank == DD_ANY_RANK;
+    dd_call_options options = {.timeout_ns = flight->timeout_ns, .on_done = py_flight_on_done, .ctx = flight};
     dd_error err;
     dd_status status;
     Py_BEGIN_ALLOW_THREADS

@@ -93,7 +93,7 @@ take_roots_argument(const py_group_call *call, int value)
     if (is_there == is_root(call)) {
         return is_there;
     }
-    PyErr_Format(PyExc_ValueError,
+    PyErr_Format(call->group->state->errors[PY_ERROR_ARGUMENT],
                  is_there ? "%s(): argument '%s' must not be given on rank %d: it is for the root, rank %d"
                           : "%s(): argument '%s' must be given on rank %d, the root (%d)",
                  call->params->function, py_name_text(call->params->names[value]), call->group->rank,
@@ -198,7 +198,7 @@ check_together(const py_group_call *call, int together, size_t together_piece, s
         count_of(call, together_piece) == wanted) {
         return true;
     }
-    PyErr_Format(PyExc_ValueError,
+    PyErr_Format(call->group->state->errors[PY_ERROR_ARGUMENT],
                  "%s(): argument '%s' has %zu elements, and %d ranks with %zu each make another number",
                  call->params->function, py_name_text(call->params->names[together]),
                  count_of(call, together_piece), call->group->size, count_of(call, one_piece));
@@ -239,8 +239,9 @@ add_lists(py_group_call *call, PyObject *lists)
     Py_ssize_t per_rank = -1;
     bool is_ok = PyTuple_Size(tuple) == call->group->size;
     if (!is_ok) {
-        PyErr_Format(PyExc_ValueError, "%s(): argument '%s' has %zd lists, and the group has %d ranks",
-                     function, name, PyTuple_Size(tuple), call->group->size);
+        PyErr_Format(call->group->state->errors[PY_ERROR_ARGUMENT],
+                     "%s(): argument '%s' has %zd lists, and the group has %d ranks", function, name,
+                     PyTuple_Size(tuple), call->group->size);
     }
     for (Py_ssize_t i = 0; is_ok && i < PyTuple_Size(tuple); i++) {
         char list_name[64];
@@ -416,7 +417,7 @@ static bool
 raise_split_sum(const py_group_call *call, int value, const char *what, size_t sum, size_t nrows)
 {
     PyErr_Format(
-        PyExc_ValueError,
+        call->group->state->errors[PY_ERROR_ARGUMENT],
         "%s(): argument '%s': Split sizes doesn't match total dim 0 size: they make %zu, and %s has %zu",
         call->params->function, py_name_text(call->params->names[value]), sum, what, nrows);
     return false;
@@ -437,14 +438,16 @@ read_sizes(const py_group_call *call, int value, size_t row_nbytes, size_t *size
             return false;
         }
         if (nrows < 0) {
-            PyErr_Format(PyExc_ValueError, "%s(): argument '%s': Split sizes must be non-negative",
-                         call->params->function, name);
+            PyErr_Format(call->group->state->errors[PY_ERROR_ARGUMENT],
+                         "%s(): argument '%s': Split sizes must be non-negative", call->params->function,
+                         name);
             return false;
         }
         if (__builtin_add_overflow(*sum, (size_t)nrows, sum) ||
             __builtin_mul_overflow((size_t)nrows, row_nbytes, &sizes[k])) {
-            PyErr_Format(PyExc_ValueError, "%s(): argument '%s': Split sizes do not fit into 64 bits",
-                         call->params->function, name);
+            PyErr_Format(call->group->state->errors[PY_ERROR_ARGUMENT],
+                         "%s(): argument '%s': Split sizes do not fit into 64 bits", call->params->function,
+                         name);
             return false;
         }
     }
@@ -461,7 +464,7 @@ check_splits(const py_group_call *call, int value)
         return false;
     }
     if (PySequence_Size(splits) != call->group->size) {
-        PyErr_Format(PyExc_ValueError,
+        PyErr_Format(call->group->state->errors[PY_ERROR_ARGUMENT],
                      "%s(): argument '%s': Number of tensor splits not equal to group size: %zd for %d ranks",
                      call->params->function, name, PySequence_Size(splits), call->group->size);
         return false;
@@ -481,7 +484,7 @@ set_splits(py_group_call *call, int value, py_side *side, const char *what)
             return true;
         }
         PyErr_Format(
-            PyExc_ValueError,
+            call->group->state->errors[PY_ERROR_ARGUMENT],
             "%s(): Tensor's dim 0 does not divide equally across group size: %s has %zu, for %d ranks",
             call->params->function, what, nrows, call->group->size);
         return false;

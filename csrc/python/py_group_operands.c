@@ -84,7 +84,7 @@ check_dtype(const py_operands *operands, const py_tensor *tensor, const char *na
         return true;
     }
     PyErr_Format(
-        PyExc_ValueError,
+        operands->state->errors[PY_ERROR_TYPE],
         "%s(): argument '%s' is of %s, and the tensors before it are of %s: all tensors of a call have "
         "the same dtype",
         operands->function, name, dd_dtype_name(tensor->view.dtype),
@@ -105,7 +105,7 @@ py_operands_add(py_operands *operands, PyObject *object, py_use use, const char 
                         operands->function, name)) {
         return false;
     }
-    if (!py_tensor_require_cpu(&piece->tensor, operands->function, name) ||
+    if (!py_tensor_require_cpu(&piece->tensor, operands->state, operands->function, name) ||
         !check_dtype(operands, &piece->tensor, name)) {
         py_tensor_fini(&piece->tensor);
         return false;
@@ -124,12 +124,14 @@ static bool
 check_count(const py_operands *operands, Py_ssize_t given, const char *name, Py_ssize_t count)
 {
     if (count >= 0 && given != count) {
-        PyErr_Format(PyExc_ValueError, "%s(): argument '%s' has %zd tensors, and %zd are needed",
-                     operands->function, name, given, count);
+        PyErr_Format(operands->state->errors[PY_ERROR_ARGUMENT],
+                     "%s(): argument '%s' has %zd tensors, and %zd are needed", operands->function, name,
+                     given, count);
         return false;
     }
     if (given == 0) {
-        PyErr_Format(PyExc_ValueError, "%s(): argument '%s' is empty", operands->function, name);
+        PyErr_Format(operands->state->errors[PY_ERROR_ARGUMENT], "%s(): argument '%s' is empty",
+                     operands->function, name);
         return false;
     }
     return true;

@@ -11,12 +11,13 @@ read_peer(const py_group_call *call, PyObject *value, const char *name, int *ran
         *rank = DD_ANY_RANK;
         return true;
     }
-    if (!py_params_int(value, rank, call->params->function, name)) {
+    if (!py_params_int(call->group->state, value, rank, call->params->function, name)) {
         return false;
     }
     if (*rank < 0 || *rank >= call->group->size) {
-        PyErr_Format(PyExc_ValueError, "%s(): argument '%s': invalid rank: %d is not in 0 to %d",
-                     call->params->function, name, *rank, call->group->size - 1);
+        PyErr_Format(call->group->state->errors[PY_ERROR_ARGUMENT],
+                     "%s(): argument '%s': invalid rank: %d is not in 0 to %d", call->params->function, name,
+                     *rank, call->group->size - 1);
         return false;
     }
     return true;
@@ -30,8 +31,9 @@ read_tag(const py_group_call *call, PyObject *value, uint64_t *tag)
         return false;
     }
     if (number < 0) {
-        PyErr_Format(PyExc_ValueError, "%s(): argument 'tag' must be 0 or more, not %lld",
-                     call->params->function, (long long)number);
+        PyErr_Format(call->group->state->errors[PY_ERROR_ARGUMENT],
+                     "%s(): argument 'tag' must be 0 or more, not %lld", call->params->function,
+                     (long long)number);
         return false;
     }
     *tag = (uint64_t)number;

@@ -80,15 +80,15 @@ py_params_parse(const py_params *params, const py_state *state, PyObject *const 
 }
 
 bool
-py_params_int(PyObject *value, int *number, const char *function, const char *name)
+py_params_int(const py_state *state, PyObject *value, int *number, const char *function, const char *name)
 {
     int64_t wide;
     if (!py_to_int64(value, &wide, function, name)) {
         return false;
     }
     if (wide < INT_MIN || wide > INT_MAX) {
-        PyErr_Format(PyExc_ValueError, "%s(): argument '%s' is %R, which is far out of range", function, name,
-                     value);
+        PyErr_Format(state->errors[PY_ERROR_ARGUMENT], "%s(): argument '%s' is %R, which is far out of range",
+                     function, name, value);
         return false;
     }
     *number = (int)wide;
@@ -96,11 +96,11 @@ py_params_int(PyObject *value, int *number, const char *function, const char *na
 }
 
 bool
-py_params_flag(PyObject *value, bool *is_set, const char *function, const char *name)
+py_params_flag(const py_state *state, PyObject *value, bool *is_set, const char *function, const char *name)
 {
     int is_true = value == Py_True ? 1 : value == Py_False ? 0 : PyObject_IsTrue(value);
     if (is_true < 0) {
-        py_argument argument = {.function = function, .name = name, .value = value};
+        py_argument argument = {.state = state, .function = function, .name = name, .value = value};
         py_argument_raise_from_current(&argument, "is neither true nor false");
         return false;
     }

@@ -24,10 +24,12 @@ bool py_params_parse(const py_params *params, const py_state *state, PyObject *c
                      PyObject *kwnames, PyObject *values[PY_PARAMS_MAX]);
 
 /* An int that fits; else an exception that names the argument. */
-bool py_params_int(PyObject *value, int *number, const char *function, const char *name);
+bool py_params_int(const py_state *state, PyObject *value, int *number, const char *function,
+                   const char *name);
 
 /* Whether a flag is set; an exception that names the argument where that cannot be told. */
-bool py_params_flag(PyObject *value, bool *is_set, const char *function, const char *name);
+bool py_params_flag(const py_state *state, PyObject *value, bool *is_set, const char *function,
+                    const char *name);
 
 /* The text of a name. */
 const char *py_name_text(py_name name);

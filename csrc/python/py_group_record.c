@@ -83,7 +83,7 @@ py_group_call_record(py_group_call *call)
     }
     if (call->flight != NULL || call->timeout_ns >= 0) {
         PyErr_Format(
-            PyExc_ValueError,
+            call->group->state->errors[PY_ERROR_ARGUMENT],
             "%s(): async_op and timeout are for the whole of what coalesce() records: give them to it",
             call->params->function);
         Py_DECREF(recorder);

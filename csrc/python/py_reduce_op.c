@@ -1,12 +1,14 @@
 #include "python/py_reduce_op.h"
 
-#include <string.h>
+#include "python/py_convert.h"
+
 #include <strings.h>
 
 typedef struct py_reduce_op {
     PyObject ob_base; /* PyObject_HEAD */
     dd_redop op;
-    double factor; /* of PREMUL_SUM */
+    bool has_factor; /* PREMUL_SUM with one; without, it stands for the kind */
+    double factor;   /* 1.0 without one */
 } py_reduce_op;
 
 static bool
@@ -22,54 +24,124 @@ find_op(const char *text, dd_redop *op)
 }
 
 static PyObject *
-make_op(PyTypeObject *type, dd_redop op, double factor)
+make_op(PyTypeObject *type, dd_redop op, const double *factor)
 {
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     py_reduce_op *self = (py_reduce_op *)alloc(type, 0);
     if (self != NULL) {
         self->op = op;
-        self->factor = factor;
+        self->has_factor = factor != NULL;
+        self->factor = factor != NULL ? *factor : 1.0;
     }
     return (PyObject *)self;
+}
+
+/* The one without a factor, which is an attribute of the class. */
+static PyObject *
+constant_of(PyTypeObject *type, dd_redop op)
+{
+    return PyObject_GetAttrString((PyObject *)type, dd_redop_name(op));
+}
+
+/* What errors here are: RuntimeError, as c10d's, and ValueError. */
+static PyObject *
+argument_error(PyTypeObject *type)
+{
+    PyObject *module;
+    py_state *state = py_state_of_type(type, &module);
+    return state != NULL ? state->errors[PY_ERROR_ARGUMENT] : NULL;
+}
+
+static void
+raise_no_factor(PyObject *error)
+{
+    PyErr_SetString(error, "ReduceOp(): PREMUL_SUM needs a factor: ReduceOp.PREMUL_SUM(factor)");
+}
+
+static PyObject *
+copy_op(PyTypeObject *type, const py_reduce_op *other)
+{
+    if (other->has_factor) {
+        return make_op(type, other->op, &other->factor);
+    }
+    if (other->op == DD_REDOP_PREMUL_SUM) {
+        PyObject *error = argument_error(type);
+        if (error != NULL) {
+            raise_no_factor(error);
+        }
+        return NULL;
+    }
+    return constant_of(type, other->op);
+}
+
+static PyObject *
+make_named(PyTypeObject *type, const char *name, PyObject *factor)
+{
+    dd_redop op;
+    PyObject *error = argument_error(type);
+    if (error == NULL) {
+        return NULL;
+    }
+    if (!find_op(name, &op)) {
+        PyErr_Format(error, "ReduceOp(): no operation is called \"%s\"", name);
+        return NULL;
+    }
+    if (factor == NULL) {
+        if (op == DD_REDOP_PREMUL_SUM) {
+            raise_no_factor(error);
+            return NULL;
+        }
+        return constant_of(type, op);
+    }
+    if (op != DD_REDOP_PREMUL_SUM) {
+        PyErr_Format(error, "ReduceOp(): only PREMUL_SUM has a factor, %s has none", dd_redop_name(op));
+        return NULL;
+    }
+    double number = PyFloat_AsDouble(factor);
+    return number != -1.0 || PyErr_Occurred() == NULL ? make_op(type, op, &number) : NULL;
 }
 
 static PyObject *
 reduce_op_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"name", "factor", NULL};
-    const char *text;
-    PyObject *factor = NULL;
-    dd_redop op;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|O:ReduceOp", keywords, &text, &factor)) {
+    PyObject *name;
+    PyObject *factor = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:ReduceOp", keywords, &name, &factor)) {
         return NULL;
     }
-    if (!find_op(text, &op)) {
-        PyErr_Format(PyExc_ValueError, "ReduceOp(): no operation is called \"%s\"", text);
+    if (Py_TYPE(name) == type && factor == Py_None) {
+        return copy_op(type, (py_reduce_op *)name);
+    }
+    const char *text = PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
+    if (text == NULL) {
+        if (PyErr_Occurred() == NULL) {
+            py_raise_wrong_type("ReduceOp", "name", "the name of an operation, or a ReduceOp", name);
+        }
         return NULL;
     }
-    bool has_factor = factor != NULL && factor != Py_None;
-    if (has_factor != (op == DD_REDOP_PREMUL_SUM)) {
-        PyErr_Format(PyExc_ValueError,
-                     has_factor ? "ReduceOp(): only PREMUL_SUM has a factor, %s has none"
-                                : "ReduceOp(): %s needs a factor: ReduceOp.PREMUL_SUM(factor)",
-                     dd_redop_name(op));
-        return NULL;
-    }
-    double number = has_factor ? PyFloat_AsDouble(factor) : 1.0;
-    if (number == -1.0 && PyErr_Occurred() != NULL) {
-        return NULL;
-    }
-    return make_op(type, op, number);
+    return make_named(type, text, factor != Py_None ? factor : NULL);
 }
 
+/* ReduceOp.PREMUL_SUM(factor) */
 static PyObject *
-reduce_op_premul_sum(PyObject *type, PyObject *factor)
+reduce_op_call(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    double number = PyFloat_AsDouble(factor);
-    if (number == -1.0 && PyErr_Occurred() != NULL) {
+    static char *keywords[] = {"factor", NULL};
+    const py_reduce_op *self = (py_reduce_op *)object;
+    PyObject *factor;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:ReduceOp", keywords, &factor)) {
         return NULL;
     }
-    return make_op((PyTypeObject *)type, DD_REDOP_PREMUL_SUM, number);
+    if (self->op != DD_REDOP_PREMUL_SUM) {
+        PyObject *error = argument_error(Py_TYPE(object));
+        if (error != NULL) {
+            PyErr_Format(error, "Only PREMUL_SUM supports calling with a factor, got %R", object);
+        }
+        return NULL;
+    }
+    double number = PyFloat_AsDouble(factor);
+    return number != -1.0 || PyErr_Occurred() == NULL ? make_op(Py_TYPE(object), self->op, &number) : NULL;
 }
 
 static void
@@ -93,17 +165,39 @@ get_factor(PyObject *object, void *closure)
 {
     (void)closure;
     py_reduce_op *self = (py_reduce_op *)object;
-    if (self->op != DD_REDOP_PREMUL_SUM) {
+    if (!self->has_factor) {
         Py_RETURN_NONE;
     }
     return PyFloat_FromDouble(self->factor);
 }
 
 static PyObject *
+get_op(PyObject *object, void *closure)
+{
+    (void)closure;
+    py_reduce_op *self = (py_reduce_op *)object;
+    return constant_of(Py_TYPE(object), self->op);
+}
+
+/* c10d's RedOpType has the same numbers. */
+static PyObject *
+reduce_op_as_int(PyObject *object)
+{
+    return PyLong_FromLong((long)((py_reduce_op *)object)->op);
+}
+
+static PyObject *
+get_value(PyObject *object, void *closure)
+{
+    (void)closure;
+    return reduce_op_as_int(object);
+}
+
+static PyObject *
 reduce_op_repr(PyObject *object)
 {
     py_reduce_op *self = (py_reduce_op *)object;
-    if (self->op != DD_REDOP_PREMUL_SUM) {
+    if (!self->has_factor) {
         return PyUnicode_FromFormat("ReduceOp.%s", dd_redop_name(self->op));
     }
     PyObject *factor = PyFloat_FromDouble(self->factor);
@@ -115,12 +209,14 @@ reduce_op_repr(PyObject *object)
 static Py_hash_t
 reduce_op_hash(PyObject *object)
 {
-    py_reduce_op *self = (py_reduce_op *)object;
-    uint64_t bits;
-    double factor = self->factor + 0.0; /* one zero, since both are equal */
-    memcpy(&bits, &factor, sizeof bits);
-    Py_hash_t hash = (Py_hash_t)(bits * UINT64_C(0x9E3779B97F4A7C15) >> 8) + (Py_hash_t)self->op;
-    return hash == -1 ? -2 : hash;
+    return (Py_hash_t)((py_reduce_op *)object)->op;
+}
+
+/* PREMUL_SUM without a factor stands for the kind, and equals it with any. */
+static bool
+is_equal(const py_reduce_op *a, const py_reduce_op *b)
+{
+    return a->op == b->op && (!a->has_factor || !b->has_factor || a->factor == b->factor);
 }
 
 static PyObject *
@@ -129,10 +225,7 @@ reduce_op_compare(PyObject *a, PyObject *b, int comparison)
     if (Py_TYPE(a) != Py_TYPE(b) || (comparison != Py_EQ && comparison != Py_NE)) {
         Py_RETURN_NOTIMPLEMENTED;
     }
-    const py_reduce_op *left = (py_reduce_op *)a;
-    const py_reduce_op *right = (py_reduce_op *)b;
-    bool is_equal = left->op == right->op && left->factor == right->factor;
-    return PyBool_FromLong(is_equal == (comparison == Py_EQ));
+    return PyBool_FromLong(is_equal((py_reduce_op *)a, (py_reduce_op *)b) == (comparison == Py_EQ));
 }
 
 static PyObject *
@@ -141,21 +234,22 @@ reduce_op_reduce(PyObject *object, PyObject *unused)
     (void)unused;
     py_reduce_op *self = (py_reduce_op *)object;
     const char *name = dd_redop_name(self->op);
-    if (self->op == DD_REDOP_PREMUL_SUM) {
+    if (self->has_factor) {
         return Py_BuildValue("O(sd)", (PyObject *)Py_TYPE(object), name, self->factor);
     }
-    return Py_BuildValue("O(s)", (PyObject *)Py_TYPE(object), name);
+    /* A str is the name of something that is there already. */
+    return PyUnicode_FromFormat("ReduceOp.%s", name);
 }
 
 static PyMethodDef reduce_op_methods[] = {
-    {"PREMUL_SUM", reduce_op_premul_sum, METH_O | METH_CLASS,
-     "PREMUL_SUM($type, factor, /)\n--\n\nThe sum of what every rank gives, each multiplied by its factor."},
     {"__reduce__", reduce_op_reduce, METH_NOARGS, "__reduce__($self, /)\n--\n\nFor pickle and copy."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef reduce_op_getset[] = {
     {"name", get_name, NULL, "\"SUM\" and so on.", NULL},
+    {"value", get_value, NULL, "Its number, as in c10d: SUM is 0.", NULL},
+    {"op", get_op, NULL, "The operation without its factor.", NULL},
     {"factor", get_factor, NULL, "The factor of PREMUL_SUM, None for the others.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
@@ -163,11 +257,15 @@ static PyGetSetDef reduce_op_getset[] = {
 static PyType_Slot reduce_op_slots[] = {
     {Py_tp_doc,
      "ReduceOp(name, factor=None)\n--\n\nWhat a reduction does: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, and\n"
-     "PREMUL_SUM(factor). Wherever one is wanted, its name will do, in any case: \"sum\"."},
+     "PREMUL_SUM(factor). Wherever one is wanted, its name will do, in any case: \"sum\".\n\n"
+     "ReduceOp(op) copies. ReduceOp.RedOpType is this class, and PREMUL_SUM without a factor stands for the kind."},
     {Py_tp_new, (void *)reduce_op_new},
     {Py_tp_dealloc, (void *)reduce_op_dealloc},
     {Py_tp_repr, (void *)reduce_op_repr},
     {Py_tp_hash, (void *)reduce_op_hash},
+    {Py_tp_call, (void *)reduce_op_call},
+    {Py_nb_int, (void *)reduce_op_as_int},
+    {Py_nb_index, (void *)reduce_op_as_int},
     {Py_tp_richcompare, (void *)reduce_op_compare},
     {Py_tp_methods, reduce_op_methods},
     {Py_tp_getset, reduce_op_getset},
@@ -181,21 +279,44 @@ static PyType_Spec reduce_op_spec = {
     .slots = reduce_op_slots,
 };
 
+/* The operations as attributes, and the names that c10d's enumeration has. */
+static bool
+add_attributes(PyTypeObject *type)
+{
+    PyObject *object = (PyObject *)type;
+    PyObject *members = PyDict_New();
+    bool is_ok = members != NULL;
+    for (int i = 0; is_ok && i < DD_REDOP_COUNT; i++) {
+        const char *name = dd_redop_name((dd_redop)i);
+        PyObject *op = make_op(type, (dd_redop)i, NULL);
+        is_ok = op != NULL && PyObject_SetAttrString(object, name, op) == 0 &&
+                PyDict_SetItemString(members, name, op) == 0;
+        Py_XDECREF(op);
+    }
+    PyObject *proxy = is_ok ? PyDictProxy_New(members) : NULL;
+    is_ok = proxy != NULL && PyObject_SetAttrString(object, "__members__", proxy) == 0 &&
+            PyObject_SetAttrString(object, "RedOpType", object) == 0;
+    Py_XDECREF(proxy);
+    Py_XDECREF(members);
+    return is_ok;
+}
+
 PyObject *
 py_reduce_op_make_type(PyObject *module)
 {
     PyObject *type = PyType_FromModuleAndSpec(module, &reduce_op_spec, NULL);
-    for (int i = 0; type != NULL && i < DD_REDOP_COUNT; i++) {
-        if (i == DD_REDOP_PREMUL_SUM) {
-            continue;
-        }
-        PyObject *op = make_op((PyTypeObject *)type, (dd_redop)i, 1.0);
-        if (op == NULL || PyObject_SetAttrString(type, dd_redop_name((dd_redop)i), op) < 0) {
-            Py_CLEAR(type);
-        }
-        Py_XDECREF(op);
+    if (type != NULL && !add_attributes((PyTypeObject *)type)) {
+        Py_CLEAR(type);
     }
     return type;
+}
+
+static bool
+refuse_kind(const py_state *state, const char *function)
+{
+    PyErr_Format(state->errors[PY_ERROR_ARGUMENT],
+                 "%s(): argument 'op': PREMUL_SUM needs a factor: ReduceOp.PREMUL_SUM(factor)", function);
+    return false;
 }
 
 bool
@@ -210,7 +331,7 @@ py_reduce_op_read(const py_state *state, PyObject *object, dd_reduction *reducti
         const py_reduce_op *self = (py_reduce_op *)object;
         reduction->op = self->op;
         reduction->factor = self->factor;
-        return true;
+        return self->op != DD_REDOP_PREMUL_SUM || self->has_factor || refuse_kind(state, function);
     }
     const char *text = PyUnicode_Check(object) ? PyUnicode_AsUTF8AndSize(object, NULL) : NULL;
     if (text == NULL) {
@@ -221,15 +342,9 @@ py_reduce_op_read(const py_state *state, PyObject *object, dd_reduction *reducti
         return false;
     }
     if (!find_op(text, &reduction->op)) {
-        PyErr_Format(PyExc_ValueError, "%s(): argument 'op': no operation is called %R", function, object);
+        PyErr_Format(state->errors[PY_ERROR_ARGUMENT], "%s(): argument 'op': no operation is called %R",
+                     function, object);
         return false;
     }
-    if (reduction->op == DD_REDOP_PREMUL_SUM) {
-        PyErr_Format(PyExc_ValueError,
-                     "%s(): argument 'op': PREMUL_SUM needs a factor: "
-                     "ReduceOp.PREMUL_SUM(factor)",
-                     function);
-        return false;
-    }
-    return true;
+    return reduction->op != DD_REDOP_PREMUL_SUM || refuse_kind(state, function);
 }

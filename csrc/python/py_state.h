@@ -23,6 +23,8 @@ typedef enum py_error_kind {
     PY_ERROR_PEER_LOST,
     PY_ERROR_MISMATCH,
     PY_ERROR_ABORTED,
+    PY_ERROR_ARGUMENT,
+    PY_ERROR_TYPE,
     PY_ERROR_COUNT,
 } py_error_kind;
 

@@ -30,14 +30,14 @@ read_buffer_dtype(py_tensor *tensor, const py_argument *argument)
     case PY_FORMAT_NUMBER:
         return true;
     case PY_FORMAT_FOREIGN:
-        py_argument_raise(argument, PyExc_TypeError,
+        py_argument_raise(argument, PY_FAULT_DTYPE,
                           "has elements in the byte order of other machines (format '%s'): convert it first",
                           format);
         return false;
     case PY_FORMAT_UNKNOWN:
         break;
     }
-    py_argument_raise(argument, PyExc_TypeError,
+    py_argument_raise(argument, PY_FAULT_DTYPE,
                       "has elements of %zd bytes of format '%s', which is no dtype of dldist",
                       buffer->itemsize, format);
     return false;
@@ -52,8 +52,8 @@ read_buffer(py_tensor *tensor, const py_argument *argument)
         return false;
     }
     if (buffer->ndim > DD_VIEW_MAX_DIMS) {
-        py_argument_raise(argument, PyExc_ValueError, "has %d dimensions; dldist takes up to %d",
-                          buffer->ndim, DD_VIEW_MAX_DIMS);
+        py_argument_raise(argument, PY_FAULT_VALUE, "has %d dimensions; dldist takes up to %d", buffer->ndim,
+                          DD_VIEW_MAX_DIMS);
         return false;
     }
     view->data = buffer->buf;
@@ -65,7 +65,7 @@ read_buffer(py_tensor *tensor, const py_argument *argument)
     }
     /* ctypes gives no strides although it is asked for them. */
     if (buffer->strides == NULL && !py_tensor_set_row_major(view)) {
-        py_argument_raise(argument, PyExc_ValueError, "has strides that do not fit into 64 bits");
+        py_argument_raise(argument, PY_FAULT_VALUE, "has strides that do not fit into 64 bits");
         return false;
     }
     return true;
@@ -203,7 +203,7 @@ import_tensor(py_tensor *tensor, const py_state *state, py_tensor_use use, const
         PyObject *type_name = PyType_GetName(Py_TYPE(argument->value));
         if (type_name != NULL) {
             py_argument_raise(
-                argument, PyExc_TypeError,
+                argument, PY_FAULT_TYPE,
                 "must be a tensor (an object with __dlpack__ or the buffer protocol: an array of "
                 "NumPy, PyTorch, JAX or CuPy, a bytearray, a memoryview), not %U",
                 type_name);
@@ -226,11 +226,11 @@ static bool
 finish_view(dd_view *view, const py_argument *argument)
 {
     if (!dd_view_finish(view)) {
-        py_argument_raise(argument, PyExc_ValueError, "has a shape that is not possible");
+        py_argument_raise(argument, PY_FAULT_VALUE, "has a shape that is not possible");
         return false;
     }
     if (view->data == NULL && view->count > 0) {
-        py_argument_raise(argument, PyExc_ValueError, "has %zu elements and no memory", view->count);
+        py_argument_raise(argument, PY_FAULT_VALUE, "has %zu elements and no memory", view->count);
         return false;
     }
     view->is_contiguous = view->is_contiguous && (view->count == 0 || is_aligned(view));
@@ -248,12 +248,12 @@ raise_readonly(const py_argument *argument)
     const char *package = is_jax ? "jax" : py_argument_is_from(argument, "tensorflow") ? "tensorflow" : NULL;
     if (package != NULL) {
         py_argument_raise(
-            argument, PyExc_ValueError,
+            argument, PY_FAULT_VALUE,
             "is written to, and arrays of %s (%U) never change: a writable array is needed, such "
             "as the copy that numpy.array() makes",
             package, type_name);
     } else {
-        py_argument_raise(argument, PyExc_ValueError,
+        py_argument_raise(argument, PY_FAULT_VALUE,
                           "is written to, and this %U is read-only: a writable array is needed", type_name);
     }
     Py_DECREF(type_name);
@@ -268,7 +268,7 @@ check_writable(const dd_view *view, const py_argument *argument)
     }
     for (int i = 0; i < view->ndim && view->count > 0; i++) {
         if (view->strides[i] == 0 && view->shape[i] > 1) {
-            py_argument_raise(argument, PyExc_ValueError,
+            py_argument_raise(argument, PY_FAULT_VALUE,
                               "is written to, and its elements along dimension %d are all the same memory "
                               "(stride 0): pass a copy",
                               i);
@@ -282,7 +282,7 @@ bool
 py_tensor_init(py_tensor *tensor, py_state *state, PyObject *object, py_tensor_use use, const char *function,
                const char *name)
 {
-    py_argument argument = {.function = function, .name = name, .value = object};
+    py_argument argument = {.state = state, .function = function, .name = name, .value = object};
     if (!import_tensor(tensor, state, use, &argument) || !finish_view(&tensor->view, &argument) ||
         (use == PY_TENSOR_OUT && !check_writable(&tensor->view, &argument))) {
         py_tensor_fini(tensor);
@@ -322,14 +322,14 @@ write_device(const py_tensor *tensor, char text[DEVICE_TEXT])
 }
 
 bool
-py_tensor_require_cpu(const py_tensor *tensor, const char *function, const char *name)
+py_tensor_require_cpu(const py_tensor *tensor, const py_state *state, const char *function, const char *name)
 {
     if (py_device_is_cpu(tensor->device_type)) {
         return true;
     }
     char device[DEVICE_TEXT];
     write_device(tensor, device);
-    PyErr_Format(PyExc_ValueError,
+    PyErr_Format(state->errors[PY_ERROR_ARGUMENT],
                  "%s(): argument '%s' is on %s, and the group has no backend for that device (it has: cpu)",
                  function, name, device);
     return false;
@@ -339,11 +339,11 @@ bool
 py_tensor_list_init(py_tensor_list *list, py_state *state, PyObject *object, py_tensor_use use,
                     const char *function, const char *name)
 {
-    py_argument argument = {.function = function, .name = name, .value = object};
+    py_argument argument = {.state = state, .function = function, .name = name, .value = object};
     if (!PyList_Check(object) && !PyTuple_Check(object)) {
         PyObject *type_name = PyType_GetName(Py_TYPE(object));
         if (type_name != NULL) {
-            py_argument_raise(&argument, PyExc_TypeError, "must be a list or tuple of tensors, not %U",
+            py_argument_raise(&argument, PY_FAULT_TYPE, "must be a list or tuple of tensors, not %U",
                               type_name);
             Py_DECREF(type_name);
         }
@@ -440,16 +440,16 @@ py_tensor_describe(PyObject *module, PyObject *args)
 }
 
 static bool
-copy_tensor(const py_tensor *dst, const py_tensor *src)
+copy_tensor(const py_state *state, const py_tensor *dst, const py_tensor *src)
 {
-    if (!py_tensor_require_cpu(dst, "_copy_tensor", "dst") ||
-        !py_tensor_require_cpu(src, "_copy_tensor", "src")) {
+    if (!py_tensor_require_cpu(dst, state, "_copy_tensor", "dst") ||
+        !py_tensor_require_cpu(src, state, "_copy_tensor", "src")) {
         return false;
     }
     if (dst->view.dtype != src->view.dtype || dst->view.count != src->view.count) {
-        PyErr_Format(PyExc_ValueError, "_copy_tensor(): %zu elements of %s do not go into %zu of %s",
-                     src->view.count, dd_dtype_name(src->view.dtype), dst->view.count,
-                     dd_dtype_name(dst->view.dtype));
+        PyErr_Format(state->errors[PY_ERROR_ARGUMENT],
+                     "_copy_tensor(): %zu elements of %s do not go into %zu of %s", src->view.count,
+                     dd_dtype_name(src->view.dtype), dst->view.count, dd_dtype_name(dst->view.dtype));
         return false;
     }
     void *packed = dd_mem_alloc(dd_view_nbytes(&src->view));
@@ -473,7 +473,7 @@ py_tensor_copy(PyObject *module, PyObject *args)
     bool is_done = PyArg_ParseTuple(args, "OO:_copy_tensor", &objects[0], &objects[1]) &&
                    py_tensor_init(&dst, state, objects[0], PY_TENSOR_OUT, "_copy_tensor", "dst") &&
                    py_tensor_init(&src, state, objects[1], PY_TENSOR_IN, "_copy_tensor", "src") &&
-                   copy_tensor(&dst, &src);
+                   copy_tensor(state, &dst, &src);
     py_tensor_fini(&src);
     py_tensor_fini(&dst);
     if (!is_done) {
@@ -493,7 +493,7 @@ py_tensor_copy_list(PyObject *module, PyObject *args)
                    py_tensor_list_init(&dsts, state, objects[0], PY_TENSOR_OUT, "_copy_tensors", "dsts") &&
                    py_tensor_list_init(&srcs, state, objects[1], PY_TENSOR_IN, "_copy_tensors", "srcs");
     for (Py_ssize_t i = 0; is_done && i < dsts.count && i < srcs.count; i++) {
-        is_done = copy_tensor(&dsts.items[i], &srcs.items[i]);
+        is_done = copy_tensor(state, &dsts.items[i], &srcs.items[i]);
     }
     py_tensor_list_fini(&srcs);
     py_tensor_list_fini(&dsts);

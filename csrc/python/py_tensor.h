@@ -49,7 +49,8 @@ void py_tensor_fini(py_tensor *tensor);
 
 /* ValueError "<function>(): argument '<name>' is on cuda:1, and the group has no backend for that device (it
  * has: cpu)". Memory that a driver has pinned for the CPU is the CPU's. */
-bool py_tensor_require_cpu(const py_tensor *tensor, const char *function, const char *name);
+bool py_tensor_require_cpu(const py_tensor *tensor, const py_state *state, const char *function,
+                           const char *name);
 
 /* Gives a view whose dtype and shape are set the strides of row-major order; false when they do not fit. */
 bool py_tensor_set_row_major(dd_view *view);

@@ -5,20 +5,24 @@
 #include "python/py_group_params.h"
 #include "python/py_work_internal.h"
 
+#include <string.h>
+
 typedef struct py_work {
     PyObject ob_base; /* PyObject_HEAD */
     PyObject *module; /* const after new: keeps `state` alive */
     py_state *state;  /* const after new */
     PyObject *weakrefs;
-    py_flight *flight; /* const after adopt: one share in it */
+    py_flight *flight; /* const after adopt: one share in it; NULL for one that Python has made */
 } py_work;
 
-PyObject *
-py_work_create(py_state *state)
+static PyObject *
+work_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
+    (void)args; /* a derived class's, or __init__ sees to them */
+    (void)kwargs;
     PyObject *module;
-    PyTypeObject *type = state->work_type;
-    if (py_state_of_type(type, &module) == NULL) {
+    py_state *state = py_state_of_type(type, &module);
+    if (state == NULL) {
         return NULL;
     }
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
@@ -28,6 +32,20 @@ py_work_create(py_state *state)
         self->state = state;
     }
     return (PyObject *)self;
+}
+
+static int
+work_init(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {NULL};
+    (void)object;
+    return PyArg_ParseTupleAndKeywords(args, kwargs, ":Work", keywords) ? 0 : -1;
+}
+
+PyObject *
+py_work_create(py_state *state)
+{
+    return work_new(state->work_type, NULL, NULL);
 }
 
 void
@@ -72,11 +90,22 @@ work_traverse(PyObject *object, visitproc visit, void *arg)
 
 /* ---- questions */
 
-/* 1: done, and what it has brought is where it belongs. 0: not yet. -1 with an exception. */
+/* For what only an operation can answer: false with a RuntimeError where there is none. The texts are c10d's. */
+static bool
+require_flight(const py_work *self, const char *text)
+{
+    if (self->flight == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, text);
+    }
+    return self->flight != NULL;
+}
+
+/* 1: done, and what it has brought is where it belongs. 0: not yet, or for ever without an operation. -1 with an
+ * exception. */
 static int
 look(py_work *self)
 {
-    if (!py_flight_is_done(self->flight)) {
+    if (self->flight == NULL || !py_flight_is_done(self->flight)) {
         return 0;
     }
     return py_flight_settle(self->flight) ? 1 : -1;
@@ -95,6 +124,9 @@ work_is_success(PyObject *object, PyObject *unused)
 {
     (void)unused;
     py_work *self = (py_work *)object;
+    if (self->flight == NULL) {
+        Py_RETURN_TRUE; /* as in c10d: nothing has failed */
+    }
     int done = look(self);
     return done >= 0 ? PyBool_FromLong(done && self->flight->work->error.code == DD_OK) : NULL;
 }
@@ -108,8 +140,8 @@ work_exception(PyObject *object, PyObject *unused)
     if (done < 0) {
         return NULL;
     }
-    const dd_error *error = &self->flight->work->error;
-    if (done == 0 || error->code == DD_OK) {
+    const dd_error *error = done > 0 ? &self->flight->work->error : NULL;
+    if (error == NULL || error->code == DD_OK) {
         Py_RETURN_NONE;
     }
     return py_error_of_group(self->state, error->code, error);
@@ -133,7 +165,7 @@ work_result(PyObject *object, PyObject *unused)
 {
     (void)unused;
     py_work *self = (py_work *)object;
-    if (!require_done(self, "result")) {
+    if (!require_flight(self, "result() not implemented.") || !require_done(self, "result")) {
         return NULL;
     }
     const dd_error *error = &self->flight->work->error;
@@ -144,53 +176,153 @@ work_result(PyObject *object, PyObject *unused)
     return Py_NewRef(self->flight->results);
 }
 
+#define NO_SOURCE_RANK \
+    "sourceRank() may only be called on work objects that correspond to a recv or recv-from-any call."
+
 static PyObject *
 work_source_rank(PyObject *object, PyObject *unused)
 {
     (void)unused;
     py_work *self = (py_work *)object;
-    if (!require_done(self, "source_rank")) {
+    if (!require_flight(self, NO_SOURCE_RANK) || !require_done(self, "source_rank")) {
         return NULL;
     }
     if (self->flight->work->source_rank < 0) {
-        PyErr_SetString(PyExc_RuntimeError,
-                        "sourceRank() may only be called on work objects that correspond to "
-                        "a recv or recv-from-any call.");
+        PyErr_SetString(PyExc_RuntimeError, NO_SOURCE_RANK);
         return NULL;
     }
     return PyLong_FromLong(self->flight->work->source_rank);
+}
+
+/* False with an exception. */
+static bool
+read_duration(py_work *self, int64_t *duration_ns, const char *what)
+{
+    if (!require_flight(self, "This Backend doesn't support getDuration.") || !require_done(self, what)) {
+        return false;
+    }
+    *duration_ns = self->flight->work->end_ns - self->flight->work->start_ns;
+    return true;
 }
 
 static PyObject *
 get_duration(PyObject *object, void *closure)
 {
     (void)closure;
-    py_work *self = (py_work *)object;
-    if (!require_done(self, "duration")) {
-        return NULL;
-    }
-    const dd_work *work = self->flight->work;
-    return PyFloat_FromDouble((double)(work->end_ns - work->start_ns) * 1e-9);
+    int64_t duration_ns;
+    return read_duration((py_work *)object, &duration_ns, "duration")
+               ? PyFloat_FromDouble((double)duration_ns * 1e-9)
+               : NULL;
+}
+
+static PyObject *
+work_get_duration(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    int64_t duration_ns;
+    return read_duration((py_work *)object, &duration_ns, "_get_duration")
+               ? PyFloat_FromDouble((double)duration_ns * 1e-6)
+               : NULL;
 }
 
 static PyObject *
 get_sequence(PyObject *object, void *closure)
 {
     (void)closure;
-    return PyLong_FromUnsignedLongLong(((py_work *)object)->flight->work->sequence);
+    const py_work *self = (py_work *)object;
+    return require_flight(self, "This Backend doesn't support getSequencenumber.")
+               ? PyLong_FromUnsignedLongLong(self->flight->work->sequence)
+               : NULL;
+}
+
+static PyObject *
+work_get_sequence_number(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    return get_sequence(object, NULL);
 }
 
 static PyObject *
 get_op(PyObject *object, void *closure)
 {
     (void)closure;
-    return PyUnicode_FromString(((py_work *)object)->flight->work->what);
+    const py_work *self = (py_work *)object;
+    return require_flight(self, "this Work has no operation behind it")
+               ? PyUnicode_FromString(self->flight->work->what)
+               : NULL;
+}
+
+/* As long as the operation may take; 0, which is no limit, without one. */
+static PyObject *
+get_timeout(PyObject *object, void *closure)
+{
+    (void)closure;
+    const py_work *self = (py_work *)object;
+    return py_from_timeout_ns(self->state, self->flight != NULL ? self->flight->timeout_ns : 0);
+}
+
+/* Numbers of c10d's OpType. */
+#define OP_TYPE_RECV_ANY_SOURCE 14
+#define OP_TYPE_UNKNOWN 100
+
+static int
+op_type_of(const py_flight *flight)
+{
+    static const struct {
+        const char *function;
+        int op_type;
+    } types[] = {
+        {"broadcast", 0},
+        {"all_reduce", 1},
+        {"all_reduce_coalesced", 2},
+        {"reduce", 3},
+        {"all_gather", 4},
+        {"all_gather_single", 5},
+        {"all_gather_coalesced", 6},
+        {"gather", 7},
+        {"gather_single", 7},
+        {"scatter", 8},
+        {"scatter_single", 8},
+        {"reduce_scatter", 9},
+        {"all_to_all_single", 10},
+        {"all_to_all", 11},
+        {"isend", 12},
+        {"irecv", 13},
+        {"barrier", 15},
+        {"reduce_scatter_single", 16},
+        {"reduce_scatter_coalesced", 19},
+        {"all_gather_single_coalesced", 20},
+    };
+    if (flight->is_any_source) {
+        return OP_TYPE_RECV_ANY_SOURCE;
+    }
+    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
+        if (strcmp(flight->operands.function, types[i].function) == 0) {
+            return types[i].op_type;
+        }
+    }
+    return OP_TYPE_UNKNOWN;
+}
+
+static PyObject *
+work_get_op_type(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    const py_flight *flight = ((py_work *)object)->flight;
+    return PyLong_FromLong(flight != NULL ? op_type_of(flight) : OP_TYPE_UNKNOWN);
 }
 
 static PyObject *
 work_repr(PyObject *object)
 {
     py_flight *flight = ((py_work *)object)->flight;
+    if (flight == NULL) {
+        PyObject *name = PyType_GetName(Py_TYPE(object));
+        PyObject *text =
+            name != NULL ? PyUnicode_FromFormat("<%U without an operation of dldist>", name) : NULL;
+        Py_XDECREF(name);
+        return text;
+    }
     const dd_work *work = flight->work;
     const char *how = !py_flight_is_done(flight)  ? "under way"
                       : work->error.code == DD_OK ? "done"
@@ -229,7 +361,8 @@ work_wait(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *k
     py_work *self = (py_work *)object;
     PyObject *values[PY_PARAMS_MAX];
     int64_t timeout_ns = DD_NEVER_NS;
-    if (!py_params_parse(&params, self->state, args, nargs, kwnames, values) ||
+    if (!require_flight(self, "wait() not implemented.") ||
+        !py_params_parse(&params, self->state, args, nargs, kwnames, values) ||
         (values[0] != NULL && !py_to_timeout_ns(self->state, values[0], &timeout_ns, "wait", "timeout"))) {
         return NULL;
     }
@@ -238,7 +371,7 @@ work_wait(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *k
         return NULL;
     }
     if (done == 0) {
-        if (!wait_for_end(self, timeout_ns)) {
+        if (!wait_for_end(self, timeout_ns > 0 ? timeout_ns : DD_NEVER_NS)) {
             return NULL;
         }
     } else if (self->flight->work->error.code != DD_OK) {
@@ -252,6 +385,9 @@ static PyObject *
 work_synchronize(PyObject *object, PyObject *unused)
 {
     (void)unused;
+    if (((py_work *)object)->flight == NULL) {
+        Py_RETURN_NONE;
+    }
     PyObject *result = work_wait(object, NULL, 0, NULL);
     Py_XDECREF(result);
     return result != NULL ? Py_NewRef(Py_None) : NULL;
@@ -272,13 +408,17 @@ static PyObject *
 work_get_future(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    return call_future_module(object, "future_of");
+    return require_flight((py_work *)object, "Work::getFuture not implemented.")
+               ? call_future_module(object, "future_of")
+               : NULL;
 }
 
 static PyObject *
 work_await(PyObject *object)
 {
-    return call_future_module(object, "await_work");
+    return require_flight((py_work *)object, "Work::getFuture not implemented.")
+               ? call_future_module(object, "await_work")
+               : NULL;
 }
 
 static PyObject *
@@ -288,10 +428,50 @@ work_watch(PyObject *object, PyObject *watcher)
         py_raise_wrong_type("_watch", "callback", "callable", watcher);
         return NULL;
     }
-    if (py_flight_watch(((py_work *)object)->flight, watcher) < 0) {
+    const py_work *self = (py_work *)object;
+    if (!require_flight(self, "Work::getFuture not implemented.") ||
+        py_flight_watch(self->flight, watcher) < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
+}
+
+/* ---- what only backends of other devices do */
+
+static PyObject *
+work_get_future_result(PyObject *object, PyObject *unused)
+{
+    (void)object;
+    (void)unused;
+    PyErr_SetString(PyExc_RuntimeError, "Work::getFutureResult not implemented.");
+    return NULL;
+}
+
+static PyObject *
+work_block_current_stream(PyObject *object, PyObject *unused)
+{
+    (void)object;
+    (void)unused;
+    PyErr_SetString(PyExc_RuntimeError, "Failed to create StreamBlock: the CPU has no streams; call wait()");
+    return NULL;
+}
+
+/* c10d's way through TorchScript and back; here nothing has to be wrapped. */
+static PyObject *
+work_boxed(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    return Py_NewRef(object);
+}
+
+static PyObject *
+work_unbox(PyObject *type, PyObject *boxed)
+{
+    int is_work = PyObject_IsInstance(boxed, type);
+    if (is_work == 0) {
+        py_raise_wrong_type("unbox", "boxed", "a Work", boxed);
+    }
+    return is_work > 0 ? Py_NewRef(boxed) : NULL;
 }
 
 static PyMethodDef work_methods[] = {
@@ -304,12 +484,26 @@ static PyMethodDef work_methods[] = {
      "result($self, /)\n--\n\nThe tensors it has filled, as they were given, in a list."},
     {"source_rank", work_source_rank, METH_NOARGS,
      "source_rank($self, /)\n--\n\nThe rank that sent what was received."},
+    {"_source_rank", work_source_rank, METH_NOARGS,
+     "_source_rank($self, /)\n--\n\nThe same as source_rank()."},
     {"wait", PY_FAST_METHOD(work_wait),
      "wait($self, timeout=None)\n--\n\nWaits for the end and raises what went wrong. When the time is up it raises "
-     "DistTimeoutError,\nand the operation goes on."},
+     "DistTimeoutError,\nand the operation goes on; 0 is no limit, as in c10d."},
     {"synchronize", work_synchronize, METH_NOARGS, "synchronize($self, /)\n--\n\nThe same as wait()."},
     {"get_future", work_get_future, METH_NOARGS,
      "get_future($self, /)\n--\n\nA dldist.Future whose value is result()."},
+    {"get_future_result", work_get_future_result, METH_NOARGS,
+     "get_future_result($self, /)\n--\n\nNot there on the CPU: raises RuntimeError."},
+    {"block_current_stream", work_block_current_stream, METH_NOARGS,
+     "block_current_stream($self, /)\n--\n\nNot there on the CPU: raises RuntimeError."},
+    {"boxed", work_boxed, METH_NOARGS, "boxed($self, /)\n--\n\nThe work itself."},
+    {"unbox", work_unbox, METH_O | METH_CLASS, "unbox($type, boxed, /)\n--\n\nThe work that boxed() gave."},
+    {"_get_duration", work_get_duration, METH_NOARGS,
+     "_get_duration($self, /)\n--\n\nMilliseconds from its start to its end."},
+    {"_get_sequence_number", work_get_sequence_number, METH_NOARGS,
+     "_get_sequence_number($self, /)\n--\n\nThe same as sequence."},
+    {"_get_op_type", work_get_op_type, METH_NOARGS,
+     "_get_op_type($self, /)\n--\n\nIts number in c10d's OpType."},
     {"_watch", work_watch, METH_O,
      "_watch($self, callback, /)\n--\n\nCalls back without arguments once it has ended."},
     {NULL, NULL, 0, NULL},
@@ -319,6 +513,7 @@ static PyGetSetDef work_getset[] = {
     {"duration", get_duration, NULL, "Seconds from its start to its end.", NULL},
     {"sequence", get_sequence, NULL, "Its number among the collectives of its group; 0 for messages.", NULL},
     {"op", get_op, NULL, "Its name: \"all_reduce\" and so on.", NULL},
+    {"timeout", get_timeout, NULL, "How long the operation may take; 0 is no limit.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -329,8 +524,10 @@ static PyMemberDef work_members[] = {
 
 static PyType_Slot work_slots[] = {
     {Py_tp_doc,
-     "An operation under way.\n\nIt keeps its tensors alive until it has ended, also when it is dropped. "
-     "It can be awaited;\nthat gives result()."},
+     "Work()\n--\n\nAn operation under way.\n\nIt keeps its tensors alive until it has ended, also when it is dropped. "
+     "It can be awaited;\nthat gives result(). One that Python makes is a base to derive from: it has no operation."},
+    {Py_tp_new, (void *)work_new},
+    {Py_tp_init, (void *)work_init},
     {Py_tp_dealloc, (void *)work_dealloc},
     {Py_tp_traverse, (void *)work_traverse},
     {Py_tp_repr, (void *)work_repr},
@@ -344,8 +541,7 @@ static PyType_Slot work_slots[] = {
 static PyType_Spec work_spec = {
     .name = "dldist.Work",
     .basicsize = sizeof(py_work),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE |
-             Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = work_slots,
 };
 

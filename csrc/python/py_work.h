@@ -1,4 +1,5 @@
-/* dldist.Work: an operation that is under way, and what happens in Python when it ends.
+/* dldist.Work: an operation that is under way, and what happens in Python when it ends. It is a base class, too: one that
+ * Python makes has no operation behind it, and classes derived from it say for themselves how it goes.
  *
  * No thread of the core runs Python. What an operation holds (tensors, staging memory, callbacks) is its
  * flight. A flight belongs to its Work; a Work that is dropped leaves it to the operation. When the core
@@ -22,6 +23,8 @@ typedef struct py_flight {
     uint64_t generation; /* of forks: in a child nothing here is touched */
     PyObject *group;     /* owned */
     dd_work *work;       /* owned; NULL before the start */
+    int64_t timeout_ns;  /* of the operation */
+    bool is_any_source;  /* a receive from whoever comes */
     /* guarded by the GIL */
     int nowners;        /* the Work or what is left of it; the queue, for callbacks */
     PyObject *results;  /* owned; NULL until settled */

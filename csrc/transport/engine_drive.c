@@ -1,6 +1,7 @@
 /* Who drives, and how drivers sleep. */
 #include "transport/engine_internal.h"
 
+#include "core/fence.h"
 #include "core/fork.h"
 
 #include <errno.h>
@@ -427,6 +428,7 @@ run_background(void *arg)
     dd_engine *engine = arg;
     dd_waiter *self = &engine->background;
     uint64_t ndrives = 0;
+    dd_fence_register(); /* here, while the groups are being made: it takes longer than they do */
     while (nap(engine, &ndrives)) {
         dd_engine_lock(engine);
         if (engine->driver == NULL) {

@@ -25,10 +25,10 @@ def has_importable_main() -> bool:
 
 
 def is_importable(thing: Any) -> bool:
-    """Whether another interpreter finds a function or a class by its name."""
-    if thing.__module__ == "__main__" and not has_importable_main():
+    """Whether another interpreter finds a function or a class by its name; what has none is pickled in its own way."""
+    if getattr(thing, "__module__", None) == "__main__" and not has_importable_main():
         return False
-    return "<" not in thing.__qualname__
+    return "<" not in getattr(thing, "__qualname__", "")
 
 
 def dumps(thing: object) -> bytes:

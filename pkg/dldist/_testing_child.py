@@ -62,6 +62,8 @@ def _call(job: dict[str, Any]) -> Any:
 
 def _find(job: dict[str, Any]) -> Any:
     if "by_value" in job:
+        if job["main"] is not None:
+            _import("__main__", job["main"], False)
         return _by_value.loads(job["by_value"])
     holder, found = None, _import(job["module"], job["file"], job["is_rewritten"])
     for name in job["qualname"].split("."):

@@ -118,7 +118,6 @@ from dldist.c10d.ranks import (
     get_rank,
     get_world_size,
 )
-from dldist.c10d.ranks import canonical_rank as _canonicalize_group_rank
 from dldist.c10d.ranks import group_or_default as _group_or_default_group
 from dldist.c10d.ranks import is_non_member as _rank_not_in_group
 from dldist.c10d.ranks import warn_not_in_group as _warn_not_in_group
@@ -290,18 +289,22 @@ def _get_global_rank(group: Any, rank: int) -> int:
 
 
 def _register_process_group(name: str, pg: ProcessGroup) -> None:
+    """Have _resolve_process_group() find a group by this name."""
     registry._world.name_group(name, pg)
 
 
 def _unregister_process_group(name: str) -> None:
+    """Forget a name; one that is not known is fine."""
     registry._world.unname_group(name)
 
 
 def _unregister_all_process_groups() -> None:
+    """Forget all names."""
     registry._world.unname_all()
 
 
 def _resolve_process_group(name: str) -> ProcessGroup:
+    """The group of this name."""
     return registry._world.resolve(name)
 
 

@@ -24,6 +24,7 @@ import tempfile
 import threading
 import time
 import traceback
+import types
 import unittest
 from collections.abc import Callable, Mapping
 from multiprocessing import connection
@@ -179,12 +180,14 @@ def _target(fn: Callable[..., Any], is_method: bool = False) -> dict[str, Any]:
     """How another interpreter finds a function."""
     if not callable(fn):
         raise TypeError(f"run_ranks(): argument 'fn' must be callable, not {type(fn).__name__}")
-    if not _by_value.is_importable(fn):
-        if is_method:
-            raise TypeError(f"{fn.__qualname__}: @distributed methods must be in a class at the top level of a module")
-        return {"by_value": _by_value.dumps(fn)}
-    module = sys.modules[fn.__module__]
+    is_function = isinstance(fn, types.FunctionType) and _by_value.is_importable(fn)
+    if is_method and not is_function:
+        raise TypeError(f"{fn.__qualname__}: @distributed methods must be in a class at the top level of a module")
+    module = sys.modules.get(getattr(fn, "__module__", None) or "")
     file = getattr(module, "__file__", None)
+    if not is_function or module is None:
+        main = file if module is sys.modules["__main__"] else None
+        return {"by_value": _by_value.dumps(fn), "main": os.path.abspath(main) if main else None}
     return {
         "module": fn.__module__,
         "file": os.path.abspath(file) if file else None,

@@ -83,12 +83,17 @@ class World(_core.Group):
 
     def close(self, timeout: Any = None) -> None:
         """Say goodbye, after the operations under way have ended or the time is up; first of all in the groups of this one."""
+        from dldist.c10d.process_group import call_all
+
+        parts = self._take_parts()
+        closes = [lambda part=part: part.close(timeout) for part in parts]
+        call_all([*closes, lambda: super(World, self).close(timeout), self._leave_meeting])
+
+    def abort(self, reason: str = "abort() was called") -> None:
+        """End what is under way in this group and in the groups of it, and all of them, at once; the other ranks hear the reason."""
         for part in self._take_parts():
-            part.close(timeout)
-        try:
-            super().close(timeout)
-        finally:
-            self._leave_meeting()
+            part.abort(reason)
+        super().abort(reason)
 
     def __exit__(self, *exception: object) -> None:
         if exception[0] is None:

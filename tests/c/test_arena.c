@@ -370,3 +370,13 @@ TEST(sleepers)
     play_team((team_options){.nranks = 5, .is_sleeping = true},
               (test_plan){.seed = 32, .ncases = 150, .max_nbytes = 50000});
 }
+
+TEST(sleepers_that_nobody_fences_yet)
+{
+    play_team((team_options){.nranks = 2, .is_sleeping = true, .is_forked = true, .fence = TEAM_UNFENCED},
+              (test_plan){.seed = 33, .ncases = 300, .max_nbytes = 20000});
+    play_team((team_options){.nranks = 3, .is_sleeping = true, .is_forked = true, .fence = TEAM_FENCED_LATE},
+              (test_plan){.seed = 34, .ncases = 300, .max_nbytes = 20000});
+    play_team((team_options){.nranks = 3, .is_sleeping = true, .fence = TEAM_FENCED_LATE},
+              (test_plan){.seed = 35, .ncases = 300, .max_nbytes = 20000});
+}

@@ -2,6 +2,7 @@
 
 #include "collective/arena_internal.h"
 #include "core/clock.h"
+#include "core/fence.h"
 #include "core/fork.h"
 
 #include <poll.h>
@@ -170,6 +171,9 @@ sit(void *arg)
         .bells = team->bells,
         .random = (uint64_t)seat->rank,
     };
+    if (team->options->fence == TEAM_FENCED) {
+        dd_fence_register();
+    }
     dd_status status = team->mapped != NULL
                            ? dd_arena_join(team->mapped, self.rank, &self.arena, check_err())
                            : dd_arena_attach(team->fd, self.nranks, self.rank, &self.arena, check_err());
@@ -177,7 +181,15 @@ sit(void *arg)
         return NULL;
     }
     add_regions(&self);
+    if (team->options->fence == TEAM_FENCED_LATE && self.rank > 0) {
+        dd_fence_register();
+    }
     team->run(&self, team->arg);
+    /* Whose process has registered says so with its operations. A thread may have done that after others' last. */
+    if (team->options->fence != TEAM_FENCED_LATE || team->options->is_forked) {
+        uint64_t bit = UINT64_C(1) << self.rank;
+        CHECK_INT((atomic_load(&self.arena->shared->unregistered) & bit) == 0, dd_fence_is_registered());
+    }
     dd_arena_close(self.arena);
     return NULL;
 }

@@ -7,8 +7,16 @@
 
 #include <stdatomic.h>
 
+/* When the ranks' processes take part in the fence (core/fence.h). */
+typedef enum team_fence {
+    TEAM_FENCED,
+    TEAM_FENCED_LATE, /* with the arena in use */
+    TEAM_UNFENCED,
+} team_fence;
+
 typedef struct team_options {
     int nranks;
+    team_fence fence;
     bool is_forked;       /* processes, not threads */
     bool is_sleeping;     /* ranks that are blocked sleep until they are woken */
     bool is_delayed;      /* now and then a rank dawdles */

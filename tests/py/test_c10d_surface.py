@@ -15,9 +15,11 @@ from dldist.c10d import backend_base, fake, hooks, options, work
 
 # What c10d 2.14 has. Ours may have more arguments, by keyword only.
 SIGNATURES = """
-init_process_group(backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, store=None, group_name='', pg_options=None, device_id=None, _ranks=None, enable_reconfigure=False)
+init_process_group(backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, store=None, group_name='',
+    pg_options=None, device_id=None, _ranks=None, enable_reconfigure=False)
 destroy_process_group(group=None)
-new_group(ranks=None, timeout=None, backend=None, pg_options=None, use_local_synchronization=False, group_desc=None, device_id=None, sort_ranks=True)
+new_group(ranks=None, timeout=None, backend=None, pg_options=None, use_local_synchronization=False, group_desc=None,
+    device_id=None, sort_ranks=True)
 new_subgroups(group_size=None, group=None, timeout=None, backend=None, pg_options=None, group_desc=None)
 new_subgroups_by_enumeration(ranks_per_subgroup_list, timeout=None, backend=None, pg_options=None, group_desc=None)
 split_group(parent_pg=None, split_ranks=None, timeout=None, pg_options=None, group_desc=None, backend=None)
@@ -79,7 +81,8 @@ _time_estimator(group=None, device=None)
 all_gather_object(object_list, obj, group=None, weights_only=False)
 gather_object(obj, object_gather_list=None, dst=None, group=None, group_dst=None, weights_only=False)
 broadcast_object_list(object_list, src=None, group=None, device=None, group_src=None, weights_only=False)
-scatter_object_list(scatter_object_output_list, scatter_object_input_list=None, src=None, group=None, group_src=None, weights_only=False)
+scatter_object_list(scatter_object_output_list, scatter_object_input_list=None, src=None, group=None, group_src=None,
+    weights_only=False)
 send_object_list(object_list, dst=None, group=None, device=None, group_dst=None, use_batch=False, weights_only=False)
 recv_object_list(object_list, src=None, group=None, device=None, group_src=None, use_batch=False, weights_only=False)
 breakpoint(rank=0, skip=0, timeout_s=3600)
@@ -102,7 +105,7 @@ _register_process_group(name, pg)
 _resolve_process_group(name)
 _unregister_process_group(name)
 _unregister_all_process_groups()
-"""  # noqa: E501
+"""
 
 # Of c10d's namespace beside distributed_c10d.__all__.
 NAMES = """
@@ -124,7 +127,7 @@ _find_pg_by_ranks_and_tag _new_group_with_tag _get_object_coll_device _world _Wo
 _MPI_AVAILABLE _NCCL_AVAILABLE _UCC_AVAILABLE _XCCL_AVAILABLE _pg_map _pg_names _pg_group_ranks _pg_backend_config _pg_to_tag
 _tags_to_pg _group_count _register_process_group _resolve_process_group _unregister_process_group
 _unregister_all_process_groups default_pg_timeout default_pg_nccl_timeout rendezvous register_rendezvous_handler _IllegalWork
-_ProcessGroupWrapper _DistributedBackendOptions _canonicalize_group_rank _group_or_default_group _get_group_size
+_ProcessGroupWrapper _DistributedBackendOptions _group_or_default_group _get_group_size
 _get_group_tag _get_default_timeout _check_valid_timeout _warn_not_in_group _reduce_op _CoalescingManager
 """.split()
 
@@ -132,6 +135,10 @@ DDP = "DistributedDataParallel belongs to a framework, and is no part of a commu
 MESH = "DeviceMesh is a layer above process groups"
 PYBIND = "machinery of pybind11"
 OWN_VALUES = "pybind11 repeats an enum's members on the class around it; ProcessGroup.BackendType has them"
+NCCL = "of NCCL alone"
+TORCH_SCRIPT = "for torch's script objects"
+PLURAL = "they are lists: their name is the one that ProcessGroup.alltoall has for them"
+DEVICE = "by position, as c10d calls it"
 
 DIFFERENCES = {
     "_broadcast_coalesced": DDP,
@@ -150,6 +157,17 @@ DIFFERENCES = {
     "_create_process_group_wrapper(timeout)": "None means the 30 minutes: datetime is not imported with the package",
     "_store_based_barrier(logging_interval)": "nothing is logged while it waits",
     "ProcessGroup.bound_device_id": "an attribute of the instance",
+    "ProcessGroup._enable_collectives_timing": NCCL,
+    "ProcessGroup._register_on_completion_hook": NCCL,
+    "ProcessGroup.merge_remote_group": "of groups whose members change, which no backend supports yet",
+    "ProcessGroup.boxed": TORCH_SCRIPT,
+    "ProcessGroup.unbox": TORCH_SCRIPT,
+    "Backend.alltoall(output_tensor)": PLURAL,
+    "Backend.alltoall(input_tensor)": PLURAL,
+    "ProcessGroupGloo.alltoall(output_tensor)": PLURAL,
+    "ProcessGroupGloo.alltoall(input_tensor)": PLURAL,
+    "FakeProcessGroup.alltoall(output_tensor)": PLURAL,
+    "FakeProcessGroup.alltoall(input_tensor)": PLURAL,
     "ProcessGroup.CUSTOM": OWN_VALUES,
     "ProcessGroup.GLOO": OWN_VALUES,
     "ProcessGroup.MPI": OWN_VALUES,
@@ -157,15 +175,19 @@ DIFFERENCES = {
     "ProcessGroup.UCC": OWN_VALUES,
     "ProcessGroup.UNDEFINED": OWN_VALUES,
     "ProcessGroup.XCCL": OWN_VALUES,
-    "Backend.setUsePgForSymmMemRendezvous": "symmetric memory of GPUs",
-    "ProcessGroupGloo.setUsePgForSymmMemRendezvous": "symmetric memory of GPUs",
+    "ProcessGroup.split_group": "dldist.split_group() notes the group that it makes",
+    "ProcessGroup._start_coalescing(device_type)": DEVICE,
+    "ProcessGroup._end_coalescing(device_type)": DEVICE,
+    "ProcessGroup.reduce_scatter_single(outputTensor)": "its name in Backend, in both forms of the call: output",
+    "ProcessGroup.reduce_scatter_single(inputTensor)": "its name in Backend, in both forms of the call: input",
+    "_ProcessGroupWrapper.wrapped_pg": "an attribute of the instance",
+    "*.setUsePgForSymmMemRendezvous": "symmetric memory of GPUs",
     "ProcessGroup.use_pg_for_symm_mem_rendezvous": "symmetric memory of GPUs",
     "ProcessGroupGloo.Device": "create_device gives an object that has no meaning here",
     "Future._set_unwrap_func": "of futures between devices",
     "Future._is_protocol": "machinery of typing",
     "_World.comms": "torchcomms, which is another library",
     "_World.pg_coalesce_state": "a manager holds what it has recorded, so that nothing is left behind when its block raises",
-    "_World.pg_default_device": "c10d's cache of a look-up",
 }
 used_differences = set()
 
@@ -190,15 +212,13 @@ def shape(function):
 
 
 def assert_compatible(name, theirs, ours):
-    """Whatever can be said to theirs can be said to ours: the same arguments in the same order; more of ours are by keyword."""
+    """Whatever can be said to theirs can be said to ours: the same arguments in the same order."""
     assert list(ours)[: len(theirs)] == list(theirs), name
     for argument, (kind, default) in theirs.items():
         if is_excused(f"{name}({argument})"):
             continue
         assert ours[argument][0] == kind, f"{name}({argument}): kind"
         assert comparable(ours[argument][1]) == comparable(default), f"{name}({argument}): default"
-    more = [ours[argument][0] for argument in list(ours)[len(theirs) :]]
-    assert all(kind is inspect.Parameter.KEYWORD_ONLY for kind in more), f"{name}: more arguments by position than c10d has"
 
 
 def comparable(default):
@@ -206,7 +226,7 @@ def comparable(default):
     return getattr(default, "name", default) if "RedOp" in type(default).__name__ or "ReduceOp" in str(default) else default
 
 
-@pytest.mark.parametrize("line", SIGNATURES.split("\n")[1:-1], ids=lambda line: line.partition("(")[0])
+@pytest.mark.parametrize("line", re.sub("\n +", " ", SIGNATURES).split("\n")[1:-1], ids=lambda line: line.partition("(")[0])
 def test_signature(line):
     definition = ast.parse(f"def {line}: pass").body[0]
     name, arguments = definition.name, definition.args.args
@@ -217,8 +237,18 @@ def test_signature(line):
         for argument, default in zip(arguments, defaults, strict=True)
     }
     function = getattr(dldist if hasattr(dldist, name) else c10d, name)
-    assert_compatible(name, theirs, shape(function))
+    ours = shape(function)
+    assert_compatible(name, theirs, ours)
+    more = [ours[argument][0] for argument in list(ours)[len(theirs) :]]
+    assert all(kind is inspect.Parameter.KEYWORD_ONLY for kind in more), "c10d may have others there one day"
     assert function.__doc__, f"{name} has no documentation"
+
+
+def test_names():
+    """With or without torch: what is not excused is there."""
+    excused = {name for name in DIFFERENCES if re.fullmatch(r"\w+", name)}
+    for name in {*NAMES, *PRIVATE_NAMES} - excused - {"default_pg_nccl_timeout"}:
+        assert getattr(owner_of(name), name, None) is not None, name
 
 
 def test_constants():
@@ -302,12 +332,12 @@ def test_breakpoint():
     code = """
         import dldist
         dldist.init_process_group()
-        for turn in range(3):
+        for turn in range(2):
             print("turn", turn, flush=True)
             dldist.breakpoint(skip=1)
         """
     done = subprocess.run(
-        [sys.executable, "-c", inspect.cleandoc(code)], input="up\np turn * 100\nc\nc\n", capture_output=True, text=True, timeout=20
+        [sys.executable, "-c", inspect.cleandoc(code)], input="up\np turn * 100\nc\n", capture_output=True, text=True, timeout=20
     )
     assert done.returncode == 0, done.stdout + done.stderr
     before, _, after = done.stdout.partition("turn 1")
@@ -343,7 +373,7 @@ def test_names_against_torch():
 def test_signatures_against_torch():
     checked = []
     for name, theirs, ours in theirs_and_ours():
-        if inspect.isfunction(theirs) and ours is not None:
+        if name != "reduce_op" and inspect.isfunction(theirs) and ours is not None:  # warns of any look at it
             if name == "rendezvous":
                 ours = dldist.rendezvous.rendezvous
             assert_compatible(name, shape(theirs), shape(ours))
@@ -382,8 +412,8 @@ def classes():
     import torch.distributed.distributed_c10d as theirs
     import torch.futures
 
-    of_options = {name: (getattr(core, name), getattr(dldist, name)()) for name in dir(core) if re.fullmatch("[A-Z].*Options", name)}
-    return of_options | {
+    options_names = [name for name in dir(core) if re.fullmatch("[A-Z].*Options", name)]
+    return {name: (getattr(core, name), getattr(dldist, name)()) for name in options_names} | {
         "ProcessGroup": (core.ProcessGroup, dldist.ProcessGroup),
         "ProcessGroupGloo": (core.ProcessGroupGloo, dldist.ProcessGroupGloo),
         "ProcessGroupGloo._Options": (core.ProcessGroupGloo._Options, dldist.ProcessGroupGloo._Options()),
@@ -426,7 +456,7 @@ def test_classes_against_torch():
     missing = []
     for name, (theirs, ours) in classes().items():
         for member in sorted(members(theirs) - members(ours) - OF_OTHER_TESTS):
-            if not is_excused(f"{name}.{member}"):
+            if not is_excused(f"{name}.{member}") and not is_excused(f"*.{member}"):
                 missing.append(f"{name}.{member}")
     assert not missing, "add them, or say in DIFFERENCES why not"
 

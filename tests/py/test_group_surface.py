@@ -236,7 +236,7 @@ def lists(group):
         "split": (lambda: group.split([1]), "rank 1"),
         "split without": (lambda: group.split([]), "split"),
         "p2p": (lambda: group.batch_isend_irecv([1]), "P2POp"),
-        "p2p op": (lambda: dldist.P2POp("send", one, 0), "isend or irecv"),
+        "p2p op": (lambda: dldist.P2POp("send", one, 0), "isend.*irecv"),
     }
 
 

@@ -1,5 +1,6 @@
 """dldist.testing, tested with itself. What must fail is called by hand."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -76,6 +77,21 @@ class TestRunRanks:
     def test_inner_functions(self):
         base = 10
         assert run_ranks(lambda more: base + more + int(os.environ["RANK"]), 2, 5, init=False) == [15, 16]
+
+    def test_anything_that_can_be_called(self):
+        assert run_ranks(functools.partial(os.path.join, "a"), 1, "b", init=False) == ["a/b"]
+
+    def test_script(self, tmp_path):
+        script = tmp_path / "script.py"
+        script.write_text(
+            "from dldist.testing import run_ranks\n"
+            "BASE = 7\n"
+            "def named(): return BASE\n"
+            "if __name__ == '__main__':\n"
+            "    print(run_ranks(named, 1, init=False), run_ranks(lambda: BASE + 1, 1, init=False))\n"
+        )
+        done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=20)
+        assert done.stdout == "[7] [8]\n", done.stderr
 
     def test_default_world(self):
         assert run_ranks(world_size, 2) == [2, 2]

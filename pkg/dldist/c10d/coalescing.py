@@ -40,8 +40,8 @@ class _CoalescingManager:
 
 def _coalescing_manager(group: Any = None, device: Any = None, async_ops: bool = False) -> _CoalescingManager:
     """Make one operation of the calls in a `with` block: all_reduces, all_gather_singles or reduce_scatter_singles, all of one
-    kind and one reduction. Nothing runs before the block ends; if it raises, nothing runs at all. Who is not a member of the group
-    does nothing, and is warned by the calls in the block.
+    kind and one reduction. Nothing runs before the block ends; if it raises, nothing runs at all. Who is not a member of the
+    group does nothing, and is warned by the calls in the block.
 
     >>> with _coalescing_manager():
     ...     for tensor in tensors:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dldist import _core
 from dldist.c10d.backend_base import Backend, BackendOptions
-from dldist.c10d.options import ErrorType, as_timedelta, timeout_of
+from dldist.c10d.options import ErrorType, ReconfigureOptions, as_timedelta, timeout_of
 from dldist.world import World
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import timedelta
     from typing import Any
 
@@ -37,12 +38,22 @@ class GlooDevice:
 
 
 class ProcessGroupGloo(Backend):
-    """c10d's backend of the CPU. `group` is the World behind it."""
+    """c10d's backend of the CPU. `group` is the World behind it.
+
+    With enable_reconfigure it has none before reconfigure() says who its members are, and gets another one with every call.
+    """
 
     Options = GlooOptions
     _Options = GlooOptions
 
     supports_splitting = True
+    supports_reconfigure = True
+
+    group: World | None
+    # Of those that can be reconfigured.
+    _store: _core.Store | None = None
+    _handle = ""
+    _when_reconfigured: Callable[[ProcessGroupGloo], object] | None = None
 
     def __init__(
         self,
@@ -52,12 +63,19 @@ class ProcessGroupGloo(Backend):
         options: GlooOptions | timedelta | None = None,
         *,
         timeout: timedelta | None = None,
+        enable_reconfigure: bool = False,
     ) -> None:
         if not isinstance(store, _core.Store):
             raise TypeError(f"ProcessGroupGloo(): argument 'store' must be a Store, not {type(store).__name__}")
         super().__init__(rank, size)
         self._options = _options_of(options, timeout)
-        self.group = World(store, rank, size, timeout=self._options._timeout, name="gloo")
+        self._options.enable_reconfigure = self._options.enable_reconfigure or enable_reconfigure
+        if self._options.enable_reconfigure:
+            self.group = None
+            self._store = store
+            self._handle = _new_handle()
+        else:
+            self.group = World(store, rank, size, timeout=self._options._timeout, name="gloo")
 
     @classmethod
     def _of(cls, group: World, ranks: list[int], name: str) -> ProcessGroupGloo:
@@ -83,12 +101,24 @@ class ProcessGroupGloo(Backend):
         desc = pg.group_desc
         label = "default" if desc == "default_pg" else pg.group_name if desc in ("", "undefined") else desc
         if source is not None:
-            group = source[0].split(source[1], label, timeout)
+            group = _split(source[0], source[1], label, timeout)
         elif pg.size() == 1:
             group = World(_core.HashStore(), 0, 1, timeout=timeout, name=label)
         else:
             group = World(store, pg.rank(), pg.size(), timeout=timeout, name=label)
         return cls._of(group, ranks, pg.group_name)
+
+    def _perform(self, method: str, *arguments: Any) -> Any:
+        self._require_group()
+        return super()._perform(method, *arguments)
+
+    def _require_group(self) -> World:
+        if self.group is None:
+            raise RuntimeError(
+                "ProcessGroupGloo has not been initialized. Call reconfigure() before issuing collectives when "
+                "enable_reconfigure=True."
+            )
+        return self.group
 
     # ---- devices, which have no meaning here
 
@@ -111,7 +141,8 @@ class ProcessGroupGloo(Backend):
 
     def set_timeout(self, timeout: timedelta) -> None:
         super().set_timeout(timeout)
-        self.group.timeout = timeout
+        if self.group is not None:
+            self.group.timeout = timeout
 
     def _set_default_timeout(self, timeout: timedelta) -> None:
         self.set_timeout(timeout)
@@ -120,28 +151,75 @@ class ProcessGroupGloo(Backend):
         """Nothing to do: all ranks count from the start."""
 
     def _get_sequence_number_for_group(self) -> int:
-        return self.group.sequence
+        return 0 if self.group is None else self.group.sequence
+
+    def _wait_for_pending_works(self) -> None:
+        """Nothing to do: a work keeps what it needs."""
 
     def get_error(self) -> Any:
-        error = self.group.error
+        error = None if self.group is None else self.group.error
         if error is None:
             return ErrorType.SUCCESS
         return ErrorType.TIMEOUT if isinstance(error, TimeoutError) else ErrorType.COMM_ERROR
 
     def shutdown(self) -> None:
+        if self.group is None:
+            return
         try:
             self.group.close(_CLOSE_TIMEOUT_S)
         except _core.DistTimeoutError:
             pass  # whoever waits for what was still under way gets the error
 
     def abort(self, reason: str = "abort() was called") -> None:
-        self.group.abort(reason)
+        if self.group is not None:
+            self.group.abort(reason)
         super().abort()
+
+    # ---- other members
 
     def split(self, store: _core.Store | None, ranks: list[int], opts: Any = None) -> ProcessGroupGloo | None:
         """The backend of some ranks, which alone need to call it."""
-        part = self.group.new_group(ranks, timeout=None if opts is None else opts._timeout)
-        return None if part is None else ProcessGroupGloo._of(part, list(ranks), "" if opts is None else opts.group_name)
+        group = self._require_group()
+        if self._rank not in ranks:
+            return None
+        part = _split(group, list(ranks), None, None if opts is None else opts._timeout)
+        return ProcessGroupGloo._of(part, list(ranks), "" if opts is None else opts.group_name)
+
+    def merge(self, store: _core.Store, opts: Any, rank: int, size: int) -> ProcessGroupGloo:
+        """A backend of more ranks than these: all of them meet in `store`."""
+        return ProcessGroupGloo(store, rank, size, self.options._timeout if opts is None else opts._timeout)
+
+    def get_reconfigure_handle(self) -> str:
+        """What stands for this process in reconfigure()."""
+        if self._store is None:
+            raise self._unsupported("get_reconfigure_handle without enable_reconfigure=True")
+        return self._handle
+
+    def reconfigure(self, opts: ReconfigureOptions) -> Any:
+        """Be a group of the processes whose handles are given; the one before is ended.
+
+        All of them call it, with the same uuid, which is used once. A list of handles is in the order of ranks; a set is sorted.
+        """
+        if self._store is None:
+            raise self._unsupported("reconfigure without enable_reconfigure=True")
+        handles = _check_handles(opts.handles, self._handle)
+        before, self.group = self.group, None
+        if before is not None:
+            before.abort("the group is being reconfigured")
+        rank, size = handles.index(self._handle), len(handles)
+        limit = timeout_of(opts)
+        store = _core.PrefixStore(f"reconfigure/{opts.uuid}/", self._store)
+        self.group = World(
+            store, rank, size, timeout=self.options._timeout, connect_timeout=limit, name=self.options.group_name or "gloo"
+        )
+        self._rank, self._size = rank, size
+        if self._when_reconfigured is not None:
+            self._when_reconfigured(self)
+        from dldist.c10d.work import PythonCallbackWork
+
+        work = PythonCallbackWork(lambda timeout: True)
+        work.wait()
+        return work
 
     # ---- the calls
 
@@ -243,6 +321,28 @@ def _options_of(options: Any, timeout: Any) -> GlooOptions:
         return options  # type: ignore[return-value]
     given = timeout if options is None else options
     return GlooOptions(None if given is None else as_timedelta("ProcessGroupGloo(): argument 'timeout'", given))
+
+
+def _new_handle() -> str:
+    from uuid import uuid4
+
+    return uuid4().hex
+
+
+def _check_handles(handles: Any, own: str) -> list[str]:
+    if not isinstance(handles, (list, tuple, set, frozenset)) or not all(isinstance(handle, str) for handle in handles):
+        raise TypeError("reconfigure(): handles must be a list or a set of what get_reconfigure_handle() gives")
+    ordered = sorted(handles) if isinstance(handles, (set, frozenset)) else list(handles)
+    if len(set(ordered)) != len(ordered):
+        raise ValueError("reconfigure(): handles must not repeat themselves")
+    if own not in ordered:
+        raise ValueError(f"reconfigure(): the handle of this process ({own}) is not among the {len(ordered)} that are given")
+    return ordered
+
+
+def _split(group: World, ranks: list[int], name: str | None, timeout: timedelta | None) -> World:
+    """A group of some ranks that outlives `group`: c10d's groups end when they are destroyed, each for itself."""
+    return _core.Group.split(group, ranks, name, timeout)  # type: ignore[return-value]
 
 
 def _single(method: str, what: str, items: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Messages between two ranks: send, recv and their kin."""
+"""Messages between two ranks: send, recv and their kin. `timeout=` is of the call alone, in seconds or as a timedelta."""
 
 from __future__ import annotations
 
@@ -12,19 +12,37 @@ if TYPE_CHECKING:
 
 
 def isend(
-    tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None
+    tensor: Any,
+    dst: int | None = None,
+    group: Any = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+    *,
+    timeout: Any = None,
 ) -> Any:
     """Start to send a tensor to rank `dst`; it must not change before the work that is returned has ended."""
     calls = calls_of(group, "isend")
-    return None if calls is None else calls.isend(tensor, canonical_rank(group_or_default(group), dst, group_dst), tag)
+    if calls is None:
+        return None
+    return calls.isend(tensor, canonical_rank(group_or_default(group), dst, group_dst), tag, **_limit(timeout))
+
+
+def _limit(timeout: Any) -> dict[str, Any]:
+    return {} if timeout is None else {"timeout": timeout}
 
 
 def irecv(
-    tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None
+    tensor: Any,
+    src: int | None = None,
+    group: Any = None,
+    tag: int = 0,
+    group_src: int | None = None,
+    *,
+    timeout: Any = None,
 ) -> Any:
     """Start to receive a tensor from rank `src`, or from whoever sends first when none is given."""
     calls = calls_of(group, "irecv")
-    return None if calls is None else calls.irecv(tensor, _source(group, src, group_src), tag)
+    return None if calls is None else calls.irecv(tensor, _source(group, src, group_src), tag, **_limit(timeout))
 
 
 def _source(group: Any, src: int | None, group_src: int | None) -> int | None:
@@ -32,7 +50,13 @@ def _source(group: Any, src: int | None, group_src: int | None) -> int | None:
 
 
 def send(
-    tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None
+    tensor: Any,
+    dst: int | None = None,
+    group: Any = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+    *,
+    timeout: Any = None,
 ) -> None:
     """Send a tensor to rank `dst`, which is another one."""
     calls = calls_of(group, "send")
@@ -43,15 +67,23 @@ def send(
         raise ValueError(
             "Invalid destination rank: destination rank should not be the same as the rank of the current process."
         )
-    calls.send(tensor, rank, tag)
+    calls.send(tensor, rank, tag, **_limit(timeout))
 
 
-def recv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> int:
+def recv(
+    tensor: Any,
+    src: int | None = None,
+    group: Any = None,
+    tag: int = 0,
+    group_src: int | None = None,
+    *,
+    timeout: Any = None,
+) -> int:
     """Receive a tensor from rank `src`, or from whoever sends first when none is given. Returns the sender's global rank."""
     calls = calls_of(group, "recv")
     if calls is None:
         return -1
-    source = calls.recv(tensor, _source(group, src, group_src), tag)
+    source = calls.recv(tensor, _source(group, src, group_src), tag, **_limit(timeout))
     return global_rank_of(group_or_default(group), source) if src is None else src
 
 
@@ -82,7 +114,7 @@ class P2POp:
         if op is isend or op is irecv:
             self.group = group_or_default(group)
             self.group_peer = canonical_rank(self.group, peer, group_peer)
-            self.peer = global_rank_of(self.group, self.group_peer) if peer is None else peer
+            self.peer: int | None = global_rank_of(self.group, self.group_peer) if peer is None else peer
             return
         self.group = group
         self.group_peer = peer if group_peer is None else group_peer

@@ -7,7 +7,7 @@ from dldist.c10d import registry
 from dldist.c10d.backend_base import BackendOptions, LowLevelCalls
 from dldist.c10d.dispatch import Dispatcher
 from dldist.c10d.names import device_type_of
-from dldist.c10d.options import BackendType, _Options
+from dldist.c10d.options import BackendType, ReconfigureOptions, _Options
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -59,8 +59,16 @@ class ProcessGroup(LowLevelCalls):
         """ProcessGroup(store, rank, size), or ProcessGroup(rank, size) without a store."""
         if len(args) not in (2, 3):
             raise TypeError(f"ProcessGroup(): incompatible constructor arguments: store, rank and size, not {len(args)}")
-        self._store: _core.Store | None = args[0] if len(args) == 3 else None
-        self._rank, self._size = args[-2], args[-1]
+        store = args[0] if len(args) == 3 else None
+        if not isinstance(store, _core.Store | None):
+            raise TypeError(f"ProcessGroup(): argument 'store' must be a Store, not {type(store).__name__}")
+        rank, size = args[-2:]
+        if not isinstance(rank, int) or not isinstance(size, int):
+            raise TypeError(f"ProcessGroup(): rank and size must be int, not {type(rank).__name__} and {type(size).__name__}")
+        if not 0 <= rank < size:
+            raise ValueError(f"ProcessGroup(): rank {rank} is not in a group of {size}")
+        self._store: _core.Store | None = store
+        self._rank, self._size = rank, size
         self._name = ""
         self._desc = "undefined"
         self._backends: dict[str, Any] = {}
@@ -69,6 +77,7 @@ class ProcessGroup(LowLevelCalls):
         self._hooks: Hooks | None = None
         self._shutdown_calls: list[Callable[[], object]] = []
         self.bound_device_id: Any = None
+        self.use_pg_for_symm_mem_rendezvous = False
 
     # ---- who it is
 
@@ -206,7 +215,7 @@ class ProcessGroup(LowLevelCalls):
     def _backend_for(self, method: str, arguments: tuple[Any, ...]) -> Any:
         backends = self._distinct_backends()
         if not backends:
-            raise RuntimeError(f"group {self.group_name!r} has no backend")
+            raise RuntimeError(f"{type(self).__name__} {self.group_name!r} has no backend, nor a {method} of its own")
         if len(backends) == 1:
             return backends[0]
         if method == "barrier" and arguments[0].device is not None:
@@ -262,9 +271,10 @@ class ProcessGroup(LowLevelCalls):
         from dldist.c10d.groups import default_timeout
 
         for backend in self._distinct_backends():
-            timeout = getattr(getattr(backend, "options", None), "_timeout", None)
-            if timeout is not None:
-                return timeout
+            try:
+                return backend.options._timeout
+            except (RuntimeError, AttributeError):
+                pass  # a backend need not have options
         return default_timeout("undefined")
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -277,21 +287,13 @@ class ProcessGroup(LowLevelCalls):
 
     def shutdown(self) -> None:
         """End it in good order: say goodbye to the other ranks."""
-        try:
-            for backend in self._distinct_backends():
-                backend.shutdown()
-        finally:
-            for call in self._take_shutdown_calls():
-                call()
+        calls = [backend.shutdown for backend in self._distinct_backends()]
+        call_all([*calls, *self._take_shutdown_calls()])
 
     def abort(self, reason: str = "abort() was called") -> None:
         """End it, and what is under way, at once; the other ranks hear the reason."""
-        try:
-            for backend in self._distinct_backends():
-                abort_backend(backend, reason)
-        finally:
-            for call in self._take_shutdown_calls():
-                call()
+        calls = [_aborts(backend, reason) for backend in self._distinct_backends()]
+        call_all([*calls, *self._take_shutdown_calls()])
 
     def _on_shutdown(self, call: Callable[[], object]) -> None:
         """Have it called at the end of this group."""
@@ -318,15 +320,182 @@ class ProcessGroup(LowLevelCalls):
         for backend in self._distinct_backends():
             backend._wait_for_pending_works()
 
+    def _enable_collectives_timing(self) -> None:
+        for backend in self._distinct_backends():
+            backend._enable_collectives_timing()
 
-def abort_backend(backend: Any, reason: str) -> None:
-    """Abort; backends of other makers know no reason."""
-    from dldist.c10d.gloo import ProcessGroupGloo
+    def _register_on_completion_hook(self, hook: Callable[[Any], object]) -> None:
+        self._only_backend("_register_on_completion_hook")._register_on_completion_hook(hook)
 
-    if isinstance(backend, ProcessGroupGloo):
-        backend.abort(reason)
-    else:
+    def get_error(self) -> Any:
+        """What has gone wrong, as an ErrorType."""
+        return self._only_backend("get_error").get_error()
+
+    def _only_backend(self, method: str) -> Any:
+        """Of the CPU, when there are several."""
+        return self._backend_for(method, ())
+
+    # ---- other members
+
+    def split_group(
+        self,
+        ranks: list[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: list[str] | None = None,
+    ) -> ProcessGroup | None:
+        """A group of some ranks, in this order, which alone need to call it; None for the others. The caller ends it."""
+        ranks = list(ranks)
+        if not ranks or len(set(ranks)) != len(ranks) or not all(rank in range(self.size()) for rank in ranks):
+            raise ValueError(f"split_group(): ranks must be different ones of 0 to {self.size() - 1}, not {ranks}")
+        if self.rank() not in ranks:
+            return None
+        pg = self._like(ranks.index(self.rank()), len(ranks), group_name, "split", group_desc)
+        kinds = self._device_types if device_types is None else device_types
+        self._give_backends(pg, kinds, lambda backend: backend.split(self._store, ranks, _options_for(backend, opts, timeout, pg)))
+        return pg
+
+    def merge_remote_group(
+        self,
+        store: _core.Store,
+        size: int,
+        timeout: timedelta | None = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+    ) -> ProcessGroup:
+        """A group of `size` ranks: those of this one, and of others that call it with the same store, each in one row.
+
+        All ranks of each group call it. The caller ends the new group.
+        """
+        first = bytearray(8)
+        if self.rank() == 0:
+            first[:] = (store.add("merge_remote_group/ranks", self.size()) - self.size()).to_bytes(8, "little")
+        self.broadcast(first, root=0).wait()
+        rank = int.from_bytes(first, "little") + self.rank()
+        if rank >= size:
+            raise ValueError(f"merge_remote_group(): more ranks have come than the {size} of the new group")
+        pg = self._like(rank, size, group_name, "merge", group_desc)
+        where = _core.PrefixStore("merge_remote_group/", store)
+        self._give_backends(
+            pg, self._device_types, lambda backend: backend.merge(where, _options_for(backend, None, timeout, pg), rank, size)
+        )
+        return pg
+
+    def _like(self, rank: int, size: int, name: str | None, what: str, desc: str | None) -> ProcessGroup:
+        pg = ProcessGroup(rank, size) if self._store is None else ProcessGroup(self._store, rank, size)
+        pg._set_group_name(f"{self.group_name}:{what}" if name is None else name)
+        pg._set_group_desc(f"{self.group_desc}:{what}" if desc is None else desc)
+        pg.bound_device_id = self.bound_device_id
+        return pg
+
+    def _give_backends(self, pg: ProcessGroup, kinds: list[str], make: Callable[[Any], Any]) -> None:
+        """Have the group `pg` served by what `make` makes of each backend of this one."""
+        made: dict[int, Any] = {}
+        for kind in kinds:
+            backend = self._get_backend(kind)
+            if id(backend) not in made:
+                made[id(backend)] = make(backend)
+            pg._register_backend(kind, self._backend_types[device_type_of(kind)], made[id(backend)])
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        return all(backend.supports_reconfigure for backend in self._distinct_backends())
+
+    def get_reconfigure_handle(self) -> Any:
+        """What stands for this process in reconfigure()."""
+        return self._only_backend("get_reconfigure_handle").get_reconfigure_handle()
+
+    def reconfigure(
+        self, uuid: Any, handles: Any = None, timeout: timedelta | None = None, hints: dict[str, str] | None = None
+    ) -> Any:
+        """Be a group of the processes with these handles (reconfigure(options), too): see ProcessGroupGloo."""
+        if isinstance(uuid, ReconfigureOptions):
+            return self._only_backend("reconfigure").reconfigure(uuid)
+        opts = ReconfigureOptions()
+        opts.uuid, opts.handles, opts.hints = uuid, handles, hints or {}
+        if timeout is not None:
+            opts.timeout = timeout
+        return self._only_backend("reconfigure").reconfigure(opts)
+
+    def _reconfigured(self, backend: Any) -> None:
+        """A backend has other members now."""
+        self._rank, self._size = backend.rank(), backend.size()
+        ranks = registry._world.pg_group_ranks
+        if self in ranks:
+            ranks[self] = {rank: rank for rank in range(self._size)}
+        self._choose_operations()
+
+    def shrink(self, ranks_to_exclude: list[int], shrink_flags: int = 0, opts_override: Any = None) -> Any:
+        return self._only_backend("shrink").shrink(ranks_to_exclude, shrink_flags, opts_override)
+
+    # ---- memory, windows: of backends for accelerators
+
+    def new_window(self, tensor: Any = None) -> Any:
+        return self._only_backend("new_window").new_window(tensor)
+
+    @property
+    def supports_window(self) -> bool:
+        return all(backend.supports_window for backend in self._distinct_backends())
+
+    @property
+    def mem_allocator(self) -> Any:
+        return self._only_backend("mem_allocator").mem_allocator
+
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        return self._get_backend(device).supports_tensor_alloc(device)
+
+    def allocate_tensor(self, size: int, *, dtype: Any, device: Any) -> Any:
+        return self._get_backend(device).allocate_tensor(size, dtype=dtype, device=device)
+
+    def eager_connect_single_device(self, device: Any) -> None:
+        self._get_backend(device).eager_connect_single_device(device)
+
+    def suspend(self) -> None:
+        for backend in self._distinct_backends():
+            backend.suspend()
+
+    def resume(self) -> None:
+        for backend in self._distinct_backends():
+            backend.resume()
+
+    def memory_stats(self) -> dict[str, int]:
+        return self._only_backend("memory_stats").memory_stats()
+
+
+def _options_for(backend: Any, opts: Any, timeout: timedelta | None, pg: ProcessGroup) -> Any:
+    """The options of a backend's offspring: those given, or its own with another time-out."""
+    if opts is None:
+        opts = BackendOptions(backend.name(), backend.options._timeout if timeout is None else timeout)
+        opts.group_name = pg.group_name
+    elif timeout is not None:
+        opts._timeout = timeout
+    return opts
+
+
+def call_all(calls: list[Callable[[], object]]) -> None:
+    """Call each, whatever the others do; the first exception is raised in the end."""
+    failure: BaseException | None = None
+    for call in calls:
+        try:
+            call()
+        except BaseException as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
+
+
+def _aborts(backend: Any, reason: str) -> Callable[[], object]:
+    """What aborts a backend. Those of other makers know no reason."""
+
+    def abort() -> None:
+        group = getattr(getattr(backend, "wrapped_pg", backend), "group", None)
+        if isinstance(group, _core.Group):
+            group.abort(reason)  # the first reason stays
         backend.abort()
+
+    return abort
 
 
 def _first_tensor(arguments: tuple[Any, ...]) -> Any:

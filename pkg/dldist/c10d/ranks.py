@@ -24,11 +24,11 @@ def group_or_default(group: Any = None) -> Any:
     return default_group() if group is None else group
 
 
-def warn_not_in_group(name: str) -> None:
+def warn_not_in_group(op_name: str) -> None:
     """Say that a call does nothing here."""
     world = registry._world.default_pg
     rank = -1 if world is None else world.rank()
-    warn(f"Running {name} on global rank {rank} which does not belong to the given group.")
+    warn(f"Running {op_name} on global rank {rank} which does not belong to the given group.")
 
 
 def calls_of(group: Any, name: str) -> Any:

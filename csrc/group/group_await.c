@@ -1,0 +1,62 @@
+/* Waiting for what comes from peers while a group is being made, before there is a run that would be waited for. */
+#include "group/group_internal.h"
+
+#include "core/cpu.h"
+
+typedef struct awaiting {
+    dd_task task; /* in the engine until it is there */
+    dd_engine *engine;
+    bool (*is_there)(void *ctx);
+    void *ctx;
+    atomic_bool is_done;
+} awaiting;
+
+static bool
+look(awaiting *self)
+{
+    if (!self->is_there(self->ctx)) {
+        return false;
+    }
+    dd_engine_remove_task_locked(self->engine, &self->task);
+    atomic_store_explicit(&self->is_done, true, memory_order_release);
+    dd_engine_note_ended_locked(self->engine);
+    return true;
+}
+
+static bool
+on_round(dd_task *task)
+{
+    return look(DD_CONTAINER_OF(task, awaiting, task));
+}
+
+/* What is waited for may have come since the round, when others had the lock. */
+static bool
+fall_asleep(dd_task *task)
+{
+    awaiting *self = DD_CONTAINER_OF(task, awaiting, task);
+    return !self->is_there(self->ctx);
+}
+
+dd_status
+group_await(dd_group *group, bool (*is_there)(void *ctx), void *ctx, const dd_wait *wait, dd_error *err)
+{
+    awaiting self = {
+        .task = {.progress = on_round,
+                 .fall_asleep = fall_asleep,
+                 .deadline_ns = DD_NEVER_NS,
+                 .is_crowded = group->topology.nlocal > dd_cpu_usable_count()},
+        .engine = group->engine,
+        .is_there = is_there,
+        .ctx = ctx,
+    };
+    dd_list_init(&self.task.link);
+    dd_engine_lock(group->engine);
+    dd_engine_add_task_locked(group->engine, &self.task);
+    (void)look(&self);
+    dd_engine_unlock(group->engine);
+    dd_status status = dd_engine_wait(group->engine, &self.is_done, wait, err);
+    dd_engine_lock(group->engine);
+    dd_engine_remove_task_locked(group->engine, &self.task);
+    dd_engine_unlock(group->engine);
+    return status;
+}

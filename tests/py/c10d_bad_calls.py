@@ -1,0 +1,290 @@
+"""Bad calls and what they raise: the table of test_c10d_bad_input.py, and of docs/c10d-differences.md."""
+
+from typing import NamedTuple
+
+
+class Bad(NamedTuple):
+    """A call that has to raise: see c10d_workers.py for the names in it."""
+
+    call: str
+    error: str
+    """The exception's type, or one of its bases."""
+    text: str
+    """A piece of what it says."""
+    on: tuple[int, ...] | None = None
+    """The ranks that make the call; all."""
+    theirs: str | None = ""
+    """What torch raises, where that is something else; None: not run with torch."""
+    why: str = ""
+    """Why they differ, or why torch is not asked."""
+
+
+ENDS_TORCH = "ends torch's process, or hangs it"
+NOT_IN_2_13 = "torch 2.13 does not have it, or other errors"
+NEEDS_DEVICE = "torch splits groups on accelerators alone, and says so first"
+NEEDS_SHRINKING = "torch shrinks groups of NCCL alone, and says so first"
+NAMES_OF_OPS = "reductions can be named here, so an unknown name is a wrong value"
+GROUPS_TYPE = "no group at all is a wrong type"
+CLOSED = "torch's groups can be used when they have been destroyed; ours are closed"
+DEVICES = "torch.device refuses names that it does not know"
+A_LOOK_UP = "torch's is a look-up in a dict that fails"
+OF_NOTHING = "torch's is its dispatcher's, which has no tensor to dispatch on"
+NO_TENSOR = "must be a tensor"
+BOTH = "Can't specify both group_rank and global_rank"
+NEITHER = "Must specify global_rank or group_rank"
+NOT_OF_THE_GROUP = "is not part of group"
+NOT_REGISTERED = "is not registered, please create group with"
+INVALID_GROUP = "Invalid process group specified"
+
+TENSORS = [
+    Bad("dist.all_reduce('x')", "TypeError", NO_TENSOR),
+    Bad("dist.all_reduce(None)", "TypeError", NO_TENSOR),
+    Bad("dist.all_reduce([f(1)])", "TypeError", NO_TENSOR),
+    Bad("dist.broadcast(3, 0)", "TypeError", NO_TENSOR),
+    Bad("dist.reduce('x', 0)", "TypeError", NO_TENSOR),
+    Bad("dist.all_gather([f(0), f(0)], 'x')", "TypeError", NO_TENSOR),
+    Bad("dist.all_gather(['x', f(0)], f(1))", "TypeError", NO_TENSOR),
+    Bad("dist.all_gather(f(0, 0), f(1))", "TypeError", "must be a list or tuple of tensors"),
+    Bad("dist.all_gather_single('x', f(1))", "TypeError", NO_TENSOR),
+    Bad("dist.all_gather_single(f(0, 0), 'x')", "TypeError", NO_TENSOR),
+    Bad("dist.all_gather_coalesced(([f(0)], [f(0)]), [f(1)])", "TypeError", "output_tensor_lists should be a list"),
+    Bad("dist.all_gather_coalesced([f(0), f(0)], [f(1)])", "TypeError", "must be a list or tuple of tensors"),
+    Bad("dist.all_gather_coalesced([[f(0)], [f(0)]], f(1))", "TypeError", "must be a list or tuple of tensors"),
+    Bad("dist.all_reduce_coalesced(['x'])", "TypeError", NO_TENSOR),
+    Bad("dist.gather('x', [f(0), f(0)] if me == 0 else None)", "TypeError", NO_TENSOR),
+    Bad("dist.gather(f(1), ['x', 'x'])", "TypeError", NO_TENSOR, on=(0,)),
+    Bad("dist.scatter('x', [f(0), f(0)] if me == 0 else None)", "TypeError", NO_TENSOR),
+    Bad("dist.scatter(f(1), 'xy')", "TypeError", "must be a list or tuple of tensors", on=(0,)),
+    Bad("dist.reduce_scatter('x', [f(0), f(0)])", "TypeError", NO_TENSOR),
+    Bad("dist.reduce_scatter(f(1), 'xy')", "TypeError", "must be a list or tuple of tensors"),
+    Bad("dist.reduce_scatter(f(1), [f(0), 'x'])", "TypeError", NO_TENSOR),
+    Bad("dist.reduce_scatter_single('x', f(1, 2))", "TypeError", NO_TENSOR),
+    Bad("dist.all_to_all('xy', [f(1), f(1)])", "TypeError", "must be a list or tuple of tensors"),
+    Bad("dist.all_to_all_single('x', f(1, 2))", "TypeError", NO_TENSOR),
+    Bad("dist.isend('x', other)", "TypeError", NO_TENSOR),
+    Bad("dist.send('x', other)", "TypeError", NO_TENSOR),
+    Bad("dist.irecv('x', other)", "TypeError", NO_TENSOR),
+    Bad("dist.recv('x', other)", "TypeError", NO_TENSOR),
+    Bad("dist.P2POp(dist.isend, 'x', 0)", "TypeError", "Expected parameter `tensor`"),
+    Bad("dist.all_gather([f(0), i(0)], f(1))", "ValueError", "have the same dtype"),
+    Bad("dist.all_gather([i(0), i(0)], f(1))", "ValueError", "have the same dtype"),
+    Bad("dist.all_gather_single(i(0, 0), f(1))", "RuntimeError", "have the same dtype"),
+    Bad("dist.all_reduce_coalesced([f(1), i(1)])", "ValueError", "have the same dtype"),
+    Bad("dist.reduce_scatter(f(1), [i(0), i(0)])", "ValueError", "have the same dtype"),
+    Bad("dist.reduce_scatter_single(f(0), i(1, 2))", "RuntimeError", "have the same dtype"),
+    Bad("dist.all_to_all([f(0), f(0)], [f(1), i(1)])", "ValueError", "have the same dtype"),
+    Bad("dist.all_to_all_single(f(0, 0), i(1, 2))", "RuntimeError", "have the same dtype"),
+]
+
+LENGTHS = [
+    Bad("dist.all_gather([f(0)], f(1))", "RuntimeError", "has 1 tensors, and 2 are needed"),
+    Bad("dist.all_gather([f(0), f(0), f(0)], f(1))", "RuntimeError", "has 3 tensors, and 2 are needed"),
+    Bad("dist.all_gather([], f(1))", "RuntimeError", "has 0 tensors, and 2 are needed"),
+    Bad("dist.all_gather_single(f(0, 0, 0), f(1))", "RuntimeError", "has 3 elements, and 2 ranks with 1 each"),
+    Bad("dist.all_gather_coalesced([[f(0)]], [f(1)])", "RuntimeError", "has 1 lists, and the group has 2 ranks"),
+    Bad("dist.all_reduce_coalesced([])", "ValueError", "is empty", theirs="NotImplementedError", why=OF_NOTHING),
+    Bad("dist.gather(f(1), None)", "ValueError", "``gather_list`` must be specified on destination rank", on=(0,)),
+    Bad("dist.gather(f(1), [])", "ValueError", "``gather_list`` must be specified on destination rank", on=(0,)),
+    Bad("dist.gather(f(1), [f(0), f(0)])", "ValueError", "must NOT be specified on non-destination ranks", on=(1,)),
+    Bad("dist.gather(f(1), [f(0)])", "RuntimeError", "has 1 tensors, and 2 are needed", on=(0,)),
+    Bad(
+        "dist.gather_single(f(1))",
+        "ValueError",
+        "gather_tensor must be specified on the destination rank",
+        on=(0,),
+        theirs=None,
+        why=NOT_IN_2_13,
+    ),
+    Bad("dist.scatter(f(1), None)", "ValueError", "``scatter_list`` must be specified on source rank", on=(0,)),
+    Bad("dist.scatter(f(1), [f(0), f(0)])", "ValueError", "must NOT be specified on non-source ranks", on=(1,)),
+    Bad("dist.scatter(f(1), [f(0)])", "RuntimeError", "has 1 tensors, and 2 are needed", on=(0,)),
+    Bad("dist.reduce_scatter(f(1), [f(0)])", "RuntimeError", "has 1 tensors, and 2 are needed"),
+    Bad("dist.reduce_scatter_single(f(0), f(1, 2, 3))", "RuntimeError", "3 elements"),
+    Bad("dist.all_to_all([f(0)], [f(1)])", "RuntimeError", "has 1 tensors, and 2 are needed"),
+    Bad("dist.all_to_all([f(0), f(0)], [f(1)])", "RuntimeError", "has 1 tensors, and 2 are needed"),
+    Bad(
+        "dist.all_to_all_single(f(0, 0, 0), f(1, 2, 3))",
+        "RuntimeError",
+        "does not divide equally across group size",
+        theirs="nothing",
+        why="torch leaves out what is left over",
+    ),
+    Bad("dist.all_to_all_single(f(0, 0), f(1, 2), [1], [1, 1])", "RuntimeError", "splits not equal to group size"),
+    Bad("dist.all_to_all_single(f(0, 0), f(1, 2), [1, 2], [1, 1])", "RuntimeError", "doesn't match total dim 0 size"),
+    Bad("dist.all_to_all_single(f(0, 0), f(1, 2), [1, 1], [3, -1])", "RuntimeError", "Split sizes must be non-negative"),
+    Bad("dist.all_to_all_single(f(0, 0), f(1, 2), [1.0, 1.0], [1, 1])", "TypeError", "must be int, not float"),
+    Bad("dist.all_to_all_single(f(0, 0), f(1, 2), 'xy')", "TypeError", "must be a list or tuple of int"),
+]
+
+RANKS = [
+    Bad("dist.broadcast(f(1), 2)", "RuntimeError", "invalid root rank: 2"),
+    Bad("dist.broadcast(f(1), -1)", "RuntimeError", "invalid root rank: -1"),
+    Bad("dist.broadcast(f(1), group_src=2)", "RuntimeError", "invalid root rank: 2"),
+    Bad("dist.broadcast(f(1), 'x')", "TypeError", "must be int, not str"),
+    Bad("dist.broadcast(f(1), 0.5)", "TypeError", "must be int, not float"),
+    Bad("dist.broadcast(f(1))", "ValueError", NEITHER),
+    Bad("dist.broadcast(f(1), 0, group_src=0)", "ValueError", BOTH),
+    Bad("dist.broadcast(f(1), 7, group=pair)", "ValueError", NOT_OF_THE_GROUP),
+    Bad("dist.reduce(f(1))", "ValueError", NEITHER),
+    Bad("dist.reduce(f(1), 2)", "RuntimeError", "invalid root rank: 2"),
+    Bad("dist.reduce(f(1), 0, group_dst=1)", "ValueError", BOTH),
+    Bad("dist.gather(f(1), None, 2)", "RuntimeError", "invalid root rank: 2"),
+    Bad("dist.gather(f(1), [f(0), f(0)] if me == 0 else None, 0, group_dst=0)", "ValueError", BOTH),
+    Bad("dist.scatter(f(1), None, 2)", "RuntimeError", "invalid root rank: 2"),
+    Bad("dist.scatter(f(1), [f(0), f(0)] if me == 0 else None, 0, group_src=0)", "ValueError", BOTH),
+    Bad("dist.isend(f(1))", "ValueError", NEITHER),
+    Bad("dist.isend(f(1), other, group_dst=other)", "ValueError", BOTH),
+    Bad("dist.isend(f(1), 2)", "ValueError", "invalid rank: 2", theirs=None, why=ENDS_TORCH),
+    Bad("dist.isend(f(1), other, tag=-1)", "RuntimeError", "'tag' must be 0 or more"),
+    Bad("dist.isend(f(1), other, tag='x')", "TypeError", "'tag' must be int"),
+    Bad("dist.send(f(1))", "ValueError", NEITHER),
+    Bad("dist.send(f(1), me)", "ValueError", "destination rank should not be the same as the rank of the current process"),
+    Bad("dist.send(f(1), 2)", "ValueError", "invalid rank: 2", theirs=None, why=ENDS_TORCH),
+    Bad("dist.send(f(1), 'x')", "TypeError", "must be int, not str"),
+    Bad("dist.send(f(1), other, group_dst=other)", "ValueError", BOTH),
+    Bad("dist.send(f(1), 5, group=pair)", "ValueError", NOT_OF_THE_GROUP),
+    Bad("dist.irecv(f(1), 2)", "ValueError", "invalid rank: 2", theirs=None, why=ENDS_TORCH),
+    Bad("dist.irecv(f(1), other, group_src=other)", "ValueError", BOTH),
+    Bad("dist.irecv(f(1), other, tag=-1)", "RuntimeError", "'tag' must be 0 or more"),
+    Bad("dist.recv(f(1), 2)", "ValueError", "invalid rank: 2", theirs=None, why=ENDS_TORCH),
+    Bad("dist.recv(f(1), other, group_src=other)", "ValueError", BOTH),
+    Bad("dist.recv(f(1), 5, group=pair)", "ValueError", NOT_OF_THE_GROUP),
+    Bad("dist.P2POp(dist.all_reduce, f(1), 0)", "ValueError", "Invalid ``op``"),
+    Bad("dist.P2POp('nonsense', f(1), 0)", "ValueError", "Invalid ``op``"),
+    Bad("dist.P2POp(dist.isend, f(1))", "ValueError", NEITHER),
+    Bad("dist.P2POp(dist.isend, f(1), 0, group_peer=0)", "ValueError", BOTH),
+    Bad("dist.P2POp(dist.isend, f(1), 5, group=pair)", "ValueError", NOT_OF_THE_GROUP),
+    Bad("dist.P2POp(dist.isend, f(1), 0, group=GONE)", "ValueError", NOT_REGISTERED, theirs=None, why=NOT_IN_2_13),
+    Bad("dist.batch_isend_irecv([])", "IndexError", "is empty"),
+    Bad("dist.batch_isend_irecv('x')", "ValueError", "Invalid ``p2p_op_list``"),
+    Bad("dist.batch_isend_irecv([f(1)])", "ValueError", "Invalid ``p2p_op_list``"),
+    Bad("dist.batch_isend_irecv(dist.P2POp(dist.isend, f(1), other))", "ValueError", "Invalid ``p2p_op_list``"),
+    Bad(
+        "dist.batch_isend_irecv([dist.P2POp(dist.irecv, f(1), 0), dist.P2POp(dist.isend, f(1), 0, pair)])",
+        "ValueError",
+        "All ops need to use the same group",
+    ),
+    Bad(
+        "dist.batch_isend_irecv([dist.P2POp(dist.irecv, f(1), other), dist.P2POp(dist.isend, f(1), 5)])",
+        "ValueError",
+        "'p2p_op_list[1]': invalid rank: 5",
+        theirs=None,
+        why=ENDS_TORCH,
+    ),
+]
+
+OPERATIONS = [
+    Bad("dist.all_reduce(f(1), op='nonsense')", "ValueError", "no operation is called", theirs="TypeError", why=NAMES_OF_OPS),
+    Bad("dist.all_reduce(f(1), op=3)", "TypeError", "must be a ReduceOp or its name"),
+    Bad("dist.all_reduce(f(1), op=dist.ReduceOp.BAND)", "RuntimeError", "BAND means nothing for float32"),
+    Bad("dist.all_reduce(f(1), timeout='x')", "TypeError", "must be timedelta or a number of seconds"),
+    Bad("dist.barrier(timeout='x')", "TypeError", "must be timedelta or a number of seconds"),
+    Bad("dist.monitored_barrier(timeout='x')", "TypeError", "must be timedelta or a number of seconds"),
+    Bad(
+        "dist._coalescing_manager(device='cpu').__enter__()",
+        "RuntimeError",
+        "Backend gloo does not implement startCoalescing",
+        theirs=None,
+        why="torch takes a torch.device alone, and records later calls for ever",
+    ),
+    Bad("dist._time_estimator().__enter__()", "NotImplementedError", "not supported"),
+]
+
+GROUPS = [
+    Bad("dist.all_reduce(f(1), group='x')", "TypeError", INVALID_GROUP, theirs="ValueError", why=GROUPS_TYPE),
+    Bad("dist.barrier(group=3)", "TypeError", INVALID_GROUP, theirs="ValueError", why=GROUPS_TYPE),
+    Bad("dist.monitored_barrier(group=3)", "TypeError", INVALID_GROUP, theirs="ValueError", why=GROUPS_TYPE),
+    Bad("dist.all_reduce(f(1), group=gone)", "RuntimeError", "is closed", theirs="nothing", why=CLOSED),
+    Bad("dist.broadcast(f(1), 0, group=gone)", "ValueError", NOT_REGISTERED),
+    Bad("dist.isend(f(1), other, group=gone)", "ValueError", NOT_REGISTERED),
+    Bad("dist.init_process_group('gloo')", "ValueError", "initialize the default process group twice"),
+    Bad("dist.new_group([0, 0])", "ValueError", "must not repeat"),
+    Bad("dist.new_group([0, 1, 2])", "ValueError", "less or equal to the world size"),
+    Bad("dist.new_group([5])", "ValueError", "within the world_size"),
+    Bad("dist.new_group([-1])", "ValueError", "within the world_size"),
+    Bad("dist.new_group([])", "AssertionError", "must not be empty", theirs=None, why=NOT_IN_2_13),
+    Bad("dist.new_group(['x'])", "TypeError", "must be a sequence of integers"),
+    Bad("dist.new_group(3)", "TypeError", "must be a sequence of integers"),
+    Bad("dist.new_group([0, 1], timeout='x')", "TypeError", "Expected timeout argument"),
+    Bad("dist.new_group([0, 1], backend='nonsense')", "AssertionError", "Unknown backend type"),
+    Bad("dist.new_group([0, 1], backend='nccl')", "RuntimeError", "doesn't have NCCL built in"),
+    Bad("dist.new_group([0, 1], backend='mpi', use_local_synchronization=True)", "ValueError", "MPI backend"),
+    Bad("dist.new_subgroups()", "ValueError", "only takes effect when an accelerator is available"),
+    Bad("dist.new_subgroups(0)", "ValueError", "must be positive"),
+    Bad("dist.new_subgroups(-1)", "ValueError", "must be positive"),
+    Bad("dist.new_subgroups(3)", "ValueError", "must not exceed the world size"),
+    Bad("dist.new_subgroups_by_enumeration([])", "ValueError", "cannot be empty"),
+    Bad("dist.split_group()", "ValueError", "cannot be None or empty"),
+    Bad("dist.split_group(split_ranks=[])", "ValueError", "cannot be None or empty"),
+    Bad("dist.split_group(split_ranks=[[]])", "ValueError", "cannot be empty", theirs=None, why=NEEDS_DEVICE),
+    Bad("dist.split_group(split_ranks=[[0, 0]])", "ValueError", "duplicate ranks", theirs=None, why=NEEDS_DEVICE),
+    Bad("dist.split_group(split_ranks=[[0, 1, 2]])", "ValueError", "less or equal", theirs=None, why=NEEDS_DEVICE),
+    Bad("dist.shrink_group(0)", "TypeError", "must be a list"),
+    Bad("dist.shrink_group([])", "ValueError", "cannot be empty"),
+    Bad("dist.shrink_group(['x'])", "TypeError", "must be integers"),
+    Bad("dist.shrink_group([0], shrink_flags=7)", "ValueError", "Invalid shrink_flags"),
+    Bad("dist.shrink_group([5])", "ValueError", "is not part of the group", theirs=None, why=NEEDS_SHRINKING),
+    Bad("dist.shrink_group([0, 0])", "ValueError", "duplicate ranks", theirs=None, why=NEEDS_SHRINKING),
+    Bad("dist.shrink_group([0, 1])", "ValueError", "Cannot exclude all ranks", theirs=None, why=NEEDS_SHRINKING),
+    Bad("dist.destroy_process_group(gone)", "ValueError", INVALID_GROUP),
+    Bad("dist.destroy_process_group('x')", "ValueError", INVALID_GROUP),
+    Bad("dist.get_rank(gone)", "ValueError", NOT_REGISTERED),
+    Bad("dist.get_rank('x')", "ValueError", NOT_REGISTERED),
+    Bad("dist.get_backend(gone)", "ValueError", INVALID_GROUP),
+    Bad("dist.get_backend(GONE)", "ValueError", INVALID_GROUP),
+    Bad("dist.get_backend_config(GONE)", "ValueError", INVALID_GROUP),
+    Bad("dist.get_group_rank(pair, 5)", "ValueError", NOT_OF_THE_GROUP),
+    Bad("dist.get_group_rank(gone, 0)", "ValueError", NOT_REGISTERED),
+    Bad("dist.get_global_rank(pair, 5)", "ValueError", NOT_OF_THE_GROUP),
+    Bad("dist.get_global_rank(gone, 0)", "ValueError", NOT_REGISTERED),
+    Bad("dist.get_process_group_ranks(gone)", "ValueError", NOT_REGISTERED, theirs="KeyError", why=A_LOOK_UP),
+    Bad("dist.get_default_backend_for_device('nonsense')", "ValueError", "not registered", theirs=None, why=DEVICES),
+    Bad("dist.Backend(3)", "ValueError", "string-ish"),
+    Bad("dist.BackendConfig('cpu:gloo,cpu:gloo')", "ValueError", "Duplicate device type"),
+    Bad("dist.BackendConfig('cpu:gloo,cuda')", "ValueError", "Invalid device:backend pairing"),
+    Bad("dist.distributed_c10d._set_pg_timeout('x')", "TypeError", "Expected timeout argument"),
+    Bad("dist.distributed_c10d._set_pg_timeout(timedelta(seconds=20), 'x')", "AssertionError", "Expected ProcessGroup"),
+    Bad("dist.distributed_c10d._set_pg_timeout(timedelta(seconds=20), GONE)", "ValueError", INVALID_GROUP),
+    Bad("dist.set_debug_level('x')", "TypeError", "DebugLevel"),
+]
+
+OBJECTS = [
+    Bad("dist.all_gather_object([None], me)", "IndexError", "has 1 places for the objects of 2 ranks"),
+    Bad("dist.gather_object(me, [None, None] if me == 0 else None, 0, group_dst=0)", "ValueError", BOTH),
+    Bad("dist.broadcast_object_list([1], 0, group_src=0)", "ValueError", BOTH),
+    Bad("dist.broadcast_object_list([], 0)", "ValueError", "is empty", theirs=None, why=ENDS_TORCH),
+    Bad("dist.scatter_object_list('x', [1, 2], 0)", "ValueError", "Expected argument scatter_object_output_list to be a list"),
+    Bad("dist.scatter_object_list([], [1, 2], 0)", "ValueError", "Expected argument scatter_object_output_list to be a list"),
+    Bad("dist.send_object_list([1])", "ValueError", NEITHER),
+    Bad("dist.send_object_list([1], me)", "ValueError", "should not be the same as the rank of the current process"),
+    Bad("dist.recv_object_list([None], me)", "ValueError", "should not be the same as the rank of the current process"),
+    Bad("dist.recv_object_list([None], other, group_src=other)", "ValueError", BOTH),
+]
+
+BAD_CALLS = [*TENSORS, *LENGTHS, *RANKS, *OPERATIONS, *GROUPS, *OBJECTS]
+
+
+class Accepted(NamedTuple):
+    """A call that works here, and does not with torch."""
+
+    call: str
+    theirs: str
+    why: str
+
+
+TUPLES = "a tuple is as good as a list"
+SECONDS = "a number is seconds"
+TO_ONESELF = "a message to oneself is received as any other"
+
+ACCEPTED = [
+    Accepted("dist.all_gather((f(0), f(0)), f(1))", "TypeError", TUPLES),
+    Accepted("dist.reduce_scatter(f(0), (f(0), f(0)))", "TypeError", TUPLES),
+    Accepted("dist.all_to_all((f(0), f(0)), (f(1), f(1)))", "TypeError", TUPLES),
+    Accepted("dist.all_reduce(f(1), op='sum')", "TypeError", "a reduction can be named"),
+    Accepted("dist.all_reduce(f(1), timeout=20)", "TypeError", "every call takes a time-out of its own"),
+    Accepted("dist.monitored_barrier(timeout=20)", "TypeError", SECONDS),
+    Accepted("dist.distributed_c10d._set_pg_timeout(20)", "TypeError", SECONDS),
+    Accepted("dist.new_group([0, 1], timeout=20)", "TypeError", SECONDS),
+    Accepted("(dist.isend(f(1), me), dist.recv(f(0), me))", "RuntimeError", TO_ONESELF),
+    Accepted("dist.split_group(split_ranks=[[0, 1]])", "RuntimeError", "splitting a group needs no accelerator"),
+]

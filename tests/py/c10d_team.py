@@ -1,0 +1,65 @@
+"""Processes in a default world that run many cases of the c10d tests; see c10d_workers.py."""
+
+import dldist
+import procs
+
+CASE_TIMEOUT_S = 25.0
+
+
+class Team:
+    """`size` processes, each of which runs worker(channel, argument, port, rank, size)."""
+
+    def __init__(self, worker, argument, size):
+        self.children = procs.Group()
+        self.store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
+        self.ranks = [self.children.start(worker, argument, self.store.port, rank, size) for rank in range(size)]
+        try:
+            assert [child.recv() for child in self.ranks] == ["ready"] * size
+        except BaseException:
+            self.children.close()
+            raise
+
+    def run(self, command, timeout=CASE_TIMEOUT_S):
+        """Have all ranks run a command; gives what each replied."""
+        for child in self.ranks:
+            child.send(command)
+        return [child.recv(timeout) for child in self.ranks]
+
+    def close(self, is_silent=True):
+        """End them; with is_silent, they must not have written anything."""
+        try:
+            for child in self.ranks:
+                child.send(None)
+            results = [child.result() for child in self.ranks]
+            noise = [child.stderr_text() for child in self.ranks]
+        finally:
+            self.children.close()
+        assert results == ["closed"] * len(self.ranks)
+        assert not is_silent or noise == [""] * len(self.ranks), "\n".join(noise)
+
+
+class Teams:
+    """A team that is made when first asked for, and anew after run() has failed or give_up() was called."""
+
+    def __init__(self, *how):
+        self._how = how
+        self._team = None
+
+    def run(self, command):
+        if self._team is None:
+            self._team = Team(*self._how)
+        try:
+            return self._team.run(command)
+        except BaseException:
+            self.give_up()
+            raise
+
+    def give_up(self):
+        team, self._team = self._team, None
+        if team is not None:
+            team.children.close()
+
+    def close(self, is_silent=True):
+        team, self._team = self._team, None
+        if team is not None:
+            team.close(is_silent)

@@ -1,0 +1,152 @@
+"""What the ranks of the c10d tests run; see c10d_team.py. No pytest here: the children start sooner.
+
+A case is text that is evaluated on every rank at the same time, so that the same text can be run with dldist and with torch:
+
+    dist        the library           me, other   this rank and, of two, the other one
+    f(1, 2)     a tensor of float32   i(1, 2)     one of int64
+    pair        a group of all ranks, in the opposite order
+    first       a group of rank 0 alone: on the others what new_group gives to those who are not in it
+    gone        a group that has been destroyed
+    GONE        what new_group gives to those who are not in a group
+"""
+
+import array
+import datetime
+import signal
+import time
+import warnings
+
+LIMIT_S = 20.0
+
+
+class Ours:
+    """dldist, with tensors of the standard library."""
+
+    def __init__(self):
+        import dldist
+
+        self.dist = dldist
+
+    def f(self, *values):
+        return array.array("f", values)
+
+    def i(self, *values):
+        return array.array("q", values)
+
+    def c(self, *values):
+        import numpy
+
+        return numpy.array(values, dtype="complex64")
+
+    def new_reversed(self, size):
+        return self.dist.new_group(list(range(size))[::-1], sort_ranks=False)
+
+
+class Torchs:
+    """torch.distributed with Gloo."""
+
+    def __init__(self):
+        import torch
+        import torch.distributed
+
+        self.torch, self.dist = torch, torch.distributed
+
+    def f(self, *values):
+        return self.torch.tensor(values, dtype=self.torch.float32)
+
+    def i(self, *values):
+        return self.torch.tensor(values, dtype=self.torch.int64)
+
+    def c(self, *values):
+        return self.torch.tensor(values, dtype=self.torch.complex64)
+
+    def new_reversed(self, size):
+        return self.dist.new_group(list(range(size)))
+
+
+def describe(error):
+    return {"kinds": [kind.__name__ for kind in type(error).__mro__], "text": str(error)}
+
+
+def names_for(library, rank, size):
+    dist = library.dist
+    gone = dist.new_group(list(range(size)))
+    dist.destroy_process_group(gone)
+    return {
+        "dist": dist,
+        "me": rank,
+        "other": 1 - rank,
+        "f": library.f,
+        "i": library.i,
+        "c": library.c,
+        "pair": library.new_reversed(size),
+        "first": dist.new_group([0]),
+        "gone": gone,
+        "GONE": dist.GroupMember.NON_GROUP_MEMBER,
+        "timedelta": datetime.timedelta,
+    }
+
+
+def check_usable(library, size):
+    """The default group still adds up: after a bad call nobody is out of step."""
+    tensor = library.f(1, 2)
+    library.dist.all_reduce(tensor)
+    assert tensor.tolist() == [size, 2 * size], f"an all_reduce after the call gave {tensor.tolist()}"
+
+
+def evaluate(call, names):
+    """("value", its repr) or ("error", its description) of a call, with the warnings that it gave."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        try:
+            outcome = "value", repr(eval(call, dict(names)))
+        except Exception as error:
+            outcome = "error", describe(error)
+    said = [{"text": str(warning.message), "kind": warning.category.__name__, "file": warning.filename} for warning in seen]
+    return (*outcome, said)
+
+
+def texts(channel, name, port, rank, size):
+    """Evaluates the calls that the parent names, until it names none."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    library = {"dldist": Ours, "torch": Torchs}[name]()
+    dist = library.dist
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    limit = datetime.timedelta(seconds=LIMIT_S)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
+    names = names_for(library, rank, size)
+    channel.send("ready")
+    while True:
+        command = channel.recv(300)
+        if command is None:
+            dist.destroy_process_group()
+            return "closed"
+        call, ranks = command
+        outcome = evaluate(call, names) if ranks is None or rank in ranks else ("value", None, [])
+        try:
+            check_usable(library, size)
+            broken = None
+        except Exception as error:
+            broken = describe(error)
+        channel.send((*outcome, broken))
+
+
+def cases(channel, module_name, port, rank, size):
+    """Runs functions of a module, which get the rank, until the parent names none."""
+    import importlib
+
+    import dldist
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    module = importlib.import_module(module_name)
+    store = dldist.TCPStore("127.0.0.1", port, timeout=30.0)
+    dldist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=LIMIT_S)
+    channel.send("ready")
+    while True:
+        name = channel.recv(300)
+        if name is None:
+            dldist.destroy_process_group()
+            return "closed"
+        start = time.monotonic()
+        reply = getattr(module, name)(rank, size)
+        channel.send((reply, time.monotonic() - start))

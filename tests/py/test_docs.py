@@ -1,0 +1,207 @@
+"""What README.md and docs/*.md show is true: programs run, output is what is said, links lead somewhere.
+
+A block of Python (```python) is run as it stands, as a world of one, if it imports dldist or is a doctest (>>>); others are
+fragments, and have to compile. A comment before the fence says otherwise:
+
+    <!-- run: 2 ranks -->                           on two processes, with a launcher's variables in the environment
+    <!-- run: 2 ranks, after the first block -->    the same, with the first block of the page in front of it
+    <!-- not run: needs a GPU -->                   it compiles, and that is all
+    <!-- not Python: two programs side by side -->  not even that
+    <!-- output of rank 0 -->                       before a block of text: what the program above it prints
+
+Blocks that import what is not installed are skipped. In output, hosts, pids and times may differ.
+"""
+
+import ast
+import importlib.util
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import dldist
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TIMEOUT_S = 25
+MARKER = re.compile(r"<!-- (run|not run|not Python|output of rank)(?::| )\s*(.+?) -->")
+RUN = re.compile(r"(\d+) ranks?(, after the first block)?")
+
+
+class Block:
+    """A fenced block of a page."""
+
+    def __init__(self, page, line, kind, marker, text):
+        self.page, self.line, self.kind, self.marker, self.text = page, line, kind, marker, text
+        self.first = self
+        """The first program of the page."""
+        self.outputs = {}
+        """What ranks print, where the page says so."""
+
+    def __repr__(self):
+        return f"{self.page.name}:{self.line}"
+
+    @property
+    def is_fragment(self):
+        return not re.search(r"^(import|from) dldist\b", self.text, re.MULTILINE)
+
+    @property
+    def is_doctest(self):
+        return self.text.startswith(">>>")
+
+    def ranks(self):
+        """On how many ranks it is run, and the program; 0: it is not run."""
+        verb, what = self.marker or (None, "")
+        if verb == "run":
+            found = RUN.fullmatch(what)
+            assert found, f"{self}: no idea what {what!r} means"
+            return int(found[1]), (self.first.text + "\n\n" if found[2] else "") + self.text
+        return (0 if verb or (self.is_fragment and not self.is_doctest) else 1), self.text
+
+
+def blocks_of(page):
+    blocks, fence, before = [], None, ""
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        opening = re.fullmatch(r"```(\w*)", line)
+        if fence is None and opening:
+            found = MARKER.fullmatch(before)
+            fence = Block(page, number, opening[1], found and found.groups(), "")
+        elif fence is not None and line == "```":
+            blocks.append(fence)
+            fence, before = None, ""
+        elif fence is not None:
+            fence.text += line + "\n"
+        elif line.strip():
+            before = line
+    assert fence is None, f"{fence} does not end"
+    return blocks
+
+
+def programs():
+    found = []
+    for page in PAGES:
+        first = last = None
+        for block in blocks_of(page):
+            if block.kind == "python":
+                first, last = first or block, block
+                block.first = first
+                found.append(block)
+            elif block.marker and block.marker[0] == "output of rank":
+                last.outputs[int(block.marker[1])] = block.text
+    return found
+
+
+def missing_modules(source):
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.partition(".")[0])
+    return sorted(name for name in names if importlib.util.find_spec(name) is None)
+
+
+def start(path, rank, size, place):
+    """One rank, as torchrun and dlrun start it; its errors are part of its output."""
+    numbers = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
+    where = {"PYTHONPATH": os.path.dirname(os.path.dirname(dldist.__file__)), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "doctest", path] if path.suffix == ".txt" else [sys.executable, path],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=path.parent,
+        env={**os.environ, **place, **numbers, **where},
+    )
+
+
+def run(path, size):
+    """What the ranks have printed."""
+    store = dldist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    ranks = [start(path, rank, size, place) for rank in range(size)]
+    try:
+        outputs = [rank.communicate(timeout=TIMEOUT_S)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(outputs)
+    return outputs
+
+
+def without_particulars(text):
+    """Lines of what is the same every time. Whether a rank notices a failure in its call, or hears of it before, is a matter of
+    chance, and so is which side an error names first."""
+    text = re.sub(r"\([^() ]+, pid \d+\)", "(HOST, pid PID)", text)
+    text = re.sub(r"\d+(\.\d+)? s\b", "TIME s", text)
+    text = re.sub(r" #\d+ on group", " on group", text).replace("the group has failed before: ", "")
+    return [sorted(re.split(r"[ ,]+", line)) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("block", programs(), ids=repr)
+def test_program(block, tmp_path):
+    size, source = block.ranks()
+    if block.marker and block.marker[0] == "not Python":
+        with pytest.raises(SyntaxError):
+            compile(source, repr(block), "exec")
+        return
+    if not block.is_doctest:
+        compile(source, repr(block), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    if size == 0:
+        assert not block.outputs, "who says what comes out has to run it"
+        return
+    if missing := [] if block.is_doctest else missing_modules(source):
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    path = tmp_path / ("block.txt" if block.is_doctest else "block.py")
+    path.write_text(source, encoding="utf-8")
+    outputs = run(path, size)
+    for rank, text in block.outputs.items():
+        assert without_particulars(outputs[rank]) == without_particulars(text), outputs[rank]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    targets = re.findall(r"\]\(([^()\s]+)\)", text)
+    relative = [target.partition("#")[0] for target in targets if not re.match(r"[a-z]+:|#", target)]
+    assert [target for target in relative if not (page.parent / target).exists()] == []
+
+
+def names_read_by_python(path):
+    """Names of variables in a module: what environ is asked for, and strings that look like a launcher's or our own."""
+    family = re.compile(
+        r"(DLDIST|GLOO|TORCH\w*|OMPI|PMI|PMIX|MPI|SLURM|MASTER|LOCAL|GROUP)_[A-Za-z0-9_]+|RANK|WORLD_SIZE"
+    )
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes)):
+            text = node.value if isinstance(node.value, str) else node.value.decode(errors="replace")
+            if family.fullmatch(text):
+                yield text
+        asked = None
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+            asked = (node.func.value, node.args[0]) if node.func.attr in ("get", "setdefault") else None
+        elif isinstance(node, ast.Subscript):
+            asked = node.value, node.slice
+        if asked and re.fullmatch(r"(\w+\.)?environb?", ast.unparse(asked[0])) and isinstance(asked[1], ast.Constant):
+            yield asked[1].value if isinstance(asked[1].value, str) else asked[1].value.decode()
+
+
+# Strings that look like names of variables, and are pieces of such.
+NO_VARIABLES = {"LOCAL_SIZE"}
+
+
+def test_environment_variables():
+    package = pathlib.Path(dldist.__file__).parent
+    read = {name for path in package.rglob("*.py") for name in names_read_by_python(path)} - NO_VARIABLES
+    for path in (ROOT / "csrc").rglob("*.c"):
+        read.update(re.findall(r'getenv\("(\w+)"\)', path.read_text(encoding="utf-8")))
+    assert {"RANK", "DLDIST_SECRET", "DLDIST_LOG", "TMPDIR", "SLURM_PROCID"} <= read, "the search itself works"
+    page = (ROOT / "docs" / "environment.md").read_text(encoding="utf-8")
+    described = set(re.findall(r"`([A-Z][A-Za-z0-9_]+)`", page))
+    # A name that is put together begins with its prefix, which ends in "_".
+    missing = {name for name in read if not any(known == name or name[-1] == "_" and known.startswith(name) for known in described)}
+    assert sorted(missing) == []
