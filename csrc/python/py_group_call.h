@@ -37,7 +37,8 @@ typedef struct py_group_message {
 
 PyObject *py_group_call_run_message(py_group_call *call, const py_group_message *message);
 
-/* With calls being recorded on this thread: 1 and the call is recorded; 0 when not; -1 with an exception. */
-int py_group_call_record(py_group_call *call);
+/* With calls being recorded on this thread: 1 and the call is recorded, `result` is what it returns; 0 when not; -1 with an
+ * exception. */
+int py_group_call_record(py_group_call *call, PyObject **result);
 
 #endif

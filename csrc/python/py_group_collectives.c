@@ -12,13 +12,13 @@
     }
 
 /* What coalesce() records is not run now. */
-#define RECORD(call)                                         \
-    if ((call).group->recorders != NULL) {                   \
-        int recorded = py_group_call_record(&(call));        \
-        if (recorded != 0) {                                 \
-            py_group_call_fail(&(call));                     \
-            return recorded > 0 ? Py_NewRef(Py_None) : NULL; \
-        }                                                    \
+#define RECORD(call)                                       \
+    if ((call).group->recorders != NULL) {                 \
+        PyObject *answer = NULL;                           \
+        if (py_group_call_record(&(call), &answer) != 0) { \
+            py_group_call_fail(&(call));                   \
+            return answer;                                 \
+        }                                                  \
     }
 
 static size_t

@@ -41,6 +41,25 @@ get_is_closed(PyObject *object, void *closure)
 }
 
 static PyObject *
+get_error(PyObject *object, void *closure)
+{
+    (void)closure;
+    py_group *self = (py_group *)object;
+    if (!py_group_require_open(self)) {
+        return NULL;
+    }
+    dd_error err;
+    dd_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = dd_group_check(self->group, &err);
+    Py_END_ALLOW_THREADS
+    if (status == DD_OK || status == DD_CLOSED) {
+        Py_RETURN_NONE;
+    }
+    return py_error_of_group(self->state, status, &err);
+}
+
+static PyObject *
 get_sequence(PyObject *object, void *closure)
 {
     (void)closure;
@@ -170,6 +189,7 @@ PyGetSetDef py_group_getset[] = {
     {"timeout", get_timeout, set_timeout, "How long operations may take that are told nothing else.", NULL},
     {"sequence", get_sequence, NULL, "How many collectives have been called.", NULL},
     {"members", get_members, NULL, "A Member for each rank.", NULL},
+    {"error", get_error, NULL, "Why every call fails; None when none does, or after close().", NULL},
     {"is_closed", get_is_closed, NULL, "Whether close() has been called here.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

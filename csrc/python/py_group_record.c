@@ -72,7 +72,7 @@ find_recorder(const py_group *group)
 }
 
 int
-py_group_call_record(py_group_call *call)
+py_group_call_record(py_group_call *call, PyObject **result)
 {
     if (call->group->recorders == NULL) {
         return 0;
@@ -81,11 +81,10 @@ py_group_call_record(py_group_call *call)
     if (recorder == NULL) {
         return PyErr_Occurred() != NULL ? -1 : 0;
     }
-    if (call->flight != NULL || call->timeout_ns >= 0) {
-        PyErr_Format(
-            call->group->state->errors[PY_ERROR_ARGUMENT],
-            "%s(): async_op and timeout are for the whole of what coalesce() records: give them to it",
-            call->params->function);
+    if (call->timeout_ns >= 0) {
+        PyErr_Format(call->group->state->errors[PY_ERROR_ARGUMENT],
+                     "%s(): timeout is for the whole of what coalesce() records: give it to that",
+                     call->params->function);
         Py_DECREF(recorder);
         return -1;
     }
@@ -93,9 +92,8 @@ py_group_call_record(py_group_call *call)
     for (int i = 0; i < 3; i++) {
         values[i] = call->values[i] != NULL ? call->values[i] : Py_None;
     }
-    PyObject *result = PyObject_CallMethod(recorder, "record", "sOOO", call->params->function, values[0],
-                                           values[1], values[2]);
+    *result = PyObject_CallMethod(recorder, "record", "sOOOO", call->params->function, values[0], values[1],
+                                  values[2], call->flight != NULL ? Py_True : Py_False);
     Py_DECREF(recorder);
-    Py_XDECREF(result);
-    return result != NULL ? 1 : -1;
+    return *result != NULL ? 1 : -1;
 }

@@ -7,7 +7,8 @@ from typing import Any, ClassVar, NoReturn, Self, SupportsFloat, SupportsIndex, 
 from typing_extensions import Buffer
 
 from dldist._future import Future
-from dldist._group import Coalescing, P2POp
+from dldist._group import Coalescing
+from dldist.c10d.p2p import P2POp
 
 _Bytes: TypeAlias = str | Buffer
 _Keys: TypeAlias = Sequence[str] | Sequence[bytes] | Sequence[str | bytes]
@@ -413,6 +414,8 @@ class Group:
     def sequence(self) -> int: ...
     @property
     def members(self) -> list[Member]: ...
+    @property
+    def error(self) -> DistError | None: ...
     @property
     def is_closed(self) -> bool: ...
 

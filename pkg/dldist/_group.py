@@ -40,8 +40,8 @@ class Coalescing:
         if kind is None and calls:
             self.work = self._run(calls)
 
-    def record(self, name: str, first: Any, second: Any, third: Any) -> None:
-        """Called by the group instead of running the call."""
+    def record(self, name: str, first: Any, second: Any, third: Any, is_async: bool) -> Any:
+        """Called by the group instead of running the call. Gives what the call returns: there is no work of its own."""
         op = (second if name == "all_reduce" else third) or _core.ReduceOp.SUM
         if isinstance(op, str):
             op = _core.ReduceOp(op)
@@ -54,6 +54,11 @@ class Coalescing:
         if self._calls and self._calls[0][3] != op:
             raise ValueError(f"{name}(): coalesce() wants one op for all calls: {self._calls[0][3]} and {op}")
         self._calls.append((name, first, second, op))
+        if not is_async:
+            return None
+        from dldist.c10d.work import _IllegalWork
+
+        return _IllegalWork()
 
     def _run(self, calls: list[tuple[str, Any, Any, Any]]) -> _core.Work | None:
         name, _, _, op = calls[0]

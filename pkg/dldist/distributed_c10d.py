@@ -328,7 +328,7 @@ def _get_object_coll_device(group: Any = None) -> str:
     return "cpu"
 
 
-# ---- groups whose members change, and windows: no backend has either
+# ---- groups whose members change, and windows, which no backend has yet
 
 
 def _supports_reconfigure(group: Any = None) -> bool:

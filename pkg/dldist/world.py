@@ -6,7 +6,7 @@ from dldist import _core
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from dldist.rendezvous import Meeting
@@ -61,6 +61,9 @@ class World(_core.Group):
         meeting.met()
         self._meeting = meeting
 
+    def __repr__(self) -> str:
+        return super().__repr__().replace("dldist.Group", "dldist.World", 1)
+
     @property
     def world_size(self) -> int:
         """How many ranks there are; also `size`."""
@@ -83,11 +86,10 @@ class World(_core.Group):
 
     def close(self, timeout: Any = None) -> None:
         """Say goodbye, after the operations under way have ended or the time is up; first of all in the groups of this one."""
-        from dldist.c10d.process_group import call_all
-
-        parts = self._take_parts()
-        closes = [lambda part=part: part.close(timeout) for part in parts]
-        call_all([*closes, lambda: super(World, self).close(timeout), self._leave_meeting])
+        try:
+            call_all([*(part.close for part in self._take_parts()), super().close], timeout)
+        finally:
+            self._leave_meeting()
 
     def abort(self, reason: str = "abort() was called") -> None:
         """End what is under way in this group and in the groups of it, and all of them, at once; the other ranks hear the reason."""
@@ -168,6 +170,18 @@ class World(_core.Group):
         from dldist import _objects
 
         return _objects.recv_object(self, src, tag, serializer=serializer, timeout=timeout)
+
+
+def call_all(calls: list[Callable[..., object]], *arguments: Any) -> None:
+    """Call each, whatever the others do; the first exception is raised in the end."""
+    failure: BaseException | None = None
+    for call in calls:
+        try:
+            call(*arguments)
+        except BaseException as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
 
 
 def _check_serializer(name: str) -> str:

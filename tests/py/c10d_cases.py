@@ -6,6 +6,7 @@ No pytest here: the children start sooner. The default world has two or three ra
 import array
 import datetime
 import inspect
+import linecache
 import time
 import warnings
 from contextlib import contextmanager
@@ -47,6 +48,7 @@ def warns(kind, text):
     assert len(seen) == 1, [str(warning.message) for warning in seen]
     assert seen[0].category is kind and text in str(seen[0].message), seen[0]
     assert seen[0].filename == __file__, seen[0].filename
+    assert "dist" in linecache.getline(__file__, seen[0].lineno), seen[0].lineno
 
 
 def end(result, is_async):

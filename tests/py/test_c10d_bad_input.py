@@ -31,11 +31,11 @@ def torchs():
 def outcomes(teams, call, on=None):
     """What the ranks that made the call got from it, after all of them have used the group again."""
     replies = teams.run((call, on))
-    broken = [error["text"] for _, _, _, error in replies if error]
+    broken = [error["text"] for _, _, error in replies if error]
     if broken:
         teams.give_up()
     assert not broken, f"the group is not usable after it: {broken}"
-    return [(kind, value) for rank, (kind, value, _, _) in enumerate(replies) if on is None or rank in on]
+    return [(kind, value) for rank, (kind, value, _) in enumerate(replies) if on is None or rank in on]
 
 
 @pytest.mark.parametrize("bad", BAD_CALLS, ids=lambda bad: bad.call)
@@ -129,7 +129,7 @@ BEFORE_INIT = {
 
 
 def evaluate(library, call):
-    kind, value, _ = c10d_workers.evaluate(call, {"dist": library.dist, "f": library.f})
+    kind, value = c10d_workers.evaluate(call, {"dist": library.dist, "f": library.f})
     return value["kinds"] if kind == "error" else f"no error, but {value}"
 
 

@@ -135,10 +135,8 @@ DDP = "DistributedDataParallel belongs to a framework, and is no part of a commu
 MESH = "DeviceMesh is a layer above process groups"
 PYBIND = "machinery of pybind11"
 OWN_VALUES = "pybind11 repeats an enum's members on the class around it; ProcessGroup.BackendType has them"
-NCCL = "of NCCL alone"
 TORCH_SCRIPT = "for torch's script objects"
 PLURAL = "they are lists: their name is the one that ProcessGroup.alltoall has for them"
-DEVICE = "by position, as c10d calls it"
 
 DIFFERENCES = {
     "_broadcast_coalesced": DDP,
@@ -157,9 +155,6 @@ DIFFERENCES = {
     "_create_process_group_wrapper(timeout)": "None means the 30 minutes: datetime is not imported with the package",
     "_store_based_barrier(logging_interval)": "nothing is logged while it waits",
     "ProcessGroup.bound_device_id": "an attribute of the instance",
-    "ProcessGroup._enable_collectives_timing": NCCL,
-    "ProcessGroup._register_on_completion_hook": NCCL,
-    "ProcessGroup.merge_remote_group": "of groups whose members change, which no backend supports yet",
     "ProcessGroup.boxed": TORCH_SCRIPT,
     "ProcessGroup.unbox": TORCH_SCRIPT,
     "Backend.alltoall(output_tensor)": PLURAL,
@@ -175,9 +170,6 @@ DIFFERENCES = {
     "ProcessGroup.UCC": OWN_VALUES,
     "ProcessGroup.UNDEFINED": OWN_VALUES,
     "ProcessGroup.XCCL": OWN_VALUES,
-    "ProcessGroup.split_group": "dldist.split_group() notes the group that it makes",
-    "ProcessGroup._start_coalescing(device_type)": DEVICE,
-    "ProcessGroup._end_coalescing(device_type)": DEVICE,
     "ProcessGroup.reduce_scatter_single(outputTensor)": "its name in Backend, in both forms of the call: output",
     "ProcessGroup.reduce_scatter_single(inputTensor)": "its name in Backend, in both forms of the call: input",
     "_ProcessGroupWrapper.wrapped_pg": "an attribute of the instance",

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-ALLOWED_S = 0.030
+ALLOWED_S = 0.015
 
 
 def run(code, **environment):
@@ -73,21 +73,25 @@ def test_starts_no_thread_and_opens_nothing():
     assert out.split() == ["1", "0"]
 
 
-def spend(code):
+def spend(code, cache):
+    """How long an interpreter takes that finds compiled modules in `cache`, whatever the caller's shell says about that."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     start = time.perf_counter()
-    subprocess.run([sys.executable, "-c", code], check=True, stdin=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, stdin=subprocess.DEVNULL, env=env | {"PYTHONPYCACHEPREFIX": str(cache)}
+    )
     return time.perf_counter() - start
 
 
 @pytest.mark.deadline(60)
-def test_import_time():
+def test_import_time(tmp_path):
     """The median of paired runs; a second try for a machine that was busy."""
     for attempt in range(3):
-        spend("import dldist")
+        spend("import dldist", tmp_path)
         differences = []
         for _ in range(15):
-            bare = spend("pass")
-            differences.append(spend("import dldist") - bare)
+            bare = spend("pass", tmp_path)
+            differences.append(spend("import dldist", tmp_path) - bare)
         median = statistics.median(differences)
         print(f"import: {median * 1e3:.1f} ms beyond bare Python")
         if median < ALLOWED_S:

@@ -18,15 +18,6 @@ if TYPE_CHECKING:
 SUM = _core.ReduceOp.SUM
 
 
-def _handed_out(work: Any, is_async: bool) -> Any:
-    """What a call returns that may have been recorded by _coalescing_manager instead of run."""
-    if is_async and work is None:
-        from dldist.c10d.work import _IllegalWork
-
-        return _IllegalWork()
-    return work
-
-
 def supports_complex(reduceOp: Any) -> bool:
     """Whether the reduction makes sense for complex numbers.
 
@@ -44,8 +35,7 @@ def all_reduce(tensor: Any, op: Any = SUM, group: Any = None, async_op: bool = F
     calls = registry._world.operations if group is None else None
     if calls is None and (calls := calls_of(group, "all_reduce")) is None:
         return None
-    work = calls.all_reduce(tensor, op, timeout=timeout, async_op=async_op)
-    return _handed_out(work, True) if async_op else None
+    return calls.all_reduce(tensor, op, timeout=timeout, async_op=async_op)
 
 
 def broadcast(
@@ -120,8 +110,7 @@ def all_gather_single(
     calls = calls_of(group, "all_gather_single")
     if calls is None:
         return None
-    work = calls.all_gather_single(output_tensor, input_tensor, timeout=timeout, async_op=async_op)
-    return _handed_out(work, async_op)
+    return calls.all_gather_single(output_tensor, input_tensor, timeout=timeout, async_op=async_op)
 
 
 def all_gather_coalesced(
@@ -223,8 +212,7 @@ def reduce_scatter_single(
     calls = calls_of(group, "reduce_scatter_single")
     if calls is None:
         return None
-    work = calls.reduce_scatter_single(output, input, op, timeout=timeout, async_op=async_op)
-    return _handed_out(work, async_op)
+    return calls.reduce_scatter_single(output, input, op, timeout=timeout, async_op=async_op)
 
 
 def all_to_all(

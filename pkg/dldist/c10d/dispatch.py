@@ -22,8 +22,9 @@ def as_timedelta(timeout: Any) -> timedelta:
     return timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
 
 
-def set_timeout(opts: Any, timeout: Any) -> Any:
-    """The options, with the time-out of a call unless it is None."""
+def prepared(opts: Any, timeout: Any, is_async: bool) -> Any:
+    """The options of a call, with its time-out unless that is None."""
+    opts.asyncOp = is_async
     if timeout is not None:
         opts.timeout = as_timedelta(timeout)
     return opts
@@ -53,12 +54,6 @@ class Dispatcher:
     def name(self) -> str:
         return self._pg.group_name
 
-    def _records(self, name: str, first: Any, second: Any, op: Any) -> bool:
-        if self._recorder is None:
-            return False
-        self._recorder.record(name, first, second, op)
-        return True
-
     def _set_recorder(self, recorder: Any) -> Any:
         """As that of dldist.Group: who is told of calls that can be coalesced, instead of their being run."""
         before, self._recorder = self._recorder, recorder
@@ -73,72 +68,72 @@ class Dispatcher:
 
     def all_reduce(self, tensor: Any, op: Any = SUM, *, timeout: Any = None, async_op: bool = False) -> Any:
         op = reduction(op)
-        if self._records("all_reduce", tensor, op, None):
-            return None
-        opts = set_timeout(options.AllreduceOptions(), timeout)
+        if self._recorder is not None:
+            return self._recorder.record("all_reduce", tensor, op, None, async_op)
+        opts = prepared(options.AllreduceOptions(), timeout, async_op)
         opts.reduceOp = op
         return end(self._pg.allreduce([tensor], opts), async_op)
 
     def all_reduce_coalesced(self, tensors: Any, op: Any = SUM, *, timeout: Any = None, async_op: bool = False) -> Any:
-        opts = set_timeout(options.AllreduceCoalescedOptions(), timeout)
+        opts = prepared(options.AllreduceCoalescedOptions(), timeout, async_op)
         opts.reduceOp = reduction(op)
         return end(self._pg.allreduce_coalesced(list(tensors), opts), async_op)
 
     def broadcast(self, tensor: Any, root: int = 0, *, timeout: Any = None, async_op: bool = False) -> Any:
-        opts = set_timeout(options.BroadcastOptions(), timeout)
+        opts = prepared(options.BroadcastOptions(), timeout, async_op)
         opts.rootRank = root
         return end(self._pg.broadcast([tensor], opts), async_op)
 
     def reduce(self, tensor: Any, root: int = 0, op: Any = SUM, *, timeout: Any = None, async_op: bool = False) -> Any:
-        opts = set_timeout(options.ReduceOptions(), timeout)
+        opts = prepared(options.ReduceOptions(), timeout, async_op)
         opts.reduceOp = reduction(op)
         opts.rootRank = root
         return end(self._pg.reduce([tensor], opts), async_op)
 
     def all_gather(self, output_list: Any, tensor: Any, *, timeout: Any = None, async_op: bool = False) -> Any:
-        opts = set_timeout(options.AllgatherOptions(), timeout)
+        opts = prepared(options.AllgatherOptions(), timeout, async_op)
         return end(self._pg.allgather([list(output_list)], [tensor], opts), async_op)
 
     def all_gather_single(self, output: Any, tensor: Any, *, timeout: Any = None, async_op: bool = False) -> Any:
-        if self._records("all_gather_single", output, tensor, None):
-            return None
-        opts = set_timeout(options.AllgatherOptions(), timeout)
+        if self._recorder is not None:
+            return self._recorder.record("all_gather_single", output, tensor, None, async_op)
+        opts = prepared(options.AllgatherOptions(), timeout, async_op)
         return end(self._pg.all_gather_single(output, tensor, opts), async_op)
 
     def all_gather_coalesced(self, output_lists: Any, tensors: Any, *, timeout: Any = None, async_op: bool = False) -> Any:
-        opts = set_timeout(options.AllgatherOptions(), timeout)
+        opts = prepared(options.AllgatherOptions(), timeout, async_op)
         lists = [list(outputs) for outputs in output_lists]
         return end(self._pg.allgather_coalesced(lists, list(tensors), opts), async_op)
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, *, timeout: Any = None, async_op: bool = False) -> Any:
-        opts = set_timeout(options.AllgatherOptions(), timeout)
+        opts = prepared(options.AllgatherOptions(), timeout, async_op)
         return end(self._pg.all_gather_single_coalesced(list(outputs), list(inputs), opts), async_op)
 
     def gather(
         self, tensor: Any, output_list: Any = None, root: int = 0, *, timeout: Any = None, async_op: bool = False
     ) -> Any:
-        opts = set_timeout(options.GatherOptions(), timeout)
+        opts = prepared(options.GatherOptions(), timeout, async_op)
         opts.rootRank = root
         return end(self._pg.gather([list(output_list)] if output_list else [], [tensor], opts), async_op)
 
     def gather_single(
         self, tensor: Any, output: Any = None, root: int = 0, *, timeout: Any = None, async_op: bool = False
     ) -> Any:
-        opts = set_timeout(options.GatherOptions(), timeout)
+        opts = prepared(options.GatherOptions(), timeout, async_op)
         opts.rootRank = root
         return end(self._pg.gather_single(output, tensor, opts), async_op)
 
     def scatter(
         self, output: Any, input_list: Any = None, root: int = 0, *, timeout: Any = None, async_op: bool = False
     ) -> Any:
-        opts = set_timeout(options.ScatterOptions(), timeout)
+        opts = prepared(options.ScatterOptions(), timeout, async_op)
         opts.rootRank = root
         return end(self._pg.scatter([output], [list(input_list)] if input_list else [], opts), async_op)
 
     def reduce_scatter(
         self, output: Any, input_list: Any, op: Any = SUM, *, timeout: Any = None, async_op: bool = False
     ) -> Any:
-        opts = set_timeout(options.ReduceScatterOptions(), timeout)
+        opts = prepared(options.ReduceScatterOptions(), timeout, async_op)
         opts.reduceOp = reduction(op)
         return end(self._pg.reduce_scatter([output], [list(input_list)], opts), async_op)
 
@@ -146,21 +141,21 @@ class Dispatcher:
         self, output: Any, input: Any, op: Any = SUM, *, timeout: Any = None, async_op: bool = False
     ) -> Any:
         op = reduction(op)
-        if self._records("reduce_scatter_single", output, input, op):
-            return None
-        opts = set_timeout(options.ReduceScatterOptions(), timeout)
+        if self._recorder is not None:
+            return self._recorder.record("reduce_scatter_single", output, input, op, async_op)
+        opts = prepared(options.ReduceScatterOptions(), timeout, async_op)
         opts.reduceOp = op
         return end(self._pg.reduce_scatter_single(output, input, opts), async_op)
 
     def reduce_scatter_coalesced(
         self, outputs: Any, inputs: Any, op: Any = SUM, *, timeout: Any = None, async_op: bool = False
     ) -> Any:
-        opts = set_timeout(options.ReduceScatterOptions(), timeout)
+        opts = prepared(options.ReduceScatterOptions(), timeout, async_op)
         opts.reduceOp = reduction(op)
         return end(self._pg.reduce_scatter_single_coalesced(list(outputs), list(inputs), opts), async_op)
 
     def all_to_all(self, output_list: Any, input_list: Any, *, timeout: Any = None, async_op: bool = False) -> Any:
-        opts = set_timeout(options.AllToAllOptions(), timeout)
+        opts = prepared(options.AllToAllOptions(), timeout, async_op)
         return end(self._pg.alltoall(list(output_list), list(input_list), opts), async_op)
 
     def all_to_all_single(
@@ -173,12 +168,12 @@ class Dispatcher:
         timeout: Any = None,
         async_op: bool = False,
     ) -> Any:
-        opts = set_timeout(options.AllToAllOptions(), timeout)
+        opts = prepared(options.AllToAllOptions(), timeout, async_op)
         outs, ins = list(output_split_sizes or []), list(input_split_sizes or [])
         return end(self._pg.all_to_all_single(output, input, outs, ins, opts), async_op)
 
     def barrier(self, *, timeout: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
-        opts = set_timeout(options.BarrierOptions(), timeout)
+        opts = prepared(options.BarrierOptions(), timeout, async_op)
         if isinstance(device_ids, list):
             opts.device_ids = device_ids
         return end(self._pg.barrier(opts), async_op)
@@ -188,18 +183,27 @@ class Dispatcher:
 
     # ---- messages
 
-    def isend(self, tensor: Any, dst: int, tag: int = 0) -> Any:
+    def isend(self, tensor: Any, dst: int, tag: int = 0, *, timeout: Any = None) -> Any:
+        self._refuse_timeout("isend", timeout)
         return self._pg.send([tensor], dst, tag)
 
-    def irecv(self, tensor: Any, src: int | None = None, tag: int = 0) -> Any:
+    def irecv(self, tensor: Any, src: int | None = None, tag: int = 0, *, timeout: Any = None) -> Any:
+        self._refuse_timeout("irecv", timeout)
         return self._pg.recv_anysource([tensor], tag) if src is None else self._pg.recv([tensor], src, tag)
 
-    def send(self, tensor: Any, dst: int, tag: int = 0) -> None:
-        end(self.isend(tensor, dst, tag), False)
+    def _refuse_timeout(self, name: str, timeout: Any) -> None:
+        if timeout is not None:
+            raise _core.DistArgumentError(
+                f"{name}(): argument 'timeout': the low-level calls of backend {self._pg.name()} have none for messages: give it "
+                "to wait()"
+            )
 
-    def recv(self, tensor: Any, src: int | None = None, tag: int = 0) -> int:
+    def send(self, tensor: Any, dst: int, tag: int = 0, *, timeout: Any = None) -> None:
+        end(self.isend(tensor, dst, tag), False, timeout)
+
+    def recv(self, tensor: Any, src: int | None = None, tag: int = 0, *, timeout: Any = None) -> int:
         work = self.irecv(tensor, src, tag)
-        end(work, False)
+        end(work, False, timeout)
         return work._source_rank() if src is None else src
 
     def batch_isend_irecv(self, p2p_op_list: Any) -> Any:
@@ -208,10 +212,10 @@ class Dispatcher:
         return batch_isend_irecv(self, p2p_op_list)
 
 
-def end(work: Any, is_async: bool) -> Any:
+def end(work: Any, is_async: bool, timeout: Any = None) -> Any:
     """What a call returns: the work of an asynchronous one, None of one that has been waited for."""
     if is_async:
         return work
     if work is not None:
-        work.wait()
+        work.wait(*([] if timeout is None else [as_timedelta(timeout)]))
     return None

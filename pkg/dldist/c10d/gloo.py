@@ -108,6 +108,16 @@ class ProcessGroupGloo(Backend):
             group = World(store, pg.rank(), pg.size(), timeout=timeout, name=label)
         return cls._of(group, ranks, pg.group_name)
 
+    @classmethod
+    def _unconnected(cls, store: _core.Store | None, pg: ProcessGroup, timeout: timedelta) -> ProcessGroupGloo:
+        """The backend of a group whose members reconfigure() will name."""
+        if store is None:
+            raise RuntimeError("enable_reconfigure=True needs a store")
+        self = cls(store, pg.rank(), pg.size(), timeout=timeout, enable_reconfigure=True)
+        self._options.group_name = pg.group_name
+        self._when_reconfigured = pg._reconfigured
+        return self
+
     def _perform(self, method: str, *arguments: Any) -> Any:
         self._require_group()
         return super()._perform(method, *arguments)
@@ -207,14 +217,16 @@ class ProcessGroupGloo(Backend):
         if before is not None:
             before.abort("the group is being reconfigured")
         rank, size = handles.index(self._handle), len(handles)
-        limit = timeout_of(opts)
         store = _core.PrefixStore(f"reconfigure/{opts.uuid}/", self._store)
-        self.group = World(
-            store, rank, size, timeout=self.options._timeout, connect_timeout=limit, name=self.options.group_name or "gloo"
-        )
-        self._rank, self._size = rank, size
-        if self._when_reconfigured is not None:
-            self._when_reconfigured(self)
+        name = self.options.group_name or "gloo"
+        try:
+            self.group = World(
+                store, rank, size, timeout=self.options._timeout, connect_timeout=timeout_of(opts), name=name
+            )
+            self._rank, self._size = rank, size
+        finally:
+            if self._when_reconfigured is not None:
+                self._when_reconfigured(self)
         from dldist.c10d.work import PythonCallbackWork
 
         work = PythonCallbackWork(lambda timeout: True)

@@ -10,6 +10,7 @@ from dldist.c10d.names import Backend, BackendConfig, device_type_of, warn
 from dldist.c10d.process_group import ProcessGroup
 from dldist.c10d.ranks import get_process_group_ranks, group_or_default, is_non_member
 from dldist.c10d.registry import NON_GROUP_MEMBER, default_group
+from dldist.world import call_all
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -40,11 +41,16 @@ def check_timeout(timeout: Any) -> timedelta:
     """A time-out as a timedelta; numbers are seconds."""
     from datetime import timedelta
 
-    if isinstance(timeout, timedelta):
-        return timeout
     if isinstance(timeout, (int, float)) and not isinstance(timeout, bool):
-        return timedelta(seconds=timeout)
-    raise TypeError(f"Expected timeout argument to be of type datetime.timedelta, got {timeout!r}")
+        try:
+            timeout = timedelta(seconds=timeout)
+        except (ValueError, OverflowError):
+            raise ValueError(f"a timeout must be a finite number of seconds, not {timeout}") from None
+    if not isinstance(timeout, timedelta):
+        raise TypeError(f"Expected timeout argument to be of type datetime.timedelta, got {timeout!r}")
+    if timeout.days < 0:
+        raise ValueError(f"a timeout must be 0 or more, not {timeout!r}")
+    return timeout
 
 
 def _set_pg_timeout(timeout: Any, group: Any = None) -> None:
@@ -107,16 +113,20 @@ def init_process_group(
             "MPI runtime."
         )
     made = Maker(name, limit, pg_options, device, "default_pg", enable_reconfigure)
-    count = world.group_count
+    name_of_group = _next_name_of(_ranks) if _ranks else _next_name()
     try:
-        pg = made.make_default(init_method, store, rank, world_size, _next_name(_ranks or []))
+        pg = made.make_default(init_method, store, rank, world_size, name_of_group)
     except BaseException:
         # A failed attempt leaves nothing behind, so that the next one finds the names that the other ranks use.
-        world.group_count = count
+        world.forget_all()
         raise
     world.default_pg = pg
     _prefix_tracebacks(pg.rank())
-    _barrier_after_init(pg)
+    try:
+        _barrier_after_init(pg)
+    except BaseException as error:
+        abort(None, f"init_process_group: {error}")
+        raise
 
 
 def _check_meeting_place(init_method: Any, store: Any, world_size: int, rank: int) -> None:
@@ -124,10 +134,14 @@ def _check_meeting_place(init_method: Any, store: Any, world_size: int, rank: in
         return
     if init_method is not None:
         raise AssertionError("Cannot specify both init_method and store.")
+    if not isinstance(store, _core.Store):
+        raise TypeError(f"init_process_group(): argument 'store' must be a Store, not {type(store).__name__}")
     if not world_size > 0:
         raise AssertionError("world_size must be positive if using store")
     if not rank >= 0:
         raise AssertionError("rank must be non-negative if using store")
+    if rank >= world_size:
+        raise ValueError(f"rank {rank} is not in 0 to {world_size - 1} (world_size is {world_size})")
 
 
 def _check_device_id(device_id: Any) -> Any:
@@ -162,18 +176,24 @@ def _refuse_backend(name: str) -> None:
     raise AssertionError(f"Unknown c10d backend type {name.upper()}")
 
 
-def _next_name(ranks: Sequence[int], is_hashed: bool = False) -> str:
-    """The name of the next group: a count, which all ranks advance together, or what only the members need to agree on."""
+def _next_name() -> str:
+    """The name of the next group of those that all ranks make, or count: they do it in the same order."""
     world = registry._world
-    if is_hashed or ranks:
-        from hashlib import sha1
-
-        text = "_".join(map(str, [*ranks, world.group_count]))
-        name = sha1(text.encode(), usedforsecurity=False).hexdigest()
-    else:
-        name = str(world.group_count)
     world.group_count += 1
-    return name
+    world.shared_count += 1
+    return str(world.shared_count - 1)
+
+
+def _next_name_of(ranks: Sequence[int]) -> str:
+    """The name of the next group that its members make, who need not agree with the others on anything."""
+    world = registry._world
+    world.group_count += 1
+    key = tuple(ranks)
+    count = world.own_counts.get(key, 0)
+    world.own_counts[key] = count + 1
+    from hashlib import sha1
+
+    return sha1("_".join(map(str, [*ranks, count])).encode(), usedforsecurity=False).hexdigest()
 
 
 class Maker:
@@ -238,9 +258,11 @@ class Maker:
                 made[backend] = self._make_backend(backend, device, pg, ranks, source)
             if isinstance(made[backend], ProcessGroup):
                 pg = made[backend]
+                pg._set_group_name(name)
+                pg._set_group_desc(self.desc)
                 break
             if made[backend] is None:
-                return NON_GROUP_MEMBER  # type: ignore[return-value]
+                return self._not_a_member(rank)
             pg._register_backend(device, Backend.backend_type_map[backend], made[backend])
         registry._world.add(
             pg, name=name, backend=self.backend, config=repr(self.config), store=own or store, ranks=ranks, tag=tag
@@ -257,6 +279,8 @@ class Maker:
         elif backend == Backend.GLOO:
             from dldist.c10d.gloo import ProcessGroupGloo
 
+            if self.is_reconfigurable:
+                return ProcessGroupGloo._unconnected(prefixed, pg, self.timeout)
             made = ProcessGroupGloo._make(prefixed, pg, self.timeout, source, ranks)
         elif backend == Backend.FAKE:
             from dldist.c10d.fake import FakeProcessGroup
@@ -265,6 +289,11 @@ class Maker:
         else:
             return _refuse_backend(backend)
         return made if isinstance(made, ProcessGroup) else self._wrapped(made, prefixed, pg)
+
+    def _not_a_member(self, rank: int) -> Any:
+        if self.desc == "default_pg":
+            raise RuntimeError(f"backend {self.backend}: its creator has returned None, and rank {rank} is in the default group")
+        return NON_GROUP_MEMBER
 
     def _make_plugin(self, backend: str, store: _core.Store | None, pg: ProcessGroup, ranks: list[int]) -> Any:
         plugin = Backend._plugins[backend.upper()]
@@ -412,7 +441,7 @@ def _new_group(
     members = _check_ranks(ranks, parent.size(), sort_ranks)
     if tag and (found := _find_pg_by_ranks_and_tag(tag, members)) is not None:
         return found
-    own_name = _next_name(members, is_hashed=True) if is_local else _next_name([])
+    own_name = _next_name_of(members) if is_local else _next_name()
     if parent.rank() not in members:
         return NON_GROUP_MEMBER
     maker = Maker(name, limit, pg_options, parent.bound_device_id, "undefined" if group_desc is None else group_desc)
@@ -540,15 +569,25 @@ def split_group(
         return None
     parent_ranks = get_process_group_ranks(pg)
     members = [parent_ranks[rank] for rank in mine]
-    source = _source(pg, mine)
-    if source is None:
-        raise RuntimeError(f"No backend for the parent process group {pg.group_name} or its backend does not support splitting")
     name = Backend(world.pg_map[pg][0] if backend is None else backend)
     limit = pg.get_timeout() if timeout is None else check_timeout(timeout)
     desc = f"{pg.group_desc}:split:{_ranks_text(mine)}" if group_desc is None else group_desc
-    own_name = _next_name(members, is_hashed=True)
+    source = _source(pg, mine)
+    if source is None and not _can_split(pg):
+        raise RuntimeError(f"No backend for the parent process group {pg.group_name} or its backend does not support splitting")
+    own_name = _next_name_of(members)
+    if source is None:
+        made = pg.split_group(mine, limit, pg_options, own_name, desc)
+        config = world.pg_backend_config[pg]
+        world.add(made, name=own_name, backend=name, config=config, store=world.pg_map[pg][1], ranks=members, tag=None)
+        return made
     maker = Maker(name, limit, pg_options, pg.bound_device_id, desc)
     return maker.make(world.pg_map[pg][1], mine.index(pg.rank()), len(mine), members, own_name, source)
+
+
+def _can_split(pg: ProcessGroup) -> bool:
+    backends = pg._distinct_backends()
+    return bool(backends) and all(backend.supports_splitting for backend in backends)
 
 
 def _ranks_text(ranks: Sequence[int]) -> str:
@@ -558,6 +597,8 @@ def _ranks_text(ranks: Sequence[int]) -> str:
 def _check_split(split_ranks: Any, pg: ProcessGroup) -> list[int] | None:
     mine = None
     for part in split_ranks:
+        if not isinstance(part, (list, tuple, range)) or not all(isinstance(rank, int) for rank in part):
+            raise TypeError(f"split_group(): split_ranks must be a list of lists of ranks: {part!r} is in it")
         if not part:
             raise ValueError("the split group cannot be empty")
         if len(part) > pg.size():
@@ -589,20 +630,19 @@ def shrink_group(
     backend, store = world.pg_map[pg]
     limit, device = pg.get_timeout(), pg.bound_device_id
     desc, generation = pg.group_desc, f"{world.pg_names[pg]}:shrink:{_ranks_text(members)}"
+    # The store that is hosted here goes on.
+    at_shutdown = pg._take_shutdown_calls() if is_default else []
     if shrink_flags == SHRINK_ABORT:
         pg.abort()
-    if is_default:
-        # The store that is hosted here goes on.
-        at_shutdown = pg._take_shutdown_calls()
-        destroy_process_group()
-    else:
-        at_shutdown = []
-        destroy_process_group(pg)
+    destroy_process_group(pg)
     ranks = list(range(len(members))) if is_default else members
     maker = Maker(backend, limit, pg_options, device, desc)
-    made = maker.make(
-        _core.PrefixStore(f"{generation}/", store), members.index(me), len(members), ranks, _next_name(members, True), None
-    )
+    place = _core.PrefixStore(f"{generation}/", store)
+    try:
+        made = maker.make(place, members.index(me), len(members), ranks, _next_name_of(members), None)
+    except BaseException:
+        call_all(at_shutdown)
+        raise
     for call in at_shutdown:
         made._on_shutdown(call)
     if is_default:
@@ -647,8 +687,7 @@ def destroy_process_group(group: Any = None) -> None:
         return
     groups = world.newest_first()
     world.forget_all()
-    for each in groups:
-        each.shutdown()
+    call_all([each.shutdown for each in groups])
 
 
 def abort(group: Any = None, reason: str = "abort() was called") -> None:
@@ -663,8 +702,7 @@ def abort(group: Any = None, reason: str = "abort() was called") -> None:
         return
     groups = world.newest_first()
     world.forget_all()
-    for each in groups:
-        each.abort(reason)
+    call_all([each.abort for each in groups], reason)
 
 
 def _known_group(group: Any) -> ProcessGroup:

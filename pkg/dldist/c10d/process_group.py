@@ -8,6 +8,7 @@ from dldist.c10d.backend_base import BackendOptions, LowLevelCalls
 from dldist.c10d.dispatch import Dispatcher
 from dldist.c10d.names import device_type_of
 from dldist.c10d.options import BackendType, ReconfigureOptions, _Options
+from dldist.world import call_all
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -310,11 +311,11 @@ class ProcessGroup(LowLevelCalls):
     def _get_sequence_number_for_group(self) -> int:
         return self._backends.get("cpu", self._distinct_backends()[0])._get_sequence_number_for_group()
 
-    def _start_coalescing(self, device: Any) -> None:
-        self._get_backend(device)._start_coalescing()
+    def _start_coalescing(self, device_type: Any) -> None:
+        self._get_backend(device_type)._start_coalescing()
 
-    def _end_coalescing(self, device: Any) -> Any:
-        return self._get_backend(device)._end_coalescing()
+    def _end_coalescing(self, device_type: Any) -> Any:
+        return self._get_backend(device_type)._end_coalescing()
 
     def _wait_for_pending_works(self) -> None:
         for backend in self._distinct_backends():
@@ -472,18 +473,6 @@ def _options_for(backend: Any, opts: Any, timeout: timedelta | None, pg: Process
     elif timeout is not None:
         opts._timeout = timeout
     return opts
-
-
-def call_all(calls: list[Callable[[], object]]) -> None:
-    """Call each, whatever the others do; the first exception is raised in the end."""
-    failure: BaseException | None = None
-    for call in calls:
-        try:
-            call()
-        except BaseException as error:
-            failure = failure or error
-    if failure is not None:
-        raise failure
 
 
 def _aborts(backend: Any, reason: str) -> Callable[[], object]:

@@ -25,7 +25,6 @@ class Registry:
         self._default_pg: ProcessGroup | None = None
         self.operations: Any = None
         """The calls of the default world, which is where the module-level ones go without a look at anything else."""
-        self.group_count = 0
         self._by_name: dict[str, ProcessGroup] = {}
         self.forget_all()
 
@@ -40,6 +39,11 @@ class Registry:
         self.tags_to_pg: dict[str, list[ProcessGroup]] = {}
         self._by_name.clear()
         self.group_count = 0
+        """How many groups have been made or attempted."""
+        self.shared_count = 0
+        """How many of them all ranks know of."""
+        self.own_counts: dict[tuple[int, ...], int] = {}
+        """How many of the others there were of each list of ranks."""
 
     @property
     def default_pg(self) -> ProcessGroup | None:
@@ -168,5 +172,5 @@ def operations(group: Any = None) -> Any:
     if calls is None:
         if group == NON_GROUP_MEMBER:
             raise ValueError("Invalid process group specified: this process is not a member of the group")
-        raise TypeError(f"Invalid process group specified: {type(group).__name__} is no group")
+        raise _core.DistTypeError(f"Invalid process group specified: {type(group).__name__} is no group")
     return calls

@@ -1,0 +1,370 @@
+"""World: several of them, from threads and processes, over one store and over several; what ends them, and what they leave."""
+
+import gc
+import threading
+import time
+from datetime import timedelta
+
+import procs as helper
+import pytest
+import world_workers
+from thread_ranks import error_of, in_worlds, on_threads, separate_worlds, vector
+
+import dldist
+from dldist.testing import run_ranks
+
+CYCLES = 1000
+WARM_UP = 100
+RSS_ALLOWED = 3 << 20
+
+
+def sum_in(world, value=1.0):
+    x = vector(value)
+    world.all_reduce(x)
+    return x[0]
+
+
+def test_a_world_of_one_needs_nothing():
+    with dldist.World() as world:
+        assert (world.rank, world.size, world.world_size, world.name) == (0, 1, 1, "default")
+        assert world.all_gather_object("hello") == ["hello"]
+        assert world.all_to_all_objects([3]) == [3]
+        assert repr(world) == "<dldist.World 'default': rank 0 of 1>"
+    assert world.is_closed
+    world.close()
+
+
+def test_a_name_may_be_used_again_over_the_same_store():
+    store = dldist.HashStore()
+
+    def rank_of(rank):
+        with dldist.World(store, rank, 2, name="again", timeout=10) as world:
+            return sum_in(world, rank + 1)
+
+    for _ in range(5):
+        assert on_threads(2, rank_of) == [3, 3]
+
+
+def test_worlds_overlap_over_one_store_and_over_several():
+    stores = [dldist.HashStore(), dldist.HashStore()]
+
+    # name: the store, and the places on which its ranks are
+    plan = {"all": (0, [0, 1, 2]), "left": (0, [0, 1]), "right": (0, [2, 1]), "all again": (1, [2, 0, 1]), "alone": (1, [2])}
+
+    def place_of(place):
+        worlds = {
+            name: dldist.World(stores[at], places.index(place), len(places), name=name, timeout=10)
+            for name, (at, places) in plan.items()
+            if place in places
+        }
+        sums = {name: sum_in(world, place + 1) for name, world in worlds.items()}
+        ranks = {name: world.all_gather_object((place, world.rank)) for name, world in worlds.items()}
+        for world in worlds.values():
+            world.close()
+        return sums, ranks
+
+    for sums, ranks in on_threads(3, place_of):
+        for name, (_, places) in plan.items():
+            if name in sums:
+                assert sums[name] == sum(place + 1 for place in places)
+                assert ranks[name] == [(place, rank) for rank, place in enumerate(places)]
+
+
+def test_worlds_of_one_process_are_used_at_the_same_time():
+    store = dldist.HashStore()
+
+    def rank_of(rank):
+        worlds = [dldist.World(store, rank, 2, name=f"number {number}", timeout=10) for number in range(4)]
+        done = on_threads(4, lambda number: [sum_in(worlds[number], number) for _ in range(20)])
+        for world in worlds:
+            world.close()
+        return done
+
+    assert on_threads(2, rank_of) == [[[2 * number] * 20 for number in range(4)]] * 2
+
+
+def test_only_members_make_a_group():
+    store = dldist.HashStore()
+
+    def rank_of(rank):
+        with dldist.World(store, rank, 3, timeout=10, serializer="safe") as world:
+            group = world.new_group([2, 0]) if rank != 1 else None
+            other = world.new_group([1, 2], name="pair", timeout=3)
+            if group is not None:
+                assert group.serializer == "safe"
+                assert group.all_gather_object(rank) == [2, 0]
+                assert group.rank == [2, 0].index(rank)
+            if rank == 0:
+                assert other is None
+            else:
+                assert (other.name, other.timeout) == ("pair", timedelta(seconds=3))
+                assert sum_in(other) == 2
+            inner = other.split([1]) if rank == 2 else None
+            assert inner is None or sum_in(inner) == 1
+        return [part is None or part.is_closed for part in (world, group, other, inner)]
+
+    assert on_threads(3, rank_of) == [[True] * 4] * 3
+
+
+def test_a_world_wider_than_the_default_one_is_a_group_of_the_module_level_calls():
+    homes = [dldist.HashStore(), dldist.HashStore()]
+    common = dldist.HashStore()
+
+    def place_of(place):
+        """Two default worlds of two, and one world over all four places."""
+        dldist.init_process_group(store=homes[place // 2], rank=place % 2, world_size=2, timeout=10)
+        with dldist.World(common, place, 4, name="wide", timeout=10) as wide:
+            x = vector(1)
+            dldist.all_reduce(x, group=wide)
+            assert x[0] == 4
+            assert (dldist.get_rank(wide), dldist.get_world_size(wide)) == (place, 4)
+            dldist.broadcast(x, group_src=3, group=wide)
+            assert "group_src" in str(error_of(dldist.broadcast, x, 0, wide))
+            objects = [None] * 4
+            dldist.all_gather_object(objects, place, wide)
+            assert objects == [0, 1, 2, 3]
+            if place == 0:
+                dldist.send(x, group_dst=3, group=wide)
+            if place == 3:
+                assert dldist.recv(x, group_src=0, group=wide) == 0
+        y = vector(1)
+        dldist.all_reduce(y)
+        assert not dldist.default_world().is_closed
+        dldist.destroy_process_group()
+        return y[0]
+
+    with separate_worlds():
+        assert on_threads(4, place_of) == [2] * 4
+
+
+def test_the_default_world_is_a_world():
+    def case(rank):
+        world = dldist.default_world()
+        assert isinstance(world, dldist.World)
+        assert world.all_gather_object(rank) == [0, 1]
+        part = world.new_group([1, 0])
+        assert sum_in(part) == 2
+        dldist.destroy_process_group()
+        return world.is_closed, part.is_closed
+
+    assert in_worlds(2, case) == [(True, True)] * 2
+
+
+def test_objects_travel_in_every_way():
+    store = dldist.HashStore()
+
+    def rank_of(rank):
+        with dldist.World(store, rank, 2, timeout=10) as world:
+            assert world.gather_object({"rank": rank}, 1) == (None if rank == 0 else [{"rank": 0}, {"rank": 1}])
+            assert world.broadcast_object("word" if rank == 1 else None, 1) == "word"
+            assert world.scatter_objects(["a", "b"] if rank == 0 else None) == "ab"[rank]
+            assert world.all_to_all_objects([(rank, 0), (rank, 1)]) == [(0, rank), (1, rank)]
+            if rank == 0:
+                world.send_object([1, 2], 1, tag=4)
+            else:
+                assert world.recv_object(0, tag=4) == [1, 2]
+            assert world.all_gather_object(b"x", serializer="safe") == [b"x", b"x"]
+
+    on_threads(2, rank_of)
+
+
+def test_time_outs_are_of_a_world_a_group_and_a_call():
+    store = dldist.HashStore()
+
+    def rank_of(rank):
+        with dldist.World(store, rank, 2, timeout=7) as world:
+            assert world.timeout == timedelta(seconds=7)
+            group = world.new_group([0, 1], timeout=timedelta(seconds=5))
+            assert (group.timeout, world.new_group([0, 1]).timeout) == (timedelta(seconds=5), timedelta(seconds=7))
+            group.barrier()
+            if rank == 0:
+                error = error_of(group.barrier, timeout=0.05)
+                assert isinstance(error, dldist.DistTimeoutError)
+                assert "rank 1 has not arrived" in str(error)
+            world.barrier()
+
+    on_threads(2, rank_of)
+
+
+# ---- the end
+
+
+def test_an_exception_in_the_block_tells_the_others():
+    store = dldist.HashStore()
+
+    def rank_of(rank):
+        groups = []
+        try:
+            with dldist.World(store, rank, 2, timeout=10) as world:
+                group = world.new_group([0, 1])
+                groups += [world, group, group.split([1, 0])]
+                if rank == 0:
+                    raise LookupError("the culprit")
+                error = error_of(groups[2].barrier)
+                raise error
+        except (LookupError, dldist.DistAbortedError) as error:
+            return str(error), [part.is_closed for part in groups]
+
+    began = time.monotonic()
+    (_, mine), (text, theirs) = on_threads(2, rank_of)
+    assert "rank 0" in text and "LookupError" in text and "the culprit" in text
+    assert mine == theirs == [True] * 3
+    assert time.monotonic() - began < 5
+
+
+def test_abort_ends_the_groups_of_a_world_too():
+    store = dldist.HashStore()
+
+    def rank_of(rank):
+        world = dldist.World(store, rank, 2, timeout=10)
+        group = world.new_group([0, 1])
+        if rank == 0:
+            world.abort("out of coffee")
+        errors = [error_of(part.barrier) for part in (group, world)]
+        assert all(isinstance(error, dldist.DistAbortedError) for error in errors)
+        world.close()
+        assert world.is_closed
+        return str(errors[0])
+
+    for text in on_threads(2, rank_of):
+        assert "out of coffee" in text
+
+
+def test_close_ends_everything_though_a_part_is_late():
+    store = dldist.HashStore()
+    closed = threading.Event()
+
+    def rank_of(rank):
+        world = dldist.World(store, rank, 2, timeout=10)
+        parts = [world.new_group([0, 1]), world.new_group([1, 0])]
+        if rank == 1:
+            assert closed.wait(10)
+            world.close()
+            return
+        late = [part.irecv(vector(0), 1 if part is parts[0] else 0) for part in parts]
+        error = error_of(world.close, 0.05)
+        closed.set()
+        assert isinstance(error, dldist.DistTimeoutError)
+        assert [part.is_closed for part in (world, *parts)] == [True] * 3
+        for work in late:
+            assert isinstance(error_of(work.wait), dldist.DistError)
+
+    on_threads(2, rank_of)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "text"),
+    [
+        ({"store": "hash", "rank": 2, "world_size": 2}, ValueError, "rank 2"),
+        ({"store": "hash"}, ValueError, "rank -1"),
+        ({"store": 3, "rank": 0, "world_size": 1}, TypeError, "store"),
+        ({"store": "hash", "init_method": "tcp://127.0.0.1:0"}, ValueError, "not both"),
+        ({"serializer": "json"}, ValueError, "serializer"),
+        ({"init_method": 3}, RuntimeError, "url"),
+        ({"init_method": "nowhere://"}, RuntimeError, "nowhere"),
+        ({"timeout": "soon"}, ValueError, "soon"),
+        ({"timeout": -1}, ValueError, "timeout"),
+        ({"name": 3}, TypeError, "name"),
+    ],
+)
+def test_arguments_that_cannot_be_meant(arguments, kind, text):
+    given = {**arguments, "store": dldist.HashStore()} if arguments.get("store") == "hash" else arguments
+    error = error_of(dldist.World, **given)
+    assert isinstance(error, kind)
+    assert text in str(error)
+
+
+def test_a_world_that_nobody_joins_says_who_is_missing():
+    error = error_of(dldist.World, dldist.HashStore(), 0, 3, timeout=10, connect_timeout=0.1)
+    assert isinstance(error, dldist.DistTimeoutError)
+    assert "rank" in str(error) and "1" in str(error) and "2" in str(error)
+
+
+# ---- what is left
+
+
+def usage():
+    gc.collect()
+    with open("/proc/self/maps", encoding="ascii") as file:
+        nmappings = len(file.readlines())
+    return {
+        "descriptors": helper.fd_count(),
+        "threads": helper.thread_count(),
+        "mappings": nmappings,
+        "bytes": helper.rss_bytes(),
+    }
+
+
+def assert_nothing_is_left(cycle, count):
+    for _ in range(WARM_UP):
+        cycle()
+    before = usage()
+    for _ in range(count):
+        cycle()
+    after = usage()
+    assert after["descriptors"] == before["descriptors"]
+    assert after["threads"] == before["threads"]
+    assert after["mappings"] <= before["mappings"] + 8
+    assert after["bytes"] <= before["bytes"] + RSS_ALLOWED
+
+
+def alone():
+    with dldist.World() as world:
+        part = world.new_group([0])
+        assert sum_in(part) == 1
+
+
+def default_world_alone():
+    dldist.init_process_group()
+    dldist.new_group([0])
+    dldist.destroy_process_group()
+
+
+def aborted_alone():
+    world = dldist.World()
+    world.irecv(vector(0), 0)
+    world.abort("enough")
+
+
+@pytest.mark.parametrize("cycle", [alone, default_world_alone, aborted_alone])
+def test_a_thousand_worlds_of_one_leave_nothing(cycle):
+    assert_nothing_is_left(cycle, CYCLES)
+
+
+def test_many_worlds_of_two_threads_leave_nothing():
+    store = dldist.HashStore()
+
+    def rank_of(rank):
+        with dldist.World(store, rank, 2, name="again", timeout=10) as world:
+            assert sum_in(world) == 2
+
+    assert_nothing_is_left(lambda: on_threads(2, rank_of), 200)
+
+
+@pytest.mark.deadline(60)
+def test_many_default_worlds_of_two_processes_leave_nothing():
+    for before, after in run_ranks(world_workers.many_default_worlds, 2, 150, init=False, timeout=50):
+        assert after["descriptors"] <= before["descriptors"]
+        assert after["threads"] <= before["threads"]
+        assert after["bytes"] <= before["bytes"] + RSS_ALLOWED
+
+
+def test_a_program_that_destroys_nothing_ends_quietly():
+    for code, out, err, seconds in world_workers.run_careless_programs():
+        assert (code, out, err) == (0, "", "")
+        assert seconds < 5
+
+
+@pytest.mark.parametrize("early", [0, 1])
+def test_a_rank_may_leave_before_the_others_or_after(early):
+    assert run_ranks(world_workers.leave_apart, 2, early, timeout=20) == ["left", "left"]
+
+
+def test_a_rank_that_dies_while_the_others_wait_for_it_is_named():
+    ends = world_workers.die_in_init()
+    assert len(ends) == 2
+    for kind, _, seconds in ends:
+        assert "DistError" in kind
+        assert seconds < 8
+    # Who hears of it first gives the group up, and may be all that the other one sees.
+    assert any("rank 2" in text for _, text, _ in ends), ends
