@@ -49,7 +49,7 @@ def main(_=None):
 
 
 if __name__ == "__main__":
-    if os.environ.keys() & {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}:
+    if dldist.is_launched():
         main()
     else:
         dldist.spawn(main, 2)

@@ -7,7 +7,6 @@ Rank 0 is the server. It takes whatever gradient comes first, so that a slow wor
 line to points that only they have.
 """
 
-import os
 import sys
 
 import numpy as np
@@ -61,7 +60,7 @@ def main(_=None):
 
 
 if __name__ == "__main__":
-    if os.environ.keys() & {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}:
+    if dldist.is_launched():
         main()
     else:
         dldist.spawn(main, 3)

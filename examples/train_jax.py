@@ -7,7 +7,6 @@ The same network as in train_numpy.py. JAX finds the gradients, and knows nothin
 """
 
 import hashlib
-import os
 import sys
 
 import jax
@@ -74,7 +73,7 @@ def main(_=None):
 
 
 if __name__ == "__main__":
-    if os.environ.keys() & {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}:
+    if dldist.is_launched():
         main()
     else:
         dldist.spawn(main, 2)

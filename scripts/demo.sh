@@ -16,7 +16,7 @@ echo "== installing into $venv"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check .
 
 echo "== two processes reduce"
-"$venv/bin/dlrun" --nproc-per-node 2 examples/numpy_all_reduce.py
+"$venv/bin/dlrun" --nproc-per-node 2 examples/all_reduce.py
 
 echo "== two processes in a group, made by hand"
 "$venv/bin/python" examples/collectives_demo.py

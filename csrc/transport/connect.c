@@ -111,7 +111,7 @@ connect_settle_accept(connect_job *job, bool is_linked)
     job->stage = CONNECT_WAITING;
     if (is_linked) {
         answer_dials_locked(&self->jobs, &job->peer);
-        answer_dials_locked(&self->queue, &job->peer);
+        answer_dials_locked(&self->dials.queue, &job->peer);
     }
     job->lane = -1;
     pthread_cond_broadcast(&self->cond);
@@ -177,76 +177,98 @@ wake_listener(const dd_connector *self)
     (void)!write(self->wake_fd, &one, sizeof one);
 }
 
-/* The last act of a job's thread, after which close may free the connector. Each thread joins the one that
- * ended before it, so that there is never more than one to be joined. */
-static void
-leave(dd_connector *self, bool is_dial)
+static connect_pool *
+pool_of(const connect_job *job)
 {
-    pthread_mutex_lock(&self->mu);
-    pthread_t previous = self->finished;
-    bool has_previous = self->has_finished;
-    self->finished = pthread_self();
-    self->has_finished = true;
-    if (is_dial) {
-        self->ndials--;
-    } else {
-        self->naccepts--;
-        wake_listener(self);
-    }
-    pthread_cond_broadcast(&self->cond);
-    pthread_mutex_unlock(&self->mu);
-    if (has_previous) {
-        pthread_join(previous, NULL);
-    }
-}
-
-static void
-drop_job(connect_job *job)
-{
-    pthread_mutex_lock(&job->connector->mu);
-    dd_list_remove(&job->link);
-    pthread_cond_broadcast(&job->connector->cond);
-    pthread_mutex_unlock(&job->connector->mu);
-    dd_mem_free(job);
-}
-
-static void *
-accept_main(void *arg)
-{
-    connect_job *job = arg;
-    dd_connector *self = job->connector;
-    connect_accept_run(job);
-    drop_job(job);
-    leave(self, false);
-    return NULL;
+    return job->is_dial ? &job->connector->dials : &job->connector->accepts;
 }
 
 static connect_job *
-next_queued(dd_connector *self)
+take_queued_locked(dd_connector *self, connect_pool *pool)
 {
-    connect_job *job = NULL;
-    pthread_mutex_lock(&self->mu);
-    if (!dd_list_is_empty(&self->queue) && !self->is_closing) {
-        job = DD_CONTAINER_OF(self->queue.next, connect_job, link);
-        dd_list_remove(&job->link);
-        dd_list_push_back(&self->jobs, &job->link);
+    if (dd_list_is_empty(&pool->queue) || self->is_closing) {
+        return NULL;
     }
-    pthread_mutex_unlock(&self->mu);
+    connect_job *job = DD_CONTAINER_OF(pool->queue.next, connect_job, link);
+    dd_list_remove(&job->link);
+    dd_list_push_back(&self->jobs, &job->link);
+    pool->has_moved = true;
     return job;
 }
 
-static void *
-dial_main(void *arg)
+/* After a job, which is freed. NULL: there are no others, and the thread has left, so that close may free
+ * the connector. Each thread joins the one that ended before it: there is never more than one to be joined. */
+static connect_job *
+go_on(connect_job *job)
 {
-    connect_job *job = arg;
     dd_connector *self = job->connector;
-    while (job != NULL) {
-        connect_dial_run(job);
-        drop_job(job);
-        job = next_queued(self);
+    connect_pool *pool = pool_of(job);
+    pthread_t previous;
+    bool has_previous = false;
+    pthread_mutex_lock(&self->mu);
+    dd_list_remove(&job->link);
+    if (!job->is_dial && self->naccepted-- == CONNECT_ACCEPTS_MAX) {
+        wake_listener(self);
     }
-    leave(self, true);
+    connect_job *next = take_queued_locked(self, pool);
+    if (next == NULL) {
+        previous = self->finished;
+        has_previous = self->has_finished;
+        self->finished = pthread_self();
+        self->has_finished = true;
+        pool->nthreads--;
+    }
+    pthread_cond_broadcast(&self->cond);
+    pthread_mutex_unlock(&self->mu);
+    dd_mem_free(job);
+    if (has_previous) {
+        pthread_join(previous, NULL);
+    }
+    return next;
+}
+
+static void *
+worker_main(void *arg)
+{
+    for (connect_job *job = arg; job != NULL; job = go_on(job)) {
+        if (job->is_dial) {
+            connect_dial_run(job);
+        } else {
+            connect_accept_run(job);
+        }
+    }
     return NULL;
+}
+
+/* Starts a thread with a job that is in no list. */
+static dd_status
+start_worker_locked(connect_job *job, dd_error *err)
+{
+    pthread_t thread;
+    dd_list_push_back(&job->connector->jobs, &job->link);
+    dd_status status =
+        dd_thread_start(&thread, job->is_dial ? "dd-dial" : "dd-accept", worker_main, job, err);
+    if (status == DD_OK) {
+        pool_of(job)->nthreads++;
+    } else {
+        dd_list_remove(&job->link);
+    }
+    return status;
+}
+
+static dd_status
+submit_locked(connect_job *job, dd_error *err)
+{
+    connect_pool *pool = pool_of(job);
+    if (pool->nthreads == 0) {
+        return start_worker_locked(job, err);
+    }
+    if (dd_list_is_empty(&pool->queue)) {
+        pool->has_moved = true;
+        wake_listener(job->connector); /* who looks whether the queue moves */
+    }
+    dd_list_push_back(&pool->queue, &job->link);
+    return DD_OK;
 }
 
 static connect_job *
@@ -287,19 +309,13 @@ dd_connector_dial(dd_connector *self, const dd_card *peer, int lane, int64_t dea
     pthread_mutex_lock(&self->mu);
     if (self->is_closing) {
         status = dd_error_set(err, DD_CLOSED, "cannot dial: the connector is closed");
-    } else if (self->ndials >= CONNECT_DIALS_MAX) {
-        dd_list_push_back(&self->queue, &job->link);
     } else {
-        pthread_t thread;
-        dd_list_push_back(&self->jobs, &job->link);
-        status = dd_thread_start(&thread, "dd-dial", dial_main, job, err);
-        self->ndials += status == DD_OK ? 1 : 0;
-    }
-    if (status != DD_OK) {
-        dd_list_remove(&job->link);
-        dd_mem_free(job);
+        status = submit_locked(job, err);
     }
     pthread_mutex_unlock(&self->mu);
+    if (status != DD_OK) {
+        dd_mem_free(job);
+    }
     return status;
 }
 
@@ -315,14 +331,9 @@ start_accept(dd_connector *self, int fd)
     if (status == DD_OK) {
         job->fd = fd;
         job->is_unix = dd_sock_local_addr(fd).storage.ss_family == AF_UNIX;
-        pthread_t thread;
         pthread_mutex_lock(&self->mu);
-        dd_list_push_back(&self->jobs, &job->link);
-        status = dd_thread_start(&thread, "dd-accept", accept_main, job, &err);
-        self->naccepts += status == DD_OK ? 1 : 0;
-        if (status != DD_OK) {
-            dd_list_remove(&job->link);
-        }
+        status = submit_locked(job, &err);
+        self->naccepted += status == DD_OK ? 1 : 0;
         pthread_mutex_unlock(&self->mu);
     }
     if (status != DD_OK) {
@@ -347,13 +358,42 @@ call_off_the_shy(dd_connector *self)
     pthread_mutex_unlock(&self->mu);
 }
 
-/* Whether the listener goes on, and whether it can take another connection. */
+/* More threads for a queue that has not moved since the last look. */
+static void
+help_stuck_locked(connect_pool *pool, int nthreads_max)
+{
+    int nwanted = pool->has_moved ? 0 : pool->nthreads;
+    pool->has_moved = false;
+    for (; nwanted > 0 && pool->nthreads < nthreads_max && !dd_list_is_empty(&pool->queue); nwanted--) {
+        connect_job *job = DD_CONTAINER_OF(pool->queue.next, connect_job, link);
+        dd_list_remove(&job->link);
+        if (start_worker_locked(job, NULL) != DD_OK) {
+            /* Those that there are get to it. */
+            dd_list_insert_before(pool->queue.next, &job->link);
+            return;
+        }
+    }
+}
+
+/* Whether the listener goes on, whether it can take another connection, and how long it may sleep: where something is queued, until the
+ * moment of its next look. */
 static bool
-look_at_books(dd_connector *self, bool *has_room)
+look_at_books(dd_connector *self, int64_t *look_ns, bool *has_room, int *timeout_ms)
 {
     pthread_mutex_lock(&self->mu);
     bool goes_on = !self->is_closing;
-    *has_room = self->naccepts < CONNECT_ACCEPTS_MAX;
+    bool is_queued = !dd_list_is_empty(&self->dials.queue) || !dd_list_is_empty(&self->accepts.queue);
+    if (!is_queued) {
+        *look_ns = DD_NEVER_NS;
+    } else if (*look_ns == DD_NEVER_NS) {
+        *look_ns = dd_deadline_after(CONNECT_STUCK_NS);
+    } else if (goes_on && dd_deadline_left_ns(*look_ns) == 0) {
+        help_stuck_locked(&self->dials, CONNECT_DIALS_MAX);
+        help_stuck_locked(&self->accepts, CONNECT_ACCEPTS_MAX);
+        *look_ns = dd_deadline_after(CONNECT_STUCK_NS);
+    }
+    *has_room = self->naccepted < CONNECT_ACCEPTS_MAX;
+    *timeout_ms = is_queued ? (int)(CONNECT_STUCK_NS / DD_NS_PER_MS) : -1;
     pthread_mutex_unlock(&self->mu);
     return goes_on;
 }
@@ -367,6 +407,18 @@ nap_until_woken(const dd_connector *self, struct pollfd *pollfds, nfds_t count, 
     }
 }
 
+/* False: out of descriptors. */
+static bool
+accept_from(dd_connector *self, int listen_fd)
+{
+    int fd = -1;
+    dd_io io = dd_sock_try_accept(listen_fd, &fd);
+    if (io == DD_IO_OK) {
+        start_accept(self, fd);
+    }
+    return io != DD_IO_FAILED;
+}
+
 static void *
 listener_main(void *arg)
 {
@@ -375,25 +427,23 @@ listener_main(void *arg)
     for (size_t i = 0; i < self->nlisten; i++) {
         pollfds[1 + i] = (struct pollfd){.fd = self->listen_fds[i], .events = POLLIN};
     }
+    int64_t look_ns = DD_NEVER_NS;
+    int timeout_ms = -1;
     bool has_room = false;
     bool is_failing = false;
-    while (look_at_books(self, &has_room)) {
+    while (look_at_books(self, &look_ns, &has_room, &timeout_ms)) {
         if (!has_room || is_failing) {
             /* Out of descriptors or threads: it passes when others have ended. */
             call_off_the_shy(self);
-            nap_until_woken(self, pollfds, 1, NAP_MS);
+            nap_until_woken(self, pollfds, 1, timeout_ms > 0 ? timeout_ms : NAP_MS);
             is_failing = false;
             continue;
         }
-        nap_until_woken(self, pollfds, (nfds_t)(1 + self->nlisten), -1);
-        for (size_t i = 0; i < self->nlisten && look_at_books(self, &has_room) && has_room; i++) {
-            int fd = -1;
-            dd_io io =
-                pollfds[1 + i].revents != 0 ? dd_sock_try_accept(self->listen_fds[i], &fd) : DD_IO_AGAIN;
-            if (io == DD_IO_OK) {
-                start_accept(self, fd);
+        nap_until_woken(self, pollfds, (nfds_t)(1 + self->nlisten), timeout_ms);
+        for (size_t i = 0; i < self->nlisten; i++) {
+            if (pollfds[1 + i].revents != 0) {
+                is_failing = !accept_from(self, self->listen_fds[i]) || is_failing;
             }
-            is_failing = is_failing || io == DD_IO_FAILED;
         }
     }
     return NULL;
@@ -444,7 +494,8 @@ create_connector(const dd_connect_options *options, const dd_connect_handler *ha
     dd_mutex_init(&self->mu);
     dd_cond_init(&self->cond);
     dd_list_init(&self->jobs);
-    dd_list_init(&self->queue);
+    dd_list_init(&self->dials.queue);
+    dd_list_init(&self->accepts.queue);
     *out = self;
     return DD_OK;
 }
@@ -493,17 +544,25 @@ dd_connector_open(const dd_connect_options *options, dd_card *card, const dd_add
 }
 
 static void
+drop_queued_locked(connect_pool *pool)
+{
+    while (!dd_list_is_empty(&pool->queue)) {
+        connect_job *job = DD_CONTAINER_OF(pool->queue.next, connect_job, link);
+        dd_list_remove(&job->link);
+        dd_sock_close(job->fd);
+        dd_mem_free(job);
+    }
+}
+
+static void
 call_off_all_locked(dd_connector *self)
 {
     for (dd_list *at = self->jobs.next; at != &self->jobs; at = at->next) {
         connect_job *job = DD_CONTAINER_OF(at, connect_job, link);
         atomic_store_explicit(&job->is_called_off, true, memory_order_relaxed);
     }
-    while (!dd_list_is_empty(&self->queue)) {
-        connect_job *job = DD_CONTAINER_OF(self->queue.next, connect_job, link);
-        dd_list_remove(&job->link);
-        dd_mem_free(job);
-    }
+    drop_queued_locked(&self->dials);
+    drop_queued_locked(&self->accepts);
     pthread_cond_broadcast(&self->cond);
 }
 
@@ -526,7 +585,7 @@ dd_connector_close(dd_connector *self)
     pthread_join(self->listener, NULL);
     pthread_mutex_lock(&self->mu);
     call_off_all_locked(self); /* those that came in meanwhile */
-    while (self->naccepts > 0 || self->ndials > 0) {
+    while (self->dials.nthreads > 0 || self->accepts.nthreads > 0) {
         pthread_cond_wait(&self->cond, &self->mu);
     }
     pthread_mutex_unlock(&self->mu);

@@ -16,10 +16,14 @@
  * dials in a queue. */
 #define CONNECT_ACCEPTS_MAX 64
 #define CONNECT_DIALS_MAX 64
+/* A hand-shake that goes well is over in less time than it takes to start a thread, so one thread does all
+ * dials, and one all that come in. When it has not taken the next one for that long, it is stuck with
+ * somebody slow, and there will be twice as many. */
+#define CONNECT_STUCK_NS (10 * DD_NS_PER_MS)
 #define CONNECT_LISTEN_MAX (DD_ADDR_LIST_MAX + 1)
 
 typedef enum connect_stage {
-    CONNECT_WAITING, /* a dial in the queue, or a connection that has not said hello yet */
+    CONNECT_WAITING, /* in the queue, or a connection that has not said hello yet */
     CONNECT_DIALING, /* a dial under way */
     CONNECT_CLAIMED, /* a connection that is going to be the link to its peer */
 } connect_stage;
@@ -44,6 +48,13 @@ typedef struct connect_job {
     atomic_bool is_called_off;
 } connect_job;
 
+/* Threads that do the same kind of job, and what waits for them. Guarded by mu. */
+typedef struct connect_pool {
+    dd_list queue;
+    int nthreads;
+    bool has_moved; /* a job has been taken from the queue since the listener looked */
+} connect_pool;
+
 struct dd_connector {
     /* const after init */
     dd_connect_options options; /* with copies of what it points to */
@@ -61,10 +72,10 @@ struct dd_connector {
     pthread_mutex_t mu;
     pthread_cond_t cond; /* any change of what follows */
     /* guarded by mu */
-    dd_list jobs;  /* running */
-    dd_list queue; /* dials that wait for a thread */
-    int naccepts;
-    int ndials;
+    dd_list jobs; /* running */
+    connect_pool dials;
+    connect_pool accepts;
+    int naccepted; /* connections that are running or wait for it */
     bool is_closing;
     bool has_finished;
     pthread_t finished; /* the thread that ended last, which the next one joins */

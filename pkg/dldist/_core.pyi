@@ -1,10 +1,11 @@
+import sys
 from collections.abc import Callable, Generator, Sequence
 from datetime import timedelta
 from os import PathLike
 from types import MappingProxyType
-from typing import Any, ClassVar, NoReturn, Self, SupportsFloat, SupportsIndex, TypeAlias, TypedDict, final
+from typing import Any, ClassVar, Final, NoReturn, Self, SupportsFloat, SupportsIndex, TypeAlias, TypedDict, final
 
-from typing_extensions import Buffer
+from typing_extensions import Buffer, disjoint_base
 
 from dldist._future import Future
 from dldist._group import Coalescing
@@ -53,6 +54,7 @@ class DistTypeError(DistArgumentError, TypeError): ...
 
 QueueEmptyError: TypeAlias = DistQueueEmptyError
 
+@disjoint_base
 class Store:
     def __init__(self) -> None: ...
     def set(self, key: _Bytes, value: _Bytes) -> None: ...
@@ -83,6 +85,7 @@ class _ServerStats(TypedDict):
     parked: int
     entries: int
 
+@disjoint_base
 class TCPStore(Store):
     def __init__(
         self,
@@ -111,6 +114,7 @@ class TCPStore(Store):
     @property
     def _is_extended(self) -> bool: ...
 
+@disjoint_base
 class FileStore(Store):
     def __init__(
         self,
@@ -123,10 +127,12 @@ class FileStore(Store):
     @property
     def path(self) -> str: ...
 
+@disjoint_base
 class HashStore(Store):
     def __init__(self, *, timeout: _Timeout = 300.0) -> None: ...
     def clone(self) -> HashStore: ...
 
+@disjoint_base
 class PrefixStore(Store):
     def __init__(self, prefix: _Bytes, store: Store) -> None: ...
     def clone(self) -> PrefixStore: ...
@@ -165,6 +171,10 @@ class ReduceOp:
 
 @final
 class Member(tuple[int, str, int, str, bool]):
+    __match_args__: Final = ("rank", "host", "pid", "transport", "is_same_host")
+    n_fields: Final = 5
+    n_sequence_fields: Final = 5
+    n_unnamed_fields: Final = 0
     @property
     def rank(self) -> int: ...
     @property
@@ -176,6 +186,7 @@ class Member(tuple[int, str, int, str, bool]):
     @property
     def is_same_host(self) -> bool: ...
 
+@disjoint_base
 class Work:
     def __init__(self) -> None: ...
     def is_completed(self) -> bool: ...
@@ -208,7 +219,9 @@ class Work:
 
 @final
 class SharedArray:
-    def __buffer__(self, flags: int, /) -> memoryview: ...
+    if sys.version_info >= (3, 12):
+        def __buffer__(self, flags: int, /) -> memoryview: ...
+
     def __dlpack__(
         self,
         *,
@@ -225,6 +238,7 @@ class SharedArray:
     @property
     def nbytes(self) -> int: ...
 
+@disjoint_base
 class Group:
     def __init__(
         self,

@@ -53,6 +53,7 @@ def _differentiate(primals: Any, tangents: Any, *, form: Form) -> Any:
 
 
 def _transpose(cotangents: list[Any], *_: Any, form: Form) -> list[Any]:
+    assert form.transpose is not None  # or there would be no tangents
     return form.transpose(*map(ad.instantiate_zeros, cotangents))
 
 

@@ -137,6 +137,7 @@ class Future:
 
     def _take_from_work(self) -> None:
         work = self._work
+        assert work is not None
         error = work.exception()
         self._settle(None if error is not None else work.result(), error)
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 class Coalescing:
     """What Group.coalesce() gives: records calls of one kind, and makes one operation of them at the end."""
 
-    def __init__(self, group: _core.Group, timeout: Any, async_op: bool) -> None:
+    def __init__(self, group: Any, timeout: Any, async_op: bool) -> None:
         self._group = group
         self._timeout = timeout
         self._is_async = async_op

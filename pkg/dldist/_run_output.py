@@ -67,7 +67,8 @@ class Lines:
         return self.flush()
 
     def _with_prefix(self, line: bytes) -> bytes:
-        return line if line == b"\r" else self._prefix + line
+        # Tracebacks of ranks that have initialised their world say the rank already.
+        return line if line == b"\r" or line.startswith(self._prefix) else self._prefix + line
 
     def flush(self) -> bytes:
         """What is left, as a line."""

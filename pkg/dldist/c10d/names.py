@@ -232,6 +232,13 @@ def is_backend_available(backend: str) -> bool:
     return all(_CHECKS[each]() if each in _CHECKS else each in Backend.backend_list for each in names)
 
 
+def is_launched() -> bool:
+    """Whether a launcher has started this process: torchrun, dlrun, Slurm, Open MPI or MPICH."""
+    from dldist import _launch
+
+    return _launch.detect() is not None
+
+
 def is_torchelastic_launched() -> bool:
     """Whether torchrun, or dlrun, has started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ

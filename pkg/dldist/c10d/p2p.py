@@ -107,18 +107,19 @@ class P2POp:
         self.op = op
         self.tensor = tensor
         self.tag = tag
+        self.peer: int | None
+        self.group_peer: int | None
         if (op if isinstance(op, str) else getattr(op, "__name__", None)) not in ("isend", "irecv"):
             raise ValueError("Invalid ``op``. Expected ``op`` to be of type ``dldist.isend`` or ``dldist.irecv``.")
         if not hasattr(tensor, "__dlpack__"):
             _check_buffer(tensor)
         if op is isend or op is irecv:
             self.group = group_or_default(group)
-            self.group_peer = canonical_rank(self.group, peer, group_peer)
-            self.peer: int | None = global_rank_of(self.group, self.group_peer) if peer is None else peer
+            rank = canonical_rank(self.group, peer, group_peer)
+            self.group_peer, self.peer = rank, global_rank_of(self.group, rank) if peer is None else peer
             return
         self.group = group
-        self.group_peer = peer if group_peer is None else group_peer
-        self.peer = self.group_peer
+        self.group_peer = self.peer = peer if group_peer is None else group_peer
 
     @property
     def kind(self) -> str:

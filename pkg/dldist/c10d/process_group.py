@@ -269,7 +269,7 @@ class ProcessGroup(LowLevelCalls):
 
     def get_timeout(self) -> timedelta:
         """The time-out of operations that are given none."""
-        from dldist.c10d.groups import default_timeout
+        from dldist.c10d.maker import default_timeout
 
         for backend in self._distinct_backends():
             try:
@@ -331,6 +331,25 @@ class ProcessGroup(LowLevelCalls):
     def get_error(self) -> Any:
         """What has gone wrong, as an ErrorType."""
         return self._only_backend("get_error").get_error()
+
+    @property
+    def options(self) -> Any:
+        """The options of its backend."""
+        return self._only_backend("options").options
+
+    def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
+        for backend in self._distinct_backends():
+            backend._add_ephemeral_timeout(timeout)
+
+    def boxed(self) -> ProcessGroup:
+        """Itself: there is nothing here that would need a box."""
+        return self
+
+    @classmethod
+    def unbox(cls, boxed: Any) -> ProcessGroup:
+        if not isinstance(boxed, ProcessGroup):
+            raise TypeError(f"ProcessGroup.unbox(): expected a ProcessGroup, not {type(boxed).__name__}")
+        return boxed
 
     def _only_backend(self, method: str) -> Any:
         """Of the CPU, when there are several."""
@@ -400,10 +419,6 @@ class ProcessGroup(LowLevelCalls):
                 made[id(backend)] = make(backend)
             pg._register_backend(kind, self._backend_types[device_type_of(kind)], made[id(backend)])
 
-    @property
-    def supports_reconfigure(self) -> bool:
-        return all(backend.supports_reconfigure for backend in self._distinct_backends())
-
     def get_reconfigure_handle(self) -> Any:
         """What stands for this process in reconfigure()."""
         return self._only_backend("get_reconfigure_handle").get_reconfigure_handle()
@@ -437,10 +452,6 @@ class ProcessGroup(LowLevelCalls):
         return self._only_backend("new_window").new_window(tensor)
 
     @property
-    def supports_window(self) -> bool:
-        return all(backend.supports_window for backend in self._distinct_backends())
-
-    @property
     def mem_allocator(self) -> Any:
         return self._only_backend("mem_allocator").mem_allocator
 
@@ -463,6 +474,18 @@ class ProcessGroup(LowLevelCalls):
 
     def memory_stats(self) -> dict[str, int]:
         return self._only_backend("memory_stats").memory_stats()
+
+
+def _supported_by_all(name: str) -> Any:
+    def is_supported(pg: ProcessGroup) -> bool:
+        backends = pg._distinct_backends()
+        return bool(backends) and all(getattr(backend, name) for backend in backends)
+
+    return property(is_supported)
+
+
+for _name in ("splitting", "coalescing", "time_estimate", "shrinking", "reconfigure", "window"):
+    setattr(ProcessGroup, f"supports_{_name}", _supported_by_all(f"supports_{_name}"))
 
 
 def _options_for(backend: Any, opts: Any, timeout: timedelta | None, pg: ProcessGroup) -> Any:

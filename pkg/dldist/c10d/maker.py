@@ -1,0 +1,191 @@
+"""How a group is made, whatever its members: the time-out, and the backends that it asks for."""
+
+from __future__ import annotations
+
+from dldist import _core
+from dldist.c10d import registry
+from dldist.c10d.names import Backend, BackendConfig
+from dldist.c10d.process_group import ProcessGroup
+from dldist.c10d.registry import NON_GROUP_MEMBER
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from datetime import timedelta
+    from typing import Any
+
+
+def default_timeout(backend: str) -> timedelta:
+    """The time-out of groups that are given none: 30 minutes, 10 with NCCL."""
+    from datetime import timedelta
+
+    return timedelta(minutes=10 if backend == Backend.NCCL else 30)
+
+
+def check_timeout(timeout: Any) -> timedelta:
+    """A time-out as a timedelta; numbers are seconds."""
+    from datetime import timedelta
+
+    if isinstance(timeout, (int, float)) and not isinstance(timeout, bool):
+        try:
+            timeout = timedelta(seconds=timeout)
+        except (ValueError, OverflowError):
+            raise ValueError(f"a timeout must be a finite number of seconds, not {timeout}") from None
+    if not isinstance(timeout, timedelta):
+        raise TypeError(f"Expected timeout argument to be of type datetime.timedelta, got {timeout!r}")
+    if timeout.days < 0:
+        raise ValueError(f"a timeout must be 0 or more, not {timeout!r}")
+    return timeout
+
+
+def check_backend(name: str) -> None:
+    """Refuse, before anybody is met, what cannot be made."""
+    if name == Backend.UNDEFINED:
+        return
+    if ":" not in name and "," not in name and name not in Backend.backend_type_map:
+        raise AssertionError(f"Unknown backend type {name}")
+    for each in BackendConfig(name).get_device_backend_map().values():
+        if each.upper() not in Backend._plugins and each not in (Backend.GLOO, Backend.FAKE):
+            _refuse_backend(each)
+
+
+def _refuse_backend(name: str) -> None:
+    if name in (Backend.NCCL, Backend.MPI, Backend.XCCL, Backend.UCC):
+        raise RuntimeError(f"Distributed package doesn't have {name.upper()} built in")
+    raise AssertionError(f"Unknown c10d backend type {name.upper()}")
+
+
+class Maker:
+    """How a group is made, whatever its members: backends, time-out, options."""
+
+    def __init__(
+        self, backend: str, timeout: timedelta, pg_options: Any, device: Any, desc: str, is_reconfigurable: bool = False
+    ) -> None:
+        self.backend = backend
+        self.config = BackendConfig(backend)
+        self.timeout = timeout
+        self.pg_options = pg_options
+        self.device = device
+        self.desc = desc
+        self.is_reconfigurable = is_reconfigurable
+
+    def make_default(
+        self, init_method: str | None, store: _core.Store | None, rank: int, world_size: int, name: str
+    ) -> ProcessGroup:
+        """The group of all ranks, noted in the registry."""
+        meeting = None
+        if store is None and self.backend == Backend.FAKE:
+            from dldist.c10d.fake import FakeStore
+
+            store, rank, world_size = FakeStore(), max(rank, 0), max(world_size, 1)
+        elif store is None:
+            from dldist import rendezvous
+
+            meeting = rendezvous.meet(init_method, rank, world_size, timeout=self.timeout)
+            store, rank, world_size = meeting.store, meeting.rank, meeting.world_size
+        try:
+            pg = self.make(store, rank, world_size, list(range(world_size)), name, None)
+        except BaseException:
+            if meeting is not None:
+                meeting.close()
+            raise
+        if meeting is not None:
+            meeting.met()
+            pg._on_shutdown(meeting.close)
+        return pg
+
+    def make(
+        self,
+        store: _core.Store | None,
+        rank: int,
+        size: int,
+        ranks: list[int],
+        name: str,
+        source: tuple[_core.Group, list[int]] | None,
+        tag: str | None = None,
+    ) -> ProcessGroup:
+        """A group of which this process is a member, noted in the registry; `ranks` are its global ones. With a source (a group
+        of the CPU that holds all members, and their ranks in it) it is split off from that, which needs no store."""
+        own = None if store is None else _core.PrefixStore(f"{name}/", store)
+        pg = ProcessGroup(own, rank, size)
+        pg._set_group_name(name)
+        pg._set_group_desc(self.desc)
+        pg.bound_device_id = self.device
+        made: dict[str, Any] = {}
+        for device, backend in self.config.get_device_backend_map().items():
+            if backend not in made:
+                made[backend] = self._make_backend(backend, device, pg, ranks, source)
+            if isinstance(made[backend], ProcessGroup):
+                pg = made[backend]
+                pg._set_group_name(name)
+                pg._set_group_desc(self.desc)
+                break
+            if made[backend] is None:
+                return self._not_a_member(rank)
+            pg._register_backend(device, Backend.backend_type_map[backend], made[backend])
+        registry._world.add(
+            pg, name=name, backend=self.backend, config=repr(self.config), store=own or store, ranks=ranks, tag=tag
+        )
+        return pg
+
+    def _make_backend(
+        self, backend: str, device: str, pg: ProcessGroup, ranks: list[int], source: tuple[_core.Group, list[int]] | None
+    ) -> Any:
+        store = pg.get_group_store()
+        prefixed = None if store is None else _core.PrefixStore(f"{device}/", store)
+        if backend.upper() in Backend._plugins:
+            made = self._make_plugin(backend, prefixed, pg, ranks)
+        elif backend == Backend.GLOO:
+            from dldist.c10d.gloo import ProcessGroupGloo
+
+            if self.is_reconfigurable:
+                return ProcessGroupGloo._unconnected(prefixed, pg, self.timeout)
+            made = ProcessGroupGloo._make(prefixed, pg, self.timeout, source, ranks)
+        elif backend == Backend.FAKE:
+            from dldist.c10d.fake import FakeProcessGroup
+
+            made = FakeProcessGroup._create_internal(pg.rank(), pg.size(), *([self.pg_options] if self.pg_options else []))
+        else:
+            return _refuse_backend(backend)
+        return made if isinstance(made, ProcessGroup) else self._wrapped(made, prefixed, pg)
+
+    def _not_a_member(self, rank: int) -> Any:
+        if self.desc == "default_pg":
+            raise RuntimeError(f"backend {self.backend}: its creator has returned None, and rank {rank} is in the default group")
+        return NON_GROUP_MEMBER
+
+    def _make_plugin(self, backend: str, store: _core.Store | None, pg: ProcessGroup, ranks: list[int]) -> Any:
+        plugin = Backend._plugins[backend.upper()]
+        if not plugin.extended_api:
+            return plugin.creator_fn(store, pg.rank(), pg.size(), self.timeout)
+        from dldist.c10d.process_group import DistributedBackendOptions
+
+        opts = DistributedBackendOptions()
+        opts.store = store
+        opts.group_rank = pg.rank()
+        opts.group_size = pg.size()
+        opts.timeout = self.timeout
+        opts.group_id = pg.group_name
+        opts.global_ranks_in_group = ranks
+        opts.process_group = pg
+        opts.enable_reconfigure = self.is_reconfigurable
+        return plugin.creator_fn(opts, self.pg_options)
+
+    def _wrapped(self, backend: Any, store: _core.Store | None, pg: ProcessGroup) -> Any:
+        """The backend, behind what compares every collective of all ranks if the debug level wants that."""
+        from dldist.c10d.options import DebugLevel, get_debug_level
+
+        if get_debug_level() is not DebugLevel.DETAIL or backend is None or pg.size() == 1:
+            return backend
+        return create_process_group_wrapper(backend, pg.group_name, store, pg.rank(), pg.size(), self.timeout)
+
+
+def create_process_group_wrapper(
+    wrapped_pg: Any, store_prefix: str, store: Any, rank: int, world_size: int, timeout: Any = None
+) -> Any:
+    """A backend that compares every collective of all ranks before it runs, by way of a group of its own."""
+    from dldist.c10d.gloo import ProcessGroupGloo
+    from dldist.c10d.wrapper import _ProcessGroupWrapper
+
+    limit = default_timeout(Backend.GLOO) if timeout is None else timeout
+    helper_store = _core.PrefixStore(f"pg_wrapper:{store_prefix}", store)
+    return _ProcessGroupWrapper(wrapped_pg, ProcessGroupGloo(helper_store, rank, world_size, timeout=limit))
