@@ -114,7 +114,6 @@ class TCPStore(Store):
     @property
     def _is_extended(self) -> bool: ...
 
-@disjoint_base
 class FileStore(Store):
     def __init__(
         self,
@@ -127,7 +126,6 @@ class FileStore(Store):
     @property
     def path(self) -> str: ...
 
-@disjoint_base
 class HashStore(Store):
     def __init__(self, *, timeout: _Timeout = 300.0) -> None: ...
     def clone(self) -> HashStore: ...

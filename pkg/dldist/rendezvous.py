@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import time
+from types import ModuleType
 
 from dldist import _core, _places
 
@@ -317,3 +319,13 @@ def _look_around(store: _core.Store, place: _places.Place, name: str) -> tuple[l
 
 def _left(deadline: float) -> float:
     return max(deadline - time.monotonic(), 0.001)
+
+
+class _Module(ModuleType):
+    """This module, which can be called: `dldist.rendezvous` is c10d's name for the function, and that of the module."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Iterator[tuple[_core.Store, int, int]]:
+        return rendezvous(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Module

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
+    from weakref import WeakSet
+
     from dldist.rendezvous import Meeting
 
 
@@ -25,9 +27,8 @@ class World(_core.Group):
 
     # Of groups that split() makes, for which __init__ does not run, too.
     _meeting: Meeting | None = None
-    _parts: list[Any] | None = None
-    serializer = "pickle"
-    """How objects travel when a call does not say: "pickle", or "safe", which executes no code of the sender."""
+    serializer = "safe"
+    """How objects travel when a call does not say: "safe", which executes no code of the sender, or "pickle"."""
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class World(_core.Group):
         timeout: Any = 1800.0,
         connect_timeout: Any = None,
         init_method: str | None = None,
-        serializer: str = "pickle",
+        serializer: str = "safe",
     ) -> None:
         if store is not None and init_method is not None:
             raise ValueError("World(): give 'store' or 'init_method', not both")
@@ -78,21 +79,19 @@ class World(_core.Group):
         """A group of these ranks, in this order, made by them alone. It ends with this one at the latest."""
         part = super().split(list(ranks), name, timeout)
         part.serializer = self.serializer
-        import weakref
-
-        parts = [known for known in self._parts or () if known() is not None]
-        self._parts = [*parts, weakref.ref(part)]
+        self._parts().add(part)
         return part
 
     def close(self, timeout: Any = None) -> None:
         """Say goodbye, after the operations under way have ended or the time is up; first of all in the groups of this one."""
+        _let_compiled_calls_finish()
         try:
             call_all([*(part.close for part in self._take_parts()), super().close], timeout)
         finally:
             self._leave_meeting()
 
     def abort(self, reason: str = "abort() was called") -> None:
-        """End what is under way in this group and in the groups of it, and all of them, at once; the other ranks hear the reason."""
+        """End this group, those made from it, and what is under way in them, at once; the other ranks hear the reason."""
         for part in self._take_parts():
             part.abort(reason)
         super().abort(reason)
@@ -106,9 +105,16 @@ class World(_core.Group):
         super().__exit__(*exception)
         self._leave_meeting()
 
+    def _parts(self) -> WeakSet[World]:
+        """The groups made from this one that somebody still holds."""
+        from weakref import WeakSet
+
+        return self.__dict__.setdefault("_made", WeakSet())  # one set, whichever thread comes first
+
     def _take_parts(self) -> list[World]:
-        parts, self._parts = self._parts or (), None
-        return [part for known in parts if (part := known()) is not None]
+        parts = list(self._parts())
+        self._parts().clear()
+        return parts
 
     def _leave_meeting(self) -> None:
         meeting, self._meeting = self._meeting, None
@@ -171,6 +177,14 @@ class World(_core.Group):
 
         return _objects.recv_object(self, src, tag, serializer=serializer, timeout=timeout)
 
+    def recv_object_with_source(
+        self, src: int | None = None, tag: int = 0, *, serializer: str | None = None, timeout: Any = None
+    ) -> tuple[Any, int]:
+        """The same, and the rank that has sent it."""
+        from dldist import _objects
+
+        return _objects.recv_object_with_source(self, src, tag, serializer=serializer, timeout=timeout)
+
 
 def call_all(calls: list[Callable[..., object]], *arguments: Any) -> None:
     """Call each, whatever the others do; the first exception is raised in the end."""
@@ -182,6 +196,16 @@ def call_all(calls: list[Callable[..., object]], *arguments: Any) -> None:
             failure = failure or error
     if failure is not None:
         raise failure
+
+
+def _let_compiled_calls_finish() -> None:
+    import sys
+
+    # Only JAX has any: programs that have been started and still call.
+    if "dldist._functional_jax" in sys.modules:
+        from dldist import _functional_form
+
+        _functional_form.let_compiled_calls_finish()
 
 
 def _check_serializer(name: str) -> str:

@@ -556,7 +556,8 @@ def test_the_registry_can_be_exchanged():
 
 def test_set_timeout_refuses():
     dldist.init_process_group()
-    for arguments, kind in [(("x",), TypeError), ((1, NON_MEMBER), ValueError), ((1, object()), AssertionError), ((-1,), ValueError)]:
+    cases = [(("x",), TypeError), ((-1,), ValueError), ((1, NON_MEMBER), ValueError), ((1, object()), AssertionError)]
+    for arguments, kind in cases:
         assert isinstance(error_of(dldist.set_timeout, *arguments), kind)
     dldist.destroy_process_group()
 

@@ -113,7 +113,8 @@ try:
     dldist.init_process_group(store=store, rank=rank, world_size=3, timeout=4)
 except Exception as error:
     assert not dldist.is_initialized()
-    print("|".join(kind.__name__ for kind in type(error).__mro__), "\\t", str(error).replace("\\n", " "), "\\t", time.monotonic() - began)
+    kinds = "|".join(kind.__name__ for kind in type(error).__mro__)
+    print(kinds, str(error).replace("\\n", " "), time.monotonic() - began, sep="\\t")
 """
 
 

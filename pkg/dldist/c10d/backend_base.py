@@ -22,6 +22,7 @@ from dldist.c10d.options import (
     ReduceOptions,
     ReduceScatterOptions,
     ScatterOptions,
+    as_int,
     as_timedelta,
 )
 
@@ -387,7 +388,7 @@ class Backend(LowLevelCalls):
     supports_window = False
 
     def __init__(self, rank: int, size: int) -> None:
-        rank, size = int(rank.__index__()), int(size.__index__())
+        rank, size = as_int("Backend(): argument 'rank'", rank), as_int("Backend(): argument 'size'", size)
         if not 0 <= rank < size:
             raise ValueError(f"Backend(): rank {rank} is not in a group of {size}")
         self._rank = rank

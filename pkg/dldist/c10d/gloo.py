@@ -49,7 +49,8 @@ class ProcessGroupGloo(Backend):
     supports_splitting = True
     supports_reconfigure = True
 
-    group: World | None
+    group: Any
+    """The World behind it; None before reconfigure()."""
     # Of those that can be reconfigured.
     _store: _core.Store | None = None
     _handle = ""
@@ -94,7 +95,7 @@ class ProcessGroupGloo(Backend):
         store: _core.Store | None,
         pg: ProcessGroup,
         timeout: timedelta,
-        source: tuple[World, list[int]] | None,
+        source: tuple[_core.Group, list[int]] | None,
         ranks: list[int],
     ) -> ProcessGroupGloo:
         """The backend of a group that is being made: split off from another one if it can be, else by meeting in the store."""
@@ -114,7 +115,7 @@ class ProcessGroupGloo(Backend):
         if store is None:
             raise RuntimeError("enable_reconfigure=True needs a store")
         self = cls(store, pg.rank(), pg.size(), timeout=timeout, enable_reconfigure=True)
-        self._options.group_name = pg.group_name
+        self.options.group_name = pg.group_name
         self._when_reconfigured = pg._reconfigured
         return self
 
@@ -122,7 +123,7 @@ class ProcessGroupGloo(Backend):
         self._require_group()
         return super()._perform(method, *arguments)
 
-    def _require_group(self) -> World:
+    def _require_group(self) -> Any:
         if self.group is None:
             raise RuntimeError(
                 "ProcessGroupGloo has not been initialized. Call reconfigure() before issuing collectives when "
@@ -215,7 +216,7 @@ class ProcessGroupGloo(Backend):
         handles = _check_handles(opts.handles, self._handle)
         before, self.group = self.group, None
         if before is not None:
-            before.abort("the group is being reconfigured")
+            _leave(before)
         rank, size = handles.index(self._handle), len(handles)
         store = _core.PrefixStore(f"reconfigure/{opts.uuid}/", self._store)
         name = self.options.group_name or "gloo"
@@ -352,7 +353,15 @@ def _check_handles(handles: Any, own: str) -> list[str]:
     return ordered
 
 
-def _split(group: World, ranks: list[int], name: str | None, timeout: timedelta | None) -> World:
+def _leave(group: World) -> None:
+    """End a group at once, without harm to members that are still at an operation that has been finished here."""
+    try:
+        group.close(0)
+    except _core.DistTimeoutError:
+        pass  # what was under way has ended with an error
+
+
+def _split(group: _core.Group, ranks: list[int], name: str | None, timeout: timedelta | None) -> World:
     """A group of some ranks that outlives `group`: c10d's groups end when they are destroyed, each for itself."""
     return _core.Group.split(group, ranks, name, timeout)  # type: ignore[return-value]
 

@@ -265,16 +265,16 @@ def _as_reduce_op(where: str, value: Any) -> _core.ReduceOp:
     return value
 
 
-def _as_int(where: str, value: Any) -> int:
+def as_int(where: str, value: Any) -> int:
     if not hasattr(value, "__index__"):
         raise TypeError(f"{where} must be int, not {type(value).__name__}")
     return int(value.__index__())
 
 
-def _as_ints(where: str, value: Any) -> list[int]:
+def as_ints(where: str, value: Any) -> list[int]:
     if not isinstance(value, (list, tuple)):
         raise TypeError(f"{where} must be a list of int, not {type(value).__name__}")
-    return [_as_int(f"{where}[{index}]", item) for index, item in enumerate(value)]
+    return [as_int(f"{where}[{index}]", item) for index, item in enumerate(value)]
 
 
 def _as_bool(where: str, value: Any) -> bool:
@@ -286,10 +286,10 @@ _CHECKS = {
     "asyncOp": _as_bool,
     "device_ids": _as_ints,
     "reduceOp": _as_reduce_op,
-    "rootRank": _as_int,
-    "rootTensor": _as_int,
+    "rootRank": as_int,
+    "rootTensor": as_int,
     "timeout": as_timedelta,
-    "uuid": _as_int,
+    "uuid": as_int,
 }
 
 _set = object.__setattr__  # past the checks

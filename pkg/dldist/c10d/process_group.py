@@ -273,7 +273,8 @@ class ProcessGroup(LowLevelCalls):
 
         for backend in self._distinct_backends():
             try:
-                return backend.options._timeout
+                timeout: timedelta = backend.options._timeout
+                return timeout
             except (RuntimeError, AttributeError):
                 pass  # a backend need not have options
         return default_timeout("undefined")
@@ -341,16 +342,6 @@ class ProcessGroup(LowLevelCalls):
         for backend in self._distinct_backends():
             backend._add_ephemeral_timeout(timeout)
 
-    def boxed(self) -> ProcessGroup:
-        """Itself: there is nothing here that would need a box."""
-        return self
-
-    @classmethod
-    def unbox(cls, boxed: Any) -> ProcessGroup:
-        if not isinstance(boxed, ProcessGroup):
-            raise TypeError(f"ProcessGroup.unbox(): expected a ProcessGroup, not {type(boxed).__name__}")
-        return boxed
-
     def _only_backend(self, method: str) -> Any:
         """Of the CPU, when there are several."""
         return self._backend_for(method, ())
@@ -373,8 +364,11 @@ class ProcessGroup(LowLevelCalls):
         if self.rank() not in ranks:
             return None
         pg = self._like(ranks.index(self.rank()), len(ranks), group_name, "split", group_desc)
-        kinds = self._device_types if device_types is None else device_types
-        self._give_backends(pg, kinds, lambda backend: backend.split(self._store, ranks, _options_for(backend, opts, timeout, pg)))
+
+        def split(backend: Any) -> Any:
+            return backend.split(self._store, ranks, _options_for(backend, opts, timeout, pg))
+
+        self._give_backends(pg, self._device_types if device_types is None else device_types, split)
         return pg
 
     def merge_remote_group(

@@ -31,7 +31,7 @@ class Registry:
     def forget_all(self) -> None:
         """As when nothing was ever initialised."""
         self.default_pg = None
-        self.pg_map: dict[ProcessGroup, tuple[str, _core.Store]] = {}
+        self.pg_map: dict[ProcessGroup, tuple[str, Any]] = {}
         self.pg_names: dict[ProcessGroup, str] = {}
         self.pg_group_ranks: dict[ProcessGroup, dict[int, int]] = {}
         self.pg_backend_config: dict[ProcessGroup, str] = {}
@@ -56,7 +56,15 @@ class Registry:
         self.operations = None if group is None else group.operations
 
     def add(
-        self, group: ProcessGroup, *, name: str, backend: str, config: str, store: _core.Store, ranks: list[int], tag: str | None
+        self,
+        group: ProcessGroup,
+        *,
+        name: str,
+        backend: str,
+        config: str,
+        store: _core.Store | None,
+        ranks: list[int],
+        tag: str | None,
     ) -> None:
         """Note a group that has been made; `ranks` are the global ones, in the order of the group's."""
         self.pg_map[group] = (backend, store)
