@@ -1,8 +1,6 @@
 /* Waiting for what comes from peers while a group is being made, before there is a run that would be waited for. */
 #include "group/group_internal.h"
 
-#include "core/cpu.h"
-
 typedef struct awaiting {
     dd_task task; /* in the engine until it is there */
     dd_engine *engine;
@@ -44,7 +42,7 @@ group_await(dd_group *group, bool (*is_there)(void *ctx), void *ctx, const dd_wa
         .task = {.progress = on_round,
                  .fall_asleep = fall_asleep,
                  .deadline_ns = DD_NEVER_NS,
-                 .is_crowded = group->topology.nlocal > dd_cpu_usable_count()},
+                 .is_crowded = group->topology.nlocal > group->ncores},
         .engine = group->engine,
         .is_there = is_there,
         .ctx = ctx,

@@ -52,6 +52,7 @@ struct dd_group {
     uint64_t id;
     int rank;
     int size;
+    int ncores; /* that this process may use */
     dd_blob name;
     dd_peer **peers; /* [size], owned */
     dd_topology topology;

@@ -454,7 +454,7 @@ make_run(dd_group *group, dd_error *err)
         .arena = group->arena,
         .selection = group->selection,
         .segment_nbytes = group->segment_nbytes,
-        .is_crowded = group->topology.nlocal > dd_cpu_usable_count(),
+        .is_crowded = group->topology.nlocal > group->ncores,
         .wake = wake_local_rank,
         .want_region = group_want_region,
         .ctx = group,
@@ -482,6 +482,7 @@ init_state(dd_group *group, const group_setup *setup)
     group->id = setup->id;
     group->rank = setup->rank;
     group->size = setup->size;
+    group->ncores = dd_cpu_usable_count();
     group->peers = setup->peers;
     group->selection = setup->options->selection;
     group->segment_nbytes = setup->options->large_segment_nbytes;

@@ -21,31 +21,44 @@ struct dd_ring_shared {
     _Alignas(64) _Atomic uint32_t is_asleep; /* set by the reader, cleared by either */
 };
 
-static dd_status
-map_ring(dd_ring *ring, size_t size, int fd, dd_error *err)
+static size_t
+memory_nbytes(size_t size, size_t nrings)
 {
-    void *memory = mmap(NULL, HEADER_BYTES + size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    return nrings * (HEADER_BYTES + size);
+}
+
+/* Rings that share memory lie one after the other; each is unmapped by itself. */
+static dd_status
+map_rings(dd_ring *const *rings, size_t nrings, size_t size, int fd, dd_error *err)
+{
+    size_t nbytes = memory_nbytes(size, nrings);
+    uint8_t *memory = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (memory == MAP_FAILED) {
         return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot map a ring of %zu bytes", size);
     }
     /* A forked child has no business in it. */
-    (void)madvise(memory, HEADER_BYTES + size, MADV_DONTFORK);
-    *ring = (dd_ring){.shared = memory, .data = (uint8_t *)memory + HEADER_BYTES, .size = size};
+    (void)madvise(memory, nbytes, MADV_DONTFORK);
+    for (size_t i = 0; i < nrings; i++) {
+        uint8_t *start = memory + memory_nbytes(size, i);
+        *rings[i] =
+            (dd_ring){.shared = (dd_ring_shared *)(void *)start, .data = start + HEADER_BYTES, .size = size};
+    }
     return DD_OK;
 }
 
-dd_status
-dd_ring_create(dd_ring *ring, size_t size, int *fd, dd_error *err)
+static dd_status
+create_rings(dd_ring *const *rings, size_t nrings, size_t size, int *fd, dd_error *err)
 {
     int new_fd = dd_fork_own(memfd_create("dldist-ring", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (new_fd < 0) {
         return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot create a ring");
     }
     dd_status status = DD_OK;
-    if (ftruncate(new_fd, (off_t)(HEADER_BYTES + size)) != 0 || fcntl(new_fd, F_ADD_SEALS, SEALS) != 0) {
+    if (ftruncate(new_fd, (off_t)memory_nbytes(size, nrings)) != 0 ||
+        fcntl(new_fd, F_ADD_SEALS, SEALS) != 0) {
         status = dd_error_set_errno(err, DD_SYSTEM, errno, "cannot make a ring of %zu bytes", size);
     } else {
-        status = map_ring(ring, size, new_fd, err);
+        status = map_rings(rings, nrings, size, new_fd, err);
     }
     if (status != DD_OK) {
         dd_fork_close(new_fd);
@@ -55,16 +68,42 @@ dd_ring_create(dd_ring *ring, size_t size, int *fd, dd_error *err)
     return DD_OK;
 }
 
-dd_status
-dd_ring_attach(dd_ring *ring, size_t size, int fd, dd_error *err)
+static dd_status
+attach_rings(dd_ring *const *rings, size_t nrings, size_t size, int fd, dd_error *err)
 {
     struct stat info;
-    bool is_ring = fstat(fd, &info) == 0 && info.st_size == (off_t)(HEADER_BYTES + size) &&
+    bool is_ring = fstat(fd, &info) == 0 && info.st_size == (off_t)memory_nbytes(size, nrings) &&
                    fcntl(fd, F_GET_SEALS) == SEALS;
     if (!is_ring) {
         return dd_error_set(err, DD_PROTOCOL, "descriptor %d is not a sealed ring of %zu bytes", fd, size);
     }
-    return map_ring(ring, size, fd, err);
+    return map_rings(rings, nrings, size, fd, err);
+}
+
+dd_status
+dd_ring_create(dd_ring *ring, size_t size, int *fd, dd_error *err)
+{
+    return create_rings(&ring, 1, size, fd, err);
+}
+
+dd_status
+dd_ring_attach(dd_ring *ring, size_t size, int fd, dd_error *err)
+{
+    return attach_rings(&ring, 1, size, fd, err);
+}
+
+dd_status
+dd_ring_create_two(dd_ring *in, dd_ring *out, size_t size, int *fd, dd_error *err)
+{
+    dd_ring *const rings[] = {in, out};
+    return create_rings(rings, 2, size, fd, err);
+}
+
+dd_status
+dd_ring_attach_two(dd_ring *in, dd_ring *out, size_t size, int fd, dd_error *err)
+{
+    dd_ring *const rings[] = {out, in};
+    return attach_rings(rings, 2, size, fd, err);
 }
 
 void

@@ -3,7 +3,7 @@
  * Moving bytes costs no system call. The reader polls while the writer is busy; before it stops polling it
  * falls asleep, and the writer that finds it so rings a bell of its own choosing (a byte on a socket). So
  * does, where the two agree on it, a reader that finds the writer waiting for room. The memory is a sealed
- * memfd of the reader's making, which leaves no name behind and cannot shrink under anybody. What the
+ * memfd, which leaves no name behind and cannot shrink under anybody. What the
  * other side writes into it is a peer's word: positions that make no sense are an error, never an access
  * out of bounds. */
 #ifndef DD_NET_RING_H
@@ -33,6 +33,9 @@ typedef struct dd_ring {
 dd_status dd_ring_create(dd_ring *ring, size_t size, int *fd, dd_error *err) DD_MUST_CHECK;
 /* The writer maps it. DD_PROTOCOL when the descriptor is not a ring of that size. */
 dd_status dd_ring_attach(dd_ring *ring, size_t size, int fd, dd_error *err) DD_MUST_CHECK;
+/* Two rings of one size in one piece of memory: `in` is read on this side and written on the other. Each is closed by itself. */
+dd_status dd_ring_create_two(dd_ring *in, dd_ring *out, size_t size, int *fd, dd_error *err) DD_MUST_CHECK;
+dd_status dd_ring_attach_two(dd_ring *in, dd_ring *out, size_t size, int fd, dd_error *err) DD_MUST_CHECK;
 void dd_ring_close(dd_ring *ring);
 static inline bool
 dd_ring_is_open(const dd_ring *ring)

@@ -1,5 +1,5 @@
-/* Making links: a listener for a process, and dialling, each hand-shake on a thread of its own that ends
- * with it.
+/* Making links: a listener for a process, and dialling. Hand-shakes run on threads that end with the last of
+ * them; whoever is slow holds up the others for a moment at most.
  *
  * There is one first link between two engines. Both may dial at once: then the dial of the smaller uid (as
  * bytes) wins, and the other side is told BUSY, waits for it, and dials again if it does not come. The

@@ -121,7 +121,7 @@ open_link(connect_job *job, const dd_wait *wait, dd_link **link, dd_error *err)
     dd_status status = send_verdict(job, CONNECT_OK, wait, err);
     if (status == DD_OK) {
         status = job->is_unix
-                     ? dd_link_open_shm(job->fd, job->connector->options.ring_nbytes, link, wait, err)
+                     ? dd_link_offer_shm(job->fd, job->connector->options.ring_nbytes, link, wait, err)
                      : dd_link_open_tcp(job->fd, link, err);
     }
     if (status == DD_OK) {

@@ -137,7 +137,7 @@ dial_unix(const connect_job *job, dd_link **link, const dd_wait *wait, dd_error 
     status = connect_is_same_user(fd) ? greet(job, fd, &is_busy, wait, err)
                                       : dd_error_set(err, DD_NETWORK, "it is of another user");
     if (status == DD_OK && !is_busy) {
-        status = dd_link_open_shm(fd, job->connector->options.ring_nbytes, link, wait, err);
+        status = dd_link_take_shm(fd, link, wait, err);
     }
     if (status != DD_OK || is_busy) {
         dd_sock_close(fd);

@@ -70,12 +70,13 @@ struct dd_link {
 /* Takes a connected socket (on success) that has been through the hand-shake. */
 dd_status dd_link_open_tcp(int fd, dd_link **link, dd_error *err) DD_MUST_CHECK;
 
-/* Two rings, one a direction, made by their readers and handed over the Unix socket. `ring_nbytes` is of
- * the one that this side reads: a power of two from 4096 to 2^30. Blocks until both sides have theirs, at
- * most until the deadline; it comes to nothing on both sides or on none. `socket_fd` is taken on success;
- * on failure it is no good for another attempt. */
-dd_status dd_link_open_shm(int socket_fd, size_t ring_nbytes, dd_link **link, const dd_wait *wait,
-                           dd_error *err) DD_MUST_CHECK;
+/* Two rings, one a direction, in one piece of memory, which one side makes and hands over the Unix socket.
+ * `ring_nbytes` is of each: a power of two from 4096 to 2^30. Offering blocks until the other side has
+ * taken it or cannot, taking until there is an offer, at most until the deadline. `socket_fd` is taken on
+ * success; on failure it is no good for another attempt. */
+dd_status dd_link_offer_shm(int socket_fd, size_t ring_nbytes, dd_link **link, const dd_wait *wait,
+                            dd_error *err) DD_MUST_CHECK;
+dd_status dd_link_take_shm(int socket_fd, dd_link **link, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 void dd_link_close(dd_link *link); /* NULL is fine */
 

@@ -466,11 +466,11 @@ static const dd_link_ops shm_ops = {
     .destroy = shm_destroy,
 };
 
-/* ---- opening: each side offers the ring that it reads (a magic number, its size, the descriptor), and
- * tells, by one byte, whether it could take the other's */
+/* ---- opening: one side offers the rings (a magic number, the size of each, the descriptor), and the other
+ * tells, by one byte, whether it could take them */
 
 #define OFFER_BYTES 16
-#define OFFER_MAGIC "ddring01"
+#define OFFER_MAGIC "ddring02"
 #define ANSWER_TAKEN 'y'
 #define ANSWER_REFUSED 'n'
 #define RING_MIN_BYTES ((uint64_t)4096)
@@ -492,10 +492,9 @@ socket_error(dd_io io, const char *what, dd_error *err)
 }
 
 static dd_status
-send_offer(int fd, const dd_ring *ring, int ring_fd, dd_error *err)
+send_offer(int fd, uint64_t size, int ring_fd, dd_error *err)
 {
     uint8_t offer[OFFER_BYTES] = OFFER_MAGIC;
-    uint64_t size = ring->size;
     memcpy(offer + 8, &size, sizeof size);
     size_t moved = 0;
     /* The first bytes on this socket after the hand-shake: there is room for them. */
@@ -522,7 +521,7 @@ recv_some(int fd, uint8_t *bytes, size_t nbytes, int *passed_fd, const dd_wait *
         } else if (io == DD_IO_AGAIN) {
             dd_status status = dd_sock_wait(fd, POLLIN, wait, err);
             if (status != DD_OK) {
-                dd_error_prepend(err, "waiting for the peer's half of shared memory");
+                dd_error_prepend(err, "waiting for the peer's part in shared memory");
                 return status;
             }
         } else {
@@ -533,7 +532,7 @@ recv_some(int fd, uint8_t *bytes, size_t nbytes, int *passed_fd, const dd_wait *
 }
 
 static dd_status
-recv_offer(int fd, dd_ring *ring, const dd_wait *wait, dd_error *err)
+recv_offer(shm_link *self, int fd, const dd_wait *wait, dd_error *err)
 {
     uint8_t offer[OFFER_BYTES];
     int ring_fd = -1;
@@ -544,69 +543,51 @@ recv_offer(int fd, dd_ring *ring, const dd_wait *wait, dd_error *err)
         if (memcmp(offer, OFFER_MAGIC, 8) != 0 || !is_ring_size(size)) {
             status = dd_error_set(err, DD_PROTOCOL, "the peer offered something that is no ring");
         } else {
-            status = dd_ring_attach(ring, (size_t)size, ring_fd, err);
+            status = dd_ring_attach_two(&self->in, &self->out, (size_t)size, ring_fd, err);
         }
     }
     dd_sock_close(ring_fd);
     return status;
 }
 
-/* Says how it went here and asks how it went there, so that both sides give up if one has to. */
 static dd_status
-agree(int fd, dd_status status, const dd_wait *wait, dd_error *err)
+send_answer(int fd, uint8_t answer, dd_error *err)
 {
-    const uint8_t answer = status == DD_OK ? ANSWER_TAKEN : ANSWER_REFUSED;
     size_t moved = 0;
     dd_io io = dd_sock_try_send(fd, &answer, 1, &moved);
-    if (status != DD_OK) {
-        return status;
-    }
-    if (io != DD_IO_OK) {
-        return socket_error(io, "cannot answer about a ring", err);
-    }
-    uint8_t theirs = 0;
+    return io == DD_IO_OK ? DD_OK : socket_error(io, "cannot answer about a ring", err);
+}
+
+static dd_status
+recv_answer(int fd, const dd_wait *wait, dd_error *err)
+{
+    uint8_t answer = 0;
     int unwanted_fd = -1;
-    status = recv_some(fd, &theirs, 1, &unwanted_fd, wait, err);
+    dd_status status = recv_some(fd, &answer, 1, &unwanted_fd, wait, err);
     dd_sock_close(unwanted_fd);
-    if (status == DD_OK && (theirs != ANSWER_TAKEN || unwanted_fd >= 0)) {
-        status = dd_error_set(err, DD_NETWORK, "the peer could not take the ring of this side");
+    if (status == DD_OK && (answer != ANSWER_TAKEN || unwanted_fd >= 0)) {
+        status = dd_error_set(err, DD_NETWORK, "the peer could not take the rings of this side");
     }
     return status;
 }
 
-static dd_status
-exchange_rings(shm_link *self, int fd, size_t ring_nbytes, const dd_wait *wait, dd_error *err)
+static shm_link *
+create_link(void)
 {
-    int ring_fd = -1;
-    dd_status status = dd_ring_create(&self->in, ring_nbytes, &ring_fd, err);
-    if (status == DD_OK) {
-        status = send_offer(fd, &self->in, ring_fd, err);
-        dd_sock_close(ring_fd);
+    shm_link *self = dd_mem_zalloc(sizeof *self);
+    if (self != NULL) {
+        self->base = (dd_link){.ops = &shm_ops, .fd = -1, .is_shared_memory = true};
+        self->generation = dd_fork_generation();
+        self->frame_fd = -1;
+        dd_list_init(&self->outgoing);
+        dd_list_init(&self->incoming);
     }
-    if (status == DD_OK) {
-        status = recv_offer(fd, &self->out, wait, err);
-    }
-    return agree(fd, status, wait, err);
+    return self;
 }
 
-dd_status
-dd_link_open_shm(int socket_fd, size_t ring_nbytes, dd_link **link, const dd_wait *wait, dd_error *err)
+static dd_status
+finish(shm_link *self, int socket_fd, dd_status status, dd_link **link)
 {
-    if (!is_ring_size(ring_nbytes)) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT,
-                            "a ring of %zu bytes: wanted is a power of two, 4096 bytes to 1 GiB",
-                            ring_nbytes);
-    }
-    shm_link *self = dd_mem_zalloc(sizeof *self);
-    if (self == NULL) {
-        return dd_error_no_memory(err, sizeof *self);
-    }
-    self->base = (dd_link){.ops = &shm_ops, .fd = -1, .is_shared_memory = true};
-    self->generation = dd_fork_generation();
-    self->frame_fd = -1;
-    dd_list_init(&self->outgoing);
-    dd_list_init(&self->incoming);
-    dd_status status = exchange_rings(self, socket_fd, ring_nbytes, wait, err);
     if (status != DD_OK) {
         shm_destroy(&self->base);
         return status;
@@ -614,4 +595,44 @@ dd_link_open_shm(int socket_fd, size_t ring_nbytes, dd_link **link, const dd_wai
     self->base.fd = socket_fd;
     *link = &self->base;
     return DD_OK;
+}
+
+dd_status
+dd_link_offer_shm(int socket_fd, size_t ring_nbytes, dd_link **link, const dd_wait *wait, dd_error *err)
+{
+    if (!is_ring_size(ring_nbytes)) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "a ring of %zu bytes: wanted is a power of two, 4096 bytes to 1 GiB",
+                            ring_nbytes);
+    }
+    shm_link *self = create_link();
+    if (self == NULL) {
+        return dd_error_no_memory(err, sizeof *self);
+    }
+    int ring_fd = -1;
+    dd_status status = dd_ring_create_two(&self->in, &self->out, ring_nbytes, &ring_fd, err);
+    if (status == DD_OK) {
+        status = send_offer(socket_fd, ring_nbytes, ring_fd, err);
+        dd_sock_close(ring_fd);
+    }
+    if (status == DD_OK) {
+        status = recv_answer(socket_fd, wait, err);
+    }
+    return finish(self, socket_fd, status, link);
+}
+
+dd_status
+dd_link_take_shm(int socket_fd, dd_link **link, const dd_wait *wait, dd_error *err)
+{
+    shm_link *self = create_link();
+    if (self == NULL) {
+        return dd_error_no_memory(err, sizeof *self);
+    }
+    dd_status status = recv_offer(self, socket_fd, wait, err);
+    if (status == DD_OK) {
+        status = send_answer(socket_fd, ANSWER_TAKEN, err);
+    } else {
+        (void)!send_answer(socket_fd, ANSWER_REFUSED, NULL);
+    }
+    return finish(self, socket_fd, status, link);
 }

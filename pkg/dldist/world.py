@@ -201,11 +201,9 @@ def call_all(calls: list[Callable[..., object]], *arguments: Any) -> None:
 def _let_compiled_calls_finish() -> None:
     import sys
 
-    # Only JAX has any: programs that have been started and still call.
-    if "dldist._functional_jax" in sys.modules:
-        from dldist import _functional_form
-
-        _functional_form.let_compiled_calls_finish()
+    form = sys.modules.get("dldist._functional_form")  # without it there is nothing compiled
+    if form is not None:
+        form.let_compiled_calls_finish()
 
 
 def _check_serializer(name: str) -> str:

@@ -251,10 +251,10 @@ await_quiet(node *self)
     dd_wait wait = dd_wait_after(6 * DD_NS_PER_S * check_slow());
     dd_connector *connector = self->connector;
     pthread_mutex_lock(&connector->mu);
-    while (connector->naccepts + connector->ndials > 0 && !dd_wait_is_over(&wait)) {
+    while (connector->accepts.nthreads + connector->dials.nthreads > 0 && !dd_wait_is_over(&wait)) {
         dd_cond_wait_slice(&connector->cond, &connector->mu, &wait);
     }
-    CHECK_INT(connector->naccepts + connector->ndials, 0);
+    CHECK_INT(connector->accepts.nthreads + connector->dials.nthreads, 0);
     pthread_mutex_unlock(&connector->mu);
 }
 

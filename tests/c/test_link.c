@@ -30,7 +30,7 @@ static const kind kinds[] = {SHM, TCP};
 
 typedef struct opener {
     int fd;
-    size_t ring_nbytes;
+    size_t ring_nbytes; /* 0: takes what the other side offers */
     dd_link *link;
     dd_status status;
     dd_error err;
@@ -41,7 +41,9 @@ open_shm(void *arg)
 {
     opener *self = arg;
     dd_wait wait = dd_wait_after(3 * DD_NS_PER_S * check_slow());
-    self->status = dd_link_open_shm(self->fd, self->ring_nbytes, &self->link, &wait, &self->err);
+    self->status = self->ring_nbytes > 0
+                       ? dd_link_offer_shm(self->fd, self->ring_nbytes, &self->link, &wait, &self->err)
+                       : dd_link_take_shm(self->fd, &self->link, &wait, &self->err);
     return NULL;
 }
 
@@ -72,14 +74,14 @@ make_sockets(kind k, int fds[2])
 }
 
 static bool
-open_shm_pair(size_t ring_nbytes_a, size_t ring_nbytes_b, dd_link *links[2])
+open_shm_pair(size_t ring_nbytes, dd_link *links[2])
 {
     int fds[2] = {-1, -1};
     if (!make_sockets(SHM, fds)) {
         return false;
     }
-    opener a = {.fd = fds[0], .ring_nbytes = ring_nbytes_a};
-    opener b = {.fd = fds[1], .ring_nbytes = ring_nbytes_b};
+    opener a = {.fd = fds[0], .ring_nbytes = ring_nbytes};
+    opener b = {.fd = fds[1]};
     pthread_t thread;
     if (!CHECK(pthread_create(&thread, NULL, open_shm, &b) == 0)) {
         return false;
@@ -95,7 +97,7 @@ static bool
 open_links(kind k, dd_link *links[2])
 {
     if (k == SHM) {
-        return open_shm_pair(RING_NBYTES, RING_NBYTES, links);
+        return open_shm_pair(RING_NBYTES, links);
     }
     int fds[2] = {-1, -1};
     return make_sockets(TCP, fds) && CHECK_OK(dd_link_open_tcp(fds[0], &links[0], check_err())) &&
@@ -410,17 +412,17 @@ TEST(links_fill_up_and_move_on)
     }
 }
 
-TEST(rings_of_different_sizes)
+TEST(rings_are_as_large_as_the_maker_says)
 {
     dd_link *links[2] = {0};
-    REQUIRE(open_shm_pair(4096, 16384, links));
+    REQUIRE(open_shm_pair(16384, links));
     uint8_t block[20000] = {0};
     struct iovec part = {.iov_base = block, .iov_len = sizeof block};
-    size_t moved = 0;
-    CHECK_INT(links[0]->ops->try_send(links[0], &part, 1, &moved), DD_IO_OK);
-    CHECK_INT(moved, 16384);
-    CHECK_INT(links[1]->ops->try_send(links[1], &part, 1, &moved), DD_IO_OK);
-    CHECK_INT(moved, 4096);
+    for (int k = 0; k < 2; k++) {
+        size_t moved = 0;
+        CHECK_INT(links[k]->ops->try_send(links[k], &part, 1, &moved), DD_IO_OK);
+        CHECK_INT(moved, 16384);
+    }
     close_links(links);
 }
 
@@ -704,11 +706,10 @@ offer(const char *magic, uint64_t size, int ring_fd, dd_status expected)
     }
     dd_wait wait = dd_wait_after(DD_NS_PER_S);
     dd_link *link = NULL;
-    CHECK_STATUS(dd_link_open_shm(fds[1], RING_NBYTES, &link, &wait, check_err()), expected);
+    CHECK_STATUS(dd_link_take_shm(fds[1], &link, &wait, check_err()), expected);
     /* It is told. */
-    uint8_t reply[17];
-    CHECK_INT(recv(fds[0], reply, sizeof reply, 0), 16);
-    CHECK_INT(recv(fds[0], reply, 1, 0), 1);
+    uint8_t reply[2];
+    CHECK_INT(recv(fds[0], reply, sizeof reply, 0), 1);
     CHECK_INT(reply[0], 'n');
     dd_sock_close(fds[0]);
     dd_sock_close(fds[1]);
@@ -717,21 +718,22 @@ offer(const char *magic, uint64_t size, int ring_fd, dd_status expected)
 TEST(offers_that_make_no_sense)
 {
     int nfds_before = count_fds();
-    dd_ring ring = {0};
+    dd_ring rings[2] = {{0}};
     int ring_fd = -1;
-    REQUIRE_OK(dd_ring_create(&ring, 8192, &ring_fd, check_err()));
-    offer("ddring01", 8192, -1, DD_PROTOCOL);
-    offer("ddring01", 4096, ring_fd, DD_PROTOCOL);
-    offer("ddring01", 12288, ring_fd, DD_PROTOCOL);
-    offer("ddring01", UINT64_MAX, ring_fd, DD_PROTOCOL);
-    offer("ddring01", 0, ring_fd, DD_PROTOCOL);
+    REQUIRE_OK(dd_ring_create_two(&rings[0], &rings[1], 8192, &ring_fd, check_err()));
+    offer("ddring02", 8192, -1, DD_PROTOCOL);
+    offer("ddring02", 4096, ring_fd, DD_PROTOCOL);
+    offer("ddring02", 12288, ring_fd, DD_PROTOCOL);
+    offer("ddring02", UINT64_MAX, ring_fd, DD_PROTOCOL);
+    offer("ddring02", 0, ring_fd, DD_PROTOCOL);
     offer("ddring99", 8192, ring_fd, DD_PROTOCOL);
     int plain = memfd_create("plain", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    REQUIRE(ftruncate(plain, 4096 + 8192) == 0);
-    offer("ddring01", 8192, plain, DD_PROTOCOL);
+    REQUIRE(ftruncate(plain, 2 * (4096 + 8192)) == 0);
+    offer("ddring02", 8192, plain, DD_PROTOCOL);
     close(plain);
     dd_sock_close(ring_fd);
-    dd_ring_close(&ring);
+    dd_ring_close(&rings[0]);
+    dd_ring_close(&rings[1]);
     CHECK_INT(count_fds(), nfds_before);
 }
 
@@ -742,24 +744,25 @@ TEST(opening_shared_memory_with_nobody_there)
     REQUIRE(make_sockets(SHM, fds));
     dd_link *link = NULL;
     dd_wait wait = dd_wait_after(20 * DD_NS_PER_MS);
-    CHECK_STATUS(dd_link_open_shm(fds[1], RING_NBYTES, &link, &wait, check_err()), DD_NETWORK_TIMED_OUT);
-    CHECK_STATUS(dd_link_open_shm(fds[1], 5000, &link, &wait, check_err()), DD_INVALID_ARGUMENT);
+    CHECK_STATUS(dd_link_offer_shm(fds[1], RING_NBYTES, &link, &wait, check_err()), DD_NETWORK_TIMED_OUT);
+    CHECK_STATUS(dd_link_take_shm(fds[1], &link, &wait, check_err()), DD_NETWORK_TIMED_OUT);
+    CHECK_STATUS(dd_link_offer_shm(fds[1], 5000, &link, &wait, check_err()), DD_INVALID_ARGUMENT);
     dd_sock_close(fds[0]);
-    CHECK_STATUS(dd_link_open_shm(fds[1], RING_NBYTES, &link, &wait, check_err()), DD_NETWORK);
+    CHECK_STATUS(dd_link_offer_shm(fds[1], RING_NBYTES, &link, &wait, check_err()), DD_NETWORK);
+    CHECK_STATUS(dd_link_take_shm(fds[1], &link, &wait, check_err()), DD_NETWORK);
     dd_sock_close(fds[1]);
     CHECK_INT(count_fds(), nfds_before);
 }
 
-/* The header of the n-th ring that this process has mapped. */
+/* Where this process has mapped the rings of a link, which lie one after the other. */
 static uint64_t *
-find_ring(unsigned which)
+find_rings(void)
 {
-    unsigned seen = 0;
     FILE *maps = fopen("/proc/self/maps", "r");
     char line[512];
     uint64_t *found = NULL;
-    while (fgets(line, sizeof line, maps) != NULL) {
-        if (strstr(line, "memfd:dldist-ring") != NULL && seen++ == which) {
+    while (found == NULL && fgets(line, sizeof line, maps) != NULL) {
+        if (strstr(line, "memfd:dldist-ring") != NULL) {
             found = (uint64_t *)strtoul(line, NULL, 16);
         }
     }
@@ -773,9 +776,10 @@ TEST(positions_that_make_no_sense_break_the_link)
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         dd_link *links[2] = {0};
         REQUIRE(open_links(SHM, links));
-        for (unsigned k = 0; k < 4; k++) {
-            uint64_t *words = find_ring(k);
-            REQUIRE(words != NULL);
+        uint64_t *rings = find_rings();
+        REQUIRE(rings != NULL);
+        for (unsigned k = 0; k < 2; k++) {
+            uint64_t *words = rings + k * (4096 + RING_NBYTES) / sizeof *rings;
             words[0] = wrong[i]; /* written */
             words[8] = wrong[i]; /* read */
         }
@@ -821,7 +825,7 @@ TEST(without_memory_nothing_is_left_open)
         dd_link *link = NULL;
         dd_wait wait = dd_wait_after(50 * DD_NS_PER_MS);
         (void)dd_mem_fail_after(n);
-        dd_status status = dd_link_open_shm(fds[0], RING_NBYTES, &link, &wait, NULL);
+        dd_status status = dd_link_offer_shm(fds[0], RING_NBYTES, &link, &wait, NULL);
         (void)dd_mem_fail_after(-1);
         CHECK_INT(status, n == 0 ? DD_OUT_OF_MEMORY : DD_NETWORK_TIMED_OUT);
         (void)dd_mem_fail_after(0);
