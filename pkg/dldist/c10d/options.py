@@ -271,7 +271,7 @@ def as_int(where: str, value: Any) -> int:
     return int(value.__index__())
 
 
-def as_ints(where: str, value: Any) -> list[int]:
+def _as_ints(where: str, value: Any) -> list[int]:
     if not isinstance(value, (list, tuple)):
         raise TypeError(f"{where} must be a list of int, not {type(value).__name__}")
     return [as_int(f"{where}[{index}]", item) for index, item in enumerate(value)]
