@@ -313,7 +313,8 @@ def coalescing(group):
     for wrong in (
         lambda: group.all_gather_single(array.array("f", [0] * n), tensor),
         lambda: group.all_reduce(tensor, "max"),
-        lambda: group.all_reduce(tensor, async_op=True),
+        lambda: group.all_reduce(tensor, async_op=True).wait(),
+        lambda: group.all_reduce(tensor, timeout=5),
         lambda: group.coalesce().__enter__(),
     ):
         try:

@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 
-import dldist
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -23,23 +22,18 @@ def test_collectives_demo():
 
 
 def test_readme(tmp_path):
-    """With a port of its own."""
+    """hello.py, as the README has it started."""
     pytest.importorskip("numpy")
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    program = re.search(r"```python\n(# hello\.py.*?)```", text, re.DOTALL).group(1)
-    assert program.count("29500") == 1
-    store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
-    port = store.port
-    del store
     path = tmp_path / "hello.py"
-    path.write_text(program.replace("29500", str(port)), encoding="utf-8")
-    ranks = [
-        subprocess.Popen([sys.executable, str(path), str(rank)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    try:
-        said = [child.communicate(timeout=20) for child in ranks]
-    finally:
-        for child in ranks:
-            child.kill()
-    assert said[0] == ("", "") and said[1] == ("got a message from rank 0 and [4. 4. 4. 4.]\n", "")
+    path.write_text(re.search(r"```python\n(# hello\.py.*?)```", text, re.DOTALL).group(1), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "dldist.run", "--nproc-per-node", "2", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=25,
+        check=False,
+    )
+    assert done.returncode == 0 and done.stderr == "", done.stdout + done.stderr
+    said = "['rank 0', 'rank 1'] [3. 3. 3. 3.] [4. 4. 4. 4.]"
+    assert sorted(done.stdout.splitlines()) == [f"[rank{rank}]: {said}" for rank in range(2)]
