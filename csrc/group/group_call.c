@@ -536,9 +536,7 @@ on_coll(void *ctx, int rank, uint64_t sequence, const dd_signature *signature)
 static void
 on_abort(void *ctx, int rank, const dd_error *error)
 {
-    dd_group *group = ctx;
-    (void)rank; /* the cause names whom it is about */
-    group_fail_locked(group, error, true, rank);
+    group_fail_heard_locked(ctx, rank, error);
 }
 
 static void

@@ -3,6 +3,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 const char *
@@ -13,12 +14,27 @@ group_print_member(const dd_group *group, int rank, char out[128])
     return out;
 }
 
+/* "all_reduce #3 of rank 0 (node-a, pid 77) ": the cause that is an operation of this rank begins so, for all but itself. */
+static size_t
+print_call(const dd_group *group, const dd_work *work, char out[192])
+{
+    char who[128];
+    snprintf(out, 192, "%s #%llu of %s ", work->what, (unsigned long long)work->sequence,
+             group_print_member(group, group->rank, who));
+    return strlen(out);
+}
+
 void
 group_describe_failure(const dd_group *group, const dd_work *work, const dd_error *cause, dd_error *error)
 {
     *error = *cause;
     char sequence[32] = "";
     if (work->sequence > 0) {
+        char call[192];
+        size_t len = print_call(group, work, call);
+        if (strncmp(error->message, call, len) == 0) {
+            memmove(error->message, error->message + len, strlen(error->message + len) + 1);
+        }
         snprintf(sequence, sizeof sequence, " #%llu", (unsigned long long)work->sequence);
     }
     dd_error_prepend(error, "%s%s on group \"%.*s\" (rank %d of %d)", work->what, sequence,
@@ -38,8 +54,9 @@ group_fail_messages_locked(dd_group *group, int rank, const dd_error *cause)
     }
 }
 
-void
-group_fail_locked(dd_group *group, const dd_error *cause, bool is_told, int except)
+/* `told`: what the others get; NULL: nothing. */
+static void
+fail_locked(dd_group *group, const dd_error *cause, const dd_error *told, int except)
 {
     if (group->cause.code != DD_OK) {
         return;
@@ -49,8 +66,8 @@ group_fail_locked(dd_group *group, const dd_error *cause, bool is_told, int exce
     if (group->arena != NULL) {
         dd_arena_poison(group->arena);
     }
-    if (is_told && group->context != NULL && group->size > 1) {
-        dd_context_post_abort_locked(group->context, except, cause);
+    if (told != NULL && group->context != NULL && group->size > 1) {
+        dd_context_post_abort_locked(group->context, except, told);
     }
     if (group->is_active) {
         dd_run_cancel_locked(group->run, cause);
@@ -61,6 +78,12 @@ group_fail_locked(dd_group *group, const dd_error *cause, bool is_told, int exce
     }
     group_fail_messages_locked(group, DD_ANY_RANK, &group->cause);
     group_update_task_locked(group);
+}
+
+void
+group_fail_locked(dd_group *group, const dd_error *cause, bool is_told, int except)
+{
+    fail_locked(group, cause, is_told ? cause : NULL, except);
 }
 
 /* ---- ranks that disagree */
@@ -252,7 +275,7 @@ say_where(const dd_group *group, int rank, text_line *line)
     } else if (!member->has_answered) {
         say(line, "; %d (%s) does not answer", rank, where);
     } else if (!member->has_said_it) {
-        say(line, "; %d (%s) has called nothing yet", rank, where);
+        say(line, "; %d (%s) has called no collective yet", rank, where);
     } else {
         say(line, "; %d (%s) is %s #%llu %s", rank, where, member->is_inside ? "inside" : "done with",
             (unsigned long long)member->sequence, print_signature(&member->signature, what));
@@ -286,18 +309,126 @@ group_fail_timed_out_locked(dd_group *group)
     }
     const group_call *call = DD_CONTAINER_OF(group->collectives.next, group_call, link);
     double elapsed_s = (double)(dd_clock_now_ns() - call->work.start_ns) * 1e-9;
+    char what[192];
     dd_error cause;
+    print_call(group, &call->work, what);
     if (nlate == 0) {
         dd_error_set(&cause, DD_OP_TIMED_OUT,
-                     "timed out after %.3g s; all ranks have arrived, and the data have not", elapsed_s);
+                     "%stimed out after %.3g s; all ranks have arrived, and the data have not", what,
+                     elapsed_s);
     } else {
-        dd_error_set(&cause, DD_OP_TIMED_OUT, "timed out after %.3g s; rank%s %s ha%s not arrived%s",
+        dd_error_set(&cause, DD_OP_TIMED_OUT, "%stimed out after %.3g s; rank%s %s ha%s not arrived%s", what,
                      elapsed_s, nlate > 1 ? "s" : "", late.text, nlate > 1 ? "ve" : "s", where.text);
         const dd_card *card = dd_peer_card(group->peers[first]);
         dd_error_blame(&cause, first, card->host, card->pid);
     }
     group_fail_locked(group, &cause, true, DD_ANY_RANK);
 }
+
+/* ---- what other ranks tell
+ *
+ * Text and culprit are as whoever found out sees it, and are put here as this rank sees it. Others get it as it came. */
+
+/* The N of the "#N" that both kinds of text begin with; 0: there is none. */
+static uint64_t
+sequence_in(const char *message)
+{
+    const char *mark = strchr(message, '#');
+    return mark != NULL ? strtoull(mark + 1, NULL, 10) : 0;
+}
+
+static bool
+has_called_the_same(const dd_group *group, int rank, const char *message)
+{
+    const dd_signature *signature = group_signature_of(group, sequence_in(message));
+    if (signature == NULL || rank < 0 || rank >= group->size) {
+        return false;
+    }
+    char who[128];
+    char ours[128];
+    char words[272];
+    snprintf(words, sizeof words, "%s called %s", group_print_member(group, rank, who),
+             print_signature(signature, ours));
+    return strstr(message, words) != NULL;
+}
+
+/* The text names two ranks. Where the culprit is this one, or has called the same as this one, the other is the culprit here. */
+static void
+see_mismatch(const dd_group *group, dd_error *error)
+{
+    int blamed = error->culprit.rank;
+    if (blamed != group->rank && !has_called_the_same(group, blamed, error->message)) {
+        return;
+    }
+    for (int rank = 0; rank < group->size; rank++) {
+        char who[128];
+        if (rank != group->rank && rank != blamed &&
+            strstr(error->message, group_print_member(group, rank, who)) != NULL) {
+            const dd_card *card = dd_peer_card(group->peers[rank]);
+            dd_error_blame(error, rank, card->host, card->pid);
+            return;
+        }
+    }
+}
+
+/* "had called no collective yet and had a recv from rank 0 (tag 7) under way" */
+static void
+say_own_state(const dd_group *group, text_line *line)
+{
+    char what[128];
+    if (group->nstarted == 0) {
+        say(line, "had called no collective yet");
+    } else {
+        say(line, "was %s #%llu %s", group->is_active ? "inside" : "done with",
+            (unsigned long long)group->nstarted,
+            print_signature(group_signature_of(group, group->nstarted), what));
+    }
+    if (dd_list_is_empty(&group->messages)) {
+        return;
+    }
+    const p2p_call *call = (p2p_call *)DD_CONTAINER_OF(group->messages.next, group_call, link);
+    const dd_message *message = &call->message;
+    if (message->channel != 0) { /* those of callers have none */
+        say(line, " and was in monitored_barrier");
+    } else if (message->rank == DD_ANY_RANK) {
+        say(line, " and had a recv from any rank (tag %llu) under way", (unsigned long long)message->tag);
+    } else {
+        say(line, " and had a %s rank %d (tag %llu) under way", message->is_send ? "send to" : "recv from",
+            message->rank, (unsigned long long)message->tag);
+    }
+}
+
+/* What a late rank was doing it knows better than whoever waited for it, who has been told of collectives alone. */
+static void
+see_time_out(const dd_group *group, dd_error *error)
+{
+    bool has_come = sequence_in(error->message) <= group->nstarted;
+    if (has_come && error->culprit.rank != group->rank) {
+        return; /* others are late */
+    }
+    text_line line = {.used = 0};
+    say(&line, "%.*s waiting for this rank, which ", (int)strcspn(error->message, ";"), error->message);
+    if (has_come) {
+        say(&line, "had not come or answered in time");
+    } else {
+        say_own_state(group, &line);
+    }
+    memcpy(error->message, line.text, line.used + 1);
+}
+
+void
+group_fail_heard_locked(dd_group *group, int rank, const dd_error *error)
+{
+    dd_error cause = *error;
+    if (error->code == DD_MISMATCH) {
+        see_mismatch(group, &cause);
+    } else if (error->code == DD_OP_TIMED_OUT) {
+        see_time_out(group, &cause);
+    }
+    fail_locked(group, &cause, error, rank);
+}
+
+/* ---- giving up */
 
 void
 dd_group_abort(dd_group *group, const char *reason)

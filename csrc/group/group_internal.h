@@ -164,6 +164,8 @@ dd_status group_await(dd_group *group, bool (*is_there)(void *ctx), void *ctx, c
 
 /* The first cause ends everything under way and stays; `tell` the others (all but `except`). */
 void group_fail_locked(dd_group *group, const dd_error *cause, bool is_told, int except);
+/* `rank` has given up and says why. */
+void group_fail_heard_locked(dd_group *group, int rank, const dd_error *error);
 /* Of a collective that was started here; NULL when that is too long ago, or still to come. */
 const dd_signature *group_signature_of(const dd_group *group, uint64_t sequence);
 void group_fail_mismatch_locked(dd_group *group, uint64_t sequence, const dd_arena_culprit *culprit);

@@ -1,7 +1,7 @@
 /* How the ranks of a group find each other in the store.
  *
  * Under "<name>/" there is a generation, and under "<name>/<generation>/" one meeting: who has come ("rank/<r>": a card), how many
- * ("count"), and how it ended ("end": "ok <size> <id>" or "off"). A meeting that ended is never joined: its name can be used again at
+ * ("count"), and how it ended ("end": "off", or "ok <size> <id>", a newline and everybody's card). A meeting that ended is never joined: its name can be used again at
  * once, and one that somebody gave up does not poison the next. */
 #include "group/group_internal.h"
 
@@ -216,7 +216,104 @@ join(meeting_place *place, dd_bytes card, join_outcome *outcome, dd_error *err)
     return status;
 }
 
-/* The last who comes names the group and ends the meeting. */
+static dd_status
+get_cards_one_by_one(meeting_place *place, dd_blob_list *cards, dd_error *err)
+{
+    dd_status status = dd_blob_list_init(cards, (size_t)place->size, err);
+    for (int rank = 0; rank < place->size && status == DD_OK; rank++) {
+        status = place->store->ops->get(place->store, rank_key(place, "rank", rank), &cards->items[rank],
+                                        place->wait, err);
+    }
+    return status;
+}
+
+/* In one request: with many ranks it is here that a meeting takes its time. */
+static dd_status
+get_cards_at_once(meeting_place *place, dd_blob_list *cards, dd_error *err)
+{
+    size_t size = (size_t)place->size;
+    char(*texts)[KEY_MAX] = dd_mem_alloc_array(size, sizeof *texts);
+    dd_bytes *keys = dd_mem_alloc_array(size, sizeof *keys);
+    dd_status status = texts != NULL && keys != NULL ? DD_OK : dd_error_no_memory(err, size * sizeof *texts);
+    for (size_t rank = 0; rank < size && status == DD_OK; rank++) {
+        dd_bytes key = rank_key(place, "rank", (int)rank);
+        memcpy(texts[rank], key.data, key.len);
+        keys[rank] = dd_bytes_of(texts[rank], key.len);
+    }
+    if (status == DD_OK) {
+        status = place->store->ops->multi_get(place->store, keys, size, cards, place->wait, err);
+    }
+    dd_mem_free(keys);
+    dd_mem_free(texts);
+    return status;
+}
+
+static dd_status
+get_cards(meeting_place *place, dd_blob_list *cards, dd_error *err)
+{
+    return place->store->ops->has_extended_api(place->store) ? get_cards_at_once(place, cards, err)
+                                                             : get_cards_one_by_one(place, cards, err);
+}
+
+/* ---- the end of a meeting: its first line, and for every rank four bytes of length (little endian) and the card */
+
+static dd_status
+encode_end(uint64_t id, const dd_blob_list *cards, dd_blob *end, dd_error *err)
+{
+    char line[64];
+    int len = snprintf(line, sizeof line, "ok %zu %016" PRIx64 "\n", cards->count, id);
+    dd_status status = dd_blob_append(end, line, (size_t)len, err);
+    for (size_t i = 0; i < cards->count && status == DD_OK; i++) {
+        const dd_blob *card = &cards->items[i];
+        uint8_t prefix[4];
+        for (size_t k = 0; k < sizeof prefix; k++) {
+            prefix[k] = (uint8_t)(card->len >> (8 * k));
+        }
+        status = dd_blob_append(end, prefix, sizeof prefix, err);
+        if (status == DD_OK) {
+            status = dd_blob_append(end, card->data, card->len, err);
+        }
+    }
+    return status;
+}
+
+/* Takes the next card off the front of `rest`; false when there is none. */
+static bool
+take_card(dd_bytes *rest, dd_bytes *card)
+{
+    if (rest->len < 4) {
+        return false;
+    }
+    size_t len = 0;
+    for (size_t k = 4; k-- > 0;) {
+        len = len << 8 | rest->data[k];
+    }
+    if (len > rest->len - 4) {
+        return false;
+    }
+    *card = dd_bytes_of(rest->data + 4, len);
+    *rest = dd_bytes_of(rest->data + 4 + len, rest->len - 4 - len);
+    return true;
+}
+
+/* The cards come without what was published in front of them. */
+static dd_status
+decode_cards(const meeting_place *place, dd_bytes rest, dd_blob_list *cards, dd_error *err)
+{
+    dd_status status = dd_blob_list_init(cards, (size_t)place->size, err);
+    for (size_t i = 0; i < cards->count && status == DD_OK; i++) {
+        dd_bytes card;
+        if (!take_card(&rest, &card) || card.len < NONCE_BYTES) {
+            return dd_error_set(err, DD_STORE, "the end of a meeting of %d lacks the card of rank %zu",
+                                place->size, i);
+        }
+        status = dd_blob_assign(&cards->items[i],
+                                dd_bytes_of(card.data + NONCE_BYTES, card.len - NONCE_BYTES), err);
+    }
+    return status;
+}
+
+/* The last who comes names the group, ends the meeting and hands everybody all cards. */
 static dd_status
 count_in(meeting_place *place, dd_error *err)
 {
@@ -231,12 +328,21 @@ count_in(meeting_place *place, dd_error *err)
     if (status != DD_OK) {
         return status;
     }
-    char text[64];
-    snprintf(text, sizeof text, "ok %d %016" PRIx64, place->size, id);
+    dd_blob_list cards = {0};
+    dd_blob end = {0};
     dd_blob value = {0};
-    status = place->store->ops->compare_set(place->store, meeting_key(place, "end"), dd_bytes_of_string(""),
-                                            dd_bytes_of_string(text), &value, place->wait, err);
+    status = get_cards(place, &cards, err);
+    if (status == DD_OK) {
+        status = encode_end(id, &cards, &end, err);
+    }
+    if (status == DD_OK) {
+        status =
+            place->store->ops->compare_set(place->store, meeting_key(place, "end"), dd_bytes_of_string(""),
+                                           dd_blob_view(&end), &value, place->wait, err);
+    }
     dd_blob_fini(&value);
+    dd_blob_fini(&end);
+    dd_blob_list_fini(&cards);
     return status == DD_OK ? leave_generation(place, err) : status;
 }
 
@@ -304,9 +410,32 @@ error_absent(meeting_place *place, dd_error *err)
         seen->npresent, place->size, seen->present, seen->absent);
 }
 
+/* What the store says of the end: that it was called off, or who is in the group. */
+static dd_status
+read_end(meeting_place *place, dd_bytes end, group_meeting *meeting, join_outcome *outcome, dd_error *err)
+{
+    char text[64] = "";
+    memcpy(text, end.data, end.len < sizeof text - 1 ? end.len : sizeof text - 1);
+    char *newline = strchr(text, '\n');
+    size_t len = newline != NULL ? (size_t)(newline - text) : strlen(text);
+    text[len] = '\0';
+    if (strcmp(text, "off") == 0) {
+        *outcome = MEETING_OVER;
+        look_around(place, &place->earlier);
+        return leave_generation(place, err);
+    }
+    int size = 0;
+    if (newline == NULL || sscanf(text, "ok %d %" SCNx64, &size, &meeting->id) != 2 || size != place->size) {
+        return dd_error_set(err, DD_STORE, "the store says \"%s\" where the end of a meeting of %d should be",
+                            text, place->size);
+    }
+    *outcome = JOINED;
+    return decode_cards(place, dd_bytes_of(end.data + len + 1, end.len - len - 1), &meeting->cards, err);
+}
+
 /* Waits for the end of the meeting. */
 static dd_status
-await_end(meeting_place *place, uint64_t *id, join_outcome *outcome, dd_error *err)
+await_end(meeting_place *place, group_meeting *meeting, join_outcome *outcome, dd_error *err)
 {
     dd_blob end = {0};
     dd_status status =
@@ -314,68 +443,10 @@ await_end(meeting_place *place, uint64_t *id, join_outcome *outcome, dd_error *e
     if (status == DD_TIMED_OUT || status == DD_NETWORK_TIMED_OUT) {
         return error_absent(place, err);
     }
-    if (status != DD_OK) {
-        return status;
-    }
-    char text[64] = "";
-    memcpy(text, end.data, end.len < sizeof text - 1 ? end.len : sizeof text - 1);
-    dd_blob_fini(&end);
-    int size = 0;
-    if (strcmp(text, "off") == 0) {
-        *outcome = MEETING_OVER;
-        look_around(place, &place->earlier);
-        return leave_generation(place, err);
-    }
-    if (sscanf(text, "ok %d %" SCNx64, &size, id) != 2 || size != place->size) {
-        return dd_error_set(err, DD_STORE, "the store says \"%s\" where the end of a meeting of %d should be",
-                            text, place->size);
-    }
-    *outcome = JOINED;
-    return DD_OK;
-}
-
-static dd_status
-get_cards_one_by_one(meeting_place *place, dd_blob_list *cards, dd_error *err)
-{
-    dd_status status = dd_blob_list_init(cards, (size_t)place->size, err);
-    for (int rank = 0; rank < place->size && status == DD_OK; rank++) {
-        status = place->store->ops->get(place->store, rank_key(place, "rank", rank), &cards->items[rank],
-                                        place->wait, err);
-    }
-    return status;
-}
-
-/* In one request: with many ranks it is here that a meeting takes its time. */
-static dd_status
-get_cards_at_once(meeting_place *place, dd_blob_list *cards, dd_error *err)
-{
-    size_t size = (size_t)place->size;
-    char(*texts)[KEY_MAX] = dd_mem_alloc_array(size, sizeof *texts);
-    dd_bytes *keys = dd_mem_alloc_array(size, sizeof *keys);
-    dd_status status = texts != NULL && keys != NULL ? DD_OK : dd_error_no_memory(err, size * sizeof *texts);
-    for (size_t rank = 0; rank < size && status == DD_OK; rank++) {
-        dd_bytes key = rank_key(place, "rank", (int)rank);
-        memcpy(texts[rank], key.data, key.len);
-        keys[rank] = dd_bytes_of(texts[rank], key.len);
-    }
     if (status == DD_OK) {
-        status = place->store->ops->multi_get(place->store, keys, size, cards, place->wait, err);
+        status = read_end(place, dd_blob_view(&end), meeting, outcome, err);
     }
-    dd_mem_free(keys);
-    dd_mem_free(texts);
-    return status;
-}
-
-static dd_status
-get_cards(meeting_place *place, dd_blob_list *cards, dd_error *err)
-{
-    dd_status status = place->store->ops->has_extended_api(place->store)
-                           ? get_cards_at_once(place, cards, err)
-                           : get_cards_one_by_one(place, cards, err);
-    for (size_t i = 0; i < cards->count && status == DD_OK; i++) {
-        dd_blob *card = &cards->items[i];
-        dd_blob_consume(card, card->len < NONCE_BYTES ? card->len : NONCE_BYTES);
-    }
+    dd_blob_fini(&end);
     return status;
 }
 
@@ -466,7 +537,8 @@ make_published(dd_engine *engine, dd_store *store, dd_blob *published, dd_error 
 
 /* One attempt in the generation that is now. Once joined, a failure calls the meeting off: nobody is to wait for us. */
 static dd_status
-attempt(meeting_place *place, dd_bytes published, uint64_t *id, join_outcome *outcome, dd_error *err)
+attempt(meeting_place *place, dd_bytes published, group_meeting *meeting, join_outcome *outcome,
+        dd_error *err)
 {
     *outcome = JOINED;
     dd_status status = read_generation(place, err);
@@ -478,7 +550,7 @@ attempt(meeting_place *place, dd_bytes published, uint64_t *id, join_outcome *ou
     }
     status = count_in(place, err);
     if (status == DD_OK) {
-        status = await_end(place, id, outcome, err);
+        status = await_end(place, meeting, outcome, err);
     }
     if (status != DD_OK && status != DD_OP_TIMED_OUT) {
         dd_wait moment = dd_wait_after(DD_NS_PER_S);
@@ -502,17 +574,13 @@ group_meet(dd_engine *engine, dd_store *store, int rank, int size, dd_bytes name
     dd_status status = make_published(engine, store, &published, err);
     join_outcome outcome = MEETING_OVER;
     while (status == DD_OK && outcome == MEETING_OVER) {
-        status = attempt(&place, dd_blob_view(&published), &meeting->id, &outcome, err);
+        status = attempt(&place, dd_blob_view(&published), meeting, &outcome, err);
         if (status == DD_OK && outcome == MEETING_OVER && dd_wait_is_over(wait)) {
             status = error_absent(&place, err);
         }
     }
     dd_blob_fini(&published);
-    if (status != DD_OK) {
-        return status;
-    }
     meeting->engine = dd_engine_acquire(engine);
-    status = get_cards(&place, &meeting->cards, err);
     if (status == DD_OK) {
         status = replace_repeated(&place, meeting, err);
     }

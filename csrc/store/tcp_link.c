@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #define CONNECT_TRY_NS (5 * DD_NS_PER_S)
-#define FIRST_RETRY_NS (5 * DD_NS_PER_MS)
+#define FIRST_RETRY_NS (250 * DD_NS_PER_US)
 #define LAST_RETRY_NS (100 * DD_NS_PER_MS)
 #define RECV_BYTES ((size_t)4096)
 #define KEEP_BYTES ((size_t)64 << 10)
@@ -591,7 +591,7 @@ dd_status
 tcp_link_open(tcp_link *link, tcp_target *target, const dd_wait *wait, dd_error *err)
 {
     dd_error reason = {0};
-    for (int64_t pause_ns = FIRST_RETRY_NS;; pause_ns *= 2) {
+    for (int64_t pause_ns = FIRST_RETRY_NS;; pause_ns *= pause_ns < LAST_RETRY_NS ? 2 : 1) {
         dd_status status = try_addresses(link, target, wait, &reason);
         /* A server that was there and is not now will not come back with our data. */
         if (!is_worth_retrying(status) || target->is_known) {

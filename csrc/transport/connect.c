@@ -15,7 +15,6 @@
 /* Somebody who has connected and said nothing for so long makes room when others have to wait. */
 #define SHY_NS DD_NS_PER_S
 #define NAP_MS 50
-#define LINGER_NS (5 * DD_NS_PER_MS)
 
 /* ---- the books */
 
@@ -184,16 +183,9 @@ pool_of(const connect_job *job)
     return job->is_dial ? &job->connector->dials : &job->connector->accepts;
 }
 
-/* Hand-shakes come in flocks: waits a moment for another before it says that there is none. */
 static connect_job *
 take_queued_locked(dd_connector *self, connect_pool *pool)
 {
-    dd_wait linger = dd_wait_after(LINGER_NS);
-    pool->nidle++;
-    while (dd_list_is_empty(&pool->queue) && !self->is_closing && !dd_wait_is_over(&linger)) {
-        dd_cond_wait_slice(&pool->more, &self->mu, &linger);
-    }
-    pool->nidle--;
     if (dd_list_is_empty(&pool->queue) || self->is_closing) {
         return NULL;
     }
@@ -218,7 +210,6 @@ go_on(connect_job *job)
     if (!job->is_dial && self->naccepted-- == CONNECT_ACCEPTS_MAX) {
         wake_listener(self);
     }
-    pthread_cond_broadcast(&self->cond);
     connect_job *next = take_queued_locked(self, pool);
     if (next == NULL) {
         previous = self->finished;
@@ -226,8 +217,8 @@ go_on(connect_job *job)
         self->finished = pthread_self();
         self->has_finished = true;
         pool->nthreads--;
-        pthread_cond_broadcast(&self->cond);
     }
+    pthread_cond_broadcast(&self->cond);
     pthread_mutex_unlock(&self->mu);
     dd_mem_free(job);
     if (has_previous) {
@@ -272,9 +263,7 @@ submit_locked(connect_job *job, dd_error *err)
     if (pool->nthreads == 0) {
         return start_worker_locked(job, err);
     }
-    if (pool->nidle > 0) {
-        pthread_cond_signal(&pool->more);
-    } else if (dd_list_is_empty(&pool->queue)) {
+    if (dd_list_is_empty(&pool->queue)) {
         pool->has_moved = true;
         wake_listener(job->connector); /* who looks whether the queue moves */
     }
@@ -482,13 +471,6 @@ check_options(const dd_connect_options *options, dd_error *err)
     return DD_OK;
 }
 
-static void
-init_pool(connect_pool *pool)
-{
-    dd_list_init(&pool->queue);
-    dd_cond_init(&pool->more);
-}
-
 static dd_status
 create_connector(const dd_connect_options *options, const dd_connect_handler *handler, dd_connector **out,
                  dd_error *err)
@@ -512,8 +494,8 @@ create_connector(const dd_connect_options *options, const dd_connect_handler *ha
     dd_mutex_init(&self->mu);
     dd_cond_init(&self->cond);
     dd_list_init(&self->jobs);
-    init_pool(&self->dials);
-    init_pool(&self->accepts);
+    dd_list_init(&self->dials.queue);
+    dd_list_init(&self->accepts.queue);
     *out = self;
     return DD_OK;
 }
@@ -525,8 +507,6 @@ destroy_connector(dd_connector *self)
     dd_sock_close(self->wake_fd);
     pthread_mutex_destroy(&self->mu);
     pthread_cond_destroy(&self->cond);
-    pthread_cond_destroy(&self->dials.more);
-    pthread_cond_destroy(&self->accepts.more);
     free_connector(self);
 }
 
@@ -564,9 +544,8 @@ dd_connector_open(const dd_connect_options *options, dd_card *card, const dd_add
 }
 
 static void
-empty_locked(connect_pool *pool)
+drop_queued_locked(connect_pool *pool)
 {
-    pthread_cond_broadcast(&pool->more);
     while (!dd_list_is_empty(&pool->queue)) {
         connect_job *job = DD_CONTAINER_OF(pool->queue.next, connect_job, link);
         dd_list_remove(&job->link);
@@ -582,8 +561,8 @@ call_off_all_locked(dd_connector *self)
         connect_job *job = DD_CONTAINER_OF(at, connect_job, link);
         atomic_store_explicit(&job->is_called_off, true, memory_order_relaxed);
     }
-    empty_locked(&self->dials);
-    empty_locked(&self->accepts);
+    drop_queued_locked(&self->dials);
+    drop_queued_locked(&self->accepts);
     pthread_cond_broadcast(&self->cond);
 }
 

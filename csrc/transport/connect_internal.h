@@ -51,9 +51,7 @@ typedef struct connect_job {
 /* Threads that do the same kind of job, and what waits for them. Guarded by mu. */
 typedef struct connect_pool {
     dd_list queue;
-    pthread_cond_t more; /* something is in the queue, or the connector closes */
     int nthreads;
-    int nidle;      /* of them: those that wait for more */
     bool has_moved; /* a job has been taken from the queue since the listener looked */
 } connect_pool;
 

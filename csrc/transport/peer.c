@@ -422,11 +422,7 @@ engine_on_link(void *ctx, const dd_uid *uid, int number, dd_link *stream)
     dd_engine *engine = ctx;
     dd_engine_lock(engine);
     accept_link_locked(engine, uid, number, stream);
-    /* A process that connects to many is not woken for every one of them. */
-    bool is_driver_asleep = engine->driver != NULL && engine->driver->is_asleep;
-    if (!is_driver_asleep || !engine_fall_asleep(engine)) {
-        engine_wake(engine);
-    }
+    engine_wake(engine);
     dd_engine_unlock(engine);
 }
 

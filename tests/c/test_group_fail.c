@@ -119,6 +119,9 @@ disagree(team_rank *self)
     }
     CHECK_STATUS(team_barrier(self->group), DD_MISMATCH);
     CHECK_CONTAINS(check_message(), "the group has failed before");
+    dd_error error;
+    CHECK_STATUS(dd_group_check(self->group, &error), DD_MISMATCH);
+    CHECK(error.culprit.rank >= 0 && error.culprit.rank != self->rank);
     free(memory);
 }
 
@@ -198,7 +201,7 @@ be_late(team_rank *self)
         CHECK_CONTAINS(check_message(), has_called ? "barrier #2 on group \"team\"" : "barrier #1 on group");
         CHECK_CONTAINS(check_message(), "rank 1 has not arrived");
         CHECK_CONTAINS(check_message(), has_called ? "is done with #1 all_reduce(float32, 1 elements, SUM)"
-                                                   : "has called nothing yet");
+                                                   : "has called no collective yet");
         CHECK_CONTAINS(check_message(), "pid ");
         dd_error error;
         CHECK_STATUS(dd_group_check(self->group, &error), DD_OP_TIMED_OUT);
@@ -208,7 +211,8 @@ be_late(team_rank *self)
     team_rendezvous(self, "late");
     if (self->rank == 1) {
         CHECK_STATUS(team_barrier(self->group), DD_OP_TIMED_OUT);
-        CHECK_CONTAINS(check_message(), "rank 1 has not arrived");
+        CHECK_CONTAINS(check_message(), " waiting for this rank, which ");
+        CHECK_CONTAINS(check_message(), has_called ? "barrier #2 of rank " : "barrier #1 of rank ");
     }
 }
 

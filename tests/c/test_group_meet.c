@@ -61,6 +61,41 @@ TEST(groups_that_cannot_be)
     team_run_apart(&options, open_nonsense, NULL);
 }
 
+/* Others write to the store, too. */
+static void
+read_ends_that_make_no_sense(team_rank *self)
+{
+    static const struct {
+        const char *end;
+        const char *complaint;
+    } cases[] = {
+        {"nonsense", "\"nonsense\" where the end of a meeting of 2"},
+        {"ok 3 1\n", "\"ok 3 1\" where the end"},
+        {"ok 2 1", "\"ok 2 1\" where the end"},
+        {"ok 2 1\n", "lacks the card of rank 0"},
+        {"ok 2 1\n\377\377\377\377card", "lacks the card of rank 0"},
+        {"ok 2 1\n\1\1\1", "lacks the card of rank 0"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char name[16];
+        char key[64];
+        snprintf(name, sizeof name, "end-%zu", i);
+        snprintf(key, sizeof key, "dldist/%s/0/end", name);
+        dd_wait wait = dd_wait_after(DD_NS_PER_S * check_slow());
+        CHECK_OK(self->store->ops->set(self->store, dd_bytes_of_string(key), dd_bytes_of_string(cases[i].end),
+                                       &wait, check_err()));
+        dd_group *group = NULL;
+        CHECK_STATUS(open_named(self, name, 0, 2, DD_NS_PER_S * check_slow(), &group), DD_STORE);
+        CHECK_CONTAINS(check_message(), cases[i].complaint);
+    }
+}
+
+TEST(ends_that_make_no_sense)
+{
+    team_options options = {.size = 1};
+    team_run_apart(&options, read_ends_that_make_no_sense, NULL);
+}
+
 static void
 miss_somebody(team_rank *self)
 {

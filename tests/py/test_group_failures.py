@@ -1,12 +1,16 @@
 """How groups fail: who is told, what, and how soon."""
 
+import array
+import re
 import signal
+import threading
 import time
 
 import dldist
 import group_team
 import group_workers as cases
 import pytest
+from thread_ranks import error_of, on_threads
 
 HOST = group_team.host_name()
 
@@ -29,7 +33,8 @@ def test_mismatch(teams, size, what):
     for rank, (first, later) in enumerate(replies):
         assert "DistMismatchError" in first["kinds"], (rank, first)
         assert first["code"] == "MISMATCH" and first["seconds"] < 3
-        assert first["rank"] in range(size) and first["host"] and first["pid"], first
+        assert first["rank"] in range(size) and first["rank"] != rank, (rank, first)
+        assert first["host"] and first["pid"], first
         assert "DistMismatchError" in later["kinds"], (rank, later)
     text = replies[0][0]["text"]
     words = {"op": ["barrier", "all_reduce"], "dtype": ["int32", "float32"], "size": ["5 elements", "4 elements"],
@@ -50,6 +55,37 @@ def test_time_out(teams, what):
         assert "1" in error["text"] and "2" in error["text"], error["text"]
     if what == "recv":
         assert error["rank"] == 1 and error["host"] == HOST
+
+
+def test_time_out_of_another_rank():
+    """What a rank hears says whose operation it was, and what it was doing itself."""
+    store = dldist.HashStore()
+    has_posted = threading.Event()
+
+    def rank_of(rank):
+        with dldist.Group(store, rank, 2, timeout=20) as group:
+            x = array.array("i", [1])
+            if rank == 1:
+                group.barrier()
+                work = group.irecv(x, 0, tag=7)
+                has_posted.set()
+                error = error_of(work.wait)
+                return error, error_of(group.barrier)
+            group.barrier()
+            assert has_posted.wait(10)
+            error = error_of(group.all_reduce, x, timeout=0.1)
+            return error, error_of(group.barrier)
+
+    (own, own_later), (heard, heard_later) = on_threads(2, rank_of)
+    for error in (own, own_later, heard, heard_later):
+        assert isinstance(error, dldist.DistTimeoutError) and error.rank == 1, error
+    assert re.search(r"^all_reduce #2 on group .* \(rank 0 of 2\): timed out after [\d.]+ s; rank 1 has not arrived; "
+                     r"1 \(.*\) ", str(own)), own
+    text = (r"all_reduce #2 of rank 0 \(.*, pid \d+\) timed out after [\d.]+ s waiting for this rank, which was done with "
+            r"#1 barrier and had a recv from rank 0 \(tag 7\) under way$")
+    assert re.search(r"^recv on group .* \(rank 1 of 2\): " + text, str(heard)), heard
+    assert re.search(r"the group has failed before: " + text, str(heard_later)), heard_later
+    assert re.search(r"the group has failed before: all_reduce #2 of rank 0 \(.*\) timed out", str(own_later)), own_later
 
 
 def test_abort(teams):

@@ -1,0 +1,124 @@
+/* What a rank hears of a failure that another one has found out about. */
+#include "check.h"
+#include "group_team.h"
+
+#include <unistd.h>
+
+/* ---- ranks that disagree */
+
+static void
+exchange_byte(team_rank *self, int from, int to)
+{
+    uint8_t byte = 0;
+    dd_block block = {.data = &byte, .nbytes = 1};
+    dd_work *work = NULL;
+    if (self->rank == from) {
+        REQUIRE_OK(dd_group_send(self->group, block, to, 1, &team_no_options, &work, check_err()));
+    } else if (self->rank == to) {
+        REQUIRE_OK(dd_group_recv(self->group, block, from, 1, &team_no_options, &work, check_err()));
+    }
+    if (work != NULL) {
+        CHECK_OK(team_wait(self->group, work));
+    }
+}
+
+/* The odd rank finds out, as it calls when what the others have sent is there, and they hear of it. */
+static void
+hear_of_disagreement(team_rank *self)
+{
+    int odd = *(int *)self->arg;
+    dd_coll_args args = {.coll = DD_COLL_BARRIER};
+    dd_work *work = NULL;
+    for (int rank = 0; rank < self->size; rank++) {
+        if (rank != odd) {
+            exchange_byte(self, rank, (rank + 1) % self->size); /* all are connected */
+        }
+    }
+    if (self->rank != odd) {
+        REQUIRE_OK(dd_group_collective(self->group, &args, &team_no_options, &work, check_err()));
+    }
+    for (int rank = 0; rank < self->size; rank++) {
+        if (rank != odd) {
+            exchange_byte(self, rank, odd); /* behind the barrier's */
+        }
+    }
+    team_rendezvous(self, "called");
+    float x = 0;
+    dd_block block = {.data = &x, .nbytes = sizeof x};
+    if (self->rank != odd) {
+        CHECK_STATUS(team_wait(self->group, work), DD_MISMATCH);
+    } else {
+        args.coll = DD_COLL_ALL_REDUCE;
+        args.reduction = (dd_reduction){.dtype = DD_DTYPE_FLOAT32, .op = DD_REDOP_SUM};
+        args.inputs = args.outputs = &block;
+        CHECK_STATUS(team_call(self, &args), DD_MISMATCH);
+    }
+    CHECK_CONTAINS(check_message(), "called barrier");
+    CHECK_CONTAINS(check_message(), "called all_reduce(float32, 1 elements, SUM)");
+    dd_error error;
+    CHECK_STATUS(dd_group_check(self->group, &error), DD_MISMATCH);
+    if (self->rank != odd) {
+        CHECK_INT(error.culprit.rank, odd);
+    } else {
+        CHECK(error.culprit.rank != odd && error.culprit.rank >= 0);
+    }
+    CHECK_INT(error.culprit.pid, getpid());
+}
+
+TEST(disagreement_that_is_heard_of_is_about_another_rank)
+{
+    for (int size = 2; size <= 4; size++) {
+        for (int odd = 0; odd < size; odd++) {
+            team_options options = {.size = size};
+            team_run_both(&options, hear_of_disagreement, &odd);
+        }
+    }
+}
+
+/* ---- ranks that are late */
+
+/* Rank 0 gives up waiting for rank 1, which waits for rank 0, and all of them hear whose time was up. */
+static void
+be_late_in_recv(team_rank *self)
+{
+    uint8_t byte;
+    dd_block block = {.data = &byte, .nbytes = 1};
+    dd_coll_args args = {.coll = DD_COLL_BARRIER};
+    dd_call_options shortly = {.timeout_ns = 60 * DD_NS_PER_MS};
+    dd_work *recv = NULL;
+    dd_work *barrier = NULL;
+    int source = self->rank == 1 ? 0 : 1;
+    REQUIRE_OK(dd_group_recv(self->group, block, source, 7, &team_no_options, &recv, check_err()));
+    if (self->rank == 2) {
+        REQUIRE_OK(dd_group_collective(self->group, &args, &team_no_options, &barrier, check_err()));
+    }
+    team_rendezvous(self, "begin");
+    if (self->rank == 0) {
+        REQUIRE_OK(dd_group_collective(self->group, &args, &shortly, &barrier, check_err()));
+        CHECK_STATUS(team_wait(self->group, barrier), DD_OP_TIMED_OUT);
+        CHECK_CONTAINS(check_message(), "barrier #1 on group \"team\" (rank 0 of 3): timed out after ");
+        CHECK_CONTAINS(check_message(), "; rank 1 has not arrived; 1 (");
+    } else if (self->rank == 2) {
+        CHECK_STATUS(team_wait(self->group, barrier), DD_OP_TIMED_OUT);
+        CHECK_CONTAINS(check_message(), "(rank 2 of 3): barrier #1 of rank 0 (");
+        CHECK_CONTAINS(check_message(), "; rank 1 has not arrived; 1 (");
+    }
+    CHECK_STATUS(team_wait(self->group, recv), DD_OP_TIMED_OUT);
+    CHECK_CONTAINS(check_message(), "recv on group \"team\" (rank ");
+    CHECK_CONTAINS(check_message(), "): barrier #1 of rank 0 (");
+    CHECK_CONTAINS(check_message(), ") timed out after ");
+    if (self->rank == 1) {
+        CHECK_CONTAINS(check_message(),
+                       " s waiting for this rank, which had called no collective yet and had a "
+                       "recv from rank 0 (tag 7) under way");
+        CHECK_LACKS(check_message(), "has not arrived");
+    }
+    CHECK_STATUS(team_barrier(self->group), DD_OP_TIMED_OUT);
+    CHECK_CONTAINS(check_message(), "the group has failed before: barrier #1 of rank 0 (");
+}
+
+TEST(time_out_tells_the_others_whose_it_was)
+{
+    team_options options = {.size = 3};
+    team_run_both(&options, be_late_in_recv, NULL);
+}
