@@ -104,6 +104,7 @@ dd_loop_run(dd_loop *loop)
 {
     bool is_awake = true;
     while (!loop->is_stopping) {
+        loop->asked_ns = dd_clock_now_ns();
         int count = epoll_wait(loop->epoll_fd, loop->events, DD_LOOP_BATCH,
                                is_awake ? 0 : timeout_until_timer_ms(loop));
         loop->nevents = count > 0 ? count : 0;

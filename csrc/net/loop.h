@@ -39,6 +39,8 @@ struct dd_loop {
      * delivered; NULL for none. Tells whether there was any, and *is_wanted whether it has to be asked again at once: the loop
      * does not sleep then. */
     bool (*poll)(dd_loop *loop, bool *is_wanted);
+    int64_t
+        asked_ns; /* for poll: before epoll was asked; what happened until then is in `events`, unless they are full */
     int64_t idle_until_ns;                    /* loop only: polls until then; 0 while there is input */
     dd_list timers;                           /* loop only; ordered by deadline */
     struct epoll_event events[DD_LOOP_BATCH]; /* loop only: the batch being delivered */

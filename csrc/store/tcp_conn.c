@@ -54,6 +54,7 @@ bury_one(tcp_conn *conn)
     dd_tcp_server *server = conn->server;
     dd_list_remove(&conn->link);
     dd_list_remove(&conn->hot);
+    conn->server->nrings -= dd_ring_is_open(&conn->ring) ? 1 : 0;
     dd_ring_close(&conn->ring);
     dd_loop_stop_timer(&conn->handshake);
     dd_loop_remove(&server->loop, &conn->handler);

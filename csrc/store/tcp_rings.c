@@ -4,8 +4,9 @@
  * connection. Sockets give that by the order in which bytes arrive; rings are looked at one after another, which is no
  * order at all. So every request in a ring has the time at which its call began, by the clock that all processes of a
  * host share, and the requests of all rings are served in the order of these times. What a request depends on was
- * written before its call began; so, when the rings are read at a time T and only what began before T is served, all
- * that it depends on has been read as well. */
+ * written before its call began; so, when the rings are read after a time T and only what began before T is served, all
+ * that it depends on has been read as well. Rings that sleep are not read, but the bell of one that was written before T
+ * has been rung before T: so T is a time before epoll was asked for bells. */
 #include "store/tcp_server_internal.h"
 
 #include "core/mem.h"
@@ -29,6 +30,7 @@ heat(tcp_conn *conn)
 void
 tcp_ring_begin(tcp_conn *conn)
 {
+    conn->server->nrings++;
     heat(conn);
 }
 
@@ -117,6 +119,41 @@ heat_belled(dd_loop *loop)
     }
 }
 
+/* When epoll has more to tell than it could: the sleeping rings are looked at, all of them. */
+static void
+heat_filled(dd_tcp_server *server)
+{
+    for (dd_list *link = server->conns.next; link != &server->conns; link = link->next) {
+        tcp_conn *conn = DD_CONTAINER_OF(link, tcp_conn, link);
+        size_t count = 0;
+        if (dd_ring_is_open(&conn->ring) && dd_ring_count(&conn->ring, &count) && count > 0) {
+            heat(conn);
+        }
+    }
+}
+
+static bool
+are_all_hot(const dd_tcp_server *server)
+{
+    size_t nhot = 0;
+    for (const dd_list *link = server->hot.next; link != &server->hot; link = link->next) {
+        nhot++;
+    }
+    return nhot == server->nrings;
+}
+
+/* What began up to this time depends on nothing but what is in rings that are hot now. */
+static int64_t
+heat_until(dd_tcp_server *server, int64_t now_ns)
+{
+    heat_belled(&server->loop);
+    if (server->loop.nevents == DD_LOOP_BATCH) {
+        heat_filled(server);
+        return now_ns;
+    }
+    return are_all_hot(server) ? now_ns : server->loop.asked_ns;
+}
+
 /* Whether there is so much to serve that reading more can wait: only nonsense about the time makes it so. */
 static bool
 is_sated(const tcp_conn *conn)
@@ -149,17 +186,24 @@ collect_all(dd_tcp_server *server, int64_t now_ns, size_t *nhot)
     return is_input;
 }
 
-/* Whether there is a request that began up to now_ns; its time goes into next_ns. */
+/* The times of a round: it is now, and what began up to `until` is served. */
+typedef struct round_times {
+    int64_t now_ns;
+    int64_t until_ns;
+} round_times;
+
+/* Whether there is a request that may be served in this round; its time goes into next_ns. */
 static bool
-is_due(tcp_conn *conn, int64_t now_ns)
+is_due(tcp_conn *conn, round_times times)
 {
     if (!next_time(conn, &conn->next_ns)) {
         return false;
     }
-    if (conn->next_ns > now_ns + TCP_MAX_AHEAD_NS) {
+    if (conn->next_ns > times.now_ns + TCP_MAX_AHEAD_NS) {
         tcp_conn_doom(conn, "its ring is ahead of time");
+        return false;
     }
-    return conn->next_ns <= now_ns;
+    return conn->next_ns <= times.until_ns;
 }
 
 /* `queue` is a heap: none is due before its parent. */
@@ -182,12 +226,12 @@ sift_down(tcp_conn **queue, size_t count, size_t at)
 }
 
 static size_t
-fill_queue(dd_tcp_server *server, int64_t now_ns)
+fill_queue(dd_tcp_server *server, round_times times)
 {
     size_t count = 0;
     for (dd_list *link = server->hot.next; link != &server->hot; link = link->next) {
         tcp_conn *conn = DD_CONTAINER_OF(link, tcp_conn, hot);
-        if (is_due(conn, now_ns)) {
+        if (is_due(conn, times)) {
             server->queue[count++] = conn;
         }
     }
@@ -211,18 +255,18 @@ has_queue_for(dd_tcp_server *server, size_t nhot)
     return true;
 }
 
-/* Serves what began up to now_ns, in the order of its times. Without memory to sort in, the next round tries again. */
+/* Serves what is due in the order of its times. Without memory to sort in, the next round tries again. */
 static void
-serve_in_order(dd_tcp_server *server, int64_t now_ns, size_t nhot)
+serve_in_order(dd_tcp_server *server, round_times times, size_t nhot)
 {
-    size_t count = has_queue_for(server, nhot) ? fill_queue(server, now_ns) : 0;
+    size_t count = has_queue_for(server, nhot) ? fill_queue(server, times) : 0;
     while (count > 0) {
         tcp_conn *first = server->queue[0];
         /* Serving another may have doomed it. */
-        if (is_due(first, now_ns)) {
+        if (is_due(first, times)) {
             serve_one(first);
         }
-        if (!is_due(first, now_ns)) {
+        if (!is_due(first, times)) {
             server->queue[0] = server->queue[--count];
         }
         sift_down(server->queue, count, 0);
@@ -249,15 +293,15 @@ bool
 tcp_server_poll_rings(dd_loop *loop, bool *is_wanted)
 {
     dd_tcp_server *server = DD_CONTAINER_OF(loop, dd_tcp_server, loop);
-    heat_belled(loop);
+    round_times times = {.now_ns = dd_clock_now_ns()};
+    times.until_ns = heat_until(server, times.now_ns);
     if (dd_list_is_empty(&server->hot)) {
         return false;
     }
-    int64_t now_ns = dd_clock_now_ns();
     size_t nhot;
-    bool is_input = collect_all(server, now_ns, &nhot);
-    serve_in_order(server, now_ns, nhot);
-    put_quiet_to_sleep(server, now_ns);
+    bool is_input = collect_all(server, times.now_ns, &nhot);
+    serve_in_order(server, times, nhot);
+    put_quiet_to_sleep(server, times.now_ns);
     tcp_server_bury(server);
     *is_wanted = !dd_list_is_empty(&server->hot);
     return is_input;

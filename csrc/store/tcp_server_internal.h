@@ -92,6 +92,7 @@ struct dd_tcp_server {
     dd_list conns;
     dd_list doomed;
     dd_list hot;             /* connections whose rings are polled */
+    size_t nrings;           /* connections with rings */
     struct tcp_conn **queue; /* room to put them in order */
     size_t queue_capacity;
     uint8_t *recv_buf; /* TCP_RECV_BYTES, for whoever is being read */
