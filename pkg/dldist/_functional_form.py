@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 
 from dldist import _arrays, _core
@@ -36,11 +37,12 @@ class Form:
     def axis(self, axis: int, argument: str = "axis", new: int = 0) -> int:
         """A number of an axis as one that is not negative; `new` is how many axes the result has more than x."""
         count = len(self.shape) + new
-        if not isinstance(axis, int) or not -count <= axis < count:
+        number = as_index(axis)
+        if number is None or not -count <= number < count:
             raise ValueError(
                 f"{self.name}(): argument '{argument}' is {axis!r}, and there are {count} axes: x has the shape {self.shape}"
             )
-        axis %= count
+        axis = number % count
         if axis > 0 and not self._family.has_slices:
             raise ValueError(
                 f"{self.name}(): argument '{argument}' is {axis}: arrays of this type can only be taken apart along axis 0"
@@ -58,9 +60,11 @@ class Form:
         """The shape of x with another extent along an axis."""
         return (*self.shape[:axis], extent, *self.shape[axis + 1 :])
 
-    def check_rank(self, rank: int, argument: str) -> None:
-        if not isinstance(rank, int) or rank not in range(self.size):
+    def as_rank(self, rank: Any, argument: str) -> int:
+        number = as_index(rank)
+        if number is None or number not in range(self.size):
             raise ValueError(f"{self.name}(): argument '{argument}': invalid rank: {rank!r} is not in 0 to {self.size - 1}")
+        return number
 
     # ---- running it
 
@@ -141,6 +145,14 @@ class Form:
 def _finish(families: list[_arrays.Family], arrays: Sequence[Any], outputs: list[Any]) -> list[Any]:
     # Where this rank gets nothing there are no outputs, however many arrays there are.
     return [family.finish(output, x) for family, x, output in zip(families, arrays, outputs, strict=False)]
+
+
+def as_index(value: Any) -> int | None:
+    """A whole number of any library, None for anything else."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 def operations_of(group: Any) -> Any:

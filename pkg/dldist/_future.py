@@ -145,11 +145,14 @@ class Future:
 def _seconds(timeout: Any) -> float:
     total = getattr(timeout, "total_seconds", None)
     try:
-        return float(total() if total is not None else timeout)
+        seconds = float(total() if total is not None else timeout)
     except (TypeError, ValueError):
         raise TypeError(
             f"wait(): argument 'timeout' must be timedelta or a number of seconds, not {type(timeout).__name__}"
         ) from None
+    if not seconds >= 0:  # nor NaN
+        raise _core.DistArgumentError(f"wait(): argument 'timeout' must be a time of 0 or more, not {timeout!r}")
+    return seconds
 
 
 def future_of(work: _core.Work) -> Future:

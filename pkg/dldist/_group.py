@@ -8,6 +8,8 @@ TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
     from typing import Any
 
+    from dldist.c10d.p2p import P2POp
+
 
 class Coalescing:
     """What Group.coalesce() gives: records calls of one kind, and makes one operation of them at the end."""
@@ -87,13 +89,7 @@ def batch_isend_irecv(group: Any, p2p_op_list: Any) -> list[Any]:
         raise ValueError("batch_isend_irecv(): argument 'p2p_op_list' must be a list of P2POp")
     # Before anything is under way, as nothing could take that back.
     for index, op in enumerate(p2p_op_list):
-        if op.group_peer is None and op.kind == "irecv":
-            continue
-        if op.group_peer not in range(group.size):
-            raise ValueError(
-                f"batch_isend_irecv(): argument 'p2p_op_list[{index}]': invalid rank: {op.group_peer!r} is not in "
-                f"0 to {group.size - 1}"
-            )
+        _check_message(f"batch_isend_irecv(): argument 'p2p_op_list[{index}]'", group, op)
     # Receives first: what comes then finds its place.
     works: list[Any] = [None] * len(p2p_op_list)
     for kind in ("irecv", "isend"):
@@ -101,3 +97,18 @@ def batch_isend_irecv(group: Any, p2p_op_list: Any) -> list[Any]:
             if op.kind == kind:
                 works[index] = getattr(group, kind)(op.tensor, op.group_peer, op.tag)
     return works
+
+
+def _check_message(where: str, group: Any, op: P2POp) -> None:
+    is_from_any = op.group_peer is None and op.kind == "irecv"
+    if not is_from_any and op.group_peer not in range(group.size):
+        raise ValueError(f"{where}: invalid rank: {op.group_peer!r} is not in 0 to {group.size - 1}")
+    if not hasattr(op.tag, "__index__") or op.tag.__index__() < 0:
+        raise ValueError(f"{where}: the tag must be an int of 0 or more, not {op.tag!r}")
+    if not isinstance(group, _core.Group):
+        return  # what a tensor has to be is for the group's backends to say
+    try:
+        _core._describe_tensor(op.tensor, op.kind == "irecv")
+    except (TypeError, ValueError, BufferError) as error:
+        text = str(error).removeprefix("_describe_tensor(): argument 'object' ")
+        raise type(error)(f"{where}: its tensor {text}") from None

@@ -87,9 +87,13 @@ def cover(frames: Sequence[Outgoing | Incoming]) -> range:
 
 
 def _describe(error: Exception) -> bytes:
+    name = type(error).__name__
+    try:
+        text = f"{name}: {error}"
+    except Exception:  # whatever __str__ of anybody's exception does: the others are waiting to be told
+        text = f"{name}, of which no text can be had"
     # Whole characters only.
-    text = f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:_ROOM]
-    return text.decode("utf-8", "ignore").encode()
+    return text.encode("utf-8", "replace")[:_ROOM].decode("utf-8", "ignore").encode()
 
 
 class Incoming:

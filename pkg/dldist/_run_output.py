@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import select
+import sys
 from collections.abc import Callable
 from typing import BinaryIO
 
@@ -18,6 +19,15 @@ _TAIL_BYTES = 64 << 10
 # A carriage return ends a piece, too: progress bars redraw their line with it, here with the rank before it. The last
 # byte may be the first half of \r\n.
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r(?=[^\n]))")
+
+
+def open_missing_streams() -> None:
+    """Where a standard stream is closed, a socket would get its number, and with it what ranks print: nobody reads these."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
 
 
 class Console:

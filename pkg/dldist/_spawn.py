@@ -142,7 +142,8 @@ class ProcessContext:
         """What the function has returned in each process; None where it has not yet."""
         self._store = store
         self._channels: dict[int, Any] = {}
-        self._running: set[int] = set()
+        self._running: dict[int, int] = {}
+        """The pidfds of those that run. Their sentinels are pipes, which children of their own may keep open."""
         self._failures: list[ProcessException] = []
 
     def pids(self) -> list[int]:
@@ -171,21 +172,23 @@ class ProcessContext:
     def terminate(self) -> None:
         """End all that still run: SIGTERM, and SIGKILL after a moment."""
         deadline = time.monotonic() + _KILL_AFTER_S
-        running = [self.processes[index] for index in self._running]
-        for process in running:
+        running = [(self.processes[index], pidfd) for index, pidfd in self._running.items()]
+        for process, _ in running:
             process.terminate()
-        for process in running:
-            process.join(max(deadline - time.monotonic(), 0.0))
+        for process, pidfd in running:
+            multiprocessing.connection.wait([pidfd], max(deadline - time.monotonic(), 0.0))
             if process.is_alive():
                 process.kill()
             process.join()
+        for pidfd in self._running.values():
+            os.close(pidfd)
         self._running.clear()
         for channel in self._channels.values():
             channel.close()
         self._channels.clear()
 
     def _look(self, timeout: float | None) -> None:
-        ends = {self.processes[index].sentinel: index for index in self._running}
+        ends = {pidfd: index for index, pidfd in self._running.items()}
         channels = {channel: index for index, channel in self._channels.items()}
         for ready in multiprocessing.connection.wait([*channels, *ends], timeout):
             if ready in channels:
@@ -196,11 +199,18 @@ class ProcessContext:
     def _receive(self, index: int) -> None:
         channel = self._channels.pop(index)
         try:
-            is_good, value, *error = pickle.loads(channel.recv_bytes())
-        except EOFError:
-            return  # how it has ended is seen by its exit code
+            data = channel.recv_bytes() if channel.poll() else b""
+        except (EOFError, OSError):
+            data = b""
         finally:
             channel.close()
+        if not data:
+            return  # how it has ended is seen by its exit code
+        try:
+            is_good, value, *error = pickle.loads(data)
+        except Exception as error:
+            error.add_note(f"spawn(): while the result of process {index} was read")
+            raise
         if is_good:
             self.results[index] = value
             return
@@ -216,7 +226,7 @@ class ProcessContext:
             self._receive(index)
         process = self.processes[index]
         process.join()
-        self._running.discard(index)
+        os.close(self._running.pop(index))
         if process.exitcode == 0 or any(failure.error_index == index for failure in self._failures):
             return
         code, name = process.exitcode, None
@@ -279,7 +289,7 @@ def spawn(
             process.start()
             sender.close()
             running.processes.append(process)
-            running._running.add(rank)
+            running._running[rank] = os.pidfd_open(process.pid)
     except BaseException:
         running.terminate()
         raise

@@ -10,6 +10,7 @@ import importlib.util
 import pickle
 import resource
 import sys
+import types
 import unittest
 from multiprocessing.connection import Connection
 from typing import Any
@@ -32,8 +33,9 @@ def _outcome(job: dict[str, Any]) -> bytes:
     """What the rank says, pickled."""
     try:
         return pickle.dumps(("result", _call(job)))
-    except SystemExit as error:
-        return pickle.dumps(("failure", f"SystemExit: {error.code}", None))
+    except (SystemExit, KeyboardInterrupt) as error:
+        # Not to be raised where the tests are run: that would end them.
+        return pickle.dumps(("failure", _spawn.describe(error)[0], None))
     except BaseException as error:
         reason = _skip_reason(error)
         return pickle.dumps(("skip", reason) if reason is not None else ("failure", *_spawn.describe(error)))
@@ -49,15 +51,25 @@ def _call(job: dict[str, Any]) -> Any:
     function = _find(job)
     args, kwargs = pickle.loads(job["arguments"])
     if not job["init"]:
-        return function(*args, **kwargs)
+        return run_body(function, args, kwargs)
     import dldist
 
     dldist.init_process_group(timeout=job["timeout"])
     # After an exception the world is left as it is: the end of this process tells the others.
-    result = function(*args, **kwargs)
+    result = run_body(function, args, kwargs)
     if dldist.is_initialized():
         dldist.destroy_process_group()
     return result
+
+
+def run_body(body: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls it; the body of an `async def` is run to its end."""
+    result = body(*args, **kwargs)
+    if not isinstance(result, types.CoroutineType):
+        return result
+    import asyncio
+
+    return asyncio.run(result)
 
 
 def _find(job: dict[str, Any]) -> Any:
@@ -81,7 +93,7 @@ def _bind(body: Any, cls: Any, qualname: str) -> Any:
     def run(*args: Any, **kwargs: Any) -> Any:
         case.setUp()
         try:
-            return body(case, *args, **kwargs)
+            return run_body(body, (case, *args), kwargs)
         finally:
             case.tearDown()
             case.doCleanups()

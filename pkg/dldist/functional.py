@@ -19,7 +19,7 @@ from __future__ import annotations
 import array
 
 from dldist import _arrays, _core, _functional_tree
-from dldist._functional_form import Form, let_compiled_calls_finish, operations_of
+from dldist._functional_form import Form, as_index, let_compiled_calls_finish, operations_of
 from dldist._functional_pending import Pending
 
 TYPE_CHECKING = False  # as in the modules that have to be cheap to import
@@ -111,7 +111,7 @@ def reduce(
 ) -> Any:
     """The reduction of what all ranks give on the root, None on the others."""
     form = Form("reduce", x, group, timeout)
-    form.check_rank(root, "root")
+    root = form.as_rank(root, "root")
 
     def start(operations: Any, sources: Any, outputs: Any, how: Any) -> Any:
         return operations.reduce(outputs[0], root, op, **how)
@@ -191,7 +191,7 @@ def gather(
 ) -> Any:
     """What all_gather gives, on the root; None on the others."""
     form = Form("gather", x, group, timeout)
-    form.check_rank(root, "root")
+    root = form.as_rank(root, "root")
     axis, shape, extent = _gathered(form, axis, tiled)
 
     def start(operations: Any, sources: Any, outputs: Any, how: Any) -> Any:
@@ -248,7 +248,7 @@ def _exchange_shapes(form: Form) -> list[tuple[int, ...]]:
 def broadcast(x: Any, root: int = 0, group: Any = None, *, timeout: Any = None, async_op: bool = False) -> Any:
     """What the root gives. The others give an array of the same shape and dtype, whose content does not matter."""
     form = Form("broadcast", x, group, timeout)
-    form.check_rank(root, "root")
+    root = form.as_rank(root, "root")
 
     def start(operations: Any, sources: Any, outputs: Any, how: Any) -> Any:
         return operations.broadcast(outputs[0], root, **how)
@@ -267,7 +267,7 @@ def scatter(
 ) -> Any:
     """This rank's part, along an axis, of what the root gives. The others give an array like their part."""
     form = Form("scatter", x, group, timeout)
-    form.check_rank(root, "root")
+    root = form.as_rank(root, "root")
     axis = form.axis(axis)
     is_root = form.rank == root
     share = form.share(axis) if is_root else form.shape[axis]
@@ -329,13 +329,14 @@ def _split_sizes(form: Form, argument: str, sizes: Sequence[int] | None, axis: i
     if sizes is None:
         return [form.share(axis)] * form.size
     sizes = list(sizes)
-    if len(sizes) != form.size or not all(isinstance(size, int) and size >= 0 for size in sizes):
+    numbers = [number for size in sizes if (number := as_index(size)) is not None and number >= 0]
+    if len(sizes) != form.size or len(numbers) != form.size:
         raise ValueError(f"{form.name}(): argument '{argument}' must be a size for each of {form.size} ranks, not {sizes}")
-    if argument == "input_split_sizes" and sum(sizes) != form.shape[axis]:
+    if argument == "input_split_sizes" and sum(numbers) != form.shape[axis]:
         raise ValueError(
-            f"{form.name}(): argument '{argument}': {sizes} is {sum(sizes)} together, and axis {axis} has {form.shape[axis]}"
+            f"{form.name}(): argument '{argument}': {numbers} is {sum(numbers)} together, and axis {axis} has {form.shape[axis]}"
         )
-    return sizes
+    return numbers
 
 
 def permute(
@@ -377,8 +378,7 @@ def _routes(form: Form, pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
         if len(pair) != 2:
             raise ValueError(f"{form.name}(): argument 'pairs' must have pairs of a source and a destination, not {pair}")
         source, destination = pair
-        form.check_rank(source, "pairs")
-        form.check_rank(destination, "pairs")
+        source, destination = form.as_rank(source, "pairs"), form.as_rank(destination, "pairs")
         if source in routes or destination in routes.values():
             raise ValueError(f"{form.name}(): argument 'pairs' has a source or a destination twice: {pair}")
         routes[source] = destination
@@ -391,7 +391,7 @@ def _routes(form: Form, pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
 def send(x: Any, dst: int, tag: int = 0, group: Any = None, *, timeout: Any = None, async_op: bool = False) -> Any:
     """Send x to a rank that receives it."""
     form = Form("send", x, group, timeout)
-    form.check_rank(dst, "dst")
+    dst = form.as_rank(dst, "dst")
 
     def start(operations: Any, sources: Any, outputs: Any, how: Any) -> Any:
         call = operations.isend if how["async_op"] else operations.send
@@ -409,7 +409,7 @@ def recv(
     """
     form = Form("recv", like, group, timeout)
     if src is not None:
-        form.check_rank(src, "src")
+        src = form.as_rank(src, "src")
 
     def start(operations: Any, sources: Any, outputs: Any, how: Any) -> Any:
         _arrays.family_of(sources[0], form.name).clear(outputs[0])

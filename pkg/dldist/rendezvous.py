@@ -200,10 +200,19 @@ class Meeting:
         while raw.add(self._key("met"), 0) < ncome and time.monotonic() < deadline:
             try:
                 raw.wait([self._key("all met")], min(_LOOK_S, _left(deadline)))
+                return
             except _core.DistStoreTimeoutError:
                 # Something is wrong; those who never came are not waited for.
-                ranks = range(1, self.world_size)
-                ncome = sum(raw.try_get(_rank_key(self._base, rank)) == b"%d" % self._generation for rank in ranks)
+                ncome = self._count_come(raw, deadline)
+
+    def _count_come(self, raw: _core.Store, deadline: float) -> int:
+        """How many others have come, as far as there is time to find out."""
+        count = 0
+        for rank in range(1, self.world_size):
+            if time.monotonic() > deadline:
+                break
+            count += raw.try_get(_rank_key(self._base, rank)) == b"%d" % self._generation
+        return count
 
 
 def meet(

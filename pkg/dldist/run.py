@@ -8,7 +8,7 @@ import secrets
 import sys
 import tempfile
 
-from dldist import _core, _run_attempt, _run_nodes, _run_options, _run_report
+from dldist import _core, _run_attempt, _run_nodes, _run_options, _run_output, _run_report
 
 # How long a launcher that serves the store waits for the others to have read how the job ended.
 _PATIENCE_S = 5.0
@@ -17,6 +17,7 @@ _PATIENCE_AFTER_SIGNAL_S = 0.3
 
 def main(argv: list[str] | None = None) -> int:
     """Runs dlrun; gives its exit code: 0, that of the rank that failed first, or 128 and the number of a signal."""
+    _run_output.open_missing_streams()
     options = _run_options.parse(argv)
     with _run_attempt.Signals() as signals:
         try:

@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping
 from multiprocessing import connection
 from typing import Any, NoReturn
 
-from dldist import _by_value, _core, _run_report, _spawn
+from dldist import _by_value, _core, _run_report, _spawn, _testing_child
 
 __all__ = ["RanksFailed", "distributed", "run_ranks", "threads"]
 
@@ -67,16 +67,29 @@ class _Rank:
             stderr=self._files[1],
             env=env,
         )
+        # Not only the end of the channel is watched: children of the rank's own may keep that open when it dies.
+        self.pidfd = os.pidfd_open(self.process.pid)
         theirs.close()
-        self.channel.send_bytes(job)
+        try:
+            self.channel.send_bytes(job)
+        except OSError:
+            pass  # it has ended already: receive() says how
 
     def receive(self) -> None:
         """Takes what it says; it says one thing."""
         self.is_done = True
         try:
-            kind, *rest = pickle.loads(self.channel.recv_bytes())
+            data = self.channel.recv_bytes() if self.channel.poll() else b""
         except (EOFError, OSError):
+            data = b""
+        if not data:
             self.end = f"ended without a result: {self._how()}\n{self.stderr()}"
+            return
+        try:
+            kind, *rest = pickle.loads(data)
+        except Exception as error:
+            self.error = error
+            self.end = f"its result cannot be unpickled:\n{''.join(traceback.format_exception(error))}"
             return
         if kind == "result":
             (self.result,) = rest
@@ -126,6 +139,7 @@ class _Rank:
                 pass  # a thread of the test's own keeps it
         self.process.kill()
         self.process.wait()
+        os.close(self.pidfd)
         self.channel.close()
         for index, stream in enumerate((sys.stdout, sys.stderr)):
             for line in self._read(index).splitlines():
@@ -218,7 +232,7 @@ def _run(
     env: Mapping[str, str] | None,
     init: bool,
 ) -> list[Any]:
-    if not isinstance(nranks, int) or nranks < 1:
+    if not isinstance(nranks, int) or isinstance(nranks, bool) or nranks < 1:
         raise ValueError(f"'nranks' must be 1 or more, not {nranks!r}")
     store, place = _spawn.serve_store()
     job = pickle.dumps(
@@ -246,16 +260,17 @@ def _run(
 def _wait(ranks: list[_Rank], timeout: float) -> None:
     began = time.monotonic()
     deadline = began + timeout
-    while waiting := {rank.channel: rank for rank in ranks if not rank.is_done}:
+    while waiting := {sign: rank for rank in ranks if not rank.is_done for sign in (rank.channel, rank.pidfd)}:
         left = deadline - time.monotonic()
         if left <= 0:
             break
-        for channel in connection.wait(list(waiting), left):
-            rank = waiting[channel]  # type: ignore[index]
-            rank.receive()
+        for sign in connection.wait(list(waiting), left):
+            rank = waiting[sign]  # type: ignore[index]
+            if not rank.is_done:
+                rank.receive()
             if rank.has_failed or rank.skip is not None:
                 deadline = min(deadline, time.monotonic() + _GRACE_S)
-    late = list(waiting.values())
+    late = list(dict.fromkeys(waiting.values()))
     for rank in late:
         rank.interrupt()
     for rank in late:
@@ -327,7 +342,7 @@ def _run_threads(
     def run(rank: int) -> None:
         try:
             with _core.Group(store, rank, nranks, timeout=timeout) as group:
-                results[rank] = body(*before, group, *after, **kwargs)
+                results[rank] = _testing_child.run_body(body, (*before, group, *after), kwargs)
         except BaseException as error:
             errors[rank] = error
 

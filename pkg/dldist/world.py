@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import time
+
 from dldist import _core
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
-
     from weakref import WeakSet
 
     from dldist.rendezvous import Meeting
+
+
+CLOSE_TIMEOUT_S = 10.0
+"""How long operations under way may hold up the end of a group that is closed without saying."""
 
 
 class World(_core.Group):
@@ -56,10 +61,10 @@ class World(_core.Group):
             super().__init__(
                 meeting.store, meeting.rank, meeting.world_size, timeout=timeout, name=name, connect_timeout=connect_timeout
             )
+            meeting.met()
         except BaseException:
             meeting.close()
             raise
-        meeting.met()
         self._meeting = meeting
 
     def __repr__(self) -> str:
@@ -83,27 +88,29 @@ class World(_core.Group):
         return part
 
     def close(self, timeout: Any = None) -> None:
-        """Say goodbye, after the operations under way have ended or the time is up; first of all in the groups of this one."""
+        """Say goodbye, after the operations under way have ended or the time is up; first of all in the groups of this one.
+
+        The time is 10 seconds unless given, and that of all of them together.
+        """
+        left = _countdown(timeout)
         _let_compiled_calls_finish()
         try:
-            call_all([*(part.close for part in self._take_parts()), super().close], timeout)
+            call_all([lambda close=close: close(left()) for close in [*self._of_parts("close"), super().close]])
         finally:
             self._leave_meeting()
 
     def abort(self, reason: str = "abort() was called") -> None:
         """End this group, those made from it, and what is under way in them, at once; the other ranks hear the reason."""
-        for part in self._take_parts():
-            part.abort(reason)
-        super().abort(reason)
+        call_all([*self._of_parts("abort"), super().abort], reason)
 
     def __exit__(self, *exception: object) -> None:
         if exception[0] is None:
             self.close()
             return
-        for part in self._take_parts():
-            part.__exit__(*exception)
-        super().__exit__(*exception)
-        self._leave_meeting()
+        try:
+            call_all([*self._of_parts("__exit__"), super().__exit__], *exception)
+        finally:
+            self._leave_meeting()
 
     def _parts(self) -> WeakSet[World]:
         """The groups made from this one that somebody still holds."""
@@ -111,10 +118,9 @@ class World(_core.Group):
 
         return self.__dict__.setdefault("_made", WeakSet())  # one set, whichever thread comes first
 
-    def _take_parts(self) -> list[World]:
-        parts = list(self._parts())
-        self._parts().clear()
-        return parts
+    def _of_parts(self, method: str) -> list[Callable[..., object]]:
+        """The methods that end the groups made from this one, which are forgotten."""
+        return [getattr(part, method) for part in self.__dict__.pop("_made", ())]
 
     def _leave_meeting(self) -> None:
         meeting, self._meeting = self._meeting, None
@@ -187,15 +193,31 @@ class World(_core.Group):
 
 
 def call_all(calls: list[Callable[..., object]], *arguments: Any) -> None:
-    """Call each, whatever the others do; the first exception is raised in the end."""
+    """Call each, whatever the others do; the first exception is raised in the end, or the first interrupt if there was one."""
     failure: BaseException | None = None
     for call in calls:
         try:
             call(*arguments)
-        except BaseException as error:
+        except Exception as error:
             failure = failure or error
-    if failure is not None:
-        raise failure
+        except BaseException as interrupt:
+            failure = interrupt if isinstance(failure, Exception | None) else failure
+    try:
+        if failure is not None:
+            raise failure
+    finally:
+        del failure  # its traceback has this frame, and with it what is ended here
+
+
+def _countdown(timeout: Any) -> Callable[[], float]:
+    """What is left of the time of close(), whenever that is asked."""
+    seconds = CLOSE_TIMEOUT_S
+    if timeout is not None:
+        from dldist.c10d.options import to_timedelta
+
+        seconds = to_timedelta(timeout, "close(): argument 'timeout'").total_seconds()
+    end = time.monotonic() + seconds
+    return lambda: max(end - time.monotonic(), 0.0)
 
 
 def _let_compiled_calls_finish() -> None:

@@ -259,7 +259,7 @@ def deprecated_names(rank, size):
         assert dist.distributed_c10d._get_global_rank(dist.group.WORLD, 1) == 1
     with raises(AttributeError, "NONSENSE"):
         _ = dist.reduce_op.NONSENSE
-    assert all(dist.supports_complex(op) for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PREMUL_SUM(2.0)))
+    assert all(dist.supports_complex(op) for op in (dist.ReduceOp.SUM, dist.ReduceOp.PREMUL_SUM, dist.ReduceOp.PREMUL_SUM(2.0)))
     assert not any(dist.supports_complex(getattr(dist.ReduceOp, op)) for op in ("MIN", "MAX", "PRODUCT", "BAND", "BOR", "BXOR"))
 
 

@@ -11,6 +11,7 @@ import dldist
 from dldist import distributed_c10d as c10d
 from dldist.c10d import backend_base
 from dldist.c10d.options import ErrorType, HookOpName, ReconfigureOptions
+from dldist.rendezvous import Meeting
 
 CPU, CUDA, XPU, METAL = 1, 2, 14, 8  # DLPack's
 
@@ -208,6 +209,30 @@ def test_a_creator_may_give_a_whole_process_group(register):
     assert in_worlds(1, case, backend="own") == [42]
 
 
+@pytest.mark.parametrize("end", [dldist.destroy_process_group, dldist.abort])
+def test_a_whole_process_group_ends_in_its_own_way(register, monkeypatch, end):
+    ended = []
+
+    class Own(dldist.ProcessGroup):
+        def shutdown(self):
+            ended.append("shutdown")
+
+        def abort(self):
+            ended.append("abort")
+
+    monkeypatch.setattr(Meeting, "close", lambda self: ended.append("meeting"))
+    register("own", lambda store, rank, size, timeout: Own(rank, size))
+    dldist.init_process_group("own")
+    part = dldist.new_group([0])
+    end(part)
+    end()
+    word = "abort" if end is dldist.abort else "shutdown"
+    assert ended == [word, word, "meeting"]
+    c10d._register_process_group("0", part)
+    assert "already registered" in str(error_of(dldist.init_process_group, "own"))
+    assert ended[3:] == ["abort", "meeting"]
+
+
 def test_a_creator_may_give_nothing(register):
     register("nothing", lambda store, rank, size, timeout: None)
     error = error_of(dldist.init_process_group, "nothing")
@@ -222,7 +247,11 @@ def test_a_creator_may_fail(register):
     def create(store, rank, size, timeout):
         raise LookupError("no such card")
 
+    before = []
     register("failing", create, devices=["cuda"])
+    register("first", lambda store, rank, size, timeout: before.append(Noting(rank, size)) or before[0])
+    assert isinstance(error_of(dldist.init_process_group, "cpu:first,cuda:failing"), LookupError)
+    assert before[0].calls == ["abort"]
     assert isinstance(error_of(dldist.init_process_group, "cpu:gloo,cuda:failing"), LookupError)
     assert not dldist.is_initialized()
     dldist.init_process_group()
@@ -371,6 +400,16 @@ def test_hooks_fire_in_module_level_calls():
         assert total() == 2 and len(told) == 6
 
     in_worlds(2, case)
+
+
+def test_time_outs_are_numbers_past_hooks_too():
+    dldist.init_process_group()
+    dldist.group.WORLD.register_pre_hook(1, lambda args: None)
+    assert total(timeout=float("inf")) == total(timeout=1e300) == total(timeout=5) == 1
+    for wrong, kind in ((-1, ValueError), (float("nan"), ValueError), ("soon", TypeError)):
+        error = error_of(total, timeout=wrong)
+        assert isinstance(error, kind) and "'timeout'" in str(error)
+    dldist.destroy_process_group()
 
 
 def test_a_pre_hook_may_refuse():
@@ -584,6 +623,7 @@ def test_a_process_group_speaks_for_its_backends(register):
     assert isinstance(error_of(plain.allocate_tensor, 1, dtype="b", device="cpu"), RuntimeError)
     assert isinstance(error_of(lambda: plain.mem_allocator), RuntimeError)
     assert not plain.supports_tensor_alloc("cpu")
+    assert "has no backend" in str(error_of(dldist.ProcessGroup(0, 1)._get_sequence_number_for_group))
     dldist.destroy_process_group()
 
 

@@ -474,6 +474,12 @@ def test_callback_work_that_fails():
         work.PythonCallbackWork(3)
 
 
+@pytest.mark.parametrize("timeout", [-1, float("nan"), timedelta(seconds=-1)])
+def test_a_future_waits_for_no_negative_time(timeout):
+    with pytest.raises(ValueError, match="must be a time of 0 or more"):
+        dldist.Future().wait(timeout)
+
+
 def test_work_from_a_future():
     future = dldist.Future()
     mine = work._create_work_from_future(future)

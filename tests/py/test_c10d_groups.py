@@ -12,6 +12,7 @@ from thread_ranks import error_of, in_worlds, on_threads, separate_worlds, total
 
 import dldist
 from dldist import distributed_c10d as c10d
+from dldist.rendezvous import Meeting
 from dldist.testing import run_ranks
 
 NOT_INITIALIZED = "Default process group has not been initialized, please make sure to call init_process_group."
@@ -155,9 +156,37 @@ def test_the_store_as_a_barrier_after_init(monkeypatch):
     def case(rank):
         group = dldist.new_group([0, 1])
         local = dldist.new_group([0], use_local_synchronization=True) if rank == 0 else None
+        # Those who are not in the group take part in its barrier, too.
+        assert (dldist.new_group([1], timeout=3) == NON_MEMBER) == (rank == 0)
         return total(group), local is None or total(local)
 
     assert in_worlds(2, case) == [(2, 1), (2, True)]
+
+
+def test_a_group_whose_barrier_fails_is_ended(monkeypatch):
+    monkeypatch.setenv("TORCH_DIST_INIT_BARRIER", "1")
+
+    def case(rank):
+        if rank == 1:
+            return None
+        error = error_of(dldist.new_group, [0], timeout=0.1)
+        return type(error), list(c10d._world.pg_map) == [dldist.group.WORLD]
+
+    assert in_worlds(2, case) == [(dldist.DistStoreTimeoutError, True), None]
+
+
+@pytest.mark.parametrize("make", [lambda **where: dldist.init_process_group(**where), lambda **where: dldist.World(**where)])
+def test_an_interrupt_after_the_meeting_leaves_nothing(make, monkeypatch):
+    closed = []
+
+    def interrupt(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Meeting, "met", interrupt)
+    monkeypatch.setattr(Meeting, "close", lambda self: closed.append(self))
+    with pytest.raises(KeyboardInterrupt):
+        make(init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+    assert len(closed) == 1 and not dldist.is_initialized() and dldist.get_pg_count() == 0
 
 
 EXCEPTHOOK = """
@@ -379,6 +408,14 @@ def test_split_group_refuses(ranks, kind, text):
     assert in_worlds(2, case) == [(True, 2)] * 2
 
 
+def test_split_group_is_for_groups_of_the_default_world():
+    dldist.init_process_group()
+    with dldist.World() as other:
+        for group in (other, NON_MEMBER, "group"):
+            assert str(error_of(dldist.split_group, group, [[0]])) == "Invalid process group specified"
+    dldist.destroy_process_group()
+
+
 # ---- the end
 
 
@@ -536,6 +573,17 @@ def test_what_is_known_of_the_groups():
     }
     assert mine == [every, {**every, "pg_name": "1", "pg_desc": "one", "ranks": [0], "group_size": 1}]
     assert theirs == [every]
+
+
+def test_a_group_whose_name_is_taken_is_not_made():
+    dldist.init_process_group()
+    world = dldist.group.WORLD
+    c10d._register_process_group("1", world)
+    assert "already registered under the name '1'" in str(error_of(dldist.new_group, [0]))
+    assert list(c10d._world.pg_map) == list(c10d._world.pg_names) == [world]
+    assert c10d._resolve_process_group("1") is world
+    assert total(dldist.new_group([0])) == 1
+    dldist.destroy_process_group()
 
 
 def test_the_registry_can_be_exchanged():

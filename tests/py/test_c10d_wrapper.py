@@ -323,3 +323,18 @@ def test_every_op_is_one_of_c10ds():
     from dldist.c10d.options import OpType
 
     assert {op for op, _ in wrapper._COLLECTIVES.values()} <= set(OpType.__members__)
+
+
+def test_a_wrapped_backend_that_fails_to_end_does_not_keep_the_helper():
+    class Stubborn(Backend):
+        def shutdown(self):
+            raise OSError("busy")
+
+        abort = shutdown
+
+    for end in ("shutdown", "abort"):
+        helper = ProcessGroupGloo(dldist.HashStore(), 0, 1)
+        with pytest.raises(OSError, match="busy"):
+            getattr(_ProcessGroupWrapper(Stubborn(0, 1), helper), end)()
+        with pytest.raises(dldist.DistBackendError):
+            helper.group.barrier()

@@ -3,6 +3,7 @@
 import gc
 import threading
 import time
+import weakref
 from datetime import timedelta
 
 import procs as helper
@@ -12,6 +13,7 @@ from thread_ranks import error_of, in_worlds, on_threads, separate_worlds, vecto
 
 import dldist
 from dldist.testing import run_ranks
+from dldist.world import call_all
 
 CYCLES = 1000
 WARM_UP = 100
@@ -228,6 +230,80 @@ def test_abort_ends_the_groups_of_a_world_too():
 
     for text in on_threads(2, rank_of):
         assert "out of coffee" in text
+
+
+def test_all_are_called_and_an_interrupt_is_not_lost():
+    called = []
+
+    def fail(error):
+        called.append(error)
+        raise error
+
+    errors = [ValueError("first"), ValueError("second"), KeyboardInterrupt(), SystemExit()]
+    with pytest.raises(KeyboardInterrupt):
+        call_all([lambda error=error: fail(error) for error in errors])
+    with pytest.raises(ValueError, match="first"):
+        call_all([lambda error=error: fail(error) for error in errors[:2]])
+    assert called == [*errors, *errors[:2]]
+
+
+def test_a_world_whose_close_fails_is_let_go():
+    world = dldist.World()
+    part = world.new_group([0])
+    late = part.irecv(vector(0), 0)
+    gc.disable()
+    try:
+        assert isinstance(error_of(world.close, 0), dldist.DistTimeoutError)
+        left = weakref.ref(world)
+        del world, part, late
+        assert left() is None
+    finally:
+        gc.enable()
+
+
+def test_close_takes_its_time_but_once():
+    store = dldist.HashStore()
+    closed = threading.Event()
+
+    def rank_of(rank):
+        world = dldist.World(store, rank, 2, timeout=10)
+        parts = [world.new_group([0, 1]) for _ in range(5)]
+        if rank == 0:
+            late = [part.irecv(vector(0), 1) for part in parts]
+            began = time.monotonic()
+            error = error_of(world.close, 0.2)
+            assert isinstance(error, dldist.DistTimeoutError) and time.monotonic() - began < 0.6
+            assert all(work.is_completed() for work in late)
+            closed.set()
+        else:
+            assert closed.wait(10)
+            world.close()
+
+    on_threads(2, rank_of)
+
+
+@pytest.mark.parametrize("timeout", [-1, "soon", float("nan")])
+def test_close_for_no_time_at_all(timeout):
+    with dldist.World() as world:
+        part = world.new_group([0])
+        assert "close(): argument 'timeout'" in str(error_of(world.close, timeout))
+        assert not world.is_closed
+    assert part.is_closed
+
+
+@pytest.mark.parametrize(
+    ("op", "tensor", "peer", "tag"), [("isend", b"ab", 0, -1), ("isend", b"ab", 7, 9), ("irecv", b"read-only", 0, 9)]
+)
+def test_a_batch_with_one_bad_message_starts_none(op, tensor, peer, tag):
+    with dldist.World() as world:
+        buffer = bytearray(4)
+        ops = [dldist.P2POp("irecv", buffer, 0, tag=9), dldist.P2POp(op, tensor, peer, tag=tag)]
+        error = error_of(world.batch_isend_irecv, ops)
+        assert isinstance(error, (ValueError, BufferError)) and "p2p_op_list[1]" in str(error)
+        other = bytearray(4)
+        receiving = world.irecv(other, 0, 9)
+        world.send(b"abcd", 0, 9)
+        assert receiving.wait(5) and (bytes(buffer), bytes(other)) == (bytes(4), b"abcd")
 
 
 def test_close_ends_everything_though_a_part_is_late():

@@ -24,7 +24,8 @@ def supports_complex(reduceOp: Any) -> bool:
     >>> supports_complex(ReduceOp.MAX)
     False
     """
-    return _core.ReduceOp(reduceOp).name in ("SUM", "AVG", "PREMUL_SUM")
+    op = reduceOp if isinstance(reduceOp, _core.ReduceOp) else _core.ReduceOp(reduceOp)
+    return op.name in ("SUM", "AVG", "PREMUL_SUM")
 
 
 # ---- one tensor on every rank

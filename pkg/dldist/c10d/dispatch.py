@@ -7,7 +7,6 @@ from dldist.c10d import options
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
-    from datetime import timedelta
     from typing import Any
 
     from dldist.c10d.process_group import ProcessGroup
@@ -15,18 +14,11 @@ if TYPE_CHECKING:
 SUM = _core.ReduceOp.SUM
 
 
-def as_timedelta(timeout: Any) -> timedelta:
-    """A time-out of a call; numbers are seconds."""
-    from datetime import timedelta
-
-    return timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
-
-
 def prepared(opts: Any, timeout: Any, is_async: bool) -> Any:
     """The options of a call, with its time-out unless that is None."""
     opts.asyncOp = is_async
     if timeout is not None:
-        opts.timeout = as_timedelta(timeout)
+        opts.timeout = options.to_timedelta(timeout)
     return opts
 
 
@@ -179,7 +171,7 @@ class Dispatcher:
         return end(self._pg.barrier(opts), async_op)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        self._pg.monitored_barrier(None if timeout is None else as_timedelta(timeout), wait_all_ranks)
+        self._pg.monitored_barrier(None if timeout is None else options.to_timedelta(timeout), wait_all_ranks)
 
     # ---- messages
 
@@ -217,5 +209,5 @@ def end(work: Any, is_async: bool, timeout: Any = None) -> Any:
     if is_async:
         return work
     if work is not None:
-        work.wait(*([] if timeout is None else [as_timedelta(timeout)]))
+        work.wait(*([] if timeout is None else [options.to_timedelta(timeout)]))
     return None

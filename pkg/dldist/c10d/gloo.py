@@ -5,7 +5,7 @@ from __future__ import annotations
 from dldist import _core
 from dldist.c10d.backend_base import Backend, BackendOptions
 from dldist.c10d.options import ErrorType, ReconfigureOptions, as_timedelta, timeout_of
-from dldist.world import World
+from dldist.world import CLOSE_TIMEOUT_S, World
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from dldist.c10d.process_group import ProcessGroup
-
-# How long operations under way may hold up the end of a group.
-_CLOSE_TIMEOUT_S = 10.0
 
 
 class GlooOptions(BackendOptions):
@@ -177,7 +174,7 @@ class ProcessGroupGloo(Backend):
         if self.group is None:
             return
         try:
-            self.group.close(_CLOSE_TIMEOUT_S)
+            self.group.close(CLOSE_TIMEOUT_S)
         except _core.DistTimeoutError:
             pass  # whoever waits for what was still under way gets the error
 

@@ -9,7 +9,7 @@ from dldist.c10d import registry
 from dldist.c10d.maker import Maker, check_backend, check_timeout, default_timeout
 from dldist.c10d.maker import create_process_group_wrapper as create_process_group_wrapper
 from dldist.c10d.names import Backend, device_type_of, warn
-from dldist.c10d.process_group import ProcessGroup
+from dldist.c10d.process_group import ProcessGroup, abort_with_reason
 from dldist.c10d.ranks import get_process_group_ranks, group_or_default, is_non_member
 from dldist.c10d.registry import NON_GROUP_MEMBER, default_group
 from dldist.world import call_all
@@ -70,7 +70,7 @@ def init_process_group(
 
     They meet in `store`, at `init_method` (a URL: "tcp://host:port", "file:///path", "env://"), or else where the launcher
     says: torchrun, dlrun, Slurm, mpirun; a process that nobody has launched is a world of one. `backend` is "gloo" for the CPU,
-    which needs not be said, "fake", the name of a registered one, or one for each device: "cpu:gloo,cuda:nccl".
+    which need not be said, "fake", the name of a registered one, or one for each device: "cpu:gloo,cuda:nccl".
 
     >>> dldist.init_process_group()
     >>> dldist.get_rank(), dldist.get_world_size()
@@ -92,7 +92,7 @@ def init_process_group(
             "MPI runtime."
         )
     made = Maker(name, limit, pg_options, device, "default_pg", enable_reconfigure)
-    name_of_group = _next_name_of(_ranks) if _ranks else _next_name()
+    name_of_group = world.next_name_of(_ranks) if _ranks else world.next_name()
     try:
         pg = made.make_default(init_method, store, rank, world_size, name_of_group)
     except BaseException:
@@ -102,7 +102,7 @@ def init_process_group(
     world.default_pg = pg
     _prefix_tracebacks(pg.rank())
     try:
-        _barrier_after_init(pg)
+        _barrier_if_asked(pg.rank(), world.pg_map[pg][1], name_of_group, pg.size(), limit)
     except BaseException as error:
         abort(None, f"init_process_group: {error}")
         raise
@@ -138,26 +138,6 @@ def _check_device_id(device_id: Any) -> Any:
     return device_id
 
 
-def _next_name() -> str:
-    """The name of the next group of those that all ranks make, or count: they do it in the same order."""
-    world = registry._world
-    world.group_count += 1
-    world.shared_count += 1
-    return str(world.shared_count - 1)
-
-
-def _next_name_of(ranks: Sequence[int]) -> str:
-    """The name of the next group that its members make, who need not agree with the others on anything."""
-    world = registry._world
-    world.group_count += 1
-    key = tuple(ranks)
-    count = world.own_counts.get(key, 0)
-    world.own_counts[key] = count + 1
-    from hashlib import sha1
-
-    return sha1("_".join(map(str, [*ranks, count])).encode(), usedforsecurity=False).hexdigest()
-
-
 def _prefix_tracebacks(rank: int) -> None:
     """Have every line of an uncaught exception's traceback begin with the rank."""
     import sys
@@ -184,11 +164,9 @@ def _prefix_tracebacks(rank: int) -> None:
 STORE_BASED_BARRIER_PREFIX = "store_based_barrier_key"
 
 
-def _barrier_after_init(pg: ProcessGroup) -> None:
+def _barrier_if_asked(rank: int, store: _core.Store, group_name: str, count: int, timeout: timedelta) -> None:
     if os.environ.get("TORCH_DIST_INIT_BARRIER", "0") == "1":
-        world = registry._world
-        limit = pg.get_timeout()
-        store_based_barrier(pg.rank(), world.pg_map[pg][1], world.pg_names[pg], pg.size(), limit)
+        store_based_barrier(rank, store, group_name, count, timeout)
 
 
 def store_based_barrier(
@@ -266,15 +244,20 @@ def _new_group(
     members = _check_ranks(ranks, parent.size(), sort_ranks)
     if tag and (found := _find_pg_by_ranks_and_tag(tag, members)) is not None:
         return found
-    own_name = _next_name_of(members) if is_local else _next_name()
-    if parent.rank() not in members:
-        return NON_GROUP_MEMBER
-    maker = Maker(name, limit, pg_options, parent.bound_device_id, "undefined" if group_desc is None else group_desc)
-    source = _source(parent, members)
-    pg = maker.make(default_store, members.index(parent.rank()), len(members), members, own_name, source, tag)
-    if not is_non_member(pg) and os.environ.get("TORCH_DIST_INIT_BARRIER", "0") == "1":
-        count = len(members) if is_local else parent.size()
-        store_based_barrier(parent.rank(), default_store, own_name, count, limit)
+    own_name = world.next_name_of(members) if is_local else world.next_name()
+    pg: Any = NON_GROUP_MEMBER
+    if parent.rank() in members:
+        maker = Maker(name, limit, pg_options, parent.bound_device_id, "undefined" if group_desc is None else group_desc)
+        source = _source(parent, members)
+        pg = maker.make(default_store, members.index(parent.rank()), len(members), members, own_name, source, tag)
+    elif is_local:
+        return pg
+    try:
+        # Of all who call this, members or not.
+        _barrier_if_asked(parent.rank(), default_store, own_name, len(members) if is_local else parent.size(), limit)
+    except BaseException as error:
+        abort(pg, f"new_group: {error}")
+        raise
     return pg
 
 
@@ -384,9 +367,7 @@ def split_group(
     """
     if not split_ranks:
         raise ValueError("split_ranks cannot be None or empty")
-    pg = group_or_default(parent_pg)
-    if is_non_member(pg):
-        raise ValueError("Invalid process group specified: this process is not a member of the group")
+    pg = _member_group(parent_pg)
     mine = _check_split(split_ranks, pg)
     world = registry._world
     if mine is None:
@@ -400,9 +381,9 @@ def split_group(
     source = _source(pg, mine)
     if source is None and not pg.supports_splitting:
         raise RuntimeError(f"No backend for the parent process group {pg.group_name} or its backend does not support splitting")
-    own_name = _next_name_of(members)
+    own_name = world.next_name_of(members)
     if source is None:
-        made = pg.split_group(mine, limit, pg_options, own_name, desc)
+        made: Any = pg.split_group(mine, limit, pg_options, own_name, desc)  # not None: this rank is in it
         config = world.pg_backend_config[pg]
         world.add(made, name=own_name, backend=name, config=config, store=world.pg_map[pg][1], ranks=members, tag=None)
         return made
@@ -452,14 +433,14 @@ def shrink_group(
     desc, generation = pg.group_desc, f"{world.pg_names[pg]}:shrink:{_ranks_text(members)}"
     # The store that is hosted here goes on.
     at_shutdown = pg._take_shutdown_calls() if is_default else []
-    if shrink_flags == SHRINK_ABORT:
-        pg.abort()
-    destroy_process_group(pg)
     ranks = list(range(len(members))) if is_default else members
     maker = Maker(backend, limit, pg_options, device, desc)
     place = _core.PrefixStore(f"{generation}/", store)
     try:
-        made = maker.make(place, members.index(me), len(members), ranks, _next_name_of(members), None)
+        if shrink_flags == SHRINK_ABORT:
+            pg.abort()
+        destroy_process_group(pg)
+        made = maker.make(place, members.index(me), len(members), ranks, world.next_name_of(members), None)
     except BaseException:
         call_all(at_shutdown)
         raise
@@ -507,7 +488,7 @@ def destroy_process_group(group: Any = None) -> None:
         return
     groups = world.newest_first()
     world.forget_all()
-    call_all([each.shutdown for each in groups])
+    call_all([*(each.shutdown for each in groups), lambda: _leave_meeting(pg)])
 
 
 def abort(group: Any = None, reason: str = "abort() was called") -> None:
@@ -518,11 +499,17 @@ def abort(group: Any = None, reason: str = "abort() was called") -> None:
     pg = _known_group(group)
     if pg is not world.default_pg:
         world.forget(pg)
-        pg.abort(reason)
+        abort_with_reason(pg, reason)
         return
     groups = world.newest_first()
     world.forget_all()
-    call_all([each.abort for each in groups], reason)
+    ends = [lambda each=each: abort_with_reason(each, reason) for each in groups]
+    call_all([*ends, lambda: _leave_meeting(pg)])
+
+
+def _leave_meeting(pg: ProcessGroup) -> None:
+    """What a ProcessGroup does at its end, and a subclass that has its own need not."""
+    call_all(pg._take_shutdown_calls())
 
 
 def _known_group(group: Any) -> ProcessGroup:

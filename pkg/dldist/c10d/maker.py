@@ -5,7 +5,7 @@ from __future__ import annotations
 from dldist import _core
 from dldist.c10d import registry
 from dldist.c10d.names import Backend, BackendConfig
-from dldist.c10d.process_group import ProcessGroup
+from dldist.c10d.process_group import ProcessGroup, abort_with_reason
 from dldist.c10d.registry import NON_GROUP_MEMBER
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
@@ -84,13 +84,13 @@ class Maker:
             store, rank, world_size = meeting.store, meeting.rank, meeting.world_size
         try:
             pg = self.make(store, rank, world_size, list(range(world_size)), name, None)
+            if meeting is not None:
+                meeting.met()
+                pg._on_shutdown(meeting.close)
         except BaseException:
             if meeting is not None:
                 meeting.close()
             raise
-        if meeting is not None:
-            meeting.met()
-            pg._on_shutdown(meeting.close)
         return pg
 
     def make(
@@ -110,21 +110,35 @@ class Maker:
         pg._set_group_name(name)
         pg._set_group_desc(self.desc)
         pg.bound_device_id = self.device
+        try:
+            made = self._give_backends(pg, ranks, source)
+            if made is None:
+                return self._not_a_member(rank)
+            pg = made
+            registry._world.add(
+                pg, name=name, backend=self.backend, config=repr(self.config), store=own, ranks=ranks, tag=tag
+            )
+        except BaseException as error:
+            _give_up(pg, error)
+            raise
+        return pg
+
+    def _give_backends(
+        self, pg: ProcessGroup, ranks: list[int], source: tuple[_core.Group, list[int]] | None
+    ) -> ProcessGroup | None:
+        """The group with all its backends: pg, or what a creator has made in its place; None if that is nothing."""
         made: dict[str, Any] = {}
         for device, backend in self.config.get_device_backend_map().items():
             if backend not in made:
                 made[backend] = self._make_backend(backend, device, pg, ranks, source)
-            if isinstance(made[backend], ProcessGroup):
-                pg = made[backend]
-                pg._set_group_name(name)
-                pg._set_group_desc(self.desc)
-                break
             if made[backend] is None:
-                return self._not_a_member(rank)
+                return None
+            if isinstance(made[backend], ProcessGroup):
+                whole: ProcessGroup = made[backend]
+                whole._set_group_name(pg.group_name)
+                whole._set_group_desc(self.desc)
+                return whole
             pg._register_backend(device, Backend.backend_type_map[backend], made[backend])
-        registry._world.add(
-            pg, name=name, backend=self.backend, config=repr(self.config), store=own or store, ranks=ranks, tag=tag
-        )
         return pg
 
     def _make_backend(
@@ -143,7 +157,7 @@ class Maker:
         elif backend == Backend.FAKE:
             from dldist.c10d.fake import FakeProcessGroup
 
-            made = FakeProcessGroup._create_internal(pg.rank(), pg.size(), *([self.pg_options] if self.pg_options else []))
+            made = FakeProcessGroup._create_internal(pg.rank(), pg.size(), self.pg_options or None)
         else:
             return _refuse_backend(backend)
         return made if isinstance(made, ProcessGroup) else self._wrapped(made, prefixed, pg)
@@ -177,6 +191,14 @@ class Maker:
         if get_debug_level() is not DebugLevel.DETAIL or backend is None or pg.size() == 1:
             return backend
         return create_process_group_wrapper(backend, pg.group_name, store, pg.rank(), pg.size(), self.timeout)
+
+
+def _give_up(pg: ProcessGroup, error: BaseException) -> None:
+    """End the backends that there are of a group that is not to be."""
+    try:
+        abort_with_reason(pg, f"group {pg.group_name} could not be made: {type(error).__name__}: {error}")
+    except Exception:
+        pass  # the first error says more
 
 
 def create_process_group_wrapper(

@@ -247,16 +247,22 @@ def as_timedelta(where: str, value: Any) -> timedelta:
     raise TypeError(f"{where} must be timedelta, not {type(value).__name__}")
 
 
-def to_timedelta(value: Any) -> timedelta:
+_FOREVER_S = 86400.0 * 999_999_999  # the most that a timedelta holds
+
+
+def to_timedelta(value: Any, where: str = "argument 'timeout'") -> timedelta:
     """A timedelta, or any number of seconds: what the modern calls take as their timeout."""
     from datetime import timedelta
 
     if isinstance(value, timedelta):
         return value
     try:
-        return timedelta(seconds=float(value))
+        seconds = float(value)
     except (TypeError, ValueError):
-        raise TypeError(f"argument 'timeout' must be timedelta or a number of seconds, not {type(value).__name__}") from None
+        raise TypeError(f"{where} must be timedelta or a number of seconds, not {type(value).__name__}") from None
+    if not seconds >= 0:  # nor NaN
+        raise _core.DistArgumentError(f"{where} must be a time of 0 or more, not {value!r}")
+    return timedelta(seconds=seconds) if seconds < _FOREVER_S else timedelta.max
 
 
 def _as_reduce_op(where: str, value: Any) -> _core.ReduceOp:

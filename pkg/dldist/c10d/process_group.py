@@ -46,6 +46,16 @@ class DistributedBackendOptions:
         self.enable_reconfigure = False
 
 
+def _if_all_backends(name: str) -> Any:
+    """A property that is true where that of each backend is."""
+
+    def is_true(pg: ProcessGroup) -> bool:
+        backends = pg._distinct_backends()
+        return bool(backends) and all(getattr(backend, name) for backend in backends)
+
+    return property(is_true)
+
+
 class ProcessGroup(LowLevelCalls):
     """A set of ranks, with a backend for each type of device. init_process_group and new_group make them.
 
@@ -55,6 +65,13 @@ class ProcessGroup(LowLevelCalls):
 
     BackendType = BackendType
     Options = BackendOptions
+
+    supports_splitting = _if_all_backends("supports_splitting")
+    supports_coalescing = _if_all_backends("supports_coalescing")
+    supports_time_estimate = _if_all_backends("supports_time_estimate")
+    supports_shrinking = _if_all_backends("supports_shrinking")
+    supports_reconfigure = _if_all_backends("supports_reconfigure")
+    supports_window = _if_all_backends("supports_window")
 
     def __init__(self, *args: Any) -> None:
         """ProcessGroup(store, rank, size), or ProcessGroup(rank, size) without a store."""
@@ -310,7 +327,7 @@ class ProcessGroup(LowLevelCalls):
             backend._set_sequence_number_for_group()
 
     def _get_sequence_number_for_group(self) -> int:
-        return self._backends.get("cpu", self._distinct_backends()[0])._get_sequence_number_for_group()
+        return self._only_backend("_get_sequence_number_for_group")._get_sequence_number_for_group()
 
     def _start_coalescing(self, device_type: Any) -> None:
         self._get_backend(device_type)._start_coalescing()
@@ -470,18 +487,6 @@ class ProcessGroup(LowLevelCalls):
         return self._only_backend("memory_stats").memory_stats()
 
 
-def _supported_by_all(name: str) -> Any:
-    def is_supported(pg: ProcessGroup) -> bool:
-        backends = pg._distinct_backends()
-        return bool(backends) and all(getattr(backend, name) for backend in backends)
-
-    return property(is_supported)
-
-
-for _name in ("splitting", "coalescing", "time_estimate", "shrinking", "reconfigure", "window"):
-    setattr(ProcessGroup, f"supports_{_name}", _supported_by_all(f"supports_{_name}"))
-
-
 def _options_for(backend: Any, opts: Any, timeout: timedelta | None, pg: ProcessGroup) -> Any:
     """The options of a backend's offspring: those given, or its own with another time-out."""
     if opts is None:
@@ -490,6 +495,14 @@ def _options_for(backend: Any, opts: Any, timeout: timedelta | None, pg: Process
     elif timeout is not None:
         opts._timeout = timeout
     return opts
+
+
+def abort_with_reason(pg: ProcessGroup, reason: str) -> None:
+    """Abort a group of any kind: one that overrides abort() does so as c10d's, which knows no reason."""
+    if type(pg).abort is ProcessGroup.abort:
+        pg.abort(reason)
+    else:
+        pg.abort()
 
 
 def _aborts(backend: Any, reason: str) -> Callable[[], object]:

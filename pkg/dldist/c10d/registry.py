@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from _thread import allocate_lock
+
 from dldist import _core
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from dldist.c10d.process_group import ProcessGroup
@@ -26,6 +29,7 @@ class Registry:
         self.operations: Any = None
         """The calls of the default world, which is where the module-level ones go without a look at anything else."""
         self._by_name: dict[str, ProcessGroup] = {}
+        self._counting = allocate_lock()
         self.forget_all()
 
     def forget_all(self) -> None:
@@ -55,6 +59,28 @@ class Registry:
         self._default_pg = group
         self.operations = None if group is None else group.operations
 
+    # ---- the names of groups to come
+
+    def next_name(self) -> str:
+        """The name of the next group of those that all ranks make, or count: they do it in the same order."""
+        with self._counting:
+            self.group_count += 1
+            self.shared_count += 1
+            return str(self.shared_count - 1)
+
+    def next_name_of(self, ranks: Sequence[int]) -> str:
+        """The name of the next group that its members make, who need not agree with the others on anything."""
+        key = tuple(ranks)
+        with self._counting:
+            self.group_count += 1
+            count = self.own_counts.get(key, 0)
+            self.own_counts[key] = count + 1
+        from hashlib import sha1
+
+        return sha1("_".join(map(str, [*key, count])).encode(), usedforsecurity=False).hexdigest()
+
+    # ---- the groups there are
+
     def add(
         self,
         group: ProcessGroup,
@@ -67,6 +93,7 @@ class Registry:
         tag: str | None,
     ) -> None:
         """Note a group that has been made; `ranks` are the global ones, in the order of the group's."""
+        self.name_group(name, group)  # which may refuse
         self.pg_map[group] = (backend, store)
         self.pg_names[group] = name
         self.pg_group_ranks[group] = {rank: index for index, rank in enumerate(ranks)}
@@ -78,16 +105,17 @@ class Registry:
             self.tags_to_pg.setdefault("", []).append(group)
         self.tags_to_pg.setdefault(tag, []).append(group)
         self.pg_to_tag[group] = tag
-        self.name_group(name, group)
 
     def forget(self, group: ProcessGroup) -> None:
-        """A group that has been destroyed."""
+        """A group that has been destroyed, once: of two threads that do it one gets the error."""
+        if self.pg_map.pop(group, None) is None:
+            raise ValueError("Invalid process group specified")
         self.unname_group(self.pg_names[group])
         tag = self.pg_to_tag[group]
         for known in {tag, ""} & self.tags_to_pg.keys():
             if group in self.tags_to_pg[known]:
                 self.tags_to_pg[known].remove(group)
-        for of_group in (self.pg_map, self.pg_names, self.pg_group_ranks, self.pg_backend_config, self.pg_to_tag):
+        for of_group in (self.pg_names, self.pg_group_ranks, self.pg_backend_config, self.pg_to_tag):
             del of_group[group]
 
     def newest_first(self) -> list[ProcessGroup]:
@@ -178,7 +206,7 @@ def operations(group: Any = None) -> Any:
         return group
     calls = getattr(group, "operations", None)
     if calls is None:
-        if group == NON_GROUP_MEMBER:
+        if type(group) is int and group == NON_GROUP_MEMBER:
             raise ValueError("Invalid process group specified: this process is not a member of the group")
         raise _core.DistTypeError(f"Invalid process group specified: {type(group).__name__} is no group")
     return calls

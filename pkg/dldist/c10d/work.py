@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dldist import _core
 from dldist._future import Future
+from dldist.c10d.options import to_timedelta
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class PythonCallbackWork(_core.Work):
 
     def wait(self, timeout: Any = None) -> bool:
         try:
-            has_ended = bool(self._callback(_as_timedelta(timeout)))
+            has_ended = bool(self._callback(_limit(timeout)))
         except Exception as error:
             if not self._future.done():
                 self._future.set_exception(error)
@@ -84,7 +85,7 @@ class FutureWork(_core.Work):
         self._future = future
 
     def wait(self, timeout: Any = None) -> bool:
-        limit = _as_timedelta(timeout).total_seconds()
+        limit = _limit(timeout).total_seconds()
         self._future.wait(limit or None)
         return True
 
@@ -112,12 +113,9 @@ def _create_work_from_future(future: Future) -> FutureWork:
     return FutureWork(future)
 
 
-def _as_timedelta(timeout: Any) -> timedelta:
-    from datetime import timedelta
-
-    if isinstance(timeout, timedelta):
-        return timeout
-    return timedelta(seconds=timeout or 0)
+def _limit(timeout: Any) -> timedelta:
+    """What a callback is told; None, as 0, asks for no limit."""
+    return to_timedelta(0 if timeout is None else timeout)
 
 
 class _IllegalWork(_core.Work):

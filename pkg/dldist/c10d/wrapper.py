@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dldist import _core
 from dldist.c10d.backend_base import Backend
 from dldist.c10d.options import AllgatherOptions, timeout_of
+from dldist.world import call_all
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -215,12 +216,10 @@ class _ProcessGroupWrapper(Backend):
         self._helper.set_timeout(timeout)
 
     def shutdown(self) -> None:
-        self.wrapped_pg.shutdown()
-        self._helper.shutdown()
+        call_all([self.wrapped_pg.shutdown, self._helper.shutdown])
 
     def abort(self) -> None:
-        self.wrapped_pg.abort()
-        self._helper.abort()
+        call_all([self.wrapped_pg.abort, self._helper.abort])
 
 
 for _name in (
