@@ -84,8 +84,10 @@ def describe(obj: Any) -> Array | None:
 def _is_derived(obj: Any, numpy: Any, torch: Any) -> bool:
     """Of a class that means more than its numbers, such as a masked array."""
     array = sys.modules.get("array")
-    if isinstance(obj, (bytes, bytearray)) or (array is not None and isinstance(obj, array.array)):
-        return type(obj).__module__ not in ("builtins", "array")
+    if array is not None and isinstance(obj, array.array):
+        return type(obj) is not array.array
+    if isinstance(obj, (bytes, bytearray)):
+        return True  # these themselves are no arrays
     return (numpy is not None and isinstance(obj, numpy.ndarray)) or (torch is not None and isinstance(obj, torch.Tensor))
 
 

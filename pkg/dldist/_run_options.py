@@ -172,7 +172,7 @@ def _endpoint(given: argparse.Namespace, nnodes: int) -> tuple[str, int]:
             raise ValueError("--rdzv-endpoint says what --master-addr and --master-port say: give one or the other")
         host, _, text = given.rdzv_endpoint.rpartition(":") if ":" in given.rdzv_endpoint else (given.rdzv_endpoint, "", "")
         if ":" in host and not host.startswith("["):
-            raise ValueError(f"--rdzv-endpoint: {given.rdzv_endpoint!r}: an address with colons is written in brackets: [::1]:29500")
+            raise ValueError(f"--rdzv-endpoint: {given.rdzv_endpoint!r}: such an address is written in brackets: [::1]:29500")
         port = _port("--rdzv-endpoint", text) if text else None
     elif nnodes > 1 and host is None:
         raise ValueError(f"--nnodes {nnodes} needs --rdzv-endpoint or --master-addr, an address that all machines reach")

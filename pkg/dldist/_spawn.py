@@ -194,7 +194,7 @@ class ProcessContext:
             if ready in channels:
                 self._receive(channels[ready])
             else:
-                self._note_end(ends[ready])
+                self._note_end(ends[ready])  # type: ignore[index]
 
     def _receive(self, index: int) -> None:
         channel = self._channels.pop(index)
@@ -208,8 +208,8 @@ class ProcessContext:
             return  # how it has ended is seen by its exit code
         try:
             is_good, value, *error = pickle.loads(data)
-        except Exception as error:
-            error.add_note(f"spawn(): while the result of process {index} was read")
+        except Exception as unreadable:
+            unreadable.add_note(f"spawn(): while the result of process {index} was read")
             raise
         if is_good:
             self.results[index] = value
@@ -283,7 +283,7 @@ def spawn(
             receiver, sender = context.Pipe(duplex=False)
             running._channels[rank] = receiver
             everything = env | rank_environment(rank, nprocs)
-            process = context.Process(
+            process: Any = context.Process(
                 target=_child, args=(_Call(fn, tuple(args)), rank, everything, sender, parent), daemon=daemon
             )
             process.start()

@@ -47,13 +47,15 @@ typedef struct disagreement {
     double odd_factor;
     const char *texts[2];
     int odd_rank;
+    /* Nobody leaves before: that would be another failure. NULL in the table. */
+    pthread_barrier_t *all_have_heard;
 } disagreement;
 
 /* Others: int32, SUM, root 0, 48 bytes a block, factor 1. */
 #define ODD(one, other, dtype, op, root, nbytes, text, other_text)                          \
     {                                                                                       \
         DD_COLL_##one, DD_COLL_##other, DD_DTYPE_##dtype, DD_REDOP_##op, root, nbytes, 2.5, \
-            {text, other_text}, 0                                                           \
+            {text, other_text}, 0, NULL                                                     \
     }
 
 static const disagreement disagreements[] = {
@@ -122,6 +124,7 @@ disagree(team_rank *self)
     dd_error error;
     CHECK_STATUS(dd_group_check(self->group, &error), DD_MISMATCH);
     CHECK(error.culprit.rank >= 0 && error.culprit.rank != self->rank);
+    (void)pthread_barrier_wait(which->all_have_heard);
     free(memory);
 }
 
@@ -130,14 +133,18 @@ run_disagreements(bool is_shm_disabled)
 {
     for (size_t i = 0; i < sizeof disagreements / sizeof disagreements[0]; i++) {
         for (int odd = 0; odd < 3; odd++) {
+            pthread_barrier_t all_have_heard;
             disagreement which = disagreements[i];
             which.odd_rank = odd;
+            which.all_have_heard = &all_have_heard;
             bool is_scatter = which.coll == DD_COLL_SCATTER || which.coll == DD_COLL_GATHER;
             if (is_scatter && odd == 0 && which.odd_root == 0) {
                 continue; /* the root's own block counts, too: see below */
             }
             team_options options = {.size = 3, .is_shm_disabled = is_shm_disabled};
+            REQUIRE(pthread_barrier_init(&all_have_heard, NULL, 3) == 0);
             team_run(&options, disagree, &which);
+            (void)pthread_barrier_destroy(&all_have_heard);
         }
     }
 }

@@ -277,6 +277,10 @@ class Epoch:
             # Somebody was still making it when it was over for him.
             self.counts["blames who gave up a group that was to be"] += 1
             return None
+        if error["kind"] == "DistPeerLostError" and "has left the parent group" in error["text"]:
+            # Its rank is that in the group that was to be.
+            is_right = error["pid"] in [self.pids[victim] for victim in self.fault.victims]
+            return None if is_right else "is not who left the parent"
         waiters = [report for report in self.reports.values() if report.get("split") is not None]
         is_slow = self.fault.kind == "stop" or any("still missing" in report["error"]["text"] for report in waiters)
         if is_slow and error["kind"] == "DistTimeoutError":

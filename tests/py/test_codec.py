@@ -249,6 +249,22 @@ class Thing:
     pass
 
 
+class Bytes(bytes):
+    pass
+
+
+class Array(array.array):
+    pass
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise ZeroDivisionError
+
+    def __reduce__(self):
+        raise self
+
+
 def test_the_type_and_the_place_of_what_is_refused():
     point = collections.namedtuple("point", "x")  # noqa: PYI024
     for obj, where, name in [
@@ -262,6 +278,8 @@ def test_the_type_and_the_place_of_what_is_refused():
         (point(1), "obj", "test_codec.point"),
         (collections.defaultdict(list), "obj", "collections.defaultdict"),
         (range(3), "obj", "builtins.range"),
+        (Bytes(b"x"), "obj", "test_codec.Bytes"),
+        (Array("i", [1]), "obj", "test_codec.Array"),
     ]:
         with pytest.raises(TypeError) as caught:
             round_trip(SAFE, obj)
@@ -430,3 +448,10 @@ def test_a_failure_travels_in_the_prefix():
     assert isinstance(outgoing.error, TypeError) and not outgoing.rounds
     failure = receive(outgoing.prefix(outgoing.rounds)).failure()
     assert str(failure).startswith("call(): rank 3 could not send its object: TypeError: obj['\u20ac") and failure.rank == 3
+
+
+def test_a_failure_travels_without_its_text_if_need_be():
+    outgoing = Outgoing(Unspeakable(), PICKLE)
+    assert isinstance(outgoing.error, Unspeakable)
+    failure = receive(outgoing.prefix(outgoing.rounds)).failure()
+    assert str(failure) == "call(): rank 3 could not send its object: Unspeakable, of which no text can be had"

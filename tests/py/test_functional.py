@@ -1,13 +1,16 @@
 """dldist.functional: every function, on arrays of every library, in one process and between two."""
 
+import array
 import importlib.util
 import os
 import re
 import subprocess
 import sys
 
-import dldist
 import pytest
+
+import dldist
+import dldist.functional as F
 
 pytest.importorskip("numpy", reason="NumPy is not installed")
 
@@ -191,6 +194,26 @@ def test_refusals(team):
                 continue
             kind, text = REFUSALS[name]
             assert kind in error["kinds"] and text in error["text"], f"{name}: {error['kinds'][0]}: {error['text']}"
+
+
+class Number:
+    """A whole number as those of NumPy are: an int by its __index__ alone."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __index__(self):
+        return self.value
+
+
+def test_whole_numbers_of_any_library():
+    x = array.array("d", [1, 2])
+    zero, two = Number(0), Number(2)
+    with dldist.Group(None, 0, 1) as group:
+        assert F.all_gather(x, zero, group=group) == x
+        assert F.broadcast(x, zero, group) == F.reduce(x, zero, group=group) == F.gather(x, zero, group=group) == x
+        assert F.permute(x, [(zero, zero)], group) == x
+        assert F.all_to_all(x, 0, 0, [two], [two], group) == x
 
 
 def run_program(program):

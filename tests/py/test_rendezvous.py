@@ -540,6 +540,18 @@ def test_rank_0_waits_neither_for_ever_nor_for_those_who_never_came(port):
     guest.close()
 
 
+def test_rank_0_does_not_wait_for_ranks_of_a_world_of_another_size(port):
+    url = f"tcp://{LOOPBACK}:{port}"
+    host, guest = meet(url, 0, 3, timeout=20), meet(url, 1, 2, timeout=20)
+    guest.close()
+    began = time.monotonic()
+    host.close(linger=20)
+    assert time.monotonic() - began < 5
+    began = time.monotonic()
+    meet(url, 0, 10**18, timeout=20).close(linger=0.5)
+    assert time.monotonic() - began < 5
+
+
 def test_who_comes_before_the_old_server_has_gone_finds_the_new_one(procs, port):
     url = f"tcp://{LOOPBACK}:{port}"
     host, guest = meet(url, 0, 2, timeout=20), meet(url, 1, 2, timeout=20)

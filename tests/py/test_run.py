@@ -152,6 +152,19 @@ def with_here():
     return {"PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path if path)}
 
 
+class TestConsole:
+    @pytest.mark.parametrize("closed", [(0, 1), (2,)])
+    def test_that_is_closed(self, closed):
+        def close():
+            for fd in closed:
+                os.close(fd)
+
+        code, out, err = dlrun("--nproc-per-node", 2, program("shows.py"), preexec_fn=close)
+        assert (code, out == "", err == "") == (0, 1 in closed, 2 in closed), err
+        code, out, err = dlrun("--nproc-per-node", 2, "--no-python", "sh", "-c", "exit 3", preexec_fn=close)
+        assert (code, out) == (3, ""), err
+
+
 class TestFailing:
     def test_first_traceback_is_printed_last(self):
         code, _, err = dlrun("--nproc-per-node", 3, program("fails.py"), "group")
@@ -348,6 +361,7 @@ class TestOptions:
             (["--max-restarts", "-1", "x"], "--max-restarts must be 0 or more"),
             (["-m", "--no-python", "x"], "exclude each other"),
             ([], "required: program"),
+            (["--rdzv-endpoint", "::1", "x"], "written in brackets"),
         ],
     )
     def test_mistakes(self, capsys, args, words):

@@ -78,6 +78,17 @@ def test_signal_is_named():
     assert (kind, text) == ("ProcessExitedException", "process 0 terminated with signal SIGKILL")
 
 
+@pytest.mark.parametrize("how", ["dies as a parent", "is cut off"])
+def test_death_is_seen_whatever_becomes_of_the_pipe(how):
+    kind, text, _, _ = last(run(SCRIPT, how))
+    assert (kind, text) == ("ProcessExitedException", "process 0 terminated with signal SIGKILL")
+
+
+def test_result_that_cannot_be_read_says_whose_it_is():
+    error, note = last(run(SCRIPT, "unreadable"))
+    assert "no number" in error and note == "spawn(): while the result of process 0 was read"
+
+
 def test_deadline_names_those_that_are_late():
     kind, text, _, _ = last(run(SCRIPT, "late"))
     assert (kind, text) == ("DistTimeoutError", "spawn(): of 2 processes these did not end within 1.0 s: [0, 1]")

@@ -1,5 +1,6 @@
 """dldist.testing, tested with itself. What must fail is called by hand."""
 
+import asyncio
 import functools
 import os
 import subprocess
@@ -56,6 +57,29 @@ def one_skips():
         if group.rank == 0:
             pytest.skip("not on this machine")
         group.barrier()
+
+
+def one_dies_as_a_parent():
+    if os.environ["RANK"] == "1":
+        if os.fork() == 0:
+            time.sleep(10)
+            os._exit(0)
+        os._exit(3)
+
+
+class Unreadable:
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+def one_returns_what_cannot_be_read():
+    if os.environ["RANK"] == "1":
+        raise LookupError("the other one")
+    return Unreadable()
+
+
+def interrupts():
+    raise KeyboardInterrupt
 
 
 class NotPickled(Exception):
@@ -128,6 +152,22 @@ class TestRunRanks:
         with pytest.raises(RanksFailed, match="---- rank 1 ----\nended without a result: exit code 3"):
             run_ranks(one_exits, 2, init=False)
 
+    def test_death_is_seen_whoever_keeps_the_pipe(self):
+        with pytest.raises(RanksFailed, match="---- rank 1 ----\nended without a result: exit code 3"):
+            run_ranks(one_dies_as_a_parent, 2, init=False, timeout=6.0)
+
+    def test_rank_that_cannot_even_begin(self):
+        with pytest.raises(RanksFailed, match="(?s)ended without a result: exit code 1.*/nowhere"):
+            run_ranks(len, 1, bytes(1 << 22), init=False, env={"PYTHONHOME": "/nowhere"})
+
+    def test_result_that_cannot_be_read_is_one_of_the_failures(self):
+        with pytest.raises(RanksFailed, match="(?s)rank 0 ----\nits result cannot be unpickled:.*no number.*the other one"):
+            run_ranks(one_returns_what_cannot_be_read, 2, init=False)
+
+    def test_interrupted_ranks_do_not_interrupt_the_tests(self):
+        with pytest.raises(RanksFailed, match="KeyboardInterrupt"):
+            run_ranks(interrupts, 1, init=False)
+
     def test_exception_that_cannot_be_pickled(self):
         with pytest.raises(RanksFailed, match="NotPickled: 1"):
             run_ranks(raises_what_cannot_be_pickled, 1, init=False)
@@ -139,12 +179,31 @@ class TestRunRanks:
     def test_mistakes(self):
         with pytest.raises(ValueError, match="'nranks' must be 1 or more"):
             run_ranks(pids_and, 0)
+        with pytest.raises(ValueError, match="'nranks' must be 1 or more, not True"):
+            run_ranks(pids_and, True)
         with pytest.raises(TypeError, match="'fn' must be callable"):
             run_ranks(None, 2)
         with pytest.raises(TypeError, match=r"argument 0 \(\w+\) cannot be sent to the ranks"):
             run_ranks(pids_and, 1, sys._getframe())
         with pytest.raises(TypeError, match="takes its arguments first"):
             distributed(pids_and)
+
+
+async def asserts_later():
+    await asyncio.sleep(0)
+    raise AssertionError("after the await")
+
+
+def test_coroutines_are_run_to_their_end():
+    with pytest.raises(AssertionError, match="after the await"):
+        run_ranks(asserts_later, 1, init=False)
+
+    @threads(1)
+    async def rank(group):
+        await asserts_later()
+
+    with pytest.raises(AssertionError, match="after the await"):
+        rank()
 
 
 def world_size():

@@ -47,8 +47,31 @@ def dies(i):
     time.sleep(60)
 
 
+def dies_as_a_parent(i):
+    if i == 0:
+        if os.fork() == 0:
+            os.closerange(0, 3)  # the test reads them to their end
+            time.sleep(10)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def returns_much(i):
+    return bytes(1 << 22)
+
+
+class Unreadable:
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+def returns_what_cannot_be_read(i):
+    return Unreadable()
+
+
 def hangs(i):
-    print("hangs", os.getpid(), flush=True)
+    os.write(1, f"hangs {os.getpid()}\n".encode())  # in one piece: the other one writes, too
     time.sleep(60)
 
 
@@ -77,6 +100,18 @@ if __name__ == "__main__":
             spawn(fails, 3)
         elif how == "dies":
             spawn(dies, 2)
+        elif how == "dies as a parent":
+            spawn(dies_as_a_parent, 2, timeout=6)
+        elif how == "is cut off":
+            context = spawn(returns_much, 1, join=False)
+            assert context._channels[0].poll(15)
+            os.kill(context.pids()[0], signal.SIGKILL)  # more is to come than a pipe holds
+            context.join()
+        elif how == "unreadable":
+            try:
+                spawn(returns_what_cannot_be_read, 1)
+            except ValueError as error:
+                print(json.dumps([str(error), *error.__notes__]))
         elif how == "late":
             spawn(hangs, 2, timeout=1.0)
         elif how == "context":
