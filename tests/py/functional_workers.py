@@ -12,28 +12,13 @@ import types
 import dldist
 import dldist.functional as F
 import numpy
-from group_workers import describe, open_group
+from group_workers import describe, open_group, serve
 
 Pair = collections.namedtuple("Pair", "first second")
 
 
 def member(channel, port, rank, size):
-    """Runs the cases that the parent names, until it names none."""
-    group = open_group(port, rank, size)
-    channel.send("ready")
-    while True:
-        command = channel.recv(300)
-        if command is None:
-            group.close()
-            return "closed"
-        name, args = command
-        try:
-            reply = ("value", globals()[name](group, *args))
-        except AssertionError:
-            raise
-        except BaseException as error:
-            reply = ("error", describe(error))
-        channel.send(reply)
+    return serve(channel, open_group(port, rank, size), globals())
 
 
 # ---- libraries

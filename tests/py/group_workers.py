@@ -44,10 +44,8 @@ def open_group(port, rank, size, **options):
     return dldist.Group(store, rank, size, **{"timeout": 20.0, **options})
 
 
-def member(channel, port, rank, size, options=None):
-    """Runs the cases that the parent names, until it names none."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    group = open_group(port, rank, size, **(options or {}))
+def serve(channel, group, cases):
+    """Runs the cases (functions of a group, by name) that the parent names, until it names none."""
     channel.send("ready")
     while True:
         command = channel.recv(300)
@@ -56,12 +54,17 @@ def member(channel, port, rank, size, options=None):
             return "closed"
         name, args = command
         try:
-            reply = ("value", globals()[name](group, *args))
+            reply = ("value", cases[name](group, *args))
         except AssertionError:
             raise
         except BaseException as error:
             reply = ("error", describe(error))
         channel.send(reply)
+
+
+def member(channel, port, rank, size, options=None):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    return serve(channel, open_group(port, rank, size, **(options or {})), globals())
 
 
 # ---- tensors without a library, and with one

@@ -7,28 +7,13 @@ import warnings
 
 import dldist
 from dldist import _objects
-from group_workers import describe, open_group
+from group_workers import describe, open_group, serve
 
 BIG = 300_000  # bytes: larger than what is copied into heads
 
 
 def member(channel, port, rank, size):
-    """Runs the cases that the parent names, until it names none."""
-    group = open_group(port, rank, size, timeout=10.0)
-    channel.send("ready")
-    while True:
-        command = channel.recv(300)
-        if command is None:
-            group.close()
-            return "closed"
-        name, args = command
-        try:
-            reply = ("value", globals()[name](group, *args))
-        except AssertionError:
-            raise
-        except BaseException as error:
-            reply = ("error", describe(error))
-        channel.send(reply)
+    return serve(channel, open_group(port, rank, size, timeout=10.0), globals())
 
 
 def outcome(function, *args, **kwargs):
