@@ -111,4 +111,4 @@ def _check_message(where: str, group: Any, op: P2POp) -> None:
         _core._describe_tensor(op.tensor, op.kind == "irecv")
     except (TypeError, ValueError, BufferError) as error:
         text = str(error).removeprefix("_describe_tensor(): argument 'object' ")
-        raise type(error)(f"{where}: its tensor {text}") from None
+        raise type(error)(f"{where}: its tensor {text}") from error
