@@ -43,9 +43,10 @@ def _coalescing_manager(group: Any = None, device: Any = None, async_ops: bool =
     kind and one reduction. Nothing runs before the block ends; if it raises, nothing runs at all. Who is not a member of the
     group does nothing, and is warned by the calls in the block.
 
-    >>> with _coalescing_manager():
+    >>> tensors = [array("f", [1]), array("f", [2, 3])]
+    >>> with dist._coalescing_manager():
     ...     for tensor in tensors:
-    ...         dldist.all_reduce(tensor)
+    ...         dist.all_reduce(tensor)
     """
     if device is not None:
         raise RuntimeError("Backend gloo does not implement startCoalescing")

@@ -21,7 +21,7 @@ SUM = _core.ReduceOp.SUM
 def supports_complex(reduceOp: Any) -> bool:
     """Whether the reduction makes sense for complex numbers.
 
-    >>> supports_complex(ReduceOp.MAX)
+    >>> dist.supports_complex(dist.ReduceOp.MAX)
     False
     """
     op = reduceOp if isinstance(reduceOp, _core.ReduceOp) else _core.ReduceOp(reduceOp)
@@ -32,7 +32,15 @@ def supports_complex(reduceOp: Any) -> bool:
 
 
 def all_reduce(tensor: Any, op: Any = SUM, group: Any = None, async_op: bool = False, *, timeout: Any = None) -> Any:
-    """Reduce the tensors of all ranks, in place, so that all have the result."""
+    """Reduce the tensors of all ranks, in place, so that all have the result.
+
+    >>> x = array("f", [1, 2])
+    >>> dist.all_reduce(x)                                # the sum over all ranks
+    >>> dist.all_reduce(x, dist.ReduceOp.MAX, async_op=True).wait()
+    True
+    >>> x.tolist()                                        # in a world of one
+    [1.0, 2.0]
+    """
     calls = registry._world.operations if group is None else None
     if calls is None and (calls := calls_of(group, "all_reduce")) is None:
         return None
@@ -48,7 +56,11 @@ def broadcast(
     *,
     timeout: Any = None,
 ) -> Any:
-    """Have the tensor of rank `src` on all ranks."""
+    """Have the tensor of rank `src` on all ranks.
+
+    >>> x = array("f", [1, 2])
+    >>> dist.broadcast(x, src=0, timeout=30)
+    """
     calls = calls_of(group, "broadcast")
     if calls is None:
         return None
@@ -66,7 +78,11 @@ def reduce(
     *,
     timeout: Any = None,
 ) -> Any:
-    """Reduce the tensors of all ranks on rank `dst`, in place there; those of the others are not changed."""
+    """Reduce the tensors of all ranks on rank `dst`, in place there; those of the others are not changed.
+
+    >>> x = array("i", [1, 2])
+    >>> dist.reduce(x, dst=0, op=dist.ReduceOp.BOR)
+    """
     calls = calls_of(group, "reduce")
     if calls is None:
         return None
@@ -77,7 +93,10 @@ def reduce(
 def barrier(
     group: Any = None, async_op: bool = False, device_ids: Any = None, timeout: Any = None
 ) -> Any:
-    """Wait until all ranks of the group are here. Every earlier operation of the group has ended then."""
+    """Wait until all ranks of the group are here. Every earlier operation of the group has ended then.
+
+    >>> dist.barrier()
+    """
     calls = calls_of(group, "barrier")
     if calls is None:
         return None
@@ -87,7 +106,10 @@ def barrier(
 
 
 def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-    """A barrier whose failure names the ranks that have not come, on rank 0: the first, or all with wait_all_ranks."""
+    """A barrier whose failure names the ranks that have not come, on rank 0: the first, or all with wait_all_ranks.
+
+    >>> dist.monitored_barrier(timeout=30, wait_all_ranks=True)
+    """
     calls = calls_of(group, "monitored_barrier")
     if calls is not None:
         calls.monitored_barrier(timeout, wait_all_ranks)
@@ -99,7 +121,13 @@ def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bo
 def all_gather(
     tensor_list: Any, tensor: Any, group: Any = None, async_op: bool = False, *, timeout: Any = None
 ) -> Any:
-    """Have the tensors of all ranks on every rank: that of rank r in tensor_list[r]. Sizes may differ."""
+    """Have the tensors of all ranks on every rank: that of rank r in tensor_list[r]. Sizes may differ.
+
+    >>> parts = [array("i", [0, 0]) for _ in range(dist.get_world_size())]
+    >>> dist.all_gather(parts, array("i", [3, 4]))
+    >>> parts[0].tolist()
+    [3, 4]
+    """
     calls = calls_of(group, "all_gather")
     return None if calls is None else calls.all_gather(tensor_list, tensor, timeout=timeout, async_op=async_op)
 
@@ -107,7 +135,13 @@ def all_gather(
 def all_gather_single(
     output_tensor: Any, input_tensor: Any, group: Any = None, async_op: bool = False, *, timeout: Any = None
 ) -> Any:
-    """Have the tensors of all ranks in one: one behind the other along the first dimension, or stacked."""
+    """Have the tensors of all ranks in one: one behind the other along the first dimension, or stacked.
+
+    >>> whole = array("i", [0, 0] * dist.get_world_size())
+    >>> dist.all_gather_single(whole, array("i", [3, 4]))
+    >>> whole[:2].tolist()
+    [3, 4]
+    """
     calls = calls_of(group, "all_gather_single")
     if calls is None:
         return None
@@ -137,7 +171,12 @@ def gather(
     *,
     timeout: Any = None,
 ) -> Any:
-    """Have the tensors of all ranks on rank `dst` (0): that of rank r in gather_list[r]."""
+    """Have the tensors of all ranks on rank `dst` (0): that of rank r in gather_list[r].
+
+    >>> is_root = dist.get_rank() == 0
+    >>> parts = [array("i", [0]) for _ in range(dist.get_world_size())] if is_root else None
+    >>> dist.gather(array("i", [5]), parts, dst=0)
+    """
     calls = calls_of(group, "gather")
     if calls is None:
         return None
@@ -176,7 +215,15 @@ def scatter(
     *,
     timeout: Any = None,
 ) -> Any:
-    """Get the tensor that rank `src` (0) has for this rank: scatter_list[r] goes to rank r."""
+    """Get the tensor that rank `src` (0) has for this rank: scatter_list[r] goes to rank r.
+
+    >>> is_root = dist.get_rank() == 0
+    >>> parts = [array("i", [rank * 10]) for rank in range(dist.get_world_size())] if is_root else None
+    >>> mine = array("i", [-1])
+    >>> dist.scatter(mine, parts, src=0)
+    >>> mine[0] == dist.get_rank() * 10
+    True
+    """
     calls = calls_of(group, "scatter")
     if calls is None:
         return None
@@ -199,7 +246,13 @@ def _check_roots_list(tensors: Any, is_root: bool, name: str, role: str) -> None
 def reduce_scatter(
     output: Any, input_list: Any, op: Any = SUM, group: Any = None, async_op: bool = False, *, timeout: Any = None
 ) -> Any:
-    """Reduce input_list[r] of all ranks for rank r."""
+    """Reduce input_list[r] of all ranks for rank r.
+
+    >>> mine = array("f", [0])
+    >>> dist.reduce_scatter(mine, [array("f", [rank]) for rank in range(dist.get_world_size())])
+    >>> mine[0] == dist.get_rank() * dist.get_world_size()
+    True
+    """
     calls = calls_of(group, "reduce_scatter")
     if calls is None:
         return None
@@ -209,7 +262,11 @@ def reduce_scatter(
 def reduce_scatter_single(
     output: Any, input: Any, op: Any = SUM, group: Any = None, async_op: bool = False, *, timeout: Any = None
 ) -> Any:
-    """Reduce the r-th part of all ranks' tensors for rank r."""
+    """Reduce the r-th part of all ranks' tensors for rank r.
+
+    >>> mine = array("f", [0])
+    >>> dist.reduce_scatter_single(mine, array("f", range(dist.get_world_size())))
+    """
     calls = calls_of(group, "reduce_scatter_single")
     if calls is None:
         return None
@@ -219,7 +276,14 @@ def reduce_scatter_single(
 def all_to_all(
     output_tensor_list: Any, input_tensor_list: Any, group: Any = None, async_op: bool = False, *, timeout: Any = None
 ) -> Any:
-    """Give input_tensor_list[r] to rank r, and get output_tensor_list[r] from it."""
+    """Give input_tensor_list[r] to rank r, and get output_tensor_list[r] from it.
+
+    >>> to = [array("i", [dist.get_rank()]) for _ in range(dist.get_world_size())]
+    >>> by = [array("i", [-1]) for _ in to]
+    >>> dist.all_to_all(by, to)
+    >>> [part[0] for part in by] == list(range(dist.get_world_size()))
+    True
+    """
     calls = calls_of(group, "all_to_all")
     if calls is None:
         return None
@@ -236,7 +300,13 @@ def all_to_all_single(
     *,
     timeout: Any = None,
 ) -> Any:
-    """Give the r-th part of the first dimension to rank r, and get one from it: equal parts, or of the sizes given."""
+    """Give the r-th part of the first dimension to rank r, and get one from it: equal parts, or of the sizes given.
+
+    >>> by = array("i", [-1] * dist.get_world_size())
+    >>> dist.all_to_all_single(by, array("i", [dist.get_rank()] * dist.get_world_size()))
+    >>> by.tolist() == list(range(dist.get_world_size()))
+    True
+    """
     calls = calls_of(group, "all_to_all_single")
     if calls is None:
         return None

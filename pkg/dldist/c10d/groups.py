@@ -72,8 +72,8 @@ def init_process_group(
     says: torchrun, dlrun, Slurm, mpirun; a process that nobody has launched is a world of one. `backend` is "gloo" for the CPU,
     which need not be said, "fake", the name of a registered one, or one for each device: "cpu:gloo,cuda:nccl".
 
-    >>> dldist.init_process_group()
-    >>> dldist.get_rank(), dldist.get_world_size()
+    >>> dist.init_process_group()
+    >>> dist.get_rank(), dist.get_world_size()
     (0, 1)
     """
     world = registry._world
@@ -200,6 +200,10 @@ def new_group(
 
     Every rank of the world calls it, in the same order, and those that are not in the group get NON_GROUP_MEMBER; with
     use_local_synchronization only the members call it. The time-out is the backend's default unless given.
+
+    >>> first = dist.new_group([0], timeout=60)
+    >>> if dist.get_rank() == 0:
+    ...     dist.barrier(first)
     """
     return _new_group(ranks, timeout, backend, pg_options, use_local_synchronization, group_desc, device_id, sort_ranks, None)
 
@@ -364,6 +368,11 @@ def split_group(
     """Split a group into the lists of split_ranks (ranks of the parent). Returns one's own group, None for who is in none.
 
     Only the members of each part need to call it. Unlike c10d's, it needs no accelerator.
+
+    >>> half = dist.get_world_size() // 2
+    >>> ranks = range(dist.get_world_size())
+    >>> mine = dist.split_group(split_ranks=[part for part in (list(ranks[:half]), list(ranks[half:])) if part])
+    >>> dist.barrier(mine)
     """
     if not split_ranks:
         raise ValueError("split_ranks cannot be None or empty")

@@ -42,7 +42,7 @@ class BackendPlugin(tuple):
 class Backend(str):
     """The name of a backend: Backend("GLOO") is "gloo". Known ones are attributes, registered ones too.
 
-    >>> Backend("GLOO")
+    >>> dist.Backend("GLOO")
     'gloo'
     """
 
@@ -135,7 +135,7 @@ def _read_pairs(text: str) -> dict[str, str]:
 class BackendConfig:
     """Which backend serves which device.
 
-    >>> BackendConfig("cpu:gloo,cuda:nccl").get_device_backend_map()
+    >>> dist.BackendConfig("cpu:gloo,cuda:nccl").get_device_backend_map()
     {'cpu': 'gloo', 'cuda': 'nccl'}
     """
 

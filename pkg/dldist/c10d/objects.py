@@ -56,7 +56,13 @@ def all_gather_object(
     serializer: str | None = None,
     timeout: Any = None,
 ) -> None:
-    """Have the objects of all ranks on every rank: that of rank r in object_list[r]."""
+    """Have the objects of all ranks on every rank: that of rank r in object_list[r].
+
+    >>> names = [None] * dist.get_world_size()
+    >>> dist.all_gather_object(names, f"rank {dist.get_rank()}")
+    >>> names[0]
+    'rank 0'
+    """
     if is_non_member(group):
         warn_not_in_group("all_gather_object")
         return
@@ -112,6 +118,11 @@ def broadcast_object_list(
     """Have the objects in the list of rank `src` (0) in the lists of all ranks, which are of the same length.
 
     `device` is for programs that pass it: objects travel through the memory of the CPU.
+
+    >>> settings = [{"lr": 0.1}] if dist.get_rank() == 0 else [None]
+    >>> dist.broadcast_object_list(settings, src=0)
+    >>> settings
+    [{'lr': 0.1}]
     """
     if is_non_member(group):
         warn_not_in_group("broadcast_object_list")

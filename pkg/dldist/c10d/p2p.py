@@ -40,7 +40,15 @@ def irecv(
     *,
     timeout: Any = None,
 ) -> Any:
-    """Start to receive a tensor from rank `src`, or from whoever sends first when none is given."""
+    """Start to receive a tensor from rank `src`, or from whoever sends first when none is given.
+
+    >>> x = array("i", [0])
+    >>> work = dist.irecv(x, src=dist.get_rank())         # from this rank itself
+    >>> dist.isend(array("i", [7]), dst=dist.get_rank()).wait()
+    True
+    >>> work.wait(), x[0]
+    (True, 7)
+    """
     calls = calls_of(group, "irecv")
     return None if calls is None else calls.irecv(tensor, _source(group, src, group_src), tag, **_limit(timeout))
 
@@ -148,7 +156,16 @@ def _check_buffer(tensor: Any) -> None:
 
 
 def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Any]:
-    """Start all of these messages, which are of one group. Returns a work for each, in order."""
+    """Start all of these messages, which are of one group. Returns a work for each, in order.
+
+    >>> size, rank, x = dist.get_world_size(), dist.get_rank(), array("i", [0])
+    >>> to_the_right = dist.P2POp(dist.isend, array("i", [rank]), (rank + 1) % size)
+    >>> from_the_left = dist.P2POp(dist.irecv, x, (rank - 1) % size)
+    >>> for work in dist.batch_isend_irecv([to_the_right, from_the_left]):
+    ...     _ = work.wait()
+    >>> x[0] == (rank - 1) % size
+    True
+    """
     if not isinstance(p2p_op_list, list) or not all(isinstance(op, P2POp) for op in p2p_op_list):
         raise ValueError("Invalid ``p2p_op_list``. Each op is expected to be of type ``dldist.P2POp``.")
     if not p2p_op_list:

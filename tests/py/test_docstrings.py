@@ -1,0 +1,42 @@
+"""The examples in docstrings do what they say, in a world of one."""
+
+import doctest
+import importlib
+import inspect
+from array import array
+
+import dldist as dist
+import pytest
+from dldist.testing import threads
+
+MODULES = """c10d.coalescing c10d.collectives c10d.groups c10d.names c10d.objects c10d.p2p world testing _spawn""".split()
+# What makes the default world itself.
+MAKERS = {"init_process_group"}
+
+
+def examples():
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    for name in MODULES:
+        module = importlib.import_module(f"dldist.{name}")
+        own = {key: value for key, value in vars(module).items() if inspect.getmodule(value) is module}
+        for key, value in own.items():
+            if inspect.isfunction(value) or inspect.isclass(value):
+                yield from (test for test in finder.find(value, key, module, globs={}) if test.examples)
+
+
+@pytest.mark.parametrize("test", list(examples()), ids=lambda test: test.name)
+def test_example(test):
+    test.globs.update(dist=dist, array=array, World=dist.World, threads=threads, spawn=dist.spawn)
+    if test.name not in MAKERS:
+        dist.init_process_group()
+    try:
+        result = doctest.DocTestRunner(verbose=False).run(test)
+    finally:
+        dist.destroy_process_group()
+    assert result.failed == 0
+
+
+def test_the_calls_people_make_have_examples():
+    shown = {test.name for test in examples()}
+    for name in "all_reduce broadcast all_gather scatter reduce_scatter all_to_all irecv new_group all_gather_object World".split():
+        assert name in shown
