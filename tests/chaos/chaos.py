@@ -287,6 +287,10 @@ class Epoch:
             return None  # for somebody who waits himself, just as long
         if error["kind"] != "DistAbortedError":
             return "another error than DistAbortedError by somebody who gave up"
+        if self.fault.kind == "interrupt" and "interrupted in" in error["text"]:
+            # The signal came late, and found its victim in another group.
+            is_right = error["pid"] in [self.pids[victim] for victim in self.fault.victims]
+            return None if is_right else "is not who was interrupted"
         if worker.FOLLOWING not in error["text"]:
             return "aborted for another reason"
         return None
