@@ -142,10 +142,15 @@ class Future:
         self._settle(None if error is not None else work.result(), error)
 
 
-def _seconds(timeout: Any) -> float:
+def seconds_of(timeout: Any) -> float:
+    """A time-out, a timedelta or a number of seconds, in seconds."""
     total = getattr(timeout, "total_seconds", None)
+    return float(total() if total is not None else timeout)
+
+
+def _seconds(timeout: Any) -> float:
     try:
-        seconds = float(total() if total is not None else timeout)
+        seconds = seconds_of(timeout)
     except (TypeError, ValueError):
         raise TypeError(
             f"wait(): argument 'timeout' must be timedelta or a number of seconds, not {type(timeout).__name__}"

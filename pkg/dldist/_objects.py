@@ -10,6 +10,7 @@ from __future__ import annotations
 from time import monotonic
 
 from dldist import _codec
+from dldist._future import seconds_of
 from dldist._object_frames import PREFIX_BYTES, Incoming, Outgoing, Refusal, cover
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
@@ -96,7 +97,7 @@ class Exchange:
         self._group = group
         self._name = name
         self._serializer = _codec.find(serializer or getattr(group, "serializer", None) or DEFAULT_SERIALIZER)
-        self._deadline = None if timeout is None else monotonic() + _seconds(timeout)
+        self._deadline = None if timeout is None else monotonic() + seconds_of(timeout)
 
     def all_gather(self, obj: Any) -> list[Any]:
         outgoing = Outgoing(obj, self._serializer)
@@ -227,8 +228,3 @@ def _raise_own(outgoing: list[Outgoing]) -> None:
     for each in outgoing:
         if each.error is not None:
             raise each.error
-
-
-def _seconds(timeout: Any) -> float:
-    total = getattr(timeout, "total_seconds", None)
-    return total() if total is not None else float(timeout)

@@ -6,6 +6,7 @@ import os
 import time
 
 from dldist import _core, _launch
+from dldist._future import seconds_of
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -353,8 +354,3 @@ def _launched_place(launch: _launch.Launch, rank: int, world_size: int) -> Place
         f"{launch.kind} has started {launch.world_size} processes, {where}, and does not say where they can meet: "
         "set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a port that is free there",
     )
-
-
-def seconds_of(timeout: Any) -> float:
-    total = getattr(timeout, "total_seconds", None)
-    return float(total() if total is not None else timeout)

@@ -15,6 +15,7 @@ import time
 from types import ModuleType
 
 from dldist import _core, _places
+from dldist._future import seconds_of
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -229,7 +230,7 @@ def meet(
     Ranks that meet at one place several times do so in the same order, or under different names. Who is missing turns out when
     a group is made in the store; when it is rank 0, here.
     """
-    deadline = time.monotonic() + _places.seconds_of(timeout)
+    deadline = time.monotonic() + seconds_of(timeout)
     place = _find_place(init_method, rank, world_size, timeout, store)
     if not 0 <= place.rank < place.world_size:
         raise ValueError(f"rank {place.rank} is not in 0 to {place.world_size - 1} (world_size is {place.world_size})")

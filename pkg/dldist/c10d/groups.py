@@ -16,7 +16,7 @@ from dldist.world import call_all
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from datetime import timedelta
     from typing import Any
 
@@ -325,12 +325,7 @@ def new_subgroups(
     if len(ranks) % group_size != 0:
         raise ValueError(f"The world size ({len(ranks)}) must be divisible by 'group_size={group_size}'")
     parts = [ranks[first : first + group_size] for first in range(0, len(ranks), group_size)]
-    mine, groups = None, []
-    for part in parts:
-        made = new_group(part, timeout, backend, pg_options, group_desc=group_desc)
-        groups.append(made)
-        mine = mine if is_non_member(made) else made
-    return mine, groups
+    return new_subgroups_by_enumeration(parts, timeout, backend, pg_options, group_desc)
 
 
 def new_subgroups_by_enumeration(
@@ -489,30 +484,27 @@ def destroy_process_group(group: Any = None) -> None:
     """End a group; the default world, and all groups with it, when none is given."""
     if is_non_member(group):
         return
-    world = registry._world
-    pg = _known_group(group)
-    if pg is not world.default_pg:
-        world.forget(pg)
-        pg.shutdown()
-        return
-    groups = world.newest_first()
-    world.forget_all()
-    call_all([*(each.shutdown for each in groups), lambda: _leave_meeting(pg)])
+    _end(group, lambda pg: pg.shutdown())
 
 
 def abort(group: Any = None, reason: str = "abort() was called") -> None:
     """End what is under way in a group, and the group, at once; in all when none is given. The other ranks hear the reason."""
     if is_non_member(group):
         return
+    _end(group, lambda pg: abort_with_reason(pg, reason))
+
+
+def _end(group: Any, end: Callable[[ProcessGroup], object]) -> None:
+    """Forget a group, and all if it is the default one, and call end(group) of each."""
     world = registry._world
     pg = _known_group(group)
     if pg is not world.default_pg:
         world.forget(pg)
-        abort_with_reason(pg, reason)
+        end(pg)
         return
     groups = world.newest_first()
     world.forget_all()
-    ends = [lambda each=each: abort_with_reason(each, reason) for each in groups]
+    ends = [lambda each=each: end(each) for each in groups]
     call_all([*ends, lambda: _leave_meeting(pg)])
 
 
