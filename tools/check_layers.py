@@ -10,6 +10,10 @@ from pathlib import Path
 
 LADDER = ["core", "net", "store", "transport", "collective", "group", "python"]
 SIDE = ["kernels", "work", "observe"]  # stand on core alone
+BESIDE = {  # what the binding uses beside groups
+    "nccl": {"core", "store", "collective", "nccl", *SIDE},
+    "watch": {"core", "store", "observe", "watch"},
+}
 
 ALLOWED = {layer: set(LADDER[: i + 1]) for i, layer in enumerate(LADDER)}
 ALLOWED |= {layer: {"core", layer} for layer in SIDE}
@@ -17,7 +21,8 @@ for mover in ("net", "transport"):  # for copy.h
     ALLOWED[mover] |= {"kernels"}
 ALLOWED["collective"] |= {"kernels", "work"}
 ALLOWED["group"] |= set(SIDE)
-ALLOWED["python"] |= set(SIDE)
+ALLOWED |= BESIDE
+ALLOWED["python"] |= {*SIDE, *BESIDE}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 PYTHON_DOOR = "python/py_api.h"

@@ -27,6 +27,7 @@
     X(ABORTED, "operation was aborted")                        \
     X(CLOSED, "object is closed")                              \
     X(FORKED, "object belongs to the process before the fork") \
+    X(BACKEND, "failure of the library behind a backend")      \
     X(INTERNAL, "internal error")
 
 typedef enum dd_status {

@@ -146,6 +146,8 @@ exception_of(const py_state *state, dd_status status)
         return state->errors[PY_ERROR_MISMATCH];
     case DD_ABORTED:
         return state->errors[PY_ERROR_ABORTED];
+    case DD_BACKEND:
+        return state->errors[PY_ERROR_BACKEND];
     case DD_OK:
     case DD_SYSTEM:
     case DD_INTERNAL:

@@ -1,0 +1,109 @@
+/* One NCCL communicator: made with a deadline, ended once, usable from any thread.
+ *
+ * NCCL allows one thread at a time on a communicator, but for abort and the question for errors. A communicator here has a lock for that,
+ * and states: being made, ready, aborted (its handle is gone, every call is DD_ABORTED with the reason), destroyed. It is counted.
+ *
+ * NCCL's reasons are in every error: the call, the result's name and text, and what ncclGetLastError adds. */
+#ifndef DD_NCCL_NCCL_COMM_H
+#define DD_NCCL_NCCL_COMM_H
+
+#include "core/bytes.h"
+#include "core/status.h"
+#include "core/wait.h"
+#include "nccl/cuda.h"
+#include "nccl/nccl_config.h"
+#include "nccl/nccl_lib.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef struct dd_nccl_comm dd_nccl_comm;
+
+typedef struct dd_nccl_unique_id {
+    char bytes[128];
+} dd_nccl_unique_id;
+
+dd_status dd_nccl_make_unique_id(const dd_nccl_lib *lib, dd_nccl_unique_id *id, dd_error *err) DD_MUST_CHECK;
+
+/* What a communicator is made of. lib and cuda outlive it. */
+typedef struct dd_nccl_comm_spec {
+    const dd_nccl_lib *lib;
+    const dd_cuda *cuda;
+    int device;
+    int rank;
+    int size;
+    const dd_nccl_config
+        *config; /* copied. is blocking unless config says otherwise; either way there is a deadline */
+} dd_nccl_comm_spec;
+
+/* All makers: DD_OP_TIMED_OUT at the deadline, DD_INTERRUPTED, DD_ABORTED when `stop` (may be NULL) becomes true, DD_BACKEND for NCCL's own
+ * errors. A communicator that is not blocking is polled, and aborted when it is given up; a blocking one is made on a thread of its
+ * own, which is left behind, with what it holds, when it is given up: nothing can end that call. The current context of
+ * the calling thread is as before afterwards. ids: several for scalable init (NCCL 2.23). */
+dd_status dd_nccl_comm_init(const dd_nccl_comm_spec *spec, const dd_nccl_unique_id *ids, int nids,
+                            dd_nccl_comm **comm, const atomic_bool *stop, const dd_wait *wait,
+                            dd_error *err) DD_MUST_CHECK;
+/* color DD_NCCL_NO_COLOR: takes part and gets none (*comm is NULL). 2.18. */
+#define DD_NCCL_NO_COLOR (-1)
+dd_status dd_nccl_comm_split(dd_nccl_comm *parent, int color, int key, const dd_nccl_config *config,
+                             dd_nccl_comm **comm, const atomic_bool *stop, const dd_wait *wait,
+                             dd_error *err) DD_MUST_CHECK;
+/* Without the excluded ranks, which do not call. is_abort: the parent has failed. 2.27. */
+dd_status dd_nccl_comm_shrink(dd_nccl_comm *parent, const int *excluded, int nexcluded, bool is_abort,
+                              const dd_nccl_config *config, dd_nccl_comm **comm, const atomic_bool *stop,
+                              const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+/* To `size` ranks. Members give their parent (rank -1); newcomers parent NULL, a spec and the id that the root has got by
+ * dd_nccl_comm_grow_id. 2.29. */
+dd_status dd_nccl_comm_grow_id(dd_nccl_comm *parent, dd_nccl_unique_id *id, dd_error *err) DD_MUST_CHECK;
+dd_status dd_nccl_comm_grow(dd_nccl_comm *parent, const dd_nccl_comm_spec *spec, const dd_nccl_unique_id *id,
+                            dd_nccl_comm **comm, const atomic_bool *stop, const dd_wait *wait,
+                            dd_error *err) DD_MUST_CHECK;
+/* One for each device, of one process: ncclCommInitAll. `comms` has room for n. */
+dd_status dd_nccl_comm_init_all(const dd_nccl_lib *lib, const dd_cuda *cuda, const int *devices, int n,
+                                dd_nccl_comm **comms, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+
+dd_nccl_comm *dd_nccl_comm_acquire(dd_nccl_comm *comm);
+/* The last reference destroys it, or nothing if it was aborted. NULL is fine. */
+void dd_nccl_comm_release(dd_nccl_comm *comm);
+
+int dd_nccl_comm_rank(const dd_nccl_comm *comm);
+int dd_nccl_comm_size(const dd_nccl_comm *comm);
+int dd_nccl_comm_device(const dd_nccl_comm *comm);
+const dd_nccl_lib *dd_nccl_comm_lib(const dd_nccl_comm *comm);
+bool dd_nccl_comm_is_blocking(const dd_nccl_comm *comm);
+bool dd_nccl_comm_is_aborted(dd_nccl_comm *comm);
+uint64_t dd_nccl_comm_nsplits(dd_nccl_comm *comm);
+
+/* Use of the handle: between enter and leave nobody else is in a call on it, and abort waits (for a while only, see abort).
+ * DD_ABORTED with the reason. */
+dd_status dd_nccl_comm_enter(dd_nccl_comm *comm, dd_nccl_comm_handle *handle, dd_error *err) DD_MUST_CHECK;
+void dd_nccl_comm_leave(dd_nccl_comm *comm);
+/* After a call on a communicator that is not blocking, with nobody inside: waits until NCCL is through with it. DD_OK at once for a
+ * blocking one. */
+dd_status dd_nccl_comm_wait_ready(dd_nccl_comm *comm, const char *what, const atomic_bool *stop,
+                                  const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+
+/* What NCCL has noticed since: DD_OK, or DD_BACKEND with its reason. Never blocks; DD_OK for one that is aborted. */
+dd_status dd_nccl_comm_check(dd_nccl_comm *comm, dd_error *err) DD_MUST_CHECK;
+
+/* Ends it from any thread, whatever another one does with it; idempotent, the first reason stays. Kernels under way end. Waits for
+ * a thread inside for at most a second and then aborts beside it, as NCCL allows. May block in NCCL: callers that must not
+ * have a thread for it. */
+dd_status dd_nccl_comm_abort(dd_nccl_comm *comm, const char *reason, dd_error *err);
+/* In good order: everything enqueued is carried out first. finalize, then destroy. */
+dd_status dd_nccl_comm_finalize(dd_nccl_comm *comm, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+dd_status dd_nccl_comm_destroy(dd_nccl_comm *comm, dd_error *err);
+
+/* DD_NOT_SUPPORTED, naming the version that has it, where NCCL is older. */
+dd_status dd_nccl_comm_revoke(dd_nccl_comm *comm, dd_error *err) DD_MUST_CHECK;  /* 2.28.7 */
+dd_status dd_nccl_comm_suspend(dd_nccl_comm *comm, dd_error *err) DD_MUST_CHECK; /* 2.29.7 */
+dd_status dd_nccl_comm_resume(dd_nccl_comm *comm, dd_error *err) DD_MUST_CHECK;
+dd_status dd_nccl_comm_mem_stat(dd_nccl_comm *comm, int stat, uint64_t *value, dd_error *err) DD_MUST_CHECK;
+
+/* Buffers: ncclCommRegister (2.19), windows (2.27; ncclCommWindowRegister). The registration is the communicator's and ends with it. */
+dd_status dd_nccl_comm_register(dd_nccl_comm *comm, void *data, size_t nbytes, bool is_window,
+                                void **registration, dd_error *err) DD_MUST_CHECK;
+dd_status dd_nccl_comm_deregister(dd_nccl_comm *comm, void *registration, bool is_window,
+                                  dd_error *err) DD_MUST_CHECK;
+
+#endif

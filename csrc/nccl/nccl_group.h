@@ -1,0 +1,166 @@
+/* A process group whose bytes NCCL moves: what ProcessGroupNCCL is made of.
+ *
+ * It has for each device that it is used with a stream of its own and a communicator, made on first use (or at once, with
+ * `device`), and keeps a list of the works under way, which the watchdog looks through (nccl_watchdog.h): there they end, by their event, by
+ * an error of NCCL, by their time-out, or with the group. The first failure ends everything under way, and every later call
+ * fails at once with the original cause. Nothing here blocks the host but making communicators, dd_nccl_work_wait and close.
+ *
+ * Every function may be called from any thread; calls of one group are put into its streams one after the other. */
+#ifndef DD_NCCL_NCCL_GROUP_H
+#define DD_NCCL_NCCL_GROUP_H
+
+#include "collective/coll.h"
+#include "kernels/view.h"
+#include "nccl/nccl_comm.h"
+#include "nccl/nccl_watchdog.h"
+#include "observe/recorder.h"
+#include "store/store.h"
+#include "work/work.h"
+
+typedef struct dd_nccl_group dd_nccl_group;
+typedef struct dd_nccl_work dd_nccl_work;
+
+#define DD_NCCL_DEFAULT_TIMEOUT_NS (600 * DD_NS_PER_S)
+#define DD_NCCL_NO_DEVICE (-1)
+
+typedef struct dd_nccl_group_options {
+    dd_bytes name;           /* for messages, and a prefix in the store */
+    int64_t timeout_ns;      /* of operations that are given none */
+    int64_t init_timeout_ns; /* of making a communicator; 0: timeout_ns */
+    dd_nccl_config config;
+    bool is_high_priority;
+    bool has_event_cache; /* events are used again */
+    bool has_timing;      /* works know how long they took: a start event, too */
+    bool is_nan_check;    /* see dd_nccl_group_set_nan_check */
+    int ranks_per_root;   /* scalable init: one unique id for so many ranks, from this many on; 0: never */
+} dd_nccl_group_options;
+
+/* Meets nobody: the first communicator does. lib, cuda, watchdog and recorder_group outlive the group (the last is taken and
+ * may be NULL). DD_NOT_SUPPORTED when there is no device. */
+dd_status dd_nccl_group_open(const dd_nccl_lib *lib, const dd_cuda *cuda, dd_nccl_watchdog *watchdog,
+                             dd_store *store, int rank, int size, const dd_nccl_group_options *options,
+                             dd_recorder_group *recorder_group, dd_nccl_group **group,
+                             dd_error *err) DD_MUST_CHECK;
+dd_nccl_group *dd_nccl_group_acquire(dd_nccl_group *group);
+void dd_nccl_group_release(dd_nccl_group *group); /* the last aborts it. NULL is fine */
+
+int dd_nccl_group_rank(const dd_nccl_group *group);
+int dd_nccl_group_size(const dd_nccl_group *group);
+dd_bytes dd_nccl_group_name(const dd_nccl_group *group);
+int64_t dd_nccl_group_get_timeout_ns(dd_nccl_group *group);
+void dd_nccl_group_set_timeout_ns(dd_nccl_group *group, int64_t timeout_ns);
+/* Is added to the time-outs of the works that are called until one of those has completed. */
+void dd_nccl_group_add_ephemeral_timeout_ns(dd_nccl_group *group, int64_t extra_ns);
+/* How many collectives have been called. */
+uint64_t dd_nccl_group_sequence(dd_nccl_group *group);
+/* DD_OK, or why every call fails. */
+dd_status dd_nccl_group_check(dd_nccl_group *group, dd_error *err) DD_MUST_CHECK;
+/* Floats among the inputs are looked through for NaN before anything is sent, on the host: slow, for debugging. DD_INVALID_ARGUMENT names the
+ * tensor and the first element. */
+void dd_nccl_group_set_nan_check(dd_nccl_group *group, bool is_on);
+
+/* The communicator of all ranks on a device, made if need be: all ranks call. First they compare their NCCL versions through the store
+ * (DD_MISMATCH names both). Acquired. */
+dd_status dd_nccl_group_connect(dd_nccl_group *group, int device, dd_nccl_comm **comm, const dd_wait *wait,
+                                dd_error *err) DD_MUST_CHECK;
+/* The one that is there, acquired; NULL when there is none. */
+dd_nccl_comm *dd_nccl_group_find_comm(dd_nccl_group *group, int device);
+/* Groups whose communicator is made from another's. `comm` is taken. */
+dd_status dd_nccl_group_adopt(dd_nccl_group *group, int device, dd_nccl_comm *comm,
+                              dd_error *err) DD_MUST_CHECK;
+
+/* ---- operations */
+
+typedef enum dd_nccl_op_kind {
+    DD_NCCL_OP_COLL,
+    DD_NCCL_OP_SEND,
+    DD_NCCL_OP_RECV,
+} dd_nccl_op_kind;
+
+/* Blocks are contiguous memory of the device. Native calls of NCCL are used where blocks lie side by side, grouped broadcasts, reductions
+ * or messages elsewhere; blocks may differ in size where the collective makes sense then. */
+typedef struct dd_nccl_op {
+    dd_nccl_op_kind kind;
+    dd_coll_args args;  /* COLL. PREMUL_SUM: reduction.factor, or `factor` */
+    const void *factor; /* one element of the dtype in the device's memory; NULL: reduction.factor */
+    dd_block block;     /* SEND, RECV */
+    dd_dtype dtype;     /* the same: for the recorder and the check for NaN */
+    int peer;           /* the same */
+} dd_nccl_op;
+
+/* Elements from one place to another, stream-ordered: same dtype and shape. Either side may be memory of the host. */
+typedef struct dd_nccl_copy {
+    dd_view src;
+    dd_view dst;
+} dd_nccl_copy;
+
+/* Everything in one call is one NCCL group and one work. */
+typedef struct dd_nccl_call {
+    const char *what; /* "all_reduce"; static text */
+    int device;
+    const dd_nccl_op *ops;
+    size_t nops;
+    const dd_nccl_copy *before; /* packing and so on */
+    size_t nbefore;
+    const dd_nccl_copy *after;
+    size_t nafter;
+    void *const *scratch; /* of dd_nccl_group_alloc_scratch: freed, stream-ordered, when all this is done */
+    size_t nscratch;
+    const dd_cuda_stream *streams; /* what these streams hold so far comes first */
+    size_t nstreams;
+    int64_t timeout_ns; /* < 0: the group's */
+    bool is_barrier;    /* dd_nccl_work_wait_streams waits on the host */
+    uint64_t record;
+    /* Handed to the work (work.h). */
+    void (*on_done)(dd_work *work, void *ctx);
+    void *ctx;
+} dd_nccl_call;
+
+/* Memory of the device, for staging, ordered on the group's stream. */
+dd_status dd_nccl_group_alloc_scratch(dd_nccl_group *group, int device, size_t nbytes, void **data,
+                                      dd_error *err) DD_MUST_CHECK;
+/* For calls that were not made after all. */
+void dd_nccl_group_free_scratch(dd_nccl_group *group, int device, void *data);
+/* The group's stream on the device, which a producer may order its work before. */
+dd_status dd_nccl_group_stream(dd_nccl_group *group, int device, dd_cuda_stream *stream,
+                               dd_error *err) DD_MUST_CHECK;
+
+/* Checks what can be checked (DD_INVALID_ARGUMENT, DD_NOT_SUPPORTED), enqueues, and gives a work with a reference for the caller.
+ * Connects first if need be, which may wait until `wait` or the group's init time-out. Messages between two ranks that are the first to meet use a communicator
+ * of their own pair. Within a capture of a CUDA graph the work is not watched and counts as done once it has been enqueued. */
+dd_status dd_nccl_group_start(dd_nccl_group *group, const dd_nccl_call *call, dd_nccl_work **work,
+                              const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+
+/* ---- works. `base` is completed by the watchdog or by whoever asks first; a work that has ended with an error may still be read and
+ * written by the device until memory_is_free. */
+
+struct dd_nccl_work {
+    dd_work base; /* first */
+    /* The rest is nccl_works.c's. */
+};
+
+/* Asks the device: whether it has ended. Completes the work then. */
+bool dd_nccl_work_poll(dd_nccl_work *work);
+/* Whether the device has begun (only with timing, or once it has ended). */
+bool dd_nccl_work_is_started(dd_nccl_work *work);
+/* Makes the stream wait for it, not the host. */
+dd_status dd_nccl_work_wait_stream(dd_nccl_work *work, dd_cuda_stream stream, dd_error *err) DD_MUST_CHECK;
+/* Makes the host wait. At the deadline of `wait` DD_OP_TIMED_OUT, and the operation goes on. */
+dd_status dd_nccl_work_wait(dd_nccl_work *work, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+/* The device is through with it, or will never touch it again. */
+bool dd_nccl_work_memory_is_free(dd_nccl_work *work);
+/* Milliseconds on the device; DD_NOT_SUPPORTED without timing, DD_INVALID_ARGUMENT before the end. */
+dd_status dd_nccl_work_duration(dd_nccl_work *work, float *ms, dd_error *err) DD_MUST_CHECK;
+int64_t dd_nccl_work_timeout_ns(const dd_nccl_work *work);
+bool dd_nccl_work_is_captured(const dd_nccl_work *work);
+
+/* ---- the end */
+
+/* Fails the group as if the watchdog had found `cause`: works end with it at once, communicators are aborted by the watchdog's helper. */
+void dd_nccl_group_fail(dd_nccl_group *group, const dd_error *cause);
+/* The same with DD_ABORTED, and waits for the communicators' ends until the deadline. Idempotent. */
+dd_status dd_nccl_group_abort(dd_nccl_group *group, const char *reason, const dd_wait *wait, dd_error *err);
+/* Good order: everything enqueued is carried out, communicators are finalised and destroyed. Later calls are DD_CLOSED. */
+dd_status dd_nccl_group_close(dd_nccl_group *group, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+
+#endif
