@@ -7,21 +7,17 @@
 #ifndef DD_NCCL_NCCL_COMM_H
 #define DD_NCCL_NCCL_COMM_H
 
-#include "core/bytes.h"
 #include "core/status.h"
 #include "core/wait.h"
 #include "nccl/cuda.h"
 #include "nccl/nccl_config.h"
 #include "nccl/nccl_lib.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 typedef struct dd_nccl_comm dd_nccl_comm;
-
-typedef struct dd_nccl_unique_id {
-    char bytes[128];
-} dd_nccl_unique_id;
 
 dd_status dd_nccl_make_unique_id(const dd_nccl_lib *lib, dd_nccl_unique_id *id, dd_error *err) DD_MUST_CHECK;
 
@@ -44,7 +40,6 @@ dd_status dd_nccl_comm_init(const dd_nccl_comm_spec *spec, const dd_nccl_unique_
                             dd_nccl_comm **comm, const atomic_bool *stop, const dd_wait *wait,
                             dd_error *err) DD_MUST_CHECK;
 /* color DD_NCCL_NO_COLOR: takes part and gets none (*comm is NULL). 2.18. */
-#define DD_NCCL_NO_COLOR (-1)
 dd_status dd_nccl_comm_split(dd_nccl_comm *parent, int color, int key, const dd_nccl_config *config,
                              dd_nccl_comm **comm, const atomic_bool *stop, const dd_wait *wait,
                              dd_error *err) DD_MUST_CHECK;

@@ -35,14 +35,15 @@ typedef struct dd_nccl_group_options {
     int ranks_per_root;   /* scalable init: one unique id for so many ranks, from this many on; 0: never */
 } dd_nccl_group_options;
 
-/* Meets nobody: the first communicator does. lib, cuda, watchdog and recorder_group outlive the group (the last is taken and
- * may be NULL). DD_NOT_SUPPORTED when there is no device. */
+/* Meets nobody: the first communicator does. lib, cuda and watchdog outlive the group and its works. recorder_group is taken (also on failure) and
+ * may be NULL. With size 1 the store may be NULL. DD_NOT_SUPPORTED when there is no device. */
 dd_status dd_nccl_group_open(const dd_nccl_lib *lib, const dd_cuda *cuda, dd_nccl_watchdog *watchdog,
                              dd_store *store, int rank, int size, const dd_nccl_group_options *options,
                              dd_recorder_group *recorder_group, dd_nccl_group **group,
                              dd_error *err) DD_MUST_CHECK;
 dd_nccl_group *dd_nccl_group_acquire(dd_nccl_group *group);
-void dd_nccl_group_release(dd_nccl_group *group); /* the last aborts it. NULL is fine */
+/* The last one aborts the group, without waiting for it; works that are still held stay usable. NULL is fine. */
+void dd_nccl_group_release(dd_nccl_group *group);
 
 int dd_nccl_group_rank(const dd_nccl_group *group);
 int dd_nccl_group_size(const dd_nccl_group *group);
@@ -77,15 +78,19 @@ typedef enum dd_nccl_op_kind {
     DD_NCCL_OP_RECV,
 } dd_nccl_op_kind;
 
-/* Blocks are contiguous memory of the device. Native calls of NCCL are used where blocks lie side by side, grouped broadcasts, reductions
- * or messages elsewhere; blocks may differ in size where the collective makes sense then. */
+/* Blocks are contiguous memory of the device. All ranks must call the same of NCCL, whatever they know of each other: all_gather and reduce_scatter use
+ * NCCL's own calls when all blocks are equal, by way of staging memory where they do not lie side by side, and grouped broadcasts or
+ * reductions when they are not; gather, scatter and all_to_all are grouped messages unless the call is_flat. */
 typedef struct dd_nccl_op {
     dd_nccl_op_kind kind;
     dd_coll_args args;  /* COLL. PREMUL_SUM: reduction.factor, or `factor` */
     const void *factor; /* one element of the dtype in the device's memory; NULL: reduction.factor */
-    dd_block block;     /* SEND, RECV */
-    dd_dtype dtype;     /* the same: for the recorder and the check for NaN */
-    int peer;           /* the same */
+    /* gather, scatter, all_to_all: on every rank the blocks are equal and lie side by side, as those of one tensor cut evenly. Then
+     * NCCL's own calls are used, where it has them. */
+    bool is_flat;
+    dd_block block; /* SEND, RECV */
+    dd_dtype dtype; /* the same: for the recorder and the check for NaN */
+    int peer;       /* the same */
 } dd_nccl_op;
 
 /* Elements from one place to another, stream-ordered: same dtype and shape. Either side may be memory of the host. */
@@ -104,24 +109,30 @@ typedef struct dd_nccl_call {
     size_t nbefore;
     const dd_nccl_copy *after;
     size_t nafter;
-    void *const *scratch; /* of dd_nccl_group_alloc_scratch: freed, stream-ordered, when all this is done */
+    /* Of dd_nccl_group_alloc_scratch: taken, whatever becomes of the call, and freed, stream-ordered, when all this is done. */
+    void *const *scratch;
     size_t nscratch;
     const dd_cuda_stream *streams; /* what these streams hold so far comes first */
     size_t nstreams;
     int64_t timeout_ns; /* < 0: the group's */
-    bool is_barrier;    /* dd_nccl_work_wait_streams waits on the host */
-    uint64_t record;
-    /* Handed to the work (work.h). */
+    bool is_barrier;    /* whoever waits for the work means the host: see dd_nccl_work_is_barrier */
+    uint64_t record;    /* is told of the start and the end; also when the call fails */
+    /* Handed to the work (work.h). Not called when dd_nccl_group_start fails. Of a captured work it is called before start returns. */
     void (*on_done)(dd_work *work, void *ctx);
     void *ctx;
 } dd_nccl_call;
 
+/* Makes the group's stream come after what these streams hold so far. dd_nccl_group_start does it, too; before it this is for scratch within a
+ * capture, which must have reached the group's stream by then, and for data that producers have put into other streams. */
+dd_status dd_nccl_group_order(dd_nccl_group *group, int device, const dd_cuda_stream *streams,
+                              size_t nstreams, dd_error *err) DD_MUST_CHECK;
 /* Memory of the device, for staging, ordered on the group's stream. */
 dd_status dd_nccl_group_alloc_scratch(dd_nccl_group *group, int device, size_t nbytes, void **data,
                                       dd_error *err) DD_MUST_CHECK;
 /* For calls that were not made after all. */
 void dd_nccl_group_free_scratch(dd_nccl_group *group, int device, void *data);
-/* The group's stream on the device, which a producer may order its work before. */
+/* The group's stream on the device, which a producer may order its work before: then it is among the call's streams, since messages of
+ * pairs have streams of their own. */
 dd_status dd_nccl_group_stream(dd_nccl_group *group, int device, dd_cuda_stream *stream,
                                dd_error *err) DD_MUST_CHECK;
 
@@ -153,14 +164,16 @@ bool dd_nccl_work_memory_is_free(dd_nccl_work *work);
 dd_status dd_nccl_work_duration(dd_nccl_work *work, float *ms, dd_error *err) DD_MUST_CHECK;
 int64_t dd_nccl_work_timeout_ns(const dd_nccl_work *work);
 bool dd_nccl_work_is_captured(const dd_nccl_work *work);
+bool dd_nccl_work_is_barrier(const dd_nccl_work *work);
 
 /* ---- the end */
 
 /* Fails the group as if the watchdog had found `cause`: works end with it at once, communicators are aborted by the watchdog's helper. */
 void dd_nccl_group_fail(dd_nccl_group *group, const dd_error *cause);
-/* The same with DD_ABORTED, and waits for the communicators' ends until the deadline. Idempotent. */
+/* The same with DD_ABORTED, and waits for the communicators' ends until the deadline: DD_OP_TIMED_OUT, and their abort goes on. Idempotent. */
 dd_status dd_nccl_group_abort(dd_nccl_group *group, const char *reason, const dd_wait *wait, dd_error *err);
-/* Good order: everything enqueued is carried out, communicators are finalised and destroyed. Later calls are DD_CLOSED. */
+/* Good order: everything enqueued is carried out, communicators are finalised and destroyed. Later calls are DD_CLOSED. At the deadline
+ * DD_OP_TIMED_OUT, and the group is aborted. Of a group that has failed it waits for the aborts, and is DD_OK. Idempotent. */
 dd_status dd_nccl_group_close(dd_nccl_group *group, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 #endif

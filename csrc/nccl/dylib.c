@@ -1,0 +1,156 @@
+#include "nccl/dylib.h"
+
+#include "core/bytes.h"
+#include "core/mem.h"
+
+#include <dlfcn.h>
+#include <string.h>
+
+/* For messages: without memory they just stay shorter. */
+static void
+append(dd_blob *text, const char *more)
+{
+    dd_status status = dd_blob_append(text, more, strlen(more), NULL);
+    (void)status;
+}
+
+/* What was tried, for the error: "path: reason; path: reason". */
+static void
+note_failure(dd_blob *log, const char *name, const char *reason)
+{
+    append(log, log->len > 0 ? "; " : "");
+    append(log, name);
+    append(log, ": ");
+    append(log, reason);
+}
+
+/* dlerror's text without the name in front, which the log has already. */
+static const char *
+loader_reason(const char *name)
+{
+    const char *reason = dlerror();
+    if (reason == NULL) {
+        return "no reason given";
+    }
+    size_t len = strlen(name);
+    return strncmp(reason, name, len) == 0 && strncmp(reason + len, ": ", 2) == 0 ? reason + len + 2 : reason;
+}
+
+/* The file that a function is in; NULL when the loader does not know. */
+static const char *
+file_of(const void *function)
+{
+    Dl_info info;
+    return function != NULL && dladdr(function, &info) != 0 ? info.dli_fname : NULL;
+}
+
+static dd_status
+take(const dd_dylib_search *search, void *handle, const char *name, dd_dylib *lib, dd_error *err)
+{
+    const char *path = file_of(dlsym(handle, search->probe));
+    path = path != NULL ? path : name;
+    size_t size = strlen(path) + 1;
+    lib->path = dd_mem_alloc(size);
+    if (lib->path == NULL) {
+        return dd_error_no_memory(err, size);
+    }
+    memcpy(lib->path, path, size);
+    lib->handle = handle;
+    return DD_OK;
+}
+
+static void *
+try_open(const char *name, dd_blob *log)
+{
+    void *handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (handle == NULL) {
+        note_failure(log, name, loader_reason(name));
+    }
+    return handle;
+}
+
+/* A copy that is in the process already, by its name or by its symbols. */
+static void *
+find_loaded(const dd_dylib_search *search)
+{
+    for (size_t i = 0; i < search->nsonames; i++) {
+        void *handle = dlopen(search->sonames[i], RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+        if (handle != NULL) {
+            return handle;
+        }
+    }
+    const char *path = file_of(dlsym(RTLD_DEFAULT, search->probe));
+    return path != NULL ? dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD) : NULL;
+}
+
+static void *
+find(const dd_dylib_search *search, const char **name, dd_blob *log)
+{
+    if (search->explicit_path != NULL && search->explicit_path[0] != '\0') {
+        *name = search->explicit_path;
+        return try_open(*name, log);
+    }
+    *name = search->sonames[0];
+    void *handle = find_loaded(search);
+    if (handle != NULL) {
+        return handle;
+    }
+    note_failure(log, *name, "not in the process yet");
+    for (size_t i = 0; i < search->ncandidates && handle == NULL; i++) {
+        *name = search->candidates[i];
+        handle = try_open(*name, log);
+    }
+    for (size_t i = 0; i < search->nsonames && handle == NULL; i++) {
+        *name = search->sonames[i];
+        handle = try_open(*name, log);
+    }
+    return handle;
+}
+
+dd_status
+dd_dylib_open(const dd_dylib_search *search, dd_dylib *lib, dd_error *err)
+{
+    dd_blob log = {0};
+    const char *name;
+    void *handle = find(search, &name, &log);
+    dd_status status;
+    if (handle != NULL) {
+        status = take(search, handle, name, lib, err);
+    } else {
+        status = dd_error_set(err, DD_NOT_SUPPORTED, "cannot load %s: %.*s", search->what, (int)log.len,
+                              log.len > 0 ? (const char *)log.data : "");
+    }
+    dd_blob_fini(&log);
+    return status;
+}
+
+void
+dd_dylib_fini(dd_dylib *lib)
+{
+    dd_mem_free(lib->path);
+    *lib = (dd_dylib){0};
+}
+
+dd_status
+dd_dylib_resolve(const dd_dylib *lib, const dd_dylib_symbol *symbols, size_t nsymbols, void *table,
+                 dd_error *err)
+{
+    dd_blob missing = {0};
+    size_t nmissing = 0;
+    for (size_t i = 0; i < nsymbols; i++) {
+        void *function = dlsym(lib->handle, symbols[i].name);
+        memcpy((char *)table + symbols[i].offset, &function, sizeof function);
+        if (function == NULL && !symbols[i].is_optional) {
+            append(&missing, nmissing > 0 ? ", " : "");
+            append(&missing, symbols[i].name);
+            nmissing++;
+        }
+    }
+    dd_status status = DD_OK;
+    if (nmissing > 0) {
+        status = dd_error_set(err, DD_NOT_SUPPORTED, "%s lacks %zu functions: %.*s", lib->path, nmissing,
+                              (int)missing.len, missing.len > 0 ? (const char *)missing.data : "");
+    }
+    dd_blob_fini(&missing);
+    return status;
+}

@@ -1,0 +1,267 @@
+/* Inside a group of NCCL's: its devices, its channels, its works, and who holds which lock for what.
+ *
+ * A channel is a communicator, a stream of its own, and the works of that stream in their order: one for all ranks on each device, and one for
+ * each pair of ranks that met before there was one for all.
+ *
+ * Two locks. `launch` is held while one call is put into streams, NCCL included, which may take long: whoever wants it has a
+ * deadline. `lock` is for state, never held during a call of CUDA or NCCL, and taken inside `launch`, never the other way round. So a failure is
+ * told to everybody at once, whatever somebody is stuck in. */
+#ifndef DD_NCCL_NCCL_INTERNAL_H
+#define DD_NCCL_NCCL_INTERNAL_H
+
+#include "core/list.h"
+#include "core/mem.h"
+#include "core/thread.h"
+#include "nccl/nccl_group.h"
+#include "nccl/nccl_meet.h"
+
+#define NCCL_ALL_RANKS (-1)
+
+/* ---- events, kept for their next use */
+
+typedef struct nccl_events {
+    dd_cuda_event *items; /* lock */
+    size_t count;
+    size_t capacity;
+    bool is_closed; /* nothing is kept any more */
+} nccl_events;
+
+/* ---- devices and channels */
+
+typedef struct nccl_device nccl_device;
+typedef struct nccl_channel nccl_channel;
+typedef struct nccl_work nccl_work;
+
+struct nccl_channel {
+    nccl_channel *next;    /* const: of the group's list, to which channels are only added, at its head */
+    nccl_device *device;   /* const */
+    int peer;              /* const: of a pair; NCCL_ALL_RANKS */
+    dd_cuda_stream stream; /* const until the group is destroyed */
+    dd_nccl_comm *comm;    /* lock; NULL until it is made. Its handle may be gone, the object stays */
+    bool is_blocking;      /* const since comm is set */
+    bool is_connecting;    /* lock; somebody makes it, others wait on `ended` */
+    dd_list works;         /* lock; under way, in the order of the stream */
+    uint64_t nlaunched;    /* launch; how often something was put into the stream */
+};
+
+struct nccl_device {
+    int number;              /* const */
+    dd_cuda_context context; /* const */
+    dd_cuda_event order;     /* launch; recorded in one stream for another to wait for, and then free again */
+    dd_cuda_ptr barrier;     /* const; what a barrier reduces */
+    bool has_pools;          /* const; memory can be had in the order of a stream */
+    nccl_events events[2];   /* lock; without and with timing */
+    dd_list retired;         /* launch; memory that the device may still use, where there are no pools */
+    nccl_channel all;
+    nccl_channel **pairs; /* lock; [size], NULL until the first */
+};
+
+typedef enum nccl_abort_state {
+    NCCL_ABORT_NONE,
+    NCCL_ABORT_WANTED, /* its thread could not be started: the watchdog tries again */
+    NCCL_ABORT_RUNNING,
+    NCCL_ABORT_DONE,
+} nccl_abort_state;
+
+struct dd_nccl_group {
+    atomic_uint users; /* references by dd_nccl_group_acquire */
+    atomic_uint refs;  /* one for all users, one for each work, one for each thread that looks at it */
+    const dd_nccl_lib *lib;
+    const dd_cuda *cuda;
+    dd_nccl_watchdog *watchdog;
+    dd_store *store;                   /* owned; NULL with one rank */
+    dd_recorder_group *recorder_group; /* owned; may be NULL */
+    dd_recorder *recorder;             /* NULL without recorder_group */
+    int rank;
+    int size;
+    dd_nccl_group_options options; /* const; name is owned */
+    uint64_t generation;           /* const; of core/fork.h */
+    atomic_bool stop;              /* set with the cause: what makes communicators gives up */
+    atomic_bool is_nan_check;
+    atomic_llong timeout_ns;
+
+    dd_list link;   /* the watchdog's: its lock */
+    bool is_linked; /* the same */
+    uint64_t
+        last_idle; /* the watchdog's thread: when communicators were looked at while nothing was under way, in its ticks */
+
+    pthread_mutex_t launch;
+    nccl_work *launching; /* lock; the work that is being put into a stream: whoever does it ends it */
+
+    pthread_mutex_t lock;
+    pthread_cond_t ended;         /* something has ended: a work, a connection, an abort */
+    unsigned nwaiters;            /* lock; who waits on `ended` for a work */
+    dd_error cause;               /* lock; code DD_OK while all is well */
+    bool is_closed;               /* lock; dd_nccl_group_close has begun */
+    nccl_abort_state abort_state; /* lock */
+    nccl_device **devices;        /* lock; [cuda->ndevices]; made under `launch` */
+    nccl_channel *channels;       /* lock */
+    uint64_t ncollectives;        /* lock; called */
+    uint64_t nmessages;           /* lock; called */
+    uint64_t last_completed;      /* lock; number of a collective */
+    uint64_t nmeetings;           /* lock; communicators of all ranks that were met for */
+    int64_t next_deadline_ns;     /* lock; no work's is before */
+    int64_t ephemeral_ns;         /* lock; what is added to time-outs now */
+    int64_t ephemeral_free_ns;    /* lock; the part that no work under way takes with it */
+    dd_list pool;                 /* lock; works to be used again */
+    size_t npool;
+};
+
+/* ---- works */
+
+struct nccl_work {
+    dd_nccl_work base;    /* first */
+    dd_nccl_group *group; /* counted */
+    nccl_channel *channel;
+    dd_list link;        /* lock; of the channel's works, of the pool, or of those that have just ended */
+    dd_cuda_event start; /* NULL without timing; until the work is destroyed, like `end` */
+    dd_cuda_event end;
+    const char *what;
+    uint64_t number; /* of collectives or of messages */
+    uint64_t record;
+    int64_t timeout_ns;
+    int64_t deadline_ns;
+    int64_t ephemeral_ns; /* lock; what ends with it */
+    bool is_message;
+    bool is_barrier;
+    bool has_timing;
+    bool is_captured;
+    atomic_bool is_started;  /* is known to have begun */
+    atomic_bool is_launched; /* release: everything is in the stream, `end` has been recorded */
+    atomic_bool is_quiet;    /* the device is through with it, or gone */
+};
+
+/* A call on its way into a stream; nccl_launch.c. */
+typedef struct nccl_launch {
+    dd_nccl_group *group;
+    const dd_nccl_call *call;
+    nccl_channel *channel;
+    nccl_work *work;
+    dd_nccl_comm_handle comm;
+    const dd_wait *wait;
+    dd_error *err; /* never NULL */
+    bool is_capturing;
+    bool is_posted; /* NCCL has been called: the other ranks count on us */
+    void **staged;  /* owned; for each operation, NULL without; NULL when there is none at all */
+} nccl_launch;
+
+/* ---- nccl_group.c */
+
+void nccl_group_release_internal(dd_nccl_group *group);
+dd_nccl_group *nccl_group_acquire_internal(dd_nccl_group *group);
+/* DD_FORKED, or why the group has failed. */
+dd_status nccl_group_check_locked(dd_nccl_group *group, dd_error *err);
+dd_status nccl_group_check_fork(const dd_nccl_group *group, dd_error *err);
+/* DD_INTERRUPTED, DD_OP_TIMED_OUT, or the cause as soon as there is one. */
+dd_status nccl_group_enter_launch(dd_nccl_group *group, const dd_wait *wait, dd_error *err);
+void nccl_group_leave_launch(dd_nccl_group *group);
+
+/* ---- nccl_group_device.c: streams, and communicators for them */
+
+/* Made if need be. */
+dd_status nccl_device_of(dd_nccl_group *group, int device, const dd_wait *wait, nccl_device **out,
+                         dd_error *err);
+void nccl_device_destroy(dd_nccl_group *group, nccl_device *device);
+/* The channel for a call, connected. */
+dd_status nccl_channel_for(dd_nccl_group *group, const dd_nccl_call *call, const dd_wait *wait,
+                           nccl_channel **channel, dd_error *err);
+
+/* The device's context is current in between. Costs next to nothing where it is already. */
+typedef struct nccl_scope {
+    dd_cuda_guard guard;
+    dd_cuda_capture_mode mode;
+} nccl_scope;
+dd_status nccl_scope_enter(dd_nccl_group *group, const nccl_device *device, nccl_scope *scope, dd_error *err);
+void nccl_scope_leave(nccl_scope *scope);
+
+/* `later` comes after what `earlier` holds so far. The caller holds `launch`. */
+dd_status nccl_stream_order(nccl_launch *launch, dd_cuda_stream earlier, dd_cuda_stream later);
+
+/* ---- nccl_events.c. The device's context is current; takes the group's lock */
+
+dd_status nccl_event_take(dd_nccl_group *group, nccl_device *device, bool has_timing, dd_cuda_event *event,
+                          dd_error *err);
+/* is_reusable: nothing refers to what was recorded last. NULL is fine. */
+void nccl_event_give(dd_nccl_group *group, nccl_device *device, bool has_timing, dd_cuda_event event,
+                     bool is_reusable);
+void nccl_events_close(dd_nccl_group *group, nccl_device *device);
+
+/* ---- nccl_works.c */
+
+/* With a reference for the caller and one for the channel's list. */
+dd_status nccl_work_create(nccl_launch *launch, dd_error *err);
+/* Completes works of the channel up to this one, which is the caller's or NULL for none; they go to `ended`. */
+void nccl_works_complete_locked(nccl_channel *channel, nccl_work *last, dd_list *ended);
+/* Ends one with an error; `cause` is the group's. */
+void nccl_work_fail_locked(nccl_work *work, const dd_error *cause, dd_list *ended);
+/* Lets go of what the two above have put there; without the lock. */
+void nccl_works_release_ended(dd_list *ended);
+/* What an error of this work says: the operation, and the cause. */
+void nccl_work_describe(const nccl_work *work, const dd_error *cause, dd_error *error);
+/* "all_reduce #5 of rank 0 " into out; its length. */
+size_t nccl_work_print(const nccl_work *work, char out[128]);
+typedef enum nccl_progress {
+    NCCL_UNDER_WAY,
+    NCCL_ENDED,
+    NCCL_BROKEN,  /* err says why */
+    NCCL_NO_MORE, /* the driver is shutting down */
+} nccl_progress;
+/* Asks the device about an event of a work that has been launched. No locks. */
+nccl_progress nccl_work_query(const nccl_work *work, dd_cuda_event event, dd_error *err);
+/* Asks, and completes accordingly. What it says is about the question; a work may have ended otherwise meanwhile. */
+nccl_progress nccl_work_look(nccl_work *work);
+
+/* ---- nccl_group_end.c */
+
+/* record: the operation that failed first; is_quiet: nobody is to hear of it (the process ends, or the group was let go). */
+void nccl_group_fail(dd_nccl_group *group, const dd_error *cause, uint64_t record, bool is_quiet);
+/* Sees to it that all communicators are aborted, on a thread. */
+void nccl_group_start_abort(dd_nccl_group *group);
+/* The works whose time is up: fails the group. */
+void nccl_group_check_deadlines(dd_nccl_group *group, int64_t now_ns);
+/* The communicators: fails the group. */
+void nccl_group_check_comms(dd_nccl_group *group);
+
+/* ---- nccl_launch.c */
+
+/* Everything of the call into the stream, and the end event. The caller holds `launch`, the context is current. */
+dd_status nccl_launch_run(nccl_launch *launch);
+/* ---- nccl_launch_check.c */
+dd_status nccl_check_call(const dd_nccl_group *group, const dd_nccl_call *call, dd_error *err);
+/* How NCCL reduces a dtype. */
+typedef struct nccl_wire {
+    dd_nccl_dtype dtype;
+    dd_nccl_redop op;
+    size_t element; /* bytes of one NCCL element */
+    bool is_premul;
+} nccl_wire;
+dd_status nccl_wire_of(const dd_nccl_lib *lib, const dd_reduction *reduction, const void *factor,
+                       nccl_wire *wire, dd_error *err);
+/* ---- nccl_launch_nan.c */
+dd_status nccl_check_nan(nccl_launch *launch);
+
+/* ---- nccl_copy_scratch.c. The caller holds `launch`, the context is current. In the order of the channel's stream */
+
+dd_status nccl_scratch_alloc(dd_nccl_group *group, nccl_channel *channel, size_t nbytes, void **data,
+                             dd_error *err);
+void nccl_scratch_free(dd_nccl_group *group, nccl_channel *channel, void *data);
+/* What could not be freed yet, as the group ends. */
+void nccl_scratch_close(dd_nccl_group *group, nccl_device *device);
+
+/* ---- nccl_copy.c */
+
+dd_status nccl_copy_enqueue(const dd_cuda *cuda, dd_cuda_stream stream, const dd_nccl_copy *copy,
+                            dd_error *err);
+
+/* ---- nccl_watchdog.c */
+
+dd_status nccl_watchdog_add(dd_nccl_watchdog *watchdog, dd_nccl_group *group, dd_error *err);
+void nccl_watchdog_remove(dd_nccl_watchdog *watchdog, dd_nccl_group *group);
+/* There is something to watch again. Cheap while it looks anyway. */
+void nccl_watchdog_kick(dd_nccl_watchdog *watchdog);
+bool nccl_watchdog_is_abort_off(const dd_nccl_watchdog *watchdog);
+int64_t nccl_watchdog_abort_timeout_ns(const dd_nccl_watchdog *watchdog);
+/* What a thread that may hang is in, for reports; NULL: nothing any more. */
+void nccl_watchdog_note(dd_nccl_watchdog *watchdog, const char *activity);
+
+#endif

@@ -1,0 +1,58 @@
+/* NCCL, loaded at run time: its functions, its version, and what it can do. */
+#ifndef DD_NCCL_NCCL_LIB_H
+#define DD_NCCL_NCCL_LIB_H
+
+#include "core/dtype.h"
+#include "core/status.h"
+#include "nccl/nccl_api.h"
+
+#include <stdbool.h>
+
+/* Constant once it is open; everybody calls lib->api.ncclAllReduce(...). */
+typedef struct dd_nccl_lib {
+    dd_nccl_api api;
+    int version;           /* 22703; whatever is newer than DD_NCCL_VERSION_KNOWN, too */
+    char version_text[16]; /* "2.27.3" */
+    const char *path;      /* of the library */
+} dd_nccl_lib;
+
+typedef struct dd_nccl_search {
+    const char *explicit_path;     /* NULL or "": none. Nothing else is tried otherwise */
+    const char *const *candidates; /* files of wheels, tried after what is in the process already */
+    size_t ncandidates;
+} dd_nccl_search;
+
+/* DD_NOT_SUPPORTED: none (everything tried and why it failed), one that is too old, one that lacks symbols (all are named). */
+dd_status dd_nccl_lib_open(const dd_nccl_search *search, dd_nccl_lib **lib, dd_error *err) DD_MUST_CHECK;
+/* Frees the table; the library stays in the process. NULL is fine. */
+void dd_nccl_lib_close(dd_nccl_lib *lib);
+
+bool dd_nccl_has(const dd_nccl_lib *lib, dd_nccl_capability capability);
+/* "ncclCommShrink", and the version that brought it; of a capability in range. */
+const char *dd_nccl_capability_name(dd_nccl_capability capability);
+int dd_nccl_capability_since(dd_nccl_capability capability);
+/* DD_NOT_SUPPORTED: "ncclCommShrink needs NCCL 2.27.3 or newer, this is 2.19.1 (/usr/lib/libnccl.so.2)". */
+dd_status dd_nccl_need(const dd_nccl_lib *lib, dd_nccl_capability capability, dd_error *err) DD_MUST_CHECK;
+
+/* The same for what is no function: "float8_e5m2". */
+dd_status dd_nccl_need_version(const dd_nccl_lib *lib, const char *what, int since,
+                               dd_error *err) DD_MUST_CHECK;
+
+/* "2.27.3"; returns out, which has 16 bytes. */
+const char *dd_nccl_version_print(int version, char *out);
+/* "ncclInvalidUsage"; never NULL. */
+const char *dd_nccl_result_name(dd_nccl_result result);
+
+/* DD_OK also for DD_NCCL_IN_PROGRESS (dd_nccl_comm_wait_ready tells the rest); else DD_BACKEND: "<what>: ncclInvalidUsage (5): invalid
+ * usage: <ncclGetLastError>". `what` names the call and on what: "ncclAllReduce of rank 1 of 4". comm may be NULL. */
+dd_status dd_nccl_check(const dd_nccl_lib *lib, dd_nccl_comm_handle comm, dd_nccl_result result,
+                        dd_error *err, const char *what, ...) DD_PRINTF(5, 6) DD_MUST_CHECK;
+
+/* Of NCCL, 2.32.3: its sockets are encrypted from now on, with a secret of at least 32 bytes that all processes have. Before the first id. */
+dd_status dd_nccl_set_encryption(const dd_nccl_lib *lib, const char *psk, dd_error *err) DD_MUST_CHECK;
+
+/* The number of NCCL's for a dtype; DD_NOT_SUPPORTED where this NCCL has none (bool and complex numbers never have). */
+dd_status dd_nccl_dtype_of(const dd_nccl_lib *lib, dd_dtype dtype, dd_nccl_dtype *theirs,
+                           dd_error *err) DD_MUST_CHECK;
+
+#endif
