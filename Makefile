@@ -23,7 +23,14 @@ LIB_SRC := $(filter-out csrc/python/%,$(wildcard csrc/*/*.c))
 TEST_SRC := $(wildcard tests/c/*.c tests/c/*/*.c)
 FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
 FUZZ_NAMES := $(patsubst tests/fuzz/fuzz_%.c,%,$(FUZZ_SRC))
-ALL_C := $(wildcard csrc/*/*.[ch] csrc/*/*/*.[ch] tests/c/*.[ch] tests/c/*/*.[ch] tests/fuzz/*.[ch] tools/*.h)
+ALL_C := $(wildcard csrc/*/*.[ch] csrc/*/*/*.[ch] tests/c/*.[ch] tests/c/*/*.[ch] tests/fuzz/*.[ch] tests/stubs/*.[ch] tools/*.h)
+
+# The doubles of libcuda and libnccl (tests/stubs/README.md), one libnccl for each version that brought functions.
+STUB_VERSIONS ?= 2.18.1 2.19.3 2.22.3 2.23.4 2.24.3 2.27.3 2.28.3 2.28.7 2.29.2 2.29.7 2.30.7 2.31.2 2.32.3
+STUB_SHARED := tests/stubs/stub_faults.c tests/stubs/stub_handles.c
+STUB_CUDA := $(wildcard tests/stubs/cuda_stub*.c) $(STUB_SHARED)
+STUB_NCCL := $(filter-out tests/stubs/nccl_stub_api.c,$(wildcard tests/stubs/nccl_stub*.c)) $(STUB_SHARED) \
+             $(wildcard csrc/kernels/reduce*.c) csrc/core/dtype.c csrc/core/cpu.c csrc/core/mem.c csrc/core/bytes.c csrc/core/status.c
 
 WARNINGS := -Wall -Wextra -Wshadow -Wconversion -Wformat=2 -Wstrict-prototypes -Wmissing-prototypes \
             -Wundef -Wvla -Wswitch-enum -Werror
@@ -49,6 +56,9 @@ FLAGS_tsan := -O1 $(GCC_NOISE) $(SANITIZER_NOISE) -fsanitize=thread
 FLAGS_coverage := -O0 $(GCC_NOISE) --coverage
 FLAGS_fuzz := -O1 $(CLANG_NOISE) -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
 LIBS := -pthread -lm
+# The stubs are mapped for good, since they have threads, and export what they are told to alone.
+STUB_CC := -Itests/stubs -fPIC -fvisibility=hidden -g1
+STUB_LD := -shared -Wl,-Bsymbolic,-z,nodelete
 
 export ASAN_OPTIONS ?= detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1
 export UBSAN_OPTIONS ?= print_stacktrace=1
@@ -60,7 +70,7 @@ NO_RANDOM_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: help test-c test-asan test-tsan model replay fuzz-build coverage check layers headers format-check tidy format \
+.PHONY: help test-c test-asan test-tsan stubs model replay fuzz-build coverage check layers headers format-check tidy format \
         ext symbols test-py chaos soak clean $(addprefix fuzz-,$(FUZZ_NAMES))
 
 help: ## this list
@@ -71,16 +81,42 @@ help: ## this list
 
 # ---- objects: build/<variant>/<path of the source>.o, with the headers they read in a .d beside them
 
+# 2.27.3 -> 22703
+version_code = $(shell echo $(1) | awk -F. '{print $$1 * 10000 + $$2 * 100 + $$3}')
+
 define VARIANT_RULES
 $(BUILD)/$(1)/%.o: %.c Makefile
 	@mkdir -p $$(@D)
 	@echo "$(1) $$<"
 	@$$(CC_$(1)) $$(BASE) $$(FLAGS_$(1)) -MMD -MP -c $$< -o $$@
 
+# Where C tests find the stubs, which are beside the binary that is run.
+$(BUILD)/$(1)/tests/c/%.o: BASE += -DDD_STUBS_DIR='"$(abspath $(BUILD)/$(1)/stubs)"'
+
+$(BUILD)/$(1)/stubs/obj/%.o: %.c Makefile
+	@mkdir -p $$(@D)
+	@echo "$(1) stub $$<"
+	@$$(CC_$(1)) $$(BASE) $$(filter-out --coverage,$$(FLAGS_$(1))) $$(STUB_CC) -MMD -MP -c $$< -o $$@
+
+$(STUB_VERSIONS:%=$(BUILD)/$(1)/stubs/obj/nccl-%.o): $(BUILD)/$(1)/stubs/obj/nccl-%.o: tests/stubs/nccl_stub_api.c Makefile
+	@mkdir -p $$(@D)
+	@echo "$(1) stub nccl-$$*"
+	@$$(CC_$(1)) $$(BASE) $$(filter-out --coverage,$$(FLAGS_$(1))) $$(STUB_CC) -DNCCL_STUB_VERSION=$$(call version_code,$$*) -MMD -MP -c $$< -o $$@
+
+$(BUILD)/$(1)/stubs/libcuda.so.1: $$(STUB_CUDA:%.c=$(BUILD)/$(1)/stubs/obj/%.o)
+	@$$(CC_$(1)) $$(filter-out --coverage,$$(FLAGS_$(1))) $$(STUB_LD),-soname,libcuda.so.1 $$^ $$(LIBS) -o $$@
+
+$(BUILD)/$(1)/stubs/nccl-%/libnccl.so.2: $(BUILD)/$(1)/stubs/obj/nccl-%.o $$(STUB_NCCL:%.c=$(BUILD)/$(1)/stubs/obj/%.o) \
+                                         $(BUILD)/$(1)/stubs/libcuda.so.1
+	@mkdir -p $$(@D)
+	@$$(CC_$(1)) $$(filter-out --coverage,$$(FLAGS_$(1))) $$(STUB_LD),-soname,libnccl.so.2,-rpath,'$$$$ORIGIN/..' $$^ $$(LIBS) -o $$@
+
+STUBS_$(1) := $(BUILD)/$(1)/stubs/libcuda.so.1 $(STUB_VERSIONS:%=$(BUILD)/$(1)/stubs/nccl-%/libnccl.so.2)
+
 LIB_OBJ_$(1) := $$(LIB_SRC:%.c=$(BUILD)/$(1)/%.o)
 TEST_OBJ_$(1) := $$(TEST_SRC:%.c=$(BUILD)/$(1)/%.o)
 
-$(BUILD)/$(1)/tests_c: $$(LIB_OBJ_$(1)) $$(TEST_OBJ_$(1))
+$(BUILD)/$(1)/tests_c: $$(LIB_OBJ_$(1)) $$(TEST_OBJ_$(1)) | $$(STUBS_$(1))
 	@$$(CC_$(1)) $$(FLAGS_$(1)) $$^ $$(LIBS) -o $$@
 endef
 $(foreach variant,$(VARIANTS),$(eval $(call VARIANT_RULES,$(variant))))
@@ -97,6 +133,8 @@ test-asan: $(BUILD)/asan/tests_c ## C tests under AddressSanitizer, LeakSanitize
 
 test-tsan: $(BUILD)/tsan/tests_c ## C tests under ThreadSanitizer
 	DLDIST_TEST_SLOW=$${DLDIST_TEST_SLOW:-5} $(NO_RANDOM_ADDRESSES) $< $(TESTS)
+
+stubs: $(STUBS_fast) ## the doubles of libcuda and libnccl, into build/fast/stubs/ (STUB_VERSIONS='2.32.3' for one)
 
 # ---- the model of the algorithms
 

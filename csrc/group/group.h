@@ -9,6 +9,7 @@
 #include "collective/coll.h"
 #include "collective/select.h"
 #include "core/wait.h"
+#include "observe/recorder.h"
 #include "store/store.h"
 #include "transport/context.h" /* DD_ANY_RANK */
 #include "work/work.h"
@@ -68,6 +69,12 @@ uint64_t dd_group_sequence(dd_group *group);
 /* DD_OK, or why every call fails. */
 dd_status dd_group_check(dd_group *group, dd_error *err) DD_MUST_CHECK;
 
+/* From now on calls are recorded, and a failure raises an alarm: at once, when there has been one. A reference is taken. At most once, and
+ * before the group is used. */
+void dd_group_set_recorder(dd_group *group, dd_recorder_group *recorder_group);
+/* Borrowed; NULL: nobody records. */
+dd_recorder_group *dd_group_recorder_group(dd_group *group);
+
 /* ---- operations
  *
  * Each checks its arguments before anything is sent (DD_INVALID_ARGUMENT), starts, and gives a work to wait for. Memory of blocks
@@ -80,6 +87,8 @@ dd_status dd_group_check(dd_group *group, dd_error *err) DD_MUST_CHECK;
 
 typedef struct dd_call_options {
     int64_t timeout_ns; /* < 0: the group's */
+    /* What the flight recorder is told of the call once it has been taken; NULL: nothing. The group fills in the times. */
+    dd_record_call *record;
     /* Handed to the work (work.h). */
     void (*on_done)(dd_work *work, void *ctx);
     void *ctx;

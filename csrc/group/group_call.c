@@ -46,6 +46,8 @@ group_init_call(group_call *call, dd_group *group, const char *what, const dd_ca
     call->work.on_done = options->on_done;
     call->work.ctx = options->ctx;
     call->group = group;
+    call->record = DD_NO_RECORD;
+    call->has_recorded_start = false;
     int64_t deadline = deadline_of(group, options->timeout_ns, start_ns);
     call->deadline_ns = deadline < limit_ns ? deadline : limit_ns;
     dd_list_init(&call->link);
@@ -227,10 +229,12 @@ group_complete_locked(group_call *call, const dd_error *cause)
     dd_list_remove(&call->link);
     dd_engine_note_ended_locked(group->engine);
     if (cause == NULL) {
+        group_record_end_locked(call, NULL);
         dd_work_complete(&call->work, NULL);
     } else {
         dd_error error;
         group_describe_failure(group, &call->work, cause, &error);
+        group_record_end_locked(call, &error);
         dd_work_complete(&call->work, &error);
     }
     if (is_counted) {
@@ -292,6 +296,7 @@ static void
 start_locked(dd_group *group, coll_call *call)
 {
     group->is_active = true;
+    group_record_start_locked(&call->base);
     group->nstarted = call->base.work.sequence;
     group->signatures[group->nstarted % SIGNATURES_KEPT] = call->signature;
     dd_run_call run_call = {
@@ -337,8 +342,10 @@ init_coll_call(coll_call *call, dd_group *group, const dd_coll_args *args)
 
 /* Starts it, if it is its turn. */
 static void
-post_coll_locked(dd_group *group, coll_call *call)
+post_coll_locked(dd_group *group, coll_call *call, dd_record_call *record)
 {
+    bool is_first = dd_list_is_empty(&group->collectives) && !group->is_starting;
+    group_record_begin_locked(&call->base, record, is_first);
     call->base.work.sequence = ++group->nposted;
     dd_list_push_back(&group->collectives, &call->base.link);
     atomic_store_explicit(&group->is_idle, false, memory_order_release);
@@ -418,7 +425,7 @@ dd_group_collective(dd_group *group, const dd_coll_args *args, const dd_call_opt
     status = group_check_usable_locked(group, call->base.work.what, err);
     if (status == DD_OK) {
         *work = dd_work_acquire(&call->base.work);
-        post_coll_locked(group, call);
+        post_coll_locked(group, call, options->record);
         watch_coll_locked(group, call);
     }
     dd_engine_unlock(group->engine);
@@ -452,7 +459,7 @@ dd_group_collective_and_wait(dd_group *group, const dd_coll_args *args, const dd
     dd_engine_lock(group->engine);
     status = group_check_usable_locked(group, call.base.work.what, err);
     if (status == DD_OK) {
-        post_coll_locked(group, &call);
+        post_coll_locked(group, &call, options->record);
         if (group->is_active && !group->task.is_crowded) {
             look_a_while_locked(group, &call);
         }

@@ -63,6 +63,7 @@ fail_locked(dd_group *group, const dd_error *cause, const dd_error *told, int ex
     }
     group->cause = *cause;
     group->is_asking = false;
+    group_raise_alarm_locked(group);
     if (group->arena != NULL) {
         dd_arena_poison(group->arena);
     }

@@ -26,6 +26,8 @@ typedef struct group_call {
     dd_list link; /* in collectives, or in messages */
     dd_group *group;
     int64_t deadline_ns;
+    uint64_t record;         /* of the flight recorder */
+    bool has_recorded_start; /* it was under way from the beginning */
 } group_call;
 
 typedef struct coll_call {
@@ -82,13 +84,14 @@ struct dd_group {
     int64_t curious_ns;    /* when the collective under way asks where the others are; DD_NEVER_NS */
     member_state *members; /* [size] */
     int ngone;
-    atomic_bool is_idle; /* nothing is under way; release */
-    uint32_t nregions;   /* ids given out */
-    dd_list regions;     /* dd_region of this rank, in use or kept for the next */
-    dd_list wanted;      /* wanted_region */
-    dd_list mapped;      /* regions of others */
-    uint64_t nmonitored; /* calls of monitored_barrier */
-    dd_blob splits;      /* how often each set of ranks has been split off: records of split_count */
+    atomic_bool is_idle;               /* nothing is under way; release */
+    uint32_t nregions;                 /* ids given out */
+    dd_list regions;                   /* dd_region of this rank, in use or kept for the next */
+    dd_list wanted;                    /* wanted_region */
+    dd_list mapped;                    /* regions of others */
+    uint64_t nmonitored;               /* calls of monitored_barrier */
+    dd_recorder_group *recorder_group; /* owned; NULL: nobody records */
+    dd_blob splits; /* how often each set of ranks has been split off: records of split_count */
 };
 
 /* ---- group_meet.c */
@@ -183,6 +186,16 @@ const char *group_print_member(const dd_group *group, int rank, char out[128]);
 /* Puts the operation in front of a cause: all_reduce #41 on group "dp" (rank 3 of 8): ... */
 void group_describe_failure(const dd_group *group, const dd_work *work, const dd_error *cause,
                             dd_error *error);
+
+/* ---- group_record.c: what the flight recorder is told */
+
+/* The call has been taken; `is_started`: nothing is in its way. */
+void group_record_begin_locked(group_call *call, dd_record_call *record, bool is_started);
+void group_record_start_locked(group_call *call);
+/* Before the work tells: then the call may be gone. `error` NULL for success. */
+void group_record_end_locked(group_call *call, const dd_error *error);
+/* The group has failed. Before its calls end. */
+void group_raise_alarm_locked(dd_group *group);
 
 /* ---- group_region.c */
 

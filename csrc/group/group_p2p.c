@@ -16,6 +16,9 @@ on_message_done(dd_message *message, const dd_error *error)
     dd_group *group = call->base.group;
     call->base.work.source_rank = message->source;
     call->base.work.nbytes = message->received;
+    if (message->rank == DD_ANY_RANK && error == NULL && call->base.record != DD_NO_RECORD) {
+        dd_recorder_set_peer(dd_recorder_of_group(group->recorder_group), call->base.record, message->source);
+    }
     /* A message that ended with its peer has the same to tell as everything else that did. */
     bool is_lost = error != NULL && error->code == DD_PEER_LOST && group->cause.code != DD_OK;
     group_complete_locked(&call->base, is_lost ? &group->cause : error);
@@ -50,8 +53,9 @@ end_hopeless_locked(dd_group *group, p2p_call *call)
 }
 
 static void
-post_message_locked(dd_group *group, p2p_call *call, bool is_send)
+post_message_locked(dd_group *group, p2p_call *call, bool is_send, dd_record_call *record)
 {
+    group_record_begin_locked(&call->base, record, true);
     dd_list_push_back(&group->messages, &call->base.link);
     group_note_deadline_locked(group, call->base.deadline_ns);
     if (is_send) {
@@ -108,7 +112,7 @@ start_message(dd_group *group, const dd_message *message, bool is_send, const dd
     }
     if (status == DD_OK) {
         *work = dd_work_acquire(&call->base.work);
-        post_message_locked(group, call, is_send);
+        post_message_locked(group, call, is_send, options->record);
     }
     dd_engine_unlock(group->engine);
     if (status != DD_OK) {

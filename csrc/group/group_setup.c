@@ -587,6 +587,7 @@ group_destroy(dd_group *group)
     dd_mem_free(group->peers);
     dd_topology_fini(&group->topology);
     dd_blob_fini(&group->name);
+    dd_recorder_group_release(group->recorder_group);
     dd_blob_fini(&group->splits);
     dd_mem_free(group->members);
     dd_engine_release(group->engine);

@@ -59,7 +59,7 @@ start_driver(dd_cuda *cuda, dd_error *err)
         status = dd_error_set(err, DD_NOT_SUPPORTED, "no CUDA device is visible");
     }
     if (status != DD_OK) {
-        dd_error_prepend(err, "the CUDA driver cannot be used: ");
+        dd_error_prepend(err, "the CUDA driver cannot be used");
         if (err != NULL) {
             err->code = DD_NOT_SUPPORTED;
         }
@@ -208,6 +208,13 @@ bool
 dd_cuda_is_shutting_down(dd_cuda_result result)
 {
     return result == DD_CUDA_DEINITIALIZED;
+}
+
+bool
+dd_cuda_is_gone(const dd_cuda *cuda)
+{
+    dd_cuda_context current;
+    return dd_cuda_is_shutting_down(cuda->api.cuCtxGetCurrent(&current));
 }
 
 dd_status

@@ -39,6 +39,8 @@ dd_status dd_cuda_check(const dd_cuda *cuda, dd_cuda_result result, dd_error *er
     DD_PRINTF(4, 5) DD_MUST_CHECK;
 /* CUDA says so while the process ends: nothing is left to be freed, and nobody is to hear about it. */
 bool dd_cuda_is_shutting_down(dd_cuda_result result);
+/* Asks the driver. */
+bool dd_cuda_is_gone(const dd_cuda *cuda);
 
 /* Makes a device's primary context the calling thread's current one until leave, which puts the caller's back, whatever NCCL
  * has set in between. One thread, properly nested. */

@@ -21,7 +21,7 @@ typedef struct dd_nccl_comm dd_nccl_comm;
 
 dd_status dd_nccl_make_unique_id(const dd_nccl_lib *lib, dd_nccl_unique_id *id, dd_error *err) DD_MUST_CHECK;
 
-/* What a communicator is made of. lib and cuda outlive it. */
+/* What a communicator is made of. lib and cuda outlive it, but for a thread that has been left behind, which has its own copy. */
 typedef struct dd_nccl_comm_spec {
     const dd_nccl_lib *lib;
     const dd_cuda *cuda;
@@ -58,23 +58,24 @@ dd_status dd_nccl_comm_init_all(const dd_nccl_lib *lib, const dd_cuda *cuda, con
                                 dd_nccl_comm **comms, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 dd_nccl_comm *dd_nccl_comm_acquire(dd_nccl_comm *comm);
-/* The last reference destroys it, or nothing if it was aborted. NULL is fine. */
+/* The last reference destroys it, or nothing if it has ended already or belongs to the process before a fork. NULL is fine. */
 void dd_nccl_comm_release(dd_nccl_comm *comm);
 
 int dd_nccl_comm_rank(const dd_nccl_comm *comm);
 int dd_nccl_comm_size(const dd_nccl_comm *comm);
 int dd_nccl_comm_device(const dd_nccl_comm *comm);
 const dd_nccl_lib *dd_nccl_comm_lib(const dd_nccl_comm *comm);
+const dd_cuda *dd_nccl_comm_cuda(const dd_nccl_comm *comm);
 bool dd_nccl_comm_is_blocking(const dd_nccl_comm *comm);
 bool dd_nccl_comm_is_aborted(dd_nccl_comm *comm);
 uint64_t dd_nccl_comm_nsplits(dd_nccl_comm *comm);
 
 /* Use of the handle: between enter and leave nobody else is in a call on it, and abort waits (for a while only, see abort).
- * DD_ABORTED with the reason. */
+ * DD_ABORTED with the reason, DD_CLOSED once it is destroyed. Waits for whoever is inside, until the communicator ends. */
 dd_status dd_nccl_comm_enter(dd_nccl_comm *comm, dd_nccl_comm_handle *handle, dd_error *err) DD_MUST_CHECK;
 void dd_nccl_comm_leave(dd_nccl_comm *comm);
-/* After a call on a communicator that is not blocking, with nobody inside: waits until NCCL is through with it. DD_OK at once for a
- * blocking one. */
+/* After a call on a communicator that is not blocking: waits until NCCL is through with it. Inside or not; whoever is inside keeps others
+ * from calling meanwhile, which NCCL would refuse. DD_OK at once for a blocking one. */
 dd_status dd_nccl_comm_wait_ready(dd_nccl_comm *comm, const char *what, const atomic_bool *stop,
                                   const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
@@ -95,9 +96,10 @@ dd_status dd_nccl_comm_suspend(dd_nccl_comm *comm, dd_error *err) DD_MUST_CHECK;
 dd_status dd_nccl_comm_resume(dd_nccl_comm *comm, dd_error *err) DD_MUST_CHECK;
 dd_status dd_nccl_comm_mem_stat(dd_nccl_comm *comm, int stat, uint64_t *value, dd_error *err) DD_MUST_CHECK;
 
-/* Buffers: ncclCommRegister (2.19), windows (2.27; ncclCommWindowRegister). The registration is the communicator's and ends with it. */
+/* Buffers: ncclCommRegister (2.19), windows (2.27; ncclCommWindowRegister, which all ranks call, hence `wait`). The registration is
+ * the communicator's and ends with it. *registration may become NULL: NCCL cannot use such memory, and does not mind. */
 dd_status dd_nccl_comm_register(dd_nccl_comm *comm, void *data, size_t nbytes, bool is_window,
-                                void **registration, dd_error *err) DD_MUST_CHECK;
+                                void **registration, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 dd_status dd_nccl_comm_deregister(dd_nccl_comm *comm, void *registration, bool is_window,
                                   dd_error *err) DD_MUST_CHECK;
 

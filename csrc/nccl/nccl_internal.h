@@ -36,12 +36,14 @@ struct nccl_channel {
     nccl_channel *next;    /* const: of the group's list, to which channels are only added, at its head */
     nccl_device *device;   /* const */
     int peer;              /* const: of a pair; NCCL_ALL_RANKS */
-    dd_cuda_stream stream; /* const until the group is destroyed */
-    dd_nccl_comm *comm;    /* lock; NULL until it is made. Its handle may be gone, the object stays */
-    bool is_blocking;      /* const since comm is set */
-    bool is_connecting;    /* lock; somebody makes it, others wait on `ended` */
-    dd_list works;         /* lock; under way, in the order of the stream */
-    uint64_t nlaunched;    /* launch; how often something was put into the stream */
+    uint64_t use;          /* lock; which communicator of these ranks it is */
+    dd_cuda_stream stream; /* const until the device is closed */
+    _Atomic(dd_nccl_comm *)
+        comm;           /* set once, with the lock; owned. Its handle may be gone, the object stays */
+    bool is_blocking;   /* const since comm is set */
+    bool is_connecting; /* lock; somebody makes it, others wait on `ended` */
+    bool is_ending;     /* lock; its communicator has been or is being aborted or destroyed */
+    dd_list works;      /* lock; under way, in the order of the stream */
 };
 
 struct nccl_device {
@@ -49,7 +51,9 @@ struct nccl_device {
     dd_cuda_context context; /* const */
     dd_cuda_event order;     /* launch; recorded in one stream for another to wait for, and then free again */
     dd_cuda_ptr barrier;     /* const; what a barrier reduces */
+    void *host;              /* launch; pinned, for looking through inputs; NULL until the first */
     bool has_pools;          /* const; memory can be had in the order of a stream */
+    bool is_closed;          /* launch; what it had is gone, but for events of works that are still held */
     nccl_events events[2];   /* lock; without and with timing */
     dd_list retired;         /* launch; memory that the device may still use, where there are no pools */
     nccl_channel all;
@@ -58,7 +62,6 @@ struct nccl_device {
 
 typedef enum nccl_abort_state {
     NCCL_ABORT_NONE,
-    NCCL_ABORT_WANTED, /* its thread could not be started: the watchdog tries again */
     NCCL_ABORT_RUNNING,
     NCCL_ABORT_DONE,
 } nccl_abort_state;
@@ -80,21 +83,19 @@ struct dd_nccl_group {
     atomic_bool is_nan_check;
     atomic_llong timeout_ns;
 
-    dd_list link;   /* the watchdog's: its lock */
-    bool is_linked; /* the same */
-    uint64_t
-        last_idle; /* the watchdog's thread: when communicators were looked at while nothing was under way, in its ticks */
+    dd_list link; /* the watchdog's lock; in no list when it is not watched */
 
     pthread_mutex_t launch;
-    nccl_work *launching; /* lock; the work that is being put into a stream: whoever does it ends it */
 
     pthread_mutex_t lock;
-    pthread_cond_t ended;         /* something has ended: a work, a connection, an abort */
-    unsigned nwaiters;            /* lock; who waits on `ended` for a work */
-    dd_error cause;               /* lock; code DD_OK while all is well */
-    bool is_closed;               /* lock; dd_nccl_group_close has begun */
+    pthread_cond_t ended; /* something has ended: a work, a connection, an abort */
+    nccl_work *launching; /* lock; the work that is being put into a stream: whoever does it ends it */
+    unsigned nwaiters;    /* lock; who waits on `ended` for a work */
+    dd_error cause;       /* lock; code DD_OK while all is well */
+    bool is_closed;       /* lock; dd_nccl_group_close has begun */
+    bool is_over;         /* lock; it has been closed: nothing can fail any more */
+    bool is_driver_gone;  /* lock; nothing of CUDA and NCCL is called any more */
     nccl_abort_state abort_state; /* lock */
-    nccl_device **devices;        /* lock; [cuda->ndevices]; made under `launch` */
     nccl_channel *channels;       /* lock */
     uint64_t ncollectives;        /* lock; called */
     uint64_t nmessages;           /* lock; called */
@@ -104,7 +105,9 @@ struct dd_nccl_group {
     int64_t ephemeral_ns;         /* lock; what is added to time-outs now */
     int64_t ephemeral_free_ns;    /* lock; the part that no work under way takes with it */
     dd_list pool;                 /* lock; works to be used again */
-    size_t npool;
+    size_t npool;                 /* lock */
+
+    _Atomic(nccl_device *) devices[]; /* [cuda->ndevices]; made under `launch`, for good */
 };
 
 /* ---- works */
@@ -141,41 +144,43 @@ typedef struct nccl_launch {
     const dd_wait *wait;
     dd_error *err; /* never NULL */
     bool is_capturing;
+    bool is_run;    /* nccl_launch_run has been called: scratch has been taken care of */
     bool is_posted; /* NCCL has been called: the other ranks count on us */
     void **staged;  /* owned; for each operation, NULL without; NULL when there is none at all */
 } nccl_launch;
 
 /* ---- nccl_group.c */
 
-void nccl_group_release_internal(dd_nccl_group *group);
 dd_nccl_group *nccl_group_acquire_internal(dd_nccl_group *group);
-/* DD_FORKED, or why the group has failed. */
-dd_status nccl_group_check_locked(dd_nccl_group *group, dd_error *err);
-dd_status nccl_group_check_fork(const dd_nccl_group *group, dd_error *err);
+void nccl_group_release_internal(dd_nccl_group *group);
+dd_status nccl_group_check_fork(const dd_nccl_group *group, dd_error *err) DD_MUST_CHECK;
+/* Why every call fails. */
+dd_status nccl_group_check_locked(dd_nccl_group *group, dd_error *err) DD_MUST_CHECK;
 /* DD_INTERRUPTED, DD_OP_TIMED_OUT, or the cause as soon as there is one. */
-dd_status nccl_group_enter_launch(dd_nccl_group *group, const dd_wait *wait, dd_error *err);
+dd_status nccl_group_enter_launch(dd_nccl_group *group, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 void nccl_group_leave_launch(dd_nccl_group *group);
 
 /* ---- nccl_group_device.c: streams, and communicators for them */
 
 /* Made if need be. */
-dd_status nccl_device_of(dd_nccl_group *group, int device, const dd_wait *wait, nccl_device **out,
-                         dd_error *err);
+dd_status nccl_device_of(dd_nccl_group *group, int number, const dd_wait *wait, nccl_device **device,
+                         dd_error *err) DD_MUST_CHECK;
+/* Streams and the like are let go; the caller holds `launch`, or is the last one. */
+void nccl_device_close(dd_nccl_group *group, nccl_device *device);
+/* The rest, with the group. */
 void nccl_device_destroy(dd_nccl_group *group, nccl_device *device);
+/* The device's context is current until dd_cuda_leave. Costs next to nothing where it is already. */
+dd_status nccl_enter(const dd_nccl_group *group, const nccl_device *device, dd_cuda_guard *guard,
+                     dd_error *err) DD_MUST_CHECK;
+/* A channel of two ranks, without a communicator so far. The caller holds `launch`. */
+dd_status nccl_pair_create(dd_nccl_group *group, nccl_device *device, int peer, nccl_channel **pair,
+                           dd_error *err) DD_MUST_CHECK;
+
+/* ---- nccl_group_connect.c */
+
 /* The channel for a call, connected. */
 dd_status nccl_channel_for(dd_nccl_group *group, const dd_nccl_call *call, const dd_wait *wait,
-                           nccl_channel **channel, dd_error *err);
-
-/* The device's context is current in between. Costs next to nothing where it is already. */
-typedef struct nccl_scope {
-    dd_cuda_guard guard;
-    dd_cuda_capture_mode mode;
-} nccl_scope;
-dd_status nccl_scope_enter(dd_nccl_group *group, const nccl_device *device, nccl_scope *scope, dd_error *err);
-void nccl_scope_leave(nccl_scope *scope);
-
-/* `later` comes after what `earlier` holds so far. The caller holds `launch`. */
-dd_status nccl_stream_order(nccl_launch *launch, dd_cuda_stream earlier, dd_cuda_stream later);
+                           nccl_channel **channel, dd_error *err) DD_MUST_CHECK;
 
 /* ---- nccl_events.c. The device's context is current; takes the group's lock */
 
@@ -213,9 +218,15 @@ nccl_progress nccl_work_look(nccl_work *work);
 
 /* ---- nccl_group_end.c */
 
-/* record: the operation that failed first; is_quiet: nobody is to hear of it (the process ends, or the group was let go). */
-void nccl_group_fail(dd_nccl_group *group, const dd_error *cause, uint64_t record, bool is_quiet);
-/* Sees to it that all communicators are aborted, on a thread. */
+typedef enum nccl_end {
+    NCCL_END_FAILED,
+    NCCL_END_LET_GO,      /* nobody holds it any more: nobody is to hear of it */
+    NCCL_END_DRIVER_GONE, /* nor here, and nothing is aborted */
+} nccl_end;
+
+/* Everything under way ends, and later calls fail, with the cause; only the first counts. record: the operation that failed first. */
+void nccl_group_end(dd_nccl_group *group, const dd_error *cause, uint64_t record, nccl_end how);
+/* All communicators are aborted, on a thread. */
 void nccl_group_start_abort(dd_nccl_group *group);
 /* The works whose time is up: fails the group. */
 void nccl_group_check_deadlines(dd_nccl_group *group, int64_t now_ns);
@@ -226,6 +237,10 @@ void nccl_group_check_comms(dd_nccl_group *group);
 
 /* Everything of the call into the stream, and the end event. The caller holds `launch`, the context is current. */
 dd_status nccl_launch_run(nccl_launch *launch);
+/* `later` comes after what `earlier` holds so far. The caller holds `launch`, the context is current. */
+dd_status nccl_stream_order(nccl_launch *launch, dd_cuda_stream earlier, dd_cuda_stream later);
+/* Whether one of the call's streams belongs to a graph in the making. */
+dd_status nccl_launch_find_capture(nccl_launch *launch);
 /* ---- nccl_launch_check.c */
 dd_status nccl_check_call(const dd_nccl_group *group, const dd_nccl_call *call, dd_error *err);
 /* How NCCL reduces a dtype. */
@@ -261,7 +276,5 @@ void nccl_watchdog_remove(dd_nccl_watchdog *watchdog, dd_nccl_group *group);
 void nccl_watchdog_kick(dd_nccl_watchdog *watchdog);
 bool nccl_watchdog_is_abort_off(const dd_nccl_watchdog *watchdog);
 int64_t nccl_watchdog_abort_timeout_ns(const dd_nccl_watchdog *watchdog);
-/* What a thread that may hang is in, for reports; NULL: nothing any more. */
-void nccl_watchdog_note(dd_nccl_watchdog *watchdog, const char *activity);
 
 #endif

@@ -1,1 +1,688 @@
+/* From operations to calls of NCCL: everything of one call goes into the channel's stream here. */
 #include "nccl/nccl_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct coll_row {
+    /* By what all ranks know; NULL: always. */
+    bool (*is_native)(const nccl_launch *launch, const dd_nccl_op *op);
+    dd_status (*native)(nccl_launch *launch, const dd_nccl_op *op, void *staged);
+    dd_status (*grouped)(nccl_launch *launch, const dd_nccl_op *op); /* several calls in a group */
+} coll_row;
+
+static dd_status
+check_nccl(const nccl_launch *launch, dd_nccl_result result, const char *what)
+{
+    if (result == DD_NCCL_SUCCESS || result == DD_NCCL_IN_PROGRESS) {
+        return DD_OK;
+    }
+    return dd_nccl_check(launch->group->lib, launch->comm, result, launch->err, "%s", what);
+}
+
+static dd_status
+check_cuda(const nccl_launch *launch, dd_cuda_result result, const char *what)
+{
+    if (result == DD_CUDA_SUCCESS) {
+        return DD_OK;
+    }
+    return dd_cuda_check(launch->group->cuda, result, launch->err, "%s on device %d", what,
+                         launch->channel->device->number);
+}
+
+/* ---- how blocks lie */
+
+static bool
+are_equal(const dd_block *blocks, int n)
+{
+    for (int k = 1; k < n; k++) {
+        if (blocks[k].nbytes != blocks[0].nbytes) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool
+lie_side_by_side(const dd_block *blocks, int n)
+{
+    for (int k = 1; k < n; k++) {
+        if ((char *)blocks[k].data != (char *)blocks[k - 1].data + blocks[k - 1].nbytes) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static dd_status
+copy_bytes(const nccl_launch *launch, void *dst, const void *src, size_t nbytes)
+{
+    if (nbytes == 0 || dst == src) {
+        return DD_OK;
+    }
+    const dd_cuda_api *api = &launch->group->cuda->api;
+    return check_cuda(launch,
+                      api->cuMemcpyAsync((dd_cuda_ptr)(uintptr_t)dst, (dd_cuda_ptr)(uintptr_t)src, nbytes,
+                                         launch->channel->stream),
+                      "cuMemcpyAsync");
+}
+
+/* ---- staging: equal blocks that lie apart go through memory where they do not, since ranks whose blocks lie well call what NCCL
+ * has for that, and all must call the same */
+
+static const dd_block *
+blocks_to_stage(const nccl_launch *launch, const dd_nccl_op *op)
+{
+    if (op->kind != DD_NCCL_OP_COLL) {
+        return NULL;
+    }
+    const dd_block *blocks = op->args.coll == DD_COLL_ALL_GATHER       ? op->args.outputs
+                             : op->args.coll == DD_COLL_REDUCE_SCATTER ? op->args.inputs
+                                                                       : NULL;
+    int n = launch->group->size;
+    bool is_staged =
+        blocks != NULL && blocks[0].nbytes > 0 && are_equal(blocks, n) && !lie_side_by_side(blocks, n);
+    return is_staged ? blocks : NULL;
+}
+
+static dd_status
+stage_before(nccl_launch *launch)
+{
+    const dd_nccl_call *call = launch->call;
+    int n = launch->group->size;
+    for (size_t i = 0; i < call->nops; i++) {
+        const dd_block *blocks = blocks_to_stage(launch, &call->ops[i]);
+        if (blocks == NULL) {
+            continue;
+        }
+        if (launch->staged == NULL) {
+            launch->staged = dd_mem_zalloc(call->nops * sizeof *launch->staged);
+            if (launch->staged == NULL) {
+                return dd_error_no_memory(launch->err, call->nops * sizeof *launch->staged);
+            }
+        }
+        dd_status status = nccl_scratch_alloc(launch->group, launch->channel, (size_t)n * blocks[0].nbytes,
+                                              &launch->staged[i], launch->err);
+        bool is_input = call->ops[i].args.coll == DD_COLL_REDUCE_SCATTER;
+        for (int k = 0; k < n && is_input && status == DD_OK; k++) {
+            char *to = (char *)launch->staged[i] + (size_t)k * blocks[0].nbytes;
+            status = copy_bytes(launch, to, blocks[k].data, blocks[k].nbytes);
+        }
+        if (status != DD_OK) {
+            return status;
+        }
+    }
+    return DD_OK;
+}
+
+/* What has been staged goes where it belongs, and the memory back; the latter also when the call fails. */
+static dd_status
+stage_after(nccl_launch *launch, dd_status status)
+{
+    for (size_t i = 0; launch->staged != NULL && i < launch->call->nops; i++) {
+        const dd_nccl_op *op = &launch->call->ops[i];
+        if (launch->staged[i] == NULL) {
+            continue;
+        }
+        for (int k = 0; k < launch->group->size && status == DD_OK && op->args.coll == DD_COLL_ALL_GATHER;
+             k++) {
+            const dd_block *block = &op->args.outputs[k];
+            const char *from = (const char *)launch->staged[i] + (size_t)k * block->nbytes;
+            status = copy_bytes(launch, block->data, from, block->nbytes);
+        }
+        nccl_scratch_free(launch->group, launch->channel, launch->staged[i]);
+    }
+    dd_mem_free(launch->staged);
+    launch->staged = NULL;
+    return status;
+}
+
+/* ---- reductions */
+
+/* The factor as one element of NCCL's type. */
+static void
+make_scalar(const dd_reduction *reduction, void *out)
+{
+    float narrow = (float)reduction->factor;
+    const void *source = &narrow;
+    switch (dd_dtype_size(reduction->dtype)) {
+    case 2: {
+        dd_reduction round = {.dtype = reduction->dtype, .op = DD_REDOP_SUM};
+        dd_reduce(&round, DD_STAGE_LAST, out, &source, 1, 1);
+        break;
+    }
+    default: {
+        bool is_double = reduction->dtype == DD_DTYPE_FLOAT64 || reduction->dtype == DD_DTYPE_COMPLEX128;
+        memcpy(out, is_double ? (const void *)&reduction->factor : source,
+               is_double ? sizeof(double) : sizeof(float));
+        break;
+    }
+    }
+}
+
+/* The operation is ended by end_reduction as soon as NCCL's calls that take it have returned. */
+static dd_status
+begin_reduction(nccl_launch *launch, const dd_nccl_op *op, nccl_wire *wire)
+{
+    dd_status status = nccl_wire_of(launch->group->lib, &op->args.reduction, op->factor, wire, launch->err);
+    if (status != DD_OK || !wire->is_premul) {
+        return status;
+    }
+    const dd_nccl_api *api = &launch->group->lib->api;
+    double scalar;
+    void *factor = &scalar;
+    dd_nccl_scalar_residence residence = DD_NCCL_SCALAR_HOST;
+    if (op->factor != NULL) {
+        /* NCCL only reads it, whatever its prototype says. */
+        memcpy(&factor, &op->factor, sizeof factor);
+        residence = DD_NCCL_SCALAR_DEVICE;
+    } else {
+        make_scalar(&op->args.reduction, &scalar);
+    }
+    return check_nccl(launch,
+                      api->ncclRedOpCreatePreMulSum(&wire->op, factor, wire->dtype, residence, launch->comm),
+                      "ncclRedOpCreatePreMulSum");
+}
+
+static dd_status
+end_reduction(nccl_launch *launch, const nccl_wire *wire, dd_status status)
+{
+    if (!wire->is_premul) {
+        return status;
+    }
+    dd_nccl_result result = launch->group->lib->api.ncclRedOpDestroy(wire->op, launch->comm);
+    return status == DD_OK ? check_nccl(launch, result, "ncclRedOpDestroy") : status;
+}
+
+static dd_status
+all_reduce(nccl_launch *launch, const dd_nccl_op *op, void *staged)
+{
+    (void)staged;
+    const dd_block *input = &op->args.inputs[0];
+    if (input->nbytes == 0) {
+        return DD_OK;
+    }
+    nccl_wire wire;
+    dd_status status = begin_reduction(launch, op, &wire);
+    if (status != DD_OK) {
+        return status;
+    }
+    status = check_nccl(launch,
+                        launch->group->lib->api.ncclAllReduce(input->data, op->args.outputs[0].data,
+                                                              input->nbytes / wire.element, wire.dtype,
+                                                              wire.op, launch->comm, launch->channel->stream),
+                        "ncclAllReduce");
+    return end_reduction(launch, &wire, status);
+}
+
+static dd_status
+reduce_block(nccl_launch *launch, const dd_nccl_op *op, const dd_block *input, void *output, int root)
+{
+    if (input->nbytes == 0) {
+        return DD_OK;
+    }
+    nccl_wire wire;
+    dd_status status = begin_reduction(launch, op, &wire);
+    if (status != DD_OK) {
+        return status;
+    }
+    status = check_nccl(launch,
+                        launch->group->lib->api.ncclReduce(input->data, output, input->nbytes / wire.element,
+                                                           wire.dtype, wire.op, root, launch->comm,
+                                                           launch->channel->stream),
+                        "ncclReduce");
+    return end_reduction(launch, &wire, status);
+}
+
+static dd_status
+reduce(nccl_launch *launch, const dd_nccl_op *op, void *staged)
+{
+    (void)staged;
+    bool is_root = op->args.root == launch->group->rank;
+    return reduce_block(launch, op, &op->args.inputs[0], is_root ? op->args.outputs[0].data : NULL,
+                        op->args.root);
+}
+
+static dd_status
+reduce_scatter(nccl_launch *launch, const dd_nccl_op *op, void *staged)
+{
+    const dd_block *output = &op->args.outputs[0];
+    if (output->nbytes == 0) {
+        return DD_OK;
+    }
+    nccl_wire wire;
+    dd_status status = begin_reduction(launch, op, &wire);
+    if (status != DD_OK) {
+        return status;
+    }
+    const void *inputs = staged != NULL ? staged : op->args.inputs[0].data;
+    status = check_nccl(
+        launch,
+        launch->group->lib->api.ncclReduceScatter(inputs, output->data, output->nbytes / wire.element,
+                                                  wire.dtype, wire.op, launch->comm, launch->channel->stream),
+        "ncclReduceScatter");
+    return end_reduction(launch, &wire, status);
+}
+
+static dd_status
+reduce_scatter_grouped(nccl_launch *launch, const dd_nccl_op *op)
+{
+    dd_status status = DD_OK;
+    for (int root = 0; root < launch->group->size && status == DD_OK; root++) {
+        void *output = root == launch->group->rank ? op->args.outputs[0].data : NULL;
+        status = reduce_block(launch, op, &op->args.inputs[root], output, root);
+    }
+    return status;
+}
+
+static dd_status
+barrier(nccl_launch *launch, const dd_nccl_op *op, void *staged)
+{
+    (void)op;
+    (void)staged;
+    void *data = (void *)(uintptr_t)launch->channel->device->barrier;
+    return check_nccl(launch,
+                      launch->group->lib->api.ncclAllReduce(data, data, 1, DD_NCCL_DTYPE_UINT8, DD_NCCL_MAX,
+                                                            launch->comm, launch->channel->stream),
+                      "ncclAllReduce of a barrier");
+}
+
+/* ---- what only moves bytes */
+
+static dd_status
+broadcast_block(nccl_launch *launch, const void *input, const dd_block *output, int root)
+{
+    if (output->nbytes == 0) {
+        return DD_OK;
+    }
+    const void *from = root == launch->group->rank ? input : output->data;
+    return check_nccl(launch,
+                      launch->group->lib->api.ncclBroadcast(from, output->data, output->nbytes,
+                                                            DD_NCCL_DTYPE_UINT8, root, launch->comm,
+                                                            launch->channel->stream),
+                      "ncclBroadcast");
+}
+
+static dd_status
+broadcast(nccl_launch *launch, const dd_nccl_op *op, void *staged)
+{
+    (void)staged;
+    bool is_root = op->args.root == launch->group->rank;
+    return broadcast_block(launch, is_root ? op->args.inputs[0].data : NULL, &op->args.outputs[0],
+                           op->args.root);
+}
+
+static dd_status
+all_gather(nccl_launch *launch, const dd_nccl_op *op, void *staged)
+{
+    const dd_block *input = &op->args.inputs[0];
+    if (input->nbytes == 0) {
+        return DD_OK;
+    }
+    void *outputs = staged != NULL ? staged : op->args.outputs[0].data;
+    return check_nccl(launch,
+                      launch->group->lib->api.ncclAllGather(input->data, outputs, input->nbytes,
+                                                            DD_NCCL_DTYPE_UINT8, launch->comm,
+                                                            launch->channel->stream),
+                      "ncclAllGather");
+}
+
+static dd_status
+all_gather_grouped(nccl_launch *launch, const dd_nccl_op *op)
+{
+    dd_status status = DD_OK;
+    for (int root = 0; root < launch->group->size && status == DD_OK; root++) {
+        status = broadcast_block(launch, op->args.inputs[0].data, &op->args.outputs[root], root);
+    }
+    return status;
+}
+
+/* Ranks as the channel's communicator counts them. */
+static int
+peer_in_comm(const nccl_launch *launch, int peer)
+{
+    return launch->channel->peer == NCCL_ALL_RANKS ? peer : peer > launch->group->rank;
+}
+
+static dd_status
+send_block(nccl_launch *launch, const dd_block *block, int peer)
+{
+    if (block->nbytes == 0) {
+        return DD_OK;
+    }
+    return check_nccl(launch,
+                      launch->group->lib->api.ncclSend(block->data, block->nbytes, DD_NCCL_DTYPE_UINT8,
+                                                       peer_in_comm(launch, peer), launch->comm,
+                                                       launch->channel->stream),
+                      "ncclSend");
+}
+
+static dd_status
+recv_block(nccl_launch *launch, const dd_block *block, int peer)
+{
+    if (block->nbytes == 0) {
+        return DD_OK;
+    }
+    return check_nccl(launch,
+                      launch->group->lib->api.ncclRecv(block->data, block->nbytes, DD_NCCL_DTYPE_UINT8,
+                                                       peer_in_comm(launch, peer), launch->comm,
+                                                       launch->channel->stream),
+                      "ncclRecv");
+}
+
+/* Messages to and from everybody, and our own share by the device. NULL: nothing in that direction. */
+static dd_status
+exchange(nccl_launch *launch, const dd_block *to, const dd_block *from)
+{
+    int rank = launch->group->rank;
+    dd_status status = DD_OK;
+    for (int k = 0; k < launch->group->size && status == DD_OK; k++) {
+        if (k != rank && to != NULL) {
+            status = send_block(launch, &to[k], k);
+        }
+        if (k != rank && from != NULL && status == DD_OK) {
+            status = recv_block(launch, &from[k], k);
+        }
+    }
+    return status;
+}
+
+static dd_status
+all_to_all_grouped(nccl_launch *launch, const dd_nccl_op *op)
+{
+    const dd_block *own_to = &op->args.inputs[launch->group->rank];
+    dd_status status =
+        copy_bytes(launch, op->args.outputs[launch->group->rank].data, own_to->data, own_to->nbytes);
+    return status == DD_OK ? exchange(launch, op->args.inputs, op->args.outputs) : status;
+}
+
+static dd_status
+gather_grouped(nccl_launch *launch, const dd_nccl_op *op)
+{
+    const dd_block *input = &op->args.inputs[0];
+    if (op->args.root != launch->group->rank) {
+        return send_block(launch, input, op->args.root);
+    }
+    dd_status status = copy_bytes(launch, op->args.outputs[op->args.root].data, input->data, input->nbytes);
+    return status == DD_OK ? exchange(launch, NULL, op->args.outputs) : status;
+}
+
+static dd_status
+scatter_grouped(nccl_launch *launch, const dd_nccl_op *op)
+{
+    const dd_block *output = &op->args.outputs[0];
+    if (op->args.root != launch->group->rank) {
+        return recv_block(launch, output, op->args.root);
+    }
+    dd_status status = copy_bytes(launch, output->data, op->args.inputs[op->args.root].data, output->nbytes);
+    return status == DD_OK ? exchange(launch, op->args.inputs, NULL) : status;
+}
+
+static dd_status
+all_to_all(nccl_launch *launch, const dd_nccl_op *op, void *staged)
+{
+    (void)staged;
+    const dd_coll_args *args = &op->args;
+    if (args->inputs[0].nbytes == 0) {
+        return DD_OK;
+    }
+    return check_nccl(launch,
+                      launch->group->lib->api.ncclAlltoAll(args->inputs[0].data, args->outputs[0].data,
+                                                           args->inputs[0].nbytes, DD_NCCL_DTYPE_UINT8,
+                                                           launch->comm, launch->channel->stream),
+                      "ncclAlltoAll");
+}
+
+static dd_status
+gather(nccl_launch *launch, const dd_nccl_op *op, void *staged)
+{
+    (void)staged;
+    const dd_coll_args *args = &op->args;
+    if (args->inputs[0].nbytes == 0) {
+        return DD_OK;
+    }
+    void *outputs = args->root == launch->group->rank ? args->outputs[0].data : NULL;
+    return check_nccl(launch,
+                      launch->group->lib->api.ncclGather(args->inputs[0].data, outputs,
+                                                         args->inputs[0].nbytes, DD_NCCL_DTYPE_UINT8,
+                                                         args->root, launch->comm, launch->channel->stream),
+                      "ncclGather");
+}
+
+static dd_status
+scatter(nccl_launch *launch, const dd_nccl_op *op, void *staged)
+{
+    (void)staged;
+    const dd_coll_args *args = &op->args;
+    if (args->outputs[0].nbytes == 0) {
+        return DD_OK;
+    }
+    const void *inputs = args->root == launch->group->rank ? args->inputs[0].data : NULL;
+    return check_nccl(launch,
+                      launch->group->lib->api.ncclScatter(inputs, args->outputs[0].data,
+                                                          args->outputs[0].nbytes, DD_NCCL_DTYPE_UINT8,
+                                                          args->root, launch->comm, launch->channel->stream),
+                      "ncclScatter");
+}
+
+/* ---- the table */
+
+static bool
+has_equal_outputs(const nccl_launch *launch, const dd_nccl_op *op)
+{
+    return are_equal(op->args.outputs, launch->group->size);
+}
+
+static bool
+has_equal_inputs(const nccl_launch *launch, const dd_nccl_op *op)
+{
+    return are_equal(op->args.inputs, launch->group->size);
+}
+
+static bool
+is_flat_all_to_all(const nccl_launch *launch, const dd_nccl_op *op)
+{
+    return op->is_flat && dd_nccl_has(launch->group->lib, DD_NCCL_CAN_ALL_TO_ALL);
+}
+
+static bool
+is_flat_gather(const nccl_launch *launch, const dd_nccl_op *op)
+{
+    return op->is_flat && dd_nccl_has(launch->group->lib, DD_NCCL_CAN_GATHER);
+}
+
+static bool
+is_flat_scatter(const nccl_launch *launch, const dd_nccl_op *op)
+{
+    return op->is_flat && dd_nccl_has(launch->group->lib, DD_NCCL_CAN_SCATTER);
+}
+
+static const coll_row colls[DD_COLL_COUNT] = {
+    [DD_COLL_BARRIER] = {NULL, barrier, NULL},
+    [DD_COLL_BROADCAST] = {NULL, broadcast, NULL},
+    [DD_COLL_REDUCE] = {NULL, reduce, NULL},
+    [DD_COLL_ALL_REDUCE] = {NULL, all_reduce, NULL},
+    [DD_COLL_GATHER] = {is_flat_gather, gather, gather_grouped},
+    [DD_COLL_SCATTER] = {is_flat_scatter, scatter, scatter_grouped},
+    [DD_COLL_ALL_GATHER] = {has_equal_outputs, all_gather, all_gather_grouped},
+    [DD_COLL_REDUCE_SCATTER] = {has_equal_inputs, reduce_scatter, reduce_scatter_grouped},
+    [DD_COLL_ALL_TO_ALL] = {is_flat_all_to_all, all_to_all, all_to_all_grouped},
+};
+
+static bool
+is_native(const nccl_launch *launch, const dd_nccl_op *op)
+{
+    if (op->kind != DD_NCCL_OP_COLL) {
+        return true;
+    }
+    const coll_row *row = &colls[op->args.coll];
+    return row->is_native == NULL || row->is_native(launch, op);
+}
+
+static dd_status
+post_op(nccl_launch *launch, size_t i)
+{
+    const dd_nccl_op *op = &launch->call->ops[i];
+    if (op->kind == DD_NCCL_OP_SEND) {
+        return send_block(launch, &op->block, op->peer);
+    }
+    if (op->kind == DD_NCCL_OP_RECV) {
+        return recv_block(launch, &op->block, op->peer);
+    }
+    const coll_row *row = &colls[op->args.coll];
+    void *staged = launch->staged != NULL ? launch->staged[i] : NULL;
+    return is_native(launch, op) ? row->native(launch, op, staged) : row->grouped(launch, op);
+}
+
+/* A group where there is more than one call, which costs a little. */
+static dd_status
+post_ops(nccl_launch *launch)
+{
+    const dd_nccl_api *api = &launch->group->lib->api;
+    bool is_group = launch->call->nops != 1 || !is_native(launch, &launch->call->ops[0]);
+    dd_status status = is_group ? check_nccl(launch, api->ncclGroupStart(), "ncclGroupStart") : DD_OK;
+    if (status != DD_OK) {
+        return status;
+    }
+    for (size_t i = 0; i < launch->call->nops && status == DD_OK; i++) {
+        status = post_op(launch, i);
+    }
+    /* Also after a failure: it is the thread's. The first reason stays. */
+    if (is_group) {
+        dd_nccl_result result = api->ncclGroupEnd();
+        status = status == DD_OK ? check_nccl(launch, result, "ncclGroupEnd") : status;
+    }
+    return status;
+}
+
+static dd_status
+post(nccl_launch *launch)
+{
+    dd_nccl_comm *comm = atomic_load_explicit(&launch->channel->comm, memory_order_acquire);
+    if (launch->call->nops == 0) {
+        return DD_OK;
+    }
+    dd_status status = dd_nccl_comm_enter(comm, &launch->comm, launch->err);
+    if (status != DD_OK) {
+        return status;
+    }
+    launch->is_posted = true;
+    status = post_ops(launch);
+    dd_nccl_comm_leave(comm);
+    if (status == DD_OK && !launch->channel->is_blocking) {
+        dd_wait wait = dd_wait_at_most(launch->wait, launch->work->timeout_ns);
+        status = dd_nccl_comm_wait_ready(comm, launch->call->what, &launch->group->stop, &wait, launch->err);
+    }
+    return status;
+}
+
+/* ---- one call into the stream */
+
+dd_status
+nccl_stream_order(nccl_launch *launch, dd_cuda_stream earlier, dd_cuda_stream later)
+{
+    if (earlier == later) {
+        return DD_OK;
+    }
+    const dd_cuda_api *api = &launch->group->cuda->api;
+    nccl_device *device = launch->channel->device;
+    /* What a capture has recorded may not be recorded elsewhere while it lasts. */
+    dd_cuda_event event = device->order;
+    dd_status status =
+        launch->is_capturing ? nccl_event_take(launch->group, device, false, &event, launch->err) : DD_OK;
+    if (status == DD_OK) {
+        status = check_cuda(launch, api->cuEventRecord(event, earlier), "cuEventRecord");
+    }
+    if (status == DD_OK) {
+        status = check_cuda(launch, api->cuStreamWaitEvent(later, event, 0), "cuStreamWaitEvent");
+    }
+    if (launch->is_capturing) {
+        nccl_event_give(launch->group, device, false, event, false);
+    }
+    return status;
+}
+
+dd_status
+nccl_launch_find_capture(nccl_launch *launch)
+{
+    for (size_t i = 0; i < launch->call->nstreams && !launch->is_capturing; i++) {
+        dd_cuda_capture_status capture = DD_CUDA_CAPTURE_NONE;
+        dd_status status = check_cuda(
+            launch, launch->group->cuda->api.cuStreamIsCapturing(launch->call->streams[i], &capture),
+            "cuStreamIsCapturing");
+        if (status != DD_OK) {
+            return status;
+        }
+        launch->is_capturing = capture == DD_CUDA_CAPTURE_ACTIVE;
+    }
+    return DD_OK;
+}
+
+static dd_status
+order_streams(nccl_launch *launch)
+{
+    const dd_nccl_call *call = launch->call;
+    nccl_channel *channel = launch->channel;
+    dd_status status = DD_OK;
+    for (size_t i = 0; i < call->nstreams && status == DD_OK; i++) {
+        status = nccl_stream_order(launch, call->streams[i], channel->stream);
+    }
+    /* Scratch is ordered on the stream of all ranks. */
+    bool has_scratch = call->nscratch > 0 && channel->peer != NCCL_ALL_RANKS;
+    return status == DD_OK && has_scratch
+               ? nccl_stream_order(launch, channel->device->all.stream, channel->stream)
+               : status;
+}
+
+static dd_status
+copy_all(nccl_launch *launch, const dd_nccl_copy *copies, size_t ncopies)
+{
+    dd_status status = DD_OK;
+    for (size_t i = 0; i < ncopies && status == DD_OK; i++) {
+        status = nccl_copy_enqueue(launch->group->cuda, launch->channel->stream, &copies[i], launch->err);
+    }
+    return status;
+}
+
+static dd_status
+record_event(const nccl_launch *launch, dd_cuda_event event)
+{
+    return check_cuda(launch, launch->group->cuda->api.cuEventRecord(event, launch->channel->stream),
+                      "cuEventRecord");
+}
+
+/* What comes before NCCL. */
+static dd_status
+prepare(nccl_launch *launch)
+{
+    dd_status status = order_streams(launch);
+    if (status == DD_OK && launch->work->start != NULL) {
+        status = record_event(launch, launch->work->start);
+    }
+    if (status == DD_OK) {
+        status = copy_all(launch, launch->call->before, launch->call->nbefore);
+    }
+    if (status == DD_OK && !launch->is_capturing &&
+        atomic_load_explicit(&launch->group->is_nan_check, memory_order_relaxed)) {
+        status = nccl_check_nan(launch);
+    }
+    return status == DD_OK ? stage_before(launch) : status;
+}
+
+dd_status
+nccl_launch_run(nccl_launch *launch)
+{
+    launch->is_run = true;
+    dd_status status = prepare(launch);
+    if (status == DD_OK) {
+        status = post(launch);
+    }
+    status = stage_after(launch, status);
+    if (status == DD_OK) {
+        status = copy_all(launch, launch->call->after, launch->call->nafter);
+    }
+    for (size_t i = 0; i < launch->call->nscratch; i++) {
+        nccl_scratch_free(launch->group, launch->channel, launch->call->scratch[i]);
+    }
+    return status == DD_OK ? record_event(launch, launch->work->end) : status;
+}

@@ -1,1 +1,288 @@
+/* What can be known to be wrong with a call before anything is sent, and how NCCL reduces our types. */
 #include "nccl/nccl_internal.h"
+
+/* ---- types and operations */
+
+typedef struct wire_row {
+    bool is_there;
+    dd_nccl_dtype dtype;
+    int since;      /* of NCCL, where that is newer than what is needed anyway */
+    size_t element; /* complex numbers are pairs */
+} wire_row;
+
+static const wire_row wires[DD_DTYPE_COUNT] = {
+    [DD_DTYPE_BOOL] = {true, DD_NCCL_DTYPE_UINT8, 0, 1},
+    [DD_DTYPE_INT8] = {true, DD_NCCL_DTYPE_INT8, 0, 1},
+    [DD_DTYPE_UINT8] = {true, DD_NCCL_DTYPE_UINT8, 0, 1},
+    [DD_DTYPE_INT32] = {true, DD_NCCL_DTYPE_INT32, 0, 4},
+    [DD_DTYPE_UINT32] = {true, DD_NCCL_DTYPE_UINT32, 0, 4},
+    [DD_DTYPE_INT64] = {true, DD_NCCL_DTYPE_INT64, 0, 8},
+    [DD_DTYPE_UINT64] = {true, DD_NCCL_DTYPE_UINT64, 0, 8},
+    [DD_DTYPE_FLOAT16] = {true, DD_NCCL_DTYPE_FLOAT16, 0, 2},
+    [DD_DTYPE_BFLOAT16] = {true, DD_NCCL_DTYPE_BFLOAT16, 0, 2},
+    [DD_DTYPE_FLOAT8_E4M3FN] = {true, DD_NCCL_DTYPE_FLOAT8_E4M3, 22403, 1},
+    [DD_DTYPE_FLOAT8_E5M2] = {true, DD_NCCL_DTYPE_FLOAT8_E5M2, 22403, 1},
+    [DD_DTYPE_FLOAT32] = {true, DD_NCCL_DTYPE_FLOAT32, 0, 4},
+    [DD_DTYPE_FLOAT64] = {true, DD_NCCL_DTYPE_FLOAT64, 0, 8},
+    [DD_DTYPE_COMPLEX64] = {true, DD_NCCL_DTYPE_FLOAT32, 0, 4},
+    [DD_DTYPE_COMPLEX128] = {true, DD_NCCL_DTYPE_FLOAT64, 0, 8},
+};
+
+/* Bytes that hold 0 or 1: "or" is the larger one, "and" the smaller one. */
+static dd_status
+bool_wire(dd_redop op, nccl_wire *wire, dd_error *err)
+{
+    switch (op) {
+    case DD_REDOP_SUM:
+    case DD_REDOP_MAX:
+    case DD_REDOP_BOR:
+        wire->op = DD_NCCL_MAX;
+        return DD_OK;
+    case DD_REDOP_PRODUCT:
+    case DD_REDOP_MIN:
+    case DD_REDOP_BAND:
+        wire->op = DD_NCCL_MIN;
+        return DD_OK;
+    case DD_REDOP_AVG:
+    case DD_REDOP_BXOR:
+    case DD_REDOP_PREMUL_SUM:
+        break;
+    }
+    return dd_error_set(err, DD_INVALID_ARGUMENT, "Cannot use ReduceOp.%s with bool on NCCL",
+                        dd_redop_name(op));
+}
+
+static dd_status
+premul_wire(const dd_reduction *reduction, const void *factor, nccl_wire *wire, dd_error *err)
+{
+    bool is_float = reduction->dtype == DD_DTYPE_FLOAT16 || reduction->dtype == DD_DTYPE_BFLOAT16 ||
+                    reduction->dtype == DD_DTYPE_FLOAT32 || reduction->dtype == DD_DTYPE_FLOAT64;
+    bool is_scaled_complex = dd_dtype_kind_of(reduction->dtype) == DD_KIND_COMPLEX && factor == NULL;
+    if (!is_float && !is_scaled_complex) {
+        return dd_error_set(
+            err, DD_INVALID_ARGUMENT,
+            "ReduceOp.PREMUL_SUM with NCCL is for half, float, bfloat16 and double%s, not for %s",
+            factor == NULL ? " (and complex numbers)" : "", dd_dtype_name(reduction->dtype));
+    }
+    wire->is_premul = true;
+    return DD_OK;
+}
+
+static dd_status
+op_wire(const dd_reduction *reduction, const void *factor, nccl_wire *wire, dd_error *err)
+{
+    bool is_complex = dd_dtype_kind_of(reduction->dtype) == DD_KIND_COMPLEX;
+    switch (reduction->op) {
+    case DD_REDOP_SUM:
+        wire->op = DD_NCCL_SUM;
+        return DD_OK;
+    case DD_REDOP_AVG:
+        wire->op = DD_NCCL_AVG;
+        return DD_OK;
+    case DD_REDOP_PRODUCT:
+        wire->op = DD_NCCL_PROD;
+        break;
+    case DD_REDOP_MIN:
+        wire->op = DD_NCCL_MIN;
+        break;
+    case DD_REDOP_MAX:
+        wire->op = DD_NCCL_MAX;
+        break;
+    case DD_REDOP_PREMUL_SUM:
+        return premul_wire(reduction, factor, wire, err);
+    case DD_REDOP_BAND:
+    case DD_REDOP_BOR:
+    case DD_REDOP_BXOR:
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "Cannot use ReduceOp.%s with NCCL",
+                            dd_redop_name(reduction->op));
+    }
+    if (is_complex) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "Cannot use ReduceOp.%s on %s with NCCL, which has no complex numbers",
+                            dd_redop_name(reduction->op), dd_dtype_name(reduction->dtype));
+    }
+    return DD_OK;
+}
+
+dd_status
+nccl_wire_of(const dd_nccl_lib *lib, const dd_reduction *reduction, const void *factor, nccl_wire *wire,
+             dd_error *err)
+{
+    if ((unsigned)reduction->op >= DD_REDOP_COUNT) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "no reduction has the number %d", (int)reduction->op);
+    }
+    const wire_row *row = &wires[reduction->dtype];
+    if (!row->is_there) {
+        return dd_error_set(err, DD_NOT_SUPPORTED, "NCCL cannot reduce %s: it has no such type",
+                            dd_dtype_name(reduction->dtype));
+    }
+    if (lib->version < row->since) {
+        char since[16];
+        return dd_error_set(err, DD_NOT_SUPPORTED, "reducing %s needs NCCL %s or newer, this is %s",
+                            dd_dtype_name(reduction->dtype), dd_nccl_version_print(row->since, since),
+                            lib->version_text);
+    }
+    *wire = (nccl_wire){.dtype = row->dtype, .element = row->element, .op = DD_NCCL_SUM};
+    if (reduction->dtype == DD_DTYPE_BOOL) {
+        return bool_wire(reduction->op, wire, err);
+    }
+    return op_wire(reduction, factor, wire, err);
+}
+
+/* ---- blocks */
+
+static dd_status
+check_block(const dd_block *block, size_t element, const char *which, int k, dd_error *err)
+{
+    if (block->nbytes > 0 && block->data == NULL) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s %d: %zu bytes at no address", which, k,
+                            block->nbytes);
+    }
+    if (block->nbytes % element != 0) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s %d: %zu bytes are no whole elements of %zu bytes",
+                            which, k, block->nbytes, element);
+    }
+    return DD_OK;
+}
+
+static dd_status
+check_blocks(const dd_block *blocks, int n, size_t element, const char *which, dd_error *err)
+{
+    if (n > 0 && blocks == NULL) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "%d %ss are needed, there is none", n, which);
+    }
+    for (int k = 0; k < n; k++) {
+        dd_status status = check_block(&blocks[k], element, which, k, err);
+        if (status != DD_OK) {
+            return status;
+        }
+    }
+    return DD_OK;
+}
+
+static dd_status
+check_own_share(const dd_nccl_group *group, const dd_coll_args *args, dd_error *err)
+{
+    bool is_root = args->root == group->rank;
+    int ninputs = dd_coll_ninputs(args->coll, is_root, group->size);
+    int noutputs = dd_coll_noutputs(args->coll, is_root, group->size);
+    if (ninputs == 0 || noutputs == 0) {
+        return DD_OK;
+    }
+    /* One of many is ours; one alone is ours, too. */
+    bool is_one_input = args->coll != DD_COLL_SCATTER && args->coll != DD_COLL_REDUCE_SCATTER &&
+                        args->coll != DD_COLL_ALL_TO_ALL;
+    bool is_one_output =
+        args->coll != DD_COLL_GATHER && args->coll != DD_COLL_ALL_GATHER && args->coll != DD_COLL_ALL_TO_ALL;
+    const dd_block *input = &args->inputs[is_one_input ? 0 : group->rank];
+    const dd_block *output = &args->outputs[is_one_output ? 0 : group->rank];
+    if (input->nbytes != output->nbytes) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "this rank's input has %zu bytes, and its output has %zu", input->nbytes,
+                            output->nbytes);
+    }
+    return DD_OK;
+}
+
+static bool
+is_reduction(dd_coll coll)
+{
+    return coll == DD_COLL_ALL_REDUCE || coll == DD_COLL_REDUCE || coll == DD_COLL_REDUCE_SCATTER;
+}
+
+static bool
+has_root(dd_coll coll)
+{
+    return coll == DD_COLL_BROADCAST || coll == DD_COLL_REDUCE || coll == DD_COLL_GATHER ||
+           coll == DD_COLL_SCATTER;
+}
+
+static dd_status
+check_coll(const dd_nccl_group *group, const dd_nccl_op *op, dd_error *err)
+{
+    const dd_coll_args *args = &op->args;
+    if ((unsigned)args->coll >= DD_COLL_COUNT) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "no collective has the number %d", (int)args->coll);
+    }
+    if (args->coll == DD_COLL_BARRIER) {
+        return DD_OK;
+    }
+    if (!dd_dtype_is_valid((unsigned)args->reduction.dtype)) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "no dtype has the number %d",
+                            (int)args->reduction.dtype);
+    }
+    if (has_root(args->coll) && (args->root < 0 || args->root >= group->size)) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "root %d is no rank of 0 to %d", args->root,
+                            group->size - 1);
+    }
+    if (is_reduction(args->coll)) {
+        nccl_wire wire;
+        dd_status status = nccl_wire_of(group->lib, &args->reduction, op->factor, &wire, err);
+        if (status != DD_OK) {
+            return status;
+        }
+    }
+    bool is_root = args->root == group->rank;
+    size_t element = dd_dtype_size(args->reduction.dtype);
+    dd_status status =
+        check_blocks(args->inputs, dd_coll_ninputs(args->coll, is_root, group->size), element, "input", err);
+    if (status == DD_OK) {
+        status = check_blocks(args->outputs, dd_coll_noutputs(args->coll, is_root, group->size), element,
+                              "output", err);
+    }
+    return status == DD_OK ? check_own_share(group, args, err) : status;
+}
+
+static dd_status
+check_message(const dd_nccl_group *group, const dd_nccl_call *call, const dd_nccl_op *op, dd_error *err)
+{
+    if (op->peer < 0 || op->peer >= group->size) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "rank %d is no rank of 0 to %d", op->peer,
+                            group->size - 1);
+    }
+    if (op->peer == group->rank && call->nops == 1) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "rank %d to itself: NCCL wants the send and the receive in one batch", op->peer);
+    }
+    return check_block(&op->block, 1, "tensor", 0, err);
+}
+
+static dd_status
+check_copies(const dd_nccl_copy *copies, size_t ncopies, dd_error *err)
+{
+    for (size_t i = 0; i < ncopies; i++) {
+        const dd_view *src = &copies[i].src;
+        const dd_view *dst = &copies[i].dst;
+        bool is_same = src->dtype == dst->dtype && src->ndim == dst->ndim && src->count == dst->count;
+        for (int d = 0; is_same && d < src->ndim; d++) {
+            is_same = src->shape[d] == dst->shape[d];
+        }
+        if (!is_same) {
+            return dd_error_set(err, DD_INVALID_ARGUMENT,
+                                "copy %zu: from %zu elements of %s to %zu of %s, or of another shape", i,
+                                src->count, dd_dtype_name(src->dtype), dst->count, dd_dtype_name(dst->dtype));
+        }
+    }
+    return DD_OK;
+}
+
+dd_status
+nccl_check_call(const dd_nccl_group *group, const dd_nccl_call *call, dd_error *err)
+{
+    dd_status status = dd_cuda_check_device(group->cuda, call->device, err);
+    for (size_t i = 0; i < call->nops && status == DD_OK; i++) {
+        const dd_nccl_op *op = &call->ops[i];
+        status =
+            op->kind == DD_NCCL_OP_COLL ? check_coll(group, op, err) : check_message(group, call, op, err);
+        if (status != DD_OK && call->nops > 1) {
+            dd_error_prepend(err, "operation %zu of %zu", i, call->nops);
+        }
+    }
+    if (status == DD_OK) {
+        status = check_copies(call->before, call->nbefore, err);
+    }
+    if (status == DD_OK) {
+        status = check_copies(call->after, call->nafter, err);
+    }
+    return status;
+}

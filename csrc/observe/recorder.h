@@ -10,6 +10,7 @@
 #include "core/dtype.h"
 #include "core/status.h"
 #include "core/wait.h"
+#include "observe/call_sites.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -25,8 +26,13 @@ typedef struct dd_recorder_group dd_recorder_group;
 dd_status dd_recorder_create(size_t capacity, dd_recorder **recorder, dd_error *err) DD_MUST_CHECK;
 /* After the last group and the last dump. NULL is fine. */
 void dd_recorder_destroy(dd_recorder *recorder);
-/* Forgets all records, and goes on. */
+size_t dd_recorder_capacity(const dd_recorder *recorder);
+/* Forgets all records, and goes on; entries of dumps count from 0 again. */
 void dd_recorder_reset(dd_recorder *recorder);
+/* Where the stacks of its records are. Borrowed. */
+dd_call_sites *dd_recorder_call_sites(dd_recorder *recorder);
+/* "2.21.5": of the library behind a backend, for dumps. */
+void dd_recorder_set_comm_version(dd_recorder *recorder, const char *version);
 
 /* ---- groups */
 
@@ -39,25 +45,35 @@ typedef struct dd_recorder_group_info {
     const int *global_ranks; /* [size]; NULL: 0 to size - 1 */
 } dd_recorder_group_info;
 
-/* Counted; with one reference. A group that has been released stays in dumps for as long as it has records there. */
+/* Counted; with one reference. Whoever has a record that has not ended has one. A group that has been released stays in dumps for
+ * as long as it has records there. */
 dd_status dd_recorder_add_group(dd_recorder *recorder, const dd_recorder_group_info *info,
                                 dd_recorder_group **group, dd_error *err) DD_MUST_CHECK;
-void dd_recorder_group_release(dd_recorder_group *group); /* NULL is fine */
+dd_recorder_group *dd_recorder_group_acquire(dd_recorder_group *group); /* NULL is fine, and gives NULL */
+void dd_recorder_group_release(dd_recorder_group *group);               /* NULL is fine */
+dd_recorder *dd_recorder_of_group(dd_recorder_group *group);            /* borrowed */
 /* What a group is called is sometimes known after it was made. */
 dd_status dd_recorder_group_rename(dd_recorder_group *group, const dd_recorder_group_info *info,
                                    dd_error *err) DD_MUST_CHECK;
 
 /* ---- records */
 
+/* One tensor, or several of one shape. A record keeps what fits into it, and tells how many it has left out. */
 typedef struct dd_record_tensor {
     dd_dtype dtype;
     int ndim;
     const int64_t *shape;
+    uint32_t count;  /* how many; 0 counts as 1 */
+    bool is_stacked; /* written as one tensor with `count` for its first dimension */
 } dd_record_tensor;
 
 typedef struct dd_record_call {
-    const char *name; /* "all_reduce", "send"; static text */
+    /* One that torch's analyser knows, so that it can compare ranks: all_reduce, allreduce_coalesced, broadcast, reduce, all_gather,
+     * all_gather_single, all_gather_into_tensor_coalesced, ALLGATHER_coalesced, gather, scatter, reduce_scatter, reduce_scatter_single,
+     * reduce_scatter_v, reduce_scatter_tensor_coalesced, all_to_all, barrier, send, recv. Static text. */
+    const char *name;
     bool is_p2p;
+    bool is_started;    /* it begins to move at once, at created_ns */
     int peer;           /* point to point: the other rank in the group; -1: any */
     int64_t created_ns; /* of the monotonic clock */
     int64_t timeout_ns;
@@ -66,13 +82,20 @@ typedef struct dd_record_call {
     const dd_record_tensor *outputs;
     size_t ninputs;
     size_t noutputs;
+    uint32_t ninputs_more; /* tensors that are not in `inputs`, for want of room */
+    uint32_t noutputs_more;
 } dd_record_call;
 
 /* A call has been made: gives its id. Its sequence number is the next of the group's collectives, or of its messages. */
 uint64_t dd_recorder_begin(dd_recorder_group *group, const dd_record_call *call);
+/* A call that has been begun was refused, and nothing was sent: there was none, and the next has its sequence number. For the caller
+ * of begin alone, before any other call on the group. */
+void dd_recorder_withdraw(dd_recorder *recorder, uint64_t record);
 /* It has begun to move. */
 void dd_recorder_start(dd_recorder *recorder, uint64_t record, int64_t now_ns);
-/* It has ended: completed, or failed with `error`. Never after its work may be gone. */
+/* A receive from any rank: from which one it was. Before its end. */
+void dd_recorder_set_peer(dd_recorder *recorder, uint64_t record, int peer);
+/* It has ended: completed, or failed with `error`. Only the first counts. */
 void dd_recorder_end(dd_recorder *recorder, uint64_t record, int64_t now_ns, const dd_error *error);
 
 /* ---- alarms: something has failed, and somebody should look */
@@ -84,8 +107,8 @@ typedef struct dd_alarm {
     dd_error error;
 } dd_alarm;
 
-/* Any thread, any locks held but the recorder's: takes no time. Of a group only the first counts. Alarms that nobody takes are kept
- * in a small ring, the oldest making room. */
+/* Any thread, any locks held: takes no time. Of a group only the first counts. Alarms that nobody takes are kept in a small ring,
+ * the oldest making room. */
 void dd_recorder_raise_alarm(dd_recorder_group *group, uint64_t record, const dd_error *error);
 /* Waits for one: DD_TIMED_OUT at the deadline. */
 dd_status dd_recorder_take_alarm(dd_recorder *recorder, dd_alarm *alarm, const dd_wait *wait,
@@ -94,7 +117,10 @@ dd_status dd_recorder_take_alarm(dd_recorder *recorder, dd_alarm *alarm, const d
 void dd_recorder_close_alarms(dd_recorder *recorder);
 
 /* ---- dumps, in the formats of torch's recorder: version, pg_config, pg_status, entries. From any thread, with no lock held,
- * and without an interpreter */
+ * and without an interpreter.
+ *
+ * Entries have what torch's have, and more: one that has failed has "error", "error_code" ("OP_TIMED_OUT") and, where there is one,
+ * "culprit_rank"; and one whose tensors did not all fit has "inputs_left_out" or "outputs_left_out". */
 
 typedef enum dd_dump_format {
     DD_DUMP_PICKLE, /* protocol 2: what torch's analyser reads */
@@ -105,14 +131,15 @@ typedef struct dd_dump_options {
     dd_dump_format format;
     bool has_entries;
     bool has_stacks;
-    bool is_active_only; /* entries that have not ended */
+    bool is_active_only; /* entries that have not completed: those under way, and those that have failed */
 } dd_dump_options;
 
 /* Replaces what the blob holds. */
 dd_status dd_recorder_dump(dd_recorder *recorder, const dd_dump_options *options, dd_blob *out,
                            dd_error *err) DD_MUST_CHECK;
 
-/* How far a group is, for reports: sequence numbers and names of the last collective called, started, completed (-1 and "" for none). */
+/* How far a group is, for reports: sequence numbers and names of the last collective called, started, completed (-1 and "" for none). While
+ * they change, a name may be that of the collective before. */
 typedef struct dd_recorder_status {
     int64_t last_enqueued;
     int64_t last_started;

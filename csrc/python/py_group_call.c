@@ -1,6 +1,7 @@
 #include "python/py_group_call.h"
 
 #include "python/py_error.h"
+#include "python/py_recorder.h"
 #include "python/py_reduce_op.h"
 
 static bool
@@ -103,7 +104,10 @@ py_group_call_fail(py_group_call *call)
 static PyObject *
 run_and_wait(py_group_call *call, const dd_coll_args *args)
 {
-    dd_call_options options = {.timeout_ns = call->timeout_ns};
+    py_record record;
+    dd_call_options options = {
+        .timeout_ns = call->timeout_ns,
+        .record = py_record_collective(&record, call->group->state, args->coll, call->operands)};
     py_wait wait;
     dd_error err;
     dd_status status;
@@ -153,7 +157,12 @@ start(py_group_call *call, const dd_coll_args *args)
     }
     dd_group *group = call->group->group;
     flight->timeout_ns = timeout_of(call);
-    dd_call_options options = {.timeout_ns = flight->timeout_ns, .on_done = py_flight_on_done, .ctx = flight};
+    py_record record;
+    dd_call_options options = {
+        .timeout_ns = flight->timeout_ns,
+        .record = py_record_collective(&record, call->group->state, args->coll, call->operands),
+        .on_done = py_flight_on_done,
+        .ctx = flight};
     dd_error err;
     dd_status status;
     Py_BEGIN_ALLOW_THREADS
@@ -191,6 +200,12 @@ post_message(py_group_call *call, const py_group_message *message, const dd_call
                             : dd_group_recv(group, block, message->rank, message->tag, options, work, err);
 }
 
+static dd_record_call *
+record_message(py_record *record, const py_group_call *call, const py_group_message *message)
+{
+    return py_record_message(record, call->group->state, call->operands, message->is_send, message->rank);
+}
+
 /* Nobody would wait for it again, and its memory is the caller's: the group ends. */
 static void
 abort_message(dd_group *group, dd_work *work, bool is_send)
@@ -205,7 +220,9 @@ static PyObject *
 send_and_wait(py_group_call *call, const py_group_message *message)
 {
     dd_group *group = call->group->group;
-    dd_call_options options = {.timeout_ns = call->timeout_ns};
+    py_record record;
+    dd_call_options options = {.timeout_ns = call->timeout_ns,
+                               .record = record_message(&record, call, message)};
     py_wait wait;
     dd_error err;
     dd_work *work = NULL;
@@ -247,7 +264,11 @@ start_message(py_group_call *call, const py_group_message *message)
     }
     flight->timeout_ns = timeout_of(call);
     flight->is_any_source = message->rank == DD_ANY_RANK;
-    dd_call_options options = {.timeout_ns = flight->timeout_ns, .on_done = py_flight_on_done, .ctx = flight};
+    py_record record;
+    dd_call_options options = {.timeout_ns = flight->timeout_ns,
+                               .record = record_message(&record, call, message),
+                               .on_done = py_flight_on_done,
+                               .ctx = flight};
     dd_error err;
     dd_status status;
     Py_BEGIN_ALLOW_THREADS

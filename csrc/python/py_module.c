@@ -4,6 +4,7 @@
 #include "python/py_error.h"
 #include "python/py_group.h"
 #include "python/py_log.h"
+#include "python/py_recorder.h"
 #include "python/py_reduce_op.h"
 #include "python/py_store.h"
 #include "python/py_tensor.h"
@@ -206,6 +207,16 @@ static PyMethodDef core_methods[] = {
      "Calls callback(argument); what it raises goes to sys.unraisablehook."},
     {"_shutdown", py_engine_shut_down, METH_NOARGS,
      "_shutdown($module, /)\n--\n\nCloses all groups, for the end of the process."},
+    {"_dump_recorder", py_recorder_dump, METH_VARARGS,
+     "_dump_recorder($module, is_json, has_entries, has_stacks, is_active_only, /)\n--\n\n"
+     "What the flight recorder has, as bytes."},
+    {"_dump_recorder_to_file", py_recorder_dump_to_file, METH_VARARGS,
+     "_dump_recorder_to_file($module, path, is_json, has_entries, has_stacks, is_active_only, /)\n--\n\n"
+     "The same, into a file that is there as a whole or not at all."},
+    {"_reset_recorder", py_recorder_reset, METH_NOARGS,
+     "_reset_recorder($module, /)\n--\n\nForgets what the flight recorder has."},
+    {"_recorder_capacity", py_recorder_capacity, METH_NOARGS,
+     "_recorder_capacity($module, /)\n--\n\nHow many operations it keeps; 0: it is off."},
     {NULL, NULL, 0, NULL},
 };
 

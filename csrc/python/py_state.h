@@ -83,6 +83,7 @@ typedef struct py_state {
     dd_engine *engine;                  /* owned; NULL until the first group */
     struct py_completions *completions; /* lives as long as the process; NULL until the first work */
     dd_list groups;                     /* py_group: those that are open */
+    struct py_recorder *recorder;       /* lives as long as the process; NULL until the first group */
     /* atomic (relaxed: looked at every slice) */
     atomic_bool is_log_stopping;
 } py_state;

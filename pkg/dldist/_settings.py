@@ -1,8 +1,11 @@
-"""What the environment says about connections and algorithms; docs/environment.md lists it."""
+"""What the environment says about connections, algorithms and the flight recorder; docs/environment.md lists it."""
 
 import os
 
 _MAX_LANES = 16
+_DEFAULT_RECORDS = 2000
+_DEFAULT_FRAMES = 4
+_MAX_FRAMES = 16
 
 
 def _fail(name: str, wanted: str) -> ValueError:
@@ -56,3 +59,29 @@ def connection() -> tuple[str, int, int, bool, int, str, bytes]:
 def algorithm() -> str:
     """The algorithms that are asked for, whatever the size."""
     return os.environ.get("DLDIST_ALGORITHM", "")
+
+
+def _number(names: tuple[str, ...], default: int) -> int:
+    """Of the first of these that is set."""
+    for name in names:
+        text = os.environ.get(name, "")
+        if text:
+            if not text.isdecimal():
+                raise _fail(name, "a number, 0 or more")
+            return int(text)
+    return default
+
+
+def recorder() -> tuple[int, int]:
+    """How many operations the flight recorder keeps, 0 for none; and how many frames of who called, 0 for none."""
+    records = _number(("DLDIST_FR_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), _DEFAULT_RECORDS)
+    return records, min(_number(("DLDIST_FR_STACK_DEPTH",), _DEFAULT_FRAMES), _MAX_FRAMES)
+
+
+def dump_prefix() -> str:
+    """What names of files with dumps begin with; the rank follows."""
+    for name in ("DLDIST_FR_DUMP_FILE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
+        if os.environ.get(name):
+            return os.environ[name]
+    cache = os.environ.get("XDG_CACHE_HOME") or os.environ.get("HOME", "/tmp") + "/.cache"
+    return f"{cache}/torch/comm_lib_trace_rank_"

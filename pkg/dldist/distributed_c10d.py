@@ -382,6 +382,11 @@ _ELSEWHERE = {
     "register_rendezvous_handler": "dldist.rendezvous",
     "rendezvous": "dldist.rendezvous",
     "spawn": "dldist._spawn",
+    "_dump_fr_trace": "dldist.flight_recorder",
+    "_dump_fr_trace_json": "dldist.flight_recorder",
+    "_dump_nccl_trace": "dldist.flight_recorder",
+    "_dump_nccl_trace_json": "dldist.flight_recorder",
+    "_reset_fr_recording_nccl": "dldist.flight_recorder",
 }
 # c10d's names, outside of its registry, for what is in it.
 _OF_REGISTRY = {"_pg_map", "_pg_names", "_pg_group_ranks", "_pg_backend_config", "_pg_to_tag", "_tags_to_pg", "_group_count"}

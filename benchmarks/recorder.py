@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+"""What the flight recorder costs an operation: small all_reduces with the recorder on, on without stacks, and off.
+
+Each configuration has processes of its own, which take turns, so that whatever else the machine does happens to all of them; the
+cost is the median of the differences, round by round. World of one and of two ranks.
+
+    PYTHONPATH=pkg python benchmarks/recorder.py [--rounds 30] [--calls 20000] [--check]
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+CONFIGURATIONS = {
+    "off": {"DLDIST_FR_BUFFER_SIZE": "0"},
+    "on, no stacks": {"DLDIST_FR_STACK_DEPTH": "0"},
+    "on, 1 frame": {"DLDIST_FR_STACK_DEPTH": "1"},
+    "on": {},
+}
+LIMIT_NS = 100
+
+
+def serve(rank: int, size: int, port: int) -> None:
+    """Answers each line with the nanoseconds a call took; runs in a process of its own."""
+    import array
+
+    import dldist
+
+    store = dldist.TCPStore("127.0.0.1", port, is_master=rank == 0) if size > 1 else None
+    group = dldist.Group(store, rank, size)
+    tensor = array.array("f", [1.0])
+    print("ready", flush=True)
+
+    def step() -> None:
+        group.all_reduce(tensor)
+
+    def run(ncalls: int) -> float:
+        started = time.perf_counter_ns()
+        for _ in range(ncalls):
+            step()
+        return (time.perf_counter_ns() - started) / ncalls
+
+    for line in sys.stdin:
+        print(run(int(line)), flush=True)
+    group.close()
+
+
+class Team:
+    """The processes of a configuration."""
+
+    def __init__(self, size: int, environment: dict[str, str], port: int) -> None:
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, __file__, "--serve", str(rank), str(size), str(port)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, **environment},
+            )
+            for rank in range(size)
+        ]
+        for process in self.processes:
+            if process.stdout.readline() != "ready\n":
+                raise RuntimeError("a process has not come up")
+
+    def run(self, ncalls: int) -> float:
+        for process in self.processes:
+            process.stdin.write(f"{ncalls}\n")
+            process.stdin.flush()
+        return max([float(process.stdout.readline()) for process in self.processes])
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.stdin.close()
+        for process in self.processes:
+            process.wait(timeout=30)
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def measure(size: int, rounds: int, ncalls: int) -> dict[str, list[float]]:
+    teams = {name: Team(size, environment, free_port()) for name, environment in CONFIGURATIONS.items()}
+    times: dict[str, list[float]] = {name: [] for name in teams}
+    try:
+        for team in teams.values():
+            team.run(ncalls)
+        for _ in range(rounds):
+            for name, team in teams.items():
+                times[name].append(team.run(ncalls))
+    finally:
+        for team in teams.values():
+            team.close()
+    return times
+
+
+def report(size: int, times: dict[str, list[float]]) -> float:
+    """Prints the table; returns what the recorder costs."""
+    print(f"\n{size} rank{'s' if size > 1 else ''}            ns a call   more than off")
+    cost = 0.0
+    for name, values in times.items():
+        cost = statistics.median([value - off for value, off in zip(values, times["off"], strict=True)])
+        print(f"{name:<18} {statistics.median(values):10.0f} {cost:15.0f}")
+    return cost
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--calls", type=int, default=20000)
+    parser.add_argument("--check", action="store_true", help=f"fail above {LIMIT_NS} ns for one rank")
+    parser.add_argument("--serve", type=int, nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        serve(*options.serve)
+        return 0
+    cost = report(1, measure(1, options.rounds, options.calls))
+    report(2, measure(2, max(options.rounds // 2, 1), max(options.calls // 4, 1)))
+    return 1 if options.check and cost > LIMIT_NS else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,362 @@
+/* The record of a communicator: who may use the handle, and how it ends. */
+#include "nccl/nccl_comm_internal.h"
+
+#include "core/fork.h"
+#include "core/mem.h"
+
+#include <stdio.h>
+#include <string.h>
+
+dd_nccl_comm *
+dd_nccl_comm_new_record(const dd_nccl_lib *lib, const dd_cuda *cuda, int device)
+{
+    dd_nccl_comm *comm = dd_mem_zalloc(sizeof *comm);
+    if (comm == NULL) {
+        return NULL;
+    }
+    atomic_init(&comm->refs, 1);
+    comm->lib = lib;
+    comm->cuda = cuda;
+    comm->device = device;
+    comm->fork_generation = dd_fork_generation();
+    comm->state = DD_NCCL_COMM_READY;
+    dd_mutex_init(&comm->mu);
+    dd_cond_init(&comm->changed);
+    return comm;
+}
+
+void
+dd_nccl_comm_free_record(dd_nccl_comm *comm)
+{
+    if (comm == NULL) {
+        return;
+    }
+    if (comm->fork_generation == dd_fork_generation()) {
+        pthread_cond_destroy(&comm->changed);
+        pthread_mutex_destroy(&comm->mu);
+    }
+    dd_mem_free(comm);
+}
+
+const char *
+dd_nccl_comm_print(const dd_nccl_comm *comm, char *out, size_t size)
+{
+    (void)snprintf(out, size, "rank %d of %d on device %d", comm->rank, comm->size, comm->device);
+    return out;
+}
+
+static dd_status
+check_fork(const dd_nccl_comm *comm, dd_error *err)
+{
+    if (comm->fork_generation != dd_fork_generation()) {
+        return dd_error_set(err, DD_FORKED, "the NCCL communicator belongs to the process before the fork");
+    }
+    return DD_OK;
+}
+
+static dd_status
+check_state_locked(const dd_nccl_comm *comm, dd_error *err)
+{
+    char who[64];
+    switch (comm->state) {
+    case DD_NCCL_COMM_READY:
+        return DD_OK;
+    case DD_NCCL_COMM_ABORTED:
+        return dd_error_set(err, DD_ABORTED, "the NCCL communicator of %s was aborted: %s",
+                            dd_nccl_comm_print(comm, who, sizeof who), comm->reason);
+    case DD_NCCL_COMM_DESTROYED:
+        break;
+    }
+    return dd_error_set(err, DD_CLOSED, "the NCCL communicator of %s was destroyed",
+                        dd_nccl_comm_print(comm, who, sizeof who));
+}
+
+dd_status
+dd_nccl_check_wait(const char *what, const atomic_bool *stop, const dd_wait *wait, dd_error *err)
+{
+    if (stop != NULL && atomic_load(stop)) {
+        return dd_error_set(err, DD_ABORTED, "%s was called off after %.3f s", what, dd_wait_elapsed_s(wait));
+    }
+    if (dd_wait_is_over(wait)) {
+        return dd_error_set(err, DD_OP_TIMED_OUT, "%s timed out after %.3f s", what, dd_wait_elapsed_s(wait));
+    }
+    return dd_wait_check(wait, err);
+}
+
+/* ---- use */
+
+static void
+go_in_locked(dd_nccl_comm *comm, dd_nccl_comm_handle *handle)
+{
+    comm->is_inside = true;
+    *handle = comm->handle;
+}
+
+dd_status
+dd_nccl_comm_enter(dd_nccl_comm *comm, dd_nccl_comm_handle *handle, dd_error *err)
+{
+    dd_status status = check_fork(comm, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    pthread_mutex_lock(&comm->mu);
+    while (comm->state == DD_NCCL_COMM_READY && comm->is_inside) {
+        pthread_cond_wait(&comm->changed, &comm->mu);
+    }
+    status = check_state_locked(comm, err);
+    if (status == DD_OK) {
+        go_in_locked(comm, handle);
+    }
+    pthread_mutex_unlock(&comm->mu);
+    return status;
+}
+
+dd_status
+dd_nccl_comm_enter_until(dd_nccl_comm *comm, const atomic_bool *stop, const dd_wait *wait,
+                         dd_nccl_comm_handle *handle, dd_error *err)
+{
+    dd_status status = check_fork(comm, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    pthread_mutex_lock(&comm->mu);
+    while (status == DD_OK && comm->state == DD_NCCL_COMM_READY && comm->is_inside) {
+        dd_cond_wait_slice(&comm->changed, &comm->mu, wait);
+        pthread_mutex_unlock(&comm->mu);
+        status =
+            dd_nccl_check_wait("waiting for another thread's call on the NCCL communicator", stop, wait, err);
+        pthread_mutex_lock(&comm->mu);
+    }
+    if (status == DD_OK) {
+        status = check_state_locked(comm, err);
+    }
+    if (status == DD_OK) {
+        go_in_locked(comm, handle);
+    }
+    pthread_mutex_unlock(&comm->mu);
+    return status;
+}
+
+void
+dd_nccl_comm_leave(dd_nccl_comm *comm)
+{
+    pthread_mutex_lock(&comm->mu);
+    comm->is_inside = false;
+    pthread_cond_broadcast(&comm->changed);
+    pthread_mutex_unlock(&comm->mu);
+}
+
+dd_status
+dd_nccl_comm_poll(dd_nccl_comm *comm, dd_nccl_result *result, dd_error *err)
+{
+    dd_status status = check_fork(comm, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    char who[64];
+    /* With the lock, so that the handle stays: NCCL only reads a word here. */
+    pthread_mutex_lock(&comm->mu);
+    status = check_state_locked(comm, err);
+    if (status == DD_OK) {
+        dd_nccl_result asked = comm->lib->api.ncclCommGetAsyncError(comm->handle, result);
+        status = dd_nccl_check(comm->lib, comm->handle, asked, err, "ncclCommGetAsyncError of %s",
+                               dd_nccl_comm_print(comm, who, sizeof who));
+    }
+    pthread_mutex_unlock(&comm->mu);
+    return status;
+}
+
+dd_status
+dd_nccl_comm_check(dd_nccl_comm *comm, dd_error *err)
+{
+    dd_nccl_result result = DD_NCCL_SUCCESS;
+    dd_status status = dd_nccl_comm_poll(comm, &result, err);
+    if (status == DD_ABORTED || status == DD_CLOSED || status == DD_FORKED) {
+        return DD_OK;
+    }
+    if (status != DD_OK) {
+        return status;
+    }
+    char who[64];
+    return dd_nccl_check(comm->lib, NULL, result, err, "NCCL's communicator of %s has failed",
+                         dd_nccl_comm_print(comm, who, sizeof who));
+}
+
+dd_status
+dd_nccl_comm_wait_ready(dd_nccl_comm *comm, const char *what, const atomic_bool *stop, const dd_wait *wait,
+                        dd_error *err)
+{
+    if (comm->is_blocking) {
+        return DD_OK;
+    }
+    for (int64_t nap_ns = DD_NCCL_POLL_MIN_NS;; nap_ns *= nap_ns < DD_NCCL_POLL_MAX_NS ? 2 : 1) {
+        dd_nccl_result result = DD_NCCL_SUCCESS;
+        dd_status status = dd_nccl_comm_poll(comm, &result, err);
+        if (status == DD_OK && result != DD_NCCL_IN_PROGRESS) {
+            return dd_nccl_check(comm->lib, NULL, result, err, "%s", what);
+        }
+        if (status == DD_OK) {
+            status = dd_nccl_check_wait(what, stop, wait, err);
+        }
+        if (status == DD_OK) {
+            status = dd_wait_sleep(wait, nap_ns, err);
+        }
+        if (status != DD_OK) {
+            return status;
+        }
+    }
+}
+
+/* ---- the end */
+
+/* The handle is nobody else's any more. */
+static dd_status
+end_handle(const dd_nccl_comm *comm, dd_nccl_comm_handle handle, bool is_abort, dd_error *err)
+{
+    if (dd_cuda_is_gone(comm->cuda)) {
+        return DD_OK;
+    }
+    dd_cuda_guard guard;
+    dd_status status = dd_cuda_enter(comm->cuda, comm->device, &guard, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    const dd_nccl_api *api = &comm->lib->api;
+    dd_nccl_result result = is_abort ? api->ncclCommAbort(handle) : api->ncclCommDestroy(handle);
+    dd_cuda_leave(&guard);
+    char who[64];
+    return dd_nccl_check(comm->lib, NULL, result, err, "%s of %s",
+                         is_abort ? "ncclCommAbort" : "ncclCommDestroy",
+                         dd_nccl_comm_print(comm, who, sizeof who));
+}
+
+static dd_nccl_comm_handle
+take_handle_locked(dd_nccl_comm *comm, dd_nccl_comm_state state)
+{
+    dd_nccl_comm_handle handle = comm->handle;
+    comm->state = state;
+    comm->handle = NULL;
+    pthread_cond_broadcast(&comm->changed);
+    return handle;
+}
+
+dd_status
+dd_nccl_comm_abort(dd_nccl_comm *comm, const char *reason, dd_error *err)
+{
+    dd_status status = check_fork(comm, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    dd_wait patience = dd_wait_after(DD_NCCL_LEAVE_NS);
+    pthread_mutex_lock(&comm->mu);
+    if (comm->state != DD_NCCL_COMM_READY) {
+        pthread_mutex_unlock(&comm->mu);
+        return DD_OK;
+    }
+    (void)snprintf(comm->reason, sizeof comm->reason, "%s", reason);
+    dd_nccl_comm_handle handle = take_handle_locked(comm, DD_NCCL_COMM_ABORTED);
+    while (comm->is_inside && !dd_wait_is_over(&patience)) {
+        dd_cond_wait_slice(&comm->changed, &comm->mu, &patience);
+    }
+    pthread_mutex_unlock(&comm->mu);
+    return end_handle(comm, handle, true, err);
+}
+
+dd_status
+dd_nccl_comm_destroy(dd_nccl_comm *comm, dd_error *err)
+{
+    dd_status status = check_fork(comm, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    pthread_mutex_lock(&comm->mu);
+    while (comm->state == DD_NCCL_COMM_READY && comm->is_inside) {
+        pthread_cond_wait(&comm->changed, &comm->mu);
+    }
+    if (comm->state != DD_NCCL_COMM_READY) {
+        pthread_mutex_unlock(&comm->mu);
+        return DD_OK;
+    }
+    /* Destroying one that has failed would wait for ranks that may be gone. */
+    dd_nccl_result health = DD_NCCL_SUCCESS;
+    dd_nccl_result asked = comm->lib->api.ncclCommGetAsyncError(comm->handle, &health);
+    bool is_well = asked == DD_NCCL_SUCCESS && (health == DD_NCCL_SUCCESS || health == DD_NCCL_IN_PROGRESS);
+    bool must_abort = comm->must_abort || !is_well;
+    dd_nccl_comm_handle handle = take_handle_locked(comm, DD_NCCL_COMM_DESTROYED);
+    pthread_mutex_unlock(&comm->mu);
+    return end_handle(comm, handle, must_abort, err);
+}
+
+dd_nccl_comm *
+dd_nccl_comm_acquire(dd_nccl_comm *comm)
+{
+    atomic_fetch_add_explicit(&comm->refs, 1, memory_order_relaxed);
+    return comm;
+}
+
+void
+dd_nccl_comm_release(dd_nccl_comm *comm)
+{
+    if (comm == NULL || atomic_fetch_sub_explicit(&comm->refs, 1, memory_order_acq_rel) != 1) {
+        return;
+    }
+    dd_status status = dd_nccl_comm_destroy(comm, NULL); /* nobody is left to hear of it */
+    (void)status;
+    dd_nccl_comm_free_record(comm);
+}
+
+/* ---- questions */
+
+int
+dd_nccl_comm_rank(const dd_nccl_comm *comm)
+{
+    return comm->rank;
+}
+
+int
+dd_nccl_comm_size(const dd_nccl_comm *comm)
+{
+    return comm->size;
+}
+
+int
+dd_nccl_comm_device(const dd_nccl_comm *comm)
+{
+    return comm->device;
+}
+
+const dd_nccl_lib *
+dd_nccl_comm_lib(const dd_nccl_comm *comm)
+{
+    return comm->lib;
+}
+
+const dd_cuda *
+dd_nccl_comm_cuda(const dd_nccl_comm *comm)
+{
+    return comm->cuda;
+}
+
+bool
+dd_nccl_comm_is_blocking(const dd_nccl_comm *comm)
+{
+    return comm->is_blocking;
+}
+
+bool
+dd_nccl_comm_is_aborted(dd_nccl_comm *comm)
+{
+    pthread_mutex_lock(&comm->mu);
+    bool is_aborted = comm->state == DD_NCCL_COMM_ABORTED;
+    pthread_mutex_unlock(&comm->mu);
+    return is_aborted;
+}
+
+uint64_t
+dd_nccl_comm_nsplits(dd_nccl_comm *comm)
+{
+    pthread_mutex_lock(&comm->mu);
+    uint64_t nsplits = comm->nsplits;
+    pthread_mutex_unlock(&comm->mu);
+    return nsplits;
+}

@@ -1,0 +1,58 @@
+/* The record of a communicator, and what its makers need of it. */
+#ifndef DD_NCCL_NCCL_COMM_INTERNAL_H
+#define DD_NCCL_NCCL_COMM_INTERNAL_H
+
+#include "core/thread.h"
+#include "nccl/nccl_comm.h"
+
+/* How long an abort, and others that cannot wait for long, give a thread inside to leave. */
+#define DD_NCCL_LEAVE_NS (1 * DD_NS_PER_S)
+/* Polling NCCL: at first soon again, later with less effort. */
+#define DD_NCCL_POLL_MIN_NS (50 * DD_NS_PER_US)
+#define DD_NCCL_POLL_MAX_NS (5 * DD_NS_PER_MS)
+
+typedef enum dd_nccl_comm_state {
+    DD_NCCL_COMM_READY,
+    DD_NCCL_COMM_ABORTED,
+    DD_NCCL_COMM_DESTROYED,
+} dd_nccl_comm_state;
+
+struct dd_nccl_comm {
+    atomic_uint refs;
+    const dd_nccl_lib *lib; /* const after it is made, with all until mu */
+    const dd_cuda *cuda;
+    uint64_t fork_generation;
+    int device;
+    int rank;
+    int size;
+    bool is_blocking;
+    pthread_mutex_t mu;
+    pthread_cond_t changed;     /* state, is_inside */
+    dd_nccl_comm_state state;   /* guarded by mu */
+    dd_nccl_comm_handle handle; /* guarded by mu: NULL once it has ended. Used by the one who is inside */
+    bool is_inside;             /* guarded by mu */
+    bool must_abort;            /* guarded by mu: destroying it would hang */
+    bool is_revoked;            /* guarded by mu */
+    uint64_t nsplits;           /* guarded by mu */
+    char reason[256];           /* of the abort; guarded by mu */
+};
+
+/* A record without a handle; NULL without memory. free_record never calls NCCL. */
+dd_nccl_comm *dd_nccl_comm_new_record(const dd_nccl_lib *lib, const dd_cuda *cuda, int device);
+void dd_nccl_comm_free_record(dd_nccl_comm *comm);
+
+/* dd_nccl_comm_enter with an end: DD_OP_TIMED_OUT when somebody else is inside until then. */
+dd_status dd_nccl_comm_enter_until(dd_nccl_comm *comm, const atomic_bool *stop, const dd_wait *wait,
+                                   dd_nccl_comm_handle *handle, dd_error *err) DD_MUST_CHECK;
+/* ncclCommGetAsyncError, unless it has ended (DD_ABORTED, DD_CLOSED). */
+dd_status dd_nccl_comm_poll(dd_nccl_comm *comm, dd_nccl_result *result, dd_error *err) DD_MUST_CHECK;
+/* "rank 1 of 4 on device 1"; returns out. */
+const char *dd_nccl_comm_print(const dd_nccl_comm *comm, char *out, size_t size);
+/* DD_ABORTED when stop says so, DD_OP_TIMED_OUT after the deadline, DD_INTERRUPTED; `what` is for the message. */
+dd_status dd_nccl_check_wait(const char *what, const atomic_bool *stop, const dd_wait *wait,
+                             dd_error *err) DD_MUST_CHECK;
+/* For memory that all ranks register at once: a call on a thread of its own, like the makers'. */
+dd_status dd_nccl_comm_register_window(dd_nccl_comm *comm, void *data, size_t nbytes, dd_nccl_window *window,
+                                       const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+
+#endif

@@ -1,0 +1,320 @@
+#include "nccl/nccl_comm_task_internal.h"
+
+#include "core/mem.h"
+
+void
+dd_nccl_task_release(dd_nccl_task *t)
+{
+    if (t == NULL || atomic_fetch_sub_explicit(&t->refs, 1, memory_order_acq_rel) != 1) {
+        return;
+    }
+    for (int i = 0; i < t->ncomms && t->comms != NULL; i++) {
+        dd_nccl_comm_free_record(t->comms[i]);
+    }
+    dd_nccl_comm_release(t->parent);
+    pthread_cond_destroy(&t->changed);
+    pthread_mutex_destroy(&t->mu);
+    dd_mem_free(t->ids);
+    dd_mem_free(t->numbers);
+    dd_mem_free(t->comms);
+    dd_mem_free(t->handles);
+    dd_mem_free(t);
+}
+
+dd_status
+dd_nccl_task_create(dd_nccl_task_kind kind, const dd_nccl_place *at, int ncomms, dd_nccl_task **created,
+                    dd_error *err)
+{
+    dd_nccl_task *t = dd_mem_zalloc(sizeof *t);
+    if (t == NULL) {
+        return dd_error_no_memory(err, sizeof *t);
+    }
+    atomic_init(&t->refs, 1);
+    t->kind = kind;
+    t->lib = *at->lib;
+    t->cuda = *at->cuda;
+    dd_mutex_init(&t->mu);
+    dd_cond_init(&t->changed);
+    t->ncomms = ncomms;
+    t->comms = dd_mem_zalloc((size_t)ncomms * sizeof *t->comms);
+    t->handles = dd_mem_zalloc((size_t)ncomms * sizeof *t->handles);
+    bool has_memory = t->comms != NULL && t->handles != NULL;
+    for (int i = 0; i < ncomms && has_memory; i++) {
+        t->comms[i] = dd_nccl_comm_new_record(at->lib, at->cuda, at->device);
+        has_memory = t->comms[i] != NULL;
+    }
+    dd_status status = has_memory ? dd_cuda_context_of(at->cuda, at->device, &t->context, err)
+                                  : dd_error_no_memory(err, (size_t)ncomms * sizeof **t->comms);
+    if (status != DD_OK) {
+        dd_nccl_task_release(t);
+        return status;
+    }
+    *created = t;
+    return DD_OK;
+}
+
+/* ---- the thread */
+
+static dd_nccl_result
+call_init(dd_nccl_task *t, dd_nccl_abi_config *config)
+{
+    const dd_nccl_api *api = &t->lib.api;
+    if (t->nids > 1) {
+        return api->ncclCommInitRankScalable(t->handles, t->size, t->rank, t->nids, t->ids, config);
+    }
+    return api->ncclCommInitRankConfig(t->handles, t->size, t->ids[0], t->rank, config);
+}
+
+static dd_nccl_result
+call_nccl(dd_nccl_task *t)
+{
+    const dd_nccl_api *api = &t->lib.api;
+    dd_nccl_abi_config *config = t->has_config ? &t->packed : NULL;
+    switch (t->kind) {
+    case DD_NCCL_TASK_INIT:
+        return call_init(t, config);
+    case DD_NCCL_TASK_INIT_ALL:
+        return api->ncclCommInitAll(t->handles, t->nnumbers, t->numbers);
+    case DD_NCCL_TASK_SPLIT:
+        return api->ncclCommSplit(t->parent_handle, t->color, t->key, t->handles, config);
+    case DD_NCCL_TASK_SHRINK:
+        return api->ncclCommShrink(t->parent_handle, t->numbers, t->nnumbers, t->handles, config,
+                                   t->is_abort ? DD_NCCL_SHRINK_ABORT : DD_NCCL_SHRINK_DEFAULT);
+    case DD_NCCL_TASK_GROW:
+        return api->ncclCommGrow(t->parent_handle, t->size, t->nids > 0 ? t->ids : NULL, t->rank, t->handles,
+                                 config);
+    case DD_NCCL_TASK_FINALIZE:
+        return api->ncclCommFinalize(t->parent_handle);
+    case DD_NCCL_TASK_WINDOW:
+        break;
+    }
+    return api->ncclCommWindowRegister(t->parent_handle, t->data, t->nbytes, &t->window,
+                                       DD_NCCL_WIN_COLL_SYMMETRIC);
+}
+
+/* Whether all that the call concerns is through; an error of any ends it. The parent comes first: NCCL writes the child's handle while the
+ * parent is in progress. */
+static dd_status
+poll_all(dd_nccl_task *t, bool *is_ready, dd_error *err)
+{
+    dd_nccl_result result = DD_NCCL_SUCCESS;
+    *is_ready = false;
+    if (t->parent != NULL) {
+        dd_status status = dd_nccl_comm_poll(t->parent, &result, err);
+        if (status == DD_OK && !(t->kind == DD_NCCL_TASK_SHRINK && t->is_abort)) {
+            status = dd_nccl_check(&t->lib, NULL, result, err, "%s", t->what);
+        }
+        if (status != DD_OK || result == DD_NCCL_IN_PROGRESS) {
+            return status;
+        }
+    }
+    for (int i = 0; i < t->ncomms; i++) {
+        if (t->handles[i] == NULL) {
+            continue;
+        }
+        dd_nccl_result asked = t->lib.api.ncclCommGetAsyncError(t->handles[i], &result);
+        dd_status status =
+            dd_nccl_check(&t->lib, NULL, asked != DD_NCCL_SUCCESS ? asked : result, err, "%s", t->what);
+        if (status != DD_OK || result == DD_NCCL_IN_PROGRESS) {
+            return status;
+        }
+    }
+    *is_ready = true;
+    return DD_OK;
+}
+
+/* Until NCCL is through, or nobody wants it any more. */
+static dd_status
+await_ready(dd_nccl_task *t, dd_error *err)
+{
+    for (int64_t nap_ns = DD_NCCL_POLL_MIN_NS;; nap_ns *= nap_ns < DD_NCCL_POLL_MAX_NS ? 2 : 1) {
+        bool is_ready;
+        dd_status status = poll_all(t, &is_ready, err);
+        if (status != DD_OK || is_ready) {
+            return status;
+        }
+        t->is_async = true;
+        dd_wait nap = dd_wait_after(nap_ns);
+        pthread_mutex_lock(&t->mu);
+        if (!t->is_given_up) {
+            dd_cond_wait_slice(&t->changed, &t->mu, &nap);
+        }
+        bool is_over = t->is_given_up;
+        pthread_mutex_unlock(&t->mu);
+        if (is_over) {
+            return dd_error_set(err, DD_ABORTED, "%s was given up", t->what);
+        }
+    }
+}
+
+/* The call came back well, but a rank without a colour, and only that, may be without a communicator. */
+static dd_status
+check_handles(dd_nccl_task *t, dd_error *err)
+{
+    if (t->kind == DD_NCCL_TASK_SPLIT && t->color == DD_NCCL_NO_COLOR) {
+        return DD_OK;
+    }
+    for (int i = 0; i < t->ncomms; i++) {
+        if (t->handles[i] == NULL) {
+            return dd_error_set(err, DD_BACKEND, "%s has made no communicator", t->what);
+        }
+    }
+    return DD_OK;
+}
+
+static dd_status
+fill_record(dd_nccl_task *t, dd_nccl_comm *comm, dd_nccl_comm_handle handle, dd_error *err)
+{
+    const dd_nccl_api *api = &t->lib.api;
+    dd_status status = dd_nccl_check(&t->lib, NULL, api->ncclCommUserRank(handle, &comm->rank), err,
+                                     "ncclCommUserRank after %s", t->what);
+    if (status == DD_OK) {
+        status = dd_nccl_check(&t->lib, NULL, api->ncclCommCount(handle, &comm->size), err,
+                               "ncclCommCount after %s", t->what);
+    }
+    comm->is_blocking =
+        !t->is_async && (t->kind == DD_NCCL_TASK_INIT_ALL || dd_nccl_config_is_blocking(&t->config));
+    comm->handle = handle;
+    return status;
+}
+
+static dd_status
+call_and_await(dd_nccl_task *t, dd_error *err)
+{
+    pthread_mutex_lock(&t->mu);
+    t->is_in_call = true;
+    pthread_mutex_unlock(&t->mu);
+    dd_nccl_result result = call_nccl(t);
+    t->is_async = result == DD_NCCL_IN_PROGRESS;
+    dd_status status = dd_nccl_check(&t->lib, NULL, result, err, "%s", t->what);
+    pthread_mutex_lock(&t->mu);
+    t->is_in_call = false;
+    pthread_mutex_unlock(&t->mu);
+    return status == DD_OK ? await_ready(t, err) : status;
+}
+
+static dd_status
+carry_out(dd_nccl_task *t, dd_error *err)
+{
+    dd_status status = dd_cuda_check(&t->cuda, t->cuda.api.cuCtxSetCurrent(t->context), err,
+                                     "cuCtxSetCurrent for %s", t->what);
+    if (status != DD_OK) {
+        return status;
+    }
+    if (t->kind == DD_NCCL_TASK_SHRINK && t->is_abort) {
+        pthread_mutex_lock(&t->parent->mu);
+        t->parent->must_abort = true;
+        pthread_mutex_unlock(&t->parent->mu);
+    }
+    status = call_and_await(t, err);
+    dd_nccl_result ignored;
+    dd_error ended;
+    if (status == DD_BACKEND && t->parent != NULL &&
+        dd_nccl_comm_poll(t->parent, &ignored, &ended) == DD_ABORTED) {
+        return dd_error_copy(err, &ended); /* the parent was aborted meanwhile, which is why */
+    }
+    if (status == DD_OK) {
+        status = check_handles(t, err);
+    }
+    for (int i = 0; i < t->ncomms && status == DD_OK; i++) {
+        if (t->handles[i] != NULL) {
+            status = fill_record(t, t->comms[i], t->handles[i], err);
+        }
+    }
+    return status;
+}
+
+static void
+abort_made(dd_nccl_task *t)
+{
+    for (int i = 0; i < t->ncomms; i++) {
+        if (t->handles[i] != NULL) {
+            (void)t->lib.api.ncclCommAbort(t->handles[i]);
+            t->handles[i] = NULL;
+        }
+    }
+}
+
+static void *
+run_task(void *arg)
+{
+    dd_nccl_task *t = arg;
+    t->status = carry_out(t, &t->error);
+    if (t->parent != NULL) {
+        dd_nccl_comm_leave(t->parent);
+    }
+    pthread_mutex_lock(&t->mu);
+    if (t->status != DD_OK || t->is_given_up) {
+        pthread_mutex_unlock(&t->mu);
+        abort_made(t);
+        pthread_mutex_lock(&t->mu);
+    }
+    t->is_done = true;
+    pthread_cond_broadcast(&t->changed);
+    pthread_mutex_unlock(&t->mu);
+    dd_nccl_task_release(t);
+    return NULL;
+}
+
+/* ---- the caller */
+
+/* Waits for the thread. On failure it is given up, unless it was done before; one that only polls still gets the time to abort what
+ * it has, so that the next try finds nothing of this one. */
+static dd_status
+await_task(dd_nccl_task *t, const atomic_bool *stop, const dd_wait *wait, dd_error *err)
+{
+    dd_status status = DD_OK;
+    pthread_mutex_lock(&t->mu);
+    while (!t->is_done && status == DD_OK) {
+        dd_cond_wait_slice(&t->changed, &t->mu, wait);
+        if (t->is_done) {
+            break;
+        }
+        pthread_mutex_unlock(&t->mu);
+        status = dd_nccl_check_wait(t->what, stop, wait, err);
+        pthread_mutex_lock(&t->mu);
+    }
+    if (t->is_done) {
+        pthread_mutex_unlock(&t->mu);
+        return DD_OK;
+    }
+    t->is_given_up = true;
+    pthread_cond_broadcast(&t->changed);
+    dd_wait patience = dd_wait_after(DD_NCCL_LEAVE_NS);
+    while (!t->is_done && !t->is_in_call && !dd_wait_is_over(&patience)) {
+        dd_cond_wait_slice(&t->changed, &t->mu, &patience);
+    }
+    pthread_mutex_unlock(&t->mu);
+    return status;
+}
+
+dd_status
+dd_nccl_task_run(dd_nccl_task *t, dd_nccl_comm **comms, const atomic_bool *stop, const dd_wait *wait,
+                 dd_error *err)
+{
+    pthread_t thread;
+    atomic_fetch_add_explicit(&t->refs, 1, memory_order_relaxed);
+    dd_status status = dd_thread_start(&thread, "dld-nccl-call", run_task, t, err);
+    if (status != DD_OK) {
+        if (t->parent != NULL) {
+            dd_nccl_comm_leave(t->parent);
+        }
+        dd_nccl_task_release(t);
+        dd_nccl_task_release(t);
+        return status;
+    }
+    status = await_task(t, stop, wait, err);
+    if (status == DD_OK) {
+        pthread_join(thread, NULL);
+        status = t->status == DD_OK ? DD_OK : dd_error_copy(err, &t->error);
+    } else {
+        pthread_detach(thread);
+    }
+    for (int i = 0; i < t->ncomms && status == DD_OK; i++) {
+        bool is_made = t->comms[i]->handle != NULL;
+        comms[i] = is_made ? t->comms[i] : NULL;
+        t->comms[i] = is_made ? NULL : t->comms[i];
+    }
+    dd_nccl_task_release(t);
+    return status;
+}

@@ -1,0 +1,575 @@
+/* A group: its life, its settings, and the way of a call. */
+#include "nccl/nccl_group.h"
+
+#include "core/fork.h"
+#include "nccl/nccl_internal.h"
+
+#include <string.h>
+#include <time.h>
+
+/* ---- life */
+
+static dd_status
+check_open(const dd_cuda *cuda, dd_store *store, int rank, int size, dd_error *err)
+{
+    if (cuda == NULL) {
+        return dd_error_set(err, DD_NOT_SUPPORTED,
+                            "a group of NCCL's needs a CUDA device, and there is none");
+    }
+    if (size < 1 || rank < 0 || rank >= size) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "rank %d of %d is impossible", rank, size);
+    }
+    if (store == NULL && size > 1) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "a group of %d ranks needs a store to meet in", size);
+    }
+    return DD_OK;
+}
+
+static dd_status
+copy_options(dd_nccl_group *group, const dd_nccl_group_options *options, dd_error *err)
+{
+    uint8_t *name = dd_mem_alloc(options->name.len);
+    if (name == NULL) {
+        return dd_error_no_memory(err, options->name.len);
+    }
+    if (options->name.len > 0) {
+        memcpy(name, options->name.data, options->name.len);
+    }
+    group->options = *options;
+    group->options.name = dd_bytes_of(name, options->name.len);
+    atomic_init(&group->timeout_ns, options->timeout_ns);
+    atomic_init(&group->is_nan_check, options->is_nan_check);
+    return DD_OK;
+}
+
+static void
+free_group(dd_nccl_group *group)
+{
+    dd_mem_free((void *)(uintptr_t)group->options.name.data);
+    pthread_cond_destroy(&group->ended);
+    pthread_mutex_destroy(&group->lock);
+    pthread_mutex_destroy(&group->launch);
+    dd_mem_free(group);
+}
+
+dd_status
+dd_nccl_group_open(const dd_nccl_lib *lib, const dd_cuda *cuda, dd_nccl_watchdog *watchdog, dd_store *store,
+                   int rank, int size, const dd_nccl_group_options *options,
+                   dd_recorder_group *recorder_group, dd_nccl_group **out, dd_error *err)
+{
+    dd_status status = check_open(cuda, store, rank, size, err);
+    size_t nbytes =
+        sizeof(dd_nccl_group) + (status == DD_OK ? (size_t)cuda->ndevices : 0) * sizeof(nccl_device *);
+    dd_nccl_group *group = status == DD_OK ? dd_mem_zalloc(nbytes) : NULL;
+    if (status == DD_OK && group == NULL) {
+        status = dd_error_no_memory(err, nbytes);
+    }
+    if (status != DD_OK) {
+        dd_recorder_group_release(recorder_group);
+        return status;
+    }
+    atomic_init(&group->users, 1);
+    atomic_init(&group->refs, 1);
+    atomic_init(&group->stop, false);
+    group->lib = lib;
+    group->cuda = cuda;
+    group->watchdog = watchdog;
+    group->rank = rank;
+    group->size = size;
+    group->generation = dd_fork_generation();
+    group->next_deadline_ns = DD_NEVER_NS;
+    dd_list_init(&group->link);
+    dd_list_init(&group->pool);
+    dd_mutex_init(&group->launch);
+    dd_mutex_init(&group->lock);
+    dd_cond_init(&group->ended);
+    status = copy_options(group, options, err);
+    if (status == DD_OK) {
+        status = nccl_watchdog_add(watchdog, group, err);
+    }
+    if (status != DD_OK) {
+        dd_recorder_group_release(recorder_group);
+        free_group(group);
+        return status;
+    }
+    group->store = store != NULL ? dd_store_acquire(store) : NULL;
+    group->recorder_group = recorder_group;
+    group->recorder = recorder_group != NULL ? dd_recorder_of_group(recorder_group) : NULL;
+    *out = group;
+    return DD_OK;
+}
+
+dd_nccl_group *
+dd_nccl_group_acquire(dd_nccl_group *group)
+{
+    atomic_fetch_add_explicit(&group->users, 1, memory_order_relaxed);
+    return group;
+}
+
+dd_nccl_group *
+nccl_group_acquire_internal(dd_nccl_group *group)
+{
+    atomic_fetch_add_explicit(&group->refs, 1, memory_order_relaxed);
+    return group;
+}
+
+void
+nccl_group_release_internal(dd_nccl_group *group)
+{
+    if (atomic_fetch_sub_explicit(&group->refs, 1, memory_order_acq_rel) != 1 ||
+        nccl_group_check_fork(group, NULL) != DD_OK) {
+        return;
+    }
+    for (int number = 0; number < group->cuda->ndevices; number++) {
+        nccl_device_destroy(group, atomic_load(&group->devices[number]));
+    }
+    while (!dd_list_is_empty(&group->pool)) {
+        nccl_work *work = DD_CONTAINER_OF(group->pool.next, nccl_work, link);
+        dd_list_remove(&work->link);
+        dd_mem_free(work);
+    }
+    dd_store_release(group->store);
+    dd_recorder_group_release(group->recorder_group);
+    free_group(group);
+}
+
+void
+dd_nccl_group_release(dd_nccl_group *group)
+{
+    if (group == NULL || atomic_fetch_sub_explicit(&group->users, 1, memory_order_acq_rel) != 1 ||
+        nccl_group_check_fork(group, NULL) != DD_OK) {
+        return;
+    }
+    dd_error cause;
+    dd_error_set(&cause, DD_ABORTED, "the group was let go without being closed");
+    nccl_watchdog_remove(group->watchdog, group);
+    nccl_group_end(group, &cause, DD_NO_RECORD, NCCL_END_LET_GO);
+    nccl_group_release_internal(group);
+}
+
+/* ---- settings */
+
+int
+dd_nccl_group_rank(const dd_nccl_group *group)
+{
+    return group->rank;
+}
+
+int
+dd_nccl_group_size(const dd_nccl_group *group)
+{
+    return group->size;
+}
+
+dd_bytes
+dd_nccl_group_name(const dd_nccl_group *group)
+{
+    return group->options.name;
+}
+
+int64_t
+dd_nccl_group_get_timeout_ns(dd_nccl_group *group)
+{
+    return atomic_load_explicit(&group->timeout_ns, memory_order_relaxed);
+}
+
+void
+dd_nccl_group_set_timeout_ns(dd_nccl_group *group, int64_t timeout_ns)
+{
+    atomic_store_explicit(&group->timeout_ns, timeout_ns, memory_order_relaxed);
+}
+
+void
+dd_nccl_group_add_ephemeral_timeout_ns(dd_nccl_group *group, int64_t extra_ns)
+{
+    pthread_mutex_lock(&group->lock);
+    group->ephemeral_ns += extra_ns;
+    group->ephemeral_free_ns += extra_ns;
+    pthread_mutex_unlock(&group->lock);
+}
+
+uint64_t
+dd_nccl_group_sequence(dd_nccl_group *group)
+{
+    pthread_mutex_lock(&group->lock);
+    uint64_t sequence = group->ncollectives;
+    pthread_mutex_unlock(&group->lock);
+    return sequence;
+}
+
+void
+dd_nccl_group_set_nan_check(dd_nccl_group *group, bool is_on)
+{
+    atomic_store_explicit(&group->is_nan_check, is_on, memory_order_relaxed);
+}
+
+/* ---- may it be called */
+
+dd_status
+nccl_group_check_fork(const dd_nccl_group *group, dd_error *err)
+{
+    if (group->generation == dd_fork_generation()) {
+        return DD_OK;
+    }
+    return dd_error_set(err, DD_FORKED, "group \"%.*s\" belongs to the process before the fork",
+                        (int)group->options.name.len, (const char *)group->options.name.data);
+}
+
+dd_status
+nccl_group_check_locked(dd_nccl_group *group, dd_error *err)
+{
+    const char *name = (const char *)group->options.name.data;
+    int len = (int)group->options.name.len;
+    if (group->cause.code != DD_OK) {
+        dd_error_copy(err, &group->cause);
+        dd_error_prepend(err, "group \"%.*s\" (rank %d of %d) has failed", len, name, group->rank,
+                         group->size);
+        return group->cause.code;
+    }
+    if (group->is_closed) {
+        return dd_error_set(err, DD_CLOSED, "group \"%.*s\" (rank %d of %d) is closed", len, name,
+                            group->rank, group->size);
+    }
+    return DD_OK;
+}
+
+dd_status
+dd_nccl_group_check(dd_nccl_group *group, dd_error *err)
+{
+    dd_status status = nccl_group_check_fork(group, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    pthread_mutex_lock(&group->lock);
+    status = nccl_group_check_locked(group, err);
+    pthread_mutex_unlock(&group->lock);
+    return status;
+}
+
+/* ---- one call at a time */
+
+/* False: it is still taken after a slice of `wait`. These locks only know the calendar's time. */
+static bool
+try_launch_for_a_slice(dd_nccl_group *group, const dd_wait *wait)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    int64_t until_ns = until.tv_nsec + dd_wait_slice_ns(wait);
+    until.tv_sec += until_ns / DD_NS_PER_S;
+    until.tv_nsec = until_ns % DD_NS_PER_S;
+    return pthread_mutex_timedlock(&group->launch, &until) == 0;
+}
+
+dd_status
+nccl_group_enter_launch(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
+{
+    if (pthread_mutex_trylock(&group->launch) == 0) {
+        return DD_OK;
+    }
+    while (!try_launch_for_a_slice(group, wait)) {
+        dd_status status = DD_OK;
+        if (atomic_load(&group->stop)) {
+            status = dd_nccl_group_check(group, err);
+        }
+        if (status == DD_OK) {
+            status = dd_wait_check(wait, err);
+        }
+        if (status != DD_OK) {
+            return status;
+        }
+        if (dd_wait_is_over(wait)) {
+            return dd_error_set(err, DD_OP_TIMED_OUT,
+                                "another call of group \"%.*s\" has not been enqueued within %.3f s",
+                                (int)group->options.name.len, (const char *)group->options.name.data,
+                                dd_wait_elapsed_s(wait));
+        }
+    }
+    return DD_OK;
+}
+
+void
+nccl_group_leave_launch(dd_nccl_group *group)
+{
+    pthread_mutex_unlock(&group->launch);
+}
+
+/* ---- streams and scratch */
+
+/* `launch` is held and the device's context current, until leave_device. */
+static dd_status
+enter_device(dd_nccl_group *group, int number, nccl_device **device, dd_cuda_guard *guard, dd_error *err)
+{
+    dd_wait wait = dd_wait_after(dd_nccl_group_get_timeout_ns(group));
+    dd_status status = nccl_group_check_fork(group, err);
+    if (status == DD_OK) {
+        status = nccl_device_of(group, number, &wait, device, err);
+    }
+    if (status == DD_OK) {
+        status = nccl_group_enter_launch(group, &wait, err);
+    }
+    if (status != DD_OK) {
+        return status;
+    }
+    status = (*device)->is_closed ? dd_error_set(err, DD_CLOSED, "the group is closed")
+                                  : nccl_enter(group, *device, guard, err);
+    if (status != DD_OK) {
+        nccl_group_leave_launch(group);
+    }
+    return status;
+}
+
+static void
+leave_device(dd_nccl_group *group, dd_cuda_guard *guard)
+{
+    dd_cuda_leave(guard);
+    nccl_group_leave_launch(group);
+}
+
+dd_status
+dd_nccl_group_stream(dd_nccl_group *group, int number, dd_cuda_stream *stream, dd_error *err)
+{
+    dd_wait wait = dd_wait_after(dd_nccl_group_get_timeout_ns(group));
+    nccl_device *device;
+    dd_status status = nccl_group_check_fork(group, err);
+    if (status == DD_OK) {
+        status = nccl_device_of(group, number, &wait, &device, err);
+    }
+    if (status == DD_OK) {
+        *stream = device->all.stream;
+    }
+    return status;
+}
+
+dd_status
+dd_nccl_group_order(dd_nccl_group *group, int number, const dd_cuda_stream *streams, size_t nstreams,
+                    dd_error *err)
+{
+    dd_error error;
+    nccl_device *device;
+    dd_cuda_guard guard;
+    dd_status status = enter_device(group, number, &device, &guard, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    dd_nccl_call call = {.streams = streams, .nstreams = nstreams};
+    nccl_launch launch = {.group = group, .call = &call, .channel = &device->all, .err = &error};
+    status = nccl_launch_find_capture(&launch);
+    for (size_t i = 0; i < nstreams && status == DD_OK; i++) {
+        status = nccl_stream_order(&launch, streams[i], device->all.stream);
+    }
+    leave_device(group, &guard);
+    return status == DD_OK ? DD_OK : dd_error_copy(err, &error);
+}
+
+dd_status
+dd_nccl_group_alloc_scratch(dd_nccl_group *group, int number, size_t nbytes, void **data, dd_error *err)
+{
+    nccl_device *device;
+    dd_cuda_guard guard;
+    dd_status status = enter_device(group, number, &device, &guard, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    status = nccl_scratch_alloc(group, &device->all, nbytes > 0 ? nbytes : 1, data, err);
+    leave_device(group, &guard);
+    return status;
+}
+
+void
+dd_nccl_group_free_scratch(dd_nccl_group *group, int number, void *data)
+{
+    nccl_device *device;
+    dd_cuda_guard guard;
+    if (data == NULL || enter_device(group, number, &device, &guard, NULL) != DD_OK) {
+        return;
+    }
+    nccl_scratch_free(group, &device->all, data);
+    leave_device(group, &guard);
+}
+
+/* ---- the way of a call */
+
+static int64_t
+deadline_of(int64_t start_ns, int64_t timeout_ns)
+{
+    return timeout_ns < DD_NEVER_NS - start_ns ? start_ns + timeout_ns : DD_NEVER_NS;
+}
+
+/* Gives the work its number and its deadline, and lets the watchdog see it. */
+static dd_status
+begin(nccl_launch *launch)
+{
+    dd_nccl_group *group = launch->group;
+    nccl_work *work = launch->work;
+    pthread_mutex_lock(&group->lock);
+    dd_status status = nccl_group_check_locked(group, launch->err);
+    if (status != DD_OK) {
+        pthread_mutex_unlock(&group->lock);
+        return status;
+    }
+    work->number = work->is_message ? ++group->nmessages : ++group->ncollectives;
+    work->base.base.sequence = work->is_message ? 0 : work->number;
+    work->ephemeral_ns = group->ephemeral_free_ns;
+    group->ephemeral_free_ns = 0;
+    work->timeout_ns = deadline_of(group->ephemeral_ns, work->timeout_ns);
+    work->deadline_ns = deadline_of(work->base.base.start_ns, work->timeout_ns);
+    if (!work->is_captured) {
+        atomic_store_explicit(&work->is_quiet, false, memory_order_relaxed);
+        dd_work_acquire(&work->base.base);
+        dd_list_push_back(&launch->channel->works, &work->link);
+        group->launching = work;
+        if (work->deadline_ns < group->next_deadline_ns) {
+            group->next_deadline_ns = work->deadline_ns;
+        }
+    }
+    pthread_mutex_unlock(&group->lock);
+    if (!work->is_captured) {
+        nccl_watchdog_kick(group->watchdog);
+    }
+    return DD_OK;
+}
+
+/* The work of a call that was not made after all: as if it had never been, if no other rank can know of it. */
+static void
+withdraw_locked(nccl_launch *launch)
+{
+    dd_nccl_group *group = launch->group;
+    nccl_work *work = launch->work;
+    dd_list_remove(&work->link);
+    group->ephemeral_free_ns += work->ephemeral_ns;
+    if (!launch->is_posted) {
+        group->nmessages -= work->is_message;
+        group->ncollectives -= !work->is_message;
+    }
+}
+
+/* Everything is in the stream, or `status` says why not. */
+static dd_status
+finish(nccl_launch *launch, dd_status status)
+{
+    dd_nccl_group *group = launch->group;
+    nccl_work *work = launch->work;
+    pthread_mutex_lock(&group->lock);
+    group->launching = NULL;
+    if (group->cause.code != DD_OK && !work->is_captured) {
+        nccl_work_describe(work, &group->cause, launch->err);
+        status = group->cause.code;
+        launch->is_posted = true;
+    } else if (status == DD_OK) {
+        atomic_store_explicit(&work->is_launched, true, memory_order_release);
+    }
+    bool has_failed = group->cause.code != DD_OK;
+    if (status != DD_OK) {
+        withdraw_locked(launch);
+    }
+    pthread_mutex_unlock(&group->lock);
+    if (status == DD_OK) {
+        return status;
+    }
+    if (launch->is_posted && !has_failed) {
+        /* The other ranks count on what we have not done. */
+        dd_error cause = *launch->err;
+        char call[128];
+        size_t len = nccl_work_print(work, call);
+        call[len - 1] = '\0';
+        dd_error_prepend(&cause, "%s", call);
+        nccl_work_describe(work, launch->err, launch->err);
+        nccl_group_end(group, &cause, work->record, NCCL_END_FAILED);
+    }
+    if (!work->is_captured) {
+        dd_work_release(&work->base.base);
+    }
+    return status;
+}
+
+/* A graph will carry it out, whenever and as often as somebody launches it. */
+static void
+complete_captured(nccl_work *work)
+{
+    dd_nccl_group *group = work->group;
+    if (work->record != DD_NO_RECORD && group->recorder != NULL) {
+        int64_t now_ns = dd_clock_now_ns();
+        dd_recorder_start(group->recorder, work->record, now_ns);
+        dd_recorder_end(group->recorder, work->record, now_ns, NULL);
+    }
+    (void)dd_work_complete(&work->base.base, NULL);
+}
+
+static dd_status
+start_in_turn(nccl_launch *launch)
+{
+    dd_cuda_guard guard;
+    dd_status status = nccl_enter(launch->group, launch->channel->device, &guard, launch->err);
+    if (status != DD_OK) {
+        return status;
+    }
+    status = nccl_launch_find_capture(launch);
+    if (status == DD_OK) {
+        status = nccl_work_create(launch, launch->err);
+    }
+    bool has_begun = false;
+    if (status == DD_OK) {
+        status = begin(launch);
+        has_begun = status == DD_OK;
+    }
+    if (has_begun) {
+        status = nccl_launch_run(launch);
+    }
+    dd_cuda_leave(&guard);
+    if (has_begun) {
+        status = finish(launch, status);
+    }
+    if (status != DD_OK && launch->work != NULL) {
+        dd_work_release(&launch->work->base.base);
+    }
+    return status;
+}
+
+/* What the caller has handed over, of a call that failed. */
+static void
+give_up(nccl_launch *launch)
+{
+    dd_nccl_group *group = launch->group;
+    const dd_nccl_call *call = launch->call;
+    for (size_t i = 0; i < call->nscratch && !launch->is_run; i++) {
+        dd_nccl_group_free_scratch(group, call->device, call->scratch[i]);
+    }
+    if (call->record != DD_NO_RECORD && launch->is_posted && group->recorder != NULL) {
+        dd_recorder_end(group->recorder, call->record, dd_clock_now_ns(), launch->err);
+    }
+}
+
+dd_status
+dd_nccl_group_start(dd_nccl_group *group, const dd_nccl_call *call, dd_nccl_work **work, const dd_wait *wait,
+                    dd_error *err)
+{
+    dd_error error;
+    nccl_launch launch = {.group = group, .call = call, .wait = wait, .err = err != NULL ? err : &error};
+    dd_status status = nccl_group_check_fork(group, launch.err);
+    if (status != DD_OK) {
+        return status;
+    }
+    status = nccl_check_call(group, call, launch.err);
+    if (status != DD_OK) {
+        dd_error_prepend(launch.err, "%s", call->what);
+    }
+    if (status == DD_OK) {
+        status = nccl_channel_for(group, call, wait, &launch.channel, launch.err);
+    }
+    if (status == DD_OK) {
+        status = nccl_group_enter_launch(group, wait, launch.err);
+    }
+    if (status == DD_OK) {
+        status = start_in_turn(&launch);
+        nccl_group_leave_launch(group);
+    }
+    if (status != DD_OK) {
+        give_up(&launch);
+        return status;
+    }
+    if (launch.is_capturing) {
+        complete_captured(launch.work);
+    }
+    *work = &launch.work->base;
+    return DD_OK;
+}

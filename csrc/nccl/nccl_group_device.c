@@ -1,0 +1,241 @@
+/* What a group has on a device: a context, streams, and a few small things. */
+#include "nccl/nccl_internal.h"
+
+#define BARRIER_NBYTES 16u
+
+dd_status
+nccl_enter(const dd_nccl_group *group, const nccl_device *device, dd_cuda_guard *guard, dd_error *err)
+{
+    dd_cuda_context current;
+    *guard = (dd_cuda_guard){.cuda = group->cuda};
+    if (group->cuda->api.cuCtxGetCurrent(&current) == DD_CUDA_SUCCESS && current == device->context) {
+        return DD_OK;
+    }
+    return dd_cuda_enter(group->cuda, device->number, guard, err);
+}
+
+/* ---- made */
+
+static dd_status
+create_stream(dd_nccl_group *group, int device, dd_cuda_stream *stream, dd_error *err)
+{
+    int least = 0;
+    int greatest = 0;
+    dd_status status =
+        dd_cuda_check(group->cuda, group->cuda->api.cuCtxGetStreamPriorityRange(&least, &greatest), err,
+                      "cuCtxGetStreamPriorityRange on device %d", device);
+    if (status != DD_OK) {
+        return status;
+    }
+    int priority = group->options.is_high_priority ? greatest : least;
+    return dd_cuda_check(
+        group->cuda,
+        group->cuda->api.cuStreamCreateWithPriority(stream, DD_CUDA_STREAM_NON_BLOCKING, priority), err,
+        "cuStreamCreateWithPriority on device %d", device);
+}
+
+static void
+init_channel(nccl_channel *channel, nccl_device *device, int peer)
+{
+    *channel = (nccl_channel){.device = device, .peer = peer};
+    dd_list_init(&channel->works);
+}
+
+static void
+add_channel(dd_nccl_group *group, nccl_channel *channel)
+{
+    pthread_mutex_lock(&group->lock);
+    channel->next = group->channels;
+    group->channels = channel;
+    pthread_mutex_unlock(&group->lock);
+}
+
+dd_status
+nccl_pair_create(dd_nccl_group *group, nccl_device *device, int peer, nccl_channel **pair, dd_error *err)
+{
+    nccl_channel *channel = dd_mem_alloc(sizeof *channel);
+    if (channel == NULL) {
+        return dd_error_no_memory(err, sizeof *channel);
+    }
+    init_channel(channel, device, peer);
+    dd_cuda_guard guard;
+    dd_status status = nccl_enter(group, device, &guard, err);
+    if (status == DD_OK) {
+        status = create_stream(group, device->number, &channel->stream, err);
+        dd_cuda_leave(&guard);
+    }
+    if (status != DD_OK) {
+        dd_mem_free(channel);
+        return status;
+    }
+    add_channel(group, channel);
+    *pair = channel;
+    return DD_OK;
+}
+
+/* Its context is current. */
+static dd_status
+fill_device(dd_nccl_group *group, nccl_device *device, dd_error *err)
+{
+    const dd_cuda *cuda = group->cuda;
+    int number = device->number;
+    dd_cuda_device handle;
+    int has_pools = 0;
+    dd_status status =
+        dd_cuda_check(cuda, cuda->api.cuDeviceGet(&handle, number), err, "cuDeviceGet %d", number);
+    if (status == DD_OK && cuda->api.cuMemAllocAsync != NULL && cuda->api.cuMemFreeAsync != NULL &&
+        cuda->api.cuDeviceGetAttribute(&has_pools, DD_CUDA_DEVICE_MEMORY_POOLS_SUPPORTED, handle) ==
+            DD_CUDA_SUCCESS) {
+        device->has_pools = has_pools != 0;
+    }
+    if (status == DD_OK) {
+        status = create_stream(group, number, &device->all.stream, err);
+    }
+    if (status == DD_OK) {
+        status = dd_cuda_check(cuda, cuda->api.cuEventCreate(&device->order, DD_CUDA_EVENT_DISABLE_TIMING),
+                               err, "cuEventCreate on device %d", number);
+    }
+    if (status == DD_OK) {
+        status = dd_cuda_check(cuda, cuda->api.cuMemAlloc(&device->barrier, BARRIER_NBYTES), err,
+                               "cuMemAlloc of %u bytes on device %d", BARRIER_NBYTES, number);
+    }
+    if (status == DD_OK) {
+        status = dd_cuda_check(
+            cuda, cuda->api.cuMemsetD8Async(device->barrier, 0, BARRIER_NBYTES, device->all.stream), err,
+            "cuMemsetD8Async on device %d", number);
+    }
+    return status;
+}
+
+static dd_status
+create_device(dd_nccl_group *group, int number, dd_error *err)
+{
+    dd_cuda_context context;
+    dd_cuda_guard guard;
+    dd_status status = dd_cuda_context_of(group->cuda, number, &context, err);
+    if (status == DD_OK) {
+        status = dd_cuda_enter(group->cuda, number, &guard, err);
+    }
+    if (status != DD_OK) {
+        return status;
+    }
+    nccl_device *device = dd_mem_zalloc(sizeof *device);
+    if (device == NULL) {
+        dd_cuda_leave(&guard);
+        return dd_error_no_memory(err, sizeof *device);
+    }
+    device->number = number;
+    device->context = context;
+    dd_list_init(&device->retired);
+    init_channel(&device->all, device, NCCL_ALL_RANKS);
+    /* A thread that captures a graph may allocate memory only when it says that it knows what it does. */
+    dd_cuda_capture_mode mode = DD_CUDA_CAPTURE_MODE_RELAXED;
+    (void)group->cuda->api.cuThreadExchangeStreamCaptureMode(&mode);
+    status = fill_device(group, device, err);
+    (void)group->cuda->api.cuThreadExchangeStreamCaptureMode(&mode);
+    dd_cuda_leave(&guard);
+    if (status != DD_OK) {
+        nccl_device_destroy(group, device);
+        return status;
+    }
+    add_channel(group, &device->all);
+    atomic_store_explicit(&group->devices[number], device, memory_order_release);
+    return DD_OK;
+}
+
+dd_status
+nccl_device_of(dd_nccl_group *group, int number, const dd_wait *wait, nccl_device **out, dd_error *err)
+{
+    dd_status status = dd_cuda_check_device(group->cuda, number, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    nccl_device *device = atomic_load_explicit(&group->devices[number], memory_order_acquire);
+    if (device == NULL) {
+        status = nccl_group_enter_launch(group, wait, err);
+        if (status != DD_OK) {
+            return status;
+        }
+        status = dd_nccl_group_check(group, err);
+        if (status == DD_OK && atomic_load(&group->devices[number]) == NULL) {
+            status = create_device(group, number, err);
+        }
+        nccl_group_leave_launch(group);
+        device = atomic_load(&group->devices[number]);
+    }
+    *out = device;
+    return status;
+}
+
+/* ---- ended */
+
+static void
+close_stream(const dd_cuda *cuda, dd_cuda_stream *stream)
+{
+    if (*stream != NULL) {
+        (void)cuda->api.cuStreamDestroy(*stream);
+    }
+    *stream = NULL;
+}
+
+void
+nccl_device_close(dd_nccl_group *group, nccl_device *device)
+{
+    const dd_cuda *cuda = group->cuda;
+    dd_cuda_guard guard;
+    if (device->is_closed || group->is_driver_gone || nccl_enter(group, device, &guard, NULL) != DD_OK) {
+        return;
+    }
+    device->is_closed = true;
+    nccl_events_close(group, device);
+    /* Freeing memory waits for the device, forever perhaps. What is still used stays until the process ends. */
+    bool is_idle =
+        device->all.stream == NULL || cuda->api.cuStreamQuery(device->all.stream) == DD_CUDA_SUCCESS;
+    if (is_idle) {
+        nccl_scratch_close(group, device);
+        if (device->barrier != 0) {
+            (void)cuda->api.cuMemFree(device->barrier);
+        }
+        if (device->host != NULL) {
+            (void)cuda->api.cuMemFreeHost(device->host);
+        }
+    }
+    if (device->order != NULL) {
+        (void)cuda->api.cuEventDestroy(device->order);
+    }
+    close_stream(cuda, &device->all.stream);
+    for (int peer = 0; device->pairs != NULL && peer < group->size; peer++) {
+        if (device->pairs[peer] != NULL) {
+            close_stream(cuda, &device->pairs[peer]->stream);
+        }
+    }
+    dd_cuda_leave(&guard);
+}
+
+static void
+release_comm(dd_nccl_group *group, nccl_channel *channel)
+{
+    if (!group->is_driver_gone) {
+        dd_nccl_comm_release(atomic_load(&channel->comm));
+    }
+}
+
+void
+nccl_device_destroy(dd_nccl_group *group, nccl_device *device)
+{
+    if (device == NULL) {
+        return;
+    }
+    release_comm(group, &device->all);
+    for (int peer = 0; device->pairs != NULL && peer < group->size; peer++) {
+        if (device->pairs[peer] != NULL) {
+            release_comm(group, device->pairs[peer]);
+        }
+    }
+    nccl_device_close(group, device);
+    for (int peer = 0; device->pairs != NULL && peer < group->size; peer++) {
+        dd_mem_free(device->pairs[peer]);
+    }
+    dd_mem_free(device->pairs);
+    dd_mem_free(device);
+}

@@ -1,0 +1,381 @@
+/* How a group ends: by a failure, which everybody hears of at once, by an abort, or in good order. */
+#include "nccl/nccl_internal.h"
+
+/* ---- failures */
+
+static void
+end_works_locked(dd_nccl_group *group, dd_list *ended)
+{
+    for (nccl_channel *channel = group->channels; channel != NULL; channel = channel->next) {
+        for (dd_list *node = channel->works.next, *next; node != &channel->works; node = next) {
+            next = node->next;
+            nccl_work *work = DD_CONTAINER_OF(node, nccl_work, link);
+            if (work != group->launching) {
+                nccl_work_fail_locked(work, &group->cause, ended);
+            }
+        }
+    }
+}
+
+void
+nccl_group_end(dd_nccl_group *group, const dd_error *cause, uint64_t record, nccl_end how)
+{
+    dd_list ended;
+    dd_list_init(&ended);
+    pthread_mutex_lock(&group->lock);
+    bool is_first = group->cause.code == DD_OK && !group->is_over;
+    if (is_first) {
+        if (how == NCCL_END_FAILED && group->recorder_group != NULL) {
+            dd_recorder_raise_alarm(group->recorder_group, record, cause);
+        }
+        group->cause = *cause;
+        group->is_driver_gone = how == NCCL_END_DRIVER_GONE;
+        atomic_store(&group->stop, true);
+        end_works_locked(group, &ended);
+        pthread_cond_broadcast(&group->ended);
+    }
+    pthread_mutex_unlock(&group->lock);
+    nccl_works_release_ended(&ended);
+    bool is_aborted =
+        how == NCCL_END_LET_GO || (how == NCCL_END_FAILED && !nccl_watchdog_is_abort_off(group->watchdog));
+    if (is_first && is_aborted) {
+        nccl_group_start_abort(group);
+    }
+}
+
+void
+dd_nccl_group_fail(dd_nccl_group *group, const dd_error *cause)
+{
+    if (nccl_group_check_fork(group, NULL) == DD_OK) {
+        nccl_group_end(group, cause, DD_NO_RECORD, NCCL_END_FAILED);
+    }
+}
+
+void
+nccl_group_check_deadlines(dd_nccl_group *group, int64_t now_ns)
+{
+    pthread_mutex_lock(&group->lock);
+    if (now_ns < group->next_deadline_ns || group->cause.code != DD_OK) {
+        pthread_mutex_unlock(&group->lock);
+        return;
+    }
+    const nccl_work *late = NULL;
+    int64_t next_ns = DD_NEVER_NS;
+    for (nccl_channel *channel = group->channels; channel != NULL; channel = channel->next) {
+        for (dd_list *node = channel->works.next; node != &channel->works; node = node->next) {
+            const nccl_work *work = DD_CONTAINER_OF(node, nccl_work, link);
+            if (work->deadline_ns < next_ns) {
+                next_ns = work->deadline_ns;
+            }
+            if (work->deadline_ns <= now_ns && (late == NULL || work->deadline_ns < late->deadline_ns)) {
+                late = work;
+            }
+        }
+    }
+    group->next_deadline_ns = next_ns;
+    dd_error cause;
+    uint64_t record = DD_NO_RECORD;
+    if (late != NULL) {
+        record = late->record;
+        char call[128];
+        nccl_work_print(late, call);
+        dd_error_set(&cause, DD_OP_TIMED_OUT,
+                     "%stimed out after %.3g s (enqueued %.3g s ago), sequence %llu; last completed %llu",
+                     call, (double)late->timeout_ns / (double)DD_NS_PER_S,
+                     (double)(now_ns - late->base.base.start_ns) / (double)DD_NS_PER_S,
+                     (unsigned long long)late->number, (unsigned long long)group->last_completed);
+    }
+    pthread_mutex_unlock(&group->lock);
+    if (late != NULL) {
+        nccl_group_end(group, &cause, record, NCCL_END_FAILED);
+    }
+}
+
+void
+nccl_group_check_comms(dd_nccl_group *group)
+{
+    pthread_mutex_lock(&group->lock);
+    nccl_channel *channel = group->cause.code == DD_OK && !group->is_closed ? group->channels : NULL;
+    pthread_mutex_unlock(&group->lock);
+    for (; channel != NULL; channel = channel->next) {
+        dd_nccl_comm *comm = atomic_load_explicit(&channel->comm, memory_order_acquire);
+        dd_error cause;
+        if (comm != NULL && dd_nccl_comm_check(comm, &cause) != DD_OK) {
+            nccl_group_end(group, &cause, DD_NO_RECORD, NCCL_END_FAILED);
+            return;
+        }
+    }
+}
+
+/* ---- aborting communicators */
+
+static nccl_channel *
+find_to_abort_locked(dd_nccl_group *group)
+{
+    nccl_channel *channel = group->channels;
+    while (channel != NULL && (atomic_load(&channel->comm) == NULL || channel->is_ending)) {
+        channel = channel->next;
+    }
+    return channel;
+}
+
+static nccl_channel *
+next_to_abort(dd_nccl_group *group)
+{
+    pthread_mutex_lock(&group->lock);
+    nccl_channel *channel = find_to_abort_locked(group);
+    if (channel != NULL) {
+        channel->is_ending = true;
+    } else {
+        group->abort_state = NCCL_ABORT_DONE;
+        pthread_cond_broadcast(&group->ended);
+    }
+    pthread_mutex_unlock(&group->lock);
+    return channel;
+}
+
+static void *
+abort_all(void *arg)
+{
+    dd_nccl_group *group = arg;
+    nccl_channel *channel;
+    while ((channel = next_to_abort(group)) != NULL) {
+        dd_error error; /* there is a cause already */
+        (void)!dd_nccl_comm_abort(atomic_load(&channel->comm), group->cause.message, &error);
+    }
+    nccl_group_release_internal(group);
+    return NULL;
+}
+
+void
+nccl_group_start_abort(dd_nccl_group *group)
+{
+    pthread_mutex_lock(&group->lock);
+    /* One that is running looks again before it is through. */
+    bool is_needed = group->abort_state != NCCL_ABORT_RUNNING && !group->is_driver_gone &&
+                     find_to_abort_locked(group) != NULL;
+    if (is_needed) {
+        group->abort_state = NCCL_ABORT_RUNNING;
+    }
+    pthread_mutex_unlock(&group->lock);
+    if (!is_needed) {
+        return;
+    }
+    nccl_group_acquire_internal(group);
+    pthread_t thread;
+    if (dd_thread_start(&thread, "dldist-abort", abort_all, group, NULL) == DD_OK) {
+        pthread_detach(thread);
+    } else {
+        abort_all(group); /* late is better than never */
+    }
+}
+
+static dd_status
+wait_for_abort(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
+{
+    dd_status status = DD_OK;
+    pthread_mutex_lock(&group->lock);
+    while (group->abort_state == NCCL_ABORT_RUNNING && status == DD_OK) {
+        if (dd_wait_is_over(wait)) {
+            status = dd_error_set(err, DD_OP_TIMED_OUT,
+                                  "ncclCommAbort has not returned within %.3f s; it is left to its thread",
+                                  dd_wait_elapsed_s(wait));
+            break;
+        }
+        dd_cond_wait_slice(&group->ended, &group->lock, wait);
+        pthread_mutex_unlock(&group->lock);
+        status = dd_wait_check(wait, err);
+        pthread_mutex_lock(&group->lock);
+    }
+    pthread_mutex_unlock(&group->lock);
+    return status;
+}
+
+dd_status
+dd_nccl_group_abort(dd_nccl_group *group, const char *reason, const dd_wait *wait, dd_error *err)
+{
+    dd_status status = nccl_group_check_fork(group, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    pthread_mutex_lock(&group->lock);
+    bool has_ended = group->is_closed || group->is_driver_gone;
+    pthread_mutex_unlock(&group->lock);
+    if (!has_ended) {
+        dd_error cause;
+        dd_error_set(&cause, DD_ABORTED, "rank %d aborted the group: %s", group->rank, reason);
+        nccl_group_end(group, &cause, DD_NO_RECORD, NCCL_END_FAILED);
+        nccl_group_start_abort(group); /* also where failures abort nothing */
+    }
+    return wait_for_abort(group, wait, err);
+}
+
+/* ---- good order */
+
+static nccl_work *
+first_work(dd_nccl_group *group)
+{
+    nccl_work *work = NULL;
+    pthread_mutex_lock(&group->lock);
+    for (nccl_channel *channel = group->channels; channel != NULL && work == NULL; channel = channel->next) {
+        if (!dd_list_is_empty(&channel->works)) {
+            work = DD_CONTAINER_OF(channel->works.next, nccl_work, link);
+            dd_work_acquire(&work->base.base);
+        }
+    }
+    pthread_mutex_unlock(&group->lock);
+    return work;
+}
+
+/* How works end is for those who hold them. */
+static dd_status
+wait_for_works(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
+{
+    for (;;) {
+        nccl_work *work = first_work(group);
+        if (work == NULL) {
+            return DD_OK;
+        }
+        dd_status status = dd_nccl_work_wait(&work->base, wait, err);
+        bool has_ended = dd_work_is_done(&work->base.base);
+        dd_work_release(&work->base.base);
+        if (!has_ended) {
+            dd_error_prepend(err, "closing the group");
+            return status;
+        }
+    }
+}
+
+/* Before: pairs after all ranks, then by their ranks. Ending a communicator may wait for its other ranks, so that all must do it in one
+ * order. */
+static bool
+is_before(const dd_nccl_group *group, const nccl_channel *a, const nccl_channel *b)
+{
+    bool is_a_all = a->peer == NCCL_ALL_RANKS;
+    bool is_b_all = b->peer == NCCL_ALL_RANKS;
+    if (is_a_all != is_b_all) {
+        return is_a_all;
+    }
+    if (a->peer == b->peer) {
+        return a->use < b->use;
+    }
+    int a_low = a->peer < group->rank ? a->peer : group->rank;
+    int b_low = b->peer < group->rank ? b->peer : group->rank;
+    return a_low != b_low ? a_low < b_low : a->peer < b->peer;
+}
+
+static nccl_channel *
+next_to_close(dd_nccl_group *group)
+{
+    nccl_channel *first = NULL;
+    pthread_mutex_lock(&group->lock);
+    for (nccl_channel *channel = group->channels; channel != NULL; channel = channel->next) {
+        if (atomic_load(&channel->comm) != NULL && !channel->is_ending &&
+            (first == NULL || is_before(group, channel, first))) {
+            first = channel;
+        }
+    }
+    if (first != NULL) {
+        first->is_ending = true;
+    }
+    pthread_mutex_unlock(&group->lock);
+    return first;
+}
+
+static dd_status
+close_comms(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
+{
+    nccl_channel *channel;
+    while ((channel = next_to_close(group)) != NULL) {
+        dd_nccl_comm *comm = atomic_load(&channel->comm);
+        dd_status status = dd_nccl_comm_finalize(comm, wait, err);
+        if (status == DD_OK) {
+            status = dd_nccl_comm_destroy(comm, err);
+        }
+        if (status != DD_OK) {
+            pthread_mutex_lock(&group->lock);
+            channel->is_ending = false; /* to be aborted */
+            pthread_mutex_unlock(&group->lock);
+            return status;
+        }
+    }
+    return DD_OK;
+}
+
+static void
+close_devices(dd_nccl_group *group)
+{
+    for (int number = 0; number < group->cuda->ndevices; number++) {
+        nccl_device *device = atomic_load(&group->devices[number]);
+        if (device != NULL) {
+            nccl_device_close(group, device);
+        }
+    }
+}
+
+/* What is left of a failed group: its aborts are waited for, for as long as is reasonable. */
+static void
+close_failed(dd_nccl_group *group, const dd_wait *wait)
+{
+    nccl_group_start_abort(group);
+    dd_wait limited = dd_wait_at_most(wait, nccl_watchdog_abort_timeout_ns(group->watchdog));
+    if (wait_for_abort(group, &limited, NULL) == DD_OK &&
+        nccl_group_enter_launch(group, &limited, NULL) == DD_OK) {
+        close_devices(group);
+        nccl_group_leave_launch(group);
+    }
+}
+
+static dd_status
+close_in_turn(dd_nccl_group *group, const dd_wait *wait, bool *has_failed, dd_error *err)
+{
+    dd_status status = wait_for_works(group, wait, err);
+    pthread_mutex_lock(&group->lock);
+    *has_failed = group->cause.code != DD_OK;
+    pthread_mutex_unlock(&group->lock);
+    if (status == DD_OK && !*has_failed) {
+        status = close_comms(group, wait, err);
+    }
+    if (status == DD_OK && !*has_failed) {
+        close_devices(group);
+    }
+    return status;
+}
+
+dd_status
+dd_nccl_group_close(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
+{
+    dd_error error;
+    err = err != NULL ? err : &error;
+    dd_status status = nccl_group_check_fork(group, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    pthread_mutex_lock(&group->lock);
+    bool was_closed = group->is_closed;
+    bool has_failed = group->cause.code != DD_OK;
+    group->is_closed = true;
+    pthread_mutex_unlock(&group->lock);
+    if (was_closed) {
+        return DD_OK;
+    }
+    if (!has_failed) {
+        status = nccl_group_enter_launch(group, wait, err);
+        if (status == DD_OK) {
+            status = close_in_turn(group, wait, &has_failed, err);
+            nccl_group_leave_launch(group);
+        }
+        if (status != DD_OK) {
+            nccl_group_end(group, err, DD_NO_RECORD, NCCL_END_FAILED);
+            has_failed = true;
+        }
+    }
+    if (has_failed) {
+        close_failed(group, wait);
+    }
+    pthread_mutex_lock(&group->lock);
+    group->is_over = true;
+    pthread_mutex_unlock(&group->lock);
+    nccl_watchdog_remove(group->watchdog, group);
+    return status;
+}

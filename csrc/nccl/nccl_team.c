@@ -1,0 +1,333 @@
+#include "nccl/nccl_team.h"
+
+#include "core/mem.h"
+#include "core/thread.h"
+
+#include <stdio.h>
+#include <string.h>
+
+struct dd_nccl_team {
+    const dd_nccl_lib *lib; /* const, with the next three */
+    const dd_cuda *cuda;
+    int size;
+    int *devices;            /* behind comms */
+    pthread_mutex_t call_mu; /* one call after the other, and comms stay as they are; taken before mu */
+    pthread_mutex_t mu;
+    dd_nccl_comm *comms[]; /* changed under both, read under either; NULL once it is taken apart */
+};
+
+/* ---- one item */
+
+static dd_nccl_result
+enqueue(const dd_nccl_api *api, const dd_nccl_item *item, dd_nccl_comm_handle comm, dd_cuda_stream stream)
+{
+    const void *send = item->send;
+    void *recv = item->recv;
+    switch (item->kind) {
+    case DD_NCCL_ITEM_ALL_REDUCE:
+        return api->ncclAllReduce(send, recv, item->count, item->dtype, item->redop, comm, stream);
+    case DD_NCCL_ITEM_BROADCAST:
+        return api->ncclBroadcast(send, recv, item->count, item->dtype, item->root, comm, stream);
+    case DD_NCCL_ITEM_REDUCE:
+        return api->ncclReduce(send, recv, item->count, item->dtype, item->redop, item->root, comm, stream);
+    case DD_NCCL_ITEM_ALL_GATHER:
+        return api->ncclAllGather(send, recv, item->count, item->dtype, comm, stream);
+    case DD_NCCL_ITEM_REDUCE_SCATTER:
+        return api->ncclReduceScatter(send, recv, item->count, item->dtype, item->redop, comm, stream);
+    case DD_NCCL_ITEM_SEND:
+        return api->ncclSend(send, item->count, item->dtype, item->root, comm, stream);
+    case DD_NCCL_ITEM_RECV:
+        break;
+    }
+    return api->ncclRecv(recv, item->count, item->dtype, item->root, comm, stream);
+}
+
+static bool
+has_root(dd_nccl_item_kind kind)
+{
+    return kind == DD_NCCL_ITEM_BROADCAST || kind == DD_NCCL_ITEM_REDUCE || kind == DD_NCCL_ITEM_SEND ||
+           kind == DD_NCCL_ITEM_RECV;
+}
+
+static dd_status
+check_item(const char *what, const dd_nccl_item *item, int size, dd_error *err)
+{
+    if (has_root(item->kind) && (item->root < 0 || item->root >= size)) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: there is no rank %d among %d", what, item->root,
+                            size);
+    }
+    return DD_OK;
+}
+
+/* ---- a call: communicators that are entered together, with all items in one group of NCCL's */
+
+typedef struct call {
+    const char *what;
+    const dd_nccl_api *api;
+    const dd_nccl_lib *lib;
+    dd_nccl_comm *const *comms;
+    dd_nccl_comm_handle *handles;
+    int ncomms;
+    const dd_nccl_item *items; /* items[k * ncomms + i] is the k-th of comms[i] */
+    int nitems;                /* of each */
+    const dd_cuda_stream *streams;
+    const dd_wait *wait;
+} call;
+
+/* Within the group. The first failure ends it; the group is closed in any case. */
+static dd_status
+enqueue_all(const call *c, dd_error *err)
+{
+    for (int k = 0; k < c->nitems; k++) {
+        for (int i = 0; i < c->ncomms; i++) {
+            const dd_nccl_item *item = &c->items[k * c->ncomms + i];
+            dd_cuda_stream stream = c->streams != NULL ? c->streams[i] : NULL;
+            dd_nccl_result result = enqueue(c->api, item, c->handles[i], stream);
+            char who[64];
+            (void)snprintf(who, sizeof who, "rank %d of %d", dd_nccl_comm_rank(c->comms[i]),
+                           dd_nccl_comm_size(c->comms[i]));
+            dd_status status = dd_nccl_check(c->lib, c->handles[i], result, err, "%s of %s", c->what, who);
+            if (status != DD_OK) {
+                return status;
+            }
+        }
+    }
+    return DD_OK;
+}
+
+static dd_status
+run_group(const call *c, dd_error *err)
+{
+    dd_status status =
+        dd_nccl_check(c->lib, NULL, c->api->ncclGroupStart(), err, "ncclGroupStart for %s", c->what);
+    if (status != DD_OK) {
+        return status;
+    }
+    status = enqueue_all(c, err);
+    dd_nccl_result ended = c->api->ncclGroupEnd();
+    if (status == DD_OK) {
+        status = dd_nccl_check(c->lib, NULL, ended, err, "ncclGroupEnd for %s", c->what);
+    }
+    for (int i = 0; i < c->ncomms && status == DD_OK; i++) {
+        status = dd_nccl_comm_wait_ready(c->comms[i], c->what, NULL, c->wait, err);
+    }
+    return status;
+}
+
+/* The device of the first communicator is current, for NCCL's sake; the caller's is put back. */
+static dd_status
+run_entered(const call *c, dd_error *err)
+{
+    dd_cuda_guard guard;
+    const dd_cuda *cuda = dd_nccl_comm_cuda(c->comms[0]);
+    dd_status status = dd_cuda_enter(cuda, dd_nccl_comm_device(c->comms[0]), &guard, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    status = run_group(c, err);
+    dd_cuda_leave(&guard);
+    return status;
+}
+
+static dd_status
+run_call(call *c, dd_error *err)
+{
+    for (int i = 0; i < c->nitems * c->ncomms; i++) {
+        dd_status status = check_item(c->what, &c->items[i], dd_nccl_comm_size(c->comms[0]), err);
+        if (status != DD_OK) {
+            return status;
+        }
+    }
+    int nentered = 0;
+    dd_status status = DD_OK;
+    while (nentered < c->ncomms && status == DD_OK) {
+        status = dd_nccl_comm_enter(c->comms[nentered], &c->handles[nentered], err);
+        nentered += status == DD_OK;
+    }
+    if (status == DD_OK) {
+        status = run_entered(c, err);
+    }
+    while (nentered > 0) {
+        dd_nccl_comm_leave(c->comms[--nentered]);
+    }
+    return status;
+}
+
+dd_status
+dd_nccl_comm_run(dd_nccl_comm *comm, const char *what, const dd_nccl_item *items, int nitems,
+                 dd_cuda_stream stream, const dd_wait *wait, dd_error *err)
+{
+    dd_nccl_comm_handle handle;
+    const dd_nccl_lib *lib = dd_nccl_comm_lib(comm);
+    call c = {what, &lib->api, lib, &comm, &handle, 1, items, nitems, &stream, wait};
+    return run_call(&c, err);
+}
+
+/* ---- teams */
+
+static dd_status
+check_devices(const int *devices, int n, dd_error *err)
+{
+    for (int i = 0; i < n; i++) {
+        for (int k = 0; k < i; k++) {
+            if (devices[i] == devices[k]) {
+                return dd_error_set(err, DD_INVALID_ARGUMENT,
+                                    "device %d is there twice: NCCL wants one rank per device", devices[i]);
+            }
+        }
+    }
+    return DD_OK;
+}
+
+dd_status
+dd_nccl_team_open(const dd_nccl_lib *lib, const dd_cuda *cuda, const int *devices, int ndevices,
+                  dd_nccl_team **opened, const dd_wait *wait, dd_error *err)
+{
+    if (ndevices < 1) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "a team of NCCL communicators needs a device");
+    }
+    dd_status status = check_devices(devices, ndevices, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    size_t size = sizeof(dd_nccl_team) + (size_t)ndevices * (sizeof(dd_nccl_comm *) + sizeof(int));
+    dd_nccl_team *team = dd_mem_zalloc(size);
+    if (team == NULL) {
+        return dd_error_no_memory(err, size);
+    }
+    team->lib = lib;
+    team->cuda = cuda;
+    team->size = ndevices;
+    team->devices = (int *)(team->comms + ndevices);
+    memcpy(team->devices, devices, (size_t)ndevices * sizeof(int));
+    dd_mutex_init(&team->call_mu);
+    dd_mutex_init(&team->mu);
+    status = dd_nccl_comm_init_all(lib, cuda, devices, ndevices, team->comms, wait, err);
+    if (status != DD_OK) {
+        dd_nccl_team_close(team);
+        return status;
+    }
+    *opened = team;
+    return DD_OK;
+}
+
+void
+dd_nccl_team_close(dd_nccl_team *team)
+{
+    if (team == NULL) {
+        return;
+    }
+    for (int i = 0; i < team->size; i++) {
+        if (team->comms[i] != NULL) {
+            /* Abort handles may outlive the team: the communicator does not. */
+            dd_status status = dd_nccl_comm_destroy(team->comms[i], NULL);
+            (void)status;
+            dd_nccl_comm_release(team->comms[i]);
+        }
+    }
+    pthread_mutex_destroy(&team->call_mu);
+    pthread_mutex_destroy(&team->mu);
+    dd_mem_free(team);
+}
+
+int
+dd_nccl_team_size(const dd_nccl_team *team)
+{
+    return team->size;
+}
+
+int
+dd_nccl_team_device(const dd_nccl_team *team, int rank)
+{
+    return team->devices[rank];
+}
+
+dd_nccl_comm *
+dd_nccl_team_acquire_comm(dd_nccl_team *team, int rank)
+{
+    pthread_mutex_lock(&team->mu);
+    dd_nccl_comm *comm = team->comms[rank];
+    if (comm != NULL) {
+        dd_nccl_comm_acquire(comm);
+    }
+    pthread_mutex_unlock(&team->mu);
+    return comm;
+}
+
+bool
+dd_nccl_team_is_empty(dd_nccl_team *team)
+{
+    pthread_mutex_lock(&team->mu);
+    bool is_empty = team->comms[0] == NULL;
+    pthread_mutex_unlock(&team->mu);
+    return is_empty;
+}
+
+static dd_status
+check_whole_locked(const dd_nccl_team *team, dd_error *err)
+{
+    if (team->comms[0] == NULL) {
+        return dd_error_set(err, DD_CLOSED, "the team of %d NCCL communicators has been taken apart",
+                            team->size);
+    }
+    return DD_OK;
+}
+
+static dd_status
+team_run_locked(dd_nccl_team *team, call *c, dd_error *err)
+{
+    dd_status status = check_whole_locked(team, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    c->handles = dd_mem_alloc_array((size_t)team->size, sizeof *c->handles);
+    if (c->handles == NULL) {
+        return dd_error_no_memory(err, (size_t)team->size * sizeof *c->handles);
+    }
+    status = run_call(c, err);
+    dd_mem_free(c->handles);
+    return status;
+}
+
+dd_status
+dd_nccl_team_run(dd_nccl_team *team, const char *what, const dd_nccl_item *items, int nitems_per_rank,
+                 const dd_cuda_stream *streams, const dd_wait *wait, dd_error *err)
+{
+    call c = {what,       &team->lib->api, team->lib,       team->comms, NULL,
+              team->size, items,           nitems_per_rank, streams,     wait};
+    pthread_mutex_lock(&team->call_mu);
+    dd_status status = team_run_locked(team, &c, err);
+    pthread_mutex_unlock(&team->call_mu);
+    return status;
+}
+
+dd_status
+dd_nccl_team_abort(dd_nccl_team *team, const char *reason, dd_error *err)
+{
+    dd_status status = DD_OK;
+    for (int i = 0; i < team->size; i++) {
+        dd_nccl_comm *comm = dd_nccl_team_acquire_comm(team, i);
+        if (comm == NULL) {
+            continue;
+        }
+        dd_status ended = dd_nccl_comm_abort(comm, reason, status == DD_OK ? err : NULL);
+        status = status == DD_OK ? ended : status;
+        dd_nccl_comm_release(comm);
+    }
+    return status;
+}
+
+dd_status
+dd_nccl_team_take_apart(dd_nccl_team *team, dd_nccl_comm **comms, dd_error *err)
+{
+    pthread_mutex_lock(&team->call_mu);
+    pthread_mutex_lock(&team->mu);
+    dd_status status = check_whole_locked(team, err);
+    for (int i = 0; i < team->size && status == DD_OK; i++) {
+        comms[i] = team->comms[i];
+        team->comms[i] = NULL;
+    }
+    pthread_mutex_unlock(&team->mu);
+    pthread_mutex_unlock(&team->call_mu);
+    return status;
+}

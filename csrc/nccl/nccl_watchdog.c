@@ -1,0 +1,387 @@
+#include "nccl/nccl_watchdog.h"
+
+#include "core/fork.h"
+#include "nccl/nccl_internal.h"
+
+#include <time.h>
+
+#define DEFAULT_INTERVAL_NS (20 * DD_NS_PER_MS)
+#define HURRY_NS DD_NS_PER_MS
+#define DEFAULT_ABORT_TIMEOUT_NS DD_NS_PER_S
+#define COMMS_NS DD_NS_PER_S /* between two questions to communicators that do nothing */
+#define LINGER_NS \
+    (2 * DD_NS_PER_S) /* how long it looks on when nothing is left: waking it takes longer than a call does */
+#define JOIN_NS (2 * DD_NS_PER_S)
+
+struct dd_nccl_watchdog {
+    const dd_cuda *cuda;
+    dd_nccl_watchdog_options options; /* const; without zeros */
+    uint64_t generation;              /* const; of core/fork.h */
+    _Atomic(const char *) activity;
+    atomic_ullong nlooks;
+    atomic_bool is_asleep;  /* until somebody kicks; set with the lock held */
+    atomic_bool is_hurried; /* until nothing is left */
+
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    dd_list groups;   /* lock */
+    size_t ngroups;   /* lock */
+    bool is_started;  /* lock; there is a thread, to be joined */
+    bool is_stopping; /* lock */
+    bool is_over;     /* lock; the driver is gone: the thread has ended */
+    pthread_t thread; /* lock */
+
+    int64_t busy_ns;  /* the thread's: when something was under way last */
+    int64_t comms_ns; /* the same: when communicators were asked last */
+};
+
+static void
+note(dd_nccl_watchdog *watchdog, const char *activity)
+{
+    atomic_store_explicit(&watchdog->activity, activity, memory_order_relaxed);
+}
+
+/* ---- a look at a group */
+
+/* The first work of a channel, acquired; NULL: nothing is under way there. */
+static nccl_work *
+first_work(dd_nccl_group *group, nccl_channel *channel)
+{
+    nccl_work *work = NULL;
+    pthread_mutex_lock(&group->lock);
+    if (!dd_list_is_empty(&channel->works)) {
+        work = DD_CONTAINER_OF(channel->works.next, nccl_work, link);
+        dd_work_acquire(&work->base.base);
+    }
+    pthread_mutex_unlock(&group->lock);
+    return work;
+}
+
+static nccl_progress
+look_at_channel(dd_nccl_group *group, nccl_channel *channel, bool *is_busy)
+{
+    nccl_progress progress = NCCL_ENDED;
+    while (progress == NCCL_ENDED) {
+        nccl_work *work = first_work(group, channel);
+        if (work == NULL) {
+            return NCCL_ENDED;
+        }
+        *is_busy = true;
+        progress = nccl_work_look(work);
+        dd_work_release(&work->base.base);
+    }
+    return progress;
+}
+
+static nccl_progress
+look_at_group(dd_nccl_watchdog *watchdog, dd_nccl_group *group, bool asks_comms, bool *is_busy)
+{
+    pthread_mutex_lock(&group->lock);
+    nccl_channel *channel = group->channels;
+    pthread_mutex_unlock(&group->lock);
+    note(watchdog, "cuEventQuery");
+    bool is_group_busy = false;
+    for (; channel != NULL; channel = channel->next) {
+        if (look_at_channel(group, channel, &is_group_busy) == NCCL_NO_MORE) {
+            return NCCL_NO_MORE;
+        }
+    }
+    note(watchdog, "");
+    nccl_group_check_deadlines(group, dd_clock_now_ns());
+    if (is_group_busy || asks_comms) {
+        note(watchdog, "ncclCommGetAsyncError");
+        nccl_group_check_comms(group);
+        note(watchdog, "");
+    }
+    *is_busy |= is_group_busy;
+    return NCCL_ENDED;
+}
+
+/* The next group in turn, acquired. The caller holds the lock. */
+static dd_nccl_group *
+next_group_locked(dd_nccl_watchdog *watchdog)
+{
+    if (dd_list_is_empty(&watchdog->groups)) {
+        return NULL;
+    }
+    dd_nccl_group *group = DD_CONTAINER_OF(watchdog->groups.next, dd_nccl_group, link);
+    dd_list_remove(&group->link);
+    dd_list_push_back(&watchdog->groups, &group->link);
+    return nccl_group_acquire_internal(group);
+}
+
+/* The driver says goodbye to the process: works end, quietly, and so does this thread. */
+static void
+end_groups(dd_nccl_watchdog *watchdog)
+{
+    dd_error cause;
+    dd_error_set(&cause, DD_CLOSED, "the CUDA driver is shutting down");
+    pthread_mutex_lock(&watchdog->lock);
+    watchdog->is_over = true;
+    for (size_t i = watchdog->ngroups; i > 0; i--) {
+        dd_nccl_group *group = next_group_locked(watchdog);
+        pthread_mutex_unlock(&watchdog->lock);
+        if (group == NULL) {
+            return;
+        }
+        nccl_group_end(group, &cause, DD_NO_RECORD, NCCL_END_DRIVER_GONE);
+        nccl_group_release_internal(group);
+        pthread_mutex_lock(&watchdog->lock);
+    }
+    pthread_mutex_unlock(&watchdog->lock);
+}
+
+/* Whether something is under way. Without the lock. */
+static nccl_progress
+look(dd_nccl_watchdog *watchdog, bool *is_busy)
+{
+    int64_t now_ns = dd_clock_now_ns();
+    bool asks_comms = now_ns - watchdog->comms_ns >= COMMS_NS;
+    if (asks_comms) {
+        watchdog->comms_ns = now_ns;
+    }
+    *is_busy = false;
+    pthread_mutex_lock(&watchdog->lock);
+    size_t ngroups = watchdog->ngroups;
+    pthread_mutex_unlock(&watchdog->lock);
+    for (size_t i = 0; i < ngroups; i++) {
+        pthread_mutex_lock(&watchdog->lock);
+        dd_nccl_group *group = next_group_locked(watchdog);
+        pthread_mutex_unlock(&watchdog->lock);
+        if (group == NULL) {
+            break;
+        }
+        nccl_progress progress = look_at_group(watchdog, group, asks_comms, is_busy);
+        nccl_group_release_internal(group);
+        if (progress == NCCL_NO_MORE) {
+            end_groups(watchdog);
+            return NCCL_NO_MORE;
+        }
+    }
+    atomic_fetch_add_explicit(&watchdog->nlooks, 1, memory_order_relaxed);
+    return NCCL_ENDED;
+}
+
+/* ---- the thread */
+
+static void
+sleep_locked(dd_nccl_watchdog *watchdog, int64_t duration_ns)
+{
+    int64_t until_ns = dd_deadline_after(duration_ns);
+    struct timespec until = {until_ns / DD_NS_PER_S, until_ns % DD_NS_PER_S};
+    (void)pthread_cond_timedwait(&watchdog->wake, &watchdog->lock, &until);
+}
+
+/* After a look that found nothing for long. Whoever starts a work after the flag is up sees it and kicks; what was started before is
+ * found by the look that comes between the two. */
+static nccl_progress
+doze(dd_nccl_watchdog *watchdog)
+{
+    pthread_mutex_lock(&watchdog->lock);
+    atomic_store(&watchdog->is_asleep, true);
+    pthread_mutex_unlock(&watchdog->lock);
+    bool is_busy;
+    nccl_progress progress = look(watchdog, &is_busy);
+    pthread_mutex_lock(&watchdog->lock);
+    if (progress != NCCL_NO_MORE && !is_busy && !watchdog->is_stopping && atomic_load(&watchdog->is_asleep)) {
+        sleep_locked(watchdog, watchdog->ngroups > 0 ? COMMS_NS : DD_NEVER_NS / 4);
+    }
+    atomic_store(&watchdog->is_asleep, false);
+    pthread_mutex_unlock(&watchdog->lock);
+    return progress;
+}
+
+static void
+nap(dd_nccl_watchdog *watchdog)
+{
+    bool is_hurried = atomic_load(&watchdog->is_hurried);
+    int64_t interval_ns = watchdog->options.interval_ns;
+    pthread_mutex_lock(&watchdog->lock);
+    if (!watchdog->is_stopping) {
+        sleep_locked(watchdog, is_hurried && interval_ns > HURRY_NS ? HURRY_NS : interval_ns);
+    }
+    pthread_mutex_unlock(&watchdog->lock);
+}
+
+static bool
+is_stopping(dd_nccl_watchdog *watchdog)
+{
+    pthread_mutex_lock(&watchdog->lock);
+    bool is = watchdog->is_stopping;
+    pthread_mutex_unlock(&watchdog->lock);
+    return is;
+}
+
+static void *
+run_watchdog(void *arg)
+{
+    dd_nccl_watchdog *watchdog = arg;
+    /* A graph that somebody captures is none of its business: its questions are about other streams. */
+    dd_cuda_capture_mode mode = DD_CUDA_CAPTURE_MODE_RELAXED;
+    (void)watchdog->cuda->api.cuThreadExchangeStreamCaptureMode(&mode);
+    watchdog->busy_ns = dd_clock_now_ns();
+    while (!is_stopping(watchdog)) {
+        bool is_busy;
+        if (look(watchdog, &is_busy) == NCCL_NO_MORE) {
+            break;
+        }
+        int64_t now_ns = dd_clock_now_ns();
+        if (is_busy) {
+            watchdog->busy_ns = now_ns;
+        } else {
+            atomic_store(&watchdog->is_hurried, false);
+        }
+        if (now_ns - watchdog->busy_ns < LINGER_NS) {
+            nap(watchdog);
+        } else if (doze(watchdog) == NCCL_NO_MORE) {
+            break;
+        }
+    }
+    note(watchdog, "");
+    return NULL;
+}
+
+/* ---- from outside */
+
+dd_status
+dd_nccl_watchdog_create(const dd_cuda *cuda, const dd_nccl_watchdog_options *options, dd_nccl_watchdog **out,
+                        dd_error *err)
+{
+    dd_nccl_watchdog *watchdog = dd_mem_zalloc(sizeof *watchdog);
+    if (watchdog == NULL) {
+        return dd_error_no_memory(err, sizeof *watchdog);
+    }
+    watchdog->cuda = cuda;
+    watchdog->options = *options;
+    if (options->interval_ns <= 0) {
+        watchdog->options.interval_ns = DEFAULT_INTERVAL_NS;
+    }
+    if (options->abort_timeout_ns <= 0) {
+        watchdog->options.abort_timeout_ns = DEFAULT_ABORT_TIMEOUT_NS;
+    }
+    watchdog->generation = dd_fork_generation();
+    atomic_init(&watchdog->activity, "");
+    atomic_init(&watchdog->nlooks, 1);
+    atomic_init(&watchdog->is_asleep, false);
+    atomic_init(&watchdog->is_hurried, false);
+    dd_mutex_init(&watchdog->lock);
+    dd_cond_init(&watchdog->wake);
+    dd_list_init(&watchdog->groups);
+    *out = watchdog;
+    return DD_OK;
+}
+
+/* False: it is stuck in the driver, and stays behind. */
+static bool
+join(dd_nccl_watchdog *watchdog)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += JOIN_NS / DD_NS_PER_S;
+    if (pthread_timedjoin_np(watchdog->thread, NULL, &until) == 0) {
+        return true;
+    }
+    pthread_detach(watchdog->thread);
+    return false;
+}
+
+void
+dd_nccl_watchdog_destroy(dd_nccl_watchdog *watchdog)
+{
+    if (watchdog == NULL || watchdog->generation != dd_fork_generation()) {
+        return;
+    }
+    pthread_mutex_lock(&watchdog->lock);
+    watchdog->is_stopping = true;
+    bool is_started = watchdog->is_started;
+    pthread_cond_broadcast(&watchdog->wake);
+    pthread_mutex_unlock(&watchdog->lock);
+    if (is_started && !join(watchdog)) {
+        return;
+    }
+    pthread_cond_destroy(&watchdog->wake);
+    pthread_mutex_destroy(&watchdog->lock);
+    dd_mem_free(watchdog);
+}
+
+dd_status
+nccl_watchdog_add(dd_nccl_watchdog *watchdog, dd_nccl_group *group, dd_error *err)
+{
+    if (watchdog->generation != dd_fork_generation()) {
+        return dd_error_set(err, DD_FORKED,
+                            "the watchdog of NCCL's groups stayed in the process before the fork");
+    }
+    pthread_mutex_lock(&watchdog->lock);
+    dd_status status = DD_OK;
+    if (!watchdog->is_started) {
+        status = dd_thread_start(&watchdog->thread, "dldist-nccl", run_watchdog, watchdog, err);
+        watchdog->is_started = status == DD_OK;
+    }
+    if (status == DD_OK) {
+        dd_list_push_back(&watchdog->groups, &group->link);
+        watchdog->ngroups++;
+        atomic_store(&watchdog->is_asleep, false);
+        pthread_cond_broadcast(&watchdog->wake);
+    }
+    pthread_mutex_unlock(&watchdog->lock);
+    return status;
+}
+
+void
+nccl_watchdog_remove(dd_nccl_watchdog *watchdog, dd_nccl_group *group)
+{
+    pthread_mutex_lock(&watchdog->lock);
+    if (!dd_list_is_empty(&group->link)) {
+        dd_list_remove(&group->link);
+        watchdog->ngroups--;
+    }
+    pthread_mutex_unlock(&watchdog->lock);
+}
+
+void
+nccl_watchdog_kick(dd_nccl_watchdog *watchdog)
+{
+    if (!atomic_load(&watchdog->is_asleep)) {
+        return;
+    }
+    pthread_mutex_lock(&watchdog->lock);
+    atomic_store(&watchdog->is_asleep, false);
+    pthread_cond_broadcast(&watchdog->wake);
+    pthread_mutex_unlock(&watchdog->lock);
+}
+
+bool
+nccl_watchdog_is_abort_off(const dd_nccl_watchdog *watchdog)
+{
+    return watchdog->options.is_abort_off;
+}
+
+int64_t
+nccl_watchdog_abort_timeout_ns(const dd_nccl_watchdog *watchdog)
+{
+    return watchdog->options.abort_timeout_ns;
+}
+
+uint64_t
+dd_nccl_watchdog_heartbeat(const dd_nccl_watchdog *watchdog)
+{
+    return atomic_load(&watchdog->is_asleep) ? 0
+                                             : atomic_load_explicit(&watchdog->nlooks, memory_order_relaxed);
+}
+
+const char *
+dd_nccl_watchdog_activity(const dd_nccl_watchdog *watchdog)
+{
+    return atomic_load_explicit(&watchdog->activity, memory_order_relaxed);
+}
+
+void
+dd_nccl_watchdog_hurry(dd_nccl_watchdog *watchdog)
+{
+    if (atomic_exchange(&watchdog->is_hurried, true)) {
+        return;
+    }
+    pthread_mutex_lock(&watchdog->lock);
+    pthread_cond_broadcast(&watchdog->wake);
+    pthread_mutex_unlock(&watchdog->lock);
+}

@@ -1,0 +1,457 @@
+/* Works: how they are asked, and how they end.
+ *
+ * A work is in its channel's list from before NCCL is called until it has ended, whoever notices: the watchdog, a thread that waits, or a failure of the
+ * group. All of them hold the group's lock when they complete it, and only the first counts. Its events live as long as it does, so
+ * that anybody who holds it may ask. */
+#include "nccl/nccl_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define MAX_POOL 64u
+#define SPIN_NS (20 * DD_NS_PER_US)
+#define MIN_NAP_NS (50 * DD_NS_PER_US)
+#define MAX_NAP_NS DD_NS_PER_MS
+
+/* ---- made and destroyed */
+
+static void
+give_events(nccl_work *work)
+{
+    /* What the device has not reached yet, and what a graph refers to, is not recorded again. */
+    bool is_reusable = !work->is_captured && atomic_load_explicit(&work->is_quiet, memory_order_acquire);
+    nccl_device *device = work->channel->device;
+    if (!is_reusable || !work->group->options.has_event_cache) {
+        dd_cuda_guard guard;
+        if (nccl_enter(work->group, device, &guard, NULL) != DD_OK) {
+            return; /* the driver is gone, and the events with it */
+        }
+        nccl_event_give(work->group, device, work->has_timing, work->start, is_reusable);
+        nccl_event_give(work->group, device, work->has_timing, work->end, is_reusable);
+        dd_cuda_leave(&guard);
+        return;
+    }
+    nccl_event_give(work->group, device, work->has_timing, work->start, true);
+    nccl_event_give(work->group, device, work->has_timing, work->end, true);
+}
+
+static void
+destroy_work(dd_work *base)
+{
+    nccl_work *work = (nccl_work *)base;
+    dd_nccl_group *group = work->group;
+    bool is_kept = false;
+    if (nccl_group_check_fork(group, NULL) == DD_OK) {
+        give_events(work);
+        pthread_mutex_lock(&group->lock);
+        is_kept = group->npool < MAX_POOL && !group->is_closed;
+        if (is_kept) {
+            dd_list_push_back(&group->pool, &work->link);
+            group->npool++;
+        }
+        pthread_mutex_unlock(&group->lock);
+    }
+    if (!is_kept) {
+        dd_mem_free(work);
+    }
+    nccl_group_release_internal(group);
+}
+
+static nccl_work *
+take_from_pool(dd_nccl_group *group)
+{
+    nccl_work *work = NULL;
+    pthread_mutex_lock(&group->lock);
+    if (group->npool > 0) {
+        work = DD_CONTAINER_OF(group->pool.next, nccl_work, link);
+        dd_list_remove(&work->link);
+        group->npool--;
+    }
+    pthread_mutex_unlock(&group->lock);
+    return work != NULL ? work : dd_mem_alloc(sizeof *work);
+}
+
+static dd_status
+take_events(nccl_launch *launch, nccl_work *work, dd_error *err)
+{
+    nccl_device *device = launch->channel->device;
+    dd_status status = nccl_event_take(launch->group, device, work->has_timing, &work->end, err);
+    if (status == DD_OK && work->has_timing) {
+        status = nccl_event_take(launch->group, device, true, &work->start, err);
+    }
+    return status;
+}
+
+static bool
+is_message_only(const dd_nccl_call *call)
+{
+    for (size_t i = 0; i < call->nops; i++) {
+        if (call->ops[i].kind == DD_NCCL_OP_COLL) {
+            return false;
+        }
+    }
+    return call->nops > 0;
+}
+
+dd_status
+nccl_work_create(nccl_launch *launch, dd_error *err)
+{
+    const dd_nccl_call *call = launch->call;
+    dd_nccl_group *group = launch->group;
+    nccl_work *work = take_from_pool(group);
+    if (work == NULL) {
+        return dd_error_no_memory(err, sizeof *work);
+    }
+    dd_work_init(&work->base.base, call->what, 0, dd_clock_now_ns());
+    work->base.base.destroy = destroy_work;
+    work->group = nccl_group_acquire_internal(group);
+    work->channel = launch->channel;
+    dd_list_init(&work->link);
+    work->start = NULL;
+    work->end = NULL;
+    work->what = call->what;
+    work->number = 0;
+    work->record = call->record;
+    work->timeout_ns = call->timeout_ns >= 0 ? call->timeout_ns
+                                             : atomic_load_explicit(&group->timeout_ns, memory_order_relaxed);
+    work->ephemeral_ns = 0;
+    work->is_message = is_message_only(call);
+    work->is_barrier = call->is_barrier;
+    work->has_timing = group->options.has_timing;
+    work->is_captured = launch->is_capturing;
+    atomic_init(&work->is_started, false);
+    atomic_init(&work->is_launched, false);
+    atomic_init(&work->is_quiet, true); /* until something is in the stream */
+    dd_status status = take_events(launch, work, err);
+    if (status != DD_OK) {
+        dd_work_release(&work->base.base);
+        return status;
+    }
+    launch->work = work;
+    return DD_OK;
+}
+
+/* ---- words */
+
+size_t
+nccl_work_print(const nccl_work *work, char out[128])
+{
+    const char *kind = work->is_message ? " message" : "";
+    int len = snprintf(out, 128, "%s%s #%llu of rank %d ", work->what, kind, (unsigned long long)work->number,
+                       work->group->rank);
+    return len < 128 ? (size_t)len : 127;
+}
+
+void
+nccl_work_describe(const nccl_work *work, const dd_error *cause, dd_error *error)
+{
+    const dd_nccl_group *group = work->group;
+    char call[128];
+    size_t len = nccl_work_print(work, call);
+    *error = *cause;
+    if (strncmp(error->message, call, len) == 0) { /* the cause is this one */
+        memmove(error->message, error->message + len, strlen(error->message + len) + 1);
+    }
+    dd_error_prepend(error, "%s%s #%llu on group \"%.*s\" (rank %d of %d)", work->what,
+                     work->is_message ? " message" : "", (unsigned long long)work->number,
+                     (int)group->options.name.len, (const char *)group->options.name.data, group->rank,
+                     group->size);
+}
+
+/* ---- ends */
+
+static void
+complete_locked(nccl_work *work, const dd_error *error, dd_list *ended)
+{
+    dd_nccl_group *group = work->group;
+    int64_t now_ns = work->record != DD_NO_RECORD ? dd_clock_now_ns() : 0;
+    if (work->record != DD_NO_RECORD && group->recorder != NULL) {
+        if (error == NULL && !atomic_load_explicit(&work->is_started, memory_order_relaxed)) {
+            dd_recorder_start(group->recorder, work->record, now_ns);
+        }
+        dd_recorder_end(group->recorder, work->record, now_ns, error);
+    }
+    if (work->ephemeral_ns > 0) {
+        group->ephemeral_ns -= work->ephemeral_ns;
+    }
+    if (error == NULL && !work->is_message) {
+        group->last_completed = work->number;
+    }
+    dd_list_remove(&work->link);
+    dd_list_push_back(ended, &work->link);
+    (void)dd_work_complete(&work->base.base, error);
+    if (group->nwaiters > 0) {
+        pthread_cond_broadcast(&group->ended);
+    }
+}
+
+void
+nccl_works_complete_locked(nccl_channel *channel, nccl_work *last, dd_list *ended)
+{
+    /* The stream has reached the end of this one, so it has passed those before it. */
+    while (!dd_work_is_done(&last->base.base)) {
+        nccl_work *work = DD_CONTAINER_OF(channel->works.next, nccl_work, link);
+        atomic_store_explicit(&work->is_quiet, true, memory_order_release);
+        complete_locked(work, NULL, ended);
+    }
+}
+
+void
+nccl_work_fail_locked(nccl_work *work, const dd_error *cause, dd_list *ended)
+{
+    dd_error error;
+    nccl_work_describe(work, cause, &error);
+    complete_locked(work, &error, ended);
+}
+
+void
+nccl_works_release_ended(dd_list *ended)
+{
+    while (!dd_list_is_empty(ended)) {
+        nccl_work *work = DD_CONTAINER_OF(ended->next, nccl_work, link);
+        dd_list_remove(&work->link);
+        dd_work_release(&work->base.base);
+    }
+}
+
+/* ---- asking the device */
+
+/* A thread that captures a graph may ask about events outside of it only when it says that it knows what it does. */
+static dd_cuda_result
+query(const nccl_work *work, dd_cuda_event event)
+{
+    const dd_cuda_api *api = &work->group->cuda->api;
+    dd_cuda_capture_mode mode = DD_CUDA_CAPTURE_MODE_RELAXED;
+    (void)api->cuThreadExchangeStreamCaptureMode(&mode);
+    dd_cuda_result result = api->cuEventQuery(event);
+    (void)api->cuThreadExchangeStreamCaptureMode(&mode);
+    return result;
+}
+
+nccl_progress
+nccl_work_query(const nccl_work *work, dd_cuda_event event, dd_error *err)
+{
+    dd_cuda_result result = query(work, event);
+    if (result == DD_CUDA_SUCCESS) {
+        return NCCL_ENDED;
+    }
+    if (result == DD_CUDA_NOT_READY) {
+        return NCCL_UNDER_WAY;
+    }
+    if (dd_cuda_is_shutting_down(result)) {
+        dd_error_set(err, DD_CLOSED, "the CUDA driver is shutting down");
+        return NCCL_NO_MORE;
+    }
+    (void)!dd_cuda_check(work->group->cuda, result, err, "cuEventQuery on device %d",
+                         work->channel->device->number);
+    return NCCL_BROKEN;
+}
+
+static void
+look_at_start(nccl_work *work)
+{
+    if (work->start == NULL || atomic_load_explicit(&work->is_started, memory_order_relaxed) ||
+        query(work, work->start) != DD_CUDA_SUCCESS) {
+        return;
+    }
+    bool was_started = atomic_exchange(&work->is_started, true);
+    if (!was_started && work->record != DD_NO_RECORD && work->group->recorder != NULL) {
+        dd_recorder_start(work->group->recorder, work->record, dd_clock_now_ns());
+    }
+}
+
+nccl_progress
+nccl_work_look(nccl_work *work)
+{
+    dd_nccl_group *group = work->group;
+    if (!atomic_load_explicit(&work->is_launched, memory_order_acquire)) {
+        return NCCL_UNDER_WAY;
+    }
+    look_at_start(work);
+    dd_error error;
+    nccl_progress progress = nccl_work_query(work, work->end, &error);
+    if (progress == NCCL_UNDER_WAY) {
+        return progress;
+    }
+    if (progress != NCCL_ENDED) {
+        nccl_group_end(group, &error, work->record,
+                       progress == NCCL_NO_MORE ? NCCL_END_DRIVER_GONE : NCCL_END_FAILED);
+        return progress;
+    }
+    dd_list ended;
+    dd_list_init(&ended);
+    pthread_mutex_lock(&group->lock);
+    if (!dd_work_is_done(&work->base.base)) {
+        nccl_works_complete_locked(work->channel, work, &ended);
+    }
+    pthread_mutex_unlock(&group->lock);
+    nccl_works_release_ended(&ended);
+    return progress;
+}
+
+/* ---- what others may ask */
+
+bool
+dd_nccl_work_poll(dd_nccl_work *base)
+{
+    nccl_work *work = (nccl_work *)base;
+    if (dd_work_is_done(&base->base)) {
+        return true;
+    }
+    if (nccl_group_check_fork(work->group, NULL) != DD_OK) {
+        return false;
+    }
+    (void)nccl_work_look(work);
+    return dd_work_is_done(&base->base);
+}
+
+bool
+dd_nccl_work_is_started(dd_nccl_work *base)
+{
+    nccl_work *work = (nccl_work *)base;
+    if (dd_work_is_done(&base->base)) {
+        return true;
+    }
+    if (nccl_group_check_fork(work->group, NULL) == DD_OK &&
+        atomic_load_explicit(&work->is_launched, memory_order_acquire)) {
+        look_at_start(work);
+    }
+    return atomic_load_explicit(&work->is_started, memory_order_relaxed);
+}
+
+dd_status
+dd_nccl_work_wait_stream(dd_nccl_work *base, dd_cuda_stream stream, dd_error *err)
+{
+    nccl_work *work = (nccl_work *)base;
+    dd_status status = nccl_group_check_fork(work->group, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    if (dd_work_is_done(&base->base) && !work->is_captured) {
+        return dd_work_result(&base->base, err);
+    }
+    dd_cuda_guard guard; /* the default streams are those of the current context */
+    status = nccl_enter(work->group, work->channel->device, &guard, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    status = dd_cuda_check(work->group->cuda, work->group->cuda->api.cuStreamWaitEvent(stream, work->end, 0),
+                           err, "cuStreamWaitEvent on device %d", work->channel->device->number);
+    dd_cuda_leave(&guard);
+    return status;
+}
+
+/* Looks again and again for a moment: many works are short. */
+static bool
+spin(dd_nccl_work *base)
+{
+    int64_t until_ns = dd_clock_now_ns() + SPIN_NS;
+    do {
+        if (dd_nccl_work_poll(base)) {
+            return true;
+        }
+    } while (dd_clock_now_ns() < until_ns);
+    return false;
+}
+
+/* One nap, or until something of the group ends. */
+static void
+nap(nccl_work *work, const dd_wait *wait, int64_t nap_ns)
+{
+    dd_nccl_group *group = work->group;
+    dd_wait slice = dd_wait_at_most(wait, nap_ns);
+    pthread_mutex_lock(&group->lock);
+    if (!dd_work_is_done(&work->base.base)) {
+        group->nwaiters++;
+        dd_cond_wait_slice(&group->ended, &group->lock, &slice);
+        group->nwaiters--;
+    }
+    pthread_mutex_unlock(&group->lock);
+}
+
+dd_status
+dd_nccl_work_wait(dd_nccl_work *base, const dd_wait *wait, dd_error *err)
+{
+    nccl_work *work = (nccl_work *)base;
+    dd_status status = nccl_group_check_fork(work->group, err);
+    if (status != DD_OK || dd_work_is_done(&base->base)) {
+        return status != DD_OK ? status : dd_work_result(&base->base, err);
+    }
+    int64_t nap_ns = MIN_NAP_NS;
+    bool is_done = spin(base);
+    while (!is_done) {
+        if (dd_wait_is_over(wait)) {
+            char call[128];
+            nccl_work_print(work, call);
+            return dd_error_set(err, DD_OP_TIMED_OUT, "%son group \"%.*s\" has not ended after %.3f s", call,
+                                (int)work->group->options.name.len,
+                                (const char *)work->group->options.name.data, dd_wait_elapsed_s(wait));
+        }
+        status = dd_wait_check(wait, err);
+        if (status != DD_OK) {
+            return status;
+        }
+        nap(work, wait, nap_ns);
+        nap_ns = nap_ns * 2 < MAX_NAP_NS ? nap_ns * 2 : MAX_NAP_NS;
+        is_done = dd_nccl_work_poll(base);
+    }
+    return dd_work_result(&base->base, err);
+}
+
+bool
+dd_nccl_work_memory_is_free(dd_nccl_work *base)
+{
+    nccl_work *work = (nccl_work *)base;
+    if (!dd_nccl_work_poll(base)) {
+        return false;
+    }
+    if (atomic_load_explicit(&work->is_quiet, memory_order_acquire)) {
+        return true;
+    }
+    nccl_progress progress = nccl_group_check_fork(work->group, NULL) == DD_OK
+                                 ? nccl_work_query(work, work->end, NULL)
+                                 : NCCL_NO_MORE;
+    bool is_quiet = progress == NCCL_ENDED || progress == NCCL_NO_MORE;
+    if (is_quiet) {
+        atomic_store_explicit(&work->is_quiet, true, memory_order_release);
+    }
+    return is_quiet;
+}
+
+dd_status
+dd_nccl_work_duration(dd_nccl_work *base, float *ms, dd_error *err)
+{
+    nccl_work *work = (nccl_work *)base;
+    if (work->start == NULL || work->is_captured) {
+        return dd_error_set(err, DD_NOT_SUPPORTED, "%s was not timed%s", work->what,
+                            work->is_captured ? ": it belongs to a CUDA graph" : "");
+    }
+    if (!dd_nccl_work_poll(base)) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s has not ended yet", work->what);
+    }
+    dd_status status = dd_work_result(&base->base, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    return dd_cuda_check(work->group->cuda,
+                         work->group->cuda->api.cuEventElapsedTime(ms, work->start, work->end), err,
+                         "cuEventElapsedTime on device %d", work->channel->device->number);
+}
+
+int64_t
+dd_nccl_work_timeout_ns(const dd_nccl_work *base)
+{
+    return ((const nccl_work *)base)->timeout_ns;
+}
+
+bool
+dd_nccl_work_is_captured(const dd_nccl_work *base)
+{
+    return ((const nccl_work *)base)->is_captured;
+}
+
+bool
+dd_nccl_work_is_barrier(const dd_nccl_work *base)
+{
+    return ((const nccl_work *)base)->is_barrier;
+}

@@ -1,0 +1,409 @@
+/* What a dump says. */
+#include "observe/dump_internal.h"
+#include "observe/recorder_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define FORMAT_VERSION "2.10"
+#define DUMP_NBYTES 4096
+#define ENTRY_NBYTES 512
+
+/* As torch calls them. */
+static const char *
+dtype_text(dd_dtype dtype)
+{
+    switch (dtype) {
+    case DD_DTYPE_BOOL:
+        return "Bool";
+    case DD_DTYPE_INT8:
+        return "Char";
+    case DD_DTYPE_UINT8:
+        return "Byte";
+    case DD_DTYPE_INT16:
+        return "Short";
+    case DD_DTYPE_UINT16:
+        return "UInt16";
+    case DD_DTYPE_INT32:
+        return "Int";
+    case DD_DTYPE_UINT32:
+        return "UInt32";
+    case DD_DTYPE_INT64:
+        return "Long";
+    case DD_DTYPE_UINT64:
+        return "UInt64";
+    case DD_DTYPE_FLOAT16:
+        return "Half";
+    case DD_DTYPE_BFLOAT16:
+        return "BFloat16";
+    case DD_DTYPE_FLOAT8_E4M3FN:
+        return "Float8_e4m3fn";
+    case DD_DTYPE_FLOAT8_E5M2:
+        return "Float8_e5m2";
+    case DD_DTYPE_FLOAT32:
+        return "Float";
+    case DD_DTYPE_FLOAT64:
+        return "Double";
+    case DD_DTYPE_COMPLEX64:
+        return "ComplexFloat";
+    case DD_DTYPE_COMPLEX128:
+        return "ComplexDouble";
+    }
+    return "Undefined";
+}
+
+/* ---- words */
+
+static void
+open_container(dump_writer *writer, dump_container container)
+{
+    writer->ops->open(writer, container);
+}
+
+static void
+close_container(dump_writer *writer, dump_container container)
+{
+    writer->ops->close(writer, container);
+}
+
+static void
+open_at(dump_writer *writer, const char *key, dump_container container)
+{
+    writer->ops->put_key(writer, key);
+    writer->ops->open(writer, container);
+}
+
+static void
+put_text(dump_writer *writer, const char *key, dd_bytes text)
+{
+    writer->ops->put_key(writer, key);
+    writer->ops->put_text(writer, text);
+}
+
+static void
+put_string(dump_writer *writer, const char *key, const char *text)
+{
+    put_text(writer, key, dd_bytes_of_string(text));
+}
+
+static void
+put_int(dump_writer *writer, const char *key, int64_t value)
+{
+    writer->ops->put_key(writer, key);
+    writer->ops->put_int(writer, value);
+}
+
+static void
+put_bool(dump_writer *writer, const char *key, bool value)
+{
+    writer->ops->put_key(writer, key);
+    writer->ops->put_bool(writer, value);
+}
+
+/* ---- entries */
+
+static void
+put_shape(dump_writer *writer, const snapshot_tensor *tensor)
+{
+    open_container(writer, DUMP_LIST);
+    if (tensor->is_stacked) {
+        writer->ops->put_int(writer, tensor->count);
+    }
+    for (int i = 0; i < tensor->ndim; i++) {
+        writer->ops->put_int(writer, (int64_t)tensor->shape[i]);
+    }
+    close_container(writer, DUMP_LIST);
+}
+
+/* What is to be said of a tensor, as often as there are such. */
+static void
+put_each(dump_writer *writer, const record_body *body, bool is_output,
+         void (*put)(dump_writer *writer, const snapshot_tensor *tensor))
+{
+    size_t cursor = 0;
+    snapshot_tensor tensor;
+    open_container(writer, DUMP_LIST);
+    while (snapshot_next_tensor(body, is_output, &cursor, &tensor)) {
+        uint32_t times = tensor.is_stacked ? 1 : tensor.count;
+        for (uint32_t i = 0; i < times && writer->status == DD_OK; i++) {
+            put(writer, &tensor);
+        }
+    }
+    close_container(writer, DUMP_LIST);
+}
+
+static void
+put_dtype(dump_writer *writer, const snapshot_tensor *tensor)
+{
+    writer->ops->put_text(writer, dd_bytes_of_string(dtype_text(tensor->dtype)));
+}
+
+static void
+put_tensors(dump_writer *writer, const record_body *body)
+{
+    writer->ops->put_key(writer, "input_sizes");
+    put_each(writer, body, false, put_shape);
+    writer->ops->put_key(writer, "input_dtypes");
+    put_each(writer, body, false, put_dtype);
+    writer->ops->put_key(writer, "output_sizes");
+    put_each(writer, body, true, put_shape);
+    writer->ops->put_key(writer, "output_dtypes");
+    put_each(writer, body, true, put_dtype);
+    if (body->ninputs_left_out > 0) {
+        put_int(writer, "inputs_left_out", body->ninputs_left_out);
+    }
+    if (body->noutputs_left_out > 0) {
+        put_int(writer, "outputs_left_out", body->noutputs_left_out);
+    }
+}
+
+/* "gloo:all_reduce", "nccl:send 0->1", "nccl:recv 1<-0" */
+static void
+put_name(dump_writer *writer, const snapshot_entry *entry)
+{
+    char name[128];
+    const snapshot_group *group = entry->group;
+    if (!entry->body.is_p2p) {
+        snprintf(name, sizeof name, "%s:%s", group->kind, entry->body.name);
+    } else {
+        bool is_send = strcmp(entry->body.name, "send") == 0;
+        snprintf(name, sizeof name, "%s:%s %d%s%d", group->kind, entry->body.name, group->rank,
+                 is_send ? "->" : "<-", entry->peer);
+    }
+    put_string(writer, "profiling_name", name);
+}
+
+static void
+put_time(dump_writer *writer, const char *key, const dd_snapshot *snapshot, int64_t monotonic_ns)
+{
+    writer->ops->put_key(writer, key);
+    if (monotonic_ns != 0) {
+        writer->ops->put_int(writer, monotonic_ns + snapshot->calendar_ns);
+    } else if (writer->ops->is_none_zero) {
+        writer->ops->put_int(writer, 0);
+    } else {
+        writer->ops->put_none(writer);
+    }
+}
+
+static void
+put_state(dump_writer *writer, const dd_snapshot *snapshot, const snapshot_entry *entry)
+{
+    bool is_completed = entry->ended_ns != 0 && entry->code == DD_OK;
+    if (is_completed && entry->started_ns != 0) {
+        writer->ops->put_key(writer, "duration_ms");
+        writer->ops->put_real(writer, (double)(entry->ended_ns - entry->started_ns) * 1e-6);
+    }
+    put_string(writer, "state",
+               is_completed             ? "completed"
+               : entry->started_ns != 0 ? "started"
+                                        : "scheduled");
+    put_time(writer, "time_discovered_started_ns", snapshot, entry->started_ns);
+    put_time(writer, "time_discovered_completed_ns", snapshot, is_completed ? entry->ended_ns : 0);
+    put_bool(writer, "retired", entry->ended_ns != 0);
+}
+
+static void
+put_error(dump_writer *writer, const snapshot_entry *entry)
+{
+    if (entry->code == DD_OK) {
+        return;
+    }
+    const char *message = entry->error != NULL ? entry->error->message : dd_status_text(entry->code);
+    put_string(writer, "error", message);
+    put_string(writer, "error_code", dd_status_name(entry->code));
+    if (entry->error != NULL && entry->error->culprit.rank >= 0) {
+        put_int(writer, "culprit_rank", entry->error->culprit.rank);
+    }
+}
+
+static void
+put_frames(dump_writer *writer, const dd_snapshot *snapshot, uint32_t stack)
+{
+    dd_frame frames[DD_STACK_MAX_FRAMES];
+    size_t count = dd_call_sites_get(snapshot->recorder->sites, stack, frames);
+    open_at(writer, "frames", DUMP_LIST);
+    for (size_t i = 0; i < count; i++) {
+        open_container(writer, DUMP_DICT);
+        put_string(writer, "name", frames[i].function);
+        put_string(writer, "filename", frames[i].file);
+        put_int(writer, "line", frames[i].line);
+        close_container(writer, DUMP_DICT);
+    }
+    close_container(writer, DUMP_LIST);
+}
+
+static void
+put_caller(dump_writer *writer, const dd_snapshot *snapshot, const record_body *body)
+{
+    char name[16];
+    char id[24];
+    recorder_print_thread(snapshot->recorder, body->thread, name);
+    snprintf(id, sizeof id, "%llu", (unsigned long long)body->thread);
+    put_string(writer, "thread_name", name);
+    put_string(writer, "thread_id", id);
+}
+
+static void
+put_entry(dump_writer *writer, const dd_snapshot *snapshot, const snapshot_entry *entry, bool has_stack)
+{
+    const record_body *body = &entry->body;
+    open_container(writer, DUMP_DICT);
+    put_int(writer, "record_id", (int64_t)entry->number);
+    put_int(writer, "pg_id", body->group_uid);
+    open_at(writer, "process_group", DUMP_TUPLE);
+    writer->ops->put_text(writer, dd_blob_view(&entry->group->name));
+    writer->ops->put_text(writer, dd_blob_view(&entry->group->desc));
+    close_container(writer, DUMP_TUPLE);
+    put_caller(writer, snapshot, body);
+    put_int(writer, "collective_seq_id", (int64_t)body->ncollectives);
+    put_int(writer, "p2p_seq_id", (int64_t)body->nmessages);
+    put_int(writer, "op_id", (int64_t)(body->ncollectives + body->nmessages));
+    put_name(writer, entry);
+    put_time(writer, "time_created_ns", snapshot, body->created_ns);
+    put_tensors(writer, body);
+    put_state(writer, snapshot, entry);
+    put_int(writer, "timeout_ms", body->timeout_ns / DD_NS_PER_MS);
+    put_bool(writer, "is_p2p", body->is_p2p);
+    put_error(writer, entry);
+    if (has_stack) {
+        put_frames(writer, snapshot, body->stack);
+    }
+    close_container(writer, DUMP_DICT);
+}
+
+/* ---- groups */
+
+static void
+put_ranks(dump_writer *writer, const snapshot_group *group)
+{
+    dd_blob text = {0};
+    char number[16];
+    writer->ops->put_key(writer, "ranks");
+    for (int i = 0; i < group->size && writer->status == DD_OK; i++) {
+        int rank = group->global_ranks != NULL ? group->global_ranks[i] : i;
+        int len = snprintf(number, sizeof number, i == 0 ? "[%d" : ", %d", rank);
+        writer->status = dd_blob_append(&text, number, (size_t)len, writer->err);
+    }
+    if (writer->status == DD_OK) {
+        writer->status =
+            dd_blob_append(&text, group->size > 0 ? "]" : "[]", group->size > 0 ? 1 : 2, writer->err);
+    }
+    writer->ops->put_text(writer, dd_blob_view(&text));
+    dd_blob_fini(&text);
+}
+
+/* Groups are found by their names; of those that share one the newest counts. */
+static bool
+is_last_of_its_name(const dd_snapshot *snapshot, size_t index)
+{
+    for (size_t i = index + 1; i < snapshot->ngroups; i++) {
+        if (snapshot->groups[i].is_shown && dd_bytes_equal(dd_blob_view(&snapshot->groups[i].name),
+                                                           dd_blob_view(&snapshot->groups[index].name))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void
+put_config(dump_writer *writer, const dd_snapshot *snapshot)
+{
+    open_at(writer, "pg_config", DUMP_DICT);
+    for (size_t i = 0; i < snapshot->ngroups; i++) {
+        const snapshot_group *group = &snapshot->groups[i];
+        if (!group->is_shown || !is_last_of_its_name(snapshot, i)) {
+            continue;
+        }
+        writer->ops->put_name(writer, dd_blob_view(&group->name));
+        open_container(writer, DUMP_DICT);
+        put_text(writer, "name", dd_blob_view(&group->name));
+        put_text(writer, "desc", dd_blob_view(&group->desc));
+        put_ranks(writer, group);
+        close_container(writer, DUMP_DICT);
+    }
+    close_container(writer, DUMP_DICT);
+}
+
+static void
+put_count(dump_writer *writer, const char *key, int64_t value)
+{
+    if (!writer->ops->is_status_text) {
+        put_int(writer, key, value);
+        return;
+    }
+    char text[24];
+    snprintf(text, sizeof text, "%lld", (long long)value);
+    put_string(writer, key, text);
+}
+
+static void
+put_status(dump_writer *writer, const dd_snapshot *snapshot)
+{
+    open_at(writer, "pg_status", DUMP_DICT);
+    for (size_t i = 0; i < snapshot->ngroups; i++) {
+        const snapshot_group *group = &snapshot->groups[i];
+        if (!group->is_shown) {
+            continue;
+        }
+        char uid[16];
+        snprintf(uid, sizeof uid, "%u", (unsigned)group->uid);
+        writer->ops->put_name(writer, dd_bytes_of_string(uid));
+        open_container(writer, DUMP_DICT);
+        put_count(writer, "last_enqueued_collective", group->status.last_enqueued);
+        put_count(writer, "last_started_collective", group->status.last_started);
+        put_count(writer, "last_completed_collective", group->status.last_completed);
+        close_container(writer, DUMP_DICT);
+    }
+    close_container(writer, DUMP_DICT);
+}
+
+/* ---- the whole */
+
+static void
+put_all(dump_writer *writer, const dd_snapshot *snapshot, const dd_dump_options *options)
+{
+    writer->ops->start(writer);
+    open_container(writer, DUMP_DICT);
+    put_string(writer, "version", FORMAT_VERSION);
+    put_config(writer, snapshot);
+    put_string(writer, "comm_lib_version", snapshot->comm_version);
+    put_status(writer, snapshot);
+    if (writer->ops->has_empty_comms) {
+        open_at(writer, "nccl_comm_state", DUMP_DICT);
+        close_container(writer, DUMP_DICT);
+    }
+    if (options->has_entries) {
+        open_at(writer, "entries", DUMP_LIST);
+        for (size_t i = 0; i < snapshot->nentries && writer->status == DD_OK; i++) {
+            put_entry(writer, snapshot, &snapshot->entries[i], options->has_stacks);
+        }
+        close_container(writer, DUMP_LIST);
+    }
+    close_container(writer, DUMP_DICT);
+    writer->ops->finish(writer);
+}
+
+dd_status
+dd_recorder_dump(dd_recorder *recorder, const dd_dump_options *options, dd_blob *out, dd_error *err)
+{
+    dd_snapshot snapshot;
+    dd_status status = snapshot_take(recorder, options->has_entries, options->is_active_only, &snapshot, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    /* About as much as it will be; a blob that is small grows byte by byte. */
+    dd_blob_clear(out, SIZE_MAX);
+    status = dd_blob_reserve(out, DUMP_NBYTES + snapshot.nentries * ENTRY_NBYTES, err);
+    if (status != DD_OK) {
+        snapshot_fini(&snapshot);
+        return status;
+    }
+    dump_writer writer = {.ops = options->format == DD_DUMP_JSON ? &dump_json_ops : &dump_pickle_ops,
+                          .out = out,
+                          .err = err,
+                          .status = DD_OK};
+    put_all(&writer, &snapshot, options);
+    snapshot_fini(&snapshot);
+    return writer.status;
+}

@@ -1,0 +1,99 @@
+#include "observe/dump_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* The folders on the way to `path`. */
+static dd_status
+make_folders(const char *path, dd_error *err)
+{
+    char folder[PATH_MAX];
+    for (const char *slash = strchr(path + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
+        snprintf(folder, sizeof folder, "%.*s", (int)(slash - path), path);
+        if (mkdir(folder, 0777) != 0 && errno != EEXIST) {
+            return dd_error_set_errno(err, DD_SYSTEM, errno, "writing a dump: making the folder %s", folder);
+        }
+    }
+    return DD_OK;
+}
+
+/* 0, or errno. */
+static int
+write_all(int fd, dd_bytes bytes)
+{
+    while (bytes.len > 0) {
+        ssize_t n = write(fd, bytes.data, bytes.len);
+        if (n < 0 && errno != EINTR) {
+            return errno;
+        }
+        if (n > 0) {
+            bytes.data += n;
+            bytes.len -= (size_t)n;
+        }
+    }
+    return 0;
+}
+
+static dd_status
+write_file(const char *path, const char *temporary, dd_bytes bytes, dd_error *err)
+{
+    int fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd < 0) {
+        return dd_error_set_errno(err, DD_SYSTEM, errno, "writing a dump: opening %s", temporary);
+    }
+    int code = write_all(fd, bytes);
+    if (close(fd) != 0 && code == 0) {
+        code = errno;
+    }
+    if (code == 0 && rename(temporary, path) != 0) {
+        code = errno;
+    }
+    if (code != 0) {
+        (void)unlink(temporary);
+        return dd_error_set_errno(err, DD_SYSTEM, code, "writing a dump of %zu bytes to %s", bytes.len, path);
+    }
+    return DD_OK;
+}
+
+/* The name of a dump that is not whole: hidden, so that nobody takes it for one, and its own for every writer. */
+static dd_status
+name_temporary(const char *path, char temporary[PATH_MAX], dd_error *err)
+{
+    if (path[0] == '\0') {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "writing a dump: its path is empty");
+    }
+    const char *slash = strrchr(path, '/');
+    int folder_len = slash != NULL ? (int)(slash + 1 - path) : 0;
+    int len = snprintf(temporary, PATH_MAX, "%.*s.%s.%ld.%d", folder_len, path, path + folder_len,
+                       (long)getpid(), (int)gettid());
+    if (len < 0 || len >= PATH_MAX) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "writing a dump: its path has %zu bytes, too many",
+                            strlen(path));
+    }
+    return DD_OK;
+}
+
+dd_status
+dd_recorder_dump_to_file(dd_recorder *recorder, const dd_dump_options *options, const char *path,
+                         dd_error *err)
+{
+    char temporary[PATH_MAX];
+    dd_status status = name_temporary(path, temporary, err);
+    if (status == DD_OK) {
+        status = make_folders(path, err);
+    }
+    dd_blob dump = {0};
+    if (status == DD_OK) {
+        status = dd_recorder_dump(recorder, options, &dump, err);
+    }
+    if (status == DD_OK) {
+        status = write_file(path, temporary, dd_blob_view(&dump), err);
+    }
+    dd_blob_fini(&dump);
+    return status;
+}

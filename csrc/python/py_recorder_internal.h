@@ -1,0 +1,32 @@
+#ifndef DD_PYTHON_PY_RECORDER_INTERNAL_H
+#define DD_PYTHON_PY_RECORDER_INTERNAL_H
+
+#include "python/py_recorder.h"
+
+/* A code object that has been seen in a stack. */
+typedef struct seen_code {
+    PyObject *code; /* owned: its address is a key of the call sites. NULL: free */
+    bool is_hidden; /* of the package itself */
+} seen_code;
+
+/* Never freed: threads of the core may end works until the process does. */
+struct py_recorder {
+    uint64_t generation;   /* const; of forks */
+    dd_recorder *recorder; /* const */
+    int max_frames;        /* const: shown ones of a stack; 0: no stacks */
+    char *folder;          /* const: of the package, with a slash at its end; whose frames are hidden */
+    size_t folder_len;
+    /* const: not of the limited API; NULL where this interpreter has none */
+    PyFrameObject *(*get_back)(PyFrameObject *frame);
+    int (*get_lasti)(PyFrameObject *frame);
+    /* guarded by the GIL */
+    seen_code *codes; /* by address */
+    size_t ncodes;
+};
+
+/* ---- py_recorder_stack.c */
+
+/* Memory for the codes, and what the interpreter has; false without memory. */
+bool py_recorder_init_stacks(py_recorder *self);
+
+#endif

@@ -1,0 +1,29 @@
+/* The monitor of this process (watch/monitor.h): dldist._watch starts it with the first group of several ranks. */
+#ifndef DD_PYTHON_PY_WATCH_H
+#define DD_PYTHON_PY_WATCH_H
+
+#include "python/py_state.h"
+#include "watch/monitor.h"
+
+/* ---- for groups; with the GIL, which is let go meanwhile */
+
+/* Starts the monitor if need be. -1 with an exception: then member->release is not called. */
+int py_watch_add(py_state *state, const dd_monitor_member *member, uint64_t *id);
+/* 0 is fine. The group's store is let go, unless the monitor hangs in it. */
+void py_watch_remove(py_state *state, uint64_t id);
+/* Whose heartbeat is looked at, NULL for nobody's; time-out and what becomes of a dead one are the environment's. -1 with an
+ * exception. */
+int py_watch_heartbeat(py_state *state, const dd_monitor_heartbeat *heartbeat);
+
+/* ---- functions of the module */
+
+PyObject *py_watch_open(PyObject *module, PyObject *args);
+PyObject *py_watch_run(PyObject *module, PyObject *unused);
+PyObject *py_watch_stop(PyObject *module, PyObject *grace);
+PyObject *py_watch_add_group(PyObject *module, PyObject *group);
+PyObject *py_watch_remove_group(PyObject *module, PyObject *id);
+PyObject *py_watch_request_dump(PyObject *module, PyObject *unused);
+PyObject *py_watch_on_signal(PyObject *module, PyObject *signum);
+PyObject *py_watch_report(PyObject *module, PyObject *unused);
+
+#endif

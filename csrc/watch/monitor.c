@@ -1,0 +1,565 @@
+#include "watch/watch_internal.h"
+
+#include "core/fork.h"
+#include "core/log.h"
+#include "core/mem.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+/* Alarms are found out about this late at most. */
+#define ALARM_INTERVAL_NS (100 * DD_NS_PER_MS)
+#define REMOVE_NS (1 * DD_NS_PER_S)
+/* What the other ranks need beyond an interval to see what they are told. */
+#define LINGER_SLACK_NS (100 * DD_NS_PER_MS)
+
+/* ---- passes: one at a time touches members and stores */
+
+static bool
+begin_pass(dd_monitor *monitor, const dd_wait *wait)
+{
+    pthread_mutex_lock(&monitor->mu);
+    while (monitor->is_busy && !dd_wait_is_over(wait)) {
+        dd_cond_wait_slice(&monitor->cond, &monitor->mu, wait);
+    }
+    bool is_ours = !monitor->is_busy;
+    monitor->is_busy = true;
+    pthread_mutex_unlock(&monitor->mu);
+    return is_ours;
+}
+
+static void
+free_place(watch_place *place)
+{
+    dd_store_release(place->store);
+    dd_blob_fini(&place->count);
+    dd_mem_free(place);
+}
+
+/* Of one that is in no list any more, and whose place it was told whether to take along. */
+static void
+free_member(watch_member *member, bool is_last_of_place)
+{
+    if (is_last_of_place) {
+        free_place(member->place);
+    }
+    dd_store_release(member->info.store);
+    dd_blob_fini(&member->published);
+    if (member->info.release != NULL) {
+        member->info.release(member->info.ctx);
+    }
+    dd_mem_free(member);
+}
+
+static bool
+unlink_member_locked(watch_member *member)
+{
+    dd_list_remove(&member->link);
+    if (member->place == NULL || --member->place->nusers > 0) {
+        return false;
+    }
+    dd_list_remove(&member->place->link);
+    return true;
+}
+
+/* A member that is to go; unlinked. */
+static watch_member *
+take_removed(dd_monitor *monitor, bool *is_last_of_place)
+{
+    watch_member *found = NULL;
+    pthread_mutex_lock(&monitor->mu);
+    for (dd_list *node = monitor->members.next; node != &monitor->members && found == NULL;
+         node = node->next) {
+        watch_member *member = DD_CONTAINER_OF(node, watch_member, link);
+        found = member->is_removed ? member : NULL;
+    }
+    if (found != NULL) {
+        *is_last_of_place = unlink_member_locked(found);
+    } else {
+        monitor->is_busy = false;
+        pthread_cond_broadcast(&monitor->cond);
+    }
+    pthread_mutex_unlock(&monitor->mu);
+    return found;
+}
+
+static void
+end_pass(dd_monitor *monitor)
+{
+    bool is_last = false;
+    watch_member *member;
+    while ((member = take_removed(monitor, &is_last)) != NULL) {
+        free_member(member, is_last);
+    }
+}
+
+watch_member *
+watch_next(dd_monitor *monitor, watch_member *after)
+{
+    pthread_mutex_lock(&monitor->mu);
+    dd_list *node = after != NULL ? after->link.next : monitor->members.next;
+    pthread_mutex_unlock(&monitor->mu);
+    return node != &monitor->members ? DD_CONTAINER_OF(node, watch_member, link) : NULL;
+}
+
+watch_member *
+watch_find(dd_monitor *monitor, const char *name)
+{
+    watch_member *found = NULL;
+    for (watch_member *member = watch_next(monitor, NULL); member != NULL;
+         member = watch_next(monitor, member)) {
+        if (strcmp(member->name, name) == 0 && (found == NULL || member->info.fail != NULL)) {
+            found = member;
+        }
+    }
+    return found;
+}
+
+static bool
+is_time_up(void *ctx)
+{
+    dd_monitor *monitor = ctx;
+    return atomic_load(&monitor->is_stopping) && dd_clock_now_ns() >= atomic_load(&monitor->stop_deadline_ns);
+}
+
+dd_wait
+watch_wait(dd_monitor *monitor)
+{
+    dd_wait wait = dd_wait_after(WATCH_STORE_TIMEOUT_NS);
+    wait.is_interrupted = is_time_up;
+    wait.ctx = monitor;
+    return wait;
+}
+
+/* ---- failures */
+
+/* The others have had no time yet to see what we told: a store that this process serves must live that long. */
+static void
+linger(dd_monitor *monitor)
+{
+    int64_t until_ns = monitor->last_told_ns + monitor->options.check_interval_ns + LINGER_SLACK_NS;
+    dd_wait wait = watch_wait(monitor);
+    int64_t left_ns = monitor->last_told_ns > 0 ? until_ns - dd_clock_now_ns() : 0;
+    while (left_ns > 0 && dd_wait_sleep(&wait, left_ns, NULL) == DD_OK && !dd_wait_is_over(&wait)) {
+        left_ns = until_ns - dd_clock_now_ns();
+    }
+}
+
+static bool
+is_worth_a_dump(dd_monitor *monitor, const watch_member *member, dd_status code)
+{
+    if (code == DD_CLOSED || (code == DD_ABORTED && !monitor->options.is_dumping_aborted)) {
+        return false;
+    }
+    bool is_device = member != NULL && member->info.is_device;
+    return monitor->options.dumping == DD_DUMPING_ON ||
+           (monitor->options.dumping == DD_DUMPING_DEVICES && is_device);
+}
+
+static void
+report_dump_of_failure(dd_monitor *monitor, bool is_wanted, dd_blob *report)
+{
+    if (!is_wanted) {
+        watch_report_add(report, "no dump was asked for: DLDIST_FR_DUMP_FILE=<prefix> says where to put one");
+    } else if (watch_is_dump_due(monitor)) {
+        watch_dump_now(monitor, report);
+        watch_tell_dump(monitor);
+    } else {
+        watch_report_add(report, "a dump has just been written");
+    }
+}
+
+/* The local dump first: it needs nobody. */
+static void
+on_alarm(dd_monitor *monitor, const dd_alarm *alarm)
+{
+    watch_member *member = watch_find(monitor, alarm->group);
+    dd_blob report = {0};
+    watch_ask(monitor);
+    watch_report_add(&report, "group \"%s\" has failed on rank %d: %s", alarm->group, alarm->rank,
+                     alarm->error.message);
+    report_dump_of_failure(monitor, is_worth_a_dump(monitor, member, alarm->error.code), &report);
+    if (member != NULL && member->info.fail != NULL && monitor->options.is_propagating) {
+        watch_tell_error(monitor, member, &alarm->error);
+    }
+    watch_report_groups(monitor, &report);
+    if (member != NULL && monitor->options.is_desync) {
+        watch_report_progress(monitor, member, &report);
+    }
+    watch_report_answer(monitor, &report);
+    watch_report_finish(monitor, &report);
+    if (member != NULL && member->info.is_fatal && alarm->error.code != DD_CLOSED) {
+        linger(monitor);
+        monitor->host.die(monitor->host.ctx, alarm->error.message);
+    }
+}
+
+static void
+take_alarms(dd_monitor *monitor)
+{
+    dd_alarm alarm;
+    dd_wait now = dd_wait_after(0);
+    while (dd_recorder_take_alarm(monitor->options.recorder, &alarm, &now, NULL) == DD_OK) {
+        on_alarm(monitor, &alarm);
+    }
+}
+
+/* ---- the watchdog's heartbeat */
+
+static void
+on_lost_beat(dd_monitor *monitor, const dd_monitor_heartbeat *heartbeat, int64_t stood_ns)
+{
+    dd_error cause;
+    const char *activity = heartbeat->activity(heartbeat->ctx);
+    dd_status status = dd_error_set(
+        &cause, DD_BACKEND,
+        "the watchdog of NCCL's groups has not moved for %.1f s%s%s: a call of NCCL or CUDA hangs",
+        (double)stood_ns / (double)DD_NS_PER_S, activity[0] != '\0' ? ", in " : "", activity);
+    (void)status;
+    dd_blob report = {0};
+    watch_ask(monitor);
+    watch_report_add(&report, "%s", cause.message);
+    report_dump_of_failure(monitor, monitor->options.dumping != DD_DUMPING_OFF, &report);
+    watch_report_groups(monitor, &report);
+    watch_report_answer(monitor, &report);
+    watch_report_finish(monitor, &report);
+    watch_member *member = NULL;
+    while (!heartbeat->is_fatal && (member = watch_next(monitor, member)) != NULL) {
+        if (member->info.fail != NULL) {
+            member->info.fail(member->info.ctx, &cause);
+        }
+    }
+    if (heartbeat->is_fatal) {
+        linger(monitor);
+        monitor->host.die(monitor->host.ctx, cause.message);
+    }
+}
+
+static void
+check_heartbeat(dd_monitor *monitor)
+{
+    pthread_mutex_lock(&monitor->mu);
+    bool is_there = monitor->has_heartbeat;
+    dd_monitor_heartbeat heartbeat = monitor->heartbeat;
+    pthread_mutex_unlock(&monitor->mu);
+    uint64_t beat = is_there ? heartbeat.count(heartbeat.ctx) : 0;
+    int64_t now_ns = dd_clock_now_ns();
+    if (beat == 0 || beat != monitor->beat) {
+        monitor->beat = beat;
+        monitor->beat_since_ns = now_ns;
+        monitor->is_beat_reported = false;
+    } else if (!monitor->is_beat_reported && now_ns - monitor->beat_since_ns >= heartbeat.timeout_ns) {
+        monitor->is_beat_reported = true;
+        on_lost_beat(monitor, &heartbeat, now_ns - monitor->beat_since_ns);
+    }
+}
+
+/* ---- the thread */
+
+static void
+answer_request(dd_monitor *monitor)
+{
+    bool is_asked = watch_drain_pipe(monitor);
+    if (!atomic_exchange(&monitor->is_dump_requested, false) && !is_asked) {
+        return;
+    }
+    dd_blob report = {0};
+    watch_ask(monitor);
+    watch_report_add(&report, "a dump was asked for");
+    watch_dump_now(monitor, &report);
+    watch_report_groups(monitor, &report);
+    watch_report_answer(monitor, &report);
+    watch_report_finish(monitor, &report);
+}
+
+void
+dd_monitor_step(dd_monitor *monitor)
+{
+    dd_wait endless = {.deadline_ns = DD_NEVER_NS};
+    (void)begin_pass(monitor, &endless);
+    answer_request(monitor);
+    take_alarms(monitor);
+    check_heartbeat(monitor);
+    watch_follow_up(monitor);
+    if (dd_clock_now_ns() >= monitor->next_check_ns) {
+        watch_listen(monitor);
+        monitor->next_check_ns = dd_clock_now_ns() + monitor->options.check_interval_ns;
+    }
+    end_pass(monitor);
+}
+
+static void
+sleep_until_woken(dd_monitor *monitor)
+{
+    int64_t left_ns = monitor->next_check_ns - dd_clock_now_ns();
+    int64_t sleep_ns = left_ns < ALARM_INTERVAL_NS ? left_ns : ALARM_INTERVAL_NS;
+    struct pollfd fds[2] = {{.fd = monitor->wake_fd, .events = POLLIN},
+                            {.fd = monitor->pipe_fd, .events = POLLIN}};
+    uint64_t drained;
+    if (poll(fds, 2, sleep_ns > 0 ? (int)(sleep_ns / DD_NS_PER_MS) + 1 : 0) > 0 && fds[0].revents != 0) {
+        (void)!read(monitor->wake_fd, &drained, sizeof drained);
+    }
+}
+
+/* Nobody looks any more: groups and stores are not held up, and the pipe goes. */
+static void
+leave(dd_monitor *monitor)
+{
+    dd_wait endless = {.deadline_ns = DD_NEVER_NS};
+    (void)begin_pass(monitor, &endless);
+    watch_close_pipe(monitor);
+    pthread_mutex_lock(&monitor->mu);
+    for (dd_list *node = monitor->members.next; node != &monitor->members; node = node->next) {
+        DD_CONTAINER_OF(node, watch_member, link)->is_removed = true;
+    }
+    pthread_mutex_unlock(&monitor->mu);
+    end_pass(monitor);
+}
+
+void
+dd_monitor_run(dd_monitor *monitor)
+{
+    while (!atomic_load(&monitor->is_stopping)) {
+        dd_monitor_step(monitor);
+        sleep_until_woken(monitor);
+    }
+    dd_monitor_step(monitor); /* alarms that came meanwhile */
+    linger(monitor);
+    leave(monitor);
+}
+
+static void
+wake(dd_monitor *monitor)
+{
+    uint64_t one = 1;
+    int saved = errno; /* may run in a signal's handler */
+    (void)!write(monitor->wake_fd, &one, sizeof one);
+    errno = saved;
+}
+
+void
+dd_monitor_stop(dd_monitor *monitor, int64_t grace_ns)
+{
+    atomic_store(&monitor->stop_deadline_ns, dd_clock_now_ns() + grace_ns);
+    atomic_store(&monitor->is_stopping, true);
+    wake(monitor);
+}
+
+void
+dd_monitor_request_dump(dd_monitor *monitor)
+{
+    atomic_store(&monitor->is_dump_requested, true);
+    wake(monitor);
+}
+
+/* ---- groups */
+
+static dd_store *
+root_of(dd_store *store)
+{
+    while (dd_prefix_store_is(store)) {
+        store = dd_prefix_store_underlying(store);
+    }
+    return store;
+}
+
+static watch_place *
+use_place_locked(dd_monitor *monitor, dd_store *root, dd_error *err)
+{
+    for (dd_list *node = monitor->places.next; node != &monitor->places; node = node->next) {
+        watch_place *place = DD_CONTAINER_OF(node, watch_place, link);
+        if (place->store == root) {
+            place->nusers++;
+            return place;
+        }
+    }
+    watch_place *place = dd_mem_zalloc(sizeof *place);
+    if (place == NULL) {
+        dd_status status = dd_error_no_memory(err, sizeof *place);
+        (void)status;
+        return NULL;
+    }
+    place->store = dd_store_acquire(root);
+    place->nusers = 1;
+    dd_list_push_back(&monitor->places, &place->link);
+    return place;
+}
+
+/* Puts it among the others. */
+static dd_status
+link_member(dd_monitor *monitor, watch_member *member, uint64_t *id, dd_error *err)
+{
+    dd_status status = DD_OK;
+    pthread_mutex_lock(&monitor->mu);
+    if (member->info.store != NULL) {
+        member->place = use_place_locked(monitor, root_of(member->info.store), err);
+        status = member->place != NULL ? DD_OK : DD_OUT_OF_MEMORY;
+    }
+    if (status == DD_OK) {
+        *id = member->id = ++monitor->last_id;
+        dd_list_push_back(&monitor->members, &member->link);
+    }
+    pthread_mutex_unlock(&monitor->mu);
+    return status;
+}
+
+static bool
+needs_signals(dd_monitor *monitor, const dd_monitor_member *info)
+{
+    pthread_mutex_lock(&monitor->mu);
+    bool is_first = dd_list_is_empty(&monitor->members);
+    pthread_mutex_unlock(&monitor->mu);
+    return info->store != NULL && (is_first || info->fail != NULL || monitor->options.is_desync);
+}
+
+dd_status
+dd_monitor_add(dd_monitor *monitor, const dd_monitor_member *info, uint64_t *id, const dd_wait *wait,
+               dd_error *err)
+{
+    watch_member *member = dd_mem_zalloc(sizeof *member);
+    if (member == NULL) {
+        return dd_error_no_memory(err, sizeof *member);
+    }
+    member->info = *info;
+    snprintf(member->name, sizeof member->name, "%.*s", (int)info->name.len, (const char *)info->name.data);
+    member->info.name = dd_bytes_of_string(member->name);
+    dd_list_init(&member->link);
+    dd_status status = needs_signals(monitor, info) ? watch_enter(member, wait, err) : DD_OK;
+    if (status == DD_OK) {
+        status = link_member(monitor, member, id, err);
+    }
+    if (status != DD_OK) {
+        dd_mem_free(member);
+        return status;
+    }
+    if (info->store != NULL) {
+        dd_store *kept = dd_store_acquire(info->store);
+        (void)kept;
+    }
+    return DD_OK;
+}
+
+void
+dd_monitor_remove(dd_monitor *monitor, uint64_t id)
+{
+    dd_wait wait = dd_wait_after(REMOVE_NS);
+    bool is_ours = begin_pass(monitor, &wait);
+    if (is_ours) {
+        take_alarms(monitor);
+    }
+    pthread_mutex_lock(&monitor->mu);
+    for (dd_list *node = monitor->members.next; node != &monitor->members; node = node->next) {
+        watch_member *member = DD_CONTAINER_OF(node, watch_member, link);
+        if (member->id == id) {
+            member->is_removed = true;
+        }
+    }
+    pthread_mutex_unlock(&monitor->mu);
+    if (is_ours) {
+        end_pass(monitor);
+    }
+}
+
+void
+dd_monitor_set_heartbeat(dd_monitor *monitor, const dd_monitor_heartbeat *heartbeat)
+{
+    dd_wait endless = {.deadline_ns = DD_NEVER_NS};
+    (void)begin_pass(monitor, &endless);
+    pthread_mutex_lock(&monitor->mu);
+    monitor->has_heartbeat = heartbeat != NULL;
+    monitor->heartbeat = heartbeat != NULL ? *heartbeat : (dd_monitor_heartbeat){0};
+    pthread_mutex_unlock(&monitor->mu);
+    monitor->beat = 0;
+    end_pass(monitor);
+}
+
+/* ---- the object */
+
+static dd_status
+copy_text(const char *text, char **copy, dd_error *err)
+{
+    size_t nbytes = strlen(text) + 1;
+    *copy = dd_mem_alloc(nbytes);
+    if (*copy == NULL) {
+        return dd_error_no_memory(err, nbytes);
+    }
+    memcpy(*copy, text, nbytes);
+    return DD_OK;
+}
+
+static dd_status
+open_parts(dd_monitor *monitor, dd_error *err)
+{
+    const dd_monitor_options *options = &monitor->options;
+    monitor->wake_fd = dd_fork_own(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    if (monitor->wake_fd < 0) {
+        return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot make an eventfd for the monitor");
+    }
+    dd_status status = copy_text(options->dump_path, &monitor->dump_path, err);
+    if (status == DD_OK && options->pipe_path[0] != '\0') {
+        status = copy_text(options->pipe_path, &monitor->pipe_path, err);
+    }
+    return status == DD_OK && monitor->pipe_path != NULL ? watch_open_pipe(monitor, err) : status;
+}
+
+dd_status
+dd_monitor_create(const dd_monitor_options *options, dd_monitor **out, dd_error *err)
+{
+    dd_monitor *monitor = dd_mem_zalloc(sizeof *monitor);
+    if (monitor == NULL) {
+        return dd_error_no_memory(err, sizeof *monitor);
+    }
+    monitor->options = *options;
+    monitor->host = *options->host;
+    monitor->pipe_fd = -1;
+    dd_mutex_init(&monitor->mu);
+    dd_cond_init(&monitor->cond);
+    dd_list_init(&monitor->members);
+    dd_list_init(&monitor->places);
+    dd_status status = open_parts(monitor, err);
+    if (status != DD_OK) {
+        dd_monitor_destroy(monitor);
+        return status;
+    }
+    *out = monitor;
+    return DD_OK;
+}
+
+void
+dd_monitor_destroy(dd_monitor *monitor)
+{
+    if (monitor == NULL) {
+        return;
+    }
+    watch_member *member;
+    while ((member = watch_next(monitor, NULL)) != NULL) {
+        free_member(member, unlink_member_locked(member));
+    }
+    watch_close_pipe(monitor);
+    dd_fork_close(monitor->wake_fd);
+    pthread_cond_destroy(&monitor->cond);
+    pthread_mutex_destroy(&monitor->mu);
+    dd_blob_fini(&monitor->report);
+    dd_mem_free(monitor->dump_path);
+    dd_mem_free(monitor->pipe_path);
+    dd_mem_free(monitor);
+}
+
+dd_status
+dd_monitor_get_report(dd_monitor *monitor, dd_blob *report, dd_error *err)
+{
+    pthread_mutex_lock(&monitor->mu);
+    dd_status status = dd_blob_assign(report, dd_blob_view(&monitor->report), err);
+    pthread_mutex_unlock(&monitor->mu);
+    return status;
+}
+
+uint64_t
+dd_monitor_ndumps(dd_monitor *monitor)
+{
+    return atomic_load(&monitor->ndumps);
+}

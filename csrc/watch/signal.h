@@ -1,0 +1,43 @@
+/* What ranks tell each other in the store, as bytes. Pure functions; what is read is somebody else's. All numbers are little endian. */
+#ifndef DD_WATCH_SIGNAL_H
+#define DD_WATCH_SIGNAL_H
+
+#include "core/bytes.h"
+#include "core/status.h"
+#include "observe/recorder.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* "exception_dump": the rank that asks. */
+#define DD_SIGNAL_DUMP_NBYTES 4
+void dd_signal_encode_dump(int rank, uint8_t out[DD_SIGNAL_DUMP_NBYTES]);
+/* DD_PROTOCOL for what no rank has written. */
+dd_status dd_signal_decode_dump(dd_bytes value, int *rank, dd_error *err) DD_MUST_CHECK;
+
+/* "remote_error:<group>": the rank, the status, the text; 4 bytes each for the numbers and the length. Four bytes alone are a rank. */
+#define DD_SIGNAL_TEXT_MAX 900
+#define DD_SIGNAL_ERROR_MAX_NBYTES (12 + DD_SIGNAL_TEXT_MAX)
+size_t dd_signal_encode_error(int rank, const dd_error *cause, uint8_t out[DD_SIGNAL_ERROR_MAX_NBYTES]);
+/* The error that a member of a group of `size` gets: it names the rank and its reason. */
+dd_status dd_signal_decode_error(dd_bytes value, dd_bytes group, int size, dd_error *cause,
+                                 dd_error *err) DD_MUST_CHECK;
+
+/* How far a rank is. */
+#define DD_SIGNAL_NAME_MAX 63
+#define DD_SIGNAL_STATE_MAX_NBYTES (3 * (9 + DD_SIGNAL_NAME_MAX))
+typedef struct dd_signal_progress {
+    int64_t number; /* -1: none yet */
+    char name[DD_SIGNAL_NAME_MAX + 1];
+} dd_signal_progress;
+typedef struct dd_signal_state {
+    dd_signal_progress called;
+    dd_signal_progress started;
+    dd_signal_progress completed;
+} dd_signal_state;
+
+void dd_signal_state_of(const dd_recorder_status *status, dd_signal_state *state);
+size_t dd_signal_encode_state(const dd_signal_state *state, uint8_t out[DD_SIGNAL_STATE_MAX_NBYTES]);
+dd_status dd_signal_decode_state(dd_bytes value, dd_signal_state *state, dd_error *err) DD_MUST_CHECK;
+
+#endif

@@ -1,0 +1,129 @@
+/* What the files of the monitor share. */
+#ifndef DD_WATCH_WATCH_INTERNAL_H
+#define DD_WATCH_WATCH_INTERNAL_H
+
+#include "core/list.h"
+#include "core/thread.h"
+#include "watch/monitor.h"
+#include "watch/signal.h"
+
+#include <stdatomic.h>
+
+#define WATCH_STORE_TIMEOUT_NS (5 * DD_NS_PER_S)
+#define WATCH_KEY_MAX 320
+/* Failures that follow each other faster have one cause: the dump of the first has it all, and reports are kept together. */
+#define WATCH_BURST_NS (10 * DD_NS_PER_S)
+#define WATCH_REPORT_MAX_NBYTES ((size_t)64 << 10)
+
+/* A store below all prefixes, where signals are counted. Owned by the members that use it. */
+typedef struct watch_place {
+    dd_list link;
+    dd_store *store; /* acquired */
+    size_t nusers;   /* guarded by the monitor's mu */
+    /* of the pass */
+    dd_blob count;     /* as last seen */
+    bool is_looked_at; /* in this round */
+    bool is_changed;   /* since the look before this one */
+    bool is_gone;      /* it did not answer, and is not asked again */
+} watch_place;
+
+typedef struct watch_member {
+    dd_list link;
+    uint64_t id;            /* const */
+    dd_monitor_member info; /* const; the name is `name` */
+    char name[64];          /* const; as much as an alarm has of it */
+    watch_place *place;     /* const; NULL without a store */
+    bool is_removed;        /* guarded by the monitor's mu: the pass under way lets it go */
+    /* of the pass */
+    int64_t epoch;      /* how often this rank has been in a group of this name; 0: not counted */
+    bool is_dump_seen;  /* or told by us */
+    bool is_error_seen; /* the same */
+    dd_blob published;  /* how far we are, as the others know it */
+} watch_member;
+
+struct dd_monitor {
+    dd_monitor_options options; /* const; texts are owned, see below */
+    dd_monitor_host host;       /* const */
+    char *dump_path;            /* const */
+    char *pipe_path;            /* const; NULL: there is none */
+    int pipe_fd;                /* of the pass; -1: none */
+    int wake_fd;                /* const */
+    atomic_bool is_dump_requested;
+    atomic_bool is_stopping;
+    atomic_int_fast64_t stop_deadline_ns;
+    atomic_uint_fast64_t ndumps;
+
+    pthread_mutex_t mu;
+    pthread_cond_t cond; /* the pass has ended */
+    /* guarded by mu */
+    bool is_busy; /* somebody is in a pass: the monitor's thread, or who removes a member */
+    dd_list
+        members; /* watch_member, the oldest first: its store has the signal to dump. Unlinked in a pass only */
+    dd_list places; /* watch_place */
+    uint64_t last_id;
+    dd_blob report;
+    int64_t report_ns; /* when it was last added to */
+    dd_monitor_heartbeat heartbeat;
+    bool has_heartbeat;
+
+    /* of the pass */
+    int64_t next_check_ns;
+    int64_t last_dump_ns; /* of a failure; 0: never */
+    int64_t last_told_ns; /* the other ranks need an interval to read it; 0: never */
+    uint64_t beat;        /* the last count, and since when */
+    int64_t beat_since_ns;
+    bool is_beat_reported;
+    bool is_question_open;
+    int64_t question_ns;
+};
+
+/* ---- monitor.c */
+
+/* For one request to a store. Ends early when the monitor's time is up. */
+dd_wait watch_wait(dd_monitor *monitor);
+/* Members in their order, NULL at the end: they stay for as long as the pass. */
+watch_member *watch_next(dd_monitor *monitor, watch_member *after);
+/* Of several backends of one group, the one that does not tell its ranks by itself. */
+watch_member *watch_find(dd_monitor *monitor, const char *name);
+
+/* ---- monitor_tell.c: the store */
+
+/* Counts this membership. */
+dd_status watch_enter(watch_member *member, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+void watch_tell_dump(dd_monitor *monitor);
+void watch_tell_error(dd_monitor *monitor, watch_member *member, const dd_error *cause);
+/* The look of every interval: what others tell is done. */
+void watch_listen(dd_monitor *monitor);
+void watch_publish(dd_monitor *monitor, watch_member *member);
+/* DD_QUEUE_EMPTY when the rank has published nothing. */
+dd_status watch_read_state(dd_monitor *monitor, watch_member *member, int rank, dd_signal_state *state,
+                           dd_error *err) DD_MUST_CHECK;
+
+/* ---- monitor_dump.c */
+
+dd_status watch_open_pipe(dd_monitor *monitor, dd_error *err) DD_MUST_CHECK;
+void watch_close_pipe(dd_monitor *monitor);
+/* Empties the pipe; whether anything was in it. */
+bool watch_drain_pipe(dd_monitor *monitor);
+/* Whether a failure is to be dumped: it is the first for a while. */
+bool watch_is_dump_due(dd_monitor *monitor);
+/* Writes the dump, and into the report what has come of it. */
+void watch_dump_now(dd_monitor *monitor, dd_blob *report);
+
+/* ---- monitor_report.c */
+
+/* Adds a line to a report; without memory it stays as it is. */
+void watch_report_add(dd_blob *report, const char *format, ...) DD_PRINTF(2, 3);
+/* Where the ranks of a group are. */
+void watch_report_progress(dd_monitor *monitor, watch_member *member, dd_blob *report);
+/* What this rank knows of all its groups. */
+void watch_report_groups(dd_monitor *monitor, dd_blob *report);
+/* Asks the interpreter, and with `report` waits a little for its answer. */
+void watch_ask(dd_monitor *monitor);
+void watch_report_answer(dd_monitor *monitor, dd_blob *report);
+/* The answer to a question that was open too long, when it comes. */
+void watch_follow_up(dd_monitor *monitor);
+/* Logs the report and keeps it as the last, with those that came shortly before; it is emptied. */
+void watch_report_finish(dd_monitor *monitor, dd_blob *report);
+
+#endif

@@ -1,0 +1,87 @@
+"""Clocks of hosts differ. How much is seen from collectives that nobody can leave before all have come.
+
+Two ranks that both completed such a one give a sample: they left it at about the same moment, so the difference of their times is
+that of their clocks. And it gives a bound that always holds: neither left before the other came.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping
+
+# Nobody leaves one of these before all ranks have come.
+_SYNCHRONISING = (
+    *("all_reduce", "allreduce", "all_gather", "allgather", "_all_gather", "reduce_scatter", "_reduce_scatter"),
+    *("all_to_all", "alltoall", "barrier", "monitored_barrier"),
+)
+MAX_SAMPLES = 500
+_AGREEMENT_NS = 100_000_000
+"""Differences that a recorder's own delay explains; smaller ones are taken for none."""
+
+
+Span = tuple[int, int]
+"""When a rank called a collective, and when it was through."""
+Sample = Mapping[int, Span]
+"""Those of one collective, by rank."""
+
+
+@dataclasses.dataclass(slots=True)
+class Clocks:
+    reference: int
+    offsets: dict[int, int]
+    """Nanoseconds that a rank's clock is ahead of the reference's; ranks that are not here could not be compared."""
+    errors: dict[int, int]
+    """How far off these may be."""
+
+    def to_common(self, rank: int, time_ns: int) -> int:
+        return time_ns - self.offsets.get(rank, 0)
+
+    def is_known(self, rank: int) -> bool:
+        return rank in self.offsets
+
+
+def is_synchronising(op: str) -> bool:
+    return op.lower().startswith(_SYNCHRONISING)
+
+
+def estimate(ranks: list[int], samples: list[Sample], weak: list[Sample]) -> Clocks:
+    """`weak`: of collectives that some may leave before others come; for ranks that nothing else connects."""
+    reference = min(ranks, default=0)
+    clocks = Clocks(reference, {reference: 0}, {reference: 0})
+    for kind, difference in ((samples, _difference), (weak, _weak_difference)):
+        waiting = list(clocks.offsets)
+        while waiting:
+            known = waiting.pop(0)
+            for rank in ranks:
+                if rank in clocks.offsets:
+                    continue
+                shared = [(sample[known], sample[rank]) for sample in kind if known in sample and rank in sample]
+                if shared:
+                    offset, error = difference(shared[-MAX_SAMPLES:])
+                    clocks.offsets[rank] = clocks.offsets[known] + offset
+                    clocks.errors[rank] = clocks.errors[known] + error
+                    waiting.append(rank)
+    return clocks
+
+
+def _weak_difference(shared: list[tuple[Span, Span]]) -> tuple[int, int]:
+    differences = [theirs[1] - ours[1] for ours, theirs in shared]
+    middle = int(statistics.median(differences))
+    spread = max(abs(difference - middle) for difference in differences)
+    longest = max(span[1] - span[0] for pair in shared for span in pair)
+    error = max(spread, longest)
+    return (0 if abs(middle) <= _AGREEMENT_NS + error else middle), error
+
+
+def _difference(shared: list[tuple[Span, Span]]) -> tuple[int, int]:
+    """How far the second clock is ahead of the first, and how wrong that may be."""
+    differences = [theirs[1] - ours[1] for ours, theirs in shared]
+    lowest = max(theirs[0] - ours[1] for ours, theirs in shared)
+    highest = min(theirs[1] - ours[0] for ours, theirs in shared)
+    middle = int(statistics.median(differences))
+    middle = min(max(middle, lowest), highest) if lowest <= highest else middle
+    spread = sorted(abs(difference - middle) for difference in differences)[len(differences) * 9 // 10]
+    if lowest <= 0 <= highest and abs(middle) <= _AGREEMENT_NS + spread:
+        return 0, min(max(abs(middle), spread), highest - lowest)
+    return middle, max(spread, lowest - highest)

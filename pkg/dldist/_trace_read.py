@@ -1,0 +1,398 @@
+"""Dumps of flight recorders: which files they are, and what is in them.
+
+A dump is somebody else's bytes. It is read by what can make containers, strings, numbers and None only, its size is bounded, and
+what does not fit is a DumpError that names the file and the path to the field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import pickle
+import re
+from typing import Any
+
+MAX_FILE_BYTES = 512 << 20
+MAX_ITEMS = 20_000_000
+"""How many values are looked at in one dump: references to the same one count as often as they occur."""
+
+_MAX_INT = (1 << 63) - 1
+_SHOWN_CHARS = 40
+_NAME = re.compile(r"(.*?)(\d+)(\.json|\.pickle|\.pkl)?", re.DOTALL)
+_MESSAGE = re.compile(r"(send|recv) (-?\d+|\?)(?:->|<-)(-?\d+|\?)")
+ANY_PEER = -1
+
+
+class DumpError(ValueError):
+    """Bytes that are no dump; the text begins with the name of the file."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frame:
+    function: str
+    file: str
+    line: int
+
+
+@dataclasses.dataclass(slots=True)
+class Entry:
+    """One call of one rank."""
+
+    index: int
+    """The how-manieth of the dump."""
+    record_id: int
+    group: str
+    """The name of its group."""
+    desc: str
+    group_id: int
+    seq: int
+    """Of collectives: the how-manieth of the group. Those of one coalesced block share it."""
+    is_p2p: bool
+    op: str
+    """Without the backend: "all_reduce", "send"."""
+    backend: str
+    source: int
+    """Of messages: ranks in the group, ANY_PEER for any; else -1."""
+    target: int
+    inputs: list[list[int]]
+    outputs: list[list[int]]
+    input_dtypes: list[str]
+    output_dtypes: list[str]
+    state: str
+    created_ns: int
+    started_ns: int | None
+    completed_ns: int | None
+    is_retired: bool
+    timeout_ms: int | None
+    error: str
+    """Why it failed, where the recorder knows."""
+    frames: list[Frame]
+    """Innermost first."""
+
+    @property
+    def is_completed(self) -> bool:
+        if self.error:
+            return False
+        if self.state == "completed" or self.completed_ns is not None:
+            return True
+        # Recorders that see no begin and no end of an operation leave it "scheduled", and retire it when it is done.
+        return self.is_retired and self.state == "scheduled"
+
+    @property
+    def is_ended(self) -> bool:
+        """Completed or failed: nobody waits in it any more."""
+        return self.is_completed or self.is_retired or bool(self.error)
+
+    @property
+    def is_started(self) -> bool:
+        return self.state == "started" or self.started_ns is not None or self.is_completed
+
+    @property
+    def last_ns(self) -> int:
+        return max(self.created_ns, self.started_ns or 0, self.completed_ns or 0)
+
+
+@dataclasses.dataclass(slots=True)
+class GroupConfig:
+    name: str
+    desc: str
+    ranks: tuple[int, ...]
+    """Global ranks, by rank in the group."""
+
+
+@dataclasses.dataclass(slots=True)
+class Dump:
+    """What one rank has written."""
+
+    rank: int
+    source: str
+    """The name of the file."""
+    version: str
+    groups: dict[str, GroupConfig]
+    status: dict[str, dict[str, int]]
+    """By id of the group in this process: last_enqueued_collective, last_started_collective, last_completed_collective."""
+    entries: list[Entry]
+    """Oldest first."""
+    is_partial: bool
+    """Not all calls are here: the ring has made room for newer ones, or the dump has those alone that had not ended."""
+
+
+# ---- files
+
+
+def find(folder: str, prefix: str | None = None) -> dict[int, str]:
+    """The files of the ranks in a folder, by rank."""
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_file())
+    except OSError as error:
+        raise DumpError(f"{folder}: {error.strerror or error}") from None
+    if not names:
+        raise DumpError(f"{folder}: the folder is empty; dumps are files named PREFIX and the number of the rank")
+    by_prefix: dict[str, dict[int, list[str]]] = {}
+    for name in names:
+        found = _NAME.fullmatch(name)
+        if found and (prefix is None or found[1] == prefix):
+            by_prefix.setdefault(found[1], {}).setdefault(int(found[2]), []).append(os.path.join(folder, name))
+        elif prefix is not None and name.startswith(prefix):
+            # A prefix that ends in a digit.
+            rest = _NAME.fullmatch(name[len(prefix) :])
+            if rest and not rest[1]:
+                by_prefix.setdefault(prefix, {}).setdefault(int(rest[2]), []).append(os.path.join(folder, name))
+    if len(by_prefix) > 1:
+        by_prefix = {key: files for key, files in by_prefix.items() if _looks_like_dump(next(iter(files.values()))[0])}
+    if not by_prefix:
+        which = f"begins with {prefix!r} and" if prefix is not None else ""
+        raise DumpError(f"{folder}: no dumps here: of {_counted(len(names), 'file')} none {which} ends in the number of a rank")
+    if len(by_prefix) > 1:
+        shown = ", ".join(repr(key) for key in sorted(by_prefix))
+        raise DumpError(f"{folder}: dumps of several kinds: files begin with {shown}; say which with --prefix")
+    (files,) = by_prefix.values()
+    # Of a rank that has both, the one with stacks.
+    return {rank: min(paths, key=lambda path: (path.endswith(".json"), path)) for rank, paths in sorted(files.items())}
+
+
+def _looks_like_dump(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            head = file.read(64)
+    except OSError:
+        return False
+    return head.startswith(b"\x80") or head.lstrip().startswith(b"{")
+
+
+def read_file(path: str, rank: int) -> Dump:
+    name = os.path.basename(path)
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise DumpError(f"{name}: {error.strerror or error}") from None
+    return parse(data, rank, name)
+
+
+def parse(data: bytes | dict[str, Any], rank: int, source: str = "") -> Dump:
+    """A dump from its bytes, or from what these hold."""
+    source = source or f"dump of rank {rank}"
+    if not isinstance(data, dict):
+        data = _load(bytes(data), source)
+    return _Reader(source).dump(data, rank)
+
+
+class _Plain(pickle._Unpickler):
+    """The one that is written in Python: that in C makes room for whatever index of its memo the bytes name."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it holds {module}.{name}; a dump has only lists, dicts, strings and numbers")
+
+
+def _load(data: bytes, source: str) -> Any:
+    if len(data) > MAX_FILE_BYTES:
+        raise DumpError(f"{source}: more than {MAX_FILE_BYTES >> 20} MiB are no dump")
+    if not data:
+        raise DumpError(f"{source}: the file is empty; was the process killed while it wrote?")
+    if data.lstrip()[:1] == b"{":
+        kind = "JSON"
+    elif data[:1] == b"\x80":
+        kind = "pickle"
+    else:
+        raise DumpError(f"{source}: neither JSON nor a pickle: it begins with {data[:8]!r}")
+    try:
+        return json.loads(data) if kind == "JSON" else _Plain(io.BytesIO(data)).load()
+    except Exception as error:  # whatever an unpickler makes of any bytes
+        text = str(error) or type(error).__name__
+        raise DumpError(f"{source}: not a whole {kind}: {text[:200]}") from None
+
+
+# ---- fields
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, (list, tuple, dict)):
+        return f"a {type(value).__name__} of {len(value)}"
+    try:
+        text = repr(value)
+    except ValueError:  # an int of very many digits
+        text = "a huge number"
+    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."
+
+
+class _Reader:
+    """Takes one dump apart; `source` is what errors begin with."""
+
+    def __init__(self, source: str):
+        self.source = source
+        self.left = MAX_ITEMS
+
+    def fail(self, where: str, what: str, value: Any) -> DumpError:
+        return DumpError(f"{self.source}: {where}: expected {what}, got {_shown(value)}")
+
+    def spend(self, count: int) -> None:
+        self.left -= count
+        if self.left < 0:
+            raise DumpError(f"{self.source}: more than {MAX_ITEMS} values are no dump")
+
+    def integer(self, value: Any, where: str) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not -_MAX_INT <= value <= _MAX_INT:
+            raise self.fail(where, "a whole number", value)
+        return value
+
+    def numeral(self, value: Any, where: str) -> int:
+        """A number, or one as text, as some are in JSON."""
+        if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,18}", value):
+            value = int(value)
+        return self.integer(value, where)
+
+    def text(self, value: Any, where: str) -> str:
+        if not isinstance(value, str):
+            raise self.fail(where, "text", value)
+        return value
+
+    def sequence(self, value: Any, where: str) -> list[Any] | tuple[Any, ...]:
+        if not isinstance(value, (list, tuple)):
+            raise self.fail(where, "a list", value)
+        self.spend(len(value) + 1)
+        return value
+
+    def mapping(self, value: Any, where: str) -> dict[Any, Any]:
+        if not isinstance(value, dict):
+            raise self.fail(where, "a dict", value)
+        self.spend(len(value) + 1)
+        return value
+
+    def dump(self, data: Any, rank: int) -> Dump:
+        top = self.mapping(data, "the dump")
+        if "version" not in top and "entries" not in top:
+            raise DumpError(f"{self.source}: no dump of a flight recorder: it has neither version nor entries")
+        version = self.text(top.get("version", "2.0"), "version")
+        if version.partition(".")[0] != "2":
+            raise DumpError(f"{self.source}: version {_shown(version)} of the format is not known; 2.x are")
+        groups = self.groups(top.get("pg_config") or {})
+        entries = [
+            self.entry(self.mapping(value, f"entries[{index}]"), index, f"entries[{index}]")
+            for index, value in enumerate(self.sequence(top.get("entries") or [], "entries"))
+        ]
+        entries.sort(key=lambda entry: entry.record_id)
+        for index, entry in enumerate(entries):
+            entry.index = index
+        ids = [entry.record_id for entry in entries]
+        status = self.status(top.get("pg_status") or {})
+        if ids:
+            is_partial = ids[0] > 1 or ids[-1] - ids[0] >= len(ids)
+        else:
+            is_partial = any(group.get("last_enqueued_collective", -1) > 0 for group in status.values())
+        return Dump(rank, self.source, version, groups, status, entries, is_partial)
+
+    def groups(self, value: Any) -> dict[str, GroupConfig]:
+        found = {}
+        for key, config in self.mapping(value, "pg_config").items():
+            where = f"pg_config[{_shown(key)}]"
+            config = self.mapping(config, where)
+            name = self.text(config.get("name", key), where + ".name")
+            ranks = config.get("ranks", "[]")
+            if isinstance(ranks, str):
+                try:
+                    ranks = json.loads(ranks)
+                except (ValueError, RecursionError):
+                    raise self.fail(where + ".ranks", "a list of ranks", ranks) from None
+            ranks = tuple(self.integer(r, f"{where}.ranks[{i}]") for i, r in enumerate(self.sequence(ranks, where + ".ranks")))
+            if len(set(ranks)) != len(ranks) or any(r < 0 for r in ranks):
+                raise self.fail(where + ".ranks", "different ranks, from 0", ranks)
+            if ranks:  # without ranks it is nothing but a name
+                found[name] = GroupConfig(name, self.text(config.get("desc", ""), where + ".desc"), ranks)
+        return found
+
+    def status(self, value: Any) -> dict[str, dict[str, int]]:
+        found = {}
+        for key, status in self.mapping(value, "pg_status").items():
+            where = f"pg_status[{_shown(key)}]"
+            status = self.mapping(status, where)
+            found[str(key)] = {
+                str(name): self.numeral(number, f"{where}.{name}")
+                for name, number in status.items()
+                if str(name).endswith("_collective")
+            }
+        return found
+
+    def entry(self, entry: dict[Any, Any], index: int, where: str) -> Entry:
+        group = self.sequence(entry.get("process_group"), where + ".process_group")
+        if len(group) != 2:
+            raise self.fail(where + ".process_group", "name and description", group)
+        profiled = self.text(entry.get("profiling_name"), where + ".profiling_name")
+        backend, colon, op = profiled.partition(":")
+        if not colon:
+            backend, op = "", profiled
+        message = _MESSAGE.match(op)
+        source, target = _ends(message) if message else (-1, -1)
+
+        def number(name: str, default: int = 0) -> int:
+            return self.integer(entry.get(name, default), f"{where}.{name}")
+
+        def time(name: str) -> int | None:
+            value = entry.get(name)
+            return None if not value else self.integer(value, f"{where}.{name}")
+
+        return Entry(
+            index=index,
+            record_id=number("record_id", index),
+            group=self.text(group[0], where + ".process_group[0]"),
+            desc=self.text(group[1], where + ".process_group[1]"),
+            group_id=number("pg_id", -1),
+            seq=number("collective_seq_id"),
+            is_p2p=bool(entry.get("is_p2p", message is not None)),
+            op=message[1] if message else op.strip(),
+            backend=backend,
+            source=source,
+            target=target,
+            inputs=self.sizes(entry.get("input_sizes"), where + ".input_sizes"),
+            outputs=self.sizes(entry.get("output_sizes"), where + ".output_sizes"),
+            input_dtypes=self.texts(entry.get("input_dtypes"), where + ".input_dtypes"),
+            output_dtypes=self.texts(entry.get("output_dtypes"), where + ".output_dtypes"),
+            state=self.text(entry.get("state"), where + ".state"),
+            created_ns=number("time_created_ns"),
+            started_ns=time("time_discovered_started_ns"),
+            completed_ns=time("time_discovered_completed_ns"),
+            is_retired=bool(entry.get("retired", False)),
+            timeout_ms=None if entry.get("timeout_ms") is None else number("timeout_ms"),
+            error=self.text(entry.get("error") or "", where + ".error"),
+            frames=self.frames(entry.get("frames"), where + ".frames"),
+        )
+
+    def sizes(self, value: Any, where: str) -> list[list[int]]:
+        if value is None:
+            return []
+        return [
+            [self.integer(extent, f"{where}[{i}][{j}]") for j, extent in enumerate(self.sequence(shape, f"{where}[{i}]"))]
+            for i, shape in enumerate(self.sequence(value, where))
+        ]
+
+    def texts(self, value: Any, where: str) -> list[str]:
+        if value is None:
+            return []
+        return [self.text(item, f"{where}[{i}]") for i, item in enumerate(self.sequence(value, where))]
+
+    def frames(self, value: Any, where: str) -> list[Frame]:
+        if value is None:
+            return []
+        found = []
+        for i, item in enumerate(self.sequence(value, where)):
+            frame = self.mapping(item, f"{where}[{i}]")
+            found.append(
+                Frame(
+                    self.text(frame.get("name", "?"), f"{where}[{i}].name"),
+                    self.text(frame.get("filename", "?"), f"{where}[{i}].filename"),
+                    self.numeral(frame.get("line", 0), f"{where}[{i}].line"),
+                )
+            )
+        return found
+
+
+def _ends(message: re.Match[str]) -> tuple[int, int]:
+    """Source and target of "send 1->2" or "recv 2<-1"."""
+    left, right = (ANY_PEER if end == "?" or len(end) > 9 else int(end) for end in message.group(2, 3))
+    return (left, right) if message[1] == "send" else (right, left)

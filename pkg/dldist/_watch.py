@@ -1,0 +1,137 @@
+"""The monitor's thread, and which groups it looks after; docs/watchdog.md says what it does. Imported with the first group of
+several ranks."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+
+from dldist import _core, _watch_settings
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from dldist._watch_settings import WatchSettings
+
+STOP_TIMEOUT_S = 1.0
+"""What the end of the process may wait for the monitor."""
+
+_DUMPING_OFF, _DUMPING_DEVICES, _DUMPING_ON = range(3)
+
+_lock = threading.Lock()
+_thread: threading.Thread | None = None
+_numbers: dict[weakref.ref[_core.Group], int] = {}
+"""The groups that the monitor knows, and their numbers there."""
+
+
+def add(group: _core.Group) -> None:
+    """Have the monitor look after a group until remove(), or until nobody holds it."""
+    number = _core._monitor_add_group(group)
+    _numbers[weakref.ref(group, _forget)] = number
+
+
+def remove(group: _core.Group) -> None:
+    """The group has ended. What it has failed with is reported first."""
+    _forget(weakref.ref(group))
+
+
+def _forget(reference: weakref.ref[_core.Group]) -> None:
+    number = _numbers.pop(reference, None)
+    if number is not None:
+        _core._monitor_remove_group(number)
+
+
+def start(rank: int) -> None:
+    """Start the monitor of this process, which is `rank` of the first group; called by the C side. Once is enough."""
+    global _thread
+    with _lock:
+        if _thread is not None:
+            return
+        settings = _watch_settings.read_settings()
+        _core._monitor_open(*_options(settings, rank))
+        if settings.dump_signal:
+            _core._monitor_on_signal(_signal_number(settings.dump_signal))
+        _thread = threading.Thread(target=_core._monitor_run, name="dldist-monitor", daemon=True)
+        _thread.start()
+
+
+def _options(settings: WatchSettings, rank: int) -> tuple[int | str, ...]:
+    is_json = settings.dump_format == "json"
+    return (
+        settings.coord_check_ms,
+        settings.dump_timeout_ms,
+        settings.heartbeat_timeout_s,
+        _dumping(settings),
+        settings.propagate_error,
+        settings.desync_debug or _is_detailed(),
+        settings.extra_dump_on_exec,
+        is_json,
+        settings.include_stacks,
+        settings.only_active,
+        (settings.dump_file or default_dump_file()) + str(rank) + (".json" if is_json else ""),
+        f"{settings.dump_pipe}{rank}.pipe" if settings.dump_pipe else "",
+        settings.enable_monitoring is True,
+    )
+
+
+def _dumping(settings: WatchSettings) -> int:
+    if settings.dump_on_timeout is not None:
+        return _DUMPING_ON if settings.dump_on_timeout else _DUMPING_OFF
+    return _DUMPING_ON if settings.dump_file else _DUMPING_DEVICES
+
+
+def _is_detailed() -> bool:
+    from dldist.c10d.options import DebugLevel, get_debug_level
+
+    return get_debug_level() is DebugLevel.DETAIL
+
+
+def default_dump_file() -> str:
+    """Where dumps go when nobody says: the place of torch.distributed."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(cache, "torch", "comm_lib_trace_rank_")
+
+
+def _signal_number(name: str) -> int:
+    import signal
+
+    try:
+        return int(name) if name.isdecimal() else signal.Signals[name.upper()].value
+    except KeyError:
+        raise _core.DistArgumentError(f"Invalid value for environment variable: DLDIST_DUMP_SIGNAL ({name!r})") from None
+
+
+def request_dump() -> bool:
+    """Have the monitor write a dump, soon; False when there is no monitor, since there is no group of several ranks."""
+    return _core._monitor_request_dump()
+
+
+def dump_on_signal(signum: int) -> None:
+    """Have a signal ask for dumps, instead of whatever it does now. It is heard even while Python stands still."""
+    _core._monitor_on_signal(signum)
+
+
+def report() -> str:
+    """What the monitor has found out last, as lines of text; "" when it has had no reason to look."""
+    return _core._monitor_report()
+
+
+def _stop() -> None:
+    global _thread
+    thread, _thread = _thread, None
+    if thread is not None:
+        _core._monitor_stop(STOP_TIMEOUT_S * 0.8)
+        thread.join(timeout=STOP_TIMEOUT_S)
+
+
+def _forget_in_child() -> None:
+    # The thread and the groups are the parent's.
+    global _lock, _thread
+    _lock = threading.Lock()
+    _thread = None
+    _numbers.clear()
+
+
+atexit.register(_stop)
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,123 @@
+"""The flight recorder: the last operations of this process, whatever their backend, for whoever has to find out why it hangs.
+
+It is on unless DLDIST_FR_BUFFER_SIZE is 0, and dumps have PyTorch's format, so that its analyser reads them, too. Dumps are made
+without an interpreter: the watchdog writes them even when a thread holds the GIL for ever.
+
+>>> from dldist import flight_recorder
+>>> flight_recorder.dump("/tmp/trace_3")
+'/tmp/trace_3'
+"""
+
+from __future__ import annotations
+
+import os
+
+from dldist import _core, _settings
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+__all__ = ["default_path", "dump", "dump_json", "dump_pickle", "entries", "is_on", "register_writer", "registered_writer", "reset"]
+
+_writer: Callable[[bytes], object] | None = None
+
+
+def is_on() -> bool:
+    """Whether anything is recorded."""
+    return _core._recorder_capacity() > 0
+
+
+def dump_pickle(*, entries: bool = True, stacks: bool = True, only_active: bool = False) -> bytes:
+    """A pickled dict, as PyTorch's: version, pg_config, pg_status, comm_lib_version and, if wanted, the entries.
+
+    only_active leaves out operations that have completed.
+    """
+    return _core._dump_recorder(False, entries, stacks, only_active)
+
+
+def dump_json(*, entries: bool = True, stacks: bool = True, only_active: bool = False) -> bytes:
+    """The same in JSON, where times that are not known are 0 and the numbers of pg_status are text, as PyTorch's."""
+    return _core._dump_recorder(True, entries, stacks, only_active)
+
+
+def dump(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    json: bool = False,
+    entries: bool = True,
+    stacks: bool = True,
+    only_active: bool = False,
+) -> str:
+    """Write a dump into a file, which is there as a whole or not at all; returns its path, which is default_path() unless given.
+
+    A writer that has been registered gets the bytes instead of a file without a path.
+    """
+    if path is None and _writer is not None:
+        _writer(_core._dump_recorder(json, entries, stacks, only_active))
+        return ""
+    name = default_path() if path is None else os.fspath(path)
+    _core._dump_recorder_to_file(name, json, entries, stacks, only_active)
+    return name
+
+
+def default_path(rank: int | None = None) -> str:
+    """Where dumps go that are given no path: the prefix of DLDIST_FR_DUMP_FILE and the rank, RANK's unless given."""
+    if rank is None:
+        text = os.environ.get("RANK", "")
+        rank = int(text) if text.isdecimal() else 0
+    return f"{_settings.dump_prefix()}{rank}"
+
+
+def entries(*, stacks: bool = True, only_active: bool = False) -> list[dict[str, Any]]:
+    """The operations that are kept, oldest first, each a dict with PyTorch's names."""
+    import pickle
+
+    found: list[dict[str, Any]] = pickle.loads(dump_pickle(stacks=stacks, only_active=only_active))["entries"]
+    return found
+
+
+def reset() -> None:
+    """Forget all operations, and go on; record_id counts from 0 again."""
+    _core._reset_recorder()
+
+
+def register_writer(writer: Callable[[bytes], object] | None) -> None:
+    """Who gets the bytes of dumps that are given no path, the watchdog's among them; None: files again.
+
+    The watchdog writes a file all the same when the interpreter does not come to call the writer.
+    """
+    global _writer
+    if writer is not None and not callable(writer):
+        raise TypeError(f"register_writer(): argument 'writer' must be callable, not {type(writer).__name__}")
+    _writer = writer
+
+
+def registered_writer() -> Callable[[bytes], object] | None:
+    """Who has been registered; None: dumps go into files."""
+    return _writer
+
+
+# ---- c10d's names
+
+
+def _dump_fr_trace(
+    includeCollectives: bool | None = None, includeStackTraces: bool | None = None, onlyActive: bool | None = None
+) -> bytes:
+    """A pickle of what the flight recorder has."""
+    return dump_pickle(
+        entries=includeCollectives is None or includeCollectives,
+        stacks=includeStackTraces is None or includeStackTraces,
+        only_active=bool(onlyActive),
+    )
+
+
+def _dump_fr_trace_json(includeCollectives: bool | None = None, onlyActive: bool | None = None) -> bytes:
+    """What the flight recorder has in JSON, without stacks."""
+    return dump_json(entries=includeCollectives is None or includeCollectives, stacks=False, only_active=bool(onlyActive))
+
+
+_dump_nccl_trace = _dump_fr_trace
+_dump_nccl_trace_json = _dump_fr_trace_json
+_reset_fr_recording_nccl = reset

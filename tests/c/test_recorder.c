@@ -1,0 +1,686 @@
+/* The flight recorder: its ring, its groups, its alarms, its call sites, and dumps as text. tests/py/test_flight_recorder.py reads
+ * dumps back. */
+#include "check.h"
+#include "core/mem.h"
+#include "core/thread.h"
+#include "observe/dump_file.h"
+#include "observe/recorder.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+typedef struct rig {
+    dd_recorder *recorder;
+    dd_recorder_group *group;
+} rig;
+
+static const dd_recorder_group_info plain_info = {.name = {(const uint8_t *)"0", 1},
+                                                  .desc = {(const uint8_t *)"default_pg", 10},
+                                                  .kind = "gloo",
+                                                  .size = 2};
+
+static bool
+rig_open(rig *self, size_t capacity)
+{
+    return CHECK_OK(dd_recorder_create(capacity, &self->recorder, check_err())) &&
+           CHECK_OK(dd_recorder_add_group(self->recorder, &plain_info, &self->group, check_err()));
+}
+
+static void
+rig_close(rig *self)
+{
+    dd_recorder_group_release(self->group);
+    dd_recorder_destroy(self->recorder);
+}
+
+static uint64_t
+begin(dd_recorder_group *group, const char *name, int64_t created_ns)
+{
+    const int64_t shape[] = {3, 4};
+    dd_record_tensor tensor = {.dtype = DD_DTYPE_FLOAT32, .ndim = 2, .shape = shape};
+    dd_record_call call = {.name = name,
+                           .peer = -1,
+                           .created_ns = created_ns,
+                           .timeout_ns = 5 * DD_NS_PER_S,
+                           .inputs = &tensor,
+                           .outputs = &tensor,
+                           .ninputs = 1,
+                           .noutputs = 1};
+    return dd_recorder_begin(group, &call);
+}
+
+/* Zero-terminated; the caller frees. */
+static char *
+dump_text(dd_recorder *recorder, bool is_active_only)
+{
+    dd_dump_options options = {
+        .format = DD_DUMP_JSON, .has_entries = true, .has_stacks = true, .is_active_only = is_active_only};
+    dd_blob blob = {0};
+    CHECK_OK(dd_recorder_dump(recorder, &options, &blob, check_err()));
+    CHECK_OK(dd_blob_append(&blob, "", 1, check_err()));
+    return (char *)blob.data;
+}
+
+static size_t
+count_of(const char *text, const char *part)
+{
+    size_t count = 0;
+    for (const char *at = strstr(text, part); at != NULL; at = strstr(at + 1, part)) {
+        count++;
+    }
+    return count;
+}
+
+/* ---- the ring */
+
+TEST(a_record_goes_through_its_states)
+{
+    rig self;
+    REQUIRE(rig_open(&self, 8));
+    uint64_t record = begin(self.group, "all_reduce", dd_clock_now_ns());
+    char *text = dump_text(self.recorder, false);
+    CHECK_CONTAINS(text, "\"profiling_name\":\"gloo:all_reduce\"");
+    CHECK_CONTAINS(text, "\"state\":\"scheduled\"");
+    CHECK_CONTAINS(text, "\"retired\":false");
+    CHECK_CONTAINS(text, "\"input_sizes\":[[3,4]],\"input_dtypes\":[\"Float\"],\"output_sizes\":[[3,4]]");
+    CHECK_CONTAINS(text, "\"timeout_ms\":5000");
+    CHECK_CONTAINS(text, "\"process_group\":[\"0\",\"default_pg\"]");
+    dd_mem_free(text);
+    int64_t now_ns = dd_clock_now_ns();
+    dd_recorder_start(self.recorder, record, now_ns);
+    text = dump_text(self.recorder, false);
+    CHECK_CONTAINS(text, "\"state\":\"started\"");
+    CHECK_CONTAINS(text, "\"last_started_collective\":\"1\",\"last_completed_collective\":\"-1\"");
+    dd_mem_free(text);
+    dd_recorder_end(self.recorder, record, now_ns + 1500000, NULL);
+    text = dump_text(self.recorder, false);
+    CHECK_CONTAINS(text, "\"duration_ms\":1.500000,\"state\":\"completed\"");
+    CHECK_CONTAINS(text, "\"retired\":true");
+    CHECK_CONTAINS(text, "\"last_completed_collective\":\"1\"");
+    dd_mem_free(text);
+    text = dump_text(self.recorder, true);
+    CHECK_CONTAINS(text, "\"entries\":[]");
+    dd_mem_free(text);
+    rig_close(&self);
+}
+
+TEST(the_ring_keeps_the_newest_and_ids_are_not_used_again)
+{
+    rig self;
+    REQUIRE(rig_open(&self, 6)); /* fewer than the ring has places */
+    uint64_t first = begin(self.group, "broadcast", 1);
+    for (int i = 0; i < 20; i++) {
+        CHECK_INT(begin(self.group, "reduce", 1), first + 1 + (uint64_t)i);
+    }
+    dd_recorder_start(self.recorder, first, 5); /* long gone, and in the place of a newer one */
+    dd_error error;
+    dd_error_set(&error, DD_ABORTED, "gone");
+    dd_recorder_end(self.recorder, first, 6, &error);
+    char *text = dump_text(self.recorder, false);
+    CHECK_INT(count_of(text, "\"record_id\""), 6);
+    CHECK_CONTAINS(text, "\"entries\":[{\"record_id\":15,");
+    CHECK_CONTAINS(text, "\"record_id\":20,");
+    CHECK_INT(count_of(text, "\"state\":\"scheduled\""), 6);
+    CHECK_LACKS(text, "gone");
+    dd_mem_free(text);
+    rig_close(&self);
+}
+
+TEST(capacity_0_records_nothing_and_counts_all_the_same)
+{
+    rig self;
+    REQUIRE(rig_open(&self, 0));
+    CHECK_INT(begin(self.group, "all_reduce", 1), DD_NO_RECORD);
+    dd_recorder_start(self.recorder, DD_NO_RECORD, 2);
+    dd_recorder_end(self.recorder, DD_NO_RECORD, 3, NULL);
+    dd_recorder_withdraw(self.recorder, DD_NO_RECORD);
+    char *text = dump_text(self.recorder, false);
+    CHECK_CONTAINS(text, "\"entries\":[]");
+    CHECK_CONTAINS(text, "\"last_enqueued_collective\":\"1\"");
+    dd_mem_free(text);
+    rig_close(&self);
+}
+
+TEST(a_reset_forgets_and_counts_entries_anew)
+{
+    rig self;
+    REQUIRE(rig_open(&self, 8));
+    uint64_t old = begin(self.group, "all_reduce", 1);
+    begin(self.group, "all_reduce", 1);
+    dd_recorder_reset(self.recorder);
+    dd_recorder_end(self.recorder, old, 2, NULL);
+    begin(self.group, "barrier", 1);
+    char *text = dump_text(self.recorder, false);
+    CHECK_INT(count_of(text, "\"record_id\""), 1);
+    CHECK_CONTAINS(text, "\"record_id\":0,");
+    CHECK_CONTAINS(text, "\"collective_seq_id\":3,");
+    dd_mem_free(text);
+    rig_close(&self);
+}
+
+TEST(a_call_that_was_refused_leaves_no_trace)
+{
+    rig self;
+    REQUIRE(rig_open(&self, 8));
+    dd_recorder_withdraw(self.recorder, begin(self.group, "all_reduce", 1));
+    uint64_t record = begin(self.group, "barrier", 1);
+    dd_recorder_end(self.recorder, record, 3, NULL);
+    char *text = dump_text(self.recorder, false);
+    CHECK_INT(count_of(text, "\"record_id\""), 1);
+    CHECK_CONTAINS(text, "\"collective_seq_id\":1,");
+    CHECK_CONTAINS(text, "gloo:barrier");
+    CHECK_LACKS(text, "duration_ms"); /* it was never seen to start */
+    dd_mem_free(text);
+    rig_close(&self);
+}
+
+TEST(only_the_first_end_counts)
+{
+    rig self;
+    REQUIRE(rig_open(&self, 8));
+    dd_error error;
+    dd_error_set(&error, DD_PEER_LOST, "lost \"rank 1\"\n\x01\xff");
+    dd_error_blame(&error, 1, "host", 7);
+    uint64_t record = begin(self.group, "all_reduce", 1);
+    dd_recorder_start(self.recorder, record, 2);
+    dd_recorder_end(self.recorder, record, 3, &error);
+    dd_recorder_end(self.recorder, record, 4, NULL);
+    dd_recorder_start(self.recorder, record, 5);
+    char *text = dump_text(self.recorder, true);
+    CHECK_CONTAINS(text, "\"state\":\"started\"");
+    CHECK_CONTAINS(text, "\"time_discovered_completed_ns\":0,\"retired\":true");
+    CHECK_CONTAINS(text,
+                   "\"error\":\"lost \\\"rank 1\\\"\\u000a\\u0001\\ufffd\",\"error_code\":\"PEER_LOST\"");
+    CHECK_CONTAINS(text, "\"culprit_rank\":1");
+    dd_mem_free(text);
+    rig_close(&self);
+}
+
+TEST(of_many_failures_the_oldest_lose_their_words)
+{
+    rig self;
+    REQUIRE(rig_open(&self, 64));
+    for (int i = 0; i < 20; i++) {
+        dd_error error;
+        dd_error_set(&error, DD_ABORTED, "reason %d", i);
+        dd_recorder_end(self.recorder, begin(self.group, "barrier", 1), 2, &error);
+    }
+    char *text = dump_text(self.recorder, false);
+    CHECK_INT(count_of(text, "\"error_code\":\"ABORTED\""), 20);
+    CHECK_INT(count_of(text, "\"error\":\"operation was aborted\""), 4);
+    CHECK_CONTAINS(text, "\"error\":\"reason 19\"");
+    dd_mem_free(text);
+    rig_close(&self);
+}
+
+/* ---- tensors */
+
+TEST(tensors_of_a_list_are_told_by_their_number)
+{
+    rig self;
+    REQUIRE(rig_open(&self, 8));
+    const int64_t shape[] = {2, 5};
+    dd_record_tensor inputs[] = {{.dtype = DD_DTYPE_BFLOAT16, .ndim = 2, .shape = shape, .count = 2},
+                                 {.dtype = DD_DTYPE_INT64, .ndim = 0}};
+    dd_record_tensor output = {
+        .dtype = DD_DTYPE_FLOAT16, .ndim = 1, .shape = shape, .count = 4, .is_stacked = true};
+    dd_record_call call = {
+        .name = "all_gather", .inputs = inputs, .outputs = &output, .ninputs = 2, .noutputs = 1};
+    dd_recorder_begin(self.group, &call);
+    char *text = dump_text(self.recorder, false);
+    CHECK_CONTAINS(text,
+                   "\"input_sizes\":[[2,5],[2,5],[]],\"input_dtypes\":[\"BFloat16\",\"BFloat16\",\"Long\"]");
+    CHECK_CONTAINS(text, "\"output_sizes\":[[4,2]],\"output_dtypes\":[\"Half\"]");
+    CHECK_LACKS(text, "left_out");
+    dd_mem_free(text);
+    rig_close(&self);
+}
+
+TEST(tensors_that_do_not_fit_are_counted)
+{
+    rig self;
+    REQUIRE(rig_open(&self, 8));
+    int64_t shape[32];
+    dd_record_tensor inputs[3];
+    for (int i = 0; i < 32; i++) {
+        shape[i] = i;
+    }
+    inputs[0] = (dd_record_tensor){.dtype = DD_DTYPE_BOOL, .ndim = 7, .shape = shape};
+    inputs[1] = (dd_record_tensor){.dtype = DD_DTYPE_BOOL, .ndim = 32, .shape = shape, .count = 3};
+    inputs[2] = (dd_record_tensor){.dtype = DD_DTYPE_BOOL, .ndim = 1, .shape = shape}; /* would fit */
+    dd_record_tensor output = {.dtype = DD_DTYPE_BOOL, .ndim = 32, .shape = shape};
+    dd_record_call call = {.name = "all_to_all",
+                           .inputs = inputs,
+                           .outputs = &output,
+                           .ninputs = 3,
+                           .noutputs = 1,
+                           .ninputs_more = 5};
+    dd_recorder_begin(self.group, &call);
+    char *text = dump_text(self.recorder, false);
+    CHECK_CONTAINS(text, "\"input_sizes\":[[0,1,2,3,4,5,6]],");
+    CHECK_CONTAINS(text, "\"inputs_left_out\":9,\"outputs_left_out\":1");
+    dd_mem_free(text);
+    rig_close(&self);
+}
+
+TEST(messages_name_both_ranks)
+{
+    rig self;
+    REQUIRE(rig_open(&self, 8));
+    dd_record_call call = {.name = "send", .is_p2p = true, .peer = 1};
+    dd_recorder_begin(self.group, &call);
+    begin(self.group, "all_reduce", 1);
+    call = (dd_record_call){.name = "recv", .is_p2p = true, .peer = -1};
+    uint64_t record = dd_recorder_begin(self.group, &call);
+    dd_recorder_set_peer(self.recorder, record, 1);
+    char *text = dump_text(self.recorder, false);
+    CHECK_CONTAINS(text, "\"gloo:send 0->1\"");
+    CHECK_CONTAINS(text, "\"gloo:recv 0<-1\"");
+    CHECK_CONTAINS(text, "\"collective_seq_id\":0,\"p2p_seq_id\":1,\"op_id\":1,");
+    CHECK_CONTAINS(text, "\"collective_seq_id\":1,\"p2p_seq_id\":1,\"op_id\":2,");
+    CHECK_CONTAINS(text, "\"collective_seq_id\":1,\"p2p_seq_id\":2,\"op_id\":3,");
+    dd_mem_free(text);
+    rig_close(&self);
+}
+
+/* ---- groups */
+
+static dd_recorder_group *
+add_group(dd_recorder *recorder, const char *name)
+{
+    dd_recorder_group_info info = {.name = dd_bytes_of_string(name), .kind = "nccl", .size = 1};
+    dd_recorder_group *group = NULL;
+    CHECK_OK(dd_recorder_add_group(recorder, &info, &group, check_err()));
+    return group;
+}
+
+TEST(a_group_that_is_gone_stays_as_long_as_its_records)
+{
+    rig self;
+    REQUIRE(rig_open(&self, 4));
+    dd_recorder_group *brief = add_group(self.recorder, "brief");
+    begin(brief, "barrier", 1);
+    dd_recorder_group_release(brief);
+    dd_recorder_group_release(add_group(self.recorder, "unused"));
+    char *text = dump_text(self.recorder, false);
+    CHECK_CONTAINS(text, "\"brief\":{\"name\":\"brief\",\"desc\":\"\",\"ranks\":\"[0]\"}");
+    CHECK_CONTAINS(text, "nccl:barrier");
+    CHECK_LACKS(text, "unused");
+    dd_mem_free(text);
+    for (int i = 0; i < 4; i++) {
+        begin(self.group, "barrier", 1);
+    }
+    text = dump_text(self.recorder, false);
+    CHECK_LACKS(text, "brief");
+    dd_mem_free(text);
+    for (int i = 0; i < 200; i++) { /* and is freed one day: with more records, by another group */
+        begin(self.group, "barrier", 1);
+        dd_recorder_group_release(add_group(self.recorder, "more"));
+    }
+    rig_close(&self);
+}
+
+TEST(groups_are_renamed_and_names_are_any_bytes)
+{
+    rig self;
+    REQUIRE(rig_open(&self, 4));
+    begin(self.group, "barrier", 1);
+    const int ranks[] = {7, 3};
+    dd_recorder_group_info info = {.name = BYTES("a\"b\\\xc3\xa9\xf0\x9f\x8e\xb2\xed\xa0\x80\xff\xc3"),
+                                   .desc = BYTES("\0\n\x7f"),
+                                   .kind = "nccl",
+                                   .rank = 1,
+                                   .size = 2,
+                                   .global_ranks = ranks};
+    CHECK_OK(dd_recorder_group_rename(self.group, &info, check_err()));
+    char *text = dump_text(self.recorder, false);
+    CHECK_CONTAINS(
+        text, "\"process_group\":[\"a\\\"b\\\\\\u00e9\\ud83c\\udfb2\\ufffd\\ufffd\\ufffd\\ufffd\\ufffd\","
+              "\"\\u0000\\u000a\\u007f\"]");
+    CHECK_CONTAINS(text, "\"ranks\":\"[7, 3]\"");
+    for (const char *at = text; *at != '\0'; at++) {
+        REQUIRE(*at >= 0x20 && *at < 0x7f);
+    }
+    dd_mem_free(text);
+    rig_close(&self);
+}
+
+TEST(of_groups_of_one_name_the_newest_is_in_the_configuration)
+{
+    rig self;
+    REQUIRE(rig_open(&self, 4));
+    dd_recorder_group *twin = add_group(self.recorder, "0");
+    char *text = dump_text(self.recorder, false);
+    CHECK_INT(count_of(text, "\"0\":{\"name\""), 1);
+    CHECK_CONTAINS(text, "\"ranks\":\"[0]\"");
+    dd_mem_free(text);
+    dd_recorder_group_release(twin);
+    rig_close(&self);
+}
+
+TEST(a_group_says_how_far_it_is)
+{
+    rig self;
+    REQUIRE(rig_open(&self, 4));
+    dd_recorder_status status;
+    dd_recorder_group_status(self.group, &status);
+    CHECK_INT(status.last_enqueued, -1);
+    CHECK(strcmp(status.last_completed_name, "") == 0);
+    uint64_t record = begin(self.group, "all_reduce", 1);
+    dd_recorder_start(self.recorder, record, 2);
+    dd_recorder_end(self.recorder, record, 3, NULL);
+    dd_recorder_start(self.recorder, begin(self.group, "barrier", 1), 4);
+    begin(self.group, "reduce", 1);
+    dd_recorder_group_status(self.group, &status);
+    CHECK_INT(status.last_enqueued, 3);
+    CHECK_INT(status.last_started, 2);
+    CHECK_INT(status.last_completed, 1);
+    CHECK(strcmp(status.last_enqueued_name, "reduce") == 0);
+    CHECK(strcmp(status.last_started_name, "barrier") == 0);
+    CHECK(strcmp(status.last_completed_name, "all_reduce") == 0);
+    rig_close(&self);
+}
+
+/* ---- alarms */
+
+TEST(the_first_alarm_of_a_group_counts)
+{
+    rig self;
+    REQUIRE(rig_open(&self, 4));
+    dd_alarm alarm;
+    dd_error error;
+    dd_wait soon = dd_wait_after(20 * DD_NS_PER_MS);
+    CHECK_STATUS(dd_recorder_take_alarm(self.recorder, &alarm, &soon, check_err()), DD_TIMED_OUT);
+    dd_error_set(&error, DD_PEER_LOST, "lost rank 1");
+    dd_recorder_raise_alarm(self.group, 9, &error);
+    dd_error_set(&error, DD_ABORTED, "and then");
+    dd_recorder_raise_alarm(self.group, 10, &error);
+    dd_wait wait = dd_wait_after(5 * DD_NS_PER_S);
+    REQUIRE_OK(dd_recorder_take_alarm(self.recorder, &alarm, &wait, check_err()));
+    CHECK(strcmp(alarm.group, "0") == 0);
+    CHECK_INT(alarm.record, 9);
+    CHECK_CONTAINS(alarm.error.message, "lost rank 1");
+    soon = dd_wait_after(20 * DD_NS_PER_MS);
+    CHECK_STATUS(dd_recorder_take_alarm(self.recorder, &alarm, &soon, check_err()), DD_TIMED_OUT);
+    rig_close(&self);
+}
+
+TEST(alarms_that_nobody_takes_make_room)
+{
+    rig self;
+    REQUIRE(rig_open(&self, 4));
+    dd_recorder_group *groups[12];
+    dd_error error;
+    dd_error_set(&error, DD_ABORTED, "no");
+    for (uint64_t i = 0; i < 12; i++) {
+        groups[i] = add_group(self.recorder, "many");
+        dd_recorder_raise_alarm(groups[i], i, &error);
+    }
+    dd_wait wait = dd_wait_after(5 * DD_NS_PER_S);
+    for (uint64_t i = 4; i < 12; i++) {
+        dd_alarm alarm;
+        REQUIRE_OK(dd_recorder_take_alarm(self.recorder, &alarm, &wait, check_err()));
+        CHECK_INT(alarm.record, i);
+    }
+    for (int i = 0; i < 12; i++) {
+        dd_recorder_group_release(groups[i]);
+    }
+    rig_close(&self);
+}
+
+static void *
+take_one(void *ptr)
+{
+    dd_alarm alarm;
+    dd_wait wait = dd_wait_after(DD_NEVER_NS);
+    CHECK_STATUS(dd_recorder_take_alarm(ptr, &alarm, &wait, check_err()), DD_CLOSED);
+    return NULL;
+}
+
+TEST(closing_wakes_who_waits)
+{
+    rig self;
+    REQUIRE(rig_open(&self, 4));
+    pthread_t thread;
+    REQUIRE_OK(dd_thread_start(&thread, "taker", take_one, self.recorder, check_err()));
+    dd_recorder_close_alarms(self.recorder);
+    pthread_join(thread, NULL);
+    rig_close(&self);
+}
+
+/* ---- many threads */
+
+#define WRITERS 4
+
+typedef struct storm {
+    rig rig;
+    atomic_int nleft;
+    int rounds;
+} storm;
+
+/* Every field of a record says the same number. */
+static void *
+write_records(void *ptr)
+{
+    storm *self = ptr;
+    for (int64_t i = 1; i <= self->rounds; i++) {
+        int64_t shape[4] = {i, i, i, i};
+        dd_record_tensor tensors[2] = {{.dtype = DD_DTYPE_INT32, .ndim = 1 + (int)(i % 4), .shape = shape},
+                                       {.dtype = DD_DTYPE_INT32, .ndim = 1, .shape = shape}};
+        dd_record_call call = {.name = "all_reduce",
+                               .created_ns = i,
+                               .timeout_ns = i * DD_NS_PER_MS,
+                               .inputs = &tensors[0],
+                               .outputs = &tensors[1],
+                               .ninputs = 1,
+                               .noutputs = 1};
+        uint64_t record = dd_recorder_begin(self->rig.group, &call);
+        dd_recorder_start(self->rig.recorder, record, i + 1);
+        dd_error error;
+        if (i % 16 == 0) {
+            dd_error_set(&error, DD_ABORTED, "round %lld", (long long)i);
+        }
+        dd_recorder_end(self->rig.recorder, record, i + 2, i % 16 == 0 ? &error : NULL);
+    }
+    atomic_fetch_sub(&self->nleft, 1);
+    return NULL;
+}
+
+static void
+check_entries(const char *text)
+{
+    for (const char *entry = strstr(text, "\"input_sizes\""); entry != NULL;
+         entry = strstr(entry + 1, "\"input_sizes\"")) {
+        long long input = -1;
+        long long output = -1;
+        long long timeout = -1;
+        sscanf(entry, "\"input_sizes\":[[%lld", &input);
+        sscanf(strstr(entry, "\"output_sizes\""), "\"output_sizes\":[[%lld", &output);
+        sscanf(strstr(entry, "\"timeout_ms\""), "\"timeout_ms\":%lld", &timeout);
+        REQUIRE(input > 0 && input == output && input == timeout);
+    }
+}
+
+TEST(a_dump_is_whole_while_others_write)
+{
+    storm self = {.nleft = WRITERS, .rounds = 4000};
+    REQUIRE(rig_open(&self.rig, 16));
+    pthread_t threads[WRITERS];
+    for (int i = 0; i < WRITERS; i++) {
+        REQUIRE_OK(dd_thread_start(&threads[i], "writer", write_records, &self, check_err()));
+    }
+    int ndumps = 0;
+    do {
+        char *text = dump_text(self.rig.recorder, false);
+        check_entries(text);
+        dd_mem_free(text);
+        ndumps++;
+        dd_recorder_group_release(add_group(self.rig.recorder, "beside"));
+        CHECK_OK(dd_recorder_group_rename(self.rig.group, &plain_info, check_err()));
+        if (ndumps % 8 == 0) {
+            dd_recorder_reset(self.rig.recorder);
+        }
+    } while (atomic_load(&self.nleft) > 0);
+    for (int i = 0; i < WRITERS; i++) {
+        pthread_join(threads[i], NULL);
+    }
+    char *text = dump_text(self.rig.recorder, false);
+    CHECK_CONTAINS(text, "\"last_enqueued_collective\":\"16000\"");
+    dd_mem_free(text);
+    rig_close(&self.rig);
+}
+
+TEST(threads_have_names)
+{
+    storm self = {.nleft = 1, .rounds = 1};
+    REQUIRE(rig_open(&self.rig, 16));
+    pthread_t thread;
+    REQUIRE_OK(dd_thread_start(&thread, "writer", write_records, &self, check_err()));
+    pthread_join(thread, NULL);
+    char *text = dump_text(self.rig.recorder, false);
+    CHECK_CONTAINS(text, "\"thread_name\":\"writer\"");
+    dd_mem_free(text);
+    rig_close(&self.rig);
+}
+
+/* ---- call sites */
+
+static const dd_frame_key keys[] = {{0x1000, 2}, {0x2000, 4}, {0x3000, 6}};
+
+static void
+tell(dd_call_sites *sites, dd_frame_key key, const char *function, bool is_hidden)
+{
+    dd_frame frame = {
+        .function = function, .file = "train.py", .line = key.instruction, .is_hidden = is_hidden};
+    CHECK(dd_call_sites_tell(sites, key, &frame));
+}
+
+TEST(a_stack_is_told_once)
+{
+    dd_call_sites *sites;
+    REQUIRE_OK(dd_call_sites_create(8, 8, &sites, check_err()));
+    size_t unknown = 99;
+    CHECK_INT(dd_call_sites_find(sites, keys, 3, &unknown), 0);
+    CHECK_INT(unknown, 0);
+    tell(sites, keys[0], "inner", true);
+    CHECK_INT(dd_call_sites_find(sites, keys, 3, &unknown), 0);
+    CHECK_INT(unknown, 1);
+    tell(sites, keys[1], "step", false);
+    tell(sites, keys[2], "main", false);
+    uint32_t stack = dd_call_sites_find(sites, keys, 3, &unknown);
+    CHECK(stack != 0);
+    CHECK_INT(dd_call_sites_find(sites, keys, 3, &unknown), stack);
+    uint32_t outer = dd_call_sites_find(sites, keys + 1, 2, &unknown);
+    CHECK(outer != 0 && outer != stack);
+    dd_frame frames[DD_STACK_MAX_FRAMES];
+    REQUIRE(dd_call_sites_get(sites, stack, frames) == 2);
+    CHECK(strcmp(frames[0].function, "step") == 0);
+    CHECK(strcmp(frames[1].function, "main") == 0);
+    CHECK_INT(frames[1].line, 6);
+    CHECK_INT(dd_call_sites_get(sites, 0, frames), 0);
+    CHECK_INT(dd_call_sites_get(sites, 1000, frames), 0);
+    CHECK_INT(dd_call_sites_find(sites, keys, 0, &unknown), 0);
+    dd_call_sites_destroy(sites);
+}
+
+TEST(a_full_table_says_so)
+{
+    dd_call_sites *sites;
+    REQUIRE_OK(dd_call_sites_create(2, 1, &sites, check_err()));
+    size_t unknown;
+    tell(sites, keys[0], "a", false);
+    tell(sites, keys[1], "b", false);
+    dd_frame frame = {.function = "c", .file = "train.py"};
+    uint32_t stack = dd_call_sites_find(sites, keys, 2, &unknown);
+    CHECK(stack != 0);
+    CHECK_INT(dd_call_sites_find(sites, keys, 1, &unknown), 0);
+    CHECK_INT(unknown, 1);
+    CHECK(!dd_call_sites_tell(sites, keys[2], &frame));
+    CHECK_INT(dd_call_sites_find(sites, keys, 2, &unknown), stack);
+    dd_call_sites_destroy(sites);
+}
+
+/* ---- files, and memory */
+
+TEST(a_file_is_replaced_and_its_folders_are_made)
+{
+    rig self;
+    REQUIRE(rig_open(&self, 4));
+    char folder[] = "/tmp/dldist-recorder-XXXXXX";
+    REQUIRE(mkdtemp(folder) != NULL);
+    char path[160];
+    char deep[128];
+    snprintf(deep, sizeof deep, "%s/a", folder);
+    snprintf(path, sizeof path, "%s/b/trace_3", deep);
+    dd_dump_options options = {.format = DD_DUMP_PICKLE, .has_entries = true};
+    CHECK_OK(dd_recorder_dump_to_file(self.recorder, &options, path, check_err()));
+    begin(self.group, "all_reduce", 1);
+    CHECK_OK(dd_recorder_dump_to_file(self.recorder, &options, path, check_err()));
+    dd_blob dump = {0};
+    struct stat info;
+    CHECK_OK(dd_recorder_dump(self.recorder, &options, &dump, check_err()));
+    REQUIRE(stat(path, &info) == 0);
+    CHECK_INT(info.st_size, dump.len);
+    dd_blob_fini(&dump);
+    CHECK_STATUS(dd_recorder_dump_to_file(self.recorder, &options, deep, check_err()), DD_SYSTEM);
+    CHECK_CONTAINS(check_message(), deep);
+    CHECK_STATUS(dd_recorder_dump_to_file(self.recorder, &options, "", check_err()), DD_INVALID_ARGUMENT);
+    char below[200];
+    snprintf(below, sizeof below, "%s/c", path); /* a file is no folder */
+    CHECK_STATUS(dd_recorder_dump_to_file(self.recorder, &options, below, check_err()), DD_SYSTEM);
+    CHECK_INT(unlink(path), 0);
+    *strrchr(path, '/') = '\0';
+    CHECK_INT(rmdir(path), 0); /* nothing else is left in it */
+    CHECK_INT(rmdir(deep), 0);
+    CHECK_INT(rmdir(folder), 0);
+    rig_close(&self);
+}
+
+static dd_status
+use_recorder(void)
+{
+    dd_recorder *recorder = NULL;
+    dd_recorder_group *group = NULL;
+    dd_blob blob = {0};
+    dd_dump_options options = {.format = DD_DUMP_PICKLE, .has_entries = true, .has_stacks = true};
+    dd_error err;
+    dd_status status = dd_recorder_create(4, &recorder, &err);
+    if (status != DD_OK) {
+        return status;
+    }
+    const int ranks[] = {1, 0};
+    dd_recorder_group_info info = plain_info;
+    info.global_ranks = ranks;
+    status = dd_recorder_add_group(recorder, &info, &group, &err);
+    if (status == DD_OK) {
+        begin(group, "all_reduce", 1);
+        status = dd_recorder_group_rename(group, &info, &err);
+    }
+    if (status == DD_OK) {
+        status = dd_recorder_dump(recorder, &options, &blob, &err);
+    }
+    dd_blob_fini(&blob);
+    dd_recorder_group_release(group);
+    dd_recorder_destroy(recorder);
+    return status;
+}
+
+TEST(out_of_memory_is_an_error)
+{
+    long count = 0;
+    for (; count < 100; count++) {
+        dd_mem_fail_after(count);
+        dd_status status = use_recorder();
+        dd_mem_fail_after(-1);
+        if (status == DD_OK) {
+            break;
+        }
+        REQUIRE(status == DD_OUT_OF_MEMORY);
+    }
+    CHECK(count > 10 && count < 100);
+}

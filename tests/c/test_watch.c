@@ -1,0 +1,678 @@
+/* The monitor: two or three of them, each a rank with a recorder of its own, over one store; steps are made by hand. */
+#include "check.h"
+
+#include "core/mem.h"
+#include "core/thread.h"
+#include "watch/monitor.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define MAX_RANKS 3
+#define CALL_TIMEOUT_NS (5 * DD_NS_PER_S)
+
+typedef struct rank_rig {
+    dd_recorder *recorder;
+    dd_recorder_group *group;
+    dd_monitor *monitor;
+    dd_store *store;
+    uint64_t id;
+    char dump_path[160];
+    /* what was asked of the host */
+    int nasked;
+    bool is_mute; /* the interpreter does not answer */
+    int ndied;
+    char death[1200];
+    /* what was asked of the group */
+    int nfailed;
+    int nreleased;
+    dd_error cause;
+    /* the watchdog's */
+    uint64_t beat;
+} rank_rig;
+
+typedef struct rig {
+    char folder[64];
+    dd_store *store;
+    int size;
+    rank_rig ranks[MAX_RANKS];
+    /* of all monitors that are made */
+    dd_monitor_options options;
+    bool is_device;
+    bool is_fatal;
+} rig;
+
+static void
+ask(void *ctx)
+{
+    ((rank_rig *)ctx)->nasked++;
+}
+
+static bool
+is_answered(void *ctx, int64_t *waited_ns)
+{
+    *waited_ns = 4200 * DD_NS_PER_MS;
+    return !((rank_rig *)ctx)->is_mute;
+}
+
+static void
+die(void *ctx, const char *reason)
+{
+    rank_rig *rank = ctx;
+    rank->ndied++;
+    snprintf(rank->death, sizeof rank->death, "%s", reason);
+}
+
+static void
+fail(void *ctx, const dd_error *cause)
+{
+    rank_rig *rank = ctx;
+    rank->nfailed++;
+    rank->cause = *cause;
+}
+
+static void
+get_status(void *ctx, dd_recorder_status *status)
+{
+    dd_recorder_group_status(((rank_rig *)ctx)->group, status);
+}
+
+static void
+count_release(void *ctx)
+{
+    ((rank_rig *)ctx)->nreleased++;
+}
+
+static void
+init_rig(rig *r, int size)
+{
+    memset(r, 0, sizeof *r);
+    r->size = size;
+    snprintf(r->folder, sizeof r->folder, "/tmp/dldist_watch_XXXXXX");
+    CHECK(mkdtemp(r->folder) != NULL);
+    CHECK_OK(dd_hash_store_open(&r->store, CALL_TIMEOUT_NS, check_err()));
+    r->options = (dd_monitor_options){
+        .check_interval_ns = 1,
+        .is_propagating = true,
+        .dumping = DD_DUMPING_ON,
+        .dump = {.format = DD_DUMP_JSON, .has_entries = true, .has_stacks = true},
+        .dump_timeout_ns = CALL_TIMEOUT_NS,
+        .pipe_path = "",
+    };
+}
+
+static void
+open_rank(rig *r, int number)
+{
+    rank_rig *rank = &r->ranks[number];
+    memset(rank, 0, sizeof *rank);
+    char folder[sizeof r->folder];
+    memcpy(folder, r->folder, sizeof folder);
+    snprintf(rank->dump_path, sizeof rank->dump_path, "%s/dump_%d", folder, number);
+    CHECK_OK(dd_recorder_create(100, &rank->recorder, check_err()));
+    dd_recorder_group_info info = {
+        .name = BYTES("g"), .desc = BYTES("test"), .kind = "nccl", .rank = number, .size = r->size};
+    CHECK_OK(dd_recorder_add_group(rank->recorder, &info, &rank->group, check_err()));
+    dd_monitor_host host = {.ask = ask, .is_answered = is_answered, .die = die, .ctx = rank};
+    dd_monitor_options options = r->options;
+    options.recorder = rank->recorder;
+    options.dump_path = rank->dump_path;
+    options.host = &host;
+    CHECK_OK(dd_monitor_create(&options, &rank->monitor, check_err()));
+}
+
+/* Its store is a view of its own, as it is in another process. */
+static void
+join_rank(rig *r, int number)
+{
+    rank_rig *rank = &r->ranks[number];
+    dd_wait wait = dd_wait_after(CALL_TIMEOUT_NS);
+    CHECK_OK(dd_prefix_store_open(&rank->store, BYTES("0/cuda"), r->store, check_err()));
+    dd_monitor_member member = {
+        .name = BYTES("g"),
+        .rank = number,
+        .size = r->size,
+        .store = rank->store,
+        .is_device = r->is_device,
+        .is_fatal = r->is_fatal,
+        .fail = fail,
+        .get_status = get_status,
+        .release = count_release,
+        .ctx = rank,
+    };
+    CHECK_OK(dd_monitor_add(rank->monitor, &member, &rank->id, &wait, check_err()));
+}
+
+static void
+close_rank(rig *r, int number)
+{
+    rank_rig *rank = &r->ranks[number];
+    dd_monitor_destroy(rank->monitor);
+    dd_recorder_group_release(rank->group);
+    dd_recorder_destroy(rank->recorder);
+    dd_store_release(rank->store);
+    (void)unlink(rank->dump_path);
+    rank->monitor = NULL;
+}
+
+static void
+open_rig(rig *r, int size)
+{
+    init_rig(r, size);
+    for (int i = 0; i < size; i++) {
+        open_rank(r, i);
+        join_rank(r, i);
+    }
+}
+
+static void
+close_rig(rig *r)
+{
+    for (int i = 0; i < r->size; i++) {
+        if (r->ranks[i].monitor != NULL) {
+            close_rank(r, i);
+        }
+    }
+    dd_store_release(r->store);
+    CHECK(rmdir(r->folder) == 0);
+}
+
+static void
+raise_on(rig *r, int number, dd_status code)
+{
+    dd_error error;
+    CHECK_STATUS(dd_error_set(&error, code, "all_reduce 7 timed out after 1 s"), code);
+    dd_recorder_raise_alarm(r->ranks[number].group, DD_NO_RECORD, &error);
+}
+
+/* The report of a rank, until the next call. */
+static const char *
+report_of(rig *r, int number)
+{
+    static char text[8192];
+    dd_blob report = {0};
+    CHECK_OK(dd_monitor_get_report(r->ranks[number].monitor, &report, check_err()));
+    snprintf(text, sizeof text, "%.*s", (int)report.len, report.len > 0 ? (const char *)report.data : "");
+    dd_blob_fini(&report);
+    return text;
+}
+
+static void
+put(rig *r, const char *key, dd_bytes value)
+{
+    dd_wait wait = dd_wait_after(CALL_TIMEOUT_NS);
+    int64_t count;
+    char whole[128];
+    snprintf(whole, sizeof whole, "0/cuda/%s", key);
+    CHECK_OK(r->store->ops->set(r->store, dd_bytes_of_string(whole), value, &wait, check_err()));
+    CHECK_OK(r->store->ops->add(r->store, BYTES("dldist/signals"), 1, &count, &wait, check_err()));
+}
+
+static void
+call(rig *r, int number, const char *name)
+{
+    dd_record_call record = {.name = name, .created_ns = dd_clock_now_ns()};
+    CHECK(dd_recorder_begin(r->ranks[number].group, &record) != DD_NO_RECORD);
+}
+
+/* ---- failures */
+
+TEST(a_failure_is_dumped_and_told)
+{
+    rig r;
+    open_rig(&r, 2);
+    dd_monitor_step(r.ranks[1].monitor);
+    CHECK_INT(dd_monitor_ndumps(r.ranks[1].monitor), 0);
+    raise_on(&r, 0, DD_OP_TIMED_OUT);
+    dd_monitor_step(r.ranks[0].monitor);
+    CHECK_INT(dd_monitor_ndumps(r.ranks[0].monitor), 1);
+    CHECK(access(r.ranks[0].dump_path, R_OK) == 0);
+    CHECK_CONTAINS(report_of(&r, 0), "group \"g\" has failed on rank 0: all_reduce 7 timed out after 1 s");
+    CHECK_CONTAINS(report_of(&r, 0), r.ranks[0].dump_path);
+    CHECK_INT(r.ranks[0].nfailed, 0); /* it knows */
+
+    dd_monitor_step(r.ranks[1].monitor);
+    CHECK_INT(dd_monitor_ndumps(r.ranks[1].monitor), 1);
+    CHECK(access(r.ranks[1].dump_path, R_OK) == 0);
+    CHECK_CONTAINS(report_of(&r, 1), "rank 0 of group \"g\" has asked all ranks for a dump");
+    CHECK_INT(r.ranks[1].nfailed, 1);
+    CHECK_INT(r.ranks[1].cause.code, DD_OP_TIMED_OUT);
+    CHECK_INT(r.ranks[1].cause.culprit.rank, 0);
+    CHECK_CONTAINS(r.ranks[1].cause.message,
+                   "rank 0 of group \"g\" has failed: all_reduce 7 timed out after 1 s");
+
+    /* once, and not of its own signal either */
+    raise_on(&r, 1, DD_OP_TIMED_OUT);
+    for (int i = 0; i < 3; i++) {
+        dd_monitor_step(r.ranks[0].monitor);
+        dd_monitor_step(r.ranks[1].monitor);
+    }
+    CHECK_INT(r.ranks[1].nfailed, 1);
+    CHECK_INT(r.ranks[0].nfailed, 0);
+    CHECK_INT(dd_monitor_ndumps(r.ranks[1].monitor), 1); /* of a burst, the first */
+    CHECK_INT(dd_monitor_ndumps(r.ranks[0].monitor), 1);
+    close_rig(&r);
+}
+
+TEST(a_group_made_again_does_not_see_old_signals)
+{
+    rig r;
+    open_rig(&r, 2);
+    raise_on(&r, 0, DD_PEER_LOST);
+    dd_monitor_step(r.ranks[0].monitor);
+    for (int i = 0; i < 2; i++) {
+        dd_monitor_remove(r.ranks[i].monitor, r.ranks[i].id);
+        CHECK_INT(r.ranks[i].nreleased, 1);
+        close_rank(&r, i);
+    }
+    for (int i = 0; i < 2; i++) {
+        open_rank(&r, i);
+        join_rank(&r, i);
+    }
+    dd_monitor_step(r.ranks[1].monitor);
+    CHECK_INT(dd_monitor_ndumps(r.ranks[1].monitor), 0);
+    CHECK_INT(r.ranks[1].nfailed, 0);
+    raise_on(&r, 0, DD_PEER_LOST);
+    dd_monitor_step(r.ranks[0].monitor);
+    dd_monitor_step(r.ranks[1].monitor);
+    CHECK_INT(dd_monitor_ndumps(r.ranks[1].monitor), 1);
+    CHECK_INT(r.ranks[1].nfailed, 1);
+    close_rig(&r);
+}
+
+TEST(an_alarm_is_seen_to_before_its_group_is_removed)
+{
+    rig r;
+    open_rig(&r, 2);
+    raise_on(&r, 0, DD_MISMATCH);
+    dd_monitor_remove(r.ranks[0].monitor, r.ranks[0].id);
+    CHECK_INT(r.ranks[0].nreleased, 1);
+    CHECK_INT(dd_monitor_ndumps(r.ranks[0].monitor), 1);
+    dd_monitor_step(r.ranks[1].monitor);
+    CHECK_INT(r.ranks[1].nfailed, 1);
+    CHECK_INT(r.ranks[1].cause.code, DD_MISMATCH);
+    close_rig(&r);
+}
+
+TEST(what_is_not_wanted_is_not_done)
+{
+    rig r;
+    init_rig(&r, 2);
+    r.options.is_propagating = false;
+    r.options.dumping = DD_DUMPING_DEVICES;
+    for (int i = 0; i < 2; i++) {
+        open_rank(&r, i);
+        join_rank(&r, i);
+    }
+    raise_on(&r, 0, DD_OP_TIMED_OUT);
+    dd_monitor_step(r.ranks[0].monitor);
+    dd_monitor_step(r.ranks[1].monitor);
+    CHECK_INT(r.ranks[1].nfailed, 0);
+    CHECK_INT(dd_monitor_ndumps(r.ranks[0].monitor), 0);
+    CHECK_INT(dd_monitor_ndumps(r.ranks[1].monitor), 0);
+    CHECK_CONTAINS(report_of(&r, 0), "DLDIST_FR_DUMP_FILE");
+    close_rig(&r);
+}
+
+TEST(failures_of_devices_are_dumped_where_others_are_not)
+{
+    rig r;
+    init_rig(&r, 2);
+    r.options.dumping = DD_DUMPING_DEVICES;
+    r.is_device = true;
+    for (int i = 0; i < 2; i++) {
+        open_rank(&r, i);
+        join_rank(&r, i);
+    }
+    raise_on(&r, 1, DD_ABORTED); /* somebody wanted it */
+    dd_monitor_step(r.ranks[1].monitor);
+    CHECK_INT(dd_monitor_ndumps(r.ranks[1].monitor), 0);
+    raise_on(&r, 0, DD_BACKEND);
+    dd_monitor_step(r.ranks[0].monitor);
+    dd_monitor_step(r.ranks[1].monitor);
+    CHECK_INT(dd_monitor_ndumps(r.ranks[0].monitor), 1);
+    CHECK_INT(dd_monitor_ndumps(r.ranks[1].monitor), 1);
+    close_rig(&r);
+}
+
+TEST(a_process_dies_only_where_that_is_wanted)
+{
+    rig r;
+    init_rig(&r, 2);
+    open_rank(&r, 0);
+    join_rank(&r, 0);
+    r.is_fatal = true;
+    open_rank(&r, 1);
+    join_rank(&r, 1);
+    for (int i = 0; i < 2; i++) {
+        raise_on(&r, i, DD_OP_TIMED_OUT);
+        dd_monitor_step(r.ranks[i].monitor);
+    }
+    CHECK_INT(r.ranks[0].ndied, 0);
+    CHECK_INT(r.ranks[1].ndied, 1);
+    CHECK_CONTAINS(r.ranks[1].death, "all_reduce 7");
+    close_rig(&r);
+}
+
+/* ---- what others write is user input */
+
+TEST(signals_that_make_no_sense)
+{
+    rig r;
+    open_rig(&r, 2);
+    put(&r, "exception_dump", BYTES("\1\0\0"));
+    put(&r, "remote_error:g", BYTES("\0\0\0\0\1\0\0\0\377\377\377\377x"));
+    dd_monitor_step(r.ranks[1].monitor);
+    CHECK_INT(r.ranks[1].nfailed, 0);
+    CHECK_CONTAINS(report_of(&r, 1), "a signal to dump is no rank: it has 3 bytes");
+    close_rig(&r);
+}
+
+TEST(four_bytes_are_an_error_without_a_reason)
+{
+    rig r;
+    open_rig(&r, 2);
+    put(&r, "remote_error:g", BYTES("\0\0\0\0"));
+    dd_monitor_step(r.ranks[1].monitor);
+    CHECK_INT(r.ranks[1].nfailed, 1);
+    CHECK_INT(r.ranks[1].cause.code, DD_BACKEND);
+    CHECK_CONTAINS(r.ranks[1].cause.message, "rank 0 of group \"g\" has failed: no reason is given");
+    close_rig(&r);
+}
+
+/* ---- dumps that are asked for */
+
+TEST(a_dump_is_asked_for)
+{
+    rig r;
+    init_rig(&r, 1);
+    r.options.dumping = DD_DUMPING_OFF;
+    open_rank(&r, 0);
+    rank_rig *rank = &r.ranks[0];
+    for (int i = 1; i <= 2; i++) {
+        dd_monitor_request_dump(rank->monitor);
+        dd_monitor_step(rank->monitor);
+        CHECK_INT(dd_monitor_ndumps(rank->monitor), i);
+    }
+    dd_monitor_step(rank->monitor);
+    CHECK_INT(dd_monitor_ndumps(rank->monitor), 2);
+    close_rig(&r);
+}
+
+TEST(a_pipe_asks_for_dumps)
+{
+    rig r;
+    char path[128];
+    init_rig(&r, 1);
+    snprintf(path, sizeof path, "%s/0.pipe", r.folder);
+    r.options.pipe_path = path;
+    open_rank(&r, 0);
+    struct stat entry;
+    REQUIRE(lstat(path, &entry) == 0);
+    CHECK(S_ISFIFO(entry.st_mode) && (entry.st_mode & 077) == 0);
+    for (int i = 1; i <= 2; i++) {
+        int fd = open(path, O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+        REQUIRE(fd >= 0);
+        CHECK(write(fd, "12", 2) == 2);
+        close(fd);
+        dd_monitor_step(r.ranks[0].monitor);
+        dd_monitor_step(r.ranks[0].monitor);
+        CHECK_INT(dd_monitor_ndumps(r.ranks[0].monitor), i);
+    }
+    close_rank(&r, 0);
+    CHECK(access(path, F_OK) != 0);
+    close_rig(&r);
+}
+
+TEST(a_file_in_the_place_of_the_pipe_is_left_alone)
+{
+    rig r;
+    char path[128];
+    init_rig(&r, 1);
+    snprintf(path, sizeof path, "%s/0.pipe", r.folder);
+    int fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+    REQUIRE(fd >= 0);
+    close(fd);
+    dd_monitor_host host = {.ask = ask, .is_answered = is_answered, .die = die};
+    r.options.pipe_path = path;
+    r.options.dump_path = "unused";
+    r.options.host = &host;
+    dd_monitor *monitor;
+    CHECK_STATUS(dd_monitor_create(&r.options, &monitor, check_err()), DD_SYSTEM);
+    CHECK_CONTAINS(check_message(), path);
+    CHECK(unlink(path) == 0);
+    close_rig(&r);
+}
+
+TEST(a_dump_that_cannot_be_written)
+{
+    rig r;
+    open_rig(&r, 1);
+    CHECK(mkdir(r.ranks[0].dump_path, 0700) == 0); /* where the file should go */
+    raise_on(&r, 0, DD_OP_TIMED_OUT);
+    dd_monitor_step(r.ranks[0].monitor);
+    CHECK_CONTAINS(report_of(&r, 0), "no dump could be written: ");
+    CHECK_INT(dd_monitor_ndumps(r.ranks[0].monitor), 0);
+    CHECK(rmdir(r.ranks[0].dump_path) == 0);
+    close_rig(&r);
+}
+
+/* ---- the watchdog and the interpreter */
+
+static uint64_t
+count_beats(void *ctx)
+{
+    return ((rank_rig *)ctx)->beat;
+}
+
+static const char *
+activity(void *ctx)
+{
+    (void)ctx;
+    return "ncclCommAbort";
+}
+
+static void
+watch_beats(rig *r, bool is_fatal)
+{
+    dd_monitor_heartbeat heartbeat = {.count = count_beats,
+                                      .activity = activity,
+                                      .ctx = &r->ranks[0],
+                                      .timeout_ns = 1,
+                                      .is_fatal = is_fatal};
+    dd_monitor_set_heartbeat(r->ranks[0].monitor, &heartbeat);
+}
+
+TEST(a_heartbeat_that_stands_still)
+{
+    rig r;
+    open_rig(&r, 1);
+    rank_rig *rank = &r.ranks[0];
+    watch_beats(&r, false);
+    for (int i = 0; i < 3; i++) {
+        dd_monitor_step(rank->monitor); /* nothing to watch */
+    }
+    for (rank->beat = 1; rank->beat < 4; rank->beat++) {
+        dd_monitor_step(rank->monitor); /* moves */
+    }
+    CHECK_INT(rank->nfailed, 0);
+    for (int i = 0; i < 3; i++) {
+        dd_monitor_step(rank->monitor);
+    }
+    CHECK_INT(rank->nfailed, 1);
+    CHECK_INT(rank->ndied, 0);
+    CHECK_INT(dd_monitor_ndumps(rank->monitor), 1);
+    CHECK_CONTAINS(rank->cause.message, "in ncclCommAbort");
+    CHECK_CONTAINS(report_of(&r, 0), "the watchdog of NCCL's groups has not moved");
+    dd_monitor_set_heartbeat(rank->monitor, NULL);
+    rank->beat = 0;
+    dd_monitor_step(rank->monitor);
+    close_rig(&r);
+}
+
+TEST(a_lost_heartbeat_ends_the_process_where_that_is_wanted)
+{
+    rig r;
+    open_rig(&r, 1);
+    watch_beats(&r, true);
+    r.ranks[0].beat = 5;
+    dd_monitor_step(r.ranks[0].monitor);
+    dd_monitor_step(r.ranks[0].monitor);
+    dd_monitor_step(r.ranks[0].monitor);
+    CHECK_INT(r.ranks[0].ndied, 1);
+    CHECK_INT(r.ranks[0].nfailed, 0);
+    close_rig(&r);
+}
+
+TEST(an_interpreter_that_does_not_answer)
+{
+    rig r;
+    open_rig(&r, 1);
+    rank_rig *rank = &r.ranks[0];
+    rank->is_mute = true;
+    raise_on(&r, 0, DD_OP_TIMED_OUT);
+    dd_monitor_step(rank->monitor);
+    CHECK_INT(rank->nasked, 1);
+    CHECK_INT(dd_monitor_ndumps(rank->monitor), 1);
+    CHECK_CONTAINS(report_of(&r, 0), "the GIL has been held for 4.2 s by another thread");
+    CHECK_LACKS(report_of(&r, 0), "free again");
+    dd_monitor_step(rank->monitor);
+    rank->is_mute = false;
+    dd_monitor_step(rank->monitor);
+    CHECK_CONTAINS(report_of(&r, 0), "the GIL is free again: it has been held for 4.2 s");
+    close_rig(&r);
+}
+
+/* ---- who is where */
+
+TEST(the_report_names_who_did_not_call)
+{
+    rig r;
+    init_rig(&r, 3);
+    r.options.is_desync = true;
+    for (int i = 0; i < 3; i++) {
+        open_rank(&r, i);
+        join_rank(&r, i);
+    }
+    for (int i = 0; i < 2; i++) {
+        call(&r, i, "broadcast");
+    }
+    call(&r, 0, "all_reduce");
+    dd_monitor_step(r.ranks[1].monitor);
+    raise_on(&r, 0, DD_OP_TIMED_OUT);
+    dd_monitor_step(r.ranks[0].monitor);
+    CHECK_CONTAINS(report_of(&r, 0), "all_reduce: rank 1\n");
+    CHECK_CONTAINS(report_of(&r, 0), "never called anything, or are gone: rank 2\n");
+    CHECK_CONTAINS(report_of(&r, 0), "rank 1: last called");
+    put(&r, "dldist/watch/g/state/2", BYTES("nonsense"));
+    raise_on(&r, 1, DD_OP_TIMED_OUT);
+    dd_monitor_step(r.ranks[1].monitor);
+    CHECK_CONTAINS(report_of(&r, 1), "are further than");
+    CHECK_CONTAINS(report_of(&r, 1), "how far a rank is makes no sense: it has 8 bytes");
+    close_rig(&r);
+}
+
+/* ---- stores */
+
+static int ncalls_of_gone;
+
+static dd_status
+refuse_try_get(dd_store *store, dd_bytes key, dd_blob *value, bool *is_found, const dd_wait *wait,
+               dd_error *err)
+{
+    (void)store;
+    (void)key;
+    (void)value;
+    (void)is_found;
+    (void)wait;
+    ncalls_of_gone++;
+    return dd_error_set(err, DD_NETWORK, "the server is gone");
+}
+
+TEST(a_store_that_is_gone_is_not_asked_again)
+{
+    rig r;
+    init_rig(&r, 1);
+    open_rank(&r, 0);
+    dd_store_ops ops = *r.store->ops;
+    const dd_store_ops *whole = r.store->ops;
+    ops.try_get = refuse_try_get;
+    join_rank(&r, 0);
+    r.store->ops = &ops;
+    for (int i = 0; i < 5; i++) {
+        dd_monitor_step(r.ranks[0].monitor);
+    }
+    CHECK_INT(ncalls_of_gone, 1);
+    raise_on(&r, 0, DD_PEER_LOST);
+    dd_monitor_step(r.ranks[0].monitor);
+    CHECK_INT(dd_monitor_ndumps(r.ranks[0].monitor), 1);
+    r.store->ops = whole;
+    close_rig(&r);
+}
+
+static void *
+run_monitor(void *arg)
+{
+    dd_monitor_run(arg);
+    return NULL;
+}
+
+TEST(a_thread_sees_to_it_and_stops)
+{
+    rig r;
+    init_rig(&r, 2);
+    r.options.check_interval_ns = 20 * DD_NS_PER_MS;
+    pthread_t threads[2];
+    for (int i = 0; i < 2; i++) {
+        open_rank(&r, i);
+        join_rank(&r, i);
+        REQUIRE_OK(dd_thread_start(&threads[i], "monitor", run_monitor, r.ranks[i].monitor, check_err()));
+    }
+    raise_on(&r, 0, DD_OP_TIMED_OUT);
+    dd_wait wait = dd_wait_after(check_slow() * 5 * DD_NS_PER_S);
+    while (dd_monitor_ndumps(r.ranks[1].monitor) == 0 && !dd_wait_is_over(&wait)) {
+        CHECK_OK(dd_wait_sleep(&wait, DD_NS_PER_MS, check_err()));
+    }
+    CHECK_INT(dd_monitor_ndumps(r.ranks[0].monitor), 1);
+    CHECK_INT(dd_monitor_ndumps(r.ranks[1].monitor), 1);
+    int64_t start_ns = dd_clock_now_ns();
+    for (int i = 0; i < 2; i++) {
+        dd_monitor_stop(r.ranks[i].monitor, DD_NS_PER_S);
+        pthread_join(threads[i], NULL);
+        CHECK_INT(r.ranks[i].nreleased, 1);
+    }
+    CHECK(dd_clock_now_ns() - start_ns < check_slow() * DD_NS_PER_S);
+    close_rig(&r);
+}
+
+TEST(memory_that_is_not_there)
+{
+    rig r;
+    init_rig(&r, 1);
+    open_rank(&r, 0);
+    rank_rig *rank = &r.ranks[0];
+    CHECK_OK(dd_prefix_store_open(&rank->store, BYTES("0"), r.store, check_err()));
+    dd_monitor_member member = {.name = BYTES("g"), .size = 1, .store = rank->store, .ctx = rank};
+    dd_wait wait = dd_wait_after(CALL_TIMEOUT_NS);
+    dd_status status = DD_OUT_OF_MEMORY;
+    for (long n = 0; n < 20 && status != DD_OK; n++) {
+        dd_mem_fail_after(n);
+        status = dd_monitor_add(rank->monitor, &member, &rank->id, &wait, check_err());
+        dd_mem_fail_after(-1);
+        CHECK(status == DD_OK || status == DD_OUT_OF_MEMORY);
+    }
+    CHECK_STATUS(status, DD_OK);
+    for (long n = 0; n < 20; n++) {
+        dd_mem_fail_after(n);
+        dd_monitor_request_dump(rank->monitor);
+        dd_monitor_step(rank->monitor);
+        dd_mem_fail_after(-1);
+    }
+    close_rig(&r);
+}

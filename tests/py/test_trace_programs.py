@@ -1,0 +1,79 @@
+"""Random programs of 2 to 8 ranks with one fault planted: the analyser names it, and nothing else. torch's agrees."""
+
+import importlib.util
+import random
+
+import pytest
+import trace_dumps
+import trace_torch
+from dldist import trace
+
+SEEDS = 8
+
+
+def check(case, analysis):
+    problems = analysis.problems
+    if case.kind == "none":
+        assert not problems
+        return
+    group = next(group for group in analysis.case.groups if group.name == case.group)
+    roots = [verdict for verdict in problems if verdict.because is None]
+    if case.kind in ("missing_rank", "dead_rank"):
+        # Others may wait for it in several groups, and not get as far as the first call that it did not make.
+        assert roots
+        assert {(verdict.kind, tuple(verdict.culprits)) for verdict in roots} == {(case.kind, (case.culprit,))}
+        return
+    (root,) = roots
+    assert (root.kind, root.group, root.seq) == (case.kind, case.group, case.seq)
+    is_even = len(group.ranks) == 2 and case.kind != "slow_rank"  # nobody can say which of the two is wrong
+    assert root.culprits == ([max(group.ranks)] if is_even else [case.culprit])
+    assert set(root.others) | set(root.culprits) == set(group.ranks)
+
+
+@pytest.mark.parametrize("keep", [None, 12], ids=["all", "ring of 12"])
+@pytest.mark.parametrize("world", range(2, 9))
+@pytest.mark.parametrize("fault", trace_dumps.FAULTS)
+def test_planted(fault, world, keep):
+    for seed in range(SEEDS):
+        case = trace_dumps.plant(fault, world, seed, keep=keep)
+        analysis = trace.analyse(case.dumps)
+        try:
+            check(case, analysis)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}, rank {case.culprit}, {case.group} #{case.seq}\n{analysis.text(8)}") from error
+
+
+def test_the_order_of_dumps_does_not_matter():
+    for seed in range(20):
+        case = trace_dumps.plant("wrong_op", 5, seed)
+        ranks = list(case.dumps)
+        random.Random(seed).shuffle(ranks)
+        shuffled = {rank: case.dumps[rank] for rank in ranks}
+        assert trace.analyse(shuffled).text() == trace.analyse(case.dumps).text()
+
+
+def test_clocks_of_programs():
+    for seed in range(20):
+        case = trace_dumps.plant("none", 4, seed, several=False)
+        clocks = trace.analyse(case.dumps).case.clocks
+        for rank, offset in enumerate(case.clocks):
+            assert abs(clocks.offsets[rank] - (offset - case.clocks[0])) < 200_000_000
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch's analyser")
+def test_torch_agrees(tmp_path):
+    cases = []
+    for fault in trace_dumps.FAULTS:
+        if fault == "dead_rank":
+            continue  # it does not begin without all dumps
+        for world in range(2, 7):
+            case = trace_dumps.plant(fault, world, world, several=False, has_clocks=False)
+            folder = tmp_path / f"{fault}_{world}"
+            trace_dumps.write(folder, case.dumps)
+            cases.append((case, folder))
+    for (case, folder), theirs in zip(cases, trace_torch.verdicts([folder for _, folder in cases])):
+        problems = trace.analyse(folder).problems
+        if case.kind == "none":
+            assert not problems and theirs["state"] == "FULLY_MATCHED"
+        else:
+            trace_torch.check_agrees(problems[0], theirs)

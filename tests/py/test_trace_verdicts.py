@@ -1,0 +1,97 @@
+"""Five staged hangs, by processes that use our groups: torch's analyser and ours say the same of the same dumps."""
+
+import importlib.util
+import os
+
+import dldist
+import procs
+import pytest
+import trace_torch
+import trace_workers
+from dldist import trace
+
+RANKS = 3
+CULPRIT = RANKS - 1
+HANGS = ("missing_rank", "wrong_order", "wrong_size", "wrong_op", "slow_rank")
+SEQ = 5  # of the first call that is not right
+
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch's analyser")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Dumps of all ranks, in a folder for each fault."""
+    if importlib.util.find_spec("dldist.flight_recorder") is None:
+        pytest.skip("this build has no flight recorder")
+    folder = tmp_path_factory.mktemp("hangs")
+    children = procs.Group()
+    store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
+    try:
+        ranks = [children.start(trace_workers.train, store.port, rank, RANKS, str(folder)) for rank in range(RANKS)]
+        for fault in trace_workers.FAULTS:
+            os.mkdir(folder / fault)
+            for child in ranks:
+                child.send(fault)
+            for child in ranks:
+                assert child.recv() == fault
+        for child in ranks:
+            child.send(None)
+        for child in ranks:
+            child.result()
+    finally:
+        children.close()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def theirs(folder):
+    return dict(zip(trace_workers.FAULTS, trace_torch.verdicts([folder / fault for fault in trace_workers.FAULTS])))
+
+
+def ours_on(folder):
+    return trace.analyse(folder, slow_s=trace_workers.LATE_S / 2)
+
+
+def test_nothing_is_wrong(folder):
+    analysis = ours_on(folder / "none")
+    assert not analysis.verdicts, analysis.text(8)
+    assert analysis.exit_status == 0
+    assert analysis.case.groups[0].matched[-1] == SEQ + 1
+    assert len(analysis.case.clocks.offsets) == RANKS
+
+
+@pytest.mark.parametrize("fault", HANGS)
+def test_ours(folder, fault):
+    analysis = ours_on(folder / fault)
+    first = analysis.verdicts[0]
+    assert (first.kind, first.culprits, first.seq) == (fault, [CULPRIT], SEQ), analysis.text(8)
+    assert first.others == [rank for rank in range(RANKS) if rank != CULPRIT]
+    assert "trace_workers.py" in first.text
+    # Slow, and done in the end: nobody is stuck.
+    assert analysis.exit_status == (0 if fault == "slow_rank" else 1)
+
+
+def test_call_sites_of_those_who_disagree(folder):
+    sites = ours_on(folder / "wrong_op").verdicts[0].sites
+    assert sites[0] == sites[1] != sites[CULPRIT]
+    assert sites[0].endswith(" in average()") and sites[CULPRIT].endswith(" in collect()")
+    outwards = ours_on(folder / "missing_rank").verdicts[0]
+    assert "in forward()" in outwards.text, "where the missing rank was last"
+
+
+@needs_torch
+@pytest.mark.parametrize("fault", HANGS)
+def test_torch_agrees(folder, theirs, fault):
+    """The same class, collective and ranks. Of a slow rank torch says that all is matched, and we, too, but tell who was late."""
+    said, first = theirs[fault], ours_on(folder / fault).verdicts[0]
+    print(f"torch: {said['state']} #{said['seq']} ranks {said['ranks']}\nours: {first.text}")
+    if fault == "slow_rank":
+        assert said["state"] == "FULLY_MATCHED" and not first.is_problem
+    else:
+        assert said["state"] != "FULLY_MATCHED"
+        trace_torch.check_agrees(first, said)
+
+
+@needs_torch
+def test_torch_finds_nothing_either(theirs):
+    assert theirs["none"]["state"] == "FULLY_MATCHED"

@@ -1,0 +1,250 @@
+/* Memory of devices is memory of the host that is remembered: whose it is, and how much there is. */
+#include "cuda_stub.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* What has not been written is seen. */
+#define FRESH 0xa5
+#define FRESH_MAX ((size_t)1 << 20)
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static allocation *allocations; /* by address */
+static size_t nallocations;
+static size_t capacity;
+static long long nbytes_allocated;
+static long long nbytes_limit = -1;
+
+void
+dd_stub_limit_memory(long long nbytes)
+{
+    pthread_mutex_lock(&lock);
+    nbytes_limit = nbytes;
+    pthread_mutex_unlock(&lock);
+}
+
+/* How many begin at `data` or before it. */
+static size_t
+rank_locked(const void *data)
+{
+    size_t low = 0;
+    size_t high = nallocations;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if ((uintptr_t)allocations[middle].data <= (uintptr_t)data) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+bool
+cuda_find_allocation(const void *data, allocation *found)
+{
+    pthread_mutex_lock(&lock);
+    size_t rank = rank_locked(data);
+    bool is_there = false;
+    if (rank > 0) {
+        *found = allocations[rank - 1];
+        is_there = (uintptr_t)data < (uintptr_t)found->data + found->nbytes;
+    }
+    pthread_mutex_unlock(&lock);
+    return is_there;
+}
+
+static void
+insert_locked(const allocation *made)
+{
+    if (nallocations == capacity) {
+        capacity = capacity == 0 ? 64 : 2 * capacity;
+        allocations = realloc(allocations, capacity * sizeof *allocations);
+        if (allocations == NULL) {
+            abort();
+        }
+    }
+    size_t rank = rank_locked(made->data);
+    memmove(allocations + rank + 1, allocations + rank, (nallocations - rank) * sizeof *allocations);
+    allocations[rank] = *made;
+    nallocations++;
+    nbytes_allocated += (long long)made->nbytes;
+}
+
+static dd_cuda_result
+allocate(int device, size_t nbytes, void **data)
+{
+    if (nbytes == 0) {
+        return DD_CUDA_INVALID_VALUE;
+    }
+    pthread_mutex_lock(&lock);
+    bool is_too_much = nbytes_limit >= 0 && nbytes_allocated + (long long)nbytes > nbytes_limit;
+    void *memory = is_too_much ? NULL : aligned_alloc(256, (nbytes + 255) / 256 * 256);
+    if (memory != NULL) {
+        memset(memory, FRESH, nbytes < FRESH_MAX ? nbytes : FRESH_MAX);
+        insert_locked(&(allocation){.data = memory, .nbytes = nbytes, .device = device});
+    }
+    pthread_mutex_unlock(&lock);
+    if (memory == NULL) {
+        return DD_CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    stub_count_add(device >= 0 ? &cuda_memory : &cuda_host_memory);
+    *data = memory;
+    return DD_CUDA_SUCCESS;
+}
+
+static dd_cuda_result
+release(void *data, bool is_host)
+{
+    pthread_mutex_lock(&lock);
+    size_t rank = rank_locked(data);
+    bool is_ours =
+        rank > 0 && allocations[rank - 1].data == data && (allocations[rank - 1].device < 0) == is_host;
+    if (is_ours) {
+        nbytes_allocated -= (long long)allocations[rank - 1].nbytes;
+        memmove(allocations + rank - 1, allocations + rank, (nallocations - rank) * sizeof *allocations);
+        nallocations--;
+    }
+    pthread_mutex_unlock(&lock);
+    if (!is_ours) {
+        stub_count_bad_use();
+        return DD_CUDA_INVALID_VALUE;
+    }
+    free(data);
+    stub_count_remove(is_host ? &cuda_host_memory : &cuda_memory);
+    return DD_CUDA_SUCCESS;
+}
+
+int
+dd_stub_alloc(int device, size_t nbytes, void **data)
+{
+    return (int)(cuda_is_down() ? DD_CUDA_DEINITIALIZED : allocate(device, nbytes, data));
+}
+
+int
+dd_stub_free(void *data)
+{
+    return (int)(cuda_is_down() ? DD_CUDA_DEINITIALIZED : release(data, false));
+}
+
+int
+dd_stub_memory_device(const void *data, size_t nbytes)
+{
+    allocation found;
+    if (!cuda_find_allocation(data, &found) ||
+        (uintptr_t)data + nbytes > (uintptr_t)found.data + found.nbytes) {
+        return -2;
+    }
+    return found.device;
+}
+
+static void *
+pointer(dd_cuda_ptr data)
+{
+    return (void *)(uintptr_t)data;
+}
+
+CUDA_EXPORT dd_cuda_result
+cuMemAlloc_v2(dd_cuda_ptr *data, size_t nbytes)
+{
+    ENTER(cuMemAlloc);
+    int unsafe = capture_check_unsafe();
+    if (unsafe != 0) {
+        return (dd_cuda_result)unsafe;
+    }
+    int device = cuda_current_device();
+    void *memory = NULL;
+    dd_cuda_result result = device < 0 ? DD_CUDA_INVALID_CONTEXT : allocate(device, nbytes, &memory);
+    *data = (dd_cuda_ptr)(uintptr_t)memory;
+    return result;
+}
+
+CUDA_EXPORT dd_cuda_result
+cuMemFree_v2(dd_cuda_ptr data)
+{
+    ENTER(cuMemFree);
+    int unsafe = capture_check_unsafe();
+    return unsafe != 0 ? (dd_cuda_result)unsafe : data == 0 ? DD_CUDA_SUCCESS : release(pointer(data), false);
+}
+
+CUDA_EXPORT dd_cuda_result
+cuMemHostAlloc(void **data, size_t nbytes, unsigned int flags)
+{
+    ENTER(cuMemHostAlloc);
+    (void)flags;
+    int unsafe = capture_check_unsafe();
+    return unsafe != 0                 ? (dd_cuda_result)unsafe
+           : cuda_current_device() < 0 ? DD_CUDA_INVALID_CONTEXT
+                                       : allocate(-1, nbytes, data);
+}
+
+CUDA_EXPORT dd_cuda_result
+cuMemFreeHost(void *data)
+{
+    ENTER(cuMemFreeHost);
+    int unsafe = capture_check_unsafe();
+    return unsafe != 0 ? (dd_cuda_result)unsafe : release(data, true);
+}
+
+/* ---- ordered on streams. The memory is there at once: that it may not be used earlier is the caller's affair. */
+
+CUDA_EXPORT dd_cuda_result
+cuMemAllocAsync(dd_cuda_ptr *data, size_t nbytes, dd_cuda_stream handle)
+{
+    ENTER(cuMemAllocAsync);
+    int result;
+    stub_stream *stream = cuda_stream_find(handle, &result);
+    if (stream == NULL) {
+        return (dd_cuda_result)result;
+    }
+    void *memory = NULL;
+    result = (int)allocate(stream->device, nbytes, &memory);
+    *data = (dd_cuda_ptr)(uintptr_t)memory;
+    cuda_stream_release(stream);
+    return (dd_cuda_result)result;
+}
+
+static void
+run_free(void *ctx, void *launched)
+{
+    (void)launched;
+    (void)release(ctx, false);
+}
+
+CUDA_EXPORT dd_cuda_result
+cuMemFreeAsync(dd_cuda_ptr data, dd_cuda_stream handle)
+{
+    ENTER(cuMemFreeAsync);
+    int result;
+    stub_stream *stream = cuda_stream_find(handle, &result);
+    if (stream == NULL) {
+        return (dd_cuda_result)result;
+    }
+    result = cuda_enqueue(stream, &(dd_stub_work){.run = run_free, .ctx = pointer(data)});
+    cuda_stream_release(stream);
+    return (dd_cuda_result)result;
+}
+
+CUDA_EXPORT dd_cuda_result
+cuPointerGetAttribute(void *value, dd_cuda_pointer_attribute attribute, dd_cuda_ptr data)
+{
+    ENTER(cuPointerGetAttribute);
+    allocation found;
+    if (!cuda_find_allocation(pointer(data), &found)) {
+        return DD_CUDA_INVALID_VALUE;
+    }
+    switch (attribute) {
+    case DD_CUDA_POINTER_MEMORY_TYPE:
+        *(unsigned *)value = found.device >= 0 ? DD_CUDA_MEMORY_DEVICE : DD_CUDA_MEMORY_HOST;
+        return DD_CUDA_SUCCESS;
+    case DD_CUDA_POINTER_IS_MANAGED:
+        *(unsigned *)value = 0;
+        return DD_CUDA_SUCCESS;
+    case DD_CUDA_POINTER_DEVICE_ORDINAL:
+        *(int *)value = found.device >= 0 ? found.device : 0;
+        return DD_CUDA_SUCCESS;
+    case DD_CUDA_POINTER_CONTEXT:
+        break;
+    }
+    return DD_CUDA_INVALID_VALUE;
+}

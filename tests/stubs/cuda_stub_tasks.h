@@ -1,0 +1,30 @@
+/* What the double of libnccl needs of that of libcuda beyond cu*: its own kinds of work on streams. Not counted, and no fault
+ * is injected here. Results are those of cu*. */
+#ifndef DD_TESTS_CUDA_STUB_TASKS_H
+#define DD_TESTS_CUDA_STUB_TASKS_H
+
+#include "stub_control.h"
+
+/* Is launched once when it is enqueued; in a stream that captures, as often as its graph is. */
+typedef struct dd_stub_work {
+    void *(*launch)(
+        void *
+            ctx); /* each time it gets its place on a stream: what `run` is given. NULL: nothing. Must not block */
+    void (*run)(void *ctx, void *launched);
+    void (*release)(void *ctx); /* it is not launched again. NULL: nothing to do */
+    void *ctx;
+} dd_stub_work;
+
+/* Takes the work; releases it also on failure. */
+DD_STUB_EXPORT int dd_stub_enqueue(void *stream, const dd_stub_work *work);
+/* What `later` holds from now on waits for what `earlier` holds now. Part of a capture as an event would be. */
+DD_STUB_EXPORT int dd_stub_join(void *earlier, void *later);
+DD_STUB_EXPORT int dd_stub_stream_device(void *stream, int *device);
+/* Of the calling thread; 0 where nothing is current, as the runtime has it. */
+DD_STUB_EXPORT int dd_stub_current_device(int *device);
+/* The device that the nbytes at data are on; -1: host memory that the driver knows; -2: memory that it does not, or not all of it. */
+DD_STUB_EXPORT int dd_stub_memory_device(const void *data, size_t nbytes);
+DD_STUB_EXPORT int dd_stub_alloc(int device, size_t nbytes, void **data);
+DD_STUB_EXPORT int dd_stub_free(void *data);
+
+#endif

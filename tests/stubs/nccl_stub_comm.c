@@ -1,0 +1,369 @@
+/* Communicators: their states, questions about them, and their ends. Making them is nccl_stub_make.c. */
+#include "nccl_stub.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+pthread_mutex_t nccl_lock = PTHREAD_MUTEX_INITIALIZER;
+pthread_cond_t nccl_changed;
+
+stub_count nccl_comm_count = {.kind = "comm"};
+stub_table nccl_comms = STUB_TABLE(&nccl_comm_count, 8);
+
+static _Thread_local char thread_error[NCCL_TEXT_MAX];
+static char last_error[NCCL_TEXT_MAX]; /* of any thread; under nccl_lock */
+
+__attribute__((constructor)) static void
+start(void)
+{
+    stub_cond_init(&nccl_changed);
+}
+
+dd_nccl_result
+nccl_fail(dd_nccl_result result, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(thread_error, sizeof thread_error, format, args);
+    va_end(args);
+    pthread_mutex_lock(&nccl_lock);
+    memcpy(last_error, thread_error, sizeof last_error);
+    pthread_mutex_unlock(&nccl_lock);
+    return result;
+}
+
+const char *
+nccl_last_error(dd_nccl_comm_handle handle)
+{
+    static _Thread_local char told[NCCL_TEXT_MAX];
+    nccl_comm *comm = handle != NULL ? stub_table_find(&nccl_comms, handle) : NULL;
+    pthread_mutex_lock(&nccl_lock);
+    bool has_own = comm != NULL && comm->error[0] != '\0';
+    memcpy(told, has_own ? comm->error : thread_error[0] != '\0' ? thread_error : last_error, sizeof told);
+    pthread_mutex_unlock(&nccl_lock);
+    if (comm != NULL) {
+        nccl_comm_release(comm);
+    }
+    return told;
+}
+
+/* ---- lives */
+
+static void
+free_comm(stub_object *object)
+{
+    nccl_comm *comm = (nccl_comm *)object;
+    wire_close(comm->wire);
+    free(comm->redops);
+    free(comm);
+}
+
+nccl_comm *
+nccl_comm_make(int nranks, int rank, int device, const dd_nccl_abi_config *config)
+{
+    nccl_comm *comm = stub_zalloc(sizeof *comm);
+    stub_object_init(&comm->base, free_comm);
+    comm->nranks = nranks;
+    comm->rank = rank;
+    comm->device = device;
+    comm->config = *config;
+    comm->state = DD_NCCL_IN_PROGRESS;
+    return comm;
+}
+
+void
+nccl_comm_release(nccl_comm *comm)
+{
+    stub_object_release(&comm->base);
+}
+
+bool
+nccl_comm_is_blocking(const nccl_comm *comm)
+{
+    return comm->config.blocking != 0;
+}
+
+nccl_comm *
+nccl_comm_find(dd_nccl_comm_handle handle, dd_nccl_result *result)
+{
+    nccl_comm *comm = stub_table_find(&nccl_comms, handle);
+    *result = comm != NULL ? DD_NCCL_SUCCESS
+                           : nccl_fail(DD_NCCL_INVALID_ARGUMENT, "%s communicator",
+                                       handle == NULL ? "NULL" : "corrupted");
+    return comm;
+}
+
+static const char *
+trouble_locked(const nccl_comm *comm, nccl_need need, dd_nccl_result *result)
+{
+    if (comm->state == DD_NCCL_IN_PROGRESS) {
+        *result = DD_NCCL_INVALID_ARGUMENT;
+        return "the communicator is used before the call before has returned ncclSuccess";
+    }
+    if (need == NCCL_NEED_NOT_BUSY) {
+        return NULL;
+    }
+    if (comm->state != DD_NCCL_SUCCESS) {
+        *result = comm->state;
+        return comm->error[0] != '\0' ? comm->error : "the communicator has failed";
+    }
+    *result = DD_NCCL_INVALID_USAGE;
+    if (comm->is_finalized) {
+        return "the communicator has been finalized";
+    }
+    if (comm->is_suspended) {
+        return "the communicator is suspended";
+    }
+    return comm->is_revoked && need == NCCL_NEED_UNREVOKED ? "the communicator has been revoked" : NULL;
+}
+
+nccl_comm *
+nccl_comm_find_ready(dd_nccl_comm_handle handle, nccl_need need, dd_nccl_result *result)
+{
+    nccl_comm *comm = nccl_comm_find(handle, result);
+    if (comm == NULL) {
+        return NULL;
+    }
+    char text[NCCL_TEXT_MAX];
+    pthread_mutex_lock(&nccl_lock);
+    const char *trouble = trouble_locked(comm, need, result);
+    snprintf(text, sizeof text, "%s", trouble != NULL ? trouble : "");
+    pthread_mutex_unlock(&nccl_lock);
+    if (trouble == NULL) {
+        *result = DD_NCCL_SUCCESS;
+        return comm;
+    }
+    nccl_comm_release(comm);
+    *result = nccl_fail(*result, "%s", text);
+    return NULL;
+}
+
+void
+nccl_comm_set_state(nccl_comm *comm, dd_nccl_result state, const char *text)
+{
+    pthread_mutex_lock(&nccl_lock);
+    comm->state = state;
+    if (text != NULL) {
+        snprintf(comm->error, sizeof comm->error, "%s", text);
+    }
+    pthread_cond_broadcast(&nccl_changed);
+    pthread_mutex_unlock(&nccl_lock);
+}
+
+void
+nccl_comm_begin_job(nccl_comm *comm)
+{
+    pthread_mutex_lock(&nccl_lock);
+    comm->njobs++;
+    pthread_mutex_unlock(&nccl_lock);
+}
+
+void
+nccl_comm_end_job(nccl_comm *comm)
+{
+    pthread_mutex_lock(&nccl_lock);
+    comm->njobs--;
+    pthread_cond_broadcast(&nccl_changed);
+    pthread_mutex_unlock(&nccl_lock);
+}
+
+/* ---- ends */
+
+void
+nccl_comm_stop(nccl_comm *comm)
+{
+    atomic_store(&comm->is_stopped, true);
+    pthread_mutex_lock(&nccl_lock);
+    if (comm->wire != NULL) {
+        wire_wake(comm->wire);
+    }
+    pthread_cond_broadcast(&nccl_changed);
+    while (comm->nrunning > 0) {
+        pthread_cond_wait(&nccl_changed, &nccl_lock);
+    }
+    pthread_mutex_unlock(&nccl_lock);
+}
+
+static void
+wait_for_jobs(nccl_comm *comm)
+{
+    pthread_mutex_lock(&nccl_lock);
+    while (comm->njobs > 0) {
+        pthread_cond_wait(&nccl_changed, &nccl_lock);
+    }
+    pthread_mutex_unlock(&nccl_lock);
+}
+
+static void
+wait_for_kernels(nccl_comm *comm)
+{
+    pthread_mutex_lock(&nccl_lock);
+    while (comm->turn < atomic_load(&comm->ntickets) && !atomic_load(&comm->is_stopped)) {
+        pthread_cond_wait(&nccl_changed, &nccl_lock);
+    }
+    pthread_mutex_unlock(&nccl_lock);
+}
+
+dd_nccl_result
+nccl_abort(dd_nccl_comm_handle handle)
+{
+    nccl_comm *comm = handle != NULL ? stub_table_remove(&nccl_comms, handle) : NULL;
+    if (comm == NULL) {
+        return handle == NULL ? DD_NCCL_SUCCESS
+                              : nccl_fail(DD_NCCL_INVALID_ARGUMENT, "corrupted communicator");
+    }
+    atomic_store(&comm->is_aborted, true);
+    nccl_comm_stop(comm);
+    wait_for_jobs(comm);
+    nccl_comm_release(comm);
+    return DD_NCCL_SUCCESS;
+}
+
+dd_nccl_result
+nccl_destroy(dd_nccl_comm_handle handle)
+{
+    if (handle == NULL) {
+        return DD_NCCL_SUCCESS;
+    }
+    dd_nccl_result result;
+    nccl_comm *comm = nccl_comm_find_ready(handle, NCCL_NEED_NOT_BUSY, &result);
+    if (comm == NULL) {
+        return result;
+    }
+    wait_for_jobs(comm);
+    wait_for_kernels(comm);
+    nccl_comm *own = stub_table_remove(&nccl_comms, handle);
+    nccl_comm_stop(comm);
+    nccl_comm_release(comm);
+    if (own == NULL) {
+        return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "corrupted communicator");
+    }
+    nccl_comm_release(own);
+    return DD_NCCL_SUCCESS;
+}
+
+static dd_nccl_result
+run_finalize(nccl_job *job)
+{
+    wait_for_kernels(job->comm);
+    return DD_NCCL_SUCCESS;
+}
+
+dd_nccl_result
+nccl_finalize(dd_nccl_comm_handle handle)
+{
+    dd_nccl_result result;
+    nccl_comm *comm = nccl_comm_find_ready(handle, NCCL_NEED_UNREVOKED, &result);
+    if (comm == NULL) {
+        return result;
+    }
+    pthread_mutex_lock(&nccl_lock);
+    comm->is_finalized = true;
+    pthread_mutex_unlock(&nccl_lock);
+    nccl_job *job = stub_zalloc(sizeof *job);
+    job->run = run_finalize;
+    job->comm = comm;
+    nccl_group_start();
+    (void)nccl_group_add_job(job);
+    return nccl_group_end();
+}
+
+dd_nccl_result
+nccl_revoke(dd_nccl_comm_handle handle)
+{
+    dd_nccl_result result;
+    nccl_comm *comm = nccl_comm_find_ready(handle, NCCL_NEED_NOT_BUSY, &result);
+    if (comm == NULL) {
+        return result;
+    }
+    pthread_mutex_lock(&nccl_lock);
+    comm->is_revoked = true;
+    pthread_mutex_unlock(&nccl_lock);
+    nccl_comm_stop(comm);
+    nccl_comm_release(comm);
+    return DD_NCCL_SUCCESS;
+}
+
+dd_nccl_result
+nccl_suspend(dd_nccl_comm_handle handle, bool is_suspended)
+{
+    dd_nccl_result result;
+    nccl_comm *comm = nccl_comm_find_ready(handle, NCCL_NEED_NOT_BUSY, &result);
+    if (comm == NULL) {
+        return result;
+    }
+    pthread_mutex_lock(&nccl_lock);
+    bool was = comm->is_suspended;
+    comm->is_suspended = is_suspended;
+    pthread_mutex_unlock(&nccl_lock);
+    if (is_suspended) {
+        wait_for_kernels(comm);
+    }
+    nccl_comm_release(comm);
+    return was != is_suspended ? DD_NCCL_SUCCESS
+                               : nccl_fail(DD_NCCL_INVALID_USAGE, "the communicator is %s",
+                                           was ? "suspended already" : "not suspended");
+}
+
+/* ---- questions */
+
+dd_nccl_result
+nccl_mem_stat(dd_nccl_comm_handle handle, dd_nccl_mem_stat stat, uint64_t *value)
+{
+    dd_nccl_result result;
+    nccl_comm *comm = nccl_comm_find(handle, &result);
+    if (comm == NULL) {
+        return result;
+    }
+    const uint64_t suspendable = (uint64_t)64 << 20;
+    const uint64_t persistent = (uint64_t)8 << 20;
+    pthread_mutex_lock(&nccl_lock);
+    bool is_suspended = comm->is_suspended;
+    pthread_mutex_unlock(&nccl_lock);
+    nccl_comm_release(comm);
+    switch (stat) {
+    case DD_NCCL_MEM_STAT_SUSPEND:
+        *value = suspendable;
+        return DD_NCCL_SUCCESS;
+    case DD_NCCL_MEM_STAT_SUSPENDED:
+        *value = is_suspended;
+        return DD_NCCL_SUCCESS;
+    case DD_NCCL_MEM_STAT_PERSIST:
+        *value = persistent;
+        return DD_NCCL_SUCCESS;
+    case DD_NCCL_MEM_STAT_TOTAL:
+        *value = persistent + suspendable;
+        return DD_NCCL_SUCCESS;
+    }
+    return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "ncclCommMemStats: no statistic %d", (int)stat);
+}
+
+dd_nccl_result
+nccl_async_error(dd_nccl_comm_handle handle, dd_nccl_result *state)
+{
+    dd_nccl_result result;
+    nccl_comm *comm = nccl_comm_find(handle, &result);
+    if (comm == NULL) {
+        return result;
+    }
+    pthread_mutex_lock(&nccl_lock);
+    *state = comm->state;
+    pthread_mutex_unlock(&nccl_lock);
+    nccl_comm_release(comm);
+    return DD_NCCL_SUCCESS;
+}
+
+dd_nccl_result
+nccl_comm_info(dd_nccl_comm_handle handle, int what, int *value)
+{
+    dd_nccl_result result;
+    nccl_comm *comm = nccl_comm_find_ready(handle, NCCL_NEED_NOT_BUSY, &result);
+    if (comm == NULL) {
+        return result;
+    }
+    *value = what == NCCL_INFO_COUNT ? comm->nranks : what == NCCL_INFO_DEVICE ? comm->device : comm->rank;
+    nccl_comm_release(comm);
+    return DD_NCCL_SUCCESS;
+}

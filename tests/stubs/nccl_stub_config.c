@@ -1,0 +1,110 @@
+/* Configurations as each version reads them. */
+#include "nccl_stub.h"
+
+#include <string.h>
+
+#define UNDEFINED_INT (INT_MIN)
+#define UNDEFINED_TEXT (NULL)
+
+/* What this version's struct ends before, rounded up as a compiler would. */
+static size_t
+own_size(void)
+{
+    size_t end = offsetof(dd_nccl_abi_config, blocking);
+#define COUNT_FIELD(name, alias, since, type)                                               \
+    if (nccl_stub_version >= (since)) {                                                     \
+        end = offsetof(dd_nccl_abi_config, name) + sizeof(((dd_nccl_abi_config *)0)->name); \
+    }
+    DD_NCCL_CONFIG_FIELDS(COUNT_FIELD)
+#undef COUNT_FIELD
+    return (end + 7) / 8 * 8;
+}
+
+static void
+set_undefined(dd_nccl_abi_config *config)
+{
+#define UNDEFINED_OF_INT UNDEFINED_INT
+#define UNDEFINED_OF_TEXT UNDEFINED_TEXT
+#define UNDEFINE(name, alias, since, type) config->name = UNDEFINED_OF_##type;
+    DD_NCCL_CONFIG_FIELDS(UNDEFINE)
+#undef UNDEFINE
+}
+
+/* Fields of later versions than the caller's, or than this one, are as if he had not set them. */
+static void
+forget_newer(dd_nccl_abi_config *config, unsigned version)
+{
+#define FORGET(name, alias, since, type)                         \
+    if (version < (since) || nccl_stub_version < (int)(since)) { \
+        config->name = UNDEFINED_OF_##type;                      \
+    }
+    DD_NCCL_CONFIG_FIELDS(FORGET)
+#undef FORGET
+}
+
+static bool
+is_flag(int value)
+{
+    return value == UNDEFINED_INT || value == 0 || value == 1;
+}
+
+static dd_nccl_result
+check_ctas(int least, int most, bool must_both)
+{
+    bool has_least = least != UNDEFINED_INT;
+    bool has_most = most != UNDEFINED_INT;
+    bool is_bad = (has_least && least <= 0) || (has_most && most <= 0) ||
+                  (has_least && has_most && least > most) || (must_both && has_least != has_most);
+    return is_bad ? nccl_fail(DD_NCCL_INVALID_ARGUMENT,
+                              "invalid config min/max channels attribute value %d/%d", least, most)
+                  : DD_NCCL_SUCCESS;
+}
+
+dd_nccl_result
+nccl_config_take(const dd_nccl_abi_config *given, dd_nccl_abi_config *taken)
+{
+    memset(taken, 0, sizeof *taken);
+    set_undefined(taken);
+    if (given == NULL) {
+        taken->blocking = 1;
+        return DD_NCCL_SUCCESS;
+    }
+    size_t size = given->size;
+    if (size < offsetof(dd_nccl_abi_config, blocking) || given->magic != DD_NCCL_MAGIC) {
+        return nccl_fail(DD_NCCL_INVALID_ARGUMENT,
+                         "ncclConfig_t argument not initialized via NCCL_CONFIG_INITIALIZER");
+    }
+    memcpy(taken, given, size < own_size() ? size : own_size());
+    forget_newer(taken, given->version);
+    if (!is_flag(taken->blocking)) {
+        return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "invalid config blocking attribute value %d",
+                         taken->blocking);
+    }
+    if (!is_flag(taken->splitShare) || !is_flag(taken->shrinkShare)) {
+        return nccl_fail(DD_NCCL_INVALID_ARGUMENT,
+                         "invalid config splitShare or shrinkShare attribute value");
+    }
+    if (taken->cgaClusterSize != UNDEFINED_INT && taken->cgaClusterSize < 0) {
+        return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "invalid config cgaClusterSize attribute value %d",
+                         taken->cgaClusterSize);
+    }
+    taken->blocking = taken->blocking == UNDEFINED_INT ? 1 : taken->blocking;
+    dd_nccl_result result = check_ctas(taken->minCTAs, taken->maxCTAs, nccl_stub_version <= 23007);
+    /* The texts are the caller's. */
+    taken->netName = NULL;
+    taken->commName = NULL;
+    return result;
+}
+
+dd_nccl_result
+nccl_coll_config_check(const dd_nccl_abi_coll_config *given)
+{
+    if (given == NULL) {
+        return DD_NCCL_SUCCESS;
+    }
+    if (given->magic != DD_NCCL_MAGIC ||
+        given->size < offsetof(dd_nccl_abi_coll_config, launchCompletionEvent)) {
+        return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "ncclCollConfig_t argument not initialized");
+    }
+    return check_ctas(given->minCTAs, given->maxCTAs, false);
+}

@@ -1,0 +1,340 @@
+/* Groups: what a thread calls between start and end is carried out at the end, communicators being made first. On communicators that
+ * are not blocking that happens on a thread of its own, and until it has, they are in progress. */
+#include "nccl_stub.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct queued_op {
+    nccl_comm *comm; /* a reference */
+    nccl_op op;
+} queued_op;
+
+typedef struct nccl_group {
+    int depth;
+    dd_nccl_result spoiled_by;
+    nccl_job *jobs;
+    queued_op *ops;
+    size_t nops;
+} nccl_group;
+
+static _Thread_local nccl_group own;
+
+void
+nccl_group_start(void)
+{
+    own.depth++;
+}
+
+dd_nccl_result
+nccl_group_spoil(dd_nccl_result result)
+{
+    if (own.depth > 0 && own.spoiled_by == DD_NCCL_SUCCESS) {
+        own.spoiled_by = result;
+    }
+    return result;
+}
+
+dd_nccl_result
+nccl_group_add_job(nccl_job *job)
+{
+    nccl_job **link = &own.jobs;
+    while (*link != NULL) {
+        link = &(*link)->next;
+    }
+    *link = job;
+    return DD_NCCL_SUCCESS;
+}
+
+dd_nccl_result
+nccl_group_add_op(nccl_comm *comm, const nccl_op *op)
+{
+    own.ops = realloc(own.ops, (own.nops + 1) * sizeof *own.ops);
+    if (own.ops == NULL) {
+        abort();
+    }
+    own.ops[own.nops++] = (queued_op){.comm = stub_object_acquire(&comm->base), .op = *op};
+    return DD_NCCL_SUCCESS;
+}
+
+static void
+free_group(nccl_group *group)
+{
+    while (group->jobs != NULL) {
+        nccl_job *job = group->jobs;
+        group->jobs = job->next;
+        nccl_job_free(job);
+    }
+    for (size_t i = 0; i < group->nops; i++) {
+        nccl_comm_release(group->ops[i].comm);
+    }
+    free(group->ops);
+}
+
+/* ---- the communicators that take part, each once */
+
+static void
+each_comm(const nccl_group *group, void (*visit)(nccl_comm *comm, void *ctx), void *ctx)
+{
+    for (const nccl_job *job = group->jobs; job != NULL; job = job->next) {
+        bool is_known = false;
+        for (const nccl_job *other = group->jobs; other != job; other = other->next) {
+            is_known = is_known || other->comm == job->comm;
+        }
+        if (!is_known) {
+            visit(job->comm, ctx);
+        }
+    }
+    for (size_t i = 0; i < group->nops; i++) {
+        bool is_known = false;
+        for (const nccl_job *job = group->jobs; job != NULL; job = job->next) {
+            is_known = is_known || job->comm == group->ops[i].comm;
+        }
+        for (size_t before = 0; before < i; before++) {
+            is_known = is_known || group->ops[before].comm == group->ops[i].comm;
+        }
+        if (!is_known) {
+            visit(group->ops[i].comm, ctx);
+        }
+    }
+}
+
+/* ---- jobs */
+
+static void
+run_job(nccl_job *job)
+{
+    job->result = job->run(job);
+    if (job->result != DD_NCCL_SUCCESS) {
+        strncpy(job->text, nccl_last_error(NULL), sizeof job->text - 1);
+    }
+}
+
+typedef struct job_thread {
+    nccl_job *job;
+    int *nleft; /* under nccl_lock */
+} job_thread;
+
+static void *
+serve_job(void *arg)
+{
+    job_thread thread = *(job_thread *)arg;
+    free(arg);
+    run_job(thread.job);
+    pthread_mutex_lock(&nccl_lock);
+    --*thread.nleft;
+    pthread_cond_broadcast(&nccl_changed);
+    pthread_mutex_unlock(&nccl_lock);
+    return NULL;
+}
+
+/* Side by side, since they may be ranks that wait for each other. */
+static void
+run_jobs(nccl_group *group)
+{
+    int nleft = 0;
+    for (nccl_job *job = group->jobs; job != NULL; job = job->next) {
+        if (job->next == NULL) {
+            run_job(job);
+            break;
+        }
+        job_thread *thread = stub_zalloc(sizeof *thread);
+        *thread = (job_thread){.job = job, .nleft = &nleft};
+        pthread_mutex_lock(&nccl_lock);
+        nleft++;
+        pthread_mutex_unlock(&nccl_lock);
+        stub_thread_start("nccl-job", serve_job, thread);
+    }
+    pthread_mutex_lock(&nccl_lock);
+    while (nleft > 0) {
+        pthread_cond_wait(&nccl_changed, &nccl_lock);
+    }
+    pthread_mutex_unlock(&nccl_lock);
+}
+
+/* ---- everything */
+
+typedef struct group_outcome {
+    nccl_group *group;
+    dd_nccl_result result; /* the first failure */
+    char text[NCCL_TEXT_MAX];
+} group_outcome;
+
+static void
+note_failure(group_outcome *outcome, dd_nccl_result result, const char *text)
+{
+    if (outcome->result == DD_NCCL_SUCCESS && result != DD_NCCL_SUCCESS) {
+        outcome->result = result;
+        strncpy(outcome->text, text, sizeof outcome->text - 1);
+    }
+}
+
+static void
+launch_of(nccl_comm *comm, void *ctx)
+{
+    group_outcome *outcome = ctx;
+    nccl_group *group = outcome->group;
+    nccl_op *ops = stub_zalloc(group->nops * sizeof *ops);
+    size_t nops = 0;
+    for (size_t i = 0; i < group->nops; i++) {
+        if (group->ops[i].comm == comm) {
+            ops[nops++] = group->ops[i].op;
+        }
+    }
+    if (nops > 0 && outcome->result == DD_NCCL_SUCCESS) {
+        dd_nccl_result result = nccl_launch(comm, ops, nops);
+        note_failure(outcome, result, result != DD_NCCL_SUCCESS ? nccl_last_error(NULL) : "");
+    }
+    free(ops);
+}
+
+/* What is in progress has come to this. */
+static void
+end_progress(nccl_comm *comm, dd_nccl_result result, const char *text)
+{
+    pthread_mutex_lock(&nccl_lock);
+    bool is_busy = comm->state == DD_NCCL_IN_PROGRESS;
+    pthread_mutex_unlock(&nccl_lock);
+    if (is_busy) {
+        nccl_comm_set_state(comm, result, result != DD_NCCL_SUCCESS ? text : NULL);
+    }
+}
+
+static void
+run_group(group_outcome *outcome)
+{
+    static stub_site site = {.name = "(launch)"};
+    nccl_group *group = outcome->group;
+    run_jobs(group);
+    for (nccl_job *job = group->jobs; job != NULL; job = job->next) {
+        note_failure(outcome, job->result, job->text);
+        end_progress(job->comm, job->result, job->text);
+    }
+    if (group->nops > 0) {
+        dd_nccl_result fault = nccl_enter(&site);
+        note_failure(outcome, fault, fault != DD_NCCL_SUCCESS ? nccl_last_error(NULL) : "");
+        each_comm(group, launch_of, outcome);
+    }
+}
+
+static void
+begin_in_progress(nccl_comm *comm, void *ctx)
+{
+    (void)ctx;
+    nccl_comm_begin_job(comm);
+    nccl_comm_set_state(comm, DD_NCCL_IN_PROGRESS, NULL);
+}
+
+static void
+end_in_progress(nccl_comm *comm, void *ctx)
+{
+    group_outcome *outcome = ctx;
+    end_progress(comm, outcome->result, outcome->text);
+    nccl_comm_end_job(comm);
+}
+
+static void *
+serve_group(void *arg)
+{
+    nccl_group *group = arg;
+    group_outcome outcome = {.group = group};
+    if (group->nops > 0) {
+        (void)wire_sleep(&group->ops[0].comm->is_aborted, nccl_fault_launch_delay_ms());
+    }
+    run_group(&outcome);
+    each_comm(group, end_in_progress, &outcome);
+    free_group(group);
+    free(group);
+    return NULL;
+}
+
+static void
+count_not_blocking(nccl_comm *comm, void *ctx)
+{
+    *(int *)ctx += !nccl_comm_is_blocking(comm);
+}
+
+static dd_nccl_result
+check_messages_to_self(const nccl_group *group)
+{
+    for (size_t i = 0; i < group->nops; i++) {
+        const queued_op *one = &group->ops[i];
+        if (!nccl_is_message(one->op.kind) || one->op.peer != one->comm->rank) {
+            continue;
+        }
+        int balance = 0;
+        for (size_t other = 0; other < group->nops; other++) {
+            const queued_op *two = &group->ops[other];
+            bool is_of_it = two->comm == one->comm && two->op.peer == one->op.peer;
+            balance += is_of_it && two->op.kind == NCCL_SEND;
+            balance -= is_of_it && two->op.kind == NCCL_RECV;
+        }
+        if (balance != 0) {
+            return nccl_fail(DD_NCCL_INVALID_USAGE,
+                             "Trying to send to self without a matching recv, or the other way round");
+        }
+    }
+    return DD_NCCL_SUCCESS;
+}
+
+/* Takes what is in the group, which is on the heap. */
+static dd_nccl_result
+carry_out(nccl_group *group)
+{
+    dd_nccl_result result =
+        group->spoiled_by != DD_NCCL_SUCCESS ? group->spoiled_by : check_messages_to_self(group);
+    if (result != DD_NCCL_SUCCESS || (group->jobs == NULL && group->nops == 0)) {
+        free_group(group);
+        free(group);
+        return result;
+    }
+    int n = 0;
+    each_comm(group, count_not_blocking, &n);
+    if (n > 0) {
+        each_comm(group, begin_in_progress, NULL);
+        stub_thread_start("nccl-group", serve_group, group);
+        return DD_NCCL_IN_PROGRESS;
+    }
+    group_outcome outcome = {.group = group};
+    run_group(&outcome);
+    if (outcome.result != DD_NCCL_SUCCESS) {
+        (void)nccl_fail(outcome.result, "%s", outcome.text);
+    }
+    free_group(group);
+    free(group);
+    return outcome.result;
+}
+
+dd_nccl_result
+nccl_group_end(void)
+{
+    if (own.depth == 0) {
+        return nccl_fail(DD_NCCL_INVALID_USAGE, "ncclGroupEnd: not in a group call.");
+    }
+    if (--own.depth > 0) {
+        return DD_NCCL_SUCCESS;
+    }
+    nccl_group *group = stub_zalloc(sizeof *group);
+    *group = own;
+    own = (nccl_group){0};
+    return carry_out(group);
+}
+
+dd_nccl_result
+nccl_group_simulate_end(dd_nccl_sim_info *info)
+{
+    if (info != NULL && info->magic != DD_NCCL_SIM_MAGIC) {
+        return nccl_group_spoil(nccl_fail(DD_NCCL_INVALID_ARGUMENT, "ncclSimInfo_t is not initialized"));
+    }
+    if (own.depth != 1) {
+        return nccl_fail(DD_NCCL_INVALID_USAGE,
+                         "ncclGroupSimulateEnd: not in a group call, or in a nested one");
+    }
+    if (info != NULL) {
+        info->estimatedTime = (float)own.nops;
+    }
+    nccl_group dropped = own;
+    own = (nccl_group){0};
+    free_group(&dropped);
+    return DD_NCCL_SUCCESS;
+}

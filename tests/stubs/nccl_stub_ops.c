@@ -1,0 +1,235 @@
+/* What a call of an operation is checked for, and operations made of a factor. */
+#include "nccl_stub.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+bool
+nccl_is_message(nccl_op_kind kind)
+{
+    return kind == NCCL_SEND || kind == NCCL_RECV;
+}
+
+static bool
+has_root(nccl_op_kind kind)
+{
+    return kind == NCCL_REDUCE || kind == NCCL_BROADCAST || kind == NCCL_GATHER || kind == NCCL_SCATTER ||
+           nccl_is_message(kind);
+}
+
+static bool
+is_reduction(nccl_op_kind kind)
+{
+    return kind == NCCL_ALL_REDUCE || kind == NCCL_REDUCE || kind == NCCL_REDUCE_SCATTER;
+}
+
+static int
+dtype_count(void)
+{
+    int count = 0;
+#define COUNT_DTYPE(name, value, theirs, since) count += nccl_stub_version >= (since);
+    DD_NCCL_DTYPE_LIST(COUNT_DTYPE)
+#undef COUNT_DTYPE
+    return count;
+}
+
+static bool
+is_dtype(dd_nccl_dtype dtype)
+{
+    return (unsigned)dtype < (unsigned)dtype_count();
+}
+
+static dd_nccl_result
+check_buffer(const nccl_comm *comm, const nccl_op *op, const char *which, const void *data, size_t nblocks)
+{
+    if (nblocks == 0) {
+        return DD_NCCL_SUCCESS;
+    }
+    if (data == NULL) {
+        return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "%s: %s is NULL", op->name, which);
+    }
+    int device = dd_stub_memory_device(data, nblocks * op->count * nccl_dtype_size(op->dtype));
+    if (device == -2) {
+        return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "%s: %s is no memory that CUDA knows, or too short",
+                         op->name, which);
+    }
+    if (device >= 0 && device != comm->device) {
+        return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "%s: %s is on device %d and the communicator on device %d",
+                         op->name, which, device, comm->device);
+    }
+    return DD_NCCL_SUCCESS;
+}
+
+/* How many blocks of `count` elements this rank sends and receives. */
+static void
+count_blocks(const nccl_comm *comm, const nccl_op *op, size_t *nsent, size_t *nreceived)
+{
+    size_t all = (size_t)comm->nranks;
+    bool is_root = comm->rank == op->peer;
+    *nsent = 1;
+    *nreceived = 1;
+    switch (op->kind) {
+    case NCCL_ALL_REDUCE:
+        break;
+    case NCCL_REDUCE:
+        *nreceived = is_root;
+        break;
+    case NCCL_REDUCE_SCATTER:
+        *nsent = all;
+        break;
+    case NCCL_BROADCAST:
+        *nsent = is_root;
+        break;
+    case NCCL_ALL_GATHER:
+        *nreceived = all;
+        break;
+    case NCCL_ALL_TO_ALL:
+        *nsent = all;
+        *nreceived = all;
+        break;
+    case NCCL_GATHER:
+        *nreceived = is_root ? all : 0;
+        break;
+    case NCCL_SCATTER:
+        *nsent = is_root ? all : 0;
+        break;
+    case NCCL_SEND:
+        *nreceived = 0;
+        break;
+    case NCCL_RECV:
+        *nsent = 0;
+        break;
+    }
+}
+
+static dd_nccl_result
+check_redop(nccl_comm *comm, nccl_op *op)
+{
+    if ((int)op->redop >= 0 && op->redop <= DD_NCCL_AVG) {
+        return DD_NCCL_SUCCESS;
+    }
+    int index = (int)op->redop - (int)DD_NCCL_AVG - 1;
+    pthread_mutex_lock(&nccl_lock);
+    bool is_known = index >= 0 && index < comm->nredops && comm->redops[index].is_live;
+    if (is_known) {
+        op->scalar = comm->redops[index];
+    }
+    pthread_mutex_unlock(&nccl_lock);
+    if (!is_known) {
+        return nccl_fail(DD_NCCL_INVALID_ARGUMENT,
+                         "%s: reduction operation %d is unknown to this communicator", op->name,
+                         (int)op->redop);
+    }
+    if (op->scalar.dtype != op->dtype) {
+        return nccl_fail(DD_NCCL_INVALID_ARGUMENT,
+                         "%s: the factor's data type (%d) is not that of the data (%d)", op->name,
+                         (int)op->scalar.dtype, (int)op->dtype);
+    }
+    return DD_NCCL_SUCCESS;
+}
+
+static dd_nccl_result
+check_op(nccl_comm *comm, nccl_op *op)
+{
+    if (!is_dtype(op->dtype)) {
+        return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "%s: invalid data type %d", op->name, (int)op->dtype);
+    }
+    if (has_root(op->kind) && (op->peer < 0 || op->peer >= comm->nranks)) {
+        return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "%s: invalid %s %d of %d ranks", op->name,
+                         nccl_is_message(op->kind) ? "peer" : "root", op->peer, comm->nranks);
+    }
+    dd_nccl_result result = is_reduction(op->kind) ? check_redop(comm, op) : DD_NCCL_SUCCESS;
+    int device = comm->device;
+    int cuda = dd_stub_stream_device(op->stream, &device);
+    if (result == DD_NCCL_SUCCESS && (cuda != 0 || device != comm->device)) {
+        return nccl_fail(DD_NCCL_UNHANDLED_CUDA_ERROR,
+                         "%s: the stream is not one of device %d (CUDA failure %d)", op->name, comm->device,
+                         cuda != 0 ? cuda : 400);
+    }
+    size_t nsent;
+    size_t nreceived;
+    count_blocks(comm, op, &nsent, &nreceived);
+    if (result == DD_NCCL_SUCCESS && op->count > 0) {
+        result = check_buffer(comm, op, "sendbuff", op->send, nsent);
+    }
+    if (result == DD_NCCL_SUCCESS && op->count > 0) {
+        result = check_buffer(comm, op, "recvbuff", op->recv, nreceived);
+    }
+    return result;
+}
+
+dd_nccl_result
+nccl_do(const nccl_op *op, dd_nccl_comm_handle handle)
+{
+    dd_nccl_result result;
+    nccl_comm *comm = nccl_comm_find_ready(handle, NCCL_NEED_UNREVOKED, &result);
+    if (comm == NULL) {
+        return nccl_group_spoil(result);
+    }
+    nccl_op checked = *op;
+    result = check_op(comm, &checked);
+    if (result == DD_NCCL_SUCCESS && (op->count > 0 || nccl_is_message(op->kind))) {
+        nccl_group_start();
+        result = nccl_group_add_op(comm, &checked);
+        dd_nccl_result ended = nccl_group_end();
+        result = result == DD_NCCL_SUCCESS ? ended : result;
+    }
+    nccl_comm_release(comm);
+    return result == DD_NCCL_SUCCESS || result == DD_NCCL_IN_PROGRESS ? result : nccl_group_spoil(result);
+}
+
+dd_nccl_result
+nccl_redop_create(dd_nccl_redop *made, void *scalar, dd_nccl_dtype dtype, dd_nccl_scalar_residence residence,
+                  dd_nccl_comm_handle handle)
+{
+    dd_nccl_result result;
+    nccl_comm *comm = nccl_comm_find_ready(handle, NCCL_NEED_UNREVOKED, &result);
+    if (comm == NULL) {
+        return result;
+    }
+    if (!is_dtype(dtype) || scalar == NULL || made == NULL) {
+        nccl_comm_release(comm);
+        return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "ncclRedOpCreatePreMulSum: invalid data type, or NULL");
+    }
+    nccl_redop redop = {.is_live = true, .dtype = dtype};
+    if (residence == DD_NCCL_SCALAR_DEVICE) {
+        redop.device_scalar = scalar;
+    } else {
+        redop.factor = nccl_read_scalar(scalar, dtype);
+    }
+    pthread_mutex_lock(&nccl_lock);
+    comm->redops = realloc(comm->redops, (size_t)(comm->nredops + 1) * sizeof *comm->redops);
+    if (comm->redops == NULL) {
+        abort();
+    }
+    comm->redops[comm->nredops++] = redop;
+    *made = (dd_nccl_redop)((int)DD_NCCL_AVG + comm->nredops);
+    pthread_mutex_unlock(&nccl_lock);
+    stub_count_add(&nccl_redop_count);
+    nccl_comm_release(comm);
+    return DD_NCCL_SUCCESS;
+}
+
+dd_nccl_result
+nccl_redop_destroy(dd_nccl_redop op, dd_nccl_comm_handle handle)
+{
+    dd_nccl_result result;
+    nccl_comm *comm = nccl_comm_find(handle, &result);
+    if (comm == NULL) {
+        return result;
+    }
+    int index = (int)op - (int)DD_NCCL_AVG - 1;
+    pthread_mutex_lock(&nccl_lock);
+    bool is_live = index >= 0 && index < comm->nredops && comm->redops[index].is_live;
+    if (is_live) {
+        comm->redops[index].is_live = false;
+    }
+    pthread_mutex_unlock(&nccl_lock);
+    nccl_comm_release(comm);
+    if (!is_live) {
+        stub_count_bad_use();
+        return nccl_fail(DD_NCCL_INVALID_ARGUMENT, "ncclRedOpDestroy: operation %d is unknown", (int)op);
+    }
+    stub_count_remove(&nccl_redop_count);
+    return DD_NCCL_SUCCESS;
+}
