@@ -3,7 +3,6 @@
 #include "core/mem.h"
 #include "core/thread.h"
 
-#include <stdio.h>
 #include <string.h>
 
 struct dd_nccl_team {
@@ -74,25 +73,34 @@ typedef struct call {
     const dd_wait *wait;
 } call;
 
+/* With the communicator's device current, whose default stream a NULL stream means. */
+static dd_status
+enqueue_one(const call *c, int i, const dd_nccl_item *item, dd_error *err)
+{
+    dd_nccl_comm *comm = c->comms[i];
+    dd_cuda_guard guard;
+    dd_status status = dd_cuda_enter(dd_nccl_comm_cuda(comm), dd_nccl_comm_device(comm), &guard, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    dd_cuda_stream stream = c->streams != NULL ? c->streams[i] : NULL;
+    dd_nccl_result result = enqueue(c->api, item, c->handles[i], stream);
+    dd_cuda_leave(&guard);
+    return dd_nccl_check(c->lib, c->handles[i], result, err, "%s of rank %d of %d", c->what,
+                         dd_nccl_comm_rank(comm), dd_nccl_comm_size(comm));
+}
+
 /* Within the group. The first failure ends it; the group is closed in any case. */
 static dd_status
 enqueue_all(const call *c, dd_error *err)
 {
+    dd_status status = DD_OK;
     for (int k = 0; k < c->nitems; k++) {
-        for (int i = 0; i < c->ncomms; i++) {
-            const dd_nccl_item *item = &c->items[k * c->ncomms + i];
-            dd_cuda_stream stream = c->streams != NULL ? c->streams[i] : NULL;
-            dd_nccl_result result = enqueue(c->api, item, c->handles[i], stream);
-            char who[64];
-            (void)snprintf(who, sizeof who, "rank %d of %d", dd_nccl_comm_rank(c->comms[i]),
-                           dd_nccl_comm_size(c->comms[i]));
-            dd_status status = dd_nccl_check(c->lib, c->handles[i], result, err, "%s of %s", c->what, who);
-            if (status != DD_OK) {
-                return status;
-            }
+        for (int i = 0; i < c->ncomms && status == DD_OK; i++) {
+            status = enqueue_one(c, i, &c->items[k * c->ncomms + i], err);
         }
     }
-    return DD_OK;
+    return status;
 }
 
 static dd_status
@@ -114,7 +122,7 @@ run_group(const call *c, dd_error *err)
     return status;
 }
 
-/* The device of the first communicator is current, for NCCL's sake; the caller's is put back. */
+/* What NCCL leaves current at the end of the group is no concern of the caller's. */
 static dd_status
 run_entered(const call *c, dd_error *err)
 {

@@ -103,6 +103,8 @@ nccl_work_create(nccl_launch *launch, dd_error *err)
         return dd_error_no_memory(err, sizeof *work);
     }
     dd_work_init(&work->base.base, call->what, 0, dd_clock_now_ns());
+    work->base.base.on_done = call->on_done; /* a call that fails completes nothing */
+    work->base.base.ctx = call->ctx;
     work->base.base.destroy = destroy_work;
     work->group = nccl_group_acquire_internal(group);
     work->channel = launch->channel;

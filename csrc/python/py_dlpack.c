@@ -1,5 +1,6 @@
 #include "python/py_dlpack.h"
 
+#include "python/py_device.h"
 #include "python/py_dtype.h"
 
 #include <string.h>
@@ -209,22 +210,44 @@ py_dlpack_try_exchange(py_tensor *tensor, const py_state *state, py_tensor_use u
     }
     tensor->route = PY_ROUTE_EXCHANGE;
     tensor->managed = managed;
-    return read_versioned(tensor, use, argument) && check_lazy_bits(tensor, state, argument) ? 1 : -1;
+    bool is_noted = tensor->scope == NULL || !py_device_is_cuda(managed->tensor.device_type) ||
+                    py_device_note_exchange(tensor->scope, api, managed->tensor.device_id, argument);
+    return is_noted && read_versioned(tensor, use, argument) && check_lazy_bits(tensor, state, argument) ? 1
+                                                                                                        : -1;
 }
 
-/* What __dlpack__ returns; producers from before DLPack 1 do not know the keyword. */
+/* What __dlpack__ returns, told of a stream unless that is NULL; producers from before DLPack 1 do not know max_version. */
 static PyObject *
-call_dlpack(PyObject *method)
+call_dlpack(PyObject *method, PyObject *stream)
 {
-    PyObject *keywords = Py_BuildValue("{s(ii)}", "max_version", DL_MAJOR, DL_MINOR);
+    PyObject *keywords = PyDict_New();
     PyObject *none = keywords != NULL ? PyTuple_New(0) : NULL;
-    PyObject *capsule = none != NULL ? PyObject_Call(method, none, keywords) : NULL;
-    if (capsule == NULL && none != NULL && PyErr_ExceptionMatches(PyExc_TypeError)) {
-        PyErr_Clear();
-        capsule = PyObject_Call(method, none, NULL);
+    PyObject *version = none != NULL ? Py_BuildValue("(ii)", DL_MAJOR, DL_MINOR) : NULL;
+    PyObject *capsule = NULL;
+    if (version != NULL && PyDict_SetItemString(keywords, "max_version", version) == 0 &&
+        (stream == NULL || PyDict_SetItemString(keywords, "stream", stream) == 0)) {
+        capsule = PyObject_Call(method, none, keywords);
+        if (capsule == NULL && PyErr_ExceptionMatches(PyExc_TypeError)) {
+            PyErr_Clear();
+            capsule = PyDict_DelItemString(keywords, "max_version") == 0 ? PyObject_Call(method, none, keywords) : NULL;
+        }
     }
+    Py_XDECREF(version);
     Py_XDECREF(none);
     Py_XDECREF(keywords);
+    return capsule;
+}
+
+/* The same, with the stream that the scope of the tensor chooses. */
+static PyObject *
+export(py_tensor *tensor, PyObject *method, const py_argument *argument)
+{
+    PyObject *stream = NULL;
+    if (tensor->scope != NULL && !py_device_choose_stream(tensor->scope, argument, &stream)) {
+        return NULL;
+    }
+    PyObject *capsule = call_dlpack(method, stream);
+    Py_XDECREF(stream);
     return capsule;
 }
 
@@ -267,7 +290,7 @@ py_dlpack_try_capsule(py_tensor *tensor, const py_state *state, py_tensor_use us
         PyErr_Clear();
         return 0;
     }
-    PyObject *capsule = call_dlpack(method);
+    PyObject *capsule = export(tensor, method, argument);
     Py_DECREF(method);
     if (capsule == NULL) {
         py_argument_raise_from_current(argument, "cannot be exported by DLPack");

@@ -44,6 +44,9 @@ typedef struct dl_managed_versioned {
     dl_tensor tensor;
 } dl_managed_versioned;
 
+/* Which stream the library works on; 0 or -1 with an exception. */
+typedef int (*dl_current_stream)(int32_t device_type, int32_t device_id, void **stream);
+
 /* DLPackExchangeAPI; the functions that are not called here stand as void pointers. */
 typedef struct dl_exchange_api {
     dl_version version;
@@ -52,7 +55,7 @@ typedef struct dl_exchange_api {
     int (*export_object)(void *object, dl_managed_versioned **managed);
     void *import_object;
     void *view_object;
-    void *current_stream;
+    dl_current_stream current_stream;
 } dl_exchange_api;
 
 /* Fill route, managed, device and view, except for what dd_view_finish computes. 1: done. 0: the object does

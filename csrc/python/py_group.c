@@ -3,6 +3,7 @@
 #include "core/mem.h"
 #include "python/py_engine.h"
 #include "python/py_error.h"
+#include "python/py_recorder.h"
 #include "python/py_store.h"
 
 #include <stdio.h>
@@ -89,6 +90,7 @@ adopt(py_group *self, dd_group *group)
     self->group = group;
     self->rank = dd_group_rank(group);
     self->size = dd_group_size(group);
+    py_recorder_attach(self->state, group);
     dd_list_push_back(&self->state->groups, &self->link);
 }
 
@@ -153,7 +155,8 @@ static int
 open_group(py_group *self, dd_store *store, open_arguments *arguments)
 {
     dd_engine *engine = py_engine_get(self->state);
-    if (engine == NULL || !py_engine_read_selection(self->state, &arguments->options.selection)) {
+    if (engine == NULL || !py_engine_read_selection(self->state, &arguments->options.selection) ||
+        py_recorder_get(self->state) == NULL) {
         return -1;
     }
     py_wait wait;
@@ -364,6 +367,17 @@ group_split(PyObject *object, PyObject *args, PyObject *kwargs)
     return part;
 }
 
+static PyObject *
+group_describe(PyObject *object, PyObject *args)
+{
+    py_group *self = (py_group *)object;
+    if (!py_group_require_open(self)) {
+        return NULL;
+    }
+    dd_recorder_group_info info = {.kind = "gloo", .rank = self->rank, .size = self->size};
+    return py_recorder_describe(self->state, dd_group_recorder_group(self->group), &info, args);
+}
+
 /* ---- the end */
 
 static PyObject *
@@ -536,6 +550,8 @@ static PyMethodDef group_methods[] = {
     {"split", (PyCFunction)(void (*)(void))group_split, METH_VARARGS | METH_KEYWORDS,
      "split($self, ranks, name=None, timeout=None)\n--\n\n"
      "A group of these ranks, in this order; they alone call it."},
+    {"_describe", group_describe, METH_VARARGS,
+     "_describe($self, name, desc, global_ranks, /)\n--\n\nWhat the group is called in dumps of the flight recorder."},
     {"abort", (PyCFunction)(void (*)(void))group_abort, METH_VARARGS | METH_KEYWORDS,
      "abort($self, reason='abort() was called')\n--\n\n"
      "Ends all operations at once, here and on the other ranks, with DistAbortedError. From any thread."},

@@ -14,7 +14,8 @@ typedef struct py_group {
     py_state *state;  /* const after new */
     PyObject *weakrefs;
     dd_list link;    /* in the state's groups; guarded by the GIL */
-    dd_group *group; /* const after init, until dealloc; owned */
+    dd_group *group; /* const after init, until dealloc; owned; NULL for an NcclGroup */
+    struct py_nccl_core *nccl; /* the same; of an NcclGroup only */
     int rank;        /* const after init */
     int size;        /* const after init */
     PyObject *store; /* const after init, may be NULL: others may need it longer than we do */
@@ -34,6 +35,10 @@ bool py_group_require_open(const py_group *self);
 
 /* The same, and in a forked child, where a lock of the core may be held for ever. */
 bool py_group_require_usable(const py_group *self);
+
+/* Of either kind: it has been opened; and not in the parent of a forked child. */
+bool py_group_require_either(const py_group *self);
+bool py_group_require_alive(const py_group *self);
 
 /* NULL or None: -1, which is the group's own. */
 bool py_group_read_timeout(const py_group *self, PyObject *value, int64_t *timeout_ns, const char *function);

@@ -2,6 +2,7 @@
 
 #include "core/mem.h"
 #include "python/py_convert.h"
+#include "python/py_dtype.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -22,6 +23,7 @@ py_operands_init(py_operands *operands, py_state *state, const char *function)
     operands->staging = NULL;
     operands->woven = NULL;
     operands->is_staged = false;
+    operands->device.state = NULL;
 }
 
 void
@@ -92,6 +94,23 @@ check_dtype(const py_operands *operands, const py_tensor *tensor, const char *na
     return false;
 }
 
+static bool
+is_on_device(const py_operands *operands)
+{
+    return operands->device.state != NULL;
+}
+
+static bool
+check_device(py_operands *operands, const py_piece *piece, PyObject *object, const char *name)
+{
+    if (!is_on_device(operands)) {
+        return py_tensor_require_cpu(&piece->tensor, operands->state, operands->function, name);
+    }
+    py_argument argument = {
+        .state = operands->state, .function = operands->function, .name = name, .value = object};
+    return py_device_take(&operands->device, &piece->tensor, &argument);
+}
+
 bool
 py_operands_add(py_operands *operands, PyObject *object, py_use use, const char *name)
 {
@@ -101,11 +120,12 @@ py_operands_add(py_operands *operands, PyObject *object, py_use use, const char 
     py_piece *piece = &operands->pieces[operands->npieces];
     memset(&piece->tensor, 0, sizeof piece->tensor);
     bool is_output = (use & PY_USE_OUT) != 0;
+    piece->tensor.scope = is_on_device(operands) ? &operands->device : NULL;
     if (!py_tensor_init(&piece->tensor, operands->state, object, is_output ? PY_TENSOR_OUT : PY_TENSOR_IN,
                         operands->function, name)) {
         return false;
     }
-    if (!py_tensor_require_cpu(&piece->tensor, operands->state, operands->function, name) ||
+    if (!check_device(operands, piece, object, name) ||
         !check_dtype(operands, &piece->tensor, name)) {
         py_tensor_fini(&piece->tensor);
         return false;
@@ -115,7 +135,8 @@ py_operands_add(py_operands *operands, PyObject *object, py_use use, const char 
     piece->is_input = (use & PY_USE_IN) != 0;
     piece->is_output = is_output;
     piece->is_result = use != PY_USE_IN;
-    piece->is_staged = !piece->tensor.view.is_contiguous;
+    piece->is_staged = !piece->tensor.view.is_contiguous ||
+                       (is_on_device(operands) && py_device_is_cpu(piece->tensor.device_type));
     operands->npieces++;
     return true;
 }
@@ -367,12 +388,11 @@ may_coincide(dd_coll coll, size_t input, size_t output, int rank)
 }
 
 static bool
-has_conflict(const py_operands *operands, dd_coll coll, int rank)
+has_conflict(const py_operands *operands, const dd_block *inputs, dd_coll coll, int rank)
 {
     size_t ninputs = operands->inputs.nblocks;
     size_t noutputs = operands->outputs.nblocks;
-    const dd_block *inputs = operands->blocks;
-    const dd_block *outputs = operands->blocks + ninputs;
+    const dd_block *outputs = inputs + ninputs;
     dd_block input_hull = hull_of(inputs, ninputs);
     dd_block output_hull = hull_of(outputs, noutputs);
     if (is_same_side(&operands->inputs, &operands->outputs) || !overlaps(&input_hull, &output_hull)) {
@@ -389,10 +409,15 @@ has_conflict(const py_operands *operands, dd_coll coll, int rank)
     return false;
 }
 
-static bool
-allocate_blocks(py_operands *operands)
+static size_t
+blocks_of_part(const py_operands *operands)
 {
-    size_t count = operands->inputs.nblocks + operands->outputs.nblocks;
+    return operands->inputs.nblocks + operands->outputs.nblocks;
+}
+
+static bool
+allocate_blocks(py_operands *operands, size_t count)
+{
     if (count > PY_FEW_BLOCKS) {
         operands->blocks = dd_mem_alloc_array(count, sizeof *operands->blocks);
         if (operands->blocks == NULL) {
@@ -404,21 +429,27 @@ allocate_blocks(py_operands *operands)
     return true;
 }
 
+static void
+stage_inputs(py_operands *operands)
+{
+    for (size_t i = 0; i < operands->inputs.npieces; i++) {
+        operands->pieces[operands->inputs.first + i].is_staged = true;
+    }
+}
+
 bool
 py_operands_prepare(py_operands *operands, dd_coll_args *args, int rank)
 {
     stage_joined(operands, &operands->inputs);
     stage_joined(operands, &operands->outputs);
-    if (!allocate_blocks(operands) || !allocate_staging(operands)) {
+    if (!allocate_blocks(operands, blocks_of_part(operands)) || !allocate_staging(operands)) {
         return false;
     }
     dd_block *outputs = operands->blocks + operands->inputs.nblocks;
     fill_blocks(operands, &operands->inputs, operands->blocks);
     fill_blocks(operands, &operands->outputs, outputs);
-    if (has_conflict(operands, args->coll, rank)) {
-        for (size_t i = 0; i < operands->inputs.npieces; i++) {
-            operands->pieces[operands->inputs.first + i].is_staged = true;
-        }
+    if (has_conflict(operands, operands->blocks, args->coll, rank)) {
+        stage_inputs(operands);
         if (!allocate_staging(operands)) {
             return false;
         }
@@ -428,6 +459,96 @@ py_operands_prepare(py_operands *operands, dd_coll_args *args, int rank)
     args->inputs = operands->blocks;
     args->outputs = outputs;
     return true;
+}
+
+/* ---- parts */
+
+static size_t
+parts_of(const py_side *side)
+{
+    switch (side->layout) {
+    case PY_LAYOUT_EACH:
+        return side->npieces / side->nblocks;
+    case PY_LAYOUT_WOVEN:
+        return side->npieces;
+    case PY_LAYOUT_NONE:
+    case PY_LAYOUT_SPLIT:
+        break;
+    }
+    return 1;
+}
+
+size_t
+py_operands_nparts(const py_operands *operands)
+{
+    size_t ninputs = parts_of(&operands->inputs);
+    size_t noutputs = parts_of(&operands->outputs);
+    return ninputs > noutputs ? ninputs : noutputs;
+}
+
+static void
+fill_side_of_part(const py_operands *operands, const py_side *side, size_t part, dd_block *blocks)
+{
+    const py_piece *pieces = operands->pieces + side->first;
+    switch (side->layout) {
+    case PY_LAYOUT_NONE:
+        break;
+    case PY_LAYOUT_EACH:
+        for (size_t k = 0; k < side->nblocks; k++) {
+            const py_piece *piece = &pieces[k * parts_of(side) + part];
+            blocks[k] = (dd_block){.data = piece->flat, .nbytes = piece->nbytes};
+        }
+        break;
+    case PY_LAYOUT_SPLIT:
+    case PY_LAYOUT_WOVEN:
+        fill_split(side, &pieces[part], blocks);
+        break;
+    }
+}
+
+void
+py_operands_fill_part(py_operands *operands, size_t part, dd_coll_args *args)
+{
+    dd_block *inputs = operands->blocks + part * blocks_of_part(operands);
+    dd_block *outputs = inputs + operands->inputs.nblocks;
+    fill_side_of_part(operands, &operands->inputs, part, inputs);
+    fill_side_of_part(operands, &operands->outputs, part, outputs);
+    args->inputs = inputs;
+    args->outputs = outputs;
+}
+
+bool
+py_operands_reserve_parts(py_operands *operands, dd_coll coll, int rank)
+{
+    size_t nparts = py_operands_nparts(operands);
+    if (!allocate_blocks(operands, nparts * blocks_of_part(operands))) {
+        return false;
+    }
+    /* Staging memory overlaps nothing: only where tensors lie themselves counts here. */
+    for (size_t part = 0; part < nparts; part++) {
+        dd_coll_args args;
+        py_operands_fill_part(operands, part, &args);
+        if (has_conflict(operands, args.inputs, coll, rank)) {
+            stage_inputs(operands);
+            break;
+        }
+    }
+    return true;
+}
+
+size_t
+py_operands_place_parts(py_operands *operands, uint8_t *base)
+{
+    size_t offset = 0;
+    for (size_t i = 0; i < operands->npieces; i++) {
+        py_piece *piece = &operands->pieces[i];
+        if (!piece->is_staged) {
+            continue;
+        }
+        piece->flat = base != NULL ? base + offset : piece->flat;
+        offset = align(offset + piece->nbytes);
+    }
+    return offset;
 }
 
 /* ---- moving */

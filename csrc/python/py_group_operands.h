@@ -3,11 +3,15 @@
  * First the tensors are added, then `prepare` finds out how they make up blocks. Where a block can lie in
  * a tensor itself it does; else it lies in staging memory: tensors that are not contiguous, several
  * tensors that make one block, and inputs that would be written over. `pack` fills that memory before the
- * operation and `unpack` empties it afterwards. */
+ * operation and `unpack` empties it afterwards.
+ *
+ * Where the group works on devices, `device` is initialised before the first tensor is added, and the blocks are made in parts
+ * instead of `prepare`: tensors are not put together into one block, but every tensor is an operation of its own. */
 #ifndef DD_PYTHON_PY_GROUP_OPERANDS_H
 #define DD_PYTHON_PY_GROUP_OPERANDS_H
 
 #include "collective/coll.h"
+#include "python/py_device.h"
 #include "python/py_tensor.h"
 
 #define PY_FEW_PIECES 2
@@ -52,6 +56,7 @@ typedef struct py_operands {
     uint8_t *staging; /* owned, or NULL */
     uint8_t *woven;   /* in staging: the blocks of the side that is woven */
     bool is_staged;   /* there is something to pack or to unpack */
+    py_device_scope device;
     py_piece few_pieces[PY_FEW_PIECES];
     dd_block few_blocks[PY_FEW_BLOCKS];
 } py_operands;
@@ -79,6 +84,19 @@ void py_operands_set_side(py_side *side, py_layout layout, size_t first, size_t 
 
 /* Makes the blocks. `args` is complete but for its blocks, which are filled in. */
 bool py_operands_prepare(py_operands *operands, dd_coll_args *args, int rank);
+
+/* ---- on devices */
+
+/* How many operations the call is made of, each with the blocks of its sides. */
+size_t py_operands_nparts(const py_operands *operands);
+/* Marks what cannot stay where it is, and finds room for the blocks of all parts. False with an exception. */
+bool py_operands_reserve_parts(py_operands *operands, dd_coll coll, int rank);
+/* Gives the staged tensors their places from `base` on; NULL tells how much room they need. */
+size_t py_operands_place_parts(py_operands *operands, uint8_t *base);
+/* Fills in the blocks of a part, which lie in the operands. After placing. */
+void py_operands_fill_part(py_operands *operands, size_t part, dd_coll_args *args);
+
+/* ---- on the host */
 
 /* Without the GIL. unpack is for operations that have succeeded. */
 void py_operands_pack(py_operands *operands);

@@ -4,10 +4,12 @@
 #include "python/py_error.h"
 #include "python/py_group.h"
 #include "python/py_log.h"
+#include "python/py_nccl.h"
 #include "python/py_recorder.h"
 #include "python/py_reduce_op.h"
 #include "python/py_store.h"
 #include "python/py_tensor.h"
+#include "python/py_watch.h"
 #include "python/py_work.h"
 
 static PyModuleDef core_module;
@@ -83,6 +85,20 @@ add_group_types(PyObject *module, py_state *state)
 }
 
 static int
+add_nccl_types(PyObject *module, py_state *state)
+{
+    PyObject *group = (PyObject *)state->group_type;
+    PyObject *work = (PyObject *)state->work_type;
+    return add_type(module, &state->nccl_group_type, py_nccl_group_make_type(module, group)) < 0 ||
+                   add_type(module, &state->nccl_work_type, py_nccl_work_make_type(module, work)) < 0 ||
+                   add_type(module, &state->nccl_array_type, py_nccl_array_make_type(module)) < 0 ||
+                   py_nccl_team_add_types(module, state) < 0 ||
+                   PyModule_AddIntConstant(module, "_NCCL_VERSION_KNOWN", DD_NCCL_VERSION_KNOWN) < 0
+               ? -1
+               : 0;
+}
+
+static int
 make_names(py_state *state)
 {
     for (int i = 0; i < PY_NAME_COUNT; i++) {
@@ -122,7 +138,9 @@ core_exec(PyObject *module)
         py_error_raise(state, status, &err);
         return -1;
     }
-    return add_types(module, state) < 0 ? -1 : add_group_types(module, state);
+    dd_list_init(&state->nccl_groups);
+    return add_types(module, state) < 0 || add_group_types(module, state) < 0 || add_nccl_types(module, state) < 0 ? -1
+                                                                                                                 : 0;
 }
 
 static int
@@ -139,6 +157,13 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->prefix_store_type);
     Py_VISIT(state->group_type);
     Py_VISIT(state->work_type);
+    Py_VISIT(state->nccl_group_type);
+    Py_VISIT(state->nccl_work_type);
+    Py_VISIT(state->nccl_array_type);
+    Py_VISIT(state->nccl_comms_type);
+    Py_VISIT(state->nccl_rank_comm_type);
+    Py_VISIT(state->nccl_unique_id_type);
+    Py_VISIT(state->nccl_abort_handle_type);
     Py_VISIT(state->reduce_op_type);
     Py_VISIT(state->shared_array_type);
     Py_VISIT(state->member_type);
@@ -165,6 +190,13 @@ core_free(void *module)
     Py_CLEAR(state->prefix_store_type);
     Py_CLEAR(state->group_type);
     Py_CLEAR(state->work_type);
+    Py_CLEAR(state->nccl_group_type);
+    Py_CLEAR(state->nccl_work_type);
+    Py_CLEAR(state->nccl_array_type);
+    Py_CLEAR(state->nccl_comms_type);
+    Py_CLEAR(state->nccl_rank_comm_type);
+    Py_CLEAR(state->nccl_unique_id_type);
+    Py_CLEAR(state->nccl_abort_handle_type);
     Py_CLEAR(state->reduce_op_type);
     Py_CLEAR(state->shared_array_type);
     Py_CLEAR(state->member_type);
@@ -175,6 +207,8 @@ core_free(void *module)
         Py_CLEAR(state->names[i]);
     }
     Py_CLEAR(state->timedelta);
+    py_device_state_destroy(state);
+    py_nccl_destroy(state);
     if (state->tcp_registry != NULL) {
         dd_tcp_registry_destroy(state->tcp_registry);
     }
@@ -205,6 +239,34 @@ static PyMethodDef core_methods[] = {
     {"_call_aloud", py_completions_call_aloud, METH_VARARGS,
      "_call_aloud($module, callback, argument, /)\n--\n\n"
      "Calls callback(argument); what it raises goes to sys.unraisablehook."},
+    {"_load_nccl", (PyCFunction)(void (*)(void))py_nccl_load, METH_VARARGS | METH_KEYWORDS,
+     "_load_nccl($module, /, nccl, candidates, cuda, interval, abort_timeout, is_abort_off)\n--\n\n"
+     "Loads NCCL and the CUDA driver: the explicit paths (or None), else what is found."},
+    {"_nccl_info", py_nccl_info, METH_NOARGS,
+     "_nccl_info($module, /)\n--\n\nWhat has been loaded, as a dict; None when nothing has."},
+    {"_nccl_config_fields", py_nccl_config_fields, METH_NOARGS,
+     "_nccl_config_fields($module, /)\n--\n\n(name, version that brought it, whether it is text) of NCCL's configuration."},
+    {"_swap_stream", py_device_swap_stream, METH_O,
+     "_swap_stream($module, stream, /)\n--\n\n"
+     "Makes it the CUDA stream that this thread works on, None for nobody's; returns the one before."},
+    {"_shutdown_nccl", py_nccl_shut_down, METH_NOARGS,
+     "_shutdown_nccl($module, /)\n--\n\nAborts all NCCL groups, for the end of the process."},
+    {"_monitor_open", py_watch_open, METH_VARARGS,
+     "_monitor_open($module, /, *settings)\n--\n\nMakes the monitor; for dldist._watch."},
+    {"_monitor_run", py_watch_run, METH_NOARGS,
+     "_monitor_run($module, /)\n--\n\nThe life of the monitor's thread; returns after _monitor_stop."},
+    {"_monitor_stop", py_watch_stop, METH_O,
+     "_monitor_stop($module, grace, /)\n--\n\nLets _monitor_run return, and waits for that, `grace` seconds at most."},
+    {"_monitor_add_group", py_watch_add_group, METH_O,
+     "_monitor_add_group($module, group, /)\n--\n\nShows the monitor a group; gives its number there."},
+    {"_monitor_remove_group", py_watch_remove_group, METH_O,
+     "_monitor_remove_group($module, number, /)\n--\n\nThe group has ended."},
+    {"_monitor_request_dump", py_watch_request_dump, METH_NOARGS,
+     "_monitor_request_dump($module, /)\n--\n\nAsks for a dump; tells whether there is a monitor."},
+    {"_monitor_on_signal", py_watch_on_signal, METH_O,
+     "_monitor_on_signal($module, signum, /)\n--\n\nLets a signal ask for dumps."},
+    {"_monitor_report", py_watch_report, METH_NOARGS,
+     "_monitor_report($module, /)\n--\n\nThe last report of the monitor."},
     {"_shutdown", py_engine_shut_down, METH_NOARGS,
      "_shutdown($module, /)\n--\n\nCloses all groups, for the end of the process."},
     {"_dump_recorder", py_recorder_dump, METH_VARARGS,

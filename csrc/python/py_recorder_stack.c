@@ -1,14 +1,14 @@
 /* Who called: the stack of Python, as numbers.
  *
  * A frame is known by its code object and the instruction it is at. Code objects that have been seen are kept, so that their addresses
- * stay theirs; a program that makes more of them than fit goes on without stacks. */
+ * stay theirs; in a program that makes more of them than fit, stacks end where a new one comes. */
 #include "core/mem.h"
 #include "python/py_recorder_internal.h"
 
 #include <dlfcn.h>
 #include <string.h>
 
-#define CODE_BUCKETS 4096 /* a power of two */
+#define CODE_BUCKETS 16384 /* a power of two */
 #define MAX_CODES (CODE_BUCKETS / 2)
 
 bool
@@ -86,7 +86,7 @@ visit(py_recorder *self, stack_walk *walk, PyFrameObject *frame)
     return seen->is_hidden ? 0 : 1;
 }
 
-/* False: there is none that could be known again. */
+/* False: not even the innermost frame can be known again. */
 static bool
 walk_stack(py_recorder *self, stack_walk *walk)
 {
@@ -95,11 +95,9 @@ walk_stack(py_recorder *self, stack_walk *walk)
     walk->count = 0;
     while (frame != NULL) {
         int shown = visit(self, walk, frame);
-        if (shown < 0) {
-            return false;
-        }
         nshown += shown;
-        if (nshown == self->max_frames || walk->count == DD_STACK_MAX_FRAMES || self->get_back == NULL) {
+        if (shown < 0 || nshown == self->max_frames || walk->count == DD_STACK_MAX_FRAMES ||
+            self->get_back == NULL) {
             break;
         }
         frame = self->get_back(frame);

@@ -72,6 +72,13 @@ typedef struct py_state {
     PyTypeObject *prefix_store_type;
     PyTypeObject *group_type;
     PyTypeObject *work_type;
+    PyTypeObject *nccl_group_type;
+    PyTypeObject *nccl_work_type;
+    PyTypeObject *nccl_array_type;
+    PyTypeObject *nccl_comms_type;
+    PyTypeObject *nccl_rank_comm_type;
+    PyTypeObject *nccl_unique_id_type;
+    PyTypeObject *nccl_abort_handle_type;
     PyTypeObject *reduce_op_type;
     PyTypeObject *shared_array_type;
     PyTypeObject *member_type; /* of Group.members; a struct sequence */
@@ -80,9 +87,13 @@ typedef struct py_state {
     dd_tcp_registry *tcp_registry;
     /* guarded by the GIL: datetime.timedelta, NULL until first needed */
     PyObject *timedelta;
+    struct py_devices *devices; /* owned; NULL until memory of a device has come */
+    struct py_nccl *nccl;       /* owned; NULL until the library has been loaded */
     dd_engine *engine;                  /* owned; NULL until the first group */
     struct py_completions *completions; /* lives as long as the process; NULL until the first work */
+    struct py_watch *watch;             /* the same; NULL until the first group of several ranks */
     dd_list groups;                     /* py_group: those that are open */
+    dd_list nccl_groups;                /* the same, of NCCL's */
     struct py_recorder *recorder;       /* lives as long as the process; NULL until the first group */
     /* atomic (relaxed: looked at every slice) */
     atomic_bool is_log_stopping;

@@ -32,6 +32,8 @@ typedef struct py_tensor {
     int device_type; /* DLDeviceType; 1 is the CPU */
     int device_id;
     PyObject *object; /* owned: what the caller gave, for results */
+    /* Set before init where memory of devices is wanted; else NULL. Not looked at afterwards */
+    struct py_device_scope *scope;
     py_tensor_route route;
     Py_buffer buffer; /* held with PY_ROUTE_BUFFER */
     void *managed;    /* a dl_managed or dl_managed_versioned to give back, or NULL */
@@ -40,8 +42,8 @@ typedef struct py_tensor {
 /* False with an exception that names the function and the argument, and nothing to undo: TypeError for what is
  * no tensor or has elements of another type than dd_dtype, ValueError for tensors that cannot be used. Tensors
  * of other devices come with their device set and their memory unread; whoever wants the CPU asks
- * py_tensor_require_cpu. No stream of a device is waited for, except that __dlpack__ makes its default stream
- * wait. Needs the GIL, as does fini; both may run Python code. */
+ * py_tensor_require_cpu. Without a scope no stream of a device is waited for, except that __dlpack__ makes its
+ * default stream wait; with one, see py_device.h. Needs the GIL, as does fini; both may run Python code. */
 bool py_tensor_init(py_tensor *tensor, py_state *state, PyObject *object, py_tensor_use use,
                     const char *function, const char *name);
 /* Keeps an exception that is set. */

@@ -1,19 +1,13 @@
 #include "python/py_work.h"
 
 #include "core/clock.h"
+#include "python/py_convert.h"
+#include "python/py_error.h"
 #include "python/py_group.h"
 #include "python/py_group_params.h"
 #include "python/py_work_internal.h"
 
 #include <string.h>
-
-typedef struct py_work {
-    PyObject ob_base; /* PyObject_HEAD */
-    PyObject *module; /* const after new: keeps `state` alive */
-    py_state *state;  /* const after new */
-    PyObject *weakrefs;
-    py_flight *flight; /* const after adopt: one share in it; NULL for one that Python has made */
-} py_work;
 
 static PyObject *
 work_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -46,6 +40,12 @@ PyObject *
 py_work_create(py_state *state)
 {
     return work_new(state->work_type, NULL, NULL);
+}
+
+PyObject *
+py_nccl_work_create(py_state *state)
+{
+    return work_new(state->nccl_work_type, NULL, NULL);
 }
 
 void
@@ -90,9 +90,8 @@ work_traverse(PyObject *object, visitproc visit, void *arg)
 
 /* ---- questions */
 
-/* For what only an operation can answer: false with a RuntimeError where there is none. The texts are c10d's. */
-static bool
-require_flight(const py_work *self, const char *text)
+bool
+py_work_require_flight(const py_work *self, const char *text)
 {
     if (self->flight == NULL) {
         PyErr_SetString(PyExc_RuntimeError, text);
@@ -100,10 +99,8 @@ require_flight(const py_work *self, const char *text)
     return self->flight != NULL;
 }
 
-/* 1: done, and what it has brought is where it belongs. 0: not yet, or for ever without an operation. -1 with an
- * exception. */
-static int
-look(py_work *self)
+int
+py_work_look(py_work *self)
 {
     if (self->flight == NULL || !py_flight_is_done(self->flight)) {
         return 0;
@@ -115,7 +112,7 @@ static PyObject *
 work_is_completed(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    int done = look((py_work *)object);
+    int done = py_work_look((py_work *)object);
     return done >= 0 ? PyBool_FromLong(done) : NULL;
 }
 
@@ -127,7 +124,7 @@ work_is_success(PyObject *object, PyObject *unused)
     if (self->flight == NULL) {
         Py_RETURN_TRUE; /* as in c10d: nothing has failed */
     }
-    int done = look(self);
+    int done = py_work_look(self);
     return done >= 0 ? PyBool_FromLong(done && self->flight->work->error.code == DD_OK) : NULL;
 }
 
@@ -136,7 +133,7 @@ work_exception(PyObject *object, PyObject *unused)
 {
     (void)unused;
     py_work *self = (py_work *)object;
-    int done = look(self);
+    int done = py_work_look(self);
     if (done < 0) {
         return NULL;
     }
@@ -151,7 +148,7 @@ work_exception(PyObject *object, PyObject *unused)
 static bool
 require_done(py_work *self, const char *what)
 {
-    int done = look(self);
+    int done = py_work_look(self);
     if (done == 0) {
         PyErr_Format(PyExc_RuntimeError,
                      "Work needs to be completed before calling %s(). Should call wait() before %s().", what,
@@ -165,7 +162,7 @@ work_result(PyObject *object, PyObject *unused)
 {
     (void)unused;
     py_work *self = (py_work *)object;
-    if (!require_flight(self, "result() not implemented.") || !require_done(self, "result")) {
+    if (!py_work_require_flight(self, "result() not implemented.") || !require_done(self, "result")) {
         return NULL;
     }
     const dd_error *error = &self->flight->work->error;
@@ -184,7 +181,7 @@ work_source_rank(PyObject *object, PyObject *unused)
 {
     (void)unused;
     py_work *self = (py_work *)object;
-    if (!require_flight(self, NO_SOURCE_RANK) || !require_done(self, "source_rank")) {
+    if (!py_work_require_flight(self, NO_SOURCE_RANK) || !require_done(self, "source_rank")) {
         return NULL;
     }
     if (self->flight->work->source_rank < 0) {
@@ -198,7 +195,7 @@ work_source_rank(PyObject *object, PyObject *unused)
 static bool
 read_duration(py_work *self, int64_t *duration_ns, const char *what)
 {
-    if (!require_flight(self, "This Backend doesn't support getDuration.") || !require_done(self, what)) {
+    if (!py_work_require_flight(self, "This Backend doesn't support getDuration.") || !require_done(self, what)) {
         return false;
     }
     *duration_ns = self->flight->work->end_ns - self->flight->work->start_ns;
@@ -230,7 +227,7 @@ get_sequence(PyObject *object, void *closure)
 {
     (void)closure;
     const py_work *self = (py_work *)object;
-    return require_flight(self, "This Backend doesn't support getSequencenumber.")
+    return py_work_require_flight(self, "This Backend doesn't support getSequencenumber.")
                ? PyLong_FromUnsignedLongLong(self->flight->work->sequence)
                : NULL;
 }
@@ -247,7 +244,7 @@ get_op(PyObject *object, void *closure)
 {
     (void)closure;
     const py_work *self = (py_work *)object;
-    return require_flight(self, "this Work has no operation behind it")
+    return py_work_require_flight(self, "this Work has no operation behind it")
                ? PyUnicode_FromString(self->flight->work->what)
                : NULL;
 }
@@ -292,6 +289,9 @@ op_type_of(const py_flight *flight)
         {"reduce_scatter_single", 16},
         {"reduce_scatter_coalesced", 19},
         {"all_gather_single_coalesced", 20},
+        {"send", 12},
+        {"recv", 13},
+        {"coalesced", 17},
     };
     if (flight->is_any_source) {
         return OP_TYPE_RECV_ANY_SOURCE;
@@ -336,16 +336,16 @@ work_repr(PyObject *object)
 
 /* ---- waiting */
 
-static bool
-wait_for_end(py_work *self, int64_t timeout_ns)
+bool
+py_work_wait_for_end(py_work *self, int64_t timeout_ns)
 {
     py_flight *flight = self->flight;
     py_wait wait;
     dd_error err;
     dd_status status;
-    py_wait_init(&wait, self->state, timeout_ns, true);
+    py_wait_init(&wait, self->state, timeout_ns > 0 ? timeout_ns : DD_NEVER_NS, true);
     Py_BEGIN_ALLOW_THREADS
-    status = dd_group_wait(py_group_core(flight->group), flight->work, &wait.wait, &err);
+    status = py_flight_wait(flight, &wait.wait, &err);
     Py_END_ALLOW_THREADS
     if (dd_work_is_done(flight->work) && !py_flight_settle(flight)) {
         return false;
@@ -353,25 +353,33 @@ wait_for_end(py_work *self, int64_t timeout_ns)
     return py_group_finish_wait(&wait, status, &err);
 }
 
-static PyObject *
-work_wait(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+bool
+py_work_read_timeout(const py_work *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
+                     int64_t *timeout_ns)
 {
     static const py_params params = {
         .function = "wait", .npositional = 1, .count = 1, .names = {PY_NAME_TIMEOUT}};
-    py_work *self = (py_work *)object;
     PyObject *values[PY_PARAMS_MAX];
-    int64_t timeout_ns = DD_NEVER_NS;
-    if (!require_flight(self, "wait() not implemented.") ||
-        !py_params_parse(&params, self->state, args, nargs, kwnames, values) ||
-        (values[0] != NULL && !py_to_timeout_ns(self->state, values[0], &timeout_ns, "wait", "timeout"))) {
+    *timeout_ns = 0;
+    return py_params_parse(&params, self->state, args, nargs, kwnames, values) &&
+           (values[0] == NULL || py_to_timeout_ns(self->state, values[0], timeout_ns, "wait", "timeout"));
+}
+
+static PyObject *
+work_wait(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    py_work *self = (py_work *)object;
+    int64_t timeout_ns;
+    if (!py_work_require_flight(self, "wait() not implemented.") ||
+        !py_work_read_timeout(self, args, nargs, kwnames, &timeout_ns)) {
         return NULL;
     }
-    int done = look(self);
+    int done = py_work_look(self);
     if (done < 0) {
         return NULL;
     }
     if (done == 0) {
-        if (!wait_for_end(self, timeout_ns > 0 ? timeout_ns : DD_NEVER_NS)) {
+        if (!py_work_wait_for_end(self, timeout_ns)) {
             return NULL;
         }
     } else if (self->flight->work->error.code != DD_OK) {
@@ -408,7 +416,7 @@ static PyObject *
 work_get_future(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    return require_flight((py_work *)object, "Work::getFuture not implemented.")
+    return py_work_require_flight((py_work *)object, "Work::getFuture not implemented.")
                ? call_future_module(object, "future_of")
                : NULL;
 }
@@ -416,7 +424,7 @@ work_get_future(PyObject *object, PyObject *unused)
 static PyObject *
 work_await(PyObject *object)
 {
-    return require_flight((py_work *)object, "Work::getFuture not implemented.")
+    return py_work_require_flight((py_work *)object, "Work::getFuture not implemented.")
                ? call_future_module(object, "await_work")
                : NULL;
 }
@@ -429,7 +437,7 @@ work_watch(PyObject *object, PyObject *watcher)
         return NULL;
     }
     const py_work *self = (py_work *)object;
-    if (!require_flight(self, "Work::getFuture not implemented.") ||
+    if (!py_work_require_flight(self, "Work::getFuture not implemented.") ||
         py_flight_watch(self->flight, watcher) < 0) {
         return NULL;
     }

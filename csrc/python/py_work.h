@@ -5,12 +5,15 @@
  * flight. A flight belongs to its Work; a Work that is dropped leaves it to the operation. When the core
  * ends an operation, it puts the flight into a list if somebody has to do something about it: run
  * callbacks (the completion thread, which Python starts on demand), or let go what a dropped Work has left
- * (whoever comes by first). */
+ * (whoever comes by first).
+ *
+ * The work of a group on devices may have failed while the device still reads and writes its tensors: those are kept until it is through with them. */
 #ifndef DD_PYTHON_PY_WORK_H
 #define DD_PYTHON_PY_WORK_H
 
-#include "group/group.h"
+#include "core/wait.h"
 #include "python/py_group_operands.h"
+#include "work/work.h"
 
 #include <pthread.h>
 
@@ -25,6 +28,11 @@ typedef struct py_flight {
     dd_work *work;       /* owned; NULL before the start */
     int64_t timeout_ns;  /* of the operation */
     bool is_any_source;  /* a receive from whoever comes */
+    /* Of groups of devices. */
+    bool is_nccl;             /* const after creation: `work` is the head of a dd_nccl_work */
+    bool is_blocking;         /* who waits means the host */
+    bool is_stream_ordered;   /* its memory is used again in the order of its stream only, and that waits for the end */
+    struct py_flight *others; /* owned: calls that are one operation with this one, in order */
     /* guarded by the GIL */
     int nowners;        /* the Work or what is left of it; the queue, for callbacks */
     PyObject *results;  /* owned; NULL until settled */
@@ -52,6 +60,9 @@ PyObject *py_work_make_type(PyObject *module);
 
 /* A Work for a flight that is about to start, and is taken over with the start. NULL with an exception. */
 PyObject *py_work_create(py_state *state);
+/* The same for a group of devices. */
+PyObject *py_nccl_work_create(py_state *state);
+PyObject *py_nccl_work_make_type(PyObject *module, PyObject *base);
 void py_work_adopt(PyObject *work, py_flight *flight);
 
 /* The queue of this process (not of its parent); NULL with an exception. */

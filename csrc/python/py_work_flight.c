@@ -1,7 +1,10 @@
 #include "core/fork.h"
+#include "core/log.h"
 #include "core/mem.h"
 #include "core/thread.h"
+#include "nccl/nccl_watchdog.h"
 #include "python/py_group.h"
+#include "python/py_nccl.h"
 #include "python/py_work_internal.h"
 
 #include <string.h>
@@ -10,6 +13,7 @@ struct py_completions {
     uint64_t generation; /* const */
     py_state *state;     /* const */
     bool has_thread;     /* guarded by the GIL */
+    dd_list held;        /* guarded by the GIL; py_flight: failed, with tensors that a device may still use */
     pthread_mutex_t mu;
     pthread_cond_t cond;
     /* guarded by mu */
@@ -44,17 +48,54 @@ py_flight_create(py_state *state, PyObject *group, const char *function)
     return flight;
 }
 
+static void
+let_operands_go(py_flight *flight)
+{
+    for (py_flight *each = flight; each != NULL; each = each->others) {
+        py_operands_fini(&each->operands);
+    }
+}
+
+/* Whether nobody reads or writes the tensors any more. */
+static bool
+is_memory_free(const py_flight *flight)
+{
+    return !flight->is_nccl || flight->work == NULL || flight->is_stream_ordered ||
+           dd_nccl_work_memory_is_free(py_flight_nccl_work(flight));
+}
+
+/* Keeps what a device may still use, whoever has lost interest: let go by whoever comes by when it is through. */
+static void
+hold(py_flight *flight)
+{
+    py_completions *queue = flight->queue;
+    DD_LOG(DD_LOG_INFO, "%s has failed, and its tensors are kept: the device may still use them", flight->work->what);
+    dd_list_push_back(&queue->held, &flight->link);
+    atomic_store_explicit(&queue->has_orphans, true, memory_order_relaxed);
+    PyObject *group = flight->group;
+    flight->group = NULL;
+    Py_DECREF(group);
+}
+
 void
 py_flight_destroy(py_flight *flight)
 {
-    py_operands_fini(&flight->operands);
+    if (!is_memory_free(flight)) {
+        hold(flight);
+        return;
+    }
+    let_operands_go(flight);
+    py_flight *others = flight->others;
+    if (others != NULL) {
+        py_flight_destroy(others);
+    }
     Py_XDECREF(flight->results);
     Py_XDECREF(flight->watchers);
     dd_work_release(flight->work);
     PyObject *group = flight->group;
     pthread_mutex_destroy(&flight->unpacking_mu);
     dd_mem_free(flight);
-    Py_DECREF(group); /* may close it */
+    Py_XDECREF(group); /* may close it */
 }
 
 static void
@@ -91,10 +132,47 @@ py_flight_on_done(dd_work *work, void *ctx)
     }
 }
 
+dd_nccl_work *
+py_flight_nccl_work(const py_flight *flight)
+{
+    return (dd_nccl_work *)flight->work;
+}
+
+dd_status
+py_flight_wait(py_flight *flight, const dd_wait *wait, dd_error *err)
+{
+    return flight->is_nccl ? dd_nccl_work_wait(py_flight_nccl_work(flight), wait, err)
+                           : dd_group_wait(py_group_core(flight->group), flight->work, wait, err);
+}
+
 bool
 py_flight_is_done(py_flight *flight)
 {
-    return flight->is_settled || dd_work_is_done(flight->work);
+    if (flight->is_settled || dd_work_is_done(flight->work)) {
+        return true;
+    }
+    if (!flight->is_nccl) {
+        return false;
+    }
+    bool is_done;
+    Py_BEGIN_ALLOW_THREADS
+    is_done = dd_nccl_work_poll(py_flight_nccl_work(flight));
+    Py_END_ALLOW_THREADS
+    return is_done;
+}
+
+PyObject *
+py_flight_make_results(const py_flight *flight)
+{
+    PyObject *results = py_operands_results(&flight->operands);
+    for (const py_flight *each = flight->others; results != NULL && each != NULL; each = each->others) {
+        PyObject *more = py_operands_results(&each->operands);
+        PyObject *all = more != NULL ? PySequence_InPlaceConcat(results, more) : NULL;
+        Py_XDECREF(more);
+        Py_DECREF(results);
+        results = all;
+    }
+    return results;
 }
 
 static void
@@ -123,13 +201,15 @@ py_flight_settle(py_flight *flight)
             return true;
         }
     }
-    PyObject *results = is_ok ? py_operands_results(&flight->operands) : PyList_New(0);
+    PyObject *results = is_ok ? py_flight_make_results(flight) : PyList_New(0);
     if (results == NULL) {
         return false;
     }
     flight->results = results;
     flight->is_settled = true;
-    py_operands_fini(&flight->operands); /* may run Python */
+    if (is_memory_free(flight)) {
+        let_operands_go(flight); /* may run Python */
+    }
     return true;
 }
 
@@ -201,7 +281,7 @@ py_flight_watch(py_flight *flight, PyObject *watcher)
         call_watcher(watcher);
         return 0;
     }
-    if (!py_group_require_usable((py_group *)flight->group) || start_thread(queue) < 0) {
+    if (!py_group_require_alive((py_group *)flight->group) || start_thread(queue) < 0) {
         return -1;
     }
     if (flight->watchers == NULL) {
@@ -220,6 +300,9 @@ py_flight_watch(py_flight *flight, PyObject *watcher)
         }
     }
     pthread_mutex_unlock(&queue->mu);
+    if (flight->is_nccl) {
+        py_nccl_hurry(queue->state);
+    }
     return 0;
 }
 
@@ -271,6 +354,7 @@ create_queue(py_state *state)
     queue->state = state;
     dd_mutex_init(&queue->mu);
     dd_cond_init(&queue->cond);
+    dd_list_init(&queue->held);
     dd_list_init(&queue->watched);
     dd_list_init(&queue->orphans);
     return queue;
@@ -304,6 +388,25 @@ take_orphan(py_completions *queue)
     return flight;
 }
 
+/* Lets go what devices are through with. */
+static void
+look_at_held(py_completions *queue)
+{
+    dd_list *node = queue->held.next;
+    while (node != &queue->held) {
+        py_flight *flight = DD_CONTAINER_OF(node, py_flight, link);
+        node = node->next;
+        if (is_memory_free(flight)) {
+            dd_list_remove(&flight->link);
+            py_flight_destroy(flight); /* may run Python, which may come here */
+            node = queue->held.next;
+        }
+    }
+    if (!dd_list_is_empty(&queue->held)) {
+        atomic_store_explicit(&queue->has_orphans, true, memory_order_relaxed);
+    }
+}
+
 static void
 drain(py_completions *queue)
 {
@@ -314,6 +417,7 @@ drain(py_completions *queue)
         settle_unasked(flight);
         release_owner(flight);
     }
+    look_at_held(queue);
     PyErr_Restore(exception[0], exception[1], exception[2]);
 }
 

@@ -2,7 +2,37 @@
 #ifndef DD_PYTHON_PY_WORK_INTERNAL_H
 #define DD_PYTHON_PY_WORK_INTERNAL_H
 
+#include "nccl/nccl_group.h"
+#include "python/py_wait.h"
 #include "python/py_work.h"
+
+typedef struct py_work {
+    PyObject ob_base; /* PyObject_HEAD */
+    PyObject *module; /* const after new: keeps `state` alive */
+    py_state *state;  /* const after new */
+    PyObject *weakrefs;
+    py_flight *flight; /* const after adopt: one share in it; NULL for one that Python has made */
+} py_work;
+
+/* Of a flight with is_nccl that has started. */
+dd_nccl_work *py_flight_nccl_work(const py_flight *flight);
+
+/* Without the GIL: the host waits for the end. */
+dd_status py_flight_wait(py_flight *flight, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+
+/* What its calls fill, of one that has not been settled: a new list, NULL with an exception. */
+PyObject *py_flight_make_results(const py_flight *flight);
+
+/* wait(timeout=None): NULL or None is 0, which is no limit. False with an exception. */
+bool py_work_read_timeout(const py_work *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
+                          int64_t *timeout_ns);
+/* For what only an operation can answer: false with a RuntimeError where there is none. The texts are c10d's. */
+bool py_work_require_flight(const py_work *self, const char *text);
+/* Waits on the host and settles; false with an exception. */
+bool py_work_wait_for_end(py_work *self, int64_t timeout_ns);
+/* 1: done, and what it has brought is where it belongs. 0: not yet, or for ever without an operation. -1 with an
+ * exception. */
+int py_work_look(py_work *self);
 
 bool py_flight_is_done(py_flight *flight);
 

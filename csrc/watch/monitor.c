@@ -320,9 +320,19 @@ leave(dd_monitor *monitor)
     end_pass(monitor);
 }
 
+static void
+set_running(dd_monitor *monitor, bool is_running)
+{
+    pthread_mutex_lock(&monitor->mu);
+    monitor->is_running = is_running;
+    pthread_cond_broadcast(&monitor->cond);
+    pthread_mutex_unlock(&monitor->mu);
+}
+
 void
 dd_monitor_run(dd_monitor *monitor)
 {
+    set_running(monitor, true);
     while (!atomic_load(&monitor->is_stopping)) {
         dd_monitor_step(monitor);
         sleep_until_woken(monitor);
@@ -330,6 +340,7 @@ dd_monitor_run(dd_monitor *monitor)
     dd_monitor_step(monitor); /* alarms that came meanwhile */
     linger(monitor);
     leave(monitor);
+    set_running(monitor, false);
 }
 
 static void
@@ -347,6 +358,12 @@ dd_monitor_stop(dd_monitor *monitor, int64_t grace_ns)
     atomic_store(&monitor->stop_deadline_ns, dd_clock_now_ns() + grace_ns);
     atomic_store(&monitor->is_stopping, true);
     wake(monitor);
+    dd_wait wait = dd_wait_after(grace_ns);
+    pthread_mutex_lock(&monitor->mu);
+    while (monitor->is_running && !dd_wait_is_over(&wait)) {
+        dd_cond_wait_slice(&monitor->cond, &monitor->mu, &wait);
+    }
+    pthread_mutex_unlock(&monitor->mu);
 }
 
 void
@@ -399,6 +416,9 @@ link_member(dd_monitor *monitor, watch_member *member, uint64_t *id, dd_error *e
         member->place = use_place_locked(monitor, root_of(member->info.store), err);
         status = member->place != NULL ? DD_OK : DD_OUT_OF_MEMORY;
     }
+    if (member->place != NULL) {
+        member->info.store = dd_store_acquire(member->info.store);
+    }
     if (status == DD_OK) {
         *id = member->id = ++monitor->last_id;
         dd_list_push_back(&monitor->members, &member->link);
@@ -416,6 +436,20 @@ needs_signals(dd_monitor *monitor, const dd_monitor_member *info)
     return info->store != NULL && (is_first || info->fail != NULL || monitor->options.is_desync);
 }
 
+/* A group whose store does not do what is needed here works all the same: without signals. */
+static dd_status
+enter(watch_member *member, const dd_wait *wait, dd_error *err)
+{
+    dd_status status = watch_enter(member, wait, err);
+    if (status != DD_OK && status != DD_INTERRUPTED) {
+        DD_LOG(DD_LOG_DEBUG, "the ranks of group \"%s\" cannot tell each other of failures: %s", member->name,
+               err != NULL ? err->message : "");
+        member->info.store = NULL;
+        status = DD_OK;
+    }
+    return status;
+}
+
 dd_status
 dd_monitor_add(dd_monitor *monitor, const dd_monitor_member *info, uint64_t *id, const dd_wait *wait,
                dd_error *err)
@@ -428,17 +462,13 @@ dd_monitor_add(dd_monitor *monitor, const dd_monitor_member *info, uint64_t *id,
     snprintf(member->name, sizeof member->name, "%.*s", (int)info->name.len, (const char *)info->name.data);
     member->info.name = dd_bytes_of_string(member->name);
     dd_list_init(&member->link);
-    dd_status status = needs_signals(monitor, info) ? watch_enter(member, wait, err) : DD_OK;
+    dd_status status = needs_signals(monitor, info) ? enter(member, wait, err) : DD_OK;
     if (status == DD_OK) {
         status = link_member(monitor, member, id, err);
     }
     if (status != DD_OK) {
         dd_mem_free(member);
         return status;
-    }
-    if (info->store != NULL) {
-        dd_store *kept = dd_store_acquire(info->store);
-        (void)kept;
     }
     return DD_OK;
 }

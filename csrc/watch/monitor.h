@@ -66,8 +66,8 @@ void dd_monitor_destroy(dd_monitor *monitor);
 void dd_monitor_run(dd_monitor *monitor);
 /* One look at everything that is due, for tests. */
 void dd_monitor_step(dd_monitor *monitor);
-/* Alarms raised before this are still seen to, for at most grace_ns; other ranks are left the time to read what was
- * told them. From any thread. */
+/* Waits for the end of run(), for grace_ns at most. Alarms raised before this are still seen to, and other ranks are left the time
+ * to read what was told them. From any other thread. */
 void dd_monitor_stop(dd_monitor *monitor, int64_t grace_ns);
 
 /* Asks for a dump. From any thread, and from a handler of a signal. */
@@ -91,7 +91,8 @@ typedef struct dd_monitor_member {
     void *ctx;
 } dd_monitor_member;
 
-/* Costs the caller a request to the store where the group's signals are looked at. On failure release is not called. */
+/* Costs the caller a request to the store where the group's signals are looked at; one that fails leaves the group without signals. On
+ * failure release is not called. */
 dd_status dd_monitor_add(dd_monitor *monitor, const dd_monitor_member *member, uint64_t *id,
                          const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 /* Its alarms are seen to first. Waits a second at most for what is under way; the store is let go then at the latest. */

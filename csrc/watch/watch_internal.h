@@ -54,8 +54,9 @@ struct dd_monitor {
     atomic_uint_fast64_t ndumps;
 
     pthread_mutex_t mu;
-    pthread_cond_t cond; /* the pass has ended */
+    pthread_cond_t cond; /* the pass has ended, or the thread */
     /* guarded by mu */
+    bool is_running;
     bool is_busy; /* somebody is in a pass: the monitor's thread, or who removes a member */
     dd_list
         members; /* watch_member, the oldest first: its store has the signal to dump. Unlinked in a pass only */

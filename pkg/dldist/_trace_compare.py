@@ -199,8 +199,8 @@ def mismatch(
     }[kind]
     number = f"#{seq}" if kind in (model.WRONG_OP, model.WRONG_ORDER) else f"{what(present[reference])} #{seq}"
     text = f"{head}: in {number} of {group.title} " + "; ".join(clauses) + "." + note
-    if failed := next((entry.error for rank in ranks for entry in present[rank] if entry.error), ""):
-        text += f" It failed: {failed}."
+    if failed := next((entry for rank in ranks for entry in present[rank] if entry.error), None):
+        text += f" The reason given: {model.reason_text(failed)}."
     lines = {rank: f"{texts[rank]}, {model.state_text(present[rank][-1], quiet_failure=True)}" for rank in ranks}
     named = {rank: site for rank, site in sites.items() if site}
     waiting = [rank for rank in ranks if not present[rank][-1].is_completed]

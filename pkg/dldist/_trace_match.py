@@ -13,6 +13,9 @@ from dldist._trace_read import Entry
 # Whether a rank has called a collective.
 CALLED, FORGOTTEN, ABSENT, NO_DUMP = "called", "forgotten", "absent", "no dump"
 
+_MUCH_WORSE = 1.2
+"""Who comes late to one collective comes late to those that follow: the first is the one to tell."""
+
 
 def analyse(case: Case, group: Group, slow_s: float) -> None:
     """Fills in what of the group is matched, and its verdicts."""
@@ -30,7 +33,7 @@ def analyse(case: Case, group: Group, slow_s: float) -> None:
             continue
         group.matched.append(seq)
         late, gap = late_ranks(case, present, slow_s, needs_clocks=True)
-        if late and gap > worst_ns:
+        if late and gap > worst_ns * _MUCH_WORSE:
             worst_ns, slowest = gap, _was_slow(case, group, seq, present, late, gap)
     if slowest:
         group.verdicts.append(slowest)
@@ -127,20 +130,23 @@ def _waiting_clause(case: Case, present: dict[int, list[Entry]], without: Sequen
         if rank not in without:
             site = case.sites.of(entries[0].frames)
             if entries[-1].is_completed:
-                state = "completed it"
+                state = "completed it{}"
             elif entries[-1].is_ended:
-                state = f"called it, and it failed: {entries[-1].error}" if entries[-1].error else "called it, and it failed"
+                state = "called it{}, and it failed"
             else:
-                state = "wait in it"
+                state = "wait in it{}"
             texts[rank] = (state, f" ({site})" if site else "")
     found: dict[tuple[str, str], list[int]] = {}
     for rank, text in sorted(texts.items()):
         found.setdefault(text, []).append(rank)
     clauses = []
     for (state, site), ranks in found.items():
-        state = verb(ranks, "waits in it", "wait in it") if state == "wait in it" else state
-        clauses.append(f"{ranks_text(ranks)} {state}{site}")
-    return capitalised("; ".join(clauses[:4]) + (f"; and {len(clauses) - 4} more" if len(clauses) > 4 else ""))
+        state = verb(ranks, "waits in it{}", "wait in it{}") if state == "wait in it{}" else state
+        clauses.append(f"{ranks_text(ranks)} {state.replace('{}', site)}")
+    sentence = capitalised("; ".join(clauses[:4]) + (f"; and {len(clauses) - 4} more" if len(clauses) > 4 else ""))
+    if failed := next((entries[-1] for _, entries in sorted(present.items()) if entries[-1].error), None):
+        sentence += f". The reason given: {model.reason_text(failed)}"
+    return sentence
 
 
 def position(case: Case, group: Group, rank: int) -> str:
@@ -153,7 +159,9 @@ def position(case: Case, group: Group, rank: int) -> str:
         entry = calls[max(calls)][-1]
         site = case.sites.of(entry.frames)
         text = (
-            f"is at {compare.what(calls[max(calls)])} #{max(calls)}" + (f" ({site})" if site else "") + f", {state_text(entry)}"
+            f"is at {compare.what(calls[max(calls)])} #{max(calls)}"
+            + (f" ({site})" if site else "")
+            + f", {state_text(entry, quiet_failure=True)}"
         )
     blocked = blocked_in(case, rank)
     last = blocked or (case.dumps[rank].entries[-1] if case.dumps[rank].entries else None)
@@ -162,7 +170,7 @@ def position(case: Case, group: Group, rank: int) -> str:
         text += f"; it {how} {label(last)}" + (f' of group "{last.group}"' if last.group != group.name else "")
         if site := case.sites.of(last.frames):
             text += f" ({site})"
-        text += "" if blocked else f", {state_text(last)}"
+        text += "" if blocked else f", {state_text(last, quiet_failure=True)}"
     return text
 
 
@@ -234,7 +242,7 @@ def _unfinished(
         text += verb(done, "has", "have") + f" completed; {matched}. " + _waiting_clause(case, present, done) + "."
         return _verdict(case, group, seq, present, model.SLOW_RANK, pending, text)
     if failed:
-        errors = {rank: present[rank][-1].error or "it ended without completing" for rank in failed}
+        errors = {rank: model.reason_text(present[rank][-1]) or "it ended without completing" for rank in failed}
         reasons = "; ".join(f"on {ranks_text(ranks)}: {text}" for ranks, text in model.by_text(errors)[:4])
         text = f"{capitalised(title)} failed, and the calls match: {reasons}."
         return _verdict(case, group, seq, present, model.FAILED, failed, text)

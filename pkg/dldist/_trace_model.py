@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -234,11 +235,19 @@ def operands_text(entry: Entry) -> str:
     return f"{inputs} -> {outputs}" if inputs else f"-> {outputs}"
 
 
+_WHERE = re.compile(r'\w+( #\d+)? on group ".*?" \(rank \d+ of \d+\): ')
+
+
+def reason_text(entry: Entry) -> str:
+    """Why it failed, without what is clear: which call of which rank that was."""
+    return _WHERE.sub("", entry.error, count=1)
+
+
 def state_text(entry: Entry, quiet_failure: bool = False) -> str:
     if entry.is_completed:
         return "completed"
     if entry.error:
-        return "failed" if quiet_failure else f"failed: {entry.error}"
+        return "failed" if quiet_failure else f"failed: {reason_text(entry)}"
     if entry.is_retired:
         return "ended without completing"
     return "started, not completed" if entry.is_started else "called, not started"

@@ -103,7 +103,8 @@ def _verdict(case: Case, group: Group, kind: str, ends: tuple[int | None, int], 
         assert source is not None
         text = f"Rank {source} has {_call(case, entry, ends)} in {group.title} that rank {target} has not called a recv for"
         return _made(case, group, kind, text + f"; {state_text(entry)}.", [target], [source], {source: entry})
-    text = f"Rank {target} waits in {_call(case, entry, ends)} in {group.title}, and "
+    waits = "waited" if entry.is_ended else "waits"
+    text = f"Rank {target} {waits} in {_call(case, entry, ends)} in {group.title}, and "
     text += f"rank {source} has not called the send" if source is not None else "no send is left that it could get"
     culprits = [source] if source is not None else []
     return _made(case, group, kind, text + ".", culprits, [target], {target: entry})

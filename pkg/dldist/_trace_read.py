@@ -282,10 +282,10 @@ class _Reader:
             entry.index = index
         ids = [entry.record_id for entry in entries]
         status = self.status(top.get("pg_status") or {})
-        if ids:
-            is_partial = ids[0] > 1 or ids[-1] - ids[0] >= len(ids)
-        else:
-            is_partial = any(group.get("last_enqueued_collective", -1) > 0 for group in status.values())
+        is_partial = bool(ids) and (ids[0] > 1 or ids[-1] - ids[0] >= len(ids))
+        if not any(entry.is_ended for entry in entries):
+            # Something has been completed, and is not here: the dump was to have only what is under way.
+            is_partial |= any(group.get("last_completed_collective", -1) > 0 for group in status.values())
         return Dump(rank, self.source, version, groups, status, entries, is_partial)
 
     def groups(self, value: Any) -> dict[str, GroupConfig]:

@@ -133,7 +133,8 @@ def _group(analysis: Analysis, group: Group) -> list[str]:
     for verdict in (v for v in analysis.verdicts if v.group == group.name and any(v is own for own in group.verdicts)):
         where = f"{verdict.op} #{verdict.seq}" if verdict.seq is not None else verdict.op
         lines.append(f"  {where or 'the group'}: {verdict.kind}" + ("" if verdict.is_problem else " (no problem)"))
-        lines.append(_fill(verdict.text, "    "))
+        if verdict.text not in summary(analysis):
+            lines.append(_fill(verdict.text, "    "))
         if verdict.because:
             cause = verdict.because
             what = f"{cause.op} #{cause.seq}" if cause.seq is not None else cause.op

@@ -95,7 +95,7 @@ class _Timeline:
         begin = self.case.created(rank, entry)
         if entry.completed_ns is not None:
             end = self.case.clocks.to_common(rank, entry.completed_ns)
-        elif entry.is_ended:
+        elif entry.is_completed:
             end = begin  # when is not recorded
         else:
             end = self.end

@@ -366,6 +366,13 @@ def _new_window(tensor: Any = None, group: Any = None) -> Any:
     return get_backend_impl(group).new_window(tensor)
 
 
+def _watchdog_report() -> str:
+    """What the monitor of this process has found out last (docs/watchdog.md); "" when there was no reason to look."""
+    from dldist import _watch
+
+    return _watch.report()
+
+
 # ---- what takes a while to import and few look for
 
 _ELSEWHERE = {

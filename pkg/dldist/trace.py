@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import sys
@@ -161,8 +162,8 @@ def _parsed(data: Any, rank: int) -> Dump:
 
 # ---- command line
 
-_DESCRIPTION = """Reads the dumps of the flight recorders of all ranks, of dldist or of PyTorch (pickle or JSON), and says in plain
-words who is stuck where, and which calls disagree."""
+_DESCRIPTION = """Reads the dumps of the flight recorders of all ranks, of dldist or of PyTorch (pickle or JSON), and says in
+plain words who is stuck where, and which calls disagree."""
 
 _EPILOG = """The dumps are files in FOLDER that are named PREFIX and the number of the rank.
 exit status: 0 all matched and done, 1 a problem was found, 2 dumps could not be read
@@ -213,6 +214,7 @@ def _seconds(text: str) -> float:
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; gives its exit status."""
     options = _parser().parse_args(argv)
+    gc.disable()  # many small objects, all of which stay
     try:
         analysis = analyse(options.folder, prefix=options.prefix, slow_s=options.slow)
         if options.timeline:

@@ -32,6 +32,7 @@ class World(_core.Group):
 
     # Of groups that split() makes, for which __init__ does not run, too.
     _meeting: Meeting | None = None
+    _is_watched = False
     serializer = "safe"
     """How objects travel when a call does not say: "safe", which executes no code of the sender, or "pickle"."""
 
@@ -52,6 +53,7 @@ class World(_core.Group):
         self.serializer = _check_serializer(serializer)
         if store is not None:
             super().__init__(store, rank, world_size, timeout=timeout, name=name, connect_timeout=connect_timeout)
+            self._watch()
             return
         from dldist import rendezvous
 
@@ -66,6 +68,7 @@ class World(_core.Group):
             meeting.close()
             raise
         self._meeting = meeting
+        self._watch()
 
     def __repr__(self) -> str:
         return super().__repr__().replace("dldist.Group", "dldist.World", 1)
@@ -84,6 +87,7 @@ class World(_core.Group):
         """A group of these ranks, in this order, made by them alone. It ends with this one at the latest."""
         part = super().split(list(ranks), name, timeout)
         part.serializer = self.serializer
+        part._watch()
         self._parts().add(part)
         return part
 
@@ -97,11 +101,13 @@ class World(_core.Group):
         try:
             call_all([lambda close=close: close(left()) for close in [*self._of_parts("close"), super().close]])
         finally:
+            self._unwatch()
             self._leave_meeting()
 
     def abort(self, reason: str = "abort() was called") -> None:
         """End this group, those made from it, and what is under way in them, at once; the other ranks hear the reason."""
         call_all([*self._of_parts("abort"), super().abort], reason)
+        self._unwatch()
 
     def __exit__(self, *exception: object) -> None:
         if exception[0] is None:
@@ -110,6 +116,7 @@ class World(_core.Group):
         try:
             call_all([*self._of_parts("__exit__"), super().__exit__], *exception)
         finally:
+            self._unwatch()
             self._leave_meeting()
 
     def _parts(self) -> WeakSet[World]:
@@ -121,6 +128,20 @@ class World(_core.Group):
     def _of_parts(self, method: str) -> list[Callable[..., object]]:
         """The methods that end the groups made from this one, which are forgotten."""
         return [getattr(part, method) for part in self.__dict__.pop("_made", ())]
+
+    def _watch(self) -> None:
+        """Let the monitor look after this group, if others are in it."""
+        if self.size > 1:
+            from dldist import _watch
+
+            _watch.add(self)
+            self._is_watched = True
+
+    def _unwatch(self) -> None:
+        if self._is_watched:
+            from dldist import _watch
+
+            _watch.remove(self)
 
     def _leave_meeting(self) -> None:
         meeting, self._meeting = self._meeting, None

@@ -1,5 +1,6 @@
 """python -m dldist.trace on dumps that are made up: what is said about each, what is refused, the timeline."""
 
+import importlib.util
 import io
 import json
 import os
@@ -444,6 +445,34 @@ def test_bytes_changed_anywhere():
             trace.analyse([bytes(bad)]).text(5)
         except trace.DumpError:
             pass
+
+
+TORCH_PROGRAM = """
+import os, sys
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+for _ in range(3):
+    dist.all_reduce(torch.ones(3))
+dist.barrier()
+c10d = torch._C._distributed_c10d
+for name, data in ("a_0", c10d._dump_fr_trace()), ("b_0", c10d._dump_fr_trace_json()):
+    with open(os.path.join(sys.argv[1], name), "wb") as file:
+        file.write(data)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch's recorder")
+def test_dumps_of_torch(tmp_path):
+    done = subprocess.run([sys.executable, "-c", TORCH_PROGRAM, tmp_path], capture_output=True, text=True, timeout=60)
+    if "has no attribute '_dump_fr_trace" in done.stderr:
+        pytest.skip("this torch records nothing of Gloo")
+    assert done.returncode == 0, done.stderr
+    for prefix in ("a_", "b_"):
+        analysis = trace.analyse(tmp_path, prefix=prefix)
+        (group,) = (group for group in analysis.case.groups if group.name == "0")  # it names another one, without a name
+        assert (group.desc, group.ranks, group.is_inferred) == ("default_pg", (0,), True)
+        assert (analysis.exit_status, group.matched) == (0, [1, 2, 3, 4])
+    assert trace.analyse(tmp_path, prefix="a_").case.dumps[0].entries[0].frames[-1].file == "<string>"
 
 
 # ---- the command

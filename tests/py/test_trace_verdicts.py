@@ -13,7 +13,7 @@ from dldist import trace
 RANKS = 3
 CULPRIT = RANKS - 1
 HANGS = ("missing_rank", "wrong_order", "wrong_size", "wrong_op", "slow_rank")
-SEQ = 5  # of the first call that is not right
+SEQ = 6  # of the first call that is not right
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch's analyser")
 
@@ -65,7 +65,8 @@ def test_ours(folder, fault):
     analysis = ours_on(folder / fault)
     first = analysis.verdicts[0]
     assert (first.kind, first.culprits, first.seq) == (fault, [CULPRIT], SEQ), analysis.text(8)
-    assert first.others == [rank for rank in range(RANKS) if rank != CULPRIT]
+    # When rank 1 calls, its group may have failed already, and take no calls.
+    assert first.others in ([0], [0, 1])
     assert "trace_workers.py" in first.text
     # Slow, and done in the end: nobody is stuck.
     assert analysis.exit_status == (0 if fault == "slow_rank" else 1)
@@ -75,8 +76,7 @@ def test_call_sites_of_those_who_disagree(folder):
     sites = ours_on(folder / "wrong_op").verdicts[0].sites
     assert sites[0] == sites[1] != sites[CULPRIT]
     assert sites[0].endswith(" in average()") and sites[CULPRIT].endswith(" in collect()")
-    outwards = ours_on(folder / "missing_rank").verdicts[0]
-    assert "in forward()" in outwards.text, "where the missing rank was last"
+    assert "it is at reduce #5 (trace_workers.py:" in ours_on(folder / "missing_rank").verdicts[0].text
 
 
 @needs_torch

@@ -137,6 +137,48 @@ map_file(const char *path, size_t nbytes)
     return memory;
 }
 
+/* Names of files that are still being met in, so that the end of the process leaves none behind. */
+#define MAX_OPEN 64
+static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
+static char open_paths[MAX_OPEN][512];
+
+static int
+remember_path(const char *path)
+{
+    int place = 0;
+    pthread_mutex_lock(&open_lock);
+    while (place < MAX_OPEN && open_paths[place][0] != '\0') {
+        place++;
+    }
+    if (place < MAX_OPEN) {
+        snprintf(open_paths[place], sizeof open_paths[place], "%s", path);
+    }
+    pthread_mutex_unlock(&open_lock);
+    return place;
+}
+
+static void
+forget_path(int place)
+{
+    pthread_mutex_lock(&open_lock);
+    if (place < MAX_OPEN) {
+        open_paths[place][0] = '\0';
+    }
+    pthread_mutex_unlock(&open_lock);
+}
+
+__attribute__((destructor)) static void
+unlink_open_paths(void)
+{
+    for (int place = 0; place < MAX_OPEN; place++) {
+        pthread_mutex_lock(&open_lock);
+        if (open_paths[place][0] != '\0') {
+            unlink(open_paths[place]);
+        }
+        pthread_mutex_unlock(&open_lock);
+    }
+}
+
 static bool
 wait_for_all(stub_wire *wire, const atomic_bool *is_aborted)
 {
@@ -174,6 +216,7 @@ wire_open(const wire_spec *spec, const atomic_bool *is_aborted, stub_wire **made
         return WIRE_ABORTED;
     }
     own->card = spec->card;
+    int place = remember_path(path);
     bool is_last = atomic_fetch_add(&wire->shared->nhere, 1) + 1 == spec->nranks;
     for (int rank = 0; is_last && rank < spec->nranks; rank++) {
         ring_doorbell(wire, rank);
@@ -182,6 +225,7 @@ wire_open(const wire_spec *spec, const atomic_bool *is_aborted, stub_wire **made
     if (is_last || !is_complete) {
         unlink(path);
     }
+    forget_path(place);
     if (!is_complete) {
         wire_close(wire);
         return WIRE_ABORTED;

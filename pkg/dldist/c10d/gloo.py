@@ -5,6 +5,7 @@ from __future__ import annotations
 from dldist import _core
 from dldist.c10d.backend_base import Backend, BackendOptions
 from dldist.c10d.options import ErrorType, ReconfigureOptions, as_timedelta, timeout_of
+from dldist.c10d.over_group import OverGroup
 from dldist.world import CLOSE_TIMEOUT_S, World
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
@@ -34,7 +35,7 @@ class GlooDevice:
         self.interface = interface
 
 
-class ProcessGroupGloo(Backend):
+class ProcessGroupGloo(OverGroup):
     """c10d's backend of the CPU. `group` is the World behind it.
 
     With enable_reconfigure it has none before reconfigure() says who its members are, and gets another one with every call.
@@ -104,6 +105,7 @@ class ProcessGroupGloo(Backend):
             group = World(_core.HashStore(), 0, 1, timeout=timeout, name=label)
         else:
             group = World(store, pg.rank(), pg.size(), timeout=timeout, name=label)
+        group._describe(pg.group_name, desc, ranks)
         return cls._of(group, ranks, pg.group_name)
 
     @classmethod
@@ -231,100 +233,6 @@ class ProcessGroupGloo(Backend):
         work.wait()
         return work
 
-    # ---- the calls
-
-    def _run_allreduce(self, tensors: Any, opts: Any) -> Any:
-        tensor = _single("allreduce", "tensor", tensors)
-        return self.group.all_reduce(tensor, opts.reduceOp, timeout=timeout_of(opts), async_op=True)
-
-    def _run_allreduce_coalesced(self, tensors: Any, opts: Any) -> Any:
-        return self.group.all_reduce_coalesced(tensors, opts.reduceOp, timeout=timeout_of(opts), async_op=True)
-
-    def _run_broadcast(self, tensors: Any, opts: Any) -> Any:
-        tensor = _single("broadcast", "tensor", tensors)
-        if opts.rootTensor != 0:
-            raise RuntimeError(f"ProcessGroupGloo::broadcast: invalid root tensor: {opts.rootTensor}")
-        return self.group.broadcast(tensor, opts.rootRank, timeout=timeout_of(opts), async_op=True)
-
-    def _run_reduce(self, tensors: Any, opts: Any) -> Any:
-        tensor = _single("reduce", "tensor", tensors)
-        if opts.rootTensor != 0:
-            raise RuntimeError(f"ProcessGroupGloo::reduce: invalid root tensor: {opts.rootTensor}")
-        return self.group.reduce(tensor, opts.rootRank, opts.reduceOp, timeout=timeout_of(opts), async_op=True)
-
-    def _run_allgather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
-        tensor = _single("allgather", "input tensor", inputs)
-        return self.group.all_gather(
-            _single("allgather", "output tensor", outputs), tensor, timeout=timeout_of(opts), async_op=True
-        )
-
-    def _run_allgather_coalesced(self, output_lists: Any, inputs: Any, opts: Any) -> Any:
-        return self.group.all_gather_coalesced(output_lists, inputs, timeout=timeout_of(opts), async_op=True)
-
-    def _run_all_gather_single(self, output: Any, input: Any, opts: Any) -> Any:
-        return self.group.all_gather_single(output, input, timeout=timeout_of(opts), async_op=True)
-
-    def _run_all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> Any:
-        return self.group.all_gather_single_coalesced(outputs, inputs, timeout=timeout_of(opts), async_op=True)
-
-    def _run_gather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
-        tensor = _single("gather", "input tensor", inputs)
-        output_list = self._roots_list("gather", "output", outputs, opts.rootRank)
-        return self.group.gather(tensor, output_list, opts.rootRank, timeout=timeout_of(opts), async_op=True)
-
-    def _run_gather_single(self, output: Any, input: Any, opts: Any) -> Any:
-        return self.group.gather_single(input, output, opts.rootRank, timeout=timeout_of(opts), async_op=True)
-
-    def _run_scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
-        tensor = _single("scatter", "output tensor", outputs)
-        input_list = self._roots_list("scatter", "input", inputs, opts.rootRank)
-        return self.group.scatter(tensor, input_list, opts.rootRank, timeout=timeout_of(opts), async_op=True)
-
-    def _run_reduce_scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
-        tensor = _single("reduce_scatter", "output tensor", outputs)
-        input_list = _single("reduce_scatter", "input tensor", inputs)
-        return self.group.reduce_scatter(tensor, input_list, opts.reduceOp, timeout=timeout_of(opts), async_op=True)
-
-    def _run_reduce_scatter_single(self, output: Any, input: Any, opts: Any) -> Any:
-        return self.group.reduce_scatter_single(output, input, opts.reduceOp, timeout=timeout_of(opts), async_op=True)
-
-    def _run_reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> Any:
-        return self.group.reduce_scatter_coalesced(
-            outputs, inputs, opts.reduceOp, timeout=timeout_of(opts), async_op=True
-        )
-
-    def _run_alltoall(self, outputs: Any, inputs: Any, opts: Any) -> Any:
-        return self.group.all_to_all(outputs, inputs, timeout=timeout_of(opts), async_op=True)
-
-    def _run_all_to_all_single(
-        self, output: Any, input: Any, output_split_sizes: Any, input_split_sizes: Any, opts: Any
-    ) -> Any:
-        return self.group.all_to_all_single(
-            output, input, output_split_sizes or None, input_split_sizes or None, timeout=timeout_of(opts), async_op=True
-        )
-
-    def _run_barrier(self, opts: Any) -> Any:
-        return self.group.barrier(timeout=timeout_of(opts), async_op=True)
-
-    def _run_monitored_barrier(self, timeout: Any, wait_all_ranks: bool) -> None:
-        self.group.monitored_barrier(timeout, wait_all_ranks)
-
-    def _run_send(self, tensors: Any, dst: int, tag: int) -> Any:
-        return self.group.isend(_message("send", tensors), dst, tag)
-
-    def _run_recv(self, tensors: Any, src: int, tag: int) -> Any:
-        return self.group.irecv(_message("recv", tensors), src, tag)
-
-    def _run_recv_anysource(self, tensors: Any, tag: int) -> Any:
-        return self.group.irecv(_message("recv_anysource", tensors), None, tag)
-
-    def _roots_list(self, method: str, side: str, lists: Any, root: int) -> Any:
-        if self._rank != root:
-            if len(lists) != 0:
-                raise RuntimeError(f"ProcessGroupGloo::{method}: requires empty {side} on non-root")
-            return None
-        return _single(method, side, lists)
-
 
 def _options_of(options: Any, timeout: Any) -> GlooOptions:
     if isinstance(options, BackendOptions):
@@ -361,18 +269,6 @@ def _leave(group: World) -> None:
 def _split(group: _core.Group, ranks: list[int], name: str | None, timeout: timedelta | None) -> World:
     """A group of some ranks that outlives `group`: c10d's groups end when they are destroyed, each for itself."""
     return _core.Group.split(group, ranks, name, timeout)  # type: ignore[return-value]
-
-
-def _single(method: str, what: str, items: Any) -> Any:
-    if len(items) != 1:
-        raise RuntimeError(f"ProcessGroupGloo::{method}: requires a single-element {what} list, not one of {len(items)}")
-    return items[0]
-
-
-def _message(method: str, tensors: Any) -> Any:
-    if len(tensors) != 1:
-        raise RuntimeError(f"ProcessGroupGloo::{method} takes a single tensor, not {len(tensors)}")
-    return tensors[0]
 
 
 def group_behind(pg: ProcessGroup) -> World | None:

@@ -8,7 +8,7 @@ from dldist import _core
 from dldist.c10d import registry
 from dldist.c10d.maker import Maker, check_backend, check_timeout, default_timeout
 from dldist.c10d.maker import create_process_group_wrapper as create_process_group_wrapper
-from dldist.c10d.names import Backend, device_type_of, warn
+from dldist.c10d.names import Backend, BackendConfig, device_type_of, is_nccl_available, warn
 from dldist.c10d.process_group import ProcessGroup, abort_with_reason
 from dldist.c10d.ranks import get_process_group_ranks, group_or_default, is_non_member
 from dldist.c10d.registry import NON_GROUP_MEMBER, default_group
@@ -128,12 +128,17 @@ def _check_device_id(device_id: Any) -> Any:
     if device_id is None:
         return None
     if isinstance(device_id, int):
-        raise ValueError("device_id is an int, but no accelerator support is found: there is no backend for one")
+        if not is_nccl_available():
+            raise ValueError("device_id is an int, but no accelerator support is found: there is no backend for one")
+        return f"cuda:{device_id}"
     try:
         kind = device_type_of(device_id)
     except TypeError as error:
         raise ValueError(f"device_id: {error}") from None
-    if kind != "cpu":
+    if kind == "cuda" and is_nccl_available():
+        if getattr(device_id, "index", 0) is None or device_id == "cuda":
+            raise ValueError(f"device_id {device_id} has no index: say which device")
+    elif kind != "cpu":
         raise ValueError(f"device_id {device_id} does not match the accelerators that are supported: None")
     return device_id
 
@@ -253,9 +258,13 @@ def _new_group(
     if parent.rank() in members:
         maker = Maker(name, limit, pg_options, parent.bound_device_id, "undefined" if group_desc is None else group_desc)
         source = _source(parent, members)
+        if not is_local:
+            maker.nccl_parent = _nccl_parent(parent, members, maker)
         pg = maker.make(default_store, members.index(parent.rank()), len(members), members, own_name, source, tag)
     elif is_local:
         return pg
+    else:
+        _skip_nccl_split(parent, name)
     try:
         # Of all who call this, members or not.
         _barrier_if_asked(parent.rank(), default_store, own_name, len(members) if is_local else parent.size(), limit)
@@ -295,6 +304,32 @@ def _source(pg: ProcessGroup, ranks: list[int]) -> tuple[_core.Group, list[int]]
 
     group = group_behind(pg)
     return None if group is None else (group, ranks)
+
+
+def _nccl_of(pg: ProcessGroup) -> Any:
+    """The NCCL backend of a group, if others are to be split off from it: one that is bound to a device, and connected."""
+    if "cuda" not in pg._device_types:
+        return None
+    from dldist.c10d.nccl import ProcessGroupNCCL
+
+    backend = pg._backend_of_device("cuda")
+    backend = getattr(backend, "wrapped_pg", backend)
+    is_bound = isinstance(backend, ProcessGroupNCCL) and backend.bound_device_id is not None
+    return backend if is_bound else None
+
+
+def _nccl_parent(pg: ProcessGroup, ranks: list[int], maker: Maker) -> Any:
+    """What NCCL's communicator for these ranks of pg can be split off from."""
+    backend = _nccl_of(pg) if Backend.NCCL in maker.config.get_device_backend_map().values() else None
+    return None if backend is None else (backend, ranks)
+
+
+def _skip_nccl_split(pg: ProcessGroup, name: str) -> None:
+    """Take part in a split that this rank gets nothing of: NCCL wants all ranks of the parent."""
+    is_wanted = Backend.NCCL in BackendConfig(name).get_device_backend_map().values()
+    backend = _nccl_of(pg) if is_wanted else None
+    if backend is not None:
+        backend.perform_nocolor_split(backend.bound_device_id)
 
 
 def _find_pg_by_ranks_and_tag(tag: str, ranks: list[int]) -> ProcessGroup | None:
@@ -376,6 +411,7 @@ def split_group(
     world = registry._world
     if mine is None:
         world.group_count += 1
+        _skip_nccl_split(pg, Backend(world.pg_map[pg][0] if backend is None else backend))
         return None
     parent_ranks = get_process_group_ranks(pg)
     members = [parent_ranks[rank] for rank in mine]
@@ -392,6 +428,7 @@ def split_group(
         world.add(made, name=own_name, backend=name, config=config, store=world.pg_map[pg][1], ranks=members, tag=None)
         return made
     maker = Maker(name, limit, pg_options, pg.bound_device_id, desc)
+    maker.nccl_parent = _nccl_parent(pg, mine, maker)
     return maker.make(world.pg_map[pg][1], mine.index(pg.rank()), len(mine), members, own_name, source)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dldist import _core
 from dldist.c10d import registry
-from dldist.c10d.names import Backend, BackendConfig
+from dldist.c10d.names import Backend, BackendConfig, is_nccl_available
 from dldist.c10d.process_group import ProcessGroup, abort_with_reason
 from dldist.c10d.registry import NON_GROUP_MEMBER
 
@@ -44,12 +44,18 @@ def check_backend(name: str) -> None:
     if ":" not in name and "," not in name and name not in Backend.backend_type_map:
         raise AssertionError(f"Unknown backend type {name}")
     for each in BackendConfig(name).get_device_backend_map().values():
-        if each.upper() not in Backend._plugins and each not in (Backend.GLOO, Backend.FAKE):
+        if each.upper() in Backend._plugins or each in (Backend.GLOO, Backend.FAKE):
+            continue
+        if each != Backend.NCCL or not is_nccl_available():
             _refuse_backend(each)
 
 
 def _refuse_backend(name: str) -> None:
-    if name in (Backend.NCCL, Backend.MPI, Backend.XCCL, Backend.UCC):
+    if name == Backend.NCCL:
+        from dldist import _nccl_library
+
+        raise RuntimeError(f"Distributed package doesn't have NCCL built in: {_nccl_library.why_not()}")
+    if name in (Backend.MPI, Backend.XCCL, Backend.UCC):
         raise RuntimeError(f"Distributed package doesn't have {name.upper()} built in")
     raise AssertionError(f"Unknown c10d backend type {name.upper()}")
 
@@ -67,6 +73,8 @@ class Maker:
         self.device = device
         self.desc = desc
         self.is_reconfigurable = is_reconfigurable
+        self.nccl_parent: Any = None
+        """(ProcessGroupNCCL, ranks in it): what NCCL's communicator is split off from."""
 
     def make_default(
         self, init_method: str | None, store: _core.Store | None, rank: int, world_size: int, name: str
@@ -154,6 +162,10 @@ class Maker:
             if self.is_reconfigurable:
                 return ProcessGroupGloo._unconnected(prefixed, pg, self.timeout)
             made = ProcessGroupGloo._make(prefixed, pg, self.timeout, source, ranks)
+        elif backend == Backend.NCCL:
+            from dldist.c10d.nccl import ProcessGroupNCCL
+
+            made = ProcessGroupNCCL._make(prefixed, pg, self.timeout, self.pg_options, ranks, self.nccl_parent)
         elif backend == Backend.FAKE:
             from dldist.c10d.fake import FakeProcessGroup
 

@@ -197,8 +197,10 @@ def is_gloo_available() -> bool:
 
 
 def is_nccl_available() -> bool:
-    """Whether there is an NCCL backend."""
-    return False
+    """Whether NCCL and the CUDA driver can be loaded, and there is a device; dldist.nccl.why_not_available() says more."""
+    from dldist import _nccl_library
+
+    return _nccl_library.is_available()
 
 
 def is_mpi_available() -> bool:

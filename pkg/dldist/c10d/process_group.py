@@ -238,6 +238,8 @@ class ProcessGroup(LowLevelCalls):
             return backends[0]
         if method == "barrier" and arguments[0].device is not None:
             return self._get_backend(arguments[0].device)
+        if method == "barrier" and arguments[0].device_ids and "cuda" in self._backends:
+            return self._backends["cuda"]
         tensor = _first_tensor(arguments)
         if tensor is not None:
             return self._get_backend(device_of(tensor))

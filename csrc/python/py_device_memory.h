@@ -1,0 +1,38 @@
+/* Memory of ours, of the host or of a device, as an array: its shape and dtype, and its export by DLPack. */
+#ifndef DD_PYTHON_PY_DEVICE_MEMORY_H
+#define DD_PYTHON_PY_DEVICE_MEMORY_H
+
+#include "python/py_dlpack.h"
+
+#include <stdatomic.h>
+
+/* Counted by the array and by what it has been exported as. Consumers let go of their exports on threads of theirs: nothing here is
+ * Python's. The head of what owns the memory. */
+typedef struct py_memory {
+    atomic_uint refs;
+    dd_view view; /* const */
+    int64_t strides_in_elements[DD_VIEW_MAX_DIMS];
+    int device_type; /* const; DLDeviceType */
+    int device_id;   /* const */
+    void (*destroy)(struct py_memory *memory);
+} py_memory;
+
+/* With one reference, around memory that `view` describes. */
+void py_memory_init(py_memory *memory, const dd_view *view, void (*destroy)(py_memory *memory));
+void py_memory_release(py_memory *memory);
+
+/* A row-major view without memory from empty()'s arguments: shape is an int or a list or tuple of them, dtype a name or an
+ * object of another library, or NULL for float32. False with an exception. */
+bool py_memory_read_view(const py_state *state, PyObject *shape, PyObject *dtype, dd_view *view);
+
+/* The format of a buffer of the dtype; NULL where there is none. */
+const char *py_memory_format(dd_dtype dtype);
+
+/* __dlpack__ after its stream has been looked after: the rest of its arguments. `text` says what else is not done. */
+PyObject *py_memory_export(py_memory *memory, PyObject *version, PyObject *device, PyObject *copy,
+                           const char *text);
+
+/* New references. */
+PyObject *py_memory_shape(const py_memory *memory);
+
+#endif

@@ -1,0 +1,364 @@
+#include "python/py_watch.h"
+
+#include "core/fork.h"
+#include "core/mem.h"
+#include "python/py_convert.h"
+#include "python/py_error.h"
+#include "python/py_group.h"
+#include "python/py_recorder.h"
+#include "python/py_store.h"
+#include "python/py_watch_gil.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define STORE_TIMEOUT_NS (5 * DD_NS_PER_S)
+
+/* Never freed: groups may be let go until the process ends. */
+typedef struct py_watch {
+    uint64_t generation;       /* const */
+    dd_monitor *monitor;       /* const */
+    int64_t beat_timeout_ns;   /* const */
+    bool is_beat_fatal;        /* const */
+    py_gil_question *question; /* of the monitor's pass */
+} py_watch;
+
+/* What a signal's handler needs, of this process: the monitor, and whose it is. */
+static _Atomic(dd_monitor *) signalled_monitor;
+static atomic_int signalled_pid;
+
+/* ---- what the monitor asks of us */
+
+static void
+ask_gil(void *ctx)
+{
+    py_watch *watch = ctx;
+    int64_t waited_ns;
+    if (watch->question != NULL && !py_gil_is_answered(watch->question, &waited_ns)) {
+        return;
+    }
+    py_gil_forget(watch->question);
+    watch->question = py_gil_ask();
+}
+
+static bool
+is_gil_answered(void *ctx, int64_t *waited_ns)
+{
+    py_watch *watch = ctx;
+    *waited_ns = 0;
+    return watch->question == NULL || py_gil_is_answered(watch->question, waited_ns);
+}
+
+/* Only where the environment wants this: a process that hangs in its device is of no use to a launcher. */
+static void
+die(void *ctx, const char *reason)
+{
+    (void)ctx;
+    dprintf(STDERR_FILENO, "dldist[%d]: the process is ended, as the environment asks for: %s\n",
+            (int)getpid(), reason);
+    abort();
+}
+
+/* ---- the monitor of this process */
+
+static py_watch *
+find_watch(const py_state *state)
+{
+    /* The parent's is left to the parent. */
+    return state->watch != NULL && state->watch->generation == dd_fork_generation() ? state->watch : NULL;
+}
+
+/* Started if need be, in the name of a group's rank; NULL with an exception. */
+static py_watch *
+require_watch(py_state *state, int rank)
+{
+    if (find_watch(state) != NULL) {
+        return state->watch;
+    }
+    PyObject *module = PyImport_ImportModule("dldist._watch");
+    PyObject *done = module != NULL ? PyObject_CallMethod(module, "start", "i", rank) : NULL;
+    Py_XDECREF(module);
+    if (done == NULL) {
+        return NULL;
+    }
+    Py_DECREF(done);
+    if (find_watch(state) == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "dldist._watch has started no monitor");
+    }
+    return find_watch(state);
+}
+
+static bool
+read_options(PyObject *args, dd_monitor_options *options, py_watch *watch)
+{
+    long long check_ms;
+    long long dump_ms;
+    long long beat_s;
+    int dumping;
+    struct {
+        int propagate, desync, aborted, json, stacks, active, fatal;
+    } is;
+    if (!PyArg_ParseTuple(args, "LLLippppppssp:_monitor_open", &check_ms, &dump_ms, &beat_s, &dumping,
+                          &is.propagate, &is.desync, &is.aborted, &is.json, &is.stacks, &is.active,
+                          &options->dump_path, &options->pipe_path, &is.fatal)) {
+        return false;
+    }
+    options->check_interval_ns = check_ms * DD_NS_PER_MS;
+    options->dump_timeout_ns = dump_ms * DD_NS_PER_MS;
+    options->dumping = (dd_dumping)dumping;
+    options->is_propagating = is.propagate != 0;
+    options->is_desync = is.desync != 0;
+    options->is_dumping_aborted = is.aborted != 0;
+    options->dump = (dd_dump_options){
+        .format = is.json != 0 ? DD_DUMP_JSON : DD_DUMP_PICKLE,
+        .has_entries = true,
+        .has_stacks = is.stacks != 0,
+        .is_active_only = is.active != 0,
+    };
+    watch->beat_timeout_ns = beat_s * DD_NS_PER_S;
+    watch->is_beat_fatal = is.fatal != 0;
+    return true;
+}
+
+/* Makes the monitor; it runs when a thread calls _monitor_run. */
+PyObject *
+py_watch_open(PyObject *module, PyObject *args)
+{
+    py_state *state = PyModule_GetState(module);
+    py_watch *watch = dd_mem_zalloc(sizeof *watch);
+    if (watch == NULL) {
+        return PyErr_NoMemory();
+    }
+    dd_monitor_host host = {.ask = ask_gil, .is_answered = is_gil_answered, .die = die, .ctx = watch};
+    dd_monitor_options options = {.recorder = py_recorder_get(state), .host = &host};
+    dd_error err;
+    dd_status status = DD_INTERNAL;
+    if (options.recorder != NULL && read_options(args, &options, watch)) {
+        status = dd_monitor_create(&options, &watch->monitor, &err);
+        if (status != DD_OK) {
+            py_error_raise(state, status, &err);
+        }
+    }
+    if (status != DD_OK) {
+        dd_mem_free(watch);
+        return NULL;
+    }
+    watch->generation = dd_fork_generation();
+    state->watch = watch;
+    Py_RETURN_NONE;
+}
+
+PyObject *
+py_watch_run(PyObject *module, PyObject *unused)
+{
+    (void)unused;
+    py_watch *watch = find_watch(PyModule_GetState(module));
+    if (watch != NULL) {
+        Py_BEGIN_ALLOW_THREADS
+        dd_monitor_run(watch->monitor);
+        Py_END_ALLOW_THREADS
+    }
+    Py_RETURN_NONE;
+}
+
+PyObject *
+py_watch_stop(PyObject *module, PyObject *grace)
+{
+    py_state *state = PyModule_GetState(module);
+    int64_t grace_ns;
+    if (!py_to_timeout_ns(state, grace, &grace_ns, "_monitor_stop", "grace")) {
+        return NULL;
+    }
+    py_watch *watch = find_watch(state);
+    if (watch != NULL) {
+        atomic_store(&signalled_monitor, NULL);
+        Py_BEGIN_ALLOW_THREADS
+        dd_monitor_stop(watch->monitor, grace_ns);
+        Py_END_ALLOW_THREADS
+    }
+    Py_RETURN_NONE;
+}
+
+/* ---- groups */
+
+int
+py_watch_add(py_state *state, const dd_monitor_member *member, uint64_t *id)
+{
+    py_watch *watch = require_watch(state, member->rank);
+    if (watch == NULL) {
+        return -1;
+    }
+    py_wait wait;
+    dd_error err;
+    dd_status status;
+    py_wait_init(&wait, state, STORE_TIMEOUT_NS, true);
+    Py_BEGIN_ALLOW_THREADS
+    status = dd_monitor_add(watch->monitor, member, id, &wait.wait, &err);
+    Py_END_ALLOW_THREADS
+    return py_wait_finish(&wait, status, &err) ? 0 : -1;
+}
+
+void
+py_watch_remove(py_state *state, uint64_t id)
+{
+    py_watch *watch = find_watch(state);
+    if (watch != NULL && id != 0) {
+        Py_BEGIN_ALLOW_THREADS
+        dd_monitor_remove(watch->monitor, id);
+        Py_END_ALLOW_THREADS
+    }
+}
+
+int
+py_watch_heartbeat(py_state *state, const dd_monitor_heartbeat *heartbeat)
+{
+    py_watch *watch = heartbeat != NULL ? require_watch(state, 0) : find_watch(state);
+    if (watch == NULL) {
+        return heartbeat != NULL ? -1 : 0;
+    }
+    dd_monitor_heartbeat whole = {0};
+    if (heartbeat != NULL) {
+        whole = *heartbeat;
+        whole.timeout_ns = watch->beat_timeout_ns;
+        whole.is_fatal = watch->is_beat_fatal;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    dd_monitor_set_heartbeat(watch->monitor, heartbeat != NULL ? &whole : NULL);
+    Py_END_ALLOW_THREADS
+    return 0;
+}
+
+static void
+get_status(void *ctx, dd_recorder_status *status)
+{
+    dd_recorder_group_status(ctx, status);
+}
+
+static void
+release_record(void *ctx)
+{
+    dd_recorder_group_release(ctx);
+}
+
+/* A group of the CPU: its ranks tell each other by themselves what has failed. */
+PyObject *
+py_watch_add_group(PyObject *module, PyObject *object)
+{
+    py_state *state = PyModule_GetState(module);
+    if (!PyObject_TypeCheck(object, state->group_type)) {
+        py_raise_wrong_type("_monitor_add_group", "group", "a Group", object);
+        return NULL;
+    }
+    py_group *group = (py_group *)object;
+    if (!py_group_require_usable(group)) {
+        return NULL;
+    }
+    dd_monitor_member member = {
+        .name = dd_group_name(group->group),
+        .rank = group->rank,
+        .size = group->size,
+        .get_status = get_status,
+        .release = release_record,
+    };
+    if (group->store != NULL && group->store != Py_None) {
+        member.store = py_store_acquire(state, group->store, "_monitor_add_group", "store");
+        if (member.store == NULL) {
+            return NULL;
+        }
+    }
+    uint64_t id = 0;
+    dd_recorder_group *record = dd_recorder_group_acquire(dd_group_recorder_group(group->group));
+    member.ctx = record;
+    if (record == NULL) {
+        member.get_status = NULL;
+    }
+    int rc = py_watch_add(state, &member, &id);
+    if (rc < 0) {
+        dd_recorder_group_release(record);
+    }
+    py_store_drop(member.store);
+    return rc == 0 ? PyLong_FromUnsignedLongLong(id) : NULL;
+}
+
+PyObject *
+py_watch_remove_group(PyObject *module, PyObject *id)
+{
+    unsigned long long number = PyLong_AsUnsignedLongLong(id);
+    if (PyErr_Occurred() != NULL) {
+        return NULL;
+    }
+    py_watch_remove(PyModule_GetState(module), number);
+    Py_RETURN_NONE;
+}
+
+/* ---- dumps that are asked for */
+
+PyObject *
+py_watch_request_dump(PyObject *module, PyObject *unused)
+{
+    (void)unused;
+    py_watch *watch = find_watch(PyModule_GetState(module));
+    if (watch != NULL) {
+        dd_monitor_request_dump(watch->monitor);
+    }
+    return PyBool_FromLong(watch != NULL);
+}
+
+static void
+on_signal(int signum)
+{
+    (void)signum;
+    dd_monitor *monitor = atomic_load(&signalled_monitor);
+    /* A child of a fork has closed what it would write to. */
+    if (monitor != NULL && atomic_load(&signalled_pid) == (int)getpid()) {
+        dd_monitor_request_dump(monitor);
+    }
+}
+
+/* In C, so that it is heard while Python stands still. */
+PyObject *
+py_watch_on_signal(PyObject *module, PyObject *signum)
+{
+    long number = PyLong_AsLong(signum);
+    py_watch *watch = find_watch(PyModule_GetState(module));
+    if (number == -1 && PyErr_Occurred() != NULL) {
+        return NULL;
+    }
+    if (watch == NULL) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "no group of several ranks has been made yet: nothing is monitored");
+        return NULL;
+    }
+    atomic_store(&signalled_pid, (int)getpid());
+    atomic_store(&signalled_monitor, watch->monitor);
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    sigemptyset(&action.sa_mask);
+    if (number < 1 || number > SIGRTMAX || sigaction((int)number, &action, NULL) != 0) {
+        PyErr_Format(PyExc_ValueError, "signal %ld cannot ask for dumps", number);
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+PyObject *
+py_watch_report(PyObject *module, PyObject *unused)
+{
+    (void)unused;
+    py_state *state = PyModule_GetState(module);
+    py_watch *watch = find_watch(state);
+    dd_blob report = {0};
+    dd_error err;
+    dd_status status = watch != NULL ? dd_monitor_get_report(watch->monitor, &report, &err) : DD_OK;
+    if (status != DD_OK) {
+        py_error_raise(state, status, &err);
+        return NULL;
+    }
+    const char *text = report.len > 0 ? (const char *)report.data : "";
+    PyObject *result = PyUnicode_DecodeUTF8(text, (Py_ssize_t)report.len, "backslashreplace");
+    dd_blob_fini(&report);
+    return result;
+}

@@ -1,0 +1,475 @@
+"""NCCL under c10d's name: ProcessGroupNCCL over an NcclGroup, its options, and the configuration of communicators."""
+
+from __future__ import annotations
+
+from dldist import _core, _nccl_library
+from dldist.c10d.backend_base import BackendOptions
+from dldist.c10d.options import ErrorType, as_timedelta
+from dldist.c10d.over_group import OverGroup
+from dldist.world import CLOSE_TIMEOUT_S
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from datetime import timedelta
+    from typing import Any
+
+    from dldist.c10d.process_group import ProcessGroup
+
+CTA_POLICIES = {"DEFAULT": 0, "EFFICIENCY": 1, "ZERO": 2}
+
+
+def _default_timeout() -> timedelta:
+    from datetime import timedelta
+
+    return timedelta(minutes=10)
+
+
+class NCCLConfig:
+    """The configuration of NCCL's communicators: None is what NCCL chooses itself.
+
+    Its attributes are the fields that the NCCL here knows, under the names of c10d: blocking, min_ctas, max_ctas, net_name ...
+    """
+
+    _values: dict[str, Any]
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "_values", {})
+
+    @staticmethod
+    def _fields() -> dict[str, bool]:
+        """The names of the fields, and whether they are text."""
+        info = _core._nccl_info()
+        version = None if info is None else info["version"]
+        fields = _core._nccl_config_fields()
+        return {name: is_text for name, since, is_text in fields if version is None or since <= version}
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name not in self._fields():
+            raise AttributeError(f"NCCLConfig has no {name!r}: the NCCL here knows {', '.join(self._fields())}")
+        return self._values.get(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        fields = self._fields()
+        if name not in fields:
+            raise AttributeError(f"NCCLConfig has no {name!r}: the NCCL here knows {', '.join(fields)}")
+        if value is not None:
+            value = str(value) if fields[name] else int(value)
+        self._values[name] = value
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._fields()]
+
+    def __copy__(self) -> NCCLConfig:
+        other = NCCLConfig()
+        other._values.update(self._values)
+        return other
+
+    def __deepcopy__(self, memo: Any) -> NCCLConfig:
+        return self.__copy__()
+
+    def __reduce__(self) -> Any:
+        return _config_of, (dict(self._values),)
+
+    def __eq__(self, other: object) -> bool:
+        return self._given() == other._given() if isinstance(other, NCCLConfig) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"NCCLConfig({', '.join(f'{name}={value!r}' for name, value in self._given().items())})"
+
+    def _given(self) -> dict[str, Any]:
+        return {name: value for name, value in self._values.items() if value is not None}
+
+    def unsafe_get_ptr(self) -> int:
+        """There is no struct of NCCL's behind it: it is packed when a communicator is made, for the NCCL that is there."""
+        raise NotImplementedError("NCCLConfig.unsafe_get_ptr(): the struct is made when a communicator is, and not kept")
+
+
+def _config_of(values: dict[str, Any]) -> NCCLConfig:
+    config = NCCLConfig()
+    config._values.update(values)
+    return config
+
+
+class NCCLOptions(BackendOptions):
+    """ProcessGroupNCCL.Options."""
+
+    def __init__(self, is_high_priority_stream: bool = False) -> None:
+        super().__init__("nccl", _default_timeout())
+        self.is_high_priority_stream = bool(is_high_priority_stream)
+        self.config = NCCLConfig()
+        self.split_from: Any = None
+        self.split_color = -1
+        self.use_pg_for_symm_mem_rendezvous = False
+
+    def __copy__(self) -> NCCLOptions:
+        other = NCCLOptions(self.is_high_priority_stream)
+        other.__dict__.update(self.__dict__)
+        return other
+
+    def __deepcopy__(self, memo: Any) -> NCCLOptions:
+        other = self.__copy__()
+        other.config = self.config.__copy__()
+        other.global_ranks_in_group = list(self.global_ranks_in_group)
+        return other
+
+
+def device_index(device: Any) -> int | None:
+    """The number of a CUDA device: of an int, "cuda:1", or an object such as torch.device; None where none is said."""
+    if device is None:
+        return None
+    index = device if isinstance(device, int) else getattr(device, "index", None)
+    if isinstance(index, int):
+        return int(index)
+    text = device if isinstance(device, str) else str(device)
+    kind, _, number = text.partition(":")
+    if kind != "cuda":
+        raise ValueError(f"NCCL works on CUDA devices, not on {text!r}")
+    return int(number) if number else None
+
+
+class ProcessGroupNCCL(OverGroup):
+    """c10d's backend of CUDA devices. `group` is the NcclGroup behind it.
+
+    Communicators are made at the first operation, or at once where the group is bound to a device. Works order streams: see
+    docs/nccl.md.
+    """
+
+    Options = NCCLOptions
+    _Options = NCCLOptions
+    NCCLConfig = NCCLConfig
+
+    NCCL_CTA_POLICY_DEFAULT = CTA_POLICIES["DEFAULT"]
+    NCCL_CTA_POLICY_EFFICIENCY = CTA_POLICIES["EFFICIENCY"]
+    NCCL_CTA_POLICY_ZERO = CTA_POLICIES["ZERO"]
+
+    supports_splitting = True
+    supports_coalescing = True
+
+    group: _core.NcclGroup
+    _registered: Any = None
+
+    def __init__(
+        self,
+        store: _core.Store | None,
+        rank: int,
+        size: int,
+        options: NCCLOptions | timedelta | None = None,
+        *,
+        timeout: timedelta | None = None,
+    ) -> None:
+        if not isinstance(store, _core.Store | None):
+            raise TypeError(f"ProcessGroupNCCL(): argument 'store' must be a Store, not {type(store).__name__}")
+        super().__init__(rank, size)
+        self._options = _options_of(options, timeout)
+        self._uid = self._options.group_name or "nccl"
+        self._open(store, rank, size)
+
+    def _open(self, store: _core.Store | None, rank: int, size: int) -> None:
+        opts = self.options
+        how = _nccl_library.group_settings()
+        how["config"] = {**how["config"], **opts.config._given()}  # type: ignore[dict-item]
+        how["is_high_priority"] = how["is_high_priority"] or opts.is_high_priority_stream
+        self._adopt(_core.NcclGroup(store, rank, size, timeout=opts._timeout, name=self._uid, **how))
+
+    def _adopt(self, group: _core.NcclGroup) -> None:
+        """Be the backend over this group, and have the watchers know it."""
+        self.group = group
+        self._pools: dict[int, list[tuple[int, bool]]] = {}
+        register = _watch_register()
+        if register is not None:
+            self._registered = register(self)
+
+    @classmethod
+    def _of(cls, group: _core.NcclGroup, options: NCCLOptions) -> ProcessGroupNCCL:
+        """The backend over a group that is there already."""
+        self = cls.__new__(cls)
+        OverGroup.__init__(self, group.rank, group.size)
+        self._options = options
+        self._uid = options.group_name or group.name
+        self._adopt(group)
+        return self
+
+    @classmethod
+    def _make(
+        cls, store: _core.Store | None, pg: ProcessGroup, timeout: timedelta, options: Any, ranks: list[int], parent: Any
+    ) -> ProcessGroupNCCL:
+        """The backend of a group that is being made: split off from a bound one where there is one, else over the store."""
+        opts = options if isinstance(options, NCCLOptions) else NCCLOptions()
+        opts._timeout = timeout
+        opts.global_ranks_in_group = list(ranks)
+        opts.group_name = pg.group_name
+        device = device_index(pg.bound_device_id) if _is_cuda(pg.bound_device_id) else None
+        if parent is not None:
+            source, members = parent
+            opts.split_from = source
+            backend = source._split(members, opts)
+        else:
+            backend = cls(store, pg.rank(), pg.size(), opts)
+            if device is not None:
+                backend.eager_connect_single_device(device)
+        backend.bound_device_id = pg.bound_device_id
+        return backend
+
+    # ---- who it is
+
+    def getBackendName(self) -> str:
+        return "nccl"
+
+    @property
+    def uid(self) -> str:
+        """The name by which its communicators are found in the store."""
+        return self._uid
+
+    @staticmethod
+    def get_build_nccl_version() -> tuple[int, int, int]:
+        """The newest NCCL whose interface is known here: nothing of NCCL is built in."""
+        return _version_of(_core._NCCL_VERSION_KNOWN)
+
+    @staticmethod
+    def get_runtime_nccl_version() -> tuple[int, int, int]:
+        """The NCCL that is loaded."""
+        version = _nccl_library.info()["version"]
+        assert isinstance(version, int)
+        return _version_of(version)
+
+    @property
+    def supports_shrinking(self) -> bool:  # type: ignore[override]
+        return self.get_runtime_nccl_version() >= (2, 27, 3)
+
+    # ---- time
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        super().set_timeout(timeout)
+        self.group.timeout = timeout
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        self.set_timeout(timeout)
+
+    def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
+        self.group.add_ephemeral_timeout(timeout)
+
+    def _verify_work_timeout(self, work: Any, timeout: timedelta) -> bool:
+        """Whether the work has this time-out."""
+        return bool(work.timeout == timeout)
+
+    # ---- sequence numbers, errors
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Nothing to do: all ranks count from the start."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self.group.sequence
+
+    def _wait_for_pending_works(self) -> None:
+        """Wait on the host for all that has been called."""
+        self.group.barrier(async_op=False)
+
+    def _enable_collectives_timing(self) -> None:
+        """Works measure their time only where that was asked for before: DLDIST_NCCL_ENABLE_TIMING=1."""
+
+    def get_error(self) -> Any:
+        error = self.group.error
+        if error is None:
+            return ErrorType.SUCCESS
+        return ErrorType.TIMEOUT if isinstance(error, TimeoutError) else ErrorType.COMM_ERROR
+
+    def _set_enable_nan_check(self, enable_nan_check: bool) -> None:
+        self.group.set_nan_check(enable_nan_check)
+
+    # ---- the end
+
+    def shutdown(self) -> None:
+        try:
+            self.group.close(CLOSE_TIMEOUT_S)
+        except _core.DistTimeoutError:
+            pass  # whoever waits for what was still under way gets the error
+        self._unregister()
+
+    _shutdown = shutdown
+
+    def abort(self, reason: str = "abort() was called") -> None:
+        self.group.abort(reason)
+        self._unregister()
+        super().abort()
+
+    def _unregister(self) -> None:
+        registered, self._registered = self._registered, None
+        close = getattr(registered, "close", None)
+        if close is not None:
+            close()
+
+    # ---- communicators
+
+    def eager_connect_single_device(self, device: Any) -> None:
+        """Make the communicator of a device now; all ranks call it."""
+        self.group.connect(device_index(device))
+
+    def _is_initialized(self) -> bool:
+        """Whether there is a communicator."""
+        return self.group.comm_pointer() != 0
+
+    def _comm_ptr(self) -> int:
+        """The ncclComm_t of the group's device as a number; 0 when there is none."""
+        return self.group.comm_pointer()
+
+    def comm_split_count(self) -> int:
+        return self.group.split_count()
+
+    def perform_nocolor_split(self, device: Any) -> None:
+        """Take part in a split that this rank gets nothing of."""
+        self.group.skip_split(device_index(device))
+
+    def suspend(self) -> None:
+        self.group.suspend()
+
+    def resume(self) -> None:
+        self.group.resume()
+
+    def memory_stats(self) -> dict[str, int]:
+        return self.group.memory_stats()
+
+    def _split(self, ranks: list[int], opts: NCCLOptions) -> ProcessGroupNCCL:
+        color = opts.split_color if opts.split_color >= 0 else None
+        config = opts.config._given() or None
+        group = self.group.split(ranks, opts.group_name or None, opts._timeout, color=color, config=config)
+        part = ProcessGroupNCCL._of(group, opts)
+        part.bound_device_id = self.bound_device_id
+        return part
+
+    def split(self, store: Any, ranks: list[int], opts: Any = None) -> ProcessGroupNCCL | None:
+        """The backend of some ranks. All ranks of this one call it; those that are not among them get None."""
+        ranks = list(ranks)
+        if self._rank not in ranks:
+            self.group.skip_split()
+            return None
+        return self._split(ranks, self._options_like(opts))
+
+    def shrink(self, ranks_to_exclude: list[int], shrink_flags: int = 0, opts_override: Any = None) -> ProcessGroupNCCL:
+        """The backend of those that are not excluded, who all call it; with flag 1 this one has failed, and is ended."""
+        opts = self._options_like(opts_override)
+        group = self.group.shrink(
+            list(ranks_to_exclude), opts.group_name or None, opts._timeout, is_abort=shrink_flags != 0,
+            config=opts.config._given() or None,
+        )
+        part = ProcessGroupNCCL._of(group, opts)
+        part.bound_device_id = self.bound_device_id
+        return part
+
+    def merge(self, store: _core.Store, opts: Any, rank: int, size: int) -> ProcessGroupNCCL:
+        """A backend of more ranks than these: all of them meet in `store`."""
+        return ProcessGroupNCCL(store, rank, size, self._options_like(opts))
+
+    def _options_like(self, opts: Any) -> NCCLOptions:
+        if isinstance(opts, NCCLOptions):
+            return opts
+        like = self.options.__copy__()
+        like.config = self.options.config.__copy__()
+        like.group_name = ""
+        if opts is not None:
+            like._timeout, like.group_name = opts._timeout, opts.group_name
+        return like  # type: ignore[no-any-return]
+
+    # ---- several calls in one
+
+    def _start_coalescing(self) -> None:
+        self.group.start_coalescing()
+
+    def _end_coalescing(self) -> Any:
+        return self.group.end_coalescing()
+
+    def _drop_coalesced(self) -> None:
+        """End _start_coalescing() without calling anything."""
+        self.group.drop_coalesced()
+
+    _group_start = _start_coalescing
+
+    def _group_end(self) -> None:
+        work = self.group.end_coalescing()
+        if work is not None:
+            work.wait()
+
+    def _run_recv_anysource(self, tensors: Any, tag: int) -> Any:
+        raise self._unsupported("recv_anysource: NCCL cannot receive from any rank")
+
+    def _run_barrier(self, opts: Any) -> Any:
+        from dldist.c10d.options import timeout_of
+
+        ids = list(opts.device_ids or ()) or ([device_index(opts.device)] if opts.device is not None else None)
+        return self.group.barrier(timeout=timeout_of(opts), async_op=True, device_ids=ids)
+
+    # ---- memory
+
+    def register_mem_pool(self, pool: Any, symm: bool = False) -> None:
+        """Tell NCCL of the memory of a pool: an object with `segments` of (address, bytes), or a MemPool of torch."""
+        if id(pool) in self._pools:
+            raise RuntimeError("register_mem_pool(): this pool is registered already")
+        done = self._pools[id(pool)] = []
+        for address, nbytes in _segments_of(pool):
+            done.append((self.group.register(address, nbytes, is_window=symm), symm))
+
+    def deregister_mem_pool(self, pool: Any) -> None:
+        """End register_mem_pool."""
+        for registration, is_window in self._pools.pop(id(pool), []):
+            self.group.deregister(registration, is_window=is_window)
+
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        return True
+
+    def allocate_tensor(self, size: int, *, dtype: Any, device: Any) -> Any:
+        """Memory of ncclMemAlloc: torch's tensor where torch is there, else an NcclArray."""
+        import sys
+
+        array = self.group.empty(size, dtype, device_index(device))
+        torch = sys.modules.get("torch")
+        return array if torch is None else torch.from_dlpack(array)
+
+    @property
+    def mem_allocator(self) -> Any:
+        raise NotImplementedError(
+            "ProcessGroupNCCL.mem_allocator: torch's allocators are C++ objects; use allocate_tensor(), or a MemPool over "
+            "ncclMemAlloc and register_mem_pool()"
+        )
+
+    def new_window(self, tensor: Any = None) -> Any:
+        raise NotImplementedError("ProcessGroupNCCL.new_window: windows are registered with register_mem_pool(pool, symm=True)")
+
+
+def _options_of(options: Any, timeout: Any) -> NCCLOptions:
+    if isinstance(options, NCCLOptions):
+        return options
+    opts = NCCLOptions()
+    given = timeout if options is None else options
+    if given is not None:
+        opts._timeout = as_timedelta("ProcessGroupNCCL(): argument 'timeout'", given)
+    return opts
+
+
+def _version_of(code: int) -> tuple[int, int, int]:
+    return code // 10000, code // 100 % 100, code % 100
+
+
+def _is_cuda(device: Any) -> bool:
+    if device is None:
+        return False
+    return isinstance(device, int) or str(getattr(device, "type", device)).partition(":")[0] == "cuda"
+
+
+def _segments_of(pool: Any) -> list[tuple[int, int]]:
+    segments = getattr(pool, "segments", None)
+    if segments is not None:
+        return [(int(address), int(nbytes)) for address, nbytes in (segments() if callable(segments) else segments)]
+    snapshot = getattr(pool, "snapshot", None)
+    if snapshot is None:
+        raise TypeError(f"register_mem_pool(): a pool has segments of (address, bytes), or is torch's; not {type(pool).__name__}")
+    return [(int(segment["address"]), int(segment["total_size"])) for segment in snapshot()]
+
+
+def _watch_register() -> Any:
+    """What makes failures known to the other ranks, where it is there."""
+    try:
+        from dldist import _watch
+    except ImportError:
+        return None
+    return getattr(_watch, "register_nccl", None)

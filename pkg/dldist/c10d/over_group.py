@@ -1,0 +1,120 @@
+"""What the backends over a group of the extension have in common: c10d's low-level calls as calls of that group."""
+
+from __future__ import annotations
+
+from dldist.c10d.backend_base import Backend
+from dldist.c10d.options import timeout_of
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class OverGroup(Backend):
+    """A backend whose `group` has the methods of dldist.Group."""
+
+    group: Any
+
+    def _run_allreduce(self, tensors: Any, opts: Any) -> Any:
+        tensor = _single(self, "allreduce", "tensor", tensors)
+        return self.group.all_reduce(tensor, opts.reduceOp, timeout=timeout_of(opts), async_op=True)
+
+    def _run_allreduce_coalesced(self, tensors: Any, opts: Any) -> Any:
+        return self.group.all_reduce_coalesced(tensors, opts.reduceOp, timeout=timeout_of(opts), async_op=True)
+
+    def _run_broadcast(self, tensors: Any, opts: Any) -> Any:
+        tensor = _single(self, "broadcast", "tensor", tensors)
+        if opts.rootTensor != 0:
+            raise RuntimeError(f"{type(self).__name__}::broadcast: invalid root tensor: {opts.rootTensor}")
+        return self.group.broadcast(tensor, opts.rootRank, timeout=timeout_of(opts), async_op=True)
+
+    def _run_reduce(self, tensors: Any, opts: Any) -> Any:
+        tensor = _single(self, "reduce", "tensor", tensors)
+        if opts.rootTensor != 0:
+            raise RuntimeError(f"{type(self).__name__}::reduce: invalid root tensor: {opts.rootTensor}")
+        return self.group.reduce(tensor, opts.rootRank, opts.reduceOp, timeout=timeout_of(opts), async_op=True)
+
+    def _run_allgather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        tensor = _single(self, "allgather", "input tensor", inputs)
+        return self.group.all_gather(
+            _single(self, "allgather", "output tensor", outputs), tensor, timeout=timeout_of(opts), async_op=True
+        )
+
+    def _run_allgather_coalesced(self, output_lists: Any, inputs: Any, opts: Any) -> Any:
+        return self.group.all_gather_coalesced(output_lists, inputs, timeout=timeout_of(opts), async_op=True)
+
+    def _run_all_gather_single(self, output: Any, input: Any, opts: Any) -> Any:
+        return self.group.all_gather_single(output, input, timeout=timeout_of(opts), async_op=True)
+
+    def _run_all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        return self.group.all_gather_single_coalesced(outputs, inputs, timeout=timeout_of(opts), async_op=True)
+
+    def _run_gather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        tensor = _single(self, "gather", "input tensor", inputs)
+        output_list = self._roots_list("gather", "output", outputs, opts.rootRank)
+        return self.group.gather(tensor, output_list, opts.rootRank, timeout=timeout_of(opts), async_op=True)
+
+    def _run_gather_single(self, output: Any, input: Any, opts: Any) -> Any:
+        return self.group.gather_single(input, output, opts.rootRank, timeout=timeout_of(opts), async_op=True)
+
+    def _run_scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        tensor = _single(self, "scatter", "output tensor", outputs)
+        input_list = self._roots_list("scatter", "input", inputs, opts.rootRank)
+        return self.group.scatter(tensor, input_list, opts.rootRank, timeout=timeout_of(opts), async_op=True)
+
+    def _run_reduce_scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        tensor = _single(self, "reduce_scatter", "output tensor", outputs)
+        input_list = _single(self, "reduce_scatter", "input tensor", inputs)
+        return self.group.reduce_scatter(tensor, input_list, opts.reduceOp, timeout=timeout_of(opts), async_op=True)
+
+    def _run_reduce_scatter_single(self, output: Any, input: Any, opts: Any) -> Any:
+        return self.group.reduce_scatter_single(output, input, opts.reduceOp, timeout=timeout_of(opts), async_op=True)
+
+    def _run_reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        return self.group.reduce_scatter_coalesced(
+            outputs, inputs, opts.reduceOp, timeout=timeout_of(opts), async_op=True
+        )
+
+    def _run_alltoall(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        return self.group.all_to_all(outputs, inputs, timeout=timeout_of(opts), async_op=True)
+
+    def _run_all_to_all_single(
+        self, output: Any, input: Any, output_split_sizes: Any, input_split_sizes: Any, opts: Any
+    ) -> Any:
+        return self.group.all_to_all_single(
+            output, input, output_split_sizes or None, input_split_sizes or None, timeout=timeout_of(opts), async_op=True
+        )
+
+    def _run_barrier(self, opts: Any) -> Any:
+        return self.group.barrier(timeout=timeout_of(opts), async_op=True)
+
+    def _run_monitored_barrier(self, timeout: Any, wait_all_ranks: bool) -> None:
+        self.group.monitored_barrier(timeout, wait_all_ranks)
+
+    def _run_send(self, tensors: Any, dst: int, tag: int) -> Any:
+        return self.group.isend(_message(self, "send", tensors), dst, tag)
+
+    def _run_recv(self, tensors: Any, src: int, tag: int) -> Any:
+        return self.group.irecv(_message(self, "recv", tensors), src, tag)
+
+    def _run_recv_anysource(self, tensors: Any, tag: int) -> Any:
+        return self.group.irecv(_message(self, "recv_anysource", tensors), None, tag)
+
+    def _roots_list(self, method: str, side: str, lists: Any, root: int) -> Any:
+        if self._rank != root:
+            if len(lists) != 0:
+                raise RuntimeError(f"{type(self).__name__}::{method}: requires empty {side} on non-root")
+            return None
+        return _single(self, method, side, lists)
+
+
+def _single(backend: Backend, method: str, what: str, items: Any) -> Any:
+    if len(items) != 1:
+        raise RuntimeError(f"{type(backend).__name__}::{method}: requires a single-element {what} list, not one of {len(items)}")
+    return items[0]
+
+
+def _message(backend: Backend, method: str, tensors: Any) -> Any:
+    if len(tensors) != 1:
+        raise RuntimeError(f"{type(backend).__name__}::{method} takes a single tensor, not {len(tensors)}")
+    return tensors[0]

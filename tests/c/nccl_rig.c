@@ -1,0 +1,312 @@
+#include "nccl_rig.h"
+
+#include "check.h"
+#include "core/thread.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct rig_thread {
+    rig_rank self;
+    void (*body)(rig_rank *self);
+    pthread_t thread;
+} rig_thread;
+
+/* ---- the stubs */
+
+static void *
+symbol(void *library, const char *name)
+{
+    void *address = dlsym(library, name);
+    CHECK(address != NULL);
+    return address;
+}
+
+#define TAKE(function, library, name) \
+    memcpy(&(function), (void *[]){symbol(library, "dd_stub_" name)}, sizeof(function))
+
+static void
+take_stub(rig_stub *stub, void *library)
+{
+    TAKE(stub->fail, library, "fail");
+    TAKE(stub->hang, library, "hang");
+    TAKE(stub->release, library, "release");
+    TAKE(stub->hanging, library, "hanging");
+    TAKE(stub->calls, library, "calls");
+    TAKE(stub->reset, library, "reset");
+    TAKE(stub->live, library, "live");
+    TAKE(stub->made, library, "made");
+    TAKE(stub->bad_uses, library, "bad_uses");
+}
+
+static bool
+load_stubs(nccl_rig *rig)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s/libcuda.so.1", DD_STUBS_DIR);
+    if (!CHECK_OK(dd_cuda_open(path, &rig->cuda, check_err()))) {
+        return false;
+    }
+    void *cuda = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
+    snprintf(path, sizeof path, "%s/nccl-%s/libnccl.so.2", DD_STUBS_DIR,
+             rig->options.version != NULL ? rig->options.version : "2.32.3");
+    dd_nccl_search search = {.explicit_path = path};
+    if (!CHECK_OK(dd_nccl_lib_open(&search, &rig->lib, check_err()))) {
+        return false;
+    }
+    void *nccl = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
+    if (!CHECK(cuda != NULL && nccl != NULL)) {
+        return false;
+    }
+    take_stub(&rig->cuda_stub, cuda);
+    take_stub(&rig->nccl_stub, nccl);
+    TAKE(rig->shut_down, cuda, "shut_down");
+    TAKE(rig->slow_write, cuda, "slow_write");
+    TAKE(rig->gate, cuda, "gate");
+    TAKE(rig->open_gate, cuda, "open_gate");
+    TAKE(rig->async_error, nccl, "async_error");
+    TAKE(rig->hang_kernel, nccl, "hang_kernel");
+    TAKE(rig->slow_kernels, nccl, "slow_kernels");
+    TAKE(rig->slow_launches, nccl, "slow_launches");
+    dlclose(cuda);
+    dlclose(nccl);
+    return true;
+}
+
+/* ---- a rank */
+
+static bool
+open_group(rig_rank *self)
+{
+    nccl_rig *rig = self->rig;
+    dd_recorder_group_info info = {.name = dd_bytes_of_string("rig"),
+                                   .desc = dd_bytes_of_string("rig"),
+                                   .kind = "nccl",
+                                   .rank = self->rank,
+                                   .size = self->size};
+    dd_recorder_group *recorded = NULL;
+    dd_nccl_group_options options = {
+        .name = dd_bytes_of_string("rig"),
+        .timeout_ns = rig->options.timeout_ns > 0 ? rig->options.timeout_ns : 60 * DD_NS_PER_S * check_slow(),
+        .has_event_cache = !rig->options.has_no_event_cache,
+        .has_timing = rig->options.has_timing,
+        .is_nan_check = rig->options.is_nan_check,
+    };
+    dd_nccl_config_init(&options.config);
+    if (rig->options.is_nonblocking) {
+        options.config.values.blocking = 0;
+    }
+    return CHECK_OK(dd_recorder_add_group(rig->recorder, &info, &recorded, check_err())) &&
+           CHECK_OK(dd_nccl_group_open(rig->lib, rig->cuda, rig->watchdog, rig->store, self->rank, self->size,
+                                       &options, recorded, &self->group, check_err()));
+}
+
+static void *
+run_rank(void *arg)
+{
+    rig_thread *member = arg;
+    rig_rank *self = &member->self;
+    const dd_cuda *cuda = self->rig->cuda;
+    dd_cuda_guard guard;
+    if (!CHECK_OK(dd_cuda_enter(cuda, self->rank, &guard, check_err())) || !open_group(self)) {
+        return NULL;
+    }
+    CHECK_INT(cuda->api.cuStreamCreateWithPriority(&self->stream, DD_CUDA_STREAM_NON_BLOCKING, 0),
+              DD_CUDA_SUCCESS);
+    member->body(self);
+    if (!self->rig->options.is_not_closed) {
+        dd_wait wait = rig_patience();
+        CHECK_OK(dd_nccl_group_close(self->group, &wait, check_err()));
+    }
+    dd_nccl_group_release(self->group);
+    CHECK_INT(cuda->api.cuStreamDestroy(self->stream), DD_CUDA_SUCCESS);
+    dd_cuda_leave(&guard);
+    return NULL;
+}
+
+/* ---- the whole */
+
+/* What is still going on in the background comes to its end soon. */
+static void
+check_none_left(rig_stub *stub, const char *kind)
+{
+    dd_wait wait = rig_patience();
+    while (stub->live(kind) != 0 && !dd_wait_is_over(&wait)) {
+        (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
+    }
+    if (!CHECK_INT(stub->live(kind), 0)) {
+        fprintf(stderr, "    of the kind \"%s\"\n", kind);
+    }
+}
+
+static void
+check_stubs(nccl_rig *rig)
+{
+    static const char *const cuda_kinds[] = {"stream", "event", "memory", "host memory"};
+    static const char *const nccl_kinds[] = {"comm", "redop"};
+    for (size_t i = 0; i < sizeof nccl_kinds / sizeof nccl_kinds[0]; i++) {
+        check_none_left(&rig->nccl_stub, nccl_kinds[i]);
+    }
+    for (size_t i = 0; i < sizeof cuda_kinds / sizeof cuda_kinds[0]; i++) {
+        check_none_left(&rig->cuda_stub, cuda_kinds[i]);
+    }
+    CHECK_INT(rig->cuda_stub.bad_uses(), 0);
+    CHECK_INT(rig->nccl_stub.bad_uses(), 0);
+}
+
+static bool
+open_rig(nccl_rig *rig)
+{
+    dd_nccl_watchdog_options options = {
+        .interval_ns = rig->options.interval_ns > 0 ? rig->options.interval_ns : DD_NS_PER_MS,
+        .abort_timeout_ns = 5 * DD_NS_PER_S,
+        .is_abort_off = rig->options.is_abort_off,
+    };
+    return load_stubs(rig) &&
+           CHECK_OK(dd_nccl_watchdog_create(rig->cuda, &options, &rig->watchdog, check_err())) &&
+           CHECK_OK(dd_recorder_create(100, &rig->recorder, check_err())) &&
+           CHECK_OK(dd_hash_store_open(&rig->store, 60 * DD_NS_PER_S, check_err()));
+}
+
+void
+rig_run(const rig_options *options, void (*body)(rig_rank *self), void *arg)
+{
+    nccl_rig rig = {.options = *options};
+    REQUIRE(open_rig(&rig));
+    rig_thread *members = calloc((size_t)options->size, sizeof *members);
+    REQUIRE(members != NULL);
+    pthread_barrier_init(&rig.barrier, NULL, (unsigned)options->size);
+    for (int rank = 0; rank < options->size; rank++) {
+        members[rank] = (rig_thread){.self = {.rig = &rig, .rank = rank, .size = options->size, .arg = arg},
+                                     .body = body};
+        CHECK_OK(dd_thread_start(&members[rank].thread, "rank", run_rank, &members[rank], check_err()));
+    }
+    for (int rank = 0; rank < options->size; rank++) {
+        pthread_join(members[rank].thread, NULL);
+    }
+    pthread_barrier_destroy(&rig.barrier);
+    free(members);
+    check_stubs(&rig);
+    dd_nccl_watchdog_destroy(rig.watchdog);
+    rig.cuda_stub.reset();
+    rig.nccl_stub.reset();
+    dd_store_release(rig.store);
+    dd_recorder_destroy(rig.recorder);
+    dd_nccl_lib_close(rig.lib);
+    dd_cuda_close(rig.cuda);
+}
+
+void
+rig_run_all(void (*body)(rig_rank *self), void *arg)
+{
+    static const char *const versions[] = {"2.18.1", "2.32.3"};
+    static const int sizes[] = {1, 2, 4};
+    for (size_t v = 0; v < 2; v++) {
+        for (size_t s = 0; s < 3; s++) {
+            for (int blocking = 0; blocking < 2; blocking++) {
+                rig_options options = {
+                    .size = sizes[s], .version = versions[v], .is_nonblocking = blocking == 0};
+                rig_run(&options, body, arg);
+            }
+        }
+    }
+}
+
+void
+rig_meet(rig_rank *self)
+{
+    pthread_barrier_wait(&self->rig->barrier);
+}
+
+/* ---- calls */
+
+void *
+rig_alloc(rig_rank *self, size_t nbytes)
+{
+    dd_cuda_ptr data = 0;
+    CHECK_INT(self->rig->cuda->api.cuMemAlloc(&data, nbytes), DD_CUDA_SUCCESS);
+    return (void *)(uintptr_t)data;
+}
+
+void
+rig_free(rig_rank *self, void *data)
+{
+    CHECK_INT(self->rig->cuda->api.cuMemFree((dd_cuda_ptr)(uintptr_t)data), DD_CUDA_SUCCESS);
+}
+
+dd_nccl_call
+rig_call(rig_rank *self, const char *what, const dd_nccl_op *ops, size_t nops)
+{
+    return (dd_nccl_call){.what = what,
+                          .device = self->rank,
+                          .ops = ops,
+                          .nops = nops,
+                          .streams = &self->stream,
+                          .nstreams = 1,
+                          .timeout_ns = -1};
+}
+
+dd_nccl_op
+rig_coll(dd_coll coll, dd_dtype dtype, const dd_block *inputs, const dd_block *outputs)
+{
+    return (dd_nccl_op){
+        .kind = DD_NCCL_OP_COLL,
+        .args = {.coll = coll, .reduction = {.dtype = dtype}, .inputs = inputs, .outputs = outputs}};
+}
+
+dd_nccl_op
+rig_all_reduce(dd_dtype dtype, dd_redop op, const dd_block *block)
+{
+    dd_nccl_op coll = rig_coll(DD_COLL_ALL_REDUCE, dtype, block, block);
+    coll.args.reduction.op = op;
+    return coll;
+}
+
+dd_wait
+rig_patience(void)
+{
+    return dd_wait_after(20 * DD_NS_PER_S * check_slow());
+}
+
+dd_status
+rig_start(rig_rank *self, const dd_nccl_call *call, dd_nccl_work **work, dd_error *err)
+{
+    dd_wait wait = rig_patience();
+    return dd_nccl_group_start(self->group, call, work, &wait, err);
+}
+
+dd_status
+rig_wait(dd_nccl_work *work, dd_error *err)
+{
+    dd_wait wait = rig_patience();
+    return dd_nccl_work_wait(work, &wait, err);
+}
+
+dd_status
+rig_do(rig_rank *self, const dd_nccl_call *call, dd_error *err)
+{
+    dd_nccl_work *work;
+    dd_status status = rig_start(self, call, &work, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    status = rig_wait(work, err);
+    dd_work_release(&work->base);
+    return status;
+}
+
+bool
+rig_check_sum(rig_rank *self)
+{
+    float *data = rig_alloc(self, sizeof *data);
+    *data = (float)self->rank + 1;
+    dd_block block = {data, sizeof *data};
+    dd_nccl_op op = rig_all_reduce(DD_DTYPE_FLOAT32, DD_REDOP_SUM, &block);
+    dd_nccl_call call = rig_call(self, "all_reduce", &op, 1);
+    bool is_good = CHECK_OK(rig_do(self, &call, check_err()));
+    is_good = is_good && CHECK_INT((int)*data, self->size * (self->size + 1) / 2);
+    rig_free(self, data);
+    return is_good;
+}

@@ -1,0 +1,355 @@
+/* Using and ending communicators, over the doubles. */
+#include "core/mem.h"
+#include "test_nccl_comm_rig.h"
+
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define NEWEST "2.32.3"
+
+TEST(an_abort_ends_it_once)
+{
+    comm_rig rig;
+    REQUIRE(comm_rig_open(&rig, NEWEST));
+    comm_rig_rank rank;
+    REQUIRE(comm_rig_connect(&rig, &rank, 1, false));
+    CHECK(!dd_nccl_comm_is_aborted(rank.comm));
+    CHECK_OK(dd_nccl_comm_abort(rank.comm, "the first reason", check_err()));
+    CHECK_OK(dd_nccl_comm_abort(rank.comm, "the second reason", check_err()));
+    CHECK(dd_nccl_comm_is_aborted(rank.comm));
+    CHECK_INT(rig.on_nccl.calls("ncclCommAbort"), 1);
+    dd_nccl_comm_handle handle;
+    CHECK_STATUS(dd_nccl_comm_enter(rank.comm, &handle, check_err()), DD_ABORTED);
+    CHECK_CONTAINS(check_message(), "rank 0 of 1 on device 0 was aborted: the first reason");
+    CHECK_OK(dd_nccl_comm_check(rank.comm, check_err()));
+    CHECK_OK(dd_nccl_comm_destroy(rank.comm, check_err()));
+    CHECK_INT(rig.on_nccl.calls("ncclCommDestroy"), 0);
+    dd_nccl_comm *kept = dd_nccl_comm_acquire(rank.comm);
+    comm_rig_release(&rank, 1);
+    CHECK_OK(dd_nccl_comm_abort(kept, "long after", check_err()));
+    dd_nccl_comm_release(kept);
+    comm_rig_close(&rig);
+}
+
+static void *
+abort_it(void *comm)
+{
+    CHECK_OK(dd_nccl_comm_abort(comm, "one of many", check_err()));
+    return NULL;
+}
+
+TEST(many_threads_abort_while_others_use_it)
+{
+    comm_rig rig;
+    REQUIRE(comm_rig_open(&rig, NEWEST));
+    comm_rig_rank rank;
+    REQUIRE(comm_rig_connect(&rig, &rank, 1, true));
+    pthread_t threads[4];
+    for (int i = 0; i < 4; i++) {
+        CHECK_OK(dd_thread_start(&threads[i], "aborter", abort_it, rank.comm, check_err()));
+    }
+    dd_status status = DD_OK;
+    while (status == DD_OK) {
+        dd_nccl_comm_handle handle;
+        status = dd_nccl_comm_enter(rank.comm, &handle, check_err());
+        if (status == DD_OK) {
+            int size;
+            CHECK_INT(rig.lib->api.ncclCommCount(handle, &size), DD_NCCL_SUCCESS);
+            dd_nccl_comm_leave(rank.comm);
+            status = dd_nccl_comm_check(rank.comm, check_err());
+        }
+    }
+    CHECK_INT(status, DD_ABORTED);
+    for (int i = 0; i < 4; i++) {
+        pthread_join(threads[i], NULL);
+    }
+    CHECK_INT(rig.on_nccl.calls("ncclCommAbort"), 1);
+    comm_rig_release(&rank, 1);
+    comm_rig_close(&rig);
+}
+
+/* A thread that hangs inside does not keep the abort from ending it: after a second it comes anyway. */
+TEST(an_abort_does_not_wait_for_ever)
+{
+    comm_rig rig;
+    REQUIRE(comm_rig_open(&rig, NEWEST));
+    comm_rig_rank rank;
+    REQUIRE(comm_rig_connect(&rig, &rank, 1, false));
+    dd_nccl_comm_handle handle;
+    REQUIRE_OK(dd_nccl_comm_enter(rank.comm, &handle, check_err()));
+    int64_t start_ns = dd_clock_now_ns();
+    CHECK_OK(dd_nccl_comm_abort(rank.comm, "it hangs", check_err()));
+    int64_t took_ns = dd_clock_now_ns() - start_ns;
+    CHECK(took_ns > 900 * DD_NS_PER_MS && took_ns < 3 * DD_NS_PER_S * check_slow());
+    dd_nccl_comm_leave(rank.comm);
+    comm_rig_release(&rank, 1);
+    comm_rig_close(&rig);
+}
+
+static void *
+enter_it(void *comm)
+{
+    dd_nccl_comm_handle handle;
+    CHECK_STATUS(dd_nccl_comm_enter(comm, &handle, check_err()), DD_ABORTED);
+    return NULL;
+}
+
+TEST(whoever_waits_to_get_in_hears_of_the_abort)
+{
+    comm_rig rig;
+    REQUIRE(comm_rig_open(&rig, NEWEST));
+    comm_rig_rank rank;
+    REQUIRE(comm_rig_connect(&rig, &rank, 1, false));
+    dd_nccl_comm_handle handle;
+    REQUIRE_OK(dd_nccl_comm_enter(rank.comm, &handle, check_err()));
+    pthread_t waiter;
+    pthread_t aborter;
+    CHECK_OK(dd_thread_start(&waiter, "waiter", enter_it, rank.comm, check_err()));
+    CHECK_OK(dd_thread_start(&aborter, "aborter", abort_it, rank.comm, check_err()));
+    pthread_join(waiter, NULL); /* while we are inside */
+    dd_nccl_comm_leave(rank.comm);
+    pthread_join(aborter, NULL);
+    comm_rig_release(&rank, 1);
+    comm_rig_close(&rig);
+}
+
+TEST(what_nccl_notices_is_told)
+{
+    comm_rig rig;
+    REQUIRE(comm_rig_open(&rig, NEWEST));
+    comm_rig_rank ranks[2];
+    REQUIRE(comm_rig_connect(&rig, ranks, 2, false));
+    rig.on_nccl.async_error(1, DD_NCCL_REMOTE_ERROR, 0, "NET/IB : Got completion with error 12");
+    CHECK_OK(dd_nccl_comm_check(ranks[0].comm, check_err()));
+    CHECK_STATUS(dd_nccl_comm_check(ranks[1].comm, check_err()), DD_BACKEND);
+    CHECK_CONTAINS(check_message(), "rank 1 of 2 on device 1");
+    CHECK_CONTAINS(check_message(), "ncclRemoteError (6): ");
+    /* It is not destroyed, which would wait for the other, but aborted. */
+    comm_rig_release(ranks, 2);
+    CHECK_INT(rig.on_nccl.calls("ncclCommAbort"), 1);
+    CHECK_INT(rig.on_nccl.calls("ncclCommDestroy"), 1);
+    comm_rig_close(&rig);
+}
+
+static void
+finalize(comm_rig_rank *rank)
+{
+    dd_wait wait = dd_wait_after(rank->timeout_ns);
+    rank->status = dd_nccl_comm_finalize(rank->comm, &wait, &rank->error);
+}
+
+TEST(finalize_and_its_deadline)
+{
+    comm_rig rig;
+    REQUIRE(comm_rig_open(&rig, NEWEST));
+    for (int is_nonblocking = 0; is_nonblocking < 2; is_nonblocking++) {
+        comm_rig_rank ranks[2];
+        REQUIRE(comm_rig_connect(&rig, ranks, 2, is_nonblocking));
+        comm_rig_run(ranks, 2, finalize);
+        CHECK_INT(ranks[0].status, DD_OK);
+        CHECK_INT(ranks[1].status, DD_OK);
+        CHECK_OK(dd_nccl_comm_destroy(ranks[0].comm, check_err()));
+        dd_nccl_comm_handle handle;
+        CHECK_STATUS(dd_nccl_comm_enter(ranks[0].comm, &handle, check_err()), DD_CLOSED);
+        comm_rig_release(ranks, 2);
+    }
+    comm_rig_rank rank;
+    REQUIRE(comm_rig_connect(&rig, &rank, 1, false));
+    rig.on_nccl.hang("ncclCommFinalize", 0, -1);
+    rank.timeout_ns = 100 * DD_NS_PER_MS;
+    finalize(&rank);
+    CHECK_INT(rank.status, DD_OP_TIMED_OUT);
+    CHECK_CONTAINS(rank.error.message, "ncclCommFinalize of rank 0 of 1 on device 0 timed out");
+    /* Whoever wants in meanwhile is not kept for ever either. */
+    CHECK_STATUS(dd_nccl_comm_suspend(rank.comm, check_err()), DD_OP_TIMED_OUT);
+    CHECK_CONTAINS(check_message(), "another thread's call");
+    rig.on_nccl.release();
+    dd_nccl_comm_handle handle;
+    CHECK_OK(dd_nccl_comm_enter(rank.comm, &handle, check_err())); /* once the thread has left */
+    dd_nccl_comm_leave(rank.comm);
+    comm_rig_release(&rank, 1);
+    /* The thread has a reference of its own for a moment. */
+    dd_wait wait = dd_wait_after(5 * DD_NS_PER_S);
+    while (rig.on_nccl.live("comm") > 0 && !dd_wait_is_over(&wait)) {
+        CHECK_OK(dd_wait_sleep(&wait, DD_NS_PER_MS, check_err()));
+    }
+    CHECK_INT(rig.on_nccl.live("comm"), 0);
+}
+
+TEST(revoke_suspend_and_statistics)
+{
+    comm_rig rig;
+    REQUIRE(comm_rig_open(&rig, NEWEST));
+    comm_rig_rank rank;
+    REQUIRE(comm_rig_connect(&rig, &rank, 1, false));
+    uint64_t value = 7;
+    CHECK_OK(dd_nccl_comm_mem_stat(rank.comm, DD_NCCL_MEM_STAT_SUSPENDED, &value, check_err()));
+    CHECK_INT(value, 0);
+    CHECK_OK(dd_nccl_comm_suspend(rank.comm, check_err()));
+    CHECK_OK(dd_nccl_comm_mem_stat(rank.comm, DD_NCCL_MEM_STAT_SUSPENDED, &value, check_err()));
+    CHECK_INT(value, 1);
+    CHECK_STATUS(dd_nccl_comm_suspend(rank.comm, check_err()), DD_BACKEND);
+    CHECK_CONTAINS(check_message(), "ncclCommSuspend of rank 0 of 1 on device 0: ncclInvalidUsage");
+    CHECK_OK(dd_nccl_comm_resume(rank.comm, check_err()));
+    CHECK_STATUS(dd_nccl_comm_mem_stat(rank.comm, 99, &value, check_err()), DD_BACKEND);
+
+    CHECK_OK(dd_nccl_comm_revoke(rank.comm, check_err()));
+    finalize(&rank); /* nothing that NCCL allows then, so it is left out */
+    CHECK_INT(rank.status, DD_OK);
+    CHECK_INT(rig.on_nccl.calls("ncclCommFinalize"), 0);
+    comm_rig_release(&rank, 1);
+    comm_rig_close(&rig);
+}
+
+TEST(registrations)
+{
+    comm_rig rig;
+    REQUIRE(comm_rig_open(&rig, NEWEST));
+    comm_rig_rank rank;
+    REQUIRE(comm_rig_connect(&rig, &rank, 1, false));
+    void *data = NULL;
+    CHECK_OK(
+        dd_nccl_check(rig.lib, NULL, rig.lib->api.ncclMemAlloc(&data, 8192), check_err(), "ncclMemAlloc"));
+    dd_wait wait = dd_wait_after(5 * DD_NS_PER_S * check_slow());
+    for (int is_window = 0; is_window < 2; is_window++) {
+        void *registration = NULL;
+        CHECK_OK(dd_nccl_comm_register(rank.comm, data, 8192, is_window, &registration, &wait, check_err()));
+        CHECK(registration != NULL);
+        CHECK_OK(dd_nccl_comm_deregister(rank.comm, registration, is_window, check_err()));
+    }
+    CHECK_OK(dd_nccl_comm_deregister(rank.comm, NULL, true, check_err()));
+    CHECK_OK(dd_nccl_check(rig.lib, NULL, rig.lib->api.ncclMemFree(data), check_err(), "ncclMemFree"));
+    CHECK_INT(rig.on_nccl.live("registration"), 0);
+    CHECK_INT(rig.on_nccl.live("window"), 0);
+    comm_rig_release(&rank, 1);
+    comm_rig_close(&rig);
+}
+
+TEST(what_an_old_nccl_cannot_do_names_the_version_that_can)
+{
+    comm_rig rig;
+    REQUIRE(comm_rig_open(&rig, "2.18.1"));
+    comm_rig_rank rank;
+    REQUIRE(comm_rig_connect(&rig, &rank, 1, false));
+    uint64_t value;
+    void *registration;
+    int excluded = 0;
+    dd_nccl_unique_id id;
+    dd_wait wait = dd_wait_after(DD_NS_PER_S);
+    dd_nccl_comm_spec spec = {.lib = rig.lib, .cuda = rig.cuda, .size = 2};
+    CHECK_STATUS(dd_nccl_comm_revoke(rank.comm, check_err()), DD_NOT_SUPPORTED);
+    CHECK_CONTAINS(check_message(), "ncclCommRevoke needs NCCL 2.28.7 or newer, this is 2.18.1");
+    CHECK_STATUS(dd_nccl_comm_suspend(rank.comm, check_err()), DD_NOT_SUPPORTED);
+    CHECK_STATUS(dd_nccl_comm_resume(rank.comm, check_err()), DD_NOT_SUPPORTED);
+    CHECK_STATUS(dd_nccl_comm_mem_stat(rank.comm, 0, &value, check_err()), DD_NOT_SUPPORTED);
+    CHECK_STATUS(dd_nccl_comm_grow_id(rank.comm, &id, check_err()), DD_NOT_SUPPORTED);
+    CHECK_STATUS(dd_nccl_comm_grow(rank.comm, &spec, &id, &rank.child, NULL, &wait, check_err()),
+                 DD_NOT_SUPPORTED);
+    CHECK_STATUS(
+        dd_nccl_comm_shrink(rank.comm, &excluded, 1, false, NULL, &rank.child, NULL, &wait, check_err()),
+        DD_NOT_SUPPORTED);
+    CHECK_CONTAINS(check_message(), "2.27.3");
+    CHECK_STATUS(dd_nccl_comm_register(rank.comm, &value, 8, false, &registration, &wait, check_err()),
+                 DD_NOT_SUPPORTED);
+    CHECK_STATUS(dd_nccl_comm_register(rank.comm, &value, 8, true, &registration, &wait, check_err()),
+                 DD_NOT_SUPPORTED);
+    comm_rig_release(&rank, 1);
+    comm_rig_close(&rig);
+}
+
+/* At the process's end the driver may be gone first. */
+TEST(a_driver_that_is_gone_bothers_nobody)
+{
+    comm_rig rig;
+    REQUIRE(comm_rig_open(&rig, NEWEST));
+    comm_rig_rank rank;
+    REQUIRE(comm_rig_connect(&rig, &rank, 1, false));
+    rig.on_cuda.shut_down(1);
+    finalize(&rank);
+    CHECK_INT(rank.status, DD_OK);
+    CHECK_OK(dd_nccl_comm_destroy(rank.comm, check_err()));
+    comm_rig_release(&rank, 1);
+    CHECK_INT(rig.on_nccl.calls("ncclCommDestroy"), 0);
+    CHECK_INT(rig.on_nccl.calls("ncclCommAbort"), 0);
+    dd_nccl_lib_close(rig.lib);
+    dd_cuda_close(rig.cuda);
+}
+
+TEST(a_child_of_a_fork_leaves_it_alone)
+{
+    comm_rig rig;
+    REQUIRE(comm_rig_open(&rig, NEWEST));
+    comm_rig_rank rank;
+    REQUIRE(comm_rig_connect(&rig, &rank, 1, false));
+    pid_t pid = fork();
+    if (pid == 0) {
+        dd_nccl_comm_handle handle;
+        CHECK_STATUS(dd_nccl_comm_enter(rank.comm, &handle, check_err()), DD_FORKED);
+        CHECK_STATUS(dd_nccl_comm_abort(rank.comm, "in the child", check_err()), DD_FORKED);
+        dd_nccl_comm_release(rank.comm);
+        CHECK_INT(rig.on_nccl.live("comm"), 1);
+        _exit(check_failures() > 0);
+    }
+    int how = 0;
+    CHECK(waitpid(pid, &how, 0) == pid && WIFEXITED(how) && WEXITSTATUS(how) == 0);
+    comm_rig_release(&rank, 1);
+    comm_rig_close(&rig);
+}
+
+TEST(a_call_without_blocking_is_waited_for)
+{
+    comm_rig rig;
+    REQUIRE(comm_rig_open(&rig, NEWEST));
+    comm_rig_rank rank;
+    REQUIRE(comm_rig_connect(&rig, &rank, 1, true));
+    rig.on_nccl.slow_launches(50);
+    const dd_nccl_api *api = &rig.lib->api;
+    dd_cuda_guard guard;
+    dd_nccl_comm_handle handle;
+    REQUIRE_OK(dd_cuda_enter(rig.cuda, 0, &guard, check_err()));
+    REQUIRE_OK(dd_nccl_comm_enter(rank.comm, &handle, check_err()));
+    const dd_cuda_api *driver = &rig.cuda->api;
+    dd_cuda_ptr data;
+    dd_cuda_stream stream;
+    CHECK_INT(driver->cuMemAlloc(&data, 64), DD_CUDA_SUCCESS);
+    CHECK_INT(driver->cuStreamCreateWithPriority(&stream, DD_CUDA_STREAM_NON_BLOCKING, 0), DD_CUDA_SUCCESS);
+    void *at = (void *)(uintptr_t)data;
+    CHECK_INT(api->ncclGroupStart(), DD_NCCL_SUCCESS);
+    (void)api->ncclAllReduce(at, at, 16, DD_NCCL_DTYPE_FLOAT32, DD_NCCL_SUM, handle, stream);
+    CHECK_INT(api->ncclGroupEnd(), DD_NCCL_IN_PROGRESS);
+    dd_wait brief = dd_wait_after(5 * DD_NS_PER_MS);
+    CHECK_STATUS(dd_nccl_comm_wait_ready(rank.comm, "ncclAllReduce", NULL, &brief, check_err()),
+                 DD_OP_TIMED_OUT);
+    CHECK_CONTAINS(check_message(), "ncclAllReduce timed out");
+    dd_wait wait = dd_wait_after(5 * DD_NS_PER_S * check_slow());
+    CHECK_OK(dd_nccl_comm_wait_ready(rank.comm, "ncclAllReduce", NULL, &wait, check_err()));
+    dd_nccl_comm_leave(rank.comm);
+    CHECK_INT(driver->cuStreamSynchronize(stream), DD_CUDA_SUCCESS);
+    CHECK_INT(driver->cuStreamDestroy(stream), DD_CUDA_SUCCESS);
+    CHECK_INT(driver->cuMemFree(data), DD_CUDA_SUCCESS);
+    dd_cuda_leave(&guard);
+    comm_rig_release(&rank, 1);
+    comm_rig_close(&rig);
+}
+
+/* Nothing is lost and nothing leaks when there is no memory. */
+TEST(without_memory)
+{
+    comm_rig rig;
+    REQUIRE(comm_rig_open(&rig, NEWEST));
+    dd_nccl_unique_id id;
+    CHECK_OK(dd_nccl_make_unique_id(rig.lib, &id, check_err()));
+    dd_nccl_comm_spec spec = {.lib = rig.lib, .cuda = rig.cuda, .size = 1};
+    dd_status status = DD_OUT_OF_MEMORY;
+    for (long n = 0; status == DD_OUT_OF_MEMORY && n < 50; n++) {
+        dd_nccl_comm *comm = NULL;
+        dd_wait wait = dd_wait_after(5 * DD_NS_PER_S * check_slow());
+        dd_mem_fail_after(n);
+        status = dd_nccl_comm_init(&spec, &id, 1, &comm, NULL, &wait, check_err());
+        dd_mem_fail_after(-1);
+        dd_nccl_comm_release(comm);
+    }
+    CHECK_INT(status, DD_OK);
+    comm_rig_close(&rig);
+}

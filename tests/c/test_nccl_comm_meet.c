@@ -1,0 +1,282 @@
+/* Ranks that meet in a store, with an NCCL that only makes ids. */
+#include "check.h"
+#include "core/thread.h"
+#include "nccl/nccl_meet.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define MAX_RANKS 8
+
+static atomic_int nmade;
+
+static dd_nccl_result
+make_id(dd_nccl_unique_id *id)
+{
+    memset(id->bytes, 'a' + atomic_fetch_add(&nmade, 1), sizeof id->bytes);
+    return DD_NCCL_SUCCESS;
+}
+
+static dd_nccl_result
+make_no_id(dd_nccl_unique_id *id)
+{
+    (void)id;
+    return DD_NCCL_SYSTEM_ERROR;
+}
+
+static const char *
+error_text(dd_nccl_result result)
+{
+    return result == DD_NCCL_SYSTEM_ERROR ? "unhandled system error" : "other";
+}
+
+static const char *
+last_error(dd_nccl_comm_handle comm)
+{
+    (void)comm;
+    return "no interface is up";
+}
+
+static dd_nccl_result
+init_scalable(dd_nccl_comm_handle *comm, int nranks, int rank, int nids, dd_nccl_unique_id *ids,
+              dd_nccl_abi_config *config)
+{
+    (void)comm, (void)nranks, (void)rank, (void)nids, (void)ids, (void)config;
+    return DD_NCCL_INTERNAL_ERROR;
+}
+
+typedef struct meeter {
+    dd_nccl_lib lib;
+    dd_nccl_meeting meeting;
+    atomic_bool *stop;
+    int nids;
+    dd_wait wait;
+    pthread_t thread;
+    dd_nccl_unique_id ids[MAX_RANKS];
+    dd_status status;
+    dd_error error;
+} meeter;
+
+typedef struct party {
+    dd_store *store;
+    int size;
+    meeter ranks[MAX_RANKS];
+} party;
+
+static void *
+run_meeter(void *arg)
+{
+    meeter *m = arg;
+    m->meeting.lib = &m->lib;
+    m->status = dd_nccl_meet(&m->meeting, m->ids, m->nids, m->stop, &m->wait, &m->error);
+    return NULL;
+}
+
+static void
+party_init(party *p, int size, int nids, int64_t timeout_ns)
+{
+    *p = (party){.size = size};
+    CHECK_OK(dd_hash_store_open(&p->store, DD_NS_PER_S, check_err()));
+    for (int i = 0; i < size; i++) {
+        meeter *m = &p->ranks[i];
+        m->lib = (dd_nccl_lib){.version = 22703, .version_text = "2.27.3", .path = "libnccl.so.2"};
+        m->lib.api.ncclGetUniqueId = make_id;
+        m->lib.api.ncclGetErrorString = error_text;
+        m->lib.api.ncclGetLastError = last_error;
+        m->lib.api.ncclCommInitRankScalable = init_scalable;
+        m->meeting = (dd_nccl_meeting){.store = p->store, .prefix = BYTES("nccl/0"), .rank = i, .size = size};
+        m->nids = nids;
+        m->wait = dd_wait_after(timeout_ns * check_slow());
+    }
+}
+
+/* From rank `first` on. */
+static void
+party_run(party *p, int first)
+{
+    for (int i = first; i < p->size; i++) {
+        CHECK_OK(dd_thread_start(&p->ranks[i].thread, "meeter", run_meeter, &p->ranks[i], check_err()));
+    }
+    for (int i = first; i < p->size; i++) {
+        pthread_join(p->ranks[i].thread, NULL);
+    }
+}
+
+static void
+party_fini(party *p)
+{
+    dd_store_release(p->store);
+}
+
+TEST(all_ranks_get_the_ids_of_the_roots)
+{
+    for (int nids = 1; nids <= 3; nids++) {
+        party p;
+        party_init(&p, 5, nids, 5 * DD_NS_PER_S);
+        party_run(&p, 0);
+        for (int i = 0; i < p.size; i++) {
+            CHECK_INT(p.ranks[i].status, DD_OK);
+            CHECK(memcmp(p.ranks[i].ids, p.ranks[0].ids, (size_t)nids * sizeof p.ranks[i].ids[0]) == 0);
+        }
+        for (int i = 1; i < nids; i++) {
+            CHECK(p.ranks[0].ids[i].bytes[0] != p.ranks[0].ids[i - 1].bytes[0]);
+        }
+        int64_t nkeys = 0;
+        dd_wait wait = dd_wait_after(DD_NS_PER_S);
+        CHECK_OK(p.store->ops->num_keys(p.store, &nkeys, &wait, check_err()));
+        CHECK_INT(nkeys, 1); /* the verdict; cards are taken back */
+        party_fini(&p);
+    }
+}
+
+TEST(one_rank_needs_no_store)
+{
+    party p;
+    party_init(&p, 1, 1, DD_NS_PER_S);
+    p.ranks[0].meeting.store = NULL;
+    party_run(&p, 0);
+    CHECK_INT(p.ranks[0].status, DD_OK);
+    party_fini(&p);
+}
+
+TEST(different_versions_are_named_on_every_rank)
+{
+    party p;
+    party_init(&p, 4, 1, 5 * DD_NS_PER_S);
+    p.ranks[2].lib.version = 22105;
+    party_run(&p, 0);
+    for (int i = 0; i < p.size; i++) {
+        CHECK_INT(p.ranks[i].status, DD_MISMATCH);
+        CHECK_CONTAINS(p.ranks[i].error.message, "rank 0 ");
+        CHECK_CONTAINS(p.ranks[i].error.message, "has 2.27.3");
+        CHECK_CONTAINS(p.ranks[i].error.message, "rank 2 ");
+        CHECK_CONTAINS(p.ranks[i].error.message, "has 2.21.5");
+        CHECK_INT(p.ranks[i].error.culprit.rank, 2);
+    }
+    party_fini(&p);
+}
+
+TEST(a_root_that_fails_tells_all_why)
+{
+    party p;
+    party_init(&p, 4, 2, 5 * DD_NS_PER_S);
+    p.ranks[2].lib.api.ncclGetUniqueId = make_no_id; /* the root of the second half */
+    party_run(&p, 0);
+    for (int i = 0; i < p.size; i++) {
+        CHECK_INT(p.ranks[i].status, DD_BACKEND);
+        CHECK_CONTAINS(p.ranks[i].error.message, "rank 2 could not make NCCL's unique id");
+        CHECK_CONTAINS(p.ranks[i].error.message,
+                       "ncclSystemError (2): unhandled system error: no interface is up");
+        CHECK_INT(p.ranks[i].error.culprit.rank, 2);
+    }
+    party_fini(&p);
+}
+
+TEST(ranks_that_do_not_come_are_named)
+{
+    static const int NAMES[] = {3, 5, 6, 9};
+    party p;
+    party_init(&p, 4, 1, 200 * DD_NS_PER_MS);
+    for (int i = 0; i < p.size; i++) {
+        p.ranks[i].meeting.names = NAMES;
+    }
+    p.size = 3; /* the last stays away */
+    party_run(&p, 0);
+    for (int i = 0; i < p.size; i++) {
+        CHECK_INT(p.ranks[i].status, DD_OP_TIMED_OUT);
+        CHECK_CONTAINS(p.ranks[i].error.message, "1 of 4 ranks have not come: 9");
+        CHECK_INT(p.ranks[i].error.culprit.rank, 9);
+    }
+    party_fini(&p);
+
+    party_init(&p, 4, 1, 200 * DD_NS_PER_MS);
+    party_run(&p, 1); /* the first stays away */
+    for (int i = 1; i < p.size; i++) {
+        CHECK_INT(p.ranks[i].status, DD_OP_TIMED_OUT);
+        CHECK_CONTAINS(p.ranks[i].error.message, "1 of 4 ranks have not come: 0");
+        CHECK_INT(p.ranks[i].error.culprit.rank, 0);
+    }
+    party_fini(&p);
+}
+
+TEST(a_latecomer_hears_at_once_that_it_is_over)
+{
+    party p;
+    party_init(&p, 2, 1, 50 * DD_NS_PER_MS);
+    run_meeter(&p.ranks[0]);
+    CHECK_INT(p.ranks[0].status, DD_OP_TIMED_OUT);
+    p.ranks[1].wait = dd_wait_after(DD_NEVER_NS);
+    run_meeter(&p.ranks[1]);
+    CHECK_INT(p.ranks[1].status, DD_OP_TIMED_OUT);
+    CHECK_CONTAINS(p.ranks[1].error.message, "1 of 2 ranks have not come: 1");
+    party_fini(&p);
+}
+
+TEST(a_meeting_can_be_called_off)
+{
+    atomic_bool stop = true;
+    party p;
+    party_init(&p, 2, 1, DD_NEVER_NS / 1000);
+    p.ranks[0].stop = &stop;
+    run_meeter(&p.ranks[0]);
+    run_meeter(&p.ranks[1]); /* finds what the first has left */
+    for (int i = 0; i < p.size; i++) {
+        CHECK_INT(p.ranks[i].status, DD_ABORTED);
+        CHECK_CONTAINS(p.ranks[i].error.message, "called off");
+    }
+    party_fini(&p);
+}
+
+TEST(two_meetings_under_one_prefix_do_not_mix)
+{
+    party p;
+    party_init(&p, 2, 1, 5 * DD_NS_PER_S);
+    party_run(&p, 0);
+    char first = p.ranks[0].ids[0].bytes[0];
+    p.ranks[0].meeting.use = 1;
+    p.ranks[1].meeting.use = 1;
+    party_run(&p, 0);
+    CHECK_INT(p.ranks[1].status, DD_OK);
+    CHECK(p.ranks[1].ids[0].bytes[0] == p.ranks[0].ids[0].bytes[0]);
+    CHECK(p.ranks[1].ids[0].bytes[0] != first);
+    party_fini(&p);
+}
+
+/* What others left is a peer's bytes. */
+TEST(bad_cards_and_verdicts_are_errors)
+{
+    static const char *const BAD[] = {"", "short"};
+    for (size_t i = 0; i < 2; i++) {
+        party p;
+        dd_wait wait = dd_wait_after(DD_NS_PER_S);
+        party_init(&p, 2, 1, 5 * DD_NS_PER_S);
+        CHECK_OK(p.store->ops->set(p.store, BYTES("nccl/0/0/card/1"), dd_bytes_of_string(BAD[i]), &wait,
+                                   check_err()));
+        run_meeter(&p.ranks[0]);
+        CHECK_INT(p.ranks[0].status, DD_PROTOCOL);
+        CHECK_CONTAINS(p.ranks[0].error.message, "rank 1");
+        CHECK_OK(p.store->ops->set(p.store, BYTES("nccl/0/0/verdict"), dd_bytes_of_string(BAD[i]), &wait,
+                                   check_err()));
+        run_meeter(&p.ranks[1]);
+        CHECK_INT(p.ranks[1].status, DD_PROTOCOL);
+        party_fini(&p);
+    }
+    party p;
+    party_init(&p, 2, 1, 5 * DD_NS_PER_S);
+    p.ranks[1].nids = 2; /* the ranks disagree about the roots */
+    party_run(&p, 0);
+    CHECK_INT(p.ranks[1].status, DD_PROTOCOL);
+    CHECK_CONTAINS(p.ranks[1].error.message, "same number of roots");
+    party_fini(&p);
+}
+
+TEST(the_number_of_ids)
+{
+    dd_nccl_lib lib = {.version = 22203};
+    CHECK_INT(dd_nccl_meet_nids(&lib, 100, 10), 1); /* cannot */
+    lib.api.ncclCommInitRankScalable = init_scalable;
+    CHECK_INT(dd_nccl_meet_nids(&lib, 100, 0), 1);
+    CHECK_INT(dd_nccl_meet_nids(&lib, 100, 10), 10);
+    CHECK_INT(dd_nccl_meet_nids(&lib, 101, 10), 11);
+    CHECK_INT(dd_nccl_meet_nids(&lib, 3, 128), 1);
+}

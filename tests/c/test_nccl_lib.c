@@ -1,0 +1,186 @@
+/* Loading: what is found, what is missing, and the words for it. */
+#include "check.h"
+#include "nccl/cuda.h"
+#include "nccl/nccl_lib.h"
+#include "test_nccl_comm_rig.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define NEWEST "2.32.3"
+#define NOWHERE "/nonexistent/folder/libnccl.so.2"
+
+static const char *const ERAS[] = {"2.18.1", "2.19.3", "2.22.3", "2.23.4", "2.24.3", "2.27.3", "2.28.3",
+                                   "2.28.7", "2.29.2", "2.29.7", "2.30.7", "2.31.2", "2.32.3"};
+
+static int
+code_of(const char *version)
+{
+    int major = 0;
+    int minor = 0;
+    int patch = 0;
+    CHECK_INT(sscanf(version, "%d.%d.%d", &major, &minor, &patch), 3);
+    return major * 10000 + minor * 100 + patch;
+}
+
+TEST(each_version_has_what_it_has)
+{
+    for (size_t i = 0; i < sizeof ERAS / sizeof ERAS[0]; i++) {
+        dd_nccl_search search = {.explicit_path = comm_rig_nccl_path(ERAS[i])};
+        dd_nccl_lib *lib;
+        REQUIRE_OK(dd_nccl_lib_open(&search, &lib, check_err()));
+        CHECK_INT(lib->version, code_of(ERAS[i]));
+        CHECK(strcmp(lib->version_text, ERAS[i]) == 0);
+        CHECK(strcmp(lib->path, search.explicit_path) == 0);
+        for (int c = 0; c < DD_NCCL_CAPABILITY_COUNT; c++) {
+            dd_nccl_capability capability = (dd_nccl_capability)c;
+            bool is_due = dd_nccl_capability_since(capability) <= lib->version;
+            CHECK_INT(dd_nccl_has(lib, capability), is_due);
+            CHECK_STATUS(dd_nccl_need(lib, capability, check_err()), is_due ? DD_OK : DD_NOT_SUPPORTED);
+            if (!is_due) {
+                char since[16];
+                CHECK_CONTAINS(check_message(), dd_nccl_capability_name(capability));
+                CHECK_CONTAINS(check_message(),
+                               dd_nccl_version_print(dd_nccl_capability_since(capability), since));
+                CHECK_CONTAINS(check_message(), lib->path);
+            }
+        }
+        dd_nccl_dtype theirs;
+        CHECK_STATUS(dd_nccl_dtype_of(lib, DD_DTYPE_FLOAT8_E5M2, &theirs, check_err()),
+                     lib->version >= 22403 ? DD_OK : DD_NOT_SUPPORTED);
+        dd_nccl_lib_close(lib);
+    }
+}
+
+TEST(a_copy_in_the_process_is_shared)
+{
+    dd_nccl_search search = {.explicit_path = comm_rig_nccl_path("2.27.3")};
+    dd_nccl_search anywhere = {0};
+    dd_nccl_lib *first;
+    dd_nccl_lib *second;
+    REQUIRE_OK(dd_nccl_lib_open(&search, &first, check_err()));
+    REQUIRE_OK(dd_nccl_lib_open(&anywhere, &second, check_err()));
+    CHECK(first->api.ncclAllReduce == second->api.ncclAllReduce);
+    CHECK(strcmp(second->path, first->path) == 0);
+    dd_nccl_lib_close(first);
+    dd_nccl_lib_close(second);
+}
+
+TEST(candidates_are_tried_in_their_order)
+{
+    const char *newest = comm_rig_nccl_path(NEWEST);
+    const char *candidates[] = {NOWHERE, newest};
+    dd_nccl_search search = {.candidates = candidates, .ncandidates = 2};
+    dd_nccl_lib *lib;
+    REQUIRE_OK(dd_nccl_lib_open(&search, &lib, check_err()));
+    CHECK(strcmp(lib->version_text, NEWEST) == 0);
+    dd_nccl_lib_close(lib);
+}
+
+TEST(errors_name_everything_that_was_tried)
+{
+    const char *candidates[] = {NOWHERE, "/etc/passwd"};
+    dd_nccl_search search = {.candidates = candidates, .ncandidates = 2};
+    dd_nccl_lib *lib;
+    CHECK_STATUS(dd_nccl_lib_open(&search, &lib, check_err()), DD_NOT_SUPPORTED);
+    CHECK_CONTAINS(check_message(), "libnccl.so.2: not in the process yet");
+    CHECK_CONTAINS(check_message(), NOWHERE ": cannot open shared object file");
+    CHECK_CONTAINS(check_message(), "/etc/passwd: ");
+    CHECK_CONTAINS(check_message(), "libnccl.so: ");
+
+    /* A path that somebody insists on is the only one. */
+    search.explicit_path = NOWHERE;
+    CHECK_STATUS(dd_nccl_lib_open(&search, &lib, check_err()), DD_NOT_SUPPORTED);
+    CHECK_CONTAINS(check_message(), NOWHERE);
+    CHECK_LACKS(check_message(), "/etc/passwd");
+
+    dd_cuda *cuda;
+    CHECK_STATUS(dd_cuda_open("/nonexistent/libcuda.so", &cuda, check_err()), DD_NOT_SUPPORTED);
+    CHECK_CONTAINS(check_message(), "/nonexistent/libcuda.so");
+}
+
+TEST(another_library_is_no_nccl)
+{
+    dd_nccl_search search = {.explicit_path = "libm.so.6"};
+    dd_nccl_lib *lib;
+    CHECK_STATUS(dd_nccl_lib_open(&search, &lib, check_err()), DD_NOT_SUPPORTED);
+    CHECK_CONTAINS(check_message(), "ncclGetVersion");
+    dd_cuda *cuda;
+    CHECK_STATUS(dd_cuda_open("libm.so.6", &cuda, check_err()), DD_NOT_SUPPORTED);
+    CHECK_CONTAINS(check_message(), "cuInit, cuDriverGetVersion"); /* all that is missing */
+    CHECK_CONTAINS(check_message(), "cuPointerGetAttribute");
+}
+
+TEST(errors_of_nccl_have_its_reasons)
+{
+    comm_rig rig;
+    REQUIRE(comm_rig_open(&rig, NEWEST));
+    rig.on_nccl.fail("ncclGetUniqueId", 0, DD_NCCL_SYSTEM_ERROR, "Bootstrap : no socket interface found");
+    dd_nccl_unique_id id;
+    CHECK_STATUS(dd_nccl_make_unique_id(rig.lib, &id, check_err()), DD_BACKEND);
+    CHECK_CONTAINS(check_message(), "ncclGetUniqueId: ncclSystemError (2): ");
+    CHECK_CONTAINS(check_message(), ": Bootstrap : no socket interface found");
+    CHECK_OK(dd_nccl_check(rig.lib, NULL, DD_NCCL_IN_PROGRESS, check_err(), "x"));
+
+    CHECK_STATUS(dd_nccl_set_encryption(rig.lib, "short", check_err()), DD_INVALID_ARGUMENT);
+    CHECK_OK(dd_nccl_set_encryption(rig.lib, "0123456789abcdef0123456789abcdef", check_err()));
+    dd_nccl_dtype theirs;
+    CHECK_STATUS(dd_nccl_dtype_of(rig.lib, DD_DTYPE_COMPLEX64, &theirs, check_err()), DD_NOT_SUPPORTED);
+    CHECK_CONTAINS(check_message(), "complex64");
+    comm_rig_close(&rig);
+}
+
+/* ---- the driver */
+
+TEST(the_callers_context_comes_back)
+{
+    comm_rig rig;
+    REQUIRE(comm_rig_open(&rig, NEWEST));
+    int device;
+    CHECK_OK(dd_cuda_current_device(rig.cuda, &device, check_err()));
+    CHECK_INT(device, DD_CUDA_NO_CURRENT);
+
+    dd_cuda_guard outer;
+    dd_cuda_guard inner;
+    REQUIRE_OK(dd_cuda_enter(rig.cuda, 1, &outer, check_err()));
+    REQUIRE_OK(dd_cuda_enter(rig.cuda, 2, &inner, check_err()));
+    CHECK_OK(dd_cuda_current_device(rig.cuda, &device, check_err()));
+    CHECK_INT(device, 2);
+    dd_cuda_leave(&inner);
+    dd_cuda_leave(&inner); /* once is enough */
+    CHECK_OK(dd_cuda_current_device(rig.cuda, &device, check_err()));
+    CHECK_INT(device, 1);
+    CHECK_STATUS(dd_cuda_enter(rig.cuda, 4, &inner, check_err()), DD_INVALID_ARGUMENT);
+    CHECK_CONTAINS(check_message(), "no CUDA device 4: there are 4");
+    dd_cuda_leave(&inner);
+    dd_cuda_leave(&outer);
+    CHECK_OK(dd_cuda_current_device(rig.cuda, &device, check_err()));
+    CHECK_INT(device, DD_CUDA_NO_CURRENT);
+
+    CHECK_INT(rig.on_cuda.live("context"), 2);
+    comm_rig_close(&rig);
+}
+
+TEST(errors_of_the_driver_have_their_names)
+{
+    comm_rig rig;
+    REQUIRE(comm_rig_open(&rig, NEWEST));
+    CHECK_STATUS(dd_cuda_check(rig.cuda, DD_CUDA_INVALID_VALUE, check_err(), "cuEventRecord on device %d", 3),
+                 DD_BACKEND);
+    CHECK_CONTAINS(check_message(), "cuEventRecord on device 3: CUDA_ERROR_INVALID_VALUE (1): ");
+    CHECK(!dd_cuda_is_gone(rig.cuda));
+    rig.on_cuda.shut_down(1);
+    CHECK(dd_cuda_is_gone(rig.cuda));
+    rig.on_cuda.shut_down(0);
+    comm_rig_close(&rig);
+}
+
+TEST(a_machine_without_devices)
+{
+    (void)setenv("DLDIST_STUB_DEVICES", "0", 1);
+    dd_cuda *cuda;
+    CHECK_STATUS(dd_cuda_open(DD_STUBS_DIR "/libcuda.so.1", &cuda, check_err()), DD_NOT_SUPPORTED);
+    CHECK_CONTAINS(check_message(), "the CUDA driver cannot be used");
+}

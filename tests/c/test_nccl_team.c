@@ -1,0 +1,358 @@
+/* One process with several devices, over the doubles, whose device memory is the host's. */
+#include "nccl/nccl_team.h"
+#include "test_nccl_comm_rig.h"
+
+#include <string.h>
+
+#define NEWEST "2.32.3"
+#define NDEVICES 3
+#define COUNT 4
+
+static const int DEVICES[NDEVICES] = {0, 1, 2};
+
+/* A piece of memory for each device, with NDEVICES * COUNT floats. */
+typedef struct field {
+    comm_rig rig;
+    dd_nccl_team *team;
+    dd_wait wait;
+    float *data[NDEVICES];
+    dd_cuda_stream streams[NDEVICES];
+} field;
+
+static bool
+field_open(field *f)
+{
+    if (!comm_rig_open(&f->rig, NEWEST)) {
+        return false;
+    }
+    f->wait = dd_wait_after(8 * DD_NS_PER_S * check_slow());
+    const dd_cuda_api *driver = &f->rig.cuda->api;
+    for (int i = 0; i < NDEVICES; i++) {
+        dd_cuda_guard guard;
+        dd_cuda_ptr data;
+        CHECK_OK(dd_cuda_enter(f->rig.cuda, i, &guard, check_err()));
+        CHECK_INT(driver->cuMemAlloc(&data, NDEVICES * COUNT * sizeof(float)), DD_CUDA_SUCCESS);
+        CHECK_INT(driver->cuStreamCreateWithPriority(&f->streams[i], DD_CUDA_STREAM_NON_BLOCKING, 0),
+                  DD_CUDA_SUCCESS);
+        dd_cuda_leave(&guard);
+        f->data[i] = (float *)(uintptr_t)data;
+    }
+    return CHECK_OK(
+        dd_nccl_team_open(f->rig.lib, f->rig.cuda, DEVICES, NDEVICES, &f->team, &f->wait, check_err()));
+}
+
+static void
+field_sync(field *f, bool is_default)
+{
+    for (int i = 0; i < NDEVICES; i++) {
+        dd_cuda_guard guard;
+        CHECK_OK(dd_cuda_enter(f->rig.cuda, i, &guard, check_err()));
+        CHECK_INT(f->rig.cuda->api.cuStreamSynchronize(is_default ? NULL : f->streams[i]), DD_CUDA_SUCCESS);
+        dd_cuda_leave(&guard);
+    }
+}
+
+static void
+field_close(field *f)
+{
+    dd_nccl_team_close(f->team);
+    for (int i = 0; i < NDEVICES; i++) {
+        CHECK_INT(f->rig.cuda->api.cuMemFree((dd_cuda_ptr)(uintptr_t)f->data[i]), DD_CUDA_SUCCESS);
+        CHECK_INT(f->rig.cuda->api.cuStreamDestroy(f->streams[i]), DD_CUDA_SUCCESS);
+    }
+    comm_rig_close(&f->rig);
+}
+
+/* Device i has i + 1 everywhere. */
+static void
+field_fill(field *f)
+{
+    for (int i = 0; i < NDEVICES; i++) {
+        for (int k = 0; k < NDEVICES * COUNT; k++) {
+            f->data[i][k] = (float)(i + 1);
+        }
+    }
+}
+
+static void
+in_place(field *f, dd_nccl_item_kind kind, int root, dd_nccl_item *items)
+{
+    for (int i = 0; i < NDEVICES; i++) {
+        items[i] = (dd_nccl_item){.kind = kind,
+                                  .send = f->data[i],
+                                  .recv = f->data[i],
+                                  .count = COUNT,
+                                  .dtype = DD_NCCL_DTYPE_FLOAT32,
+                                  .redop = DD_NCCL_SUM,
+                                  .root = root};
+    }
+}
+
+TEST(collectives_of_a_team)
+{
+    field f;
+    REQUIRE(field_open(&f));
+    CHECK_INT(dd_nccl_team_size(f.team), NDEVICES);
+    CHECK_INT(dd_nccl_team_device(f.team, 2), 2);
+    dd_nccl_item items[NDEVICES];
+
+    field_fill(&f);
+    in_place(&f, DD_NCCL_ITEM_ALL_REDUCE, 0, items);
+    CHECK_OK(dd_nccl_team_run(f.team, "all_reduce", items, 1, f.streams, &f.wait, check_err()));
+    field_sync(&f, false);
+    for (int i = 0; i < NDEVICES; i++) {
+        CHECK(f.data[i][0] == 6 && f.data[i][COUNT - 1] == 6 && f.data[i][COUNT] == (float)(i + 1));
+    }
+
+    field_fill(&f);
+    in_place(&f, DD_NCCL_ITEM_BROADCAST, 2, items);
+    CHECK_OK(dd_nccl_team_run(f.team, "broadcast", items, 1, f.streams, &f.wait, check_err()));
+    field_sync(&f, false);
+    CHECK(f.data[0][0] == 3 && f.data[1][COUNT - 1] == 3);
+
+    field_fill(&f);
+    in_place(&f, DD_NCCL_ITEM_REDUCE, 1, items);
+    CHECK_OK(dd_nccl_team_run(f.team, "reduce", items, 1, f.streams, &f.wait, check_err()));
+    field_sync(&f, false);
+    CHECK(f.data[0][0] == 1 && f.data[1][0] == 6 && f.data[2][0] == 3);
+
+    field_fill(&f);
+    in_place(&f, DD_NCCL_ITEM_ALL_GATHER, 0, items);
+    for (int i = 0; i < NDEVICES; i++) {
+        items[i].send = f.data[i] + i * COUNT;
+    }
+    CHECK_OK(dd_nccl_team_run(f.team, "all_gather", items, 1, f.streams, &f.wait, check_err()));
+    field_sync(&f, false);
+    for (int i = 0; i < NDEVICES; i++) {
+        CHECK(f.data[i][0] == 1 && f.data[i][COUNT] == 2 && f.data[i][3 * COUNT - 1] == 3);
+    }
+
+    in_place(&f, DD_NCCL_ITEM_REDUCE_SCATTER, 0, items);
+    for (int i = 0; i < NDEVICES; i++) {
+        items[i].recv = f.data[i] + i * COUNT;
+    }
+    CHECK_OK(dd_nccl_team_run(f.team, "reduce_scatter", items, 1, f.streams, &f.wait, check_err()));
+    field_sync(&f, false);
+    CHECK(f.data[0][0] == 3 && f.data[1][COUNT] == 6 && f.data[2][2 * COUNT] == 9);
+    field_close(&f);
+}
+
+/* A ring: each sends to the next, in one group. */
+TEST(messages_within_a_team)
+{
+    field f;
+    REQUIRE(field_open(&f));
+    field_fill(&f);
+    dd_nccl_item items[2 * NDEVICES];
+    in_place(&f, DD_NCCL_ITEM_SEND, 0, items);
+    in_place(&f, DD_NCCL_ITEM_RECV, 0, items + NDEVICES);
+    for (int i = 0; i < NDEVICES; i++) {
+        items[i].root = (i + 1) % NDEVICES;
+        items[NDEVICES + i].root = (i + NDEVICES - 1) % NDEVICES;
+        items[NDEVICES + i].recv = f.data[i] + COUNT;
+    }
+    CHECK_OK(dd_nccl_team_run(f.team, "ring", items, 2, f.streams, &f.wait, check_err()));
+    field_sync(&f, false);
+    CHECK(f.data[0][COUNT] == 3 && f.data[1][COUNT] == 1 && f.data[2][COUNT] == 2);
+    field_close(&f);
+}
+
+TEST(the_callers_device_stays)
+{
+    field f;
+    REQUIRE(field_open(&f));
+    int device;
+    CHECK_OK(dd_cuda_current_device(f.rig.cuda, &device, check_err()));
+    CHECK_INT(device, DD_CUDA_NO_CURRENT);
+    dd_cuda_guard guard;
+    REQUIRE_OK(dd_cuda_enter(f.rig.cuda, 2, &guard, check_err()));
+    dd_nccl_item items[NDEVICES];
+    in_place(&f, DD_NCCL_ITEM_ALL_REDUCE, 0, items);
+    CHECK_OK(dd_nccl_team_run(f.team, "all_reduce", items, 1, f.streams, &f.wait, check_err()));
+    CHECK_OK(dd_cuda_current_device(f.rig.cuda, &device, check_err()));
+    CHECK_INT(device, 2);
+    field_sync(&f, false);
+    dd_nccl_team_close(f.team);
+    f.team = NULL;
+    CHECK_OK(dd_cuda_current_device(f.rig.cuda, &device, check_err()));
+    CHECK_INT(device, 2);
+    dd_cuda_leave(&guard);
+    field_close(&f);
+}
+
+TEST(bad_teams_and_bad_calls)
+{
+    static const int TWICE[] = {1, 1};
+    field f;
+    REQUIRE(field_open(&f));
+    dd_nccl_team *other;
+    CHECK_STATUS(dd_nccl_team_open(f.rig.lib, f.rig.cuda, TWICE, 2, &other, &f.wait, check_err()),
+                 DD_INVALID_ARGUMENT);
+    CHECK_CONTAINS(check_message(), "device 1 is there twice");
+    CHECK_STATUS(dd_nccl_team_open(f.rig.lib, f.rig.cuda, TWICE, 0, &other, &f.wait, check_err()),
+                 DD_INVALID_ARGUMENT);
+    dd_nccl_item items[NDEVICES];
+    in_place(&f, DD_NCCL_ITEM_BROADCAST, NDEVICES, items);
+    CHECK_STATUS(dd_nccl_team_run(f.team, "broadcast", items, 1, NULL, &f.wait, check_err()),
+                 DD_INVALID_ARGUMENT);
+    CHECK_CONTAINS(check_message(), "broadcast: there is no rank 3 among 3");
+
+    in_place(&f, DD_NCCL_ITEM_ALL_REDUCE, 0, items);
+    f.rig.on_nccl.fail("ncclAllReduce", 1, DD_NCCL_INVALID_ARGUMENT, "the second is wrong");
+    CHECK_STATUS(dd_nccl_team_run(f.team, "all_reduce", items, 1, f.streams, &f.wait, check_err()),
+                 DD_BACKEND);
+    CHECK_CONTAINS(check_message(), "all_reduce of rank 1 of 3: ncclInvalidArgument (4)");
+    CHECK_CONTAINS(check_message(), "the second is wrong");
+    CHECK_OK(dd_nccl_team_run(f.team, "all_reduce", items, 1, f.streams, &f.wait,
+                              check_err())); /* the group was closed */
+    field_sync(&f, false);
+    field_close(&f);
+}
+
+TEST(one_device_is_enough)
+{
+    static const int ONE[] = {2};
+    field f;
+    REQUIRE(field_open(&f));
+    dd_nccl_team *team;
+    REQUIRE_OK(dd_nccl_team_open(f.rig.lib, f.rig.cuda, ONE, 1, &team, &f.wait, check_err()));
+    CHECK_INT(dd_nccl_team_device(team, 0), 2);
+    dd_nccl_team_close(team);
+    field_close(&f);
+}
+
+/* ---- taken apart */
+
+typedef struct worker {
+    field *f;
+    dd_nccl_comm *comm;
+    int rank;
+    bool is_default; /* on the default stream */
+    dd_status status;
+    dd_error error;
+    pthread_t thread;
+} worker;
+
+/* Two tensors at once, in a thread for each rank. */
+static void *
+reduce_two(void *arg)
+{
+    worker *w = arg;
+    float *data = w->f->data[w->rank];
+    dd_nccl_item item = {.kind = DD_NCCL_ITEM_ALL_REDUCE,
+                         .send = data,
+                         .recv = data,
+                         .count = COUNT,
+                         .dtype = DD_NCCL_DTYPE_FLOAT32,
+                         .redop = DD_NCCL_AVG};
+    dd_nccl_item items[2] = {item, item};
+    items[1].send = data + COUNT;
+    items[1].recv = data + COUNT;
+    dd_cuda_stream stream = w->is_default ? NULL : w->f->streams[w->rank];
+    w->status = dd_nccl_comm_run(w->comm, "all_reduce", items, 2, stream, &w->f->wait, &w->error);
+    return NULL;
+}
+
+static void
+take_apart(field *f, worker *workers)
+{
+    dd_nccl_comm *comms[NDEVICES];
+    REQUIRE_OK(dd_nccl_team_take_apart(f->team, comms, check_err()));
+    for (int i = 0; i < NDEVICES; i++) {
+        workers[i] = (worker){.f = f, .comm = comms[i], .rank = i};
+        CHECK_INT(dd_nccl_comm_rank(comms[i]), i);
+    }
+}
+
+TEST(a_team_taken_apart_works_in_threads)
+{
+    field f;
+    REQUIRE(field_open(&f));
+    field_fill(&f);
+    worker workers[NDEVICES];
+    CHECK(!dd_nccl_team_is_empty(f.team));
+    take_apart(&f, workers);
+    CHECK(dd_nccl_team_is_empty(f.team));
+    dd_nccl_item items[NDEVICES];
+    in_place(&f, DD_NCCL_ITEM_ALL_REDUCE, 0, items);
+    CHECK_STATUS(dd_nccl_team_run(f.team, "all_reduce", items, 1, NULL, &f.wait, check_err()), DD_CLOSED);
+    CHECK_CONTAINS(check_message(), "taken apart");
+    dd_nccl_comm *none[NDEVICES];
+    CHECK_STATUS(dd_nccl_team_take_apart(f.team, none, check_err()), DD_CLOSED);
+    CHECK(dd_nccl_team_acquire_comm(f.team, 0) == NULL);
+    CHECK_OK(dd_nccl_team_abort(f.team, "nothing is left to abort", check_err()));
+    dd_nccl_team_close(f.team); /* the ranks live on */
+    f.team = NULL;
+
+    for (int is_default = 0; is_default < 2; is_default++) {
+        field_fill(&f);
+        for (int i = 0; i < NDEVICES; i++) {
+            workers[i].is_default = is_default;
+            CHECK_OK(dd_thread_start(&workers[i].thread, "worker", reduce_two, &workers[i], check_err()));
+        }
+        for (int i = 0; i < NDEVICES; i++) {
+            pthread_join(workers[i].thread, NULL);
+            CHECK_INT(workers[i].status, DD_OK);
+        }
+        field_sync(&f, is_default);
+        for (int i = 0; i < NDEVICES; i++) {
+            CHECK(f.data[i][0] == 2 && f.data[i][2 * COUNT - 1] == 2 &&
+                  f.data[i][2 * COUNT] == (float)(i + 1));
+        }
+    }
+    for (int i = 0; i < NDEVICES; i++) {
+        dd_nccl_comm_release(workers[i].comm);
+    }
+    field_close(&f);
+}
+
+TEST(an_abort_handle_frees_a_stuck_rank)
+{
+    field f;
+    REQUIRE(field_open(&f));
+    worker workers[NDEVICES];
+    take_apart(&f, workers);
+    dd_nccl_comm *handle = dd_nccl_comm_acquire(workers[0].comm);
+    reduce_two(&workers[0]); /* the others never come: the kernel waits */
+    CHECK_INT(workers[0].status, DD_OK);
+    CHECK_INT(f.rig.cuda->api.cuStreamQuery(f.streams[0]), DD_CUDA_NOT_READY);
+    CHECK_OK(dd_nccl_comm_abort(handle, "a rank is gone", check_err()));
+    CHECK_INT(f.rig.cuda->api.cuStreamSynchronize(f.streams[0]), DD_CUDA_SUCCESS);
+    reduce_two(&workers[0]);
+    CHECK_INT(workers[0].status, DD_ABORTED);
+    CHECK_CONTAINS(workers[0].error.message, "a rank is gone");
+    for (int i = 0; i < NDEVICES; i++) {
+        dd_nccl_comm_release(workers[i].comm);
+    }
+    CHECK_OK(dd_nccl_comm_abort(handle, "again, after the end", check_err()));
+    CHECK(dd_nccl_comm_is_aborted(handle));
+    dd_nccl_comm_release(handle);
+    field_close(&f);
+}
+
+TEST(aborting_a_team_and_handles_that_outlive_it)
+{
+    field f;
+    REQUIRE(field_open(&f));
+    dd_nccl_comm *handle = dd_nccl_team_acquire_comm(f.team, 1);
+    CHECK_OK(dd_nccl_team_abort(f.team, "enough", check_err()));
+    CHECK_OK(dd_nccl_team_abort(f.team, "more than enough", check_err()));
+    CHECK_INT(f.rig.on_nccl.calls("ncclCommAbort"), NDEVICES);
+    dd_nccl_item items[NDEVICES];
+    in_place(&f, DD_NCCL_ITEM_ALL_REDUCE, 0, items);
+    CHECK_STATUS(dd_nccl_team_run(f.team, "all_reduce", items, 1, NULL, &f.wait, check_err()), DD_ABORTED);
+    CHECK_CONTAINS(check_message(), "enough");
+    dd_nccl_team_close(f.team);
+    f.team = NULL;
+    CHECK_OK(dd_nccl_comm_abort(handle, "after the end", check_err()));
+    dd_nccl_comm_release(handle);
+
+    REQUIRE_OK(dd_nccl_team_open(f.rig.lib, f.rig.cuda, DEVICES, NDEVICES, &f.team, &f.wait, check_err()));
+    handle = dd_nccl_team_acquire_comm(f.team, 0);
+    dd_nccl_team_close(f.team); /* destroys it, whoever has a handle */
+    f.team = NULL;
+    CHECK_INT(f.rig.on_nccl.live("comm"), 0);
+    CHECK_OK(dd_nccl_comm_abort(handle, "after the end", check_err()));
+    dd_nccl_comm_release(handle);
+    field_close(&f);
+}

@@ -1,0 +1,610 @@
+/* The doubles of libcuda and libnccl that the tests of the NCCL backend rest on (tests/stubs). */
+#include "check.h"
+#include "stubs/stub_rig.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* ---- libcuda */
+
+TEST(a_stream_works_while_the_host_goes_on)
+{
+    load_cuda();
+    use_device(0);
+    dd_cuda_stream stream = make_stream(DD_CUDA_STREAM_NON_BLOCKING);
+    dd_cuda_event event = make_event(DD_CUDA_EVENT_DISABLE_TIMING);
+    char *data = make_memory(64);
+    CU(cuEventQuery(event)); /* never recorded */
+    CU(dd_stub_gate(stream, 0));
+    CU(cuMemsetD8Async((dd_cuda_ptr)(uintptr_t)data, 7, 64, stream));
+    CU(cuEventRecord(event, stream));
+    CHECK_INT(cuda.cuEventQuery(event), DD_CUDA_NOT_READY);
+    CHECK_INT(cuda.cuStreamQuery(stream), DD_CUDA_NOT_READY);
+    cuda.dd_stub_open_gate(0);
+    CU(cuEventSynchronize(event));
+    CHECK_INT(data[63], 7);
+    CU(cuEventQuery(event));
+    CU(cuStreamSynchronize(stream));
+    free_memory(data);
+    CU(cuEventDestroy(event));
+    CU(cuStreamDestroy(stream));
+    check_no_cuda_left();
+}
+
+TEST(an_event_is_what_was_enqueued_when_it_was_recorded)
+{
+    load_cuda();
+    use_device(0);
+    dd_cuda_stream first = make_stream(DD_CUDA_STREAM_NON_BLOCKING);
+    dd_cuda_stream second = make_stream(DD_CUDA_STREAM_NON_BLOCKING);
+    dd_cuda_event event = make_event(0);
+    dd_cuda_event later = make_event(0);
+    CU(cuEventRecord(event, first));
+    CU(dd_stub_gate(first, 1));
+    CU(cuStreamWaitEvent(second, event, 0)); /* of the record before: waits for nothing behind the gate */
+    CU(cuStreamSynchronize(second));
+    CU(cuEventRecord(later, first));
+    CU(cuStreamWaitEvent(second, later, 0));
+    CU(cuEventRecord(later, second)); /* the wait goes on, for the first record */
+    CHECK_INT(cuda.cuStreamQuery(second), DD_CUDA_NOT_READY);
+    float ms = -1;
+    CHECK_INT(cuda.cuEventElapsedTime(&ms, event, later), DD_CUDA_NOT_READY);
+    cuda.dd_stub_open_gate(1);
+    CU(cuStreamSynchronize(second));
+    CU(cuEventElapsedTime(&ms, event, later));
+    CHECK(ms >= 0);
+    CU(cuEventDestroy(event));
+    CHECK_INT(cuda.cuEventDestroy(event), DD_CUDA_INVALID_HANDLE);
+    CHECK_INT(cuda.dd_stub_bad_uses(), 1);
+    CU(cuEventDestroy(later));
+    CU(cuStreamDestroy(first));
+    CU(cuStreamDestroy(second));
+}
+
+TEST(the_legacy_stream_and_blocking_ones_wait_for_each_other)
+{
+    load_cuda();
+    use_device(0);
+    dd_cuda_stream blocking = make_stream(0);
+    dd_cuda_stream apart = make_stream(DD_CUDA_STREAM_NON_BLOCKING);
+    char *data = make_memory(1);
+    dd_cuda_ptr at = (dd_cuda_ptr)(uintptr_t)data;
+    CU(dd_stub_gate(blocking, 2));
+    CU(cuMemsetD8Async(at, 1, 1, NULL));
+    CU(cuMemsetD8Async(at, 2, 1, blocking));
+    CU(cuMemsetD8Async(at, 3, 1, DD_CUDA_STREAM_LEGACY));
+    CU(cuStreamSynchronize(apart));
+    CHECK_INT(cuda.cuStreamQuery(DD_CUDA_STREAM_LEGACY), DD_CUDA_NOT_READY);
+    cuda.dd_stub_open_gate(2);
+    CU(cuStreamSynchronize(NULL));
+    CHECK_INT(data[0], 3);
+    free_memory(data);
+    CU(cuStreamDestroy(blocking));
+    CU(cuStreamDestroy(apart));
+}
+
+TEST(copies_and_attributes)
+{
+    load_cuda();
+    use_device(3);
+    dd_cuda_stream stream = make_stream(DD_CUDA_STREAM_NON_BLOCKING);
+    char *data = make_memory(12);
+    CU(cuMemcpyHtoDAsync((dd_cuda_ptr)(uintptr_t)data, "abcdefghijkl", 12, stream));
+    char square[7] = "";
+    dd_cuda_copy_2d copy = {.srcMemoryType = DD_CUDA_MEMORY_DEVICE,
+                            .srcDevice = (dd_cuda_ptr)(uintptr_t)data,
+                            .srcPitch = 4,
+                            .srcXInBytes = 1,
+                            .dstMemoryType = DD_CUDA_MEMORY_HOST,
+                            .dstHost = square,
+                            .dstPitch = 2,
+                            .WidthInBytes = 2,
+                            .Height = 3};
+    CU(cuMemcpy2DAsync(&copy, stream));
+    CHECK(strcmp(square, "bcfgjk") == 0);
+    int device = -1;
+    unsigned type = 0;
+    CU(cuPointerGetAttribute(&device, DD_CUDA_POINTER_DEVICE_ORDINAL, (dd_cuda_ptr)(uintptr_t)(data + 5)));
+    CU(cuPointerGetAttribute(&type, DD_CUDA_POINTER_MEMORY_TYPE, (dd_cuda_ptr)(uintptr_t)data));
+    CHECK_INT(device, 3);
+    CHECK_INT(type, DD_CUDA_MEMORY_DEVICE);
+    CHECK_INT(
+        cuda.cuPointerGetAttribute(&device, DD_CUDA_POINTER_DEVICE_ORDINAL, (dd_cuda_ptr)(uintptr_t)square),
+        DD_CUDA_INVALID_VALUE);
+    cuda.dd_stub_limit_memory(100);
+    dd_cuda_ptr more = 0;
+    CHECK_INT(cuda.cuMemAlloc(&more, 200), DD_CUDA_ERROR_OUT_OF_MEMORY);
+    cuda.dd_stub_reset();
+    cuda.dd_stub_shut_down(1);
+    CHECK_INT(cuda.cuStreamQuery(stream), DD_CUDA_DEINITIALIZED);
+    cuda.dd_stub_reset();
+    free_memory(data);
+    CU(cuStreamDestroy(stream));
+    check_no_cuda_left();
+}
+
+TEST(a_capture_takes_what_is_ordered_after_it)
+{
+    load_cuda();
+    use_device(0);
+    dd_cuda_stream origin = make_stream(DD_CUDA_STREAM_NON_BLOCKING);
+    dd_cuda_stream side = make_stream(DD_CUDA_STREAM_NON_BLOCKING);
+    dd_cuda_event fork = make_event(DD_CUDA_EVENT_DISABLE_TIMING);
+    dd_cuda_event join = make_event(DD_CUDA_EVENT_DISABLE_TIMING);
+    char *data = make_memory(2);
+    dd_cuda_ptr at = (dd_cuda_ptr)(uintptr_t)data;
+    CU(cuMemsetD8Async(at, 0, 2, origin));
+    CU(cuStreamSynchronize(origin));
+    CU(cuStreamBeginCapture(origin, DD_CUDA_CAPTURE_MODE_THREAD_LOCAL));
+    CU(cuMemsetD8Async(at, 5, 1, origin));
+    CU(cuEventRecord(fork, origin));
+    CU(cuStreamWaitEvent(side, fork, 0));
+    dd_cuda_capture_status status = DD_CUDA_CAPTURE_NONE;
+    CU(cuStreamIsCapturing(side, &status));
+    CHECK_INT(status, DD_CUDA_CAPTURE_ACTIVE);
+    CU(cuMemcpyAsync(at + 1, at, 1, side));
+    CU(cuEventRecord(join, side));
+    CU(cuStreamWaitEvent(origin, join, 0));
+    void *graph = NULL;
+    CU(cuStreamEndCapture(origin, &graph));
+    CHECK_INT(data[0], 0); /* nothing has run */
+    void *exec = NULL;
+    CU(cuGraphInstantiate(&exec, graph, 0));
+    CU(cuGraphDestroy(graph));
+    for (int i = 0; i < 3; i++) {
+        CU(cuMemsetD8Async(at, 0, 2, origin));
+        CU(cuGraphLaunch(exec, origin));
+        CU(cuStreamSynchronize(origin));
+        CHECK_INT(data[0], 5);
+        CHECK_INT(data[1], 5);
+    }
+    CU(cuGraphExecDestroy(exec));
+    CU(cuEventDestroy(fork));
+    CU(cuEventDestroy(join));
+    CU(cuStreamDestroy(origin));
+    CU(cuStreamDestroy(side));
+    free_memory(data);
+    check_no_cuda_left();
+}
+
+TEST(a_question_spoils_a_global_capture)
+{
+    load_cuda();
+    use_device(0);
+    dd_cuda_stream stream = make_stream(DD_CUDA_STREAM_NON_BLOCKING);
+    dd_cuda_event event = make_event(0);
+    void *graph = NULL;
+    CU(cuStreamBeginCapture(stream, DD_CUDA_CAPTURE_MODE_GLOBAL));
+    dd_cuda_capture_mode mode = DD_CUDA_CAPTURE_MODE_RELAXED;
+    CU(cuThreadExchangeStreamCaptureMode(&mode));
+    CU(cuEventQuery(event));
+    CU(cuThreadExchangeStreamCaptureMode(&mode));
+    CU(cuStreamEndCapture(stream, &graph));
+    CU(cuGraphDestroy(graph));
+
+    CU(cuStreamBeginCapture(stream, DD_CUDA_CAPTURE_MODE_GLOBAL));
+    CHECK_INT(cuda.cuEventQuery(event), DD_CUDA_STREAM_CAPTURE_UNSUPPORTED);
+    dd_cuda_capture_status status = DD_CUDA_CAPTURE_NONE;
+    CU(cuStreamIsCapturing(stream, &status));
+    CHECK_INT(status, DD_CUDA_CAPTURE_INVALIDATED);
+    CHECK_INT(cuda.cuStreamEndCapture(stream, &graph), 901);
+
+    CU(cuStreamBeginCapture(stream, DD_CUDA_CAPTURE_MODE_RELAXED));
+    CU(cuEventRecord(event, stream));
+    CHECK_INT(cuda.cuEventQuery(event), DD_CUDA_CAPTURED_EVENT);
+    CHECK_INT(cuda.cuStreamEndCapture(stream, &graph), 901);
+    CU(cuEventDestroy(event));
+    CU(cuStreamDestroy(stream));
+}
+
+/* ---- libnccl, between threads */
+
+#define COUNT 20000
+
+static void
+run_collectives(member *self)
+{
+    int size = self->team->size;
+    int rank = self->rank;
+    float *in = make_memory(COUNT * sizeof(float) * MAX_RANKS);
+    float *out = make_memory(COUNT * sizeof(float) * MAX_RANKS);
+    for (int i = 0; i < COUNT * size; i++) {
+        in[i] = (float)(rank * 10 + i / COUNT);
+    }
+    int sum = 10 * (size * (size - 1) / 2);
+    NC(ncclAllReduce(in, out, COUNT, DD_NCCL_DTYPE_FLOAT32, DD_NCCL_AVG, self->comm, self->stream));
+    CU(cuStreamSynchronize(self->stream));
+    CHECK(out[COUNT - 1] == (float)sum / (float)size);
+    NC(ncclReduceScatter(in, out, COUNT, DD_NCCL_DTYPE_FLOAT32, DD_NCCL_SUM, self->comm, self->stream));
+    CU(cuStreamSynchronize(self->stream));
+    CHECK(out[COUNT - 1] == (float)(sum + rank * size));
+    NC(ncclReduce(in, out, COUNT, DD_NCCL_DTYPE_FLOAT32, DD_NCCL_MAX, size - 1, self->comm, self->stream));
+    CU(cuStreamSynchronize(self->stream));
+    CHECK(rank != size - 1 || out[0] == (float)(10 * (size - 1)));
+    NC(ncclAllGather(in, out, COUNT, DD_NCCL_DTYPE_FLOAT32, self->comm, self->stream));
+    CU(cuStreamSynchronize(self->stream));
+    CHECK(out[COUNT * size - 1] == (float)(10 * (size - 1)));
+    NC(ncclAlltoAll(in, out, COUNT, DD_NCCL_DTYPE_FLOAT32, self->comm, self->stream));
+    CU(cuStreamSynchronize(self->stream));
+    CHECK(out[COUNT * size - 1] == (float)(10 * (size - 1) + rank));
+    NC(ncclScatter(in, out, COUNT, DD_NCCL_DTYPE_FLOAT32, 0, self->comm, self->stream));
+    NC(ncclGather(out, in, COUNT, DD_NCCL_DTYPE_FLOAT32, 0, self->comm, self->stream));
+    CU(cuStreamSynchronize(self->stream));
+    CHECK(out[5] == (float)rank);
+    CHECK(rank != 0 || in[COUNT * (size - 1)] == (float)(size - 1));
+    NC(ncclBroadcast(in, in, COUNT, DD_NCCL_DTYPE_FLOAT32, size - 1, self->comm, self->stream));
+    dd_nccl_redop half = DD_NCCL_SUM;
+    float factor = 0.5f;
+    NC(ncclRedOpCreatePreMulSum(&half, &factor, DD_NCCL_DTYPE_FLOAT32, DD_NCCL_SCALAR_HOST, self->comm));
+    NC(ncclAllReduce(out, out, COUNT, DD_NCCL_DTYPE_FLOAT32, half, self->comm, self->stream));
+    NC(ncclRedOpDestroy(half, self->comm));
+    CHECK_INT(nccl.ncclAllReduce(out, out, 1, DD_NCCL_DTYPE_FLOAT32, half, self->comm, self->stream),
+              DD_NCCL_INVALID_ARGUMENT);
+    CU(cuStreamSynchronize(self->stream));
+    CHECK(out[7] == 0.5f * (float)(size * (size - 1) / 2));
+    free_memory(in);
+    free_memory(out);
+}
+
+TEST(collectives_of_one_rank)
+{
+    load_nccl("2.32.3");
+    run_team(1, 1, run_collectives);
+}
+
+TEST(collectives_of_two_ranks)
+{
+    load_nccl("2.28.3");
+    run_team(2, 1, run_collectives);
+}
+
+TEST(collectives_of_four_ranks)
+{
+    load_nccl("2.32.3");
+    run_team(4, 1, run_collectives);
+}
+
+/* A ring of messages in one group, on a communicator that is not blocking. */
+static void
+run_messages(member *self)
+{
+    int size = self->team->size;
+    int *data = make_memory(2 * COUNT * sizeof(int));
+    for (int i = 0; i < COUNT; i++) {
+        data[i] = self->rank;
+    }
+    NC(ncclGroupStart());
+    NC(ncclSend(data, COUNT, DD_NCCL_DTYPE_INT32, (self->rank + 1) % size, self->comm, self->stream));
+    NC(ncclRecv(data + COUNT, COUNT, DD_NCCL_DTYPE_INT32, (self->rank + size - 1) % size, self->comm,
+                self->stream));
+    CHECK_INT(nccl.ncclGroupEnd(), DD_NCCL_IN_PROGRESS);
+    CHECK_INT(wait_until_ready(self->comm), DD_NCCL_SUCCESS);
+    CU(cuStreamSynchronize(self->stream));
+    CHECK_INT(data[2 * COUNT - 1], (self->rank + size - 1) % size);
+    free_memory(data);
+}
+
+TEST(messages_of_a_group_go_together)
+{
+    load_nccl("2.27.3");
+    nccl.dd_stub_slow_launches(20);
+    run_team(3, 0, run_messages);
+}
+
+static void
+check_sum_of_ranks(member *self, dd_nccl_comm_handle comm, int expected)
+{
+    int *data = make_memory(sizeof(int));
+    *data = self->rank;
+    NC(ncclAllReduce(data, data, 1, DD_NCCL_DTYPE_INT32, DD_NCCL_SUM, comm, self->stream));
+    CU(cuStreamSynchronize(self->stream));
+    CHECK_INT(*data, expected);
+    free_memory(data);
+}
+
+static void
+run_children(member *self)
+{
+    dd_nccl_comm_handle child = NULL;
+    NC(ncclCommSplit(self->comm, self->rank == 3 ? DD_NCCL_NO_COLOR : self->rank % 2, -self->rank, &child,
+                     NULL));
+    CHECK((child == NULL) == (self->rank == 3));
+    if (child != NULL) {
+        int rank = -1;
+        NC(ncclCommUserRank(child, &rank));
+        CHECK_INT(rank, self->rank == 0); /* keys turn the order round */
+        check_sum_of_ranks(self, child, self->rank == 1 ? 1 : 2);
+        NC(ncclCommDestroy(child));
+    }
+    int excluded[] = {1};
+    dd_nccl_unique_id id = {""};
+    if (self->rank != 1) {
+        NC(ncclCommShrink(self->comm, excluded, 1, &child, NULL, DD_NCCL_SHRINK_DEFAULT));
+        check_sum_of_ranks(self, child, 5);
+        dd_nccl_comm_handle grown = NULL;
+        if (self->rank == 0) {
+            NC(ncclCommGetUniqueId(child, &self->team->id));
+            id = self->team->id;
+        }
+        pthread_barrier_wait(&self->team->barrier);
+        NC(ncclCommGrow(child, 4, self->rank == 0 ? &id : NULL, -1, &grown, NULL));
+        check_sum_of_ranks(self, grown, 6);
+        NC(ncclCommDestroy(grown));
+        NC(ncclCommDestroy(child));
+    } else {
+        pthread_barrier_wait(&self->team->barrier);
+        id = self->team->id;
+        NC(ncclCommGrow(NULL, 4, &id, 3, &child, NULL));
+        check_sum_of_ranks(self, child, 6);
+        NC(ncclCommDestroy(child));
+    }
+}
+
+TEST(children_of_a_communicator)
+{
+    load_nccl("2.32.3");
+    run_team(4, 1, run_children);
+}
+
+/* One rank does not come: the others hang until they abort, and their streams go on. */
+static void
+run_missing(member *self)
+{
+    if (self->rank != 0) {
+        int *data = make_memory(sizeof(int));
+        NC(ncclAllReduce(data, data, 1, DD_NCCL_DTYPE_INT32, DD_NCCL_SUM, self->comm, self->stream));
+        CHECK_INT(cuda.cuStreamQuery(self->stream), DD_CUDA_NOT_READY);
+        NC(ncclCommAbort(self->comm));
+        self->comm = NULL;
+        CU(cuStreamSynchronize(self->stream));
+        free_memory(data);
+    }
+}
+
+TEST(a_kernel_hangs_until_its_communicator_is_aborted)
+{
+    load_nccl("2.18.1");
+    run_team(3, 1, run_missing);
+}
+
+static void
+run_mismatch(member *self)
+{
+    int *data = make_memory(64);
+    size_t count = self->rank == 0 ? 1 : 2;
+    NC(ncclAllReduce(data, data, count, DD_NCCL_DTYPE_INT32, DD_NCCL_SUM, self->comm, self->stream));
+    pthread_barrier_wait(&self->team->barrier);
+    CHECK_INT(cuda.cuStreamQuery(self->stream), DD_CUDA_NOT_READY);
+    NC(ncclCommAbort(self->comm));
+    self->comm = NULL;
+    CU(cuStreamSynchronize(self->stream));
+    free_memory(data);
+}
+
+TEST(counts_that_differ_hang)
+{
+    load_nccl("2.30.7");
+    run_team(2, 1, run_mismatch);
+}
+
+static void
+run_captured(member *self)
+{
+    int *data = make_memory(sizeof(int));
+    dd_cuda_ptr at = (dd_cuda_ptr)(uintptr_t)data;
+    void *graph = NULL;
+    void *exec = NULL;
+    CU(cuStreamBeginCapture(self->stream, DD_CUDA_CAPTURE_MODE_THREAD_LOCAL));
+    CU(cuMemsetD8Async(at, 1, sizeof(int), self->stream));
+    NC(ncclAllReduce(data, data, 1, DD_NCCL_DTYPE_INT32, DD_NCCL_SUM, self->comm, self->stream));
+    CU(cuStreamEndCapture(self->stream, &graph));
+    CU(cuGraphInstantiate(&exec, graph, 0));
+    CU(cuGraphDestroy(graph));
+    for (int i = 0; i < 2; i++) {
+        CU(cuGraphLaunch(exec, self->stream));
+        CU(cuStreamSynchronize(self->stream));
+        CHECK_INT(*data, 0x01010101 * self->team->size);
+    }
+    CU(cuGraphExecDestroy(exec));
+    free_memory(data);
+}
+
+TEST(captured_collectives_run_with_their_graph)
+{
+    load_nccl("2.24.3");
+    run_team(2, 1, run_captured);
+}
+
+static void
+run_faults(member *self)
+{
+    int *data = make_memory(sizeof(int));
+    bool is_first = self->rank == 0;
+    if (is_first) {
+        nccl.dd_stub_fail("ncclAllGather", 1, DD_NCCL_SYSTEM_ERROR, "the cable is out");
+        NC(ncclAllGather(data, data, 0, DD_NCCL_DTYPE_INT32, self->comm, self->stream));
+        CHECK_INT(nccl.ncclAllGather(data, data, 0, DD_NCCL_DTYPE_INT32, self->comm, self->stream),
+                  DD_NCCL_SYSTEM_ERROR);
+        CHECK_CONTAINS(nccl.ncclGetLastError(self->comm), "the cable is out");
+        CHECK_INT(nccl.dd_stub_calls("ncclAllGather"), 2);
+        nccl.dd_stub_hang_kernel(0, 0);
+    }
+    pthread_barrier_wait(&self->team->barrier);
+    NC(ncclAllReduce(data, data, 1, DD_NCCL_DTYPE_INT32, DD_NCCL_SUM, self->comm, self->stream));
+    pthread_barrier_wait(&self->team->barrier);
+    if (is_first) {
+        nccl.dd_stub_async_error(1, DD_NCCL_REMOTE_ERROR, 0, "a peer has gone");
+    }
+    pthread_barrier_wait(&self->team->barrier);
+    dd_nccl_result state = DD_NCCL_SUCCESS;
+    NC(ncclCommGetAsyncError(self->comm, &state));
+    CHECK_INT(state, is_first ? DD_NCCL_SUCCESS : DD_NCCL_REMOTE_ERROR);
+    CHECK_INT(cuda.cuStreamQuery(self->stream), DD_CUDA_NOT_READY);
+    NC(ncclCommAbort(self->comm));
+    self->comm = NULL;
+    CU(cuStreamSynchronize(self->stream));
+    free_memory(data);
+}
+
+TEST(faults_on_demand)
+{
+    load_nccl("2.29.7");
+    run_team(2, 1, run_faults);
+}
+
+static void *
+init_alone(void *arg)
+{
+    dd_nccl_comm_handle *comm = arg;
+    use_device(0);
+    dd_nccl_unique_id id;
+    NC(ncclGetUniqueId(&id));
+    dd_nccl_abi_config config = make_config(0);
+    CHECK_INT(nccl.ncclCommInitRankConfig(comm, 2, id, 0, &config), DD_NCCL_IN_PROGRESS);
+    NC(ncclCommAbort(*comm)); /* nobody else comes */
+    return NULL;
+}
+
+TEST(host_calls_block_until_they_are_released)
+{
+    load_nccl("2.23.4");
+    dd_nccl_comm_handle comm = NULL;
+    pthread_t thread;
+    nccl.dd_stub_hang("ncclCommAbort", 0, -1);
+    REQUIRE(pthread_create(&thread, NULL, init_alone, &comm) == 0);
+    while (nccl.dd_stub_hanging() == 0) {
+        sched_yield();
+    }
+    nccl.dd_stub_release();
+    pthread_join(thread, NULL);
+    CHECK_INT(nccl.dd_stub_live("comm"), 0);
+}
+
+/* ---- between processes, and what versions differ in */
+
+static int
+run_process(int rank, const dd_nccl_unique_id *id)
+{
+    use_device(rank);
+    member self = {.rank = rank, .stream = make_stream(DD_CUDA_STREAM_NON_BLOCKING)};
+    NC(ncclCommInitRank(&self.comm, 2, *id, rank));
+    check_sum_of_ranks(&self, self.comm, 1);
+    NC(ncclCommDestroy(self.comm));
+    return check_failures() > 0;
+}
+
+TEST(ranks_of_two_processes)
+{
+    load_nccl("2.19.3");
+    dd_nccl_unique_id id;
+    NC(ncclGetUniqueId(&id));
+    pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        _exit(run_process(1, &id));
+    }
+    CHECK_INT(run_process(0, &id), 0);
+    int status = -1;
+    CHECK_INT(waitpid(child, &status, 0), child);
+    CHECK_INT(status, 0);
+}
+
+TEST(each_version_exports_what_it_has)
+{
+    static const struct {
+        const char *text;
+        int code;
+    } versions[] = {{"2.18.1", 21801}, {"2.19.3", 21903}, {"2.22.3", 22203}, {"2.23.4", 22304},
+                    {"2.24.3", 22403}, {"2.27.3", 22703}, {"2.28.3", 22803}, {"2.28.7", 22807},
+                    {"2.29.2", 22902}, {"2.29.7", 22907}, {"2.30.7", 23007}, {"2.31.2", 23102},
+                    {"2.32.3", 23203}};
+    for (size_t i = 0; i < sizeof versions / sizeof versions[0]; i++) {
+        load_nccl(versions[i].text);
+        int version = 0;
+        NC(ncclGetVersion(&version));
+        CHECK_INT(version, versions[i].code);
+#define CHECK_SINCE(name, since, returns, params, capability) \
+    CHECK_INT(dlsym(nccl.library, #name) != NULL, version >= (since));
+        DD_NCCL_OPTIONAL(CHECK_SINCE)
+    }
+}
+
+TEST(configurations_are_checked)
+{
+    load_nccl("2.30.7");
+    use_device(0);
+    dd_nccl_unique_id id;
+    NC(ncclGetUniqueId(&id));
+    dd_nccl_comm_handle comm = NULL;
+    dd_nccl_abi_config config = make_config(1);
+    config.minCTAs = 4;
+    CHECK_INT(nccl.ncclCommInitRankConfig(&comm, 1, id, 0, &config), DD_NCCL_INVALID_ARGUMENT);
+    config.maxCTAs = 8;
+    config.magic++;
+    CHECK_INT(nccl.ncclCommInitRankConfig(&comm, 1, id, 0, &config), DD_NCCL_INVALID_ARGUMENT);
+    CHECK_CONTAINS(nccl.ncclGetLastError(NULL), "NCCL_CONFIG_INITIALIZER");
+    config.magic--;
+    NC(ncclCommInitRankConfig(&comm, 1, id, 0, &config));
+    NC(ncclCommDestroy(comm));
+    CHECK_INT(nccl.ncclCommDestroy(comm), DD_NCCL_INVALID_ARGUMENT);
+    int devices[] = {0, 0};
+    dd_nccl_comm_handle comms[2] = {NULL, NULL};
+    unsetenv("DLDIST_STUB_ALLOW_SAME_GPU");
+    CHECK_INT(nccl.ncclCommInitAll(comms, 2, devices), DD_NCCL_INVALID_USAGE);
+    CHECK_CONTAINS(nccl.ncclGetLastError(NULL), "Duplicate GPU");
+    setenv("DLDIST_STUB_ALLOW_SAME_GPU", "1", 1);
+    NC(ncclCommInitAll(comms, 2, devices));
+    NC(ncclCommDestroy(comms[0]));
+    NC(ncclCommDestroy(comms[1]));
+}
+
+TEST(faults_by_the_environment)
+{
+    setenv("DLDIST_STUB_FAULTS", "fail ncclGetUniqueId 1 3 from outside; fail cuInit 0 100", 1);
+    load_nccl("2.31.2");
+    dd_nccl_unique_id id;
+    NC(ncclGetUniqueId(&id));
+    CHECK_INT(nccl.ncclGetUniqueId(&id), DD_NCCL_INTERNAL_ERROR);
+    CHECK_CONTAINS(nccl.ncclGetLastError(NULL), "from outside");
+    CHECK_INT(cuda.cuInit(0), DD_CUDA_NO_DEVICE);
+    CU(cuInit(0));
+}
+
+/* Ends the process while a communicator waits for a rank that does not come. */
+static void
+leave_while_waiting(void)
+{
+    dd_nccl_unique_id id;
+    NC(ncclGetUniqueId(&id));
+    use_device(0);
+    dd_nccl_comm_handle comm = NULL;
+    dd_nccl_abi_config config = make_config(0);
+    CHECK_INT(nccl.ncclCommInitRankConfig(&comm, 2, id, 0, &config), DD_NCCL_IN_PROGRESS);
+    while (count_files() == 0) {
+        sched_yield();
+    }
+    exit(check_failures() > 0);
+}
+
+TEST(a_process_that_ends_while_it_waits_leaves_no_file)
+{
+    char folder[] = "/tmp/dldist-stubs-XXXXXX";
+    REQUIRE(mkdtemp(folder) != NULL);
+    setenv("DLDIST_STUB_DIR", folder, 1);
+    load_nccl("2.28.7");
+    pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        leave_while_waiting();
+    }
+    int status = -1;
+    CHECK_INT(waitpid(child, &status, 0), child);
+    CHECK_INT(status, 0);
+    CHECK_INT(count_files(), 0);
+    CHECK_INT(rmdir(folder), 0);
+}

@@ -1,0 +1,350 @@
+"""The doubles of libcuda and libnccl (tests/stubs/README.md) for Python tests, and a tensor of a framework that there is none of.
+
+    stubs = build("2.27.3")               # made when need be; loaded into this process
+    stubs.nccl.fail("ncclCommAbort", result=2, text="no")
+    procs.start(..., env={**os.environ, **stubs.environment()})
+    x = CudaArray(stubs, numpy.arange(8, dtype="float32"), device=1)
+    ...; assert (x.numpy() == 16).all()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import subprocess
+
+import dlpack_producer
+import numpy
+
+REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+VERSIONS = ("2.18.1", "2.19.3", "2.22.3", "2.23.4", "2.24.3", "2.27.3", "2.28.3", "2.28.7", "2.29.2", "2.29.7", "2.30.7", "2.31.2")
+VERSIONS += ("2.32.3",)
+LEGACY_STREAM, PER_THREAD_STREAM = 1, 2
+
+# name: (DLPack code, bits, what NumPy holds it in)
+DTYPES = {
+    "bool": (dlpack_producer.BOOL, 8, "bool"),
+    "int8": (dlpack_producer.INT, 8, "int8"),
+    "uint8": (dlpack_producer.UINT, 8, "uint8"),
+    "int16": (dlpack_producer.INT, 16, "int16"),
+    "uint16": (dlpack_producer.UINT, 16, "uint16"),
+    "int32": (dlpack_producer.INT, 32, "int32"),
+    "uint32": (dlpack_producer.UINT, 32, "uint32"),
+    "int64": (dlpack_producer.INT, 64, "int64"),
+    "uint64": (dlpack_producer.UINT, 64, "uint64"),
+    "float16": (dlpack_producer.FLOAT, 16, "float16"),
+    "bfloat16": (dlpack_producer.BFLOAT, 16, "uint16"),
+    "float8_e4m3fn": (dlpack_producer.FLOAT8_E4M3FN, 8, "uint8"),
+    "float8_e5m2": (dlpack_producer.FLOAT8_E5M2, 8, "uint8"),
+    "float32": (dlpack_producer.FLOAT, 32, "float32"),
+    "float64": (dlpack_producer.FLOAT, 64, "float64"),
+    "complex64": (dlpack_producer.COMPLEX, 64, "complex64"),
+    "complex128": (dlpack_producer.COMPLEX, 128, "complex128"),
+}
+
+
+class Control:
+    """dd_stub_* of one of the two libraries (tests/stubs/stub_control.h)."""
+
+    def __init__(self, path):
+        self.path = path
+        self.library = ctypes.CDLL(path)
+        self.library.dd_stub_calls.restype = ctypes.c_long
+        self.library.dd_stub_live.restype = ctypes.c_long
+        self.library.dd_stub_made.restype = ctypes.c_long
+        self.library.dd_stub_bad_uses.restype = ctypes.c_long
+
+    def fail(self, function, *, after=0, result, text=None):
+        self.library.dd_stub_fail(function.encode(), after, result, None if text is None else text.encode())
+
+    def hang(self, function, *, after=0, ms=-1):
+        self.library.dd_stub_hang(function.encode(), after, ms)
+
+    def release(self):
+        self.library.dd_stub_release()
+
+    def hanging(self):
+        return self.library.dd_stub_hanging()
+
+    def calls(self, function):
+        return self.library.dd_stub_calls(function.encode())
+
+    def reset(self):
+        self.library.dd_stub_reset()
+
+    def live(self, kind):
+        return self.library.dd_stub_live(kind.encode())
+
+    def made(self, kind):
+        return self.library.dd_stub_made(kind.encode())
+
+    def bad_uses(self):
+        return self.library.dd_stub_bad_uses()
+
+
+class CudaControl(Control):
+    def shut_down(self, is_down=True):
+        self.library.dd_stub_shut_down(int(is_down))
+
+    def limit_memory(self, nbytes):
+        self.library.dd_stub_limit_memory(ctypes.c_longlong(nbytes))
+
+    def slow_write(self, stream, address, data, ms):
+        """On the stream, after ms: the bytes `data` to the address."""
+        self.call("dd_stub_slow_write", ctypes.c_void_p(stream), ctypes.c_void_p(address), data, ctypes.c_size_t(len(data)), ms)
+
+    def gate(self, stream, gate):
+        """Nothing on the stream goes on until open_gate(gate); gates are numbers below 256, each good for once."""
+        self.call("dd_stub_gate", ctypes.c_void_p(stream), gate)
+
+    def open_gate(self, gate):
+        self.library.dd_stub_open_gate(gate)
+
+    def call(self, function, *args):
+        result = getattr(self.library, function)(*args)
+        if result != 0:
+            raise OSError(f"{function} of the stub: CUDA result {result}")
+
+    @contextlib.contextmanager
+    def on_device(self, device):
+        """The device's primary context is current; it is retained while this lasts."""
+        context = ctypes.c_void_p()
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        try:
+            self.call("cuCtxPushCurrent_v2", context)
+            try:
+                yield
+            finally:
+                self.call("cuCtxPopCurrent_v2", None)
+        finally:
+            self.call("cuDevicePrimaryCtxRelease_v2", device)
+
+    def make_stream(self, device):
+        stream = ctypes.c_void_p()
+        with self.on_device(device):
+            self.call("cuStreamCreateWithPriority", ctypes.byref(stream), 1, 0)
+        return stream.value
+
+    def destroy_stream(self, stream):
+        self.call("cuStreamDestroy_v2", ctypes.c_void_p(stream))
+
+    def synchronize(self, stream, device):
+        with self.on_device(device):
+            self.call("cuStreamSynchronize", ctypes.c_void_p(stream))
+
+    def order(self, earlier, later, device):
+        """What `later` gets from now on waits for what `earlier` holds now, as frameworks do it: by an event."""
+        event = ctypes.c_void_p()
+        with self.on_device(device):
+            self.call("cuEventCreate", ctypes.byref(event), 2)
+            try:
+                self.call("cuEventRecord", event, ctypes.c_void_p(earlier))
+                self.call("cuStreamWaitEvent", ctypes.c_void_p(later), event, 0)
+            finally:
+                self.call("cuEventDestroy_v2", event)
+
+
+class NcclControl(Control):
+    def async_error(self, rank, result, *, after=0, text=""):
+        self.library.dd_stub_async_error(rank, result, after, text.encode())
+
+    def hang_kernel(self, rank, *, after=0):
+        self.library.dd_stub_hang_kernel(rank, after)
+
+    def slow_kernels(self, rank, ms):
+        self.library.dd_stub_slow_kernels(rank, ms)
+
+    def slow_launches(self, ms):
+        self.library.dd_stub_slow_launches(ms)
+
+
+class Stubs:
+    def __init__(self, version, folder):
+        self.version = version
+        self.cuda_path = os.path.join(folder, "libcuda.so.1")
+        self.nccl_path = os.path.join(folder, f"nccl-{version}", "libnccl.so.2")
+        self._controls = {}
+
+    @property
+    def cuda(self):
+        if "cuda" not in self._controls:
+            self._controls["cuda"] = CudaControl(self.cuda_path)
+        return self._controls["cuda"]
+
+    @property
+    def nccl(self):
+        if "nccl" not in self._controls:
+            self.cuda  # the one that NCCL's double is to find
+            self._controls["nccl"] = NcclControl(self.nccl_path)
+        return self._controls["nccl"]
+
+    def environment(self, *, devices=None, same_gpu=None, folder=None, faults=None):
+        """What processes need in their environment: where the libraries are, and how the doubles are to behave."""
+        found = {"DLDIST_CUDA_LIBRARY": self.cuda_path, "DLDIST_NCCL_LIBRARY": self.nccl_path}
+        values = {
+            "DLDIST_STUB_DEVICES": devices,
+            "DLDIST_STUB_ALLOW_SAME_GPU": None if same_gpu is None else int(same_gpu),
+            "DLDIST_STUB_DIR": folder,
+            "DLDIST_STUB_FAULTS": faults if faults is None or isinstance(faults, str) else ";".join(faults),
+        }
+        return found | {name: str(value) for name, value in values.items() if value is not None}
+
+
+def build(version="2.32.3", folder=None):
+    """The doubles of one version of NCCL, made by make in `folder` (build/ of the repository), where what has been made is used again."""
+    folder = os.path.join(REPOSITORY, "build") if folder is None else os.fspath(folder)
+    os.makedirs(folder, exist_ok=True)
+    command = ["make", "-s", "--no-print-directory", f"BUILD={folder}", f"STUB_VERSIONS={version}", "stubs"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "MFLAGS"}
+    with open(os.path.join(folder, ".stubs.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        made = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300)
+    if made.returncode != 0:
+        raise RuntimeError(f"the stubs of NCCL {version} cannot be built:\n{made.stdout}{made.stderr}")
+    return Stubs(version, os.path.join(folder, "fast", "stubs"))
+
+
+def _layout(shape, strides, itemsize):
+    """Where the first element is in the memory that the tensor needs, and how many bytes that has. Strides are in elements."""
+    if 0 in shape:
+        return 0, itemsize
+    spans = [(length - 1) * stride for length, stride in zip(shape, strides)]
+    first = -sum(span for span in spans if span < 0)
+    return first, (first + sum(span for span in spans if span > 0) + 1) * itemsize
+
+
+def _contiguous(shape):
+    strides, step = [], 1
+    for length in reversed(shape):
+        strides.append(step)
+        step *= max(length, 1)
+    return tuple(reversed(strides))
+
+
+class CudaArray(dlpack_producer.Producer):
+    """A tensor of a framework with a GPU: its memory is the stub's, its values come from NumPy and go there.
+
+    `stream` is what the framework calls its current stream: what it does with the memory is put there. When it is asked for a
+    capsule it makes the consumer's stream wait for that, if `honours_stream`; else it only notes in `asked_streams` what it was asked with.
+    DLPack capsules keep the memory, as they must, until their deleter has been called.
+    """
+
+    def __init__(self, stubs, values, *, dtype=None, device=0, strides=None, stream=LEGACY_STREAM, honours_stream=True, flags=0):
+        values = numpy.asarray(values)
+        self.cuda = stubs.cuda
+        self.device = device
+        self.stream = stream
+        self.honours_stream = honours_stream
+        self.asked_streams = []
+        self.dtype = dtype or values.dtype.name
+        code, bits, held_as = DTYPES[self.dtype]
+        self.held_as = numpy.dtype(held_as)
+        self.shape = values.shape
+        self.strides = _contiguous(self.shape) if strides is None else tuple(strides)
+        self._first, self._nbytes = _layout(self.shape, self.strides, self.held_as.itemsize)
+        self._exported = []
+        pointer = ctypes.c_uint64()
+        with self.cuda.on_device(device):
+            self.cuda.call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(self._nbytes))
+        self._base = pointer.value
+        self.address = self._base + self._first * self.held_as.itemsize
+        super().__init__(
+            None,
+            self.shape,
+            self.strides,
+            dtype=(code, bits),
+            data=self.address,
+            device_type=dlpack_producer.CUDA,
+            device_id=device,
+            flags=flags,
+        )
+        self._write(values, ms=0)
+        self.synchronize()
+
+    # ---- values
+
+    def _host_image(self, values):
+        image = numpy.zeros(self._nbytes, "uint8")
+        self._view(image)[...] = numpy.asarray(values).astype(self.held_as, copy=False)
+        return image.tobytes()
+
+    def _view(self, image):
+        flat = image.view(self.held_as)
+        steps = [stride * self.held_as.itemsize for stride in self.strides]
+        return numpy.lib.stride_tricks.as_strided(flat[self._first :], self.shape, steps)
+
+    def _write(self, values, ms):
+        with self.cuda.on_device(self.device):
+            self.cuda.slow_write(self.stream, self._base, self._host_image(values), ms)
+
+    def slow_write(self, values, ms):
+        """The framework computes for a while: the values are there once its stream has come to that."""
+        self._write(values, ms)
+
+    def numpy(self):
+        """What is there once the framework's stream has done what it holds now. Types that NumPy lacks come as unsigned integers."""
+        self.synchronize()
+        image = numpy.frombuffer(ctypes.string_at(self._base, self._nbytes), "uint8")
+        return self._view(image).copy()
+
+    def synchronize(self):
+        self.cuda.synchronize(self.stream, self.device)
+
+    # ---- DLPack
+
+    def export(self):
+        self._exported.append(self)
+        return super().export()
+
+    def _delete(self, pointer):
+        super()._delete(pointer)
+        if self._exported:
+            self._exported.pop()
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        self.asked_streams.append(stream)
+        consumer = LEGACY_STREAM if stream is None else stream
+        if stream == 0:
+            raise ValueError("stream 0 is ambiguous: 1 is the legacy default stream, 2 the one of each thread")
+        if self.honours_stream and consumer != -1 and consumer != self.stream:
+            self.cuda.order(self.stream, consumer, self.device)
+        if max_version is not None and max_version[0] >= 1:
+            made = dlpack_producer.capsule(self.export(), "dltensor_versioned", self._keep)
+        else:
+            self._exported.append(self)
+            made = dlpack_producer.capsule(self._make(dlpack_producer.Managed), "dltensor", self._keep)
+        self.capsules.append(made)
+        return made
+
+    def close(self):
+        """Frees the memory, once the device is through with it as far as the framework knows."""
+        if self._base:
+            base, self._base = self._base, 0
+            self.synchronize()
+            with self.cuda.on_device(self.device):
+                self.cuda.call("cuMemFree_v2", ctypes.c_uint64(base))
+
+    def __del__(self):
+        if getattr(self, "_base", 0):
+            with contextlib.suppress(OSError):
+                self.close()
+
+
+_STREAM_OF = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
+
+
+def exchange_type(current_stream, **options):
+    """A class like CudaArray whose instances are exported by the C exchange API, which gives current_stream(device), a number, as the
+    framework's current stream."""
+    made, table = dlpack_producer.exchange_type(CudaArray, **options)
+
+    @_STREAM_OF
+    def stream_of(_device_type, device, out):
+        out[0] = current_stream(device)
+        return 0
+
+    table.stream = ctypes.cast(stream_of, ctypes.c_void_p)
+    made._keep_type.append(stream_of)
+    return made

@@ -1,0 +1,181 @@
+"""The monitor with real processes: dumps on all ranks, who asks for them, and what reports say."""
+
+import os
+import pickle
+import signal
+import stat
+import time
+
+import group_team
+import procs
+import pytest
+import watch_workers as workers
+
+GIL_S = 1.5
+
+
+@pytest.fixture
+def children():
+    children = procs.Group()
+    yield children
+    children.close()
+
+
+@pytest.fixture
+def prefix(tmp_path):
+    return str(tmp_path / "dump_")
+
+
+def entries_of(path):
+    with open(path, "rb") as file:
+        return pickle.load(file)
+
+
+@pytest.mark.parametrize("members", [[0, 1, 2, 3], [0, 1]], ids=["of the group", "beside the group"])
+def test_a_time_out_dumps_on_every_rank(children, prefix, members):
+    size = 4
+    env = {"DLDIST_FR_DUMP_FILE": prefix, "DLDIST_COORD_CHECK_MS": "300"}
+    ranks, store = group_team.start_ranks(children, workers.one_times_out, size, prefix, members, env=env)
+    assert ranks[0].recv() == "timed out"
+    since = time.monotonic()
+    for rank in ranks:
+        rank.send(since)
+    replies = [rank.recv() for rank in ranks]
+    for rank in ranks:
+        rank.send("leave")
+    assert [rank.result() for rank in ranks] == [True] * size
+    for number, (seconds, report) in enumerate(replies):
+        assert seconds is not None and seconds < 2, (number, seconds, report)
+        dump = entries_of(f"{prefix}{number}")
+        assert dump["entries"], dump
+        assert f"{prefix}{number}" in report
+    assert "timed out" in replies[0][1]
+    if len(members) < size:
+        assert "rank 0 of group" in replies[3][1] and "has asked all ranks for a dump" in replies[3][1]
+
+
+def test_nothing_is_written_unless_wanted(children, tmp_path):
+    prefix = str(tmp_path / "torch" / "comm_lib_trace_rank_")
+    env = {"XDG_CACHE_HOME": str(tmp_path)}
+    ranks, store = group_team.start_ranks(children, workers.lagging, 2, "has failed", env=env)
+    ranks[0].send("go")
+    report = ranks[0].recv()
+    for rank in ranks:
+        rank.send("leave")
+        rank.result()
+    assert "DLDIST_FR_DUMP_FILE" in report
+    assert not os.path.exists(prefix + "0"), report
+
+
+def test_the_report_names_who_did_not_call(children):
+    env = {"DLDIST_DESYNC_DEBUG": "1", "DLDIST_COORD_CHECK_MS": "50", "DLDIST_DUMP_ON_TIMEOUT": "0"}
+    ranks, store = group_team.start_ranks(children, workers.lagging, 3, "the ranks of group", env=env)
+    deadline = time.monotonic() + workers.LIMIT_S
+    while not published(store, 1, b"all_reduce") and time.monotonic() < deadline:
+        time.sleep(0.01)
+    ranks[0].send("go")
+    report = ranks[0].recv()
+    for rank in ranks:
+        rank.send("leave")
+        rank.result()
+    missing = [line for line in report.splitlines() if line.startswith("  never called ")]
+    assert len(missing) == 1 and missing[0].endswith("all_reduce: rank 2"), report
+    assert "rank 1: last called" in report and "barrier" in report, report
+
+
+def published(store, rank, what):
+    keys = [key for key in store.list_keys() if "watch/" in key and key.endswith(f"/state/{rank}")]
+    return bool(keys) and what in store.get(keys[0])
+
+
+def test_a_pipe_asks_for_dumps(children, prefix, tmp_path):
+    env = {"DLDIST_FR_DUMP_FILE": prefix, "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/pipe_"}
+    ranks, store = group_team.start_ranks(children, workers.idle, 2, env=env)
+    for rank in ranks:
+        assert rank.recv() == "ready"
+    pipe = f"{tmp_path}/pipe_1.pipe"
+    assert stat.S_ISFIFO(os.stat(pipe).st_mode)
+    for _ in range(2):
+        with open(pipe, "w") as file:
+            file.write("1")
+        assert workers.await_file(f"{prefix}1", time.monotonic()) is not None
+        os.unlink(f"{prefix}1")
+    assert not os.path.exists(f"{prefix}0")
+    for rank in ranks:
+        rank.send(None)
+        rank.result()
+    assert not os.path.exists(pipe)
+
+
+def test_a_signal_asks_for_a_dump(children, prefix):
+    """While the main thread waits in C."""
+    env = {"DLDIST_FR_DUMP_FILE": prefix, "DLDIST_FR_DUMP_FORMAT": "json", "DLDIST_DUMP_SIGNAL": "SIGUSR2"}
+    ranks, store = group_team.start_ranks(children, workers.idle, 2, env=env)
+    for rank in ranks:
+        assert rank.recv() == "ready"
+    ranks[0].send(("wait in a barrier", None))
+    assert ranks[0].recv() == "waiting"
+    os.kill(ranks[0].pid, signal.SIGUSR2)
+    assert workers.await_file(f"{prefix}0.json", time.monotonic()) is not None
+    ranks[1].send(("wait in a barrier", None))
+    assert [ranks[1].recv(), ranks[1].recv(), ranks[0].recv()] == ["waiting", "met", "met"]
+    for rank in ranks:
+        rank.send(None)
+        rank.result()
+
+
+def test_the_gil_is_held(children, prefix, tmp_path):
+    """The dump is there all the same, before the GIL is free; and the report says how long it was not."""
+    env = {"DLDIST_FR_DUMP_FILE": prefix, "DLDIST_DUMP_PIPE": f"{tmp_path}/"}
+    ranks, store = group_team.start_ranks(children, workers.idle, 2, env=env)
+    for rank in ranks:
+        assert rank.recv() == "ready"
+    ranks[0].send(("hold the GIL", GIL_S))
+    assert ranks[0].recv() == "holding"
+    begun = time.monotonic()
+    for _ in range(3):  # the first may come before it is held
+        with open(f"{tmp_path}/0.pipe", "w") as file:
+            file.write("1")
+        assert workers.await_file(f"{prefix}0", time.monotonic()) is not None
+        os.unlink(f"{prefix}0")
+    assert time.monotonic() - begun < GIL_S
+    assert ranks[0].recv() == "released"
+    ranks[0].send(("report", "the GIL is free again"))
+    report = ranks[0].recv()
+    assert "the GIL has been held for 0.3 s by another thread" in report, report
+    assert "the GIL is free again: it has been held for 1." in report, report
+    for rank in ranks:
+        rank.send(None)
+        rank.result()
+
+
+def test_a_forked_child_has_no_monitor(children, prefix):
+    env = {"DLDIST_FR_DUMP_FILE": prefix, "DLDIST_DUMP_SIGNAL": str(int(signal.SIGUSR2))}
+    ranks, store = group_team.start_ranks(children, workers.forks, 2, env=env)
+    assert ranks[0].recv() == "(False, '')"
+    for rank in ranks:
+        rank.result()
+    assert not os.path.exists(f"{prefix}0")
+
+
+def test_one_rank_has_no_monitor(children):
+    child = children.start(workers.alone)
+    assert child.recv() == []
+    child.result()
+
+
+def test_a_variable_that_makes_no_sense(children):
+    child = children.start(workers.refused, env={"TORCH_NCCL_ENABLE_MONITORING": "perhaps"})
+    errors = child.recv()
+    assert ("DistArgumentError", "Invalid value for environment variable: TORCH_NCCL_ENABLE_MONITORING ('perhaps')") in errors
+    child.result()
+
+
+def test_the_end_of_a_process_is_not_held_up(children):
+    ranks, store = group_team.start_ranks(children, workers.leaves, 2)
+    for rank in ranks:
+        assert rank.recv() == "ready"
+    for rank in ranks:
+        rank.send("go")
+    begun = [rank.result() for rank in ranks]
+    assert time.monotonic() - min(begun) < 1.5

@@ -1,0 +1,160 @@
+"""What the ranks of test_watch.py run. No pytest here: the children start sooner."""
+
+import array
+import ctypes
+import os
+import signal
+import sys
+import time
+
+import dldist
+
+LIMIT_S = 10.0
+
+
+def open_world(port, rank, size, timeout=20.0):
+    store = dldist.TCPStore("127.0.0.1", port, timeout=30.0)
+    return dldist.World(store, rank, size, timeout=timeout)
+
+
+def await_file(path, since):
+    """Seconds from `since` until the file was there; None: it did not come."""
+    while time.monotonic() - since < LIMIT_S:
+        if os.path.exists(path):
+            return time.monotonic() - since
+        time.sleep(0.01)
+    return None
+
+
+def await_report(text):
+    """The report, once this is in it; or as it is at the end."""
+    deadline = time.monotonic() + LIMIT_S
+    while text not in dldist.distributed_c10d._watchdog_report() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return dldist.distributed_c10d._watchdog_report()
+
+
+def expect_time_out(group, seconds):
+    try:
+        group.all_reduce(array.array("f", [1.0]), timeout=seconds)
+    except dldist.DistTimeoutError as error:
+        return str(error)
+    raise AssertionError("it did not time out")
+
+
+def one_times_out(channel, port, rank, size, prefix, members):
+    """Rank 0 waits in vain for the others of a group of `members`. When each has its dump, and its report."""
+    world = open_world(port, rank, size)
+    group = world
+    if len(members) < size:
+        group = world.split(members, "part") if rank in members else None
+    world.barrier()
+    if rank == 0:
+        expect_time_out(group, 0.3)
+        channel.send("timed out")
+    since = channel.recv(LIMIT_S)
+    seconds = await_file(f"{prefix}{rank}", since)
+    report = await_report("has failed" if group is not None else "has asked")
+    channel.send((seconds, report))
+    channel.recv(LIMIT_S)  # the others' signals may still come by this rank's store
+    return dldist._core._monitor_request_dump()
+
+
+def lagging(channel, port, rank, size, awaited):
+    """All but the last rank call an all_reduce that times out; the report of rank 0, once `awaited` is in it."""
+    world = open_world(port, rank, size)
+    world.barrier()
+    if rank == 0:
+        channel.recv(LIMIT_S)  # when the others have had the time to publish where they are
+        expect_time_out(world, 0.3)
+        channel.send(await_report(awaited))
+    elif rank < size - 1:
+        try:
+            world.all_reduce(array.array("f", [1.0]))
+        except dldist.DistError:
+            pass
+    channel.recv(LIMIT_S)
+    world.abort()
+    return None
+
+
+def idle(channel, port, rank, size):
+    """Does what it is told: the tests ask for dumps meanwhile."""
+    world = open_world(port, rank, size)
+    world.barrier()
+    channel.send("ready")
+    while (command := channel.recv(30)) is not None:
+        name, argument = command
+        if name == "hold the GIL":
+            usleep = ctypes.PyDLL(None).usleep  # keeps the GIL, as a call of CUDA may
+            channel.send("holding")
+            usleep(int(argument * 1e6))
+            channel.send("released")
+        elif name == "report":
+            channel.send(await_report(argument))
+        elif name == "wait in a barrier":
+            channel.send("waiting")
+            world.barrier()
+            channel.send("met")
+    world.close()
+    return None
+
+
+def forks(channel, port, rank, size):
+    world = open_world(port, rank, size)
+    world.barrier()
+    if rank == 0:
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            from dldist import _watch
+
+            os.kill(os.getpid(), signal.SIGUSR2)  # has a handler of the parent's
+            os.write(writer, repr((_watch.request_dump(), _watch.report())).encode())
+            os._exit(0)
+        os.close(writer)
+        told = os.read(reader, 100).decode()
+        os.close(reader)
+        assert os.waitpid(pid, 0)[1] == 0
+        channel.send(told)
+    world.barrier()
+    world.close()
+    return None
+
+
+def alone(channel):
+    with dldist.World(dldist.HashStore(), 0, 1) as world:
+        world.barrier()
+    channel.send(sorted(name for name in sys.modules if name.startswith("dldist._watch")))
+    return None
+
+
+def refused(channel):
+    """A variable that makes no sense; the group is not made."""
+    import threading
+
+    store = dldist.HashStore()
+    errors = []
+
+    def join(rank):
+        try:
+            dldist.World(store, rank, 2, timeout=10.0)
+        except RuntimeError as error:
+            errors.append((type(error).__name__, str(error)))
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    channel.send(errors)
+    return None
+
+
+def leaves(channel, port, rank, size):
+    """Ends without closing anything; when it began to."""
+    world = open_world(port, rank, size)
+    world.barrier()
+    channel.send("ready")
+    channel.recv(LIMIT_S)
+    return time.monotonic()
