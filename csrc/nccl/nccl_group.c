@@ -499,7 +499,12 @@ static dd_status
 start_in_turn(nccl_launch *launch)
 {
     dd_cuda_guard guard;
-    dd_status status = nccl_enter(launch->group, launch->channel->device, &guard, launch->err);
+    dd_status status = atomic_load_explicit(&launch->group->stop, memory_order_relaxed)
+                           ? dd_nccl_group_check(launch->group, launch->err)
+                           : DD_OK;
+    if (status == DD_OK) {
+        status = nccl_enter(launch->group, launch->channel->device, &guard, launch->err);
+    }
     if (status != DD_OK) {
         return status;
     }

@@ -2,6 +2,7 @@
 #include "nccl/nccl_internal.h"
 
 #define BARRIER_NBYTES 16u
+#define IDLE_NS (200 * DD_NS_PER_MS)
 
 dd_status
 nccl_enter(const dd_nccl_group *group, const nccl_device *device, dd_cuda_guard *guard, dd_error *err)
@@ -178,6 +179,20 @@ close_stream(const dd_cuda *cuda, dd_cuda_stream *stream)
     *stream = NULL;
 }
 
+/* The end of the last work is seen a moment before the stream is, and an abort takes its time. A stream that hangs is not waited for. */
+static bool
+becomes_idle(const dd_cuda *cuda, dd_cuda_stream stream)
+{
+    dd_wait wait = dd_wait_after(IDLE_NS);
+    while (cuda->api.cuStreamQuery(stream) == DD_CUDA_NOT_READY) {
+        if (dd_wait_is_over(&wait)) {
+            return false;
+        }
+        (void)!dd_wait_sleep(&wait, 50 * DD_NS_PER_US, NULL);
+    }
+    return true;
+}
+
 void
 nccl_device_close(dd_nccl_group *group, nccl_device *device)
 {
@@ -189,8 +204,7 @@ nccl_device_close(dd_nccl_group *group, nccl_device *device)
     device->is_closed = true;
     nccl_events_close(group, device);
     /* Freeing memory waits for the device, forever perhaps. What is still used stays until the process ends. */
-    bool is_idle =
-        device->all.stream == NULL || cuda->api.cuStreamQuery(device->all.stream) == DD_CUDA_SUCCESS;
+    bool is_idle = device->all.stream == NULL || becomes_idle(cuda, device->all.stream);
     if (is_idle) {
         nccl_scratch_close(group, device);
         if (device->barrier != 0) {

@@ -188,7 +188,9 @@ rig_run(const rig_options *options, void (*body)(rig_rank *self), void *arg)
     }
     pthread_barrier_destroy(&rig.barrier);
     free(members);
-    check_stubs(&rig);
+    if (!options->leaves_some) {
+        check_stubs(&rig);
+    }
     dd_nccl_watchdog_destroy(rig.watchdog);
     rig.cuda_stub.reset();
     rig.nccl_stub.reset();

@@ -32,6 +32,7 @@ typedef struct rig_options {
     int64_t interval_ns; /* of the watchdog; 0: 1 ms */
     /* Some groups do not end well: their ranks end them, or leave them. */
     bool is_not_closed;
+    bool leaves_some; /* the driver's end leaves things behind */
 } rig_options;
 
 typedef struct nccl_rig {

@@ -51,7 +51,9 @@ def test_a_time_out_dumps_on_every_rank(children, prefix, members):
         assert f"{prefix}{number}" in report
     assert "timed out" in replies[0][1]
     if len(members) < size:
-        assert "rank 0 of group" in replies[3][1] and "has asked all ranks for a dump" in replies[3][1]
+        # Of two that fail, the first who tells is heard.
+        assert replies[3][1].startswith(("rank 0 of group", "rank 1 of group")), replies[3][1]
+        assert "has asked all ranks for a dump" in replies[3][1]
 
 
 def test_nothing_is_written_unless_wanted(children, tmp_path):
