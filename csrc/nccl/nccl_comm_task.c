@@ -36,8 +36,8 @@ dd_nccl_task_create(dd_nccl_task_kind kind, const dd_nccl_place *at, int ncomms,
     dd_mutex_init(&t->mu);
     dd_cond_init(&t->changed);
     t->ncomms = ncomms;
-    t->comms = dd_mem_zalloc((size_t)ncomms * sizeof *t->comms);
-    t->handles = dd_mem_zalloc((size_t)ncomms * sizeof *t->handles);
+    t->comms = dd_mem_zalloc((size_t)ncomms * sizeof(void *));
+    t->handles = dd_mem_zalloc((size_t)ncomms * sizeof(void *));
     bool has_memory = t->comms != NULL && t->handles != NULL;
     for (int i = 0; i < ncomms && has_memory; i++) {
         t->comms[i] = dd_nccl_comm_new_record(at->lib, at->cuda, at->device);

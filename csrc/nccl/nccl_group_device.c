@@ -198,11 +198,15 @@ nccl_device_close(dd_nccl_group *group, nccl_device *device)
 {
     const dd_cuda *cuda = group->cuda;
     dd_cuda_guard guard;
-    if (device->is_closed || group->is_driver_gone || nccl_enter(group, device, &guard, NULL) != DD_OK) {
+    if (device->is_closed) {
         return;
     }
     device->is_closed = true;
+    dd_status status = nccl_enter(group, device, &guard, NULL);
     nccl_events_close(group, device);
+    if (status != DD_OK) {
+        return; /* the driver is gone, and what it had with it */
+    }
     /* Freeing memory waits for the device, forever perhaps. What is still used stays until the process ends. */
     bool is_idle = device->all.stream == NULL || becomes_idle(cuda, device->all.stream);
     if (is_idle) {
@@ -226,24 +230,16 @@ nccl_device_close(dd_nccl_group *group, nccl_device *device)
     dd_cuda_leave(&guard);
 }
 
-static void
-release_comm(dd_nccl_group *group, nccl_channel *channel)
-{
-    if (!group->is_driver_gone) {
-        dd_nccl_comm_release(atomic_load(&channel->comm));
-    }
-}
-
 void
 nccl_device_destroy(dd_nccl_group *group, nccl_device *device)
 {
     if (device == NULL) {
         return;
     }
-    release_comm(group, &device->all);
+    dd_nccl_comm_release(atomic_load(&device->all.comm));
     for (int peer = 0; device->pairs != NULL && peer < group->size; peer++) {
         if (device->pairs[peer] != NULL) {
-            release_comm(group, device->pairs[peer]);
+            dd_nccl_comm_release(atomic_load(&device->pairs[peer]->comm));
         }
     }
     nccl_device_close(group, device);

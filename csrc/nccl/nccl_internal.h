@@ -235,6 +235,17 @@ void nccl_group_check_comms(dd_nccl_group *group);
 
 /* ---- nccl_launch.c */
 
+/* NCCL's calls, in a group where there is more than one. */
+dd_status nccl_launch_post(nccl_launch *launch) DD_MUST_CHECK;
+dd_status nccl_launch_check_cuda(const nccl_launch *launch, dd_cuda_result result,
+                                 const char *what) DD_MUST_CHECK;
+/* Within the device, in the order of the stream. */
+dd_status nccl_launch_copy_bytes(const nccl_launch *launch, void *dst, const void *src,
+                                 size_t nbytes) DD_MUST_CHECK;
+bool nccl_are_equal(const dd_block *blocks, int n);
+
+/* ---- nccl_launch_run.c */
+
 /* Everything of the call into the stream, and the end event. The caller holds `launch`, the context is current. */
 dd_status nccl_launch_run(nccl_launch *launch);
 /* `later` comes after what `earlier` holds so far. The caller holds `launch`, the context is current. */

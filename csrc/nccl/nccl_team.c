@@ -288,9 +288,9 @@ team_run_locked(dd_nccl_team *team, call *c, dd_error *err)
     if (status != DD_OK) {
         return status;
     }
-    c->handles = dd_mem_alloc_array((size_t)team->size, sizeof *c->handles);
+    c->handles = dd_mem_alloc_array((size_t)team->size, sizeof(void *));
     if (c->handles == NULL) {
-        return dd_error_no_memory(err, (size_t)team->size * sizeof *c->handles);
+        return dd_error_no_memory(err, (size_t)team->size * sizeof(void *));
     }
     status = run_call(c, err);
     dd_mem_free(c->handles);

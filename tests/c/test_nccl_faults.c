@@ -378,6 +378,8 @@ shut_down_body(rig_rank *self)
     one_attempt attempt;
     prepare(self, &attempt, DD_COLL_ALL_REDUCE);
     int gate = 77;
+    dd_cuda_stream stream;
+    REQUIRE_OK(dd_nccl_group_stream(self->group, self->rank, &stream, check_err()));
     CHECK_INT(self->rig->gate(self->stream, gate), 0);
     dd_nccl_work *work;
     REQUIRE_OK(rig_start(self, &attempt.call, &work, check_err()));
@@ -395,6 +397,7 @@ shut_down_body(rig_rank *self)
     CHECK_STATUS(dd_recorder_take_alarm(self->rig->recorder, &alarm, &now, check_err()), DD_TIMED_OUT);
     self->rig->shut_down(0);
     self->rig->open_gate(gate);
+    CHECK_INT(self->rig->cuda->api.cuStreamSynchronize(stream), DD_CUDA_SUCCESS);
     forget(self, &attempt);
 }
 
