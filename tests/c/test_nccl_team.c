@@ -137,6 +137,21 @@ TEST(collectives_of_a_team)
     field_close(&f);
 }
 
+TEST(default_streams_of_all_devices)
+{
+    field f;
+    REQUIRE(field_open(&f));
+    field_fill(&f);
+    dd_nccl_item items[NDEVICES];
+    in_place(&f, DD_NCCL_ITEM_ALL_REDUCE, 0, items);
+    CHECK_OK(dd_nccl_team_run(f.team, "all_reduce", items, 1, NULL, &f.wait, check_err()));
+    field_sync(&f, true);
+    for (int i = 0; i < NDEVICES; i++) {
+        CHECK(f.data[i][0] == 6);
+    }
+    field_close(&f);
+}
+
 /* A ring: each sends to the next, in one group. */
 TEST(messages_within_a_team)
 {

@@ -115,6 +115,14 @@ dd_stub_current_device(int *device)
     return cuda_is_down() ? DD_CUDA_DEINITIALIZED : DD_CUDA_SUCCESS;
 }
 
+int
+dd_stub_exchange_device(int device)
+{
+    int before = current[depth] - 1;
+    current[depth] = device + 1;
+    return before;
+}
+
 static bool
 is_device(int device)
 {

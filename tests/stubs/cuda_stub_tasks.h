@@ -22,6 +22,8 @@ DD_STUB_EXPORT int dd_stub_join(void *earlier, void *later);
 DD_STUB_EXPORT int dd_stub_stream_device(void *stream, int *device);
 /* Of the calling thread; 0 where nothing is current, as the runtime has it. */
 DD_STUB_EXPORT int dd_stub_current_device(int *device);
+/* Makes another device the calling thread's (-1: none) and gives the one before. */
+DD_STUB_EXPORT int dd_stub_exchange_device(int device);
 /* The device that the nbytes at data are on; -1: host memory that the driver knows; -2: memory that it does not, or not all of it. */
 DD_STUB_EXPORT int dd_stub_memory_device(const void *data, size_t nbytes);
 DD_STUB_EXPORT int dd_stub_alloc(int device, size_t nbytes, void **data);

@@ -66,8 +66,8 @@ release_kernel(void *ctx)
     free(kernel);
 }
 
-dd_nccl_result
-nccl_launch(nccl_comm *comm, const nccl_op *ops, size_t nops)
+static dd_nccl_result
+launch_on_device(nccl_comm *comm, const nccl_op *ops, size_t nops)
 {
     nccl_fault_on_launch(comm);
     struct kernel *kernel = stub_zalloc(sizeof *kernel + nops * sizeof(nccl_op));
@@ -97,4 +97,14 @@ nccl_launch(nccl_comm *comm, const nccl_op *ops, size_t nops)
     return cuda == 0
                ? DD_NCCL_SUCCESS
                : nccl_fail(DD_NCCL_UNHANDLED_CUDA_ERROR, "Cuda failure %d when a kernel was launched", cuda);
+}
+
+/* A NULL stream is the default one of the communicator's device, whatever is current. */
+dd_nccl_result
+nccl_launch(nccl_comm *comm, const nccl_op *ops, size_t nops)
+{
+    int before = dd_stub_exchange_device(comm->device);
+    dd_nccl_result result = launch_on_device(comm, ops, nops);
+    (void)dd_stub_exchange_device(before);
+    return result;
 }
