@@ -45,6 +45,9 @@ copy_options(dd_nccl_group *group, const dd_nccl_group_options *options, dd_erro
 static void
 free_group(dd_nccl_group *group)
 {
+    if (group == NULL) {
+        return;
+    }
     dd_mem_free((void *)(uintptr_t)group->options.name.data);
     pthread_cond_destroy(&group->ended);
     pthread_mutex_destroy(&group->lock);
@@ -52,28 +55,19 @@ free_group(dd_nccl_group *group)
     dd_mem_free(group);
 }
 
-dd_status
-dd_nccl_group_open(const dd_nccl_lib *lib, const dd_cuda *cuda, dd_nccl_watchdog *watchdog, dd_store *store,
-                   int rank, int size, const dd_nccl_group_options *options,
-                   dd_recorder_group *recorder_group, dd_nccl_group **out, dd_error *err)
+/* Without what is counted elsewhere. NULL without memory. */
+static dd_nccl_group *
+new_group(const dd_nccl_lib *lib, const dd_cuda *cuda, int rank, int size)
 {
-    dd_status status = check_open(cuda, store, rank, size, err);
-    size_t nbytes =
-        sizeof(dd_nccl_group) + (status == DD_OK ? (size_t)cuda->ndevices : 0) * sizeof(nccl_device *);
-    dd_nccl_group *group = status == DD_OK ? dd_mem_zalloc(nbytes) : NULL;
-    if (status == DD_OK && group == NULL) {
-        status = dd_error_no_memory(err, nbytes);
-    }
-    if (status != DD_OK) {
-        dd_recorder_group_release(recorder_group);
-        return status;
+    dd_nccl_group *group = dd_mem_zalloc(sizeof *group + (size_t)cuda->ndevices * sizeof(nccl_device *));
+    if (group == NULL) {
+        return NULL;
     }
     atomic_init(&group->users, 1);
     atomic_init(&group->refs, 1);
     atomic_init(&group->stop, false);
     group->lib = lib;
     group->cuda = cuda;
-    group->watchdog = watchdog;
     group->rank = rank;
     group->size = size;
     group->generation = dd_fork_generation();
@@ -83,7 +77,23 @@ dd_nccl_group_open(const dd_nccl_lib *lib, const dd_cuda *cuda, dd_nccl_watchdog
     dd_mutex_init(&group->launch);
     dd_mutex_init(&group->lock);
     dd_cond_init(&group->ended);
-    status = copy_options(group, options, err);
+    return group;
+}
+
+dd_status
+dd_nccl_group_open(const dd_nccl_lib *lib, const dd_cuda *cuda, dd_nccl_watchdog *watchdog, dd_store *store,
+                   int rank, int size, const dd_nccl_group_options *options,
+                   dd_recorder_group *recorder_group, dd_nccl_group **out, dd_error *err)
+{
+    dd_status status = check_open(cuda, store, rank, size, err);
+    dd_nccl_group *group = status == DD_OK ? new_group(lib, cuda, rank, size) : NULL;
+    if (status == DD_OK && group == NULL) {
+        status = dd_error_no_memory(err, sizeof *group);
+    }
+    if (status == DD_OK) {
+        group->watchdog = watchdog;
+        status = copy_options(group, options, err);
+    }
     if (status == DD_OK) {
         status = nccl_watchdog_add(watchdog, group, err);
     }
@@ -116,8 +126,15 @@ nccl_group_acquire_internal(dd_nccl_group *group)
 void
 nccl_group_release_internal(dd_nccl_group *group)
 {
-    if (atomic_fetch_sub_explicit(&group->refs, 1, memory_order_acq_rel) != 1 ||
-        nccl_group_check_fork(group, NULL) != DD_OK) {
+    if (atomic_fetch_sub_explicit(&group->refs, 1, memory_order_acq_rel) == 1) {
+        nccl_group_destroy(group);
+    }
+}
+
+void
+nccl_group_destroy(dd_nccl_group *group)
+{
+    if (nccl_group_check_fork(group, NULL) != DD_OK) {
         return;
     }
     for (int number = 0; number < group->cuda->ndevices; number++) {
@@ -129,7 +146,6 @@ nccl_group_release_internal(dd_nccl_group *group)
         dd_mem_free(work);
     }
     dd_store_release(group->store);
-    dd_recorder_group_release(group->recorder_group);
     free_group(group);
 }
 
@@ -144,6 +160,13 @@ dd_nccl_group_release(dd_nccl_group *group)
     dd_error_set(&cause, DD_ABORTED, "the group was let go without being closed");
     nccl_watchdog_remove(group->watchdog, group);
     nccl_group_end(group, &cause, DD_NO_RECORD, NCCL_END_LET_GO);
+    /* Nothing is under way any more that could be told of, and the recorder may end before works and aborts do. */
+    pthread_mutex_lock(&group->lock);
+    dd_recorder_group *recorder_group = group->recorder_group;
+    group->recorder_group = NULL;
+    group->recorder = NULL;
+    pthread_mutex_unlock(&group->lock);
+    dd_recorder_group_release(recorder_group);
     nccl_group_release_internal(group);
 }
 

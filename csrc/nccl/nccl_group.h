@@ -42,7 +42,7 @@ dd_status dd_nccl_group_open(const dd_nccl_lib *lib, const dd_cuda *cuda, dd_ncc
                              dd_recorder_group *recorder_group, dd_nccl_group **group,
                              dd_error *err) DD_MUST_CHECK;
 dd_nccl_group *dd_nccl_group_acquire(dd_nccl_group *group);
-/* The last one aborts the group, without waiting for it; works that are still held stay usable. NULL is fine. */
+/* The last one aborts the group, without waiting for it (close and abort do); works that are still held stay usable. NULL is fine. */
 void dd_nccl_group_release(dd_nccl_group *group);
 
 int dd_nccl_group_rank(const dd_nccl_group *group);

@@ -207,6 +207,8 @@ nccl_device_close(dd_nccl_group *group, nccl_device *device)
     if (status != DD_OK) {
         return; /* the driver is gone, and what it had with it */
     }
+    dd_cuda_capture_mode mode = DD_CUDA_CAPTURE_MODE_RELAXED; /* as when it was made */
+    (void)cuda->api.cuThreadExchangeStreamCaptureMode(&mode);
     /* Freeing memory waits for the device, forever perhaps. What is still used stays until the process ends. */
     bool is_idle = device->all.stream == NULL || becomes_idle(cuda, device->all.stream);
     if (is_idle) {
@@ -227,6 +229,7 @@ nccl_device_close(dd_nccl_group *group, nccl_device *device)
             close_stream(cuda, &device->pairs[peer]->stream);
         }
     }
+    (void)cuda->api.cuThreadExchangeStreamCaptureMode(&mode);
     dd_cuda_leave(&guard);
 }
 

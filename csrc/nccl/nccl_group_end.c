@@ -119,18 +119,24 @@ find_to_abort_locked(dd_nccl_group *group)
     return channel;
 }
 
+/* NULL: there are no more, and the thread's reference is gone, before anybody who waits for the end can know of it. */
 static nccl_channel *
 next_to_abort(dd_nccl_group *group)
 {
     pthread_mutex_lock(&group->lock);
     nccl_channel *channel = find_to_abort_locked(group);
+    bool is_last = false;
     if (channel != NULL) {
         channel->is_ending = true;
     } else {
         group->abort_state = NCCL_ABORT_DONE;
         pthread_cond_broadcast(&group->ended);
+        is_last = atomic_fetch_sub_explicit(&group->refs, 1, memory_order_acq_rel) == 1;
     }
     pthread_mutex_unlock(&group->lock);
+    if (is_last) {
+        nccl_group_destroy(group);
+    }
     return channel;
 }
 
@@ -143,7 +149,6 @@ abort_all(void *arg)
         dd_error error; /* there is a cause already */
         (void)!dd_nccl_comm_abort(atomic_load(&channel->comm), group->cause.message, &error);
     }
-    nccl_group_release_internal(group);
     return NULL;
 }
 

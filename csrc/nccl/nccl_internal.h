@@ -73,8 +73,8 @@ struct dd_nccl_group {
     const dd_cuda *cuda;
     dd_nccl_watchdog *watchdog;
     dd_store *store;                   /* owned; NULL with one rank */
-    dd_recorder_group *recorder_group; /* owned; may be NULL */
-    dd_recorder *recorder;             /* NULL without recorder_group */
+    dd_recorder_group *recorder_group; /* lock; owned; NULL: none, or nobody holds the group any more */
+    dd_recorder *recorder;             /* lock; NULL without recorder_group */
     int rank;
     int size;
     dd_nccl_group_options options; /* const; name is owned */
@@ -153,6 +153,7 @@ typedef struct nccl_launch {
 
 dd_nccl_group *nccl_group_acquire_internal(dd_nccl_group *group);
 void nccl_group_release_internal(dd_nccl_group *group);
+void nccl_group_destroy(dd_nccl_group *group); /* for whoever has taken the last reference away */
 dd_status nccl_group_check_fork(const dd_nccl_group *group, dd_error *err) DD_MUST_CHECK;
 /* Why every call fails. */
 dd_status nccl_group_check_locked(dd_nccl_group *group, dd_error *err) DD_MUST_CHECK;

@@ -256,10 +256,13 @@ look_at_start(nccl_work *work)
         query(work, work->start) != DD_CUDA_SUCCESS) {
         return;
     }
+    dd_nccl_group *group = work->group;
     bool was_started = atomic_exchange(&work->is_started, true);
-    if (!was_started && work->record != DD_NO_RECORD && work->group->recorder != NULL) {
-        dd_recorder_start(work->group->recorder, work->record, dd_clock_now_ns());
+    pthread_mutex_lock(&group->lock);
+    if (!was_started && work->record != DD_NO_RECORD && group->recorder != NULL) {
+        dd_recorder_start(group->recorder, work->record, dd_clock_now_ns());
     }
+    pthread_mutex_unlock(&group->lock);
 }
 
 nccl_progress

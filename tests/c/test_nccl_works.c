@@ -419,6 +419,7 @@ graph_body(rig_rank *self)
                         rig_coll(DD_COLL_ALL_GATHER, DD_DTYPE_FLOAT32, &block, outputs)};
     void *graph = NULL;
     void *exec = NULL;
+    rig_meet(self); /* meanwhile no thread of the process may allocate memory */
     CHECK_INT(api.begin(self->stream, DD_CUDA_CAPTURE_MODE_GLOBAL), 0);
     for (int i = 0; i < 2; i++) {
         dd_nccl_call call = rig_call(self, i == 0 ? "all_reduce" : "all_gather", &ops[i], 1);
@@ -434,6 +435,7 @@ graph_body(rig_rank *self)
     }
     CHECK_INT(atomic_load(&notes.ncalled), 2);
     CHECK_INT(api.end(self->stream, &graph), 0);
+    rig_meet(self);
     CHECK_INT(api.instantiate(&exec, graph, 0), 0);
     for (int i = 0; i < 3; i++) {
         *data = (float)(self->rank + i);
