@@ -6,11 +6,13 @@
 #include <string.h>
 
 #define MAX_KNOWN_APIS 4
+/* DLPack's name for the legacy default stream. */
+#define DEFAULT_STREAM ((void *)1)
 
 /* What this module has found out about others; guarded by the GIL. */
 struct py_devices {
-    PyObject *torch_stream; /* torch._C._cuda_getCurrentRawStream; NULL: not looked up yet */
-    PyObject *cupy_stream;  /* cupy.cuda.get_current_stream */
+    PyObject *torch_stream;     /* torch._C._cuda_getCurrentRawStream; NULL: not looked up yet */
+    PyObject *cupy_stream;      /* cupy.cuda.get_current_stream */
     PyObject *explicit_streams; /* dict: thread to stream, of those that have one; NULL: nobody has */
     struct {
         const dl_exchange_api *api;
@@ -47,6 +49,8 @@ void
 py_device_scope_init(py_device_scope *scope, py_state *state)
 {
     scope->state = state;
+    scope->find_stream = NULL;
+    scope->ctx = NULL;
     scope->device = PY_NO_DEVICE;
     scope->is_host_taken = false;
     scope->has_host = false;
@@ -155,8 +159,8 @@ ask_exchange(dl_current_stream ask, int device, void **handle)
         return true;
     }
     if (PyErr_Occurred() == NULL) {
-        PyErr_Format(PyExc_RuntimeError, "the library of a tensor does not know its current stream on cuda:%d",
-                     device);
+        PyErr_Format(PyExc_RuntimeError,
+                     "the library of a tensor does not know its current stream on cuda:%d", device);
     }
     return false;
 }
@@ -308,6 +312,9 @@ py_device_choose_stream(py_device_scope *scope, const py_argument *argument, PyO
     int device;
     *stream = NULL;
     int is_cuda = ask_device(argument, &device);
+    if (is_cuda < 0) {
+        py_argument_raise_from_current(argument, "does not say its device");
+    }
     if (is_cuda <= 0) {
         return is_cuda == 0;
     }
@@ -325,7 +332,8 @@ py_device_choose_stream(py_device_scope *scope, const py_argument *argument, PyO
         return *stream != NULL;
     }
     scope->is_blocking = true;
-    if (!scope->find_stream(scope->ctx, device, &handle)) {
+    handle = DEFAULT_STREAM;
+    if (scope->find_stream != NULL && !scope->find_stream(scope->ctx, device, &handle)) {
         return false;
     }
     *stream = PyLong_FromVoidPtr(handle);
@@ -360,10 +368,11 @@ py_device_take(py_device_scope *scope, const py_tensor *tensor, const py_argumen
         return false;
     }
     if (scope->device != PY_NO_DEVICE && scope->device != tensor->device_id) {
-        py_argument_raise(argument, PY_FAULT_VALUE,
-                          "is on cuda:%d, and the tensors before it are on cuda:%d: all tensors of a call are on "
-                          "the same device",
-                          tensor->device_id, scope->device);
+        py_argument_raise(
+            argument, PY_FAULT_VALUE,
+            "is on cuda:%d, and the tensors before it are on cuda:%d: all tensors of a call are on "
+            "the same device",
+            tensor->device_id, scope->device);
         return false;
     }
     scope->device = tensor->device_id;
@@ -412,8 +421,9 @@ py_device_read_stream(const py_argument *argument, void **stream)
     Py_XDECREF(handle);
     if (PyErr_Occurred() == NULL || PyErr_ExceptionMatches(PyExc_AttributeError)) {
         PyErr_Clear();
-        py_argument_raise(argument, PY_FAULT_TYPE,
-                          "must be a CUDA stream: its address, or an object with __cuda_stream__, cuda_stream or ptr");
+        py_argument_raise(
+            argument, PY_FAULT_TYPE,
+            "must be a CUDA stream: its address, or an object with __cuda_stream__, cuda_stream or ptr");
     }
     return false;
 }

@@ -35,7 +35,7 @@ typedef struct py_stream {
 /* The devices and streams of the tensors of one call. */
 typedef struct py_device_scope {
     py_state *state; /* NULL: only memory of the host is wanted, and nothing below counts */
-    /* The stream that producers order themselves before; false with an exception. */
+    /* The stream that producers order themselves before; false with an exception. NULL: the default one */
     bool (*find_stream)(void *ctx, int device, void **stream);
     void *ctx;
     int device;             /* that all tensors are on; PY_NO_DEVICE: none has come yet */

@@ -213,7 +213,7 @@ py_dlpack_try_exchange(py_tensor *tensor, const py_state *state, py_tensor_use u
     bool is_noted = tensor->scope == NULL || !py_device_is_cuda(managed->tensor.device_type) ||
                     py_device_note_exchange(tensor->scope, api, managed->tensor.device_id, argument);
     return is_noted && read_versioned(tensor, use, argument) && check_lazy_bits(tensor, state, argument) ? 1
-                                                                                                        : -1;
+                                                                                                         : -1;
 }
 
 /* What __dlpack__ returns, told of a stream unless that is NULL; producers from before DLPack 1 do not know max_version. */
@@ -229,25 +229,14 @@ call_dlpack(PyObject *method, PyObject *stream)
         capsule = PyObject_Call(method, none, keywords);
         if (capsule == NULL && PyErr_ExceptionMatches(PyExc_TypeError)) {
             PyErr_Clear();
-            capsule = PyDict_DelItemString(keywords, "max_version") == 0 ? PyObject_Call(method, none, keywords) : NULL;
+            capsule = PyDict_DelItemString(keywords, "max_version") == 0
+                          ? PyObject_Call(method, none, keywords)
+                          : NULL;
         }
     }
     Py_XDECREF(version);
     Py_XDECREF(none);
     Py_XDECREF(keywords);
-    return capsule;
-}
-
-/* The same, with the stream that the scope of the tensor chooses. */
-static PyObject *
-export(py_tensor *tensor, PyObject *method, const py_argument *argument)
-{
-    PyObject *stream = NULL;
-    if (tensor->scope != NULL && !py_device_choose_stream(tensor->scope, argument, &stream)) {
-        return NULL;
-    }
-    PyObject *capsule = call_dlpack(method, stream);
-    Py_XDECREF(stream);
     return capsule;
 }
 
@@ -290,7 +279,13 @@ py_dlpack_try_capsule(py_tensor *tensor, const py_state *state, py_tensor_use us
         PyErr_Clear();
         return 0;
     }
-    PyObject *capsule = export(tensor, method, argument);
+    PyObject *stream = NULL;
+    if (tensor->scope != NULL && !py_device_choose_stream(tensor->scope, argument, &stream)) {
+        Py_DECREF(method);
+        return -1;
+    }
+    PyObject *capsule = call_dlpack(method, stream);
+    Py_XDECREF(stream);
     Py_DECREF(method);
     if (capsule == NULL) {
         py_argument_raise_from_current(argument, "cannot be exported by DLPack");

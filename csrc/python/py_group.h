@@ -13,12 +13,12 @@ typedef struct py_group {
     PyObject *module; /* const after new: keeps `state` alive */
     py_state *state;  /* const after new */
     PyObject *weakrefs;
-    dd_list link;    /* in the state's groups; guarded by the GIL */
-    dd_group *group; /* const after init, until dealloc; owned; NULL for an NcclGroup */
+    dd_list link;              /* in the state's groups; guarded by the GIL */
+    dd_group *group;           /* const after init, until dealloc; owned; NULL for an NcclGroup */
     struct py_nccl_core *nccl; /* the same; of an NcclGroup only */
-    int rank;        /* const after init */
-    int size;        /* const after init */
-    PyObject *store; /* const after init, may be NULL: others may need it longer than we do */
+    int rank;                  /* const after init */
+    int size;                  /* const after init */
+    PyObject *store;           /* const after init, may be NULL: others may need it longer than we do */
     PyObject
         *recorders; /* guarded by the GIL: dict from thread to what records its calls; NULL: nobody does */
     bool is_closed; /* guarded by the GIL */

@@ -11,7 +11,8 @@ typedef struct py_group_call {
     PyObject *values[PY_PARAMS_MAX]; /* in the order of the parameters; NULL: not given */
     py_operands *operands;           /* own, or the flight's */
     bool is_async;
-    py_flight *flight;               /* of calls that do not wait for the end, and of all calls of an NcclGroup; else NULL */
+    py_flight
+        *flight; /* of calls that do not wait for the end, and of all calls of an NcclGroup; else NULL */
     int64_t timeout_ns;
     int root;
     dd_reduction reduction;

@@ -125,8 +125,7 @@ py_operands_add(py_operands *operands, PyObject *object, py_use use, const char 
                         operands->function, name)) {
         return false;
     }
-    if (!check_device(operands, piece, object, name) ||
-        !check_dtype(operands, &piece->tensor, name)) {
+    if (!check_device(operands, piece, object, name) || !check_dtype(operands, &piece->tensor, name)) {
         py_tensor_fini(&piece->tensor);
         return false;
     }

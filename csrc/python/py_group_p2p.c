@@ -58,6 +58,10 @@ run_message(py_group_call *call, bool is_send)
 static bool
 make_async(py_group_call *call)
 {
+    call->is_async = true;
+    if (call->flight != NULL) {
+        return true;
+    }
     py_completions_drain(call->group->state);
     call->flight = py_flight_create(call->group->state, (PyObject *)call->group, call->params->function);
     if (call->flight == NULL) {

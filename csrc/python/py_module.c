@@ -139,8 +139,10 @@ core_exec(PyObject *module)
         return -1;
     }
     dd_list_init(&state->nccl_groups);
-    return add_types(module, state) < 0 || add_group_types(module, state) < 0 || add_nccl_types(module, state) < 0 ? -1
-                                                                                                                 : 0;
+    return add_types(module, state) < 0 || add_group_types(module, state) < 0 ||
+                   add_nccl_types(module, state) < 0
+               ? -1
+               : 0;
 }
 
 static int
@@ -240,7 +242,7 @@ static PyMethodDef core_methods[] = {
      "_call_aloud($module, callback, argument, /)\n--\n\n"
      "Calls callback(argument); what it raises goes to sys.unraisablehook."},
     {"_load_nccl", (PyCFunction)(void (*)(void))py_nccl_load, METH_VARARGS | METH_KEYWORDS,
-     "_load_nccl($module, /, nccl, candidates, cuda, interval, abort_timeout, is_abort_off)\n--\n\n"
+     "_load_nccl($module, /, nccl, candidates, cuda, interval=0, abort_timeout=0, is_abort_off=False)\n--\n\n"
      "Loads NCCL and the CUDA driver: the explicit paths (or None), else what is found."},
     {"_nccl_info", py_nccl_info, METH_NOARGS,
      "_nccl_info($module, /)\n--\n\nWhat has been loaded, as a dict; None when nothing has."},

@@ -132,7 +132,9 @@ check_fork(py_state *state)
 {
     if (state->nccl->generation != dd_fork_generation()) {
         dd_error err;
-        raise(state, dd_error_set(&err, DD_FORKED, "NCCL and CUDA were loaded before the fork, and do not work in the child"),
+        raise(state,
+              dd_error_set(&err, DD_FORKED,
+                           "NCCL and CUDA were loaded before the fork, and do not work in the child"),
               &err);
         return NULL;
     }
@@ -164,10 +166,10 @@ py_nccl_info(PyObject *module, PyObject *unused)
         Py_RETURN_NONE;
     }
     return Py_BuildValue("{ss si ss ss si si sK ss}", "path", nccl->lib->path, "version", nccl->lib->version,
-                         "version_text", nccl->lib->version_text, "cuda_path", nccl->cuda->path, "driver_version",
-                         nccl->cuda->driver_version, "ndevices", nccl->cuda->ndevices, "heartbeat",
-                         (unsigned long long)dd_nccl_watchdog_heartbeat(nccl->watchdog), "activity",
-                         dd_nccl_watchdog_activity(nccl->watchdog));
+                         "version_text", nccl->lib->version_text, "cuda_path", nccl->cuda->path,
+                         "driver_version", nccl->cuda->driver_version, "ndevices", nccl->cuda->ndevices,
+                         "heartbeat", (unsigned long long)dd_nccl_watchdog_heartbeat(nccl->watchdog),
+                         "activity", dd_nccl_watchdog_activity(nccl->watchdog));
 }
 
 PyObject *
@@ -179,8 +181,8 @@ py_nccl_config_fields(PyObject *module, PyObject *unused)
     const dd_nccl_config_field *fields = dd_nccl_config_fields(&count);
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < count; i++) {
-        PyObject *field =
-            Py_BuildValue("(siO)", fields[i].alias, fields[i].since, fields[i].type == DD_NCCL_FIELD_TEXT ? Py_True : Py_False);
+        PyObject *field = Py_BuildValue("(siO)", fields[i].alias, fields[i].since,
+                                        fields[i].type == DD_NCCL_FIELD_TEXT ? Py_True : Py_False);
         if (field == NULL || PyList_Append(list, field) < 0) {
             Py_CLEAR(list);
         }

@@ -51,6 +51,7 @@ typedef struct py_nccl_core {
     bool is_blocking_wait; /* wait() means the host */
     bool is_host_taken;    /* tensors of the host are staged */
     py_nccl_batch *batches;
+    dd_recorder_group *recorded; /* const; borrowed from the core's group, or NULL */
 } py_nccl_core;
 
 static inline py_nccl_core *
@@ -63,6 +64,9 @@ py_nccl_core_of(PyObject *group)
 bool py_nccl_group_require(const py_group *self);
 /* The device for what has no tensors of its own; warns once when it has to guess. False with an exception. */
 bool py_nccl_group_choose_device(py_group *self, int *device);
+
+/* What a group that is about to be opened is recorded as; it is for the core's group to take. NULL: it goes unrecorded. */
+dd_recorder_group *py_nccl_group_record(py_state *state, dd_bytes name, int rank, int size);
 
 PyObject *py_nccl_group_make_type(PyObject *module, PyObject *base);
 PyObject *py_nccl_array_make_type(PyObject *module);
@@ -86,7 +90,7 @@ PY_NCCL_METHOD(split_count);
 
 /* A new group around what it takes, made from `parent`; NULL with an exception, and the core's group is released. */
 PyObject *py_nccl_group_wrap(const py_group *parent, dd_nccl_group *group,
-                             const dd_nccl_group_options *options, int device);
+                             const dd_nccl_group_options *options, dd_recorder_group *recorded, int device);
 /* A dict, or NULL or None, of fields of NCCL's configuration. */
 bool py_nccl_read_config(const py_state *state, PyObject *dict, dd_nccl_config *config, const char *function);
 

@@ -6,7 +6,7 @@
 #include "python/py_nccl.h"
 
 typedef struct nccl_memory {
-    py_memory memory;   /* first */
+    py_memory memory; /* first */
     const py_nccl *nccl;
 } nccl_memory;
 
@@ -89,8 +89,9 @@ py_nccl_group_empty(PyObject *object, PyObject *args, PyObject *kwargs)
     if (!py_nccl_group_require(group) ||
         !PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO:empty", keywords, &shape, &dtype, &device_object) ||
         !py_memory_read_view(group->state, shape, dtype, &view) ||
-        !(device_object == Py_None ? py_nccl_group_choose_device(group, &device)
-                                   : py_params_int(group->state, device_object, &device, "empty", "device"))) {
+        !(device_object == Py_None
+              ? py_nccl_group_choose_device(group, &device)
+              : py_params_int(group->state, device_object, &device, "empty", "device"))) {
         return NULL;
     }
     py_memory *memory = make_memory(group, &view, device);
@@ -133,7 +134,8 @@ static PyObject *
 array_dlpack(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"stream", "max_version", "dl_device", "copy", NULL};
-    PyObject *stream = Py_None; /* whoever writes to it orders its streams: there is no producer to be waited for */
+    PyObject *stream =
+        Py_None; /* whoever writes to it orders its streams: there is no producer to be waited for */
     PyObject *version = Py_None;
     PyObject *device = Py_None;
     PyObject *copy = Py_None;
@@ -192,9 +194,10 @@ array_repr(PyObject *object)
 {
     const py_memory *memory = ((py_nccl_array *)object)->memory;
     PyObject *shape = py_memory_shape(memory);
-    PyObject *text = shape != NULL ? PyUnicode_FromFormat("<dldist.NcclArray: %R of %s on cuda:%d>", shape,
-                                                          dd_dtype_name(memory->view.dtype), memory->device_id)
-                                   : NULL;
+    PyObject *text = shape != NULL
+                         ? PyUnicode_FromFormat("<dldist.NcclArray: %R of %s on cuda:%d>", shape,
+                                                dd_dtype_name(memory->view.dtype), memory->device_id)
+                         : NULL;
     Py_XDECREF(shape);
     return text;
 }
@@ -222,9 +225,10 @@ static PyMemberDef array_members[] = {
 };
 
 static PyType_Slot array_slots[] = {
-    {Py_tp_doc, "Memory of NCCL's on a device, not initialised; made by NcclGroup.empty.\n\n"
-                "It speaks DLPack: torch.from_dlpack(a), cupy.from_dlpack(a). It may outlive its group, and is given back\n"
-                "when nothing refers to it any more: streams that still work on it must be waited for before."},
+    {Py_tp_doc,
+     "Memory of NCCL's on a device, not initialised; made by NcclGroup.empty.\n\n"
+     "It speaks DLPack: torch.from_dlpack(a), cupy.from_dlpack(a). It may outlive its group, and is given back\n"
+     "when nothing refers to it any more: streams that still work on it must be waited for before."},
     {Py_tp_dealloc, (void *)array_dealloc},
     {Py_tp_repr, (void *)array_repr},
     {Py_tp_methods, array_methods},

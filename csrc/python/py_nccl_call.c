@@ -6,6 +6,7 @@
 #include "core/mem.h"
 #include "python/py_error.h"
 #include "python/py_nccl_plan.h"
+#include "python/py_recorder.h"
 #include "python/py_work_internal.h"
 
 #include <string.h>
@@ -18,7 +19,10 @@ find_stream(void *ctx, int device, void **stream)
     dd_status status;
     dd_cuda_stream found = NULL;
     Py_BEGIN_ALLOW_THREADS
-    status = dd_nccl_group_stream(group->nccl->group, device, &found, &err);
+    status = dd_nccl_group_check(group->nccl->group, &err);
+    if (status == DD_OK) {
+        status = dd_nccl_group_stream(group->nccl->group, device, &found, &err);
+    }
     Py_END_ALLOW_THREADS
     if (status != DD_OK) {
         py_error_raise_of_group(group->state, status, &err);
@@ -46,6 +50,29 @@ py_nccl_call_begin(py_group_call *call)
     scope->ctx = group;
     scope->is_host_taken = group->nccl->is_host_taken;
     return true;
+}
+
+/* ---- what is recorded of it */
+
+/* Begins the record of the call: of the first item, where there are several. */
+static void
+record(py_group *group, py_nccl_plan *plan, const py_nccl_item *item, int64_t timeout_ns)
+{
+    py_record told;
+    if (group->nccl->recorded == NULL) {
+        return;
+    }
+    dd_record_call *call =
+        item->op.kind == DD_NCCL_OP_COLL
+            ? py_record_collective(&told, group->state, item->op.args.coll, &item->flight->operands)
+            : py_record_message(&told, group->state, &item->flight->operands,
+                                item->op.kind == DD_NCCL_OP_SEND, item->op.peer);
+    if (call != NULL) {
+        call->name = plan->call.what;
+        call->timeout_ns = timeout_ns;
+        call->created_ns = dd_clock_now_ns();
+        plan->call.record = dd_recorder_begin(group->nccl->recorded, call);
+    }
 }
 
 /* ---- one operation */
@@ -250,6 +277,7 @@ run_batch(py_group *self, py_nccl_batch *batch, int64_t timeout_ns, bool is_asyn
     py_flight *flight = chain(batch);
     plan.call.what = batch->nitems > 1 ? "coalesced" : flight->operands.function;
     flight->timeout_ns = timeout_of(self, timeout_ns);
+    record(self, &plan, &batch->items[0], flight->timeout_ns);
     py_launch launch = {.group = self, .flight = flight, .plan = &plan, .is_async = is_async};
     PyObject *result = run(&launch);
     batch->nitems = 0;
@@ -272,7 +300,8 @@ py_nccl_group_end_coalescing(PyObject *object, PyObject *args, PyObject *kwargs)
     }
     py_nccl_batch *batch = find_batch(self->nccl);
     if (batch == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "end_coalescing(): this thread has not called start_coalescing()");
+        PyErr_SetString(PyExc_RuntimeError,
+                        "end_coalescing(): this thread has not called start_coalescing()");
         return NULL;
     }
     take_out(self->nccl, batch);
@@ -313,6 +342,7 @@ run_or_append(py_group_call *call, const dd_nccl_op *op)
     }
     plan.call.what = call->flight->operands.function;
     call->flight->timeout_ns = timeout_of(group, call->timeout_ns);
+    record(group, &plan, &item, call->flight->timeout_ns);
     py_launch launch = {.group = group, .flight = call->flight, .plan = &plan, .is_async = call->is_async};
     return run(&launch);
 }
@@ -381,6 +411,8 @@ run_barrier(py_group *self, int device, int64_t timeout_ns, bool is_async)
     plan.ops = &plan.first_op;
     plan.first_op = (dd_nccl_op){.kind = DD_NCCL_OP_COLL, .args = {.coll = DD_COLL_BARRIER}};
     plan.call.ops = plan.ops;
+    py_nccl_item item = {.flight = flight, .op = plan.first_op};
+    record(self, &plan, &item, flight->timeout_ns);
     py_launch launch = {.group = self, .flight = flight, .plan = &plan, .is_async = is_async};
     return run(&launch);
 }
@@ -396,7 +428,8 @@ py_nccl_group_barrier(PyObject *object, PyObject *args, PyObject *kwargs)
     int64_t timeout_ns;
     int device;
     if (!py_nccl_group_require(self) ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "|$OpO:barrier", keywords, &timeout, &is_async, &device_ids) ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "|$OpO:barrier", keywords, &timeout, &is_async,
+                                     &device_ids) ||
         !py_group_read_timeout(self, timeout, &timeout_ns, "barrier") ||
         !read_device_ids(self, device_ids, &device)) {
         return NULL;

@@ -4,6 +4,7 @@
 #include "core/mem.h"
 #include "python/py_error.h"
 #include "python/py_nccl.h"
+#include "python/py_recorder.h"
 #include "python/py_store.h"
 
 #define CLOSE_TIMEOUT_NS (10 * DD_NS_PER_S)
@@ -26,8 +27,9 @@ py_nccl_group_require(const py_group *self)
     }
     if (self->state->nccl->generation != dd_fork_generation()) {
         dd_error err;
-        py_error_raise_of_group(self->state,
-                                dd_error_set(&err, DD_FORKED, "the group belongs to the process before the fork"), &err);
+        py_error_raise_of_group(
+            self->state, dd_error_set(&err, DD_FORKED, "the group belongs to the process before the fork"),
+            &err);
         return false;
     }
     return true;
@@ -45,11 +47,12 @@ py_nccl_group_choose_device(py_group *self, int *device)
     py_nccl_core *core = self->nccl;
     if (core->device == PY_NO_DEVICE) {
         int guess = self->rank % self->state->nccl->cuda->ndevices;
-        if (PyErr_WarnFormat(PyExc_UserWarning, 1,
-                             "this group does not know its device, and takes cuda:%d, as ranks often do: say which with "
-                             "device_id of init_process_group, or device_ids of barrier; if other ranks use another order, "
-                             "this may hang",
-                             guess) < 0) {
+        if (PyErr_WarnFormat(
+                PyExc_UserWarning, 1,
+                "this group does not know its device, and takes cuda:%d, as ranks often do: say which with "
+                "device_id of init_process_group, or device_ids of barrier; if other ranks use another order, "
+                "this may hang",
+                guess) < 0) {
             return false;
         }
         core->device = guess;
@@ -60,9 +63,23 @@ py_nccl_group_choose_device(py_group *self, int *device)
 
 /* ---- making */
 
+dd_recorder_group *
+py_nccl_group_record(py_state *state, dd_bytes name, int rank, int size)
+{
+    dd_recorder *recorder = py_recorder_get(state);
+    if (recorder == NULL) {
+        PyErr_Clear(); /* calls go on without it */
+        return NULL;
+    }
+    dd_recorder_group_info info = {
+        .name = name, .desc = dd_bytes_of_string("undefined"), .kind = "nccl", .rank = rank, .size = size};
+    dd_recorder_group *group = NULL;
+    return dd_recorder_add_group(recorder, &info, &group, NULL) == DD_OK ? group : NULL;
+}
+
 /* Takes the core's group. */
 static bool
-adopt(py_group *self, dd_nccl_group *group, const dd_nccl_group_options *options)
+adopt(py_group *self, dd_nccl_group *group, const dd_nccl_group_options *options, dd_recorder_group *recorded)
 {
     py_nccl_core *core = dd_mem_zalloc(sizeof *core);
     if (core == NULL) {
@@ -73,6 +90,7 @@ adopt(py_group *self, dd_nccl_group *group, const dd_nccl_group_options *options
     core->options = *options;
     core->options.name = dd_bytes_of(NULL, 0);
     core->device = PY_NO_DEVICE;
+    core->recorded = recorded;
     self->nccl = core;
     self->rank = dd_nccl_group_rank(group);
     self->size = dd_nccl_group_size(group);
@@ -89,12 +107,13 @@ drop(dd_nccl_group *group)
 }
 
 PyObject *
-py_nccl_group_wrap(const py_group *parent, dd_nccl_group *group, const dd_nccl_group_options *options, int device)
+py_nccl_group_wrap(const py_group *parent, dd_nccl_group *group, const dd_nccl_group_options *options,
+                   dd_recorder_group *recorded, int device)
 {
     PyTypeObject *type = parent->state->nccl_group_type;
     newfunc new_object = (newfunc)PyType_GetSlot(type, Py_tp_new);
     py_group *self = (py_group *)new_object(type, NULL, NULL);
-    if (self == NULL || !adopt(self, group, options)) {
+    if (self == NULL || !adopt(self, group, options, recorded)) {
         Py_XDECREF((PyObject *)self);
         drop(group);
         return NULL;
@@ -108,7 +127,8 @@ py_nccl_group_wrap(const py_group *parent, dd_nccl_group *group, const dd_nccl_g
 
 /* One field, a str or a number; None is what nobody has set. */
 static bool
-set_field(const py_state *state, dd_nccl_config *config, PyObject *name, PyObject *value, const char *function)
+set_field(const py_state *state, dd_nccl_config *config, PyObject *name, PyObject *value,
+          const char *function)
 {
     const char *field = PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
     dd_nccl_config_value given = {.is_set = value != Py_None, .is_text = PyUnicode_Check(value) != 0};
@@ -181,18 +201,18 @@ typedef struct open_arguments {
 static bool
 parse(PyObject *args, PyObject *kwargs, open_arguments *arguments)
 {
-    static char *keywords[] = {"store",       "rank",         "size",
-                               "timeout",     "name",         "init_timeout",
-                               "config",      "device",       "is_high_priority",
-                               "has_timing",  "is_nan_check", "is_blocking_wait",
+    static char *keywords[] = {"store",       "rank",           "size",
+                               "timeout",     "name",           "init_timeout",
+                               "config",      "device",         "is_high_priority",
+                               "has_timing",  "is_nan_check",   "is_blocking_wait",
                                "event_cache", "ranks_per_root", NULL};
     *arguments = (open_arguments){.name = "default", .name_len = 7, .has_event_cache = 1};
     return PyArg_ParseTupleAndKeywords(
-        args, kwargs, "OOO|$Os#OOOpppppi:NcclGroup", keywords, &arguments->store_object, &arguments->rank_object,
-        &arguments->size_object, &arguments->timeout, &arguments->name, &arguments->name_len,
-        &arguments->init_timeout, &arguments->config, &arguments->device, &arguments->is_high_priority,
-        &arguments->has_timing, &arguments->is_nan_check, &arguments->is_blocking_wait,
-        &arguments->has_event_cache, &arguments->ranks_per_root);
+        args, kwargs, "OOO|$Os#OOOpppppi:NcclGroup", keywords, &arguments->store_object,
+        &arguments->rank_object, &arguments->size_object, &arguments->timeout, &arguments->name,
+        &arguments->name_len, &arguments->init_timeout, &arguments->config, &arguments->device,
+        &arguments->is_high_priority, &arguments->has_timing, &arguments->is_nan_check,
+        &arguments->is_blocking_wait, &arguments->has_event_cache, &arguments->ranks_per_root);
 }
 
 static bool
@@ -247,18 +267,19 @@ open_group(py_group *self, const open_arguments *arguments, dd_store *store)
         !read_options(self->state, arguments, &options) || !read_device(self, arguments->device, &device)) {
         return false;
     }
+    dd_recorder_group *recorded = py_nccl_group_record(self->state, options.name, rank, size);
     dd_nccl_group *group;
     dd_error err;
     dd_status status;
     Py_BEGIN_ALLOW_THREADS
-    status = dd_nccl_group_open(nccl->lib, nccl->cuda, nccl->watchdog, store, rank, size, &options, NULL, &group,
-                                &err);
+    status = dd_nccl_group_open(nccl->lib, nccl->cuda, nccl->watchdog, store, rank, size, &options, recorded,
+                                &group, &err);
     Py_END_ALLOW_THREADS
     if (status != DD_OK) {
         py_error_raise_of_group(self->state, status, &err);
         return false;
     }
-    if (self->nccl != NULL || !adopt(self, group, &options)) {
+    if (self->nccl != NULL || !adopt(self, group, &options, recorded)) {
         drop(group);
         if (PyErr_Occurred() == NULL) {
             PyErr_SetString(PyExc_RuntimeError, "NcclGroup.__init__() was called before on this object");
@@ -348,7 +369,8 @@ group_close(PyObject *object, PyObject *args, PyObject *kwargs)
     py_group *self = (py_group *)object;
     PyObject *timeout = NULL;
     int64_t timeout_ns;
-    if (!py_nccl_group_require(self) || !PyArg_ParseTupleAndKeywords(args, kwargs, "|O:close", keywords, &timeout) ||
+    if (!py_nccl_group_require(self) ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "|O:close", keywords, &timeout) ||
         !py_group_read_timeout(self, timeout, &timeout_ns, "close")) {
         return NULL;
     }
@@ -364,8 +386,8 @@ abort_group(py_group *self, const char *reason, int64_t timeout_ns)
     py_wait_init(&wait, self->state, timeout_ns, true);
     Py_BEGIN_ALLOW_THREADS
     ignored = dd_nccl_group_abort(self->nccl->group, reason, &wait.wait, NULL);
-    Py_END_ALLOW_THREADS
-    (void)ignored;
+    Py_END_ALLOW_THREADS(void)
+    ignored;
     py_completions_drain(self->state);
 }
 
@@ -401,6 +423,17 @@ group_fail(PyObject *object, PyObject *args)
     dd_nccl_group_fail(self->nccl->group, &cause);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
+}
+
+static PyObject *
+group_describe(PyObject *object, PyObject *args)
+{
+    const py_group *self = (py_group *)object;
+    if (!py_nccl_group_require(self)) {
+        return NULL;
+    }
+    dd_recorder_group_info info = {.kind = "nccl", .rank = self->rank, .size = self->size};
+    return py_recorder_describe(self->state, self->nccl->recorded, &info, args);
 }
 
 static PyObject *
@@ -551,9 +584,10 @@ group_repr(PyObject *object)
     }
     dd_bytes name = dd_nccl_group_name(self->nccl->group);
     PyObject *text = PyUnicode_DecodeUTF8((const char *)name.data, (Py_ssize_t)name.len, "replace");
-    PyObject *repr = text != NULL ? PyUnicode_FromFormat("<dldist.NcclGroup %R: rank %d of %d%s>", text, self->rank,
-                                                         self->size, self->is_closed ? ", closed" : "")
-                                  : NULL;
+    PyObject *repr = text != NULL
+                         ? PyUnicode_FromFormat("<dldist.NcclGroup %R: rank %d of %d%s>", text, self->rank,
+                                                self->size, self->is_closed ? ", closed" : "")
+                         : NULL;
     Py_XDECREF(text);
     return repr;
 }
@@ -570,7 +604,7 @@ group_host_view(PyObject *object, PyObject *unused)
         return NULL;
     }
     dd_nccl_group *group = dd_nccl_group_acquire(self->nccl->group);
-    PyObject *view = py_nccl_group_wrap(self, group, &self->nccl->options, device);
+    PyObject *view = py_nccl_group_wrap(self, group, &self->nccl->options, self->nccl->recorded, device);
     if (view != NULL) {
         py_nccl_core_of(view)->is_host_taken = true;
     }
@@ -642,8 +676,10 @@ static PyMethodDef group_methods[] = {
     {"shrink", KEYWORDS(py_nccl_group_shrink),
      "shrink($self, excluded, name=None, timeout=None, *, is_abort=False, config=None)\n--\n\n"
      "A group without some ranks, which do not call it; is_abort: this one has failed, and is ended first."},
-    {"revoke", KEYWORDS(py_nccl_group_revoke), "revoke($self)\n--\n\nEnds what is under way; splitting goes on to work."},
-    {"suspend", KEYWORDS(py_nccl_group_suspend), "suspend($self)\n--\n\nGives memory of NCCL's back until resume()."},
+    {"revoke", KEYWORDS(py_nccl_group_revoke),
+     "revoke($self)\n--\n\nEnds what is under way; splitting goes on to work."},
+    {"suspend", KEYWORDS(py_nccl_group_suspend),
+     "suspend($self)\n--\n\nGives memory of NCCL's back until resume()."},
     {"resume", KEYWORDS(py_nccl_group_resume), "resume($self)\n--\n\nEnds suspend()."},
     {"memory_stats", KEYWORDS(py_nccl_group_memory_stats),
      "memory_stats($self)\n--\n\nBytes that NCCL uses, by name."},
@@ -669,13 +705,16 @@ static PyMethodDef group_methods[] = {
     {"abort", KEYWORDS(group_abort),
      "abort($self, reason='abort() was called', timeout=None)\n--\n\n"
      "Ends all operations here at once, with DistAbortedError; waits for the communicators' end (10 s). From any thread."},
+    {"_describe", group_describe, METH_VARARGS,
+     "_describe($self, name, desc, global_ranks, /)\n--\n\nWhat the flight recorder calls it."},
     {"_fail", group_fail, METH_VARARGS,
      "_fail($self, text, /)\n--\n\nFails the group with DistBackendError, and waits for nothing."},
     {"close", KEYWORDS(group_close),
      "close($self, timeout=None)\n--\n\n"
      "Waits for operations under way (10 s unless told otherwise) and ends the communicators. From any thread."},
     {"__enter__", group_enter, METH_NOARGS, "__enter__($self, /)\n--\n\n"},
-    {"__exit__", group_exit, METH_VARARGS, "__exit__($self, *exception)\n--\n\nCloses; after an exception it aborts."},
+    {"__exit__", group_exit, METH_VARARGS,
+     "__exit__($self, *exception)\n--\n\nCloses; after an exception it aborts."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -688,7 +727,8 @@ static PyGetSetDef group_getset[] = {
     {"members", get_members, NULL, "Not known.", NULL},
     {"error", get_error, NULL, "Why every call fails; None when none does, or after close().", NULL},
     {"is_closed", get_is_closed, NULL, "Whether close() has been called here.", NULL},
-    {"device", get_device, NULL, "The device it is bound to, or was first used with; None: not known yet.", NULL},
+    {"device", get_device, NULL, "The device it is bound to, or was first used with; None: not known yet.",
+     NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -6,10 +6,10 @@
 
 #include <string.h>
 
-#define BEGIN(self, object)                      \
-    py_group *self = (py_group *)(object);       \
-    if (!py_nccl_group_require(self)) {          \
-        return NULL;                             \
+#define BEGIN(self, object)                \
+    py_group *self = (py_group *)(object); \
+    if (!py_nccl_group_require(self)) {    \
+        return NULL;                       \
     }
 
 /* None, or raises. */
@@ -117,10 +117,12 @@ read_ranks(const py_group *self, PyObject *object, offspring *child, const char 
         PyErr_NoMemory();
     }
     for (int i = 0; is_ok && i < child->nranks; i++) {
-        is_ok = py_params_int(self->state, PyTuple_GetItem(tuple, i), &child->ranks[i], child->function, name);
+        is_ok =
+            py_params_int(self->state, PyTuple_GetItem(tuple, i), &child->ranks[i], child->function, name);
         if (is_ok && (child->ranks[i] < 0 || child->ranks[i] >= self->size)) {
-            PyErr_Format(self->state->errors[PY_ERROR_ARGUMENT], "%s(): argument '%s': rank %d is not in 0 to %d",
-                         child->function, name, child->ranks[i], self->size - 1);
+            PyErr_Format(self->state->errors[PY_ERROR_ARGUMENT],
+                         "%s(): argument '%s': rank %d is not in 0 to %d", child->function, name,
+                         child->ranks[i], self->size - 1);
             is_ok = false;
         }
     }
@@ -178,12 +180,12 @@ read_options(py_group *self, offspring *child, PyObject *name, PyObject *timeout
 
 /* Without the GIL: a group of `size` ranks around a communicator, which is taken. */
 static dd_status
-open_around(const py_group *self, dd_store *store, const offspring *child, int rank, int size, dd_nccl_comm *comm,
-            dd_nccl_group **group, dd_error *err)
+open_around(const py_group *self, dd_store *store, const offspring *child, int rank,
+            dd_recorder_group *recorded, dd_nccl_comm *comm, dd_nccl_group **group, dd_error *err)
 {
     const py_nccl *nccl = self->state->nccl;
-    dd_status status = dd_nccl_group_open(nccl->lib, nccl->cuda, nccl->watchdog, store, rank, size, &child->options,
-                                          NULL, group, err);
+    dd_status status = dd_nccl_group_open(nccl->lib, nccl->cuda, nccl->watchdog, store, rank, child->nranks,
+                                          &child->options, recorded, group, err);
     if (status != DD_OK) {
         dd_nccl_comm_release(comm);
         return status;
@@ -197,7 +199,7 @@ open_around(const py_group *self, dd_store *store, const offspring *child, int r
 
 /* The object for a communicator that has been made; takes it. */
 static PyObject *
-wrap(py_group *self, const offspring *child, int rank, int size, dd_nccl_comm *comm)
+wrap(py_group *self, const offspring *child, int rank, dd_nccl_comm *comm)
 {
     dd_store *store = NULL;
     if (self->store != NULL && self->store != Py_None) {
@@ -207,17 +209,18 @@ wrap(py_group *self, const offspring *child, int rank, int size, dd_nccl_comm *c
             return NULL;
         }
     }
+    dd_recorder_group *recorded = py_nccl_group_record(self->state, child->options.name, rank, child->nranks);
     dd_nccl_group *group = NULL;
     dd_error err;
     dd_status status;
     Py_BEGIN_ALLOW_THREADS
-    status = open_around(self, store, child, rank, size, comm, &group, &err);
+    status = open_around(self, store, child, rank, recorded, comm, &group, &err);
     Py_END_ALLOW_THREADS
     py_store_drop(store);
     if (status != DD_OK) {
         return finish(self, status, &err);
     }
-    return py_nccl_group_wrap(self, group, &child->options, child->device);
+    return py_nccl_group_wrap(self, group, &child->options, recorded, child->device);
 }
 
 /* c10d's: non-negative, and the same on all ranks that give the same list. */
@@ -242,7 +245,8 @@ split_comm(py_group *self, const offspring *child, int color, int key, dd_nccl_c
     py_wait wait;
     dd_error err;
     dd_status status;
-    int64_t init_ns = child->options.init_timeout_ns > 0 ? child->options.init_timeout_ns : child->options.timeout_ns;
+    int64_t init_ns =
+        child->options.init_timeout_ns > 0 ? child->options.init_timeout_ns : child->options.timeout_ns;
     py_wait_init(&wait, self->state, init_ns, true);
     Py_BEGIN_ALLOW_THREADS
     status = dd_nccl_comm_split(comm, color, key, &child->options.config, part, NULL, &wait.wait, &err);
@@ -258,7 +262,8 @@ split(py_group *self, offspring *child, PyObject *color_object)
     int color = color_of(child);
     if (key < 0) {
         PyErr_Format(self->state->errors[PY_ERROR_ARGUMENT],
-                     "split(): argument 'ranks': this rank, %d, is not among them: it calls skip_split()", self->rank);
+                     "split(): argument 'ranks': this rank, %d, is not among them: it calls skip_split()",
+                     self->rank);
         return NULL;
     }
     if (color_object != NULL && color_object != Py_None &&
@@ -266,7 +271,7 @@ split(py_group *self, offspring *child, PyObject *color_object)
         return NULL;
     }
     dd_nccl_comm *comm = NULL;
-    return split_comm(self, child, color, key, &comm) ? wrap(self, child, key, child->nranks, comm) : NULL;
+    return split_comm(self, child, color, key, &comm) ? wrap(self, child, key, comm) : NULL;
 }
 
 PY_NCCL_METHOD(split)
@@ -280,11 +285,11 @@ PY_NCCL_METHOD(split)
     PyObject *device = NULL;
     offspring child = {.function = "split"};
     BEGIN(group, self)
-    bool is_read =
-        PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO$OOO:split", keywords, &ranks, &name, &timeout, &color,
-                                    &config, &device) &&
-        read_ranks(group, ranks, &child, "ranks") && read_options(group, &child, name, timeout, config) &&
-        read_device(group, device, &child.device, "split");
+    bool is_read = PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO$OOO:split", keywords, &ranks, &name,
+                                               &timeout, &color, &config, &device) &&
+                   read_ranks(group, ranks, &child, "ranks") &&
+                   read_options(group, &child, name, timeout, config) &&
+                   read_device(group, device, &child.device, "split");
     PyObject *part = is_read ? split(group, &child, color) : NULL;
     fini_offspring(&child);
     return part;
@@ -331,14 +336,14 @@ shrink(py_group *self, offspring *child, const int *excluded, int nexcluded, boo
 {
     int rank = place_of(child, self->rank);
     if (rank < 0) {
-        PyErr_Format(self->state->errors[PY_ERROR_ARGUMENT], "shrink(): this rank, %d, is excluded: it does not call",
-                     self->rank);
+        PyErr_Format(self->state->errors[PY_ERROR_ARGUMENT],
+                     "shrink(): this rank, %d, is excluded: it does not call", self->rank);
         return NULL;
     }
     dd_nccl_comm *parent = dd_nccl_group_find_comm(self->nccl->group, child->device);
     if (parent == NULL) {
-        PyErr_Format(self->state->errors[PY_ERROR_BACKEND], "shrink(): there is no communicator on cuda:%d to shrink",
-                     child->device);
+        PyErr_Format(self->state->errors[PY_ERROR_BACKEND],
+                     "shrink(): there is no communicator on cuda:%d to shrink", child->device);
         return NULL;
     }
     py_wait wait;
@@ -351,7 +356,7 @@ shrink(py_group *self, offspring *child, const int *excluded, int nexcluded, boo
                                  &wait.wait, &err);
     dd_nccl_comm_release(parent);
     Py_END_ALLOW_THREADS
-    return py_group_finish_wait(&wait, status, &err) ? wrap(self, child, rank, child->nranks, comm) : NULL;
+    return py_group_finish_wait(&wait, status, &err) ? wrap(self, child, rank, comm) : NULL;
 }
 
 PY_NCCL_METHOD(shrink)
@@ -364,8 +369,8 @@ PY_NCCL_METHOD(shrink)
     int is_abort = 0;
     offspring child = {.function = "shrink"};
     BEGIN(group, self)
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO$pO:shrink", keywords, &excluded_object, &name, &timeout,
-                                     &is_abort, &config) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO$pO:shrink", keywords, &excluded_object, &name,
+                                     &timeout, &is_abort, &config) ||
         !read_ranks(group, excluded_object, &child, "excluded")) {
         fini_offspring(&child);
         return NULL;
@@ -452,8 +457,9 @@ static const char *const memory_stat_names[] = {"gpu_mem_suspend", "gpu_mem_susp
 PY_NCCL_METHOD(memory_stats)
 {
     BEGIN(group, self)
-    dd_nccl_comm *comm =
-        PyArg_ParseTupleAndKeywords(args, kwargs, ":memory_stats", (char *[]){NULL}) ? find(group, "memory_stats") : NULL;
+    dd_nccl_comm *comm = PyArg_ParseTupleAndKeywords(args, kwargs, ":memory_stats", (char *[]){NULL})
+                             ? find(group, "memory_stats")
+                             : NULL;
     if (comm == NULL) {
         return NULL;
     }
@@ -518,7 +524,8 @@ PY_NCCL_METHOD(register)
     void *data;
     size_t nbytes;
     BEGIN(group, self)
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O$p:register", keywords, &memory, &nbytes_object, &is_window) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O$p:register", keywords, &memory, &nbytes_object,
+                                     &is_window) ||
         !read_memory(group, memory, nbytes_object == Py_None ? NULL : nbytes_object, &data, &nbytes)) {
         return NULL;
     }
@@ -544,7 +551,8 @@ PY_NCCL_METHOD(deregister)
     PyObject *number;
     int is_window = 0;
     BEGIN(group, self)
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|$p:deregister", keywords, &PyLong_Type, &number, &is_window)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|$p:deregister", keywords, &PyLong_Type, &number,
+                                     &is_window)) {
         return NULL;
     }
     void *registration = PyLong_AsVoidPtr(number);

@@ -156,7 +156,8 @@ stage(py_nccl_plan *plan, py_group *group, const py_nccl_item *items, size_t nit
     dd_error err;
     dd_status status;
     Py_BEGIN_ALLOW_THREADS
-    status = dd_nccl_group_order(group->nccl->group, plan->call.device, plan->streams, plan->call.nstreams, &err);
+    status =
+        dd_nccl_group_order(group->nccl->group, plan->call.device, plan->streams, plan->call.nstreams, &err);
     Py_END_ALLOW_THREADS
     bool is_ok = raise(group, status, &err);
     for (size_t i = 0; is_ok && i < nitems; i++) {

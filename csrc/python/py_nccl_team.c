@@ -13,8 +13,8 @@
 #define UNIQUE_ID_NBYTES ((Py_ssize_t)sizeof(dd_nccl_unique_id))
 
 /* What every object here has. */
-#define HEAD                                                   \
-    PyObject ob_base; /* PyObject_HEAD */                      \
+#define HEAD                                                     \
+    PyObject ob_base; /* PyObject_HEAD */                        \
     PyObject *module; /* const after new: keeps `state` alive */ \
     py_state *state   /* const after new */
 
@@ -99,24 +99,25 @@ typedef struct team_call {
     py_state *state;
     const char *function;
     py_operands operands;
-    dd_nccl_item *items;     /* owned */
-    dd_cuda_stream *streams; /* owned: of the items, as the tensors' libraries work on; or as they are given */
-    bool has_streams;        /* they are given */
+    dd_nccl_item *items; /* owned */
+    dd_cuda_stream
+        *streams;       /* owned: of the items, as the tensors' libraries work on; or as they are given */
+    bool has_streams;   /* they are given */
+    bool is_one_stream; /* there is one for all items */
     size_t nitems;
     dd_nccl_redop redop;
     int root;
 } team_call;
 
-/* DLPack's name for the legacy default stream. */
-#define DEFAULT_STREAM ((void *)1)
-
-/* Producers that do not say on which stream they work order themselves before the default one. */
+/* A stream that the caller has given: producers that do not say on which they work order themselves before it. */
 static bool
-find_stream(void *ctx, int device, void **stream)
+give_stream(void *ctx, int device, void **stream)
 {
-    (void)ctx;
     (void)device;
-    *stream = DEFAULT_STREAM;
+    *stream = *(dd_cuda_stream *)ctx;
+    if (*stream == NULL) {
+        *stream = (void *)1; /* DLPack's name for the legacy default stream */
+    }
     return true;
 }
 
@@ -128,11 +129,12 @@ call_init(team_call *call, py_state *state, const char *function)
     call->items = NULL;
     call->streams = NULL;
     call->has_streams = false;
+    call->is_one_stream = false;
     call->nitems = 0;
+    call->redop = DD_NCCL_SUM;
     call->root = 0;
     py_operands_init(&call->operands, state, function);
     py_device_scope_init(&call->operands.device, state);
-    call->operands.device.find_stream = find_stream;
 }
 
 static void
@@ -163,8 +165,9 @@ read_redop(team_call *call, PyObject *op)
             return true;
         }
     }
-    PyErr_Format(call->state->errors[PY_ERROR_ARGUMENT], "%s(): argument 'op': NCCL's are SUM, PRODUCT, MIN, MAX and AVG, not %s",
-                 call->function, dd_redop_name(reduction.op));
+    PyErr_Format(call->state->errors[PY_ERROR_ARGUMENT],
+                 "%s(): argument 'op': NCCL's are SUM, PRODUCT, MIN, MAX and AVG, not %s", call->function,
+                 dd_redop_name(reduction.op));
     return false;
 }
 
@@ -205,13 +208,17 @@ add_tensor(team_call *call, PyObject *object, py_use use, const char *name, size
     py_device_scope *scope = &call->operands.device;
     scope->device = device;
     scope->nstreams = 0;
+    if (call->has_streams) {
+        scope->find_stream = give_stream;
+        scope->ctx = &call->streams[call->is_one_stream ? 0 : i];
+    }
     snprintf(item_name, sizeof item_name, "%.40s[%zu]", name, i);
     if (!py_operands_add(&call->operands, object, use, item_name)) {
         return false;
     }
     if (call->operands.pieces[call->operands.npieces - 1].is_staged) {
-        PyErr_Format(call->state->errors[PY_ERROR_ARGUMENT], "%s(): argument '%s' is not contiguous", call->function,
-                     item_name);
+        PyErr_Format(call->state->errors[PY_ERROR_ARGUMENT], "%s(): argument '%s' is not contiguous",
+                     call->function, item_name);
         return false;
     }
     if (!call->has_streams) {
@@ -222,8 +229,8 @@ add_tensor(team_call *call, PyObject *object, py_use use, const char *name, size
 
 /* Adds a list of tensors. Where `devices` is given, tensor i is on device i; else all are on `device`. */
 static bool
-add_tensors(team_call *call, PyObject *list, py_use use, const char *name, Py_ssize_t count, const int *devices,
-            int device)
+add_tensors(team_call *call, PyObject *list, py_use use, const char *name, Py_ssize_t count,
+            const int *devices, int device)
 {
     if (!PyList_Check(list) && !PyTuple_Check(list)) {
         py_raise_wrong_type(call->function, name, "a list or tuple of tensors, one for each device", list);
@@ -233,12 +240,14 @@ add_tensors(team_call *call, PyObject *list, py_use use, const char *name, Py_ss
     Py_ssize_t given = objects != NULL ? PyTuple_Size(objects) : 0;
     bool is_ok = objects != NULL && reserve_streams(call, (size_t)given);
     if (is_ok && ((count >= 0 && given != count) || given == 0)) {
-        PyErr_Format(call->state->errors[PY_ERROR_ARGUMENT], "%s(): argument '%s' has %zd tensors, and %zd are needed",
-                     call->function, name, given, count >= 0 ? count : 1);
+        PyErr_Format(call->state->errors[PY_ERROR_ARGUMENT],
+                     "%s(): argument '%s' has %zd tensors, and %zd are needed", call->function, name, given,
+                     count >= 0 ? count : 1);
         is_ok = false;
     }
     for (Py_ssize_t i = 0; is_ok && i < given; i++) {
-        is_ok = add_tensor(call, PyTuple_GetItem(objects, i), use, name, (size_t)i, devices != NULL ? devices[i] : device);
+        is_ok = add_tensor(call, PyTuple_GetItem(objects, i), use, name, (size_t)i,
+                           devices != NULL ? devices[i] : device);
     }
     Py_XDECREF(objects);
     return is_ok;
@@ -257,7 +266,8 @@ allocate_items(team_call *call, size_t count)
 
 /* One item of one or two pieces (the same for calls in place). nblocks: how many ranks' blocks the larger one has. */
 static bool
-set_item(team_call *call, const dd_nccl_lib *lib, dd_nccl_item *item, const py_piece *send, const py_piece *recv)
+set_item(team_call *call, const dd_nccl_lib *lib, dd_nccl_item *item, const py_piece *send,
+         const py_piece *recv)
 {
     dd_error err;
     dd_nccl_dtype dtype;
@@ -294,7 +304,8 @@ static const team_coll colls[] = {
 };
 
 static bool
-check_counts(const team_call *call, const team_coll *coll, const py_piece *send, const py_piece *recv, int size)
+check_counts(const team_call *call, const team_coll *coll, const py_piece *send, const py_piece *recv,
+             int size)
 {
     size_t input = send->tensor.view.count;
     size_t output = recv->tensor.view.count;
@@ -304,8 +315,8 @@ check_counts(const team_call *call, const team_coll *coll, const py_piece *send,
         return true;
     }
     PyErr_Format(call->state->errors[PY_ERROR_ARGUMENT],
-                 "%s(): %zu elements in and %zu out do not fit together among %d ranks", call->function, input, output,
-                 size);
+                 "%s(): %zu elements in and %zu out do not fit together among %d ranks", call->function,
+                 input, output, size);
     return false;
 }
 
@@ -334,7 +345,8 @@ static bool
 read_stream(team_call *call, PyObject *object, dd_cuda_stream *stream)
 {
     void *handle = NULL;
-    py_argument argument = {.state = call->state, .function = call->function, .name = "stream", .value = object};
+    py_argument argument = {
+        .state = call->state, .function = call->function, .name = "stream", .value = object};
     bool is_ok = object == Py_None || py_device_read_stream(&argument, &handle);
     *stream = handle;
     return is_ok;
@@ -350,8 +362,9 @@ read_streams(team_call *call, PyObject *list, int count)
     PyObject *tuple = PySequence_Tuple(list);
     bool is_ok = tuple != NULL && PyTuple_Size(tuple) == count && reserve_streams(call, (size_t)count);
     if (tuple != NULL && !is_ok && PyErr_Occurred() == NULL) {
-        PyErr_Format(call->state->errors[PY_ERROR_ARGUMENT], "%s(): argument 'streams' has %zd streams for %d devices",
-                     call->function, PyTuple_Size(tuple), count);
+        PyErr_Format(call->state->errors[PY_ERROR_ARGUMENT],
+                     "%s(): argument 'streams' has %zd streams for %d devices", call->function,
+                     PyTuple_Size(tuple), count);
     }
     call->has_streams = is_ok;
     for (int i = 0; is_ok && i < count; i++) {
@@ -373,7 +386,6 @@ require_team(const py_nccl_comms *self)
     return self->team;
 }
 
-
 /* Devices as numbers: ints, or what prints as "cuda:1". */
 static bool
 read_device(const py_state *state, PyObject *object, int *device)
@@ -386,8 +398,8 @@ read_device(const py_state *state, PyObject *object, int *device)
     int nread = 0;
     bool is_ok = utf8 != NULL && sscanf(utf8, "cuda:%9d%n", device, &nread) == 1 && utf8[nread] == '\0';
     if (utf8 != NULL && !is_ok) {
-        PyErr_Format(state->errors[PY_ERROR_ARGUMENT], "NcclComms(): argument 'devices': CUDA devices are needed, not %R",
-                     object);
+        PyErr_Format(state->errors[PY_ERROR_ARGUMENT],
+                     "NcclComms(): argument 'devices': CUDA devices are needed, not %R", object);
     }
     Py_XDECREF(text);
     return is_ok;
@@ -502,7 +514,8 @@ typedef struct team_arguments {
 } team_arguments;
 
 static bool
-parse(const team_coll *coll, PyObject *args, PyObject *kwargs, const char *streams_name, team_arguments *given)
+parse(const team_coll *coll, PyObject *args, PyObject *kwargs, const char *streams_name,
+      team_arguments *given)
 {
     char *names[6];
     char format[32] = "";
@@ -533,8 +546,8 @@ parse(const team_coll *coll, PyObject *args, PyObject *kwargs, const char *strea
     for (size_t i = count; i < 5; i++) {
         places[i] = &ignored;
     }
-    return PyArg_ParseTupleAndKeywords(args, kwargs, format, names, places[0], places[1], places[2], places[3],
-                                       places[4]) != 0;
+    return PyArg_ParseTupleAndKeywords(args, kwargs, format, names, places[0], places[1], places[2],
+                                       places[3], places[4]) != 0;
 }
 
 /* Reads all but the streams, and makes the items. */
@@ -594,10 +607,10 @@ comms_run(PyObject *object, PyObject *args, PyObject *kwargs, const team_coll *c
     return is_ok ? Py_NewRef(Py_None) : NULL;
 }
 
-#define RUN_METHOD(type, name, kind)                               \
+#define RUN_METHOD(type, name, kind)                                                 \
     static PyObject *type##_##name(PyObject *self, PyObject *args, PyObject *kwargs) \
-    {                                                              \
-        return type##_run(self, args, kwargs, &colls[kind]);      \
+    {                                                                                \
+        return type##_run(self, args, kwargs, &colls[kind]);                         \
     }
 
 RUN_METHOD(comms, all_reduce, DD_NCCL_ITEM_ALL_REDUCE)
@@ -730,7 +743,7 @@ comms_get_devices(PyObject *object, void *closure)
 }
 
 #define KEYWORDS(function) (PyCFunction)(void (*)(void)) function, METH_VARARGS | METH_KEYWORDS
-#define ON_STREAMS                                                                                        \
+#define ON_STREAMS \
     "\n\nIt is put into `streams`, one for each device, or into those that the tensors' libraries work on; nothing waits."
 
 static PyMethodDef comms_methods[] = {
@@ -856,6 +869,8 @@ rank_comm_init_rank(PyObject *type, PyObject *args, PyObject *kwargs)
     return py_group_finish_wait(&wait, status, &err) ? make_rank_comm(state, module, comm) : NULL;
 }
 
+#define RANK_STREAMS 1
+
 static PyObject *
 rank_comm_run(PyObject *object, PyObject *args, PyObject *kwargs, const team_coll *coll)
 {
@@ -869,17 +884,20 @@ rank_comm_run(PyObject *object, PyObject *args, PyObject *kwargs, const team_col
     dd_cuda_stream stream = NULL;
     call_init(&call, self->state, coll->function);
     call.has_streams = given.streams != NULL && given.streams != Py_None;
-    bool is_ok = (!call.has_streams || read_stream(&call, given.streams, &stream)) &&
+    call.is_one_stream = true;
+    bool is_ok = (!call.has_streams || (reserve_streams(&call, RANK_STREAMS) &&
+                                        read_stream(&call, given.streams, &call.streams[0]))) &&
                  prepare(&call, coll, &given, self->state->nccl->lib, self->size, -1, NULL, self->device);
     if (is_ok) {
-        stream = call.has_streams ? stream : call.streams[0];
+        stream = call.streams[0];
         py_wait wait;
         dd_error err;
         dd_status status;
         dd_nccl_comm_acquire(comm);
         py_wait_init(&wait, self->state, DD_NCCL_DEFAULT_TIMEOUT_NS, true);
         Py_BEGIN_ALLOW_THREADS
-        status = dd_nccl_comm_run(comm, coll->function, call.items, (int)call.nitems, stream, &wait.wait, &err);
+        status =
+            dd_nccl_comm_run(comm, coll->function, call.items, (int)call.nitems, stream, &wait.wait, &err);
         dd_nccl_comm_release(comm);
         Py_END_ALLOW_THREADS
         is_ok = py_group_finish_wait(&wait, status, &err);
@@ -1045,7 +1063,8 @@ static PyMethodDef abort_handle_methods[] = {
 };
 
 static PyGetSetDef abort_handle_getset[] = {
-    {"is_aborted", abort_handle_is_aborted, NULL, "Whether the communicator has been aborted, or has ended.", NULL},
+    {"is_aborted", abort_handle_is_aborted, NULL, "Whether the communicator has been aborted, or has ended.",
+     NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -1119,8 +1138,9 @@ static PyMethodDef unique_id_methods[] = {
 };
 
 static PyType_Slot unique_id_slots[] = {
-    {Py_tp_doc, "NcclUniqueId(data=None)\n--\n\n"
-                "By which the ranks of one communicator find each other: a new one, or one of these 128 bytes."},
+    {Py_tp_doc,
+     "NcclUniqueId(data=None)\n--\n\n"
+     "By which the ranks of one communicator find each other: a new one, or one of these 128 bytes."},
     {Py_tp_new, (void *)object_new},
     {Py_tp_init, (void *)unique_id_init},
     {Py_tp_dealloc, (void *)free_object},

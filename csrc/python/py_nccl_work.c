@@ -79,7 +79,8 @@ work_wait(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *k
     }
     bool is_host = timeout_ns > 0 || self->flight->is_blocking;
     /* The streams even then: what the host knows to have ended costs them nothing, and a graph that is being captured wants to hear of it. */
-    bool is_ok = (!is_host || py_work_wait_for_end(self, timeout_ns)) && (self->flight->is_settled || order_streams(self));
+    bool is_ok = (!is_host || py_work_wait_for_end(self, timeout_ns)) &&
+                 (self->flight->is_settled || order_streams(self));
     return is_ok ? Py_NewRef(Py_True) : NULL;
 }
 
@@ -182,7 +183,8 @@ static PyMethodDef work_methods[] = {
      "wait($self, timeout=None)\n--\n\n"
      "Makes the current streams of the tensors' libraries wait for the end, and raises what has gone wrong so far.\n"
      "The host waits with a timeout, for a barrier, for tensors of libraries whose stream is not known, and in blocking-wait mode."},
-    {"synchronize", work_synchronize, METH_NOARGS, "synchronize($self, /)\n--\n\nMakes the current streams wait."},
+    {"synchronize", work_synchronize, METH_NOARGS,
+     "synchronize($self, /)\n--\n\nMakes the current streams wait."},
     {"block_current_stream", work_block_current_stream, METH_NOARGS,
      "block_current_stream($self, /)\n--\n\nMakes the current streams wait."},
     {"result", work_result, METH_NOARGS,

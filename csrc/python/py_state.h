@@ -87,8 +87,8 @@ typedef struct py_state {
     dd_tcp_registry *tcp_registry;
     /* guarded by the GIL: datetime.timedelta, NULL until first needed */
     PyObject *timedelta;
-    struct py_devices *devices; /* owned; NULL until memory of a device has come */
-    struct py_nccl *nccl;       /* owned; NULL until the library has been loaded */
+    struct py_devices *devices;         /* owned; NULL until memory of a device has come */
+    struct py_nccl *nccl;               /* owned; NULL until the library has been loaded */
     dd_engine *engine;                  /* owned; NULL until the first group */
     struct py_completions *completions; /* lives as long as the process; NULL until the first work */
     struct py_watch *watch;             /* the same; NULL until the first group of several ranks */

@@ -195,7 +195,8 @@ work_source_rank(PyObject *object, PyObject *unused)
 static bool
 read_duration(py_work *self, int64_t *duration_ns, const char *what)
 {
-    if (!py_work_require_flight(self, "This Backend doesn't support getDuration.") || !require_done(self, what)) {
+    if (!py_work_require_flight(self, "This Backend doesn't support getDuration.") ||
+        !require_done(self, what)) {
         return false;
     }
     *duration_ns = self->flight->work->end_ns - self->flight->work->start_ns;
@@ -324,14 +325,15 @@ work_repr(PyObject *object)
         return text;
     }
     const dd_work *work = flight->work;
+    const char *type = flight->is_nccl ? "NcclWork" : "Work";
     const char *how = !py_flight_is_done(flight)  ? "under way"
                       : work->error.code == DD_OK ? "done"
                                                   : "failed";
     if (work->sequence == 0) {
-        return PyUnicode_FromFormat("<dldist.Work: %s, %s>", work->what, how);
+        return PyUnicode_FromFormat("<dldist.%s: %s, %s>", type, work->what, how);
     }
-    return PyUnicode_FromFormat("<dldist.Work: %s #%llu, %s>", work->what, (unsigned long long)work->sequence,
-                                how);
+    return PyUnicode_FromFormat("<dldist.%s: %s #%llu, %s>", type, work->what,
+                                (unsigned long long)work->sequence, how);
 }
 
 /* ---- waiting */

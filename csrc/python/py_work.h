@@ -29,9 +29,10 @@ typedef struct py_flight {
     int64_t timeout_ns;  /* of the operation */
     bool is_any_source;  /* a receive from whoever comes */
     /* Of groups of devices. */
-    bool is_nccl;             /* const after creation: `work` is the head of a dd_nccl_work */
-    bool is_blocking;         /* who waits means the host */
-    bool is_stream_ordered;   /* its memory is used again in the order of its stream only, and that waits for the end */
+    bool is_nccl;     /* const after creation: `work` is the head of a dd_nccl_work */
+    bool is_blocking; /* who waits means the host */
+    bool
+        is_stream_ordered; /* its memory is used again in the order of its stream only, and that waits for the end */
     struct py_flight *others; /* owned: calls that are one operation with this one, in order */
     /* guarded by the GIL */
     int nowners;        /* the Work or what is left of it; the queue, for callbacks */

@@ -69,7 +69,8 @@ static void
 hold(py_flight *flight)
 {
     py_completions *queue = flight->queue;
-    DD_LOG(DD_LOG_INFO, "%s has failed, and its tensors are kept: the device may still use them", flight->work->what);
+    DD_LOG(DD_LOG_INFO, "%s has failed, and its tensors are kept: the device may still use them",
+           flight->work->what);
     dd_list_push_back(&queue->held, &flight->link);
     atomic_store_explicit(&queue->has_orphans, true, memory_order_relaxed);
     PyObject *group = flight->group;

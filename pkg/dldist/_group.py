@@ -90,6 +90,8 @@ def batch_isend_irecv(group: Any, p2p_op_list: Any) -> list[Any]:
     # Before anything is under way, as nothing could take that back.
     for index, op in enumerate(p2p_op_list):
         _check_message(f"batch_isend_irecv(): argument 'p2p_op_list[{index}]'", group, op)
+    if isinstance(group, _core.NcclGroup):
+        return _batch_on_device(group, p2p_op_list)
     # Receives first: what comes then finds its place.
     works: list[Any] = [None] * len(p2p_op_list)
     for kind in ("irecv", "isend"):
@@ -97,6 +99,18 @@ def batch_isend_irecv(group: Any, p2p_op_list: Any) -> list[Any]:
             if op.kind == kind:
                 works[index] = getattr(group, kind)(op.tensor, op.group_peer, op.tag)
     return works
+
+
+def _batch_on_device(group: _core.NcclGroup, p2p_op_list: Any) -> list[Any]:
+    """All messages as one operation, which is the work of each."""
+    group.start_coalescing()
+    try:
+        for op in p2p_op_list:
+            getattr(group, op.kind)(op.tensor, op.group_peer, op.tag)
+    except BaseException:
+        group.drop_coalesced()
+        raise
+    return [group.end_coalescing()] * len(p2p_op_list)
 
 
 def _check_message(where: str, group: Any, op: P2POp) -> None:

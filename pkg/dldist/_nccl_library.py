@@ -7,6 +7,10 @@ import sys
 
 from dldist import _core
 
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from typing import Any
+
 _reason: Exception | None = None
 
 
@@ -63,7 +67,7 @@ def why_not() -> str | None:
     return None if is_available() else str(_reason)
 
 
-def info() -> dict[str, object]:
+def info() -> dict[str, Any]:
     """Paths and versions of both libraries, and how many devices there are."""
     load()
     found = _core._nccl_info()
@@ -71,7 +75,7 @@ def info() -> dict[str, object]:
     return found
 
 
-def group_settings() -> dict[str, object]:
+def group_settings() -> dict[str, Any]:
     """What the environment says about groups, as arguments of NcclGroup."""
     from dldist._watch_settings import read_settings
 

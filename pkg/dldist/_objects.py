@@ -94,7 +94,9 @@ class Exchange:
     """
 
     def __init__(self, group: Any, name: str, serializer: str | None, timeout: Timeout) -> None:
-        self._group = group
+        # Objects are bytes of the host, which groups of devices do not take otherwise.
+        host_view = getattr(group, "_host_view", None)
+        self._group = group if host_view is None else host_view()
         self._name = name
         self._serializer = _codec.find(serializer or getattr(group, "serializer", None) or DEFAULT_SERIALIZER)
         self._deadline = None if timeout is None else monotonic() + seconds_of(timeout)

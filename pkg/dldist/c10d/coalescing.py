@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dldist.c10d import registry
-from dldist.c10d.ranks import is_non_member
+from dldist.c10d.ranks import group_or_default, is_non_member
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -38,6 +38,29 @@ class _CoalescingManager:
             self.append(self._recording.work)
 
 
+class _Started:
+    """Coalescing by the backend of a device: it makes one operation of whatever is called in the block."""
+
+    def __init__(self, backend: Any, is_async: bool) -> None:
+        self._backend = backend
+        self._is_async = is_async
+        self.work: Any = None
+
+    def __enter__(self) -> _Started:
+        self._backend._start_coalescing()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        if exception[0] is not None:
+            self._backend._drop_coalesced()
+            return
+        work = self._backend._end_coalescing()
+        if self._is_async:
+            self.work = work
+        elif work is not None:
+            work.wait()
+
+
 def _coalescing_manager(group: Any = None, device: Any = None, async_ops: bool = False) -> _CoalescingManager:
     """Make one operation of the calls in a `with` block: all_reduces, all_gather_singles or reduce_scatter_singles, all of one
     kind and one reduction. Nothing runs before the block ends; if it raises, nothing runs at all. Who is not a member of the
@@ -48,10 +71,10 @@ def _coalescing_manager(group: Any = None, device: Any = None, async_ops: bool =
     ...     for tensor in tensors:
     ...         dist.all_reduce(tensor)
     """
-    if device is not None:
-        raise RuntimeError("Backend gloo does not implement startCoalescing")
     if is_non_member(group):
         return _CoalescingManager()
+    if device is not None:
+        return _CoalescingManager(_Started(group_or_default(group)._get_backend(device), async_ops))
     return _CoalescingManager(registry.operations(group).coalesce(async_op=async_ops))
 
 

@@ -101,7 +101,8 @@ def barrier(
     if calls is None:
         return None
     # On the CPU there are no devices to choose from; backends of other makers are told.
-    how = {} if isinstance(calls, _core.Group) else {"device_ids": device_ids}
+    is_cpu = isinstance(calls, _core.Group) and not isinstance(calls, _core.NcclGroup)
+    how = {} if is_cpu else {"device_ids": device_ids}
     return calls.barrier(timeout=timeout, async_op=async_op, **how)
 
 

@@ -169,7 +169,7 @@ class ProcessGroupNCCL(OverGroup):
     def _open(self, store: _core.Store | None, rank: int, size: int) -> None:
         opts = self.options
         how = _nccl_library.group_settings()
-        how["config"] = {**how["config"], **opts.config._given()}  # type: ignore[dict-item]
+        how["config"] = {**how["config"], **opts.config._given()}
         how["is_high_priority"] = how["is_high_priority"] or opts.is_high_priority_stream
         self._adopt(_core.NcclGroup(store, rank, size, timeout=opts._timeout, name=self._uid, **how))
 

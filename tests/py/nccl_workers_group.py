@@ -1,0 +1,392 @@
+"""NcclGroup over the doubles of tests/stubs, ranks being threads: streams, works, faults, aborts, memory.
+
+test_nccl_group.py runs this file with pytest, in processes that know where the doubles are.
+"""
+
+import gc
+import os
+import threading
+import time
+import weakref
+
+import dldist
+import nccl_stubs
+import numpy
+import pytest
+from dldist import _core, nccl
+
+VERSION = os.environ["NCCL_TEST_VERSION"]
+LIMIT_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def stubs():
+    assert nccl.is_available(), nccl.why_not_available()
+    assert ".".join(map(str, nccl.get_version())) == VERSION
+    return nccl_stubs.build(VERSION)
+
+
+@pytest.fixture(autouse=True)
+def no_faults(stubs):
+    yield
+    stubs.nccl.release()
+    stubs.nccl.reset()
+    stubs.cuda.reset()
+
+
+def array(stubs, values, device=0, dtype="float32", **options):
+    return nccl_stubs.CudaArray(stubs, numpy.asarray(values, dtype=dtype), device=device, **options)
+
+
+def on_ranks(size, run, **options):
+    """run(group, rank) on a thread for each rank; gives what they return, or raises what one of them raised."""
+    store = dldist.HashStore()
+    results, errors = [None] * size, []
+
+    def main(rank):
+        try:
+            group = _core.NcclGroup(store, rank, size, **{"timeout": LIMIT_S, "device": rank, **options})
+            results[rank] = run(group, rank)
+            group.close(1)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=main, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "a rank hangs"
+    if errors:
+        raise errors[0]
+    return results
+
+
+# ---- streams
+
+
+def test_a_producer_with_an_unknown_stream_orders_itself_and_the_host_waits(stubs):
+    group = _core.NcclGroup(None, 0, 1, device=0)
+    stream = stubs.cuda.make_stream(0)
+    x = array(stubs, [1, 2], stream=stream)
+    x.slow_write([5, 6], 30)
+    work = group.all_reduce(x, async_op=True)
+    assert x.asked_streams[-1] not in (None, -1, stream)
+    assert work.wait() is True and work.is_completed()
+    assert x.numpy().tolist() == [5, 6]
+    group.close()
+
+
+def test_the_stream_that_is_named_waits_and_the_host_does_not(stubs):
+    group = _core.NcclGroup(None, 0, 1, device=0)
+    group.connect()
+    stream = stubs.cuda.make_stream(0)
+    x = array(stubs, [1, 2], stream=stream)
+    stubs.cuda.gate(stream, 1)
+    with nccl.stream(stream):
+        work = group.all_reduce(x, async_op=True)
+        assert work.wait() is True
+        assert x.asked_streams[-1] == -1
+    assert not work.is_completed()
+    stubs.cuda.open_gate(1)
+    assert work.wait(LIMIT_S) is True and work.is_completed()
+    group.close()
+
+
+def test_streams_are_given_in_several_ways(stubs):
+    class Protocol:
+        def __cuda_stream__(self):
+            return (0, 1234)
+
+    class Torchs:
+        cuda_stream = 77
+
+    for given, handle in ((1234, 1234), (Protocol(), 1234), (Torchs(), 77)):
+        with nccl.stream(given):
+            assert _core._swap_stream(handle) == handle
+    assert _core._swap_stream(None) is None
+    with pytest.raises(TypeError, match="must be a CUDA stream"):
+        with nccl.stream("x"):
+            pass
+
+
+def test_the_exchange_api_says_the_stream(stubs):
+    stream = stubs.cuda.make_stream(0)
+    asked = []
+
+    def current(device):
+        asked.append(device)
+        return stream
+
+    kind = nccl_stubs.exchange_type(current)
+    x = kind(stubs, numpy.asarray([1.0], "float32"), stream=stream)
+    group = _core.NcclGroup(None, 0, 1, device=0)
+    work = group.all_reduce(x, async_op=True)
+    assert asked == [0]
+    assert work.wait() is True and asked == [0, 0]
+    assert work.wait(LIMIT_S) is True and x.numpy().tolist() == [1]
+    group.close()
+
+
+# ---- works and memory
+
+
+def test_a_dropped_work_keeps_its_tensors_until_the_device_is_done(stubs):
+    group = _core.NcclGroup(None, 0, 1, device=0)
+    group.connect()
+    stream = stubs.cuda.make_stream(0)
+    x = array(stubs, [1], stream=stream)
+    gone = weakref.ref(x)
+    stubs.cuda.gate(stream, 2)
+    with nccl.stream(stream):
+        group.all_reduce(x, async_op=True)
+    del x
+    gc.collect()
+    assert gone() is not None
+    stubs.cuda.open_gate(2)
+    deadline = time.monotonic() + LIMIT_S
+    while gone() is not None and time.monotonic() < deadline:
+        group.barrier()
+        gc.collect()
+    assert gone() is None
+    group.close()
+
+
+def test_callbacks_and_futures(stubs):
+    group = _core.NcclGroup(None, 0, 1, device=0)
+    x = array(stubs, [3])
+    done = threading.Event()
+    future = group.all_reduce(x, async_op=True).get_future()
+    future.add_done_callback(lambda future: done.set())
+    assert done.wait(LIMIT_S)
+    assert future.value()[0] is x
+    group.close()
+
+
+def test_memory_of_nccl(stubs):
+    if nccl.get_version() < (2, 19, 1):
+        with _core.NcclGroup(None, 0, 1, device=0) as group, pytest.raises(NotImplementedError, match="ncclMemAlloc needs NCCL 2.19"):
+            group.empty(1)
+        return
+    group = _core.NcclGroup(None, 0, 1, device=0)
+    group.connect()
+    a = group.empty((2, 3), "float32")
+    assert a.shape == (2, 3) and a.dtype == "float32" and a.nbytes == 24 and a.__dlpack_device__() == (2, 0)
+    registration = group.register(a)
+    group.deregister(registration)
+    group.all_reduce(a)
+    group.close()
+    del a
+
+
+def test_nothing_is_left(stubs):
+    kinds = ("stream", "event", "allocation", "comm")
+
+    def use():
+        group = _core.NcclGroup(None, 0, 1, device=0)
+        x = array(stubs, [[1, 2], [3, 4]], strides=(1, 2))
+        group.all_reduce(x)
+        group.all_gather([array(stubs, [0, 0])], array(stubs, [1, 2]))
+        group.close()
+
+    use()
+    gc.collect()
+    before = [stubs.cuda.live(kind) + stubs.nccl.live(kind) for kind in kinds]
+    for _ in range(5):
+        use()
+    gc.collect()
+    _core.NcclGroup(None, 0, 1, device=0).close()
+    assert [stubs.cuda.live(kind) + stubs.nccl.live(kind) for kind in kinds] == before
+    assert stubs.cuda.bad_uses() == 0 and stubs.nccl.bad_uses() == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8", "bool", "complex64"])
+def test_dtypes(stubs, dtype):
+    values = numpy.asarray([1, 0, 1]).astype(nccl_stubs.DTYPES[dtype][2])
+    if dtype == "bfloat16":
+        values = numpy.asarray([0x3F80, 0, 0x3F80], "uint16")  # 1, 0, 1
+    expected = {"bool": [True, False, True], "bfloat16": [0x4000, 0, 0x4000]}.get(dtype, [2, 0, 2])
+
+    def run(group, rank):
+        x = nccl_stubs.CudaArray(stubs, values, dtype=dtype, device=rank)
+        group.all_reduce(x)
+        return x.numpy().tolist()
+
+    assert on_ranks(2, run) == [expected] * 2
+
+
+# ---- mistakes
+
+
+def test_mistakes_are_named(stubs):
+    group = _core.NcclGroup(None, 0, 1, device=0)
+    with pytest.raises(ValueError, match=r"all_reduce\(\): argument 'tensor' is on cpu, and the group has no backend"):
+        group.all_reduce(numpy.zeros(2, "float32"))
+    with pytest.raises(ValueError, match="on cuda:1, and the tensors before it are on cuda:0"):
+        group.all_gather_single(array(stubs, [0]), array(stubs, [1], device=1))
+    with pytest.raises(NotImplementedError, match="cannot receive from any rank"):
+        group.recv(array(stubs, [0]))
+    for name in ("split", "close", "abort", "monitored_barrier", "empty"):
+        with pytest.raises((RuntimeError, TypeError)):
+            getattr(_core.Group, name)(group, *([[0]] if name in ("split", "empty") else []))
+    with pytest.raises(ValueError, match="no such|minCTAs|min_ctas"):
+        _core.NcclGroup(None, 0, 1, config={"nonsense": 1})
+    group.close()
+    with pytest.raises(_core.DistBackendError):
+        group.all_reduce(array(stubs, [1]))
+
+
+# ---- faults
+
+
+def test_a_failing_call_tells_the_reason_of_nccl(stubs):
+    group = _core.NcclGroup(None, 0, 1, device=0)
+    group.connect()
+    stubs.nccl.fail("ncclAllReduce", result=3, text="the moon is full")
+    with pytest.raises(_core.DistBackendError, match="the moon is full"):
+        group.all_reduce(array(stubs, [1]))
+    group.abort()
+
+
+def test_an_async_error_reaches_every_rank_and_work(stubs):
+    """Ranks that wait for the one that has failed are told by the store in c10d's groups; here by their own time-out."""
+
+    def run(group, rank):
+        group.all_reduce(array(stubs, [1], rank))
+        if rank == 0:
+            stubs.nccl.hang_kernel(0)
+        start = time.monotonic()
+        works = [group.all_reduce(array(stubs, [1], rank, honours_stream=False), async_op=True) for _ in range(2)]
+        if rank == 0:
+            stubs.nccl.async_error(0, 6, text="a cable is loose")
+        texts = []
+        for work in works:
+            with pytest.raises((_core.DistError, TimeoutError)) as caught:
+                work.wait(LIMIT_S)
+            texts.append(str(caught.value))
+        assert time.monotonic() - start < 10
+        group.abort()
+        return texts
+
+    texts = on_ranks(2, run, timeout=2.0)
+    assert all("ncclRemoteError (6)" in text for text in texts[0]), texts
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "barrier", "recv"])
+def test_abort_from_another_thread(stubs, name):
+    """The other rank does not come; who waits for it is let go."""
+    come = threading.Event()
+
+    def call(group, rank):
+        x, several = array(stubs, [1], rank), [array(stubs, [1], rank) for _ in range(2)]
+        calls = {
+            "all_reduce": lambda: group.all_reduce(x),
+            "broadcast": lambda: group.broadcast(x, 1),
+            "all_gather": lambda: group.all_gather(several, x),
+            "reduce_scatter": lambda: group.reduce_scatter(x, several),
+            "all_to_all": lambda: group.all_to_all(several, [array(stubs, [1], rank) for _ in range(2)]),
+            "barrier": lambda: group.barrier(),
+            "recv": lambda: group.recv(x, 1),
+        }
+        calls[name]()
+
+    def run(group, rank):
+        group.all_reduce(array(stubs, [1], rank))
+        if rank == 1:
+            assert come.wait(LIMIT_S)
+            group.abort()
+            return None
+        aborter = threading.Timer(0.2, lambda: group.abort("enough of it"))
+        aborter.start()
+        try:
+            with pytest.raises(_core.DistAbortedError, match="enough of it"):
+                call(group, rank)
+        finally:
+            come.set()
+            aborter.join()
+        with pytest.raises(_core.DistAbortedError, match="enough of it"):
+            group.all_reduce(array(stubs, [1], rank))
+        assert isinstance(group.error, _core.DistAbortedError)
+        return None
+
+    on_ranks(2, run)
+
+
+# ---- one process, several devices
+
+
+def test_comms(stubs):
+    with nccl.NcclComms([0, "cuda:1", 2]) as comms:
+        assert comms.size == 3 and comms.devices == [0, 1, 2]
+        streams = [stubs.cuda.make_stream(device) for device in range(3)]
+
+        def finish():
+            for device, stream in enumerate(streams):
+                stubs.cuda.synchronize(stream, device)
+
+        tensors = [array(stubs, [device + 1.0], device) for device in range(3)]
+        comms.all_reduce(tensors, "sum", streams)
+        finish()
+        assert [x.numpy()[0] for x in tensors] == [6, 6, 6]
+        assert [x.asked_streams for x in tensors] == [[stream] for stream in streams]
+        comms.broadcast([array(stubs, [0], device) for device in range(3)], root=2, streams=streams)
+        finish()
+        outputs = [array(stubs, [0, 0, 0], device) for device in range(3)]
+        comms.all_gather(outputs, [array(stubs, [device], device) for device in range(3)], streams)
+        finish()
+        assert [x.numpy().tolist() for x in outputs] == [[0, 1, 2]] * 3
+        with pytest.raises(ValueError, match="has 2 tensors, and 3 are needed"):
+            comms.all_reduce(tensors[:2])
+        with pytest.raises(ValueError, match="on cuda:1, and the tensors before it are on cuda:0"):
+            comms.all_reduce([tensors[1], tensors[0], tensors[2]])
+    with pytest.raises(_core.DistBackendError, match="closed"):
+        comms.all_reduce(tensors)
+
+
+def test_comms_are_split_for_threads(stubs):
+    comms = nccl.NcclComms([0, 1])
+    ranks = comms.split()
+    assert comms.size == 0 and [(comm.rank, comm.world_size) for comm in ranks] == [(0, 2), (1, 2)]
+    results = [None, None]
+
+    def run(comm):
+        x, y = array(stubs, [1.0], comm.rank), array(stubs, [comm.rank], comm.rank)
+        comm.all_reduce([x, y], "sum")
+        results[comm.rank] = (x.numpy()[0], y.numpy()[0])
+
+    threads = [threading.Thread(target=run, args=(comm,)) for comm in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert results == [(2, 1), (2, 1)]
+    handle = ranks[0].abort_handle()
+    assert not handle.is_aborted
+    handle.abort()
+    handle.abort()
+    assert handle.is_aborted
+    with pytest.raises(_core.DistAbortedError):
+        ranks[0].all_reduce([array(stubs, [1.0], 0)])
+    for comm in ranks:
+        comm.close()
+
+
+def test_ranks_that_find_each_other_by_an_id(stubs):
+    uid = nccl.NcclUniqueId()
+    assert nccl.NcclUniqueId(uid.as_bytes()).as_bytes() == bytes(uid) and len(bytes(uid)) == 128
+    results = [None, None]
+
+    def run(rank):
+        with nccl.NcclRankComm.init_rank(rank, 2, uid, device=rank) as comm:
+            x = array(stubs, [rank + 1.0], rank)
+            comm.all_reduce([x])
+            results[rank] = x.numpy()[0]
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert results == [3, 3]
+    with pytest.raises(ValueError, match="rank 2 is not in 0 to 1"):
+        nccl.NcclRankComm.init_rank(2, 2, uid)
