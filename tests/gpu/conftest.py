@@ -13,7 +13,7 @@ os.environ.setdefault("NCCL_MAX_CTAS", "4")
 def pytest_collection_modifyitems(items):
     import dldist.nccl
 
-    why = dldist.nccl.why_unavailable()
+    why = dldist.nccl.why_not_available()
     if why:
         for item in items:
             item.add_marker(pytest.mark.skip(reason=why))

@@ -1,0 +1,225 @@
+"""dldist on a real GPU: a world of one and two ranks on it, with PyTorch, CuPy and JAX, streams, graphs, failures."""
+
+import os
+import sys
+import time
+from datetime import timedelta
+
+import numpy as np
+import pytest
+
+import dldist as dist
+from dldist import nccl
+
+TWO_RANKS_SINCE = (2, 30, 3)
+DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64", "uint32", "uint64")
+
+
+@pytest.fixture
+def alone():
+    """The default group: this process, on the first GPU."""
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=0)
+    yield dist.get_backend_impl()
+    dist.destroy_process_group()
+
+
+def library(name):
+    """An array library that has a GPU, or the reason why the test is skipped."""
+    module = pytest.importorskip(name)
+    if name == "torch" and not module.cuda.is_available():
+        pytest.skip("this PyTorch has no CUDA")
+    if name == "jax" and module.default_backend() != "gpu":
+        pytest.skip("this JAX has no GPU")
+    return module
+
+
+def test_what_is_loaded():
+    assert nccl.get_version() >= (2, 18)
+    assert nccl.device_count() >= 1
+    assert os.path.exists(nccl.library_path())
+
+
+class TestTorch:
+    @pytest.fixture(autouse=True)
+    def torch(self):
+        self.torch = library("torch")
+
+    @pytest.mark.parametrize("dtype", [*DTYPES, "bfloat16", "bool", "complex64", "float8_e4m3fn"])
+    def test_movement(self, alone, dtype):
+        if not hasattr(self.torch, dtype):
+            pytest.skip(f"this PyTorch has no {dtype}")
+        kind = getattr(self.torch, dtype)
+        x = self.torch.arange(1, 9, device="cuda").to(self.torch.float32).to(kind)
+        y = self.torch.zeros(8, device="cuda").to(kind)
+        dist.broadcast(x, 0)
+        dist.all_gather_single(y, x)
+        assert self.torch.equal(x.to(self.torch.complex64), y.to(self.torch.complex64))
+
+    def test_current_stream_comes_first_and_after(self, alone):
+        side = self.torch.cuda.Stream()
+        x = self.torch.zeros(1 << 24, device="cuda")
+        out = self.torch.empty_like(x)
+        self.torch.cuda.synchronize()
+        with self.torch.cuda.stream(side):
+            self.torch.cuda._sleep(200_000_000)
+            x.fill_(3)
+            began = time.perf_counter()
+            dist.all_gather_single(out, x)
+            took = time.perf_counter() - began
+            total = out.sum()
+        assert took < 0.05, f"the host was blocked for {took:.3f} s"
+        assert total.item() == 3 * (1 << 24)
+
+    def test_graph(self, alone):
+        x = self.torch.ones(1024, device="cuda")
+        out = self.torch.zeros_like(x)
+        dist.all_gather_single(out, x)
+        self.torch.cuda.synchronize()
+        graph = self.torch.cuda.CUDAGraph()
+        with self.torch.cuda.graph(graph):
+            x.add_(1)
+            dist.all_gather_single(out, x)
+        for expected in (2, 3, 4):
+            graph.replay()
+            self.torch.cuda.synchronize()
+            assert out[0].item() == expected
+
+    def test_not_contiguous(self, alone):
+        x = self.torch.arange(12, dtype=self.torch.float32, device="cuda").reshape(3, 4)
+        out = self.torch.zeros(4, 3, device="cuda")
+        dist.all_gather_single(out, x.t())
+        assert self.torch.equal(out, x.t())
+
+    def test_works(self, alone):
+        x = self.torch.ones(1 << 20, device="cuda")
+        out = self.torch.zeros_like(x)
+        work = dist.all_gather_single(out, x, async_op=True)
+        assert work.get_future().wait() is not None
+        assert work.is_completed() and work.is_success()
+        self.torch.cuda.current_stream().wait_stream(self.torch.cuda.current_stream())
+        assert out.sum().item() == 1 << 20
+
+    def test_objects(self, alone):
+        got = [None]
+        dist.all_gather_object(got, {"rank": 0})
+        assert got == [{"rank": 0}]
+
+
+def test_cupy(alone):
+    cupy = library("cupy")
+    for dtype in DTYPES:
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            x = cupy.arange(1, 9).astype(dtype)
+            out = cupy.zeros(8, dtype)
+            dist.all_gather_single(out, x)
+            assert (out == x).all().item(), dtype
+
+
+def test_jax(alone):
+    jax = library("jax")
+    x = jax.numpy.arange(8, dtype="float32") * 2
+    got = dist.functional.all_gather(x)
+    assert np.array_equal(np.asarray(got), np.asarray(x))
+    assert got.devices() == x.devices()
+
+
+def test_memory_of_nccl(alone):
+    x = alone.group.empty((4, 4), "float32")
+    dist.all_reduce(x)
+    assert x.device == 0 and x.nbytes == 64
+
+
+def test_comms_of_one_device():
+    array = None
+    with nccl.NcclComms([0]) as comms:
+        group = nccl.NcclGroup(None, 0, 1, device=0)
+        array = group.empty((16,), "float32")
+        comms.all_reduce([array])
+        (rank,) = comms.split()
+        handle = rank.abort_handle()
+        rank.all_reduce([array], "sum")
+        rank.close()
+        handle.abort()
+        assert handle.is_aborted
+        group.close(10)
+
+
+def test_abort(alone):
+    x = alone.group.empty((16,), "float32")
+    dist.all_reduce(x)
+    alone.abort("the test wants it")
+    with pytest.raises(dist.DistAbortedError, match="the test wants it"):
+        dist.all_reduce(x)
+
+
+# ---- two ranks on one GPU
+
+needs_two = pytest.mark.skipif(
+    nccl.is_available() and nccl.get_version() < TWO_RANKS_SINCE,
+    reason="two ranks on one GPU need NCCL 2.30.3 or newer",
+)
+
+
+def _open():
+    dist.init_process_group("nccl", timeout=timedelta(seconds=60), device_id=0)
+    return dist.get_rank(), dist.get_backend_impl().group
+
+
+def collectives(index):
+    torch = library("torch")
+    rank, _ = _open()
+    x = torch.full((1 << 16,), float(rank + 1), device="cuda:0")
+    dist.all_reduce(x)
+    assert x[0].item() == 3
+    out = [torch.zeros(rank_ + 1, device="cuda:0") for rank_ in range(2)]
+    dist.all_gather(out, torch.full((rank + 1,), float(rank), device="cuda:0"))
+    assert [part[0].item() for part in out] == [0, 1]
+    y = torch.arange(4, dtype=torch.float32, device="cuda:0") + 10 * rank
+    z = torch.empty_like(y)
+    dist.all_to_all_single(z, y)
+    assert z.tolist() == ([0, 1, 10, 11] if rank == 0 else [2, 3, 12, 13])
+    if rank == 0:
+        dist.send(x, 1)
+    else:
+        dist.recv(z.new_empty(1 << 16), 0)
+    dist.barrier()
+    dist.destroy_process_group()
+    return "done"
+
+
+def late(index):
+    torch = library("torch")
+    rank, group = _open()
+    x = torch.zeros(16, device="cuda:0")
+    dist.all_reduce(x)
+    torch.cuda.synchronize()
+    if rank == 0:
+        work = dist.all_reduce(x, async_op=True)
+        with pytest.raises(dist.DistError):
+            group.timeout = 2
+            work.wait(2)
+    else:
+        deadline = time.monotonic() + 30
+        while group.error is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert group.error is not None
+    dist.distributed_c10d._abort_process_group()
+    return "done"
+
+
+@needs_two
+@pytest.mark.parametrize("program", [collectives, late])
+def test_two_ranks(program):
+    library("torch")
+    assert dist.spawn(program, 2, timeout=240) == ["done", "done"]
+
+
+def test_recorder(alone, tmp_path):
+    from dldist import flight_recorder
+
+    x = alone.group.empty((3, 5), "float32")
+    dist.all_reduce(x)
+    entry = flight_recorder.entries()[-1]
+    assert entry["profiling_name"] == "nccl:all_reduce" and entry["input_sizes"] == [[3, 5]]
+    assert entry["frames"][0]["filename"] == __file__, sys.version
