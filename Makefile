@@ -57,7 +57,7 @@ FLAGS_coverage := -O0 $(GCC_NOISE) --coverage
 FLAGS_fuzz := -O1 $(CLANG_NOISE) -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
 LIBS := -pthread -lm
 # The stubs are mapped for good, since they have threads, and export what they are told to alone.
-STUB_CC := -Itests/stubs -fPIC -fvisibility=hidden -g1
+STUB_CC := -Itests/stubs -fPIC -fvisibility=hidden -ftls-model=initial-exec -g1
 STUB_LD := -shared -Wl,-Bsymbolic,-z,nodelete
 
 export ASAN_OPTIONS ?= detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1

@@ -2,7 +2,8 @@
 """What the flight recorder costs an operation: small all_reduces with the recorder on, on without stacks, and off.
 
 Each configuration has processes of its own, which take turns, so that whatever else the machine does happens to all of them; the
-cost is the median of the differences, round by round. World of one and of two ranks.
+cost is the median of the differences, round by round. Called in a loop, from a function that is entered for each call, and through the
+functions of a module; in a world of one rank, and of two.
 
     PYTHONPATH=pkg python benchmarks/recorder.py [--rounds 30] [--calls 20000] [--check]
 """
@@ -20,16 +21,18 @@ CONFIGURATIONS = {
     "on, 1 frame": {"DLDIST_FR_STACK_DEPTH": "1"},
     "on": {},
 }
+WAYS = {"loop": "in a loop", "function": "in a function", "module": "of the module"}
 LIMIT_NS = 100
 
 
 def serve(rank: int, size: int, port: int) -> None:
-    """Answers each line with the nanoseconds a call took; runs in a process of its own."""
+    """Answers each line, a way to call and how often, with the nanoseconds a call took; runs in a process of its own."""
     import array
 
     import dldist
 
-    store = dldist.TCPStore("127.0.0.1", port, is_master=rank == 0) if size > 1 else None
+    store = dldist.TCPStore("127.0.0.1", port, is_master=rank == 0) if size > 1 else dldist.HashStore()
+    dldist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     group = dldist.Group(store, rank, size)
     tensor = array.array("f", [1.0])
     print("ready", flush=True)
@@ -37,15 +40,26 @@ def serve(rank: int, size: int, port: int) -> None:
     def step() -> None:
         group.all_reduce(tensor)
 
-    def run(ncalls: int) -> float:
-        started = time.perf_counter_ns()
+    def loop(ncalls: int) -> None:
+        for _ in range(ncalls):
+            group.all_reduce(tensor)
+
+    def function(ncalls: int) -> None:
         for _ in range(ncalls):
             step()
-        return (time.perf_counter_ns() - started) / ncalls
 
+    def module(ncalls: int) -> None:
+        for _ in range(ncalls):
+            dldist.all_reduce(tensor)
+
+    ways = {"loop": loop, "function": function, "module": module}
     for line in sys.stdin:
-        print(run(int(line)), flush=True)
+        way, ncalls = line.split()
+        started = time.perf_counter_ns()
+        ways[way](int(ncalls))
+        print((time.perf_counter_ns() - started) / int(ncalls), flush=True)
     group.close()
+    dldist.destroy_process_group()
 
 
 class Team:
@@ -66,9 +80,9 @@ class Team:
             if process.stdout.readline() != "ready\n":
                 raise RuntimeError("a process has not come up")
 
-    def run(self, ncalls: int) -> float:
+    def run(self, way: str, ncalls: int) -> float:
         for process in self.processes:
-            process.stdin.write(f"{ncalls}\n")
+            process.stdin.write(f"{way} {ncalls}\n")
             process.stdin.flush()
         return max([float(process.stdout.readline()) for process in self.processes])
 
@@ -87,29 +101,36 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def measure(size: int, rounds: int, ncalls: int) -> dict[str, list[float]]:
+Times = dict[tuple[str, str], list[float]]
+
+
+def measure(size: int, rounds: int, ncalls: int) -> Times:
     teams = {name: Team(size, environment, free_port()) for name, environment in CONFIGURATIONS.items()}
-    times: dict[str, list[float]] = {name: [] for name in teams}
+    times: Times = {(way, name): [] for way in WAYS for name in teams}
     try:
-        for team in teams.values():
-            team.run(ncalls)
-        for _ in range(rounds):
-            for name, team in teams.items():
-                times[name].append(team.run(ncalls))
+        for turn in range(rounds + 1):
+            for way in WAYS:
+                for name, team in teams.items():
+                    took = team.run(way, ncalls)
+                    if turn > 0:  # the first warms up
+                        times[way, name].append(took)
     finally:
         for team in teams.values():
             team.close()
     return times
 
 
-def report(size: int, times: dict[str, list[float]]) -> float:
-    """Prints the table; returns what the recorder costs."""
-    print(f"\n{size} rank{'s' if size > 1 else ''}            ns a call   more than off")
-    cost = 0.0
-    for name, values in times.items():
-        cost = statistics.median([value - off for value, off in zip(values, times["off"], strict=True)])
-        print(f"{name:<18} {statistics.median(values):10.0f} {cost:15.0f}")
-    return cost
+def report(size: int, times: Times) -> float:
+    """Prints the table; returns the most that the recorder costs."""
+    print(f"\n{size} rank{'s' if size > 1 else ''}                                ns a call   more than off")
+    most = 0.0
+    for way, title in WAYS.items():
+        for name in CONFIGURATIONS:
+            values, off = times[way, name], times[way, "off"]
+            cost = statistics.median([value - base for value, base in zip(values, off, strict=True)])
+            print(f"{title:<24} {name:<14} {statistics.median(values):10.0f} {cost:15.0f}")
+        most = max(most, cost)
+    return most
 
 
 def main() -> int:
@@ -122,6 +143,7 @@ def main() -> int:
     if options.serve:
         serve(*options.serve)
         return 0
+    print("load of the machine:", *os.getloadavg())
     cost = report(1, measure(1, options.rounds, options.calls))
     report(2, measure(2, max(options.rounds // 2, 1), max(options.calls // 4, 1)))
     return 1 if options.check and cost > LIMIT_NS else 0

@@ -147,20 +147,24 @@ dd_nccl_comm_leave(dd_nccl_comm *comm)
 }
 
 dd_status
-dd_nccl_comm_poll(dd_nccl_comm *comm, dd_nccl_result *result, dd_error *err)
+dd_nccl_comm_poll(dd_nccl_comm *comm, const char *what, dd_nccl_result *result, dd_error *err)
 {
+    *result = DD_NCCL_SUCCESS;
     dd_status status = check_fork(comm, err);
     if (status != DD_OK) {
         return status;
     }
     char who[64];
-    /* With the lock, so that the handle stays: NCCL only reads a word here. */
+    /* With the lock, so that the handle stays: NCCL only reads a few words here. */
     pthread_mutex_lock(&comm->mu);
     status = check_state_locked(comm, err);
     if (status == DD_OK) {
         dd_nccl_result asked = comm->lib->api.ncclCommGetAsyncError(comm->handle, result);
         status = dd_nccl_check(comm->lib, comm->handle, asked, err, "ncclCommGetAsyncError of %s",
                                dd_nccl_comm_print(comm, who, sizeof who));
+    }
+    if (status == DD_OK) {
+        status = dd_nccl_check(comm->lib, comm->handle, *result, err, "%s", what);
     }
     pthread_mutex_unlock(&comm->mu);
     return status;
@@ -169,17 +173,13 @@ dd_nccl_comm_poll(dd_nccl_comm *comm, dd_nccl_result *result, dd_error *err)
 dd_status
 dd_nccl_comm_check(dd_nccl_comm *comm, dd_error *err)
 {
-    dd_nccl_result result = DD_NCCL_SUCCESS;
-    dd_status status = dd_nccl_comm_poll(comm, &result, err);
-    if (status == DD_ABORTED || status == DD_CLOSED || status == DD_FORKED) {
-        return DD_OK;
-    }
-    if (status != DD_OK) {
-        return status;
-    }
     char who[64];
-    return dd_nccl_check(comm->lib, NULL, result, err, "NCCL's communicator of %s has failed",
-                         dd_nccl_comm_print(comm, who, sizeof who));
+    char what[128];
+    (void)snprintf(what, sizeof what, "NCCL's communicator of %s has failed",
+                   dd_nccl_comm_print(comm, who, sizeof who));
+    dd_nccl_result result;
+    dd_status status = dd_nccl_comm_poll(comm, what, &result, err);
+    return status == DD_BACKEND ? status : DD_OK;
 }
 
 dd_status
@@ -190,10 +190,10 @@ dd_nccl_comm_wait_ready(dd_nccl_comm *comm, const char *what, const atomic_bool 
         return DD_OK;
     }
     for (int64_t nap_ns = DD_NCCL_POLL_MIN_NS;; nap_ns *= nap_ns < DD_NCCL_POLL_MAX_NS ? 2 : 1) {
-        dd_nccl_result result = DD_NCCL_SUCCESS;
-        dd_status status = dd_nccl_comm_poll(comm, &result, err);
+        dd_nccl_result result;
+        dd_status status = dd_nccl_comm_poll(comm, what, &result, err);
         if (status == DD_OK && result != DD_NCCL_IN_PROGRESS) {
-            return dd_nccl_check(comm->lib, NULL, result, err, "%s", what);
+            return DD_OK;
         }
         if (status == DD_OK) {
             status = dd_nccl_check_wait(what, stop, wait, err);

@@ -43,8 +43,13 @@ dd_status dd_nccl_comm_init(const dd_nccl_comm_spec *spec, const dd_nccl_unique_
 dd_status dd_nccl_comm_split(dd_nccl_comm *parent, int color, int key, const dd_nccl_config *config,
                              dd_nccl_comm **comm, const atomic_bool *stop, const dd_wait *wait,
                              dd_error *err) DD_MUST_CHECK;
-/* Without the excluded ranks, which do not call. is_abort: the parent has failed. 2.27. */
-dd_status dd_nccl_comm_shrink(dd_nccl_comm *parent, const int *excluded, int nexcluded, bool is_abort,
+/* Without some ranks, which do not call. 2.27. */
+typedef struct dd_nccl_exclusion {
+    const int *ranks;
+    int nranks;
+    bool is_abort; /* the parent has failed */
+} dd_nccl_exclusion;
+dd_status dd_nccl_comm_shrink(dd_nccl_comm *parent, const dd_nccl_exclusion *excluded,
                               const dd_nccl_config *config, dd_nccl_comm **comm, const atomic_bool *stop,
                               const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 /* To `size` ranks. Members give their parent (rank -1); newcomers parent NULL, a spec and the id that the root has got by
@@ -86,8 +91,9 @@ dd_status dd_nccl_comm_check(dd_nccl_comm *comm, dd_error *err) DD_MUST_CHECK;
  * a thread inside for at most a second and then aborts beside it, as NCCL allows. May block in NCCL: callers that must not
  * have a thread for it. */
 dd_status dd_nccl_comm_abort(dd_nccl_comm *comm, const char *reason, dd_error *err);
-/* In good order: everything enqueued is carried out first. finalize, then destroy. */
-dd_status dd_nccl_comm_finalize(dd_nccl_comm *comm, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+/* In good order: everything enqueued is carried out first. finalize, then destroy. `stop` as with the makers. */
+dd_status dd_nccl_comm_finalize(dd_nccl_comm *comm, const atomic_bool *stop, const dd_wait *wait,
+                                dd_error *err) DD_MUST_CHECK;
 dd_status dd_nccl_comm_destroy(dd_nccl_comm *comm, dd_error *err);
 
 /* DD_NOT_SUPPORTED, naming the version that has it, where NCCL is older. */

@@ -44,8 +44,9 @@ void dd_nccl_comm_free_record(dd_nccl_comm *comm);
 /* dd_nccl_comm_enter with an end: DD_OP_TIMED_OUT when somebody else is inside until then. */
 dd_status dd_nccl_comm_enter_until(dd_nccl_comm *comm, const atomic_bool *stop, const dd_wait *wait,
                                    dd_nccl_comm_handle *handle, dd_error *err) DD_MUST_CHECK;
-/* ncclCommGetAsyncError, unless it has ended (DD_ABORTED, DD_CLOSED). */
-dd_status dd_nccl_comm_poll(dd_nccl_comm *comm, dd_nccl_result *result, dd_error *err) DD_MUST_CHECK;
+/* ncclCommGetAsyncError, unless it has ended (DD_ABORTED, DD_CLOSED): success, in progress, or DD_BACKEND of `what`. */
+dd_status dd_nccl_comm_poll(dd_nccl_comm *comm, const char *what, dd_nccl_result *result,
+                            dd_error *err) DD_MUST_CHECK;
 /* "rank 1 of 4 on device 1"; returns out. */
 const char *dd_nccl_comm_print(const dd_nccl_comm *comm, char *out, size_t size);
 /* DD_ABORTED when stop says so, DD_OP_TIMED_OUT after the deadline, DD_INTERRUPTED; `what` is for the message. */

@@ -195,9 +195,8 @@ dd_nccl_comm_split(dd_nccl_comm *parent, int color, int key, const dd_nccl_confi
 }
 
 dd_status
-dd_nccl_comm_shrink(dd_nccl_comm *parent, const int *excluded, int nexcluded, bool is_abort,
-                    const dd_nccl_config *config, dd_nccl_comm **comm, const atomic_bool *stop,
-                    const dd_wait *wait, dd_error *err)
+dd_nccl_comm_shrink(dd_nccl_comm *parent, const dd_nccl_exclusion *excluded, const dd_nccl_config *config,
+                    dd_nccl_comm **comm, const atomic_bool *stop, const dd_wait *wait, dd_error *err)
 {
     dd_nccl_task *t = NULL;
     dd_status status = dd_nccl_need(parent->lib, DD_NCCL_CAN_SHRINK, err);
@@ -205,13 +204,13 @@ dd_nccl_comm_shrink(dd_nccl_comm *parent, const int *excluded, int nexcluded, bo
         status = task_create_on(DD_NCCL_TASK_SHRINK, parent, 1, &t, err);
     }
     if (status == DD_OK) {
-        status = task_set_numbers(t, excluded, nexcluded, err);
+        status = task_set_numbers(t, excluded->ranks, excluded->nranks, err);
     }
     if (status != DD_OK) {
         dd_nccl_task_release(t);
         return status;
     }
-    t->is_abort = is_abort;
+    t->is_abort = excluded->is_abort;
     return run_child(t, "ncclCommShrink", config, comm, stop, wait, err);
 }
 
@@ -272,14 +271,14 @@ may_finalize(dd_nccl_comm *comm)
 }
 
 dd_status
-dd_nccl_comm_finalize(dd_nccl_comm *comm, const dd_wait *wait, dd_error *err)
+dd_nccl_comm_finalize(dd_nccl_comm *comm, const atomic_bool *stop, const dd_wait *wait, dd_error *err)
 {
     dd_nccl_task *t;
     dd_status status = task_create_on(DD_NCCL_TASK_FINALIZE, comm, 0, &t, err);
     if (status != DD_OK) {
         return status;
     }
-    status = task_enter_parent(t, "ncclCommFinalize", NULL, wait, err);
+    status = task_enter_parent(t, "ncclCommFinalize", stop, wait, err);
     if (status != DD_OK || !may_finalize(comm)) {
         if (status == DD_OK) {
             dd_nccl_comm_leave(comm);
@@ -287,7 +286,7 @@ dd_nccl_comm_finalize(dd_nccl_comm *comm, const dd_wait *wait, dd_error *err)
         dd_nccl_task_release(t);
         return status;
     }
-    return dd_nccl_task_run(t, NULL, NULL, wait, err);
+    return dd_nccl_task_run(t, NULL, stop, wait, err);
 }
 
 dd_status

@@ -100,9 +100,9 @@ poll_all(dd_nccl_task *t, bool *is_ready, dd_error *err)
     dd_nccl_result result = DD_NCCL_SUCCESS;
     *is_ready = false;
     if (t->parent != NULL) {
-        dd_status status = dd_nccl_comm_poll(t->parent, &result, err);
-        if (status == DD_OK && !(t->kind == DD_NCCL_TASK_SHRINK && t->is_abort)) {
-            status = dd_nccl_check(&t->lib, NULL, result, err, "%s", t->what);
+        dd_status status = dd_nccl_comm_poll(t->parent, t->what, &result, err);
+        if (status == DD_BACKEND && t->kind == DD_NCCL_TASK_SHRINK && t->is_abort) {
+            status = DD_OK; /* that it has failed is why */
         }
         if (status != DD_OK || result == DD_NCCL_IN_PROGRESS) {
             return status;
@@ -113,8 +113,8 @@ poll_all(dd_nccl_task *t, bool *is_ready, dd_error *err)
             continue;
         }
         dd_nccl_result asked = t->lib.api.ncclCommGetAsyncError(t->handles[i], &result);
-        dd_status status =
-            dd_nccl_check(&t->lib, NULL, asked != DD_NCCL_SUCCESS ? asked : result, err, "%s", t->what);
+        dd_status status = dd_nccl_check(&t->lib, t->handles[i], asked != DD_NCCL_SUCCESS ? asked : result,
+                                         err, "%s", t->what);
         if (status != DD_OK || result == DD_NCCL_IN_PROGRESS) {
             return status;
         }
@@ -210,7 +210,7 @@ carry_out(dd_nccl_task *t, dd_error *err)
     dd_nccl_result ignored;
     dd_error ended;
     if (status == DD_BACKEND && t->parent != NULL &&
-        dd_nccl_comm_poll(t->parent, &ignored, &ended) == DD_ABORTED) {
+        dd_nccl_comm_poll(t->parent, t->what, &ignored, &ended) == DD_ABORTED) {
         return dd_error_copy(err, &ended); /* the parent was aborted meanwhile, which is why */
     }
     if (status == DD_OK) {

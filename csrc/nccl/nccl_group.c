@@ -145,7 +145,6 @@ nccl_group_destroy(dd_nccl_group *group)
         dd_list_remove(&work->link);
         dd_mem_free(work);
     }
-    dd_store_release(group->store);
     free_group(group);
 }
 
@@ -160,6 +159,10 @@ dd_nccl_group_release(dd_nccl_group *group)
     dd_error_set(&cause, DD_ABORTED, "the group was let go without being closed");
     nccl_watchdog_remove(group->watchdog, group);
     nccl_group_end(group, &cause, DD_NO_RECORD, NCCL_END_LET_GO);
+    nccl_group_start_abort(group);
+    dd_store_release(
+        group->store); /* nobody meets any more, and what a store ends with is nothing for other threads */
+    group->store = NULL;
     /* Nothing is under way any more that could be told of, and the recorder may end before works and aborts do. */
     pthread_mutex_lock(&group->lock);
     dd_recorder_group *recorder_group = group->recorder_group;
@@ -351,14 +354,12 @@ leave_device(dd_nccl_group *group, dd_cuda_guard *guard)
 dd_status
 dd_nccl_group_stream(dd_nccl_group *group, int number, dd_cuda_stream *stream, dd_error *err)
 {
-    dd_wait wait = dd_wait_after(dd_nccl_group_get_timeout_ns(group));
     nccl_device *device;
-    dd_status status = nccl_group_check_fork(group, err);
-    if (status == DD_OK) {
-        status = nccl_device_of(group, number, &wait, &device, err);
-    }
+    dd_cuda_guard guard;
+    dd_status status = enter_device(group, number, &device, &guard, err);
     if (status == DD_OK) {
         *stream = device->all.stream;
+        leave_device(group, &guard);
     }
     return status;
 }

@@ -65,21 +65,20 @@ settle(dd_nccl_group *group, nccl_channel *channel, dd_nccl_comm *comm, dd_statu
 {
     pthread_mutex_lock(&group->lock);
     channel->is_connecting = false;
-    bool has_failed = group->cause.code != DD_OK;
+    dd_error why;
+    dd_status ended = nccl_group_check_locked(group, &why);
     if (comm != NULL) {
         channel->is_blocking = dd_nccl_comm_is_blocking(comm);
         atomic_store_explicit(&channel->comm, comm, memory_order_release);
     }
-    if (has_failed) {
-        status = nccl_group_check_locked(group, err);
-    }
     pthread_cond_broadcast(&group->ended);
     pthread_mutex_unlock(&group->lock);
-    if (has_failed && comm != NULL) {
+    if (ended != DD_OK) {
         nccl_group_start_abort(group);
+        return dd_error_copy(err, &why);
     }
-    if (has_failed || status == DD_OK) {
-        return status;
+    if (status == DD_OK) {
+        return DD_OK;
     }
     dd_error_prepend(err, "making a communicator for group \"%.*s\" (rank %d of %d) on device %d",
                      (int)group->options.name.len, (const char *)group->options.name.data, group->rank,
@@ -241,10 +240,7 @@ dd_nccl_group_connect(dd_nccl_group *group, int device, dd_nccl_comm **comm, con
                       dd_error *err)
 {
     nccl_device *on;
-    dd_status status = nccl_group_check_fork(group, err);
-    if (status == DD_OK) {
-        status = dd_nccl_group_check(group, err);
-    }
+    dd_status status = dd_nccl_group_check(group, err);
     if (status == DD_OK) {
         status = nccl_device_of(group, device, wait, &on, err);
     }

@@ -36,9 +36,7 @@ nccl_group_end(dd_nccl_group *group, const dd_error *cause, uint64_t record, ncc
     }
     pthread_mutex_unlock(&group->lock);
     nccl_works_release_ended(&ended);
-    bool is_aborted =
-        how == NCCL_END_LET_GO || (how == NCCL_END_FAILED && !nccl_watchdog_is_abort_off(group->watchdog));
-    if (is_first && is_aborted) {
+    if (is_first && how == NCCL_END_FAILED && !nccl_watchdog_is_abort_off(group->watchdog)) {
         nccl_group_start_abort(group);
     }
 }
@@ -144,10 +142,16 @@ static void *
 abort_all(void *arg)
 {
     dd_nccl_group *group = arg;
+    dd_error cause;
+    pthread_mutex_lock(&group->lock);
+    if (nccl_group_check_locked(group, &cause) == DD_OK) {
+        dd_error_set(&cause, DD_ABORTED, "the group has ended");
+    }
+    pthread_mutex_unlock(&group->lock);
     nccl_channel *channel;
     while ((channel = next_to_abort(group)) != NULL) {
-        dd_error error; /* there is a cause already */
-        (void)!dd_nccl_comm_abort(atomic_load(&channel->comm), group->cause.message, &error);
+        (void)!dd_nccl_comm_abort(atomic_load(&channel->comm), cause.message,
+                                  NULL); /* there is a cause already */
     }
     return NULL;
 }
@@ -204,7 +208,7 @@ dd_nccl_group_abort(dd_nccl_group *group, const char *reason, const dd_wait *wai
         return status;
     }
     pthread_mutex_lock(&group->lock);
-    bool has_ended = group->is_closed || group->is_driver_gone;
+    bool has_ended = group->is_over || group->is_driver_gone;
     pthread_mutex_unlock(&group->lock);
     if (!has_ended) {
         dd_error cause;
@@ -293,7 +297,7 @@ close_comms(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
     nccl_channel *channel;
     while ((channel = next_to_close(group)) != NULL) {
         dd_nccl_comm *comm = atomic_load(&channel->comm);
-        dd_status status = dd_nccl_comm_finalize(comm, wait, err);
+        dd_status status = dd_nccl_comm_finalize(comm, &group->stop, wait, err);
         if (status == DD_OK) {
             status = dd_nccl_comm_destroy(comm, err);
         }
@@ -331,17 +335,19 @@ close_failed(dd_nccl_group *group, const dd_wait *wait)
     }
 }
 
+/* A group that is failed or aborted meanwhile is none of the caller's faults. */
 static dd_status
 close_in_turn(dd_nccl_group *group, const dd_wait *wait, bool *has_failed, dd_error *err)
 {
     dd_status status = wait_for_works(group, wait, err);
-    pthread_mutex_lock(&group->lock);
-    *has_failed = group->cause.code != DD_OK;
-    pthread_mutex_unlock(&group->lock);
-    if (status == DD_OK && !*has_failed) {
+    if (status == DD_OK && !atomic_load(&group->stop)) {
         status = close_comms(group, wait, err);
     }
-    if (status == DD_OK && !*has_failed) {
+    *has_failed = atomic_load(&group->stop);
+    if (*has_failed) {
+        return status == DD_INTERRUPTED ? status : DD_OK;
+    }
+    if (status == DD_OK) {
         close_devices(group);
     }
     return status;

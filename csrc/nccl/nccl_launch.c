@@ -488,10 +488,10 @@ nccl_launch_post(nccl_launch *launch)
     }
     launch->is_posted = true;
     status = post_ops(launch);
-    dd_nccl_comm_leave(comm);
     if (status == DD_OK && !launch->channel->is_blocking) {
         dd_wait wait = dd_wait_at_most(launch->wait, launch->work->timeout_ns);
         status = dd_nccl_comm_wait_ready(comm, launch->call->what, &launch->group->stop, &wait, launch->err);
     }
+    dd_nccl_comm_leave(comm);
     return status;
 }

@@ -12,6 +12,8 @@
 /* Whoever has waited in vain, or has failed, still has this long to find out who is missing and to tell the others. */
 #define LAST_WORDS_NS (1 * DD_NS_PER_S)
 #define MISSING_SHOWN 8
+/* Between two looks at what is left of an earlier meeting; the others are still on their way. */
+#define NAP_NS (10 * DD_NS_PER_MS)
 
 /* What a rank leaves; a root's id, or its reason, follows. Native numbers: NCCL itself wants all hosts to be of one kind. */
 typedef struct card {
@@ -19,13 +21,18 @@ typedef struct card {
     int32_t device;
     int64_t pid;
     char host[DD_HOST_NAME_MAX];
-    int32_t status; /* of making the id */
+    int32_t status;  /* of making the id */
+    int32_t is_gone; /* the rank had come in vain, and left */
+    uint32_t ticket; /* of this time it came */
+    uint32_t heard;  /* the first rank's ticket in the verdict that sent it away; 0: none did */
 } card;
 
-/* What the first rank leaves; the ids, or the reason, follow. */
+/* What the first rank leaves; a ticket for each rank, 0 for those that have not come, and the ids, or the reason, follow. */
 typedef struct verdict {
     int32_t status;
+    int32_t size;    /* of the meeting */
     int32_t culprit; /* its rank in the group, or -1 */
+    int32_t unused;
     int64_t culprit_pid;
     char culprit_host[DD_HOST_NAME_MAX];
 } verdict;
@@ -38,7 +45,10 @@ typedef struct encounter {
     int nids;
     const atomic_bool *stop;
     const dd_wait *outer;
-    dd_wait wait; /* the caller's, which also ends with stop */
+    dd_wait wait;      /* the caller's, which also ends with stop */
+    uint32_t ticket;   /* ours */
+    uint32_t heard;    /* see card */
+    uint32_t *tickets; /* of all; the first rank has them */
 } encounter;
 
 int
@@ -86,14 +96,57 @@ join(const void *head, size_t head_size, dd_bytes tail, dd_blob *joined, dd_erro
     return status == DD_OK ? dd_blob_append(joined, tail.data, tail.len, err) : status;
 }
 
+/* Never twice the same for a rank, and not 0. */
+static uint32_t
+make_ticket(void)
+{
+    uint64_t mixed = ((uint64_t)dd_clock_now_ns() ^ (uint64_t)getpid() << 40) * UINT64_C(0x9e3779b97f4a7c15);
+    return (uint32_t)(mixed >> 32) | 1;
+}
+
 /* ---- cards */
+
+static dd_status
+write_card(const encounter *e, const card *mine, dd_bytes tail, const dd_wait *wait, dd_error *err)
+{
+    char key[KEY_MAX];
+    dd_blob value = {0};
+    dd_status status = join(mine, sizeof *mine, tail, &value, err);
+    if (status == DD_OK) {
+        status = e->store->ops->set(e->store, card_key(e->m->rank, key), dd_blob_view(&value), wait, err);
+    }
+    dd_blob_fini(&value);
+    return status;
+}
+
+/* What this rank has left here when it came in vain. */
+static dd_status
+find_old_card(encounter *e, dd_error *err)
+{
+    char buffer[KEY_MAX];
+    dd_bytes key = card_key(e->m->rank, buffer);
+    bool is_there = false;
+    dd_status status = e->store->ops->check(e->store, &key, 1, &is_there, &e->wait, err);
+    if (status != DD_OK || !is_there) {
+        return status;
+    }
+    dd_blob value = {0};
+    status = e->store->ops->get(e->store, key, &value, &e->wait, err);
+    if (status == DD_OK && value.len >= sizeof(card)) {
+        card old;
+        memcpy(&old, value.data, sizeof old);
+        e->heard = old.heard;
+    }
+    dd_blob_fini(&value);
+    return status;
+}
 
 /* The error of making the id goes with the card: all are to hear it. */
 static dd_status
 leave_card(const encounter *e, dd_error *err)
 {
     const dd_nccl_meeting *m = e->m;
-    card mine = {.version = m->lib->version, .device = m->device, .pid = getpid(), .status = DD_OK};
+    card mine = {.version = m->lib->version, .device = m->device, .pid = getpid(), .ticket = e->ticket};
     if (gethostname(mine.host, sizeof mine.host - 1) != 0) {
         (void)snprintf(mine.host, sizeof mine.host, "?");
     }
@@ -106,15 +159,7 @@ leave_card(const encounter *e, dd_error *err)
             tail = mine.status == DD_OK ? dd_bytes_of(&id, sizeof id) : dd_bytes_of_string(reason.message);
         }
     }
-    char key[KEY_MAX];
-    dd_blob value = {0};
-    dd_status status = join(&mine, sizeof mine, tail, &value, err);
-    if (status == DD_OK) {
-        dd_bytes name = card_key(m->rank, key);
-        status = e->store->ops->set(e->store, name, dd_blob_view(&value), &e->wait, err);
-    }
-    dd_blob_fini(&value);
-    return status;
+    return write_card(e, &mine, tail, &e->wait, err);
 }
 
 static dd_status
@@ -195,6 +240,35 @@ judge(const encounter *e, const dd_blob_list *cards, dd_error *err)
 
 /* ---- time-outs */
 
+/* False: there is none. */
+static bool
+look_at_card(const encounter *e, int rank, card *out, const dd_wait *wait)
+{
+    char buffer[KEY_MAX];
+    dd_bytes key = card_key(rank, buffer);
+    bool is_there = false;
+    dd_blob value = {0};
+    if (e->store->ops->check(e->store, &key, 1, &is_there, wait, NULL) == DD_OK && is_there) {
+        is_there = e->store->ops->get(e->store, key, &value, wait, NULL) == DD_OK &&
+                   read_card(e, rank, dd_blob_view(&value), out, NULL) == DD_OK;
+    }
+    dd_blob_fini(&value);
+    return is_there;
+}
+
+/* The first rank that has left; -1: none has. */
+static int
+find_gone(const encounter *e, const dd_wait *wait)
+{
+    for (int rank = 0; rank < e->m->size; rank++) {
+        card one;
+        if (look_at_card(e, rank, &one, wait) && one.is_gone) {
+            return rank;
+        }
+    }
+    return -1;
+}
+
 /* After the deadline: who has left no card. */
 static dd_status
 error_missing(const encounter *e, dd_error *err)
@@ -219,7 +293,14 @@ error_missing(const encounter *e, dd_error *err)
     }
     dd_status status;
     double waited_s = dd_wait_elapsed_s(e->outer);
-    if (nmissing == 0) {
+    int returning = nmissing == 0 && e->m->rank == 0 ? find_gone(e, &last) : -1;
+    if (returning >= 0) {
+        first = name_of(e->m, returning);
+        status = dd_error_set(err, DD_OP_TIMED_OUT,
+                              "meeting for an NCCL communicator timed out after %.3f s: rank %d, which was "
+                              "here in vain before, has not come again",
+                              waited_s, first);
+    } else if (nmissing == 0) {
         /* All cards are there: the first rank, which reads them, has stopped in between. */
         first = name_of(e->m, 0);
         status =
@@ -273,10 +354,56 @@ read_all_cards(const encounter *e, dd_blob_list *cards, dd_error *err)
     return status;
 }
 
+/* Some have been here before, in vain, and have not come again. */
+static bool
+have_left(const encounter *e, const dd_blob_list *cards)
+{
+    for (int rank = 0; rank < e->m->size; rank++) {
+        card one;
+        if (read_card(e, rank, dd_blob_view(&cards->items[rank]), &one, NULL) == DD_OK && one.is_gone) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static dd_status
+await_all_cards(const encounter *e, dd_blob_list *cards, dd_error *err)
+{
+    for (;;) {
+        dd_status status = read_all_cards(e, cards, err);
+        if (status != DD_OK || !have_left(e, cards)) {
+            return status;
+        }
+        dd_blob_list_fini(cards);
+        if (dd_wait_is_over(&e->wait)) {
+            return DD_TIMED_OUT;
+        }
+        status = dd_wait_sleep(&e->wait, NAP_NS, err);
+        if (status != DD_OK) {
+            return status;
+        }
+    }
+}
+
+/* Of all cards, or, when not all have come, of those that are there. */
+static void
+take_tickets(const encounter *e, const dd_blob_list *cards)
+{
+    dd_wait last = dd_wait_after(LAST_WORDS_NS);
+    bool is_whole = cards->count == (size_t)e->m->size;
+    for (int rank = 0; rank < e->m->size && !dd_wait_is_over(&last); rank++) {
+        card one;
+        bool is_there = is_whole ? read_card(e, rank, dd_blob_view(&cards->items[rank]), &one, NULL) == DD_OK
+                                 : look_at_card(e, rank, &one, &last);
+        e->tickets[rank] = is_there ? one.ticket : 0;
+    }
+}
+
 static dd_status
 leave_verdict(const encounter *e, dd_status found, const dd_error *why, dd_error *err)
 {
-    verdict v = {.status = (int32_t)found, .culprit = -1};
+    verdict v = {.status = (int32_t)found, .size = e->m->size, .culprit = -1};
     dd_bytes tail = dd_bytes_of(e->ids, (size_t)e->nids * sizeof *e->ids);
     dd_wait wait = e->wait;
     if (found != DD_OK) {
@@ -287,7 +414,11 @@ leave_verdict(const encounter *e, dd_status found, const dd_error *why, dd_error
         wait = dd_wait_after(LAST_WORDS_NS);
     }
     dd_blob value = {0};
-    dd_status status = join(&v, sizeof v, tail, &value, err);
+    dd_bytes tickets = dd_bytes_of(e->tickets, (size_t)e->m->size * sizeof *e->tickets);
+    dd_status status = join(&v, sizeof v, tickets, &value, err);
+    if (status == DD_OK) {
+        status = dd_blob_append(&value, tail.data, tail.len, err);
+    }
     if (status == DD_OK) {
         status =
             e->store->ops->set(e->store, dd_bytes_of_string(VERDICT_KEY), dd_blob_view(&value), &wait, err);
@@ -297,30 +428,64 @@ leave_verdict(const encounter *e, dd_status found, const dd_error *why, dd_error
 }
 
 static dd_status
-meet_as_first(const encounter *e, dd_error *err)
+meet_as_first(encounter *e, dd_error *err)
 {
+    e->tickets = dd_mem_zalloc((size_t)e->m->size * sizeof *e->tickets);
+    if (e->tickets == NULL) {
+        return dd_error_no_memory(err, (size_t)e->m->size * sizeof *e->tickets);
+    }
     dd_error why = {0};
     dd_blob_list cards = {0};
-    dd_status found = read_all_cards(e, &cards, &why);
+    dd_status found = await_all_cards(e, &cards, &why);
+    take_tickets(e, &cards);
     found = found == DD_OK ? judge(e, &cards, &why) : explain(e, found, &why);
     dd_blob_list_fini(&cards);
     dd_status left = leave_verdict(e, found, &why, err);
+    dd_mem_free(e->tickets);
     return found != DD_OK ? dd_error_copy(err, &why) : left;
 }
 
+/* Not of an earlier meeting here: made when this rank had come, or a failure that it has not heard of yet. */
+static bool
+is_for_us(encounter *e, const verdict *v, const uint8_t *tickets)
+{
+    uint32_t first;
+    uint32_t own;
+    memcpy(&first, tickets, sizeof first);
+    memcpy(&own, tickets + (size_t)e->m->rank * sizeof own, sizeof own);
+    bool is = own == e->ticket || (own == 0 && v->status != DD_OK && first != e->heard);
+    if (is && v->status != DD_OK) {
+        e->heard = first;
+    }
+    return is;
+}
+
+/* `is_ours` false: it is an earlier meeting's. */
 static dd_status
-accept(const encounter *e, dd_bytes value, dd_error *err)
+accept(encounter *e, dd_bytes value, bool *is_ours, dd_error *err)
 {
     verdict v;
-    if (value.len < sizeof v) {
+    size_t head = sizeof v + (size_t)e->m->size * sizeof e->ticket;
+    *is_ours = true;
+    if (value.len >= sizeof v) {
+        memcpy(&v, value.data, sizeof v);
+        *is_ours = v.size == e->m->size;
+    }
+    if (!*is_ours) {
+        return DD_OK;
+    }
+    if (value.len < head) {
         return dd_error_set(err, DD_PROTOCOL,
                             "rank %d left %zu bytes as NCCL's unique ids, at least %zu are needed",
-                            name_of(e->m, 0), value.len, sizeof v);
+                            name_of(e->m, 0), value.len, head);
     }
-    memcpy(&v, value.data, sizeof v);
+    *is_ours = is_for_us(e, &v, value.data + sizeof v);
+    if (!*is_ours) {
+        return DD_OK;
+    }
     v.culprit_host[sizeof v.culprit_host - 1] = '\0';
-    const uint8_t *tail = value.data + sizeof v;
-    size_t len = value.len - sizeof v;
+    const uint8_t *tail = value.data + head;
+    size_t len = value.len - head;
     size_t wanted = (size_t)e->nids * sizeof *e->ids;
     if (v.status != DD_OK) {
         bool is_known = v.status > 0 && v.status < DD_STATUS_COUNT;
@@ -340,13 +505,41 @@ accept(const encounter *e, dd_bytes value, dd_error *err)
 }
 
 static dd_status
-meet_as_other(const encounter *e, dd_error *err)
+meet_as_other(encounter *e, dd_error *err)
 {
-    dd_blob value = {0};
-    dd_status status = e->store->ops->get(e->store, dd_bytes_of_string(VERDICT_KEY), &value, &e->wait, err);
-    status = status == DD_OK ? accept(e, dd_blob_view(&value), err) : explain(e, status, err);
-    dd_blob_fini(&value);
-    return status;
+    for (;;) {
+        dd_blob value = {0};
+        bool is_ours = true;
+        dd_status status =
+            e->store->ops->get(e->store, dd_bytes_of_string(VERDICT_KEY), &value, &e->wait, err);
+        bool is_there = status == DD_OK;
+        if (is_there) {
+            status = accept(e, dd_blob_view(&value), &is_ours, err);
+        }
+        dd_blob_fini(&value);
+        if (is_there && is_ours) {
+            return status;
+        }
+        if (is_there) { /* the first rank is not here yet */
+            status = dd_wait_is_over(&e->wait) ? DD_TIMED_OUT : dd_wait_sleep(&e->wait, NAP_NS, err);
+        }
+        if (status != DD_OK) {
+            return explain(e, status, err);
+        }
+    }
+}
+
+/* In vain: whoever meets here again must not take the card for one of that time. */
+static void
+mark_card(const encounter *e, dd_status why)
+{
+    if (why == DD_STORE || why == DD_NETWORK || why == DD_NETWORK_TIMED_OUT) {
+        return;
+    }
+    dd_wait last = dd_wait_after(LAST_WORDS_NS);
+    dd_status status = write_card(e, &(card){.is_gone = 1, .ticket = e->ticket, .heard = e->heard},
+                                  (dd_bytes){0}, &last, NULL);
+    (void)status; /* the failure is what counts */
 }
 
 /* The first rank has read it. */
@@ -378,7 +571,7 @@ dd_status
 dd_nccl_meet(const dd_nccl_meeting *m, dd_nccl_unique_id *ids, int nids, const atomic_bool *stop,
              const dd_wait *wait, dd_error *err)
 {
-    encounter e = {.m = m, .ids = ids, .nids = nids, .stop = stop, .outer = wait};
+    encounter e = {.m = m, .ids = ids, .nids = nids, .stop = stop, .outer = wait, .ticket = make_ticket()};
     e.wait = (dd_wait){wait->start_ns, wait->deadline_ns, is_stopped, &e};
     if (m->size == 1) {
         return dd_nccl_make_unique_id(m->lib, ids, err);
@@ -387,14 +580,19 @@ dd_nccl_meet(const dd_nccl_meeting *m, dd_nccl_unique_id *ids, int nids, const a
     if (status != DD_OK) {
         return status;
     }
-    status = leave_card(&e, err);
+    status = find_old_card(&e, err);
     if (status == DD_OK) {
-        status = m->rank == 0 ? meet_as_first(&e, err) : meet_as_other(&e, err);
-        if (status == DD_OK) {
-            take_card_back(&e);
-        }
-    } else {
+        status = leave_card(&e, err);
+    }
+    if (status != DD_OK) {
         status = explain(&e, status, err);
+    } else {
+        status = m->rank == 0 ? meet_as_first(&e, err) : meet_as_other(&e, err);
+    }
+    if (status == DD_OK) {
+        take_card_back(&e);
+    } else {
+        mark_card(&e, status);
     }
     dd_store_release(e.store);
     return status;

@@ -2,7 +2,10 @@
  *
  * Every rank leaves its card (NCCL's version, host, process, device, and, if it is a root, the id that it has made or why it could not). The
  * first rank reads all cards and leaves its verdict, which everybody reads: the ids, or why there will be no communicator, so that
- * all ranks fail for the same reason and soon. Two operations of the store for each rank, whatever their number. */
+ * all ranks fail for the same reason and soon. A handful of operations of the store for each rank, whatever their number.
+ *
+ * The same ranks may meet again at the same place, after a success or in vain. What was left there before is told by tickets: each
+ * card has one, new each time, and the verdict repeats those that the first rank has seen. */
 #ifndef DD_NCCL_NCCL_MEET_H
 #define DD_NCCL_NCCL_MEET_H
 
@@ -18,7 +21,7 @@ typedef struct dd_nccl_meeting {
     const dd_nccl_lib *lib;
     dd_store *store;
     dd_bytes prefix;  /* of the keys: "nccl/0", or "nccl/pair/2:5" for two ranks */
-    uint64_t use;     /* one number for one communicator: keys are good for one meeting */
+    uint64_t use;     /* a number for each communicator that is made one after the other under the prefix */
     int rank;         /* among those who meet, 0 .. size - 1 */
     int size;         /* at least 1 */
     const int *names; /* their ranks in the group, for messages; NULL: the same */

@@ -68,12 +68,12 @@ dd_call_sites_create(size_t max_frames, size_t max_stacks, dd_call_sites **sites
     self->frame_mask = nframes - 1;
     self->stack_mask = nstacks - 1;
     dd_mutex_init(&self->mu);
-    self->frames = dd_mem_zalloc(nframes * sizeof *self->frames);
+    self->frames = dd_mem_zalloc(nframes * sizeof(known_frame *));
     self->by_hash = dd_mem_zalloc(nstacks * sizeof *self->by_hash);
     self->by_id = dd_mem_zalloc((max_stacks + 1) * sizeof *self->by_id);
     if (self->frames == NULL || self->by_hash == NULL || self->by_id == NULL) {
         dd_call_sites_destroy(self);
-        return dd_error_no_memory(err, nframes * sizeof *self->frames + nstacks * sizeof *self->by_hash +
+        return dd_error_no_memory(err, nframes * sizeof(known_frame *) + nstacks * sizeof *self->by_hash +
                                            (max_stacks + 1) * sizeof *self->by_id);
     }
     *sites = self;

@@ -204,11 +204,12 @@ put_state(dump_writer *writer, const dd_snapshot *snapshot, const snapshot_entry
 }
 
 static void
-put_error(dump_writer *writer, const snapshot_entry *entry)
+put_error(dump_writer *writer, const dd_snapshot *snapshot, const snapshot_entry *entry)
 {
     if (entry->code == DD_OK) {
         return;
     }
+    put_time(writer, "time_ended_ns", snapshot, entry->ended_ns);
     const char *message = entry->error != NULL ? entry->error->message : dd_status_text(entry->code);
     put_string(writer, "error", message);
     put_string(writer, "error_code", dd_status_name(entry->code));
@@ -244,6 +245,13 @@ put_caller(dump_writer *writer, const dd_snapshot *snapshot, const record_body *
     put_string(writer, "thread_id", id);
 }
 
+static int64_t
+number_of_message(const snapshot_entry *entry)
+{
+    uint64_t number = entry->body.nmessages;
+    return (int64_t)(number > 0 && entry->group->is_ambiguous ? number + entry->group->ncollectives : number);
+}
+
 static void
 put_entry(dump_writer *writer, const dd_snapshot *snapshot, const snapshot_entry *entry, bool has_stack)
 {
@@ -257,7 +265,7 @@ put_entry(dump_writer *writer, const dd_snapshot *snapshot, const snapshot_entry
     close_container(writer, DUMP_TUPLE);
     put_caller(writer, snapshot, body);
     put_int(writer, "collective_seq_id", (int64_t)body->ncollectives);
-    put_int(writer, "p2p_seq_id", (int64_t)body->nmessages);
+    put_int(writer, "p2p_seq_id", number_of_message(entry));
     put_int(writer, "op_id", (int64_t)(body->ncollectives + body->nmessages));
     put_name(writer, entry);
     put_time(writer, "time_created_ns", snapshot, body->created_ns);
@@ -265,7 +273,7 @@ put_entry(dump_writer *writer, const dd_snapshot *snapshot, const snapshot_entry
     put_state(writer, snapshot, entry);
     put_int(writer, "timeout_ms", body->timeout_ns / DD_NS_PER_MS);
     put_bool(writer, "is_p2p", body->is_p2p);
-    put_error(writer, entry);
+    put_error(writer, snapshot, entry);
     if (has_stack) {
         put_frames(writer, snapshot, body->stack);
     }

@@ -207,6 +207,16 @@ release_slot(record_slot *slot, uint64_t record)
     atomic_store_explicit(&slot->owner, 2 * record, memory_order_release);
 }
 
+/* One that has not been touched for a whole round: the lines that a call with a tensor or two writes. */
+static void
+prefetch_slot(const record_slot *slot)
+{
+    const char *lines = (const char *)slot;
+    __builtin_prefetch(lines, 1);
+    __builtin_prefetch(lines + RING_ALIGNMENT, 1);
+    __builtin_prefetch(lines + 2 * RING_ALIGNMENT, 1);
+}
+
 /* Release, word by word: none of them is seen before the owner is odd. */
 static void
 store_body(record_slot *slot, const record_body *body)
@@ -254,15 +264,23 @@ is_p2p(record_slot *slot)
 
 /* ---- the life of a record */
 
+/* Without the bus: calls on a group follow one another. */
+static uint64_t
+count_one(_Atomic(uint64_t) *counter)
+{
+    uint64_t count = atomic_load_explicit(counter, memory_order_relaxed) + 1;
+    atomic_store_explicit(counter, count, memory_order_relaxed);
+    return count;
+}
+
 static void
 count_call(dd_recorder_group *group, record_body *body)
 {
-    /* One of them is read and not counted: two threads that send and reduce at the same time have no order anyway. */
     if (body->is_p2p) {
-        body->nmessages = atomic_fetch_add_explicit(&group->nmessages, 1, memory_order_relaxed) + 1;
+        body->nmessages = count_one(&group->nmessages);
         body->ncollectives = atomic_load_explicit(&group->ncollectives, memory_order_relaxed);
     } else {
-        body->ncollectives = atomic_fetch_add_explicit(&group->ncollectives, 1, memory_order_relaxed) + 1;
+        body->ncollectives = count_one(&group->ncollectives);
         body->nmessages = atomic_load_explicit(&group->nmessages, memory_order_relaxed);
         atomic_store_explicit(&group->last_enqueued_name, body->name, memory_order_relaxed);
     }
@@ -299,8 +317,7 @@ dd_recorder_begin(dd_recorder_group *group, const dd_record_call *call)
     atomic_store_explicit(&group->last_record, record, memory_order_relaxed);
     record_slot *slot = slot_of(recorder, record);
     if (take_slot(slot, record)) {
-        /* The one after it has not been touched for a whole round. */
-        __builtin_prefetch(slot_of(recorder, record + 1), 1);
+        prefetch_slot(slot_of(recorder, record + 1));
         atomic_store_explicit(&slot->started_ns, call->is_started ? call->created_ns : 0,
                               memory_order_release);
         atomic_store_explicit(&slot->ended_ns, 0, memory_order_release);

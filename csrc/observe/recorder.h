@@ -86,7 +86,8 @@ typedef struct dd_record_call {
     uint32_t noutputs_more;
 } dd_record_call;
 
-/* A call has been made: gives its id. Its sequence number is the next of the group's collectives, or of its messages. */
+/* A call has been made: gives its id. Its sequence number is the next of the group's collectives, or of its messages. Of one group one
+ * at a time: whoever calls holds what orders them. */
 uint64_t dd_recorder_begin(dd_recorder_group *group, const dd_record_call *call);
 /* A call that has been begun was refused, and nothing was sent: there was none, and the next has its sequence number. For the caller
  * of begin alone, before any other call on the group. */
@@ -119,8 +120,10 @@ void dd_recorder_close_alarms(dd_recorder *recorder);
 /* ---- dumps, in the formats of torch's recorder: version, pg_config, pg_status, entries. From any thread, with no lock held,
  * and without an interpreter.
  *
- * Entries have what torch's have, and more: one that has failed has "error", "error_code" ("OP_TIMED_OUT") and, where there is one,
- * "culprit_rank"; and one whose tensors did not all fit has "inputs_left_out" or "outputs_left_out". */
+ * Entries have what torch's have, and more: one that has failed has "time_ended_ns", "error", "error_code" ("OP_TIMED_OUT") and, where
+ * there is one, "culprit_rank"; and one whose tensors did not all fit has "inputs_left_out" or "outputs_left_out". "p2p_seq_id" counts
+ * messages, but where a message and a collective next to it had the same number, which torch's analyser takes for parts of one call, those
+ * of all messages of the group go on after those of its collectives. */
 
 typedef enum dd_dump_format {
     DD_DUMP_PICKLE, /* protocol 2: what torch's analyser reads */

@@ -153,6 +153,13 @@ typedef struct snapshot_group {
     int *global_ranks; /* owned; NULL */
     dd_recorder_status status;
     bool is_shown; /* it is open, or has entries */
+    /* of its newest entry */
+    uint64_t ncollectives;
+    uint64_t number; /* among those of its kind */
+    bool is_p2p;
+    /* A message and a collective next to it have the same number, which torch's analyser takes for parts of one call: those of messages go
+     * on where those of collectives end. */
+    bool is_ambiguous;
 } snapshot_group;
 
 typedef struct snapshot_entry {

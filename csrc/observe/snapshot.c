@@ -108,6 +108,18 @@ is_wanted(const snapshot_entry *entry, bool is_active_only)
     return (int32_t)entry->code != WITHDRAWN && !(is_active_only && is_completed);
 }
 
+static void
+note_number(snapshot_group *group, const record_body *body)
+{
+    uint64_t number = body->is_p2p ? body->nmessages : body->ncollectives;
+    if (number == group->number && body->is_p2p != group->is_p2p) {
+        group->is_ambiguous = true;
+    }
+    group->ncollectives = body->ncollectives;
+    group->number = number;
+    group->is_p2p = body->is_p2p;
+}
+
 static dd_status
 read_records_locked(dd_recorder *recorder, bool is_active_only, dd_snapshot *snapshot, dd_error *err)
 {
@@ -128,6 +140,7 @@ read_records_locked(dd_recorder *recorder, bool is_active_only, dd_snapshot *sna
             continue;
         }
         group->is_shown = true;
+        note_number(group, &entry->body);
         entry->group = group;
         entry->number = record - base - 1;
         entry->record = record;

@@ -385,8 +385,10 @@ py_nccl_call_run_message(py_group_call *call, const py_group_message *message)
 static bool
 read_device_ids(py_group *self, PyObject *device_ids, int *device)
 {
-    if (device_ids == NULL || device_ids == Py_None) {
-        return py_nccl_group_choose_device(self, device);
+    bool is_given = device_ids != NULL && device_ids != Py_None;
+    Py_ssize_t ngiven = is_given ? PySequence_Size(device_ids) : 0;
+    if (ngiven <= 0) {
+        return ngiven == 0 && py_nccl_group_choose_device(self, device);
     }
     PyObject *first = PySequence_GetItem(device_ids, 0);
     bool is_ok = first != NULL && py_params_int(self->state, first, device, "barrier", "device_ids");

@@ -36,6 +36,7 @@ destroy(py_recorder *self)
     dd_recorder_destroy(self->recorder);
     dd_mem_free(self->folder);
     dd_mem_free(self->codes);
+    dd_mem_free(self->stacks);
     dd_mem_free(self);
 }
 

@@ -9,6 +9,14 @@ typedef struct seen_code {
     bool is_hidden; /* of the package itself */
 } seen_code;
 
+/* A stack that was found lately: its frames, innermost first. */
+typedef struct seen_stack {
+    uint32_t stack; /* of the call sites; 0: free */
+    uint16_t nframes;
+    bool is_whole; /* the last of them has no caller */
+    dd_frame_key keys[DD_STACK_MAX_FRAMES];
+} seen_stack;
+
 /* Never freed: threads of the core may end works until the process does. */
 struct py_recorder {
     uint64_t generation;   /* const; of forks */
@@ -19,9 +27,11 @@ struct py_recorder {
     /* const: not of the limited API; NULL where this interpreter has none */
     PyFrameObject *(*get_back)(PyFrameObject *frame);
     int (*get_lasti)(PyFrameObject *frame);
+    bool has_raw_frames; /* const: py_raw_frames_are_known */
     /* guarded by the GIL */
     seen_code *codes; /* by address */
     size_t ncodes;
+    seen_stack *stacks; /* by innermost frame */
 };
 
 /* ---- py_recorder_stack.c */

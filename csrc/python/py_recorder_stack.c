@@ -3,13 +3,14 @@
  * A frame is known by its code object and the instruction it is at. Code objects that have been seen are kept, so that their addresses
  * stay theirs; in a program that makes more of them than fit, stacks end where a new one comes. */
 #include "core/mem.h"
-#include "python/py_recorder_internal.h"
+#include "python/py_recorder_frames.h"
 
 #include <dlfcn.h>
 #include <string.h>
 
 #define CODE_BUCKETS 16384 /* a power of two */
 #define MAX_CODES (CODE_BUCKETS / 2)
+#define STACK_BITS 8 /* of how many stacks are found without looking at all their code objects */
 
 bool
 py_recorder_init_stacks(py_recorder *self)
@@ -17,8 +18,13 @@ py_recorder_init_stacks(py_recorder *self)
     /* A pointer to a function is written as one to an object: what POSIX says of dlsym. */
     *(void **)&self->get_back = dlsym(RTLD_DEFAULT, "PyFrame_GetBack");
     *(void **)&self->get_lasti = dlsym(RTLD_DEFAULT, "PyFrame_GetLasti");
-    self->codes = self->max_frames > 0 ? dd_mem_zalloc(CODE_BUCKETS * sizeof *self->codes) : NULL;
-    return self->max_frames <= 0 || self->codes != NULL;
+    if (self->max_frames <= 0) {
+        return true;
+    }
+    self->has_raw_frames = py_raw_frames_are_known(self);
+    self->codes = dd_mem_zalloc(CODE_BUCKETS * sizeof *self->codes);
+    self->stacks = dd_mem_zalloc(((size_t)1 << STACK_BITS) * sizeof *self->stacks);
+    return self->codes != NULL && self->stacks != NULL;
 }
 
 /* The entry of the code, or the free one where it belongs. There is always one. */
@@ -61,81 +67,176 @@ add_code(py_recorder *self, seen_code *seen, PyObject *code)
     return true;
 }
 
-/* One of the frames, which run as long as we hold the GIL: their addresses need no references. */
-typedef struct stack_walk {
-    size_t count;
-    PyFrameObject *frames[DD_STACK_MAX_FRAMES];
-    dd_frame_key keys[DD_STACK_MAX_FRAMES];
-} stack_walk;
+/* The frames of a thread, from the innermost on. They run for as long as we hold the GIL, and need no references. */
+typedef struct frame_cursor {
+    const py_raw_frame *raw; /* NULL: at the end */
+    PyFrameObject *object;   /* the same, where raw frames are not known */
+} frame_cursor;
 
-/* Notes the frame, and tells whether it is one that is shown: 1, 0; -1: it cannot be known. */
-static int
-visit(py_recorder *self, stack_walk *walk, PyFrameObject *frame)
+static frame_cursor
+innermost_frame(const py_recorder *self)
 {
-    PyObject *code = (PyObject *)PyFrame_GetCode(frame);
+    if (self->has_raw_frames) {
+        return (frame_cursor){.raw = py_raw_frame_current()};
+    }
+    return (frame_cursor){.object = PyEval_GetFrame()};
+}
+
+static bool
+is_at_end(const frame_cursor *cursor)
+{
+    return cursor->raw == NULL && cursor->object == NULL;
+}
+
+static void
+move_back(const py_recorder *self, frame_cursor *cursor)
+{
+    if (cursor->raw != NULL) {
+        cursor->raw = cursor->raw->previous;
+        return;
+    }
+    cursor->object = self->get_back != NULL ? self->get_back(cursor->object) : NULL;
+    Py_XDECREF((PyObject *)cursor->object);
+}
+
+static dd_frame_key
+key_of(const py_recorder *self, const frame_cursor *cursor)
+{
+    if (cursor->raw != NULL) {
+        return py_raw_frame_key(cursor->raw);
+    }
+    PyObject *code = (PyObject *)PyFrame_GetCode(cursor->object);
+    Py_DECREF(code); /* its frame has it */
+    return (dd_frame_key){.code = (uintptr_t)code,
+                          .instruction = self->get_lasti != NULL ? self->get_lasti(cursor->object)
+                                                                 : PyFrame_GetLineNumber(cursor->object)};
+}
+
+/* Adds the frame, and tells whether it is one that is shown: 1, 0; -1: it cannot be known. */
+static int
+visit(py_recorder *self, seen_stack *stack, dd_frame_key key)
+{
+    PyObject *code = (PyObject *)key.code;
     seen_code *seen = find_code(self, code);
-    bool is_known = seen->code != NULL || add_code(self, seen, code);
-    Py_DECREF(code);
-    if (!is_known) {
+    if (seen->code == NULL && !add_code(self, seen, code)) {
         return -1;
     }
-    walk->frames[walk->count] = frame;
-    walk->keys[walk->count++] = (dd_frame_key){
-        .code = (uintptr_t)code,
-        .instruction = self->get_lasti != NULL ? self->get_lasti(frame) : PyFrame_GetLineNumber(frame)};
+    stack->keys[stack->nframes++] = key;
     return seen->is_hidden ? 0 : 1;
 }
 
-/* False: not even the innermost frame can be known again. */
-static bool
-walk_stack(py_recorder *self, stack_walk *walk)
+static void
+walk_stack(py_recorder *self, frame_cursor cursor, seen_stack *stack)
 {
     int nshown = 0;
-    PyFrameObject *frame = PyEval_GetFrame();
-    walk->count = 0;
-    while (frame != NULL) {
-        int shown = visit(self, walk, frame);
+    stack->nframes = 0;
+    for (; !is_at_end(&cursor); move_back(self, &cursor)) {
+        int shown = visit(self, stack, key_of(self, &cursor));
         nshown += shown;
-        if (shown < 0 || nshown == self->max_frames || walk->count == DD_STACK_MAX_FRAMES ||
-            self->get_back == NULL) {
+        if (shown < 0 || nshown == self->max_frames || stack->nframes == DD_STACK_MAX_FRAMES) {
             break;
         }
-        frame = self->get_back(frame);
-        Py_XDECREF((PyObject *)frame);
     }
-    return walk->count > 0;
+    stack->is_whole = is_at_end(&cursor);
 }
 
 static bool
-tell(py_recorder *self, const stack_walk *walk, size_t index)
+is_key(dd_frame_key a, dd_frame_key b)
 {
-    PyObject *code = (PyObject *)PyFrame_GetCode(walk->frames[index]);
+    return a.code == b.code && a.instruction == b.instruction;
+}
+
+/* The object of a frame of the stack; NULL: the interpreter does not show it (it is being entered). */
+static PyFrameObject *
+find_object(const py_recorder *self, const seen_stack *stack, size_t index)
+{
+    frame_cursor cursor = {.object = PyEval_GetFrame()};
+    for (size_t i = 0; !is_at_end(&cursor) && i <= index; i++) {
+        bool is_same = key_of(self, &cursor).code == stack->keys[i].code;
+        if (i == index) {
+            return is_same ? cursor.object : NULL;
+        }
+        if (is_same) {
+            move_back(self, &cursor);
+        }
+    }
+    return NULL;
+}
+
+static bool
+tell(py_recorder *self, const seen_stack *stack, size_t index)
+{
+    PyFrameObject *shown = find_object(self, stack, index);
+    PyObject *code = (PyObject *)stack->keys[index].code;
     PyObject *function;
     PyObject *file;
     dd_frame frame = {.function = text_of(code, "co_name", &function),
                       .file = text_of(code, "co_filename", &file),
-                      .line = PyFrame_GetLineNumber(walk->frames[index]),
-                      .is_hidden = find_code(self, code)->is_hidden};
-    bool is_told = dd_call_sites_tell(dd_recorder_call_sites(self->recorder), walk->keys[index], &frame);
+                      .line = shown != NULL ? PyFrame_GetLineNumber(shown) : 0,
+                      .is_hidden = shown == NULL || find_code(self, code)->is_hidden};
+    bool is_told = dd_call_sites_tell(dd_recorder_call_sites(self->recorder), stack->keys[index], &frame);
     Py_XDECREF(function);
     Py_XDECREF(file);
-    Py_DECREF(code);
     return is_told;
+}
+
+static uint32_t
+look_up(py_recorder *self, const seen_stack *stack)
+{
+    dd_call_sites *sites = dd_recorder_call_sites(self->recorder);
+    size_t unknown = 0;
+    uint32_t found = dd_call_sites_find(sites, stack->keys, stack->nframes, &unknown);
+    while (found == 0 && unknown < stack->nframes && tell(self, stack, unknown)) {
+        found = dd_call_sites_find(sites, stack->keys, stack->nframes, &unknown);
+    }
+    return found;
+}
+
+/* Where a stack with these two innermost frames is kept: the one that came last. */
+static seen_stack *
+place_of(const py_recorder *self, frame_cursor cursor)
+{
+    dd_frame_key inner = key_of(self, &cursor);
+    move_back(self, &cursor);
+    dd_frame_key outer = is_at_end(&cursor) ? inner : key_of(self, &cursor);
+    uint64_t mixed = (uint64_t)inner.code + (uint64_t)(uint32_t)inner.instruction * 31 +
+                     (uint64_t)outer.code * 5 + (uint64_t)(uint32_t)outer.instruction * 127;
+    return &self->stacks[(mixed * UINT64_C(0x9E3779B97F4A7C15)) >> (64 - STACK_BITS)];
+}
+
+/* The frames are those of the stack, and end where it does. */
+static bool
+is_stack_of(const py_recorder *self, const seen_stack *stack, frame_cursor cursor)
+{
+    for (size_t i = 0; i < stack->nframes; i++, move_back(self, &cursor)) {
+        if (is_at_end(&cursor) || !is_key(stack->keys[i], key_of(self, &cursor))) {
+            return false;
+        }
+    }
+    return !stack->is_whole || is_at_end(&cursor);
 }
 
 uint32_t
 py_recorder_stack(py_state *state)
 {
     py_recorder *self = state->recorder;
-    stack_walk walk;
-    if (self->max_frames <= 0 || !walk_stack(self, &walk)) {
+    if (self->max_frames <= 0) {
         return 0;
     }
-    dd_call_sites *sites = dd_recorder_call_sites(self->recorder);
-    size_t unknown = 0;
-    uint32_t stack = dd_call_sites_find(sites, walk.keys, walk.count, &unknown);
-    while (stack == 0 && unknown < walk.count && tell(self, &walk, unknown)) {
-        stack = dd_call_sites_find(sites, walk.keys, walk.count, &unknown);
+    frame_cursor innermost = innermost_frame(self);
+    if (is_at_end(&innermost)) {
+        return 0;
     }
-    return stack;
+    seen_stack *kept = place_of(self, innermost);
+    if (kept->stack != 0 && is_stack_of(self, kept, innermost)) {
+        return kept->stack;
+    }
+    /* Telling what a frame is may run Python, and another thread: the place is written at once. */
+    seen_stack stack;
+    walk_stack(self, innermost, &stack);
+    stack.stack = stack.nframes > 0 ? look_up(self, &stack) : 0;
+    if (stack.stack != 0) {
+        *kept = stack;
+    }
+    return stack.stack;
 }

@@ -64,6 +64,8 @@ class Entry:
     created_ns: int
     started_ns: int | None
     completed_ns: int | None
+    ended_ns: int | None
+    """When it failed, where the recorder knows."""
     is_retired: bool
     timeout_ms: int | None
     error: str
@@ -357,6 +359,7 @@ class _Reader:
             created_ns=number("time_created_ns"),
             started_ns=time("time_discovered_started_ns"),
             completed_ns=time("time_discovered_completed_ns"),
+            ended_ns=time("time_ended_ns"),
             is_retired=bool(entry.get("retired", False)),
             timeout_ms=None if entry.get("timeout_ms") is None else number("timeout_ms"),
             error=self.text(entry.get("error") or "", where + ".error"),

@@ -93,8 +93,8 @@ class _Timeline:
 
     def slice(self, rank: int, entry: Entry) -> _Slice:
         begin = self.case.created(rank, entry)
-        if entry.completed_ns is not None:
-            end = self.case.clocks.to_common(rank, entry.completed_ns)
+        if (ended_ns := entry.completed_ns or entry.ended_ns) is not None:
+            end = self.case.clocks.to_common(rank, ended_ns)
         elif entry.is_completed:
             end = begin  # when is not recorded
         else:

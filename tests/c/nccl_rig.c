@@ -8,11 +8,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct rig_thread {
-    rig_rank self;
-    void (*body)(rig_rank *self);
+typedef struct nccl_rig_thread {
+    nccl_rig_rank self;
+    void (*body)(nccl_rig_rank *self);
     pthread_t thread;
-} rig_thread;
+} nccl_rig_thread;
 
 /* ---- the stubs */
 
@@ -28,7 +28,7 @@ symbol(void *library, const char *name)
     memcpy(&(function), (void *[]){symbol(library, "dd_stub_" name)}, sizeof(function))
 
 static void
-take_stub(rig_stub *stub, void *library)
+take_stub(nccl_rig_stub *stub, void *library)
 {
     TAKE(stub->fail, library, "fail");
     TAKE(stub->hang, library, "hang");
@@ -78,7 +78,7 @@ load_stubs(nccl_rig *rig)
 /* ---- a rank */
 
 static bool
-open_group(rig_rank *self)
+open_group(nccl_rig_rank *self)
 {
     nccl_rig *rig = self->rig;
     dd_recorder_group_info info = {.name = dd_bytes_of_string("rig"),
@@ -106,8 +106,8 @@ open_group(rig_rank *self)
 static void *
 run_rank(void *arg)
 {
-    rig_thread *member = arg;
-    rig_rank *self = &member->self;
+    nccl_rig_thread *member = arg;
+    nccl_rig_rank *self = &member->self;
     const dd_cuda *cuda = self->rig->cuda;
     dd_cuda_guard guard;
     if (!CHECK_OK(dd_cuda_enter(cuda, self->rank, &guard, check_err())) || !open_group(self)) {
@@ -117,7 +117,7 @@ run_rank(void *arg)
               DD_CUDA_SUCCESS);
     member->body(self);
     if (!self->rig->options.is_not_closed) {
-        dd_wait wait = rig_patience();
+        dd_wait wait = nccl_rig_patience();
         CHECK_OK(dd_nccl_group_close(self->group, &wait, check_err()));
     }
     dd_nccl_group_release(self->group);
@@ -130,9 +130,9 @@ run_rank(void *arg)
 
 /* What is still going on in the background comes to its end soon. */
 static void
-check_none_left(rig_stub *stub, const char *kind)
+check_none_left(nccl_rig_stub *stub, const char *kind)
 {
-    dd_wait wait = rig_patience();
+    dd_wait wait = nccl_rig_patience();
     while (stub->live(kind) != 0 && !dd_wait_is_over(&wait)) {
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
     }
@@ -171,16 +171,16 @@ open_rig(nccl_rig *rig)
 }
 
 void
-rig_run(const rig_options *options, void (*body)(rig_rank *self), void *arg)
+nccl_rig_run(const nccl_rig_options *options, void (*body)(nccl_rig_rank *self), void *arg)
 {
     nccl_rig rig = {.options = *options};
     REQUIRE(open_rig(&rig));
-    rig_thread *members = calloc((size_t)options->size, sizeof *members);
+    nccl_rig_thread *members = calloc((size_t)options->size, sizeof *members);
     REQUIRE(members != NULL);
     pthread_barrier_init(&rig.barrier, NULL, (unsigned)options->size);
     for (int rank = 0; rank < options->size; rank++) {
-        members[rank] = (rig_thread){.self = {.rig = &rig, .rank = rank, .size = options->size, .arg = arg},
-                                     .body = body};
+        members[rank] = (nccl_rig_thread){
+            .self = {.rig = &rig, .rank = rank, .size = options->size, .arg = arg}, .body = body};
         CHECK_OK(dd_thread_start(&members[rank].thread, "rank", run_rank, &members[rank], check_err()));
     }
     for (int rank = 0; rank < options->size; rank++) {
@@ -201,23 +201,23 @@ rig_run(const rig_options *options, void (*body)(rig_rank *self), void *arg)
 }
 
 void
-rig_run_all(void (*body)(rig_rank *self), void *arg)
+nccl_rig_run_all(void (*body)(nccl_rig_rank *self), void *arg)
 {
     static const char *const versions[] = {"2.18.1", "2.32.3"};
     static const int sizes[] = {1, 2, 4};
     for (size_t v = 0; v < 2; v++) {
         for (size_t s = 0; s < 3; s++) {
             for (int blocking = 0; blocking < 2; blocking++) {
-                rig_options options = {
+                nccl_rig_options options = {
                     .size = sizes[s], .version = versions[v], .is_nonblocking = blocking == 0};
-                rig_run(&options, body, arg);
+                nccl_rig_run(&options, body, arg);
             }
         }
     }
 }
 
 void
-rig_meet(rig_rank *self)
+nccl_rig_meet(nccl_rig_rank *self)
 {
     pthread_barrier_wait(&self->rig->barrier);
 }
@@ -225,7 +225,7 @@ rig_meet(rig_rank *self)
 /* ---- calls */
 
 void *
-rig_alloc(rig_rank *self, size_t nbytes)
+nccl_rig_alloc(nccl_rig_rank *self, size_t nbytes)
 {
     dd_cuda_ptr data = 0;
     CHECK_INT(self->rig->cuda->api.cuMemAlloc(&data, nbytes), DD_CUDA_SUCCESS);
@@ -233,13 +233,13 @@ rig_alloc(rig_rank *self, size_t nbytes)
 }
 
 void
-rig_free(rig_rank *self, void *data)
+nccl_rig_free(nccl_rig_rank *self, void *data)
 {
     CHECK_INT(self->rig->cuda->api.cuMemFree((dd_cuda_ptr)(uintptr_t)data), DD_CUDA_SUCCESS);
 }
 
 dd_nccl_call
-rig_call(rig_rank *self, const char *what, const dd_nccl_op *ops, size_t nops)
+nccl_rig_call(nccl_rig_rank *self, const char *what, const dd_nccl_op *ops, size_t nops)
 {
     return (dd_nccl_call){.what = what,
                           .device = self->rank,
@@ -251,7 +251,7 @@ rig_call(rig_rank *self, const char *what, const dd_nccl_op *ops, size_t nops)
 }
 
 dd_nccl_op
-rig_coll(dd_coll coll, dd_dtype dtype, const dd_block *inputs, const dd_block *outputs)
+nccl_rig_coll(dd_coll coll, dd_dtype dtype, const dd_block *inputs, const dd_block *outputs)
 {
     return (dd_nccl_op){
         .kind = DD_NCCL_OP_COLL,
@@ -259,56 +259,56 @@ rig_coll(dd_coll coll, dd_dtype dtype, const dd_block *inputs, const dd_block *o
 }
 
 dd_nccl_op
-rig_all_reduce(dd_dtype dtype, dd_redop op, const dd_block *block)
+nccl_rig_all_reduce(dd_dtype dtype, dd_redop op, const dd_block *block)
 {
-    dd_nccl_op coll = rig_coll(DD_COLL_ALL_REDUCE, dtype, block, block);
+    dd_nccl_op coll = nccl_rig_coll(DD_COLL_ALL_REDUCE, dtype, block, block);
     coll.args.reduction.op = op;
     return coll;
 }
 
 dd_wait
-rig_patience(void)
+nccl_rig_patience(void)
 {
     return dd_wait_after(20 * DD_NS_PER_S * check_slow());
 }
 
 dd_status
-rig_start(rig_rank *self, const dd_nccl_call *call, dd_nccl_work **work, dd_error *err)
+nccl_rig_start(nccl_rig_rank *self, const dd_nccl_call *call, dd_nccl_work **work, dd_error *err)
 {
-    dd_wait wait = rig_patience();
+    dd_wait wait = nccl_rig_patience();
     return dd_nccl_group_start(self->group, call, work, &wait, err);
 }
 
 dd_status
-rig_wait(dd_nccl_work *work, dd_error *err)
+nccl_rig_wait(dd_nccl_work *work, dd_error *err)
 {
-    dd_wait wait = rig_patience();
+    dd_wait wait = nccl_rig_patience();
     return dd_nccl_work_wait(work, &wait, err);
 }
 
 dd_status
-rig_do(rig_rank *self, const dd_nccl_call *call, dd_error *err)
+nccl_rig_do(nccl_rig_rank *self, const dd_nccl_call *call, dd_error *err)
 {
     dd_nccl_work *work;
-    dd_status status = rig_start(self, call, &work, err);
+    dd_status status = nccl_rig_start(self, call, &work, err);
     if (status != DD_OK) {
         return status;
     }
-    status = rig_wait(work, err);
+    status = nccl_rig_wait(work, err);
     dd_work_release(&work->base);
     return status;
 }
 
 bool
-rig_check_sum(rig_rank *self)
+nccl_rig_check_sum(nccl_rig_rank *self)
 {
-    float *data = rig_alloc(self, sizeof *data);
+    float *data = nccl_rig_alloc(self, sizeof *data);
     *data = (float)self->rank + 1;
     dd_block block = {data, sizeof *data};
-    dd_nccl_op op = rig_all_reduce(DD_DTYPE_FLOAT32, DD_REDOP_SUM, &block);
-    dd_nccl_call call = rig_call(self, "all_reduce", &op, 1);
-    bool is_good = CHECK_OK(rig_do(self, &call, check_err()));
+    dd_nccl_op op = nccl_rig_all_reduce(DD_DTYPE_FLOAT32, DD_REDOP_SUM, &block);
+    dd_nccl_call call = nccl_rig_call(self, "all_reduce", &op, 1);
+    bool is_good = CHECK_OK(nccl_rig_do(self, &call, check_err()));
     is_good = is_good && CHECK_INT((int)*data, self->size * (self->size + 1) / 2);
-    rig_free(self, data);
+    nccl_rig_free(self, data);
     return is_good;
 }

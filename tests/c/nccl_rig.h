@@ -8,7 +8,7 @@
 #include <pthread.h>
 
 /* One library's part of stub_control.h. */
-typedef struct rig_stub {
+typedef struct nccl_rig_stub {
     __typeof__(dd_stub_fail) *fail;
     __typeof__(dd_stub_hang) *hang;
     __typeof__(dd_stub_release) *release;
@@ -18,9 +18,9 @@ typedef struct rig_stub {
     __typeof__(dd_stub_live) *live;
     __typeof__(dd_stub_made) *made;
     __typeof__(dd_stub_bad_uses) *bad_uses;
-} rig_stub;
+} nccl_rig_stub;
 
-typedef struct rig_options {
+typedef struct nccl_rig_options {
     int size;
     const char *version; /* of the NCCL that is doubled; NULL: the newest */
     bool is_nonblocking;
@@ -33,12 +33,12 @@ typedef struct rig_options {
     /* Some groups do not end well: their ranks end them, or leave them. */
     bool is_not_closed;
     bool leaves_some; /* the driver's end leaves things behind */
-} rig_options;
+} nccl_rig_options;
 
 typedef struct nccl_rig {
-    rig_options options;
-    rig_stub cuda_stub;
-    rig_stub nccl_stub;
+    nccl_rig_options options;
+    nccl_rig_stub cuda_stub;
+    nccl_rig_stub nccl_stub;
     __typeof__(dd_stub_shut_down) *shut_down;
     __typeof__(dd_stub_slow_write) *slow_write;
     __typeof__(dd_stub_gate) *gate;
@@ -55,39 +55,39 @@ typedef struct nccl_rig {
     pthread_barrier_t barrier; /* of the ranks */
 } nccl_rig;
 
-typedef struct rig_rank {
+typedef struct nccl_rig_rank {
     nccl_rig *rig;
     int rank;
     int size;
     dd_nccl_group *group;
     dd_cuda_stream stream; /* the caller's */
     void *arg;
-} rig_rank;
+} nccl_rig_rank;
 
 /* Opens everything, runs `body` on a thread for each rank, closes everything, and checks that nothing is left in the stubs. */
-void rig_run(const rig_options *options, void (*body)(rig_rank *self), void *arg);
+void nccl_rig_run(const nccl_rig_options *options, void (*body)(nccl_rig_rank *self), void *arg);
 /* The same for every era of NCCL and both kinds of communicators, with 1, 2 and 4 ranks. */
-void rig_run_all(void (*body)(rig_rank *self), void *arg);
+void nccl_rig_run_all(void (*body)(nccl_rig_rank *self), void *arg);
 
 /* All ranks come here before any leaves. */
-void rig_meet(rig_rank *self);
+void nccl_rig_meet(nccl_rig_rank *self);
 
-/* Memory of the rank's device, which the host may look at between operations. Freed by rig_free. */
-void *rig_alloc(rig_rank *self, size_t nbytes);
-void rig_free(rig_rank *self, void *data);
+/* Memory of the rank's device, which the host may look at between operations. Freed by nccl_rig_free. */
+void *nccl_rig_alloc(nccl_rig_rank *self, size_t nbytes);
+void nccl_rig_free(nccl_rig_rank *self, void *data);
 
 /* A call on this rank's device after its stream, of these operations. */
-dd_nccl_call rig_call(rig_rank *self, const char *what, const dd_nccl_op *ops, size_t nops);
-dd_nccl_op rig_coll(dd_coll coll, dd_dtype dtype, const dd_block *inputs, const dd_block *outputs);
-dd_nccl_op rig_all_reduce(dd_dtype dtype, dd_redop op, const dd_block *block);
+dd_nccl_call nccl_rig_call(nccl_rig_rank *self, const char *what, const dd_nccl_op *ops, size_t nops);
+dd_nccl_op nccl_rig_coll(dd_coll coll, dd_dtype dtype, const dd_block *inputs, const dd_block *outputs);
+dd_nccl_op nccl_rig_all_reduce(dd_dtype dtype, dd_redop op, const dd_block *block);
 
 /* A wait that is long enough for whatever should happen at all. */
-dd_wait rig_patience(void);
+dd_wait nccl_rig_patience(void);
 /* Starts, waits for it on the host, and releases it: how it ended. */
-dd_status rig_do(rig_rank *self, const dd_nccl_call *call, dd_error *err);
-dd_status rig_start(rig_rank *self, const dd_nccl_call *call, dd_nccl_work **work, dd_error *err);
-dd_status rig_wait(dd_nccl_work *work, dd_error *err);
+dd_status nccl_rig_do(nccl_rig_rank *self, const dd_nccl_call *call, dd_error *err);
+dd_status nccl_rig_start(nccl_rig_rank *self, const dd_nccl_call *call, dd_nccl_work **work, dd_error *err);
+dd_status nccl_rig_wait(dd_nccl_work *work, dd_error *err);
 /* A sum of one float32 on all ranks. */
-bool rig_check_sum(rig_rank *self);
+bool nccl_rig_check_sum(nccl_rig_rank *self);
 
 #endif

@@ -319,8 +319,8 @@ static void
 shrink(comm_rig_rank *rank)
 {
     dd_wait wait = dd_wait_after(rank->timeout_ns);
-    rank->status = dd_nccl_comm_shrink(rank->comm, LAST_OF_THREE, 1, rank->arg != NULL, NULL, &rank->child,
-                                       NULL, &wait, &rank->error);
+    dd_nccl_exclusion last = {.ranks = LAST_OF_THREE, .nranks = 1, .is_abort = rank->arg != NULL};
+    rank->status = dd_nccl_comm_shrink(rank->comm, &last, NULL, &rank->child, NULL, &wait, &rank->error);
 }
 
 static void
@@ -340,7 +340,7 @@ check_shrink(bool is_nonblocking, bool is_abort)
         CHECK_INT(dd_nccl_comm_rank(ranks[i].child), i);
         /* Neither would be allowed after an abort. */
         dd_wait wait = dd_wait_after(5 * DD_NS_PER_S);
-        CHECK_OK(is_abort ? dd_nccl_comm_finalize(ranks[i].comm, &wait, check_err()) : DD_OK);
+        CHECK_OK(is_abort ? dd_nccl_comm_finalize(ranks[i].comm, NULL, &wait, check_err()) : DD_OK);
         CHECK_OK(dd_nccl_comm_destroy(ranks[i].comm, check_err()));
     }
     CHECK_INT(rig.on_nccl.calls("ncclCommAbort"), is_abort ? 2 : 0);

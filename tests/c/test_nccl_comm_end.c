@@ -136,7 +136,7 @@ static void
 finalize(comm_rig_rank *rank)
 {
     dd_wait wait = dd_wait_after(rank->timeout_ns);
-    rank->status = dd_nccl_comm_finalize(rank->comm, &wait, &rank->error);
+    rank->status = dd_nccl_comm_finalize(rank->comm, NULL, &wait, &rank->error);
 }
 
 TEST(finalize_and_its_deadline)
@@ -234,7 +234,7 @@ TEST(what_an_old_nccl_cannot_do_names_the_version_that_can)
     REQUIRE(comm_rig_connect(&rig, &rank, 1, false));
     uint64_t value;
     void *registration;
-    int excluded = 0;
+    dd_nccl_exclusion excluded = {.ranks = &(int){0}, .nranks = 1};
     dd_nccl_unique_id id;
     dd_wait wait = dd_wait_after(DD_NS_PER_S);
     dd_nccl_comm_spec spec = {.lib = rig.lib, .cuda = rig.cuda, .size = 2};
@@ -246,9 +246,8 @@ TEST(what_an_old_nccl_cannot_do_names_the_version_that_can)
     CHECK_STATUS(dd_nccl_comm_grow_id(rank.comm, &id, check_err()), DD_NOT_SUPPORTED);
     CHECK_STATUS(dd_nccl_comm_grow(rank.comm, &spec, &id, &rank.child, NULL, &wait, check_err()),
                  DD_NOT_SUPPORTED);
-    CHECK_STATUS(
-        dd_nccl_comm_shrink(rank.comm, &excluded, 1, false, NULL, &rank.child, NULL, &wait, check_err()),
-        DD_NOT_SUPPORTED);
+    CHECK_STATUS(dd_nccl_comm_shrink(rank.comm, &excluded, NULL, &rank.child, NULL, &wait, check_err()),
+                 DD_NOT_SUPPORTED);
     CHECK_CONTAINS(check_message(), "2.27.3");
     CHECK_STATUS(dd_nccl_comm_register(rank.comm, &value, 8, false, &registration, &wait, check_err()),
                  DD_NOT_SUPPORTED);

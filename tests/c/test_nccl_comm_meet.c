@@ -242,6 +242,98 @@ TEST(two_meetings_under_one_prefix_do_not_mix)
     party_fini(&p);
 }
 
+static void
+party_refresh(party *p, int64_t timeout_ns)
+{
+    for (int i = 0; i < p->size; i++) {
+        p->ranks[i].wait = dd_wait_after(timeout_ns * check_slow());
+    }
+}
+
+static void
+check_meets(party *p)
+{
+    party_refresh(p, 20 * DD_NS_PER_S);
+    party_run(p, 0);
+    for (int i = 0; i < p->size; i++) {
+        CHECK_INT(p->ranks[i].status, DD_OK);
+        CHECK(p->ranks[i].ids[0].bytes[0] == p->ranks[0].ids[0].bytes[0]);
+    }
+}
+
+TEST(ranks_meet_again_at_the_same_place)
+{
+    party p;
+    party_init(&p, 4, 1, 5 * DD_NS_PER_S);
+    char last = 0;
+    for (int i = 0; i < 5; i++) {
+        check_meets(&p);
+        CHECK(p.ranks[0].ids[0].bytes[0] != last);
+        last = p.ranks[0].ids[0].bytes[0];
+    }
+    party_fini(&p);
+}
+
+/* The first rank comes long after the others, who find what the last meeting has left. */
+TEST(an_old_verdict_is_nobodys)
+{
+    party p;
+    party_init(&p, 3, 1, 5 * DD_NS_PER_S);
+    check_meets(&p);
+    char last = p.ranks[0].ids[0].bytes[0];
+    party_refresh(&p, 20 * DD_NS_PER_S);
+    for (int i = 1; i < 3; i++) {
+        CHECK_OK(dd_thread_start(&p.ranks[i].thread, "meeter", run_meeter, &p.ranks[i], check_err()));
+    }
+    dd_wait wait = dd_wait_after(5 * DD_NS_PER_S * check_slow());
+    const dd_bytes cards[] = {BYTES("nccl/0/0/card/1"), BYTES("nccl/0/0/card/2")};
+    CHECK_OK(p.store->ops->wait(p.store, cards, 2, &wait, check_err()));
+    run_meeter(&p.ranks[0]);
+    for (int i = 1; i < 3; i++) {
+        pthread_join(p.ranks[i].thread, NULL);
+        CHECK_INT(p.ranks[i].status, DD_OK);
+        CHECK(p.ranks[i].ids[0].bytes[0] == p.ranks[0].ids[0].bytes[0]);
+        CHECK(p.ranks[i].ids[0].bytes[0] != last);
+    }
+    party_fini(&p);
+}
+
+TEST(ranks_meet_after_having_met_in_vain)
+{
+    party p;
+    party_init(&p, 3, 1, 5 * DD_NS_PER_S);
+    p.ranks[1].lib.version = 22105; /* all hear that it will not be */
+    party_run(&p, 0);
+    CHECK_INT(p.ranks[2].status, DD_MISMATCH);
+    p.ranks[1].lib.version = 22703;
+    check_meets(&p);
+
+    p.size = 2; /* the third comes when it is over */
+    p.ranks[0].wait = dd_wait_after(50 * DD_NS_PER_MS);
+    p.ranks[1].wait = dd_wait_after(20 * DD_NS_PER_MS);
+    party_run(&p, 0);
+    CHECK_INT(p.ranks[0].status, DD_OP_TIMED_OUT);
+    CHECK_INT(p.ranks[1].status, DD_OP_TIMED_OUT);
+    p.size = 3;
+    p.ranks[2].wait = dd_wait_after(20 * DD_NS_PER_S * check_slow());
+    run_meeter(&p.ranks[2]);
+    CHECK_INT(p.ranks[2].status, DD_OP_TIMED_OUT);
+    CHECK_CONTAINS(p.ranks[2].error.message, "have not come: 2");
+    check_meets(&p);
+
+    party_refresh(&p, 50 * DD_NS_PER_MS); /* one was here in vain, and does not come again */
+    p.size = 2;
+    party_run(&p, 0);
+    p.size = 3;
+    p.ranks[2].wait = dd_wait_after(20 * DD_NS_PER_S * check_slow());
+    run_meeter(&p.ranks[2]);
+    party_refresh(&p, 50 * DD_NS_PER_MS);
+    run_meeter(&p.ranks[0]);
+    CHECK_INT(p.ranks[0].status, DD_OP_TIMED_OUT);
+    CHECK_CONTAINS(p.ranks[0].error.message, "rank 1, which was here in vain before, has not come again");
+    party_fini(&p);
+}
+
 /* What others left is a peer's bytes. */
 TEST(bad_cards_and_verdicts_are_errors)
 {

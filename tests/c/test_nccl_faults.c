@@ -16,9 +16,9 @@ typedef struct one_attempt {
 } one_attempt;
 
 static void
-prepare(rig_rank *self, one_attempt *attempt, dd_coll coll)
+prepare(nccl_rig_rank *self, one_attempt *attempt, dd_coll coll)
 {
-    attempt->data = rig_alloc(self, 64);
+    attempt->data = nccl_rig_alloc(self, 64);
     memset(attempt->data, 0, 64);
     attempt->block = (dd_block){attempt->data, 4};
     for (int k = 0; k < 4; k++) {
@@ -26,28 +26,28 @@ prepare(rig_rank *self, one_attempt *attempt, dd_coll coll)
     }
     bool is_each_in = coll == DD_COLL_SCATTER || coll == DD_COLL_REDUCE_SCATTER || coll == DD_COLL_ALL_TO_ALL;
     bool is_each_out = coll == DD_COLL_GATHER || coll == DD_COLL_ALL_GATHER || coll == DD_COLL_ALL_TO_ALL;
-    attempt->op = rig_coll(coll, DD_DTYPE_FLOAT32, is_each_in ? attempt->blocks : &attempt->block,
-                           is_each_out ? attempt->blocks : &attempt->block);
-    attempt->call = rig_call(self, dd_coll_name(coll), &attempt->op, 1);
+    attempt->op = nccl_rig_coll(coll, DD_DTYPE_FLOAT32, is_each_in ? attempt->blocks : &attempt->block,
+                                is_each_out ? attempt->blocks : &attempt->block);
+    attempt->call = nccl_rig_call(self, dd_coll_name(coll), &attempt->op, 1);
 }
 
 static void
-forget(rig_rank *self, one_attempt *attempt)
+forget(nccl_rig_rank *self, one_attempt *attempt)
 {
-    rig_free(self, attempt->data);
+    nccl_rig_free(self, attempt->data);
 }
 
 static void
-end_rank(rig_rank *self)
+end_rank(nccl_rig_rank *self)
 {
-    dd_wait wait = rig_patience();
+    dd_wait wait = nccl_rig_patience();
     CHECK_OK(dd_nccl_group_close(self->group, &wait, check_err()));
 }
 
 static void
 wait_until_free(dd_nccl_work *work)
 {
-    dd_wait wait = rig_patience();
+    dd_wait wait = nccl_rig_patience();
     while (!dd_nccl_work_memory_is_free(work) && !dd_wait_is_over(&wait)) {
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
     }
@@ -57,29 +57,30 @@ wait_until_free(dd_nccl_work *work)
 /* ---- NCCL's asynchronous errors */
 
 static void
-async_error_body(rig_rank *self)
+async_error_body(nccl_rig_rank *self)
 {
-    rig_check_sum(self);
-    rig_meet(self);
+    nccl_rig_check_sum(self);
+    nccl_rig_meet(self);
     if (self->rank == 0) {
         self->rig->hang_kernel(-1, 0);
         self->rig->async_error(-1, DD_NCCL_REMOTE_ERROR, 0, "the cable was pulled");
     }
-    rig_meet(self);
+    nccl_rig_meet(self);
     one_attempt attempt;
     prepare(self, &attempt, DD_COLL_ALL_REDUCE);
     dd_nccl_work *work;
     dd_error error;
-    dd_status status = rig_start(self, &attempt.call, &work, &error);
+    dd_status status = nccl_rig_start(self, &attempt.call, &work, &error);
     if (status == DD_OK) {
-        status = rig_wait(work, &error);
+        status = nccl_rig_wait(work, &error);
         CHECK_CONTAINS(error.message, "all_reduce #2 on group \"rig\" (rank ");
         wait_until_free(work);
         dd_work_release(&work->base);
     }
     CHECK_INT(status, DD_BACKEND);
     CHECK_CONTAINS(error.message, "ncclRemoteError");
-    CHECK_STATUS(rig_do(self, &attempt.call, check_err()), DD_BACKEND);
+    CHECK_CONTAINS(error.message, "the cable was pulled");
+    CHECK_STATUS(nccl_rig_do(self, &attempt.call, check_err()), DD_BACKEND);
     CHECK_CONTAINS(check_message(), "has failed: ");
     end_rank(self);
     forget(self, &attempt);
@@ -87,21 +88,22 @@ async_error_body(rig_rank *self)
 
 TEST(asynchronous_error)
 {
-    rig_run(&(rig_options){.size = 2, .is_not_closed = true}, async_error_body, NULL);
-    rig_run(&(rig_options){.size = 2, .is_not_closed = true, .is_nonblocking = true}, async_error_body, NULL);
+    nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true}, async_error_body, NULL);
+    nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true, .is_nonblocking = true},
+                 async_error_body, NULL);
 }
 
 /* ---- time-outs */
 
 static void
-hang_body(rig_rank *self)
+hang_body(nccl_rig_rank *self)
 {
-    rig_check_sum(self);
-    rig_meet(self);
+    nccl_rig_check_sum(self);
+    nccl_rig_meet(self);
     if (self->rank == 0) {
         self->rig->hang_kernel(-1, 0);
     }
-    rig_meet(self);
+    nccl_rig_meet(self);
     one_attempt first;
     one_attempt second;
     prepare(self, &first, DD_COLL_ALL_REDUCE);
@@ -109,13 +111,13 @@ hang_body(rig_rank *self)
     first.call.timeout_ns = 100 * DD_NS_PER_MS;
     dd_nccl_work *works[2];
     int64_t began_ns = dd_clock_now_ns();
-    REQUIRE_OK(rig_start(self, &first.call, &works[0], check_err()));
-    REQUIRE_OK(rig_start(self, &second.call, &works[1], check_err()));
-    CHECK_STATUS(rig_wait(works[0], check_err()), DD_OP_TIMED_OUT);
+    REQUIRE_OK(nccl_rig_start(self, &first.call, &works[0], check_err()));
+    REQUIRE_OK(nccl_rig_start(self, &second.call, &works[1], check_err()));
+    CHECK_STATUS(nccl_rig_wait(works[0], check_err()), DD_OP_TIMED_OUT);
     CHECK_CONTAINS(check_message(), "all_reduce #2 on group \"rig\"");
     CHECK_CONTAINS(check_message(), "): timed out after 0.1 s (enqueued 0.1");
     CHECK_CONTAINS(check_message(), "sequence 2; last completed 1");
-    CHECK_STATUS(rig_wait(works[1], check_err()), DD_OP_TIMED_OUT);
+    CHECK_STATUS(nccl_rig_wait(works[1], check_err()), DD_OP_TIMED_OUT);
     CHECK_CONTAINS(check_message(), "broadcast #3 on group \"rig\"");
     CHECK_CONTAINS(check_message(), "): all_reduce #2 of rank ");
     CHECK(dd_clock_now_ns() - began_ns < 5 * DD_NS_PER_S * check_slow());
@@ -126,10 +128,10 @@ hang_body(rig_rank *self)
     end_rank(self);
     forget(self, &first);
     forget(self, &second);
-    rig_meet(self);
+    nccl_rig_meet(self);
     if (self->rank == 0) {
         dd_alarm alarm;
-        dd_wait wait = rig_patience();
+        dd_wait wait = nccl_rig_patience();
         CHECK_OK(dd_recorder_take_alarm(self->rig->recorder, &alarm, &wait, check_err()));
         CHECK_INT(alarm.error.code, DD_OP_TIMED_OUT);
     }
@@ -137,29 +139,29 @@ hang_body(rig_rank *self)
 
 TEST(hanging_kernel_times_out)
 {
-    rig_run(&(rig_options){.size = 2, .is_not_closed = true}, hang_body, NULL);
+    nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true}, hang_body, NULL);
 }
 
 static void
-abort_off_body(rig_rank *self)
+abort_off_body(nccl_rig_rank *self)
 {
-    rig_check_sum(self);
-    rig_meet(self);
+    nccl_rig_check_sum(self);
+    nccl_rig_meet(self);
     if (self->rank == 0) {
         self->rig->hang_kernel(-1, 0);
     }
-    rig_meet(self);
+    nccl_rig_meet(self);
     one_attempt attempt;
     prepare(self, &attempt, DD_COLL_ALL_REDUCE);
     attempt.call.timeout_ns = 50 * DD_NS_PER_MS;
     dd_nccl_work *work;
-    REQUIRE_OK(rig_start(self, &attempt.call, &work, check_err()));
-    CHECK_STATUS(rig_wait(work, check_err()), DD_OP_TIMED_OUT);
-    rig_meet(self);
+    REQUIRE_OK(nccl_rig_start(self, &attempt.call, &work, check_err()));
+    CHECK_STATUS(nccl_rig_wait(work, check_err()), DD_OP_TIMED_OUT);
+    nccl_rig_meet(self);
     CHECK(!dd_nccl_work_memory_is_free(work)); /* nobody has stopped the kernel */
     CHECK_INT(self->rig->nccl_stub.calls("ncclCommAbort"), 0);
-    rig_meet(self);
-    dd_wait wait = rig_patience();
+    nccl_rig_meet(self);
+    dd_wait wait = nccl_rig_patience();
     CHECK_OK(dd_nccl_group_abort(self->group, "the end of the test", &wait, check_err()));
     wait_until_free(work);
     dd_work_release(&work->base);
@@ -169,44 +171,45 @@ abort_off_body(rig_rank *self)
 
 TEST(errors_are_only_told_when_aborts_are_off)
 {
-    rig_run(&(rig_options){.size = 2, .is_not_closed = true, .is_abort_off = true}, abort_off_body, NULL);
+    nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true, .is_abort_off = true}, abort_off_body,
+                 NULL);
 }
 
 /* ---- communicators that are not made */
 
 static void
-init_failure_body(rig_rank *self)
+init_failure_body(nccl_rig_rank *self)
 {
     if (self->rank == 1) {
         self->rig->nccl_stub.fail("(init)", 0, DD_NCCL_SYSTEM_ERROR, "no socket for you");
     }
-    rig_meet(self);
+    nccl_rig_meet(self);
     one_attempt attempt;
     prepare(self, &attempt, DD_COLL_ALL_REDUCE);
-    dd_status status = rig_do(self, &attempt.call, check_err());
+    dd_status status = nccl_rig_do(self, &attempt.call, check_err());
     CHECK(status == DD_BACKEND || status == DD_OP_TIMED_OUT);
     bool is_victim = status == DD_BACKEND;
     CHECK_CONTAINS(check_message(), "making a communicator for group \"rig\"");
     if (is_victim) {
         CHECK_CONTAINS(check_message(), "no socket for you");
     }
-    CHECK_INT(rig_do(self, &attempt.call, NULL), status);
+    CHECK_INT(nccl_rig_do(self, &attempt.call, NULL), status);
     end_rank(self);
     forget(self, &attempt);
 }
 
 TEST(init_fails_on_one_rank)
 {
-    rig_options options = {.size = 2, .is_not_closed = true, .timeout_ns = 500 * DD_NS_PER_MS};
+    nccl_rig_options options = {.size = 2, .is_not_closed = true, .timeout_ns = 500 * DD_NS_PER_MS};
     options.is_nonblocking = true;
-    rig_run(&options, init_failure_body, NULL);
+    nccl_rig_run(&options, init_failure_body, NULL);
 }
 
 static void *
 abort_soon(void *arg)
 {
-    rig_rank *self = arg;
-    dd_wait wait = rig_patience();
+    nccl_rig_rank *self = arg;
+    dd_wait wait = nccl_rig_patience();
     while (self->rig->nccl_stub.hanging() == 0 && !dd_wait_is_over(&wait)) {
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
     }
@@ -215,14 +218,14 @@ abort_soon(void *arg)
 }
 
 static void
-abort_in_init_body(rig_rank *self)
+abort_in_init_body(nccl_rig_rank *self)
 {
     self->rig->nccl_stub.hang("(init)", 0, -1);
     pthread_t other;
     REQUIRE_OK(dd_thread_start(&other, "other", abort_soon, self, check_err()));
     one_attempt attempt;
     prepare(self, &attempt, DD_COLL_ALL_REDUCE);
-    CHECK_STATUS(rig_do(self, &attempt.call, check_err()), DD_ABORTED);
+    CHECK_STATUS(nccl_rig_do(self, &attempt.call, check_err()), DD_ABORTED);
     CHECK_CONTAINS(check_message(), "aborted the group: enough");
     pthread_join(other, NULL);
     self->rig->nccl_stub.release();
@@ -232,8 +235,8 @@ abort_in_init_body(rig_rank *self)
 
 TEST(abort_while_a_communicator_is_made)
 {
-    rig_run(&(rig_options){.size = 1, .is_not_closed = true, .is_nonblocking = true}, abort_in_init_body,
-            NULL);
+    nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true, .is_nonblocking = true},
+                 abort_in_init_body, NULL);
 }
 
 /* ---- abort from another thread during each operation */
@@ -241,8 +244,8 @@ TEST(abort_while_a_communicator_is_made)
 static void *
 abort_when_under_way(void *arg)
 {
-    rig_rank *self = arg;
-    dd_wait wait = rig_patience();
+    nccl_rig_rank *self = arg;
+    dd_wait wait = nccl_rig_patience();
     while (dd_nccl_group_sequence(self->group) < 2 && !dd_wait_is_over(&wait)) {
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS / 10, NULL);
     }
@@ -252,23 +255,23 @@ abort_when_under_way(void *arg)
 }
 
 static void
-abort_body(rig_rank *self)
+abort_body(nccl_rig_rank *self)
 {
     dd_coll coll = *(const dd_coll *)self->arg;
-    rig_check_sum(self);
-    rig_meet(self);
+    nccl_rig_check_sum(self);
+    nccl_rig_meet(self);
     if (self->rank == 0) {
         self->rig->hang_kernel(-1, 0);
     }
-    rig_meet(self);
+    nccl_rig_meet(self);
     pthread_t other;
     REQUIRE_OK(dd_thread_start(&other, "other", abort_when_under_way, self, check_err()));
     one_attempt attempt;
     prepare(self, &attempt, coll);
     dd_nccl_work *work;
-    dd_status status = rig_start(self, &attempt.call, &work, check_err());
+    dd_status status = nccl_rig_start(self, &attempt.call, &work, check_err());
     if (status == DD_OK) {
-        status = rig_wait(work, check_err());
+        status = nccl_rig_wait(work, check_err());
         pthread_join(other, NULL);
         wait_until_free(work);
         dd_work_release(&work->base);
@@ -285,27 +288,27 @@ TEST(abort_during_each_operation)
 {
     for (int coll = 0; coll < DD_COLL_COUNT; coll++) {
         dd_coll which = (dd_coll)coll;
-        rig_run(&(rig_options){.size = 2, .is_not_closed = true, .is_nonblocking = coll % 2 == 1}, abort_body,
-                &which);
+        nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true, .is_nonblocking = coll % 2 == 1},
+                     abort_body, &which);
     }
 }
 
 /* ---- an abort that hangs */
 
 static void
-hanging_abort_body(rig_rank *self)
+hanging_abort_body(nccl_rig_rank *self)
 {
-    rig_check_sum(self);
+    nccl_rig_check_sum(self);
     self->rig->hang_kernel(0, 0);
     self->rig->nccl_stub.hang("ncclCommAbort", 0, -1);
     one_attempt attempt;
     prepare(self, &attempt, DD_COLL_ALL_REDUCE);
     dd_nccl_work *work;
-    REQUIRE_OK(rig_start(self, &attempt.call, &work, check_err()));
+    REQUIRE_OK(nccl_rig_start(self, &attempt.call, &work, check_err()));
     dd_error cause;
     dd_error_set(&cause, DD_BACKEND, "somebody else has noticed");
     dd_nccl_group_fail(self->group, &cause);
-    CHECK_STATUS(rig_wait(work, check_err()), DD_BACKEND);
+    CHECK_STATUS(nccl_rig_wait(work, check_err()), DD_BACKEND);
     CHECK_CONTAINS(check_message(), "somebody else has noticed");
     CHECK(!dd_nccl_work_memory_is_free(work));
     dd_wait brief = dd_wait_after(50 * DD_NS_PER_MS);
@@ -320,23 +323,23 @@ hanging_abort_body(rig_rank *self)
 
 TEST(hanging_abort_holds_nobody_up)
 {
-    rig_run(&(rig_options){.size = 1, .is_not_closed = true}, hanging_abort_body, NULL);
+    nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true}, hanging_abort_body, NULL);
 }
 
 /* ---- groups that are let go, launches that fail, the driver's end */
 
 static void
-let_go_body(rig_rank *self)
+let_go_body(nccl_rig_rank *self)
 {
-    rig_check_sum(self);
+    nccl_rig_check_sum(self);
     self->rig->hang_kernel(self->rank, 0);
     one_attempt attempt;
     prepare(self, &attempt, DD_COLL_ALL_REDUCE);
     dd_nccl_work *work;
-    REQUIRE_OK(rig_start(self, &attempt.call, &work, check_err()));
+    REQUIRE_OK(nccl_rig_start(self, &attempt.call, &work, check_err()));
     dd_nccl_group_release(self->group);
     self->group = NULL;
-    CHECK_STATUS(rig_wait(work, check_err()), DD_ABORTED);
+    CHECK_STATUS(nccl_rig_wait(work, check_err()), DD_ABORTED);
     wait_until_free(work);
     dd_work_release(&work->base);
     forget(self, &attempt);
@@ -344,22 +347,22 @@ let_go_body(rig_rank *self)
 
 TEST(group_is_let_go)
 {
-    rig_run(&(rig_options){.size = 1, .is_not_closed = true}, let_go_body, NULL);
+    nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true}, let_go_body, NULL);
 }
 
 static void
-launch_failure_body(rig_rank *self)
+launch_failure_body(nccl_rig_rank *self)
 {
-    rig_check_sum(self);
-    rig_meet(self);
+    nccl_rig_check_sum(self);
+    nccl_rig_meet(self);
     one_attempt attempt;
     prepare(self, &attempt, DD_COLL_ALL_REDUCE);
     self->rig->nccl_stub.fail("ncclAllReduce", 0, DD_NCCL_UNHANDLED_CUDA_ERROR, "no kernel image");
     dd_error error;
-    CHECK_STATUS(rig_do(self, &attempt.call, &error), DD_BACKEND);
+    CHECK_STATUS(nccl_rig_do(self, &attempt.call, &error), DD_BACKEND);
     CHECK_CONTAINS(error.message, "all_reduce #2 on group \"rig\"");
     CHECK_CONTAINS(error.message, "no kernel image");
-    CHECK_STATUS(rig_do(self, &attempt.call, &error), DD_BACKEND);
+    CHECK_STATUS(nccl_rig_do(self, &attempt.call, &error), DD_BACKEND);
     CHECK_CONTAINS(error.message, "has failed: all_reduce #2 of rank 0: ncclAllReduce");
     end_rank(self);
     forget(self, &attempt);
@@ -367,13 +370,13 @@ launch_failure_body(rig_rank *self)
 
 TEST(launch_fails)
 {
-    rig_run(&(rig_options){.size = 1, .is_not_closed = true}, launch_failure_body, NULL);
+    nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true}, launch_failure_body, NULL);
 }
 
 static void
-shut_down_body(rig_rank *self)
+shut_down_body(nccl_rig_rank *self)
 {
-    rig_check_sum(self);
+    nccl_rig_check_sum(self);
     one_attempt attempt;
     prepare(self, &attempt, DD_COLL_ALL_REDUCE);
     int gate = 77;
@@ -381,13 +384,13 @@ shut_down_body(rig_rank *self)
     REQUIRE_OK(dd_nccl_group_stream(self->group, self->rank, &stream, check_err()));
     CHECK_INT(self->rig->gate(self->stream, gate), 0);
     dd_nccl_work *work;
-    REQUIRE_OK(rig_start(self, &attempt.call, &work, check_err()));
+    REQUIRE_OK(nccl_rig_start(self, &attempt.call, &work, check_err()));
     self->rig->shut_down(1);
-    CHECK_STATUS(rig_wait(work, check_err()), DD_CLOSED);
+    CHECK_STATUS(nccl_rig_wait(work, check_err()), DD_CLOSED);
     CHECK_CONTAINS(check_message(), "the CUDA driver is shutting down");
     CHECK(dd_nccl_work_memory_is_free(work));
     dd_work_release(&work->base);
-    CHECK_STATUS(rig_do(self, &attempt.call, check_err()), DD_CLOSED);
+    CHECK_STATUS(nccl_rig_do(self, &attempt.call, check_err()), DD_CLOSED);
     end_rank(self);
     dd_nccl_group_release(self->group);
     self->group = NULL;
@@ -402,15 +405,16 @@ shut_down_body(rig_rank *self)
 
 TEST(driver_shuts_down)
 {
-    rig_run(&(rig_options){.size = 1, .is_not_closed = true, .leaves_some = true}, shut_down_body, NULL);
+    nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true, .leaves_some = true}, shut_down_body,
+                 NULL);
 }
 
 /* ---- no memory */
 
 static void
-memory_body(rig_rank *self)
+memory_body(nccl_rig_rank *self)
 {
-    rig_check_sum(self);
+    nccl_rig_check_sum(self);
     one_attempt attempt;
     prepare(self, &attempt, DD_COLL_ALL_REDUCE);
     dd_nccl_work *kept[80]; /* more than are kept for their next use */
@@ -419,7 +423,7 @@ memory_body(rig_rank *self)
         (void)dd_mem_fail_after(after % 3);
         dd_error error;
         dd_nccl_work *work = NULL;
-        dd_status status = rig_start(self, &attempt.call, &work, &error);
+        dd_status status = nccl_rig_start(self, &attempt.call, &work, &error);
         (void)dd_mem_fail_after(-1);
         if (status == DD_OK) {
             kept[nkept++] = work;
@@ -428,14 +432,14 @@ memory_body(rig_rank *self)
         }
     }
     for (int i = 0; i < nkept; i++) {
-        CHECK_OK(rig_wait(kept[i], check_err()));
+        CHECK_OK(nccl_rig_wait(kept[i], check_err()));
         dd_work_release(&kept[i]->base);
     }
-    rig_check_sum(self);
+    nccl_rig_check_sum(self);
     forget(self, &attempt);
 }
 
 TEST(no_memory_for_a_work)
 {
-    rig_run(&(rig_options){.size = 1}, memory_body, NULL);
+    nccl_rig_run(&(nccl_rig_options){.size = 1}, memory_body, NULL);
 }

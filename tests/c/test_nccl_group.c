@@ -58,9 +58,9 @@ size_of_block(const case_shape *shape, int from, int to)
 }
 
 static case_memory
-make_blocks(rig_rank *self, const case_shape *shape, bool is_output, bool is_by_one)
+make_blocks(nccl_rig_rank *self, const case_shape *shape, bool is_output, bool is_by_one)
 {
-    case_memory made = {.memory = rig_alloc(self, MAX_RANKS * 2 * MAX_BLOCK)};
+    case_memory made = {.memory = nccl_rig_alloc(self, MAX_RANKS * 2 * MAX_BLOCK)};
     bool is_apart = shape->is_apart && self->rank % 2 == 1;
     size_t offset = 0;
     for (int k = 0; k < self->size; k++) {
@@ -74,43 +74,43 @@ make_blocks(rig_rank *self, const case_shape *shape, bool is_output, bool is_by_
 }
 
 static void
-run_op(rig_rank *self, const dd_nccl_op *op, bool is_flat)
+run_op(nccl_rig_rank *self, const dd_nccl_op *op, bool is_flat)
 {
     dd_nccl_op flat = *op;
     flat.is_flat = is_flat;
-    dd_nccl_call call = rig_call(self, dd_coll_name(op->args.coll), &flat, 1);
-    CHECK_OK(rig_do(self, &call, check_err()));
+    dd_nccl_call call = nccl_rig_call(self, dd_coll_name(op->args.coll), &flat, 1);
+    CHECK_OK(nccl_rig_do(self, &call, check_err()));
 }
 
 static void
-check_all_gather(rig_rank *self, const case_shape *shape)
+check_all_gather(nccl_rig_rank *self, const case_shape *shape)
 {
     case_memory out = make_blocks(self, shape, true, true);
     dd_block own = out.blocks[self->rank];
-    dd_block input = shape->is_in_place ? own : (dd_block){rig_alloc(self, MAX_BLOCK), own.nbytes};
+    dd_block input = shape->is_in_place ? own : (dd_block){nccl_rig_alloc(self, MAX_BLOCK), own.nbytes};
     fill(&input, self->rank, 0);
-    dd_nccl_op op = rig_coll(DD_COLL_ALL_GATHER, DD_DTYPE_INT16, &input, out.blocks);
+    dd_nccl_op op = nccl_rig_coll(DD_COLL_ALL_GATHER, DD_DTYPE_INT16, &input, out.blocks);
     run_op(self, &op, false);
     for (int k = 0; k < self->size; k++) {
         CHECK(holds(&out.blocks[k], k, 0));
     }
     CHECK(holds(&input, self->rank, 0));
     if (!shape->is_in_place) {
-        rig_free(self, input.data);
+        nccl_rig_free(self, input.data);
     }
-    rig_free(self, out.memory);
+    nccl_rig_free(self, out.memory);
 }
 
 static void
-check_gather(rig_rank *self, const case_shape *shape, int root)
+check_gather(nccl_rig_rank *self, const case_shape *shape, int root)
 {
     bool is_root = self->rank == root;
     case_memory out = make_blocks(self, shape, true, true);
     dd_block own = out.blocks[self->rank];
     bool is_in_place = shape->is_in_place && is_root;
-    dd_block input = is_in_place ? own : (dd_block){rig_alloc(self, MAX_BLOCK), own.nbytes};
+    dd_block input = is_in_place ? own : (dd_block){nccl_rig_alloc(self, MAX_BLOCK), own.nbytes};
     fill(&input, self->rank, 0);
-    dd_nccl_op op = rig_coll(DD_COLL_GATHER, DD_DTYPE_BOOL, &input, is_root ? out.blocks : NULL);
+    dd_nccl_op op = nccl_rig_coll(DD_COLL_GATHER, DD_DTYPE_BOOL, &input, is_root ? out.blocks : NULL);
     op.args.root = root;
     run_op(self, &op, shape->is_flat);
     for (int k = 0; k < self->size && is_root; k++) {
@@ -118,17 +118,17 @@ check_gather(rig_rank *self, const case_shape *shape, int root)
     }
     CHECK(holds(&input, self->rank, 0));
     if (!is_in_place) {
-        rig_free(self, input.data);
+        nccl_rig_free(self, input.data);
     }
-    rig_free(self, out.memory);
+    nccl_rig_free(self, out.memory);
 }
 
 static void
-check_scatter(rig_rank *self, const case_shape *shape, int root)
+check_scatter(nccl_rig_rank *self, const case_shape *shape, int root)
 {
     bool is_root = self->rank == root;
     case_shape mine = *shape;
-    case_memory in = {.memory = rig_alloc(self, MAX_RANKS * 2 * MAX_BLOCK)};
+    case_memory in = {.memory = nccl_rig_alloc(self, MAX_RANKS * 2 * MAX_BLOCK)};
     size_t offset = 0;
     for (int k = 0; k < self->size; k++) {
         in.blocks[k] = (dd_block){in.memory + offset, size_of_block(&mine, root, k)};
@@ -136,10 +136,10 @@ check_scatter(rig_rank *self, const case_shape *shape, int root)
         fill(&in.blocks[k], root, k);
     }
     bool is_in_place = shape->is_in_place && is_root;
-    dd_block output = is_in_place
-                          ? in.blocks[self->rank]
-                          : (dd_block){rig_alloc(self, MAX_BLOCK), size_of_block(&mine, root, self->rank)};
-    dd_nccl_op op = rig_coll(DD_COLL_SCATTER, DD_DTYPE_COMPLEX64, is_root ? in.blocks : NULL, &output);
+    dd_block output =
+        is_in_place ? in.blocks[self->rank]
+                    : (dd_block){nccl_rig_alloc(self, MAX_BLOCK), size_of_block(&mine, root, self->rank)};
+    dd_nccl_op op = nccl_rig_coll(DD_COLL_SCATTER, DD_DTYPE_COMPLEX64, is_root ? in.blocks : NULL, &output);
     op.args.root = root;
     run_op(self, &op, shape->is_flat);
     CHECK(holds(&output, root, self->rank));
@@ -147,46 +147,47 @@ check_scatter(rig_rank *self, const case_shape *shape, int root)
         CHECK(holds(&in.blocks[k], root, k));
     }
     if (!is_in_place) {
-        rig_free(self, output.data);
+        nccl_rig_free(self, output.data);
     }
-    rig_free(self, in.memory);
+    nccl_rig_free(self, in.memory);
 }
 
 static void
-check_all_to_all(rig_rank *self, const case_shape *shape)
+check_all_to_all(nccl_rig_rank *self, const case_shape *shape)
 {
     case_memory in = make_blocks(self, shape, false, false);
     case_memory out = make_blocks(self, shape, true, false);
     for (int k = 0; k < self->size; k++) {
         fill(&in.blocks[k], self->rank, k);
     }
-    dd_nccl_op op = rig_coll(DD_COLL_ALL_TO_ALL, DD_DTYPE_FLOAT64, in.blocks, out.blocks);
+    dd_nccl_op op = nccl_rig_coll(DD_COLL_ALL_TO_ALL, DD_DTYPE_FLOAT64, in.blocks, out.blocks);
     run_op(self, &op, shape->is_flat);
     for (int k = 0; k < self->size; k++) {
         CHECK(holds(&out.blocks[k], k, self->rank));
         CHECK(holds(&in.blocks[k], self->rank, k));
     }
-    rig_free(self, in.memory);
-    rig_free(self, out.memory);
+    nccl_rig_free(self, in.memory);
+    nccl_rig_free(self, out.memory);
 }
 
 static void
-check_broadcast(rig_rank *self, const case_shape *shape, int root)
+check_broadcast(nccl_rig_rank *self, const case_shape *shape, int root)
 {
     bool is_root = self->rank == root;
-    dd_block output = {rig_alloc(self, MAX_BLOCK), 40};
-    dd_block input = is_root && !shape->is_in_place ? (dd_block){rig_alloc(self, MAX_BLOCK), 40} : output;
+    dd_block output = {nccl_rig_alloc(self, MAX_BLOCK), 40};
+    dd_block input =
+        is_root && !shape->is_in_place ? (dd_block){nccl_rig_alloc(self, MAX_BLOCK), 40} : output;
     if (is_root) {
         fill(&input, root, 0);
     }
-    dd_nccl_op op = rig_coll(DD_COLL_BROADCAST, DD_DTYPE_FLOAT8_E5M2, is_root ? &input : NULL, &output);
+    dd_nccl_op op = nccl_rig_coll(DD_COLL_BROADCAST, DD_DTYPE_FLOAT8_E5M2, is_root ? &input : NULL, &output);
     op.args.root = root;
     run_op(self, &op, false);
     CHECK(holds(&output, root, 0));
     if (input.data != output.data) {
-        rig_free(self, input.data);
+        nccl_rig_free(self, input.data);
     }
-    rig_free(self, output.data);
+    nccl_rig_free(self, output.data);
 }
 
 static const case_shape shapes[] = {
@@ -199,7 +200,7 @@ static const case_shape shapes[] = {
 };
 
 static void
-movement_body(rig_rank *self)
+movement_body(nccl_rig_rank *self)
 {
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         check_all_gather(self, &shapes[i]);
@@ -214,7 +215,7 @@ movement_body(rig_rank *self)
 
 TEST(bytes_go_where_they_belong)
 {
-    rig_run_all(movement_body, NULL);
+    nccl_rig_run_all(movement_body, NULL);
 }
 
 /* ---- reductions */
@@ -285,17 +286,17 @@ holds_fold(const dd_reduction *reduction, const char *data, int size, int k)
 }
 
 static void
-check_reduction(rig_rank *self, const dd_reduction *reduction, const void *factor)
+check_reduction(nccl_rig_rank *self, const dd_reduction *reduction, const void *factor)
 {
     size_t nbytes = COUNT * dd_dtype_size(reduction->dtype);
-    char *memory = rig_alloc(self, (MAX_RANKS + 2) * (nbytes + 8));
+    char *memory = nccl_rig_alloc(self, (MAX_RANKS + 2) * (nbytes + 8));
     dd_block inputs[MAX_RANKS];
     for (int k = 0; k < self->size; k++) { /* apart on odd ranks */
         inputs[k] = (dd_block){memory + (size_t)k * (nbytes + (self->rank % 2 == 1 ? 8 : 0)), nbytes};
         fill_operands(reduction->dtype, inputs[k].data, self->rank, k);
     }
     dd_block output = {memory + (MAX_RANKS + 1) * (nbytes + 8), nbytes};
-    dd_nccl_op op = rig_coll(DD_COLL_REDUCE_SCATTER, reduction->dtype, inputs, &output);
+    dd_nccl_op op = nccl_rig_coll(DD_COLL_REDUCE_SCATTER, reduction->dtype, inputs, &output);
     op.args.reduction = *reduction;
     op.factor = factor;
     run_op(self, &op, false);
@@ -313,11 +314,11 @@ check_reduction(rig_rank *self, const dd_reduction *reduction, const void *facto
     op.args.outputs = inputs; /* in place */
     run_op(self, &op, false);
     CHECK(holds_fold(reduction, inputs[0].data, self->size, 0));
-    rig_free(self, memory);
+    nccl_rig_free(self, memory);
 }
 
 static void
-reductions_body(rig_rank *self)
+reductions_body(nccl_rig_rank *self)
 {
     static const dd_dtype dtypes[] = {DD_DTYPE_INT8,     DD_DTYPE_INT32,   DD_DTYPE_UINT64, DD_DTYPE_FLOAT16,
                                       DD_DTYPE_BFLOAT16, DD_DTYPE_FLOAT32, DD_DTYPE_FLOAT64};
@@ -330,44 +331,44 @@ reductions_body(rig_rank *self)
             }
         }
         if (dd_dtype_kind_of(dtypes[d]) == DD_KIND_FLOAT) {
-            char *factor = rig_alloc(self, 8);
+            char *factor = nccl_rig_alloc(self, 8);
             put(dtypes[d], factor, 2);
             check_reduction(self, &(dd_reduction){dtypes[d], DD_REDOP_PREMUL_SUM, 2, 1}, NULL);
             check_reduction(self, &(dd_reduction){dtypes[d], DD_REDOP_PREMUL_SUM, 77, 1}, factor);
-            rig_free(self, factor);
+            nccl_rig_free(self, factor);
         }
     }
 }
 
 TEST(reductions_of_every_type)
 {
-    rig_run_all(reductions_body, NULL);
+    nccl_rig_run_all(reductions_body, NULL);
 }
 
 static void
-bool_and_complex_body(rig_rank *self)
+bool_and_complex_body(nccl_rig_rank *self)
 {
-    uint8_t *truth = rig_alloc(self, 2);
+    uint8_t *truth = nccl_rig_alloc(self, 2);
     dd_block block = {truth, 2};
     static const dd_redop ops[] = {DD_REDOP_SUM, DD_REDOP_MAX,     DD_REDOP_BOR,
                                    DD_REDOP_MIN, DD_REDOP_PRODUCT, DD_REDOP_BAND};
     for (size_t i = 0; i < 6; i++) {
         truth[0] = self->rank == 0;
         truth[1] = 1;
-        dd_nccl_op op = rig_all_reduce(DD_DTYPE_BOOL, ops[i], &block);
+        dd_nccl_op op = nccl_rig_all_reduce(DD_DTYPE_BOOL, ops[i], &block);
         run_op(self, &op, false);
         CHECK_INT(truth[0], i < 3 || self->size == 1);
         CHECK_INT(truth[1], 1);
     }
-    rig_free(self, truth);
-    double *pair = rig_alloc(self, 4 * sizeof *pair);
+    nccl_rig_free(self, truth);
+    double *pair = nccl_rig_alloc(self, 4 * sizeof *pair);
     dd_block complex = {pair, 4 * sizeof *pair};
     static const dd_redop sums[] = {DD_REDOP_SUM, DD_REDOP_AVG, DD_REDOP_PREMUL_SUM};
     for (size_t i = 0; i < 3; i++) {
         for (int k = 0; k < 4; k++) {
             pair[k] = (self->rank + 1) * (k + 1);
         }
-        dd_nccl_op op = rig_all_reduce(DD_DTYPE_COMPLEX128, sums[i], &complex);
+        dd_nccl_op op = nccl_rig_all_reduce(DD_DTYPE_COMPLEX128, sums[i], &complex);
         op.args.reduction.factor = 0.5;
         run_op(self, &op, false);
         int sum = self->size * (self->size + 1) / 2;
@@ -376,18 +377,18 @@ bool_and_complex_body(rig_rank *self)
             CHECK(pair[k] == scale * sum * (k + 1));
         }
     }
-    rig_free(self, pair);
+    nccl_rig_free(self, pair);
 }
 
 TEST(bool_and_complex)
 {
-    rig_run_all(bool_and_complex_body, NULL);
+    nccl_rig_run_all(bool_and_complex_body, NULL);
 }
 
 static void
-uneven_reduce_scatter_body(rig_rank *self)
+uneven_reduce_scatter_body(nccl_rig_rank *self)
 {
-    float *memory = rig_alloc(self, 64 * sizeof *memory);
+    float *memory = nccl_rig_alloc(self, 64 * sizeof *memory);
     dd_block inputs[MAX_RANKS];
     size_t offset = 0;
     for (int k = 0; k < self->size; k++) { /* k elements for rank k: none for the first */
@@ -398,17 +399,17 @@ uneven_reduce_scatter_body(rig_rank *self)
         offset += (size_t)k;
     }
     dd_block output = {memory + 32, inputs[self->rank].nbytes};
-    dd_nccl_op op = rig_coll(DD_COLL_REDUCE_SCATTER, DD_DTYPE_FLOAT32, inputs, &output);
+    dd_nccl_op op = nccl_rig_coll(DD_COLL_REDUCE_SCATTER, DD_DTYPE_FLOAT32, inputs, &output);
     run_op(self, &op, false);
     for (int at = 0; at < self->rank; at++) {
         CHECK_INT(memory[32 + at], 5 * self->size * (self->size + 1) + self->size * at);
     }
-    rig_free(self, memory);
+    nccl_rig_free(self, memory);
 }
 
 TEST(uneven_reduce_scatter)
 {
-    rig_run_all(uneven_reduce_scatter_body, NULL);
+    nccl_rig_run_all(uneven_reduce_scatter_body, NULL);
 }
 
 /* ---- what NCCL cannot do is refused before anything is sent */
@@ -420,7 +421,7 @@ typedef struct refusal {
 } refusal;
 
 static void
-refusals_body(rig_rank *self)
+refusals_body(nccl_rig_rank *self)
 {
     static const refusal refusals[] = {
         {DD_DTYPE_INT32, DD_REDOP_BAND, "Cannot use ReduceOp.BAND with NCCL"},
@@ -433,70 +434,70 @@ refusals_body(rig_rank *self)
         {DD_DTYPE_INT64, DD_REDOP_PREMUL_SUM, "half, float, bfloat16 and double"},
         {DD_DTYPE_FLOAT8_E4M3FN, DD_REDOP_SUM, "needs NCCL 2.24.3 or newer, this is 2.18.1"},
     };
-    char *data = rig_alloc(self, 64);
+    char *data = nccl_rig_alloc(self, 64);
     dd_block block = {data, 64};
     for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++) {
-        dd_nccl_op op = rig_all_reduce(refusals[i].dtype, refusals[i].op, &block);
-        dd_nccl_call call = rig_call(self, "all_reduce", &op, 1);
+        dd_nccl_op op = nccl_rig_all_reduce(refusals[i].dtype, refusals[i].op, &block);
+        dd_nccl_call call = nccl_rig_call(self, "all_reduce", &op, 1);
         dd_error error = {.code = DD_OK};
-        CHECK(rig_do(self, &call, &error) != DD_OK);
+        CHECK(nccl_rig_do(self, &call, &error) != DD_OK);
         CHECK_CONTAINS(error.message, refusals[i].text);
         CHECK_CONTAINS(error.message, "all_reduce: ");
     }
-    dd_nccl_op op = rig_all_reduce(DD_DTYPE_FLOAT32, DD_REDOP_SUM, &block);
-    dd_nccl_call call = rig_call(self, "all_reduce", &op, 1);
+    dd_nccl_op op = nccl_rig_all_reduce(DD_DTYPE_FLOAT32, DD_REDOP_SUM, &block);
+    dd_nccl_call call = nccl_rig_call(self, "all_reduce", &op, 1);
     block.nbytes = 63;
-    CHECK_STATUS(rig_do(self, &call, check_err()), DD_INVALID_ARGUMENT);
+    CHECK_STATUS(nccl_rig_do(self, &call, check_err()), DD_INVALID_ARGUMENT);
     block = (dd_block){NULL, 64};
-    CHECK_STATUS(rig_do(self, &call, check_err()), DD_INVALID_ARGUMENT);
+    CHECK_STATUS(nccl_rig_do(self, &call, check_err()), DD_INVALID_ARGUMENT);
     block.data = data;
     op.args.root = 7;
     op.args.coll = DD_COLL_BROADCAST;
-    CHECK_STATUS(rig_do(self, &call, check_err()), DD_INVALID_ARGUMENT);
+    CHECK_STATUS(nccl_rig_do(self, &call, check_err()), DD_INVALID_ARGUMENT);
     CHECK_CONTAINS(check_message(), "root 7");
     call.device = 99;
-    CHECK_STATUS(rig_do(self, &call, check_err()), DD_INVALID_ARGUMENT);
+    CHECK_STATUS(nccl_rig_do(self, &call, check_err()), DD_INVALID_ARGUMENT);
     dd_nccl_op message = {.kind = DD_NCCL_OP_SEND, .block = block, .peer = self->rank};
-    call = rig_call(self, "send", &message, 1);
-    CHECK_STATUS(rig_do(self, &call, check_err()), DD_INVALID_ARGUMENT);
+    call = nccl_rig_call(self, "send", &message, 1);
+    CHECK_STATUS(nccl_rig_do(self, &call, check_err()), DD_INVALID_ARGUMENT);
     CHECK_CONTAINS(check_message(), "one batch");
-    rig_free(self, data);
+    nccl_rig_free(self, data);
     CHECK_INT(dd_nccl_group_sequence(self->group), 0);
-    rig_check_sum(self); /* nobody is out of step */
+    nccl_rig_check_sum(self); /* nobody is out of step */
 }
 
 TEST(refusals)
 {
-    rig_run(&(rig_options){.size = 2, .version = "2.18.1"}, refusals_body, NULL);
+    nccl_rig_run(&(nccl_rig_options){.size = 2, .version = "2.18.1"}, refusals_body, NULL);
 }
 
 static void
-fp8_body(rig_rank *self)
+fp8_body(nccl_rig_rank *self)
 {
-    uint8_t *data = rig_alloc(self, 8);
+    uint8_t *data = nccl_rig_alloc(self, 8);
     dd_block block = {data, 8};
     for (int i = 0; i < 8; i++) {
         put(DD_DTYPE_FLOAT8_E4M3FN, data + i, self->rank + 1);
     }
-    dd_nccl_op op = rig_all_reduce(DD_DTYPE_FLOAT8_E4M3FN, DD_REDOP_SUM, &block);
+    dd_nccl_op op = nccl_rig_all_reduce(DD_DTYPE_FLOAT8_E4M3FN, DD_REDOP_SUM, &block);
     run_op(self, &op, false);
     uint8_t expected;
     put(DD_DTYPE_FLOAT8_E4M3FN, &expected, 3);
     CHECK_INT(data[7], expected);
-    rig_free(self, data);
+    nccl_rig_free(self, data);
 }
 
 TEST(float8_since_2_24)
 {
-    rig_run(&(rig_options){.size = 2, .version = "2.24.3"}, fp8_body, NULL);
+    nccl_rig_run(&(nccl_rig_options){.size = 2, .version = "2.24.3"}, fp8_body, NULL);
 }
 
 /* ---- messages */
 
 static void
-messages_body(rig_rank *self)
+messages_body(nccl_rig_rank *self)
 {
-    int *data = rig_alloc(self, 16);
+    int *data = nccl_rig_alloc(self, 16);
     int next = (self->rank + 1) % self->size;
     int previous = (self->rank + self->size - 1) % self->size;
     data[0] = self->rank + 100;
@@ -506,22 +507,22 @@ messages_body(rig_rank *self)
         {.kind = DD_NCCL_OP_RECV, .block = {data + 1, 4}, .dtype = DD_DTYPE_INT32, .peer = previous},
         {.kind = DD_NCCL_OP_SEND, .block = {NULL, 0}, .dtype = DD_DTYPE_INT32, .peer = next},
     };
-    dd_nccl_call call = rig_call(self, "batch", ops, 3);
-    CHECK_OK(rig_do(self, &call, check_err()));
+    dd_nccl_call call = nccl_rig_call(self, "batch", ops, 3);
+    CHECK_OK(nccl_rig_do(self, &call, check_err()));
     CHECK_INT(data[1], previous + 100);
-    rig_free(self, data);
+    nccl_rig_free(self, data);
     CHECK_INT(dd_nccl_group_sequence(self->group), 0);
 }
 
 TEST(messages_in_a_batch)
 {
-    rig_run_all(messages_body, NULL);
+    nccl_rig_run_all(messages_body, NULL);
 }
 
 static void
-pair_body(rig_rank *self)
+pair_body(nccl_rig_rank *self)
 {
-    int *data = rig_alloc(self, 16);
+    int *data = nccl_rig_alloc(self, 16);
     data[0] = 7;
     data[1] = 0;
     bool is_sender = self->rank == 1;
@@ -531,70 +532,70 @@ pair_body(rig_rank *self)
                              .block = {is_sender ? data : data + 1, 4},
                              .dtype = DD_DTYPE_INT32,
                              .peer = !self->rank};
-            dd_nccl_call call = rig_call(self, is_sender ? "send" : "recv", &op, 1);
-            CHECK_OK(rig_do(self, &call, check_err()));
+            dd_nccl_call call = nccl_rig_call(self, is_sender ? "send" : "recv", &op, 1);
+            CHECK_OK(nccl_rig_do(self, &call, check_err()));
         }
         CHECK_INT(data[!is_sender], 7);
         CHECK(dd_nccl_group_find_comm(self->group, self->rank) == NULL);
     }
-    rig_check_sum(self);
+    nccl_rig_check_sum(self);
     dd_nccl_comm *comm = dd_nccl_group_find_comm(self->group, self->rank);
     CHECK(comm != NULL && dd_nccl_comm_size(comm) == self->size);
     dd_nccl_comm_release(comm);
-    rig_meet(self);
+    nccl_rig_meet(self);
     long made = self->rig->nccl_stub.made("comm");
-    rig_meet(self);
+    nccl_rig_meet(self);
     if (self->rank >= 2) { /* these meet for the first time, and have one already */
         bool sends = self->rank == 2;
         dd_nccl_op op = {.kind = sends ? DD_NCCL_OP_SEND : DD_NCCL_OP_RECV,
                          .block = {data, 4},
                          .dtype = DD_DTYPE_INT32,
                          .peer = sends ? 3 : 2};
-        dd_nccl_call call = rig_call(self, sends ? "send" : "recv", &op, 1);
-        CHECK_OK(rig_do(self, &call, check_err()));
+        dd_nccl_call call = nccl_rig_call(self, sends ? "send" : "recv", &op, 1);
+        CHECK_OK(nccl_rig_do(self, &call, check_err()));
     }
-    rig_meet(self);
+    nccl_rig_meet(self);
     CHECK_INT(self->rig->nccl_stub.made("comm"), made);
-    rig_free(self, data);
+    nccl_rig_free(self, data);
 }
 
 TEST(pairs_meet_alone)
 {
-    rig_run(&(rig_options){.size = 4}, pair_body, NULL);
-    rig_run(&(rig_options){.size = 4, .is_nonblocking = true}, pair_body, NULL);
+    nccl_rig_run(&(nccl_rig_options){.size = 4}, pair_body, NULL);
+    nccl_rig_run(&(nccl_rig_options){.size = 4, .is_nonblocking = true}, pair_body, NULL);
 }
 
 /* ---- several operations in one call, copies around them, barriers */
 
 static void
-batch_body(rig_rank *self)
+batch_body(nccl_rig_rank *self)
 {
-    float *data = rig_alloc(self, 64 * sizeof *data);
+    float *data = nccl_rig_alloc(self, 64 * sizeof *data);
     for (int i = 0; i < 64; i++) {
         data[i] = (float)i;
     }
     dd_block blocks[] = {{data, 16}, {data + 4, 16}, {data + 8, 16}};
-    dd_nccl_op ops[] = {rig_all_reduce(DD_DTYPE_FLOAT32, DD_REDOP_SUM, &blocks[0]),
-                        rig_all_reduce(DD_DTYPE_FLOAT32, DD_REDOP_MAX, &blocks[1]),
-                        rig_coll(DD_COLL_BROADCAST, DD_DTYPE_FLOAT32, &blocks[2], &blocks[2])};
-    dd_nccl_call call = rig_call(self, "coalesced", ops, 3);
-    CHECK_OK(rig_do(self, &call, check_err()));
+    dd_nccl_op ops[] = {nccl_rig_all_reduce(DD_DTYPE_FLOAT32, DD_REDOP_SUM, &blocks[0]),
+                        nccl_rig_all_reduce(DD_DTYPE_FLOAT32, DD_REDOP_MAX, &blocks[1]),
+                        nccl_rig_coll(DD_COLL_BROADCAST, DD_DTYPE_FLOAT32, &blocks[2], &blocks[2])};
+    dd_nccl_call call = nccl_rig_call(self, "coalesced", ops, 3);
+    CHECK_OK(nccl_rig_do(self, &call, check_err()));
     CHECK_INT(data[3], 3 * self->size);
     CHECK_INT(data[7], 7);
     CHECK_INT(dd_nccl_group_sequence(self->group), 1);
-    rig_free(self, data);
+    nccl_rig_free(self, data);
 }
 
 TEST(several_operations_in_one_call)
 {
-    rig_run_all(batch_body, NULL);
+    nccl_rig_run_all(batch_body, NULL);
 }
 
 /* Rows of a matrix backwards, in and out, by way of scratch. */
 static void
-copies_body(rig_rank *self)
+copies_body(nccl_rig_rank *self)
 {
-    int32_t *matrix = rig_alloc(self, 12 * sizeof *matrix);
+    int32_t *matrix = nccl_rig_alloc(self, 12 * sizeof *matrix);
     void *scratch;
     REQUIRE_OK(dd_nccl_group_alloc_scratch(self->group, self->rank, 24, &scratch, check_err()));
     for (int i = 0; i < 12; i++) {
@@ -607,64 +608,64 @@ copies_body(rig_rank *self)
     dd_nccl_copy before = {.src = strided, .dst = flat};
     dd_nccl_copy after = {.src = flat, .dst = strided};
     dd_block block = {scratch, 24};
-    dd_nccl_op op = rig_all_reduce(DD_DTYPE_INT32, DD_REDOP_SUM, &block);
-    dd_nccl_call call = rig_call(self, "all_reduce", &op, 1);
+    dd_nccl_op op = nccl_rig_all_reduce(DD_DTYPE_INT32, DD_REDOP_SUM, &block);
+    dd_nccl_call call = nccl_rig_call(self, "all_reduce", &op, 1);
     call.before = &before;
     call.after = &after;
     call.nbefore = call.nafter = call.nscratch = 1;
     call.scratch = &scratch;
-    CHECK_OK(rig_do(self, &call, check_err()));
+    CHECK_OK(nccl_rig_do(self, &call, check_err()));
     for (int i = 0; i < 12; i++) { /* columns 1 and 2 of 4 */
         bool is_in = i % 4 == 1 || i % 4 == 2;
         CHECK_INT(matrix[i], is_in ? i * self->size : i);
     }
-    rig_free(self, matrix);
+    nccl_rig_free(self, matrix);
 }
 
 TEST(copies_before_and_after)
 {
-    rig_run_all(copies_body, NULL);
+    nccl_rig_run_all(copies_body, NULL);
 }
 
 static void
-barrier_body(rig_rank *self)
+barrier_body(nccl_rig_rank *self)
 {
     dd_nccl_op op = {.kind = DD_NCCL_OP_COLL, .args = {.coll = DD_COLL_BARRIER}};
-    dd_nccl_call call = rig_call(self, "barrier", &op, 1);
+    dd_nccl_call call = nccl_rig_call(self, "barrier", &op, 1);
     call.is_barrier = true;
     dd_nccl_work *work;
-    REQUIRE_OK(rig_start(self, &call, &work, check_err()));
+    REQUIRE_OK(nccl_rig_start(self, &call, &work, check_err()));
     CHECK(dd_nccl_work_is_barrier(work));
-    CHECK_OK(rig_wait(work, check_err()));
+    CHECK_OK(nccl_rig_wait(work, check_err()));
     CHECK_INT(work->base.sequence, 1);
     dd_work_release(&work->base);
 }
 
 TEST(barriers)
 {
-    rig_run_all(barrier_body, NULL);
+    nccl_rig_run_all(barrier_body, NULL);
 }
 
 /* ---- NaN */
 
 static void
-nan_body(rig_rank *self)
+nan_body(nccl_rig_rank *self)
 {
     static const dd_dtype dtypes[] = {DD_DTYPE_FLOAT16, DD_DTYPE_BFLOAT16,  DD_DTYPE_FLOAT8_E4M3FN,
                                       DD_DTYPE_FLOAT32, DD_DTYPE_COMPLEX64, DD_DTYPE_FLOAT8_E5M2,
                                       DD_DTYPE_FLOAT64};
     size_t nbytes = (size_t)1 << 19; /* several pieces */
-    uint8_t *data = rig_alloc(self, nbytes);
+    uint8_t *data = nccl_rig_alloc(self, nbytes);
     for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++) {
         size_t element = dd_dtype_size(dtypes[i]);
         size_t at = nbytes / element - 3;
         memset(data, 0, nbytes);
         memset(data + at * element, 0xff, element); /* of every float */
         dd_block block = {data, nbytes};
-        dd_nccl_op op = rig_all_reduce(dtypes[i], DD_REDOP_SUM, &block);
-        dd_nccl_call call = rig_call(self, "all_reduce", &op, 1);
+        dd_nccl_op op = nccl_rig_all_reduce(dtypes[i], DD_REDOP_SUM, &block);
+        dd_nccl_call call = nccl_rig_call(self, "all_reduce", &op, 1);
         dd_error error = {.code = DD_OK};
-        CHECK_STATUS(rig_do(self, &call, &error), DD_INVALID_ARGUMENT);
+        CHECK_STATUS(nccl_rig_do(self, &call, &error), DD_INVALID_ARGUMENT);
         char expected[64];
         snprintf(expected, sizeof expected, "all_reduce: the input has a NaN at element %zu", at);
         CHECK_CONTAINS(error.message, expected);
@@ -672,18 +673,18 @@ nan_body(rig_rank *self)
     memset(data, 0xff, nbytes);
     dd_block blocks[] = {{data, 64}, {data + 64, 64}};
     dd_block output = {data, 64};
-    dd_nccl_op op = rig_coll(DD_COLL_REDUCE_SCATTER, DD_DTYPE_FLOAT32, blocks, &output);
+    dd_nccl_op op = nccl_rig_coll(DD_COLL_REDUCE_SCATTER, DD_DTYPE_FLOAT32, blocks, &output);
     memset(data, 0, 64);
-    dd_nccl_call call = rig_call(self, "reduce_scatter", &op, 1);
-    CHECK_STATUS(rig_do(self, &call, check_err()), DD_INVALID_ARGUMENT);
+    dd_nccl_call call = nccl_rig_call(self, "reduce_scatter", &op, 1);
+    CHECK_STATUS(nccl_rig_do(self, &call, check_err()), DD_INVALID_ARGUMENT);
     CHECK_CONTAINS(check_message(), "input 1 has a NaN at element 0");
     CHECK_INT(dd_nccl_group_sequence(self->group), 0);
     dd_nccl_group_set_nan_check(self->group, false);
-    CHECK_OK(rig_do(self, &call, check_err()));
-    rig_free(self, data);
+    CHECK_OK(nccl_rig_do(self, &call, check_err()));
+    nccl_rig_free(self, data);
 }
 
 TEST(nan_is_found)
 {
-    rig_run(&(rig_options){.size = 2, .is_nan_check = true}, nan_body, NULL);
+    nccl_rig_run(&(nccl_rig_options){.size = 2, .is_nan_check = true}, nan_body, NULL);
 }

@@ -44,11 +44,11 @@ make_view(unsigned *state, char *memory, const dd_view *shape, bool is_source)
 }
 
 static void
-copies_body(rig_rank *self)
+copies_body(nccl_rig_rank *self)
 {
     static const dd_dtype dtypes[] = {DD_DTYPE_INT8, DD_DTYPE_FLOAT16, DD_DTYPE_INT32, DD_DTYPE_COMPLEX128};
     unsigned state = 12345;
-    char *device = rig_alloc(self, 2 * ROOM);
+    char *device = nccl_rig_alloc(self, 2 * ROOM);
     char *host = malloc(ROOM);
     char expected[ROOM];
     char packed[ROOM];
@@ -70,20 +70,20 @@ copies_body(rig_rank *self)
         dd_view mirror = copy.dst;
         mirror.data = expected + ((char *)copy.dst.data - target);
         dd_view_unpack(&mirror, packed);
-        dd_nccl_call call = rig_call(self, "copy", NULL, 0);
+        dd_nccl_call call = nccl_rig_call(self, "copy", NULL, 0);
         call.before = &copy;
         call.nbefore = 1;
-        CHECK_OK(rig_do(self, &call, check_err()));
+        CHECK_OK(nccl_rig_do(self, &call, check_err()));
         if (!CHECK(memcmp(target, expected, ROOM) == 0)) {
             break;
         }
     }
     CHECK(dd_nccl_group_find_comm(self->group, self->rank) == NULL); /* none was needed */
     free(host);
-    rig_free(self, device);
+    nccl_rig_free(self, device);
 }
 
 TEST(random_copies)
 {
-    rig_run(&(rig_options){.size = 1}, copies_body, NULL);
+    nccl_rig_run(&(nccl_rig_options){.size = 1}, copies_body, NULL);
 }

@@ -9,17 +9,17 @@
 /* ---- order */
 
 static void
-producer_body(rig_rank *self)
+producer_body(nccl_rig_rank *self)
 {
-    float *data = rig_alloc(self, 8);
+    float *data = nccl_rig_alloc(self, 8);
     data[0] = -1;
     float late = (float)self->rank + 1;
     CHECK_INT(self->rig->slow_write(self->stream, data, &late, sizeof late, 20), 0);
     dd_block block = {data, sizeof *data};
-    dd_nccl_op op = rig_all_reduce(DD_DTYPE_FLOAT32, DD_REDOP_SUM, &block);
-    dd_nccl_call call = rig_call(self, "all_reduce", &op, 1);
+    dd_nccl_op op = nccl_rig_all_reduce(DD_DTYPE_FLOAT32, DD_REDOP_SUM, &block);
+    dd_nccl_call call = nccl_rig_call(self, "all_reduce", &op, 1);
     dd_nccl_work *work;
-    REQUIRE_OK(rig_start(self, &call, &work, check_err()));
+    REQUIRE_OK(nccl_rig_start(self, &call, &work, check_err()));
     /* What the caller's stream does afterwards comes after the sum. */
     CHECK_OK(dd_nccl_work_wait_stream(work, self->stream, check_err()));
     CHECK_INT(self->rig->cuda->api.cuMemcpyAsync((dd_cuda_ptr)(uintptr_t)(data + 1),
@@ -30,12 +30,12 @@ producer_body(rig_rank *self)
     CHECK(dd_nccl_work_poll(work));
     CHECK(dd_nccl_work_memory_is_free(work));
     dd_work_release(&work->base);
-    rig_free(self, data);
+    nccl_rig_free(self, data);
 }
 
 TEST(comes_after_the_callers_stream)
 {
-    rig_run_all(producer_body, NULL);
+    nccl_rig_run_all(producer_body, NULL);
 }
 
 /* ---- a work that somebody holds back */
@@ -53,30 +53,30 @@ typedef struct held_call {
 static atomic_int last_gate = 100;
 
 static bool
-hold(rig_rank *self, held_call *held)
+hold(nccl_rig_rank *self, held_call *held)
 {
-    held->data = rig_alloc(self, sizeof *held->data);
+    held->data = nccl_rig_alloc(self, sizeof *held->data);
     *held->data = 1;
     held->block = (dd_block){held->data, sizeof *held->data};
-    held->op = rig_all_reduce(DD_DTYPE_FLOAT32, DD_REDOP_SUM, &held->block);
-    held->call = rig_call(self, "all_reduce", &held->op, 1);
+    held->op = nccl_rig_all_reduce(DD_DTYPE_FLOAT32, DD_REDOP_SUM, &held->block);
+    held->call = nccl_rig_call(self, "all_reduce", &held->op, 1);
     held->gate = atomic_fetch_add(&last_gate, 1);
     CHECK_INT(self->rig->gate(self->stream, held->gate), 0);
-    return CHECK_OK(rig_start(self, &held->call, &held->work, check_err()));
+    return CHECK_OK(nccl_rig_start(self, &held->call, &held->work, check_err()));
 }
 
 static void
-let_go(rig_rank *self, held_call *held)
+let_go(nccl_rig_rank *self, held_call *held)
 {
     self->rig->open_gate(held->gate);
-    CHECK_OK(rig_wait(held->work, check_err()));
+    CHECK_OK(nccl_rig_wait(held->work, check_err()));
     CHECK_INT((int)*held->data, self->size);
     dd_work_release(&held->work->base);
-    rig_free(self, held->data);
+    nccl_rig_free(self, held->data);
 }
 
 static void
-wait_body(rig_rank *self)
+wait_body(nccl_rig_rank *self)
 {
     held_call held;
     REQUIRE(hold(self, &held));
@@ -87,13 +87,13 @@ wait_body(rig_rank *self)
     CHECK_CONTAINS(check_message(), "all_reduce #1 of rank ");
     CHECK_CONTAINS(check_message(), "on group \"rig\" has not ended");
     CHECK_OK(dd_nccl_group_check(self->group, check_err()));
-    rig_meet(self);
+    nccl_rig_meet(self);
     let_go(self, &held);
 }
 
 TEST(wait_with_a_deadline)
 {
-    rig_run_all(wait_body, NULL);
+    nccl_rig_run_all(wait_body, NULL);
 }
 
 static bool
@@ -103,22 +103,22 @@ is_interrupted(void *ctx)
 }
 
 static void
-interrupt_body(rig_rank *self)
+interrupt_body(nccl_rig_rank *self)
 {
     held_call held;
     REQUIRE(hold(self, &held));
     int nasked = 0;
-    dd_wait wait = rig_patience();
+    dd_wait wait = nccl_rig_patience();
     wait.is_interrupted = is_interrupted;
     wait.ctx = &nasked;
     CHECK_STATUS(dd_nccl_work_wait(held.work, &wait, check_err()), DD_INTERRUPTED);
-    rig_meet(self);
+    nccl_rig_meet(self);
     let_go(self, &held);
 }
 
 TEST(wait_is_interrupted)
 {
-    rig_run(&(rig_options){.size = 2}, interrupt_body, NULL);
+    nccl_rig_run(&(nccl_rig_options){.size = 2}, interrupt_body, NULL);
 }
 
 /* ---- the watchdog completes what nobody asks for, once, and in order */
@@ -139,25 +139,25 @@ note_end(dd_work *work, void *ctx)
 }
 
 static void
-many_body(rig_rank *self)
+many_body(nccl_rig_rank *self)
 {
     end_notes notes = {.ncalled = 0};
-    float *data = rig_alloc(self, MANY * sizeof *data);
+    float *data = nccl_rig_alloc(self, MANY * sizeof *data);
     dd_nccl_work *works[MANY];
     for (int i = 0; i < MANY; i++) {
         data[i] = 1;
         dd_block block = {data + i, sizeof *data};
-        dd_nccl_op op = rig_all_reduce(DD_DTYPE_FLOAT32, DD_REDOP_SUM, &block);
-        dd_nccl_call call = rig_call(self, "all_reduce", &op, 1);
+        dd_nccl_op op = nccl_rig_all_reduce(DD_DTYPE_FLOAT32, DD_REDOP_SUM, &block);
+        dd_nccl_call call = nccl_rig_call(self, "all_reduce", &op, 1);
         call.on_done = note_end;
         call.ctx = &notes;
-        REQUIRE_OK(rig_start(self, &call, &works[i], check_err()));
+        REQUIRE_OK(nccl_rig_start(self, &call, &works[i], check_err()));
         if (i % 3 == 0) {
             (void)dd_nccl_work_poll(works[i]); /* races with the watchdog */
         }
     }
     dd_nccl_watchdog_hurry(self->rig->watchdog);
-    dd_wait wait = rig_patience();
+    dd_wait wait = nccl_rig_patience();
     while (!dd_work_is_done(&works[MANY - 1]->base) && !dd_wait_is_over(&wait)) {
         (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
     }
@@ -167,27 +167,27 @@ many_body(rig_rank *self)
         CHECK_INT((int)data[i], self->size);
         dd_work_release(&works[i]->base);
     }
-    rig_free(self, data);
+    nccl_rig_free(self, data);
 }
 
 TEST(each_ends_once_and_in_order)
 {
-    rig_run_all(many_body, NULL);
+    nccl_rig_run_all(many_body, NULL);
 }
 
 /* ---- time on the device */
 
 static void
-timing_body(rig_rank *self)
+timing_body(nccl_rig_rank *self)
 {
     held_call held;
     float ms = -1;
     REQUIRE(hold(self, &held));
     CHECK(!dd_nccl_work_is_started(held.work));
     CHECK_STATUS(dd_nccl_work_duration(held.work, &ms, check_err()), DD_INVALID_ARGUMENT);
-    rig_meet(self);
+    nccl_rig_meet(self);
     self->rig->open_gate(held.gate);
-    CHECK_OK(rig_wait(held.work, check_err()));
+    CHECK_OK(nccl_rig_wait(held.work, check_err()));
     CHECK(dd_nccl_work_is_started(held.work));
     CHECK_OK(dd_nccl_work_duration(held.work, &ms, check_err()));
     CHECK(ms >= 0 && ms < 10000);
@@ -196,87 +196,87 @@ timing_body(rig_rank *self)
 
 TEST(timing)
 {
-    rig_run(&(rig_options){.size = 2, .has_timing = true}, timing_body, NULL);
+    nccl_rig_run(&(nccl_rig_options){.size = 2, .has_timing = true}, timing_body, NULL);
 }
 
 static void
-no_timing_body(rig_rank *self)
+no_timing_body(nccl_rig_rank *self)
 {
     held_call held;
     float ms;
     REQUIRE(hold(self, &held));
-    rig_meet(self);
+    nccl_rig_meet(self);
     self->rig->open_gate(held.gate);
-    CHECK_OK(rig_wait(held.work, check_err()));
+    CHECK_OK(nccl_rig_wait(held.work, check_err()));
     CHECK_STATUS(dd_nccl_work_duration(held.work, &ms, check_err()), DD_NOT_SUPPORTED);
     let_go(self, &held);
 }
 
 TEST(no_timing)
 {
-    rig_run(&(rig_options){.size = 2}, no_timing_body, NULL);
+    nccl_rig_run(&(nccl_rig_options){.size = 2}, no_timing_body, NULL);
 }
 
 /* ---- events are used again */
 
 static void
-reuse_body(rig_rank *self)
+reuse_body(nccl_rig_rank *self)
 {
     for (int i = 0; i < 3; i++) {
-        rig_check_sum(self);
+        nccl_rig_check_sum(self);
     }
-    rig_meet(self);
+    nccl_rig_meet(self);
     long made = self->rig->cuda_stub.made("event");
-    rig_meet(self);
+    nccl_rig_meet(self);
     for (int i = 0; i < 20; i++) {
-        rig_check_sum(self);
+        nccl_rig_check_sum(self);
     }
-    rig_meet(self);
+    nccl_rig_meet(self);
     bool is_cached = !self->rig->options.has_no_event_cache;
     CHECK_INT(self->rig->cuda_stub.made("event") - made, is_cached ? 0 : 20 * self->size);
-    rig_meet(self);
+    nccl_rig_meet(self);
 }
 
 TEST(events_are_used_again)
 {
-    rig_run(&(rig_options){.size = 2, .interval_ns = 60 * DD_NS_PER_S}, reuse_body, NULL);
-    rig_run(&(rig_options){.size = 2, .interval_ns = 60 * DD_NS_PER_S, .has_no_event_cache = true},
-            reuse_body, NULL);
+    nccl_rig_run(&(nccl_rig_options){.size = 2, .interval_ns = 60 * DD_NS_PER_S}, reuse_body, NULL);
+    nccl_rig_run(&(nccl_rig_options){.size = 2, .interval_ns = 60 * DD_NS_PER_S, .has_no_event_cache = true},
+                 reuse_body, NULL);
 }
 
 /* ---- works may outlive their group */
 
 static void
-outlive_body(rig_rank *self)
+outlive_body(nccl_rig_rank *self)
 {
-    float *data = rig_alloc(self, sizeof *data);
+    float *data = nccl_rig_alloc(self, sizeof *data);
     dd_block block = {data, sizeof *data};
-    dd_nccl_op op = rig_all_reduce(DD_DTYPE_FLOAT32, DD_REDOP_SUM, &block);
-    dd_nccl_call call = rig_call(self, "all_reduce", &op, 1);
+    dd_nccl_op op = nccl_rig_all_reduce(DD_DTYPE_FLOAT32, DD_REDOP_SUM, &block);
+    dd_nccl_call call = nccl_rig_call(self, "all_reduce", &op, 1);
     dd_nccl_work *work;
-    REQUIRE_OK(rig_start(self, &call, &work, check_err()));
-    dd_wait wait = rig_patience();
+    REQUIRE_OK(nccl_rig_start(self, &call, &work, check_err()));
+    dd_wait wait = nccl_rig_patience();
     CHECK_OK(dd_nccl_group_close(self->group, &wait, check_err()));
     CHECK_OK(dd_nccl_group_close(self->group, &wait, check_err()));
-    CHECK_STATUS(rig_do(self, &call, check_err()), DD_CLOSED);
-    CHECK_OK(rig_wait(work, check_err()));
+    CHECK_STATUS(nccl_rig_do(self, &call, check_err()), DD_CLOSED);
+    CHECK_OK(nccl_rig_wait(work, check_err()));
     CHECK_OK(dd_nccl_work_wait_stream(work, self->stream, check_err()));
     dd_nccl_group_acquire(self->group);
     dd_nccl_group_release(self->group);
     CHECK(dd_nccl_work_memory_is_free(work));
     dd_work_release(&work->base);
-    rig_free(self, data);
+    nccl_rig_free(self, data);
 }
 
 TEST(closing_waits_for_works)
 {
-    rig_run_all(outlive_body, NULL);
+    nccl_rig_run_all(outlive_body, NULL);
 }
 
 /* ---- time-outs for a while */
 
 static void
-ephemeral_body(rig_rank *self)
+ephemeral_body(nccl_rig_rank *self)
 {
     int64_t plain_ns = dd_nccl_group_get_timeout_ns(self->group);
     int64_t extra_ns = 7 * DD_NS_PER_S;
@@ -287,35 +287,35 @@ ephemeral_body(rig_rank *self)
     REQUIRE(hold(self, &second));
     CHECK_INT(dd_nccl_work_timeout_ns(first.work), plain_ns + extra_ns);
     CHECK_INT(dd_nccl_work_timeout_ns(second.work), plain_ns + extra_ns);
-    rig_meet(self);
+    nccl_rig_meet(self);
     let_go(self, &first);
     let_go(self, &second);
     dd_nccl_work *work;
-    first.data = rig_alloc(self, sizeof *first.data);
+    first.data = nccl_rig_alloc(self, sizeof *first.data);
     first.block.data = first.data;
     first.op.args.inputs = first.op.args.outputs = &first.block;
     first.call.ops = &first.op;
-    REQUIRE_OK(rig_start(self, &first.call, &work, check_err()));
+    REQUIRE_OK(nccl_rig_start(self, &first.call, &work, check_err()));
     CHECK_INT(dd_nccl_work_timeout_ns(work), plain_ns);
-    CHECK_OK(rig_wait(work, check_err()));
+    CHECK_OK(nccl_rig_wait(work, check_err()));
     dd_work_release(&work->base);
     first.call.timeout_ns = 5 * DD_NS_PER_S;
-    REQUIRE_OK(rig_start(self, &first.call, &work, check_err()));
+    REQUIRE_OK(nccl_rig_start(self, &first.call, &work, check_err()));
     CHECK_INT(dd_nccl_work_timeout_ns(work), 5 * DD_NS_PER_S);
-    CHECK_OK(rig_wait(work, check_err()));
+    CHECK_OK(nccl_rig_wait(work, check_err()));
     dd_work_release(&work->base);
-    rig_free(self, first.data);
+    nccl_rig_free(self, first.data);
 }
 
 TEST(ephemeral_timeouts)
 {
-    rig_run(&(rig_options){.size = 2}, ephemeral_body, NULL);
+    nccl_rig_run(&(nccl_rig_options){.size = 2}, ephemeral_body, NULL);
 }
 
 /* ---- the group's stream and scratch */
 
 static void
-stream_body(rig_rank *self)
+stream_body(nccl_rig_rank *self)
 {
     dd_cuda_stream stream;
     REQUIRE_OK(dd_nccl_group_stream(self->group, self->rank, &stream, check_err()));
@@ -323,23 +323,23 @@ stream_body(rig_rank *self)
     REQUIRE_OK(dd_nccl_group_alloc_scratch(self->group, self->rank, 0, &scratch, check_err()));
     dd_nccl_group_free_scratch(self->group, self->rank, scratch);
     /* A producer on another stream, and the group's after it. */
-    float *data = rig_alloc(self, sizeof *data);
+    float *data = nccl_rig_alloc(self, sizeof *data);
     float late = 1;
     CHECK_INT(self->rig->slow_write(self->stream, data, &late, sizeof late, 10), 0);
     CHECK_OK(dd_nccl_group_order(self->group, self->rank, &self->stream, 1, check_err()));
     dd_block block = {data, sizeof *data};
-    dd_nccl_op op = rig_all_reduce(DD_DTYPE_FLOAT32, DD_REDOP_SUM, &block);
-    dd_nccl_call call = rig_call(self, "all_reduce", &op, 1);
+    dd_nccl_op op = nccl_rig_all_reduce(DD_DTYPE_FLOAT32, DD_REDOP_SUM, &block);
+    dd_nccl_call call = nccl_rig_call(self, "all_reduce", &op, 1);
     call.nstreams = 0;
-    CHECK_OK(rig_do(self, &call, check_err()));
+    CHECK_OK(nccl_rig_do(self, &call, check_err()));
     CHECK_INT((int)*data, self->size);
-    rig_free(self, data);
+    nccl_rig_free(self, data);
     CHECK_STATUS(dd_nccl_group_stream(self->group, 99, &stream, check_err()), DD_INVALID_ARGUMENT);
 }
 
 TEST(stream_and_scratch)
 {
-    rig_run_all(stream_body, NULL);
+    nccl_rig_run_all(stream_body, NULL);
 }
 
 /* ---- two threads on one group */
@@ -347,18 +347,18 @@ TEST(stream_and_scratch)
 static void *
 sum_often(void *arg)
 {
-    rig_rank *self = arg;
+    nccl_rig_rank *self = arg;
     dd_cuda_guard guard;
     CHECK_OK(dd_cuda_enter(self->rig->cuda, self->rank, &guard, check_err()));
     for (int i = 0; i < 20; i++) {
-        rig_check_sum(self);
+        nccl_rig_check_sum(self);
     }
     dd_cuda_leave(&guard);
     return NULL;
 }
 
 static void
-threads_body(rig_rank *self)
+threads_body(nccl_rig_rank *self)
 {
     pthread_t other;
     REQUIRE_OK(dd_thread_start(&other, "other", sum_often, self, check_err()));
@@ -369,7 +369,7 @@ threads_body(rig_rank *self)
 
 TEST(threads_share_a_group)
 {
-    rig_run_all(threads_body, NULL);
+    nccl_rig_run_all(threads_body, NULL);
 }
 
 /* ---- CUDA graphs */
@@ -403,39 +403,42 @@ find_graph_api(graph_api *api)
 }
 
 static void
-graph_body(rig_rank *self)
+graph_body(nccl_rig_rank *self)
 {
     graph_api api;
     REQUIRE(find_graph_api(&api));
-    rig_check_sum(self); /* communicators are made outside */
+    nccl_rig_check_sum(self); /* communicators are made outside */
     end_notes notes = {.ncalled = 0};
-    float *data = rig_alloc(self, 16 * sizeof *data);
+    float *data = nccl_rig_alloc(self, 16 * sizeof *data);
     dd_block outputs[4];
+    dd_block apart[4]; /* these go through memory of the graph's */
     for (int k = 0; k < self->size; k++) {
         outputs[k] = (dd_block){data + 4 + k, sizeof *data};
+        apart[k] = (dd_block){data + 8 + 2 * k, sizeof *data};
     }
     dd_block block = {data, sizeof *data};
-    dd_nccl_op ops[] = {rig_all_reduce(DD_DTYPE_FLOAT32, DD_REDOP_SUM, &block),
-                        rig_coll(DD_COLL_ALL_GATHER, DD_DTYPE_FLOAT32, &block, outputs)};
+    dd_nccl_op ops[] = {nccl_rig_all_reduce(DD_DTYPE_FLOAT32, DD_REDOP_SUM, &block),
+                        nccl_rig_coll(DD_COLL_ALL_GATHER, DD_DTYPE_FLOAT32, &block, outputs),
+                        nccl_rig_coll(DD_COLL_ALL_GATHER, DD_DTYPE_FLOAT32, &block, apart)};
     void *graph = NULL;
     void *exec = NULL;
-    rig_meet(self); /* meanwhile no thread of the process may allocate memory */
+    nccl_rig_meet(self); /* meanwhile no thread of the process may allocate memory */
     CHECK_INT(api.begin(self->stream, DD_CUDA_CAPTURE_MODE_GLOBAL), 0);
-    for (int i = 0; i < 2; i++) {
-        dd_nccl_call call = rig_call(self, i == 0 ? "all_reduce" : "all_gather", &ops[i], 1);
+    for (int i = 0; i < 3; i++) {
+        dd_nccl_call call = nccl_rig_call(self, i == 0 ? "all_reduce" : "all_gather", &ops[i], 1);
         call.on_done = note_end;
         call.ctx = &notes;
         dd_nccl_work *work;
-        REQUIRE_OK(rig_start(self, &call, &work, check_err()));
+        REQUIRE_OK(nccl_rig_start(self, &call, &work, check_err()));
         CHECK(dd_nccl_work_is_captured(work));
         CHECK(dd_nccl_work_poll(work));
-        CHECK_OK(rig_wait(work, check_err()));
+        CHECK_OK(nccl_rig_wait(work, check_err()));
         CHECK_OK(dd_nccl_work_wait_stream(work, self->stream, check_err()));
         dd_work_release(&work->base);
     }
-    CHECK_INT(atomic_load(&notes.ncalled), 2);
+    CHECK_INT(atomic_load(&notes.ncalled), 3);
     CHECK_INT(api.end(self->stream, &graph), 0);
-    rig_meet(self);
+    nccl_rig_meet(self);
     CHECK_INT(api.instantiate(&exec, graph, 0), 0);
     for (int i = 0; i < 3; i++) {
         *data = (float)(self->rank + i);
@@ -445,17 +448,18 @@ graph_body(rig_rank *self)
         CHECK_INT((int)*data, sum);
         for (int k = 0; k < self->size; k++) {
             CHECK_INT((int)data[4 + k], sum);
+            CHECK_INT((int)data[8 + 2 * k], sum);
         }
     }
-    rig_check_sum(self);
+    nccl_rig_check_sum(self);
     CHECK_INT(api.destroy_exec(exec), 0);
     CHECK_INT(api.destroy(graph), 0);
-    rig_free(self, data);
+    nccl_rig_free(self, data);
 }
 
 TEST(captured_into_a_graph)
 {
-    rig_run(&(rig_options){.size = 1}, graph_body, NULL);
-    rig_run(&(rig_options){.size = 2}, graph_body, NULL);
-    rig_run(&(rig_options){.size = 2, .version = "2.18.1"}, graph_body, NULL);
+    nccl_rig_run(&(nccl_rig_options){.size = 1}, graph_body, NULL);
+    nccl_rig_run(&(nccl_rig_options){.size = 2}, graph_body, NULL);
+    nccl_rig_run(&(nccl_rig_options){.size = 2, .version = "2.18.1"}, graph_body, NULL);
 }

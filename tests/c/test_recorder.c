@@ -281,9 +281,9 @@ TEST(messages_name_both_ranks)
     char *text = dump_text(self.recorder, false);
     CHECK_CONTAINS(text, "\"gloo:send 0->1\"");
     CHECK_CONTAINS(text, "\"gloo:recv 0<-1\"");
-    CHECK_CONTAINS(text, "\"collective_seq_id\":0,\"p2p_seq_id\":1,\"op_id\":1,");
-    CHECK_CONTAINS(text, "\"collective_seq_id\":1,\"p2p_seq_id\":1,\"op_id\":2,");
-    CHECK_CONTAINS(text, "\"collective_seq_id\":1,\"p2p_seq_id\":2,\"op_id\":3,");
+    CHECK_CONTAINS(text, "\"collective_seq_id\":0,\"p2p_seq_id\":2,\"op_id\":1,");
+    CHECK_CONTAINS(text, "\"collective_seq_id\":1,\"p2p_seq_id\":2,\"op_id\":2,");
+    CHECK_CONTAINS(text, "\"collective_seq_id\":1,\"p2p_seq_id\":3,\"op_id\":3,");
     dd_mem_free(text);
     rig_close(&self);
 }
@@ -453,12 +453,45 @@ TEST(closing_wakes_who_waits)
     rig_close(&self);
 }
 
+static uint64_t
+begin_message(dd_recorder_group *group)
+{
+    dd_record_call call = {.name = "send", .is_p2p = true, .peer = 1, .created_ns = 1};
+    return dd_recorder_begin(group, &call);
+}
+
+TEST(messages_have_numbers_of_their_own)
+{
+    rig self;
+    REQUIRE(rig_open(&self, 8));
+    begin_message(self.group);
+    begin_message(self.group);
+    char *text = dump_text(self.recorder, false);
+    CHECK_CONTAINS(text, "\"p2p_seq_id\":1");
+    CHECK_CONTAINS(text, "\"p2p_seq_id\":2");
+    dd_mem_free(text);
+    begin(self.group, "all_reduce", 1); /* the first: next to message 2 */
+    begin(self.group, "all_reduce", 1);
+    text = dump_text(self.recorder, false);
+    CHECK_CONTAINS(text, "\"p2p_seq_id\":1");
+    dd_mem_free(text);
+    begin_message(self.group); /* the third, after the second: still apart */
+    begin(self.group, "all_reduce", 1);
+    text = dump_text(self.recorder, false);
+    CHECK(strstr(text, "\"p2p_seq_id\":1,") == NULL);
+    CHECK_CONTAINS(text, "\"collective_seq_id\":2,\"p2p_seq_id\":6,\"op_id\":5");
+    dd_mem_free(text);
+    rig_close(&self);
+}
+
 /* ---- many threads */
 
 #define WRITERS 4
 
 typedef struct storm {
     rig rig;
+    dd_recorder_group *groups[WRITERS]; /* one a writer: calls on a group follow one another */
+    atomic_int nstarted;
     atomic_int nleft;
     int rounds;
 } storm;
@@ -468,6 +501,7 @@ static void *
 write_records(void *ptr)
 {
     storm *self = ptr;
+    dd_recorder_group *group = self->groups[atomic_fetch_add(&self->nstarted, 1)];
     for (int64_t i = 1; i <= self->rounds; i++) {
         int64_t shape[4] = {i, i, i, i};
         dd_record_tensor tensors[2] = {{.dtype = DD_DTYPE_INT32, .ndim = 1 + (int)(i % 4), .shape = shape},
@@ -479,7 +513,7 @@ write_records(void *ptr)
                                .outputs = &tensors[1],
                                .ninputs = 1,
                                .noutputs = 1};
-        uint64_t record = dd_recorder_begin(self->rig.group, &call);
+        uint64_t record = dd_recorder_begin(group, &call);
         dd_recorder_start(self->rig.recorder, record, i + 1);
         dd_error error;
         if (i % 16 == 0) {
@@ -512,6 +546,9 @@ TEST(a_dump_is_whole_while_others_write)
     REQUIRE(rig_open(&self.rig, 16));
     pthread_t threads[WRITERS];
     for (int i = 0; i < WRITERS; i++) {
+        self.groups[i] = add_group(self.rig.recorder, "one of them");
+    }
+    for (int i = 0; i < WRITERS; i++) {
         REQUIRE_OK(dd_thread_start(&threads[i], "writer", write_records, &self, check_err()));
     }
     int ndumps = 0;
@@ -530,8 +567,11 @@ TEST(a_dump_is_whole_while_others_write)
         pthread_join(threads[i], NULL);
     }
     char *text = dump_text(self.rig.recorder, false);
-    CHECK_CONTAINS(text, "\"last_enqueued_collective\":\"16000\"");
+    CHECK_CONTAINS(text, "\"last_enqueued_collective\":\"4000\"");
     dd_mem_free(text);
+    for (int i = 0; i < WRITERS; i++) {
+        dd_recorder_group_release(self.groups[i]);
+    }
     rig_close(&self.rig);
 }
 
@@ -539,6 +579,7 @@ TEST(threads_have_names)
 {
     storm self = {.nleft = 1, .rounds = 1};
     REQUIRE(rig_open(&self.rig, 16));
+    self.groups[0] = self.rig.group;
     pthread_t thread;
     REQUIRE_OK(dd_thread_start(&thread, "writer", write_records, &self, check_err()));
     pthread_join(thread, NULL);

@@ -65,6 +65,21 @@ def send_and_receive(channel, port, rank, size, path):
         channel.send(flight_recorder.dump(f"{path}{rank}"))
 
 
+def send_between_collectives(channel, port, rank, size, path):
+    """all_reduce, a message, all_reduce, two messages, all_reduce."""
+    store = dldist.TCPStore("127.0.0.1", port, timeout=LIMIT_S)
+    with dldist.Group(store, rank, size, timeout=LIMIT_S) as group:
+        for nmessages in range(3):
+            for _ in range(nmessages):
+                if rank == 0:
+                    group.send(floats(1, 2), 1)
+                else:
+                    group.recv(floats(0, 0), 0)
+            group.all_reduce(floats(1))
+        channel.send(flight_recorder.entries())
+        channel.send(flight_recorder.dump(f"{path}{rank}"))
+
+
 def leave_one_out(channel, port, rank, size, path):
     """The last rank does not come; the others time out."""
     store = dldist.TCPStore("127.0.0.1", port, timeout=LIMIT_S)

@@ -149,6 +149,7 @@ def test_what_has_failed(group):
         work.wait()
     (entry,) = flight_recorder.entries(only_active=True)
     assert entry["state"] == "started" and entry["retired"] and entry["time_discovered_completed_ns"] is None
+    assert entry["time_created_ns"] < entry["time_ended_ns"] <= time.time_ns()
     assert 'because "so"\n\u00e9' in entry["error"] and entry["error_code"] == "ABORTED" and entry["culprit_rank"] == 0
 
 
@@ -337,6 +338,77 @@ def test_messages_of_two_ranks(children, tmp_path):
     assert [entry["input_sizes"] for entry in entries[0]] == [entry["output_sizes"] for entry in entries[1]] == [[[2]], [[3]]]
     database = analyse(tmp_path)
     assert len(database.collectives) == 2 and all(call.pass_check for call in database.collectives)
+
+
+def test_messages_between_collectives(children, tmp_path):
+    """torch's analyser takes neighbours of the same number for parts of one call: there are none."""
+    ranks, _store = run(children, workers.send_between_collectives, 2, f"{tmp_path}/trace_")
+    entries = [child.recv() for child in ranks]
+    for child in ranks:
+        child.recv()
+        child.result()
+    names = ["all_reduce", "send 0->1", "all_reduce", "send 0->1", "send 0->1", "all_reduce"]
+    assert [entry["profiling_name"] for entry in entries[0]] == [f"gloo:{name}" for name in names]
+    for told in entries:
+        assert [entry["collective_seq_id"] for entry in told] == [1, 1, 2, 2, 2, 3]
+        assert [entry["p2p_seq_id"] for entry in told] == [0, 4, 4, 5, 6, 6]
+        assert [entry["op_id"] for entry in told] == [1, 2, 3, 4, 5, 6]
+    database = analyse(tmp_path)
+    assert len(database.collectives) == 6 and all(call.pass_check for call in database.collectives)
+
+
+def test_callers_of_one_helper_differ(group):
+    def helper():
+        group.all_reduce(TENSOR)
+
+    def first():
+        helper()
+
+    def second():
+        helper()
+        helper()
+
+    for _ in range(3):
+        flight_recorder.reset()
+        first()
+        second()
+        frames = [entry["frames"] for entry in flight_recorder.entries()]
+        assert [[frame["name"] for frame in stack[:3]] for stack in frames] == [
+            ["helper", caller, "test_callers_of_one_helper_differ"] for caller in ("first", "second", "second")
+        ]
+        line = second.__code__.co_firstlineno
+        assert [stack[1]["line"] for stack in frames] == [first.__code__.co_firstlineno + 1, line + 1, line + 2]
+
+
+def test_stacks_through_generators_and_callbacks(group):
+    def generate():
+        group.all_reduce(TENSOR)
+        yield
+
+    class Ending:
+        def __del__(self):
+            group.all_reduce(TENSOR)
+
+    def end():
+        ending = Ending()
+        assert ending
+
+    def many(depth):
+        if depth > 0:
+            return many(depth - 1)
+        return list(map(lambda _: group.all_reduce(TENSOR), range(1)))
+
+    for _ in range(2):
+        flight_recorder.reset()
+        list(generate())
+        end()
+        many(40)
+        many(3)
+        names = [[frame["name"] for frame in entry["frames"]] for entry in flight_recorder.entries()]
+        assert names[0][:2] == ["generate", "test_stacks_through_generators_and_callbacks"]
+        assert names[1][:2] in (["__del__", "end"], ["__del__", "test_stacks_through_generators_and_callbacks"])
+        assert names[2][:3] == ["<lambda>", "many", "many"] and set(names[2][1:]) == {"many"}
+        assert names[3] == ["<lambda>", "many", "many", "many"]
 
 
 def test_a_rank_that_is_missing(children, tmp_path, caplog):

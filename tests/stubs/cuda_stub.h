@@ -110,7 +110,7 @@ struct stub_capture {
     uint64_t id;
     dd_cuda_capture_mode mode;
     pthread_t thread;
-    stub_stream *origin; /* borrowed: the stream has a reference to the stub_capture */
+    stub_stream *origin; /* borrowed, while it is open: the stream has a reference to the stub_capture */
     bool is_open;
     bool is_invalid;
     stub_node *nodes;
@@ -127,6 +127,8 @@ int capture_last_locked(const stub_stream *stream);
 /* Makes the stream wait for a node, and capture, if it does not yet. */
 int capture_wait_locked(stub_stream *stream, stub_capture *capture, int node);
 void capture_invalidate_locked(stub_capture *capture);
+/* The end of a stream that captures. */
+void capture_abandon_locked(stub_stream *stream);
 /* For calls that are not allowed while somebody captures: the result for the caller, who is the one that has spoiled it. */
 int capture_check_unsafe(void);
 int capture_check_unsafe_locked(void);

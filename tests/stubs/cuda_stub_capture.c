@@ -14,12 +14,27 @@ capture_acquire(stub_capture *capture)
     return capture;
 }
 
+/* It takes part in nothing any more, whether it has become a graph or not. */
+static void
+close_locked(stub_capture *capture)
+{
+    stub_capture **link = &open_captures;
+    while (*link != NULL && *link != capture) {
+        link = &(*link)->next;
+    }
+    if (*link != NULL) {
+        *link = capture->next;
+    }
+    capture->is_open = false;
+}
+
 void
 capture_release_locked(stub_capture *capture)
 {
     if (atomic_fetch_sub(&capture->refs, 1) != 1) {
         return;
     }
+    close_locked(capture);
     for (int i = 0; i < capture->nnodes; i++) {
         const dd_stub_work *work = &capture->nodes[i].work;
         if (work->release != NULL) {
@@ -80,6 +95,18 @@ void
 capture_invalidate_locked(stub_capture *capture)
 {
     capture->is_invalid = true;
+}
+
+void
+capture_abandon_locked(stub_stream *stream)
+{
+    stub_capture *capture = stream->capture;
+    capture_invalidate_locked(capture);
+    if (capture->origin == stream) {
+        close_locked(capture);
+    }
+    stream->capture = NULL;
+    capture_release_locked(capture);
 }
 
 int
@@ -214,12 +241,7 @@ end_locked(stub_stream *stream, stub_capture **ended)
         capture_invalidate_locked(capture);
         return CUDA_CAPTURE_WRONG_THREAD;
     }
-    struct stub_capture **link = &open_captures;
-    while (*link != capture) {
-        link = &(*link)->next;
-    }
-    *link = capture->next;
-    capture->is_open = false;
+    close_locked(capture);
     *ended = capture_acquire(capture);
     stub_table_each(&cuda_streams, leave_capture, capture);
     if (stream->capture == capture) { /* a default one, in no table */

@@ -30,7 +30,7 @@ static int ndevices = 8;
 static atomic_int nretained[CUDA_MAX_DEVICES];
 
 #define MAX_DEPTH 64
-static _Thread_local int current[MAX_DEPTH]; /* devices + 1; 0: none */
+static _Thread_local unsigned char current[MAX_DEPTH]; /* devices + 1; 0: none */
 static _Thread_local int depth;
 
 __attribute__((constructor)) static void
@@ -119,7 +119,7 @@ int
 dd_stub_exchange_device(int device)
 {
     int before = current[depth] - 1;
-    current[depth] = device + 1;
+    current[depth] = (unsigned char)(device + 1);
     return before;
 }
 
@@ -294,7 +294,7 @@ cuCtxSetCurrent(dd_cuda_context context)
     if (context != NULL && device < 0) {
         return DD_CUDA_INVALID_CONTEXT;
     }
-    current[depth] = context != NULL ? device + 1 : 0;
+    current[depth] = context != NULL ? (unsigned char)(device + 1) : 0;
     return DD_CUDA_SUCCESS;
 }
 
@@ -314,7 +314,7 @@ cuCtxPushCurrent_v2(dd_cuda_context context)
     if (device < 0 || depth + 1 >= MAX_DEPTH) {
         return DD_CUDA_INVALID_CONTEXT;
     }
-    current[++depth] = device + 1;
+    current[++depth] = (unsigned char)(device + 1);
     return DD_CUDA_SUCCESS;
 }
 

@@ -186,7 +186,21 @@ cuMemFreeHost(void *data)
     return unsafe != 0 ? (dd_cuda_result)unsafe : release(data, true);
 }
 
-/* ---- ordered on streams. The memory is there at once: that it may not be used earlier is the caller's affair. */
+/* ---- ordered on streams. The memory is there at once: that it may not be used earlier is the caller's affair. What a graph
+ * allocates it keeps until it ends, also while the memory counts as freed. */
+
+static void
+run_nothing(void *ctx, void *launched)
+{
+    (void)ctx;
+    (void)launched;
+}
+
+static void
+end_with_graph(void *ctx)
+{
+    (void)release(ctx, false);
+}
 
 CUDA_EXPORT dd_cuda_result
 cuMemAllocAsync(dd_cuda_ptr *data, size_t nbytes, dd_cuda_stream handle)
@@ -199,6 +213,18 @@ cuMemAllocAsync(dd_cuda_ptr *data, size_t nbytes, dd_cuda_stream handle)
     }
     void *memory = NULL;
     result = (int)allocate(stream->device, nbytes, &memory);
+    if (result == 0) {
+        pthread_mutex_lock(&cuda_lock);
+        if (stream->capture != NULL) {
+            result = capture_add_locked(
+                stream, &(dd_stub_work){.run = run_nothing, .release = end_with_graph, .ctx = memory}, -1);
+        }
+        pthread_mutex_unlock(&cuda_lock);
+        if (result != 0) {
+            (void)release(memory, false);
+            memory = NULL;
+        }
+    }
     *data = (dd_cuda_ptr)(uintptr_t)memory;
     cuda_stream_release(stream);
     return (dd_cuda_result)result;
@@ -211,6 +237,21 @@ run_free(void *ctx, void *launched)
     (void)release(ctx, false);
 }
 
+/* A graph frees what it has allocated, and nothing else. */
+static int
+capture_free_locked(stub_stream *stream, const void *data)
+{
+    const stub_capture *capture = stream->capture;
+    for (int i = 0; i < capture->nnodes; i++) {
+        const dd_stub_work *work = &capture->nodes[i].work;
+        if (work->release == end_with_graph && work->ctx == data) {
+            return capture_add_locked(stream, &(dd_stub_work){.run = run_nothing}, -1);
+        }
+    }
+    stub_count_bad_use();
+    return DD_CUDA_INVALID_VALUE;
+}
+
 CUDA_EXPORT dd_cuda_result
 cuMemFreeAsync(dd_cuda_ptr data, dd_cuda_stream handle)
 {
@@ -220,7 +261,15 @@ cuMemFreeAsync(dd_cuda_ptr data, dd_cuda_stream handle)
     if (stream == NULL) {
         return (dd_cuda_result)result;
     }
-    result = cuda_enqueue(stream, &(dd_stub_work){.run = run_free, .ctx = pointer(data)});
+    pthread_mutex_lock(&cuda_lock);
+    bool is_capturing = stream->capture != NULL;
+    if (is_capturing) {
+        result = capture_free_locked(stream, pointer(data));
+    }
+    pthread_mutex_unlock(&cuda_lock);
+    if (!is_capturing) {
+        result = cuda_enqueue(stream, &(dd_stub_work){.run = run_free, .ctx = pointer(data)});
+    }
     cuda_stream_release(stream);
     return (dd_cuda_result)result;
 }

@@ -210,9 +210,7 @@ end_stream(stub_stream *stream)
     pthread_mutex_lock(&cuda_lock);
     stream->is_destroyed = true;
     if (stream->capture != NULL) {
-        capture_invalidate_locked(stream->capture);
-        capture_release_locked(stream->capture);
-        stream->capture = NULL;
+        capture_abandon_locked(stream);
     }
     pthread_cond_signal(&stream->has_work);
     pthread_mutex_unlock(&cuda_lock);

@@ -12,21 +12,40 @@ pthread_cond_t nccl_changed;
 stub_count nccl_comm_count = {.kind = "comm"};
 stub_table nccl_comms = STUB_TABLE(&nccl_comm_count, 8);
 
-static _Thread_local char thread_error[NCCL_TEXT_MAX];
+/* What a thread has been told. Not thread-local: of that there is little for libraries that are loaded late. */
+typedef struct thread_texts {
+    char error[NCCL_TEXT_MAX];
+    char told[NCCL_TEXT_MAX];
+} thread_texts;
+
+static pthread_key_t texts_key;
 static char last_error[NCCL_TEXT_MAX]; /* of any thread; under nccl_lock */
 
 __attribute__((constructor)) static void
 start(void)
 {
     stub_cond_init(&nccl_changed);
+    pthread_key_create(&texts_key, free);
+}
+
+static thread_texts *
+own_texts(void)
+{
+    thread_texts *own = pthread_getspecific(texts_key);
+    if (own == NULL) {
+        own = stub_zalloc(sizeof *own);
+        pthread_setspecific(texts_key, own);
+    }
+    return own;
 }
 
 dd_nccl_result
 nccl_fail(dd_nccl_result result, const char *format, ...)
 {
+    char *thread_error = own_texts()->error;
     va_list args;
     va_start(args, format);
-    (void)vsnprintf(thread_error, sizeof thread_error, format, args);
+    (void)vsnprintf(thread_error, NCCL_TEXT_MAX, format, args);
     va_end(args);
     pthread_mutex_lock(&nccl_lock);
     memcpy(last_error, thread_error, sizeof last_error);
@@ -37,16 +56,16 @@ nccl_fail(dd_nccl_result result, const char *format, ...)
 const char *
 nccl_last_error(dd_nccl_comm_handle handle)
 {
-    static _Thread_local char told[NCCL_TEXT_MAX];
+    thread_texts *own = own_texts();
     nccl_comm *comm = handle != NULL ? stub_table_find(&nccl_comms, handle) : NULL;
     pthread_mutex_lock(&nccl_lock);
     bool has_own = comm != NULL && comm->error[0] != '\0';
-    memcpy(told, has_own ? comm->error : thread_error[0] != '\0' ? thread_error : last_error, sizeof told);
+    memcpy(own->told, has_own ? comm->error : own->error[0] != '\0' ? own->error : last_error, NCCL_TEXT_MAX);
     pthread_mutex_unlock(&nccl_lock);
     if (comm != NULL) {
         nccl_comm_release(comm);
     }
-    return told;
+    return own->told;
 }
 
 /* ---- lives */
