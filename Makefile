@@ -70,7 +70,7 @@ NO_RANDOM_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: help test-c test-asan test-tsan stubs model replay fuzz-build coverage check layers headers format-check tidy format \
+.PHONY: help test-c test-asan test-tsan stubs model replay fuzz-build coverage check layers headers format-check check-nccl tidy format \
         ext symbols test-py chaos soak clean $(addprefix fuzz-,$(FUZZ_NAMES))
 
 help: ## this list
@@ -179,7 +179,7 @@ coverage: $(BUILD)/coverage/tests_c ## lines of csrc/ that the C tests run, file
 
 # ---- checks of the source
 
-check: layers headers format-check ## layers, headers and format (quick; `make tidy` is the slow one)
+check: layers headers format-check check-nccl ## layers, headers, format, NCCL's declarations (quick; `make tidy` is the slow one)
 
 layers: ## which folder may include which
 	@$(PYTHON) tools/check_layers.py
@@ -191,6 +191,9 @@ format-check: ## clang-format would change nothing
 	@differ=0; for file in $(ALL_C); do \
 	    $(CLANG_FORMAT) $$file | diff -u --label $$file --label formatted $$file - || differ=$$((differ + 1)); \
 	done; echo "format: $(words $(ALL_C)) files, $$differ differ"; test $$differ -eq 0
+
+check-nccl: ## our declarations of NCCL and CUDA against nccl.h and cuda.h, where there are any
+	@$(PYTHON) tools/check_nccl.py
 
 # What tidy_model.h says is what status.c defines, so that one file goes without.
 tidy: ## clang-tidy over csrc/ without the binding

@@ -39,8 +39,8 @@ strides_of(const dd_view *view, int64_t strides[DD_VIEW_MAX_DIMS])
 static void
 join_dims(copy_plan *plan, const dd_nccl_copy *copy)
 {
-    int64_t src[DD_VIEW_MAX_DIMS];
-    int64_t dst[DD_VIEW_MAX_DIMS];
+    int64_t src[DD_VIEW_MAX_DIMS] = {0};
+    int64_t dst[DD_VIEW_MAX_DIMS] = {0};
     strides_of(&copy->src, src);
     strides_of(&copy->dst, dst);
     for (int d = 0; d < copy->src.ndim; d++) {

@@ -33,7 +33,7 @@ keep_locked(nccl_events *events, dd_cuda_event event)
     }
     if (events->count == events->capacity) {
         size_t capacity = events->capacity > 0 ? events->capacity * 2 : MIN_CAPACITY;
-        dd_cuda_event *items = dd_mem_realloc(events->items, capacity * sizeof *items);
+        dd_cuda_event *items = dd_mem_realloc(events->items, capacity * sizeof(dd_cuda_event));
         if (items == NULL) {
             return false;
         }

@@ -57,17 +57,19 @@ free_group(dd_nccl_group *group)
 
 /* Without what is counted elsewhere. NULL without memory. */
 static dd_nccl_group *
-new_group(const dd_nccl_lib *lib, const dd_cuda *cuda, int rank, int size)
+new_group(const dd_nccl_base *base, int rank, int size)
 {
-    dd_nccl_group *group = dd_mem_zalloc(sizeof *group + (size_t)cuda->ndevices * sizeof(nccl_device *));
+    dd_nccl_group *group =
+        dd_mem_zalloc(sizeof *group + (size_t)base->cuda->ndevices * sizeof(nccl_device *));
     if (group == NULL) {
         return NULL;
     }
     atomic_init(&group->users, 1);
     atomic_init(&group->refs, 1);
     atomic_init(&group->stop, false);
-    group->lib = lib;
-    group->cuda = cuda;
+    group->lib = base->lib;
+    group->cuda = base->cuda;
+    group->watchdog = base->watchdog;
     group->rank = rank;
     group->size = size;
     group->generation = dd_fork_generation();
@@ -81,21 +83,22 @@ new_group(const dd_nccl_lib *lib, const dd_cuda *cuda, int rank, int size)
 }
 
 dd_status
-dd_nccl_group_open(const dd_nccl_lib *lib, const dd_cuda *cuda, dd_nccl_watchdog *watchdog, dd_store *store,
-                   int rank, int size, const dd_nccl_group_options *options,
-                   dd_recorder_group *recorder_group, dd_nccl_group **out, dd_error *err)
+dd_nccl_group_open(const dd_nccl_base *base, dd_store *store, int rank, int size,
+                   const dd_nccl_group_options *options, dd_recorder_group *recorder_group,
+                   dd_nccl_group **out, dd_error *err)
 {
-    dd_status status = check_open(cuda, store, rank, size, err);
-    dd_nccl_group *group = status == DD_OK ? new_group(lib, cuda, rank, size) : NULL;
+    dd_status status = check_open(base->cuda, store, rank, size, err);
+    dd_nccl_group *group = status == DD_OK ? new_group(base, rank, size) : NULL;
     if (status == DD_OK && group == NULL) {
         status = dd_error_no_memory(err, sizeof *group);
     }
     if (status == DD_OK) {
-        group->watchdog = watchdog;
         status = copy_options(group, options, err);
     }
     if (status == DD_OK) {
-        status = nccl_watchdog_add(watchdog, group, err);
+        group->recorder_group = recorder_group;
+        group->recorder = recorder_group != NULL ? dd_recorder_of_group(recorder_group) : NULL;
+        status = nccl_watchdog_add(base->watchdog, group, err);
     }
     if (status != DD_OK) {
         dd_recorder_group_release(recorder_group);
@@ -103,8 +106,6 @@ dd_nccl_group_open(const dd_nccl_lib *lib, const dd_cuda *cuda, dd_nccl_watchdog
         return status;
     }
     group->store = store != NULL ? dd_store_acquire(store) : NULL;
-    group->recorder_group = recorder_group;
-    group->recorder = recorder_group != NULL ? dd_recorder_of_group(recorder_group) : NULL;
     *out = group;
     return DD_OK;
 }

@@ -35,12 +35,18 @@ typedef struct dd_nccl_group_options {
     int ranks_per_root;   /* scalable init: one unique id for so many ranks, from this many on; 0: never */
 } dd_nccl_group_options;
 
-/* Meets nobody: the first communicator does. lib, cuda and watchdog outlive the group and its works. recorder_group is taken (also on failure) and
+/* What groups stand on, which outlives them and their works. */
+typedef struct dd_nccl_base {
+    const dd_nccl_lib *lib;
+    const dd_cuda *cuda; /* NULL: there is no device */
+    dd_nccl_watchdog *watchdog;
+} dd_nccl_base;
+
+/* Meets nobody: the first communicator does. recorder_group is taken (also on failure) and
  * may be NULL. With size 1 the store may be NULL. DD_NOT_SUPPORTED when there is no device. */
-dd_status dd_nccl_group_open(const dd_nccl_lib *lib, const dd_cuda *cuda, dd_nccl_watchdog *watchdog,
-                             dd_store *store, int rank, int size, const dd_nccl_group_options *options,
-                             dd_recorder_group *recorder_group, dd_nccl_group **group,
-                             dd_error *err) DD_MUST_CHECK;
+dd_status dd_nccl_group_open(const dd_nccl_base *base, dd_store *store, int rank, int size,
+                             const dd_nccl_group_options *options, dd_recorder_group *recorder_group,
+                             dd_nccl_group **group, dd_error *err) DD_MUST_CHECK;
 dd_nccl_group *dd_nccl_group_acquire(dd_nccl_group *group);
 /* The last one aborts the group, without waiting for it (close and abort do); works that are still held stay usable. NULL is fine. */
 void dd_nccl_group_release(dd_nccl_group *group);

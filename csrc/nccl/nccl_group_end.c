@@ -142,6 +142,7 @@ static void *
 abort_all(void *arg)
 {
     dd_nccl_group *group = arg;
+    dd_nccl_watchdog *watchdog = group->watchdog;
     dd_error cause;
     pthread_mutex_lock(&group->lock);
     if (nccl_group_check_locked(group, &cause) == DD_OK) {
@@ -150,9 +151,10 @@ abort_all(void *arg)
     pthread_mutex_unlock(&group->lock);
     nccl_channel *channel;
     while ((channel = next_to_abort(group)) != NULL) {
-        (void)!dd_nccl_comm_abort(atomic_load(&channel->comm), cause.message,
-                                  NULL); /* there is a cause already */
+        /* How it ends changes nothing: there is a cause already. */
+        (void)!dd_nccl_comm_abort(atomic_load(&channel->comm), cause.message, NULL);
     }
+    nccl_watchdog_end_abort(watchdog);
     return NULL;
 }
 
@@ -171,6 +173,7 @@ nccl_group_start_abort(dd_nccl_group *group)
         return;
     }
     nccl_group_acquire_internal(group);
+    nccl_watchdog_begin_abort(group->watchdog);
     pthread_t thread;
     if (dd_thread_start(&thread, "dldist-abort", abort_all, group, NULL) == DD_OK) {
         pthread_detach(thread);

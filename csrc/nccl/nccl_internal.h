@@ -286,6 +286,9 @@ dd_status nccl_watchdog_add(dd_nccl_watchdog *watchdog, dd_nccl_group *group, dd
 void nccl_watchdog_remove(dd_nccl_watchdog *watchdog, dd_nccl_group *group);
 /* There is something to watch again. Cheap while it looks anyway. */
 void nccl_watchdog_kick(dd_nccl_watchdog *watchdog);
+/* The watchdog ends after those who abort, whose last act is the second. */
+void nccl_watchdog_begin_abort(dd_nccl_watchdog *watchdog);
+void nccl_watchdog_end_abort(dd_nccl_watchdog *watchdog);
 bool nccl_watchdog_is_abort_off(const dd_nccl_watchdog *watchdog);
 int64_t nccl_watchdog_abort_timeout_ns(const dd_nccl_watchdog *watchdog);
 

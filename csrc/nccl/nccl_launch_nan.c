@@ -144,8 +144,8 @@ check_op(nccl_launch *launch, const dd_nccl_op *op, const dd_wait *wait)
     return status;
 }
 
-dd_status
-nccl_check_nan(nccl_launch *launch)
+static dd_status
+check_inputs(nccl_launch *launch)
 {
     nccl_device *device = launch->channel->device;
     const dd_cuda *cuda = launch->group->cuda;
@@ -165,5 +165,17 @@ nccl_check_nan(nccl_launch *launch)
             dd_error_prepend(launch->err, "operation %zu of %zu", i, launch->call->nops);
         }
     }
+    return status;
+}
+
+dd_status
+nccl_check_nan(nccl_launch *launch)
+{
+    /* Another thread's capture, which would be spoiled by questions to the device, has nothing to do with these. */
+    const dd_cuda_api *api = &launch->group->cuda->api;
+    dd_cuda_capture_mode mode = DD_CUDA_CAPTURE_MODE_RELAXED;
+    (void)api->cuThreadExchangeStreamCaptureMode(&mode);
+    dd_status status = check_inputs(launch);
+    (void)api->cuThreadExchangeStreamCaptureMode(&mode);
     return status;
 }

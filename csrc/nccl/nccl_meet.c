@@ -178,7 +178,7 @@ read_card(const encounter *e, int rank, dd_bytes value, card *out, dd_error *err
 static dd_status
 take_id(const encounter *e, int i, dd_bytes value, dd_error *err)
 {
-    card root;
+    card root = {0};
     int rank = root_rank(e, i);
     dd_status status = read_card(e, rank, value, &root, err);
     if (status != DD_OK) {
@@ -261,7 +261,7 @@ static int
 find_gone(const encounter *e, const dd_wait *wait)
 {
     for (int rank = 0; rank < e->m->size; rank++) {
-        card one;
+        card one = {0};
         if (look_at_card(e, rank, &one, wait) && one.is_gone) {
             return rank;
         }
@@ -359,7 +359,7 @@ static bool
 have_left(const encounter *e, const dd_blob_list *cards)
 {
     for (int rank = 0; rank < e->m->size; rank++) {
-        card one;
+        card one = {0};
         if (read_card(e, rank, dd_blob_view(&cards->items[rank]), &one, NULL) == DD_OK && one.is_gone) {
             return true;
         }
@@ -393,7 +393,7 @@ take_tickets(const encounter *e, const dd_blob_list *cards)
     dd_wait last = dd_wait_after(LAST_WORDS_NS);
     bool is_whole = cards->count == (size_t)e->m->size;
     for (int rank = 0; rank < e->m->size && !dd_wait_is_over(&last); rank++) {
-        card one;
+        card one = {0};
         bool is_there = is_whole ? read_card(e, rank, dd_blob_view(&cards->items[rank]), &one, NULL) == DD_OK
                                  : look_at_card(e, rank, &one, &last);
         e->tickets[rank] = is_there ? one.ticket : 0;
@@ -449,8 +449,8 @@ meet_as_first(encounter *e, dd_error *err)
 static bool
 is_for_us(encounter *e, const verdict *v, const uint8_t *tickets)
 {
-    uint32_t first;
-    uint32_t own;
+    uint32_t first = 0;
+    uint32_t own = 0;
     memcpy(&first, tickets, sizeof first);
     memcpy(&own, tickets + (size_t)e->m->rank * sizeof own, sizeof own);
     bool is = own == e->ticket || (own == 0 && v->status != DD_OK && first != e->heard);
@@ -464,7 +464,7 @@ is_for_us(encounter *e, const verdict *v, const uint8_t *tickets)
 static dd_status
 accept(encounter *e, dd_bytes value, bool *is_ours, dd_error *err)
 {
-    verdict v;
+    verdict v = {0};
     size_t head = sizeof v + (size_t)e->m->size * sizeof e->ticket;
     *is_ours = true;
     if (value.len >= sizeof v) {

@@ -26,6 +26,7 @@ struct dd_nccl_watchdog {
     pthread_cond_t wake;
     dd_list groups;   /* lock */
     size_t ngroups;   /* lock */
+    size_t naborts;   /* lock; threads that abort, and use the driver until they end */
     bool is_started;  /* lock; there is a thread, to be joined */
     bool is_stopping; /* lock */
     bool is_over;     /* lock; the driver is gone: the thread has ended */
@@ -271,6 +272,20 @@ dd_nccl_watchdog_create(const dd_cuda *cuda, const dd_nccl_watchdog_options *opt
     return DD_OK;
 }
 
+/* False: some are stuck in NCCL, and stay behind. */
+static bool
+await_aborts(dd_nccl_watchdog *watchdog)
+{
+    dd_wait wait = dd_wait_after(JOIN_NS);
+    pthread_mutex_lock(&watchdog->lock);
+    while (watchdog->naborts > 0 && !dd_wait_is_over(&wait)) {
+        dd_cond_wait_slice(&watchdog->wake, &watchdog->lock, &wait);
+    }
+    bool is_done = watchdog->naborts == 0;
+    pthread_mutex_unlock(&watchdog->lock);
+    return is_done;
+}
+
 /* False: it is stuck in the driver, and stays behind. */
 static bool
 join(dd_nccl_watchdog *watchdog)
@@ -296,7 +311,8 @@ dd_nccl_watchdog_destroy(dd_nccl_watchdog *watchdog)
     bool is_started = watchdog->is_started;
     pthread_cond_broadcast(&watchdog->wake);
     pthread_mutex_unlock(&watchdog->lock);
-    if (is_started && !join(watchdog)) {
+    bool is_alone = await_aborts(watchdog);
+    if ((is_started && !join(watchdog)) || !is_alone) {
         return;
     }
     pthread_cond_destroy(&watchdog->wake);
@@ -335,6 +351,23 @@ nccl_watchdog_remove(dd_nccl_watchdog *watchdog, dd_nccl_group *group)
         dd_list_remove(&group->link);
         watchdog->ngroups--;
     }
+    pthread_mutex_unlock(&watchdog->lock);
+}
+
+void
+nccl_watchdog_begin_abort(dd_nccl_watchdog *watchdog)
+{
+    pthread_mutex_lock(&watchdog->lock);
+    watchdog->naborts++;
+    pthread_mutex_unlock(&watchdog->lock);
+}
+
+void
+nccl_watchdog_end_abort(dd_nccl_watchdog *watchdog)
+{
+    pthread_mutex_lock(&watchdog->lock);
+    watchdog->naborts--;
+    pthread_cond_broadcast(&watchdog->wake);
     pthread_mutex_unlock(&watchdog->lock);
 }
 

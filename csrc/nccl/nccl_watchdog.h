@@ -28,7 +28,7 @@ typedef struct dd_nccl_watchdog_options {
 /* Starts no thread: the first group does. */
 dd_status dd_nccl_watchdog_create(const dd_cuda *cuda, const dd_nccl_watchdog_options *options,
                                   dd_nccl_watchdog **watchdog, dd_error *err) DD_MUST_CHECK;
-/* After the last group. NULL is fine. */
+/* After the last group. Waits, for a while, for communicators that are being aborted; then lib and cuda may be closed. NULL is fine. */
 void dd_nccl_watchdog_destroy(dd_nccl_watchdog *watchdog);
 
 /* Counts up as long as it is alive; 0 while it has nothing to watch and sleeps. */

@@ -52,6 +52,8 @@ dd_status dd_recorder_add_group(dd_recorder *recorder, const dd_recorder_group_i
 dd_recorder_group *dd_recorder_group_acquire(dd_recorder_group *group); /* NULL is fine, and gives NULL */
 void dd_recorder_group_release(dd_recorder_group *group);               /* NULL is fine */
 dd_recorder *dd_recorder_of_group(dd_recorder_group *group);            /* borrowed */
+/* Its number among the groups of the recorder; no other has it, ever. */
+uint32_t dd_recorder_group_uid(const dd_recorder_group *group);
 /* What a group is called is sometimes known after it was made. */
 dd_status dd_recorder_group_rename(dd_recorder_group *group, const dd_recorder_group_info *info,
                                    dd_error *err) DD_MUST_CHECK;
@@ -102,9 +104,11 @@ void dd_recorder_end(dd_recorder *recorder, uint64_t record, int64_t now_ns, con
 /* ---- alarms: something has failed, and somebody should look */
 
 typedef struct dd_alarm {
-    char group[64];  /* its name */
-    int rank;        /* of this process in it */
-    uint64_t record; /* the operation that has failed first; DD_NO_RECORD when it was the group */
+    uint32_t uid;     /* which group it is about: names are not unique */
+    char group[64];   /* its name */
+    const char *kind; /* "gloo", "nccl" */
+    int rank;         /* of this process in it */
+    uint64_t record;  /* the operation that has failed first; DD_NO_RECORD when it was the group */
     dd_error error;
 } dd_alarm;
 
@@ -114,6 +118,9 @@ void dd_recorder_raise_alarm(dd_recorder_group *group, uint64_t record, const dd
 /* Waits for one: DD_TIMED_OUT at the deadline. */
 dd_status dd_recorder_take_alarm(dd_recorder *recorder, dd_alarm *alarm, const dd_wait *wait,
                                  dd_error *err) DD_MUST_CHECK;
+/* Has every alarm call `notify` from now on, on the thread that raises it and with any locks held. NULL ends that: then no call is under
+ * way any more. */
+void dd_recorder_notify_of_alarms(dd_recorder *recorder, void (*notify)(void *ctx), void *ctx);
 /* Ends the wait of whoever is in take_alarm, with DD_CLOSED, from now on. */
 void dd_recorder_close_alarms(dd_recorder *recorder);
 

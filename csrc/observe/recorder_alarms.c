@@ -14,11 +14,25 @@ dd_recorder_raise_alarm(dd_recorder_group *group, uint64_t record, const dd_erro
         recorder->nalarms_taken++; /* nobody takes them */
     }
     dd_alarm *alarm = &recorder->alarms[recorder->nalarms_raised++ % ALARMS_KEPT];
+    alarm->uid = group->uid;
+    alarm->kind = group->alarm_kind;
     memcpy(alarm->group, group->alarm_name, sizeof alarm->group);
     alarm->rank = group->alarm_rank;
     alarm->record = record;
     alarm->error = *error;
     pthread_cond_signal(&recorder->alarms_cond);
+    if (recorder->notify != NULL) {
+        recorder->notify(recorder->notify_ctx);
+    }
+    pthread_mutex_unlock(&recorder->alarms_mu);
+}
+
+void
+dd_recorder_notify_of_alarms(dd_recorder *recorder, void (*notify)(void *ctx), void *ctx)
+{
+    pthread_mutex_lock(&recorder->alarms_mu);
+    recorder->notify = notify;
+    recorder->notify_ctx = ctx;
     pthread_mutex_unlock(&recorder->alarms_mu);
 }
 

@@ -21,6 +21,7 @@ set_alarm_name(dd_recorder_group *group, const dd_recorder_group_info *info)
     pthread_mutex_lock(&group->recorder->alarms_mu);
     snprintf(group->alarm_name, sizeof group->alarm_name, "%.*s", (int)info->name.len,
              (const char *)info->name.data);
+    group->alarm_kind = info->kind;
     group->alarm_rank = info->rank;
     pthread_mutex_unlock(&group->recorder->alarms_mu);
 }
@@ -123,6 +124,12 @@ dd_recorder *
 dd_recorder_of_group(dd_recorder_group *group)
 {
     return group->recorder;
+}
+
+uint32_t
+dd_recorder_group_uid(const dd_recorder_group *group)
+{
+    return group->uid;
 }
 
 /* Whether the ring may still have one of its records, be it one that nobody will see. Another round of the ring is for threads that

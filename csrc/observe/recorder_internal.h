@@ -98,6 +98,8 @@ struct dd_recorder {
     dd_alarm alarms[ALARMS_KEPT];
     size_t nalarms_raised;
     size_t nalarms_taken;
+    void (*notify)(void *ctx); /* NULL: nobody */
+    void *notify_ctx;
     bool is_closed;
 };
 
@@ -125,6 +127,7 @@ struct dd_recorder_group {
     atomic_bool is_alarmed;
     /* guarded by the recorder's alarms_mu: of its name and rank, for alarms */
     char alarm_name[64];
+    const char *alarm_kind;
     int alarm_rank;
 };
 

@@ -1,6 +1,7 @@
 #include "python/py_group_call.h"
 
 #include "python/py_error.h"
+#include "python/py_nccl.h"
 #include "python/py_recorder.h"
 #include "python/py_reduce_op.h"
 
@@ -11,7 +12,8 @@ read_async(py_group_call *call, PyObject *value)
     if (!py_params_flag(call->group->state, value, &is_async, call->params->function, "async_op")) {
         return false;
     }
-    if (!is_async) {
+    call->is_async = is_async;
+    if (!is_async || call->group->nccl != NULL) {
         return true;
     }
     py_completions_drain(call->group->state);
@@ -67,13 +69,14 @@ py_group_call_begin(py_group_call *call, PyObject *self, const py_params *params
 {
     call->group = (py_group *)self;
     call->params = params;
+    call->is_async = false;
     call->flight = NULL;
     call->timeout_ns = -1;
     call->root = 0;
     call->reduction = (dd_reduction){.op = DD_REDOP_SUM, .factor = 1.0};
-    if (!py_group_require_open(call->group) ||
+    if (!py_group_require_either(call->group) ||
         !py_params_parse(params, call->group->state, args, nargs, kwnames, call->values) ||
-        !read_common(call)) {
+        !read_common(call) || (call->group->nccl != NULL && !py_nccl_call_begin(call))) {
         return false;
     }
     if (call->flight != NULL) {
@@ -178,6 +181,9 @@ start(py_group_call *call, const dd_coll_args *args)
 PyObject *
 py_group_call_run(py_group_call *call, dd_coll coll, bool is_ok)
 {
+    if (call->group->nccl != NULL) {
+        return py_nccl_call_run(call, coll, is_ok);
+    }
     dd_coll_args args = {.coll = coll, .root = call->root, .reduction = call->reduction};
     args.reduction.dtype = py_operands_dtype(call->operands);
     args.reduction.divisor = call->group->size;
@@ -284,6 +290,9 @@ start_message(py_group_call *call, const py_group_message *message)
 PyObject *
 py_group_call_run_message(py_group_call *call, const py_group_message *message)
 {
+    if (call->group->nccl != NULL) {
+        return py_nccl_call_run_message(call, message);
+    }
     dd_coll_args unused = {.coll = DD_COLL_BROADCAST};
     py_side *side = message->is_send ? &call->operands->inputs : &call->operands->outputs;
     py_operands_set_side(side, PY_LAYOUT_EACH, 0, 1, 1);

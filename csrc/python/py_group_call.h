@@ -16,6 +16,8 @@ typedef struct py_group_call {
     int64_t timeout_ns;
     int root;
     dd_reduction reduction;
+    PyObject *
+        factor; /* of PREMUL_SUM on an NcclGroup, borrowed from an argument: a tensor on the device; or NULL */
     py_operands own;
 } py_group_call;
 

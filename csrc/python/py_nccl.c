@@ -3,6 +3,7 @@
 #include "core/fork.h"
 #include "core/mem.h"
 #include "python/py_error.h"
+#include "python/py_watch.h"
 
 #include <string.h>
 
@@ -206,6 +207,7 @@ py_nccl_destroy(py_state *state)
 {
     /* A child after a fork has none of the threads that would be waited for. */
     if (state->nccl != NULL && state->nccl->generation == dd_fork_generation()) {
+        py_watch_heartbeat(state, NULL);
         destroy(state->nccl);
     }
     state->nccl = NULL;
@@ -223,12 +225,29 @@ abort_groups(dd_nccl_group **groups, size_t count)
     }
 }
 
+/* Quietly: the others are not told of what ends with the process. */
+static void
+unwatch_groups(py_state *state)
+{
+    dd_list *node = state->nccl_groups.next;
+    while (node != &state->nccl_groups) {
+        py_group *group = DD_CONTAINER_OF(node, py_group, link);
+        bool is_watched = group->nccl->watch_id != 0;
+        node = node->next;
+        if (is_watched) {
+            py_watch_remove_nccl(group);
+            node = state->nccl_groups.next; /* the list may have changed: the GIL was let go */
+        }
+    }
+}
+
 /* As c10d does with groups that nobody has destroyed: other ranks may be gone, so that nothing can be waited for. */
 PyObject *
 py_nccl_shut_down(PyObject *module, PyObject *unused)
 {
     (void)unused;
     py_state *state = PyModule_GetState(module);
+    unwatch_groups(state);
     size_t count = 0;
     for (dd_list *node = state->nccl_groups.next; node != &state->nccl_groups; node = node->next) {
         count++;

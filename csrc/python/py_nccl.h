@@ -52,6 +52,7 @@ typedef struct py_nccl_core {
     bool is_host_taken;    /* tensors of the host are staged */
     py_nccl_batch *batches;
     dd_recorder_group *recorded; /* const; borrowed from the core's group, or NULL */
+    uint64_t watch_id;           /* of the monitor; 0: it does not know the group */
 } py_nccl_core;
 
 static inline py_nccl_core *
@@ -73,12 +74,14 @@ PyObject *py_nccl_array_make_type(PyObject *module);
 /* Memory of ncclMemAlloc on the group's device. */
 PyObject *py_nccl_group_empty(PyObject *self, PyObject *args, PyObject *kwargs);
 
-/* Methods in py_nccl_group_comm.c. */
+/* Methods in py_nccl_group_comm.c and py_nccl_group_comm_make.c. */
 #define PY_NCCL_METHOD(name) PyObject *py_nccl_group_##name(PyObject *self, PyObject *args, PyObject *kwargs)
 PY_NCCL_METHOD(connect);
 PY_NCCL_METHOD(split);
 PY_NCCL_METHOD(skip_split);
 PY_NCCL_METHOD(shrink);
+PY_NCCL_METHOD(grow_id);
+PY_NCCL_METHOD(grow);
 PY_NCCL_METHOD(revoke);
 PY_NCCL_METHOD(suspend);
 PY_NCCL_METHOD(resume);

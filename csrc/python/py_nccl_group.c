@@ -6,6 +6,7 @@
 #include "python/py_nccl.h"
 #include "python/py_recorder.h"
 #include "python/py_store.h"
+#include "python/py_watch.h"
 
 #define CLOSE_TIMEOUT_NS (10 * DD_NS_PER_S)
 #define ABORT_TIMEOUT_NS (10 * DD_NS_PER_S)
@@ -122,6 +123,10 @@ py_nccl_group_wrap(const py_group *parent, dd_nccl_group *group, const dd_nccl_g
     self->nccl->is_bound = parent->nccl->is_bound;
     self->nccl->is_blocking_wait = parent->nccl->is_blocking_wait;
     self->store = Py_XNewRef(parent->store);
+    if (group != parent->nccl->group && py_watch_add_nccl(self) < 0) {
+        Py_DECREF((PyObject *)self);
+        return NULL;
+    }
     return (PyObject *)self;
 }
 
@@ -272,8 +277,8 @@ open_group(py_group *self, const open_arguments *arguments, dd_store *store)
     dd_error err;
     dd_status status;
     Py_BEGIN_ALLOW_THREADS
-    status = dd_nccl_group_open(nccl->lib, nccl->cuda, nccl->watchdog, store, rank, size, &options, recorded,
-                                &group, &err);
+    status = dd_nccl_group_open(&(dd_nccl_base){nccl->lib, nccl->cuda, nccl->watchdog}, store, rank, size,
+                                &options, recorded, &group, &err);
     Py_END_ALLOW_THREADS
     if (status != DD_OK) {
         py_error_raise_of_group(self->state, status, &err);
@@ -313,10 +318,11 @@ group_init(PyObject *object, PyObject *args, PyObject *kwargs)
     }
     bool is_ok = open_group(self, &arguments, store);
     py_store_drop(store);
-    if (is_ok) {
-        self->store = Py_NewRef(arguments.store_object);
+    if (!is_ok) {
+        return -1;
     }
-    return is_ok ? 0 : -1;
+    self->store = Py_NewRef(arguments.store_object);
+    return py_watch_add_nccl(self);
 }
 
 static void
@@ -331,6 +337,7 @@ group_dealloc(PyObject *object)
     dd_list_remove(&self->link);
     if (self->nccl != NULL) {
         py_nccl_batches_destroy(self->nccl);
+        py_watch_remove_nccl(self);
         if (self->state->nccl != NULL && self->state->nccl->generation == dd_fork_generation()) {
             drop(self->nccl->group);
         }
@@ -358,6 +365,7 @@ close_group(py_group *self, int64_t timeout_ns)
     Py_BEGIN_ALLOW_THREADS
     status = dd_nccl_group_close(self->nccl->group, &wait.wait, &err);
     Py_END_ALLOW_THREADS
+    py_watch_remove_nccl(self); /* the others have heard if it has failed */
     py_completions_drain(self->state);
     return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
 }
@@ -676,6 +684,12 @@ static PyMethodDef group_methods[] = {
     {"shrink", KEYWORDS(py_nccl_group_shrink),
      "shrink($self, excluded, name=None, timeout=None, *, is_abort=False, config=None)\n--\n\n"
      "A group without some ranks, which do not call it; is_abort: this one has failed, and is ended first."},
+    {"grow_id", KEYWORDS(py_nccl_group_grow_id),
+     "grow_id($self)\n--\n\nThe bytes by which ranks join what this group grows to: for one rank, which then calls grow(id=)."},
+    {"grow", KEYWORDS(py_nccl_group_grow),
+     "grow($self, store, size, id=None, rank=None, *, name=None, timeout=None, config=None)\n--\n\n"
+     "A group of more ranks, whose first ones are this group's: all call it, the one that has made the id with it.\n\n"
+     "Ranks of other groups join with the id and their new rank. This group is ended by the caller."},
     {"revoke", KEYWORDS(py_nccl_group_revoke),
      "revoke($self)\n--\n\nEnds what is under way; splitting goes on to work."},
     {"suspend", KEYWORDS(py_nccl_group_suspend),

@@ -1,14 +1,16 @@
 #include "python/py_reduce_op.h"
 
 #include "python/py_convert.h"
+#include "python/py_dtype.h"
 
 #include <strings.h>
 
 typedef struct py_reduce_op {
     PyObject ob_base; /* PyObject_HEAD */
     dd_redop op;
-    bool has_factor; /* PREMUL_SUM with one; without, it stands for the kind */
-    double factor;   /* 1.0 without one */
+    bool has_factor;  /* PREMUL_SUM with one; without, it stands for the kind */
+    double factor;    /* 1.0 without one, and with a tensor */
+    PyObject *tensor; /* owned; const: the factor, in the memory of a device; or NULL */
 } py_reduce_op;
 
 static bool
@@ -24,14 +26,47 @@ find_op(const char *text, dd_redop *op)
 }
 
 static PyObject *
-make_op(PyTypeObject *type, dd_redop op, const double *factor)
+make_op(PyTypeObject *type, dd_redop op)
 {
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     py_reduce_op *self = (py_reduce_op *)alloc(type, 0);
     if (self != NULL) {
         self->op = op;
-        self->has_factor = factor != NULL;
-        self->factor = factor != NULL ? *factor : 1.0;
+        self->factor = 1.0;
+    }
+    return (PyObject *)self;
+}
+
+/* 1: a tensor that is not in the memory of the host, where its value could be read. -1 with an exception. */
+static int
+is_device_tensor(PyObject *factor)
+{
+    if (PyFloat_Check(factor) || PyLong_Check(factor) ||
+        !PyObject_HasAttrString(factor, "__dlpack_device__")) {
+        return 0;
+    }
+    PyObject *device = PyObject_CallMethod(factor, "__dlpack_device__", NULL);
+    PyObject *kind = device != NULL ? PySequence_GetItem(device, 0) : NULL;
+    long number = kind != NULL ? PyLong_AsLong(kind) : -1;
+    Py_XDECREF(device);
+    Py_XDECREF(kind);
+    return PyErr_Occurred() != NULL ? -1 : number != PY_DEVICE_CPU;
+}
+
+/* PREMUL_SUM(factor). */
+static PyObject *
+make_scaled(PyTypeObject *type, PyObject *factor)
+{
+    int is_tensor = is_device_tensor(factor);
+    double number = is_tensor == 0 ? PyFloat_AsDouble(factor) : 1.0;
+    if (is_tensor < 0 || (number == -1.0 && PyErr_Occurred() != NULL)) {
+        return NULL;
+    }
+    py_reduce_op *self = (py_reduce_op *)make_op(type, DD_REDOP_PREMUL_SUM);
+    if (self != NULL) {
+        self->has_factor = true;
+        self->factor = number;
+        self->tensor = is_tensor > 0 ? Py_NewRef(factor) : NULL;
     }
     return (PyObject *)self;
 }
@@ -62,7 +97,7 @@ static PyObject *
 copy_op(PyTypeObject *type, const py_reduce_op *other)
 {
     if (other->has_factor) {
-        return make_op(type, other->op, &other->factor);
+        return Py_NewRef((PyObject *)(uintptr_t)other); /* it never changes */
     }
     if (other->op == DD_REDOP_PREMUL_SUM) {
         PyObject *error = argument_error(type);
@@ -97,8 +132,7 @@ make_named(PyTypeObject *type, const char *name, PyObject *factor)
         PyErr_Format(error, "ReduceOp(): only PREMUL_SUM has a factor, %s has none", dd_redop_name(op));
         return NULL;
     }
-    double number = PyFloat_AsDouble(factor);
-    return number != -1.0 || PyErr_Occurred() == NULL ? make_op(type, op, &number) : NULL;
+    return make_scaled(type, factor);
 }
 
 static PyObject *
@@ -140,8 +174,7 @@ reduce_op_call(PyObject *object, PyObject *args, PyObject *kwargs)
         }
         return NULL;
     }
-    double number = PyFloat_AsDouble(factor);
-    return number != -1.0 || PyErr_Occurred() == NULL ? make_op(Py_TYPE(object), self->op, &number) : NULL;
+    return make_scaled(Py_TYPE(object), factor);
 }
 
 static void
@@ -149,6 +182,7 @@ reduce_op_dealloc(PyObject *object)
 {
     PyTypeObject *type = Py_TYPE(object);
     freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    Py_XDECREF(((py_reduce_op *)object)->tensor);
     free_object(object);
     Py_DECREF(type);
 }
@@ -168,7 +202,7 @@ get_factor(PyObject *object, void *closure)
     if (!self->has_factor) {
         Py_RETURN_NONE;
     }
-    return PyFloat_FromDouble(self->factor);
+    return self->tensor != NULL ? Py_NewRef(self->tensor) : PyFloat_FromDouble(self->factor);
 }
 
 static PyObject *
@@ -200,7 +234,7 @@ reduce_op_repr(PyObject *object)
     if (!self->has_factor) {
         return PyUnicode_FromFormat("ReduceOp.%s", dd_redop_name(self->op));
     }
-    PyObject *factor = PyFloat_FromDouble(self->factor);
+    PyObject *factor = get_factor(object, NULL);
     PyObject *text = factor != NULL ? PyUnicode_FromFormat("ReduceOp.PREMUL_SUM(%R)", factor) : NULL;
     Py_XDECREF(factor);
     return text;
@@ -216,7 +250,8 @@ reduce_op_hash(PyObject *object)
 static bool
 is_equal(const py_reduce_op *a, const py_reduce_op *b)
 {
-    return a->op == b->op && (!a->has_factor || !b->has_factor || a->factor == b->factor);
+    return a->op == b->op &&
+           (!a->has_factor || !b->has_factor || (a->factor == b->factor && a->tensor == b->tensor));
 }
 
 static PyObject *
@@ -235,7 +270,7 @@ reduce_op_reduce(PyObject *object, PyObject *unused)
     py_reduce_op *self = (py_reduce_op *)object;
     const char *name = dd_redop_name(self->op);
     if (self->has_factor) {
-        return Py_BuildValue("O(sd)", (PyObject *)Py_TYPE(object), name, self->factor);
+        return Py_BuildValue("O(sN)", (PyObject *)Py_TYPE(object), name, get_factor(object, NULL));
     }
     /* A str is the name of something that is there already. */
     return PyUnicode_FromFormat("ReduceOp.%s", name);
@@ -250,14 +285,15 @@ static PyGetSetDef reduce_op_getset[] = {
     {"name", get_name, NULL, "\"SUM\" and so on.", NULL},
     {"value", get_value, NULL, "Its number, as in c10d: SUM is 0.", NULL},
     {"op", get_op, NULL, "The operation without its factor.", NULL},
-    {"factor", get_factor, NULL, "The factor of PREMUL_SUM, None for the others.", NULL},
+    {"factor", get_factor, NULL,
+     "The factor of PREMUL_SUM, a float or a tensor on a device; None for the others.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyType_Slot reduce_op_slots[] = {
     {Py_tp_doc,
      "ReduceOp(name, factor=None)\n--\n\nWhat a reduction does: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, and\n"
-     "PREMUL_SUM(factor). Wherever one is wanted, its name will do, in any case: \"sum\".\n\n"
+     "PREMUL_SUM(factor), a number; NCCL takes a tensor of one element on the device, too. Wherever one is wanted, its name will do, in any case: \"sum\".\n\n"
      "ReduceOp(op) copies. ReduceOp.RedOpType is this class, and PREMUL_SUM without a factor stands for the kind."},
     {Py_tp_new, (void *)reduce_op_new},
     {Py_tp_dealloc, (void *)reduce_op_dealloc},
@@ -288,7 +324,7 @@ add_attributes(PyTypeObject *type)
     bool is_ok = members != NULL;
     for (int i = 0; is_ok && i < DD_REDOP_COUNT; i++) {
         const char *name = dd_redop_name((dd_redop)i);
-        PyObject *op = make_op(type, (dd_redop)i, NULL);
+        PyObject *op = make_op(type, (dd_redop)i);
         is_ok = op != NULL && PyObject_SetAttrString(object, name, op) == 0 &&
                 PyDict_SetItemString(members, name, op) == 0;
         Py_XDECREF(op);
@@ -319,19 +355,27 @@ refuse_kind(const py_state *state, const char *function)
     return false;
 }
 
-bool
-py_reduce_op_read(const py_state *state, PyObject *object, dd_reduction *reduction, const char *function)
+static bool
+read_op(const py_state *state, const py_reduce_op *op, dd_reduction *reduction, const char *function)
 {
+    reduction->op = op->op;
+    reduction->factor = op->factor;
+    return op->op != DD_REDOP_PREMUL_SUM || op->has_factor || refuse_kind(state, function);
+}
+
+bool
+py_reduce_op_read_with_tensor(const py_state *state, PyObject *object, dd_reduction *reduction,
+                              PyObject **tensor, const char *function)
+{
+    *tensor = NULL;
     reduction->op = DD_REDOP_SUM;
     reduction->factor = 1.0;
     if (object == NULL) {
         return true;
     }
     if (Py_TYPE(object) == state->reduce_op_type) {
-        const py_reduce_op *self = (py_reduce_op *)object;
-        reduction->op = self->op;
-        reduction->factor = self->factor;
-        return self->op != DD_REDOP_PREMUL_SUM || self->has_factor || refuse_kind(state, function);
+        *tensor = ((py_reduce_op *)object)->tensor;
+        return read_op(state, (py_reduce_op *)object, reduction, function);
     }
     const char *text = PyUnicode_Check(object) ? PyUnicode_AsUTF8AndSize(object, NULL) : NULL;
     if (text == NULL) {
@@ -347,4 +391,37 @@ py_reduce_op_read(const py_state *state, PyObject *object, dd_reduction *reducti
         return false;
     }
     return reduction->op != DD_REDOP_PREMUL_SUM || refuse_kind(state, function);
+}
+
+bool
+py_reduce_op_read(const py_state *state, PyObject *object, dd_reduction *reduction, const char *function)
+{
+    PyObject *tensor;
+    if (!py_reduce_op_read_with_tensor(state, object, reduction, &tensor, function)) {
+        return false;
+    }
+    if (tensor != NULL) {
+        PyErr_Format(
+            state->errors[PY_ERROR_ARGUMENT],
+            "%s(): argument 'op': the factor of PREMUL_SUM is a tensor on a device, which only NCCL's groups take",
+            function);
+    }
+    return tensor == NULL;
+}
+
+bool
+py_reduce_op_add_factor(PyObject *tensor, py_operands *operands, const void **data)
+{
+    if (!py_operands_add(operands, tensor, PY_USE_IN, "op.factor")) {
+        return false;
+    }
+    const py_piece *piece = &operands->pieces[operands->npieces - 1];
+    *data = piece->tensor.view.data;
+    if (piece->tensor.view.count != 1) {
+        PyErr_Format(operands->state->errors[PY_ERROR_ARGUMENT],
+                     "%s(): argument 'op': the factor of PREMUL_SUM has one element, not %zu",
+                     operands->function, piece->tensor.view.count);
+        return false;
+    }
+    return true;
 }

@@ -24,6 +24,8 @@ typedef struct py_watch {
     dd_monitor *monitor;       /* const */
     int64_t beat_timeout_ns;   /* const */
     bool is_beat_fatal;        /* const */
+    bool is_failure_fatal;     /* const; of groups that are told of failures */
+    bool has_heartbeat;        /* guarded by the GIL */
     py_gil_question *question; /* of the monitor's pass */
 } py_watch;
 
@@ -100,11 +102,11 @@ read_options(PyObject *args, dd_monitor_options *options, py_watch *watch)
     long long beat_s;
     int dumping;
     struct {
-        int propagate, desync, aborted, json, stacks, active, fatal;
+        int propagate, desync, aborted, json, stacks, active, beat_fatal, failure_fatal;
     } is;
-    if (!PyArg_ParseTuple(args, "LLLippppppssp:_monitor_open", &check_ms, &dump_ms, &beat_s, &dumping,
+    if (!PyArg_ParseTuple(args, "LLLippppppsspp:_monitor_open", &check_ms, &dump_ms, &beat_s, &dumping,
                           &is.propagate, &is.desync, &is.aborted, &is.json, &is.stacks, &is.active,
-                          &options->dump_path, &options->pipe_path, &is.fatal)) {
+                          &options->dump_path, &options->pipe_path, &is.beat_fatal, &is.failure_fatal)) {
         return false;
     }
     options->check_interval_ns = check_ms * DD_NS_PER_MS;
@@ -120,7 +122,8 @@ read_options(PyObject *args, dd_monitor_options *options, py_watch *watch)
         .is_active_only = is.active != 0,
     };
     watch->beat_timeout_ns = beat_s * DD_NS_PER_S;
-    watch->is_beat_fatal = is.fatal != 0;
+    watch->is_beat_fatal = is.beat_fatal != 0;
+    watch->is_failure_fatal = is.failure_fatal != 0;
     return true;
 }
 
@@ -195,9 +198,11 @@ py_watch_add(py_state *state, const dd_monitor_member *member, uint64_t *id)
     py_wait wait;
     dd_error err;
     dd_status status;
+    dd_monitor_member whole = *member;
+    whole.is_fatal = member->fail != NULL && watch->is_failure_fatal;
     py_wait_init(&wait, state, STORE_TIMEOUT_NS, true);
     Py_BEGIN_ALLOW_THREADS
-    status = dd_monitor_add(watch->monitor, member, id, &wait.wait, &err);
+    status = dd_monitor_add(watch->monitor, &whole, id, &wait.wait, &err);
     Py_END_ALLOW_THREADS
     return py_wait_finish(&wait, status, &err) ? 0 : -1;
 }
@@ -213,12 +218,12 @@ py_watch_remove(py_state *state, uint64_t id)
     }
 }
 
-int
+void
 py_watch_heartbeat(py_state *state, const dd_monitor_heartbeat *heartbeat)
 {
-    py_watch *watch = heartbeat != NULL ? require_watch(state, 0) : find_watch(state);
-    if (watch == NULL) {
-        return heartbeat != NULL ? -1 : 0;
+    py_watch *watch = find_watch(state);
+    if (watch == NULL || watch->has_heartbeat == (heartbeat != NULL)) {
+        return;
     }
     dd_monitor_heartbeat whole = {0};
     if (heartbeat != NULL) {
@@ -226,22 +231,8 @@ py_watch_heartbeat(py_state *state, const dd_monitor_heartbeat *heartbeat)
         whole.timeout_ns = watch->beat_timeout_ns;
         whole.is_fatal = watch->is_beat_fatal;
     }
-    Py_BEGIN_ALLOW_THREADS
+    watch->has_heartbeat = heartbeat != NULL;
     dd_monitor_set_heartbeat(watch->monitor, heartbeat != NULL ? &whole : NULL);
-    Py_END_ALLOW_THREADS
-    return 0;
-}
-
-static void
-get_status(void *ctx, dd_recorder_status *status)
-{
-    dd_recorder_group_status(ctx, status);
-}
-
-static void
-release_record(void *ctx)
-{
-    dd_recorder_group_release(ctx);
 }
 
 /* A group of the CPU: its ranks tell each other by themselves what has failed. */
@@ -261,8 +252,7 @@ py_watch_add_group(PyObject *module, PyObject *object)
         .name = dd_group_name(group->group),
         .rank = group->rank,
         .size = group->size,
-        .get_status = get_status,
-        .release = release_record,
+        .record = dd_group_recorder_group(group->group),
     };
     if (group->store != NULL && group->store != Py_None) {
         member.store = py_store_acquire(state, group->store, "_monitor_add_group", "store");
@@ -271,15 +261,7 @@ py_watch_add_group(PyObject *module, PyObject *object)
         }
     }
     uint64_t id = 0;
-    dd_recorder_group *record = dd_recorder_group_acquire(dd_group_recorder_group(group->group));
-    member.ctx = record;
-    if (record == NULL) {
-        member.get_status = NULL;
-    }
     int rc = py_watch_add(state, &member, &id);
-    if (rc < 0) {
-        dd_recorder_group_release(record);
-    }
     py_store_drop(member.store);
     return rc == 0 ? PyLong_FromUnsignedLongLong(id) : NULL;
 }

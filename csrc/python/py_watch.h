@@ -2,18 +2,25 @@
 #ifndef DD_PYTHON_PY_WATCH_H
 #define DD_PYTHON_PY_WATCH_H
 
-#include "python/py_state.h"
+#include "python/py_group.h"
 #include "watch/monitor.h"
 
 /* ---- for groups; with the GIL, which is let go meanwhile */
 
-/* Starts the monitor if need be. -1 with an exception: then member->release is not called. */
+/* Starts the monitor if need be; whether is_fatal is the environment's. -1 with an exception: then member->release is not called. */
 int py_watch_add(py_state *state, const dd_monitor_member *member, uint64_t *id);
 /* 0 is fine. The group's store is let go, unless the monitor hangs in it. */
 void py_watch_remove(py_state *state, uint64_t id);
-/* Whose heartbeat is looked at, NULL for nobody's; time-out and what becomes of a dead one are the environment's. -1 with an
- * exception. */
-int py_watch_heartbeat(py_state *state, const dd_monitor_heartbeat *heartbeat);
+/* Whose heartbeat is looked at, NULL for nobody's; its time-out and what becomes of a dead one are the environment's. Does nothing
+ * without a monitor, or where there is a heartbeat already. */
+void py_watch_heartbeat(py_state *state, const dd_monitor_heartbeat *heartbeat);
+
+/* ---- groups of NCCL's (py_watch_nccl.c) */
+
+/* Has the monitor look after a group that others are in, too, until its end. -1 with an exception. */
+int py_watch_add_nccl(py_group *group);
+/* The group has ended; idempotent. */
+void py_watch_remove_nccl(py_group *group);
 
 /* ---- functions of the module */
 

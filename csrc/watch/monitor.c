@@ -11,8 +11,13 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-/* Alarms are found out about this late at most. */
-#define ALARM_INTERVAL_NS (100 * DD_NS_PER_MS)
+/* Between two looks at the watchdog, and at a question that is open; while all is quiet the interval of stores is enough. */
+#define TICK_NS (100 * DD_NS_PER_MS)
+#define QUIET_TICK_NS DD_NS_PER_S
+/* Between two looks at stores while groups are in use that hear of failures there; with many ranks so much for each, since all ask
+ * one server. */
+#define BUSY_INTERVAL_NS (100 * DD_NS_PER_MS)
+#define BUSY_INTERVAL_OF_RANK_NS DD_NS_PER_MS
 #define REMOVE_NS (1 * DD_NS_PER_S)
 /* What the other ranks need beyond an interval to see what they are told. */
 #define LINGER_SLACK_NS (100 * DD_NS_PER_MS)
@@ -48,6 +53,7 @@ free_member(watch_member *member, bool is_last_of_place)
         free_place(member->place);
     }
     dd_store_release(member->info.store);
+    dd_recorder_group_release(member->info.record);
     dd_blob_fini(&member->published);
     if (member->info.release != NULL) {
         member->info.release(member->info.ctx);
@@ -107,16 +113,14 @@ watch_next(dd_monitor *monitor, watch_member *after)
 }
 
 watch_member *
-watch_find(dd_monitor *monitor, const char *name)
+watch_find(dd_monitor *monitor, const dd_alarm *alarm)
 {
-    watch_member *found = NULL;
-    for (watch_member *member = watch_next(monitor, NULL); member != NULL;
-         member = watch_next(monitor, member)) {
-        if (strcmp(member->name, name) == 0 && (found == NULL || member->info.fail != NULL)) {
-            found = member;
-        }
+    watch_member *member = watch_next(monitor, NULL);
+    while (member != NULL &&
+           (member->info.record == NULL || dd_recorder_group_uid(member->info.record) != alarm->uid)) {
+        member = watch_next(monitor, member);
     }
-    return found;
+    return member;
 }
 
 static bool
@@ -149,6 +153,13 @@ linger(dd_monitor *monitor)
     }
 }
 
+/* Somebody has ended the group, and knows. */
+static bool
+is_wanted(dd_status code)
+{
+    return code == DD_CLOSED || code == DD_ABORTED;
+}
+
 static bool
 is_worth_a_dump(dd_monitor *monitor, const watch_member *member, dd_status code)
 {
@@ -173,26 +184,26 @@ report_dump_of_failure(dd_monitor *monitor, bool is_wanted, dd_blob *report)
     }
 }
 
-/* The local dump first: it needs nobody. */
+/* The others first: they have been promised to hear of it soon, and a dump may take its time. */
 static void
 on_alarm(dd_monitor *monitor, const dd_alarm *alarm)
 {
-    watch_member *member = watch_find(monitor, alarm->group);
+    watch_member *member = watch_find(monitor, alarm);
     dd_blob report = {0};
     watch_ask(monitor);
-    watch_report_add(&report, "group \"%s\" has failed on rank %d: %s", alarm->group, alarm->rank,
-                     alarm->error.message);
-    report_dump_of_failure(monitor, is_worth_a_dump(monitor, member, alarm->error.code), &report);
     if (member != NULL && member->info.fail != NULL && monitor->options.is_propagating) {
         watch_tell_error(monitor, member, &alarm->error);
     }
+    watch_report_add(&report, "group \"%s\" (%s) has failed on rank %d: %s", alarm->group, alarm->kind,
+                     alarm->rank, alarm->error.message);
+    report_dump_of_failure(monitor, is_worth_a_dump(monitor, member, alarm->error.code), &report);
     watch_report_groups(monitor, &report);
     if (member != NULL && monitor->options.is_desync) {
         watch_report_progress(monitor, member, &report);
     }
     watch_report_answer(monitor, &report);
     watch_report_finish(monitor, &report);
-    if (member != NULL && member->info.is_fatal && alarm->error.code != DD_CLOSED) {
+    if (member != NULL && member->info.is_fatal && !is_wanted(alarm->error.code)) {
         linger(monitor);
         monitor->host.die(monitor->host.ctx, alarm->error.message);
     }
@@ -211,10 +222,9 @@ take_alarms(dd_monitor *monitor)
 /* ---- the watchdog's heartbeat */
 
 static void
-on_lost_beat(dd_monitor *monitor, const dd_monitor_heartbeat *heartbeat, int64_t stood_ns)
+on_lost_beat(dd_monitor *monitor, const char *activity, int64_t stood_ns, bool is_fatal)
 {
     dd_error cause;
-    const char *activity = heartbeat->activity(heartbeat->ctx);
     dd_status status = dd_error_set(
         &cause, DD_BACKEND,
         "the watchdog of NCCL's groups has not moved for %.1f s%s%s: a call of NCCL or CUDA hangs",
@@ -228,12 +238,12 @@ on_lost_beat(dd_monitor *monitor, const dd_monitor_heartbeat *heartbeat, int64_t
     watch_report_answer(monitor, &report);
     watch_report_finish(monitor, &report);
     watch_member *member = NULL;
-    while (!heartbeat->is_fatal && (member = watch_next(monitor, member)) != NULL) {
+    while (!is_fatal && (member = watch_next(monitor, member)) != NULL) {
         if (member->info.fail != NULL) {
             member->info.fail(member->info.ctx, &cause);
         }
     }
-    if (heartbeat->is_fatal) {
+    if (is_fatal) {
         linger(monitor);
         monitor->host.die(monitor->host.ctx, cause.message);
     }
@@ -242,19 +252,24 @@ on_lost_beat(dd_monitor *monitor, const dd_monitor_heartbeat *heartbeat, int64_t
 static void
 check_heartbeat(dd_monitor *monitor)
 {
-    pthread_mutex_lock(&monitor->mu);
-    bool is_there = monitor->has_heartbeat;
-    dd_monitor_heartbeat heartbeat = monitor->heartbeat;
-    pthread_mutex_unlock(&monitor->mu);
-    uint64_t beat = is_there ? heartbeat.count(heartbeat.ctx) : 0;
+    const char *activity = "";
+    bool is_lost = false;
     int64_t now_ns = dd_clock_now_ns();
+    pthread_mutex_lock(&monitor->mu); /* who takes the heartbeat away may end what it is of */
+    dd_monitor_heartbeat heartbeat = monitor->heartbeat;
+    uint64_t beat = monitor->has_heartbeat ? heartbeat.count(heartbeat.ctx) : 0;
     if (beat == 0 || beat != monitor->beat) {
         monitor->beat = beat;
         monitor->beat_since_ns = now_ns;
         monitor->is_beat_reported = false;
     } else if (!monitor->is_beat_reported && now_ns - monitor->beat_since_ns >= heartbeat.timeout_ns) {
-        monitor->is_beat_reported = true;
-        on_lost_beat(monitor, &heartbeat, now_ns - monitor->beat_since_ns);
+        monitor->is_beat_reported = is_lost = true;
+        activity = heartbeat.activity(heartbeat.ctx);
+    }
+    int64_t stood_ns = now_ns - monitor->beat_since_ns;
+    pthread_mutex_unlock(&monitor->mu);
+    if (is_lost) {
+        on_lost_beat(monitor, activity, stood_ns, heartbeat.is_fatal);
     }
 }
 
@@ -276,6 +291,23 @@ answer_request(dd_monitor *monitor)
     watch_report_finish(monitor, &report);
 }
 
+/* A beat means that something is under way, or has just been. */
+static int64_t
+next_check_ns(dd_monitor *monitor)
+{
+    int64_t interval_ns = monitor->options.check_interval_ns;
+    int64_t busy_ns = BUSY_INTERVAL_NS;
+    if (monitor->beat == 0) {
+        return monitor->last_check_ns + interval_ns;
+    }
+    for (watch_member *member = watch_next(monitor, NULL); member != NULL;
+         member = watch_next(monitor, member)) {
+        int64_t of_ranks_ns = member->info.size * BUSY_INTERVAL_OF_RANK_NS;
+        busy_ns = member->info.fail != NULL && of_ranks_ns > busy_ns ? of_ranks_ns : busy_ns;
+    }
+    return monitor->last_check_ns + (busy_ns < interval_ns ? busy_ns : interval_ns);
+}
+
 void
 dd_monitor_step(dd_monitor *monitor)
 {
@@ -285,9 +317,9 @@ dd_monitor_step(dd_monitor *monitor)
     take_alarms(monitor);
     check_heartbeat(monitor);
     watch_follow_up(monitor);
-    if (dd_clock_now_ns() >= monitor->next_check_ns) {
+    if (dd_clock_now_ns() >= next_check_ns(monitor)) {
         watch_listen(monitor);
-        monitor->next_check_ns = dd_clock_now_ns() + monitor->options.check_interval_ns;
+        monitor->last_check_ns = dd_clock_now_ns();
     }
     end_pass(monitor);
 }
@@ -295,8 +327,9 @@ dd_monitor_step(dd_monitor *monitor)
 static void
 sleep_until_woken(dd_monitor *monitor)
 {
-    int64_t left_ns = monitor->next_check_ns - dd_clock_now_ns();
-    int64_t sleep_ns = left_ns < ALARM_INTERVAL_NS ? left_ns : ALARM_INTERVAL_NS;
+    int64_t left_ns = monitor->last_check_ns + monitor->options.check_interval_ns - dd_clock_now_ns();
+    int64_t tick_ns = monitor->beat != 0 || monitor->is_question_open ? TICK_NS : QUIET_TICK_NS;
+    int64_t sleep_ns = left_ns < tick_ns ? left_ns : tick_ns;
     struct pollfd fds[2] = {{.fd = monitor->wake_fd, .events = POLLIN},
                             {.fd = monitor->pipe_fd, .events = POLLIN}};
     uint64_t drained;
@@ -344,11 +377,14 @@ dd_monitor_run(dd_monitor *monitor)
 }
 
 static void
-wake(dd_monitor *monitor)
+wake(void *ctx)
 {
+    dd_monitor *monitor = ctx;
     uint64_t one = 1;
     int saved = errno; /* may run in a signal's handler */
-    (void)!write(monitor->wake_fd, &one, sizeof one);
+    if (monitor->generation == dd_fork_generation()) {
+        (void)!write(monitor->wake_fd, &one, sizeof one);
+    }
     errno = saved;
 }
 
@@ -420,6 +456,7 @@ link_member(dd_monitor *monitor, watch_member *member, uint64_t *id, dd_error *e
         member->info.store = dd_store_acquire(member->info.store);
     }
     if (status == DD_OK) {
+        member->info.record = dd_recorder_group_acquire(member->info.record);
         *id = member->id = ++monitor->last_id;
         dd_list_push_back(&monitor->members, &member->link);
     }
@@ -497,14 +534,10 @@ dd_monitor_remove(dd_monitor *monitor, uint64_t id)
 void
 dd_monitor_set_heartbeat(dd_monitor *monitor, const dd_monitor_heartbeat *heartbeat)
 {
-    dd_wait endless = {.deadline_ns = DD_NEVER_NS};
-    (void)begin_pass(monitor, &endless);
     pthread_mutex_lock(&monitor->mu);
     monitor->has_heartbeat = heartbeat != NULL;
     monitor->heartbeat = heartbeat != NULL ? *heartbeat : (dd_monitor_heartbeat){0};
     pthread_mutex_unlock(&monitor->mu);
-    monitor->beat = 0;
-    end_pass(monitor);
 }
 
 /* ---- the object */
@@ -533,6 +566,9 @@ open_parts(dd_monitor *monitor, dd_error *err)
     if (status == DD_OK && options->pipe_path[0] != '\0') {
         status = copy_text(options->pipe_path, &monitor->pipe_path, err);
     }
+    if (status == DD_OK) {
+        dd_recorder_notify_of_alarms(options->recorder, wake, monitor);
+    }
     return status == DD_OK && monitor->pipe_path != NULL ? watch_open_pipe(monitor, err) : status;
 }
 
@@ -546,6 +582,7 @@ dd_monitor_create(const dd_monitor_options *options, dd_monitor **out, dd_error 
     monitor->options = *options;
     monitor->host = *options->host;
     monitor->pipe_fd = -1;
+    monitor->generation = dd_fork_generation();
     dd_mutex_init(&monitor->mu);
     dd_cond_init(&monitor->cond);
     dd_list_init(&monitor->members);
@@ -570,6 +607,7 @@ dd_monitor_destroy(dd_monitor *monitor)
         free_member(member, unlink_member_locked(member));
     }
     watch_close_pipe(monitor);
+    dd_recorder_notify_of_alarms(monitor->options.recorder, NULL, NULL);
     dd_fork_close(monitor->wake_fd);
     pthread_cond_destroy(&monitor->cond);
     pthread_mutex_destroy(&monitor->mu);

@@ -82,10 +82,10 @@ typedef struct dd_monitor_member {
     dd_store *store; /* the group's own, acquired; NULL: it is in reports only */
     bool is_device;  /* see dd_dumping */
     bool is_fatal;   /* its failure ends the process, after all else */
-    /* Fails the group as another rank's failure wants it; NULL: its ranks tell each other. */
+    /* Fails the group as another rank's failure wants it, and takes no time; NULL: its ranks tell each other. */
     void (*fail)(void *ctx, const dd_error *cause);
-    /* How far it is; NULL: not known. */
-    void (*get_status)(void *ctx, dd_recorder_status *status);
+    dd_recorder_group
+        *record; /* whose alarms are its own, and how far it is; acquired. NULL: nothing is known */
     /* Nobody asks any more; NULL is fine. From any thread. */
     void (*release)(void *ctx);
     void *ctx;

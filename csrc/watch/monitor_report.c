@@ -56,11 +56,11 @@ add_state(dd_blob *report, int rank, const dd_signal_state *state)
 static bool
 own_state(const watch_member *member, dd_signal_state *state)
 {
-    if (member->info.get_status == NULL) {
+    if (member->info.record == NULL) {
         return false;
     }
     dd_recorder_status status;
-    member->info.get_status(member->info.ctx, &status);
+    dd_recorder_group_status(member->info.record, &status);
     dd_signal_state_of(&status, state);
     return true;
 }

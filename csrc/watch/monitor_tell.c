@@ -24,7 +24,7 @@ signal_key(const watch_member *member, char key[WATCH_KEY_MAX], const char *what
 static dd_bytes
 error_key(const watch_member *member, char key[WATCH_KEY_MAX])
 {
-    char what[96];
+    char what[WATCH_NAME_MAX + 64];
     snprintf(what, sizeof what, "remote_error:%s", member->name);
     return signal_key(member, key, what);
 }
@@ -32,7 +32,7 @@ error_key(const watch_member *member, char key[WATCH_KEY_MAX])
 static dd_bytes
 state_key(const watch_member *member, char key[WATCH_KEY_MAX], int rank)
 {
-    char what[128];
+    char what[WATCH_NAME_MAX + 64];
     snprintf(what, sizeof what, "dldist/watch/%s/state/%d", member->name, rank);
     return signal_key(member, key, what);
 }
@@ -264,13 +264,13 @@ watch_listen(dd_monitor *monitor)
 void
 watch_publish(dd_monitor *monitor, watch_member *member)
 {
-    if (!can_tell(member) || member->info.get_status == NULL) {
+    if (!can_tell(member) || member->info.record == NULL) {
         return;
     }
     dd_recorder_status status;
     dd_signal_state state;
     uint8_t value[DD_SIGNAL_STATE_MAX_NBYTES];
-    member->info.get_status(member->info.ctx, &status);
+    dd_recorder_group_status(member->info.record, &status);
     dd_signal_state_of(&status, &state);
     dd_bytes bytes = dd_bytes_of(value, dd_signal_encode_state(&state, value));
     if (dd_bytes_equal(bytes, dd_blob_view(&member->published))) {

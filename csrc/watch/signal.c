@@ -90,8 +90,7 @@ dd_signal_decode_error(dd_bytes value, dd_bytes group, int size, dd_error *cause
     }
     char text[DD_SIGNAL_TEXT_MAX + 1];
     dd_bytes_print(len > 0 ? rest : dd_bytes_of_string("no reason is given"), text, sizeof text);
-    dd_status status = dd_error_set(cause, status_of(code), "rank %d of group \"%.*s\" has failed: %s",
-                                    (int)rank, (int)group.len, (const char *)group.data, text);
+    dd_status status = dd_error_set(cause, status_of(code), "rank %d failed: %s", (int)rank, text);
     dd_error_blame(cause, (int)rank, NULL, 0);
     (void)status;
     return DD_OK;

@@ -11,6 +11,7 @@
 
 #define WATCH_STORE_TIMEOUT_NS (5 * DD_NS_PER_S)
 #define WATCH_KEY_MAX 320
+#define WATCH_NAME_MAX 200
 /* Failures that follow each other faster have one cause: the dump of the first has it all, and reports are kept together. */
 #define WATCH_BURST_NS (10 * DD_NS_PER_S)
 #define WATCH_REPORT_MAX_NBYTES ((size_t)64 << 10)
@@ -29,11 +30,11 @@ typedef struct watch_place {
 
 typedef struct watch_member {
     dd_list link;
-    uint64_t id;            /* const */
-    dd_monitor_member info; /* const; the name is `name` */
-    char name[64];          /* const; as much as an alarm has of it */
-    watch_place *place;     /* const; NULL without a store */
-    bool is_removed;        /* guarded by the monitor's mu: the pass under way lets it go */
+    uint64_t id;               /* const */
+    dd_monitor_member info;    /* const; the name is `name` */
+    char name[WATCH_NAME_MAX]; /* const; as much of it as keys have room for */
+    watch_place *place;        /* const; NULL without a store */
+    bool is_removed;           /* guarded by the monitor's mu: the pass under way lets it go */
     /* of the pass */
     int64_t epoch;      /* how often this rank has been in a group of this name; 0: not counted */
     bool is_dump_seen;  /* or told by us */
@@ -48,6 +49,7 @@ struct dd_monitor {
     char *pipe_path;            /* const; NULL: there is none */
     int pipe_fd;                /* of the pass; -1: none */
     int wake_fd;                /* const */
+    uint64_t generation;        /* const; of core/fork.h */
     atomic_bool is_dump_requested;
     atomic_bool is_stopping;
     atomic_int_fast64_t stop_deadline_ns;
@@ -68,7 +70,7 @@ struct dd_monitor {
     bool has_heartbeat;
 
     /* of the pass */
-    int64_t next_check_ns;
+    int64_t last_check_ns;
     int64_t last_dump_ns; /* of a failure; 0: never */
     int64_t last_told_ns; /* the other ranks need an interval to read it; 0: never */
     uint64_t beat;        /* the last count, and since when */
@@ -84,8 +86,8 @@ struct dd_monitor {
 dd_wait watch_wait(dd_monitor *monitor);
 /* Members in their order, NULL at the end: they stay for as long as the pass. */
 watch_member *watch_next(dd_monitor *monitor, watch_member *after);
-/* Of several backends of one group, the one that does not tell its ranks by itself. */
-watch_member *watch_find(dd_monitor *monitor, const char *name);
+/* Whose alarm it is; NULL: nobody's here any more. */
+watch_member *watch_find(dd_monitor *monitor, const dd_alarm *alarm);
 
 /* ---- monitor_tell.c: the store */
 

@@ -72,6 +72,7 @@ def _options(settings: WatchSettings, rank: int) -> tuple[int | str, ...]:
         (settings.dump_file or default_dump_file()) + str(rank) + (".json" if is_json else ""),
         f"{settings.dump_pipe}{rank}.pipe" if settings.dump_pipe else "",
         settings.enable_monitoring is True,
+        settings.async_error_handling in (1, 3),
     )
 
 

@@ -77,18 +77,18 @@ load_stubs(nccl_rig *rig)
 
 /* ---- a rank */
 
-static bool
-open_group(nccl_rig_rank *self)
+bool
+nccl_rig_open_group(nccl_rig_rank *self, const char *name)
 {
     nccl_rig *rig = self->rig;
-    dd_recorder_group_info info = {.name = dd_bytes_of_string("rig"),
-                                   .desc = dd_bytes_of_string("rig"),
+    dd_recorder_group_info info = {.name = dd_bytes_of_string(name),
+                                   .desc = dd_bytes_of_string(name),
                                    .kind = "nccl",
                                    .rank = self->rank,
                                    .size = self->size};
     dd_recorder_group *recorded = NULL;
     dd_nccl_group_options options = {
-        .name = dd_bytes_of_string("rig"),
+        .name = dd_bytes_of_string(name),
         .timeout_ns = rig->options.timeout_ns > 0 ? rig->options.timeout_ns : 60 * DD_NS_PER_S * check_slow(),
         .has_event_cache = !rig->options.has_no_event_cache,
         .has_timing = rig->options.has_timing,
@@ -99,8 +99,9 @@ open_group(nccl_rig_rank *self)
         options.config.values.blocking = 0;
     }
     return CHECK_OK(dd_recorder_add_group(rig->recorder, &info, &recorded, check_err())) &&
-           CHECK_OK(dd_nccl_group_open(rig->lib, rig->cuda, rig->watchdog, rig->store, self->rank, self->size,
-                                       &options, recorded, &self->group, check_err()));
+           CHECK_OK(dd_nccl_group_open(&(dd_nccl_base){rig->lib, rig->cuda, rig->watchdog}, rig->store,
+                                       self->rank, self->size, &options, recorded, &self->group,
+                                       check_err()));
 }
 
 static void *
@@ -110,7 +111,8 @@ run_rank(void *arg)
     nccl_rig_rank *self = &member->self;
     const dd_cuda *cuda = self->rig->cuda;
     dd_cuda_guard guard;
-    if (!CHECK_OK(dd_cuda_enter(cuda, self->rank, &guard, check_err())) || !open_group(self)) {
+    if (!CHECK_OK(dd_cuda_enter(cuda, self->rank, &guard, check_err())) ||
+        !nccl_rig_open_group(self, "rig")) {
         return NULL;
     }
     CHECK_INT(cuda->api.cuStreamCreateWithPriority(&self->stream, DD_CUDA_STREAM_NON_BLOCKING, 0),
@@ -264,6 +266,13 @@ nccl_rig_all_reduce(dd_dtype dtype, dd_redop op, const dd_block *block)
     dd_nccl_op coll = nccl_rig_coll(DD_COLL_ALL_REDUCE, dtype, block, block);
     coll.args.reduction.op = op;
     return coll;
+}
+
+int
+nccl_rig_new_gate(void)
+{
+    static atomic_int last = 200;
+    return atomic_fetch_add(&last, 1);
 }
 
 dd_wait

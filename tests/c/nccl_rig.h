@@ -69,6 +69,9 @@ void nccl_rig_run(const nccl_rig_options *options, void (*body)(nccl_rig_rank *s
 /* The same for every era of NCCL and both kinds of communicators, with 1, 2 and 4 ranks. */
 void nccl_rig_run_all(void (*body)(nccl_rig_rank *self), void *arg);
 
+/* A group of this rank, in place of the one that it has. */
+bool nccl_rig_open_group(nccl_rig_rank *self, const char *name);
+
 /* All ranks come here before any leaves. */
 void nccl_rig_meet(nccl_rig_rank *self);
 
@@ -80,6 +83,9 @@ void nccl_rig_free(nccl_rig_rank *self, void *data);
 dd_nccl_call nccl_rig_call(nccl_rig_rank *self, const char *what, const dd_nccl_op *ops, size_t nops);
 dd_nccl_op nccl_rig_coll(dd_coll coll, dd_dtype dtype, const dd_block *inputs, const dd_block *outputs);
 dd_nccl_op nccl_rig_all_reduce(dd_dtype dtype, dd_redop op, const dd_block *block);
+
+/* A number for the stub's gates that has not been used: a gate stays open. */
+int nccl_rig_new_gate(void);
 
 /* A wait that is long enough for whatever should happen at all. */
 dd_wait nccl_rig_patience(void);

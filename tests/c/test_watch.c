@@ -78,12 +78,6 @@ fail(void *ctx, const dd_error *cause)
 }
 
 static void
-get_status(void *ctx, dd_recorder_status *status)
-{
-    dd_recorder_group_status(((rank_rig *)ctx)->group, status);
-}
-
-static void
 count_release(void *ctx)
 {
     ((rank_rig *)ctx)->nreleased++;
@@ -142,7 +136,7 @@ join_rank(rig *r, int number)
         .is_device = r->is_device,
         .is_fatal = r->is_fatal,
         .fail = fail,
-        .get_status = get_status,
+        .record = rank->group,
         .release = count_release,
         .ctx = rank,
     };
@@ -233,7 +227,8 @@ TEST(a_failure_is_dumped_and_told)
     dd_monitor_step(r.ranks[0].monitor);
     CHECK_INT(dd_monitor_ndumps(r.ranks[0].monitor), 1);
     CHECK(access(r.ranks[0].dump_path, R_OK) == 0);
-    CHECK_CONTAINS(report_of(&r, 0), "group \"g\" has failed on rank 0: all_reduce 7 timed out after 1 s");
+    CHECK_CONTAINS(report_of(&r, 0),
+                   "group \"g\" (nccl) has failed on rank 0: all_reduce 7 timed out after 1 s");
     CHECK_CONTAINS(report_of(&r, 0), r.ranks[0].dump_path);
     CHECK_INT(r.ranks[0].nfailed, 0); /* it knows */
 

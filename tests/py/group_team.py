@@ -12,14 +12,15 @@ CASE_TIMEOUT_S = 25.0
 class Team:
     """`size` processes in one group. run() has them run a case of group_workers and gives what each returned."""
 
-    def __init__(self, size, env=None, options=None):
+    def __init__(self, size, env=None, options=None, worker=group_workers.member):
         self.size = size
+        self.has_failed = False
         self.children = procs.Group()
         self.store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
         self.port = self.store.port
         try:
             self.ranks = [
-                self.children.start(group_workers.member, self.port, rank, size, options, env=env) for rank in range(size)
+                self.children.start(worker, self.port, rank, size, options, env=env) for rank in range(size)
             ]
             assert [child.recv() for child in self.ranks] == ["ready"] * size
         except BaseException:
@@ -27,10 +28,12 @@ class Team:
             raise
 
     def run(self, case, *args, timeout=CASE_TIMEOUT_S):
+        self.has_failed = True  # unless all of this goes well
         for child in self.ranks:
             child.send((case.__name__, args))
         replies = [child.recv(timeout) for child in self.ranks]
         errors = [reply for kind, reply in replies if kind == "error"]
+        self.has_failed = bool(errors)
         assert not errors, "\n".join(f"{error['kinds'][0]}: {error['text']}" for error in errors)
         return [reply for _, reply in replies]
 
@@ -54,9 +57,9 @@ class Teams:
         self._teams = {}
 
     def __call__(self, size, **settings):
-        key = (size, tuple(sorted(settings.get("env", {}).items())))
+        key = (size, repr(settings))
         team = self._teams.get(key)
-        if team is not None and any(child.process.poll() is not None for child in team.ranks):
+        if team is not None and team.has_failed:
             team.children.close()
             team = None
         if team is None:

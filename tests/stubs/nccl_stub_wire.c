@@ -203,20 +203,22 @@ wire_open(const wire_spec *spec, const atomic_bool *is_aborted, stub_wire **made
     wire->nranks = spec->nranks;
     wire->rank = spec->rank;
     wire->nbytes = sizeof(shared) + sizeof(stub_ring) * (size_t)(spec->nranks * spec->nranks * WIRE_LANES);
+    int place = remember_path(path); /* before there is a file */
     wire->shared = map_file(path, wire->nbytes);
     if (wire->shared == NULL) {
+        forget_path(place);
         free(wire);
         return WIRE_SYSTEM_ERROR;
     }
     seat *own = &wire->shared->seats[spec->rank];
     if (atomic_exchange(&own->is_here, true)) {
         /* Somebody has this rank already: as with the real library, nobody ever answers. */
+        forget_path(place);
         (void)wire_sleep(is_aborted, -1);
         wire_close(wire);
         return WIRE_ABORTED;
     }
     own->card = spec->card;
-    int place = remember_path(path);
     bool is_last = atomic_fetch_add(&wire->shared->nhere, 1) + 1 == spec->nranks;
     for (int rank = 0; is_last && rank < spec->nranks; rank++) {
         ring_doorbell(wire, rank);

@@ -259,7 +259,7 @@ def _new_group(
         maker = Maker(name, limit, pg_options, parent.bound_device_id, "undefined" if group_desc is None else group_desc)
         source = _source(parent, members)
         if not is_local:
-            maker.nccl_parent = _nccl_parent(parent, members, maker)
+            maker.nccl_offspring = _nccl_split(parent, members, maker)
         pg = maker.make(default_store, members.index(parent.rank()), len(members), members, own_name, source, tag)
     elif is_local:
         return pg
@@ -306,28 +306,47 @@ def _source(pg: ProcessGroup, ranks: list[int]) -> tuple[_core.Group, list[int]]
     return None if group is None else (group, ranks)
 
 
-def _nccl_of(pg: ProcessGroup) -> Any:
-    """The NCCL backend of a group, if others are to be split off from it: one that is bound to a device, and connected."""
+def _nccl_behind(pg: ProcessGroup) -> Any:
+    """The NCCL backend of a group, or None."""
     if "cuda" not in pg._device_types:
         return None
     from dldist.c10d.nccl import ProcessGroupNCCL
 
     backend = pg._backend_of_device("cuda")
     backend = getattr(backend, "wrapped_pg", backend)
-    is_bound = isinstance(backend, ProcessGroupNCCL) and backend.bound_device_id is not None
-    return backend if is_bound else None
+    return backend if isinstance(backend, ProcessGroupNCCL) else None
 
 
-def _nccl_parent(pg: ProcessGroup, ranks: list[int], maker: Maker) -> Any:
-    """What NCCL's communicator for these ranks of pg can be split off from."""
-    backend = _nccl_of(pg) if Backend.NCCL in maker.config.get_device_backend_map().values() else None
-    return None if backend is None else (backend, ranks)
+def _nccl_to_split(pg: ProcessGroup) -> Any:
+    """The same, if others are to be split off from it: one that is bound to a device, and connected."""
+    backend = _nccl_behind(pg)
+    return backend if backend is not None and backend.bound_device_id is not None else None
+
+
+def _nccl_split(pg: ProcessGroup, ranks: list[int], maker: Maker) -> Any:
+    """What splits NCCL's communicator of these ranks off from that of pg, given options."""
+    backend = _nccl_to_split(pg) if Backend.NCCL in maker.config.get_device_backend_map().values() else None
+    return None if backend is None else lambda opts: backend._split(ranks, opts)
+
+
+def _nccl_shrink(pg: ProcessGroup, members: list[int], flags: int, place: _core.Store, limit: Any) -> Any:
+    """The NCCL backend of those that stay, made of that of pg; None where one of them finds that it cannot be."""
+    backend = _nccl_behind(pg)
+    if backend is None:
+        return None
+    ranks = get_process_group_ranks(pg)
+    keys = {rank: f"nccl/can_shrink/{rank}" for rank in members}
+    place.set(keys[ranks[pg.rank()]], b"1" if backend._can_shrink() else b"0")
+    place.wait(list(keys.values()), limit)
+    if any(answer != b"1" for answer in place.multi_get(list(keys.values()))):
+        return None
+    return backend.shrink([ranks.index(rank) for rank in ranks if rank not in members], flags)
 
 
 def _skip_nccl_split(pg: ProcessGroup, name: str) -> None:
     """Take part in a split that this rank gets nothing of: NCCL wants all ranks of the parent."""
     is_wanted = Backend.NCCL in BackendConfig(name).get_device_backend_map().values()
-    backend = _nccl_of(pg) if is_wanted else None
+    backend = _nccl_to_split(pg) if is_wanted else None
     if backend is not None:
         backend.perform_nocolor_split(backend.bound_device_id)
 
@@ -428,7 +447,7 @@ def split_group(
         world.add(made, name=own_name, backend=name, config=config, store=world.pg_map[pg][1], ranks=members, tag=None)
         return made
     maker = Maker(name, limit, pg_options, pg.bound_device_id, desc)
-    maker.nccl_parent = _nccl_parent(pg, mine, maker)
+    maker.nccl_offspring = _nccl_split(pg, mine, maker)
     return maker.make(world.pg_map[pg][1], mine.index(pg.rank()), len(mine), members, own_name, source)
 
 
@@ -478,6 +497,9 @@ def shrink_group(
     maker = Maker(backend, limit, pg_options, device, desc)
     place = _core.PrefixStore(f"{generation}/", store)
     try:
+        shrunk = _nccl_shrink(pg, members, shrink_flags, place, limit)
+        if shrunk is not None:
+            maker.nccl_offspring = shrunk._with_options
         if shrink_flags == SHRINK_ABORT:
             pg.abort()
         destroy_process_group(pg)

@@ -73,8 +73,8 @@ class Maker:
         self.device = device
         self.desc = desc
         self.is_reconfigurable = is_reconfigurable
-        self.nccl_parent: Any = None
-        """(ProcessGroupNCCL, ranks in it): what NCCL's communicator is split off from."""
+        self.nccl_offspring: Any = None
+        """Makes, of options, a ProcessGroupNCCL out of another one's communicator."""
 
     def make_default(
         self, init_method: str | None, store: _core.Store | None, rank: int, world_size: int, name: str
@@ -165,7 +165,7 @@ class Maker:
         elif backend == Backend.NCCL:
             from dldist.c10d.nccl import ProcessGroupNCCL
 
-            made = ProcessGroupNCCL._make(prefixed, pg, self.timeout, self.pg_options, ranks, self.nccl_parent)
+            made = ProcessGroupNCCL._make(prefixed, pg, self.timeout, self.pg_options, ranks, self.nccl_offspring)
         elif backend == Backend.FAKE:
             from dldist.c10d.fake import FakeProcessGroup
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from dldist.c10d.process_group import ProcessGroup
 
+UNIQUE_ID_NBYTES = 128
 CTA_POLICIES = {"DEFAULT": 0, "EFFICIENCY": 1, "ZERO": 2}
 
 
@@ -45,16 +46,17 @@ class NCCLConfig:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name not in self._fields():
-            raise AttributeError(f"NCCLConfig has no {name!r}: the NCCL here knows {', '.join(self._fields())}")
+            raise AttributeError(_no_field(name, self._fields()))
         return self._values.get(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         fields = self._fields()
         if name not in fields:
-            raise AttributeError(f"NCCLConfig has no {name!r}: the NCCL here knows {', '.join(fields)}")
-        if value is not None:
-            value = str(value) if fields[name] else int(value)
-        self._values[name] = value
+            raise AttributeError(_no_field(name, fields))
+        if value is not None and (isinstance(value, str) is not fields[name] or not fields[name] and not hasattr(value, "__index__")):
+            kind = "a str" if fields[name] else "an int"
+            raise TypeError(f"NCCLConfig.{name} must be {kind} or None, not {value!r}")
+        self._values[name] = value if value is None or fields[name] else value.__index__()
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._fields()]
@@ -84,6 +86,13 @@ class NCCLConfig:
     def unsafe_get_ptr(self) -> int:
         """There is no struct of NCCL's behind it: it is packed when a communicator is made, for the NCCL that is there."""
         raise NotImplementedError("NCCLConfig.unsafe_get_ptr(): the struct is made when a communicator is, and not kept")
+
+
+def _no_field(name: str, fields: dict[str, bool]) -> str:
+    since = {field: version for field, version, _ in _core._nccl_config_fields()}.get(name)
+    if since is None:
+        return f"NCCLConfig has no {name!r}: the NCCL here knows {', '.join(fields)}"
+    return f"NCCLConfig.{name} needs NCCL {_text_of(since)}, and {_text_of(_nccl_library.info()['version'])} is loaded"
 
 
 def _config_of(values: dict[str, Any]) -> NCCLConfig:
@@ -148,7 +157,6 @@ class ProcessGroupNCCL(OverGroup):
     supports_coalescing = True
 
     group: _core.NcclGroup
-    _registered: Any = None
 
     def __init__(
         self,
@@ -174,12 +182,9 @@ class ProcessGroupNCCL(OverGroup):
         self._adopt(_core.NcclGroup(store, rank, size, timeout=opts._timeout, name=self._uid, **how))
 
     def _adopt(self, group: _core.NcclGroup) -> None:
-        """Be the backend over this group, and have the watchers know it."""
+        """Be the backend over this group."""
         self.group = group
-        self._pools: dict[int, list[tuple[int, bool]]] = {}
-        register = _watch_register()
-        if register is not None:
-            self._registered = register(self)
+        self._pools: dict[int, tuple[Any, bool, list[int]]] = {}
 
     @classmethod
     def _of(cls, group: _core.NcclGroup, options: NCCLOptions) -> ProcessGroupNCCL:
@@ -193,23 +198,22 @@ class ProcessGroupNCCL(OverGroup):
 
     @classmethod
     def _make(
-        cls, store: _core.Store | None, pg: ProcessGroup, timeout: timedelta, options: Any, ranks: list[int], parent: Any
+        cls, store: _core.Store | None, pg: ProcessGroup, timeout: timedelta, options: Any, ranks: list[int], offspring: Any
     ) -> ProcessGroupNCCL:
-        """The backend of a group that is being made: split off from a bound one where there is one, else over the store."""
+        """The backend of a group that is being made: what `offspring` makes from another's communicator, else over the store."""
         opts = options if isinstance(options, NCCLOptions) else NCCLOptions()
         opts._timeout = timeout
         opts.global_ranks_in_group = list(ranks)
         opts.group_name = pg.group_name
         device = device_index(pg.bound_device_id) if _is_cuda(pg.bound_device_id) else None
-        if parent is not None:
-            source, members = parent
-            opts.split_from = source
-            backend = source._split(members, opts)
+        if offspring is not None:
+            backend: ProcessGroupNCCL = offspring(opts)
         else:
             backend = cls(store, pg.rank(), pg.size(), opts)
             if device is not None:
                 backend.eager_connect_single_device(device)
         backend.bound_device_id = pg.bound_device_id
+        backend.group._describe(pg.group_name, pg.group_desc, ranks)
         return backend
 
     # ---- who it is
@@ -273,6 +277,8 @@ class ProcessGroupNCCL(OverGroup):
         error = self.group.error
         if error is None:
             return ErrorType.SUCCESS
+        if getattr(error, "rank", None) not in (None, self._rank):
+            return ErrorType.REMOTE_ERROR
         return ErrorType.TIMEOUT if isinstance(error, TimeoutError) else ErrorType.COMM_ERROR
 
     def _set_enable_nan_check(self, enable_nan_check: bool) -> None:
@@ -285,20 +291,12 @@ class ProcessGroupNCCL(OverGroup):
             self.group.close(CLOSE_TIMEOUT_S)
         except _core.DistTimeoutError:
             pass  # whoever waits for what was still under way gets the error
-        self._unregister()
 
     _shutdown = shutdown
 
     def abort(self, reason: str = "abort() was called") -> None:
         self.group.abort(reason)
-        self._unregister()
         super().abort()
-
-    def _unregister(self) -> None:
-        registered, self._registered = self._registered, None
-        close = getattr(registered, "close", None)
-        if close is not None:
-            close()
 
     # ---- communicators
 
@@ -321,7 +319,12 @@ class ProcessGroupNCCL(OverGroup):
         """Take part in a split that this rank gets nothing of."""
         self.group.skip_split(device_index(device))
 
+    def revoke(self) -> None:
+        """End what is under way on the communicator; splitting and shrinking it go on to work. NCCL 2.28.7."""
+        self.group.revoke()
+
     def suspend(self) -> None:
+        """Give back memory that NCCL can do without until resume(). NCCL 2.29.7."""
         self.group.suspend()
 
     def resume(self) -> None:
@@ -331,6 +334,7 @@ class ProcessGroupNCCL(OverGroup):
         return self.group.memory_stats()
 
     def _split(self, ranks: list[int], opts: NCCLOptions) -> ProcessGroupNCCL:
+        opts.split_from = self
         color = opts.split_color if opts.split_color >= 0 else None
         config = opts.config._given() or None
         group = self.group.split(ranks, opts.group_name or None, opts._timeout, color=color, config=config)
@@ -357,9 +361,46 @@ class ProcessGroupNCCL(OverGroup):
         part.bound_device_id = self.bound_device_id
         return part
 
+    def _with_options(self, opts: NCCLOptions) -> ProcessGroupNCCL:
+        """This backend, in a group that has been made for it."""
+        self._options, self._uid = opts, opts.group_name or self._uid
+        self.set_timeout(opts._timeout)
+        return self
+
+    def _can_shrink(self) -> bool:
+        """Whether there is a communicator that is sound, and an NCCL that can."""
+        return self._is_initialized() and self.group.error is None and self.supports_shrinking
+
     def merge(self, store: _core.Store, opts: Any, rank: int, size: int) -> ProcessGroupNCCL:
-        """A backend of more ranks than these: all of them meet in `store`."""
-        return ProcessGroupNCCL(store, rank, size, self._options_like(opts))
+        """A backend of more ranks than these: all of them meet in `store`.
+
+        Those that keep their ranks have one communicator, which grows where it is there and NCCL is 2.29 or newer: this backend should be
+        ended then. Else a new one is made.
+        """
+        opts = self._options_like(opts)
+        is_member = rank == self._rank
+        can_grow = is_member and self._size < size and self._can_grow()
+        if rank == 0:
+            payload = f"{self.get_runtime_nccl_version()} ".encode() + self.group.grow_id() if can_grow else b"meet"
+            store.set("nccl/grow", payload)
+        else:
+            store.wait(["nccl/grow"], opts._timeout)
+            payload = store.get("nccl/grow")
+        if payload == b"meet":
+            return ProcessGroupNCCL(store, rank, size, opts)
+        version, id = payload[:-UNIQUE_ID_NBYTES].decode().strip(), payload[-UNIQUE_ID_NBYTES:]
+        if version != str(self.get_runtime_nccl_version()):
+            raise RuntimeError(
+                f"merge(): rank 0 has NCCL {version}, and rank {rank} has {self.get_runtime_nccl_version()}: they cannot be in one group"
+            )
+        how = {"id": id if rank == 0 or not is_member else None, "rank": None if is_member else rank}
+        name = opts.group_name or f"{self._uid}:merge"
+        group = self.group.grow(store, size, **how, name=name, timeout=opts._timeout, config=opts.config._given() or None)
+        return ProcessGroupNCCL._of(group, opts)
+
+    def _can_grow(self) -> bool:
+        """Whether there is a communicator that NCCL can grow: one of a single rank cannot."""
+        return self._size > 1 and self._is_initialized() and self.get_runtime_nccl_version() >= (2, 29, 2)
 
     def _options_like(self, opts: Any) -> NCCLOptions:
         if isinstance(opts, NCCLOptions):
@@ -402,20 +443,43 @@ class ProcessGroupNCCL(OverGroup):
     # ---- memory
 
     def register_mem_pool(self, pool: Any, symm: bool = False) -> None:
-        """Tell NCCL of the memory of a pool: an object with `segments` of (address, bytes), or a MemPool of torch."""
+        """Tell NCCL of the memory of a pool: an object with `segments` of (address, bytes), or a MemPool of torch.
+
+        The communicator must be there. With symm they are windows, which all ranks register.
+        """
         if id(pool) in self._pools:
             raise RuntimeError("register_mem_pool(): this pool is registered already")
-        done = self._pools[id(pool)] = []
-        for address, nbytes in _segments_of(pool):
-            done.append((self.group.register(address, nbytes, is_window=symm), symm))
+        done: list[int] = []
+        self._pools[id(pool)] = (pool, symm, done)
+        try:
+            for address, nbytes in _segments_of(pool):
+                done.append(self.group.register(address, nbytes, is_window=symm))
+        except BaseException:
+            self.deregister_mem_pool(pool)
+            raise
 
     def deregister_mem_pool(self, pool: Any) -> None:
         """End register_mem_pool."""
-        for registration, is_window in self._pools.pop(id(pool), []):
+        if id(pool) not in self._pools:
+            raise RuntimeError("deregister_mem_pool(): this pool is not registered")
+        _, is_window, registrations = self._pools.pop(id(pool))
+        for registration in registrations:
             self.group.deregister(registration, is_window=is_window)
 
+    def register_tensor(self, tensor: Any, window: bool = False) -> int:
+        """Tell NCCL of the memory of a contiguous tensor, which the caller keeps until deregister_tensor: what that takes.
+
+        With window all ranks call it, for memory of ncclMemAlloc; NCCL gives 0 for other memory, and does without.
+        """
+        return self.group.register(tensor, is_window=window)
+
+    def deregister_tensor(self, registration: int, window: bool = False) -> None:
+        """End register_tensor."""
+        self.group.deregister(registration, is_window=window)
+
     def supports_tensor_alloc(self, device: Any) -> bool:
-        return True
+        """Whether allocate_tensor works: for CUDA devices, with NCCL 2.19 or newer."""
+        return _is_cuda(device) and self.get_runtime_nccl_version() >= (2, 19, 0)
 
     def allocate_tensor(self, size: int, *, dtype: Any, device: Any) -> Any:
         """Memory of ncclMemAlloc: torch's tensor where torch is there, else an NcclArray."""
@@ -433,7 +497,17 @@ class ProcessGroupNCCL(OverGroup):
         )
 
     def new_window(self, tensor: Any = None) -> Any:
-        raise NotImplementedError("ProcessGroupNCCL.new_window: windows are registered with register_mem_pool(pool, symm=True)")
+        raise NotImplementedError(
+            "ProcessGroupNCCL.new_window: one-sided messages (ncclPutSignal of NCCL 2.29) are not offered; windows that speed up "
+            "collectives are registered with register_tensor(tensor, window=True) or register_mem_pool(pool, symm=True)"
+        )
+
+    def _start_time_estimate(self) -> None:
+        raise NotImplementedError(
+            "ProcessGroupNCCL._start_time_estimate: calls are put into NCCL's groups when they are complete, and not simulated"
+        )
+
+    _end_time_estimate = _start_time_estimate
 
 
 def _options_of(options: Any, timeout: Any) -> NCCLOptions:
@@ -450,6 +524,10 @@ def _version_of(code: int) -> tuple[int, int, int]:
     return code // 10000, code // 100 % 100, code % 100
 
 
+def _text_of(code: Any) -> str:
+    return ".".join(map(str, _version_of(int(code))))
+
+
 def _is_cuda(device: Any) -> bool:
     if device is None:
         return False
@@ -464,12 +542,3 @@ def _segments_of(pool: Any) -> list[tuple[int, int]]:
     if snapshot is None:
         raise TypeError(f"register_mem_pool(): a pool has segments of (address, bytes), or is torch's; not {type(pool).__name__}")
     return [(int(segment["address"]), int(segment["total_size"])) for segment in snapshot()]
-
-
-def _watch_register() -> Any:
-    """What makes failures known to the other ranks, where it is there."""
-    try:
-        from dldist import _watch
-    except ImportError:
-        return None
-    return getattr(_watch, "register_nccl", None)

@@ -1,0 +1,454 @@
+/* The life of a group beside its operations: children of a fork, several devices, communicators made elsewhere, names used again, and
+ * ends in the middle of things. */
+#include "check.h"
+#include "core/thread.h"
+#include "nccl_rig.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* A sum of one float on a device that need not be the rank's; its end is for the caller. */
+typedef struct sum_on {
+    float *data;
+    dd_block block;
+    dd_nccl_op op;
+    dd_nccl_call call;
+} sum_on;
+
+static void
+prepare_sum(nccl_rig_rank *self, sum_on *sum, int device)
+{
+    dd_cuda_guard guard;
+    CHECK_OK(dd_cuda_enter(self->rig->cuda, device, &guard, check_err()));
+    sum->data = nccl_rig_alloc(self, sizeof *sum->data);
+    *sum->data = 1;
+    dd_cuda_leave(&guard);
+    sum->block = (dd_block){sum->data, sizeof *sum->data};
+    sum->op = nccl_rig_all_reduce(DD_DTYPE_FLOAT32, DD_REDOP_SUM, &sum->block);
+    sum->call = nccl_rig_call(self, "all_reduce", &sum->op, 1);
+    sum->call.device = device;
+    sum->call.nstreams = 0;
+}
+
+static void
+wait_until_free(dd_nccl_work *work)
+{
+    dd_wait wait = nccl_rig_patience();
+    while (!dd_nccl_work_memory_is_free(work) && !dd_wait_is_over(&wait)) {
+        (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
+    }
+    CHECK(dd_nccl_work_memory_is_free(work));
+}
+
+static void
+hang_next_kernels(nccl_rig_rank *self)
+{
+    nccl_rig_meet(self);
+    if (self->rank == 0) {
+        self->rig->hang_kernel(-1, 0);
+    }
+    nccl_rig_meet(self);
+}
+
+/* ---- forks */
+
+static void
+use_in_child(nccl_rig_rank *self, dd_nccl_work *work, const sum_on *sum)
+{
+    dd_wait wait = nccl_rig_patience();
+    long nevents = self->rig->cuda_stub.live("event");
+    dd_nccl_work *another;
+    dd_nccl_comm *comm;
+    dd_cuda_stream stream;
+    void *scratch;
+    CHECK_STATUS(dd_nccl_group_check(self->group, check_err()), DD_FORKED);
+    CHECK_STATUS(nccl_rig_start(self, &sum->call, &another, check_err()), DD_FORKED);
+    CHECK_CONTAINS(check_message(), "group \"rig\" belongs to the process before the fork");
+    CHECK_STATUS(dd_nccl_group_connect(self->group, self->rank, &comm, &wait, check_err()), DD_FORKED);
+    CHECK(dd_nccl_group_find_comm(self->group, self->rank) == NULL);
+    CHECK_STATUS(dd_nccl_group_stream(self->group, self->rank, &stream, check_err()), DD_FORKED);
+    CHECK_STATUS(dd_nccl_group_alloc_scratch(self->group, self->rank, 1, &scratch, check_err()), DD_FORKED);
+    CHECK_STATUS(nccl_rig_wait(work, check_err()), DD_FORKED);
+    CHECK_STATUS(dd_nccl_work_wait_stream(work, self->stream, check_err()), DD_FORKED);
+    CHECK(!dd_nccl_work_poll(work));
+    CHECK(!dd_nccl_work_is_started(work));
+    CHECK_STATUS(dd_nccl_group_abort(self->group, "in the child", &wait, check_err()), DD_FORKED);
+    CHECK_STATUS(dd_nccl_group_close(self->group, &wait, check_err()), DD_FORKED);
+    dd_work_release(&work->base);
+    dd_nccl_group_release(self->group);
+    CHECK_INT(self->rig->cuda_stub.live("event"), nevents);
+    CHECK_INT(self->rig->nccl_stub.live("comm"), 1);
+    CHECK_INT(self->rig->nccl_stub.calls("ncclCommAbort"), 0);
+}
+
+static void
+fork_body(nccl_rig_rank *self)
+{
+    nccl_rig_check_sum(self);
+    sum_on sum;
+    prepare_sum(self, &sum, self->rank);
+    dd_nccl_work *work;
+    int gate = nccl_rig_new_gate();
+    CHECK_INT(self->rig->gate(self->stream, gate), 0); /* it is under way when the process forks */
+    sum.call.nstreams = 1;
+    REQUIRE_OK(nccl_rig_start(self, &sum.call, &work, check_err()));
+    pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        use_in_child(self, work, &sum);
+        _exit(check_failures() > 0);
+    }
+    int how = 0;
+    CHECK(waitpid(child, &how, 0) == child && WIFEXITED(how) && WEXITSTATUS(how) == 0);
+    self->rig->open_gate(gate);
+    CHECK_OK(nccl_rig_wait(work, check_err()));
+    dd_work_release(&work->base);
+    nccl_rig_check_sum(self);
+    nccl_rig_free(self, sum.data);
+}
+
+TEST(a_child_of_a_fork_touches_nothing)
+{
+    nccl_rig_run(&(nccl_rig_options){.size = 1}, fork_body, NULL);
+}
+
+/* ---- several devices */
+
+static void
+devices_body(nccl_rig_rank *self)
+{
+    sum_on sums[3];
+    dd_nccl_work *works[3];
+    for (int i = 0; i < 3; i++) { /* ranks have 0, 2, 4 and 1, 3, 5 */
+        prepare_sum(self, &sums[i], self->rank + i * self->size);
+        REQUIRE_OK(nccl_rig_start(self, &sums[i].call, &works[i], check_err()));
+    }
+    for (int i = 0; i < 3; i++) {
+        CHECK_OK(nccl_rig_wait(works[i], check_err()));
+        CHECK_INT((int)*sums[i].data, self->size);
+        dd_work_release(&works[i]->base);
+        dd_nccl_comm *comm = dd_nccl_group_find_comm(self->group, self->rank + i * self->size);
+        REQUIRE(comm != NULL);
+        CHECK_INT(dd_nccl_comm_device(comm), self->rank + i * self->size);
+        dd_nccl_comm_release(comm);
+        int device = -1;
+        CHECK_OK(dd_cuda_current_device(self->rig->cuda, &device, check_err()));
+        CHECK_INT(device, self->rank);
+        nccl_rig_free(self, sums[i].data);
+    }
+    CHECK_INT(dd_nccl_group_sequence(self->group), 3);
+    CHECK_STATUS(
+        nccl_rig_do(self, &(dd_nccl_call){.what = "none", .device = 99, .timeout_ns = -1}, check_err()),
+        DD_INVALID_ARGUMENT);
+}
+
+TEST(a_rank_has_several_devices)
+{
+    nccl_rig_run(&(nccl_rig_options){.size = 2}, devices_body, NULL);
+    nccl_rig_run(&(nccl_rig_options){.size = 2, .is_nonblocking = true}, devices_body, NULL);
+}
+
+/* ---- communicators made elsewhere */
+
+static dd_nccl_comm *
+split_off(nccl_rig_rank *self)
+{
+    dd_wait wait = nccl_rig_patience();
+    dd_nccl_comm *whole = NULL;
+    dd_nccl_comm *part = NULL;
+    CHECK_OK(dd_nccl_group_connect(self->group, self->rank, &whole, &wait, check_err()));
+    CHECK_OK(dd_nccl_comm_split(whole, 0, self->rank, NULL, &part, NULL, &wait, check_err()));
+    dd_nccl_comm_release(whole);
+    return part;
+}
+
+static void
+adopt_body(nccl_rig_rank *self)
+{
+    dd_nccl_comm *part = split_off(self);
+    nccl_rig_rank child = *self;
+    REQUIRE(part != NULL && nccl_rig_open_group(&child, "child"));
+    dd_wait wait = nccl_rig_patience();
+    CHECK_OK(dd_nccl_group_adopt(child.group, self->rank, part, check_err()));
+    nccl_rig_check_sum(&child);
+    nccl_rig_check_sum(self);
+    nccl_rig_meet(self);
+    CHECK_INT(self->rig->nccl_stub.made("comm"), 2 * self->size);
+    CHECK_STATUS(dd_nccl_group_adopt(child.group, self->rank, split_off(self), check_err()),
+                 DD_INVALID_ARGUMENT);
+    CHECK_OK(dd_nccl_group_close(child.group, &wait, check_err()));
+    CHECK_STATUS(dd_nccl_group_adopt(child.group, self->rank, split_off(self), check_err()), DD_CLOSED);
+    dd_nccl_group_release(child.group);
+    nccl_rig_check_sum(self);
+}
+
+TEST(a_communicator_is_adopted)
+{
+    nccl_rig_run(&(nccl_rig_options){.size = 2}, adopt_body, NULL);
+}
+
+/* ---- names used again */
+
+static void
+again_body(nccl_rig_rank *self)
+{
+    dd_wait wait = nccl_rig_patience();
+    for (int i = 0; i < 4; i++) {
+        nccl_rig_rank again = *self;
+        REQUIRE(nccl_rig_open_group(&again, "again"));
+        nccl_rig_check_sum(&again);
+        CHECK_OK(dd_nccl_group_close(again.group, &wait, check_err()));
+        dd_nccl_group_release(again.group);
+    }
+}
+
+TEST(names_are_used_again)
+{
+    nccl_rig_run(&(nccl_rig_options){.size = 2}, again_body, NULL);
+    nccl_rig_run(&(nccl_rig_options){.size = 4, .is_nonblocking = true}, again_body, NULL);
+}
+
+/* One rank comes and times out, the other comes too late; then both try it again. */
+static void
+again_after_failure_body(nccl_rig_rank *self)
+{
+    dd_wait wait = nccl_rig_patience();
+    for (int i = 0; i < 3; i++) {
+        nccl_rig_rank again = *self;
+        REQUIRE(nccl_rig_open_group(&again, "again"));
+        dd_nccl_comm *comm;
+        for (int turn = 0; turn < 2; turn++) {
+            if (self->rank == (i + turn) % 2) {
+                dd_wait brief = dd_wait_after(30 * DD_NS_PER_MS);
+                CHECK_STATUS(dd_nccl_group_connect(again.group, self->rank, &comm, &brief, check_err()),
+                             DD_OP_TIMED_OUT);
+            }
+            nccl_rig_meet(self);
+        }
+        dd_nccl_group_release(again.group);
+        again = *self;
+        REQUIRE(nccl_rig_open_group(&again, "again"));
+        dd_status status = dd_nccl_group_connect(again.group, self->rank, &comm, &wait, check_err());
+        if (status == DD_OK) {
+            dd_nccl_comm_release(comm);
+            nccl_rig_check_sum(&again);
+            CHECK_OK(dd_nccl_group_close(again.group, &wait, check_err()));
+        }
+        CHECK_OK(status);
+        dd_nccl_group_release(again.group);
+        nccl_rig_meet(self);
+    }
+}
+
+TEST(names_are_used_again_after_a_failure)
+{
+    nccl_rig_run(&(nccl_rig_options){.size = 2}, again_after_failure_body, NULL);
+}
+
+/* ---- aborts in the middle of messages */
+
+typedef struct abort_case {
+    bool has_all;  /* a communicator of all ranks, else the pair's own */
+    bool is_batch; /* both directions in one call */
+} abort_case;
+
+static void *
+abort_when_sent(void *arg)
+{
+    nccl_rig_rank *self = arg;
+    dd_wait wait = nccl_rig_patience();
+    while (self->rig->nccl_stub.calls("ncclSend") + self->rig->nccl_stub.calls("ncclRecv") < 2 &&
+           !dd_wait_is_over(&wait)) {
+        (void)!dd_wait_sleep(&wait, DD_NS_PER_MS / 10, NULL);
+    }
+    CHECK_OK(dd_nccl_group_abort(self->group, "enough", &wait, check_err()));
+    return NULL;
+}
+
+static void
+abort_message_body(nccl_rig_rank *self)
+{
+    const abort_case *which = self->arg;
+    if (which->has_all) {
+        nccl_rig_check_sum(self);
+    }
+    hang_next_kernels(self);
+    int *data = nccl_rig_alloc(self, 8);
+    dd_nccl_op ops[] = {
+        {.kind = DD_NCCL_OP_SEND, .block = {data, 4}, .dtype = DD_DTYPE_INT32, .peer = !self->rank},
+        {.kind = DD_NCCL_OP_RECV, .block = {data + 1, 4}, .dtype = DD_DTYPE_INT32, .peer = !self->rank},
+    };
+    dd_nccl_call call = which->is_batch ? nccl_rig_call(self, "batch", ops, 2)
+                                        : nccl_rig_call(self, "message", &ops[self->rank], 1);
+    pthread_t other;
+    REQUIRE_OK(dd_thread_start(&other, "other", abort_when_sent, self, check_err()));
+    dd_nccl_work *work;
+    dd_status status = nccl_rig_start(self, &call, &work, check_err());
+    if (status == DD_OK) {
+        status = nccl_rig_wait(work, check_err());
+        pthread_join(other, NULL);
+        wait_until_free(work);
+        dd_work_release(&work->base);
+    } else {
+        pthread_join(other, NULL);
+    }
+    CHECK_INT(status, DD_ABORTED);
+    CHECK_CONTAINS(check_message(), "aborted the group: enough");
+    dd_wait wait = nccl_rig_patience();
+    CHECK_OK(dd_nccl_group_close(self->group, &wait, check_err()));
+    nccl_rig_free(self, data);
+}
+
+TEST(abort_during_messages)
+{
+    for (int i = 0; i < 8; i++) {
+        abort_case which = {.has_all = i % 2 == 1, .is_batch = i / 2 % 2 == 1};
+        nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true, .is_nonblocking = i >= 4},
+                     abort_message_body, &which);
+    }
+}
+
+/* ---- aborts in the middle of closing */
+
+static void *
+abort_when_closing(void *arg)
+{
+    nccl_rig_rank *self = arg;
+    dd_wait wait = nccl_rig_patience();
+    while (dd_nccl_group_check(self->group, NULL) == DD_OK && !dd_wait_is_over(&wait)) {
+        (void)!dd_wait_sleep(&wait, DD_NS_PER_MS / 10, NULL);
+    }
+    CHECK_OK(dd_nccl_group_abort(self->group, "enough", &wait, check_err()));
+    return NULL;
+}
+
+static void
+close_and_abort(nccl_rig_rank *self)
+{
+    pthread_t other;
+    REQUIRE_OK(dd_thread_start(&other, "other", abort_when_closing, self, check_err()));
+    dd_wait wait = nccl_rig_patience();
+    CHECK_OK(dd_nccl_group_close(self->group, &wait, check_err()));
+    CHECK(!dd_wait_is_over(&wait));
+    pthread_join(other, NULL);
+}
+
+static void
+abort_closing_works_body(nccl_rig_rank *self)
+{
+    nccl_rig_check_sum(self);
+    hang_next_kernels(self);
+    sum_on sum;
+    prepare_sum(self, &sum, self->rank);
+    dd_nccl_work *work;
+    REQUIRE_OK(nccl_rig_start(self, &sum.call, &work, check_err()));
+    close_and_abort(self);
+    CHECK_STATUS(nccl_rig_wait(work, check_err()), DD_ABORTED);
+    wait_until_free(work);
+    dd_work_release(&work->base);
+    nccl_rig_free(self, sum.data);
+}
+
+static void
+abort_finalizing_body(nccl_rig_rank *self)
+{
+    nccl_rig_check_sum(self);
+    self->rig->nccl_stub.hang("ncclCommFinalize", 0, -1);
+    close_and_abort(self);
+    self->rig->nccl_stub.release();
+}
+
+TEST(abort_while_the_group_is_closed)
+{
+    nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true}, abort_closing_works_body, NULL);
+    /* The stub looks the communicator up when it has stopped hanging, and does not find it. */
+    nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true, .leaves_some = true},
+                 abort_finalizing_body, NULL);
+}
+
+/* ---- groups that are let go after a failure that nobody has aborted */
+
+static void
+let_go_failed_body(nccl_rig_rank *self)
+{
+    nccl_rig_check_sum(self);
+    hang_next_kernels(self);
+    sum_on sum;
+    prepare_sum(self, &sum, self->rank);
+    sum.call.timeout_ns = 20 * DD_NS_PER_MS;
+    dd_nccl_work *work;
+    REQUIRE_OK(nccl_rig_start(self, &sum.call, &work, check_err()));
+    CHECK_STATUS(nccl_rig_wait(work, check_err()), DD_OP_TIMED_OUT);
+    CHECK_INT(self->rig->nccl_stub.calls("ncclCommAbort"), 0);
+    nccl_rig_meet(self);
+    dd_nccl_group_release(self->group);
+    self->group = NULL;
+    wait_until_free(work);
+    dd_work_release(&work->base);
+    nccl_rig_free(self, sum.data);
+}
+
+TEST(a_failed_group_is_let_go_where_aborts_are_off)
+{
+    nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true, .is_abort_off = true},
+                 let_go_failed_body, NULL);
+}
+
+/* ---- the watchdog's sleep */
+
+static uint64_t
+await_heartbeat(const dd_nccl_watchdog *watchdog, uint64_t other_than)
+{
+    dd_wait wait = nccl_rig_patience();
+    uint64_t beat;
+    while ((beat = dd_nccl_watchdog_heartbeat(watchdog)) == other_than && !dd_wait_is_over(&wait)) {
+        (void)!dd_wait_sleep(&wait, DD_NS_PER_MS / 10, NULL);
+    }
+    return beat;
+}
+
+static void
+note_end(dd_work *work, void *ctx)
+{
+    (void)work;
+    atomic_store((atomic_bool *)ctx, true);
+}
+
+static void
+sleep_body(nccl_rig_rank *self)
+{
+    const dd_nccl_watchdog *watchdog = self->rig->watchdog;
+    nccl_rig_check_sum(self);
+    dd_wait wait = nccl_rig_patience();
+    while (dd_nccl_watchdog_heartbeat(watchdog) != 0 && !dd_wait_is_over(&wait)) {
+        (void)!dd_wait_sleep(&wait, 10 * DD_NS_PER_MS, NULL);
+    }
+    CHECK_INT(dd_nccl_watchdog_heartbeat(watchdog), 0);
+    CHECK(dd_nccl_watchdog_activity(watchdog) != NULL);
+    sum_on sum;
+    prepare_sum(self, &sum, self->rank);
+    atomic_bool has_ended = false;
+    sum.call.on_done = note_end;
+    sum.call.ctx = &has_ended;
+    sum.call.nstreams = 1;
+    int gate = nccl_rig_new_gate();
+    CHECK_INT(self->rig->gate(self->stream, gate), 0);
+    dd_nccl_work *work;
+    REQUIRE_OK(nccl_rig_start(self, &sum.call, &work, check_err()));
+    uint64_t first = await_heartbeat(watchdog, 0);
+    CHECK(first > 0);
+    CHECK(await_heartbeat(watchdog, first) > first); /* it goes on as long as something is under way */
+    CHECK(!atomic_load(&has_ended));
+    self->rig->open_gate(gate);
+    while (!atomic_load(&has_ended) && !dd_wait_is_over(&wait)) { /* nobody but the watchdog asks */
+        (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
+    }
+    CHECK(atomic_load(&has_ended));
+    dd_work_release(&work->base);
+    nccl_rig_free(self, sum.data);
+}
+
+TEST(the_watchdog_sleeps_and_is_woken)
+{
+    nccl_rig_run(&(nccl_rig_options){.size = 1}, sleep_body, NULL);
+}
