@@ -107,8 +107,8 @@ open_around(const py_group *self, dd_store *store, const offspring *child, int r
             dd_recorder_group *recorded, dd_nccl_comm *comm, dd_nccl_group **group, dd_error *err)
 {
     const py_nccl *nccl = self->state->nccl;
-    dd_status status = dd_nccl_group_open(nccl->lib, nccl->cuda, nccl->watchdog, store, rank, child->nranks,
-                                          &child->options, recorded, group, err);
+    dd_status status = dd_nccl_group_open(&(dd_nccl_base){nccl->lib, nccl->cuda, nccl->watchdog}, store, rank,
+                                          child->nranks, &child->options, recorded, group, err);
     if (status != DD_OK) {
         dd_nccl_comm_release(comm);
         return status;

@@ -83,5 +83,5 @@ def dump_prefix() -> str:
     for name in ("DLDIST_FR_DUMP_FILE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
         if os.environ.get(name):
             return os.environ[name]
-    cache = os.environ.get("XDG_CACHE_HOME") or os.environ.get("HOME", "/tmp") + "/.cache"
-    return f"{cache}/torch/comm_lib_trace_rank_"
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.path.join(cache, "torch", "comm_lib_trace_rank_")
