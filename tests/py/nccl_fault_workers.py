@@ -1,0 +1,654 @@
+"""What the ranks of test_nccl_faults.py and test_nccl_abort.py run, over the doubles of tests/stubs. No pytest here: the children start sooner."""
+
+import gc
+import os
+import signal
+import threading
+import time
+
+import dldist
+from dldist import _core
+
+LIMIT_S = 20.0
+SOON_S = 1.0
+"""What docs/watchdog.md promises: so long after a rank's failure the others have heard of it."""
+SLACK_S = 1.0
+"""For a machine that does other things, too."""
+LEFT_BEHIND = ("comm", "stream", "event")
+
+
+class Rank:
+    """One rank of a team: where it is, what it can do to the doubles, and a group for each case."""
+
+    def __init__(self, port, rank, size, version):
+        import nccl_stubs
+
+        self.rank, self.size = rank, size
+        self.device = rank
+        self.stubs = nccl_stubs.build(version)
+        self.store = dldist.TCPStore("127.0.0.1", port, timeout=LIMIT_S)
+        self.name = ""
+        self.meetings = 0
+
+    @property
+    def is_culprit(self):
+        return self.rank == 1
+
+    def open(self, timeout=LIMIT_S, name="", **options):
+        store = dldist.PrefixStore(self.name, self.store)
+        return _core.NcclGroup(store, self.rank, self.size, timeout=timeout, device=self.device, name=self.name + name, **options)
+
+    def array(self, *values):
+        import nccl_stubs
+        import numpy
+
+        return nccl_stubs.CudaArray(self.stubs, numpy.asarray(values or (1.0,), dtype="float32"), device=self.device)
+
+    def meet(self):
+        """All ranks are here."""
+        self.meetings += 1
+        key = f"meet/{self.name}/{self.meetings}"
+        if self.store.add(key, 1) == self.size:
+            self.store.set(key + "/go", "")
+        self.store.wait([key + "/go"], LIMIT_S)
+
+    def live(self):
+        gc.collect()
+        return {kind: self.stubs.nccl.live(kind) if kind == "comm" else self.stubs.cuda.live(kind) for kind in LEFT_BEHIND}
+
+    def end_faults(self):
+        self.stubs.nccl.release()
+        self.stubs.nccl.reset()
+        self.stubs.cuda.release()
+        self.stubs.cuda.reset()
+
+
+def member(channel, port, rank, size, version):
+    """Runs cases of this module until the parent names none. After each the process is as before, and another group works."""
+    ctx = Rank(port, rank, size, version)
+    works_again(ctx, "first")
+    channel.send("ready")
+    while True:
+        name = channel.recv(120)
+        if name is None:
+            return "closed"
+        ctx.name, ctx.meetings = name, 0
+        before = ctx.live()
+        reply = None
+        try:
+            reply = globals()[name](ctx)
+            ctx.meet()
+            ctx.end_faults()
+            works_again(ctx, name)
+            wait_until(lambda: ctx.live() == before, f"nothing is left: {ctx.live()}, before it was {before}")
+            assert ctx.stubs.nccl.bad_uses() == 0 and ctx.stubs.cuda.bad_uses() == 0
+        except BaseException as error:
+            import traceback
+
+            error.__traceback__ and traceback.print_exc()
+            channel.send(("error", "".join(traceback.format_exception(error))))
+        else:
+            channel.send(("done", reply))
+
+
+def works_again(ctx, name):
+    """A new group on the same device."""
+    ctx.name = f"{name}/again"
+    with ctx.open() as group:
+        x = ctx.array(ctx.rank)
+        group.all_reduce(x)
+        group.barrier()
+        assert x.numpy().tolist() == [sum(range(ctx.size))]
+
+
+def wait_until(condition, what, seconds=LIMIT_S):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.002)
+
+
+def start_works(ctx, group, count=3):
+    """All-reduces under way, each with a future that is called back; what that gets."""
+    works, called = [], []
+    for number in range(count):
+        work = group.all_reduce(ctx.array(1), async_op=True)
+        work.get_future().add_done_callback(lambda future, number=number: called.append((number, future)))
+        works.append(work)
+    return works, called
+
+
+def raised_by(call):
+    try:
+        call()
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def check_error(error, kind, *texts):
+    assert isinstance(error, kind) and isinstance(error, dldist.DistError), repr(error)
+    for text in texts:
+        assert text in str(error), (text, str(error))
+
+
+def check_ends(ctx, group, works, called, since, within, kind, *texts):
+    """All that is under way has ended in time, in all ways of asking, and so do later calls, at once."""
+    errors = [raised_by(lambda work=work: work.wait(LIMIT_S)) for work in works]
+    seconds = time.monotonic() - since
+    for error in errors:
+        check_error(error, kind, "all_reduce #", *texts)
+    assert seconds < within + SLACK_S, (seconds, str(errors[0]))
+    wait_until(lambda: len(called) == len(works), "callbacks of futures")
+    for _, future in called:
+        check_error(raised_by(future.value), kind, *texts)
+    for work in works:
+        assert work.is_completed() and not work.is_success()
+        check_error(work.exception(), kind, *texts)
+    begun = time.monotonic()
+    check_error(raised_by(lambda: group.all_reduce(ctx.array(1))), kind, "has failed", *texts)
+    check_error(raised_by(group.barrier), kind, *texts)
+    assert time.monotonic() - begun < SLACK_S
+    return seconds
+
+
+def kind_of_error(group):
+    from dldist.c10d.nccl import NCCLOptions, ProcessGroupNCCL
+
+    return ProcessGroupNCCL._of(group, NCCLOptions()).get_error().name
+
+
+def check_cause(ctx, group, *texts):
+    """NCCL's error on the rank that had it, and that rank's reason on the others."""
+    check_error(group.error, dldist.DistBackendError, *texts)
+    if ctx.is_culprit:
+        assert group.error.rank is None and kind_of_error(group) == "COMM_ERROR"
+    else:
+        check_error(group.error, dldist.DistBackendError, "rank 1 failed: ")
+        assert group.error.rank == 1 and kind_of_error(group) == "REMOTE_ERROR"
+
+
+REASON = ("ncclRemoteError (6)", "remote process exited or there was a network error", "no route to host")
+
+
+# ---- errors of NCCL
+
+
+def error_during_collectives(ctx):
+    group = ctx.open()
+    group.all_reduce(ctx.array(1))
+    if ctx.is_culprit:
+        ctx.stubs.nccl.hang_kernel(1)
+    works, called = start_works(ctx, group)
+    ctx.meet()
+    since = time.monotonic()
+    if ctx.is_culprit:
+        ctx.stubs.nccl.async_error(1, 6, text="no route to host")
+    seconds = check_ends(ctx, group, works, called, since, SOON_S, dldist.DistBackendError, *REASON)
+    check_cause(ctx, group, *REASON)
+    group.close()
+    return seconds
+
+
+def error_while_idle(ctx):
+    """Found out about within a second, and the others hear of it within another."""
+    group = ctx.open()
+    group.all_reduce(ctx.array(1))
+    group.barrier()
+    ctx.meet()
+    since = time.monotonic()
+    if ctx.is_culprit:
+        ctx.stubs.nccl.async_error(1, 6, text="no route to host")
+    wait_until(lambda: group.error is not None, "the error")
+    assert time.monotonic() - since < 1 + SOON_S + SLACK_S
+    check_error(raised_by(lambda: group.all_reduce(ctx.array(1))), dldist.DistBackendError, *REASON)
+    check_cause(ctx, group, *REASON)
+    group.close()
+
+
+def launch_fails(ctx):
+    group = ctx.open(config={"blocking": 0})
+    group.all_reduce(ctx.array(1))
+    ctx.meet()
+    if ctx.is_culprit:
+        ctx.stubs.nccl.fail("(launch)", result=6, text="no route to host")
+    since = time.monotonic()
+    error = raised_by(lambda: group.all_reduce(ctx.array(1), async_op=True).wait(LIMIT_S))
+    assert time.monotonic() - since < SOON_S + SLACK_S
+    check_error(error, dldist.DistBackendError, *REASON)
+    check_cause(ctx, group, *REASON)
+    group.close()
+
+
+def call_fails(ctx):
+    """A call that NCCL refuses on one rank, after others have been enqueued."""
+    group = ctx.open()
+    group.all_reduce(ctx.array(1))
+    ctx.meet()
+    if ctx.is_culprit:
+        ctx.stubs.nccl.fail("ncclAllReduce", result=6, text="no route to host")
+        check_error(raised_by(lambda: group.all_reduce(ctx.array(1))), dldist.DistBackendError, *REASON)
+    else:
+        since = time.monotonic()
+        works, called = start_works(ctx, group, 2)
+        check_ends(ctx, group, works, called, since, SOON_S, dldist.DistBackendError, *REASON)
+    check_cause(ctx, group, *REASON)
+    group.close()
+
+
+# ---- making communicators
+
+
+def check_init(ctx, group, *texts):
+    since = time.monotonic()
+    error = raised_by(lambda: group.all_reduce(ctx.array(1)))
+    seconds = time.monotonic() - since
+    assert seconds < SOON_S + SLACK_S, (seconds, str(error))
+    check_error(error, dldist.DistBackendError, *texts)
+    check_error(raised_by(group.barrier), dldist.DistBackendError, *texts)
+    group.close()
+    return str(error)
+
+
+def init_fails(ctx):
+    group = ctx.open()
+    ctx.meet()
+    if ctx.is_culprit:
+        ctx.stubs.nccl.fail("ncclCommInitRankConfig", result=6, text="no route to host")
+    return check_init(ctx, group, *REASON)
+
+
+def init_fails_later(ctx):
+    """In the background, of a communicator that is not blocking."""
+    group = ctx.open(config={"blocking": 0})
+    ctx.meet()
+    if ctx.is_culprit:
+        ctx.stubs.nccl.fail("(init)", result=6, text="no route to host")
+    return check_init(ctx, group, *REASON)
+
+
+def unique_id_fails(ctx):
+    group = ctx.open()
+    ctx.meet()
+    if ctx.rank == 0:
+        ctx.stubs.nccl.fail("ncclGetUniqueId", result=6, text="no route to host")
+    return check_init(ctx, group, *REASON)
+
+
+def a_rank_does_not_come(ctx):
+    group = ctx.open(timeout=0.5)
+    if not ctx.is_culprit:
+        since = time.monotonic()
+        error = raised_by(lambda: group.all_reduce(ctx.array(1)))
+        assert time.monotonic() - since < 0.5 + SOON_S + SLACK_S
+        check_error(error, dldist.DistTimeoutError, "making a communicator")
+    group.close()
+
+
+# ---- time-outs
+
+
+def a_kernel_hangs(ctx):
+    group = ctx.open(timeout=0.5)
+    group.all_reduce(ctx.array(1))
+    ctx.meet()
+    if ctx.is_culprit:
+        ctx.stubs.nccl.hang_kernel(1)
+    since = time.monotonic()
+    works, called = start_works(ctx, group)
+    check_ends(ctx, group, works, called, since, 0.5 + SOON_S, dldist.DistTimeoutError, "timed out after 0.5 s")
+    assert kind_of_error(group) in ("TIMEOUT", "REMOTE_ERROR")
+    group.close()
+
+
+def a_rank_never_calls(ctx):
+    group = ctx.open(timeout=0.7)
+    group.all_reduce(ctx.array(1))
+    ctx.meet()
+    since = time.monotonic()
+    if not ctx.is_culprit:
+        works, called = start_works(ctx, group, 2)
+        check_ends(ctx, group, works, called, since, 0.7 + SOON_S, dldist.DistTimeoutError, "timed out after 0.7 s")
+        assert kind_of_error(group) in ("TIMEOUT", "REMOTE_ERROR")
+    wait_until(lambda: group.error is not None, "the others' time-out")
+    assert time.monotonic() - since < 0.7 + SOON_S + SLACK_S
+    if ctx.is_culprit:
+        check_error(group.error, dldist.DistTimeoutError, "failed: all_reduce #", "timed out after 0.7 s")
+        assert kind_of_error(group) == "REMOTE_ERROR"
+    group.close()
+
+
+def slow_kernels(ctx):
+    """No false alarm."""
+    group = ctx.open()
+    ctx.stubs.nccl.slow_kernels(-1, 150)
+    works, called = start_works(ctx, group)
+    for work in works:
+        assert work.wait(LIMIT_S)
+    assert group.error is None and kind_of_error(group) == "SUCCESS"
+    group.close()
+
+
+# ---- aborts, and calls that hang
+
+
+def one_rank_aborts(ctx):
+    group = ctx.open()
+    group.all_reduce(ctx.array(1))
+    if ctx.is_culprit:
+        ctx.stubs.nccl.hang_kernel(1)
+    works, called = start_works(ctx, group)
+    ctx.meet()
+    since = time.monotonic()
+    if ctx.is_culprit:
+        group.abort("enough of it")
+        assert time.monotonic() - since < 2
+    check_ends(ctx, group, works, called, since, SOON_S, dldist.DistAbortedError, "enough of it")
+    group.close()
+
+
+def an_abort_hangs(ctx):
+    """Works end all the same, and close() waits no longer than a second."""
+    group = ctx.open()
+    group.all_reduce(ctx.array(1))
+    if ctx.is_culprit:
+        ctx.stubs.nccl.hang_kernel(1)
+        ctx.stubs.nccl.hang("ncclCommAbort")
+    works, called = start_works(ctx, group)
+    ctx.meet()
+    since = time.monotonic()
+    if ctx.is_culprit:
+        ctx.stubs.nccl.async_error(1, 6, text="no route to host")
+    check_ends(ctx, group, works, called, since, SOON_S, dldist.DistBackendError, *REASON)
+    since = time.monotonic()
+    group.close()
+    assert time.monotonic() - since < 1 + SLACK_S
+    if ctx.is_culprit:
+        wait_until(lambda: ctx.stubs.nccl.hanging() == 1, "the abort that hangs")
+        ctx.stubs.nccl.release()
+
+
+def memory_runs_out(ctx):
+    """What cannot be had is an error of the call, on all ranks alike, and the group goes on."""
+    group = ctx.open()
+    x = ctx.array(*[1.0] * 1000)
+    parts = [ctx.array(*[0.0] * 1000) for _ in range(ctx.size)]
+    group.all_reduce(x)
+    group.barrier()
+    ctx.stubs.cuda.limit_memory(0)
+    ctx.stubs.nccl.fail("ncclMemAlloc", result=1, text="out of memory")
+    check_error(raised_by(lambda: group.empty(1000)), (dldist.DistBackendError, MemoryError), "ncclMemAlloc", "out of memory")
+    error = raised_by(lambda: group.all_gather(parts, x))
+    assert isinstance(error, MemoryError | dldist.DistError) and " bytes" in str(error), repr(error)
+    ctx.stubs.cuda.limit_memory(-1)
+    ctx.meet()
+    if group.error is None:
+        group.all_gather(parts, x)
+    del parts, x
+    group.close()
+    return str(error)
+
+
+# ---- processes of their own
+
+
+def killed(channel, port, rank, size, version):
+    """The last rank is killed in the midst of it; the others hear in their time."""
+    ctx = Rank(port, rank, size, version)
+    ctx.name = "killed"
+    group = ctx.open(timeout=1.0)
+    group.all_reduce(ctx.array(1))
+    ctx.meet()
+    if rank == size - 1:
+        channel.send("ready")
+        signal.pause()
+    since = time.monotonic()
+    works, called = start_works(ctx, group)
+    check_ends(ctx, group, works, called, since, 1.0 + SOON_S, dldist.DistTimeoutError, "timed out after 1 s")
+    channel.send(report_with("never called"))
+    group.close()
+    return None
+
+
+def report_with(text):
+    wait_until(lambda: text in dldist.distributed_c10d._watchdog_report(), f"{text!r} in the report")
+    return dldist.distributed_c10d._watchdog_report()
+
+
+def mismatched(channel, port, rank, size, version):
+    ctx = Rank(port, rank, size, version)
+    ctx.name = "mismatched"
+    group = ctx.open()
+    error = raised_by(lambda: group.all_reduce(ctx.array(1)))
+    channel.send((type(error).__name__, str(error)))
+    group.close()
+    return None
+
+
+def torn_down(channel, port, rank, size, version):
+    """With an error handling that ends processes."""
+    ctx = Rank(port, rank, size, version)
+    ctx.name = "torn down"
+    group = ctx.open()
+    group.all_reduce(ctx.array(1))
+    ctx.meet()
+    channel.send("ready")
+    if ctx.is_culprit:
+        ctx.stubs.nccl.async_error(1, 6, text="no route to host")
+    time.sleep(LIMIT_S)  # the process is ended meanwhile
+
+
+def watchdog_hangs(channel, port, rank, size, version):
+    """In cuEventQuery, on rank 1."""
+    ctx = Rank(port, rank, size, version)
+    ctx.name = "watchdog hangs"
+    group = ctx.open()
+    group.all_reduce(ctx.array(1))
+    ctx.meet()
+    if ctx.is_culprit:
+        ctx.stubs.nccl.hang_kernel(1)
+    works, called = start_works(ctx, group)
+    ctx.meet()
+    since = time.monotonic()
+    if ctx.is_culprit:
+        ctx.stubs.cuda.hang("cuEventQuery")
+    wait_until(lambda: len(called) == len(works), "callbacks of futures")  # asking the works would ask the device
+    seconds = time.monotonic() - since
+    for _, future in called:
+        check_error(raised_by(future.value), dldist.DistBackendError, "the watchdog of NCCL's groups has not moved for", "in cuEventQuery")
+    assert seconds < 1 + SOON_S + SLACK_S, seconds
+    if ctx.is_culprit:
+        assert "has not moved" in report_with("has not moved")
+        ctx.stubs.cuda.release()
+    ctx.meet()
+    group.close()
+    works_again(ctx, "watchdog hangs")
+    channel.send(seconds)
+    return None
+
+
+def driver_goes(channel, port, rank, size, version):
+    """The end of a process whose driver has gone first, with works under way."""
+    ctx = Rank(port, rank, size, version)
+    ctx.name = "driver goes"
+    group = ctx.open()
+    group.all_reduce(ctx.array(1))
+    ctx.meet()
+    ctx.stubs.nccl.hang_kernel(-1)
+    work = group.all_reduce(ctx.array(1), async_op=True)
+    ctx.meet()
+    ctx.stubs.cuda.shut_down()
+    wait_until(work.is_completed, "the work")
+    channel.send(os.getpid())
+    return None
+
+
+def wait_times_out(channel, port, rank, size, version):
+    """wait(timeout) gives up and the operation goes on; with blocking waits the group's own time-out ends it."""
+    ctx = Rank(port, rank, size, version)
+    ctx.name = "wait times out"
+    from dldist import _nccl_library, nccl
+
+    group_blocks = _nccl_library.group_settings()["is_blocking_wait"]
+    group = ctx.open(timeout=3.0, is_blocking_wait=group_blocks)
+    group.all_reduce(ctx.array(1))
+    ctx.meet()
+    ctx.stubs.nccl.slow_kernels(-1, 600)
+    work = group.all_reduce(ctx.array(1), async_op=True)
+    error = raised_by(lambda: work.wait(0.1))
+    check_error(error, dldist.DistTimeoutError, "all_reduce #2", "has not ended after 0.1")
+    assert work.wait(LIMIT_S) and group.error is None
+    ctx.stubs.nccl.slow_kernels(-1, 0)
+    ctx.meet()
+    if ctx.is_culprit:
+        ctx.stubs.nccl.hang_kernel(1)
+    group.timeout = 0.5
+    since = time.monotonic()
+    x = ctx.array(1)
+    with nccl.stream(ctx.stubs.cuda.make_stream(ctx.device)):
+        work = group.all_reduce(x, async_op=True)
+        if not group_blocks:
+            assert work.wait() is True
+            assert time.monotonic() - since < 0.5
+    if group_blocks:
+        check_error(raised_by(work.wait), dldist.DistTimeoutError, "timed out after 0.5 s")
+    else:
+        check_error(raised_by(lambda: work.wait(LIMIT_S)), dldist.DistTimeoutError, "timed out after 0.5 s")
+    group.close()
+    return None
+
+
+# ---- aborts from another thread (test_nccl_abort.py): rank 0 is in a call that the others do not make
+
+
+def abort_during(ctx, call, is_under_way, warm=True, **options):
+    """Ends the call within two seconds with DistAbortedError; the others hear of it."""
+    group = ctx.open(**options)
+    if warm:
+        group.all_reduce(ctx.array(1))
+    ctx.meet()
+    if ctx.rank > 0:
+        wait_until(lambda: group.error is not None, "rank 0's abort")
+        check_error(group.error, dldist.DistAbortedError, "rank 0 failed: ", "from another thread")
+        group.close()
+        return
+    raised = []
+    thread = threading.Thread(target=lambda: raised.append(raised_by(lambda: call(group))))
+    before = is_under_way(group)
+    thread.start()
+    wait_until(lambda: is_under_way(group) != before, "the call is under way")
+    since = time.monotonic()
+    group.abort("from another thread")
+    thread.join(LIMIT_S)
+    seconds = time.monotonic() - since
+    assert raised and seconds < 2, (raised, seconds)
+    check_error(raised[0], dldist.DistAbortedError, "from another thread")
+    check_error(raised_by(group.barrier), dldist.DistAbortedError, "from another thread")
+    ctx.stubs.nccl.release()
+    group.close()
+
+
+def launched(ctx, *functions):
+    """How many calls of NCCL there have been, to be compared."""
+    return lambda group: [ctx.stubs.nccl.calls(name) for name in functions]
+
+
+def four_parts(ctx):
+    return [ctx.array(0) for _ in range(ctx.size)]
+
+
+COLLECTIVES = {
+    "all_reduce": lambda ctx, group: group.all_reduce(ctx.array(1)),
+    "broadcast": lambda ctx, group: group.broadcast(ctx.array(1), 1),
+    "reduce": lambda ctx, group: group.reduce(ctx.array(1), 0),
+    "all_gather": lambda ctx, group: group.all_gather(four_parts(ctx), ctx.array(1)),
+    "gather": lambda ctx, group: group.gather(ctx.array(1), four_parts(ctx), 0),
+    "scatter": lambda ctx, group: group.scatter(ctx.array(0), None, 1),
+    "reduce_scatter": lambda ctx, group: group.reduce_scatter(ctx.array(0), four_parts(ctx)),
+    "all_to_all": lambda ctx, group: group.all_to_all(four_parts(ctx), four_parts(ctx)),
+    "barrier": lambda ctx, group: group.barrier(),
+    "send": lambda ctx, group: group.send(ctx.array(1), 1),
+    "recv": lambda ctx, group: group.recv(ctx.array(1), 1),
+    "wait": lambda ctx, group: group.all_reduce(ctx.array(1), async_op=True).wait(),
+    "wait with a time-out": lambda ctx, group: group.all_reduce(ctx.array(1), async_op=True).wait(LIMIT_S),
+}
+FUNCTIONS = ("ncclAllReduce", "ncclBroadcast", "ncclReduce", "ncclAllGather", "ncclReduceScatter", "ncclSend", "ncclRecv")
+FUNCTIONS += ("ncclGather", "ncclScatter", "ncclAlltoAll", "ncclAlltoall")
+
+
+def abort_collectives(ctx):
+    for name, call in COLLECTIVES.items():
+        ctx.name = f"abort/{name}"
+        abort_during(ctx, lambda group, call=call: call(ctx, group), launched(ctx, *FUNCTIONS))
+
+
+def abort_a_batch(ctx):
+    def call(group):
+        group.start_coalescing()
+        group.all_reduce(ctx.array(1))
+        group.all_reduce(ctx.array(2))
+        group.end_coalescing(async_op=False)
+
+    abort_during(ctx, call, launched(ctx, "ncclAllReduce"))
+
+
+def abort_a_meeting(ctx):
+    """Nobody else is there."""
+    abort_during(ctx, lambda group: group.all_reduce(ctx.array(1)), lambda group: ctx.stubs.nccl.calls("ncclGetUniqueId"), warm=False)
+
+
+def abort_an_init(ctx):
+    if ctx.rank == 0:
+        ctx.stubs.nccl.hang("ncclCommInitRankConfig")
+    group = ctx.open()
+    raised = []
+    thread = threading.Thread(target=lambda: raised.append(raised_by(lambda: group.all_reduce(ctx.array(1)))))
+    thread.start()
+    if ctx.rank == 0:
+        wait_until(lambda: ctx.stubs.nccl.hanging() == 1, "the call that hangs")
+        group.abort("from another thread")
+    since = time.monotonic()
+    thread.join(LIMIT_S)
+    assert raised and time.monotonic() - since < 2 + LIMIT_S * (ctx.rank > 0), raised
+    check_error(raised[0], dldist.DistAbortedError, "from another thread")
+    if ctx.rank == 0:
+        ctx.stubs.nccl.release()
+    group.close()
+
+
+def abort_an_init_that_does_not_block(ctx):
+    group = ctx.open(config={"blocking": 0})
+    if ctx.rank == 0:
+        ctx.stubs.nccl.hang("(init)")
+    raised = []
+    thread = threading.Thread(target=lambda: raised.append(raised_by(lambda: group.all_reduce(ctx.array(1)))))
+    thread.start()
+    if ctx.rank == 0:
+        wait_until(lambda: ctx.stubs.nccl.hanging() == 1, "the call that hangs")
+        ctx.meet()
+        group.abort("from another thread", timeout=0.1)
+        ctx.stubs.nccl.release()
+    else:
+        ctx.meet()
+    since = time.monotonic()
+    thread.join(LIMIT_S)
+    assert raised and time.monotonic() - since < SOON_S + SLACK_S, raised
+    check_error(raised[0], dldist.DistAbortedError, "from another thread")
+    group.close()
+
+
+def abort_a_split(ctx):
+    abort_during(ctx, lambda group: group.split(list(range(ctx.size))), launched(ctx, "ncclCommSplit"))
+
+
+def abort_a_close(ctx):
+    """Of a group with a collective that does not end."""
+    closing = threading.Event()
+
+    def call(group):
+        work = group.all_reduce(ctx.array(1), async_op=True)
+        closing.set()
+        group.close(LIMIT_S)
+        work.wait(LIMIT_S)
+
+    abort_during(ctx, call, lambda group: closing.is_set())

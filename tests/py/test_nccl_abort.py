@@ -1,0 +1,29 @@
+"""abort() from another thread, during each operation: the call ends with DistAbortedError, the others hear, and the process goes on."""
+
+import pytest
+import test_nccl_faults
+
+CASES = (
+    "abort_collectives",
+    "abort_a_batch",
+    "abort_a_meeting",
+    "abort_an_init",
+    "abort_an_init_that_does_not_block",
+    "abort_a_split",
+    "abort_a_close",
+)
+
+
+@pytest.fixture(scope="module")
+def team(tmp_path_factory):
+    team = test_nccl_faults.Team(tmp_path_factory.mktemp("stubs"), 2)
+    yield team
+    try:
+        team.end()
+    finally:
+        team.close()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_abort(team, name):
+    team.run(name)
