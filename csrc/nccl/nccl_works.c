@@ -103,6 +103,9 @@ nccl_work_create(nccl_launch *launch, dd_error *err)
         return dd_error_no_memory(err, sizeof *work);
     }
     dd_work_init(&work->base.base, call->what, 0, dd_clock_now_ns());
+    if (call->nops == 1 && call->ops[0].kind == DD_NCCL_OP_RECV) {
+        work->base.base.source_rank = call->ops[0].peer;
+    }
     work->base.base.on_done = call->on_done; /* a call that fails completes nothing */
     work->base.base.ctx = call->ctx;
     work->base.base.destroy = destroy_work;

@@ -5,7 +5,6 @@
 
 #include <string.h>
 
-#define MAX_KNOWN_APIS 4
 /* DLPack's name for the legacy default stream. */
 #define DEFAULT_STREAM ((void *)1)
 
@@ -14,11 +13,6 @@ struct py_devices {
     PyObject *torch_stream;     /* torch._C._cuda_getCurrentRawStream; NULL: not looked up yet */
     PyObject *cupy_stream;      /* cupy.cuda.get_current_stream */
     PyObject *explicit_streams; /* dict: thread to stream, of those that have one; NULL: nobody has */
-    struct {
-        const dl_exchange_api *api;
-        bool is_torch;
-    } apis[MAX_KNOWN_APIS];
-    size_t napis;
 };
 
 static struct py_devices *
@@ -176,6 +170,9 @@ ask(const py_stream *stream, py_state *state, int device, void **handle)
     case PY_STREAM_EXPLICIT: /* no longer said: the work is for the stream of its call */
         *handle = stream->handle;
         return true;
+    case PY_STREAM_DEFAULT:
+        *handle = NULL;
+        return true;
     case PY_STREAM_EXCHANGE:
         return ask_exchange(stream->ask, device, handle);
     case PY_STREAM_TORCH:
@@ -210,6 +207,7 @@ note_stream(py_device_scope *scope, py_stream stream, int device, const py_argum
     int is_explicit = ask_explicit(scope->state, &stream.handle);
     if (is_explicit > 0) {
         stream = (py_stream){.kind = PY_STREAM_EXPLICIT, .handle = stream.handle};
+        scope->is_stream_ordered = false; /* the library's own stream waits for nothing */
     } else if (is_explicit < 0 || !ask(&stream, scope->state, device, &stream.handle)) {
         return false;
     }
@@ -228,45 +226,54 @@ note_stream(py_device_scope *scope, py_stream stream, int device, const py_argum
     return true;
 }
 
-/* torch's allocator gives memory to later users of the same stream only. */
-static bool
-is_torch_api(struct py_devices *devices, const dl_exchange_api *api, const py_argument *argument)
+bool
+py_device_note_exchange(py_device_scope *scope, const py_tensor_facts *facts, int device,
+                        const py_argument *argument)
 {
-    for (size_t i = 0; i < devices->napis; i++) {
-        if (devices->apis[i].api == api) {
-            return devices->apis[i].is_torch;
-        }
+    if (devices_of(scope->state) == NULL) {
+        return false;
     }
-    bool is_torch = py_argument_is_from(argument, "torch");
-    if (devices->napis < MAX_KNOWN_APIS) {
-        devices->apis[devices->napis].api = api;
-        devices->apis[devices->napis++].is_torch = is_torch;
+    if (facts->library != PY_LIBRARY_TORCH) {
+        scope->is_stream_ordered = false;
     }
-    return is_torch;
+    py_stream stream = {.kind = PY_STREAM_EXCHANGE, .ask = facts->api->current_stream};
+    return note_stream(scope, stream, device, argument);
 }
 
 bool
-py_device_note_exchange(py_device_scope *scope, const dl_exchange_api *api, int device,
-                        const py_argument *argument)
+py_device_note_own(py_device_scope *scope, int device, const py_argument *argument)
 {
-    struct py_devices *devices = devices_of(scope->state);
-    if (devices == NULL) {
+    if (devices_of(scope->state) == NULL) {
         return false;
     }
-    if (!is_torch_api(devices, api, argument)) {
-        scope->is_stream_ordered = false;
-    }
-    py_stream stream = {.kind = PY_STREAM_EXCHANGE, .ask = api->current_stream};
+    scope->is_stream_ordered = false;
+    py_stream stream = {.kind = PY_STREAM_DEFAULT};
     return note_stream(scope, stream, device, argument);
 }
 
 /* ---- what comes by capsules */
 
+/* An enum of Python is no int. */
+static bool
+read_number(PyObject *pair, Py_ssize_t i, int *number)
+{
+    PyObject *item = PyTuple_GetItem(pair, i);
+    if (PyLong_Check(item)) {
+        *number = (int)PyLong_AsLong(item);
+    } else {
+        PyObject *converted = PyNumber_Long(item);
+        *number = converted != NULL ? (int)PyLong_AsLong(converted) : -1;
+        Py_XDECREF(converted);
+    }
+    return PyErr_Occurred() == NULL;
+}
+
 /* 1, and the device; 0 for memory that is not a CUDA device's; -1 with an exception. */
 static int
 ask_device(const py_argument *argument, int *device)
 {
-    PyObject *answer = PyObject_CallMethod(argument->value, "__dlpack_device__", NULL);
+    PyObject *answer =
+        PyObject_CallMethodObjArgs(argument->value, argument->state->names[PY_NAME_DLPACK_DEVICE], NULL);
     if (answer == NULL) {
         if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {
             return -1;
@@ -274,32 +281,28 @@ ask_device(const py_argument *argument, int *device)
         PyErr_Clear(); /* only NumPy and its like forget it */
         return 0;
     }
-    PyObject *pair = PySequence_Tuple(answer);
+    PyObject *pair = PySequence_Tuple(answer); /* itself, where it is one */
     Py_DECREF(answer);
     if (pair == NULL || PyTuple_Size(pair) != 2) {
         Py_XDECREF(pair);
         PyErr_Clear();
         return 0;
     }
-    PyObject *type = PyNumber_Long(PyTuple_GetItem(pair, 0)); /* an enum of Python is no int */
-    PyObject *id = type != NULL ? PyNumber_Long(PyTuple_GetItem(pair, 1)) : NULL;
+    int type;
+    bool is_ok = read_number(pair, 0, &type) && read_number(pair, 1, device);
     Py_DECREF(pair);
-    long type_number = id != NULL ? PyLong_AsLong(type) : -1;
-    *device = id != NULL ? (int)PyLong_AsLong(id) : 0;
-    Py_XDECREF(type);
-    Py_XDECREF(id);
-    return PyErr_Occurred() != NULL ? -1 : py_device_is_cuda((int)type_number);
+    return is_ok ? py_device_is_cuda(type) : -1;
 }
 
 /* The kind of the library whose stream is known; false when it is not. */
 static bool
-find_kind(struct py_devices *devices, const py_argument *argument, py_stream_kind *kind)
+find_kind(struct py_devices *devices, const py_tensor_facts *facts, py_stream_kind *kind)
 {
-    if (py_argument_is_from(argument, "torch") && torch_function(devices) != NULL) {
+    if (facts->library == PY_LIBRARY_TORCH && torch_function(devices) != NULL) {
         *kind = PY_STREAM_TORCH;
         return true;
     }
-    if (py_argument_is_from(argument, "cupy") && cupy_function(devices) != NULL) {
+    if (facts->library == PY_LIBRARY_CUPY && cupy_function(devices) != NULL) {
         *kind = PY_STREAM_CUPY;
         return true;
     }
@@ -307,7 +310,8 @@ find_kind(struct py_devices *devices, const py_argument *argument, py_stream_kin
 }
 
 bool
-py_device_choose_stream(py_device_scope *scope, const py_argument *argument, PyObject **stream)
+py_device_choose_stream(py_device_scope *scope, const py_tensor_facts *facts, const py_argument *argument,
+                        PyObject **stream)
 {
     int device;
     *stream = NULL;
@@ -325,7 +329,7 @@ py_device_choose_stream(py_device_scope *scope, const py_argument *argument, PyO
         return false;
     }
     py_stream known = {.kind = PY_STREAM_EXPLICIT};
-    bool is_known = find_kind(devices, argument, &known.kind);
+    bool is_known = find_kind(devices, facts, &known.kind);
     scope->is_stream_ordered = scope->is_stream_ordered && is_known;
     if (is_known || is_explicit > 0) {
         *stream = note_stream(scope, known, device, argument) ? PyLong_FromLong(-1) : NULL;

@@ -7,7 +7,7 @@
 #define DD_PYTHON_PY_DEVICE_H
 
 #include "python/py_argument.h"
-#include "python/py_dlpack.h"
+#include "python/py_tensor_type.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -21,6 +21,7 @@
 
 typedef enum py_stream_kind {
     PY_STREAM_EXPLICIT, /* what dldist.nccl.stream() says on this thread */
+    PY_STREAM_DEFAULT,  /* the device's default stream: memory of ours, which belongs to no library */
     PY_STREAM_EXCHANGE, /* DLPack's exchange API of the type */
     PY_STREAM_TORCH,
     PY_STREAM_CUPY,
@@ -38,11 +39,14 @@ typedef struct py_device_scope {
     /* The stream that producers order themselves before; false with an exception. NULL: the default one */
     bool (*find_stream)(void *ctx, int device, void **stream);
     void *ctx;
-    int device;             /* that all tensors are on; PY_NO_DEVICE: none has come yet */
-    bool is_host_taken;     /* memory of the host, too: it is staged */
-    bool has_host;          /* there was some */
-    bool is_blocking;       /* the stream of one of the producers is not known */
-    bool is_stream_ordered; /* all memory is of allocators that reuse it on its stream only */
+    int device;         /* that all tensors are on; PY_NO_DEVICE: none has come yet */
+    bool is_host_taken; /* memory of the host, too: it is staged */
+    bool has_host;      /* there was some */
+    bool is_blocking;   /* the stream of one of the producers is not known */
+    /* All memory is of allocators (torch's, CuPy's) that give it to later users of the same stream, which a call that has returned has made
+     * wait: nothing has to be kept until the device is through, just as nobody keeps the tensors of a kernel. A tensor that was made
+     * on another stream than it is used on is its user's to look after (record_stream), as with any kernel. */
+    bool is_stream_ordered;
     size_t nstreams;
     py_stream streams[PY_MAX_STREAMS]; /* all different */
 } py_device_scope;
@@ -53,12 +57,15 @@ void py_device_scope_init(py_device_scope *scope, py_state *state);
 bool py_device_is_cuda(int device_type);
 
 /* Notes the stream of a tensor that has come by the exchange API. False with an exception. */
-bool py_device_note_exchange(py_device_scope *scope, const dl_exchange_api *api, int device,
+bool py_device_note_exchange(py_device_scope *scope, const py_tensor_facts *facts, int device,
                              const py_argument *argument);
+/* The same for memory of ours. */
+bool py_device_note_own(py_device_scope *scope, int device, const py_argument *argument);
 
 /* What __dlpack__ of the argument is to be told: sets *stream to a new reference, NULL for nothing (memory of the CPU). False with an
  * exception. */
-bool py_device_choose_stream(py_device_scope *scope, const py_argument *argument, PyObject **stream);
+bool py_device_choose_stream(py_device_scope *scope, const py_tensor_facts *facts,
+                             const py_argument *argument, PyObject **stream);
 
 /* Counts a tensor in; DistArgumentError when it is on another device than those before, or where NCCL cannot work. */
 bool py_device_take(py_device_scope *scope, const py_tensor *tensor, const py_argument *argument);

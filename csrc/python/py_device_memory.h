@@ -32,6 +32,14 @@ const char *py_memory_format(dd_dtype dtype);
 PyObject *py_memory_export(py_memory *memory, PyObject *version, PyObject *device, PyObject *copy,
                            const char *text);
 
+/* How an NcclArray lies in memory (py_nccl_array.c). */
+typedef struct py_memory_array {
+    PyObject ob_base; /* PyObject_HEAD */
+    PyObject *module; /* const after new */
+    PyObject *weakrefs;
+    py_memory *memory; /* const after new; counted */
+} py_memory_array;
+
 /* New references. */
 PyObject *py_memory_shape(const py_memory *memory);
 

@@ -2,16 +2,14 @@
 
 #include "python/py_device.h"
 #include "python/py_dtype.h"
+#include "python/py_tensor_type.h"
 
 #include <string.h>
 
-/* What is asked for, and the only major version whose layout is known. */
-#define DL_MAJOR 1
-#define DL_MINOR 3
+#define DL_MINOR 3 /* what is asked for */
 
 #define CAPSULE_LEGACY "dltensor"
 #define CAPSULE_VERSIONED "dltensor_versioned"
-#define CAPSULE_EXCHANGE_API "dlpack_exchange_api"
 
 void
 py_dlpack_release(py_tensor *tensor)
@@ -102,9 +100,10 @@ static bool
 read_versioned(py_tensor *tensor, py_tensor_use use, const py_argument *argument)
 {
     const dl_managed_versioned *managed = tensor->managed;
-    if (managed->version.major != DL_MAJOR) {
+    if (managed->version.major != PY_DLPACK_MAJOR) {
         py_argument_raise(argument, PY_FAULT_VALUE, "is exported by DLPack %u.%u; dldist knows %d.x and 0.x",
-                          (unsigned)managed->version.major, (unsigned)managed->version.minor, DL_MAJOR);
+                          (unsigned)managed->version.major, (unsigned)managed->version.minor,
+                          PY_DLPACK_MAJOR);
         return false;
     }
     if (use == PY_TENSOR_OUT && (managed->flags & DL_FLAG_IS_COPIED) != 0) {
@@ -116,19 +115,12 @@ read_versioned(py_tensor *tensor, py_tensor_use use, const py_argument *argument
     return read_tensor(tensor, &managed->tensor, argument);
 }
 
-/* DLPack 0 has no word for read-only; these never change an array once it is made. */
 static bool
-is_immutable(const py_argument *argument)
-{
-    return py_argument_is_from(argument, "jaxlib") || py_argument_is_from(argument, "jax") ||
-           py_argument_is_from(argument, "tensorflow");
-}
-
-static bool
-read_legacy(py_tensor *tensor, const py_argument *argument)
+read_legacy(py_tensor *tensor, const py_tensor_facts *facts, const py_argument *argument)
 {
     const dl_managed *managed = tensor->managed;
-    tensor->view.is_readonly = is_immutable(argument);
+    /* DLPack 0 has no word for it; these never change an array once it is made. */
+    tensor->view.is_readonly = facts->library == PY_LIBRARY_JAX || facts->library == PY_LIBRARY_TENSORFLOW;
     return read_tensor(tensor, &managed->tensor, argument);
 }
 
@@ -152,13 +144,14 @@ ask(PyObject *object, PyObject *method)
 /* PyTorch has views that stand for the conjugate or the negative of what is in memory, and does not refuse to
  * export all of them. */
 static bool
-check_lazy_bits(const py_tensor *tensor, const py_state *state, const py_argument *argument)
+check_lazy_bits(const py_tensor *tensor, const py_tensor_facts *facts, const py_argument *argument)
 {
+    const py_state *state = argument->state;
     dd_dtype_kind kind = dd_dtype_kind_of(tensor->view.dtype);
     if (kind != DD_KIND_FLOAT && kind != DD_KIND_COMPLEX) {
         return true;
     }
-    int is_neg = ask(argument->value, state->names[PY_NAME_IS_NEG]);
+    int is_neg = facts->has_is_neg ? ask(argument->value, state->names[PY_NAME_IS_NEG]) : 0;
     if (is_neg > 0) {
         py_argument_raise(argument, PY_FAULT_VALUE,
                           "is a view that negates what is in memory: pass x.resolve_neg()");
@@ -166,7 +159,7 @@ check_lazy_bits(const py_tensor *tensor, const py_state *state, const py_argumen
     if (is_neg != 0 || kind != DD_KIND_COMPLEX) {
         return is_neg == 0;
     }
-    int is_conj = ask(argument->value, state->names[PY_NAME_IS_CONJ]);
+    int is_conj = facts->has_is_conj ? ask(argument->value, state->names[PY_NAME_IS_CONJ]) : 0;
     if (is_conj > 0) {
         py_argument_raise(argument, PY_FAULT_VALUE,
                           "is a view that conjugates what is in memory: pass x.resolve_conj()");
@@ -174,33 +167,17 @@ check_lazy_bits(const py_tensor *tensor, const py_state *state, const py_argumen
     return is_conj == 0;
 }
 
-/* NULL when the type has none that is understood. */
-static const dl_exchange_api *
-find_exchange_api(const py_state *state, const py_argument *argument)
-{
-    PyObject *type = (PyObject *)Py_TYPE(argument->value);
-    PyObject *capsule = PyObject_GetAttr(type, state->names[PY_NAME_EXCHANGE_API]);
-    const dl_exchange_api *api = capsule != NULL ? PyCapsule_GetPointer(capsule, CAPSULE_EXCHANGE_API) : NULL;
-    Py_XDECREF(capsule);
-    if (api == NULL) {
-        PyErr_Clear();
-    }
-    while (api != NULL && api->version.major != DL_MAJOR) {
-        api = api->previous;
-    }
-    return api;
-}
-
 int
 py_dlpack_try_exchange(py_tensor *tensor, const py_state *state, py_tensor_use use,
                        const py_argument *argument)
 {
-    const dl_exchange_api *api = find_exchange_api(state, argument);
-    if (api == NULL) {
+    py_tensor_facts facts;
+    py_tensor_type_find(state, argument->value, &facts);
+    if (facts.api == NULL) {
         return 0;
     }
     dl_managed_versioned *managed = NULL;
-    if (api->export_object(argument->value, &managed) != 0 || managed == NULL) {
+    if (facts.api->export_object(argument->value, &managed) != 0 || managed == NULL) {
         if (PyErr_Occurred() != NULL && !PyErr_ExceptionMatches(PyExc_Exception)) {
             return -1;
         }
@@ -211,27 +188,28 @@ py_dlpack_try_exchange(py_tensor *tensor, const py_state *state, py_tensor_use u
     tensor->route = PY_ROUTE_EXCHANGE;
     tensor->managed = managed;
     bool is_noted = tensor->scope == NULL || !py_device_is_cuda(managed->tensor.device_type) ||
-                    py_device_note_exchange(tensor->scope, api, managed->tensor.device_id, argument);
-    return is_noted && read_versioned(tensor, use, argument) && check_lazy_bits(tensor, state, argument) ? 1
-                                                                                                         : -1;
+                    py_device_note_exchange(tensor->scope, &facts, managed->tensor.device_id, argument);
+    return is_noted && read_versioned(tensor, use, argument) && check_lazy_bits(tensor, &facts, argument)
+               ? 1
+               : -1;
 }
 
 /* What __dlpack__ returns, told of a stream unless that is NULL; producers from before DLPack 1 do not know max_version. */
 static PyObject *
-call_dlpack(PyObject *method, PyObject *stream)
+call_dlpack(const py_state *state, PyObject *method, PyObject *stream)
 {
+    PyObject *max_version = state->names[PY_NAME_MAX_VERSION];
     PyObject *keywords = PyDict_New();
     PyObject *none = keywords != NULL ? PyTuple_New(0) : NULL;
-    PyObject *version = none != NULL ? Py_BuildValue("(ii)", DL_MAJOR, DL_MINOR) : NULL;
+    PyObject *version = none != NULL ? Py_BuildValue("(ii)", PY_DLPACK_MAJOR, DL_MINOR) : NULL;
     PyObject *capsule = NULL;
-    if (version != NULL && PyDict_SetItemString(keywords, "max_version", version) == 0 &&
-        (stream == NULL || PyDict_SetItemString(keywords, "stream", stream) == 0)) {
+    if (version != NULL && PyDict_SetItem(keywords, max_version, version) == 0 &&
+        (stream == NULL || PyDict_SetItem(keywords, state->names[PY_NAME_STREAM], stream) == 0)) {
         capsule = PyObject_Call(method, none, keywords);
         if (capsule == NULL && PyErr_ExceptionMatches(PyExc_TypeError)) {
             PyErr_Clear();
-            capsule = PyDict_DelItemString(keywords, "max_version") == 0
-                          ? PyObject_Call(method, none, keywords)
-                          : NULL;
+            capsule =
+                PyDict_DelItem(keywords, max_version) == 0 ? PyObject_Call(method, none, keywords) : NULL;
         }
     }
     Py_XDECREF(version);
@@ -280,11 +258,13 @@ py_dlpack_try_capsule(py_tensor *tensor, const py_state *state, py_tensor_use us
         return 0;
     }
     PyObject *stream = NULL;
-    if (tensor->scope != NULL && !py_device_choose_stream(tensor->scope, argument, &stream)) {
+    py_tensor_facts facts;
+    py_tensor_type_find(state, argument->value, &facts);
+    if (tensor->scope != NULL && !py_device_choose_stream(tensor->scope, &facts, argument, &stream)) {
         Py_DECREF(method);
         return -1;
     }
-    PyObject *capsule = call_dlpack(method, stream);
+    PyObject *capsule = call_dlpack(state, method, stream);
     Py_XDECREF(stream);
     Py_DECREF(method);
     if (capsule == NULL) {
@@ -297,6 +277,6 @@ py_dlpack_try_capsule(py_tensor *tensor, const py_state *state, py_tensor_use us
         return -1;
     }
     bool is_read = tensor->route == PY_ROUTE_DLPACK ? read_versioned(tensor, use, argument)
-                                                    : read_legacy(tensor, argument);
-    return is_read && check_lazy_bits(tensor, state, argument) ? 1 : -1;
+                                                    : read_legacy(tensor, &facts, argument);
+    return is_read && check_lazy_bits(tensor, &facts, argument) ? 1 : -1;
 }

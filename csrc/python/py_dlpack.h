@@ -6,6 +6,9 @@
 
 #include <stdint.h>
 
+/* The only major version whose layout is known. */
+#define PY_DLPACK_MAJOR 1
+
 /* DLTensor. Strides are in elements, NULL for row-major order before DLPack 1.2. */
 typedef struct dl_tensor {
     void *data;

@@ -9,6 +9,7 @@
 #include "python/py_reduce_op.h"
 #include "python/py_store.h"
 #include "python/py_tensor.h"
+#include "python/py_tensor_type.h"
 #include "python/py_watch.h"
 #include "python/py_work.h"
 
@@ -130,7 +131,8 @@ core_exec(PyObject *module)
     }
     dd_error err;
     dd_list_init(&state->groups);
-    if (make_names(state) < 0 || py_error_add_to_module(module, state) < 0) {
+    state->tensor_types = py_tensor_types_create();
+    if (state->tensor_types == NULL || make_names(state) < 0 || py_error_add_to_module(module, state) < 0) {
         return -1;
     }
     dd_status status = dd_tcp_registry_create(&state->tcp_registry, &err);
@@ -210,6 +212,7 @@ core_free(void *module)
     }
     Py_CLEAR(state->timedelta);
     py_device_state_destroy(state);
+    py_tensor_types_destroy(state->tensor_types);
     py_nccl_destroy(state);
     if (state->tcp_registry != NULL) {
         dd_tcp_registry_destroy(state->tcp_registry);

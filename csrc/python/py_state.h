@@ -33,6 +33,9 @@ typedef enum py_error_kind {
 #define PY_NAME_LIST(X)                          \
     X(EXCHANGE_API, "__dlpack_c_exchange_api__") \
     X(DLPACK, "__dlpack__")                      \
+    X(DLPACK_DEVICE, "__dlpack_device__")        \
+    X(MAX_VERSION, "max_version")                \
+    X(STREAM, "stream")                          \
     X(IS_NEG, "is_neg")                          \
     X(IS_CONJ, "is_conj")                        \
     X(TENSOR, "tensor")                          \
@@ -87,14 +90,15 @@ typedef struct py_state {
     dd_tcp_registry *tcp_registry;
     /* guarded by the GIL: datetime.timedelta, NULL until first needed */
     PyObject *timedelta;
-    struct py_devices *devices;         /* owned; NULL until memory of a device has come */
-    struct py_nccl *nccl;               /* owned; NULL until the library has been loaded */
-    dd_engine *engine;                  /* owned; NULL until the first group */
-    struct py_completions *completions; /* lives as long as the process; NULL until the first work */
-    struct py_watch *watch;             /* the same; NULL until the first group of several ranks */
-    dd_list groups;                     /* py_group: those that are open */
-    dd_list nccl_groups;                /* the same, of NCCL's */
-    struct py_recorder *recorder;       /* lives as long as the process; NULL until the first group */
+    struct py_tensor_types *tensor_types; /* const after exec; owned */
+    struct py_devices *devices;           /* owned; NULL until memory of a device has come */
+    struct py_nccl *nccl;                 /* owned; NULL until the library has been loaded */
+    dd_engine *engine;                    /* owned; NULL until the first group */
+    struct py_completions *completions;   /* lives as long as the process; NULL until the first work */
+    struct py_watch *watch;               /* the same; NULL until the first group of several ranks */
+    dd_list groups;                       /* py_group: those that are open */
+    dd_list nccl_groups;                  /* the same, of NCCL's */
+    struct py_recorder *recorder;         /* lives as long as the process; NULL until the first group */
     /* atomic (relaxed: looked at every slice) */
     atomic_bool is_log_stopping;
 } py_state;

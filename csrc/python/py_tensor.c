@@ -1,7 +1,8 @@
 #include "python/py_tensor.h"
 
 #include "core/mem.h"
-#include "python/py_dlpack.h"
+#include "python/py_device.h"
+#include "python/py_device_memory.h"
 #include "python/py_dtype.h"
 
 #include <stdio.h>
@@ -186,10 +187,31 @@ try_array_interface(py_tensor *tensor, const py_argument *argument)
     return 1;
 }
 
+/* Returns as try_buffer. */
+static int
+try_own(py_tensor *tensor, const py_state *state, const py_argument *argument)
+{
+    if (Py_TYPE(argument->value) != state->nccl_array_type) {
+        return 0;
+    }
+    const py_memory *memory = ((const py_memory_array *)argument->value)->memory;
+    tensor->view = memory->view;
+    tensor->device_type = memory->device_type;
+    tensor->device_id = memory->device_id;
+    if (tensor->scope != NULL && !py_device_note_own(tensor->scope, memory->device_id, argument)) {
+        return -1;
+    }
+    tensor->route = PY_ROUTE_OWN;
+    return 1;
+}
+
 static bool
 import_tensor(py_tensor *tensor, const py_state *state, py_tensor_use use, const py_argument *argument)
 {
-    int rc = try_buffer(tensor, argument);
+    int rc = try_own(tensor, state, argument);
+    if (rc == 0) {
+        rc = try_buffer(tensor, argument);
+    }
     if (rc == 0) {
         rc = try_array_interface(tensor, argument);
     }
@@ -404,6 +426,7 @@ describe(const py_tensor *tensor)
         [PY_ROUTE_NONE] = "none",         [PY_ROUTE_BUFFER] = "buffer",
         [PY_ROUTE_DLPACK] = "dlpack",     [PY_ROUTE_ARRAY_INTERFACE] = "array_interface",
         [PY_ROUTE_EXCHANGE] = "exchange", [PY_ROUTE_DLPACK_LEGACY] = "dlpack_legacy",
+        [PY_ROUTE_OWN] = "own",
     };
     const dd_view *view = &tensor->view;
     char device[DEVICE_TEXT];

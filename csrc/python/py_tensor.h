@@ -20,6 +20,7 @@ typedef enum py_tensor_route {
     PY_ROUTE_BUFFER,
     PY_ROUTE_ARRAY_INTERFACE, /* dtypes that ml_dtypes adds to NumPy */
     PY_ROUTE_EXCHANGE,        /* __dlpack_c_exchange_api__ */
+    PY_ROUTE_OWN,             /* an NcclArray: `object` keeps its memory */
     PY_ROUTE_DLPACK,          /* __dlpack__, DLPack 1 */
     PY_ROUTE_DLPACK_LEGACY,   /* __dlpack__, DLPack 0: does not tell whether it is read-only */
 } py_tensor_route;

@@ -9,10 +9,14 @@
 
 #include <string.h>
 
+#define MAX_SPARE 32u
+
 struct py_completions {
     uint64_t generation; /* const */
     py_state *state;     /* const */
     bool has_thread;     /* guarded by the GIL */
+    dd_list spare;       /* guarded by the GIL; py_flight: no longer used, to be used again */
+    size_t nspare;       /* the same */
     dd_list held;        /* guarded by the GIL; py_flight: failed, with tensors that a device may still use */
     pthread_mutex_t mu;
     pthread_cond_t cond;
@@ -26,24 +30,58 @@ struct py_completions {
 
 /* ---- flights */
 
+/* Memory for one, and its lock; NULL without an exception. */
+static py_flight *
+take_spare(py_completions *queue)
+{
+    if (queue->nspare > 0) {
+        py_flight *flight = DD_CONTAINER_OF(queue->spare.prev, py_flight, link);
+        dd_list_remove(&flight->link);
+        queue->nspare--;
+        return flight;
+    }
+    py_flight *flight = dd_mem_alloc(sizeof *flight);
+    if (flight != NULL) {
+        dd_mutex_init(&flight->unpacking_mu);
+    }
+    return flight;
+}
+
+static void
+give_spare(py_flight *flight)
+{
+    py_completions *queue = flight->queue;
+    if (queue->nspare < MAX_SPARE) {
+        dd_list_push_back(&queue->spare, &flight->link);
+        queue->nspare++;
+        return;
+    }
+    pthread_mutex_destroy(&flight->unpacking_mu);
+    dd_mem_free(flight);
+}
+
 py_flight *
 py_flight_create(py_state *state, PyObject *group, const char *function)
 {
     py_completions *queue = py_completions_get(state);
-    py_flight *flight = queue != NULL ? dd_mem_alloc(sizeof *flight) : NULL;
+    py_flight *flight = queue != NULL ? take_spare(queue) : NULL;
     if (flight == NULL) {
         if (queue != NULL) {
             PyErr_NoMemory();
         }
         return NULL;
     }
-    memset((char *)flight + offsetof(py_flight, queue), 0, sizeof *flight - offsetof(py_flight, queue));
+    memset((char *)flight + offsetof(py_flight, queue), 0,
+           offsetof(py_flight, unpacking_mu) - offsetof(py_flight, queue));
+    flight->is_unpacked = false;
+    flight->is_done = false;
+    flight->is_watched = false;
+    flight->is_orphan = false;
     py_operands_init(&flight->operands, state, function);
     flight->queue = queue;
     flight->generation = queue->generation;
     flight->group = Py_NewRef(group);
     flight->nowners = 1;
-    dd_mutex_init(&flight->unpacking_mu);
     dd_list_init(&flight->link);
     return flight;
 }
@@ -94,8 +132,7 @@ py_flight_destroy(py_flight *flight)
     Py_XDECREF(flight->watchers);
     dd_work_release(flight->work);
     PyObject *group = flight->group;
-    pthread_mutex_destroy(&flight->unpacking_mu);
-    dd_mem_free(flight);
+    give_spare(flight);
     Py_XDECREF(group); /* may close it */
 }
 
@@ -355,6 +392,7 @@ create_queue(py_state *state)
     queue->state = state;
     dd_mutex_init(&queue->mu);
     dd_cond_init(&queue->cond);
+    dd_list_init(&queue->spare);
     dd_list_init(&queue->held);
     dd_list_init(&queue->watched);
     dd_list_init(&queue->orphans);
@@ -415,7 +453,9 @@ drain(py_completions *queue)
     PyObject *exception[3];
     PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
     while ((flight = take_orphan(queue)) != NULL) {
-        settle_unasked(flight);
+        if (flight->operands.is_staged) {
+            settle_unasked(flight);
+        }
         release_owner(flight);
     }
     look_at_held(queue);

@@ -91,7 +91,12 @@ def batch_isend_irecv(group: Any, p2p_op_list: Any) -> list[Any]:
     for index, op in enumerate(p2p_op_list):
         _check_message(f"batch_isend_irecv(): argument 'p2p_op_list[{index}]'", group, op)
     if isinstance(group, _core.NcclGroup):
-        return _batch_on_device(group, p2p_op_list)
+        return _batch_as_one(group, p2p_op_list, group.start_coalescing, group.end_coalescing, group.drop_coalesced)
+    find = getattr(group, "_coalescing_backend_of", None)
+    backend = find(p2p_op_list[0].tensor) if find is not None and p2p_op_list else None
+    if backend is not None:
+        drop = getattr(backend, "_drop_coalesced", backend._end_coalescing)
+        return _batch_as_one(group, p2p_op_list, backend._start_coalescing, backend._end_coalescing, drop)
     # Receives first: what comes then finds its place.
     works: list[Any] = [None] * len(p2p_op_list)
     for kind in ("irecv", "isend"):
@@ -101,16 +106,16 @@ def batch_isend_irecv(group: Any, p2p_op_list: Any) -> list[Any]:
     return works
 
 
-def _batch_on_device(group: _core.NcclGroup, p2p_op_list: Any) -> list[Any]:
+def _batch_as_one(group: Any, p2p_op_list: Any, start: Any, finish: Any, drop: Any) -> list[Any]:
     """All messages as one operation, which is the work of each."""
-    group.start_coalescing()
+    start()
     try:
         for op in p2p_op_list:
             getattr(group, op.kind)(op.tensor, op.group_peer, op.tag)
     except BaseException:
-        group.drop_coalesced()
+        drop()
         raise
-    return [group.end_coalescing()] * len(p2p_op_list)
+    return [finish()] * len(p2p_op_list)
 
 
 def _check_message(where: str, group: Any, op: P2POp) -> None:

@@ -567,7 +567,7 @@ COLLECTIVES = {
     "reduce_scatter": lambda ctx, group: group.reduce_scatter(ctx.array(0), four_parts(ctx)),
     "all_to_all": lambda ctx, group: group.all_to_all(four_parts(ctx), four_parts(ctx)),
     "barrier": lambda ctx, group: group.barrier(),
-    "send": lambda ctx, group: group.send(ctx.array(1), 1),
+    "send": lambda ctx, group: group.send(ctx.array(*[1.0] * (1 << 21)), 1),  # more than is sent to nobody
     "recv": lambda ctx, group: group.recv(ctx.array(1), 1),
     "wait": lambda ctx, group: group.all_reduce(ctx.array(1), async_op=True).wait(),
     "wait with a time-out": lambda ctx, group: group.all_reduce(ctx.array(1), async_op=True).wait(LIMIT_S),

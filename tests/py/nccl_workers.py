@@ -4,12 +4,20 @@ import datetime
 import os
 import signal
 import time
+import warnings
 
 LIMIT_S = 20.0
 
 
+DTYPES = {
+    "b": "int8", "B": "uint8", "h": "int16", "H": "uint16", "i": "int32", "I": "uint32", "q": "int64", "Q": "uint64",
+    "f": "float32", "d": "float64", "?": "bool",
+}  # fmt: skip
+
+
 def tensor_type(stubs, device):
     """Tensors of a device that read like an array.array."""
+    import dlpack_producer
     import nccl_stubs
     import numpy
 
@@ -31,7 +39,172 @@ def tensor_type(stubs, device):
 
         __hash__ = None
 
+    class Part(Tensor):
+        """Elements of another tensor, in its memory."""
+
+        def __init__(self, whole, start, shape, strides):
+            self.whole = whole
+            for name in ("cuda", "device", "stream", "honours_stream", "dtype", "held_as"):
+                setattr(self, name, getattr(whole, name))
+            self.asked_streams, self._exported = [], []
+            self.shape, self.strides = tuple(shape), tuple(strides)
+            self.address = self._base = whole.address + start * whole.held_as.itemsize
+            self._first, self._nbytes = nccl_stubs._layout(self.shape, self.strides, self.held_as.itemsize)
+            code, bits, _ = nccl_stubs.DTYPES[self.dtype]
+            where = {"data": self.address, "device_type": dlpack_producer.CUDA, "device_id": device}
+            dlpack_producer.Producer.__init__(self, None, self.shape, self.strides, dtype=(code, bits), **where)
+
+        def close(self):
+            pass
+
+    Tensor.Part = Part
     return Tensor
+
+
+class Device:
+    """The device of a rank, for the cases of group_workers."""
+
+    wait_timed_out = "has not ended after 0.050 s"
+
+    def __init__(self, stubs, device):
+        self.Tensor = tensor_type(stubs, device)
+        self.to_the_end = (LIMIT_S,)
+
+    def make(self, code, values):
+        return self.Tensor(values, DTYPES.get(code, code))
+
+    def of(self, values):
+        strides = tuple(stride // values.itemsize for stride in values.strides)
+        return self.Tensor(values, values.dtype.name, strides=strides)
+
+    def part(self, tensor, start, stop, step=1):
+        return self.Tensor.Part(tensor, start, [len(range(start, stop, step))], [step])
+
+    def shaped(self, tensor, shape):
+        return self.Tensor.Part(tensor, 0, shape, [shape[1], 1])
+
+    def sends_first(self, rank):
+        """A receive whose message is sent later, on the same stream, never ends."""
+        return rank % 2 == 0
+
+    def ops_of_batch(self, ops):
+        """A batch is one operation."""
+        return ["coalesced"] * len(ops)
+
+    def part_to_fail(self, group):
+        """A time-out ends the group, and ranks send nothing to themselves."""
+        return group.split(list(range(group.size)), "to fail"), (group.rank + 1) % group.size
+
+    def failed(self, part):
+        try:
+            part.barrier()
+        except RuntimeError as error:
+            assert "recv" in str(error), error
+        else:
+            raise AssertionError("the group goes on")
+        part.abort()
+
+    def too_early(self, work):
+        """Results may be given to a stream that waits."""
+        assert len(work.result()) == 1
+        return (work.source_rank,)
+
+    def check_duration(self, work):
+        """Works are timed where that was asked for."""
+        try:
+            assert 0 <= work.duration < LIMIT_S
+        except RuntimeError as error:
+            assert "was not timed" in str(error), error
+
+    def refusal(self, name, op):
+        """What NCCL cannot reduce: the error of every call that asks for it."""
+        if name in ("h", "H"):
+            return "NotImplementedError", f"NCCL cannot reduce {DTYPES[name]}: it has no such type"
+        if name == "?" and op in ("AVG", "BXOR"):
+            return "DistArgumentError", f"Cannot use ReduceOp.{op} with bool on NCCL"
+        if name != "?" and op in ("BAND", "BOR", "BXOR"):
+            return "DistArgumentError", f"Cannot use ReduceOp.{op} with NCCL"
+        if name.startswith("complex") and op not in ("SUM", "AVG"):
+            return "DistArgumentError", f"Cannot use ReduceOp.{op} on {name} with NCCL, which has no complex numbers"
+        return None
+
+
+def memory_on(device):
+    """The oracle's memories, on the device."""
+    import numpy
+    import oracle
+
+    class Memory(oracle.Memory):
+        def __init__(self, code, before, after=None, allocate=None):
+            super().__init__(code, before, after)
+            self.tensor = device.make(code, numpy.frombuffer(self.before, DTYPES[code]))
+
+        def check(self, what):
+            self.data = self.tensor.numpy().tobytes()
+            super().check(what)
+
+    return Memory
+
+
+def member(channel, port, rank, size, how):
+    """The cases of group_workers in an NcclGroup."""
+    version, environment, options = how
+    os.environ.update(environment)
+    import dldist
+    import group_workers
+    import nccl_stubs
+    import oracle
+    from dldist import _core, nccl
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert nccl.is_available(), nccl.why_not_available()
+    assert ".".join(map(str, nccl.get_version())) == version
+    group_workers.place = Device(nccl_stubs.build(version), rank)
+    oracle.Memory = memory_on(group_workers.place)
+    store = dldist.TCPStore(group_workers.LOOPBACK, port, timeout=30.0)
+    group = _core.NcclGroup(store, rank, size, **{"timeout": LIMIT_S, "device": rank, **options})
+    own = {name: case for name, case in globals().items() if name.startswith("group_")}
+    return group_workers.serve(channel, group, vars(group_workers) | own)
+
+
+class Nccl:
+    """The backend, for the cases of c10d_cases."""
+
+    name = "nccl"
+    config = "cuda:nccl"
+    device = "cuda"
+    to_the_end = (datetime.timedelta(seconds=LIMIT_S),)
+    tells_others = False
+
+    def __init__(self, dist, store, tensor_type, rank):
+        self._dist, self._store, self._type, self._rank = dist, store, tensor_type, rank
+        self._nmade = 0
+
+    def make(self, code, values):
+        return self._type(values, DTYPES[code])
+
+    def sends_first(self, place):
+        """A receive whose message is sent later, on the same stream, never ends."""
+        return place % 2 == 0
+
+    def worlds(self, ranks):
+        """A World is of the CPU; these are not its."""
+        from dldist.nccl import NcclGroup
+
+        self._nmade += 1
+        store = self._dist.PrefixStore(f"own {self._nmade}", self._store)
+        world = NcclGroup(store, self._rank, len(ranks), timeout=LIMIT_S, device=self._rank)
+        return world, world.split(ranks)
+
+    def settle(self, call, *args, **named):
+        assert call(*args, async_op=True, **named).wait(*self.to_the_end) is True
+
+    def names_the_missing(self, call, rank):
+        """NCCL does not know who has not come; the flight recorder does."""
+        return call
+
+    def end_failed(self, group):
+        self._dist.abort(group)
 
 
 def cases(channel, how, port, rank, size):
@@ -47,9 +220,10 @@ def cases(channel, how, port, rank, size):
     stubs = nccl_stubs.build(version)
     Tensor = tensor_type(stubs, rank)
     module = importlib.import_module(module_name)
-    module.make = lambda code, values: Tensor(values, {"f": "float32", "q": "int64", "i": "int32"}[code])
-    module.to_the_end = (datetime.timedelta(seconds=LIMIT_S),)
     store = dldist.TCPStore("127.0.0.1", port, timeout=30.0)
+    module.backend = Nccl(dldist, store, Tensor, rank)
+    # Groups take the device of their rank, as these tests want it.
+    warnings.filterwarnings("ignore", "this group does not know its device")
     dldist.init_process_group("nccl", store=store, rank=rank, world_size=size, timeout=LIMIT_S)
     channel.send("ready")
     while True:
@@ -65,32 +239,71 @@ def cases(channel, how, port, rank, size):
 # ---- in place of what is different here
 
 
-def nccl_messages(module, rank, size):
-    """Messages go one after the other between two ranks, so somebody has to send first; tags mean nothing."""
+def nccl_any_source(module, rank, size):
+    """Whoever does not say from whom is told at once, whatever the group and the form."""
     dist, f = module.dist, module.f
-    for group, order in _orders(dist, size):
-        place = order.index(rank)
-        x = f(0, 0)
-        if place == 0:
-            dist.send(module.values_of(rank), order[1], group=group, tag=3)
-            assert dist.recv(x, order[1], group=group) == order[1]
-            assert x.tolist() == module.values_of(order[1]).tolist()
-        elif place == 1:
-            work = dist.irecv(x, order[0], group=group)
-            assert work.wait(*module.to_the_end) is True
-            assert x.tolist() == module.values_of(order[0]).tolist()
-            dist.isend(module.values_of(rank), order[0], group=group).wait()
-        dist.barrier()
-    with module.raises(NotImplementedError, "cannot receive from any rank"):
+    group = dist.new_group(list(range(size))[::-1], sort_ranks=False)
+    for each in (None, group):
+        for call in (dist.recv, dist.irecv):
+            with module.raises(NotImplementedError, "cannot receive from any rank: give 'src'"):
+                call(f(0), group=each)
+    with module.watched(dist.group.WORLD), module.raises(RuntimeError, "NCCL cannot receive from any rank"):
         dist.recv(f(0))
-
-
-def _orders(dist, size):
-    yield None, list(range(size))
-    ranks = list(range(size))[::-1]
-    group = dist.new_group(ranks, sort_ranks=False)
-    yield group, ranks
+    with module.raises(NotImplementedError, "cannot receive from any rank"):
+        dist.recv_object_list([None])
     dist.destroy_process_group(group)
+
+
+def nccl_message_sizes(module, rank, size):
+    """Who wants more than is sent waits for the rest until its time is up."""
+    dist, f = module.dist, module.f
+    group = dist.new_group([0, 1])
+    if rank == 0:
+        dist.isend(f(1), 1, group=group)
+    elif rank == 1:
+        with module.raises(dist.DistTimeoutError, "recv message"):
+            dist.irecv(f(0, 0), 0, group=group, timeout=module.SHORT_S).wait(*module.backend.to_the_end)
+    dist.barrier()
+    if rank in (0, 1):
+        dist.abort(group)
+
+
+def nccl_message_timeouts(module, rank, size):
+    """A message that nobody sends: who waits hears so, and the group has failed."""
+    dist, f = module.dist, module.f
+    for seconds in (module.SHORT_S, datetime.timedelta(seconds=module.SHORT_S)):
+        group = dist.new_group(list(range(size)))
+        start = time.monotonic()
+        with module.raises(dist.DistTimeoutError, "recv message"):
+            dist.irecv(f(0), rank ^ 1, group=group, timeout=seconds).wait(*module.backend.to_the_end)
+        assert module.SHORT_S * 0.9 < time.monotonic() - start < 10
+        with module.raises(RuntimeError, "recv message"):
+            dist.all_reduce(f(1), group=group)
+        dist.abort(group)
+    dist.barrier()
+
+
+def nccl_monitored_barrier(module, rank, size):
+    dist = module.dist
+    for wait_all in (False, True):
+        with module.raises(NotImplementedError, "monitored_barrier"):
+            dist.monitored_barrier(wait_all_ranks=wait_all)
+    with module.raises(NotImplementedError, "monitored_barrier"):
+        dist.monitored_barrier(timeout=datetime.timedelta(seconds=1))
+
+
+def nccl_barriers(module, rank, size):
+    """Devices may be named, and a list of none is none."""
+    dist = module.dist
+    for ids in (None, [], [rank]):
+        assert dist.barrier(device_ids=ids) is None
+        assert dist.barrier(async_op=True, device_ids=ids).wait() is True
+    world, _ = module.backend.worlds(list(range(size)))
+    for ids in (None, [], [rank]):
+        assert world.barrier(device_ids=ids) is None
+    with module.raises(TypeError, "device_ids"):
+        dist.barrier(device_ids=rank)
+    world.close()
 
 
 def nccl_works(module, rank, size):
@@ -156,23 +369,16 @@ def nccl_objects(module, rank, size):
     gathered = [None] * size if rank == 0 else None
     dist.gather_object(rank, gathered, 0)
     assert gathered is None or gathered == list(range(size))
-
-
-def nccl_timeout(module, rank, size):
-    """A rank that does not come: the others hear so in time, and the group has failed; others go on."""
-    dist, f = module.dist, module.f
-    group = dist.new_group(list(range(size)))
-    dist.all_reduce(f(1), group=group)
-    dist.barrier()
+    pair = [None, None]
     if rank == 0:
-        start = time.monotonic()
-        with module.raises(TimeoutError, "all_reduce"):
-            dist.all_reduce(f(1), group=group, timeout=0.3, async_op=True).wait(datetime.timedelta(seconds=10))
-        assert time.monotonic() - start < 5
-        with module.raises(RuntimeError, ""):
-            dist.all_reduce(f(1), group=group)
-    dist.barrier()
-    dist.abort(group)
+        dist.send_object_list(["a" * 10000, {"n": 1}], 1)
+    elif rank == 1:
+        assert dist.recv_object_list(pair, 0) == 0 and pair == ["a" * 10000, {"n": 1}]
+    group, _ = module.backend.worlds(list(range(size)))
+    gathered = [None] * size
+    dist.all_gather_object(gathered, (rank, "own"), group=group)
+    assert gathered == [(other, "own") for other in range(size)]
+    group.close()
 
 
 def nccl_settings(module, rank, size):
@@ -187,4 +393,96 @@ def nccl_settings(module, rank, size):
         dist.all_reduce(bytearray(8))
     with module.raises(NotImplementedError, "monitored_barrier"):
         dist.monitored_barrier()
+    dist.destroy_process_group(group)
+
+
+def nccl_deadlines(module, rank, size):
+    """Groups that are told nothing have ten minutes."""
+    dist = module.dist
+    group = dist.new_group(list(range(size)))
+    assert group.get_timeout() == datetime.timedelta(minutes=10)
+    own = dist.new_group(list(range(size)), backend="gloo")
+    assert own.get_timeout() == datetime.timedelta(minutes=30)
+    dist.destroy_process_group(own)
+    dist.destroy_process_group(group)
+
+
+def nccl_beside_gloo(module, rank, size):
+    """A group of both: each tensor goes where it is."""
+    import array
+
+    dist = module.dist
+    group = dist.new_group(list(range(size)), backend="cpu:gloo,cuda:nccl")
+    assert dist.get_backend_config(group) == "cpu:gloo,cuda:nccl"
+    here, there = array.array("f", [rank]), module.f(rank)
+    works = [dist.all_reduce(x, group=group, async_op=True) for x in (here, there)]
+    for work in works:
+        assert work.wait() is True
+    assert here.tolist() == there.tolist() == [sum(range(size))]
+    for make in (lambda *values: array.array("f", values), module.f):
+        x = make(0)
+        messages = [dist.P2POp(dist.isend, make(rank), (rank + 1) % size, group=group)]
+        messages.append(dist.P2POp(dist.irecv, x, (rank - 1) % size, group=group))
+        for work in dist.batch_isend_irecv(messages):
+            work.wait()
+        assert x.tolist() == [(rank - 1) % size]
+    gathered = [None] * size
+    dist.all_gather_object(gathered, rank, group=group)
+    assert gathered == list(range(size))
+    dist.barrier(group)
+    dist.barrier(group, device_ids=[rank])
+    dist.destroy_process_group(group)
+
+
+def nccl_sequences(module, rank, size):
+    """Every group counts its own operations."""
+    dist, f = module.dist, module.f
+    group = dist.new_group(list(range(size)))
+    before = group._get_sequence_number_for_group()
+    for _ in range(3):
+        dist.all_reduce(f(1), group=group)
+    assert group._get_sequence_number_for_group() == before + 3
+    dist.destroy_process_group(group)
+
+
+def nccl_subgroups(module, rank, size):
+    dist, f = module.dist, module.f
+    mine, groups = dist.new_subgroups(2)
+    assert len(groups) == size // 2
+    x = f(rank)
+    dist.all_reduce(x, group=mine)
+    assert x.tolist() == [rank // 2 * 4 + 1]
+    for group in groups:
+        if dist.get_rank(group) >= 0:
+            dist.destroy_process_group(group)
+
+
+def nccl_in_detail(module, rank, size):
+    """DETAIL compares the calls of all ranks before NCCL gets them, and everything else works as ever."""
+    dist, f = module.dist, module.f
+    before = dist.get_debug_level()
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        group = dist.new_group(list(range(size)))
+    finally:
+        dist.set_debug_level(before)
+    module.run_collectives(list(range(size)), rank, group, is_world_rank=True)
+    x, out = f(rank), f(*[0] * size)
+    with dist._coalescing_manager(group, device="cuda"):
+        dist.all_reduce(x, group=group)
+        dist.all_gather_single(out, f(rank), group=group)
+    assert x.tolist() == [sum(range(size))] and out.tolist() == list(range(size))
+    with module.raises(KeyError, "stop"), dist._coalescing_manager(group, device="cuda"):
+        raise KeyError("stop")
+    x = f(0)
+    messages = [dist.P2POp(dist.isend, f(rank), (rank + 1) % size, group=group)]
+    messages.append(dist.P2POp(dist.irecv, x, (rank - 1) % size, group=group))
+    for work in dist.batch_isend_irecv(messages):
+        work.wait()
+    assert x.tolist() == [(rank - 1) % size]
+    gathered = [None] * size
+    dist.all_gather_object(gathered, rank, group=group)
+    assert gathered == list(range(size))
+    with module.raises(RuntimeError, "Detected mismatch between collectives on ranks"):
+        dist.all_reduce(f(1) if rank == 0 else f(1, 2), group=group)
     dist.destroy_process_group(group)

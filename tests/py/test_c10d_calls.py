@@ -10,6 +10,7 @@ ON_TWO_AND_THREE = [
     "collectives_in_a_group_of_another_order",
     "collectives_in_groups_of_our_own",
     "works",
+    "late_message",
     "coalesced_calls",
     "deprecated_names",
     "non_members",
@@ -23,6 +24,7 @@ ON_TWO_AND_THREE = [
     "monitored_barrier_names_the_missing",
     "collectives_the_long_way",
     "messages_the_long_way",
+    "any_source_the_long_way",
     "coalescing_the_long_way",
 ]
 ON_TWO = ["shorter_and_longer_messages", "one_calls_timeout", "messages_timeouts", "barriers_timeout", "settings_of_a_group"]

@@ -103,6 +103,8 @@ def barrier(
     # On the CPU there are no devices to choose from; backends of other makers are told.
     is_cpu = isinstance(calls, _core.Group) and not isinstance(calls, _core.NcclGroup)
     how = {} if is_cpu else {"device_ids": device_ids}
+    if not is_cpu and not isinstance(device_ids, list | None):
+        raise TypeError("Invalid function argument: device_ids type should be List[int]")
     return calls.barrier(timeout=timeout, async_op=async_op, **how)
 
 

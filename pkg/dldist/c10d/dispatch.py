@@ -198,6 +198,11 @@ class Dispatcher:
         end(work, False, timeout)
         return work._source_rank() if src is None else src
 
+    def _coalescing_backend_of(self, tensor: Any) -> Any:
+        """The backend of the tensor's device, where that can make one operation of messages; else None."""
+        backend = self._pg._backend_for("send", ([tensor],))
+        return backend if getattr(backend, "supports_coalescing", False) else None
+
     def batch_isend_irecv(self, p2p_op_list: Any) -> Any:
         from dldist._group import batch_isend_irecv
 

@@ -113,7 +113,8 @@ def _describe(tensor: Any) -> tuple[str, str, str]:
         found = _core._describe_tensor(tensor, False)
     except (TypeError, ValueError, BufferError):
         return "[unknown]", type(tensor).__name__, "unknown"
-    return str(list(found["shape"])), _DTYPES.get(found["dtype"], found["dtype"]), found["device"]
+    # Of the device its type alone: each rank has one of its own.
+    return str(list(found["shape"])), _DTYPES.get(found["dtype"], found["dtype"]), found["device"].partition(":")[0]
 
 
 def _of_wrapped(name: str) -> Any:
@@ -248,6 +249,14 @@ for _name in (
     "_get_sequence_number_for_group",
     "_start_coalescing",
     "_end_coalescing",
+    "_drop_coalesced",
+    "_comm_ptr",
+    "_is_initialized",
+    "_verify_work_timeout",
+    "comm_split_count",
+    "perform_nocolor_split",
+    "register_mem_pool",
+    "deregister_mem_pool",
     "_wait_for_pending_works",
     "_register_on_completion_hook",
     "_enable_collectives_timing",
