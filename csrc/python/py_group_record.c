@@ -5,7 +5,7 @@
 static PyObject *
 call_python(PyObject *self, const char *function, PyObject *args, PyObject *kwargs)
 {
-    if (!py_group_require_open((py_group *)self)) {
+    if (!py_group_require_alive((py_group *)self)) {
         return NULL;
     }
     PyObject *module = PyImport_ImportModule("dldist._group");

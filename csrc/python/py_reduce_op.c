@@ -293,7 +293,8 @@ static PyGetSetDef reduce_op_getset[] = {
 static PyType_Slot reduce_op_slots[] = {
     {Py_tp_doc,
      "ReduceOp(name, factor=None)\n--\n\nWhat a reduction does: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, and\n"
-     "PREMUL_SUM(factor), a number; NCCL takes a tensor of one element on the device, too. Wherever one is wanted, its name will do, in any case: \"sum\".\n\n"
+     "PREMUL_SUM(factor), a number; NCCL takes a tensor of one element on the device, too.\n"
+     "Wherever one is wanted, its name will do, in any case: \"sum\".\n\n"
      "ReduceOp(op) copies. ReduceOp.RedOpType is this class, and PREMUL_SUM without a factor stands for the kind."},
     {Py_tp_new, (void *)reduce_op_new},
     {Py_tp_dealloc, (void *)reduce_op_dealloc},

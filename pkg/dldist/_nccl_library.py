@@ -41,7 +41,7 @@ def load() -> None:
     nccl, cuda = paths()
     settings = read_settings()
     try:
-        _core._load_nccl(nccl, candidates(), cuda, is_abort_off=settings.async_error_handling == 0)
+        _core._load_nccl(nccl, candidates(), cuda, is_abort_off=settings.async_error_handling in (0, 3))
     except NotImplementedError as error:
         _reason = error
         raise

@@ -1,4 +1,4 @@
-"""abort() from another thread, during each operation: the call ends with DistAbortedError, the others hear, and the process goes on."""
+"""abort() from another thread during each operation: it ends with DistAbortedError, the others hear; the process goes on."""
 
 import pytest
 import test_nccl_faults

@@ -198,6 +198,15 @@ class Dispatcher:
         end(work, False, timeout)
         return work._source_rank() if src is None else src
 
+    def _host_view(self) -> Any:
+        """What moves bytes of the host: this, or the group behind the one backend, if that is of another device."""
+        backends = self._pg._distinct_backends()
+        if len(backends) != 1:
+            return self
+        group = getattr(getattr(backends[0], "wrapped_pg", backends[0]), "group", None)
+        view = getattr(group, "_host_view", None)
+        return self if view is None else view()
+
     def _coalescing_backend_of(self, tensor: Any) -> Any:
         """The backend of the tensor's device, where that can make one operation of messages; else None."""
         backend = self._pg._backend_for("send", ([tensor],))

@@ -53,7 +53,8 @@ class NCCLConfig:
         fields = self._fields()
         if name not in fields:
             raise AttributeError(_no_field(name, fields))
-        if value is not None and (isinstance(value, str) is not fields[name] or not fields[name] and not hasattr(value, "__index__")):
+        is_right = isinstance(value, str) if fields[name] else hasattr(value, "__index__")
+        if value is not None and not is_right:
             kind = "a str" if fields[name] else "an int"
             raise TypeError(f"NCCLConfig.{name} must be {kind} or None, not {value!r}")
         self._values[name] = value if value is None or fields[name] else value.__index__()
@@ -374,8 +375,8 @@ class ProcessGroupNCCL(OverGroup):
     def merge(self, store: _core.Store, opts: Any, rank: int, size: int) -> ProcessGroupNCCL:
         """A backend of more ranks than these: all of them meet in `store`.
 
-        Those that keep their ranks have one communicator, which grows where it is there and NCCL is 2.29 or newer: this backend should be
-        ended then. Else a new one is made.
+        Those that keep their ranks have one communicator, which grows where it is there and NCCL is 2.29 or newer: this backend
+        should be ended then. Else a new one is made.
         """
         opts = self._options_like(opts)
         is_member = rank == self._rank
@@ -391,11 +392,13 @@ class ProcessGroupNCCL(OverGroup):
         version, id = payload[:-UNIQUE_ID_NBYTES].decode().strip(), payload[-UNIQUE_ID_NBYTES:]
         if version != str(self.get_runtime_nccl_version()):
             raise RuntimeError(
-                f"merge(): rank 0 has NCCL {version}, and rank {rank} has {self.get_runtime_nccl_version()}: they cannot be in one group"
+                f"merge(): rank 0 has NCCL {version}, and rank {rank} has {self.get_runtime_nccl_version()}: "
+                "they cannot be in one group"
             )
-        how = {"id": id if rank == 0 or not is_member else None, "rank": None if is_member else rank}
-        name = opts.group_name or f"{self._uid}:merge"
-        group = self.group.grow(store, size, **how, name=name, timeout=opts._timeout, config=opts.config._given() or None)
+        group = self.group.grow(
+            store, size, id if rank == 0 or not is_member else None, None if is_member else rank,
+            name=opts.group_name or f"{self._uid}:merge", timeout=opts._timeout, config=opts.config._given() or None,
+        )
         return ProcessGroupNCCL._of(group, opts)
 
     def _can_grow(self) -> bool:

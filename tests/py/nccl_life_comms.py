@@ -1,0 +1,197 @@
+"""NcclComms and its kin over the doubles of tests/stubs. test_nccl_comms.py runs it with pytest, in a process that knows them."""
+
+import copy
+import gc
+import pickle
+import threading
+import time
+
+import dldist
+import nccl_stubs
+import numpy
+import pytest
+from dldist import nccl
+
+LIMIT_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def stubs():
+    assert nccl.is_available(), nccl.why_not_available()
+    return nccl_stubs.build("2.32.3")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(stubs):
+    gc.collect()
+    before = [stubs.nccl.live(kind) for kind in ("comm", "redop")] + [stubs.cuda.live("stream"), stubs.cuda.live("event")]
+    yield
+    stubs.nccl.release()
+    stubs.nccl.reset()
+    gc.collect()
+    after = [stubs.nccl.live(kind) for kind in ("comm", "redop")] + [stubs.cuda.live("stream"), stubs.cuda.live("event")]
+    assert after == before and stubs.nccl.bad_uses() == 0
+
+
+def array(stubs, values, device=0):
+    return nccl_stubs.CudaArray(stubs, numpy.asarray(values, "float32"), device=device)
+
+
+def on_threads(functions):
+    results, errors = [None] * len(functions), []
+
+    def main(i):
+        try:
+            results[i] = functions[i]()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=main, args=(i,)) for i in range(len(functions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+        assert not thread.is_alive(), "a thread hangs"
+    if errors:
+        raise errors[0]
+    return results
+
+
+def test_every_collective(stubs):
+    with nccl.NcclComms([0, "cuda:1", 2]) as comms:
+        assert comms.size == 3 and comms.devices == [0, 1, 2]
+        x = [array(stubs, [device + 1.0], device) for device in range(3)]
+        comms.all_reduce(x)
+        assert [a.numpy().tolist() for a in x] == [[6.0]] * 3
+        comms.all_reduce(x, op="max")
+        x = [array(stubs, [device + 1.0], device) for device in range(3)]
+        comms.broadcast(x, root=2)
+        assert [a.numpy().tolist() for a in x] == [[3.0]] * 3
+        comms.reduce(x, root=1)
+        assert x[1].numpy().tolist() == [9.0]
+        outputs = [array(stubs, [0.0] * 3, device) for device in range(3)]
+        comms.all_gather(outputs, [array(stubs, [device], device) for device in range(3)])
+        assert [a.numpy().tolist() for a in outputs] == [[0.0, 1.0, 2.0]] * 3
+        comms.reduce_scatter(x, outputs)
+        assert [a.numpy().tolist() for a in x] == [[0.0], [3.0], [6.0]]
+        with pytest.raises(ValueError, match="do not fit together"):
+            comms.all_gather(x, x)
+        with pytest.raises(ValueError, match="has 2 tensors, and 3"):
+            comms.all_reduce(x[:2])
+        with pytest.raises(ValueError, match="NCCL's are"):
+            comms.all_reduce(x, op="bor")
+        with pytest.raises(ValueError, match="root"):
+            comms.broadcast(x, root=3)
+    with pytest.raises(RuntimeError, match="closed"):
+        comms.all_reduce(x)
+
+
+def test_given_streams(stubs):
+    streams = [stubs.cuda.make_stream(device) for device in range(2)]
+    x = [array(stubs, [1.0], device) for device in range(2)]
+    with nccl.NcclComms([0, 1]) as comms:
+        stubs.cuda.gate(streams[1], 7)
+        comms.all_reduce(x, streams=streams)
+        stubs.cuda.open_gate(7)
+        for device, stream in enumerate(streams):
+            stubs.cuda.synchronize(stream, device)
+        assert [a.numpy().tolist() for a in x] == [[2.0]] * 2
+        with pytest.raises(ValueError, match="1 streams for 2 devices"):
+            comms.all_reduce(x, streams=streams[:1])
+    for stream in streams:
+        stubs.cuda.destroy_stream(stream)
+
+
+def test_split_for_threads(stubs):
+    comms = nccl.NcclComms([0, 1])
+    parts = comms.split()
+    assert [(part.rank, part.world_size, part.device) for part in parts] == [(0, 2, 0), (1, 2, 1)]
+    with pytest.raises(RuntimeError, match="closed"):
+        comms.split()
+
+    def work(part):
+        def run():
+            x = array(stubs, [part.rank + 1.0], part.device)
+            for _ in range(10):
+                part.all_reduce([x])
+                part.all_reduce([x], op="avg")
+            return x.numpy().tolist()
+
+        return run
+
+    assert on_threads([work(part) for part in parts]) == [[3.0 * 2.0**9]] * 2
+    for part in parts:
+        part.close()
+        part.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        parts[0].all_reduce([])
+
+
+def test_init_by_unique_id(stubs):
+    uid = nccl.NcclUniqueId()
+    assert len(uid.as_bytes()) == 128
+    for same in (nccl.NcclUniqueId(bytes(uid)), pickle.loads(pickle.dumps(uid)), copy.copy(uid)):
+        assert bytes(same) == bytes(uid)
+    with pytest.raises(ValueError, match="128 bytes are needed, not 3"):
+        nccl.NcclUniqueId(b"abc")
+    with pytest.raises(ValueError, match="init_rank.*device.*CUDA devices are needed"):
+        nccl.NcclRankComm.init_rank(0, 2, uid, device="cpu")
+    with pytest.raises(ValueError, match="rank 2 is not in 0 to 1"):
+        nccl.NcclRankComm.init_rank(2, 2, uid)
+
+    def main(rank):
+        def run():
+            with nccl.NcclRankComm.init_rank(rank, 2, uid, device=f"cuda:{rank}", timeout=LIMIT_S) as comm:
+                x = array(stubs, [rank + 1.0], rank)
+                comm.all_reduce([x])
+                return x.numpy().tolist()
+
+        return run
+
+    assert on_threads([main(0), main(1)]) == [[3.0]] * 2
+
+
+def test_a_rank_that_does_not_come(stubs):
+    start = time.monotonic()
+    with pytest.raises(dldist.DistTimeoutError):
+        group = nccl.NcclGroup(dldist.HashStore(), 0, 2, device=0, init_timeout=0.3, timeout=LIMIT_S)
+        group.connect()
+    assert time.monotonic() - start < 10
+    group.abort()
+
+
+def test_abort_handles(stubs):
+    first, second = nccl.NcclComms([0, 1]).split()
+    handle = first.abort_handle()
+    assert not handle.is_aborted
+    x = array(stubs, [1.0])
+    first.all_reduce([x])  # the other rank does not come
+    aborters = [lambda: handle.abort("that is enough")] * 4
+    on_threads(aborters)
+    assert handle.is_aborted
+    x.synchronize()
+    with pytest.raises(RuntimeError, match="that is enough"):
+        first.all_reduce([x])
+    second.abort_handle().abort()
+    first.close()
+    handle.abort("once more, after the end")
+    assert handle.is_aborted
+    second.close()
+    del first, second
+    handle.abort()
+
+
+def test_abort_during_a_call(stubs):
+    comms = nccl.NcclComms([0, 1])
+    x = [array(stubs, [1.0], device) for device in range(2)]
+    stubs.nccl.hang("ncclGroupEnd", ms=300)
+
+    def call():
+        try:
+            comms.all_reduce(x)
+        except RuntimeError:
+            pass
+
+    on_threads([call, lambda: comms.abort("from another thread")])
+    comms.close()
+    comms.abort()

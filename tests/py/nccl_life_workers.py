@@ -1,0 +1,346 @@
+"""What the ranks of test_nccl_life.py and test_nccl_config.py run, over the doubles of tests/stubs."""
+
+import array
+import datetime
+import gc
+import os
+import signal
+import threading
+import time
+
+LIMIT_S = 20.0
+KINDS = ("comm", "stream", "event", "allocation", "redop", "graph")
+
+
+def _begin(version, environment):
+    os.environ.update(environment)
+    import dldist
+    import nccl_stubs
+    import nccl_workers
+
+    stubs = nccl_stubs.build(version)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    return dldist, stubs, nccl_workers
+
+
+def _init(dist, port, rank, size, **options):
+    store = dist.TCPStore("127.0.0.1", port, timeout=30.0)
+    options = {"backend": "nccl", "device_id": _device(rank), "timeout": datetime.timedelta(seconds=LIMIT_S), **options}
+    dist.init_process_group(store=store, rank=rank, world_size=size, **options)
+    return store
+
+
+def _device(rank):
+    class Device:  # as torch.device
+        type = "cuda"
+        index = rank
+
+        def __str__(self):
+            return f"cuda:{self.index}"
+
+        def __eq__(self, other):
+            return str(self) == str(other)
+
+    return Device()
+
+
+def life(channel, name, version, environment, port, rank, size):
+    """One function below on every rank; its reply."""
+    dist, stubs, workers = _begin(version, environment)
+    return globals()[name](dist, stubs, workers.tensor_type(stubs, rank), port, rank, size)
+
+
+def _backend(dist, group=None):
+    from dldist.c10d import registry
+
+    pg = registry._world.default_pg if group is None else group
+    return pg._backend_of_device("cuda")
+
+
+def _sum_of_ranks(dist, Tensor, rank, group=None):
+    x = Tensor([rank + 1.0])
+    dist.all_reduce(x, group=group)
+    return x.tolist()[0]
+
+
+def splits(dist, stubs, Tensor, port, rank, size):
+    """Groups of a bound world are split off; who is not in them takes part."""
+    _init(dist, port, rank, size)
+    backend = _backend(dist)
+    assert backend._is_initialized() and backend._comm_ptr() != 0 and backend.comm_split_count() == 0
+    before = stubs.nccl.calls("ncclCommInitRankConfig")
+    evens = dist.new_group([0, 1])
+    if rank < 2:
+        assert _sum_of_ranks(dist, Tensor, rank, evens) == 3
+        assert _backend(dist, evens).options.split_from is backend
+        assert _backend(dist, evens).options.global_ranks_in_group == [0, 1]
+    part = dist.split_group(split_ranks=[[0, 2], [1]])
+    assert _sum_of_ranks(dist, Tensor, rank, part) == (4 if rank != 1 else 2)
+    assert backend.comm_split_count() == 2
+    assert stubs.nccl.calls("ncclCommInitRankConfig") == before
+    dist.destroy_process_group()
+    return _left(stubs)
+
+
+def shrinks(dist, stubs, Tensor, port, rank, size):
+    _init(dist, port, rank, size)
+    assert _sum_of_ranks(dist, Tensor, rank) == 6
+    if rank == 1:
+        time_to_go = dist.TCPStore("127.0.0.1", port, timeout=30.0)
+        time_to_go.wait(["shrunk"])
+        dist.abort()
+        return None
+    before = stubs.nccl.calls("ncclCommShrink")
+    flags = 1 if os.environ["SHRINK"] == "abort" else 0
+    if flags:
+        stuck = dist.all_reduce(Tensor([1.0]), async_op=True)  # rank 1 does not come
+    aborted = stubs.nccl.calls("ncclCommAbort")
+    dist.shrink_group([1], shrink_flags=flags)
+    assert stubs.nccl.calls("ncclCommShrink") == before + 1
+    if flags:
+        assert stubs.nccl.calls("ncclCommAbort") == aborted + 1
+        assert stuck.is_completed()
+    assert dist.get_world_size() == 2 and dist.get_rank() == (0 if rank == 0 else 1)
+    assert _sum_of_ranks(dist, Tensor, rank) == 4
+    dist.TCPStore("127.0.0.1", port, timeout=30.0).set("shrunk", b"")
+    dist.destroy_process_group()
+    return _left(stubs)
+
+
+def grows(dist, stubs, Tensor, port, rank, size):
+    """Two ranks, and one that joins."""
+    from dldist.c10d.nccl import ProcessGroupNCCL
+
+    store = dist.TCPStore("127.0.0.1", port, timeout=30.0)
+    side, place = (0, rank) if rank < 2 else (1, 0)
+    own = ProcessGroupNCCL(dist.PrefixStore(f"side{side}", store), place, 2 if side == 0 else 1)
+    own.eager_connect_single_device(rank)
+    whole = own.merge(dist.PrefixStore("whole", store), None, rank, 3)
+    assert (whole.rank(), whole.size()) == (rank, 3)
+    x = Tensor([rank + 1.0])
+    whole.allreduce([x]).wait()
+    assert x.tolist() == [6.0]
+    grown = stubs.nccl.calls("ncclCommGrow")
+    whole.shutdown()
+    own.shutdown()
+    del own, whole, x
+    return grown, _left(stubs)
+
+
+def again_and_again(dist, stubs, Tensor, port, rank, size):
+    """The same names over one store; lazily and eagerly."""
+    store = None
+    for i in range(3):
+        if store is None:
+            store = _init(dist, port, rank, size)
+        else:
+            dist.init_process_group(
+                "nccl", store=dist.PrefixStore(f"again{i}", store), rank=rank, world_size=size, timeout=LIMIT_S,
+                device_id=_device(rank) if i == 1 else None,
+            )
+            assert _backend(dist)._is_initialized() is (i == 1)
+        assert _sum_of_ranks(dist, Tensor, rank) == size * (size + 1) / 2
+        dist.destroy_process_group()
+    return _left(stubs)
+
+
+def _left(stubs):
+    gc.collect()
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and stubs.nccl.live("comm"):
+        time.sleep(0.01)  # communicators that are aborted end by and by
+    return {kind: stubs.nccl.live(kind) for kind in ("comm", "redop")} | {"bad": stubs.nccl.bad_uses() + stubs.cuda.bad_uses()}
+
+
+def several_devices(dist, stubs, Tensor, port, rank, size):
+    """One process with two devices in one group: a communicator each, made when first used."""
+    import nccl_workers
+
+    _init(dist, port, rank, size, device_id=None)
+    made = stubs.nccl.made("comm")
+    for device in (rank, rank + size):
+        x = nccl_workers.tensor_type(stubs, device)([1.0, 2.0])
+        dist.all_reduce(x)
+        assert x.tolist() == [size, 2 * size]
+    assert stubs.nccl.made("comm") == made + 2
+    del x
+    dist.destroy_process_group()
+    return _left(stubs)
+
+
+def ends_without_destroying(dist, stubs, Tensor, port, rank, size):
+    _init(dist, port, rank, size)
+    assert _sum_of_ranks(dist, Tensor, rank) == 3
+    return "left"
+
+
+def fork(dist, stubs, Tensor, port, rank, size):
+    _init(dist, port, rank, size)
+    _sum_of_ranks(dist, Tensor, rank)
+    backend = _backend(dist)
+    x = Tensor([1.0])
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            backend.group.all_reduce(x)
+            os.write(write, b"nothing raised")
+        except dist.DistError as error:
+            os.write(write, f"{type(error).__name__}: {error}".encode())
+        os._exit(0)
+    os.close(write)
+    text = os.read(read, 1000).decode()
+    os.close(read)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert _sum_of_ranks(dist, Tensor, rank) == 3
+    dist.destroy_process_group()
+    return text
+
+
+def interrupted(dist, stubs, Tensor, port, rank, size):
+    """Ctrl-C while making a communicator that the other rank does not come to, and while waiting on the host."""
+    from dldist import nccl
+
+    store = dist.TCPStore("127.0.0.1", port, timeout=30.0)
+    if rank == 1:
+        store.wait(["init was interrupted"])
+    else:
+        group = nccl.NcclGroup(dist.PrefixStore("alone", store), 0, 2, device=0, timeout=LIMIT_S, name="alone")
+        start = _interrupt_after(lambda: group.connect())
+        assert start < 5
+        group.abort()
+        store.set("init was interrupted", b"")
+    _init(dist, port, rank, size)
+    assert _sum_of_ranks(dist, Tensor, rank) == 3
+    if rank == 0:
+        work = dist.all_reduce(Tensor([1.0]), async_op=True)
+        assert _interrupt_after(lambda: work.wait(datetime.timedelta(seconds=LIMIT_S))) < 5
+        assert not work.is_completed()
+        store.set("wait was interrupted", b"")
+    else:
+        store.wait(["wait was interrupted"])
+        dist.all_reduce(Tensor([1.0]))
+    dist.destroy_process_group()
+    return "done"
+
+
+def _interrupt_after(call):
+    main = threading.main_thread().ident
+    timer = threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT))
+    timer.start()
+    start = time.monotonic()
+    try:
+        call()
+    except KeyboardInterrupt:
+        return time.monotonic() - start
+    finally:
+        timer.join()
+    raise AssertionError("nothing was interrupted")
+
+
+def surface(dist, stubs, Tensor, port, rank, size):
+    """What ProcessGroupNCCL has besides operations."""
+    import copy
+    import json
+
+    from dldist.c10d.nccl import ProcessGroupNCCL
+
+    options = ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options.config.min_ctas = 2
+    _init(dist, port, rank, size, pg_options=options)
+    backend = _backend(dist)
+    assert options._timeout == datetime.timedelta(seconds=LIMIT_S) and options.global_ranks_in_group == list(range(size))
+    assert options.group_name == backend.uid == "0" and backend.options is options
+    assert backend.bound_device_id == _device(rank)
+    assert backend.get_runtime_nccl_version() == (2, 32, 3) and backend.get_build_nccl_version() >= (2, 32, 3)
+    backend._set_default_timeout(datetime.timedelta(seconds=7))
+    assert backend.options._timeout.total_seconds() == 7 and backend.group.timeout == datetime.timedelta(seconds=7)
+    backend._add_ephemeral_timeout(datetime.timedelta(seconds=3))
+    work = dist.all_reduce(Tensor([1.0]), async_op=True)
+    assert backend._verify_work_timeout(work, work.timeout), work.timeout
+    assert not backend._verify_work_timeout(work, datetime.timedelta(seconds=1))
+    work.wait(datetime.timedelta(seconds=LIMIT_S))
+    assert backend.memory_stats()["gpu_mem_total"] >= 0
+    dist.barrier()
+    backend.suspend()
+    backend.resume()
+    assert _sum_of_ranks(dist, Tensor, rank) == 3
+
+    memory = backend.allocate_tensor(1 << 12, dtype="float32", device=_device(rank))
+    assert backend.supports_tensor_alloc(_device(rank)) and not backend.supports_tensor_alloc("cpu")
+    for window in (False, True):
+        handle = backend.register_tensor(memory, window=window)
+        assert handle != 0
+        backend.deregister_tensor(handle, window=window)
+
+    class Pool:
+        segments = [(memory.ptr, memory.nbytes)]
+
+    pool = Pool()
+    for symm in (False, True):
+        backend.register_mem_pool(pool, symm=symm)
+        try:
+            backend.register_mem_pool(pool)
+            raise AssertionError
+        except RuntimeError as error:
+            assert "registered already" in str(error)
+        backend.deregister_mem_pool(pool)
+    for name in ("new_window", "_start_time_estimate", "_end_time_estimate"):
+        try:
+            getattr(backend, name)()
+            raise AssertionError(name)
+        except NotImplementedError as error:
+            assert name.strip("_").split("_")[-1] in str(error)
+    try:
+        backend.mem_allocator
+        raise AssertionError
+    except NotImplementedError as error:
+        assert "allocate_tensor" in str(error)
+
+    backend._set_enable_nan_check(True)
+    try:
+        dist.all_reduce(Tensor([float("nan")]))
+        raise AssertionError
+    except ValueError as error:
+        assert "NaN" in str(error) or "nan" in str(error), error
+    backend._set_enable_nan_check(False)
+    assert backend.get_error() == dist.c10d.options.ErrorType.SUCCESS
+
+    dump = json.loads(dist.c10d._dump_fr_trace_json()) if hasattr(dist.c10d, "_dump_fr_trace_json") else None
+    if dump is not None:
+        names = {(entry["name"], entry["desc"]) for entry in dump["pg_config"].values()}
+        assert ("0", "default_pg") in names, names
+    copied = copy.deepcopy(options)
+    assert copied.config == options.config and copied.config is not options.config
+    revoked = stubs.nccl.calls("ncclCommRevoke")
+    backend.revoke()
+    assert stubs.nccl.calls("ncclCommRevoke") == revoked + 1
+    dist.abort()
+    return _left(stubs)
+
+
+def premul_by_a_tensor(dist, stubs, Tensor, port, rank, size):
+    _init(dist, port, rank, size)
+    x, factor = Tensor([1.0, 2.0]), Tensor([rank + 0.5])
+    op = dist._make_nccl_premul_sum(factor)
+    assert op.factor is factor and op == dist.ReduceOp.PREMUL_SUM
+    work = dist.all_reduce(x, op, async_op=True)
+    del factor, op
+    gc.collect()
+    work.wait(datetime.timedelta(seconds=LIMIT_S))
+    assert x.tolist() == [2.0, 4.0]
+    for values, dtype, text in (([1.0, 2.0], "float32", "one element"), ([1.0], "float64", "float64")):
+        try:
+            dist.all_reduce(x, dist.ReduceOp.PREMUL_SUM(Tensor(values, dtype)))
+            raise AssertionError
+        except (ValueError, TypeError) as error:
+            assert text in str(error)
+    dist.destroy_process_group()
+    alone = dist.Group(dist.HashStore(), 0, 1)
+    try:
+        alone.all_reduce(array.array("f", [1.0]), dist.ReduceOp.PREMUL_SUM(Tensor([2.0])))
+        raise AssertionError
+    except ValueError as error:
+        assert "only NCCL's groups" in str(error)
+    alone.close()
+    return _left(stubs)

@@ -1,0 +1,326 @@
+"""NCCL's operations among the streams of frameworks, over the doubles of tests/stubs: everything is proven with slow kernels and gates.
+
+test_nccl_streams.py runs this file with pytest, in a process that knows where the doubles are.
+"""
+
+import ctypes
+import gc
+import itertools
+import weakref
+
+import cuda_framework
+import nccl_stubs
+import numpy
+import pytest
+from dldist import _core, nccl
+from nccl_workers_group import LIMIT_S, on_ranks
+from nccl_workers_group import no_faults as no_faults
+from nccl_workers_group import stubs as stubs
+
+SLOW_MS = 20
+GATES = itertools.count(100)
+KNOWN = ["exchange", "torch", "torch_exchange", "cupy", "explicit"]
+
+
+@pytest.fixture(scope="module")
+def framework():
+    made = cuda_framework.load()
+    made.install_modules()
+    return made
+
+
+class Side:
+    """A stream of one device, and tensors on it."""
+
+    def __init__(self, stubs, framework, device):
+        self.stubs, self.framework, self.device = stubs, framework, device
+        self.handle = stubs.cuda.make_stream(device)
+
+    def array(self, values):
+        made = nccl_stubs.CudaArray(self.stubs, numpy.asarray(values, "float32"), device=self.device)
+        made.stream = self.handle  # only now: it waits for its first values, and this stream may be held by a gate
+        return made
+
+    def tensor(self, kind, array):
+        return getattr(self.framework, "unknown" if kind == "explicit" else kind)(array)
+
+    def current(self, kind="exchange"):
+        return nccl.stream(self.handle) if kind == "explicit" else self.framework.stream(self.device, self.handle)
+
+    def gate(self):
+        gate = next(GATES)
+        self.stubs.cuda.gate(self.handle, gate)
+        return gate
+
+    def copy_later(self, array):
+        """A copy of the array that this stream makes when it comes to it."""
+        copy = self.array(numpy.zeros(array.shape))
+        with self.stubs.cuda.on_device(self.device):
+            source, target = ctypes.c_uint64(array.address), ctypes.c_uint64(copy.address)
+            self.stubs.cuda.call("cuMemcpyAsync", target, source, ctypes.c_size_t(array._nbytes), ctypes.c_void_p(self.handle))
+        return copy
+
+
+def memory_of(array):
+    """As it is, whatever streams hold."""
+    return numpy.frombuffer(ctypes.string_at(array.address, array._nbytes), "float32").tolist()
+
+
+# ---- order, and a host that goes on
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("kind", KNOWN)
+def test_the_stream_of_a_library_is_ordered_and_the_host_goes_on(stubs, framework, kind, is_async):
+    def run(group, rank):
+        group.connect()
+        side = Side(stubs, framework, rank)
+        array = side.array([0, 0])
+        x = side.tensor(kind, array)
+        with side.current(kind):
+            gate = side.gate()
+            array.slow_write([rank + 1, 10], SLOW_MS)
+            work = group.all_reduce(x, async_op=is_async)
+            assert (work is not None) is is_async
+            if is_async:
+                assert work.wait() is True and not work.is_completed()
+            copy = side.copy_later(array)
+            array.slow_write([-1, -1], 0)  # not before the copy, nor before NCCL has read
+        assert memory_of(array) == [0, 0], "the host has waited, or nobody has"
+        stubs.cuda.open_gate(gate)
+        return copy.numpy().tolist(), array.numpy().tolist()
+
+    assert on_ranks(2, run) == [([3, 20], [-1, -1])] * 2
+    assert framework.asked_streams == [] or kind == "explicit"
+    assert set(framework.asked_streams) <= {-1}
+    framework.asked_streams.clear()
+
+
+def test_two_libraries_on_two_streams_in_one_call(stubs, framework):
+    def run(group, rank):
+        group.connect()
+        ours, theirs = Side(stubs, framework, rank), Side(stubs, framework, rank)
+        output, given = ours.array([0, 0]), theirs.array([0])
+        framework.core.set_stream(rank, ours.handle)
+        x, y = framework.exchange(output), framework.unknown(given)
+        output.slow_write([7, 7], SLOW_MS)  # must be over before the results come
+        given.slow_write([rank + 5], SLOW_MS)
+        framework.core.set_stream(rank, theirs.handle)
+        with framework.stream(rank, ours.handle):
+            stubs.cuda.order(theirs.handle, ours.handle, rank)  # what an unknown one would do for the stream it is given
+            group.all_gather_single(x, y)
+        return memory_of(output)
+
+    assert on_ranks(2, run) == [[5, 6]] * 2
+    framework.asked_streams.clear()
+
+
+def test_the_stream_that_is_current_at_the_wait_waits(stubs, framework):
+    def run(group, rank):
+        group.connect()
+        first, second = Side(stubs, framework, rank), Side(stubs, framework, rank)
+        array = first.array([0])
+        gate = first.gate()
+        with first.current():
+            array.slow_write([rank + 1], SLOW_MS)
+            work = group.all_reduce(framework.exchange(array), async_op=True)
+        with second.current():
+            assert work.wait() is True
+            copy = second.copy_later(array)
+        stubs.cuda.open_gate(gate)
+        return copy.numpy().tolist()
+
+    assert on_ranks(2, run) == [[3]] * 2
+
+
+# ---- a host that waits
+
+
+@pytest.mark.parametrize("kind", ["unknown", "jax"])
+def test_the_host_waits_for_libraries_that_nobody_knows(stubs, framework, kind):
+    def run(group, rank):
+        side = Side(stubs, framework, rank)
+        array = side.array([0, 0])
+        with side.current():
+            array.slow_write([rank + 1, 4], SLOW_MS)
+            group.all_reduce(side.tensor(kind, array))
+        return memory_of(array)
+
+    assert on_ranks(2, run) == [[3, 8]] * 2
+    assert all(stream not in (None, -1, 0) for stream in framework.asked_streams) and len(framework.asked_streams) == 2
+    framework.asked_streams.clear()
+
+
+@pytest.mark.parametrize("how", ["barrier", "timeout", "blocking"])
+def test_the_host_waits_when_it_is_told_to(stubs, framework, how):
+    def run(group, rank):
+        side = Side(stubs, framework, rank)
+        array = side.array([0])
+        with side.current():
+            array.slow_write([rank + 1], SLOW_MS)
+            work = group.all_reduce(framework.exchange(array), async_op=True)
+            if how == "barrier":
+                group.barrier()
+            elif how == "timeout":
+                assert work.wait(LIMIT_S) is True
+            else:
+                assert work.wait() is True
+        return memory_of(array)
+
+    assert on_ranks(2, run, is_blocking_wait=how == "blocking") == [[3]] * 2
+
+
+# ---- memory of ours
+
+
+def test_own_memory_is_ordered_on_the_default_stream(stubs, framework):
+    def run(group, rank):
+        group.connect()
+        x = group.empty((1,), "float32")
+        value = numpy.asarray([rank + 1], "float32").tobytes()
+        with stubs.cuda.on_device(rank):
+            stubs.cuda.slow_write(nccl_stubs.LEGACY_STREAM, x.ptr, value, SLOW_MS)
+        group.all_reduce(x)
+        copy = nccl_stubs.CudaArray(stubs, numpy.zeros(1, "float32"), device=rank)
+        with stubs.cuda.on_device(rank):
+            stubs.cuda.call("cuMemcpyAsync", ctypes.c_uint64(copy.address), ctypes.c_uint64(x.ptr), ctypes.c_size_t(4), None)
+        return copy.numpy().tolist()
+
+    assert on_ranks(2, run) == [[3]] * 2
+
+
+# ---- how long tensors are kept
+
+
+def kept_until_the_gate_opens(stubs, group, side, call):
+    gate = side.gate()
+    gone = call()
+    gc.collect()
+    was_kept = gone() is not None
+    stubs.cuda.open_gate(gate)
+    for _ in range(1000):
+        if gone() is None:
+            return was_kept
+        group.barrier()
+        gc.collect()
+    raise AssertionError("it is kept for ever")
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_explicit", "is_kept"),
+    [("torch", False, False), ("torch_exchange", False, False), ("cupy", False, False), ("exchange", False, True), ("torch", True, True)],
+)
+def test_a_call_that_waits_keeps_what_no_stream_keeps(stubs, framework, kind, is_explicit, is_kept):
+    """Allocators that reuse memory in the order of its stream need nobody to keep it, unless another stream has waited."""
+    group = _core.NcclGroup(None, 0, 1, device=0)
+    group.connect()
+    side = Side(stubs, framework, 0)
+
+    def call():
+        array = side.array([1])
+        with side.current("explicit" if is_explicit else kind):
+            x = side.tensor(kind, array)
+            group.all_reduce(x)
+        array.stream = nccl_stubs.LEGACY_STREAM if is_kept else side.handle
+        array.close = lambda: None if is_kept else array  # the gate is shut: what is dropped now waits for nothing
+        array._base, base = 0, array._base
+        bases.append(base)
+        return weakref.ref(array)
+
+    bases = []
+    assert kept_until_the_gate_opens(stubs, group, side, call) is is_kept
+    with stubs.cuda.on_device(0):
+        side.stubs.cuda.synchronize(side.handle, 0)
+        for base in bases:
+            stubs.cuda.call("cuMemFree_v2", ctypes.c_uint64(base))
+    group.close()
+
+
+def test_own_memory_is_kept(stubs, framework):
+    group = _core.NcclGroup(None, 0, 1, device=0)
+    group.connect()
+    side = Side(stubs, framework, 0)
+
+    def call():
+        with side.current("explicit"):
+            x = group.empty((4,), "float32")
+            group.all_reduce(x)
+        return weakref.ref(x)
+
+    assert kept_until_the_gate_opens(stubs, group, side, call)
+    group.close()
+
+
+# ---- graphs
+
+
+class Graph:
+    def __init__(self, stubs, side):
+        self.cuda, self.side = stubs.cuda, side
+        self.graph, self.runnable = ctypes.c_void_p(), ctypes.c_void_p()
+
+    def __enter__(self):
+        self.cuda.call("cuStreamBeginCapture_v2", ctypes.c_void_p(self.side.handle), 0)
+        return self
+
+    def __exit__(self, *exception):
+        self.cuda.call("cuStreamEndCapture", ctypes.c_void_p(self.side.handle), ctypes.byref(self.graph))
+        self.cuda.call("cuGraphInstantiateWithFlags", ctypes.byref(self.runnable), self.graph, ctypes.c_uint64(0))
+
+    def launch(self):
+        self.cuda.call("cuGraphLaunch", self.runnable, ctypes.c_void_p(self.side.handle))
+
+    def destroy(self):
+        self.cuda.call("cuGraphExecDestroy", self.runnable)
+        self.cuda.call("cuGraphDestroy", self.graph)
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("kind", ["exchange", "torch", "explicit"])
+def test_a_graph_is_replayed(stubs, framework, kind, is_async):
+    def run(group, rank):
+        group.connect()
+        side, other = Side(stubs, framework, rank), Side(stubs, framework, rank)
+        array, busy = side.array([0, 0]), other.array([rank])
+        x = side.tensor(kind, array)
+        gate = other.gate()
+        with other.current("explicit"):
+            under_way = group.all_reduce(framework.exchange(busy), async_op=True)  # the watchdog asks about it all the time
+        with stubs.cuda.on_device(rank), side.current(kind):
+            with Graph(stubs, side) as graph:
+                work = group.all_reduce(x, async_op=is_async)
+                assert work is None or (work.wait() is True and work.is_completed() and work.wait() is True)
+            stubs.cuda.open_gate(gate)
+            assert under_way.wait(LIMIT_S)
+            results = []
+            for turn in range(3):
+                array.slow_write([turn + rank, 100], 5)
+                graph.launch()
+                results.append(side.copy_later(array))
+            found = [copy.numpy().tolist() for copy in results]
+            graph.destroy()
+        return found
+
+    assert on_ranks(2, run) == [[[1, 200], [3, 200], [5, 200]]] * 2
+    framework.asked_streams.clear()
+
+
+def test_a_captured_work_is_not_asked_about(stubs, framework):
+    group = _core.NcclGroup(None, 0, 1, device=0)
+    group.connect()
+    side = Side(stubs, framework, 0)
+    array = side.array([1])
+    x = framework.exchange(array)
+    with stubs.cuda.on_device(0), side.current():
+        with Graph(stubs, side) as graph:
+            before = stubs.cuda.calls("cuEventQuery")
+            work = group.all_reduce(x, async_op=True)
+            waits = stubs.cuda.calls("cuStreamWaitEvent")
+            assert work.wait() is True
+            assert stubs.cuda.calls("cuStreamWaitEvent") == waits + 1
+            assert work.is_completed() and work.is_success()
+        assert stubs.cuda.calls("cuEventQuery") == before
+        graph.launch()
+        assert array.numpy().tolist() == [1]
+        graph.destroy()
+    group.close()

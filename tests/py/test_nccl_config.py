@@ -1,0 +1,139 @@
+"""What NCCL is found, the configuration of its communicators by version, and the errors when there is none.
+
+Each case has a process of its own."""
+
+import os
+import subprocess
+import sys
+
+import nccl_stubs
+import pytest
+
+
+
+def run(program, environment):
+    """The output of a Python program in a process that knows this environment."""
+    environment = {**os.environ, **{name: str(value) for name, value in environment.items()}}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=25)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+WHY = """
+from dldist import _core, nccl
+import dldist
+assert _core._nccl_info() is None
+assert not nccl.is_available()
+why = nccl.why_not_available()
+try:
+    dldist.init_process_group("nccl", store=dldist.HashStore(), rank=0, world_size=1)
+except RuntimeError as error:
+    assert str(error) == "Distributed package doesn't have NCCL built in: " + why, (error, why)
+assert not dldist.is_initialized()
+print(why)
+"""
+
+
+def test_nothing_is_loaded_by_the_import():
+    stubs = nccl_stubs.build()
+    program = "import dldist.nccl\nfrom dldist.c10d.nccl import NCCLOptions\nNCCLOptions().config.min_ctas = 1\n"
+    maps = run(program + "print(open('/proc/self/maps').read())", stubs.environment())
+    assert "libnccl" not in maps and "libcuda" not in maps
+
+
+def test_no_library(tmp_path):
+    stubs = nccl_stubs.build()
+    missing = tmp_path / "no" / "libnccl.so.2"
+    why = run(WHY, {**stubs.environment(), "DLDIST_NCCL_LIBRARY": missing})
+    assert str(missing) in why and "No such file" in why
+
+
+def test_a_file_that_is_no_library(tmp_path):
+    stubs = nccl_stubs.build()
+    broken = tmp_path / "libnccl.so.2"
+    broken.write_text("this is no library")
+    why = run(WHY, {**stubs.environment(), "DLDIST_NCCL_LIBRARY": broken})
+    assert str(broken) in why and ("invalid ELF" in why or "too short" in why)
+
+
+def test_a_library_that_is_not_nccl():
+    stubs = nccl_stubs.build()
+    why = run(WHY, {**stubs.environment(), "DLDIST_NCCL_LIBRARY": stubs.cuda_path})
+    assert stubs.cuda_path in why and "nccl" in why
+
+
+def test_no_driver(tmp_path):
+    stubs = nccl_stubs.build()
+    missing = tmp_path / "libcuda.so.1"
+    why = run(WHY, {**stubs.environment(), "DLDIST_CUDA_LIBRARY": missing})
+    assert str(missing) in why and "No such file" in why
+
+
+def test_no_device():
+    stubs = nccl_stubs.build()
+    assert "NO_DEVICE" in run(WHY, stubs.environment(devices=0))
+
+
+CONFIG = """
+import copy, pickle
+import dldist
+from dldist import nccl
+from dldist.c10d.nccl import NCCLConfig, ProcessGroupNCCL
+assert nccl.is_available(), nccl.why_not_available()
+config = NCCLConfig()
+assert config.min_ctas is None
+config.min_ctas, config.blocking, config.net_name = 2, True, "Socket"
+for other in (copy.copy(config), copy.deepcopy(config), pickle.loads(pickle.dumps(config))):
+    assert other == config and other is not config
+    other.min_ctas = 3
+    assert config.min_ctas == 2
+for name, value in (("min_ctas", "two"), ("min_ctas", 1.5), ("net_name", 7)):
+    try:
+        setattr(config, name, value)
+        raise AssertionError(name)
+    except TypeError as error:
+        assert name in str(error)
+for name in ("nonsense", "nvls_ctas"):
+    try:
+        setattr(config, name, 1)
+        print("has", name)
+    except AttributeError as error:
+        print(error)
+options = ProcessGroupNCCL.Options(is_high_priority_stream=True)
+options.config = config
+for other in (copy.copy(options), copy.deepcopy(options)):
+    assert other.is_high_priority_stream and other.config == config
+assert copy.copy(options).config is config and copy.deepcopy(options).config is not config
+dldist.init_process_group("nccl", store=dldist.HashStore(), rank=0, world_size=1, pg_options=options, device_id=None)
+dldist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("version", ["2.18.1", "2.32.3"])
+def test_fields_by_version(version):
+    text = run(CONFIG, nccl_stubs.build(version).environment()).splitlines()
+    assert "no 'nonsense'" in text[0] and "min_ctas" in text[0]
+    if version == "2.18.1":
+        assert "nvls_ctas needs NCCL" in text[1] and "2.18.1 is loaded" in text[1]
+    else:
+        assert text[1] == "has nvls_ctas"
+
+
+def test_wrong_values_name_the_field():
+    program = "\n".join(
+        (
+            "from dldist import _core",
+            "for config in ({'nonsense': 1}, {'min_ctas': 'two'}, {'net_name': 3}, {'nvls_ctas': 1}):",
+            "    try:",
+            "        group = _core.NcclGroup(None, 0, 1, device=0, config=config)",
+            "        group.connect()",
+            "        print('fine')",
+            "    except Exception as error:",
+            "        print(type(error).__name__, error)",
+        )
+    )
+    lines = run(program, nccl_stubs.build("2.18.1").environment()).splitlines()
+    for line, name in zip(lines, ("nonsense", "min", "net", "nvlsCTAs"), strict=True):
+        assert name.lower() in line.lower().replace("_", "") or name in line, line
+    assert "2.18.1" in lines[3]

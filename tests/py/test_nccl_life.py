@@ -1,0 +1,71 @@
+"""The life of ProcessGroupNCCL: made, made from others, ended, interrupted, forked, left; over the doubles of tests/stubs."""
+
+import time
+
+import dldist
+import nccl_life_workers
+import nccl_stubs
+import procs
+import pytest
+
+VERSION = "2.32.3"
+NOTHING = {"comm": 0, "redop": 0, "bad": 0}
+
+
+def run(name, size, tmp_path, version=VERSION, env=None, devices=None):
+    stubs = nccl_stubs.build(version)
+    environment = {**stubs.environment(devices=devices or size, folder=tmp_path), **(env or {})}
+    store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
+    children = procs.Group()
+    try:
+        ranks = [
+            children.start(nccl_life_workers.life, name, version, environment, store.port, rank, size) for rank in range(size)
+        ]
+        return [child.result(25.0) for child in ranks], [child.stderr_text() for child in ranks]
+    finally:
+        children.close()
+
+
+def test_splits_of_a_bound_world(tmp_path):
+    assert run("splits", 3, tmp_path)[0] == [NOTHING] * 3
+
+
+@pytest.mark.parametrize("how", ["default", "abort"])
+def test_shrinking(tmp_path, how):
+    assert run("shrinks", 3, tmp_path, env={"SHRINK": how})[0] == [NOTHING, None, NOTHING]
+
+
+@pytest.mark.parametrize("version,grown", [("2.32.3", 1), ("2.27.3", 0)])
+def test_merging(tmp_path, version, grown):
+    assert run("grows", 3, tmp_path, version)[0] == [(grown, NOTHING)] * 3
+
+
+def test_again_and_again(tmp_path):
+    assert run("again_and_again", 2, tmp_path)[0] == [NOTHING] * 2
+
+
+def test_several_devices_of_one_process(tmp_path):
+    assert run("several_devices", 2, tmp_path, devices=4)[0] == [NOTHING] * 2
+
+
+def test_a_process_may_end_without_destroying(tmp_path):
+    start = time.monotonic()
+    assert run("ends_without_destroying", 2, tmp_path) == (["left"] * 2, [""] * 2)
+    assert time.monotonic() - start < 15
+
+
+def test_a_forked_child_is_told(tmp_path):
+    for text in run("fork", 2, tmp_path)[0]:
+        assert text.startswith("Dist") and "fork" in text
+
+
+def test_interrupts(tmp_path):
+    assert run("interrupted", 2, tmp_path)[0] == ["done"] * 2
+
+
+def test_surface(tmp_path):
+    assert run("surface", 2, tmp_path)[0] == [NOTHING] * 2
+
+
+def test_premul_by_a_tensor(tmp_path):
+    assert run("premul_by_a_tensor", 2, tmp_path)[0] == [NOTHING] * 2

@@ -1,0 +1,83 @@
+"""The suite of dldist.Group in NcclGroups, over the doubles of tests/stubs, among two and four ranks; see group_workers.py."""
+
+import group_team
+import group_workers as cases
+import nccl_stubs
+import nccl_workers
+import pytest
+
+COUNTS = [0, 1, 5, 1000]
+DTYPES = [*cases.INT_CODES, *cases.FLOAT_CODES, "?", *cases.NUMPY_DTYPES]
+NEWEST, OLDER = "2.32.3", ["2.18.1", "2.27.3"]
+
+
+class Teams(group_team.Teams):
+    def __init__(self, folder):
+        super().__init__()
+        self._folder = folder
+
+    def __call__(self, size, version=NEWEST, **options):
+        environment = nccl_stubs.build(version).environment(devices=size, folder=self._folder)
+        return super().__call__(size, options=(version, environment, options), worker=nccl_workers.member)
+
+
+@pytest.fixture(scope="module")
+def teams(tmp_path_factory):
+    teams = Teams(tmp_path_factory.mktemp("stubs"))
+    yield teams
+    teams.close()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", DTYPES)
+def test_reductions(teams, size, name):
+    teams(size).run(cases.sweep_reductions, name, COUNTS if size == 2 else [0, 5])
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", DTYPES)
+def test_movements(teams, size, name):
+    teams(size).run(cases.sweep_movements, name, COUNTS if size == 2 else [0, 5])
+
+
+CASES = [
+    cases.uneven, cases.coalesced, cases.coalescing, cases.strided, cases.transposed, cases.overlapping, cases.premultiplied,
+    cases.ring, cases.empty_message, cases.batches, cases.large_batch, cases.async_forms, cases.many_works,
+    cases.splits, cases.in_threads, cases.failing_works,
+]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_case(teams, size, case):
+    teams(size).run(case)
+
+
+@pytest.mark.parametrize("what", ["questions", "await", "futures", "callbacks"])
+def test_unfinished(teams, what):
+    seen = teams(2).run(cases.late_partner, what)[0]
+    assert seen == ([(True, "dldist-completion", 1, True), True] if what == "callbacks" else 1)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_by_oracle(teams, size):
+    teams(size).run(cases.by_oracle)
+
+
+@pytest.mark.parametrize("version", OLDER)
+@pytest.mark.parametrize("blocking", [0, 1])
+def test_other_versions(teams, version, blocking):
+    """What differs between versions: calls that are made of others, communicators that are not blocking."""
+    team = teams(2, version, config={"blocking": blocking})
+    for name in ("f", "?", "complex64"):
+        team.run(cases.sweep_reductions, name, [0, 5])
+        team.run(cases.sweep_movements, name, [0, 5])
+    for case in (cases.uneven, cases.coalesced, cases.strided, cases.overlapping, cases.premultiplied, cases.ring, cases.batches,
+                 cases.splits):  # fmt: skip
+        team.run(case)
+
+
+def test_not_blocking(teams):
+    team = teams(4, config={"blocking": 0})
+    for case in CASES:
+        team.run(case)
