@@ -48,7 +48,10 @@ read_common(py_group_call *call)
         }
         bool is_ok = true;
         if (params->names[i] == PY_NAME_OP) {
-            is_ok = py_reduce_op_read(state, value, &call->reduction, params->function);
+            is_ok = call->group->nccl != NULL
+                        ? py_reduce_op_read_with_tensor(state, value, &call->reduction, &call->factor,
+                                                        params->function)
+                        : py_reduce_op_read(state, value, &call->reduction, params->function);
         } else if (params->names[i] == PY_NAME_ROOT) {
             is_ok = read_root(call, value);
         } else if (params->names[i] == PY_NAME_TIMEOUT) {
@@ -74,6 +77,7 @@ py_group_call_begin(py_group_call *call, PyObject *self, const py_params *params
     call->timeout_ns = -1;
     call->root = 0;
     call->reduction = (dd_reduction){.op = DD_REDOP_SUM, .factor = 1.0};
+    call->factor = NULL;
     if (!py_group_require_either(call->group) ||
         !py_params_parse(params, call->group->state, args, nargs, kwnames, call->values) ||
         !read_common(call) || (call->group->nccl != NULL && !py_nccl_call_begin(call))) {

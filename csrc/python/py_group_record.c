@@ -5,7 +5,7 @@
 static PyObject *
 call_python(PyObject *self, const char *function, PyObject *args, PyObject *kwargs)
 {
-    if (!py_group_require_alive((py_group *)self)) {
+    if (!py_group_require_either((py_group *)self)) {
         return NULL;
     }
     PyObject *module = PyImport_ImportModule("dldist._group");
@@ -93,7 +93,7 @@ py_group_call_record(py_group_call *call, PyObject **result)
         values[i] = call->values[i] != NULL ? call->values[i] : Py_None;
     }
     *result = PyObject_CallMethod(recorder, "record", "sOOOO", call->params->function, values[0], values[1],
-                                  values[2], call->flight != NULL ? Py_True : Py_False);
+                                  values[2], call->is_async ? Py_True : Py_False);
     Py_DECREF(recorder);
     return *result != NULL ? 1 : -1;
 }

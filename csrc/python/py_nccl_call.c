@@ -7,6 +7,7 @@
 #include "python/py_error.h"
 #include "python/py_nccl_plan.h"
 #include "python/py_recorder.h"
+#include "python/py_reduce_op.h"
 #include "python/py_work_internal.h"
 
 #include <string.h>
@@ -356,6 +357,8 @@ py_nccl_call_run(py_group_call *call, dd_coll coll, bool is_ok)
     };
     op.args.reduction.dtype = py_operands_dtype(call->operands);
     op.args.reduction.divisor = call->group->size;
+    is_ok =
+        is_ok && (call->factor == NULL || py_reduce_op_add_factor(call->factor, call->operands, &op.factor));
     return is_ok ? run_or_append(call, &op) : py_group_call_fail(call);
 }
 
