@@ -122,9 +122,8 @@ typedef struct dd_nccl_call {
     size_t nstreams;
     int64_t timeout_ns; /* < 0: the group's */
     bool is_barrier;    /* whoever waits for the work means the host: see dd_nccl_work_is_barrier */
-    /* Is told of the start and the end, also when the call fails after something was sent. A call that fails before is the caller's to
-     * withdraw. */
-    uint64_t record;
+    /* The recorder is told of a call that is accepted, from its beginning (the times are filled in) to its end. NULL: of nothing. */
+    dd_record_call *record;
     /* Handed to the work (work.h). Not called when dd_nccl_group_start fails. Of a captured work it is called before start returns. */
     void (*on_done)(dd_work *work, void *ctx);
     void *ctx;

@@ -116,7 +116,7 @@ nccl_work_create(nccl_launch *launch, dd_error *err)
     work->end = NULL;
     work->what = call->what;
     work->number = 0;
-    work->record = call->record;
+    work->record = DD_NO_RECORD;
     work->timeout_ns = call->timeout_ns >= 0 ? call->timeout_ns
                                              : atomic_load_explicit(&group->timeout_ns, memory_order_relaxed);
     work->ephemeral_ns = 0;

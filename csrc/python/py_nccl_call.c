@@ -55,24 +55,20 @@ py_nccl_call_begin(py_group_call *call)
 
 /* ---- what is recorded of it */
 
-/* Begins the record of the call: of the first item, where there are several. */
+/* What the recorder is told of the call, in `told`: of the first item, where there are several. */
 static void
-record(py_group *group, py_nccl_plan *plan, const py_nccl_item *item, int64_t timeout_ns)
+record(py_group *group, py_nccl_plan *plan, const py_nccl_item *item, py_record *told)
 {
-    py_record told;
     if (group->nccl->recorded == NULL) {
         return;
     }
-    dd_record_call *call =
+    plan->call.record =
         item->op.kind == DD_NCCL_OP_COLL
-            ? py_record_collective(&told, group->state, item->op.args.coll, &item->flight->operands)
-            : py_record_message(&told, group->state, &item->flight->operands,
-                                item->op.kind == DD_NCCL_OP_SEND, item->op.peer);
-    if (call != NULL) {
-        call->name = plan->call.what;
-        call->timeout_ns = timeout_ns;
-        call->created_ns = dd_clock_now_ns();
-        plan->call.record = dd_recorder_begin(group->nccl->recorded, call);
+            ? py_record_collective(told, group->state, item->op.args.coll, &item->flight->operands)
+            : py_record_message(told, group->state, &item->flight->operands, item->op.kind == DD_NCCL_OP_SEND,
+                                item->op.peer);
+    if (plan->call.record != NULL) {
+        plan->call.record->name = plan->call.what;
     }
 }
 
@@ -278,7 +274,8 @@ run_batch(py_group *self, py_nccl_batch *batch, int64_t timeout_ns, bool is_asyn
     py_flight *flight = chain(batch);
     plan.call.what = batch->nitems > 1 ? "coalesced" : flight->operands.function;
     flight->timeout_ns = timeout_of(self, timeout_ns);
-    record(self, &plan, &batch->items[0], flight->timeout_ns);
+    py_record told;
+    record(self, &plan, &batch->items[0], &told);
     py_launch launch = {.group = self, .flight = flight, .plan = &plan, .is_async = is_async};
     PyObject *result = run(&launch);
     batch->nitems = 0;
@@ -343,7 +340,8 @@ run_or_append(py_group_call *call, const dd_nccl_op *op)
     }
     plan.call.what = call->flight->operands.function;
     call->flight->timeout_ns = timeout_of(group, call->timeout_ns);
-    record(group, &plan, &item, call->flight->timeout_ns);
+    py_record told;
+    record(group, &plan, &item, &told);
     py_launch launch = {.group = group, .flight = call->flight, .plan = &plan, .is_async = call->is_async};
     return run(&launch);
 }
@@ -417,7 +415,8 @@ run_barrier(py_group *self, int device, int64_t timeout_ns, bool is_async)
     plan.first_op = (dd_nccl_op){.kind = DD_NCCL_OP_COLL, .args = {.coll = DD_COLL_BARRIER}};
     plan.call.ops = plan.ops;
     py_nccl_item item = {.flight = flight, .op = plan.first_op};
-    record(self, &plan, &item, flight->timeout_ns);
+    py_record told;
+    record(self, &plan, &item, &told);
     py_launch launch = {.group = self, .flight = flight, .plan = &plan, .is_async = is_async};
     return run(&launch);
 }

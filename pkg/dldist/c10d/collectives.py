@@ -103,6 +103,8 @@ def barrier(
     # On the CPU there are no devices to choose from; backends of other makers are told.
     is_cpu = isinstance(calls, _core.Group) and not isinstance(calls, _core.NcclGroup)
     how = {} if is_cpu else {"device_ids": device_ids}
+    if not is_cpu and not isinstance(device_ids, list | None):
+        raise TypeError("Invalid function argument: device_ids type should be List[int]")
     return calls.barrier(timeout=timeout, async_op=async_op, **how)
 
 
@@ -388,5 +390,5 @@ reduce_op = _reduce_op()
 
 
 def _make_nccl_premul_sum(factor: Any) -> _core.ReduceOp:
-    """The reduction that sums what has been multiplied by this factor: a number, or a tensor of one element, which may be on NCCL's device."""
+    """The reduction that sums what has been multiplied by this factor: a number, or a tensor of one element, on NCCL's device, too."""
     return _core.ReduceOp.PREMUL_SUM(factor)

@@ -1,0 +1,212 @@
+/* The way of a call: checked, put in turn, numbered, enqueued. */
+#include "nccl/nccl_internal.h"
+
+static int64_t
+deadline_of(int64_t start_ns, int64_t timeout_ns)
+{
+    return timeout_ns < DD_NEVER_NS - start_ns ? start_ns + timeout_ns : DD_NEVER_NS;
+}
+
+/* The recorder counts as the group does: it is told under the lock that gives numbers. */
+static void
+begin_record_locked(nccl_launch *launch)
+{
+    dd_nccl_group *group = launch->group;
+    dd_record_call *call = launch->call->record;
+    if (call == NULL || group->recorder_group == NULL) {
+        return;
+    }
+    call->created_ns = launch->work->base.base.start_ns;
+    call->timeout_ns = launch->work->timeout_ns;
+    launch->work->record = dd_recorder_begin(group->recorder_group, call);
+}
+
+/* Gives the work its number and its deadline, and lets the watchdog see it. */
+static dd_status
+begin(nccl_launch *launch)
+{
+    dd_nccl_group *group = launch->group;
+    nccl_work *work = launch->work;
+    pthread_mutex_lock(&group->lock);
+    dd_status status = nccl_group_check_locked(group, launch->err);
+    if (status != DD_OK) {
+        pthread_mutex_unlock(&group->lock);
+        return status;
+    }
+    work->number = work->is_message ? ++group->nmessages : ++group->ncollectives;
+    work->base.base.sequence = work->is_message ? 0 : work->number;
+    work->ephemeral_ns = group->ephemeral_free_ns;
+    group->ephemeral_free_ns = 0;
+    work->timeout_ns = deadline_of(group->ephemeral_ns, work->timeout_ns);
+    work->deadline_ns = deadline_of(work->base.base.start_ns, work->timeout_ns);
+    begin_record_locked(launch);
+    if (!work->is_captured) {
+        atomic_store_explicit(&work->is_quiet, false, memory_order_relaxed);
+        dd_work_acquire(&work->base.base);
+        dd_list_push_back(&launch->channel->works, &work->link);
+        group->launching = work;
+        if (work->deadline_ns < group->next_deadline_ns) {
+            group->next_deadline_ns = work->deadline_ns;
+        }
+    }
+    pthread_mutex_unlock(&group->lock);
+    if (!work->is_captured) {
+        nccl_watchdog_kick(group->watchdog);
+    }
+    return DD_OK;
+}
+
+/* The work of a call that was not made after all: as if it had never been, if no other rank can know of it. */
+static void
+withdraw_locked(nccl_launch *launch)
+{
+    dd_nccl_group *group = launch->group;
+    nccl_work *work = launch->work;
+    dd_list_remove(&work->link);
+    group->ephemeral_free_ns += work->ephemeral_ns;
+    if (!launch->is_posted) {
+        group->nmessages -= work->is_message;
+        group->ncollectives -= !work->is_message;
+    }
+    if (work->record == DD_NO_RECORD || group->recorder == NULL) {
+        return;
+    }
+    if (launch->is_posted) {
+        dd_recorder_end(group->recorder, work->record, dd_clock_now_ns(), launch->err);
+    } else {
+        dd_recorder_withdraw(group->recorder, work->record);
+    }
+}
+
+/* Everything is in the stream, or `status` says why not. */
+static dd_status
+finish(nccl_launch *launch, dd_status status)
+{
+    dd_nccl_group *group = launch->group;
+    nccl_work *work = launch->work;
+    pthread_mutex_lock(&group->lock);
+    group->launching = NULL;
+    if (group->cause.code != DD_OK && !work->is_captured) {
+        nccl_work_describe(work, &group->cause, launch->err);
+        status = group->cause.code;
+        launch->is_posted = true;
+    } else if (status == DD_OK) {
+        atomic_store_explicit(&work->is_launched, true, memory_order_release);
+    }
+    bool has_failed = group->cause.code != DD_OK;
+    if (status != DD_OK) {
+        withdraw_locked(launch);
+    }
+    pthread_mutex_unlock(&group->lock);
+    if (status == DD_OK) {
+        return status;
+    }
+    if (launch->is_posted && !has_failed) {
+        /* The other ranks count on what we have not done. */
+        dd_error cause = *launch->err;
+        char call[128];
+        size_t len = nccl_work_print(work, call);
+        call[len - 1] = '\0';
+        dd_error_prepend(&cause, "%s", call);
+        nccl_work_describe(work, launch->err, launch->err);
+        nccl_group_end(group, &cause, work->record, NCCL_END_FAILED);
+    }
+    if (!work->is_captured) {
+        dd_work_release(&work->base.base);
+    }
+    return status;
+}
+
+/* A graph will carry it out, whenever and as often as somebody launches it. */
+static void
+complete_captured(nccl_work *work)
+{
+    dd_nccl_group *group = work->group;
+    if (work->record != DD_NO_RECORD && group->recorder != NULL) {
+        int64_t now_ns = dd_clock_now_ns();
+        dd_recorder_start(group->recorder, work->record, now_ns);
+        dd_recorder_end(group->recorder, work->record, now_ns, NULL);
+    }
+    (void)dd_work_complete(&work->base.base, NULL);
+}
+
+static dd_status
+start_in_turn(nccl_launch *launch)
+{
+    dd_cuda_guard guard;
+    dd_status status = atomic_load_explicit(&launch->group->stop, memory_order_relaxed)
+                           ? dd_nccl_group_check(launch->group, launch->err)
+                           : DD_OK;
+    if (status == DD_OK) {
+        status = nccl_enter(launch->group, launch->channel->device, &guard, launch->err);
+    }
+    if (status != DD_OK) {
+        return status;
+    }
+    status = nccl_launch_find_capture(launch);
+    if (status == DD_OK) {
+        status = nccl_work_create(launch, launch->err);
+    }
+    bool has_begun = false;
+    if (status == DD_OK) {
+        status = begin(launch);
+        has_begun = status == DD_OK;
+    }
+    if (has_begun) {
+        status = nccl_launch_run(launch);
+    }
+    dd_cuda_leave(&guard);
+    if (has_begun) {
+        status = finish(launch, status);
+    }
+    if (status != DD_OK && launch->work != NULL) {
+        dd_work_release(&launch->work->base.base);
+    }
+    return status;
+}
+
+/* What the caller has handed over, of a call that failed. */
+static void
+give_up(nccl_launch *launch)
+{
+    dd_nccl_group *group = launch->group;
+    const dd_nccl_call *call = launch->call;
+    for (size_t i = 0; i < call->nscratch && !launch->is_run; i++) {
+        dd_nccl_group_free_scratch(group, call->device, call->scratch[i]);
+    }
+}
+
+dd_status
+dd_nccl_group_start(dd_nccl_group *group, const dd_nccl_call *call, dd_nccl_work **work, const dd_wait *wait,
+                    dd_error *err)
+{
+    dd_error error;
+    nccl_launch launch = {.group = group, .call = call, .wait = wait, .err = err != NULL ? err : &error};
+    dd_status status = nccl_group_check_fork(group, launch.err);
+    if (status != DD_OK) {
+        return status;
+    }
+    status = nccl_check_call(group, call, launch.err);
+    if (status != DD_OK) {
+        dd_error_prepend(launch.err, "%s", call->what);
+    }
+    if (status == DD_OK) {
+        status = nccl_channel_for(group, call, wait, &launch.channel, launch.err);
+    }
+    if (status == DD_OK) {
+        status = nccl_group_enter_launch(group, wait, launch.err);
+    }
+    if (status == DD_OK) {
+        status = start_in_turn(&launch);
+        nccl_group_leave_launch(group);
+    }
+    if (status != DD_OK) {
+        give_up(&launch);
+        return status;
+    }
+    if (launch.is_capturing) {
+        complete_captured(launch.work);
+    }
+    *work = &launch.work->base;
+    return DD_OK;
+}
