@@ -126,6 +126,14 @@ class Host:
         """The error that a reduction of this type raises; None where there is none."""
         return None
 
+    def hold(self, group):
+        """Wait until rank 0 lets go, beside the collectives of the group."""
+        group.recv(make("b", [0]), 0, 77)
+
+    def let_go(self, group):
+        for rank in range(1, group.size):
+            group.send(make("b", [0]), rank, 77)
+
 
 place = Host()
 
@@ -793,23 +801,18 @@ def many_works(group):
 
 def late_partner(group, what):
     """Things to do with a work that is not done. Rank 0 looks; the others are late until told."""
-    rank, n = group.rank, group.size
-    gate = make("b", [0])
+    rank = group.rank
     group.barrier()  # so that all are connected
     if rank != 0:
-        group.recv(gate, 0, 77)
+        place.hold(group)
         group.all_reduce(make("i", [rank]))
         return None
     tensor = make("i", [rank])
     handed_over = [group.all_reduce(tensor, async_op=True)]
 
-    def let_go():
-        for r in range(1, n):
-            group.send(gate, r, 77)
-
     look = {"questions": unfinished_questions, "callbacks": unfinished_callbacks, "await": unfinished_await,
             "futures": unfinished_futures, "dropped": unfinished_dropped}[what]
-    return look(handed_over.pop(), tensor, let_go)
+    return look(handed_over.pop(), tensor, lambda: place.let_go(group))
 
 
 def raised(call):

@@ -66,9 +66,20 @@ class Device:
 
     wait_timed_out = "has not ended after 0.050 s"
 
-    def __init__(self, stubs, device):
+    def __init__(self, stubs, device, store):
         self.Tensor = tensor_type(stubs, device)
         self.to_the_end = (LIMIT_S,)
+        self._store = store
+        self._ngates = 0
+
+    def hold(self, group):
+        """Not by a message: those wait for the collectives before them."""
+        self._ngates += 1
+        self._store.wait([f"gate{self._ngates}"])
+
+    def let_go(self, group):
+        self._ngates += 1
+        self._store.set(f"gate{self._ngates}", b"")
 
     def make(self, code, values):
         return self.Tensor(values, DTYPES.get(code, code))
@@ -159,9 +170,9 @@ def member(channel, port, rank, size, how):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     assert nccl.is_available(), nccl.why_not_available()
     assert ".".join(map(str, nccl.get_version())) == version
-    group_workers.place = Device(nccl_stubs.build(version), rank)
-    oracle.Memory = memory_on(group_workers.place)
     store = dldist.TCPStore(group_workers.LOOPBACK, port, timeout=30.0)
+    group_workers.place = Device(nccl_stubs.build(version), rank, store)
+    oracle.Memory = memory_on(group_workers.place)
     group = _core.NcclGroup(store, rank, size, **{"timeout": LIMIT_S, "device": rank, **options})
     own = {name: case for name, case in globals().items() if name.startswith("group_")}
     return group_workers.serve(channel, group, vars(group_workers) | own)
