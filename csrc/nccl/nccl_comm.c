@@ -344,12 +344,12 @@ dd_nccl_comm_is_blocking(const dd_nccl_comm *comm)
 }
 
 bool
-dd_nccl_comm_is_aborted(dd_nccl_comm *comm)
+dd_nccl_comm_is_over(dd_nccl_comm *comm)
 {
     pthread_mutex_lock(&comm->mu);
-    bool is_aborted = comm->state == DD_NCCL_COMM_ABORTED;
+    bool is_over = comm->state == DD_NCCL_COMM_ABORTED || comm->state == DD_NCCL_COMM_DESTROYED;
     pthread_mutex_unlock(&comm->mu);
-    return is_aborted;
+    return is_over;
 }
 
 uint64_t

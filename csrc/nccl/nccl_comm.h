@@ -72,7 +72,7 @@ int dd_nccl_comm_device(const dd_nccl_comm *comm);
 const dd_nccl_lib *dd_nccl_comm_lib(const dd_nccl_comm *comm);
 const dd_cuda *dd_nccl_comm_cuda(const dd_nccl_comm *comm);
 bool dd_nccl_comm_is_blocking(const dd_nccl_comm *comm);
-bool dd_nccl_comm_is_aborted(dd_nccl_comm *comm);
+bool dd_nccl_comm_is_over(dd_nccl_comm *comm); /* aborted, or destroyed */
 uint64_t dd_nccl_comm_nsplits(dd_nccl_comm *comm);
 
 /* Use of the handle: between enter and leave nobody else is in a call on it, and abort waits (for a while only, see abort).

@@ -32,7 +32,7 @@ const char *py_memory_format(dd_dtype dtype);
 PyObject *py_memory_export(py_memory *memory, PyObject *version, PyObject *device, PyObject *copy,
                            const char *text);
 
-/* How an NcclArray lies in memory (py_nccl_array.c). */
+/* An NcclArray (py_nccl_array.c). */
 typedef struct py_memory_array {
     PyObject ob_base; /* PyObject_HEAD */
     PyObject *module; /* const after new */

@@ -10,13 +10,6 @@ typedef struct nccl_memory {
     const py_nccl *nccl;
 } nccl_memory;
 
-typedef struct py_nccl_array {
-    PyObject ob_base; /* PyObject_HEAD */
-    PyObject *module; /* const after new */
-    PyObject *weakrefs;
-    py_memory *memory; /* const after new; counted; of an nccl_memory */
-} py_nccl_array;
-
 /* Any thread. Nothing is waited for: a stream may hang. What groups still do with it keeps it. */
 static void
 destroy_memory(py_memory *memory)
@@ -100,7 +93,7 @@ py_nccl_group_empty(PyObject *object, PyObject *args, PyObject *kwargs)
     }
     PyTypeObject *type = group->state->nccl_array_type;
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    py_nccl_array *self = (py_nccl_array *)alloc(type, 0);
+    py_memory_array *self = (py_memory_array *)alloc(type, 0);
     if (self == NULL) {
         py_memory_release(memory);
         return NULL;
@@ -113,7 +106,7 @@ py_nccl_group_empty(PyObject *object, PyObject *args, PyObject *kwargs)
 static void
 array_dealloc(PyObject *object)
 {
-    py_nccl_array *self = (py_nccl_array *)object;
+    py_memory_array *self = (py_memory_array *)object;
     PyTypeObject *type = Py_TYPE(object);
     if (self->weakrefs != NULL) {
         PyObject_ClearWeakRefs(object);
@@ -143,7 +136,7 @@ array_dlpack(PyObject *object, PyObject *args, PyObject *kwargs)
                                      &copy)) {
         return NULL;
     }
-    return py_memory_export(((py_nccl_array *)object)->memory, version, device, copy,
+    return py_memory_export(((py_memory_array *)object)->memory, version, device, copy,
                             "an NcclArray is exported as it is: no copies, no other devices");
 }
 
@@ -151,48 +144,48 @@ static PyObject *
 array_dlpack_device(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    return Py_BuildValue("(ii)", PY_DEVICE_CUDA, ((py_nccl_array *)object)->memory->device_id);
+    return Py_BuildValue("(ii)", PY_DEVICE_CUDA, ((py_memory_array *)object)->memory->device_id);
 }
 
 static PyObject *
 get_shape(PyObject *object, void *closure)
 {
     (void)closure;
-    return py_memory_shape(((py_nccl_array *)object)->memory);
+    return py_memory_shape(((py_memory_array *)object)->memory);
 }
 
 static PyObject *
 get_dtype(PyObject *object, void *closure)
 {
     (void)closure;
-    return PyUnicode_FromString(dd_dtype_name(((py_nccl_array *)object)->memory->view.dtype));
+    return PyUnicode_FromString(dd_dtype_name(((py_memory_array *)object)->memory->view.dtype));
 }
 
 static PyObject *
 get_nbytes(PyObject *object, void *closure)
 {
     (void)closure;
-    return PyLong_FromSize_t(dd_view_nbytes(&((py_nccl_array *)object)->memory->view));
+    return PyLong_FromSize_t(dd_view_nbytes(&((py_memory_array *)object)->memory->view));
 }
 
 static PyObject *
 get_pointer(PyObject *object, void *closure)
 {
     (void)closure;
-    return PyLong_FromVoidPtr(((py_nccl_array *)object)->memory->view.data);
+    return PyLong_FromVoidPtr(((py_memory_array *)object)->memory->view.data);
 }
 
 static PyObject *
 get_device(PyObject *object, void *closure)
 {
     (void)closure;
-    return PyLong_FromLong(((py_nccl_array *)object)->memory->device_id);
+    return PyLong_FromLong(((py_memory_array *)object)->memory->device_id);
 }
 
 static PyObject *
 array_repr(PyObject *object)
 {
-    const py_memory *memory = ((py_nccl_array *)object)->memory;
+    const py_memory *memory = ((py_memory_array *)object)->memory;
     PyObject *shape = py_memory_shape(memory);
     PyObject *text = shape != NULL
                          ? PyUnicode_FromFormat("<dldist.NcclArray: %R of %s on cuda:%d>", shape,
@@ -220,7 +213,7 @@ static PyGetSetDef array_getset[] = {
 };
 
 static PyMemberDef array_members[] = {
-    {"__weaklistoffset__", T_PYSSIZET, offsetof(py_nccl_array, weakrefs), READONLY, NULL},
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(py_memory_array, weakrefs), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -239,7 +232,7 @@ static PyType_Slot array_slots[] = {
 
 static PyType_Spec array_spec = {
     .name = "dldist.NcclArray",
-    .basicsize = sizeof(py_nccl_array),
+    .basicsize = sizeof(py_memory_array),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .slots = array_slots,
 };

@@ -29,7 +29,7 @@ static PyObject *
 abort_handle_is_aborted(PyObject *object, void *closure)
 {
     (void)closure;
-    return PyBool_FromLong(dd_nccl_comm_is_aborted(((py_nccl_abort_handle *)object)->comm));
+    return PyBool_FromLong(dd_nccl_comm_is_over(((py_nccl_abort_handle *)object)->comm));
 }
 
 static void

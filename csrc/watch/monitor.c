@@ -189,6 +189,9 @@ static void
 on_alarm(dd_monitor *monitor, const dd_alarm *alarm)
 {
     watch_member *member = watch_find(monitor, alarm);
+    if (member == NULL && is_wanted(alarm->error.code)) {
+        return; /* a group of one rank: nobody else is concerned */
+    }
     dd_blob report = {0};
     watch_ask(monitor);
     if (member != NULL && member->info.fail != NULL && monitor->options.is_propagating) {

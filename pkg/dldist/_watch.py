@@ -8,7 +8,7 @@ import atexit
 import os
 import weakref
 
-from dldist import _core, _watch_settings
+from dldist import _core, _settings, _watch_settings
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _options(settings: WatchSettings, rank: int) -> tuple[int | str, ...]:
         is_json,
         settings.include_stacks,
         settings.only_active,
-        (settings.dump_file or default_dump_file()) + str(rank) + (".json" if is_json else ""),
+        _settings.dump_prefix() + str(rank) + (".json" if is_json else ""),
         f"{settings.dump_pipe}{rank}.pipe" if settings.dump_pipe else "",
         settings.enable_monitoring is True,
         settings.async_error_handling in (1, 3),
@@ -86,12 +86,6 @@ def _is_detailed() -> bool:
     from dldist.c10d.options import DebugLevel, get_debug_level
 
     return get_debug_level() is DebugLevel.DETAIL
-
-
-def default_dump_file() -> str:
-    """Where dumps go when nobody says: the place of torch.distributed."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(cache, "torch", "comm_lib_trace_rank_")
 
 
 def _signal_number(name: str) -> int:

@@ -14,10 +14,10 @@ TEST(an_abort_ends_it_once)
     REQUIRE(comm_rig_open(&rig, NEWEST));
     comm_rig_rank rank;
     REQUIRE(comm_rig_connect(&rig, &rank, 1, false));
-    CHECK(!dd_nccl_comm_is_aborted(rank.comm));
+    CHECK(!dd_nccl_comm_is_over(rank.comm));
     CHECK_OK(dd_nccl_comm_abort(rank.comm, "the first reason", check_err()));
     CHECK_OK(dd_nccl_comm_abort(rank.comm, "the second reason", check_err()));
-    CHECK(dd_nccl_comm_is_aborted(rank.comm));
+    CHECK(dd_nccl_comm_is_over(rank.comm));
     CHECK_INT(rig.on_nccl.calls("ncclCommAbort"), 1);
     dd_nccl_comm_handle handle;
     CHECK_STATUS(dd_nccl_comm_enter(rank.comm, &handle, check_err()), DD_ABORTED);

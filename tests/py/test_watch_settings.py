@@ -6,7 +6,7 @@ import re
 import warnings
 
 import pytest
-from dldist import _core, _watch, _watch_settings
+from dldist import _core, _settings, _watch, _watch_settings
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 ROWS = {row[0]: row for row in _watch_settings.SETTINGS}
@@ -96,9 +96,9 @@ def test_what_is_dumped(monkeypatch, env, dumping):
 
 def test_the_default_place(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
-    assert _watch.default_dump_file() == "/cache/torch/comm_lib_trace_rank_"
+    assert _settings.dump_prefix() == "/cache/torch/comm_lib_trace_rank_"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert _watch.default_dump_file() == os.path.expanduser("~/.cache/torch/comm_lib_trace_rank_")
+    assert _settings.dump_prefix() == os.path.expanduser("~/.cache/torch/comm_lib_trace_rank_")
 
 
 @pytest.mark.parametrize("page", ["watchdog.md", "environment.md"])
