@@ -94,6 +94,7 @@ start(py_launch *launch, const dd_wait *wait, bool *is_started, dd_error *err)
         return status;
     }
     launch->flight->work = &work->base;
+    launch->flight->timeout_ns = dd_nccl_work_timeout_ns(work); /* with what has been added for a while */
     if (launch->is_async) {
         return DD_OK;
     }
