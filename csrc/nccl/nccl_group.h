@@ -177,6 +177,9 @@ bool dd_nccl_work_is_barrier(const dd_nccl_work *work);
 
 /* Fails the group as if the watchdog had found `cause`: works end with it at once, communicators are aborted by the watchdog's helper. */
 void dd_nccl_group_fail(dd_nccl_group *group, const dd_error *cause);
+/* The same without an alarm, and its communicators stay: one of them is about to be shrunk to those ranks that have not failed, which
+ * aborts it. */
+void dd_nccl_group_retire(dd_nccl_group *group, const dd_error *cause);
 /* The same with DD_ABORTED, and waits for the communicators' ends until the deadline: DD_OP_TIMED_OUT, and their abort goes on. Idempotent. */
 dd_status dd_nccl_group_abort(dd_nccl_group *group, const char *reason, const dd_wait *wait, dd_error *err);
 /* Good order: everything enqueued is carried out, communicators are finalised and destroyed. Later calls are DD_CLOSED. At the deadline

@@ -50,6 +50,14 @@ dd_nccl_group_fail(dd_nccl_group *group, const dd_error *cause)
 }
 
 void
+dd_nccl_group_retire(dd_nccl_group *group, const dd_error *cause)
+{
+    if (nccl_group_check_fork(group, NULL) == DD_OK) {
+        nccl_group_end(group, cause, DD_NO_RECORD, NCCL_END_LET_GO);
+    }
+}
+
+void
 nccl_group_check_deadlines(dd_nccl_group *group, int64_t now_ns)
 {
     pthread_mutex_lock(&group->lock);

@@ -221,7 +221,7 @@ nccl_progress nccl_work_look(nccl_work *work);
 
 typedef enum nccl_end {
     NCCL_END_FAILED,
-    NCCL_END_LET_GO,      /* nobody holds it any more: nobody is to hear of it */
+    NCCL_END_LET_GO, /* nobody holds it any more, or another one takes its place: nobody is to hear of it */
     NCCL_END_DRIVER_GONE, /* nor here, and nothing is aborted */
 } nccl_end;
 

@@ -285,6 +285,12 @@ shrink(py_group *self, offspring *child, const dd_nccl_exclusion *excluded)
     dd_nccl_comm *comm = NULL;
     py_wait_init(&wait, self->state, child->options.timeout_ns, true);
     Py_BEGIN_ALLOW_THREADS
+    if (excluded->is_abort) {
+        /* First: what is stuck looks to the device as if it had succeeded once NCCL has let it go. */
+        dd_error cause;
+        dd_error_set(&cause, DD_ABORTED, "the group was shrunk without the ranks that have failed");
+        dd_nccl_group_retire(self->nccl->group, &cause);
+    }
     status = dd_nccl_comm_shrink(parent, excluded, &child->options.config, &comm, NULL, &wait.wait, &err);
     dd_nccl_comm_release(parent);
     Py_END_ALLOW_THREADS
