@@ -70,6 +70,8 @@ bool py_nccl_group_choose_device(py_group *self, int *device);
 dd_recorder_group *py_nccl_group_record(py_state *state, dd_bytes name, int rank, int size);
 
 PyObject *py_nccl_group_make_type(PyObject *module, PyObject *base);
+PyObject *py_nccl_group_repr(PyObject *object);
+extern PyGetSetDef py_nccl_group_getset[];
 PyObject *py_nccl_array_make_type(PyObject *module);
 /* Memory of ncclMemAlloc on the group's device. */
 PyObject *py_nccl_group_empty(PyObject *self, PyObject *args, PyObject *kwargs);
