@@ -1,9 +1,10 @@
-"""Data-parallel training in JAX: the whole step is compiled, with the average over the ranks in it.
+"""Data-parallel training in JAX: a Reducer averages the gradients between two compiled functions.
 
     python examples/train_jax.py                               # starts two processes by itself
     dlrun --nproc-per-node 4 examples/train_jax.py             # so do torchrun, mpirun -n 4 python ..., srun
 
-The same network as in train_numpy.py. JAX finds the gradients, and knows nothing of other processes.
+The same network as in train_numpy.py, and the losses are those of one process with all of the data. JAX finds the gradients,
+and knows nothing of other processes. (dldist.functional has averages that are compiled with the rest.)
 """
 
 import hashlib
@@ -41,12 +42,12 @@ def loss_of(weights, x, y):
     return jnp.mean((hidden @ weights["output"] - y) ** 2)
 
 
+loss_and_gradients = jax.jit(jax.value_and_grad(loss_of))
+
+
 @jax.jit
-def step(weights, x, y):
-    loss, gradients = jax.value_and_grad(loss_of)(weights, x, y)
-    # One operation for all of them, the loss included.
-    loss, gradients = F.all_reduce_tree((loss, gradients), "avg")
-    return loss, jax.tree.map(lambda weight, gradient: weight - RATE * gradient, weights, gradients)
+def update(weights, gradients):
+    return jax.tree.map(lambda weight, gradient: weight - RATE * gradient, weights, gradients)
 
 
 def train():
@@ -54,11 +55,18 @@ def train():
     # Every rank takes each size-th point.
     x = jnp.linspace(-jnp.pi, jnp.pi, POINTS)[rank::size, None]
     y = jnp.sin(x)
-    weights = jax.tree.map(F.broadcast, new_weights())
+    leaves, tree = jax.tree.flatten(new_weights())
+    reducer = dldist.Reducer(leaves)
+    weights = jax.tree.unflatten(tree, reducer.broadcast_parameters())
     for number in range(STEPS + 1):
-        loss, weights = step(weights, x, y)
-        if number % 100 == 0 and rank == 0:
-            say(f"step {number}, loss {loss:.5f}")
+        loss, gradients = loss_and_gradients(weights, x, y)
+        # JAX computes them meanwhile: a bucket is on its way as soon as its gradients are there.
+        averages = reducer.reduce(jax.tree.leaves(gradients))
+        weights = update(weights, jax.tree.unflatten(tree, averages))
+        if number % 100 == 0:
+            loss = F.all_reduce(loss, "avg")
+            if rank == 0:
+                say(f"step {number}, loss {loss:.5f}")
     digest = hashlib.sha256(b"".join(np.asarray(weight).tobytes() for weight in jax.tree.leaves(weights)))
     say(f"trained on {len(x)} points, weights {digest.hexdigest()[:16]}")
 
@@ -67,8 +75,6 @@ def main(_=None):
     """Of every rank; spawn() gives the number, which the world knows, too."""
     dldist.init_process_group()
     train()
-    # Compiled calls may be under way still.
-    F.barrier()
     dldist.destroy_process_group()
 
 

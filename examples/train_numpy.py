@@ -1,10 +1,10 @@
-"""Data-parallel training in NumPy: every rank has its share of the data, and gradients are averaged.
+"""Data-parallel training in NumPy: every rank has its share of the data, and a Reducer averages the gradients.
 
     python examples/train_numpy.py                             # starts two processes by itself
     dlrun --nproc-per-node 4 examples/train_numpy.py           # so do torchrun, mpirun -n 4 python ..., srun
 
-A network with one hidden layer learns the sine. The ranks end with the same weights, bit for bit, as all of them start with
-the same and add the same gradients.
+A network with one hidden layer learns the sine. The losses are those of one process with all of the data, and the ranks end
+with the same weights, bit for bit, as all of them start with the same and add the same gradients.
 """
 
 import hashlib
@@ -28,21 +28,20 @@ def say(text):
 
 def new_weights():
     rng = np.random.default_rng(0)
-    return {
-        "hidden": rng.normal(size=(1, HIDDEN)),
-        "bias": rng.normal(size=HIDDEN),
-        "output": rng.normal(size=(HIDDEN, 1)) / HIDDEN,
-    }
+    return [rng.normal(size=(1, HIDDEN)), rng.normal(size=HIDDEN), rng.normal(size=(HIDDEN, 1)) / HIDDEN]
 
 
-def loss_and_gradients(weights, x, y):
-    """Mean squared error on the points of this rank, and its gradient by backpropagation."""
-    hidden = np.tanh(x @ weights["hidden"] + weights["bias"])
-    error = hidden @ weights["output"] - y
+def backpropagate(weights, x, y, on_gradient):
+    """The mean squared error on the points of this rank; on_gradient(index, array) is told each gradient when it is known."""
+    to_hidden, bias, to_output = weights
+    hidden = np.tanh(x @ to_hidden + bias)
+    error = hidden @ to_output - y
     back = 2 * error / len(x)
-    back_hidden = (back @ weights["output"].T) * (1 - hidden**2)
-    gradients = {"hidden": x.T @ back_hidden, "bias": back_hidden.sum(0), "output": hidden.T @ back}
-    return (error**2).mean(), gradients
+    on_gradient(2, hidden.T @ back)
+    back_hidden = (back @ to_output.T) * (1 - hidden**2)
+    on_gradient(1, back_hidden.sum(0))
+    on_gradient(0, x.T @ back_hidden)
+    return (error**2).mean()
 
 
 def train():
@@ -50,17 +49,21 @@ def train():
     # Every rank takes each size-th point.
     x = np.linspace(-np.pi, np.pi, POINTS)[rank::size, None]
     y = np.sin(x)
+    weights = new_weights()
+    reducer = dldist.Reducer(weights)
     # All weights would be the same anyway; with other ways to start, this is what makes them so.
-    weights = {name: F.broadcast(value) for name, value in new_weights().items()}
+    reducer.broadcast_parameters()
     for step in range(STEPS + 1):
-        loss, gradients = loss_and_gradients(weights, x, y)
-        # One operation for all of them, the loss included.
-        loss, gradients = F.all_reduce_tree((loss, gradients), "avg")
-        for name, gradient in gradients.items():
-            weights[name] = weights[name] - RATE * gradient
-        if step % 100 == 0 and rank == 0:
-            say(f"step {step}, loss {loss:.5f}")
-    digest = hashlib.sha256(b"".join(weights[name].tobytes() for name in sorted(weights)))
+        reducer.prepare_for_backward()
+        loss = backpropagate(weights, x, y, reducer.mark_ready)
+        reducer.finish()
+        for weight, gradient in zip(weights, reducer.gradients()):
+            weight -= RATE * gradient
+        if step % 100 == 0:
+            loss = F.all_reduce(loss, "avg")
+            if rank == 0:
+                say(f"step {step}, loss {loss:.5f}")
+    digest = hashlib.sha256(b"".join(weight.tobytes() for weight in weights))
     say(f"trained on {len(x)} points, weights {digest.hexdigest()[:16]}")
 
 

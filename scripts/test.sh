@@ -17,7 +17,7 @@ echo "== installing into $venv"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check ".[test]"
 if [[ ${DLDIST_TEST_ALL:-0} == 1 ]]; then
     echo "== installing PyTorch, JAX and mypy"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check torch==2.13.0 jax mypy
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check torch==2.13.0 expecttest jax mypy
 fi
 
 echo "== testing"

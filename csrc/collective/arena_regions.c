@@ -3,6 +3,9 @@
 
 /* Below this, copying costs less than the second synchronisation. */
 #define REGION_MIN_BYTES ((size_t)8192)
+/* A root's only receiver would read alone what is in no cache any more; where the root stages, both have work. Measured against
+ * private arrays: 16 MiB take 1.15 times as long out of a region, 1.03 staged; 8 MiB 0.9 out of a region. */
+#define LONE_READER_MAX_BYTES ((size_t)12 << 20)
 
 static arena_region *
 region_by_id(const dd_arena *arena, int owner, uint32_t id)
@@ -119,7 +122,9 @@ uint64_t
 dd_arena_offer_regions(dd_arena *arena)
 {
     const arena_op *op = &arena->op;
-    if (op->nbytes < REGION_MIN_BYTES || !dd_arena_is_giver(arena, arena->rank)) {
+    bool has_lone_reader = op->args->coll == DD_COLL_BROADCAST && arena->nranks == 2;
+    if (op->nbytes < REGION_MIN_BYTES || (has_lone_reader && op->nbytes > LONE_READER_MAX_BYTES) ||
+        !dd_arena_is_giver(arena, arena->rank)) {
         return 0;
     }
     if (op->args->coll == DD_COLL_ALL_REDUCE) {

@@ -2,6 +2,7 @@
 
 #include <stdint.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #ifdef DD_FAULTS
 #include <stdatomic.h>
@@ -64,4 +65,21 @@ void
 dd_mem_free(void *ptr)
 {
     free(ptr);
+}
+
+void *
+dd_mem_map(size_t nbytes)
+{
+    void *pages = is_this_one_to_fail()
+                      ? MAP_FAILED
+                      : mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return pages != MAP_FAILED ? pages : NULL;
+}
+
+void
+dd_mem_unmap(void *pages, size_t nbytes)
+{
+    if (pages != NULL) {
+        (void)munmap(pages, nbytes);
+    }
 }

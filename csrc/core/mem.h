@@ -12,6 +12,11 @@ void *dd_mem_alloc_array(size_t count, size_t size);
 void *dd_mem_realloc(void *ptr, size_t nbytes);
 void dd_mem_free(void *ptr);
 
+/* Zeroed pages of their own, which cost nothing until they are touched: for large tables of which most processes use little. What
+ * the heap gives instead may have been in use, and is then cleared. */
+void *dd_mem_map(size_t nbytes);
+void dd_mem_unmap(void *pages, size_t nbytes); /* NULL is fine */
+
 #ifdef DD_FAULTS
 /* Lets `count` more allocations of this process succeed and fails the one after; -1 turns it off.
  * Returns how many allocations were made since the last call. Exists in test builds only. */

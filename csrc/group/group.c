@@ -222,7 +222,8 @@ fail_leftovers_locked(dd_group *group)
     char who[128];
     dd_error cause;
     dd_error loss;
-    bool is_left = !dd_list_is_empty(&group->collectives) || !dd_list_is_empty(&group->messages);
+    bool is_left = !dd_list_is_empty(&group->collectives) || !dd_list_is_empty(&group->messages) ||
+                   window_hub_has_calls_locked(group);
     if (!is_left) {
         return;
     }
@@ -258,6 +259,9 @@ dd_group_close(dd_group *group, const dd_wait *wait, dd_error *err)
     }
     dd_engine_lock(group->engine);
     fail_leftovers_locked(group);
+    dd_error over;
+    dd_error_set(&over, DD_CLOSED, "the group was closed");
+    window_hub_end_locked(group, &over);
     dd_context *context = group->context;
     group->context = NULL;
     dd_engine_unlock(group->engine);

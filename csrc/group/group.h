@@ -56,7 +56,7 @@ dd_bytes dd_group_name(const dd_group *group);
 int64_t dd_group_get_timeout_ns(dd_group *group);
 void dd_group_set_timeout_ns(dd_group *group, int64_t timeout_ns);
 dd_engine *dd_group_engine(dd_group *group); /* borrowed */
-/* Host, pid, transport ("shared memory", "TCP", "self", "" before the first message) of a member. */
+/* Host, pid, transport ("shared memory", "TCP", "self", "" before the first message, and when it has left) of a member. */
 typedef struct dd_member_info {
     char host[DD_HOST_NAME_MAX];
     long long pid;
@@ -120,6 +120,38 @@ dd_status dd_group_collective_and_wait(dd_group *group, const dd_coll_args *args
                                        const dd_call_options *options, const dd_wait *wait,
                                        dd_error *err) DD_MUST_CHECK;
 
+/* ---- the same call again and again */
+
+/* A collective that has been checked once and is started as often as one likes, each time in its turn among the group's collectives:
+ * blocks, signature and record are put together when it is made. Where other ranks make the same call plainly, that is the same to
+ * them. Memory of blocks stays valid while the call is held, and the group while any of these functions runs. From any thread, but one
+ * at a time starts it; who waits for it while somebody else starts it again may wait for that start, too. */
+typedef struct dd_standing_call dd_standing_call;
+
+/* Checks as dd_group_collective does, and sends nothing. The time-out is that of each start; the record is copied, and every start has
+ * one like it. on_done does not count. Holds the group. */
+dd_status dd_group_make_standing(dd_group *group, const dd_coll_args *args, const dd_call_options *options,
+                                 dd_standing_call **call, dd_error *err) DD_MUST_CHECK;
+/* Ends it; NULL is fine. False: nothing is under way any more. True: it goes on to its end, when on_done is told, once, as the work's (see
+ * work.h), that the blocks are not needed any more; the call must not be used again. Whoever has a reference to the work keeps that. */
+bool dd_standing_destroy(dd_standing_call *call, void (*on_done)(dd_work *work, void *ctx), void *ctx);
+/* How the last start goes, or went: done and well before the first. Borrowed. */
+dd_work *dd_standing_work(dd_standing_call *call);
+
+/* Starts it, goes as far as it can without waiting, and sees to it that it goes on: at once, or, of a small one in shared memory, when
+ * somebody waits, after 20 ms at the latest. DD_INVALID_ARGUMENT while it is under way. */
+dd_status dd_standing_start(dd_standing_call *call, dd_error *err) DD_MUST_CHECK;
+/* Starts several of one group, in this order, in one go: none is started when one of them cannot be. */
+dd_status dd_standing_start_all(dd_standing_call *const *calls, size_t ncalls, dd_error *err) DD_MUST_CHECK;
+/* As dd_group_wait, for the last start. */
+dd_status dd_standing_wait(dd_standing_call *call, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+
+/* The same for callers who keep others waiting meanwhile (those of an interpreter, say): they take about a microsecond, and never wait
+ * for a lock. try_start gives false when it has not tried, since that would take longer: then *status is not set. With `is_patient` it
+ * looks for the end for a moment, as try_wait does. try_wait tells whether the last start has ended. */
+bool dd_standing_try_start(dd_standing_call *call, bool is_patient, dd_status *status, dd_error *err);
+bool dd_standing_try_wait(dd_standing_call *call);
+
 /* ---- memory that the ranks of this host share */
 
 /* Memory that this rank owns and the others of its host can look into: collectives on it need no copies. Zeroed. It may be used
@@ -128,6 +160,18 @@ typedef struct dd_region dd_region;
 dd_status dd_group_alloc(dd_group *group, size_t nbytes, dd_region **region, dd_error *err) DD_MUST_CHECK;
 void *dd_region_data(const dd_region *region);
 size_t dd_region_nbytes(const dd_region *region);
+/* Memory of somebody else becomes a region's, where it is: `at` is a shared mapping of `fd`, begins with a page, and nobody writes to
+ * it meanwhile. Afterwards it and the region's own address are the same memory, with what was in it, and `fd` is a descriptor of it:
+ * whoever has made the mapping ends it, and closes `fd`, as if nothing had happened. On failure the memory is as before. */
+dd_status dd_group_adopt(dd_group *group, void *at, size_t nbytes, int fd, dd_region **region,
+                         dd_error *err) DD_MUST_CHECK;
+/* That mapping is gone: with its release the region gives its memory back to the system, and may adopt the next. Without this it
+ * keeps it until the group is gone. */
+void dd_region_note_unmapped(dd_region *region);
+/* The region of this rank that all of these bytes lie in; NULL: none, or this is a forked child. Borrowed: good for as long as somebody
+ * holds the region. */
+dd_region *dd_group_find_region(dd_group *group, const void *data, size_t nbytes);
+dd_region *dd_region_acquire(dd_region *region);
 void dd_region_release(dd_region *region); /* NULL is fine */
 
 #endif

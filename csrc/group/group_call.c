@@ -12,7 +12,6 @@
 /* A collective by messages that takes longer asks those it waits for what they are doing: ranks that wait for each other, as when they
  * disagree about the root, would else be silent until the time-out. Then again after twice as long. */
 #define CURIOUS_AFTER_NS (500 * DD_NS_PER_MS)
-#define SHORT_LOOKS 64
 
 dd_status
 group_check_usable_locked(dd_group *group, const char *what, dd_error *err)
@@ -30,8 +29,8 @@ group_check_usable_locked(dd_group *group, const char *what, dd_error *err)
     return DD_OK;
 }
 
-static int64_t
-deadline_of(dd_group *group, int64_t timeout_ns, int64_t start_ns)
+int64_t
+group_deadline_ns(dd_group *group, int64_t timeout_ns, int64_t start_ns)
 {
     int64_t timeout =
         timeout_ns >= 0 ? timeout_ns : atomic_load_explicit(&group->timeout_ns, memory_order_relaxed);
@@ -48,7 +47,8 @@ group_init_call(group_call *call, dd_group *group, const char *what, const dd_ca
     call->group = group;
     call->record = DD_NO_RECORD;
     call->has_recorded_start = false;
-    int64_t deadline = deadline_of(group, options->timeout_ns, start_ns);
+    call->is_unstamped = false;
+    int64_t deadline = group_deadline_ns(group, options->timeout_ns, start_ns);
     call->deadline_ns = deadline < limit_ns ? deadline : limit_ns;
     dd_list_init(&call->link);
 }
@@ -58,7 +58,7 @@ group_init_call(group_call *call, dd_group *group, const char *what, const dd_ca
 static int64_t
 earliest_deadline_ns(const dd_list *calls, int64_t earliest_ns)
 {
-    for (const dd_list *node = calls->next; node != calls; node = node->next) {
+    for (const dd_list *node = calls != NULL ? calls->next : NULL; node != calls; node = node->next) {
         const group_call *call = DD_CONTAINER_OF(node, group_call, link);
         earliest_ns = call->deadline_ns < earliest_ns ? call->deadline_ns : earliest_ns;
     }
@@ -68,7 +68,8 @@ earliest_deadline_ns(const dd_list *calls, int64_t earliest_ns)
 void
 group_update_task_locked(dd_group *group)
 {
-    bool is_busy = !dd_list_is_empty(&group->collectives) || !dd_list_is_empty(&group->messages);
+    bool is_busy = !dd_list_is_empty(&group->collectives) || !dd_list_is_empty(&group->messages) ||
+                   window_hub_is_busy_locked(group);
     atomic_store_explicit(&group->is_idle, !is_busy, memory_order_release);
     if (!is_busy) {
         if (group->is_task_in) {
@@ -88,6 +89,7 @@ renew_deadline_locked(dd_group *group)
 {
     int64_t earliest =
         earliest_deadline_ns(&group->messages, group->is_active ? group->curious_ns : DD_NEVER_NS);
+    earliest = earliest_deadline_ns(window_hub_calls_locked(group), earliest);
     group->task.deadline_ns = group->is_asking
                                   ? (group->asked_until_ns < earliest ? group->asked_until_ns : earliest)
                                   : earliest_deadline_ns(&group->collectives, earliest);
@@ -129,9 +131,7 @@ static bool
 group_task_progress(dd_task *task)
 {
     dd_group *group = DD_CONTAINER_OF(task, dd_group, task);
-    if (!dd_list_is_empty(&group->wanted)) {
-        group_map_wanted_locked(group);
-    }
+    bool is_progress = group_map_wanted_locked(group);
     if (group->is_asking) {
         group_ask_connected_locked(group);
         if (group_has_all_answers_locked(group)) {
@@ -139,14 +139,14 @@ group_task_progress(dd_task *task)
             return true;
         }
     }
-    return group->ngone > 0 && group->is_active && fail_if_gone_locked(group);
+    return (group->ngone > 0 && group->is_active && fail_if_gone_locked(group)) || is_progress;
 }
 
 static bool
 group_task_fall_asleep(dd_task *task)
 {
-    (void)task; /* deadlines and messages wake the driver */
-    return true;
+    /* Descriptors that come later wake the driver, as deadlines and messages do; these have come before they were wanted. */
+    return !group_map_wanted_locked(DD_CONTAINER_OF(task, dd_group, task));
 }
 
 static void
@@ -194,6 +194,7 @@ group_task_on_deadline(dd_task *task)
     dd_group *group = DD_CONTAINER_OF(task, dd_group, task);
     int64_t now_ns = dd_clock_now_ns();
     expire_messages_locked(group, now_ns);
+    window_hub_expire_locked(group, now_ns);
     if (group->is_active && now_ns >= group->curious_ns) {
         ask_missing_locked(group, now_ns);
     }
@@ -338,23 +339,26 @@ init_coll_call(coll_call *call, dd_group *group, const dd_coll_args *args)
     call->args = *args;
     call->args.reduction.divisor = group->size;
     call->signature = group_make_signature(args);
+    call->is_quick = false;
 }
 
-/* Starts it, if it is its turn. */
-static void
-post_coll_locked(dd_group *group, coll_call *call, dd_record_call *record)
+bool
+group_is_next_locked(const dd_group *group)
 {
-    bool is_first = dd_list_is_empty(&group->collectives) && !group->is_starting;
-    group_record_begin_locked(&call->base, record, is_first);
+    return dd_list_is_empty(&group->collectives) && !group->is_starting;
+}
+
+void
+group_post_coll_locked(dd_group *group, coll_call *call)
+{
     call->base.work.sequence = ++group->nposted;
     dd_list_push_back(&group->collectives, &call->base.link);
     atomic_store_explicit(&group->is_idle, false, memory_order_release);
     group_start_next_locked(group);
 }
 
-/* What is still under way gets its deadline, and somebody to look after it. */
-static void
-watch_coll_locked(dd_group *group, const coll_call *call)
+void
+group_watch_coll_locked(dd_group *group, const coll_call *call)
 {
     if (!dd_list_is_empty(&group->collectives)) {
         group_note_deadline_locked(group, call->base.deadline_ns);
@@ -362,37 +366,42 @@ watch_coll_locked(dd_group *group, const coll_call *call)
     group_update_task_locked(group);
 }
 
-/* The others are mostly there within a microsecond or two: that long it is looked for without giving the lock away. */
-static void
-look_a_while_locked(dd_group *group, const coll_call *call)
+void
+group_look_a_while_locked(dd_group *group, const coll_call *call, int nlooks)
 {
-    for (int look = 0; look < SHORT_LOOKS && !dd_work_is_done(&call->base.work); look++) {
+    if (!group->is_active || group->task.is_crowded) {
+        return;
+    }
+    for (int look = 0; look < nlooks && !dd_work_is_done(&call->base.work); look++) {
         if (!dd_run_progress_locked(group->run)) {
             dd_spin_pause();
         }
     }
 }
 
-static dd_status
-check_call(dd_group *group, const dd_coll_args *args, dd_error *err)
+dd_status
+group_check_call(dd_group *group, const dd_coll_args *args, dd_error *err)
 {
     dd_status status = dd_engine_check_fork(group->engine, err);
     return status == DD_OK ? group_check_args(group, args, err) : status;
 }
 
-/* The call, with its blocks behind it in the same memory. */
-static dd_status
-copy_call(dd_group *group, const dd_coll_args *args, coll_call **out, dd_error *err)
+dd_status
+group_make_coll_call(dd_group *group, const dd_coll_args *args, size_t head_nbytes, coll_call **out,
+                     dd_error *err)
 {
     bool is_root = args->root == group->rank;
     size_t ninputs = (size_t)dd_coll_ninputs(args->coll, is_root, group->size);
     size_t noutputs = (size_t)dd_coll_noutputs(args->coll, is_root, group->size);
-    size_t nbytes = sizeof(coll_call) + (ninputs + noutputs) * sizeof(dd_block);
+    size_t nbytes = head_nbytes + (ninputs + noutputs) * sizeof(dd_block);
     coll_call *call = dd_mem_alloc(nbytes);
     if (call == NULL) {
         return dd_error_no_memory(err, nbytes);
     }
-    dd_block *blocks = (dd_block *)(call + 1);
+    init_coll_call(call, group, args);
+    dd_block *blocks = (dd_block *)(void *)((char *)call + head_nbytes);
+    call->args.inputs = blocks;
+    call->args.outputs = blocks + ninputs;
     if (ninputs > 0) {
         memcpy(blocks, args->inputs, ninputs * sizeof *blocks);
     }
@@ -408,25 +417,22 @@ dd_group_collective(dd_group *group, const dd_coll_args *args, const dd_call_opt
                     dd_error *err)
 {
     coll_call *call = NULL;
-    dd_status status = check_call(group, args, err);
+    dd_status status = group_check_call(group, args, err);
     if (status == DD_OK) {
-        status = copy_call(group, args, &call, err);
+        status = group_make_coll_call(group, args, sizeof *call, &call, err);
     }
     if (status != DD_OK) {
         return status;
     }
     group_init_call(&call->base, group, dd_coll_name(args->coll), options, dd_clock_now_ns(), DD_NEVER_NS);
-    init_coll_call(call, group, args);
-    dd_block *blocks = (dd_block *)(call + 1);
-    call->args.inputs = blocks;
-    call->args.outputs = blocks + dd_coll_ninputs(args->coll, args->root == group->rank, group->size);
     call->base.work.destroy = group_destroy_call;
     dd_engine_lock(group->engine);
     status = group_check_usable_locked(group, call->base.work.what, err);
     if (status == DD_OK) {
         *work = dd_work_acquire(&call->base.work);
-        post_coll_locked(group, call, options->record);
-        watch_coll_locked(group, call);
+        group_record_begin_locked(&call->base, options->record, group_is_next_locked(group));
+        group_post_coll_locked(group, call);
+        group_watch_coll_locked(group, call);
     }
     dd_engine_unlock(group->engine);
     if (status != DD_OK) {
@@ -448,7 +454,7 @@ dd_status
 dd_group_collective_and_wait(dd_group *group, const dd_coll_args *args, const dd_call_options *options,
                              const dd_wait *wait, dd_error *err)
 {
-    dd_status status = check_call(group, args, err);
+    dd_status status = group_check_call(group, args, err);
     if (status != DD_OK) {
         return status;
     }
@@ -459,11 +465,10 @@ dd_group_collective_and_wait(dd_group *group, const dd_coll_args *args, const dd
     dd_engine_lock(group->engine);
     status = group_check_usable_locked(group, call.base.work.what, err);
     if (status == DD_OK) {
-        post_coll_locked(group, &call, options->record);
-        if (group->is_active && !group->task.is_crowded) {
-            look_a_while_locked(group, &call);
-        }
-        watch_coll_locked(group, &call);
+        group_record_begin_locked(&call.base, options->record, group_is_next_locked(group));
+        group_post_coll_locked(group, &call);
+        group_look_a_while_locked(group, &call, GROUP_SHORT_LOOKS);
+        group_watch_coll_locked(group, &call);
     }
     dd_engine_unlock(group->engine);
     if (status != DD_OK) {
@@ -577,6 +582,7 @@ on_goodbye(void *ctx, int rank)
     dd_error_set(&cause, DD_PEER_LOST, "%s has left the group", group_print_member(group, rank, who));
     dd_error_blame(&cause, rank, card->host, card->pid);
     group_fail_messages_locked(group, rank, &cause);
+    window_hub_on_gone_locked(group, rank);
 }
 
 static void
@@ -610,4 +616,5 @@ const dd_context_handler group_context_handler = {
     .on_goodbye = on_goodbye,
     .on_asked = on_asked,
     .on_answer = on_answer,
+    .on_request = window_on_request,
 };

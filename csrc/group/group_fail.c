@@ -78,6 +78,7 @@ fail_locked(dd_group *group, const dd_error *cause, const dd_error *told, int ex
         group_complete_locked(DD_CONTAINER_OF(group->collectives.next, group_call, link), &group->cause);
     }
     group_fail_messages_locked(group, DD_ANY_RANK, &group->cause);
+    window_hub_end_locked(group, &group->cause);
     group_update_task_locked(group);
 }
 

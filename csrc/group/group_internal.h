@@ -28,12 +28,17 @@ typedef struct group_call {
     int64_t deadline_ns;
     uint64_t record;         /* of the flight recorder */
     bool has_recorded_start; /* it was under way from the beginning */
+    /* Of standing calls, for every start. */
+    int64_t timeout_ns;
+    dd_record_form *form; /* NULL: nobody records */
+    bool is_unstamped;    /* group_stamp_locked is still to come */
 } group_call;
 
 typedef struct coll_call {
     group_call base;
     dd_coll_args args;
     dd_signature signature;
+    bool is_quick; /* takes a microsecond once all are there, and nobody to drive: of standing calls */
 } coll_call;
 
 typedef struct p2p_call {
@@ -91,6 +96,7 @@ struct dd_group {
     dd_list mapped;                    /* regions of others */
     uint64_t nmonitored;               /* calls of monitored_barrier */
     dd_recorder_group *recorder_group; /* owned; NULL: nobody records */
+    struct window_hub *windows;        /* owned; NULL before the first */
     dd_blob splits; /* how often each set of ranks has been split off: records of split_count */
 };
 
@@ -149,6 +155,21 @@ void group_destroy_call(dd_work *work);
 /* Takes it out of its list and completes its work; `cause` NULL for success. Lets the call go. */
 void group_complete_locked(group_call *call, const dd_error *cause);
 void group_start_next_locked(dd_group *group);
+/* Of a call that starts at start_ns; timeout_ns < 0: the group's. */
+int64_t group_deadline_ns(dd_group *group, int64_t timeout_ns, int64_t start_ns);
+/* A collective from its blocks to its end: checked; made with copies of its blocks behind a head that begins with a coll_call; posted,
+ * which starts it if it is its turn; and looked after. */
+dd_status group_check_call(dd_group *group, const dd_coll_args *args, dd_error *err) DD_MUST_CHECK;
+dd_status group_make_coll_call(dd_group *group, const dd_coll_args *args, size_t head_nbytes, coll_call **out,
+                               dd_error *err) DD_MUST_CHECK;
+/* Whether a call that is posted now starts at once. */
+bool group_is_next_locked(const dd_group *group);
+void group_post_coll_locked(dd_group *group, coll_call *call);
+/* The others are mostly there within a microsecond or two: that long it is looked for without giving the lock away. */
+#define GROUP_SHORT_LOOKS 64
+void group_look_a_while_locked(dd_group *group, const coll_call *call, int nlooks);
+/* What is still under way gets its deadline, and somebody to look after it. */
+void group_watch_coll_locked(dd_group *group, const coll_call *call);
 /* With its deadline: the options' time-out or the group's from start_ns on, and no later than `limit_ns`. */
 void group_init_call(group_call *call, dd_group *group, const char *what, const dd_call_options *options,
                      int64_t start_ns, int64_t limit_ns);
@@ -191,6 +212,9 @@ void group_describe_failure(const dd_group *group, const dd_work *work, const dd
 
 /* The call has been taken; `is_started`: nothing is in its way. */
 void group_record_begin_locked(group_call *call, dd_record_call *record, bool is_started);
+/* The same for a standing call, with its start and its deadline, once for each start. It may be put off until the others have what they
+ * need of this rank, which then do not wait for that: whatever else is told of the call first sees to it. */
+void group_stamp_locked(group_call *call);
 void group_record_start_locked(group_call *call);
 /* Before the work tells: then the call may be gone. `error` NULL for success. */
 void group_record_end_locked(group_call *call, const dd_error *error);
@@ -200,7 +224,32 @@ void group_raise_alarm_locked(dd_group *group);
 /* ---- group_region.c */
 
 void group_want_region(void *ctx, int local, uint32_t id); /* of dd_run_env */
-void group_map_wanted_locked(dd_group *group);
+/* Whether some have come: then the operation that has waited for them goes on. */
+bool group_map_wanted_locked(dd_group *group);
+/* The region of a local rank, mapped here until the group is gone; data NULL: its descriptor has not come (yet). DD_PROTOCOL: what
+ * has come is no region. */
+dd_status group_map_region_locked(dd_group *group, int local, uint32_t id, dd_block *memory,
+                                  dd_error *err) DD_MUST_CHECK;
+dd_group *group_of_region(const dd_region *region);
+uint32_t group_region_id(const dd_region *region);
 void group_drop_regions(dd_group *group);
+/* A region for the signals of a window. Kept for other pads alone: a rank may look at the flags of one whose owner has let it go. */
+dd_status group_alloc_pad(dd_group *group, size_t nbytes, dd_region **region, dd_error *err) DD_MUST_CHECK;
+
+/* ---- window*.c: what a group has for its windows (window_internal.h) */
+
+dd_status window_hub_open_locked(dd_group *group, dd_error *err) DD_MUST_CHECK; /* once; then nothing */
+/* Calls are under way; or that, or something is on its way that nobody waits for. */
+bool window_hub_has_calls_locked(const dd_group *group);
+bool window_hub_is_busy_locked(const dd_group *group);
+const dd_list *window_hub_calls_locked(const dd_group *group); /* group_call; NULL: none */
+void window_hub_expire_locked(dd_group *group, int64_t now_ns);
+/* The rank has said goodbye: ends what needs it. */
+void window_hub_on_gone_locked(dd_group *group, int rank);
+/* Ends everything: the group has failed, or its context is about to be closed. */
+void window_hub_end_locked(dd_group *group, const dd_error *cause);
+void window_hub_destroy(dd_group *group);
+/* of dd_context_handler */
+dd_message *window_on_request(void *ctx, int rank);
 
 #endif

@@ -5,6 +5,7 @@
  * once, and one that somebody gave up does not poison the next. */
 #include "group/group_internal.h"
 
+#include "core/little_endian.h"
 #include "core/mem.h"
 #include "net/auth.h"
 #include "store/tcp_store.h"
@@ -266,9 +267,7 @@ encode_end(uint64_t id, const dd_blob_list *cards, dd_blob *end, dd_error *err)
     for (size_t i = 0; i < cards->count && status == DD_OK; i++) {
         const dd_blob *card = &cards->items[i];
         uint8_t prefix[4];
-        for (size_t k = 0; k < sizeof prefix; k++) {
-            prefix[k] = (uint8_t)(card->len >> (8 * k));
-        }
+        dd_put_number(prefix, card->len, sizeof prefix);
         status = dd_blob_append(end, prefix, sizeof prefix, err);
         if (status == DD_OK) {
             status = dd_blob_append(end, card->data, card->len, err);
@@ -284,10 +283,7 @@ take_card(dd_bytes *rest, dd_bytes *card)
     if (rest->len < 4) {
         return false;
     }
-    size_t len = 0;
-    for (size_t k = 4; k-- > 0;) {
-        len = len << 8 | rest->data[k];
-    }
+    size_t len = (size_t)dd_get_number(rest->data, 4);
     if (len > rest->len - 4) {
         return false;
     }

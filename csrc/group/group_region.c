@@ -11,7 +11,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* The owner's side. It goes back to its group when it is released, for the next of its size: the others keep theirs mapped. */
+typedef enum region_use {
+    REGION_ARRAY,
+    REGION_PAD,
+    REGION_ADOPTED, /* keeps its descriptor, of which adopted memory becomes a mapping */
+} region_use;
+
+/* The owner's side. It goes back to its group when it is released, for the next of its size and use: the others keep theirs mapped. */
 struct dd_region {
     dd_list link;    /* in the group's regions */
     dd_group *group; /* counted while in use */
@@ -19,14 +25,18 @@ struct dd_region {
     void *data;
     size_t nbytes;   /* asked for */
     size_t capacity; /* mapped */
-    bool is_in_use;
+    region_use use;
+    bool is_shown;    /* in the adopted mapping, even after it is released */
+    int fd;           /* -1 but for adopted ones */
+    atomic_uint refs; /* 0: kept for the next; leaves 0 with the engine's lock */
 };
 
-/* Another rank's, mapped here. */
+/* Another rank's, mapped here until the group is gone. */
 typedef struct mapped_region {
     dd_list link;
-    void *data;
-    size_t nbytes;
+    int local; /* its owner */
+    uint32_t id;
+    dd_block memory;
 } mapped_region;
 
 #define PAGE_BYTES 4096
@@ -67,11 +77,12 @@ share_region(dd_group *group, uint32_t id, int fd, dd_error *err)
 }
 
 static dd_region *
-find_free_locked(dd_group *group, size_t capacity)
+find_free_locked(dd_group *group, size_t capacity, region_use use)
 {
     for (dd_list *node = group->regions.next; node != &group->regions; node = node->next) {
         dd_region *region = DD_CONTAINER_OF(node, dd_region, link);
-        if (!region->is_in_use && region->capacity == capacity) {
+        bool is_free = atomic_load(&region->refs) == 0 && !region->is_shown;
+        if (is_free && region->capacity == capacity && region->use == use) {
             return region;
         }
     }
@@ -79,7 +90,7 @@ find_free_locked(dd_group *group, size_t capacity)
 }
 
 static dd_status
-make_region_locked(dd_group *group, size_t capacity, dd_region **out, dd_error *err)
+make_region_locked(dd_group *group, size_t capacity, region_use use, dd_region **out, dd_error *err)
 {
     dd_region *region = dd_mem_zalloc(sizeof *region);
     if (region == NULL) {
@@ -91,8 +102,11 @@ make_region_locked(dd_group *group, size_t capacity, dd_region **out, dd_error *
         dd_mem_free(region);
         return status;
     }
+    atomic_init(&region->refs, 0);
     region->group = group;
     region->capacity = capacity;
+    region->use = use;
+    region->fd = -1;
     region->id = ++group->nregions;
     if (group->arena != NULL) {
         status = share_region(group, region->id, fd, err);
@@ -101,7 +115,11 @@ make_region_locked(dd_group *group, size_t capacity, dd_region **out, dd_error *
                                          region->data, capacity, err);
         }
     }
-    dd_fork_close(fd);
+    if (status == DD_OK && use == REGION_ADOPTED) {
+        region->fd = fd;
+    } else {
+        dd_fork_close(fd);
+    }
     if (status != DD_OK) {
         munmap(region->data, capacity);
         dd_mem_free(region);
@@ -112,8 +130,8 @@ make_region_locked(dd_group *group, size_t capacity, dd_region **out, dd_error *
     return DD_OK;
 }
 
-dd_status
-dd_group_alloc(dd_group *group, size_t nbytes, dd_region **region, dd_error *err)
+static dd_status
+alloc(dd_group *group, size_t nbytes, region_use use, dd_region **region, dd_error *err)
 {
     if (nbytes > SIZE_MAX - PAGE_BYTES) {
         return dd_error_no_memory(err, nbytes);
@@ -127,21 +145,79 @@ dd_group_alloc(dd_group *group, size_t nbytes, dd_region **region, dd_error *err
     dd_engine_lock(group->engine);
     status = group_check_usable_locked(group, "alloc", err);
     if (status == DD_OK) {
-        found = find_free_locked(group, capacity);
+        found = find_free_locked(group, capacity, use);
         if (found == NULL) {
-            status = make_region_locked(group, capacity, &found, err);
-        } else {
+            status = make_region_locked(group, capacity, use, &found, err);
+        } else if (use != REGION_ADOPTED) {
             memset(found->data, 0, capacity);
         }
     }
     if (status == DD_OK) {
-        found->is_in_use = true;
+        atomic_store(&found->refs, 1);
         found->nbytes = nbytes;
         dd_group_acquire(group);
         *region = found;
     }
     dd_engine_unlock(group->engine);
     return status;
+}
+
+dd_status
+dd_group_alloc(dd_group *group, size_t nbytes, dd_region **region, dd_error *err)
+{
+    return alloc(group, nbytes, REGION_ARRAY, region, err);
+}
+
+dd_status
+group_alloc_pad(dd_group *group, size_t nbytes, dd_region **region, dd_error *err)
+{
+    return alloc(group, nbytes, REGION_PAD, region, err);
+}
+
+/* A second mapping of the region takes the place of the one at `at`. */
+static dd_status
+show_at(const dd_region *region, void *at, int fd, dd_error *err)
+{
+    int access = PROT_READ | PROT_WRITE;
+    void *twin = mmap(NULL, region->capacity, access, MAP_SHARED | MAP_POPULATE, region->fd, 0);
+    if (twin != MAP_FAILED && dup3(region->fd, fd, O_CLOEXEC) >= 0 &&
+        mremap(twin, region->capacity, region->capacity, MREMAP_MAYMOVE | MREMAP_FIXED, at) != MAP_FAILED) {
+        return DD_OK;
+    }
+    dd_status status = dd_error_set_errno(err, DD_SYSTEM, errno, "cannot show a region of %zu bytes at %p",
+                                          region->nbytes, at);
+    if (twin != MAP_FAILED) {
+        munmap(twin, region->capacity);
+    }
+    return status;
+}
+
+dd_status
+dd_group_adopt(dd_group *group, void *at, size_t nbytes, int fd, dd_region **region, dd_error *err)
+{
+    if ((uintptr_t)at % PAGE_BYTES != 0 || nbytes == 0) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "%zu bytes at %p are no mapping", nbytes, at);
+    }
+    dd_region *adopting = NULL;
+    dd_status status = alloc(group, nbytes, REGION_ADOPTED, &adopting, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    memcpy(adopting->data, at, nbytes);
+    status = show_at(adopting, at, fd, err);
+    if (status != DD_OK) {
+        dd_region_release(adopting);
+        return status;
+    }
+    adopting->is_shown = true;
+    *region = adopting;
+    return DD_OK;
+}
+
+void
+dd_region_note_unmapped(dd_region *region)
+{
+    region->is_shown = false;
 }
 
 void *
@@ -156,19 +232,61 @@ dd_region_nbytes(const dd_region *region)
     return region->nbytes;
 }
 
+dd_group *
+group_of_region(const dd_region *region)
+{
+    return region->group;
+}
+
+uint32_t
+group_region_id(const dd_region *region)
+{
+    return region->id;
+}
+
+static bool
+has_bytes(const dd_region *region, const void *data, size_t nbytes)
+{
+    /* What lies before the region is far behind it in unsigned numbers. */
+    uintptr_t offset = (uintptr_t)data - (uintptr_t)region->data;
+    return atomic_load(&region->refs) > 0 && offset <= region->nbytes && nbytes <= region->nbytes - offset;
+}
+
+dd_region *
+dd_group_find_region(dd_group *group, const void *data, size_t nbytes)
+{
+    dd_region *found = NULL;
+    if (dd_engine_check_fork(group->engine, NULL) != DD_OK) {
+        return NULL;
+    }
+    dd_engine_lock(group->engine);
+    for (dd_list *node = group->regions.next; node != &group->regions && found == NULL; node = node->next) {
+        dd_region *region = DD_CONTAINER_OF(node, dd_region, link);
+        found = has_bytes(region, data, nbytes) ? region : NULL;
+    }
+    dd_engine_unlock(group->engine);
+    return found;
+}
+
+dd_region *
+dd_region_acquire(dd_region *region)
+{
+    atomic_fetch_add(&region->refs, 1);
+    return region;
+}
+
 void
 dd_region_release(dd_region *region)
 {
-    if (region == NULL) {
-        return;
+    if (region != NULL) {
+        dd_group *group = region->group; /* the region may be somebody else's right away */
+        if (region->use == REGION_ADOPTED && !region->is_shown && atomic_load(&region->refs) == 1) {
+            (void)madvise(region->data, region->capacity, MADV_REMOVE);
+        }
+        if (atomic_fetch_sub(&region->refs, 1) == 1) {
+            dd_group_release(group); /* the last lets its regions go */
+        }
     }
-    dd_group *group = region->group;
-    if (dd_engine_check_fork(group->engine, NULL) == DD_OK) {
-        dd_engine_lock(group->engine);
-        region->is_in_use = false;
-        dd_engine_unlock(group->engine);
-    }
-    dd_group_release(group); /* the last lets its regions go */
 }
 
 /* ---- those of the others */
@@ -193,28 +311,37 @@ group_want_region(void *ctx, int local, uint32_t id)
 
 /* The descriptor is a peer's: the file must not be able to shrink under us. */
 static dd_status
-map_region(dd_group *group, const wanted_region *wanted, int fd, dd_error *err)
+map_descriptor(uint32_t id, int fd, dd_block *memory, dd_error *err)
 {
     struct stat stat;
     int seals = fcntl(fd, F_GET_SEALS);
     if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || fstat(fd, &stat) != 0 || stat.st_size <= 0) {
-        return dd_error_set(err, DD_PROTOCOL, "what came as region %u is no sealed memory", wanted->id);
+        return dd_error_set(err, DD_PROTOCOL, "what came as region %u is no sealed memory", id);
     }
+    size_t nbytes = (size_t)stat.st_size;
+    void *data = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (data == MAP_FAILED) {
+        return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot map region %u of %zu bytes", id, nbytes);
+    }
+    *memory = (dd_block){.data = data, .nbytes = nbytes};
+    return DD_OK;
+}
+
+static dd_status
+map_region(dd_group *group, int local, uint32_t id, int fd, dd_block *memory, dd_error *err)
+{
     mapped_region *mapped = dd_mem_zalloc(sizeof *mapped);
     if (mapped == NULL) {
         return dd_error_no_memory(err, sizeof *mapped);
     }
-    mapped->nbytes = (size_t)stat.st_size;
-    mapped->data = mmap(NULL, mapped->nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    dd_status status = mapped->data == MAP_FAILED
-                           ? dd_error_set_errno(err, DD_SYSTEM, errno, "cannot map region %u of %zu bytes",
-                                                wanted->id, mapped->nbytes)
-                           : DD_OK;
+    mapped->local = local;
+    mapped->id = id;
+    dd_status status = map_descriptor(id, fd, &mapped->memory, err);
     if (status == DD_OK) {
-        status =
-            dd_arena_add_region(group->arena, wanted->local, wanted->id, mapped->data, mapped->nbytes, err);
+        *memory = mapped->memory;
+        status = dd_arena_add_region(group->arena, local, id, memory->data, memory->nbytes, err);
         if (status != DD_OK) {
-            munmap(mapped->data, mapped->nbytes);
+            munmap(memory->data, memory->nbytes);
         }
     }
     if (status != DD_OK) {
@@ -225,28 +352,49 @@ map_region(dd_group *group, const wanted_region *wanted, int fd, dd_error *err)
     return DD_OK;
 }
 
-void
+dd_status
+group_map_region_locked(dd_group *group, int local, uint32_t id, dd_block *memory, dd_error *err)
+{
+    *memory = (dd_block){.data = NULL};
+    for (dd_list *node = group->mapped.next; node != &group->mapped; node = node->next) {
+        const mapped_region *mapped = DD_CONTAINER_OF(node, mapped_region, link);
+        if (mapped->local == local && mapped->id == id) {
+            *memory = mapped->memory;
+            return DD_OK;
+        }
+    }
+    uint64_t key[2] = {group->id, id};
+    int fd = dd_peer_take_fd_locked(group->peers[group->topology.local_ranks[local]], key);
+    if (fd < 0) {
+        return DD_OK;
+    }
+    dd_status status = map_region(group, local, id, fd, memory, err);
+    dd_sock_close(fd);
+    return status;
+}
+
+bool
 group_map_wanted_locked(dd_group *group)
 {
+    bool has_come = false;
     for (dd_list *node = group->wanted.next, *next; node != &group->wanted; node = next) {
         next = node->next;
         wanted_region *wanted = DD_CONTAINER_OF(node, wanted_region, link);
-        int rank = group->topology.local_ranks[wanted->local];
-        uint64_t key[2] = {group->id, wanted->id};
-        int fd = dd_peer_take_fd_locked(group->peers[rank], key);
-        if (fd < 0) {
+        dd_block memory;
+        dd_error error;
+        dd_status status = group_map_region_locked(group, wanted->local, wanted->id, &memory, &error);
+        if (status == DD_OK && memory.data == NULL) {
             continue;
         }
-        dd_error error;
-        dd_status status = map_region(group, wanted, fd, &error);
-        dd_sock_close(fd);
+        has_come = true;
         dd_list_remove(&wanted->link);
         dd_mem_free(wanted);
         if (status != DD_OK) {
             group_fail_locked(group, &error, true, DD_ANY_RANK);
-            return; /* failing may have ended everything here */
+            break; /* failing may have ended everything here */
         }
     }
+    return has_come;
 }
 
 void
@@ -256,12 +404,13 @@ group_drop_regions(dd_group *group)
         dd_region *region = DD_CONTAINER_OF(group->regions.next, dd_region, link);
         dd_list_remove(&region->link);
         munmap(region->data, region->capacity);
+        dd_fork_close(region->fd);
         dd_mem_free(region);
     }
     while (!dd_list_is_empty(&group->mapped)) {
         mapped_region *mapped = DD_CONTAINER_OF(group->mapped.next, mapped_region, link);
         dd_list_remove(&mapped->link);
-        munmap(mapped->data, mapped->nbytes);
+        munmap(mapped->memory.data, mapped->memory.nbytes);
         dd_mem_free(mapped);
     }
     while (!dd_list_is_empty(&group->wanted)) {

@@ -3,30 +3,18 @@
 
 /* ---- types and operations */
 
-typedef struct wire_row {
-    bool is_there;
-    dd_nccl_dtype dtype;
-    int since;      /* of NCCL, where that is newer than what is needed anyway */
-    size_t element; /* complex numbers are pairs */
-} wire_row;
-
-static const wire_row wires[DD_DTYPE_COUNT] = {
-    [DD_DTYPE_BOOL] = {true, DD_NCCL_DTYPE_UINT8, 0, 1},
-    [DD_DTYPE_INT8] = {true, DD_NCCL_DTYPE_INT8, 0, 1},
-    [DD_DTYPE_UINT8] = {true, DD_NCCL_DTYPE_UINT8, 0, 1},
-    [DD_DTYPE_INT32] = {true, DD_NCCL_DTYPE_INT32, 0, 4},
-    [DD_DTYPE_UINT32] = {true, DD_NCCL_DTYPE_UINT32, 0, 4},
-    [DD_DTYPE_INT64] = {true, DD_NCCL_DTYPE_INT64, 0, 8},
-    [DD_DTYPE_UINT64] = {true, DD_NCCL_DTYPE_UINT64, 0, 8},
-    [DD_DTYPE_FLOAT16] = {true, DD_NCCL_DTYPE_FLOAT16, 0, 2},
-    [DD_DTYPE_BFLOAT16] = {true, DD_NCCL_DTYPE_BFLOAT16, 0, 2},
-    [DD_DTYPE_FLOAT8_E4M3FN] = {true, DD_NCCL_DTYPE_FLOAT8_E4M3, 22403, 1},
-    [DD_DTYPE_FLOAT8_E5M2] = {true, DD_NCCL_DTYPE_FLOAT8_E5M2, 22403, 1},
-    [DD_DTYPE_FLOAT32] = {true, DD_NCCL_DTYPE_FLOAT32, 0, 4},
-    [DD_DTYPE_FLOAT64] = {true, DD_NCCL_DTYPE_FLOAT64, 0, 8},
-    [DD_DTYPE_COMPLEX64] = {true, DD_NCCL_DTYPE_FLOAT32, 0, 4},
-    [DD_DTYPE_COMPLEX128] = {true, DD_NCCL_DTYPE_FLOAT64, 0, 8},
-};
+/* What NCCL takes a type for, element by element: bytes for truth values, pairs for complex numbers. */
+static dd_dtype
+part_of(dd_dtype dtype)
+{
+    if (dtype == DD_DTYPE_BOOL) {
+        return DD_DTYPE_UINT8;
+    }
+    if (dtype == DD_DTYPE_COMPLEX64) {
+        return DD_DTYPE_FLOAT32;
+    }
+    return dtype == DD_DTYPE_COMPLEX128 ? DD_DTYPE_FLOAT64 : dtype;
+}
 
 /* Bytes that hold 0 or 1: "or" is the larger one, "and" the smaller one. */
 static dd_status
@@ -111,18 +99,20 @@ nccl_wire_of(const dd_nccl_lib *lib, const dd_reduction *reduction, const void *
     if ((unsigned)reduction->op >= DD_REDOP_COUNT) {
         return dd_error_set(err, DD_INVALID_ARGUMENT, "no reduction has the number %d", (int)reduction->op);
     }
-    const wire_row *row = &wires[reduction->dtype];
-    if (!row->is_there) {
+    dd_dtype part = part_of(reduction->dtype);
+    dd_nccl_dtype theirs;
+    int since;
+    if (!dd_nccl_dtype_find(part, &theirs, &since)) {
         return dd_error_set(err, DD_NOT_SUPPORTED, "NCCL cannot reduce %s: it has no such type",
                             dd_dtype_name(reduction->dtype));
     }
-    if (lib->version < row->since) {
-        char since[16];
+    if (lib->version < since) {
+        char text[16];
         return dd_error_set(err, DD_NOT_SUPPORTED, "reducing %s needs NCCL %s or newer, this is %s",
-                            dd_dtype_name(reduction->dtype), dd_nccl_version_print(row->since, since),
+                            dd_dtype_name(reduction->dtype), dd_nccl_version_print(since, text),
                             lib->version_text);
     }
-    *wire = (nccl_wire){.dtype = row->dtype, .element = row->element, .op = DD_NCCL_SUM};
+    *wire = (nccl_wire){.dtype = theirs, .element = dd_dtype_size(part), .op = DD_NCCL_SUM};
     if (reduction->dtype == DD_DTYPE_BOOL) {
         return bool_wire(reduction->op, wire, err);
     }

@@ -225,13 +225,21 @@ static const dtype_info DTYPES[DD_DTYPE_COUNT] = {
     [DD_DTYPE_FLOAT64] = {true, DD_NCCL_DTYPE_FLOAT64, 0},
 };
 
+bool
+dd_nccl_dtype_find(dd_dtype dtype, dd_nccl_dtype *theirs, int *since)
+{
+    const dtype_info *info = &DTYPES[dtype];
+    *theirs = info->theirs;
+    *since = info->since;
+    return info->is_known;
+}
+
 dd_status
 dd_nccl_dtype_of(const dd_nccl_lib *lib, dd_dtype dtype, dd_nccl_dtype *theirs, dd_error *err)
 {
-    const dtype_info *info = &DTYPES[dtype];
-    if (!info->is_known) {
+    int since;
+    if (!dd_nccl_dtype_find(dtype, theirs, &since)) {
         return dd_error_set(err, DD_NOT_SUPPORTED, "NCCL knows no %s", dd_dtype_name(dtype));
     }
-    *theirs = info->theirs;
-    return dd_nccl_need_version(lib, dd_dtype_name(dtype), info->since, err);
+    return dd_nccl_need_version(lib, dd_dtype_name(dtype), since, err);
 }

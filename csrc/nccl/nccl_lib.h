@@ -51,7 +51,9 @@ dd_status dd_nccl_check(const dd_nccl_lib *lib, dd_nccl_comm_handle comm, dd_ncc
 /* Of NCCL, 2.32.3: its sockets are encrypted from now on, with a secret of at least 32 bytes that all processes have. Before the first id. */
 dd_status dd_nccl_set_encryption(const dd_nccl_lib *lib, const char *psk, dd_error *err) DD_MUST_CHECK;
 
-/* The number of NCCL's for a dtype; DD_NOT_SUPPORTED where this NCCL has none (bool and complex numbers never have). */
+/* The number of NCCL's for a dtype, and the version that brought it (0: every one has it). False: none has. */
+bool dd_nccl_dtype_find(dd_dtype dtype, dd_nccl_dtype *theirs, int *since);
+/* The same for this NCCL; DD_NOT_SUPPORTED where it has none (bool and complex numbers never have). */
 dd_status dd_nccl_dtype_of(const dd_nccl_lib *lib, dd_dtype dtype, dd_nccl_dtype *theirs,
                            dd_error *err) DD_MUST_CHECK;
 

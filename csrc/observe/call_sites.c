@@ -54,6 +54,24 @@ nbuckets_for(size_t nentries)
     return nbuckets;
 }
 
+static size_t
+frames_nbytes(const dd_call_sites *sites)
+{
+    return (sites->frame_mask + 1) * sizeof(known_frame *);
+}
+
+static size_t
+by_hash_nbytes(const dd_call_sites *sites)
+{
+    return (sites->stack_mask + 1) * sizeof *sites->by_hash;
+}
+
+static size_t
+by_id_nbytes(const dd_call_sites *sites)
+{
+    return (sites->max_stacks + 1) * sizeof *sites->by_id;
+}
+
 dd_status
 dd_call_sites_create(size_t max_frames, size_t max_stacks, dd_call_sites **sites, dd_error *err)
 {
@@ -61,20 +79,19 @@ dd_call_sites_create(size_t max_frames, size_t max_stacks, dd_call_sites **sites
     if (self == NULL) {
         return dd_error_no_memory(err, sizeof *self);
     }
-    size_t nframes = nbuckets_for(max_frames);
-    size_t nstacks = nbuckets_for(max_stacks);
     self->max_frames = max_frames;
     self->max_stacks = max_stacks;
-    self->frame_mask = nframes - 1;
-    self->stack_mask = nstacks - 1;
+    self->frame_mask = nbuckets_for(max_frames) - 1;
+    self->stack_mask = nbuckets_for(max_stacks) - 1;
     dd_mutex_init(&self->mu);
-    self->frames = dd_mem_zalloc(nframes * sizeof(known_frame *));
-    self->by_hash = dd_mem_zalloc(nstacks * sizeof *self->by_hash);
-    self->by_id = dd_mem_zalloc((max_stacks + 1) * sizeof *self->by_id);
+    self->frames = dd_mem_map(frames_nbytes(self));
+    self->by_hash = dd_mem_map(by_hash_nbytes(self));
+    self->by_id = dd_mem_map(by_id_nbytes(self));
     if (self->frames == NULL || self->by_hash == NULL || self->by_id == NULL) {
+        dd_status status =
+            dd_error_no_memory(err, frames_nbytes(self) + by_hash_nbytes(self) + by_id_nbytes(self));
         dd_call_sites_destroy(self);
-        return dd_error_no_memory(err, nframes * sizeof(known_frame *) + nstacks * sizeof *self->by_hash +
-                                           (max_stacks + 1) * sizeof *self->by_id);
+        return status;
     }
     *sites = self;
     return DD_OK;
@@ -86,15 +103,16 @@ dd_call_sites_destroy(dd_call_sites *sites)
     if (sites == NULL) {
         return;
     }
-    for (size_t i = 0; sites->frames != NULL && i <= sites->frame_mask; i++) {
+    size_t nbuckets = sites->frames != NULL && sites->nframes > 0 ? sites->frame_mask + 1 : 0;
+    for (size_t i = 0; i < nbuckets; i++) {
         dd_mem_free(sites->frames[i]);
     }
-    for (size_t i = 1; sites->by_id != NULL && i <= sites->nstacks; i++) {
+    for (size_t i = 1; i <= sites->nstacks; i++) {
         dd_mem_free(atomic_load_explicit(&sites->by_id[i], memory_order_relaxed));
     }
-    dd_mem_free(sites->frames);
-    dd_mem_free(sites->by_hash);
-    dd_mem_free(sites->by_id);
+    dd_mem_unmap(sites->frames, frames_nbytes(sites));
+    dd_mem_unmap(sites->by_hash, by_hash_nbytes(sites));
+    dd_mem_unmap(sites->by_id, by_id_nbytes(sites));
     pthread_mutex_destroy(&sites->mu);
     dd_mem_free(sites);
 }

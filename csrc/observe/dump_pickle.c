@@ -1,6 +1,8 @@
 /* Pickle, protocol 2: a program for a machine with a stack. */
 #include "observe/dump_internal.h"
 
+#include "core/little_endian.h"
+
 #include <string.h>
 
 static void
@@ -13,9 +15,7 @@ static void
 put_little_endian(dump_writer *writer, uint64_t value, size_t nbytes)
 {
     uint8_t bytes[8];
-    for (size_t i = 0; i < nbytes; i++) {
-        bytes[i] = (uint8_t)(value >> (8 * i));
-    }
+    dd_put_number(bytes, value, nbytes);
     dump_put_bytes(writer, bytes, nbytes);
 }
 
@@ -75,8 +75,8 @@ put_text(dump_writer *writer, dd_bytes text)
         uint8_t bytes[4];
         dump_put_bytes(writer, bytes, encode(dump_next_character(&text), bytes));
     }
-    for (size_t i = 0; i < 4 && writer->status == DD_OK; i++) {
-        writer->out->data[length_at + i] = (uint8_t)((writer->out->len - length_at - 4) >> (8 * i));
+    if (writer->status == DD_OK) {
+        dd_put_number(writer->out->data + length_at, writer->out->len - length_at - 4, 4);
     }
 }
 

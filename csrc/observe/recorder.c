@@ -6,7 +6,7 @@
 #include <pthread.h>
 #include <string.h>
 
-#define RING_ALIGNMENT 64
+#define LINE_NBYTES 64 /* of the cache */
 #define MAX_CAPACITY ((size_t)1 << 24)
 /* Of call sites: a program that runs through more is generating code. */
 #define MAX_FRAMES 8192
@@ -15,6 +15,12 @@
 _Static_assert(sizeof(record_body) % sizeof(uint64_t) == 0, "a body is a number of words");
 _Static_assert(sizeof(record_slot) == 256, "a slot is four lines of the cache");
 
+static size_t
+ring_nbytes(const dd_recorder *recorder)
+{
+    return ((size_t)recorder->mask + 1) * sizeof *recorder->ring;
+}
+
 static dd_status
 make_ring(dd_recorder *recorder, dd_error *err)
 {
@@ -22,22 +28,15 @@ make_ring(dd_recorder *recorder, dd_error *err)
     while (nslots < recorder->capacity) {
         nslots *= 2;
     }
-    size_t nbytes = nslots * sizeof(record_slot) + RING_ALIGNMENT;
-    recorder->ring_memory = dd_mem_zalloc(nbytes); /* pages that are not used yet cost nothing */
-    if (recorder->ring_memory == NULL) {
-        return dd_error_no_memory(err, nbytes);
-    }
-    uintptr_t start =
-        ((uintptr_t)recorder->ring_memory + RING_ALIGNMENT - 1) & ~(uintptr_t)(RING_ALIGNMENT - 1);
-    recorder->ring = (record_slot *)start;
     recorder->mask = nslots - 1;
-    return DD_OK;
+    recorder->ring = dd_mem_map(ring_nbytes(recorder));
+    return recorder->ring != NULL ? DD_OK : dd_error_no_memory(err, ring_nbytes(recorder));
 }
 
 dd_status
 dd_recorder_create(size_t capacity, dd_recorder **recorder, dd_error *err)
 {
-    dd_recorder *self = dd_mem_zalloc(sizeof *self);
+    dd_recorder *self = dd_mem_map(sizeof *self);
     if (self == NULL) {
         return dd_error_no_memory(err, sizeof *self);
     }
@@ -68,13 +67,13 @@ dd_recorder_destroy(dd_recorder *recorder)
     }
     recorder_destroy_groups(recorder);
     dd_call_sites_destroy(recorder->sites);
-    dd_mem_free(recorder->ring_memory);
+    dd_mem_unmap(recorder->ring, ring_nbytes(recorder));
     pthread_cond_destroy(&recorder->alarms_cond);
     pthread_mutex_destroy(&recorder->alarms_mu);
     pthread_mutex_destroy(&recorder->errors_mu);
     pthread_mutex_destroy(&recorder->groups_mu);
     pthread_mutex_destroy(&recorder->threads_mu);
-    dd_mem_free(recorder);
+    dd_mem_unmap(recorder, sizeof *recorder);
 }
 
 size_t
@@ -213,8 +212,8 @@ prefetch_slot(const record_slot *slot)
 {
     const char *lines = (const char *)slot;
     __builtin_prefetch(lines, 1);
-    __builtin_prefetch(lines + RING_ALIGNMENT, 1);
-    __builtin_prefetch(lines + 2 * RING_ALIGNMENT, 1);
+    __builtin_prefetch(lines + LINE_NBYTES, 1);
+    __builtin_prefetch(lines + 2 * LINE_NBYTES, 1);
 }
 
 /* Release, word by word: none of them is seen before the owner is odd. */
@@ -293,40 +292,85 @@ note_started(dd_recorder_group *group, uint64_t sequence, const char *name)
     atomic_store_explicit(&group->last_started_name, name, memory_order_relaxed);
 }
 
-uint64_t
-dd_recorder_begin(dd_recorder_group *group, const dd_record_call *call)
+/* Counts the call, and tells how far the group is. */
+static void
+count_begun(dd_recorder_group *group, record_body *body, bool is_started)
+{
+    count_call(group, body);
+    if (is_started && !body->is_p2p) {
+        note_started(group, body->ncollectives, body->name);
+    }
+}
+
+/* A new record of a body that has been packed and counted. */
+static uint64_t
+write_record(dd_recorder_group *group, record_body *body, int64_t started_ns, int peer)
 {
     dd_recorder *recorder = group->recorder;
-    record_body body;
-    body.is_p2p = call->is_p2p;
-    body.name = call->name;
-    count_call(group, &body);
-    if (call->is_started && !call->is_p2p) {
-        note_started(group, body.ncollectives, call->name);
-    }
-    if (recorder->capacity == 0) {
-        return DD_NO_RECORD;
-    }
-    pack_call(call, &body);
-    body.group = group;
-    body.group_uid = group->uid;
-    body.unused = 0;
-    body.thread = (uint64_t)pthread_self();
-    recorder_note_thread(recorder, body.thread);
+    body->group = group;
+    body->group_uid = group->uid;
+    body->unused = 0;
+    body->thread = (uint64_t)pthread_self();
+    recorder_note_thread(recorder, body->thread);
     uint64_t record = atomic_fetch_add_explicit(&recorder->last, 1, memory_order_relaxed) + 1;
     atomic_store_explicit(&group->last_record, record, memory_order_relaxed);
     record_slot *slot = slot_of(recorder, record);
     if (take_slot(slot, record)) {
         prefetch_slot(slot_of(recorder, record + 1));
-        atomic_store_explicit(&slot->started_ns, call->is_started ? call->created_ns : 0,
-                              memory_order_release);
+        atomic_store_explicit(&slot->started_ns, started_ns, memory_order_release);
         atomic_store_explicit(&slot->ended_ns, 0, memory_order_release);
         atomic_store_explicit(&slot->code, DD_OK, memory_order_release);
-        atomic_store_explicit(&slot->peer, call->is_p2p ? call->peer : NO_PEER, memory_order_release);
-        store_body(slot, &body);
+        atomic_store_explicit(&slot->peer, peer, memory_order_release);
+        store_body(slot, body);
         release_slot(slot, record);
     }
     return record;
+}
+
+uint64_t
+dd_recorder_begin(dd_recorder_group *group, const dd_record_call *call)
+{
+    record_body body;
+    body.is_p2p = call->is_p2p;
+    body.name = call->name;
+    count_begun(group, &body, call->is_started);
+    if (group->recorder->capacity == 0) {
+        return DD_NO_RECORD;
+    }
+    pack_call(call, &body);
+    return write_record(group, &body, call->is_started ? call->created_ns : 0,
+                        call->is_p2p ? call->peer : NO_PEER);
+}
+
+dd_status
+dd_record_form_create(const dd_record_call *call, dd_record_form **form, dd_error *err)
+{
+    dd_record_form *made = dd_mem_zalloc(sizeof *made);
+    if (made == NULL) {
+        return dd_error_no_memory(err, sizeof *made);
+    }
+    pack_call(call, &made->body);
+    *form = made;
+    return DD_OK;
+}
+
+void
+dd_record_form_destroy(dd_record_form *form)
+{
+    dd_mem_free(form);
+}
+
+uint64_t
+dd_recorder_begin_form(dd_recorder_group *group, dd_record_form *form, int64_t created_ns, int64_t timeout_ns,
+                       bool is_started)
+{
+    count_begun(group, &form->body, is_started);
+    if (group->recorder->capacity == 0) {
+        return DD_NO_RECORD;
+    }
+    form->body.created_ns = created_ns;
+    form->body.timeout_ns = timeout_ns;
+    return write_record(group, &form->body, is_started ? created_ns : 0, NO_PEER);
 }
 
 void

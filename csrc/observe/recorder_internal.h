@@ -60,6 +60,10 @@ typedef struct record_slot {
     _Atomic(uint64_t) words[RECORD_WORDS];
 } record_slot;
 
+struct dd_record_form {
+    record_body body;
+};
+
 /* A thread that has called something, by pthread_self. */
 typedef struct known_thread {
     _Atomic(uint64_t) self; /* 0: free. Release: the name is there */
@@ -72,10 +76,9 @@ typedef struct kept_error {
 } kept_error;
 
 struct dd_recorder {
-    size_t capacity;   /* const */
-    uint64_t mask;     /* const: of the ring, which has room for more than capacity */
-    record_slot *ring; /* NULL with capacity 0 */
-    void *ring_memory;
+    size_t capacity;        /* const */
+    uint64_t mask;          /* const: of the ring, which has room for more than capacity */
+    record_slot *ring;      /* NULL with capacity 0 */
     dd_call_sites *sites;   /* const; owned */
     _Atomic(uint64_t) last; /* the newest id */
     _Atomic(uint64_t) base; /* ids up to here are forgotten */

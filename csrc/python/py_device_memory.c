@@ -3,6 +3,7 @@
 #include "core/mem.h"
 #include "python/py_convert.h"
 #include "python/py_dtype.h"
+#include "python/py_object.h"
 
 #include <string.h>
 
@@ -36,6 +37,12 @@ py_memory_init(py_memory *memory, const dd_view *view, void (*destroy)(py_memory
 }
 
 void
+py_memory_acquire(py_memory *memory)
+{
+    atomic_fetch_add_explicit(&memory->refs, 1, memory_order_relaxed);
+}
+
+void
 py_memory_release(py_memory *memory)
 {
     if (atomic_fetch_sub_explicit(&memory->refs, 1, memory_order_acq_rel) == 1) {
@@ -52,14 +59,13 @@ py_memory_format(dd_dtype dtype)
 /* ---- arguments */
 
 static bool
-read_length(const py_state *state, PyObject *value, int64_t *length)
+read_length(const py_argument *argument, PyObject *value, int64_t *length)
 {
-    if (!py_to_int64(value, length, "empty", "shape")) {
+    if (!py_to_int64(value, length, argument->function, argument->name)) {
         return false;
     }
     if (*length < 0) {
-        PyErr_Format(state->errors[PY_ERROR_ARGUMENT], "empty(): argument 'shape' has a length of %lld",
-                     (long long)*length);
+        py_argument_raise(argument, PY_FAULT_VALUE, "has a length of %lld", (long long)*length);
         return false;
     }
     return true;
@@ -67,11 +73,12 @@ read_length(const py_state *state, PyObject *value, int64_t *length)
 
 /* An int, or a list or tuple of them. */
 static bool
-read_shape(const py_state *state, PyObject *shape, dd_view *view)
+read_shape(const py_argument *argument, dd_view *view)
 {
+    PyObject *shape = argument->value;
     if (!PyList_Check(shape) && !PyTuple_Check(shape)) {
         view->ndim = 1;
-        return read_length(state, shape, &view->shape[0]);
+        return read_length(argument, shape, &view->shape[0]);
     }
     PyObject *tuple = PySequence_Tuple(shape);
     if (tuple == NULL) {
@@ -79,13 +86,12 @@ read_shape(const py_state *state, PyObject *shape, dd_view *view)
     }
     bool is_ok = PyTuple_Size(tuple) <= DD_VIEW_MAX_DIMS;
     if (!is_ok) {
-        PyErr_Format(state->errors[PY_ERROR_ARGUMENT],
-                     "empty(): argument 'shape' has %zd dimensions; dldist takes up to %d",
-                     PyTuple_Size(tuple), DD_VIEW_MAX_DIMS);
+        py_argument_raise(argument, PY_FAULT_VALUE, "has %zd dimensions; dldist takes up to %d",
+                          PyTuple_Size(tuple), DD_VIEW_MAX_DIMS);
     }
     view->ndim = is_ok ? (int)PyTuple_Size(tuple) : 0;
     for (int i = 0; is_ok && i < view->ndim; i++) {
-        is_ok = read_length(state, PyTuple_GetItem(tuple, i), &view->shape[i]);
+        is_ok = read_length(argument, PyTuple_GetItem(tuple, i), &view->shape[i]);
     }
     Py_DECREF(tuple);
     return is_ok;
@@ -111,9 +117,10 @@ find_dtype_name(PyObject *value)
     return PyObject_Str(value);
 }
 
-static bool
-read_dtype(const py_state *state, PyObject *value, dd_dtype *dtype)
+bool
+py_memory_read_dtype(const py_argument *argument, dd_dtype *dtype)
 {
+    PyObject *value = argument->value;
     PyObject *text = PyUnicode_Check(value) ? Py_NewRef(value) : find_dtype_name(value);
     const char *utf8 = text != NULL ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
     const char *dot = utf8 != NULL ? strrchr(utf8, '.') : NULL;
@@ -123,29 +130,34 @@ read_dtype(const py_state *state, PyObject *value, dd_dtype *dtype)
         *dtype = (dd_dtype)i;
     }
     if (utf8 != NULL && !is_found) {
-        PyErr_Format(state->errors[PY_ERROR_TYPE], "empty(): argument 'dtype': there is no dtype %R", value);
+        py_argument_raise(argument, PY_FAULT_DTYPE, "is %R: there is no dtype of that name", value);
     }
     Py_XDECREF(text);
     return is_found;
 }
 
-static bool
-finish_view(const py_state *state, dd_view *view)
+bool
+py_memory_read_shape(const py_argument *shape, dd_view *view)
 {
+    if (!read_shape(shape, view)) {
+        return false;
+    }
     if (!py_tensor_set_row_major(view) || !dd_view_finish(view)) {
-        PyErr_SetString(state->errors[PY_ERROR_ARGUMENT],
-                        "empty(): argument 'shape' has more elements than fit into memory");
+        py_argument_raise(shape, PY_FAULT_VALUE, "has more elements than fit into memory");
         return false;
     }
     return true;
 }
 
 bool
-py_memory_read_view(const py_state *state, PyObject *shape, PyObject *dtype, dd_view *view)
+py_memory_read_view(const py_argument *shape, PyObject *dtype, dd_view *view)
 {
+    py_argument of_dtype = *shape;
+    of_dtype.name = "dtype";
+    of_dtype.value = dtype;
     *view = (dd_view){.dtype = DD_DTYPE_FLOAT32};
-    return read_shape(state, shape, view) && (dtype == NULL || read_dtype(state, dtype, &view->dtype)) &&
-           finish_view(state, view);
+    return (dtype == NULL || py_memory_read_dtype(&of_dtype, &view->dtype)) &&
+           py_memory_read_shape(shape, view);
 }
 
 /* ---- by DLPack */
@@ -212,7 +224,7 @@ export_legacy(py_memory *memory)
         dd_mem_free(managed);
         return NULL;
     }
-    atomic_fetch_add_explicit(&memory->refs, 1, memory_order_relaxed);
+    py_memory_acquire(memory);
     return capsule;
 }
 
@@ -232,7 +244,7 @@ export_versioned(py_memory *memory)
         dd_mem_free(managed);
         return NULL;
     }
-    atomic_fetch_add_explicit(&memory->refs, 1, memory_order_relaxed);
+    py_memory_acquire(memory);
     return capsule;
 }
 
@@ -257,10 +269,41 @@ py_memory_export(py_memory *memory, PyObject *version, PyObject *device, PyObjec
     return major >= 1 ? export_versioned(memory) : export_legacy(memory);
 }
 
+/* ---- the arrays */
+
 PyObject *
-py_memory_shape(const py_memory *memory)
+py_memory_array_make(PyTypeObject *type, PyObject *module, py_memory *memory)
 {
-    const dd_view *view = &memory->view;
+    py_memory_array *self = (py_memory_array *)py_object_alloc(type);
+    if (self == NULL) {
+        py_memory_release(memory);
+        return NULL;
+    }
+    self->module = Py_NewRef(module);
+    self->memory = memory;
+    return (PyObject *)self;
+}
+
+void
+py_memory_array_dealloc(PyObject *object)
+{
+    py_memory_array *self = (py_memory_array *)object;
+    if (self->weakrefs != NULL) {
+        PyObject_ClearWeakRefs(object);
+    }
+    if (self->memory != NULL) {
+        Py_BEGIN_ALLOW_THREADS
+        py_memory_release(self->memory);
+        Py_END_ALLOW_THREADS
+    }
+    py_object_free(object, self->module);
+}
+
+PyObject *
+py_memory_array_get_shape(PyObject *object, void *closure)
+{
+    (void)closure;
+    const dd_view *view = &((py_memory_array *)object)->memory->view;
     PyObject *shape = PyTuple_New(view->ndim);
     for (int i = 0; shape != NULL && i < view->ndim; i++) {
         PyObject *length = PyLong_FromLongLong(view->shape[i]);
@@ -269,4 +312,18 @@ py_memory_shape(const py_memory *memory)
         }
     }
     return shape;
+}
+
+PyObject *
+py_memory_array_get_dtype(PyObject *object, void *closure)
+{
+    (void)closure;
+    return PyUnicode_FromString(dd_dtype_name(((py_memory_array *)object)->memory->view.dtype));
+}
+
+PyObject *
+py_memory_array_get_nbytes(PyObject *object, void *closure)
+{
+    (void)closure;
+    return PyLong_FromSize_t(dd_view_nbytes(&((py_memory_array *)object)->memory->view));
 }

@@ -19,11 +19,15 @@ typedef struct py_memory {
 
 /* With one reference, around memory that `view` describes. */
 void py_memory_init(py_memory *memory, const dd_view *view, void (*destroy)(py_memory *memory));
+void py_memory_acquire(py_memory *memory);
 void py_memory_release(py_memory *memory);
 
-/* A row-major view without memory from empty()'s arguments: shape is an int or a list or tuple of them, dtype a name or an
- * object of another library, or NULL for float32. False with an exception. */
-bool py_memory_read_view(const py_state *state, PyObject *shape, PyObject *dtype, dd_view *view);
+/* A row-major view without memory: the shape is an int or a list or tuple of them, the argument 'dtype' a name or an object of
+ * another library, or NULL for float32. False with an exception. */
+bool py_memory_read_view(const py_argument *shape, PyObject *dtype, dd_view *view);
+/* Its halves. The shape is that of a view whose dtype is set. */
+bool py_memory_read_dtype(const py_argument *argument, dd_dtype *dtype);
+bool py_memory_read_shape(const py_argument *shape, dd_view *view);
 
 /* The format of a buffer of the dtype; NULL where there is none. */
 const char *py_memory_format(dd_dtype dtype);
@@ -32,7 +36,7 @@ const char *py_memory_format(dd_dtype dtype);
 PyObject *py_memory_export(py_memory *memory, PyObject *version, PyObject *device, PyObject *copy,
                            const char *text);
 
-/* An NcclArray (py_nccl_array.c). */
+/* A SharedArray (py_group_array.c), or an NcclArray (py_nccl_array.c): what the two have in common. */
 typedef struct py_memory_array {
     PyObject ob_base; /* PyObject_HEAD */
     PyObject *module; /* const after new */
@@ -40,7 +44,11 @@ typedef struct py_memory_array {
     py_memory *memory; /* const after new; counted */
 } py_memory_array;
 
-/* New references. */
-PyObject *py_memory_shape(const py_memory *memory);
+/* Takes the reference to the memory, also on failure: NULL with an exception. */
+PyObject *py_memory_array_make(PyTypeObject *type, PyObject *module, py_memory *memory);
+void py_memory_array_dealloc(PyObject *object); /* of one that the collector does not track (any more) */
+PyObject *py_memory_array_get_shape(PyObject *object, void *closure);
+PyObject *py_memory_array_get_dtype(PyObject *object, void *closure);
+PyObject *py_memory_array_get_nbytes(PyObject *object, void *closure);
 
 #endif

@@ -3,6 +3,7 @@
 #include "core/mem.h"
 #include "python/py_engine.h"
 #include "python/py_error.h"
+#include "python/py_object.h"
 #include "python/py_recorder.h"
 #include "python/py_store.h"
 
@@ -74,8 +75,7 @@ group_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (state == NULL) {
         return NULL;
     }
-    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    py_group *self = (py_group *)alloc(type, 0);
+    py_group *self = (py_group *)py_object_alloc(type);
     if (self != NULL) {
         self->module = Py_NewRef(module);
         self->state = state;
@@ -247,7 +247,6 @@ static void
 group_dealloc(PyObject *object)
 {
     py_group *self = (py_group *)object;
-    PyTypeObject *type = Py_TYPE(object);
     PyObject_GC_UnTrack(object);
     if (self->weakrefs != NULL) {
         PyObject_ClearWeakRefs(object);
@@ -257,11 +256,7 @@ group_dealloc(PyObject *object)
         drop_group(self->group);
     }
     group_clear(object);
-    PyObject *module = self->module;
-    freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    free_object(object);
-    Py_DECREF(type);
-    Py_XDECREF(module);
+    py_object_free(object, self->module);
 }
 
 /* ---- splitting */
@@ -483,47 +478,47 @@ group_exit(PyObject *object, PyObject *args)
     {                                                                          \
 #name, PY_FAST_METHOD(py_group_##name), #name signature "\n--\n\n" doc \
     }
+/* A collective, and the plan of it. */
+#define COLLECTIVE(name, signature, doc)                                 \
+    METHOD(name, signature "timeout=None, async_op=False)", doc COMMON), \
+        METHOD(plan_##name, signature "timeout=None)", "A Plan that does the same at every start. " doc)
 
 static PyMethodDef group_methods[] = {
-    METHOD(all_reduce, "($self, tensor, op='sum', *, timeout=None, async_op=False)",
-           "Reduces the tensors of all ranks, in place." COMMON),
-    METHOD(all_reduce_coalesced, "($self, tensors, op='sum', *, timeout=None, async_op=False)",
-           "all_reduce of several tensors in one operation." COMMON),
-    METHOD(broadcast, "($self, tensor, root=0, *, timeout=None, async_op=False)",
-           "Gives every rank what the root has." COMMON),
-    METHOD(reduce, "($self, tensor, root=0, op='sum', *, timeout=None, async_op=False)",
-           "Reduces the tensors of all ranks into the root's; the others stay as they are." COMMON),
-    METHOD(all_gather, "($self, output_list, tensor, *, timeout=None, async_op=False)",
-           "Gives every rank all ranks' tensors, which may differ in size." COMMON),
-    METHOD(all_gather_single, "($self, output, tensor, *, timeout=None, async_op=False)",
-           "all_gather of equal tensors into one, in the order of the ranks." COMMON),
-    METHOD(all_gather_coalesced, "($self, output_lists, tensors, *, timeout=None, async_op=False)",
-           "all_gather of several tensors in one operation: output_lists[rank][tensor]." COMMON),
-    METHOD(all_gather_single_coalesced, "($self, outputs, inputs, *, timeout=None, async_op=False)",
-           "all_gather_single of several tensors in one operation." COMMON),
-    METHOD(gather, "($self, tensor, output_list=None, root=0, *, timeout=None, async_op=False)",
-           "Gives the root all ranks' tensors, which may differ in size; the list is for the root." COMMON),
-    METHOD(gather_single, "($self, tensor, output=None, root=0, *, timeout=None, async_op=False)",
-           "gather of equal tensors into one; the output is for the root." COMMON),
-    METHOD(scatter, "($self, output, input_list=None, root=0, *, timeout=None, async_op=False)",
-           "Gives every rank its tensor of the root's list." COMMON),
-    METHOD(scatter_single, "($self, output, input=None, root=0, *, timeout=None, async_op=False)",
-           "Gives every rank its part of the root's tensor." COMMON),
-    METHOD(reduce_scatter, "($self, output, input_list, op='sum', *, timeout=None, async_op=False)",
-           "Reduces the k-th tensors of all ranks' lists for rank k." COMMON),
-    METHOD(
-        reduce_scatter_single,
-        "($self, output, input, op='sum', split_sizes=None, *, timeout=None, async_op=False)",
-        "Reduces the k-th parts of all ranks' tensors for rank k: equal ones, or of split_sizes rows." COMMON),
-    METHOD(reduce_scatter_coalesced, "($self, outputs, inputs, op='sum', *, timeout=None, async_op=False)",
-           "reduce_scatter_single of several tensors in one operation." COMMON),
-    METHOD(all_to_all, "($self, output_list, input_list, *, timeout=None, async_op=False)",
-           "Sends the k-th tensor of the list to rank k, and receives the k-th from it." COMMON),
-    METHOD(all_to_all_single,
-           "($self, output, input, output_split_sizes=None, input_split_sizes=None, *, timeout=None, "
-           "async_op=False)",
-           "all_to_all of the parts of one tensor: equal ones, or of as many rows as the lists say." COMMON),
-    METHOD(barrier, "($self, *, timeout=None, async_op=False)", "Waits until all ranks are here." COMMON),
+    COLLECTIVE(all_reduce, "($self, tensor, op='sum', *, ", "Reduces the tensors of all ranks, in place."),
+    COLLECTIVE(all_reduce_coalesced, "($self, tensors, op='sum', *, ",
+               "all_reduce of several tensors in one operation."),
+    COLLECTIVE(broadcast, "($self, tensor, root=0, *, ", "Gives every rank what the root has."),
+    COLLECTIVE(reduce, "($self, tensor, root=0, op='sum', *, ",
+               "Reduces the tensors of all ranks into the root's; the others stay as they are."),
+    COLLECTIVE(all_gather, "($self, output_list, tensor, *, ",
+               "Gives every rank all ranks' tensors, which may differ in size."),
+    COLLECTIVE(all_gather_single, "($self, output, tensor, *, ",
+               "all_gather of equal tensors into one, in the order of the ranks."),
+    COLLECTIVE(all_gather_coalesced, "($self, output_lists, tensors, *, ",
+               "all_gather of several tensors in one operation: output_lists[rank][tensor]."),
+    COLLECTIVE(all_gather_single_coalesced, "($self, outputs, inputs, *, ",
+               "all_gather_single of several tensors in one operation."),
+    COLLECTIVE(gather, "($self, tensor, output_list=None, root=0, *, ",
+               "Gives the root all ranks' tensors, which may differ in size; the list is for the root."),
+    COLLECTIVE(gather_single, "($self, tensor, output=None, root=0, *, ",
+               "gather of equal tensors into one; the output is for the root."),
+    COLLECTIVE(scatter, "($self, output, input_list=None, root=0, *, ",
+               "Gives every rank its tensor of the root's list."),
+    COLLECTIVE(scatter_single, "($self, output, input=None, root=0, *, ",
+               "Gives every rank its part of the root's tensor."),
+    COLLECTIVE(reduce_scatter, "($self, output, input_list, op='sum', *, ",
+               "Reduces the k-th tensors of all ranks' lists for rank k."),
+    COLLECTIVE(
+        reduce_scatter_single, "($self, output, input, op='sum', split_sizes=None, *, ",
+        "Reduces the k-th parts of all ranks' tensors for rank k: equal ones, or of split_sizes rows."),
+    COLLECTIVE(reduce_scatter_coalesced, "($self, outputs, inputs, op='sum', *, ",
+               "reduce_scatter_single of several tensors in one operation."),
+    COLLECTIVE(all_to_all, "($self, output_list, input_list, *, ",
+               "Sends the k-th tensor of the list to rank k, and receives the k-th from it."),
+    COLLECTIVE(all_to_all_single,
+               "($self, output, input, output_split_sizes=None, input_split_sizes=None, *, ",
+               "all_to_all of the parts of one tensor: equal ones, or of as many rows as the lists say."),
+    COLLECTIVE(barrier, "($self, *, ", "Waits until all ranks are here."),
     METHOD(send, "($self, tensor, dst, tag=0, *, timeout=None)",
            "Sends to a rank, which receives it with the same tag."),
     METHOD(
@@ -547,6 +542,9 @@ static PyMethodDef group_methods[] = {
     {"empty", (PyCFunction)(void (*)(void))py_group_empty, METH_VARARGS | METH_KEYWORDS,
      "empty($self, shape, dtype='float32')\n--\n\n"
      "A SharedArray of zeros: memory that the ranks of this host share, so that collectives on it copy less."},
+    {"_adopt", py_group_adopt, METH_VARARGS,
+     "_adopt($self, address, fd, nbytes, /)\n--\n\n"
+     "A SharedArray of the bytes at an address, which is a shared mapping of fd, the caller's alone, and stays where it is."},
     {"split", (PyCFunction)(void (*)(void))group_split, METH_VARARGS | METH_KEYWORDS,
      "split($self, ranks, name=None, timeout=None)\n--\n\n"
      "A group of these ranks, in this order; they alone call it."},

@@ -71,6 +71,25 @@ PY_GROUP_METHOD(reduce_scatter_coalesced);
 PY_GROUP_METHOD(all_to_all);
 PY_GROUP_METHOD(all_to_all_single);
 PY_GROUP_METHOD(barrier);
+/* The same as plans (py_plan.h). */
+PY_GROUP_METHOD(plan_all_reduce);
+PY_GROUP_METHOD(plan_all_reduce_coalesced);
+PY_GROUP_METHOD(plan_broadcast);
+PY_GROUP_METHOD(plan_reduce);
+PY_GROUP_METHOD(plan_all_gather);
+PY_GROUP_METHOD(plan_all_gather_single);
+PY_GROUP_METHOD(plan_all_gather_coalesced);
+PY_GROUP_METHOD(plan_all_gather_single_coalesced);
+PY_GROUP_METHOD(plan_gather);
+PY_GROUP_METHOD(plan_gather_single);
+PY_GROUP_METHOD(plan_scatter);
+PY_GROUP_METHOD(plan_scatter_single);
+PY_GROUP_METHOD(plan_reduce_scatter);
+PY_GROUP_METHOD(plan_reduce_scatter_single);
+PY_GROUP_METHOD(plan_reduce_scatter_coalesced);
+PY_GROUP_METHOD(plan_all_to_all);
+PY_GROUP_METHOD(plan_all_to_all_single);
+PY_GROUP_METHOD(plan_barrier);
 PY_GROUP_METHOD(send);
 PY_GROUP_METHOD(recv);
 PY_GROUP_METHOD(isend);
@@ -83,5 +102,6 @@ PyObject *py_group_set_recorder(PyObject *object, PyObject *recorder);
 PyObject *py_group_repr(PyObject *object);
 extern PyGetSetDef py_group_getset[];
 PyObject *py_group_empty(PyObject *self, PyObject *args, PyObject *kwargs);
+PyObject *py_group_adopt(PyObject *self, PyObject *args);
 
 #endif

@@ -10,13 +10,6 @@ typedef struct shared_memory {
     dd_region *region; /* owned */
 } shared_memory;
 
-typedef struct py_shared_array {
-    PyObject ob_base; /* PyObject_HEAD */
-    PyObject *module; /* const after new */
-    PyObject *weakrefs;
-    py_memory *memory; /* const after new; counted; of a shared_memory */
-} py_shared_array;
-
 static void
 destroy_memory(py_memory *memory)
 {
@@ -27,18 +20,28 @@ destroy_memory(py_memory *memory)
 
 /* ---- making */
 
+/* Memory of somebody else. */
+typedef struct foreign_memory {
+    void *at;
+    int fd;
+} foreign_memory;
+
+/* A new region of the group, or with `foreign` one that has adopted that. */
 static py_memory *
-allocate(py_group *group, const dd_view *view)
+make_memory(py_group *group, const dd_view *view, const foreign_memory *foreign)
 {
     shared_memory *shared = dd_mem_alloc(sizeof *shared);
     if (shared == NULL) {
         PyErr_NoMemory();
         return NULL;
     }
+    size_t nbytes = dd_view_nbytes(view);
     dd_error err;
     dd_status status;
     Py_BEGIN_ALLOW_THREADS
-    status = dd_group_alloc(group->group, dd_view_nbytes(view), &shared->region, &err);
+    status = foreign == NULL
+                 ? dd_group_alloc(group->group, nbytes, &shared->region, &err)
+                 : dd_group_adopt(group->group, foreign->at, nbytes, foreign->fd, &shared->region, &err);
     Py_END_ALLOW_THREADS
     if (status != DD_OK) {
         dd_mem_free(shared);
@@ -51,61 +54,127 @@ allocate(py_group *group, const dd_view *view)
     return &shared->memory;
 }
 
+static PyObject *
+make_array(py_group *group, const dd_view *view, const foreign_memory *foreign)
+{
+    py_memory *memory = make_memory(group, view, foreign);
+    return memory != NULL ? py_memory_array_make(group->state->shared_array_type, group->module, memory)
+                          : NULL;
+}
+
 PyObject *
 py_group_empty(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"shape", "dtype", NULL};
     py_group *group = (py_group *)object;
-    PyObject *shape;
+    py_argument shape = {.state = group->state, .function = "empty", .name = "shape"};
     PyObject *dtype = NULL;
     dd_view view;
     if (!py_group_require_open(group) ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:empty", keywords, &shape, &dtype) ||
-        !py_memory_read_view(group->state, shape, dtype, &view)) {
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:empty", keywords, &shape.value, &dtype) ||
+        !py_memory_read_view(&shape, dtype, &view)) {
         return NULL;
     }
-    py_memory *memory = allocate(group, &view);
-    if (memory == NULL) {
+    return make_array(group, &view, NULL);
+}
+
+PyObject *
+py_group_adopt(PyObject *object, PyObject *args)
+{
+    py_group *group = (py_group *)object;
+    py_argument nbytes = {.state = group->state, .function = "_adopt", .name = "nbytes"};
+    dd_view view = {.dtype = DD_DTYPE_UINT8};
+    Py_ssize_t address;
+    foreign_memory foreign;
+    if (!py_group_require_open(group) ||
+        !PyArg_ParseTuple(args, "niO:_adopt", &address, &foreign.fd, &nbytes.value) ||
+        !py_memory_read_shape(&nbytes, &view)) {
         return NULL;
     }
-    PyTypeObject *type = group->state->shared_array_type;
-    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    py_shared_array *self = (py_shared_array *)alloc(type, 0);
-    if (self == NULL) {
-        py_memory_release(memory);
+    foreign.at = (void *)address;
+    return make_array(group, &view, &foreign);
+}
+
+/* ---- parts */
+
+/* Some of the elements of another memory, which it keeps. */
+typedef struct memory_part {
+    py_memory memory; /* first */
+    py_memory *whole; /* counted */
+} memory_part;
+
+static void
+destroy_part(py_memory *memory)
+{
+    memory_part *part = (memory_part *)memory;
+    py_memory_release(part->whole);
+    dd_mem_free(part);
+}
+
+/* NULL with an exception. */
+static py_memory *
+make_part(const py_state *state, py_memory *whole, Py_ssize_t start, const dd_view *shape)
+{
+    size_t size = dd_dtype_size(whole->view.dtype);
+    if (start < 0 || (size_t)start > whole->view.count || shape->count > whole->view.count - (size_t)start) {
+        PyErr_Format(state->errors[PY_ERROR_ARGUMENT],
+                     "part(): %zu elements from number %zd on are not all in an array of %zu", shape->count,
+                     start, whole->view.count);
         return NULL;
     }
-    self->module = Py_NewRef(group->module);
-    self->memory = memory;
-    return (PyObject *)self;
+    memory_part *part = dd_mem_alloc(sizeof *part);
+    if (part == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    dd_view view = *shape;
+    view.data = (char *)whole->view.data + (size_t)start * size;
+    part->whole = whole;
+    py_memory_acquire(whole);
+    py_memory_init(&part->memory, &view, destroy_part);
+    return &part->memory;
+}
+
+static PyObject *
+shared_array_part(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"start", "shape", NULL};
+    const py_memory_array *self = (const py_memory_array *)object;
+    const py_state *state = PyModule_GetState(self->module);
+    py_argument shape = {.state = state, .function = "part", .name = "shape"};
+    dd_view view = {.dtype = self->memory->view.dtype};
+    Py_ssize_t start;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nO:part", keywords, &start, &shape.value) ||
+        !py_memory_read_shape(&shape, &view)) {
+        return NULL;
+    }
+    py_memory *part = make_part(state, self->memory, start, &view);
+    return part != NULL ? py_memory_array_make(Py_TYPE(object), self->module, part) : NULL;
+}
+
+static PyObject *
+shared_array_note_unmapped(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    py_memory *memory = ((py_memory_array *)object)->memory;
+    if (memory->destroy == destroy_memory) {
+        dd_region_note_unmapped(((shared_memory *)memory)->region);
+    }
+    Py_RETURN_NONE;
 }
 
 static void
 shared_array_dealloc(PyObject *object)
 {
-    py_shared_array *self = (py_shared_array *)object;
-    PyTypeObject *type = Py_TYPE(object);
     PyObject_GC_UnTrack(object);
-    if (self->weakrefs != NULL) {
-        PyObject_ClearWeakRefs(object);
-    }
-    if (self->memory != NULL) {
-        Py_BEGIN_ALLOW_THREADS
-        py_memory_release(self->memory);
-        Py_END_ALLOW_THREADS
-    }
-    PyObject *module = self->module;
-    freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    free_object(object);
-    Py_DECREF(type);
-    Py_XDECREF(module);
+    py_memory_array_dealloc(object);
 }
 
 static int
 shared_array_traverse(PyObject *object, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(object));
-    Py_VISIT(((py_shared_array *)object)->module);
+    Py_VISIT(((py_memory_array *)object)->module);
     return 0;
 }
 
@@ -114,7 +183,7 @@ shared_array_traverse(PyObject *object, visitproc visit, void *arg)
 static int
 shared_array_get_buffer(PyObject *object, Py_buffer *buffer, int flags)
 {
-    dd_view *view = &((py_shared_array *)object)->memory->view;
+    dd_view *view = &((py_memory_array *)object)->memory->view;
     const char *format = py_memory_format(view->dtype);
     if (format == NULL && (flags & PyBUF_FORMAT) == PyBUF_FORMAT) {
         PyErr_Format(PyExc_BufferError, "the buffer protocol has no format for %s: use DLPack",
@@ -153,7 +222,7 @@ shared_array_dlpack(PyObject *object, PyObject *args, PyObject *kwargs)
         PyErr_SetString(PyExc_BufferError, "memory of the CPU has no streams: stream must be None");
         return NULL;
     }
-    return py_memory_export(((py_shared_array *)object)->memory, version, device, copy,
+    return py_memory_export(((py_memory_array *)object)->memory, version, device, copy,
                             "a SharedArray is exported as it is: no copies, no other devices");
 }
 
@@ -168,39 +237,24 @@ shared_array_dlpack_device(PyObject *object, PyObject *unused)
 /* ---- questions */
 
 static PyObject *
-get_shape(PyObject *object, void *closure)
-{
-    (void)closure;
-    return py_memory_shape(((py_shared_array *)object)->memory);
-}
-
-static PyObject *
-get_dtype(PyObject *object, void *closure)
-{
-    (void)closure;
-    return PyUnicode_FromString(dd_dtype_name(((py_shared_array *)object)->memory->view.dtype));
-}
-
-static PyObject *
-get_nbytes(PyObject *object, void *closure)
-{
-    (void)closure;
-    return PyLong_FromSize_t(dd_view_nbytes(&((py_shared_array *)object)->memory->view));
-}
-
-static PyObject *
 shared_array_repr(PyObject *object)
 {
-    PyObject *shape = get_shape(object, NULL);
+    PyObject *shape = py_memory_array_get_shape(object, NULL);
     PyObject *text =
         shape != NULL ? PyUnicode_FromFormat("<dldist.SharedArray: %R of %s>", shape,
-                                             dd_dtype_name(((py_shared_array *)object)->memory->view.dtype))
+                                             dd_dtype_name(((py_memory_array *)object)->memory->view.dtype))
                       : NULL;
     Py_XDECREF(shape);
     return text;
 }
 
 static PyMethodDef shared_array_methods[] = {
+    {"part", (PyCFunction)(void (*)(void))shared_array_part, METH_VARARGS | METH_KEYWORDS,
+     "part($self, /, start, shape)\n--\n\n"
+     "An array of this shape over the elements from number `start` on, in the same memory."},
+    {"_note_unmapped", shared_array_note_unmapped, METH_NOARGS,
+     "_note_unmapped($self, /)\n--\n\n"
+     "The mapping that Group._adopt was called for is gone."},
     {"__dlpack__", (PyCFunction)(void (*)(void))shared_array_dlpack, METH_VARARGS | METH_KEYWORDS,
      "__dlpack__($self, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
      "A capsule of DLPack, which keeps the memory."},
@@ -210,14 +264,14 @@ static PyMethodDef shared_array_methods[] = {
 };
 
 static PyGetSetDef shared_array_getset[] = {
-    {"shape", get_shape, NULL, "Its lengths.", NULL},
-    {"dtype", get_dtype, NULL, "\"float32\" and so on.", NULL},
-    {"nbytes", get_nbytes, NULL, "Bytes of all elements.", NULL},
+    {"shape", py_memory_array_get_shape, NULL, "Its lengths.", NULL},
+    {"dtype", py_memory_array_get_dtype, NULL, "\"float32\" and so on.", NULL},
+    {"nbytes", py_memory_array_get_nbytes, NULL, "Bytes of all elements.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMemberDef shared_array_members[] = {
-    {"__weaklistoffset__", T_PYSSIZET, offsetof(py_shared_array, weakrefs), READONLY, NULL},
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(py_memory_array, weakrefs), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -238,7 +292,7 @@ static PyType_Slot shared_array_slots[] = {
 
 static PyType_Spec shared_array_spec = {
     .name = "dldist.SharedArray",
-    .basicsize = sizeof(py_shared_array),
+    .basicsize = sizeof(py_memory_array),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE |
              Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .slots = shared_array_slots,

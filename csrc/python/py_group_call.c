@@ -2,8 +2,18 @@
 
 #include "python/py_error.h"
 #include "python/py_nccl.h"
+#include "python/py_plan.h"
 #include "python/py_recorder.h"
 #include "python/py_reduce_op.h"
+
+/* What it needs for longer than the method runs is kept in a flight. */
+static bool
+take_flight(py_group_call *call)
+{
+    py_completions_drain(call->group->state);
+    call->flight = py_flight_create(call->group->state, (PyObject *)call->group, call->params->function);
+    return call->flight != NULL;
+}
 
 static bool
 read_async(py_group_call *call, PyObject *value)
@@ -13,12 +23,7 @@ read_async(py_group_call *call, PyObject *value)
         return false;
     }
     call->is_async = is_async;
-    if (!is_async || call->group->nccl != NULL) {
-        return true;
-    }
-    py_completions_drain(call->group->state);
-    call->flight = py_flight_create(call->group->state, (PyObject *)call->group, call->params->function);
-    return call->flight != NULL;
+    return !is_async || call->group->nccl != NULL || take_flight(call);
 }
 
 static bool
@@ -78,9 +83,10 @@ py_group_call_begin(py_group_call *call, PyObject *self, const py_params *params
     call->root = 0;
     call->reduction = (dd_reduction){.op = DD_REDOP_SUM, .factor = 1.0};
     call->factor = NULL;
-    if (!py_group_require_either(call->group) ||
+    if (!py_group_require_either(call->group) || (params->is_plan && !py_plan_require(call->group, params)) ||
         !py_params_parse(params, call->group->state, args, nargs, kwnames, call->values) ||
-        !read_common(call) || (call->group->nccl != NULL && !py_nccl_call_begin(call))) {
+        !read_common(call) || (call->group->nccl != NULL && !py_nccl_call_begin(call)) ||
+        (params->is_plan && !take_flight(call))) {
         return false;
     }
     if (call->flight != NULL) {
@@ -154,32 +160,42 @@ finish_start(py_group_call *call, PyObject *work, dd_status status, const dd_err
     return work;
 }
 
-static PyObject *
-start(py_group_call *call, const dd_coll_args *args)
+PyObject *
+py_group_call_start(py_group_call *call, py_group_post *post, const void *what, dd_record_call *record)
 {
     py_flight *flight = call->flight;
     PyObject *work = py_work_create(call->group->state);
     if (work == NULL) {
         return py_group_call_fail(call);
     }
-    dd_group *group = call->group->group;
     flight->timeout_ns = timeout_of(call);
-    py_record record;
     dd_call_options options = {
-        .timeout_ns = flight->timeout_ns,
-        .record = py_record_collective(&record, call->group->state, args->coll, call->operands),
-        .on_done = py_flight_on_done,
-        .ctx = flight};
+        .timeout_ns = flight->timeout_ns, .record = record, .on_done = py_flight_on_done, .ctx = flight};
     dd_error err;
     dd_status status;
     Py_BEGIN_ALLOW_THREADS
     py_operands_pack(&flight->operands);
-    status = dd_group_collective(group, args, &options, &flight->work, &err);
+    status = post(call, what, &options, &flight->work, &err);
     if (status == DD_OK) {
-        dd_group_kick(group);
+        dd_group_kick(call->group->group);
     }
     Py_END_ALLOW_THREADS
     return finish_start(call, work, status, &err);
+}
+
+static dd_status
+post_collective(const py_group_call *call, const void *what, const dd_call_options *options, dd_work **work,
+                dd_error *err)
+{
+    return dd_group_collective(call->group->group, what, options, work, err);
+}
+
+static PyObject *
+start(py_group_call *call, const dd_coll_args *args)
+{
+    py_record record;
+    return py_group_call_start(call, post_collective, args,
+                               py_record_collective(&record, call->group->state, args->coll, call->operands));
 }
 
 PyObject *
@@ -194,15 +210,19 @@ py_group_call_run(py_group_call *call, dd_coll coll, bool is_ok)
     if (!is_ok || !py_operands_prepare(call->operands, &args, call->group->rank)) {
         return py_group_call_fail(call);
     }
+    if (call->params->is_plan) {
+        return py_plan_make(call, &args);
+    }
     return call->flight == NULL ? run_and_wait(call, &args) : start(call, &args);
 }
 
 /* ---- messages */
 
 static dd_status
-post_message(py_group_call *call, const py_group_message *message, const dd_call_options *options,
-             dd_work **work, dd_error *err)
+post_message(const py_group_call *call, const void *what, const dd_call_options *options, dd_work **work,
+             dd_error *err)
 {
+    const py_group_message *message = what;
     dd_group *group = call->group->group;
     py_piece *piece = &call->operands->pieces[0];
     dd_block block = {.data = piece->flat, .nbytes = piece->nbytes};
@@ -267,28 +287,9 @@ send_and_wait(py_group_call *call, const py_group_message *message)
 static PyObject *
 start_message(py_group_call *call, const py_group_message *message)
 {
-    py_flight *flight = call->flight;
-    PyObject *work = py_work_create(call->group->state);
-    if (work == NULL) {
-        return py_group_call_fail(call);
-    }
-    flight->timeout_ns = timeout_of(call);
-    flight->is_any_source = message->rank == DD_ANY_RANK;
+    call->flight->is_any_source = message->rank == DD_ANY_RANK;
     py_record record;
-    dd_call_options options = {.timeout_ns = flight->timeout_ns,
-                               .record = record_message(&record, call, message),
-                               .on_done = py_flight_on_done,
-                               .ctx = flight};
-    dd_error err;
-    dd_status status;
-    Py_BEGIN_ALLOW_THREADS
-    py_operands_pack(&flight->operands);
-    status = post_message(call, message, &options, &flight->work, &err);
-    if (status == DD_OK) {
-        dd_group_kick(call->group->group);
-    }
-    Py_END_ALLOW_THREADS
-    return finish_start(call, work, status, &err);
+    return py_group_call_start(call, post_message, message, record_message(&record, call, message));
 }
 
 PyObject *

@@ -11,8 +11,8 @@ typedef struct py_group_call {
     PyObject *values[PY_PARAMS_MAX]; /* in the order of the parameters; NULL: not given */
     py_operands *operands;           /* own, or the flight's */
     bool is_async;
-    py_flight
-        *flight; /* of calls that do not wait for the end, and of all calls of an NcclGroup; else NULL */
+    py_flight *
+        flight; /* of calls that do not wait for the end, of plans, and of all calls of an NcclGroup; else NULL */
     int64_t timeout_ns;
     int root;
     dd_reduction reduction;
@@ -28,7 +28,7 @@ bool py_group_call_begin(py_group_call *call, PyObject *self, const py_params *p
 /* For calls that have begun and fail before they run. Returns NULL. */
 PyObject *py_group_call_fail(py_group_call *call);
 
-/* Runs it, and ends the call in any case: None or a Work; NULL with an exception. is_ok false:
+/* Runs it, or makes a plan of it, and ends the call in any case: None, a Work or a Plan; NULL with an exception. is_ok false:
  * py_group_call_fail. */
 PyObject *py_group_call_run(py_group_call *call, dd_coll coll, bool is_ok);
 
@@ -40,6 +40,13 @@ typedef struct py_group_message {
 } py_group_message;
 
 PyObject *py_group_call_run_message(py_group_call *call, const py_group_message *message);
+
+/* For other operations that somebody else waits for: `post` starts what `what` says. Ends the call in any case: a Work, or NULL with an
+ * exception. The call has a flight, whose operands have been prepared; `record` may be NULL. */
+typedef dd_status py_group_post(const py_group_call *call, const void *what, const dd_call_options *options,
+                                dd_work **work, dd_error *err);
+PyObject *py_group_call_start(py_group_call *call, py_group_post *post, const void *what,
+                              dd_record_call *record);
 
 /* With calls being recorded on this thread: 1 and the call is recorded, `result` is what it returns; 0 when not; -1 with an
  * exception. */

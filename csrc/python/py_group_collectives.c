@@ -5,10 +5,41 @@
 
 #include <stdio.h>
 
-#define BEGIN(call, parameters)                                                  \
-    py_group_call call;                                                          \
-    if (!py_group_call_begin(&(call), self, parameters, args, nargs, kwnames)) { \
-        return NULL;                                                             \
+/* A collective is two methods with one body: <name> runs it, plan_<name> makes a plan of it. Their parameters are those that BEGIN lists,
+ * of which the first `required` must be given and all can be by position, then timeout and, where it is run, async_op. */
+#define COLLECTIVE(name)                                                                                \
+    static PyObject *call_##name(PyObject *self, bool is_plan, PyObject *const *args, Py_ssize_t nargs, \
+                                 PyObject *kwnames);                                                    \
+    PY_GROUP_METHOD(name)                                                                               \
+    {                                                                                                   \
+        return call_##name(self, false, args, nargs, kwnames);                                          \
+    }                                                                                                   \
+    PY_GROUP_METHOD(plan_##name)                                                                        \
+    {                                                                                                   \
+        return call_##name(self, true, args, nargs, kwnames);                                           \
+    }                                                                                                   \
+    static PyObject *call_##name(PyObject *self, bool is_plan, PyObject *const *args, Py_ssize_t nargs, \
+                                 PyObject *kwnames)
+
+#define COUNT_OF(...) ((int)(sizeof((py_name[]){__VA_ARGS__}) / sizeof(py_name)))
+
+#define BEGIN(call, text, required, ...)                                                       \
+    static const py_params params[] = {                                                        \
+        {.function = text,                                                                     \
+         .nrequired = required,                                                                \
+         .npositional = COUNT_OF(__VA_ARGS__),                                                 \
+         .count = COUNT_OF(__VA_ARGS__) + 2,                                                   \
+         .names = {__VA_ARGS__, PY_NAME_TIMEOUT, PY_NAME_ASYNC_OP}},                           \
+        {.function = "plan_" text,                                                             \
+         .nrequired = required,                                                                \
+         .npositional = COUNT_OF(__VA_ARGS__),                                                 \
+         .count = COUNT_OF(__VA_ARGS__) + 1,                                                   \
+         .is_plan = true,                                                                      \
+         .names = {__VA_ARGS__, PY_NAME_TIMEOUT}},                                             \
+    };                                                                                         \
+    py_group_call call;                                                                        \
+    if (!py_group_call_begin(&(call), self, &params[is_plan ? 1 : 0], args, nargs, kwnames)) { \
+        return NULL;                                                                           \
     }
 
 /* What coalesce() records is not run now. */
@@ -103,47 +134,26 @@ take_roots_argument(const py_group_call *call, int value)
 
 /* ---- one tensor a rank */
 
-PY_GROUP_METHOD(all_reduce)
+COLLECTIVE(all_reduce)
 {
-    static const py_params params = {
-        .function = "all_reduce",
-        .nrequired = 1,
-        .npositional = 2,
-        .count = 4,
-        .names = {PY_NAME_TENSOR, PY_NAME_OP, PY_NAME_TIMEOUT, PY_NAME_ASYNC_OP},
-    };
-    BEGIN(call, &params)
+    BEGIN(call, "all_reduce", 1, PY_NAME_TENSOR, PY_NAME_OP)
     RECORD(call)
     bool is_ok = add(&call, 0, PY_USE_IN_PLACE);
     set_in_place(&call, 1);
     return py_group_call_run(&call, DD_COLL_ALL_REDUCE, is_ok);
 }
 
-PY_GROUP_METHOD(all_reduce_coalesced)
+COLLECTIVE(all_reduce_coalesced)
 {
-    static const py_params params = {
-        .function = "all_reduce_coalesced",
-        .nrequired = 1,
-        .npositional = 2,
-        .count = 4,
-        .names = {PY_NAME_TENSORS, PY_NAME_OP, PY_NAME_TIMEOUT, PY_NAME_ASYNC_OP},
-    };
-    BEGIN(call, &params)
+    BEGIN(call, "all_reduce_coalesced", 1, PY_NAME_TENSORS, PY_NAME_OP)
     bool is_ok = add_list(&call, 0, PY_USE_IN_PLACE, -1);
     set_in_place(&call, call.operands->npieces);
     return py_group_call_run(&call, DD_COLL_ALL_REDUCE, is_ok);
 }
 
-PY_GROUP_METHOD(broadcast)
+COLLECTIVE(broadcast)
 {
-    static const py_params params = {
-        .function = "broadcast",
-        .nrequired = 1,
-        .npositional = 2,
-        .count = 4,
-        .names = {PY_NAME_TENSOR, PY_NAME_ROOT, PY_NAME_TIMEOUT, PY_NAME_ASYNC_OP},
-    };
-    BEGIN(call, &params)
+    BEGIN(call, "broadcast", 1, PY_NAME_TENSOR, PY_NAME_ROOT)
     bool is_ok = add(&call, 0, is_root(&call) ? PY_USE_IN_RESULT : PY_USE_OUT);
     if (is_root(&call)) {
         set_inputs(&call, PY_LAYOUT_EACH, 0, 1, 1);
@@ -152,16 +162,9 @@ PY_GROUP_METHOD(broadcast)
     return py_group_call_run(&call, DD_COLL_BROADCAST, is_ok);
 }
 
-PY_GROUP_METHOD(reduce)
+COLLECTIVE(reduce)
 {
-    static const py_params params = {
-        .function = "reduce",
-        .nrequired = 1,
-        .npositional = 3,
-        .count = 5,
-        .names = {PY_NAME_TENSOR, PY_NAME_ROOT, PY_NAME_OP, PY_NAME_TIMEOUT, PY_NAME_ASYNC_OP},
-    };
-    BEGIN(call, &params)
+    BEGIN(call, "reduce", 1, PY_NAME_TENSOR, PY_NAME_ROOT, PY_NAME_OP)
     bool is_ok = add(&call, 0, is_root(&call) ? PY_USE_IN_PLACE : PY_USE_IN_RESULT);
     set_inputs(&call, PY_LAYOUT_EACH, 0, 1, 1);
     if (is_root(&call)) {
@@ -172,16 +175,9 @@ PY_GROUP_METHOD(reduce)
 
 /* ---- every rank's to one or to all */
 
-PY_GROUP_METHOD(all_gather)
+COLLECTIVE(all_gather)
 {
-    static const py_params params = {
-        .function = "all_gather",
-        .nrequired = 2,
-        .npositional = 2,
-        .count = 4,
-        .names = {PY_NAME_OUTPUT_LIST, PY_NAME_TENSOR, PY_NAME_TIMEOUT, PY_NAME_ASYNC_OP},
-    };
-    BEGIN(call, &params)
+    BEGIN(call, "all_gather", 2, PY_NAME_OUTPUT_LIST, PY_NAME_TENSOR)
     size_t nranks = group_size(&call);
     bool is_ok = add_list(&call, 0, PY_USE_OUT, (Py_ssize_t)nranks) && add(&call, 1, PY_USE_IN);
     set_outputs(&call, PY_LAYOUT_EACH, 0, nranks, nranks);
@@ -205,16 +201,9 @@ check_together(const py_group_call *call, int together, size_t together_piece, s
     return false;
 }
 
-PY_GROUP_METHOD(all_gather_single)
+COLLECTIVE(all_gather_single)
 {
-    static const py_params params = {
-        .function = "all_gather_single",
-        .nrequired = 2,
-        .npositional = 2,
-        .count = 4,
-        .names = {PY_NAME_OUTPUT, PY_NAME_TENSOR, PY_NAME_TIMEOUT, PY_NAME_ASYNC_OP},
-    };
-    BEGIN(call, &params)
+    BEGIN(call, "all_gather_single", 2, PY_NAME_OUTPUT, PY_NAME_TENSOR)
     RECORD(call)
     bool is_ok = add(&call, 0, PY_USE_OUT) && add(&call, 1, PY_USE_IN) && check_together(&call, 0, 0, 1);
     set_outputs(&call, PY_LAYOUT_SPLIT, 0, 1, group_size(&call));
@@ -254,16 +243,9 @@ add_lists(py_group_call *call, PyObject *lists)
     return is_ok;
 }
 
-PY_GROUP_METHOD(all_gather_coalesced)
+COLLECTIVE(all_gather_coalesced)
 {
-    static const py_params params = {
-        .function = "all_gather_coalesced",
-        .nrequired = 2,
-        .npositional = 2,
-        .count = 4,
-        .names = {PY_NAME_OUTPUT_LISTS, PY_NAME_TENSORS, PY_NAME_TIMEOUT, PY_NAME_ASYNC_OP},
-    };
-    BEGIN(call, &params)
+    BEGIN(call, "all_gather_coalesced", 2, PY_NAME_OUTPUT_LISTS, PY_NAME_TENSORS)
     bool is_ok = add_lists(&call, call.values[0]);
     size_t noutputs = call.operands->npieces;
     size_t per_rank = noutputs / group_size(&call);
@@ -285,16 +267,9 @@ check_all_together(const py_group_call *call, int together, size_t together_firs
     return true;
 }
 
-PY_GROUP_METHOD(all_gather_single_coalesced)
+COLLECTIVE(all_gather_single_coalesced)
 {
-    static const py_params params = {
-        .function = "all_gather_single_coalesced",
-        .nrequired = 2,
-        .npositional = 2,
-        .count = 4,
-        .names = {PY_NAME_OUTPUTS, PY_NAME_INPUTS, PY_NAME_TIMEOUT, PY_NAME_ASYNC_OP},
-    };
-    BEGIN(call, &params)
+    BEGIN(call, "all_gather_single_coalesced", 2, PY_NAME_OUTPUTS, PY_NAME_INPUTS)
     bool is_ok = add_list(&call, 0, PY_USE_OUT, -1);
     size_t npairs = call.operands->npieces;
     is_ok = is_ok && add_list(&call, 1, PY_USE_IN, (Py_ssize_t)npairs) &&
@@ -304,16 +279,9 @@ PY_GROUP_METHOD(all_gather_single_coalesced)
     return py_group_call_run(&call, DD_COLL_ALL_GATHER, is_ok);
 }
 
-PY_GROUP_METHOD(gather)
+COLLECTIVE(gather)
 {
-    static const py_params params = {
-        .function = "gather",
-        .nrequired = 1,
-        .npositional = 3,
-        .count = 5,
-        .names = {PY_NAME_TENSOR, PY_NAME_OUTPUT_LIST, PY_NAME_ROOT, PY_NAME_TIMEOUT, PY_NAME_ASYNC_OP},
-    };
-    BEGIN(call, &params)
+    BEGIN(call, "gather", 1, PY_NAME_TENSOR, PY_NAME_OUTPUT_LIST, PY_NAME_ROOT)
     size_t nranks = group_size(&call);
     int given = take_roots_argument(&call, 1);
     bool is_ok = given >= 0 && add(&call, 0, PY_USE_IN) &&
@@ -325,16 +293,9 @@ PY_GROUP_METHOD(gather)
     return py_group_call_run(&call, DD_COLL_GATHER, is_ok);
 }
 
-PY_GROUP_METHOD(gather_single)
+COLLECTIVE(gather_single)
 {
-    static const py_params params = {
-        .function = "gather_single",
-        .nrequired = 1,
-        .npositional = 3,
-        .count = 5,
-        .names = {PY_NAME_TENSOR, PY_NAME_OUTPUT, PY_NAME_ROOT, PY_NAME_TIMEOUT, PY_NAME_ASYNC_OP},
-    };
-    BEGIN(call, &params)
+    BEGIN(call, "gather_single", 1, PY_NAME_TENSOR, PY_NAME_OUTPUT, PY_NAME_ROOT)
     int given = take_roots_argument(&call, 1);
     bool is_ok = given >= 0 && add(&call, 0, PY_USE_IN) &&
                  (given == 0 || (add(&call, 1, PY_USE_OUT) && check_together(&call, 1, 1, 0)));
@@ -347,16 +308,9 @@ PY_GROUP_METHOD(gather_single)
 
 /* ---- one rank's, or every rank's, to each its part */
 
-PY_GROUP_METHOD(scatter)
+COLLECTIVE(scatter)
 {
-    static const py_params params = {
-        .function = "scatter",
-        .nrequired = 1,
-        .npositional = 3,
-        .count = 5,
-        .names = {PY_NAME_OUTPUT, PY_NAME_INPUT_LIST, PY_NAME_ROOT, PY_NAME_TIMEOUT, PY_NAME_ASYNC_OP},
-    };
-    BEGIN(call, &params)
+    BEGIN(call, "scatter", 1, PY_NAME_OUTPUT, PY_NAME_INPUT_LIST, PY_NAME_ROOT)
     size_t nranks = group_size(&call);
     int given = take_roots_argument(&call, 1);
     bool is_ok = given >= 0 && add(&call, 0, PY_USE_OUT) &&
@@ -368,16 +322,9 @@ PY_GROUP_METHOD(scatter)
     return py_group_call_run(&call, DD_COLL_SCATTER, is_ok);
 }
 
-PY_GROUP_METHOD(scatter_single)
+COLLECTIVE(scatter_single)
 {
-    static const py_params params = {
-        .function = "scatter_single",
-        .nrequired = 1,
-        .npositional = 3,
-        .count = 5,
-        .names = {PY_NAME_OUTPUT, PY_NAME_INPUT, PY_NAME_ROOT, PY_NAME_TIMEOUT, PY_NAME_ASYNC_OP},
-    };
-    BEGIN(call, &params)
+    BEGIN(call, "scatter_single", 1, PY_NAME_OUTPUT, PY_NAME_INPUT, PY_NAME_ROOT)
     int given = take_roots_argument(&call, 1);
     bool is_ok = given >= 0 && add(&call, 0, PY_USE_OUT) &&
                  (given == 0 || (add(&call, 1, PY_USE_IN) && check_together(&call, 1, 1, 0)));
@@ -388,16 +335,9 @@ PY_GROUP_METHOD(scatter_single)
     return py_group_call_run(&call, DD_COLL_SCATTER, is_ok);
 }
 
-PY_GROUP_METHOD(reduce_scatter)
+COLLECTIVE(reduce_scatter)
 {
-    static const py_params params = {
-        .function = "reduce_scatter",
-        .nrequired = 2,
-        .npositional = 3,
-        .count = 5,
-        .names = {PY_NAME_OUTPUT, PY_NAME_INPUT_LIST, PY_NAME_OP, PY_NAME_TIMEOUT, PY_NAME_ASYNC_OP},
-    };
-    BEGIN(call, &params)
+    BEGIN(call, "reduce_scatter", 2, PY_NAME_OUTPUT, PY_NAME_INPUT_LIST, PY_NAME_OP)
     size_t nranks = group_size(&call);
     bool is_ok = add(&call, 0, PY_USE_OUT) && add_list(&call, 1, PY_USE_IN, (Py_ssize_t)nranks);
     set_outputs(&call, PY_LAYOUT_EACH, 0, 1, 1);
@@ -505,17 +445,9 @@ set_splits(py_group_call *call, int value, py_side *side, const char *what)
     return sum == nrows || raise_split_sum(call, value, what, sum, nrows);
 }
 
-PY_GROUP_METHOD(reduce_scatter_single)
+COLLECTIVE(reduce_scatter_single)
 {
-    static const py_params params = {
-        .function = "reduce_scatter_single",
-        .nrequired = 2,
-        .npositional = 4,
-        .count = 6,
-        .names = {PY_NAME_OUTPUT, PY_NAME_INPUT, PY_NAME_OP, PY_NAME_SPLIT_SIZES, PY_NAME_TIMEOUT,
-                  PY_NAME_ASYNC_OP},
-    };
-    BEGIN(call, &params)
+    BEGIN(call, "reduce_scatter_single", 2, PY_NAME_OUTPUT, PY_NAME_INPUT, PY_NAME_OP, PY_NAME_SPLIT_SIZES)
     if (call.values[3] == NULL) {
         RECORD(call)
     }
@@ -529,16 +461,9 @@ PY_GROUP_METHOD(reduce_scatter_single)
     return py_group_call_run(&call, DD_COLL_REDUCE_SCATTER, is_ok);
 }
 
-PY_GROUP_METHOD(reduce_scatter_coalesced)
+COLLECTIVE(reduce_scatter_coalesced)
 {
-    static const py_params params = {
-        .function = "reduce_scatter_coalesced",
-        .nrequired = 2,
-        .npositional = 3,
-        .count = 5,
-        .names = {PY_NAME_OUTPUTS, PY_NAME_INPUTS, PY_NAME_OP, PY_NAME_TIMEOUT, PY_NAME_ASYNC_OP},
-    };
-    BEGIN(call, &params)
+    BEGIN(call, "reduce_scatter_coalesced", 2, PY_NAME_OUTPUTS, PY_NAME_INPUTS, PY_NAME_OP)
     bool is_ok = add_list(&call, 0, PY_USE_OUT, -1);
     size_t npairs = call.operands->npieces;
     is_ok = is_ok && add_list(&call, 1, PY_USE_IN, (Py_ssize_t)npairs) &&
@@ -548,16 +473,9 @@ PY_GROUP_METHOD(reduce_scatter_coalesced)
     return py_group_call_run(&call, DD_COLL_REDUCE_SCATTER, is_ok);
 }
 
-PY_GROUP_METHOD(all_to_all)
+COLLECTIVE(all_to_all)
 {
-    static const py_params params = {
-        .function = "all_to_all",
-        .nrequired = 2,
-        .npositional = 2,
-        .count = 4,
-        .names = {PY_NAME_OUTPUT_LIST, PY_NAME_INPUT_LIST, PY_NAME_TIMEOUT, PY_NAME_ASYNC_OP},
-    };
-    BEGIN(call, &params)
+    BEGIN(call, "all_to_all", 2, PY_NAME_OUTPUT_LIST, PY_NAME_INPUT_LIST)
     size_t nranks = group_size(&call);
     bool is_ok = add_list(&call, 0, PY_USE_OUT, (Py_ssize_t)nranks) &&
                  add_list(&call, 1, PY_USE_IN, (Py_ssize_t)nranks);
@@ -566,17 +484,10 @@ PY_GROUP_METHOD(all_to_all)
     return py_group_call_run(&call, DD_COLL_ALL_TO_ALL, is_ok);
 }
 
-PY_GROUP_METHOD(all_to_all_single)
+COLLECTIVE(all_to_all_single)
 {
-    static const py_params params = {
-        .function = "all_to_all_single",
-        .nrequired = 2,
-        .npositional = 4,
-        .count = 6,
-        .names = {PY_NAME_OUTPUT, PY_NAME_INPUT, PY_NAME_OUTPUT_SPLIT_SIZES, PY_NAME_INPUT_SPLIT_SIZES,
-                  PY_NAME_TIMEOUT, PY_NAME_ASYNC_OP},
-    };
-    BEGIN(call, &params)
+    BEGIN(call, "all_to_all_single", 2, PY_NAME_OUTPUT, PY_NAME_INPUT, PY_NAME_OUTPUT_SPLIT_SIZES,
+          PY_NAME_INPUT_SPLIT_SIZES)
     bool is_ok = add(&call, 0, PY_USE_OUT) && add(&call, 1, PY_USE_IN);
     set_outputs(&call, PY_LAYOUT_SPLIT, 0, 1, group_size(&call));
     set_inputs(&call, PY_LAYOUT_SPLIT, 1, 1, group_size(&call));

@@ -173,7 +173,8 @@ py_group_make_member_type(void)
         {"rank", "its rank in the group"},
         {"host", "the name of its host"},
         {"pid", "the number of its process there"},
-        {"transport", "\"shared memory\", \"TCP\", \"self\", or \"\" before the first message"},
+        {"transport",
+         "\"shared memory\", \"TCP\", \"self\", or \"\" before the first message and when it has left"},
         {"is_same_host", "whether it is on the host of this rank"},
         {NULL, NULL},
     };

@@ -50,6 +50,16 @@ py_operands_fini(py_operands *operands)
     operands->is_staged = false;
 }
 
+int
+py_operands_traverse(const py_operands *operands, visitproc visit, void *arg)
+{
+    int rc = 0;
+    for (size_t i = 0; i < operands->npieces && rc == 0; i++) {
+        rc = py_tensor_traverse(&operands->pieces[i].tensor, visit, arg);
+    }
+    return rc;
+}
+
 dd_dtype
 py_operands_dtype(const py_operands *operands)
 {

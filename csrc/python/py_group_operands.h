@@ -65,6 +65,8 @@ typedef struct py_operands {
 void py_operands_init(py_operands *operands, py_state *state, const char *function);
 /* With the GIL; accepts what init has made, whatever has failed since. */
 void py_operands_fini(py_operands *operands);
+/* For the collector: the tensors. */
+int py_operands_traverse(const py_operands *operands, visitproc visit, void *arg);
 
 typedef enum py_use {
     PY_USE_IN = 1,

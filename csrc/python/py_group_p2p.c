@@ -122,15 +122,29 @@ PY_GROUP_METHOD(irecv)
     return run_message(&call, false);
 }
 
+static PyObject *
+call_barrier(PyObject *self, const py_params *params, PyObject *const *args, Py_ssize_t nargs,
+             PyObject *kwnames)
+{
+    py_group_call call;
+    if (!py_group_call_begin(&call, self, params, args, nargs, kwnames)) {
+        return NULL;
+    }
+    return py_group_call_run(&call, DD_COLL_BARRIER, true);
+}
+
 PY_GROUP_METHOD(barrier)
 {
     static const py_params params = {
         .function = "barrier", .count = 2, .names = {PY_NAME_TIMEOUT, PY_NAME_ASYNC_OP}};
-    py_group_call call;
-    if (!py_group_call_begin(&call, self, &params, args, nargs, kwnames)) {
-        return NULL;
-    }
-    return py_group_call_run(&call, DD_COLL_BARRIER, true);
+    return call_barrier(self, &params, args, nargs, kwnames);
+}
+
+PY_GROUP_METHOD(plan_barrier)
+{
+    static const py_params params = {
+        .function = "plan_barrier", .count = 1, .is_plan = true, .names = {PY_NAME_TIMEOUT}};
+    return call_barrier(self, &params, args, nargs, kwnames);
 }
 
 PyObject *

@@ -74,7 +74,7 @@ find_recorder(const py_group *group)
 int
 py_group_call_record(py_group_call *call, PyObject **result)
 {
-    if (call->group->recorders == NULL) {
+    if (call->group->recorders == NULL || call->params->is_plan) {
         return 0;
     }
     PyObject *recorder = find_recorder(call->group);

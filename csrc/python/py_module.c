@@ -5,12 +5,14 @@
 #include "python/py_group.h"
 #include "python/py_log.h"
 #include "python/py_nccl.h"
+#include "python/py_plan.h"
 #include "python/py_recorder.h"
 #include "python/py_reduce_op.h"
 #include "python/py_store.h"
 #include "python/py_tensor.h"
 #include "python/py_tensor_type.h"
 #include "python/py_watch.h"
+#include "python/py_window.h"
 #include "python/py_work.h"
 
 static PyModuleDef core_module;
@@ -80,7 +82,9 @@ add_group_types(PyObject *module, py_state *state)
                    add_type(module, &state->member_type, py_group_make_member_type()) < 0 ||
                    add_type(module, &state->work_type, py_work_make_type(module)) < 0 ||
                    add_type(module, &state->shared_array_type, py_shared_array_make_type(module)) < 0 ||
-                   add_type(module, &state->group_type, py_group_make_type(module)) < 0
+                   add_type(module, &state->plan_type, py_plan_make_type(module)) < 0 ||
+                   add_type(module, &state->group_type, py_group_make_type(module)) < 0 ||
+                   add_type(module, &state->window_type, py_window_make_type(module)) < 0
                ? -1
                : 0;
 }
@@ -170,6 +174,8 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->nccl_abort_handle_type);
     Py_VISIT(state->reduce_op_type);
     Py_VISIT(state->shared_array_type);
+    Py_VISIT(state->plan_type);
+    Py_VISIT(state->window_type);
     Py_VISIT(state->member_type);
     for (int i = 0; i < PY_ERROR_COUNT; i++) {
         Py_VISIT(state->errors[i]);
@@ -203,6 +209,8 @@ core_free(void *module)
     Py_CLEAR(state->nccl_abort_handle_type);
     Py_CLEAR(state->reduce_op_type);
     Py_CLEAR(state->shared_array_type);
+    Py_CLEAR(state->plan_type);
+    Py_CLEAR(state->window_type);
     Py_CLEAR(state->member_type);
     for (int i = 0; i < PY_ERROR_COUNT; i++) {
         Py_CLEAR(state->errors[i]);
@@ -233,9 +241,18 @@ static PyMethodDef core_methods[] = {
     {"_describe_tensor", py_tensor_describe, METH_VARARGS,
      "_describe_tensor($module, object, writable, /)\n--\n\nWhat dldist sees of a tensor; for tests."},
     {"_copy_tensor", py_tensor_copy, METH_VARARGS,
-     "_copy_tensor($module, dst, src, /)\n--\n\nPacks src and unpacks it into dst; for tests."},
+     "_copy_tensor($module, dst, src, /)\n--\n\nCopies the elements of src, in row-major order, into dst."},
     {"_copy_tensors", py_tensor_copy_list, METH_VARARGS,
-     "_copy_tensors($module, dsts, srcs, /)\n--\n\n_copy_tensor, pair by pair; for tests."},
+     "_copy_tensors($module, dsts, srcs, /)\n--\n\n_copy_tensor, pair by pair."},
+    {"_convert_tensor", py_tensor_convert, METH_VARARGS,
+     "_convert_tensor($module, dst, src, /)\n--\n\n_copy_tensor, from any floating-point type to any."},
+    {"_add_tensor", py_tensor_add, METH_VARARGS,
+     "_add_tensor($module, dst, src, /)\n--\n\nAdds the elements of src to those of dst."},
+    {"_is_shared", py_window_is_shared, METH_O,
+     "_is_shared($module, tensor, /)\n--\n\nWhether it lies in memory that Group.empty of a group has made."},
+    {"_write32", py_window_write32, METH_VARARGS,
+     "_write32($module, function, tensor, offset, value, count, /)\n--\n\n"
+     "Writes elements of 32 bits, each seen after all that was written before it."},
     {"_take_completions", py_completions_take, METH_NOARGS,
      "_take_completions($module, /)\n--\n\n"
      "Waits for a work that somebody watches, and calls who watches it; False: stop."},
@@ -244,6 +261,11 @@ static PyMethodDef core_methods[] = {
     {"_call_aloud", py_completions_call_aloud, METH_VARARGS,
      "_call_aloud($module, callback, argument, /)\n--\n\n"
      "Calls callback(argument); what it raises goes to sys.unraisablehook."},
+    {"start_all", py_plan_start_all, METH_O,
+     "start_all($module, plans, /)\n--\n\n"
+     "Starts Plans in this order, those of one group that follow one another in one go: all of these, or none."},
+    {"wait_all", py_plan_wait_all, METH_O,
+     "wait_all($module, plans, /)\n--\n\nWaits for the last start of each; raises the first failure."},
     {"_load_nccl", (PyCFunction)(void (*)(void))py_nccl_load, METH_VARARGS | METH_KEYWORDS,
      "_load_nccl($module, /, nccl, candidates, cuda, interval=0, abort_timeout=0, is_abort_off=False)\n--\n\n"
      "Loads NCCL and the CUDA driver: the explicit paths (or None), else what is found."},

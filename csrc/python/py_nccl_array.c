@@ -74,14 +74,15 @@ py_nccl_group_empty(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"shape", "dtype", "device", NULL};
     py_group *group = (py_group *)object;
-    PyObject *shape;
+    py_argument shape = {.state = group->state, .function = "empty", .name = "shape"};
     PyObject *dtype = NULL;
     PyObject *device_object = Py_None;
     dd_view view;
     int device;
     if (!py_nccl_group_require(group) ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO:empty", keywords, &shape, &dtype, &device_object) ||
-        !py_memory_read_view(group->state, shape, dtype, &view) ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO:empty", keywords, &shape.value, &dtype,
+                                     &device_object) ||
+        !py_memory_read_view(&shape, dtype, &view) ||
         !(device_object == Py_None
               ? py_nccl_group_choose_device(group, &device)
               : py_params_int(group->state, device_object, &device, "empty", "device"))) {
@@ -91,36 +92,7 @@ py_nccl_group_empty(PyObject *object, PyObject *args, PyObject *kwargs)
     if (memory == NULL) {
         return NULL;
     }
-    PyTypeObject *type = group->state->nccl_array_type;
-    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    py_memory_array *self = (py_memory_array *)alloc(type, 0);
-    if (self == NULL) {
-        py_memory_release(memory);
-        return NULL;
-    }
-    self->module = Py_NewRef(group->module);
-    self->memory = memory;
-    return (PyObject *)self;
-}
-
-static void
-array_dealloc(PyObject *object)
-{
-    py_memory_array *self = (py_memory_array *)object;
-    PyTypeObject *type = Py_TYPE(object);
-    if (self->weakrefs != NULL) {
-        PyObject_ClearWeakRefs(object);
-    }
-    if (self->memory != NULL) {
-        Py_BEGIN_ALLOW_THREADS
-        py_memory_release(self->memory);
-        Py_END_ALLOW_THREADS
-    }
-    PyObject *module = self->module;
-    freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    free_object(object);
-    Py_DECREF(type);
-    Py_XDECREF(module);
+    return py_memory_array_make(group->state->nccl_array_type, group->module, memory);
 }
 
 static PyObject *
@@ -148,27 +120,6 @@ array_dlpack_device(PyObject *object, PyObject *unused)
 }
 
 static PyObject *
-get_shape(PyObject *object, void *closure)
-{
-    (void)closure;
-    return py_memory_shape(((py_memory_array *)object)->memory);
-}
-
-static PyObject *
-get_dtype(PyObject *object, void *closure)
-{
-    (void)closure;
-    return PyUnicode_FromString(dd_dtype_name(((py_memory_array *)object)->memory->view.dtype));
-}
-
-static PyObject *
-get_nbytes(PyObject *object, void *closure)
-{
-    (void)closure;
-    return PyLong_FromSize_t(dd_view_nbytes(&((py_memory_array *)object)->memory->view));
-}
-
-static PyObject *
 get_pointer(PyObject *object, void *closure)
 {
     (void)closure;
@@ -186,7 +137,7 @@ static PyObject *
 array_repr(PyObject *object)
 {
     const py_memory *memory = ((py_memory_array *)object)->memory;
-    PyObject *shape = py_memory_shape(memory);
+    PyObject *shape = py_memory_array_get_shape(object, NULL);
     PyObject *text = shape != NULL
                          ? PyUnicode_FromFormat("<dldist.NcclArray: %R of %s on cuda:%d>", shape,
                                                 dd_dtype_name(memory->view.dtype), memory->device_id)
@@ -204,9 +155,9 @@ static PyMethodDef array_methods[] = {
 };
 
 static PyGetSetDef array_getset[] = {
-    {"shape", get_shape, NULL, "Its lengths.", NULL},
-    {"dtype", get_dtype, NULL, "\"float32\" and so on.", NULL},
-    {"nbytes", get_nbytes, NULL, "Bytes of all elements.", NULL},
+    {"shape", py_memory_array_get_shape, NULL, "Its lengths.", NULL},
+    {"dtype", py_memory_array_get_dtype, NULL, "\"float32\" and so on.", NULL},
+    {"nbytes", py_memory_array_get_nbytes, NULL, "Bytes of all elements.", NULL},
     {"ptr", get_pointer, NULL, "Its address on the device.", NULL},
     {"device", get_device, NULL, "The number of its device.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
@@ -222,7 +173,7 @@ static PyType_Slot array_slots[] = {
      "Memory of NCCL's on a device, not initialised; made by NcclGroup.empty.\n\n"
      "It speaks DLPack: torch.from_dlpack(a), cupy.from_dlpack(a). It may outlive its group, and is given back\n"
      "when nothing refers to it any more: streams that still work on it must be waited for before."},
-    {Py_tp_dealloc, (void *)array_dealloc},
+    {Py_tp_dealloc, (void *)py_memory_array_dealloc},
     {Py_tp_repr, (void *)array_repr},
     {Py_tp_methods, array_methods},
     {Py_tp_getset, array_getset},

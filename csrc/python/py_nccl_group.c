@@ -3,6 +3,7 @@
 #include "core/mem.h"
 #include "python/py_error.h"
 #include "python/py_nccl.h"
+#include "python/py_object.h"
 #include "python/py_recorder.h"
 #include "python/py_store.h"
 #include "python/py_watch.h"
@@ -328,7 +329,6 @@ static void
 group_dealloc(PyObject *object)
 {
     py_group *self = (py_group *)object;
-    PyTypeObject *type = Py_TYPE(object);
     PyObject_GC_UnTrack(object);
     if (self->weakrefs != NULL) {
         PyObject_ClearWeakRefs(object);
@@ -344,11 +344,7 @@ group_dealloc(PyObject *object)
     }
     Py_CLEAR(self->store);
     Py_CLEAR(self->recorders);
-    PyObject *module = self->module;
-    freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    free_object(object);
-    Py_DECREF(type);
-    Py_XDECREF(module);
+    py_object_free(object, self->module);
 }
 
 /* ---- the end */

@@ -2,6 +2,7 @@
 #include "python/py_nccl_team.h"
 
 #include "python/py_error.h"
+#include "python/py_object.h"
 
 #include <stdio.h>
 
@@ -17,8 +18,7 @@ py_nccl_team_raise(py_state *state, dd_status status, const dd_error *err)
 void *
 py_nccl_object_create(py_state *state, PyTypeObject *type, PyObject *module)
 {
-    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    py_nccl_object *self = (py_nccl_object *)alloc(type, 0);
+    py_nccl_object *self = (py_nccl_object *)py_object_alloc(type);
     if (self != NULL) {
         self->module = Py_NewRef(module);
         self->state = state;
@@ -39,12 +39,7 @@ py_nccl_object_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 void
 py_nccl_object_free(PyObject *object)
 {
-    PyTypeObject *type = Py_TYPE(object);
-    PyObject *module = ((py_nccl_object *)object)->module;
-    freefunc free_memory = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    free_memory(object);
-    Py_DECREF(type);
-    Py_XDECREF(module);
+    py_object_free(object, ((py_nccl_object *)object)->module);
 }
 
 void

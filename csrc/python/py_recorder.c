@@ -35,8 +35,7 @@ destroy(py_recorder *self)
 {
     dd_recorder_destroy(self->recorder);
     dd_mem_free(self->folder);
-    dd_mem_free(self->codes);
-    dd_mem_free(self->stacks);
+    py_recorder_fini_stacks(self);
     dd_mem_free(self);
 }
 

@@ -38,5 +38,7 @@ struct py_recorder {
 
 /* Memory for the codes, and what the interpreter has; false without memory. */
 bool py_recorder_init_stacks(py_recorder *self);
+/* Of one that has been zeroed, too. */
+void py_recorder_fini_stacks(py_recorder *self);
 
 #endif

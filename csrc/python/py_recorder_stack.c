@@ -11,6 +11,8 @@
 #define CODE_BUCKETS 16384 /* a power of two */
 #define MAX_CODES (CODE_BUCKETS / 2)
 #define STACK_BITS 8 /* of how many stacks are found without looking at all their code objects */
+#define CODES_NBYTES (CODE_BUCKETS * sizeof(seen_code))
+#define STACKS_NBYTES (((size_t)1 << STACK_BITS) * sizeof(seen_stack))
 
 bool
 py_recorder_init_stacks(py_recorder *self)
@@ -22,9 +24,16 @@ py_recorder_init_stacks(py_recorder *self)
         return true;
     }
     self->has_raw_frames = py_raw_frames_are_known(self);
-    self->codes = dd_mem_zalloc(CODE_BUCKETS * sizeof *self->codes);
-    self->stacks = dd_mem_zalloc(((size_t)1 << STACK_BITS) * sizeof *self->stacks);
+    self->codes = dd_mem_map(CODES_NBYTES);
+    self->stacks = dd_mem_map(STACKS_NBYTES);
     return self->codes != NULL && self->stacks != NULL;
+}
+
+void
+py_recorder_fini_stacks(py_recorder *self)
+{
+    dd_mem_unmap(self->codes, CODES_NBYTES);
+    dd_mem_unmap(self->stacks, STACKS_NBYTES);
 }
 
 /* The entry of the code, or the free one where it belongs. There is always one. */

@@ -2,6 +2,7 @@
 
 #include "python/py_convert.h"
 #include "python/py_dtype.h"
+#include "python/py_object.h"
 
 #include <strings.h>
 
@@ -28,8 +29,7 @@ find_op(const char *text, dd_redop *op)
 static PyObject *
 make_op(PyTypeObject *type, dd_redop op)
 {
-    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    py_reduce_op *self = (py_reduce_op *)alloc(type, 0);
+    py_reduce_op *self = (py_reduce_op *)py_object_alloc(type);
     if (self != NULL) {
         self->op = op;
         self->factor = 1.0;
@@ -180,11 +180,8 @@ reduce_op_call(PyObject *object, PyObject *args, PyObject *kwargs)
 static void
 reduce_op_dealloc(PyObject *object)
 {
-    PyTypeObject *type = Py_TYPE(object);
-    freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
     Py_XDECREF(((py_reduce_op *)object)->tensor);
-    free_object(object);
-    Py_DECREF(type);
+    py_object_free(object, NULL);
 }
 
 static PyObject *

@@ -56,6 +56,12 @@ typedef enum py_error_kind {
     X(DST, "dst")                                \
     X(TAG, "tag")                                \
     X(TIMEOUT, "timeout")                        \
+    X(TIMEOUT_MS, "timeout_ms")                  \
+    X(RANK, "rank")                              \
+    X(SRC_RANK, "src_rank")                      \
+    X(DST_RANK, "dst_rank")                      \
+    X(OFFSET, "offset")                          \
+    X(CHANNEL, "channel")                        \
     X(ASYNC_OP, "async_op")
 
 typedef enum py_name {
@@ -84,6 +90,8 @@ typedef struct py_state {
     PyTypeObject *nccl_abort_handle_type;
     PyTypeObject *reduce_op_type;
     PyTypeObject *shared_array_type;
+    PyTypeObject *plan_type;
+    PyTypeObject *window_type;
     PyTypeObject *member_type; /* of Group.members; a struct sequence */
     PyObject *errors[PY_ERROR_COUNT];
     PyObject *names[PY_NAME_COUNT]; /* interned str */

@@ -1,6 +1,7 @@
 #include "python/py_store.h"
 
 #include "python/py_bridge.h"
+#include "python/py_object.h"
 
 #include <stddef.h>
 
@@ -34,8 +35,7 @@ store_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (state == NULL) {
         return NULL;
     }
-    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    py_store *self = (py_store *)alloc(type, 0);
+    py_store *self = (py_store *)py_object_alloc(type);
     if (self != NULL) {
         self->module = Py_NewRef(module);
         self->state = state;
@@ -76,7 +76,6 @@ void
 py_store_dealloc(PyObject *object)
 {
     py_store *self = (py_store *)object;
-    PyTypeObject *type = Py_TYPE(object);
     PyObject_GC_UnTrack(object);
     if (self->weakrefs != NULL) {
         PyObject_ClearWeakRefs(object);
@@ -84,11 +83,7 @@ py_store_dealloc(PyObject *object)
     dd_store *store = self->store;
     self->store = NULL;
     py_store_drop(store);
-    PyObject *module = self->module;
-    freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    free_object(object);
-    Py_DECREF(type);
-    Py_XDECREF(module);
+    py_object_free(object, self->module);
 }
 
 bool

@@ -1,6 +1,5 @@
 #include "python/py_tensor.h"
 
-#include "core/mem.h"
 #include "python/py_device.h"
 #include "python/py_device_memory.h"
 #include "python/py_dtype.h"
@@ -191,14 +190,16 @@ try_array_interface(py_tensor *tensor, const py_argument *argument)
 static int
 try_own(py_tensor *tensor, const py_state *state, const py_argument *argument)
 {
-    if (Py_TYPE(argument->value) != state->nccl_array_type) {
+    PyTypeObject *type = Py_TYPE(argument->value);
+    if (type != state->shared_array_type && type != state->nccl_array_type) {
         return 0;
     }
     const py_memory *memory = ((const py_memory_array *)argument->value)->memory;
     tensor->view = memory->view;
     tensor->device_type = memory->device_type;
     tensor->device_id = memory->device_id;
-    if (tensor->scope != NULL && !py_device_note_own(tensor->scope, memory->device_id, argument)) {
+    if (type == state->nccl_array_type && tensor->scope != NULL &&
+        !py_device_note_own(tensor->scope, memory->device_id, argument)) {
         return -1;
     }
     tensor->route = PY_ROUTE_OWN;
@@ -328,6 +329,14 @@ py_tensor_fini(py_tensor *tensor)
     }
 }
 
+int
+py_tensor_traverse(const py_tensor *tensor, visitproc visit, void *arg)
+{
+    Py_VISIT(tensor->object);
+    Py_VISIT(tensor->buffer.obj); /* most often the same, held twice */
+    return 0;
+}
+
 #define DEVICE_TEXT 48
 
 static void
@@ -438,10 +447,11 @@ describe(const py_tensor *tensor)
         Py_XDECREF(strides);
         return NULL;
     }
-    return Py_BuildValue("{ss ss sN sN sK sn sO sO ss si si}", "route", routes[tensor->route], "dtype",
-                         dd_dtype_name(view->dtype), "shape", shape, "strides", strides, "data",
-                         (unsigned long long)(uintptr_t)view->data, "count", (Py_ssize_t)view->count,
-                         "is_readonly", view->is_readonly ? Py_True : Py_False, "is_contiguous",
+    return Py_BuildValue("{ss ss si sN sN sK sn sO sO ss si si}", "route", routes[tensor->route], "dtype",
+                         dd_dtype_name(view->dtype), "itemsize", (int)dd_dtype_size(view->dtype), "shape",
+                         shape, "strides", strides, "data", (unsigned long long)(uintptr_t)view->data,
+                         "count", (Py_ssize_t)view->count, "is_readonly",
+                         view->is_readonly ? Py_True : Py_False, "is_contiguous",
                          view->is_contiguous ? Py_True : Py_False, "device", device, "device_type",
                          tensor->device_type, "device_id", tensor->device_id);
 }
@@ -460,68 +470,4 @@ py_tensor_describe(PyObject *module, PyObject *args)
     PyObject *description = describe(&tensor);
     py_tensor_fini(&tensor);
     return description;
-}
-
-static bool
-copy_tensor(const py_state *state, const py_tensor *dst, const py_tensor *src)
-{
-    if (!py_tensor_require_cpu(dst, state, "_copy_tensor", "dst") ||
-        !py_tensor_require_cpu(src, state, "_copy_tensor", "src")) {
-        return false;
-    }
-    if (dst->view.dtype != src->view.dtype || dst->view.count != src->view.count) {
-        PyErr_Format(state->errors[PY_ERROR_ARGUMENT],
-                     "_copy_tensor(): %zu elements of %s do not go into %zu of %s", src->view.count,
-                     dd_dtype_name(src->view.dtype), dst->view.count, dd_dtype_name(dst->view.dtype));
-        return false;
-    }
-    void *packed = dd_mem_alloc(dd_view_nbytes(&src->view));
-    if (packed == NULL) {
-        PyErr_NoMemory();
-        return false;
-    }
-    dd_view_pack(&src->view, packed);
-    dd_view_unpack(&dst->view, packed);
-    dd_mem_free(packed);
-    return true;
-}
-
-PyObject *
-py_tensor_copy(PyObject *module, PyObject *args)
-{
-    PyObject *objects[2];
-    py_state *state = PyModule_GetState(module);
-    py_tensor dst = {0};
-    py_tensor src = {0};
-    bool is_done = PyArg_ParseTuple(args, "OO:_copy_tensor", &objects[0], &objects[1]) &&
-                   py_tensor_init(&dst, state, objects[0], PY_TENSOR_OUT, "_copy_tensor", "dst") &&
-                   py_tensor_init(&src, state, objects[1], PY_TENSOR_IN, "_copy_tensor", "src") &&
-                   copy_tensor(state, &dst, &src);
-    py_tensor_fini(&src);
-    py_tensor_fini(&dst);
-    if (!is_done) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
-PyObject *
-py_tensor_copy_list(PyObject *module, PyObject *args)
-{
-    PyObject *objects[2];
-    py_state *state = PyModule_GetState(module);
-    py_tensor_list dsts = {0};
-    py_tensor_list srcs = {0};
-    bool is_done = PyArg_ParseTuple(args, "OO:_copy_tensors", &objects[0], &objects[1]) &&
-                   py_tensor_list_init(&dsts, state, objects[0], PY_TENSOR_OUT, "_copy_tensors", "dsts") &&
-                   py_tensor_list_init(&srcs, state, objects[1], PY_TENSOR_IN, "_copy_tensors", "srcs");
-    for (Py_ssize_t i = 0; is_done && i < dsts.count && i < srcs.count; i++) {
-        is_done = copy_tensor(state, &dsts.items[i], &srcs.items[i]);
-    }
-    py_tensor_list_fini(&srcs);
-    py_tensor_list_fini(&dsts);
-    if (!is_done) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
 }

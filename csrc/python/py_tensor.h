@@ -20,7 +20,7 @@ typedef enum py_tensor_route {
     PY_ROUTE_BUFFER,
     PY_ROUTE_ARRAY_INTERFACE, /* dtypes that ml_dtypes adds to NumPy */
     PY_ROUTE_EXCHANGE,        /* __dlpack_c_exchange_api__ */
-    PY_ROUTE_OWN,             /* an NcclArray: `object` keeps its memory */
+    PY_ROUTE_OWN,             /* a SharedArray or an NcclArray: `object` keeps its memory */
     PY_ROUTE_DLPACK,          /* __dlpack__, DLPack 1 */
     PY_ROUTE_DLPACK_LEGACY,   /* __dlpack__, DLPack 0: does not tell whether it is read-only */
 } py_tensor_route;
@@ -49,6 +49,8 @@ bool py_tensor_init(py_tensor *tensor, py_state *state, PyObject *object, py_ten
                     const char *function, const char *name);
 /* Keeps an exception that is set. */
 void py_tensor_fini(py_tensor *tensor);
+/* For the collector: what is held of it. */
+int py_tensor_traverse(const py_tensor *tensor, visitproc visit, void *arg);
 
 /* ValueError "<function>(): argument '<name>' is on cuda:1, and the group has no backend for that device (it
  * has: cpu)". Memory that a driver has pinned for the CPU is the CPU's. */
@@ -69,10 +71,16 @@ bool py_tensor_list_init(py_tensor_list *list, py_state *state, PyObject *object
                          const char *function, const char *name);
 void py_tensor_list_fini(py_tensor_list *list);
 
-/* Functions of the module, for tests: _describe_tensor(object, writable) gives a dict of what dldist sees,
- * _copy_tensor(dst, src) packs src and unpacks it into dst, _copy_tensors does so for lists, pair by pair. */
+/* _describe_tensor(object, writable), of the module: a dict of what dldist sees, for tests. */
 PyObject *py_tensor_describe(PyObject *module, PyObject *args);
+
+/* Functions of the module that move elements, in py_tensor_copy.c; dst and src have as many, and may share
+ * memory; the GIL is released for what is large. _copy_tensor(dst, src): of the same dtype. _copy_tensors(dsts,
+ * srcs): the same, pair by pair. _convert_tensor(dst, src): of any floating-point types, or of the same dtype.
+ * _add_tensor(dst, src): adds src to dst, as the sum of a reduction. */
 PyObject *py_tensor_copy(PyObject *module, PyObject *args);
 PyObject *py_tensor_copy_list(PyObject *module, PyObject *args);
+PyObject *py_tensor_convert(PyObject *module, PyObject *args);
+PyObject *py_tensor_add(PyObject *module, PyObject *args);
 
 #endif

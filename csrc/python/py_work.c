@@ -5,6 +5,7 @@
 #include "python/py_error.h"
 #include "python/py_group.h"
 #include "python/py_group_params.h"
+#include "python/py_object.h"
 #include "python/py_work_internal.h"
 
 #include <string.h>
@@ -19,8 +20,7 @@ work_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (state == NULL) {
         return NULL;
     }
-    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    py_work *self = (py_work *)alloc(type, 0);
+    py_work *self = (py_work *)py_object_alloc(type);
     if (self != NULL) {
         self->module = Py_NewRef(module);
         self->state = state;
@@ -58,7 +58,6 @@ static void
 work_dealloc(PyObject *object)
 {
     py_work *self = (py_work *)object;
-    PyTypeObject *type = Py_TYPE(object);
     PyObject_GC_UnTrack(object);
     if (self->weakrefs != NULL) {
         PyObject_ClearWeakRefs(object);
@@ -66,11 +65,7 @@ work_dealloc(PyObject *object)
     if (self->flight != NULL) {
         py_flight_abandon(self->flight);
     }
-    PyObject *module = self->module;
-    freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    free_object(object);
-    Py_DECREF(type);
-    Py_XDECREF(module);
+    py_object_free(object, self->module);
 }
 
 /* What the flight refers to is visited only when nobody else can need it any more: an operation under way may

@@ -1,5 +1,7 @@
 #include "store/file_log.h"
 
+#include "core/little_endian.h"
+
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>
@@ -24,33 +26,6 @@ enum record_field {
     RECORD_KEY_LEN = 8,
     RECORD_TYPE = 12,
 };
-
-static void
-put_u32(uint8_t *out, uint32_t value)
-{
-    for (int i = 0; i < 4; i++) {
-        out[i] = (uint8_t)(value >> (8 * i));
-    }
-}
-
-static void
-put_u64(uint8_t *out, uint64_t value)
-{
-    put_u32(out, (uint32_t)value);
-    put_u32(out + 4, (uint32_t)(value >> 32));
-}
-
-static uint32_t
-take_u32(const uint8_t *in)
-{
-    return (uint32_t)in[0] | (uint32_t)in[1] << 8 | (uint32_t)in[2] << 16 | (uint32_t)in[3] << 24;
-}
-
-static uint64_t
-take_u64(const uint8_t *in)
-{
-    return (uint64_t)take_u32(in) | (uint64_t)take_u32(in + 4) << 32;
-}
 
 /* CRC-32 of IEEE 802.3 (reflected, polynomial 0xedb88320), four bits at a time: entry i is i carried through
  * four steps of the bitwise division. Values are small and a write takes a lock, so a bigger table would gain
@@ -81,16 +56,16 @@ dd_file_header_parse(dd_bytes bytes, dd_file_header *header)
         return DD_FILE_HEADER_FOREIGN;
     }
     if (bytes.len < DD_FILE_HEADER_BYTES ||
-        take_u32(bytes.data + HEADER_CRC) != crc32_of(bytes.data, HEADER_CRC)) {
+        (uint32_t)dd_get_number(bytes.data + HEADER_CRC, 4) != crc32_of(bytes.data, HEADER_CRC)) {
         return DD_FILE_HEADER_BROKEN;
     }
-    if (take_u32(bytes.data + HEADER_VERSION) != FORMAT_VERSION) {
+    if ((uint32_t)dd_get_number(bytes.data + HEADER_VERSION, 4) != FORMAT_VERSION) {
         return DD_FILE_HEADER_VERSION;
     }
     memcpy(header->run_id, bytes.data + HEADER_RUN_ID, DD_FILE_RUN_ID_BYTES);
-    header->world_size = (int64_t)take_u64(bytes.data + HEADER_WORLD_SIZE);
-    header->joined = take_u64(bytes.data + HEADER_JOINED);
-    header->left = take_u64(bytes.data + HEADER_LEFT);
+    header->world_size = (int64_t)dd_get_number(bytes.data + HEADER_WORLD_SIZE, 8);
+    header->joined = dd_get_number(bytes.data + HEADER_JOINED, 8);
+    header->left = dd_get_number(bytes.data + HEADER_LEFT, 8);
     return DD_FILE_HEADER_VALID;
 }
 
@@ -99,12 +74,12 @@ dd_file_header_encode(const dd_file_header *header, uint8_t out[DD_FILE_HEADER_B
 {
     memset(out, 0, DD_FILE_HEADER_BYTES);
     memcpy(out, MAGIC, MAGIC_BYTES);
-    put_u32(out + HEADER_VERSION, FORMAT_VERSION);
+    dd_put_number(out + HEADER_VERSION, FORMAT_VERSION, 4);
     memcpy(out + HEADER_RUN_ID, header->run_id, DD_FILE_RUN_ID_BYTES);
-    put_u64(out + HEADER_WORLD_SIZE, (uint64_t)header->world_size);
-    put_u64(out + HEADER_JOINED, header->joined);
-    put_u64(out + HEADER_LEFT, header->left);
-    put_u32(out + HEADER_CRC, crc32_of(out, HEADER_CRC));
+    dd_put_number(out + HEADER_WORLD_SIZE, (uint64_t)header->world_size, 8);
+    dd_put_number(out + HEADER_JOINED, header->joined, 8);
+    dd_put_number(out + HEADER_LEFT, header->left, 8);
+    dd_put_number(out + HEADER_CRC, crc32_of(out, HEADER_CRC), 4);
 }
 
 bool
@@ -121,7 +96,7 @@ dd_file_record_parse(dd_bytes bytes, dd_file_record *record, uint64_t *nbytes)
     if (bytes.len < DD_FILE_RECORD_HEAD_BYTES) {
         return DD_FILE_RECORD_SHORT;
     }
-    uint32_t record_len = take_u32(bytes.data + RECORD_NBYTES);
+    uint32_t record_len = (uint32_t)dd_get_number(bytes.data + RECORD_NBYTES, 4);
     if (record_len < DD_FILE_RECORD_HEAD_BYTES || record_len > DD_FILE_RECORD_MAX_BYTES) {
         *nbytes = record_len == 0 ? 0 : DD_FILE_RECORD_HEAD_BYTES;
         return DD_FILE_RECORD_DAMAGED;
@@ -130,10 +105,11 @@ dd_file_record_parse(dd_bytes bytes, dd_file_record *record, uint64_t *nbytes)
     if (bytes.len < record_len) {
         return DD_FILE_RECORD_SHORT;
     }
-    uint32_t key_len = take_u32(bytes.data + RECORD_KEY_LEN);
-    uint32_t type = take_u32(bytes.data + RECORD_TYPE);
+    uint32_t key_len = (uint32_t)dd_get_number(bytes.data + RECORD_KEY_LEN, 4);
+    uint32_t type = (uint32_t)dd_get_number(bytes.data + RECORD_TYPE, 4);
     size_t body_len = record_len - DD_FILE_RECORD_HEAD_BYTES;
-    if (take_u32(bytes.data) != crc32_of(bytes.data + RECORD_NBYTES, record_len - RECORD_NBYTES) ||
+    if ((uint32_t)dd_get_number(bytes.data, 4) !=
+            crc32_of(bytes.data + RECORD_NBYTES, record_len - RECORD_NBYTES) ||
         key_len > body_len || type < DD_FILE_RECORD_SET || type > DD_FILE_RECORD_POP) {
         return DD_FILE_RECORD_DAMAGED;
     }
@@ -158,14 +134,14 @@ dd_file_record_encode(dd_blob *out, const dd_file_record *record, dd_error *err)
         return status;
     }
     uint8_t *start = out->data + out->len;
-    put_u32(start + RECORD_NBYTES, (uint32_t)record_len);
-    put_u32(start + RECORD_KEY_LEN, (uint32_t)record->key.len);
-    put_u32(start + RECORD_TYPE, (uint32_t)record->type);
+    dd_put_number(start + RECORD_NBYTES, (uint32_t)record_len, 4);
+    dd_put_number(start + RECORD_KEY_LEN, (uint32_t)record->key.len, 4);
+    dd_put_number(start + RECORD_TYPE, (uint32_t)record->type, 4);
     out->len += DD_FILE_RECORD_HEAD_BYTES;
     /* There is room: these cannot fail. */
     (void)!dd_blob_append(out, record->key.data, record->key.len, NULL);
     (void)!dd_blob_append(out, record->value.data, record->value.len, NULL);
-    put_u32(start, crc32_of(start + RECORD_NBYTES, record_len - RECORD_NBYTES));
+    dd_put_number(start, crc32_of(start + RECORD_NBYTES, record_len - RECORD_NBYTES), 4);
     return DD_OK;
 }
 

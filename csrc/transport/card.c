@@ -1,5 +1,6 @@
 #include "transport/card.h"
 
+#include "core/little_endian.h"
 #include "net/auth.h"
 #include "net/ifaces.h"
 #include "net/sha256.h"
@@ -102,19 +103,11 @@ dd_card_print(const dd_card *card, char out[96])
 
 /* ---- writing */
 
-static void
-put_number(uint8_t *out, uint64_t value, size_t nbytes)
-{
-    for (size_t i = 0; i < nbytes; i++) {
-        out[i] = (uint8_t)(value >> (8 * i));
-    }
-}
-
 static dd_status
 append_number(dd_blob *out, uint64_t value, size_t nbytes, dd_error *err)
 {
     uint8_t bytes[8];
-    put_number(bytes, value, nbytes);
+    dd_put_number(bytes, value, nbytes);
     return dd_blob_append(out, bytes, nbytes, err);
 }
 
@@ -150,7 +143,7 @@ append_card(const dd_card *card, dd_blob *out, dd_error *err)
     head[4] = CARD_VERSION;
     memcpy(head + 5, card->uid.bytes, DD_UID_BYTES);
     memcpy(head + 5 + DD_UID_BYTES, card->host_id, DD_HOST_ID_BYTES);
-    put_number(head + 5 + DD_UID_BYTES + DD_HOST_ID_BYTES, (uint64_t)card->pid, 8);
+    dd_put_number(head + 5 + DD_UID_BYTES + DD_HOST_ID_BYTES, (uint64_t)card->pid, 8);
     dd_status status = dd_blob_append(out, head, sizeof head, err);
     if (status == DD_OK) {
         status = append_text(out, card->host, err);
@@ -205,12 +198,7 @@ take(card_reader *reader, size_t nbytes)
 static uint64_t
 take_number(card_reader *reader, size_t nbytes)
 {
-    const uint8_t *bytes = take(reader, nbytes);
-    uint64_t value = 0;
-    for (size_t i = nbytes; i-- > 0;) {
-        value = value << 8 | bytes[i];
-    }
-    return value;
+    return dd_get_number(take(reader, nbytes), nbytes);
 }
 
 static void

@@ -1,5 +1,6 @@
 #include "transport/connect_internal.h"
 
+#include "core/little_endian.h"
 #include "net/auth.h"
 #include "net/sock.h"
 
@@ -12,35 +13,17 @@
 #define ANSWER_MAGIC "DDla"
 #define FLAG_SECRET 1u
 
-static void
-put_number(uint8_t *out, uint32_t value, size_t nbytes)
-{
-    for (size_t i = 0; i < nbytes; i++) {
-        out[i] = (uint8_t)(value >> (8 * i));
-    }
-}
-
-static uint32_t
-get_number(const uint8_t *bytes, size_t nbytes)
-{
-    uint32_t value = 0;
-    for (size_t i = nbytes; i-- > 0;) {
-        value = value << 8 | bytes[i];
-    }
-    return value;
-}
-
 dd_status
 connect_hello_write(connect_hello *hello, dd_error *err)
 {
     uint8_t *bytes = hello->bytes;
     memset(bytes, 0, CONNECT_HELLO_BYTES);
     memcpy(bytes, HELLO_MAGIC, 4);
-    put_number(bytes + 4, CONNECT_VERSION, 2);
-    put_number(bytes + 6, hello->has_secret ? FLAG_SECRET : 0, 2);
+    dd_put_number(bytes + 4, CONNECT_VERSION, 2);
+    dd_put_number(bytes + 6, hello->has_secret ? FLAG_SECRET : 0, 2);
     memcpy(bytes + 8, hello->from.bytes, DD_UID_BYTES);
     memcpy(bytes + 24, hello->to.bytes, DD_UID_BYTES);
-    put_number(bytes + 40, hello->lane, 4);
+    dd_put_number(bytes + 40, hello->lane, 4);
     return dd_auth_random(bytes + 48, CONNECT_NONCE_BYTES, err);
 }
 
@@ -51,13 +34,13 @@ connect_hello_read(connect_hello *hello)
     if (memcmp(bytes, HELLO_MAGIC, 4) != 0) {
         return false;
     }
-    hello->version = get_number(bytes + 4, 2);
-    uint32_t flags = get_number(bytes + 6, 2);
+    hello->version = (uint32_t)dd_get_number(bytes + 4, 2);
+    uint32_t flags = (uint32_t)dd_get_number(bytes + 6, 2);
     hello->has_secret = (flags & FLAG_SECRET) != 0;
     memcpy(hello->from.bytes, bytes + 8, DD_UID_BYTES);
     memcpy(hello->to.bytes, bytes + 24, DD_UID_BYTES);
-    hello->lane = get_number(bytes + 40, 4);
-    return hello->version != CONNECT_VERSION || (flags <= FLAG_SECRET && get_number(bytes + 44, 4) == 0);
+    hello->lane = (uint32_t)dd_get_number(bytes + 40, 4);
+    return hello->version != CONNECT_VERSION || (flags <= FLAG_SECRET && dd_get_number(bytes + 44, 4) == 0);
 }
 
 void
@@ -65,7 +48,7 @@ connect_answer_write(const connect_answer *answer, uint8_t bytes[CONNECT_ANSWER_
 {
     memset(bytes, 0, CONNECT_ANSWER_BYTES);
     memcpy(bytes, ANSWER_MAGIC, 4);
-    put_number(bytes + 4, CONNECT_VERSION, 2);
+    dd_put_number(bytes + 4, CONNECT_VERSION, 2);
     bytes[6] = (uint8_t)answer->verdict;
     memcpy(bytes + 8, answer->nonce, CONNECT_NONCE_BYTES);
     memcpy(bytes + 40, answer->proof, DD_SHA256_BYTES);
@@ -77,7 +60,7 @@ connect_answer_read(const uint8_t bytes[CONNECT_ANSWER_BYTES], connect_answer *a
     if (memcmp(bytes, ANSWER_MAGIC, 4) != 0 || bytes[6] >= CONNECT_VERDICT_COUNT) {
         return false;
     }
-    answer->version = get_number(bytes + 4, 2);
+    answer->version = (uint32_t)dd_get_number(bytes + 4, 2);
     answer->verdict = (connect_verdict)bytes[6];
     memcpy(answer->nonce, bytes + 8, CONNECT_NONCE_BYTES);
     memcpy(answer->proof, bytes + 40, DD_SHA256_BYTES);

@@ -4,6 +4,7 @@
  * A message is matched by (context, sender, kind, tag, channel), first in first out. Point-to-point
  * messages are matched by sender and tag, where a receive may take any sender. Messages of collectives
  * carry the sequence number as tag, and the signature of the operation, which both sides must agree on.
+ * For messages of windows on channel 0, requests, nobody has to wait: the handler finds a receive when one comes.
  *
  * Small messages travel at once (eager) and are held by the receiver until somebody wants them, up to a
  * credit; larger ones wait at the sender until there is memory to put them in (rendezvous), and may be
@@ -19,7 +20,10 @@
 typedef enum dd_message_kind {
     DD_MESSAGE_P2P,
     DD_MESSAGE_COLL,
+    DD_MESSAGE_WINDOW,
 } dd_message_kind;
+
+#define DD_REQUEST_CHANNEL 0 /* of DD_MESSAGE_WINDOW */
 
 /* One send or receive under way. The owner embeds it, fills in the first part, and leaves it alone until
  * on_done. */
@@ -70,6 +74,8 @@ typedef struct dd_context_handler {
     /* A rank asks how far we are: fill in the state. And: a rank has answered. */
     void (*on_asked)(void *ctx, uint64_t *sequence, dd_signature *signature, bool *is_inside);
     void (*on_answer)(void *ctx, int rank, uint64_t sequence, const dd_signature *signature, bool is_inside);
+    /* A request has come: the receive for it, which counts as posted; NULL: it is held. */
+    dd_message *(*on_request)(void *ctx, int rank);
 } dd_context_handler;
 
 typedef struct dd_context dd_context;
@@ -90,6 +96,15 @@ void dd_context_close(dd_context *context, const dd_wait *wait);
 /* Starts the message; makes the connection if there is none. Failure shows by on_done. */
 void dd_context_post_send_locked(dd_context *context, dd_message *message);
 void dd_context_post_recv_locked(dd_context *context, dd_message *message);
+
+/* Something is awaited from the rank that no posted receive tells of, or not any more: its sockets are looked at more often. */
+void dd_context_expect_locked(dd_context *context, int rank, bool is_expected);
+
+/* Posts the receive if its message is here already; false: it is not, and nothing happens. */
+bool dd_context_try_post_recv_locked(dd_context *context, dd_message *message);
+
+/* A send that is not done goes on from a copy of its memory. */
+void dd_context_move_send_locked(dd_message *message, void *copy);
 
 /* Ends a posted message with `error`, within this call. Memory is not touched afterwards; when half of it
  * was with the peer, that part of the stream is thrown away on arrival (receive) or the link is broken

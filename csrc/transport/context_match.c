@@ -20,6 +20,39 @@ find_posted(const dd_list *posted, const dd_frame *frame)
     return NULL;
 }
 
+static void
+begin(dd_context *context, dd_message *message, bool is_send)
+{
+    dd_list_init(&message->link);
+    message->stage = STAGE_IDLE;
+    message->is_send = is_send;
+    message->is_posted = true;
+    message->id = 0;
+    message->order = context->engine->next_order++;
+    message->cut = 0;
+    message->moved = 0;
+    message->failure = NULL;
+    message->context = context;
+    message->peer = message->rank == DD_ANY_RANK ? NULL : context->ranks[message->rank].peer;
+    message->source = message->rank;
+    message->received = 0;
+    context->engine->nposted++;
+}
+
+static dd_message *
+ask_for_receive(dd_context *context, const dd_frame *frame)
+{
+    bool is_request = frame->kind == DD_MESSAGE_WINDOW && frame->channel == DD_REQUEST_CHANNEL;
+    if (!is_request || context->handler.on_request == NULL) {
+        return NULL;
+    }
+    dd_message *recv = context->handler.on_request(context->handler.ctx, (int)frame->source);
+    if (recv != NULL) {
+        begin(context, recv, false);
+    }
+    return recv;
+}
+
 dd_message *
 context_match(dd_context *context, const dd_frame *frame)
 {
@@ -37,6 +70,10 @@ context_match(dd_context *context, const dd_frame *frame)
     if (recv != NULL) {
         message_unpost(recv);
         recv->stage = STAGE_IDLE;
+    } else {
+        recv = ask_for_receive(context, frame);
+    }
+    if (recv != NULL) {
         recv->source = source;
         recv->received = frame->nbytes;
         recv->peer = context->ranks[source].peer;
@@ -243,25 +280,6 @@ find_held_of_any(const dd_context *context, const dd_message *recv)
     return first;
 }
 
-static void
-begin(dd_context *context, dd_message *message, bool is_send)
-{
-    dd_list_init(&message->link);
-    message->stage = STAGE_IDLE;
-    message->is_send = is_send;
-    message->is_posted = true;
-    message->id = 0;
-    message->order = context->engine->next_order++;
-    message->cut = 0;
-    message->moved = 0;
-    message->failure = NULL;
-    message->context = context;
-    message->peer = message->rank == DD_ANY_RANK ? NULL : context->ranks[message->rank].peer;
-    message->source = message->rank;
-    message->received = 0;
-    context->engine->nposted++;
-}
-
 /* Ends a message to or from a rank that cannot be reached any more; false when it can. */
 static bool
 end_if_unreachable(dd_context *context, dd_message *message)
@@ -336,6 +354,31 @@ dd_context_post_recv_locked(dd_context *context, dd_message *message)
     dd_list_push_back(&context->ranks[message->rank].posted, &message->link);
     if (message->peer->state == PEER_IDLE) {
         dd_peer_connect_locked(message->peer);
+    }
+}
+
+void
+dd_context_expect_locked(dd_context *context, int rank, bool is_expected)
+{
+    dd_peer *peer = context->ranks[rank].peer;
+    peer->nexpected = is_expected ? peer->nexpected + 1 : peer->nexpected - 1;
+}
+
+bool
+dd_context_try_post_recv_locked(dd_context *context, dd_message *message)
+{
+    if (find_held(&context->ranks[message->rank].held, message) == NULL) {
+        return false;
+    }
+    dd_context_post_recv_locked(context, message);
+    return true;
+}
+
+void
+dd_context_move_send_locked(dd_message *message, void *copy)
+{
+    if (message->is_posted && message->stage != STAGE_DONE) {
+        peer_move_send(message->peer, message, copy);
     }
 }
 

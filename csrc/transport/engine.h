@@ -52,6 +52,8 @@ bool dd_peer_is_self(const dd_peer *peer);
 /* ---- with the lock held */
 
 void dd_engine_lock(dd_engine *engine);
+/* False: somebody has it. */
+bool dd_engine_try_lock(dd_engine *engine);
 void dd_engine_unlock(dd_engine *engine);
 
 /* The link's name, "" while there is none. `_locked` because links come and go. */
@@ -66,11 +68,12 @@ bool dd_peer_is_connected_locked(const dd_peer *peer);
 const dd_error *dd_peer_error_locked(const dd_peer *peer);
 /* Makes a peer that sleeps look at memory that is shared with it. Nothing without a shared memory link. */
 void dd_peer_ring_bell_locked(dd_peer *peer);
-/* Hands over a descriptor (shared memory links only); it stays the caller's. */
+/* Hands over a descriptor (shared memory links only); it stays the caller's. The first word of its key is the id of its group. */
 dd_status dd_peer_send_fd_locked(dd_peer *peer, const dd_passed_fd *passed, dd_error *err) DD_MUST_CHECK;
 /* The descriptor that the peer has passed under this key, owned; -1 when it has not come (yet). */
 int dd_peer_take_fd_locked(dd_peer *peer, const uint64_t key[2]);
-/* Closes those that have come under keys with this first word: nobody will take them. */
+/* Closes those that have come under keys with this first word: nobody will take them. What comes later under the id of a group that
+ * is closed goes by itself. */
 void dd_peer_drop_fds_locked(dd_peer *peer, uint64_t first_key);
 
 /* A task is polled in every round of driving, for progress that no message tells of (shared memory). */
@@ -90,6 +93,10 @@ struct dd_task {
 void dd_engine_add_task_locked(dd_engine *engine, dd_task *task);
 void dd_engine_remove_task_locked(dd_engine *engine, dd_task *task); /* also one that is not in */
 
+/* While somebody wants that, and be it once of many times, messages that come when no call is under way are answered within a
+ * millisecond of the last one, not ten or twenty: the background thread looks sooner whether callers still drive. */
+void dd_engine_attend_locked(dd_engine *engine, bool is_wanted);
+
 /* Somebody's `is_done` (dd_engine_wait) has become true by other means than driving: he is woken when the lock is given away. */
 void dd_engine_note_ended_locked(dd_engine *engine);
 
@@ -102,6 +109,9 @@ dd_status dd_engine_wait(dd_engine *engine, const atomic_bool *is_done, const dd
 
 /* After posting without waiting: makes sure that somebody drives. Cheap when somebody does. */
 void dd_engine_kick(dd_engine *engine);
+/* After a look at tasks by somebody who does not go on to drive: the look has told peers that nobody sleeps here, and a driver that does
+ * would not be woken. */
+void dd_engine_settle_driver_locked(dd_engine *engine);
 
 /* Counters for tests and benchmarks: payload bytes and frames sent and received, by kind of link. */
 typedef struct dd_engine_stats {

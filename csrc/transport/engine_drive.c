@@ -16,8 +16,9 @@
 #define TIGHT_SPIN_NS (50 * DD_NS_PER_US)
 #define ROUNDS_PER_CLOCK 16u
 #define EVENTS_MAX 32
-/* The background thread takes over when no caller has driven for that long. */
+/* The background thread takes over when no caller has driven for that long; sooner where somebody far counts on answers. */
 #define NAP_NS (10 * DD_NS_PER_MS)
+#define ATTENTIVE_NAP_NS (150 * DD_NS_PER_US)
 /* A thread that wants the lock tries for so many looks before it sleeps on it: a driver gives it up after
  * each round. */
 #define LOCK_LOOKS 200
@@ -40,6 +41,12 @@ dd_engine_lock(dd_engine *engine)
     }
     pthread_mutex_lock(&engine->mu);
     atomic_fetch_sub_explicit(&engine->nlockers, 1, memory_order_relaxed);
+}
+
+bool
+dd_engine_try_lock(dd_engine *engine)
+{
+    return pthread_mutex_trylock(&engine->mu) == 0;
 }
 
 static void
@@ -113,6 +120,24 @@ kick_background(dd_engine *engine)
     engine->is_kicked = true;
     pthread_cond_signal(&engine->nap);
     pthread_mutex_unlock(&engine->nap_mu);
+}
+
+/* A call was so long that the background thread has settled for a long nap: a short one, from here on. */
+static void
+cut_nap_short(dd_engine *engine)
+{
+    if (atomic_load(&engine->is_napping_long)) {
+        pthread_mutex_lock(&engine->nap_mu);
+        pthread_cond_signal(&engine->nap);
+        pthread_mutex_unlock(&engine->nap_mu);
+    }
+}
+
+void
+dd_engine_attend_locked(dd_engine *engine, bool is_wanted)
+{
+    unsigned before = atomic_load_explicit(&engine->nattentive, memory_order_relaxed);
+    atomic_store_explicit(&engine->nattentive, is_wanted ? before + 1 : before - 1, memory_order_relaxed);
 }
 
 void
@@ -287,13 +312,16 @@ leave(dd_engine *engine, dd_waiter *self)
         return;
     }
     engine->driver = NULL;
-    atomic_store_explicit(&engine->is_driven, false, memory_order_relaxed);
+    atomic_store(&engine->is_driven, false);
     for (dd_list *node = engine->waiters.next; node != &engine->waiters; node = node->next) {
         dd_waiter *other = DD_CONTAINER_OF(node, dd_waiter, link);
         pthread_cond_signal(&other->turn);
         if (!is_waiter_done(other)) {
             return;
         }
+    }
+    if (!self->is_background && atomic_load_explicit(&engine->nattentive, memory_order_relaxed) > 0) {
+        cut_nap_short(engine);
     }
 }
 
@@ -372,6 +400,14 @@ has_output(const dd_engine *engine)
 }
 
 void
+dd_engine_settle_driver_locked(dd_engine *engine)
+{
+    if (engine->driver != NULL && engine->driver->is_asleep && !engine_fall_asleep(engine)) {
+        engine_wake(engine);
+    }
+}
+
+void
 dd_engine_kick(dd_engine *engine)
 {
     if (dd_engine_check_fork(engine, NULL) != DD_OK) {
@@ -389,16 +425,29 @@ dd_engine_kick(dd_engine *engine)
             if (has_work || engine->nposted > 0) {
                 engine_wake(engine);
             }
-        } else if (has_work || !engine_fall_asleep(engine)) {
-            /* The look has told the peers that somebody is awake: unless they are told otherwise, nobody rings
-             * for the driver. */
+        } else if (has_work) {
             engine_wake(engine);
+        } else {
+            dd_engine_settle_driver_locked(engine);
         }
     }
     dd_engine_unlock(engine);
 }
 
 /* ---- the background thread */
+
+/* With nap_mu. Says that it is a long one before it looks whether it may be: the caller that ends driving meanwhile sees that. */
+static void
+nap_once(dd_engine *engine)
+{
+    atomic_store(&engine->is_napping_long, true);
+    bool is_short = !atomic_load(&engine->is_driven) && atomic_load(&engine->nattentive) > 0;
+    if (is_short) {
+        atomic_store(&engine->is_napping_long, false);
+    }
+    dd_wait wait = dd_wait_after(is_short ? ATTENTIVE_NAP_NS : NAP_NS);
+    dd_cond_wait_slice(&engine->nap, &engine->nap_mu, &wait);
+}
 
 /* Until it is kicked, or no caller has driven for a while. False: the engine stops. */
 static bool
@@ -408,8 +457,7 @@ nap(dd_engine *engine, uint64_t *ndrives)
     pthread_mutex_lock(&engine->nap_mu);
     while (!engine->is_stopping && !is_time) {
         if (!engine->is_kicked) {
-            dd_wait wait = dd_wait_after(NAP_NS);
-            dd_cond_wait_slice(&engine->nap, &engine->nap_mu, &wait);
+            nap_once(engine);
         }
         uint64_t now = atomic_load_explicit(&engine->ndrives, memory_order_relaxed);
         is_time = engine->is_kicked ||
@@ -447,6 +495,8 @@ engine_drive_init(dd_engine *engine)
     atomic_init(&engine->nlockers, 0);
     atomic_init(&engine->ndrives, 0);
     atomic_init(&engine->is_driven, false);
+    atomic_init(&engine->nattentive, 0);
+    atomic_init(&engine->is_napping_long, false);
     atomic_init(&engine->is_stopped, false);
     dd_list_init(&engine->waiters);
     engine->background = (dd_waiter){.is_background = true, .is_done = &engine->is_stopped};

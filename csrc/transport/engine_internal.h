@@ -235,7 +235,9 @@ struct dd_engine {
     atomic_bool is_stopped; /* the background thread's own is_done */
     atomic_uint_fast64_t
         ndrives; /* how often callers have begun to wait; relaxed: the background thread compares it */
-    atomic_bool is_driven; /* a caller drives; relaxed, for the same */
+    atomic_bool is_driven;       /* a caller drives; for the same */
+    atomic_uint nattentive;      /* how many want that (dd_engine_attend_locked); written with mu */
+    atomic_bool is_napping_long; /* the background thread; written with nap_mu */
 
     dd_engine_stats stats;
 };
@@ -283,6 +285,8 @@ void engine_give_held(dd_engine *engine, held *entry);
 void engine_drop_unfinished(dd_engine *engine, dd_list *list);
 dd_context *engine_find_context(dd_engine *engine, uint64_t id, uint32_t rank);
 bool engine_has_closed(const dd_engine *engine, uint64_t id, uint32_t rank);
+/* The same for whatever rank, and none of this process has it open. */
+bool engine_is_over(const dd_engine *engine, uint64_t id);
 
 /* ---- peer.c */
 
@@ -319,6 +323,8 @@ void peer_on_cts(dd_peer *peer, const dd_frame *frame);
 void peer_on_refuse(dd_peer *peer, const dd_frame *frame);
 /* Takes a send that is not done out of queues and lanes. */
 void peer_forget_send(dd_peer *peer, dd_message *message);
+/* The same bytes are at `data` now. */
+void peer_move_send(dd_peer *peer, dd_message *message, void *data);
 /* Gives back credit for an eager message that is gone. */
 void peer_return_credit(dd_peer *peer, size_t nbytes);
 static inline size_t

@@ -1,5 +1,7 @@
 #include "transport/frame.h"
 
+#include "core/little_endian.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -39,54 +41,6 @@ enum {
     ERROR_AT_MESSAGE = ERROR_AT_HOST + DD_HOST_NAME_MAX,
 };
 
-static inline uint32_t
-to_le32(uint32_t value)
-{
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    value = __builtin_bswap32(value);
-#endif
-    return value;
-}
-
-static inline uint64_t
-to_le64(uint64_t value)
-{
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    value = __builtin_bswap64(value);
-#endif
-    return value;
-}
-
-static inline void
-put_u32(uint8_t *out, uint32_t value)
-{
-    value = to_le32(value);
-    memcpy(out, &value, sizeof value);
-}
-
-static inline void
-put_u64(uint8_t *out, uint64_t value)
-{
-    value = to_le64(value);
-    memcpy(out, &value, sizeof value);
-}
-
-static inline uint32_t
-get_u32(const uint8_t *in)
-{
-    uint32_t value;
-    memcpy(&value, in, sizeof value);
-    return to_le32(value);
-}
-
-static inline uint64_t
-get_u64(const uint8_t *in)
-{
-    uint64_t value;
-    memcpy(&value, in, sizeof value);
-    return to_le64(value);
-}
-
 void
 dd_frame_encode(const dd_frame *frame, uint8_t out[DD_FRAME_NBYTES])
 {
@@ -94,29 +48,29 @@ dd_frame_encode(const dd_frame *frame, uint8_t out[DD_FRAME_NBYTES])
     out[AT_TYPE] = (uint8_t)frame->type;
     out[AT_KIND] = (uint8_t)frame->kind;
     out[AT_REASON] = (uint8_t)frame->reason;
-    put_u32(out + AT_CHANNEL, frame->channel);
-    put_u64(out + AT_CONTEXT, frame->context);
-    put_u64(out + AT_TAG, frame->tag);
-    put_u64(out + AT_ID, frame->id);
-    put_u64(out + AT_OFFSET, frame->offset);
-    put_u64(out + AT_NBYTES, frame->nbytes);
-    put_u32(out + AT_PAYLOAD, frame->payload);
-    put_u32(out + AT_CREDIT, frame->credit);
-    put_u32(out + AT_SOURCE, frame->source);
-    put_u32(out + AT_TARGET, frame->target);
+    dd_put_number(out + AT_CHANNEL, frame->channel, 4);
+    dd_put_number(out + AT_CONTEXT, frame->context, 8);
+    dd_put_number(out + AT_TAG, frame->tag, 8);
+    dd_put_number(out + AT_ID, frame->id, 8);
+    dd_put_number(out + AT_OFFSET, frame->offset, 8);
+    dd_put_number(out + AT_NBYTES, frame->nbytes, 8);
+    dd_put_number(out + AT_PAYLOAD, frame->payload, 4);
+    dd_put_number(out + AT_CREDIT, frame->credit, 4);
+    dd_put_number(out + AT_SOURCE, frame->source, 4);
+    dd_put_number(out + AT_TARGET, frame->target, 4);
     out[AT_COLL] = frame->signature.coll;
     out[AT_DTYPE] = frame->signature.dtype;
     out[AT_REDOP] = frame->signature.redop;
     out[AT_FLAGS] = frame->signature.flags;
-    put_u32(out + AT_ROOT, frame->signature.root);
-    put_u64(out + AT_COUNT, frame->signature.count);
-    put_u64(out + AT_FACTOR, frame->signature.factor_bits);
+    dd_put_number(out + AT_ROOT, frame->signature.root, 4);
+    dd_put_number(out + AT_COUNT, frame->signature.count, 8);
+    dd_put_number(out + AT_FACTOR, frame->signature.factor_bits, 8);
 }
 
 void
 dd_frame_put_credit(uint8_t header[DD_FRAME_NBYTES], uint32_t credit)
 {
-    put_u32(header + AT_CREDIT, credit);
+    dd_put_number(header + AT_CREDIT, credit, 4);
 }
 
 static void
@@ -125,23 +79,23 @@ read_fields(const uint8_t *in, dd_frame *frame)
     frame->type = (dd_frame_type)in[AT_TYPE];
     frame->kind = (dd_message_kind)in[AT_KIND];
     frame->reason = (dd_refusal)in[AT_REASON];
-    frame->channel = get_u32(in + AT_CHANNEL);
-    frame->context = get_u64(in + AT_CONTEXT);
-    frame->tag = get_u64(in + AT_TAG);
-    frame->id = get_u64(in + AT_ID);
-    frame->offset = get_u64(in + AT_OFFSET);
-    frame->nbytes = get_u64(in + AT_NBYTES);
-    frame->payload = get_u32(in + AT_PAYLOAD);
-    frame->credit = get_u32(in + AT_CREDIT);
-    frame->source = get_u32(in + AT_SOURCE);
-    frame->target = get_u32(in + AT_TARGET);
+    frame->channel = (uint32_t)dd_get_number(in + AT_CHANNEL, 4);
+    frame->context = dd_get_number(in + AT_CONTEXT, 8);
+    frame->tag = dd_get_number(in + AT_TAG, 8);
+    frame->id = dd_get_number(in + AT_ID, 8);
+    frame->offset = dd_get_number(in + AT_OFFSET, 8);
+    frame->nbytes = dd_get_number(in + AT_NBYTES, 8);
+    frame->payload = (uint32_t)dd_get_number(in + AT_PAYLOAD, 4);
+    frame->credit = (uint32_t)dd_get_number(in + AT_CREDIT, 4);
+    frame->source = (uint32_t)dd_get_number(in + AT_SOURCE, 4);
+    frame->target = (uint32_t)dd_get_number(in + AT_TARGET, 4);
     frame->signature.coll = in[AT_COLL];
     frame->signature.dtype = in[AT_DTYPE];
     frame->signature.redop = in[AT_REDOP];
     frame->signature.flags = in[AT_FLAGS];
-    frame->signature.root = get_u32(in + AT_ROOT);
-    frame->signature.count = get_u64(in + AT_COUNT);
-    frame->signature.factor_bits = get_u64(in + AT_FACTOR);
+    frame->signature.root = (uint32_t)dd_get_number(in + AT_ROOT, 4);
+    frame->signature.count = dd_get_number(in + AT_COUNT, 8);
+    frame->signature.factor_bits = dd_get_number(in + AT_FACTOR, 8);
 }
 
 /* What is wrong with a frame of a known type; NULL if nothing is. */
@@ -190,7 +144,7 @@ dd_frame_decode(const uint8_t in[DD_FRAME_NBYTES], dd_frame *frame, dd_error *er
         return dd_error_set(err, DD_PROTOCOL, "a frame begins with 0x%02x instead of 0x%02x", in[AT_MAGIC],
                             MAGIC);
     }
-    if (in[AT_KIND] > DD_MESSAGE_COLL) {
+    if (in[AT_KIND] > DD_MESSAGE_WINDOW) {
         return dd_error_set(err, DD_PROTOCOL, "a frame has a message of kind %d", in[AT_KIND]);
     }
     read_fields(in, frame);
@@ -218,9 +172,9 @@ size_t
 dd_frame_encode_error(const dd_error *error, uint8_t out[DD_FRAME_ERROR_MAX])
 {
     memset(out, 0, ERROR_AT_MESSAGE);
-    put_u32(out + ERROR_AT_CODE, (uint32_t)error->code);
-    put_u32(out + ERROR_AT_RANK, (uint32_t)error->culprit.rank);
-    put_u64(out + ERROR_AT_PID, (uint64_t)error->culprit.pid);
+    dd_put_number(out + ERROR_AT_CODE, (uint32_t)error->code, 4);
+    dd_put_number(out + ERROR_AT_RANK, (uint32_t)error->culprit.rank, 4);
+    dd_put_number(out + ERROR_AT_PID, (uint64_t)error->culprit.pid, 8);
     size_t host_len = strnlen(error->culprit.host, DD_HOST_NAME_MAX - 1);
     memcpy(out + ERROR_AT_HOST, error->culprit.host, host_len);
     size_t len = strnlen(error->message, sizeof error->message);
@@ -236,7 +190,7 @@ dd_frame_decode_error(dd_bytes payload, dd_error *error, dd_error *err)
     if (payload.len < ERROR_AT_MESSAGE || payload.len > DD_FRAME_ERROR_MAX) {
         return dd_error_set(err, DD_PROTOCOL, "an error of %zu bytes has come", payload.len);
     }
-    uint32_t code = get_u32(payload.data + ERROR_AT_CODE);
+    uint32_t code = (uint32_t)dd_get_number(payload.data + ERROR_AT_CODE, 4);
     if (code == DD_OK || code >= DD_STATUS_COUNT) {
         return dd_error_set(err, DD_PROTOCOL, "an error with code %lu has come", (unsigned long)code);
     }
@@ -245,10 +199,10 @@ dd_frame_decode_error(dd_bytes payload, dd_error *error, dd_error *err)
     (void)dd_error_set(error, (dd_status)code, "%.*s", (int)(payload.len - ERROR_AT_MESSAGE),
                        (const char *)payload.data + ERROR_AT_MESSAGE);
     int32_t rank;
-    uint32_t rank_bits = get_u32(payload.data + ERROR_AT_RANK);
+    uint32_t rank_bits = (uint32_t)dd_get_number(payload.data + ERROR_AT_RANK, 4);
     memcpy(&rank, &rank_bits, sizeof rank);
     int64_t pid;
-    uint64_t pid_bits = get_u64(payload.data + ERROR_AT_PID);
+    uint64_t pid_bits = dd_get_number(payload.data + ERROR_AT_PID, 8);
     memcpy(&pid, &pid_bits, sizeof pid);
     dd_error_blame(error, rank, host, pid);
     return DD_OK;

@@ -237,10 +237,15 @@ forget_passed(dd_peer *peer, size_t index)
     memmove(peer->passed + index, peer->passed + index + 1, (peer->npassed - index) * sizeof *peer->passed);
 }
 
-/* In the order of arrival. When nobody takes them, the oldest make room. */
+/* In the order of arrival. When nobody takes them, the oldest make room. One for a group that is closed here came too late: the
+ * socket that brings it is not read as often as the ring that told of the group's end. */
 static void
 keep_passed(dd_peer *peer, const dd_passed_fd *passed)
 {
+    if (engine_is_over(peer->engine, passed->key[0])) {
+        dd_sock_close(passed->fd);
+        return;
+    }
     if (peer->npassed == PASSED_MAX) {
         dd_sock_close(peer->passed[0].fd);
         forget_passed(peer, 0);

@@ -454,3 +454,27 @@ peer_forget_send(dd_peer *peer, dd_message *message)
         peer_post_frame(peer, &frame, (dd_bytes){0});
     }
 }
+
+/* ---- moving */
+
+static void
+move_frame(out_frame *out, const dd_message *message, const uint8_t *data)
+{
+    if (out->message == message && out->data != NULL) {
+        out->data = data + (out->data - (const uint8_t *)message->data);
+    }
+}
+
+void
+peer_move_send(dd_peer *peer, dd_message *message, void *data)
+{
+    for (dd_list *node = peer->out.next; node != &peer->out; node = node->next) {
+        move_frame(DD_CONTAINER_OF(node, out_frame, link), message, data);
+    }
+    for (int i = 0; i < peer->nlanes; i++) {
+        if (peer->lanes[i]->is_writing) {
+            move_frame(&peer->lanes[i]->current, message, data);
+        }
+    }
+    message->data = data;
+}

@@ -1,14 +1,14 @@
 #include "watch/signal.h"
 
+#include "core/little_endian.h"
+
 #include <stdio.h>
 #include <string.h>
 
 static uint8_t *
 put_number(uint8_t *at, uint64_t value, size_t nbytes)
 {
-    for (size_t i = 0; i < nbytes; i++) {
-        at[i] = (uint8_t)(value >> (8 * i));
-    }
+    dd_put_number(at, value, nbytes);
     return at + nbytes;
 }
 
@@ -19,10 +19,7 @@ take_number(dd_bytes *rest, size_t nbytes, uint64_t *value)
     if (rest->len < nbytes) {
         return false;
     }
-    *value = 0;
-    for (size_t i = nbytes; i-- > 0;) {
-        *value = *value << 8 | rest->data[i];
-    }
+    *value = dd_get_number(rest->data, nbytes);
     *rest = dd_bytes_of(rest->data + nbytes, rest->len - nbytes);
     return true;
 }

@@ -19,6 +19,14 @@ dd_work_init(dd_work *work, const char *what, uint64_t sequence, int64_t start_n
     work->destroy = NULL;
 }
 
+void
+dd_work_renew(dd_work *work)
+{
+    atomic_fetch_add_explicit(&work->refs, 1, memory_order_relaxed);
+    work->error.code = DD_OK;
+    atomic_store_explicit(&work->is_done, false, memory_order_relaxed);
+}
+
 dd_work *
 dd_work_acquire(dd_work *work)
 {
@@ -46,8 +54,6 @@ dd_work_complete(dd_work *work, const dd_error *error)
     }
     if (work->on_done != NULL) {
         work->end_ns = dd_clock_now_ns();
-    }
-    if (work->on_done != NULL) {
         work->on_done(work, work->ctx);
     }
     atomic_store_explicit(&work->is_done, true, memory_order_release);

@@ -1,6 +1,6 @@
 /* One asynchronous operation: whether it is done, how it ended, and who wants to know.
  *
- * A work is counted. It is completed once, by whoever carries it out; from then on everything in it is constant. */
+ * A work is counted. It is completed once, by whoever carries it out; from then on everything in it is constant, unless it is renewed. */
 #ifndef DD_WORK_WORK_H
 #define DD_WORK_WORK_H
 
@@ -33,6 +33,8 @@ struct dd_work {
 
 /* With one reference. */
 void dd_work_init(dd_work *work, const char *what, uint64_t sequence, int64_t start_ns);
+/* Begins one that is done again, with one reference more; start_ns is the caller's. Nobody may be looking at how it ended. */
+void dd_work_renew(dd_work *work);
 dd_work *dd_work_acquire(dd_work *work);
 void dd_work_release(dd_work *work); /* NULL is fine */
 

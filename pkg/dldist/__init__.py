@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os as _os
 
-from dldist import _core
+# Much of this is for the first group of several ranks: it is here so that forked processes need not import it themselves.
+from dldist import _core, _runtime, _settings, _watch, rendezvous  # noqa: F401
 from dldist._core import (
     DistAbortedError,
     DistAuthError,
@@ -22,6 +23,7 @@ from dldist._core import (
     Group,
     HashStore,
     Member,
+    Plan,
     PrefixStore,
     QueueEmptyError,
     ReduceOp,
@@ -29,6 +31,8 @@ from dldist._core import (
     Store,
     TCPStore,
     Work,
+    start_all,
+    wait_all,
 )
 from dldist._future import Future
 from dldist.distributed_c10d import *  # noqa: F403
@@ -61,12 +65,23 @@ if TYPE_CHECKING:
     from datetime import timedelta
     from typing import Any
 
-    from dldist import rendezvous
     from dldist._spawn import spawn
     from dldist.c10d.breakpoint import breakpoint
     from dldist.c10d.fake import FakeProcessGroup, FakeStore
+    from dldist.c10d.options import PutOptions, SignalOptions, WaitSignalOptions, WindowAccessType
     from dldist.c10d.store_collectives import _StoreCollectives
+    from dldist.c10d.window import Window, WindowAttr, empty
     from dldist.c10d.wrapper import _ProcessGroupWrapper
+    from dldist.reducer import (
+        GradBucket,
+        Logger,
+        Reducer,
+        _broadcast_coalesced,
+        _compute_bucket_assignment_by_size,
+        _register_builtin_comm_hook,
+        _register_comm_hook,
+        _verify_params_across_processes,
+    )
     from dldist.rendezvous import _create_store_from_options, register_rendezvous_handler
 
     default_pg_timeout: timedelta
@@ -90,24 +105,35 @@ __all__ = [
     "DistTimeoutError",
     "FileStore",
     "Future",
+    "GradBucket",
     "Group",
     "HashStore",
+    "Logger",
     "Member",
+    "Plan",
+    "PutOptions",
     "QueueEmptyError",
+    "Reducer",
     "SharedArray",
+    "SignalOptions",
     "TCPStore",
+    "WaitSignalOptions",
+    "Window",
+    "WindowAccessType",
+    "WindowAttr",
     "World",
     "__version__",
     "default_pg_timeout",
+    "empty",
     "register_rendezvous_handler",
     "set_log_level",
     "spawn",
+    "start_all",
+    "wait_all",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "rendezvous":  # the module: a function could not go by the same name here
-        return __import__("dldist.rendezvous", fromlist=("rendezvous",))
     return _find(name, __name__)
 
 

@@ -32,6 +32,10 @@ class Family:
         """x as the core reads it."""
         return x
 
+    def write(self, x: Any, content: Any) -> None:
+        """Give x this content; raises ValueError where x cannot be written to."""
+        _core._copy_tensor(self.source(x), content)
+
     def empty_like(self, x: Any, shape: Shape) -> Any:
         """A buffer of x's dtype, where x is."""
         raise NotImplementedError
@@ -44,10 +48,27 @@ class Family:
         """The array of x's type that has the buffer's content. The buffer is not written again."""
         return buffer
 
+    def view(self, memory: Any, x: Any) -> Any:
+        """Memory of ours as an array that can be written to; of x's library, unless its arrays never change."""
+        return _numpy_view(memory)
+
+
+def _numpy_view(memory: Any) -> Any:
+    numpy = sys.modules["numpy"]
+    if not memory.nbytes:
+        return numpy.empty(memory.shape, memory.dtype)
+    # The buffer protocol and NumPy's DLPack do not know all dtypes.
+    return numpy.frombuffer(memory, memory.dtype).reshape(memory.shape)
+
 
 class _Numpy(Family):
     def source(self, x: Any) -> Any:
         return sys.modules["numpy"].asarray(x)
+
+    def write(self, x: Any, content: Any) -> None:
+        if isinstance(x, sys.modules["numpy"].generic):
+            raise ValueError("a scalar of NumPy cannot be written to")
+        super().write(x, content)
 
     def empty_like(self, x: Any, shape: Shape) -> Any:
         return sys.modules["numpy"].empty(shape, x.dtype)
@@ -59,11 +80,22 @@ class _Numpy(Family):
 
 class _Torch(Family):
     def source(self, x: Any) -> Any:
+        if not (x.requires_grad or x.is_conj() or x.is_neg()):
+            return x
         # What DLPack does not export: tensors with a gradient, and lazily conjugated or negated ones.
         return x.detach().resolve_conj().resolve_neg()
 
+    def write(self, x: Any, content: Any) -> None:
+        values = self.source(x)
+        _core._copy_tensor(values, content)
+        if x.is_conj() or x.is_neg():  # they are a copy
+            x.detach().copy_(values)
+
     def empty_like(self, x: Any, shape: Shape) -> Any:
         return sys.modules["torch"].empty(shape, dtype=x.dtype, device=x.device)
+
+    def view(self, memory: Any, x: Any) -> Any:
+        return sys.modules["torch"].from_dlpack(memory)
 
 
 class _Jax(Family):
@@ -109,6 +141,9 @@ class _Flat(Family):
 
     def clear(self, buffer: Any) -> None:
         pass
+
+    def view(self, memory: Any, x: Any) -> Any:
+        return memoryview(memory)
 
 
 class _Array(_Flat):
@@ -161,6 +196,9 @@ class _Dlpack(Family):
     def finish(self, buffer: Any, x: Any) -> Any:
         return self.namespace(x).from_dlpack(buffer)
 
+    def view(self, memory: Any, x: Any) -> Any:
+        return self.namespace(x).from_dlpack(memory)
+
     @staticmethod
     def namespace(x: Any) -> Any:
         """The module whose from_dlpack makes arrays like x; None when there is no such thing."""
@@ -203,8 +241,20 @@ def family_of(x: Any, call: str) -> Family:
     return found
 
 
+_known: dict[type, Family] = {}  # of types that were looked for before
+
+
 def find_family(x: Any) -> Family | None:
     """The family of an array, None for what is no array."""
+    family = _known.get(type(x))
+    if family is None:
+        family = _look_for_family(x)
+        if family is not None:
+            _known[type(x)] = family
+    return family
+
+
+def _look_for_family(x: Any) -> Family | None:
     for kind in type(x).__mro__:
         if kind in _BUILTIN:
             return _BUILTIN[kind]
@@ -216,6 +266,12 @@ def find_family(x: Any) -> Family | None:
     if hasattr(x, "__dlpack__") and _DLPACK.namespace(x) is not None:
         return _DLPACK
     return None
+
+
+def prototype_of(template: Any) -> Any:
+    """An empty array of the dtype and library that something with a shape and a dtype stands for; NumPy's if it does not say."""
+    name = "jax.numpy" if type(template).__module__.partition(".")[0] == "jax" else "numpy"
+    return __import__(name, fromlist=("zeros",)).zeros(0, template.dtype)
 
 
 def _classes(package: str, names: tuple[str, ...]) -> Iterator[type]:
@@ -239,6 +295,22 @@ def pieces(buffer: Any, axis: int, sizes: list[int]) -> list[Any]:
         views.append(buffer[(slice(None),) * axis + (slice(start, start + size),)])
         start += size
     return views
+
+
+def new_array(family: Family, x: Any, content: Any) -> Any:
+    """An array like x with this content."""
+    buffer = family.empty_like(x, content.shape)
+    _core._copy_tensor(buffer, content)
+    return family.finish(buffer, x)
+
+
+def written(family: Family, x: Any, content: Any) -> Any:
+    """x with this content, or a new array like it where x cannot be written to."""
+    try:
+        family.write(x, content)
+    except ValueError:
+        return new_array(family, x, content)
+    return x
 
 
 def zeros_like(x: Any) -> Any:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import time
 
-from dldist import _core, _launch
+from dldist import _core
 from dldist._future import seconds_of
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
     from typing import Any
+
+    from dldist._launch import Launch
 
 _RETRY_S = 0.02
 _PROBE_S = 1.0
@@ -253,28 +255,51 @@ def _set_options(place: AtServer, scheme: str, query: dict[str, str], listen_fd:
 
 
 def file_place(url: str) -> Place:
-    from urllib.parse import urlsplit
-
-    parts = urlsplit(url)
-    if not parts.path:
+    _, path, query = _split_url(url)
+    if not path:
         raise fail("file", "path missing")
-    return InFile(parts.path, *_ranks("file", _query(parts.query)))
+    return InFile(path, *_ranks("file", query))
 
 
 def tcp_place(url: str, listen_fd: int | None = None) -> Place:
-    from urllib.parse import urlsplit
-
-    parts = urlsplit(url)
-    query = _query(parts.query)
-    ports = parts.netloc.rpartition(":")[2].split("-")
+    server, _, query = _split_url(url)
+    ports = server.rpartition(":")[2].split("-")
     if len(ports) == 2 and all(port.isdecimal() for port in ports):
-        return _range_place(parts.netloc.rpartition(":")[0], int(ports[0]), int(ports[1]), query)
-    if parts.port is None:
+        return _range_place(server.rpartition(":")[0], int(ports[0]), int(ports[1]), query)
+    host, port = _split_server(server)
+    if port is None:
         raise fail("tcp", "port number missing")
     ranks = _ranks("tcp", query)
-    if parts.hostname is None:
+    if not host:
         raise AssertionError("hostname cannot be None")
-    return _set_options(_server_place(parts.hostname, parts.port, *ranks), "tcp", query, listen_fd)
+    return _set_options(_server_place(host, port, *ranks), "tcp", query, listen_fd)
+
+
+def _split_url(url: str) -> tuple[str, str, dict[str, str]]:
+    """Server, path, query. (urllib.parse takes longer to import than a group to make.)"""
+    head, _, query = url.partition("#")[0].partition("://")[2].partition("?")
+    server, slash, path = head.partition("/")
+    return server, slash + path, _query(query)
+
+
+def _split_server(server: str) -> tuple[str, int | None]:
+    """Host and port of "host:port", in which an address with colons of its own has brackets."""
+    if ("[" in server) != ("]" in server):
+        raise ValueError("Invalid IPv6 URL")
+    if server.startswith("["):
+        host, _, rest = server[1:].partition("]")
+        port = rest.partition(":")[2]
+    else:
+        host, _, port = server.partition(":")
+    return host.lower(), _port(port) if port else None
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise ValueError(f"Port could not be cast to integer value as {text!r}")
+    if int(text) >= 2**16:
+        raise ValueError("Port out of range 0-65535")
+    return int(text)
 
 
 def _range_place(host: str, first: int, last: int, query: dict[str, str]) -> Place:
@@ -328,7 +353,7 @@ def _query(text: str) -> dict[str, str]:
 
 
 def auto_place(rank: int, world_size: int) -> Place:
-    launch = None if os.environ.get("RANK") else _launch.detect()
+    launch = None if os.environ.get("RANK") else _detect_launch()
     if launch is not None:
         return _launched_place(
             launch, launch.rank if rank == -1 else rank, launch.world_size if world_size == -1 else world_size
@@ -339,7 +364,13 @@ def auto_place(rank: int, world_size: int) -> Place:
     return env_place(with_ranks("env://", rank, world_size))
 
 
-def _launched_place(launch: _launch.Launch, rank: int, world_size: int) -> Place:
+def _detect_launch() -> Launch | None:
+    from dldist import _launch
+
+    return _launch.detect()
+
+
+def _launched_place(launch: Launch, rank: int, world_size: int) -> Place:
     if launch.master_addr:
         if launch.master_port is None:
             raise fail("env", "MASTER_ADDR is set, and environment variable MASTER_PORT expected, but not set")
@@ -347,6 +378,8 @@ def _launched_place(launch: _launch.Launch, rank: int, world_size: int) -> Place
     if world_size == 1:
         return Alone(rank, world_size)
     if launch.is_on_one_host and launch.job is not None:
+        from dldist import _launch
+
         return InFile(_launch.meeting_file(launch.job), rank, world_size)
     where = "on one host" if launch.is_on_one_host else f"{launch.local_size or '?'} of them on this host"
     raise fail(

@@ -1,10 +1,15 @@
 """The thread that calls back when works end, and the end of the process. Imported with the first group."""
 
+from __future__ import annotations
+
 import atexit
 import os
-import threading
 
 from dldist import _core
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    import threading
 
 _thread: threading.Thread | None = None
 
@@ -12,8 +17,17 @@ _thread: threading.Thread | None = None
 def start_completion_thread() -> None:
     """Called by the C side once a process, when somebody first wants to be called back."""
     global _thread
+    import threading
+
     _thread = threading.Thread(target=_run, name="dldist-completion", daemon=True)
     _thread.start()
+
+
+def is_completion_thread() -> bool:
+    """Whether the caller runs on it: what waits there for a callback waits for itself."""
+    import threading
+
+    return _thread is not None and _thread.ident == threading.get_ident()
 
 
 def _run() -> None:

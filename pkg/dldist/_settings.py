@@ -32,8 +32,8 @@ def _ports() -> tuple[int, int]:
     return ports
 
 
-def _has_shared_memory() -> bool:
-    name = "DLDIST_SHM"
+def _is_on(name: str) -> bool:
+    """What is on unless it is turned off."""
     text = os.environ.get(name, "") or "1"
     if text not in ("0", "1"):
         raise _fail(name, '"0" or "1"')
@@ -53,7 +53,12 @@ def connection() -> tuple[str, int, int, bool, int, str, bytes]:
     the secret."""
     congestion = os.environ.get("DLDIST_TCP_CONGESTION", "")
     secret = os.environb.get(b"DLDIST_SECRET", b"")
-    return (_interfaces(), *_ports(), _has_shared_memory(), _lanes(), congestion, secret)
+    return (_interfaces(), *_ports(), _is_on("DLDIST_SHM"), _lanes(), congestion, secret)
+
+
+def shares_buckets() -> bool:
+    """Whether DistributedDataParallel's buckets move into shared memory."""
+    return _is_on("DLDIST_TORCH_SHARE_BUCKETS")
 
 
 def algorithm() -> str:

@@ -4,14 +4,17 @@ several ranks."""
 from __future__ import annotations
 
 import _thread
+import _weakref
 import atexit
 import os
-import weakref
+import sys
 
 from dldist import _core, _settings, _watch_settings
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
+    import weakref
+
     from dldist._watch_settings import WatchSettings
 
 STOP_TIMEOUT_S = 1.0
@@ -28,17 +31,17 @@ _numbers: dict[weakref.ref[_core.Group], int] = {}
 def add(group: _core.Group) -> None:
     """Have the monitor look after a group until remove(), or until nobody holds it."""
     number = _core._monitor_add_group(group)
-    _numbers[weakref.ref(group, _forget)] = number
+    _numbers[_weakref.ref(group, _forget)] = number
 
 
 def remove(group: _core.Group) -> None:
     """The group has ended. What it has failed with is reported first."""
-    _forget(weakref.ref(group))
+    _forget(_weakref.ref(group))
 
 
 def _forget(reference: weakref.ref[_core.Group]) -> None:
     number = _numbers.pop(reference, None)
-    if number is not None:
+    if number is not None and not sys.is_finalizing():  # else modules may have been emptied
         _core._monitor_remove_group(number)
 
 

@@ -65,6 +65,7 @@ class WatchSettings:
         self.given: set[str] = set()
 
 
+_PREFIXES = ("DLDIST_", "TORCH_", "NCCL_")
 _TRUE = ("y", "yes", "1", "t", "true")
 _FALSE = ("n", "no", "0", "f", "false")
 _warned: set[str] = set()
@@ -150,13 +151,19 @@ def _warn_old(name: str, better: str) -> None:
         warnings.warn(f"Environment variable {name} is deprecated; use {better} instead", FutureWarning, stacklevel=3)
 
 
+def _given_texts() -> dict[str, str]:
+    """Of all variables at once: to ask for each of them takes longer."""
+    return {name: os.environ[name] for name in os.environ if name.startswith(_PREFIXES)}
+
+
 def read_settings() -> WatchSettings:
     """What the environment says now. Raises DistArgumentError, which is a RuntimeError and a ValueError."""
     settings = WatchSettings()
+    given = _given_texts()
     for attribute, ours, names, old, parse, default in SETTINGS:
         value = default
         for name in (ours, *names, *old):
-            text = os.environ.get(name, "")
+            text = given.get(name, "")
             if not text:
                 continue
             if name in old:

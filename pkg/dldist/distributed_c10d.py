@@ -135,6 +135,16 @@ if TYPE_CHECKING:
     from dldist.c10d.store_collectives import _StoreCollectives
     from dldist.c10d.work import FakeWork, PythonCallbackWork, _create_work_from_future, _IllegalWork
     from dldist.c10d.wrapper import _ProcessGroupWrapper
+    from dldist.reducer import (
+        GradBucket,
+        Logger,
+        Reducer,
+        _broadcast_coalesced,
+        _compute_bucket_assignment_by_size,
+        _register_builtin_comm_hook,
+        _register_comm_hook,
+        _verify_params_across_processes,
+    )
     from dldist.rendezvous import _create_store_from_options, register_rendezvous_handler, rendezvous
 
     default_pg_timeout: timedelta
@@ -330,7 +340,7 @@ def _get_object_coll_device(group: Any = None) -> str:
     return "cpu"
 
 
-# ---- groups whose members change, and windows, which no backend has yet
+# ---- groups whose members change, and windows
 
 
 def _supports_reconfigure(group: Any = None) -> bool:
@@ -362,7 +372,7 @@ def _supports_window(group: Any = None) -> bool:
 
 
 def _new_window(tensor: Any = None, group: Any = None) -> Any:
-    """Memory that the other ranks can write to."""
+    """Memory of every rank that the others put into. All ranks call it."""
     return get_backend_impl(group).new_window(tensor)
 
 
@@ -376,16 +386,31 @@ def _watchdog_report() -> str:
 # ---- what takes a while to import and few look for
 
 _ELSEWHERE = {
+    "GradBucket": "dldist.reducer",
+    "Logger": "dldist.reducer",
+    "Reducer": "dldist.reducer",
+    "_broadcast_coalesced": "dldist.reducer",
+    "_compute_bucket_assignment_by_size": "dldist.reducer",
+    "_register_builtin_comm_hook": "dldist.reducer",
+    "_register_comm_hook": "dldist.reducer",
+    "_verify_params_across_processes": "dldist.reducer",
     "FakeProcessGroup": "dldist.c10d.fake",
     "FakeStore": "dldist.c10d.fake",
     "FakeWork": "dldist.c10d.work",
     "PythonCallbackWork": "dldist.c10d.work",
     "_IllegalWork": "dldist.c10d.work",
+    "PutOptions": "dldist.c10d.options",
+    "SignalOptions": "dldist.c10d.options",
+    "WaitSignalOptions": "dldist.c10d.options",
+    "Window": "dldist.c10d.window",
+    "WindowAccessType": "dldist.c10d.options",
+    "WindowAttr": "dldist.c10d.window",
     "_ProcessGroupWrapper": "dldist.c10d.wrapper",
     "_StoreCollectives": "dldist.c10d.store_collectives",
     "_create_store_from_options": "dldist.rendezvous",
     "_create_work_from_future": "dldist.c10d.work",
     "breakpoint": "dldist.c10d.breakpoint",
+    "empty": "dldist.c10d.window",
     "register_rendezvous_handler": "dldist.rendezvous",
     "rendezvous": "dldist.rendezvous",
     "spawn": "dldist._spawn",

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from typing import Any
     from weakref import WeakSet
 
+    from dldist.c10d.window import Window
     from dldist.rendezvous import Meeting
+    from dldist.symmetric_memory import SymmetricMemory
 
 
 CLOSE_TIMEOUT_S = 10.0
@@ -147,6 +149,20 @@ class World(_core.Group):
         meeting, self._meeting = self._meeting, None
         if meeting is not None:
             meeting.close()
+
+    # ---- memory of the others
+
+    def rendezvous(self, array: Any) -> SymmetricMemory:
+        """Let the ranks reach each other's arrays, those of one host directly if empty() has made them. All ranks call it."""
+        from dldist import symmetric_memory
+
+        return symmetric_memory.rendezvous(array, self)
+
+    def new_window(self, tensor: Any = None) -> Window:
+        """c10d's window: memory of every rank that the others put into. All ranks call it."""
+        from dldist.c10d.window import Window
+
+        return Window(self, tensor)
 
     # ---- objects
 

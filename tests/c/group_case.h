@@ -19,8 +19,9 @@ typedef struct coll_case {
     case_shape shape;
     bool is_in_place;
     bool is_asynchronous;
-    bool has_small_values; /* numbers whose sums are exact, in any order */
-    unsigned region_ranks; /* bits: ranks whose memory is in regions */
+    bool has_small_values;   /* numbers whose sums are exact, in any order */
+    unsigned region_ranks;   /* bits: ranks whose memory is in regions */
+    unsigned standing_ranks; /* bits: ranks that make a standing call of it */
     uint64_t seed;
 } coll_case;
 

@@ -130,6 +130,22 @@ team_call(team_rank *self, const dd_coll_args *args)
 }
 
 dd_status
+team_call_standing(team_rank *self, const dd_coll_args *args)
+{
+    dd_standing_call *call = NULL;
+    dd_status status = dd_group_make_standing(self->group, args, &team_no_options, &call, check_err());
+    if (status == DD_OK) {
+        status = dd_standing_start(call, check_err());
+    }
+    if (status == DD_OK) {
+        dd_wait wait = dd_wait_after(60 * DD_NS_PER_S * check_slow());
+        status = dd_standing_wait(call, &wait, check_err());
+    }
+    CHECK(!dd_standing_destroy(call, NULL, NULL));
+    return status;
+}
+
+dd_status
 team_barrier(dd_group *group)
 {
     dd_coll_args args = {.coll = DD_COLL_BARRIER};

@@ -42,6 +42,8 @@ dd_group_options team_group_options(const char *name);
 /* One collective, waited for: of plain calls, in the caller's thread. */
 dd_status team_call(team_rank *self, const dd_coll_args *args);
 dd_status team_barrier(dd_group *group);
+/* The same by a standing call that is started once. */
+dd_status team_call_standing(team_rank *self, const dd_coll_args *args);
 /* A sum of one float32 each, which is checked. */
 bool team_check_sum(dd_group *group);
 /* Waits long enough for a work, releases it. */

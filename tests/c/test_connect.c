@@ -2,10 +2,10 @@
 #include "core/log.h"
 #include "core/mem.h"
 #include "core/thread.h"
+#include "leftovers.h"
 #include "transport/connect.h"
 #include "transport/connect_internal.h"
 
-#include <dirent.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <stdio.h>
@@ -171,18 +171,6 @@ are_ends(dd_link *a, dd_link *b)
         (void)poll(&pollfd, 1, 1000 * check_slow());
     }
     return b->ops->try_recv(b, &got, sizeof got, &moved) == DD_IO_OK && got == token;
-}
-
-static int
-count_fds(void)
-{
-    int count = 0;
-    DIR *dir = opendir("/proc/self/fd");
-    while (readdir(dir) != NULL) {
-        count++;
-    }
-    closedir(dir);
-    return count;
 }
 
 /* ---- dialling */

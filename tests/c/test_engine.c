@@ -1,9 +1,9 @@
 #include "core/fork.h"
 #include "core/mem.h"
+#include "leftovers.h"
 #include "test_engine_rig.h"
 #include "transport/engine_internal.h"
 
-#include <dirent.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -427,18 +427,6 @@ TEST(tasks_are_polled_and_have_deadlines)
 
 /* ---- what is left behind */
 
-static int
-count_entries(const char *path)
-{
-    int count = 0;
-    DIR *dir = opendir(path);
-    while (dir != NULL && readdir(dir) != NULL) {
-        count++;
-    }
-    closedir(dir);
-    return count;
-}
-
 TEST_BOTH(closing_leaves_no_descriptors_and_no_threads)
 {
     int nfds = 0;
@@ -449,12 +437,12 @@ TEST_BOTH(closing_leaves_no_descriptors_and_no_threads)
         say_hello(&rig, 0, 1);
         rig_close(&rig);
         if (i == 0) {
-            nfds = count_entries("/proc/self/fd");
-            nthreads = count_entries("/proc/self/task");
+            nfds = count_fds();
+            nthreads = count_threads();
         }
     }
-    CHECK_INT(count_entries("/proc/self/fd"), nfds);
-    CHECK_INT(count_entries("/proc/self/task"), nthreads);
+    CHECK_INT(count_fds(), nfds);
+    CHECK_INT(count_threads(), nthreads);
 }
 
 TEST_BOTH(forked_child_only_frees)

@@ -103,7 +103,7 @@ TEST(frames_that_make_no_sense)
     check_refused(&frame, "payload");
     check_refused(&(dd_frame){.type = (dd_frame_type)13}, "unknown");
     check_refused(&(dd_frame){.type = (dd_frame_type)0}, "unknown");
-    check_refused(&(dd_frame){.type = DD_FRAME_BYE, .kind = (dd_message_kind)2}, "kind 2");
+    check_refused(&(dd_frame){.type = DD_FRAME_BYE, .kind = (dd_message_kind)3}, "kind 3");
     uint8_t zeros[DD_FRAME_NBYTES] = {0};
     CHECK_STATUS(dd_frame_decode(zeros, &frame, check_err()), DD_PROTOCOL);
 }

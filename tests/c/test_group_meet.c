@@ -3,8 +3,8 @@
 #include "core/mem.h"
 #include "core/thread.h"
 #include "group_team.h"
+#include "leftovers.h"
 
-#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -378,35 +378,6 @@ TEST(groups_side_by_side_from_several_threads)
 
 /* ---- nothing is left */
 
-static int
-count_entries(const char *path)
-{
-    int count = 0;
-    DIR *dir = opendir(path);
-    while (dir != NULL && readdir(dir) != NULL) {
-        count++;
-    }
-    if (dir != NULL) {
-        closedir(dir);
-    }
-    return count;
-}
-
-static int
-count_shared_mappings(void)
-{
-    char line[512];
-    int count = 0;
-    FILE *maps = fopen("/proc/self/maps", "r");
-    while (maps != NULL && fgets(line, sizeof line, maps) != NULL) {
-        count += strstr(line, "memfd:") != NULL ? 1 : 0;
-    }
-    if (maps != NULL) {
-        fclose(maps);
-    }
-    return count;
-}
-
 typedef struct leftovers {
     int nfds;
     int nthreads;
@@ -416,9 +387,8 @@ typedef struct leftovers {
 static leftovers
 count_leftovers(void)
 {
-    return (leftovers){.nfds = count_entries("/proc/self/fd"),
-                       .nthreads = count_entries("/proc/self/task"),
-                       .nmappings = count_shared_mappings()};
+    return (leftovers){
+        .nfds = count_fds(), .nthreads = count_threads(), .nmappings = count_shared_mappings()};
 }
 
 /* Closing is quick, and what it gives back may take a moment. */
@@ -489,6 +459,66 @@ TEST(groups_leave_nothing_behind)
 {
     team_options options = {.size = 2};
     team_run_both(&options, make_and_close, NULL);
+}
+
+/* What one rank shares when the other has left already. */
+static void
+share_too_late(team_rank *self)
+{
+    static const int both[] = {0, 1};
+    team_rendezvous(self, "before");
+    leftovers before = count_leftovers();
+    team_rendezvous(self, "counted");
+    dd_group *group = split(self, self->group, both, 2, 0);
+    dd_region *region = NULL;
+    if (self->rank == 0) {
+        close_group(group);
+    }
+    team_rendezvous(self, "left");
+    if (self->rank == 1) {
+        CHECK_OK(dd_group_alloc(group, 100, &region, check_err()));
+        dd_region_release(region);
+        close_group(group);
+    }
+    team_rendezvous(self, "done");
+    dd_wait wait = dd_wait_after(50 * DD_NS_PER_MS); /* a descriptor on its way is counted nowhere */
+    CHECK_OK(dd_wait_sleep(&wait, 50 * DD_NS_PER_MS, check_err()));
+    check_leftovers(before);
+    team_rendezvous(self, "checked");
+}
+
+TEST(a_descriptor_that_comes_too_late)
+{
+    team_options options = {.size = 2};
+    team_run(&options, share_too_late, NULL);
+}
+
+static void
+find_regions(team_rank *self)
+{
+    dd_region *regions[2] = {NULL, NULL};
+    uint8_t *data[2];
+    for (int i = 0; i < 2; i++) {
+        REQUIRE_OK(dd_group_alloc(self->group, 5000, &regions[i], check_err()));
+        data[i] = dd_region_data(regions[i]);
+        CHECK(dd_group_find_region(self->group, data[i], 5000) == regions[i]);
+        CHECK(dd_group_find_region(self->group, data[i] + 100, 4900) == regions[i]);
+        CHECK(dd_group_find_region(self->group, data[i] + 5000, 0) == regions[i]);
+        CHECK(dd_group_find_region(self->group, data[i] + 100, 4901) == NULL);
+        CHECK(dd_group_find_region(self->group, data[i], SIZE_MAX) == NULL);
+    }
+    CHECK(dd_group_find_region(self->group, &self, sizeof self) == NULL);
+    dd_region_release(regions[0]);
+    CHECK(dd_group_find_region(self->group, data[0], 1) == NULL);
+    CHECK(dd_group_find_region(self->group, data[1], 1) == regions[1]);
+    dd_region_release(regions[1]);
+    team_rendezvous(self, "found");
+}
+
+TEST(regions_are_found_by_what_lies_in_them)
+{
+    team_options options = {.size = 2};
+    team_run_both(&options, find_regions, NULL);
 }
 
 static void

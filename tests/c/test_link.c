@@ -3,10 +3,10 @@
 #include "core/fork.h"
 #include "core/mem.h"
 #include "core/thread.h"
+#include "leftovers.h"
 #include "net/ring.h"
 #include "transport/link.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -109,18 +109,6 @@ close_links(dd_link *links[2])
 {
     dd_link_close(links[0]);
     dd_link_close(links[1]);
-}
-
-static int
-count_fds(void)
-{
-    int count = 0;
-    DIR *dir = opendir("/proc/self/fd");
-    while (readdir(dir) != NULL) {
-        count++;
-    }
-    closedir(dir);
-    return count;
 }
 
 /* Sleeps until there is something to do, where the link allows it. */

@@ -1,11 +1,11 @@
 #include "check.h"
 #include "core/mem.h"
+#include "leftovers.h"
 #include "net/auth.h"
 #include "net/sock.h"
 #include "store/tcp_protocol.h"
 #include "tcp_raw.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -661,34 +661,6 @@ TEST(right_proof_opens_and_a_wrong_or_old_one_does_not)
 }
 
 /* --- scarce resources ---------------------------------------------------------------------------------------- */
-
-static int
-count_fds(void)
-{
-    int count = 0;
-    DIR *dir = opendir("/proc/self/fd");
-    while (dir != NULL && readdir(dir) != NULL) {
-        count++;
-    }
-    if (dir != NULL) {
-        closedir(dir);
-    }
-    return count;
-}
-
-static int
-count_threads(void)
-{
-    int count = 0;
-    DIR *dir = opendir("/proc/self/task");
-    while (dir != NULL && readdir(dir) != NULL) {
-        count++;
-    }
-    if (dir != NULL) {
-        closedir(dir);
-    }
-    return count;
-}
 
 static int64_t
 cpu_ns(void)

@@ -1,9 +1,18 @@
 """Processes in a default world that run many cases of the c10d tests; see c10d_workers.py."""
 
+import inspect
+
 import dldist
 import procs
 
 CASE_TIMEOUT_S = 25.0
+START_TIMEOUT_S = 60.0  # some import PyTorch
+
+
+def names_of_cases(module):
+    """What ranks can be told to run: the functions of a rank and the size."""
+    functions = inspect.getmembers(module, inspect.isfunction)
+    return [name for name, case in functions if list(inspect.signature(case).parameters) == ["rank", "size"]]
 
 
 class Team:
@@ -14,7 +23,7 @@ class Team:
         self.store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
         self.ranks = [self.children.start(worker, argument, self.store.port, rank, size) for rank in range(size)]
         try:
-            assert [child.recv() for child in self.ranks] == ["ready"] * size
+            assert [child.recv(START_TIMEOUT_S) for child in self.ranks] == ["ready"] * size
         except BaseException:
             self.children.close()
             raise

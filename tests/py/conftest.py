@@ -44,6 +44,10 @@ def pytest_configure(config):
         _network = f"the machine's ({refusal})" if refusal else "a namespace of its own"
 
 
+def pytest_unconfigure():
+    _stderr_copy.close()
+
+
 def pytest_collection_modifyitems(items):
     reason = torch_missing()
     for item in items:

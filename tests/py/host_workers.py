@@ -4,6 +4,7 @@ A rank tells the parent how it went with everything it needs to know: results ar
 """
 
 import array
+import functools
 import hashlib
 import os
 import random
@@ -56,7 +57,10 @@ def attempt(function, *args, **options):
 
 
 def members(group):
-    return [(member.host, member.pid, member.transport) for member in group.members]
+    """Who they are, and how they are reached while none of them has left."""
+    found = [(member.host, member.pid, member.transport) for member in group.members]
+    group.barrier()
+    return found
 
 
 def every_collective(_channel, group):
@@ -119,6 +123,7 @@ def leave_after_the_last_call(_channel, group, times):
         child.close(timeout=10)
 
 
+@functools.cache
 def noise(rank, count, code):
     """Floats whose sum depends on the order, the same for the parent."""
     dice = random.Random(f"{rank} {count}")
@@ -173,7 +178,11 @@ def all_reduce_nbytes(channel, group, count, times):
 
 
 def all_reduce_until_error(channel, group, timeout, count=100_000):
-    """all_reduces without end, in turn on the group and on one of the same members; then once more on both."""
+    """all_reduces without end, in turn on the group and on one of the same members; then once more on both.
+
+    Where a cut meets one of them, some ranks may have what they need of it and others not: the
+    former are one call ahead, so what the latter call next has to be what the loop would have called.
+    """
     other = group.split(list(range(group.size)))
     channel.send({"pid": os.getpid()})
     groups = [group, other]
@@ -185,7 +194,7 @@ def all_reduce_until_error(channel, group, timeout, count=100_000):
         error = attempt(failed.all_reduce, array.array("i", [1]) * count, timeout=timeout)
         if error is not None:
             break
-    second = attempt(groups[calls % 2].barrier, timeout=timeout)
+    second = attempt(groups[calls % 2].all_reduce, array.array("i", [1]) * count, timeout=timeout)
     third = attempt(failed.barrier, timeout=timeout)
     return {"calls": calls, "first": error, "other": second, "again": third}
 
@@ -240,3 +249,89 @@ def listening(_channel, group):
                     address, port = fields[1].rsplit(":", 1)
                     found.append((address, int(port, 16)))
     return found, members(group)
+
+
+# ---- memory of the others
+
+
+def _refusal(call, *args):
+    try:
+        call(*args)
+    except Exception as error:
+        return error
+    raise AssertionError("it was not refused")
+
+
+def one_sided(channel, group):
+    """Puts, gets and signals go to ranks of all hosts; views are of those of the own one. Returns who these are."""
+    from dldist import symmetric_memory
+
+    size, own = group.size, group.rank
+    slot = 1 << 20
+    x = group.empty(size * slot, "uint8")
+    memory = symmetric_memory.rendezvous(x, group)
+    other, before = (own + 1) % size, (own - 1) % size
+    for rank in range(size):
+        memory.put(bytes([own + 1]) * slot, rank, own * slot, 1)
+    for rank in range(size):
+        memory.wait_signal(rank, 1)
+    assert bytes(x) == b"".join(bytes([rank + 1]) * slot for rank in range(size))
+    targets = [bytearray(100) for _ in range(size)]
+    works = [memory.get(target, rank, 3 * slot // 2, async_op=True) for rank, target in enumerate(targets)]
+    for work in works:
+        work.wait()
+    assert targets == [bytes([2]) * 100] * size
+    memory.barrier(3)
+    for turn in range(100):  # many small ones, in order
+        memory.put(bytes([turn]), other, turn)
+    memory.signal(other, 2)
+    memory.wait_signal(before, 2)
+    assert bytes(x)[:100] == bytes(range(100))
+    memory.put_signal(other, 4)
+    error = _refusal(memory.put_signal, other, 4, 300)
+    assert isinstance(error, dldist.DistTimeoutError) and error.rank == other, error
+    group.barrier()
+    memory.wait_signal(before, 4)
+    assert not memory.take_signal(before, 4)
+    hosts = [member.host for member in group.members]
+    for rank in range(size):
+        if hosts[rank] != hosts[own]:
+            error = _refusal(memory.get_buffer, rank, [1], "uint8")
+            assert f"the memory of rank {rank} is on another host ({hosts[rank]}): use put() and get()" in str(error)
+            assert memory.buffer_ptrs[rank] == memory.signal_pad_ptrs[rank] == 0
+        else:
+            assert bytes(memory.get_buffer(rank, [1], "uint8", slot)) == b"\x02"
+    memory.flush()
+    memory.barrier()
+    return [rank for rank in range(size) if memory.buffer_ptrs[rank] != 0]
+
+
+def one_sided_windows(channel, group):
+    """c10d's windows say how each rank is reached."""
+    size, own = group.size, group.rank
+    x = array.array("i", [0] * (8 + own))  # no shared memory: reached by messages everywhere
+    window = dldist.Window(group, x)
+    kinds = [int(window.get_attr(rank).access_type) for rank in range(size)]
+    other = (own + 1) % size
+    window.put(array.array("i", [own] * 4), other, 4 + other, async_op=True).wait()
+    window.signal(other)
+    window.wait_signal((own - 1) % size)
+    assert list(x) == [0] * (4 + own) + [(own - 1) % size] * 4
+    window.tensor_deregister()
+    return kinds
+
+
+def wait_for_the_dead(channel, group):
+    """Rank 1 is killed while rank 0 waits for its signal and for its memory."""
+    from dldist import symmetric_memory
+
+    memory = symmetric_memory.rendezvous(group.empty(8), group)
+    memory.barrier()
+    channel.send("ready")
+    if group.rank == 1:
+        time.sleep(60)
+    failure = attempt(memory.wait_signal, 1)
+    channel.send(failure)
+    later = attempt(memory.put, bytes(4), 1)
+    assert later is not None and later["rank"] == 1
+    os._exit(0)

@@ -226,13 +226,13 @@ def call_fails(ctx):
     """A call that NCCL refuses on one rank, after others have been enqueued."""
     group = ctx.open()
     group.all_reduce(ctx.array(1))
+    works, called = ([], []) if ctx.is_culprit else start_works(ctx, group, 2)
     ctx.meet()
     if ctx.is_culprit:
         ctx.stubs.nccl.fail("ncclAllReduce", result=6, text="no route to host")
         check_error(raised_by(lambda: group.all_reduce(ctx.array(1))), dldist.DistBackendError, *REASON)
     else:
         since = time.monotonic()
-        works, called = start_works(ctx, group, 2)
         check_ends(ctx, group, works, called, since, SOON_S, dldist.DistBackendError, *REASON)
     check_cause(ctx, group, *REASON)
     group.close()

@@ -6,6 +6,7 @@ test_nccl_streams.py runs this file with pytest, in a process that knows where t
 import ctypes
 import gc
 import itertools
+import threading
 import weakref
 
 import cuda_framework
@@ -278,6 +279,9 @@ class Graph:
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("kind", ["exchange", "torch", "explicit"])
 def test_a_graph_is_replayed(stubs, framework, kind, is_async):
+    # What one rank allocates while the other captures would spoil that capture: they are threads of one process.
+    everybody = threading.Barrier(2)
+
     def run(group, rank):
         group.connect()
         side, other = Side(stubs, framework, rank), Side(stubs, framework, rank)
@@ -286,10 +290,12 @@ def test_a_graph_is_replayed(stubs, framework, kind, is_async):
         gate = other.gate()
         with other.current("explicit"):
             under_way = group.all_reduce(framework.exchange(busy), async_op=True)  # the watchdog asks about it all the time
+        everybody.wait(LIMIT_S)
         with stubs.cuda.on_device(rank), side.current(kind):
             with Graph(stubs, side) as graph:
                 work = group.all_reduce(x, async_op=is_async)
                 assert work is None or (work.wait() is True and work.is_completed() and work.wait() is True)
+            everybody.wait(LIMIT_S)
             stubs.cuda.open_gate(gate)
             assert under_way.wait(LIMIT_S)
             results = []

@@ -532,7 +532,6 @@ def test_calls_in_their_flat_forms():
         (lambda group: group.gather([] if group.rank() == 0 else [[vector(0)]], [vector(1)]), "output"),
         (lambda group: group.allreduce_sparse([vector(1)]), "Backend gloo does not support allreduce_sparse"),
         (lambda group: group._start_coalescing(), "Backend gloo does not implement startCoalescing"),
-        (lambda group: group.new_window(), "Backend gloo does not support new_window"),
         (lambda group: group.suspend(), "Backend gloo does not support suspend"),
         (lambda group: group.shrink([1]), "Backend gloo does not support shrink"),
         (lambda group: group.get_reconfigure_handle(), "Backend gloo does not support get_reconfigure_handle"),
@@ -613,10 +612,11 @@ def test_a_process_group_speaks_for_its_backends(register):
     mixed = dldist.group.WORLD
     plain = dldist.new_group([0], backend="cpu:gloo")
     assert plain.supports_splitting and plain.supports_reconfigure and not mixed.supports_splitting
-    for name in ("coalescing", "time_estimate", "shrinking", "window"):
+    assert plain.supports_window and not mixed.supports_window
+    for name in ("coalescing", "time_estimate", "shrinking"):
         assert getattr(plain, f"supports_{name}") is False
     assert plain.options.backend == "gloo" and plain.get_error() == ErrorType.SUCCESS
-    for call in (plain.new_window, plain.suspend, plain.resume, plain.memory_stats, plain.get_reconfigure_handle):
+    for call in (plain.suspend, plain.resume, plain.memory_stats, plain.get_reconfigure_handle):
         error = error_of(call)
         assert isinstance(error, RuntimeError) and f"Backend gloo does not support {call.__name__}" in str(error)
     assert isinstance(error_of(plain.shrink, [1]), RuntimeError)

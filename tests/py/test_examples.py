@@ -76,6 +76,18 @@ def test_training_under_a_launcher():
     check_training(launch("train_numpy.py", 3), 3)
 
 
+def losses_in(lines):
+    return [float(line.split()[-1]) for line in lines if ", loss " in line]
+
+
+@pytest.mark.deadline(120)
+@pytest.mark.parametrize("example", ["train_numpy.py", pytest.param("train_jax.py", marks=JAX)])
+def test_training_is_that_of_one_process_with_all_of_the_data(example):
+    alone, together = losses_in(launch(example, 1)), losses_in(launch(example, 2))
+    assert len(alone) == 4
+    assert together == pytest.approx(alone, rel=1e-4, abs=1.1e-5)  # the last of five digits may be rounded otherwise
+
+
 def check_parameter_server(lines, workers):
     assert len(lines) == 1 + workers, lines
     (line,) = [line for line in lines if line.startswith("rank 0: ")]

@@ -364,3 +364,32 @@ def test_monitored_barrier_names_those_beyond_the_cut(team):
     assert "2" in errors[0]["text"] and "3" in errors[0]["text"]
     assert errors[0]["host"] == "host1"
     assert all(error is not None for error in errors)
+
+
+# ---- memory of the others
+
+
+@pytest.mark.deadline(60)
+@pytest.mark.parametrize("layout", [(0, 1), (0, 0, 1), TWO_BY_TWO], ids=name)
+def test_symmetric_memory(team, layout):
+    for rank, seen in enumerate(team(layout, "one_sided").results(50)):
+        assert seen == [other for other in range(len(layout)) if layout[other] == layout[rank]]
+
+
+@pytest.mark.deadline(60)
+def test_windows(team):
+    unified, separate = 0, 1
+    for rank, kinds in enumerate(team(TWO_BY_TWO, "one_sided_windows").results(50)):
+        assert kinds == [unified if other == rank else separate for other in range(4)]
+
+
+def test_a_peer_of_another_host_dies(team):
+    """Who waits for its signal hears of it within a second."""
+    ours = team((0, 1), "wait_for_the_dead")
+    assert ours.recv() == ["ready"] * 2
+    time.sleep(0.1)
+    killed = time.monotonic()
+    ours.children[1].process.kill()
+    failure = ours.children[0].recv()
+    assert failure["kind"] == "DistPeerLostError" and failure["rank"] == 1
+    assert failure["at"] - killed < 1.0

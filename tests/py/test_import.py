@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-ALLOWED_S = 0.015
+ALLOWED = 1 / 3  # of what asyncio takes, which is on every machine; an absolute time would test the machine
 
 
 def run(code, **environment):
@@ -56,8 +56,30 @@ def test_brings_in_no_heavy_modules():
     heavy = {"asyncio", "multiprocessing", "ctypes", "subprocess", "ssl", "inspect", "typing", "unittest", "logging"}
     heavy |= {"collections", "contextlib", "dataclasses", "datetime", "enum", "functools", "hashlib", "numpy", "pdb", "pickle"}
     heavy |= {"re", "socket", "threading", "torch", "traceback", "urllib", "warnings"}
-    heavy |= {f"dldist.{name}" for name in ("_codec_pickle", "_launch", "_spawn", "functional", "rendezvous", "run", "testing")}
+    heavy |= {f"dldist.{name}" for name in ("_codec_pickle", "_launch", "_spawn", "functional", "run", "testing")}
     assert not added & heavy
+
+
+def test_groups_need_no_more_of_the_package():
+    """What every group needs is there with the package: forked ranks would each have to import it."""
+    out = run(
+        """
+        import sys, threading
+        import dldist
+        before = set(sys.modules)
+        store = dldist.HashStore()
+
+        def join(rank):
+            with dldist.World(store, rank, 2) as world:
+                world.barrier()
+
+        threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        print(sorted(name for name in set(sys.modules) - before if name.startswith("dldist")))
+        """
+    )
+    assert out.strip() == "[]"
 
 
 def test_starts_no_thread_and_opens_nothing():
@@ -83,20 +105,22 @@ def spend(code, cache):
     return time.perf_counter() - start
 
 
-@pytest.mark.deadline(60)
+@pytest.mark.deadline(120)
 def test_import_time(tmp_path):
-    """The median of paired runs; a second try for a machine that was busy."""
+    """Medians of runs in turn, without what the interpreter itself takes; a second try for a machine that was busy."""
+    programs = {"bare": "pass", "ours": "import dldist", "asyncio": "import asyncio"}
+    for program in programs.values():
+        spend(program, tmp_path)
     for attempt in range(3):
-        spend("import dldist", tmp_path)
-        differences = []
+        times = {name: [] for name in programs}
         for _ in range(15):
-            bare = spend("pass", tmp_path)
-            differences.append(spend("import dldist", tmp_path) - bare)
-        median = statistics.median(differences)
-        print(f"import: {median * 1e3:.1f} ms beyond bare Python")
-        if median < ALLOWED_S:
+            for name, program in programs.items():
+                times[name].append(spend(program, tmp_path))
+        bare, ours, theirs = (statistics.median(times[name]) for name in programs)
+        print(f"import: {(ours - bare) * 1e3:.1f} ms beyond bare Python, asyncio {(theirs - bare) * 1e3:.1f}")
+        if ours - bare < ALLOWED * (theirs - bare):
             return
-    assert median < ALLOWED_S
+    assert ours - bare < ALLOWED * (theirs - bare)
 
 
 def test_survives_a_second_import_of_the_module():

@@ -40,7 +40,11 @@ def wait_for_descriptors(limit):
 
 @pytest.fixture
 def port():
-    return free_port()
+    """One to listen on, which no connection gets for its own end while servers come and go."""
+    with socket.socket() as keeper:
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        keeper.bind((LOOPBACK, 0))
+        yield keeper.getsockname()[1]
 
 
 @pytest.fixture

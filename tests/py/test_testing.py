@@ -142,9 +142,9 @@ class TestRunRanks:
     def test_deadline_shows_where_a_rank_is(self):
         began = time.monotonic()
         with pytest.raises(RanksFailed) as caught:
-            run_ranks(one_hangs, 2, init=False, timeout=1.0)
-        assert time.monotonic() - began < 4
-        assert "---- rank 1 ----\nwas still running after 1." in str(caught.value)
+            run_ranks(one_hangs, 2, init=False, timeout=4.0)
+        assert time.monotonic() - began < 10
+        assert "---- rank 1 ----\nwas still running after 4." in str(caught.value)
         assert "in one_hangs" in str(caught.value)
         assert "rank 0 ----" not in str(caught.value)
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from dldist.c10d.process_group import ProcessGroup
+    from dldist.c10d.window import Window
 
 
 class GlooOptions(BackendOptions):
@@ -46,6 +47,7 @@ class ProcessGroupGloo(OverGroup):
 
     supports_splitting = True
     supports_reconfigure = True
+    supports_window = True
 
     group: Any
     """The World behind it; None before reconfigure()."""
@@ -184,6 +186,11 @@ class ProcessGroupGloo(OverGroup):
         if self.group is not None:
             self.group.abort(reason)
         super().abort()
+
+    def new_window(self, tensor: Any = None) -> Window:
+        from dldist.c10d.window import Window
+
+        return Window(self._require_group(), tensor)
 
     # ---- other members
 

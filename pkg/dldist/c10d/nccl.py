@@ -438,10 +438,8 @@ class ProcessGroupNCCL(OverGroup):
         raise self._unsupported("recv_anysource: NCCL cannot receive from any rank")
 
     def _run_barrier(self, opts: Any) -> Any:
-        from dldist.c10d.options import timeout_of
-
         ids = list(opts.device_ids or ()) or ([device_index(opts.device)] if opts.device is not None else None)
-        return self.group.barrier(timeout=timeout_of(opts), async_op=True, device_ids=ids)
+        return self.group.barrier(device_ids=ids, **self._how(opts))
 
     # ---- memory
 

@@ -428,6 +428,45 @@ class BarrierOptions(_Options):
         _set(self, "device", None)
 
 
+class WindowAccessType(_Enum):
+    """How the memory of a rank is reached by a window: by load and store, or by messages."""
+
+    __slots__ = ()
+
+    UNIFIED = 0
+    SEPARATE = 1
+
+
+class _HintedOptions(_Options):
+    """Of one call on a window. Hints are taken and have no meaning here."""
+
+    __slots__ = ("hints",)
+
+    hints: dict[str, str]
+
+    def __init__(self) -> None:
+        super().__init__()
+        _set(self, "hints", {})
+
+
+class PutOptions(_HintedOptions):
+    """Options of Window.put."""
+
+    __slots__ = ()
+
+
+class SignalOptions(_HintedOptions):
+    """Options of Window.signal."""
+
+    __slots__ = ()
+
+
+class WaitSignalOptions(_HintedOptions):
+    """Options of Window.wait_signal."""
+
+    __slots__ = ()
+
+
 class ReconfigureOptions(_Options):
     """Options of reconfigure: the handles of the members (a list is in the order of ranks), and what names this membership."""
 

@@ -15,78 +15,86 @@ class OverGroup(Backend):
 
     group: Any
 
+    def _op(self, opts: Any) -> Any:
+        """The reduction that options ask for, as the group takes it."""
+        return opts.reduceOp
+
+    def _how(self, opts: Any) -> dict[str, Any]:
+        """The time-out of a call and whether the caller waits for it elsewhere, as the group takes them."""
+        return {"timeout": timeout_of(opts), "async_op": True}
+
     def _run_allreduce(self, tensors: Any, opts: Any) -> Any:
         tensor = _single(self, "allreduce", "tensor", tensors)
-        return self.group.all_reduce(tensor, opts.reduceOp, timeout=timeout_of(opts), async_op=True)
+        return self.group.all_reduce(tensor, self._op(opts), **self._how(opts))
 
     def _run_allreduce_coalesced(self, tensors: Any, opts: Any) -> Any:
-        return self.group.all_reduce_coalesced(tensors, opts.reduceOp, timeout=timeout_of(opts), async_op=True)
+        return self.group.all_reduce_coalesced(tensors, self._op(opts), **self._how(opts))
 
     def _run_broadcast(self, tensors: Any, opts: Any) -> Any:
         tensor = _single(self, "broadcast", "tensor", tensors)
         if opts.rootTensor != 0:
             raise RuntimeError(f"{type(self).__name__}::broadcast: invalid root tensor: {opts.rootTensor}")
-        return self.group.broadcast(tensor, opts.rootRank, timeout=timeout_of(opts), async_op=True)
+        return self.group.broadcast(tensor, opts.rootRank, **self._how(opts))
 
     def _run_reduce(self, tensors: Any, opts: Any) -> Any:
         tensor = _single(self, "reduce", "tensor", tensors)
         if opts.rootTensor != 0:
             raise RuntimeError(f"{type(self).__name__}::reduce: invalid root tensor: {opts.rootTensor}")
-        return self.group.reduce(tensor, opts.rootRank, opts.reduceOp, timeout=timeout_of(opts), async_op=True)
+        return self.group.reduce(tensor, opts.rootRank, self._op(opts), **self._how(opts))
 
     def _run_allgather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         tensor = _single(self, "allgather", "input tensor", inputs)
         return self.group.all_gather(
-            _single(self, "allgather", "output tensor", outputs), tensor, timeout=timeout_of(opts), async_op=True
+            _single(self, "allgather", "output tensor", outputs), tensor, **self._how(opts)
         )
 
     def _run_allgather_coalesced(self, output_lists: Any, inputs: Any, opts: Any) -> Any:
-        return self.group.all_gather_coalesced(output_lists, inputs, timeout=timeout_of(opts), async_op=True)
+        return self.group.all_gather_coalesced(output_lists, inputs, **self._how(opts))
 
     def _run_all_gather_single(self, output: Any, input: Any, opts: Any) -> Any:
-        return self.group.all_gather_single(output, input, timeout=timeout_of(opts), async_op=True)
+        return self.group.all_gather_single(output, input, **self._how(opts))
 
     def _run_all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> Any:
-        return self.group.all_gather_single_coalesced(outputs, inputs, timeout=timeout_of(opts), async_op=True)
+        return self.group.all_gather_single_coalesced(outputs, inputs, **self._how(opts))
 
     def _run_gather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         tensor = _single(self, "gather", "input tensor", inputs)
         output_list = self._roots_list("gather", "output", outputs, opts.rootRank)
-        return self.group.gather(tensor, output_list, opts.rootRank, timeout=timeout_of(opts), async_op=True)
+        return self.group.gather(tensor, output_list, opts.rootRank, **self._how(opts))
 
     def _run_gather_single(self, output: Any, input: Any, opts: Any) -> Any:
-        return self.group.gather_single(input, output, opts.rootRank, timeout=timeout_of(opts), async_op=True)
+        return self.group.gather_single(input, output, opts.rootRank, **self._how(opts))
 
     def _run_scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         tensor = _single(self, "scatter", "output tensor", outputs)
         input_list = self._roots_list("scatter", "input", inputs, opts.rootRank)
-        return self.group.scatter(tensor, input_list, opts.rootRank, timeout=timeout_of(opts), async_op=True)
+        return self.group.scatter(tensor, input_list, opts.rootRank, **self._how(opts))
 
     def _run_reduce_scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         tensor = _single(self, "reduce_scatter", "output tensor", outputs)
         input_list = _single(self, "reduce_scatter", "input tensor", inputs)
-        return self.group.reduce_scatter(tensor, input_list, opts.reduceOp, timeout=timeout_of(opts), async_op=True)
+        return self.group.reduce_scatter(tensor, input_list, self._op(opts), **self._how(opts))
 
     def _run_reduce_scatter_single(self, output: Any, input: Any, opts: Any) -> Any:
-        return self.group.reduce_scatter_single(output, input, opts.reduceOp, timeout=timeout_of(opts), async_op=True)
+        return self.group.reduce_scatter_single(output, input, self._op(opts), **self._how(opts))
 
     def _run_reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         return self.group.reduce_scatter_coalesced(
-            outputs, inputs, opts.reduceOp, timeout=timeout_of(opts), async_op=True
+            outputs, inputs, self._op(opts), **self._how(opts)
         )
 
     def _run_alltoall(self, outputs: Any, inputs: Any, opts: Any) -> Any:
-        return self.group.all_to_all(outputs, inputs, timeout=timeout_of(opts), async_op=True)
+        return self.group.all_to_all(outputs, inputs, **self._how(opts))
 
     def _run_all_to_all_single(
         self, output: Any, input: Any, output_split_sizes: Any, input_split_sizes: Any, opts: Any
     ) -> Any:
         return self.group.all_to_all_single(
-            output, input, output_split_sizes or None, input_split_sizes or None, timeout=timeout_of(opts), async_op=True
+            output, input, output_split_sizes or None, input_split_sizes or None, **self._how(opts)
         )
 
     def _run_barrier(self, opts: Any) -> Any:
-        return self.group.barrier(timeout=timeout_of(opts), async_op=True)
+        return self.group.barrier(**self._how(opts))
 
     def _run_monitored_barrier(self, timeout: Any, wait_all_ranks: bool) -> None:
         self.group.monitored_barrier(timeout, wait_all_ranks)

@@ -459,10 +459,11 @@ class ProcessGroup(LowLevelCalls):
     def shrink(self, ranks_to_exclude: list[int], shrink_flags: int = 0, opts_override: Any = None) -> Any:
         return self._only_backend("shrink").shrink(ranks_to_exclude, shrink_flags, opts_override)
 
-    # ---- memory, windows: of backends for accelerators
+    # ---- memory, windows
 
     def new_window(self, tensor: Any = None) -> Any:
-        return self._only_backend("new_window").new_window(tensor)
+        """Memory of every rank that the others put into: dldist.Window. All ranks call it, with a tensor or without."""
+        return self._perform("new_window", tensor)
 
     @property
     def mem_allocator(self) -> Any:

@@ -135,6 +135,10 @@ class Registry:
     def unname_all(self) -> None:
         self._by_name.clear()
 
+    def is_named(self, name: str) -> bool:
+        """Whether there is a group of this name."""
+        return name in self._by_name
+
     def resolve(self, name: str) -> ProcessGroup:
         """The group of this name."""
         group = self._by_name.get(name)

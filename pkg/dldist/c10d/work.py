@@ -52,11 +52,10 @@ class PythonCallbackWork(_core.Work):
         try:
             has_ended = bool(self._callback(_limit(timeout)))
         except Exception as error:
-            if not self._future.done():
-                self._future.set_exception(error)
+            self._future._settle(None, error)
             raise
-        if has_ended and not self._future.done():
-            self._future.set_result([])
+        if has_ended:
+            self._future._settle([], None)
         return has_ended
 
     def synchronize(self) -> None:

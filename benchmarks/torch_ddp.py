@@ -1,0 +1,248 @@
+"""What communication costs a step of DistributedDataParallel, with "dldist" and with "gloo".
+
+    python benchmarks/torch_ddp.py [--ranks 2,4] [--millions 1,25,100] [--rounds 15] [--json FILE]
+
+The same processes train four copies of a multilayer perceptron: with each of the backends; with one whose all_reduce leaves
+everything as it is ("none"), which is the step without communication; and with one that reduces a single number for each bucket
+("meeting"), which is what it costs that ranks, which are never equally fast, wait for each other. They take turns, a few steps each
+a round, in an order that rotates. The communication of a backend is its step minus the step without; beside it stands an all_reduce
+of the same buckets, in the memory that they are in, with nothing to overlap. Times are those of the slowest rank; printed are medians
+over the rounds, and how many times longer gloo takes, as the quotient of medians and with the quartiles of the rounds' own quotients.
+
+Where Gloo does not find an address: unshare -n sh -c 'ip link set lo up; python benchmarks/torch_ddp.py'
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import timedelta
+
+BACKENDS = ("gloo", "dldist")
+NONE = "none"
+MEETING = "meeting"
+BATCH = 16
+LAYERS = {1: [512] * 5, 25: [2048] * 7, 100: [4096] * 7}  # widths, by millions of parameters
+STEPS_A_ROUND = {1: 20, 25: 3, 100: 1}
+WARM_UP_ROUNDS = 2
+TIMEOUT = timedelta(minutes=5)
+
+
+class Timer:
+    """Times calls on all ranks; the answer is that of the slowest."""
+
+    def __init__(self, torch, group):
+        self.torch = torch
+        self.group = group
+
+    def __call__(self, function, count):
+        self.group.barrier().wait()
+        began = time.perf_counter()
+        for _ in range(count):
+            function()
+        elapsed = self.torch.tensor([(time.perf_counter() - began) / count], dtype=self.torch.float64)
+        self.group.allreduce([elapsed], self.torch.distributed.ReduceOp.MAX).wait()
+        return elapsed.item()
+
+
+def silence(group):
+    """Make a group of dldist one without communication; returned is the list of the sizes of buckets, which grows with every one."""
+    import dldist.torch
+
+    bucket_sizes = []
+
+    class Silent(dldist.torch.ProcessGroup):
+        def allreduce(self, tensors, options=None):
+            bucket_sizes.append(tensors[0].numel())
+            return dldist.torch.Work(None, tensors, 0)
+
+    group.__class__ = Silent
+    return bucket_sizes
+
+
+def reduce_numbers_alone(group):
+    """Make a group of dldist one whose ranks meet at every bucket, and leave it as it is."""
+    import dldist.torch
+    import torch
+
+    number = torch.zeros(1)
+
+    class Meeting(dldist.torch.ProcessGroup):
+        def allreduce(self, tensors, options=None):
+            return dldist.torch.Work(super().allreduce([number])._work, tensors, 0)
+
+    group.__class__ = Meeting
+
+
+def make_step(torch, millions, group):
+    """A function that makes a step of training."""
+    torch.manual_seed(0)
+    widths = LAYERS[millions]
+    layers = [torch.nn.Linear(before, after, bias=False) for before, after in zip(widths, widths[1:], strict=False)]
+    model = torch.nn.parallel.DistributedDataParallel(
+        torch.nn.Sequential(*layers), process_group=group, gradient_as_bucket_view=True
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    inputs = torch.randn(BATCH, widths[0])
+
+    def step():
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+
+    for _ in range(2):  # the second backward pass has the buckets that stay
+        step()
+    return step
+
+
+def make_all_reduce(buckets, group):
+    def all_reduce():
+        for work in [group.allreduce([bucket]) for bucket in buckets]:
+            work.wait()
+
+    return all_reduce
+
+
+def make_all_reduces(torch, groups, bucket_sizes):
+    """Of the same buckets, in the memory that they are in: with dldist in what ranks share."""
+    import dldist.torch
+
+    private = [torch.zeros(size) for size in bucket_sizes]
+    shared = [dldist.torch.empty(size, group=groups["dldist"]).zero_() for size in bucket_sizes]
+    return {"gloo": make_all_reduce(private, groups["gloo"]), "dldist": make_all_reduce(shared, groups["dldist"])}
+
+
+def measure(torch, timer, groups, bucket_sizes, millions, rounds):
+    """{what: {backend: seconds, for each round}}, `what` being "step" or "all_reduce"."""
+    steps = {backend: make_step(torch, millions, group) for backend, group in groups.items()}
+    bucket_sizes.clear()
+    steps[NONE]()
+    nbuckets = len(bucket_sizes)
+    all_reduces = make_all_reduces(torch, groups, bucket_sizes)
+    ways = [("step", name, function) for name, function in steps.items()]
+    ways += [("all_reduce", name, function) for name, function in all_reduces.items()]
+    times = {"step": {name: [] for name in steps}, "all_reduce": {name: [] for name in all_reduces}}
+    for round_number in range(-WARM_UP_ROUNDS, rounds):
+        shift = round_number % len(ways)
+        for what, name, function in ways[shift:] + ways[:shift]:
+            elapsed = timer(function, STEPS_A_ROUND[millions])
+            if round_number >= 0:
+                times[what][name].append(elapsed)
+    return {"buckets": nbuckets, "times": times}
+
+
+def worker(options):
+    import torch
+    import torch.distributed as dist
+
+    import dldist.torch  # noqa: F401  registers the backend, as the entry point of an installed dldist does
+
+    torch.set_num_threads(max(len(os.sched_getaffinity(0)) // options.world, 1))
+    store = dist.FileStore(options.store, options.world)
+    dist.init_process_group("gloo", store=store, rank=options.rank, world_size=options.world, timeout=TIMEOUT)
+    groups = {backend: dist.new_group(backend=backend, timeout=TIMEOUT) for backend in BACKENDS}
+    groups[MEETING] = dist.new_group(backend="dldist", timeout=TIMEOUT)
+    reduce_numbers_alone(groups[MEETING])
+    groups[NONE] = dist.new_group(backend="dldist", timeout=TIMEOUT)
+    bucket_sizes = silence(groups[NONE])
+    timer = Timer(torch, dist.new_group(backend="gloo"))
+    results = {millions: measure(torch, timer, groups, bucket_sizes, millions, options.rounds) for millions in options.millions}
+    if options.rank == 0:
+        print(json.dumps(results))
+    dist.destroy_process_group()
+
+
+def run_ranks(ranks, options):
+    """What rank 0 of so many processes has measured."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, __file__, "--worker", f"--world={ranks}", f"--store={folder}/store"]
+        command += [f"--rounds={options.rounds}", "--millions=" + ",".join(map(str, options.millions))]
+        environment = dict(os.environ, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME=os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
+        processes = [
+            subprocess.Popen([*command, f"--rank={rank}"], env=environment, stdout=subprocess.PIPE, text=True)
+            for rank in range(ranks)
+        ]
+        try:
+            outputs = [process.communicate()[0] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+    if any(process.returncode for process in processes):
+        sys.exit(f"ranks ended with {[process.returncode for process in processes]}")
+    return json.loads(outputs[0].splitlines()[-1])
+
+
+def summary(times):
+    """Medians in milliseconds, and the quotients."""
+    without = times["step"][NONE]
+    communication = {
+        backend: [step - bare for step, bare in zip(times["step"][backend], without, strict=True)] for backend in (*BACKENDS, MEETING)
+    }
+    return {
+        "step_ms": {name: 1e3 * statistics.median(values) for name, values in times["step"].items()},
+        "communication": quotient(communication),
+        "all_reduce": quotient(times["all_reduce"]),
+    }
+
+
+def quotient(by_backend):
+    medians = {backend: statistics.median(values) for backend, values in by_backend.items()}
+    of_rounds = [
+        theirs / ours for theirs, ours in zip(by_backend["gloo"], by_backend["dldist"], strict=True) if ours > 0
+    ]
+    low, _, high = statistics.quantiles(of_rounds, n=4) if len(of_rounds) > 1 else (float("nan"),) * 3
+    return {
+        "ms": {backend: 1e3 * median for backend, median in medians.items()},
+        "gloo_over_dldist": medians["gloo"] / medians["dldist"],
+        "quartiles": [low, high],
+    }
+
+
+def report(ranks, millions, buckets, row):
+    steps = ", ".join(f"{name} {value:.1f}" for name, value in row["step_ms"].items())
+    print(f"{ranks} ranks, {millions} million parameters, {buckets} buckets: steps of {steps} ms")
+    for what in ("communication", "all_reduce"):
+        part = row[what]
+        low, high = part["quartiles"]
+        print(
+            f"  {what:14s} gloo {part['ms']['gloo']:9.2f} ms   dldist {part['ms']['dldist']:9.2f} ms"
+            f"   {part['gloo_over_dldist']:6.2f} x ({low:.2f} to {high:.2f})",
+        )
+    print(f"  that ranks meet {row['communication']['ms'][MEETING]:26.2f} ms", flush=True)
+
+
+def numbers(text):
+    return [int(word) for word in text.split(",")]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=numbers, default=[2, 4])
+    parser.add_argument("--millions", type=numbers, default=list(LAYERS), help=f"of parameters: some of {list(LAYERS)}")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--world", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--store", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        worker(options)
+        return
+    rows = []
+    for ranks in options.ranks:
+        for millions, result in run_ranks(ranks, options).items():
+            row = summary(result["times"])
+            report(ranks, millions, result["buckets"], row)
+            rows.append({"ranks": ranks, "millions": int(millions), **result, **row})
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+/* What ranks tell each other about windows, as bytes. Pure functions; what comes from a peer is user input.
+ *
+ * A *card* is what a rank says of itself when a window is opened: one for each rank, by all_gather.
+ *
+ * A *note* is a message of kind WINDOW. The notes of one rank to another are taken one after the other, each when the one before it
+ * is through with its data: so a note finds everything in place that was put before it. Data follow their note (PUT, GOT):
+ * in the same message up to DD_WINDOW_INLINE_MAX bytes, else in a message of their own. */
+#ifndef DD_GROUP_WINDOW_WIRE_H
+#define DD_GROUP_WINDOW_WIRE_H
+
+#include "core/bytes.h"
+
+#define DD_WINDOW_CARD_NBYTES ((size_t)48)
+#define DD_WINDOW_NOTE_NBYTES ((size_t)40)
+#define DD_WINDOW_INLINE_MAX ((size_t)4096)
+#define DD_WINDOW_NO_CHANNEL UINT32_MAX
+
+/* Memory inside a region; id 0: in none. */
+typedef struct dd_window_spot {
+    uint32_t region;
+    uint64_t offset;
+} dd_window_spot;
+
+typedef struct dd_window_card {
+    dd_status status; /* DD_OK, or why this rank cannot open a window */
+    uint32_t pad_region;
+    uint64_t window; /* what this rank would number it, not 0; rank 0's counts */
+    uint64_t pad_nbytes;
+    uint64_t nbytes;
+    dd_window_spot data;
+} dd_window_card;
+
+void dd_window_card_encode(const dd_window_card *card, uint8_t out[DD_WINDOW_CARD_NBYTES]);
+/* DD_PROTOCOL, naming the field. */
+dd_status dd_window_card_decode(const uint8_t in[DD_WINDOW_CARD_NBYTES], dd_window_card *card,
+                                dd_error *err) DD_MUST_CHECK;
+
+/* The order is part of the wire format. */
+typedef enum dd_window_note_type {
+    DD_WINDOW_PUT = 1, /* nbytes of data for offset, and then a signal on channel */
+    DD_WINDOW_GET,     /* send nbytes from offset; answer with GOT and this id */
+    DD_WINDOW_GOT,     /* the data that were asked for, or none: the window is closed */
+    DD_WINDOW_ASK,     /* say when all my signals on channel have been taken */
+    DD_WINDOW_TAKEN,   /* they have */
+    DD_WINDOW_CLOSED,  /* this rank has closed the window */
+} dd_window_note_type;
+
+typedef struct dd_window_note {
+    dd_window_note_type type;
+    bool is_refused;  /* GOT: nbytes is 0 */
+    uint32_t channel; /* PUT (or none), ASK, TAKEN */
+    uint64_t window;
+    uint64_t id;     /* GET, GOT */
+    uint64_t offset; /* PUT, GET */
+    uint64_t nbytes; /* PUT, GET, GOT */
+} dd_window_note;
+
+/* Whether it has data in a message of their own behind it. */
+bool dd_window_note_has_data(const dd_window_note *note);
+/* The bytes of data in the note's own message. */
+size_t dd_window_note_inline_nbytes(const dd_window_note *note);
+
+/* Every field that a type has no use for is zero. */
+void dd_window_note_encode(const dd_window_note *note, uint8_t out[DD_WINDOW_NOTE_NBYTES]);
+/* A whole message; inlined data are what is behind DD_WINDOW_NOTE_NBYTES. DD_PROTOCOL, naming the fault. */
+dd_status dd_window_note_decode(dd_bytes message, dd_window_note *note, dd_error *err) DD_MUST_CHECK;
+
+#endif

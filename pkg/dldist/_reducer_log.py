@@ -1,0 +1,126 @@
+"""How long the parts of a Reducer's passes take, and c10d's Logger, which tells it."""
+
+from __future__ import annotations
+
+import os
+from time import perf_counter_ns
+
+from dldist import _core
+
+TYPE_CHECKING = False  # as in the modules that have to be cheap to import
+if TYPE_CHECKING:
+    from typing import Any
+
+    from dldist.reducer import Reducer
+
+
+class Times:
+    """Of the current pass, and the averages of all that have ended. In nanoseconds."""
+
+    INTERVALS = ("forward_compute_time", "backward_compute_time", "backward_comm_time", "backward_compute_comm_overlap_time")
+
+    def __init__(self, parameter_count: int) -> None:
+        self.passes = 0
+        self.ready_ns = [0] * parameter_count
+        """When gradients came, after the beginning of the pass."""
+        self.last = dict.fromkeys(self.INTERVALS, 0)
+        self._sums = dict.fromkeys(self.INTERVALS, 0)
+        self._forward_ns = 0
+        self._begin_ns = self._computed_ns = self._comm_begin_ns = self._comm_end_ns = 0
+
+    def begin_forward(self) -> None:
+        self._forward_ns = perf_counter_ns()
+
+    def begin_backward(self) -> None:
+        self._begin_ns = self._computed_ns = perf_counter_ns()
+        self._comm_begin_ns = self._comm_end_ns = 0
+        self.ready_ns = [0] * len(self.ready_ns)
+
+    def note_ready(self, index: int) -> None:
+        """A gradient is there, as far as is known the last one."""
+        self._computed_ns = now = perf_counter_ns()
+        self.ready_ns[index] = now - self._begin_ns
+
+    def note_start(self) -> int:
+        """A bucket is on its way; gives the time."""
+        now = perf_counter_ns()
+        self._comm_begin_ns = self._comm_begin_ns or now
+        return now
+
+    def note_end(self, started_ns: int, outcome: Any) -> None:
+        """A bucket has been reduced. Works of groups know how long that took; others may have ended before anybody looked."""
+        now = perf_counter_ns()
+        took = outcome.duration if type(outcome) is _core.Work else None
+        end = now if took is None else min(now, started_ns + int(took * 1e9))
+        self._comm_end_ns = max(self._comm_end_ns, end)
+
+    def end_pass(self) -> None:
+        overlap_end = min(self._computed_ns, self._comm_end_ns)
+        values = (
+            self._begin_ns - self._forward_ns if self._forward_ns else 0,
+            self._computed_ns - self._begin_ns,
+            self._comm_end_ns - self._comm_begin_ns,
+            max(overlap_end - self._comm_begin_ns, 0),
+        )
+        self._forward_ns = 0
+        self.passes += 1
+        for name, value in zip(self.INTERVALS, values, strict=True):
+            self.last[name] = value
+            self._sums[name] += value
+
+    def describe(self) -> dict[str, int]:
+        averages = {f"avg_{name}": total // max(self.passes, 1) for name, total in self._sums.items()}
+        return {**self.last, **averages}
+
+
+class Logger:
+    """What c10d calls the place of a Reducer's statistics. They are the same as those of reducer.stats()."""
+
+    def __init__(self, reducer: Reducer) -> None:
+        self._reducer = reducer
+        self._construction: dict[str, Any] = {}
+        self._overrides: dict[str, Any] = {}
+
+    def set_construction_data_and_log(
+        self,
+        module_name: str,
+        device_ids: list[int],
+        output_device: int,
+        broadcast_buffers: bool,
+        has_sync_bn: bool,
+        static_graph: bool,
+    ) -> None:
+        """Facts about the model that the reducer does not know. Nothing is logged: _get_ddp_logging_data() has them."""
+        self._construction = {
+            "module_name": module_name,
+            "device_ids": ", ".join(map(str, device_ids)),
+            "output_device": output_device,
+            "broadcast_buffers": int(broadcast_buffers),
+            "has_sync_bn": int(has_sync_bn),
+            "static_graph": int(static_graph),
+        }
+
+    def set_runtime_stats_and_log(self) -> None:
+        """The statistics are always up to date: there is nothing to do."""
+
+    def set_error_and_log(self, error: str) -> None:
+        """Note an error."""
+        self._overrides.update(has_error=1, error=error)
+
+    def _set_comm_hook_name(self, comm_hook: str) -> None:
+        self._overrides["comm_hook"] = comm_hook
+
+    def _set_uneven_input_join(self) -> None:
+        self._overrides["join_uneven_inputs"] = 1
+
+    def _set_static_graph(self) -> None:
+        self._overrides["static_graph"] = 1
+
+    def _get_ddp_logging_data(self) -> dict[str, Any]:
+        """All of it, under c10d's names."""
+        surroundings = {
+            "master_addr": os.environ.get("MASTER_ADDR", "N/A"),
+            "master_port": os.environ.get("MASTER_PORT", "N/A"),
+            "torch_distributed_debug": os.environ.get("TORCH_DISTRIBUTED_DEBUG", "N/A"),
+        }
+        return {**surroundings, **self._reducer.stats(), **self._construction, **self._overrides}

@@ -1,0 +1,207 @@
+"""c10d's windows: memory of every rank that the others put into, and signals. docs/symmetric-memory.md says what is promised."""
+
+from __future__ import annotations
+
+from _thread import allocate_lock
+
+from dldist import _core
+from dldist.c10d import registry
+from dldist.c10d.gloo import group_behind
+from dldist.c10d.options import PutOptions, SignalOptions, WaitSignalOptions, WindowAccessType, timeout_of
+from dldist.c10d.process_group import ProcessGroup
+from dldist.c10d.work import FutureWork, PythonCallbackWork
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from datetime import timedelta
+    from typing import Any
+
+
+def group_of(call: str, group: Any = None) -> _core.Group:
+    """The group of the extension behind a group, a group's name, or (None) the default group."""
+    if isinstance(group, _core.Group):
+        return group
+    pg = registry.default_group() if group is None else registry._world.resolve(group) if isinstance(group, str) else group
+    if not isinstance(pg, ProcessGroup):
+        raise TypeError(f"{call}(): argument 'group' must be a group or a group's name, not {type(group).__name__}")
+    behind = group_behind(pg)
+    if behind is None:
+        raise RuntimeError(f"{call}(): group {pg.group_name!r} has no dldist.Group for the CPU, which shared memory is of")
+    return behind
+
+
+def empty(shape: Any, dtype: Any = "float32", group: Any = None) -> _core.SharedArray:
+    """An array of zeros in memory that the ranks of this host share: collectives on it copy less, windows reach it directly.
+
+    >>> x = dist.empty((2, 3), "int32")
+    >>> x.shape, x.dtype
+    ((2, 3), 'int32')
+    """
+    return group_of("empty", group).empty(shape, dtype)
+
+
+class WindowAttr:
+    """How the memory of a rank is reached: UNIFIED is by load and store, SEPARATE by messages."""
+
+    def __init__(self, access_type: WindowAccessType) -> None:
+        self.access_type = access_type
+
+    def __repr__(self) -> str:
+        return f"WindowAttr(access_type={self.access_type})"
+
+
+class Window:
+    """Memory of every rank of a group that the others put into.
+
+    Nothing has to be registered but the memory that is written to: what is put may be any tensor. Offsets count elements of the
+    target's tensor, whatever this rank has registered. A work is done when its tensor may be used again; what was put before a
+    signal is in place when the signal is taken.
+    """
+
+    def __init__(self, group: _core.Group, tensor: Any = None) -> None:
+        self._group = group
+        self._memory: _core.Window | None = None
+        self._layouts: list[tuple[str, tuple[int, ...]]] = []
+        if tensor is not None:
+            self.tensor_register(tensor)
+
+    def tensor_register(self, tensor: Any, owning: bool = True) -> None:
+        """Give this rank's memory, which may differ in size and shape from the others'. All ranks call it.
+
+        The window keeps the tensor until tensor_deregister(), also without `owning`: others may write to it at any time.
+        """
+        if self._memory is not None:
+            raise RuntimeError("tensor_register(): a tensor is registered already; tensor_deregister() comes first")
+        memory = _core.Window(self._group, tensor)
+        layout = None if tensor is None else _core._describe_tensor(tensor, True)
+        from dldist import _objects
+
+        layouts = _objects.all_gather_object(self._group, layout and (layout["dtype"], layout["shape"]))
+        if None in layouts:
+            raise _core.DistTypeError(f"tensor_register(): rank {layouts.index(None)} has no tensor, and each rank gives one")
+        self._layouts = [(dtype, tuple(shape)) for dtype, shape in layouts]
+        self._memory = memory
+
+    def tensor_deregister(self) -> None:
+        """Let the memory go, after a barrier: all ranks call it, and nobody puts into it any more."""
+        memory, self._memory = self._registered("tensor_deregister"), None
+        try:
+            memory.flush()
+            self._group.barrier()
+        finally:
+            memory.close()
+
+    def put(
+        self,
+        tensor: Any,
+        dst_rank: int,
+        target_offset_nelems: int = 0,
+        async_op: bool = False,
+        opts: PutOptions | None = None,
+    ) -> _core.Work:
+        """Write a tensor into the memory of a rank, from the given element of its tensor on."""
+        memory = self._registered("put")
+        dtype = _core._describe_tensor(tensor, False)["dtype"]
+        if 0 <= dst_rank < len(self._layouts) and self._layouts[dst_rank][0] != dtype:
+            raise _core.DistTypeError(
+                f"put(): argument 'tensor' is of {dtype}, and the window of rank {dst_rank} of {self._layouts[dst_rank][0]}"
+            )
+        work = memory.put(tensor, dst_rank, target_offset_nelems, timeout=_timeout(opts), async_op=async_op)
+        return work if work is not None else _done()
+
+    def map_remote_tensor(self, rank: int) -> _core.SharedArray:
+        """The tensor of a rank of this host, of its shape and dtype: a view that stays, whatever becomes of the rank."""
+        memory = self._registered("map_remote_tensor")
+        dtype, shape = self._layouts[_check_rank("map_remote_tensor", rank, len(self._layouts))]
+        return memory.get_buffer(rank, shape, dtype)
+
+    def signal(self, peer_rank: int, async_op: bool = False, opts: SignalOptions | None = None) -> _core.Work:
+        """Tell a rank that what was put into its memory before is there. Signals add up."""
+        self._registered("signal").signal(peer_rank, 0, _milliseconds(opts))
+        return _done()
+
+    def wait_signal(
+        self, peer_rank: int, async_op: bool = False, opts: WaitSignalOptions | None = None
+    ) -> _core.Work:
+        """Take a signal of a rank, at once or (async_op) in the work's wait()."""
+        memory = self._registered("wait_signal")
+        if async_op:
+            return _SignalWork(memory, peer_rank, _milliseconds(opts))
+        memory.wait_signal(peer_rank, 0, _milliseconds(opts))
+        return _done()
+
+    def get_attr(self, peer_rank: int) -> WindowAttr:
+        """How the memory of a rank is reached from here."""
+        pointers = self._registered("get_attr").buffer_ptrs
+        is_seen = pointers[_check_rank("get_attr", peer_rank, len(pointers))] != 0
+        return WindowAttr(WindowAccessType.UNIFIED if is_seen else WindowAccessType.SEPARATE)  # type: ignore[arg-type]
+
+    def _registered(self, call: str) -> _core.Window:
+        if self._memory is None:
+            raise RuntimeError(f"{call}(): no tensor is registered with this window: call tensor_register first, on all ranks")
+        return self._memory
+
+    def __repr__(self) -> str:
+        of = "nothing registered" if self._memory is None else f"{self._memory.buffer_size} bytes"
+        return f"<{type(self).__qualname__} of {self._group!r}: {of}>"
+
+
+class _SignalWork(PythonCallbackWork):
+    """A signal that is taken, once, when somebody waits for it, or asks whether it has come."""
+
+    def __init__(self, memory: _core.Window, rank: int, timeout_ms: int) -> None:
+        super().__init__(self._take)
+        self._memory = memory
+        self._rank = rank
+        self._timeout_ms = timeout_ms
+        self._lock = allocate_lock()  # of whoever takes it
+        self._is_taken = False
+
+    def _take(self, timeout: timedelta) -> bool:
+        with self._lock:
+            if self._future.done():
+                self._future.value()  # or how it has failed
+            elif not self._is_taken:
+                self._memory.wait_signal(self._rank, 0, _whole_ms(timeout) or self._timeout_ms)
+                self._is_taken = True
+        return True
+
+    def is_completed(self) -> bool:
+        if not self._future.done() and self._lock.acquire(False):  # else somebody waits for it
+            try:
+                self._is_taken = self._is_taken or self._memory.take_signal(self._rank)
+            finally:
+                self._lock.release()
+            if self._is_taken:
+                self._future._settle([], None)
+        return self._future.done()
+
+
+def _done() -> _core.Work:
+    from dldist._future import Future
+
+    future = Future()
+    future.set_result([])
+    return FutureWork(future)
+
+
+def _timeout(opts: Any) -> timedelta | None:
+    return None if opts is None else timeout_of(opts)
+
+
+def _milliseconds(opts: Any) -> int:
+    """What options ask for; 0 stands for the group's time-out."""
+    timeout = _timeout(opts)
+    return 0 if timeout is None else _whole_ms(timeout)
+
+
+def _whole_ms(timeout: timedelta) -> int:
+    from math import ceil
+
+    return ceil(timeout.total_seconds() * 1000)
+
+
+def _check_rank(call: str, rank: int, size: int) -> int:
+    if not 0 <= rank < size:
+        raise _core.DistArgumentError(f"{call}(): invalid rank: {rank} is not in 0 to {size - 1}")
+    return rank

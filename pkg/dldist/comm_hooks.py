@@ -1,0 +1,265 @@
+"""Communication hooks for Reducer.register_comm_hook: fewer bytes for less exact averages.
+
+    reducer.register_comm_hook(group, comm_hooks.bf16_compress_hook)
+    reducer.register_comm_hook(comm_hooks.PowerSGDState(group, matrix_approximation_rank=2), comm_hooks.powerSGD_hook)
+
+The state of the simple ones is the group, None for the default world.
+"""
+
+from __future__ import annotations
+
+import math
+
+from dldist import _core
+from dldist._functional_form import operations_of
+
+TYPE_CHECKING = False  # as in the modules that have to be cheap to import
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from dldist._future import Future
+    from dldist._reducer_comm import GradBucket
+
+    Hook = Callable[[Any, GradBucket], Any]
+
+__all__ = [
+    "PowerSGDState",
+    "allreduce_hook",
+    "bf16_compress_hook",
+    "bf16_compress_wrapper",
+    "fp16_compress_hook",
+    "fp16_compress_wrapper",
+    "powerSGD_hook",
+]
+
+
+def allreduce_hook(process_group: Any, bucket: GradBucket) -> Future:
+    """The average, as without a hook."""
+    work = operations_of(process_group).all_reduce(bucket.buffer(), "avg", async_op=True)
+    future: Future = work.get_future()
+    return future
+
+
+def fp16_compress_hook(process_group: Any, bucket: GradBucket) -> Future:
+    """The average of the gradients rounded to float16. What is larger than 65504 becomes infinite."""
+    return _average_as("float16", process_group, bucket)
+
+
+def bf16_compress_hook(process_group: Any, bucket: GradBucket) -> Future:
+    """The average of the gradients rounded to bfloat16, which has the range of float32."""
+    return _average_as("bfloat16", process_group, bucket)
+
+
+def _average_as(dtype: str, process_group: Any, bucket: GradBucket) -> Future:
+    compressed = _compress(dtype, bucket)
+    work = operations_of(process_group).all_reduce(compressed, "avg", async_op=True)
+
+    def decompress(done: Future) -> Any:
+        done.value()
+        _core._convert_tensor(bucket.memory, compressed)
+        return bucket.memory
+
+    future: Future = work.get_future().then(decompress)
+    return future
+
+
+def _compress(dtype: str, bucket: GradBucket) -> _core.SharedArray:
+    compressed = bucket.scratch(dtype)
+    _core._convert_tensor(compressed, bucket.memory)
+    return compressed
+
+
+def fp16_compress_wrapper(hook: Hook) -> Hook:
+    """A hook that gets gradients rounded to float16."""
+    return _with_compression("float16", hook)
+
+
+def bf16_compress_wrapper(hook: Hook) -> Hook:
+    """A hook that gets gradients rounded to bfloat16."""
+    return _with_compression("bfloat16", hook)
+
+
+def _with_compression(dtype: str, hook: Hook) -> Hook:
+    def compress_and_call(state: Any, bucket: GradBucket) -> Any:
+        bucket.set_buffer(bucket.view(_compress(dtype, bucket)))
+        return hook(state, bucket)
+
+    return compress_and_call
+
+
+# ---- PowerSGD
+
+
+class PowerSGDState:
+    """What powerSGD_hook keeps from pass to pass. One for each Reducer, with the same arguments on all ranks.
+
+    Gradients of more than one dimension are taken for matrices, and sent as the product of two with
+    `matrix_approximation_rank` columns, where that makes them smaller by `min_compression_rate`. Before pass number
+    `start_powerSGD_iter`, counted from 0, they are averaged as they are. `use_error_feedback` adds what a pass has lost to
+    the gradients of the next one; `warm_start` begins with the last pass' factors.
+    """
+
+    def __init__(
+        self,
+        process_group: Any = None,
+        matrix_approximation_rank: int = 1,
+        start_powerSGD_iter: int = 1000,
+        min_compression_rate: float = 2,
+        use_error_feedback: bool = True,
+        warm_start: bool = True,
+        random_seed: int = 0,
+    ) -> None:
+        import numpy
+
+        if start_powerSGD_iter < 2 and (use_error_feedback or warm_start):
+            raise ValueError(
+                "PowerSGDState(): argument 'start_powerSGD_iter' must be at least 2 with use_error_feedback or warm_start: "
+                "buckets are rebuilt after the first pass"
+            )
+        self.process_group = process_group
+        self.matrix_approximation_rank = matrix_approximation_rank
+        self.start_powerSGD_iter = start_powerSGD_iter
+        self.min_compression_rate = min_compression_rate
+        self.use_error_feedback = use_error_feedback
+        self.warm_start = warm_start
+        self.rng = numpy.random.default_rng(random_seed)
+        self.iter = 0
+        """How many passes there have been."""
+        self.errors: dict[int, Any] = {}
+        """By bucket: what its gradients have lost so far."""
+        self.right_factors: dict[int, list[Any]] = {}
+        """By bucket, for each of its matrices."""
+        self.sent_elements = self.whole_elements = 0
+
+    def compression_rate(self) -> float:
+        """How many times fewer elements have been sent than there were, in the passes with compression."""
+        return self.whole_elements / max(self.sent_elements, 1)
+
+    def _is_compressed(self, shape: tuple[int, ...]) -> bool:
+        rows, columns = _as_matrix(shape)
+        rank = min(self.matrix_approximation_rank, rows, columns)
+        return len(shape) > 1 and rank * (rows + columns) * self.min_compression_rate < rows * columns
+
+    def _new_right_factors(self, matrices: list[Any]) -> list[Any]:
+        import numpy
+
+        factors = []
+        for matrix in matrices:
+            rank = min(self.matrix_approximation_rank, *matrix.shape)
+            random = self.rng.standard_normal((matrix.shape[1], rank)).astype(matrix.dtype)
+            factors.append(numpy.linalg.qr(random)[0])
+        return factors
+
+
+def _as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
+    return (shape[0], math.prod(shape[1:])) if shape else (1, 1)
+
+
+def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Any:
+    """The average of gradients that are approximated by matrices of low rank (PowerSGD). Needs NumPy."""
+    if bucket.is_last():
+        state.iter += 1
+    if state.iter - bucket.is_last() < state.start_powerSGD_iter:
+        return allreduce_hook(state.process_group, bucket)
+    return _PowerSGDStep(state, bucket).finish
+
+
+class _PowerSGDStep:
+    """A bucket in a pass. The left factors are on their way from the beginning; the right ones follow in finish()."""
+
+    def __init__(self, state: PowerSGDState, bucket: GradBucket) -> None:
+        self._state = state
+        self._index = bucket.index()
+        self._operations = operations_of(state.process_group)
+        self._gradient = _read(bucket)
+        if state.use_error_feedback:
+            error = state.errors.get(self._index)
+            if error is not None and error.shape == self._gradient.shape:
+                self._gradient += error
+        self._approximation = self._gradient.copy()
+        self._split(bucket.shapes())
+        self._factors = self._right_factors()
+        self._send_left()
+
+    def _split(self, shapes: list[tuple[int, ...]]) -> None:
+        """The matrices that are compressed, as views of the gradient and of its approximation, and where the others are."""
+        self._matrices, self._results, self._others = [], [], []
+        start = 0
+        for shape in shapes:
+            place = slice(start, start + math.prod(shape))
+            if self._state._is_compressed(shape):
+                self._matrices.append(self._gradient[place].reshape(_as_matrix(shape)))
+                self._results.append(self._approximation[place].reshape(_as_matrix(shape)))
+            else:
+                self._others.append(place)
+            start = place.stop
+
+    def _right_factors(self) -> list[Any]:
+        known = self._state.right_factors.get(self._index, [])
+        if self._state.warm_start and [q.shape[0] for q in known] == [m.shape[1] for m in self._matrices]:
+            return known
+        return self._state._new_right_factors(self._matrices)
+
+    def _send_left(self) -> None:
+        """The left factors, and what is not compressed, as one array."""
+        left = [matrix @ factor for matrix, factor in zip(self._matrices, self._factors, strict=True)]
+        whole = [self._gradient[place] for place in self._others]
+        self._left = _join([*left, *whole], self._gradient.dtype)
+        self._work = self._operations.all_reduce(self._left, "avg", async_op=True)
+
+    def finish(self) -> Any:
+        import numpy
+
+        self._work.wait()
+        lefts = _take_apart(self._left, [(m.shape[0], q.shape[1]) for m, q in zip(self._matrices, self._factors, strict=True)])
+        lefts = [numpy.linalg.qr(left)[0] for left in lefts]
+        rights = [matrix.T @ left for matrix, left in zip(self._matrices, lefts, strict=True)]
+        sent = _join(rights, self._gradient.dtype)
+        self._operations.all_reduce(sent, "avg")
+        rights = _take_apart(sent, [right.shape for right in rights])
+        for result, left, right in zip(self._results, lefts, rights, strict=True):
+            numpy.matmul(left, right.T, out=result)
+        self._keep(rights, len(self._left) + len(sent))
+        self._fill_others()
+        return self._approximation
+
+    def _keep(self, rights: list[Any], sent_elements: int) -> None:
+        self._state.right_factors[self._index] = rights
+        self._state.sent_elements += sent_elements
+        self._state.whole_elements += len(self._gradient)
+        if self._state.use_error_feedback:
+            self._state.errors[self._index] = self._gradient - self._approximation
+
+    def _fill_others(self) -> None:
+        """What was sent as it is stands behind the left factors."""
+        start = len(self._left) - sum(place.stop - place.start for place in self._others)
+        for place in self._others:
+            length = place.stop - place.start
+            self._approximation[place] = self._left[start : start + length]
+            start += length
+
+
+def _read(bucket: GradBucket) -> Any:
+    """A copy of a bucket's gradients for NumPy to calculate with."""
+    import numpy
+
+    values = numpy.empty(bucket.memory.shape, "float64" if bucket.memory.dtype == "float64" else "float32")
+    _core._convert_tensor(values, bucket.memory)
+    return values
+
+
+def _join(arrays: list[Any], dtype: Any) -> Any:
+    import numpy
+
+    return numpy.concatenate([array.ravel() for array in arrays]) if arrays else numpy.empty(0, dtype)
+
+
+def _take_apart(flat: Any, shapes: list[tuple[int, int]]) -> list[Any]:
+    """Copies of the arrays of these shapes that `flat` begins with."""
+    parts, start = [], 0
+    for shape in shapes:
+        stop = start + math.prod(shape)
+        parts.append(flat[start:stop].reshape(shape).copy())
+        start = stop
+    return parts

@@ -1,0 +1,260 @@
+"""Symmetric memory: arrays that the ranks of a host share, and memory that all ranks write to, read from and signal by.
+
+The names are those of torch.distributed._symmetric_memory. docs/symmetric-memory.md says what is promised.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from dldist import _core
+from dldist.c10d import registry
+from dldist.c10d.names import device_type_of
+from dldist.c10d.window import group_of
+from dldist.world import World
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+__all__ = [
+    "SymmetricMemory",
+    "empty",
+    "enable_symm_mem_for_group",
+    "get_backend",
+    "get_mem_pool",
+    "get_mempool_allocator",
+    "get_signal_pad_size",
+    "is_nvshmem_available",
+    "is_symm_mem_enabled_for_group",
+    "is_symm_mem_tensor",
+    "put_signal",
+    "rendezvous",
+    "set_backend",
+    "set_signal_pad_size",
+    "wait_signal",
+]
+
+_BACKEND = "CPU"
+
+
+class SymmetricMemory(_core.Window):
+    """Memory of all ranks of a group: what rendezvous() gives.
+
+    What a rank sees of another is all of the array that empty() has made, also where the tensor of the rendezvous is a part of
+    it, which begins at byte `offset`.
+    """
+
+    @property
+    def buffer_ptrs_dev(self) -> int:
+        """The address of an array of pointers, `buffer_ptrs`, for code that is not Python."""
+        return self._array_of("_buffers", self.buffer_ptrs)
+
+    @property
+    def signal_pad_ptrs_dev(self) -> int:
+        """The same of `signal_pad_ptrs`."""
+        return self._array_of("_pads", self.signal_pad_ptrs)
+
+    def _array_of(self, name: str, addresses: list[int]) -> int:
+        pointers: array[int] = self.__dict__.setdefault(name, array("Q", addresses))
+        return pointers.buffer_info()[0]
+
+    @property
+    def multicast_ptr(self) -> int:
+        """0: memory of the CPU has no multicast."""
+        return 0
+
+    @property
+    def device(self) -> str:
+        return "cpu"
+
+    # ---- functions that torch has as static methods
+
+    @staticmethod
+    def set_group_info(group_name: str, rank: int, world_size: int, store: _core.Store) -> None:
+        """Say who is in a group that c10d does not know; they meet in the store when one of them uses the group."""
+        _infos[group_name] = (store, rank, world_size)
+        _worlds.pop(group_name, None)
+
+    @staticmethod
+    def empty_strided_p2p(
+        size: Sequence[int],
+        stride: Sequence[int],
+        dtype: Any,
+        device: Any,
+        group_name: str | None = None,
+        alloc_id: int | None = None,
+    ) -> _core.SharedArray:
+        """empty() of a group, with the strides of row-major order. Memory that is let go is used again, whatever its alloc_id."""
+        if tuple(stride) != _row_major(size):
+            raise NotImplementedError(
+                f"empty_strided_p2p(): shared arrays are in row-major order, of strides {_row_major(size)}, not {tuple(stride)}"
+            )
+        _require_cpu("empty_strided_p2p", device)
+        return _group("empty_strided_p2p", group_name).empty(tuple(size), dtype)
+
+    @staticmethod
+    def rendezvous(tensor: Any, group_name: str | None = None) -> SymmetricMemory:
+        return rendezvous(tensor, group_name)
+
+    @staticmethod
+    def is_symm_mem_tensor(tensor: Any) -> bool:
+        return is_symm_mem_tensor(tensor)
+
+    @staticmethod
+    def has_multicast_support(device_type: Any, device_idx: int) -> bool:
+        """False: memory of the CPU has no multicast."""
+        return False
+
+    @staticmethod
+    def set_backend(name: str) -> None:
+        set_backend(name)
+
+    @staticmethod
+    def get_backend(device: Any) -> str | None:
+        return get_backend(device)
+
+    @staticmethod
+    def get_mempool_allocator(device: Any) -> Any:
+        return get_mempool_allocator(device)
+
+    @staticmethod
+    def stream_write_value32(input: Any, offset: int, val: int) -> Any:
+        """Write one number of 32 bits, which others see after everything that was written before."""
+        _core._write32("stream_write_value32", input, offset, val, 1)
+        return input
+
+    @staticmethod
+    def memset32(input: Any, offset: int, val: int, count: int = 1) -> Any:
+        """Write `count` times the same number of 32 bits, as stream_write_value32 does."""
+        _core._write32("memset32", input, offset, val, count)
+        return input
+
+
+_SymmetricMemory = SymmetricMemory  # its name in torch's extension
+
+_pad_size = 2048
+_infos: dict[str, tuple[_core.Store, int, int]] = {}
+_worlds: dict[str, World] = {}  # of _infos, for those that have been used
+
+
+def empty(*size: Any, dtype: Any = "float32", device: Any = None, group: Any = None) -> _core.SharedArray:
+    """Zeros in memory that the ranks of this host share: empty(2, 3), empty((2, 3)). `group` is the default one unless given."""
+    _require_cpu("empty", device)
+    shape = size[0] if len(size) == 1 and not hasattr(size[0], "__index__") else size
+    return _group("empty", group).empty(tuple(shape), "float32" if dtype is None else dtype)
+
+
+def rendezvous(tensor: Any, group: Any = None) -> SymmetricMemory:
+    """Let the ranks of a group reach each other's tensors. All ranks call it, each with one of its own.
+
+    Ranks of one host reach what empty() of this group has made (or a part, or a view of it by another library) directly; they and
+    all others reach any other array by messages.
+
+    >>> from dldist import symmetric_memory
+    >>> x = symmetric_memory.empty(4, dtype="int32")
+    >>> memory = symmetric_memory.rendezvous(x)
+    >>> memory.put(b"12345678", rank=0, channel=0)
+    >>> memory.wait_signal(0)
+    >>> bytes(memory.get_buffer(0, [8], "uint8"))
+    b'12345678'
+    """
+    return SymmetricMemory(_group("rendezvous", group), tensor, is_whole=True, pad_size=_pad_size)
+
+
+def is_symm_mem_tensor(tensor: Any) -> bool:
+    """Whether it lies in memory that empty() of a group which is still there has made."""
+    return _core._is_shared(tensor)
+
+
+def put_signal(src: Any, hdl: SymmetricMemory, peer: int) -> None:
+    """Put data where the tensor of the rendezvous begins, and a signal on channel 0 after it."""
+    itemsize = _core._describe_tensor(src, False)["itemsize"]
+    offset, rest = divmod(hdl.offset, itemsize)
+    if rest != 0:
+        raise _core.DistArgumentError(
+            f"put_signal(): argument 'src' has elements of {itemsize} bytes, and the tensor of the rendezvous begins at byte {hdl.offset}"
+        )
+    hdl.put(src, peer, offset, 0)
+
+
+def wait_signal(hdl: SymmetricMemory, peer: int) -> None:
+    """Take a signal of a rank on channel 0."""
+    hdl.wait_signal(peer)
+
+
+# ---- settings
+
+
+def set_signal_pad_size(size: int) -> None:
+    """How many bytes of signals each rank has in windows that are made from now on; the same on all ranks."""
+    global _pad_size
+    if size <= 0:
+        raise ValueError(f"set_signal_pad_size(): argument 'size' is {size}")
+    _pad_size = size
+
+
+def get_signal_pad_size() -> int:
+    return _pad_size
+
+
+def set_backend(name: str) -> None:
+    """There is one backend, "CPU"."""
+    if name != _BACKEND:
+        raise ValueError(f"set_backend(): there is only {_BACKEND!r} here, no {name!r}")
+
+
+def get_backend(device: Any) -> str | None:
+    """"CPU" for the CPU, None for other devices."""
+    return _BACKEND if device_type_of(device) == "cpu" else None
+
+
+def get_mempool_allocator(device: Any) -> Any:
+    raise NotImplementedError("get_mempool_allocator(): memory pools are of accelerators; empty() makes arrays of the CPU")
+
+
+def get_mem_pool(device: Any) -> Any:
+    raise NotImplementedError("get_mem_pool(): memory pools are of accelerators; empty() makes arrays of the CPU")
+
+
+def is_nvshmem_available() -> bool:
+    """False: that is for GPUs."""
+    return False
+
+
+def enable_symm_mem_for_group(group_name: str) -> None:
+    """Not needed, as in torch: every group has symmetric memory."""
+    from warnings import warn
+
+    warn("enable_symm_mem_for_group() does nothing: every group has symmetric memory", FutureWarning, stacklevel=2)
+    _group("enable_symm_mem_for_group", group_name)
+
+
+def is_symm_mem_enabled_for_group(group_name: str) -> bool:
+    """Whether there is a group of this name."""
+    return registry._world.is_named(group_name) or group_name in _infos
+
+
+# ---- arguments
+
+
+def _group(call: str, group: Any) -> _core.Group:
+    if not isinstance(group, str) or group not in _infos or registry._world.is_named(group):
+        return group_of(call, group)
+    if group not in _worlds:
+        store, rank, size = _infos[group]
+        _worlds[group] = World(store, rank, size, name=f"symmetric_memory/{group}")
+    return _worlds[group]
+
+
+def _require_cpu(call: str, device: Any) -> None:
+    if device is not None and device_type_of(device) != "cpu":
+        raise NotImplementedError(f"{call}(): symmetric memory is of the CPU, not of {device}")
+
+
+def _row_major(size: Sequence[int]) -> tuple[int, ...]:
+    strides = [1]
+    for length in reversed(size[1:]):
+        strides.append(strides[-1] * max(length, 1))
+    return tuple(reversed(strides))[: len(size)] if size else ()

@@ -1,0 +1,37 @@
+"""The backend "dldist" of torch.distributed, and what programs of PyTorch may want of dldist beside it.
+
+    import dldist.torch  # not needed where dldist is installed: PyTorch finds it
+    torch.distributed.init_process_group("dldist")
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from _dldist_torch import register
+
+from dldist.torch._group import ProcessGroup
+from dldist.torch._work import Work
+from dldist.world import World
+
+__all__ = ["ProcessGroup", "Work", "empty", "world_of"]
+
+register()
+
+
+def world_of(group: Any = None) -> World:
+    """The dldist.World behind a group of torch.distributed, the default one unless given; ranks are those of the group."""
+    group = dist.group.WORLD if group is None else group
+    if not isinstance(group, ProcessGroup):
+        raise TypeError(f'world_of(): argument \'group\' must be a group of the backend "dldist", not {group!r}')
+    return group._cpu.group
+
+
+def empty(shape: Any, dtype: torch.dtype = torch.float32, group: Any = None) -> torch.Tensor:
+    """A tensor, not initialized, in memory that the ranks of a host share: collectives on it need no copy.
+
+    All ranks of the group call it, with the same arguments.
+    """
+    return torch.from_dlpack(world_of(group).empty(shape, str(dtype).removeprefix("torch.")))

@@ -1,0 +1,30 @@
+"""What serves tensors on CUDA devices where the group's backend for them is "dldist" too: dldist's own groups of NCCL."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from dldist.c10d.nccl import NCCLOptions, ProcessGroupNCCL
+from dldist.torch._options import FromTorch
+from dldist.torch._store import TorchStore
+
+
+class CudaBackend(FromTorch, ProcessGroupNCCL):
+    """`group` is the NcclGroup behind it."""
+
+    def getBackendName(self) -> str:
+        return "dldist"
+
+
+def make_backend(kind: str, store: Any, name: str, ranks: list[int], rank: int, timeout: timedelta) -> CudaBackend:
+    """The backend for a type of device; its ranks meet in `store` with their first call."""
+    if kind != "cuda":
+        raise RuntimeError(f'the backend "dldist" serves tensors on the CPU and on CUDA devices, not on {kind}')
+    options = NCCLOptions()
+    options._timeout = timeout
+    options.global_ranks_in_group = ranks
+    options.group_name = name
+    return CudaBackend(TorchStore(dist.PrefixStore(f"{kind}/", store)), rank, len(ranks), options)

@@ -1,0 +1,367 @@
+"""The process group that torch.distributed gets for the backend "dldist"."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+import dldist
+from dldist import _core
+from dldist.c10d.backend_base import Backend
+from dldist.c10d.gloo import ProcessGroupGloo
+from dldist.c10d.options import OpType
+from dldist.torch import _profile, _sparse
+from dldist.torch._buckets import Buckets, is_compressed, is_from_reducer
+from dldist.torch._compiler import not_compiled
+from dldist.torch._errors import as_torchs
+from dldist.torch._options import OPTIONS, FromTorch, in_order
+from dldist.torch._store import TorchStore
+from dldist.torch._tensors import as_bytes, device_type_of, is_lazy, resolved
+from dldist.torch._work import Compressed, CopiedBack, Together, Work
+from dldist.world import call_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class CpuBackend(FromTorch, ProcessGroupGloo):
+    """What serves tensors in memory of the CPU. `group` is the World behind it."""
+
+    def getBackendName(self) -> str:
+        return "dldist"
+
+
+def _run_otherwise(backend: Any, run: Callable[..., Any], name: str, arguments: tuple[Any, ...], refusal: Exception) -> Any:
+    """Run a call that dldist has refused because of what a tensor holds, if it can be put in other words."""
+    if name == "allreduce" and arguments[0] and arguments[0][0].layout is torch.sparse_coo:
+        return _sparse.all_reduce(backend.group, *arguments)
+    if "reduce" in name or not isinstance(refusal, _core.DistTypeError):
+        raise refusal
+    return run(*map(as_bytes, arguments))
+
+
+def _run(backend: Any, run: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> tuple[Any, Any]:
+    """Start a call: its work, and what stands for its first argument in it, where lazy tensors made it run on copies; else None."""
+    try:
+        return run(*arguments), None
+    except _core.DistArgumentError as refusal:
+        if not is_lazy(arguments):
+            return _run_otherwise(backend, run, name, arguments, refusal), None
+    copies = resolved(arguments)
+    return run(*copies), copies[0]
+
+
+def _call_of(op_type: Any, name: str, method: str | None = None) -> Callable[..., Any]:
+    """The call of a group that is named `name`, and `method` in dldist's list of calls."""
+    run_name = f"_run_{method or name}"  # of our backends
+    number = int(op_type)
+    has_options = name not in ("send", "recv", "recv_anysource")
+    has_outputs = name not in ("barrier", "send")  # the first argument is what it writes
+    may_be_bucket = name == "allreduce"
+    name_of_entry = _profile.name_of_entry(name)
+
+    def call(self: ProcessGroup, *args: Any, **named: Any) -> Any:
+        arguments = args
+        if named or (has_options and (not args or type(args[-1]) not in OPTIONS)):
+            arguments = in_order(name, args, named)
+        backend = self._serving(device_type_of(arguments))
+        run = getattr(backend, run_name, None)
+        if run is None:  # a group of torch's
+            return getattr(backend, name)(*args, **named)
+        placed = arguments
+        is_of_reducer = may_be_bucket and is_from_reducer(sys._getframe().f_back)
+        if is_of_reducer:
+            placed = ([self._buckets.in_shared_memory(tensor) for tensor in arguments[0]], *arguments[1:])
+        with _profile.entry(name_of_entry) as entry:
+            try:
+                started, copies = _run(backend, run, name, placed)
+            except dldist.DistError as error:
+                raise as_torchs(error) from None
+            outputs: Any = arguments[0] if has_outputs else ()
+            if has_outputs and copies is not None:
+                work: Work = CopiedBack(started, outputs, copies, number)
+            else:
+                kind = Compressed if is_of_reducer and is_compressed(outputs[0]) else Work
+                work = kind(started, outputs, number)
+            entry.lasts_until(work)
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    call.__name__ = call.__qualname__ = name
+    return call
+
+
+@not_compiled
+def create_group(opts: Any) -> ProcessGroup:
+    """The group for torch's _DistributedBackendOptions, which all of its ranks make."""
+    rank, size, name = opts.group_rank, opts.group_size, opts.group_id
+    is_default = not opts.global_ranks_in_group
+    ranks = list(range(size)) if is_default else list(opts.global_ranks_in_group)
+    store = dldist.HashStore() if size == 1 else TorchStore(opts.store)
+    try:
+        world = dldist.World(store, rank, size, timeout=opts.timeout, name="default" if is_default else name)
+    except dldist.DistError as error:
+        raise as_torchs(error) from None
+    return ProcessGroup(opts.store, world, name, ranks)
+
+
+@not_compiled
+class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
+    """A group of torch.distributed over a World.
+
+    It is the whole group for torch, and not one of several backends: it serves the CPU itself, and has groups that torch makes for
+    the other types of device that its configuration ("cpu:dldist,cuda:nccl") names, each made at the first use.
+
+    Every call takes torch's forms with lists and options as well as the flat ones. All ranks are those of the group.
+    """
+
+    def __init__(self, store: Any, world: dldist.World, name: str, ranks: list[int]) -> None:
+        super().__init__(world.rank, world.size)  # type: ignore[call-arg]
+        self._store = store
+        self._name = name
+        self._desc = "undefined"
+        self._ranks = ranks
+        self._cpu = CpuBackend._of(world, ranks, name)
+        self._buckets = Buckets(world)
+        self._served: dict[str, Any] = {}
+        self._coalesced: list[Work] | None = None
+
+    # ---- who it is
+
+    def getBackendName(self) -> str:
+        return "dldist"
+
+    def _get_backend_name(self) -> str:
+        return "dldist"
+
+    def get_group_store(self) -> Any:
+        """The store that its ranks have met in."""
+        return self._store
+
+    def __repr__(self) -> str:
+        return f'<dldist.torch.ProcessGroup "{self.group_name}", rank {self.rank()} of {self.size()}>'
+
+    # C++ asks for name and description by these names; what it has itself is kept in the backends, of which it knows none here.
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+        self._cpu.group._describe(name, self._desc, self._ranks)
+
+    def getGroupDesc(self) -> str:
+        return self._desc
+
+    def setGroupDesc(self, desc: str) -> None:
+        self._desc = desc
+        self._cpu.group._describe(self._name, desc, self._ranks)
+
+    group_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
+    _set_group_name = setGroupName
+    _set_group_desc = setGroupDesc
+
+    # ---- types of device
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device(kind) for kind in self._names_of_backends()]
+
+    def _names_of_backends(self) -> dict[str, str]:
+        """The backend for each type of device, as the group's configuration has them."""
+        config = distributed_c10d._world.pg_backend_config.get(self, "cpu:dldist")
+        return dict(distributed_c10d.BackendConfig(dist.Backend(config)).get_device_backend_map())
+
+    def _get_backend(self, device: torch.device) -> Any:
+        kind = torch.device(device).type
+        if kind != "cpu" and self not in distributed_c10d._world.pg_backend_config:
+            return Backend(self.rank(), self.size())  # torch is still making this group, and asks what can be done at once
+        backend = self._serving(kind)
+        return backend._get_backend(device) if isinstance(backend, dist.ProcessGroup) else backend
+
+    def _serving(self, kind: str) -> Any:
+        """What serves a type of device: a backend of ours, or a group of torch's. All ranks come here with their first call."""
+        serving = self._served.get(kind)
+        if serving is None:
+            serving = self._served[kind] = self._make_serving(kind)
+        return serving
+
+    def _make_serving(self, kind: str) -> Any:
+        name = self._names_of_backends().get(kind)
+        if name is None:
+            raise RuntimeError(f"No backend type associated with device type {kind}")
+        timeout = self._cpu.options._timeout
+        if name == "dldist" and kind == "cpu":
+            return self._cpu
+        if name == "dldist":
+            from dldist.torch import _cuda
+
+            return _cuda.make_backend(kind, self._store, self._name, self._ranks, self.rank(), timeout)
+        own_name: Any = f"{self._name}/{kind}"
+        group, _ = distributed_c10d._new_process_group_helper(
+            self.size(), self.rank(), self._ranks, dist.Backend(name), self._store, own_name, timeout=timeout
+        )
+        distributed_c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(self._ranks)}
+        return group
+
+    # ---- calls
+
+    broadcast = _call_of(OpType.BROADCAST, "broadcast")
+    allreduce = _call_of(OpType.ALLREDUCE, "allreduce")
+    allreduce_coalesced = _call_of(OpType.ALLREDUCE_COALESCED, "allreduce_coalesced")
+    reduce = _call_of(OpType.REDUCE, "reduce")
+    allgather = _call_of(OpType.ALLGATHER, "allgather")
+    allgather_coalesced = _call_of(OpType.ALLGATHER_COALESCED, "allgather_coalesced")
+    all_gather_single = _call_of(OpType._ALLGATHER_BASE, "all_gather_single")
+    _allgather_base = _call_of(OpType._ALLGATHER_BASE, "_allgather_base", "all_gather_single")
+    all_gather_single_coalesced = _call_of(OpType.ALLGATHER_INTO_TENSOR_COALESCED, "all_gather_single_coalesced")
+    allgather_into_tensor_coalesced = _call_of(
+        OpType.ALLGATHER_INTO_TENSOR_COALESCED, "allgather_into_tensor_coalesced", "all_gather_single_coalesced"
+    )
+    gather = _call_of(OpType.GATHER, "gather")
+    gather_single = _call_of(OpType.GATHER, "gather_single")
+    gather_into_tensor = _call_of(OpType.GATHER, "gather_into_tensor", "gather_single")
+    scatter = _call_of(OpType.SCATTER, "scatter")
+    reduce_scatter = _call_of(OpType.REDUCE_SCATTER, "reduce_scatter")
+    reduce_scatter_single = _call_of(OpType._REDUCE_SCATTER_BASE, "reduce_scatter_single")
+    _reduce_scatter_base = _call_of(OpType._REDUCE_SCATTER_BASE, "_reduce_scatter_base", "reduce_scatter_single")
+    reduce_scatter_single_coalesced = _call_of(
+        OpType.REDUCE_SCATTER_TENSOR_COALESCED, "reduce_scatter_single_coalesced"
+    )
+    reduce_scatter_tensor_coalesced = _call_of(
+        OpType.REDUCE_SCATTER_TENSOR_COALESCED, "reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"
+    )
+    alltoall = _call_of(OpType.ALLTOALL, "alltoall")
+    all_to_all_single = _call_of(OpType.ALLTOALL_BASE, "all_to_all_single")
+    alltoall_base = _call_of(OpType.ALLTOALL_BASE, "alltoall_base", "all_to_all_single")
+    barrier = _call_of(OpType.BARRIER, "barrier")
+    send = _call_of(OpType.SEND, "send")
+    recv = _call_of(OpType.RECV, "recv")
+    recv_anysource = _call_of(OpType.RECVANYSOURCE, "recv_anysource")
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """A barrier that names the ranks that are missing; a time-out of None or less than 0 is the group's."""
+        try:
+            self._cpu.monitored_barrier(timeout, wait_all_ranks)
+        except dldist.DistError as error:
+            raise as_torchs(error) from None
+
+    # ---- many as one
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        """Have the calls up to _end_coalescing() waited for together."""
+        backend = self._serving(torch.device(device).type)
+        if isinstance(backend, dist.ProcessGroup):
+            backend._start_coalescing(device)
+        elif self._coalesced is not None:
+            raise RuntimeError("_start_coalescing(): the calls before are being coalesced still")
+        else:
+            self._coalesced = []
+
+    def _end_coalescing(self, device: torch.device) -> Any:
+        backend = self._serving(torch.device(device).type)
+        if isinstance(backend, dist.ProcessGroup):
+            return backend._end_coalescing(device)
+        works, self._coalesced = self._coalesced, None
+        if works is None:
+            raise RuntimeError("_end_coalescing() without _start_coalescing()")
+        return Together(works)
+
+    # ---- time, order, errors, hooks
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the time-out of later calls."""
+        for backend in self._backends():
+            backend.set_timeout(timeout)
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Nothing to do: all ranks count from the start."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._cpu._get_sequence_number_for_group()
+
+    def get_error(self) -> Any:
+        """How the group is: SUCCESS, TIMEOUT, COMM_ERROR or REMOTE_ERROR."""
+        return self._cpu.get_error()
+
+    def _has_hooks(self) -> bool:
+        return False
+
+    def _wait_for_pending_works(self) -> None:
+        """Nothing to do: a work keeps what it needs."""
+
+    def _enable_collectives_timing(self) -> None:
+        """Nothing to do: works always know their time."""
+
+    # ---- the end
+
+    def _backends(self) -> list[Any]:
+        return list({self._cpu: None, **dict.fromkeys(self._served.values())})
+
+    def shutdown(self) -> None:
+        """Say goodbye to the other ranks."""
+        call_all([_end_of(backend) for backend in self._backends()])
+
+    def abort(self) -> None:
+        """End it, and what is under way, at once, on all ranks."""
+        call_all([backend.abort for backend in self._backends()])
+
+    # ---- other members
+
+    def split_group(
+        self,
+        ranks: list[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,
+    ) -> ProcessGroup | None:
+        """The group of these ranks, in this order, which alone need to call it; None for the others."""
+        if self.rank() not in ranks:
+            return None
+        name = group_name or f"{self._name}:split:{'-'.join(map(str, ranks))}"
+        try:
+            part = dldist.Group.split(self._cpu.group, list(ranks), name, timeout)
+        except dldist.DistError as error:
+            raise as_torchs(error) from None
+        store = dist.PrefixStore(f"{name}/", self._store)
+        return _named(ProcessGroup(store, part, name, [self._ranks[rank] for rank in ranks]), group_desc)
+
+    splitGroup = split_group
+
+    def merge_remote_group(
+        self,
+        store: Any,
+        size: int,
+        timeout: timedelta = timedelta(minutes=30),
+        group_name: str | None = None,
+        group_desc: str | None = None,
+    ) -> ProcessGroup:
+        """A group of `size` processes that meet in `store`, each with the rank that it has in this group."""
+        name = group_name or f"{self._name}:merged"
+        try:
+            world = dldist.World(TorchStore(store), self.rank(), size, timeout=timeout, name=name)
+        except dldist.DistError as error:
+            raise as_torchs(error) from None
+        return _named(ProcessGroup(store, world, name, list(range(size))), group_desc)
+
+
+def _end_of(backend: Any) -> Callable[[], object]:
+    """What ends a backend of ours, or a group that torch has made for this one and knows."""
+    if backend in distributed_c10d._world.pg_map:
+        return lambda: dist.destroy_process_group(backend)
+    return backend.shutdown  # type: ignore[no-any-return]
+
+
+def _named(group: ProcessGroup, desc: str | None) -> ProcessGroup:
+    group._set_group_name(group._name)
+    group._set_group_desc(desc or "undefined")
+    return group

@@ -1,0 +1,69 @@
+"""The arguments of c10d's calls as torch has them: its options, its reductions, and its flat forms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch._C import _distributed_c10d
+
+import dldist
+from dldist.c10d.backend_base import LowLevelCalls
+
+OPTIONS = frozenset(
+    kind for name, kind in vars(_distributed_c10d).items() if name.endswith("Options") and isinstance(kind, type)
+)
+"""The classes of options that torch's calls take."""
+
+_REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+_OURS: dict[int, dldist.ReduceOp] = {
+    hash(dist.ReduceOp(getattr(dist.ReduceOp, name))): getattr(dldist.ReduceOp, name) for name in _REDUCTIONS
+}
+_KINDS_OF_OP = (dist.ReduceOp, type(dist.ReduceOp.SUM))
+
+
+def reduction_of(op: Any) -> Any:
+    """A reduction of torch's as ours; one that is ours already as it is."""
+    if type(op) is dldist.ReduceOp:
+        return op
+    if type(op) is not dist.ReduceOp:
+        op = dist.ReduceOp(op)
+    ours = _OURS.get(hash(op))
+    return dldist.ReduceOp.PREMUL_SUM(op.__getstate__()[1]) if ours is None else ours
+
+
+class FromTorch:
+    """Mixed into a backend of dldist: it takes options of torch's, and waits for the operation where they say so."""
+
+    def _op(self, opts: Any) -> Any:
+        return reduction_of(opts.reduceOp)
+
+    def _how(self, opts: Any) -> dict[str, Any]:
+        timeout = opts.timeout
+        # Not all options of older releases have asyncOp.
+        return {"timeout": None if timeout.days < 0 else timeout, "async_op": getattr(opts, "asyncOp", True)}
+
+
+class _InOrder(LowLevelCalls):
+    """Its calls return their arguments as the form with lists and options has them."""
+
+    def _perform(self, method: str, *arguments: Any) -> Any:
+        return arguments
+
+
+_in_order = _InOrder()
+
+
+def in_order(called: str, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+    """The arguments of a call, in whatever form of c10d's overloads, as the form with lists and options has them."""
+    opts = next((value for value in (*args, *named.values()) if type(value) in OPTIONS), None)
+    args = tuple(_without(opts, value) for value in args)
+    named = {name: _without(opts, value) for name, value in named.items()}
+    arguments = getattr(_in_order, called)(*args, **named)
+    return arguments if opts is None else (*arguments[:-1], opts)
+
+
+def _without(opts: Any, value: Any) -> Any:
+    if value is opts:
+        return None
+    return reduction_of(value) if isinstance(value, _KINDS_OF_OP) else value

@@ -1,0 +1,56 @@
+"""Entries for PyTorch's profiler: one for each call, named "dldist:all_reduce" and so on, from its start to its end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.profiler import record_function
+
+from dldist.torch._compiler import not_compiled
+
+if TYPE_CHECKING:
+    from dldist.torch._work import Work
+
+_OPERATIONS = (
+    "all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "gather", "recv", "reduce_scatter", "reduce", "scatter", "send",
+)  # fmt: skip
+
+_is_on: Any = torch.autograd._profiler_enabled
+
+
+def name_of_entry(method: str) -> str:
+    """For a method of a group, whichever of its forms and names: "_allgather_base" is an all_gather."""
+    letters = method.replace("_", "")
+    operation = next(operation for operation in _OPERATIONS if letters.startswith(operation.replace("_", "")))
+    return f"dldist:{operation}"
+
+
+class _Nothing:
+    """Where nobody profiles."""
+
+    def __enter__(self) -> _Nothing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def lasts_until(self, _: Work) -> None:
+        pass
+
+
+@not_compiled
+class _Entry(record_function):  # type: ignore[misc]
+    """Ends with its block if that raises."""
+
+    def lasts_until(self, work: Work) -> None:
+        work.note_profiled(self._call_end_callbacks_on_future(work.get_future()))
+
+
+_nothing = _Nothing()
+
+
+@not_compiled
+def entry(name: str) -> Any:
+    """The block in which a call starts; it tells what comes of it by lasts_until()."""
+    return _Entry(name) if _is_on() else _nothing

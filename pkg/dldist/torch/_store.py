@@ -1,0 +1,158 @@
+"""PyTorch's stores as stores of dldist."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, ParamSpec, TypeVar
+
+import torch.distributed as dist
+
+import dldist
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _with_our_errors(method: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The method, with what torch's stores raise turned into the exceptions of ours."""
+
+    @functools.wraps(method)
+    def call(*args: _P.args, **named: _P.kwargs) -> _R:
+        try:
+            return method(*args, **named)
+        except dldist.DistError:
+            raise
+        except RuntimeError as error:
+            raise _as_ours(error) from error
+
+    return call
+
+
+def _as_ours(error: RuntimeError) -> dldist.DistError:
+    text = str(error).partition("\nException raised from")[0]
+    if _is_timeout(text):
+        return dldist.DistStoreTimeoutError(text)
+    if isinstance(error, getattr(dist, "QueueEmptyError", ())):
+        return dldist.DistQueueEmptyError(text)
+    if isinstance(error, dist.DistNetworkError):
+        return dldist.DistNetworkError(text)
+    return dldist.DistStoreError(text)
+
+
+def _is_timeout(text: str) -> bool:
+    lowered = text.lower()
+    return "timeout" in lowered or "timed out" in lowered
+
+
+class TorchStore(dldist.Store):
+    """A store of torch.distributed, of any kind, where dldist takes a store.
+
+    A store of torch does one operation at a time, a long wait included. So threads other than the one that has made this object
+    (dldist's monitor, say) share a clone, where the store has one.
+    """
+
+    def __init__(self, store: Any) -> None:
+        super().__init__()
+        self._store = store
+        self._thread = threading.get_ident()
+        self._others: Any = None
+        self._lock = threading.Lock()
+
+    def _here(self) -> Any:
+        if threading.get_ident() == self._thread:
+            return self._store
+        with self._lock:
+            if self._others is None:
+                self._others = _clone_of(self._store)
+            return self._others
+
+    @_with_our_errors
+    def set(self, key: Any, value: Any) -> None:
+        self._here().set(key, value)
+
+    @_with_our_errors
+    def get(self, key: Any, timeout: Any = None) -> bytes:
+        store = self._here()
+        if timeout is not None:
+            store.wait([key], timeout)
+        return bytes(store.get(key))
+
+    @_with_our_errors
+    def add(self, key: Any, amount: Any) -> int:
+        return int(self._here().add(key, amount))
+
+    @_with_our_errors
+    def compare_set(self, key: Any, expected_value: Any, desired_value: Any) -> bytes:
+        return bytes(self._here().compare_set(key, expected_value, desired_value))
+
+    @_with_our_errors
+    def wait(self, keys: Any, timeout: Any = None) -> None:
+        if timeout is None:
+            self._here().wait(list(keys))
+        else:
+            self._here().wait(list(keys), timeout)
+
+    @_with_our_errors
+    def check(self, keys: Any) -> bool:
+        return bool(self._here().check(list(keys)))
+
+    @_with_our_errors
+    def delete_key(self, key: Any) -> bool:
+        return bool(self._here().delete_key(key))
+
+    @_with_our_errors
+    def num_keys(self) -> int:
+        return int(self._here().num_keys())
+
+    @_with_our_errors
+    def append(self, key: Any, value: Any) -> None:
+        self._here().append(key, value)
+
+    @_with_our_errors
+    def multi_get(self, keys: Any) -> list[bytes]:
+        return [bytes(value) for value in self._here().multi_get(list(keys))]
+
+    @_with_our_errors
+    def multi_set(self, keys: Any, values: Sequence[Any]) -> None:
+        self._here().multi_set(list(keys), list(values))
+
+    @_with_our_errors
+    def queue_push(self, key: Any, value: Any) -> None:
+        self._here().queue_push(key, value)
+
+    @_with_our_errors
+    def queue_pop(self, key: Any, block: bool = True, timeout: Any = None) -> bytes:
+        return bytes(self._here().queue_pop(key, block))
+
+    @_with_our_errors
+    def queue_len(self, key: Any) -> int:
+        return int(self._here().queue_len(key))
+
+    @_with_our_errors
+    def list_keys(self) -> list[str]:
+        return list(self._here().list_keys())
+
+    def has_extended_api(self) -> bool:
+        return bool(self._store.has_extended_api())
+
+    @property
+    def timeout(self) -> timedelta:
+        return self._store.timeout  # type: ignore[no-any-return]
+
+    def set_timeout(self, timeout: Any) -> None:
+        self._store.set_timeout(timeout)
+
+    def clone(self) -> TorchStore:
+        """A store on the same data, over a connection of its own where that is what torch's clone has."""
+        return TorchStore(_clone_of(self._store))
+
+
+def _clone_of(store: Any) -> Any:
+    """What store.clone() gives; the store itself where there is no such thing (stores of Python, releases before 2.8)."""
+    try:
+        return store.clone()
+    except (AttributeError, RuntimeError):
+        return store

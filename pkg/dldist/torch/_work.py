@@ -1,0 +1,231 @@
+"""What asynchronous calls return: a torch.distributed.Work over a Work of dldist."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Work as _Base
+
+import dldist
+from dldist import _runtime
+from dldist.c10d.options import OpType
+from dldist.torch._compiler import not_compiled
+from dldist.torch._errors import as_torchs
+from dldist.torch._tensors import flat
+
+_SUCCESS, _TIMEOUT, _COMM_ERROR = 0, 1, 2  # torch's WorkResult
+
+
+@not_compiled
+class Work(_Base):  # type: ignore[misc, valid-type]
+    """A call of a group, under way or, if `work` is None, finished."""
+
+    __slots__ = ("_future", "_op_type", "_outputs", "_profiled", "_work")
+
+    def __init__(self, work: dldist.Work | None, outputs: Any, op_type: int) -> None:
+        super().__init__()
+        self._work = work
+        self._outputs = outputs
+        self._op_type = op_type
+        self._future: Any = None
+        self._profiled: Any = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until it has ended; raises what it failed with. A time-out of None or 0 is that of the call."""
+        if self._work is not None:
+            try:
+                self._work.wait(timeout or None)
+            except dldist.DistError as error:
+                raise as_torchs(error) from None
+            finally:
+                self._let_the_profiler_see_the_end()
+        return True
+
+    def note_profiled(self, future: Any) -> None:
+        """`future` comes after get_future(), when the profiler has the entry of this call."""
+        self._profiled = future
+
+    def _let_the_profiler_see_the_end(self) -> None:
+        """Who has waited for the last call may stop profiling at once, but it is another thread that completes futures."""
+        if self._profiled is not None and self.is_completed() and not _runtime.is_completion_thread():
+            with contextlib.suppress(RuntimeError):  # which wait() raises
+                self._profiled.wait()
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """There is no stream: what is done next on the CPU comes after it only if the CPU waits."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return self._work is None or self._work.is_completed()
+
+    def is_success(self) -> bool:
+        return self._work is None or self._work.is_success()
+
+    def exception(self) -> BaseException | None:
+        error = None if self._work is None else self._work.exception()
+        return None if error is None else as_torchs(error)
+
+    def result(self) -> list[Any]:
+        """The tensors that it has written, in one list."""
+        self.wait()
+        return flat(self._outputs)
+
+    def source_rank(self) -> int:
+        if self._work is None:
+            raise RuntimeError("sourceRank() may only be called on work objects that correspond to a recv or recv-from-any call.")
+        return self._work.source_rank()
+
+    def _source_rank(self) -> int:
+        return self.source_rank()
+
+    def get_future(self) -> Any:
+        """A future of result()."""
+        if self._future is None:
+            self._future = _future_of(self._work, lambda: flat(self._outputs))
+        return self._future
+
+    def get_future_result(self) -> Any:
+        """A future of how it ends: a number of WorkResult."""
+        return self.get_future().then(lambda future: self._how_it_ended())
+
+    def _how_it_ended(self) -> int:
+        error = self.exception()
+        if error is None:
+            return _SUCCESS
+        return _TIMEOUT if isinstance(error, TimeoutError) else _COMM_ERROR
+
+    def _get_op_type(self) -> int:
+        return self._op_type
+
+    def _get_duration(self) -> float:
+        return 0.0 if self._work is None else self._work._get_duration()
+
+    def _get_sequence_number(self) -> int:
+        return 0 if self._work is None else self._work._get_sequence_number()
+
+
+@not_compiled
+class Compressed(Work):
+    """A call of a hook of DDP in C++, which looks for tensors of C++ in the future. Only futures that are complete can have them."""
+
+    __slots__ = ()
+
+    def get_future(self) -> Any:
+        with contextlib.suppress(dldist.DistError):  # which the future has
+            if self._future is None and super().wait():
+                self._future = torch._C.fork(lambda: flat(self._outputs))
+        return super().get_future()
+
+
+@not_compiled
+class CopiedBack(Work):
+    """A call on copies of some of its outputs, which get their values when somebody first sees that it has ended."""
+
+    __slots__ = ("_copies", "_lock")
+
+    def __init__(self, work: dldist.Work | None, outputs: Any, copies: Any, op_type: int) -> None:
+        super().__init__(work, outputs, op_type)
+        self._copies: list[Any] | None = flat(copies)
+        self._lock = threading.Lock()
+        if work is None:
+            self._copy_back()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        super().wait(timeout)
+        self._copy_back()
+        return True
+
+    def is_completed(self) -> bool:
+        is_completed = super().is_completed()
+        if is_completed and self.is_success():
+            self._copy_back()
+        return is_completed
+
+    def get_future(self) -> Any:
+        if self._future is None:
+            self._future = _future_of(self._work, self.result)
+        return self._future
+
+    def _copy_back(self) -> None:
+        with self._lock, torch.no_grad():
+            copies, self._copies = self._copies, None
+            for output, copy in zip(flat(self._outputs), copies or ()):
+                if output is not copy:
+                    output.copy_(copy)
+
+
+@not_compiled
+class Together(Work):
+    """Several calls, as one."""
+
+    __slots__ = ("_works",)
+
+    def __init__(self, works: list[Work]) -> None:
+        super().__init__(None, [work._outputs for work in works], int(OpType.COALESCED))
+        self._works = works
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        for work in self._works:
+            work.wait(timeout)
+        return True
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        return all(work.is_success() for work in self._works)
+
+    def exception(self) -> BaseException | None:
+        return next((error for work in self._works if (error := work.exception()) is not None), None)
+
+    def get_future(self) -> Any:
+        together = torch._C._collect_all([work.get_future() for work in self._works])
+        return together.then(lambda done: [tensor for future in done.value() for tensor in future.value()])
+
+
+def _future_of(work: dldist.Work | None, result: Any) -> Any:
+    future: Any = torch._C.Future([])
+    if work is not None and _runtime.is_completion_thread():
+        # A callback that waits for this future, as PowerSGD's do, would keep the thread that completes it.
+        with contextlib.suppress(dldist.DistError):
+            work.wait()
+    if work is None or (work.is_completed() and work.is_success()):
+        future.set_result(result())
+        return future
+    if work.is_completed():
+        future.set_result(work.exception())
+    else:
+        work._watch(lambda: future.set_result(work.exception()))
+    # A Python future cannot be given an error, but what a callback raises is one for those that wait in C++, too.
+    return future.then(lambda done: _raise_or(done.value(), result))
+
+
+def _raise_or(error: BaseException | None, result: Any) -> Any:
+    if error is not None:
+        raise as_torchs(error)
+    return result()
+
+
+_of_forward_passes: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+"""For DDP's reducers: the work that tells how many ranks are in the pass, within DDP's join()."""
+
+_Reducer: Any = dist.Reducer
+_take_work = _Reducer._set_forward_pass_work_handle
+
+
+def _take_and_keep_work(reducer: Any, work: Any, use_static_world_size: bool) -> None:
+    """The reducer holds the C++ half of a work alone. Without its Python half that never ends, nor does the backward pass."""
+    _of_forward_passes[reducer] = work
+    _take_work(reducer, work, use_static_world_size)
+
+
+_Reducer._set_forward_pass_work_handle = _take_and_keep_work

@@ -1,0 +1,610 @@
+/* Calls that are made once and started again and again. */
+#include "check.h"
+#include "core/mem.h"
+#include "core/thread.h"
+#include "group_case.h"
+#include "observe/recorder.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void
+doze(int64_t duration_ns)
+{
+    dd_wait wait = dd_wait_after(duration_ns);
+    CHECK_OK(dd_wait_sleep(&wait, duration_ns, check_err()));
+}
+
+static dd_status
+wait_for(dd_standing_call *call)
+{
+    dd_wait wait = dd_wait_after(60 * DD_NS_PER_S * check_slow());
+    return dd_standing_wait(call, &wait, check_err());
+}
+
+static dd_status
+run(dd_standing_call *call)
+{
+    dd_status status = dd_standing_start(call, check_err());
+    return status == DD_OK ? wait_for(call) : status;
+}
+
+/* A sum of float32, in place. */
+typedef struct sum {
+    float *values;
+    size_t count;
+    dd_standing_call *call;
+} sum;
+
+static dd_coll_args
+args_of(const dd_block *block)
+{
+    return (dd_coll_args){.coll = DD_COLL_ALL_REDUCE,
+                          .reduction = {.dtype = DD_DTYPE_FLOAT32, .op = DD_REDOP_SUM},
+                          .inputs = block,
+                          .outputs = block};
+}
+
+static bool
+sum_init_with(sum *self, dd_group *group, size_t count, const dd_call_options *options)
+{
+    self->values = calloc(count, sizeof(float));
+    self->count = count;
+    dd_block block = {.data = self->values, .nbytes = count * sizeof(float)};
+    dd_coll_args args = args_of(&block); /* which is gone when it is started */
+    return CHECK_OK(dd_group_make_standing(group, &args, options, &self->call, check_err()));
+}
+
+static bool
+sum_init(sum *self, dd_group *group, size_t count)
+{
+    return sum_init_with(self, group, count, &team_no_options);
+}
+
+static void
+sum_fini(sum *self)
+{
+    CHECK(!dd_standing_destroy(self->call, NULL, NULL));
+    free(self->values);
+}
+
+static void
+sum_fill(sum *self, float value)
+{
+    for (size_t i = 0; i < self->count; i++) {
+        self->values[i] = value + (float)(i % 5);
+    }
+}
+
+static bool
+sum_check(const sum *self, const team_rank *rank, float total)
+{
+    bool is_right = true;
+    for (size_t i = 0; i < self->count; i++) {
+        is_right = is_right && self->values[i] == total + (float)rank->size * (float)(i % 5);
+    }
+    return CHECK(is_right);
+}
+
+/* ---- what all calls do */
+
+typedef struct matrix_arg {
+    unsigned standing_ranks;
+    bool is_linear;
+} matrix_arg;
+
+static void
+run_matrix(team_rank *self)
+{
+    static const size_t sizes[] = {0, 8, 96, 4096, 70001};
+    const matrix_arg *arg = self->arg;
+    for (int coll = 0; coll < DD_COLL_COUNT && check_failures() == 0; coll++) {
+        for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+            coll_case test = case_sample(4000 + i, (dd_coll)coll, sizes[i], self->size);
+            test.standing_ranks = arg->standing_ranks;
+            uint64_t hash;
+            case_run(self, &test, arg->is_linear, &hash);
+        }
+    }
+}
+
+static void
+run_matrices(team_options options, bool is_linear)
+{
+    static const int teams[] = {1, 2, 3, 4, 5, 8};
+    for (size_t i = 0; i < sizeof teams / sizeof teams[0]; i++) {
+        options.size = teams[i];
+        matrix_arg all = {.standing_ranks = ~0U, .is_linear = is_linear};
+        team_run(&options, run_matrix, &all);
+        if (teams[i] <= 4) {
+            matrix_arg some = {.standing_ranks = 0x5, .is_linear = is_linear};
+            team_run(&options, run_matrix, &some);
+        }
+    }
+}
+
+TEST(every_collective_by_shared_memory)
+{
+    run_matrices((team_options){0}, true);
+}
+
+TEST(every_collective_by_messages)
+{
+    run_matrices((team_options){.algorithms = "flat"}, false);
+}
+
+TEST(every_collective_between_hosts)
+{
+    run_matrices((team_options){.lonely_ranks = 0x52}, false);
+}
+
+/* ---- again and again */
+
+static void
+repeat(team_rank *self)
+{
+    static const size_t counts[] = {1, 20, 1000, 40000};
+    sum sums[4];
+    for (size_t i = 0; i < 4; i++) {
+        REQUIRE(sum_init(&sums[i], self->group, counts[i]));
+        CHECK(dd_work_is_done(dd_standing_work(sums[i].call)));
+        CHECK_OK(wait_for(sums[i].call)); /* nothing to wait for */
+    }
+    float total = (float)(self->size * (self->size - 1)) / 2;
+    for (int round = 0; round < 50 && check_failures() == 0; round++) {
+        sum *each = &sums[round % 4];
+        sum_fill(each, (float)(self->rank + round));
+        CHECK_OK(run(each->call));
+        sum_check(each, self, total + (float)(self->size * round));
+        if (round % 7 == 0) {
+            CHECK(team_check_sum(self->group));
+        }
+    }
+    CHECK_INT(dd_group_sequence(self->group), 50 + 8);
+    for (size_t i = 0; i < 4; i++) {
+        sum_fini(&sums[i]);
+    }
+}
+
+TEST(started_again_and_again)
+{
+    for (int size = 1; size <= 4; size++) {
+        team_options options = {.size = size};
+        team_run_both(&options, repeat, NULL);
+    }
+}
+
+/* As an interpreter does it. */
+static void
+hurry(team_rank *self)
+{
+    sum small;
+    sum large;
+    dd_status status;
+    REQUIRE(sum_init(&small, self->group, 2));
+    REQUIRE(sum_init(&large, self->group, 100000));
+    CHECK(!dd_standing_try_start(large.call, true, &status, check_err())); /* takes longer */
+    bool is_quick = !self->options->is_shm_disabled || self->size == 1;
+    for (int round = 0; round < 300 && check_failures() == 0; round++) {
+        sum_fill(&small, (float)round);
+        bool has_tried = dd_standing_try_start(small.call, round % 2 == 0, &status, check_err());
+        CHECK(is_quick || !has_tried);
+        CHECK_OK(has_tried ? status : dd_standing_start(small.call, check_err()));
+        if (!dd_standing_try_wait(small.call)) {
+            CHECK_OK(wait_for(small.call));
+        }
+        CHECK(dd_standing_try_wait(small.call));
+        sum_check(&small, self, (float)(round * self->size));
+    }
+    sum_fini(&small);
+    sum_fini(&large);
+}
+
+TEST(in_a_hurry)
+{
+    for (int size = 1; size <= 3; size++) {
+        team_options options = {.size = size};
+        team_run_both(&options, hurry, NULL);
+    }
+}
+
+/* ---- several */
+
+#define NSUMS 16
+
+static void
+start_several(team_rank *self)
+{
+    sum sums[NSUMS];
+    dd_standing_call *calls[NSUMS + 1];
+    for (int i = 0; i < NSUMS; i++) {
+        REQUIRE(sum_init(&sums[i], self->group, i % 4 == 3 ? 20000 : 3));
+        calls[i] = sums[i].call;
+    }
+    for (int round = 0; round < 5 && check_failures() == 0; round++) {
+        for (int i = 0; i < NSUMS; i++) {
+            sum_fill(&sums[i], (float)i);
+        }
+        CHECK_OK(dd_standing_start_all(calls, NSUMS, check_err()));
+        for (int i = NSUMS - 1; i >= 0; i--) { /* in any order */
+            CHECK_OK(wait_for(calls[i]));
+            sum_check(&sums[i], self, (float)(i * self->size));
+        }
+    }
+    uint64_t before = dd_group_sequence(self->group);
+    calls[NSUMS] = calls[3];
+    CHECK_STATUS(dd_standing_start_all(calls, NSUMS + 1, check_err()), DD_INVALID_ARGUMENT);
+    CHECK_CONTAINS(check_message(), "all_reduce: is given twice");
+    CHECK_INT(dd_group_sequence(self->group), before);
+    CHECK_OK(dd_standing_start_all(calls, 0, check_err()));
+    CHECK_OK(dd_standing_start_all(calls, NSUMS, check_err()));
+    for (int i = 0; i < NSUMS; i++) {
+        CHECK_OK(wait_for(calls[i]));
+        sum_fini(&sums[i]);
+    }
+}
+
+TEST(several_in_one_go)
+{
+    for (int size = 1; size <= 3; size++) {
+        team_options options = {.size = size};
+        team_run_both(&options, start_several, NULL);
+    }
+}
+
+static void
+start_twice(team_rank *self)
+{
+    sum first;
+    sum second;
+    REQUIRE(sum_init(&first, self->group, 1) && sum_init(&second, self->group, 1));
+    dd_standing_call *both[] = {second.call, first.call};
+    if (self->rank == 0) {
+        CHECK_OK(dd_standing_start(first.call, check_err()));
+        CHECK_STATUS(dd_standing_start(first.call, check_err()), DD_INVALID_ARGUMENT);
+        CHECK_CONTAINS(check_message(), "all_reduce #1 is under way and cannot be started again");
+        CHECK_STATUS(dd_standing_start_all(both, 2, check_err()), DD_INVALID_ARGUMENT);
+        CHECK(dd_work_is_done(dd_standing_work(second.call))); /* not started */
+    }
+    team_rendezvous(self, "tried");
+    CHECK_OK(self->rank == 0 ? wait_for(first.call) : run(first.call));
+    CHECK_OK(run(second.call));
+    sum_fini(&first);
+    sum_fini(&second);
+}
+
+TEST(under_way_it_cannot_be_started)
+{
+    team_options options = {.size = 2};
+    team_run_both(&options, start_twice, NULL);
+}
+
+/* ---- failures */
+
+static void
+disagree(team_rank *self)
+{
+    sum several[3];
+    dd_standing_call *calls[3];
+    for (int i = 0; i < 3; i++) {
+        REQUIRE(sum_init(&several[i], self->group, i == 1 && self->rank == 1 ? 2 : 1));
+        calls[i] = several[i].call;
+    }
+    CHECK_OK(dd_standing_start_all(calls, 3, check_err()));
+    CHECK_OK(wait_for(calls[0]));
+    for (int i = 1; i < 3; i++) {
+        CHECK_STATUS(wait_for(calls[i]), DD_MISMATCH);
+        CHECK_CONTAINS(check_message(), "1 elements");
+        CHECK_CONTAINS(check_message(), "2 elements");
+        CHECK_STATUS(dd_standing_start(calls[i], check_err()), DD_MISMATCH);
+        CHECK_CONTAINS(check_message(), "the group has failed before");
+    }
+    team_rendezvous(self, "heard");
+    for (int i = 0; i < 3; i++) {
+        sum_fini(&several[i]);
+    }
+}
+
+TEST(ranks_that_disagree)
+{
+    team_options options = {.size = 2};
+    team_run_both(&options, disagree, NULL);
+}
+
+static void
+be_late(team_rank *self)
+{
+    sum late;
+    dd_call_options options = {.timeout_ns = 60 * DD_NS_PER_MS};
+    REQUIRE(sum_init_with(&late, self->group, 1, &options));
+    if (self->rank == 0) {
+        CHECK_OK(dd_standing_start(late.call, check_err()));
+        dd_wait shortly = dd_wait_after(5 * DD_NS_PER_MS);
+        CHECK_STATUS(dd_standing_wait(late.call, &shortly, check_err()), DD_OP_TIMED_OUT);
+        CHECK_CONTAINS(check_message(), "is still under way");
+        CHECK_STATUS(wait_for(late.call), DD_OP_TIMED_OUT);
+        CHECK_CONTAINS(check_message(), "rank 1 has not arrived");
+    }
+    team_rendezvous(self, "late");
+    sum_fini(&late);
+}
+
+TEST(every_start_has_a_time_out)
+{
+    team_options options = {.size = 2};
+    team_run_both(&options, be_late, NULL);
+}
+
+static void *
+abort_soon(void *arg)
+{
+    team_rank *self = arg;
+    doze(20 * DD_NS_PER_MS);
+    dd_group_abort(self->group, "enough");
+    return NULL;
+}
+
+static void
+be_aborted(team_rank *self)
+{
+    sum aborted;
+    REQUIRE(sum_init(&aborted, self->group, 1));
+    if (self->rank == 0) {
+        pthread_t thread;
+        CHECK_OK(dd_thread_start(&thread, "abort", abort_soon, self, check_err()));
+        CHECK_STATUS(run(aborted.call), DD_ABORTED);
+        CHECK_CONTAINS(check_message(), "enough");
+        CHECK_STATUS(wait_for(aborted.call), DD_ABORTED); /* still */
+        CHECK_STATUS(dd_standing_start(aborted.call, check_err()), DD_ABORTED);
+        pthread_join(thread, NULL);
+        dd_block block = {.data = aborted.values, .nbytes = sizeof(float)};
+        dd_coll_args args = args_of(&block);
+        dd_standing_call *more = NULL;
+        CHECK_STATUS(dd_group_make_standing(self->group, &args, &team_no_options, &more, check_err()),
+                     DD_ABORTED);
+    }
+    team_rendezvous(self, "aborted");
+    sum_fini(&aborted);
+}
+
+TEST(abort_ends_it)
+{
+    team_options options = {.size = 2};
+    team_run_both(&options, be_aborted, NULL);
+}
+
+static bool
+is_late_enough(void *ctx)
+{
+    return dd_clock_now_ns() > *(int64_t *)ctx;
+}
+
+static void
+be_interrupted(team_rank *self)
+{
+    sum one;
+    REQUIRE(sum_init(&one, self->group, 1));
+    one.values[0] = 1;
+    if (self->rank == 0) {
+        int64_t moment_ns = dd_clock_now_ns() + 20 * DD_NS_PER_MS;
+        dd_wait wait = dd_wait_after(30 * DD_NS_PER_S);
+        wait.is_interrupted = is_late_enough;
+        wait.ctx = &moment_ns;
+        CHECK_OK(dd_standing_start(one.call, check_err()));
+        CHECK_STATUS(dd_standing_wait(one.call, &wait, check_err()), DD_INTERRUPTED);
+    }
+    team_rendezvous(self, "interrupted");
+    CHECK_OK(self->rank == 0 ? wait_for(one.call) : run(one.call)); /* it has gone on */
+    CHECK_INT(one.values[0], 2);
+    sum_fini(&one);
+}
+
+TEST(an_interrupted_wait_can_be_taken_up_again)
+{
+    team_options options = {.size = 2};
+    team_run_both(&options, be_interrupted, NULL);
+}
+
+typedef struct sleeper {
+    pthread_t thread;
+    dd_standing_call *call;
+    int64_t end_ns;
+} sleeper;
+
+static void *
+sleep_until_done(void *arg)
+{
+    sleeper *self = arg;
+    CHECK_OK(wait_for(self->call));
+    self->end_ns = dd_clock_now_ns();
+    return NULL;
+}
+
+/* Rank 0 looks once while another thread of its own sleeps; then rank 1 starts, and the sleeper wakes. */
+static void
+look_past_sleeper(team_rank *self)
+{
+    _Atomic int64_t *started_ns = self->arg;
+    int nlate = 0;
+    sum one;
+    REQUIRE(sum_init(&one, self->group, 1));
+    for (int round = 0; round < 3; round++) {
+        const char *const names[] = {"looked 0", "looked 1", "looked 2"};
+        sleeper waiting = {.call = one.call};
+        if (self->rank == 0) {
+            CHECK_OK(dd_standing_start(one.call, check_err()));
+            REQUIRE_OK(dd_thread_start(&waiting.thread, "sleeper", sleep_until_done, &waiting, check_err()));
+            doze(5 * DD_NS_PER_MS);
+            CHECK(!dd_standing_try_wait(one.call));
+        }
+        team_rendezvous(self, names[round]);
+        if (self->rank == 1) {
+            atomic_store(started_ns, dd_clock_now_ns());
+            CHECK_OK(run(one.call));
+        } else {
+            pthread_join(waiting.thread, NULL);
+            nlate += waiting.end_ns - atomic_load(started_ns) > 20 * DD_NS_PER_MS * check_slow();
+        }
+    }
+    CHECK(nlate <= 1); /* the machine may be busy once */
+    sum_fini(&one);
+}
+
+TEST(a_look_leaves_the_sleeper_to_be_woken)
+{
+    _Atomic int64_t started_ns = 0;
+    team_options options = {.size = 2};
+    team_run(&options, look_past_sleeper, &started_ns);
+}
+
+static void
+close_under_way(team_rank *self)
+{
+    sum one;
+    REQUIRE(sum_init(&one, self->group, 1));
+    if (self->rank == 0) {
+        CHECK_OK(dd_standing_start(one.call, check_err()));
+        dd_wait wait = dd_wait_after(20 * DD_NS_PER_MS);
+        CHECK_STATUS(dd_group_close(self->group, &wait, check_err()), DD_OP_TIMED_OUT);
+        CHECK_STATUS(wait_for(one.call), DD_CLOSED);
+        CHECK_STATUS(dd_standing_start(one.call, check_err()), DD_CLOSED);
+    }
+    team_rendezvous(self, "closed");
+    sum_fini(&one);
+}
+
+TEST(closing_the_group_ends_it)
+{
+    team_options options = {.size = 2};
+    team_run_both(&options, close_under_way, NULL);
+}
+
+/* ---- its end */
+
+static void
+note_done(dd_work *work, void *ctx)
+{
+    CHECK_INT(work->error.code, DD_OK);
+    atomic_store((atomic_bool *)ctx, true);
+}
+
+static void
+destroy_under_way(team_rank *self)
+{
+    atomic_bool is_done = false;
+    sum one;
+    REQUIRE(sum_init(&one, self->group, *(size_t *)self->arg));
+    sum_fill(&one, 1);
+    if (self->rank == 0) {
+        CHECK_OK(dd_standing_start(one.call, check_err()));
+        CHECK(dd_standing_destroy(one.call, note_done, &is_done));
+        CHECK(!atomic_load(&is_done));
+    }
+    team_rendezvous(self, "destroyed");
+    if (self->rank == 0) {
+        while (!atomic_load(&is_done)) { /* bounded by the test's alarm */
+            doze(DD_NS_PER_MS);
+        }
+        sum_check(&one, self, 2);
+        free(one.values);
+    } else {
+        CHECK_OK(run(one.call));
+        sum_fini(&one);
+    }
+    CHECK(team_check_sum(self->group));
+}
+
+TEST(destroyed_under_way_it_goes_on)
+{
+    static const size_t counts[] = {1, 50000};
+    for (size_t i = 0; i < 2; i++) {
+        size_t count = counts[i];
+        team_options options = {.size = 2};
+        team_run_both(&options, destroy_under_way, &count);
+    }
+}
+
+static void
+refuse(team_rank *self)
+{
+    float x[2];
+    dd_block input = {.data = x, .nbytes = 4};
+    dd_block output = {.data = x, .nbytes = 8};
+    dd_coll_args args = args_of(&input);
+    args.outputs = &output;
+    dd_standing_call *call = NULL;
+    CHECK_STATUS(dd_group_make_standing(self->group, &args, &team_no_options, &call, check_err()),
+                 DD_INVALID_ARGUMENT);
+    args.outputs = &input;
+    dd_record_call record = {.name = "all_reduce"};
+    dd_call_options options = {.timeout_ns = -1, .record = &record};
+    dd_status status = DD_OUT_OF_MEMORY;
+    for (long nth = 0; status != DD_OK && nth < 10; nth++) {
+        (void)dd_mem_fail_after(nth);
+        status = dd_group_make_standing(self->group, &args, &options, &call, check_err());
+        (void)dd_mem_fail_after(-1);
+        CHECK(status == DD_OK || status == DD_OUT_OF_MEMORY);
+    }
+    CHECK_OK(status);
+    CHECK(!dd_standing_destroy(call, NULL, NULL));
+    CHECK(!dd_standing_destroy(NULL, NULL, NULL));
+}
+
+TEST(what_cannot_be_made)
+{
+    team_options options = {.size = 1};
+    team_run(&options, refuse, NULL);
+}
+
+/* ---- the recorder */
+
+static void
+be_recorded(team_rank *self)
+{
+    dd_recorder *recorder = ((dd_recorder **)self->arg)[self->rank];
+    dd_recorder_group *group = NULL;
+    dd_recorder_group_info info = {
+        .name = BYTES("0"), .desc = BYTES("default_pg"), .kind = "gloo", .size = 2};
+    REQUIRE_OK(dd_recorder_add_group(recorder, &info, &group, check_err()));
+    dd_group_set_recorder(self->group, group);
+    const int64_t shape[] = {7};
+    dd_record_tensor tensor = {.dtype = DD_DTYPE_FLOAT32, .ndim = 1, .shape = shape};
+    dd_record_call record = {
+        .name = "all_reduce", .inputs = &tensor, .outputs = &tensor, .ninputs = 1, .noutputs = 1};
+    dd_call_options options = {.timeout_ns = 5 * DD_NS_PER_S, .record = &record};
+    sum one;
+    REQUIRE(sum_init_with(&one, self->group, 7, &options));
+    memset(&record, 0, sizeof record); /* was copied */
+    for (int i = 0; i < 3; i++) {
+        CHECK_OK(run(one.call));
+    }
+    dd_dump_options dump = {.format = DD_DUMP_JSON, .has_entries = true};
+    dd_blob blob = {0};
+    CHECK_OK(dd_recorder_dump(recorder, &dump, &blob, check_err()));
+    CHECK_OK(dd_blob_append(&blob, "", 1, check_err()));
+    const char *text = (const char *)blob.data;
+    CHECK_CONTAINS(text, "\"collective_seq_id\":3");
+    CHECK_CONTAINS(text, "\"input_sizes\":[[7]]");
+    CHECK_CONTAINS(text, "\"state\":\"completed\"");
+    CHECK_CONTAINS(text, "\"timeout_ms\":5000");
+    dd_recorder_status status;
+    dd_recorder_group_status(group, &status);
+    CHECK_INT(status.last_completed, 3);
+    dd_blob_fini(&blob);
+    sum_fini(&one);
+    dd_recorder_group_release(group);
+}
+
+TEST(every_start_is_recorded)
+{
+    dd_recorder *recorders[2];
+    for (int i = 0; i < 2; i++) {
+        REQUIRE_OK(dd_recorder_create(100, &recorders[i], check_err()));
+    }
+    team_options options = {.size = 2};
+    team_run(&options, be_recorded, recorders);
+    for (int i = 0; i < 2; i++) {
+        dd_recorder_destroy(recorders[i]);
+    }
+}

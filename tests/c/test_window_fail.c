@@ -1,0 +1,742 @@
+/* What goes wrong with windows. */
+#include "check.h"
+#include "core/mem.h"
+#include "group/window_internal.h"
+#include "store/file_store.h"
+#include "window_team.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static void
+doze(int64_t duration_ns)
+{
+    dd_wait wait = dd_wait_after(duration_ns);
+    CHECK_OK(dd_wait_sleep(&wait, duration_ns, check_err()));
+}
+
+/* ---- arguments */
+
+static void
+ask_for_nonsense(team_rank *self)
+{
+    const bool *is_plain = self->arg;
+    test_window test;
+    REQUIRE(window_open(self, 100 + (size_t)self->rank, *is_plain, &test));
+    uint8_t bytes[200] = {0};
+    int other = 1 - self->rank;
+    size_t room = 100 + (size_t)other;
+    CHECK_INT(dd_window_nbytes(test.window, other), room);
+    CHECK_STATUS(window_put(&test, bytes, room + 1, (dd_window_place){.rank = other}, 0),
+                 DD_INVALID_ARGUMENT);
+    CHECK_CONTAINS(check_message(), "put on window 1 of group \"team\"");
+    CHECK_STATUS(window_get(&test, bytes, 1, (dd_window_place){other, room}), DD_INVALID_ARGUMENT);
+    CHECK_STATUS(window_get(&test, bytes, 2, (dd_window_place){other, SIZE_MAX}), DD_INVALID_ARGUMENT);
+    CHECK_STATUS(window_put(&test, bytes, 1, (dd_window_place){.rank = 2}, 0), DD_INVALID_ARGUMENT);
+    CHECK_STATUS(window_put(&test, bytes, 1, (dd_window_place){.rank = -1}, 0), DD_INVALID_ARGUMENT);
+    CHECK_STATUS(window_signal(&test, other, dd_window_nchannels(test.window)), DD_INVALID_ARGUMENT);
+    CHECK_STATUS(window_signal(&test, other, DD_NO_CHANNEL), DD_INVALID_ARGUMENT);
+    CHECK_STATUS(window_take(&test, other, DD_NO_CHANNEL), DD_INVALID_ARGUMENT);
+    CHECK_OK(window_put(&test, bytes, room, (dd_window_place){.rank = other}, DD_NO_CHANNEL));
+    CHECK_OK(window_put(&test, NULL, 0, (dd_window_place){other, room}, DD_NO_CHANNEL));
+    dd_wait wait = window_plenty();
+    dd_window *none = NULL;
+    dd_window_options options = {.data = bytes, .nbytes = sizeof bytes, .region = test.region};
+    if (test.region != NULL) {
+        CHECK_STATUS(dd_window_open(self->group, &options, &none, &wait, check_err()), DD_INVALID_ARGUMENT);
+    }
+    options = (dd_window_options){.pad_nbytes = 4};
+    CHECK_STATUS(dd_window_open(self->group, &options, &none, &wait, check_err()), DD_INVALID_ARGUMENT);
+    options = (dd_window_options){.pad_nbytes = self->rank == 0 ? 64 : 128};
+    CHECK_STATUS(dd_window_open(self->group, &options, &none, &wait, check_err()), DD_MISMATCH);
+    CHECK_CONTAINS(check_message(), "rank 0 asks for a pad of 64 bytes, rank 1 (");
+    CHECK_CONTAINS(check_message(), "for one of 128");
+    options = (dd_window_options){.pad_nbytes = self->rank == 0 ? 4 : 0};
+    CHECK_STATUS(dd_window_open(self->group, &options, &none, &wait, check_err()), DD_INVALID_ARGUMENT);
+    CHECK_CONTAINS(check_message(), self->rank == 0 ? "a pad of 4 bytes" : "rank 0 (");
+    options = (dd_window_options){.obstacle = self->rank == 0 ? DD_OK : DD_OUT_OF_MEMORY};
+    CHECK_STATUS(dd_window_open(self->group, &options, &none, &wait, check_err()), DD_OUT_OF_MEMORY);
+    CHECK_CONTAINS(check_message(), self->rank == 0 ? "rank 1 (" : "this rank");
+    CHECK_CONTAINS(check_message(), "cannot open its part");
+    window_close(&test); /* which nothing of this has done any harm */
+}
+
+TEST(arguments_that_make_no_sense)
+{
+    window_run_everywhere(2, ask_for_nonsense);
+}
+
+/* ---- closed windows */
+
+static void
+use_closed(team_rank *self)
+{
+    const bool *is_plain = self->arg;
+    test_window test;
+    uint8_t bytes[8000] = {1};
+    REQUIRE(window_open(self, sizeof bytes, *is_plain, &test));
+    if (self->rank == 1) {
+        CHECK_OK(window_signal(&test, 0, 0));
+        dd_window_close(test.window);
+        memset(test.data, 7, test.nbytes);
+        CHECK_STATUS(window_put(&test, bytes, 1, (dd_window_place){.rank = 0}, 0), DD_CLOSED);
+        CHECK_STATUS(window_take(&test, 0, 0), DD_CLOSED);
+        CHECK_CONTAINS(check_message(), "this rank has closed the window");
+        team_rendezvous(self, "closed");
+        team_rendezvous(self, "tried");
+        CHECK_INT(test.data[0], 7);
+    } else {
+        team_rendezvous(self, "closed");
+        CHECK_OK(window_take(&test, 1, 0)); /* said before */
+        dd_window_place to = {.rank = 1};
+        CHECK_STATUS(window_get(&test, bytes, 10, to), DD_CLOSED);
+        CHECK_CONTAINS(check_message(), "rank 1 (");
+        CHECK_CONTAINS(check_message(), "has closed the window");
+        CHECK_STATUS(window_put(&test, bytes, sizeof bytes, to, 0), DD_CLOSED);
+        CHECK_STATUS(window_signal(&test, 1, 0), DD_CLOSED);
+        CHECK_STATUS(window_take(&test, 1, 0), DD_CLOSED);
+        CHECK_CONTAINS(check_message(), "rank 1 (");
+        team_rendezvous(self, "tried");
+    }
+    CHECK_OK(team_barrier(self->group)); /* the group does not mind */
+    window_drop(&test);
+}
+
+TEST(a_window_that_is_closed)
+{
+    window_run_everywhere(2, use_closed);
+}
+
+/* ---- waiting in vain */
+
+static bool
+is_tired(void *ctx)
+{
+    int *nlooks = ctx;
+    return ++*nlooks > 2;
+}
+
+static void
+wait_in_vain(team_rank *self)
+{
+    const bool *is_plain = self->arg;
+    test_window test;
+    REQUIRE(window_open(self, 8, *is_plain, &test));
+    dd_wait wait = dd_wait_after(30 * DD_NS_PER_MS);
+    CHECK_STATUS(dd_window_wait_signal(test.window, 1 - self->rank, 2, &wait, check_err()), DD_OP_TIMED_OUT);
+    CHECK_CONTAINS(check_message(), self->rank == 0 ? "rank 1 (" : "rank 0 (");
+    CHECK_CONTAINS(check_message(), "has not signalled on channel 2");
+    int nlooks = 0;
+    wait = window_plenty();
+    wait.is_interrupted = is_tired;
+    wait.ctx = &nlooks;
+    CHECK_STATUS(dd_window_wait_signal(test.window, 1 - self->rank, 2, &wait, check_err()), DD_INTERRUPTED);
+    CHECK_OK(team_barrier(self->group));
+    window_close(&test);
+}
+
+TEST(waits_end_in_time)
+{
+    window_run_everywhere(2, wait_in_vain);
+}
+
+static void
+be_aborted(team_rank *self)
+{
+    const bool *is_plain = self->arg;
+    test_window test;
+    REQUIRE(window_open(self, 8, *is_plain, &test));
+    if (self->rank == 1) {
+        doze(50 * DD_NS_PER_MS);
+        dd_group_abort(self->group, "enough");
+    }
+    CHECK_STATUS(window_take(&test, self->rank == 0 ? 2 : 0, 0), DD_ABORTED);
+    CHECK_CONTAINS(check_message(), "enough");
+    uint8_t byte = 0;
+    CHECK_STATUS(window_put(&test, &byte, 1, (dd_window_place){.rank = 0}, 0), DD_ABORTED);
+    window_drop(&test);
+}
+
+TEST(an_abort_ends_waits)
+{
+    window_run_everywhere(3, be_aborted);
+}
+
+static void
+leave_early(team_rank *self)
+{
+    const bool *is_plain = self->arg;
+    test_window test;
+    REQUIRE(window_open(self, 8, *is_plain, &test));
+    dd_wait wait = window_plenty();
+    if (self->rank == 1) {
+        CHECK_OK(window_signal(&test, 0, 0));
+        CHECK_OK(dd_group_close(self->group, &wait, check_err()));
+        CHECK_STATUS(window_take(&test, 0, 0), DD_CLOSED);
+        team_rendezvous(self, "left");
+    } else {
+        int64_t start_ns = dd_clock_now_ns();
+        CHECK_OK(window_take(&test, 1, 0));
+        CHECK_STATUS(window_take(&test, 1, 0), DD_PEER_LOST);
+        CHECK_CONTAINS(check_message(), "rank 1 (");
+        CHECK(dd_clock_now_ns() - start_ns < 2 * DD_NS_PER_S * check_slow());
+        team_rendezvous(self, "left");
+        if (dd_window_data(test.window, 1) != NULL) {
+            *(volatile uint8_t *)dd_window_data(test.window, 1) = 1; /* it is still there */
+        }
+    }
+    window_drop(&test);
+}
+
+TEST(a_rank_that_leaves_ends_waits)
+{
+    window_run_everywhere(2, leave_early);
+}
+
+/* ---- a process that dies */
+
+#define NMORTALS 2
+
+typedef struct mortals {
+    const char *path;
+    bool is_shm_disabled;
+    pid_t victim;
+} mortals;
+
+static void
+outlive(team_rank *self, const test_window *test, const mortals *shared)
+{
+    int64_t start_ns = dd_clock_now_ns();
+    kill(shared->victim, SIGKILL);
+    CHECK_STATUS(window_take(test, 1, 1), DD_PEER_LOST);
+    CHECK_CONTAINS(check_message(), "rank 1 (");
+    CHECK(dd_clock_now_ns() - start_ns < DD_NS_PER_S * check_slow());
+    CHECK_STATUS(window_signal(test, 1, 0), DD_PEER_LOST);
+    CHECK_STATUS(dd_group_check(self->group, check_err()), DD_PEER_LOST);
+}
+
+static void
+live(const mortals *shared, int rank)
+{
+    team_rank self = {.rank = rank, .size = NMORTALS};
+    dd_connect_options connect = team_connect_options(shared->is_shm_disabled);
+    dd_group_options options = team_group_options("mortals");
+    dd_file_store_options file = {
+        .path = shared->path, .world_size = NMORTALS, .timeout_ns = 10 * DD_NS_PER_S * check_slow()};
+    dd_wait wait = window_plenty();
+    test_window test;
+    REQUIRE_OK(dd_file_store_open(&self.store, &file, &wait, check_err()));
+    REQUIRE_OK(dd_engine_open(&connect, &self.engine, check_err()));
+    REQUIRE_OK(
+        dd_group_open(self.engine, self.store, rank, NMORTALS, &options, &self.group, &wait, check_err()));
+    REQUIRE(window_open(&self, 100, false, &test));
+    CHECK_OK(window_signal(&test, 1 - rank, 0));
+    CHECK_OK(window_take(&test, 1 - rank, 0));
+    if (rank == 1) {
+        CHECK_OK(window_take(&test, 0, 1)); /* until it is killed */
+        _exit(1);
+    }
+    outlive(&self, &test, shared);
+    window_drop(&test);
+    dd_group_release(self.group);
+    dd_engine_release(self.engine);
+    dd_store_release(self.store);
+}
+
+static void
+kill_one(bool is_shm_disabled)
+{
+    char path[] = "/tmp/dldist-window-XXXXXX";
+    int fd = mkstemp(path);
+    REQUIRE(fd >= 0);
+    close(fd);
+    mortals shared = {.path = path, .is_shm_disabled = is_shm_disabled};
+    shared.victim = fork();
+    if (shared.victim == 0) {
+        live(&shared, 1);
+        _exit(1);
+    }
+    live(&shared, 0);
+    kill(shared.victim, SIGKILL);
+    waitpid(shared.victim, NULL, 0);
+    unlink(path);
+}
+
+TEST(a_process_that_dies_ends_waits)
+{
+    kill_one(false);
+    kill_one(true);
+}
+
+/* ---- a rank that does not answer */
+
+static void
+be_patient(team_rank *self)
+{
+    enum { NBYTES = 3000000 };
+    const bool *is_plain = self->arg;
+    test_window test;
+    REQUIRE(window_open(self, NBYTES, *is_plain, &test));
+    bool is_direct = dd_window_data(test.window, 1 - self->rank) != NULL;
+    if (self->rank == 1) {
+        window_fill(test.data, 9, 100);
+        team_rendezvous(self, "begin");
+        dd_engine_lock(self->engine);
+        team_rendezvous(self, "deaf");
+        team_rendezvous(self, "tried");
+        dd_engine_unlock(self->engine);
+        CHECK_OK(window_take(&test, 0, 1));
+        window_check_filled(test.data, 4, NBYTES); /* what was given up has come all the same */
+    } else {
+        uint8_t *bytes = malloc(NBYTES);
+        team_rendezvous(self, "begin");
+        team_rendezvous(self, "deaf");
+        dd_status wanted = is_direct ? DD_OK : DD_OP_TIMED_OUT;
+        dd_window_place there = {.rank = 1};
+        dd_wait wait = dd_wait_after(50 * DD_NS_PER_MS);
+        CHECK_STATUS(dd_window_get(test.window, (dd_block){bytes, NBYTES}, there, &wait, check_err()),
+                     wanted);
+        window_fill(bytes, 4, NBYTES);
+        wait = dd_wait_after(50 * DD_NS_PER_MS);
+        CHECK_STATUS(dd_window_put(test.window, (dd_block){bytes, NBYTES}, there, 1, &wait, check_err()),
+                     wanted);
+        memset(bytes, 0, NBYTES);
+        team_rendezvous(self, "tried");
+        CHECK_OK(window_get(&test, bytes, NBYTES, there));
+        window_check_filled(bytes, 4, NBYTES);
+        free(bytes);
+    }
+    window_close(&test);
+}
+
+TEST(calls_that_are_given_up)
+{
+    window_run_everywhere(2, be_patient);
+}
+
+/* ---- forks */
+
+static void
+fork_away(team_rank *self)
+{
+    const bool *is_plain = self->arg;
+    test_window test;
+    REQUIRE(window_open(self, 8, *is_plain, &test));
+    if (self->rank == 0) {
+        dd_engine_lock(self->engine); /* as another thread may have it: for ever, in the child */
+        pid_t pid = fork();
+        if (pid == 0) {
+            uint8_t byte = 0;
+            (void)alarm(20);
+            CHECK(dd_group_find_region(self->group, test.data, test.nbytes) == NULL);
+            CHECK_STATUS(window_put(&test, &byte, 1, (dd_window_place){.rank = 1}, 0), DD_FORKED);
+            CHECK_STATUS(window_take(&test, 1, 0), DD_FORKED);
+            CHECK_STATUS(window_signal(&test, 1, 0), DD_FORKED);
+            dd_window_close(test.window);
+            dd_window_release(test.window);
+            _exit(check_failures() > 0);
+        }
+        dd_engine_unlock(self->engine);
+        int status = 1;
+        CHECK(waitpid(pid, &status, 0) == pid);
+        CHECK_INT(status, 0);
+    }
+    window_close(&test);
+}
+
+TEST(a_forked_child)
+{
+    bool is_plain = false;
+    team_options options = {.size = 2};
+    team_run(&options, fork_away, &is_plain);
+}
+
+/* ---- no memory */
+
+typedef struct shortage {
+    bool is_plain;
+    long count;
+} shortage;
+
+static void
+go_without(team_rank *self)
+{
+    const shortage *how = self->arg;
+    uint8_t *bytes = calloc(1, 20000);
+    uint8_t *data = calloc(1, 20000);
+    dd_region *region = NULL;
+    REQUIRE(bytes != NULL && data != NULL);
+    if (!how->is_plain) {
+        REQUIRE_OK(dd_group_alloc(self->group, 20000, &region, check_err()));
+    }
+    team_rendezvous(self, "begin");
+    if (self->rank == 0) {
+        (void)dd_mem_fail_after(how->count);
+    }
+    dd_wait wait = dd_wait_after(2 * DD_NS_PER_S * check_slow());
+    dd_window *window = NULL;
+    dd_window_options options = {
+        .data = region != NULL ? dd_region_data(region) : data, .nbytes = 20000, .region = region};
+    dd_error error;
+    dd_window_place to = {.rank = 1 - self->rank};
+    dd_status status = dd_window_open(self->group, &options, &window, &wait, &error);
+    if (status == DD_OK) {
+        for (size_t nbytes = 100; nbytes <= 20000 && status == DD_OK; nbytes *= 200) {
+            status = dd_window_put(window, (dd_block){bytes, nbytes}, to, 0, &wait, &error);
+        }
+    }
+    if (status == DD_OK) {
+        status = dd_window_get(window, (dd_block){bytes, 20000}, to, &wait, &error);
+    }
+    if (status == DD_OK) {
+        status = dd_window_wait_signal(window, to.rank, 0, &wait, &error);
+    }
+    CHECK(status == DD_OK || (status == error.code && error.message[0] != '\0'));
+    if (status != DD_OK) {
+        dd_group_abort(self->group, "out of memory");
+    }
+    (void)dd_mem_fail_after(-1);
+    team_rendezvous(self, "end");
+    dd_window_release(window);
+    dd_region_release(region);
+    free(bytes);
+    free(data);
+}
+
+TEST(no_memory)
+{
+    for (long count = 0; count < 24; count++) {
+        shortage how = {.is_plain = count % 2 == 1, .count = count / 2};
+        team_options options = {.size = 2};
+        team_run(&options, go_without, &how);
+    }
+}
+
+/* ---- notes that make no sense */
+
+typedef struct bad_note {
+    const char *what; /* of the message that the receiver's group fails with */
+    dd_window_note note;
+    size_t nextra;    /* bytes behind the note */
+    uint8_t raw_type; /* instead of the note's; 0: none */
+} bad_note;
+
+#define NONSENSE_NBYTES ((size_t)100)
+
+static const bad_note bad_notes[] = {
+    {.what = "a window that was never opened", .note = {.type = DD_WINDOW_PUT, .window = 77}},
+    {.what = "a put out of range",
+     .note = {.type = DD_WINDOW_PUT, .window = 1, .offset = 99, .nbytes = 2},
+     .nextra = 2},
+    {.what = "a put out of range", .note = {.type = DD_WINDOW_PUT, .window = 1, .nbytes = UINT64_MAX}},
+    {.what = "a put out of range",
+     .note = {.type = DD_WINDOW_PUT, .window = 1, .offset = UINT64_MAX - 5000, .nbytes = 5000}},
+    {.what = "a put out of range", .note = {.type = DD_WINDOW_PUT, .window = 1, .channel = 100000}},
+    {.what = "a get out of range",
+     .note = {.type = DD_WINDOW_GET, .window = 1, .id = 1, .nbytes = (uint64_t)1 << 62}},
+    {.what = "a get out of range", .note = {.type = DD_WINDOW_GET, .window = 1, .id = 1, .offset = 101}},
+    {.what = "an answer that nobody has asked for", .note = {.type = DD_WINDOW_GOT, .window = 1, .id = 5}},
+    {.what = "an answer that nobody has asked for", .note = {.type = DD_WINDOW_TAKEN, .window = 1}},
+    {.what = "a channel out of range", .note = {.type = DD_WINDOW_ASK, .window = 1, .channel = UINT32_MAX}},
+    {.what = "its type is unknown", .note = {.type = DD_WINDOW_CLOSED, .window = 1}, .raw_type = 200},
+    {.what = "its place is wrong",
+     .note = {.type = DD_WINDOW_PUT, .window = 1, .offset = UINT64_MAX, .nbytes = 5000}},
+    {.what = "its data are not as long as it says",
+     .note = {.type = DD_WINDOW_PUT, .window = 1, .nbytes = 3},
+     .nextra = 2},
+    {.what = "a note about a window is too long",
+     .note = {.type = DD_WINDOW_CLOSED, .window = 1},
+     .nextra = 5000},
+};
+
+static void
+note_sent(dd_message *message, const dd_error *error)
+{
+    (void)error;
+    atomic_store_explicit((atomic_bool *)message->owner, true, memory_order_release);
+}
+
+/* A message about windows that no window has sent. How it ends is for the other side to judge. */
+static void
+send_raw(team_rank *self, uint32_t channel, void *bytes, size_t nbytes)
+{
+    atomic_bool is_sent = false;
+    dd_message message = {.kind = DD_MESSAGE_WINDOW,
+                          .rank = 1 - self->rank,
+                          .channel = channel,
+                          .data = bytes,
+                          .nbytes = nbytes,
+                          .on_done = note_sent,
+                          .owner = &is_sent};
+    dd_engine_lock(self->engine);
+    dd_context_post_send_locked(self->group->context, &message);
+    dd_engine_unlock(self->engine);
+    dd_wait wait = window_plenty();
+    CHECK_OK(dd_engine_wait(self->engine, &is_sent, &wait, check_err()));
+}
+
+/* What only a rank that is not one of ours would send. */
+static void
+send_bad_note(team_rank *self, const bad_note *bad)
+{
+    uint8_t bytes[DD_WINDOW_NOTE_NBYTES + 5000] = {0};
+    dd_window_note_encode(&bad->note, bytes);
+    bytes[0] = bad->raw_type != 0 ? bad->raw_type : bytes[0];
+    send_raw(self, DD_REQUEST_CHANNEL, bytes, DD_WINDOW_NOTE_NBYTES + bad->nextra);
+}
+
+static void
+be_lied_to(team_rank *self)
+{
+    const bad_note *bad = self->arg;
+    test_window test;
+    REQUIRE(window_open(self, NONSENSE_NBYTES, true, &test));
+    window_fill(test.data, 3, NONSENSE_NBYTES);
+    team_rendezvous(self, "filled");
+    if (self->rank == 1) {
+        send_bad_note(self, bad);
+    }
+    dd_wait wait = window_plenty();
+    dd_error error = {.code = DD_OK};
+    CHECK_INT(dd_window_wait_signal(test.window, 1 - self->rank, 1, &wait, &error), DD_PROTOCOL);
+    CHECK_INT(error.culprit.rank, 1);
+    CHECK_CONTAINS(error.message, "broke the protocol of windows");
+    CHECK_CONTAINS(error.message, bad->what);
+    window_check_filled(test.data, 3, NONSENSE_NBYTES);
+    window_drop(&test);
+}
+
+TEST(notes_that_make_no_sense)
+{
+    for (size_t i = 0; i < sizeof bad_notes / sizeof bad_notes[0]; i++) {
+        bad_note bad = bad_notes[i];
+        team_options options = {.size = 2, .is_shm_disabled = i % 2 == 1};
+        team_run(&options, be_lied_to, &bad);
+    }
+}
+
+/* ---- data that come late */
+
+/* The note of a put is here, and its data are not. */
+static bool
+is_awaiting_data(void *ctx)
+{
+    const dd_group *group = ctx;
+    const window_source *source = group->windows->sources[1];
+    return source != NULL && source->window != NULL && source->message.is_posted;
+}
+
+static void
+close_before_data(team_rank *self)
+{
+    enum { NBYTES = 20000, NLATE = 10000 };
+    uint8_t bytes[NBYTES];
+    dd_wait wait = window_plenty();
+    test_window first;
+    test_window second;
+    REQUIRE(window_open(self, NBYTES, true, &first));
+    REQUIRE(window_open(self, NBYTES, true, &second));
+    if (self->rank == 1) {
+        uint8_t note_bytes[DD_WINDOW_NOTE_NBYTES];
+        dd_window_note note = {
+            .type = DD_WINDOW_PUT, .channel = DD_WINDOW_NO_CHANNEL, .window = 1, .nbytes = NLATE};
+        dd_window_note_encode(&note, note_bytes);
+        send_raw(self, DD_REQUEST_CHANNEL, note_bytes, sizeof note_bytes);
+        team_rendezvous(self, "closed");
+        memset(bytes, 0xee, sizeof bytes);
+        send_raw(self, WINDOW_DATA_CHANNEL, bytes, NLATE);
+        window_fill(bytes, 5, NBYTES);
+        CHECK_OK(window_put(&second, bytes, NBYTES, (dd_window_place){.rank = 0}, 1));
+    } else {
+        CHECK_OK(group_await(self->group, is_awaiting_data, self->group, &wait, check_err()));
+        dd_window_close(first.window);
+        team_rendezvous(self, "closed");
+        CHECK_OK(window_take(&second, 1, 1));
+        window_check_filled(second.data, 5, NBYTES);
+        CHECK_INT(first.data[0], 0);
+    }
+    window_close(&second);
+    window_drop(&first);
+}
+
+/* They are not taken for those of the next put. */
+TEST(data_of_a_window_that_was_closed_before_they_came)
+{
+    team_options options = {.size = 2};
+    team_run_both(&options, close_before_data, NULL);
+}
+
+/* ---- more gets than are asked at a time */
+
+enum { NMANY = 4 * WINDOW_GETS_MAX, MANY_NBYTES = 24 };
+
+typedef struct many_gets {
+    test_window test;
+    int peer;
+    dd_work *works[NMANY];
+    uint8_t back[NMANY][MANY_NBYTES];
+} many_gets;
+
+static unsigned
+count_asked(dd_group *group, int rank)
+{
+    dd_engine_lock(group->engine);
+    unsigned nasked = group->windows->sources[rank]->nasked;
+    dd_engine_unlock(group->engine);
+    return nasked;
+}
+
+static void
+post_many_gets(many_gets *many, const dd_call_options *options)
+{
+    for (size_t i = 0; i < NMANY; i++) {
+        dd_window_place from = {.rank = many->peer, .offset = i};
+        dd_block target = {many->back[i], MANY_NBYTES};
+        CHECK_OK(dd_window_post_get(many->test.window, target, from, options, &many->works[i], check_err()));
+        CHECK_INT(count_asked(many->test.window->group, many->peer) <= WINDOW_GETS_MAX, true);
+    }
+}
+
+static bool
+open_many_gets(team_rank *self, many_gets *many)
+{
+    enum { NBYTES = NMANY + MANY_NBYTES };
+    many->peer = 1 - self->rank;
+    if (!window_open(self, NBYTES, true, &many->test)) {
+        return false;
+    }
+    window_fill(many->test.data, (uint64_t)self->rank, NBYTES);
+    team_rendezvous(self, "filled");
+    return true;
+}
+
+/* Both at once: neither keeps the other from being answered. */
+static void
+get_many(team_rank *self)
+{
+    many_gets *many = calloc(1, sizeof *many);
+    uint8_t *expected = calloc(1, NMANY + MANY_NBYTES);
+    REQUIRE(many != NULL && expected != NULL && open_many_gets(self, many));
+    window_fill(expected, (uint64_t)many->peer, NMANY + MANY_NBYTES);
+    post_many_gets(many, &team_no_options);
+    dd_wait wait = window_plenty();
+    CHECK_OK(dd_window_flush(many->test.window, &wait, check_err()));
+    for (size_t i = 0; i < NMANY; i++) {
+        CHECK_OK(team_wait(self->group, many->works[i]));
+        CHECK_INT(memcmp(many->back[i], expected + i, MANY_NBYTES), 0);
+    }
+    CHECK_INT(count_asked(self->group, many->peer), 0);
+    window_close(&many->test);
+    free(expected);
+    free(many);
+}
+
+TEST(more_gets_than_are_asked_at_a_time)
+{
+    team_options options = {.size = 2};
+    team_run_both(&options, get_many, NULL);
+}
+
+/* Those that were not asked end when their time is over, as all others do, and what is left is as good as new. */
+static void
+get_many_in_vain(team_rank *self)
+{
+    many_gets *many = calloc(1, sizeof *many);
+    REQUIRE(many != NULL && open_many_gets(self, many));
+    if (self->rank == 1) {
+        dd_engine_lock(self->engine); /* answers nobody */
+        team_rendezvous(self, "deaf");
+        team_rendezvous(self, "over");
+        dd_engine_unlock(self->engine);
+    } else {
+        team_rendezvous(self, "deaf");
+        dd_call_options options = team_no_options;
+        options.timeout_ns = 100 * DD_NS_PER_MS;
+        post_many_gets(many, &options);
+        for (size_t i = 0; i < NMANY; i++) {
+            dd_error error = {.code = DD_OK};
+            dd_wait wait = window_plenty();
+            CHECK_INT(dd_group_wait(self->group, many->works[i], &wait, &error), DD_OP_TIMED_OUT);
+            dd_work_release(many->works[i]);
+        }
+        CHECK_INT(count_asked(self->group, 1), WINDOW_GETS_MAX);
+        team_rendezvous(self, "over");
+        uint8_t back[MANY_NBYTES];
+        uint8_t expected[MANY_NBYTES];
+        window_fill(expected, 1, MANY_NBYTES);
+        CHECK_OK(window_get(&many->test, back, MANY_NBYTES, (dd_window_place){.rank = 1}));
+        CHECK_INT(memcmp(back, expected, MANY_NBYTES), 0);
+        CHECK_INT(count_asked(self->group, 1), 0);
+    }
+    window_close(&many->test);
+    free(many);
+}
+
+TEST(gets_that_were_never_asked)
+{
+    team_options options = {.size = 2};
+    team_run_both(&options, get_many_in_vain, NULL);
+}
+
+/* ---- questions without end */
+
+enum { FLOOD_NBYTES = 4096, NFLOOD = 8 * WINDOW_ANSWERS_MAX };
+
+/* Takes no notes from now on: answers stay with whoever gives them. */
+static void
+stop_taking(team_rank *self, int rank)
+{
+    dd_engine_lock(self->engine);
+    window_source *source = window_serve_source_locked(self->group->windows, rank);
+    REQUIRE(source != NULL);
+    source->is_busy = true;
+    dd_engine_unlock(self->engine);
+}
+
+static dd_status
+cause_of(dd_group *group)
+{
+    dd_engine_lock(group->engine);
+    dd_status code = group->cause.code;
+    dd_engine_unlock(group->engine);
+    return code;
+}
+
+/* Returns when the group has failed: messages end with it. */
+static void
+ask_without_end(team_rank *self)
+{
+    uint8_t note_bytes[DD_WINDOW_NOTE_NBYTES];
+    dd_window_note note = {.type = DD_WINDOW_GET, .window = 1, .id = 1, .nbytes = FLOOD_NBYTES};
+    dd_window_note_encode(&note, note_bytes);
+    for (int i = 0; i < NFLOOD && cause_of(self->group) == DD_OK; i++) {
+        send_raw(self, DD_REQUEST_CHANNEL, note_bytes, sizeof note_bytes);
+    }
+}
+
+static void
+be_flooded(team_rank *self)
+{
+    test_window test;
+    REQUIRE(window_open(self, FLOOD_NBYTES, true, &test));
+    if (self->rank == 1) {
+        stop_taking(self, 0);
+        ask_without_end(self);
+    }
+    dd_wait wait = window_plenty();
+    dd_error error = {.code = DD_OK};
+    CHECK_INT(dd_window_wait_signal(test.window, 1 - self->rank, 1, &wait, &error), DD_PROTOCOL);
+    CHECK_INT(error.culprit.rank, 1);
+    CHECK_CONTAINS(error.message, "question after question, and no answer taken");
+    window_drop(&test);
+}
+
+TEST(questions_without_end)
+{
+    team_options options = {.size = 2};
+    team_run_both(&options, be_flooded, NULL);
+}

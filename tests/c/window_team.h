@@ -1,0 +1,37 @@
+/* Windows on a team: memory with bytes that every rank can tell by itself, and calls that wait long enough. */
+#ifndef DD_TESTS_WINDOW_TEAM_H
+#define DD_TESTS_WINDOW_TEAM_H
+
+#include "group/window.h"
+#include "group_team.h"
+
+/* A window, and the memory of this rank in it. */
+typedef struct test_window {
+    dd_window *window;
+    dd_region *region;
+    uint8_t *data;
+    size_t nbytes;
+} test_window;
+
+/* With `is_plain`, over memory that is no region. */
+bool window_open(team_rank *self, size_t nbytes, bool is_plain, test_window *test);
+/* After a barrier. */
+void window_close(test_window *test);
+/* Lets it go as it is. */
+void window_drop(test_window *test);
+
+void window_fill(uint8_t *bytes, uint64_t seed, size_t nbytes);
+bool window_check_filled(const uint8_t *bytes, uint64_t seed, size_t nbytes);
+
+dd_wait window_plenty(void);
+dd_status window_put(const test_window *test, const void *data, size_t nbytes, dd_window_place to,
+                     int channel);
+dd_status window_get(const test_window *test, void *data, size_t nbytes, dd_window_place from);
+dd_status window_signal(const test_window *test, int rank, int channel);
+dd_status window_take(const test_window *test, int rank, int channel);
+
+/* Runs `body`, whose arg says whether memory is plain, over shared memory; over messages because of the memory, because of TCP;
+ * and over both, where rank 1 and rank 2 are like hosts of their own. */
+void window_run_everywhere(int size, void (*body)(team_rank *self));
+
+#endif

@@ -1,0 +1,136 @@
+"""Plans: every collective by a plan, against plain Python and plain calls; see plan_workers.py."""
+
+import array
+import importlib.util
+
+import dldist
+import group_team
+import plan_workers as cases
+import pytest
+
+SIZES = [1, 2, 3, 4]
+COUNTS = [0, 1, 5, 1000]
+HAS_NUMPY = importlib.util.find_spec("numpy") is not None
+DTYPES = ["b", "Q", "f", "d", "?", *(["float16", "complex64"] if HAS_NUMPY else [])]
+
+
+@pytest.fixture(scope="module")
+def teams():
+    teams = group_team.Teams()
+    yield lambda size, **settings: teams(size, worker=cases.member, **settings)
+    teams.close()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("sweep", ["sweep_reductions", "sweep_movements"])
+@pytest.mark.parametrize("run", sorted(cases.RUNS))
+def test_every_collective(teams, size, sweep, run):
+    for name in DTYPES if run == "call_once" and size == 2 else ["b", "f", "?"]:
+        teams(size).run(cases.planned, sweep, run, name, COUNTS)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_collective_with_ranks_that_call_plainly(teams, size):
+    for sweep in ("sweep_reductions", "sweep_movements"):
+        teams(size).run(cases.mixed, sweep, "f", COUNTS)
+    teams(size).run(cases.mixed, "uneven")
+
+
+@pytest.mark.parametrize("env", [{"DLDIST_SHM": "0"}, {"DLDIST_ALGORITHM": "flat"}], ids=["tcp", "flat"])
+def test_other_ways(teams, env):
+    team = teams(2, env=env)
+    for sweep in ("sweep_reductions", "sweep_movements"):
+        team.run(cases.planned, sweep, "start_and_wait", "f", [1, 1000])
+    team.run(cases.again_and_again)
+    team.run(cases.several)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("case", ["uneven", "coalesced", "strided", "overlapping", "premultiplied", "shared_arrays"])
+def test_shapes_and_places(teams, size, case):
+    teams(size).run(cases.planned, case, "start_and_wait")
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    "case",
+    [cases.again_and_again, cases.several, cases.in_turn, cases.refuses_to_start_twice, cases.dropped_under_way,
+     cases.from_another_thread, cases.closed_plan, cases.recorded, cases.kept_alive, cases.cycles],
+    ids=lambda case: case.__name__,
+)
+def test_case(teams, size, case):
+    teams(size).run(case)
+
+
+@pytest.mark.parametrize("case", [cases.interrupted, cases.forked], ids=lambda case: case.__name__)
+def test_process(teams, case):
+    teams(2).run(case)
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "texts"),
+    [
+        ("mismatch", "DistMismatchError", ["1 elements", "2 elements"]),
+        ("abort", "DistAbortedError", ["the end"]),
+        ("late", "DistTimeoutError", ["timed out after 0.3"]),
+    ],
+)
+def test_failures(how, kind, texts):
+    team = group_team.Team(2, worker=cases.member)
+    try:
+        for first, *later in team.run(cases.fails, how):
+            for got in (first, *later):
+                assert got[0] == kind and all(text in got[1] for text in texts), got
+            assert all("the group has failed before" in text for _, text in later), later
+    finally:
+        team.close()
+
+
+def test_closed_group():
+    team = group_team.Team(2, worker=cases.member)
+    try:
+        for outcomes in team.run(cases.closed_group):
+            assert all("is closed" in text for _, text in outcomes), outcomes
+    finally:
+        team.close()
+
+
+# ---- what is refused
+
+
+@pytest.fixture
+def alone():
+    with dldist.Group(None, 0, 1) as group:
+        yield group
+
+
+def test_arguments_are_checked_when_it_is_made(alone):
+    for call, kind, text in (
+        (lambda: alone.plan_all_reduce(3), TypeError, r"plan_all_reduce\(\)"),
+        (lambda: alone.plan_all_reduce(), TypeError, r"plan_all_reduce\(\) missing required argument 'tensor'"),
+        (lambda: alone.plan_broadcast(array.array("i", [1]), 1), ValueError, r"plan_broadcast\(\): invalid root rank"),
+        (lambda: alone.plan_all_reduce(array.array("f", [1]), "band"), ValueError, "BAND means nothing for float32"),
+        (lambda: alone.plan_all_reduce(array.array("i", [1]), async_op=True), TypeError, "unexpected keyword"),
+        (lambda: alone.plan_barrier(timeout="soon"), TypeError, "timeout"),
+        (lambda: alone.plan_barrier()(1), TypeError, "a plan is called without arguments"),
+        (lambda: dldist.start_all(alone.plan_barrier()), TypeError, "a list or tuple of Plans"),
+        (lambda: dldist.wait_all([3]), TypeError, "a list or tuple of Plans"),
+        (lambda: dldist.Plan(), TypeError, "cannot create 'dldist.Plan' instances"),
+    ):
+        with pytest.raises(kind, match=text):
+            call()
+
+
+def test_coalesce_does_not_record_plans(alone):
+    tensor = array.array("i", [1])
+    with alone.coalesce():
+        plan = alone.plan_all_reduce(tensor)
+    assert isinstance(plan, dldist.Plan)
+    plan()
+
+
+def test_keeps_its_group(alone):
+    group = dldist.Group(None, 0, 1)
+    plan = group.plan_barrier()
+    del group
+    plan()

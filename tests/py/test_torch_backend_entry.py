@@ -1,0 +1,110 @@
+"""PyTorch finds the backend of an installed dldist by itself, and is none the worse for it."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import dldist
+import pytest
+
+pytestmark = [pytest.mark.torch, pytest.mark.deadline(120)]
+
+ROOT = pathlib.Path(__file__).parents[2]
+PACKAGES = pathlib.Path(dldist.__file__).parents[1]  # with the extension: built in place, or installed
+ENTRY_POINTS = "[torch.backends]\ndldist = _dldist_torch:autoload\n"
+
+USES_IT = """
+import sys, torch
+import torch.distributed as dist
+assert not [name for name in sys.modules if name.partition(".")[0] == "dldist"], "importing torch has imported dldist"
+dist.init_process_group("dldist", store=dist.HashStore(), rank=0, world_size=1)
+x = torch.ones(2)
+dist.all_reduce(x)
+print(dist.get_backend(), x.tolist())
+dist.destroy_process_group()
+import dldist.torch  # which finds that it is registered
+"""
+
+
+@pytest.fixture
+def installed(tmp_path):
+    """An environment in which dldist looks installed, as PyTorch sees it."""
+    folder = tmp_path / "dldist-0.1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: dldist\nVersion: 0.1.0\n")
+    (folder / "entry_points.txt").write_text(ENTRY_POINTS)
+    return dict(os.environ, PYTHONPATH=os.pathsep.join([str(tmp_path), str(PACKAGES)]))
+
+
+def python(program, environment):
+    command = [sys.executable, "-W", "error::RuntimeWarning", "-c", program]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+
+
+def test_the_package_declares_the_entry_point():
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["project"]["entry-points"]["torch.backends"] == {"dldist": "_dldist_torch:autoload"}
+    assert "_dldist_torch" in project["tool"]["setuptools"]["py-modules"]
+    assert "dldist.torch" in project["tool"]["setuptools"]["packages"]
+
+
+def test_init_process_group_needs_no_import(installed):
+    done = python(USES_IT, installed)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "dldist [1.0, 1.0]\n"
+
+
+def test_autoloading_can_be_turned_off(installed):
+    program = "import sys, torch; print('_dldist_torch' in sys.modules)"
+    done = python(program, {**installed, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
+    if done.stdout == "True\n":
+        pytest.skip("dldist is installed for real, and something else has imported it")
+    assert done.stdout == "False\n", done.stderr
+
+
+def test_what_goes_wrong_is_a_warning(installed):
+    program = (
+        "import warnings, torch.distributed as dist, _dldist_torch\n"
+        "def broken(*args, **named): raise TypeError('no such thing')\n"
+        "dist.Backend._plugins.clear()\n"
+        "dist.Backend.register_backend = broken\n"
+        "with warnings.catch_warnings(record=True) as seen:\n"
+        "    warnings.simplefilter('always')\n"
+        "    _dldist_torch.autoload()\n"
+        "print(len(seen), seen[0].message)\n"
+    )
+    done = python(program, installed)
+    assert "1 the backend \"dldist\" could not be registered: TypeError('no such thing')" in done.stdout, done.stderr
+
+
+LEAVES_ITS_GROUPS = """
+import sys
+import torch.distributed as dist
+import dldist.torch
+store = dist.FileStore(sys.argv[1], 2)
+dist.init_process_group("dldist", store=store, rank=int(sys.argv[2]), world_size=2)
+group = dist.new_group([0, 1])
+dist.barrier(group)
+"""
+
+
+def test_a_program_that_leaves_its_groups_open_ends_in_silence(installed, tmp_path):
+    """Nobody has destroyed them: the interpreter's end does, when modules are gone."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", LEAVES_ITS_GROUPS, str(tmp_path / "store"), str(rank)],
+            env=dict(installed, TORCH_CPP_LOG_LEVEL="ERROR"),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        noise = [rank.communicate(timeout=60)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert noise == ["", ""] and [rank.returncode for rank in ranks] == [0, 0]

@@ -1,0 +1,97 @@
+"""The backend "dldist" of torch.distributed when something goes wrong, at its beginning and end, and beside other backends."""
+
+import pytest
+import torch_backend_faults as workers
+
+import dldist
+
+pytestmark = [pytest.mark.torch, pytest.mark.deadline(120)]
+
+START_S = 60.0  # importing torch takes most of it
+
+
+@pytest.fixture
+def run(procs):
+    """Starts the ranks of a worker; gives the children and the store, which is kept."""
+    stores = []
+
+    def start(worker, size=2, env=None):
+        store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
+        stores.append(store)
+        return [procs.start(worker, store.port, rank, size, env=env) for rank in range(size)]
+
+    yield start
+    stores.clear()
+
+
+def names(said, *kinds):
+    return all(kind in said[0] for kind in kinds)
+
+
+def test_a_killed_rank_is_named(run):
+    first, second = run(workers.killed)
+    assert first.recv(START_S) is True and second.recv(START_S) is True
+    (backward, reduction), error, future = first.result(START_S)
+    for said in (backward, reduction):
+        assert "rank 1" in said[1] and said[2] < 1, said
+    assert names(reduction, "dldist.DistPeerLostError", "torch.DistBackendError", "dldist.DistError", "builtins.RuntimeError")
+    assert error == 2
+    assert "rank 1" in future[1], future
+
+
+def test_a_time_out_names_who_is_late(run):
+    first, second = run(workers.timed_out)
+    assert first.recv(START_S) == second.recv(START_S) == "done"
+    for child in (first, second):
+        child.send("end")
+    said = first.result(START_S)
+    assert "rank 1" in said[1] and 0.3 <= said[2] < 2, said
+    assert names(said, "dldist.DistTimeoutError", "builtins.TimeoutError", "torch.DistBackendError")
+
+
+def test_a_groups_time_out(run):
+    first, second = run(workers.groups_timeout)
+    assert first.recv(START_S) == second.recv(START_S) == "done"
+    for child in (first, second):
+        child.send("end")
+    said = first.result(START_S)
+    assert "rank 1" in said[1] and said[2] < 2, said
+
+
+def test_a_monitored_barrier_names_who_is_missing(run):
+    children = run(workers.monitored, 3)
+    assert [child.recv(START_S) for child in children] == ["done"] * 3
+    for child in children:
+        child.send("end")
+    said = children[0].result(START_S)
+    assert "1" in said[1] and "2" in said[1] and names(said, "builtins.RuntimeError"), said
+
+
+def test_a_mismatch_is_told_to_all(run):
+    for said in [child.result(START_S) for child in run(workers.mismatched)]:
+        assert names(said, "dldist.DistMismatchError", "torch.DistBackendError"), said
+
+
+def test_an_abort_ends_what_is_under_way(run):
+    first, second = run(workers.aborted)
+    said = first.result(START_S)
+    assert names(said, "dldist.DistAbortedError", "torch.DistBackendError") and said[2] < 5, said
+    second.send("end")
+
+
+def test_again_and_again(run):
+    assert [child.result(START_S) for child in run(workers.again)] == [[2.0] * 3] * 2
+
+
+def test_under_debug_level_detail(run):
+    environment = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    assert [child.result(START_S) for child in run(workers.debugged, env=environment)] == [4.0] * 2
+
+
+def test_other_devices_have_their_own_backends(run):
+    for total, calls in [child.result(START_S) for child in run(workers.other_devices)]:
+        assert total == 4.0 and calls.count("meta") == 3 and calls[-1] == "shutdown"
+
+
+def test_another_backend_for_the_cpu(run):
+    assert [child.result(START_S) for child in run(workers.gloo_beside)] == [(2.0, "gloo")] * 2

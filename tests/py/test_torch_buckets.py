@@ -1,0 +1,29 @@
+"""DistributedDataParallel's buckets move into shared memory, and nothing else of a program does."""
+
+import c10d_team
+import pytest
+import torch_backend_workers
+
+pytestmark = pytest.mark.torch
+
+START_S = 90  # importing torch takes most of it
+
+
+def names_of_cases():
+    pytest.importorskip("torch.distributed")
+    import torch_bucket_cases
+
+    return c10d_team.names_of_cases(torch_bucket_cases)
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def team(request):
+    teams = c10d_team.Teams(torch_backend_workers.cases, "torch_bucket_cases", request.param)
+    yield teams
+    teams.close(is_silent=False)
+
+
+@pytest.mark.deadline(START_S)
+@pytest.mark.parametrize("name", names_of_cases())
+def test_among(team, name):
+    team.run(name)

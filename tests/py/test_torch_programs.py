@@ -1,0 +1,155 @@
+"""PyTorch programs with one word changed: the same results on "dldist" as on "gloo".
+
+Four processes run every program of torch_programs/, the first two of them alone if it is for two ranks, first with one backend and
+then with the other. Results of two ranks have to be equal bit by bit; on more, sums may be in another order.
+"""
+
+import importlib
+import itertools
+import os
+import subprocess
+import sys
+
+import numpy as np
+import procs as procs_module
+import pytest
+from torch_programs import EXACT, MODULES
+
+pytest.importorskip("torch.distributed")
+pytestmark = [pytest.mark.torch, pytest.mark.deadline(100)]
+
+RANKS = 4
+START_TIMEOUT_S = 90
+PROGRAM_TIMEOUT_S = 60
+
+
+def cases():
+    for module_name in MODULES:
+        module = importlib.import_module(f"torch_programs.{module_name}")
+        for value in vars(module).values():
+            program = getattr(value, "program", None)
+            if program and program.module == module.__name__:
+                for world in program.worlds:
+                    yield pytest.param(program, world, id=f"{module_name}.{program.name}-{world}")
+
+
+class Team:
+    """Processes that run programs together."""
+
+    def __init__(self, folder):
+        from torch_programs import worker
+
+        self.keys = itertools.count()
+        self.group = procs_module.Group()
+        self.ranks = [self.group.start(worker.serve, rank, str(folder / "store")) for rank in range(RANKS)]
+
+    def run(self, program, backend, world):
+        """What each rank has."""
+        members = self.ranks[:world]
+        key = next(self.keys)
+        for member in members:
+            module = program.module.removeprefix("torch_programs.")
+            member.send((f"{module}.{program.name}", backend, world, key))
+        answers = [member.recv(timeout=START_TIMEOUT_S if key == 0 else PROGRAM_TIMEOUT_S) for member in members]
+        failures = [f"rank {rank}: {what}" for rank, (how, what) in enumerate(answers) if how == "failed"]
+        assert not failures, f"{program.name} on {world} ranks of {backend}\n" + "\n".join(failures)
+        return [result for _, result in answers]
+
+    def close(self):
+        self.group.close()
+
+
+class Teams:
+    """The team at work, and a fresh one after a failure: some of its ranks may be gone, or still wait for others."""
+
+    def __init__(self, make):
+        self.make = make
+        self.current = None
+
+    def __enter__(self):
+        self.current = self.current or self.make()
+        return self.current
+
+    def __exit__(self, failure, *_rest):
+        if failure:
+            self.close()
+
+    def close(self):
+        if self.current:
+            self.current.close()
+        self.current = None
+
+
+@pytest.fixture(scope="module")
+def teams(tmp_path_factory):
+    teams = Teams(lambda: Team(tmp_path_factory.mktemp("torch-programs")))
+    yield teams
+    teams.close()
+
+
+def check_alike(theirs, ours, tolerance, where="result"):
+    assert type(theirs) is type(ours), where
+    if isinstance(theirs, np.ndarray):
+        assert theirs.dtype == ours.dtype and theirs.shape == ours.shape, where
+        check_arrays(theirs, ours, tolerance, where)
+    elif isinstance(theirs, dict):
+        assert theirs.keys() == ours.keys(), where
+        for key in theirs:
+            check_alike(theirs[key], ours[key], tolerance, f"{where}[{key!r}]")
+    elif isinstance(theirs, list):
+        assert len(theirs) == len(ours), where
+        for index, (their, our) in enumerate(zip(theirs, ours, strict=True)):
+            check_alike(their, our, tolerance, f"{where}[{index}]")
+    elif isinstance(theirs, float):
+        check_arrays(np.array(theirs), np.array(ours), tolerance, where)
+    else:
+        assert theirs == ours, where
+
+
+def check_arrays(theirs, ours, tolerance, where):
+    if tolerance == EXACT or theirs.dtype.kind in "biu":
+        np.testing.assert_array_equal(ours, theirs, err_msg=where)
+    elif theirs.size:
+        np.testing.assert_allclose(
+            ours, theirs, rtol=0, atol=tolerance * max(np.abs(theirs).max(), 1e-3), err_msg=where
+        )
+
+
+@pytest.mark.parametrize("program, world", list(cases()))
+def test_same_results(teams, program, world):
+    with teams as team:
+        theirs = team.run(program, "gloo", world)
+        ours = team.run(program, "dldist", world)
+    tolerance = EXACT if world == 2 else program.tolerance
+    for rank in range(world):
+        check_alike(theirs[rank], ours[rank], tolerance, f"rank {rank}")
+
+
+TORCHRUN_PROGRAM = """
+import os, torch, torch.distributed as dist
+import dldist.torch
+dist.init_process_group("dldist")
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+total = torch.tensor([dist.get_rank() + 1])
+dist.all_reduce(total)
+if attempt == 0 and dist.get_rank() == 1:
+    os._exit(3)  # torchrun starts both ranks again
+line = f"attempt {attempt}: rank {dist.get_rank()} of {dist.get_world_size()} has {total.item()}\\n"
+os.write(1, line.encode())  # in one piece: ranks share the pipe
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_torchrun(tmp_path):
+    """env:// with the stores of torch's agent, and a second attempt after a rank has died."""
+    program = tmp_path / "program.py"
+    program.write_text(TORCHRUN_PROGRAM)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+    command += ["--nproc-per-node=2", "--max-restarts=1", "--monitor-interval=0.1", str(program)]
+    environment = dict(os.environ, OMP_NUM_THREADS="1")
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=90, env=environment, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert sorted(line for line in ran.stdout.splitlines() if line.startswith("attempt 1")) == [
+        f"attempt 1: rank {rank} of 2 has 3" for rank in range(2)
+    ]

@@ -1,0 +1,211 @@
+"""What the ranks of test_torch_backend_faults.py run, each a process of its own. No pytest here."""
+
+import datetime
+import os
+import signal
+import threading
+import time
+
+LIMIT = datetime.timedelta(seconds=20)
+SHORT = datetime.timedelta(milliseconds=300)
+
+
+def start(port, rank, size, backend="dldist", **named):
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
+    import torch
+    import torch.distributed as dist
+
+    import dldist.torch
+
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=named.pop("timeout", LIMIT), **named)
+    return torch, dist, dldist
+
+
+def told(call):
+    """The classes and the text of what a call raises, and how long it took."""
+    begin = time.monotonic()
+    try:
+        call()
+    except Exception as error:
+        names = [kind.__module__.partition(".")[0] + "." + kind.__name__ for kind in type(error).__mro__]
+        return names, str(error), time.monotonic() - begin
+    return [], "nothing was raised", time.monotonic() - begin
+
+
+def killed(channel, port, rank, size):
+    torch, dist, _ = start(port, rank, size)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    model(torch.ones(1, 4)).sum().backward()
+    pending = dist.all_reduce(torch.ones(2), async_op=True).wait()
+    channel.send(pending)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    said = [told(lambda: model(torch.ones(1, 4)).sum().backward()), told(lambda: dist.all_reduce(torch.ones(2)))]
+    error = int(dist.group.WORLD.get_error())
+    work_error = told(lambda: dist.barrier(async_op=True).get_future().wait())
+    dist.destroy_process_group()
+    return said, error, work_error
+
+
+def timed_out(channel, port, rank, size):
+    torch, dist, _ = start(port, rank, size)
+    opts = dist.AllreduceOptions()
+    opts.timeout = SHORT
+    said = told(lambda: dist.group.WORLD.allreduce([torch.ones(1)], opts).wait()) if rank == 0 else None
+    channel.send("done")
+    channel.recv()
+    return said
+
+
+def groups_timeout(channel, port, rank, size):
+    torch, dist, _ = start(port, rank, size)
+    group = dist.new_group(timeout=SHORT)
+    said = told(lambda: dist.all_reduce(torch.ones(1), group=group)) if rank == 0 else None
+    channel.send("done")
+    channel.recv()
+    return said
+
+
+def monitored(channel, port, rank, size):
+    _, dist, _ = start(port, rank, size)
+    said = told(lambda: dist.group.WORLD.monitored_barrier(SHORT, wait_all_ranks=True)) if rank == 0 else None
+    channel.send("done")
+    channel.recv()
+    return said
+
+
+def mismatched(channel, port, rank, size):
+    torch, dist, _ = start(port, rank, size)
+    return told(lambda: dist.all_reduce(torch.ones(2 + rank)))
+
+
+def aborted(channel, port, rank, size):
+    torch, dist, _ = start(port, rank, size)
+    if rank == 1:
+        channel.recv()
+        return None
+    threading.Timer(0.2, lambda: dist.distributed_c10d._abort_process_group()).start()
+    return told(lambda: dist.group.WORLD.allreduce([torch.ones(1)]).wait())
+
+
+def again(channel, port, rank, size):
+    """Start, end, and start again, on stores of every kind."""
+    torch, dist, dldist = start(port, rank, size)
+    sums = []
+    for store in (dist.PrefixStore("2", dist.group.WORLD.get_group_store()), python_store(dist, port), None):
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        sums.append(x.item())
+        dist.destroy_process_group()
+        where = {"store": store} if store else {"init_method": f"tcp://127.0.0.1:{port}"}
+        if store is None:
+            os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the server is another process
+        dist.init_process_group("dldist", rank=rank, world_size=size, **where)
+    dist.destroy_process_group()
+    return sums
+
+
+def python_store(dist, port):
+    class Store(dist.Store):
+        """Hands every call to a TCPStore."""
+
+        def __init__(self):
+            super().__init__()
+            self.inner = dist.PrefixStore("py", dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False))
+
+        def set(self, key, value):
+            self.inner.set(key, value)
+
+        def get(self, key):
+            return self.inner.get(key)
+
+        def add(self, key, value):
+            return self.inner.add(key, value)
+
+        def check(self, keys):
+            return self.inner.check(keys)
+
+        def wait(self, keys, timeout=LIMIT):
+            return self.inner.wait(keys, timeout)
+
+        def compare_set(self, key, expected, desired):
+            return self.inner.compare_set(key, expected, desired)
+
+        def delete_key(self, key):
+            return self.inner.delete_key(key)
+
+    return Store()
+
+
+def debugged(channel, port, rank, size):
+    torch, dist, dldist = start(port, rank, size)
+    assert isinstance(dist.group.WORLD, dldist.torch.ProcessGroup)
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    group = dist.new_group()
+    dist.all_reduce(x, group=group)
+    return x.item()
+
+
+def other_devices(channel, port, rank, size):
+    """One group, whose tensors on the CPU and on "meta" go to different backends."""
+    import torch
+    import torch.distributed as dist
+
+    calls = []
+
+    class Stand(dist.ProcessGroup):
+        def __init__(self, rank, size):
+            super().__init__(rank, size)
+
+        def allreduce(self, tensors, opts):
+            calls.append(tensors[0].device.type)
+            work = torch.futures.Future()
+            work.set_result(tensors)
+            return torch._C._distributed_c10d._create_work_from_future(work)
+
+        def getGroupName(self):
+            return self.name_given
+
+        def _set_group_name(self, name):
+            self.name_given = name
+
+        def _set_group_desc(self, desc):
+            pass
+
+        def shutdown(self):
+            calls.append("shutdown")
+
+        group_name = property(getGroupName)
+
+    dist.Backend.register_backend("stand", lambda store, rank, size, timeout: Stand(rank, size), devices=["meta"])
+    torch, dist, dldist = start(port, rank, size, "cpu:dldist,meta:stand")
+    group = dist.group.WORLD
+    assert [device.type for device in group._device_types] == ["cpu", "meta"]
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    for _ in range(2):
+        dist.all_reduce(torch.ones(1, device="meta"))
+    dist.all_reduce(x)
+    assert told(lambda: group._get_backend(torch.device("cuda")))[0]
+    part = dist.new_group()
+    dist.all_reduce(torch.ones(1, device="meta"), group=part)
+    assert len(dist.distributed_c10d._world.pg_map) == 4
+    dist.destroy_process_group(part)
+    assert len(dist.distributed_c10d._world.pg_map) == 2 and calls == ["meta"] * 3 + ["shutdown"]
+    dist.destroy_process_group()
+    return x.item(), calls
+
+
+def gloo_beside(channel, port, rank, size):
+    """The CPU is another backend's."""
+    torch, dist, dldist = start(port, rank, size, "cpu:gloo,cuda:dldist")
+    assert isinstance(dist.group.WORLD, dldist.torch.ProcessGroup)
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    dist.barrier()
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    dist.destroy_process_group()
+    return x.item(), backend.name()

@@ -1,0 +1,43 @@
+"""PyTorch programs that know nothing of the backend they run on.
+
+A program is a function without arguments. It finds a default group, made by init_process_group with the backend's name, trains or
+communicates with torch's own means, and returns what came out: a tree of tensors, numbers and strings, which has to be the same on
+every backend.
+
+    @program(worlds=[2, 4])
+    def sum_of_ranks():
+        total = torch.tensor([dist.get_rank()])
+        dist.all_reduce(total)
+        return total
+"""
+
+import importlib
+from dataclasses import dataclass
+
+MODULES = ["ddp", "messages", "optimizers", "sharded", "tensors"]
+EXACT = 0.0
+# Four addends: backends add in orders of their own, and each addition of float32 rounds by 2^-24 of what it makes.
+ORDER_OF_SUMS = 1e-5
+
+
+@dataclass(frozen=True)
+class Program:
+    name: str
+    module: str
+    worlds: tuple
+    # How far, of the largest value, results on more than two ranks may be apart. On two ranks they have the same bits: a + b is b + a.
+    tolerance: float
+
+
+def program(worlds=(2,), tolerance=ORDER_OF_SUMS):
+    def mark(function):
+        function.program = Program(function.__name__, function.__module__, tuple(worlds), tolerance)
+        return function
+
+    return mark
+
+
+def load(name):
+    """The function of the program."""
+    module, _, function = name.partition(".")
+    return getattr(importlib.import_module(f"torch_programs.{module}"), function)

@@ -1,0 +1,240 @@
+"""DistributedDataParallel: the reducer's ways of bringing gradients together."""
+
+import contextlib
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from torch_programs import program
+
+STEPS = 4
+BATCH = 8
+
+
+class WithBuffers(nn.Module):
+    """A convolution and two batch norms, whose statistics rank 0 hands to all."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)
+        )
+
+    def forward(self, x):
+        return self.layers(x.view(-1, 1, 8, 8))
+
+
+class WithBranches(nn.Module):
+    """Every rank uses another branch in every step, and one branch is never used."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(64, 32)
+        self.branches = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+        self.never = nn.Linear(32, 32)
+        self.last = nn.Linear(32, 4)
+        self.steps = 0
+
+    def forward(self, x):
+        branch = self.branches[(self.steps + dist.get_rank()) % len(self.branches)]
+        self.steps += 1
+        return self.last(F.relu(branch(F.relu(self.first(x)))))
+
+
+def mlp(width=96):
+    return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 4))
+
+
+def batch(step):
+    """This rank's part of the data."""
+    generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
+    return torch.randn(BATCH, 64, generator=generator), torch.randint(0, 4, (BATCH,), generator=generator)
+
+
+def train(model, steps=STEPS, optimizer=None):
+    """Losses and what the model became."""
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for step in range(steps):
+        inputs, labels = batch(step)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(inputs), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return {"losses": losses, "state": model.state_dict()}
+
+
+def assert_same_on_all_ranks(model):
+    for parameter in model.parameters():
+        of_rank_0 = parameter.detach().clone()
+        dist.broadcast(of_rank_0, src=0)
+        assert torch.equal(of_rank_0, parameter)
+
+
+@program(worlds=[2, 4])
+def buffers():
+    torch.manual_seed(dist.get_rank())  # the constructor of DDP has to make them alike
+    model = DistributedDataParallel(WithBuffers())
+    result = train(model)
+    assert_same_on_all_ranks(model)
+    return result
+
+
+@program(worlds=[2, 4])
+def unused_parameters():
+    model = DistributedDataParallel(WithBranches(), find_unused_parameters=True)
+    result = train(model)
+    assert_same_on_all_ranks(model)
+    return result
+
+
+@program()
+def many_buckets():
+    """Buckets of a few KiB, which are rebuilt in the order of the first backward pass."""
+    model = DistributedDataParallel(mlp(), bucket_cap_mb=0.02)
+    return train(model)
+
+
+@program()
+def double_precision():
+    model = DistributedDataParallel(mlp().double())
+    loss = model(batch(0)[0].double()).square().mean()
+    loss.backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+@program()
+def no_sync():
+    """Gradients of three passes, of which the last alone communicates."""
+    model = DistributedDataParallel(mlp())
+    for step in range(3):
+        inputs, labels = batch(step)
+        with contextlib.nullcontext() if step == 2 else model.no_sync():
+            F.cross_entropy(model(inputs), labels).backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+@program()
+def gradient_views():
+    model = DistributedDataParallel(mlp(), gradient_as_bucket_view=True, bucket_cap_mb=0.02)
+    return train(model)
+
+
+@program()
+def static_graph():
+    """A layer used twice, with its activations computed again in the backward pass."""
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(64, 64)
+            self.outer = nn.Linear(64, 4)
+
+        def forward(self, x):
+            x = checkpoint(self.inner, x, use_reentrant=False)
+            return self.outer(checkpoint(self.inner, F.relu(x), use_reentrant=False))
+
+    return train(DistributedDataParallel(Twice(), static_graph=True))
+
+
+def halved_hook(group, bucket):
+    """Written in Python: half of the average, by a future with a continuation."""
+    averaged = bucket.buffer().div_(dist.get_world_size(group))
+    work = dist.all_reduce(averaged, group=group, async_op=True)
+    return work.get_future().then(lambda future: future.value()[0].div_(2))
+
+
+def gathering_hook(group, bucket):
+    """Not an all_reduce at all: gathers everybody's bucket and adds up."""
+    buffer = bucket.buffer()
+    parts = [torch.empty_like(buffer) for _ in range(dist.get_world_size(group))]
+    work = dist.all_gather(parts, buffer, group=group, async_op=True)
+    return work.get_future().then(lambda _: torch.stack(parts).mean(dim=0))
+
+
+@program(worlds=[2, 4])
+def hooks_of_python():
+    results = {}
+    for hook in (default_hooks.allreduce_hook, halved_hook, gathering_hook):
+        torch.manual_seed(0)
+        model = DistributedDataParallel(mlp(), bucket_cap_mb=0.02)
+        model.register_comm_hook(dist.group.WORLD, hook)
+        results[hook.__name__] = train(model)
+    return results
+
+
+@program(worlds=[2, 4], tolerance=2e-2)  # sums of float16 round by 2^-11, in each of the steps
+def compressing_hook():
+    model = DistributedDataParallel(mlp())
+    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    return train(model)
+
+
+@program()
+def built_in_hook():
+    """One that is written in C++."""
+    model = DistributedDataParallel(mlp())
+    model._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+    return train(model)
+
+
+@program(worlds=[2, 4], tolerance=2e-2)
+def built_in_compression():
+    model = DistributedDataParallel(mlp())
+    model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    return train(model)
+
+
+@program()
+def power_sgd():
+    model = DistributedDataParallel(mlp())
+    state = powerSGD_hook.PowerSGDState(
+        process_group=None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=1
+    )
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return train(model, steps=6)
+
+
+@program(worlds=[2, 4])
+def uneven_inputs():
+    """Rank r has r + 1 batches; whoever has none left answers the others' collectives with zeros."""
+    results = {}
+    for is_divided_by_all in (True, False):
+        model = DistributedDataParallel(mlp())
+        with model.join(divide_by_initial_world_size=is_divided_by_all):
+            losses = train(model, steps=dist.get_rank() + 1)["losses"]
+        results[str(is_divided_by_all)] = {"losses": losses, "state": model.state_dict()}
+    return results
+
+
+@program()
+def sparse_gradients():
+    """Rank 0 and rank 1 look up one row that both have, and one of their own."""
+    embedding = nn.Embedding(5, 3, sparse=True)
+    model = DistributedDataParallel(embedding)
+    model(torch.tensor([dist.get_rank(), 2])).sum().backward()
+    return embedding.weight.grad.to_dense()
+
+
+@program()
+def compiled():
+    """The compiler breaks the graph where statistics are handed to all, and looks into whatever runs there."""
+    torch._dynamo.reset()
+    layers = nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+    return train(torch.compile(DistributedDataParallel(layers), backend="aot_eager"))
+
+
+@program()
+def logging_data():
+    """What DDP says of itself; times are not compared, that they were taken is."""
+    model = DistributedDataParallel(WithBranches(), find_unused_parameters=True)
+    train(model)
+    data = model._get_ddp_logging_data()
+    assert data["backend_name"] == dist.get_backend()
+    return {name: value for name, value in data.items() if "time" not in name and "gloo" not in name and name != "backend_name"}
