@@ -448,13 +448,17 @@ def test_bytes_changed_anywhere():
 
 
 TORCH_PROGRAM = """
-import os, sys
+import json, os, sys, time
 import torch, torch.distributed as dist
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 for _ in range(3):
     dist.all_reduce(torch.ones(3))
 dist.barrier()
 c10d = torch._C._distributed_c10d
+deadline = time.monotonic() + 30  # who has waited for a call may be there before the recorder has its end
+while not all(entry["retired"] for entry in json.loads(c10d._dump_fr_trace_json())["entries"]):
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
 for name, data in ("a_0", c10d._dump_fr_trace()), ("b_0", c10d._dump_fr_trace_json()):
     with open(os.path.join(sys.argv[1], name), "wb") as file:
         file.write(data)

@@ -15,6 +15,7 @@ from torch._C import _distributed_c10d as c10d
 
 import dldist
 import dldist.torch
+from dldist.torch import _profile
 
 SHORT = datetime.timedelta(milliseconds=300)
 REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
@@ -513,6 +514,32 @@ def profiler_has_the_time_from_start_to_end(rank, size):
         dist.barrier()
 
 
+def profiler_has_the_end_before_the_future(rank, size):
+    """The memory of an entry is gone with the profile that it is part of; DDP waits for futures alone."""
+    end_after = _profile._Entry._call_end_callbacks_on_future
+
+    def end_late(entry, future):
+        return end_after(entry, future.then(lambda done: (time.sleep(0.3), done.value())[1]))
+
+    _profile._Entry._call_end_callbacks_on_future = end_late
+    try:
+        x = of(rank, 3)
+        work = None
+
+        def start_and_wait():
+            nonlocal work
+            work = dist.all_reduce(x, async_op=True)
+            return work.get_future().wait()
+
+        outputs, _, (seconds,) = profile(start_and_wait)
+    finally:
+        _profile._Entry._call_end_callbacks_on_future = end_after
+    assert seconds > 0.25, seconds
+    assert outputs[0] is x
+    check(x, total(size, 3))
+    assert work.get_future().wait()[0] is x and work.wait()
+
+
 def profiler_has_an_end_for_what_fails(rank, size):
     group = dist.new_group()
     group.set_timeout(SHORT)
@@ -520,11 +547,13 @@ def profiler_has_an_end_for_what_fails(rank, size):
     def fail():
         with raises(RuntimeError, "recv"):
             dist.recv(torch.zeros(1), (rank + 1) % size, group=group)
+        with raises(RuntimeError, "recv"):
+            dist.irecv(torch.zeros(1), (rank + 1) % size, group=group).get_future().wait()
         with raises(TypeError):
             dist.group.WORLD.allreduce([torch.zeros(1, dtype=torch.complex32)], c10d.AllreduceOptions())
 
     _, counts, times = profile(fail)
-    assert counts == {"dldist:recv": 1, "dldist:all_reduce": 1} and max(times) < 10, times
+    assert counts == {"dldist:recv": 2, "dldist:all_reduce": 1} and max(times) < 10, times
 
 
 def profiler_sees_the_buckets(rank, size):

@@ -26,7 +26,7 @@ _SUCCESS, _TIMEOUT, _COMM_ERROR = 0, 1, 2  # torch's WorkResult
 class Work(_Base):  # type: ignore[misc, valid-type]
     """A call of a group, under way or, if `work` is None, finished."""
 
-    __slots__ = ("_future", "_op_type", "_outputs", "_profiled", "_work")
+    __slots__ = ("_future", "_is_profiled", "_op_type", "_outputs", "_work")
 
     def __init__(self, work: dldist.Work | None, outputs: Any, op_type: int) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Work(_Base):  # type: ignore[misc, valid-type]
         self._outputs = outputs
         self._op_type = op_type
         self._future: Any = None
-        self._profiled: Any = None
+        self._is_profiled = False
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until it has ended; raises what it failed with. A time-out of None or 0 is that of the call."""
@@ -48,14 +48,18 @@ class Work(_Base):  # type: ignore[misc, valid-type]
         return True
 
     def note_profiled(self, future: Any) -> None:
-        """`future` comes after get_future(), when the profiler has the entry of this call."""
-        self._profiled = future
+        """`future` is the future from now on: get_future(), once the profiler's entry of this call has ended.
+
+        An entry must not end after profiling, when its memory is gone. Who has waited for the last call may stop profiling at once, so
+        that nobody may see the end of the call before.
+        """
+        self._future = future
+        self._is_profiled = True
 
     def _let_the_profiler_see_the_end(self) -> None:
-        """Who has waited for the last call may stop profiling at once, but it is another thread that completes futures."""
-        if self._profiled is not None and self.is_completed() and not _runtime.is_completion_thread():
+        if self._is_profiled and self.is_completed() and not _runtime.is_completion_thread():  # which completes futures
             with contextlib.suppress(RuntimeError):  # which wait() raises
-                self._profiled.wait()
+                self._future.wait()
 
     def synchronize(self) -> None:
         self.wait()
