@@ -122,7 +122,7 @@ answer(dd_context *context, int source)
     if (context->handler.on_asked != NULL) {
         context->handler.on_asked(context->handler.ctx, &frame.tag, &frame.signature, &is_inside);
         frame.offset = is_inside ? 1 : 0;
-        peer_post_frame(context->ranks[source].peer, &frame, (dd_bytes){0});
+        peer_post_reply(context->ranks[source].peer, &frame);
     }
 }
 

@@ -99,6 +99,11 @@ typedef enum peer_state {
     PEER_LOST,
 } peer_state;
 
+/* What a peer may leave here that no credit limits, and what of our answers it may leave untaken: whoever closes refuses all that is
+ * held at once. */
+#define PEER_HELD_MAX ((size_t)1 << 20)
+#define PEER_REPLIES_MAX (2 * PEER_HELD_MAX)
+
 struct dd_peer {
     dd_map_node node; /* engine->peers; the key is card.uid */
     dd_engine *engine;
@@ -118,6 +123,7 @@ struct dd_peer {
     size_t eager_max;
 
     dd_list out;      /* out_frame, for lane 0 */
+    size_t nreplies;  /* of it */
     dd_list awaiting; /* sends, by stage */
     dd_list sending;
     dd_list flushing;
@@ -316,6 +322,10 @@ bool peer_has_queued(const dd_peer *peer);
 void peer_post_message(dd_peer *peer, dd_message *message, const dd_frame *frame);
 /* Control frames. `payload` (of ABORT) is copied. */
 void peer_post_frame(dd_peer *peer, const dd_frame *frame, dd_bytes payload);
+/* A frame for one of the peer's. A peer that has us answer on and on and takes nothing is broken with. */
+void peer_post_reply(dd_peer *peer, const dd_frame *frame);
+/* Takes the first frame of a queue that is not empty out of it. */
+out_frame *peer_take_out(dd_peer *peer);
 bool lane_has_output(const dd_lane *lane);
 /* Writes what there is room for; true when anything was written. */
 bool lane_pump(dd_lane *lane);

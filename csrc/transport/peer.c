@@ -73,8 +73,7 @@ static void
 drop_output(dd_peer *peer)
 {
     while (!dd_list_is_empty(&peer->out)) {
-        out_frame *out = DD_CONTAINER_OF(peer->out.next, out_frame, link);
-        dd_list_remove(&out->link);
+        out_frame *out = peer_take_out(peer);
         dd_mem_free(out->owned);
         engine_give_out(peer->engine, out);
     }

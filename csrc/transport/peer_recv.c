@@ -13,8 +13,6 @@
 #define ROUND_NBYTES ((size_t)2 << 20)
 /* From here on a payload is read without the buffer. */
 #define DIRECT_NBYTES ((size_t)1024)
-/* What a peer may leave here that no credit limits. */
-#define HELD_MAX ((size_t)1 << 20)
 
 static void
 end_input(dd_lane *lane)
@@ -63,7 +61,7 @@ peer_post_refusal(dd_peer *peer, const dd_frame *rts, dd_refusal reason, uint64_
         .source = rts->target,
         .target = rts->source,
     };
-    peer_post_frame(peer, &frame, (dd_bytes){0});
+    peer_post_reply(peer, &frame);
 }
 
 /* Starts an entry in the list. NULL: there is no room, and the connection breaks. */
@@ -71,7 +69,7 @@ static held *
 hold_frame(dd_lane *lane, const dd_frame *frame, dd_list *list)
 {
     dd_peer *peer = lane->peer;
-    if (peer->nheld >= HELD_MAX) {
+    if (peer->nheld >= PEER_HELD_MAX) {
         peer_protocol_error(peer, "%zu messages that nobody wants", peer->nheld);
         return NULL;
     }

@@ -112,8 +112,7 @@ self_pump(dd_engine *engine)
     dd_peer *self = engine->self;
     bool is_any = false;
     while (!dd_list_is_empty(&self->out)) {
-        out_frame *out = DD_CONTAINER_OF(self->out.next, out_frame, link);
-        dd_list_remove(&out->link);
+        out_frame *out = peer_take_out(self);
         out_frame own = *out;
         engine_give_out(engine, out);
         is_any = true;

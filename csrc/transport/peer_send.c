@@ -150,14 +150,28 @@ cut_fragment(dd_lane *lane)
     }
 }
 
+static bool
+is_reply(dd_frame_type type)
+{
+    return type == DD_FRAME_ANSWER || type == DD_FRAME_REFUSE;
+}
+
+out_frame *
+peer_take_out(dd_peer *peer)
+{
+    out_frame *out = DD_CONTAINER_OF(peer->out.next, out_frame, link);
+    dd_list_remove(&out->link);
+    peer->nreplies -= is_reply(out->type) ? 1 : 0;
+    return out;
+}
+
 /* Makes the next frame the current one; false when there is none for this lane. */
 static bool
 load_next(dd_lane *lane)
 {
     dd_peer *peer = lane->peer;
     if (lane->number == 0 && !dd_list_is_empty(&peer->out)) {
-        out_frame *out = DD_CONTAINER_OF(peer->out.next, out_frame, link);
-        dd_list_remove(&out->link);
+        out_frame *out = peer_take_out(peer);
         lane->current = *out;
         engine_give_out(peer->engine, out);
     } else if (!dd_list_is_empty(&peer->sending)) {
@@ -232,7 +246,18 @@ peer_post_frame(dd_peer *peer, const dd_frame *frame, dd_bytes payload)
     own.payload = (uint32_t)payload.len;
     dd_frame_encode(&own, out->header);
     dd_list_push_back(&peer->out, &out->link);
+    peer->nreplies += is_reply(out->type) ? 1 : 0;
     engine_note_output(peer->engine);
+}
+
+void
+peer_post_reply(dd_peer *peer, const dd_frame *frame)
+{
+    if (peer->nreplies < PEER_REPLIES_MAX) {
+        peer_post_frame(peer, frame, (dd_bytes){0});
+    } else {
+        peer_protocol_error(peer, "it takes none of %zu answers", peer->nreplies);
+    }
 }
 
 /* Writes the frame at once if nothing is before it. What is left of it becomes the lane's current frame.

@@ -486,9 +486,13 @@ TEST(log_reader_waits)
 
 TEST(spin_rests_after_a_long_yield)
 {
-    dd_spin spin = {.budget_ns = 1000};
-    CHECK_INT(dd_spin_start(&spin), 1000);
-    dd_spin_yield(&spin);
+    dd_spin spin;
+    int tries = 0;
+    do { /* somebody may want the core just now */
+        spin = (dd_spin){.budget_ns = 1000};
+        CHECK_INT(dd_spin_start(&spin), 1000);
+        dd_spin_yield(&spin);
+    } while (dd_spin_is_resting(&spin) && ++tries < 10000);
     CHECK(!dd_spin_is_resting(&spin));
     /* As a yield that took long leaves it. */
     spin.last_rest = spin.rest = 3;

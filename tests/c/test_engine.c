@@ -94,6 +94,49 @@ TEST_BOTH(peer_that_broke_the_protocol_is_lost)
     rig_close(&rig);
 }
 
+TEST_BOTH(peer_that_asks_and_takes_no_answers_is_lost)
+{
+    rig_group rig;
+    REQUIRE(rig_open(&rig, 2, is_shm));
+    say_hello(&rig, 0, 1);
+    rig_message recv = rig_p2p(0, 1, NULL, 0);
+    rig_post_recv(&rig, 1, &recv);
+    rig_hold hold;
+    REQUIRE(rig_hold_begin(&hold, &rig, 0));
+    const dd_frame question = {.type = DD_FRAME_QUESTION, .source = 0, .target = 1};
+    const dd_peer *asker = rig.ranks[1].peers[0];
+    dd_engine_lock(rig.ranks[1].engine);
+    for (size_t i = 0; i < PEER_REPLIES_MAX; i++) {
+        context_on_control(rig.ranks[1].context, &question, (dd_bytes){0});
+    }
+    CHECK(asker->nreplies == PEER_REPLIES_MAX && !asker->is_breaking);
+    context_on_control(rig.ranks[1].context, &question, (dd_bytes){0});
+    CHECK(asker->is_breaking);
+    dd_engine_unlock(rig.ranks[1].engine);
+    rig_wait(&rig, 1, &recv, DD_PROTOCOL);
+    CHECK_CONTAINS(recv.error.message, "it takes none of 2097152 answers");
+    CHECK_INT(recv.error.culprit.rank, 0);
+    rig_hold_end(&hold);
+    rig_close(&rig);
+}
+
+TEST_BOTH(answers_that_are_taken_count_no_more)
+{
+    rig_group rig;
+    REQUIRE(rig_open(&rig, 2, is_shm));
+    say_hello(&rig, 0, 1);
+    for (int i = 0; i < 1000; i++) {
+        dd_engine_lock(rig.ranks[0].engine);
+        dd_context_post_question_locked(rig.ranks[0].context, 1);
+        dd_engine_unlock(rig.ranks[0].engine);
+    }
+    REQUIRE(rig_wait_count(&rig, 0, &rig.ranks[0].news.nanswers, 1000));
+    dd_engine_lock(rig.ranks[1].engine);
+    CHECK(rig.ranks[1].peers[0]->nreplies == 0);
+    dd_engine_unlock(rig.ranks[1].engine);
+    rig_close(&rig);
+}
+
 /* ---- another process */
 
 static void

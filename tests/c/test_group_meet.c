@@ -396,8 +396,8 @@ static void
 check_leftovers(leftovers before)
 {
     leftovers now = count_leftovers();
-    for (int i = 0; i < 200 && (now.nfds > before.nfds || now.nthreads > before.nthreads ||
-                                now.nmappings > before.nmappings);
+    for (int i = 0; i < 1000 && (now.nfds > before.nfds || now.nthreads > before.nthreads ||
+                                 now.nmappings > before.nmappings);
          i++) {
         dd_wait wait = dd_wait_after(10 * DD_NS_PER_MS);
         CHECK_OK(dd_wait_sleep(&wait, 10 * DD_NS_PER_MS, check_err()));
