@@ -18,6 +18,9 @@ MODULES = ["ddp", "messages", "optimizers", "sharded", "tensors"]
 EXACT = 0.0
 # Four addends: backends add in orders of their own, and each addition of float32 rounds by 2^-24 of what it makes.
 ORDER_OF_SUMS = 1e-5
+# For programs with Adam. Its first step takes the sign of a gradient where that is far above eps: with torch's own eps, a gradient that is
+# nothing but rounding makes a whole step, to the one side or the other.
+ADAM = {"lr": 0.01, "eps": 1e-3}
 
 
 @dataclass(frozen=True)

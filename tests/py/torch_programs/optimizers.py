@@ -11,7 +11,7 @@ from torch.distributed.algorithms.model_averaging.hierarchical_model_averager im
 from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from torch_programs import program
+from torch_programs import ADAM, program
 from torch_programs.ddp import mlp, train
 
 
@@ -19,7 +19,7 @@ from torch_programs.ddp import mlp, train
 def zero_redundancy():
     """Each rank keeps the momenta of some parameters; their state is gathered on one rank at the end."""
     model = DistributedDataParallel(mlp())
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, **ADAM)
     result = train(model, optimizer=optimizer)
     optimizer.consolidate_state_dict(to=0)
     if dist.get_rank() == 0:

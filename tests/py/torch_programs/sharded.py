@@ -30,7 +30,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from torch_programs import program
+from torch_programs import ADAM, program
 from torch_programs.ddp import batch, mlp
 
 # Not a multiple of any number of ranks, so that shards are uneven.
@@ -71,7 +71,7 @@ def sharded_mlp(mesh=None, **options):
 def fsdp2():
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model = sharded_mlp(mesh)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    optimizer = torch.optim.Adam(model.parameters(), **ADAM)
     losses = steps_of(model, optimizer)
     norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1).full_tensor()
     shards = {name: value.to_local() for name, value in model.state_dict().items()}
@@ -180,7 +180,7 @@ def remove_folder(folder):
 
 def trained():
     model = sharded_mlp(init_device_mesh("cpu", (dist.get_world_size(),)))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    optimizer = torch.optim.Adam(model.parameters(), **ADAM)
     steps_of(model, optimizer, count=2)
     return model, optimizer
 
