@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 import signal
 import stat
 import time
@@ -11,7 +12,7 @@ import procs
 import pytest
 import watch_workers as workers
 
-GIL_S = 1.5
+GIL_S = 4.0
 
 
 @pytest.fixture
@@ -144,8 +145,8 @@ def test_the_gil_is_held(children, prefix, tmp_path):
     assert ranks[0].recv() == "released"
     ranks[0].send(("report", "the GIL is free again"))
     report = ranks[0].recv()
-    assert "the GIL has been held for 0.3 s by another thread" in report, report
-    assert "the GIL is free again: it has been held for 1." in report, report
+    assert re.search(r"the GIL has been held for [0-3]\.\d s by another thread", report), report
+    assert re.search(r"the GIL is free again: it has been held for [2-4]\.\d", report), report
     for rank in ranks:
         rank.send(None)
         rank.result()
