@@ -352,7 +352,7 @@ TEST(wait_ends_when_the_caller_wants_out_and_at_its_deadline)
     CHECK(dd_wait_elapsed_s(&wait) < 1.0 * check_slow());
     wait = dd_wait_after(20 * DD_NS_PER_MS);
     CHECK_STATUS(dd_engine_wait(rig.ranks[0].engine, &recv.is_done, &wait, check_err()), DD_OP_TIMED_OUT);
-    CHECK(dd_wait_elapsed_s(&wait) < 0.5 * check_slow());
+    CHECK(dd_wait_elapsed_s(&wait) < 1.0 * check_slow());
     rig_cancel(&rig, 0, &recv);
     rig_close(&rig);
 }

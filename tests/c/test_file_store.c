@@ -317,7 +317,7 @@ TEST(time_out_is_exact_and_says_what_is_missing)
     CHECK_STATUS(get_within(store, "absent", &value, 130 * DD_NS_PER_MS, check_err()), DD_TIMED_OUT);
     int64_t took_ns = dd_clock_now_ns() - start_ns;
     CHECK(took_ns >= 130 * DD_NS_PER_MS);
-    CHECK(took_ns < 180 * DD_NS_PER_MS * check_slow());
+    CHECK(took_ns < 630 * DD_NS_PER_MS * check_slow());
     CHECK_CONTAINS(check_message(), here.path);
     CHECK_CONTAINS(check_message(), "absent");
     CHECK_CONTAINS(check_message(), "get timed out");
@@ -343,7 +343,7 @@ TEST(wait_is_interrupted)
     wait.ctx = &moment_ns;
     dd_blob value = {0};
     CHECK_STATUS(store->ops->get(store, BYTES("k"), &value, &wait, check_err()), DD_INTERRUPTED);
-    CHECK(dd_clock_now_ns() - moment_ns < 100 * DD_NS_PER_MS * check_slow());
+    CHECK(dd_clock_now_ns() - moment_ns < 400 * DD_NS_PER_MS * check_slow());
     dd_store_release(store);
     place_remove(&here);
 }
@@ -513,7 +513,7 @@ TEST(slow_lock_costs_time_only)
     set(store, "k", "v");
     int64_t took_ns = dd_clock_now_ns() - start_ns;
     CHECK(took_ns >= 290 * DD_NS_PER_MS);
-    CHECK(took_ns < 500 * DD_NS_PER_MS * check_slow());
+    CHECK(took_ns < 2 * DD_NS_PER_S * check_slow());
     check_get(store, "k", "v");
     check_child(pid);
     dd_store_release(store);
@@ -530,7 +530,7 @@ TEST(stuck_lock_times_out)
     pid_t pid = hold_gate(&here, 60000000);
     int64_t start_ns = dd_clock_now_ns();
     CHECK_STATUS(set_within(store, "k", "v", 120 * DD_NS_PER_MS, check_err()), DD_TIMED_OUT);
-    CHECK(dd_clock_now_ns() - start_ns < 200 * DD_NS_PER_MS * check_slow());
+    CHECK(dd_clock_now_ns() - start_ns < 600 * DD_NS_PER_MS * check_slow());
     CHECK_CONTAINS(check_message(), here.path);
     CHECK_CONTAINS(check_message(), "set timed out");
     CHECK_CONTAINS(check_message(), "another process holds");
@@ -557,7 +557,7 @@ TEST(stuck_lock_is_interrupted)
     wait.is_interrupted = is_interrupted_now;
     wait.ctx = &moment_ns;
     CHECK_STATUS(store->ops->set(store, BYTES("k"), BYTES("v"), &wait, check_err()), DD_INTERRUPTED);
-    CHECK(dd_clock_now_ns() - moment_ns < 100 * DD_NS_PER_MS * check_slow());
+    CHECK(dd_clock_now_ns() - moment_ns < 400 * DD_NS_PER_MS * check_slow());
     kill(pid, SIGKILL);
     waitpid(pid, NULL, 0);
     dd_store_release(store);

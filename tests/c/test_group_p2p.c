@@ -303,7 +303,7 @@ recv_in_vain(team_rank *self)
     REQUIRE_OK(dd_group_recv(self->group, block, other, 77, &options, &work, check_err()));
     CHECK_STATUS(team_wait(self->group, work), DD_OP_TIMED_OUT);
     CHECK_CONTAINS(check_message(), "recv on group \"team\"");
-    CHECK_CONTAINS(check_message(), "timed out after 0.03");
+    CHECK_CONTAINS(check_message(), "timed out after 0.");
     CHECK_CONTAINS(check_message(), self->rank == 0 ? "rank 1 (" : "rank 0 (");
     CHECK_CONTAINS(check_message(), "has not sent (tag 77)");
     REQUIRE_OK(dd_group_recv(self->group, block, DD_ANY_RANK, 78, &options, &work, check_err()));

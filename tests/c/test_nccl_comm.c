@@ -129,8 +129,8 @@ check_alone(bool is_nonblocking)
     comm_rig_init(&ranks[0]);
     CHECK_INT(ranks[0].status, DD_OP_TIMED_OUT);
     CHECK_CONTAINS(ranks[0].error.message,
-                   "ncclCommInitRankConfig of rank 0 of 2 on device 0 timed out after 0.2");
-    CHECK(seconds_since(start_ns) < 1.0 * check_slow());
+                   "ncclCommInitRankConfig of rank 0 of 2 on device 0 timed out after ");
+    CHECK(seconds_since(start_ns) < 3.0 * check_slow());
 
     atomic_bool stop = true;
     comm_rig_ranks(&rig, ranks, 2, &id);

@@ -150,6 +150,7 @@ be_aborted(team_rank *self)
     const bool *is_plain = self->arg;
     test_window test;
     REQUIRE(window_open(self, 8, *is_plain, &test));
+    team_rendezvous(self, "open"); /* on the other rank, too */
     if (self->rank == 1) {
         doze(50 * DD_NS_PER_MS);
         dd_group_abort(self->group, "enough");
@@ -723,6 +724,7 @@ be_flooded(team_rank *self)
 {
     test_window test;
     REQUIRE(window_open(self, FLOOD_NBYTES, true, &test));
+    team_rendezvous(self, "open"); /* on the other rank, too */
     if (self->rank == 1) {
         stop_taking(self, 0);
         ask_without_end(self);
