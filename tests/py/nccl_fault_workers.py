@@ -282,7 +282,7 @@ def a_rank_does_not_come(ctx):
     if not ctx.is_culprit:
         since = time.monotonic()
         error = raised_by(lambda: group.all_reduce(ctx.array(1)))
-        assert time.monotonic() - since < 0.5 + SOON_S + SLACK_S
+        assert time.monotonic() - since < 1.5 + SOON_S + SLACK_S
         check_error(error, dldist.DistTimeoutError, "making a communicator")
     group.close()
 
@@ -498,7 +498,7 @@ def wait_times_out(channel, port, rank, size, version):
     group = ctx.open(is_blocking_wait=group_blocks)
     group.all_reduce(ctx.array(1))
     ctx.meet()
-    ctx.stubs.nccl.slow_kernels(-1, 600)
+    ctx.stubs.nccl.slow_kernels(-1, 2500)
     work = group.all_reduce(ctx.array(1), async_op=True)
     error = raised_by(lambda: work.wait(0.1))
     check_error(error, dldist.DistTimeoutError, "all_reduce #2", "has not ended after 0.1")
@@ -507,7 +507,7 @@ def wait_times_out(channel, port, rank, size, version):
     ctx.meet()
     if ctx.is_culprit:
         ctx.stubs.nccl.hang_kernel(1)
-    group.timeout = 0.5
+    group.timeout = 1.5
     since = time.monotonic()
     x = ctx.array(1)
     with nccl.stream(ctx.stubs.cuda.make_stream(ctx.device)):
@@ -516,9 +516,9 @@ def wait_times_out(channel, port, rank, size, version):
             assert work.wait() is True
             assert time.monotonic() - since < 0.5
     if group_blocks:
-        check_error(raised_by(work.wait), dldist.DistTimeoutError, "timed out after 0.5 s")
+        check_error(raised_by(work.wait), dldist.DistTimeoutError, "timed out after 1.5 s")
     else:
-        check_error(raised_by(lambda: work.wait(LIMIT_S)), dldist.DistTimeoutError, "timed out after 0.5 s")
+        check_error(raised_by(lambda: work.wait(LIMIT_S)), dldist.DistTimeoutError, "timed out after 1.5 s")
     group.close()
     return None
 

@@ -11,8 +11,8 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 import torch_programs
 
 TIMEOUT = timedelta(seconds=30)
-# A group of Gloo ends the process if the last to let go of it is one of its own threads, with a future that PowerSGD has chained:
-# they are kept.
+# A group of Gloo ends the process if the last to let go of it is one of its own threads, with a future that PowerSGD has chained; and
+# freeing one may wait for ever for a thread of it that lets go of a future. They are kept.
 kept = []
 
 
@@ -34,12 +34,12 @@ def run(rank, store_file, name, backend, world, key):
     # A store for each world: torch wants fresh keys, and a file needs no port.
     store = dist.FileStore(f"{store_file}-{key}", world)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
-    if backend == "gloo":
-        kept.append(dist.group.WORLD)
     try:
         assert dist.get_backend() == backend
         return plain(torch_programs.load(name)())
     finally:
+        if backend == "gloo":
+            kept.extend(dist.distributed_c10d._world.pg_map)
         dist.destroy_process_group()
 
 
