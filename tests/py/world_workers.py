@@ -17,6 +17,14 @@ def usage():
     return {"descriptors": procs.fd_count(), "threads": procs.thread_count(), "bytes": procs.rss_bytes()}
 
 
+def settled_usage(before):
+    """The end of a connection that another process has closed may be yet to be seen."""
+    deadline = time.monotonic() + 5
+    while (now := usage()) and any(now[what] > before[what] for what in ("descriptors", "threads")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return now
+
+
 def many_default_worlds(count):
     """Init and destroy at one address, each rank at its own speed."""
     chance = random.Random(int(os.environ["RANK"]))
@@ -33,7 +41,7 @@ def many_default_worlds(count):
         assert x[0] == 2 * cycle
         time.sleep(chance.choice([0, 0, 0.002]))
         dldist.destroy_process_group()
-    return before, usage()
+    return before, settled_usage(before)
 
 
 def free_port():
