@@ -57,7 +57,7 @@ class Work(_Base):  # type: ignore[misc, valid-type]
         self._is_profiled = True
 
     def _let_the_profiler_see_the_end(self) -> None:
-        if self._is_profiled and self.is_completed() and not _runtime.is_completion_thread():  # which completes futures
+        if self._is_profiled and self._has_ended() and not _runtime.is_completion_thread():  # which completes futures
             with contextlib.suppress(RuntimeError):  # which wait() raises
                 self._future.wait()
 
@@ -69,6 +69,9 @@ class Work(_Base):  # type: ignore[misc, valid-type]
         self.wait()
 
     def is_completed(self) -> bool:
+        return self._has_ended() and (not self._is_profiled or self._future.done())
+
+    def _has_ended(self) -> bool:
         return self._work is None or self._work.is_completed()
 
     def is_success(self) -> bool:
