@@ -276,6 +276,7 @@ def one_sided(channel, group):
     for rank in range(size):
         memory.wait_signal(rank, 1)
     assert bytes(x) == b"".join(bytes([rank + 1]) * slot for rank in range(size))
+    memory.barrier(3)  # the others have what was put to them, too
     targets = [bytearray(100) for _ in range(size)]
     works = [memory.get(target, rank, 3 * slot // 2, async_op=True) for rank, target in enumerate(targets)]
     for work in works:
