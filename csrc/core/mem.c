@@ -8,27 +8,20 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-static atomic_long allocations_left = -1;
-static atomic_long allocations_made;
+/* How many were made, in the lower half, and the number of the one to fail, in the upper: other threads allocate while both are set. */
+static atomic_uint_fast64_t allocations = (uint64_t)UINT32_MAX << 32;
 
 long
 dd_mem_fail_after(long count)
 {
-    atomic_store(&allocations_left, count);
-    return atomic_exchange(&allocations_made, 0);
+    return (long)(uint32_t)atomic_exchange(&allocations, (uint64_t)(uint32_t)count << 32);
 }
 
 static bool
 is_this_one_to_fail(void)
 {
-    atomic_fetch_add(&allocations_made, 1);
-    long left = atomic_load(&allocations_left);
-    while (left >= 0) {
-        if (atomic_compare_exchange_weak(&allocations_left, &left, left - 1)) {
-            return left == 0;
-        }
-    }
-    return false;
+    uint64_t before = atomic_fetch_add(&allocations, 1);
+    return (uint32_t)before == before >> 32;
 }
 #else
 #define is_this_one_to_fail() 0
