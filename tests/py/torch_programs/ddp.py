@@ -56,18 +56,23 @@ def batch(step):
     return torch.randn(BATCH, 64, generator=generator), torch.randint(0, 4, (BATCH,), generator=generator)
 
 
-def train(model, steps=STEPS, optimizer=None):
-    """Losses and what the model became."""
-    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+def steps_of(model, optimizer, count=3, data=batch):
+    """The losses of training."""
     losses = []
-    for step in range(steps):
-        inputs, labels = batch(step)
+    for step in range(count):
+        inputs, labels = data(step)
         optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs), labels)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    return {"losses": losses, "state": model.state_dict()}
+    return losses
+
+
+def train(model, steps=STEPS, optimizer=None):
+    """Losses and what the model became."""
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return {"losses": steps_of(model, optimizer, steps), "state": model.state_dict()}
 
 
 def assert_same_on_all_ranks(model):

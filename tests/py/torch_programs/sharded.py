@@ -31,22 +31,10 @@ from torch.distributed.tensor.parallel import (
 )
 
 from torch_programs import ADAM, program
-from torch_programs.ddp import batch, mlp
+from torch_programs.ddp import batch, mlp, steps_of
 
 # Not a multiple of any number of ranks, so that shards are uneven.
 WIDTH = 45
-
-
-def steps_of(model, optimizer, count=3, data=batch):
-    losses = []
-    for step in range(count):
-        inputs, labels = data(step)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(inputs), labels)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
 
 
 def same_batch(step):
