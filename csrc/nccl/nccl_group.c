@@ -149,6 +149,35 @@ nccl_group_destroy(dd_nccl_group *group)
     free_group(group);
 }
 
+static bool
+has_works_locked(const dd_nccl_group *group)
+{
+    for (const nccl_channel *channel = group->channels; channel != NULL; channel = channel->next) {
+        if (!dd_list_is_empty(&channel->works)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The watchdog finds out what has ended: asking the device here might hang. */
+bool
+dd_nccl_group_is_idle(dd_nccl_group *group, const dd_wait *wait)
+{
+    if (nccl_group_check_fork(group, NULL) != DD_OK) {
+        return true;
+    }
+    pthread_mutex_lock(&group->lock);
+    while (has_works_locked(group) && !dd_wait_is_over(wait)) {
+        group->nwaiters++;
+        dd_cond_wait_slice(&group->ended, &group->lock, wait);
+        group->nwaiters--;
+    }
+    bool is_idle = !has_works_locked(group) && !group->is_unheard;
+    pthread_mutex_unlock(&group->lock);
+    return is_idle;
+}
+
 void
 dd_nccl_group_release(dd_nccl_group *group)
 {
@@ -242,20 +271,26 @@ nccl_group_check_fork(const dd_nccl_group *group, dd_error *err)
                         (int)group->options.name.len, (const char *)group->options.name.data);
 }
 
+void
+nccl_group_describe_cause_locked(const dd_nccl_group *group, dd_error *err)
+{
+    dd_error_copy(err, &group->cause);
+    dd_error_prepend(err, "group \"%.*s\" (rank %d of %d) has failed", (int)group->options.name.len,
+                     (const char *)group->options.name.data, group->rank, group->size);
+}
+
 dd_status
 nccl_group_check_locked(dd_nccl_group *group, dd_error *err)
 {
-    const char *name = (const char *)group->options.name.data;
-    int len = (int)group->options.name.len;
     if (group->cause.code != DD_OK) {
-        dd_error_copy(err, &group->cause);
-        dd_error_prepend(err, "group \"%.*s\" (rank %d of %d) has failed", len, name, group->rank,
-                         group->size);
+        group->is_unheard = false;
+        nccl_group_describe_cause_locked(group, err);
         return group->cause.code;
     }
     if (group->is_closed) {
-        return dd_error_set(err, DD_CLOSED, "group \"%.*s\" (rank %d of %d) is closed", len, name,
-                            group->rank, group->size);
+        return dd_error_set(err, DD_CLOSED, "group \"%.*s\" (rank %d of %d) is closed",
+                            (int)group->options.name.len, (const char *)group->options.name.data, group->rank,
+                            group->size);
     }
     return DD_OK;
 }

@@ -48,6 +48,9 @@ dd_status dd_nccl_group_open(const dd_nccl_base *base, dd_store *store, int rank
                              const dd_nccl_group_options *options, dd_recorder_group *recorder_group,
                              dd_nccl_group **group, dd_error *err) DD_MUST_CHECK;
 dd_nccl_group *dd_nccl_group_acquire(dd_nccl_group *group);
+/* Whether the group's end would take no operation away that a caller may count on: none is under way at the deadline, nor has one failed
+ * of which no caller has been told. */
+bool dd_nccl_group_is_idle(dd_nccl_group *group, const dd_wait *wait);
 /* The last one aborts the group, without waiting for it (close and abort do); works that are still held stay usable. NULL is fine. */
 void dd_nccl_group_release(dd_nccl_group *group);
 
@@ -161,6 +164,10 @@ struct dd_nccl_work {
 bool dd_nccl_work_poll(dd_nccl_work *work);
 /* Whether the device has begun (only with timing, or once it has ended). */
 bool dd_nccl_work_is_started(dd_nccl_work *work);
+/* A caller has been told of its error: dd_nccl_group_close need not. */
+void dd_nccl_work_on_told(dd_nccl_work *work);
+/* How it has ended so far, DD_OK while it is under way; tells the caller. */
+dd_status dd_nccl_work_result(dd_nccl_work *work, dd_error *err) DD_MUST_CHECK;
 /* Makes the stream wait for it, not the host. */
 dd_status dd_nccl_work_wait_stream(dd_nccl_work *work, dd_cuda_stream stream, dd_error *err) DD_MUST_CHECK;
 /* Makes the host wait. At the deadline of `wait` DD_OP_TIMED_OUT, and the operation goes on. */
@@ -183,7 +190,9 @@ void dd_nccl_group_retire(dd_nccl_group *group, const dd_error *cause);
 /* The same with DD_ABORTED, and waits for the communicators' ends until the deadline: DD_OP_TIMED_OUT, and their abort goes on. Idempotent. */
 dd_status dd_nccl_group_abort(dd_nccl_group *group, const char *reason, const dd_wait *wait, dd_error *err);
 /* Good order: everything enqueued is carried out, communicators are finalised and destroyed. Later calls are DD_CLOSED. At the deadline
- * DD_OP_TIMED_OUT, and the group is aborted. Of a group that has failed it waits for the aborts, and is DD_OK. Idempotent. */
+ * DD_OP_TIMED_OUT, and the group is aborted. Without a deadline operations have their own time-outs, and then communicators a few
+ * seconds. Of a group that has failed, before or meanwhile, it waits for the aborts; it is the cause when that has ended operations and
+ * no caller has been told (by a work's error, or by a later call), else DD_OK. Idempotent. */
 dd_status dd_nccl_group_close(dd_nccl_group *group, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 #endif

@@ -1,6 +1,9 @@
 /* How a group ends: by a failure, which everybody hears of at once, by an abort, or in good order. */
 #include "nccl/nccl_internal.h"
 
+/* For communicators to end once nothing is under way, where the caller sets no limit. */
+#define COMMS_END_NS (10 * DD_NS_PER_S)
+
 /* ---- failures */
 
 static void
@@ -32,6 +35,7 @@ nccl_group_end(dd_nccl_group *group, const dd_error *cause, uint64_t record, ncc
         group->is_driver_gone = how == NCCL_END_DRIVER_GONE;
         atomic_store(&group->stop, true);
         end_works_locked(group, &ended);
+        group->is_unheard = how == NCCL_END_FAILED && !dd_list_is_empty(&ended);
         pthread_cond_broadcast(&group->ended);
     }
     pthread_mutex_unlock(&group->lock);
@@ -153,7 +157,9 @@ abort_all(void *arg)
     dd_nccl_watchdog *watchdog = group->watchdog;
     dd_error cause;
     pthread_mutex_lock(&group->lock);
-    if (nccl_group_check_locked(group, &cause) == DD_OK) {
+    if (group->cause.code != DD_OK) {
+        nccl_group_describe_cause_locked(group, &cause);
+    } else {
         dd_error_set(&cause, DD_ABORTED, "the group has ended");
     }
     pthread_mutex_unlock(&group->lock);
@@ -227,6 +233,9 @@ dd_nccl_group_abort(dd_nccl_group *group, const char *reason, const dd_wait *wai
         nccl_group_end(group, &cause, DD_NO_RECORD, NCCL_END_FAILED);
         nccl_group_start_abort(group); /* also where failures abort nothing */
     }
+    pthread_mutex_lock(&group->lock);
+    group->is_unheard = false; /* whoever aborts does not expect results */
+    pthread_mutex_unlock(&group->lock);
     return wait_for_abort(group, wait, err);
 }
 
@@ -247,7 +256,7 @@ first_work(dd_nccl_group *group)
     return work;
 }
 
-/* How works end is for those who hold them. */
+/* DD_OK when nothing is under way, however it ended. */
 static dd_status
 wait_for_works(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
 {
@@ -256,10 +265,9 @@ wait_for_works(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
         if (work == NULL) {
             return DD_OK;
         }
-        dd_status status = dd_nccl_work_wait(&work->base, wait, err);
-        bool has_ended = dd_work_is_done(&work->base.base);
+        dd_status status = nccl_work_await(work, wait, err);
         dd_work_release(&work->base.base);
-        if (!has_ended) {
+        if (status != DD_OK) {
             dd_error_prepend(err, "closing the group");
             return status;
         }
@@ -306,13 +314,19 @@ static dd_status
 close_comms(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
 {
     nccl_channel *channel;
+    dd_wait limited = wait->deadline_ns == DD_NEVER_NS ? dd_wait_at_most(wait, COMMS_END_NS) : *wait;
     while ((channel = next_to_close(group)) != NULL) {
         dd_nccl_comm *comm = atomic_load(&channel->comm);
-        dd_status status = dd_nccl_comm_finalize(comm, &group->stop, wait, err);
+        dd_status status = dd_nccl_comm_finalize(comm, &group->stop, &limited, err);
         if (status == DD_OK) {
             status = dd_nccl_comm_destroy(comm, err);
         }
         if (status != DD_OK) {
+            dd_error_prepend(
+                err, status == DD_OP_TIMED_OUT
+                         ? "closing the group: its operations have ended, but a CUDA graph that holds "
+                           "some may be running or alive"
+                         : "closing the group");
             pthread_mutex_lock(&group->lock);
             channel->is_ending = false; /* to be aborted */
             pthread_mutex_unlock(&group->lock);
@@ -346,7 +360,7 @@ close_failed(dd_nccl_group *group, const dd_wait *wait)
     }
 }
 
-/* A group that is failed or aborted meanwhile is none of the caller's faults. */
+/* Of a group that fails or is aborted meanwhile it says so, and is DD_OK. */
 static dd_status
 close_in_turn(dd_nccl_group *group, const dd_wait *wait, bool *has_failed, dd_error *err)
 {
@@ -397,6 +411,12 @@ dd_nccl_group_close(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
     }
     pthread_mutex_lock(&group->lock);
     group->is_over = true;
+    if (status == DD_OK && group->is_unheard) {
+        status = group->cause.code;
+        nccl_group_describe_cause_locked(group, err);
+        dd_error_prepend(err, "closing the group");
+    }
+    group->is_unheard = false;
     pthread_mutex_unlock(&group->lock);
     nccl_watchdog_remove(group->watchdog, group);
     return status;

@@ -92,6 +92,7 @@ struct dd_nccl_group {
     nccl_work *launching; /* lock; the work that is being put into a stream: whoever does it ends it */
     unsigned nwaiters;    /* lock; who waits on `ended` for a work */
     dd_error cause;       /* lock; code DD_OK while all is well */
+    bool is_unheard;      /* lock; the cause has ended operations, and no caller has been told of it yet */
     bool is_closed;       /* lock; dd_nccl_group_close has begun */
     bool is_over;         /* lock; it has been closed: nothing can fail any more */
     bool is_driver_gone;  /* lock; nothing of CUDA and NCCL is called any more */
@@ -155,8 +156,10 @@ dd_nccl_group *nccl_group_acquire_internal(dd_nccl_group *group);
 void nccl_group_release_internal(dd_nccl_group *group);
 void nccl_group_destroy(dd_nccl_group *group); /* for whoever has taken the last reference away */
 dd_status nccl_group_check_fork(const dd_nccl_group *group, dd_error *err) DD_MUST_CHECK;
-/* Why every call fails. */
+/* Why every call fails. Counts as telling a caller. */
 dd_status nccl_group_check_locked(dd_nccl_group *group, dd_error *err) DD_MUST_CHECK;
+/* Of a group that has failed. */
+void nccl_group_describe_cause_locked(const dd_nccl_group *group, dd_error *err);
 /* DD_INTERRUPTED, DD_OP_TIMED_OUT, or the cause as soon as there is one. */
 dd_status nccl_group_enter_launch(dd_nccl_group *group, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 void nccl_group_leave_launch(dd_nccl_group *group);
@@ -216,6 +219,8 @@ typedef enum nccl_progress {
 nccl_progress nccl_work_query(const nccl_work *work, dd_cuda_event event, dd_error *err);
 /* Asks, and completes accordingly. What it says is about the question; a work may have ended otherwise meanwhile. */
 nccl_progress nccl_work_look(nccl_work *work);
+/* DD_OK once it has ended, however; at the deadline DD_OP_TIMED_OUT. */
+dd_status nccl_work_await(nccl_work *work, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* ---- nccl_group_end.c */
 

@@ -327,6 +327,27 @@ dd_nccl_work_is_started(dd_nccl_work *base)
     return atomic_load_explicit(&work->is_started, memory_order_relaxed);
 }
 
+void
+dd_nccl_work_on_told(dd_nccl_work *base)
+{
+    dd_nccl_group *group = ((nccl_work *)base)->group;
+    if (nccl_group_check_fork(group, NULL) == DD_OK) {
+        pthread_mutex_lock(&group->lock);
+        group->is_unheard = false;
+        pthread_mutex_unlock(&group->lock);
+    }
+}
+
+dd_status
+dd_nccl_work_result(dd_nccl_work *base, dd_error *err)
+{
+    dd_status status = dd_work_is_done(&base->base) ? dd_work_result(&base->base, err) : DD_OK;
+    if (status != DD_OK) {
+        dd_nccl_work_on_told(base);
+    }
+    return status;
+}
+
 dd_status
 dd_nccl_work_wait_stream(dd_nccl_work *base, dd_cuda_stream stream, dd_error *err)
 {
@@ -336,7 +357,7 @@ dd_nccl_work_wait_stream(dd_nccl_work *base, dd_cuda_stream stream, dd_error *er
         return status;
     }
     if (dd_work_is_done(&base->base) && !work->is_captured) {
-        return dd_work_result(&base->base, err);
+        return dd_nccl_work_result(base, err);
     }
     dd_cuda_guard guard; /* the default streams are those of the current context */
     status = nccl_enter(work->group, work->channel->device, &guard, err);
@@ -378,12 +399,12 @@ nap(nccl_work *work, const dd_wait *wait, int64_t nap_ns)
 }
 
 dd_status
-dd_nccl_work_wait(dd_nccl_work *base, const dd_wait *wait, dd_error *err)
+nccl_work_await(nccl_work *work, const dd_wait *wait, dd_error *err)
 {
-    nccl_work *work = (nccl_work *)base;
+    dd_nccl_work *base = &work->base;
     dd_status status = nccl_group_check_fork(work->group, err);
     if (status != DD_OK || dd_work_is_done(&base->base)) {
-        return status != DD_OK ? status : dd_work_result(&base->base, err);
+        return status;
     }
     int64_t nap_ns = MIN_NAP_NS;
     bool is_done = spin(base);
@@ -403,7 +424,14 @@ dd_nccl_work_wait(dd_nccl_work *base, const dd_wait *wait, dd_error *err)
         nap_ns = nap_ns * 2 < MAX_NAP_NS ? nap_ns * 2 : MAX_NAP_NS;
         is_done = dd_nccl_work_poll(base);
     }
-    return dd_work_result(&base->base, err);
+    return DD_OK;
+}
+
+dd_status
+dd_nccl_work_wait(dd_nccl_work *base, const dd_wait *wait, dd_error *err)
+{
+    dd_status status = nccl_work_await((nccl_work *)base, wait, err);
+    return status == DD_OK ? dd_nccl_work_result(base, err) : status;
 }
 
 bool

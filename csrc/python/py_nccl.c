@@ -5,10 +5,13 @@
 #include "python/py_error.h"
 #include "python/py_watch.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* What the end of the interpreter waits for all groups' aborts together. */
 #define EXIT_NS DD_NS_PER_S
+/* For the watchdog to find out what has ended. */
+#define END_OF_WORKS_NS (DD_NS_PER_S / 2)
 
 static bool
 raise(py_state *state, dd_status status, const dd_error *err)
@@ -213,6 +216,30 @@ py_nccl_destroy(py_state *state)
     state->nccl = NULL;
 }
 
+void
+py_nccl_group_warn_if_busy(dd_nccl_group *group, const char *what_happens)
+{
+    bool is_idle;
+    PyObject *exception[3];
+    PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
+    Py_BEGIN_ALLOW_THREADS
+    dd_wait wait = dd_wait_after(END_OF_WORKS_NS);
+    is_idle = dd_nccl_group_is_idle(group, &wait);
+    Py_END_ALLOW_THREADS
+    dd_bytes name = dd_nccl_group_name(group);
+    char text[64];
+    (void)snprintf(text, sizeof text, "%.*s", (int)name.len, (const char *)name.data);
+    if (!is_idle &&
+        PyErr_WarnFormat(
+            PyExc_RuntimeWarning, 1,
+            "%s: operations of the NCCL group \"%s\" (rank %d of %d) have not ended, or have failed, and what "
+            "they were to fill is undefined; close() or destroy_process_group() waits for them",
+            what_happens, text, dd_nccl_group_rank(group), dd_nccl_group_size(group)) < 0) {
+        PyErr_WriteUnraisable(NULL);
+    }
+    PyErr_Restore(exception[0], exception[1], exception[2]);
+}
+
 static void
 abort_groups(dd_nccl_group **groups, size_t count)
 {
@@ -241,7 +268,7 @@ unwatch_groups(py_state *state)
     }
 }
 
-/* As c10d does with groups that nobody has destroyed: other ranks may be gone, so that nothing can be waited for. */
+/* As c10d does with groups that nobody has destroyed: other ranks may be gone, so that nothing can be waited for. What that ends is told. */
 PyObject *
 py_nccl_shut_down(PyObject *module, PyObject *unused)
 {
@@ -262,6 +289,9 @@ py_nccl_shut_down(PyObject *module, PyObject *unused)
         if (!group->is_closed && state->nccl->generation == dd_fork_generation()) {
             groups[i++] = dd_nccl_group_acquire(group->nccl->group);
         }
+    }
+    for (size_t k = 0; k < i; k++) {
+        py_nccl_group_warn_if_busy(groups[k], "the process ends");
     }
     Py_BEGIN_ALLOW_THREADS
     abort_groups(groups, i);

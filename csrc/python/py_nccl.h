@@ -20,6 +20,8 @@ PyObject *py_nccl_load(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *py_nccl_info(PyObject *module, PyObject *unused);
 PyObject *py_nccl_config_fields(PyObject *module, PyObject *unused);
 PyObject *py_nccl_shut_down(PyObject *module, PyObject *unused);
+/* Before a group ends that nobody has closed: warns if that ends operations. Keeps the exception that is set. */
+void py_nccl_group_warn_if_busy(dd_nccl_group *group, const char *what_happens);
 void py_nccl_destroy(py_state *state);
 /* Somebody waits to be called back. */
 void py_nccl_hurry(py_state *state);

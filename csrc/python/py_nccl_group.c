@@ -8,7 +8,6 @@
 #include "python/py_store.h"
 #include "python/py_watch.h"
 
-#define CLOSE_TIMEOUT_NS (10 * DD_NS_PER_S)
 #define ABORT_TIMEOUT_NS (10 * DD_NS_PER_S)
 
 /* ---- whether it can be used */
@@ -325,6 +324,19 @@ group_init(PyObject *object, PyObject *args, PyObject *kwargs)
     return py_watch_add_nccl(self);
 }
 
+/* Whether another object stands for the same group: _host_view() makes some. */
+static bool
+is_shared(const py_group *self)
+{
+    dd_list *groups = &self->state->nccl_groups;
+    for (dd_list *node = groups->next; node != groups; node = node->next) {
+        if (DD_CONTAINER_OF(node, py_group, link)->nccl->group == self->nccl->group) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static void
 group_dealloc(PyObject *object)
 {
@@ -338,6 +350,9 @@ group_dealloc(PyObject *object)
         py_nccl_batches_destroy(self->nccl);
         py_watch_remove_nccl(self);
         if (self->state->nccl != NULL && self->state->nccl->generation == dd_fork_generation()) {
+            if (!self->is_closed && !is_shared(self)) {
+                py_nccl_group_warn_if_busy(self->nccl->group, "a group is let go without being closed");
+            }
             drop(self->nccl->group);
         }
         dd_mem_free(self->nccl);
@@ -349,6 +364,7 @@ group_dealloc(PyObject *object)
 
 /* ---- the end */
 
+/* timeout_ns < 0: as long as operations may take. */
 static PyObject *
 close_group(py_group *self, int64_t timeout_ns)
 {
@@ -356,7 +372,7 @@ close_group(py_group *self, int64_t timeout_ns)
     dd_error err;
     dd_status status;
     self->is_closed = true;
-    py_wait_init(&wait, self->state, timeout_ns, true);
+    py_wait_init(&wait, self->state, timeout_ns >= 0 ? timeout_ns : DD_NEVER_NS, true);
     Py_BEGIN_ALLOW_THREADS
     status = dd_nccl_group_close(self->nccl->group, &wait.wait, &err);
     Py_END_ALLOW_THREADS
@@ -377,7 +393,7 @@ group_close(PyObject *object, PyObject *args, PyObject *kwargs)
         !py_group_read_timeout(self, timeout, &timeout_ns, "close")) {
         return NULL;
     }
-    return close_group(self, timeout_ns >= 0 ? timeout_ns : CLOSE_TIMEOUT_NS);
+    return close_group(self, timeout_ns);
 }
 
 /* Errors are of communicators that do not end in time; they end later, or never. */
@@ -456,7 +472,7 @@ group_exit(PyObject *object, PyObject *args)
         return NULL;
     }
     if (exception[0] == Py_None) {
-        return close_group(self, CLOSE_TIMEOUT_NS);
+        return close_group(self, -1);
     }
     self->is_closed = true;
     abort_group(self, "left by an exception", ABORT_TIMEOUT_NS);
@@ -588,7 +604,9 @@ static PyMethodDef group_methods[] = {
      "_fail($self, text, /)\n--\n\nFails the group with DistBackendError, and waits for nothing."},
     {"close", KEYWORDS(group_close),
      "close($self, timeout=None)\n--\n\n"
-     "Waits for operations under way (10 s unless told otherwise) and ends the communicators. From any thread."},
+     "Waits for operations under way and ends the communicators. From any thread.\n\n"
+     "Without a timeout operations have the time that they were given, and communicators 10 s then. Raises when\n"
+     "operations have failed and nobody has been told, or when the time is over: then they are aborted."},
     {"__enter__", group_enter, METH_NOARGS, "__enter__($self, /)\n--\n\n"},
     {"__exit__", group_exit, METH_VARARGS,
      "__exit__($self, *exception)\n--\n\nCloses; after an exception it aborts."},

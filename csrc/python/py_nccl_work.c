@@ -57,12 +57,12 @@ order_streams(py_work *self)
 static bool
 raise_if_failed(const py_work *self)
 {
-    const dd_work *work = self->flight->work;
-    if (!dd_work_is_done(work) || work->error.code == DD_OK) {
-        return false;
+    dd_error err;
+    dd_status status = dd_nccl_work_result(py_flight_nccl_work(self->flight), &err);
+    if (status != DD_OK) {
+        py_error_raise_of_group(self->state, status, &err);
     }
-    py_error_raise_of_group(self->state, work->error.code, &work->error);
-    return true;
+    return status != DD_OK;
 }
 
 static PyObject *

@@ -136,6 +136,9 @@ work_exception(PyObject *object, PyObject *unused)
     if (error == NULL || error->code == DD_OK) {
         Py_RETURN_NONE;
     }
+    if (self->flight->is_nccl) {
+        dd_nccl_work_on_told(py_flight_nccl_work(self->flight));
+    }
     return py_error_of_group(self->state, error->code, error);
 }
 

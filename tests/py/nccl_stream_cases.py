@@ -7,6 +7,7 @@ import ctypes
 import gc
 import itertools
 import threading
+import warnings
 import weakref
 
 import cuda_framework
@@ -250,6 +251,27 @@ def test_own_memory_is_kept(stubs, framework):
 
     assert kept_until_the_gate_opens(stubs, group, side, call)
     group.close()
+
+
+@pytest.mark.parametrize("is_idle", [False, True])
+def test_a_group_that_is_let_go_before_its_works_end_warns(stubs, framework, is_idle):
+    group = _core.NcclGroup(None, 0, 1, device=0)
+    side = Side(stubs, framework, 0)
+    array = side.array([1])
+    with side.current("torch"):
+        x = side.tensor("torch", array)
+        gate = side.gate()
+        group.all_reduce(x)
+    if is_idle:
+        stubs.cuda.open_gate(gate)
+        array.synchronize()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        del group
+        gc.collect()
+    stubs.cuda.open_gate(gate)
+    texts = [str(each.message) for each in caught if each.category is RuntimeWarning]
+    assert [text.startswith("a group is let go without being closed: operations of the NCCL group") for text in texts] == [True] * (not is_idle)
 
 
 # ---- graphs

@@ -6,7 +6,6 @@ from dldist import _core, _nccl_library
 from dldist.c10d.backend_base import BackendOptions
 from dldist.c10d.options import ErrorType, as_timedelta
 from dldist.c10d.over_group import OverGroup
-from dldist.world import CLOSE_TIMEOUT_S
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
@@ -288,10 +287,11 @@ class ProcessGroupNCCL(OverGroup):
     # ---- the end
 
     def shutdown(self) -> None:
-        try:
-            self.group.close(CLOSE_TIMEOUT_S)
-        except _core.DistTimeoutError:
-            pass  # whoever waits for what was still under way gets the error
+        """Wait for all that has been called, as long as its time-outs allow, and end the communicators.
+
+        Raises when operations have failed, or fail meanwhile, and no caller has been told.
+        """
+        self.group.close()
 
     _shutdown = shutdown
 

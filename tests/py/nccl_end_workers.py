@@ -1,0 +1,193 @@
+"""What the ranks of test_nccl_end.py run, over the doubles of tests/stubs: groups that end while operations are under way.
+
+No pytest here: the children start sooner."""
+
+import datetime
+import itertools
+import os
+import threading
+import time
+
+LIMIT_S = 20.0
+gates = itertools.count(200)
+
+
+def end(channel, name, version, environment, port, rank, size):
+    """One function below on every rank; its reply."""
+    os.environ.update(environment)
+    import dldist as dist
+    import nccl_stubs
+
+    stubs = nccl_stubs.build(version)
+    return globals()[name](Rank(dist, stubs, port, rank, size))
+
+
+class Rank:
+    def __init__(self, dist, stubs, port, rank, size):
+        self.dist, self.stubs, self.rank, self.size = dist, stubs, rank, size
+        self.store = dist.TCPStore("127.0.0.1", port, timeout=LIMIT_S)
+
+    def init(self, timeout=LIMIT_S):
+        timeout = datetime.timedelta(seconds=timeout)
+        self.dist.init_process_group("nccl", store=self.store, rank=self.rank, world_size=self.size, timeout=timeout, device_id=self.rank)
+
+    def open(self, **options):
+        from dldist import nccl
+
+        return nccl.NcclGroup(self.store, self.rank, self.size, device=self.rank, **options)
+
+    def array(self, value, device=None):
+        import nccl_stubs
+        import numpy
+
+        return nccl_stubs.CudaArray(self.stubs, numpy.full(4, value, "float32"), device=self.rank if device is None else device)
+
+    def hold_up(self, x):
+        """The stream of x stands still until the gate is opened that this gives; 5.0 is written then."""
+        gate = next(gates)
+        with self.stubs.cuda.on_device(x.device):
+            self.stubs.cuda.gate(x.stream, gate)
+        x.slow_write([5.0] * 4, 0)
+        return gate
+
+    def reduce_behind_a_gate(self, all_reduce):
+        """An all_reduce that waits for its stream, and has returned; its tensor, and the gate."""
+        from dldist import nccl
+
+        x = self.array(1.0)
+        gate = self.hold_up(x)
+        with nccl.stream(x.stream):
+            all_reduce(x)
+        return x, gate
+
+    def open_gate_when(self, gate, condition):
+        def run():
+            while not condition():
+                time.sleep(0.01)
+            self.stubs.cuda.open_gate(gate)
+
+        threading.Thread(target=run, daemon=True).start()
+
+
+def raised_by(call):
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def destroy_after_long_work(ctx):
+    """Ten seconds are no limit: the operation's own time-out is."""
+    ctx.init()
+    x, gate = ctx.reduce_behind_a_gate(ctx.dist.all_reduce)
+    begun = time.monotonic()
+    ctx.open_gate_when(gate, lambda: time.monotonic() > begun + 10.5)
+    ctx.dist.destroy_process_group()
+    return x.numpy().tolist()
+
+
+def destroy_while_it_times_out(ctx):
+    ctx.init(timeout=1.0)
+    x, gate = ctx.reduce_behind_a_gate(ctx.dist.all_reduce)
+    error = raised_by(ctx.dist.destroy_process_group)
+    ctx.stubs.cuda.open_gate(gate)
+    return error
+
+
+def with_while_it_times_out(ctx):
+    def run():
+        with ctx.open(timeout=1.0) as group:
+            gates.append(ctx.reduce_behind_a_gate(group.all_reduce)[1])
+
+    gates = []
+    error = raised_by(run)
+    ctx.stubs.cuda.open_gate(gates[0])
+    return error
+
+
+def destroy_after_it_has_timed_out(ctx):
+    """Nobody has asked meanwhile, so nobody has been told."""
+    ctx.init(timeout=1.0)
+    x, gate = ctx.reduce_behind_a_gate(ctx.dist.all_reduce)
+    while ctx.stubs.nccl.calls("ncclCommAbort") == 0:
+        time.sleep(0.01)
+    error = raised_by(ctx.dist.destroy_process_group)
+    ctx.stubs.cuda.open_gate(gate)
+    return error
+
+
+def destroy_after_being_told(ctx):
+    """One error is enough: wait() has raised it."""
+    ctx.init(timeout=1.0)
+    x = ctx.array(1.0)
+    gate = ctx.hold_up(x)
+    work = ctx.dist.all_reduce(x, async_op=True)
+    assert "timed out after 1 s" in raised_by(lambda: work.wait(datetime.timedelta(seconds=LIMIT_S)))
+    error = raised_by(ctx.dist.destroy_process_group)
+    ctx.stubs.cuda.open_gate(gate)
+    return error
+
+
+def close_with_a_limit(ctx):
+    group = ctx.open()
+    x, gate = ctx.reduce_behind_a_gate(group.all_reduce)
+    error = raised_by(lambda: group.close(0.5))
+    ctx.stubs.cuda.open_gate(gate)
+    return error
+
+
+def shrink_behind_work(ctx):
+    """The old group ends in good order."""
+    ctx.init()
+    x, gate = ctx.reduce_behind_a_gate(ctx.dist.all_reduce)
+    if ctx.rank == 1:
+        ctx.store.wait(["shrunk"])
+        ctx.stubs.cuda.open_gate(gate)
+        ctx.dist.destroy_process_group()
+        return x.numpy().tolist()
+    finalized = ctx.stubs.nccl.calls("ncclCommShrink")
+    opened = threading.Event()
+
+    def run():
+        while ctx.stubs.nccl.calls("ncclCommShrink") == finalized:
+            time.sleep(0.01)
+        ctx.store.set("shrunk", b"")
+        ctx.stubs.cuda.open_gate(gate)
+        opened.set()
+
+    threading.Thread(target=run, daemon=True).start()
+    ctx.dist.shrink_group([1])
+    assert opened.is_set()
+    values = x.numpy().tolist()
+    ctx.dist.destroy_process_group()
+    return values
+
+
+def leave(ctx):
+    """The process ends: its stderr is the reply."""
+    ctx.init()
+    ctx.reduce_behind_a_gate(ctx.dist.all_reduce)
+    return "left"
+
+
+def close_comms(ctx):
+    """NcclComms, of one process: close() waits, too."""
+    from dldist import nccl
+
+    comms = nccl.NcclComms([0, 1])
+    arrays = [ctx.array(1.0, device=0), ctx.array(1.0, device=1)]
+    opened = [ctx.hold_up(x) for x in arrays]
+    comms.all_reduce(arrays, streams=[x.stream for x in arrays])
+    closing = threading.Event()
+
+    def run():
+        closing.wait()
+        time.sleep(0.2)  # most likely it is in NCCL by now; it does no harm if not
+        for gate in opened:
+            ctx.stubs.cuda.open_gate(gate)
+
+    threading.Thread(target=run, daemon=True).start()
+    closing.set()
+    comms.close()
+    return [x.numpy().tolist() for x in arrays]

@@ -1,0 +1,59 @@
+"""Groups of NCCL that end while operations are under way: these are carried out, or somebody hears of it. Over the doubles of tests/stubs."""
+
+import dldist
+import nccl_end_workers
+import nccl_stubs
+import procs
+import pytest
+
+VERSION = "2.32.3"
+SUM = [10.0] * 4
+
+
+def run(name, tmp_path, size=2, version=VERSION):
+    stubs = nccl_stubs.build(version)
+    environment = stubs.environment(devices=2, folder=tmp_path)
+    store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
+    children = procs.Group()
+    try:
+        ranks = [children.start(nccl_end_workers.end, name, version, environment, store.port, rank, size) for rank in range(size)]
+        return [child.result(40.0) for child in ranks], [child.stderr_text() for child in ranks]
+    finally:
+        children.close()
+
+
+def test_destroying_waits_as_long_as_operations_may_take(tmp_path):
+    assert run("destroy_after_long_work", tmp_path)[0] == [SUM] * 2
+
+
+@pytest.mark.parametrize(
+    "name", ["destroy_while_it_times_out", "with_while_it_times_out", "destroy_after_it_has_timed_out"]
+)
+def test_an_operation_that_fails_unheard_is_told_at_the_end(tmp_path, name):
+    for text in run(name, tmp_path)[0]:
+        assert text is not None and text.startswith("DistTimeoutError: closing the group"), text
+        assert "all_reduce #1" in text and "timed out after 1 s" in text, text
+
+
+def test_what_has_been_told_is_not_told_again(tmp_path):
+    assert run("destroy_after_being_told", tmp_path)[0] == [None] * 2
+
+
+def test_a_limit_of_close_raises(tmp_path):
+    for text in run("close_with_a_limit", tmp_path)[0]:
+        assert text is not None and text.startswith("DistTimeoutError: closing the group: all_reduce #1"), text
+
+
+def test_shrinking_waits_for_the_old_group(tmp_path):
+    assert run("shrink_behind_work", tmp_path)[0] == [SUM] * 2
+
+
+def test_the_end_of_the_process_warns(tmp_path):
+    replies, errors = run("leave", tmp_path)
+    assert replies == ["left"] * 2
+    for text in errors:
+        assert "RuntimeWarning: the process ends: operations of the NCCL group" in text, text
+
+
+def test_communicators_of_one_process_wait(tmp_path):
+    assert run("close_comms", tmp_path, size=1)[0] == [[[10.0] * 4] * 2]
