@@ -114,6 +114,9 @@ typedef struct dd_nccl_call {
     int device;
     const dd_nccl_op *ops;
     size_t nops;
+    /* The caller has put operations together, one perhaps, while other ranks may have more: then the communicator of all ranks is used.
+     * Alone, a message may use that of a pair. Other calls have one operation. */
+    bool is_batch;
     const dd_nccl_copy *before; /* packing and so on */
     size_t nbefore;
     const dd_nccl_copy *after;
@@ -147,8 +150,8 @@ dd_status dd_nccl_group_stream(dd_nccl_group *group, int device, dd_cuda_stream 
                                dd_error *err) DD_MUST_CHECK;
 
 /* Checks what can be checked (DD_INVALID_ARGUMENT, DD_NOT_SUPPORTED), enqueues, and gives a work with a reference for the caller.
- * Connects first if need be, which may wait until `wait` or the group's init time-out. Messages between two ranks that are the first to meet use a communicator
- * of their own pair. Within a capture of a CUDA graph the work is not watched and counts as done once it has been enqueued. */
+ * Connects first if need be, which may wait until `wait` or the group's init time-out. A message, alone, between two ranks that are the first to meet uses a
+ * communicator of their own pair. Within a capture of a CUDA graph the work is not watched and counts as done once it has been enqueued. */
 dd_status dd_nccl_group_start(dd_nccl_group *group, const dd_nccl_call *call, dd_nccl_work **work,
                               const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 

@@ -274,6 +274,7 @@ run_batch(py_group *self, py_nccl_batch *batch, int64_t timeout_ns, bool is_asyn
     }
     py_flight *flight = chain(batch);
     plan.call.what = batch->nitems > 1 ? "coalesced" : flight->operands.function;
+    plan.call.is_batch = true;
     flight->timeout_ns = timeout_of(self, timeout_ns);
     py_record told;
     record(self, &plan, &batch->items[0], &told);

@@ -247,6 +247,7 @@ nccl_rig_call(nccl_rig_rank *self, const char *what, const dd_nccl_op *ops, size
                           .device = self->rank,
                           .ops = ops,
                           .nops = nops,
+                          .is_batch = nops > 1,
                           .streams = &self->stream,
                           .nstreams = 1,
                           .timeout_ns = -1};

@@ -179,6 +179,29 @@ def test_memory_of_nccl(stubs):
     del a
 
 
+@pytest.mark.parametrize("before", ["nothing", "pairs", "a collective"])
+def test_a_pipeline_of_batches_meets_in_one_communicator(stubs, before):
+    """However many messages a rank has in its batch: 1, 2 and 1 here."""
+
+    def run(group, rank):
+        given, taken = array(stubs, [rank + 10], rank), array(stubs, [0], rank)
+        if before == "pairs" and rank > 0:
+            group.recv(taken, rank - 1)
+        if before == "pairs" and rank < 2:
+            group.send(given, rank + 1)
+        if before == "a collective":
+            group.all_reduce(array(stubs, [1], rank))
+        group.start_coalescing()
+        if rank > 0:
+            group.irecv(taken, rank - 1)
+        if rank < 2:
+            group.isend(given, rank + 1)
+        assert group.end_coalescing().wait(5.0)
+        return taken.numpy().tolist()
+
+    assert on_ranks(3, run, timeout=5.0) == [[0], [10], [11]]
+
+
 def test_nothing_is_left(stubs):
     kinds = ("stream", "event", "allocation", "comm")
 
