@@ -51,12 +51,40 @@ has_stream(const py_nccl_plan *plan, dd_cuda_stream stream)
     return false;
 }
 
-static void
+/* False with an exception. */
+static bool
+reserve_stream(py_nccl_plan *plan)
+{
+    if (plan->call.nstreams < plan->max_streams) {
+        return true;
+    }
+    size_t count = 2 * plan->max_streams;
+    bool is_first = plan->streams == plan->first_streams;
+    dd_cuda_stream *streams = dd_mem_realloc(is_first ? NULL : plan->streams, count * sizeof *streams);
+    if (streams == NULL) {
+        PyErr_NoMemory();
+        return false;
+    }
+    if (is_first) {
+        memcpy(streams, plan->first_streams, sizeof plan->first_streams);
+    }
+    plan->streams = streams;
+    plan->max_streams = count;
+    return true;
+}
+
+/* False with an exception. */
+static bool
 add_stream(py_nccl_plan *plan, void *handle)
 {
-    if (!has_stream(plan, handle) && plan->call.nstreams < PY_MAX_STREAMS + 1) {
-        plan->streams[plan->call.nstreams++] = handle;
+    if (has_stream(plan, handle)) {
+        return true;
     }
+    if (!reserve_stream(plan)) {
+        return false;
+    }
+    plan->streams[plan->call.nstreams++] = handle;
+    return true;
 }
 
 static bool
@@ -66,17 +94,18 @@ take_scope(py_nccl_plan *plan, const py_group *group, const py_device_scope *sco
         return false;
     }
     for (size_t i = 0; i < scope->nstreams; i++) {
-        add_stream(plan, scope->streams[i].handle);
+        if (!add_stream(plan, scope->streams[i].handle)) {
+            return false;
+        }
     }
     plan->is_blocking = plan->is_blocking || scope->is_blocking || scope->has_host;
     plan->is_stream_ordered = plan->is_stream_ordered && scope->is_stream_ordered;
     void *own;
     if (scope->is_blocking) {
         /* Where producers that know no better have put their work. */
-        if (!scope->find_stream(scope->ctx, scope->device, &own)) {
+        if (!scope->find_stream(scope->ctx, scope->device, &own) || !add_stream(plan, own)) {
             return false;
         }
-        add_stream(plan, own);
     }
     return true;
 }
@@ -251,6 +280,8 @@ py_nccl_plan_make(py_nccl_plan *plan, py_group *group, const py_nccl_item *items
     plan->call.device = PY_NO_DEVICE;
     plan->is_blocking = group->nccl->is_blocking_wait;
     plan->is_stream_ordered = true;
+    plan->streams = plan->first_streams;
+    plan->max_streams = sizeof plan->first_streams / sizeof plan->first_streams[0];
     bool is_ok = true;
     for (size_t i = 0; is_ok && i < nitems; i++) {
         is_ok = take_scope(plan, group, &items[i].flight->operands.device);
@@ -276,6 +307,9 @@ py_nccl_plan_fini(py_nccl_plan *plan)
 {
     if (plan->ops != &plan->first_op) {
         dd_mem_free(plan->ops);
+    }
+    if (plan->streams != plan->first_streams) {
+        dd_mem_free(plan->streams);
     }
     dd_mem_free(plan->copies);
     dd_mem_free(plan->scratch);

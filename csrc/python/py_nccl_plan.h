@@ -7,13 +7,15 @@
 /* On a stack; start zeroed. Borrows from the operands of its items. */
 typedef struct py_nccl_plan {
     dd_nccl_call call;
-    dd_nccl_op *ops;      /* `first_op`, or owned */
-    dd_nccl_copy *copies; /* owned, or NULL: those before, then those after */
-    void **scratch;       /* owned, or NULL: memory that the call takes */
+    dd_nccl_op *ops;         /* `first_op`, or owned */
+    dd_nccl_copy *copies;    /* owned, or NULL: those before, then those after */
+    void **scratch;          /* owned, or NULL: memory that the call takes */
+    bool is_blocking;        /* the host has to wait for the end */
+    bool is_stream_ordered;  /* see py_device.h */
+    dd_cuda_stream *streams; /* `first_streams`, or owned; all different */
+    size_t max_streams;
     dd_nccl_op first_op;
-    dd_cuda_stream streams[PY_MAX_STREAMS + 1];
-    bool is_blocking;       /* the host has to wait for the end */
-    bool is_stream_ordered; /* see py_device.h */
+    dd_cuda_stream first_streams[PY_MAX_STREAMS + 1]; /* enough for one item */
 } py_nccl_plan;
 
 /* All of the call but its time-out and its callback. False with an exception, and nothing to undo. May let the GIL go. */

@@ -4,12 +4,47 @@
 #include "python/py_nccl.h"
 #include "python/py_work_internal.h"
 
-/* The streams on which the libraries of the tensors work now; false with an exception. */
+/* Streams that are to wait: as many as there is room for, and then the next. */
+typedef struct waiting_streams {
+    void *handles[PY_MAX_STREAMS];
+    size_t count;
+} waiting_streams;
+
+/* Makes them wait, and forgets them; false with an exception. */
 static bool
-ask_streams(const py_flight *flight, void *handles[PY_MAX_STREAMS], size_t *count)
+order(const py_work *self, waiting_streams *streams)
 {
-    size_t total = 0;
-    for (const py_flight *each = flight; each != NULL; each = each->others) {
+    dd_error err;
+    dd_status status = DD_OK;
+    Py_BEGIN_ALLOW_THREADS
+    for (size_t i = 0; status == DD_OK && i < streams->count; i++) {
+        status = dd_nccl_work_wait_stream(py_flight_nccl_work(self->flight), streams->handles[i], &err);
+    }
+    Py_END_ALLOW_THREADS
+    streams->count = 0;
+    if (status != DD_OK) {
+        py_error_raise_of_group(self->state, status, &err);
+    }
+    return status == DD_OK;
+}
+
+static bool
+is_among(const waiting_streams *streams, const void *handle)
+{
+    for (size_t i = 0; i < streams->count; i++) {
+        if (streams->handles[i] == handle) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Those on which the tensors' libraries work now. One that is asked to wait twice waits no longer. */
+static bool
+order_streams(py_work *self)
+{
+    waiting_streams streams = {.count = 0};
+    for (const py_flight *each = self->flight; each != NULL; each = each->others) {
         const py_device_scope *scope = &each->operands.device;
         void *asked[PY_MAX_STREAMS];
         if (scope->state == NULL) {
@@ -19,39 +54,16 @@ ask_streams(const py_flight *flight, void *handles[PY_MAX_STREAMS], size_t *coun
             return false;
         }
         for (size_t i = 0; i < scope->nstreams; i++) {
-            size_t known = 0;
-            while (known < total && handles[known] != asked[i]) {
-                known++;
+            if (is_among(&streams, asked[i])) {
+                continue;
             }
-            if (known == total && total < PY_MAX_STREAMS) {
-                handles[total++] = asked[i];
+            if (streams.count == PY_MAX_STREAMS && !order(self, &streams)) {
+                return false;
             }
+            streams.handles[streams.count++] = asked[i];
         }
     }
-    *count = total;
-    return true;
-}
-
-static bool
-order_streams(py_work *self)
-{
-    py_flight *flight = self->flight;
-    void *handles[PY_MAX_STREAMS];
-    size_t count = 0;
-    if (!ask_streams(flight, handles, &count)) {
-        return false;
-    }
-    dd_error err;
-    dd_status status = DD_OK;
-    Py_BEGIN_ALLOW_THREADS
-    for (size_t i = 0; status == DD_OK && i < count; i++) {
-        status = dd_nccl_work_wait_stream(py_flight_nccl_work(flight), handles[i], &err);
-    }
-    Py_END_ALLOW_THREADS
-    if (status != DD_OK) {
-        py_error_raise_of_group(self->state, status, &err);
-    }
-    return status == DD_OK;
+    return order(self, &streams);
 }
 
 static bool

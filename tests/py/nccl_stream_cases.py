@@ -20,7 +20,7 @@ from nccl_workers_group import no_faults as no_faults
 from nccl_workers_group import stubs as stubs
 
 SLOW_MS = 20
-GATES = itertools.count(100)
+GATES = itertools.count(1)  # below 256
 KNOWN = ["exchange", "torch", "torch_exchange", "cupy", "explicit"]
 
 
@@ -69,6 +69,31 @@ def memory_of(array):
 
 
 # ---- order, and a host that goes on
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("count", [7, 20])
+def test_every_stream_of_a_batch_is_ordered(stubs, framework, count, is_async):
+    def run(group, rank):
+        group.connect()
+        sides = [Side(stubs, framework, rank) for _ in range(count)]
+        arrays = [side.array([0]) for side in sides]
+        gates = [side.gate() for side in sides]
+        group.start_coalescing()
+        for number, (side, x) in enumerate(zip(sides, arrays)):
+            x.slow_write([number + rank], 0)
+            with side.current("explicit"):
+                group.all_reduce(side.tensor("explicit", x))
+        work = group.end_coalescing(async_op=is_async)
+        if is_async:
+            assert work.wait() is True and not work.is_completed()
+        copies = [side.copy_later(x) for side, x in zip(sides, arrays)]
+        for gate in reversed(gates):
+            stubs.cuda.open_gate(gate)
+        return [copy.numpy().tolist() for copy in copies]
+
+    assert on_ranks(2, run) == [[[2 * number + 1] for number in range(count)]] * 2
+    framework.asked_streams.clear()
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
