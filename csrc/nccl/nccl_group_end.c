@@ -25,10 +25,11 @@ nccl_group_end(dd_nccl_group *group, const dd_error *cause, uint64_t record, ncc
 {
     dd_list ended;
     dd_list_init(&ended);
+    bool is_failure = how == NCCL_END_FAILED || how == NCCL_END_ABORTED;
     pthread_mutex_lock(&group->lock);
     bool is_first = group->cause.code == DD_OK && !group->is_over;
     if (is_first) {
-        if (how == NCCL_END_FAILED && group->recorder_group != NULL) {
+        if (is_failure && group->recorder_group != NULL) {
             dd_recorder_raise_alarm(group->recorder_group, record, cause);
         }
         group->cause = *cause;
@@ -40,7 +41,7 @@ nccl_group_end(dd_nccl_group *group, const dd_error *cause, uint64_t record, ncc
     }
     pthread_mutex_unlock(&group->lock);
     nccl_works_release_ended(&ended);
-    if (is_first && how == NCCL_END_FAILED && !nccl_watchdog_is_abort_off(group->watchdog)) {
+    if (is_first && is_failure && !nccl_watchdog_is_abort_off(group->watchdog)) {
         nccl_group_start_abort(group);
     }
 }
@@ -230,7 +231,7 @@ dd_nccl_group_abort(dd_nccl_group *group, const char *reason, const dd_wait *wai
     if (!has_ended) {
         dd_error cause;
         dd_error_set(&cause, DD_ABORTED, "rank %d aborted the group: %s", group->rank, reason);
-        nccl_group_end(group, &cause, DD_NO_RECORD, NCCL_END_FAILED);
+        nccl_group_end(group, &cause, DD_NO_RECORD, NCCL_END_ABORTED);
         nccl_group_start_abort(group); /* also where failures abort nothing */
     }
     pthread_mutex_lock(&group->lock);

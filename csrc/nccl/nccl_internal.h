@@ -226,7 +226,8 @@ dd_status nccl_work_await(nccl_work *work, const dd_wait *wait, dd_error *err) D
 
 typedef enum nccl_end {
     NCCL_END_FAILED,
-    NCCL_END_LET_GO, /* nobody holds it any more, or another one takes its place: nobody is to hear of it */
+    NCCL_END_ABORTED, /* the same, by a caller, who knows */
+    NCCL_END_LET_GO,  /* nobody holds it any more, or another one takes its place: nobody is to hear of it */
     NCCL_END_DRIVER_GONE, /* nor here, and nothing is aborted */
 } nccl_end;
 
