@@ -77,6 +77,9 @@ comms_init(PyObject *object, PyObject *args, PyObject *kwargs)
     Py_END_ALLOW_THREADS
     PyMem_Free(devices);
     if (!py_group_finish_wait(&wait, status, &err)) {
+        Py_BEGIN_ALLOW_THREADS
+        dd_nccl_team_close(team); /* made all the same, while a signal's handler raised */
+        Py_END_ALLOW_THREADS
         return -1;
     }
     self->team = team;

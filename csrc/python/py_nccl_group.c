@@ -396,18 +396,17 @@ group_close(PyObject *object, PyObject *args, PyObject *kwargs)
     return close_group(self, timeout_ns);
 }
 
-/* Errors are of communicators that do not end in time; they end later, or never. */
-static void
+/* Errors are of communicators that do not end in time; they end later, or never. False with what a signal's handler has raised. */
+static bool
 abort_group(py_group *self, const char *reason, int64_t timeout_ns)
 {
     py_wait wait;
-    dd_status ignored;
     py_wait_init(&wait, self->state, timeout_ns, true);
-    Py_BEGIN_ALLOW_THREADS
-    ignored = dd_nccl_group_abort(self->nccl->group, reason, &wait.wait, NULL);
-    Py_END_ALLOW_THREADS(void)
-    ignored;
+    Py_BEGIN_ALLOW_THREADS(void)
+    !dd_nccl_group_abort(self->nccl->group, reason, &wait.wait, NULL);
+    Py_END_ALLOW_THREADS
     py_completions_drain(self->state);
+    return py_wait_finish(&wait, DD_OK, NULL);
 }
 
 static PyObject *
@@ -423,8 +422,8 @@ group_abort(PyObject *object, PyObject *args, PyObject *kwargs)
         !py_group_read_timeout(self, timeout, &timeout_ns, "abort")) {
         return NULL;
     }
-    abort_group(self, reason, timeout_ns >= 0 ? timeout_ns : ABORT_TIMEOUT_NS);
-    return PyErr_Occurred() == NULL ? Py_NewRef(Py_None) : NULL;
+    return abort_group(self, reason, timeout_ns >= 0 ? timeout_ns : ABORT_TIMEOUT_NS) ? Py_NewRef(Py_None)
+                                                                                      : NULL;
 }
 
 /* The watchdog's way, for errors that others have told of: nothing is waited for. */
@@ -475,8 +474,7 @@ group_exit(PyObject *object, PyObject *args)
         return close_group(self, -1);
     }
     self->is_closed = true;
-    abort_group(self, "left by an exception", ABORT_TIMEOUT_NS);
-    Py_RETURN_NONE;
+    return abort_group(self, "left by an exception", ABORT_TIMEOUT_NS) ? Py_NewRef(Py_None) : NULL;
 }
 
 /* ---- small switches */

@@ -217,9 +217,15 @@ PY_NCCL_METHOD(register)
     py_wait_init(&wait, group->state, dd_nccl_group_get_timeout_ns(group->nccl->group), true);
     Py_BEGIN_ALLOW_THREADS
     status = dd_nccl_comm_register(comm, data, nbytes, is_window != 0, &registration, &wait.wait, &err);
+    Py_END_ALLOW_THREADS
+    bool is_ok = py_group_finish_wait(&wait, status, &err);
+    Py_BEGIN_ALLOW_THREADS
+    if (!is_ok && status == DD_OK) { /* done all the same, while a signal's handler raised */
+        (void)!dd_nccl_comm_deregister(comm, registration, is_window != 0, NULL);
+    }
     dd_nccl_comm_release(comm);
     Py_END_ALLOW_THREADS
-    return py_group_finish_wait(&wait, status, &err) ? PyLong_FromVoidPtr(registration) : NULL;
+    return is_ok ? PyLong_FromVoidPtr(registration) : NULL;
 }
 
 PY_NCCL_METHOD(deregister)

@@ -169,6 +169,18 @@ init_timeout_of(const offspring *child)
     return child->options.init_timeout_ns > 0 ? child->options.init_timeout_ns : child->options.timeout_ns;
 }
 
+/* The end of making a communicator. False with an exception; a communicator that was made all the same, while a signal's handler raised,
+ * is released then. */
+static bool
+finish_making(py_wait *wait, dd_status status, const dd_error *err, dd_nccl_comm *comm)
+{
+    if (py_group_finish_wait(wait, status, err)) {
+        return true;
+    }
+    py_nccl_comm_release(comm);
+    return false;
+}
+
 /* False with an exception; *part is NULL for who is in no part. */
 static bool
 split_comm(py_group *self, const offspring *child, int color, int key, dd_nccl_comm **part)
@@ -185,7 +197,7 @@ split_comm(py_group *self, const offspring *child, int color, int key, dd_nccl_c
     status = dd_nccl_comm_split(comm, color, key, &child->options.config, part, NULL, &wait.wait, &err);
     dd_nccl_comm_release(comm);
     Py_END_ALLOW_THREADS
-    return py_group_finish_wait(&wait, status, &err);
+    return finish_making(&wait, status, &err, *part);
 }
 
 static PyObject *
@@ -294,7 +306,7 @@ shrink(py_group *self, offspring *child, const dd_nccl_exclusion *excluded)
     status = dd_nccl_comm_shrink(parent, excluded, &child->options.config, &comm, NULL, &wait.wait, &err);
     dd_nccl_comm_release(parent);
     Py_END_ALLOW_THREADS
-    return py_group_finish_wait(&wait, status, &err) ? wrap(self, child, rank, comm) : NULL;
+    return finish_making(&wait, status, &err, comm) ? wrap(self, child, rank, comm) : NULL;
 }
 
 PY_NCCL_METHOD(shrink)
@@ -407,7 +419,7 @@ grow(py_group *self, const offspring *child, const growth *how)
     status = dd_nccl_comm_grow(parent, &spec, how->has_id ? &how->id : NULL, &comm, NULL, &wait.wait, &err);
     dd_nccl_comm_release(parent);
     Py_END_ALLOW_THREADS
-    return py_group_finish_wait(&wait, status, &err) ? wrap(self, child, how->rank, comm) : NULL;
+    return finish_making(&wait, status, &err, comm) ? wrap(self, child, how->rank, comm) : NULL;
 }
 
 PY_NCCL_METHOD(grow)

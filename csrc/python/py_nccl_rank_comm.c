@@ -97,7 +97,11 @@ rank_comm_init_rank(PyObject *type, PyObject *args, PyObject *kwargs)
     Py_BEGIN_ALLOW_THREADS
     status = dd_nccl_comm_init(&spec, &((py_nccl_unique_id *)uid)->id, 1, &comm, NULL, &wait.wait, &err);
     Py_END_ALLOW_THREADS
-    return py_group_finish_wait(&wait, status, &err) ? py_nccl_rank_comm_create(state, module, comm) : NULL;
+    if (!py_group_finish_wait(&wait, status, &err)) {
+        py_nccl_object_drop_comm(comm); /* made all the same, while a signal's handler raised */
+        return NULL;
+    }
+    return py_nccl_rank_comm_create(state, module, comm);
 }
 
 #define RANK_STREAMS 1

@@ -188,11 +188,20 @@ py_watch_stop(PyObject *module, PyObject *grace)
 
 /* ---- groups */
 
+static void
+let_go(const dd_monitor_member *member)
+{
+    if (member->release != NULL) {
+        member->release(member->ctx);
+    }
+}
+
 int
 py_watch_add(py_state *state, const dd_monitor_member *member, uint64_t *id)
 {
     py_watch *watch = require_watch(state, member->rank);
     if (watch == NULL) {
+        let_go(member);
         return -1;
     }
     py_wait wait;
@@ -204,7 +213,16 @@ py_watch_add(py_state *state, const dd_monitor_member *member, uint64_t *id)
     Py_BEGIN_ALLOW_THREADS
     status = dd_monitor_add(watch->monitor, &whole, id, &wait.wait, &err);
     Py_END_ALLOW_THREADS
-    return py_wait_finish(&wait, status, &err) ? 0 : -1;
+    if (py_wait_finish(&wait, status, &err)) {
+        return 0;
+    }
+    if (status == DD_OK) { /* done all the same, while a signal's handler raised */
+        py_watch_remove(state, *id);
+        *id = 0;
+    } else {
+        let_go(member);
+    }
+    return -1;
 }
 
 void

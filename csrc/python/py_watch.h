@@ -7,7 +7,8 @@
 
 /* ---- for groups; with the GIL, which is let go meanwhile */
 
-/* Starts the monitor if need be; whether is_fatal is the environment's. -1 with an exception: then member->release is not called. */
+/* Starts the monitor if need be; whether is_fatal is the environment's. -1 with an exception. member->release is
+ * called in any case, in the end. */
 int py_watch_add(py_state *state, const dd_monitor_member *member, uint64_t *id);
 /* 0 is fine. The group's store is let go, unless the monitor hangs in it. */
 void py_watch_remove(py_state *state, uint64_t id);

@@ -84,7 +84,6 @@ py_watch_add_nccl(py_group *self)
     int rc = py_watch_add(state, &member, &core->watch_id);
     py_store_drop(member.store);
     if (rc < 0) {
-        dd_nccl_group_release(core->group);
         return -1;
     }
     dd_monitor_heartbeat heartbeat = {

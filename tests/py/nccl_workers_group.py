@@ -5,6 +5,7 @@ test_nccl_group.py runs this file with pytest, in processes that know where the 
 
 import gc
 import os
+import signal
 import threading
 import time
 import weakref
@@ -200,6 +201,88 @@ def test_a_pipeline_of_batches_meets_in_one_communicator(stubs, before):
         return taken.numpy().tolist()
 
     assert on_ranks(3, run, timeout=5.0) == [[0], [10], [11]]
+
+
+class Interrupted(Exception):
+    pass
+
+
+def interrupt(stubs, function, call):
+    """call() hangs in a function of NCCL's; then a signal comes, whose handler lets it go on and raises when it is through."""
+
+    def on_signal(*_):
+        stubs.nccl.release()
+        time.sleep(0.3)  # for NCCL to be through: if it should not be, the call is interrupted as usual, and nothing is shown
+        raise Interrupted
+
+    def send():
+        while stubs.nccl.hanging() == 0:
+            time.sleep(0.001)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, on_signal)
+    stubs.nccl.hang(function)
+    thread = threading.Thread(target=send, daemon=True)
+    thread.start()
+    try:
+        with pytest.raises(Interrupted):
+            call()
+    finally:
+        stubs.nccl.release()
+        stubs.nccl.reset()
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        gc.collect()
+        time.sleep(0.005)
+
+
+def test_communicators_that_are_made_while_a_handler_raises_are_released(stubs):
+    group = _core.NcclGroup(None, 0, 1, device=0)
+    group.connect()
+    live = stubs.nccl.live("comm")
+    interrupt(stubs, "ncclCommInitAll", lambda: nccl.NcclComms([0, 1]))
+    wait_until(lambda: stubs.nccl.live("comm") == live)
+    interrupt(stubs, "ncclCommInitRankConfig", lambda: nccl.NcclRankComm.init_rank(0, 1, nccl.NcclUniqueId(), 0))
+    wait_until(lambda: stubs.nccl.live("comm") == live)
+    interrupt(stubs, "ncclCommSplit", lambda: group.split([0]))
+    wait_until(lambda: stubs.nccl.live("comm") == live)
+    assert stubs.nccl.bad_uses() == 0
+    group.close()
+
+
+@pytest.mark.skipif(nccl.is_available() and nccl.get_version() < (2, 27, 0), reason="needs ncclCommShrink")
+def test_a_communicator_that_is_shrunk_while_a_handler_raises_is_released(stubs):
+    store = dldist.HashStore()
+    groups = [_core.NcclGroup(store, rank, 2, device=rank, timeout=LIMIT_S) for rank in range(2)]
+    other = threading.Thread(target=groups[1].connect)
+    other.start()
+    groups[0].connect()
+    other.join()
+    live = stubs.nccl.live("comm")
+    interrupt(stubs, "ncclCommShrink", lambda: groups[0].shrink([1]))
+    wait_until(lambda: stubs.nccl.live("comm") == live)
+    for group in groups:
+        group.abort()
+
+
+def test_abort_hears_a_signal(stubs):
+    group = _core.NcclGroup(None, 0, 1, device=0)
+    group.connect()
+    interrupt(stubs, "ncclCommAbort", group.abort)
+    group = _core.NcclGroup(None, 0, 1, device=0)
+    group.connect()
+
+    def leave():
+        with group:
+            raise ValueError
+
+    interrupt(stubs, "ncclCommAbort", leave)
 
 
 def test_nothing_is_left(stubs):
