@@ -82,6 +82,32 @@ def splits(dist, stubs, Tensor, port, rank, size):
     return _left(stubs)
 
 
+def splits_of_unbound(dist, stubs, Tensor, port, rank, size):
+    """Members alone need to come to split_group; all ranks to a ProcessGroup's own, which splits the communicator."""
+    _init(dist, port, rank, size, device_id=None)
+    pg = dist.group.WORLD
+    part = dist.split_group(split_ranks=[[0, 1]])
+    assert (part is None) is (rank == 2)
+    if part is not None:
+        assert _sum_of_ranks(dist, Tensor, rank, part) == 3
+        assert _backend(dist, part).options._timeout == datetime.timedelta(seconds=LIMIT_S)
+    assert stubs.nccl.calls("ncclCommSplit") == 0
+    assert _sum_of_ranks(dist, Tensor, rank) == 6
+    if rank > 0:
+        other = dist.split_group(split_ranks=[[1, 2]])  # rank 0 does not come
+        assert _sum_of_ranks(dist, Tensor, rank, other) == 5
+    own = pg.split_group([2, 0])
+    assert (own is None) is (rank == 1)
+    if own is not None:
+        x = Tensor([rank + 1.0])
+        own.allreduce([x]).wait()
+        assert x.tolist() == [4.0] and own.rank() == (0 if rank == 2 else 1)
+        own.shutdown()
+    del own, part
+    dist.destroy_process_group()
+    return _left(stubs)
+
+
 def shrinks(dist, stubs, Tensor, port, rank, size):
     _init(dist, port, rank, size)
     assert _sum_of_ranks(dist, Tensor, rank) == 6

@@ -416,7 +416,8 @@ def split_group(
 ) -> Any:
     """Split a group into the lists of split_ranks (ranks of the parent). Returns one's own group, None for who is in none.
 
-    Only the members of each part need to call it. Unlike c10d's, it needs no accelerator.
+    Only the members of each part need to call it, but for groups of NCCL that are bound to a device, as c10d's are: of those all
+    ranks call it. Unlike c10d's, it needs no accelerator.
 
     >>> half = dist.get_world_size() // 2
     >>> ranks = range(dist.get_world_size())
@@ -441,7 +442,10 @@ def split_group(
     if source is None and not pg.supports_splitting:
         raise RuntimeError(f"No backend for the parent process group {pg.group_name} or its backend does not support splitting")
     own_name = world.next_name_of(members)
-    if source is None:
+    unbound = _nccl_behind(pg) if _nccl_to_split(pg) is None else None
+    if source is None and unbound is not None:
+        pg_options = unbound._options_like(pg_options)  # the others need not come: the members meet in the store
+    elif source is None:
         made: Any = pg.split_group(mine, limit, pg_options, own_name, desc)  # not None: this rank is in it
         config = world.pg_backend_config[pg]
         world.add(made, name=own_name, backend=name, config=config, store=world.pg_map[pg][1], ranks=members, tag=None)

@@ -376,18 +376,24 @@ class ProcessGroup(LowLevelCalls):
         group_desc: str | None = None,
         device_types: list[str] | None = None,
     ) -> ProcessGroup | None:
-        """A group of some ranks, in this order, which alone need to call it; None for the others. The caller ends it."""
+        """A group of some ranks, in this order; None for the others. The caller ends it.
+
+        Only those ranks need to call it, unless NCCL is among the backends: its communicators are split by all ranks.
+        """
         ranks = list(ranks)
         if not ranks or len(set(ranks)) != len(ranks) or not all(rank in range(self.size()) for rank in ranks):
             raise ValueError(f"split_group(): ranks must be different ones of 0 to {self.size() - 1}, not {ranks}")
+        kinds = self._device_types if device_types is None else device_types
         if self.rank() not in ranks:
+            for backend in {id(each): each for each in map(self._get_backend, kinds)}.values():
+                backend.split(self._store, ranks, opts)  # takes part where all must
             return None
         pg = self._like(ranks.index(self.rank()), len(ranks), group_name, "split", group_desc)
 
         def split(backend: Any) -> Any:
             return backend.split(self._store, ranks, _options_for(backend, opts, timeout, pg))
 
-        self._give_backends(pg, self._device_types if device_types is None else device_types, split)
+        self._give_backends(pg, kinds, split)
         return pg
 
     def merge_remote_group(
