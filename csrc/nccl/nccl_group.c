@@ -138,6 +138,9 @@ nccl_group_destroy(dd_nccl_group *group)
     if (nccl_group_check_fork(group, NULL) != DD_OK) {
         return;
     }
+    pthread_mutex_lock(
+        &group->lock); /* a thread that has aborted gives its reference away while it holds it */
+    pthread_mutex_unlock(&group->lock);
     for (int number = 0; number < group->cuda->ndevices; number++) {
         nccl_device_destroy(group, atomic_load(&group->devices[number]));
     }

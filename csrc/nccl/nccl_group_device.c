@@ -36,9 +36,9 @@ create_stream(dd_nccl_group *group, int device, dd_cuda_stream *stream, dd_error
 }
 
 static void
-init_channel(nccl_channel *channel, nccl_device *device, int peer)
+init_channel(nccl_channel *channel, dd_nccl_group *group, nccl_device *device, int peer)
 {
-    *channel = (nccl_channel){.device = device, .peer = peer};
+    *channel = (nccl_channel){.group = group, .device = device, .peer = peer};
     dd_list_init(&channel->works);
 }
 
@@ -58,7 +58,7 @@ nccl_pair_create(dd_nccl_group *group, nccl_device *device, int peer, nccl_chann
     if (channel == NULL) {
         return dd_error_no_memory(err, sizeof *channel);
     }
-    init_channel(channel, device, peer);
+    init_channel(channel, group, device, peer);
     dd_cuda_guard guard;
     dd_status status = nccl_enter(group, device, &guard, err);
     if (status == DD_OK) {
@@ -128,7 +128,7 @@ create_device(dd_nccl_group *group, int number, dd_error *err)
     device->number = number;
     device->context = context;
     dd_list_init(&device->retired);
-    init_channel(&device->all, device, NCCL_ALL_RANKS);
+    init_channel(&device->all, group, device, NCCL_ALL_RANKS);
     /* A thread that captures a graph may allocate memory only when it says that it knows what it does. */
     dd_cuda_capture_mode mode = DD_CUDA_CAPTURE_MODE_RELAXED;
     (void)group->cuda->api.cuThreadExchangeStreamCaptureMode(&mode);

@@ -120,41 +120,32 @@ nccl_group_check_comms(dd_nccl_group *group)
 
 /* ---- aborting communicators */
 
+/* The next one, for the caller to abort, who holds the group and the watchdog by that; NULL: there are no more. */
 static nccl_channel *
-find_to_abort_locked(dd_nccl_group *group)
+take_to_abort(dd_nccl_group *group)
 {
-    nccl_channel *channel = group->channels;
+    pthread_mutex_lock(&group->lock);
+    nccl_channel *channel = group->is_driver_gone ? NULL : group->channels;
     while (channel != NULL && (atomic_load(&channel->comm) == NULL || channel->is_ending)) {
         channel = channel->next;
     }
-    return channel;
-}
-
-/* NULL: there are no more, and the thread's reference is gone, before anybody who waits for the end can know of it. */
-static nccl_channel *
-next_to_abort(dd_nccl_group *group)
-{
-    pthread_mutex_lock(&group->lock);
-    nccl_channel *channel = find_to_abort_locked(group);
-    bool is_last = false;
     if (channel != NULL) {
         channel->is_ending = true;
-    } else {
-        group->abort_state = NCCL_ABORT_DONE;
-        pthread_cond_broadcast(&group->ended);
-        is_last = atomic_fetch_sub_explicit(&group->refs, 1, memory_order_acq_rel) == 1;
+        group->naborts++;
     }
     pthread_mutex_unlock(&group->lock);
-    if (is_last) {
-        nccl_group_destroy(group);
+    if (channel != NULL) {
+        nccl_group_acquire_internal(group);
+        nccl_watchdog_begin_abort(group->watchdog);
     }
     return channel;
 }
 
 static void *
-abort_all(void *arg)
+abort_channel(void *arg)
 {
-    dd_nccl_group *group = arg;
+    nccl_channel *channel = arg;
+    dd_nccl_group *group = channel->group;
     dd_nccl_watchdog *watchdog = group->watchdog;
     dd_error cause;
     pthread_mutex_lock(&group->lock);
@@ -164,10 +155,16 @@ abort_all(void *arg)
         dd_error_set(&cause, DD_ABORTED, "the group has ended");
     }
     pthread_mutex_unlock(&group->lock);
-    nccl_channel *channel;
-    while ((channel = next_to_abort(group)) != NULL) {
-        /* How it ends changes nothing: there is a cause already. */
-        (void)!dd_nccl_comm_abort(atomic_load(&channel->comm), cause.message, NULL);
+    /* How it ends changes nothing: there is a cause already. */
+    (void)!dd_nccl_comm_abort(atomic_load(&channel->comm), cause.message, NULL);
+    pthread_mutex_lock(&group->lock);
+    group->naborts--;
+    pthread_cond_broadcast(&group->ended);
+    /* Before anybody who waits for the end can know of it. */
+    bool is_last = atomic_fetch_sub_explicit(&group->refs, 1, memory_order_acq_rel) == 1;
+    pthread_mutex_unlock(&group->lock);
+    if (is_last) {
+        nccl_group_destroy(group);
     }
     nccl_watchdog_end_abort(watchdog);
     return NULL;
@@ -176,24 +173,14 @@ abort_all(void *arg)
 void
 nccl_group_start_abort(dd_nccl_group *group)
 {
-    pthread_mutex_lock(&group->lock);
-    /* One that is running looks again before it is through. */
-    bool is_needed = group->abort_state != NCCL_ABORT_RUNNING && !group->is_driver_gone &&
-                     find_to_abort_locked(group) != NULL;
-    if (is_needed) {
-        group->abort_state = NCCL_ABORT_RUNNING;
-    }
-    pthread_mutex_unlock(&group->lock);
-    if (!is_needed) {
-        return;
-    }
-    nccl_group_acquire_internal(group);
-    nccl_watchdog_begin_abort(group->watchdog);
-    pthread_t thread;
-    if (dd_thread_start(&thread, "dldist-abort", abort_all, group, NULL) == DD_OK) {
-        pthread_detach(thread);
-    } else {
-        abort_all(group); /* late is better than never */
+    nccl_channel *channel;
+    while ((channel = take_to_abort(group)) != NULL) {
+        pthread_t thread;
+        if (dd_thread_start(&thread, "dldist-abort", abort_channel, channel, NULL) == DD_OK) {
+            pthread_detach(thread);
+        } else {
+            (void)abort_channel(channel); /* late is better than never */
+        }
     }
 }
 
@@ -202,7 +189,7 @@ wait_for_abort(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
 {
     dd_status status = DD_OK;
     pthread_mutex_lock(&group->lock);
-    while (group->abort_state == NCCL_ABORT_RUNNING && status == DD_OK) {
+    while (group->naborts > 0 && status == DD_OK) {
         if (dd_wait_is_over(wait)) {
             status = dd_error_set(err, DD_OP_TIMED_OUT,
                                   "ncclCommAbort has not returned within %.3f s; it is left to its thread",

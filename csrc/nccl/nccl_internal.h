@@ -34,6 +34,7 @@ typedef struct nccl_work nccl_work;
 
 struct nccl_channel {
     nccl_channel *next;    /* const: of the group's list, to which channels are only added, at its head */
+    dd_nccl_group *group;  /* const */
     nccl_device *device;   /* const */
     int peer;              /* const: of a pair; NCCL_ALL_RANKS */
     uint64_t use;          /* lock; which communicator of these ranks it is */
@@ -60,12 +61,6 @@ struct nccl_device {
     nccl_channel **pairs; /* lock; [size], NULL until the first */
 };
 
-typedef enum nccl_abort_state {
-    NCCL_ABORT_NONE,
-    NCCL_ABORT_RUNNING,
-    NCCL_ABORT_DONE,
-} nccl_abort_state;
-
 struct dd_nccl_group {
     atomic_uint users; /* references by dd_nccl_group_acquire */
     atomic_uint refs;  /* one for all users, one for each work, one for each thread that looks at it */
@@ -88,25 +83,25 @@ struct dd_nccl_group {
     pthread_mutex_t launch;
 
     pthread_mutex_t lock;
-    pthread_cond_t ended; /* something has ended: a work, a connection, an abort */
-    nccl_work *launching; /* lock; the work that is being put into a stream: whoever does it ends it */
-    unsigned nwaiters;    /* lock; who waits on `ended` for a work */
-    dd_error cause;       /* lock; code DD_OK while all is well */
-    bool is_unheard;      /* lock; the cause has ended operations, and no caller has been told of it yet */
-    bool is_closed;       /* lock; dd_nccl_group_close has begun */
-    bool is_over;         /* lock; it has been closed: nothing can fail any more */
-    bool is_driver_gone;  /* lock; nothing of CUDA and NCCL is called any more */
-    nccl_abort_state abort_state; /* lock */
-    nccl_channel *channels;       /* lock */
-    uint64_t ncollectives;        /* lock; called */
-    uint64_t nmessages;           /* lock; called */
-    uint64_t last_completed;      /* lock; number of a collective */
-    uint64_t nmeetings;           /* lock; communicators of all ranks that were met for */
-    int64_t next_deadline_ns;     /* lock; no work's is before */
-    int64_t ephemeral_ns;         /* lock; what is added to time-outs now */
-    int64_t ephemeral_free_ns;    /* lock; the part that no work under way takes with it */
-    dd_list pool;                 /* lock; works to be used again */
-    size_t npool;                 /* lock */
+    pthread_cond_t ended;    /* something has ended: a work, a connection, an abort */
+    nccl_work *launching;    /* lock; the work that is being put into a stream: whoever does it ends it */
+    unsigned nwaiters;       /* lock; who waits on `ended` for a work */
+    dd_error cause;          /* lock; code DD_OK while all is well */
+    bool is_unheard;         /* lock; the cause has ended operations, and no caller has been told of it yet */
+    bool is_closed;          /* lock; dd_nccl_group_close has begun */
+    bool is_over;            /* lock; it has been closed: nothing can fail any more */
+    bool is_driver_gone;     /* lock; nothing of CUDA and NCCL is called any more */
+    unsigned naborts;        /* lock; communicators that are being aborted, on a thread each */
+    nccl_channel *channels;  /* lock */
+    uint64_t ncollectives;   /* lock; called */
+    uint64_t nmessages;      /* lock; called */
+    uint64_t last_completed; /* lock; number of a collective */
+    uint64_t nmeetings;      /* lock; communicators of all ranks that were met for */
+    int64_t next_deadline_ns;  /* lock; no work's is before */
+    int64_t ephemeral_ns;      /* lock; what is added to time-outs now */
+    int64_t ephemeral_free_ns; /* lock; the part that no work under way takes with it */
+    dd_list pool;              /* lock; works to be used again */
+    size_t npool;              /* lock */
 
     _Atomic(nccl_device *) devices[]; /* [cuda->ndevices]; made under `launch`, for good */
 };
@@ -233,7 +228,8 @@ typedef enum nccl_end {
 
 /* Everything under way ends, and later calls fail, with the cause; only the first counts. record: the operation that failed first. */
 void nccl_group_end(dd_nccl_group *group, const dd_error *cause, uint64_t record, nccl_end how);
-/* All communicators are aborted, on a thread. */
+/* All communicators are aborted, each on a thread of its own: one that hangs in NCCL or the driver, perhaps since it waits for a kernel of
+ * another, keeps none of the others from it. */
 void nccl_group_start_abort(dd_nccl_group *group);
 /* The works whose time is up: fails the group. */
 void nccl_group_check_deadlines(dd_nccl_group *group, int64_t now_ns);

@@ -309,19 +309,54 @@ dd_nccl_team_run(dd_nccl_team *team, const char *what, const dd_nccl_item *items
     return status;
 }
 
+/* The abort of one rank's communicator. */
+typedef struct rank_abort {
+    dd_nccl_team *team;
+    int rank;
+    const char *reason;
+    bool has_thread;
+    pthread_t thread;
+    dd_status status;
+    dd_error error;
+} rank_abort;
+
+static void *
+abort_rank(void *arg)
+{
+    rank_abort *one = arg;
+    dd_nccl_comm *comm = dd_nccl_team_acquire_comm(one->team, one->rank);
+    one->status = comm != NULL ? dd_nccl_comm_abort(comm, one->reason, &one->error) : DD_OK;
+    dd_nccl_comm_release(comm);
+    return NULL;
+}
+
 dd_status
 dd_nccl_team_abort(dd_nccl_team *team, const char *reason, dd_error *err)
 {
+    rank_abort *all = dd_mem_alloc_array((size_t)team->size, sizeof *all);
+    if (all == NULL) {
+        return dd_error_no_memory(err, (size_t)team->size * sizeof *all);
+    }
+    for (int i = 0; i < team->size; i++) {
+        all[i] = (rank_abort){.team = team, .rank = i, .reason = reason};
+        all[i].has_thread =
+            dd_thread_start(&all[i].thread, "dldist-abort", abort_rank, &all[i], NULL) == DD_OK;
+    }
     dd_status status = DD_OK;
     for (int i = 0; i < team->size; i++) {
-        dd_nccl_comm *comm = dd_nccl_team_acquire_comm(team, i);
-        if (comm == NULL) {
-            continue;
+        if (!all[i].has_thread) {
+            (void)abort_rank(&all[i]);
         }
-        dd_status ended = dd_nccl_comm_abort(comm, reason, status == DD_OK ? err : NULL);
-        status = status == DD_OK ? ended : status;
-        dd_nccl_comm_release(comm);
     }
+    for (int i = 0; i < team->size; i++) {
+        if (all[i].has_thread) {
+            pthread_join(all[i].thread, NULL);
+        }
+        if (status == DD_OK && all[i].status != DD_OK) {
+            status = dd_error_copy(err, &all[i].error);
+        }
+    }
+    dd_mem_free(all);
     return status;
 }
 

@@ -326,6 +326,46 @@ TEST(hanging_abort_holds_nobody_up)
     nccl_rig_run(&(nccl_rig_options){.size = 1, .is_not_closed = true}, hanging_abort_body, NULL);
 }
 
+/* The pair's communicator and that of all ranks. */
+static void
+one_of_two_aborts_body(nccl_rig_rank *self)
+{
+    nccl_rig_stub *nccl = &self->rig->nccl_stub;
+    int *data = nccl_rig_alloc(self, sizeof *data);
+    dd_nccl_op op = {.kind = self->rank == 0 ? DD_NCCL_OP_SEND : DD_NCCL_OP_RECV,
+                     .block = {data, sizeof *data},
+                     .dtype = DD_DTYPE_INT32,
+                     .peer = !self->rank};
+    dd_nccl_call call = nccl_rig_call(self, "message", &op, 1);
+    CHECK_OK(nccl_rig_do(self, &call, check_err()));
+    nccl_rig_free(self, data);
+    nccl_rig_check_sum(self);
+    nccl_rig_meet(self);
+    if (self->rank == 0) {
+        nccl->hang("ncclCommAbort", 0, -1);
+    }
+    nccl_rig_meet(self);
+    dd_wait brief = dd_wait_after(50 * DD_NS_PER_MS);
+    (void)!dd_nccl_group_abort(self->group, "enough", &brief, check_err());
+    dd_wait wait = nccl_rig_patience();
+    while (nccl->calls("ncclCommAbort") < 2 * self->size && !dd_wait_is_over(&wait)) {
+        (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
+    }
+    CHECK_INT(nccl->calls("ncclCommAbort"), 2 * self->size);
+    nccl_rig_meet(self);
+    CHECK_INT(nccl->hanging(), 1);
+    nccl_rig_meet(self);
+    nccl->release();
+    wait = nccl_rig_patience();
+    CHECK_OK(dd_nccl_group_abort(self->group, "enough", &wait, check_err()));
+    CHECK_OK(dd_nccl_group_close(self->group, &wait, check_err()));
+}
+
+TEST(one_abort_that_hangs_keeps_no_communicator_from_it)
+{
+    nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true}, one_of_two_aborts_body, NULL);
+}
+
 /* ---- groups that are let go, launches that fail, the driver's end */
 
 static void

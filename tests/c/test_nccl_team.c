@@ -345,6 +345,30 @@ TEST(an_abort_handle_frees_a_stuck_rank)
     field_close(&f);
 }
 
+static void *
+abort_team(void *arg)
+{
+    CHECK_OK(dd_nccl_team_abort(arg, "enough", check_err()));
+    return NULL;
+}
+
+TEST(one_abort_that_hangs_keeps_no_rank_of_a_team_from_it)
+{
+    field f;
+    pthread_t thread;
+    REQUIRE(field_open(&f));
+    f.rig.on_nccl.hang("ncclCommAbort", 0, -1);
+    REQUIRE_OK(dd_thread_start(&thread, "abort", abort_team, f.team, check_err()));
+    while (f.rig.on_nccl.calls("ncclCommAbort") < NDEVICES && !dd_wait_is_over(&f.wait)) {
+        (void)!dd_wait_sleep(&f.wait, DD_NS_PER_MS, NULL);
+    }
+    CHECK_INT(f.rig.on_nccl.calls("ncclCommAbort"), NDEVICES);
+    CHECK_INT(f.rig.on_nccl.hanging(), 1);
+    f.rig.on_nccl.release();
+    pthread_join(thread, NULL);
+    field_close(&f);
+}
+
 TEST(aborting_a_team_and_handles_that_outlive_it)
 {
     field f;
