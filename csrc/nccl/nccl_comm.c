@@ -146,6 +146,17 @@ dd_nccl_comm_leave(dd_nccl_comm *comm)
     pthread_mutex_unlock(&comm->mu);
 }
 
+/* With the lock, so that the handle stays. */
+static dd_status
+poll_locked(const dd_nccl_comm *comm, const char *what, dd_nccl_result *result, dd_error *err)
+{
+    char who[64];
+    dd_nccl_result asked = comm->lib->api.ncclCommGetAsyncError(comm->handle, result);
+    dd_status status = dd_nccl_check(comm->lib, comm->handle, asked, err, "ncclCommGetAsyncError of %s",
+                                     dd_nccl_comm_print(comm, who, sizeof who));
+    return status == DD_OK ? dd_nccl_check(comm->lib, comm->handle, *result, err, "%s", what) : status;
+}
+
 dd_status
 dd_nccl_comm_poll(dd_nccl_comm *comm, const char *what, dd_nccl_result *result, dd_error *err)
 {
@@ -154,17 +165,10 @@ dd_nccl_comm_poll(dd_nccl_comm *comm, const char *what, dd_nccl_result *result, 
     if (status != DD_OK) {
         return status;
     }
-    char who[64];
-    /* With the lock, so that the handle stays: NCCL only reads a few words here. */
     pthread_mutex_lock(&comm->mu);
     status = check_state_locked(comm, err);
     if (status == DD_OK) {
-        dd_nccl_result asked = comm->lib->api.ncclCommGetAsyncError(comm->handle, result);
-        status = dd_nccl_check(comm->lib, comm->handle, asked, err, "ncclCommGetAsyncError of %s",
-                               dd_nccl_comm_print(comm, who, sizeof who));
-    }
-    if (status == DD_OK) {
-        status = dd_nccl_check(comm->lib, comm->handle, *result, err, "%s", what);
+        status = poll_locked(comm, what, result, err);
     }
     pthread_mutex_unlock(&comm->mu);
     return status;
@@ -178,7 +182,18 @@ dd_nccl_comm_check(dd_nccl_comm *comm, dd_error *err)
     (void)snprintf(what, sizeof what, "NCCL's communicator of %s has failed",
                    dd_nccl_comm_print(comm, who, sizeof who));
     dd_nccl_result result;
-    dd_status status = dd_nccl_comm_poll(comm, what, &result, err);
+    dd_status status = check_fork(comm, NULL);
+    if (status != DD_OK) {
+        return DD_OK;
+    }
+    pthread_mutex_lock(&comm->mu);
+    /* Of one that does not block, the question ends what NCCL has under way on a thread of its own, as the calls of the thread that is
+     * inside do: it may only be asked by that thread, which asks anyway. */
+    bool may_ask = comm->state == DD_NCCL_COMM_READY && (comm->is_blocking || !comm->is_inside);
+    if (may_ask) {
+        status = poll_locked(comm, what, &result, err);
+    }
+    pthread_mutex_unlock(&comm->mu);
     return status == DD_BACKEND ? status : DD_OK;
 }
 

@@ -1,6 +1,6 @@
 /* One NCCL communicator: made with a deadline, ended once, usable from any thread.
  *
- * NCCL allows one thread at a time on a communicator, but for abort and the question for errors. A communicator here has a lock for that,
+ * NCCL allows one thread at a time on a communicator, but for abort and, where it blocks, the question for errors. A communicator here has a lock for that,
  * and states: being made, ready, aborted (its handle is gone, every call is DD_ABORTED with the reason), destroyed. It is counted.
  *
  * NCCL's reasons are in every error: the call, the result's name and text, and what ncclGetLastError adds. */
@@ -84,7 +84,8 @@ void dd_nccl_comm_leave(dd_nccl_comm *comm);
 dd_status dd_nccl_comm_wait_ready(dd_nccl_comm *comm, const char *what, const atomic_bool *stop,
                                   const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
-/* What NCCL has noticed since: DD_OK, or DD_BACKEND with its reason. Never blocks; DD_OK for one that is aborted. */
+/* What NCCL has noticed since: DD_OK, or DD_BACKEND with its reason. Never blocks; DD_OK for one that is aborted, and while a thread is inside one
+ * that does not block. */
 dd_status dd_nccl_comm_check(dd_nccl_comm *comm, dd_error *err) DD_MUST_CHECK;
 
 /* Ends it from any thread, whatever another one does with it; idempotent, the first reason stays. Kernels under way end. Waits for
@@ -97,9 +98,10 @@ dd_status dd_nccl_comm_finalize(dd_nccl_comm *comm, const atomic_bool *stop, con
 dd_status dd_nccl_comm_destroy(dd_nccl_comm *comm, dd_error *err);
 
 /* DD_NOT_SUPPORTED, naming the version that has it, where NCCL is older. */
-dd_status dd_nccl_comm_revoke(dd_nccl_comm *comm, dd_error *err) DD_MUST_CHECK;  /* 2.28.7 */
-dd_status dd_nccl_comm_suspend(dd_nccl_comm *comm, dd_error *err) DD_MUST_CHECK; /* 2.29.7 */
-dd_status dd_nccl_comm_resume(dd_nccl_comm *comm, dd_error *err) DD_MUST_CHECK;
+dd_status dd_nccl_comm_revoke(dd_nccl_comm *comm, dd_error *err) DD_MUST_CHECK; /* 2.28.7 */
+/* 2.29.7. All ranks call both, which wait for each other: hence `wait`. */
+dd_status dd_nccl_comm_suspend(dd_nccl_comm *comm, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+dd_status dd_nccl_comm_resume(dd_nccl_comm *comm, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 dd_status dd_nccl_comm_mem_stat(dd_nccl_comm *comm, int stat, uint64_t *value, dd_error *err) DD_MUST_CHECK;
 
 /* Buffers: ncclCommRegister (2.19), windows (2.27; ncclCommWindowRegister, which all ranks call, hence `wait`). The registration is

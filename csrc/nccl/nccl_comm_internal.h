@@ -44,7 +44,8 @@ void dd_nccl_comm_free_record(dd_nccl_comm *comm);
 /* dd_nccl_comm_enter with an end: DD_OP_TIMED_OUT when somebody else is inside until then. */
 dd_status dd_nccl_comm_enter_until(dd_nccl_comm *comm, const atomic_bool *stop, const dd_wait *wait,
                                    dd_nccl_comm_handle *handle, dd_error *err) DD_MUST_CHECK;
-/* ncclCommGetAsyncError, unless it has ended (DD_ABORTED, DD_CLOSED): success, in progress, or DD_BACKEND of `what`. */
+/* ncclCommGetAsyncError, unless it has ended (DD_ABORTED, DD_CLOSED): success, in progress, or DD_BACKEND of `what`. For the thread that is
+ * inside; one that does not block may be asked by no other. */
 dd_status dd_nccl_comm_poll(dd_nccl_comm *comm, const char *what, dd_nccl_result *result,
                             dd_error *err) DD_MUST_CHECK;
 /* "rank 1 of 4 on device 1"; returns out. */

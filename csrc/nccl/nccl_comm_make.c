@@ -289,6 +289,39 @@ dd_nccl_comm_finalize(dd_nccl_comm *comm, const atomic_bool *stop, const dd_wait
     return dd_nccl_task_run(t, NULL, stop, wait, err);
 }
 
+/* A call that makes nothing. */
+static dd_status
+run_on(dd_nccl_comm *comm, dd_nccl_task_kind kind, dd_nccl_capability capability, const dd_wait *wait,
+       dd_error *err)
+{
+    dd_nccl_task *t;
+    dd_status status = dd_nccl_need(comm->lib, capability, err);
+    if (status == DD_OK) {
+        status = task_create_on(kind, comm, 0, &t, err);
+    }
+    if (status != DD_OK) {
+        return status;
+    }
+    status = task_enter_parent(t, dd_nccl_capability_name(capability), NULL, wait, err);
+    if (status != DD_OK) {
+        dd_nccl_task_release(t);
+        return status;
+    }
+    return dd_nccl_task_run(t, NULL, NULL, wait, err);
+}
+
+dd_status
+dd_nccl_comm_suspend(dd_nccl_comm *comm, const dd_wait *wait, dd_error *err)
+{
+    return run_on(comm, DD_NCCL_TASK_SUSPEND, DD_NCCL_CAN_SUSPEND, wait, err);
+}
+
+dd_status
+dd_nccl_comm_resume(dd_nccl_comm *comm, const dd_wait *wait, dd_error *err)
+{
+    return run_on(comm, DD_NCCL_TASK_RESUME, DD_NCCL_CAN_RESUME, wait, err);
+}
+
 dd_status
 dd_nccl_comm_register_window(dd_nccl_comm *comm, void *data, size_t nbytes, dd_nccl_window *window,
                              const dd_wait *wait, dd_error *err)

@@ -73,29 +73,6 @@ dd_nccl_comm_revoke(dd_nccl_comm *comm, dd_error *err)
 }
 
 dd_status
-dd_nccl_comm_suspend(dd_nccl_comm *comm, dd_error *err)
-{
-    management call;
-    dd_status status = begin_with(&call, comm, DD_NCCL_CAN_SUSPEND, err);
-    if (status != DD_OK) {
-        return status;
-    }
-    return end(&call, comm->lib->api.ncclCommSuspend(call.handle, DD_NCCL_SUSPEND_MEM), "ncclCommSuspend",
-               err);
-}
-
-dd_status
-dd_nccl_comm_resume(dd_nccl_comm *comm, dd_error *err)
-{
-    management call;
-    dd_status status = begin_with(&call, comm, DD_NCCL_CAN_RESUME, err);
-    if (status != DD_OK) {
-        return status;
-    }
-    return end(&call, comm->lib->api.ncclCommResume(call.handle), "ncclCommResume", err);
-}
-
-dd_status
 dd_nccl_comm_mem_stat(dd_nccl_comm *comm, int stat, uint64_t *value, dd_error *err)
 {
     management call;

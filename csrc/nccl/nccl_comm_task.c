@@ -85,6 +85,10 @@ call_nccl(dd_nccl_task *t)
                                  config);
     case DD_NCCL_TASK_FINALIZE:
         return api->ncclCommFinalize(t->parent_handle);
+    case DD_NCCL_TASK_SUSPEND:
+        return api->ncclCommSuspend(t->parent_handle, DD_NCCL_SUSPEND_MEM);
+    case DD_NCCL_TASK_RESUME:
+        return api->ncclCommResume(t->parent_handle);
     case DD_NCCL_TASK_WINDOW:
         break;
     }

@@ -1,4 +1,4 @@
-/* Calls of NCCL that wait for other ranks: making communicators, finalising them, registering windows.
+/* Calls of NCCL that wait for other ranks: making communicators, finalising, suspending and resuming them, registering windows.
  *
  * NCCL gives such a call no deadline. So it is made on a thread of its own, whose record holds copies of all that it needs; the caller waits,
  * and may give it up. The thread of a call that hangs then stays behind, and undoes what the call has made, should it ever come
@@ -16,6 +16,8 @@ typedef enum dd_nccl_task_kind {
     DD_NCCL_TASK_SHRINK,
     DD_NCCL_TASK_GROW,
     DD_NCCL_TASK_FINALIZE,
+    DD_NCCL_TASK_SUSPEND,
+    DD_NCCL_TASK_RESUME,
     DD_NCCL_TASK_WINDOW,
 } dd_nccl_task_kind;
 

@@ -86,7 +86,7 @@ find(py_group *self, const char *function)
     return comm;
 }
 
-typedef dd_status (*comm_call)(dd_nccl_comm *comm, dd_error *err);
+typedef dd_status (*comm_call)(dd_nccl_comm *comm, const dd_wait *wait, dd_error *err);
 
 static PyObject *
 call_comm(PyObject *object, comm_call call, const char *function)
@@ -96,19 +96,28 @@ call_comm(PyObject *object, comm_call call, const char *function)
     if (comm == NULL) {
         return NULL;
     }
+    py_wait wait;
     dd_error err;
     dd_status status;
+    py_wait_init(&wait, self->state, dd_nccl_group_get_timeout_ns(self->nccl->group), true);
     Py_BEGIN_ALLOW_THREADS
-    status = call(comm, &err);
+    status = call(comm, &wait.wait, &err);
     dd_nccl_comm_release(comm);
     Py_END_ALLOW_THREADS
-    return py_nccl_comm_finish(self, status, &err);
+    return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
+}
+
+static dd_status
+revoke_now(dd_nccl_comm *comm, const dd_wait *wait, dd_error *err)
+{
+    (void)wait;
+    return dd_nccl_comm_revoke(comm, err);
 }
 
 PY_NCCL_METHOD(revoke)
 {
     return PyArg_ParseTupleAndKeywords(args, kwargs, ":revoke", (char *[]){NULL})
-               ? call_comm(self, dd_nccl_comm_revoke, "revoke")
+               ? call_comm(self, revoke_now, "revoke")
                : NULL;
 }
 

@@ -163,7 +163,8 @@ TEST(finalize_and_its_deadline)
     CHECK_INT(rank.status, DD_OP_TIMED_OUT);
     CHECK_CONTAINS(rank.error.message, "ncclCommFinalize of rank 0 of 1 on device 0 timed out");
     /* Whoever wants in meanwhile is not kept for ever either. */
-    CHECK_STATUS(dd_nccl_comm_suspend(rank.comm, check_err()), DD_OP_TIMED_OUT);
+    dd_wait brief = dd_wait_after(20 * DD_NS_PER_MS);
+    CHECK_STATUS(dd_nccl_comm_suspend(rank.comm, &brief, check_err()), DD_OP_TIMED_OUT);
     CHECK_CONTAINS(check_message(), "another thread's call");
     rig.on_nccl.release();
     dd_nccl_comm_handle handle;
@@ -177,6 +178,36 @@ TEST(finalize_and_its_deadline)
     CHECK_INT(rig.on_nccl.live("comm"), 0);
 }
 
+/* On a device ranks wait for each other there: one that does not come is a time-out. */
+TEST(suspending_has_a_deadline)
+{
+    comm_rig rig;
+    REQUIRE(comm_rig_open(&rig, NEWEST));
+    for (int is_nonblocking = 0; is_nonblocking < 2; is_nonblocking++) {
+        comm_rig_rank rank;
+        REQUIRE(comm_rig_connect(&rig, &rank, 1, is_nonblocking));
+        rig.on_nccl.hang("ncclCommSuspend", 0, -1);
+        dd_wait brief = dd_wait_after(50 * DD_NS_PER_MS);
+        CHECK_STATUS(dd_nccl_comm_suspend(rank.comm, &brief, check_err()), DD_OP_TIMED_OUT);
+        CHECK_CONTAINS(check_message(), "ncclCommSuspend of rank 0 of 1 on device 0 timed out");
+        rig.on_nccl.release();
+        rig.on_nccl.hang("ncclCommResume", 0, -1);
+        brief = dd_wait_after(50 * DD_NS_PER_MS);
+        CHECK_STATUS(dd_nccl_comm_resume(rank.comm, &brief, check_err()), DD_OP_TIMED_OUT);
+        CHECK_CONTAINS(check_message(), "ncclCommResume of rank 0 of 1 on device 0 timed out");
+        rig.on_nccl.release();
+        dd_nccl_comm_handle handle;
+        CHECK_OK(dd_nccl_comm_enter(rank.comm, &handle, check_err())); /* once the thread has left */
+        dd_nccl_comm_leave(rank.comm);
+        comm_rig_release(&rank, 1);
+        dd_wait wait = dd_wait_after(5 * DD_NS_PER_S);
+        while (rig.on_nccl.live("comm") > 0 && !dd_wait_is_over(&wait)) {
+            CHECK_OK(dd_wait_sleep(&wait, DD_NS_PER_MS, check_err()));
+        }
+    }
+    comm_rig_close(&rig);
+}
+
 TEST(revoke_suspend_and_statistics)
 {
     comm_rig rig;
@@ -184,14 +215,15 @@ TEST(revoke_suspend_and_statistics)
     comm_rig_rank rank;
     REQUIRE(comm_rig_connect(&rig, &rank, 1, false));
     uint64_t value = 7;
+    dd_wait wait = dd_wait_after(5 * DD_NS_PER_S);
     CHECK_OK(dd_nccl_comm_mem_stat(rank.comm, DD_NCCL_MEM_STAT_SUSPENDED, &value, check_err()));
     CHECK_INT(value, 0);
-    CHECK_OK(dd_nccl_comm_suspend(rank.comm, check_err()));
+    CHECK_OK(dd_nccl_comm_suspend(rank.comm, &wait, check_err()));
     CHECK_OK(dd_nccl_comm_mem_stat(rank.comm, DD_NCCL_MEM_STAT_SUSPENDED, &value, check_err()));
     CHECK_INT(value, 1);
-    CHECK_STATUS(dd_nccl_comm_suspend(rank.comm, check_err()), DD_BACKEND);
+    CHECK_STATUS(dd_nccl_comm_suspend(rank.comm, &wait, check_err()), DD_BACKEND);
     CHECK_CONTAINS(check_message(), "ncclCommSuspend of rank 0 of 1 on device 0: ncclInvalidUsage");
-    CHECK_OK(dd_nccl_comm_resume(rank.comm, check_err()));
+    CHECK_OK(dd_nccl_comm_resume(rank.comm, &wait, check_err()));
     CHECK_STATUS(dd_nccl_comm_mem_stat(rank.comm, 99, &value, check_err()), DD_BACKEND);
 
     CHECK_OK(dd_nccl_comm_revoke(rank.comm, check_err()));
@@ -240,8 +272,8 @@ TEST(what_an_old_nccl_cannot_do_names_the_version_that_can)
     dd_nccl_comm_spec spec = {.lib = rig.lib, .cuda = rig.cuda, .size = 2};
     CHECK_STATUS(dd_nccl_comm_revoke(rank.comm, check_err()), DD_NOT_SUPPORTED);
     CHECK_CONTAINS(check_message(), "ncclCommRevoke needs NCCL 2.28.7 or newer, this is 2.18.1");
-    CHECK_STATUS(dd_nccl_comm_suspend(rank.comm, check_err()), DD_NOT_SUPPORTED);
-    CHECK_STATUS(dd_nccl_comm_resume(rank.comm, check_err()), DD_NOT_SUPPORTED);
+    CHECK_STATUS(dd_nccl_comm_suspend(rank.comm, &wait, check_err()), DD_NOT_SUPPORTED);
+    CHECK_STATUS(dd_nccl_comm_resume(rank.comm, &wait, check_err()), DD_NOT_SUPPORTED);
     CHECK_STATUS(dd_nccl_comm_mem_stat(rank.comm, 0, &value, check_err()), DD_NOT_SUPPORTED);
     CHECK_STATUS(dd_nccl_comm_grow_id(rank.comm, &id, check_err()), DD_NOT_SUPPORTED);
     CHECK_STATUS(dd_nccl_comm_grow(rank.comm, &spec, &id, &rank.child, NULL, &wait, check_err()),

@@ -366,6 +366,49 @@ TEST(one_abort_that_hangs_keeps_no_communicator_from_it)
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true}, one_of_two_aborts_body, NULL);
 }
 
+/* ---- the watchdog beside a thread that is inside NCCL */
+
+static void *
+release_after_looks(void *arg)
+{
+    nccl_rig *rig = arg;
+    dd_wait wait = nccl_rig_patience();
+    while (rig->nccl_stub.hanging() == 0 && !dd_wait_is_over(&wait)) {
+        (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
+    }
+    uint64_t begun = dd_nccl_watchdog_heartbeat(rig->watchdog);
+    while (dd_nccl_watchdog_heartbeat(rig->watchdog) < begun + 3 && !dd_wait_is_over(&wait)) {
+        (void)!dd_wait_sleep(&wait, DD_NS_PER_MS, NULL);
+    }
+    CHECK(!dd_wait_is_over(&wait));
+    rig->nccl_stub.release();
+    return NULL;
+}
+
+static void
+inside_body(nccl_rig_rank *self)
+{
+    nccl_rig_check_sum(self);
+    float *data = nccl_rig_alloc(self, 2 * sizeof *data);
+    data[0] = data[1] = 1;
+    dd_block blocks[] = {{data, 4}, {data + 1, 4}};
+    dd_nccl_op ops[] = {nccl_rig_all_reduce(DD_DTYPE_FLOAT32, DD_REDOP_SUM, &blocks[0]),
+                        nccl_rig_all_reduce(DD_DTYPE_FLOAT32, DD_REDOP_SUM, &blocks[1])};
+    dd_nccl_call call = nccl_rig_call(self, "coalesced", ops, 2);
+    self->rig->nccl_stub.hang("ncclGroupEnd", 0, -1);
+    pthread_t thread;
+    REQUIRE_OK(dd_thread_start(&thread, "release", release_after_looks, self->rig, check_err()));
+    CHECK_OK(nccl_rig_do(self, &call, check_err()));
+    pthread_join(thread, NULL);
+    CHECK_INT(self->rig->nccl_stub.bad_uses(), 0);
+    nccl_rig_free(self, data);
+}
+
+TEST(the_watchdog_asks_nothing_of_a_communicator_that_is_in_use)
+{
+    nccl_rig_run(&(nccl_rig_options){.size = 1, .is_nonblocking = true}, inside_body, NULL);
+}
+
 /* ---- groups that are let go, launches that fail, the driver's end */
 
 static void

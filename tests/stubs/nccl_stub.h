@@ -42,6 +42,7 @@ typedef struct nccl_comm {
     dd_nccl_result state; /* what ncclCommGetAsyncError says */
     char error[NCCL_TEXT_MAX];
     int njobs; /* threads of groups under way */
+    int nopen; /* calls on it in groups that threads have not ended yet */
     int nrunning;
     uint64_t turn; /* the ticket of the kernel that may run */
     bool is_finalized;

@@ -369,7 +369,11 @@ nccl_async_error(dd_nccl_comm_handle handle, dd_nccl_result *state)
     }
     pthread_mutex_lock(&nccl_lock);
     *state = comm->state;
+    bool is_open = comm->nopen > 0;
     pthread_mutex_unlock(&nccl_lock);
+    if (is_open && !nccl_comm_is_blocking(comm)) {
+        stub_count_bad_use(); /* NCCL joins and frees the job that the thread with the group is about to join, too */
+    }
     nccl_comm_release(comm);
     return DD_NCCL_SUCCESS;
 }

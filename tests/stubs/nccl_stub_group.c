@@ -35,9 +35,31 @@ nccl_group_spoil(dd_nccl_result result)
     return result;
 }
 
+/* Calls on the communicator, in this thread's group. */
+static void
+count_open(nccl_comm *comm, int n)
+{
+    pthread_mutex_lock(&nccl_lock);
+    comm->nopen += n;
+    pthread_mutex_unlock(&nccl_lock);
+}
+
+/* The thread has come to the end of its group. */
+static void
+leave_comms(const nccl_group *group)
+{
+    for (const nccl_job *job = group->jobs; job != NULL; job = job->next) {
+        count_open(job->comm, -1);
+    }
+    for (size_t i = 0; i < group->nops; i++) {
+        count_open(group->ops[i].comm, -1);
+    }
+}
+
 dd_nccl_result
 nccl_group_add_job(nccl_job *job)
 {
+    count_open(job->comm, 1);
     nccl_job **link = &own.jobs;
     while (*link != NULL) {
         link = &(*link)->next;
@@ -53,6 +75,7 @@ nccl_group_add_op(nccl_comm *comm, const nccl_op *op)
     if (own.ops == NULL) {
         abort();
     }
+    count_open(comm, 1);
     own.ops[own.nops++] = (queued_op){.comm = stub_object_acquire(&comm->base), .op = *op};
     return DD_NCCL_SUCCESS;
 }
@@ -317,6 +340,7 @@ nccl_group_end(void)
     nccl_group *group = stub_zalloc(sizeof *group);
     *group = own;
     own = (nccl_group){0};
+    leave_comms(group);
     return carry_out(group);
 }
 
@@ -335,6 +359,7 @@ nccl_group_simulate_end(dd_nccl_sim_info *info)
     }
     nccl_group dropped = own;
     own = (nccl_group){0};
+    leave_comms(&dropped);
     free_group(&dropped);
     return DD_NCCL_SUCCESS;
 }
