@@ -183,6 +183,9 @@ int64_t dd_nccl_work_timeout_ns(const dd_nccl_work *work);
 bool dd_nccl_work_is_captured(const dd_nccl_work *work);
 bool dd_nccl_work_is_barrier(const dd_nccl_work *work);
 
+/* Makes the host wait until nothing is under way any more, on this rank; then as dd_nccl_group_check. */
+dd_status dd_nccl_group_wait_works(dd_nccl_group *group, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+
 /* ---- the end */
 
 /* Fails the group as if the watchdog had found `cause`: works end with it at once, communicators are aborted by the watchdog's helper. */

@@ -256,10 +256,19 @@ wait_for_works(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
         dd_status status = nccl_work_await(work, wait, err);
         dd_work_release(&work->base.base);
         if (status != DD_OK) {
-            dd_error_prepend(err, "closing the group");
             return status;
         }
     }
+}
+
+dd_status
+dd_nccl_group_wait_works(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
+{
+    dd_status status = nccl_group_check_fork(group, err);
+    if (status == DD_OK) {
+        status = wait_for_works(group, wait, err);
+    }
+    return status == DD_OK ? dd_nccl_group_check(group, err) : status;
 }
 
 /* Before: pairs after all ranks, then by their ranks. Ending a communicator may wait for its other ranks, so that all must do it in one
@@ -353,7 +362,9 @@ static dd_status
 close_in_turn(dd_nccl_group *group, const dd_wait *wait, bool *has_failed, dd_error *err)
 {
     dd_status status = wait_for_works(group, wait, err);
-    if (status == DD_OK && !atomic_load(&group->stop)) {
+    if (status != DD_OK) {
+        dd_error_prepend(err, "closing the group");
+    } else if (!atomic_load(&group->stop)) {
         status = close_comms(group, wait, err);
     }
     *has_failed = atomic_load(&group->stop);

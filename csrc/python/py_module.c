@@ -269,6 +269,9 @@ static PyMethodDef core_methods[] = {
     {"_load_nccl", (PyCFunction)(void (*)(void))py_nccl_load, METH_VARARGS | METH_KEYWORDS,
      "_load_nccl($module, /, nccl, candidates, cuda, interval=0, abort_timeout=0, is_abort_off=False)\n--\n\n"
      "Loads NCCL and the CUDA driver: the explicit paths (or None), else what is found."},
+    {"_find_nccl_obstacle", py_nccl_find_obstacle, METH_VARARGS,
+     "_find_nccl_obstacle($module, nccl, candidates, /)\n--\n\n"
+     "Why NCCL itself cannot be loaded, whatever the driver is like; None where it can."},
     {"_nccl_info", py_nccl_info, METH_NOARGS,
      "_nccl_info($module, /)\n--\n\nWhat has been loaded, as a dict; None when nothing has."},
     {"_nccl_config_fields", py_nccl_config_fields, METH_NOARGS,

@@ -98,6 +98,32 @@ load_and_keep(py_state *state, const load_arguments *arguments)
 }
 
 PyObject *
+py_nccl_find_obstacle(PyObject *module, PyObject *args)
+{
+    (void)module;
+    dd_nccl_search search = {.explicit_path = NULL};
+    PyObject *candidates;
+    if (!PyArg_ParseTuple(args, "zO!:_find_nccl_obstacle", &search.explicit_path, &PyList_Type,
+                          &candidates)) {
+        return NULL;
+    }
+    const char **paths = read_paths(candidates, &search.ncandidates);
+    if (paths == NULL) {
+        return NULL;
+    }
+    search.candidates = paths;
+    dd_nccl_lib *lib = NULL;
+    dd_error err;
+    dd_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = dd_nccl_lib_open(&search, &lib, &err);
+    dd_nccl_lib_close(lib);
+    Py_END_ALLOW_THREADS
+    PyMem_Free(paths);
+    return status == DD_OK ? Py_NewRef(Py_None) : PyUnicode_FromString(err.message);
+}
+
+PyObject *
 py_nccl_load(PyObject *module, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"nccl",          "candidates",   "cuda", "interval",

@@ -17,6 +17,8 @@ typedef struct py_nccl {
 py_nccl *py_nccl_get(py_state *state);
 /* Functions of the module. */
 PyObject *py_nccl_load(PyObject *module, PyObject *args, PyObject *kwargs);
+/* What keeps NCCL itself from being loaded, whatever the driver is like; None: nothing. */
+PyObject *py_nccl_find_obstacle(PyObject *module, PyObject *args);
 PyObject *py_nccl_info(PyObject *module, PyObject *unused);
 PyObject *py_nccl_config_fields(PyObject *module, PyObject *unused);
 PyObject *py_nccl_shut_down(PyObject *module, PyObject *unused);

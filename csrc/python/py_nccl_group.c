@@ -522,6 +522,26 @@ group_add_ephemeral_timeout(PyObject *object, PyObject *value)
 }
 
 static PyObject *
+group_wait_for_works(PyObject *object, PyObject *args)
+{
+    const py_group *self = (py_group *)object;
+    PyObject *timeout = NULL;
+    int64_t timeout_ns;
+    if (!py_nccl_group_require(self) || !PyArg_ParseTuple(args, "|O:_wait_for_works", &timeout) ||
+        !py_group_read_timeout(self, timeout, &timeout_ns, "_wait_for_works")) {
+        return NULL;
+    }
+    py_wait wait;
+    dd_error err;
+    dd_status status;
+    py_wait_init(&wait, self->state, timeout_ns >= 0 ? timeout_ns : DD_NEVER_NS, true);
+    Py_BEGIN_ALLOW_THREADS
+    status = dd_nccl_group_wait_works(self->nccl->group, &wait.wait, &err);
+    Py_END_ALLOW_THREADS
+    return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *
 group_monitored_barrier(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     (void)object;
@@ -593,6 +613,9 @@ static PyMethodDef group_methods[] = {
     {"add_ephemeral_timeout", group_add_ephemeral_timeout, METH_O,
      "add_ephemeral_timeout($self, timeout, /)\n--\n\n"
      "Gives the operations called from now on so much more time, until one of them has ended."},
+    {"_wait_for_works", group_wait_for_works, METH_VARARGS,
+     "_wait_for_works($self, timeout=None, /)\n--\n\n"
+     "Waits on the host until nothing is under way on this rank, and raises if the group has failed."},
     {"abort", KEYWORDS(group_abort),
      "abort($self, reason='abort() was called', timeout=None)\n--\n\n"
      "Ends all operations here at once, with DistAbortedError; waits for the communicators' end (10 s). From any thread."},

@@ -32,6 +32,14 @@ def paths() -> tuple[str | None, str | None]:
 
 def load() -> None:
     """Load both libraries, once a process. NotImplementedError says what was tried, and why that failed."""
+    try:
+        _load()
+    except NotImplementedError:
+        raise NotImplementedError(why_not()) from None
+
+
+def _load() -> None:
+    """The same; the error is about the first that is missing."""
     global _reason
     if _core._nccl_info() is not None:
         return
@@ -56,15 +64,19 @@ def is_available() -> bool:
     """Whether both libraries can be loaded and there is a device. What has failed once is not tried again."""
     if _reason is None:
         try:
-            load()
+            _load()
         except NotImplementedError:
             pass
     return _reason is None
 
 
 def why_not() -> str | None:
-    """Why it is not available; None when it is."""
-    return None if is_available() else str(_reason)
+    """Why it is not available, of the driver and of NCCL; None when it is."""
+    if is_available():
+        return None
+    reason = str(_reason)
+    obstacle = _core._find_nccl_obstacle(paths()[0], candidates())
+    return reason if obstacle is None or obstacle in reason else f"{reason}; and {obstacle}"
 
 
 def info() -> dict[str, Any]:

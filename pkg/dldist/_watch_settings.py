@@ -59,7 +59,6 @@ class WatchSettings:
     """NCCL makes its communicators without blocking; None: whatever is best here."""
     nonblocking_timeout_s: int | None
     """How long it may take; None: the group's time-out."""
-    broadcast_unique_id: bool
 
     def __init__(self) -> None:
         self.given: set[str] = set()
@@ -126,13 +125,13 @@ SETTINGS: tuple[tuple[str, str, tuple[str, ...], tuple[str, ...], Callable[[str]
     ("ranks_per_root", "DLDIST_NCCL_RANKS_PER_ROOT", ("TORCH_NCCL_RANKS_PER_ROOT",), (), _number(0), 128),
     ("nonblocking", "DLDIST_NCCL_NONBLOCKING", ("TORCH_NCCL_USE_COMM_NONBLOCKING",), (), _bool, None),
     ("nonblocking_timeout_s", "DLDIST_NCCL_NONBLOCKING_TIMEOUT_S", ("TORCH_NCCL_NONBLOCKING_TIMEOUT",), (), _number(1), None),
-    ("broadcast_unique_id", "DLDIST_NCCL_BCAST_UNIQUEID", ("TORCH_NCCL_BCAST_UNIQUEID",), (), _bool, True),
 )
 
 WITHOUT_EFFECT = (
     "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING",
     "TORCH_NCCL_RETHROW_CUDA_ERRORS",
     "TORCH_NCCL_LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN",
+    "TORCH_NCCL_BCAST_UNIQUEID",
     "TORCH_NCCL_AVOID_RECORD_STREAMS",
     "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
     "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",

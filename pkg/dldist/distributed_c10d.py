@@ -321,7 +321,13 @@ def _resolve_process_group(name: str) -> ProcessGroup:
 
 
 def _add_ephemeral_timeout_for_all_pgs(timeout: timedelta) -> None:
-    """NCCL's groups alone have time-outs of that kind."""
+    """Give what is called in all groups of NCCL from now on so much more time, on this rank, until one of its operations has ended."""
+    from dldist.c10d.groups import _nccl_behind
+
+    for pg in registry._world.pg_map:
+        backend = _nccl_behind(pg)
+        if backend is not None:
+            backend._add_ephemeral_timeout(timeout)
 
 
 def _get_group_size(group: Any) -> int:

@@ -206,7 +206,7 @@ GROUPS = [
     Bad("dist.new_group(3)", "TypeError", "must be a sequence of integers"),
     Bad("dist.new_group([0, 1], timeout='x')", "TypeError", "Expected timeout argument"),
     Bad("dist.new_group([0, 1], backend='nonsense')", "AssertionError", "Unknown backend type"),
-    Bad("dist.new_group([0, 1], backend='nccl')", "RuntimeError", "doesn't have NCCL built in"),
+    Bad("dist.new_group([0, 1], backend='nccl')", "RuntimeError", "backend nccl cannot be used here"),
     Bad("dist.new_group([0, 1], backend='mpi', use_local_synchronization=True)", "ValueError", "MPI backend"),
     Bad("dist.new_subgroups()", "ValueError", "only takes effect when an accelerator is available"),
     Bad("dist.new_subgroups(0)", "ValueError", "must be positive"),

@@ -286,6 +286,14 @@ def surface(dist, stubs, Tensor, port, rank, size):
     assert backend._verify_work_timeout(work, datetime.timedelta(seconds=10)), work.timeout
     assert not backend._verify_work_timeout(work, datetime.timedelta(seconds=1))
     work.wait(datetime.timedelta(seconds=LIMIT_S))
+    work = dist.all_reduce(Tensor([1.0]), async_op=True)
+    if rank == 0:  # alone
+        backend._wait_for_pending_works()
+        assert work.is_completed()
+    dist.distributed_c10d._add_ephemeral_timeout_for_all_pgs(datetime.timedelta(seconds=2))
+    work = dist.all_reduce(Tensor([1.0]), async_op=True)
+    assert backend._verify_work_timeout(work, datetime.timedelta(seconds=9)), work.timeout
+    work.wait(datetime.timedelta(seconds=LIMIT_S))
     assert backend.memory_stats()["gpu_mem_total"] >= 0
     dist.barrier()
     backend.suspend()

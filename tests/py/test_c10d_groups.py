@@ -58,8 +58,8 @@ def test_backends_that_there_are(backend, name, config):
 HASH = "a HashStore"
 
 BAD_INIT = [
-    ({"backend": "nccl"}, RuntimeError, "Distributed package doesn't have NCCL built in"),
-    ({"backend": "cpu:gloo,cuda:nccl"}, RuntimeError, "Distributed package doesn't have NCCL built in"),
+    ({"backend": "nccl"}, RuntimeError, "backend nccl cannot be used here"),
+    ({"backend": "cpu:gloo,cuda:nccl"}, RuntimeError, "backend nccl cannot be used here"),
     ({"backend": "mpi"}, RuntimeError, "Distributed package doesn't have MPI built in"),
     ({"backend": "ucc"}, RuntimeError, "Distributed package doesn't have UCC built in"),
     ({"backend": "xccl"}, RuntimeError, "Distributed package doesn't have XCCL built in"),

@@ -29,7 +29,11 @@ why = nccl.why_not_available()
 try:
     dldist.init_process_group("nccl", store=dldist.HashStore(), rank=0, world_size=1)
 except RuntimeError as error:
-    assert str(error) == "Distributed package doesn't have NCCL built in: " + why, (error, why)
+    assert str(error).startswith("backend nccl cannot be used here: " + why) and "pip install nvidia-nccl-cu1" in str(error), (error, why)
+try:
+    nccl.NcclGroup(None, 0, 1)
+except NotImplementedError as error:
+    assert str(error) == why, (error, why)
 assert not dldist.is_initialized()
 print(why)
 """
@@ -68,6 +72,13 @@ def test_no_driver(tmp_path):
     missing = tmp_path / "libcuda.so.1"
     why = run(WHY, {**stubs.environment(), "DLDIST_CUDA_LIBRARY": missing})
     assert str(missing) in why and "No such file" in why
+
+
+def test_neither(tmp_path):
+    """Whoever installs what the message names should not learn of the next thing only then."""
+    driver, library = tmp_path / "libcuda.so.1", tmp_path / "libnccl.so.2"
+    why = run(WHY, {**nccl_stubs.build().environment(), "DLDIST_CUDA_LIBRARY": driver, "DLDIST_NCCL_LIBRARY": library})
+    assert str(driver) in why and str(library) in why and why.count("No such file") == 2, why
 
 
 def test_no_device():

@@ -54,7 +54,10 @@ def _refuse_backend(name: str) -> None:
     if name == Backend.NCCL:
         from dldist import _nccl_library
 
-        raise RuntimeError(f"Distributed package doesn't have NCCL built in: {_nccl_library.why_not()}")
+        raise RuntimeError(
+            f"backend nccl cannot be used here: {_nccl_library.why_not()}. It needs a GPU with NVIDIA's driver (libcuda.so.1), and "
+            "NCCL (libnccl.so.2), which is not part of dldist: pip install nvidia-nccl-cu13, or -cu12, or set DLDIST_NCCL_LIBRARY"
+        )
     if name in (Backend.MPI, Backend.XCCL, Backend.UCC):
         raise RuntimeError(f"Distributed package doesn't have {name.upper()} built in")
     raise AssertionError(f"Unknown c10d backend type {name.upper()}")

@@ -267,8 +267,8 @@ class ProcessGroupNCCL(OverGroup):
         return self.group.sequence
 
     def _wait_for_pending_works(self) -> None:
-        """Wait on the host for all that has been called."""
-        self.group.barrier(async_op=False)
+        """Wait on the host for all that has been called here; the other ranks are not asked."""
+        self.group._wait_for_works()
 
     def _enable_collectives_timing(self) -> None:
         """Works measure their time only where that was asked for before: DLDIST_NCCL_ENABLE_TIMING=1."""
