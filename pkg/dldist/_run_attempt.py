@@ -111,6 +111,8 @@ class Supervisor:
         """When those that are still there are killed."""
         self._is_noted_done = False
         self._consoles = [_run_output.Console(fd, self._may_wait) for fd in (1, 2)]
+        self._nlines_at: dict[int, int] = {}
+        """By rank: how many lines the consoles had when it had shown the last of its stderr there."""
 
     def _may_wait(self) -> bool:
         return self._signals.first is None and (self._kill_at is None or time.monotonic() < self._kill_at)
@@ -128,6 +130,14 @@ class Supervisor:
                 rank.close()
             self._selector.close()
         return self._told
+
+    def is_in_sight(self, failure: _run_report.Failure) -> bool:
+        """Whether what the failed rank has said can still be read on the console."""
+        shown_at = self._nlines_at.get(failure.rank)
+        return shown_at is not None and self._nlines() - shown_at <= _run_report.LINES_IN_SIGHT
+
+    def _nlines(self) -> int:
+        return sum(console.nlines for console in self._consoles)
 
     # Starting
 
@@ -191,8 +201,13 @@ class Supervisor:
     def _on_output(self, rank: _run_ranks.Rank, stream: _run_output.Stream) -> None:
         if not stream.read():
             self._selector.unregister(stream.fd)
+        self._note_shown(rank, stream)
         if stream.has_marker and not self._failures:
             self._fail(self._torch_was_refused(rank))
+
+    def _note_shown(self, rank: _run_ranks.Rank, stream: _run_output.Stream) -> None:
+        if stream is rank.streams[1] and stream.is_shown:
+            self._nlines_at[rank.rank] = self._nlines()
 
     def _torch_was_refused(self, rank: _run_ranks.Rank) -> _run_report.Failure:
         return _run_report.of_launcher(
@@ -208,7 +223,10 @@ class Supervisor:
             return
         self._selector.unregister(rank.pidfd)
         if rank.code != 0 and self._kill_at is None:
-            self._fail(rank.failure())
+            failure = rank.failure()
+            if rank.streams:
+                self._note_shown(rank, rank.streams[1])
+            self._fail(failure)
 
     def _fail(self, failure: _run_report.Failure) -> None:
         self._failures.append(failure)

@@ -181,7 +181,8 @@ class Rank:
         """The report of one that has ended badly."""
         for stream in self.streams:
             stream.drain()
-        tail = _run_report.last_traceback(self.streams[1].tail()) if self.streams else b""
+        tail = _run_report.without_prefix(self.streams[1].tail(), self.rank) if self.streams else b""
+        tail = _run_report.last_traceback(tail)
         code = self.code or 0
         return _run_report.Failure(
             rank=self.rank,

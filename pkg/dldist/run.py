@@ -54,12 +54,11 @@ def _launch(options: _run_options.Options, signals: _run_attempt.Signals) -> int
     for number in range(options.max_restarts + 1):
         with signals.raising():
             attempt = meeting.attempt(number)
-        failure = _run_attempt.Supervisor(options, meeting, attempt, signals).run()
+        supervisor = _run_attempt.Supervisor(options, meeting, attempt, signals)
+        failure = supervisor.run()
         if failure is None:
             break
-        # By itself on the console, a rank has shown its traceback there already.
-        has_tail = meeting.place.world_size > 1
-        sys.stderr.buffer.write(_run_report.describe(failure, has_tail))
+        sys.stderr.buffer.write(_run_report.describe(failure, supervisor.is_in_sight(failure)))
         sys.stderr.flush()
         if failure.is_final:
             break

@@ -166,15 +166,36 @@ class TestConsole:
 
 
 class TestFailing:
-    def test_first_traceback_is_printed_last(self):
-        code, _, err = dlrun("--nproc-per-node", 3, program("fails.py"), "group")
+    FIRST = r"rank 1 failed first: exit code 1 \(host \S+, pid \d+, local rank 1, attempt 0, at .* s\)"
+
+    def test_first_traceback_is_printed_last_where_it_was_not_shown(self, tmp_path):
+        """Nor is it shown before: the ranks' stderr goes to files alone."""
+        code, _, err = dlrun("--nproc-per-node", 3, "--redirects", 2, program("fails.py"), "group", env={"TMPDIR": str(tmp_path)})
         assert code == 1
         head, _, tail = err.rpartition("dlrun: ")
         line, _, traceback = tail.partition("\n")
-        assert re.fullmatch(r"rank 1 failed first: exit code 1 \(host \S+, pid \d+, local rank 1, attempt 0, at .* s\)", line)
-        assert "[rank" not in traceback
+        assert re.fullmatch(self.FIRST, line)
+        assert "[rank" not in err
         assert traceback.startswith("Traceback (most recent call last):")
         assert "KeyError: 'inner'" in traceback and traceback.endswith("ValueError: the cause\n")
+
+    @pytest.mark.parametrize("how", ["group", "world"])
+    def test_traceback_appears_once(self, how):
+        """Whoever writes the rank before its lines; the last words are its exception."""
+        code, _, err = dlrun("--nproc-per-node", 2, program("fails.py"), how)
+        assert code == 1
+        assert err.count("KeyError: 'inner'") == 1
+        line, _, words = err.rpartition("dlrun: ")[2].partition("\n")
+        assert re.fullmatch(self.FIRST, line)
+        assert words == "ValueError: the cause\n"
+
+    def test_traceback_that_much_output_has_followed_is_shown_again(self):
+        code, _, err = dlrun("--nproc-per-node", 2, program("fails.py"), "talkers")
+        assert code == 1
+        line, _, traceback = err.rpartition("dlrun: ")[2].partition("\n")
+        assert re.fullmatch(self.FIRST, line)
+        assert traceback.startswith("Traceback (most recent call last):") and traceback.endswith("ValueError: the cause\n")
+        assert err.count("KeyError: 'inner'") == 2
 
     @pytest.mark.parametrize(
         ("how", "code", "words"),
@@ -200,6 +221,21 @@ class TestFailing:
 
 
 class TestEnding:
+    def test_ctrl_c_of_a_hung_job_shows_where_each_rank_was(self):
+        process = start("--nproc-per-node", 2, program("hangs.py"))
+        pids = [int(process.stdout.readline().split()[-1]) for _ in range(2)]
+        for pid in pids:
+            procs_module.wait_asleep([pid], pid)
+        process.send_signal(signal.SIGINT)
+        code, _, err = finish(process)
+        assert code == 128 + signal.SIGINT
+        for rank, where in ((0, "dist.all_reduce(x)"), (1, "time.sleep(60)")):
+            lines = [line for line in err.splitlines() if line.startswith(f"[rank{rank}]: ")]
+            assert lines[0] == f"[rank{rank}]: Traceback (most recent call last):", err
+            assert lines[-1] == f"[rank{rank}]: KeyboardInterrupt", err
+            assert err.count(where) == 1, err
+        assert err.count("Traceback") == 2 and "excepthook" not in err, err
+
     def start_lives(self, *args):
         process = start("--nproc-per-node", 2, *args, program("lives.py"))
         lines = [process.stdout.readline().decode().split() for _ in range(2)]
@@ -414,6 +450,13 @@ class TestPieces:
         assert _run_report.is_consequence(1, lost)
         assert not _run_report.is_consequence(-9, lost)
         assert not _run_report.is_consequence(1, lost + b"noise\n" + lost.replace(b"DistPeerLostError", b"ValueError"))
+
+    def test_consequence_of_a_rank_that_names_itself(self):
+        """As those do that are in a default world: else whoever is lost is not looked for."""
+        lost = b"Traceback (most recent call last):\n  File\n    f()\ndldist.DistPeerLostError: rank 1 is gone\n"
+        named = b"".join(b"[rank12]: " + line for line in lost.splitlines(keepends=True))
+        assert _run_report.without_prefix(named, 12) == lost
+        assert _run_report.without_prefix(named, 1) == named
 
     def test_bad_report_of_another_launcher(self):
         with pytest.raises(ValueError, match="no report of a failure"):
