@@ -33,6 +33,12 @@ typedef struct py_watch {
 static _Atomic(dd_monitor *) signalled_monitor;
 static atomic_int signalled_pid;
 
+/* What the signals that ask for dumps did before; put back when the monitor stops. Guarded by the GIL. */
+static struct {
+    bool is_heard;
+    struct sigaction before;
+} heard_signals[NSIG];
+
 /* ---- what the monitor asks of us */
 
 static void
@@ -168,6 +174,31 @@ py_watch_run(PyObject *module, PyObject *unused)
     Py_RETURN_NONE;
 }
 
+static void
+on_signal(int signum)
+{
+    (void)signum;
+    dd_monitor *monitor = atomic_load(&signalled_monitor);
+    /* A child of a fork has closed what it would write to. */
+    if (monitor != NULL && atomic_load(&signalled_pid) == (int)getpid()) {
+        dd_monitor_request_dump(monitor);
+    }
+}
+
+/* A handler that somebody has installed since then stays. */
+static void
+restore_signals(void)
+{
+    for (int signum = 1; signum < NSIG; signum++) {
+        struct sigaction now;
+        if (heard_signals[signum].is_heard && sigaction(signum, NULL, &now) == 0 &&
+            now.sa_handler == on_signal) {
+            (void)sigaction(signum, &heard_signals[signum].before, NULL);
+        }
+        heard_signals[signum].is_heard = false;
+    }
+}
+
 PyObject *
 py_watch_stop(PyObject *module, PyObject *grace)
 {
@@ -178,6 +209,7 @@ py_watch_stop(PyObject *module, PyObject *grace)
     }
     py_watch *watch = find_watch(state);
     if (watch != NULL) {
+        restore_signals();
         atomic_store(&signalled_monitor, NULL);
         Py_BEGIN_ALLOW_THREADS
         dd_monitor_stop(watch->monitor, grace_ns);
@@ -290,40 +322,43 @@ py_watch_request_dump(PyObject *module, PyObject *unused)
     return PyBool_FromLong(watch != NULL);
 }
 
-static void
-on_signal(int signum)
-{
-    (void)signum;
-    dd_monitor *monitor = atomic_load(&signalled_monitor);
-    /* A child of a fork has closed what it would write to. */
-    if (monitor != NULL && atomic_load(&signalled_pid) == (int)getpid()) {
-        dd_monitor_request_dump(monitor);
-    }
-}
-
-/* In C, so that it is heard while Python stands still. */
+/* In C, so that it is heard while Python stands still. False: it does something else than its default, and is
+ * left alone where that was asked for. */
 PyObject *
-py_watch_on_signal(PyObject *module, PyObject *signum)
+py_watch_on_signal(PyObject *module, PyObject *args)
 {
-    long number = PyLong_AsLong(signum);
-    py_watch *watch = find_watch(PyModule_GetState(module));
-    if (number == -1 && PyErr_Occurred() != NULL) {
+    int number;
+    int has_to_be_unused;
+    if (!PyArg_ParseTuple(args, "ip:_monitor_on_signal", &number, &has_to_be_unused)) {
         return NULL;
     }
+    py_watch *watch = find_watch(PyModule_GetState(module));
     if (watch == NULL) {
         PyErr_SetString(PyExc_RuntimeError,
                         "no group of several ranks has been made yet: nothing is monitored");
         return NULL;
     }
-    atomic_store(&signalled_pid, (int)getpid());
-    atomic_store(&signalled_monitor, watch->monitor);
+    struct sigaction before;
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     sigemptyset(&action.sa_mask);
-    if (number < 1 || number > SIGRTMAX || sigaction((int)number, &action, NULL) != 0) {
-        PyErr_Format(PyExc_ValueError, "signal %ld cannot ask for dumps", number);
+    if (number < 1 || number >= NSIG || sigaction(number, NULL, &before) != 0) {
+        PyErr_Format(PyExc_ValueError, "there is no signal %d to ask for dumps by", number);
         return NULL;
     }
-    Py_RETURN_NONE;
+    if (has_to_be_unused != 0 && before.sa_handler != SIG_DFL) {
+        Py_RETURN_FALSE;
+    }
+    atomic_store(&signalled_pid, (int)getpid());
+    atomic_store(&signalled_monitor, watch->monitor);
+    if (sigaction(number, &action, NULL) != 0) {
+        PyErr_Format(PyExc_ValueError, "signal %d cannot ask for dumps", number);
+        return NULL;
+    }
+    if (before.sa_handler != on_signal) {
+        heard_signals[number].is_heard = true;
+        heard_signals[number].before = before;
+    }
+    Py_RETURN_TRUE;
 }
 
 PyObject *

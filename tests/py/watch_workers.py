@@ -99,6 +99,43 @@ def idle(channel, port, rank, size):
     return None
 
 
+def disposition(number):
+    """What a signal does in this process, as the kernel knows it; who handles it is told by sending it."""
+    with open("/proc/self/status") as file:
+        lines = [line.split(":") for line in file]
+    masks = {name: int(value, 16) for name, value in lines if name in ("SigIgn", "SigCgt")}
+    bit = 1 << (number - 1)
+    if masks["SigIgn"] & bit:
+        return "ignored"
+    return "handled" if masks["SigCgt"] & bit else "default"
+
+
+def uses_a_signal(channel, port, rank, size, before, is_heard, prefix):
+    """What SIGUSR2 does while there is a world, and when the monitor has stopped."""
+    calls = []
+    if before != "default":
+        handler = signal.SIG_IGN if before == "ignored" else lambda *_: calls.append("of the program")
+        signal.signal(signal.SIGUSR2, handler)
+
+    def find_out():
+        found = disposition(signal.SIGUSR2)
+        if found != "handled":
+            return found
+        calls.clear()
+        signal.raise_signal(signal.SIGUSR2)
+        return calls[0] if calls else "heard"
+
+    world = open_world(port, rank, size)
+    world.barrier()
+    meanwhile = find_out()
+    if is_heard:
+        assert await_file(f"{prefix}{rank}", time.monotonic()) is not None
+    world.barrier()
+    world.close()
+    dldist._watch._stop()
+    return [meanwhile, find_out()]
+
+
 def forks(channel, port, rank, size):
     world = open_world(port, rank, size)
     world.barrier()
