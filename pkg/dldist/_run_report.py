@@ -16,6 +16,7 @@ _CHAIN = (
     b"\nDuring handling of the above exception, another exception occurred:\n\n",
 )
 _CONSEQUENCE = re.compile(rb"(?:\w+\.)*Dist(?:PeerLost|Aborted)Error\b")
+_TIME_OUT = re.compile(rb"(?:\w+\.)*DistTimeoutError\b")
 _UNINDENTED = re.compile(rb"^\w.*", re.M)
 _LAST_LINES = 20
 LINES_IN_SIGHT = 40
@@ -128,6 +129,12 @@ def is_consequence(code: int, tail: bytes) -> bool:
     """Whether a rank ended only because it has lost another, or another has given up."""
     raised = _raised(tail)
     return code > 0 and raised is not None and _CONSEQUENCE.match(raised[0]) is not None
+
+
+def is_time_out(failure: Failure) -> bool:
+    """Whether a rank ended because something did not come in time."""
+    raised = _raised(failure.tail.encode(errors="replace"))
+    return failure.code > 0 and raised is not None and _TIME_OUT.match(raised[0]) is not None
 
 
 def first(failures: list[Failure]) -> Failure:
