@@ -167,8 +167,14 @@ py_watch_run(PyObject *module, PyObject *unused)
     (void)unused;
     py_watch *watch = find_watch(PyModule_GetState(module));
     if (watch != NULL) {
+        sigset_t all;
+        sigset_t old;
+        sigfillset(&all);
         Py_BEGIN_ALLOW_THREADS
+        /* Python handles signals on the main thread. One that the kernel gave to this one would not wake it. */
+        pthread_sigmask(SIG_SETMASK, &all, &old);
         dd_monitor_run(watch->monitor);
+        pthread_sigmask(SIG_SETMASK, &old, NULL);
         Py_END_ALLOW_THREADS
     }
     Py_RETURN_NONE;

@@ -146,6 +146,13 @@ def test_a_signal_that_is_in_use_is_left_alone(children, prefix, setting, before
         assert rank.result() == [meanwhile, afterwards]
 
 
+def test_signals_are_the_main_threads(children):
+    """Ctrl-C that another thread is given does not wake the main one: it might sleep in a call of somebody else's."""
+    ranks, store = group_team.start_ranks(children, workers.threads_that_take_signals, 2)
+    for rank in ranks:
+        assert rank.result() == ["main"]
+
+
 def test_the_gil_is_held(children, prefix, tmp_path):
     """The dump is there all the same, before the GIL is free; and the report says how long it was not."""
     env = {"DLDIST_FR_DUMP_FILE": prefix, "DLDIST_DUMP_PIPE": f"{tmp_path}/"}

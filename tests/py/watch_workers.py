@@ -136,6 +136,29 @@ def uses_a_signal(channel, port, rank, size, before, is_heard, prefix):
     return [meanwhile, find_out()]
 
 
+def threads_that_take(number):
+    """The threads of this process that a signal may be given to."""
+    found = []
+    for thread in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{thread}/status") as file:
+            blocked = next(int(line.split()[1], 16) for line in file if line.startswith("SigBlk:"))
+        if not blocked >> (number - 1) & 1:
+            found.append("main" if int(thread) == os.getpid() else thread)
+    return found
+
+
+def threads_that_take_signals(channel, port, rank, size):
+    """Once the monitor runs, which starts with the world."""
+    world = open_world(port, rank, size)
+    world.barrier()
+    deadline = time.monotonic() + LIMIT_S
+    while (found := threads_that_take(signal.SIGINT)) != ["main"] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    world.barrier()
+    world.close()
+    return found
+
+
 def forks(channel, port, rank, size):
     world = open_world(port, rank, size)
     world.barrier()
