@@ -34,7 +34,7 @@ def is_importable(thing: Any) -> bool:
 def cloudpickle() -> Any:
     """The module, if it is installed; else None."""
     try:
-        import cloudpickle as module  # type: ignore[import-not-found, unused-ignore]
+        import cloudpickle as module  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError:
         return None
     return module

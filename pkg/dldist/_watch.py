@@ -95,7 +95,7 @@ def _is_detailed() -> bool:
 
 def dump_signal(name: str) -> int:
     """The number of the signal that DLDIST_DUMP_SIGNAL names: SIGUSR2 where it names none, 0 for "none" and "0"."""
-    import _signal
+    import _signal  # type: ignore[import-not-found, unused-ignore]
 
     wanted = name.upper() or "SIGUSR2"
     if wanted == "NONE":
