@@ -46,7 +46,7 @@ def test_a_time_out_dumps_on_every_rank(children, prefix, members):
         rank.send("leave")
     assert [rank.result() for rank in ranks] == [True] * size
     for number, (seconds, report) in enumerate(replies):
-        assert seconds is not None and seconds < 2, (number, seconds, report)
+        assert seconds is not None and seconds < procs.under_load(2), (number, seconds, report)
         dump = entries_of(f"{prefix}{number}")
         assert dump["entries"], dump
         assert f"{prefix}{number}" in report
@@ -207,4 +207,4 @@ def test_the_end_of_a_process_is_not_held_up(children):
     for rank in ranks:
         rank.send("go")
     begun = [rank.result() for rank in ranks]
-    assert time.monotonic() - min(begun) < 1.5
+    assert time.monotonic() - min(begun) < procs.under_load(1.5)
