@@ -20,24 +20,26 @@
 
 /* Never freed: groups may be let go until the process ends. */
 typedef struct py_watch {
-    uint64_t generation;       /* const */
-    dd_monitor *monitor;       /* const */
-    int64_t beat_timeout_ns;   /* const */
-    bool is_beat_fatal;        /* const */
-    bool is_failure_fatal;     /* const; of groups that are told of failures */
-    bool has_heartbeat;        /* guarded by the GIL */
-    py_gil_question *question; /* of the monitor's pass */
+    uint64_t generation;        /* const */
+    dd_monitor *monitor;        /* const */
+    int64_t beat_timeout_ns;    /* const */
+    bool is_beat_fatal;         /* const */
+    bool is_failure_fatal;      /* const; of groups that are told of failures */
+    bool has_heartbeat;         /* guarded by the GIL */
+    py_gil_question *question;  /* of the monitor's pass */
+    struct heard_signal *heard; /* owned; guarded by the GIL */
 } py_watch;
+
+/* A signal that asks for dumps, and what it did before. */
+typedef struct heard_signal {
+    struct heard_signal *next;
+    int number;
+    struct sigaction before;
+} heard_signal;
 
 /* What a signal's handler needs, of this process: the monitor, and whose it is. */
 static _Atomic(dd_monitor *) signalled_monitor;
 static atomic_int signalled_pid;
-
-/* What the signals that ask for dumps did before; put back when the monitor stops. Guarded by the GIL. */
-static struct {
-    bool is_heard;
-    struct sigaction before;
-} heard_signals[NSIG];
 
 /* ---- what the monitor asks of us */
 
@@ -191,17 +193,44 @@ on_signal(int signum)
     }
 }
 
-/* A handler that somebody has installed since then stays. */
-static void
-restore_signals(void)
+/* False with an exception. */
+static bool
+hear_signal(py_watch *watch, long number)
 {
-    for (int signum = 1; signum < NSIG; signum++) {
+    heard_signal *heard = dd_mem_zalloc(sizeof *heard);
+    if (heard == NULL) {
+        PyErr_NoMemory();
+        return false;
+    }
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    sigemptyset(&action.sa_mask);
+    if (number < 1 || number > SIGRTMAX || sigaction((int)number, &action, &heard->before) != 0) {
+        PyErr_Format(PyExc_ValueError, "signal %ld cannot ask for dumps", number);
+        dd_mem_free(heard);
+        return false;
+    }
+    if (heard->before.sa_handler == on_signal) {
+        dd_mem_free(heard); /* it did already */
+        return true;
+    }
+    heard->number = (int)number;
+    heard->next = watch->heard;
+    watch->heard = heard;
+    return true;
+}
+
+/* Signals do again what they did before, but for those that somebody else has taken meanwhile. */
+static void
+give_signals_back(py_watch *watch)
+{
+    while (watch->heard != NULL) {
+        heard_signal *heard = watch->heard;
         struct sigaction now;
-        if (heard_signals[signum].is_heard && sigaction(signum, NULL, &now) == 0 &&
-            now.sa_handler == on_signal) {
-            (void)sigaction(signum, &heard_signals[signum].before, NULL);
+        if (sigaction(heard->number, NULL, &now) == 0 && now.sa_handler == on_signal) {
+            (void)sigaction(heard->number, &heard->before, NULL);
         }
-        heard_signals[signum].is_heard = false;
+        watch->heard = heard->next;
+        dd_mem_free(heard);
     }
 }
 
@@ -215,7 +244,7 @@ py_watch_stop(PyObject *module, PyObject *grace)
     }
     py_watch *watch = find_watch(state);
     if (watch != NULL) {
-        restore_signals();
+        give_signals_back(watch);
         atomic_store(&signalled_monitor, NULL);
         Py_BEGIN_ALLOW_THREADS
         dd_monitor_stop(watch->monitor, grace_ns);
@@ -344,27 +373,13 @@ py_watch_on_signal(PyObject *module, PyObject *args)
                         "no group of several ranks has been made yet: nothing is monitored");
         return NULL;
     }
-    struct sigaction before;
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
-    sigemptyset(&action.sa_mask);
-    if (number < 1 || number >= NSIG || sigaction(number, NULL, &before) != 0) {
-        PyErr_Format(PyExc_ValueError, "there is no signal %d to ask for dumps by", number);
-        return NULL;
-    }
-    if (has_to_be_unused != 0 && before.sa_handler != SIG_DFL) {
+    struct sigaction now;
+    if (has_to_be_unused != 0 && sigaction(number, NULL, &now) == 0 && now.sa_handler != SIG_DFL) {
         Py_RETURN_FALSE;
     }
     atomic_store(&signalled_pid, (int)getpid());
     atomic_store(&signalled_monitor, watch->monitor);
-    if (sigaction(number, &action, NULL) != 0) {
-        PyErr_Format(PyExc_ValueError, "signal %d cannot ask for dumps", number);
-        return NULL;
-    }
-    if (before.sa_handler != on_signal) {
-        heard_signals[number].is_heard = true;
-        heard_signals[number].before = before;
-    }
-    Py_RETURN_TRUE;
+    return hear_signal(watch, number) ? Py_NewRef(Py_True) : NULL;
 }
 
 PyObject *
