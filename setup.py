@@ -5,6 +5,7 @@ optimisation.
 """
 
 import os
+import shutil
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from glob import glob
@@ -41,10 +42,22 @@ if os.environ.get("DLDIST_DEBUG") == "1":
     compile_args += ["-O0", "-g", "-UNDEBUG"]
 
 
+def what_is_missing(compiler):
+    """What to install before anything can be compiled; None: nothing."""
+    if shutil.which(compiler) is None:
+        return f"no C compiler: there is no {compiler}. Debian, Ubuntu: apt-get install gcc libc6-dev; or set CC"
+    headers = sysconfig.get_path("include")
+    if not os.path.exists(os.path.join(headers, "Python.h")):
+        return f"no Python.h in {headers}. Debian, Ubuntu: apt-get install python3-dev"
+    return None
+
+
 class parallel_build_ext(build_ext):
     """Compiles the files side by side."""
 
     def build_extensions(self):
+        if missing := what_is_missing(self.compiler.compiler_so[0]):
+            raise SystemExit(f"error: dldist is compiled when it is installed, and there is {missing}")
         compile_all, compile_one, jobs = self.compiler.compile, self.compiler._compile, []
 
         def compile_and_wait(*args, **kwargs):

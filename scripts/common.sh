@@ -15,7 +15,9 @@ find_python() {
 
 # The C extension is compiled on the spot, so say so early when there is nothing to do that with.
 need_compiler() {
-    if ! command -v "${CC:-cc}" >/dev/null; then
+    local compiler
+    read -r compiler _ <<<"${CC:-cc}" # it may be ccache, with the compiler as an argument
+    if ! command -v "$compiler" >/dev/null; then
         echo "no C compiler found (Debian, Ubuntu: apt-get install gcc libc6-dev)" >&2
         return 1
     fi
@@ -30,4 +32,17 @@ fresh_venv() {
     local python
     python=$(find_python)
     "$python" -m venv --clear "$1"
+}
+
+# patiently COMMAND...: runs it, and says every ten seconds that it is still at it.
+patiently() {
+    local ticker status=0 began=$SECONDS
+    (while sleep 10 >/dev/null 2>&1 </dev/null; do echo "   still at it after $((SECONDS - began)) s"; done) &
+    ticker=$!
+    trap "kill $ticker 2>/dev/null || true" EXIT
+    "$@" || status=$?
+    kill "$ticker" 2>/dev/null || true
+    wait "$ticker" 2>/dev/null || true
+    trap - EXIT
+    return "$status"
 }

@@ -12,8 +12,8 @@ venv=${VENV:-.venv-demo}
 need_compiler
 fresh_venv "$venv"
 
-echo "== installing into $venv"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check .
+echo "== installing into $venv; the C code is compiled, which takes up to a few minutes"
+patiently "$venv/bin/python" -m pip install --quiet --disable-pip-version-check .
 
 echo "== two processes reduce"
 "$venv/bin/dlrun" --nproc-per-node 2 examples/all_reduce.py
@@ -23,3 +23,6 @@ echo "== two processes in a group, made by hand"
 
 echo "== two processes meet in a store"
 "$venv/bin/python" examples/store_demo.py
+
+echo "== this was it. To go on with the programs of the README, which use NumPy:"
+echo "   source $venv/bin/activate && pip install numpy && dlrun --nproc-per-node 2 hello.py"

@@ -13,12 +13,15 @@ venv=${VENV:-.venv-test}
 need_compiler
 fresh_venv "$venv"
 
-echo "== installing into $venv"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check ".[test]"
+echo "== installing into $venv; the C code is compiled, which takes up to a few minutes"
+patiently "$venv/bin/python" -m pip install --quiet --disable-pip-version-check ".[test]"
 if [[ ${DLDIST_TEST_ALL:-0} == 1 ]]; then
     echo "== installing PyTorch, JAX and mypy"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check torch==2.13.0 expecttest jax mypy
+    patiently "$venv/bin/python" -m pip install --quiet --disable-pip-version-check torch==2.13.0 expecttest jax mypy
 fi
 
-echo "== testing"
+echo "== testing: thousands of tests, most of them with processes of their own; tens of minutes on two cores"
+if [[ ${DLDIST_TEST_ALL:-0} != 1 ]]; then
+    echo "   those that need PyTorch, JAX or mypy are skipped; DLDIST_TEST_ALL=1 installs these and runs them, too"
+fi
 "$venv/bin/python" -m pytest -q tests/py "$@"

@@ -215,6 +215,12 @@ raise_as(const py_state *state, PyObject *type, dd_status status, const dd_error
     if (status == DD_INTERRUPTED && PyErr_Occurred() != NULL) {
         return;
     }
+    /* Ctrl-C goes to all ranks at once, and this one may have lost another to it before a wait here has looked
+     * after signals. Raised now, what the handler raises is the program's to catch; left pending, it would strike
+     * in whatever reports the loss. */
+    if (PyErr_Occurred() == NULL && PyErr_CheckSignals() < 0) {
+        return;
+    }
     PyObject *error = make_error(state, type, status, err);
     if (error != NULL) {
         PyErr_SetObject(type, error);

@@ -8,7 +8,8 @@
 /* Makes the exceptions and puts them into the module; -1 with an exception. */
 int py_error_add_to_module(PyObject *module, py_state *state);
 
-/* Raises what stands for `status`, with err's message. DD_INTERRUPTED keeps an exception that is set. */
+/* Raises what stands for `status`, with err's message; on the main thread what the handler of a pending signal
+ * raises comes first. DD_INTERRUPTED keeps an exception that is set. */
 void py_error_raise(py_state *state, dd_status status, const dd_error *err);
 
 /* The same for what a group says: it is DistBackendError that stands for DD_CLOSED and DD_FORKED there. */

@@ -293,8 +293,9 @@ static PyMethodDef core_methods[] = {
      "_monitor_remove_group($module, number, /)\n--\n\nThe group has ended."},
     {"_monitor_request_dump", py_watch_request_dump, METH_NOARGS,
      "_monitor_request_dump($module, /)\n--\n\nAsks for a dump; tells whether there is a monitor."},
-    {"_monitor_on_signal", py_watch_on_signal, METH_O,
-     "_monitor_on_signal($module, signum, /)\n--\n\nLets a signal ask for dumps."},
+    {"_monitor_on_signal", py_watch_on_signal, METH_VARARGS,
+     "_monitor_on_signal($module, signum, has_to_be_unused, /)\n--\n\nLets a signal ask for dumps until the "
+     "monitor stops; tells whether it does."},
     {"_monitor_report", py_watch_report, METH_NOARGS,
      "_monitor_report($module, /)\n--\n\nThe last report of the monitor."},
     {"_shutdown", py_engine_shut_down, METH_NOARGS,

@@ -17,6 +17,9 @@ typedef struct py_reduce_op {
 static bool
 find_op(const char *text, dd_redop *op)
 {
+    if (strcasecmp(text, "prod") == 0) { /* as NumPy, JAX and MPI say it */
+        text = dd_redop_name(DD_REDOP_PRODUCT);
+    }
     for (int i = 0; i < DD_REDOP_COUNT; i++) {
         if (strcasecmp(text, dd_redop_name((dd_redop)i)) == 0) {
             *op = (dd_redop)i;

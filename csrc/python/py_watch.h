@@ -31,7 +31,7 @@ PyObject *py_watch_stop(PyObject *module, PyObject *grace);
 PyObject *py_watch_add_group(PyObject *module, PyObject *group);
 PyObject *py_watch_remove_group(PyObject *module, PyObject *id);
 PyObject *py_watch_request_dump(PyObject *module, PyObject *unused);
-PyObject *py_watch_on_signal(PyObject *module, PyObject *signum);
+PyObject *py_watch_on_signal(PyObject *module, PyObject *args);
 PyObject *py_watch_report(PyObject *module, PyObject *unused);
 
 #endif

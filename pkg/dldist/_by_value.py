@@ -31,14 +31,32 @@ def is_importable(thing: Any) -> bool:
     return "<" not in getattr(thing, "__qualname__", "")
 
 
-def dumps(thing: object) -> bytes:
+def cloudpickle() -> Any:
+    """The module, if it is installed; else None."""
     try:
-        import cloudpickle  # type: ignore[import-not-found, unused-ignore]
+        import cloudpickle as module  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError:
-        buffer = io.BytesIO()
-        _Pickler(buffer).dump(thing)
-        return buffer.getvalue()
-    return bytes(cloudpickle.dumps(thing))
+        return None
+    return module
+
+
+def dumps(thing: object) -> bytes:
+    if (module := cloudpickle()) is not None:
+        return bytes(module.dumps(thing))
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump(thing)
+    return buffer.getvalue()
+
+
+def dumps_object(thing: object) -> bytes:
+    """A pickle. Classes and functions of a notebook, which no other interpreter can import, go with it where cloudpickle is
+    installed; both sides of a class that has come from one process and goes back to it stay one class."""
+    try:
+        return pickle.dumps(thing)
+    except Exception:
+        if has_importable_main() or (module := cloudpickle()) is None:
+            raise
+    return bytes(module.dumps(thing))
 
 
 loads = pickle.loads

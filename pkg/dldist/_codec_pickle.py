@@ -25,8 +25,34 @@ def write(obj: Any, head: BytesIO) -> list[memoryview]:
         return False
 
     kind = _ArrayPickler if "torch" in sys.modules or "ml_dtypes" in sys.modules else pickle.Pickler
-    kind(head, 5, buffer_callback=is_in_band).dump(obj)
+    start = head.tell()
+    try:
+        kind(head, 5, buffer_callback=is_in_band).dump(obj)
+    except Exception:
+        by_value = _pickler_by_value()
+        if by_value is None:
+            raise
+        head.seek(start)
+        head.truncate()
+        buffers.clear()
+        by_value(head, 5, buffer_callback=is_in_band).dump(obj)
     return buffers
+
+
+def _pickler_by_value() -> Any:
+    """For what other processes cannot import, such as classes of a notebook; None where there is no way, or no need."""
+    from dldist import _by_value
+
+    module = _by_value.cloudpickle() if not _by_value.has_importable_main() else None
+    if module is None:
+        return None
+
+    class Pickler(module.Pickler):  # type: ignore[misc, name-defined, unused-ignore]
+        def reducer_override(self, obj: Any) -> Any:
+            found = _reduce_array(obj)
+            return super().reducer_override(obj) if found is NotImplemented else found
+
+    return Pickler
 
 
 def read(head: memoryview, buffers: list[memoryview]) -> Any:
@@ -38,12 +64,16 @@ class _ArrayPickler(pickle.Pickler):
     """Takes arrays out of band whose own pickling copies them."""
 
     def reducer_override(self, obj: Any) -> Any:
-        kind = type(obj)
-        if kind.__module__ == "torch.storage":
-            return _reduce_storage(obj)
-        if kind.__module__ == "numpy" and kind.__name__ == "ndarray" and obj.dtype.isbuiltin == 2:
-            return _reduce_extension_array(obj)
-        return NotImplemented
+        return _reduce_array(obj)
+
+
+def _reduce_array(obj: Any) -> Any:
+    kind = type(obj)
+    if kind.__module__ == "torch.storage":
+        return _reduce_storage(obj)
+    if kind.__module__ == "numpy" and kind.__name__ == "ndarray" and obj.dtype.isbuiltin == 2:
+        return _reduce_extension_array(obj)
+    return NotImplemented
 
 
 def _reduce_storage(storage: Any) -> Any:

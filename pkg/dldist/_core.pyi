@@ -3,7 +3,20 @@ from collections.abc import Callable, Generator, Sequence
 from datetime import timedelta
 from os import PathLike
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, NoReturn, Self, SupportsFloat, SupportsIndex, TypeAlias, TypedDict, final
+from typing import (
+    Any,
+    ClassVar,
+    Final,
+    Literal,
+    NoReturn,
+    Self,
+    SupportsFloat,
+    SupportsIndex,
+    TypeAlias,
+    TypedDict,
+    final,
+    overload,
+)
 
 from typing_extensions import Buffer, disjoint_base
 
@@ -262,6 +275,7 @@ class Window:
         pad_size: int = 0,
         timeout: _Timeout | None = None,
     ) -> Self: ...
+    @overload
     def put(
         self,
         tensor: _Tensor,
@@ -270,8 +284,31 @@ class Window:
         channel: SupportsIndex | None = None,
         *,
         timeout: _Timeout | None = None,
-        async_op: bool = False,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def put(
+        self,
+        tensor: _Tensor,
+        rank: SupportsIndex,
+        offset: SupportsIndex = 0,
+        channel: SupportsIndex | None = None,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def put(
+        self,
+        tensor: _Tensor,
+        rank: SupportsIndex,
+        offset: SupportsIndex = 0,
+        channel: SupportsIndex | None = None,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool,
     ) -> Work | None: ...
+    @overload
     def get(
         self,
         tensor: _Tensor,
@@ -279,7 +316,27 @@ class Window:
         offset: SupportsIndex = 0,
         *,
         timeout: _Timeout | None = None,
-        async_op: bool = False,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def get(
+        self,
+        tensor: _Tensor,
+        rank: SupportsIndex,
+        offset: SupportsIndex = 0,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def get(
+        self,
+        tensor: _Tensor,
+        rank: SupportsIndex,
+        offset: SupportsIndex = 0,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool,
     ) -> Work | None: ...
     def flush(self, *, timeout: _Timeout | None = None) -> None: ...
     def signal(self, dst_rank: SupportsIndex, channel: SupportsIndex = 0, timeout_ms: SupportsIndex = 0) -> None: ...
@@ -338,30 +395,88 @@ class Group:
         name: str = "default",
         connect_timeout: _Timeout | None = None,
     ) -> None: ...
+    @overload
     def all_reduce(
         self,
         tensor: _Tensor,
         op: ReduceOp | str = "sum",
         *,
         timeout: _Timeout | None = None,
-        async_op: bool = False,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def all_reduce(
+        self,
+        tensor: _Tensor,
+        op: ReduceOp | str = "sum",
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def all_reduce(
+        self,
+        tensor: _Tensor,
+        op: ReduceOp | str = "sum",
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool,
     ) -> Work | None: ...
+    @overload
     def all_reduce_coalesced(
         self,
         tensors: _Tensors,
         op: ReduceOp | str = "sum",
         *,
         timeout: _Timeout | None = None,
-        async_op: bool = False,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def all_reduce_coalesced(
+        self,
+        tensors: _Tensors,
+        op: ReduceOp | str = "sum",
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def all_reduce_coalesced(
+        self,
+        tensors: _Tensors,
+        op: ReduceOp | str = "sum",
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool,
     ) -> Work | None: ...
+    @overload
     def broadcast(
         self,
         tensor: _Tensor,
         root: int = 0,
         *,
         timeout: _Timeout | None = None,
-        async_op: bool = False,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def broadcast(
+        self,
+        tensor: _Tensor,
+        root: int = 0,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def broadcast(
+        self,
+        tensor: _Tensor,
+        root: int = 0,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool,
     ) -> Work | None: ...
+    @overload
     def reduce(
         self,
         tensor: _Tensor,
@@ -369,40 +484,137 @@ class Group:
         op: ReduceOp | str = "sum",
         *,
         timeout: _Timeout | None = None,
-        async_op: bool = False,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def reduce(
+        self,
+        tensor: _Tensor,
+        root: int = 0,
+        op: ReduceOp | str = "sum",
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def reduce(
+        self,
+        tensor: _Tensor,
+        root: int = 0,
+        op: ReduceOp | str = "sum",
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool,
     ) -> Work | None: ...
+    @overload
     def all_gather(
         self,
         output_list: _Tensors,
         tensor: _Tensor,
         *,
         timeout: _Timeout | None = None,
-        async_op: bool = False,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def all_gather(
+        self,
+        output_list: _Tensors,
+        tensor: _Tensor,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def all_gather(
+        self,
+        output_list: _Tensors,
+        tensor: _Tensor,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool,
     ) -> Work | None: ...
+    @overload
     def all_gather_single(
         self,
         output: _Tensor,
         tensor: _Tensor,
         *,
         timeout: _Timeout | None = None,
-        async_op: bool = False,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def all_gather_single(
+        self,
+        output: _Tensor,
+        tensor: _Tensor,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def all_gather_single(
+        self,
+        output: _Tensor,
+        tensor: _Tensor,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool,
     ) -> Work | None: ...
+    @overload
     def all_gather_coalesced(
         self,
         output_lists: list[_Tensors] | tuple[_Tensors, ...],
         tensors: _Tensors,
         *,
         timeout: _Timeout | None = None,
-        async_op: bool = False,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def all_gather_coalesced(
+        self,
+        output_lists: list[_Tensors] | tuple[_Tensors, ...],
+        tensors: _Tensors,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def all_gather_coalesced(
+        self,
+        output_lists: list[_Tensors] | tuple[_Tensors, ...],
+        tensors: _Tensors,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool,
     ) -> Work | None: ...
+    @overload
     def all_gather_single_coalesced(
         self,
         outputs: _Tensors,
         inputs: _Tensors,
         *,
         timeout: _Timeout | None = None,
-        async_op: bool = False,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def all_gather_single_coalesced(
+        self,
+        outputs: _Tensors,
+        inputs: _Tensors,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def all_gather_single_coalesced(
+        self,
+        outputs: _Tensors,
+        inputs: _Tensors,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool,
     ) -> Work | None: ...
+    @overload
     def gather(
         self,
         tensor: _Tensor,
@@ -410,8 +622,29 @@ class Group:
         root: int = 0,
         *,
         timeout: _Timeout | None = None,
-        async_op: bool = False,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def gather(
+        self,
+        tensor: _Tensor,
+        output_list: _Tensors | None = None,
+        root: int = 0,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def gather(
+        self,
+        tensor: _Tensor,
+        output_list: _Tensors | None = None,
+        root: int = 0,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool,
     ) -> Work | None: ...
+    @overload
     def gather_single(
         self,
         tensor: _Tensor,
@@ -419,8 +652,29 @@ class Group:
         root: int = 0,
         *,
         timeout: _Timeout | None = None,
-        async_op: bool = False,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def gather_single(
+        self,
+        tensor: _Tensor,
+        output: _Tensor | None = None,
+        root: int = 0,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def gather_single(
+        self,
+        tensor: _Tensor,
+        output: _Tensor | None = None,
+        root: int = 0,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool,
     ) -> Work | None: ...
+    @overload
     def scatter(
         self,
         output: _Tensor,
@@ -428,8 +682,29 @@ class Group:
         root: int = 0,
         *,
         timeout: _Timeout | None = None,
-        async_op: bool = False,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def scatter(
+        self,
+        output: _Tensor,
+        input_list: _Tensors | None = None,
+        root: int = 0,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def scatter(
+        self,
+        output: _Tensor,
+        input_list: _Tensors | None = None,
+        root: int = 0,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool,
     ) -> Work | None: ...
+    @overload
     def scatter_single(
         self,
         output: _Tensor,
@@ -437,8 +712,29 @@ class Group:
         root: int = 0,
         *,
         timeout: _Timeout | None = None,
-        async_op: bool = False,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def scatter_single(
+        self,
+        output: _Tensor,
+        input: _Tensor | None = None,
+        root: int = 0,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def scatter_single(
+        self,
+        output: _Tensor,
+        input: _Tensor | None = None,
+        root: int = 0,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool,
     ) -> Work | None: ...
+    @overload
     def reduce_scatter(
         self,
         output: _Tensor,
@@ -446,8 +742,29 @@ class Group:
         op: ReduceOp | str = "sum",
         *,
         timeout: _Timeout | None = None,
-        async_op: bool = False,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def reduce_scatter(
+        self,
+        output: _Tensor,
+        input_list: _Tensors,
+        op: ReduceOp | str = "sum",
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def reduce_scatter(
+        self,
+        output: _Tensor,
+        input_list: _Tensors,
+        op: ReduceOp | str = "sum",
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool,
     ) -> Work | None: ...
+    @overload
     def reduce_scatter_single(
         self,
         output: _Tensor,
@@ -456,8 +773,31 @@ class Group:
         split_sizes: _Ints | None = None,
         *,
         timeout: _Timeout | None = None,
-        async_op: bool = False,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def reduce_scatter_single(
+        self,
+        output: _Tensor,
+        input: _Tensor,
+        op: ReduceOp | str = "sum",
+        split_sizes: _Ints | None = None,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def reduce_scatter_single(
+        self,
+        output: _Tensor,
+        input: _Tensor,
+        op: ReduceOp | str = "sum",
+        split_sizes: _Ints | None = None,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool,
     ) -> Work | None: ...
+    @overload
     def reduce_scatter_coalesced(
         self,
         outputs: _Tensors,
@@ -465,16 +805,56 @@ class Group:
         op: ReduceOp | str = "sum",
         *,
         timeout: _Timeout | None = None,
-        async_op: bool = False,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def reduce_scatter_coalesced(
+        self,
+        outputs: _Tensors,
+        inputs: _Tensors,
+        op: ReduceOp | str = "sum",
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def reduce_scatter_coalesced(
+        self,
+        outputs: _Tensors,
+        inputs: _Tensors,
+        op: ReduceOp | str = "sum",
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool,
     ) -> Work | None: ...
+    @overload
     def all_to_all(
         self,
         output_list: _Tensors,
         input_list: _Tensors,
         *,
         timeout: _Timeout | None = None,
-        async_op: bool = False,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def all_to_all(
+        self,
+        output_list: _Tensors,
+        input_list: _Tensors,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def all_to_all(
+        self,
+        output_list: _Tensors,
+        input_list: _Tensors,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool,
     ) -> Work | None: ...
+    @overload
     def all_to_all_single(
         self,
         output: _Tensor,
@@ -483,9 +863,36 @@ class Group:
         input_split_sizes: _Ints | None = None,
         *,
         timeout: _Timeout | None = None,
-        async_op: bool = False,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def all_to_all_single(
+        self,
+        output: _Tensor,
+        input: _Tensor,
+        output_split_sizes: _Ints | None = None,
+        input_split_sizes: _Ints | None = None,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+    @overload
+    def all_to_all_single(
+        self,
+        output: _Tensor,
+        input: _Tensor,
+        output_split_sizes: _Ints | None = None,
+        input_split_sizes: _Ints | None = None,
+        *,
+        timeout: _Timeout | None = None,
+        async_op: bool,
     ) -> Work | None: ...
-    def barrier(self, *, timeout: _Timeout | None = None, async_op: bool = False) -> Work | None: ...
+    @overload
+    def barrier(self, *, timeout: _Timeout | None = None, async_op: Literal[False] = False) -> None: ...
+    @overload
+    def barrier(self, *, timeout: _Timeout | None = None, async_op: Literal[True]) -> Work: ...
+    @overload
+    def barrier(self, *, timeout: _Timeout | None = None, async_op: bool) -> Work | None: ...
     def plan_all_reduce(
         self, tensor: _Tensor, op: ReduceOp | str = "sum", *, timeout: _Timeout | None = None
     ) -> Plan: ...
@@ -604,7 +1011,7 @@ def _monitor_stop(grace: _Timeout, /) -> None: ...
 def _monitor_add_group(group: Group, /) -> int: ...
 def _monitor_remove_group(number: int, /) -> None: ...
 def _monitor_request_dump() -> bool: ...
-def _monitor_on_signal(signum: int, /) -> None: ...
+def _monitor_on_signal(signum: int, has_to_be_unused: bool, /) -> bool: ...
 def _monitor_report() -> str: ...
 def _shutdown() -> None: ...
 def _dump_recorder(is_json: bool, has_entries: bool, has_stacks: bool, is_active_only: bool, /) -> bytes: ...

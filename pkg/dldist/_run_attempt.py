@@ -13,11 +13,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
-from dldist import _core, _run_nodes, _run_options, _run_output, _run_ranks, _run_report
+from dldist import _core, _run_dumps, _run_nodes, _run_options, _run_output, _run_ranks, _run_report
 
-# Ctrl-C ends everything within two seconds.
-_KILL_AFTER_S = 1.5
 _KILL_AGAIN_S = 0.2
+# How soon somebody at the keyboard wants to know why the prompt does not come, and how often from then on.
+_FIRST_NOTICE_S = 2.0
+_NOTICE_S = 5.0
+# Somebody who does not read what ranks print holds up their end for so long.
+_READER_PATIENCE_S = 1.5
+_NAMED = 8
 # As shells say it.
 _NOT_STARTED, _NOT_FOUND = 126, 127
 # A rank that has lost another may be quicker to end than the one that is lost.
@@ -38,9 +42,12 @@ class Signals:
 
     HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
-    def __init__(self) -> None:
+    def __init__(self, asking: int = 0) -> None:
+        """`asking`: the signal that asks for a report; 0: none does."""
         self.first: int | None = None
         self.count = 0
+        self.is_report_wanted = False
+        self._asking = asking if asking not in self.HANDLED else 0
         self._is_raising = False
         self._before: dict[int, object] = {}
 
@@ -53,6 +60,8 @@ class Signals:
             # What is ignored stays ignored: nohup dlrun.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._note)
+        if self._asking and signal.getsignal(self._asking) is not signal.SIG_IGN:
+            self._before[self._asking] = signal.signal(self._asking, self._note_question)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -68,6 +77,9 @@ class Signals:
             self.first = number
         if self._is_raising:
             raise Interrupted(number)
+
+    def _note_question(self, _number: int, _frame: object) -> None:
+        self.is_report_wanted = True
 
     @contextmanager
     def raising(self) -> Iterator[None]:
@@ -109,11 +121,21 @@ class Supervisor:
         """When the ranks are told to end."""
         self._kill_at: float | None = None
         """When those that are still there are killed."""
+        self._told_end_at = 0.0
+        self._notice_at: float | None = None
+        """When it is said next whose end is waited for."""
+        self._is_failure_asked = False
+        """Whether ranks were asked for their dumps since one has failed."""
+        self._is_report_due = False
+        self._dumps = _run_dumps.Dumps(options, meeting.place, attempt)
         self._is_noted_done = False
         self._consoles = [_run_output.Console(fd, self._may_wait) for fd in (1, 2)]
+        self._nlines_at: dict[int, int] = {}
+        """By rank: how many lines the consoles had when it had shown the last of its stderr there."""
 
     def _may_wait(self) -> bool:
-        return self._signals.first is None and (self._kill_at is None or time.monotonic() < self._kill_at)
+        is_ending = self._kill_at is not None
+        return self._signals.first is None and (not is_ending or time.monotonic() - self._told_end_at < _READER_PATIENCE_S)
 
     def run(self) -> _run_report.Failure | None:
         self._selector.register(self._signals.reader, selectors.EVENT_READ, self._on_signal)
@@ -127,16 +149,42 @@ class Supervisor:
             for rank in self._ranks:
                 rank.close()
             self._selector.close()
+            self._dumps.close(is_of_use=self._told is not None and self._signals.first is None)
         return self._told
+
+    def about_dumps(self, failure: _run_report.Failure) -> bytes:
+        """What the flight recorders say about a failure, and where they are; b"" where there are none."""
+        if self._signals.first is not None or not self._dumps.has_any():
+            return b""
+        lines = [self._dumps.where()]
+        # Of other machines there are no files here.
+        if _run_report.is_time_out(failure) and self._meeting.place.nnodes == 1:
+            lines.insert(0, self._dumps.verdict())
+        return b"".join(f"dlrun: {line}\n".encode(errors="replace") for line in lines)
+
+    def _say(self, text: str) -> None:
+        self._consoles[1].write(f"dlrun: {text}\n".encode(errors="replace"))
+
+    def is_in_sight(self, failure: _run_report.Failure) -> bool:
+        """Whether what the failed rank has said can still be read on the console."""
+        shown_at = self._nlines_at.get(failure.rank)
+        return shown_at is not None and self._nlines() - shown_at <= _run_report.LINES_IN_SIGHT
+
+    def _nlines(self) -> int:
+        return sum(console.nlines for console in self._consoles)
 
     # Starting
 
     def _start(self) -> None:
         place = self._meeting.place
+        if (why := _run_ranks.why_no_script(self._options)) is not None:
+            self._fail(_run_report.of_launcher(place.node, _NOT_FOUND, why))
+            return
         for local_rank in range(place.nproc):
-            rank = _run_ranks.Rank(self._options, place, self._attempt, local_rank)
+            rank = _run_ranks.Rank(self._options, place, self._attempt, local_rank, self._dumps.environment)
             # A rank by itself has the console to itself: a terminal stays one.
-            has_pipes = place.world_size > 1 or self._options.kept(local_rank) != (0, 0)
+            is_plain = self._options.kept(local_rank) == (0, 0) and self._options.is_shown(local_rank)
+            has_pipes = place.world_size > 1 or not is_plain
             try:
                 rank.start(has_pipes)
                 self._ranks.append(rank)
@@ -168,7 +216,7 @@ class Supervisor:
         return _run_output.Stream(
             fd,
             f"[rank{rank.rank}]: ".encode() if self._meeting.place.world_size > 1 else b"",
-            None if hidden & bit else self._consoles[index],
+            self._consoles[index] if self._options.is_shown(rank.local_rank) and not hidden & bit else None,
             self._log_file(rank.rank, ("stdout.log", "stderr.log")[index]) if kept & bit else None,
             _TORCH_CLIENT_REFUSED if index == 1 and self._attempt.secret else b"",
         )
@@ -191,8 +239,13 @@ class Supervisor:
     def _on_output(self, rank: _run_ranks.Rank, stream: _run_output.Stream) -> None:
         if not stream.read():
             self._selector.unregister(stream.fd)
+        self._note_shown(rank, stream)
         if stream.has_marker and not self._failures:
             self._fail(self._torch_was_refused(rank))
+
+    def _note_shown(self, rank: _run_ranks.Rank, stream: _run_output.Stream) -> None:
+        if stream is rank.streams[1] and stream.is_shown:
+            self._nlines_at[rank.rank] = self._nlines()
 
     def _torch_was_refused(self, rank: _run_ranks.Rank) -> _run_report.Failure:
         return _run_report.of_launcher(
@@ -208,7 +261,10 @@ class Supervisor:
             return
         self._selector.unregister(rank.pidfd)
         if rank.code != 0 and self._kill_at is None:
-            self._fail(rank.failure())
+            failure = rank.failure()
+            if rank.streams:
+                self._note_shown(rank, rank.streams[1])
+            self._fail(failure)
 
     def _fail(self, failure: _run_report.Failure) -> None:
         self._failures.append(failure)
@@ -221,14 +277,57 @@ class Supervisor:
         if not all(console.has_reader for console in self._consoles) and self._kill_at is None:
             self._fail(_run_report.of_launcher(self._meeting.place.node, -signal.SIGPIPE, "nobody reads the output any more"))
         self._look_elsewhere()
+        self._answer()
         now = time.monotonic()
         if self._end_at is not None and self._kill_at is None and (now >= self._end_at or self._is_alone_and_over()):
-            self._tell_others()
-            self._end_all(signal.SIGTERM)
+            self._end_after_dumps()
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = now + _KILL_AGAIN_S
+            self._notice_at = None
             for rank in self._ranks:
                 rank.end(signal.SIGKILL)
+        if self._notice_at is not None and now >= self._notice_at and not self._has_ended():
+            self._notice_at = now + _NOTICE_S
+            self._say_who_is_waited_for(now)
+
+    def _end_after_dumps(self) -> None:
+        """A rank has failed: the others write down how far they are before they are told to end."""
+        self._tell_others()
+        if not self._is_failure_asked:
+            self._is_failure_asked = True
+            self._dumps.ask(self._running(), is_wanted=False)
+        if self._dumps.look():
+            self._end_all(signal.SIGTERM)
+
+    def _say_who_is_waited_for(self, now: float) -> None:
+        left = max((self._kill_at or now) - now, 0.0)
+        how = "at once by a second signal" if self._signals.first is not None else "at once by Ctrl-C"
+        self._say(f"waiting for {_names(self._running())} to end; what is left is killed in {left:.0f} s, or {how}")
+
+    # Reports that are asked for
+
+    def _answer(self) -> None:
+        if self._signals.is_report_wanted:
+            self._signals.is_report_wanted = False
+            self._is_report_due = True
+            self._dumps.ask(self._running(), is_wanted=True)
+        if self._is_report_due and self._dumps.look():
+            self._is_report_due = False
+            for line in self._report():
+                self._say(line)
+
+    def _report(self) -> Iterator[str]:
+        running, dumps = self._running(), self._dumps
+        yield f"report at {_run_report.now()}: of {len(self._ranks)} ranks here {len(running)} run: {_names(running) or 'none'}"
+        if dumps.deaf:
+            yield f"{_names(dumps.deaf)}: in no group of several ranks, or not listening to the signal: nothing is known"
+        if dumps.silent:
+            yield f"{_names(dumps.silent)}: asked, and no answer: stopped, perhaps, or the file system hangs"
+        if dumps.has_any():
+            yield dumps.verdict()
+            if self._meeting.place.nnodes > 1:
+                yield "this is about the ranks of this machine alone: the dlrun of each machine can be asked"
+            yield dumps.where()
 
     def _obey(self, number: int) -> None:
         if self._kill_at is None:
@@ -240,10 +339,14 @@ class Supervisor:
             self._kill_at = time.monotonic()  # somebody is impatient
 
     def _end_all(self, number: int) -> None:
-        self._kill_at = time.monotonic() + _KILL_AFTER_S
-        for rank in self._ranks:
-            if rank.code is None:
-                rank.end(number)
+        self._told_end_at = time.monotonic()
+        self._kill_at = self._told_end_at + self._options.grace_s
+        self._notice_at = self._told_end_at + _FIRST_NOTICE_S
+        for rank in self._running():
+            rank.end(number)
+
+    def _running(self) -> list[_run_ranks.Rank]:
+        return [rank for rank in self._ranks if rank.code is None]
 
     def _look_elsewhere(self) -> None:
         if self._meeting.poll_interval is None or self._told is not None:
@@ -293,7 +396,16 @@ class Supervisor:
             return True
 
     def _patience(self) -> float | None:
-        moments = [moment for moment in (self._end_at if self._kill_at is None else None, self._kill_at) if moment is not None]
+        end_at = self._end_at if self._kill_at is None else None
+        if end_at is not None and self._is_failure_asked:
+            end_at = self._dumps.next_look()
+        maybe = (end_at, self._kill_at, self._notice_at, self._dumps.next_look())
+        moments = [moment for moment in maybe if moment is not None]
         if self._meeting.poll_interval is not None:
             moments.append(time.monotonic() + self._meeting.poll_interval)
         return max(min(moments) - time.monotonic(), 0.0) if moments else None
+
+
+def _names(ranks: list[_run_ranks.Rank]) -> str:
+    shown = [f"rank {rank.rank} (pid {rank.pid})" for rank in ranks[:_NAMED]]
+    return ", ".join([*shown, *([f"{len(ranks) - _NAMED} more"] if len(ranks) > _NAMED else [])])

@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from dldist import _core, _run_options, _run_ranks, _run_report
@@ -21,9 +24,31 @@ _RESTART_TIMEOUT_S = 60.0
 # The others, too, have to find out why nothing comes of it.
 _REFUSAL_PATIENCE_S = 2.0
 _POLL_S = 0.05
+NOTICE_S = 5.0
 _BEAT_S = 2.0
 # Long enough for a machine that is very busy.
 SILENT_S = 30.0
+
+
+@contextmanager
+def _saying(text: Callable[[], str]) -> Iterator[None]:
+    """Says every now and then what is waited for."""
+    is_over = threading.Event()
+
+    def run() -> None:
+        while not is_over.wait(NOTICE_S):
+            try:
+                print(f"dlrun: {text()}", file=sys.stderr, flush=True)
+            except (_core.DistError, OSError):
+                return  # who waits finds out by itself
+
+    thread = threading.Thread(target=run, name="dlrun-notice", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join(_POLL_S)
 
 
 class LaunchError(Exception):
@@ -134,10 +159,9 @@ class _Ear:
 class Meeting:
     """The meeting of a job on several machines. Every call may raise DistError when the others are out of reach."""
 
-    poll_interval: float | None = 0.25
-
     def __init__(self, options: _run_options.Options, secret: str) -> None:
         self._options = options
+        self.poll_interval: float | None = options.poll_s
         self._secret = secret
         self._deadline = time.monotonic() + JOIN_TIMEOUT_S
         self._beat: _Beat | None = None
@@ -170,7 +194,8 @@ class Meeting:
                     raise
                 why_not = f"; it cannot be served here either: {error}"
         try:
-            store = _core.TCPStore(options.host, options.port, timeout=self._left(), secret=self._secret)
+            with _saying(lambda: f"waiting for the dlrun of {options.host}:{options.port}, {self._left():.0f} s at most"):
+                store = _core.TCPStore(options.host, options.port, timeout=self._left(), secret=self._secret)
         except _core.DistError as error:
             raise LaunchError(f"the launcher at {options.host}:{options.port} cannot be reached: {error}{why_not}") from error
         store.set_timeout(_REPLY_TIMEOUT_S)
@@ -202,7 +227,8 @@ class Meeting:
         count = self._options.nnodes
         keys = [f"node/{number}" for number in range(count)]
         try:
-            self._store.wait(keys, timeout=self._left())
+            with _saying(lambda: self._who_has_come(keys)):
+                self._store.wait(keys, timeout=self._left())
         except _core.DistTimeoutError as error:
             missing = [str(number) for number, key in enumerate(keys) if self._store.try_get(key) is None]
             raise LaunchError(
@@ -218,6 +244,14 @@ class Meeting:
                     )
         counts = [card["nproc"] for card in cards]
         return _run_ranks.Place(node, count, sum(counts[:node]), counts[node], sum(counts))
+
+    def _who_has_come(self, keys: list[str]) -> str:
+        cards = [self._store.try_get(key) for key in keys]
+        hosts = [f"{number} ({json.loads(card)['host']})" for number, card in enumerate(cards) if card is not None]
+        return (
+            f"waiting for {len(keys) - len(hosts)} of {len(keys)} machines, {self._left():.0f} s at most; "
+            f"here: {', '.join(hosts)}"
+        )
 
     def attempt(self, number: int) -> _run_ranks.Attempt:
         key = f"attempt/{number}"

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from dataclasses import dataclass
 
+from dldist import __version__
+
 DEFAULT_PORT = 29500
+_POLL_S = 0.25
+GRACE_S = 30.0
+"""Enough to write a checkpoint, as a rule; torchrun's is the same."""
 NOT_KEPT, KEEP_STDOUT, KEEP_STDERR, KEEP_BOTH = 0, 1, 2, 3
 
 _DESCRIPTION = """Runs a program on several processes, called ranks, that form one job.
 
 Every rank gets its number and where to meet the others in its environment, under the names torchrun uses (RANK,
 WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT ...). What ranks print comes out line by line with the rank before it.
-When one fails the others are ended, and its traceback is printed last; its exit code is that of dlrun."""
+When one fails the others are ended, and its exception is printed last; its exit code is that of dlrun. SIGUSR2 has dlrun
+report which rank waits where, while the program goes on."""
 
 _EPILOG = """examples:
   dlrun --nproc-per-node 4 train.py --epochs 3
@@ -34,6 +41,13 @@ class Options:
     """0: a free one."""
     run_id: str | None
     max_restarts: int
+    poll_s: float
+    """How often it is looked whether something has happened on other machines."""
+    role: str
+    shown_ranks: frozenset[int] | None
+    """The local ranks whose output is shown; None: all."""
+    grace_s: float
+    """How long ranks that are told to end may take."""
     log_dir: str | None
     tee: str
     redirects: str
@@ -47,6 +61,10 @@ class Options:
         """Which streams of a rank go to a file, and which of these not to the console: bits of KEEP_*."""
         redirected = _of_rank(self.redirects, local_rank)
         return _of_rank(self.tee, local_rank) | redirected, redirected
+
+    def is_shown(self, local_rank: int) -> bool:
+        """Whether a rank's output goes to the console, where it does not go to files alone."""
+        return self.shown_ranks is None or local_rank in self.shown_ranks
 
 
 def parse(argv: list[str] | None) -> Options:
@@ -66,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"dlrun of dldist {__version__}")
     _add_size(parser)
     _add_meeting(parser)
     _add_running(parser)
@@ -74,9 +93,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add(group: argparse._ArgumentGroup, name: str, **how: object) -> None:
+def _add(group: argparse._ArgumentGroup, name: str, *others: str, **how: object) -> None:
     """An option that may be written with dashes or, as torchrun's may, with underscores."""
-    names = dict.fromkeys([name, "--" + name[2:].replace("-", "_")])
+    names = dict.fromkeys([*others, name, "--" + name[2:].replace("-", "_")])
     group.add_argument(*names, **how)  # type: ignore[arg-type]
 
 
@@ -85,6 +104,8 @@ def _add_size(parser: argparse.ArgumentParser) -> None:
     _add(
         group,
         "--nproc-per-node",
+        "-n",
+        "-np",
         default="1",
         metavar="N",
         help='ranks on this machine, or "cpu" or "auto" for as many as there are usable cores (default: 1)',
@@ -104,6 +125,21 @@ def _add_meeting(parser: argparse.ArgumentParser) -> None:
         help=f"port there (default: {DEFAULT_PORT}; for one machine a free one)",
     )
     _add(group, "--rdzv-endpoint", metavar="HOST:PORT", help="both in one; the dlrun whose machine has that address serves it")
+    _add(
+        group,
+        "--rdzv-backend",
+        default="c10d",
+        choices=("c10d", "static"),
+        help="for torchrun's command lines: whichever is named, the machines meet at the endpoint",
+    )
+    _add(
+        group,
+        "--monitor-interval",
+        type=float,
+        default=_POLL_S,
+        metavar="SECONDS",
+        help=f"how often it is looked whether ranks on other machines have failed (default: {_POLL_S:g})",
+    )
     _add(group, "--rdzv-id", metavar="NAME", help="name of the job, the same on all machines")
     _add(group, "--standalone", action="store_true", help="one machine and a free port, whatever else is given")
     _add(
@@ -118,13 +154,29 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how it runs")
     group.add_argument("-m", "--module", action="store_true", help="the program is a module, as with python -m")
     _add(group, "--no-python", action="store_true", help="the program is a command, not a Python script")
+    _add(group, "--role", default="default", metavar="NAME", help="what ranks find in ROLE_NAME (default: default)")
     _add(group, "--max-restarts", type=int, default=0, metavar="N", help="start all ranks again after a failure, N times")
+    _add(
+        group,
+        "--shutdown-timeout",
+        type=float,
+        default=GRACE_S,
+        metavar="SECONDS",
+        help=f"how long ranks that are told to end may take before they are killed (default: {GRACE_S:g})",
+    )
     _add(group, "--bind-cores", action="store_true", help="give each rank cores of its own")
     _add(
         group,
         "--log-dir",
         metavar="DIR",
         help="keep what ranks print in DIR/<run>/attempt_<N>/<rank>/stdout.log and stderr.log",
+    )
+    _add(
+        group,
+        "--local-ranks-filter",
+        default="",
+        metavar="RANKS",
+        help='show what these local ranks print, and of others nothing, for example "0,2" (default: of all)',
     )
     streams = '0: nothing, 1: stdout, 2: stderr, 3: both; or by local rank, "0:3,1:2"'
     group.add_argument("-t", "--tee", metavar="WHAT", help=f"what goes to files and to the console ({streams})")
@@ -135,6 +187,10 @@ def _checked(given: argparse.Namespace) -> Options:
     nproc, nnodes = ranks_here(given.nproc_per_node), _count("--nnodes", given.nnodes)
     if given.max_restarts < 0:
         raise ValueError(f"--max-restarts must be 0 or more, not {given.max_restarts}")
+    if not 0 <= given.shutdown_timeout < math.inf:
+        raise ValueError(f"--shutdown-timeout must be a number of seconds, 0 or more, not {given.shutdown_timeout:g}")
+    if not 0 < given.monitor_interval < math.inf:
+        raise ValueError(f"--monitor-interval must be a number of seconds above 0, not {given.monitor_interval:g}")
     if given.standalone:
         nnodes, given.node_rank, given.master_addr, given.master_port, given.rdzv_endpoint = 1, None, None, None, None
     if given.node_rank is not None and not 0 <= given.node_rank < nnodes:
@@ -154,6 +210,10 @@ def _checked(given: argparse.Namespace) -> Options:
         port=port,
         run_id=given.rdzv_id,
         max_restarts=given.max_restarts,
+        poll_s=given.monitor_interval,
+        role=given.role,
+        shown_ranks=_local_ranks(given.local_ranks_filter),
+        grace_s=given.shutdown_timeout,
         log_dir=given.log_dir,
         tee=tee,
         redirects=given.redirects,
@@ -163,6 +223,13 @@ def _checked(given: argparse.Namespace) -> Options:
         is_python=not given.no_python,
         program=[given.program, *given.arguments],
     )
+
+
+def _local_ranks(text: str) -> frozenset[int] | None:
+    parts = [part.strip() for part in text.split(",")] if text else []
+    if not all(part.isdecimal() for part in parts):
+        raise ValueError(f'--local-ranks-filter must be local ranks, such as "0,2", not {text!r}')
+    return frozenset(map(int, parts)) or None
 
 
 def _endpoint(given: argparse.Namespace, nnodes: int) -> tuple[str, int]:

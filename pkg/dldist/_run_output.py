@@ -35,6 +35,8 @@ class Console:
 
     def __init__(self, fd: int, may_wait: Callable[[], bool]) -> None:
         self.has_reader = True
+        self.nlines = 0
+        """How many lines have been written to it."""
         self._fd = fd
         self._may_wait = may_wait
         self._poll = select.poll()
@@ -42,6 +44,7 @@ class Console:
 
     def write(self, data: bytes) -> None:
         """Writes all of it; gives up when may_wait() says no, or when the reader has gone."""
+        self.nlines += data.count(b"\n")
         view = memoryview(data)
         while view and self.has_reader:
             if not self._poll.poll(50):
@@ -96,6 +99,8 @@ class Stream:
         self.fd = fd
         self.has_marker = False
         """Whether the marker has come by."""
+        self.is_shown = console is not None
+        """Whether what comes goes to a console."""
         self._lines = Lines(prefix)
         self._console = console
         self._file = file

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dldist import _run_options, _run_output, _run_report
@@ -41,7 +42,9 @@ class Attempt:
     secret: str
 
 
-def environment(place: Place, attempt: Attempt, local_rank: int, max_restarts: int) -> dict[str, str]:
+def environment(
+    place: Place, attempt: Attempt, local_rank: int, options: _run_options.Options
+) -> dict[str, str]:
     """torchrun's variables for one rank, on top of this process's own."""
     rank = str(place.first_rank + local_rank)
     env = dict(os.environ)
@@ -52,7 +55,7 @@ def environment(place: Place, attempt: Attempt, local_rank: int, max_restarts: i
         LOCAL_WORLD_SIZE=str(place.nproc),
         GROUP_RANK=str(place.node),
         GROUP_WORLD_SIZE=str(place.nnodes),
-        ROLE_NAME="default",
+        ROLE_NAME=options.role,
         ROLE_RANK=rank,
         ROLE_WORLD_SIZE=str(place.world_size),
         MASTER_ADDR=attempt.host,
@@ -62,7 +65,7 @@ def environment(place: Place, attempt: Attempt, local_rank: int, max_restarts: i
         TORCHELASTIC_USE_AGENT_STORE="True",
         DLDIST_AGENT_STORE=f"{attempt.host}:{attempt.port}",
         TORCHELASTIC_RESTART_COUNT=str(attempt.number),
-        TORCHELASTIC_MAX_RESTARTS=str(max_restarts),
+        TORCHELASTIC_MAX_RESTARTS=str(options.max_restarts),
         TORCHELASTIC_RUN_ID=attempt.run_id,
     )
     if place.nproc > 1:
@@ -80,6 +83,16 @@ def command(options: _run_options.Options) -> list[str]:
     return [sys.executable, "-u", *(["-m"] if options.is_module else []), *options.program]
 
 
+def why_no_script(options: _run_options.Options) -> str | None:
+    """Why Python cannot run the program: it is no file, but perhaps a command."""
+    program = options.program[0]
+    if not options.is_python or options.is_module or program == "-" or os.path.exists(program):
+        return None
+    if shutil.which(program) is not None:
+        return f"there is no script {program}; to run the command {program}, say --no-python"
+    return f"there is no script {program} in {os.getcwd()}"
+
+
 def cores_of(local_rank: int, nproc: int, usable: list[int]) -> list[int]:
     """The share of a rank; ranks share cores where there are not enough."""
     if nproc >= len(usable):
@@ -87,10 +100,28 @@ def cores_of(local_rank: int, nproc: int, usable: list[int]) -> list[int]:
     return usable[local_rank * len(usable) // nproc : (local_rank + 1) * len(usable) // nproc]
 
 
+def _is_handled_by(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+            caught = next((int(line.split()[1], 16) for line in file if line.startswith("SigCgt:")), 0)
+    except (OSError, ValueError, IndexError):
+        return False
+    return number > 0 and bool(caught >> (number - 1) & 1)
+
+
 class Rank:
     """A process with its two streams; its children are in its session, unless they leave it."""
 
-    def __init__(self, options: _run_options.Options, place: Place, attempt: Attempt, local_rank: int) -> None:
+    def __init__(
+        self,
+        options: _run_options.Options,
+        place: Place,
+        attempt: Attempt,
+        local_rank: int,
+        more: Mapping[str, str] | None = None,
+    ) -> None:
+        """`more` comes into its environment."""
         self.local_rank = local_rank
         self.rank = place.first_rank + local_rank
         self.code: int | None = None
@@ -103,6 +134,7 @@ class Rank:
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._options = options
+        self._more = more or {}
 
     def start(self, has_pipes: bool) -> None:
         """Raises OSError when the program cannot be started."""
@@ -111,7 +143,7 @@ class Rank:
         stdout, stderr = [writing for _, writing in self._pipes] or (None, None)
         # As under mpirun, the keyboard belongs to one rank.
         stdin = None if self.local_rank == 0 else subprocess.DEVNULL
-        env = environment(self._place, self._attempt, self.local_rank, self._options.max_restarts)
+        env = environment(self._place, self._attempt, self.local_rank, self._options) | dict(self._more)
         try:
             with warnings.catch_warnings():
                 # About fork() where there are threads: what follows it here takes no lock.
@@ -169,6 +201,16 @@ class Rank:
             # si_code says which of the two si_status is.
             self.code = state.si_status if state.si_code == os.CLD_EXITED else -state.si_status
 
+    def ask_by(self, number: int) -> bool:
+        """Sends it alone a signal that it handles. False: it does not run, or this signal would end it."""
+        if self.code is not None or self._pidfd < 0 or not _is_handled_by(self.pid, number):
+            return False
+        try:
+            signal.pidfd_send_signal(self._pidfd, number)
+        except ProcessLookupError:
+            return False
+        return True
+
     def end(self, number: int) -> None:
         """Sends a signal to it and its children."""
         if self._process is not None:
@@ -181,7 +223,8 @@ class Rank:
         """The report of one that has ended badly."""
         for stream in self.streams:
             stream.drain()
-        tail = _run_report.last_traceback(self.streams[1].tail()) if self.streams else b""
+        tail = _run_report.without_prefix(self.streams[1].tail(), self.rank) if self.streams else b""
+        tail = _run_report.last_traceback(tail)
         code = self.code or 0
         return _run_report.Failure(
             rank=self.rank,

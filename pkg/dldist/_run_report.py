@@ -16,8 +16,11 @@ _CHAIN = (
     b"\nDuring handling of the above exception, another exception occurred:\n\n",
 )
 _CONSEQUENCE = re.compile(rb"(?:\w+\.)*Dist(?:PeerLost|Aborted)Error\b")
+_TIME_OUT = re.compile(rb"(?:\w+\.)*DistTimeoutError\b")
 _UNINDENTED = re.compile(rb"^\w.*", re.M)
 _LAST_LINES = 20
+LINES_IN_SIGHT = 40
+"""What so many lines of output have followed is not shown again."""
 LAUNCHER = -1
 """In place of a rank: a launcher has ended the job."""
 
@@ -76,20 +79,27 @@ def how_it_ended(code: int) -> str:
     return f"killed by {name}{hint}"
 
 
-def describe(failure: Failure, has_tail: bool = True) -> bytes:
-    """The last thing that dlrun prints."""
+def describe(failure: Failure, is_in_sight: bool = False) -> bytes:
+    """The last thing that dlrun prints. What is in sight on the console is not printed again but for its last words."""
     if failure.rank == LAUNCHER:
         return f"dlrun: {failure.tail}\n".encode(errors="replace")
     line = (
         f"dlrun: rank {failure.rank} failed first: {how_it_ended(failure.code)} (host {failure.host}, pid {failure.pid}, "
         f"local rank {failure.local_rank}, attempt {failure.attempt}, at {failure.when}, after {failure.seconds:.1f} s)\n"
     )
-    tail = failure.tail if has_tail else ""
-    return line.encode() + tail.encode(errors="replace") + (b"\n" if tail and not tail.endswith("\n") else b"")
+    tail = failure.tail.encode(errors="replace")
+    if is_in_sight:
+        tail = last_words(tail)
+    return line.encode() + tail + (b"\n" if tail and not tail.endswith(b"\n") else b"")
 
 
 def now() -> str:
     return time.strftime("%H:%M:%S")
+
+
+def without_prefix(stderr: bytes, rank: int) -> bytes:
+    """What a rank wrote, without its number before the lines: tracebacks of one that is in a group have it already."""
+    return re.sub(rb"^\[rank%d\]: ?" % rank, b"", stderr, flags=re.M)
 
 
 def last_traceback(stderr: bytes) -> bytes:
@@ -103,13 +113,28 @@ def last_traceback(stderr: bytes) -> bytes:
     return b"".join(stderr.splitlines(keepends=True)[-_LAST_LINES:])
 
 
+def _raised(tail: bytes) -> re.Match[bytes] | None:
+    """The line that names the exception which a traceback ends with."""
+    headers = list(_BEGINNING.finditer(tail))
+    return _UNINDENTED.search(tail, headers[-1].end()) if headers else None
+
+
+def last_words(tail: bytes) -> bytes:
+    """The exception of a traceback, with all of its message; without one, the last line."""
+    raised = _raised(tail)
+    return tail[raised.start() :] if raised else b"".join(tail.splitlines(keepends=True)[-1:])
+
+
 def is_consequence(code: int, tail: bytes) -> bool:
     """Whether a rank ended only because it has lost another, or another has given up."""
-    headers = list(_BEGINNING.finditer(tail))
-    if code <= 0 or not headers:
-        return False
-    raised = _UNINDENTED.search(tail, headers[-1].end())
-    return raised is not None and _CONSEQUENCE.match(raised[0]) is not None
+    raised = _raised(tail)
+    return code > 0 and raised is not None and _CONSEQUENCE.match(raised[0]) is not None
+
+
+def is_time_out(failure: Failure) -> bool:
+    """Whether a rank ended because something did not come in time."""
+    raised = _raised(failure.tail.encode(errors="replace"))
+    return failure.code > 0 and raised is not None and _TIME_OUT.match(raised[0]) is not None
 
 
 def first(failures: list[Failure]) -> Failure:

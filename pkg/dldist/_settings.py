@@ -7,6 +7,9 @@ _DEFAULT_RECORDS = 2000
 _DEFAULT_FRAMES = 4
 _MAX_FRAMES = 16
 
+DUMP_FILE_NAMES = ("DLDIST_FR_DUMP_FILE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+"""What says how the names of dumps begin; the first that is set."""
+
 
 def _fail(name: str, wanted: str) -> ValueError:
     return ValueError(f"{name} must be {wanted}, not {os.environ[name]!r}")
@@ -85,7 +88,7 @@ def recorder() -> tuple[int, int]:
 
 def dump_prefix() -> str:
     """What names of files with dumps begin with; the rank follows."""
-    for name in ("DLDIST_FR_DUMP_FILE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
+    for name in DUMP_FILE_NAMES:
         if os.environ.get(name):
             return os.environ[name]
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")

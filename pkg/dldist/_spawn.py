@@ -100,7 +100,7 @@ def _child(call: _Call, rank: int, env: dict[str, str], channel: Any, parent: in
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         message = (True, call.fn(rank, *call.args), None)
-        data = pickle.dumps(message)
+        data = _by_value.dumps_object(message)
     except KeyboardInterrupt:
         os._exit(128 + signal.SIGINT)  # the parent has had it, too
     except Exception as error:
@@ -113,7 +113,7 @@ def describe(error: BaseException) -> tuple[str, bytes | None]:
     """An exception as another process can have it: its traceback, and itself where that can be pickled."""
     text = "".join(traceback.format_exception(error))
     try:
-        data = pickle.dumps(error)
+        data = _by_value.dumps_object(error)
         pickle.loads(data)
     except Exception:  # whatever __reduce__ and __init__ of anybody's exception do
         return text, None

@@ -53,8 +53,10 @@ def start(rank: int) -> None:
             return
         settings = _watch_settings.read_settings()
         _core._monitor_open(*_options(settings, rank))
-        if settings.dump_signal:
-            _core._monitor_on_signal(_signal_number(settings.dump_signal))
+        number = dump_signal(settings.dump_signal)
+        if number:
+            # Without being asked only where the signal would end the process, and nobody has a use for it.
+            _core._monitor_on_signal(number, not settings.dump_signal)
         _thread.start_new_thread(_core._monitor_run, ())  # costs a fifth of a threading.Thread
         _is_started = True
 
@@ -91,13 +93,18 @@ def _is_detailed() -> bool:
     return get_debug_level() is DebugLevel.DETAIL
 
 
-def _signal_number(name: str) -> int:
-    import signal
+def dump_signal(name: str) -> int:
+    """The number of the signal that DLDIST_DUMP_SIGNAL names: SIGUSR2 where it names none, 0 for "none" and "0"."""
+    import _signal  # type: ignore[import-not-found, unused-ignore]
 
-    try:
-        return int(name) if name.isdecimal() else signal.Signals[name.upper()].value
-    except KeyError:
-        raise _core.DistArgumentError(f"Invalid value for environment variable: DLDIST_DUMP_SIGNAL ({name!r})") from None
+    wanted = name.upper() or "SIGUSR2"
+    if wanted == "NONE":
+        return 0
+    is_name = wanted.startswith("SIG") and not wanted.startswith("SIG_")
+    number = int(wanted) if wanted.isdecimal() else getattr(_signal, wanted, None) if is_name else None
+    if not isinstance(number, int):
+        raise _core.DistArgumentError(f"Invalid value for environment variable: DLDIST_DUMP_SIGNAL ({name!r})")
+    return int(number)
 
 
 def request_dump() -> bool:
@@ -106,8 +113,8 @@ def request_dump() -> bool:
 
 
 def dump_on_signal(signum: int) -> None:
-    """Have a signal ask for dumps, instead of whatever it does now. It is heard even while Python stands still."""
-    _core._monitor_on_signal(signum)
+    """flight_recorder.dump_on_signal."""
+    _core._monitor_on_signal(signum, False)
 
 
 def report() -> str:

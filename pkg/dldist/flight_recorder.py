@@ -19,7 +19,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-__all__ = ["default_path", "dump", "dump_json", "dump_pickle", "entries", "is_on", "register_writer", "registered_writer", "reset"]
+__all__ = [
+    "default_path",
+    "dump",
+    "dump_json",
+    "dump_on_signal",
+    "dump_pickle",
+    "entries",
+    "is_on",
+    "register_writer",
+    "registered_writer",
+    "request_dump",
+    "reset",
+]
 
 _writer: Callable[[bytes], object] | None = None
 
@@ -60,6 +72,27 @@ def dump(
     name = default_path() if path is None else os.fspath(path)
     _core._dump_recorder_to_file(name, json, entries, stacks, only_active)
     return name
+
+
+def request_dump() -> bool:
+    """Have the monitor of this process write a dump to default_path(), soon; it does so even while a thread holds the GIL.
+
+    False: there is no monitor, since the process has made no group of several ranks.
+    """
+    from dldist import _watch
+
+    return _watch.request_dump()
+
+
+def dump_on_signal(signum: int) -> None:
+    """Have a signal ask for dumps as request_dump() does, instead of whatever it does now, until the monitor stops.
+
+    SIGUSR2 does so by itself where nobody has another use for it, or the signal that DLDIST_DUMP_SIGNAL names. RuntimeError: the
+    process has made no group of several ranks. ValueError: no handler can be had for this signal.
+    """
+    from dldist import _watch
+
+    _watch.dump_on_signal(signum)
 
 
 def default_path(rank: int | None = None) -> str:

@@ -8,7 +8,7 @@ import secrets
 import sys
 import tempfile
 
-from dldist import _core, _run_attempt, _run_nodes, _run_options, _run_output, _run_report
+from dldist import _core, _run_attempt, _run_dumps, _run_nodes, _run_options, _run_output, _run_report
 
 # How long a launcher that serves the store waits for the others to have read how the job ended.
 _PATIENCE_S = 5.0
@@ -19,14 +19,14 @@ def main(argv: list[str] | None = None) -> int:
     """Runs dlrun; gives its exit code: 0, that of the rank that failed first, or 128 and the number of a signal."""
     _run_output.open_missing_streams()
     options = _run_options.parse(argv)
-    with _run_attempt.Signals() as signals:
-        try:
+    try:
+        with _run_attempt.Signals(_run_dumps.signal_number()) as signals:
             return _launch(_with_folder(options), signals)
-        except _run_attempt.Interrupted as error:
-            return 128 + error.number
-        except (_run_nodes.LaunchError, _core.DistError, OSError) as error:
-            _say(str(error))
-            return 1
+    except _run_attempt.Interrupted as error:
+        return 128 + error.number
+    except (_run_nodes.LaunchError, _core.DistError, OSError) as error:
+        _say(str(error))
+        return 1
 
 
 def _say(text: str) -> None:
@@ -54,12 +54,12 @@ def _launch(options: _run_options.Options, signals: _run_attempt.Signals) -> int
     for number in range(options.max_restarts + 1):
         with signals.raising():
             attempt = meeting.attempt(number)
-        failure = _run_attempt.Supervisor(options, meeting, attempt, signals).run()
+        supervisor = _run_attempt.Supervisor(options, meeting, attempt, signals)
+        failure = supervisor.run()
         if failure is None:
             break
-        # By itself on the console, a rank has shown its traceback there already.
-        has_tail = meeting.place.world_size > 1
-        sys.stderr.buffer.write(_run_report.describe(failure, has_tail))
+        sys.stderr.buffer.write(supervisor.about_dumps(failure))
+        sys.stderr.buffer.write(_run_report.describe(failure, supervisor.is_in_sight(failure)))
         sys.stderr.flush()
         if failure.is_final:
             break

@@ -14,16 +14,16 @@ def places_of(count):
     return [0, 1, (2 << 30) - 1, 2 << 30, (4 << 30) - 1, 4 << 30, count - 2, count - 1]
 
 
-def past_4_gib(channel, port, rank):
+def past_4_gib(channel, port, rank, limit_s):
     """A rank of two: a reduction and a message of more bytes than fit into 32 bits."""
-    store = dldist.TCPStore("127.0.0.1", port, timeout=20.0)
+    store = dldist.TCPStore("127.0.0.1", port, timeout=limit_s)
     # Private, and in huge pages: most of the time goes into the first touch.
     memory = mmap.mmap(-1, PAST_4_GIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     tensor = memoryview(memory).cast("b")
     places = places_of(PAST_4_GIB)
-    with dldist.Group(store, rank, 2, timeout=40.0) as group:
+    with dldist.Group(store, rank, 2, timeout=limit_s) as group:
         for index, place in enumerate(places):
             tensor[place] = (rank + 1) * (index + 1)
         group.all_reduce(tensor)

@@ -199,6 +199,14 @@ def poll_until(predicate, timeout=10.0, interval=0.01, what="the condition"):
         time.sleep(interval)
 
 
+def under_load(seconds):
+    """A limit that is `seconds` on a machine with cores to spare, and more where several processes want each of its cores."""
+    with open("/proc/loadavg", encoding="ascii") as file:
+        lately, _, _, now, _ = file.read().split()
+    wanted = max(float(lately), float(now.partition("/")[0]))
+    return seconds * max(1.0, wanted / (os.cpu_count() or 1))
+
+
 def enter_own_network():
     """Moves this process and its children to come into a network namespace with a loopback alone. Returns why not, or
     None. PyTorch's server asks the DNS for the name of every peer that connects, and is deaf until it has the

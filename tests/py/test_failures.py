@@ -77,11 +77,11 @@ def test_server_closed_in_this_process():
     helper.wait_asleep([thread.native_id])
     start = time.monotonic()
     del server
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < helper.under_load(1.0)
     thread.join(5)
     assert raised and isinstance(raised[0][0], dldist.DistNetworkError)
     assert f"{LOOPBACK}:{port}" in str(raised[0][0])
-    assert raised[0][1] - start < 1.0
+    assert raised[0][1] - start < helper.under_load(1.0)
     with pytest.raises(dldist.DistNetworkError):
         client.set("a", "1")
         client.get("a", timeout=SHORT)
@@ -312,7 +312,7 @@ def test_workers_that_do_not_come():
         dldist.TCPStore(LOOPBACK, 0, 3, True, timedelta(seconds=0.5))
     elapsed = time.monotonic() - start
     text = str(raised.value)
-    assert 0.45 <= elapsed < 3
+    assert 0.45 <= elapsed < helper.under_load(3)
     assert re.search("1(/| of )3 .*joined", text), text
     assert str(os.getpid()) in text, text
     assert socket.gethostname() in text or LOOPBACK in text, text
@@ -346,7 +346,7 @@ def test_workers_that_all_come(procs):
 def test_no_waiting_for_workers():
     start = time.monotonic()
     store = dldist.TCPStore(LOOPBACK, 0, 5, True, LONG, wait_for_workers=False)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < helper.under_load(2)
     store.set("a", "1")
 
 
@@ -410,7 +410,7 @@ def test_connect_to_somebody_silent():
     start = time.monotonic()
     with pytest.raises(dldist.DistNetworkTimeoutError, match=str(port)):
         dldist.TCPStore(LOOPBACK, port, timeout=timedelta(seconds=0.5))
-    assert 0.45 < time.monotonic() - start < 2
+    assert 0.45 < time.monotonic() - start < helper.under_load(2)
     listener.close()
 
 
@@ -603,7 +603,7 @@ def test_secrets_that_do_not_match(servers, clients):
     start = time.monotonic()
     with pytest.raises(dldist.DistAuthError) as raised:
         dldist.TCPStore(LOOPBACK, server.port, timeout=timedelta(seconds=5), secret=clients)
-    assert time.monotonic() - start < 4, "the answer was no long before the deadline"
+    assert time.monotonic() - start < helper.under_load(4), "the answer was no long before the deadline"
     text = str(raised.value)
     assert "secret" in text and str(server.port) in text, text
     assert "sesame" not in text, "a secret does not belong into a message"

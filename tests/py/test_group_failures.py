@@ -10,6 +10,7 @@ import dldist
 import group_team
 import group_workers as cases
 import pytest
+from procs import under_load
 from thread_ranks import error_of, on_threads
 
 HOST = group_team.host_name()
@@ -32,7 +33,7 @@ def test_mismatch(teams, size, what):
     replies = teams(size).run(cases.mismatched, what)
     for rank, (first, later) in enumerate(replies):
         assert "DistMismatchError" in first["kinds"], (rank, first)
-        assert first["code"] == "MISMATCH" and first["seconds"] < 3
+        assert first["code"] == "MISMATCH" and first["seconds"] < under_load(3)
         assert first["rank"] in range(size) and first["rank"] != rank, (rank, first)
         assert first["host"] and first["pid"], first
         assert "DistMismatchError" in later["kinds"], (rank, later)
@@ -49,7 +50,7 @@ def test_time_out(teams, what):
     error = teams(3).run(cases.too_late, what)[0]
     assert "DistTimeoutError" in error["kinds"] and "TimeoutError" in error["kinds"], error
     assert error["code"] == "OP_TIMED_OUT"
-    assert 0.25 < error["seconds"] < 2
+    assert 0.25 < error["seconds"] < under_load(2)
     assert "timed out" in error["text"] and "rank 0 of 3" in error["text"], error["text"]
     if what in ("all_reduce", "async", "default"):
         assert "1" in error["text"] and "2" in error["text"], error["text"]
@@ -93,7 +94,7 @@ def test_abort(teams):
         for error in (first, later):
             assert "DistAbortedError" in error["kinds"], error
             assert "enough of it" in error["text"] and "not heard" not in error["text"]
-        assert first["seconds"] < 2
+        assert first["seconds"] < under_load(2)
         if rank != 2:
             assert first["rank"] == 2, first
 
@@ -101,7 +102,7 @@ def test_abort(teams):
 def test_abort_from_a_thread(teams):
     for error in teams(2).run(cases.aborted_from_a_thread):
         assert "DistAbortedError" in error["kinds"] and "by a thread" in error["text"], error
-        assert error["seconds"] < 2
+        assert error["seconds"] < under_load(2)
 
 
 def test_close(teams):
@@ -109,7 +110,7 @@ def test_close(teams):
         assert "DistBackendError" in after["kinds"] and after["code"] == "CLOSED", after
         assert "closed" in after["text"]
         assert "DistBackendError" in blocked["kinds"] and blocked["code"] == "CLOSED", blocked
-        assert blocked["seconds"] < 2
+        assert blocked["seconds"] < under_load(2)
 
 
 def test_leaving_by_an_exception(teams):
@@ -209,7 +210,7 @@ def test_nobody_comes():
     start = time.monotonic()
     with pytest.raises(dldist.DistTimeoutError) as raised:
         dldist.Group(store, 1, 3, connect_timeout=0.3)
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < under_load(3)
     text = str(raised.value)
     assert "rank 1" in text and "0" in text and "2" in text, text
 
@@ -219,7 +220,7 @@ def test_connect_timeout_is_the_stores():
     start = time.monotonic()
     with pytest.raises(dldist.DistTimeoutError):
         dldist.Group(store, 0, 2)
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < under_load(3)
 
 
 def test_connect_timeout_is_at_most_the_groups():

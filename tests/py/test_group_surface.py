@@ -117,6 +117,7 @@ def test_reduce_op():
         assert pickle.loads(pickle.dumps(op)) == op == copy.deepcopy(op)
     scaled = dldist.ReduceOp.PREMUL_SUM(2.5)
     assert (scaled.name, scaled.factor, repr(scaled)) == ("PREMUL_SUM", 2.5, "ReduceOp.PREMUL_SUM(2.5)")
+    assert dldist.ReduceOp("prod") == dldist.ReduceOp("PROD") == dldist.ReduceOp.PRODUCT
     assert scaled == dldist.ReduceOp("premul_sum", 2.5) != dldist.ReduceOp.PREMUL_SUM(2)
     assert pickle.loads(pickle.dumps(scaled)) == scaled and hash(copy.copy(scaled)) == hash(scaled)
     for arguments in (("nonsense",), ("sum", 2.0), ("premul_sum",), ("premul_sum", "x"), (1,)):

@@ -8,7 +8,7 @@ import dldist
 import group_team
 import group_workers as cases
 import pytest
-from procs import poll_until
+from procs import poll_until, under_load
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +170,7 @@ def test_wait_returns_at_once_when_done(alone):
     work = alone.all_reduce(bytearray(4), async_op=True)
     work.wait()
     start = time.monotonic()
-    assert work.wait(0) and time.monotonic() - start < 1
+    assert work.wait(0) and time.monotonic() - start < under_load(1)
 
 
 def test_a_dropped_group_closes():

@@ -27,14 +27,39 @@ def power(x, n):
 def work(i, more=1, *, sign=-1):
     return sign * (math.floor(2.5) + power(BASE, i) + more)
 
+print(spawn(work, 2, (100,)))
+"""
+
+CLASSES = """
+import array
+from dldist import init_process_group, all_gather_object, World
+from dldist._spawn import spawn
+
 class Own:
+    def __init__(self, i):
+        self.i = i
+
+class OwnError(Exception):
     pass
 
-print(spawn(work, 2, (100,)))
-try:
-    spawn(lambda i: Own, 1)
-except Exception as error:
-    print(type(error).__name__, error)
+def makes(i):
+    return Own(i)
+
+def gathers(i):
+    data = array.array("d", [i]) * 100000
+    with World() as world:
+        there = world.all_gather_object((Own(i), data), serializer="pickle")
+    return [(type(own) is Own, own.i, len(data), data[0]) for own, data in there]
+
+def fails(i):
+    raise OwnError("of a notebook")
+
+for work in (makes, gathers, fails):
+    try:
+        results = spawn(work, 2)
+        print(work.__name__, [result.i for result in results if isinstance(result, Own)] or results[0])
+    except Exception as error:
+        print(work.__name__, type(error).__name__, type(error.__cause__).__name__, str(error).splitlines()[-1])
 """
 
 
@@ -115,11 +140,37 @@ def test_processes_end_with_their_parent(number):
     )
 
 
-def test_functions_of_a_prompt_are_sent_by_value():
-    lines = run("-c", PROMPT).stdout.splitlines()
-    assert lines[0] == "[-103, -107]"
-    has_cloudpickle = len(lines) == 1
-    assert has_cloudpickle or lines[1].startswith("PicklingError class Own cannot be sent to another process")
+@pytest.fixture(params=["with cloudpickle", "without"])
+def prompt(request, tmp_path):
+    """Runs what somebody types in at a prompt; gives the lines that it prints."""
+    env = dict(os.environ)
+    if request.param == "without":
+        (tmp_path / "cloudpickle.py").write_text("raise ImportError")
+        env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), *filter(None, map(os.path.abspath, sys.path))])
+    else:
+        pytest.importorskip("cloudpickle")
+    return request.param, lambda text: run("-c", text, env=env).stdout.splitlines()
+
+
+def test_functions_of_a_prompt_are_sent_by_value(prompt):
+    _, typed = prompt
+    assert typed(PROMPT) == ["[-103, -107]"]
+
+
+def test_classes_of_a_prompt(prompt):
+    """They go out as globals of functions and come back as results, in objects of groups and as causes of failures."""
+    kind, typed = prompt
+    lines = typed(CLASSES)
+    if kind == "without":
+        refusal = "PicklingError NoneType class Own cannot be sent to another process, which cannot import it: "
+        assert [line.partition("put it")[0] for line in lines[:2]] == [f"{name} {refusal}" for name in ("makes", "gathers")]
+        assert lines[2].startswith("fails PicklingError NoneType class OwnError cannot be sent")
+    else:
+        assert lines == [
+            "makes [0, 1]",
+            "gathers [(True, 0, 100000, 0.0), (True, 1, 100000, 1.0)]",
+            "fails ProcessRaisedException OwnError OwnError: of a notebook",
+        ]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 from kinds import KINDS, LONG, SHORT, TORCH_KINDS, Tcp, torch_server_features
+from procs import under_load
 
 import dldist
 
@@ -162,7 +163,7 @@ def test_buffers_as_values(store, value):
 def test_try_get(store):
     start = time.monotonic()
     assert store.try_get("key") is None
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < under_load(1.0)
     store.set("key", "")
     assert store.try_get("key") == b""
 
@@ -179,7 +180,7 @@ def test_get_timeout_argument(kind, store):
     with pytest.raises(dldist.DistStoreTimeoutError) as raised:
         store.get("absent", timeout=SHORT)
     elapsed = time.monotonic() - start
-    assert 0.14 <= elapsed < 2.0
+    assert 0.14 <= elapsed < under_load(2.0)
     assert_store_timeout(raised.value, kind, "absent")
     with pytest.raises(dldist.DistStoreTimeoutError):
         store.get("absent", SHORT)
@@ -307,7 +308,7 @@ def test_wait_timeout_names_what_is_missing(kind, store):
     with pytest.raises(dldist.DistStoreTimeoutError) as raised:
         store.wait(["has-it", "absent1", "absent2"], SHORT)
     elapsed = time.monotonic() - start
-    assert 0.14 <= elapsed < 2.0
+    assert 0.14 <= elapsed < under_load(2.0)
     assert_store_timeout(raised.value, kind, "absent1", "absent2")
     assert "has-it" not in str(raised.value)
     store.set("absent1", "1")
@@ -323,7 +324,7 @@ def test_default_timeout_applies(kind, store):
             start = time.monotonic()
             with pytest.raises(dldist.DistStoreTimeoutError) as raised:
                 call()
-            assert 0.14 <= time.monotonic() - start < 2.0
+            assert 0.14 <= time.monotonic() - start < under_load(2.0)
             assert_store_timeout(raised.value, kind, "absent")
     finally:
         handle.set_timeout(LONG)
@@ -425,7 +426,7 @@ def test_queue_pop_of_an_empty_queue(kind, store):
     start = time.monotonic()
     with pytest.raises(dldist.DistQueueEmptyError, match="q") as raised:
         store.queue_pop("q", block=False)
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < under_load(1.0)
     assert isinstance(raised.value, dldist.DistStoreError)
     with pytest.raises(dldist.DistQueueEmptyError):
         store.queue_pop("q", False)
@@ -522,7 +523,7 @@ def test_barrier_timeout(kind, store):
     start = time.monotonic()
     with pytest.raises(dldist.DistStoreTimeoutError) as raised:
         store.barrier("gate", 2, timeout=SHORT)
-    assert 0.14 <= time.monotonic() - start < 2.0
+    assert 0.14 <= time.monotonic() - start < under_load(2.0)
     assert_store_timeout(raised.value, kind, "gate")
     store.set("after", "1")
     assert store.get("after") == b"1"
@@ -630,7 +631,7 @@ def test_tiny_timeouts_end_at_once(store, timeout):
     start = time.monotonic()
     with pytest.raises(dldist.DistStoreTimeoutError):
         store.wait(["absent"], timeout)
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < under_load(1.0)
     store.set("absent", "now")
     assert store.get("absent") == b"now"
 

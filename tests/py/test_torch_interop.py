@@ -11,6 +11,7 @@ from datetime import timedelta
 
 import pytest
 import workers
+from procs import under_load
 
 import dldist
 
@@ -367,7 +368,7 @@ def test_our_client_where_the_plain_backend_has_nothing(torch_dist, their_server
         assert isinstance(outcome, Exception), outcome
         assert not isinstance(outcome, dldist.DistTimeoutError), outcome
         assert len(str(outcome)) > 10
-    assert seconds < 3, f"{outcome!r} after {seconds:.1f} s"
+    assert seconds < under_load(3), f"{outcome!r} after {seconds:.1f} s"
     client.set("after", "2")
     assert client.get("after") == b"2"
     assert client.get("before") == b"1"

@@ -34,3 +34,29 @@ def test_stub_is_true(tmp_path):
 @pytest.mark.deadline(LIMIT_S)
 def test_annotations_agree(tmp_path):
     run("mypy", "--python-version", "3.11", "--ignore-missing-imports", str(PACKAGE), cwd=tmp_path)
+
+
+PROGRAM = """
+from typing import assert_type
+
+import dldist
+from dldist._core import Work
+
+world = dldist.World()
+x = bytearray(8)
+work = world.all_reduce(x, async_op=True)
+work.wait()
+world.barrier(async_op=True).wait()
+
+
+def either(flag: bool) -> None:
+    assert_type(world.broadcast(x, async_op=flag), Work | None)
+"""
+
+
+@needs_mypy
+@pytest.mark.deadline(LIMIT_S)
+def test_works_need_no_check_for_none(tmp_path):
+    """Of a program, by the strict rules; those do not hold in the package itself."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    run("mypy", "--strict", "--follow-imports=silent", "--python-version", "3.11", "program.py", cwd=tmp_path)

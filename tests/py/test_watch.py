@@ -46,7 +46,7 @@ def test_a_time_out_dumps_on_every_rank(children, prefix, members):
         rank.send("leave")
     assert [rank.result() for rank in ranks] == [True] * size
     for number, (seconds, report) in enumerate(replies):
-        assert seconds is not None and seconds < 2, (number, seconds, report)
+        assert seconds is not None and seconds < procs.under_load(2), (number, seconds, report)
         dump = entries_of(f"{prefix}{number}")
         assert dump["entries"], dump
         assert f"{prefix}{number}" in report
@@ -110,21 +110,47 @@ def test_a_pipe_asks_for_dumps(children, prefix, tmp_path):
     assert not os.path.exists(pipe)
 
 
-def test_a_signal_asks_for_a_dump(children, prefix):
+@pytest.mark.parametrize(("setting", "number"), [(None, signal.SIGUSR2), ("sigusr1", signal.SIGUSR1), ("12", 12)])
+def test_a_signal_asks_for_a_dump(children, prefix, setting, number):
     """While the main thread waits in C."""
-    env = {"DLDIST_FR_DUMP_FILE": prefix, "DLDIST_FR_DUMP_FORMAT": "json", "DLDIST_DUMP_SIGNAL": "SIGUSR2"}
+    env = {"DLDIST_FR_DUMP_FILE": prefix, "DLDIST_FR_DUMP_FORMAT": "json", "DLDIST_DUMP_SIGNAL": setting or ""}
     ranks, store = group_team.start_ranks(children, workers.idle, 2, env=env)
     for rank in ranks:
         assert rank.recv() == "ready"
     ranks[0].send(("wait in a barrier", None))
     assert ranks[0].recv() == "waiting"
-    os.kill(ranks[0].pid, signal.SIGUSR2)
+    os.kill(ranks[0].pid, number)
     assert workers.await_file(f"{prefix}0.json", time.monotonic()) is not None
     ranks[1].send(("wait in a barrier", None))
     assert [ranks[1].recv(), ranks[1].recv(), ranks[0].recv()] == ["waiting", "met", "met"]
     for rank in ranks:
         rank.send(None)
         rank.result()
+
+
+@pytest.mark.parametrize(
+    ("setting", "before", "meanwhile", "afterwards"),
+    [
+        ("", "default", "heard", "default"),
+        ("", "ignored", "ignored", "ignored"),
+        ("", "of the program", "of the program", "of the program"),
+        ("none", "default", "default", "default"),
+        ("0", "default", "default", "default"),
+        ("SIGUSR2", "of the program", "heard", "of the program"),
+    ],
+)
+def test_a_signal_that_is_in_use_is_left_alone(children, prefix, setting, before, meanwhile, afterwards):
+    env = {"DLDIST_DUMP_SIGNAL": setting, "DLDIST_FR_DUMP_FILE": prefix}
+    ranks, store = group_team.start_ranks(children, workers.uses_a_signal, 2, before, meanwhile == "heard", prefix, env=env)
+    for rank in ranks:
+        assert rank.result() == [meanwhile, afterwards]
+
+
+def test_signals_are_the_main_threads(children):
+    """Ctrl-C that another thread is given does not wake the main one: it might sleep in a call of somebody else's."""
+    ranks, store = group_team.start_ranks(children, workers.threads_that_take_signals, 2)
+    for rank in ranks:
+        assert rank.result() == ["main"]
 
 
 def test_the_gil_is_held(children, prefix, tmp_path):
@@ -181,4 +207,4 @@ def test_the_end_of_a_process_is_not_held_up(children):
     for rank in ranks:
         rank.send("go")
     begun = [rank.result() for rank in ranks]
-    assert time.monotonic() - min(begun) < 1.5
+    assert time.monotonic() - min(begun) < procs.under_load(1.5)

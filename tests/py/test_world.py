@@ -271,8 +271,9 @@ def test_close_takes_its_time_but_once():
         if rank == 0:
             late = [part.irecv(vector(0), 1) for part in parts]
             began = time.monotonic()
-            error = error_of(world.close, 0.2)
-            assert isinstance(error, dldist.DistTimeoutError) and time.monotonic() - began < 0.6
+            error = error_of(world.close, 1.0)
+            # Five groups, each with its own second, would take five.
+            assert isinstance(error, dldist.DistTimeoutError) and time.monotonic() - began < 4
             assert all(work.is_completed() for work in late)
             closed.set()
         else:

@@ -99,6 +99,66 @@ def idle(channel, port, rank, size):
     return None
 
 
+def disposition(number):
+    """What a signal does in this process, as the kernel knows it; who handles it is told by sending it."""
+    with open("/proc/self/status") as file:
+        lines = [line.split(":") for line in file]
+    masks = {name: int(value, 16) for name, value in lines if name in ("SigIgn", "SigCgt")}
+    bit = 1 << (number - 1)
+    if masks["SigIgn"] & bit:
+        return "ignored"
+    return "handled" if masks["SigCgt"] & bit else "default"
+
+
+def uses_a_signal(channel, port, rank, size, before, is_heard, prefix):
+    """What SIGUSR2 does while there is a world, and when the monitor has stopped."""
+    calls = []
+    if before != "default":
+        handler = signal.SIG_IGN if before == "ignored" else lambda *_: calls.append("of the program")
+        signal.signal(signal.SIGUSR2, handler)
+
+    def find_out():
+        found = disposition(signal.SIGUSR2)
+        if found != "handled":
+            return found
+        calls.clear()
+        signal.raise_signal(signal.SIGUSR2)
+        return calls[0] if calls else "heard"
+
+    world = open_world(port, rank, size)
+    world.barrier()
+    meanwhile = find_out()
+    if is_heard:
+        assert await_file(f"{prefix}{rank}", time.monotonic()) is not None
+    world.barrier()
+    world.close()
+    dldist._watch._stop()
+    return [meanwhile, find_out()]
+
+
+def threads_that_take(number):
+    """The threads of this process that a signal may be given to."""
+    found = []
+    for thread in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{thread}/status") as file:
+            blocked = next(int(line.split()[1], 16) for line in file if line.startswith("SigBlk:"))
+        if not blocked >> (number - 1) & 1:
+            found.append("main" if int(thread) == os.getpid() else thread)
+    return found
+
+
+def threads_that_take_signals(channel, port, rank, size):
+    """Once the monitor runs, which starts with the world."""
+    world = open_world(port, rank, size)
+    world.barrier()
+    deadline = time.monotonic() + LIMIT_S
+    while (found := threads_that_take(signal.SIGINT)) != ["main"] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    world.barrier()
+    world.close()
+    return found
+
+
 def forks(channel, port, rank, size):
     world = open_world(port, rank, size)
     world.barrier()

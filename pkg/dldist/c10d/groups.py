@@ -149,7 +149,7 @@ def _prefix_tracebacks(rank: int) -> None:
 
     before = getattr(sys.excepthook, "_dldist_before", sys.excepthook)
 
-    def hook(*exception: Any) -> None:
+    def show(exception: tuple[Any, ...]) -> None:
         import io
 
         stderr, sys.stderr = sys.stderr, io.StringIO()
@@ -159,6 +159,12 @@ def _prefix_tracebacks(rank: int) -> None:
             text, sys.stderr = sys.stderr.getvalue(), stderr
         sys.stderr.write("".join(f"[rank{rank}]: {line}" if line.strip() else line for line in text.splitlines(True)))
         sys.stderr.flush()
+
+    def hook(*exception: Any) -> None:
+        try:
+            show(exception)
+        except KeyboardInterrupt:  # the process is ending anyway: what it ends with is worth more
+            show(exception)
 
     hook._dldist_before = before  # type: ignore[attr-defined]
     sys.excepthook = hook

@@ -1,4 +1,4 @@
-"""Rank 1 fails in the way of its argument, the others wait for it: in a group, or ignoring SIGTERM."""
+"""Rank 1 fails in the way of its argument, the others wait for it: in a group, in a world, talking, or ignoring SIGTERM."""
 
 import os
 import signal
@@ -10,6 +10,12 @@ import dldist
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 how = sys.argv[1]
 store = dldist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=20)
+
+
+def talk_once_told(_number, _frame):
+    for index in range(200):
+        print("line", index, file=sys.stderr)
+    os._exit(1)
 
 
 def fail():
@@ -29,9 +35,14 @@ if how == "group":
         if rank == 1:
             fail()
         group.barrier()
+elif how == "world":
+    dldist.init_process_group(timeout=20)
+    if rank == 1:
+        fail()
+    dldist.barrier()
 else:
     if rank == 0:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, talk_once_told if how == "talkers" else signal.SIG_IGN)
     store.barrier("ready", size)
     if rank == 1:
         fail()

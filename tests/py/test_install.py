@@ -1,0 +1,34 @@
+"""What somebody is told who cannot compile the extension."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def test_a_machine_without_a_compiler_is_told_so_in_a_line(tmp_path):
+    pytest.importorskip("setuptools")
+    done = subprocess.run(
+        [sys.executable, "setup.py", "build_ext", "--build-temp", str(tmp_path), "--build-lib", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "CC": "no-such-compiler"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(
+        "error: dldist is compiled when it is installed, and there is no C compiler: there is no no-such-compiler. "
+    )
+    assert "no-such-compiler -" not in done.stdout + done.stderr, done.stdout
+
+
+def test_scripts_wait_with_those_who_wait(tmp_path):
+    """The command's output and exit code come through, and nothing of the ticker stays."""
+    script = f"set -e; cd {ROOT}; source scripts/common.sh; patiently bash -c 'echo out; exit 3' || echo $?; patiently true; jobs"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "out\n3\n", "")

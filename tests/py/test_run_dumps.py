@@ -1,0 +1,114 @@
+"""The flight recorders of a job that dlrun has started, without any preparation."""
+
+import os
+import re
+import signal
+import stat
+
+import procs as procs_module
+import pytest
+from test_run import dlrun, finish, program, start
+
+MISSING = "Rank 1 is missing: it has not called all_reduce #2"
+
+
+def start_hanging(tmp_path, **env):
+    """A job whose rank 0 waits for rank 1; the pids by rank."""
+    process = start("--nproc-per-node", 2, program("hangs.py"), env={"TMPDIR": str(tmp_path), **env})
+    lines = sorted(process.stdout.readline().decode().split() for _ in range(2))
+    pids = [int(line[-1]) for line in lines]
+    for pid in pids:
+        procs_module.wait_asleep([pid], pid)
+    return process, pids
+
+
+def read_until(process, words):
+    lines = []
+    while not lines or words not in lines[-1]:
+        line = process.stderr.readline().decode()
+        assert line, lines
+        lines.append(line)
+    return "".join(lines)
+
+
+def end(process):
+    process.send_signal(signal.SIGINT)
+    code, _, err = finish(process)
+    assert code == 128 + signal.SIGINT, err
+
+
+def test_a_time_out_leaves_dumps_of_all_ranks_and_says_who_is_missing(tmp_path):
+    code, _, err = dlrun("--nproc-per-node", 2, program("lags.py"), env={"TMPDIR": str(tmp_path)})
+    assert code == 1
+    (folder,) = tmp_path.iterdir()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert sorted(path.name for path in folder.iterdir()) == ["trace_0", "trace_1"]
+    assert f"dlrun: {MISSING}" in err
+    assert f"dlrun: the flight recorders of the ranks are in {folder}; python -m dldist.trace {folder}\n" in err
+    assert err.splitlines()[-1].startswith("dldist.DistTimeoutError: all_reduce #2"), err
+
+
+@pytest.mark.parametrize("how", ["logs", "own"])
+def test_where_dumps_are(tmp_path, how):
+    """With the other files of the run, or where the environment says."""
+    temporary, wanted = tmp_path / "temporary", tmp_path / "wanted"
+    temporary.mkdir()
+    env = {"TMPDIR": str(temporary), **({"DLDIST_FR_DUMP_FILE": f"{wanted}/mine_"} if how == "own" else {})}
+    args = ("--log-dir", wanted) if how == "logs" else ()
+    code, _, err = dlrun("--nproc-per-node", 2, *args, program("lags.py"), env=env)
+    assert code == 1 and f"dlrun: {MISSING}" in err, err
+    assert not list(temporary.iterdir())
+    names = {str(path.relative_to(wanted)) for path in wanted.rglob("*e_[01]")}
+    if how == "own":
+        assert names == {"mine_0", "mine_1"}
+        assert f"python -m dldist.trace -p mine_ {wanted}\n" in err
+    else:
+        assert {name.partition("/")[2] for name in names} == {f"attempt_0/traces/trace_{rank}" for rank in (0, 1)}
+
+
+@pytest.mark.parametrize("args", [(), ("--log-dir", "logs")])
+def test_nothing_is_left_of_a_job_that_ends_well(tmp_path, args):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    args = [tmp_path / arg if arg == "logs" else arg for arg in args]
+    code, _, err = dlrun("--nproc-per-node", 2, *args, program("shows.py"), env={"TMPDIR": str(temporary)})
+    assert code == 0, err
+    assert not list(temporary.iterdir()) and not list(tmp_path.rglob("traces"))
+
+
+def test_a_signal_to_the_launcher_has_it_report_who_is_where(tmp_path):
+    process, pids = start_hanging(tmp_path)
+    for _ in range(2):
+        process.send_signal(signal.SIGUSR2)
+        text = read_until(process, "the flight recorders of the ranks are in ")
+        ranks = ", ".join(f"rank {rank} (pid {pid})" for rank, pid in enumerate(pids))
+        assert re.match(rf"dlrun: report at [\d:]+: of 2 ranks here 2 run: {re.escape(ranks)}\ndlrun: {MISSING}", text), text
+    (folder,) = tmp_path.iterdir()
+    for pid in pids:  # a rank itself is not ended by it either
+        os.kill(pid, signal.SIGUSR2)
+    end(process)
+    # Somebody has asked for these, and may want to read them.
+    assert sorted(path.name for path in folder.iterdir()) == ["trace_0", "trace_1"]
+
+
+def test_ctrl_c_leaves_no_dumps(tmp_path):
+    process, _ = start_hanging(tmp_path)
+    end(process)
+    assert not list(tmp_path.iterdir())
+
+
+def test_ranks_that_do_not_listen_are_not_ended_by_it(tmp_path):
+    process = start("-n", 2, "--shutdown-timeout", 1, program("lives.py"), env={"TMPDIR": str(tmp_path)})
+    for _ in range(2):
+        process.stdout.readline()
+    process.send_signal(signal.SIGUSR2)
+    text = read_until(process, "nothing is known")
+    assert "of 2 ranks here 2 run: rank 0 (pid " in text
+    end(process)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_setting_that_makes_no_sense(tmp_path):
+    code, _, err = dlrun(program("shows.py"), env={"DLDIST_DUMP_SIGNAL": "SIGNOTHING"})
+    assert code == 1
+    assert err == "dlrun: Invalid value for environment variable: DLDIST_DUMP_SIGNAL ('SIGNOTHING')\n"
