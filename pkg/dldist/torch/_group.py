@@ -15,7 +15,7 @@ from dldist import _core
 from dldist.c10d.backend_base import Backend
 from dldist.c10d.gloo import ProcessGroupGloo
 from dldist.c10d.options import OpType
-from dldist.torch import _profile, _sparse
+from dldist.torch import _dispatcher, _profile, _sparse
 from dldist.torch._buckets import Buckets, is_compressed, is_from_reducer
 from dldist.torch._compiler import not_compiled
 from dldist.torch._errors import as_torchs
@@ -56,30 +56,48 @@ def _run(backend: Any, run: Callable[..., Any], name: str, arguments: tuple[Any,
     return run(*copies), copies[0]
 
 
+_RUN_HERE: dict[str, Callable[..., Work]] = {}
+"""By the names of dldist's list of calls: what runs a call on tensors in memory, whose arguments are in order."""
+
+
 def _call_of(op_type: Any, name: str, method: str | None = None) -> Callable[..., Any]:
     """The call of a group that is named `name`, and `method` in dldist's list of calls."""
-    run_name = f"_run_{method or name}"  # of our backends
-    number = int(op_type)
+    canonical = method or name
     has_options = name not in ("send", "recv", "recv_anysource")
-    has_outputs = name not in ("barrier", "send")  # the first argument is what it writes
     may_be_bucket = name == "allreduce"
-    name_of_entry = _profile.name_of_entry(name)
+    run_name = f"_run_{canonical}"  # of our backends
+    run_here = _runner_of(op_type, name, run_name)
+    _RUN_HERE.setdefault(canonical, run_here)
 
     def call(self: ProcessGroup, *args: Any, **named: Any) -> Any:
         arguments = args
         if named or (has_options and (not args or type(args[-1]) not in OPTIONS)):
             arguments = in_order(name, args, named)
-        backend = self._serving(device_type_of(arguments))
-        run = getattr(backend, run_name, None)
-        if run is None:  # a group of torch's
-            return getattr(backend, name)(*args, **named)
-        placed = arguments
+        kind = device_type_of(arguments)
         is_of_reducer = may_be_bucket and is_from_reducer(sys._getframe().f_back)
+        if _dispatcher.is_looked_at(arguments) and self._is_ours(kind):
+            return _dispatcher.run(self, canonical, arguments, is_of_reducer)
+        backend = self._serving(kind)
+        if not hasattr(backend, run_name):  # a group of torch's
+            return getattr(backend, name)(*args, **named)
+        return run_here(self, backend, arguments, is_of_reducer)
+
+    call.__name__ = call.__qualname__ = name
+    return call
+
+
+def _runner_of(op_type: Any, name: str, run_name: str) -> Callable[..., Work]:
+    number = int(op_type)
+    has_outputs = name not in ("barrier", "send")  # the first argument is what it writes
+    name_of_entry = _profile.name_of_entry(name)
+
+    def run_here(self: ProcessGroup, backend: Any, arguments: tuple[Any, ...], is_of_reducer: bool) -> Work:
+        placed = arguments
         if is_of_reducer:
             placed = ([self._buckets.in_shared_memory(tensor) for tensor in arguments[0]], *arguments[1:])
         with _profile.entry(name_of_entry) as entry:
             try:
-                started, copies = _run(backend, run, name, placed)
+                started, copies = _run(backend, getattr(backend, run_name), name, placed)
             except dldist.DistError as error:
                 raise as_torchs(error) from None
             outputs: Any = arguments[0] if has_outputs else ()
@@ -93,8 +111,7 @@ def _call_of(op_type: Any, name: str, method: str | None = None) -> Callable[...
             self._coalesced.append(work)
         return work
 
-    call.__name__ = call.__qualname__ = name
-    return call
+    return run_here
 
 
 @not_compiled
@@ -131,6 +148,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._buckets = Buckets(world)
         self._served: dict[str, Any] = {}
         self._coalesced: list[Work] | None = None
+        _dispatcher.serve("cpu")
 
     # ---- who it is
 
@@ -185,6 +203,10 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             return Backend(self.rank(), self.size())  # torch is still making this group, and asks what can be done at once
         backend = self._serving(kind)
         return backend._get_backend(device) if isinstance(backend, dist.ProcessGroup) else backend
+
+    def _is_ours(self, kind: str) -> bool:
+        """Whether no other group serves a type of device."""
+        return self._names_of_backends().get(kind, "dldist") == "dldist"
 
     def _serving(self, kind: str) -> Any:
         """What serves a type of device: a backend of ours, or a group of torch's. All ranks come here with their first call."""
@@ -245,6 +267,11 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     send = _call_of(OpType.SEND, "send")
     recv = _call_of(OpType.RECV, "recv")
     recv_anysource = _call_of(OpType.RECVANYSOURCE, "recv_anysource")
+
+    def _run_here(self, method: str, arguments: tuple[Any, ...], is_of_reducer: bool = False) -> Work:
+        """Run a call of dldist's list, of which PyTorch knows already, on tensors that we serve."""
+        backend = self._serving(device_type_of(arguments))
+        return _RUN_HERE[method](self, backend, arguments, is_of_reducer)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier that names the ranks that are missing; a time-out of None or less than 0 is the group's."""
