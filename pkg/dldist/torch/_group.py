@@ -129,6 +129,22 @@ def create_group(opts: Any) -> ProcessGroup:
 
 
 @not_compiled
+def create_independent_group(store: Any, rank: int, size: int, timeout: timedelta, device: torch.device) -> ProcessGroup:
+    """The group for torch.distributed._dist2.new_group, which `torch.distributed` itself knows nothing of."""
+    # All groups of a process get the same store: this is the rank's n-th in it.
+    name = f"dist2:{store.add(f'dldist/groups_of/{rank}', 1)}"
+    own_store = dist.PrefixStore(f"dldist/{name}/", store)
+    try:
+        world = dldist.World(TorchStore(own_store), rank, size, timeout=timeout, name=name)
+    except dldist.DistError as error:
+        raise as_torchs(error) from None
+    group = ProcessGroup(own_store, world, name, list(range(size)))
+    if device.type != "cpu":
+        group._config = f"cpu:dldist,{device.type}:dldist"
+    return _named(group, None)
+
+
+@not_compiled
 class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     """A group of torch.distributed over a World.
 
@@ -143,6 +159,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._store = store
         self._name = name
         self._desc = "undefined"
+        self._config = "cpu:dldist"  # of a group that torch.distributed does not know
         self._ranks = ranks
         self._cpu = CpuBackend._of(world, ranks, name)
         self._buckets = Buckets(world)
@@ -194,15 +211,23 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _names_of_backends(self) -> dict[str, str]:
         """The backend for each type of device, as the group's configuration has them."""
-        config = distributed_c10d._world.pg_backend_config.get(self, "cpu:dldist")
+        config = distributed_c10d._world.pg_backend_config.get(self, self._config)
         return dict(distributed_c10d.BackendConfig(dist.Backend(config)).get_device_backend_map())
 
     def _get_backend(self, device: torch.device) -> Any:
         kind = torch.device(device).type
-        if kind != "cpu" and self not in distributed_c10d._world.pg_backend_config:
-            return Backend(self.rank(), self.size())  # torch is still making this group, and asks what can be done at once
+        # torch asks what can be done at once while it still makes this group. Later it asks every group of a CUDA backend for that, on
+        # machines without CUDA, too, where no tensor will ever need it.
+        is_being_made = self not in distributed_c10d._world.pg_backend_config
+        if kind != "cpu" and (is_being_made or self._can_have_no(kind)):
+            return Backend(self.rank(), self.size())
         backend = self._serving(kind)
         return backend._get_backend(device) if isinstance(backend, dist.ProcessGroup) else backend
+
+    def _can_have_no(self, kind: str) -> bool:
+        """Whether a type of device is ours to serve, and is not on this machine."""
+        is_ours = self._names_of_backends().get(kind) == "dldist"
+        return kind == "cuda" and is_ours and kind not in self._served and not torch.cuda.is_available()
 
     def _is_ours(self, kind: str) -> bool:
         """Whether no other group serves a type of device."""
@@ -372,10 +397,21 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         group_name: str | None = None,
         group_desc: str | None = None,
     ) -> ProcessGroup:
-        """A group of `size` processes that meet in `store`, each with the rank that it has in this group."""
+        """A group of `size` ranks: those of this one, and of others that call it with the same store, each in one row.
+
+        All ranks of each group call it.
+        """
         name = group_name or f"{self._name}:merged"
+        place = TorchStore(store)
+        first = torch.zeros(1, dtype=torch.int64)
         try:
-            world = dldist.World(TorchStore(store), self.rank(), size, timeout=timeout, name=name)
+            if self.rank() == 0:
+                first.fill_(place.add("merge_remote_group/ranks", self.size()) - self.size())
+            self._cpu.group.broadcast(first, 0)
+            rank = int(first) + self.rank()
+            if rank >= size:
+                raise ValueError(f"merge_remote_group(): more ranks have come than the {size} of the new group")
+            world = dldist.World(place, rank, size, timeout=timeout, name=name)
         except dldist.DistError as error:
             raise as_torchs(error) from None
         return _named(ProcessGroup(store, world, name, list(range(size))), group_desc)
