@@ -27,9 +27,25 @@ def register() -> None:
 
     if dist.is_available() and "DLDIST" not in dist.Backend._plugins:
         dist.Backend.register_backend("dldist", _create_group, extended_api=True, devices=["cpu", "cuda"])
+        _register_for_independent_groups()
+
+
+def _register_for_independent_groups() -> None:
+    try:
+        from torch.distributed import _dist2
+    except ImportError:
+        return  # not before 2.8
+    if "dldist" not in _dist2._BACKENDS:
+        _dist2.register_backend("dldist", _create_independent_group)
 
 
 def _create_group(opts: Any, backend_options: Any) -> Any:
     from dldist.torch._group import create_group
 
     return create_group(opts)
+
+
+def _create_independent_group(store: Any, rank: int, world_size: int, timeout: Any, device: Any) -> Any:
+    from dldist.torch._group import create_independent_group
+
+    return create_independent_group(store, rank, world_size, timeout, device)

@@ -218,6 +218,7 @@ await_members(dd_group *group, int64_t timeout_ns, bool is_all, uint64_t tag, co
     char missing[256] = "";
     int nmissing = 0;
     int first = -1;
+    bool was_out_of_time = false; /* before it asked the first of the missing */
     dd_error why = {.code = DD_OK};
     for (int rank = 1; rank < group->size && (nmissing == 0 || is_all); rank++) {
         dd_work *work = NULL;
@@ -235,6 +236,7 @@ await_members(dd_group *group, int64_t timeout_ns, bool is_all, uint64_t tag, co
         }
         if (status != DD_OK) {
             first = first < 0 ? rank : first;
+            was_out_of_time |= nmissing == 0 && left_ns == 0;
             why = nmissing == 0 ? error : why;
             size_t used = strlen(missing);
             snprintf(missing + used, sizeof missing - used, nmissing++ == 0 ? "%d" : ", %d", rank);
@@ -243,10 +245,14 @@ await_members(dd_group *group, int64_t timeout_ns, bool is_all, uint64_t tag, co
     if (nmissing == 0) {
         return DD_OK;
     }
+    long long timeout_ms = timeout_ns / DD_NS_PER_MS;
+    if (was_out_of_time) {
+        dd_error_prepend(&why, "Rank 0 timed out in monitoredBarrier after %lld ms", timeout_ms);
+    }
     dd_error_set(err, why.code,
                  "[Rank 0]: Rank%s %s failed to pass monitoredBarrier in %lld ms (group \"%.*s\"): %s",
-                 nmissing > 1 ? "s" : "", missing, (long long)(timeout_ns / DD_NS_PER_MS),
-                 (int)group->name.len, (const char *)group->name.data, why.message);
+                 nmissing > 1 ? "s" : "", missing, timeout_ms, (int)group->name.len,
+                 (const char *)group->name.data, why.message);
     const dd_card *card = dd_peer_card(group->peers[first]);
     dd_error_blame(err, first, card->host, card->pid);
     return why.code;
@@ -274,9 +280,11 @@ hear_verdict(dd_group *group, const barrier_verdict *verdict, dd_error *err)
     if (verdict->text[0] == '\0') {
         return DD_OK;
     }
-    return dd_error_set(err, DD_OP_TIMED_OUT,
-                        "Rank %d successfully reached monitoredBarrier, but rank 0 has given up: %.*s",
-                        group->rank, VERDICT_MAX - 1, verdict->text);
+    return dd_error_set(
+        err, DD_OP_TIMED_OUT,
+        "Rank %d successfully reached monitoredBarrier, but received errors while waiting for "
+        "send/recv from rank 0; rank 0 has given up: %.*s",
+        group->rank, VERDICT_MAX - 1, verdict->text);
 }
 
 static dd_status
@@ -304,7 +312,7 @@ report_and_hear(dd_group *group, int64_t timeout_ns, uint64_t tag, const dd_wait
         dd_error_prepend(
             err,
             "Rank %d successfully reached monitoredBarrier, but received errors while waiting for "
-            "rank 0",
+            "send/recv from rank 0",
             group->rank);
     }
     dd_status ignored = end_note(group, report, wait, NULL);

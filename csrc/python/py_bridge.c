@@ -343,6 +343,17 @@ bridge_append(dd_store *store, dd_bytes key, dd_bytes value, const dd_wait *wait
     return leave(&call, DD_OK, err);
 }
 
+/* What Store.append does for a class that has none of its own. */
+static dd_status
+bridge_generic_append(dd_store *store, dd_bytes key, dd_bytes value, const dd_wait *wait, dd_error *err)
+{
+    bridge_call call = enter(store, "check", wait);
+    bool can_check = is_overridden(&call);
+    PyGILState_Release(call.gil);
+    return can_check ? dd_store_generic_append(store, key, value, wait, err)
+                     : dd_store_append_by_compare_set(store, key, value, wait, err);
+}
+
 static dd_status
 bridge_multi_get(dd_store *store, const dd_bytes *keys, size_t nkeys, dd_blob_list *values,
                  const dd_wait *wait, dd_error *err)
@@ -504,7 +515,7 @@ static const dd_store_ops bridge_ops = {
 static const dd_store_ops generic_ops = {
     BRIDGE_OPS_COMMON,
     .try_get = dd_store_generic_try_get,
-    .append = dd_store_generic_append,
+    .append = bridge_generic_append,
     .multi_get = dd_store_generic_multi_get,
     .multi_set = dd_store_generic_multi_set,
     .barrier = dd_store_generic_barrier,

@@ -196,11 +196,25 @@ set_attributes(const py_state *state, PyObject *error, dd_status status, const d
             set_culprit(error, &err->culprit));
 }
 
+/* Programs look for the word in the text of what they catch; ours says "timed out", or what did not come. */
+static PyObject *
+message_of(dd_status status, const char *text)
+{
+    bool is_timeout = status == DD_TIMED_OUT || status == DD_NETWORK_TIMED_OUT || status == DD_OP_TIMED_OUT;
+    PyObject *message = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "backslashreplace");
+    if (message == NULL || !is_timeout || strcasestr(text, "timeout") != NULL) {
+        return message;
+    }
+    PyObject *with_word = PyUnicode_FromFormat("%U (timeout)", message);
+    Py_DECREF(message);
+    return with_word;
+}
+
 static PyObject *
 make_error(const py_state *state, PyObject *type, dd_status status, const dd_error *err)
 {
     const char *text = err != NULL && err->message[0] != '\0' ? err->message : dd_status_text(status);
-    PyObject *message = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "backslashreplace");
+    PyObject *message = message_of(status, text);
     PyObject *error = message != NULL ? PyObject_CallFunctionObjArgs(type, message, NULL) : NULL;
     Py_XDECREF(message);
     if (error != NULL && !set_attributes(state, error, status, err)) {

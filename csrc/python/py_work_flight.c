@@ -297,15 +297,28 @@ start_thread(py_completions *queue)
     return started != NULL ? 0 : -1;
 }
 
-/* Calls it, and says aloud what it raises: nobody waits for it. */
+/* Takes what a callback has returned, and says aloud what it has raised, for which nobody waits. What is no Exception, as SystemExit,
+ * stays set, and is false. */
+static bool
+end_callback(PyObject *callback, PyObject *result)
+{
+    if (result == NULL) {
+        if (!PyErr_ExceptionMatches(PyExc_Exception)) {
+            return false;
+        }
+        PyErr_WriteUnraisable(callback);
+    }
+    Py_XDECREF(result);
+    return true;
+}
+
+/* The same on a thread of ours, where nobody is to be ended. */
 static void
 call_watcher(PyObject *watcher)
 {
-    PyObject *result = PyObject_CallNoArgs(watcher);
-    if (result == NULL) {
+    if (!end_callback(watcher, PyObject_CallNoArgs(watcher))) {
         PyErr_WriteUnraisable(watcher);
     }
-    Py_XDECREF(result);
 }
 
 int
@@ -316,8 +329,7 @@ py_flight_watch(py_flight *flight, PyObject *watcher)
         if (!py_flight_settle(flight)) {
             return -1;
         }
-        call_watcher(watcher);
-        return 0;
+        return end_callback(watcher, PyObject_CallNoArgs(watcher)) ? 0 : -1;
     }
     if (!py_group_require_alive((py_group *)flight->group) || start_thread(queue) < 0) {
         return -1;
@@ -353,14 +365,9 @@ py_completions_call_aloud(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "OO:_call_aloud", &callback, &argument)) {
         return NULL;
     }
-    PyObject *result = PyObject_CallFunctionObjArgs(callback, argument, NULL);
-    if (result == NULL) {
-        if (!PyErr_ExceptionMatches(PyExc_Exception)) {
-            return NULL;
-        }
-        PyErr_WriteUnraisable(callback);
+    if (!end_callback(callback, PyObject_CallFunctionObjArgs(callback, argument, NULL))) {
+        return NULL;
     }
-    Py_XDECREF(result);
     Py_RETURN_NONE;
 }
 

@@ -95,15 +95,34 @@ dd_store_extended_api_yes(dd_store *store)
     return true;
 }
 
+/* What is at a key, nothing if it is missing. */
+typedef dd_status (*current_fn)(dd_store *store, dd_bytes key, dd_blob *value, const dd_wait *wait,
+                                dd_error *err);
+
+static dd_status
+look_at_key(dd_store *store, dd_bytes key, dd_blob *value, const dd_wait *wait, dd_error *err)
+{
+    bool is_found = false;
+    return store->ops->try_get(store, key, value, &is_found, wait, err);
+}
+
+/* A missing key is made, with nothing in it. */
+static dd_status
+look_by_compare_set(dd_store *store, dd_bytes key, dd_blob *value, const dd_wait *wait, dd_error *err)
+{
+    dd_bytes nothing = {0};
+    return store->ops->compare_set(store, key, nothing, nothing, value, wait, err);
+}
+
 /* One try of an append: `is_done` tells whether nobody came in between. */
 static dd_status
-try_append(dd_store *store, dd_bytes key, dd_bytes value, const dd_wait *wait, bool *is_done, dd_error *err)
+try_append(dd_store *store, dd_bytes key, dd_bytes value, current_fn look, const dd_wait *wait, bool *is_done,
+           dd_error *err)
 {
     dd_blob old = {0};
     dd_blob desired = {0};
     dd_blob stored = {0};
-    bool is_found = false;
-    dd_status status = store->ops->try_get(store, key, &old, &is_found, wait, err);
+    dd_status status = look(store, key, &old, wait, err);
     if (status == DD_OK) {
         status = dd_blob_append(&desired, old.data, old.len, err);
     }
@@ -123,12 +142,13 @@ try_append(dd_store *store, dd_bytes key, dd_bytes value, const dd_wait *wait, b
     return status;
 }
 
-dd_status
-dd_store_generic_append(dd_store *store, dd_bytes key, dd_bytes value, const dd_wait *wait, dd_error *err)
+static dd_status
+append_with(dd_store *store, dd_bytes key, dd_bytes value, current_fn look, const dd_wait *wait,
+            dd_error *err)
 {
     for (;;) {
         bool is_done = false;
-        dd_status status = try_append(store, key, value, wait, &is_done, err);
+        dd_status status = try_append(store, key, value, look, wait, &is_done, err);
         if (status != DD_OK || is_done) {
             return status;
         }
@@ -144,6 +164,19 @@ dd_store_generic_append(dd_store *store, dd_bytes key, dd_bytes value, const dd_
             return status;
         }
     }
+}
+
+dd_status
+dd_store_generic_append(dd_store *store, dd_bytes key, dd_bytes value, const dd_wait *wait, dd_error *err)
+{
+    return append_with(store, key, value, look_at_key, wait, err);
+}
+
+dd_status
+dd_store_append_by_compare_set(dd_store *store, dd_bytes key, dd_bytes value, const dd_wait *wait,
+                               dd_error *err)
+{
+    return append_with(store, key, value, look_by_compare_set, wait, err);
 }
 
 dd_status

@@ -138,6 +138,9 @@ bool dd_store_extended_api_yes(dd_store *store);
  * "<key>/num_members" and "<key>/last_member". */
 dd_status dd_store_generic_append(dd_store *store, dd_bytes key, dd_bytes value, const dd_wait *wait,
                                   dd_error *err) DD_MUST_CHECK;
+/* For kinds without check: a missing key is made first, with nothing in it, and others can see it so. */
+dd_status dd_store_append_by_compare_set(dd_store *store, dd_bytes key, dd_bytes value, const dd_wait *wait,
+                                         dd_error *err) DD_MUST_CHECK;
 dd_status dd_store_generic_multi_get(dd_store *store, const dd_bytes *keys, size_t nkeys,
                                      dd_blob_list *values, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 dd_status dd_store_generic_multi_set(dd_store *store, const dd_bytes *keys, const dd_bytes *values,

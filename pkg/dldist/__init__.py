@@ -8,6 +8,7 @@ import os as _os
 from dldist import _core, _runtime, _settings, _watch, rendezvous  # noqa: F401
 from dldist._core import (
     DistAbortedError,
+    DistArgumentError,
     DistAuthError,
     DistBackendError,
     DistError,
@@ -19,6 +20,7 @@ from dldist._core import (
     DistStoreError,
     DistStoreTimeoutError,
     DistTimeoutError,
+    DistTypeError,
     FileStore,
     Group,
     HashStore,
@@ -92,6 +94,7 @@ __all__ = [
     *_c10d_names,
     "BuiltinCommHookType",
     "DistAbortedError",
+    "DistArgumentError",
     "DistAuthError",
     "DistBackendError",
     "DistError",
@@ -103,6 +106,7 @@ __all__ = [
     "DistStoreError",
     "DistStoreTimeoutError",
     "DistTimeoutError",
+    "DistTypeError",
     "FileStore",
     "Future",
     "GradBucket",

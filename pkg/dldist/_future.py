@@ -64,7 +64,7 @@ class Future:
             if self._is_done:
                 return
             self._waiters.remove(waiter)
-        raise _core.DistTimeoutError(f"Operation timed out! no value came within {seconds} s")
+        raise _core.DistTimeoutError(f"Operation timed out! no value came within {seconds} s (timeout)")
 
     def value(self) -> Any:
         """The value, which must be there."""
@@ -107,7 +107,11 @@ class Future:
         return True
 
     def add_done_callback(self, callback: Callable[[Future], object]) -> None:
-        """Have callback(self) called when it is done. What it raises goes to sys.unraisablehook."""
+        """Have callback(self) called when it is done. An Exception that it raises goes to sys.unraisablehook.
+
+        SystemExit and KeyboardInterrupt go on where the callback runs, as with concurrent.futures: in this call when it is done
+        already.
+        """
         if not callable(callback):
             raise TypeError(f"add_done_callback(): argument 'callback' must be callable, not {type(callback).__name__}")
         with self._lock:

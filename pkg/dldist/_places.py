@@ -135,7 +135,7 @@ class AtServerOfRange(AtServer):
             time.sleep(_RETRY_S)
         raise _core.DistNetworkTimeoutError(
             f"rank {self.rank} found no server of job {self.job.decode()!r} at {self.host}, ports {self._range()}, "
-            f"within {seconds:.1f} s"
+            f"within the timeout of {seconds:.1f} s"
         )
 
     def _look_at(self, port: int, seconds: float) -> _core.Store | None:

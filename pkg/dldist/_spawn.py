@@ -33,6 +33,9 @@ class ProcessException(_core.DistError):
         self.error_index = error_index
         self.error_pid = error_pid
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.msg, self.error_index, self.error_pid), vars(self)
+
 
 class ProcessRaisedException(ProcessException):
     """The function raised. Its exception is __cause__, where it could be pickled."""
@@ -45,6 +48,9 @@ class ProcessExitedException(ProcessException):
         super().__init__(msg, error_index, error_pid)
         self.exit_code = exit_code
         self.signal_name = signal_name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.msg, self.error_index, self.error_pid, self.exit_code, self.signal_name), vars(self)
 
 
 def serve_store() -> tuple[_core.TCPStore, dict[str, str]]:
@@ -298,7 +304,7 @@ def spawn(
     if not running.join(timeout):
         late = sorted(running._running)
         running.terminate()
-        raise _core.DistTimeoutError(f"spawn(): of {nprocs} processes these did not end within {timeout} s: {late}")
+        raise _core.DistTimeoutError(f"spawn(): of {nprocs} processes these did not end within the timeout of {timeout} s: {late}")
     return running.results
 
 

@@ -311,7 +311,7 @@ def _await_rank_0(store: _core.Store, place: _places.Place, name: str, generatio
         present, absent = _look_around(store, place, name)
         raise _core.DistStoreTimeoutError(
             f"rank {place.rank} waited {time.monotonic() - began:.1f} s for rank 0, which begins: {len(present)} of "
-            f"{place.world_size} have come: {', '.join(present)}; missing: {', '.join(absent)}"
+            f"{place.world_size} have come: {', '.join(present)}; missing: {', '.join(absent)} (timeout)"
         ) from None
     store.set(mine, "")
 

@@ -412,6 +412,8 @@ miss_monitored(team_rank *self)
         CHECK_STATUS(monitored(self, timeout_ns, is_all), DD_OP_TIMED_OUT);
         CHECK_CONTAINS(check_message(), is_all ? "Ranks 1, 3 failed" : "Rank 1 failed");
         CHECK_CONTAINS(check_message(), self->rank == 0 ? "[Rank 0]" : "Rank 2 successfully reached");
+        CHECK_CONTAINS(check_message(),
+                       self->rank == 0 ? " ms (group" : "errors while waiting for send/recv from rank 0");
     }
     team_rendezvous(self, "missed");
     if (is_missing) {
@@ -431,6 +433,27 @@ TEST(monitored_barrier_names_who_is_missing)
         team_options options = {.size = 4};
         team_run_both(&options, miss_monitored, &arg);
     }
+}
+
+static void
+barrier_without_patience(team_rank *self)
+{
+    if (self->rank == 0) {
+        CHECK_STATUS(monitored(self, 0, false), DD_OP_TIMED_OUT);
+        CHECK_CONTAINS(check_message(), "Rank 1 failed to pass monitoredBarrier in 0 ms");
+        CHECK_CONTAINS(check_message(), "Rank 0 timed out in monitoredBarrier after 0 ms");
+    }
+    team_rendezvous(self, "over");
+    if (self->rank > 0) {
+        CHECK_STATUS(monitored(self, 10 * DD_NS_PER_S * check_slow(), false), DD_OP_TIMED_OUT);
+    }
+    CHECK(team_check_sum(self->group));
+}
+
+TEST(monitored_barrier_without_patience)
+{
+    team_options options = {.size = 2};
+    team_run_both(&options, barrier_without_patience, NULL);
 }
 
 static void

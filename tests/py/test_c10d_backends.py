@@ -606,6 +606,50 @@ def test_gloo_has_options():
     group.shutdown()
 
 
+def test_options_read_a_time_out_back_as_a_timedelta():
+    opts = dldist.ProcessGroupGloo._Options()
+    opts._timeout = 50.0
+    assert opts._timeout == timedelta(seconds=50)
+    for wrong in (50, "50", None):
+        with pytest.raises(TypeError, match="_timeout"):
+            opts._timeout = wrong
+    assert dldist.ProcessGroupGloo(dldist.HashStore(), 0, 1, opts).group.timeout == timedelta(seconds=50)
+
+
+def test_a_backend_stands_for_a_group():
+    def case(rank, backend):
+        dldist.barrier(group=backend)
+        x = vector(rank + 1)
+        dldist.all_reduce(x, group=backend)
+        work = dldist.broadcast(y := vector(rank), group_src=1, group=backend, async_op=True)
+        wait(work)
+        gathered = [vector(0), vector(0)]
+        dldist.all_gather(gathered, vector(rank), group=backend)
+        with dldist._coalescing_manager(group=backend):
+            dldist.all_reduce(first := vector(rank), group=backend)
+            dldist.all_reduce(second := vector(1), group=backend)
+        sent = dldist.isend(vector(rank + 5), group=backend, group_dst=1 - rank)
+        dldist.recv(received := vector(0), group=backend, group_src=1 - rank)
+        wait(sent)
+        objects = [None, None]
+        dldist.all_gather_object(objects, {"rank": rank}, group=backend)
+        with pytest.raises(ValueError, match="group_src"):  # it has no ranks in the default world
+            dldist.broadcast(y, src=0, group=backend)
+        assert dldist.get_world_size(backend) == 2 and objects == [{"rank": 0}, {"rank": 1}]
+        return [item[0] for item in (x, y, *gathered, first, second, received)]
+
+    assert gloo_pair(case) == [[3, 1, 0, 1, 1, 2, 6], [3, 1, 0, 1, 1, 2, 5]]
+
+
+def test_a_foreign_backend_stands_for_a_group():
+    backend = Noting(0, 1, "foreign")
+    dldist.barrier(group=backend)
+    dldist.all_reduce(x := vector(1), group=backend)
+    assert [call[0] for call in backend.calls] == ["barrier", "allreduce"] and x[0] == 101
+    with pytest.raises(dldist.DistTypeError, match="object is no group"):
+        dldist.barrier(group=object())
+
+
 def test_a_process_group_speaks_for_its_backends(register):
     register("two", lambda store, rank, size, timeout: Noting(rank, size, "two"), devices=["cuda"])
     dldist.init_process_group("cpu:gloo,cuda:two")

@@ -279,6 +279,17 @@ def test_local_synchronization_concerns_the_members_alone():
     assert rest == others == ["1", 3]
 
 
+def test_who_is_not_in_a_local_group_gets_none():
+    """As with torch, where all others get NON_GROUP_MEMBER."""
+
+    def case(rank):
+        own = dldist.new_group([1 - rank])
+        local = dldist.new_group([1 - rank], use_local_synchronization=True)
+        return own, local
+
+    assert in_worlds(2, case) == [(NON_MEMBER, None)] * 2
+
+
 def test_groups_with_a_rank_in_common_may_be_made_in_any_order():
     """Members alone make them: what would hang for ever if all ranks had to agree on the order."""
 

@@ -2,6 +2,7 @@
 that lie. One process is enough for most of it."""
 
 import array
+import concurrent.futures
 import gc
 import pathlib
 import sys
@@ -172,6 +173,19 @@ def test_callbacks_that_interrupt():
     future.add_done_callback(interrupt)
     with pytest.raises(KeyboardInterrupt):
         future.set_result(1)
+
+
+def test_callbacks_that_exit(group):
+    """What is no Exception ends the caller of a future that is done, whatever it is a future of."""
+    done = concurrent.futures.Future(), dldist.Future(), group.barrier(async_op=True).get_future()
+    for future in done[:2]:
+        future.set_result(1)
+    poll_until(done[2].done)
+    finished = group.barrier(async_op=True)
+    poll_until(finished.is_completed)
+    for future in (*done, finished.get_future()):
+        with pytest.raises(SystemExit):
+            future.add_done_callback(lambda done: sys.exit(5))
 
 
 def test_callbacks_must_be_callable(group):

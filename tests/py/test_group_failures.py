@@ -83,7 +83,7 @@ def test_time_out_of_another_rank():
     assert re.search(r"^all_reduce #2 on group .* \(rank 0 of 2\): timed out after [\d.]+ s; rank 1 has not arrived; "
                      r"1 \(.*\) ", str(own)), own
     text = (r"all_reduce #2 of rank 0 \(.*, pid \d+\) timed out after [\d.]+ s waiting for this rank, which was done with "
-            r"#1 barrier and had a recv from rank 0 \(tag 7\) under way$")
+            r"#1 barrier and had a recv from rank 0 \(tag 7\) under way \(timeout\)$")
     assert re.search(r"^recv on group .* \(rank 1 of 2\): " + text, str(heard)), heard
     assert re.search(r"the group has failed before: " + text, str(heard_later)), heard_later
     assert re.search(r"the group has failed before: all_reduce #2 of rank 0 \(.*\) timed out", str(own_later)), own_later

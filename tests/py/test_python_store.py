@@ -204,6 +204,43 @@ def test_missing_overrides(name, through_prefix):
     assert "Bare" in str(raised.value) or name in str(raised.value), str(raised.value)
 
 
+class Minimal(dldist.Store):
+    """What torch asks of a store."""
+
+    def __init__(self):
+        super().__init__()
+        self.data = {}
+
+    def set(self, key, value):
+        self.data[key] = value
+
+    def get(self, key):
+        return self.data[key]
+
+    def add(self, key, amount):
+        total = int(self.data.get(key, b"0")) + amount
+        self.data[key] = str(total).encode()
+        return total
+
+    def compare_set(self, key, expected, desired):
+        if self.data.get(key, b"") == expected:
+            self.data[key] = desired
+        return self.data.get(key, expected)
+
+
+@pytest.mark.parametrize("through_prefix", [False, True], ids=["direct", "prefix"])
+def test_four_operations_are_enough_for_the_generic_ones(through_prefix):
+    plain = Minimal()
+    store = dldist.PrefixStore("p", plain) if through_prefix else plain
+    for value in ("a", "a", "bc"):  # the same twice, too
+        store.append("k", value)
+    assert store.get("k") == b"aabc"
+    store.multi_set(["x", "y"], ["1", "2"])
+    assert store.multi_get(["x", "y"]) == [b"1", b"2"]
+    with pytest.raises(NotImplementedError):
+        store.check(["k"])
+
+
 def test_store_itself_has_no_operations():
     with pytest.raises((TypeError, NotImplementedError)):
         dldist.Store().set("k", "v")

@@ -507,7 +507,7 @@ def test_a_rank_that_never_comes_is_named(procs, port):
     for kind, text, seconds in [child.result() for child in children]:
         assert kind == "DistTimeoutError"
         assert "2 of 3 have come" in text
-        assert text.endswith("missing: 2")
+        assert text.endswith("missing: 2 (timeout)")
         assert seconds < 10
 
 

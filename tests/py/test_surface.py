@@ -3,6 +3,7 @@
 import ast
 import inspect
 import pathlib
+from datetime import timedelta
 
 import pytest
 
@@ -249,6 +250,49 @@ def test_every_status_is_an_exception():
                 assert expected in [kind.__name__ for kind in type(error).__mro__], (name, type(error))
         else:
             assert name == "INTERRUPTED", f"{name} raises nothing"
+
+
+def test_time_outs_say_timeout():
+    """Once, whatever the core calls it: programs look for the word."""
+    names = list(_core._status_names())
+    late = [code for code, name in enumerate(names) if "TIMED_OUT" in name]
+    assert len(late) == 3
+    for code in late:
+        with pytest.raises(dldist.DistTimeoutError) as raised:
+            _core._raise_status(code)
+        assert str(raised.value).lower().count("timeout") == 1, str(raised.value)
+    with pytest.raises(dldist.DistTimeoutError, match=r"wait .* 0\.\d+ s.*\(timeout\)$"):
+        dldist.HashStore().wait(["k"], timedelta(milliseconds=1))
+    with pytest.raises(dldist.DistTimeoutError, match="timeout"):
+        dldist.Future().wait(0.001)
+
+
+def _kinds_of(error):
+    yield error
+    for kind in error.__subclasses__():
+        yield from _kinds_of(kind)
+
+
+def test_exceptions_can_be_pickled():
+    """Every one is found by its name, and keeps its type, text, arguments and attributes."""
+    import pickle
+
+    from dldist import _spawn
+
+    arguments = {
+        _spawn.ProcessException: ("text", 1, 2),
+        _spawn.ProcessRaisedException: ("text", 1, 2),
+        _spawn.ProcessExitedException: ("text", 1, 2, -9, "SIGKILL"),
+    }
+    ours = [kind for kind in _kinds_of(dldist.DistError) if kind.__module__.startswith("dldist")]
+    assert {dldist.DistArgumentError, dldist.DistTypeError, _spawn.ProcessExitedException} < set(ours)
+    assert all(getattr(dldist, kind.__name__) is kind for kind in ours if kind.__module__ == "dldist")
+    for kind in ours:
+        for given in (arguments[kind],) if kind in arguments else (("text",), ("text", 3), ()):
+            error = kind(*given)
+            error.code, error.rank, error.host, error.pid, error.other = "CODE", 3, "host", 4, [5]
+            same = pickle.loads(pickle.dumps(error))
+            assert (type(same), same.args, vars(same), str(same)) == (kind, error.args, vars(error), str(error))
 
 
 @pytest.mark.parametrize("code", [-1, 10**6])

@@ -18,6 +18,7 @@ USES_IT = """
 import sys, torch
 import torch.distributed as dist
 assert not [name for name in sys.modules if name.partition(".")[0] == "dldist"], "importing torch has imported dldist"
+assert dist.is_backend_available("dldist") and dist.is_backend_available("cpu:dldist")
 dist.init_process_group("dldist", store=dist.HashStore(), rank=0, world_size=1)
 x = torch.ones(2)
 dist.all_reduce(x)

@@ -5,8 +5,10 @@ No pytest here: the children start sooner.
 
 import collections
 import datetime
+import os
 import threading
 import time
+import warnings
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -616,6 +618,55 @@ def merge(rank, size):
     merged.shutdown()
 
 
+def merge_of_parts(rank, size):
+    """Each has a rank 0 of its own."""
+    group = dist.group.WORLD
+    part = group.split_group([0]) if rank == 0 else group.split_group(list(range(1, size)))
+    store = dist.PrefixStore("merge of parts", group.get_group_store())
+    merged = part.merge_remote_group(store, size, datetime.timedelta(seconds=12), "merged", "of parts")
+    assert (merged.size(), merged.group_name, merged.group_desc) == (size, "merged", "of parts")
+    assert dldist.torch.world_of(merged).timeout == datetime.timedelta(seconds=12)
+    ranks = torch.empty(size, 2, dtype=torch.int64)
+    merged._allgather_base(ranks, torch.tensor([[merged.rank(), rank]])).wait()
+    assert [row[0] for row in ranks.tolist()] == list(range(size)), ranks  # each rank is taken once
+    later = [other for _, other in ranks.tolist() if other > 0]
+    assert later == sorted(later), ranks  # those of a part stay in their order
+    merged.shutdown()
+    part.shutdown()
+
+
+def independent_groups(rank, size):
+    from torch.distributed import _dist2
+
+    if rank == 0:
+        server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        port = torch.tensor(server.port)
+    else:
+        port = torch.tensor(0)
+    dist.broadcast(port, 0)
+    # The server is there already: all of them are its clients.
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(int(port)), "RANK": str(rank), "WORLD_SIZE": str(size)}
+    os.environ.update(place, TORCHELASTIC_USE_AGENT_STORE="True")
+    try:
+        known = len(dist.distributed_c10d._world.pg_map)
+        first, second = (_dist2.new_group("dldist", datetime.timedelta(seconds=20), "cpu") for _ in range(2))
+        assert len(dist.distributed_c10d._world.pg_map) == known and dldist.torch.world_of(first).timeout.seconds == 20
+        with _dist2.process_group(second):
+            assert _dist2.current_process_group() is second
+        for group in (second, first):
+            x = of(rank, 3)
+            group.allreduce(x, timeout=datetime.timedelta(seconds=20)).wait()
+            check(x, total(size, 3))
+        with raises(TypeError):
+            _dist2.new_group("dldist", datetime.timedelta(seconds=20), "cpu", unknown=1)
+        second.shutdown()
+        first.shutdown()
+        dist.barrier()  # before the server goes
+    finally:
+        for name in (*place, "TORCHELASTIC_USE_AGENT_STORE"):
+            del os.environ[name]
+
+
 def settings(rank, size):
     group = dist.new_group(timeout=datetime.timedelta(seconds=11))
     world = dldist.torch.world_of(group)
@@ -632,6 +683,22 @@ def settings(rank, size):
 
 
 # ---- what is built on it
+
+
+def what_torch_does_to_the_time_outs_of_all_backends(rank, size):
+    """Where there is no CUDA; a compiled program with a warm cache does the first."""
+    limit = datetime.timedelta(seconds=5)
+    group = dist.group.WORLD
+    assert not torch.cuda.is_available() and torch.device("cuda") in group._device_types
+    dist.distributed_c10d._add_ephemeral_timeout_for_all_pgs(limit)
+    before = dldist.torch.world_of().timeout
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        dist.distributed_c10d._set_pg_timeout(limit, group)
+    assert ["only supported for either nccl or gloo" in str(warning.message) for warning in seen] == [True]
+    assert dldist.torch.world_of().timeout == before
+    with raises(RuntimeError, "CUDA"):  # a tensor there would be another matter
+        group._serving("cuda")
 
 
 def functional(rank, size):

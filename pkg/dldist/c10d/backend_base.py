@@ -352,7 +352,7 @@ class BackendOptions:
 
             timeout = timedelta(seconds=_SECONDS)
         self._backend = backend
-        self._timeout = as_timedelta("Options(): argument 'timeout'", timeout)
+        self._given_timeout = as_timedelta("Options(): argument 'timeout'", timeout)
         self.global_ranks_in_group: list[int] = []
         self.group_name = ""
         self.enable_reconfigure = False
@@ -360,6 +360,14 @@ class BackendOptions:
     @property
     def backend(self) -> str:
         return self._backend
+
+    @property
+    def _timeout(self) -> timedelta:
+        return self._given_timeout
+
+    @_timeout.setter
+    def _timeout(self, timeout: timedelta | float) -> None:
+        self._given_timeout = as_timedelta("Options._timeout", timeout)
 
     def __repr__(self) -> str:
         return f"<{type(self).__qualname__} backend={self._backend!r} timeout={self._timeout}>"

@@ -9,6 +9,7 @@ TYPE_CHECKING = False  # typing takes longer to import than all of this package
 if TYPE_CHECKING:
     from typing import Any
 
+    from dldist.c10d.backend_base import Backend
     from dldist.c10d.process_group import ProcessGroup
 
 SUM = _core.ReduceOp.SUM
@@ -198,24 +199,49 @@ class Dispatcher:
         end(work, False, timeout)
         return work._source_rank() if src is None else src
 
+    def _backends(self) -> list[Any]:
+        return self._pg._distinct_backends()
+
     def _host_view(self) -> Any:
         """What moves bytes of the host: this, or the group behind the one backend, if that is of another device."""
-        backends = self._pg._distinct_backends()
+        backends = self._backends()
         if len(backends) != 1:
             return self
         group = getattr(getattr(backends[0], "wrapped_pg", backends[0]), "group", None)
         view = getattr(group, "_host_view", None)
         return self if view is None else view()
 
+    def _backend_of(self, tensor: Any) -> Any:
+        return self._pg._backend_for("send", ([tensor],))
+
     def _coalescing_backend_of(self, tensor: Any) -> Any:
         """The backend of the tensor's device, where that can make one operation of messages; else None."""
-        backend = self._pg._backend_for("send", ([tensor],))
+        backend = self._backend_of(tensor)
         return backend if getattr(backend, "supports_coalescing", False) else None
 
     def batch_isend_irecv(self, p2p_op_list: Any) -> Any:
         from dldist._group import batch_isend_irecv
 
         return batch_isend_irecv(self, p2p_op_list)
+
+
+class BackendCalls(Dispatcher):
+    """The same for a backend that stands for a group, as in dist.barrier(group=backend)."""
+
+    _pg: Any
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(backend)  # type: ignore[arg-type]
+
+    @property
+    def name(self) -> str:
+        return self._pg.name()
+
+    def _backends(self) -> list[Any]:
+        return [self._pg]
+
+    def _backend_of(self, tensor: Any) -> Any:
+        return self._pg
 
 
 def end(work: Any, is_async: bool, timeout: Any = None) -> Any:

@@ -210,7 +210,7 @@ def new_group(
     """Make a group of some ranks of the default world: of all by default. Ranks are sorted unless sort_ranks is False.
 
     Every rank of the world calls it, in the same order, and those that are not in the group get NON_GROUP_MEMBER; with
-    use_local_synchronization only the members call it. The time-out is the backend's default unless given.
+    use_local_synchronization only the members need to call it, and others get None. The time-out is the backend's default unless given.
 
     >>> first = dist.new_group([0], timeout=60)
     >>> if dist.get_rank() == 0:
@@ -268,7 +268,7 @@ def _new_group(
             maker.nccl_offspring = _nccl_split(parent, members, maker)
         pg = maker.make(default_store, members.index(parent.rank()), len(members), members, own_name, source, tag)
     elif is_local:
-        return pg
+        return None
     else:
         _skip_nccl_split(parent, name)
     try:

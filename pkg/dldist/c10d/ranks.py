@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dldist import _core
 from dldist.c10d import registry
+from dldist.c10d.backend_base import Backend
 from dldist.c10d.names import warn
 from dldist.c10d.registry import NON_GROUP_MEMBER, default_group
 
@@ -66,6 +67,11 @@ def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
     raise ValueError(f"Group rank {group_rank} is not part of group {group}")
 
 
+def _is_outside(group: Any) -> bool:
+    """Whether it is a group by itself, and its ranks are known to nobody else: a dldist.Group, or a backend."""
+    return isinstance(group, (_core.Group, Backend))
+
+
 def canonical_rank(group: Any, global_rank: int | None, group_rank: int | None) -> int:
     """The group rank, of a global rank or a group rank: exactly one of them has to be given."""
     if group_rank is not None:
@@ -74,7 +80,7 @@ def canonical_rank(group: Any, global_rank: int | None, group_rank: int | None) 
         return group_rank
     if global_rank is None:
         raise ValueError("Must specify global_rank or group_rank")
-    if isinstance(group, _core.Group):
+    if group is not None and _is_outside(group):
         raise ValueError(
             f"{group!r} has no ranks in the default world: give its own rank, as group_src, group_dst or group_peer"
         )
@@ -82,8 +88,8 @@ def canonical_rank(group: Any, global_rank: int | None, group_rank: int | None) 
 
 
 def global_rank_of(group: Any, group_rank: int) -> int:
-    """The global rank of a member; of a dldist.Group, its own."""
-    return group_rank if isinstance(group, _core.Group) else get_global_rank(group, group_rank)
+    """The global rank of a member; of a group by itself, its own."""
+    return group_rank if _is_outside(group) else get_global_rank(group, group_rank)
 
 
 def get_process_group_ranks(group: ProcessGroup | None) -> list[int]:

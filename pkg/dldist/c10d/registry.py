@@ -199,8 +199,8 @@ def default_group() -> ProcessGroup:
 
 
 def operations(group: Any = None) -> Any:
-    """What runs the operations of a group (methods as those of dldist.Group, group ranks): of the default world, of a group of
-    c10d, or the dldist.Group itself."""
+    """What runs the operations of a group (methods as those of dldist.Group, group ranks): of the default world, of a group or a
+    backend of c10d, or the dldist.Group itself."""
     if group is None:
         calls = _world.operations
         if calls is None:
@@ -212,5 +212,12 @@ def operations(group: Any = None) -> Any:
     if calls is None:
         if type(group) is int and group == NON_GROUP_MEMBER:
             raise ValueError("Invalid process group specified: this process is not a member of the group")
+        from dldist.c10d.backend_base import Backend
+
+        if isinstance(group, Backend):
+            from dldist.c10d.dispatch import BackendCalls
+
+            # The same each time: coalescing leaves a note in it.
+            return vars(group).setdefault("_calls_as_group", BackendCalls(group))
         raise _core.DistTypeError(f"Invalid process group specified: {type(group).__name__} is no group")
     return calls

@@ -15,7 +15,7 @@ from dldist import _core
 from dldist.c10d.backend_base import Backend
 from dldist.c10d.gloo import ProcessGroupGloo
 from dldist.c10d.options import OpType
-from dldist.torch import _profile, _sparse
+from dldist.torch import _dispatcher, _profile, _sparse
 from dldist.torch._buckets import Buckets, is_compressed, is_from_reducer
 from dldist.torch._compiler import not_compiled
 from dldist.torch._errors import as_torchs
@@ -56,30 +56,48 @@ def _run(backend: Any, run: Callable[..., Any], name: str, arguments: tuple[Any,
     return run(*copies), copies[0]
 
 
+_RUN_HERE: dict[str, Callable[..., Work]] = {}
+"""By the names of dldist's list of calls: what runs a call on tensors in memory, whose arguments are in order."""
+
+
 def _call_of(op_type: Any, name: str, method: str | None = None) -> Callable[..., Any]:
     """The call of a group that is named `name`, and `method` in dldist's list of calls."""
-    run_name = f"_run_{method or name}"  # of our backends
-    number = int(op_type)
+    canonical = method or name
     has_options = name not in ("send", "recv", "recv_anysource")
-    has_outputs = name not in ("barrier", "send")  # the first argument is what it writes
     may_be_bucket = name == "allreduce"
-    name_of_entry = _profile.name_of_entry(name)
+    run_name = f"_run_{canonical}"  # of our backends
+    run_here = _runner_of(op_type, name, run_name)
+    _RUN_HERE.setdefault(canonical, run_here)
 
     def call(self: ProcessGroup, *args: Any, **named: Any) -> Any:
         arguments = args
         if named or (has_options and (not args or type(args[-1]) not in OPTIONS)):
             arguments = in_order(name, args, named)
-        backend = self._serving(device_type_of(arguments))
-        run = getattr(backend, run_name, None)
-        if run is None:  # a group of torch's
-            return getattr(backend, name)(*args, **named)
-        placed = arguments
+        kind = device_type_of(arguments)
         is_of_reducer = may_be_bucket and is_from_reducer(sys._getframe().f_back)
+        if _dispatcher.is_looked_at(arguments) and self._is_ours(kind):
+            return _dispatcher.run(self, canonical, arguments, is_of_reducer)
+        backend = self._serving(kind)
+        if not hasattr(backend, run_name):  # a group of torch's
+            return getattr(backend, name)(*args, **named)
+        return run_here(self, backend, arguments, is_of_reducer)
+
+    call.__name__ = call.__qualname__ = name
+    return call
+
+
+def _runner_of(op_type: Any, name: str, run_name: str) -> Callable[..., Work]:
+    number = int(op_type)
+    has_outputs = name not in ("barrier", "send")  # the first argument is what it writes
+    name_of_entry = _profile.name_of_entry(name)
+
+    def run_here(self: ProcessGroup, backend: Any, arguments: tuple[Any, ...], is_of_reducer: bool) -> Work:
+        placed = arguments
         if is_of_reducer:
             placed = ([self._buckets.in_shared_memory(tensor) for tensor in arguments[0]], *arguments[1:])
         with _profile.entry(name_of_entry) as entry:
             try:
-                started, copies = _run(backend, run, name, placed)
+                started, copies = _run(backend, getattr(backend, run_name), name, placed)
             except dldist.DistError as error:
                 raise as_torchs(error) from None
             outputs: Any = arguments[0] if has_outputs else ()
@@ -93,8 +111,7 @@ def _call_of(op_type: Any, name: str, method: str | None = None) -> Callable[...
             self._coalesced.append(work)
         return work
 
-    call.__name__ = call.__qualname__ = name
-    return call
+    return run_here
 
 
 @not_compiled
@@ -112,6 +129,22 @@ def create_group(opts: Any) -> ProcessGroup:
 
 
 @not_compiled
+def create_independent_group(store: Any, rank: int, size: int, timeout: timedelta, device: torch.device) -> ProcessGroup:
+    """The group for torch.distributed._dist2.new_group, which `torch.distributed` itself knows nothing of."""
+    # All groups of a process get the same store: this is the rank's n-th in it.
+    name = f"dist2:{store.add(f'dldist/groups_of/{rank}', 1)}"
+    own_store = dist.PrefixStore(f"dldist/{name}/", store)
+    try:
+        world = dldist.World(TorchStore(own_store), rank, size, timeout=timeout, name=name)
+    except dldist.DistError as error:
+        raise as_torchs(error) from None
+    group = ProcessGroup(own_store, world, name, list(range(size)))
+    if device.type != "cpu":
+        group._config = f"cpu:dldist,{device.type}:dldist"
+    return _named(group, None)
+
+
+@not_compiled
 class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     """A group of torch.distributed over a World.
 
@@ -126,11 +159,13 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._store = store
         self._name = name
         self._desc = "undefined"
+        self._config = "cpu:dldist"  # of a group that torch.distributed does not know
         self._ranks = ranks
         self._cpu = CpuBackend._of(world, ranks, name)
         self._buckets = Buckets(world)
         self._served: dict[str, Any] = {}
         self._coalesced: list[Work] | None = None
+        _dispatcher.serve("cpu")
 
     # ---- who it is
 
@@ -176,15 +211,27 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _names_of_backends(self) -> dict[str, str]:
         """The backend for each type of device, as the group's configuration has them."""
-        config = distributed_c10d._world.pg_backend_config.get(self, "cpu:dldist")
+        config = distributed_c10d._world.pg_backend_config.get(self, self._config)
         return dict(distributed_c10d.BackendConfig(dist.Backend(config)).get_device_backend_map())
 
     def _get_backend(self, device: torch.device) -> Any:
         kind = torch.device(device).type
-        if kind != "cpu" and self not in distributed_c10d._world.pg_backend_config:
-            return Backend(self.rank(), self.size())  # torch is still making this group, and asks what can be done at once
+        # torch asks what can be done at once while it still makes this group. Later it asks every group of a CUDA backend for that, on
+        # machines without CUDA, too, where no tensor will ever need it.
+        is_being_made = self not in distributed_c10d._world.pg_backend_config
+        if kind != "cpu" and (is_being_made or self._can_have_no(kind)):
+            return Backend(self.rank(), self.size())
         backend = self._serving(kind)
         return backend._get_backend(device) if isinstance(backend, dist.ProcessGroup) else backend
+
+    def _can_have_no(self, kind: str) -> bool:
+        """Whether a type of device is ours to serve, and is not on this machine."""
+        is_ours = self._names_of_backends().get(kind) == "dldist"
+        return kind == "cuda" and is_ours and kind not in self._served and not torch.cuda.is_available()
+
+    def _is_ours(self, kind: str) -> bool:
+        """Whether no other group serves a type of device."""
+        return self._names_of_backends().get(kind, "dldist") == "dldist"
 
     def _serving(self, kind: str) -> Any:
         """What serves a type of device: a backend of ours, or a group of torch's. All ranks come here with their first call."""
@@ -245,6 +292,11 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     send = _call_of(OpType.SEND, "send")
     recv = _call_of(OpType.RECV, "recv")
     recv_anysource = _call_of(OpType.RECVANYSOURCE, "recv_anysource")
+
+    def _run_here(self, method: str, arguments: tuple[Any, ...], is_of_reducer: bool = False) -> Work:
+        """Run a call of dldist's list, of which PyTorch knows already, on tensors that we serve."""
+        backend = self._serving(device_type_of(arguments))
+        return _RUN_HERE[method](self, backend, arguments, is_of_reducer)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier that names the ranks that are missing; a time-out of None or less than 0 is the group's."""
@@ -345,10 +397,21 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         group_name: str | None = None,
         group_desc: str | None = None,
     ) -> ProcessGroup:
-        """A group of `size` processes that meet in `store`, each with the rank that it has in this group."""
+        """A group of `size` ranks: those of this one, and of others that call it with the same store, each in one row.
+
+        All ranks of each group call it.
+        """
         name = group_name or f"{self._name}:merged"
+        place = TorchStore(store)
+        first = torch.zeros(1, dtype=torch.int64)
         try:
-            world = dldist.World(TorchStore(store), self.rank(), size, timeout=timeout, name=name)
+            if self.rank() == 0:
+                first.fill_(place.add("merge_remote_group/ranks", self.size()) - self.size())
+            self._cpu.group.broadcast(first, 0)
+            rank = int(first) + self.rank()
+            if rank >= size:
+                raise ValueError(f"merge_remote_group(): more ranks have come than the {size} of the new group")
+            world = dldist.World(place, rank, size, timeout=timeout, name=name)
         except dldist.DistError as error:
             raise as_torchs(error) from None
         return _named(ProcessGroup(store, world, name, list(range(size))), group_desc)

@@ -1,0 +1,266 @@
+"""Calls of a group by way of PyTorch's dispatcher, where somebody looks on: what traces, counts or fakes operations.
+
+A group of PyTorch's own starts every call as an operation (torch.ops.c10d.allreduce_ for all_reduce), whose kernel calls the group's
+backend in C++. Ours runs calls itself, which is faster, and does so unless a dispatch mode, a transform of torch.func or a tensor with
+an implementation of its own would not see the call then: make_fx() would leave it out of its graph. Such a call becomes its operation here.
+
+The kernels on the CPU are replaced by ones that run the operations of our groups, and hand all others to the kernels that were there. So
+operations that begin in C++ or in a graph that make_fx() has made reach our groups, too.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+import dldist
+from dldist.torch._compiler import not_compiled
+from dldist.torch._options import OPTIONS
+from dldist.torch._tensors import device_type_of, flat, is_lazy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dldist.torch._group import ProcessGroup
+    from dldist.torch._work import Work
+
+
+class _Operation(NamedTuple):
+    """One of torch.ops.c10d, without the underscore at its end, and the class of its options in the group's call."""
+
+    name: str
+    options: Any = None
+
+
+_OPERATIONS = {
+    "allgather": _Operation("allgather_", c10d.AllgatherOptions),
+    "allgather_coalesced": _Operation("allgather_coalesced_", c10d.AllgatherOptions),
+    "all_gather_single": _Operation("_allgather_base_", c10d.AllgatherOptions),
+    "all_gather_single_coalesced": _Operation("allgather_into_tensor_coalesced_", c10d.AllgatherOptions),
+    "all_to_all_single": _Operation("alltoall_base_", c10d.AllToAllOptions),
+    "allreduce": _Operation("allreduce_", c10d.AllreduceOptions),
+    "allreduce_coalesced": _Operation("allreduce_coalesced_", c10d.AllreduceCoalescedOptions),
+    "alltoall": _Operation("alltoall_", c10d.AllToAllOptions),
+    "barrier": _Operation("barrier", c10d.BarrierOptions),
+    "broadcast": _Operation("broadcast_", c10d.BroadcastOptions),
+    "gather": _Operation("gather_", c10d.GatherOptions),
+    "recv": _Operation("recv_"),
+    "recv_anysource": _Operation("recv_any_source_"),
+    "reduce": _Operation("reduce_", c10d.ReduceOptions),
+    "reduce_scatter": _Operation("reduce_scatter_", c10d.ReduceScatterOptions),
+    "reduce_scatter_single": _Operation("_reduce_scatter_base_", c10d.ReduceScatterOptions),
+    "reduce_scatter_single_coalesced": _Operation("reduce_scatter_tensor_coalesced_", c10d.ReduceScatterOptions),
+    "scatter": _Operation("scatter_", c10d.ScatterOptions),
+    "send": _Operation("send"),
+}
+"""By the names of dldist's list of calls."""
+
+_FIELDS = {
+    "async_op": "asyncOp",
+    "device_ids": "device_ids",
+    "reduce_op": "reduceOp",
+    "root_rank": "rootRank",
+    "root_tensor": "rootTensor",
+    "timeout": "timeout",
+}
+"""The arguments of operations that are attributes of options in calls. The others have the order that they have in the calls."""
+
+_has_kernels_to_pass_on = hasattr(torch.library, "get_kernel")  # not before 2.9
+
+_len_of_modes: Any = torch._C._len_torch_dispatch_stack
+_transform: Any = torch._C._functorch.peek_interpreter_stack
+_PLAIN = OPTIONS | {torch.Tensor, torch.nn.Parameter, int, list}
+_no_dispatch: Any = torch.Tensor.__torch_dispatch__  # what tensors have that leave their operations to PyTorch
+
+
+def is_looked_at(arguments: tuple[Any, ...]) -> bool:
+    """Whether a call with these arguments has to be an operation of PyTorch's."""
+    if _len_of_modes() or _transform() is not None:
+        return True
+    for item in arguments:
+        while isinstance(item, (list, tuple)) and item:  # the first tensor of a list stands for all
+            item = item[0]
+        kind = type(item)
+        if kind not in _PLAIN and getattr(kind, "__torch_dispatch__", _no_dispatch) is not _no_dispatch:
+            return True
+    return False
+
+
+# ---- from a call to its operation
+
+
+class _Call:
+    """A call that this thread has made an operation of. An operation returns of a work of ours the half in C++ alone: `works` keeps the other."""
+
+    def __init__(self, opts: Any, is_of_reducer: bool, outer: _Call | None) -> None:
+        self.opts = opts
+        self.is_of_reducer = is_of_reducer
+        self.outer = outer
+        self.works: list[Work] = []
+
+
+class _Entered(threading.local):
+    call: _Call | None = None
+
+
+_entered = _Entered()
+
+
+def run(group: ProcessGroup, method: str, arguments: tuple[Any, ...], is_of_reducer: bool) -> Any:
+    """Run a call of a group as an operation: the work that comes of it, which need not be ours."""
+    known = _OPERATIONS.get(method)
+    hindrance = _hindrance(known, arguments)
+    if known is None or hindrance:
+        raise NotImplementedError(
+            f'{method}() on a group of the backend "dldist" was called where {_who_looks(arguments)} has to see it as an operation of '
+            f"PyTorch's, but {hindrance}; call it outside of that, or use torch.distributed._functional_collectives"
+        )
+    kind = device_type_of(arguments)
+    if kind == "cuda":
+        serve(kind)
+    operation = getattr(torch.ops.c10d, known.name).default
+    opts = None if known.options is None else arguments[-1]
+    given = iter(arguments)
+    values: list[Any] = []
+    for argument in operation._schema.arguments:
+        if argument.name == "process_group":
+            values.append(group.boxed())
+        elif argument.name == "sparse_indices":
+            values.append(None)
+        elif argument.name == "tensor":
+            values.append(torch.empty(1))  # a barrier has none
+        elif argument.name in _FIELDS:
+            values.append(_value_of(argument.name, getattr(opts, _FIELDS[argument.name])))
+        else:
+            values.append(next(given))
+    call = _entered.call = _Call(opts, is_of_reducer, _entered.call)
+    try:
+        returned = operation(*values)
+        return dist.Work.unbox(returned[-1] if isinstance(returned, (list, tuple)) else returned)
+    finally:
+        _entered.call = call.outer
+
+
+def _who_looks(arguments: tuple[Any, ...]) -> str:
+    if _len_of_modes():
+        return type(_get_current_dispatch_mode_stack()[-1]).__name__
+    return "torch.func" if _transform() is not None else type(flat(arguments[0])[0]).__name__
+
+
+def _hindrance(known: _Operation | None, arguments: tuple[Any, ...]) -> str:
+    if known is None:
+        return "PyTorch has no such operation"
+    if not _has_kernels_to_pass_on:
+        return "that takes PyTorch 2.9 or newer"
+    # The dispatcher would give the operation copies, and nobody would see what it writes to them.
+    return "a tensor is conjugated or negated lazily (resolve_conj() and resolve_neg() help)" if is_lazy(arguments) else ""
+
+
+def _value_of(name: str, value: Any) -> Any:
+    if name == "timeout":
+        return -1 if value.days < 0 else round(value.total_seconds() * 1000)
+    return _boxed(value) if name == "reduce_op" else value
+
+
+class _Seen(Exception):
+    """Ends an operation as soon as its arguments are known."""
+
+
+class _Look(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise _Seen(args)
+
+
+_probe = torch.zeros(0)
+
+
+def _boxed(op: Any) -> Any:
+    """A reduction as operations take it, which nothing but a call of a group in C++ makes."""
+    opts = c10d.AllreduceOptions()
+    opts.reduceOp = getattr(dist.ReduceOp, op.name) if type(op) is dldist.ReduceOp else op
+    try:
+        with torch._C._DisableFuncTorch(), _Look():
+            dist.ProcessGroup(0, 1).allreduce([_probe], opts)
+    except _Seen as seen:
+        return seen.args[0][2]
+    raise AssertionError("an operation that a mode has ended has not ended")
+
+
+# ---- from an operation to the call
+
+
+def _kernel(method: str, known: _Operation, before: Any) -> Callable[..., Any]:
+    """What runs an operation: on our groups by `method`, on others by the kernel `before`."""
+    operation = getattr(torch.ops.c10d, known.name).default
+    names = [argument.name for argument in operation._schema.arguments]
+    place_of_group = names.index("process_group")
+    has_outputs = len(operation._schema.returns) == 2
+
+    @not_compiled
+    def kernel(keys: Any, *values: Any) -> Any:
+        group = dist.ProcessGroup.unbox(values[place_of_group])
+        run_here = getattr(group, "_run_here", None)
+        if run_here is None:
+            return before.call_boxed(keys, *values)
+        call = _entered.call
+        opts = known.options and known.options()
+        arguments = []
+        for name, value in zip(names, values):  # those with their default may be missing at the end
+            if name in _FIELDS:
+                setattr(opts, _FIELDS[name], _option_of(name, value, call))
+            elif name not in ("process_group", "sparse_indices", "tensor"):
+                arguments.append(value)
+        arguments += [opts] if opts is not None else []
+        work = run_here(method, tuple(arguments), call is not None and call.is_of_reducer)
+        if call is not None:
+            call.works.append(work)
+        else:  # it began in C++, where nobody keeps our half of a work
+            work = c10d._create_work_from_future(work.get_future())
+        return (values[0], work.boxed()) if has_outputs else work.boxed()
+
+    return kernel
+
+
+def _option_of(name: str, value: Any, call: _Call | None) -> Any:
+    if name == "timeout":
+        return timedelta(milliseconds=value)
+    if name != "reduce_op":
+        return value
+    kind = dist.ReduceOp.RedOpType(value.op())
+    if kind != dist.ReduceOp.PREMUL_SUM:
+        return dist.ReduceOp(kind)
+    if call is None:
+        raise NotImplementedError("an operation with PREMUL_SUM can only be run by its call: it does not tell its factor")
+    return call.opts.reduceOp
+
+
+_library: Any = None
+_served: set[str] = set()
+
+
+def serve(kind: str) -> None:
+    """Have the operations on a type of device reach our groups."""
+    global _library
+    key = kind.upper()
+    if key in _served or not _has_kernels_to_pass_on:
+        return
+    _served.add(key)
+    _library = _library or torch.library.Library("c10d", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is a kernel already
+        for method, known in _OPERATIONS.items():
+            if hasattr(torch.ops.c10d, known.name):
+                _replace(method, known, key)
+        _replace("allreduce", _OPERATIONS["allreduce"], f"Sparse{key}")
+
+
+def _replace(method: str, known: _Operation, key: str) -> None:
+    before = torch.library.get_kernel(f"c10d::{known.name}", key)
+    _library.impl(known.name, _kernel(method, known, before), key, with_keyset=True)

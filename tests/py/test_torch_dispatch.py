@@ -1,0 +1,26 @@
+"""The backend "dldist" of torch.distributed and PyTorch's dispatcher: what traces, counts or fakes operations sees its calls."""
+
+import c10d_team
+import pytest
+import torch_backend_workers
+
+pytestmark = [pytest.mark.torch, pytest.mark.deadline(90)]
+
+
+def names_of_cases():
+    pytest.importorskip("torch.distributed")
+    import torch_dispatch_cases
+
+    return c10d_team.names_of_cases(torch_dispatch_cases)
+
+
+@pytest.fixture(scope="module")
+def team():
+    teams = c10d_team.Teams(torch_backend_workers.cases, "torch_dispatch_cases", 2)
+    yield teams
+    teams.close(is_silent=False)
+
+
+@pytest.mark.parametrize("name", names_of_cases())
+def test_among_two(team, name):
+    team.run(name)

@@ -1,0 +1,173 @@
+"""What the ranks of test_torch_dispatch.py run: functions of a rank and the size, in a default group of the backend "dldist".
+
+No pytest here: the children start sooner.
+"""
+
+import torch
+import torch.distributed as dist
+import torch_backend_cases as backend_cases
+from torch._C import _distributed_c10d as c10d
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch_backend_cases import check, of, raises, total
+
+import dldist
+from dldist.torch import _dispatcher
+
+
+class Looking(TorchDispatchMode):
+    """Sees operations, and changes nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "c10d":
+            self.seen.add(func._opname)
+        return func(*args, **(kwargs or {}))
+
+
+def a_mode_sees_every_call(rank, size):
+    with Looking() as mode:
+        for case in ("every_collective", "messages", "coalescing", "objects", "sparse", "every_reduction", "unusual_tensors", "works"):
+            getattr(backend_cases, case)(rank, size)
+    missing = {known.name for known in _dispatcher._OPERATIONS.values()} - mode.seen
+    assert missing <= {"recv_any_source_", "reduce_scatter_tensor_coalesced_"}, missing
+
+
+def any_source(rank, size):
+    x = torch.zeros(3)
+    with Looking() as mode:
+        if rank == 0:
+            assert dist.recv(x) == 1
+            check(x, of(1, 3))
+            assert mode.seen == {"recv_any_source_"}
+        elif rank == 1:
+            dist.send(of(1, 3), 0)
+
+
+def make_fx_has_the_calls(rank, size):
+    def program(x):
+        dist.all_reduce(x, op=dist.ReduceOp.MAX)
+        work = dist.broadcast(x, 0, async_op=True)
+        work.wait()
+        return x + 1
+
+    for mode in ("real", "fake"):
+        graph = make_fx(program, tracing_mode=mode)(of(rank, 4))
+        names = [str(node.target) for node in graph.graph.nodes]
+        assert "c10d.allreduce_.default" in names and "c10d.broadcast_.default" in names, names
+        check(graph(of(rank, 4)), of(size - 1, 4) + 1)
+
+
+def communication_is_counted(rank, size):
+    with CommDebugMode() as mode:
+        dist.all_reduce(torch.ones(2))
+        dist.all_gather([torch.ones(2) for _ in range(size)], torch.ones(2))
+        dist.barrier()
+    assert mode.get_total_counts() == 2
+    assert mode.get_comm_counts()[torch.ops.c10d.allreduce_] == 1
+
+
+def tensors_with_implementations_of_their_own(rank, size):
+    x = TwoTensor(of(rank, 4), 2 * of(rank, 4))
+    dist.all_reduce(x)
+    check(x.a, total(size, 4))
+    check(x.b, 2 * total(size, 4))
+    work = dist.broadcast(x, 0, async_op=True)
+    assert work.wait() is True
+    check(x.b, 2 * total(size, 4))
+
+
+def subclasses_without_one_are_tensors(rank, size):
+    class Named(torch.Tensor):
+        pass
+
+    assert not _dispatcher.is_looked_at(([of(rank, 2).as_subclass(Named)],))
+    x = torch.nn.Parameter(of(rank, 2).as_subclass(Named), requires_grad=False)
+    dist.all_reduce(x)
+    check(torch.Tensor(x), total(size, 2))
+
+
+def fake_tensors_are_not_sent(rank, size):
+    if rank == 0:  # the others would have to call it, too
+        with FakeTensorMode():
+            x = torch.ones(4)
+            dist.all_reduce(x)
+            assert dist.all_reduce(x, async_op=True).wait() and tuple(x.shape) == (4,)
+            dist.barrier()
+
+
+def transforms_of_functions(rank, size):
+    def program(x):
+        y = x.detach().clone()
+        dist.all_reduce(y)
+        return (x * y).sum()
+
+    check(torch.func.grad(program)(of(rank, 3)), total(size, 3))
+
+
+def operations_that_begin_in_cpp(rank, size):
+    group = dist.group.WORLD
+    gathered = torch.empty(size, 2)
+    torch.ops._c10d_functional.all_gather_into_tensor_out(of(rank, 1, 2), size, group.group_name, out=gathered)
+    torch.ops._c10d_functional.wait_tensor(gathered)
+    check(gathered, torch.cat([of(other, 1, 2) for other in range(size)]))
+    x = of(rank, 3)
+    _, work = torch.ops.c10d.allreduce_([x], group.boxed(), torch.classes.c10d.ReduceOp(), None)
+    assert c10d.Work.unbox(work).wait() is True
+    check(x, total(size, 3))
+    works = [torch.ops.c10d.broadcast_([x], group.boxed(), 0, 0)[1] for _ in range(20)]
+    assert all(c10d.Work.unbox(work).wait() for work in works)
+
+
+def other_backends_keep_their_kernels(rank, size):
+    group = dist.new_group(backend="gloo")
+    x = of(rank, 3)
+    dist.all_reduce(x, group=group)
+    check(x, total(size, 3))
+    with Looking() as mode:
+        work = dist.broadcast(x, 0, group=group, async_op=True)
+        work.wait()
+    assert mode.seen == {"broadcast_"} and not isinstance(work, dldist.torch.Work)
+    sparse = of(rank, 3).to_sparse()
+    dist.all_reduce(sparse, group=group)
+    check(sparse.to_dense(), total(size, 3))
+
+
+def failures_keep_their_classes(rank, size):
+    group = dist.new_group()
+    with Looking(), raises(dldist.DistMismatchError):
+        dist.all_reduce(torch.ones(2 + rank), group=group)
+    again = dist.new_group()
+    with Looking(), raises(dldist.DistMismatchError):
+        dist.all_reduce(torch.ones(2 + rank), group=again, async_op=True).wait()
+
+
+def a_factor_goes_with_its_call(rank, size):
+    x = of(rank, 2)
+    with Looking():
+        dist.all_reduce(x, op=dist._make_nccl_premul_sum(2.0))
+    check(x, 2 * total(size, 2))
+
+
+def what_cannot_be_seen_is_refused(rank, size):
+    group = dist.group.WORLD
+    kept = torch.ones(2)
+    with Looking(), raises(NotImplementedError, "gather_single()", "Looking", "no such operation"):
+        group.gather_single(torch.empty(size, 2), kept, 0)
+    with Looking(), raises(NotImplementedError, "resolve_conj"):
+        group.broadcast(torch.ones(2, dtype=torch.complex64).conj(), 0)
+    _dispatcher._has_kernels_to_pass_on = False  # as in releases before 2.9
+    try:
+        with raises(NotImplementedError, "allreduce()", "Mode", "2.9"):
+            make_fx(lambda x: dist.all_reduce(x))(kept)
+        with raises(NotImplementedError, "TwoTensor"):
+            dist.all_reduce(TwoTensor(kept, kept))
+    finally:
+        _dispatcher._has_kernels_to_pass_on = True
+    check(kept, torch.ones(2))
