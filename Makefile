@@ -20,6 +20,7 @@ TESTS ?=
 
 BUILD := build
 LIB_SRC := $(filter-out csrc/python/%,$(wildcard csrc/*/*.c))
+BINDING_SRC := $(wildcard csrc/python/*.c)
 TEST_SRC := $(wildcard tests/c/*.c tests/c/*/*.c)
 FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
 FUZZ_NAMES := $(patsubst tests/fuzz/fuzz_%.c,%,$(FUZZ_SRC))
@@ -36,6 +37,8 @@ WARNINGS := -Wall -Wextra -Wshadow -Wconversion -Wformat=2 -Wstrict-prototypes -
             -Wundef -Wvla -Wswitch-enum -Werror
 BASE := -std=gnu11 -D_GNU_SOURCE -DDD_FAULTS -Icsrc -Itests -Itests/c -pthread -g \
         -fno-omit-frame-pointer -ffp-contract=off $(WARNINGS)
+
+PYTHON_HEADERS = -isystem $(shell $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')
 
 # A variant is a folder under build/ with its own compiler and flags.
 VARIANTS := fast asan tsan coverage fuzz
@@ -196,12 +199,12 @@ check-nccl: ## our declarations of NCCL and CUDA against nccl.h and cuda.h, wher
 	@$(PYTHON) tools/check_nccl.py
 
 # What tidy_model.h says is what status.c defines, so that one file goes without.
-tidy: ## clang-tidy over csrc/ without the binding
+tidy: ## clang-tidy over csrc/
 	@command -v $(CLANG_TIDY) >/dev/null || { echo "$(CLANG_TIDY) is not installed"; exit 1; }
-	@printf '%s\n' $(filter-out csrc/core/status.c,$(LIB_SRC)) | xargs -P "$$(nproc)" -n 1 \
-	    sh -c '$(CLANG_TIDY) --quiet "$$0" -- $(BASE) -include tools/tidy_model.h 2>/dev/null'
+	@printf '%s\n' $(filter-out csrc/core/status.c,$(LIB_SRC) $(BINDING_SRC)) | xargs -P "$$(nproc)" -n 1 \
+	    sh -c '$(CLANG_TIDY) --quiet "$$0" -- $(BASE) $(PYTHON_HEADERS) -include tools/tidy_model.h 2>/dev/null'
 	@$(CLANG_TIDY) --quiet csrc/core/status.c -- $(BASE) 2>/dev/null
-	@echo "tidy: $(words $(LIB_SRC)) files"
+	@echo "tidy: $(words $(LIB_SRC) $(BINDING_SRC)) files"
 
 format: ## rewrite all C files with clang-format
 	$(CLANG_FORMAT) -i $(ALL_C)

@@ -138,7 +138,8 @@ py_operands_check_outputs(const py_operands *operands)
         }
     }
     size_t pair[2];
-    bool is_found = extents == few ? find_pair(extents, count, pair) : find_pair_sorted(extents, count, pair);
+    bool is_found =
+        extents == few ? find_pair(extents, nfound, pair) : find_pair_sorted(extents, nfound, pair);
     if (extents != few) {
         dd_mem_free(extents);
     }
