@@ -15,6 +15,10 @@
 #include "python/py_window.h"
 #include "python/py_work.h"
 
+#ifdef DD_FAULTS
+#include "core/mem.h"
+#endif
+
 static PyModuleDef core_module;
 
 py_state *
@@ -216,7 +220,26 @@ core_free(void *module)
     }
 }
 
+#ifdef DD_FAULTS
+static PyObject *
+fail_allocation(PyObject *module, PyObject *args)
+{
+    (void)module;
+    long number;
+    if (!PyArg_ParseTuple(args, "l:_fail_allocation", &number)) {
+        return NULL;
+    }
+    return PyLong_FromLong(dd_mem_fail_after(number));
+}
+#endif
+
 static PyMethodDef core_methods[] = {
+#ifdef DD_FAULTS
+    {"_fail_allocation", fail_allocation, METH_VARARGS,
+     "_fail_allocation($module, number, /)\n--\n\n"
+     "Makes the allocation with this number from now on fail, counted from 0; -1: none. Returns how many there were\n"
+     "since the last call. In test builds only."},
+#endif
     {"_set_log_level", py_log_set_level, METH_O,
      "_set_log_level($module, level, /)\n--\n\nSets the level of the log; tells whether it is on."},
     {"_take_log_record", py_log_take_record, METH_O,
