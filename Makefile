@@ -74,7 +74,7 @@ NO_RANDOM_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 .DELETE_ON_ERROR:
 .SECONDARY:
 .PHONY: help test-c test-asan test-tsan stubs model replay fuzz-build coverage check layers headers format-check check-nccl tidy format \
-        ext symbols test-py chaos soak clean $(addprefix fuzz-,$(FUZZ_NAMES))
+        ext symbols test-py test-py-asan chaos soak clean $(addprefix fuzz-,$(FUZZ_NAMES))
 
 help: ## this list
 	@awk -F ':.*## ' '/^(# )?[a-z<>-]+:.*## / {sub("# ", "", $$1); printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -219,6 +219,21 @@ symbols: ## the built extension exports its init function alone and needs libc a
 
 test-py: ext ## pytest on the extension in place (needs pytest in $(PYTHON))
 	PYTHONPATH=pkg $(PYTHON) -m pytest -q tests/py
+
+# An interpreter that preloads the sanitizers' runtime, its objects in malloc's memory, where they look. Leaks are looked for when a
+# process of the tests has done its work, not at its exit (tests/py/leak_check.py). Warnings are for the plain build: sanitizers make
+# gcc guess.
+PY_ASAN := $(BUILD)/py-asan
+PY_ASAN_RUN = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so.6)" PYTHONMALLOC=malloc \
+              PYTHONPATH=$(PY_ASAN)/lib PYTHONDONTWRITEBYTECODE=1 \
+              ASAN_OPTIONS=detect_leaks=1:leak_check_at_exit=0:detect_stack_use_after_return=1:malloc_context_size=20
+# What goes through the most of csrc/python/ in a few minutes; FILES='window plans' for others.
+FILES ?= out_of_memory message_dtypes outputs_twice tensors group_bad_input group_surface work_class python_store group_works \
+         window nccl_comms nccl_streams
+
+test-py-asan: stubs ## the binding under ASan, LSan and UBSan, each of its allocations failing once (FILES='tensors' for others)
+	DLDIST_WERROR=0 DLDIST_SANITIZE=address DLDIST_FAULTS=1 $(PYTHON) setup.py -q build --build-lib $(PY_ASAN)/lib --build-temp $(PY_ASAN)/tmp
+	$(PY_ASAN_RUN) $(PYTHON) -m pytest -q -p no:cacheprovider $(FILES:%=tests/py/test_%.py)
 
 chaos: ext ## random groups, operations and deaths for CHAOS_MINUTES (tests/chaos/chaos.py --help)
 	PYTHONPATH=pkg $(PYTHON) tests/chaos/chaos.py --minutes $(CHAOS_MINUTES) $(CHAOS)

@@ -4,10 +4,6 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#ifdef __SANITIZE_ADDRESS__
-#include <sanitizer/lsan_interface.h>
-#endif
-
 #ifdef DD_FAULTS
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -70,22 +66,13 @@ dd_mem_map(size_t nbytes)
     void *pages = is_this_one_to_fail()
                       ? MAP_FAILED
                       : mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (pages == MAP_FAILED) {
-        return NULL;
-    }
-#ifdef __SANITIZE_ADDRESS__
-    __lsan_register_root_region(pages, nbytes); /* it does not look for pointers there by itself */
-#endif
-    return pages;
+    return pages != MAP_FAILED ? pages : NULL;
 }
 
 void
 dd_mem_unmap(void *pages, size_t nbytes)
 {
     if (pages != NULL) {
-#ifdef __SANITIZE_ADDRESS__
-        __lsan_unregister_root_region(pages, nbytes);
-#endif
         (void)munmap(pages, nbytes);
     }
 }

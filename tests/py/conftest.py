@@ -86,7 +86,7 @@ def pytest_report_header():
 @pytest.fixture(autouse=True)
 def deadline(request):
     marker = request.node.get_closest_marker("deadline")
-    seconds = marker.args[0] if marker else DEFAULT_DEADLINE_S
+    seconds = (marker.args[0] if marker else DEFAULT_DEADLINE_S) * leak_check.slower()
 
     def on_alarm(_signum, _frame):
         raise DeadlineExceeded(f"{request.node.nodeid} took longer than {seconds} s")

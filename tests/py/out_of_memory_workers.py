@@ -285,6 +285,17 @@ CASES = (
 )
 
 
+def lose_memory(channel):
+    """What leak_check is there for."""
+    import ctypes
+
+    with group_of_one() as group:
+        capsule = group.empty(4).__dlpack__()
+        set_destructor = ctypes.pythonapi.PyCapsule_SetDestructor
+        set_destructor.argtypes = [ctypes.py_object, ctypes.c_void_p]
+        set_destructor(capsule, None)
+
+
 def of_the_core(number):
     _core._fail_allocation(number)
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 
+import leak_check
 import nccl_stubs
 import pytest
 
@@ -30,3 +31,9 @@ def test_each_allocation_once(procs, name, door):
         env.update(nccl_stubs.build().environment(devices=1))
     counts = procs.start(cases.run_case, name, door, env=env).result(140)
     assert counts and (door != "python" or sum(counts) > 0), counts
+
+
+@pytest.mark.skipif(not leak_check.is_possible(), reason="not under LeakSanitizer: make test-py-asan")
+def test_what_is_lost_is_found(procs):
+    with pytest.raises(AssertionError, match="memory is lost(.|\n)*py_memory_export"):
+        procs.start(cases.lose_memory).result(60)
