@@ -1,7 +1,7 @@
 """Builds the extension. What the package is stands in pyproject.toml.
 
 DLDIST_WERROR=1 makes warnings errors, DLDIST_SANITIZE=address|thread builds with sanitizers, DLDIST_DEBUG=1 without
-optimisation.
+optimisation, DLDIST_FAULTS=1 with `_core._fail_allocation`, by which tests make allocations fail.
 """
 
 import os
@@ -38,6 +38,8 @@ if sanitize := os.environ.get("DLDIST_SANITIZE"):
     link_args += [flags]
     if sanitize == "address":
         compile_args += ["-fno-sanitize-recover=undefined"]
+if os.environ.get("DLDIST_FAULTS") == "1":
+    compile_args += ["-DDD_FAULTS"]
 if os.environ.get("DLDIST_DEBUG") == "1":
     compile_args += ["-O0", "-g", "-UNDEBUG"]
 

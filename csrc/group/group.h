@@ -87,6 +87,10 @@ dd_recorder_group *dd_group_recorder_group(dd_group *group);
 
 typedef struct dd_call_options {
     int64_t timeout_ns; /* < 0: the group's */
+    /* Of a message: its elements are of `dtype`. A side that has another one gets DD_MISMATCH, and so does the other where the message has
+     * not gone yet. Else they are bytes, which go with every dtype. */
+    bool is_typed;
+    dd_dtype dtype;
     /* What the flight recorder is told of the call once it has been taken; NULL: nothing. The group fills in the times. */
     dd_record_call *record;
     /* Handed to the work (work.h). */

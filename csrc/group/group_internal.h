@@ -44,6 +44,7 @@ typedef struct coll_call {
 typedef struct p2p_call {
     group_call base;
     dd_message message;
+    dd_signature signature; /* the message's, where it is typed */
 } p2p_call;
 
 /* A region of another rank that its owner has spoken of and that has not come yet. */

@@ -105,6 +105,12 @@ start_message(dd_group *group, const dd_message *message, bool is_send, const dd
     call->message = *message;
     call->message.on_done = on_message_done;
     call->message.owner = call;
+    if (options->is_typed) {
+        call->signature = (dd_signature){.dtype = (uint8_t)options->dtype,
+                                         .flags = DD_SIGNATURE_TYPED,
+                                         .count = message->nbytes / dd_dtype_size(options->dtype)};
+        call->message.signature = &call->signature;
+    }
     dd_engine_lock(group->engine);
     status = group_check_usable_locked(group, what, err);
     if (status == DD_OK) {

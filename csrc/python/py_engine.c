@@ -142,7 +142,7 @@ py_engine_shut_down(PyObject *module, PyObject *unused)
     for (dd_list *node = state->groups.next; node != &state->groups; node = node->next) {
         max++;
     }
-    dd_group **groups = PyMem_Calloc(max + 1, sizeof *groups);
+    dd_group **groups = PyMem_Calloc(max + 1, sizeof(dd_group *));
     if (groups == NULL) {
         return PyErr_NoMemory();
     }

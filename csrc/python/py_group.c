@@ -522,10 +522,12 @@ static PyMethodDef group_methods[] = {
     METHOD(send, "($self, tensor, dst, tag=0, *, timeout=None)",
            "Sends to a rank, which receives it with the same tag."),
     METHOD(
-        recv, "($self, tensor, src=None, tag=0, *, timeout=None)",
-        "Receives from a rank, or from any; returns which it was. The message may be smaller than the tensor."),
+        recv, "($self, tensor, src=None, tag=0, *, timeout=None, match_dtype=True)",
+        "Receives from a rank, or from any; returns which it was. The message may be smaller than the tensor.\n"
+        "Another dtype is a DistMismatchError, unless one side has bytes (uint8, int8) or match_dtype is False."),
     METHOD(isend, "($self, tensor, dst, tag=0, *, timeout=None)", "send that returns a Work at once."),
-    METHOD(irecv, "($self, tensor, src=None, tag=0, *, timeout=None)", "recv that returns a Work at once."),
+    METHOD(irecv, "($self, tensor, src=None, tag=0, *, timeout=None, match_dtype=True)",
+           "recv that returns a Work at once."),
     {"monitored_barrier", (PyCFunction)(void (*)(void))py_group_monitored_barrier,
      METH_VARARGS | METH_KEYWORDS,
      "monitored_barrier($self, timeout=None, wait_all_ranks=False)\n--\n\n"

@@ -226,8 +226,11 @@ post_message(const py_group_call *call, const void *what, const dd_call_options 
     dd_group *group = call->group->group;
     py_piece *piece = &call->operands->pieces[0];
     dd_block block = {.data = piece->flat, .nbytes = piece->nbytes};
-    return message->is_send ? dd_group_send(group, block, message->rank, message->tag, options, work, err)
-                            : dd_group_recv(group, block, message->rank, message->tag, options, work, err);
+    dd_call_options typed = *options;
+    typed.is_typed = message->is_typed;
+    typed.dtype = piece->tensor.view.dtype;
+    return message->is_send ? dd_group_send(group, block, message->rank, message->tag, &typed, work, err)
+                            : dd_group_recv(group, block, message->rank, message->tag, &typed, work, err);
 }
 
 static dd_record_call *

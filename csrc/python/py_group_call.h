@@ -37,6 +37,7 @@ typedef struct py_group_message {
     bool is_send;
     int rank;
     uint64_t tag;
+    bool is_typed; /* the dtype of the other side is to be the same, unless that side has bytes */
 } py_group_message;
 
 PyObject *py_group_call_run_message(py_group_call *call, const py_group_message *message);

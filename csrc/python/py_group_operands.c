@@ -451,7 +451,8 @@ py_operands_prepare(py_operands *operands, dd_coll_args *args, int rank)
 {
     stage_joined(operands, &operands->inputs);
     stage_joined(operands, &operands->outputs);
-    if (!allocate_blocks(operands, blocks_of_part(operands)) || !allocate_staging(operands)) {
+    if (!py_operands_check_outputs(operands) || !allocate_blocks(operands, blocks_of_part(operands)) ||
+        !allocate_staging(operands)) {
         return false;
     }
     dd_block *outputs = operands->blocks + operands->inputs.nblocks;
@@ -530,7 +531,8 @@ bool
 py_operands_reserve_parts(py_operands *operands, dd_coll coll, int rank)
 {
     size_t nparts = py_operands_nparts(operands);
-    if (!allocate_blocks(operands, nparts * blocks_of_part(operands))) {
+    if (!py_operands_check_outputs(operands) ||
+        !allocate_blocks(operands, nparts * blocks_of_part(operands))) {
         return false;
     }
     /* Staging memory overlaps nothing: only where tensors lie themselves counts here. */

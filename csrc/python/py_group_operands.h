@@ -84,6 +84,9 @@ bool py_operands_add_list(py_operands *operands, PyObject *object, py_use use, c
 /* A side of `npieces` pieces from `first` on. */
 void py_operands_set_side(py_side *side, py_layout layout, size_t first, size_t npieces, size_t nblocks);
 
+/* False with an exception, where two of several outputs share memory. Called by prepare and reserve_parts. */
+bool py_operands_check_outputs(const py_operands *operands);
+
 /* Makes the blocks. `args` is complete but for its blocks, which are filled in. */
 bool py_operands_prepare(py_operands *operands, dd_coll_args *args, int rank);
 

@@ -40,6 +40,20 @@ read_tag(const py_group_call *call, PyObject *value, uint64_t *tag)
     return true;
 }
 
+/* Buffers of bytes take and give whatever it is. `match_dtype` is the argument of a receive; NULL: not given. */
+static bool
+read_typed(const py_group_call *call, PyObject *match_dtype, bool *is_typed)
+{
+    dd_dtype dtype = py_operands_dtype(call->operands);
+    *is_typed = true;
+    if (match_dtype != NULL &&
+        !py_params_flag(call->group->state, match_dtype, is_typed, call->params->function, "match_dtype")) {
+        return false;
+    }
+    *is_typed = *is_typed && dtype != DD_DTYPE_UINT8 && dtype != DD_DTYPE_INT8;
+    return true;
+}
+
 static PyObject *
 run_message(py_group_call *call, bool is_send)
 {
@@ -48,7 +62,8 @@ run_message(py_group_call *call, bool is_send)
     py_use use = is_send ? PY_USE_IN : PY_USE_IN_PLACE;
     if (!read_peer(call, call->values[1], is_send ? "dst" : "src", &message.rank) ||
         !read_tag(call, call->values[2], &message.tag) ||
-        !py_operands_add(call->operands, call->values[0], use, "tensor")) {
+        !py_operands_add(call->operands, call->values[0], use, "tensor") ||
+        !read_typed(call, is_send ? NULL : call->values[4], &message.is_typed)) {
         return py_group_call_fail(call);
     }
     return py_group_call_run_message(call, &message);
@@ -76,10 +91,10 @@ make_async(py_group_call *call)
         .function = text, .nrequired = 2, .npositional = 3, .count = 4,       \
         .names = {PY_NAME_TENSOR, PY_NAME_DST, PY_NAME_TAG, PY_NAME_TIMEOUT}, \
     }
-#define RECV_PARAMS(text)                                                     \
-    {                                                                         \
-        .function = text, .nrequired = 1, .npositional = 3, .count = 4,       \
-        .names = {PY_NAME_TENSOR, PY_NAME_SRC, PY_NAME_TAG, PY_NAME_TIMEOUT}, \
+#define RECV_PARAMS(text)                                                                          \
+    {                                                                                              \
+        .function = text, .nrequired = 1, .npositional = 3, .count = 5,                            \
+        .names = {PY_NAME_TENSOR, PY_NAME_SRC, PY_NAME_TAG, PY_NAME_TIMEOUT, PY_NAME_MATCH_DTYPE}, \
     }
 
 PY_GROUP_METHOD(send)

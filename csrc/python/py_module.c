@@ -15,6 +15,10 @@
 #include "python/py_window.h"
 #include "python/py_work.h"
 
+#ifdef DD_FAULTS
+#include "core/mem.h"
+#endif
+
 static PyModuleDef core_module;
 
 py_state *
@@ -151,6 +155,27 @@ core_exec(PyObject *module)
                : 0;
 }
 
+/* The types that the state owns. */
+static const size_t type_fields[] = {
+    offsetof(py_state, store_type),          offsetof(py_state, tcp_store_type),
+    offsetof(py_state, file_store_type),     offsetof(py_state, hash_store_type),
+    offsetof(py_state, prefix_store_type),   offsetof(py_state, group_type),
+    offsetof(py_state, work_type),           offsetof(py_state, nccl_group_type),
+    offsetof(py_state, nccl_work_type),      offsetof(py_state, nccl_array_type),
+    offsetof(py_state, nccl_comms_type),     offsetof(py_state, nccl_rank_comm_type),
+    offsetof(py_state, nccl_unique_id_type), offsetof(py_state, nccl_abort_handle_type),
+    offsetof(py_state, reduce_op_type),      offsetof(py_state, shared_array_type),
+    offsetof(py_state, plan_type),           offsetof(py_state, window_type),
+    offsetof(py_state, member_type),
+};
+#define NTYPES (sizeof type_fields / sizeof type_fields[0])
+
+static PyTypeObject **
+type_at(py_state *state, size_t i)
+{
+    return (PyTypeObject **)(void *)((char *)state + type_fields[i]);
+}
+
 static int
 core_traverse(PyObject *module, visitproc visit, void *arg)
 {
@@ -158,25 +183,9 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
     if (state == NULL) {
         return 0;
     }
-    Py_VISIT(state->store_type);
-    Py_VISIT(state->tcp_store_type);
-    Py_VISIT(state->file_store_type);
-    Py_VISIT(state->hash_store_type);
-    Py_VISIT(state->prefix_store_type);
-    Py_VISIT(state->group_type);
-    Py_VISIT(state->work_type);
-    Py_VISIT(state->nccl_group_type);
-    Py_VISIT(state->nccl_work_type);
-    Py_VISIT(state->nccl_array_type);
-    Py_VISIT(state->nccl_comms_type);
-    Py_VISIT(state->nccl_rank_comm_type);
-    Py_VISIT(state->nccl_unique_id_type);
-    Py_VISIT(state->nccl_abort_handle_type);
-    Py_VISIT(state->reduce_op_type);
-    Py_VISIT(state->shared_array_type);
-    Py_VISIT(state->plan_type);
-    Py_VISIT(state->window_type);
-    Py_VISIT(state->member_type);
+    for (size_t i = 0; i < NTYPES; i++) {
+        Py_VISIT(*type_at(state, i));
+    }
     for (int i = 0; i < PY_ERROR_COUNT; i++) {
         Py_VISIT(state->errors[i]);
     }
@@ -193,25 +202,9 @@ core_free(void *module)
     if (state == NULL) {
         return;
     }
-    Py_CLEAR(state->store_type);
-    Py_CLEAR(state->tcp_store_type);
-    Py_CLEAR(state->file_store_type);
-    Py_CLEAR(state->hash_store_type);
-    Py_CLEAR(state->prefix_store_type);
-    Py_CLEAR(state->group_type);
-    Py_CLEAR(state->work_type);
-    Py_CLEAR(state->nccl_group_type);
-    Py_CLEAR(state->nccl_work_type);
-    Py_CLEAR(state->nccl_array_type);
-    Py_CLEAR(state->nccl_comms_type);
-    Py_CLEAR(state->nccl_rank_comm_type);
-    Py_CLEAR(state->nccl_unique_id_type);
-    Py_CLEAR(state->nccl_abort_handle_type);
-    Py_CLEAR(state->reduce_op_type);
-    Py_CLEAR(state->shared_array_type);
-    Py_CLEAR(state->plan_type);
-    Py_CLEAR(state->window_type);
-    Py_CLEAR(state->member_type);
+    for (size_t i = 0; i < NTYPES; i++) {
+        Py_CLEAR(*type_at(state, i));
+    }
     for (int i = 0; i < PY_ERROR_COUNT; i++) {
         Py_CLEAR(state->errors[i]);
     }
@@ -227,7 +220,26 @@ core_free(void *module)
     }
 }
 
+#ifdef DD_FAULTS
+static PyObject *
+fail_allocation(PyObject *module, PyObject *args)
+{
+    (void)module;
+    long number;
+    if (!PyArg_ParseTuple(args, "l:_fail_allocation", &number)) {
+        return NULL;
+    }
+    return PyLong_FromLong(dd_mem_fail_after(number));
+}
+#endif
+
 static PyMethodDef core_methods[] = {
+#ifdef DD_FAULTS
+    {"_fail_allocation", fail_allocation, METH_VARARGS,
+     "_fail_allocation($module, number, /)\n--\n\n"
+     "Makes the allocation with this number from now on fail, counted from 0; -1: none. Returns how many there were\n"
+     "since the last call. In test builds only."},
+#endif
     {"_set_log_level", py_log_set_level, METH_O,
      "_set_log_level($module, level, /)\n--\n\nSets the level of the log; tells whether it is on."},
     {"_take_log_record", py_log_take_record, METH_O,

@@ -130,6 +130,11 @@ run(py_launch *launch)
     py_flight *flight = launch->flight;
     py_state *state = launch->group->state;
     PyObject *work = launch->is_async ? py_nccl_work_create(state) : NULL;
+    if (launch->is_async && work == NULL) {
+        py_nccl_plan_fini(plan);
+        py_flight_destroy(flight);
+        return NULL;
+    }
     bool is_ordered = !launch->is_async && !plan->is_blocking && plan->is_stream_ordered;
     plan->call.on_done = is_ordered ? NULL : py_flight_on_done;
     plan->call.ctx = flight;

@@ -248,7 +248,9 @@ fill(py_nccl_plan *plan, const py_nccl_item *items, size_t nitems, const totals 
 {
     dd_nccl_copy *after = plan->copies != NULL ? plan->copies + sum->nbefore : NULL;
     for (size_t i = 0; i < nitems; i++) {
-        add_copies(plan, &items[i].flight->operands, after);
+        if (after != NULL) {
+            add_copies(plan, &items[i].flight->operands, after);
+        }
         add_ops(plan, &items[i]);
     }
     plan->call.ops = plan->ops;

@@ -20,10 +20,10 @@ read_folder(py_recorder *self, PyObject *settings)
     if (slash != NULL) {
         self->folder_len = (size_t)(slash + 1 - text);
         self->folder = dd_mem_alloc(self->folder_len + 1);
-    }
-    if (self->folder != NULL) {
-        memcpy(self->folder, text, self->folder_len);
-        self->folder[self->folder_len] = '\0';
+        if (self->folder != NULL) {
+            memcpy(self->folder, text, self->folder_len);
+            self->folder[self->folder_len] = '\0';
+        }
     }
     PyErr_Clear(); /* without a file of its own the package shows its frames */
     Py_XDECREF(file);
@@ -115,18 +115,20 @@ static int *
 read_ranks(PyObject *object, int size)
 {
     PyObject *tuple = PySequence_Tuple(object);
-    int *ranks = tuple != NULL ? PyMem_Calloc((size_t)size + 1, sizeof *ranks) : NULL;
-    if (tuple != NULL && ranks == NULL) {
+    if (tuple == NULL) {
+        return NULL;
+    }
+    int *ranks = PyMem_Calloc((size_t)size + 1, sizeof *ranks);
+    if (ranks == NULL) {
         PyErr_NoMemory();
-    } else if (tuple != NULL && PyTuple_Size(tuple) != size) {
+    } else if (PyTuple_Size(tuple) != size) {
         PyErr_Format(PyExc_ValueError, "_describe(): %zd global ranks for a group of %d", PyTuple_Size(tuple),
                      size);
     }
-    for (int i = 0; i < size && PyErr_Occurred() == NULL; i++) {
-        long rank = PyLong_AsLong(PyTuple_GetItem(tuple, i));
-        ranks[i] = (int)rank;
+    for (int i = 0; ranks != NULL && i < size && PyErr_Occurred() == NULL; i++) {
+        ranks[i] = (int)PyLong_AsLong(PyTuple_GetItem(tuple, i));
     }
-    Py_XDECREF(tuple);
+    Py_DECREF(tuple);
     if (PyErr_Occurred() != NULL) {
         PyMem_Free(ranks);
         return NULL;

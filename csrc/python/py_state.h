@@ -57,6 +57,7 @@ typedef enum py_error_kind {
     X(TAG, "tag")                                \
     X(TIMEOUT, "timeout")                        \
     X(TIMEOUT_MS, "timeout_ms")                  \
+    X(MATCH_DTYPE, "match_dtype")                \
     X(RANK, "rank")                              \
     X(SRC_RANK, "src_rank")                      \
     X(DST_RANK, "dst_rank")                      \

@@ -37,7 +37,8 @@ struct dd_message {
     /* Of a receive: room. More than that is DD_INVALID_ARGUMENT, naming both sizes; less is fine for P2P, and
      * DD_MISMATCH for COLL. */
     size_t nbytes;
-    const dd_signature *signature; /* COLL */
+    const dd_signature
+        *signature; /* COLL. P2P: or NULL; where the other side's has another dtype, DD_MISMATCH */
     /* Once, never from within a post. `error` is NULL for success. */
     void (*on_done)(dd_message *message, const dd_error *error);
     void *owner;

@@ -1,5 +1,7 @@
 #include "transport/engine_internal.h"
 
+#include "core/dtype.h"
+
 #include <string.h>
 
 static bool
@@ -82,9 +84,31 @@ context_match(dd_context *context, const dd_frame *frame)
 }
 
 void
+context_dtype_error(const dd_message *message, const dd_signature *theirs, dd_error *error)
+{
+    const dd_card *card = &message->peer->card;
+    const dd_signature *ours = message->signature;
+    (void)dd_error_set(
+        error, DD_MISMATCH,
+        message->is_send
+            ? "rank %d (%s, pid %lld) receives %llu elements of %s (tag %llu), and was sent %llu of %s: "
+              "send that dtype, or receive bytes (uint8)"
+            : "rank %d (%s, pid %lld) has sent %llu elements of %s (tag %llu), and %llu of %s are to be "
+              "received: receive that dtype, or bytes (uint8)",
+        message->source, card->host, card->pid, (unsigned long long)theirs->count,
+        dd_dtype_name((dd_dtype)theirs->dtype), (unsigned long long)message->tag,
+        (unsigned long long)ours->count, dd_dtype_name((dd_dtype)ours->dtype));
+    dd_error_blame(error, message->source, card->host, card->pid);
+}
+
+void
 context_refusal_error(const dd_message *recv, const dd_frame *frame, int reason, dd_error *error)
 {
     const dd_card *card = &recv->peer->card;
+    if (reason == DD_REFUSED_MISMATCH && recv->kind == DD_MESSAGE_P2P) {
+        context_dtype_error(recv, &frame->signature, error);
+        return;
+    }
     if (reason == DD_REFUSED_TOO_LARGE) {
         (void)dd_error_set(error, DD_INVALID_ARGUMENT,
                            "rank %d (%s, pid %lld) has sent %llu bytes, and there is room for %zu",
@@ -101,9 +125,20 @@ context_refusal_error(const dd_message *recv, const dd_frame *frame, int reason,
     dd_error_blame(error, recv->source, card->host, card->pid);
 }
 
+static bool
+has_other_dtype(const dd_message *recv, const dd_signature *sent)
+{
+    const dd_signature *wanted = recv->signature;
+    return recv->kind == DD_MESSAGE_P2P && wanted != NULL &&
+           (wanted->flags & sent->flags & DD_SIGNATURE_TYPED) != 0 && wanted->dtype != sent->dtype;
+}
+
 static int
 find_misfit(const dd_message *recv, const dd_frame *frame)
 {
+    if (has_other_dtype(recv, &frame->signature)) {
+        return DD_REFUSED_MISMATCH;
+    }
     if (recv->kind == DD_MESSAGE_COLL && recv->signature != NULL &&
         memcmp(recv->signature, &frame->signature, sizeof frame->signature) != 0) {
         return DD_REFUSED_MISMATCH;
@@ -123,7 +158,7 @@ context_check_fit(dd_message *recv, const dd_frame *frame, dd_peer *peer)
         context_refusal_error(recv, frame, reason, &error);
         recv->received = 0;
         if (frame->type == DD_FRAME_RTS && !peer->is_self) {
-            peer_post_refusal(peer, frame, (dd_refusal)reason, recv->nbytes);
+            peer_post_refusal(peer, frame, (dd_refusal)reason, recv);
         }
         message_end(recv, &error);
     }
@@ -165,6 +200,8 @@ context_take_own(dd_message *recv, const held *entry)
     if (reason == 0) {
         copy_bytes(recv->data, send->data, send->nbytes);
         message_end(recv, NULL);
+    } else if (reason == DD_REFUSED_MISMATCH && send->kind == DD_MESSAGE_P2P) {
+        context_dtype_error(send, recv->signature, &error);
     } else {
         (void)dd_error_set(&error, reason == DD_REFUSED_TOO_LARGE ? DD_INVALID_ARGUMENT : DD_MISMATCH,
                            "rank %d of this process does not want this message of %zu bytes", send->rank,
@@ -218,7 +255,7 @@ context_drop_held(held *entry)
     } else if (entry->frame.type == DD_FRAME_EAGER) {
         peer_return_credit(peer, entry->frame.payload);
     } else if (entry->frame.type == DD_FRAME_RTS) {
-        peer_post_refusal(peer, &entry->frame, DD_REFUSED_CLOSED, 0);
+        peer_post_refusal(peer, &entry->frame, DD_REFUSED_CLOSED, NULL);
     }
     engine_give_held(peer->engine, entry);
 }

@@ -350,8 +350,8 @@ bool lane_receive(dd_lane *lane);
 /* Takes a receive that has met its message out of the lanes. */
 void peer_forget_recv(dd_peer *peer, dd_message *message);
 void peer_protocol_error(dd_peer *peer, const char *format, ...) DD_PRINTF(2, 3);
-/* Says no to an RTS. */
-void peer_post_refusal(dd_peer *peer, const dd_frame *rts, dd_refusal reason, uint64_t room);
+/* Says no to an RTS, and what the receive wants; NULL: there is none. */
+void peer_post_refusal(dd_peer *peer, const dd_frame *rts, dd_refusal reason, const dd_message *recv);
 
 /* ---- context.c */
 
@@ -372,6 +372,8 @@ bool context_check_source(const dd_context *context, const dd_frame *frame, dd_p
 dd_message *context_match(dd_context *context, const dd_frame *frame);
 /* Whether the message fits the receive; if not, the receive ends, and the reason is returned; else 0. */
 int context_check_fit(dd_message *recv, const dd_frame *frame, dd_peer *peer);
+/* How a P2P message ends, on either side, where the other one has another dtype. */
+void context_dtype_error(const dd_message *message, const dd_signature *theirs, dd_error *error);
 /* How a message that does not fit ends. */
 void context_refusal_error(const dd_message *recv, const dd_frame *frame, int reason, dd_error *error);
 /* A receive has met an RTS of a peer. */

@@ -25,7 +25,7 @@ typedef enum dd_frame_type {
     DD_FRAME_RTS,       /* a message that waits at its sender under `id` */
     DD_FRAME_CTS,       /* its bytes may come */
     DD_FRAME_DATA,      /* some of them, from `offset` */
-    DD_FRAME_REFUSE,    /* they may not: `reason` says why, nbytes how many would have been fine */
+    DD_FRAME_REFUSE,    /* they may not: `reason` says why, nbytes and signature what would have been fine */
     DD_FRAME_CANCEL,    /* they will not come, or no more of them */
     DD_FRAME_CREDIT,    /* nothing but the credit */
     DD_FRAME_ABORT,     /* a rank has given up; the payload is its error */
@@ -37,7 +37,7 @@ typedef enum dd_frame_type {
 
 typedef enum dd_refusal {
     DD_REFUSED_TOO_LARGE = 1, /* the receive has less room */
-    DD_REFUSED_MISMATCH,      /* the receive belongs to another operation */
+    DD_REFUSED_MISMATCH,      /* the receive belongs to another operation; of P2P: it has another dtype */
     DD_REFUSED_CLOSED,        /* the receiver has closed its context */
 } dd_refusal;
 

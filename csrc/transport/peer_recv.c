@@ -50,17 +50,20 @@ break_for_memory(dd_lane *lane, size_t nbytes)
 }
 
 void
-peer_post_refusal(dd_peer *peer, const dd_frame *rts, dd_refusal reason, uint64_t room)
+peer_post_refusal(dd_peer *peer, const dd_frame *rts, dd_refusal reason, const dd_message *recv)
 {
     dd_frame frame = {
         .type = DD_FRAME_REFUSE,
         .id = rts->id,
         .context = rts->context,
-        .nbytes = room,
+        .nbytes = recv != NULL ? recv->nbytes : 0,
         .reason = reason,
         .source = rts->target,
         .target = rts->source,
     };
+    if (recv != NULL && recv->signature != NULL) {
+        frame.signature = *recv->signature;
+    }
     peer_post_reply(peer, &frame);
 }
 
@@ -102,7 +105,7 @@ keep_early(dd_lane *lane, const dd_frame *frame)
     }
     if (engine_has_closed(peer->engine, frame->context, frame->target)) {
         if (frame->type == DD_FRAME_RTS) {
-            peer_post_refusal(peer, frame, DD_REFUSED_CLOSED, 0);
+            peer_post_refusal(peer, frame, DD_REFUSED_CLOSED, NULL);
         }
         return NULL;
     }

@@ -411,7 +411,10 @@ peer_on_refuse(dd_peer *peer, const dd_frame *frame)
     dd_error error;
     const char *host = peer->card.host;
     long long pid = peer->card.pid;
-    if (frame->reason == DD_REFUSED_TOO_LARGE) {
+    bool is_other_dtype = frame->reason == DD_REFUSED_MISMATCH && message->kind == DD_MESSAGE_P2P;
+    if (is_other_dtype && message->signature != NULL) {
+        context_dtype_error(message, &frame->signature, &error);
+    } else if (frame->reason == DD_REFUSED_TOO_LARGE) {
         (void)dd_error_set(&error, DD_INVALID_ARGUMENT,
                            "rank %d (%s, pid %lld) has room for %llu bytes and was sent %zu", message->rank,
                            host, pid, (unsigned long long)frame->nbytes, message->nbytes);

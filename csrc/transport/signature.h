@@ -1,16 +1,19 @@
 /* What an operation is, as far as ranks must agree on it. It travels with every message and every slot; the layers above give
- * the numbers their meaning (collective/coll.h). */
+ * the numbers their meaning (collective/coll.h). A message from rank to rank has `dtype`, `count` and the flag, or nothing at all. */
 #ifndef DD_TRANSPORT_SIGNATURE_H
 #define DD_TRANSPORT_SIGNATURE_H
 
 #include <stdint.h>
+
+/* Of a message from rank to rank: its elements have a dtype. Without it they are bytes, which go with every dtype. */
+#define DD_SIGNATURE_TYPED 1u
 
 /* Compared as bytes; fields without meaning for the operation are zero. */
 typedef struct dd_signature {
     uint8_t coll;  /* dd_coll */
     uint8_t dtype; /* dd_dtype */
     uint8_t redop; /* dd_redop, of operations that reduce */
-    uint8_t flags; /* DD_SIGNATURE_* */
+    uint8_t flags; /* DD_SIGNATURE_TYPED */
     uint32_t root;
     uint64_t count;       /* elements, where all ranks must have the same number; else 0 */
     uint64_t factor_bits; /* of PREMUL_SUM: the double */

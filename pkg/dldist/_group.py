@@ -88,8 +88,11 @@ def batch_isend_irecv(group: Any, p2p_op_list: Any) -> list[Any]:
     if not isinstance(p2p_op_list, (list, tuple)) or not all(isinstance(op, P2POp) for op in p2p_op_list):
         raise ValueError("batch_isend_irecv(): argument 'p2p_op_list' must be a list of P2POp")
     # Before anything is under way, as nothing could take that back.
-    for index, op in enumerate(p2p_op_list):
+    tensors = [
         _check_message(f"batch_isend_irecv(): argument 'p2p_op_list[{index}]'", group, op)
+        for index, op in enumerate(p2p_op_list)
+    ]
+    _check_apart([index for index, op in enumerate(p2p_op_list) if op.kind == "irecv"], tensors)
     if isinstance(group, _core.NcclGroup):
         return _batch_as_one(group, p2p_op_list, group.start_coalescing, group.end_coalescing, group.drop_coalesced)
     find = getattr(group, "_coalescing_backend_of", None)
@@ -102,7 +105,7 @@ def batch_isend_irecv(group: Any, p2p_op_list: Any) -> list[Any]:
     for kind in ("irecv", "isend"):
         for index, op in enumerate(p2p_op_list):
             if op.kind == kind:
-                works[index] = getattr(group, kind)(op.tensor, op.group_peer, op.tag)
+                works[index] = getattr(group, kind)(op.tensor, op.group_peer, op.tag, **op._how())
     return works
 
 
@@ -111,23 +114,43 @@ def _batch_as_one(group: Any, p2p_op_list: Any, start: Any, finish: Any, drop: A
     start()
     try:
         for op in p2p_op_list:
-            getattr(group, op.kind)(op.tensor, op.group_peer, op.tag)
+            getattr(group, op.kind)(op.tensor, op.group_peer, op.tag, **op._how())
     except BaseException:
         drop()
         raise
     return [finish()] * len(p2p_op_list)
 
 
-def _check_message(where: str, group: Any, op: P2POp) -> None:
+def _check_message(where: str, group: Any, op: P2POp) -> Any:
+    """What its tensor is: empty where only the group's backends can tell."""
     is_from_any = op.group_peer is None and op.kind == "irecv"
     if not is_from_any and op.group_peer not in range(group.size):
         raise ValueError(f"{where}: invalid rank: {op.group_peer!r} is not in 0 to {group.size - 1}")
     if not hasattr(op.tag, "__index__") or op.tag.__index__() < 0:
         raise ValueError(f"{where}: the tag must be an int of 0 or more, not {op.tag!r}")
     if not isinstance(group, _core.Group):
-        return  # what a tensor has to be is for the group's backends to say
+        return {}  # what a tensor has to be is for the group's backends to say
     try:
-        _core._describe_tensor(op.tensor, op.kind == "irecv")
+        return _core._describe_tensor(op.tensor, op.kind == "irecv")
     except (TypeError, ValueError, BufferError) as error:
         text = str(error).removeprefix("_describe_tensor(): argument 'object' ")
         raise type(error)(f"{where}: its tensor {text}") from error
+
+
+def _check_apart(indices: list[int], tensors: list[Any]) -> None:
+    """Refuse receives into the same memory: what ends up there would depend on which message comes last."""
+    extents = []
+    for index in indices:
+        tensor = tensors[index]
+        if tensor.get("count"):
+            # Of strided tensors the first element: where they are woven into each other, no element is in both.
+            nelements = tensor["count"] if tensor["is_contiguous"] else 1
+            extents.append((tensor["data"], tensor["data"] + nelements * tensor["itemsize"], index))
+    extents.sort()
+    for (_, end, one), (start, _, other) in zip(extents, extents[1:]):
+        if start < end:
+            first, second = sorted((one, other))
+            raise _core.DistArgumentError(
+                f"batch_isend_irecv(): argument 'p2p_op_list': p2p_op_list[{first}] and p2p_op_list[{second}] receive into the same "
+                "memory, or it overlaps: each needs memory of its own"
+            )

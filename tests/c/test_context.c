@@ -1,3 +1,4 @@
+#include "core/dtype.h"
 #include "test_engine_rig.h"
 
 #include <stdio.h>
@@ -260,6 +261,83 @@ TEST_BOTH(message_too_large_for_its_receive)
     too_large(is_shm, 30000, 0, true);
     too_large(is_shm, 300000, 299999, true);
     too_large(is_shm, 300000, 20, false);
+}
+
+static const dd_signature four_floats = {.dtype = DD_DTYPE_FLOAT32, .flags = DD_SIGNATURE_TYPED, .count = 4};
+static const dd_signature two_doubles = {.dtype = DD_DTYPE_FLOAT64, .flags = DD_SIGNATURE_TYPED, .count = 2};
+
+static void
+other_dtype(rig_group *rig, int from, int to, size_t nbytes, bool is_posted_first)
+{
+    uint8_t *out = calloc(1, nbytes);
+    uint8_t *in = calloc(1, nbytes);
+    rig_message send = rig_p2p(to, 3, out, nbytes);
+    rig_message recv = rig_p2p(is_posted_first ? from : DD_ANY_RANK, 3, in, nbytes);
+    send.message.signature = &four_floats;
+    recv.message.signature = &two_doubles;
+    if (is_posted_first) {
+        rig_post_recv(rig, to, &recv);
+    }
+    memset(out, 1, nbytes);
+    rig_post_send(rig, from, &send);
+    rig_drive(rig, 5 * DD_NS_PER_MS);
+    if (!is_posted_first) {
+        rig_post_recv(rig, to, &recv);
+    }
+    rig_wait(rig, to, &recv, DD_MISMATCH);
+    CHECK_CONTAINS(recv.error.message,
+                   "has sent 4 elements of float32 (tag 3), and 2 of float64 are to be received");
+    CHECK_INT(recv.error.culprit.rank, from);
+    CHECK_INT(in[0], 0);
+    /* A small one may have gone before it was known. */
+    rig_wait_flag(rig, from, &send.is_done);
+    if (send.error.code != DD_OK || nbytes > (64 << 10)) {
+        CHECK_STATUS(send.error.code, DD_MISMATCH);
+        CHECK_CONTAINS(send.error.message,
+                       "receives 2 elements of float64 (tag 3), and was sent 4 of float32");
+        CHECK_INT(send.error.culprit.rank, to);
+    }
+    free(out);
+    free(in);
+}
+
+/* The pair goes on, and bytes go with every dtype, from either side. */
+static void
+any_bytes(rig_group *rig, int from, int to, size_t nbytes)
+{
+    const dd_signature *sides[][2] = {
+        {&four_floats, NULL}, {NULL, &two_doubles}, {&four_floats, &four_floats}};
+    uint8_t *out = malloc(nbytes);
+    uint8_t *in = malloc(nbytes);
+    for (unsigned i = 0; i < 3; i++) {
+        rig_fill(out, nbytes, i);
+        rig_message send = rig_p2p(to, 3, out, nbytes);
+        rig_message recv = rig_p2p(from, 3, in, nbytes);
+        send.message.signature = sides[i][0];
+        recv.message.signature = sides[i][1];
+        rig_post_send(rig, from, &send);
+        rig_post_recv(rig, to, &recv);
+        rig_wait(rig, to, &recv, DD_OK);
+        rig_wait(rig, from, &send, DD_OK);
+        rig_is_filled(in, nbytes, i);
+    }
+    free(out);
+    free(in);
+}
+
+TEST_BOTH(message_of_another_dtype)
+{
+    static const size_t lengths[] = {16, 30000, 300000};
+    rig_group rig;
+    REQUIRE(rig_open(&rig, 2, is_shm));
+    for (size_t i = 0; i < 3; i++) {
+        for (int to = 0; to < 2; to++) {
+            other_dtype(&rig, 0, to, lengths[i], true);
+            other_dtype(&rig, 0, to, lengths[i], false);
+            any_bytes(&rig, 0, to, lengths[i]);
+        }
+    }
+    rig_close(&rig);
 }
 
 TEST_BOTH(other_signature_is_a_mismatch)

@@ -7,6 +7,7 @@ after signals), faulthandler writes all tracebacks some seconds later and ends t
 """
 
 import faulthandler
+import gc
 import importlib.util
 import os
 import signal
@@ -16,6 +17,7 @@ import pytest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
+import leak_check  # noqa: E402
 import procs as procs_module  # noqa: E402
 
 DEFAULT_DEADLINE_S = 30
@@ -42,6 +44,15 @@ def pytest_configure(config):
     if torch_missing() is None:
         refusal = procs_module.enter_own_network()
         _network = f"the machine's ({refusal})" if refusal else "a namespace of its own"
+
+
+def pytest_sessionfinish(session):
+    """Under LeakSanitizer: what the extension has lost in this process fails the run."""
+    if leak_check.is_possible():
+        gc.collect()
+        for lost in leak_check.leaks():
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            print(f"\nmemory is lost:\n{lost}", file=_stderr_copy, flush=True)
 
 
 def pytest_unconfigure():
@@ -75,7 +86,7 @@ def pytest_report_header():
 @pytest.fixture(autouse=True)
 def deadline(request):
     marker = request.node.get_closest_marker("deadline")
-    seconds = marker.args[0] if marker else DEFAULT_DEADLINE_S
+    seconds = (marker.args[0] if marker else DEFAULT_DEADLINE_S) * leak_check.slower()
 
     def on_alarm(_signum, _frame):
         raise DeadlineExceeded(f"{request.node.nodeid} took longer than {seconds} s")

@@ -240,11 +240,21 @@ def child_main(fd):
     try:
         worker = getattr(importlib.import_module(module), function)
         reply = ("result", worker(Channel(connection), *args))
+        check_leaks()
     except SystemExit:  # a forked child of the worker on its way out
         raise
     except BaseException:
         reply = ("failure", traceback.format_exc())
     connection.send(reply)
+
+
+def check_leaks():
+    """Under LeakSanitizer: what the worker has lost is its failure."""
+    import leak_check
+
+    if leak_check.is_possible():
+        lost = leak_check.leaks()
+        assert not lost, "memory is lost:\n" + "\n\n".join(lost)
 
 
 if __name__ == "__main__":

@@ -336,11 +336,11 @@ class LowLevelCalls:
     def send(self, tensors: Any, dstRank: int, tag: int) -> Any:
         return self._perform("send", tensors, dstRank, tag)
 
-    def recv(self, tensors: Any, srcRank: int, tag: int) -> Any:
-        return self._perform("recv", tensors, srcRank, tag)
+    def recv(self, tensors: Any, srcRank: int, tag: int, *match_dtype: bool) -> Any:
+        return self._perform("recv", tensors, srcRank, tag, *match_dtype)
 
-    def recv_anysource(self, tensors: Any, tag: int) -> Any:
-        return self._perform("recv_anysource", tensors, tag)
+    def recv_anysource(self, tensors: Any, tag: int, *match_dtype: bool) -> Any:
+        return self._perform("recv_anysource", tensors, tag, *match_dtype)
 
 
 class BackendOptions:

@@ -180,9 +180,17 @@ class Dispatcher:
         self._refuse_timeout("isend", timeout)
         return self._pg.send([tensor], dst, tag)
 
-    def irecv(self, tensor: Any, src: int | None = None, tag: int = 0, *, timeout: Any = None) -> Any:
+    def irecv(
+        self, tensor: Any, src: int | None = None, tag: int = 0, *, timeout: Any = None, match_dtype: bool = True
+    ) -> Any:
         self._refuse_timeout("irecv", timeout)
-        return self._pg.recv_anysource([tensor], tag) if src is None else self._pg.recv([tensor], src, tag)
+        rest = (tag,) if match_dtype or not self._can_match_dtype(tensor) else (tag, False)
+        return self._pg.recv_anysource([tensor], *rest) if src is None else self._pg.recv([tensor], src, *rest)
+
+    def _can_match_dtype(self, tensor: Any) -> bool:
+        """Whether the tensor's backend takes match_dtype; the others, from elsewhere, compare no dtypes that we know of."""
+        backend = self._pg._backend_for("recv", ([tensor],))
+        return getattr(getattr(backend, "wrapped_pg", backend), "_can_match_dtype", False)
 
     def _refuse_timeout(self, name: str, timeout: Any) -> None:
         if timeout is not None:
@@ -194,8 +202,10 @@ class Dispatcher:
     def send(self, tensor: Any, dst: int, tag: int = 0, *, timeout: Any = None) -> None:
         end(self.isend(tensor, dst, tag), False, timeout)
 
-    def recv(self, tensor: Any, src: int | None = None, tag: int = 0, *, timeout: Any = None) -> int:
-        work = self.irecv(tensor, src, tag)
+    def recv(
+        self, tensor: Any, src: int | None = None, tag: int = 0, *, timeout: Any = None, match_dtype: bool = True
+    ) -> int:
+        work = self.irecv(tensor, src, tag, match_dtype=match_dtype)
         end(work, False, timeout)
         return work._source_rank() if src is None else src
 

@@ -14,6 +14,7 @@ class OverGroup(Backend):
     """A backend whose `group` has the methods of dldist.Group."""
 
     group: Any
+    _can_match_dtype = True
 
     def _op(self, opts: Any) -> Any:
         """The reduction that options ask for, as the group takes it."""
@@ -102,11 +103,11 @@ class OverGroup(Backend):
     def _run_send(self, tensors: Any, dst: int, tag: int) -> Any:
         return self.group.isend(_message(self, "send", tensors), dst, tag)
 
-    def _run_recv(self, tensors: Any, src: int, tag: int) -> Any:
-        return self.group.irecv(_message(self, "recv", tensors), src, tag)
+    def _run_recv(self, tensors: Any, src: int, tag: int, match_dtype: bool = True) -> Any:
+        return self.group.irecv(_message(self, "recv", tensors), src, tag, match_dtype=match_dtype)
 
-    def _run_recv_anysource(self, tensors: Any, tag: int) -> Any:
-        return self.group.irecv(_message(self, "recv_anysource", tensors), None, tag)
+    def _run_recv_anysource(self, tensors: Any, tag: int, match_dtype: bool = True) -> Any:
+        return self.group.irecv(_message(self, "recv_anysource", tensors), None, tag, match_dtype=match_dtype)
 
     def _roots_list(self, method: str, side: str, lists: Any, root: int) -> Any:
         if self._rank != root:

@@ -39,8 +39,11 @@ def irecv(
     group_src: int | None = None,
     *,
     timeout: Any = None,
+    match_dtype: bool = True,
 ) -> Any:
-    """Start to receive a tensor from rank `src`, or from whoever sends first when none is given.
+    """Start to receive a tensor from rank `src`, or from the first that sends when none is given.
+
+    A message of another dtype is a DistMismatchError, unless one side has bytes (uint8, int8) or match_dtype is False.
 
     >>> x = array("i", [0])
     >>> work = dist.irecv(x, src=dist.get_rank())         # from this rank itself
@@ -50,7 +53,13 @@ def irecv(
     (True, 7)
     """
     calls = calls_of(group, "irecv")
-    return None if calls is None else calls.irecv(tensor, _source(group, src, group_src), tag, **_limit(timeout))
+    if calls is None:
+        return None
+    return calls.irecv(tensor, _source(group, src, group_src), tag, **_limit(timeout), **_match(match_dtype))
+
+
+def _match(match_dtype: bool) -> dict[str, Any]:
+    return {} if match_dtype else {"match_dtype": False}
 
 
 def _source(group: Any, src: int | None, group_src: int | None) -> int | None:
@@ -86,22 +95,27 @@ def recv(
     group_src: int | None = None,
     *,
     timeout: Any = None,
+    match_dtype: bool = True,
 ) -> int:
-    """Receive a tensor from rank `src`, or from whoever sends first when none is given. Returns the sender's global rank."""
+    """Receive a tensor from rank `src`, or from the first that sends when none is given. Returns the sender's global rank.
+
+    A message of another dtype is a DistMismatchError, unless one side has bytes (uint8, int8) or match_dtype is False.
+    """
     calls = calls_of(group, "recv")
     if calls is None:
         return -1
-    source = calls.recv(tensor, _source(group, src, group_src), tag, **_limit(timeout))
+    source = calls.recv(tensor, _source(group, src, group_src), tag, **_limit(timeout), **_match(match_dtype))
     return global_rank_of(group_or_default(group), source) if src is None else src
 
 
 class P2POp:
     """One message of batch_isend_irecv: op is dldist.isend or dldist.irecv, peer a global rank (group_peer: one of the group).
 
-    For Group.batch_isend_irecv, op is "isend" or "irecv" (or the method of Group) and peer a rank of that group.
+    For Group.batch_isend_irecv, op is "isend" or "irecv" (or the method of Group) and peer a rank of that group. match_dtype is
+    that of irecv.
     """
 
-    __slots__ = ("__weakref__", "group", "group_peer", "op", "peer", "tag", "tensor")
+    __slots__ = ("__weakref__", "group", "group_peer", "match_dtype", "op", "peer", "tag", "tensor")
 
     def __init__(
         self,
@@ -111,8 +125,11 @@ class P2POp:
         group: Any = None,
         tag: int = 0,
         group_peer: int | None = None,
+        *,
+        match_dtype: bool = True,
     ) -> None:
         self.op = op
+        self.match_dtype = match_dtype
         self.tensor = tensor
         self.tag = tag
         self.peer: int | None
@@ -133,6 +150,9 @@ class P2POp:
     def kind(self) -> str:
         """"isend" or "irecv"."""
         return self.op if isinstance(self.op, str) else self.op.__name__
+
+    def _how(self) -> dict[str, Any]:
+        return _match(self.match_dtype) if self.kind == "irecv" else {}
 
     def __repr__(self) -> str:
         if self.group is None:

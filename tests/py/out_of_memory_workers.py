@@ -1,0 +1,384 @@
+"""Calls that run out of memory somewhere: what test_out_of_memory.py has done in processes of its own.
+
+A case is a generator: what it yields are calls, each made again and again with another allocation failing, until it has come
+through without meeting that one. What a call returns is dropped.
+"""
+
+import array
+import contextlib
+import gc
+import os
+import sys
+import tempfile
+import traceback
+
+import dldist
+from dldist import _core
+
+MOST = 3000  # allocations of one call
+
+
+def numbers(count=4):
+    return array.array("d", range(count))
+
+
+@contextlib.contextmanager
+def group_of_one():
+    group = dldist.Group(None, 0, 1, timeout=10.0)
+    try:
+        yield group
+    finally:
+        group.close()
+
+
+def collectives():
+    with group_of_one() as group:
+        x, y, z = numbers(), numbers(), numbers()
+        strided = memoryview(bytearray(64))[::2]
+        yield lambda: group.all_reduce(x)
+        yield lambda: group.all_gather([y], x)
+        yield lambda: group.all_gather_single(y, x)
+        yield lambda: group.all_gather_coalesced([[y, z]], [x, x])
+        yield lambda: group.all_reduce_coalesced([x, y, z])
+        yield lambda: group.reduce_scatter_single(y, x, dldist.ReduceOp("max"))
+        yield lambda: group.all_to_all_single(y, x, [4], [4])
+        yield lambda: group.all_to_all([strided], [strided])
+        yield lambda: group.broadcast(memoryview(bytearray(64))[::3], 0)
+        yield lambda: group.barrier()
+
+
+def many_operands():
+    with group_of_one() as group:
+        tensors = [numbers() for _ in range(30)]
+        tensors[3], tensors[20] = tensors[20], tensors[3]
+        backwards = tensors[::-1]
+        yield lambda: group.all_reduce_coalesced(backwards)
+        yield lambda: group.all_gather_coalesced([tensors], tensors)
+
+
+def refusals():
+    with group_of_one() as group:
+        x = numbers()
+        yield refused(ValueError, lambda: group.all_gather([x, x], x))
+        yield refused(ValueError, lambda: group.all_reduce_coalesced([x, x]))
+        yield refused(TypeError, lambda: group.all_reduce("no tensor"))
+        yield refused(TypeError, lambda: group.all_reduce(x, nothing=1))
+        yield refused(TypeError, lambda: group.all_gather([x], array.array("i", [1])))
+        yield refused(ValueError, lambda: group.broadcast(x, 7))
+        yield refused(ValueError, lambda: group.send(x, 7))
+        yield refused(ValueError, lambda: group.all_reduce(b"1234"))
+        yield refused(ValueError, lambda: dldist.ReduceOp("nonsense"))
+
+
+def refused(kind, call):
+    def run():
+        try:
+            call()
+        except kind as error:
+            str(error)
+        else:
+            raise AssertionError("not refused")
+
+    run.is_refused = True
+    return run
+
+
+def works():
+    with group_of_one() as group:
+        x = numbers()
+        told = []
+
+        def watched():
+            work = group.all_reduce(x, async_op=True)
+            work.get_future().add_done_callback(told.append)
+            work.wait()
+            work.result()
+            repr(work)
+            told.clear()
+
+        yield lambda: group.all_reduce(x, async_op=True).wait()
+        yield lambda: group.all_gather([numbers()], x, async_op=True).result()
+        yield watched
+        done = group.barrier(async_op=True)
+        yield lambda: (done.is_completed(), done.exception(), done.result(), repr(done), done.op)
+
+
+def messages():
+    with group_of_one() as group:
+        x, y = numbers(), numbers()
+
+        def to_oneself():
+            work = group.irecv(y, 0, 1)
+            try:
+                group.send(x, 0, 1)
+            except MemoryError:
+                group.send(x, 0, 1)
+            finally:
+                work.wait()
+
+        yield to_oneself
+        yield lambda: group.isend(x, 0, 2)
+        yield lambda: group.recv(y, 0, 2)  # each takes one of those, which are more than enough
+        for _ in range(MOST):
+            group.isend(x, 0, 3)
+        yield lambda: group.irecv(y, None, 3).source_rank()
+
+
+def plans():
+    with group_of_one() as group:
+        x, y = numbers(), numbers()
+        yield lambda: group.plan_all_reduce(x)
+        plan = group.plan_all_gather([y], x)
+
+        def run():
+            plan.start()
+            plan.wait()
+            repr(plan)
+
+        yield run
+
+
+def arrays():
+    with group_of_one() as group:
+        yield lambda: group.empty((3, 4))
+        yield lambda: group.empty(5, "int16")
+        a = group.empty((2, 3), "float64")
+        yield lambda: (repr(a), a.shape, a.dtype, memoryview(a))
+        yield lambda: a.__dlpack__()
+        yield lambda: _core._describe_tensor(a, True)
+
+
+def groups():
+    yield lambda: dldist.Group(None, 0, 1).close()
+    with group_of_one() as group:
+        yield lambda: group.split([0], "part").close()
+        yield lambda: (repr(group), group.members, group.name, group.timeout)
+        yield refused(ValueError, lambda: group.split([0, 0]))
+
+
+def windows():
+    def make():  # what fails in the middle of it ends the group
+        with group_of_one() as group:
+            _core.Window(group, numbers()).close()
+
+    yield make
+    with group_of_one() as group:
+        a = group.empty(16, "float64")
+        window = _core.Window(group, a, pad_size=64)
+        x = numbers()
+        yield lambda: window.put(x, 0)
+        yield lambda: window.get(x, 0)
+        yield lambda: window.put(x, 0, 2, async_op=True).wait()
+        yield refused(ValueError, lambda: window.put(x, 3))
+        window.close()
+
+
+def stores_of(store):
+    key = "k" * 40
+    yield lambda: store.set(key, "v" * 100)
+    store.set(key, "v")
+    yield lambda: store.get(key)
+    yield lambda: store.add("count", 1)
+    yield lambda: store.multi_set(["a", "b"], ["1", "2"])
+    store.multi_set(["a", "b"], ["1", "2"])
+    yield lambda: store.multi_get(["a", "b"])
+    yield lambda: store.check(["a", "b"])
+    yield lambda: store.wait(["a"])
+    yield lambda: store.compare_set("a", "1", "1")
+    yield lambda: store.num_keys()
+    yield lambda: store.delete_key("nothing")
+    yield lambda: repr(store)
+    yield refused(ValueError, lambda: store.multi_set(["a"], []))
+    yield refused(TypeError, lambda: store.set(1, 2))
+
+
+def hash_store():
+    yield dldist.HashStore
+    yield from stores_of(dldist.HashStore())
+    store = dldist.HashStore()
+    yield lambda: store.append("log", "line")
+    yield lambda: store.list_keys()
+    yield lambda: store.clone()
+
+
+def prefix_store():
+    inner = dldist.HashStore()
+    yield lambda: dldist.PrefixStore("p", inner)
+    yield from stores_of(dldist.PrefixStore("p", inner))
+
+
+class Dictionary(dldist.Store):
+    def __init__(self):
+        super().__init__()
+        self.data = {}
+
+    def set(self, key, value):
+        self.data[key] = value
+
+    def get(self, key):
+        return self.data[key]
+
+
+def python_store():
+    store = dldist.PrefixStore("p", Dictionary())
+    yield lambda: store.set("k", "v")
+    store.set("k", "v")
+    yield lambda: store.get("k")
+
+
+def file_store():
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "store")
+        yield lambda: dldist.FileStore(path, 1)
+        store = dldist.FileStore(path, 1)
+        store.set("k", "v")
+        yield lambda: store.get("k")
+        yield lambda: store.check(["k"])
+        del store
+
+
+def tensors():
+    x = numbers(12)
+    for tensor in (x, memoryview(x).cast("B").cast("d", (3, 4)), bytearray(8), Exporter(x)):
+        yield lambda tensor=tensor: _core._describe_tensor(tensor, False)
+    yield refused(TypeError, lambda: _core._describe_tensor(3, False))
+
+
+def tcp_store():
+    port = int(os.environ["OUT_OF_MEMORY_PORT"])  # of a server that has memory
+    yield lambda: dldist.TCPStore("127.0.0.1", port)
+    yield from stores_of(dldist.TCPStore("127.0.0.1", port))
+
+
+def nccl_group():
+    group = _core.NcclGroup(None, 0, 1, device=0, timeout=10.0)
+    x, y, z = (group.empty(4) for _ in range(3))
+    yield lambda: group.all_reduce(x)
+    yield lambda: group.all_gather([y], x)
+    yield lambda: group.all_gather([y], x, async_op=True).wait()
+    yield lambda: group.all_reduce_coalesced([x, y, z])
+    yield lambda: group.barrier()
+    yield lambda: group.empty(4)
+    yield refused(ValueError, lambda: group.all_reduce_coalesced([x, y, x]))
+    yield refused(ValueError, lambda: group.all_reduce(numbers()))
+    yield lambda: repr(group)
+    group.close()
+
+
+class Exporter:
+    """Something with DLPack alone."""
+
+    def __init__(self, x):
+        with group_of_one() as group:
+            self.array = group.empty(4)
+
+    def __dlpack__(self, **how):
+        return self.array.__dlpack__(**how)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+CASES = (
+    collectives, many_operands, refusals, works, messages, plans, arrays, groups, windows, hash_store, prefix_store, python_store,
+    file_store, tcp_store, tensors, nccl_group,
+)
+
+
+def lose_memory(channel):
+    """What leak_check is there for."""
+    import ctypes
+
+    with group_of_one() as group:
+        capsule = group.empty(4).__dlpack__()
+        set_destructor = ctypes.pythonapi.PyCapsule_SetDestructor
+        set_destructor.argtypes = [ctypes.py_object, ctypes.c_void_p]
+        set_destructor(capsule, None)
+
+
+def of_the_core(number):
+    _core._fail_allocation(number)
+
+
+def of_python(number):
+    import _testcapi
+
+    _testcapi.set_nomemory(number, number + 1)
+
+
+def from_then_on(number):
+    """All allocations for a while: what cleans up after the first meets the next."""
+    import _testcapi
+
+    _testcapi.set_nomemory(number, number + 15)
+
+
+def disarm_core():
+    return _core._fail_allocation(-1)
+
+
+def disarm_python():
+    import _testcapi
+
+    _testcapi.remove_mem_hooks()
+    return None
+
+
+DOORS = {"core": (of_the_core, disarm_core), "python": (of_python, disarm_python), "burst": (from_then_on, disarm_python)}
+
+
+def attempt(call, number, arm, disarm):
+    """How it ended, and how many allocations there were, where that is known."""
+    error = None
+    arm(number)
+    try:
+        call()
+    except BaseException as raised:  # noqa: BLE001
+        error = raised
+    finally:
+        count = disarm()
+    return error, count
+
+
+def is_fair(call, error):
+    """Whether that is how a call may end: also what Python itself makes of failed allocations when it raises something else."""
+    if isinstance(error, MemoryError):
+        return True
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    is_of_python = place.filename != __file__ or getattr(call, "is_refused", False)
+    return is_of_python and (type(error), str(error)) in (
+        (SystemError, "error return without exception set"),
+        (RuntimeError, "can't allocate lock"),
+    )
+
+
+def sweep(call, arm, disarm):
+    """How often memory ran out."""
+    call()  # what is made once is there
+    nfailed = nclean = 0
+    for number in range(MOST):
+        error, count = attempt(call, number, arm, disarm)
+        if error is not None:
+            if not is_fair(call, error):
+                raise AssertionError(f"allocation {number} failed, and the call ended in {error!r}") from error
+            nfailed += 1
+        nclean = 0 if error is not None else nclean + 1
+        error = None
+        if count is not None and count <= number:
+            break
+        if count is None and nclean > 40:  # it makes no more of them
+            break
+    else:
+        raise AssertionError(f"more than {MOST} allocations in one call")
+    call()  # and all is well again
+    return nfailed
+
+
+def run_case(channel, name, door):
+    """[allocations that were met, call by call]."""
+    arm, disarm = DOORS[door]
+    case = next(case for case in CASES if case.__name__ == name)
+    sys.unraisablehook = lambda unraisable: None  # what cannot be raised is told there, also for want of memory
+    counts = [sweep(call, arm, disarm) for call in case()]
+    gc.collect()
+    return counts

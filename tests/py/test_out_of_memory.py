@@ -1,0 +1,39 @@
+"""Every allocation of typical calls fails once: the call ends in MemoryError or well, and the next one works. See out_of_memory_workers.py."""
+
+import importlib.util
+
+import leak_check
+import nccl_stubs
+import pytest
+
+import dldist
+import out_of_memory_workers as cases
+from dldist import _core
+
+NEEDS = {
+    "core": (hasattr(_core, "_fail_allocation"), "the extension is built without DLDIST_FAULTS=1"),
+    "python": (importlib.util.find_spec("_testcapi") is not None, "this Python has no _testcapi"),
+}
+NEEDS["burst"] = NEEDS["python"]
+RUNS = [
+    pytest.param(case.__name__, door, marks=pytest.mark.skipif(not NEEDS[door][0], reason=NEEDS[door][1]))
+    for case in cases.CASES
+    for door in cases.DOORS
+]
+
+
+@pytest.mark.deadline(150)
+@pytest.mark.parametrize(("name", "door"), RUNS)
+def test_each_allocation_once(procs, name, door):
+    store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
+    env = {"OUT_OF_MEMORY_PORT": str(store.port)}
+    if name == "nccl_group":
+        env.update(nccl_stubs.build().environment(devices=1))
+    counts = procs.start(cases.run_case, name, door, env=env).result(140)
+    assert counts and (door != "python" or sum(counts) > 0), counts
+
+
+@pytest.mark.skipif(not leak_check.is_possible(), reason="not under LeakSanitizer: make test-py-asan")
+def test_what_is_lost_is_found(procs):
+    with pytest.raises(AssertionError, match="memory is lost(.|\n)*py_memory_export"):
+        procs.start(cases.lose_memory).result(60)
