@@ -172,7 +172,7 @@ connect_accept_run(connect_job *job)
     char from[DD_ADDR_TEXT_MAX];
     dd_addr addr = dd_sock_peer_addr(job->fd);
     dd_status status = DD_OK;
-    if (job->is_unix && !connect_is_same_user(job->fd)) {
+    if (job->is_unix && !dd_sock_is_same_user(job->fd)) {
         status = dd_error_set(&err, DD_AUTH, "it is of another user");
     }
     if (status == DD_OK) {

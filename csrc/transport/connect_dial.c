@@ -134,7 +134,7 @@ dial_unix(const connect_job *job, dd_link **link, const dd_wait *wait, dd_error 
         return status;
     }
     bool is_busy = false;
-    status = connect_is_same_user(fd) ? greet(job, fd, &is_busy, wait, err)
+    status = dd_sock_is_same_user(fd) ? greet(job, fd, &is_busy, wait, err)
                                       : dd_error_set(err, DD_NETWORK, "it is of another user");
     if (status == DD_OK && !is_busy) {
         status = dd_link_take_shm(fd, link, wait, err);

@@ -110,9 +110,6 @@ void connect_stop_listening(dd_connector *connector);
 /* TCP_CONGESTION, where asked for. */
 dd_status connect_set_congestion(const dd_connector *connector, int fd, dd_error *err) DD_MUST_CHECK;
 
-/* Whether the process at the other end of a Unix socket is of our user. */
-bool connect_is_same_user(int fd);
-
 /* ---- connect_hello.c: what is said
  *
  *     dialer -> listener   hello    magic 4, version 2, flags 2, own uid 16, uid of whom it wants 16,

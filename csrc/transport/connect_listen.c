@@ -22,14 +22,6 @@ connect_set_congestion(const dd_connector *connector, int fd, dd_error *err)
                               name);
 }
 
-bool
-connect_is_same_user(int fd)
-{
-    struct ucred cred = {0};
-    socklen_t len = sizeof cred;
-    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) == 0 && cred.uid == geteuid();
-}
-
 /* Listens with a port of the range. */
 static dd_status
 listen_in_range(const dd_connect_options *options, dd_addr *addr, int *fd, dd_error *err)

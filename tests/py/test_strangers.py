@@ -1,0 +1,53 @@
+"""Connections of those who do not belong to the job: they may be many, silent and from other users, and do no harm."""
+
+import os
+import re
+import time
+from datetime import timedelta
+
+import pytest
+import strangers_workers
+
+import dldist
+
+LOOPBACK = "127.0.0.1"
+MAGIC = b"\0\xce\xf7\x85\x3c"  # VALIDATE
+
+
+@pytest.mark.deadline(90)
+@pytest.mark.parametrize("words", [b"", MAGIC + b"\x0d"], ids=["silent", "half a handshake"])
+def test_flood_leaves_a_store_to_its_clients_and_its_process_to_itself(procs, words):
+    server = procs.start(strangers_workers.crowded_server, 1024, "a secret")
+    port = server.recv()
+    strangers = procs.start(strangers_workers.flood, [port], 1300, words)
+    strangers.recv()
+    for i in range(5):
+        server.send(200)
+        assert server.recv() <= 1024
+        start = time.monotonic()
+        client = dldist.TCPStore(LOOPBACK, port, secret="a secret", timeout=timedelta(seconds=20))
+        client.set(f"key {i}", b"value")
+        assert client.get(f"key {i}") == b"value"
+        assert time.monotonic() - start < 3, "a second, with room for a machine that is busy"
+    server.send(None)
+    server.result()
+    strangers.send("stop")
+    assert strangers.result() >= 1300
+
+
+def store_names():
+    """The abstract names of stores, as anybody can read them."""
+    with open("/proc/net/unix", encoding="utf-8", errors="replace") as file:
+        return set(re.findall(r"@(dldist-store-[0-9a-f]{16})$", file.read(), re.MULTILINE))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_unix_socket_of_a_store_is_for_its_user_alone(procs):
+    before = store_names()
+    store = dldist.TCPStore(LOOPBACK, 0, is_master=True, timeout=timedelta(seconds=20))
+    (name,) = store_names() - before
+    store.set("key", b"value")
+    ask = MAGIC + b"\x11"  # LIST_KEYS
+    assert b"/key" in procs.start(strangers_workers.knock_as, 0, name, ask).result()
+    assert procs.start(strangers_workers.knock_as, 65534, name, ask).result() == b""
+    assert procs.start(strangers_workers.use_store_as, 65534, store.port).result() == b"value", "TCP is for all without a secret"
