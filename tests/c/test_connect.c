@@ -629,6 +629,75 @@ TEST(silent_connections_do_not_keep_others_out)
     close_node(&a);
 }
 
+/* Many more than are kept, in front of a dialler and around it: it is heard at once. */
+TEST(flood_of_silent_connections)
+{
+    enum { COUNT = 500 };
+    dd_connect_options options = default_options();
+    options.is_shm_disabled = true;
+    options.timeout_ns = 60 * DD_NS_PER_S;
+    options.secret = BYTES("sesame");
+    node a;
+    node b;
+    REQUIRE(open_node(&a, &options) && open_node(&b, &options));
+    int nfds_before = count_fds();
+    int fds[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        fds[i] = connect_raw(&b);
+        CHECK(i % 2 == 0 || write(fds[i], "DDlh", 4) == 4);
+    }
+    int64_t began_ns = dd_clock_now_ns();
+    REQUIRE(dial(&a, &b, 0) && await(&a, 1, 0) && await(&b, 1, 0));
+    CHECK(dd_clock_now_ns() - began_ns < 3 * DD_NS_PER_S * check_slow());
+    CHECK(count_fds() <= nfds_before + COUNT + CONNECT_LOBBY_MAX + 2);
+    for (int i = 0; i < COUNT; i++) {
+        dd_sock_close(fds[i]);
+    }
+    close_node(&b);
+    close_node(&a);
+}
+
+static void *
+close_three_times(void *arg)
+{
+    const int *listener = arg;
+    for (int i = 0; i < 3; i++) {
+        struct pollfd pollfd = {.fd = *listener, .events = POLLIN};
+        int fd = -1;
+        if (CHECK(poll(&pollfd, 1, 5000 * check_slow()) == 1) &&
+            CHECK_INT(dd_sock_try_accept(*listener, &fd), DD_IO_OK)) {
+            dd_sock_close(fd);
+        }
+    }
+    dd_sock_close(*listener);
+    return NULL;
+}
+
+/* Which is what a listener does that is flooded. */
+TEST(closed_before_the_answer_is_tried_again)
+{
+    dd_connect_options options = default_options();
+    options.is_shm_disabled = true;
+    node a;
+    REQUIRE(open_node(&a, &options));
+    int listener = -1;
+    dd_addr addr = a.card.addrs.items[0];
+    dd_addr_set_port(&addr, 0);
+    REQUIRE_OK(dd_sock_listen(&addr, &listener, check_err()));
+    dd_card card;
+    REQUIRE_OK(dd_card_init(&card, check_err()));
+    card.addrs.items[0] = dd_sock_local_addr(listener);
+    card.addrs.count = 1;
+    pthread_t closer;
+    REQUIRE_OK(dd_thread_start(&closer, "closer", close_three_times, &listener, check_err()));
+    REQUIRE_OK(dd_connector_dial(a.connector, &card, 0, DD_NEVER_NS, check_err()));
+    CHECK(await(&a, 0, 1));
+    pthread_join(closer, NULL);
+    CHECK_INT(a.error.code, DD_NETWORK);
+    CHECK_CONTAINS(a.error.message, "refused");
+    close_node(&a);
+}
+
 TEST(silent_connections_end_at_the_deadline)
 {
     dd_connect_options options = default_options();
