@@ -30,6 +30,38 @@ def crowded_server(channel, descriptors, secret):
             os.close(file)
 
 
+def listening_ports():
+    """TCP ports that this process listens on, with the address of each: "127.0.0.1", "::", ..."""
+    inodes = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            inodes.add(os.readlink(f"/proc/self/fd/{fd}"))
+    ports = set()
+    for family, name in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
+        with open(f"/proc/self/net/{name}", encoding="ascii") as file:
+            rows = [row.split() for row in file][1:]
+        for row in rows:
+            if row[3] == "0A" and f"socket:[{row[9]}]" in inodes:
+                address, port = row[1].split(":")
+                words = [bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, len(address), 8)]
+                ports.add((socket.inet_ntop(family, b"".join(words)), int(port, 16)))
+    return ports
+
+
+def meet(channel, port):
+    """Makes worlds in one store, as told by (name, rank, size): how long each took, and where the process listens then."""
+    store = dldist.TCPStore(LOOPBACK, port, timeout=timedelta(seconds=60))
+    worlds = []
+    while (order := channel.recv(120)) is not None:
+        name, rank, size = order
+        start = time.monotonic()
+        worlds.append(dldist.World(store, rank, size, name=name, timeout=60))
+        worlds[-1].barrier()
+        channel.send((time.monotonic() - start, listening_ports()))
+    for world in worlds:
+        world.close()
+
+
 def knock_as(channel, user, name, bytes_to_send):
     """What a store's Unix socket answers to a process of that user."""
     os.setuid(user)

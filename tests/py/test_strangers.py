@@ -51,3 +51,25 @@ def test_unix_socket_of_a_store_is_for_its_user_alone(procs):
     assert b"/key" in procs.start(strangers_workers.knock_as, 0, name, ask).result()
     assert procs.start(strangers_workers.knock_as, 65534, name, ask).result() == b""
     assert procs.start(strangers_workers.use_store_as, 65534, store.port).result() == b"value", "TCP is for all without a secret"
+
+
+@pytest.mark.deadline(120)
+def test_flood_of_data_ports_does_not_keep_ranks_from_meeting(procs):
+    server = procs.start(strangers_workers.crowded_server, 1024, "a secret")
+    port = server.recv()
+    settings = {"DLDIST_SECRET": "a secret", "DLDIST_SHM": "0"}
+    ranks = [procs.start(strangers_workers.meet, port, env=settings) for _ in range(3)]
+    for rank in (0, 1):
+        ranks[rank].send(("first", rank, 2))
+    ports = [number for rank in (0, 1) for _, number in ranks[rank].recv()[1]]
+    assert len(ports) >= 2
+    strangers = procs.start(strangers_workers.flood, ports, 500, b"DDlh")
+    strangers.recv()
+    for rank in range(3):
+        ranks[rank].send(("second", rank, 3))
+    for rank in range(3):
+        assert ranks[rank].recv()[0] < 4, "two seconds, with room for a machine that is busy"
+    for rank in ranks:
+        rank.send(None)
+    for rank in ranks:
+        rank.result()
