@@ -450,13 +450,29 @@ start_accepts(dd_connector *self)
     }
 }
 
+/* Ports that are not wanted any more are closed here, where nobody polls them. */
+static size_t
+take_listeners(dd_connector *self, int fds[CONNECT_LISTEN_MAX + 1])
+{
+    pthread_mutex_lock(&self->mu);
+    if (!self->wants_ports) {
+        connect_close_ports(&self->ports);
+    }
+    size_t count = self->ports.count;
+    memcpy(fds, self->ports.fds, count * sizeof *fds);
+    pthread_mutex_unlock(&self->mu);
+    if (self->unix_fd >= 0) {
+        fds[count++] = self->unix_fd;
+    }
+    return count;
+}
+
 static void *
 listener_main(void *arg)
 {
     dd_connector *self = arg;
-    struct pollfd pollfds[1 + CONNECT_LISTEN_MAX + CONNECT_LOBBY_MAX] = {
+    struct pollfd pollfds[1 + CONNECT_LISTEN_MAX + 1 + CONNECT_LOBBY_MAX] = {
         {.fd = self->wake_fd, .events = POLLIN}};
-    struct pollfd *lobby_pollfds = pollfds + 1 + self->nlisten;
     int64_t look_ns = DD_NEVER_NS;
     int timeout_ms = -1;
     bool is_failing = false;
@@ -470,16 +486,19 @@ listener_main(void *arg)
             timeout_ms = NAP_MS;
         }
         bool is_open = !is_failing && connect_lobby_has_room(&self->lobby);
-        for (size_t i = 0; i < self->nlisten; i++) {
-            pollfds[1 + i] = (struct pollfd){.fd = is_open ? self->listen_fds[i] : -1, .events = POLLIN};
+        int fds[CONNECT_LISTEN_MAX + 1];
+        size_t nlisten = take_listeners(self, fds);
+        for (size_t i = 0; i < nlisten; i++) {
+            pollfds[1 + i] = (struct pollfd){.fd = is_open ? fds[i] : -1, .events = POLLIN};
         }
-        nfds_t nguests = connect_lobby_poll(&self->lobby, lobby_pollfds, &timeout_ms);
-        nap_until_woken(self, pollfds, (nfds_t)(1 + self->nlisten) + nguests, timeout_ms);
-        connect_lobby_hear(&self->lobby, lobby_pollfds);
+        struct pollfd *guests = pollfds + 1 + nlisten;
+        nfds_t nguests = connect_lobby_poll(&self->lobby, guests, &timeout_ms);
+        nap_until_woken(self, pollfds, (nfds_t)(1 + nlisten) + nguests, timeout_ms);
+        connect_lobby_hear(&self->lobby, guests);
         is_failing = false;
-        for (size_t i = 0; i < self->nlisten; i++) {
+        for (size_t i = 0; i < nlisten; i++) {
             if (pollfds[1 + i].revents != 0) {
-                is_failing = !accept_from(self, self->listen_fds[i]) || is_failing;
+                is_failing = !accept_from(self, fds[i]) || is_failing;
             }
         }
     }
@@ -492,6 +511,7 @@ static void
 free_connector(dd_connector *self)
 {
     dd_blob_fini(&self->secret);
+    dd_blob_fini(&self->ifnames);
     dd_mem_free(self);
 }
 
@@ -517,6 +537,9 @@ create_connector(const dd_connect_options *options, const dd_connect_handler *ha
         return dd_error_no_memory(err, sizeof *self);
     }
     dd_status status = dd_blob_assign(&self->secret, options->secret, err);
+    if (status == DD_OK) {
+        status = dd_blob_append(&self->ifnames, options->ifnames, strlen(options->ifnames) + 1, err);
+    }
     if (status != DD_OK) {
         free_connector(self);
         return status;
@@ -525,6 +548,9 @@ create_connector(const dd_connect_options *options, const dd_connect_handler *ha
     self->options.secret = dd_blob_view(&self->secret);
     snprintf(self->congestion, sizeof self->congestion, "%s", options->congestion);
     self->options.congestion = self->congestion;
+    self->options.ifnames = (const char *)self->ifnames.data;
+    self->unix_fd = -1;
+    self->wants_ports = true;
     self->handler = *handler;
     self->generation = dd_fork_generation();
     self->wake_fd = -1;
@@ -541,7 +567,8 @@ create_connector(const dd_connect_options *options, const dd_connect_handler *ha
 static void
 destroy_connector(dd_connector *self)
 {
-    connect_stop_listening(self);
+    connect_close_ports(&self->ports);
+    dd_sock_close(self->unix_fd);
     connect_lobby_fini(&self->lobby);
     dd_sock_close(self->wake_fd);
     pthread_mutex_destroy(&self->mu);
@@ -568,10 +595,10 @@ dd_connector_open(const dd_connect_options *options, dd_card *card, const dd_add
         status = dd_error_set_errno(err, DD_SYSTEM, errno, "cannot make an eventfd");
     }
     if (status == DD_OK) {
-        status = connect_listen(self, card, first, err);
+        status = connect_listen_tcp(self, first, &self->ports, &card->addrs, err);
     }
-    self->options.ifnames = ""; /* the caller's, and not needed any more */
     if (status == DD_OK) {
+        connect_listen_unix(self, card);
         status = dd_thread_start(&self->listener, "dd-listen", listener_main, self, err);
     }
     if (status != DD_OK) {
@@ -580,6 +607,40 @@ dd_connector_open(const dd_connect_options *options, dd_card *card, const dd_add
     }
     *connector = self;
     return DD_OK;
+}
+
+dd_status
+dd_connector_open_ports(dd_connector *self, const dd_addr *first, dd_addr_list *addrs, dd_error *err)
+{
+    bool is_for_loopback = connect_is_for_loopback(self, first);
+    pthread_mutex_lock(&self->mu);
+    self->wants_ports = true;
+    bool is_open = self->ports.count > 0 && (is_for_loopback || !self->ports.is_loopback);
+    pthread_mutex_unlock(&self->mu);
+    if (is_open) {
+        return DD_OK;
+    }
+    connect_ports more;
+    dd_status status = connect_listen_tcp(self, first, &more, addrs, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    pthread_mutex_lock(&self->mu);
+    memcpy(self->ports.fds + self->ports.count, more.fds, more.count * sizeof *more.fds);
+    self->ports.count += more.count;
+    self->ports.is_loopback = more.is_loopback;
+    pthread_mutex_unlock(&self->mu);
+    wake_listener(self);
+    return DD_OK;
+}
+
+void
+dd_connector_close_ports(dd_connector *self)
+{
+    pthread_mutex_lock(&self->mu);
+    self->wants_ports = false;
+    pthread_mutex_unlock(&self->mu);
+    wake_listener(self);
 }
 
 static void

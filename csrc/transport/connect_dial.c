@@ -384,6 +384,18 @@ race_once(race *self, dd_link **link, const dd_wait *wait, dd_error *err)
     return status;
 }
 
+/* A card that names loopback addresses only has been made for ranks of one host. */
+static bool
+is_out_of_reach(const connect_job *job)
+{
+    const dd_addr_list *addrs = &job->card.addrs;
+    bool is_loopback = !dd_card_is_same_host(&job->card, job->connector->card);
+    for (size_t i = 0; i < addrs->count; i++) {
+        is_loopback = is_loopback && dd_addr_is_loopback(&addrs->items[i]);
+    }
+    return is_loopback;
+}
+
 static dd_status
 dial_tcp(const connect_job *job, dd_link **link, const dd_wait *wait, dd_error *err)
 {
@@ -406,6 +418,11 @@ dial_tcp(const connect_job *job, dd_link **link, const dd_wait *wait, dd_error *
             break;
         }
         status = race_once(self, link, wait, err);
+    }
+    if (status != DD_OK && status != DD_INTERRUPTED && is_out_of_reach(job)) {
+        dd_error_prepend(
+            err, "it can be reached on its own host only, since its store is at a loopback address (give "
+                 "all ranks the store's address in the network, or set DLDIST_SOCKET_IFNAME there)");
     }
     dd_mem_free(self);
     return status;

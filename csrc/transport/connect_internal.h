@@ -21,7 +21,8 @@
  * dials, and one all that come in. When it has not taken the next one for that long, it is stuck with
  * somebody slow, and there will be twice as many. */
 #define CONNECT_STUCK_NS (10 * DD_NS_PER_MS)
-#define CONNECT_LISTEN_MAX (DD_ADDR_LIST_MAX + 1)
+/* All addresses of a card; or a loopback address, and then all in one. */
+#define CONNECT_LISTEN_MAX DD_ADDR_LIST_MAX
 #define CONNECT_LOBBY_MAX 64
 #define CONNECT_HELLO_BYTES 80
 
@@ -67,6 +68,13 @@ typedef struct connect_lobby {
     uint64_t dice;
 } connect_lobby;
 
+/* Listening TCP sockets. */
+typedef struct connect_ports {
+    int fds[CONNECT_LISTEN_MAX];
+    size_t count;
+    bool is_loopback; /* from outside nobody reaches them */
+} connect_ports;
+
 /* Threads that do the same kind of job, and what waits for them. Guarded by mu. */
 typedef struct connect_pool {
     dd_list queue;
@@ -81,12 +89,12 @@ struct dd_connector {
     const dd_card *card; /* the owner's, of this process */
     dd_uid uid;
     uint64_t generation;
-    int listen_fds[CONNECT_LISTEN_MAX];
-    size_t nlisten;
+    int unix_fd;         /* -1: none */
     connect_lobby lobby; /* the listener's */
     int wake_fd;         /* eventfd: for the listener to look at the books */
     pthread_t listener;
     char congestion[32];
+    dd_blob ifnames;
     dd_blob secret;
 
     pthread_mutex_t mu;
@@ -95,6 +103,8 @@ struct dd_connector {
     dd_list jobs; /* running */
     connect_pool dials;
     connect_pool accepts;
+    connect_ports ports; /* closed by the listener only, which polls them */
+    bool wants_ports;
     int naccepted; /* connections that are running or wait for it */
     bool is_closing;
     bool has_finished;
@@ -122,10 +132,14 @@ bool connect_sleep_busy(connect_job *job, int64_t duration_ns);
 
 /* ---- connect_listen.c */
 
-/* Opens the listening sockets and fills in where they are in the card. On failure nothing is open. */
-dd_status connect_listen(dd_connector *connector, dd_card *card, const dd_addr *first,
-                         dd_error *err) DD_MUST_CHECK;
-void connect_stop_listening(dd_connector *connector);
+/* Opens listening sockets and tells where they are. On failure nothing is open. */
+dd_status connect_listen_tcp(const dd_connector *connector, const dd_addr *first, connect_ports *ports,
+                             dd_addr_list *addrs, dd_error *err) DD_MUST_CHECK;
+/* Whether that would be a loopback address alone. */
+bool connect_is_for_loopback(const dd_connector *connector, const dd_addr *first);
+void connect_close_ports(connect_ports *ports);
+/* The Unix socket, whose name goes into the card; "" when there is none. */
+void connect_listen_unix(dd_connector *connector, dd_card *card);
 
 /* TCP_CONGESTION, where asked for. */
 dd_status connect_set_congestion(const dd_connector *connector, int fd, dd_error *err) DD_MUST_CHECK;

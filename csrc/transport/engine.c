@@ -245,6 +245,60 @@ open_connector(dd_engine *engine, const dd_addr *first, dd_error *err)
     return DD_OK;
 }
 
+/* Caller holds opening_mu. */
+static dd_status
+open_ports(dd_engine *engine, const dd_addr *first, dd_error *err)
+{
+    dd_addr_list addrs = engine->card.addrs;
+    dd_status status = dd_connector_open_ports(engine->connector, first, &addrs, err);
+    if (status == DD_OK) {
+        dd_engine_lock(engine);
+        engine->card.addrs = addrs;
+        engine->self->card.addrs = addrs;
+        dd_engine_unlock(engine);
+    }
+    return status;
+}
+
+/* Whether somebody may still want to connect over TCP. Peers without cards are no reason: those who have ours are in a meeting with
+ * us, or have been. */
+static bool
+are_ports_needed_locked(const dd_engine *engine)
+{
+    for (dd_map_node *node = dd_map_next(&engine->peers, NULL); node != NULL;
+         node = dd_map_next(&engine->peers, node)) {
+        const dd_peer *peer = DD_CONTAINER_OF(node, dd_peer, node);
+        bool is_settled = peer->is_self || peer->state == PEER_LOST || dd_peer_has_shm_locked(peer);
+        if (peer->is_card_known && !is_settled) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void
+dd_engine_begin_meeting(dd_engine *engine)
+{
+    pthread_mutex_lock(&engine->opening_mu);
+    engine->nmeetings++;
+    pthread_mutex_unlock(&engine->opening_mu);
+}
+
+void
+dd_engine_end_meeting(dd_engine *engine)
+{
+    pthread_mutex_lock(&engine->opening_mu);
+    if (--engine->nmeetings == 0 && engine->connector != NULL) {
+        dd_engine_lock(engine);
+        bool are_needed = are_ports_needed_locked(engine);
+        dd_engine_unlock(engine);
+        if (!are_needed) {
+            dd_connector_close_ports(engine->connector);
+        }
+    }
+    pthread_mutex_unlock(&engine->opening_mu);
+}
+
 dd_status
 dd_engine_card(dd_engine *engine, const dd_addr *first, dd_blob *card, dd_error *err)
 {
@@ -253,9 +307,7 @@ dd_engine_card(dd_engine *engine, const dd_addr *first, dd_blob *card, dd_error 
         return status;
     }
     pthread_mutex_lock(&engine->opening_mu);
-    if (engine->connector == NULL) {
-        status = open_connector(engine, first, err);
-    }
+    status = engine->connector == NULL ? open_connector(engine, first, err) : open_ports(engine, first, err);
     if (status == DD_OK) {
         status = dd_card_encode(&engine->card, card, err);
     }
@@ -276,6 +328,8 @@ find_or_create_peer_locked(dd_engine *engine, const dd_card *card, dd_peer **pee
     if (!found->is_card_known) {
         found->card = *card;
         found->is_card_known = true;
+    } else if (found->state == PEER_IDLE) {
+        found->card.addrs = card->addrs; /* it may have opened other ports since */
     }
     if (found->refs++ == 0) {
         dd_engine_acquire(engine);

@@ -192,8 +192,10 @@ struct dd_engine {
     dd_blob option_text;        /* const after init */
     dd_blob secret;             /* const after init */
     dd_connector *connector;    /* NULL before the first card */
-    dd_card card;               /* const after the first card, but for its uid, which is const after init */
-    pthread_mutex_t opening_mu; /* held while the connector is made; taken before mu */
+    dd_card
+        card; /* uid const after init, addrs guarded by opening_mu and mu, the rest const after the first card */
+    pthread_mutex_t opening_mu; /* held while the connector and its ports are made; taken before mu */
+    unsigned nmeetings;         /* guarded by opening_mu */
     dd_peer *self;
 
     dd_map peers;

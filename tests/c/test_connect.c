@@ -744,6 +744,74 @@ TEST(ports_of_a_range)
     close_node(&nodes[1]);
 }
 
+static bool
+is_anybody_at(const dd_addr *addr)
+{
+    dd_wait wait = dd_wait_after(3 * DD_NS_PER_S * check_slow());
+    int fd = -1;
+    bool is_there = dd_sock_connect(addr, &fd, &wait, check_err()) == DD_OK;
+    dd_sock_close(fd);
+    return is_there;
+}
+
+/* The listener closes them, some time soon. */
+static void
+await_nobody_at(const dd_addr *addr)
+{
+    dd_wait wait = dd_wait_after(6 * DD_NS_PER_S * check_slow());
+    while (is_anybody_at(addr) && !dd_wait_is_over(&wait)) {
+        usleep(1000);
+    }
+    CHECK(!is_anybody_at(addr));
+}
+
+TEST(ports_close_and_open_again)
+{
+    dd_connect_options options = default_options();
+    node a;
+    node b;
+    REQUIRE(open_node(&a, &options) && open_node(&b, &options));
+    dd_addr before = b.card.addrs.items[0];
+    CHECK(is_anybody_at(&before));
+    dd_connector_close_ports(b.connector);
+    await_nobody_at(&before);
+    REQUIRE(dial(&a, &b, 0) && await(&a, 1, 0) && await(&b, 1, 0));
+    CHECK(a.links[0]->is_shared_memory);
+    REQUIRE_OK(dd_connector_open_ports(b.connector, NULL, &b.card.addrs, check_err()));
+    CHECK(is_anybody_at(&b.card.addrs.items[0]));
+    dd_addr_list addrs = {.count = 0};
+    REQUIRE_OK(dd_connector_open_ports(b.connector, NULL, &addrs, check_err()));
+    CHECK_INT(addrs.count, 0);
+    close_node(&a);
+    close_node(&b);
+}
+
+TEST(loopback_first_and_more_later)
+{
+    dd_connect_options options = default_options();
+    options.ifnames = "";
+    dd_addr loopback = {.len = sizeof(struct sockaddr_in)};
+    struct sockaddr_in *in = (struct sockaddr_in *)&loopback.storage;
+    in->sin_family = AF_INET;
+    in->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    node self = {0};
+    dd_connect_handler handler = {.ctx = &self};
+    REQUIRE_OK(dd_card_init(&self.card, check_err()));
+    REQUIRE_OK(dd_connector_open(&options, &self.card, &loopback, &handler, &self.connector, check_err()));
+    REQUIRE(CHECK_INT(self.card.addrs.count, 1));
+    dd_addr only = self.card.addrs.items[0];
+    CHECK(dd_addr_is_loopback(&only) && is_anybody_at(&only));
+    dd_addr listening = dd_sock_local_addr(self.connector->ports.fds[0]);
+    CHECK(dd_addr_is_loopback(&listening));
+    REQUIRE_OK(dd_connector_open_ports(self.connector, &loopback, &self.card.addrs, check_err()));
+    CHECK_INT(self.connector->ports.count, 1);
+    REQUIRE_OK(dd_connector_open_ports(self.connector, NULL, &self.card.addrs, check_err()));
+    CHECK_INT(self.connector->ports.count, 2);
+    /* Those that have the first card find us, too. */
+    CHECK(is_anybody_at(&self.card.addrs.items[0]) && is_anybody_at(&only));
+    dd_connector_close(self.connector);
+}
+
 TEST(options_that_make_no_sense)
 {
     node a;

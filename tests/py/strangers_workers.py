@@ -49,15 +49,18 @@ def listening_ports():
 
 
 def meet(channel, port):
-    """Makes worlds in one store, as told by (name, rank, size): how long each took, and where the process listens then."""
-    store = dldist.TCPStore(LOOPBACK, port, timeout=timedelta(seconds=60))
+    """Makes worlds as told by (name, rank, size, whether it should listen then, and perhaps another host of the store): how long each
+    took, and where the process listens then."""
     worlds = []
     while (order := channel.recv(120)) is not None:
-        name, rank, size = order
+        name, rank, size, is_listening, *hosts = order
+        store = dldist.TCPStore(*(hosts or [LOOPBACK]), port, timeout=timedelta(seconds=60))
         start = time.monotonic()
         worlds.append(dldist.World(store, rank, size, name=name, timeout=60))
         worlds[-1].barrier()
-        channel.send((time.monotonic() - start, listening_ports()))
+        end = time.monotonic()
+        procs.poll_until(lambda: bool(listening_ports()) == is_listening, what="ports that open or close")
+        channel.send((end - start, listening_ports()))
     for world in worlds:
         world.close()
 
