@@ -280,7 +280,10 @@ void
 dd_engine_begin_meeting(dd_engine *engine)
 {
     pthread_mutex_lock(&engine->opening_mu);
+    dd_engine_lock(engine);
     engine->nmeetings++;
+    engine->has_met = true;
+    dd_engine_unlock(engine);
     pthread_mutex_unlock(&engine->opening_mu);
 }
 
@@ -288,13 +291,12 @@ void
 dd_engine_end_meeting(dd_engine *engine)
 {
     pthread_mutex_lock(&engine->opening_mu);
-    if (--engine->nmeetings == 0 && engine->connector != NULL) {
-        dd_engine_lock(engine);
-        bool are_needed = are_ports_needed_locked(engine);
-        dd_engine_unlock(engine);
-        if (!are_needed) {
-            dd_connector_close_ports(engine->connector);
-        }
+    dd_engine_lock(engine);
+    bool is_last = --engine->nmeetings == 0;
+    bool are_needed = are_ports_needed_locked(engine);
+    dd_engine_unlock(engine);
+    if (is_last && !are_needed && engine->connector != NULL) {
+        dd_connector_close_ports(engine->connector);
     }
     pthread_mutex_unlock(&engine->opening_mu);
 }
@@ -325,12 +327,7 @@ find_or_create_peer_locked(dd_engine *engine, const dd_card *card, dd_peer **pee
             return status;
         }
     }
-    if (!found->is_card_known) {
-        found->card = *card;
-        found->is_card_known = true;
-    } else if (found->state == PEER_IDLE) {
-        found->card.addrs = card->addrs; /* it may have opened other ports since */
-    }
+    peer_note_card(found, card);
     if (found->refs++ == 0) {
         dd_engine_acquire(engine);
     }

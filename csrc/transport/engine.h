@@ -40,7 +40,7 @@ dd_status dd_engine_card(dd_engine *engine, const dd_addr *first, dd_blob *card,
 
 /* Around everything from dd_engine_card to the moment when all who have the card are peers, linked where they are going to be. With the
  * end of the last one TCP ports are closed, if all peers that are known by their cards are linked by shared memory: then nobody is left
- * who would come. */
+ * who would come. Links of others, whose cards nobody has shown, are closed some seconds after it. */
 void dd_engine_begin_meeting(dd_engine *engine);
 void dd_engine_end_meeting(dd_engine *engine);
 
