@@ -60,6 +60,7 @@ dd_group_open(dd_engine *engine, dd_store *store, int rank, int size, const dd_g
         meeting.engine = dd_engine_acquire(engine);
         status = open_alone(engine, peers, &meeting.id, err);
     } else {
+        dd_engine_begin_meeting(engine);
         status = group_meet(engine, store, rank, size, options->name, &meeting, wait, err);
         if (status == DD_OK) {
             status = find_peers(&meeting, size, peers, err);
@@ -71,6 +72,9 @@ dd_group_open(dd_engine *engine, dd_store *store, int rank, int size, const dd_g
         }
         dd_mem_free(peers);
         group_meeting_fini(&meeting);
+        if (size > 1) {
+            dd_engine_end_meeting(engine);
+        }
         return status;
     }
     group_setup setup = {.engine = dd_engine_acquire(meeting.engine),
@@ -80,7 +84,11 @@ dd_group_open(dd_engine *engine, dd_store *store, int rank, int size, const dd_g
                          .peers = peers,
                          .options = options};
     group_meeting_fini(&meeting);
-    return group_set_up(&setup, group, wait, err);
+    status = group_set_up(&setup, group, wait, err);
+    if (size > 1) {
+        dd_engine_end_meeting(engine);
+    }
+    return status;
 }
 
 /* ---- splitting */

@@ -188,6 +188,25 @@ dd_addr_resolve(const char *host, uint16_t port, dd_addr_list *list, const dd_wa
 }
 
 bool
+dd_addr_is_loopback(const dd_addr *addr)
+{
+    if (addr->storage.ss_family == AF_INET) {
+        const struct sockaddr_in *in = (const struct sockaddr_in *)&addr->storage;
+        return ntohl(in->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+    }
+    const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)&addr->storage;
+    return addr->storage.ss_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&in6->sin6_addr);
+}
+
+bool
+dd_addr_names_loopback(const char *host)
+{
+    dd_addr_list list;
+    return strcmp(host, "localhost") == 0 ||
+           (get_addresses(host, "0", AI_NUMERICHOST, &list) == 0 && dd_addr_is_loopback(&list.items[0]));
+}
+
+bool
 dd_addr_is_wildcard(const char *host)
 {
     return strcmp(host, "") == 0 || strcmp(host, "*") == 0 || strcmp(host, "0.0.0.0") == 0 ||

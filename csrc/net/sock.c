@@ -4,15 +4,20 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 /* The kernel caps it at net.core.somaxconn. */
 #define BACKLOG 65535
+
+/* Left to the rest of the process when connections take all the others. */
+#define SPARED_FDS_MAX 32
 
 /* A host that vanished without a word is noticed after about KEEPALIVE_IDLE_S + 3 * KEEPALIVE_INTERVAL_S. */
 #define KEEPALIVE_IDLE_S 15
@@ -152,6 +157,31 @@ dd_sock_try_accept(int listen_fd, int *fd)
     default:
         return DD_IO_FAILED;
     }
+}
+
+size_t
+dd_sock_fd_limit(void)
+{
+    struct rlimit limit;
+    return getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < INT_MAX ? (size_t)limit.rlim_cur
+                                                                             : INT_MAX;
+}
+
+bool
+dd_sock_is_fd_scarce(int fd)
+{
+    /* Descriptors are the lowest free numbers: one near the limit tells that nearly all are in use. */
+    size_t limit = dd_sock_fd_limit();
+    size_t spared = limit / 16 < SPARED_FDS_MAX ? limit / 16 : SPARED_FDS_MAX;
+    return (size_t)fd >= limit - spared;
+}
+
+bool
+dd_sock_is_same_user(int fd)
+{
+    struct ucred cred = {0};
+    socklen_t len = sizeof cred;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) == 0 && cred.uid == geteuid();
 }
 
 void

@@ -7,6 +7,7 @@
 #include "core/wait.h"
 #include "net/addr.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <sys/types.h>
 
@@ -30,6 +31,15 @@ dd_status dd_sock_connect(const dd_addr *addr, int *fd, const dd_wait *wait, dd_
 
 /* The next connection of a listening socket; *fd is set on DD_IO_OK. */
 dd_io dd_sock_try_accept(int listen_fd, int *fd);
+
+/* How many descriptors the process may have now (RLIMIT_NOFILE). */
+size_t dd_sock_fd_limit(void);
+/* Whether an accepted connection has one of the last descriptors, which the rest of the process may need: what others open
+ * must not be what keeps the process from opening a file. */
+bool dd_sock_is_fd_scarce(int fd);
+
+/* Whether the process at the other end of a Unix socket was of our user when it connected. */
+bool dd_sock_is_same_user(int fd);
 
 void dd_sock_close(int fd); /* -1 is fine */
 

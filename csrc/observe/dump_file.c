@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -15,7 +16,7 @@ make_folders(const char *path, dd_error *err)
     char folder[PATH_MAX];
     for (const char *slash = strchr(path + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
         snprintf(folder, sizeof folder, "%.*s", (int)(slash - path), path);
-        if (mkdir(folder, 0777) != 0 && errno != EEXIST) {
+        if (mkdir(folder, 0700) != 0 && errno != EEXIST) {
             return dd_error_set_errno(err, DD_SYSTEM, errno, "writing a dump: making the folder %s", folder);
         }
     }
@@ -39,10 +40,12 @@ write_all(int fd, dd_bytes bytes)
     return 0;
 }
 
+/* A dump says what the program is and does: it is its user's. Others may be able to write in the folder, so the file is made by us or not
+ * at all, whatever they have put there. */
 static dd_status
-write_file(const char *path, const char *temporary, dd_bytes bytes, dd_error *err)
+write_file(const char *path, char *temporary, dd_bytes bytes, dd_error *err)
 {
-    int fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    int fd = mkostemp(temporary, O_CLOEXEC);
     if (fd < 0) {
         return dd_error_set_errno(err, DD_SYSTEM, errno, "writing a dump: opening %s", temporary);
     }
@@ -60,7 +63,7 @@ write_file(const char *path, const char *temporary, dd_bytes bytes, dd_error *er
     return DD_OK;
 }
 
-/* The name of a dump that is not whole: hidden, so that nobody takes it for one, and its own for every writer. */
+/* The name of a dump that is not whole, but for what mkostemp fills in: hidden, so that nobody takes it for one. */
 static dd_status
 name_temporary(const char *path, char temporary[PATH_MAX], dd_error *err)
 {
@@ -69,8 +72,7 @@ name_temporary(const char *path, char temporary[PATH_MAX], dd_error *err)
     }
     const char *slash = strrchr(path, '/');
     int folder_len = slash != NULL ? (int)(slash + 1 - path) : 0;
-    int len = snprintf(temporary, PATH_MAX, "%.*s.%s.%ld.%d", folder_len, path, path + folder_len,
-                       (long)getpid(), (int)gettid());
+    int len = snprintf(temporary, PATH_MAX, "%.*s.%s.XXXXXX", folder_len, path, path + folder_len);
     if (len < 0 || len >= PATH_MAX) {
         return dd_error_set(err, DD_INVALID_ARGUMENT, "writing a dump: its path has %zu bytes, too many",
                             strlen(path));

@@ -216,10 +216,19 @@ static dd_status
 open_file(dd_file_member *member, const dd_wait *wait, dd_error *err)
 {
     for (;;) {
-        /* Keys and values may be secrets of the job: nobody else is let in. */
-        member->fd = dd_fork_own(open(member->absolute_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY, 0600));
+        /* Keys and values may be secrets of the job: nobody else is let in. In a folder where others can write, a link may be theirs,
+         * and lead to any file of ours. */
+        member->fd = dd_fork_own(
+            open(member->absolute_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NOFOLLOW, 0600));
         if (member->fd >= 0) {
             return DD_OK;
+        }
+        if (errno == ELOOP) {
+            return dd_error_set_errno(
+                err, DD_SYSTEM, ELOOP,
+                "%s: the path is a symbolic link, which is not followed: give the path that it "
+                "leads to",
+                member->where);
         }
         if (errno != ENOENT && errno != EINTR && errno != ESTALE) {
             return dd_error_set_errno(err, DD_SYSTEM, errno, "%s: cannot open the file", member->where);

@@ -44,6 +44,7 @@ tcp_conn_doom(tcp_conn *conn, const char *why)
     DD_LOG(DD_LOG_DEBUG, "store server: port %u: connection of %s ends: %s", conn->server->port,
            tcp_conn_who(conn, who), why);
     conn->is_doomed = true;
+    tcp_stranger_end(conn);
     dd_list_remove(&conn->link);
     dd_list_push_back(&conn->server->doomed, &conn->link);
 }
@@ -56,7 +57,6 @@ bury_one(tcp_conn *conn)
     dd_list_remove(&conn->hot);
     conn->server->nrings -= dd_ring_is_open(&conn->ring) ? 1 : 0;
     dd_ring_close(&conn->ring);
-    dd_loop_stop_timer(&conn->handshake);
     dd_loop_remove(&server->loop, &conn->handler);
     dd_keyspace_unpark(&server->ks, &conn->waiter);
     if (conn->is_parked) {
@@ -286,12 +286,13 @@ on_handshake_timeout(dd_timer *timer)
 {
     tcp_conn *conn = DD_CONTAINER_OF(timer, tcp_conn, handshake);
     dd_tcp_server *server = conn->server;
-    tcp_conn_doom(conn, "it did not finish the handshake in time");
+    tcp_conn_doom(conn, conn->state == TCP_CONN_NEW ? "it said nothing"
+                                                    : "it did not finish the handshake in time");
     tcp_server_bury(server);
 }
 
 void
-tcp_conn_open(dd_tcp_server *server, int fd)
+tcp_conn_open(dd_tcp_server *server, int fd, bool is_surplus)
 {
     tcp_conn *conn = dd_mem_zalloc(sizeof *conn);
     if (conn == NULL) {
@@ -299,6 +300,7 @@ tcp_conn_open(dd_tcp_server *server, int fd)
         return;
     }
     conn->server = server;
+    conn->is_surplus = is_surplus;
     conn->handler = (dd_handler){.fd = fd, .on_event = on_conn_event};
     conn->watched = EPOLLIN;
     conn->handshake.on_expiry = on_handshake_timeout;
@@ -309,6 +311,7 @@ tcp_conn_open(dd_tcp_server *server, int fd)
     }
     dd_list_push_back(&server->conns, &conn->link);
     dd_list_init(&conn->hot);
-    dd_loop_start_timer(&server->loop, &conn->handshake, dd_deadline_after(server->handshake_timeout_ns));
+    dd_list_init(&conn->stranger);
+    tcp_stranger_begin(conn);
     atomic_fetch_add_explicit(&server->nconns, 1, memory_order_relaxed);
 }

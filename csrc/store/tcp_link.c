@@ -328,6 +328,7 @@ exchange(tcp_link *link, const dd_tcp_writer *writer, dd_tcp_op op, dd_tcp_reade
     if (status == DD_OK) {
         status = tcp_link_receive(link, op, 1, reader, wait, err);
     }
+    link->is_turned_away = status == DD_NETWORK;
     return status;
 }
 
@@ -501,6 +502,7 @@ tcp_link_add_ring(tcp_link *link, const dd_wait *wait)
 static dd_status
 open_at(tcp_link *link, tcp_target *target, const dd_addr *addr, const dd_wait *wait, dd_error *err)
 {
+    link->is_turned_away = false;
     dd_status status = dd_sock_connect(addr, &link->fd, wait, err);
     if (status != DD_OK) {
         return status;
@@ -593,8 +595,8 @@ tcp_link_open(tcp_link *link, tcp_target *target, const dd_wait *wait, dd_error 
     dd_error reason = {0};
     for (int64_t pause_ns = FIRST_RETRY_NS;; pause_ns *= pause_ns < LAST_RETRY_NS ? 2 : 1) {
         dd_status status = try_addresses(link, target, wait, &reason);
-        /* A server that was there and is not now will not come back with our data. */
-        if (!is_worth_retrying(status) || target->is_known) {
+        /* A server that was there and is not now will not come back with our data. One that is full is there. */
+        if (!is_worth_retrying(status) || (target->is_known && !link->is_turned_away)) {
             return status == DD_OK ? DD_OK : dd_error_copy(err, &reason);
         }
         status = dd_wait_sleep(wait, pause_ns < LAST_RETRY_NS ? pause_ns : LAST_RETRY_NS, err);

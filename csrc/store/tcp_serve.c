@@ -95,8 +95,8 @@ doom_if_failed(tcp_conn *conn, dd_status status, const dd_error *error)
 static void
 open_conn(tcp_conn *conn)
 {
+    tcp_stranger_end(conn);
     conn->state = TCP_CONN_OPEN;
-    dd_loop_stop_timer(&conn->handshake);
 }
 
 static void
@@ -104,12 +104,15 @@ serve_validate(tcp_conn *conn, dd_tcp_reader *reader)
 {
     if (dd_tcp_read_u32(reader) != DD_TCP_MAGIC) {
         tcp_conn_doom(conn, "it showed a wrong magic number");
-    } else if (conn->server->secret.len > 0) {
-        conn->state = TCP_CONN_GREETED;
+    } else if (conn->server->secret.len > 0 || conn->is_surplus) {
+        tcp_stranger_greet(conn);
     } else {
         open_conn(conn);
     }
 }
+
+static const char no_descriptors[] =
+    "the process that serves the store has as many files and connections open as it may (ulimit -n there)";
 
 static void
 serve_ping(tcp_conn *conn, dd_tcp_reader *reader)
@@ -117,7 +120,8 @@ serve_ping(tcp_conn *conn, dd_tcp_reader *reader)
     uint32_t nonce = dd_tcp_read_u32(reader);
     bool is_offer = (nonce & DD_TCP_OFFER_MASK) == DD_TCP_OFFER;
     if (conn->state != TCP_CONN_OPEN && !is_offer) {
-        tcp_conn_doom(conn, "it speaks PyTorch's protocol, which cannot show the secret");
+        tcp_conn_doom(conn, conn->is_surplus ? no_descriptors
+                                             : "it speaks PyTorch's protocol, which cannot show the secret");
         return;
     }
     dd_tcp_writer writer = begin_reply(conn);
@@ -126,10 +130,10 @@ serve_ping(tcp_conn *conn, dd_tcp_reader *reader)
 }
 
 static void
-refuse(tcp_conn *conn, const char *why)
+refuse(tcp_conn *conn, dd_status code, const char *why)
 {
     dd_error error;
-    (void)dd_error_set(&error, DD_AUTH, "%s", why);
+    (void)dd_error_set(&error, code, "%s", why);
     reply_error(conn, &error);
     conn->is_last_words = true;
     char who[TCP_WHO_MAX];
@@ -192,12 +196,16 @@ serve_hello(tcp_conn *conn, dd_tcp_reader *reader)
         return;
     }
     conn->is_extended = true;
+    if (conn->is_surplus) {
+        refuse(conn, DD_NETWORK, no_descriptors);
+        return;
+    }
     if (conn->server->secret.len == 0) {
         reply_hello(conn, (dd_bytes){0}, (dd_bytes){0});
         return;
     }
     if (client_nonce.len != DD_AUTH_NONCE_BYTES) {
-        refuse(conn, "the store needs a secret and the client has none");
+        refuse(conn, DD_AUTH, "the store needs a secret and the client has none");
         return;
     }
     uint8_t proof[DD_SHA256_BYTES];
@@ -217,7 +225,7 @@ serve_auth(tcp_conn *conn, dd_tcp_reader *reader)
 {
     dd_bytes proof = dd_tcp_read_bytes(reader);
     if (!dd_auth_check(dd_blob_view(&conn->server->secret), DD_AUTH_CLIENT, &conn->hello->nonces, proof)) {
-        refuse(conn, "the client's secret is not the store's");
+        refuse(conn, DD_AUTH, "the client's secret is not the store's");
         return;
     }
     open_conn(conn);

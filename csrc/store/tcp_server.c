@@ -13,6 +13,7 @@
 
 #define ACCEPTS_PER_EVENT 64
 #define ACCEPT_RETRY_NS (100 * DD_NS_PER_MS)
+#define CURB_RETRY_NS (10 * DD_NS_PER_MS)
 #define PORT_ATTEMPTS 16
 /* More names would not fit into the message of a time-out anyway. */
 #define MAX_JOINED_NAMED ((size_t)64)
@@ -76,11 +77,18 @@ joined_error_locked(const dd_tcp_server *server, int64_t world_size, const dd_wa
         used += (size_t)snprintf(names + used, sizeof names - used, "%s%s%s", i > 0 ? ", " : ": ",
                                  server->joined[i], is_cut ? ", ..." : "");
     }
+    char turned_away[128] = "";
+    if (server->nturned_away > 0) {
+        snprintf(turned_away, sizeof turned_away,
+                 "; connections were turned away %u times: this process may have %zu open files (ulimit -n)",
+                 server->nturned_away, dd_sock_fd_limit());
+    }
     return dd_error_set(
         err, DD_TIMED_OUT,
         "timed out after %.3f s waiting for clients of the store on port %u. %lld/%lld clients "
-        "joined%s",
-        dd_wait_elapsed_s(wait), server->port, (long long)server->njoined, (long long)world_size, names);
+        "joined%s%s",
+        dd_wait_elapsed_s(wait), server->port, (long long)server->njoined, (long long)world_size, names,
+        turned_away);
 }
 
 dd_status
@@ -116,14 +124,54 @@ on_accept_retry(dd_timer *timer)
     }
 }
 
-/* Out of descriptors: look away for a while, or the loop would spin on the same event. */
+/* Looks away for a while, or the loop would spin on the same event. */
 static void
-pause_listener(tcp_listener *listener)
+pause_listener(tcp_listener *listener, int64_t duration_ns)
 {
-    DD_LOG(DD_LOG_INFO, "store server: port %u: cannot accept a connection (errno %d)",
-           listener->server->port, errno);
     dd_loop_remove(&listener->server->loop, &listener->handler);
-    dd_loop_start_timer(&listener->server->loop, &listener->retry, dd_deadline_after(ACCEPT_RETRY_NS));
+    dd_loop_start_timer(&listener->server->loop, &listener->retry, dd_deadline_after(duration_ns));
+}
+
+static void
+note_turned_away(dd_tcp_server *server)
+{
+    pthread_mutex_lock(&server->joined_mu);
+    server->nturned_away++;
+    pthread_mutex_unlock(&server->joined_mu);
+}
+
+/* False: none can be accepted for a while. */
+static bool
+survive_accept_failure(dd_tcp_server *server, int reason)
+{
+    bool is_out_of_fds = reason == EMFILE || reason == ENFILE;
+    if (is_out_of_fds && tcp_strangers_evict(server)) {
+        return true;
+    }
+    DD_LOG(DD_LOG_INFO, "store server: port %u: cannot accept a connection (errno %d)", server->port, reason);
+    if (is_out_of_fds) {
+        note_turned_away(server);
+    }
+    return false;
+}
+
+static void
+take_in(tcp_listener *listener, int fd)
+{
+    dd_tcp_server *server = listener->server;
+    if (listener->is_unix && !dd_sock_is_same_user(fd)) {
+        /* The abstract name is for everybody's eyes. Over TCP others may come as far as the secret lets them. */
+        DD_LOG(DD_LOG_INFO, "store server: port %u: refused another user on its Unix socket", server->port);
+        dd_sock_close(fd);
+        return;
+    }
+    bool is_surplus = dd_sock_is_fd_scarce(fd) && !tcp_strangers_evict(server);
+    if (is_surplus) {
+        DD_LOG(DD_LOG_INFO, "store server: port %u: a connection is turned away: too many open files",
+               server->port);
+        note_turned_away(server);
+    }
+    tcp_conn_open(server, fd, is_surplus);
 }
 
 static void
@@ -134,13 +182,20 @@ on_listener_event(dd_handler *handler, uint32_t events)
     for (int i = 0; i < ACCEPTS_PER_EVENT; i++) {
         int fd;
         dd_io io = dd_sock_try_accept(listener->handler.fd, &fd);
+        if (io == DD_IO_FAILED && survive_accept_failure(listener->server, errno)) {
+            continue;
+        }
         if (io == DD_IO_FAILED) {
-            pause_listener(listener);
+            pause_listener(listener, ACCEPT_RETRY_NS);
         }
         if (io != DD_IO_OK) {
             return;
         }
-        tcp_conn_open(listener->server, fd);
+        take_in(listener, fd);
+        if (!tcp_strangers_curb(listener->server)) {
+            pause_listener(listener, CURB_RETRY_NS);
+            return;
+        }
     }
 }
 
@@ -333,6 +388,7 @@ listen_on_unix(dd_tcp_server *server)
                  (unsigned long long)number);
         dd_addr addr = dd_addr_unix_abstract(server->unix_name);
         if (listen_on_addr(server, &addr, &error) == DD_OK) {
+            server->listeners[server->nlisteners - 1].is_unix = true;
             return;
         }
     }
@@ -391,6 +447,9 @@ tcp_server_create(dd_tcp_server **out, const dd_tcp_server_options *options, dd_
     dd_list_init(&server->registry_link);
     dd_list_init(&server->conns);
     dd_list_init(&server->doomed);
+    dd_list_init(&server->silent);
+    dd_list_init(&server->greeted);
+    server->dice = (uint64_t)dd_clock_now_ns();
     dd_list_init(&server->hot);
     dd_keyspace_init(&server->ks);
     dd_mutex_init(&server->joined_mu);

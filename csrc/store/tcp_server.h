@@ -2,7 +2,8 @@
  *
  * It speaks PyTorch's TCPStore protocol and, to clients that ask, our extensions (docs/wire.md). Waiters are parked,
  * never polled. A client that sends what the protocol does not allow loses its connection and nothing else happens;
- * memory grows only with bytes that have arrived, up to the limits. */
+ * memory grows only with bytes that have arrived, up to the limits. Connections that have not shown that they are of the
+ * job are few at any time, and some descriptors are left to the rest of the process (tcp_strangers.c). */
 #ifndef DD_STORE_TCP_SERVER_H
 #define DD_STORE_TCP_SERVER_H
 
@@ -33,8 +34,9 @@ typedef struct dd_tcp_server_options {
     int listen_fd;    /* -1, or a bound socket, taken over on success */
     dd_bytes secret;  /* empty: no authentication */
     dd_tcp_limits limits;
-    int64_t handshake_timeout_ns; /* a connection that has not shown the secret by then is closed */
-    dd_tcp_registry *registry;    /* not NULL: share the server with those who ask for the same port here */
+    int64_t
+        handshake_timeout_ns; /* a connection that has not shown the secret by then is closed; the first word is due sooner */
+    dd_tcp_registry *registry; /* not NULL: share the server with those who ask for the same port here */
 } dd_tcp_server_options;
 
 /* Servers of this process that let themselves be shared, by port. Outlives them. */

@@ -1,5 +1,5 @@
 /* What the files of the TCPStore server share: tcp_server.c (life, listening, joining), tcp_conn.c (one connection's
- * bytes) and tcp_serve.c (what each operation does).
+ * bytes), tcp_strangers.c (those that are not known yet) and tcp_serve.c (what each operation does).
  *
  * Everything marked "loop" belongs to the server's thread once it runs. A connection that has to go is doomed at once
  * and buried (closed and freed) at the end of the event, since whoever doomed it may be deep inside the keyspace. */
@@ -25,12 +25,13 @@
 typedef struct tcp_listener {
     dd_handler handler;
     dd_tcp_server *server;
-    dd_timer retry; /* runs while there are no descriptors left to accept with */
+    dd_timer retry; /* runs while it does not accept */
+    bool is_unix;
 } tcp_listener;
 
 typedef enum tcp_conn_state {
     TCP_CONN_NEW,        /* must show the magic number */
-    TCP_CONN_GREETED,    /* the store has a secret: must say hello */
+    TCP_CONN_GREETED,    /* must say hello: the store has a secret, or no descriptors and tells it so */
     TCP_CONN_CHALLENGED, /* must prove that it knows the secret */
     TCP_CONN_OPEN,
 } tcp_conn_state;
@@ -40,9 +41,12 @@ typedef struct tcp_conn {
     dd_tcp_server *server;
     dd_list link; /* in server->conns or server->doomed */
     dd_timer handshake;
+    dd_list stranger; /* in server->silent or server->greeted until it is open */
+    int64_t accepted_ns;
     tcp_conn_state state;
     bool is_extended; /* said hello: replies carry a status */
     bool is_doomed;
+    bool is_surplus;    /* there is no descriptor to spare for it: it is told so when it says hello */
     bool is_last_words; /* to be doomed when `out` is sent */
     bool is_scanning;
     bool is_parked;
@@ -91,6 +95,11 @@ struct dd_tcp_server {
     size_t nlisteners;
     dd_list conns;
     dd_list doomed;
+    dd_list silent;  /* strangers in the order of their coming: those that have not shown the magic number, */
+    dd_list greeted; /* and those that have, but not the secret */
+    size_t nsilent;
+    size_t ngreeted;
+    uint64_t dice;
     dd_list hot;             /* connections whose rings are polled */
     size_t nrings;           /* connections with rings */
     struct tcp_conn **queue; /* room to put them in order */
@@ -103,6 +112,7 @@ struct dd_tcp_server {
     int64_t njoined;
     char (*joined)[TCP_WHO_MAX]; /* who they are, as far as memory allowed */
     size_t njoined_named;
+    unsigned nturned_away; /* for want of descriptors */
 
     /* atomic, relaxed: for dd_tcp_server_get_stats */
     atomic_uint_fast64_t nconns;
@@ -120,6 +130,17 @@ void tcp_server_free(dd_tcp_server *server);
 /* `sum` is the value of the join key now. */
 void tcp_server_note_joined(dd_tcp_server *server, const char *who, int64_t sum);
 
+/* tcp_strangers.c; loop only */
+
+void tcp_stranger_begin(tcp_conn *conn); /* it has just been accepted */
+void tcp_stranger_greet(tcp_conn *conn); /* it has shown the magic number, and has to show the secret */
+void tcp_stranger_end(tcp_conn *conn);   /* it is open, or doomed */
+/* Closes those that are too many. False: there are too many in the middle of a hand-shake, who get some time for it: no others
+ * should be accepted for a moment. */
+bool tcp_strangers_curb(dd_tcp_server *server);
+/* Closes one, to have its descriptor. False: there is none to be closed. */
+bool tcp_strangers_evict(dd_tcp_server *server);
+
 /* tcp_conn.c; all loop only */
 
 /* How long the loop polls, sockets and rings, before it sleeps: longer than it takes to wake a sleeping client, which then
@@ -127,7 +148,7 @@ void tcp_server_note_joined(dd_tcp_server *server, const char *who, int64_t sum)
 #define TCP_SPIN_NS (200 * DD_NS_PER_US)
 
 /* Takes over an accepted descriptor; without memory it is closed. */
-void tcp_conn_open(dd_tcp_server *server, int fd);
+void tcp_conn_open(dd_tcp_server *server, int fd, bool is_surplus);
 void tcp_conn_doom(tcp_conn *conn, const char *why);
 /* Closes and frees the doomed: the last act of every event. */
 void tcp_server_bury(dd_tcp_server *server);

@@ -269,5 +269,10 @@ dd_tcp_store_own_addr(dd_store *store)
     while (dd_prefix_store_is(store)) {
         store = dd_prefix_store_underlying(store);
     }
-    return store->ops == &tcp_store_ops ? tcp_store_of(store)->target.own_addr : (dd_addr){.len = 0};
+    if (store->ops != &tcp_store_ops) {
+        return (dd_addr){.len = 0};
+    }
+    const tcp_target *target = &tcp_store_of(store)->target;
+    bool is_misleading = dd_addr_is_loopback(&target->own_addr) && !dd_addr_names_loopback(target->host);
+    return is_misleading ? (dd_addr){.len = 0} : target->own_addr;
 }

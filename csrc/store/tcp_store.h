@@ -35,7 +35,8 @@ bool dd_tcp_store_is_extended(dd_store *store);      /* the server is ours */
 dd_tcp_server *dd_tcp_store_server(dd_store *store); /* borrowed, or NULL */
 
 /* The address by which this process has reached the server, of any kind of store: of length 0 when it is not a TCPStore,
- * nor one under prefixes. */
+ * nor one under prefixes. A loopback address only if the store's host is one by its own words: then all who meet in it are on
+ * this machine. A name that leads there, or a server on all addresses, can be reached from others, too. */
 dd_addr dd_tcp_store_own_addr(dd_store *store);
 
 #endif

@@ -290,6 +290,12 @@ list_names(const dd_iface_list *ifaces, char *out, size_t out_size)
 dd_status
 dd_card_find_addrs(const char *ifnames, const dd_addr *first, dd_addr_list *list, dd_error *err)
 {
+    if (*ifnames == '\0' && first != NULL && dd_addr_is_loopback(first)) {
+        list->count = 1;
+        list->items[0] = *first;
+        dd_addr_set_port(&list->items[0], 0);
+        return DD_OK;
+    }
     dd_iface_list ifaces;
     dd_status status = dd_ifaces_find(&ifaces, err);
     if (status != DD_OK) {

@@ -44,7 +44,8 @@ const char *dd_card_print(const dd_card *card, char out[96]);
 /* The machine's usable addresses, those of the named interfaces only when ifnames is not ""
  * (comma-separated prefixes; "=eth0" exactly that; "^docker" all but those). Loopback only if there is
  * nothing else or it is named. `first` (may be NULL; its port does not matter) comes first when it is
- * among them. DD_INVALID_ARGUMENT when no interface fits, listing those there are. */
+ * among them; without names, a loopback address comes alone. DD_INVALID_ARGUMENT when no interface fits, listing those there
+ * are. */
 dd_status dd_card_find_addrs(const char *ifnames, const dd_addr *first, dd_addr_list *list,
                              dd_error *err) DD_MUST_CHECK;
 

@@ -12,9 +12,10 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-/* Somebody who has connected and said nothing for so long makes room when others have to wait. */
+/* Somebody who has said hello and nothing else for so long makes room when others have to wait. */
 #define SHY_NS DD_NS_PER_S
 #define NAP_MS 50
+#define ACCEPTS_PER_LOOK 64
 
 /* ---- the books */
 
@@ -321,16 +322,17 @@ dd_connector_dial(dd_connector *self, const dd_card *peer, int lane, int64_t dea
 
 /* ---- the listener's thread */
 
-/* Takes fd. */
+/* Takes its fd. */
 static void
-start_accept(dd_connector *self, int fd)
+start_accept(dd_connector *self, const connect_guest *guest)
 {
     dd_error err = {0};
     connect_job *job = create_job(self, false, dd_deadline_after(self->options.timeout_ns));
     dd_status status = job != NULL ? DD_OK : dd_error_no_memory(&err, sizeof *job);
     if (status == DD_OK) {
-        job->fd = fd;
-        job->is_unix = dd_sock_local_addr(fd).storage.ss_family == AF_UNIX;
+        job->fd = guest->fd;
+        job->is_unix = guest->is_unix;
+        memcpy(job->hello, guest->hello, sizeof job->hello);
         pthread_mutex_lock(&self->mu);
         status = submit_locked(job, &err);
         self->naccepted += status == DD_OK ? 1 : 0;
@@ -338,7 +340,7 @@ start_accept(dd_connector *self, int fd)
     }
     if (status != DD_OK) {
         DD_LOG(DD_LOG_INFO, "cannot look after a connection: %s", err.message);
-        dd_sock_close(fd);
+        dd_sock_close(guest->fd);
         dd_mem_free(job);
     }
 }
@@ -352,7 +354,6 @@ call_off_the_shy(dd_connector *self)
         if (!job->is_dial && job->stage == CONNECT_WAITING && !is_called_off(job) &&
             dd_clock_now_ns() - job->start_ns > SHY_NS) {
             atomic_store_explicit(&job->is_called_off, true, memory_order_relaxed);
-            break;
         }
     }
     pthread_mutex_unlock(&self->mu);
@@ -375,10 +376,9 @@ help_stuck_locked(connect_pool *pool, int nthreads_max)
     }
 }
 
-/* Whether the listener goes on, whether it can take another connection, and how long it may sleep: where something is queued, until the
- * moment of its next look. */
+/* Whether the listener goes on, and how long it may sleep: where something is queued, until the moment of its next look. */
 static bool
-look_at_books(dd_connector *self, int64_t *look_ns, bool *has_room, int *timeout_ms)
+look_at_books(dd_connector *self, int64_t *look_ns, int *timeout_ms)
 {
     pthread_mutex_lock(&self->mu);
     bool goes_on = !self->is_closing;
@@ -392,7 +392,6 @@ look_at_books(dd_connector *self, int64_t *look_ns, bool *has_room, int *timeout
         help_stuck_locked(&self->accepts, CONNECT_ACCEPTS_MAX);
         *look_ns = dd_deadline_after(CONNECT_STUCK_NS);
     }
-    *has_room = self->naccepted < CONNECT_ACCEPTS_MAX;
     *timeout_ms = is_queued ? (int)(CONNECT_STUCK_NS / DD_NS_PER_MS) : -1;
     pthread_mutex_unlock(&self->mu);
     return goes_on;
@@ -411,38 +410,95 @@ nap_until_woken(const dd_connector *self, struct pollfd *pollfds, nfds_t count, 
 static bool
 accept_from(dd_connector *self, int listen_fd)
 {
-    int fd = -1;
-    dd_io io = dd_sock_try_accept(listen_fd, &fd);
-    if (io == DD_IO_OK) {
-        start_accept(self, fd);
+    for (int i = 0; i < ACCEPTS_PER_LOOK && connect_lobby_has_room(&self->lobby); i++) {
+        int fd = -1;
+        dd_io io = dd_sock_try_accept(listen_fd, &fd);
+        if (io == DD_IO_AGAIN) {
+            return true;
+        }
+        bool is_scarce = io != DD_IO_OK || dd_sock_is_fd_scarce(fd);
+        if (is_scarce && !connect_lobby_evict(&self->lobby)) {
+            DD_LOG(DD_LOG_INFO,
+                   "cannot accept a connection: this process may have %zu open files (ulimit -n)",
+                   dd_sock_fd_limit());
+            dd_sock_close(fd);
+            return false;
+        }
+        if (io == DD_IO_OK) {
+            connect_lobby_add(&self->lobby, fd, self->options.timeout_ns);
+        }
     }
-    return io != DD_IO_FAILED;
+    return true;
+}
+
+static bool
+has_room(dd_connector *self)
+{
+    pthread_mutex_lock(&self->mu);
+    bool is_so = self->naccepted < CONNECT_ACCEPTS_MAX;
+    pthread_mutex_unlock(&self->mu);
+    return is_so;
+}
+
+/* Those that have said hello, as far as there is room for hand-shakes. */
+static void
+start_accepts(dd_connector *self)
+{
+    connect_guest guest;
+    while (has_room(self) && connect_lobby_take(&self->lobby, &guest)) {
+        start_accept(self, &guest);
+    }
+}
+
+/* Ports that are not wanted any more are closed here, where nobody polls them. */
+static size_t
+take_listeners(dd_connector *self, int fds[CONNECT_LISTEN_MAX + 1])
+{
+    pthread_mutex_lock(&self->mu);
+    if (!self->wants_ports) {
+        connect_close_ports(&self->ports);
+    }
+    size_t count = self->ports.count;
+    memcpy(fds, self->ports.fds, count * sizeof *fds);
+    pthread_mutex_unlock(&self->mu);
+    if (self->unix_fd >= 0) {
+        fds[count++] = self->unix_fd;
+    }
+    return count;
 }
 
 static void *
 listener_main(void *arg)
 {
     dd_connector *self = arg;
-    struct pollfd pollfds[1 + CONNECT_LISTEN_MAX] = {{.fd = self->wake_fd, .events = POLLIN}};
-    for (size_t i = 0; i < self->nlisten; i++) {
-        pollfds[1 + i] = (struct pollfd){.fd = self->listen_fds[i], .events = POLLIN};
-    }
+    struct pollfd pollfds[1 + CONNECT_LISTEN_MAX + 1 + CONNECT_LOBBY_MAX] = {
+        {.fd = self->wake_fd, .events = POLLIN}};
     int64_t look_ns = DD_NEVER_NS;
     int timeout_ms = -1;
-    bool has_room = false;
     bool is_failing = false;
-    while (look_at_books(self, &look_ns, &has_room, &timeout_ms)) {
-        if (!has_room || is_failing) {
-            /* Out of descriptors or threads: it passes when others have ended. */
+    while (look_at_books(self, &look_ns, &timeout_ms)) {
+        start_accepts(self);
+        bool is_full = !has_room(self);
+        if (is_full) {
             call_off_the_shy(self);
-            nap_until_woken(self, pollfds, 1, timeout_ms > 0 ? timeout_ms : NAP_MS);
-            is_failing = false;
-            continue;
         }
-        nap_until_woken(self, pollfds, (nfds_t)(1 + self->nlisten), timeout_ms);
-        for (size_t i = 0; i < self->nlisten; i++) {
+        if ((is_full || is_failing) && timeout_ms < 0) {
+            timeout_ms = NAP_MS;
+        }
+        bool is_open = !is_failing && connect_lobby_has_room(&self->lobby);
+        int fds[CONNECT_LISTEN_MAX + 1];
+        size_t nlisten = take_listeners(self, fds);
+        for (size_t i = 0; i < nlisten; i++) {
+            pollfds[1 + i] = (struct pollfd){.fd = is_open ? fds[i] : -1, .events = POLLIN};
+        }
+        struct pollfd *guests = pollfds + 1 + nlisten;
+        nfds_t nguests = connect_lobby_poll(&self->lobby, guests, &timeout_ms);
+        nap_until_woken(self, pollfds, (nfds_t)(1 + nlisten) + nguests, timeout_ms);
+        connect_lobby_hear(&self->lobby, guests);
+        is_failing = false;
+        for (size_t i = 0; i < nlisten; i++) {
             if (pollfds[1 + i].revents != 0) {
-                is_failing = !accept_from(self, self->listen_fds[i]) || is_failing;
+                is_failing = !accept_from(self, fds[i]) || is_failing;
             }
         }
     }
@@ -455,6 +511,7 @@ static void
 free_connector(dd_connector *self)
 {
     dd_blob_fini(&self->secret);
+    dd_blob_fini(&self->ifnames);
     dd_mem_free(self);
 }
 
@@ -480,6 +537,9 @@ create_connector(const dd_connect_options *options, const dd_connect_handler *ha
         return dd_error_no_memory(err, sizeof *self);
     }
     dd_status status = dd_blob_assign(&self->secret, options->secret, err);
+    if (status == DD_OK) {
+        status = dd_blob_append(&self->ifnames, options->ifnames, strlen(options->ifnames) + 1, err);
+    }
     if (status != DD_OK) {
         free_connector(self);
         return status;
@@ -488,9 +548,13 @@ create_connector(const dd_connect_options *options, const dd_connect_handler *ha
     self->options.secret = dd_blob_view(&self->secret);
     snprintf(self->congestion, sizeof self->congestion, "%s", options->congestion);
     self->options.congestion = self->congestion;
+    self->options.ifnames = (const char *)self->ifnames.data;
+    self->unix_fd = -1;
+    self->wants_ports = true;
     self->handler = *handler;
     self->generation = dd_fork_generation();
     self->wake_fd = -1;
+    connect_lobby_init(&self->lobby);
     dd_mutex_init(&self->mu);
     dd_cond_init(&self->cond);
     dd_list_init(&self->jobs);
@@ -503,7 +567,9 @@ create_connector(const dd_connect_options *options, const dd_connect_handler *ha
 static void
 destroy_connector(dd_connector *self)
 {
-    connect_stop_listening(self);
+    connect_close_ports(&self->ports);
+    dd_sock_close(self->unix_fd);
+    connect_lobby_fini(&self->lobby);
     dd_sock_close(self->wake_fd);
     pthread_mutex_destroy(&self->mu);
     pthread_cond_destroy(&self->cond);
@@ -529,10 +595,10 @@ dd_connector_open(const dd_connect_options *options, dd_card *card, const dd_add
         status = dd_error_set_errno(err, DD_SYSTEM, errno, "cannot make an eventfd");
     }
     if (status == DD_OK) {
-        status = connect_listen(self, card, first, err);
+        status = connect_listen_tcp(self, first, &self->ports, &card->addrs, err);
     }
-    self->options.ifnames = ""; /* the caller's, and not needed any more */
     if (status == DD_OK) {
+        connect_listen_unix(self, card);
         status = dd_thread_start(&self->listener, "dd-listen", listener_main, self, err);
     }
     if (status != DD_OK) {
@@ -541,6 +607,40 @@ dd_connector_open(const dd_connect_options *options, dd_card *card, const dd_add
     }
     *connector = self;
     return DD_OK;
+}
+
+dd_status
+dd_connector_open_ports(dd_connector *self, const dd_addr *first, dd_addr_list *addrs, dd_error *err)
+{
+    bool is_for_loopback = connect_is_for_loopback(self, first);
+    pthread_mutex_lock(&self->mu);
+    self->wants_ports = true;
+    bool is_open = self->ports.count > 0 && (is_for_loopback || !self->ports.is_loopback);
+    pthread_mutex_unlock(&self->mu);
+    if (is_open) {
+        return DD_OK;
+    }
+    connect_ports more;
+    dd_status status = connect_listen_tcp(self, first, &more, addrs, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    pthread_mutex_lock(&self->mu);
+    memcpy(self->ports.fds + self->ports.count, more.fds, more.count * sizeof *more.fds);
+    self->ports.count += more.count;
+    self->ports.is_loopback = more.is_loopback;
+    pthread_mutex_unlock(&self->mu);
+    wake_listener(self);
+    return DD_OK;
+}
+
+void
+dd_connector_close_ports(dd_connector *self)
+{
+    pthread_mutex_lock(&self->mu);
+    self->wants_ports = false;
+    pthread_mutex_unlock(&self->mu);
+    wake_listener(self);
 }
 
 static void

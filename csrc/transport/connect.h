@@ -43,7 +43,7 @@ typedef struct dd_connect_handler {
     void (*on_dial_failed)(void *ctx, const dd_uid *peer, int lane, const dd_error *error);
 } dd_connect_handler;
 
-/* Listens: fills in card's unix_name and addrs (`first`: see dd_card_find_addrs). The card must stay as it
+/* Listens: fills in card's unix_name and addrs (`first`: see dd_card_find_addrs). But for addrs the card must stay as it
  * is until close. Copies the options. The threads call the handler, from before this returns.
  * DD_INVALID_ARGUMENT, or DD_NETWORK naming the ports. */
 dd_status dd_connector_open(const dd_connect_options *options, dd_card *card, const dd_addr *first,
@@ -60,6 +60,13 @@ dd_status dd_connector_open(const dd_connect_options *options, dd_card *card, co
  * very link that has just been made. One made before on_link has returned counts as answered by that. */
 dd_status dd_connector_dial(dd_connector *connector, const dd_card *peer, int lane, int64_t deadline_ns,
                             dd_error *err) DD_MUST_CHECK;
+
+/* Listens on TCP again after dd_connector_close_ports, and on all addresses where it has been on a loopback address only and `first` is
+ * none: *addrs becomes where that is, and is left alone where nothing has to be done. One caller at a time. */
+dd_status dd_connector_open_ports(dd_connector *connector, const dd_addr *first, dd_addr_list *addrs,
+                                  dd_error *err) DD_MUST_CHECK;
+/* Nobody is to come over TCP any more: its ports close soon. The Unix socket stays, and dialling. */
+void dd_connector_close_ports(dd_connector *connector);
 
 /* Stops listening, calls all hand-shakes off and waits for their threads: after it the handler is not
  * called any more. Hold no lock that the handler takes. NULL is fine. In a forked child: frees memory

@@ -8,24 +8,6 @@
 
 #include <string.h>
 
-/* Fails with DD_PROTOCOL on the first bytes that are no hello, without waiting for more. */
-static dd_status
-recv_hello(const connect_job *job, connect_hello *hello, const dd_wait *wait, dd_error *err)
-{
-    dd_status status = connect_recv(job->fd, hello->bytes, 4, wait, err);
-    if (status != DD_OK) {
-        return status;
-    }
-    memset(hello->bytes + 4, 0, CONNECT_HELLO_BYTES - 4);
-    if (connect_hello_read(hello)) {
-        status = connect_recv(job->fd, hello->bytes + 4, CONNECT_HELLO_BYTES - 4, wait, err);
-        if (status != DD_OK || connect_hello_read(hello)) {
-            return status;
-        }
-    }
-    return dd_error_set(err, DD_PROTOCOL, "it is not of our kind");
-}
-
 static connect_verdict
 judge(const connect_job *job, const connect_hello *hello)
 {
@@ -84,10 +66,11 @@ static dd_status
 identify(const connect_job *job, connect_hello *hello, const dd_wait *wait, dd_error *err)
 {
     dd_bytes secret = dd_blob_view(&job->connector->secret);
-    dd_status status = recv_hello(job, hello, wait, err);
-    if (status != DD_OK) {
-        return status;
+    memcpy(hello->bytes, job->hello, sizeof hello->bytes);
+    if (!connect_hello_read(hello)) {
+        return dd_error_set(err, DD_PROTOCOL, "it is not of our kind");
     }
+    dd_status status = DD_OK;
     connect_answer answer = {.verdict = judge(job, hello)};
     bool goes_on = answer.verdict == CONNECT_GO_ON;
     if (goes_on && secret.len > 0) {
@@ -171,13 +154,7 @@ connect_accept_run(connect_job *job)
     connect_hello hello = {0};
     char from[DD_ADDR_TEXT_MAX];
     dd_addr addr = dd_sock_peer_addr(job->fd);
-    dd_status status = DD_OK;
-    if (job->is_unix && !connect_is_same_user(job->fd)) {
-        status = dd_error_set(&err, DD_AUTH, "it is of another user");
-    }
-    if (status == DD_OK) {
-        status = identify(job, &hello, &wait, &err);
-    }
+    dd_status status = identify(job, &hello, &wait, &err);
     if (status == DD_OK) {
         status =
             hello.lane == 0 ? make_first_link(job, &hello, &wait, &err) : make_lane(job, &hello, &wait, &err);

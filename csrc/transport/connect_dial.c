@@ -17,6 +17,10 @@
 /* Whoever takes a connection and says nothing is not waited for longer than that while there are other
  * addresses. */
 #define SILENCE_NS (3 * DD_NS_PER_S)
+/* A listener that is flooded may close a connection before it has heard the hello: its next one may be heard. A connection
+ * that closes for another reason will do so every time. */
+#define TURNED_AWAY_TRIES 8
+#define TURNED_AWAY_PAUSE_NS (20 * DD_NS_PER_MS)
 /* After BUSY. */
 #define BUSY_FIRST_NS (2 * DD_NS_PER_MS)
 #define BUSY_LAST_NS (100 * DD_NS_PER_MS)
@@ -62,9 +66,9 @@ exchange_proofs(const connect_job *job, int fd, const connect_hello *hello, cons
     return connect_send(fd, proof, sizeof proof, wait, err);
 }
 
-/* On success *is_busy tells which of the two that can be. */
+/* On success *is_busy tells which of the two that can be; else *is_turned_away whether it was closed before any answer. */
 static dd_status
-greet(const connect_job *job, int fd, bool *is_busy, const dd_wait *wait, dd_error *err)
+greet(const connect_job *job, int fd, bool *is_busy, bool *is_turned_away, const dd_wait *wait, dd_error *err)
 {
     bool has_secret = job->connector->secret.len > 0;
     connect_hello hello = {
@@ -77,6 +81,7 @@ greet(const connect_job *job, int fd, bool *is_busy, const dd_wait *wait, dd_err
     if (status == DD_OK) {
         status = connect_recv(fd, bytes, sizeof bytes, wait, err);
     }
+    *is_turned_away = status == DD_NETWORK;
     if (status != DD_OK) {
         return status;
     }
@@ -134,7 +139,8 @@ dial_unix(const connect_job *job, dd_link **link, const dd_wait *wait, dd_error 
         return status;
     }
     bool is_busy = false;
-    status = connect_is_same_user(fd) ? greet(job, fd, &is_busy, wait, err)
+    bool is_turned_away = false;
+    status = dd_sock_is_same_user(fd) ? greet(job, fd, &is_busy, &is_turned_away, wait, err)
                                       : dd_error_set(err, DD_NETWORK, "it is of another user");
     if (status == DD_OK && !is_busy) {
         status = dd_link_take_shm(fd, link, wait, err);
@@ -166,7 +172,8 @@ typedef struct race {
     size_t nconnecting;
     int64_t next_start_ns;
     bool was_silent; /* somebody was given up because there were others */
-    dd_error why;    /* of all that have failed so far; code DD_OK: of none */
+    bool was_turned_away;
+    dd_error why; /* of all that have failed so far; code DD_OK: of none */
 } race;
 
 static void
@@ -328,7 +335,9 @@ greet_racer(race *self, racer *one, dd_link **link, const dd_wait *wait, dd_erro
     bool is_alone = self->nconnecting == 0 && self->nstarted == self->count;
     dd_wait patience = is_alone ? *wait : dd_wait_at_most(wait, SILENCE_NS);
     bool is_busy = false;
-    dd_status status = greet(self->job, one->fd, &is_busy, &patience, err);
+    bool is_turned_away = false;
+    dd_status status = greet(self->job, one->fd, &is_busy, &is_turned_away, &patience, err);
+    self->was_turned_away = self->was_turned_away || is_turned_away;
     if (status == DD_NETWORK_TIMED_OUT && !dd_wait_is_over(wait)) {
         self->was_silent = true;
     }
@@ -348,6 +357,7 @@ race_once(race *self, dd_link **link, const dd_wait *wait, dd_error *err)
     self->nstarted = 0;
     self->nconnecting = 0;
     self->was_silent = false;
+    self->was_turned_away = false;
     self->why = (dd_error){0};
     for (size_t i = 0; i < addrs->count; i++) {
         self->racers[i] = (racer){.addr = &addrs->items[i], .fd = -1};
@@ -374,6 +384,18 @@ race_once(race *self, dd_link **link, const dd_wait *wait, dd_error *err)
     return status;
 }
 
+/* A card that names loopback addresses only has been made for ranks of one host. */
+static bool
+is_out_of_reach(const connect_job *job)
+{
+    const dd_addr_list *addrs = &job->card.addrs;
+    bool is_loopback = !dd_card_is_same_host(&job->card, job->connector->card);
+    for (size_t i = 0; i < addrs->count; i++) {
+        is_loopback = is_loopback && dd_addr_is_loopback(&addrs->items[i]);
+    }
+    return is_loopback;
+}
+
 static dd_status
 dial_tcp(const connect_job *job, dd_link **link, const dd_wait *wait, dd_error *err)
 {
@@ -385,10 +407,23 @@ dial_tcp(const connect_job *job, dd_link **link, const dd_wait *wait, dd_error *
         return dd_error_no_memory(err, sizeof *self);
     }
     self->job = job;
-    dd_status status;
-    do {
+    dd_status status = race_once(self, link, wait, err);
+    for (int ntries = 1; status != DD_OK && status != DD_INTERRUPTED && !dd_wait_is_over(wait); ntries++) {
+        bool is_again = self->was_turned_away && ntries < TURNED_AWAY_TRIES;
+        if (is_again && dd_wait_sleep(wait, TURNED_AWAY_PAUSE_NS, NULL) != DD_OK) {
+            status = DD_INTERRUPTED;
+            break;
+        }
+        if (!self->was_silent && !is_again) {
+            break;
+        }
         status = race_once(self, link, wait, err);
-    } while (self->was_silent && status != DD_OK && status != DD_INTERRUPTED && !dd_wait_is_over(wait));
+    }
+    if (status != DD_OK && status != DD_INTERRUPTED && is_out_of_reach(job)) {
+        dd_error_prepend(
+            err, "it can be reached on its own host only, since its store is at a loopback address (give "
+                 "all ranks the store's address in the network, or set DLDIST_SOCKET_IFNAME there)");
+    }
     dd_mem_free(self);
     return status;
 }

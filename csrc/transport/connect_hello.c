@@ -28,6 +28,12 @@ connect_hello_write(connect_hello *hello, dd_error *err)
 }
 
 bool
+connect_is_hello_so_far(const uint8_t *bytes, size_t nbytes)
+{
+    return memcmp(bytes, HELLO_MAGIC, nbytes < 4 ? nbytes : 4) == 0;
+}
+
+bool
 connect_hello_read(connect_hello *hello)
 {
     const uint8_t *bytes = hello->bytes;

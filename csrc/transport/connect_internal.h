@@ -10,9 +10,10 @@
 #include "net/sha256.h"
 #include "transport/connect.h"
 
+#include <poll.h>
 #include <stdatomic.h>
 
-/* Hand-shakes at once; more of them wait for their turn: those who connect to us in the kernel, our own
+/* Hand-shakes at once; more of them wait for their turn: those who connect to us in the lobby and in the kernel, our own
  * dials in a queue. */
 #define CONNECT_ACCEPTS_MAX 64
 #define CONNECT_DIALS_MAX 64
@@ -20,10 +21,13 @@
  * dials, and one all that come in. When it has not taken the next one for that long, it is stuck with
  * somebody slow, and there will be twice as many. */
 #define CONNECT_STUCK_NS (10 * DD_NS_PER_MS)
-#define CONNECT_LISTEN_MAX (DD_ADDR_LIST_MAX + 1)
+/* All addresses of a card; or a loopback address, and then all in one. */
+#define CONNECT_LISTEN_MAX DD_ADDR_LIST_MAX
+#define CONNECT_LOBBY_MAX 64
+#define CONNECT_HELLO_BYTES 80
 
 typedef enum connect_stage {
-    CONNECT_WAITING, /* in the queue, or a connection that has not said hello yet */
+    CONNECT_WAITING, /* in the queue, or a connection that has said hello and no more */
     CONNECT_DIALING, /* a dial under way */
     CONNECT_CLAIMED, /* a connection that is going to be the link to its peer */
 } connect_stage;
@@ -35,9 +39,10 @@ typedef struct connect_job {
     bool is_dial;
     int64_t start_ns;
     int64_t deadline_ns;
-    int fd;       /* accept: the job's */
-    bool is_unix; /* accept */
-    dd_card card; /* dial */
+    int fd;                             /* accept: the job's */
+    uint8_t hello[CONNECT_HELLO_BYTES]; /* accept: what has been said */
+    bool is_unix;                       /* accept */
+    dd_card card;                       /* dial */
     /* of a dial const after init, of an accept guarded by mu until CLAIMED, const then */
     dd_uid peer;
     int lane;
@@ -47,6 +52,28 @@ typedef struct connect_job {
     /* atomic, relaxed: ends the job's waits soon; nothing is read because of it */
     atomic_bool is_called_off;
 } connect_job;
+
+/* A connection that may be anybody's. */
+typedef struct connect_guest {
+    int fd;
+    bool is_unix;
+    int64_t until_ns; /* by when it has to say hello */
+    size_t nbytes;    /* of the hello */
+    uint8_t hello[CONNECT_HELLO_BYTES];
+} connect_guest;
+
+typedef struct connect_lobby {
+    connect_guest guests[CONNECT_LOBBY_MAX];
+    size_t count;
+    uint64_t dice;
+} connect_lobby;
+
+/* Listening TCP sockets. */
+typedef struct connect_ports {
+    int fds[CONNECT_LISTEN_MAX];
+    size_t count;
+    bool is_loopback; /* from outside nobody reaches them */
+} connect_ports;
 
 /* Threads that do the same kind of job, and what waits for them. Guarded by mu. */
 typedef struct connect_pool {
@@ -62,11 +89,12 @@ struct dd_connector {
     const dd_card *card; /* the owner's, of this process */
     dd_uid uid;
     uint64_t generation;
-    int listen_fds[CONNECT_LISTEN_MAX];
-    size_t nlisten;
-    int wake_fd; /* eventfd: for the listener to look at the books */
+    int unix_fd;         /* -1: none */
+    connect_lobby lobby; /* the listener's */
+    int wake_fd;         /* eventfd: for the listener to look at the books */
     pthread_t listener;
     char congestion[32];
+    dd_blob ifnames;
     dd_blob secret;
 
     pthread_mutex_t mu;
@@ -75,6 +103,8 @@ struct dd_connector {
     dd_list jobs; /* running */
     connect_pool dials;
     connect_pool accepts;
+    connect_ports ports; /* closed by the listener only, which polls them */
+    bool wants_ports;
     int naccepted; /* connections that are running or wait for it */
     bool is_closing;
     bool has_finished;
@@ -102,16 +132,34 @@ bool connect_sleep_busy(connect_job *job, int64_t duration_ns);
 
 /* ---- connect_listen.c */
 
-/* Opens the listening sockets and fills in where they are in the card. On failure nothing is open. */
-dd_status connect_listen(dd_connector *connector, dd_card *card, const dd_addr *first,
-                         dd_error *err) DD_MUST_CHECK;
-void connect_stop_listening(dd_connector *connector);
+/* Opens listening sockets and tells where they are. On failure nothing is open. */
+dd_status connect_listen_tcp(const dd_connector *connector, const dd_addr *first, connect_ports *ports,
+                             dd_addr_list *addrs, dd_error *err) DD_MUST_CHECK;
+/* Whether that would be a loopback address alone. */
+bool connect_is_for_loopback(const dd_connector *connector, const dd_addr *first);
+void connect_close_ports(connect_ports *ports);
+/* The Unix socket, whose name goes into the card; "" when there is none. */
+void connect_listen_unix(dd_connector *connector, dd_card *card);
 
 /* TCP_CONGESTION, where asked for. */
 dd_status connect_set_congestion(const dd_connector *connector, int fd, dd_error *err) DD_MUST_CHECK;
 
-/* Whether the process at the other end of a Unix socket is of our user. */
-bool connect_is_same_user(int fd);
+/* ---- connect_lobby.c: the listener's thread only */
+
+void connect_lobby_init(connect_lobby *lobby);
+void connect_lobby_fini(connect_lobby *lobby); /* closes all */
+/* Whether there is room for one more, which may cost a silent one its place. */
+bool connect_lobby_has_room(const connect_lobby *lobby);
+/* Closes a silent one to have its descriptor; false: there is none. */
+bool connect_lobby_evict(connect_lobby *lobby);
+/* Takes fd, and hears what it has said already. */
+void connect_lobby_add(connect_lobby *lobby, int fd, int64_t timeout_ns);
+/* Fills in what to poll (CONNECT_LOBBY_MAX at most), and shortens the time-out, -1 for none, to the next deadline. */
+nfds_t connect_lobby_poll(const connect_lobby *lobby, struct pollfd *pollfds, int *timeout_ms);
+/* After the poll, with nothing added in between: hears those that have something to say, closes those that are late. */
+void connect_lobby_hear(connect_lobby *lobby, const struct pollfd *pollfds);
+/* Gives away one that has said hello. */
+bool connect_lobby_take(connect_lobby *lobby, connect_guest *guest);
 
 /* ---- connect_hello.c: what is said
  *
@@ -124,7 +172,6 @@ bool connect_is_same_user(int fd);
  * Numbers in little endian. A proof is HMAC-SHA256(secret, role || hello || nonce of the answer): it holds
  * for these two processes, this lane and this connection. */
 
-#define CONNECT_HELLO_BYTES 80
 #define CONNECT_ANSWER_BYTES 72
 #define CONNECT_NONCE_BYTES 32
 #define CONNECT_VERSION 2
@@ -160,6 +207,8 @@ typedef struct connect_answer {
 
 /* Fills in bytes, with a fresh nonce. */
 dd_status connect_hello_write(connect_hello *hello, dd_error *err) DD_MUST_CHECK;
+/* Whether these first bytes may be those of a hello. */
+bool connect_is_hello_so_far(const uint8_t *bytes, size_t nbytes);
 /* Reads bytes. False when it is no hello; of another version only that is known. */
 bool connect_hello_read(connect_hello *hello);
 

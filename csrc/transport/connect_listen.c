@@ -22,14 +22,6 @@ connect_set_congestion(const dd_connector *connector, int fd, dd_error *err)
                               name);
 }
 
-bool
-connect_is_same_user(int fd)
-{
-    struct ucred cred = {0};
-    socklen_t len = sizeof cred;
-    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) == 0 && cred.uid == geteuid();
-}
-
 /* Listens with a port of the range. */
 static dd_status
 listen_in_range(const dd_connect_options *options, dd_addr *addr, int *fd, dd_error *err)
@@ -56,7 +48,7 @@ listen_in_range(const dd_connect_options *options, dd_addr *addr, int *fd, dd_er
 
 /* Adds a listening socket on the address, whose port is known then. */
 static dd_status
-add_listener(dd_connector *connector, dd_addr *addr, dd_error *err)
+add_listener(const dd_connector *connector, connect_ports *ports, dd_addr *addr, dd_error *err)
 {
     int fd = -1;
     dd_status status = listen_in_range(&connector->options, addr, &fd, err);
@@ -70,7 +62,7 @@ add_listener(dd_connector *connector, dd_addr *addr, dd_error *err)
         return status;
     }
     dd_addr_set_port(addr, dd_addr_port(&bound));
-    connector->listen_fds[connector->nlisten++] = fd;
+    ports->fds[ports->count++] = fd;
     return DD_OK;
 }
 
@@ -107,7 +99,7 @@ has_family(const dd_addr_list *list, int family)
 
 /* One socket for all addresses: "::" takes IPv4 too. */
 static dd_status
-listen_everywhere(dd_connector *connector, dd_addr_list *addrs, dd_error *err)
+listen_everywhere(const dd_connector *connector, connect_ports *ports, dd_addr_list *addrs, dd_error *err)
 {
     dd_error why = {0};
     dd_status status = DD_OK;
@@ -115,7 +107,7 @@ listen_everywhere(dd_connector *connector, dd_addr_list *addrs, dd_error *err)
     bool wants_v6 = has_family(addrs, AF_INET6);
     if (wants_v6) {
         addr = wildcard(AF_INET6);
-        status = add_listener(connector, &addr, &why);
+        status = add_listener(connector, ports, &addr, &why);
     }
     if (wants_v6 && status != DD_OK && why.sys_errno != EADDRINUSE && has_family(addrs, AF_INET)) {
         DD_LOG(DD_LOG_INFO, "IPv6 is not used: %s", why.message);
@@ -124,7 +116,7 @@ listen_everywhere(dd_connector *connector, dd_addr_list *addrs, dd_error *err)
     }
     if (!wants_v6) {
         addr = wildcard(AF_INET);
-        status = add_listener(connector, &addr, &why);
+        status = add_listener(connector, ports, &addr, &why);
     }
     for (size_t i = 0; i < addrs->count && status == DD_OK; i++) {
         dd_addr_set_port(&addrs->items[i], dd_addr_port(&addr));
@@ -133,11 +125,11 @@ listen_everywhere(dd_connector *connector, dd_addr_list *addrs, dd_error *err)
 }
 
 static dd_status
-listen_on_each(dd_connector *connector, dd_addr_list *addrs, dd_error *err)
+listen_on_each(const dd_connector *connector, connect_ports *ports, dd_addr_list *addrs, dd_error *err)
 {
     dd_status status = DD_OK;
     for (size_t i = 0; i < addrs->count && status == DD_OK; i++) {
-        status = add_listener(connector, &addrs->items[i], err);
+        status = add_listener(connector, ports, &addrs->items[i], err);
     }
     return status;
 }
@@ -159,40 +151,55 @@ listen_on_unix(dd_connector *connector, dd_card *card, dd_error *err)
     int fd = -1;
     status = dd_sock_listen(&addr, &fd, err);
     if (status == DD_OK) {
-        connector->listen_fds[connector->nlisten++] = fd;
+        connector->unix_fd = fd;
         memcpy(card->unix_name, name, sizeof name);
     }
     return status;
 }
 
 void
-connect_stop_listening(dd_connector *connector)
+connect_close_ports(connect_ports *ports)
 {
-    for (size_t i = 0; i < connector->nlisten; i++) {
-        dd_sock_close(connector->listen_fds[i]);
+    for (size_t i = 0; i < ports->count; i++) {
+        dd_sock_close(ports->fds[i]);
     }
-    connector->nlisten = 0;
+    ports->count = 0;
+}
+
+bool
+connect_is_for_loopback(const dd_connector *connector, const dd_addr *first)
+{
+    return *connector->options.ifnames == '\0' && first != NULL && dd_addr_is_loopback(first);
 }
 
 dd_status
-connect_listen(dd_connector *connector, dd_card *card, const dd_addr *first, dd_error *err)
+connect_listen_tcp(const dd_connector *connector, const dd_addr *first, connect_ports *ports,
+                   dd_addr_list *addrs, dd_error *err)
 {
     const char *ifnames = connector->options.ifnames;
-    dd_addr_list addrs;
-    dd_status status = dd_card_find_addrs(ifnames, first, &addrs, err);
+    bool is_loopback = connect_is_for_loopback(connector, first);
+    connect_ports opened = {.is_loopback = is_loopback};
+    dd_addr_list found;
+    dd_status status = dd_card_find_addrs(ifnames, first, &found, err);
     if (status == DD_OK) {
-        status = *ifnames == '\0' ? listen_everywhere(connector, &addrs, err)
-                                  : listen_on_each(connector, &addrs, err);
+        status = *ifnames == '\0' && !is_loopback ? listen_everywhere(connector, &opened, &found, err)
+                                                  : listen_on_each(connector, &opened, &found, err);
     }
     if (status != DD_OK) {
-        connect_stop_listening(connector);
+        connect_close_ports(&opened);
         return status;
     }
-    card->addrs = addrs;
+    *ports = opened;
+    *addrs = found;
+    return DD_OK;
+}
+
+void
+connect_listen_unix(dd_connector *connector, dd_card *card)
+{
     card->unix_name[0] = '\0';
     dd_error why;
     if (!connector->options.is_shm_disabled && listen_on_unix(connector, card, &why) != DD_OK) {
         DD_LOG(DD_LOG_INFO, "shared memory is not used: %s", why.message);
     }
-    return DD_OK;
 }

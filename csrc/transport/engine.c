@@ -245,6 +245,62 @@ open_connector(dd_engine *engine, const dd_addr *first, dd_error *err)
     return DD_OK;
 }
 
+/* Caller holds opening_mu. */
+static dd_status
+open_ports(dd_engine *engine, const dd_addr *first, dd_error *err)
+{
+    dd_addr_list addrs = engine->card.addrs;
+    dd_status status = dd_connector_open_ports(engine->connector, first, &addrs, err);
+    if (status == DD_OK) {
+        dd_engine_lock(engine);
+        engine->card.addrs = addrs;
+        engine->self->card.addrs = addrs;
+        dd_engine_unlock(engine);
+    }
+    return status;
+}
+
+/* Whether somebody may still want to connect over TCP. Peers without cards are no reason: those who have ours are in a meeting with
+ * us, or have been. */
+static bool
+are_ports_needed_locked(const dd_engine *engine)
+{
+    for (dd_map_node *node = dd_map_next(&engine->peers, NULL); node != NULL;
+         node = dd_map_next(&engine->peers, node)) {
+        const dd_peer *peer = DD_CONTAINER_OF(node, dd_peer, node);
+        bool is_settled = peer->is_self || peer->state == PEER_LOST || dd_peer_has_shm_locked(peer);
+        if (peer->is_card_known && !is_settled) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void
+dd_engine_begin_meeting(dd_engine *engine)
+{
+    pthread_mutex_lock(&engine->opening_mu);
+    dd_engine_lock(engine);
+    engine->nmeetings++;
+    engine->has_met = true;
+    dd_engine_unlock(engine);
+    pthread_mutex_unlock(&engine->opening_mu);
+}
+
+void
+dd_engine_end_meeting(dd_engine *engine)
+{
+    pthread_mutex_lock(&engine->opening_mu);
+    dd_engine_lock(engine);
+    bool is_last = --engine->nmeetings == 0;
+    bool are_needed = are_ports_needed_locked(engine);
+    dd_engine_unlock(engine);
+    if (is_last && !are_needed && engine->connector != NULL) {
+        dd_connector_close_ports(engine->connector);
+    }
+    pthread_mutex_unlock(&engine->opening_mu);
+}
+
 dd_status
 dd_engine_card(dd_engine *engine, const dd_addr *first, dd_blob *card, dd_error *err)
 {
@@ -253,9 +309,7 @@ dd_engine_card(dd_engine *engine, const dd_addr *first, dd_blob *card, dd_error 
         return status;
     }
     pthread_mutex_lock(&engine->opening_mu);
-    if (engine->connector == NULL) {
-        status = open_connector(engine, first, err);
-    }
+    status = engine->connector == NULL ? open_connector(engine, first, err) : open_ports(engine, first, err);
     if (status == DD_OK) {
         status = dd_card_encode(&engine->card, card, err);
     }
@@ -273,10 +327,7 @@ find_or_create_peer_locked(dd_engine *engine, const dd_card *card, dd_peer **pee
             return status;
         }
     }
-    if (!found->is_card_known) {
-        found->card = *card;
-        found->is_card_known = true;
-    }
+    peer_note_card(found, card);
     if (found->refs++ == 0) {
         dd_engine_acquire(engine);
     }

@@ -34,9 +34,15 @@ void dd_engine_release(dd_engine *engine);
 /* DD_FORKED in a child of the process that opened it. */
 dd_status dd_engine_check_fork(const dd_engine *engine, dd_error *err) DD_MUST_CHECK;
 
-/* This process's card, encoded, for publishing. `first` as in dd_card_find_addrs; only that of the first
- * call counts. */
+/* This process's card, encoded, for publishing: from now on others may connect by it. `first` as in dd_card_find_addrs; that of a
+ * later call counts if the one before was a loopback address, or if the ports have been closed since. */
 dd_status dd_engine_card(dd_engine *engine, const dd_addr *first, dd_blob *card, dd_error *err) DD_MUST_CHECK;
+
+/* Around everything from dd_engine_card to the moment when all who have the card are peers, linked where they are going to be. With the
+ * end of the last one TCP ports are closed, if all peers that are known by their cards are linked by shared memory: then nobody is left
+ * who would come. Links of others, whose cards nobody has shown, are closed some seconds after it. */
+void dd_engine_begin_meeting(dd_engine *engine);
+void dd_engine_end_meeting(dd_engine *engine);
 
 /* The peer whose card this is; counted, the same object for the same uid. As long as it is held, so is the
  * engine. No connection is made. Our own card gives the peer that is this process: messages to it are

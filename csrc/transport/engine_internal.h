@@ -113,7 +113,7 @@ struct dd_peer {
     bool is_self;
     peer_state state;
     bool wants_link;
-    /* ACCEPTING: patience with its dial. CONNECTED: with the end of lane 0 after another's. Else never. */
+    /* ACCEPTING: patience with its dial. CONNECTED: with the end of lane 0 after another's, or until its card comes. Else never. */
     int64_t timer_ns;
 
     dd_lane *lanes[DD_LANES_MAX];
@@ -192,8 +192,11 @@ struct dd_engine {
     dd_blob option_text;        /* const after init */
     dd_blob secret;             /* const after init */
     dd_connector *connector;    /* NULL before the first card */
-    dd_card card;               /* const after the first card, but for its uid, which is const after init */
-    pthread_mutex_t opening_mu; /* held while the connector is made; taken before mu */
+    dd_card
+        card; /* uid const after init, addrs guarded by opening_mu and mu, the rest const after the first card */
+    pthread_mutex_t opening_mu; /* held while the connector and its ports are made; taken before mu */
+    unsigned nmeetings;         /* written with opening_mu and mu */
+    bool has_met;               /* the same: somebody has said when meetings begin and end */
     dd_peer *self;
 
     dd_map peers;
@@ -300,6 +303,8 @@ dd_status peer_create(dd_engine *engine, const dd_uid *uid, dd_peer **peer, dd_e
 void peer_destroy(dd_peer *peer);
 /* Frees it if nobody wants it any more. */
 void peer_reap(dd_peer *peer);
+/* The card of a peer that may have been unknown until now. */
+void peer_note_card(dd_peer *peer, const dd_card *card);
 dd_peer *engine_find_peer(dd_engine *engine, const dd_uid *uid);
 /* The handler of the connector; also for tests that bring links of their own. */
 bool engine_may_accept(void *ctx, const dd_uid *uid);

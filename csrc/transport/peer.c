@@ -10,6 +10,10 @@
 #define DIAL_TIMEOUT_NS (30 * DD_NS_PER_S)
 #define PATIENCE_NS (5 * DD_NS_PER_S) /* with a dial that was welcome, beyond the time-out of its handshake */
 #define GRACE_NS (200 * DD_NS_PER_MS) /* between the ends of two lanes */
+/* Links of processes whose cards nobody has shown us: they may have read ours in a meeting before we have read theirs, or be strangers. The
+ * rest of them is told BUSY until we know them. */
+#define UNKNOWN_MAX 64
+#define UNKNOWN_KEPT_NS (5 * DD_NS_PER_S)
 #define EARLY_KEPT_NS (60 * DD_NS_PER_S)
 #define PASSED_MAX 256
 
@@ -131,6 +135,32 @@ engine_find_peer(dd_engine *engine, const dd_uid *uid)
 {
     dd_map_node *node = dd_map_find(&engine->peers, dd_bytes_of(uid, sizeof *uid));
     return node != NULL ? DD_CONTAINER_OF(node, dd_peer, node) : NULL;
+}
+
+void
+peer_note_card(dd_peer *peer, const dd_card *card)
+{
+    if (!peer->is_card_known) {
+        peer->card = *card;
+        peer->is_card_known = true;
+        if (peer->state == PEER_CONNECTED) {
+            set_timer(peer, DD_NEVER_NS);
+        }
+    } else if (peer->state == PEER_IDLE) {
+        peer->card.addrs = card->addrs; /* it may have opened other ports since */
+    }
+}
+
+static unsigned
+count_unknown(const dd_engine *engine)
+{
+    unsigned count = 0;
+    for (dd_map_node *node = dd_map_next(&engine->peers, NULL); node != NULL;
+         node = dd_map_next(&engine->peers, node)) {
+        const dd_peer *peer = DD_CONTAINER_OF(node, dd_peer, node);
+        count += !peer->is_card_known && (peer->state == PEER_ACCEPTING || peer->state == PEER_CONNECTED);
+    }
+    return count;
 }
 
 dd_peer *
@@ -321,7 +351,8 @@ static bool
 may_accept_locked(dd_engine *engine, const dd_uid *uid)
 {
     dd_peer *peer = engine_find_peer(engine, uid);
-    if (engine->is_closing || (peer == NULL && peer_create(engine, uid, &peer, NULL) != DD_OK)) {
+    if (engine->is_closing || (peer == NULL && (count_unknown(engine) >= UNKNOWN_MAX ||
+                                                peer_create(engine, uid, &peer, NULL) != DD_OK))) {
         return false;
     }
     switch (peer->state) {
@@ -389,7 +420,7 @@ accept_first_lane(dd_peer *peer, dd_link *stream)
         peer_break(peer, &error);
         return;
     }
-    set_timer(peer, DD_NEVER_NS);
+    set_timer(peer, peer->is_card_known ? DD_NEVER_NS : dd_deadline_after(UNKNOWN_KEPT_NS));
     peer->state = PEER_CONNECTED;
     peer->eager_max = stream->is_shared_memory ? SHM_EAGER_MAX : TCP_EAGER_MAX;
     dd_list *contexts = &peer->engine->context_list;
@@ -402,7 +433,7 @@ static void
 accept_link_locked(dd_engine *engine, const dd_uid *uid, int number, dd_link *stream)
 {
     dd_peer *peer = engine_find_peer(engine, uid);
-    if (peer == NULL && !engine->is_closing) {
+    if (peer == NULL && number == 0 && !engine->is_closing) {
         (void)!peer_create(engine, uid, &peer, NULL);
     }
     bool is_wanted = peer != NULL && !peer->is_breaking && !engine->is_closing && !peer->is_self;
@@ -463,7 +494,7 @@ void
 lane_break(dd_lane *lane, const dd_error *error)
 {
     dd_peer *peer = lane->peer;
-    if (lane->number == 0 || peer->lanes[0]->is_ended) {
+    if (lane->number == 0 || peer->lanes[0]->is_ended || !peer->is_card_known) {
         peer_break(peer, error);
         return;
     }
@@ -531,6 +562,19 @@ engine_settle(dd_engine *engine)
     }
 }
 
+static void
+end_stranger(dd_peer *peer)
+{
+    const dd_engine *engine = peer->engine;
+    if (engine->nmeetings > 0 || !engine->has_met) {
+        set_timer(peer, dd_deadline_after(UNKNOWN_KEPT_NS));
+        return;
+    }
+    dd_error error;
+    (void)dd_error_set(&error, DD_PEER_LOST, "it is in no group of this process");
+    peer_break(peer, &error);
+}
+
 void
 peer_on_timer(dd_peer *peer)
 {
@@ -541,6 +585,8 @@ peer_on_timer(dd_peer *peer)
             dd_peer_connect_locked(peer);
         }
         peer_reap(peer);
+    } else if (peer->state == PEER_CONNECTED && !peer->is_card_known) {
+        end_stranger(peer);
     } else if (peer->state == PEER_CONNECTED) {
         dd_error error;
         (void)dd_error_set(&error, DD_PEER_LOST, "one of its connections was closed");

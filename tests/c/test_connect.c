@@ -629,6 +629,75 @@ TEST(silent_connections_do_not_keep_others_out)
     close_node(&a);
 }
 
+/* Many more than are kept, in front of a dialler and around it: it is heard at once. */
+TEST(flood_of_silent_connections)
+{
+    enum { COUNT = 500 };
+    dd_connect_options options = default_options();
+    options.is_shm_disabled = true;
+    options.timeout_ns = 60 * DD_NS_PER_S;
+    options.secret = BYTES("sesame");
+    node a;
+    node b;
+    REQUIRE(open_node(&a, &options) && open_node(&b, &options));
+    int nfds_before = count_fds();
+    int fds[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        fds[i] = connect_raw(&b);
+        CHECK(i % 2 == 0 || write(fds[i], "DDlh", 4) == 4);
+    }
+    int64_t began_ns = dd_clock_now_ns();
+    REQUIRE(dial(&a, &b, 0) && await(&a, 1, 0) && await(&b, 1, 0));
+    CHECK(dd_clock_now_ns() - began_ns < 3 * DD_NS_PER_S * check_slow());
+    CHECK(count_fds() <= nfds_before + COUNT + CONNECT_LOBBY_MAX + 2);
+    for (int i = 0; i < COUNT; i++) {
+        dd_sock_close(fds[i]);
+    }
+    close_node(&b);
+    close_node(&a);
+}
+
+static void *
+close_three_times(void *arg)
+{
+    const int *listener = arg;
+    for (int i = 0; i < 3; i++) {
+        struct pollfd pollfd = {.fd = *listener, .events = POLLIN};
+        int fd = -1;
+        if (CHECK(poll(&pollfd, 1, 5000 * check_slow()) == 1) &&
+            CHECK_INT(dd_sock_try_accept(*listener, &fd), DD_IO_OK)) {
+            dd_sock_close(fd);
+        }
+    }
+    dd_sock_close(*listener);
+    return NULL;
+}
+
+/* Which is what a listener does that is flooded. */
+TEST(closed_before_the_answer_is_tried_again)
+{
+    dd_connect_options options = default_options();
+    options.is_shm_disabled = true;
+    node a;
+    REQUIRE(open_node(&a, &options));
+    int listener = -1;
+    dd_addr addr = a.card.addrs.items[0];
+    dd_addr_set_port(&addr, 0);
+    REQUIRE_OK(dd_sock_listen(&addr, &listener, check_err()));
+    dd_card card;
+    REQUIRE_OK(dd_card_init(&card, check_err()));
+    card.addrs.items[0] = dd_sock_local_addr(listener);
+    card.addrs.count = 1;
+    pthread_t closer;
+    REQUIRE_OK(dd_thread_start(&closer, "closer", close_three_times, &listener, check_err()));
+    REQUIRE_OK(dd_connector_dial(a.connector, &card, 0, DD_NEVER_NS, check_err()));
+    CHECK(await(&a, 0, 1));
+    pthread_join(closer, NULL);
+    CHECK_INT(a.error.code, DD_NETWORK);
+    CHECK_CONTAINS(a.error.message, "refused");
+    close_node(&a);
+}
+
 TEST(silent_connections_end_at_the_deadline)
 {
     dd_connect_options options = default_options();
@@ -673,6 +742,74 @@ TEST(ports_of_a_range)
     CHECK_INT(count_fds(), nfds_before);
     close_node(&nodes[0]);
     close_node(&nodes[1]);
+}
+
+static bool
+is_anybody_at(const dd_addr *addr)
+{
+    dd_wait wait = dd_wait_after(3 * DD_NS_PER_S * check_slow());
+    int fd = -1;
+    bool is_there = dd_sock_connect(addr, &fd, &wait, check_err()) == DD_OK;
+    dd_sock_close(fd);
+    return is_there;
+}
+
+/* The listener closes them, some time soon. */
+static void
+await_nobody_at(const dd_addr *addr)
+{
+    dd_wait wait = dd_wait_after(6 * DD_NS_PER_S * check_slow());
+    while (is_anybody_at(addr) && !dd_wait_is_over(&wait)) {
+        usleep(1000);
+    }
+    CHECK(!is_anybody_at(addr));
+}
+
+TEST(ports_close_and_open_again)
+{
+    dd_connect_options options = default_options();
+    node a;
+    node b;
+    REQUIRE(open_node(&a, &options) && open_node(&b, &options));
+    dd_addr before = b.card.addrs.items[0];
+    CHECK(is_anybody_at(&before));
+    dd_connector_close_ports(b.connector);
+    await_nobody_at(&before);
+    REQUIRE(dial(&a, &b, 0) && await(&a, 1, 0) && await(&b, 1, 0));
+    CHECK(a.links[0]->is_shared_memory);
+    REQUIRE_OK(dd_connector_open_ports(b.connector, NULL, &b.card.addrs, check_err()));
+    CHECK(is_anybody_at(&b.card.addrs.items[0]));
+    dd_addr_list addrs = {.count = 0};
+    REQUIRE_OK(dd_connector_open_ports(b.connector, NULL, &addrs, check_err()));
+    CHECK_INT(addrs.count, 0);
+    close_node(&a);
+    close_node(&b);
+}
+
+TEST(loopback_first_and_more_later)
+{
+    dd_connect_options options = default_options();
+    options.ifnames = "";
+    dd_addr loopback = {.len = sizeof(struct sockaddr_in)};
+    struct sockaddr_in *in = (struct sockaddr_in *)&loopback.storage;
+    in->sin_family = AF_INET;
+    in->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    node self = {0};
+    dd_connect_handler handler = {.ctx = &self};
+    REQUIRE_OK(dd_card_init(&self.card, check_err()));
+    REQUIRE_OK(dd_connector_open(&options, &self.card, &loopback, &handler, &self.connector, check_err()));
+    REQUIRE(CHECK_INT(self.card.addrs.count, 1));
+    dd_addr only = self.card.addrs.items[0];
+    CHECK(dd_addr_is_loopback(&only) && is_anybody_at(&only));
+    dd_addr listening = dd_sock_local_addr(self.connector->ports.fds[0]);
+    CHECK(dd_addr_is_loopback(&listening));
+    REQUIRE_OK(dd_connector_open_ports(self.connector, &loopback, &self.card.addrs, check_err()));
+    CHECK_INT(self.connector->ports.count, 1);
+    REQUIRE_OK(dd_connector_open_ports(self.connector, NULL, &self.card.addrs, check_err()));
+    CHECK_INT(self.connector->ports.count, 2);
+    /* Those that have the first card find us, too. */
+    CHECK(is_anybody_at(&self.card.addrs.items[0]) && is_anybody_at(&only));
+    dd_connector_close(self.connector);
 }
 
 TEST(options_that_make_no_sense)

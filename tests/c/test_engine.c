@@ -1,7 +1,10 @@
 #include "core/fork.h"
 #include "core/mem.h"
 #include "leftovers.h"
+#include "net/auth.h"
+#include "net/sock.h"
 #include "test_engine_rig.h"
+#include "transport/connect_internal.h"
 #include "transport/engine_internal.h"
 
 #include <signal.h>
@@ -536,6 +539,116 @@ TEST(large_message_over_three_lanes)
 }
 
 /* Several ranks of a group in one process, over one engine. */
+/* ---- processes that nobody has told us of */
+
+/* What a process that knows the card comes to with a hello: its link, or -1 and the verdict. */
+static int
+knock(const dd_card *card, uint8_t *verdict)
+{
+    dd_wait wait = dd_wait_after(8 * DD_NS_PER_S * check_slow());
+    connect_hello hello = {.to = card->uid};
+    uint8_t answer[CONNECT_ANSWER_BYTES];
+    int fd = -1;
+    bool is_answered = CHECK_OK(dd_auth_random(&hello.from, sizeof hello.from, check_err())) &&
+                       CHECK_OK(connect_hello_write(&hello, check_err())) &&
+                       CHECK_OK(dd_sock_connect(&card->addrs.items[0], &fd, &wait, check_err())) &&
+                       CHECK_OK(connect_send(fd, hello.bytes, CONNECT_HELLO_BYTES, &wait, check_err())) &&
+                       CHECK_OK(connect_recv(fd, answer, sizeof answer, &wait, check_err())) &&
+                       CHECK_OK(connect_recv(fd, verdict, 1, &wait, check_err()));
+    if (!is_answered || *verdict != CONNECT_OK) {
+        dd_sock_close(fd);
+        fd = -1;
+    }
+    return fd;
+}
+
+static dd_peer *
+show_card(dd_engine *to, dd_engine *of)
+{
+    dd_blob card = {0};
+    dd_peer *peer = NULL;
+    CHECK_OK(dd_engine_card(of, NULL, &card, check_err()));
+    CHECK_OK(dd_engine_peer(to, dd_blob_view(&card), &peer, check_err()));
+    dd_blob_fini(&card);
+    return peer;
+}
+
+static bool
+await_connected(dd_engine *engine, dd_peer *peer)
+{
+    dd_wait wait = dd_wait_after(8 * DD_NS_PER_S * check_slow());
+    bool is_connected = false;
+    while (!is_connected && !dd_wait_is_over(&wait)) {
+        usleep(1000);
+        dd_engine_lock(engine);
+        is_connected = dd_peer_is_connected_locked(peer);
+        dd_engine_unlock(engine);
+    }
+    return is_connected;
+}
+
+static void
+connect_to(dd_engine *engine, dd_peer *peer)
+{
+    dd_engine_lock(engine);
+    dd_peer_connect_locked(peer);
+    dd_engine_unlock(engine);
+}
+
+/* Strangers that know the card, where there is no secret: they are few, do not keep out those whose cards are shown, and go when the
+ * meeting is over. */
+TEST(links_of_strangers_are_few_and_end)
+{
+    enum { N = 100, ENGINES = 3 };
+    dd_connect_options options = rig_options(false, 1);
+    dd_engine *engines[ENGINES];
+    for (int i = 0; i < ENGINES; i++) {
+        REQUIRE_OK(dd_engine_open(&options, &engines[i], check_err()));
+    }
+    dd_engine_begin_meeting(engines[0]);
+    dd_peer *known[ENGINES] = {0};
+    dd_peer *first[ENGINES] = {0};
+    for (int i = 1; i < ENGINES; i++) {
+        first[i] = show_card(engines[i], engines[0]);
+    }
+    known[1] = show_card(engines[0], engines[1]);
+    int links[N];
+    int nlinks = 0;
+    for (int i = 0; i < N; i++) {
+        uint8_t verdict = 0;
+        links[nlinks] = knock(dd_peer_card(first[1]), &verdict);
+        nlinks += links[nlinks] >= 0 ? 1 : 0;
+        CHECK(verdict == CONNECT_OK || verdict == CONNECT_BUSY);
+    }
+    CHECK(nlinks > 0 && nlinks < N);
+    connect_to(engines[1], first[1]);
+    CHECK(await_connected(engines[1], first[1]));
+    dd_blob unread = {0};
+    REQUIRE_OK(dd_engine_card(engines[2], NULL, &unread, check_err()));
+    dd_blob_fini(&unread);
+    connect_to(engines[2], first[2]);
+    usleep(20000); /* for it to be told BUSY; if it is not yet, nothing is wrong */
+    known[2] = show_card(engines[0], engines[2]);
+    CHECK(await_connected(engines[2], first[2]));
+    dd_engine_end_meeting(engines[0]);
+    dd_wait wait = dd_wait_after(8 * DD_NS_PER_S * check_slow());
+    bool are_closed = true;
+    for (int i = 0; i < nlinks; i++) {
+        uint8_t byte;
+        are_closed = are_closed && connect_recv(links[i], &byte, 1, &wait, check_err()) == DD_NETWORK;
+        dd_sock_close(links[i]);
+    }
+    CHECK(are_closed);
+    CHECK(await_connected(engines[1], first[1]) && await_connected(engines[2], first[2]));
+    for (int i = 0; i < ENGINES; i++) {
+        dd_peer_release(known[i]);
+        dd_peer_release(first[i]);
+    }
+    for (int i = 0; i < ENGINES; i++) {
+        dd_engine_release(engines[i]);
+    }
+}
+
 TEST(ranks_of_one_process)
 {
     rig_group rig;

@@ -761,6 +761,27 @@ TEST(file_of_someone_else)
     place_remove(&here);
 }
 
+/* It may lead to a file of ours that others cannot write themselves. */
+TEST(link_is_not_followed)
+{
+    place here;
+    REQUIRE(place_make(&here));
+    char victim[128];
+    snprintf(victim, sizeof victim, "%s/victim", here.folder);
+    int fd = open(victim, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    REQUIRE(fd >= 0);
+    close(fd);
+    REQUIRE(symlink(victim, here.path) == 0);
+    dd_store *store = NULL;
+    CHECK_STATUS(try_open(&store, here.path, -1, LONG_NS, check_err()), DD_SYSTEM);
+    CHECK_CONTAINS(check_message(), "symbolic link");
+    struct stat info;
+    CHECK(stat(victim, &info) == 0);
+    CHECK_INT(info.st_size, 0);
+    CHECK(unlink(victim) == 0);
+    place_remove(&here);
+}
+
 TEST(broken_header_without_a_holder_is_over)
 {
     place here;

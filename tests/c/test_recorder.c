@@ -6,6 +6,7 @@
 #include "observe/dump_file.h"
 #include "observe/recorder.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -680,6 +681,39 @@ TEST(a_file_is_replaced_and_its_folders_are_made)
     CHECK_INT(rmdir(path), 0); /* nothing else is left in it */
     CHECK_INT(rmdir(deep), 0);
     CHECK_INT(rmdir(folder), 0);
+    rig_close(&self);
+}
+
+/* In a folder where others can write, too: what they have put there is replaced, and nothing is written through it. */
+TEST(a_file_is_of_its_user_and_follows_no_link)
+{
+    rig self;
+    REQUIRE(rig_open(&self, 4));
+    char folder[] = "/tmp/dldist-recorder-XXXXXX";
+    REQUIRE(mkdtemp(folder) != NULL);
+    char victim[64];
+    char path[64];
+    char planted[128];
+    snprintf(victim, sizeof victim, "%s/victim", folder);
+    snprintf(path, sizeof path, "%s/trace_3", folder);
+    /* What a dump that is not whole was called once. */
+    snprintf(planted, sizeof planted, "%s/.trace_3.%ld.%ld", folder, (long)getpid(), (long)gettid());
+    int fd = open(victim, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    REQUIRE(fd >= 0 && write(fd, "mine", 4) == 4);
+    close(fd);
+    REQUIRE(symlink(victim, planted) == 0 && symlink(victim, path) == 0);
+    dd_dump_options options = {.format = DD_DUMP_PICKLE, .has_entries = true};
+    mode_t mask = umask(0);
+    CHECK_OK(dd_recorder_dump_to_file(self.recorder, &options, path, check_err()));
+    (void)umask(mask);
+    struct stat info;
+    REQUIRE(stat(victim, &info) == 0);
+    CHECK_INT(info.st_size, 4);
+    REQUIRE(lstat(path, &info) == 0);
+    CHECK(S_ISREG(info.st_mode));
+    CHECK_INT(info.st_mode & 0777, 0600);
+    CHECK(unlink(path) == 0 && unlink(planted) == 0 && unlink(victim) == 0);
+    CHECK_INT(rmdir(folder), 0); /* nothing else is left in it */
     rig_close(&self);
 }
 

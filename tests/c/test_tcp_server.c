@@ -506,6 +506,36 @@ TEST(silent_connections_are_closed)
     dd_tcp_server_release(server);
 }
 
+/* They are an eighth of the descriptors at most. Those that have said anything are not among them. */
+TEST(silent_connections_make_room)
+{
+    enum { N = 100 };
+    dd_tcp_server_options options = raw_options();
+    options.secret = BYTES("secret");
+    dd_tcp_server *server = raw_server(&options);
+    struct rlimit old;
+    CHECK(getrlimit(RLIMIT_NOFILE, &old) == 0);
+    struct rlimit few = {256, old.rlim_max};
+    CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+    int halfway = raw_open(dd_tcp_server_port(server));
+    raw_ask(halfway, DD_TCP_PING, "u", DD_TCP_OFFER | 0x1234);
+    CHECK(raw_expect(halfway, "u", ~(DD_TCP_OFFER | 0x1234)));
+    int silent[N];
+    for (int i = 0; i < N; i++) {
+        silent[i] = raw_connect(dd_tcp_server_port(server));
+    }
+    /* Before their time is over. */
+    expect_connections(server, 256 / 8 + 1);
+    raw_ask(halfway, DD_TCP_PING, "u", DD_TCP_OFFER | 0x1234);
+    CHECK(raw_expect(halfway, "u", ~(DD_TCP_OFFER | 0x1234)));
+    for (int i = 0; i < N; i++) {
+        close(silent[i]);
+    }
+    close(halfway);
+    CHECK(setrlimit(RLIMIT_NOFILE, &old) == 0);
+    dd_tcp_server_release(server);
+}
+
 /* --- extended connections ------------------------------------------------------------------------------------ */
 
 static int
@@ -701,6 +731,41 @@ TEST(no_descriptors_left)
     CHECK(raw_expect(client, "u", 2u));
     close(client);
     close(served);
+    dd_tcp_server_release(server);
+}
+
+TEST(few_descriptors_left)
+{
+    dd_tcp_server *server = default_server();
+    uint16_t port = dd_tcp_server_port(server);
+    struct rlimit old;
+    CHECK(getrlimit(RLIMIT_NOFILE, &old) == 0);
+    struct rlimit few = {512, old.rlim_max};
+    CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+    int files[512];
+    size_t nfiles = 0;
+    do {
+        files[nfiles] = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    } while (files[nfiles++] < 500);
+    int fd = raw_open(port);
+    raw_ask(fd, DD_TCP_PING, "u", DD_TCP_OFFER | 0x1234);
+    CHECK(raw_expect(fd, "u", ~(DD_TCP_OFFER | 0x1234)));
+    raw_ask(fd, DD_TCP_HELLO, "uikv", 1u, 77LL, "a-host", "");
+    CHECK(raw_expect(
+        fd, "bv", (int)DD_NETWORK,
+        "the process that serves the store has as many files and connections open as it may (ulimit -n "
+        "there)"));
+    CHECK(raw_is_closed(fd));
+    close(fd);
+    dd_wait wait = dd_wait_after(10 * DD_NS_PER_MS);
+    CHECK_STATUS(dd_tcp_server_wait_joined(server, 1, &wait, check_err()), DD_TIMED_OUT);
+    CHECK_CONTAINS(check_message(), "turned away");
+    CHECK_CONTAINS(check_message(), "512 open files (ulimit -n)");
+    while (nfiles > 0) {
+        close(files[--nfiles]);
+    }
+    expect_alive(server);
+    CHECK(setrlimit(RLIMIT_NOFILE, &old) == 0);
     dd_tcp_server_release(server);
 }
 

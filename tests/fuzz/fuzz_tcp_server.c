@@ -188,7 +188,7 @@ connect_client(dd_tcp_server *server, uint8_t first, client *new)
     int ends[2];
     require(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0);
     *new = (client){.fd = ends[1]};
-    tcp_conn_open(server, dd_fork_own(ends[0]));
+    tcp_conn_open(server, dd_fork_own(ends[0]), false);
     tcp_conn *conn = DD_CONTAINER_OF(server->conns.prev, tcp_conn, link);
     if (first & (IS_GREETED | IS_EXTENDED | HAS_RING)) {
         send_bytes(new, dd_bytes_of(validate, sizeof validate));

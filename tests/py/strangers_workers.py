@@ -1,0 +1,121 @@
+"""What the processes of test_strangers.py run. No pytest here."""
+
+import contextlib
+import os
+import resource
+import select
+import socket
+import time
+from datetime import timedelta
+
+import dldist
+import procs
+
+LOOPBACK = "127.0.0.1"
+
+
+def limit_descriptors(count):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+def crowded_server(channel, descriptors, secret):
+    """Serves a store with so few descriptors; opens files when told how many, until told None."""
+    limit_descriptors(descriptors)
+    store = dldist.TCPStore(LOOPBACK, 0, is_master=True, secret=secret, timeout=timedelta(seconds=30))
+    channel.send(store.port)
+    while (count := channel.recv(120)) is not None:
+        files = [os.open("/dev/null", os.O_RDONLY) for _ in range(count)]
+        channel.send(procs.fd_count())
+        for file in files:
+            os.close(file)
+
+
+def listening_ports():
+    """TCP ports that this process listens on, with the address of each: "127.0.0.1", "::", ..."""
+    inodes = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            inodes.add(os.readlink(f"/proc/self/fd/{fd}"))
+    ports = set()
+    for family, name in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
+        with open(f"/proc/self/net/{name}", encoding="ascii") as file:
+            rows = [row.split() for row in file][1:]
+        for row in rows:
+            if row[3] == "0A" and f"socket:[{row[9]}]" in inodes:
+                address, port = row[1].split(":")
+                words = [bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, len(address), 8)]
+                ports.add((socket.inet_ntop(family, b"".join(words)), int(port, 16)))
+    return ports
+
+
+def meet(channel, port):
+    """Makes worlds as told by (name, rank, size, whether it should listen then, and perhaps another host of the store): how long each
+    took, and where the process listens then."""
+    worlds = []
+    while (order := channel.recv(120)) is not None:
+        name, rank, size, is_listening, *hosts = order
+        store = dldist.TCPStore(*(hosts or [LOOPBACK]), port, timeout=timedelta(seconds=60))
+        start = time.monotonic()
+        worlds.append(dldist.World(store, rank, size, name=name, timeout=60))
+        worlds[-1].barrier()
+        end = time.monotonic()
+        procs.poll_until(lambda: bool(listening_ports()) == is_listening, what="ports that open or close")
+        channel.send((end - start, listening_ports()))
+    for world in worlds:
+        world.close()
+
+
+def knock_as(channel, user, name, bytes_to_send):
+    """What a store's Unix socket answers to a process of that user."""
+    os.setuid(user)
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.settimeout(20)
+        stranger.connect("\0" + name)
+        with contextlib.suppress(ConnectionError):
+            stranger.send(bytes_to_send)
+            return stranger.recv(100)
+    return b""
+
+
+def use_store_as(channel, user, port):
+    os.setuid(user)
+    store = dldist.TCPStore(LOOPBACK, port, timeout=timedelta(seconds=20))
+    return store.get("key")
+
+
+def flood(channel, ports, count, words=b""):
+    """Keeps so many connections to each port that say `words` and no more: what is closed comes again."""
+    limit_descriptors(min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], count * len(ports) + 200))
+    poll = select.poll()
+    held = {}
+
+    def connect(port):
+        stranger = socket.socket()
+        stranger.setblocking(False)
+        stranger.connect_ex((LOOPBACK, port))
+        held[stranger.fileno()] = (stranger, port)
+        poll.register(stranger, select.POLLOUT)
+
+    for port in ports:
+        for _ in range(count):
+            connect(port)
+    nopened = 0
+    is_told = False
+    while not channel._connection.poll(0):
+        for fd, events in poll.poll(20):
+            stranger, port = held[fd]
+            if events & (select.POLLERR | select.POLLHUP | select.POLLIN):
+                poll.unregister(fd)
+                stranger.close()
+                del held[fd]
+                connect(port)
+            else:
+                nopened += 1
+                with contextlib.suppress(ConnectionError):
+                    stranger.send(words)
+                poll.modify(fd, select.POLLIN | select.POLLRDHUP)
+        if not is_told and nopened >= count * len(ports):
+            is_told = True
+            channel.send("there")
+        time.sleep(0.002)
+    return nopened
