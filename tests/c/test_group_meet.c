@@ -178,10 +178,12 @@ TEST(several_ranks_with_one_engine)
 }
 
 static void
-await_first(team_rank *self)
+await_first(team_rank *self, int generation)
 {
+    char text[64];
+    snprintf(text, sizeof text, "dldist/w/%d/rank/0", generation);
     dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
-    dd_bytes key = dd_bytes_of_string("dldist/w/0/rank/0");
+    dd_bytes key = dd_bytes_of_string(text);
     CHECK_OK(self->store->ops->wait(self->store, &key, 1, &wait, check_err()));
 }
 
@@ -193,7 +195,7 @@ taken_first(team_rank *self)
     if (self->rank == 0) {
         CHECK_OK(open_named(self, "w", 0, 2, plenty_ns, &group));
     } else {
-        await_first(self);
+        await_first(self, 0);
         CHECK_STATUS(open_named(self, "w", 0, 2, plenty_ns, &group), DD_INVALID_ARGUMENT);
         CHECK_CONTAINS(check_message(), "rank 0 of group \"w\" is taken: by ");
         CHECK_OK(open_named(self, "w", 1, 2, plenty_ns, &group)); /* in spite of that */
@@ -218,7 +220,7 @@ disagree_on_the_size(team_rank *self)
     int64_t plenty_ns = 60 * DD_NS_PER_S * check_slow();
     for (int i = 0; i < 2; i++) {
         if (self->rank == 1) {
-            await_first(self);
+            await_first(self, i);
         }
         dd_error error;
         dd_group_options options = team_group_options("w");
