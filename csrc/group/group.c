@@ -63,7 +63,8 @@ dd_group_open(dd_engine *engine, dd_store *store, int rank, int size, const dd_g
         status = peers != NULL ? DD_OK : dd_error_no_memory(err, (size_t)size * sizeof(dd_peer *));
     }
     if (status == DD_OK) {
-        status = size == 1 ? open_alone(engine, peers, &meeting.id, err) : find_peers(&meeting, size, peers, err);
+        status =
+            size == 1 ? open_alone(engine, peers, &meeting.id, err) : find_peers(&meeting, size, peers, err);
     }
     if (status != DD_OK) {
         for (int i = 0; i < size && peers != NULL; i++) {

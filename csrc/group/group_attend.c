@@ -17,7 +17,7 @@
 
 typedef struct attendance {
     int npresent;
-    bool is_cut; /* there was no time for all of them */
+    bool is_cut;      /* there was no time for all of them */
     int first_absent; /* -1: none */
     char present[420];
     char absent[420];
@@ -104,8 +104,8 @@ meeting_error_absent(meeting_place *place, dd_error *err)
     if (seen.trouble.code != DD_OK) {
         dd_error_set(err, DD_OP_TIMED_OUT, "the store does not say who has come: %s", seen.trouble.message);
     } else if (seen.first_absent < 0) {
-        dd_error_set(err, DD_OP_TIMED_OUT, "all %d have come, and one of them has not gone on: %s", place->size,
-                     seen.present);
+        dd_error_set(err, DD_OP_TIMED_OUT, "all %d have come, and one of them has not gone on: %s",
+                     place->size, seen.present);
     } else {
         dd_error_set(err, DD_OP_TIMED_OUT, "%s%d of %d have come: %s; missing: %s",
                      seen.is_cut ? "at least " : "", seen.npresent, place->size, seen.present, seen.absent);

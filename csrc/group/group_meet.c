@@ -2,16 +2,11 @@
  *
  * Under "<name>/" there is a generation, and under "<name>/<generation>/" one meeting: how many there are to be, says who came first
  * ("size": that, his rank, a newline and what he publishes), who has come ("rank/<r>": a nonce and a card), how many ("count"), and
- * how it ended ("end"):
- *
- *     off                 a rank has run out of time: the others go on to the next meeting
- *     failed <code> <rank> <pid>      a newline, the culprit's host, a newline and a message: an error that all are to raise
- *     ok <size> <id>      a newline and everybody's card
+ * how it ended ("end", see group_meet_end.c).
  *
  * A meeting that ended is never joined: its name can be used again at once, and one that somebody gave up does not poison the next. */
 #include "group/group_meet_internal.h"
 
-#include "core/little_endian.h"
 #include "core/mem.h"
 #include "net/auth.h"
 #include "store/tcp_store.h"
@@ -21,17 +16,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define END_OFF "off"
-#define END_FAILED "failed "
-#define NONCE_BYTES 8 /* in front of a card, so that every attempt to join has bytes of its own */
-
 dd_status
 meeting_decode_card(dd_bytes published, dd_card *card, dd_error *err)
 {
-    if (published.len < NONCE_BYTES) {
+    if (published.len < MEETING_NONCE_BYTES) {
         return dd_error_set(err, DD_PROTOCOL, "a published card has only %zu bytes", published.len);
     }
-    return dd_card_decode(dd_bytes_of(published.data + NONCE_BYTES, published.len - NONCE_BYTES), card, err);
+    return dd_card_decode(
+        dd_bytes_of(published.data + MEETING_NONCE_BYTES, published.len - MEETING_NONCE_BYTES), card, err);
 }
 
 const char *
@@ -121,8 +113,8 @@ static dd_status
 end_meeting(meeting_place *place, dd_bytes end, dd_error *err)
 {
     dd_blob value = {0};
-    dd_status status = place->store->ops->compare_set(
-        place->store, meeting_key(place, "end"), dd_bytes_of_string(""), end, &value, place->wait, err);
+    dd_status status = place->store->ops->compare_set(place->store, meeting_key(place, "end"),
+                                                      dd_bytes_of_string(""), end, &value, place->wait, err);
     dd_blob_fini(&value);
     return status;
 }
@@ -130,24 +122,23 @@ end_meeting(meeting_place *place, dd_bytes end, dd_error *err)
 static dd_status
 call_off(meeting_place *place, dd_error *err)
 {
-    return end_meeting(place, dd_bytes_of_string(END_OFF), err);
+    return end_meeting(place, dd_bytes_of_string(MEETING_END_OFF), err);
 }
 
 static void
 prepend_group(const meeting_place *place, dd_error *err)
 {
-    dd_error_prepend(err, "group \"%.*s\" (rank %d of %d)", (int)place->name.len, (const char *)place->name.data,
-                     place->rank, place->size);
+    dd_error_prepend(err, "group \"%.*s\" (rank %d of %d)", (int)place->name.len,
+                     (const char *)place->name.data, place->rank, place->size);
 }
 
 /* All who have come raise the error. */
 static dd_status
 fail_meeting(meeting_place *place, const dd_error *error, dd_error *err)
 {
-    char end[sizeof error->message + DD_HOST_NAME_MAX + 64];
-    int len = snprintf(end, sizeof end, "%s%d %d %lld\n%s\n%s", END_FAILED, (int)error->code, error->culprit.rank,
-                       error->culprit.pid, error->culprit.host, error->message);
-    dd_status status = end_meeting(place, dd_bytes_of(end, (size_t)len), err);
+    char end[MEETING_FAILURE_MAX];
+    size_t len = meeting_encode_failure(error, end);
+    dd_status status = end_meeting(place, dd_bytes_of(end, len), err);
     return status == DD_OK ? leave_generation(place, err) : status;
 }
 
@@ -194,7 +185,8 @@ examine_taken(meeting_place *place, dd_bytes taken, dd_bytes own, join_outcome *
     }
     dd_card card;
     dd_card own_card;
-    if (meeting_decode_card(taken, &card, NULL) != DD_OK || meeting_decode_card(own, &own_card, NULL) != DD_OK) {
+    if (meeting_decode_card(taken, &card, NULL) != DD_OK ||
+        meeting_decode_card(own, &own_card, NULL) != DD_OK) {
         return dd_error_set(err, DD_STORE,
                             "the store holds something else where rank %d of group \"%.*s\" should be",
                             place->rank, (int)place->name.len, (const char *)place->name.data);
@@ -237,7 +229,8 @@ settle_sizes(meeting_place *place, dd_bytes said, dd_bytes own, join_outcome *ou
     if (len == 0 || sscanf(line, "%d %d", &size, &rank) != 2 ||
         meeting_decode_card(dd_bytes_of(said.data + len, said.len - len), &card, NULL) != DD_OK ||
         meeting_decode_card(own, &own_card, NULL) != DD_OK) {
-        return dd_error_set(err, DD_STORE, "the store holds something else where the size of group \"%.*s\" should be",
+        return dd_error_set(err, DD_STORE,
+                            "the store holds something else where the size of group \"%.*s\" should be",
                             (int)place->name.len, (const char *)place->name.data);
     }
     bool is_dead = false;
@@ -254,8 +247,8 @@ settle_sizes(meeting_place *place, dd_bytes said, dd_bytes own, join_outcome *ou
     char second[128];
     dd_error error;
     dd_error_set(&error, DD_MISMATCH, "%s says that it has %d ranks, and %s that it has %d",
-                 meeting_print_member(rank, &card, first), size, meeting_print_member(place->rank, &own_card, second),
-                 place->size);
+                 meeting_print_member(rank, &card, first), size,
+                 meeting_print_member(place->rank, &own_card, second), place->size);
     dd_error_blame(&error, place->rank, own_card.host, own_card.pid);
     status = fail_meeting(place, &error, err);
     if (status == DD_OK) {
@@ -279,8 +272,9 @@ agree_on_size(meeting_place *place, dd_bytes own, join_outcome *outcome, dd_erro
         status = dd_blob_append(&mine, own.data, own.len, err);
     }
     if (status == DD_OK) {
-        status = place->store->ops->compare_set(place->store, meeting_key(place, "size"), dd_bytes_of_string(""),
-                                                dd_blob_view(&mine), &said, place->wait, err);
+        status =
+            place->store->ops->compare_set(place->store, meeting_key(place, "size"), dd_bytes_of_string(""),
+                                           dd_blob_view(&mine), &said, place->wait, err);
     }
     size_t len = strcspn(line, " ") + 1;
     if (status == DD_OK && (said.len < len || memcmp(said.data, line, len) != 0)) {
@@ -347,59 +341,6 @@ get_cards(meeting_place *place, dd_blob_list *cards, dd_error *err)
                                                              : get_cards_one_by_one(place, cards, err);
 }
 
-/* ---- the end of a meeting: its first line, and for every rank four bytes of length (little endian) and the card */
-
-static dd_status
-encode_end(uint64_t id, const dd_blob_list *cards, dd_blob *end, dd_error *err)
-{
-    char line[64];
-    int len = snprintf(line, sizeof line, "ok %zu %016" PRIx64 "\n", cards->count, id);
-    dd_status status = dd_blob_append(end, line, (size_t)len, err);
-    for (size_t i = 0; i < cards->count && status == DD_OK; i++) {
-        const dd_blob *card = &cards->items[i];
-        uint8_t prefix[4];
-        dd_put_number(prefix, card->len, sizeof prefix);
-        status = dd_blob_append(end, prefix, sizeof prefix, err);
-        if (status == DD_OK) {
-            status = dd_blob_append(end, card->data, card->len, err);
-        }
-    }
-    return status;
-}
-
-/* Takes the next card off the front of `rest`; false when there is none. */
-static bool
-take_card(dd_bytes *rest, dd_bytes *card)
-{
-    if (rest->len < 4) {
-        return false;
-    }
-    size_t len = (size_t)dd_get_number(rest->data, 4);
-    if (len > rest->len - 4) {
-        return false;
-    }
-    *card = dd_bytes_of(rest->data + 4, len);
-    *rest = dd_bytes_of(rest->data + 4 + len, rest->len - 4 - len);
-    return true;
-}
-
-/* The cards come without what was published in front of them. */
-static dd_status
-decode_cards(const meeting_place *place, dd_bytes rest, dd_blob_list *cards, dd_error *err)
-{
-    dd_status status = dd_blob_list_init(cards, (size_t)place->size, err);
-    for (size_t i = 0; i < cards->count && status == DD_OK; i++) {
-        dd_bytes card;
-        if (!take_card(&rest, &card) || card.len < NONCE_BYTES) {
-            return dd_error_set(err, DD_STORE, "the end of a meeting of %d lacks the card of rank %zu",
-                                place->size, i);
-        }
-        status = dd_blob_assign(&cards->items[i],
-                                dd_bytes_of(card.data + NONCE_BYTES, card.len - NONCE_BYTES), err);
-    }
-    return status;
-}
-
 /* The last who comes names the group, ends the meeting and hands everybody all cards. */
 static dd_status
 count_in(meeting_place *place, dd_error *err)
@@ -420,7 +361,7 @@ count_in(meeting_place *place, dd_error *err)
     dd_blob value = {0};
     status = get_cards(place, &cards, err);
     if (status == DD_OK) {
-        status = encode_end(id, &cards, &end, err);
+        status = meeting_encode_end(id, &cards, &end, err);
     }
     if (status == DD_OK) {
         status =
@@ -449,59 +390,24 @@ run_out_of_time(meeting_place *place, dd_error *err)
     return late;
 }
 
-/* Somebody has failed the meeting, and says why. */
-static dd_status
-hear_failure(meeting_place *place, dd_bytes said, dd_error *err)
-{
-    char text[sizeof err->message + DD_HOST_NAME_MAX + 64];
-    size_t len = said.len < sizeof text - 1 ? said.len : sizeof text - 1;
-    memcpy(text, said.data, len);
-    text[len] = '\0';
-    int code = 0;
-    int rank = 0;
-    long long pid = 0;
-    char *host = strchr(text, '\n');
-    char *message = host != NULL ? strchr(host + 1, '\n') : NULL;
-    if (message == NULL || sscanf(text, END_FAILED "%d %d %lld", &code, &rank, &pid) != 3 || code <= DD_OK ||
-        code >= DD_STATUS_COUNT) {
-        return dd_error_set(err, DD_STORE, "the store says \"%.*s\" where the end of a meeting of %d should be",
-                            (int)strcspn(text, "\n"), text, place->size);
-    }
-    *host++ = '\0';
-    *message++ = '\0';
-    dd_status status = leave_generation(place, err);
-    if (status == DD_OK) {
-        status = dd_error_set(err, (dd_status)code, "%s", message);
-        dd_error_blame(err, rank, host, pid);
-        prepend_group(place, err);
-    }
-    return status;
-}
-
-/* What the store says of the end: that it was called off, or who is in the group. */
+/* What the store says of the end: that it was called off, that it has failed, or who is in the group. */
 static dd_status
 read_end(meeting_place *place, dd_bytes end, group_meeting *meeting, join_outcome *outcome, dd_error *err)
 {
-    if (dd_bytes_equal(dd_bytes_of(end.data, end.len < strlen(END_FAILED) ? end.len : strlen(END_FAILED)),
-                       dd_bytes_of_string(END_FAILED))) {
-        return hear_failure(place, end, err);
-    }
-    char text[64] = "";
-    memcpy(text, end.data, end.len < sizeof text - 1 ? end.len : sizeof text - 1);
-    char *newline = strchr(text, '\n');
-    size_t len = newline != NULL ? (size_t)(newline - text) : strlen(text);
-    text[len] = '\0';
-    if (strcmp(text, END_OFF) == 0) {
+    dd_error failure;
+    dd_status status = DD_OK;
+    if (dd_bytes_equal(end, dd_bytes_of_string(MEETING_END_OFF))) {
         *outcome = MEETING_OVER;
         return leave_generation(place, err);
     }
-    int size = 0;
-    if (newline == NULL || sscanf(text, "ok %d %" SCNx64, &size, &meeting->id) != 2 || size != place->size) {
-        return dd_error_set(err, DD_STORE, "the store says \"%s\" where the end of a meeting of %d should be",
-                            text, place->size);
+    if (meeting_decode_failure(end, &failure)) {
+        status = leave_generation(place, err);
+        prepend_group(place, &failure);
+        return status == DD_OK ? dd_error_copy(err, &failure) : status;
     }
+    status = meeting_decode_end(place->size, end, &meeting->id, &meeting->cards, err);
     *outcome = JOINED;
-    return decode_cards(place, dd_bytes_of(end.data + len + 1, end.len - len - 1), &meeting->cards, err);
+    return status;
 }
 
 /* Waits for the end of the meeting, and looks meanwhile whether another one who has come is still alive. */
@@ -603,7 +509,7 @@ static dd_status
 make_published(dd_engine *engine, dd_store *store, dd_blob *published, dd_error *err)
 {
     dd_addr to_store = dd_tcp_store_own_addr(store);
-    uint8_t nonce[NONCE_BYTES];
+    uint8_t nonce[MEETING_NONCE_BYTES];
     dd_blob card = {0};
     dd_status status = dd_engine_card(engine, to_store.len > 0 ? &to_store : NULL, &card, err);
     if (status == DD_OK) {

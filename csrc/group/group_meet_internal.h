@@ -1,10 +1,13 @@
-/* The parts of a meeting: the protocol in the store (group_meet.c), and who is there (group_attend.c). */
+/* The parts of a meeting: the protocol in the store (group_meet.c), how it ends (group_meet_end.c), and who is there (group_attend.c). */
 #ifndef DD_GROUP_GROUP_MEET_INTERNAL_H
 #define DD_GROUP_GROUP_MEET_INTERNAL_H
 
 #include "group/group_internal.h"
 
 #define MEETING_KEY_MAX 512
+#define MEETING_NONCE_BYTES 8 /* in front of a card, so that every attempt to join has bytes of its own */
+#define MEETING_END_OFF "off"
+#define MEETING_FAILURE_MAX (sizeof(dd_error) + 64)
 
 typedef struct meeting_place {
     dd_store *store;
@@ -26,6 +29,18 @@ dd_bytes meeting_rank_key(meeting_place *place, uint64_t generation, const char 
 dd_status meeting_decode_card(dd_bytes published, dd_card *card, dd_error *err) DD_MUST_CHECK;
 /* "rank 2 (node-b, pid 77)" */
 const char *meeting_print_member(int rank, const dd_card *card, char out[128]);
+
+/* ---- group_meet_end.c */
+
+dd_status meeting_encode_end(uint64_t id, const dd_blob_list *published, dd_blob *end,
+                             dd_error *err) DD_MUST_CHECK;
+/* The cards, without what was published in front of them. DD_STORE. */
+dd_status meeting_decode_end(int size, dd_bytes end, uint64_t *id, dd_blob_list *cards,
+                             dd_error *err) DD_MUST_CHECK;
+/* Returns its length. */
+size_t meeting_encode_failure(const dd_error *error, char end[MEETING_FAILURE_MAX]);
+/* False: it says something else. */
+bool meeting_decode_failure(dd_bytes end, dd_error *error);
 
 /* ---- group_attend.c */
 

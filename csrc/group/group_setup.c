@@ -423,8 +423,7 @@ set_up_arena(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_
     }
     bool has_arena = false;
     dd_block block = {.data = votes, .nbytes = (size_t)group->size};
-    dd_status status =
-        group->selection.is_flat ? DD_OK : try_arena(group, setup, &has_arena, wait, err);
+    dd_status status = group->selection.is_flat ? DD_OK : try_arena(group, setup, &has_arena, wait, err);
     if (status == DD_OK) {
         status = exchange_votes(group, has_arena ? 1 : 0, block, setup, wait, err);
     }

@@ -51,8 +51,8 @@ typedef enum dd_presence {
 
 /* Whether the process of the card runs, as far as can be seen from here; `own` is that of a process on this host. Fails with
  * DD_INTERRUPTED alone. */
-dd_status dd_card_look_for(const dd_card *card, const dd_card *own, dd_presence *presence, const dd_wait *wait,
-                           dd_error *err) DD_MUST_CHECK;
+dd_status dd_card_look_for(const dd_card *card, const dd_card *own, dd_presence *presence,
+                           const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* The machine's usable addresses, those of the named interfaces only when ifnames is not ""
  * (comma-separated prefixes; "=eth0" exactly that; "^docker" all but those). Loopback only if there is

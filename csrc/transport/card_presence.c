@@ -41,7 +41,8 @@ is_loopback(const dd_addr *addr)
 
 /* *presence: THERE, REFUSED by all addresses, or UNKNOWN. */
 static dd_status
-look_at_addresses(const dd_card *card, bool is_same_host, dd_presence *presence, const dd_wait *wait, dd_error *err)
+look_at_addresses(const dd_card *card, bool is_same_host, dd_presence *presence, const dd_wait *wait,
+                  dd_error *err)
 {
     *presence = DD_PRESENCE_UNKNOWN;
     for (size_t i = 0; i < card->addrs.count; i++) {
@@ -67,7 +68,8 @@ look_at_addresses(const dd_card *card, bool is_same_host, dd_presence *presence,
 }
 
 dd_status
-dd_card_look_for(const dd_card *card, const dd_card *own, dd_presence *presence, const dd_wait *wait, dd_error *err)
+dd_card_look_for(const dd_card *card, const dd_card *own, dd_presence *presence, const dd_wait *wait,
+                 dd_error *err)
 {
     bool is_same_host = dd_card_is_same_host(card, own);
     if (is_same_host && card->unix_name[0] != '\0') {

@@ -9,7 +9,7 @@
 
 typedef struct victim {
     dd_engine *engine;
-    dd_card own; /* of the engine */
+    dd_card own;  /* of the engine */
     dd_card card; /* of the one that dies; nobody is there */
     dd_peer *peer;
     int fd;
@@ -45,7 +45,8 @@ begin_hand_shake(victim *self)
            CHECK_OK(connect_hello_write(&hello, check_err())) &&
            CHECK_OK(connect_send(self->fd, hello.bytes, CONNECT_HELLO_BYTES, &wait, check_err())) &&
            CHECK_OK(connect_recv(self->fd, answer, sizeof answer, &wait, check_err())) &&
-           CHECK_OK(connect_recv(self->fd, &verdict, 1, &wait, check_err())) && CHECK_INT(verdict, CONNECT_OK);
+           CHECK_OK(connect_recv(self->fd, &verdict, 1, &wait, check_err())) &&
+           CHECK_INT(verdict, CONNECT_OK);
 }
 
 static bool

@@ -75,6 +75,10 @@ read_ends_that_make_no_sense(team_rank *self)
         {"ok 2 1\n", "lacks the card of rank 0"},
         {"ok 2 1\n\377\377\377\377card", "lacks the card of rank 0"},
         {"ok 2 1\n\1\1\1", "lacks the card of rank 0"},
+        {"failed", "\"failed\" where the end"},
+        {"failed 14 1 7\nhost", "\"failed 14 1 7\" where the end"},
+        {"failed 0 1 7\nhost\ntext", "\"failed 0 1 7\" where the end"},
+        {"failed 999 1 7\nhost\ntext", "\"failed 999 1 7\" where the end"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char name[16];
@@ -225,8 +229,8 @@ disagree_on_the_size(team_rank *self)
         dd_error error;
         dd_group_options options = team_group_options("w");
         dd_wait wait = dd_wait_after(plenty_ns);
-        CHECK_STATUS(dd_group_open(self->engine, self->store, self->rank, self->rank == 0 ? 2 : theirs[i], &options,
-                                   &group, &wait, &error),
+        CHECK_STATUS(dd_group_open(self->engine, self->store, self->rank, self->rank == 0 ? 2 : theirs[i],
+                                   &options, &group, &wait, &error),
                      DD_MISMATCH);
         char text[128];
         CHECK_CONTAINS(error.message, "group \"w\" (rank ");
