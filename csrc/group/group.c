@@ -51,23 +51,24 @@ dd_group_open(dd_engine *engine, dd_store *store, int rank, int size, const dd_g
     if (status != DD_OK) {
         return status;
     }
-    dd_peer **peers = dd_mem_zalloc((size_t)size * sizeof(dd_peer *));
-    if (peers == NULL) {
-        return dd_error_no_memory(err, (size_t)size * sizeof(dd_peer *));
-    }
+    dd_peer **peers = NULL; /* made when the others are there: the number may be a mistake */
     group_meeting meeting = {.engine = NULL};
     if (size == 1) {
         meeting.engine = dd_engine_acquire(engine);
-        status = open_alone(engine, peers, &meeting.id, err);
     } else {
         dd_engine_begin_meeting(engine);
         status = group_meet(engine, store, rank, size, options->name, &meeting, wait, err);
-        if (status == DD_OK) {
-            status = find_peers(&meeting, size, peers, err);
-        }
+    }
+    if (status == DD_OK) {
+        peers = dd_mem_zalloc((size_t)size * sizeof(dd_peer *));
+        status = peers != NULL ? DD_OK : dd_error_no_memory(err, (size_t)size * sizeof(dd_peer *));
+    }
+    if (status == DD_OK) {
+        status =
+            size == 1 ? open_alone(engine, peers, &meeting.id, err) : find_peers(&meeting, size, peers, err);
     }
     if (status != DD_OK) {
-        for (int i = 0; i < size; i++) {
+        for (int i = 0; i < size && peers != NULL; i++) {
             dd_peer_release(peers[i]);
         }
         dd_mem_free(peers);

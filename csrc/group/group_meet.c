@@ -1,53 +1,38 @@
 /* How the ranks of a group find each other in the store.
  *
- * Under "<name>/" there is a generation, and under "<name>/<generation>/" one meeting: who has come ("rank/<r>": a card), how many
- * ("count"), and how it ended ("end": "off", or "ok <size> <id>", a newline and everybody's card). A meeting that ended is never joined: its name can be used again at
- * once, and one that somebody gave up does not poison the next. */
-#include "group/group_internal.h"
+ * Under "<name>/" there is a generation, and under "<name>/<generation>/" one meeting: how many there are to be, says who came first
+ * ("size": that, his rank, a newline and what he publishes), who has come ("rank/<r>": a nonce and a card), how many ("count"), and
+ * how it ended ("end", see group_meet_end.c).
+ *
+ * A meeting that ended is never joined: its name can be used again at once, and one that somebody gave up does not poison the next. */
+#include "group/group_meet_internal.h"
 
-#include "core/little_endian.h"
 #include "core/mem.h"
 #include "net/auth.h"
 #include "store/tcp_store.h"
 
-#include <errno.h>
 #include <inttypes.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#define KEY_MAX 512
-#define NONCE_BYTES 8 /* in front of a card, so that every attempt to join has bytes of its own */
-
-static dd_status
-decode_published(dd_bytes published, dd_card *card, dd_error *err)
+dd_status
+meeting_decode_card(dd_bytes published, dd_card *card, dd_error *err)
 {
-    if (published.len < NONCE_BYTES) {
+    if (published.len < MEETING_NONCE_BYTES) {
         return dd_error_set(err, DD_PROTOCOL, "a published card has only %zu bytes", published.len);
     }
-    return dd_card_decode(dd_bytes_of(published.data + NONCE_BYTES, published.len - NONCE_BYTES), card, err);
+    return dd_card_decode(
+        dd_bytes_of(published.data + MEETING_NONCE_BYTES, published.len - MEETING_NONCE_BYTES), card, err);
 }
 
-/* Who has come to a meeting, and who has not. */
-typedef struct attendance {
-    int npresent;
-    char present[420];
-    char absent[420];
-} attendance;
-
-typedef struct meeting_place {
-    dd_store *store;
-    int rank;
-    int size;
-    dd_bytes name;
-    uint64_t generation;
-    const dd_wait *wait;
-    attendance
-        earlier; /* of a meeting that somebody has called off, which left us too little time for another */
-    char key[KEY_MAX];
-} meeting_place;
+const char *
+meeting_print_member(int rank, const dd_card *card, char out[128])
+{
+    char who[96];
+    snprintf(out, 128, "rank %d (%s)", rank, dd_card_print(card, who));
+    return out;
+}
 
 static dd_bytes
 generation_key(meeting_place *place)
@@ -58,19 +43,31 @@ generation_key(meeting_place *place)
 }
 
 static dd_bytes
-meeting_key(meeting_place *place, const char *what)
+generation_part_key(meeting_place *place, uint64_t generation, const char *what)
 {
     snprintf(place->key, sizeof place->key, "dldist/%.*s/%" PRIu64 "/%s", (int)place->name.len,
-             (const char *)place->name.data, place->generation, what);
+             (const char *)place->name.data, generation, what);
     return dd_bytes_of_string(place->key);
+}
+
+static dd_bytes
+meeting_key(meeting_place *place, const char *what)
+{
+    return generation_part_key(place, place->generation, what);
+}
+
+dd_bytes
+meeting_rank_key(meeting_place *place, uint64_t generation, const char *what, int rank)
+{
+    char part[48];
+    snprintf(part, sizeof part, "%s/%d", what, rank);
+    return generation_part_key(place, generation, part);
 }
 
 static dd_bytes
 rank_key(meeting_place *place, const char *what, int rank)
 {
-    char part[48];
-    snprintf(part, sizeof part, "%s/%d", what, rank);
-    return meeting_key(place, part);
+    return meeting_rank_key(place, place->generation, what, rank);
 }
 
 static dd_status
@@ -84,8 +81,12 @@ read_generation(meeting_place *place, dd_error *err)
     if (status == DD_OK && is_found) {
         memcpy(text, value.data, value.len < sizeof text - 1 ? value.len : sizeof text - 1);
     }
-    place->generation = strtoull(text, NULL, 10);
     dd_blob_fini(&value);
+    if (status == DD_OK) {
+        place->generation = strtoull(text, NULL, 10);
+        place->first_generation = place->has_begun ? place->first_generation : place->generation;
+        place->has_begun = true;
+    }
     return status;
 }
 
@@ -107,24 +108,51 @@ leave_generation(meeting_place *place, dd_error *err)
     return status;
 }
 
+/* The first who ends a meeting settles how. */
 static dd_status
-call_off(meeting_place *place, dd_error *err)
+end_meeting(meeting_place *place, dd_bytes end, dd_error *err)
 {
     dd_blob value = {0};
-    dd_status status =
-        place->store->ops->compare_set(place->store, meeting_key(place, "end"), dd_bytes_of_string(""),
-                                       dd_bytes_of_string("off"), &value, place->wait, err);
+    dd_status status = place->store->ops->compare_set(place->store, meeting_key(place, "end"),
+                                                      dd_bytes_of_string(""), end, &value, place->wait, err);
     dd_blob_fini(&value);
     return status;
 }
 
-/* A process of this host that no longer runs. A number that was given to somebody else is taken for the old one: then the error is
- * about a taken rank, and the next attempt has another generation. */
-static bool
-is_known_dead(const dd_card *card, const dd_card *own)
+static dd_status
+call_off(meeting_place *place, dd_error *err)
 {
-    return memcmp(card->host_id, own->host_id, sizeof own->host_id) == 0 && card->pid > 0 &&
-           card->pid != getpid() && kill((pid_t)card->pid, 0) != 0 && errno == ESRCH;
+    return end_meeting(place, dd_bytes_of_string(MEETING_END_OFF), err);
+}
+
+static void
+prepend_group(const meeting_place *place, dd_error *err)
+{
+    dd_error_prepend(err, "group \"%.*s\" (rank %d of %d)", (int)place->name.len,
+                     (const char *)place->name.data, place->rank, place->size);
+}
+
+/* All who have come raise the error. */
+static dd_status
+fail_meeting(meeting_place *place, const dd_error *error, dd_error *err)
+{
+    char end[MEETING_FAILURE_MAX];
+    size_t len = meeting_encode_failure(error, end);
+    dd_status status = end_meeting(place, dd_bytes_of(end, len), err);
+    return status == DD_OK ? leave_generation(place, err) : status;
+}
+
+/* Of a process on another host that cannot be known so soon. */
+static dd_status
+is_known_dead(meeting_place *place, const dd_card *card, const dd_card *own, bool *is_dead, dd_error *err)
+{
+    dd_presence presence = DD_PRESENCE_THERE;
+    dd_status status = DD_OK;
+    if (memcmp(&card->uid, &own->uid, sizeof own->uid) != 0) {
+        status = dd_card_look_for(card, own, &presence, place->wait, err);
+    }
+    *is_dead = presence == DD_PRESENCE_NONE;
+    return status;
 }
 
 typedef enum join_outcome {
@@ -157,14 +185,20 @@ examine_taken(meeting_place *place, dd_bytes taken, dd_bytes own, join_outcome *
     }
     dd_card card;
     dd_card own_card;
-    if (decode_published(taken, &card, NULL) != DD_OK || decode_published(own, &own_card, NULL) != DD_OK) {
+    if (meeting_decode_card(taken, &card, NULL) != DD_OK ||
+        meeting_decode_card(own, &own_card, NULL) != DD_OK) {
         return dd_error_set(err, DD_STORE,
                             "the store holds something else where rank %d of group \"%.*s\" should be",
                             place->rank, (int)place->name.len, (const char *)place->name.data);
     }
-    if (is_known_dead(&card, &own_card)) {
+    bool is_dead = false;
+    status = is_known_dead(place, &card, &own_card, &is_dead, err);
+    if (status == DD_OK && is_dead) {
         status = call_off(place, err);
         return status == DD_OK ? leave_generation(place, err) : status;
+    }
+    if (status != DD_OK) {
+        return status;
     }
     char who[96];
     dd_error_set(err, DD_INVALID_ARGUMENT, "rank %d of group \"%.*s\" is taken: by %s", place->rank,
@@ -173,37 +207,88 @@ examine_taken(meeting_place *place, dd_bytes taken, dd_bytes own, join_outcome *
     return DD_INVALID_ARGUMENT;
 }
 
-/* The first who comes says how many there will be. Before a place is taken: whoever is wrong must not keep it from others. */
+/* Somebody has come with another number of ranks. He may be dead, and what he began abandoned; else neither he nor this rank can ever
+ * meet whom they wait for, and both are to know. */
 static dd_status
-agree_on_size(meeting_place *place, join_outcome *outcome, dd_error *err)
+settle_sizes(meeting_place *place, dd_bytes said, dd_bytes own, join_outcome *outcome, dd_error *err)
 {
-    char text[24];
-    snprintf(text, sizeof text, "%d", place->size);
-    dd_blob value = {0};
-    dd_status status =
-        place->store->ops->compare_set(place->store, meeting_key(place, "size"), dd_bytes_of_string(""),
-                                       dd_bytes_of_string(text), &value, place->wait, err);
-    if (status == DD_OK && !dd_bytes_equal(dd_blob_view(&value), dd_bytes_of_string(text))) {
-        bool is_over = false;
-        status = has_ended(place, &is_over, err);
-        if (status == DD_OK && is_over) {
-            *outcome = MEETING_OVER;
-            status = leave_generation(place, err);
-        } else if (status == DD_OK) {
-            status = dd_error_set(err, DD_INVALID_ARGUMENT,
-                                  "group \"%.*s\" has %.*s ranks, says who came first; rank %d was told %d",
-                                  (int)place->name.len, (const char *)place->name.data, (int)value.len,
-                                  (const char *)value.data, place->rank, place->size);
-        }
+    bool is_over = false;
+    dd_status status = has_ended(place, &is_over, err);
+    if (status != DD_OK || is_over) {
+        *outcome = MEETING_OVER;
+        return status == DD_OK ? leave_generation(place, err) : status;
     }
-    dd_blob_fini(&value);
+    char line[32] = "";
+    memcpy(line, said.data, said.len < sizeof line - 1 ? said.len : sizeof line - 1);
+    const char *newline = strchr(line, '\n');
+    size_t len = newline != NULL ? (size_t)(newline - line) + 1 : 0;
+    int size = 0;
+    int rank = 0;
+    dd_card card;
+    dd_card own_card;
+    if (len == 0 || sscanf(line, "%d %d", &size, &rank) != 2 ||
+        meeting_decode_card(dd_bytes_of(said.data + len, said.len - len), &card, NULL) != DD_OK ||
+        meeting_decode_card(own, &own_card, NULL) != DD_OK) {
+        return dd_error_set(err, DD_STORE,
+                            "the store holds something else where the size of group \"%.*s\" should be",
+                            (int)place->name.len, (const char *)place->name.data);
+    }
+    bool is_dead = false;
+    status = is_known_dead(place, &card, &own_card, &is_dead, err);
+    if (status == DD_OK && is_dead) {
+        *outcome = MEETING_OVER;
+        status = call_off(place, err);
+        return status == DD_OK ? leave_generation(place, err) : status;
+    }
+    if (status != DD_OK) {
+        return status;
+    }
+    char first[128];
+    char second[128];
+    dd_error error;
+    dd_error_set(&error, DD_MISMATCH, "%s says that it has %d ranks, and %s that it has %d",
+                 meeting_print_member(rank, &card, first), size,
+                 meeting_print_member(place->rank, &own_card, second), place->size);
+    dd_error_blame(&error, place->rank, own_card.host, own_card.pid);
+    status = fail_meeting(place, &error, err);
+    if (status == DD_OK) {
+        dd_error_blame(&error, rank, card.host, card.pid);
+        prepend_group(place, &error);
+        status = dd_error_copy(err, &error);
+    }
+    return status;
+}
+
+/* Before a place is taken, which somebody else may have a right to. */
+static dd_status
+agree_on_size(meeting_place *place, dd_bytes own, join_outcome *outcome, dd_error *err)
+{
+    char line[32];
+    snprintf(line, sizeof line, "%d %d\n", place->size, place->rank);
+    dd_blob mine = {0};
+    dd_blob said = {0};
+    dd_status status = dd_blob_append(&mine, line, strlen(line), err);
+    if (status == DD_OK) {
+        status = dd_blob_append(&mine, own.data, own.len, err);
+    }
+    if (status == DD_OK) {
+        status =
+            place->store->ops->compare_set(place->store, meeting_key(place, "size"), dd_bytes_of_string(""),
+                                           dd_blob_view(&mine), &said, place->wait, err);
+    }
+    size_t len = strcspn(line, " ") + 1;
+    if (status == DD_OK && (said.len < len || memcmp(said.data, line, len) != 0)) {
+        status = settle_sizes(place, dd_blob_view(&said), own, outcome, err);
+    }
+    dd_blob_fini(&said);
+    dd_blob_fini(&mine);
     return status;
 }
 
 static dd_status
 join(meeting_place *place, dd_bytes card, join_outcome *outcome, dd_error *err)
 {
-    dd_status status = agree_on_size(place, outcome, err);
+    dd_status status = agree_on_size(place, card, outcome, err);
     if (status != DD_OK || *outcome == MEETING_OVER) {
         return status;
     }
@@ -233,7 +318,7 @@ static dd_status
 get_cards_at_once(meeting_place *place, dd_blob_list *cards, dd_error *err)
 {
     size_t size = (size_t)place->size;
-    char(*texts)[KEY_MAX] = dd_mem_alloc_array(size, sizeof *texts);
+    char(*texts)[MEETING_KEY_MAX] = dd_mem_alloc_array(size, sizeof *texts);
     dd_bytes *keys = dd_mem_alloc_array(size, sizeof *keys);
     dd_status status = texts != NULL && keys != NULL ? DD_OK : dd_error_no_memory(err, size * sizeof *texts);
     for (size_t rank = 0; rank < size && status == DD_OK; rank++) {
@@ -256,59 +341,6 @@ get_cards(meeting_place *place, dd_blob_list *cards, dd_error *err)
                                                              : get_cards_one_by_one(place, cards, err);
 }
 
-/* ---- the end of a meeting: its first line, and for every rank four bytes of length (little endian) and the card */
-
-static dd_status
-encode_end(uint64_t id, const dd_blob_list *cards, dd_blob *end, dd_error *err)
-{
-    char line[64];
-    int len = snprintf(line, sizeof line, "ok %zu %016" PRIx64 "\n", cards->count, id);
-    dd_status status = dd_blob_append(end, line, (size_t)len, err);
-    for (size_t i = 0; i < cards->count && status == DD_OK; i++) {
-        const dd_blob *card = &cards->items[i];
-        uint8_t prefix[4];
-        dd_put_number(prefix, card->len, sizeof prefix);
-        status = dd_blob_append(end, prefix, sizeof prefix, err);
-        if (status == DD_OK) {
-            status = dd_blob_append(end, card->data, card->len, err);
-        }
-    }
-    return status;
-}
-
-/* Takes the next card off the front of `rest`; false when there is none. */
-static bool
-take_card(dd_bytes *rest, dd_bytes *card)
-{
-    if (rest->len < 4) {
-        return false;
-    }
-    size_t len = (size_t)dd_get_number(rest->data, 4);
-    if (len > rest->len - 4) {
-        return false;
-    }
-    *card = dd_bytes_of(rest->data + 4, len);
-    *rest = dd_bytes_of(rest->data + 4 + len, rest->len - 4 - len);
-    return true;
-}
-
-/* The cards come without what was published in front of them. */
-static dd_status
-decode_cards(const meeting_place *place, dd_bytes rest, dd_blob_list *cards, dd_error *err)
-{
-    dd_status status = dd_blob_list_init(cards, (size_t)place->size, err);
-    for (size_t i = 0; i < cards->count && status == DD_OK; i++) {
-        dd_bytes card;
-        if (!take_card(&rest, &card) || card.len < NONCE_BYTES) {
-            return dd_error_set(err, DD_STORE, "the end of a meeting of %d lacks the card of rank %zu",
-                                place->size, i);
-        }
-        status = dd_blob_assign(&cards->items[i],
-                                dd_bytes_of(card.data + NONCE_BYTES, card.len - NONCE_BYTES), err);
-    }
-    return status;
-}
-
 /* The last who comes names the group, ends the meeting and hands everybody all cards. */
 static dd_status
 count_in(meeting_place *place, dd_error *err)
@@ -329,7 +361,7 @@ count_in(meeting_place *place, dd_error *err)
     dd_blob value = {0};
     status = get_cards(place, &cards, err);
     if (status == DD_OK) {
-        status = encode_end(id, &cards, &end, err);
+        status = meeting_encode_end(id, &cards, &end, err);
     }
     if (status == DD_OK) {
         status =
@@ -342,54 +374,11 @@ count_in(meeting_place *place, dd_error *err)
     return status == DD_OK ? leave_generation(place, err) : status;
 }
 
-/* Adds ", 3 (node-b, pid 77)" to a text that may be full. */
-static void
-append_rank(char *text, size_t size, int rank, const dd_blob *card_bytes)
-{
-    size_t used = strlen(text);
-    dd_card card;
-    char who[96];
-    bool is_known = card_bytes != NULL && decode_published(dd_blob_view(card_bytes), &card, NULL) == DD_OK;
-    if (is_known) {
-        snprintf(text + used, size - used, "%s%d (%s)", used > 0 ? ", " : "", rank,
-                 dd_card_print(&card, who));
-    } else {
-        snprintf(text + used, size - used, "%s%d", used > 0 ? ", " : "", rank);
-    }
-}
-
-/* With a moment of its own, since the caller's may be over. */
-static void
-look_around(meeting_place *place, attendance *seen)
-{
-    const dd_wait *callers = place->wait;
-    dd_wait moment = dd_wait_after(2 * DD_NS_PER_S);
-    place->wait = &moment;
-    *seen = (attendance){.npresent = 0};
-    for (int rank = 0; rank < place->size; rank++) {
-        dd_blob card = {0};
-        bool is_found = false;
-        if (place->store->ops->try_get(place->store, rank_key(place, "rank", rank), &card, &is_found, &moment,
-                                       NULL) != DD_OK) {
-            is_found = false;
-        }
-        if (is_found) {
-            append_rank(seen->present, sizeof seen->present, rank, &card);
-            seen->npresent++;
-        } else {
-            append_rank(seen->absent, sizeof seen->absent, rank, NULL);
-        }
-        dd_blob_fini(&card);
-    }
-    place->wait = callers;
-}
-
 /* Ends the meeting for the others, too. */
 static dd_status
-error_absent(meeting_place *place, dd_error *err)
+run_out_of_time(meeting_place *place, dd_error *err)
 {
-    attendance now;
-    look_around(place, &now);
+    dd_status late = meeting_error_absent(place, err);
     const dd_wait *callers = place->wait;
     dd_wait moment = dd_wait_after(2 * DD_NS_PER_S);
     place->wait = &moment;
@@ -398,52 +387,57 @@ error_absent(meeting_place *place, dd_error *err)
         (void)ignored; /* the next who comes will see to it */
     }
     place->wait = callers;
-    const attendance *seen = place->earlier.npresent > now.npresent ? &place->earlier : &now;
-    return dd_error_set(
-        err, DD_OP_TIMED_OUT,
-        "group \"%.*s\": rank %d waited %.1f s for the others: %d of %d have come: %s; missing: %s",
-        (int)place->name.len, (const char *)place->name.data, place->rank, dd_wait_elapsed_s(callers),
-        seen->npresent, place->size, seen->present, seen->absent);
+    return late;
 }
 
-/* What the store says of the end: that it was called off, or who is in the group. */
+/* What the store says of the end: that it was called off, that it has failed, or who is in the group. */
 static dd_status
 read_end(meeting_place *place, dd_bytes end, group_meeting *meeting, join_outcome *outcome, dd_error *err)
 {
-    char text[64] = "";
-    memcpy(text, end.data, end.len < sizeof text - 1 ? end.len : sizeof text - 1);
-    char *newline = strchr(text, '\n');
-    size_t len = newline != NULL ? (size_t)(newline - text) : strlen(text);
-    text[len] = '\0';
-    if (strcmp(text, "off") == 0) {
+    dd_error failure;
+    dd_status status = DD_OK;
+    if (dd_bytes_equal(end, dd_bytes_of_string(MEETING_END_OFF))) {
         *outcome = MEETING_OVER;
-        look_around(place, &place->earlier);
         return leave_generation(place, err);
     }
-    int size = 0;
-    if (newline == NULL || sscanf(text, "ok %d %" SCNx64, &size, &meeting->id) != 2 || size != place->size) {
-        return dd_error_set(err, DD_STORE, "the store says \"%s\" where the end of a meeting of %d should be",
-                            text, place->size);
+    if (meeting_decode_failure(end, &failure)) {
+        status = leave_generation(place, err);
+        prepend_group(place, &failure);
+        return status == DD_OK ? dd_error_copy(err, &failure) : status;
     }
+    status = meeting_decode_end(place->size, end, &meeting->id, &meeting->cards, err);
     *outcome = JOINED;
-    return decode_cards(place, dd_bytes_of(end.data + len + 1, end.len - len - 1), &meeting->cards, err);
+    return status;
 }
 
-/* Waits for the end of the meeting. */
+/* Waits for the end of the meeting, and looks meanwhile whether another one who has come is still alive. */
 static dd_status
-await_end(meeting_place *place, group_meeting *meeting, join_outcome *outcome, dd_error *err)
+await_end(meeting_place *place, dd_bytes own, group_meeting *meeting, join_outcome *outcome, dd_error *err)
 {
     dd_blob end = {0};
-    dd_status status =
-        place->store->ops->get(place->store, meeting_key(place, "end"), &end, place->wait, err);
-    if (status == DD_TIMED_OUT || status == DD_NETWORK_TIMED_OUT) {
-        return error_absent(place, err);
+    dd_error error;
+    dd_card own_card;
+    meeting_watch watch = {.rank = -1};
+    dd_status status = meeting_decode_card(own, &own_card, &error);
+    while (status == DD_OK) {
+        dd_wait slice = dd_wait_at_most(place->wait, meeting_watch_interval_ns(place));
+        status = place->store->ops->get(place->store, meeting_key(place, "end"), &end, &slice, &error);
+        if (status != DD_TIMED_OUT || dd_wait_is_over(place->wait)) {
+            break;
+        }
+        status = meeting_look_after(place, &watch, &own_card, &error);
+        if (status == DD_PEER_LOST) {
+            dd_error lost = error;
+            status = fail_meeting(place, &lost, &error); /* and reads that, or what came before it */
+        }
     }
-    if (status == DD_OK) {
-        status = read_end(place, dd_blob_view(&end), meeting, outcome, err);
+    if (status == DD_TIMED_OUT || status == DD_NETWORK_TIMED_OUT) {
+        status = run_out_of_time(place, &error);
+    } else if (status == DD_OK) {
+        status = read_end(place, dd_blob_view(&end), meeting, outcome, &error);
     }
     dd_blob_fini(&end);
-    return status;
+    return status == DD_OK ? DD_OK : dd_error_copy(err, &error);
 }
 
 /* Whether a lower rank has the same engine: a process that is in the group several times. */
@@ -515,7 +509,7 @@ static dd_status
 make_published(dd_engine *engine, dd_store *store, dd_blob *published, dd_error *err)
 {
     dd_addr to_store = dd_tcp_store_own_addr(store);
-    uint8_t nonce[NONCE_BYTES];
+    uint8_t nonce[MEETING_NONCE_BYTES];
     dd_blob card = {0};
     dd_status status = dd_engine_card(engine, to_store.len > 0 ? &to_store : NULL, &card, err);
     if (status == DD_OK) {
@@ -531,7 +525,30 @@ make_published(dd_engine *engine, dd_store *store, dd_blob *published, dd_error 
     return status;
 }
 
-/* One attempt in the generation that is now. Once joined, a failure calls the meeting off: nobody is to wait for us. */
+/* This rank has joined and cannot go on: nobody is to wait for it. */
+static void
+give_up(meeting_place *place, dd_bytes own, const dd_error *why)
+{
+    dd_wait moment = dd_wait_after(DD_NS_PER_S);
+    dd_card card;
+    char who[128];
+    dd_error told;
+    if (meeting_decode_card(own, &card, NULL) != DD_OK) {
+        return;
+    }
+    meeting_print_member(place->rank, &card, who);
+    if (why->code == DD_INTERRUPTED) {
+        dd_error_set(&told, DD_ABORTED, "%s aborted the group: interrupted while it was being made", who);
+    } else {
+        dd_error_set(&told, DD_ABORTED, "%s has given up: %s", who, why->message);
+    }
+    dd_error_blame(&told, place->rank, card.host, card.pid);
+    place->wait = &moment;
+    dd_status ignored = fail_meeting(place, &told, NULL); /* the store itself may be what has failed */
+    (void)ignored;
+}
+
+/* One attempt in the generation that is now. */
 static dd_status
 attempt(meeting_place *place, dd_bytes published, group_meeting *meeting, join_outcome *outcome,
         dd_error *err)
@@ -544,17 +561,15 @@ attempt(meeting_place *place, dd_bytes published, group_meeting *meeting, join_o
     if (status != DD_OK || *outcome == MEETING_OVER) {
         return status;
     }
-    status = count_in(place, err);
+    dd_error error;
+    status = count_in(place, &error);
     if (status == DD_OK) {
-        status = await_end(place, meeting, outcome, err);
+        status = await_end(place, published, meeting, outcome, &error);
     }
     if (status != DD_OK && status != DD_OP_TIMED_OUT) {
-        dd_wait moment = dd_wait_after(DD_NS_PER_S);
-        place->wait = &moment;
-        dd_status ignored = call_off(place, NULL); /* the store itself may be what has failed */
-        (void)ignored;
+        give_up(place, published, &error);
     }
-    return status;
+    return status == DD_OK ? DD_OK : dd_error_copy(err, &error);
 }
 
 dd_status
@@ -562,9 +577,9 @@ group_meet(dd_engine *engine, dd_store *store, int rank, int size, dd_bytes name
            const dd_wait *wait, dd_error *err)
 {
     meeting_place place = {.store = store, .rank = rank, .size = size, .name = name, .wait = wait};
-    if (name.len > KEY_MAX - 128) {
+    if (name.len > MEETING_KEY_MAX - 128) {
         return dd_error_set(err, DD_INVALID_ARGUMENT, "the name of a group has at most %d bytes, not %zu",
-                            KEY_MAX - 128, name.len);
+                            MEETING_KEY_MAX - 128, name.len);
     }
     dd_blob published = {0};
     dd_status status = make_published(engine, store, &published, err);
@@ -572,7 +587,7 @@ group_meet(dd_engine *engine, dd_store *store, int rank, int size, dd_bytes name
     while (status == DD_OK && outcome == MEETING_OVER) {
         status = attempt(&place, dd_blob_view(&published), meeting, &outcome, err);
         if (status == DD_OK && outcome == MEETING_OVER && dd_wait_is_over(wait)) {
-            status = error_absent(&place, err);
+            status = run_out_of_time(&place, err);
         }
     }
     dd_blob_fini(&published);

@@ -224,26 +224,29 @@ dial_local_ranks(dd_group *group, bool is_for_all)
     dd_engine_unlock(group->engine);
 }
 
-/* Waits for shared memory links to the local ranks. False when one of them cannot be had. */
-static bool
-connect_local_ranks(dd_group *group, const dd_wait *wait)
+/* Waits for shared memory links to the local ranks. *is_shared: all have one. DD_INTERRUPTED. */
+static dd_status
+connect_local_ranks(dd_group *group, bool *is_shared, const dd_wait *wait, dd_error *err)
 {
     dial_local_ranks(group, false);
     dd_wait patience = dd_wait_at_most(wait, DIALLED_PATIENCE_NS);
-    dd_status status = group_await(group, are_links_settled, group, &patience, NULL);
+    dd_status status = group_await(group, are_links_settled, group, &patience, err);
     if (status == DD_OP_TIMED_OUT) {
         /* Whoever was to dial us may be gone, or not get through. */
         dial_local_ranks(group, true);
-        status = group_await(group, are_links_settled, group, wait, NULL);
+        status = group_await(group, are_links_settled, group, wait, err);
     }
-    bool is_shared = status == DD_OK;
+    if (status == DD_INTERRUPTED) {
+        return status;
+    }
+    *is_shared = status == DD_OK;
     dd_engine_lock(group->engine);
     for (int i = 0; i < group->topology.nlocal; i++) {
         const dd_peer *peer = group->peers[group->topology.local_ranks[i]];
-        is_shared = is_shared && (dd_peer_is_self(peer) || dd_peer_has_shm_locked(peer));
+        *is_shared = *is_shared && (dd_peer_is_self(peer) || dd_peer_has_shm_locked(peer));
     }
     dd_engine_unlock(group->engine);
-    return is_shared;
+    return DD_OK;
 }
 
 /* Under the lock, since the context is open and others may already have something to tell. */
@@ -340,26 +343,33 @@ take_arena(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_er
     return status;
 }
 
-/* Best effort: without an arena the group works by messages. */
-static bool
-try_arena(dd_group *group, const group_setup *setup, const dd_wait *wait)
+/* Best effort: without an arena (*has_arena is false) the group works by messages. Fails with DD_INTERRUPTED alone. */
+static dd_status
+try_arena(dd_group *group, const group_setup *setup, bool *has_arena, const dd_wait *wait, dd_error *err)
 {
-    if (group->topology.nlocal < 2) {
-        return true;
+    *has_arena = group->topology.nlocal < 2;
+    if (*has_arena || group->topology.nlocal > DD_ARENA_MAX_RANKS) {
+        return DD_OK;
     }
-    if (group->topology.nlocal > DD_ARENA_MAX_RANKS || !connect_local_ranks(group, wait)) {
-        return false;
+    bool is_shared = false;
+    dd_status status = connect_local_ranks(group, &is_shared, wait, err);
+    if (status != DD_OK || !is_shared) {
+        return status;
     }
     int local = group->topology.local_of[group->rank];
     /* A maker that has failed says so by its vote, which does not need the others. */
     dd_wait moment = dd_wait_at_most(wait, 10 * DD_NS_PER_S);
     dd_error error;
-    dd_status status = local == 0 ? make_arena(group, &error) : take_arena(group, setup, &moment, &error);
+    status = local == 0 ? make_arena(group, &error) : take_arena(group, setup, &moment, &error);
+    if (status == DD_INTERRUPTED) {
+        return dd_error_copy(err, &error);
+    }
     if (status != DD_OK) {
         DD_LOG(DD_LOG_INFO, "group \"%.*s\" (rank %d): no shared arena: %s", (int)group->name.len,
                (const char *)group->name.data, group->rank, error.message);
     }
-    return status == DD_OK;
+    *has_arena = status == DD_OK;
+    return DD_OK;
 }
 
 /* hosts[r]: the lowest rank on the host of r, by their cards. */
@@ -411,9 +421,12 @@ set_up_arena(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_
     if (votes == NULL) {
         return dd_error_no_memory(err, (unsigned long long)group->size);
     }
-    uint8_t own = !group->selection.is_flat && try_arena(group, setup, wait) ? 1 : 0;
+    bool has_arena = false;
     dd_block block = {.data = votes, .nbytes = (size_t)group->size};
-    dd_status status = exchange_votes(group, own, block, setup, wait, err);
+    dd_status status = group->selection.is_flat ? DD_OK : try_arena(group, setup, &has_arena, wait, err);
+    if (status == DD_OK) {
+        status = exchange_votes(group, has_arena ? 1 : 0, block, setup, wait, err);
+    }
     if (status == DD_OK && memchr(votes, 0, (size_t)group->size) != NULL) {
         status = find_hosts(group, votes, err);
     }
@@ -525,11 +538,20 @@ set_up(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error 
 static void
 tell_given_up(dd_group *group, const dd_error *error)
 {
-    if (group->context != NULL) {
-        dd_engine_lock(group->engine);
-        dd_context_post_abort_locked(group->context, DD_ANY_RANK, error);
-        dd_engine_unlock(group->engine);
+    if (group->context == NULL) {
+        return;
     }
+    dd_error told = *error;
+    if (error->code == DD_INTERRUPTED) {
+        const dd_card *card = dd_peer_card(group->peers[group->rank]);
+        char who[128];
+        dd_error_set(&told, DD_ABORTED, "%s aborted the group: interrupted while it was being made",
+                     group_print_member(group, group->rank, who));
+        dd_error_blame(&told, group->rank, card->host, card->pid);
+    }
+    dd_engine_lock(group->engine);
+    dd_context_post_abort_locked(group->context, DD_ANY_RANK, &told);
+    dd_engine_unlock(group->engine);
 }
 
 dd_status

@@ -8,6 +8,7 @@
 
 #include "core/bytes.h"
 #include "core/status.h"
+#include "core/wait.h"
 #include "net/addr.h"
 
 #include <stdbool.h>
@@ -40,6 +41,18 @@ dd_status dd_card_decode(dd_bytes bytes, dd_card *card, dd_error *err) DD_MUST_C
 
 /* "node-b, pid 7712": for messages. Returns out. */
 const char *dd_card_print(const dd_card *card, char out[96]);
+
+typedef enum dd_presence {
+    DD_PRESENCE_UNKNOWN,
+    DD_PRESENCE_THERE,
+    DD_PRESENCE_REFUSED, /* nobody listens at its addresses, seen from here; they may be another host's to us */
+    DD_PRESENCE_NONE,    /* its process has ended */
+} dd_presence;
+
+/* Whether the process of the card runs, as far as can be seen from here; `own` is that of a process on this host. Fails with
+ * DD_INTERRUPTED alone. */
+dd_status dd_card_look_for(const dd_card *card, const dd_card *own, dd_presence *presence,
+                           const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* The machine's usable addresses, those of the named interfaces only when ifnames is not ""
  * (comma-separated prefixes; "=eth0" exactly that; "^docker" all but those). Loopback only if there is

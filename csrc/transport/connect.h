@@ -33,6 +33,8 @@ typedef struct dd_connect_handler {
      * False: refuse as BUSY, because we have one already. That ours is under way is no reason: the
      * connector knows. */
     bool (*may_accept)(void *ctx, const dd_uid *peer);
+    /* It was welcome, and came to nothing: there will be no on_link for that. */
+    void (*on_accept_failed)(void *ctx, const dd_uid *peer);
     /* A link is there; the receiver owns it. `peer` is the uid that the other side claimed, which whoever
      * knows the secret (without one: anybody) can; a dialled peer is the one of the card in the same
      * sense. 0 <= lane < nlanes. Lanes come as often as the peer likes, also without lane 0: close what is

@@ -124,11 +124,13 @@ make_first_link(connect_job *job, const connect_hello *hello, const dd_wait *wai
     dd_link *link = NULL;
     if (handler->may_accept(handler->ctx, &hello->from)) {
         status = open_link(job, wait, &link, err);
+        if (link != NULL) {
+            handler->on_link(handler->ctx, &hello->from, 0, link);
+        } else {
+            handler->on_accept_failed(handler->ctx, &hello->from);
+        }
     } else {
         status = send_verdict(job, CONNECT_BUSY, wait, err);
-    }
-    if (link != NULL) {
-        handler->on_link(handler->ctx, &hello->from, 0, link);
     }
     connect_settle_accept(job, link != NULL);
     return status;

@@ -347,11 +347,9 @@ wait_locked(dd_engine *engine, dd_waiter *self, const dd_wait *wait, dd_error *e
         if (is_waiter_done(self)) {
             return DD_OK;
         }
-        if (dd_wait_is_over(wait)) {
-            return DD_OP_TIMED_OUT;
-        }
         if (wait->is_interrupted != NULL) {
-            /* A caller may have much to do, and may even wait for something else in here: others drive. */
+            /* Before the deadline is looked at: callers wait in slices of their own, which may all be shorter than ours. A caller
+             * may have much to do, and may even wait for something else in here: others drive. */
             leave(engine, self);
             dd_engine_unlock(engine);
             dd_status status = dd_wait_check(wait, err);
@@ -359,6 +357,12 @@ wait_locked(dd_engine *engine, dd_waiter *self, const dd_wait *wait, dd_error *e
             if (status != DD_OK) {
                 return status;
             }
+        }
+        if (is_waiter_done(self)) {
+            return DD_OK;
+        }
+        if (dd_wait_is_over(wait)) {
+            return DD_OP_TIMED_OUT;
         }
     }
 }

@@ -308,6 +308,7 @@ void peer_note_card(dd_peer *peer, const dd_card *card);
 dd_peer *engine_find_peer(dd_engine *engine, const dd_uid *uid);
 /* The handler of the connector; also for tests that bring links of their own. */
 bool engine_may_accept(void *ctx, const dd_uid *uid);
+void engine_on_accept_failed(void *ctx, const dd_uid *uid);
 void engine_on_link(void *ctx, const dd_uid *uid, int number, dd_link *stream);
 void engine_on_dial_failed(void *ctx, const dd_uid *uid, int number, const dd_error *error);
 /* Breaks the peer of the lane; the first reason stays. */

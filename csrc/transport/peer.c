@@ -385,6 +385,32 @@ engine_may_accept(void *ctx, const dd_uid *uid)
     return is_welcome;
 }
 
+/* The connector has been told to go on with somebody's dial, and that is over without a link: whoever waits for one here goes on
+ * by himself, and hears what comes of it. */
+static void
+stop_accepting(dd_peer *peer)
+{
+    set_timer(peer, DD_NEVER_NS);
+    peer->state = PEER_IDLE;
+    if (peer->wants_link) {
+        dd_peer_connect_locked(peer);
+    }
+    peer_reap(peer);
+}
+
+void
+engine_on_accept_failed(void *ctx, const dd_uid *uid)
+{
+    dd_engine *engine = ctx;
+    dd_engine_lock(engine);
+    dd_peer *peer = engine_find_peer(engine, uid);
+    if (peer != NULL && peer->state == PEER_ACCEPTING) {
+        stop_accepting(peer);
+        engine_wake(engine);
+    }
+    dd_engine_unlock(engine);
+}
+
 static dd_status
 attach_lane(dd_peer *peer, int number, dd_link *stream, dd_error *err)
 {
@@ -580,11 +606,7 @@ peer_on_timer(dd_peer *peer)
 {
     set_timer(peer, DD_NEVER_NS);
     if (peer->state == PEER_ACCEPTING) {
-        peer->state = PEER_IDLE;
-        if (peer->wants_link) {
-            dd_peer_connect_locked(peer);
-        }
-        peer_reap(peer);
+        stop_accepting(peer);
     } else if (peer->state == PEER_CONNECTED && !peer->is_card_known) {
         end_stranger(peer);
     } else if (peer->state == PEER_CONNECTED) {

@@ -146,11 +146,11 @@ def auto(
 class Meeting:
     """What meet() gives: a store of its own for the ranks of one world, and what rank 0 owes to the others.
 
-    Every rank calls met() once it has found the others, and close() at the end, or when it gives up. Where rank 0 serves the
-    store, its close() waits until the others that have come have called either.
+    Every rank calls met() once it has found the others, close() at the end, and give_up() in its place after a failure. Where rank
+    0 serves the store, its close() waits until the others that have come have called any of these.
     """
 
-    __slots__ = ("_base", "_generation", "_is_host", "_must_tell", "_raw", "rank", "store", "world_size")
+    __slots__ = ("_base", "_generation", "_is_host", "_must_tell", "_raw", "_server", "rank", "store", "world_size")
 
     def __init__(self, raw: _core.Store, place: _places.Place, name: str, generation: int) -> None:
         self._raw: _core.Store | None = raw
@@ -158,6 +158,8 @@ class Meeting:
         self._generation = generation
         self._is_host = place.is_host and place.world_size > 1
         self._must_tell = place.is_guest
+        # Of rank 0, where it serves the store: "4711 node-a".
+        self._server = raw.try_get(self._key_of_server()) if place.is_guest else None
         self.store: _core.Store | None = _core.PrefixStore(f"{name}/{generation}", raw)
         self.rank = place.rank
         self.world_size = place.world_size
@@ -191,6 +193,46 @@ class Meeting:
         finally:
             self._raw = self.store = None
             atexit.unregister(self.close)
+
+    def give_up(self) -> None:
+        """close() for a caller who has a failure to raise, which the others' needs must not hold back: what serves them goes on
+        for a while on a thread of its own."""
+        if self._raw is None or not self._is_host:
+            self.close()
+            return
+        raw, self._raw, self.store = self._raw, None, None
+        atexit.unregister(self.close)
+        try:
+            raw.add(f"{self._base}/count", 1)
+        except _core.DistError:
+            return
+        import threading
+
+        keeper = threading.Thread(target=self._keep, args=(raw,), name="dldist-linger", daemon=True)
+        atexit.register(keeper.join, LINGER_S)
+        keeper.start()
+
+    def _keep(self, raw: _core.Store) -> None:
+        import threading
+
+        try:
+            self._linger(raw, LINGER_S)
+        except _core.DistError:
+            pass
+        atexit.unregister(threading.current_thread().join)
+
+    def explain(self, error: BaseException) -> BaseException:
+        """What a failure to find the others in the store comes from: where rank 0 served that and it is gone, its loss."""
+        is_gone = isinstance(error, _core.DistNetworkError) and not isinstance(error, (TimeoutError, _core.DistAuthError))
+        if not is_gone or self._server is None:
+            return error
+        pid, _, host = self._server.decode(errors="replace").partition(" ")
+        lost = _core.DistPeerLostError(f"lost rank 0 ({host}, pid {pid}), which served the store: {error}")
+        lost.code, lost.rank, lost.host, lost.pid = "PEER_LOST", 0, host, int(pid) if pid.isdecimal() else None
+        return lost
+
+    def _key_of_server(self) -> str:
+        return f"{self._base}/{self._generation}"
 
     def _key(self, what: str) -> str:
         return f"{self._base}/{self._generation}/{what}"
@@ -291,7 +333,7 @@ def _enter(store: _core.Store, place: _places.Place, name: str, deadline: float)
         generation = store.add(f"{base}/count", 1)
         if generation % 2 == 0:  # the last rank 0 has not come to leaving
             generation = store.add(f"{base}/count", 1)
-        store.set(f"{base}/{generation}", "")
+        store.set(f"{base}/{generation}", f"{os.getpid()} {os.uname().nodename}")
         return generation
     mine = _rank_key(base, place.rank)
     last = store.add(mine, 0)

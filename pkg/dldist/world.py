@@ -66,9 +66,11 @@ class World(_core.Group):
                 meeting.store, meeting.rank, meeting.world_size, timeout=timeout, name=name, connect_timeout=connect_timeout
             )
             meeting.met()
-        except BaseException:
-            meeting.close()
-            raise
+        except BaseException as error:
+            meeting.give_up()
+            if (failure := meeting.explain(error)) is error:
+                raise
+            raise failure from error
         self._meeting = meeting
         self._watch()
 

@@ -1,9 +1,11 @@
 #include "check.h"
 #include "core/mem.h"
 #include "net/ifaces.h"
+#include "net/sock.h"
 #include "transport/card.h"
 
 #include <arpa/inet.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -222,4 +224,51 @@ TEST(addresses_of_this_machine)
     CHECK_STATUS(dd_card_find_addrs("nosuch", NULL, &addrs, check_err()), DD_INVALID_ARGUMENT);
     CHECK_CONTAINS(check_message(), "\"nosuch\"");
     CHECK_CONTAINS(check_message(), "lo");
+}
+
+/* ---- whether somebody is there */
+
+static dd_presence
+look_for(const dd_card *card)
+{
+    dd_card own;
+    dd_presence presence = DD_PRESENCE_UNKNOWN;
+    dd_wait wait = dd_wait_after(10 * DD_NS_PER_S);
+    CHECK_OK(dd_card_init(&own, check_err()));
+    CHECK_OK(dd_card_look_for(card, &own, &presence, &wait, check_err()));
+    return presence;
+}
+
+/* In a container with processes of its own, a process has a number that means somebody else here, or nobody. */
+TEST(presence_does_not_go_by_process_ids)
+{
+    dd_card card;
+    int fd = -1;
+    REQUIRE_OK(dd_card_init(&card, check_err()));
+    card.pid = 1LL << 30;
+    snprintf(card.unix_name, sizeof card.unix_name, "dldist-presence-%d", (int)getpid());
+    CHECK_INT(look_for(&card), DD_PRESENCE_NONE);
+    dd_addr addr = dd_addr_unix_abstract(card.unix_name);
+    REQUIRE_OK(dd_sock_listen(&addr, &fd, check_err()));
+    CHECK_INT(look_for(&card), DD_PRESENCE_THERE);
+    dd_sock_close(fd);
+    card.pid = getpid();
+    CHECK_INT(look_for(&card), DD_PRESENCE_NONE);
+}
+
+TEST(presence_at_addresses)
+{
+    dd_card card;
+    int fd = -1;
+    REQUIRE_OK(dd_card_init(&card, check_err()));
+    CHECK_INT(look_for(&card), DD_PRESENCE_UNKNOWN); /* there is no address */
+    dd_addr addr = ip("127.0.0.1", 0);
+    REQUIRE_OK(dd_sock_listen(&addr, &fd, check_err()));
+    card.addrs.items[0] = dd_sock_local_addr(fd);
+    card.addrs.count = 1;
+    CHECK_INT(look_for(&card), DD_PRESENCE_THERE);
+    dd_sock_close(fd);
+    CHECK_INT(look_for(&card), DD_PRESENCE_NONE);
+    card.host_id[0] ^= 1; /* of another host: the loopback is not its own */
+    CHECK_INT(look_for(&card), DD_PRESENCE_UNKNOWN);
 }

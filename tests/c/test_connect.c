@@ -29,6 +29,7 @@ typedef struct node {
     int nfailed;
     int nrefusals; /* how many more to answer with BUSY */
     int nasked;
+    int nwelcome_failed;
     dd_error error;
 } node;
 
@@ -43,6 +44,17 @@ on_may_accept(void *ctx, const dd_uid *peer)
     self->nrefusals -= self->nrefusals > 0 ? 1 : 0;
     pthread_mutex_unlock(&self->mu);
     return !is_refused;
+}
+
+static void
+on_accept_failed(void *ctx, const dd_uid *peer)
+{
+    node *self = ctx;
+    (void)peer;
+    pthread_mutex_lock(&self->mu);
+    self->nwelcome_failed++;
+    pthread_cond_broadcast(&self->cond);
+    pthread_mutex_unlock(&self->mu);
 }
 
 static void
@@ -91,8 +103,11 @@ try_open_node(node *self, const dd_connect_options *options)
     dd_mutex_init(&self->mu);
     dd_cond_init(&self->cond);
     dd_status status = dd_card_init(&self->card, check_err());
-    dd_connect_handler handler = {
-        .ctx = self, .may_accept = on_may_accept, .on_link = on_link, .on_dial_failed = on_dial_failed};
+    dd_connect_handler handler = {.ctx = self,
+                                  .may_accept = on_may_accept,
+                                  .on_accept_failed = on_accept_failed,
+                                  .on_link = on_link,
+                                  .on_dial_failed = on_dial_failed};
     if (status == DD_OK) {
         status = dd_connector_open(options, &self->card, NULL, &handler, &self->connector, check_err());
     }

@@ -75,6 +75,10 @@ read_ends_that_make_no_sense(team_rank *self)
         {"ok 2 1\n", "lacks the card of rank 0"},
         {"ok 2 1\n\377\377\377\377card", "lacks the card of rank 0"},
         {"ok 2 1\n\1\1\1", "lacks the card of rank 0"},
+        {"failed", "\"failed\" where the end"},
+        {"failed 14 1 7\nhost", "\"failed 14 1 7\" where the end"},
+        {"failed 0 1 7\nhost\ntext", "\"failed 0 1 7\" where the end"},
+        {"failed 999 1 7\nhost\ntext", "\"failed 999 1 7\" where the end"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char name[16];
@@ -178,21 +182,27 @@ TEST(several_ranks_with_one_engine)
 }
 
 static void
+await_first(team_rank *self, int generation)
+{
+    char text[64];
+    snprintf(text, sizeof text, "dldist/w/%d/rank/0", generation);
+    dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
+    dd_bytes key = dd_bytes_of_string(text);
+    CHECK_OK(self->store->ops->wait(self->store, &key, 1, &wait, check_err()));
+}
+
+static void
 taken_first(team_rank *self)
 {
     dd_group *group = NULL;
     int64_t plenty_ns = 10 * DD_NS_PER_S * check_slow();
-    dd_wait wait = dd_wait_after(plenty_ns);
-    dd_bytes key = dd_bytes_of_string("dldist/w/0/rank/0");
     if (self->rank == 0) {
         CHECK_OK(open_named(self, "w", 0, 2, plenty_ns, &group));
     } else {
-        CHECK_OK(self->store->ops->wait(self->store, &key, 1, &wait, check_err()));
-        CHECK_STATUS(open_named(self, "w", 1, 3, plenty_ns, &group), DD_INVALID_ARGUMENT);
-        CHECK_CONTAINS(check_message(), "group \"w\" has 2 ranks, says who came first; rank 1 was told 3");
+        await_first(self, 0);
         CHECK_STATUS(open_named(self, "w", 0, 2, plenty_ns, &group), DD_INVALID_ARGUMENT);
         CHECK_CONTAINS(check_message(), "rank 0 of group \"w\" is taken: by ");
-        CHECK_OK(open_named(self, "w", 1, 2, plenty_ns, &group)); /* in spite of all that */
+        CHECK_OK(open_named(self, "w", 1, 2, plenty_ns, &group)); /* in spite of that */
     }
     if (group != NULL) {
         team_check_sum(group);
@@ -200,10 +210,49 @@ taken_first(team_rank *self)
     close_group(group);
 }
 
-TEST(wrong_sizes_and_taken_ranks_do_no_harm)
+TEST(taken_ranks_do_no_harm)
 {
     team_options options = {.size = 2};
     team_run_apart(&options, taken_first, NULL);
+}
+
+static void
+disagree_on_the_size(team_rank *self)
+{
+    static const int theirs[] = {3, 2147483647};
+    dd_group *group = NULL;
+    int64_t plenty_ns = 60 * DD_NS_PER_S * check_slow();
+    for (int i = 0; i < 2; i++) {
+        if (self->rank == 1) {
+            await_first(self, i);
+        }
+        dd_error error;
+        dd_group_options options = team_group_options("w");
+        dd_wait wait = dd_wait_after(plenty_ns);
+        CHECK_STATUS(dd_group_open(self->engine, self->store, self->rank, self->rank == 0 ? 2 : theirs[i],
+                                   &options, &group, &wait, &error),
+                     DD_MISMATCH);
+        char text[128];
+        CHECK_CONTAINS(error.message, "group \"w\" (rank ");
+        CHECK_CONTAINS(error.message, "): rank 0 (");
+        CHECK_CONTAINS(error.message, " says that it has 2 ranks, and rank 1 (");
+        snprintf(text, sizeof text, "that it has %d", theirs[i]);
+        CHECK_CONTAINS(error.message, text);
+        CHECK_INT(error.culprit.rank, 1 - self->rank);
+        CHECK(dd_wait_elapsed_s(&wait) < 20 * check_slow());
+        team_rendezvous(self, i == 0 ? "one" : "two");
+    }
+    /* The name is as good as new. */
+    if (CHECK_OK(open_named(self, "w", self->rank, 2, plenty_ns, &group))) {
+        team_check_sum(group);
+    }
+    close_group(group);
+}
+
+TEST(both_who_disagree_on_the_size_hear_it)
+{
+    team_options options = {.size = 2};
+    team_run_apart(&options, disagree_on_the_size, NULL);
 }
 
 /* ---- splits */

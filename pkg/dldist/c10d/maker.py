@@ -98,10 +98,13 @@ class Maker:
             if meeting is not None:
                 meeting.met()
                 pg._on_shutdown(meeting.close)
-        except BaseException:
-            if meeting is not None:
-                meeting.close()
-            raise
+        except BaseException as error:
+            if meeting is None:
+                raise
+            meeting.give_up()
+            if (failure := meeting.explain(error)) is error:
+                raise
+            raise failure from error
         return pg
 
     def make(

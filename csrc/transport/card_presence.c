@@ -1,0 +1,84 @@
+/* Whether the process of a card still runs, asked without its help. */
+#include "transport/card.h"
+
+#include "core/fork.h"
+#include "net/sock.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define ANSWER_NS (100 * DD_NS_PER_MS) /* of one address */
+
+/* The name of a listening abstract socket can be bound again when, and only when, the process that had it is gone. Process ids would
+ * not do: a container may share the network of another one, and not its processes. */
+static dd_presence
+look_for_name(const char *unix_name)
+{
+    dd_addr addr = dd_addr_unix_abstract(unix_name);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0) {
+        return DD_PRESENCE_UNKNOWN;
+    }
+    dd_presence presence = DD_PRESENCE_NONE;
+    if (bind(fd, (const struct sockaddr *)&addr.storage, addr.len) != 0) {
+        presence = errno == EADDRINUSE ? DD_PRESENCE_THERE : DD_PRESENCE_UNKNOWN;
+    }
+    close(fd);
+    return presence;
+}
+
+static bool
+is_loopback(const dd_addr *addr)
+{
+    if (addr->storage.ss_family == AF_INET) {
+        const struct sockaddr_in *in = (const struct sockaddr_in *)&addr->storage;
+        return (ntohl(in->sin_addr.s_addr) >> 24) == 127;
+    }
+    return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)&addr->storage)->sin6_addr);
+}
+
+/* *presence: THERE, REFUSED by all addresses, or UNKNOWN. */
+static dd_status
+look_at_addresses(const dd_card *card, bool is_same_host, dd_presence *presence, const dd_wait *wait,
+                  dd_error *err)
+{
+    *presence = DD_PRESENCE_UNKNOWN;
+    for (size_t i = 0; i < card->addrs.count; i++) {
+        const dd_addr *addr = &card->addrs.items[i];
+        if (!is_same_host && is_loopback(addr)) {
+            continue; /* ours, not theirs */
+        }
+        dd_wait moment = dd_wait_at_most(wait, ANSWER_NS);
+        dd_error why = {0};
+        int fd = -1;
+        dd_status status = dd_sock_connect(addr, &fd, &moment, &why);
+        dd_sock_close(fd);
+        if (status == DD_INTERRUPTED) {
+            return dd_error_copy(err, &why);
+        }
+        if (why.sys_errno != ECONNREFUSED || status == DD_OK) {
+            *presence = status == DD_OK ? DD_PRESENCE_THERE : DD_PRESENCE_UNKNOWN;
+            return DD_OK;
+        }
+        *presence = DD_PRESENCE_REFUSED;
+    }
+    return DD_OK;
+}
+
+dd_status
+dd_card_look_for(const dd_card *card, const dd_card *own, dd_presence *presence, const dd_wait *wait,
+                 dd_error *err)
+{
+    bool is_same_host = dd_card_is_same_host(card, own);
+    if (is_same_host && card->unix_name[0] != '\0') {
+        *presence = look_for_name(card->unix_name);
+        return DD_OK;
+    }
+    dd_status status = look_at_addresses(card, is_same_host, presence, wait, err);
+    if (status == DD_OK && is_same_host && *presence == DD_PRESENCE_REFUSED) {
+        *presence = DD_PRESENCE_NONE;
+    }
+    return status;
+}

@@ -1,0 +1,43 @@
+"""Ctrl-C and signal handlers in every call that can block. The list of calls is kept complete here."""
+
+import blocking_calls as calls
+import group_team
+import pytest
+
+LIMIT_S = 0.1
+
+
+def test_every_public_call_is_known_to_block_or_not():
+    known = {name.partition(" ")[0] if not name.startswith("c10d") else name for name in calls.BLOCKING}
+    known |= {*calls.NOT_BLOCKING, *calls.ELSEWHERE}
+    public = calls.public_calls()
+    assert not public - known, "say in blocking_calls.py whether these can block, and how"
+    inits = {name for name in known if name.endswith(".__init__")}
+    gone = known - public - inits
+    assert not gone, "these are not there any more"
+    assert not {*calls.BLOCKING} & calls.NOT_BLOCKING
+
+
+def check(results, names):
+    assert set(results) == set(names)
+    bad = {name: result for name, result in results.items() if result[0] != "interrupted" or result[1] >= LIMIT_S}
+    assert not bad
+
+
+@pytest.mark.deadline(240)
+@pytest.mark.parametrize("is_shm", [True, False], ids=["shared memory", "messages"])
+def test_signals_reach_every_call_that_blocks(procs, is_shm):
+    names = [name for name in calls.BLOCKING if (name in calls.WITHOUT_SHARED_MEMORY) != is_shm]
+    env = {} if is_shm else {"DLDIST_SHM": "0"}
+    store = group_team.dldist.TCPStore("127.0.0.1", 0, is_master=True)
+    peer = procs.start(calls.take_no_part, store.port, env=env)
+    caller = procs.start(calls.interrupt_calls, store.port, names, env=env)
+    assert peer.recv() == "ready"
+    check(caller.result(230), names)
+
+
+@pytest.mark.deadline(60)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_signals_reach_the_making_of_the_default_world(procs, rank):
+    outcome, seconds = procs.start(calls.interrupt_initializing, f"tcp://127.0.0.1:{calls._free_port()}", rank).result(50)
+    assert outcome == "interrupted" and seconds < LIMIT_S

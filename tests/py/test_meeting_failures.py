@@ -1,0 +1,137 @@
+"""Worlds that do not come about: ranks that die, are interrupted, give up or disagree while the others wait for somebody."""
+
+import signal
+import time
+
+import group_team
+import meeting_workers
+import pytest
+from thread_ranks import error_of, on_threads
+
+import dldist
+
+LONG = 60.0  # no test waits for that
+SOON_S = 20.0  # on a busy machine; it takes a second
+
+
+@pytest.fixture
+def port():
+    import socket
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def start(children, place, size, ranks, timeouts=None):
+    started = {
+        rank: children.start(meeting_workers.join, place, rank, size, (timeouts or {}).get(rank, LONG)) for rank in ranks
+    }
+    for child in started.values():
+        assert child.recv() == "begin"
+    return started
+
+
+def await_joined(store, ranks, prefix):
+    store.wait([f"{prefix}dldist/default/0/rank/{rank}" for rank in ranks], 20)
+
+
+def wait_for_ranks(port, ranks):
+    """Until these have come to the meeting of the world at rank 0's store."""
+    store = dldist.TCPStore("127.0.0.1", port, timeout=20.0)
+    await_joined(store, ranks, "default/1/")
+
+
+def check_lost(outcome, rank, pid):
+    assert "DistPeerLostError" in outcome["kinds"], outcome
+    assert outcome["rank"] == rank and outcome["pid"] == pid and outcome["host"] == group_team.host_name(), outcome
+    assert f"lost rank {rank} (" in outcome["text"]
+    assert outcome["seconds"] < SOON_S
+
+
+@pytest.mark.deadline(60)
+def test_a_rank_that_dies_while_others_are_missing_is_named_to_all(procs, port):
+    """Rank 3 never comes. It is no reason to wait for it that nobody can say anything about it."""
+    ranks = start(procs, f"tcp://127.0.0.1:{port}", 4, [0, 1, 2])
+    wait_for_ranks(port, [0, 1, 2])
+    ranks[1].kill()
+    for rank in (0, 2):
+        check_lost(ranks[rank].recv(SOON_S), 1, ranks[1].pid)
+
+
+@pytest.mark.deadline(60)
+def test_a_rank_that_dies_is_named_over_a_file_and_by_messages(procs, tmp_path, monkeypatch):
+    """Without shared memory a process is looked for at its port."""
+    monkeypatch.setenv("DLDIST_SHM", "0")
+    place = f"file://{tmp_path}/store"
+    ranks = start(procs, place, 3, [0, 1])
+    await_joined(dldist.FileStore(f"{tmp_path}/store"), [0, 1], "default/1/")
+    ranks[1].kill()
+    check_lost(ranks[0].recv(SOON_S), 1, ranks[1].pid)
+
+
+@pytest.mark.deadline(60)
+def test_rank_0_that_dies_with_its_store_is_named(procs, port):
+    ranks = start(procs, f"tcp://127.0.0.1:{port}", 3, [0, 1])
+    wait_for_ranks(port, [0, 1])
+    ranks[0].kill()
+    check_lost(ranks[1].recv(SOON_S), 0, ranks[0].pid)
+
+
+@pytest.mark.deadline(60)
+@pytest.mark.parametrize("victim", [0, 1])
+def test_an_interrupted_rank_is_named_to_all(procs, port, victim):
+    ranks = start(procs, f"tcp://127.0.0.1:{port}", 4, [0, 1, 2])
+    wait_for_ranks(port, [0, 1, 2])
+    ranks[victim].kill(signal.SIGINT)
+    for rank, child in ranks.items():
+        outcome = child.recv(SOON_S)
+        if rank == victim:
+            assert outcome["kinds"][0] == "KeyboardInterrupt"
+            continue
+        assert "DistAbortedError" in outcome["kinds"] and outcome["rank"] == victim, outcome
+        assert "aborted the group: interrupted while it was being made" in outcome["text"]
+
+
+@pytest.mark.deadline(60)
+def test_who_has_come_and_given_up_is_not_missing(procs, port):
+    ranks = start(procs, f"tcp://127.0.0.1:{port}", 3, [0, 1], {0: 1.0, 1: 4.0})
+    wait_for_ranks(port, [0, 1])
+    host = group_team.host_name()
+    first = ranks[0].recv()
+    assert "DistTimeoutError" in first["kinds"] and first["rank"] == 2
+    assert f"2 of 3 have come: 0 ({host}, pid {ranks[0].pid}), 1 ({host}, pid {ranks[1].pid}); missing: 2" in first["text"]
+    assert first["seconds"] < 3.5, "the others' need of the store held back the error"
+    second = ranks[1].recv()
+    assert "DistTimeoutError" in second["kinds"] and second["rank"] == 2
+    assert f"2 of 3 have come: 0 ({host}, pid {ranks[0].pid}, has given up since), 1 (" in second["text"]
+    assert second["text"].endswith("missing: 2")
+
+
+def join_at(port, rank, size):
+    store = dldist.TCPStore("127.0.0.1", port, timeout=LONG)
+    with dldist.Group(store, rank, size, name="w", timeout=LONG) as group:
+        group.barrier()
+    return "made"
+
+
+@pytest.mark.deadline(60)
+def test_ranks_that_were_told_different_sizes_both_hear_it():
+    """Over a store that outlives them."""
+    server = dldist.TCPStore("127.0.0.1", 0, is_master=True)
+    began = time.monotonic()
+    errors = on_threads(2, lambda rank: error_of(join_at, server.port, rank, [2, 2**31 - 1][rank]))
+    assert time.monotonic() - began < SOON_S
+    for rank, error in enumerate(errors):
+        assert isinstance(error, dldist.DistMismatchError) and error.rank == 1 - rank
+        assert " says that it has " in str(error) and "2147483647" in str(error) and "has 2" in str(error)
+
+
+@pytest.mark.deadline(60)
+def test_an_abandoned_meeting_of_another_size_does_not_block_its_name(procs):
+    server = dldist.TCPStore("127.0.0.1", 0, is_master=True)
+    dead = procs.start(meeting_workers.wait_alone, server.port, 3)
+    server.wait(["dldist/w/0/rank/0"], 20)
+    dead.kill()
+    dead.process.wait()
+    assert on_threads(2, lambda rank: join_at(server.port, rank, 2)) == ["made", "made"]
