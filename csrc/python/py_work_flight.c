@@ -78,6 +78,7 @@ py_flight_create(py_state *state, PyObject *group, const char *function)
     flight->is_watched = false;
     flight->is_orphan = false;
     py_operands_init(&flight->operands, state, function);
+    flight->operands.is_pinned = true;
     flight->queue = queue;
     flight->generation = queue->generation;
     flight->group = Py_NewRef(group);
