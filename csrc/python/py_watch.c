@@ -20,14 +20,22 @@
 
 /* Never freed: groups may be let go until the process ends. */
 typedef struct py_watch {
-    uint64_t generation;       /* const */
-    dd_monitor *monitor;       /* const */
-    int64_t beat_timeout_ns;   /* const */
-    bool is_beat_fatal;        /* const */
-    bool is_failure_fatal;     /* const; of groups that are told of failures */
-    bool has_heartbeat;        /* guarded by the GIL */
-    py_gil_question *question; /* of the monitor's pass */
+    uint64_t generation;        /* const */
+    dd_monitor *monitor;        /* const */
+    int64_t beat_timeout_ns;    /* const */
+    bool is_beat_fatal;         /* const */
+    bool is_failure_fatal;      /* const; of groups that are told of failures */
+    bool has_heartbeat;         /* guarded by the GIL */
+    py_gil_question *question;  /* of the monitor's pass */
+    struct heard_signal *heard; /* owned; guarded by the GIL */
 } py_watch;
+
+/* A signal that asks for dumps, and what it did before. */
+typedef struct heard_signal {
+    struct heard_signal *next;
+    int number;
+    struct sigaction before;
+} heard_signal;
 
 /* What a signal's handler needs, of this process: the monitor, and whose it is. */
 static _Atomic(dd_monitor *) signalled_monitor;
@@ -168,6 +176,58 @@ py_watch_run(PyObject *module, PyObject *unused)
     Py_RETURN_NONE;
 }
 
+static void
+on_signal(int signum)
+{
+    (void)signum;
+    dd_monitor *monitor = atomic_load(&signalled_monitor);
+    /* A child of a fork has closed what it would write to. */
+    if (monitor != NULL && atomic_load(&signalled_pid) == (int)getpid()) {
+        dd_monitor_request_dump(monitor);
+    }
+}
+
+/* False with an exception. */
+static bool
+hear_signal(py_watch *watch, long number)
+{
+    heard_signal *heard = dd_mem_zalloc(sizeof *heard);
+    if (heard == NULL) {
+        PyErr_NoMemory();
+        return false;
+    }
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    sigemptyset(&action.sa_mask);
+    if (number < 1 || number > SIGRTMAX || sigaction((int)number, &action, &heard->before) != 0) {
+        PyErr_Format(PyExc_ValueError, "signal %ld cannot ask for dumps", number);
+        dd_mem_free(heard);
+        return false;
+    }
+    if (heard->before.sa_handler == on_signal) {
+        dd_mem_free(heard); /* it did already */
+        return true;
+    }
+    heard->number = (int)number;
+    heard->next = watch->heard;
+    watch->heard = heard;
+    return true;
+}
+
+/* Signals do again what they did before, but for those that somebody else has taken meanwhile. */
+static void
+give_signals_back(py_watch *watch)
+{
+    while (watch->heard != NULL) {
+        heard_signal *heard = watch->heard;
+        struct sigaction now;
+        if (sigaction(heard->number, NULL, &now) == 0 && now.sa_handler == on_signal) {
+            (void)sigaction(heard->number, &heard->before, NULL);
+        }
+        watch->heard = heard->next;
+        dd_mem_free(heard);
+    }
+}
+
 PyObject *
 py_watch_stop(PyObject *module, PyObject *grace)
 {
@@ -178,6 +238,7 @@ py_watch_stop(PyObject *module, PyObject *grace)
     }
     py_watch *watch = find_watch(state);
     if (watch != NULL) {
+        give_signals_back(watch);
         atomic_store(&signalled_monitor, NULL);
         Py_BEGIN_ALLOW_THREADS
         dd_monitor_stop(watch->monitor, grace_ns);
@@ -290,17 +351,6 @@ py_watch_request_dump(PyObject *module, PyObject *unused)
     return PyBool_FromLong(watch != NULL);
 }
 
-static void
-on_signal(int signum)
-{
-    (void)signum;
-    dd_monitor *monitor = atomic_load(&signalled_monitor);
-    /* A child of a fork has closed what it would write to. */
-    if (monitor != NULL && atomic_load(&signalled_pid) == (int)getpid()) {
-        dd_monitor_request_dump(monitor);
-    }
-}
-
 /* In C, so that it is heard while Python stands still. */
 PyObject *
 py_watch_on_signal(PyObject *module, PyObject *signum)
@@ -317,13 +367,7 @@ py_watch_on_signal(PyObject *module, PyObject *signum)
     }
     atomic_store(&signalled_pid, (int)getpid());
     atomic_store(&signalled_monitor, watch->monitor);
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
-    sigemptyset(&action.sa_mask);
-    if (number < 1 || number > SIGRTMAX || sigaction((int)number, &action, NULL) != 0) {
-        PyErr_Format(PyExc_ValueError, "signal %ld cannot ask for dumps", number);
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return hear_signal(watch, number) ? Py_NewRef(Py_None) : NULL;
 }
 
 PyObject *

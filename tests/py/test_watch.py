@@ -127,6 +127,11 @@ def test_a_signal_asks_for_a_dump(children, prefix):
         rank.result()
 
 
+def test_signals_are_given_back(children):
+    before, heard = children.start(workers.signal_after_the_end).result()
+    assert (before, heard) == ([], [signal.SIGUSR1, signal.SIGUSR2])
+
+
 def test_the_gil_is_held(children, prefix, tmp_path):
     """The dump is there all the same, before the GIL is free; and the report says how long it was not."""
     env = {"DLDIST_FR_DUMP_FILE": prefix, "DLDIST_DUMP_PIPE": f"{tmp_path}/"}
