@@ -4,6 +4,7 @@
 #include "python/py_device_memory.h"
 #include "python/py_dtype.h"
 #include "python/py_error.h"
+#include "python/py_gate.h"
 #include "python/py_object.h"
 
 #include <string.h>
@@ -269,10 +270,10 @@ destroy_view(py_memory *memory)
 {
     window_view *view = (window_view *)memory;
     dd_window_release(view->window);
-    if (view->tensor.route != PY_ROUTE_NONE && Py_IsInitialized()) {
-        PyGILState_STATE gil = PyGILState_Ensure();
+    py_gate_pass pass;
+    if (view->tensor.route != PY_ROUTE_NONE && py_gate_enter(&pass)) {
         py_tensor_fini(&view->tensor);
-        PyGILState_Release(gil);
+        py_gate_leave(&pass);
     }
     dd_mem_free(view);
 }
