@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #define ARENA_MAGIC UINT64_C(0x616e657261646464) /* "dddarena" */
-#define ARENA_VERSION 1
+#define ARENA_VERSION 2
 #define ARENA_HEADER_BYTES ((size_t)4096)
 #define ARENA_TOTAL_BYTES ((size_t)1 << 20) /* all of it, and less */
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
@@ -229,10 +229,4 @@ dd_arena_culprit
 dd_arena_get_culprit(const dd_arena *arena)
 {
     return arena->culprit;
-}
-
-void
-dd_arena_poison(dd_arena *arena)
-{
-    atomic_store_explicit(&arena->shared->is_poisoned, 1, memory_order_release);
 }

@@ -29,6 +29,7 @@
 #define ARENA_LINE ((size_t)64)
 /* Processors fetch lines in pairs: what different ranks write is kept two lines apart. */
 #define ARENA_SPACING ((size_t)128)
+#define ARENA_PAGE ((size_t)4096)
 
 /* ---- shared memory */
 
@@ -86,7 +87,7 @@ typedef struct arena_shared {
     uint64_t nbytes;
     /* Read at every publication, written seldom. */
     _Alignas(128) _Atomic uint64_t asleep; /* bits: ranks to be woken */
-    _Atomic uint32_t is_poisoned;          /* set once */
+    _Atomic uint64_t poisoned;             /* bits: ranks that have given up; never cleared */
     _Atomic uint64_t
         unregistered; /* bits: ranks whose process cannot be fenced by another yet (see arena_sync.c) */
 } arena_shared;
@@ -210,7 +211,9 @@ dd_status dd_arena_join(dd_arena *mapped, int rank, dd_arena **arena, dd_error *
 void dd_arena_note_registered(dd_arena *arena);
 /* All that was written for the epoch is there for all to see; wakes who waits for it. */
 void dd_arena_publish(dd_arena *arena, uint64_t epoch);
-/* Whether all of `ranks` have published the epoch, of this operation or an earlier one; notes what is waited for. */
+/* Of `ranks` (bits), those that have not published the epoch, of this operation or an earlier one. */
+uint64_t dd_arena_missing_of(const dd_arena *arena, uint64_t ranks, uint64_t epoch);
+/* Whether all of `ranks` have published the epoch; notes what is waited for. */
 bool dd_arena_has_come(dd_arena *arena, uint64_t ranks, uint64_t epoch);
 /* We are awake: nobody needs to wake us. */
 void dd_arena_stay_awake(dd_arena *arena);

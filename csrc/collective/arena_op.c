@@ -74,10 +74,13 @@ greet(dd_arena *arena)
 {
     arena_op *op = &arena->op;
     if (!dd_arena_has_come(arena, arena->all_ranks, op->first_epoch) ||
-        atomic_load_explicit(&arena->shared->is_poisoned, memory_order_relaxed) != 0) {
+        atomic_load(&arena->shared->poisoned) != 0) {
         return DD_ARENA_BLOCKED;
     }
     dd_arena_state state = dd_arena_compare_headers(arena);
+    if (state == DD_ARENA_MISMATCH) {
+        op->phase = ARENA_IDLE; /* for all: nobody reads or writes */
+    }
     if (state == DD_ARENA_MOVED) {
         agree(arena);
         op->phase = op->is_in_place || op->is_region_read ? ARENA_MAPPING : ARENA_ROUNDS;
@@ -112,6 +115,34 @@ read_round(dd_arena *arena, uint64_t round)
     return DD_ARENA_MOVED;
 }
 
+/* Whether a rank whose region we have read has given up: its caller may have put other data there meanwhile. It has said so before
+ * it let its caller go on, so whoever does not find it here has read what was meant. It cannot have failed in a later operation,
+ * which would not concern this one: it ends this one after our closing epoch. */
+static bool
+has_read_in_vain(const dd_arena *arena)
+{
+    uint64_t lenders = 0;
+    for (int k = 0; k < arena->nranks; k++) {
+        bool is_lender = (arena->peers[k].flags & (ARENA_IN_REGION | ARENA_IN_PLACE)) != 0;
+        lenders |= is_lender ? UINT64_C(1) << k : 0;
+    }
+    /* After all that was read. */
+    atomic_thread_fence(memory_order_seq_cst);
+    return (atomic_load(&arena->shared->poisoned) & lenders) != 0;
+}
+
+/* Says that we have read all that we wanted of others' regions, and written all that they get from us. */
+static dd_arena_state
+close_regions(dd_arena *arena)
+{
+    if (has_read_in_vain(arena)) {
+        return DD_ARENA_BLOCKED;
+    }
+    dd_arena_publish(arena, arena->epoch + 1);
+    arena->op.phase = ARENA_CLOSING;
+    return DD_ARENA_MOVED;
+}
+
 /* A round is staged and published before the one before it is read, or after that when it is wide: see arena_internal.h. */
 static dd_arena_state
 go_round(dd_arena *arena)
@@ -124,12 +155,10 @@ go_round(dd_arena *arena)
     if (!op->is_staged) {
         return stage_round(arena);
     }
-    if (op->round == op->nrounds) {
-        op->phase = op->is_region_read ? ARENA_CLOSING : ARENA_IDLE;
-        if (op->is_region_read) {
-            dd_arena_publish(arena, arena->epoch + 1);
-        }
+    if (op->round == op->nrounds && op->is_region_read) {
+        return close_regions(arena);
     }
+    op->phase = op->round == op->nrounds ? ARENA_IDLE : op->phase;
     op->round++;
     op->is_staged = false;
     op->is_read = false;
@@ -170,11 +199,7 @@ step(dd_arena *arena)
         }
         return state;
     case ARENA_IN_PLACE_FOLD:
-        if (dd_arena_fold_in_place(arena)) {
-            dd_arena_publish(arena, arena->epoch + 1);
-            op->phase = ARENA_CLOSING;
-        }
-        break;
+        return dd_arena_fold_in_place(arena) ? close_regions(arena) : DD_ARENA_MOVED;
     case ARENA_ROUNDS:
         return go_round(arena);
     case ARENA_CLOSING:
@@ -203,4 +228,35 @@ dd_arena_progress(dd_arena *arena)
         has_moved = true;
     }
     return op->phase == ARENA_IDLE ? DD_ARENA_DONE : DD_ARENA_MOVED;
+}
+
+/* ---- giving up */
+
+void
+dd_arena_poison(dd_arena *arena)
+{
+    atomic_fetch_or(&arena->shared->poisoned, UINT64_C(1) << arena->rank);
+    /* Before whatever our caller writes once he knows: see has_read_in_vain. */
+    atomic_thread_fence(memory_order_seq_cst);
+}
+
+/* Other ranks write to us in an all_reduce in place alone, from when they have seen all headers, and no poison, until they publish the
+ * closing epoch. Where a header is still missing it is missing for all of them, and whoever finds it later finds the poison. */
+bool
+dd_arena_find_written(const dd_arena *arena, dd_block *block)
+{
+    const arena_op *op = &arena->op;
+    bool is_offered = (arena->peers[arena->rank].flags & ARENA_IN_PLACE) != 0;
+    bool is_running = op->phase == ARENA_GREETING || (op->phase > ARENA_GREETING && op->is_in_place);
+    if (!is_offered || !is_running) {
+        return false;
+    }
+    uint64_t others = arena->all_ranks & ~(UINT64_C(1) << arena->rank);
+    uint64_t closing_epoch = arena->epoch + (op->phase == ARENA_CLOSING ? 0 : 1);
+    if (dd_arena_missing_of(arena, others, op->first_epoch) != 0 ||
+        dd_arena_missing_of(arena, others, closing_epoch) == 0) {
+        return false;
+    }
+    *block = op->args->outputs[0];
+    return true;
 }

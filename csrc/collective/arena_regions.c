@@ -75,6 +75,17 @@ put_place(const dd_arena *arena, int id_word, const arena_region *region, const 
     atomic_store_explicit(&record->words[id_word + 1], offset, memory_order_relaxed);
 }
 
+/* Others write to an output that is offered. Where the operation fails, its pages are taken from them (dd_arena_find_written), which
+ * must not touch other bytes: some thread of the caller may be writing those. So it has its pages to itself: it begins with one, and
+ * ends with one or with the region. */
+static bool
+has_own_pages(const arena_region *region, const dd_block *block)
+{
+    size_t start = (size_t)((uintptr_t)block->data - (uintptr_t)region->base);
+    size_t end = start + block->nbytes;
+    return start % ARENA_PAGE == 0 && (end % ARENA_PAGE == 0 || end == region->nbytes);
+}
+
 static uint64_t
 offer_in_place(dd_arena *arena)
 {
@@ -83,7 +94,7 @@ offer_in_place(dd_arena *arena)
     const dd_block *output = &op->args->outputs[0];
     const arena_region *in = dd_arena_find_region(arena, arena->rank, input->data, input->nbytes);
     const arena_region *out = dd_arena_find_region(arena, arena->rank, output->data, output->nbytes);
-    if (in == NULL || out == NULL) {
+    if (in == NULL || out == NULL || !has_own_pages(out, output)) {
         return 0;
     }
     put_place(arena, ARENA_WORD_INPUT_ID, in, input->data);

@@ -68,8 +68,8 @@ published_by(const dd_arena *arena, int k, uint64_t wanted)
     return epoch;
 }
 
-static uint64_t
-missing_of(const dd_arena *arena, uint64_t ranks, uint64_t epoch)
+uint64_t
+dd_arena_missing_of(const dd_arena *arena, uint64_t ranks, uint64_t epoch)
 {
     uint64_t missing = 0;
     for (uint64_t left = ranks; left != 0; left &= left - 1) {
@@ -91,7 +91,7 @@ dd_arena_has_come(dd_arena *arena, uint64_t ranks, uint64_t epoch)
     ranks &= ~(UINT64_C(1) << arena->rank);
     /* Those found there once need not be looked at again. */
     bool is_same = op->awaited_epoch == epoch && op->awaited_ranks != 0;
-    uint64_t missing = missing_of(arena, is_same ? op->awaited_ranks : ranks, epoch);
+    uint64_t missing = dd_arena_missing_of(arena, is_same ? op->awaited_ranks : ranks, epoch);
     op->awaited_epoch = epoch;
     op->awaited_ranks = missing;
     if (missing != 0) {
@@ -107,7 +107,7 @@ uint64_t
 dd_arena_missing(const dd_arena *arena)
 {
     const arena_op *op = &arena->op;
-    return missing_of(arena, op->awaited_ranks, op->awaited_epoch);
+    return dd_arena_missing_of(arena, op->awaited_ranks, op->awaited_epoch);
 }
 
 /* A rank that is not registered itself makes everybody else keep order. */

@@ -295,6 +295,8 @@ dd_group_release(dd_group *group)
         dd_wait at_once = dd_wait_after(0);
         dd_status ignored = dd_group_close(group, &at_once, NULL); /* what was under way has been failed */
         (void)ignored;
+    } else if (dd_engine_is_torn(group->engine)) {
+        return; /* left where it is */
     }
     group_destroy(group);
 }

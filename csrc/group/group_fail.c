@@ -54,6 +54,23 @@ group_fail_messages_locked(dd_group *group, int rank, const dd_error *cause)
     }
 }
 
+/* Before any call ends: its caller may use the memory for something else at once. */
+static void
+stop_arena_locked(dd_group *group)
+{
+    dd_block written;
+    dd_error error;
+    dd_arena_poison(group->arena);
+    if (dd_arena_find_written(group->arena, &written) &&
+        group_take_back_locked(group, written, &error) != DD_OK) {
+        dd_error cause = group->cause;
+        dd_error_set(&group->cause, cause.code,
+                     "%.700s; other ranks may still write to the array of this rank: %.200s", cause.message,
+                     error.message);
+        group->cause.culprit = cause.culprit;
+    }
+}
+
 /* `told`: what the others get; NULL: nothing. */
 static void
 fail_locked(dd_group *group, const dd_error *cause, const dd_error *told, int except)
@@ -65,7 +82,7 @@ fail_locked(dd_group *group, const dd_error *cause, const dd_error *told, int ex
     group->is_asking = false;
     group_raise_alarm_locked(group);
     if (group->arena != NULL) {
-        dd_arena_poison(group->arena);
+        stop_arena_locked(group);
     }
     if (told != NULL && group->context != NULL && group->size > 1) {
         dd_context_post_abort_locked(group->context, except, told);

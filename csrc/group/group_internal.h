@@ -93,6 +93,7 @@ struct dd_group {
     atomic_bool is_idle;               /* nothing is under way; release */
     uint32_t nregions;                 /* ids given out */
     dd_list regions;                   /* dd_region of this rank, in use or kept for the next */
+    atomic_size_t kept_nbytes;         /* of pages, in arrays that are not in use */
     dd_list wanted;                    /* wanted_region */
     dd_list mapped;                    /* regions of others */
     uint64_t nmonitored;               /* calls of monitored_barrier */
@@ -234,6 +235,8 @@ dd_status group_map_region_locked(dd_group *group, int local, uint32_t id, dd_bl
 dd_group *group_of_region(const dd_region *region);
 uint32_t group_region_id(const dd_region *region);
 void group_drop_regions(dd_group *group);
+/* From now on what other ranks write to the block, which is in a region of ours, does not show here any more. */
+dd_status group_take_back_locked(dd_group *group, dd_block block, dd_error *err) DD_MUST_CHECK;
 /* A region for the signals of a window. Kept for other pads alone: a rank may look at the flags of one whose owner has let it go. */
 dd_status group_alloc_pad(dd_group *group, size_t nbytes, dd_region **region, dd_error *err) DD_MUST_CHECK;
 

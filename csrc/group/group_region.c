@@ -17,7 +17,9 @@ typedef enum region_use {
     REGION_ADOPTED, /* keeps its descriptor, of which adopted memory becomes a mapping */
 } region_use;
 
-/* The owner's side. It goes back to its group when it is released, for the next of its size and use: the others keep theirs mapped. */
+/* The owner's side. The others keep theirs mapped until the group is gone, so it goes back to its group when it is released, for the next
+ * of its use that fits. Capacities of arrays are powers of two, of which only touched pages cost memory: so there are never many more of
+ * them than have been in use at a time, whatever their sizes. The others are as large as they need to be. */
 struct dd_region {
     dd_list link;    /* in the group's regions */
     dd_group *group; /* counted while in use */
@@ -25,8 +27,10 @@ struct dd_region {
     void *data;
     size_t nbytes;   /* asked for */
     size_t capacity; /* mapped */
+    size_t
+        dirty; /* of arrays: bytes from the beginning on that may be other than zero; the rest has no pages */
     region_use use;
-    bool is_shown;    /* in the adopted mapping, even after it is released */
+    void *shown_at;   /* the adopted mapping, even after it is released; NULL: none */
     int fd;           /* -1 but for adopted ones */
     atomic_uint refs; /* 0: kept for the next; leaves 0 with the engine's lock */
 };
@@ -39,7 +43,15 @@ typedef struct mapped_region {
     dd_block memory;
 } mapped_region;
 
-#define PAGE_BYTES 4096
+#define PAGE_BYTES ((size_t)4096)
+/* A group's arrays that are not in use keep so many pages; those that are let go after that give theirs back to the system. */
+#define KEPT_MAX_BYTES ((size_t)64 << 20)
+
+static size_t
+round_up_to_pages(size_t nbytes)
+{
+    return nbytes == 0 ? PAGE_BYTES : (nbytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
+}
 
 static dd_status
 map_new_memory(size_t nbytes, void **data, int *fd, dd_error *err)
@@ -76,17 +88,45 @@ share_region(dd_group *group, uint32_t id, int fd, dd_error *err)
     return status;
 }
 
+static size_t
+capacity_for(size_t nbytes, region_use use)
+{
+    size_t capacity = round_up_to_pages(nbytes);
+    bool is_exact = use != REGION_ARRAY || capacity > SIZE_MAX / 4; /* of which there is not so much */
+    for (size_t power = PAGE_BYTES; !is_exact; power *= 2) {
+        if (power >= capacity) {
+            return power;
+        }
+    }
+    return capacity;
+}
+
+/* The smallest that is large enough. */
 static dd_region *
 find_free_locked(dd_group *group, size_t capacity, region_use use)
 {
+    dd_region *best = NULL;
     for (dd_list *node = group->regions.next; node != &group->regions; node = node->next) {
         dd_region *region = DD_CONTAINER_OF(node, dd_region, link);
-        bool is_free = atomic_load(&region->refs) == 0 && !region->is_shown;
-        if (is_free && region->capacity == capacity && region->use == use) {
-            return region;
+        bool is_free = atomic_load(&region->refs) == 0 && region->shown_at == NULL && region->use == use;
+        bool fits = use == REGION_ARRAY ? region->capacity >= capacity : region->capacity == capacity;
+        if (is_free && fits && (best == NULL || region->capacity < best->capacity)) {
+            best = region;
         }
     }
-    return NULL;
+    return best;
+}
+
+/* What a collective finds in it is what is asked for: it then knows where the last page ends. */
+static dd_status
+show_to_arena_locked(dd_group *group, const dd_region *region, size_t nbytes, dd_error *err)
+{
+    if (group->arena == NULL) {
+        return DD_OK;
+    }
+    int self = group->topology.local_of[group->rank];
+    dd_arena_remove_region(group->arena, self, region->id);
+    return dd_arena_add_region(group->arena, self, region->id, region->data, nbytes, err);
 }
 
 static dd_status
@@ -110,10 +150,6 @@ make_region_locked(dd_group *group, size_t capacity, region_use use, dd_region *
     region->id = ++group->nregions;
     if (group->arena != NULL) {
         status = share_region(group, region->id, fd, err);
-        if (status == DD_OK) {
-            status = dd_arena_add_region(group->arena, group->topology.local_of[group->rank], region->id,
-                                         region->data, capacity, err);
-        }
     }
     if (status == DD_OK && use == REGION_ADOPTED) {
         region->fd = fd;
@@ -130,13 +166,26 @@ make_region_locked(dd_group *group, size_t capacity, region_use use, dd_region *
     return DD_OK;
 }
 
+/* Makes zeros of what is asked for. The region is the caller's already: that can take a while, and nobody waits for the lock. */
+static void
+clean(dd_region *region, size_t nbytes)
+{
+    if (region->use == REGION_PAD) {
+        memset(region->data, 0, region->capacity);
+    } else if (region->use == REGION_ARRAY) {
+        memset(region->data, 0, region->dirty < nbytes ? region->dirty : nbytes);
+        atomic_fetch_sub(&region->group->kept_nbytes, region->dirty);
+        region->dirty = region->dirty < nbytes ? nbytes : region->dirty;
+    }
+}
+
 static dd_status
 alloc(dd_group *group, size_t nbytes, region_use use, dd_region **region, dd_error *err)
 {
     if (nbytes > SIZE_MAX - PAGE_BYTES) {
         return dd_error_no_memory(err, nbytes);
     }
-    size_t capacity = nbytes == 0 ? PAGE_BYTES : (nbytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
+    size_t capacity = capacity_for(nbytes, use);
     dd_status status = dd_engine_check_fork(group->engine, err);
     if (status != DD_OK) {
         return status;
@@ -148,9 +197,10 @@ alloc(dd_group *group, size_t nbytes, region_use use, dd_region **region, dd_err
         found = find_free_locked(group, capacity, use);
         if (found == NULL) {
             status = make_region_locked(group, capacity, use, &found, err);
-        } else if (use != REGION_ADOPTED) {
-            memset(found->data, 0, capacity);
         }
+    }
+    if (status == DD_OK) {
+        status = show_to_arena_locked(group, found, nbytes, err);
     }
     if (status == DD_OK) {
         atomic_store(&found->refs, 1);
@@ -159,6 +209,9 @@ alloc(dd_group *group, size_t nbytes, region_use use, dd_region **region, dd_err
         *region = found;
     }
     dd_engine_unlock(group->engine);
+    if (status == DD_OK) {
+        clean(found, round_up_to_pages(nbytes));
+    }
     return status;
 }
 
@@ -209,7 +262,7 @@ dd_group_adopt(dd_group *group, void *at, size_t nbytes, int fd, dd_region **reg
         dd_region_release(adopting);
         return status;
     }
-    adopting->is_shown = true;
+    adopting->shown_at = at;
     *region = adopting;
     return DD_OK;
 }
@@ -217,7 +270,7 @@ dd_group_adopt(dd_group *group, void *at, size_t nbytes, int fd, dd_region **reg
 void
 dd_region_note_unmapped(dd_region *region)
 {
-    region->is_shown = false;
+    region->shown_at = NULL;
 }
 
 void *
@@ -275,18 +328,73 @@ dd_region_acquire(dd_region *region)
     return region;
 }
 
+/* Before the last reference goes: gives the pages back to the system, unless the next array is to have them. In a forked child they are
+ * the parent's. */
+static void
+put_away(dd_region *region)
+{
+    dd_group *group = region->group;
+    if (dd_engine_check_fork(group->engine, NULL) != DD_OK) {
+        return;
+    }
+    if (region->use == REGION_ADOPTED && region->shown_at == NULL) {
+        (void)madvise(region->data, region->capacity, MADV_REMOVE);
+    } else if (region->use == REGION_ARRAY &&
+               atomic_fetch_add(&group->kept_nbytes, region->dirty) + region->dirty > KEPT_MAX_BYTES &&
+               madvise(region->data, region->capacity, MADV_REMOVE) == 0) {
+        atomic_fetch_sub(&group->kept_nbytes, region->dirty);
+        region->dirty = 0;
+    }
+}
+
 void
 dd_region_release(dd_region *region)
 {
     if (region != NULL) {
         dd_group *group = region->group; /* the region may be somebody else's right away */
-        if (region->use == REGION_ADOPTED && !region->is_shown && atomic_load(&region->refs) == 1) {
-            (void)madvise(region->data, region->capacity, MADV_REMOVE);
+        if (atomic_load(&region->refs) == 1) {
+            put_away(region);
         }
         if (atomic_fetch_sub(&region->refs, 1) == 1) {
             dd_group_release(group); /* the last lets its regions go */
         }
     }
+}
+
+/* ---- after a failure */
+
+static dd_status
+make_private(uint8_t *at, size_t nbytes, dd_error *err)
+{
+    void *own = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (own != MAP_FAILED) {
+        memcpy(own, at, nbytes);
+        if (mremap(own, nbytes, nbytes, MREMAP_MAYMOVE | MREMAP_FIXED, at) != MAP_FAILED) {
+            return DD_OK;
+        }
+    }
+    dd_status status = dd_error_set_errno(err, DD_SYSTEM, errno, "cannot make %zu bytes private", nbytes);
+    if (own != MAP_FAILED) {
+        munmap(own, nbytes);
+    }
+    return status;
+}
+
+/* Nobody can be asked to stop: a rank may have been stopped in the middle of its copy, or be slow to hear of the failure. So the pages are
+ * replaced here, with what is in them, and others go on writing to the memory that was there, which nobody sees any more. The block is an
+ * output of a collective in place: nobody here changes it meanwhile, and it has its pages to itself (see arena_regions.c). */
+dd_status
+group_take_back_locked(dd_group *group, dd_block block, dd_error *err)
+{
+    for (dd_list *node = group->regions.next; node != &group->regions; node = node->next) {
+        const dd_region *region = DD_CONTAINER_OF(node, dd_region, link);
+        size_t offset = (size_t)((uintptr_t)block.data - (uintptr_t)region->data);
+        if (offset < region->capacity) {
+            uint8_t *base = region->shown_at != NULL ? region->shown_at : region->data;
+            return make_private(base + offset, round_up_to_pages(block.nbytes), err);
+        }
+    }
+    return dd_error_set(err, DD_INTERNAL, "%zu bytes at %p are in no region", block.nbytes, block.data);
 }
 
 /* ---- those of the others */
@@ -400,11 +508,14 @@ group_map_wanted_locked(dd_group *group)
 void
 group_drop_regions(dd_group *group)
 {
+    bool is_forked = dd_engine_check_fork(group->engine, NULL) != DD_OK;
     while (!dd_list_is_empty(&group->regions)) {
         dd_region *region = DD_CONTAINER_OF(group->regions.next, dd_region, link);
         dd_list_remove(&region->link);
         munmap(region->data, region->capacity);
-        dd_fork_close(region->fd);
+        if (!is_forked) { /* there it is closed, and its number another's */
+            dd_fork_close(region->fd);
+        }
         dd_mem_free(region);
     }
     while (!dd_list_is_empty(&group->mapped)) {

@@ -1,6 +1,7 @@
 #include "python/py_bridge.h"
 
 #include "core/mem.h"
+#include "python/py_gate.h"
 #include "python/py_store.h"
 
 #include <string.h>
@@ -488,9 +489,11 @@ static void
 bridge_destroy(dd_store *store)
 {
     py_bridge *bridge = (py_bridge *)store;
-    PyGILState_STATE gil = PyGILState_Ensure();
-    Py_DECREF(bridge->object);
-    PyGILState_Release(gil);
+    py_gate_pass pass;
+    if (py_gate_enter(&pass)) {
+        Py_DECREF(bridge->object);
+        py_gate_leave(&pass);
+    }
     dd_mem_free(bridge);
 }
 

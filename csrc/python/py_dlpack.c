@@ -2,6 +2,7 @@
 
 #include "python/py_device.h"
 #include "python/py_dtype.h"
+#include "python/py_group_params.h"
 #include "python/py_tensor_type.h"
 
 #include <string.h>
@@ -194,6 +195,33 @@ py_dlpack_try_exchange(py_tensor *tensor, const py_state *state, py_tensor_use u
                : -1;
 }
 
+static bool
+says(PyObject *exception, const char *words)
+{
+    PyObject *text = exception != NULL ? PyObject_Str(exception) : NULL;
+    const char *utf8 = text != NULL ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
+    bool is_said = utf8 != NULL && strstr(utf8, words) != NULL;
+    Py_XDECREF(text);
+    PyErr_Clear();
+    return is_said;
+}
+
+/* Whether the exception that is set is about the call, which has a keyword that is not taken. A TypeError from inside the function, as its
+ * traceback says, is one of its own, unless it has handed the keywords on. (That of a function in C has none, and comes again.) */
+static bool
+is_refused_call(void)
+{
+    if (!PyErr_ExceptionMatches(PyExc_TypeError)) {
+        return false;
+    }
+    PyObject *exception[3];
+    PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
+    bool is_refused = exception[2] == NULL || says(exception[1], "keyword argument") ||
+                      says(exception[1], py_name_text(PY_NAME_MAX_VERSION));
+    PyErr_Restore(exception[0], exception[1], exception[2]);
+    return is_refused;
+}
+
 /* What __dlpack__ returns, told of a stream unless that is NULL; producers from before DLPack 1 do not know max_version. */
 static PyObject *
 call_dlpack(const py_state *state, PyObject *method, PyObject *stream)
@@ -206,7 +234,7 @@ call_dlpack(const py_state *state, PyObject *method, PyObject *stream)
     if (version != NULL && PyDict_SetItem(keywords, max_version, version) == 0 &&
         (stream == NULL || PyDict_SetItem(keywords, state->names[PY_NAME_STREAM], stream) == 0)) {
         capsule = PyObject_Call(method, none, keywords);
-        if (capsule == NULL && PyErr_ExceptionMatches(PyExc_TypeError)) {
+        if (capsule == NULL && is_refused_call()) {
             PyErr_Clear();
             capsule =
                 PyDict_DelItem(keywords, max_version) == 0 ? PyObject_Call(method, none, keywords) : NULL;

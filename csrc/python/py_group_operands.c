@@ -23,6 +23,7 @@ py_operands_init(py_operands *operands, py_state *state, const char *function)
     operands->staging = NULL;
     operands->woven = NULL;
     operands->is_staged = false;
+    operands->is_pinned = false;
     operands->device.state = NULL;
 }
 
@@ -135,7 +136,8 @@ py_operands_add(py_operands *operands, PyObject *object, py_use use, const char 
                         operands->function, name)) {
         return false;
     }
-    if (!check_device(operands, piece, object, name) || !check_dtype(operands, &piece->tensor, name)) {
+    if (!check_device(operands, piece, object, name) || !check_dtype(operands, &piece->tensor, name) ||
+        (operands->is_pinned && !py_tensor_pin(&piece->tensor))) {
         py_tensor_fini(&piece->tensor);
         return false;
     }

@@ -56,6 +56,7 @@ typedef struct py_operands {
     uint8_t *staging; /* owned, or NULL */
     uint8_t *woven;   /* in staging: the blocks of the side that is woven */
     bool is_staged;   /* there is something to pack or to unpack */
+    bool is_pinned;   /* set before anything is added: the caller goes on meanwhile (py_tensor_pin) */
     py_device_scope device;
     py_piece few_pieces[PY_FEW_PIECES];
     dd_block few_blocks[PY_FEW_BLOCKS];

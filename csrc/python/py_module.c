@@ -2,6 +2,7 @@
 
 #include "python/py_engine.h"
 #include "python/py_error.h"
+#include "python/py_gate.h"
 #include "python/py_group.h"
 #include "python/py_log.h"
 #include "python/py_nccl.h"
@@ -134,7 +135,7 @@ static int
 core_exec(PyObject *module)
 {
     py_state *state = PyModule_GetState(module);
-    if (refuse_subinterpreter() < 0) {
+    if (refuse_subinterpreter() < 0 || py_gate_init(module) < 0) {
         return -1;
     }
     dd_error err;
@@ -240,6 +241,8 @@ static PyMethodDef core_methods[] = {
      "Makes the allocation with this number from now on fail, counted from 0; -1: none. Returns how many there were\n"
      "since the last call. In test builds only."},
 #endif
+    {"_close_gate", py_gate_close, METH_NOARGS,
+     "_close_gate($module, /)\n--\n\nFrom now on no thread of the core asks for the GIL."},
     {"_set_log_level", py_log_set_level, METH_O,
      "_set_log_level($module, level, /)\n--\n\nSets the level of the log; tells whether it is on."},
     {"_take_log_record", py_log_take_record, METH_O,

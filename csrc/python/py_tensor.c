@@ -315,12 +315,51 @@ py_tensor_init(py_tensor *tensor, py_state *state, PyObject *object, py_tensor_u
     return true;
 }
 
+/* Whose memory it is: a view of NumPy's, or a memoryview, looks at another's. A new reference; NULL with an exception. */
+static PyObject *
+find_owner(PyObject *object)
+{
+    const char *name = PyMemoryView_Check(object) ? "obj" : "base";
+    PyObject *owner = PyObject_GetAttrString(object, name);
+    if (owner == NULL && !PyErr_ExceptionMatches(PyExc_Exception)) {
+        return NULL;
+    }
+    PyErr_Clear();
+    if (owner == NULL || owner == Py_None) {
+        Py_XDECREF(owner);
+        return Py_NewRef(object);
+    }
+    return owner;
+}
+
+/* resize(refcheck=False) does not look whether a buffer is exported, but whether there are weak references. */
+bool
+py_tensor_pin(py_tensor *tensor)
+{
+    bool is_numpys = tensor->route == PY_ROUTE_BUFFER || tensor->route == PY_ROUTE_ARRAY_INTERFACE;
+    if (!is_numpys || PyByteArray_Check(tensor->object)) {
+        return true;
+    }
+    PyObject *owner = find_owner(tensor->object);
+    if (owner == NULL) {
+        return false;
+    }
+    tensor->pin = PyWeakref_NewRef(owner, NULL);
+    Py_DECREF(owner);
+    if (tensor->pin == NULL && !PyErr_ExceptionMatches(PyExc_TypeError)) {
+        return false;
+    }
+    PyErr_Clear(); /* it has none: it is not NumPy's */
+    return true;
+}
+
 void
 py_tensor_fini(py_tensor *tensor)
 {
     if (tensor->route != PY_ROUTE_NONE) {
         PyObject *exception[3];
         PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
+        Py_CLEAR(tensor->pin);
         PyBuffer_Release(&tensor->buffer);
         py_dlpack_release(tensor);
         tensor->route = PY_ROUTE_NONE;

@@ -33,6 +33,7 @@ typedef struct py_tensor {
     int device_type; /* DLDeviceType; 1 is the CPU */
     int device_id;
     PyObject *object; /* owned: what the caller gave, for results */
+    PyObject *pin;    /* owned: a weak reference (py_tensor_pin), or NULL */
     /* Set before init where memory of devices is wanted; else NULL. Not looked at afterwards */
     struct py_device_scope *scope;
     py_tensor_route route;
@@ -47,6 +48,9 @@ typedef struct py_tensor {
  * default stream wait; with one, see py_device.h. Needs the GIL, as does fini; both may run Python code. */
 bool py_tensor_init(py_tensor *tensor, py_state *state, PyObject *object, py_tensor_use use,
                     const char *function, const char *name);
+/* For operations during which the caller goes on: until fini NumPy does not move the memory. Other exporters of buffers refuse to while
+ * one is held, anyhow; those of DLPack cannot be kept from it. False with an exception. */
+bool py_tensor_pin(py_tensor *tensor);
 /* Keeps an exception that is set. */
 void py_tensor_fini(py_tensor *tensor);
 /* For the collector: what is held of it. */

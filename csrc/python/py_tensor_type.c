@@ -97,6 +97,7 @@ place_of(const py_state *state, const PyObject *type)
     return &state->tensor_types->known[(number ^ number / MAX_TYPES) % MAX_TYPES];
 }
 
+/* What the reference gives is borrowed, and compared alone: the class at hand is alive, and is that one or is not. */
 static bool
 is_alive(const known_type *known)
 {

@@ -2,7 +2,7 @@
 
 #include "core/mem.h"
 #include "core/thread.h"
-#include "python/py_api.h"
+#include "python/py_gate.h"
 
 #include <stdatomic.h>
 
@@ -20,14 +20,17 @@ leave_question(py_gil_question *question)
     }
 }
 
-/* It only takes the GIL and gives it back. An interpreter that is ending lets no thread in, and ends or keeps this one. */
+/* It only takes the GIL and gives it back. Of an interpreter that is ending nobody wants to know. */
 static void *
 take_gil(void *arg)
 {
     py_gil_question *question = arg;
-    PyGILState_STATE gil = PyGILState_Ensure();
+    py_gate_pass pass;
+    bool is_in = py_gate_enter(&pass);
     atomic_store(&question->answered_ns, dd_clock_now_ns());
-    PyGILState_Release(gil);
+    if (is_in) {
+        py_gate_leave(&pass);
+    }
     leave_question(question);
     return NULL;
 }

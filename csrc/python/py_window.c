@@ -4,6 +4,7 @@
 #include "python/py_device_memory.h"
 #include "python/py_dtype.h"
 #include "python/py_error.h"
+#include "python/py_gate.h"
 #include "python/py_object.h"
 
 #include <string.h>
@@ -80,6 +81,9 @@ take_memory(py_window *self, PyObject *object)
     if (!self->memory.view.is_contiguous) {
         py_argument_raise(&argument, PY_FAULT_VALUE,
                           "must be contiguous: the others see its memory as one row of elements");
+        return false;
+    }
+    if (!py_tensor_pin(&self->memory)) {
         return false;
     }
     self->data = self->memory.view.data;
@@ -266,10 +270,10 @@ destroy_view(py_memory *memory)
 {
     window_view *view = (window_view *)memory;
     dd_window_release(view->window);
-    if (view->tensor.route != PY_ROUTE_NONE && Py_IsInitialized()) {
-        PyGILState_STATE gil = PyGILState_Ensure();
+    py_gate_pass pass;
+    if (view->tensor.route != PY_ROUTE_NONE && py_gate_enter(&pass)) {
         py_tensor_fini(&view->tensor);
-        PyGILState_Release(gil);
+        py_gate_leave(&pass);
     }
     dd_mem_free(view);
 }
@@ -294,7 +298,9 @@ make_view(py_window *self, const window_sight *sight, dd_view *view)
     if (!sight->is_own) {
         made->window = dd_window_acquire(self->window);
     } else if (!py_tensor_init(&made->tensor, self->state, self->memory.object, PY_TENSOR_OUT,
-                               sight->function, "memory")) {
+                               sight->function, "memory") ||
+               !py_tensor_pin(&made->tensor)) {
+        py_tensor_fini(&made->tensor);
         dd_mem_free(made);
         return NULL;
     }

@@ -78,6 +78,7 @@ py_flight_create(py_state *state, PyObject *group, const char *function)
     flight->is_watched = false;
     flight->is_orphan = false;
     py_operands_init(&flight->operands, state, function);
+    flight->operands.is_pinned = true;
     flight->queue = queue;
     flight->generation = queue->generation;
     flight->group = Py_NewRef(group);
@@ -149,7 +150,6 @@ py_flight_on_done(dd_work *work, void *ctx)
 {
     py_flight *flight = ctx;
     py_completions *queue = flight->queue;
-    bool is_drain_due = false;
     (void)work;
     pthread_mutex_lock(&queue->mu);
     flight->is_done = true;
@@ -160,14 +160,10 @@ py_flight_on_done(dd_work *work, void *ctx)
         } else if (flight->is_orphan) {
             dd_list_push_back(&queue->orphans, &flight->link);
             atomic_store_explicit(&queue->has_orphans, true, memory_order_relaxed);
-            is_drain_due = !queue->is_drain_scheduled;
-            queue->is_drain_scheduled = true;
+            py_completions_schedule_drain_locked(queue);
         }
     }
     pthread_mutex_unlock(&queue->mu);
-    if (is_drain_due) {
-        py_completions_schedule_drain(queue);
-    }
 }
 
 dd_nccl_work *
@@ -497,13 +493,13 @@ drain_later(void *arg)
     return 0;
 }
 
+/* Under the lock, so that it is over, or does not begin, once the queue has been stopped: then there may be no interpreter. It does not wait
+ * for the GIL, and runs nothing itself. */
 void
-py_completions_schedule_drain(py_completions *queue)
+py_completions_schedule_drain_locked(py_completions *queue)
 {
-    if (Py_AddPendingCall(drain_later, queue) != 0) {
-        pthread_mutex_lock(&queue->mu);
-        queue->is_drain_scheduled = false; /* the interpreter has enough of them: the next one, then */
-        pthread_mutex_unlock(&queue->mu);
+    if (!queue->is_drain_scheduled) {
+        queue->is_drain_scheduled = Py_AddPendingCall(drain_later, queue) == 0; /* else with the next one */
     }
 }
 

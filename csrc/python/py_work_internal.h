@@ -47,6 +47,6 @@ void py_flight_abandon(py_flight *flight);
  * with an exception; one that is under way in the parent of a forked child has nobody who could call. */
 int py_flight_watch(py_flight *flight, PyObject *watcher);
 
-void py_completions_schedule_drain(py_completions *queue);
+void py_completions_schedule_drain_locked(py_completions *queue);
 
 #endif

@@ -203,6 +203,8 @@ dd_engine_release(dd_engine *engine)
         dd_engine_unlock(engine);
         linger(engine);
         engine_stop_background(engine);
+    } else if (dd_engine_is_torn(engine)) {
+        return;
     }
     if (engine->connector != NULL) {
         dd_connector_close(engine->connector);
@@ -217,6 +219,20 @@ dd_engine_check_fork(const dd_engine *engine, dd_error *err)
         return dd_error_set(err, DD_FORKED, "the groups of a process cannot be used in its forked child");
     }
     return DD_OK;
+}
+
+bool
+dd_engine_is_torn(dd_engine *engine)
+{
+    if (!is_forked(engine)) {
+        return false;
+    }
+    /* A lock is what it was at the fork. */
+    if (pthread_mutex_trylock(&engine->mu) != 0) {
+        return true;
+    }
+    pthread_mutex_unlock(&engine->mu);
+    return false;
 }
 
 /* Caller holds opening_mu. */

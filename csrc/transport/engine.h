@@ -33,6 +33,9 @@ void dd_engine_release(dd_engine *engine);
 
 /* DD_FORKED in a child of the process that opened it. */
 dd_status dd_engine_check_fork(const dd_engine *engine, dd_error *err) DD_MUST_CHECK;
+/* In such a child: whether some thread held the lock when the process forked. It does not exist here, and may have been in the middle of
+ * changing what the lock guards: nothing of that may be looked at or freed. False in the process itself. */
+bool dd_engine_is_torn(dd_engine *engine);
 
 /* This process's card, encoded, for publishing: from now on others may connect by it. `first` as in dd_card_find_addrs; that of a
  * later call counts if the one before was a loopback address, or if the ports have been closed since. */

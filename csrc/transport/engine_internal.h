@@ -366,6 +366,8 @@ void context_on_control(dd_context *context, const dd_frame *frame, dd_bytes pay
 /* The peer is lost: its messages fail, the handler is told. */
 /* Takes over descriptors that have been passed, before the link has too many of them. */
 void peer_keep_passed(dd_peer *peer);
+/* ---- peer_recv.c: whether the peer has said that it gives up a context that is not open here */
+bool peer_has_given_up(const dd_peer *peer, uint64_t context);
 void context_on_peer_lost(dd_context *context, dd_peer *peer);
 /* Somebody is there who may have missed that we have given up. */
 void context_on_peer_connected(dd_context *context, const dd_peer *peer);

@@ -83,6 +83,19 @@ drop_output(dd_peer *peer)
     }
 }
 
+static void
+drop_passed(dd_peer *peer)
+{
+    for (size_t i = 0; i < peer->npassed; i++) {
+        if (peer->engine->generation == dd_fork_generation()) {
+            dd_sock_close(peer->passed[i].fd);
+        }
+    }
+    dd_mem_free(peer->passed);
+    peer->passed = NULL;
+    peer->npassed = 0;
+}
+
 void
 peer_destroy(dd_peer *peer)
 {
@@ -93,12 +106,7 @@ peer_destroy(dd_peer *peer)
     while (!dd_list_is_empty(&peer->early)) {
         engine_give_held(engine, DD_CONTAINER_OF(peer->early.next, held, link));
     }
-    for (size_t i = 0; i < peer->npassed; i++) {
-        if (engine->generation == dd_fork_generation()) {
-            dd_sock_close(peer->passed[i].fd);
-        }
-    }
-    dd_mem_free(peer->passed);
+    drop_passed(peer);
     dd_list_remove(&peer->breaking);
     dd_mem_free(peer);
 }
@@ -266,12 +274,12 @@ forget_passed(dd_peer *peer, size_t index)
     memmove(peer->passed + index, peer->passed + index + 1, (peer->npassed - index) * sizeof *peer->passed);
 }
 
-/* In the order of arrival. When nobody takes them, the oldest make room. One for a group that is closed here came too late: the
- * socket that brings it is not read as often as the ring that told of the group's end. */
+/* In the order of arrival. When nobody takes them, the oldest make room. One for a group that is closed here, or that the peer has given up,
+ * came too late: the socket that brings it is not read as often as the ring that told of the group's end. */
 static void
 keep_passed(dd_peer *peer, const dd_passed_fd *passed)
 {
-    if (engine_is_over(peer->engine, passed->key[0])) {
+    if (engine_is_over(peer->engine, passed->key[0]) || peer_has_given_up(peer, passed->key[0])) {
         dd_sock_close(passed->fd);
         return;
     }
@@ -570,6 +578,7 @@ lose_peer(dd_peer *peer)
     }
     drop_output(peer);
     destroy_lanes(peer);
+    drop_passed(peer); /* of groups that cannot be made without it, or have failed with it */
     for (dd_list *node = engine->context_list.next; node != &engine->context_list;) {
         dd_context *context = DD_CONTAINER_OF(node, dd_context, link);
         node = node->next;

@@ -95,6 +95,66 @@ collect(dd_lane *lane, held *entry)
 
 /* ---- frames for contexts that are not open */
 
+/* Of a peer: contexts that it has given up, and that may still be opened here. */
+#define GIVEN_UP_KEPT 64
+
+/* What says so is kept, for the case that the context is opened here after all. */
+static held *
+find_given_up(const dd_peer *peer, uint64_t context)
+{
+    for (dd_list *node = peer->early.next; node != &peer->early; node = node->next) {
+        held *entry = DD_CONTAINER_OF(node, held, link);
+        if (entry->frame.type == DD_FRAME_ABORT && entry->frame.context == context) {
+            return entry;
+        }
+    }
+    return NULL;
+}
+
+bool
+peer_has_given_up(const dd_peer *peer, uint64_t context)
+{
+    return find_given_up(peer, context) != NULL;
+}
+
+/* The oldest of many: whoever has not opened it by now never will. What still comes for it is treated as if it had been closed here. */
+static void
+forget_given_up(dd_peer *peer)
+{
+    held *oldest = NULL;
+    size_t count = 0;
+    for (dd_list *node = peer->early.next; node != &peer->early; node = node->next) {
+        held *entry = DD_CONTAINER_OF(node, held, link);
+        if (entry->frame.type == DD_FRAME_ABORT) {
+            oldest = oldest == NULL ? entry : oldest;
+            count++;
+        }
+    }
+    if (count > GIVEN_UP_KEPT) {
+        dd_engine *engine = peer->engine;
+        engine->closed[engine->nclosed++ % CLOSED_CONTEXTS_KEPT] =
+            (context_key){.id = oldest->frame.context, .rank = oldest->frame.target};
+        context_drop_held(oldest);
+    }
+}
+
+/* The peer has failed in making a group that this process may never have heard of, as when it has failed in making it, too, or in what comes
+ * before. All else that has come for it is of no use: messages would take the peer's credit for ever, and descriptors their numbers. */
+static void
+note_given_up(dd_peer *peer, held *abort)
+{
+    uint64_t context = abort->frame.context;
+    for (dd_list *node = peer->early.next, *next; node != &peer->early; node = next) {
+        next = node->next;
+        held *entry = DD_CONTAINER_OF(node, held, link);
+        if (entry != abort && entry->frame.context == context) {
+            context_drop_held(entry);
+        }
+    }
+    dd_peer_drop_fds_locked(peer, context);
+    forget_given_up(peer);
+}
+
 /* Keeps a frame until its context is opened; its payload, if any, is still to come. NULL: dropped. */
 static held *
 keep_early(dd_lane *lane, const dd_frame *frame)
@@ -103,7 +163,8 @@ keep_early(dd_lane *lane, const dd_frame *frame)
     if (frame->type == DD_FRAME_QUESTION || frame->type == DD_FRAME_ANSWER) {
         return NULL;
     }
-    if (engine_has_closed(peer->engine, frame->context, frame->target)) {
+    if (engine_has_closed(peer->engine, frame->context, frame->target) ||
+        peer_has_given_up(peer, frame->context)) {
         if (frame->type == DD_FRAME_RTS) {
             peer_post_refusal(peer, frame, DD_REFUSED_CLOSED, NULL);
         }
@@ -247,6 +308,9 @@ on_control(dd_lane *lane, const dd_frame *frame, dd_bytes payload)
         held *entry = keep_early(lane, frame);
         if (entry != NULL && payload.len > 0) {
             memcpy(entry->data, payload.data, payload.len);
+        }
+        if (entry != NULL && frame->type == DD_FRAME_ABORT) {
+            note_given_up(lane->peer, entry);
         }
     } else if (context_check_source(context, frame, lane->peer)) {
         context_on_control(context, frame, payload);

@@ -227,8 +227,9 @@ make_blocks(team_rank *self, const coll_case *test, dd_block *blocks, int count,
         for (int i = 0; i < count; i++) {
             total += blocks[i].nbytes;
         }
-        if (CHECK_OK(dd_group_alloc(self->group, total + 64, region, check_err()))) {
-            at = (char *)dd_region_data(*region) + test->seed % 3 * 16;
+        size_t start = test->seed % 3 * 16; /* 0: the region, no less and no more */
+        if (CHECK_OK(dd_group_alloc(self->group, start + total, region, check_err()))) {
+            at = (char *)dd_region_data(*region) + start;
         }
     }
     for (int i = 0; i < count; i++) {

@@ -127,12 +127,16 @@ typedef struct test_board {
     uint8_t *next;
     uint8_t *expected;
     uint8_t *source_memory;
+    bool is_paged; /* blocks begin with a page: others may write to those of whole pages */
 } test_board;
 
 /* A block with something behind it that must stay as it is. */
 static dd_block
 take(test_board *board, size_t nbytes)
 {
+    if (board->is_paged) {
+        board->next += -(uintptr_t)board->next % 4096;
+    }
     dd_block block = {.data = board->next, .nbytes = nbytes};
     memset(board->next, 0xa5, nbytes + 64);
     board->next += nbytes + 64;
@@ -247,6 +251,7 @@ play(team_rank *self, const test_scene *scene, uint8_t *memory)
     test_board board = {.expected = memory + ROOM, .source_memory = memory + 2 * ROOM};
     bool is_in_region = self->options->shared_nbytes > 0 && (scene->in_regions >> self->rank & 1) != 0;
     board.next = is_in_region ? self->shared[self->rank] + (scene->seed % 2) * ROOM : memory;
+    board.is_paged = scene->coll == DD_COLL_ALL_REDUCE && scene->seed % 4 < 3;
     lay_out(scene, self->rank, &board);
     dd_coll_args args = {.coll = scene->coll,
                          .root = scene->root,

@@ -124,6 +124,8 @@ typedef struct arena_victim {
     uint8_t *memory;
 } arena_victim;
 
+#define VICTIM_HALF ((size_t)74 * 4096) /* 300000 bytes and some, in whole pages */
+
 static uint64_t
 nonsense(uint64_t *random)
 {
@@ -195,7 +197,8 @@ suffer(arena_victim *victim, uint64_t seed)
     dd_coll coll = (dd_coll)(arena_team_random(&random) % DD_COLL_COUNT);
     nbytes = coll >= DD_COLL_GATHER ? nbytes / 2 / 8 * 8 : nbytes;
     dd_block in[2] = {{victim->memory, nbytes}, {victim->memory + nbytes, nbytes}};
-    dd_block out[2] = {{victim->memory + 300000, nbytes}, {victim->memory + 300000 + nbytes, nbytes}};
+    uint8_t *second = victim->memory + VICTIM_HALF;
+    dd_block out[2] = {{second, nbytes}, {second + nbytes, nbytes}};
     if (arena_team_random(&random) % 3 == 0 && coll == DD_COLL_ALL_TO_ALL) {
         in[1].nbytes /= 2;
     }
@@ -223,7 +226,7 @@ TEST(nonsense_of_another_rank_does_no_harm)
 {
     const size_t region_nbytes = 50000;
     uint8_t *region = dd_mem_zalloc(region_nbytes);
-    arena_victim victim = {.memory = dd_mem_zalloc(600000)};
+    arena_victim victim = {.memory = dd_mem_zalloc(2 * VICTIM_HALF)};
     int ncases = 3000;
     for (int i = 0; i < ncases; i++) {
         int fd = -1;
@@ -232,7 +235,7 @@ TEST(nonsense_of_another_rank_does_no_harm)
         REQUIRE_OK(dd_arena_join(victim.arena, 1, &victim.other, check_err()));
         REQUIRE_OK(dd_arena_add_region(victim.arena, 1, 1, region, region_nbytes, check_err()));
         if (i % 2 == 0) {
-            REQUIRE_OK(dd_arena_add_region(victim.arena, 0, 1, victim.memory, 600000, check_err()));
+            REQUIRE_OK(dd_arena_add_region(victim.arena, 0, 1, victim.memory, 2 * VICTIM_HALF, check_err()));
         }
         suffer(&victim, (uint64_t)i);
         dd_arena_close(victim.other);
@@ -241,6 +244,160 @@ TEST(nonsense_of_another_rank_does_no_harm)
     }
     dd_mem_free(region);
     dd_mem_free(victim.memory);
+}
+
+/* ---- ranks that give up while others are in their memory */
+
+#define SHARED_NBYTES ((size_t)1 << 20)
+
+/* Two ranks of one arena, and a region of each. */
+typedef struct arena_pair {
+    dd_arena *arenas[2];
+    uint8_t *memory[2];
+    dd_block blocks[2][2];
+    dd_coll_args args[2];
+    int fd;
+} arena_pair;
+
+static void
+open_pair(arena_pair *pair, dd_coll coll)
+{
+    bool is_reduction = coll == DD_COLL_ALL_REDUCE;
+    REQUIRE_OK(dd_arena_create(2, &pair->fd, check_err()));
+    REQUIRE_OK(dd_arena_attach(pair->fd, 2, 0, &pair->arenas[0], check_err()));
+    REQUIRE_OK(dd_arena_join(pair->arenas[0], 1, &pair->arenas[1], check_err()));
+    for (int rank = 0; rank < 2; rank++) {
+        pair->memory[rank] = dd_mem_zalloc((is_reduction ? 1 : 3) * SHARED_NBYTES);
+        REQUIRE(pair->memory[rank] != NULL);
+        for (int k = 0; k < 2; k++) {
+            uint8_t *at = pair->memory[rank] + (size_t)(is_reduction ? 0 : k + 1) * SHARED_NBYTES;
+            pair->blocks[rank][k] = (dd_block){at, SHARED_NBYTES};
+            CHECK_OK(dd_arena_add_region(pair->arenas[k], rank, 1, pair->memory[rank],
+                                         (is_reduction ? 1 : 3) * SHARED_NBYTES, check_err()));
+        }
+    }
+    for (int rank = 0; rank < 2; rank++) {
+        const dd_block *input = is_reduction ? pair->blocks[rank] : NULL;
+        pair->args[rank] = (dd_coll_args){.coll = coll,
+                                          .reduction = {.dtype = DD_DTYPE_UINT8, .op = DD_REDOP_SUM},
+                                          .inputs = input,
+                                          .outputs = pair->blocks[rank]};
+    }
+}
+
+static void
+close_pair(arena_pair *pair)
+{
+    for (int rank = 1; rank >= 0; rank--) {
+        dd_arena_close(pair->arenas[rank]);
+        dd_mem_free(pair->memory[rank]);
+    }
+    dd_fork_close(pair->fd);
+}
+
+static void
+start(arena_pair *pair, int rank)
+{
+    dd_arena_op_options options = {.signature = arena_team_signature(&pair->args[rank], SHARED_NBYTES)};
+    dd_arena_start(pair->arenas[rank], &pair->args[rank], &options);
+}
+
+static dd_arena_state
+go_on(arena_pair *pair, int rank)
+{
+    dd_arena_state state = DD_ARENA_MOVED;
+    while (state == DD_ARENA_MOVED) {
+        state = dd_arena_progress(pair->arenas[rank]);
+    }
+    return state;
+}
+
+/* Rank 1 is held inside its part of the sum, which it writes to both. */
+TEST(a_rank_that_gives_up_knows_what_others_write)
+{
+    arena_pair pair;
+    dd_block written = {.data = NULL};
+    open_pair(&pair, DD_COLL_ALL_REDUCE);
+    memset(pair.memory[0], 1, SHARED_NBYTES);
+    memset(pair.memory[1], 2, SHARED_NBYTES);
+    CHECK(!dd_arena_find_written(pair.arenas[0], &written));
+    start(&pair, 0);
+    CHECK_INT(go_on(&pair, 0), DD_ARENA_BLOCKED);
+    start(&pair, 1);
+    CHECK_INT(dd_arena_progress(pair.arenas[1]), DD_ARENA_MOVED);
+    REQUIRE(pair.memory[0][SHARED_NBYTES / 2] == 3 && pair.memory[0][SHARED_NBYTES - 1] == 1);
+    dd_arena_poison(pair.arenas[0]);
+    CHECK(dd_arena_find_written(pair.arenas[0], &written));
+    CHECK(written.data == pair.memory[0] && written.nbytes == SHARED_NBYTES);
+    CHECK_INT(go_on(&pair, 1), DD_ARENA_BLOCKED); /* what it has read of rank 0 may be anything */
+    CHECK(dd_arena_find_written(pair.arenas[0], &written));
+    close_pair(&pair);
+}
+
+/* A rank that comes after the poison does not begin; and who has published the end of an operation has written all. */
+TEST(what_nobody_writes_stays_where_it_is)
+{
+    arena_pair pair;
+    dd_block written;
+    open_pair(&pair, DD_COLL_ALL_REDUCE);
+    start(&pair, 0);
+    CHECK_INT(go_on(&pair, 0), DD_ARENA_BLOCKED);
+    dd_arena_poison(pair.arenas[0]);
+    CHECK(!dd_arena_find_written(pair.arenas[0], &written));
+    memset(pair.memory[0], 5, SHARED_NBYTES);
+    start(&pair, 1);
+    CHECK_INT(go_on(&pair, 1), DD_ARENA_BLOCKED);
+    CHECK(is_filled(pair.memory[0], SHARED_NBYTES, 5));
+    close_pair(&pair);
+
+    open_pair(&pair, DD_COLL_ALL_REDUCE);
+    start(&pair, 0);
+    start(&pair, 1);
+    CHECK_INT(go_on(&pair, 0), DD_ARENA_BLOCKED);
+    CHECK_INT(go_on(&pair, 1), DD_ARENA_BLOCKED); /* waits for the other's part */
+    dd_arena_poison(pair.arenas[0]);
+    CHECK(!dd_arena_find_written(pair.arenas[0], &written));
+    close_pair(&pair);
+}
+
+/* Where an output shares a page with something else, that could not be taken from the others alone. */
+TEST(outputs_in_place_have_their_pages_to_themselves)
+{
+    static const struct {
+        size_t start, end;
+        bool is_in_place;
+    } cases[] = {{0, 65536, true},   {4096, 65536, true},      {0, 65000, false},
+                 {16, 65536, false}, {0, SHARED_NBYTES, true}, {SHARED_NBYTES - 10000, SHARED_NBYTES, false}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        arena_pair pair;
+        open_pair(&pair, DD_COLL_ALL_REDUCE);
+        pair.blocks[0][0] = (dd_block){pair.memory[0] + cases[i].start, cases[i].end - cases[i].start};
+        start(&pair, 0);
+        bool is_in_place = (pair.arenas[0]->peers[0].flags & ARENA_IN_PLACE) != 0;
+        CHECK_INT(is_in_place, cases[i].is_in_place);
+        close_pair(&pair);
+    }
+}
+
+/* Rank 1 is held while it reads the array of rank 0, whose caller then uses that for something else. */
+TEST(nobody_succeeds_with_what_it_has_read_of_a_rank_that_gave_up)
+{
+    arena_pair pair;
+    open_pair(&pair, DD_COLL_ALL_GATHER);
+    dd_block input = {pair.memory[0], SHARED_NBYTES};
+    dd_block own = {dd_mem_zalloc(SHARED_NBYTES), SHARED_NBYTES};
+    pair.args[0].inputs = &input;
+    pair.args[1].inputs = &own;
+    start(&pair, 0);
+    start(&pair, 1);
+    (void)dd_arena_progress(pair.arenas[1]);
+    (void)dd_arena_progress(pair.arenas[0]);
+    (void)dd_arena_progress(pair.arenas[1]);
+    dd_arena_poison(pair.arenas[0]);
+    memset(pair.memory[0], 7, SHARED_NBYTES);
+    CHECK_INT(go_on(&pair, 1), DD_ARENA_BLOCKED);
+    close_pair(&pair);
+    dd_mem_free(own.data);
 }
 
 /* ---- making and attaching */

@@ -1,9 +1,13 @@
 #include "core/dtype.h"
+#include "leftovers.h"
 #include "test_engine_rig.h"
+#include "transport/engine_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 /* Every test runs over shared memory and over TCP. */
 #define TEST_BOTH(name)            \
@@ -485,6 +489,60 @@ TEST_BOTH(messages_wait_for_the_context_to_open)
     rig_post_recv(&rig, 1, &recv);
     rig_wait(&rig, 1, &recv, DD_OK);
     CHECK_INT(recv.message.received, 300);
+    rig_close(&rig);
+}
+
+/* A group that only one side has begun to make, as when the other has failed before: nothing of it stays. */
+static void
+begin_and_give_up(rig_group *rig, uint64_t id, int fd)
+{
+    static uint8_t out[8000];
+    rig_rank *self = &rig->ranks[0];
+    dd_context *before = self->context;
+    dd_error error;
+    REQUIRE(rig_open_context_of(rig, 0, id));
+    rig_message send = rig_p2p(1, 1, out, sizeof out);
+    rig_post_send(rig, 0, &send);
+    dd_engine_lock(self->engine);
+    if (rig->is_shm) {
+        dd_passed_fd passed = {.key = {id, 0}, .fd = fd};
+        CHECK_OK(dd_peer_send_fd_locked(self->peers[1], &passed, check_err()));
+    }
+    (void)dd_error_set(&error, DD_ABORTED, "it is not to be");
+    dd_context_post_abort_locked(self->context, DD_ANY_RANK, &error);
+    dd_engine_unlock(self->engine);
+    rig_wait(rig, 0, &send, DD_OK);
+    dd_wait moment = dd_wait_after(DD_NS_PER_S);
+    dd_context_close(self->context, &moment);
+    self->context = before;
+}
+
+TEST_BOTH(groups_that_a_peer_has_given_up_leave_nothing)
+{
+    rig_group rig;
+    REQUIRE(rig_open(&rig, 2, is_shm));
+    check_stream(&rig, 8);
+    int fd = memfd_create("region", MFD_CLOEXEC);
+    int nfds = count_fds();
+    for (uint64_t id = 1000; id < 1300; id++) { /* more than a peer's credit */
+        begin_and_give_up(&rig, id, fd);
+        check_stream(&rig, 8);
+    }
+    rig_drive(&rig, 5 * DD_NS_PER_MS);
+    dd_engine_lock(rig.ranks[1].engine);
+    dd_peer *peer = engine_find_peer(rig.ranks[1].engine, &dd_peer_card(rig.ranks[1].peers[0])->uid);
+    CHECK(peer->nheld <= 64);
+    CHECK_INT(peer->npassed, 0);
+    dd_engine_unlock(rig.ranks[1].engine);
+    CHECK_INT(count_fds(), nfds);
+    /* Who opens such a group all the same is told. */
+    dd_context *group = rig.ranks[1].context;
+    REQUIRE(rig_open_context_of(&rig, 1, 1299));
+    CHECK_INT(atomic_load(&rig.ranks[1].news.naborts), 1);
+    CHECK_CONTAINS(rig.ranks[1].news.abort_error.message, "it is not to be");
+    rig_close_context(&rig, 1);
+    rig.ranks[1].context = group;
+    close(fd);
     rig_close(&rig);
 }
 

@@ -227,6 +227,39 @@ TEST_BOTH(killed_process_is_lost_within_a_second)
     rig_close(&rig);
 }
 
+/* A child that was forked while a thread was changing the engine's lists looks at none of them. */
+TEST(what_was_being_changed_at_a_fork_is_left_alone)
+{
+    dd_connect_options options = {.ifnames = "lo", .nlanes = 1, .ring_nbytes = 1 << 16};
+    dd_engine *engine = NULL;
+    REQUIRE_OK(dd_engine_open(&options, &engine, check_err()));
+    CHECK(!dd_engine_is_torn(engine));
+    static out_frame half_linked;
+    dd_engine_lock(engine);
+    out_frame *before = engine->free_out;
+    half_linked.link.next = (dd_list *)(uintptr_t)16;
+    engine->free_out = &half_linked;
+    pid_t torn = fork();
+    if (torn == 0) {
+        bool is_torn = dd_engine_is_torn(engine);
+        dd_engine_release(engine);
+        _exit(is_torn ? 0 : 1);
+    }
+    engine->free_out = before;
+    dd_engine_unlock(engine);
+    pid_t whole = fork();
+    if (whole == 0) {
+        bool is_torn = dd_engine_is_torn(engine);
+        dd_engine_release(engine);
+        _exit(is_torn ? 1 : 0);
+    }
+    int status = 0;
+    CHECK(waitpid(torn, &status, 0) == torn && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    CHECK(waitpid(whole, &status, 0) == whole && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    CHECK(!dd_engine_is_torn(engine));
+    dd_engine_release(engine);
+}
+
 /* Nobody waits: the background thread notices. */
 TEST_BOTH(killed_process_is_noticed_in_the_background)
 {

@@ -97,7 +97,7 @@ rig_open_engines(rig_group *self, int nranks, bool is_shm, int nlanes)
 }
 
 bool
-rig_open_context(rig_group *self, int rank)
+rig_open_context_of(rig_group *self, int rank, uint64_t id)
 {
     rig_rank *own = &self->ranks[rank];
     dd_context_handler handler = {
@@ -109,8 +109,14 @@ rig_open_context(rig_group *self, int rank)
         .on_asked = on_asked,
         .on_answer = on_answer,
     };
-    return CHECK_OK(dd_context_open(own->engine, RIG_GROUP, rank, self->nranks, own->peers, &handler,
-                                    &own->context, check_err()));
+    return CHECK_OK(dd_context_open(own->engine, id, rank, self->nranks, own->peers, &handler, &own->context,
+                                    check_err()));
+}
+
+bool
+rig_open_context(rig_group *self, int rank)
+{
+    return rig_open_context_of(self, rank, RIG_GROUP);
 }
 
 bool

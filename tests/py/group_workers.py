@@ -1335,3 +1335,27 @@ def open_alone(channel):
     except Exception as error:
         return [kind.__name__ for kind in type(error).__mro__], str(error)
     return [], ""
+
+
+def reduces_until_it_fails(channel, port, rank):
+    """Large sums in shared memory; then the array is used for something else."""
+    group = open_group(port, rank, 2)
+    x = group.empty((1 << 23,), "float32")
+    view = memoryview(x).cast("B")
+    channel.send("ready")
+    channel.recv()
+    code = None
+    rounds = 0
+    while code is None:
+        try:
+            group.all_reduce(x, timeout=0.5 if rank == 0 else 20)
+        except dldist.DistError as error:
+            code = error.code
+        rounds += 1
+        if rank == 1 and rounds == 3:
+            channel.send("under way")
+    filling = b"\x07" * x.nbytes
+    view[:] = filling
+    channel.send(code)
+    channel.recv()
+    return "intact" if view == filling else "changed"

@@ -202,6 +202,27 @@ def test_forks(procs):
     assert child.stderr_text() == ""
 
 
+# ---- memory after a failure
+
+
+def test_nobody_writes_into_an_array_after_the_error(procs):
+    """The other rank is stopped somewhere in its all_reduce, mostly inside its copy into our array, and goes on when we have failed."""
+    for _ in range(4):
+        store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
+        failing, stopped = (procs.start(cases.reduces_until_it_fails, store.port, rank) for rank in range(2))
+        assert failing.recv() == stopped.recv() == "ready"
+        failing.send("go")
+        stopped.send("go")
+        assert stopped.recv() == "under way"
+        stopped.kill(signal.SIGSTOP)
+        assert failing.recv() == "OP_TIMED_OUT"
+        stopped.kill(signal.SIGCONT)
+        stopped.recv()
+        for child in (failing, stopped):
+            child.send("look")
+            assert child.result() == "intact"
+
+
 # ---- meeting
 
 

@@ -1,5 +1,6 @@
 """Works, futures, callbacks; groups of groups."""
 
+import array
 import re
 import threading
 import time
@@ -184,3 +185,54 @@ def test_name_of_a_split(alone):
     assert alone.split([0]).name == "default/0"
     assert alone.split((0,), name="x").name == "x"
     assert re.fullmatch(r"<dldist.Group 'default': rank 0 of 1>", repr(alone))
+
+
+# ---- memory that must stay where it is
+
+
+def refusal_of(call, *args, **kwargs):
+    """The exception of a call that would move memory."""
+    with pytest.raises((ValueError, BufferError)) as raised:
+        call(*args, **kwargs)
+    return str(raised.value)
+
+
+def check_stays(array_of, begin, end):
+    """An array cannot be resized while what begin() starts with it is under way, nor the one that it is a view of."""
+    for memory, resize in array_of:
+        handle = begin(memory)
+        assert refusal_of(resize)
+        end(handle)
+        del handle, memory
+        resize()
+
+
+def resizable_arrays(numpy):
+    """Arrays, and what moves their memory."""
+    whole, viewed, shown = (numpy.zeros(100, "int8") for _ in range(3))
+    standard, plain = array.array("b", bytes(100)), bytearray(100)
+    large = 1 << 20
+    yield whole, lambda: whole.resize(large, refcheck=False)
+    yield viewed[10:20], lambda: viewed.resize(large, refcheck=False)
+    yield memoryview(shown), lambda: shown.resize(large, refcheck=False)
+    yield standard, lambda: standard.extend(bytes(large))
+    yield plain, lambda: plain.extend(bytes(large))
+
+
+def test_memory_stays_during_works(alone):
+    numpy = pytest.importorskip("numpy")
+
+    def receive(memory):
+        return alone.irecv(memory, 0, tag=9)
+
+    def let_arrive(work):
+        alone.send(bytes(1), 0, tag=9)
+        work.wait()
+
+    check_stays(resizable_arrays(numpy), receive, let_arrive)
+
+
+def test_memory_stays_while_a_plan_or_a_window_has_it(alone):
+    numpy = pytest.importorskip("numpy")
+    check_stays(resizable_arrays(numpy), alone.plan_all_reduce, lambda plan: plan.close())
+    check_stays(resizable_arrays(numpy), lambda memory: dldist._core.Window(alone, memory), lambda window: window.close())

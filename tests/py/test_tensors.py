@@ -358,6 +358,17 @@ def test_producers_that_refuse():
         see(Refusing())
     assert isinstance(caught.value.__cause__, BufferError)
 
+    class Once:
+        ncalls = 0
+
+        def __dlpack__(self, **keywords):
+            Once.ncalls += 1
+            raise TypeError("no thanks" if Once.ncalls == 1 else "asked again")
+
+    with pytest.raises(ValueError, match="cannot be exported by DLPack: no thanks$"):
+        see(Once())
+    assert Once.ncalls == 1
+
     class Interrupted:
         def __dlpack__(self, **keywords):
             raise KeyboardInterrupt

@@ -151,6 +151,9 @@ def test_signals_are_the_main_threads(children):
     ranks, store = group_team.start_ranks(children, workers.threads_that_take_signals, 2)
     for rank in ranks:
         assert rank.result() == ["main"]
+def test_signals_are_given_back(children):
+    before, heard = children.start(workers.signal_after_the_end).result()
+    assert (before, heard) == ([], [signal.SIGUSR1, signal.SIGUSR2])
 
 
 def test_the_gil_is_held(children, prefix, tmp_path):

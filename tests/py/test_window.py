@@ -51,3 +51,8 @@ def test_enums_and_options():
         opts = kind()
         assert opts.hints == {} and opts.timeout.total_seconds() == -0.001
     assert "SEPARATE" in repr(dldist.WindowAttr(dldist.WindowAccessType.SEPARATE))
+
+
+def test_threads_of_others_let_views_go(procs):
+    start, taken, one_gone, at_the_end = procs.start(cases.let_go_by_threads_of_others).result()
+    assert start == 0 and taken == 2 * one_gone > 0 and at_the_end == one_gone

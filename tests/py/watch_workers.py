@@ -217,3 +217,22 @@ def leaves(channel, port, rank, size):
     channel.send("ready")
     channel.recv(LIMIT_S)
     return time.monotonic()
+
+
+def signal_after_the_end(channel):
+    """A signal that has asked for dumps does again what it did before, unless somebody has taken it meanwhile."""
+    from dldist import _core, _watch
+
+    heard = []
+    signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(number))
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    _watch.start(0)
+    for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGUSR2):
+        _watch.dump_on_signal(number)
+    signal.raise_signal(signal.SIGUSR1)
+    before = list(heard)
+    signal.signal(signal.SIGUSR2, lambda number, frame: heard.append(number))
+    _core._monitor_stop(1)
+    signal.raise_signal(signal.SIGUSR1)
+    signal.raise_signal(signal.SIGUSR2)
+    return before, heard

@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -673,3 +674,41 @@ def survivor(channel, port, rank):
     gc.collect()
     assert bytes(view)[1:] == pattern(1, 8192)[1:]
     return "alive"
+
+
+def let_go_by_threads_of_others(channel):
+    """Who takes a view by DLPack may let go of it on a thread that Python does not know, and when Python is ending."""
+    import ctypes
+
+    class Managed(ctypes.Structure):
+        _fields_ = [("tensor", ctypes.c_uint64 * 6), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.pthread_create.argtypes = [ctypes.c_void_p] * 4
+    libc.pthread_join.argtypes = [ctypes.c_ulong, ctypes.c_void_p]
+    of_capsule = ctypes.pythonapi.PyCapsule_GetPointer
+    of_capsule.restype, of_capsule.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    rename = ctypes.pythonapi.PyCapsule_SetName
+    rename.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    used = ctypes.create_string_buffer(b"used_dltensor")
+
+    def let_go(capsule):
+        pointer = of_capsule(capsule, b"dltensor")
+        rename(capsule, used)
+        thread = ctypes.c_ulong()
+        deleter = ctypes.cast(pointer, ctypes.POINTER(Managed)).contents.deleter
+        assert libc.pthread_create(ctypes.byref(thread), None, deleter, pointer) == 0
+        assert libc.pthread_join(thread, None) == 0
+
+    group = dldist.Group(None, 0, 1)
+    x = group.empty(4, "int32")
+    window = dldist._core.Window(group, x)
+    counts = [sys.getrefcount(x)]
+    capsules = [window.get_buffer(0, [4], "int32").__dlpack__() for _ in range(2)]
+    counts.append(sys.getrefcount(x))
+    let_go(capsules[0])
+    counts.append(sys.getrefcount(x))
+    dldist._core._close_gate()
+    let_go(capsules[1])  # keeps what is Python's
+    counts.append(sys.getrefcount(x))
+    return [count - counts[0] for count in counts]

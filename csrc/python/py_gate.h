@@ -1,0 +1,24 @@
+/* The GIL, for threads that are not Python's. Once the interpreter is ending, such a thread must not ask for it: it would hang or crash.
+ * The gate lets them in until the end of Python begins, and that waits for those inside. */
+#ifndef DD_PYTHON_PY_GATE_H
+#define DD_PYTHON_PY_GATE_H
+
+#include "python/py_api.h"
+
+#include <stdbool.h>
+
+typedef struct py_gate_pass {
+    PyGILState_STATE gil;
+    bool is_counted;
+} py_gate_pass;
+
+/* False: Python is ending, and the GIL is not to be had. Threads that Python knows always come in: to them the interpreter sees. */
+bool py_gate_enter(py_gate_pass *pass);
+void py_gate_leave(const py_gate_pass *pass);
+
+/* Has the module's _close_gate called when the interpreter ends. -1 with an exception. */
+int py_gate_init(PyObject *module);
+/* _close_gate(), of the module. */
+PyObject *py_gate_close(PyObject *module, PyObject *unused);
+
+#endif

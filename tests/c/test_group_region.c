@@ -1,0 +1,247 @@
+/* Memory that ranks of a host share: what a group keeps of it, what is taken back from others after a failure, and what a forked child
+ * leaves alone. */
+#include "check.h"
+#include "group/group_internal.h"
+#include "group_team.h"
+#include "leftovers.h"
+
+#include "core/mem.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define PAGE ((size_t)4096)
+#define MIB ((size_t)1 << 20)
+
+static size_t
+count_resident_pages(const void *data, size_t nbytes)
+{
+    size_t npages = nbytes / PAGE;
+    unsigned char *residence = calloc(npages, 1);
+    CHECK(mincore((void *)(uintptr_t)data, nbytes, residence) == 0);
+    size_t nresident = 0;
+    for (size_t i = 0; i < npages; i++) {
+        nresident += residence[i] & 1;
+    }
+    free(residence);
+    return nresident;
+}
+
+static bool
+is_filled(const uint8_t *data, size_t nbytes, uint8_t value)
+{
+    size_t i = 0;
+    while (i < nbytes && data[i] == value) {
+        i++;
+    }
+    return i == nbytes;
+}
+
+static dd_region *
+alloc_filled(dd_group *group, size_t nbytes, uint8_t value)
+{
+    dd_region *region = NULL;
+    CHECK_OK(dd_group_alloc(group, nbytes, &region, check_err()));
+    CHECK_INT(dd_region_nbytes(region), nbytes);
+    CHECK(is_filled(dd_region_data(region), nbytes, 0));
+    memset(dd_region_data(region), value, nbytes);
+    return region;
+}
+
+/* ---- what is kept */
+
+static void
+use_many_sizes(team_rank *self)
+{
+    int nmappings = 0;
+    for (size_t i = 0; i < 200; i++) {
+        size_t nbytes = 1 + (i * 7919 % 200) * 5000;
+        dd_region_release(alloc_filled(self->group, nbytes, 0xff));
+        nmappings = i == 100 ? count_shared_mappings() : nmappings;
+    }
+    CHECK(nmappings < 20);
+    CHECK(count_shared_mappings() <= nmappings + 1);
+}
+
+TEST(arrays_of_any_size_use_the_memory_of_those_before)
+{
+    team_run(&(team_options){.size = 1}, use_many_sizes, NULL);
+}
+
+static void
+let_much_go(team_rank *self)
+{
+    dd_region *regions[5];
+    const uint8_t *data[5];
+    for (int i = 0; i < 5; i++) {
+        regions[i] = alloc_filled(self->group, 20 * MIB, 1);
+        data[i] = dd_region_data(regions[i]);
+    }
+    size_t nresident = 0;
+    for (int i = 0; i < 5; i++) {
+        dd_region_release(regions[i]);
+        nresident += count_resident_pages(data[i], 20 * MIB);
+    }
+    CHECK(nresident > 0 && nresident * PAGE <= 64 * MIB);
+    for (int i = 0; i < 5; i++) { /* with pages and without */
+        regions[i] = alloc_filled(self->group, 20 * MIB, 1);
+    }
+    for (int i = 0; i < 5; i++) {
+        dd_region_release(regions[i]);
+    }
+}
+
+TEST(arrays_that_are_let_go_keep_few_pages)
+{
+    team_run(&(team_options){.size = 1}, let_much_go, NULL);
+}
+
+static void
+run_out_of_memory(team_rank *self)
+{
+    int nfds = count_fds();
+    long nfailures = 0;
+    for (dd_status status = DD_OUT_OF_MEMORY; status != DD_OK;) {
+        dd_region *region = NULL;
+        dd_mem_fail_after(nfailures);
+        status = dd_group_alloc(self->group, 10000, &region, check_err());
+        dd_mem_fail_after(-1);
+        if (status != DD_OK) {
+            CHECK_STATUS(status, DD_OUT_OF_MEMORY);
+            CHECK(region == NULL);
+            nfailures++;
+        }
+        dd_region_release(region);
+        CHECK_INT(count_fds(), nfds);
+    }
+    CHECK(nfailures > 0);
+}
+
+TEST(no_memory_for_a_region)
+{
+    team_run(&(team_options){.size = 1}, run_out_of_memory, NULL);
+}
+
+/* ---- after a failure */
+
+static void
+take_back(team_rank *self, dd_block block)
+{
+    dd_engine_lock(self->engine);
+    CHECK_OK(group_take_back_locked(self->group, block, check_err()));
+    dd_engine_unlock(self->engine);
+}
+
+/* A mapping of the same pages, as another rank has one. */
+static uint8_t *
+map_again(void *data, size_t nbytes)
+{
+    void *again = mremap(data, 0, nbytes, MREMAP_MAYMOVE);
+    CHECK(again != MAP_FAILED);
+    return again;
+}
+
+static void
+lose_access(team_rank *self)
+{
+    const size_t nbytes = 16 * PAGE;
+    dd_region *region = alloc_filled(self->group, nbytes, 1);
+    uint8_t *data = dd_region_data(region);
+    uint8_t *theirs = map_again(data, nbytes);
+    theirs[5 * PAGE] = 2;
+    CHECK_INT(data[5 * PAGE], 2);
+    take_back(self, (dd_block){data + 4 * PAGE, 4 * PAGE - 100});
+    CHECK_INT(data[5 * PAGE], 2);
+    memset(theirs, 3, nbytes);
+    CHECK(is_filled(data, 4 * PAGE, 3));
+    CHECK_INT(data[5 * PAGE], 2);
+    data[5 * PAGE] = 1;
+    CHECK(is_filled(data + 4 * PAGE, 4 * PAGE, 1));
+    CHECK(is_filled(data + 8 * PAGE, nbytes - 8 * PAGE, 3));
+    CHECK_INT(theirs[5 * PAGE], 3);
+    munmap(theirs, nbytes);
+    dd_region_release(region);
+    CHECK_STATUS(group_take_back_locked(self->group, (dd_block){&data, 1}, check_err()), DD_INTERNAL);
+}
+
+TEST(what_is_taken_back_does_not_change)
+{
+    team_run(&(team_options){.size = 1}, lose_access, NULL);
+}
+
+/* There the caller looks through the mapping that he has made. */
+static void
+lose_access_to_adopted(team_rank *self)
+{
+    const size_t nbytes = 16 * PAGE;
+    int fd = memfd_create("foreign", MFD_CLOEXEC);
+    REQUIRE(fd >= 0 && ftruncate(fd, (off_t)nbytes) == 0);
+    uint8_t *at = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    REQUIRE(at != MAP_FAILED);
+    memset(at, 1, nbytes);
+    dd_region *region = NULL;
+    REQUIRE_OK(dd_group_adopt(self->group, at, nbytes, fd, &region, check_err()));
+    uint8_t *own = dd_region_data(region);
+    take_back(self, (dd_block){own, nbytes});
+    memset(own, 2, nbytes);
+    CHECK(is_filled(at, nbytes, 1));
+    munmap(at, nbytes);
+    close(fd);
+    dd_region_note_unmapped(region);
+    dd_region_release(region);
+}
+
+TEST(what_is_taken_back_of_adopted_memory_does_not_change)
+{
+    team_run(&(team_options){.size = 1}, lose_access_to_adopted, NULL);
+}
+
+/* ---- forks */
+
+/* The child lets go of all that it has got: its descriptors are closed there, and the memory is the parent's. */
+static void
+let_go_in_child(team_rank *self)
+{
+    const size_t nbytes = 128 * MIB; /* more than a group keeps */
+    int fd = memfd_create("foreign", MFD_CLOEXEC);
+    REQUIRE(fd >= 0 && ftruncate(fd, (off_t)PAGE) == 0);
+    void *at = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    REQUIRE(at != MAP_FAILED);
+    dd_region *region = alloc_filled(self->group, nbytes, 1);
+    dd_region *adopted = NULL;
+    REQUIRE_OK(dd_group_adopt(self->group, at, PAGE, fd, &adopted, check_err()));
+    munmap(at, PAGE);
+    close(fd);
+    uint8_t *own = dd_region_data(adopted);
+    own[0] = 9;
+    dd_region_note_unmapped(adopted);
+    pid_t pid = fork();
+    if (pid == 0) {
+        int others[64]; /* take the numbers that are free */
+        for (int i = 0; i < 64; i++) {
+            others[i] = open("/dev/null", O_RDONLY | O_CLOEXEC);
+        }
+        dd_region_release(adopted);
+        dd_region_release(region);
+        dd_group_release(self->group);
+        for (int i = 0; i < 64; i++) {
+            CHECK(fcntl(others[i], F_GETFD) >= 0);
+        }
+        _exit(check_failures() > 0 ? 1 : 0);
+    }
+    int status = 0;
+    CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    CHECK_INT(own[0], 9);
+    CHECK(is_filled(dd_region_data(region), nbytes, 1));
+    dd_region_release(adopted);
+    dd_region_release(region);
+}
+
+TEST(a_forked_child_leaves_regions_alone)
+{
+    team_run(&(team_options){.size = 1}, let_go_in_child, NULL);
+}
