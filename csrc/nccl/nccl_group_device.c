@@ -179,18 +179,30 @@ close_stream(const dd_cuda *cuda, dd_cuda_stream *stream)
     *stream = NULL;
 }
 
-/* The end of the last work is seen a moment before the stream is, and an abort takes its time. A stream that hangs is not waited for. */
 static bool
-becomes_idle(const dd_cuda *cuda, dd_cuda_stream stream)
+stream_becomes_idle(const dd_cuda *cuda, dd_cuda_stream stream, const dd_wait *wait)
 {
-    dd_wait wait = dd_wait_after(IDLE_NS);
-    while (cuda->api.cuStreamQuery(stream) == DD_CUDA_NOT_READY) {
-        if (dd_wait_is_over(&wait)) {
+    while (stream != NULL && cuda->api.cuStreamQuery(stream) == DD_CUDA_NOT_READY) {
+        if (dd_wait_is_over(wait)) {
             return false;
         }
-        (void)!dd_wait_sleep(&wait, 50 * DD_NS_PER_US, NULL);
+        (void)!dd_wait_sleep(wait, 50 * DD_NS_PER_US, NULL);
     }
     return true;
+}
+
+/* All streams of the group there. The end of the last work is seen a moment before the stream is, and an abort takes its time. A stream that hangs
+ * is not waited for. */
+static bool
+becomes_idle(const dd_nccl_group *group, const nccl_device *device)
+{
+    dd_wait wait = dd_wait_after(IDLE_NS);
+    bool is_idle = stream_becomes_idle(group->cuda, device->all.stream, &wait);
+    for (int peer = 0; is_idle && device->pairs != NULL && peer < group->size; peer++) {
+        is_idle = device->pairs[peer] == NULL ||
+                  stream_becomes_idle(group->cuda, device->pairs[peer]->stream, &wait);
+    }
+    return is_idle;
 }
 
 void
@@ -210,8 +222,7 @@ nccl_device_close(dd_nccl_group *group, nccl_device *device)
     dd_cuda_capture_mode mode = DD_CUDA_CAPTURE_MODE_RELAXED; /* as when it was made */
     (void)cuda->api.cuThreadExchangeStreamCaptureMode(&mode);
     /* Freeing memory waits for the device, forever perhaps. What is still used stays until the process ends. */
-    bool is_idle = device->all.stream == NULL || becomes_idle(cuda, device->all.stream);
-    if (is_idle) {
+    if (becomes_idle(group, device)) {
         nccl_scratch_close(group, device);
         if (device->barrier != 0) {
             (void)cuda->api.cuMemFree(device->barrier);

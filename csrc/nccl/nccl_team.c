@@ -5,6 +5,9 @@
 
 #include <string.h>
 
+/* Two ranks on one device, with NCCL_MULTI_RANK_GPU_ENABLE=1. */
+#define SHARED_DEVICE_SINCE 23003
+
 struct dd_nccl_team {
     const dd_nccl_lib *lib; /* const, with the next three */
     const dd_cuda *cuda;
@@ -173,14 +176,36 @@ dd_nccl_comm_run(dd_nccl_comm *comm, const char *what, const dd_nccl_item *items
 
 /* ---- teams */
 
+/* An NCCL that can have two ranks on a device says itself whether it may: that is up to its environment. */
 static dd_status
-check_devices(const int *devices, int n, dd_error *err)
+check_devices(const dd_nccl_lib *lib, const int *devices, int n, dd_error *err)
 {
     for (int i = 0; i < n; i++) {
         for (int k = 0; k < i; k++) {
-            if (devices[i] == devices[k]) {
-                return dd_error_set(err, DD_INVALID_ARGUMENT,
-                                    "device %d is there twice: NCCL wants one rank per device", devices[i]);
+            if (devices[i] == devices[k] && lib->version < SHARED_DEVICE_SINCE) {
+                return dd_error_set(
+                    err, DD_INVALID_ARGUMENT,
+                    "device %d is there twice: two ranks on one device need NCCL 2.30.3 or newer and "
+                    "NCCL_MULTI_RANK_GPU_ENABLE=1, and this is NCCL %s",
+                    devices[i], lib->version_text);
+            }
+        }
+    }
+    return DD_OK;
+}
+
+/* On one stream the kernel of one rank would wait for that of another, which comes after it. */
+static dd_status
+check_streams(const dd_nccl_team *team, const dd_cuda_stream *streams, dd_error *err)
+{
+    for (int i = 0; i < team->size; i++) {
+        for (int k = 0; k < i; k++) {
+            bool is_one = streams == NULL || streams[i] == streams[k];
+            if (is_one && team->devices[i] == team->devices[k]) {
+                return dd_error_set(
+                    err, DD_INVALID_ARGUMENT,
+                    "ranks %d and %d are on device %d and on the same stream: they need one each", k, i,
+                    team->devices[i]);
             }
         }
     }
@@ -194,7 +219,7 @@ dd_nccl_team_open(const dd_nccl_lib *lib, const dd_cuda *cuda, const int *device
     if (ndevices < 1) {
         return dd_error_set(err, DD_INVALID_ARGUMENT, "a team of NCCL communicators needs a device");
     }
-    dd_status status = check_devices(devices, ndevices, err);
+    dd_status status = check_devices(lib, devices, ndevices, err);
     if (status != DD_OK) {
         return status;
     }
@@ -303,8 +328,12 @@ dd_nccl_team_run(dd_nccl_team *team, const char *what, const dd_nccl_item *items
 {
     call c = {what,       &team->lib->api, team->lib,       team->comms, NULL,
               team->size, items,           nitems_per_rank, streams,     wait};
+    dd_status status = check_streams(team, streams, err);
+    if (status != DD_OK) {
+        return status;
+    }
     pthread_mutex_lock(&team->call_mu);
-    dd_status status = team_run_locked(team, &c, err);
+    status = team_run_locked(team, &c, err);
     pthread_mutex_unlock(&team->call_mu);
     return status;
 }

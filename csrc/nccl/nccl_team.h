@@ -34,7 +34,7 @@ typedef struct dd_nccl_item {
     int root;            /* BROADCAST, REDUCE; of SEND and RECV the peer */
 } dd_nccl_item;
 
-/* Devices must differ (DD_INVALID_ARGUMENT); one is enough. */
+/* One device is enough. The same twice is DD_INVALID_ARGUMENT before NCCL 2.30.3, and NCCL's error where NCCL_MULTI_RANK_GPU_ENABLE is not 1. */
 dd_status dd_nccl_team_open(const dd_nccl_lib *lib, const dd_cuda *cuda, const int *devices, int ndevices,
                             dd_nccl_team **team, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 /* Destroys the communicators that it still has. After the last call on it; NULL is fine. */
@@ -45,7 +45,7 @@ int dd_nccl_team_device(const dd_nccl_team *team, int rank);
 bool dd_nccl_team_is_empty(dd_nccl_team *team); /* taken apart */
 
 /* One group of NCCL's: items[k * size + rank] is the k-th of a rank. streams: one for each device; NULL, or a NULL stream: the
- * legacy default stream. Calls of several threads come one after the other. DD_CLOSED once it is taken apart. */
+ * legacy default stream. Ranks of one device need different ones (DD_INVALID_ARGUMENT). Calls of several threads come one after the other. DD_CLOSED once it is taken apart. */
 dd_status dd_nccl_team_run(dd_nccl_team *team, const char *what, const dd_nccl_item *items,
                            int nitems_per_rank, const dd_cuda_stream *streams, const dd_wait *wait,
                            dd_error *err) DD_MUST_CHECK;

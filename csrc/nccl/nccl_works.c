@@ -469,9 +469,16 @@ dd_nccl_work_duration(dd_nccl_work *base, float *ms, dd_error *err)
     if (status != DD_OK) {
         return status;
     }
-    return dd_cuda_check(work->group->cuda,
-                         work->group->cuda->api.cuEventElapsedTime(ms, work->start, work->end), err,
-                         "cuEventElapsedTime on device %d", work->channel->device->number);
+    dd_cuda_guard guard; /* unlike cuEventQuery it wants a context */
+    status = nccl_enter(work->group, work->channel->device, &guard, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    status = dd_cuda_check(work->group->cuda,
+                           work->group->cuda->api.cuEventElapsedTime(ms, work->start, work->end), err,
+                           "cuEventElapsedTime on device %d", work->channel->device->number);
+    dd_cuda_leave(&guard);
+    return status;
 }
 
 int64_t

@@ -366,6 +366,42 @@ TEST(one_abort_that_hangs_keeps_no_communicator_from_it)
     nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true}, one_of_two_aborts_body, NULL);
 }
 
+/* Freeing memory waits for the whole device: not while any stream of the group is stuck there, that of a pair, say. */
+static void
+stuck_pair_body(nccl_rig_rank *self)
+{
+    const nccl_rig_stub *cuda = &self->rig->cuda_stub;
+    int *data = nccl_rig_alloc(self, sizeof *data);
+    int gate = nccl_rig_new_gate();
+    CHECK_INT(self->rig->gate(self->stream, gate), 0);
+    dd_nccl_op op = {.kind = self->rank == 0 ? DD_NCCL_OP_SEND : DD_NCCL_OP_RECV,
+                     .block = {data, sizeof *data},
+                     .dtype = DD_DTYPE_INT32,
+                     .peer = !self->rank};
+    dd_nccl_call call = nccl_rig_call(self, "message", &op, 1);
+    dd_nccl_work *work;
+    REQUIRE_OK(nccl_rig_start(self, &call, &work, check_err()));
+    nccl_rig_meet(self);
+    long nfrees = cuda->calls("cuMemFree");
+    nccl_rig_meet(self);
+    dd_wait wait = nccl_rig_patience();
+    CHECK_OK(dd_nccl_group_abort(self->group, "enough", &wait, check_err()));
+    CHECK_OK(dd_nccl_group_close(self->group, &wait, check_err()));
+    nccl_rig_meet(self);
+    CHECK_INT(cuda->calls("cuMemFree"), nfrees);
+    nccl_rig_meet(self);
+    self->rig->open_gate(gate);
+    wait_until_free(work);
+    dd_work_release(&work->base);
+    nccl_rig_free(self, data);
+}
+
+TEST(memory_is_not_freed_while_a_pair_is_stuck)
+{
+    nccl_rig_run(&(nccl_rig_options){.size = 2, .is_not_closed = true, .leaves_some = true}, stuck_pair_body,
+                 NULL);
+}
+
 /* ---- the watchdog beside a thread that is inside NCCL */
 
 static void *

@@ -2,6 +2,7 @@
 #include "nccl/nccl_team.h"
 #include "test_nccl_comm_rig.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define NEWEST "2.32.3"
@@ -195,15 +196,62 @@ TEST(the_callers_device_stays)
     field_close(&f);
 }
 
+/* Two ranks on one device, where NCCL can and its environment allows it. */
+TEST(ranks_share_a_device)
+{
+    static const int TWICE[] = {1, 1};
+    field f;
+    dd_nccl_team *other;
+    comm_rig old;
+    REQUIRE(comm_rig_open(&old, "2.29.7"));
+    dd_wait wait = dd_wait_after(8 * DD_NS_PER_S * check_slow());
+    CHECK_STATUS(dd_nccl_team_open(old.lib, old.cuda, TWICE, 2, &other, &wait, check_err()),
+                 DD_INVALID_ARGUMENT);
+    CHECK_CONTAINS(check_message(), "device 1 is there twice: two ranks on one device need NCCL 2.30.3");
+    comm_rig_close(&old);
+
+    REQUIRE(field_open(&f));
+    CHECK_STATUS(dd_nccl_team_open(f.rig.lib, f.rig.cuda, TWICE, 2, &other, &f.wait, check_err()),
+                 DD_BACKEND);
+    CHECK_CONTAINS(check_message(), "ncclInvalidUsage");
+    REQUIRE(setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1) == 0);
+    REQUIRE_OK(dd_nccl_team_open(f.rig.lib, f.rig.cuda, TWICE, 2, &other, &f.wait, check_err()));
+    dd_cuda_stream streams[2];
+    dd_nccl_item items[2];
+    dd_cuda_guard guard;
+    CHECK_OK(dd_cuda_enter(f.rig.cuda, 1, &guard, check_err()));
+    for (int i = 0; i < 2; i++) {
+        float *data = f.data[1] + (size_t)i * COUNT;
+        data[0] = (float)(i + 1);
+        items[i] = (dd_nccl_item){.kind = DD_NCCL_ITEM_ALL_REDUCE,
+                                  .send = data,
+                                  .recv = data,
+                                  .count = 1,
+                                  .dtype = DD_NCCL_DTYPE_FLOAT32,
+                                  .redop = DD_NCCL_SUM};
+        CHECK_INT(f.rig.cuda->api.cuStreamCreateWithPriority(&streams[i], DD_CUDA_STREAM_NON_BLOCKING, 0),
+                  DD_CUDA_SUCCESS);
+    }
+    CHECK_STATUS(dd_nccl_team_run(other, "all_reduce", items, 1, NULL, &f.wait, check_err()),
+                 DD_INVALID_ARGUMENT);
+    CHECK_CONTAINS(check_message(), "ranks 0 and 1 are on device 1 and on the same stream");
+    CHECK_OK(dd_nccl_team_run(other, "all_reduce", items, 1, streams, &f.wait, check_err()));
+    for (int i = 0; i < 2; i++) {
+        CHECK_INT(f.rig.cuda->api.cuStreamSynchronize(streams[i]), DD_CUDA_SUCCESS);
+        CHECK(f.data[1][(size_t)i * COUNT] == 3);
+        CHECK_INT(f.rig.cuda->api.cuStreamDestroy(streams[i]), DD_CUDA_SUCCESS);
+    }
+    dd_cuda_leave(&guard);
+    dd_nccl_team_close(other);
+    field_close(&f);
+}
+
 TEST(bad_teams_and_bad_calls)
 {
     static const int TWICE[] = {1, 1};
     field f;
     REQUIRE(field_open(&f));
     dd_nccl_team *other;
-    CHECK_STATUS(dd_nccl_team_open(f.rig.lib, f.rig.cuda, TWICE, 2, &other, &f.wait, check_err()),
-                 DD_INVALID_ARGUMENT);
-    CHECK_CONTAINS(check_message(), "device 1 is there twice");
     CHECK_STATUS(dd_nccl_team_open(f.rig.lib, f.rig.cuda, TWICE, 0, &other, &f.wait, check_err()),
                  DD_INVALID_ARGUMENT);
     dd_nccl_item items[NDEVICES];

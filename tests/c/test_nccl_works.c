@@ -177,6 +177,15 @@ TEST(each_ends_once_and_in_order)
 
 /* ---- time on the device */
 
+static void *
+ask_duration(void *arg)
+{
+    float ms = -1;
+    CHECK_OK(dd_nccl_work_duration(arg, &ms, check_err()));
+    CHECK(ms >= 0);
+    return NULL;
+}
+
 static void
 timing_body(nccl_rig_rank *self)
 {
@@ -190,6 +199,9 @@ timing_body(nccl_rig_rank *self)
     CHECK_OK(nccl_rig_wait(held.work, check_err()));
     CHECK(dd_nccl_work_is_started(held.work));
     CHECK_OK(dd_nccl_work_duration(held.work, &ms, check_err()));
+    pthread_t thread; /* without a context */
+    REQUIRE_OK(dd_thread_start(&thread, "ask", ask_duration, held.work, check_err()));
+    pthread_join(thread, NULL);
     CHECK(ms >= 0 && ms < 10000);
     let_go(self, &held);
 }

@@ -137,6 +137,18 @@ def close_with_a_limit(ctx):
     return error
 
 
+def close_behind_a_graph(ctx):
+    """NCCL keeps communicators that CUDA graphs refer to: the end of one takes as long as the graph lives."""
+    group = ctx.open()
+    x = ctx.array(1.0)
+    group.all_reduce(x)
+    x.synchronize()
+    ctx.stubs.nccl.hang("ncclCommFinalize")
+    error = raised_by(lambda: group.close(0.5))
+    ctx.stubs.nccl.release()
+    return error
+
+
 def shrink_behind_work(ctx):
     """The old group ends in good order."""
     ctx.init()

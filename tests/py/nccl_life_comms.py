@@ -195,3 +195,22 @@ def test_abort_during_a_call(stubs):
     on_threads([call, lambda: comms.abort("from another thread")])
     comms.close()
     comms.abort()
+
+
+def test_ranks_share_a_device(stubs, monkeypatch):
+    """Where the environment lets NCCL have it so; each on a stream of its own."""
+    with pytest.raises(dldist.DistBackendError, match="ncclInvalidUsage"):
+        nccl.NcclComms([0, 0])
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    arrays = [array(stubs, [1]), array(stubs, [2])]
+    streams = [stubs.cuda.make_stream(0) for _ in arrays]
+    with nccl.NcclComms([0, 0]) as comms:
+        assert comms.devices == [0, 0]
+        with pytest.raises(ValueError, match="ranks 0 and 1 are on device 0 and on the same stream"):
+            comms.all_reduce(arrays)
+        comms.all_reduce(arrays, streams=streams)
+        for stream in streams:
+            stubs.cuda.synchronize(stream, 0)
+        assert [x.numpy().tolist() for x in arrays] == [[3], [3]]
+    for stream in streams:
+        stubs.cuda.destroy_stream(stream)

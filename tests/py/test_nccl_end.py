@@ -44,6 +44,12 @@ def test_a_limit_of_close_raises(tmp_path):
         assert text is not None and text.startswith("DistTimeoutError: closing the group: all_reduce #1"), text
 
 
+def test_a_communicator_that_does_not_end_is_told(tmp_path):
+    for text in run("close_behind_a_graph", tmp_path)[0]:
+        assert text is not None and text.startswith("DistTimeoutError: closing the group: its operations have ended"), text
+        assert "CUDA graph" in text and "ncclCommFinalize of rank" in text, text
+
+
 def test_shrinking_waits_for_the_old_group(tmp_path):
     assert run("shrink_behind_work", tmp_path)[0] == [SUM] * 2
 

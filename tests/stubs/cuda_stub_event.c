@@ -268,6 +268,9 @@ CUDA_EXPORT dd_cuda_result
 cuEventElapsedTime(float *ms, dd_cuda_event start_handle, dd_cuda_event end_handle)
 {
     ENTER(cuEventElapsedTime);
+    if (cuda_current_device() < 0) {
+        return DD_CUDA_INVALID_CONTEXT;
+    }
     int result = DD_CUDA_INVALID_HANDLE;
     stub_event *start = stub_table_find(&cuda_events, start_handle);
     stub_event *end = stub_table_find(&cuda_events, end_handle);
