@@ -2,6 +2,9 @@
 
 #include <string.h>
 
+/* Somebody who presses Ctrl-C more often than that is obeyed. */
+#define MAX_TRIES 3
+
 #define NO_BASE (-1)
 #define BUILTIN_TIMEOUT (-2)    /* TimeoutError of Python itself */
 #define BUILTIN_CONNECTION (-3) /* ConnectionError */
@@ -276,6 +279,41 @@ py_error_status_of_current(py_state *state)
         return DD_OUT_OF_MEMORY;
     }
     return PyErr_ExceptionMatches(PyExc_Exception) ? DD_STORE : DD_INTERRUPTED;
+}
+
+/* True: it was Ctrl-C, and is passed over. False with another exception. */
+static bool
+pass_over_ctrl_c(void)
+{
+    if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) == 0) {
+        return false;
+    }
+    PyErr_Clear();
+    return true;
+}
+
+/* In C: a signal that is pending strikes a function of Python as it is entered, where nothing can catch it. */
+PyObject *
+py_error_call_despite_ctrl_c(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *function;
+    if (PyTuple_Size(args) < 1 || (function = PyTuple_GetItem(args, 0)) == NULL) {
+        PyErr_SetString(PyExc_TypeError, "_call_despite_ctrl_c(): argument 'function' is missing");
+        return NULL;
+    }
+    PyObject *rest = PyTuple_GetSlice(args, 1, PyTuple_Size(args));
+    PyObject *result = NULL;
+    bool is_tried = rest == NULL;
+    for (int tries = 0; !is_tried && tries < MAX_TRIES; tries++) {
+        if (PyErr_CheckSignals() < 0 && !pass_over_ctrl_c()) {
+            break;
+        }
+        result = PyObject_Call(function, rest, NULL);
+        is_tried = result != NULL || tries + 1 == MAX_TRIES || !pass_over_ctrl_c();
+    }
+    Py_XDECREF(rest);
+    return result;
 }
 
 PyObject *

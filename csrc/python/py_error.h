@@ -22,6 +22,10 @@ PyObject *py_error_of_group(py_state *state, dd_status status, const dd_error *e
  * stranger. */
 dd_status py_error_status_of_current(py_state *state);
 
+/* _core._call_despite_ctrl_c(function, *args): for what a process still has to say when it ends. A Ctrl-C that
+ * is pending, or comes in the call, is passed over, and the call made again, a few times. */
+PyObject *py_error_call_despite_ctrl_c(PyObject *module, PyObject *args);
+
 /* _core._raise_status(code), _core._status_names(): for tests that walk all codes. */
 PyObject *py_error_raise_status(PyObject *module, PyObject *code);
 PyObject *py_error_status_names(PyObject *module, PyObject *unused);

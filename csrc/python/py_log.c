@@ -3,6 +3,7 @@
 #include "core/log.h"
 #include "python/py_convert.h"
 #include "python/py_error.h"
+#include "python/py_signals.h"
 
 #include <string.h>
 
@@ -50,8 +51,11 @@ py_log_take_record(PyObject *module, PyObject *timeout)
     dd_log_record record;
     dd_error err;
     dd_status status;
+    sigset_t before;
     Py_BEGIN_ALLOW_THREADS
+    py_signals_hold(&before);
     status = dd_log_take(&record, &wait, &err);
+    py_signals_release(&before);
     Py_END_ALLOW_THREADS
     if (status == DD_TIMED_OUT || status == DD_INTERRUPTED) {
         Py_RETURN_NONE;

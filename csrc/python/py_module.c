@@ -249,6 +249,8 @@ static PyMethodDef core_methods[] = {
      "_take_log_record($module, timeout, /)\n--\n\n"
      "Waits for the next record: (level, time, number lost before it, message), or None."},
     {"_stop_log", py_log_stop, METH_NOARGS, "_stop_log($module, /)\n--\n\nLets _take_log_record return."},
+    {"_call_despite_ctrl_c", py_error_call_despite_ctrl_c, METH_VARARGS,
+     "_call_despite_ctrl_c($module, function, /, *args)\n--\n\nCalls, and again where Ctrl-C comes in between."},
     {"_raise_status", py_error_raise_status, METH_O,
      "_raise_status($module, code, /)\n--\n\nRaises what stands for a status of the core; for tests."},
     {"_status_names", py_error_status_names, METH_NOARGS,

@@ -6,6 +6,7 @@
 #include "python/py_error.h"
 #include "python/py_group.h"
 #include "python/py_recorder.h"
+#include "python/py_signals.h"
 #include "python/py_store.h"
 #include "python/py_watch_gil.h"
 
@@ -169,14 +170,11 @@ py_watch_run(PyObject *module, PyObject *unused)
     (void)unused;
     py_watch *watch = find_watch(PyModule_GetState(module));
     if (watch != NULL) {
-        sigset_t all;
-        sigset_t old;
-        sigfillset(&all);
+        sigset_t before;
         Py_BEGIN_ALLOW_THREADS
-        /* Python handles signals on the main thread. One that the kernel gave to this one would not wake it. */
-        pthread_sigmask(SIG_SETMASK, &all, &old);
+        py_signals_hold(&before);
         dd_monitor_run(watch->monitor);
-        pthread_sigmask(SIG_SETMASK, &old, NULL);
+        py_signals_release(&before);
         Py_END_ALLOW_THREADS
     }
     Py_RETURN_NONE;

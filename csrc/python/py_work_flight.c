@@ -5,6 +5,7 @@
 #include "nccl/nccl_watchdog.h"
 #include "python/py_group.h"
 #include "python/py_nccl.h"
+#include "python/py_signals.h"
 #include "python/py_work_internal.h"
 
 #include <string.h>
@@ -543,8 +544,11 @@ py_completions_take(PyObject *module, PyObject *unused)
         return NULL;
     }
     py_flight *flight;
+    sigset_t before;
     Py_BEGIN_ALLOW_THREADS
+    py_signals_hold(&before);
     flight = take_watched(queue, false);
+    py_signals_release(&before);
     Py_END_ALLOW_THREADS
     if (flight == NULL) {
         Py_RETURN_FALSE;

@@ -76,5 +76,5 @@ def _restart_in_child() -> None:
         _start_thread()
 
 
-atexit.register(_stop)
+atexit.register(_core._call_despite_ctrl_c, _stop)  # Ctrl-C ends the process all the same
 os.register_at_fork(after_in_child=_restart_in_child)

@@ -50,5 +50,5 @@ def _forget_in_child() -> None:
     _thread = None
 
 
-atexit.register(_stop)
+atexit.register(_core._call_despite_ctrl_c, _stop)  # Ctrl-C ends the process all the same
 os.register_at_fork(after_in_child=_forget_in_child)

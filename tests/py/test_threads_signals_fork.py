@@ -1,5 +1,8 @@
 """One client among many threads; Ctrl-C and other signals in blocking calls; the interpreter lock; forked children."""
 
+import ctypes
+import functools
+import operator
 import os
 import signal
 import socket
@@ -272,3 +275,48 @@ def test_fork_leaves_the_servers_clients_alone(procs):
     assert client.get("a") == b"1"
     assert master.get("after") == b"2"
     assert os.getpid() != child.pid
+
+
+# ---- what is said at the end
+
+
+def test_what_a_process_says_at_its_end_is_said_despite_ctrl_c():
+    """Its last traceback, for one. Ctrl-C that is pending strikes a function of Python as it is entered."""
+    press = ctypes.PyDLL(None)["raise"]
+    said = []
+    despite = functools.partial(dldist._core._call_despite_ctrl_c, said.append)
+
+    def call_both(first, second):
+        # From C, so that nothing looks after signals between the two.
+        return list(map(operator.call, [first, second], [signal.SIGINT, "word"]))
+
+    with pytest.raises(KeyboardInterrupt):
+        call_both(press, lambda word: said.append(word))
+    assert said == []
+    call_both(press, despite)
+    assert said == ["word"]
+
+
+@pytest.mark.parametrize(("presses", "calls"), [(1, 2), (2, 3), (9, 3)])
+def test_ctrl_c_in_what_is_said_at_the_end_has_it_said_again(presses, calls):
+    began = []
+
+    def say():
+        began.append(None)
+        if len(began) <= presses:
+            signal.raise_signal(signal.SIGINT)
+        return "said"
+
+    if presses < calls:
+        assert dldist._core._call_despite_ctrl_c(say) == "said"
+    else:  # somebody insists
+        with pytest.raises(KeyboardInterrupt):
+            dldist._core._call_despite_ctrl_c(say)
+    assert len(began) == calls
+
+
+def test_other_exceptions_of_what_is_said_at_the_end_pass():
+    with pytest.raises(ZeroDivisionError):
+        dldist._core._call_despite_ctrl_c(lambda: 1 // 0)
+    with pytest.raises(TypeError, match="'function' is missing"):
+        dldist._core._call_despite_ctrl_c()

@@ -148,7 +148,7 @@ def test_a_signal_that_is_in_use_is_left_alone(children, prefix, setting, before
 
 def test_signals_are_the_main_threads(children):
     """Ctrl-C that another thread is given does not wake the main one: it might sleep in a call of somebody else's."""
-    ranks, store = group_team.start_ranks(children, workers.threads_that_take_signals, 2)
+    ranks, store = group_team.start_ranks(children, workers.threads_that_take_signals, 2, env={"DLDIST_LOG": "info"})
     for rank in ranks:
         assert rank.result() == ["main"]
 def test_signals_are_given_back(children):

@@ -4,6 +4,7 @@ import array
 import ctypes
 import os
 import signal
+import threading
 import time
 
 import dldist
@@ -148,9 +149,17 @@ def threads_that_take(number):
 
 
 def threads_that_take_signals(channel, port, rank, size):
-    """Once the monitor runs, which starts with the world."""
+    """Once the monitor runs, which starts with the world, and the threads of the log and of callbacks wait."""
     world = open_world(port, rank, size)
     world.barrier()
+    called = threading.Event()
+    work = world.irecv(bytearray(1), 1 - rank)
+    work.get_future().add_done_callback(lambda _: called.set())
+    world.barrier()
+    world.send(b"x", 1 - rank)
+    assert called.wait(LIMIT_S)
+    names = {thread.name for thread in threading.enumerate()}
+    assert {"dldist-log", "dldist-completion"} <= names, names
     deadline = time.monotonic() + LIMIT_S
     while (found := threads_that_take(signal.SIGINT)) != ["main"] and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 from dldist import _core
@@ -149,7 +150,7 @@ def _prefix_tracebacks(rank: int) -> None:
 
     before = getattr(sys.excepthook, "_dldist_before", sys.excepthook)
 
-    def show(exception: tuple[Any, ...]) -> None:
+    def show(*exception: Any) -> None:
         import io
 
         stderr, sys.stderr = sys.stderr, io.StringIO()
@@ -160,12 +161,8 @@ def _prefix_tracebacks(rank: int) -> None:
         sys.stderr.write("".join(f"[rank{rank}]: {line}" if line.strip() else line for line in text.splitlines(True)))
         sys.stderr.flush()
 
-    def hook(*exception: Any) -> None:
-        try:
-            show(exception)
-        except KeyboardInterrupt:  # the process is ending anyway: what it ends with is worth more
-            show(exception)
-
+    # The process is ending anyway: what it ends with is worth more than another Ctrl-C.
+    hook = functools.partial(_core._call_despite_ctrl_c, show)
     hook._dldist_before = before  # type: ignore[attr-defined]
     sys.excepthook = hook
 
