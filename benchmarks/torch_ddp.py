@@ -162,7 +162,11 @@ def run_ranks(ranks, options):
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--worker", f"--world={ranks}", f"--store={folder}/store"]
         command += [f"--rounds={options.rounds}", "--millions=" + ",".join(map(str, options.millions))]
-        environment = dict(os.environ, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME=os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
+        share = os.environ.get("DLDIST_TORCH_SHARE_BUCKETS", "1")  # gradients are views, whose addresses nobody here keeps
+        interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+        environment = dict(
+            os.environ, DLDIST_TORCH_SHARE_BUCKETS=share, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME=interface
+        )
         processes = [
             subprocess.Popen([*command, f"--rank={rank}"], env=environment, stdout=subprocess.PIPE, text=True)
             for rank in range(ranks)

@@ -59,9 +59,9 @@ def connection() -> tuple[str, int, int, bool, int, str, bytes]:
     return (_interfaces(), *_ports(), _is_on("DLDIST_SHM"), _lanes(), congestion, secret)
 
 
-def shares_buckets() -> bool:
-    """Whether DistributedDataParallel's buckets move into shared memory."""
-    return _is_on("DLDIST_TORCH_SHARE_BUCKETS")
+def shares_buckets() -> bool | None:
+    """Whether the buckets of DistributedDataParallel move into shared memory; None: where no program can have their addresses."""
+    return _is_on("DLDIST_TORCH_SHARE_BUCKETS") if os.environ.get("DLDIST_TORCH_SHARE_BUCKETS") else None
 
 
 def algorithm() -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dldist import _trace_compare as compare
 from dldist import _trace_model as model
 from dldist._trace_clock import is_synchronising
-from dldist._trace_model import Case, Group, Verdict, capitalised, ranks_text, span_text, state_text, verb
+from dldist._trace_model import Case, Group, Verdict, capitalised, ranks_text, span_text, state_text, title_of, verb
 from dldist._trace_read import Entry
 
 # Whether a rank has called a collective.
@@ -167,7 +167,7 @@ def position(case: Case, group: Group, rank: int) -> str:
     last = blocked or (case.dumps[rank].entries[-1] if case.dumps[rank].entries else None)
     if last and not any(last is entry for entry in calls.get(max(calls, default=0), ())):
         how = "is in" if blocked else "last called"
-        text += f"; it {how} {label(last)}" + (f' of group "{last.group}"' if last.group != group.name else "")
+        text += f"; it {how} {label(last)}" + (f" of {title_of(last.group, last.desc)}" if last.group != group.name else "")
         if site := case.sites.of(last.frames):
             text += f" ({site})"
         text += "" if blocked else f", {state_text(last, quiet_failure=True)}"

@@ -67,6 +67,13 @@ class Verdict:
         return found
 
 
+def title_of(name: str, desc: str) -> str:
+    """What to call a group: the default one as errors do, whose name in dumps is a number."""
+    if desc == "default_pg":
+        return 'group "default"'
+    return f'group "{name}"' + (f" ({desc})" if desc and desc != "undefined" else "")
+
+
 @dataclasses.dataclass(slots=True)
 class Group:
     name: str
@@ -85,7 +92,7 @@ class Group:
 
     @property
     def title(self) -> str:
-        return f'group "{self.name}"' + (f" ({self.desc})" if self.desc and self.desc != "undefined" else "")
+        return title_of(self.name, self.desc)
 
     def numbers(self) -> list[int]:
         return sorted({seq for calls in self.calls.values() for seq in calls})

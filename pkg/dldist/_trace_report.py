@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dldist import _trace_compare as compare
 from dldist import _trace_model as model
-from dldist._trace_model import Group, ranks_text, span_text, verb
+from dldist._trace_model import Group, ranks_text, span_text, title_of, verb
 from dldist._trace_read import Entry
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _group(analysis: Analysis, group: Group) -> list[str]:
         if verdict.because:
             cause = verdict.because
             what = f"{cause.op} #{cause.seq}" if cause.seq is not None else cause.op
-            lines.append(_fill(f'That follows from {what} of group "{cause.group}".', "    "))
+            lines.append(_fill(f"That follows from {what} of {title_of(cause.group, cause.desc)}.", "    "))
         lines += [f"      {line}" for line in verdict.lines]
     if group.calls and any(v.is_problem and v.seq is not None for v in group.verdicts):
         lines += _farther(group)

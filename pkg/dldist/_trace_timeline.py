@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dldist._trace_model import Case, Group, operands_text, state_text
+from dldist._trace_model import Case, Group, operands_text, state_text, title_of
 from dldist._trace_read import Entry
 
 _UNFINISHED_NS = 1_000_000
@@ -68,7 +68,7 @@ class _Timeline:
         tracks: dict[str, list[Entry]] = {}
         titles = {(group.name, r): group.title for group in self.case.groups for r in group.ranks}
         for entry in self.case.dumps[rank].entries:
-            title = titles.get((entry.group, rank), f'group "{entry.group}"')
+            title = titles.get((entry.group, rank), title_of(entry.group, entry.desc))
             if entry.is_p2p:
                 peer = entry.target if entry.op == "send" else entry.source
                 title += f", {entry.op} {'to' if entry.op == 'send' else 'from'} {peer if peer >= 0 else 'any'}"

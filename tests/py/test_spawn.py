@@ -116,7 +116,7 @@ def test_result_that_cannot_be_read_says_whose_it_is():
 
 def test_deadline_names_those_that_are_late():
     kind, text, _, _ = last(run(SCRIPT, "late"))
-    assert (kind, text) == ("DistTimeoutError", "spawn(): of 2 processes these did not end within 1.0 s: [0, 1]")
+    assert (kind, text) == ("DistTimeoutError", "spawn(): of 2 processes these did not end within the timeout of 1.0 s: [0, 1]")
 
 
 def test_context():

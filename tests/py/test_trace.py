@@ -45,7 +45,7 @@ def test_missing_rank_says_where_it_is():
     verdict = first(three(*(list(calls(rank)) for rank in range(3))))
     assert (verdict.kind, verdict.culprits, verdict.others, verdict.seq) == ("missing_rank", [2], [0, 1], 3)
     assert verdict.text == (
-        'Rank 2 is missing: it has not called all_reduce #3 of group "0" (default_pg); it is at broadcast #2 '
+        'Rank 2 is missing: it has not called all_reduce #3 of group "default"; it is at broadcast #2 '
         "(train.py:17 in step()), completed. Ranks 0 and 1 wait in it (train.py:31 in step())."
     )
 
@@ -217,7 +217,7 @@ def test_cause_before_consequence():
     causes = trace.analyse(dumps).verdicts
     assert [(v.group, v.culprits, v.because is None) for v in causes] == [("2", [2], True), ("1", [1], False)]
     assert causes[1].because is causes[0]
-    assert 'it is in broadcast #1 of group "2" (train.py:77 in step())' in causes[1].text
+    assert 'it is in broadcast #1 of group "2" (right) (train.py:77 in step())' in causes[1].text
 
 
 def test_a_circle():
@@ -579,7 +579,7 @@ def test_timeline():
     slices, flows, names = check_timeline(document)
     assert [names[rank + 1, 0, "process_name"]["name"] for rank in range(3)] == ["rank 0", "rank 1", "rank 2"]
     tracks = sorted(args["name"] for (pid, _, kind), args in names.items() if pid == 1 and kind == "thread_name")
-    assert tracks == ['group "0" (default_pg)', 'group "0" (default_pg) (2)', 'group "0" (default_pg), send to 1']
+    assert tracks == ['group "default"', 'group "default" (2)', 'group "default", send to 1']
     found = {event["name"]: event for events in slices.values() for event in events}
     assert {"all_reduce #1", "barrier #2 (unfinished)", "all_reduce #3 (unfinished)", "send 0->1 (unfinished)"} <= set(found)
     assert found["barrier #2 (unfinished)"]["cname"] == "terrible" and found["barrier #2 (unfinished)"]["dur"] >= 1e6

@@ -23,12 +23,12 @@ def buckets(group=None):
     return (group or dist.group.WORLD)._buckets
 
 
-def make_model(group=None, has_views=True, depth=5, **options):
+def make_model(group=None, has_views=True, depth=5, moves_views=True, **options):
     torch.manual_seed(0)
     model = torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(depth)])
-    return DistributedDataParallel(
-        model, process_group=group, gradient_as_bucket_view=has_views, bucket_cap_mb=BUCKET_MB, **options
-    )
+    buckets(group)._moves_views = moves_views  # as where DLDIST_TORCH_SHARE_BUCKETS=1 is set, else by default
+    options = {"bucket_cap_mb": BUCKET_MB, **options}
+    return DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=has_views, **options)
 
 
 def batch(rank, step):
@@ -83,6 +83,38 @@ def gradients_that_are_copies(rank, size):
     assert not any(parameter.grad.is_shared() for parameter in model.parameters())
     with without_sharing():
         assert same(train(make_model(has_views=False), rank), parameters)
+
+
+def views_stay_unless_they_are_asked_for(rank, size):
+    """Their addresses may be taken, between the passes and in hooks, and are those of the gradients for good."""
+    for megabytes in (BUCKET_MB, 0.1):  # several gradients in a bucket, and one
+        group = dist.new_group()
+        model = make_model(group, moves_views=False, bucket_cap_mb=megabytes)
+        for step in range(3):
+            model.zero_grad(set_to_none=False)
+            loss = model(batch(rank, step)).square().mean()
+            exported = [torch.from_dlpack(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
+            loss.backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
+        assert [array.data_ptr() for array in exported] == [grad.data_ptr() for grad in gradients]
+        assert not buckets(group)._moved and not any(grad.is_shared() for grad in gradients)
+        dist.destroy_process_group(group)
+
+
+def hidden_ones_move_by_themselves(rank, size):
+    for options, count in (({}, 3), ({"find_unused_parameters": True}, 3), ({"bucket_cap_mb": 0.1}, 5)):
+        group = dist.new_group()
+        train(make_model(group, has_views=False, moves_views=False, **options), rank)
+        gc.collect()
+        assert len(buckets(group)._moved) >= count, (options, len(buckets(group)._moved))
+        dist.destroy_process_group(group)
+
+
+def the_environment_asks_for_views(rank, size):
+    for text, moves_views, is_on in (("1", True, True), ("0", False, False), ("", False, True)):
+        with unittest.mock.patch.dict(os.environ, DLDIST_TORCH_SHARE_BUCKETS=text):
+            made = _buckets.Buckets(dldist.torch.world_of())
+        assert (made._moves_views, made._is_on) == (moves_views, is_on)
 
 
 def gradients_are_the_mean(rank, size):

@@ -30,8 +30,8 @@ def world_of(group: Any = None) -> World:
 
 
 def empty(shape: Any, dtype: torch.dtype = torch.float32, group: Any = None) -> torch.Tensor:
-    """A tensor, not initialized, in memory that the ranks of a host share: collectives on it need no copy.
+    """A tensor of zeros in memory that the ranks of a host share: collectives on it need no copy.
 
-    All ranks of the group call it, with the same arguments.
+    It is a call of this rank alone: the others need not make one, nor one of the same shape.
     """
     return torch.from_dlpack(world_of(group).empty(shape, str(dtype).removeprefix("torch.")))

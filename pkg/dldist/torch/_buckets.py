@@ -4,8 +4,9 @@ Its reducer makes them in C++, in private memory, out of and into which every al
 C++, in the middle of a backward pass, with a flat tensor that fills a storage of which there are views. The storage of such a tensor moves
 once, in place and for all of its views, the way torch's own share_memory_() moves it; from then on there is nothing to copy.
 
-Addresses change by that, once: who has taken the address of a gradient that is a view of a bucket before its first all_reduce, as .numpy()
-does, looks at memory that the gradient has left, as after share_memory_().
+Addresses change by that, once: who has taken the address of a gradient that is a view of a bucket before the bucket moves, as DLPack does, is
+left with memory that is freed. So a bucket moves by itself only where no program can have its address, since gradients are no views of buckets
+(gradient_as_bucket_view=False); all others where DLDIST_TORCH_SHARE_BUCKETS=1 asks for it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ _MAX_BUCKETS = 128  # of a group: each takes two descriptors
 _TORCHS_FILES = "/dev/shm"  # where torch makes shared storages, which are never written to beyond their first copy
 
 _use_count: Any = getattr(torch._C, "_storage_Use_Count", None)
+_current_node: Any = getattr(torch._C, "_current_autograd_node", lambda: None)
 _backward: Any = getattr(torch.autograd.graph, "_engine_run_backward", None)
 _logger = logging.getLogger("dldist")
 
@@ -62,7 +64,10 @@ class Buckets:
     def __init__(self, world: dldist.World) -> None:
         self._world = world
         self._moved: dict[int, _Bucket] = {}
-        self._is_on = _use_count is not None and shares_buckets()
+        is_asked_for = shares_buckets()
+        self._is_on = _use_count is not None and is_asked_for is not False
+        self._moves_views = is_asked_for is True
+        self._a_view = 0  # the address of a bucket that is a gradient too
 
     def in_shared_memory(self, tensor: Any) -> Any:
         """A tensor on the same memory, or `tensor` itself, if it is no bucket or stays where it is."""
@@ -75,8 +80,22 @@ class Buckets:
             return tensor
         bucket = self._moved.get(storage.data_ptr())
         if bucket is None and self._is_on and _has_views(storage) and storage.resizable() and not storage.is_shared():
-            bucket = self._move(storage)
+            bucket = self._move(storage) if self._moves_views or self._is_hidden(storage) else None
         return tensor if bucket is None else bucket.tensor.view(tensor.dtype)
+
+    def _is_hidden(self, storage: Any) -> bool:
+        """Whether the reducer that hands it over keeps its buckets to itself: gradients have storages of their own.
+
+        The reducer runs in a hook of the parameter whose gradient has just come, and hands over that one's bucket before any other.
+        """
+        grad = getattr(getattr(_current_node(), "variable", None), "grad", None)
+        if grad is None or grad.layout is not torch.strided:
+            return False
+        own = grad.untyped_storage()
+        if own.data_ptr() in (storage.data_ptr(), self._a_view):
+            self._a_view = own.data_ptr()
+            return False
+        return bool(own.nbytes() == grad.nbytes)  # else it may be a part of a bucket that is not complete
 
     def _move(self, storage: Any) -> _Bucket | None:
         self._forget_the_dead()

@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch._C import _distributed_c10d as c10d
+from torch._C import _distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 import dldist
 from dldist.torch._compiler import not_compiled
 from dldist.torch._options import OPTIONS
 from dldist.torch._tensors import device_type_of, flat, is_lazy
+
+c10d: Any = _distributed_c10d
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -187,7 +189,7 @@ def _boxed(op: Any) -> Any:
     opts.reduceOp = getattr(dist.ReduceOp, op.name) if type(op) is dldist.ReduceOp else op
     try:
         with torch._C._DisableFuncTorch(), _Look():
-            dist.ProcessGroup(0, 1).allreduce([_probe], opts)
+            dist.ProcessGroup(0, 1).allreduce([_probe], opts)  # type: ignore[call-arg]
     except _Seen as seen:
         return seen.args[0][2]
     raise AssertionError("an operation that a mode has ended has not ended")
