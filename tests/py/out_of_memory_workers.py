@@ -10,6 +10,7 @@ import gc
 import os
 import sys
 import tempfile
+import threading
 import traceback
 
 import dldist
@@ -382,3 +383,75 @@ def run_case(channel, name, door):
     counts = [sweep(call, arm, disarm) for call in case()]
     gc.collect()
     return counts
+
+
+# ---- two ranks, which tell each other
+
+
+def exchange_of(count):
+    def exchange(group):
+        other = 1 - group.rank
+        work = group.isend(numbers(count), other, timeout=0.4)
+        group.recv(numbers(count), other, timeout=0.4)
+        work.wait()
+
+    return exchange
+
+
+PAIRED = {
+    "all_reduce": lambda group: group.all_reduce(numbers(), timeout=0.4),
+    "strided": lambda group: group.all_reduce(memoryview(numbers(6))[::2], timeout=0.4, async_op=True).wait(),
+    "large": lambda group: group.all_reduce(numbers(300_000), timeout=0.4),
+    "gather": lambda group: group.all_gather([numbers(), numbers()], numbers(), timeout=0.4),
+    "empty": lambda group: group.all_reduce(group.empty(3000, "float64"), timeout=0.4),
+    "message": exchange_of(4),
+    "large message": exchange_of(300_000),
+    "split": lambda group: group.split([1, 0], timeout=0.4).close(),
+    "window": lambda group: _core.Window(group, numbers(), timeout=0.4).close(),
+}
+
+
+def of_a_pair(number, call):
+    """The errors of two ranks that make a call while that allocation fails, and how many there were."""
+    store, errors, count = dldist.HashStore(), [], None
+    ready, begin = threading.Barrier(3), threading.Event()
+
+    def run(rank):
+        group = dldist.Group(store, rank, 2, timeout=10.0)
+        try:
+            group.barrier()
+            ready.wait(10)
+            begin.wait(10)
+            call(group)
+        except Exception as error:
+            errors.append(error)
+        ready.wait(20)
+        with contextlib.suppress(dldist.DistError):
+            group.close(timeout=0.4)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    ready.wait(10)
+    _core._fail_allocation(number)
+    begin.set()
+    ready.wait(20)
+    count = _core._fail_allocation(-1)
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive(), f"allocation {number} failed, and a rank hangs"
+    return errors, count
+
+
+def run_pair(channel, name):
+    """How often memory ran out, and for how many calls in all."""
+    nfailed = 0
+    for number in range(MOST):
+        errors, count = of_a_pair(number, PAIRED[name])
+        for error in errors:
+            if not isinstance(error, (MemoryError, dldist.DistError)):
+                raise AssertionError(f"allocation {number} failed, and the call ended in {error!r}") from error
+        nfailed += 1 if errors else 0
+        if count <= number:
+            return nfailed
+    raise AssertionError(f"more than {MOST} allocations in one call")

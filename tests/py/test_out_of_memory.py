@@ -33,6 +33,14 @@ def test_each_allocation_once(procs, name, door):
     assert counts and (door != "python" or sum(counts) > 0), counts
 
 
+@pytest.mark.deadline(150)
+@pytest.mark.skipif(not NEEDS["core"][0], reason=NEEDS["core"][1])
+@pytest.mark.parametrize("name", cases.PAIRED)
+def test_each_allocation_once_of_two_ranks(procs, name):
+    """A rank without memory tells the other, or the other's time is up; nobody hangs."""
+    procs.start(cases.run_pair, name).result(140)
+
+
 @pytest.mark.skipif(not leak_check.is_possible(), reason="not under LeakSanitizer: make test-py-asan")
 def test_what_is_lost_is_found(procs):
     with pytest.raises(AssertionError, match="memory is lost(.|\n)*py_memory_export"):
