@@ -84,11 +84,14 @@ dd_group_open(dd_engine *engine, dd_store *store, int rank, int size, const dd_g
                          .size = size,
                          .peers = peers,
                          .options = options};
-    group_meeting_fini(&meeting);
     status = group_set_up(&setup, group, wait, err);
+    if (size > 1 && meeting.engine != engine) {
+        dd_engine_end_meeting(meeting.engine);
+    }
     if (size > 1) {
         dd_engine_end_meeting(engine);
     }
+    group_meeting_fini(&meeting);
     return status;
 }
 

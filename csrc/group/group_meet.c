@@ -478,6 +478,7 @@ use_own_engine(meeting_place *place, dd_engine **engine, dd_error *err)
         dd_engine_release(own);
         return status;
     }
+    dd_engine_begin_meeting(own);
     dd_engine_release(*engine);
     *engine = own;
     return DD_OK;

@@ -170,8 +170,8 @@ connect_sleep_busy(connect_job *job, int64_t duration_ns)
 
 /* ---- threads */
 
-static void
-wake_listener(const dd_connector *self)
+void
+connect_wake_listener(const dd_connector *self)
 {
     const uint64_t one = 1;
     /* Fails only when the counter is full, and then it is awake. */
@@ -209,7 +209,7 @@ go_on(connect_job *job)
     pthread_mutex_lock(&self->mu);
     dd_list_remove(&job->link);
     if (!job->is_dial && self->naccepted-- == CONNECT_ACCEPTS_MAX) {
-        wake_listener(self);
+        connect_wake_listener(self);
     }
     connect_job *next = take_queued_locked(self, pool);
     if (next == NULL) {
@@ -266,7 +266,7 @@ submit_locked(connect_job *job, dd_error *err)
     }
     if (dd_list_is_empty(&pool->queue)) {
         pool->has_moved = true;
-        wake_listener(job->connector); /* who looks whether the queue moves */
+        connect_wake_listener(job->connector); /* who looks whether the queue moves */
     }
     dd_list_push_back(&pool->queue, &job->link);
     return DD_OK;
@@ -450,23 +450,6 @@ start_accepts(dd_connector *self)
     }
 }
 
-/* Ports that are not wanted any more are closed here, where nobody polls them. */
-static size_t
-take_listeners(dd_connector *self, int fds[CONNECT_LISTEN_MAX + 1])
-{
-    pthread_mutex_lock(&self->mu);
-    if (!self->wants_ports) {
-        connect_close_ports(&self->ports);
-    }
-    size_t count = self->ports.count;
-    memcpy(fds, self->ports.fds, count * sizeof *fds);
-    pthread_mutex_unlock(&self->mu);
-    if (self->unix_fd >= 0) {
-        fds[count++] = self->unix_fd;
-    }
-    return count;
-}
-
 static void *
 listener_main(void *arg)
 {
@@ -487,7 +470,7 @@ listener_main(void *arg)
         }
         bool is_open = !is_failing && connect_lobby_has_room(&self->lobby);
         int fds[CONNECT_LISTEN_MAX + 1];
-        size_t nlisten = take_listeners(self, fds);
+        size_t nlisten = connect_take_listeners(self, fds);
         for (size_t i = 0; i < nlisten; i++) {
             pollfds[1 + i] = (struct pollfd){.fd = is_open ? fds[i] : -1, .events = POLLIN};
         }
@@ -609,40 +592,6 @@ dd_connector_open(const dd_connect_options *options, dd_card *card, const dd_add
     return DD_OK;
 }
 
-dd_status
-dd_connector_open_ports(dd_connector *self, const dd_addr *first, dd_addr_list *addrs, dd_error *err)
-{
-    bool is_for_loopback = connect_is_for_loopback(self, first);
-    pthread_mutex_lock(&self->mu);
-    self->wants_ports = true;
-    bool is_open = self->ports.count > 0 && (is_for_loopback || !self->ports.is_loopback);
-    pthread_mutex_unlock(&self->mu);
-    if (is_open) {
-        return DD_OK;
-    }
-    connect_ports more;
-    dd_status status = connect_listen_tcp(self, first, &more, addrs, err);
-    if (status != DD_OK) {
-        return status;
-    }
-    pthread_mutex_lock(&self->mu);
-    memcpy(self->ports.fds + self->ports.count, more.fds, more.count * sizeof *more.fds);
-    self->ports.count += more.count;
-    self->ports.is_loopback = more.is_loopback;
-    pthread_mutex_unlock(&self->mu);
-    wake_listener(self);
-    return DD_OK;
-}
-
-void
-dd_connector_close_ports(dd_connector *self)
-{
-    pthread_mutex_lock(&self->mu);
-    self->wants_ports = false;
-    pthread_mutex_unlock(&self->mu);
-    wake_listener(self);
-}
-
 static void
 drop_queued_locked(connect_pool *pool)
 {
@@ -681,7 +630,7 @@ dd_connector_close(dd_connector *self)
     self->is_closing = true;
     call_off_all_locked(self);
     pthread_mutex_unlock(&self->mu);
-    wake_listener(self);
+    connect_wake_listener(self);
     pthread_join(self->listener, NULL);
     pthread_mutex_lock(&self->mu);
     call_off_all_locked(self); /* those that came in meanwhile */

@@ -113,6 +113,9 @@ struct dd_connector {
 
 /* ---- connect.c: the books */
 
+/* For it to look at the books and at its ports. */
+void connect_wake_listener(const dd_connector *connector);
+
 /* The wait of a job: its deadline, and being called off. */
 dd_wait connect_job_wait(connect_job *job);
 
@@ -138,6 +141,8 @@ dd_status connect_listen_tcp(const dd_connector *connector, const dd_addr *first
 /* Whether that would be a loopback address alone. */
 bool connect_is_for_loopback(const dd_connector *connector, const dd_addr *first);
 void connect_close_ports(connect_ports *ports);
+/* What the listener is to poll; it closes the ports that are not wanted any more, as nobody polls them now. */
+size_t connect_take_listeners(dd_connector *connector, int fds[CONNECT_LISTEN_MAX + 1]);
 /* The Unix socket, whose name goes into the card; "" when there is none. */
 void connect_listen_unix(dd_connector *connector, dd_card *card);
 
