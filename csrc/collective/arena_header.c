@@ -209,6 +209,7 @@ are_flags_sane(const dd_arena *arena, int k, uint64_t flags)
     if (dd_arena_is_giver(arena, k)) {
         bool is_all_reduce = op->args->coll == DD_COLL_ALL_REDUCE;
         possible |= ARENA_IS_INLINE | (is_all_reduce ? ARENA_IN_PLACE : ARENA_IN_REGION);
+        possible |= (flags & ARENA_IN_PLACE) != 0 ? ARENA_SHARES_PAGES : 0;
     }
     uint64_t where = flags & (ARENA_IS_INLINE | ARENA_IN_PLACE | ARENA_IN_REGION);
     return (flags & ~possible) == 0 && (where & (where - 1)) == 0 &&

@@ -14,7 +14,8 @@
  *     after the round before it has been read. The rules above hold.
  *
  * Data read from a region of its owner ends with one more epoch, in which everybody says that it has read, and for which the
- * owners of the regions wait.
+ * owners of the regions wait. An all_reduce in place has another one where an output does not begin or end with a page: others write to
+ * whole pages alone (see arena_regions.c), and each rank takes what is missing from whoever has folded it.
  *
  * Files: arena.c makes and maps the memory; arena_sync.c publishes, waits, sleeps and wakes; arena_header.c writes headers and
  * compares them; arena_regions.c finds memory in regions; arena_move.c moves the data; arena_op.c decides what comes next. */
@@ -58,7 +59,8 @@ enum {
     ARENA_IN_REGION = 1 << 3, /* inputs are read from where they are */
     ARENA_IN_PLACE =
         1 << 4, /* all_reduce: input and output are both in regions; nothing is staged with the header */
-    ARENA_ALL_FLAGS = (1 << 5) - 1,
+    ARENA_SHARES_PAGES = 1 << 5, /* in place: others' bytes are in the first or the last page of the output */
+    ARENA_ALL_FLAGS = (1 << 6) - 1,
 };
 
 typedef enum arena_table {
@@ -116,6 +118,7 @@ typedef struct arena_peer {
     uint64_t payload[ARENA_PAYLOAD_WORDS];
     const uint8_t *input; /* what we read of it, where it is in a region; else NULL */
     uint8_t *output;      /* in place */
+    size_t lead, tail;    /* bytes at both ends of it that only its rank writes */
 } arena_peer;
 
 /* Who takes part in a collective how. */
@@ -135,6 +138,7 @@ typedef enum arena_phase {
     ARENA_MAPPING,  /* waits for regions */
     ARENA_ROUNDS,
     ARENA_IN_PLACE_FOLD,
+    ARENA_EDGES,   /* waits until others have folded what lies at the ends of our output */
     ARENA_CLOSING, /* waits until others have read our region */
 } arena_phase;
 
@@ -162,6 +166,7 @@ typedef struct arena_op {
     uint64_t nrounds;
     bool is_in_place;    /* all_reduce: all inputs and outputs are in regions */
     bool is_region_read; /* somebody's: one more epoch */
+    bool has_edges;      /* in place: somebody takes some bytes himself, which is another epoch */
     uint64_t round;      /* to be staged next */
     bool is_staged;      /* it is */
     bool is_read;        /* the round before it */
@@ -267,5 +272,7 @@ uint64_t dd_arena_read_from(const dd_arena *arena, uint64_t round);
 bool dd_arena_read(dd_arena *arena, uint64_t round);
 /* all_reduce with all inputs and outputs in regions: our share, from all into all; true at its end. */
 bool dd_arena_fold_in_place(dd_arena *arena);
+/* After all have done that: what they have left out in our output. */
+void dd_arena_take_edges(dd_arena *arena);
 
 #endif

@@ -350,16 +350,62 @@ dd_arena_read(dd_arena *arena, uint64_t round)
     return op->traits->is_fold ? read_fold(arena, round) : read_copy(arena, round);
 }
 
-/* ---- in place */
+/* ---- in place: the whole array is one chunk */
+
+static share
+in_place_share_of(const arena_op *op, int nranks, int k)
+{
+    size_t each = (size_t)divide_up(divide_up(op->nbytes, (size_t)nranks), ARENA_LINE) * ARENA_LINE;
+    size_t start = smaller(op->nbytes, each * (size_t)k);
+    return (share){.start = start, .nbytes = smaller(op->nbytes - start, each)};
+}
+
+/* Part of the result into another rank's output, but for the edges of that, which it takes itself. */
+static void
+give(const dd_arena *arena, int k, size_t at, const uint8_t *result, size_t nbytes)
+{
+    const arena_peer *peer = &arena->peers[k];
+    size_t total = arena->op.args->outputs[0].nbytes;
+    size_t last = smaller(at + nbytes, total - smaller(total, peer->tail));
+    size_t first = at > peer->lead ? at : peer->lead;
+    if (first < last) {
+        dd_copy(peer->output + first, result + (first - at), last - first);
+    }
+}
+
+static void
+take(const dd_arena *arena, size_t begin, size_t end)
+{
+    const arena_op *op = &arena->op;
+    for (int k = 0; k < arena->nranks; k++) {
+        share part = in_place_share_of(op, arena->nranks, k);
+        size_t first = part.start / op->in_size * op->out_size;
+        size_t last = smaller(end, first + part.nbytes / op->in_size * op->out_size);
+        first = first > begin ? first : begin;
+        if (k != arena->rank && first < last) {
+            dd_copy((uint8_t *)op->args->outputs[0].data + first, arena->peers[k].output + first,
+                    last - first);
+        }
+    }
+}
+
+void
+dd_arena_take_edges(dd_arena *arena)
+{
+    const arena_peer *own = &arena->peers[arena->rank];
+    size_t total = arena->op.args->outputs[0].nbytes;
+    take(arena, 0, own->lead);
+    take(arena, total - own->tail, total);
+}
 
 bool
 dd_arena_fold_in_place(dd_arena *arena)
 {
     arena_op *op = &arena->op;
     size_t nranks = (size_t)arena->nranks;
-    size_t each = (size_t)divide_up(divide_up(op->nbytes, nranks), ARENA_LINE) * ARENA_LINE;
-    size_t start = smaller(op->nbytes, each * (size_t)arena->rank);
-    size_t end = smaller(op->nbytes, start + each);
+    share own = in_place_share_of(op, arena->nranks, arena->rank);
+    size_t start = own.start;
+    size_t end = own.start + own.nbytes;
     while (start + op->offset < end) {
         if (op->budget == 0) {
             return false;
@@ -375,7 +421,7 @@ dd_arena_fold_in_place(dd_arena *arena)
         dd_reduce(&op->args->reduction, op->stage, result, arena->sources, nranks, count);
         for (int i = 1; i < arena->nranks; i++) {
             int k = (arena->rank + i) % arena->nranks;
-            dd_copy(arena->peers[k].output + from / op->in_size * op->out_size, result, count * op->out_size);
+            give(arena, k, from / op->in_size * op->out_size, result, count * op->out_size);
         }
         op->offset += nbytes;
         spend(op, nbytes * nranks);

@@ -21,6 +21,7 @@ dd_arena_start(dd_arena *arena, const dd_coll_args *args, const dd_arena_op_opti
     op->is_read = true;
     op->is_in_place = false;
     op->is_region_read = false;
+    op->has_edges = false;
     op->source = 0;
     op->offset = 0;
     op->wanted_in = 0;
@@ -61,6 +62,7 @@ agree(dd_arena *arena)
         every &= arena->peers[k].flags;
     }
     op->is_in_place = (every & ARENA_IN_PLACE) != 0;
+    op->has_edges = op->is_in_place && (any & ARENA_SHARES_PAGES) != 0;
     op->is_region_read = (any & ARENA_IN_REGION) != 0;
     /* Somebody may have staged nothing, hoping that all would be in place: from the beginning, with all. */
     bool is_repeated = !op->is_in_place && (any & ARENA_IN_PLACE) != 0;
@@ -139,7 +141,7 @@ close_regions(dd_arena *arena)
         return DD_ARENA_BLOCKED;
     }
     dd_arena_publish(arena, arena->epoch + 1);
-    arena->op.phase = ARENA_CLOSING;
+    arena->op.phase = arena->op.has_edges ? ARENA_EDGES : ARENA_CLOSING;
     return DD_ARENA_MOVED;
 }
 
@@ -163,6 +165,18 @@ go_round(dd_arena *arena)
     op->is_staged = false;
     op->is_read = false;
     return DD_ARENA_MOVED;
+}
+
+static dd_arena_state
+take_edges(dd_arena *arena)
+{
+    arena_op *op = &arena->op;
+    if (!dd_arena_has_come(arena, arena->all_ranks, arena->epoch)) {
+        return DD_ARENA_BLOCKED;
+    }
+    dd_arena_take_edges(arena);
+    op->has_edges = false;
+    return close_regions(arena);
 }
 
 /* Owners of regions that were read wait for all who may have read them; in place everybody is one. */
@@ -200,6 +214,8 @@ step(dd_arena *arena)
         return state;
     case ARENA_IN_PLACE_FOLD:
         return dd_arena_fold_in_place(arena) ? close_regions(arena) : DD_ARENA_MOVED;
+    case ARENA_EDGES:
+        return take_edges(arena);
     case ARENA_ROUNDS:
         return go_round(arena);
     case ARENA_CLOSING:
@@ -252,11 +268,14 @@ dd_arena_find_written(const dd_arena *arena, dd_block *block)
         return false;
     }
     uint64_t others = arena->all_ranks & ~(UINT64_C(1) << arena->rank);
-    uint64_t closing_epoch = arena->epoch + (op->phase == ARENA_CLOSING ? 0 : 1);
+    bool has_ended = op->phase == ARENA_EDGES || op->phase == ARENA_CLOSING;
+    uint64_t closing_epoch = arena->epoch + (has_ended ? 0 : 1);
     if (dd_arena_missing_of(arena, others, op->first_epoch) != 0 ||
         dd_arena_missing_of(arena, others, closing_epoch) == 0) {
         return false;
     }
-    *block = op->args->outputs[0];
+    const arena_peer *own = &arena->peers[arena->rank];
+    const dd_block *output = &op->args->outputs[0];
+    *block = (dd_block){(uint8_t *)output->data + own->lead, output->nbytes - own->lead - own->tail};
     return true;
 }

@@ -76,14 +76,22 @@ put_place(const dd_arena *arena, int id_word, const arena_region *region, const 
 }
 
 /* Others write to an output that is offered. Where the operation fails, its pages are taken from them (dd_arena_find_written), which
- * must not touch other bytes: some thread of the caller may be writing those. So it has its pages to itself: it begins with one, and
- * ends with one or with the region. */
+ * must not touch other bytes: some thread of the caller may be writing those. So they write to whole pages alone, unless the block
+ * ends with the region. */
 static bool
-has_own_pages(const arena_region *region, const dd_block *block)
+shares_pages(const arena_region *region, const dd_block *block)
 {
     size_t start = (size_t)((uintptr_t)block->data - (uintptr_t)region->base);
     size_t end = start + block->nbytes;
-    return start % ARENA_PAGE == 0 && (end % ARENA_PAGE == 0 || end == region->nbytes);
+    return start % ARENA_PAGE != 0 || (end % ARENA_PAGE != 0 && end != region->nbytes);
+}
+
+/* `start`: of the output, in its region. */
+static void
+measure_edges(arena_peer *peer, bool is_sharing, size_t start, size_t nbytes)
+{
+    peer->lead = is_sharing ? -start % ARENA_PAGE : 0;
+    peer->tail = is_sharing ? (start + nbytes) % ARENA_PAGE : 0;
 }
 
 static uint64_t
@@ -94,12 +102,15 @@ offer_in_place(dd_arena *arena)
     const dd_block *output = &op->args->outputs[0];
     const arena_region *in = dd_arena_find_region(arena, arena->rank, input->data, input->nbytes);
     const arena_region *out = dd_arena_find_region(arena, arena->rank, output->data, output->nbytes);
-    if (in == NULL || out == NULL || !has_own_pages(out, output)) {
+    if (in == NULL || out == NULL) {
         return 0;
     }
+    bool is_sharing = shares_pages(out, output);
+    measure_edges(&arena->peers[arena->rank], is_sharing,
+                  (size_t)((uintptr_t)output->data - (uintptr_t)out->base), output->nbytes);
     put_place(arena, ARENA_WORD_INPUT_ID, in, input->data);
     put_place(arena, ARENA_WORD_OUTPUT_ID, out, output->data);
-    return ARENA_IN_PLACE;
+    return ARENA_IN_PLACE | (is_sharing ? ARENA_SHARES_PAGES : 0);
 }
 
 /* All blocks for others have to lie in one region. */
@@ -160,10 +171,11 @@ typedef struct arena_place {
     bool is_split;
     uint64_t nbytes;
     uint64_t *wanted; /* bits: asked for already */
+    size_t offset;    /* found: in the region */
 } arena_place;
 
 static dd_arena_state
-map_place(dd_arena *arena, int owner, const arena_place *place, uint8_t **data)
+map_place(dd_arena *arena, int owner, arena_place *place, uint8_t **data)
 {
     arena_op *op = &arena->op;
     const arena_record *record = &arena->slots[owner].control->records[op->parity];
@@ -187,6 +199,7 @@ map_place(dd_arena *arena, int owner, const arena_place *place, uint8_t **data)
     if (offset > region->nbytes || place->nbytes > region->nbytes - offset) {
         return DD_ARENA_BROKEN;
     }
+    place->offset = (size_t)offset;
     *data = region->base + offset;
     return DD_ARENA_MOVED;
 }
@@ -205,6 +218,7 @@ map_in_place(dd_arena *arena, int owner)
     dd_arena_state out_state = map_place(arena, owner, &out, &peer->output);
     if (in_state == DD_ARENA_MOVED && out_state == DD_ARENA_MOVED) {
         peer->input = input;
+        measure_edges(peer, (peer->flags & ARENA_SHARES_PAGES) != 0, out.offset, (size_t)out.nbytes);
         return DD_ARENA_MOVED;
     }
     bool is_broken = in_state == DD_ARENA_BROKEN || out_state == DD_ARENA_BROKEN;

@@ -356,6 +356,8 @@ bool lane_receive(dd_lane *lane);
 /* Takes a receive that has met its message out of the lanes. */
 void peer_forget_recv(dd_peer *peer, dd_message *message);
 void peer_protocol_error(dd_peer *peer, const char *format, ...) DD_PRINTF(2, 3);
+/* Whether it has said that it gives up a context that is not open here. */
+bool peer_has_given_up(const dd_peer *peer, uint64_t context);
 /* Says no to an RTS, and what the receive wants; NULL: there is none. */
 void peer_post_refusal(dd_peer *peer, const dd_frame *rts, dd_refusal reason, const dd_message *recv);
 
@@ -363,11 +365,9 @@ void peer_post_refusal(dd_peer *peer, const dd_frame *rts, dd_refusal reason, co
 
 /* A frame for a context that is open: ABORT, QUESTION, ANSWER, GOODBYE. */
 void context_on_control(dd_context *context, const dd_frame *frame, dd_bytes payload);
-/* The peer is lost: its messages fail, the handler is told. */
 /* Takes over descriptors that have been passed, before the link has too many of them. */
 void peer_keep_passed(dd_peer *peer);
-/* ---- peer_recv.c: whether the peer has said that it gives up a context that is not open here */
-bool peer_has_given_up(const dd_peer *peer, uint64_t context);
+/* The peer is lost: its messages fail, the handler is told. */
 void context_on_peer_lost(dd_context *context, dd_peer *peer);
 /* Somebody is there who may have missed that we have given up. */
 void context_on_peer_connected(dd_context *context, const dd_peer *peer);

@@ -360,23 +360,65 @@ TEST(what_nobody_writes_stays_where_it_is)
     close_pair(&pair);
 }
 
-/* Where an output shares a page with something else, that could not be taken from the others alone. */
-TEST(outputs_in_place_have_their_pages_to_themselves)
+/* Where an output shares a page with other bytes, that page could not be taken from the others alone: they write to none of it. */
+TEST(others_write_whole_pages_alone)
 {
     static const struct {
-        size_t start, end;
-        bool is_in_place;
-    } cases[] = {{0, 65536, true},   {4096, 65536, true},      {0, 65000, false},
-                 {16, 65536, false}, {0, SHARED_NBYTES, true}, {SHARED_NBYTES - 10000, SHARED_NBYTES, false}};
+        size_t start, end, tail;
+    } cases[] = {{0, 65536, 0},
+                 {4096, 65536, 0},
+                 {0, 65000, 65000 - 15 * 4096},
+                 {16, 65536, 0},
+                 {0, SHARED_NBYTES, 0},
+                 {SHARED_NBYTES - 10000, SHARED_NBYTES, 0},
+                 {100, 50001, 50001 - 12 * 4096}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         arena_pair pair;
+        dd_block written = {.data = NULL};
+        size_t nbytes = cases[i].end - cases[i].start;
         open_pair(&pair, DD_COLL_ALL_REDUCE);
-        pair.blocks[0][0] = (dd_block){pair.memory[0] + cases[i].start, cases[i].end - cases[i].start};
+        uint8_t *at = pair.memory[0] + cases[i].start;
+        pair.blocks[0][0] = (dd_block){at, nbytes};
+        pair.blocks[1][0].nbytes = nbytes;
+        memset(pair.memory[0], 1, SHARED_NBYTES);
+        memset(pair.memory[1], 2, SHARED_NBYTES);
         start(&pair, 0);
-        bool is_in_place = (pair.arenas[0]->peers[0].flags & ARENA_IN_PLACE) != 0;
-        CHECK_INT(is_in_place, cases[i].is_in_place);
+        CHECK_INT(dd_arena_progress(pair.arenas[0]), DD_ARENA_MOVED);
+        start(&pair, 1);
+        CHECK_INT(go_on(&pair, 1), DD_ARENA_BLOCKED);
+        CHECK(dd_arena_find_written(pair.arenas[0], &written) == false); /* rank 1 is through */
+        size_t first_of_1 = (nbytes / 2 + 63) / 64 * 64;
+        CHECK(is_filled(at, first_of_1, 1));
+        CHECK(is_filled(at + first_of_1, nbytes - cases[i].tail - first_of_1, 3));
+        CHECK(is_filled(at + nbytes - cases[i].tail, cases[i].tail, 1));
+        dd_arena_state states[2] = {DD_ARENA_MOVED, DD_ARENA_MOVED};
+        for (int turn = 0; turn < 8; turn++) {
+            int rank = turn % 2;
+            states[rank] = states[rank] == DD_ARENA_DONE ? states[rank] : go_on(&pair, rank);
+        }
+        CHECK(states[0] == DD_ARENA_DONE && states[1] == DD_ARENA_DONE);
+        CHECK(is_filled(at, nbytes, 3) && is_filled(pair.memory[1], nbytes, 3));
+        CHECK(is_filled(pair.memory[0], cases[i].start, 1));
+        CHECK(is_filled(pair.memory[0] + cases[i].end, SHARED_NBYTES - cases[i].end, 1));
         close_pair(&pair);
     }
+}
+
+TEST(what_others_write_are_whole_pages)
+{
+    arena_pair pair;
+    dd_block written = {.data = NULL};
+    open_pair(&pair, DD_COLL_ALL_REDUCE);
+    pair.blocks[0][0] = (dd_block){pair.memory[0] + 16, SHARED_NBYTES - 116};
+    pair.blocks[1][0].nbytes = SHARED_NBYTES - 116;
+    start(&pair, 0);
+    CHECK_INT(go_on(&pair, 0), DD_ARENA_BLOCKED);
+    start(&pair, 1);
+    CHECK_INT(dd_arena_progress(pair.arenas[1]), DD_ARENA_MOVED);
+    dd_arena_poison(pair.arenas[0]);
+    REQUIRE(dd_arena_find_written(pair.arenas[0], &written));
+    CHECK(written.data == pair.memory[0] + 4096 && written.nbytes == SHARED_NBYTES - 2 * 4096);
+    close_pair(&pair);
 }
 
 /* Rank 1 is held while it reads the array of rank 0, whose caller then uses that for something else. */
