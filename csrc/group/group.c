@@ -74,12 +74,14 @@ dd_group_open(dd_engine *engine, dd_store *store, int rank, int size, const dd_g
         group_meeting_fini(&meeting);
         return status;
     }
+    group_bulletin bulletin = {.store = store, .name = options->name, .generation = meeting.generation};
     group_setup setup = {.engine = dd_engine_acquire(meeting.engine),
                          .id = meeting.id,
                          .rank = rank,
                          .size = size,
                          .peers = peers,
-                         .options = options};
+                         .options = options,
+                         .bulletin = size > 1 ? &bulletin : NULL};
     group_meeting_fini(&meeting);
     return group_set_up(&setup, group, wait, err);
 }

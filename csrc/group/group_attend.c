@@ -179,3 +179,54 @@ meeting_look_after(meeting_place *place, meeting_watch *watch, const dd_card *ow
     dd_error_blame(err, watch->rank, watch->card.host, watch->card.pid);
     return DD_PEER_LOST;
 }
+
+/* ---- who cannot go on after the meeting */
+
+static dd_bytes
+bulletin_key(const group_bulletin *bulletin, meeting_place *place)
+{
+    *place = (meeting_place){.store = bulletin->store, .name = bulletin->name};
+    return meeting_part_key(place, bulletin->generation, "broken");
+}
+
+void
+group_bulletin_post(const group_bulletin *bulletin, const dd_error *error)
+{
+    char text[MEETING_FAILURE_MAX];
+    meeting_place place;
+    dd_wait moment = dd_wait_after(DD_NS_PER_S);
+    dd_blob value = {0};
+    dd_bytes failure = dd_bytes_of(text, meeting_encode_failure(error, text));
+    dd_status ignored =
+        bulletin->store->ops->compare_set(bulletin->store, bulletin_key(bulletin, &place), dd_bytes_of_string(""),
+                                          failure, &value, &moment, NULL); /* those who have a link hear it there */
+    (void)ignored;
+    dd_blob_fini(&value);
+}
+
+dd_status
+group_bulletin_check(group_bulletin *bulletin, const dd_wait *wait, dd_error *err)
+{
+    int64_t now_ns = dd_clock_now_ns();
+    bool is_first = bulletin->look_ns == 0;
+    if (!is_first && now_ns < bulletin->look_ns) {
+        return DD_OK;
+    }
+    bulletin->look_ns = now_ns + LOOK_NS;
+    if (is_first) {
+        return DD_OK; /* mostly the links are there before the next look */
+    }
+    meeting_place place;
+    dd_blob posted = {0};
+    bool is_found = false;
+    dd_error failure;
+    dd_status status = bulletin->store->ops->try_get(bulletin->store, bulletin_key(bulletin, &place), &posted,
+                                                     &is_found, wait, &failure);
+    if (status == DD_OK && is_found && meeting_decode_failure(dd_blob_view(&posted), &failure)) {
+        status = failure.code;
+    } else if (status != DD_INTERRUPTED) {
+        status = DD_OK; /* the group does not need the store any more */
+    }
+    dd_blob_fini(&posted);
+    return status == DD_OK ? DD_OK : dd_error_copy(err, &failure);
+}

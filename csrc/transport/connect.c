@@ -15,6 +15,7 @@
 /* Somebody who has connected and said nothing for so long makes room when others have to wait. */
 #define SHY_NS DD_NS_PER_S
 #define NAP_MS 50
+#define DEAF_NS DD_NS_PER_S /* that no connection could be accepted: it does not pass by itself */
 
 /* ---- the books */
 
@@ -407,12 +408,34 @@ nap_until_woken(const dd_connector *self, struct pollfd *pollfds, nfds_t count, 
     }
 }
 
+static void
+note_accepting(dd_connector *self, int sys_errno)
+{
+    if (sys_errno != 0 && atomic_load_explicit(&self->accept_errno, memory_order_relaxed) == 0) {
+        atomic_store_explicit(&self->failing_since_ns, dd_clock_now_ns(), memory_order_relaxed);
+    }
+    atomic_store_explicit(&self->accept_errno, sys_errno, memory_order_relaxed);
+}
+
+dd_status
+dd_connector_check(dd_connector *self, dd_error *err)
+{
+    int sys_errno = atomic_load_explicit(&self->accept_errno, memory_order_relaxed);
+    int64_t failing_ns =
+        dd_clock_now_ns() - (int64_t)atomic_load_explicit(&self->failing_since_ns, memory_order_relaxed);
+    if (sys_errno == 0 || failing_ns < DEAF_NS) {
+        return DD_OK;
+    }
+    return dd_error_set_errno(err, DD_SYSTEM, sys_errno, "cannot accept the connections of other ranks");
+}
+
 /* False: out of descriptors. */
 static bool
 accept_from(dd_connector *self, int listen_fd)
 {
     int fd = -1;
     dd_io io = dd_sock_try_accept(listen_fd, &fd);
+    note_accepting(self, io == DD_IO_FAILED ? errno : 0);
     if (io == DD_IO_OK) {
         start_accept(self, fd);
     }

@@ -63,6 +63,9 @@ dd_status dd_connector_open(const dd_connect_options *options, dd_card *card, co
 dd_status dd_connector_dial(dd_connector *connector, const dd_card *peer, int lane, int64_t deadline_ns,
                             dd_error *err) DD_MUST_CHECK;
 
+/* DD_OK, or DD_SYSTEM: this process has not been able to accept connections for some time, for want of descriptors or memory. */
+dd_status dd_connector_check(dd_connector *connector, dd_error *err) DD_MUST_CHECK;
+
 /* Stops listening, calls all hand-shakes off and waits for their threads: after it the handler is not
  * called any more. Hold no lock that the handler takes. NULL is fine. In a forked child: frees memory
  * only. */

@@ -135,3 +135,24 @@ def test_an_abandoned_meeting_of_another_size_does_not_block_its_name(procs):
     dead.kill()
     dead.process.wait()
     assert on_threads(2, lambda rank: join_at(server.port, rank, 2)) == ["made", "made"]
+
+
+@pytest.mark.deadline(90)
+@pytest.mark.parametrize("spare", range(4, 12))
+def test_a_rank_without_descriptors_is_named_and_nobody_else(procs, spare):
+    """Whatever it comes to last: listening, dialling, accepting, taking memory. With enough of them the world comes about."""
+    server = dldist.TCPStore("127.0.0.1", 0, is_master=True)
+    ranks = [
+        procs.start(meeting_workers.join_with_few_descriptors, server.port, rank, 3, spare if rank == 1 else None)
+        for rank in range(3)
+    ]
+    for child in ranks:
+        assert child.recv() == "begin"
+    outcomes = [child.recv(40) for child in ranks]
+    if any(outcome["text"] == "made" for outcome in outcomes):
+        assert all(outcome["text"] == "made" for outcome in outcomes), outcomes
+        return
+    for rank, outcome in enumerate(outcomes):
+        assert "Too many open files" in outcome["text"], outcome
+        assert rank == 1 or (outcome["rank"] == 1 and "rank 1 (" in outcome["text"]), outcome
+        assert outcome["code"] != "PEER_LOST", outcome
