@@ -1,7 +1,8 @@
 /* Who has come to a meeting, who is missing, and who has come and died. */
 #include "group/group_meet_internal.h"
 
-#include "core/mem.h"
+#include "core/log.h"
+#include "store/tcp_store.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -19,8 +20,9 @@ typedef struct attendance {
     int npresent;
     bool is_cut;      /* there was no time for all of them */
     int first_absent; /* -1: none */
-    char present[420];
-    char absent[420];
+    char present[340];
+    char absent[220];
+    char refused[300]; /* who may be missing for want of the secret */
     dd_error trouble; /* why it is not known who is there; code DD_OK: it is */
 } attendance;
 
@@ -92,6 +94,18 @@ look_around(meeting_place *place, attendance *seen)
     }
 }
 
+static void
+ask_who_was_refused(meeting_place *place, attendance *seen)
+{
+    dd_blob who = {0};
+    if (dd_tcp_store_refused(place->store, &who, place->wait, NULL) == DD_OK && who.len > 0) {
+        char text[200];
+        snprintf(seen->refused, sizeof seen->refused, "; the store has refused, for want of its secret: %s",
+                 dd_bytes_print(dd_blob_view(&who), text, sizeof text));
+    }
+    dd_blob_fini(&who);
+}
+
 dd_status
 meeting_error_absent(meeting_place *place, dd_error *err)
 {
@@ -100,6 +114,9 @@ meeting_error_absent(meeting_place *place, dd_error *err)
     attendance seen;
     place->wait = &moment;
     look_around(place, &seen);
+    if (seen.trouble.code == DD_OK) {
+        ask_who_was_refused(place, &seen);
+    }
     place->wait = callers;
     if (seen.trouble.code != DD_OK) {
         dd_error_set(err, DD_OP_TIMED_OUT, "the store does not say who has come: %s", seen.trouble.message);
@@ -107,8 +124,7 @@ meeting_error_absent(meeting_place *place, dd_error *err)
         dd_error_set(err, DD_OP_TIMED_OUT, "all %d have come, and one of them has not gone on: %s",
                      place->size, seen.present);
     } else {
-        dd_error_set(err, DD_OP_TIMED_OUT, "%s%d of %d have come: %s; missing: %s",
-                     seen.is_cut ? "at least " : "", seen.npresent, place->size, seen.present, seen.absent);
+        dd_error_set(err, DD_OP_TIMED_OUT, "%s%d of %d have come: %s; missing: %s%s", seen.is_cut ? "at least " : "", seen.npresent, place->size, seen.present, seen.absent, seen.refused);
         dd_error_blame(err, seen.first_absent, NULL, 0);
     }
     dd_error_prepend(err, "group \"%.*s\": rank %d waited %.1f s for the others", (int)place->name.len,
@@ -147,17 +163,41 @@ choose(meeting_place *place, meeting_watch *watch, dd_error *err)
             return status;
         }
         if (is_found) {
-            *watch = (meeting_watch){.rank = rank, .card = card};
+            *watch = (meeting_watch){.rank = rank, .card = card, .has_warned = watch->has_warned};
             return DD_OK;
         }
     }
     return DD_OK;
 }
 
+/* No failure: anybody can be refused. But if it is one of ours that we wait for, this is why. DD_INTERRUPTED. */
+static dd_status
+warn_of_refused(meeting_place *place, meeting_watch *watch, dd_error *err)
+{
+    if (watch->has_warned) {
+        return DD_OK;
+    }
+    dd_blob who = {0};
+    char text[200];
+    dd_status status = dd_tcp_store_refused(place->store, &who, place->wait, err);
+    watch->has_warned = status == DD_OK && who.len > 0;
+    if (watch->has_warned) {
+        DD_LOG(DD_LOG_INFO,
+               "group \"%.*s\" (rank %d of %d) waits for others; the store has refused, for want of its secret: %s",
+               (int)place->name.len, (const char *)place->name.data, place->rank, place->size,
+               dd_bytes_print(dd_blob_view(&who), text, sizeof text));
+    }
+    dd_blob_fini(&who);
+    return status == DD_INTERRUPTED ? status : DD_OK;
+}
+
 dd_status
 meeting_look_after(meeting_place *place, meeting_watch *watch, const dd_card *own, dd_error *err)
 {
-    dd_status status = choose(place, watch, err);
+    dd_status status = warn_of_refused(place, watch, err);
+    if (status == DD_OK) {
+        status = choose(place, watch, err);
+    }
     if (status != DD_OK || watch->rank < 0) {
         return status;
     }

@@ -54,6 +54,7 @@ typedef struct meeting_watch {
     int rank; /* -1: nobody yet */
     dd_card card;
     bool was_reachable;
+    bool has_warned; /* of those that the store has refused */
 } meeting_watch;
 
 /* How often to look. */

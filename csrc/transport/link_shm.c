@@ -567,7 +567,7 @@ recv_answer(int fd, const dd_wait *wait, dd_error *err)
     int unwanted_fd = -1;
     dd_status status = recv_some(fd, &answer, 1, &unwanted_fd, wait, err);
     dd_sock_close(unwanted_fd);
-    if (status == DD_OK && (answer != ANSWER_TAKEN || unwanted_fd >= 0)) {
+    if (status == DD_OK && (answer != ANSWER_TAKEN || unwanted_fd != -1)) {
         status = dd_error_set(err, DD_NETWORK, "the peer could not take the rings of this side");
     }
     return status;

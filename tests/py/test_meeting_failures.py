@@ -156,3 +156,21 @@ def test_a_rank_without_descriptors_is_named_and_nobody_else(procs, spare):
         assert "Too many open files" in outcome["text"], outcome
         assert rank == 1 or (outcome["rank"] == 1 and "rank 1 (" in outcome["text"]), outcome
         assert outcome["code"] != "PEER_LOST", outcome
+
+
+@pytest.mark.deadline(60)
+@pytest.mark.parametrize("secret", ["another", ""])
+def test_who_is_refused_for_the_secret_is_named_to_those_who_wait(procs, port, secret):
+    place = f"tcp://127.0.0.1:{port}"
+    waiting = procs.start(meeting_workers.join, place, 0, 2, 3.0, env={"DLDIST_SECRET": "right", "DLDIST_LOG": "INFO"})
+    assert waiting.recv() == "begin"
+    refused = procs.start(meeting_workers.join, place, 1, 2, 2.0, env={"DLDIST_SECRET": secret})
+    assert refused.recv() == "begin"
+    assert "DistAuthError" in refused.recv()["kinds"]
+    outcome = waiting.recv()
+    assert "DistTimeoutError" in outcome["kinds"] and outcome["rank"] == 1
+    who = f"{group_team.host_name()} (pid {refused.pid})"
+    assert outcome["text"].endswith(f"missing: 1; the store has refused, for want of its secret: {who}"), outcome["text"]
+    waiting.send(None)
+    waiting.result()
+    assert f"waits for others; the store has refused, for want of its secret: {who}" in waiting.stderr_text()
