@@ -1,5 +1,6 @@
 #include "core/status.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -120,4 +121,20 @@ dd_status
 dd_error_no_memory(dd_error *err, unsigned long long nbytes)
 {
     return dd_error_set(err, DD_OUT_OF_MEMORY, "out of memory (%llu bytes)", nbytes);
+}
+
+bool
+dd_error_is_own(const dd_error *err)
+{
+    switch (err->sys_errno) {
+    case EMFILE:
+    case ENFILE:
+    case ENOMEM:
+    case ENOBUFS:
+    case EACCES:
+    case EPERM:
+        return true;
+    default:
+        return err->code == DD_OUT_OF_MEMORY;
+    }
 }

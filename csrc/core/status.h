@@ -6,6 +6,8 @@
 #ifndef DD_CORE_STATUS_H
 #define DD_CORE_STATUS_H
 
+#include <stdbool.h>
+
 /* X(name, text): the name of the code and what it means. csrc/python/py_error.c maps each to an exception. */
 #define DD_STATUS_LIST(X)                                      \
     X(OK, "success")                                           \
@@ -77,6 +79,9 @@ void dd_error_prepend(dd_error *err, const char *format, ...) DD_PRINTF(2, 3);
 
 /* Copies `from` into err (NULL is fine) and returns its code. */
 dd_status dd_error_copy(dd_error *err, const dd_error *from);
+
+/* Whether it is this process that cannot go on, whoever it was dealing with: no memory, no descriptors, no permission. */
+bool dd_error_is_own(const dd_error *err);
 
 /* DD_OUT_OF_MEMORY, naming the bytes asked for. */
 dd_status dd_error_no_memory(dd_error *err, unsigned long long nbytes);

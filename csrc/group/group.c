@@ -37,6 +37,47 @@ open_alone(dd_engine *engine, dd_peer **peers, uint64_t *id, dd_error *err)
     return status == DD_OK ? dd_engine_self(engine, &peers[0], err) : status;
 }
 
+/* Ends with the meeting over and the group set up, or with nothing left of either. */
+static dd_status
+meet_and_set_up(dd_engine *engine, dd_store *store, group_setup *setup, dd_group **group, const dd_wait *wait,
+                dd_error *err)
+{
+    int size = setup->size;
+    dd_status status = DD_OK;
+    group_meeting meeting = {.engine = NULL};
+    if (size == 1) {
+        meeting.engine = dd_engine_acquire(engine);
+    } else {
+        status = group_meet(engine, store, setup->rank, size, setup->options->name, &meeting, wait, err);
+    }
+    if (status == DD_OK) { /* not before the others are there: the number may be a mistake */
+        setup->peers = dd_mem_zalloc((size_t)size * sizeof(dd_peer *));
+        status = setup->peers != NULL ? DD_OK : dd_error_no_memory(err, (size_t)size * sizeof(dd_peer *));
+    }
+    if (status == DD_OK) {
+        status = size == 1 ? open_alone(engine, setup->peers, &meeting.id, err)
+                           : find_peers(&meeting, size, setup->peers, err);
+    }
+    if (status == DD_OK) {
+        group_bulletin bulletin = {
+            .store = store, .name = setup->options->name, .generation = meeting.generation};
+        setup->engine = dd_engine_acquire(meeting.engine);
+        setup->id = meeting.id;
+        setup->bulletin = size > 1 ? &bulletin : NULL;
+        status = group_set_up(setup, group, wait, err);
+        if (meeting.engine != engine) {
+            dd_engine_end_meeting(meeting.engine);
+        }
+    } else {
+        for (int i = 0; i < size && setup->peers != NULL; i++) {
+            dd_peer_release(setup->peers[i]);
+        }
+        dd_mem_free(setup->peers);
+    }
+    group_meeting_fini(&meeting);
+    return status;
+}
+
 dd_status
 dd_group_open(dd_engine *engine, dd_store *store, int rank, int size, const dd_group_options *options,
               dd_group **group, const dd_wait *wait, dd_error *err)
@@ -51,47 +92,13 @@ dd_group_open(dd_engine *engine, dd_store *store, int rank, int size, const dd_g
     if (status != DD_OK) {
         return status;
     }
-    dd_peer **peers = NULL; /* made when the others are there: the number may be a mistake */
-    group_meeting meeting = {.engine = NULL};
+    group_setup setup = {.rank = rank, .size = size, .options = options};
     if (size == 1) {
-        meeting.engine = dd_engine_acquire(engine);
-    } else {
-        dd_engine_begin_meeting(engine);
-        status = group_meet(engine, store, rank, size, options->name, &meeting, wait, err);
+        return meet_and_set_up(engine, store, &setup, group, wait, err);
     }
-    if (status == DD_OK) {
-        peers = dd_mem_zalloc((size_t)size * sizeof(dd_peer *));
-        status = peers != NULL ? DD_OK : dd_error_no_memory(err, (size_t)size * sizeof(dd_peer *));
-    }
-    if (status == DD_OK) {
-        status =
-            size == 1 ? open_alone(engine, peers, &meeting.id, err) : find_peers(&meeting, size, peers, err);
-    }
-    if (status != DD_OK) {
-        for (int i = 0; i < size && peers != NULL; i++) {
-            dd_peer_release(peers[i]);
-        }
-        dd_mem_free(peers);
-        group_meeting_fini(&meeting);
-        if (size > 1) {
-            dd_engine_end_meeting(engine);
-        }
-        return status;
-    }
-    group_setup setup = {.engine = dd_engine_acquire(meeting.engine),
-                         .id = meeting.id,
-                         .rank = rank,
-                         .size = size,
-                         .peers = peers,
-                         .options = options};
-    status = group_set_up(&setup, group, wait, err);
-    if (size > 1 && meeting.engine != engine) {
-        dd_engine_end_meeting(meeting.engine);
-    }
-    if (size > 1) {
-        dd_engine_end_meeting(engine);
-    }
-    group_meeting_fini(&meeting);
+    dd_engine_begin_meeting(engine);
+    status = meet_and_set_up(engine, store, &setup, group, wait, err);
+    dd_engine_end_meeting(engine);
     return status;
 }
 

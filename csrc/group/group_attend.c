@@ -1,7 +1,8 @@
 /* Who has come to a meeting, who is missing, and who has come and died. */
 #include "group/group_meet_internal.h"
 
-#include "core/mem.h"
+#include "core/log.h"
+#include "store/tcp_store.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -19,8 +20,9 @@ typedef struct attendance {
     int npresent;
     bool is_cut;      /* there was no time for all of them */
     int first_absent; /* -1: none */
-    char present[420];
-    char absent[420];
+    char present[340];
+    char absent[220];
+    char refused[300]; /* who may be missing for want of the secret */
     dd_error trouble; /* why it is not known who is there; code DD_OK: it is */
 } attendance;
 
@@ -92,6 +94,18 @@ look_around(meeting_place *place, attendance *seen)
     }
 }
 
+static void
+ask_who_was_refused(meeting_place *place, attendance *seen)
+{
+    dd_blob who = {0};
+    if (dd_tcp_store_refused(place->store, &who, place->wait, NULL) == DD_OK && who.len > 0) {
+        char text[200];
+        snprintf(seen->refused, sizeof seen->refused, "; the store has refused, for want of its secret: %s",
+                 dd_bytes_print(dd_blob_view(&who), text, sizeof text));
+    }
+    dd_blob_fini(&who);
+}
+
 dd_status
 meeting_error_absent(meeting_place *place, dd_error *err)
 {
@@ -100,6 +114,9 @@ meeting_error_absent(meeting_place *place, dd_error *err)
     attendance seen;
     place->wait = &moment;
     look_around(place, &seen);
+    if (seen.trouble.code == DD_OK) {
+        ask_who_was_refused(place, &seen);
+    }
     place->wait = callers;
     if (seen.trouble.code != DD_OK) {
         dd_error_set(err, DD_OP_TIMED_OUT, "the store does not say who has come: %s", seen.trouble.message);
@@ -107,8 +124,7 @@ meeting_error_absent(meeting_place *place, dd_error *err)
         dd_error_set(err, DD_OP_TIMED_OUT, "all %d have come, and one of them has not gone on: %s",
                      place->size, seen.present);
     } else {
-        dd_error_set(err, DD_OP_TIMED_OUT, "%s%d of %d have come: %s; missing: %s",
-                     seen.is_cut ? "at least " : "", seen.npresent, place->size, seen.present, seen.absent);
+        dd_error_set(err, DD_OP_TIMED_OUT, "%s%d of %d have come: %s; missing: %s%s", seen.is_cut ? "at least " : "", seen.npresent, place->size, seen.present, seen.absent, seen.refused);
         dd_error_blame(err, seen.first_absent, NULL, 0);
     }
     dd_error_prepend(err, "group \"%.*s\": rank %d waited %.1f s for the others", (int)place->name.len,
@@ -147,17 +163,41 @@ choose(meeting_place *place, meeting_watch *watch, dd_error *err)
             return status;
         }
         if (is_found) {
-            *watch = (meeting_watch){.rank = rank, .card = card};
+            *watch = (meeting_watch){.rank = rank, .card = card, .has_warned = watch->has_warned};
             return DD_OK;
         }
     }
     return DD_OK;
 }
 
+/* No failure: anybody can be refused. But if it is one of ours that we wait for, this is why. DD_INTERRUPTED. */
+static dd_status
+warn_of_refused(meeting_place *place, meeting_watch *watch, dd_error *err)
+{
+    if (watch->has_warned) {
+        return DD_OK;
+    }
+    dd_blob who = {0};
+    char text[200];
+    dd_status status = dd_tcp_store_refused(place->store, &who, place->wait, err);
+    watch->has_warned = status == DD_OK && who.len > 0;
+    if (watch->has_warned) {
+        DD_LOG(DD_LOG_INFO,
+               "group \"%.*s\" (rank %d of %d) waits for others; the store has refused, for want of its secret: %s",
+               (int)place->name.len, (const char *)place->name.data, place->rank, place->size,
+               dd_bytes_print(dd_blob_view(&who), text, sizeof text));
+    }
+    dd_blob_fini(&who);
+    return status == DD_INTERRUPTED ? status : DD_OK;
+}
+
 dd_status
 meeting_look_after(meeting_place *place, meeting_watch *watch, const dd_card *own, dd_error *err)
 {
-    dd_status status = choose(place, watch, err);
+    dd_status status = warn_of_refused(place, watch, err);
+    if (status == DD_OK) {
+        status = choose(place, watch, err);
+    }
     if (status != DD_OK || watch->rank < 0) {
         return status;
     }
@@ -178,4 +218,55 @@ meeting_look_after(meeting_place *place, meeting_watch *watch, const dd_card *ow
                  meeting_print_member(watch->rank, &watch->card, who));
     dd_error_blame(err, watch->rank, watch->card.host, watch->card.pid);
     return DD_PEER_LOST;
+}
+
+/* ---- who cannot go on after the meeting */
+
+static dd_bytes
+bulletin_key(const group_bulletin *bulletin, meeting_place *place)
+{
+    *place = (meeting_place){.store = bulletin->store, .name = bulletin->name};
+    return meeting_part_key(place, bulletin->generation, "broken");
+}
+
+void
+group_bulletin_post(const group_bulletin *bulletin, const dd_error *error)
+{
+    char text[MEETING_FAILURE_MAX];
+    meeting_place place;
+    dd_wait moment = dd_wait_after(DD_NS_PER_S);
+    dd_blob value = {0};
+    dd_bytes failure = dd_bytes_of(text, meeting_encode_failure(error, text));
+    dd_status ignored =
+        bulletin->store->ops->compare_set(bulletin->store, bulletin_key(bulletin, &place), dd_bytes_of_string(""),
+                                          failure, &value, &moment, NULL); /* those who have a link hear it there */
+    (void)ignored;
+    dd_blob_fini(&value);
+}
+
+dd_status
+group_bulletin_check(group_bulletin *bulletin, const dd_wait *wait, dd_error *err)
+{
+    int64_t now_ns = dd_clock_now_ns();
+    bool is_first = bulletin->look_ns == 0;
+    if (!is_first && now_ns < bulletin->look_ns) {
+        return DD_OK;
+    }
+    bulletin->look_ns = now_ns + LOOK_NS;
+    if (is_first) {
+        return DD_OK; /* mostly the links are there before the next look */
+    }
+    meeting_place place;
+    dd_blob posted = {0};
+    bool is_found = false;
+    dd_error failure;
+    dd_status status = bulletin->store->ops->try_get(bulletin->store, bulletin_key(bulletin, &place), &posted,
+                                                     &is_found, wait, &failure);
+    if (status == DD_OK && is_found && meeting_decode_failure(dd_blob_view(&posted), &failure)) {
+        status = failure.code;
+    } else if (status != DD_INTERRUPTED) {
+        status = DD_OK; /* the group does not need the store any more */
+    }
+    dd_blob_fini(&posted);
+    return status == DD_OK ? DD_OK : dd_error_copy(err, &failure);
 }

@@ -559,11 +559,18 @@ on_lost(void *ctx, int rank, const dd_error *error)
         return;
     }
     char who[128];
-    const dd_card *card = dd_peer_card(group->peers[rank]);
+    char own[128];
     dd_error cause;
-    dd_error_set(&cause, error->code == DD_OUT_OF_MEMORY ? error->code : DD_PEER_LOST, "lost %s: %.600s",
-                 group_print_member(group, rank, who), error->message);
-    dd_error_blame(&cause, rank, card->host, card->pid);
+    bool is_own = dd_error_is_own(error);
+    const dd_card *card = dd_peer_card(group->peers[is_own ? group->rank : rank]);
+    group_print_member(group, rank, who);
+    if (is_own) { /* the other one may be well */
+        dd_error_set(&cause, error->code == DD_OUT_OF_MEMORY ? error->code : DD_SYSTEM, "%s has no way to %s: %.600s",
+                     group_print_member(group, group->rank, own), who, error->message);
+    } else {
+        dd_error_set(&cause, DD_PEER_LOST, "lost %s: %.600s", who, error->message);
+    }
+    dd_error_blame(&cause, is_own ? group->rank : rank, card->host, card->pid);
     group_fail_locked(group, &cause, true, rank);
 }
 

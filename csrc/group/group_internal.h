@@ -106,6 +106,7 @@ struct dd_group {
 
 typedef struct group_meeting {
     uint64_t id;
+    uint64_t generation;
     dd_engine *engine;  /* owned: the one that was given, or one of its own */
     dd_blob_list cards; /* [size] */
 } group_meeting;
@@ -114,6 +115,17 @@ typedef struct group_meeting {
 dd_status group_meet(dd_engine *engine, dd_store *store, int rank, int size, dd_bytes name,
                      group_meeting *meeting, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 void group_meeting_fini(group_meeting *meeting);
+
+/* Where a rank that cannot go on after the meeting says so, too: it may have no link to those who wait for it, or none that works. */
+typedef struct group_bulletin {
+    dd_store *store;
+    dd_bytes name;
+    uint64_t generation;
+    int64_t look_ns; /* when to look next; 0: it has not been looked at */
+} group_bulletin;
+void group_bulletin_post(const group_bulletin *bulletin, const dd_error *error);
+/* Looks now and then. DD_OK while there is nothing, or what has been posted; DD_INTERRUPTED. */
+dd_status group_bulletin_check(group_bulletin *bulletin, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* ---- group_setup.c */
 
@@ -128,6 +140,7 @@ typedef struct group_setup {
     const dd_group_options *options;
     dd_group *parent;        /* of a split: what ends it ends the making of this one; else NULL */
     const int *parent_ranks; /* [size] */
+    group_bulletin *bulletin; /* NULL: there is no store */
 } group_setup;
 
 dd_status group_set_up(group_setup *setup, dd_group **group, const dd_wait *wait,

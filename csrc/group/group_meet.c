@@ -42,8 +42,8 @@ generation_key(meeting_place *place)
     return dd_bytes_of_string(place->key);
 }
 
-static dd_bytes
-generation_part_key(meeting_place *place, uint64_t generation, const char *what)
+dd_bytes
+meeting_part_key(meeting_place *place, uint64_t generation, const char *what)
 {
     snprintf(place->key, sizeof place->key, "dldist/%.*s/%" PRIu64 "/%s", (int)place->name.len,
              (const char *)place->name.data, generation, what);
@@ -53,7 +53,7 @@ generation_part_key(meeting_place *place, uint64_t generation, const char *what)
 static dd_bytes
 meeting_key(meeting_place *place, const char *what)
 {
-    return generation_part_key(place, place->generation, what);
+    return meeting_part_key(place, place->generation, what);
 }
 
 dd_bytes
@@ -61,7 +61,7 @@ meeting_rank_key(meeting_place *place, uint64_t generation, const char *what, in
 {
     char part[48];
     snprintf(part, sizeof part, "%s/%d", what, rank);
-    return generation_part_key(place, generation, part);
+    return meeting_part_key(place, generation, part);
 }
 
 static dd_bytes
@@ -419,11 +419,19 @@ await_end(meeting_place *place, dd_bytes own, group_meeting *meeting, join_outco
     dd_card own_card;
     meeting_watch watch = {.rank = -1};
     dd_status status = meeting_decode_card(own, &own_card, &error);
+    int64_t interval_ns = meeting_watch_interval_ns(place);
     while (status == DD_OK) {
-        dd_wait slice = dd_wait_at_most(place->wait, meeting_watch_interval_ns(place));
+        dd_wait slice = dd_wait_at_most(place->wait, interval_ns);
+        int64_t before_ns = dd_clock_now_ns();
         status = place->store->ops->get(place->store, meeting_key(place, "end"), &end, &slice, &error);
-        if (status != DD_TIMED_OUT || dd_wait_is_over(place->wait)) {
+        bool is_late = status == DD_TIMED_OUT || status == DD_NETWORK_TIMED_OUT;
+        if (!is_late || dd_wait_is_over(place->wait)) {
             break;
+        }
+        if (status == DD_NETWORK_TIMED_OUT || dd_clock_now_ns() - before_ns > 2 * interval_ns) {
+            interval_ns *= 2; /* so short a question is too short for this store */
+            status = DD_OK;
+            continue;
         }
         status = meeting_look_after(place, &watch, &own_card, &error);
         if (status == DD_PEER_LOST) {
@@ -593,6 +601,7 @@ group_meet(dd_engine *engine, dd_store *store, int rank, int size, dd_bytes name
     }
     dd_blob_fini(&published);
     meeting->engine = dd_engine_acquire(engine);
+    meeting->generation = place.generation;
     if (status == DD_OK) {
         status = replace_repeated(&place, meeting, err);
     }

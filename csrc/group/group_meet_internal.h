@@ -23,7 +23,8 @@ typedef struct meeting_place {
 
 /* ---- group_meet.c */
 
-/* The key of "<what>/<rank>" in a generation; good until the next key of the place. */
+/* Keys in a generation: of a part, and of "<what>/<rank>"; good until the next key of the place. */
+dd_bytes meeting_part_key(meeting_place *place, uint64_t generation, const char *what);
 dd_bytes meeting_rank_key(meeting_place *place, uint64_t generation, const char *what, int rank);
 /* What a rank has published: a nonce and its card. DD_PROTOCOL. */
 dd_status meeting_decode_card(dd_bytes published, dd_card *card, dd_error *err) DD_MUST_CHECK;
@@ -53,6 +54,7 @@ typedef struct meeting_watch {
     int rank; /* -1: nobody yet */
     dd_card card;
     bool was_reachable;
+    bool has_warned; /* of those that the store has refused */
 } meeting_watch;
 
 /* How often to look. */

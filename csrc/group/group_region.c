@@ -54,23 +54,39 @@ round_up_to_pages(size_t nbytes)
 }
 
 static dd_status
+error_no_memory_to_share(const char *call, size_t nbytes, int sys_errno, dd_error *err)
+{
+    bool is_forbidden = sys_errno == EPERM || sys_errno == EACCES || sys_errno == ENOSYS;
+    bool is_full = sys_errno == EMFILE || sys_errno == ENFILE;
+    const char *advice = is_forbidden ? "a sandbox may forbid it: have it allowed, or use an ordinary array"
+                         : is_full    ? "raise the limit of open files, ulimit -n"
+                                      : "there may be too little memory, or a limit of it";
+    return dd_error_set_errno(err, sys_errno == ENOMEM ? DD_OUT_OF_MEMORY : DD_SYSTEM, sys_errno,
+                              "cannot make a shared array of %zu bytes: %s failed; %s", nbytes, call, advice);
+}
+
+static dd_status
 map_new_memory(size_t nbytes, void **data, int *fd, dd_error *err)
 {
+    const char *call = "memfd_create";
     *fd = dd_fork_own(memfd_create("dldist-region", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (*fd < 0) {
-        return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot make a region of %zu bytes", nbytes);
+        return error_no_memory_to_share(call, nbytes, errno, err);
     }
-    if (ftruncate(*fd, (off_t)nbytes) == 0 &&
-        fcntl(*fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0) {
-        *data = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
-        if (*data != MAP_FAILED) {
-            return DD_OK;
+    call = "ftruncate";
+    if (ftruncate(*fd, (off_t)nbytes) == 0) {
+        call = "sealing";
+        if (fcntl(*fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0) {
+            call = "mmap";
+            *data = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
+            if (*data != MAP_FAILED) {
+                return DD_OK;
+            }
         }
     }
     int sys_errno = errno;
     dd_fork_close(*fd);
-    return dd_error_set_errno(err, sys_errno == ENOMEM ? DD_OUT_OF_MEMORY : DD_SYSTEM, sys_errno,
-                              "cannot make a region of %zu bytes", nbytes);
+    return error_no_memory_to_share(call, nbytes, sys_errno, err);
 }
 
 /* Hands it to the ranks of this host. */

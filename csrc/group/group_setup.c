@@ -80,9 +80,23 @@ error_absent_locked(dd_group *group, const setup_vote *vote, const dd_wait *wait
     }
 }
 
+/* What this rank cannot do, others wait for in vain, and would blame somebody else for. */
+static dd_status
+check_own_part_locked(const dd_group *group, dd_error *err)
+{
+    dd_status status = dd_engine_check_accepting_locked(group->engine, err);
+    if (status != DD_OK) {
+        const dd_card *card = dd_peer_card(group->peers[group->rank]);
+        char who[128];
+        dd_error_prepend(err, "%s", group_print_member(group, group->rank, who));
+        dd_error_blame(err, group->rank, card->host, card->pid);
+    }
+    return status;
+}
+
 /* Who has failed in the parent, or left it, or given this group up, will not vote. */
 static dd_status
-check_voters(dd_group *group, const group_setup *setup, dd_error *err)
+check_voters(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error *err)
 {
     dd_group *parent = setup->parent;
     dd_status status = DD_OK;
@@ -101,8 +115,11 @@ check_voters(dd_group *group, const group_setup *setup, dd_error *err)
             }
         }
     }
+    if (status == DD_OK) {
+        status = check_own_part_locked(group, err);
+    }
     dd_engine_unlock(group->engine);
-    return status;
+    return status == DD_OK && setup->bulletin != NULL ? group_bulletin_check(setup->bulletin, wait, err) : status;
 }
 
 static dd_status
@@ -115,7 +132,7 @@ await_vote(dd_group *group, const setup_vote *vote, const group_setup *setup, co
         if (status != DD_OP_TIMED_OUT || dd_wait_is_over(wait)) {
             return status;
         }
-        status = check_voters(group, setup, err);
+        status = check_voters(group, setup, wait, err);
         if (status != DD_OK) {
             return status;
         }
@@ -176,10 +193,6 @@ exchange_votes(dd_group *group, uint8_t own, dd_block votes, const group_setup *
     dd_plan_run_destroy(vote.run);
     dd_mem_free(vote.scratch);
     dd_mem_free(vote.outputs);
-    if (status != DD_OK) {
-        dd_error_prepend(err, "group \"%.*s\" (rank %d of %d): cannot connect the ranks",
-                         (int)group->name.len, (const char *)group->name.data, group->rank, group->size);
-    }
     return status;
 }
 
@@ -224,9 +237,20 @@ dial_local_ranks(dd_group *group, bool is_for_all)
     dd_engine_unlock(group->engine);
 }
 
-/* Waits for shared memory links to the local ranks. *is_shared: all have one. DD_INTERRUPTED. */
+static bool
+have_all_shm_locked(const dd_group *group)
+{
+    bool is_shared = true;
+    for (int i = 0; i < group->topology.nlocal; i++) {
+        const dd_peer *peer = group->peers[group->topology.local_ranks[i]];
+        is_shared = is_shared && (dd_peer_is_self(peer) || dd_peer_has_shm_locked(peer));
+    }
+    return is_shared;
+}
+
+/* Waits for shared memory links to the local ranks. *is_shared: all have one; else the group may still come about by messages. */
 static dd_status
-connect_local_ranks(dd_group *group, bool *is_shared, const dd_wait *wait, dd_error *err)
+connect_local_ranks(dd_group *group, const group_setup *setup, bool *is_shared, const dd_wait *wait, dd_error *err)
 {
     dial_local_ranks(group, false);
     dd_wait patience = dd_wait_at_most(wait, DIALLED_PATIENCE_NS);
@@ -234,17 +258,20 @@ connect_local_ranks(dd_group *group, bool *is_shared, const dd_wait *wait, dd_er
     if (status == DD_OP_TIMED_OUT) {
         /* Whoever was to dial us may be gone, or not get through. */
         dial_local_ranks(group, true);
-        status = group_await(group, are_links_settled, group, wait, err);
+    }
+    while (status == DD_OP_TIMED_OUT && !dd_wait_is_over(wait)) {
+        status = check_voters(group, setup, wait, err);
+        if (status != DD_OK) {
+            return status;
+        }
+        dd_wait slice = dd_wait_at_most(wait, VOTERS_CHECK_NS);
+        status = group_await(group, are_links_settled, group, &slice, err);
     }
     if (status == DD_INTERRUPTED) {
         return status;
     }
-    *is_shared = status == DD_OK;
     dd_engine_lock(group->engine);
-    for (int i = 0; i < group->topology.nlocal; i++) {
-        const dd_peer *peer = group->peers[group->topology.local_ranks[i]];
-        *is_shared = *is_shared && (dd_peer_is_self(peer) || dd_peer_has_shm_locked(peer));
-    }
+    *is_shared = status == DD_OK && have_all_shm_locked(group);
     dd_engine_unlock(group->engine);
     return DD_OK;
 }
@@ -329,7 +356,7 @@ take_arena(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_er
         if (status == DD_OP_TIMED_OUT) {
             status = dd_wait_is_over(wait)
                          ? dd_error_set(err, DD_OP_TIMED_OUT, "no arena has come")
-                         : check_voters(group, setup, err); /* the maker may have been told not to */
+                         : check_voters(group, setup, wait, err); /* the maker may have been told not to */
         }
         if (status != DD_OK) {
             return status;
@@ -343,7 +370,7 @@ take_arena(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_er
     return status;
 }
 
-/* Best effort: without an arena (*has_arena is false) the group works by messages. Fails with DD_INTERRUPTED alone. */
+/* Best effort: without an arena (*has_arena is false) the group works by messages. Fails when it is not being made any more. */
 static dd_status
 try_arena(dd_group *group, const group_setup *setup, bool *has_arena, const dd_wait *wait, dd_error *err)
 {
@@ -352,7 +379,7 @@ try_arena(dd_group *group, const group_setup *setup, bool *has_arena, const dd_w
         return DD_OK;
     }
     bool is_shared = false;
-    dd_status status = connect_local_ranks(group, &is_shared, wait, err);
+    dd_status status = connect_local_ranks(group, setup, &is_shared, wait, err);
     if (status != DD_OK || !is_shared) {
         return status;
     }
@@ -536,7 +563,7 @@ set_up(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error 
 
 /* The others are waiting, or will be. */
 static void
-tell_given_up(dd_group *group, const dd_error *error)
+tell_given_up(dd_group *group, const group_setup *setup, const dd_error *error)
 {
     if (group->context == NULL) {
         return;
@@ -552,6 +579,9 @@ tell_given_up(dd_group *group, const dd_error *error)
     dd_engine_lock(group->engine);
     dd_context_post_abort_locked(group->context, DD_ANY_RANK, &told);
     dd_engine_unlock(group->engine);
+    if (setup->bulletin != NULL) {
+        group_bulletin_post(setup->bulletin, &told);
+    }
 }
 
 dd_status
@@ -570,7 +600,9 @@ group_set_up(group_setup *setup, dd_group **out, const dd_wait *wait, dd_error *
     dd_error error;
     dd_status status = set_up(group, setup, wait, &error);
     if (status != DD_OK) {
-        tell_given_up(group, &error);
+        tell_given_up(group, setup, &error);
+        dd_error_prepend(&error, "group \"%.*s\" (rank %d of %d): cannot connect the ranks", (int)group->name.len,
+                         (const char *)group->name.data, group->rank, group->size);
         group_destroy(group);
         return dd_error_copy(err, &error);
     }

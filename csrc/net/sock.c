@@ -271,6 +271,8 @@ dd_sock_try_recv_fd(int fd, void *data, size_t len, int *passed_fd, size_t *move
         header->cmsg_len == CMSG_LEN(sizeof *passed_fd)) {
         memcpy(passed_fd, CMSG_DATA(header), sizeof *passed_fd);
         (void)dd_fork_own(*passed_fd);
+    } else if ((message.msg_flags & MSG_CTRUNC) != 0) {
+        *passed_fd = DD_SOCK_FD_REFUSED;
     }
     return io;
 }

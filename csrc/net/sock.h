@@ -48,7 +48,8 @@ dd_io dd_sock_try_send(int fd, const void *data, size_t len, size_t *moved);
 dd_io dd_sock_try_recv(int fd, void *data, size_t len, size_t *moved);
 
 /* The same over a Unix socket, with a descriptor. The receiver's copy is close-on-exec and registered; *passed_fd is -1 when
- * none came. */
+ * none came, and DD_SOCK_FD_REFUSED when one came that this process had no room for. */
+#define DD_SOCK_FD_REFUSED (-2)
 dd_io dd_sock_try_send_fd(int fd, const void *data, size_t len, int passed_fd, size_t *moved);
 dd_io dd_sock_try_recv_fd(int fd, void *data, size_t len, int *passed_fd, size_t *moved);
 

@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <string.h>
 
 /* A connection with more replies than this outstanding is not read from until it takes them. */
 #define THROTTLE_BYTES ((size_t)1 << 20)
@@ -34,6 +35,18 @@ tcp_conn_who(const tcp_conn *conn, char out[TCP_WHO_MAX])
     return out;
 }
 
+/* It has said who it is, as anybody can, and has not shown the secret: whoever waits for it in the store may want to know. */
+static void
+note_refused(dd_tcp_server *server, const char *who)
+{
+    size_t last = 0;
+    while (last < TCP_REFUSED_MAX - 1 && server->refused[last][0] != '\0' && strcmp(server->refused[last], who) != 0) {
+        last++;
+    }
+    memmove(server->refused[1], server->refused[0], last * sizeof server->refused[0]);
+    snprintf(server->refused[0], sizeof server->refused[0], "%s", who);
+}
+
 void
 tcp_conn_doom(tcp_conn *conn, const char *why)
 {
@@ -43,6 +56,9 @@ tcp_conn_doom(tcp_conn *conn, const char *why)
     char who[TCP_WHO_MAX];
     DD_LOG(DD_LOG_DEBUG, "store server: port %u: connection of %s ends: %s", conn->server->port,
            tcp_conn_who(conn, who), why);
+    if (conn->state != TCP_CONN_OPEN && conn->hello != NULL && conn->server->secret.len > 0) {
+        note_refused(conn->server, conn->hello->who);
+    }
     conn->is_doomed = true;
     tcp_stranger_end(conn);
     dd_list_remove(&conn->link);

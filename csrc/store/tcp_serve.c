@@ -268,11 +268,29 @@ serve_get(tcp_conn *conn, dd_tcp_reader *reader)
     reply_bytes(conn, value);
 }
 
+/* "node-b (pid 77), node-c (pid 5)" */
+static dd_bytes
+list_refused(const dd_tcp_server *server, char out[TCP_REFUSED_MAX * (TCP_WHO_MAX + 2)])
+{
+    size_t used = 0;
+    for (int i = 0; i < TCP_REFUSED_MAX && server->refused[i][0] != '\0'; i++) {
+        used += (size_t)snprintf(out + used, TCP_WHO_MAX + 2, "%s%s", i > 0 ? ", " : "", server->refused[i]);
+    }
+    return dd_bytes_of(out, used);
+}
+
 static void
 serve_try_get(tcp_conn *conn, dd_tcp_reader *reader)
 {
+    dd_bytes key = dd_tcp_read_bytes(reader);
     dd_bytes value = {0};
-    bool is_there = dd_keyspace_get(&conn->server->ks, dd_tcp_read_bytes(reader), &value);
+    char text[TCP_REFUSED_MAX * (TCP_WHO_MAX + 2)];
+    bool is_there = dd_bytes_equal(key, dd_bytes_of_string(DD_TCP_REFUSED_KEY));
+    if (is_there) {
+        value = list_refused(conn->server, text);
+    } else {
+        is_there = dd_keyspace_get(&conn->server->ks, key, &value);
+    }
     reply_maybe(conn, is_there, value);
 }
 

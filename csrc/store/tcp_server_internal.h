@@ -73,6 +73,8 @@ typedef struct tcp_hello {
     dd_auth_nonces nonces;
 } tcp_hello;
 
+#define TCP_REFUSED_MAX 4
+
 struct dd_tcp_server {
     /* const after open */
     dd_tcp_limits limits;
@@ -102,6 +104,7 @@ struct dd_tcp_server {
     uint64_t dice;
     dd_list hot;             /* connections whose rings are polled */
     size_t nrings;           /* connections with rings */
+    char refused[TCP_REFUSED_MAX][TCP_WHO_MAX]; /* who has not shown the secret, the latest first; "": nobody */
     struct tcp_conn **queue; /* room to put them in order */
     size_t queue_capacity;
     uint8_t *recv_buf; /* TCP_RECV_BYTES, for whoever is being read */

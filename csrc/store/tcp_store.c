@@ -263,16 +263,45 @@ dd_tcp_store_server(dd_store *store)
     return tcp_store_of(store)->server;
 }
 
-dd_addr
-dd_tcp_store_own_addr(dd_store *store)
+/* The TCPStore under any prefixes; NULL: it is of another kind. */
+static tcp_store *
+find_tcp_store(dd_store *store)
 {
     while (dd_prefix_store_is(store)) {
         store = dd_prefix_store_underlying(store);
     }
-    if (store->ops != &tcp_store_ops) {
+    return store->ops == &tcp_store_ops ? tcp_store_of(store) : NULL;
+}
+
+dd_addr
+dd_tcp_store_own_addr(dd_store *store)
+{
+    const tcp_store *self = find_tcp_store(store);
+    if (self == NULL) {
         return (dd_addr){.len = 0};
     }
-    const tcp_target *target = &tcp_store_of(store)->target;
+    const tcp_target *target = &self->target;
     bool is_misleading = dd_addr_is_loopback(&target->own_addr) && !dd_addr_names_loopback(target->host);
     return is_misleading ? (dd_addr){.len = 0} : target->own_addr;
+}
+
+dd_status
+dd_tcp_store_refused(dd_store *store, dd_blob *who, const dd_wait *wait, dd_error *err)
+{
+    tcp_store *self = find_tcp_store(store);
+    dd_blob_clear(who, 0);
+    if (self == NULL || !self->target.is_extended) {
+        return DD_OK;
+    }
+    tcp_operation operation = {self, "asking who was refused", wait, err};
+    tcp_call call;
+    dd_tcp_reader reader;
+    bool is_known = false;
+    tcp_call_begin(&call, &operation, DD_TCP_TRY_GET);
+    dd_tcp_write_bytes(&call.writer, dd_bytes_of_string(DD_TCP_REFUSED_KEY));
+    dd_status status = tcp_call_ask(&call, &reader);
+    if (status == DD_OK) {
+        status = tcp_call_take_maybe(&call, &reader, who, &is_known);
+    }
+    return tcp_call_end(&call, status);
 }

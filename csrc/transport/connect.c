@@ -16,6 +16,7 @@
 #define SHY_NS DD_NS_PER_S
 #define NAP_MS 50
 #define ACCEPTS_PER_LOOK 64
+#define DEAF_NS DD_NS_PER_S /* that no connection could be accepted: it does not pass by itself */
 
 /* ---- the books */
 
@@ -406,6 +407,27 @@ nap_until_woken(const dd_connector *self, struct pollfd *pollfds, nfds_t count, 
     }
 }
 
+static void
+note_accepting(dd_connector *self, int sys_errno)
+{
+    if (sys_errno != 0 && atomic_load_explicit(&self->accept_errno, memory_order_relaxed) == 0) {
+        atomic_store_explicit(&self->failing_since_ns, dd_clock_now_ns(), memory_order_relaxed);
+    }
+    atomic_store_explicit(&self->accept_errno, sys_errno, memory_order_relaxed);
+}
+
+dd_status
+dd_connector_check(dd_connector *self, dd_error *err)
+{
+    int sys_errno = atomic_load_explicit(&self->accept_errno, memory_order_relaxed);
+    int64_t failing_ns =
+        dd_clock_now_ns() - (int64_t)atomic_load_explicit(&self->failing_since_ns, memory_order_relaxed);
+    if (sys_errno == 0 || failing_ns < DEAF_NS) {
+        return DD_OK;
+    }
+    return dd_error_set_errno(err, DD_SYSTEM, sys_errno, "cannot accept the connections of other ranks");
+}
+
 /* False: out of descriptors. */
 static bool
 accept_from(dd_connector *self, int listen_fd)
@@ -414,10 +436,13 @@ accept_from(dd_connector *self, int listen_fd)
         int fd = -1;
         dd_io io = dd_sock_try_accept(listen_fd, &fd);
         if (io == DD_IO_AGAIN) {
+            note_accepting(self, 0);
             return true;
         }
+        int sys_errno = io == DD_IO_OK ? EMFILE : errno;
         bool is_scarce = io != DD_IO_OK || dd_sock_is_fd_scarce(fd);
         if (is_scarce && !connect_lobby_evict(&self->lobby)) {
+            note_accepting(self, sys_errno);
             DD_LOG(DD_LOG_INFO,
                    "cannot accept a connection: this process may have %zu open files (ulimit -n)",
                    dd_sock_fd_limit());
@@ -425,6 +450,7 @@ accept_from(dd_connector *self, int listen_fd)
             return false;
         }
         if (io == DD_IO_OK) {
+            note_accepting(self, 0);
             connect_lobby_add(&self->lobby, fd, self->options.timeout_ns);
         }
     }

@@ -69,6 +69,8 @@ dd_status dd_connector_open_ports(dd_connector *connector, const dd_addr *first,
                                   dd_error *err) DD_MUST_CHECK;
 /* Nobody is to come over TCP any more: its ports close soon. The Unix socket stays, and dialling. */
 void dd_connector_close_ports(dd_connector *connector);
+/* DD_OK, or DD_SYSTEM: this process has not been able to accept connections for some time, for want of descriptors or memory. */
+dd_status dd_connector_check(dd_connector *connector, dd_error *err) DD_MUST_CHECK;
 
 /* Stops listening, calls all hand-shakes off and waits for their threads: after it the handler is not
  * called any more. Hold no lock that the handler takes. NULL is fine. In a forked child: frees memory

@@ -93,6 +93,9 @@ struct dd_connector {
     connect_lobby lobby; /* the listener's */
     int wake_fd;         /* eventfd: for the listener to look at the books */
     pthread_t listener;
+    /* atomic, relaxed, written by the listener: why it cannot accept, 0 while it can; and since when */
+    atomic_int accept_errno;
+    atomic_int_fast64_t failing_since_ns;
     char congestion[32];
     dd_blob ifnames;
     dd_blob secret;

@@ -514,7 +514,7 @@ recv_some(int fd, uint8_t *bytes, size_t nbytes, int *passed_fd, const dd_wait *
         dd_io io = dd_sock_try_recv_fd(fd, bytes + done, nbytes - done, &new_fd, &moved);
         if (io == DD_IO_OK) {
             done += moved;
-            if (new_fd >= 0) {
+            if (new_fd != -1) {
                 dd_sock_close(*passed_fd);
                 *passed_fd = new_fd;
             }
@@ -542,6 +542,8 @@ recv_offer(shm_link *self, int fd, const dd_wait *wait, dd_error *err)
         memcpy(&size, offer + 8, sizeof size);
         if (memcmp(offer, OFFER_MAGIC, 8) != 0 || !is_ring_size(size)) {
             status = dd_error_set(err, DD_PROTOCOL, "the peer offered something that is no ring");
+        } else if (ring_fd == DD_SOCK_FD_REFUSED) {
+            status = dd_error_set_errno(err, DD_SYSTEM, EMFILE, "cannot take the memory of the link");
         } else {
             status = dd_ring_attach_two(&self->in, &self->out, (size_t)size, ring_fd, err);
         }
@@ -565,7 +567,7 @@ recv_answer(int fd, const dd_wait *wait, dd_error *err)
     int unwanted_fd = -1;
     dd_status status = recv_some(fd, &answer, 1, &unwanted_fd, wait, err);
     dd_sock_close(unwanted_fd);
-    if (status == DD_OK && (answer != ANSWER_TAKEN || unwanted_fd >= 0)) {
+    if (status == DD_OK && (answer != ANSWER_TAKEN || unwanted_fd != -1)) {
         status = dd_error_set(err, DD_NETWORK, "the peer could not take the rings of this side");
     }
     return status;

@@ -355,6 +355,12 @@ dd_peer_connect_locked(dd_peer *peer)
     }
 }
 
+dd_status
+dd_engine_check_accepting_locked(dd_engine *engine, dd_error *err)
+{
+    return engine->connector != NULL ? dd_connector_check(engine->connector, err) : DD_OK;
+}
+
 static bool
 may_accept_locked(dd_engine *engine, const dd_uid *uid)
 {

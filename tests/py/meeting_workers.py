@@ -24,3 +24,24 @@ def join(channel, place, rank, size, timeout):
 def wait_alone(channel, port, size):
     store = dldist.TCPStore("127.0.0.1", port, timeout=60.0)
     dldist.Group(store, 0, size, name="w", connect_timeout=60.0)
+
+
+def join_with_few_descriptors(channel, port, rank, size, spare):
+    """A world over a store that is there, with room for so many more descriptors."""
+    import os
+    import resource
+
+    store = dldist.TCPStore("127.0.0.1", port, timeout=30.0)
+    if spare is not None:
+        dldist.Group(None, 0, 1).close()  # what a process needs once
+        used = len(os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + spare, used + spare))
+    channel.send("begin")
+    try:
+        group = dldist.Group(store, rank, size, name="few", timeout=30.0)
+        group.barrier()
+        outcome = {"kinds": [], "text": "made"}
+    except BaseException as error:
+        outcome = describe(error)
+    channel.send(outcome)
+    channel.recv()

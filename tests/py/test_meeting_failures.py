@@ -135,3 +135,42 @@ def test_an_abandoned_meeting_of_another_size_does_not_block_its_name(procs):
     dead.kill()
     dead.process.wait()
     assert on_threads(2, lambda rank: join_at(server.port, rank, 2)) == ["made", "made"]
+
+
+@pytest.mark.deadline(90)
+@pytest.mark.parametrize("spare", range(4, 12))
+def test_a_rank_without_descriptors_is_named_and_nobody_else(procs, spare):
+    """Whatever it comes to last: listening, dialling, accepting, taking memory. With enough of them the world comes about."""
+    server = dldist.TCPStore("127.0.0.1", 0, is_master=True)
+    ranks = [
+        procs.start(meeting_workers.join_with_few_descriptors, server.port, rank, 3, spare if rank == 1 else None)
+        for rank in range(3)
+    ]
+    for child in ranks:
+        assert child.recv() == "begin"
+    outcomes = [child.recv(40) for child in ranks]
+    if any(outcome["text"] == "made" for outcome in outcomes):
+        assert all(outcome["text"] == "made" for outcome in outcomes), outcomes
+        return
+    for rank, outcome in enumerate(outcomes):
+        assert "Too many open files" in outcome["text"], outcome
+        assert rank == 1 or (outcome["rank"] == 1 and "rank 1 (" in outcome["text"]), outcome
+        assert outcome["code"] != "PEER_LOST", outcome
+
+
+@pytest.mark.deadline(60)
+@pytest.mark.parametrize("secret", ["another", ""])
+def test_who_is_refused_for_the_secret_is_named_to_those_who_wait(procs, port, secret):
+    place = f"tcp://127.0.0.1:{port}"
+    waiting = procs.start(meeting_workers.join, place, 0, 2, 3.0, env={"DLDIST_SECRET": "right", "DLDIST_LOG": "INFO"})
+    assert waiting.recv() == "begin"
+    refused = procs.start(meeting_workers.join, place, 1, 2, 2.0, env={"DLDIST_SECRET": secret})
+    assert refused.recv() == "begin"
+    assert "DistAuthError" in refused.recv()["kinds"]
+    outcome = waiting.recv()
+    assert "DistTimeoutError" in outcome["kinds"] and outcome["rank"] == 1
+    who = f"{group_team.host_name()} (pid {refused.pid})"
+    assert outcome["text"].endswith(f"missing: 1; the store has refused, for want of its secret: {who}"), outcome["text"]
+    waiting.send(None)
+    waiting.result()
+    assert f"waits for others; the store has refused, for want of its secret: {who}" in waiting.stderr_text()
