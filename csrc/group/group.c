@@ -5,6 +5,7 @@
 #include "net/auth.h"
 #include "net/sha256.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static dd_status
@@ -219,9 +220,7 @@ dd_group_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, con
 static void
 fail_leftovers_locked(dd_group *group)
 {
-    char who[128];
     dd_error cause;
-    dd_error loss;
     bool is_left = !dd_list_is_empty(&group->collectives) || !dd_list_is_empty(&group->messages) ||
                    window_hub_has_calls_locked(group);
     if (!is_left) {
@@ -229,10 +228,8 @@ fail_leftovers_locked(dd_group *group)
     }
     dd_error_set(&cause, DD_CLOSED, "the group was closed before it was done");
     group_fail_locked(group, &cause, false, DD_ANY_RANK);
-    dd_error_set(&loss, DD_PEER_LOST, "%s has left the group with operations under way",
-                 group_print_member(group, group->rank, who));
-    const dd_card *card = dd_peer_card(group->peers[group->rank]);
-    dd_error_blame(&loss, group->rank, card->host, card->pid);
+    dd_cause loss = group_make_cause(group, DD_CAUSE_LEFT, DD_PEER_LOST, group->rank);
+    snprintf(loss.text, sizeof loss.text, "with operations under way");
     dd_context_post_abort_locked(group->context, DD_ANY_RANK, &loss);
 }
 

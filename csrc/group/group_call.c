@@ -114,13 +114,8 @@ fail_if_gone_locked(dd_group *group)
     int count = dd_run_missing_locked(group->run, missing, DD_ARENA_MAX_RANKS);
     for (int i = 0; i < count; i++) {
         if (group->members[missing[i]].is_gone) {
-            char who[128];
-            dd_error cause;
-            dd_error_set(&cause, DD_PEER_LOST, "%s has left the group",
-                         group_print_member(group, missing[i], who));
-            const dd_card *card = dd_peer_card(group->peers[missing[i]]);
-            dd_error_blame(&cause, missing[i], card->host, card->pid);
-            group_fail_locked(group, &cause, true, DD_ANY_RANK);
+            dd_cause cause = group_make_cause(group, DD_CAUSE_LEFT, DD_PEER_LOST, missing[i]);
+            group_fail_cause_locked(group, &cause);
             return true;
         }
     }
@@ -546,9 +541,9 @@ on_coll(void *ctx, int rank, uint64_t sequence, const dd_signature *signature)
 }
 
 static void
-on_abort(void *ctx, int rank, const dd_error *error)
+on_abort(void *ctx, int rank, const dd_cause *cause)
 {
-    group_fail_heard_locked(ctx, rank, error);
+    group_fail_heard_locked(ctx, rank, cause);
 }
 
 static void
@@ -558,13 +553,10 @@ on_lost(void *ctx, int rank, const dd_error *error)
     if (group->members[rank].is_gone) {
         return;
     }
-    char who[128];
-    const dd_card *card = dd_peer_card(group->peers[rank]);
-    dd_error cause;
-    dd_error_set(&cause, error->code == DD_OUT_OF_MEMORY ? error->code : DD_PEER_LOST, "lost %s: %.600s",
-                 group_print_member(group, rank, who), error->message);
-    dd_error_blame(&cause, rank, card->host, card->pid);
-    group_fail_locked(group, &cause, true, rank);
+    dd_status code = error->code == DD_OUT_OF_MEMORY ? error->code : DD_PEER_LOST;
+    dd_cause cause = group_make_cause(group, DD_CAUSE_LOST, code, rank);
+    snprintf(cause.text, sizeof cause.text, "%s", error->message);
+    group_fail_cause_locked(group, &cause);
 }
 
 static void

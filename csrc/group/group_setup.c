@@ -526,8 +526,9 @@ static void
 tell_given_up(dd_group *group, const dd_error *error)
 {
     if (group->context != NULL) {
+        dd_cause cause = group_cause_of_error(group, error);
         dd_engine_lock(group->engine);
-        dd_context_post_abort_locked(group->context, DD_ANY_RANK, error);
+        dd_context_post_abort_locked(group->context, DD_ANY_RANK, &cause);
         dd_engine_unlock(group->engine);
     }
 }

@@ -127,7 +127,7 @@ bool connect_is_same_user(int fd);
 #define CONNECT_HELLO_BYTES 80
 #define CONNECT_ANSWER_BYTES 72
 #define CONNECT_NONCE_BYTES 32
-#define CONNECT_VERSION 1
+#define CONNECT_VERSION 2
 
 typedef enum connect_verdict {
     CONNECT_GO_ON, /* in an answer: so far, so good */
