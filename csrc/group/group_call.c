@@ -467,6 +467,7 @@ dd_group_collective_and_wait(dd_group *group, const dd_coll_args *args, const dd
     }
     dd_engine_unlock(group->engine);
     if (status != DD_OK) {
+        dd_engine_finish_telling(group->engine);
         return status;
     }
     if (!dd_work_is_done(&call.base.work)) {
@@ -496,11 +497,13 @@ dd_group_wait(dd_group *group, dd_work *work, const dd_wait *wait, dd_error *err
                 work->what, (int)group->name.len, (const char *)group->name.data, group->rank, group->size,
                 dd_wait_elapsed_s(wait));
         }
-        if (status != DD_OK) {
-            return status;
-        }
+        return status == DD_OK ? dd_work_result(work, err) : status;
     }
-    return dd_work_result(work, err);
+    dd_status status = dd_work_result(work, err);
+    if (status != DD_OK && dd_engine_check_fork(group->engine, NULL) == DD_OK) {
+        dd_engine_finish_telling(group->engine);
+    }
+    return status;
 }
 
 void

@@ -5,6 +5,8 @@
 #include <string.h>
 
 #define FLUSH_STEP_NS DD_NS_PER_MS
+/* For so long somebody who hears of a failure is kept until the others can hear of it, too. */
+#define TELLING_NS (200 * DD_NS_PER_MS)
 
 dd_context *
 engine_find_context(dd_engine *engine, uint64_t id, uint32_t rank)
@@ -294,6 +296,13 @@ tell(dd_context *context, int rank, dd_frame_type type, dd_bytes payload)
             .target = (uint32_t)rank,
         };
         peer_post_frame(peer, &frame, payload);
+        if (type == DD_FRAME_ABORT && !peer->is_self) {
+            (void)lane_pump(peer->lanes[0]);
+        }
+    }
+    if (type == DD_FRAME_ABORT && !peer->is_self && peer->state != PEER_LOST) {
+        peer->is_being_told = true;
+        context->engine->telling_until_ns = dd_deadline_after(TELLING_NS);
     }
 }
 

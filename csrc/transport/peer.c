@@ -524,6 +524,11 @@ lose_peer(dd_peer *peer)
 void
 engine_settle(dd_engine *engine)
 {
+    if (dd_list_is_empty(&engine->breaking)) {
+        return;
+    }
+    /* Of several that are gone, one may have left because of another, and say so; somebody who lives may say it as well. */
+    engine_hear_all(engine);
     while (!dd_list_is_empty(&engine->breaking)) {
         dd_peer *peer = DD_CONTAINER_OF(engine->breaking.next, dd_peer, breaking);
         dd_list_remove(&peer->breaking);

@@ -39,6 +39,9 @@ static void
 on_lost(void *ctx, int rank, const dd_error *error)
 {
     rig_news *news = ctx;
+    if (atomic_load(&news->nlosts) == 0) {
+        news->naborts_before_loss = atomic_load(&news->naborts);
+    }
     news->lost_error = *error;
     news->lost_rank = rank;
     atomic_fetch_add(&news->nlosts, 1);
