@@ -211,7 +211,17 @@ dd_group_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, con
                          .options = options,
                          .parent = parent,
                          .parent_ranks = ranks};
-    return group_set_up(&setup, group, wait, err);
+    status = group_set_up(&setup, group, wait, err);
+    if (status != DD_OK && status != DD_INTERRUPTED) {
+        /* Members that have left because of that are gone from the new group as well, but they are not to blame. */
+        dd_engine_lock(parent->engine);
+        dd_error cause;
+        if (group_check_usable_locked(parent, "split", &cause) != DD_OK && parent->cause.code != DD_OK) {
+            status = dd_error_copy(err, &cause);
+        }
+        dd_engine_unlock(parent->engine);
+    }
+    return status;
 }
 
 /* ---- closing */
