@@ -60,6 +60,14 @@ struct nccl_device {
     nccl_channel **pairs; /* lock; [size], NULL until the first */
 };
 
+/* The operation that a cause is about. */
+typedef struct nccl_origin {
+    uint64_t record;
+    uint64_t number; /* as of nccl_work; 0: none */
+    bool is_message;
+    size_t call_len; /* of its print, which the cause begins with */
+} nccl_origin;
+
 typedef enum nccl_abort_state {
     NCCL_ABORT_NONE,
     NCCL_ABORT_RUNNING,
@@ -92,6 +100,7 @@ struct dd_nccl_group {
     nccl_work *launching; /* lock; the work that is being put into a stream: whoever does it ends it */
     unsigned nwaiters;    /* lock; who waits on `ended` for a work */
     dd_error cause;       /* lock; code DD_OK while all is well */
+    nccl_origin origin;   /* lock; of the cause */
     bool is_closed;       /* lock; dd_nccl_group_close has begun */
     bool is_over;         /* lock; it has been closed: nothing can fail any more */
     bool is_driver_gone;  /* lock; nothing of CUDA and NCCL is called any more */
@@ -206,6 +215,7 @@ void nccl_works_release_ended(dd_list *ended);
 void nccl_work_describe(const nccl_work *work, const dd_error *cause, dd_error *error);
 /* "all_reduce #5 of rank 0 " into out; its length. */
 size_t nccl_work_print(const nccl_work *work, char out[128]);
+nccl_origin nccl_work_origin(const nccl_work *work);
 typedef enum nccl_progress {
     NCCL_UNDER_WAY,
     NCCL_ENDED,
@@ -225,8 +235,9 @@ typedef enum nccl_end {
     NCCL_END_DRIVER_GONE, /* nor here, and nothing is aborted */
 } nccl_end;
 
-/* Everything under way ends, and later calls fail, with the cause; only the first counts. record: the operation that failed first. */
-void nccl_group_end(dd_nccl_group *group, const dd_error *cause, uint64_t record, nccl_end how);
+/* Everything under way ends, and later calls fail, with the cause; only the first counts. origin: the operation that failed first, whose
+ * print the cause begins with; NULL: it is none. */
+void nccl_group_end(dd_nccl_group *group, const dd_error *cause, const nccl_origin *origin, nccl_end how);
 /* All communicators are aborted, on a thread. */
 void nccl_group_start_abort(dd_nccl_group *group);
 /* The works whose time is up: fails the group. */
