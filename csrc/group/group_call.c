@@ -21,6 +21,7 @@ group_check_usable_locked(dd_group *group, const char *what, dd_error *err)
                             (int)group->name.len, (const char *)group->name.data, group->rank, group->size);
     }
     if (group->cause.code != DD_OK) {
+        dd_engine_finish_telling_locked(group->engine);
         dd_error_copy(err, &group->cause);
         dd_error_prepend(err, "%s on group \"%.*s\" (rank %d of %d): the group has failed before", what,
                          (int)group->name.len, (const char *)group->name.data, group->rank, group->size);
@@ -467,7 +468,6 @@ dd_group_collective_and_wait(dd_group *group, const dd_coll_args *args, const dd
     }
     dd_engine_unlock(group->engine);
     if (status != DD_OK) {
-        dd_engine_finish_telling(group->engine);
         return status;
     }
     if (!dd_work_is_done(&call.base.work)) {
@@ -501,7 +501,9 @@ dd_group_wait(dd_group *group, dd_work *work, const dd_wait *wait, dd_error *err
     }
     dd_status status = dd_work_result(work, err);
     if (status != DD_OK && dd_engine_check_fork(group->engine, NULL) == DD_OK) {
-        dd_engine_finish_telling(group->engine);
+        dd_engine_lock(group->engine);
+        dd_engine_finish_telling_locked(group->engine);
+        dd_engine_unlock(group->engine);
     }
     return status;
 }

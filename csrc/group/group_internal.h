@@ -144,6 +144,7 @@ dd_signature group_make_signature(const dd_coll_args *args);
 
 extern const dd_context_handler group_context_handler; /* but for its ctx */
 
+/* Of a call that begins. If the group has failed, it may give the lock away for a moment. */
 dd_status group_check_usable_locked(dd_group *group, const char *what, dd_error *err) DD_MUST_CHECK;
 /* Puts the group's task in, or takes it out, as the work at hand demands; and keeps its deadline. */
 void group_update_task_locked(dd_group *group);

@@ -131,6 +131,7 @@ window_check_far_locked(const dd_window *window, int rank, dd_error *err)
 {
     dd_group *group = window->group;
     if (group->cause.code != DD_OK) {
+        dd_engine_finish_telling_locked(group->engine);
         return dd_error_copy(err, &group->cause);
     }
     if (group->is_closing) {

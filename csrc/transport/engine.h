@@ -100,6 +100,10 @@ void dd_engine_attend_locked(dd_engine *engine, bool is_wanted);
 /* Takes in what has come by now, and what follows from it, such as who is lost. Not from a callback. */
 void dd_engine_hear_locked(dd_engine *engine);
 
+/* Before somebody is told of a failure that he has not waited for: until what the other ranks are told of it is on its way, or for a
+ * moment, without the lock meanwhile. dd_engine_wait does so by itself. Not from a callback. */
+void dd_engine_finish_telling_locked(dd_engine *engine);
+
 /* Somebody's `is_done` (dd_engine_wait) has become true by other means than driving: he is woken when the lock is given away. */
 void dd_engine_note_ended_locked(dd_engine *engine);
 
@@ -109,10 +113,6 @@ void dd_engine_note_ended_locked(dd_engine *engine);
  * DD_INTERRUPTED. */
 dd_status dd_engine_wait(dd_engine *engine, const atomic_bool *is_done, const dd_wait *wait,
                          dd_error *err) DD_MUST_CHECK;
-
-/* Before somebody is told of a failure that he has not waited for here: until what the other ranks are told of it is on its way, or for
- * a moment. dd_engine_wait does so by itself. */
-void dd_engine_finish_telling(dd_engine *engine);
 
 /* After posting without waiting: makes sure that somebody drives. Cheap when somebody does. */
 void dd_engine_kick(dd_engine *engine);

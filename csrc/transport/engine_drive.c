@@ -426,12 +426,10 @@ dd_engine_wait(dd_engine *engine, const atomic_bool *is_done, const dd_wait *wai
 }
 
 void
-dd_engine_finish_telling(dd_engine *engine)
+dd_engine_finish_telling_locked(dd_engine *engine)
 {
-    dd_waiter self = {.is_done = NULL};
-    dd_engine_lock(engine);
-    finish_telling_locked(engine, &self);
-    dd_engine_unlock(engine);
+    dd_waiter nobody = {.is_done = NULL};
+    finish_telling_locked(engine, &nobody);
 }
 
 static bool

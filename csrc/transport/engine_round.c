@@ -187,15 +187,16 @@ engine_handle_events(dd_engine *engine, const struct epoll_event *events, int ne
     return is_progress;
 }
 
-/* Of what a peer may leave behind: more than its rings and its socket hold. */
-#define HEAR_ROUNDS 64
+/* Enough for all that are connected; and for all that a ring and a socket hold, while somebody goes on sending. */
+#define HEAR_EVENTS_ROUNDS 64
+#define HEAR_LANE_ROUNDS 4
 
 void
 engine_hear_all(dd_engine *engine)
 {
     struct epoll_event events[EVENTS_MAX];
     int nevents = EVENTS_MAX;
-    for (int round = 0; round < HEAR_ROUNDS && nevents == EVENTS_MAX; round++) {
+    for (int round = 0; round < HEAR_EVENTS_ROUNDS && nevents == EVENTS_MAX; round++) {
         nevents = epoll_wait(engine->epoll_fd, events, EVENTS_MAX, 0);
         (void)engine_handle_events(engine, events, nevents);
     }
@@ -203,7 +204,7 @@ engine_hear_all(dd_engine *engine)
     for (int i = 0; i < 2; i++) {
         for (dd_list *node = lists[i]->next; node != lists[i]; node = node->next) {
             dd_lane *lane = DD_CONTAINER_OF(node, dd_lane, link);
-            for (int round = 0; round < HEAR_ROUNDS && !lane->is_ended && lane_receive(lane); round++) {
+            for (int round = 0; round < HEAR_LANE_ROUNDS && !lane->is_ended && lane_receive(lane); round++) {
             }
         }
     }

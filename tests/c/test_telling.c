@@ -222,6 +222,30 @@ TEST_BOTH(who_waits_is_told_when_the_others_can_hear)
     rig_close(&rig);
 }
 
+/* The same for somebody who has not waited, and whose next call says that the group has failed. */
+TEST_BOTH(who_begins_a_call_is_told_when_the_others_can_hear)
+{
+    static full_way way;
+    rig_group rig;
+    rig_hold busy;
+    pthread_t thread;
+    REQUIRE(rig_open(&rig, 3, is_shm) && connect_all(&rig));
+    small_buffers(&rig);
+    REQUIRE(rig_hold_begin(&busy, &rig, 1));
+    fill(&rig, &way);
+    REQUIRE(pthread_create(&thread, NULL, be_released, &busy) == 0);
+    int64_t start_ns = dd_clock_now_ns();
+    dd_engine_lock(rig.ranks[0].engine);
+    dd_engine_finish_telling_locked(rig.ranks[0].engine);
+    bool has_given_up = dd_clock_now_ns() - start_ns > 100 * DD_NS_PER_MS;
+    CHECK(has_given_up || !peer_has_queued(peer_of(&rig, 0, 1)));
+    dd_engine_unlock(rig.ranks[0].engine);
+    (void)pthread_join(thread, NULL);
+    REQUIRE(rig_wait_count(&rig, 1, &rig.ranks[1].news.naborts, 1));
+    empty(&rig, &way);
+    rig_close(&rig);
+}
+
 /* Whoever does not listen is not waited for long. */
 TEST_BOTH(somebody_who_does_not_listen)
 {
