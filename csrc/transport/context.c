@@ -106,7 +106,12 @@ on_abort(dd_context *context, dd_peer *peer, int source, dd_bytes payload)
     dd_error fault;
     if (dd_cause_decode(payload, context->nranks, &cause, &fault) != DD_OK) {
         peer_protocol_error(peer, "%s", fault.message);
-    } else if (context->handler.on_abort != NULL) {
+        return;
+    }
+    if (cause.kind == DD_CAUSE_LOST) {
+        context->ranks[cause.culprit.rank].peer->is_said_lost = true;
+    }
+    if (context->handler.on_abort != NULL) {
         context->handler.on_abort(context->handler.ctx, source, &cause);
     }
 }

@@ -113,6 +113,7 @@ struct dd_peer {
     bool is_self;
     peer_state state;
     bool wants_link;
+    bool is_said_lost;  /* somebody has given up a group because of it */
     bool is_being_told; /* of a failure; as of engine_is_telling */
     /* ACCEPTING: patience with its dial. CONNECTED: with the end of lane 0 after another's. Else never. */
     int64_t timer_ns;

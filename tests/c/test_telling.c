@@ -137,6 +137,39 @@ TEST_BOTH(who_leaves_because_of_another_is_not_to_blame)
     rig_close(&rig);
 }
 
+/* Of a group in which nobody has said anything. */
+static void
+note_first_lost(void *ctx, int rank, const dd_error *error)
+{
+    int *first = ctx;
+    (void)error;
+    *first = *first < 0 ? rank : *first;
+}
+
+/* The same; but rank 1 has given up another group before it could say so in this one. */
+TEST_BOTH(who_leaves_because_of_another_is_not_to_blame_elsewhere)
+{
+    rig_group rig;
+    rig_hold busy;
+    dd_context *other = NULL;
+    int first = -1;
+    dd_context_handler handler = {.ctx = &first, .on_lost = note_first_lost};
+    REQUIRE(rig_open(&rig, 3, is_shm) && connect_all(&rig));
+    REQUIRE_OK(dd_context_open(rig.ranks[0].engine, RIG_GROUP + 1, 0, 3, rig.ranks[0].peers, &handler, &other,
+                               check_err()));
+    REQUIRE(rig_hold_begin(&busy, &rig, 0));
+    dd_cause cause = loss_of(2, 1);
+    tell(&rig, 1, &cause);
+    cut(&rig, 1, 0);
+    cut(&rig, 2, 0);
+    rig_hold_end(&busy);
+    REQUIRE(rig_wait_count(&rig, 0, &rig.ranks[0].news.nlosts, 2));
+    CHECK_INT(first, 2);
+    dd_wait at_once = dd_wait_after(0);
+    dd_context_close(other, &at_once);
+    rig_close(&rig);
+}
+
 /* ---- no room */
 
 enum { NSENDS = 30 };
