@@ -12,8 +12,9 @@ GCOV ?= gcov
 PYTHON ?= python3
 FUZZ_SECONDS ?= 600
 CHAOS_MINUTES ?= 10
-# More arguments for the long runs: CHAOS='--hosts 2', SOAK='--only messages'.
+# More arguments for the long runs: CHAOS='--hosts 2', KILLS='--phases small', SOAK='--only messages'.
 CHAOS ?=
+KILLS ?=
 SOAK ?=
 # Arguments for the test binary: parts of the names of the tests to run.
 TESTS ?=
@@ -74,7 +75,7 @@ NO_RANDOM_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 .DELETE_ON_ERROR:
 .SECONDARY:
 .PHONY: help test-c test-asan test-tsan stubs model replay fuzz-build coverage check layers headers format-check check-nccl tidy format \
-        ext symbols test-py test-py-asan chaos soak clean $(addprefix fuzz-,$(FUZZ_NAMES))
+        ext symbols test-py test-py-asan chaos kills soak clean $(addprefix fuzz-,$(FUZZ_NAMES))
 
 help: ## this list
 	@awk -F ':.*## ' '/^(# )?[a-z<>-]+:.*## / {sub("# ", "", $$1); printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -237,6 +238,9 @@ test-py-asan: stubs ## the binding under ASan, LSan and UBSan, each of its alloc
 
 chaos: ext ## random groups, operations and deaths for CHAOS_MINUTES (tests/chaos/chaos.py --help)
 	PYTHONPATH=pkg $(PYTHON) tests/chaos/chaos.py --minutes $(CHAOS_MINUTES) $(CHAOS)
+
+kills: ext ## ranks killed at random moments, whom the survivors name, and when (tests/chaos/kills.py --help)
+	PYTHONPATH=pkg $(PYTHON) tests/chaos/kills.py $(KILLS)
 
 soak: ext ## the same operations thousands of times, with nothing left over (tests/chaos/soak.py)
 	PYTHONPATH=pkg $(PYTHON) tests/chaos/soak.py $(SOAK)

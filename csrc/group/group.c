@@ -5,6 +5,7 @@
 #include "net/auth.h"
 #include "net/sha256.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static dd_status
@@ -229,7 +230,17 @@ dd_group_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, con
                          .options = options,
                          .parent = parent,
                          .parent_ranks = ranks};
-    return group_set_up(&setup, group, wait, err);
+    status = group_set_up(&setup, group, wait, err);
+    if (status != DD_OK && status != DD_INTERRUPTED) {
+        /* Members that have left because of that are gone from the new group as well, but they are not to blame. */
+        dd_engine_lock(parent->engine);
+        dd_error cause;
+        if (group_check_usable_locked(parent, "split", &cause) != DD_OK && parent->cause.code != DD_OK) {
+            status = dd_error_copy(err, &cause);
+        }
+        dd_engine_unlock(parent->engine);
+    }
+    return status;
 }
 
 /* ---- closing */
@@ -238,9 +249,7 @@ dd_group_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, con
 static void
 fail_leftovers_locked(dd_group *group)
 {
-    char who[128];
     dd_error cause;
-    dd_error loss;
     bool is_left = !dd_list_is_empty(&group->collectives) || !dd_list_is_empty(&group->messages) ||
                    window_hub_has_calls_locked(group);
     if (!is_left) {
@@ -248,10 +257,8 @@ fail_leftovers_locked(dd_group *group)
     }
     dd_error_set(&cause, DD_CLOSED, "the group was closed before it was done");
     group_fail_locked(group, &cause, false, DD_ANY_RANK);
-    dd_error_set(&loss, DD_PEER_LOST, "%s has left the group with operations under way",
-                 group_print_member(group, group->rank, who));
-    const dd_card *card = dd_peer_card(group->peers[group->rank]);
-    dd_error_blame(&loss, group->rank, card->host, card->pid);
+    dd_cause loss = group_make_cause(group, DD_CAUSE_LEFT, DD_PEER_LOST, group->rank);
+    snprintf(loss.text, sizeof loss.text, "with operations under way");
     dd_context_post_abort_locked(group->context, DD_ANY_RANK, &loss);
 }
 

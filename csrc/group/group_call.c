@@ -21,6 +21,7 @@ group_check_usable_locked(dd_group *group, const char *what, dd_error *err)
                             (int)group->name.len, (const char *)group->name.data, group->rank, group->size);
     }
     if (group->cause.code != DD_OK) {
+        dd_engine_finish_telling_locked(group->engine);
         dd_error_copy(err, &group->cause);
         dd_error_prepend(err, "%s on group \"%.*s\" (rank %d of %d): the group has failed before", what,
                          (int)group->name.len, (const char *)group->name.data, group->rank, group->size);
@@ -114,13 +115,8 @@ fail_if_gone_locked(dd_group *group)
     int count = dd_run_missing_locked(group->run, missing, DD_ARENA_MAX_RANKS);
     for (int i = 0; i < count; i++) {
         if (group->members[missing[i]].is_gone) {
-            char who[128];
-            dd_error cause;
-            dd_error_set(&cause, DD_PEER_LOST, "%s has left the group",
-                         group_print_member(group, missing[i], who));
-            const dd_card *card = dd_peer_card(group->peers[missing[i]]);
-            dd_error_blame(&cause, missing[i], card->host, card->pid);
-            group_fail_locked(group, &cause, true, DD_ANY_RANK);
+            dd_cause cause = group_make_cause(group, DD_CAUSE_LEFT, DD_PEER_LOST, missing[i]);
+            group_fail_cause_locked(group, &cause);
             return true;
         }
     }
@@ -501,11 +497,15 @@ dd_group_wait(dd_group *group, dd_work *work, const dd_wait *wait, dd_error *err
                 work->what, (int)group->name.len, (const char *)group->name.data, group->rank, group->size,
                 dd_wait_elapsed_s(wait));
         }
-        if (status != DD_OK) {
-            return status;
-        }
+        return status == DD_OK ? dd_work_result(work, err) : status;
     }
-    return dd_work_result(work, err);
+    dd_status status = dd_work_result(work, err);
+    if (status != DD_OK && dd_engine_check_fork(group->engine, NULL) == DD_OK) {
+        dd_engine_lock(group->engine);
+        dd_engine_finish_telling_locked(group->engine);
+        dd_engine_unlock(group->engine);
+    }
+    return status;
 }
 
 void
@@ -546,9 +546,9 @@ on_coll(void *ctx, int rank, uint64_t sequence, const dd_signature *signature)
 }
 
 static void
-on_abort(void *ctx, int rank, const dd_error *error)
+on_abort(void *ctx, int rank, const dd_cause *cause)
 {
-    group_fail_heard_locked(ctx, rank, error);
+    group_fail_heard_locked(ctx, rank, cause);
 }
 
 static void
@@ -558,20 +558,20 @@ on_lost(void *ctx, int rank, const dd_error *error)
     if (group->members[rank].is_gone) {
         return;
     }
-    char who[128];
-    char own[128];
-    dd_error cause;
-    bool is_own = dd_error_is_own(error);
-    const dd_card *card = dd_peer_card(group->peers[is_own ? group->rank : rank]);
-    group_print_member(group, rank, who);
-    if (is_own) { /* the other one may be well */
-        dd_error_set(&cause, error->code == DD_OUT_OF_MEMORY ? error->code : DD_SYSTEM, "%s has no way to %s: %.600s",
-                     group_print_member(group, group->rank, own), who, error->message);
+    dd_cause cause;
+    if (dd_error_is_own(error)) { /* the other one may be well */
+        char who[128];
+        char own[128];
+        dd_status code = error->code == DD_OUT_OF_MEMORY ? error->code : DD_SYSTEM;
+        cause = group_make_cause(group, DD_CAUSE_OTHER, code, group->rank);
+        snprintf(cause.text, sizeof cause.text, "%s has no way to %s: %.600s",
+                 group_print_member(group, group->rank, own), group_print_member(group, rank, who),
+                 error->message);
     } else {
-        dd_error_set(&cause, DD_PEER_LOST, "lost %s: %.600s", who, error->message);
+        cause = group_make_cause(group, DD_CAUSE_LOST, DD_PEER_LOST, rank);
+        snprintf(cause.text, sizeof cause.text, "%s", error->message);
     }
-    dd_error_blame(&cause, is_own ? group->rank : rank, card->host, card->pid);
-    group_fail_locked(group, &cause, true, rank);
+    group_fail_cause_locked(group, &cause);
 }
 
 static void

@@ -3,7 +3,6 @@
 
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 const char *
@@ -14,98 +13,7 @@ group_print_member(const dd_group *group, int rank, char out[128])
     return out;
 }
 
-/* "all_reduce #3 of rank 0 (node-a, pid 77) ": the cause that is an operation of this rank begins so, for all but itself. */
-static size_t
-print_call(const dd_group *group, const dd_work *work, char out[192])
-{
-    char who[128];
-    snprintf(out, 192, "%s #%llu of %s ", work->what, (unsigned long long)work->sequence,
-             group_print_member(group, group->rank, who));
-    return strlen(out);
-}
-
-void
-group_describe_failure(const dd_group *group, const dd_work *work, const dd_error *cause, dd_error *error)
-{
-    *error = *cause;
-    char sequence[32] = "";
-    if (work->sequence > 0) {
-        char call[192];
-        size_t len = print_call(group, work, call);
-        if (strncmp(error->message, call, len) == 0) {
-            memmove(error->message, error->message + len, strlen(error->message + len) + 1);
-        }
-        snprintf(sequence, sizeof sequence, " #%llu", (unsigned long long)work->sequence);
-    }
-    dd_error_prepend(error, "%s%s on group \"%.*s\" (rank %d of %d)", work->what, sequence,
-                     (int)group->name.len, (const char *)group->name.data, group->rank, group->size);
-}
-
-void
-group_fail_messages_locked(dd_group *group, int rank, const dd_error *cause)
-{
-    for (dd_list *node = group->messages.next, *next; node != &group->messages; node = next) {
-        next = node->next;
-        p2p_call *call = (p2p_call *)DD_CONTAINER_OF(node, group_call, link);
-        bool is_last_hope = call->message.rank == DD_ANY_RANK && group->ngone == group->size - 1;
-        if (rank == DD_ANY_RANK || call->message.rank == rank || is_last_hope) {
-            group_cancel_message_locked(call, cause);
-        }
-    }
-}
-
-/* Before any call ends: its caller may use the memory for something else at once. */
-static void
-stop_arena_locked(dd_group *group)
-{
-    dd_block written;
-    dd_error error;
-    dd_arena_poison(group->arena);
-    if (dd_arena_find_written(group->arena, &written) &&
-        group_take_back_locked(group, written, &error) != DD_OK) {
-        dd_error cause = group->cause;
-        dd_error_set(&group->cause, cause.code,
-                     "%.700s; other ranks may still write to the array of this rank: %.200s", cause.message,
-                     error.message);
-        group->cause.culprit = cause.culprit;
-    }
-}
-
-/* `told`: what the others get; NULL: nothing. */
-static void
-fail_locked(dd_group *group, const dd_error *cause, const dd_error *told, int except)
-{
-    if (group->cause.code != DD_OK) {
-        return;
-    }
-    group->cause = *cause;
-    group->is_asking = false;
-    group_raise_alarm_locked(group);
-    if (group->arena != NULL) {
-        stop_arena_locked(group);
-    }
-    if (told != NULL && group->context != NULL && group->size > 1) {
-        dd_context_post_abort_locked(group->context, except, told);
-    }
-    if (group->is_active) {
-        dd_run_cancel_locked(group->run, cause);
-        group->is_active = false;
-    }
-    while (!dd_list_is_empty(&group->collectives)) {
-        group_complete_locked(DD_CONTAINER_OF(group->collectives.next, group_call, link), &group->cause);
-    }
-    group_fail_messages_locked(group, DD_ANY_RANK, &group->cause);
-    window_hub_end_locked(group, &group->cause);
-    group_update_task_locked(group);
-}
-
-void
-group_fail_locked(dd_group *group, const dd_error *cause, bool is_told, int except)
-{
-    fail_locked(group, cause, is_told ? cause : NULL, except);
-}
-
-/* ---- ranks that disagree */
+/* ---- words */
 
 /* "all_reduce(float32, 12 elements, SUM)" */
 static const char *
@@ -149,52 +57,330 @@ group_signature_of(const dd_group *group, uint64_t sequence)
     return is_kept ? &group->signatures[sequence % SIGNATURES_KEPT] : NULL;
 }
 
+/* A text that grows until it is full. */
+typedef struct text_line {
+    char text[640];
+    size_t used;
+} text_line;
+
+DD_PRINTF(2, 3)
+static void
+say(text_line *line, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    int wanted = vsnprintf(line->text + line->used, sizeof line->text - line->used, format, args);
+    va_end(args);
+    size_t used = line->used + (wanted > 0 ? (size_t)wanted : 0);
+    line->used = used < sizeof line->text ? used : sizeof line->text - 1;
+}
+
+/* "had called no collective yet and had a recv from rank 0 (tag 7) under way" */
+static void
+say_own_state(const dd_group *group, text_line *line)
+{
+    char what[128];
+    if (group->nstarted == 0) {
+        say(line, "had called no collective yet");
+    } else {
+        say(line, "was %s #%llu %s", group->is_active ? "inside" : "done with",
+            (unsigned long long)group->nstarted,
+            print_signature(group_signature_of(group, group->nstarted), what));
+    }
+    if (dd_list_is_empty(&group->messages)) {
+        return;
+    }
+    const p2p_call *call = (p2p_call *)DD_CONTAINER_OF(group->messages.next, group_call, link);
+    const dd_message *message = &call->message;
+    if (message->channel != 0) { /* those of callers have none */
+        say(line, " and was in monitored_barrier");
+    } else if (message->rank == DD_ANY_RANK) {
+        say(line, " and had a recv from any rank (tag %llu) under way", (unsigned long long)message->tag);
+    } else {
+        say(line, " and had a %s rank %d (tag %llu) under way", message->is_send ? "send to" : "recv from",
+            message->rank, (unsigned long long)message->tag);
+    }
+}
+
+/* ---- what a cause says, as this rank sees it */
+
+static void
+say_time_out(const dd_cause *cause, dd_error *error)
+{
+    dd_culprit culprit = error->culprit;
+    (void)dd_error_set(error, cause->code, "timed out after %.3g s; %s", (double)cause->elapsed_ns * 1e-9,
+                       cause->text);
+    error->culprit = culprit;
+}
+
+/* "all_reduce #3 of rank 0 (node-a, pid 77) timed out after 3 s". What a late rank was doing it knows better than whoever waited for
+ * it, who has been told of collectives alone. */
+static void
+explain_time_out(const dd_group *group, const dd_cause *cause, dd_error *error)
+{
+    text_line line = {.used = 0};
+    char who[128];
+    bool has_come = cause->sequence <= group->nstarted;
+    dd_error own = {.culprit = cause->culprit};
+    say(&line, "%s #%llu of %s ", dd_coll_name((dd_coll)cause->other_signature.coll),
+        (unsigned long long)cause->sequence, group_print_member(group, cause->origin, who));
+    if (cause->origin == group->rank || (has_come && cause->culprit.rank != group->rank)) {
+        say_time_out(cause, &own);
+        (void)dd_error_set(error, cause->code, "%s%s", line.text, own.message);
+        return;
+    }
+    say(&line, "timed out after %.3g s waiting for this rank, which ", (double)cause->elapsed_ns * 1e-9);
+    if (has_come) {
+        say(&line, "had not come or answered in time");
+    } else {
+        say_own_state(group, &line);
+    }
+    (void)dd_error_set(error, cause->code, "%s", line.text);
+}
+
+static void
+explain_disagreement(const dd_group *group, const dd_cause *cause, dd_error *error)
+{
+    char their_name[128];
+    char other_name[128];
+    char theirs[128];
+    char others[128];
+    unsigned long long sequence = cause->sequence;
+    group_print_member(group, cause->culprit.rank, their_name);
+    group_print_member(group, cause->other, other_name);
+    print_signature(&cause->culprit_signature, theirs);
+    print_signature(&cause->other_signature, others);
+    if (cause->kind == DD_CAUSE_CALLS) {
+        (void)dd_error_set(error, cause->code, "collective #%llu: %s called %s, %s called %s", sequence,
+                           their_name, theirs, other_name, others);
+    } else if (cause->kind == DD_CAUSE_MISFIT) {
+        (void)dd_error_set(error, cause->code, "collective #%llu: %s called %s: %s", sequence, other_name,
+                           others, cause->text);
+    } else {
+        char sizes[64];
+        snprintf(sizes, sizeof sizes, "%llu bytes and %llu", (unsigned long long)cause->culprit_nbytes,
+                 (unsigned long long)cause->other_nbytes);
+        (void)dd_error_set(error, cause->code,
+                           "collective #%llu, %s: %s and %s disagree on the size of a block: %s", sequence,
+                           others, their_name, other_name, cause->text[0] != '\0' ? cause->text : sizes);
+    }
+}
+
+/* Of two ranks that disagree the other one; for a third rank the one that has called something else than it has. */
+static int
+find_culprit(const dd_group *group, const dd_cause *cause)
+{
+    const dd_signature *own = group_signature_of(group, cause->sequence);
+    bool has_called_the_same = cause->kind == DD_CAUSE_CALLS && own != NULL && cause->other != group->rank &&
+                               memcmp(&cause->culprit_signature, own, sizeof *own) == 0;
+    bool is_own = cause->culprit.rank == group->rank && cause->other >= 0;
+    return has_called_the_same || is_own ? cause->other : cause->culprit.rank;
+}
+
+void
+group_explain_cause(const dd_group *group, const dd_cause *cause, dd_error *error)
+{
+    char who[128] = "";
+    int culprit = find_culprit(group, cause);
+    if (culprit >= 0) {
+        group_print_member(group, culprit, who);
+    }
+    switch (cause->kind) {
+    case DD_CAUSE_OTHER:
+        (void)dd_error_set(error, cause->code, "%s", cause->text);
+        break;
+    case DD_CAUSE_LOST:
+        (void)dd_error_set(error, cause->code, "lost %s: %.600s", who, cause->text);
+        break;
+    case DD_CAUSE_LEFT:
+        (void)dd_error_set(error, cause->code, "%s has left the group%s%s", who,
+                           cause->text[0] != '\0' ? " " : "", cause->text);
+        break;
+    case DD_CAUSE_ABORTED:
+        (void)dd_error_set(error, cause->code, "%s aborted the group: %s", who, cause->text);
+        break;
+    case DD_CAUSE_CALLS:
+    case DD_CAUSE_SIZES:
+    case DD_CAUSE_MISFIT:
+        explain_disagreement(group, cause, error);
+        break;
+    case DD_CAUSE_TIMED_OUT:
+        explain_time_out(group, cause, error);
+        break;
+    }
+    error->culprit = cause->culprit;
+    if (culprit >= 0) {
+        const dd_card *card = dd_peer_card(group->peers[culprit]);
+        dd_error_blame(error, culprit, card->host, card->pid);
+    }
+}
+
+dd_cause
+group_make_cause(const dd_group *group, dd_cause_kind kind, dd_status code, int culprit)
+{
+    const dd_card *card = culprit >= 0 ? dd_peer_card(group->peers[culprit]) : NULL;
+    dd_cause cause = {
+        .kind = kind, .code = code, .origin = group->rank, .culprit = {.rank = culprit}, .other = -1};
+    if (card != NULL) {
+        cause.culprit.pid = card->pid;
+        snprintf(cause.culprit.host, sizeof cause.culprit.host, "%s", card->host);
+    }
+    return cause;
+}
+
+/* ---- failing */
+
+/* The collective is one of this rank's, and its being late is why the group has failed. */
+static bool
+is_own_time_out(const dd_group *group, const dd_work *work)
+{
+    return work->sequence > 0 && group->failure.kind == DD_CAUSE_TIMED_OUT &&
+           group->failure.origin == group->rank && group->failure.sequence == work->sequence;
+}
+
+void
+group_describe_failure(const dd_group *group, const dd_work *work, const dd_error *cause, dd_error *error)
+{
+    *error = *cause;
+    if (is_own_time_out(group, work)) {
+        say_time_out(&group->failure, error);
+    }
+    char sequence[32] = "";
+    if (work->sequence > 0) {
+        snprintf(sequence, sizeof sequence, " #%llu", (unsigned long long)work->sequence);
+    }
+    dd_error_prepend(error, "%s%s on group \"%.*s\" (rank %d of %d)", work->what, sequence,
+                     (int)group->name.len, (const char *)group->name.data, group->rank, group->size);
+}
+
+void
+group_fail_messages_locked(dd_group *group, int rank, const dd_error *cause)
+{
+    for (dd_list *node = group->messages.next, *next; node != &group->messages; node = next) {
+        next = node->next;
+        p2p_call *call = (p2p_call *)DD_CONTAINER_OF(node, group_call, link);
+        bool is_last_hope = call->message.rank == DD_ANY_RANK && group->ngone == group->size - 1;
+        if (rank == DD_ANY_RANK || call->message.rank == rank || is_last_hope) {
+            group_cancel_message_locked(call, cause);
+        }
+    }
+}
+
+/* Before any call ends: its caller may use the memory for something else at once. */
+static void
+stop_arena_locked(dd_group *group)
+{
+    dd_block written;
+    dd_error error;
+    dd_arena_poison(group->arena);
+    if (dd_arena_find_written(group->arena, &written) &&
+        group_take_back_locked(group, written, &error) != DD_OK) {
+        dd_error cause = group->cause;
+        dd_error_set(&group->cause, cause.code,
+                     "%.700s; other ranks may still write to the array of this rank: %.200s", cause.message,
+                     error.message);
+        group->cause.culprit = cause.culprit;
+    }
+}
+
+static void
+fail_locked(dd_group *group, const dd_cause *cause, bool is_told, int except)
+{
+    if (group->cause.code != DD_OK) {
+        return;
+    }
+    group->failure = *cause;
+    group_explain_cause(group, cause, &group->cause);
+    group->is_asking = false;
+    group_raise_alarm_locked(group);
+    if (group->arena != NULL) {
+        stop_arena_locked(group);
+    }
+    /* Before anybody here hears of it: the process may end then. */
+    if (is_told && group->context != NULL && group->size > 1) {
+        dd_context_post_abort_locked(group->context, except, cause);
+    }
+    if (group->is_active) {
+        dd_run_cancel_locked(group->run, &group->cause);
+        group->is_active = false;
+    }
+    while (!dd_list_is_empty(&group->collectives)) {
+        group_complete_locked(DD_CONTAINER_OF(group->collectives.next, group_call, link), &group->cause);
+    }
+    group_fail_messages_locked(group, DD_ANY_RANK, &group->cause);
+    window_hub_end_locked(group, &group->cause);
+    group_update_task_locked(group);
+}
+
+void
+group_fail_cause_locked(dd_group *group, const dd_cause *cause)
+{
+    fail_locked(group, cause, true, DD_ANY_RANK);
+}
+
+void
+group_fail_heard_locked(dd_group *group, int rank, const dd_cause *cause)
+{
+    fail_locked(group, cause, true, rank);
+}
+
+dd_cause
+group_cause_of_error(const dd_group *group, const dd_error *error)
+{
+    dd_cause cause = dd_cause_of_error(error, group->rank);
+    int rank = error->culprit.rank;
+    long long pid = error->culprit.pid;
+    if (rank >= group->size || (rank >= 0 && pid != 0 && dd_peer_card(group->peers[rank])->pid != pid)) {
+        cause.culprit.rank = -1;
+    }
+    return cause;
+}
+
+void
+group_fail_locked(dd_group *group, const dd_error *error, bool is_told, int except)
+{
+    dd_cause cause = group_cause_of_error(group, error);
+    fail_locked(group, &cause, is_told, except);
+}
+
+/* ---- ranks that disagree */
+
 void
 group_fail_mismatch_locked(dd_group *group, uint64_t sequence, const dd_arena_culprit *culprit)
 {
-    char theirs[128];
-    char ours[128];
-    char their_name[128];
-    char our_name[128];
-    dd_error cause;
-    print_signature(&culprit->signature, theirs);
-    print_signature(group_signature_of(group, sequence), ours);
-    group_print_member(group, culprit->rank, their_name);
-    group_print_member(group, culprit->other, our_name);
-    if (culprit->is_size) {
-        dd_error_set(&cause, DD_MISMATCH,
-                     "collective #%llu, %s: %s and %s disagree on the size of a block: %llu bytes and %llu",
-                     (unsigned long long)sequence, ours, their_name, our_name,
-                     (unsigned long long)culprit->theirs, (unsigned long long)culprit->ours);
-    } else {
-        dd_error_set(&cause, DD_MISMATCH, "collective #%llu: %s called %s, %s called %s",
-                     (unsigned long long)sequence, their_name, theirs, our_name, ours);
-    }
-    const dd_card *card = dd_peer_card(group->peers[culprit->rank]);
-    dd_error_blame(&cause, culprit->rank, card->host, card->pid);
-    group_fail_locked(group, &cause, true, DD_ANY_RANK);
+    dd_cause cause = group_make_cause(group, culprit->is_size ? DD_CAUSE_SIZES : DD_CAUSE_CALLS, DD_MISMATCH,
+                                      culprit->rank);
+    cause.other = culprit->other;
+    cause.sequence = sequence;
+    cause.culprit_signature = culprit->signature;
+    cause.other_signature = *group_signature_of(group, sequence);
+    cause.culprit_nbytes = culprit->theirs;
+    cause.other_nbytes = culprit->ours;
+    group_fail_cause_locked(group, &cause);
 }
 
 void
 group_fail_misfit_locked(dd_group *group, const dd_error *error)
 {
-    char ours[128];
-    char our_name[128];
     int rank = error->culprit.rank;
+    const dd_signature *ours = group_signature_of(group, group->nstarted);
     const member_state *member = rank >= 0 ? &group->members[rank] : NULL;
     if (member != NULL && member->has_said_it && member->sequence == group->nstarted &&
-        memcmp(&member->signature, group_signature_of(group, group->nstarted), sizeof member->signature) !=
-            0) {
+        memcmp(&member->signature, ours, sizeof member->signature) != 0) {
         dd_arena_culprit culprit = {.rank = rank, .other = group->rank, .signature = member->signature};
         group_fail_mismatch_locked(group, group->nstarted, &culprit);
         return;
     }
-    dd_error cause = *error;
-    cause.code = DD_MISMATCH;
-    dd_error_prepend(&cause, "collective #%llu: %s called %s", (unsigned long long)group->nstarted,
-                     group_print_member(group, group->rank, our_name),
-                     print_signature(group_signature_of(group, group->nstarted), ours));
-    group_fail_locked(group, &cause, true, DD_ANY_RANK);
+    if (rank < 0) {
+        group_fail_locked(group, error, true, DD_ANY_RANK);
+        return;
+    }
+    dd_cause cause = group_make_cause(group, DD_CAUSE_MISFIT, DD_MISMATCH, rank);
+    cause.other = group->rank;
+    cause.sequence = group->nstarted;
+    cause.other_signature = *ours;
+    snprintf(cause.text, sizeof cause.text, "%s", error->message);
+    group_fail_cause_locked(group, &cause);
 }
 
 void
@@ -204,18 +390,12 @@ group_fail_surplus_locked(dd_group *group, int rank, uint64_t sequence)
     if (signature == NULL || group->cause.code != DD_OK) {
         return;
     }
-    char what[128];
-    char theirs[128];
-    char ours[128];
-    dd_error cause;
-    dd_error_set(&cause, DD_MISMATCH,
-                 "collective #%llu, %s: %s and %s disagree on the size of a block: more has come than was "
-                 "expected here",
-                 (unsigned long long)sequence, print_signature(signature, what),
-                 group_print_member(group, rank, theirs), group_print_member(group, group->rank, ours));
-    const dd_card *card = dd_peer_card(group->peers[rank]);
-    dd_error_blame(&cause, rank, card->host, card->pid);
-    group_fail_locked(group, &cause, true, DD_ANY_RANK);
+    dd_cause cause = group_make_cause(group, DD_CAUSE_SIZES, DD_MISMATCH, rank);
+    cause.other = group->rank;
+    cause.sequence = sequence;
+    cause.culprit_signature = cause.other_signature = *signature;
+    snprintf(cause.text, sizeof cause.text, "more has come than was expected here");
+    group_fail_cause_locked(group, &cause);
 }
 
 /* ---- ranks that are late */
@@ -254,24 +434,6 @@ group_has_all_answers_locked(const dd_group *group)
         }
     }
     return true;
-}
-
-/* A text that grows until it is full. */
-typedef struct text_line {
-    char text[640];
-    size_t used;
-} text_line;
-
-DD_PRINTF(2, 3)
-static void
-say(text_line *line, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    int wanted = vsnprintf(line->text + line->used, sizeof line->text - line->used, format, args);
-    va_end(args);
-    size_t used = line->used + (wanted > 0 ? (size_t)wanted : 0);
-    line->used = used < sizeof line->text ? used : sizeof line->text - 1;
 }
 
 static bool
@@ -327,124 +489,17 @@ group_fail_timed_out_locked(dd_group *group)
         }
     }
     const group_call *call = DD_CONTAINER_OF(group->collectives.next, group_call, link);
-    double elapsed_s = (double)(dd_clock_now_ns() - call->work.start_ns) * 1e-9;
-    char what[192];
-    dd_error cause;
-    print_call(group, &call->work, what);
+    dd_cause cause = group_make_cause(group, DD_CAUSE_TIMED_OUT, DD_OP_TIMED_OUT, first);
+    cause.sequence = call->work.sequence;
+    cause.other_signature = ((const coll_call *)call)->signature;
+    cause.elapsed_ns = dd_clock_now_ns() - call->work.start_ns;
     if (nlate == 0) {
-        dd_error_set(&cause, DD_OP_TIMED_OUT,
-                     "%stimed out after %.3g s; all ranks have arrived, and the data have not", what,
-                     elapsed_s);
+        snprintf(cause.text, sizeof cause.text, "all ranks have arrived, and the data have not");
     } else {
-        dd_error_set(&cause, DD_OP_TIMED_OUT, "%stimed out after %.3g s; rank%s %s ha%s not arrived%s", what,
-                     elapsed_s, nlate > 1 ? "s" : "", late.text, nlate > 1 ? "ve" : "s", where.text);
-        const dd_card *card = dd_peer_card(group->peers[first]);
-        dd_error_blame(&cause, first, card->host, card->pid);
+        snprintf(cause.text, sizeof cause.text, "rank%s %.480s ha%s not arrived%.480s", nlate > 1 ? "s" : "",
+                 late.text, nlate > 1 ? "ve" : "s", where.text);
     }
-    group_fail_locked(group, &cause, true, DD_ANY_RANK);
-}
-
-/* ---- what other ranks tell
- *
- * Text and culprit are as whoever found out sees it, and are put here as this rank sees it. Others get it as it came. */
-
-/* The N of the "#N" that both kinds of text begin with; 0: there is none. */
-static uint64_t
-sequence_in(const char *message)
-{
-    const char *mark = strchr(message, '#');
-    return mark != NULL ? strtoull(mark + 1, NULL, 10) : 0;
-}
-
-static bool
-has_called_the_same(const dd_group *group, int rank, const char *message)
-{
-    const dd_signature *signature = group_signature_of(group, sequence_in(message));
-    if (signature == NULL || rank < 0 || rank >= group->size) {
-        return false;
-    }
-    char who[128];
-    char ours[128];
-    char words[272];
-    snprintf(words, sizeof words, "%s called %s", group_print_member(group, rank, who),
-             print_signature(signature, ours));
-    return strstr(message, words) != NULL;
-}
-
-/* The text names two ranks. Where the culprit is this one, or has called the same as this one, the other is the culprit here. */
-static void
-see_mismatch(const dd_group *group, dd_error *error)
-{
-    int blamed = error->culprit.rank;
-    if (blamed != group->rank && !has_called_the_same(group, blamed, error->message)) {
-        return;
-    }
-    for (int rank = 0; rank < group->size; rank++) {
-        char who[128];
-        if (rank != group->rank && rank != blamed &&
-            strstr(error->message, group_print_member(group, rank, who)) != NULL) {
-            const dd_card *card = dd_peer_card(group->peers[rank]);
-            dd_error_blame(error, rank, card->host, card->pid);
-            return;
-        }
-    }
-}
-
-/* "had called no collective yet and had a recv from rank 0 (tag 7) under way" */
-static void
-say_own_state(const dd_group *group, text_line *line)
-{
-    char what[128];
-    if (group->nstarted == 0) {
-        say(line, "had called no collective yet");
-    } else {
-        say(line, "was %s #%llu %s", group->is_active ? "inside" : "done with",
-            (unsigned long long)group->nstarted,
-            print_signature(group_signature_of(group, group->nstarted), what));
-    }
-    if (dd_list_is_empty(&group->messages)) {
-        return;
-    }
-    const p2p_call *call = (p2p_call *)DD_CONTAINER_OF(group->messages.next, group_call, link);
-    const dd_message *message = &call->message;
-    if (message->channel != 0) { /* those of callers have none */
-        say(line, " and was in monitored_barrier");
-    } else if (message->rank == DD_ANY_RANK) {
-        say(line, " and had a recv from any rank (tag %llu) under way", (unsigned long long)message->tag);
-    } else {
-        say(line, " and had a %s rank %d (tag %llu) under way", message->is_send ? "send to" : "recv from",
-            message->rank, (unsigned long long)message->tag);
-    }
-}
-
-/* What a late rank was doing it knows better than whoever waited for it, who has been told of collectives alone. */
-static void
-see_time_out(const dd_group *group, dd_error *error)
-{
-    bool has_come = sequence_in(error->message) <= group->nstarted;
-    if (has_come && error->culprit.rank != group->rank) {
-        return; /* others are late */
-    }
-    text_line line = {.used = 0};
-    say(&line, "%.*s waiting for this rank, which ", (int)strcspn(error->message, ";"), error->message);
-    if (has_come) {
-        say(&line, "had not come or answered in time");
-    } else {
-        say_own_state(group, &line);
-    }
-    memcpy(error->message, line.text, line.used + 1);
-}
-
-void
-group_fail_heard_locked(dd_group *group, int rank, const dd_error *error)
-{
-    dd_error cause = *error;
-    if (error->code == DD_MISMATCH) {
-        see_mismatch(group, &cause);
-    } else if (error->code == DD_OP_TIMED_OUT) {
-        see_time_out(group, &cause);
-    }
-    fail_locked(group, &cause, error, rank);
+    group_fail_cause_locked(group, &cause);
 }
 
 /* ---- giving up */
@@ -452,18 +507,14 @@ group_fail_heard_locked(dd_group *group, int rank, const dd_error *error)
 void
 dd_group_abort(dd_group *group, const char *reason)
 {
-    char who[128];
-    dd_error cause;
     if (dd_engine_check_fork(group->engine, NULL) != DD_OK) {
         return;
     }
     dd_engine_lock(group->engine);
     if (group->context != NULL) {
-        dd_error_set(&cause, DD_ABORTED, "%s aborted the group: %s",
-                     group_print_member(group, group->rank, who), reason);
-        const dd_card *card = dd_peer_card(group->peers[group->rank]);
-        dd_error_blame(&cause, group->rank, card->host, card->pid);
-        group_fail_locked(group, &cause, true, DD_ANY_RANK);
+        dd_cause cause = group_make_cause(group, DD_CAUSE_ABORTED, DD_ABORTED, group->rank);
+        snprintf(cause.text, sizeof cause.text, "%s", reason);
+        group_fail_cause_locked(group, &cause);
     }
     dd_engine_unlock(group->engine);
     dd_engine_kick(group->engine);

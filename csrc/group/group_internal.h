@@ -83,7 +83,8 @@ struct dd_group {
     uint64_t nposted;                         /* collectives that have been called */
     uint64_t nstarted;                        /* ... and that have been started here */
     dd_signature signatures[SIGNATURES_KEPT]; /* of the last ones started, by sequence */
-    dd_error cause; /* code DD_OK while nothing is wrong; else why everything fails */
+    dd_error cause;   /* code DD_OK while nothing is wrong; else why everything fails */
+    dd_cause failure; /* what `cause` puts in words; kind 0 while nothing is wrong */
     bool is_closing;
     bool is_asking; /* a deadline has passed and the others have been asked where they are */
     int64_t asked_until_ns;
@@ -138,8 +139,8 @@ typedef struct group_setup {
     int size;
     dd_peer **peers;
     const dd_group_options *options;
-    dd_group *parent;        /* of a split: what ends it ends the making of this one; else NULL */
-    const int *parent_ranks; /* [size] */
+    dd_group *parent;         /* of a split: what ends it ends the making of this one; else NULL */
+    const int *parent_ranks;  /* [size] */
     group_bulletin *bulletin; /* NULL: there is no store */
 } group_setup;
 
@@ -158,6 +159,7 @@ dd_signature group_make_signature(const dd_coll_args *args);
 
 extern const dd_context_handler group_context_handler; /* but for its ctx */
 
+/* Of a call that begins. If the group has failed, it may give the lock away for a moment. */
 dd_status group_check_usable_locked(dd_group *group, const char *what, dd_error *err) DD_MUST_CHECK;
 /* Puts the group's task in, or takes it out, as the work at hand demands; and keeps its deadline. */
 void group_update_task_locked(dd_group *group);
@@ -203,8 +205,16 @@ dd_status group_await(dd_group *group, bool (*is_there)(void *ctx), void *ctx, c
 
 /* The first cause ends everything under way and stays; `tell` the others (all but `except`). */
 void group_fail_locked(dd_group *group, const dd_error *cause, bool is_told, int except);
+/* The same where more is known than words, and all are told. */
+void group_fail_cause_locked(dd_group *group, const dd_cause *cause);
 /* `rank` has given up and says why. */
-void group_fail_heard_locked(dd_group *group, int rank, const dd_error *error);
+void group_fail_heard_locked(dd_group *group, int rank, const dd_cause *cause);
+/* A cause that this rank has found, without what only its kind has. */
+dd_cause group_make_cause(const dd_group *group, dd_cause_kind kind, dd_status code, int culprit);
+/* The words for a cause, as this rank sees it. */
+void group_explain_cause(const dd_group *group, const dd_cause *cause, dd_error *error);
+/* What the others are told of an error. Its culprit may be a process that is not in this group, but in its parent. */
+dd_cause group_cause_of_error(const dd_group *group, const dd_error *error);
 /* Of a collective that was started here; NULL when that is too long ago, or still to come. */
 const dd_signature *group_signature_of(const dd_group *group, uint64_t sequence);
 void group_fail_mismatch_locked(dd_group *group, uint64_t sequence, const dd_arena_culprit *culprit);

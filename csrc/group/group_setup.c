@@ -119,7 +119,8 @@ check_voters(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_
         status = check_own_part_locked(group, err);
     }
     dd_engine_unlock(group->engine);
-    return status == DD_OK && setup->bulletin != NULL ? group_bulletin_check(setup->bulletin, wait, err) : status;
+    return status == DD_OK && setup->bulletin != NULL ? group_bulletin_check(setup->bulletin, wait, err)
+                                                      : status;
 }
 
 static dd_status
@@ -250,7 +251,8 @@ have_all_shm_locked(const dd_group *group)
 
 /* Waits for shared memory links to the local ranks. *is_shared: all have one; else the group may still come about by messages. */
 static dd_status
-connect_local_ranks(dd_group *group, const group_setup *setup, bool *is_shared, const dd_wait *wait, dd_error *err)
+connect_local_ranks(dd_group *group, const group_setup *setup, bool *is_shared, const dd_wait *wait,
+                    dd_error *err)
 {
     dial_local_ranks(group, false);
     dd_wait patience = dd_wait_at_most(wait, DIALLED_PATIENCE_NS);
@@ -568,18 +570,17 @@ tell_given_up(dd_group *group, const group_setup *setup, const dd_error *error)
     if (group->context == NULL) {
         return;
     }
-    dd_error told = *error;
+    dd_cause cause = group_cause_of_error(group, error);
     if (error->code == DD_INTERRUPTED) {
-        const dd_card *card = dd_peer_card(group->peers[group->rank]);
-        char who[128];
-        dd_error_set(&told, DD_ABORTED, "%s aborted the group: interrupted while it was being made",
-                     group_print_member(group, group->rank, who));
-        dd_error_blame(&told, group->rank, card->host, card->pid);
+        cause = group_make_cause(group, DD_CAUSE_ABORTED, DD_ABORTED, group->rank);
+        snprintf(cause.text, sizeof cause.text, "interrupted while it was being made");
     }
     dd_engine_lock(group->engine);
-    dd_context_post_abort_locked(group->context, DD_ANY_RANK, &told);
+    dd_context_post_abort_locked(group->context, DD_ANY_RANK, &cause);
     dd_engine_unlock(group->engine);
     if (setup->bulletin != NULL) {
+        dd_error told;
+        group_explain_cause(group, &cause, &told);
         group_bulletin_post(setup->bulletin, &told);
     }
 }
@@ -601,8 +602,8 @@ group_set_up(group_setup *setup, dd_group **out, const dd_wait *wait, dd_error *
     dd_status status = set_up(group, setup, wait, &error);
     if (status != DD_OK) {
         tell_given_up(group, setup, &error);
-        dd_error_prepend(&error, "group \"%.*s\" (rank %d of %d): cannot connect the ranks", (int)group->name.len,
-                         (const char *)group->name.data, group->rank, group->size);
+        dd_error_prepend(&error, "group \"%.*s\" (rank %d of %d): cannot connect the ranks",
+                         (int)group->name.len, (const char *)group->name.data, group->rank, group->size);
         group_destroy(group);
         return dd_error_copy(err, &error);
     }

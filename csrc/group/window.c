@@ -49,6 +49,22 @@ window_error_closed(const dd_window *window, int rank, dd_error *err)
 }
 
 dd_status
+window_find_cause(dd_window *window, const char *what, dd_status status, dd_error *err)
+{
+    dd_group *group = window->group;
+    if (status != DD_CLOSED) {
+        return status;
+    }
+    dd_engine_lock(group->engine);
+    dd_engine_hear_locked(group->engine);
+    if (group->cause.code != DD_OK) {
+        status = group_check_usable_locked(group, what, err);
+    }
+    dd_engine_unlock(group->engine);
+    return status;
+}
+
+dd_status
 window_error_gone(const dd_group *group, int rank, dd_error *err)
 {
     char who[128];
@@ -107,7 +123,7 @@ window_check_open(dd_window *window, const char *what, int rank, int channel, dd
         status = window_error_closed(window, rank, err);
         window_describe(window, what, err);
     }
-    return status;
+    return window_find_cause(window, what, status, err);
 }
 
 dd_status
@@ -115,6 +131,7 @@ window_check_far_locked(const dd_window *window, int rank, dd_error *err)
 {
     dd_group *group = window->group;
     if (group->cause.code != DD_OK) {
+        dd_engine_finish_telling_locked(group->engine);
         return dd_error_copy(err, &group->cause);
     }
     if (group->is_closing) {

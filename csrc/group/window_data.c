@@ -259,6 +259,7 @@ finish(dd_window *window, dd_work *work, const dd_wait *wait, dd_error *err)
         }
         dd_engine_unlock(group->engine);
     }
+    status = window_find_cause(window, work->what, status, err);
     dd_work_release(work);
     return status;
 }

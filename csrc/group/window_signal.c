@@ -370,7 +370,7 @@ wait_for(dd_window *window, window_waiter *waiter, const dd_wait *wait, dd_error
     if (status != DD_OK && status != DD_INTERRUPTED) {
         window_describe(window, waiter->what, err);
     }
-    return status;
+    return window_find_cause(window, waiter->what, status, err);
 }
 
 static void

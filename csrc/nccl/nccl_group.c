@@ -191,7 +191,7 @@ dd_nccl_group_release(dd_nccl_group *group)
     dd_error cause;
     dd_error_set(&cause, DD_ABORTED, "the group was let go without being closed");
     nccl_watchdog_remove(group->watchdog, group);
-    nccl_group_end(group, &cause, DD_NO_RECORD, NCCL_END_LET_GO);
+    nccl_group_end(group, &cause, NULL, NCCL_END_LET_GO);
     nccl_group_start_abort(group);
     dd_store_release(
         group->store); /* nobody meets any more, and what a store ends with is nothing for other threads */

@@ -83,7 +83,7 @@ settle(dd_nccl_group *group, nccl_channel *channel, dd_nccl_comm *comm, dd_statu
     dd_error_prepend(err, "making a communicator for group \"%.*s\" (rank %d of %d) on device %d",
                      (int)group->options.name.len, (const char *)group->options.name.data, group->rank,
                      group->size, channel->device->number);
-    nccl_group_end(group, err, DD_NO_RECORD, NCCL_END_FAILED);
+    nccl_group_end(group, err, NULL, NCCL_END_FAILED);
     return status;
 }
 

@@ -21,7 +21,7 @@ end_works_locked(dd_nccl_group *group, dd_list *ended)
 }
 
 void
-nccl_group_end(dd_nccl_group *group, const dd_error *cause, uint64_t record, nccl_end how)
+nccl_group_end(dd_nccl_group *group, const dd_error *cause, const nccl_origin *origin, nccl_end how)
 {
     dd_list ended;
     dd_list_init(&ended);
@@ -30,9 +30,11 @@ nccl_group_end(dd_nccl_group *group, const dd_error *cause, uint64_t record, ncc
     bool is_first = group->cause.code == DD_OK && !group->is_over;
     if (is_first) {
         if (is_failure && group->recorder_group != NULL) {
-            dd_recorder_raise_alarm(group->recorder_group, record, cause);
+            dd_recorder_raise_alarm(group->recorder_group, origin != NULL ? origin->record : DD_NO_RECORD,
+                                    cause);
         }
         group->cause = *cause;
+        group->origin = origin != NULL ? *origin : (nccl_origin){.record = DD_NO_RECORD};
         group->is_driver_gone = how == NCCL_END_DRIVER_GONE;
         atomic_store(&group->stop, true);
         end_works_locked(group, &ended);
@@ -50,7 +52,7 @@ void
 dd_nccl_group_fail(dd_nccl_group *group, const dd_error *cause)
 {
     if (nccl_group_check_fork(group, NULL) == DD_OK) {
-        nccl_group_end(group, cause, DD_NO_RECORD, NCCL_END_FAILED);
+        nccl_group_end(group, cause, NULL, NCCL_END_FAILED);
     }
 }
 
@@ -58,7 +60,7 @@ void
 dd_nccl_group_retire(dd_nccl_group *group, const dd_error *cause)
 {
     if (nccl_group_check_fork(group, NULL) == DD_OK) {
-        nccl_group_end(group, cause, DD_NO_RECORD, NCCL_END_LET_GO);
+        nccl_group_end(group, cause, NULL, NCCL_END_LET_GO);
     }
 }
 
@@ -85,9 +87,9 @@ nccl_group_check_deadlines(dd_nccl_group *group, int64_t now_ns)
     }
     group->next_deadline_ns = next_ns;
     dd_error cause;
-    uint64_t record = DD_NO_RECORD;
+    nccl_origin origin;
     if (late != NULL) {
-        record = late->record;
+        origin = nccl_work_origin(late);
         char call[128];
         nccl_work_print(late, call);
         dd_error_set(&cause, DD_OP_TIMED_OUT,
@@ -98,7 +100,7 @@ nccl_group_check_deadlines(dd_nccl_group *group, int64_t now_ns)
     }
     pthread_mutex_unlock(&group->lock);
     if (late != NULL) {
-        nccl_group_end(group, &cause, record, NCCL_END_FAILED);
+        nccl_group_end(group, &cause, &origin, NCCL_END_FAILED);
     }
 }
 
@@ -112,7 +114,7 @@ nccl_group_check_comms(dd_nccl_group *group)
         dd_nccl_comm *comm = atomic_load_explicit(&channel->comm, memory_order_acquire);
         dd_error cause;
         if (comm != NULL && dd_nccl_comm_check(comm, &cause) != DD_OK) {
-            nccl_group_end(group, &cause, DD_NO_RECORD, NCCL_END_FAILED);
+            nccl_group_end(group, &cause, NULL, NCCL_END_FAILED);
             return;
         }
     }
@@ -218,7 +220,7 @@ dd_nccl_group_abort(dd_nccl_group *group, const char *reason, const dd_wait *wai
     if (!has_ended) {
         dd_error cause;
         dd_error_set(&cause, DD_ABORTED, "rank %d aborted the group: %s", group->rank, reason);
-        nccl_group_end(group, &cause, DD_NO_RECORD, NCCL_END_ABORTED);
+        nccl_group_end(group, &cause, NULL, NCCL_END_ABORTED);
         nccl_group_start_abort(group); /* also where failures abort nothing */
     }
     pthread_mutex_lock(&group->lock);
@@ -401,7 +403,7 @@ dd_nccl_group_close(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
             nccl_group_leave_launch(group);
         }
         if (status != DD_OK) {
-            nccl_group_end(group, err, DD_NO_RECORD, NCCL_END_FAILED);
+            nccl_group_end(group, err, NULL, NCCL_END_FAILED);
             has_failed = true;
         }
     }

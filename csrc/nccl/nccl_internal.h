@@ -61,6 +61,14 @@ struct nccl_device {
     nccl_channel **pairs; /* lock; [size], NULL until the first */
 };
 
+/* The operation that a cause is about. */
+typedef struct nccl_origin {
+    uint64_t record;
+    uint64_t number; /* as of nccl_work; 0: none */
+    bool is_message;
+    size_t call_len; /* of its print, which the cause begins with */
+} nccl_origin;
+
 struct dd_nccl_group {
     atomic_uint users; /* references by dd_nccl_group_acquire */
     atomic_uint refs;  /* one for all users, one for each work, one for each thread that looks at it */
@@ -87,6 +95,7 @@ struct dd_nccl_group {
     nccl_work *launching;    /* lock; the work that is being put into a stream: whoever does it ends it */
     unsigned nwaiters;       /* lock; who waits on `ended` for a work */
     dd_error cause;          /* lock; code DD_OK while all is well */
+    nccl_origin origin;      /* lock; of the cause */
     bool is_unheard;         /* lock; the cause has ended operations, and no caller has been told of it yet */
     bool is_closed;          /* lock; dd_nccl_group_close has begun */
     bool is_over;            /* lock; it has been closed: nothing can fail any more */
@@ -204,6 +213,7 @@ void nccl_works_release_ended(dd_list *ended);
 void nccl_work_describe(const nccl_work *work, const dd_error *cause, dd_error *error);
 /* "all_reduce #5 of rank 0 " into out; its length. */
 size_t nccl_work_print(const nccl_work *work, char out[128]);
+nccl_origin nccl_work_origin(const nccl_work *work);
 typedef enum nccl_progress {
     NCCL_UNDER_WAY,
     NCCL_ENDED,
@@ -226,8 +236,9 @@ typedef enum nccl_end {
     NCCL_END_DRIVER_GONE, /* nor here, and nothing is aborted */
 } nccl_end;
 
-/* Everything under way ends, and later calls fail, with the cause; only the first counts. record: the operation that failed first. */
-void nccl_group_end(dd_nccl_group *group, const dd_error *cause, uint64_t record, nccl_end how);
+/* Everything under way ends, and later calls fail, with the cause; only the first counts. origin: the operation that failed first, whose
+ * print the cause begins with; NULL: it is none. */
+void nccl_group_end(dd_nccl_group *group, const dd_error *cause, const nccl_origin *origin, nccl_end how);
 /* All communicators are aborted, each on a thread of its own: one that hangs in NCCL or the driver, perhaps since it waits for a kernel of
  * another, keeps none of the others from it. */
 void nccl_group_start_abort(dd_nccl_group *group);

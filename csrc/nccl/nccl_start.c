@@ -109,7 +109,9 @@ finish(nccl_launch *launch, dd_status status)
         call[len - 1] = '\0';
         dd_error_prepend(&cause, "%s", call);
         nccl_work_describe(work, launch->err, launch->err);
-        nccl_group_end(group, &cause, work->record, NCCL_END_FAILED);
+        nccl_origin origin = nccl_work_origin(work);
+        origin.call_len += 1; /* ": " instead of the space */
+        nccl_group_end(group, &cause, &origin, NCCL_END_FAILED);
     }
     if (!work->is_captured) {
         dd_work_release(&work->base.base);

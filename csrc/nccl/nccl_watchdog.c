@@ -125,7 +125,7 @@ end_groups(dd_nccl_watchdog *watchdog)
         if (group == NULL) {
             return;
         }
-        nccl_group_end(group, &cause, DD_NO_RECORD, NCCL_END_DRIVER_GONE);
+        nccl_group_end(group, &cause, NULL, NCCL_END_DRIVER_GONE);
         nccl_group_release_internal(group);
         pthread_mutex_lock(&watchdog->lock);
     }

@@ -147,15 +147,27 @@ nccl_work_print(const nccl_work *work, char out[128])
     return len < 128 ? (size_t)len : 127;
 }
 
+nccl_origin
+nccl_work_origin(const nccl_work *work)
+{
+    char call[128];
+    return (nccl_origin){.record = work->record,
+                         .number = work->number,
+                         .is_message = work->is_message,
+                         .call_len = nccl_work_print(work, call)};
+}
+
 void
 nccl_work_describe(const nccl_work *work, const dd_error *cause, dd_error *error)
 {
     const dd_nccl_group *group = work->group;
-    char call[128];
-    size_t len = nccl_work_print(work, call);
+    const nccl_origin *origin = &group->origin;
+    bool is_this_one =
+        cause == &group->cause && origin->number == work->number && origin->is_message == work->is_message;
     *error = *cause;
-    if (strncmp(error->message, call, len) == 0) { /* the cause is this one */
-        memmove(error->message, error->message + len, strlen(error->message + len) + 1);
+    if (is_this_one && strlen(error->message) >= origin->call_len) {
+        memmove(error->message, error->message + origin->call_len,
+                strlen(error->message + origin->call_len) + 1);
     }
     dd_error_prepend(error, "%s%s #%llu on group \"%.*s\" (rank %d of %d)", work->what,
                      work->is_message ? " message" : "", (unsigned long long)work->number,
@@ -282,7 +294,8 @@ nccl_work_look(nccl_work *work)
         return progress;
     }
     if (progress != NCCL_ENDED) {
-        nccl_group_end(group, &error, work->record,
+        nccl_origin origin = {.record = work->record}; /* the error does not begin with it */
+        nccl_group_end(group, &error, &origin,
                        progress == NCCL_NO_MORE ? NCCL_END_DRIVER_GONE : NCCL_END_FAILED);
         return progress;
     }

@@ -178,7 +178,7 @@ set_attribute(PyObject *error, const char *name, PyObject *value)
 static bool
 set_culprit(PyObject *error, const dd_culprit *culprit)
 {
-    return set_attribute(error, "rank", PyLong_FromLong(culprit->rank)) &&
+    return (culprit->rank < 0 || set_attribute(error, "rank", PyLong_FromLong(culprit->rank))) &&
            (culprit->host[0] == '\0' ||
             set_attribute(error, "host",
                           PyUnicode_DecodeUTF8(culprit->host, (Py_ssize_t)strlen(culprit->host),
@@ -195,8 +195,7 @@ set_attributes(const py_state *state, PyObject *error, dd_status status, const d
         return is_ours == 0;
     }
     return set_attribute(error, "code", PyUnicode_FromString(dd_status_name(status))) &&
-           (err == NULL || err->message[0] == '\0' || err->culprit.rank < 0 ||
-            set_culprit(error, &err->culprit));
+           (err == NULL || err->message[0] == '\0' || set_culprit(error, &err->culprit));
 }
 
 /* Programs look for the word in the text of what they catch; ours says "timed out", or what did not come. */

@@ -34,7 +34,7 @@ refuse(const connect_verdict verdict, dd_error *err)
 {
     switch (verdict) {
     case CONNECT_OTHER_VERSION:
-        return dd_error_set(err, DD_PROTOCOL, "it speaks another version");
+        return dd_error_set(err, DD_PROTOCOL, "it speaks another version of the link protocol");
     case CONNECT_OTHER_PROCESS:
         return dd_error_set(err, DD_NETWORK, "it wants another process");
     case CONNECT_SECRET_WANTED:

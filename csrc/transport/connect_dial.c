@@ -34,8 +34,11 @@ explain(const connect_answer *answer, connect_verdict verdict, dd_error *err)
     case CONNECT_OTHER_PROCESS:
         return dd_error_set(err, DD_NETWORK, "another process is there");
     case CONNECT_OTHER_VERSION:
-        return dd_error_set(err, DD_PROTOCOL, "it speaks version %u of the link protocol, this is version %u",
-                            answer->version, CONNECT_VERSION);
+        return dd_error_set(
+            err, DD_PROTOCOL,
+            "it speaks version %u of the link protocol, and this process version %u: all ranks need "
+            "the same version of dldist",
+            answer->version, CONNECT_VERSION);
     case CONNECT_SECRET_WANTED:
         return dd_error_set(err, DD_AUTH, "it wants proof of a secret, and this process has none");
     case CONNECT_NO_SECRET:

@@ -5,6 +5,8 @@
 #include <string.h>
 
 #define FLUSH_STEP_NS DD_NS_PER_MS
+/* For so long somebody who hears of a failure is kept until the others can hear of it, too. */
+#define TELLING_NS (200 * DD_NS_PER_MS)
 
 dd_context *
 engine_find_context(dd_engine *engine, uint64_t id, uint32_t rank)
@@ -100,12 +102,17 @@ on_goodbye(dd_context *context, int source)
 static void
 on_abort(dd_context *context, dd_peer *peer, int source, dd_bytes payload)
 {
-    dd_error error;
+    dd_cause cause;
     dd_error fault;
-    if (dd_frame_decode_error(payload, &error, &fault) != DD_OK) {
+    if (dd_cause_decode(payload, context->nranks, &cause, &fault) != DD_OK) {
         peer_protocol_error(peer, "%s", fault.message);
-    } else if (context->handler.on_abort != NULL) {
-        context->handler.on_abort(context->handler.ctx, source, &error);
+        return;
+    }
+    if (cause.kind == DD_CAUSE_LOST) {
+        context->ranks[cause.culprit.rank].peer->is_said_lost = true;
+    }
+    if (context->handler.on_abort != NULL) {
+        context->handler.on_abort(context->handler.ctx, source, &cause);
     }
 }
 
@@ -285,6 +292,7 @@ is_reachable(const dd_context *context, int rank)
 static void
 tell(dd_context *context, int rank, dd_frame_type type, dd_bytes payload)
 {
+    dd_peer *peer = context->ranks[rank].peer;
     if (is_reachable(context, rank)) {
         dd_frame frame = {
             .type = type,
@@ -292,23 +300,30 @@ tell(dd_context *context, int rank, dd_frame_type type, dd_bytes payload)
             .source = (uint32_t)context->rank,
             .target = (uint32_t)rank,
         };
-        peer_post_frame(context->ranks[rank].peer, &frame, payload);
+        peer_post_frame(peer, &frame, payload);
+        if (type == DD_FRAME_ABORT && !peer->is_self) {
+            (void)lane_pump(peer->lanes[0]);
+        }
+    }
+    if (type == DD_FRAME_ABORT && !peer->is_self && peer->state != PEER_LOST) {
+        peer->is_being_told = true;
+        context->engine->telling_until_ns = dd_deadline_after(TELLING_NS);
     }
 }
 
 void
-dd_context_post_abort_locked(dd_context *context, int except, const dd_error *error)
+dd_context_post_abort_locked(dd_context *context, int except, const dd_cause *cause)
 {
-    uint8_t payload[DD_FRAME_ERROR_MAX];
-    dd_bytes text = dd_bytes_of(payload, dd_frame_encode_error(error, payload));
+    uint8_t bytes[DD_CAUSE_MAX_NBYTES];
+    dd_bytes payload = dd_bytes_of(bytes, dd_cause_encode(cause, bytes));
     for (int rank = 0; rank < context->nranks; rank++) {
         if (rank != except) {
-            tell(context, rank, DD_FRAME_ABORT, text);
+            tell(context, rank, DD_FRAME_ABORT, payload);
         }
     }
-    dd_blob_clear(&context->abort, sizeof payload);
+    dd_blob_clear(&context->abort, sizeof bytes);
     dd_status ignored =
-        dd_blob_append(&context->abort, text.data, text.len, NULL); /* best effort: it was told */
+        dd_blob_append(&context->abort, payload.data, payload.len, NULL); /* best effort: it was told */
     (void)ignored;
 }
 

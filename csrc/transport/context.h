@@ -12,6 +12,7 @@
 #ifndef DD_TRANSPORT_CONTEXT_H
 #define DD_TRANSPORT_CONTEXT_H
 
+#include "transport/cause.h"
 #include "transport/engine.h"
 #include "transport/signature.h"
 
@@ -66,8 +67,8 @@ typedef struct dd_context_handler {
     /* A message of a collective has come (also before anybody wants it): for comparing signatures early and
      * knowing who has arrived. */
     void (*on_coll)(void *ctx, int rank, uint64_t sequence, const dd_signature *signature);
-    /* A rank says why it has given up; `error` has its code, its message and the culprit. */
-    void (*on_abort)(void *ctx, int rank, const dd_error *error);
+    /* A rank says why it has given up. */
+    void (*on_abort)(void *ctx, int rank, const dd_cause *cause);
     /* A rank cannot be reached any more. Not called for one that has said goodbye to this context. */
     void (*on_lost)(void *ctx, int rank, const dd_error *error);
     /* A rank has closed its context in good order. */
@@ -118,9 +119,10 @@ void dd_context_visit_held_locked(dd_context *context, uint64_t sequence,
                                   void (*visit)(void *ctx, int rank, const dd_signature *signature),
                                   void *ctx);
 
-/* Tells the connected ranks of the context (all but `except`, a rank or DD_ANY_RANK) that this rank has
- * given up and why. */
-void dd_context_post_abort_locked(dd_context *context, int except, const dd_error *error);
+/* Tells the connected ranks of the context (all but `except`, a rank or DD_ANY_RANK) that this rank has given up and why. What there
+ * is room for is on its way when this returns, so that they hear it before they see the end of this process, should it end now; the
+ * rest goes before dd_engine_wait returns to anybody, or after a moment never. */
+void dd_context_post_abort_locked(dd_context *context, int except, const dd_cause *cause);
 
 /* Asks a rank how far it is, if it is connected. */
 void dd_context_post_question_locked(dd_context *context, int rank);

@@ -108,6 +108,13 @@ void dd_engine_remove_task_locked(dd_engine *engine, dd_task *task); /* also one
  * millisecond of the last one, not ten or twenty: the background thread looks sooner whether callers still drive. */
 void dd_engine_attend_locked(dd_engine *engine, bool is_wanted);
 
+/* Takes in what has come by now, and what follows from it, such as who is lost. Not from a callback. */
+void dd_engine_hear_locked(dd_engine *engine);
+
+/* Before somebody is told of a failure that he has not waited for: until what the other ranks are told of it is on its way, or for a
+ * moment, without the lock meanwhile. dd_engine_wait does so by itself. Not from a callback. */
+void dd_engine_finish_telling_locked(dd_engine *engine);
+
 /* Somebody's `is_done` (dd_engine_wait) has become true by other means than driving: he is woken when the lock is given away. */
 void dd_engine_note_ended_locked(dd_engine *engine);
 

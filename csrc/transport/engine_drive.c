@@ -367,6 +367,45 @@ wait_locked(dd_engine *engine, dd_waiter *self, const dd_wait *wait, dd_error *e
     }
 }
 
+void
+dd_engine_settle_driver_locked(dd_engine *engine)
+{
+    if (engine->driver != NULL && engine->driver->is_asleep && !engine_fall_asleep(engine)) {
+        engine_wake(engine);
+    }
+}
+
+void
+dd_engine_hear_locked(dd_engine *engine)
+{
+    engine_hear_all(engine);
+    engine_settle(engine);
+    engine_tell_done(engine);
+    dd_engine_settle_driver_locked(engine);
+}
+
+/* What a failure is told to others waits where they do not read. Whoever hears of the failure may end the process at once: not before
+ * that has gone, or has had a moment for it. */
+static void
+finish_telling_locked(dd_engine *engine, dd_waiter *self)
+{
+    static const struct timespec pause = {.tv_nsec = 200 * DD_NS_PER_US};
+    while (engine->telling_until_ns != 0) {
+        if (may_drive(engine, self)) {
+            (void)engine_run_round(engine);
+            wake_done_waiters(engine);
+        } /* else the driver does it */
+        if (!engine_is_telling(engine) || dd_clock_now_ns() >= engine->telling_until_ns) {
+            engine->telling_until_ns = 0;
+            dd_engine_settle_driver_locked(engine);
+            return;
+        }
+        dd_engine_unlock(engine);
+        (void)nanosleep(&pause, NULL);
+        dd_engine_lock(engine);
+    }
+}
+
 dd_status
 dd_engine_wait(dd_engine *engine, const atomic_bool *is_done, const dd_wait *wait, dd_error *err)
 {
@@ -383,10 +422,18 @@ dd_engine_wait(dd_engine *engine, const atomic_bool *is_done, const dd_wait *wai
     atomic_fetch_add_explicit(&engine->ndrives, 1, memory_order_relaxed);
     dd_engine_lock(engine);
     status = wait_locked(engine, &self, wait, err);
+    finish_telling_locked(engine, &self);
     leave(engine, &self);
     dd_engine_unlock(engine);
     pthread_cond_destroy(&self.turn);
     return status;
+}
+
+void
+dd_engine_finish_telling_locked(dd_engine *engine)
+{
+    dd_waiter nobody = {.is_done = NULL};
+    finish_telling_locked(engine, &nobody);
 }
 
 static bool
@@ -401,14 +448,6 @@ has_output(const dd_engine *engine)
         }
     }
     return false;
-}
-
-void
-dd_engine_settle_driver_locked(dd_engine *engine)
-{
-    if (engine->driver != NULL && engine->driver->is_asleep && !engine_fall_asleep(engine)) {
-        engine_wake(engine);
-    }
 }
 
 void

@@ -113,6 +113,8 @@ struct dd_peer {
     bool is_self;
     peer_state state;
     bool wants_link;
+    bool is_said_lost;  /* somebody has given up a group because of it */
+    bool is_being_told; /* of a failure; as of engine_is_telling */
     /* ACCEPTING: patience with its dial. CONNECTED: with the end of lane 0 after another's, or until its card comes. Else never. */
     int64_t timer_ns;
 
@@ -229,6 +231,7 @@ struct dd_engine {
     dd_waiter *driver; /* NULL: nobody */
     dd_list waiters;
     dd_waiter background;
+    int64_t telling_until_ns; /* failures have been told that may not be on their way; 0: none */
     bool is_wake_due; /* somebody else than the driver has ended something: dd_engine_unlock passes it on */
     /* Threads that sleep on the links: the driver, and one that has yet to notice that its role was taken. */
     unsigned nsleeping;
@@ -269,6 +272,10 @@ bool engine_run_round(dd_engine *engine);
 int64_t engine_run_deadlines(dd_engine *engine, int64_t now_ns);
 /* What epoll has said. True when something has moved. */
 bool engine_handle_events(dd_engine *engine, const struct epoll_event *events, int nevents);
+/* Everything that has come by now, from whomever: before a verdict on who is gone. */
+void engine_hear_all(dd_engine *engine);
+/* Whether what somebody was told of a failure is not on its way yet. */
+bool engine_is_telling(dd_engine *engine);
 /* Not while somebody sleeps who has to see it: nothing then. */
 void engine_drain_wake_fd(dd_engine *engine);
 /* Arranges for being woken. False when there is something to do after all. */

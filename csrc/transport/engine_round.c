@@ -187,6 +187,53 @@ engine_handle_events(dd_engine *engine, const struct epoll_event *events, int ne
     return is_progress;
 }
 
+/* Enough for all that are connected; and for all that a ring and a socket hold, while somebody goes on sending. */
+#define HEAR_EVENTS_ROUNDS 64
+#define HEAR_LANE_ROUNDS 4
+
+void
+engine_hear_all(dd_engine *engine)
+{
+    struct epoll_event events[EVENTS_MAX];
+    int nevents = EVENTS_MAX;
+    for (int round = 0; round < HEAR_EVENTS_ROUNDS && nevents == EVENTS_MAX; round++) {
+        nevents = epoll_wait(engine->epoll_fd, events, EVENTS_MAX, 0);
+        (void)engine_handle_events(engine, events, nevents);
+    }
+    dd_list *lists[] = {&engine->shm_lanes, &engine->tcp_lanes};
+    for (int i = 0; i < 2; i++) {
+        for (dd_list *node = lists[i]->next; node != lists[i]; node = node->next) {
+            dd_lane *lane = DD_CONTAINER_OF(node, dd_lane, link);
+            for (int round = 0; round < HEAR_LANE_ROUNDS && !lane->is_ended && lane_receive(lane); round++) {
+            }
+        }
+    }
+}
+
+static bool
+is_told(const dd_peer *peer)
+{
+    if (peer->state != PEER_CONNECTED) {
+        return peer->state != PEER_DIALLING &&
+               peer->state != PEER_ACCEPTING; /* else it is told when there is a link */
+    }
+    dd_link *stream = peer->lanes[0]->stream;
+    return !peer_has_queued(peer) && !stream->ops->is_held_back(stream);
+}
+
+bool
+engine_is_telling(dd_engine *engine)
+{
+    bool is_any = false;
+    for (dd_map_node *node = dd_map_next(&engine->peers, NULL); node != NULL;
+         node = dd_map_next(&engine->peers, node)) {
+        dd_peer *peer = DD_CONTAINER_OF(node, dd_peer, node);
+        peer->is_being_told = peer->is_being_told && !is_told(peer);
+        is_any = is_any || peer->is_being_told;
+    }
+    return is_any;
+}
+
 static bool
 poll_epoll(dd_engine *engine)
 {

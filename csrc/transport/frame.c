@@ -1,9 +1,7 @@
 #include "transport/frame.h"
 
 #include "core/little_endian.h"
-
-#include <stdio.h>
-#include <string.h>
+#include "transport/cause.h"
 
 #define MAGIC 0xd1u
 
@@ -30,15 +28,6 @@ enum {
     AT_ROOT = 68,
     AT_COUNT = 72,
     AT_FACTOR = 80,
-};
-
-/* The payload of ABORT. */
-enum {
-    ERROR_AT_CODE = 0,
-    ERROR_AT_RANK = 4,
-    ERROR_AT_PID = 8,
-    ERROR_AT_HOST = 16,
-    ERROR_AT_MESSAGE = ERROR_AT_HOST + DD_HOST_NAME_MAX,
 };
 
 void
@@ -121,8 +110,8 @@ find_fault(const dd_frame *frame)
                : frame->payload != 0 ? "it has a payload"
                                      : NULL;
     case DD_FRAME_ABORT:
-        return frame->payload < ERROR_AT_MESSAGE || frame->payload > DD_FRAME_ERROR_MAX
-                   ? "its payload is no error"
+        return frame->payload < DD_CAUSE_HEAD_NBYTES || frame->payload > DD_CAUSE_MAX_NBYTES
+                   ? "its payload is no cause"
                    : NULL;
     case DD_FRAME_ANSWER:
         return frame->payload != 0 ? "it has a payload" : frame->offset > 1 ? "it is no answer" : NULL;
@@ -166,44 +155,4 @@ dd_frame_type_name(dd_frame_type type)
                                         "REFUSE",  "CANCEL",  "CREDIT", "ABORT", "QUESTION",
                                         "ANSWER",  "GOODBYE", "BYE"};
     return (unsigned)type < sizeof names / sizeof names[0] ? names[type] : names[0];
-}
-
-size_t
-dd_frame_encode_error(const dd_error *error, uint8_t out[DD_FRAME_ERROR_MAX])
-{
-    memset(out, 0, ERROR_AT_MESSAGE);
-    dd_put_number(out + ERROR_AT_CODE, (uint32_t)error->code, 4);
-    dd_put_number(out + ERROR_AT_RANK, (uint32_t)error->culprit.rank, 4);
-    dd_put_number(out + ERROR_AT_PID, (uint64_t)error->culprit.pid, 8);
-    size_t host_len = strnlen(error->culprit.host, DD_HOST_NAME_MAX - 1);
-    memcpy(out + ERROR_AT_HOST, error->culprit.host, host_len);
-    size_t len = strnlen(error->message, sizeof error->message);
-    size_t room = DD_FRAME_ERROR_MAX - ERROR_AT_MESSAGE;
-    len = len < room ? len : room;
-    memcpy(out + ERROR_AT_MESSAGE, error->message, len);
-    return ERROR_AT_MESSAGE + len;
-}
-
-dd_status
-dd_frame_decode_error(dd_bytes payload, dd_error *error, dd_error *err)
-{
-    if (payload.len < ERROR_AT_MESSAGE || payload.len > DD_FRAME_ERROR_MAX) {
-        return dd_error_set(err, DD_PROTOCOL, "an error of %zu bytes has come", payload.len);
-    }
-    uint32_t code = (uint32_t)dd_get_number(payload.data + ERROR_AT_CODE, 4);
-    if (code == DD_OK || code >= DD_STATUS_COUNT) {
-        return dd_error_set(err, DD_PROTOCOL, "an error with code %lu has come", (unsigned long)code);
-    }
-    char host[DD_HOST_NAME_MAX];
-    snprintf(host, sizeof host, "%.*s", DD_HOST_NAME_MAX - 1, (const char *)payload.data + ERROR_AT_HOST);
-    (void)dd_error_set(error, (dd_status)code, "%.*s", (int)(payload.len - ERROR_AT_MESSAGE),
-                       (const char *)payload.data + ERROR_AT_MESSAGE);
-    int32_t rank;
-    uint32_t rank_bits = (uint32_t)dd_get_number(payload.data + ERROR_AT_RANK, 4);
-    memcpy(&rank, &rank_bits, sizeof rank);
-    int64_t pid;
-    uint64_t pid_bits = dd_get_number(payload.data + ERROR_AT_PID, 8);
-    memcpy(&pid, &pid_bits, sizeof pid);
-    dd_error_blame(error, rank, host, pid);
-    return DD_OK;
 }

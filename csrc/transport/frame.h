@@ -17,7 +17,6 @@
 #define DD_FRAME_NBYTES 88u
 #define DD_FRAME_EAGER_MAX ((size_t)64 << 10)     /* payload of EAGER */
 #define DD_FRAME_FRAGMENT_MAX ((size_t)256 << 10) /* payload of DATA */
-#define DD_FRAME_ERROR_MAX ((size_t)1280)         /* payload of ABORT */
 
 /* The order is part of the wire format. */
 typedef enum dd_frame_type {
@@ -28,7 +27,7 @@ typedef enum dd_frame_type {
     DD_FRAME_REFUSE,    /* they may not: `reason` says why, nbytes and signature what would have been fine */
     DD_FRAME_CANCEL,    /* they will not come, or no more of them */
     DD_FRAME_CREDIT,    /* nothing but the credit */
-    DD_FRAME_ABORT,     /* a rank has given up; the payload is its error */
+    DD_FRAME_ABORT,     /* a rank has given up; the payload is its dd_cause */
     DD_FRAME_QUESTION,  /* how far are you? */
     DD_FRAME_ANSWER,    /* at collective `tag` with this signature; `offset` is 1 inside of it, 0 after it */
     DD_FRAME_GOODBYE,   /* a rank has closed its context */
@@ -67,10 +66,5 @@ dd_status dd_frame_decode(const uint8_t in[DD_FRAME_NBYTES], dd_frame *frame, dd
 
 /* "EAGER"; never NULL. */
 const char *dd_frame_type_name(dd_frame_type type);
-
-/* The payload of ABORT: code, culprit, message (cut where it does not fit). Returns the number of bytes. */
-size_t dd_frame_encode_error(const dd_error *error, uint8_t out[DD_FRAME_ERROR_MAX]);
-/* DD_PROTOCOL when it makes no sense. */
-dd_status dd_frame_decode_error(dd_bytes payload, dd_error *error, dd_error *err) DD_MUST_CHECK;
 
 #endif

@@ -28,6 +28,9 @@ typedef struct dd_link_ops {
      * sending; what has come in meanwhile is still to be had. */
     dd_io (*try_send)(dd_link *link, const struct iovec *parts, int nparts, size_t *moved);
 
+    /* Whether some of what was sent is still on this side, and would be lost with this process. */
+    bool (*is_held_back)(dd_link *link);
+
     /* Moves what there is, up to nbytes >= 1; AGAIN: nothing; the end of the stream, after its last byte,
      * is CLOSED. Looks at shared memory only: what the socket beside it has to say comes by on_event.
      * Whoever stops before AGAIN comes back. */

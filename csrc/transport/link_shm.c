@@ -305,6 +305,14 @@ shm_try_send(dd_link *link, const struct iovec *parts, int nparts, size_t *moved
     return DD_IO_OK;
 }
 
+/* The ring outlives the process that has written to it. */
+static bool
+shm_is_held_back(dd_link *link)
+{
+    (void)link;
+    return false;
+}
+
 static void
 release_room(shm_link *self, bool is_sure)
 {
@@ -457,6 +465,7 @@ shm_destroy(dd_link *link)
 static const dd_link_ops shm_ops = {
     .name = "shared memory",
     .try_send = shm_try_send,
+    .is_held_back = shm_is_held_back,
     .try_recv = shm_try_recv,
     .on_event = shm_on_event,
     .fall_asleep = shm_fall_asleep,

@@ -5,8 +5,10 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 /* A host that vanished without a word is noticed after about a quarter of a minute, whether the connection
@@ -60,6 +62,14 @@ tcp_try_send(dd_link *link, const struct iovec *parts, int nparts, size_t *moved
         *moved = (size_t)rc;
     }
     return io;
+}
+
+/* A process that ends with something unread has its connection reset, and what waits for the receiver's window is thrown away. */
+static bool
+tcp_is_held_back(dd_link *link)
+{
+    int nbytes = 0;
+    return ioctl(link->fd, SIOCOUTQNSD, &nbytes) == 0 && nbytes > 0;
 }
 
 static dd_io
@@ -117,6 +127,7 @@ tcp_destroy(dd_link *link)
 static const dd_link_ops tcp_ops = {
     .name = "TCP",
     .try_send = tcp_try_send,
+    .is_held_back = tcp_is_held_back,
     .try_recv = tcp_try_recv,
     .on_event = tcp_on_event,
     .fall_asleep = tcp_fall_asleep,

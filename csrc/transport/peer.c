@@ -593,11 +593,29 @@ lose_peer(dd_peer *peer)
     peer_reap(peer);
 }
 
+/* Who was lost before another left because of that: in groups in which the other one has said nothing, too. */
+static dd_peer *
+first_lost(const dd_engine *engine)
+{
+    for (dd_list *node = engine->breaking.next; node != &engine->breaking; node = node->next) {
+        dd_peer *peer = DD_CONTAINER_OF(node, dd_peer, breaking);
+        if (peer->is_said_lost) {
+            return peer;
+        }
+    }
+    return DD_CONTAINER_OF(engine->breaking.next, dd_peer, breaking);
+}
+
 void
 engine_settle(dd_engine *engine)
 {
+    if (dd_list_is_empty(&engine->breaking)) {
+        return;
+    }
+    /* Of several that are gone, one may have left because of another, and say so; somebody who lives may say it as well. */
+    engine_hear_all(engine);
     while (!dd_list_is_empty(&engine->breaking)) {
-        dd_peer *peer = DD_CONTAINER_OF(engine->breaking.next, dd_peer, breaking);
+        dd_peer *peer = first_lost(engine);
         dd_list_remove(&peer->breaking);
         lose_peer(peer);
     }

@@ -177,11 +177,7 @@ def _open(host: str, port: int, **options: Any) -> _core.TCPStore:
 
 def _serve(host: str, port: int, options: dict[str, Any]) -> _core.TCPStore:
     if _is_own_address(host):
-        try:
-            return _open(host, port, **options)
-        except _core.DistNetworkError as error:
-            if "is not this machine" not in str(error):
-                raise
+        return _open(host, port, **options)
     # A name, which may mean another address to the others than here, or an address that is translated on its way.
     server = _open("::", port, timeout=options["timeout"], wait_for_workers=False)
     return _open(host, server.port, **options)
@@ -220,8 +216,21 @@ def _close_if_same(fd: int, inode: int) -> None:
 
 
 def _is_own_address(host: str) -> bool:
-    """An address, or the loopback by its name: to be listened on alone."""
-    return host == "localhost" or ":" in host or host.replace(".", "").isdecimal()
+    """An address of this machine, or the loopback by its name: to be listened on alone."""
+    if host == "localhost":
+        return True
+    if ":" not in host and not host.replace(".", "").isdecimal():
+        return False
+    import errno
+    import socket
+
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.bind(address)
+    except OSError as error:
+        return error.errno != errno.EADDRNOTAVAIL  # whoever listens there says what else is wrong
+    return True
 
 
 # ---- what a URL says

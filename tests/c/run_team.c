@@ -37,6 +37,13 @@ fail_locked(run_member *self, const dd_error *error)
     }
 }
 
+static void
+tell(run_member *self, int except, const dd_error *error)
+{
+    dd_cause cause = dd_cause_of_error(error, self->rank);
+    dd_context_post_abort_locked(self->context, except, &cause);
+}
+
 /* Who has given up before there was a connection says so when there is one. */
 static void
 on_coll(void *ctx, int rank, uint64_t sequence, const dd_signature *signature)
@@ -46,7 +53,7 @@ on_coll(void *ctx, int rank, uint64_t sequence, const dd_signature *signature)
     (void)sequence;
     (void)signature;
     if (self->has_failed) {
-        dd_context_post_abort_locked(self->context, DD_ANY_RANK, &self->failure);
+        tell(self, DD_ANY_RANK, &self->failure);
     }
 }
 
@@ -56,9 +63,18 @@ on_failed(void *ctx, int rank, const dd_error *error)
 {
     run_member *self = ctx;
     if (!self->has_failed) {
-        dd_context_post_abort_locked(self->context, rank, error);
+        tell(self, rank, error);
         fail_locked(self, error);
     }
+}
+
+static void
+on_abort(void *ctx, int rank, const dd_cause *cause)
+{
+    dd_error error;
+    (void)dd_error_set(&error, cause->code, "%s", cause->text);
+    error.culprit = cause->culprit;
+    on_failed(ctx, rank, &error);
 }
 
 static void
@@ -151,7 +167,7 @@ open_context(run_member *self)
     dd_context_handler handler = {
         .ctx = self,
         .on_coll = on_coll,
-        .on_abort = on_failed,
+        .on_abort = on_abort,
         .on_lost = on_failed,
         .on_goodbye = on_goodbye,
         .on_asked = on_asked,
@@ -350,7 +366,7 @@ run_team_wait(run_member *self)
         if (!self->has_failed) {
             self->has_failed = true;
             self->failure = self->outcome;
-            dd_context_post_abort_locked(self->context, DD_ANY_RANK, &self->outcome);
+            tell(self, DD_ANY_RANK, &self->outcome);
         }
         dd_engine_unlock(self->engine);
         dd_engine_kick(self->engine);

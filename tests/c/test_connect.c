@@ -618,6 +618,44 @@ TEST(hello_of_another_version)
     close_node(&b);
 }
 
+/* A dldist of before, which says what it is. */
+TEST(answer_of_another_version)
+{
+    dd_connect_options options = default_options();
+    options.is_shm_disabled = true;
+    node a;
+    REQUIRE(open_node(&a, &options));
+    int listener = -1;
+    int fd = -1;
+    dd_addr addr = {.len = sizeof(struct sockaddr_in)};
+    addr.storage.ss_family = AF_INET;
+    ((struct sockaddr_in *)&addr.storage)->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    REQUIRE_OK(dd_sock_listen(&addr, &listener, check_err()));
+    dd_card card;
+    REQUIRE_OK(dd_card_init(&card, check_err()));
+    card.addrs.items[0] = dd_sock_local_addr(listener);
+    card.addrs.count = 1;
+    dd_wait wait = dd_wait_after(5 * DD_NS_PER_S * check_slow());
+    REQUIRE_OK(dd_connector_dial(a.connector, &card, 0, wait.deadline_ns, check_err()));
+    REQUIRE_OK(dd_sock_wait(listener, POLLIN, &wait, check_err()));
+    REQUIRE(dd_sock_try_accept(listener, &fd) == DD_IO_OK);
+    uint8_t bytes[CONNECT_HELLO_BYTES];
+    REQUIRE_OK(connect_recv(fd, bytes, CONNECT_HELLO_BYTES, &wait, check_err()));
+    CHECK_INT(bytes[4], CONNECT_VERSION);
+    connect_answer answer = {.verdict = CONNECT_OTHER_VERSION};
+    connect_answer_write(&answer, bytes);
+    bytes[4] = 1;
+    REQUIRE_OK(connect_send(fd, bytes, CONNECT_ANSWER_BYTES, &wait, check_err()));
+    REQUIRE(await(&a, 0, 1));
+    CHECK_INT(a.error.code, DD_PROTOCOL);
+    CHECK_CONTAINS(a.error.message,
+                   "it speaks version 1 of the link protocol, and this process version 2: all "
+                   "ranks need the same version of dldist");
+    dd_sock_close(fd);
+    dd_sock_close(listener);
+    close_node(&a);
+}
+
 /* More of those who say nothing than there are threads: they make room for others. */
 TEST(silent_connections_do_not_keep_others_out)
 {

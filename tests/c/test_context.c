@@ -509,7 +509,8 @@ begin_and_give_up(rig_group *rig, uint64_t id, int fd)
         CHECK_OK(dd_peer_send_fd_locked(self->peers[1], &passed, check_err()));
     }
     (void)dd_error_set(&error, DD_ABORTED, "it is not to be");
-    dd_context_post_abort_locked(self->context, DD_ANY_RANK, &error);
+    dd_cause cause = dd_cause_of_error(&error, 0);
+    dd_context_post_abort_locked(self->context, DD_ANY_RANK, &cause);
     dd_engine_unlock(self->engine);
     rig_wait(rig, 0, &send, DD_OK);
     dd_wait moment = dd_wait_after(DD_NS_PER_S);
@@ -539,7 +540,7 @@ TEST_BOTH(groups_that_a_peer_has_given_up_leave_nothing)
     dd_context *group = rig.ranks[1].context;
     REQUIRE(rig_open_context_of(&rig, 1, 1299));
     CHECK_INT(atomic_load(&rig.ranks[1].news.naborts), 1);
-    CHECK_CONTAINS(rig.ranks[1].news.abort_error.message, "it is not to be");
+    CHECK_CONTAINS(rig.ranks[1].news.abort_cause.text, "it is not to be");
     rig_close_context(&rig, 1);
     rig.ranks[1].context = group;
     close(fd);
@@ -607,14 +608,24 @@ TEST_BOTH(abort_tells_code_text_and_culprit)
     dd_error error;
     (void)dd_error_set(&error, DD_OP_TIMED_OUT, "all_reduce #4: timed out after 3 s");
     dd_error_blame(&error, 1, "node-x", 4711);
+    dd_cause cause = dd_cause_of_error(&error, 2);
+    cause.kind = DD_CAUSE_TIMED_OUT;
+    cause.sequence = 4;
+    cause.elapsed_ns = 3 * DD_NS_PER_S;
+    cause.other_signature = (dd_signature){.coll = 1, .count = 7};
     dd_engine_lock(rig.ranks[2].engine);
-    dd_context_post_abort_locked(rig.ranks[2].context, 1, &error);
+    dd_context_post_abort_locked(rig.ranks[2].context, 1, &cause);
     dd_engine_unlock(rig.ranks[2].engine);
     dd_engine_kick(rig.ranks[2].engine);
     REQUIRE(rig_wait_count(&rig, 0, &rig.ranks[0].news.naborts, 1));
-    const dd_error *told = &rig.ranks[0].news.abort_error;
+    const dd_cause *told = &rig.ranks[0].news.abort_cause;
+    CHECK_INT(told->kind, DD_CAUSE_TIMED_OUT);
     CHECK_INT(told->code, DD_OP_TIMED_OUT);
-    CHECK_CONTAINS(told->message, "all_reduce #4: timed out after 3 s");
+    CHECK_INT(told->origin, 2);
+    CHECK_INT(told->sequence, 4);
+    CHECK_INT(told->elapsed_ns, 3 * DD_NS_PER_S);
+    CHECK(memcmp(&told->other_signature, &cause.other_signature, sizeof cause.other_signature) == 0);
+    CHECK_CONTAINS(told->text, "all_reduce #4: timed out after 3 s");
     CHECK_INT(told->culprit.rank, 1);
     CHECK_INT(told->culprit.pid, 4711);
     CHECK_CONTAINS(told->culprit.host, "node-x");

@@ -27,11 +27,11 @@ on_coll(void *ctx, int rank, uint64_t sequence, const dd_signature *signature)
 }
 
 static void
-on_abort(void *ctx, int rank, const dd_error *error)
+on_abort(void *ctx, int rank, const dd_cause *cause)
 {
     rig_news *news = ctx;
     (void)rank;
-    news->abort_error = *error;
+    news->abort_cause = *cause;
     atomic_fetch_add(&news->naborts, 1);
 }
 
@@ -39,6 +39,9 @@ static void
 on_lost(void *ctx, int rank, const dd_error *error)
 {
     rig_news *news = ctx;
+    if (atomic_load(&news->nlosts) == 0) {
+        news->naborts_before_loss = atomic_load(&news->naborts);
+    }
     news->lost_error = *error;
     news->lost_rank = rank;
     atomic_fetch_add(&news->nlosts, 1);

@@ -17,7 +17,8 @@
 /* What the handler of a rank has been told. */
 typedef struct rig_news {
     atomic_int ncolls, naborts, nlosts, ngoodbyes, nanswers;
-    dd_error abort_error;
+    int naborts_before_loss; /* of the first */
+    dd_cause abort_cause;
     dd_error lost_error;
     int lost_rank;
     uint64_t answer_sequence;

@@ -467,8 +467,9 @@ lose_the_last(run_member *self)
     if (self->rank == self->topology.nranks - 1) {
         dd_error error;
         (void)dd_error_set(&error, DD_ABORTED, "out of here");
+        dd_cause cause = dd_cause_of_error(&error, self->rank);
         dd_engine_lock(self->engine);
-        dd_context_post_abort_locked(self->context, DD_ANY_RANK, &error);
+        dd_context_post_abort_locked(self->context, DD_ANY_RANK, &cause);
         dd_engine_unlock(self->engine);
         run_team_die(self);
     } else {

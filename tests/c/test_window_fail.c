@@ -111,6 +111,42 @@ TEST(a_window_that_is_closed)
     window_run_everywhere(2, use_closed);
 }
 
+/* Rank 1 gives up, and closes what it has. That shows in shared memory before rank 0 has heard why. */
+static void
+close_and_give_up(team_rank *self)
+{
+    const bool *is_plain = self->arg;
+    test_window test;
+    REQUIRE(window_open(self, 100, *is_plain, &test));
+    dd_engine *engine = dd_group_engine(self->group);
+    if (self->rank == 0) {
+        dd_engine_lock(engine); /* nobody listens */
+        team_rendezvous(self, "deaf");
+        team_rendezvous(self, "given up");
+        dd_engine_unlock(engine);
+        if (dd_window_data(test.window, 1) != NULL) { /* else it goes by a note, which may still be sent */
+            CHECK_STATUS(window_signal(&test, 1, 0), DD_ABORTED);
+            CHECK_CONTAINS(check_message(), "aborted the group: no more");
+        }
+        CHECK_STATUS(window_take(&test, 1, 0), DD_ABORTED);
+        CHECK_CONTAINS(check_message(), "aborted the group: no more");
+    } else {
+        team_rendezvous(self, "deaf");
+        if (self->rank == 1) {
+            dd_window_close(test.window);
+            dd_group_abort(self->group, "no more");
+        }
+        team_rendezvous(self, "given up");
+    }
+    team_rendezvous(self, "through");
+    window_drop(&test);
+}
+
+TEST(a_window_that_is_closed_for_a_reason)
+{
+    window_run_everywhere(2, close_and_give_up);
+}
+
 /* ---- waiting in vain */
 
 static bool

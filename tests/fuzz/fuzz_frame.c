@@ -1,5 +1,6 @@
-/* A frame from a peer: what is accepted has fields within their limits, and comes out of the encoder as it
+/* A frame from a peer, and the cause in an ABORT: what is accepted has fields within their limits, and comes out of the encoder as it
  * was. */
+#include "transport/cause.h"
 #include "transport/frame.h"
 
 #include <stdlib.h>
@@ -34,20 +35,26 @@ check_frame(const uint8_t *data)
     check(memcmp(again, data, sizeof again) == 0);
 }
 
+/* The first byte says how many ranks there are. */
 static void
-check_error(const uint8_t *data, size_t size)
+check_cause(const uint8_t *data, size_t size)
 {
-    dd_error error;
+    int nranks = data[0] + 1;
+    dd_cause cause;
     dd_error fault;
-    if (dd_frame_decode_error(dd_bytes_of(data, size), &error, &fault) == DD_OK) {
-        check(error.code > DD_OK && error.code < DD_STATUS_COUNT);
-        check(memchr(error.message, '\0', sizeof error.message) != NULL);
-        check(memchr(error.culprit.host, '\0', sizeof error.culprit.host) != NULL);
-        uint8_t out[DD_FRAME_ERROR_MAX];
-        check(dd_frame_encode_error(&error, out) <= sizeof out);
-    } else {
+    if (dd_cause_decode(dd_bytes_of(data + 1, size - 1), nranks, &cause, &fault) != DD_OK) {
         check(fault.code == DD_PROTOCOL);
+        return;
     }
+    check(cause.code > DD_OK && (int)cause.code < DD_STATUS_COUNT);
+    check(cause.origin >= 0 && cause.origin < nranks);
+    check(cause.culprit.rank >= -1 && cause.culprit.rank < nranks);
+    check(cause.other >= -1 && cause.other < nranks);
+    check(memchr(cause.text, '\0', sizeof cause.text) != NULL);
+    check(memchr(cause.culprit.host, '\0', sizeof cause.culprit.host) != NULL);
+    uint8_t again[DD_CAUSE_MAX_NBYTES];
+    check(dd_cause_encode(&cause, again) == size - 1);
+    check(memcmp(again, data + 1, size - 1) == 0);
 }
 
 int
@@ -58,6 +65,8 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         data += DD_FRAME_NBYTES;
         size -= DD_FRAME_NBYTES;
     }
-    check_error(data, size);
+    if (size > 0) {
+        check_cause(data, size);
+    }
     return 0;
 }

@@ -32,3 +32,12 @@ def test_chaos_for_some_epochs(options):
     command = [sys.executable, os.path.join(CHAOS, "chaos.py"), "--seed", "11", "--epochs", "12", *options]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=140)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+
+
+@pytest.mark.deadline(150)
+def test_survivors_name_who_was_killed():
+    """Where survivors end at once because of that, too."""
+    phases = "small,messages,two_groups,window,splitting"
+    command = [sys.executable, os.path.join(CHAOS, "kills.py"), "--seed", "1", "--kills", "80", "--phases", phases, "--limit", "20"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=140)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

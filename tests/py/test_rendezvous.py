@@ -333,6 +333,15 @@ def test_a_descriptor_of_another_port_is_refused(listener):
 # ---- which addresses are listened on
 
 
+@pytest.mark.parametrize(
+    ("host", "is_own"),
+    [("127.0.0.1", True), ("localhost", True), ("0.0.0.0", True), ("192.0.2.1", False), ("no.such.host.invalid", False)],
+)
+def test_addresses_of_this_machine(host, is_own):
+    """Those of others, and names, which may mean something else elsewhere, are not listened on alone."""
+    assert _places._is_own_address(host) is is_own
+
+
 def test_an_address_is_listened_on_alone_and_a_name_everywhere(monkeypatch):
     store = next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:0", 0, 1))[0]
     with pytest.raises(ConnectionRefusedError):

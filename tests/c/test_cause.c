@@ -1,0 +1,171 @@
+/* What ranks tell each other of a failure, as bytes. */
+#include "check.h"
+#include "transport/cause.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NRANKS 5
+
+static dd_cause
+sample(dd_cause_kind kind)
+{
+    bool names_two = kind == DD_CAUSE_CALLS || kind == DD_CAUSE_SIZES || kind == DD_CAUSE_MISFIT;
+    dd_cause cause = {
+        .kind = kind,
+        .code = DD_MISMATCH,
+        .origin = 4,
+        .culprit = {.rank = 2, .pid = INT64_MAX},
+        .other = names_two ? 3 : -1,
+        .sequence = UINT64_MAX,
+        .elapsed_ns = INT64_MAX,
+        .culprit_nbytes = 48,
+        .other_nbytes = UINT64_MAX,
+        .culprit_signature = {1, 2, 3, 4, 5, 6, 7},
+        .other_signature = {8, 9, 10, 11, UINT32_MAX, UINT64_MAX, UINT64_MAX},
+    };
+    snprintf(cause.culprit.host, sizeof cause.culprit.host, "node-b");
+    snprintf(cause.text, sizeof cause.text, "connection closed");
+    return cause;
+}
+
+static dd_status
+decode(const uint8_t *bytes, size_t nbytes, dd_cause *out)
+{
+    /* A copy of just that size, so that a sanitizer sees who reads on. */
+    uint8_t *copy = malloc(nbytes > 0 ? nbytes : 1);
+    memcpy(copy, bytes, nbytes);
+    dd_status status = dd_cause_decode(dd_bytes_of(copy, nbytes), NRANKS, out, check_err());
+    free(copy);
+    return status;
+}
+
+static void
+check_same(const dd_cause *in, const dd_cause *out)
+{
+    CHECK_INT(out->kind, in->kind);
+    CHECK_INT(out->code, in->code);
+    CHECK_INT(out->origin, in->origin);
+    CHECK_INT(out->culprit.rank, in->culprit.rank);
+    CHECK_INT(out->culprit.pid, in->culprit.pid);
+    CHECK(strcmp(out->culprit.host, in->culprit.host) == 0);
+    CHECK_INT(out->other, in->other);
+    CHECK(out->sequence == in->sequence && out->elapsed_ns == in->elapsed_ns);
+    CHECK(out->culprit_nbytes == in->culprit_nbytes && out->other_nbytes == in->other_nbytes);
+    CHECK(memcmp(&out->culprit_signature, &in->culprit_signature, sizeof in->culprit_signature) == 0);
+    CHECK(memcmp(&out->other_signature, &in->other_signature, sizeof in->other_signature) == 0);
+    CHECK(strcmp(out->text, in->text) == 0);
+}
+
+TEST(every_cause_comes_out_as_it_went_in)
+{
+    for (int kind = DD_CAUSE_OTHER; kind <= DD_CAUSE_TIMED_OUT; kind++) {
+        dd_cause in = sample((dd_cause_kind)kind);
+        dd_cause out;
+        uint8_t bytes[DD_CAUSE_MAX_NBYTES];
+        size_t nbytes = dd_cause_encode(&in, bytes);
+        REQUIRE_OK(decode(bytes, nbytes, &out));
+        check_same(&in, &out);
+    }
+}
+
+TEST(a_long_text_comes_out_whole)
+{
+    dd_cause in = sample(DD_CAUSE_OTHER);
+    dd_cause out;
+    uint8_t bytes[DD_CAUSE_MAX_NBYTES];
+    in.culprit = (dd_culprit){.rank = -1};
+    memset(in.text, 'x', sizeof in.text - 1);
+    size_t nbytes = dd_cause_encode(&in, bytes);
+    CHECK_INT(nbytes, sizeof bytes);
+    REQUIRE_OK(decode(bytes, nbytes, &out));
+    check_same(&in, &out);
+}
+
+/* Cut in the fields it is nothing; cut in the text it is a shorter text. */
+TEST(a_cause_that_is_cut)
+{
+    dd_cause in = sample(DD_CAUSE_LOST);
+    uint8_t bytes[DD_CAUSE_MAX_NBYTES + 1] = {0};
+    size_t nbytes = dd_cause_encode(&in, bytes);
+    for (size_t len = 0; len <= nbytes; len++) {
+        dd_cause out;
+        dd_status status = decode(bytes, len, &out);
+        CHECK_STATUS(status, len < DD_CAUSE_HEAD_NBYTES ? DD_PROTOCOL : DD_OK);
+        CHECK(status != DD_OK || strlen(out.text) == len - DD_CAUSE_HEAD_NBYTES);
+    }
+    dd_cause out;
+    CHECK_STATUS(decode(bytes, sizeof bytes, &out), DD_PROTOCOL);
+}
+
+static void
+check_refused(const dd_cause *cause, const char *why)
+{
+    dd_cause out;
+    uint8_t bytes[DD_CAUSE_MAX_NBYTES];
+    size_t nbytes = dd_cause_encode(cause, bytes);
+    CHECK_STATUS(decode(bytes, nbytes, &out), DD_PROTOCOL);
+    CHECK_CONTAINS(check_message(), why);
+}
+
+TEST(causes_that_make_no_sense)
+{
+    static const int bad_ranks[] = {NRANKS, -2, INT32_MAX, INT32_MIN};
+    for (size_t i = 0; i < sizeof bad_ranks / sizeof bad_ranks[0]; i++) {
+        dd_cause cause = sample(DD_CAUSE_CALLS);
+        cause.origin = bad_ranks[i];
+        check_refused(&cause, "it comes from a rank");
+        cause = sample(DD_CAUSE_OTHER);
+        cause.culprit.rank = bad_ranks[i];
+        check_refused(&cause, "it blames a rank");
+        cause = sample(DD_CAUSE_CALLS);
+        cause.other = bad_ranks[i];
+        check_refused(&cause, "it names a rank");
+    }
+    for (int kind = DD_CAUSE_LOST; kind <= DD_CAUSE_MISFIT; kind++) {
+        dd_cause cause = sample((dd_cause_kind)kind);
+        cause.culprit.rank = -1;
+        check_refused(&cause, "it blames a rank");
+    }
+    dd_cause cause = sample(DD_CAUSE_SIZES);
+    cause.other = -1;
+    check_refused(&cause, "it names a rank");
+    cause = sample(DD_CAUSE_LOST);
+    cause.other = 1;
+    check_refused(&cause, "it names a rank");
+    cause = sample(DD_CAUSE_TIMED_OUT);
+    cause.elapsed_ns = -1;
+    check_refused(&cause, "negative");
+    cause = sample(DD_CAUSE_LOST);
+    cause.code = DD_OK;
+    check_refused(&cause, "code");
+    cause.code = (dd_status)DD_STATUS_COUNT;
+    check_refused(&cause, "code");
+    cause = sample((dd_cause_kind)0);
+    check_refused(&cause, "kind");
+    cause = sample((dd_cause_kind)(DD_CAUSE_TIMED_OUT + 1));
+    check_refused(&cause, "kind");
+}
+
+/* What an encoder of ours does not write. */
+TEST(bytes_that_no_cause_has)
+{
+    dd_cause cause = sample(DD_CAUSE_LOST);
+    dd_cause out;
+    uint8_t bytes[DD_CAUSE_MAX_NBYTES];
+    size_t nbytes = dd_cause_encode(&cause, bytes);
+    REQUIRE_OK(decode(bytes, nbytes, &out));
+    static const size_t zeros[] = {5, 6, 7, 20, 21, 22, 23, 119, 175};
+    for (size_t i = 0; i < sizeof zeros / sizeof zeros[0]; i++) {
+        bytes[zeros[i]] ^= 1;
+        CHECK_STATUS(decode(bytes, nbytes, &out), DD_PROTOCOL);
+        bytes[zeros[i]] ^= 1;
+    }
+    bytes[nbytes - 2] = 0;
+    CHECK_STATUS(decode(bytes, nbytes, &out), DD_PROTOCOL);
+    memset(bytes, 0xff, sizeof bytes);
+    CHECK_STATUS(decode(bytes, sizeof bytes, &out), DD_PROTOCOL);
+    memset(bytes, 0, sizeof bytes);
+    CHECK_STATUS(decode(bytes, sizeof bytes, &out), DD_PROTOCOL);
+}

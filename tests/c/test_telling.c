@@ -1,0 +1,302 @@
+/* A failure is told to the others before anybody here can act on it: the process may end then. */
+#include "check.h"
+#include "test_engine_rig.h"
+#include "transport/engine_internal.h"
+
+#include <string.h>
+#include <sys/socket.h>
+
+#define TEST_BOTH(name)                  \
+    static void run_##name(bool is_shm); \
+    TEST(name##_shm)                     \
+    {                                    \
+        run_##name(true);                \
+    }                                    \
+    TEST(name##_tcp)                     \
+    {                                    \
+        run_##name(false);               \
+    }                                    \
+    static void run_##name(bool is_shm)
+
+static bool
+connect_all(rig_group *rig)
+{
+    bool is_good = true;
+    for (int i = 0; i < rig->nranks; i++) {
+        for (int k = 0; k < i; k++) {
+            rig_message send = rig_p2p(k, 0, NULL, 0);
+            rig_message recv = rig_p2p(i, 0, NULL, 0);
+            rig_post_send(rig, i, &send);
+            rig_post_recv(rig, k, &recv);
+            is_good = is_good && rig_wait(rig, i, &send, DD_OK) && rig_wait(rig, k, &recv, DD_OK);
+        }
+    }
+    return is_good;
+}
+
+static dd_cause
+loss_of(int rank, int origin)
+{
+    dd_cause cause = {.kind = DD_CAUSE_LOST,
+                      .code = DD_PEER_LOST,
+                      .origin = origin,
+                      .culprit = {.rank = rank},
+                      .other = -1};
+    strcpy(cause.text, "connection closed");
+    return cause;
+}
+
+static void
+tell(rig_group *rig, int rank, const dd_cause *cause)
+{
+    dd_engine_lock(rig->ranks[rank].engine);
+    dd_context_post_abort_locked(rig->ranks[rank].context, DD_ANY_RANK, cause);
+    dd_engine_unlock(rig->ranks[rank].engine);
+}
+
+/* ---- nobody drives any more */
+
+typedef struct last_words {
+    rig_group *rig;
+    sem_t is_said, is_over;
+} last_words;
+
+static void
+wait_for(sem_t *semaphore)
+{
+    while (sem_wait(semaphore) != 0) {
+    }
+}
+
+/* Rank 0 tells, and does nothing else from then on. */
+static void *
+speak_and_freeze(void *arg)
+{
+    last_words *self = arg;
+    dd_cause cause = loss_of(2, 0);
+    dd_engine_lock(self->rig->ranks[0].engine);
+    dd_context_post_abort_locked(self->rig->ranks[0].context, DD_ANY_RANK, &cause);
+    (void)sem_post(&self->is_said);
+    wait_for(&self->is_over);
+    dd_engine_unlock(self->rig->ranks[0].engine);
+    return NULL;
+}
+
+TEST_BOTH(an_abort_is_on_its_way_when_it_is_posted)
+{
+    rig_group rig;
+    pthread_t thread;
+    REQUIRE(rig_open(&rig, 3, is_shm) && connect_all(&rig));
+    last_words words = {.rig = &rig};
+    REQUIRE(sem_init(&words.is_said, 0, 0) == 0 && sem_init(&words.is_over, 0, 0) == 0);
+    REQUIRE(pthread_create(&thread, NULL, speak_and_freeze, &words) == 0);
+    wait_for(&words.is_said);
+    (void)rig_wait_count(&rig, 1, &rig.ranks[1].news.naborts, 1);
+    CHECK_INT(rig.ranks[1].news.abort_cause.culprit.rank, 2);
+    (void)sem_post(&words.is_over);
+    (void)pthread_join(thread, NULL);
+    (void)sem_destroy(&words.is_said);
+    (void)sem_destroy(&words.is_over);
+    rig_close(&rig);
+}
+
+/* ---- who has left because of another */
+
+static dd_peer *
+peer_of(rig_group *rig, int rank, int other)
+{
+    return rig->ranks[rank].peers[other];
+}
+
+/* What is left of a connection when a process ends. */
+static void
+cut(rig_group *rig, int rank, int other)
+{
+    dd_engine_lock(rig->ranks[rank].engine);
+    CHECK(shutdown(peer_of(rig, rank, other)->lanes[0]->stream->fd, SHUT_RDWR) == 0);
+    dd_engine_unlock(rig->ranks[rank].engine);
+}
+
+/* Rank 2 dies, rank 1 hears of it, says so and ends. Rank 0 sees both ends, that of rank 1 first. */
+TEST_BOTH(who_leaves_because_of_another_is_not_to_blame)
+{
+    rig_group rig;
+    rig_hold busy;
+    REQUIRE(rig_open(&rig, 3, is_shm) && connect_all(&rig));
+    REQUIRE(rig_hold_begin(&busy, &rig, 0));
+    cut(&rig, 2, 1);
+    REQUIRE(rig_wait_count(&rig, 1, &rig.ranks[1].news.nlosts, 1));
+    dd_cause cause = loss_of(2, 1);
+    tell(&rig, 1, &cause);
+    cut(&rig, 1, 0);
+    cut(&rig, 2, 0);
+    rig_hold_end(&busy);
+    REQUIRE(rig_wait_count(&rig, 0, &rig.ranks[0].news.nlosts, 2));
+    CHECK_INT(rig.ranks[0].news.naborts_before_loss, 1);
+    CHECK_INT(rig.ranks[0].news.abort_cause.culprit.rank, 2);
+    rig_close(&rig);
+}
+
+/* Of a group in which nobody has said anything. */
+static void
+note_first_lost(void *ctx, int rank, const dd_error *error)
+{
+    int *first = ctx;
+    (void)error;
+    *first = *first < 0 ? rank : *first;
+}
+
+/* The same; but rank 1 has given up another group before it could say so in this one. */
+TEST_BOTH(who_leaves_because_of_another_is_not_to_blame_elsewhere)
+{
+    rig_group rig;
+    rig_hold busy;
+    dd_context *other = NULL;
+    int first = -1;
+    dd_context_handler handler = {.ctx = &first, .on_lost = note_first_lost};
+    REQUIRE(rig_open(&rig, 3, is_shm) && connect_all(&rig));
+    REQUIRE_OK(dd_context_open(rig.ranks[0].engine, RIG_GROUP + 1, 0, 3, rig.ranks[0].peers, &handler, &other,
+                               check_err()));
+    REQUIRE(rig_hold_begin(&busy, &rig, 0));
+    dd_cause cause = loss_of(2, 1);
+    tell(&rig, 1, &cause);
+    cut(&rig, 1, 0);
+    cut(&rig, 2, 0);
+    rig_hold_end(&busy);
+    REQUIRE(rig_wait_count(&rig, 0, &rig.ranks[0].news.nlosts, 2));
+    CHECK_INT(first, 2);
+    dd_wait at_once = dd_wait_after(0);
+    dd_context_close(other, &at_once);
+    rig_close(&rig);
+}
+
+/* ---- no room */
+
+enum { NSENDS = 30 };
+
+typedef struct full_way {
+    rig_message sends[NSENDS];
+    rig_message recvs[NSENDS];
+    uint8_t bytes[32 << 10];
+} full_way;
+
+/* More than there is room for, to a rank that does not read. */
+static void
+fill(rig_group *rig, full_way *way)
+{
+    int small = 64 << 10;
+    dd_peer *peer = peer_of(rig, 0, 1);
+    dd_engine_lock(rig->ranks[0].engine);
+    (void)setsockopt(peer->lanes[0]->stream->fd, SOL_SOCKET, SO_SNDBUF, &small, sizeof small);
+    dd_engine_unlock(rig->ranks[0].engine);
+    for (int i = 0; i < NSENDS; i++) {
+        way->sends[i] = rig_p2p(1, 1, way->bytes, sizeof way->bytes);
+        rig_post_send(rig, 0, &way->sends[i]);
+    }
+    dd_cause cause = loss_of(2, 0);
+    tell(rig, 0, &cause);
+    dd_engine_lock(rig->ranks[0].engine);
+    CHECK(peer_has_queued(peer));
+    dd_engine_unlock(rig->ranks[0].engine);
+}
+
+static void
+empty(rig_group *rig, full_way *way)
+{
+    for (int i = 0; i < NSENDS; i++) {
+        way->recvs[i] = rig_p2p(0, 1, way->bytes, sizeof way->bytes);
+        rig_post_recv(rig, 1, &way->recvs[i]);
+        (void)rig_wait(rig, 1, &way->recvs[i], DD_OK);
+        (void)rig_wait(rig, 0, &way->sends[i], DD_OK);
+    }
+}
+
+static void
+small_buffers(rig_group *rig)
+{
+    int small = 64 << 10;
+    dd_engine_lock(rig->ranks[1].engine);
+    (void)setsockopt(peer_of(rig, 1, 0)->lanes[0]->stream->fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
+    dd_engine_unlock(rig->ranks[1].engine);
+}
+
+/* The rank has time to hear, and takes it only after a while. */
+static void *
+be_released(void *arg)
+{
+    dd_wait wait = dd_wait_after(20 * DD_NS_PER_MS);
+    (void)!dd_wait_sleep(&wait, 20 * DD_NS_PER_MS, NULL);
+    rig_hold_end(arg);
+    return NULL;
+}
+
+TEST_BOTH(who_waits_is_told_when_the_others_can_hear)
+{
+    static full_way way;
+    rig_group rig;
+    rig_hold busy;
+    pthread_t thread;
+    atomic_bool never = false;
+    REQUIRE(rig_open(&rig, 3, is_shm) && connect_all(&rig));
+    small_buffers(&rig);
+    REQUIRE(rig_hold_begin(&busy, &rig, 1));
+    fill(&rig, &way);
+    REQUIRE(pthread_create(&thread, NULL, be_released, &busy) == 0);
+    int64_t start_ns = dd_clock_now_ns();
+    dd_wait at_once = dd_wait_after(0);
+    CHECK_STATUS(dd_engine_wait(rig.ranks[0].engine, &never, &at_once, check_err()), DD_OP_TIMED_OUT);
+    bool has_given_up = dd_clock_now_ns() - start_ns > 100 * DD_NS_PER_MS; /* on a slow machine */
+    dd_engine_lock(rig.ranks[0].engine);
+    CHECK(has_given_up || !peer_has_queued(peer_of(&rig, 0, 1)));
+    dd_engine_unlock(rig.ranks[0].engine);
+    (void)pthread_join(thread, NULL);
+    REQUIRE(rig_wait_count(&rig, 1, &rig.ranks[1].news.naborts, 1));
+    empty(&rig, &way);
+    rig_close(&rig);
+}
+
+/* The same for somebody who has not waited, and whose next call says that the group has failed. */
+TEST_BOTH(who_begins_a_call_is_told_when_the_others_can_hear)
+{
+    static full_way way;
+    rig_group rig;
+    rig_hold busy;
+    pthread_t thread;
+    REQUIRE(rig_open(&rig, 3, is_shm) && connect_all(&rig));
+    small_buffers(&rig);
+    REQUIRE(rig_hold_begin(&busy, &rig, 1));
+    fill(&rig, &way);
+    REQUIRE(pthread_create(&thread, NULL, be_released, &busy) == 0);
+    int64_t start_ns = dd_clock_now_ns();
+    dd_engine_lock(rig.ranks[0].engine);
+    dd_engine_finish_telling_locked(rig.ranks[0].engine);
+    bool has_given_up = dd_clock_now_ns() - start_ns > 100 * DD_NS_PER_MS;
+    CHECK(has_given_up || !peer_has_queued(peer_of(&rig, 0, 1)));
+    dd_engine_unlock(rig.ranks[0].engine);
+    (void)pthread_join(thread, NULL);
+    REQUIRE(rig_wait_count(&rig, 1, &rig.ranks[1].news.naborts, 1));
+    empty(&rig, &way);
+    rig_close(&rig);
+}
+
+/* Whoever does not listen is not waited for long. */
+TEST_BOTH(somebody_who_does_not_listen)
+{
+    static full_way way;
+    rig_group rig;
+    rig_hold busy;
+    atomic_bool never = false;
+    REQUIRE(rig_open(&rig, 3, is_shm) && connect_all(&rig));
+    small_buffers(&rig);
+    REQUIRE(rig_hold_begin(&busy, &rig, 1));
+    fill(&rig, &way);
+    int64_t start_ns = dd_clock_now_ns();
+    for (int i = 0; i < 10; i++) {
+        dd_wait at_once = dd_wait_after(0);
+        CHECK_STATUS(dd_engine_wait(rig.ranks[0].engine, &never, &at_once, check_err()), DD_OP_TIMED_OUT);
+    }
+    CHECK(dd_clock_now_ns() - start_ns < DD_NS_PER_S * check_slow());
+    rig_hold_end(&busy);
+    empty(&rig, &way);
+    rig_close(&rig);
+}
