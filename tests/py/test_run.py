@@ -18,6 +18,12 @@ PROGRAMS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "run_program
 LIMIT_S = 25
 
 
+@pytest.fixture(autouse=True)
+def temporary(monkeypatch, tmp_path_factory):
+    """Jobs that fail leave their flight recorders in a temporary folder."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path_factory.mktemp("temporary")))
+
+
 def program(name):
     return os.path.join(PROGRAMS, name)
 
