@@ -23,7 +23,7 @@ typedef struct attendance {
     char present[340];
     char absent[220];
     char refused[300]; /* who may be missing for want of the secret */
-    dd_error trouble; /* why it is not known who is there; code DD_OK: it is */
+    dd_error trouble;  /* why it is not known who is there; code DD_OK: it is */
 } attendance;
 
 /* Adds ", 3 (node-b, pid 77)" to a list. The last that there is room for is "...". */
@@ -124,7 +124,9 @@ meeting_error_absent(meeting_place *place, dd_error *err)
         dd_error_set(err, DD_OP_TIMED_OUT, "all %d have come, and one of them has not gone on: %s",
                      place->size, seen.present);
     } else {
-        dd_error_set(err, DD_OP_TIMED_OUT, "%s%d of %d have come: %s; missing: %s%s", seen.is_cut ? "at least " : "", seen.npresent, place->size, seen.present, seen.absent, seen.refused);
+        dd_error_set(err, DD_OP_TIMED_OUT, "%s%d of %d have come: %s; missing: %s%s",
+                     seen.is_cut ? "at least " : "", seen.npresent, place->size, seen.present, seen.absent,
+                     seen.refused);
         dd_error_blame(err, seen.first_absent, NULL, 0);
     }
     dd_error_prepend(err, "group \"%.*s\": rank %d waited %.1f s for the others", (int)place->name.len,
@@ -182,10 +184,11 @@ warn_of_refused(meeting_place *place, meeting_watch *watch, dd_error *err)
     dd_status status = dd_tcp_store_refused(place->store, &who, place->wait, err);
     watch->has_warned = status == DD_OK && who.len > 0;
     if (watch->has_warned) {
-        DD_LOG(DD_LOG_INFO,
-               "group \"%.*s\" (rank %d of %d) waits for others; the store has refused, for want of its secret: %s",
-               (int)place->name.len, (const char *)place->name.data, place->rank, place->size,
-               dd_bytes_print(dd_blob_view(&who), text, sizeof text));
+        DD_LOG(
+            DD_LOG_INFO,
+            "group \"%.*s\" (rank %d of %d) waits for others; the store has refused, for want of its secret: %s",
+            (int)place->name.len, (const char *)place->name.data, place->rank, place->size,
+            dd_bytes_print(dd_blob_view(&who), text, sizeof text));
     }
     dd_blob_fini(&who);
     return status == DD_INTERRUPTED ? status : DD_OK;
@@ -237,9 +240,9 @@ group_bulletin_post(const group_bulletin *bulletin, const dd_error *error)
     dd_wait moment = dd_wait_after(DD_NS_PER_S);
     dd_blob value = {0};
     dd_bytes failure = dd_bytes_of(text, meeting_encode_failure(error, text));
-    dd_status ignored =
-        bulletin->store->ops->compare_set(bulletin->store, bulletin_key(bulletin, &place), dd_bytes_of_string(""),
-                                          failure, &value, &moment, NULL); /* those who have a link hear it there */
+    dd_status ignored = bulletin->store->ops->compare_set(bulletin->store, bulletin_key(bulletin, &place),
+                                                          dd_bytes_of_string(""), failure, &value, &moment,
+                                                          NULL); /* those who have a link hear it there */
     (void)ignored;
     dd_blob_fini(&value);
 }

@@ -565,8 +565,9 @@ on_lost(void *ctx, int rank, const dd_error *error)
     const dd_card *card = dd_peer_card(group->peers[is_own ? group->rank : rank]);
     group_print_member(group, rank, who);
     if (is_own) { /* the other one may be well */
-        dd_error_set(&cause, error->code == DD_OUT_OF_MEMORY ? error->code : DD_SYSTEM, "%s has no way to %s: %.600s",
-                     group_print_member(group, group->rank, own), who, error->message);
+        dd_error_set(&cause, error->code == DD_OUT_OF_MEMORY ? error->code : DD_SYSTEM,
+                     "%s has no way to %s: %.600s", group_print_member(group, group->rank, own), who,
+                     error->message);
     } else {
         dd_error_set(&cause, DD_PEER_LOST, "lost %s: %.600s", who, error->message);
     }

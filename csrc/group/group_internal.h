@@ -136,8 +136,8 @@ typedef struct group_setup {
     int size;
     dd_peer **peers;
     const dd_group_options *options;
-    dd_group *parent;        /* of a split: what ends it ends the making of this one; else NULL */
-    const int *parent_ranks; /* [size] */
+    dd_group *parent;         /* of a split: what ends it ends the making of this one; else NULL */
+    const int *parent_ranks;  /* [size] */
     group_bulletin *bulletin; /* NULL: there is no store */
 } group_setup;
 

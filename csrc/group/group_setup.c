@@ -119,7 +119,8 @@ check_voters(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_
         status = check_own_part_locked(group, err);
     }
     dd_engine_unlock(group->engine);
-    return status == DD_OK && setup->bulletin != NULL ? group_bulletin_check(setup->bulletin, wait, err) : status;
+    return status == DD_OK && setup->bulletin != NULL ? group_bulletin_check(setup->bulletin, wait, err)
+                                                      : status;
 }
 
 static dd_status
@@ -250,7 +251,8 @@ have_all_shm_locked(const dd_group *group)
 
 /* Waits for shared memory links to the local ranks. *is_shared: all have one; else the group may still come about by messages. */
 static dd_status
-connect_local_ranks(dd_group *group, const group_setup *setup, bool *is_shared, const dd_wait *wait, dd_error *err)
+connect_local_ranks(dd_group *group, const group_setup *setup, bool *is_shared, const dd_wait *wait,
+                    dd_error *err)
 {
     dial_local_ranks(group, false);
     dd_wait patience = dd_wait_at_most(wait, DIALLED_PATIENCE_NS);
@@ -601,8 +603,8 @@ group_set_up(group_setup *setup, dd_group **out, const dd_wait *wait, dd_error *
     dd_status status = set_up(group, setup, wait, &error);
     if (status != DD_OK) {
         tell_given_up(group, setup, &error);
-        dd_error_prepend(&error, "group \"%.*s\" (rank %d of %d): cannot connect the ranks", (int)group->name.len,
-                         (const char *)group->name.data, group->rank, group->size);
+        dd_error_prepend(&error, "group \"%.*s\" (rank %d of %d): cannot connect the ranks",
+                         (int)group->name.len, (const char *)group->name.data, group->rank, group->size);
         group_destroy(group);
         return dd_error_copy(err, &error);
     }

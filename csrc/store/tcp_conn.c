@@ -40,7 +40,8 @@ static void
 note_refused(dd_tcp_server *server, const char *who)
 {
     size_t last = 0;
-    while (last < TCP_REFUSED_MAX - 1 && server->refused[last][0] != '\0' && strcmp(server->refused[last], who) != 0) {
+    while (last < TCP_REFUSED_MAX - 1 && server->refused[last][0] != '\0' &&
+           strcmp(server->refused[last], who) != 0) {
         last++;
     }
     memmove(server->refused[1], server->refused[0], last * sizeof server->refused[0]);

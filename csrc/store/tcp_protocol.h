@@ -72,7 +72,8 @@ typedef enum dd_tcp_op {
 #define DD_TCP_WAIT_CANCELED 1
 #define DD_TCP_RING_BYTES ((size_t)256 << 10)
 #define DD_TCP_JOIN_KEY "init/" /* counts the clients that have joined */
-#define DD_TCP_REFUSED_KEY "refused/" /* TRY_GET: who has not shown the secret lately; of our servers, and no key of the store */
+#define DD_TCP_REFUSED_KEY \
+    "refused/" /* TRY_GET: who has not shown the secret lately; of our servers, and no key of the store */
 
 const char *dd_tcp_op_name(dd_tcp_op op);       /* "SET"; "?" for a number that is none */
 const char *dd_tcp_request_pattern(uint8_t op); /* NULL for a number that is no operation */

@@ -93,10 +93,11 @@ struct dd_tcp_server {
     size_t nlisteners;
     dd_list conns;
     dd_list doomed;
-    dd_list hot;             /* connections whose rings are polled */
-    size_t nrings;           /* connections with rings */
-    char refused[TCP_REFUSED_MAX][TCP_WHO_MAX]; /* who has not shown the secret, the latest first; "": nobody */
-    struct tcp_conn **queue; /* room to put them in order */
+    dd_list hot;   /* connections whose rings are polled */
+    size_t nrings; /* connections with rings */
+    char refused[TCP_REFUSED_MAX]
+                [TCP_WHO_MAX]; /* who has not shown the secret, the latest first; "": nobody */
+    struct tcp_conn **queue;   /* room to put them in order */
     size_t queue_capacity;
     uint8_t *recv_buf; /* TCP_RECV_BYTES, for whoever is being read */
 

@@ -40,6 +40,7 @@ dd_addr dd_tcp_store_own_addr(dd_store *store);
 
 /* Who has tried to connect to the server lately without its secret, of any kind of store: "node-b (pid 77)", as they say themselves.
  * Empty: nobody, or that is not known. */
-dd_status dd_tcp_store_refused(dd_store *store, dd_blob *who, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+dd_status dd_tcp_store_refused(dd_store *store, dd_blob *who, const dd_wait *wait,
+                               dd_error *err) DD_MUST_CHECK;
 
 #endif
