@@ -25,10 +25,13 @@ typedef struct dd_group_options {
     size_t large_segment_nbytes; /* 0: by the selection */
 } dd_group_options;
 
-/* Meets the other ranks in the store, until the deadline: DD_OP_TIMED_OUT names the ranks that have come (host, pid) and those that
- * have not. A rank that is taken, or another size, is DD_INVALID_ARGUMENT on whoever finds out. Names may be used again after the
- * group before has been closed by all or abandoned. A process that joins as two ranks needs an engine for each, which is
- * arranged here: `engine` is used unless it is in this group already. With size 1 the store may be NULL and nothing is opened. */
+/* Meets the other ranks in the store, until the deadline: DD_OP_TIMED_OUT names the ranks that have come
+ * (host, pid) and those that have not. A rank that is taken is DD_INVALID_ARGUMENT on whoever finds out. What
+ * makes the meeting hopeless all who have come hear at once: DD_MISMATCH (another size), DD_PEER_LOST (one who
+ * had come has died), DD_ABORTED (one was interrupted, or cannot go on). Names may be used again after the
+ * group before has been closed by all or abandoned. A process that joins as two ranks needs an engine for
+ * each, which is arranged here: `engine` is used unless it is in this group already. With size 1 the store may
+ * be NULL and nothing is opened. */
 dd_status dd_group_open(dd_engine *engine, dd_store *store, int rank, int size,
                         const dd_group_options *options, dd_group **group, const dd_wait *wait,
                         dd_error *err) DD_MUST_CHECK;
