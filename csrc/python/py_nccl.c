@@ -10,8 +10,6 @@
 
 /* What the end of the interpreter waits for all groups' aborts together. */
 #define EXIT_NS DD_NS_PER_S
-/* For the watchdog to find out what has ended. */
-#define END_OF_WORKS_NS (DD_NS_PER_S / 2)
 
 static bool
 raise(py_state *state, dd_status status, const dd_error *err)
@@ -243,14 +241,13 @@ py_nccl_destroy(py_state *state)
 }
 
 void
-py_nccl_group_warn_if_busy(dd_nccl_group *group, const char *what_happens)
+py_nccl_group_warn_if_busy(dd_nccl_group *group, const char *what_happens, const dd_wait *wait)
 {
     bool is_idle;
     PyObject *exception[3];
     PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
     Py_BEGIN_ALLOW_THREADS
-    dd_wait wait = dd_wait_after(END_OF_WORKS_NS);
-    is_idle = dd_nccl_group_is_idle(group, &wait);
+    is_idle = dd_nccl_group_is_idle(group, wait);
     Py_END_ALLOW_THREADS
     dd_bytes name = dd_nccl_group_name(group);
     char text[64];
@@ -316,8 +313,9 @@ py_nccl_shut_down(PyObject *module, PyObject *unused)
             groups[i++] = dd_nccl_group_acquire(group->nccl->group);
         }
     }
+    dd_wait wait = dd_wait_after(PY_NCCL_END_OF_WORKS_NS);
     for (size_t k = 0; k < i; k++) {
-        py_nccl_group_warn_if_busy(groups[k], "the process ends");
+        py_nccl_group_warn_if_busy(groups[k], "the process ends", &wait);
     }
     Py_BEGIN_ALLOW_THREADS
     abort_groups(groups, i);

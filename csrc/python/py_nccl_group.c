@@ -351,7 +351,9 @@ group_dealloc(PyObject *object)
         py_watch_remove_nccl(self);
         if (self->state->nccl != NULL && self->state->nccl->generation == dd_fork_generation()) {
             if (!self->is_closed && !is_shared(self)) {
-                py_nccl_group_warn_if_busy(self->nccl->group, "a group is let go without being closed");
+                dd_wait wait = dd_wait_after(PY_NCCL_END_OF_WORKS_NS);
+                py_nccl_group_warn_if_busy(self->nccl->group, "a group is let go without being closed",
+                                           &wait);
             }
             drop(self->nccl->group);
         }
