@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-CC=${CC:-gcc}
+read -ra compiler <<<"${CC:-gcc}" # it may have arguments, as "ccache gcc"
 PYTHON=${PYTHON:-python3}
 flags=(-std=gnu11 -D_GNU_SOURCE -Icsrc "$@")
 python_include=$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("include"))')
@@ -22,7 +22,7 @@ while IFS= read -r header; do
     fi
     # Twice: that also shows a missing include guard.
     if ! printf '#include "%s"\n#include "%s"\n' "$header" "$header" \
-        | "$CC" "${include[@]}" -fsyntax-only -x c -; then
+        | "${compiler[@]}" "${include[@]}" -fsyntax-only -x c -; then
         echo "csrc/$header does not compile alone" >&2
         exit 1
     fi

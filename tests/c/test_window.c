@@ -308,7 +308,7 @@ open_and_close(team_rank *self)
     }
     count_alone(self, "done", after);
     if (self->rank == 0) {
-        CHECK_INT(after[0], before[0]);
+        CHECK(after[0] <= before[0]); /* ports that nobody needs any more may still have been open at first */
         CHECK_INT(after[1], before[1]);
     }
 }
