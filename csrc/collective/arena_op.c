@@ -128,9 +128,9 @@ has_read_in_vain(const dd_arena *arena)
         bool is_lender = (arena->peers[k].flags & (ARENA_IN_REGION | ARENA_IN_PLACE)) != 0;
         lenders |= is_lender ? UINT64_C(1) << k : 0;
     }
-    /* After all that was read. */
-    atomic_thread_fence(memory_order_seq_cst);
-    return (atomic_load(&arena->shared->poisoned) & lenders) != 0;
+    /* A write of nothing, and not a load: so this and dd_arena_poison have an order, and where this comes first, all that was read
+     * before it was read before the lender's caller goes on. */
+    return (atomic_fetch_or(&arena->shared->poisoned, 0) & lenders) != 0;
 }
 
 /* Says that we have read all that we wanted of others' regions, and written all that they get from us. */
@@ -251,9 +251,8 @@ dd_arena_progress(dd_arena *arena)
 void
 dd_arena_poison(dd_arena *arena)
 {
-    atomic_fetch_or(&arena->shared->poisoned, UINT64_C(1) << arena->rank);
-    /* Before whatever our caller writes once he knows: see has_read_in_vain. */
-    atomic_thread_fence(memory_order_seq_cst);
+    atomic_fetch_or(&arena->shared->poisoned,
+                    UINT64_C(1) << arena->rank); /* has_read_in_vain says why this is enough */
 }
 
 /* Other ranks write to us in an all_reduce in place alone, from when they have seen all headers, and no poison, until they publish the
