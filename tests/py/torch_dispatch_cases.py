@@ -162,12 +162,12 @@ def what_cannot_be_seen_is_refused(rank, size):
         group.gather_single(torch.empty(size, 2), kept, 0)
     with Looking(), raises(NotImplementedError, "resolve_conj"):
         group.broadcast(torch.ones(2, dtype=torch.complex64).conj(), 0)
-    _dispatcher._has_kernels_to_pass_on = False  # as in releases before 2.9
+    _dispatcher._can_replace_kernels = False  # as in releases before 2.9
     try:
         with raises(NotImplementedError, "allreduce()", "Mode", "2.9"):
             make_fx(lambda x: dist.all_reduce(x))(kept)
         with raises(NotImplementedError, "TwoTensor"):
             dist.all_reduce(TwoTensor(kept, kept))
     finally:
-        _dispatcher._has_kernels_to_pass_on = True
+        _dispatcher._can_replace_kernels = True
     check(kept, torch.ones(2))
