@@ -119,7 +119,7 @@ _entered = _Entered()
 def run(group: ProcessGroup, method: str, arguments: tuple[Any, ...], is_of_reducer: bool) -> Any:
     """Run a call of a group as an operation: the work that comes of it, which need not be ours."""
     known = _OPERATIONS.get(method)
-    hindrance = _hindrance(known, arguments)
+    hindrance = _hindrance(method, known, arguments)
     if known is None or hindrance:
         raise NotImplementedError(
             f'{method}() on a group of the backend "dldist" was called where {_who_looks(arguments)} has to see it as an operation of '
@@ -157,9 +157,11 @@ def _who_looks(arguments: tuple[Any, ...]) -> str:
     return "torch.func" if _transform() is not None else type(flat(arguments[0])[0]).__name__
 
 
-def _hindrance(known: _Operation | None, arguments: tuple[Any, ...]) -> str:
+def _hindrance(method: str, known: _Operation | None, arguments: tuple[Any, ...]) -> str:
     if known is None:
         return "PyTorch has no such operation"
+    if not _name_in_backends(method):
+        return "PyTorch's own backends have it in C++ alone"
     if not _can_replace_kernels:
         return "that takes PyTorch 2.9 or newer"
     # The dispatcher would give the operation copies, and nobody would see what it writes to them.
@@ -243,8 +245,13 @@ _FORMER_NAMES = {
 def _run_there(group: Any, kind: str, method: str, arguments: list[Any]) -> Any:
     """By the group's backend, which lets go of the GIL; the kernel that was there would be called with it, and wait for others so."""
     backend = group._get_backend(torch.device(kind))
-    run = getattr(backend, method, None) or getattr(backend, _FORMER_NAMES[method])
-    return run(*arguments)
+    return getattr(backend, _name_in_backends(method))(*arguments)
+
+
+def _name_in_backends(method: str) -> str:
+    """Of a call, in PyTorch's own backends; empty if they have it in C++ alone, as some coalesced ones."""
+    names = (method, _FORMER_NAMES.get(method, ""))
+    return next((name for name in names if name and hasattr(c10d.Backend, name)), "")
 
 
 def _option_of(name: str, value: Any, call: _Call | None) -> Any:
@@ -275,7 +282,7 @@ def serve(kind: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is a kernel already
         for method, known in _OPERATIONS.items():
-            if hasattr(torch.ops.c10d, known.name):
+            if hasattr(torch.ops.c10d, known.name) and _name_in_backends(method):
                 _replace(method, known, key)
         _replace("allreduce", _OPERATIONS["allreduce"], f"Sparse{key}")
 
