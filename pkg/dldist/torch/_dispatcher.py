@@ -4,12 +4,13 @@ A group of PyTorch's own starts every call as an operation (torch.ops.c10d.allre
 backend in C++. Ours runs calls itself, which is faster, and does so unless a dispatch mode, a transform of torch.func or a tensor with
 an implementation of its own would not see the call then: make_fx() would leave it out of its graph. Such a call becomes its operation here.
 
-The kernels on the CPU are replaced by ones that run the operations of our groups, and hand all others to the kernels that were there. So
+The kernels on the CPU are replaced by ones that run the operations of our groups, and all others by the backends of their groups. So
 operations that begin in C++ or in a graph that make_fx() has made reach our groups, too.
 """
 
 from __future__ import annotations
 
+import inspect
 import threading
 import warnings
 from datetime import timedelta
@@ -74,7 +75,7 @@ _FIELDS = {
 }
 """The arguments of operations that are attributes of options in calls. The others have the order that they have in the calls."""
 
-_has_kernels_to_pass_on = hasattr(torch.library, "get_kernel")  # not before 2.9
+_can_replace_kernels = "allow_override" in inspect.signature(torch.library.Library.impl).parameters  # not before 2.9
 
 _len_of_modes: Any = torch._C._len_torch_dispatch_stack
 _transform: Any = torch._C._functorch.peek_interpreter_stack
@@ -118,7 +119,7 @@ _entered = _Entered()
 def run(group: ProcessGroup, method: str, arguments: tuple[Any, ...], is_of_reducer: bool) -> Any:
     """Run a call of a group as an operation: the work that comes of it, which need not be ours."""
     known = _OPERATIONS.get(method)
-    hindrance = _hindrance(known, arguments)
+    hindrance = _hindrance(method, known, arguments)
     if known is None or hindrance:
         raise NotImplementedError(
             f'{method}() on a group of the backend "dldist" was called where {_who_looks(arguments)} has to see it as an operation of '
@@ -156,10 +157,12 @@ def _who_looks(arguments: tuple[Any, ...]) -> str:
     return "torch.func" if _transform() is not None else type(flat(arguments[0])[0]).__name__
 
 
-def _hindrance(known: _Operation | None, arguments: tuple[Any, ...]) -> str:
+def _hindrance(method: str, known: _Operation | None, arguments: tuple[Any, ...]) -> str:
     if known is None:
         return "PyTorch has no such operation"
-    if not _has_kernels_to_pass_on:
+    if not _name_in_backends(method):
+        return "PyTorch's own backends have it in C++ alone"
+    if not _can_replace_kernels:
         return "that takes PyTorch 2.9 or newer"
     # The dispatcher would give the operation copies, and nobody would see what it writes to them.
     return "a tensor is conjugated or negated lazily (resolve_conj() and resolve_neg() help)" if is_lazy(arguments) else ""
@@ -198,19 +201,16 @@ def _boxed(op: Any) -> Any:
 # ---- from an operation to the call
 
 
-def _kernel(method: str, known: _Operation, before: Any) -> Callable[..., Any]:
-    """What runs an operation: on our groups by `method`, on others by the kernel `before`."""
+def _kernel(method: str, known: _Operation, kind: str) -> Callable[..., Any]:
+    """What runs an operation on a type of device by `method`: of our groups, and of others as the kernel before it did."""
     operation = getattr(torch.ops.c10d, known.name).default
     names = [argument.name for argument in operation._schema.arguments]
     place_of_group = names.index("process_group")
     has_outputs = len(operation._schema.returns) == 2
 
     @not_compiled
-    def kernel(keys: Any, *values: Any) -> Any:
+    def kernel(*values: Any) -> Any:
         group = dist.ProcessGroup.unbox(values[place_of_group])
-        run_here = getattr(group, "_run_here", None)
-        if run_here is None:
-            return before.call_boxed(keys, *values)
         call = _entered.call
         opts = known.options and known.options()
         arguments = []
@@ -220,14 +220,38 @@ def _kernel(method: str, known: _Operation, before: Any) -> Callable[..., Any]:
             elif name not in ("process_group", "sparse_indices", "tensor"):
                 arguments.append(value)
         arguments += [opts] if opts is not None else []
-        work = run_here(method, tuple(arguments), call is not None and call.is_of_reducer)
-        if call is not None:
-            call.works.append(work)
-        else:  # it began in C++, where nobody keeps our half of a work
-            work = c10d._create_work_from_future(work.get_future())
+        if not hasattr(group, "_run_here"):
+            work = _run_there(group, kind, method, arguments)
+        else:
+            work = group._run_here(method, tuple(arguments), call is not None and call.is_of_reducer)
+            if call is not None:
+                call.works.append(work)
+            else:  # it began in C++, where nobody keeps our half of a work
+                work = c10d._create_work_from_future(work.get_future())
         return (values[0], work.boxed()) if has_outputs else work.boxed()
 
     return kernel
+
+
+_FORMER_NAMES = {
+    "all_gather_single": "_allgather_base",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
+    "all_to_all_single": "alltoall_base",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+}
+
+
+def _run_there(group: Any, kind: str, method: str, arguments: list[Any]) -> Any:
+    """By the group's backend, which lets go of the GIL; the kernel that was there would be called with it, and wait for others so."""
+    backend = group._get_backend(torch.device(kind))
+    return getattr(backend, _name_in_backends(method))(*arguments)
+
+
+def _name_in_backends(method: str) -> str:
+    """Of a call, in PyTorch's own backends; empty if they have it in C++ alone, as some coalesced ones."""
+    names = (method, _FORMER_NAMES.get(method, ""))
+    return next((name for name in names if name and hasattr(c10d.Backend, name)), "")
 
 
 def _option_of(name: str, value: Any, call: _Call | None) -> Any:
@@ -251,18 +275,18 @@ def serve(kind: str) -> None:
     """Have the operations on a type of device reach our groups."""
     global _library
     key = kind.upper()
-    if key in _served or not _has_kernels_to_pass_on:
+    if key in _served or not _can_replace_kernels:
         return
     _served.add(key)
     _library = _library or torch.library.Library("c10d", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is a kernel already
         for method, known in _OPERATIONS.items():
-            if hasattr(torch.ops.c10d, known.name):
+            if hasattr(torch.ops.c10d, known.name) and _name_in_backends(method):
                 _replace(method, known, key)
         _replace("allreduce", _OPERATIONS["allreduce"], f"Sparse{key}")
 
 
 def _replace(method: str, known: _Operation, key: str) -> None:
-    before = torch.library.get_kernel(f"c10d::{known.name}", key)
-    _library.impl(known.name, _kernel(method, known, before), key, with_keyset=True)
+    kernel = _kernel(method, known, key.removeprefix("Sparse").lower())
+    _library.impl(known.name, kernel, key, allow_override=True)
