@@ -177,7 +177,8 @@ enum { NSENDS = 30 };
 typedef struct full_way {
     rig_message sends[NSENDS];
     rig_message recvs[NSENDS];
-    uint8_t bytes[32 << 10];
+    uint8_t sent[32 << 10];
+    uint8_t received[32 << 10];
 } full_way;
 
 /* More than there is room for, to a rank that does not read. */
@@ -190,7 +191,7 @@ fill(rig_group *rig, full_way *way)
     (void)setsockopt(peer->lanes[0]->stream->fd, SOL_SOCKET, SO_SNDBUF, &small, sizeof small);
     dd_engine_unlock(rig->ranks[0].engine);
     for (int i = 0; i < NSENDS; i++) {
-        way->sends[i] = rig_p2p(1, 1, way->bytes, sizeof way->bytes);
+        way->sends[i] = rig_p2p(1, 1, way->sent, sizeof way->sent);
         rig_post_send(rig, 0, &way->sends[i]);
     }
     dd_cause cause = loss_of(2, 0);
@@ -204,7 +205,7 @@ static void
 empty(rig_group *rig, full_way *way)
 {
     for (int i = 0; i < NSENDS; i++) {
-        way->recvs[i] = rig_p2p(0, 1, way->bytes, sizeof way->bytes);
+        way->recvs[i] = rig_p2p(0, 1, way->received, sizeof way->received);
         rig_post_recv(rig, 1, &way->recvs[i]);
         (void)rig_wait(rig, 1, &way->recvs[i], DD_OK);
         (void)rig_wait(rig, 0, &way->sends[i], DD_OK);
