@@ -141,9 +141,10 @@ TEST_BOTH(who_leaves_because_of_another_is_not_to_blame)
 static void
 note_first_lost(void *ctx, int rank, const dd_error *error)
 {
-    int *first = ctx;
+    atomic_int *first = ctx;
+    int nobody = -1;
     (void)error;
-    *first = *first < 0 ? rank : *first;
+    (void)atomic_compare_exchange_strong(first, &nobody, rank);
 }
 
 /* The same; but rank 1 has given up another group before it could say so in this one. */
@@ -152,7 +153,7 @@ TEST_BOTH(who_leaves_because_of_another_is_not_to_blame_elsewhere)
     rig_group rig;
     rig_hold busy;
     dd_context *other = NULL;
-    int first = -1;
+    atomic_int first = -1;
     dd_context_handler handler = {.ctx = &first, .on_lost = note_first_lost};
     REQUIRE(rig_open(&rig, 3, is_shm) && connect_all(&rig));
     REQUIRE_OK(dd_context_open(rig.ranks[0].engine, RIG_GROUP + 1, 0, 3, rig.ranks[0].peers, &handler, &other,
@@ -164,7 +165,7 @@ TEST_BOTH(who_leaves_because_of_another_is_not_to_blame_elsewhere)
     cut(&rig, 2, 0);
     rig_hold_end(&busy);
     REQUIRE(rig_wait_count(&rig, 0, &rig.ranks[0].news.nlosts, 2));
-    CHECK_INT(first, 2);
+    CHECK_INT(atomic_load(&first), 2);
     dd_wait at_once = dd_wait_after(0);
     dd_context_close(other, &at_once);
     rig_close(&rig);
