@@ -224,6 +224,10 @@ deliver_early(dd_context *context, dd_peer *peer)
             deliver(context, entry);
         }
     }
+    held *abort = peer_take_given_up(peer, &context->key);
+    if (abort != NULL) {
+        deliver(context, abort);
+    }
 }
 
 static dd_status

@@ -138,7 +138,9 @@ struct dd_peer {
     size_t owed;       /* what it may send again, and has not been told */
     size_t unreturned; /* what it has sent and not been told to have back */
     dd_list early;     /* held, for contexts that are not open */
-    size_t nheld;      /* of it, here and in contexts */
+    dd_list given_up;  /* held: ABORT for such contexts */
+    size_t ngiven_up;
+    size_t nheld; /* of it, here and in contexts */
 
     dd_passed_fd *passed; /* descriptors nobody has asked for yet */
     size_t npassed;
@@ -363,8 +365,10 @@ bool lane_receive(dd_lane *lane);
 /* Takes a receive that has met its message out of the lanes. */
 void peer_forget_recv(dd_peer *peer, dd_message *message);
 void peer_protocol_error(dd_peer *peer, const char *format, ...) DD_PRINTF(2, 3);
-/* Whether it has said that it gives up a context that is not open here. */
+/* Whether it has said that it gives up a context that is not open here, to any rank of it. */
 bool peer_has_given_up(const dd_peer *peer, uint64_t context);
+/* What says so to that rank, taken out of its list; NULL: nothing. */
+held *peer_take_given_up(dd_peer *peer, const context_key *key);
 /* Says no to an RTS, and what the receive wants; NULL: there is none. */
 void peer_post_refusal(dd_peer *peer, const dd_frame *rts, dd_refusal reason, const dd_message *recv);
 

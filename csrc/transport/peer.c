@@ -30,8 +30,8 @@ peer_create(dd_engine *engine, const dd_uid *uid, dd_peer **peer, dd_error *err)
     self->timer_ns = DD_NEVER_NS;
     self->eager_max = SHM_EAGER_MAX < TCP_EAGER_MAX ? SHM_EAGER_MAX : TCP_EAGER_MAX;
     self->credit = CREDIT_NBYTES;
-    dd_list *lists[] = {&self->out,       &self->awaiting, &self->sending, &self->flushing,
-                        &self->receiving, &self->early,    &self->breaking};
+    dd_list *lists[] = {&self->out,       &self->awaiting, &self->sending,  &self->flushing,
+                        &self->receiving, &self->early,    &self->given_up, &self->breaking};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
         dd_list_init(lists[i]);
     }
@@ -103,8 +103,11 @@ peer_destroy(dd_peer *peer)
     dd_map_remove(&engine->peers, &peer->node);
     destroy_lanes(peer);
     drop_output(peer);
-    while (!dd_list_is_empty(&peer->early)) {
-        engine_give_held(engine, DD_CONTAINER_OF(peer->early.next, held, link));
+    dd_list *lists[] = {&peer->early, &peer->given_up};
+    for (int i = 0; i < 2; i++) {
+        while (!dd_list_is_empty(lists[i])) {
+            engine_give_held(engine, DD_CONTAINER_OF(lists[i]->next, held, link));
+        }
     }
     drop_passed(peer);
     dd_list_remove(&peer->breaking);
@@ -127,7 +130,7 @@ peer_reap(dd_peer *peer)
     if (peer->refs > 0 || peer->is_self || !is_idle || peer->is_breaking) {
         return;
     }
-    if (!dd_list_is_empty(&peer->early)) {
+    if (!dd_list_is_empty(&peer->early) || !dd_list_is_empty(&peer->given_up)) {
         /* It came, spoke and went before we had opened the context that it spoke to. */
         if (peer->timer_ns == DD_NEVER_NS) {
             set_timer(peer, dd_deadline_after(EARLY_KEPT_NS));
