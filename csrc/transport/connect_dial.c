@@ -190,7 +190,7 @@ end_racer(race *self, racer *one)
     one->fd = -1;
 }
 
-/* What is said by somebody who is there is worth more than silence. */
+/* What is said by somebody who is there is worth more than silence. It is this process's fault only if all addresses say so. */
 static void
 note_failure(race *self, racer *one, const dd_error *why)
 {
@@ -205,6 +205,9 @@ note_failure(race *self, racer *one, const dd_error *why)
                  why->message);
         if (self->why.code != DD_NETWORK && self->why.code != DD_NETWORK_TIMED_OUT) {
             all.code = self->why.code;
+        }
+        if (!dd_error_is_own(&self->why)) {
+            all.sys_errno = self->why.sys_errno;
         }
     }
     self->why = all;

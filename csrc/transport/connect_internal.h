@@ -93,7 +93,7 @@ struct dd_connector {
     connect_lobby lobby; /* the listener's */
     int wake_fd;         /* eventfd: for the listener to look at the books */
     pthread_t listener;
-    /* atomic, relaxed, written by the listener: why it cannot accept, 0 while it can; and since when */
+    /* written by the listener: why it cannot accept, 0 while it can (release); and since when, written before that */
     atomic_int accept_errno;
     atomic_int_fast64_t failing_since_ns;
     char congestion[32];
