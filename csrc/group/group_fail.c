@@ -330,7 +330,7 @@ group_cause_of_error(const dd_group *group, const dd_error *error)
     dd_cause cause = dd_cause_of_error(error, group->rank);
     int rank = error->culprit.rank;
     long long pid = error->culprit.pid;
-    if (rank >= group->size || (rank >= 0 && pid != 0 && dd_peer_card(group->peers[rank])->pid != pid)) {
+    if (rank < 0 || rank >= group->size || (pid != 0 && dd_peer_card(group->peers[rank])->pid != pid)) {
         cause.culprit.rank = -1;
     }
     return cause;

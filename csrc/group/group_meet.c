@@ -476,7 +476,8 @@ use_own_engine(meeting_place *place, dd_engine **engine, dd_error *err)
         return status;
     }
     dd_blob card = {0};
-    status = dd_engine_card(own, NULL, &card, err);
+    dd_addr to_store = dd_tcp_store_own_addr(place->store);
+    status = dd_engine_card(own, to_store.len > 0 ? &to_store : NULL, &card, err);
     if (status == DD_OK) {
         status = place->store->ops->set(place->store, rank_key(place, "again", place->rank),
                                         dd_blob_view(&card), place->wait, err);

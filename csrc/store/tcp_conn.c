@@ -57,7 +57,8 @@ tcp_conn_doom(tcp_conn *conn, const char *why)
     char who[TCP_WHO_MAX];
     DD_LOG(DD_LOG_DEBUG, "store server: port %u: connection of %s ends: %s", conn->server->port,
            tcp_conn_who(conn, who), why);
-    if (conn->state != TCP_CONN_OPEN && conn->hello != NULL && conn->server->secret.len > 0) {
+    bool is_refused = conn->state != TCP_CONN_OPEN && conn->hello != NULL && !conn->is_surplus;
+    if (is_refused && conn->server->secret.len > 0) {
         note_refused(conn->server, conn->hello->who);
     }
     conn->is_doomed = true;
