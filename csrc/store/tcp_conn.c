@@ -35,7 +35,8 @@ tcp_conn_who(const tcp_conn *conn, char out[TCP_WHO_MAX])
     return out;
 }
 
-/* It has said who it is, as anybody can, and has not shown the secret: whoever waits for it in the store may want to know. */
+/* It has said who it is, as anybody can, and has not shown the secret. Ranks that wait for it in the store
+ * may want to know. */
 static void
 note_refused(dd_tcp_server *server, const char *who)
 {

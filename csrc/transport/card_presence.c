@@ -10,8 +10,8 @@
 
 #define ANSWER_NS (100 * DD_NS_PER_MS) /* of one address */
 
-/* The name of a listening abstract socket can be bound again when, and only when, the process that had it is gone. Process ids would
- * not do: a container may share the network of another one, and not its processes. */
+/* The name of a listening abstract socket can be bound again if, and only if, the process that had it is
+ * gone. Process ids would not do: a container may share the network of another one, but not its processes. */
 static dd_presence
 look_for_name(const char *unix_name)
 {

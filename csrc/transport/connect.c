@@ -377,7 +377,8 @@ help_stuck_locked(connect_pool *pool, int nthreads_max)
     }
 }
 
-/* Whether the listener goes on, and how long it may sleep: where something is queued, until the moment of its next look. */
+/* Whether the listener goes on, and how long it may sleep: where something is queued, until the moment of
+ * its next look. */
 static bool
 look_at_books(dd_connector *self, int64_t *look_ns, int *timeout_ms)
 {

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #define FLUSH_STEP_NS DD_NS_PER_MS
-/* For so long somebody who hears of a failure is kept until the others can hear of it, too. */
+/* A caller that hears of a failure is kept so long, until the other ranks can hear of it, too. */
 #define TELLING_NS (200 * DD_NS_PER_MS)
 
 dd_context *

@@ -193,7 +193,8 @@ engine_handle_events(dd_engine *engine, const struct epoll_event *events, int ne
     return is_progress;
 }
 
-/* Enough for all that are connected; and for all that a ring and a socket hold, while somebody goes on sending. */
+/* Enough for all connections, and for all that a ring and a socket hold while the other side goes on
+ * sending. */
 #define HEAR_EVENTS_ROUNDS 64
 #define HEAR_LANE_ROUNDS 4
 

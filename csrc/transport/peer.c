@@ -10,8 +10,8 @@
 #define DIAL_TIMEOUT_NS (30 * DD_NS_PER_S)
 #define PATIENCE_NS (5 * DD_NS_PER_S) /* with a dial that was welcome, beyond the time-out of its handshake */
 #define GRACE_NS (200 * DD_NS_PER_MS) /* between the ends of two lanes */
-/* Links of processes whose cards nobody has shown us: they may have read ours in a meeting before we have read theirs, or be strangers. The
- * rest of them is told BUSY until we know them. */
+/* Links of processes whose cards are not known here: they may have read ours in a meeting before we have
+ * read theirs, or be strangers. More of them than that are told BUSY until their cards are known. */
 #define UNKNOWN_MAX 64
 #define UNKNOWN_KEPT_NS (5 * DD_NS_PER_S)
 #define EARLY_KEPT_NS (60 * DD_NS_PER_S)
@@ -277,8 +277,9 @@ forget_passed(dd_peer *peer, size_t index)
     memmove(peer->passed + index, peer->passed + index + 1, (peer->npassed - index) * sizeof *peer->passed);
 }
 
-/* In the order of arrival. When nobody takes them, the oldest make room. One for a group that is closed here, or that the peer has given up,
- * came too late: the socket that brings it is not read as often as the ring that told of the group's end. */
+/* In the order of arrival. When nobody takes them, the oldest make room. A descriptor for a group that is
+ * closed here, or that the peer has given up, came too late: the socket that brings it is not read as
+ * often as the ring that told of the group's end. */
 static void
 keep_passed(dd_peer *peer, const dd_passed_fd *passed)
 {
@@ -402,8 +403,8 @@ engine_may_accept(void *ctx, const dd_uid *uid)
     return is_welcome;
 }
 
-/* The connector has been told to go on with somebody's dial, and that is over without a link: whoever waits for one here goes on
- * by himself, and hears what comes of it. */
+/* The connector was told to go on with a peer's dial, and that has ended without a link. If a link is
+ * wanted here, this side dials, and hears what comes of it. */
 static void
 stop_accepting(dd_peer *peer)
 {
@@ -596,7 +597,8 @@ lose_peer(dd_peer *peer)
     peer_reap(peer);
 }
 
-/* Who was lost before another left because of that: in groups in which the other one has said nothing, too. */
+/* A peer that was lost before another one left because of that: it counts as lost first in all groups,
+ * also in those in which the other one has said nothing. */
 static dd_peer *
 first_lost(const dd_engine *engine)
 {
@@ -615,7 +617,8 @@ engine_settle(dd_engine *engine)
     if (dd_list_is_empty(&engine->breaking)) {
         return;
     }
-    /* Of several that are gone, one may have left because of another, and say so; somebody who lives may say it as well. */
+    /* Of several peers that are gone, one may have left because of another, and have said so; one that
+     * lives may say so, too. */
     engine_hear_all(engine);
     while (!dd_list_is_empty(&engine->breaking)) {
         dd_peer *peer = first_lost(engine);

@@ -139,8 +139,8 @@ peer_take_given_up(dd_peer *peer, const context_key *key)
     return entry;
 }
 
-/* The oldest of many: a context that has not been opened by now never will be. Frames that still come for it are treated as
- * if it had been closed here. */
+/* The oldest of many: a context that has not been opened by now never will be. Frames that still come for
+ * it are treated as if it had been closed here. */
 static void
 forget_oldest_given_up(dd_peer *peer)
 {
@@ -152,9 +152,9 @@ forget_oldest_given_up(dd_peer *peer)
     context_drop_held(oldest);
 }
 
-/* The peer has given up a group that this process may never open, because making it, or something before it, has failed
- * here as well. What else has come for it is of no use: messages would hold the peer's credit for ever, and passed
- * descriptors would stay open. */
+/* The peer has given up a group that this process may never open, because making it, or something before
+ * it, has failed here as well. What else has come for it is of no use: messages would hold the peer's
+ * credit for ever, and passed descriptors would stay open. */
 static void
 note_given_up(dd_peer *peer, const held *abort)
 {
