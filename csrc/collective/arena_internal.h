@@ -15,8 +15,8 @@
  *
  * Data read from a region of its owner ends with one more epoch, in which everybody says that it has read,
  * and for which the owners of the regions wait. An all_reduce in place has another one where an output does
- * not begin or end with a page: others write to whole pages alone (see arena_regions.c), and each rank takes
- * what is missing from whoever has folded it.
+ * not begin or end with a page: others write only to whole pages (see arena_regions.c), and each rank takes
+ * what is missing from the rank that has folded it.
  *
  * Files: arena.c makes and maps the memory; arena_sync.c publishes, waits, sleeps and wakes;
  * arena_header.c writes headers and compares them; arena_regions.c finds memory in regions; arena_move.c
@@ -168,7 +168,7 @@ typedef struct arena_op {
     uint64_t nrounds;
     bool is_in_place;    /* all_reduce: all inputs and outputs are in regions */
     bool is_region_read; /* somebody's: one more epoch */
-    bool has_edges;      /* in place: somebody takes some bytes himself, which is another epoch */
+    bool has_edges;      /* in place: some rank takes some bytes itself, which is another epoch */
     uint64_t round;      /* to be staged next */
     bool is_staged;      /* it is */
     bool is_read;        /* the round before it */

@@ -142,7 +142,7 @@ bool connect_sleep_busy(connect_job *job, int64_t duration_ns);
 /* Opens listening sockets and tells where they are. On failure nothing is open. */
 dd_status connect_listen_tcp(const dd_connector *connector, const dd_addr *first, connect_ports *ports,
                              dd_addr_list *addrs, dd_error *err) DD_MUST_CHECK;
-/* Whether that would be a loopback address alone. */
+/* Whether that would be just a loopback address. */
 bool connect_is_for_loopback(const dd_connector *connector, const dd_addr *first);
 void connect_close_ports(connect_ports *ports);
 /* What the listener is to poll. Closes the ports that are not wanted any more, as nobody polls them now. */
