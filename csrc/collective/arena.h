@@ -27,18 +27,20 @@ size_t dd_arena_nbytes(int nranks);
 dd_status dd_arena_attach(int fd, int nranks, int rank, dd_arena **arena, dd_error *err) DD_MUST_CHECK;
 void dd_arena_close(dd_arena *arena); /* NULL is fine */
 
-/* Something has gone wrong: operations that have not compared their headers, on any rank, stay blocked until their owners end
- * them. So a rank that comes late does not succeed where the others have failed. Those that read our regions, or that reduce in
- * place, stay blocked before their end, since what they read may be our caller's next data. */
+/* Something has gone wrong. Operations that have not compared their headers, on any rank, stay blocked
+ * until their owners end them, so that a rank that comes late does not succeed where the others have
+ * failed. Operations that read our regions, or that reduce in place, stay blocked before their end, since
+ * what they read may be our caller's next data. */
 void dd_arena_poison(dd_arena *arena);
-/* After that: the bytes of ours that other ranks may be writing, now or at any later time, for the operation under way. False: none
- * are. A rank that has been stopped in the middle of a copy cannot be waited for, so that the memory has to be taken from it. */
+/* After dd_arena_poison: the bytes of ours that other ranks may still write for the operation under way.
+ * False: there are none. A rank that has been stopped in the middle of a copy cannot be waited for, so the
+ * memory has to be taken from it. */
 bool dd_arena_find_written(const dd_arena *arena, dd_block *block);
 
 /* ---- regions: memory of one rank that the others can look into, so that their data need not be copied into slots */
 
-/* Another rank's (or our own) memory, mapped; of our own, the bytes that are in use. Counted by the caller: an operation in flight looks
- * into it. `id` is the owner's numbering, from 1. */
+/* Another rank's (or our own) memory, mapped; of our own, the bytes that are in use. The caller keeps it
+ * while an operation looks into it. `id` is the owner's numbering, from 1. */
 dd_status dd_arena_add_region(dd_arena *arena, int owner, uint32_t id, void *base, size_t nbytes,
                               dd_error *err) DD_MUST_CHECK;
 void dd_arena_remove_region(dd_arena *arena, int owner, uint32_t id);

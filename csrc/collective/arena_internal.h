@@ -1,7 +1,7 @@
 /* What the parts of the arena share: how the memory is laid out, and what one rank keeps of its own.
  *
- * Epochs. Every operation is a fixed number of epochs, the same for all ranks, and every rank publishes each of them in
- * turn, once: the count never starts again. Epoch e uses buffer e % ARENA_NBUFFERS of each slot.
+ * Epochs. Every operation is a fixed number of epochs, the same for all ranks, and every rank publishes each
+ * of them in turn, once: the count never starts again. Epoch e uses buffer e % ARENA_NBUFFERS of each slot.
  *
  *   - An operation's first epoch is its header. Everybody waits for all headers of an operation and has compared them
  *     before it does anything else, so nobody is more than one header ahead, and two records, used in turn, are enough:
@@ -13,12 +13,14 @@
  *   - A round may be two epochs wide, the first of them even: it has two buffers in one, and only the second epoch is published,
  *     after the round before it has been read. The rules above hold.
  *
- * Data read from a region of its owner ends with one more epoch, in which everybody says that it has read, and for which the
- * owners of the regions wait. An all_reduce in place has another one where an output does not begin or end with a page: others write to
- * whole pages alone (see arena_regions.c), and each rank takes what is missing from whoever has folded it.
+ * Data read from a region of its owner ends with one more epoch, in which everybody says that it has read,
+ * and for which the owners of the regions wait. An all_reduce in place has another one where an output does
+ * not begin or end with a page: others write only to whole pages (see arena_regions.c), and each rank takes
+ * what is missing from the rank that has folded it.
  *
- * Files: arena.c makes and maps the memory; arena_sync.c publishes, waits, sleeps and wakes; arena_header.c writes headers and
- * compares them; arena_regions.c finds memory in regions; arena_move.c moves the data; arena_op.c decides what comes next. */
+ * Files: arena.c makes and maps the memory; arena_sync.c publishes, waits, sleeps and wakes;
+ * arena_header.c writes headers and compares them; arena_regions.c finds memory in regions; arena_move.c
+ * moves the data; arena_op.c decides what comes next. */
 #ifndef DD_COLLECTIVE_ARENA_INTERNAL_H
 #define DD_COLLECTIVE_ARENA_INTERNAL_H
 
@@ -166,7 +168,7 @@ typedef struct arena_op {
     uint64_t nrounds;
     bool is_in_place;    /* all_reduce: all inputs and outputs are in regions */
     bool is_region_read; /* somebody's: one more epoch */
-    bool has_edges;      /* in place: somebody takes some bytes himself, which is another epoch */
+    bool has_edges;      /* in place: some rank takes some bytes itself, which is another epoch */
     uint64_t round;      /* to be staged next */
     bool is_staged;      /* it is */
     bool is_read;        /* the round before it */

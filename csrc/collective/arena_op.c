@@ -117,9 +117,10 @@ read_round(dd_arena *arena, uint64_t round)
     return DD_ARENA_MOVED;
 }
 
-/* Whether a rank whose region we have read has given up: its caller may have put other data there meanwhile. It has said so before
- * it let its caller go on, so whoever does not find it here has read what was meant. It cannot have failed in a later operation,
- * which would not concern this one: it ends this one after our closing epoch. */
+/* Whether a rank whose region we have read has given up: its caller may have put other data there
+ * meanwhile. A rank poisons the arena before it lets its caller go on, so if the poison is not here, we
+ * have read what was meant. The rank cannot have failed in a later operation, which would not concern this
+ * one: it ends this one after our closing epoch. */
 static bool
 has_read_in_vain(const dd_arena *arena)
 {
@@ -251,12 +252,13 @@ dd_arena_progress(dd_arena *arena)
 void
 dd_arena_poison(dd_arena *arena)
 {
-    atomic_fetch_or(&arena->shared->poisoned,
-                    UINT64_C(1) << arena->rank); /* has_read_in_vain says why this is enough */
+    /* Before anything that our caller writes once it knows: see has_read_in_vain. */
+    atomic_fetch_or(&arena->shared->poisoned, UINT64_C(1) << arena->rank);
 }
 
-/* Other ranks write to us in an all_reduce in place alone, from when they have seen all headers, and no poison, until they publish the
- * closing epoch. Where a header is still missing it is missing for all of them, and whoever finds it later finds the poison. */
+/* Other ranks write to us only in an all_reduce in place: from when they have seen all headers, and no
+ * poison, until they publish the closing epoch. If a header is still missing here, it is missing for all
+ * of them, and a rank that finds it later finds the poison. */
 bool
 dd_arena_find_written(const dd_arena *arena, dd_block *block)
 {

@@ -75,9 +75,9 @@ put_place(const dd_arena *arena, int id_word, const arena_region *region, const 
     atomic_store_explicit(&record->words[id_word + 1], offset, memory_order_relaxed);
 }
 
-/* Others write to an output that is offered. Where the operation fails, its pages are taken from them (dd_arena_find_written), which
- * must not touch other bytes: some thread of the caller may be writing those. So they write to whole pages alone, unless the block
- * ends with the region. */
+/* Others write to an output that is offered. If the operation fails, its pages are taken from them
+ * (dd_arena_find_written). That must not touch other bytes, which some thread of the caller may be
+ * writing, so others write only to whole pages, unless the block ends with the region. */
 static bool
 shares_pages(const arena_region *region, const dd_block *block)
 {

@@ -232,7 +232,8 @@ dd_group_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, con
                          .parent_ranks = ranks};
     status = group_set_up(&setup, group, wait, err);
     if (status != DD_OK && status != DD_INTERRUPTED) {
-        /* Members that have left because of that are gone from the new group as well, but they are not to blame. */
+        /* Members that have left because the parent has failed are gone from the new group, too, but are
+         * not to blame. */
         dd_engine_lock(parent->engine);
         dd_error cause;
         if (group_check_usable_locked(parent, "split", &cause) != DD_OK && parent->cause.code != DD_OK) {

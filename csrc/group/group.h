@@ -26,12 +26,12 @@ typedef struct dd_group_options {
 } dd_group_options;
 
 /* Meets the other ranks in the store, until the deadline: DD_OP_TIMED_OUT names the ranks that have come
- * (host, pid) and those that have not. A rank that is taken is DD_INVALID_ARGUMENT on whoever finds out. What
- * makes the meeting hopeless all who have come hear at once: DD_MISMATCH (another size), DD_PEER_LOST (one who
- * had come has died), DD_ABORTED (one was interrupted, or cannot go on). Names may be used again after the
- * group before has been closed by all or abandoned. A process that joins as two ranks needs an engine for
- * each, which is arranged here: `engine` is used unless it is in this group already. With size 1 the store may
- * be NULL and nothing is opened. */
+ * (host, pid) and those that have not. A rank that is taken is DD_INVALID_ARGUMENT, on the rank that finds
+ * out. If the meeting becomes hopeless, all ranks that have come fail at once: DD_MISMATCH (another size),
+ * DD_PEER_LOST (a rank that had come has died), DD_ABORTED (a rank was interrupted, or cannot go on).
+ * Names may be used again after the group before has been closed by all or abandoned. A process that joins
+ * as two ranks needs an engine for each, which is arranged here: `engine` is used unless it is in this
+ * group already. With size 1 the store may be NULL and nothing is opened. */
 dd_status dd_group_open(dd_engine *engine, dd_store *store, int rank, int size,
                         const dd_group_options *options, dd_group **group, const dd_wait *wait,
                         dd_error *err) DD_MUST_CHECK;
@@ -90,8 +90,9 @@ dd_recorder_group *dd_group_recorder_group(dd_group *group);
 
 typedef struct dd_call_options {
     int64_t timeout_ns; /* < 0: the group's */
-    /* Of a message: its elements are of `dtype`. A side that has another one gets DD_MISMATCH, and so does the other where the message has
-     * not gone yet. Else they are bytes, which go with every dtype. */
+    /* Of a message: its elements are of `dtype`. If the other side has another one, both sides get
+     * DD_MISMATCH, but for a sender whose message has gone already. An untyped message is bytes, which go
+     * with every dtype. */
     bool is_typed;
     dd_dtype dtype;
     /* What the flight recorder is told of the call once it has been taken; NULL: nothing. The group fills in the times. */

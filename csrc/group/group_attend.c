@@ -45,7 +45,8 @@ append_rank(char *text, size_t size, int rank, const dd_card *card, const char *
     }
 }
 
-/* The card of a rank in the meeting, or in one before it that this rank has seen: others may have given up earlier. */
+/* The card of a rank in the meeting, or in one before it that this rank has seen: others may have given up
+ * earlier. */
 static dd_status
 find_card(meeting_place *place, int rank, dd_card *card, bool *is_found, bool *is_earlier, dd_error *err)
 {
@@ -172,7 +173,8 @@ choose(meeting_place *place, meeting_watch *watch, dd_error *err)
     return DD_OK;
 }
 
-/* No failure: anybody can be refused. But if it is one of ours that we wait for, this is why. DD_INTERRUPTED. */
+/* Not a failure, since strangers are refused, too. But if a rank that we wait for was refused, this is why
+ * it is missing. Fails only with DD_INTERRUPTED. */
 static dd_status
 warn_of_refused(meeting_place *place, meeting_watch *watch, dd_error *err)
 {
@@ -184,11 +186,11 @@ warn_of_refused(meeting_place *place, meeting_watch *watch, dd_error *err)
     dd_status status = dd_tcp_store_refused(place->store, &who, place->wait, err);
     watch->has_warned = status == DD_OK && who.len > 0;
     if (watch->has_warned) {
-        DD_LOG(
-            DD_LOG_INFO,
-            "group \"%.*s\" (rank %d of %d) waits for others; the store has refused, for want of its secret: %s",
-            (int)place->name.len, (const char *)place->name.data, place->rank, place->size,
-            dd_bytes_print(dd_blob_view(&who), text, sizeof text));
+        DD_LOG(DD_LOG_INFO,
+               "group \"%.*s\" (rank %d of %d) waits for others; the store has refused, for want of its "
+               "secret: %s",
+               (int)place->name.len, (const char *)place->name.data, place->rank, place->size,
+               dd_bytes_print(dd_blob_view(&who), text, sizeof text));
     }
     dd_blob_fini(&who);
     return status == DD_INTERRUPTED ? status : DD_OK;

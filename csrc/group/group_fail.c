@@ -113,8 +113,8 @@ say_time_out(const dd_cause *cause, dd_error *error)
     error->culprit = culprit;
 }
 
-/* "all_reduce #3 of rank 0 (node-a, pid 77) timed out after 3 s". What a late rank was doing it knows better than whoever waited for
- * it, who has been told of collectives alone. */
+/* "all_reduce #3 of rank 0 (node-a, pid 77) timed out after 3 s". A late rank itself knows best what it
+ * was doing: the rank that waited for it has been told of collectives only. */
 static void
 explain_time_out(const dd_group *group, const dd_cause *cause, dd_error *error)
 {
@@ -166,7 +166,8 @@ explain_disagreement(const dd_group *group, const dd_cause *cause, dd_error *err
     }
 }
 
-/* Of two ranks that disagree the other one; for a third rank the one that has called something else than it has. */
+/* Each of two ranks that disagree blames the other. A third rank blames the one that has called something
+ * else than it has. */
 static int
 find_culprit(const dd_group *group, const dd_cause *cause)
 {
@@ -296,7 +297,7 @@ fail_locked(dd_group *group, const dd_cause *cause, bool is_told, int except)
     if (group->arena != NULL) {
         stop_arena_locked(group);
     }
-    /* Before anybody here hears of it: the process may end then. */
+    /* Before anybody here hears of it, because the process may end then. */
     if (is_told && group->context != NULL && group->size > 1) {
         dd_context_post_abort_locked(group->context, except, cause);
     }
@@ -330,7 +331,7 @@ group_cause_of_error(const dd_group *group, const dd_error *error)
     dd_cause cause = dd_cause_of_error(error, group->rank);
     int rank = error->culprit.rank;
     long long pid = error->culprit.pid;
-    if (rank >= group->size || (rank >= 0 && pid != 0 && dd_peer_card(group->peers[rank])->pid != pid)) {
+    if (rank < 0 || rank >= group->size || (pid != 0 && dd_peer_card(group->peers[rank])->pid != pid)) {
         cause.culprit.rank = -1;
     }
     return cause;

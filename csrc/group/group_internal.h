@@ -117,7 +117,8 @@ dd_status group_meet(dd_engine *engine, dd_store *store, int rank, int size, dd_
                      group_meeting *meeting, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 void group_meeting_fini(group_meeting *meeting);
 
-/* Where a rank that cannot go on after the meeting says so, too: it may have no link to those who wait for it, or none that works. */
+/* Here, too, a rank says that it cannot go on after the meeting: it may have no link to the ranks that
+ * wait for it, or none that works. */
 typedef struct group_bulletin {
     dd_store *store;
     dd_bytes name;
@@ -213,7 +214,8 @@ void group_fail_heard_locked(dd_group *group, int rank, const dd_cause *cause);
 dd_cause group_make_cause(const dd_group *group, dd_cause_kind kind, dd_status code, int culprit);
 /* The words for a cause, as this rank sees it. */
 void group_explain_cause(const dd_group *group, const dd_cause *cause, dd_error *error);
-/* What the others are told of an error. Its culprit may be a process that is not in this group, but in its parent. */
+/* What the others are told of an error. Its culprit may be a process that is only in the parent of this
+ * group. */
 dd_cause group_cause_of_error(const dd_group *group, const dd_error *error);
 /* Of a collective that was started here; NULL when that is too long ago, or still to come. */
 const dd_signature *group_signature_of(const dd_group *group, uint64_t sequence);
@@ -258,7 +260,8 @@ dd_status group_map_region_locked(dd_group *group, int local, uint32_t id, dd_bl
 dd_group *group_of_region(const dd_region *region);
 uint32_t group_region_id(const dd_region *region);
 void group_drop_regions(dd_group *group);
-/* From now on what other ranks write to the block, which is in a region of ours, does not show here any more. */
+/* From now on, what other ranks write to the block, which is in a region of ours, does not show here any
+ * more. */
 dd_status group_take_back_locked(dd_group *group, dd_block block, dd_error *err) DD_MUST_CHECK;
 /* A region for the signals of a window. Kept for other pads alone: a rank may look at the flags of one whose owner has let it go. */
 dd_status group_alloc_pad(dd_group *group, size_t nbytes, dd_region **region, dd_error *err) DD_MUST_CHECK;

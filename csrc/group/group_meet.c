@@ -1,10 +1,11 @@
 /* How the ranks of a group find each other in the store.
  *
- * Under "<name>/" there is a generation, and under "<name>/<generation>/" one meeting: how many there are to be, says who came first
- * ("size": that, his rank, a newline and what he publishes), who has come ("rank/<r>": a nonce and a card), how many ("count"), and
- * how it ended ("end", see group_meet_end.c).
+ * Under "<name>/" there is a generation, and under "<name>/<generation>/" one meeting: its size and who said
+ * so first ("size": the number of ranks, the rank, a newline and what that rank publishes), who has come
+ * ("rank/<r>": a nonce and a card), how many ("count"), and how it ended ("end", see group_meet_end.c).
  *
- * A meeting that ended is never joined: its name can be used again at once, and one that somebody gave up does not poison the next. */
+ * A meeting that ended is never joined: its name can be used again at once, and one that was given up does
+ * not poison the next. */
 #include "group/group_meet_internal.h"
 
 #include "core/mem.h"
@@ -132,7 +133,7 @@ prepend_group(const meeting_place *place, dd_error *err)
                      (const char *)place->name.data, place->rank, place->size);
 }
 
-/* All who have come raise the error. */
+/* All ranks that have come raise the error. */
 static dd_status
 fail_meeting(meeting_place *place, const dd_error *error, dd_error *err)
 {
@@ -142,7 +143,7 @@ fail_meeting(meeting_place *place, const dd_error *error, dd_error *err)
     return status == DD_OK ? leave_generation(place, err) : status;
 }
 
-/* Of a process on another host that cannot be known so soon. */
+/* A process on another host is never known to be dead so soon. */
 static dd_status
 is_known_dead(meeting_place *place, const dd_card *card, const dd_card *own, bool *is_dead, dd_error *err)
 {
@@ -170,7 +171,7 @@ has_ended(meeting_place *place, bool *is_over, dd_error *err)
     return status;
 }
 
-/* The place of this rank is taken: by the meeting before this one, by a dead process, or by somebody who is in earnest. */
+/* The place of this rank is taken: by the meeting before this one, by a dead process, or by a live one. */
 static dd_status
 examine_taken(meeting_place *place, dd_bytes taken, dd_bytes own, join_outcome *outcome, dd_error *err)
 {
@@ -207,8 +208,8 @@ examine_taken(meeting_place *place, dd_bytes taken, dd_bytes own, join_outcome *
     return DD_INVALID_ARGUMENT;
 }
 
-/* Somebody has come with another number of ranks. He may be dead, and what he began abandoned; else neither he nor this rank can ever
- * meet whom they wait for, and both are to know. */
+/* Another rank has come with another number of ranks. If it is dead, what it began is abandoned; else
+ * neither it nor this rank can ever meet the ranks it waits for, and both are told. */
 static dd_status
 settle_sizes(meeting_place *place, dd_bytes said, dd_bytes own, join_outcome *outcome, dd_error *err)
 {
@@ -476,7 +477,8 @@ use_own_engine(meeting_place *place, dd_engine **engine, dd_error *err)
         return status;
     }
     dd_blob card = {0};
-    status = dd_engine_card(own, NULL, &card, err);
+    dd_addr to_store = dd_tcp_store_own_addr(place->store);
+    status = dd_engine_card(own, to_store.len > 0 ? &to_store : NULL, &card, err);
     if (status == DD_OK) {
         status = place->store->ops->set(place->store, rank_key(place, "again", place->rank),
                                         dd_blob_view(&card), place->wait, err);

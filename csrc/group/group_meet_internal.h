@@ -1,4 +1,5 @@
-/* The parts of a meeting: the protocol in the store (group_meet.c), how it ends (group_meet_end.c), and who is there (group_attend.c). */
+/* The parts of a meeting: the protocol in the store (group_meet.c), how it ends (group_meet_end.c), and
+ * who is there (group_attend.c). */
 #ifndef DD_GROUP_GROUP_MEET_INTERNAL_H
 #define DD_GROUP_GROUP_MEET_INTERNAL_H
 
@@ -48,8 +49,8 @@ bool meeting_decode_failure(dd_bytes end, dd_error *error);
 /* DD_OP_TIMED_OUT, naming who has come and who is missing, or what keeps this rank from finding out. */
 dd_status meeting_error_absent(meeting_place *place, dd_error *err) DD_MUST_CHECK;
 
-/* One other rank that this one looks after while it waits: the next one that has come. So every rank that has come is looked after by
- * somebody, and nobody has much to do. */
+/* The other rank that this one looks after while it waits: the next one that has come. So every rank that
+ * has come is looked after by one other, and no rank has much to do. */
 typedef struct meeting_watch {
     int rank; /* -1: nobody yet */
     dd_card card;

@@ -17,9 +17,10 @@ typedef enum region_use {
     REGION_ADOPTED, /* keeps its descriptor, of which adopted memory becomes a mapping */
 } region_use;
 
-/* The owner's side. The others keep theirs mapped until the group is gone, so it goes back to its group when it is released, for the next
- * of its use that fits. Capacities of arrays are powers of two, of which only touched pages cost memory: so there are never many more of
- * them than have been in use at a time, whatever their sizes. The others are as large as they need to be. */
+/* The owner's side. The others keep theirs mapped until the group is gone, so a released region goes back
+ * to its group, for the next use of its kind that fits. Capacities of arrays are powers of two, of which
+ * only touched pages cost memory: so there are never many more of them than have been in use at a time,
+ * whatever their sizes. The others are as large as they need to be. */
 struct dd_region {
     dd_list link;    /* in the group's regions */
     dd_group *group; /* counted while in use */
@@ -27,8 +28,7 @@ struct dd_region {
     void *data;
     size_t nbytes;   /* asked for */
     size_t capacity; /* mapped */
-    size_t
-        dirty; /* of arrays: bytes from the beginning on that may be other than zero; the rest has no pages */
+    size_t dirty;    /* of arrays: bytes from the start that may be other than zero; the rest has no pages */
     region_use use;
     void *shown_at;   /* the adopted mapping, even after it is released; NULL: none */
     int fd;           /* -1 but for adopted ones */
@@ -44,7 +44,7 @@ typedef struct mapped_region {
 } mapped_region;
 
 #define PAGE_BYTES ((size_t)4096)
-/* A group's arrays that are not in use keep so many pages; those that are let go after that give theirs back to the system. */
+/* The unused arrays of a group keep at most so many bytes of pages. Others give theirs back to the system. */
 #define KEPT_MAX_BYTES ((size_t)64 << 20)
 
 static size_t
@@ -182,7 +182,8 @@ make_region_locked(dd_group *group, size_t capacity, region_use use, dd_region *
     return DD_OK;
 }
 
-/* Makes zeros of what is asked for. The region is the caller's already: that can take a while, and nobody waits for the lock. */
+/* Zeroes what is asked for. The region is the caller's already, so this does not need the lock, and can
+ * take a while. */
 static void
 clean(dd_region *region, size_t nbytes)
 {
@@ -344,8 +345,8 @@ dd_region_acquire(dd_region *region)
     return region;
 }
 
-/* Before the last reference goes: gives the pages back to the system, unless the next array is to have them. In a forked child they are
- * the parent's. */
+/* Before the last reference goes: gives the pages back to the system, unless they are kept for the next
+ * array. In a forked child they are the parent's. */
 static void
 put_away(dd_region *region)
 {
@@ -396,9 +397,10 @@ make_private(uint8_t *at, size_t nbytes, dd_error *err)
     return status;
 }
 
-/* Nobody can be asked to stop: a rank may have been stopped in the middle of its copy, or be slow to hear of the failure. So the pages are
- * replaced here, with what is in them, and others go on writing to the memory that was there, which nobody sees any more. The block is an
- * output of a collective in place: nobody here changes it meanwhile, and it has its pages to itself (see arena_regions.c). */
+/* Nobody can be asked to stop: a rank may have been stopped in the middle of its copy, or be slow to hear
+ * of the failure. So the pages are replaced here, with what is in them, and others go on writing to the
+ * old memory, which nobody sees any more. The block is an output of a collective in place: nobody here
+ * changes it meanwhile, and it does not share its pages (see arena_regions.c). */
 dd_status
 group_take_back_locked(dd_group *group, dd_block block, dd_error *err)
 {

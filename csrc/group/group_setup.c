@@ -80,7 +80,7 @@ error_absent_locked(dd_group *group, const setup_vote *vote, const dd_wait *wait
     }
 }
 
-/* What this rank cannot do, others wait for in vain, and would blame somebody else for. */
+/* If this rank cannot do its part, the others wait for it in vain, and would blame another. */
 static dd_status
 check_own_part_locked(const dd_group *group, dd_error *err)
 {
@@ -94,7 +94,7 @@ check_own_part_locked(const dd_group *group, dd_error *err)
     return status;
 }
 
-/* Who has failed in the parent, or left it, or given this group up, will not vote. */
+/* A rank that has failed in the parent, or left it, or given this group up, will not vote. */
 static dd_status
 check_voters(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error *err)
 {
@@ -249,7 +249,8 @@ have_all_shm_locked(const dd_group *group)
     return is_shared;
 }
 
-/* Waits for shared memory links to the local ranks. *is_shared: all have one; else the group may still come about by messages. */
+/* Waits for shared memory links to the local ranks. *is_shared: all have one; else the group may still
+ * come about by messages. */
 static dd_status
 connect_local_ranks(dd_group *group, const group_setup *setup, bool *is_shared, const dd_wait *wait,
                     dd_error *err)
@@ -258,7 +259,7 @@ connect_local_ranks(dd_group *group, const group_setup *setup, bool *is_shared, 
     dd_wait patience = dd_wait_at_most(wait, DIALLED_PATIENCE_NS);
     dd_status status = group_await(group, are_links_settled, group, &patience, err);
     if (status == DD_OP_TIMED_OUT) {
-        /* Whoever was to dial us may be gone, or not get through. */
+        /* The ranks that were to dial us may be gone, or not get through. */
         dial_local_ranks(group, true);
     }
     while (status == DD_OP_TIMED_OUT && !dd_wait_is_over(wait)) {
@@ -372,7 +373,8 @@ take_arena(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_er
     return status;
 }
 
-/* Best effort: without an arena (*has_arena is false) the group works by messages. Fails when it is not being made any more. */
+/* Best effort: without an arena (*has_arena is false) the group works by messages. Fails when it is not
+ * being made any more. */
 static dd_status
 try_arena(dd_group *group, const group_setup *setup, bool *has_arena, const dd_wait *wait, dd_error *err)
 {

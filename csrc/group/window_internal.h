@@ -148,8 +148,8 @@ dd_status window_check_open(dd_window *window, const char *what, int rank, int c
 void window_describe(const dd_window *window, const char *what, dd_error *err);
 /* "rank 2 (node-b, pid 77) has closed the window" */
 dd_status window_error_closed(const dd_window *window, int rank, dd_error *err);
-/* Whoever has closed a window may have done so because the group has failed, of which this rank is about to hear: for DD_CLOSED the error
- * becomes that, if it is so. */
+/* A rank may have closed a window because the group has failed, of which this rank is about to hear. If
+ * so, DD_CLOSED becomes that error. */
 dd_status window_find_cause(dd_window *window, const char *what, dd_status status, dd_error *err);
 dd_status window_error_gone(const dd_group *group, int rank, dd_error *err);
 /* Names the rank as the culprit. */

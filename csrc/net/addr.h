@@ -36,8 +36,8 @@ void dd_addr_list_add(dd_addr_list *list, const dd_addr *addr);
 bool dd_addr_is_wildcard(const char *host);
 
 bool dd_addr_is_loopback(const dd_addr *addr);
-/* Whether host is "localhost" or the number of a loopback address: it means this machine whoever says it. A name may mean
- * another address elsewhere. */
+/* Whether host is "localhost" or a numeric loopback address, which mean this machine everywhere. A name
+ * may mean another address elsewhere. */
 bool dd_addr_names_loopback(const char *host);
 
 /* "@name" in the abstract namespace: no file, gone with its last descriptor. `name` is cut to fit. */

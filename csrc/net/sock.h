@@ -34,8 +34,8 @@ dd_io dd_sock_try_accept(int listen_fd, int *fd);
 
 /* How many descriptors the process may have now (RLIMIT_NOFILE). */
 size_t dd_sock_fd_limit(void);
-/* Whether an accepted connection has one of the last descriptors, which the rest of the process may need: what others open
- * must not be what keeps the process from opening a file. */
+/* Whether an accepted connection has one of the last descriptors, which the rest of the process may need:
+ * connections that others open must not keep the process from opening a file. */
 bool dd_sock_is_fd_scarce(int fd);
 
 /* Whether the process at the other end of a Unix socket was of our user when it connected. */

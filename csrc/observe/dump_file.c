@@ -40,8 +40,8 @@ write_all(int fd, dd_bytes bytes)
     return 0;
 }
 
-/* A dump says what the program is and does: it is its user's. Others may be able to write in the folder, so the file is made by us or not
- * at all, whatever they have put there. */
+/* A dump tells what the program is and does, so it is private to its user. Others may be able to write in
+ * the folder, so the file is made anew or not at all, whatever they have put there. */
 static dd_status
 write_file(const char *path, char *temporary, dd_bytes bytes, dd_error *err)
 {
@@ -63,7 +63,8 @@ write_file(const char *path, char *temporary, dd_bytes bytes, dd_error *err)
     return DD_OK;
 }
 
-/* The name of a dump that is not whole, but for what mkostemp fills in: hidden, so that nobody takes it for one. */
+/* The name of a dump that is not whole, for mkostemp to complete: hidden, so that nobody takes it for a
+ * dump. */
 static dd_status
 name_temporary(const char *path, char temporary[PATH_MAX], dd_error *err)
 {

@@ -216,8 +216,8 @@ static dd_status
 open_file(dd_file_member *member, const dd_wait *wait, dd_error *err)
 {
     for (;;) {
-        /* Keys and values may be secrets of the job: nobody else is let in. In a folder where others can write, a link may be theirs,
-         * and lead to any file of ours. */
+        /* Keys and values may be secrets of the job: nobody else is let in. In a folder where others can
+         * write, a link may be theirs, and lead to any file of ours. */
         member->fd = dd_fork_own(
             open(member->absolute_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NOFOLLOW, 0600));
         if (member->fd >= 0) {

@@ -35,7 +35,8 @@ tcp_conn_who(const tcp_conn *conn, char out[TCP_WHO_MAX])
     return out;
 }
 
-/* It has said who it is, as anybody can, and has not shown the secret: whoever waits for it in the store may want to know. */
+/* It has said who it is, as anybody can, and has not shown the secret. Ranks that wait for it in the store
+ * may want to know. */
 static void
 note_refused(dd_tcp_server *server, const char *who)
 {
@@ -57,7 +58,8 @@ tcp_conn_doom(tcp_conn *conn, const char *why)
     char who[TCP_WHO_MAX];
     DD_LOG(DD_LOG_DEBUG, "store server: port %u: connection of %s ends: %s", conn->server->port,
            tcp_conn_who(conn, who), why);
-    if (conn->state != TCP_CONN_OPEN && conn->hello != NULL && conn->server->secret.len > 0) {
+    bool is_refused = conn->state != TCP_CONN_OPEN && conn->hello != NULL && !conn->is_surplus;
+    if (is_refused && conn->server->secret.len > 0) {
         note_refused(conn->server, conn->hello->who);
     }
     conn->is_doomed = true;

@@ -595,7 +595,8 @@ tcp_link_open(tcp_link *link, tcp_target *target, const dd_wait *wait, dd_error 
     dd_error reason = {0};
     for (int64_t pause_ns = FIRST_RETRY_NS;; pause_ns *= pause_ns < LAST_RETRY_NS ? 2 : 1) {
         dd_status status = try_addresses(link, target, wait, &reason);
-        /* A server that was there and is not now will not come back with our data. One that is full is there. */
+        /* A server that was there and is gone will not come back with our data. A server that is full is
+         * still there. */
         if (!is_worth_retrying(status) || (target->is_known && !link->is_turned_away)) {
             return status == DD_OK ? DD_OK : dd_error_copy(err, &reason);
         }

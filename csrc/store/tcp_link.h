@@ -31,9 +31,9 @@ typedef struct tcp_link {
     unsigned nunanswered; /* requests sent since the last reply: the server may not have got to them */
     dd_spin spin;         /* for polling for a reply before sleeping */
     bool is_extended;     /* the server is ours: replies begin with a status */
-    bool
-        is_turned_away; /* the server took the connection and closed it during the handshake: there were too many */
-    dd_ring ring;       /* open: requests go through it */
+    /* the server took the connection and closed it during the handshake: there were too many */
+    bool is_turned_away;
+    dd_ring ring;         /* open: requests go through it */
     int64_t looked_at_ns; /* when the socket was last asked whether the server lives; rings do not tell */
     bool is_fd_expected;  /* the reply to come may bring a descriptor */
     int passed_fd;        /* that came with a reply, -1 for none */

@@ -160,7 +160,8 @@ take_in(tcp_listener *listener, int fd)
 {
     dd_tcp_server *server = listener->server;
     if (listener->is_unix && !dd_sock_is_same_user(fd)) {
-        /* The abstract name is for everybody's eyes. Over TCP others may come as far as the secret lets them. */
+        /* Everybody can see the abstract name. Over TCP other users may come as far as the secret lets
+         * them. */
         DD_LOG(DD_LOG_INFO, "store server: port %u: refused another user on its Unix socket", server->port);
         dd_sock_close(fd);
         return;

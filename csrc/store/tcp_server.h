@@ -1,9 +1,10 @@
 /* The server of a TCPStore: one thread, one epoll loop, one keyspace.
  *
- * It speaks PyTorch's TCPStore protocol and, to clients that ask, our extensions (docs/wire.md). Waiters are parked,
- * never polled. A client that sends what the protocol does not allow loses its connection and nothing else happens;
- * memory grows only with bytes that have arrived, up to the limits. Connections that have not shown that they are of the
- * job are few at any time, and some descriptors are left to the rest of the process (tcp_strangers.c). */
+ * It speaks PyTorch's TCPStore protocol and, to clients that ask, our extensions (docs/wire.md). Waiters
+ * are parked, never polled. A client that sends what the protocol does not allow loses its connection and
+ * nothing else happens; memory grows only with bytes that have arrived, up to the limits. Connections that
+ * have not shown that they are of the job are few at any time, and some descriptors are left to the rest
+ * of the process (tcp_strangers.c). */
 #ifndef DD_STORE_TCP_SERVER_H
 #define DD_STORE_TCP_SERVER_H
 
@@ -34,8 +35,8 @@ typedef struct dd_tcp_server_options {
     int listen_fd;    /* -1, or a bound socket, taken over on success */
     dd_bytes secret;  /* empty: no authentication */
     dd_tcp_limits limits;
-    int64_t
-        handshake_timeout_ns; /* a connection that has not shown the secret by then is closed; the first word is due sooner */
+    /* a connection that has not shown the secret by then is closed; the first word is due sooner */
+    int64_t handshake_timeout_ns;
     dd_tcp_registry *registry; /* not NULL: share the server with those who ask for the same port here */
 } dd_tcp_server_options;
 

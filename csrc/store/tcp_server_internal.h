@@ -139,8 +139,8 @@ void tcp_server_note_joined(dd_tcp_server *server, const char *who, int64_t sum)
 void tcp_stranger_begin(tcp_conn *conn); /* it has just been accepted */
 void tcp_stranger_greet(tcp_conn *conn); /* it has shown the magic number, and has to show the secret */
 void tcp_stranger_end(tcp_conn *conn);   /* it is open, or doomed */
-/* Closes those that are too many. False: there are too many in the middle of a hand-shake, who get some time for it: no others
- * should be accepted for a moment. */
+/* Closes those that are too many. False: too many are in the middle of a hand-shake, and get some time for
+ * it; no others should be accepted for a moment. */
 bool tcp_strangers_curb(dd_tcp_server *server);
 /* Closes one, to have its descriptor. False: there is none to be closed. */
 bool tcp_strangers_evict(dd_tcp_server *server);

@@ -34,13 +34,14 @@ bool dd_tcp_store_is_server(dd_store *store);
 bool dd_tcp_store_is_extended(dd_store *store);      /* the server is ours */
 dd_tcp_server *dd_tcp_store_server(dd_store *store); /* borrowed, or NULL */
 
-/* The address by which this process has reached the server, of any kind of store: of length 0 when it is not a TCPStore,
- * nor one under prefixes. A loopback address only if the store's host is one by its own words: then all who meet in it are on
- * this machine. A name that leads there, or a server on all addresses, can be reached from others, too. */
+/* The address by which this process has reached the server, of any kind of store: of length 0 when it is
+ * not a TCPStore, nor one under prefixes. A loopback address only if the store's host names one: then all
+ * who meet in it are on this machine. If a host name leads to loopback, or the server listens on all
+ * addresses, ranks of other machines may meet there, too. */
 dd_addr dd_tcp_store_own_addr(dd_store *store);
 
-/* Who has tried to connect to the server lately without its secret, of any kind of store: "node-b (pid 77)", as they say themselves.
- * Empty: nobody, or that is not known. */
+/* Which clients have lately tried to connect to the server without its secret, of any kind of store:
+ * "node-b (pid 77)", as they call themselves. Empty: none, or it is not known. */
 dd_status dd_tcp_store_refused(dd_store *store, dd_blob *who, const dd_wait *wait,
                                dd_error *err) DD_MUST_CHECK;
 

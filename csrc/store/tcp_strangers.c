@@ -1,5 +1,6 @@
-/* Connections that have not shown yet that they are of ours: how many there may be, and which of them goes when there are
- * more. Whoever can reach the port can make them, so they get few of the process's descriptors and no certainty. */
+/* Connections that have not shown yet that they are of this job: how many there may be, and which of them
+ * go when there are more. Anybody who can reach the port can make them, so they get only some of the
+ * process's descriptors, and may be closed at any time. */
 #include "store/tcp_server_internal.h"
 
 #include "net/sock.h"
@@ -9,7 +10,7 @@
 #define STRANGERS_MIN ((size_t)4)
 /* Our clients and PyTorch's speak at once. */
 #define FIRST_WORD_NS (2 * DD_NS_PER_S)
-/* One that has spoken gets so long for the rest before it may have to make room for others. */
+/* One that has spoken gets so long for the rest before it may be closed for others. */
 #define GREETED_GRACE_NS (100 * DD_NS_PER_MS)
 
 static size_t
@@ -20,8 +21,8 @@ strangers_max(void)
     return most > STRANGERS_MIN ? most : STRANGERS_MIN;
 }
 
-/* Anyone of the silent ones: were it always the oldest, a flood would be sure to push out a client that takes longer than
- * the flood needs to go round. */
+/* Any of the silent ones. If it were always the oldest, a flood would be sure to push out a client that
+ * takes longer than the flood needs to go round. */
 static tcp_conn *
 pick_silent(dd_tcp_server *server)
 {

@@ -45,20 +45,21 @@ const char *dd_card_print(const dd_card *card, char out[96]);
 typedef enum dd_presence {
     DD_PRESENCE_UNKNOWN,
     DD_PRESENCE_THERE,
-    DD_PRESENCE_REFUSED, /* nobody listens at its addresses, seen from here; they may be another host's to us */
-    DD_PRESENCE_NONE,    /* its process has ended */
+    /* nobody listens at its addresses, as seen from here, where they may be another host's */
+    DD_PRESENCE_REFUSED,
+    DD_PRESENCE_NONE, /* its process has ended */
 } dd_presence;
 
-/* Whether the process of the card runs, as far as can be seen from here; `own` is that of a process on this host. Fails with
- * DD_INTERRUPTED alone. */
+/* Whether the process of the card runs, as far as can be seen from here; `own` is the card of a process on
+ * this host. Fails only with DD_INTERRUPTED. */
 dd_status dd_card_look_for(const dd_card *card, const dd_card *own, dd_presence *presence,
                            const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* The machine's usable addresses, those of the named interfaces only when ifnames is not ""
  * (comma-separated prefixes; "=eth0" exactly that; "^docker" all but those). Loopback only if there is
  * nothing else or it is named. `first` (may be NULL; its port does not matter) comes first when it is
- * among them; without names, a loopback address comes alone. DD_INVALID_ARGUMENT when no interface fits, listing those there
- * are. */
+ * among them; without names, a loopback address comes alone. DD_INVALID_ARGUMENT when no interface fits,
+ * listing those there are. */
 dd_status dd_card_find_addrs(const char *ifnames, const dd_addr *first, dd_addr_list *list,
                              dd_error *err) DD_MUST_CHECK;
 

@@ -5,14 +5,13 @@
 #include "net/sock.h"
 
 #include <errno.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #define ANSWER_NS (100 * DD_NS_PER_MS) /* of one address */
 
-/* The name of a listening abstract socket can be bound again when, and only when, the process that had it is gone. Process ids would
- * not do: a container may share the network of another one, and not its processes. */
+/* The name of a listening abstract socket can be bound again if, and only if, the process that had it is
+ * gone. Process ids would not do: a container may share the network of another one, but not its processes. */
 static dd_presence
 look_for_name(const char *unix_name)
 {
@@ -29,16 +28,6 @@ look_for_name(const char *unix_name)
     return presence;
 }
 
-static bool
-is_loopback(const dd_addr *addr)
-{
-    if (addr->storage.ss_family == AF_INET) {
-        const struct sockaddr_in *in = (const struct sockaddr_in *)&addr->storage;
-        return (ntohl(in->sin_addr.s_addr) >> 24) == 127;
-    }
-    return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)&addr->storage)->sin6_addr);
-}
-
 /* *presence: THERE, REFUSED by all addresses, or UNKNOWN. */
 static dd_status
 look_at_addresses(const dd_card *card, bool is_same_host, dd_presence *presence, const dd_wait *wait,
@@ -47,7 +36,7 @@ look_at_addresses(const dd_card *card, bool is_same_host, dd_presence *presence,
     *presence = DD_PRESENCE_UNKNOWN;
     for (size_t i = 0; i < card->addrs.count; i++) {
         const dd_addr *addr = &card->addrs.items[i];
-        if (!is_same_host && is_loopback(addr)) {
+        if (!is_same_host && dd_addr_is_loopback(addr)) {
             continue; /* ours, not theirs */
         }
         dd_wait moment = dd_wait_at_most(wait, ANSWER_NS);

@@ -108,13 +108,13 @@ find_fault(const dd_cause *cause, int nranks)
         return "its code is unknown";
     }
     if (cause->origin < 0 || cause->origin >= nranks) {
-        return "it comes from a rank that there is not";
+        return "it comes from a rank that does not exist";
     }
     if (cause->culprit.rank >= nranks || (names_one && cause->culprit.rank < 0)) {
-        return "it blames a rank that there is not";
+        return "it blames a rank that does not exist";
     }
     if (names_two ? cause->other < 0 || cause->other >= nranks : cause->other != -1) {
-        return "it names a rank that there is not";
+        return "it names a rank that does not exist";
     }
     return cause->elapsed_ns < 0 ? "its time is negative" : NULL;
 }

@@ -1,7 +1,7 @@
 /* Why a group has failed, as its ranks tell each other: facts. Each rank puts them in words as it sees them.
  *
- * Pure functions. What comes from a peer is user input: dd_cause_decode accepts only causes whose fields make sense for a group of
- * that size. */
+ * Pure functions. What comes from a peer is user input: dd_cause_decode accepts only causes whose fields
+ * make sense for a group of that size. */
 #ifndef DD_TRANSPORT_CAUSE_H
 #define DD_TRANSPORT_CAUSE_H
 
@@ -13,19 +13,21 @@
 typedef enum dd_cause_kind {
     DD_CAUSE_OTHER = 1, /* `text` says it all; there may be no culprit */
     DD_CAUSE_LOST,      /* the culprit cannot be reached any more; `text`: how that showed */
-    DD_CAUSE_LEFT, /* the culprit has closed the group; `text`: what else there is to say of that, or nothing */
-    DD_CAUSE_ABORTED, /* the culprit has given up on purpose; `text`: its reason */
-    DD_CAUSE_CALLS,   /* the culprit and `other` have called different things as collective `sequence` */
-    DD_CAUSE_SIZES, /* ... disagree on the size of a block: how many bytes each of them has; both 0: `text` says how */
+    DD_CAUSE_LEFT,      /* the culprit has closed the group; `text`: in what state, or nothing */
+    DD_CAUSE_ABORTED,   /* the culprit has given up on purpose; `text`: its reason */
+    DD_CAUSE_CALLS,     /* the culprit and `other` have called different things as collective `sequence` */
+    /* ... disagree on the size of a block: how many bytes each of them has; both 0: `text` says how */
+    DD_CAUSE_SIZES,
     DD_CAUSE_MISFIT, /* a message of the culprit does not fit what `other` has called; `text`: why */
-    DD_CAUSE_TIMED_OUT, /* collective `sequence` of the origin, after elapsed_ns; `text`: who is late, and where they all are */
+    /* collective `sequence` of the origin, after elapsed_ns; `text`: who is late, and where all ranks are */
+    DD_CAUSE_TIMED_OUT,
 } dd_cause_kind;
 
 typedef struct dd_cause {
     dd_cause_kind kind;
     dd_status code;
-    int origin;         /* the rank that has found out */
-    dd_culprit culprit; /* its rank may be -1 all the same: a process that is not in the group, or nobody */
+    int origin;         /* the rank that has found it out */
+    dd_culprit culprit; /* rank -1: a process that is not in the group, or nobody */
     int other;          /* of two that disagree; else -1 */
     uint64_t sequence;  /* of the collective that it is about; 0: none */
     int64_t elapsed_ns;
@@ -38,7 +40,7 @@ typedef struct dd_cause {
 #define DD_CAUSE_HEAD_NBYTES ((size_t)176)
 #define DD_CAUSE_MAX_NBYTES (DD_CAUSE_HEAD_NBYTES + sizeof((dd_cause *)0)->text - 1)
 
-/* An error that nothing more is known of; `origin` is the rank that has it. */
+/* A cause of which only the error is known; `origin` is the rank that has it. */
 dd_cause dd_cause_of_error(const dd_error *error, int origin);
 
 /* Returns the number of bytes. */

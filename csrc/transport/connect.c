@@ -377,7 +377,8 @@ help_stuck_locked(connect_pool *pool, int nthreads_max)
     }
 }
 
-/* Whether the listener goes on, and how long it may sleep: where something is queued, until the moment of its next look. */
+/* Whether the listener goes on, and how long it may sleep: where something is queued, until the moment of
+ * its next look. */
 static bool
 look_at_books(dd_connector *self, int64_t *look_ns, int *timeout_ms)
 {
@@ -413,13 +414,13 @@ note_accepting(dd_connector *self, int sys_errno)
     if (sys_errno != 0 && atomic_load_explicit(&self->accept_errno, memory_order_relaxed) == 0) {
         atomic_store_explicit(&self->failing_since_ns, dd_clock_now_ns(), memory_order_relaxed);
     }
-    atomic_store_explicit(&self->accept_errno, sys_errno, memory_order_relaxed);
+    atomic_store_explicit(&self->accept_errno, sys_errno, memory_order_release);
 }
 
 dd_status
 dd_connector_check(dd_connector *self, dd_error *err)
 {
-    int sys_errno = atomic_load_explicit(&self->accept_errno, memory_order_relaxed);
+    int sys_errno = atomic_load_explicit(&self->accept_errno, memory_order_acquire);
     int64_t failing_ns =
         dd_clock_now_ns() - (int64_t)atomic_load_explicit(&self->failing_since_ns, memory_order_relaxed);
     if (sys_errno == 0 || failing_ns < DEAF_NS) {

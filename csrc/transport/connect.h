@@ -33,7 +33,7 @@ typedef struct dd_connect_handler {
      * False: refuse as BUSY, because we have one already. That ours is under way is no reason: the
      * connector knows. */
     bool (*may_accept)(void *ctx, const dd_uid *peer);
-    /* It was welcome, and came to nothing: there will be no on_link for that. */
+    /* It was welcome, and came to nothing: on_link will not be called for it. */
     void (*on_accept_failed)(void *ctx, const dd_uid *peer);
     /* A link is there; the receiver owns it. `peer` is the uid that the other side claimed, which whoever
      * knows the secret (without one: anybody) can; a dialled peer is the one of the card in the same
@@ -45,9 +45,9 @@ typedef struct dd_connect_handler {
     void (*on_dial_failed)(void *ctx, const dd_uid *peer, int lane, const dd_error *error);
 } dd_connect_handler;
 
-/* Listens: fills in card's unix_name and addrs (`first`: see dd_card_find_addrs). But for addrs the card must stay as it
- * is until close. Copies the options. The threads call the handler, from before this returns.
- * DD_INVALID_ARGUMENT, or DD_NETWORK naming the ports. */
+/* Listens: fills in card's unix_name and addrs (`first`: see dd_card_find_addrs). But for addrs the card
+ * must stay as it is until close. Copies the options. The threads call the handler, from before this
+ * returns. DD_INVALID_ARGUMENT, or DD_NETWORK naming the ports. */
 dd_status dd_connector_open(const dd_connect_options *options, dd_card *card, const dd_addr *first,
                             const dd_connect_handler *handler, dd_connector **connector,
                             dd_error *err) DD_MUST_CHECK;
@@ -63,13 +63,15 @@ dd_status dd_connector_open(const dd_connect_options *options, dd_card *card, co
 dd_status dd_connector_dial(dd_connector *connector, const dd_card *peer, int lane, int64_t deadline_ns,
                             dd_error *err) DD_MUST_CHECK;
 
-/* Listens on TCP again after dd_connector_close_ports, and on all addresses where it has been on a loopback address only and `first` is
- * none: *addrs becomes where that is, and is left alone where nothing has to be done. One caller at a time. */
+/* Listens on TCP again after dd_connector_close_ports; and listens on all addresses if so far it did on a
+ * loopback address only and `first` is none. *addrs becomes where it listens, and is left alone if nothing
+ * has to be done. One caller at a time. */
 dd_status dd_connector_open_ports(dd_connector *connector, const dd_addr *first, dd_addr_list *addrs,
                                   dd_error *err) DD_MUST_CHECK;
-/* Nobody is to come over TCP any more: its ports close soon. The Unix socket stays, and dialling. */
+/* No more connections over TCP are wanted: the ports close soon. The Unix socket stays, and dialling. */
 void dd_connector_close_ports(dd_connector *connector);
-/* DD_OK, or DD_SYSTEM: this process has not been able to accept connections for some time, for want of descriptors or memory. */
+/* DD_OK, or DD_SYSTEM: this process has not been able to accept connections for some time, for want of
+ * descriptors or memory. */
 dd_status dd_connector_check(dd_connector *connector, dd_error *err) DD_MUST_CHECK;
 
 /* Stops listening, calls all hand-shakes off and waits for their threads: after it the handler is not

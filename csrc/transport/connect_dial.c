@@ -17,8 +17,8 @@
 /* Whoever takes a connection and says nothing is not waited for longer than that while there are other
  * addresses. */
 #define SILENCE_NS (3 * DD_NS_PER_S)
-/* A listener that is flooded may close a connection before it has heard the hello: its next one may be heard. A connection
- * that closes for another reason will do so every time. */
+/* A listener that is flooded may close a connection before it has heard the hello; the next one may be
+ * heard. A connection that closes for another reason will do so every time. */
 #define TURNED_AWAY_TRIES 8
 #define TURNED_AWAY_PAUSE_NS (20 * DD_NS_PER_MS)
 /* After BUSY. */
@@ -69,7 +69,8 @@ exchange_proofs(const connect_job *job, int fd, const connect_hello *hello, cons
     return connect_send(fd, proof, sizeof proof, wait, err);
 }
 
-/* On success *is_busy tells which of the two that can be; else *is_turned_away whether it was closed before any answer. */
+/* On success *is_busy tells whether the peer is busy with another link to us; on failure *is_turned_away,
+ * whether it closed the connection before any answer. */
 static dd_status
 greet(const connect_job *job, int fd, bool *is_busy, bool *is_turned_away, const dd_wait *wait, dd_error *err)
 {
@@ -190,7 +191,8 @@ end_racer(race *self, racer *one)
     one->fd = -1;
 }
 
-/* What is said by somebody who is there is worth more than silence. */
+/* What a peer that is there has said is worth more than silence. It is this process's own failure only if
+ * all addresses say so. */
 static void
 note_failure(race *self, racer *one, const dd_error *why)
 {
@@ -205,6 +207,9 @@ note_failure(race *self, racer *one, const dd_error *why)
                  why->message);
         if (self->why.code != DD_NETWORK && self->why.code != DD_NETWORK_TIMED_OUT) {
             all.code = self->why.code;
+        }
+        if (!dd_error_is_own(&self->why)) {
+            all.sys_errno = self->why.sys_errno;
         }
     }
     self->why = all;

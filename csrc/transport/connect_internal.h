@@ -13,8 +13,8 @@
 #include <poll.h>
 #include <stdatomic.h>
 
-/* Hand-shakes at once; more of them wait for their turn: those who connect to us in the lobby and in the kernel, our own
- * dials in a queue. */
+/* Hand-shakes at once. More have to wait for their turn: incoming connections in the lobby and in the
+ * kernel, our own dials in a queue. */
 #define CONNECT_ACCEPTS_MAX 64
 #define CONNECT_DIALS_MAX 64
 /* A hand-shake that goes well is over in less time than it takes to start a thread, so one thread does all
@@ -93,7 +93,8 @@ struct dd_connector {
     connect_lobby lobby; /* the listener's */
     int wake_fd;         /* eventfd: for the listener to look at the books */
     pthread_t listener;
-    /* atomic, relaxed, written by the listener: why it cannot accept, 0 while it can; and since when */
+    /* written by the listener: why it cannot accept, 0 while it can (release); and since when, written
+     * before that */
     atomic_int accept_errno;
     atomic_int_fast64_t failing_since_ns;
     char congestion[32];
@@ -141,10 +142,10 @@ bool connect_sleep_busy(connect_job *job, int64_t duration_ns);
 /* Opens listening sockets and tells where they are. On failure nothing is open. */
 dd_status connect_listen_tcp(const dd_connector *connector, const dd_addr *first, connect_ports *ports,
                              dd_addr_list *addrs, dd_error *err) DD_MUST_CHECK;
-/* Whether that would be a loopback address alone. */
+/* Whether that would be just a loopback address. */
 bool connect_is_for_loopback(const dd_connector *connector, const dd_addr *first);
 void connect_close_ports(connect_ports *ports);
-/* What the listener is to poll; it closes the ports that are not wanted any more, as nobody polls them now. */
+/* What the listener is to poll. Closes the ports that are not wanted any more, as nobody polls them now. */
 size_t connect_take_listeners(dd_connector *connector, int fds[CONNECT_LISTEN_MAX + 1]);
 /* The Unix socket, whose name goes into the card; "" when there is none. */
 void connect_listen_unix(dd_connector *connector, dd_card *card);
@@ -162,9 +163,11 @@ bool connect_lobby_has_room(const connect_lobby *lobby);
 bool connect_lobby_evict(connect_lobby *lobby);
 /* Takes fd, and hears what it has said already. */
 void connect_lobby_add(connect_lobby *lobby, int fd, int64_t timeout_ns);
-/* Fills in what to poll (CONNECT_LOBBY_MAX at most), and shortens the time-out, -1 for none, to the next deadline. */
+/* Fills in what to poll (CONNECT_LOBBY_MAX at most), and shortens the time-out (-1: none) to the next
+ * deadline. */
 nfds_t connect_lobby_poll(const connect_lobby *lobby, struct pollfd *pollfds, int *timeout_ms);
-/* After the poll, with nothing added in between: hears those that have something to say, closes those that are late. */
+/* After the poll, with nothing added in between: hears those that have something to say, closes those that
+ * are late. */
 void connect_lobby_hear(connect_lobby *lobby, const struct pollfd *pollfds);
 /* Gives away one that has said hello. */
 bool connect_lobby_take(connect_lobby *lobby, connect_guest *guest);

@@ -1,5 +1,5 @@
-/* The lobby: connections that have not said hello yet. Anybody who can reach the port can make one, so they cost no thread,
- * and not many descriptors. All of it belongs to the listener's thread. */
+/* The lobby: connections that have not said hello yet. Anybody who can reach the port can make them, so
+ * they cost no thread, and few descriptors. All of it belongs to the listener's thread. */
 #include "transport/connect_internal.h"
 
 #include "core/log.h"
@@ -49,8 +49,8 @@ hear_guest(connect_lobby *self, size_t index)
     return false;
 }
 
-/* Anyone of those that can go. Were it the oldest, a flood would be sure to push out a dialler that takes longer than the
- * flood needs to go round. Connections over the Unix socket are of our own user. */
+/* Any of those that may be closed. If it were the oldest, a flood would be sure to push out a dialler that
+ * takes longer than the flood needs to go round. Connections over the Unix socket are of our own user. */
 static bool
 find_dispensable(const connect_lobby *self, size_t *index)
 {
@@ -135,7 +135,7 @@ connect_lobby_poll(const connect_lobby *self, struct pollfd *pollfds, int *timeo
 void
 connect_lobby_hear(connect_lobby *self, const struct pollfd *pollfds)
 {
-    /* From the back: whoever takes the place of one that goes has been looked at. */
+    /* From the back: the one that takes the place of one that goes has been looked at. */
     for (size_t i = self->count; i-- > 0;) {
         bool stays = pollfds[i].revents == 0 || hear_guest(self, i);
         if (stays && !has_said_hello(&self->guests[i]) &&

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #define FLUSH_STEP_NS DD_NS_PER_MS
-/* For so long somebody who hears of a failure is kept until the others can hear of it, too. */
+/* A caller that hears of a failure is kept so long, until the other ranks can hear of it, too. */
 #define TELLING_NS (200 * DD_NS_PER_MS)
 
 dd_context *
@@ -223,6 +223,10 @@ deliver_early(dd_context *context, dd_peer *peer)
             dd_list_remove(&entry->link);
             deliver(context, entry);
         }
+    }
+    held *abort = peer_take_given_up(peer, &context->key);
+    if (abort != NULL) {
+        deliver(context, abort);
     }
 }
 

@@ -119,9 +119,10 @@ void dd_context_visit_held_locked(dd_context *context, uint64_t sequence,
                                   void (*visit)(void *ctx, int rank, const dd_signature *signature),
                                   void *ctx);
 
-/* Tells the connected ranks of the context (all but `except`, a rank or DD_ANY_RANK) that this rank has given up and why. What there
- * is room for is on its way when this returns, so that they hear it before they see the end of this process, should it end now; the
- * rest goes before dd_engine_wait returns to anybody, or after a moment never. */
+/* Tells the connected ranks of the context (all but `except`, a rank or DD_ANY_RANK) that this rank has
+ * given up and why. What there is room for is on its way when this returns: if this process ends now, they
+ * hear it before they see its end. The rest goes before dd_engine_wait returns to anybody, or is given up
+ * after a moment. */
 void dd_context_post_abort_locked(dd_context *context, int except, const dd_cause *cause);
 
 /* Asks a rank how far it is, if it is connected. */

@@ -277,8 +277,8 @@ open_ports(dd_engine *engine, const dd_addr *first, dd_error *err)
     return status;
 }
 
-/* Whether somebody may still want to connect over TCP. Peers without cards are no reason: those who have ours are in a meeting with
- * us, or have been. */
+/* Whether another process may still want to connect over TCP. Peers without cards are no reason: those
+ * that have our card are in a meeting with us, or have been. */
 static bool
 are_ports_needed_locked(const dd_engine *engine)
 {

@@ -33,17 +33,20 @@ void dd_engine_release(dd_engine *engine);
 
 /* DD_FORKED in a child of the process that opened it. */
 dd_status dd_engine_check_fork(const dd_engine *engine, dd_error *err) DD_MUST_CHECK;
-/* In such a child: whether some thread held the lock when the process forked. It does not exist here, and may have been in the middle of
- * changing what the lock guards: nothing of that may be looked at or freed. False in the process itself. */
+/* In such a child: whether some thread held the lock when the process forked. That thread does not exist
+ * here, and may have been changing what the lock guards, so nothing of that may be looked at or freed.
+ * False in the process itself. */
 bool dd_engine_is_torn(dd_engine *engine);
 
-/* This process's card, encoded, for publishing: from now on others may connect by it. `first` as in dd_card_find_addrs; that of a
- * later call counts if the one before was a loopback address, or if the ports have been closed since. */
+/* This process's card, encoded, for publishing: from now on others may connect by it. `first` as in
+ * dd_card_find_addrs; that of a later call counts if the one before was a loopback address, or if the
+ * ports have been closed since. */
 dd_status dd_engine_card(dd_engine *engine, const dd_addr *first, dd_blob *card, dd_error *err) DD_MUST_CHECK;
 
-/* Around everything from dd_engine_card to the moment when all who have the card are peers, linked where they are going to be. With the
- * end of the last one TCP ports are closed, if all peers that are known by their cards are linked by shared memory: then nobody is left
- * who would come. Links of others, whose cards nobody has shown, are closed some seconds after it. */
+/* Around everything from dd_engine_card to the moment when all processes that have the card are peers,
+ * with the links that they are going to have. When the last meeting ends, the TCP ports are closed if all
+ * peers whose cards are known are linked by shared memory: then nobody else will come. Links of processes
+ * whose cards are not known are closed some seconds later. */
 void dd_engine_begin_meeting(dd_engine *engine);
 void dd_engine_end_meeting(dd_engine *engine);
 /* DD_OK, or why other processes cannot connect to this one now. With the lock held. */
@@ -111,8 +114,9 @@ void dd_engine_attend_locked(dd_engine *engine, bool is_wanted);
 /* Takes in what has come by now, and what follows from it, such as who is lost. Not from a callback. */
 void dd_engine_hear_locked(dd_engine *engine);
 
-/* Before somebody is told of a failure that he has not waited for: until what the other ranks are told of it is on its way, or for a
- * moment, without the lock meanwhile. dd_engine_wait does so by itself. Not from a callback. */
+/* Before a caller is told of a failure without waiting for it: waits until what the other ranks are told
+ * of it is on its way, but only for a moment, without the lock meanwhile. dd_engine_wait does so by
+ * itself. Not from a callback. */
 void dd_engine_finish_telling_locked(dd_engine *engine);
 
 /* Somebody's `is_done` (dd_engine_wait) has become true by other means than driving: he is woken when the lock is given away. */

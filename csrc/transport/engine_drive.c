@@ -348,8 +348,9 @@ wait_locked(dd_engine *engine, dd_waiter *self, const dd_wait *wait, dd_error *e
             return DD_OK;
         }
         if (wait->is_interrupted != NULL) {
-            /* Before the deadline is looked at: callers wait in slices of their own, which may all be shorter than ours. A caller
-             * may have much to do, and may even wait for something else in here: others drive. */
+            /* Before the deadline is looked at: callers wait in slices of their own, which may all be
+             * shorter than ours. The caller's check may take long, and may even wait for something else in
+             * here, so others drive meanwhile. */
             leave(engine, self);
             dd_engine_unlock(engine);
             dd_status status = dd_wait_check(wait, err);
@@ -384,8 +385,8 @@ dd_engine_hear_locked(dd_engine *engine)
     dd_engine_settle_driver_locked(engine);
 }
 
-/* What a failure is told to others waits where they do not read. Whoever hears of the failure may end the process at once: not before
- * that has gone, or has had a moment for it. */
+/* What the other ranks are told of a failure waits here while they do not read. A caller that hears of the
+ * failure may end the process at once: it is kept until that has gone, or has had a moment for it. */
 static void
 finish_telling_locked(dd_engine *engine, dd_waiter *self)
 {

@@ -99,8 +99,8 @@ typedef enum peer_state {
     PEER_LOST,
 } peer_state;
 
-/* What a peer may leave here that no credit limits, and what of our answers it may leave untaken: whoever closes refuses all that is
- * held at once. */
+/* What a peer may leave here that no credit limits, and how many of our answers it may leave unread:
+ * closing a context refuses all that it holds at once. */
 #define PEER_HELD_MAX ((size_t)1 << 20)
 #define PEER_REPLIES_MAX (2 * PEER_HELD_MAX)
 
@@ -115,7 +115,8 @@ struct dd_peer {
     bool wants_link;
     bool is_said_lost;  /* somebody has given up a group because of it */
     bool is_being_told; /* of a failure; as of engine_is_telling */
-    /* ACCEPTING: patience with its dial. CONNECTED: with the end of lane 0 after another's, or until its card comes. Else never. */
+    /* ACCEPTING: patience with its dial. CONNECTED: with the end of lane 0 after another's, or until its
+     * card comes. Else never. */
     int64_t timer_ns;
 
     dd_lane *lanes[DD_LANES_MAX];
@@ -138,7 +139,9 @@ struct dd_peer {
     size_t owed;       /* what it may send again, and has not been told */
     size_t unreturned; /* what it has sent and not been told to have back */
     dd_list early;     /* held, for contexts that are not open */
-    size_t nheld;      /* of it, here and in contexts */
+    dd_list given_up;  /* held: ABORT for such contexts */
+    size_t ngiven_up;
+    size_t nheld; /* of it, here and in contexts */
 
     dd_passed_fd *passed; /* descriptors nobody has asked for yet */
     size_t npassed;
@@ -194,8 +197,8 @@ struct dd_engine {
     dd_blob option_text;        /* const after init */
     dd_blob secret;             /* const after init */
     dd_connector *connector;    /* NULL before the first card */
-    dd_card
-        card; /* uid const after init, addrs guarded by opening_mu and mu, the rest const after the first card */
+    /* uid const after init, addrs guarded by opening_mu and mu, the rest const after the first card */
+    dd_card card;
     pthread_mutex_t opening_mu; /* held while the connector and its ports are made; taken before mu */
     unsigned nmeetings;         /* written with opening_mu and mu */
     bool has_met;               /* the same: somebody has said when meetings begin and end */
@@ -272,9 +275,9 @@ bool engine_run_round(dd_engine *engine);
 int64_t engine_run_deadlines(dd_engine *engine, int64_t now_ns);
 /* What epoll has said. True when something has moved. */
 bool engine_handle_events(dd_engine *engine, const struct epoll_event *events, int nevents);
-/* Everything that has come by now, from whomever: before a verdict on who is gone. */
+/* Everything that has come by now, from all peers: before a verdict on who is gone. */
 void engine_hear_all(dd_engine *engine);
-/* Whether what somebody was told of a failure is not on its way yet. */
+/* Whether what some peer is told of a failure is not on its way yet. */
 bool engine_is_telling(dd_engine *engine);
 /* Not while somebody sleeps who has to see it: nothing then. */
 void engine_drain_wake_fd(dd_engine *engine);
@@ -363,8 +366,10 @@ bool lane_receive(dd_lane *lane);
 /* Takes a receive that has met its message out of the lanes. */
 void peer_forget_recv(dd_peer *peer, dd_message *message);
 void peer_protocol_error(dd_peer *peer, const char *format, ...) DD_PRINTF(2, 3);
-/* Whether it has said that it gives up a context that is not open here. */
+/* Whether it has said that it gives up a context that is not open here, to any rank of it. */
 bool peer_has_given_up(const dd_peer *peer, uint64_t context);
+/* What says so to that rank, taken out of its list; NULL: nothing. */
+held *peer_take_given_up(dd_peer *peer, const context_key *key);
 /* Says no to an RTS, and what the receive wants; NULL: there is none. */
 void peer_post_refusal(dd_peer *peer, const dd_frame *rts, dd_refusal reason, const dd_message *recv);
 
@@ -376,7 +381,7 @@ void context_on_control(dd_context *context, const dd_frame *frame, dd_bytes pay
 void peer_keep_passed(dd_peer *peer);
 /* The peer is lost: its messages fail, the handler is told. */
 void context_on_peer_lost(dd_context *context, dd_peer *peer);
-/* Somebody is there who may have missed that we have given up. */
+/* A peer is there that may have missed that we have given up. */
 void context_on_peer_connected(dd_context *context, const dd_peer *peer);
 /* Whether the frame's ranks are those of the peer; breaks the link if not. */
 bool context_check_source(const dd_context *context, const dd_frame *frame, dd_peer *peer);

@@ -1,6 +1,7 @@
 /* What there is to do in a round of driving: lanes, tasks, deadlines. */
 #include "transport/engine_internal.h"
 
+#include <errno.h>
 #include <sys/epoll.h>
 #include <unistd.h>
 
@@ -130,10 +131,15 @@ watch(dd_lane *lane, uint32_t events)
 
 /* The socket beside the rings has ended: what is in the rings comes first. */
 static void
-on_stream_end(dd_lane *lane)
+on_stream_end(dd_lane *lane, dd_io io)
 {
     dd_error error;
-    (void)dd_error_set(&error, DD_PEER_LOST, "connection closed");
+    if (io == DD_IO_FAILED) {
+        (void)dd_error_set_errno(&error, DD_PEER_LOST, errno, "cannot receive by %s",
+                                 lane->stream->ops->name);
+    } else {
+        (void)dd_error_set(&error, DD_PEER_LOST, "connection closed");
+    }
     watch(lane, 0);
     lane_break(lane, &error);
 }
@@ -149,7 +155,7 @@ on_lane_event(dd_lane *lane, uint32_t events)
     dd_io io =
         events & (EPOLLIN | EPOLLHUP | EPOLLERR) ? lane->stream->ops->on_event(lane->stream) : DD_IO_OK;
     if (io == DD_IO_CLOSED || io == DD_IO_FAILED) {
-        on_stream_end(lane);
+        on_stream_end(lane, io);
         return true;
     }
     if (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) {
@@ -187,7 +193,8 @@ engine_handle_events(dd_engine *engine, const struct epoll_event *events, int ne
     return is_progress;
 }
 
-/* Enough for all that are connected; and for all that a ring and a socket hold, while somebody goes on sending. */
+/* Enough for all connections, and for all that a ring and a socket hold while the other side goes on
+ * sending. */
 #define HEAR_EVENTS_ROUNDS 64
 #define HEAR_LANE_ROUNDS 4
 

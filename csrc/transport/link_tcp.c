@@ -64,7 +64,8 @@ tcp_try_send(dd_link *link, const struct iovec *parts, int nparts, size_t *moved
     return io;
 }
 
-/* A process that ends with something unread has its connection reset, and what waits for the receiver's window is thrown away. */
+/* If a process ends with something unread, its connection is reset, and what waits for the receiver's
+ * window is lost. */
 static bool
 tcp_is_held_back(dd_link *link)
 {

@@ -10,8 +10,8 @@
 #define DIAL_TIMEOUT_NS (30 * DD_NS_PER_S)
 #define PATIENCE_NS (5 * DD_NS_PER_S) /* with a dial that was welcome, beyond the time-out of its handshake */
 #define GRACE_NS (200 * DD_NS_PER_MS) /* between the ends of two lanes */
-/* Links of processes whose cards nobody has shown us: they may have read ours in a meeting before we have read theirs, or be strangers. The
- * rest of them is told BUSY until we know them. */
+/* Links of processes whose cards are not known here: they may have read ours in a meeting before we have
+ * read theirs, or be strangers. More of them than that are told BUSY until their cards are known. */
 #define UNKNOWN_MAX 64
 #define UNKNOWN_KEPT_NS (5 * DD_NS_PER_S)
 #define EARLY_KEPT_NS (60 * DD_NS_PER_S)
@@ -30,8 +30,8 @@ peer_create(dd_engine *engine, const dd_uid *uid, dd_peer **peer, dd_error *err)
     self->timer_ns = DD_NEVER_NS;
     self->eager_max = SHM_EAGER_MAX < TCP_EAGER_MAX ? SHM_EAGER_MAX : TCP_EAGER_MAX;
     self->credit = CREDIT_NBYTES;
-    dd_list *lists[] = {&self->out,       &self->awaiting, &self->sending, &self->flushing,
-                        &self->receiving, &self->early,    &self->breaking};
+    dd_list *lists[] = {&self->out,       &self->awaiting, &self->sending,  &self->flushing,
+                        &self->receiving, &self->early,    &self->given_up, &self->breaking};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
         dd_list_init(lists[i]);
     }
@@ -103,8 +103,11 @@ peer_destroy(dd_peer *peer)
     dd_map_remove(&engine->peers, &peer->node);
     destroy_lanes(peer);
     drop_output(peer);
-    while (!dd_list_is_empty(&peer->early)) {
-        engine_give_held(engine, DD_CONTAINER_OF(peer->early.next, held, link));
+    dd_list *lists[] = {&peer->early, &peer->given_up};
+    for (int i = 0; i < 2; i++) {
+        while (!dd_list_is_empty(lists[i])) {
+            engine_give_held(engine, DD_CONTAINER_OF(lists[i]->next, held, link));
+        }
     }
     drop_passed(peer);
     dd_list_remove(&peer->breaking);
@@ -127,7 +130,7 @@ peer_reap(dd_peer *peer)
     if (peer->refs > 0 || peer->is_self || !is_idle || peer->is_breaking) {
         return;
     }
-    if (!dd_list_is_empty(&peer->early)) {
+    if (!dd_list_is_empty(&peer->early) || !dd_list_is_empty(&peer->given_up)) {
         /* It came, spoke and went before we had opened the context that it spoke to. */
         if (peer->timer_ns == DD_NEVER_NS) {
             set_timer(peer, dd_deadline_after(EARLY_KEPT_NS));
@@ -274,8 +277,9 @@ forget_passed(dd_peer *peer, size_t index)
     memmove(peer->passed + index, peer->passed + index + 1, (peer->npassed - index) * sizeof *peer->passed);
 }
 
-/* In the order of arrival. When nobody takes them, the oldest make room. One for a group that is closed here, or that the peer has given up,
- * came too late: the socket that brings it is not read as often as the ring that told of the group's end. */
+/* In the order of arrival. When nobody takes them, the oldest make room. A descriptor for a group that is
+ * closed here, or that the peer has given up, came too late: the socket that brings it is not read as
+ * often as the ring that told of the group's end. */
 static void
 keep_passed(dd_peer *peer, const dd_passed_fd *passed)
 {
@@ -399,8 +403,8 @@ engine_may_accept(void *ctx, const dd_uid *uid)
     return is_welcome;
 }
 
-/* The connector has been told to go on with somebody's dial, and that is over without a link: whoever waits for one here goes on
- * by himself, and hears what comes of it. */
+/* The connector was told to go on with a peer's dial, and that has ended without a link. If a link is
+ * wanted here, this side dials, and hears what comes of it. */
 static void
 stop_accepting(dd_peer *peer)
 {
@@ -593,7 +597,8 @@ lose_peer(dd_peer *peer)
     peer_reap(peer);
 }
 
-/* Who was lost before another left because of that: in groups in which the other one has said nothing, too. */
+/* A peer that was lost before another one left because of that: it counts as lost first in all groups,
+ * also in those in which the other one has said nothing. */
 static dd_peer *
 first_lost(const dd_engine *engine)
 {
@@ -612,7 +617,8 @@ engine_settle(dd_engine *engine)
     if (dd_list_is_empty(&engine->breaking)) {
         return;
     }
-    /* Of several that are gone, one may have left because of another, and say so; somebody who lives may say it as well. */
+    /* Of several peers that are gone, one may have left because of another, and have said so; one that
+     * lives may say so, too. */
     engine_hear_all(engine);
     while (!dd_list_is_empty(&engine->breaking)) {
         dd_peer *peer = first_lost(engine);

@@ -95,16 +95,22 @@ collect(dd_lane *lane, held *entry)
 
 /* ---- frames for contexts that are not open */
 
-/* Of a peer: contexts that it has given up, and that may still be opened here. */
+/* Contexts of a peer that it has given up and that may still be opened here. */
 #define GIVEN_UP_KEPT 64
+
+static bool
+is_for(const held *entry, const context_key *key)
+{
+    return entry->frame.context == key->id && entry->frame.target == key->rank;
+}
 
 /* What says so is kept, for the case that the context is opened here after all. */
 static held *
-find_given_up(const dd_peer *peer, uint64_t context)
+find_given_up(const dd_peer *peer, const context_key *key)
 {
-    for (dd_list *node = peer->early.next; node != &peer->early; node = node->next) {
+    for (dd_list *node = peer->given_up.next; node != &peer->given_up; node = node->next) {
         held *entry = DD_CONTAINER_OF(node, held, link);
-        if (entry->frame.type == DD_FRAME_ABORT && entry->frame.context == context) {
+        if (is_for(entry, key)) {
             return entry;
         }
     }
@@ -114,45 +120,56 @@ find_given_up(const dd_peer *peer, uint64_t context)
 bool
 peer_has_given_up(const dd_peer *peer, uint64_t context)
 {
-    return find_given_up(peer, context) != NULL;
-}
-
-/* The oldest of many: whoever has not opened it by now never will. What still comes for it is treated as if it had been closed here. */
-static void
-forget_given_up(dd_peer *peer)
-{
-    held *oldest = NULL;
-    size_t count = 0;
-    for (dd_list *node = peer->early.next; node != &peer->early; node = node->next) {
-        held *entry = DD_CONTAINER_OF(node, held, link);
-        if (entry->frame.type == DD_FRAME_ABORT) {
-            oldest = oldest == NULL ? entry : oldest;
-            count++;
+    for (const dd_list *node = peer->given_up.next; node != &peer->given_up; node = node->next) {
+        if (DD_CONTAINER_OF(node, const held, link)->frame.context == context) {
+            return true;
         }
     }
-    if (count > GIVEN_UP_KEPT) {
-        dd_engine *engine = peer->engine;
-        engine->closed[engine->nclosed++ % CLOSED_CONTEXTS_KEPT] =
-            (context_key){.id = oldest->frame.context, .rank = oldest->frame.target};
-        context_drop_held(oldest);
-    }
+    return false;
 }
 
-/* The peer has failed in making a group that this process may never have heard of, as when it has failed in making it, too, or in what comes
- * before. All else that has come for it is of no use: messages would take the peer's credit for ever, and descriptors their numbers. */
-static void
-note_given_up(dd_peer *peer, held *abort)
+held *
+peer_take_given_up(dd_peer *peer, const context_key *key)
 {
-    uint64_t context = abort->frame.context;
+    held *entry = find_given_up(peer, key);
+    if (entry != NULL) {
+        dd_list_remove(&entry->link);
+        peer->ngiven_up--;
+    }
+    return entry;
+}
+
+/* The oldest of many: a context that has not been opened by now never will be. Frames that still come for
+ * it are treated as if it had been closed here. */
+static void
+forget_oldest_given_up(dd_peer *peer)
+{
+    dd_engine *engine = peer->engine;
+    held *oldest = DD_CONTAINER_OF(peer->given_up.next, held, link);
+    engine->closed[engine->nclosed++ % CLOSED_CONTEXTS_KEPT] =
+        (context_key){.id = oldest->frame.context, .rank = oldest->frame.target};
+    peer->ngiven_up--;
+    context_drop_held(oldest);
+}
+
+/* The peer has given up a group that this process may never open, because making it, or something before
+ * it, has failed here as well. What else has come for it is of no use: messages would hold the peer's
+ * credit for ever, and passed descriptors would stay open. */
+static void
+note_given_up(dd_peer *peer, const held *abort)
+{
+    context_key key = {.id = abort->frame.context, .rank = abort->frame.target};
     for (dd_list *node = peer->early.next, *next; node != &peer->early; node = next) {
         next = node->next;
         held *entry = DD_CONTAINER_OF(node, held, link);
-        if (entry != abort && entry->frame.context == context) {
+        if (is_for(entry, &key)) {
             context_drop_held(entry);
         }
     }
-    dd_peer_drop_fds_locked(peer, context);
-    forget_given_up(peer);
+    dd_peer_drop_fds_locked(peer, key.id);
+    if (++peer->ngiven_up > GIVEN_UP_KEPT) {
+        forget_oldest_given_up(peer);
+    }
 }
 
 /* Keeps a frame until its context is opened; its payload, if any, is still to come. NULL: dropped. */
@@ -163,14 +180,14 @@ keep_early(dd_lane *lane, const dd_frame *frame)
     if (frame->type == DD_FRAME_QUESTION || frame->type == DD_FRAME_ANSWER) {
         return NULL;
     }
-    if (engine_has_closed(peer->engine, frame->context, frame->target) ||
-        peer_has_given_up(peer, frame->context)) {
+    context_key key = {.id = frame->context, .rank = frame->target};
+    if (engine_has_closed(peer->engine, frame->context, frame->target) || find_given_up(peer, &key) != NULL) {
         if (frame->type == DD_FRAME_RTS) {
             peer_post_refusal(peer, frame, DD_REFUSED_CLOSED, NULL);
         }
         return NULL;
     }
-    return hold_frame(lane, frame, &peer->early);
+    return hold_frame(lane, frame, frame->type == DD_FRAME_ABORT ? &peer->given_up : &peer->early);
 }
 
 /* ---- messages */

@@ -1,11 +1,13 @@
-/* What an operation is, as far as ranks must agree on it. It travels with every message and every slot; the layers above give
- * the numbers their meaning (collective/coll.h). A message from rank to rank has `dtype`, `count` and the flag, or nothing at all. */
+/* What an operation is, as far as ranks must agree on it. It travels with every message and every slot;
+ * the layers above give the numbers their meaning (collective/coll.h). The signature of a message from
+ * rank to rank is all zero, or has `dtype`, `count` and DD_SIGNATURE_TYPED. */
 #ifndef DD_TRANSPORT_SIGNATURE_H
 #define DD_TRANSPORT_SIGNATURE_H
 
 #include <stdint.h>
 
-/* Of a message from rank to rank: its elements have a dtype. Without it they are bytes, which go with every dtype. */
+/* The elements of a message from rank to rank have a dtype. Without the flag they are bytes, which go with
+ * every dtype. */
 #define DD_SIGNATURE_TYPED 1u
 
 /* Compared as bytes; fields without meaning for the operation are zero. */

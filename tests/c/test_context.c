@@ -547,6 +547,37 @@ TEST_BOTH(groups_that_a_peer_has_given_up_leave_nothing)
     rig_close(&rig);
 }
 
+/* A group may have several ranks in one process: each of them is told. */
+TEST_BOTH(all_ranks_of_a_process_hear_that_a_peer_has_given_up)
+{
+    rig_group rig;
+    dd_error error;
+    REQUIRE(rig_open(&rig, 2, is_shm));
+    check_stream(&rig, 8);
+    const dd_context_handler nothing = {.ctx = NULL};
+    dd_context_handler counting = rig_handler(&rig, 1);
+    dd_context *contexts[3] = {NULL};
+    dd_peer *theirs[3] = {rig.ranks[0].peers[0], rig.ranks[0].peers[1], rig.ranks[0].peers[1]};
+    dd_peer *ours[3] = {rig.ranks[1].peers[0], rig.ranks[1].peers[1], rig.ranks[1].peers[1]};
+    REQUIRE_OK(dd_context_open(rig.ranks[0].engine, 5000, 0, 3, theirs, &nothing, &contexts[0], check_err()));
+    (void)dd_error_set(&error, DD_ABORTED, "it is not to be");
+    dd_cause cause = dd_cause_of_error(&error, 0);
+    dd_engine_lock(rig.ranks[0].engine);
+    dd_context_post_abort_locked(contexts[0], DD_ANY_RANK, &cause);
+    dd_engine_unlock(rig.ranks[0].engine);
+    check_stream(&rig, 8);
+    for (int rank = 1; rank < 3; rank++) {
+        REQUIRE_OK(dd_context_open(rig.ranks[1].engine, 5000, rank, 3, ours, &counting, &contexts[rank],
+                                   check_err()));
+        CHECK_INT(atomic_load(&rig.ranks[1].news.naborts), rank);
+    }
+    dd_wait moment = dd_wait_after(DD_NS_PER_S);
+    for (int rank = 0; rank < 3; rank++) {
+        dd_context_close(contexts[rank], &moment);
+    }
+    rig_close(&rig);
+}
+
 /* One that came, spoke and left, before the other had opened its context. */
 TEST_BOTH(early_message_and_goodbye_of_one_who_has_left)
 {

@@ -99,12 +99,11 @@ rig_open_engines(rig_group *self, int nranks, bool is_shm, int nlanes)
     return is_ok;
 }
 
-bool
-rig_open_context_of(rig_group *self, int rank, uint64_t id)
+dd_context_handler
+rig_handler(rig_group *self, int rank)
 {
-    rig_rank *own = &self->ranks[rank];
-    dd_context_handler handler = {
-        .ctx = &own->news,
+    return (dd_context_handler){
+        .ctx = &self->ranks[rank].news,
         .on_coll = on_coll,
         .on_abort = on_abort,
         .on_lost = on_lost,
@@ -112,6 +111,13 @@ rig_open_context_of(rig_group *self, int rank, uint64_t id)
         .on_asked = on_asked,
         .on_answer = on_answer,
     };
+}
+
+bool
+rig_open_context_of(rig_group *self, int rank, uint64_t id)
+{
+    rig_rank *own = &self->ranks[rank];
+    dd_context_handler handler = rig_handler(self, rank);
     return CHECK_OK(dd_context_open(own->engine, id, rank, self->nranks, own->peers, &handler, &own->context,
                                     check_err()));
 }

@@ -52,6 +52,8 @@ bool rig_open_engines(rig_group *self, int nranks, bool is_shm, int nlanes);
 /* The group RIG_GROUP on one rank. */
 bool rig_open_context(rig_group *self, int rank);
 /* The same for another group, in place of the one that is there. */
+/* That tells the news of a rank. */
+dd_context_handler rig_handler(rig_group *self, int rank);
 bool rig_open_context_of(rig_group *self, int rank, uint64_t id);
 void rig_close_context(rig_group *self, int rank);
 void rig_close_rank(rig_group *self, int rank);

@@ -4,6 +4,8 @@
 #include "core/thread.h"
 #include "group_team.h"
 #include "leftovers.h"
+#include "store/tcp_store.h"
+#include "transport/card.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -179,6 +181,67 @@ TEST(several_ranks_with_one_engine)
         options.is_shm_disabled = i == 1;
         team_run_apart(&options, crowd, NULL);
     }
+}
+
+static void *
+open_one_of_two(void *arg)
+{
+    lone_open *one = arg;
+    CHECK_OK(open_named(one->self, "twice", one->rank, 2, 10 * DD_NS_PER_S * check_slow(), &one->group));
+    return NULL;
+}
+
+/* Ranks that meet at a loopback address are on this machine: the second engine listens there, like the first. */
+static void
+meet_oneself_at_home(team_rank *self)
+{
+    dd_store *store = NULL;
+    dd_engine *engine = NULL;
+    dd_blob published = {0};
+    dd_card card;
+    dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
+    dd_tcp_server *server = NULL;
+    dd_tcp_server_options serve = {.host = "127.0.0.1",
+                                   .listen_fd = -1,
+                                   .handshake_timeout_ns = 5 * DD_NS_PER_S * check_slow(),
+                                   .limits = DD_TCP_LIMITS_DEFAULT};
+    dd_connect_options connect = team_connect_options(true);
+    connect.ifnames = "";
+    REQUIRE_OK(dd_tcp_server_open(&server, &serve, &wait, check_err()));
+    dd_tcp_store_options options = {.host = "127.0.0.1",
+                                    .port = dd_tcp_server_port(server),
+                                    .timeout_ns = 10 * DD_NS_PER_S * check_slow(),
+                                    .world_size = -1};
+    REQUIRE_OK(dd_tcp_store_open(&store, &options, &wait, check_err()));
+    REQUIRE_OK(dd_engine_open(&connect, &engine, check_err()));
+    team_rank home = *self;
+    home.engine = engine;
+    home.store = store;
+    lone_open ones[2] = {{.self = &home, .rank = 0}, {.self = &home, .rank = 1}};
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(dd_thread_start(&ones[i].thread, "one", open_one_of_two, &ones[i], check_err()));
+    }
+    for (int i = 0; i < 2; i++) {
+        pthread_join(ones[i].thread, NULL);
+    }
+    CHECK_OK(
+        store->ops->get(store, dd_bytes_of_string("dldist/twice/0/again/1"), &published, &wait, check_err()));
+    REQUIRE_OK(dd_card_decode(dd_blob_view(&published), &card, check_err()));
+    CHECK_INT(card.addrs.count, 1);
+    CHECK(dd_addr_is_loopback(&card.addrs.items[0]));
+    dd_blob_fini(&published);
+    for (int i = 0; i < 2; i++) {
+        close_group(ones[i].group);
+    }
+    dd_engine_release(engine);
+    dd_store_release(store);
+    dd_tcp_server_release(server);
+}
+
+TEST(second_engine_listens_where_the_first_does)
+{
+    team_options options = {.size = 1};
+    team_run_apart(&options, meet_oneself_at_home, NULL);
 }
 
 static void

@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -579,6 +580,28 @@ TEST(passed_descriptors_arrive_once_and_in_order)
     CHECK(!links[1]->ops->take_fd(links[1], &passed));
     close_links(links);
     CHECK_INT(count_fds(), nfds_before);
+}
+
+/* It is this process that has no room for it, and not the peer that is broken. */
+TEST(a_descriptor_that_there_is_no_room_for)
+{
+    dd_link *links[2] = {0};
+    struct rlimit before;
+    REQUIRE(open_links(SHM, links));
+    dd_passed_fd passed = {.fd = make_memory(1)};
+    REQUIRE_OK(links[0]->ops->send_fd(links[0], &passed, check_err()));
+    int next = dup(passed.fd);
+    close(next);
+    REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
+    struct rlimit none = {(rlim_t)next, before.rlim_max};
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &none) == 0);
+    dd_io io = links[1]->ops->on_event(links[1]);
+    int sys_errno = errno;
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &before) == 0);
+    CHECK_INT(io, DD_IO_FAILED);
+    CHECK_INT(sys_errno, EMFILE);
+    close(passed.fd);
+    close_links(links);
 }
 
 TEST(descriptors_nobody_took_are_closed)

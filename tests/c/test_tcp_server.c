@@ -4,6 +4,7 @@
 #include "net/auth.h"
 #include "net/sock.h"
 #include "store/tcp_protocol.h"
+#include "store/tcp_store.h"
 #include "tcp_raw.h"
 
 #include <errno.h>
@@ -734,19 +735,23 @@ TEST(no_descriptors_left)
     dd_tcp_server_release(server);
 }
 
-TEST(few_descriptors_left)
+/* Takes all but a few descriptors. Returns how many. */
+static size_t
+take_descriptors(int files[512], struct rlimit *old)
 {
-    dd_tcp_server *server = default_server();
-    uint16_t port = dd_tcp_server_port(server);
-    struct rlimit old;
-    CHECK(getrlimit(RLIMIT_NOFILE, &old) == 0);
-    struct rlimit few = {512, old.rlim_max};
-    CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
-    int files[512];
     size_t nfiles = 0;
+    CHECK(getrlimit(RLIMIT_NOFILE, old) == 0);
+    struct rlimit few = {512, old->rlim_max};
+    CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
     do {
         files[nfiles] = open("/dev/null", O_RDONLY | O_CLOEXEC);
     } while (files[nfiles++] < 500);
+    return nfiles;
+}
+
+static void
+be_turned_away(uint16_t port)
+{
     int fd = raw_open(port);
     raw_ask(fd, DD_TCP_PING, "u", DD_TCP_OFFER | 0x1234);
     CHECK(raw_expect(fd, "u", ~(DD_TCP_OFFER | 0x1234)));
@@ -757,6 +762,15 @@ TEST(few_descriptors_left)
         "there)"));
     CHECK(raw_is_closed(fd));
     close(fd);
+}
+
+TEST(few_descriptors_left)
+{
+    dd_tcp_server *server = default_server();
+    int files[512];
+    struct rlimit old;
+    size_t nfiles = take_descriptors(files, &old);
+    be_turned_away(dd_tcp_server_port(server));
     dd_wait wait = dd_wait_after(10 * DD_NS_PER_MS);
     CHECK_STATUS(dd_tcp_server_wait_joined(server, 1, &wait, check_err()), DD_TIMED_OUT);
     CHECK_CONTAINS(check_message(), "turned away");
@@ -766,6 +780,35 @@ TEST(few_descriptors_left)
     }
     expect_alive(server);
     CHECK(setrlimit(RLIMIT_NOFILE, &old) == 0);
+    dd_tcp_server_release(server);
+}
+
+/* It may have the secret: nobody has asked it. */
+TEST(who_is_turned_away_has_not_been_refused)
+{
+    dd_tcp_server *server = secret_server();
+    uint16_t port = dd_tcp_server_port(server);
+    int files[512];
+    struct rlimit old;
+    size_t nfiles = take_descriptors(files, &old);
+    be_turned_away(port);
+    while (nfiles > 0) {
+        close(files[--nfiles]);
+    }
+    CHECK(setrlimit(RLIMIT_NOFILE, &old) == 0);
+    dd_tcp_store_options options = {.host = "127.0.0.1",
+                                    .port = port,
+                                    .timeout_ns = 5 * DD_NS_PER_S * check_slow(),
+                                    .world_size = -1,
+                                    .secret = dd_bytes_of_string(secret_text)};
+    dd_wait wait = dd_wait_after(5 * DD_NS_PER_S * check_slow());
+    dd_store *store = NULL;
+    dd_blob who = {0};
+    REQUIRE_OK(dd_tcp_store_open(&store, &options, &wait, check_err()));
+    CHECK_OK(dd_tcp_store_refused(store, &who, &wait, check_err()));
+    CHECK_INT(who.len, 0);
+    dd_blob_fini(&who);
+    dd_store_release(store);
     dd_tcp_server_release(server);
 }
 
