@@ -108,7 +108,8 @@ def test_ranks_that_do_not_listen_are_not_ended_by_it(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_setting_that_makes_no_sense(tmp_path):
-    code, _, err = dlrun(program("shows.py"), env={"DLDIST_DUMP_SIGNAL": "SIGNOTHING"})
+@pytest.mark.parametrize("setting", ["SIGNOTHING", "SIG_BLOCK", "99", "SIGKILL"])
+def test_a_setting_that_makes_no_sense(setting):
+    code, _, err = dlrun(program("shows.py"), env={"DLDIST_DUMP_SIGNAL": setting})
     assert code == 1
-    assert err == "dlrun: Invalid value for environment variable: DLDIST_DUMP_SIGNAL ('SIGNOTHING')\n"
+    assert err == f"dlrun: Invalid value for environment variable: DLDIST_DUMP_SIGNAL ({setting!r})\n"
