@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from dldist import _run_options, _run_ranks, _settings
 
-# A dump takes milliseconds; a rank that is stopped, or whose file system hangs, holds up nobody for longer.
+# A dump takes milliseconds. A rank that is stopped, or whose file system hangs, holds up the report for no longer than this.
 _PATIENCE_S = 3.0
 _LOOK_AGAIN_S = 0.02
 _PREFIX = "trace_"
@@ -68,7 +68,7 @@ class Dumps:
     # Asking
 
     def ask(self, ranks: Iterable[_run_ranks.Rank], is_wanted: bool) -> None:
-        """Asks those that run. `is_wanted`: somebody did, and keeps what comes, however the job ends."""
+        """Asks those that run. `is_wanted`: a user asks, so what comes is kept, however the job ends."""
         self._is_wanted = self._is_wanted or is_wanted
         self.silent, self.deaf = [], []
         if not self._prefix:
