@@ -13,6 +13,7 @@ import argparse
 import glob
 import os
 import re
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -20,7 +21,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CC = os.environ.get("CC", "gcc")
+CC = shlex.split(os.environ.get("CC", "gcc"))  # it may have arguments, as "ccache gcc"
 SHOWN = 30
 
 # Our types and theirs, in prototypes.
@@ -105,7 +106,7 @@ DD_CUDA_REQUIRED(C) DD_CUDA_OPTIONAL(C)
 
 def read_lists() -> dict[str, list[list[str]]]:
     """The rows of our X-lists, by kind."""
-    command = [CC, "-E", "-P", "-x", "c", f"-I{ROOT / 'csrc'}", "-"]
+    command = [*CC, "-E", "-P", "-x", "c", f"-I{ROOT / 'csrc'}", "-"]
     text = subprocess.run(command, input=LISTS, capture_output=True, text=True, check=True).stdout
     rows: dict[str, list[list[str]]] = {}
     for kind, body in re.findall(r"@(\w+) (.*?)@", text, re.S):
@@ -149,7 +150,7 @@ class Check:
                 (Path(scratch) / name).write_text(text, encoding="utf-8")
             source = Path(scratch) / "check.c"
             source.write_text("\n".join(self.lines) + "\n", encoding="utf-8")
-            command = [CC, "-std=gnu11", "-fsyntax-only", "-w", f"-I{ROOT / 'csrc'}", f"-I{scratch}"]
+            command = [*CC, "-std=gnu11", "-fsyntax-only", "-w", f"-I{ROOT / 'csrc'}", f"-I{scratch}"]
             command += [f"-I{folder}" for folder in folders]
             done = subprocess.run([*command, str(source)], capture_output=True, text=True, check=False)
             return done.stderr if done.returncode != 0 else ""
