@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CC = shlex.split(os.environ.get("CC", "gcc"))
+CC = shlex.split(os.environ.get("CC", "gcc"))  # it may have arguments, as "ccache gcc"
 SHOWN = 30
 
 # Our types and theirs, in prototypes.

@@ -48,8 +48,8 @@ dd_status dd_nccl_group_open(const dd_nccl_base *base, dd_store *store, int rank
                              const dd_nccl_group_options *options, dd_recorder_group *recorder_group,
                              dd_nccl_group **group, dd_error *err) DD_MUST_CHECK;
 dd_nccl_group *dd_nccl_group_acquire(dd_nccl_group *group);
-/* Whether the group's end would take no operation away that a caller may count on: none is under way at the deadline, nor has one failed
- * of which no caller has been told. */
+/* Whether the group can end without taking away an operation that a caller counts on: none is under way at the deadline, and none has failed
+ * without a caller having been told. */
 bool dd_nccl_group_is_idle(dd_nccl_group *group, const dd_wait *wait);
 /* The last one aborts the group, without waiting for it (close and abort do); works that are still held stay usable. NULL is fine. */
 void dd_nccl_group_release(dd_nccl_group *group);

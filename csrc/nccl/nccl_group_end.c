@@ -224,7 +224,7 @@ dd_nccl_group_abort(dd_nccl_group *group, const char *reason, const dd_wait *wai
         nccl_group_start_abort(group); /* also where failures abort nothing */
     }
     pthread_mutex_lock(&group->lock);
-    group->is_unheard = false; /* whoever aborts does not expect results */
+    group->is_unheard = false; /* a caller that aborts expects no results */
     pthread_mutex_unlock(&group->lock);
     return wait_for_abort(group, wait, err);
 }

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-/* Somebody who presses Ctrl-C more often than that is obeyed. */
+/* So many times; Ctrl-C that comes more often is obeyed. */
 #define MAX_TRIES 3
 
 #define NO_BASE (-1)

@@ -62,7 +62,7 @@ py_gate_init(PyObject *module)
     return rc;
 }
 
-/* Those inside need the GIL to come out. Somebody who does not, since an object's end takes long, is as lost as any thread of Python's. */
+/* Threads that are inside need the GIL to come out. One that takes longer, in the end of an object, is as lost as any thread of Python's. */
 PyObject *
 py_gate_close(PyObject *module, PyObject *unused)
 {

@@ -1,5 +1,5 @@
 /* The GIL, for threads that are not Python's. Once the interpreter is ending, such a thread must not ask for it: it would hang or crash.
- * The gate lets them in until the end of Python begins, and that waits for those inside. */
+ * The gate lets them in until Python begins to end, which waits for those that are inside. */
 #ifndef DD_PYTHON_PY_GATE_H
 #define DD_PYTHON_PY_GATE_H
 
@@ -12,7 +12,7 @@ typedef struct py_gate_pass {
     bool is_counted;
 } py_gate_pass;
 
-/* False: Python is ending, and the GIL is not to be had. Threads that Python knows always come in: to them the interpreter sees. */
+/* False: Python is ending, and the GIL cannot be had. Threads that Python knows always come in: the interpreter takes care of them. */
 bool py_gate_enter(py_gate_pass *pass);
 void py_gate_leave(const py_gate_pass *pass);
 

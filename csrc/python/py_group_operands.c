@@ -137,7 +137,7 @@ py_operands_add(py_operands *operands, PyObject *object, py_use use, const char 
         return false;
     }
     if (!check_device(operands, piece, object, name) || !check_dtype(operands, &piece->tensor, name) ||
-        (operands->is_pinned && !py_tensor_pin(&piece->tensor))) {
+        (operands->is_pinned && !py_tensor_pin(&piece->tensor, operands->state))) {
         py_tensor_fini(&piece->tensor);
         return false;
     }

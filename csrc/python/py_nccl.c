@@ -291,7 +291,7 @@ unwatch_groups(py_state *state)
     }
 }
 
-/* As c10d does with groups that nobody has destroyed: other ranks may be gone, so that nothing can be waited for. What that ends is told. */
+/* As c10d does with groups that nobody has destroyed: other ranks may be gone, so that nothing can be waited for. A warning says which operations that ends. */
 PyObject *
 py_nccl_shut_down(PyObject *module, PyObject *unused)
 {

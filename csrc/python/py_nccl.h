@@ -22,7 +22,7 @@ PyObject *py_nccl_find_obstacle(PyObject *module, PyObject *args);
 PyObject *py_nccl_info(PyObject *module, PyObject *unused);
 PyObject *py_nccl_config_fields(PyObject *module, PyObject *unused);
 PyObject *py_nccl_shut_down(PyObject *module, PyObject *unused);
-/* Before a group ends that nobody has closed: warns if that ends operations, which have until the deadline. Keeps the exception that is set. */
+/* Before the end of a group that was not closed: warns if operations are still under way at the deadline. Keeps the exception that is set. */
 #define PY_NCCL_END_OF_WORKS_NS DD_NS_PER_S /* for the watchdog to find out what has ended */
 void py_nccl_group_warn_if_busy(dd_nccl_group *group, const char *what_happens, const dd_wait *wait);
 void py_nccl_destroy(py_state *state);

@@ -58,6 +58,8 @@ typedef enum py_error_kind {
     X(TIMEOUT, "timeout")                        \
     X(TIMEOUT_MS, "timeout_ms")                  \
     X(MATCH_DTYPE, "match_dtype")                \
+    X(BASE, "base")                              \
+    X(OBJ, "obj")                                \
     X(RANK, "rank")                              \
     X(SRC_RANK, "src_rank")                      \
     X(DST_RANK, "dst_rank")                      \

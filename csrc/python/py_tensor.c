@@ -317,10 +317,10 @@ py_tensor_init(py_tensor *tensor, py_state *state, PyObject *object, py_tensor_u
 
 /* Whose memory it is: a view of NumPy's, or a memoryview, looks at another's. A new reference; NULL with an exception. */
 static PyObject *
-find_owner(PyObject *object)
+find_owner(const py_state *state, PyObject *object)
 {
-    const char *name = PyMemoryView_Check(object) ? "obj" : "base";
-    PyObject *owner = PyObject_GetAttrString(object, name);
+    PyObject *name = state->names[PyMemoryView_Check(object) ? PY_NAME_OBJ : PY_NAME_BASE];
+    PyObject *owner = PyObject_GetAttr(object, name);
     if (owner == NULL && !PyErr_ExceptionMatches(PyExc_Exception)) {
         return NULL;
     }
@@ -334,13 +334,13 @@ find_owner(PyObject *object)
 
 /* resize(refcheck=False) does not look whether a buffer is exported, but whether there are weak references. */
 bool
-py_tensor_pin(py_tensor *tensor)
+py_tensor_pin(py_tensor *tensor, const py_state *state)
 {
     bool is_numpys = tensor->route == PY_ROUTE_BUFFER || tensor->route == PY_ROUTE_ARRAY_INTERFACE;
     if (!is_numpys || PyByteArray_Check(tensor->object)) {
         return true;
     }
-    PyObject *owner = find_owner(tensor->object);
+    PyObject *owner = find_owner(state, tensor->object);
     if (owner == NULL) {
         return false;
     }

@@ -50,7 +50,7 @@ bool py_tensor_init(py_tensor *tensor, py_state *state, PyObject *object, py_ten
                     const char *function, const char *name);
 /* For operations during which the caller goes on: until fini NumPy does not move the memory. Other exporters of buffers refuse to while
  * one is held, anyhow; those of DLPack cannot be kept from it. False with an exception. */
-bool py_tensor_pin(py_tensor *tensor);
+bool py_tensor_pin(py_tensor *tensor, const py_state *state);
 /* Keeps an exception that is set. */
 void py_tensor_fini(py_tensor *tensor);
 /* For the collector: what is held of it. */

@@ -217,7 +217,7 @@ hear_signal(py_watch *watch, long number)
     return true;
 }
 
-/* Signals do again what they did before, but for those that somebody else has taken meanwhile. */
+/* Signals do again what they did before, unless another handler has been set meanwhile. */
 static void
 give_signals_back(py_watch *watch)
 {
@@ -373,8 +373,8 @@ py_watch_request_dump(PyObject *module, PyObject *unused)
     return PyBool_FromLong(watch != NULL);
 }
 
-/* In C, so that it is heard while Python stands still. False: it does something else than its default, and is
- * left alone where that was asked for. */
+/* The handler is in C, so that it runs while Python stands still. False: the signal has another use, and has_to_be_unused was
+ * asked for; it is left alone. */
 PyObject *
 py_watch_on_signal(PyObject *module, PyObject *args)
 {

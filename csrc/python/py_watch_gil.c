@@ -20,7 +20,7 @@ leave_question(py_gil_question *question)
     }
 }
 
-/* It only takes the GIL and gives it back. Of an interpreter that is ending nobody wants to know. */
+/* It only takes the GIL and gives it back. An interpreter that is ending counts as one that answers. */
 static void *
 take_gil(void *arg)
 {

@@ -83,7 +83,7 @@ take_memory(py_window *self, PyObject *object)
                           "must be contiguous: the others see its memory as one row of elements");
         return false;
     }
-    if (!py_tensor_pin(&self->memory)) {
+    if (!py_tensor_pin(&self->memory, self->state)) {
         return false;
     }
     self->data = self->memory.view.data;
@@ -299,7 +299,7 @@ make_view(py_window *self, const window_sight *sight, dd_view *view)
         made->window = dd_window_acquire(self->window);
     } else if (!py_tensor_init(&made->tensor, self->state, self->memory.object, PY_TENSOR_OUT,
                                sight->function, "memory") ||
-               !py_tensor_pin(&made->tensor)) {
+               !py_tensor_pin(&made->tensor, self->state)) {
         py_tensor_fini(&made->tensor);
         dd_mem_free(made);
         return NULL;

@@ -294,8 +294,8 @@ start_thread(py_completions *queue)
     return started != NULL ? 0 : -1;
 }
 
-/* Takes what a callback has returned, and says aloud what it has raised, for which nobody waits. What is no Exception, as SystemExit,
- * stays set, and is false. */
+/* Takes what a callback has returned. An Exception that it has raised goes to sys.unraisablehook, as nobody waits for it. False with anything
+ * else that it has raised, such as SystemExit. */
 static bool
 end_callback(PyObject *callback, PyObject *result)
 {
@@ -309,7 +309,7 @@ end_callback(PyObject *callback, PyObject *result)
     return true;
 }
 
-/* The same on a thread of ours, where nobody is to be ended. */
+/* The same on a thread of ours, which no callback may end. */
 static void
 call_watcher(PyObject *watcher)
 {

@@ -229,7 +229,7 @@ def _is_own_address(host: str) -> bool:
             with socket.socket(family, kind, protocol) as probe:
                 probe.bind(address)
     except OSError as error:
-        return error.errno != errno.EADDRNOTAVAIL  # whoever listens there says what else is wrong
+        return error.errno != errno.EADDRNOTAVAIL  # what else is wrong, listening there will say
     return True
 
 

@@ -16,10 +16,10 @@ from typing import BinaryIO
 from dldist import _core, _run_dumps, _run_nodes, _run_options, _run_output, _run_ranks, _run_report
 
 _KILL_AGAIN_S = 0.2
-# How soon somebody at the keyboard wants to know why the prompt does not come, and how often from then on.
+# After how long it is said why the prompt does not come, and how often from then on.
 _FIRST_NOTICE_S = 2.0
 _NOTICE_S = 5.0
-# Somebody who does not read what ranks print holds up their end for so long.
+# A reader that does not read what ranks print holds up their end for so long.
 _READER_PATIENCE_S = 1.5
 _NAMED = 8
 # As shells say it.

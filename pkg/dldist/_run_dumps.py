@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from dldist import _run_options, _run_ranks, _settings
 
-# A dump takes milliseconds; a rank that is stopped, or whose file system hangs, holds up nobody for longer.
+# A dump takes milliseconds. A rank that is stopped, or whose file system hangs, holds up the report for no longer than this.
 _PATIENCE_S = 3.0
 _LOOK_AGAIN_S = 0.02
 _PREFIX = "trace_"
@@ -68,7 +68,7 @@ class Dumps:
     # Asking
 
     def ask(self, ranks: Iterable[_run_ranks.Rank], is_wanted: bool) -> None:
-        """Asks those that run. `is_wanted`: somebody did, and keeps what comes, however the job ends."""
+        """Asks those that run. `is_wanted`: a user asks, so what comes is kept, however the job ends."""
         self._is_wanted = self._is_wanted or is_wanted
         self.silent, self.deaf = [], []
         if not self._prefix:
@@ -93,21 +93,31 @@ class Dumps:
         return self._stamp(rank) == self._before[rank]
 
     def _stamp(self, rank: int) -> Stamp:
-        if not self._prefix:
-            return None
-        for ending in ("", ".json"):
+        return self._newest(rank)[1]
+
+    def _newest(self, rank: int) -> tuple[str, Stamp]:
+        """The file of a rank that was written last; where the environment says, there may be one of each format."""
+        newest: tuple[str, Stamp] = "", None
+        for ending in ("", ".json") if self._prefix else ():
+            path = f"{self._prefix}{rank}{ending}"
             try:
-                found = os.stat(f"{self._prefix}{rank}{ending}")
+                found = os.stat(path)
             except OSError:
                 continue
-            return found.st_ino, found.st_mtime_ns
-        return None
+            if newest[1] is None or newest[1][1] < found.st_mtime_ns:
+                newest = path, (found.st_ino, found.st_mtime_ns)
+        return newest
 
     # What they show
 
     def has_any(self) -> bool:
         """Whether a rank has written one since the start."""
-        return any(self._stamp(rank) != self._at_start[rank] for rank in self._ranks)
+        return bool(self._written())
+
+    def _written(self) -> dict[int, str]:
+        """The files that ranks have written since the start. Where the environment says, others may lie that are older."""
+        newest = {rank: self._newest(rank) for rank in self._ranks}
+        return {rank: path for rank, (path, stamp) in newest.items() if stamp != self._at_start[rank]}
 
     def where(self) -> str:
         """Where they are, and how they are read."""
@@ -118,9 +128,13 @@ class Dumps:
         """Who is stuck where, in a paragraph."""
         from dldist import trace
 
+        dumps = {}
         try:
-            return trace.analyse(self.folder, prefix=os.path.basename(self._prefix)).summary
-        except trace.DumpError as error:
+            for rank, path in self._written().items():
+                with open(path, "rb") as file:
+                    dumps[rank] = file.read()
+            return trace.analyse(dumps).summary
+        except (trace.DumpError, OSError) as error:
             return f"the flight recorders could not be read: {error}"
 
     def close(self, is_of_use: bool) -> None:

@@ -55,7 +55,7 @@ def start(rank: int) -> None:
         _core._monitor_open(*_options(settings, rank))
         number = dump_signal(settings.dump_signal)
         if number:
-            # Without being asked only where the signal would end the process, and nobody has a use for it.
+            # By default only where the signal would end the process: the program has no use for it.
             _core._monitor_on_signal(number, not settings.dump_signal)
         _thread.start_new_thread(_core._monitor_run, ())  # costs a fifth of a threading.Thread
         _is_started = True
@@ -102,6 +102,8 @@ def dump_signal(name: str) -> int:
         return 0
     is_name = wanted.startswith("SIG") and not wanted.startswith("SIG_")
     number = int(wanted) if wanted.isdecimal() else getattr(_signal, wanted, None) if is_name else None
+    if number and (number not in _signal.valid_signals() or number in (_signal.SIGKILL, _signal.SIGSTOP)):
+        number = None
     if not isinstance(number, int):
         raise _core.DistArgumentError(f"Invalid value for environment variable: DLDIST_DUMP_SIGNAL ({name!r})")
     return int(number)

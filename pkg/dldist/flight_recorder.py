@@ -87,8 +87,8 @@ def request_dump() -> bool:
 def dump_on_signal(signum: int) -> None:
     """Have a signal ask for dumps as request_dump() does, instead of whatever it does now, until the monitor stops.
 
-    SIGUSR2 does so by itself where nobody has another use for it, or the signal that DLDIST_DUMP_SIGNAL names. RuntimeError: the
-    process has made no group of several ranks. ValueError: no handler can be had for this signal.
+    SIGUSR2 does so by default where the program has no other use for it, or the signal that DLDIST_DUMP_SIGNAL names. RuntimeError:
+    the process has made no group of several ranks. ValueError: this signal cannot be handled.
     """
     from dldist import _watch
 

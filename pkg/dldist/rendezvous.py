@@ -222,14 +222,26 @@ class Meeting:
         atexit.unregister(threading.current_thread().join)
 
     def explain(self, error: BaseException) -> BaseException:
-        """What a failure to find the others in the store comes from: where rank 0 served that and it is gone, its loss."""
-        is_gone = isinstance(error, _core.DistNetworkError) and not isinstance(error, (TimeoutError, _core.DistAuthError))
-        if not is_gone or self._server is None:
+        """What a failure to find the others in the store comes from: where rank 0 served that and it is gone, its loss. Before
+        give_up(), which lets the store go."""
+        may_be_gone = isinstance(error, _core.DistNetworkError) and not isinstance(error, (TimeoutError, _core.DistAuthError))
+        # It may be about something else of the network, such as a port of this rank's own.
+        if not may_be_gone or self._server is None or not self._is_server_gone():
             return error
         pid, _, host = self._server.decode(errors="replace").partition(" ")
         lost = _core.DistPeerLostError(f"lost rank 0 ({host}, pid {pid}), which served the store: {error}")
         lost.code, lost.rank, lost.host, lost.pid = "PEER_LOST", 0, host, int(pid) if pid.isdecimal() else None
         return lost
+
+    def _is_server_gone(self) -> bool:
+        try:
+            if self._raw is not None:
+                self._raw.try_get(self._key_of_server())
+        except _core.DistNetworkError as error:
+            return not isinstance(error, TimeoutError)
+        except _core.DistError:
+            pass
+        return False
 
     def _key_of_server(self) -> str:
         return f"{self._base}/{self._generation}"

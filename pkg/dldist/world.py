@@ -67,8 +67,9 @@ class World(_core.Group):
             )
             meeting.met()
         except BaseException as error:
+            failure = meeting.explain(error)
             meeting.give_up()
-            if (failure := meeting.explain(error)) is error:
+            if failure is error:
                 raise
             raise failure from error
         self._meeting = meeting

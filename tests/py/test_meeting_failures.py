@@ -79,6 +79,18 @@ def test_rank_0_that_dies_with_its_store_is_named(procs, port):
 
 
 @pytest.mark.deadline(60)
+def test_a_port_of_ones_own_that_is_taken_is_no_loss_of_rank_0(procs, port):
+    place = f"tcp://127.0.0.1:{port}"
+    (waiting,) = start(procs, place, 2, [0]).values()
+    wait_for_ranks(port, [0])
+    failing = procs.start(meeting_workers.join_without_a_port, place, 1, 2)
+    assert failing.recv() == "begin"
+    outcome = failing.recv()
+    assert "DistNetworkError" in outcome["kinds"] and outcome["text"].startswith("cannot listen on "), outcome
+    waiting.kill()
+
+
+@pytest.mark.deadline(60)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_an_interrupted_rank_is_named_to_all(procs, port, victim):
     ranks = start(procs, f"tcp://127.0.0.1:{port}", 4, [0, 1, 2])
@@ -105,7 +117,7 @@ def test_who_has_come_and_given_up_is_not_missing(procs, port):
     second = ranks[1].recv()
     assert "DistTimeoutError" in second["kinds"] and second["rank"] == 2
     assert f"2 of 3 have come: 0 ({host}, pid {ranks[0].pid}, has given up since), 1 (" in second["text"]
-    assert second["text"].endswith("missing: 2")
+    assert second["text"].endswith("missing: 2 (timeout)")
 
 
 def join_at(port, rank, size):
@@ -170,7 +182,7 @@ def test_who_is_refused_for_the_secret_is_named_to_those_who_wait(procs, port, s
     outcome = waiting.recv()
     assert "DistTimeoutError" in outcome["kinds"] and outcome["rank"] == 1
     who = f"{group_team.host_name()} (pid {refused.pid})"
-    assert outcome["text"].endswith(f"missing: 1; the store has refused, for want of its secret: {who}"), outcome["text"]
+    assert outcome["text"].endswith(f"missing: 1; the store has refused, for want of its secret: {who} (timeout)"), outcome["text"]
     waiting.send(None)
     waiting.result()
     assert f"waits for others; the store has refused, for want of its secret: {who}" in waiting.stderr_text()

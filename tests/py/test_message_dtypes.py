@@ -1,6 +1,7 @@
 """A message and the tensor that takes it have the same dtype, unless one of them is bytes or the receiver says otherwise."""
 
 import array
+from datetime import timedelta
 
 import pytest
 
@@ -174,3 +175,31 @@ def module_calls(rank, is_hooked):
 @pytest.mark.parametrize("is_hooked", [False, True], ids=["short way", "past hooks"])
 def test_calls_of_the_module(is_hooked):
     in_worlds(2, module_calls, is_hooked)
+
+
+def backend_calls(backend):
+    sent, tensor = floats(4), array.array("i", [0] * 4)
+    if backend.rank() == 0:
+        for _ in range(5):
+            dldist.send(sent, group=backend, group_dst=1)
+        return
+    with pytest.raises(dldist.DistMismatchError):
+        dldist.recv(tensor, group=backend, group_src=0)
+    assert dldist.recv(tensor, group=backend, group_src=0, match_dtype=False) == 0
+    assert tensor.tobytes() == sent.tobytes()
+    assert dldist.recv(tensor, group=backend, match_dtype=False) == 0
+    dldist.irecv(tensor, group=backend, group_src=0, match_dtype=False).wait()
+    (work,) = dldist.batch_isend_irecv([dldist.P2POp(dldist.irecv, tensor, group=backend, group_peer=0, match_dtype=False)])
+    work.wait()
+
+
+def test_calls_of_the_module_on_a_backend():
+    store = dldist.HashStore()
+
+    def run(rank):
+        backend = dldist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=15))
+        backend_calls(backend)
+        dldist.barrier(backend)
+        backend.shutdown()
+
+    on_threads(2, run)

@@ -91,6 +91,17 @@ def test_a_signal_to_the_launcher_has_it_report_who_is_where(tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == ["trace_0", "trace_1"]
 
 
+@pytest.mark.parametrize("format", ["pickle", "json"])
+def test_dumps_of_earlier_jobs_are_no_part_of_the_verdict(tmp_path, format):
+    """Of a job that had more ranks, and another format."""
+    env = {"DLDIST_FR_DUMP_FILE": f"{tmp_path}/mine_", "DLDIST_FR_DUMP_FORMAT": {"json": "pickle", "pickle": "json"}[format]}
+    code, _, err = dlrun("--nproc-per-node", 3, program("lags.py"), env=env)
+    assert code == 1 and len(list(tmp_path.iterdir())) == 3, err
+    code, _, err = dlrun("--nproc-per-node", 2, program("lags.py"), env={**env, "DLDIST_FR_DUMP_FORMAT": format})
+    assert code == 1 and len(list(tmp_path.iterdir())) == 5
+    assert f"dlrun: {MISSING} of group \"default\"; " in err and "ank 2" not in err, err
+
+
 def test_ctrl_c_leaves_no_dumps(tmp_path):
     process, _ = start_hanging(tmp_path)
     end(process)
@@ -108,7 +119,8 @@ def test_ranks_that_do_not_listen_are_not_ended_by_it(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_setting_that_makes_no_sense(tmp_path):
-    code, _, err = dlrun(program("shows.py"), env={"DLDIST_DUMP_SIGNAL": "SIGNOTHING"})
+@pytest.mark.parametrize("setting", ["SIGNOTHING", "SIG_BLOCK", "99", "SIGKILL"])
+def test_a_setting_that_makes_no_sense(setting):
+    code, _, err = dlrun(program("shows.py"), env={"DLDIST_DUMP_SIGNAL": setting})
     assert code == 1
-    assert err == "dlrun: Invalid value for environment variable: DLDIST_DUMP_SIGNAL ('SIGNOTHING')\n"
+    assert err == f"dlrun: Invalid value for environment variable: DLDIST_DUMP_SIGNAL ({setting!r})\n"

@@ -189,7 +189,7 @@ class Dispatcher:
 
     def _can_match_dtype(self, tensor: Any) -> bool:
         """Whether the tensor's backend takes match_dtype; the others, from elsewhere, compare no dtypes that we know of."""
-        backend = self._pg._backend_for("recv", ([tensor],))
+        backend = self._backend_of(tensor)
         return getattr(getattr(backend, "wrapped_pg", backend), "_can_match_dtype", False)
 
     def _refuse_timeout(self, name: str, timeout: Any) -> None:

@@ -101,8 +101,9 @@ class Maker:
         except BaseException as error:
             if meeting is None:
                 raise
+            failure = meeting.explain(error)
             meeting.give_up()
-            if (failure := meeting.explain(error)) is error:
+            if failure is error:
                 raise
             raise failure from error
         return pg

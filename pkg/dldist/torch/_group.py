@@ -408,10 +408,9 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             if self.rank() == 0:
                 first.fill_(place.add("merge_remote_group/ranks", self.size()) - self.size())
             self._cpu.group.broadcast(first, 0)
-            rank = int(first) + self.rank()
-            if rank >= size:
+            if int(first) + self.size() > size:  # for all ranks of this group alike
                 raise ValueError(f"merge_remote_group(): more ranks have come than the {size} of the new group")
-            world = dldist.World(place, rank, size, timeout=timeout, name=name)
+            world = dldist.World(place, int(first) + self.rank(), size, timeout=timeout, name=name)
         except dldist.DistError as error:
             raise as_torchs(error) from None
         return _named(ProcessGroup(store, world, name, list(range(size))), group_desc)
