@@ -296,8 +296,10 @@ fail_locked(dd_group *group, const dd_cause *cause, bool is_told, int except)
     if (group->arena != NULL) {
         stop_arena_locked(group);
     }
+    /* While the group is being made, who is lost may have left because of somebody else, and have said so elsewhere (tell_given_up). */
+    bool is_sure = group->is_made || cause->kind != DD_CAUSE_LOST || cause->origin != group->rank;
     /* Before anybody here hears of it: the process may end then. */
-    if (is_told && group->context != NULL && group->size > 1) {
+    if (is_told && is_sure && group->context != NULL && group->size > 1) {
         dd_context_post_abort_locked(group->context, except, cause);
     }
     if (group->is_active) {

@@ -85,6 +85,7 @@ struct dd_group {
     dd_signature signatures[SIGNATURES_KEPT]; /* of the last ones started, by sequence */
     dd_error cause;   /* code DD_OK while nothing is wrong; else why everything fails */
     dd_cause failure; /* what `cause` puts in words; kind 0 while nothing is wrong */
+    bool is_made;     /* on this rank; others may not be through yet */
     bool is_closing;
     bool is_asking; /* a deadline has passed and the others have been asked where they are */
     int64_t asked_until_ns;
@@ -124,7 +125,8 @@ typedef struct group_bulletin {
     uint64_t generation;
     int64_t look_ns; /* when to look next; 0: it has not been looked at */
 } group_bulletin;
-void group_bulletin_post(const group_bulletin *bulletin, const dd_error *error);
+/* *first: what stands there now, which somebody else may have said before. */
+void group_bulletin_post(const group_bulletin *bulletin, const dd_error *error, dd_error *first);
 /* Looks now and then. DD_OK while there is nothing, or what has been posted; DD_INTERRUPTED. */
 dd_status group_bulletin_check(group_bulletin *bulletin, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
