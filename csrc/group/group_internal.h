@@ -18,6 +18,9 @@ typedef struct member_state {
     bool is_gone;     /* said goodbye */
     bool is_asked;
     bool has_answered;
+    /* As of its last answer: bytes that it has sent to rank lost_to are lost on the way; 0: none. */
+    uint64_t lost_nbytes;
+    int lost_to;
 } member_state;
 
 /* One call under way. The first part is common to collectives and messages. */
@@ -227,6 +230,10 @@ void group_fail_surplus_locked(dd_group *group, int rank, uint64_t sequence);
 void group_begin_asking_locked(dd_group *group);
 void group_ask_connected_locked(dd_group *group);
 bool group_has_all_answers_locked(const dd_group *group);
+/* Adds whose packets the network loses, and returns the rank at the other end, seen from this one; -1: nothing is known of that. */
+int group_add_loss_locked(const dd_group *group, dd_error *error);
+/* Adds how far a message has come that has run out of time. */
+void group_add_progress_locked(const dd_group *group, const dd_message *message, dd_error *error);
 /* The verdict on a collective that is too late: fails the group. */
 void group_fail_timed_out_locked(dd_group *group);
 /* "rank 2 (node-b, pid 77)" */

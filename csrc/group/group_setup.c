@@ -74,9 +74,11 @@ error_absent_locked(dd_group *group, const setup_vote *vote, const dd_wait *wait
     }
     dd_error_set(err, DD_OP_TIMED_OUT, "timed out after %.3g s%s%s%s", dd_wait_elapsed_s(wait),
                  count > 0 ? "; still missing: " : "", names, count == 8 ? " ..." : "");
-    if (count > 0) {
-        const dd_card *card = dd_peer_card(group->peers[ranks[0]]);
-        dd_error_blame(err, ranks[0], card->host, card->pid);
+    int other = group_add_loss_locked(group, err);
+    int culprit = other >= 0 || count == 0 ? other : ranks[0];
+    if (culprit >= 0) {
+        const dd_card *card = dd_peer_card(group->peers[culprit]);
+        dd_error_blame(err, culprit, card->host, card->pid);
     }
 }
 
