@@ -235,17 +235,19 @@ bulletin_key(const group_bulletin *bulletin, meeting_place *place)
 }
 
 void
-group_bulletin_post(const group_bulletin *bulletin, const dd_error *error)
+group_bulletin_post(const group_bulletin *bulletin, const dd_error *error, dd_error *first)
 {
     char text[MEETING_FAILURE_MAX];
     meeting_place place;
     dd_wait moment = dd_wait_after(DD_NS_PER_S);
     dd_blob value = {0};
     dd_bytes failure = dd_bytes_of(text, meeting_encode_failure(error, text));
-    dd_status ignored = bulletin->store->ops->compare_set(bulletin->store, bulletin_key(bulletin, &place),
-                                                          dd_bytes_of_string(""), failure, &value, &moment,
-                                                          NULL); /* those who have a link hear it there */
-    (void)ignored;
+    dd_status status = bulletin->store->ops->compare_set(bulletin->store, bulletin_key(bulletin, &place),
+                                                         dd_bytes_of_string(""), failure, &value, &moment,
+                                                         NULL); /* those who have a link hear it there */
+    if (status != DD_OK || !meeting_decode_failure(dd_blob_view(&value), first)) {
+        *first = *error;
+    }
     dd_blob_fini(&value);
 }
 

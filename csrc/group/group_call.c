@@ -165,6 +165,7 @@ expire_messages_locked(dd_group *group, int64_t now_ns)
             dd_error_set(&cause, DD_OP_TIMED_OUT, "timed out after %.3g s; %s has not %s (tag %llu)",
                          elapsed_s, group_print_member(group, rank, who),
                          call->message.is_send ? "received" : "sent", (unsigned long long)call->message.tag);
+            group_add_progress_locked(group, &call->message, &cause);
             const dd_card *card = dd_peer_card(group->peers[rank]);
             dd_error_blame(&cause, rank, card->host, card->pid);
         }
@@ -602,6 +603,14 @@ on_asked(void *ctx, uint64_t *sequence, dd_signature *signature, bool *is_inside
 }
 
 static void
+on_loss(void *ctx, int rank, int to, uint64_t nbytes)
+{
+    dd_group *group = ctx;
+    group->members[rank].lost_to = to;
+    group->members[rank].lost_nbytes = to != rank ? nbytes : 0;
+}
+
+static void
 on_answer(void *ctx, int rank, uint64_t sequence, const dd_signature *signature, bool is_inside)
 {
     dd_group *group = ctx;
@@ -623,5 +632,6 @@ const dd_context_handler group_context_handler = {
     .on_goodbye = on_goodbye,
     .on_asked = on_asked,
     .on_answer = on_answer,
+    .on_loss = on_loss,
     .on_request = window_on_request,
 };

@@ -124,7 +124,8 @@ explain_time_out(const dd_group *group, const dd_cause *cause, dd_error *error)
     dd_error own = {.culprit = cause->culprit};
     say(&line, "%s #%llu of %s ", dd_coll_name((dd_coll)cause->other_signature.coll),
         (unsigned long long)cause->sequence, group_print_member(group, cause->origin, who));
-    if (cause->origin == group->rank || (has_come && cause->culprit.rank != group->rank)) {
+    if (cause->origin == group->rank || cause->other >= 0 ||
+        (has_come && cause->culprit.rank != group->rank)) {
         say_time_out(cause, &own);
         (void)dd_error_set(error, cause->code, "%s%s", line.text, own.message);
         return;
@@ -297,8 +298,10 @@ fail_locked(dd_group *group, const dd_cause *cause, bool is_told, int except)
     if (group->arena != NULL) {
         stop_arena_locked(group);
     }
+    /* While the group is being made, a lost rank may have left because of another, and have said so elsewhere (tell_given_up). */
+    bool is_sure = group->is_made || cause->kind != DD_CAUSE_LOST || cause->origin != group->rank;
     /* Before anybody here hears of it, because the process may end then. */
-    if (is_told && group->context != NULL && group->size > 1) {
+    if (is_told && is_sure && group->context != NULL && group->size > 1) {
         dd_context_post_abort_locked(group->context, except, cause);
     }
     if (group->is_active) {
@@ -437,6 +440,93 @@ group_has_all_answers_locked(const dd_group *group)
     return true;
 }
 
+#define LOSSY_PATH "the network between them loses packets, perhaps only large ones (MTU?)"
+
+/* What of this rank's does not arrive there; false: nothing is known of that. */
+static bool
+say_own_loss_locked(const dd_group *group, int rank, text_line *line)
+{
+    dd_path_loss loss;
+    if (rank == group->rank || !dd_peer_find_loss_locked(group->peers[rank], &loss)) {
+        return false;
+    }
+    char sender[128];
+    char receiver[128];
+    char from[DD_ADDR_TEXT_MAX];
+    char to[DD_ADDR_TEXT_MAX];
+    say(line,
+        "%s at %s has sent %zu bytes to %s at %s which have not arrived, sent again %u times: " LOSSY_PATH,
+        group_print_member(group, group->rank, sender), dd_addr_print(&loss.from, from), loss.nbytes,
+        group_print_member(group, rank, receiver), dd_addr_print(&loss.to, to), loss.nresends);
+    return true;
+}
+
+/* "rank 2 (node-b, pid 77) at 10.0.0.2": of several addresses it is not known which one is in use. */
+static void
+say_member_at(const dd_group *group, int rank, text_line *line)
+{
+    const dd_card *card = dd_peer_card(group->peers[rank]);
+    char who[128];
+    char addr[DD_ADDR_TEXT_MAX];
+    say(line, "%s", group_print_member(group, rank, who));
+    if (card->addrs.count == 1) {
+        say(line, " at %s", dd_addr_print(&card->addrs.items[0], addr));
+    }
+}
+
+/* Whose packets the network loses; false: nobody's, as far as is known. */
+static bool
+find_loss_locked(const dd_group *group, int *from, int *to, text_line *line)
+{
+    for (int rank = 0; rank < group->size; rank++) {
+        if (say_own_loss_locked(group, rank, line)) {
+            *from = group->rank;
+            *to = rank;
+            return true;
+        }
+    }
+    for (int rank = 0; rank < group->size; rank++) {
+        const member_state *member = &group->members[rank];
+        if (rank != group->rank && member->has_answered && member->lost_nbytes > 0) {
+            *from = rank;
+            *to = member->lost_to;
+            say_member_at(group, *from, line);
+            say(line, " has sent %llu bytes to ", (unsigned long long)member->lost_nbytes);
+            say_member_at(group, *to, line);
+            say(line, " which have not arrived, sent again and again: " LOSSY_PATH);
+            return true;
+        }
+    }
+    return false;
+}
+
+int
+group_add_loss_locked(const dd_group *group, dd_error *error)
+{
+    text_line line = {.used = 0};
+    int from = -1;
+    int to = -1;
+    if (find_loss_locked(group, &from, &to, &line)) {
+        dd_error own = *error;
+        (void)dd_error_set(error, own.code, "%.400s; %s", own.message, line.text);
+        error->culprit = own.culprit;
+    }
+    return to == group->rank ? from : to;
+}
+
+void
+group_add_progress_locked(const dd_group *group, const dd_message *message, dd_error *error)
+{
+    dd_error own = *error;
+    text_line line = {.used = 0};
+    if (!message->is_send && message->id != 0) {
+        say(&line, "%zu bytes of it have come", message->moved);
+    } else if (!say_own_loss_locked(group, message->rank, &line)) {
+        return;
+    }
+    (void)dd_error_set(error, own.code, "%.400s; %s", own.message, line.text);
+}
+
 static bool
 is_late(const dd_group *group, int rank)
 {
@@ -490,15 +580,24 @@ group_fail_timed_out_locked(dd_group *group)
         }
     }
     const group_call *call = DD_CONTAINER_OF(group->collectives.next, group_call, link);
-    dd_cause cause = group_make_cause(group, DD_CAUSE_TIMED_OUT, DD_OP_TIMED_OUT, first);
+    text_line loss = {.used = 0};
+    int from = -1;
+    int to = -1;
+    bool has_lost = find_loss_locked(group, &from, &to, &loss);
+    /* Who is late by its own account is; who does not answer may be out of reach. */
+    bool is_path = has_lost && (first < 0 || !group->members[first].has_answered);
+    dd_cause cause = group_make_cause(group, DD_CAUSE_TIMED_OUT, DD_OP_TIMED_OUT, is_path ? to : first);
+    cause.other = is_path ? from : -1;
     cause.sequence = call->work.sequence;
     cause.other_signature = ((const coll_call *)call)->signature;
     cause.elapsed_ns = dd_clock_now_ns() - call->work.start_ns;
     if (nlate == 0) {
-        snprintf(cause.text, sizeof cause.text, "all ranks have arrived, and the data have not");
+        snprintf(cause.text, sizeof cause.text, "all ranks have arrived, and the data have not%s%s",
+                 has_lost ? ": " : "", loss.text);
     } else {
-        snprintf(cause.text, sizeof cause.text, "rank%s %.480s ha%s not arrived%.480s", nlate > 1 ? "s" : "",
-                 late.text, nlate > 1 ? "ve" : "s", where.text);
+        snprintf(cause.text, sizeof cause.text, "rank%s %.250s ha%s not arrived%.*s%s%s",
+                 nlate > 1 ? "s" : "", late.text, nlate > 1 ? "ve" : "s", has_lost ? 250 : 480, where.text,
+                 has_lost ? "; " : "", loss.text);
     }
     group_fail_cause_locked(group, &cause);
 }

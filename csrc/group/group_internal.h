@@ -18,6 +18,9 @@ typedef struct member_state {
     bool is_gone;     /* said goodbye */
     bool is_asked;
     bool has_answered;
+    /* As of its last answer: bytes that it has sent to rank lost_to are lost on the way; 0: none. */
+    uint64_t lost_nbytes;
+    int lost_to;
 } member_state;
 
 /* One call under way. The first part is common to collectives and messages. */
@@ -85,6 +88,7 @@ struct dd_group {
     dd_signature signatures[SIGNATURES_KEPT]; /* of the last ones started, by sequence */
     dd_error cause;   /* code DD_OK while nothing is wrong; else why everything fails */
     dd_cause failure; /* what `cause` puts in words; kind 0 while nothing is wrong */
+    bool is_made;     /* on this rank; others may not be through yet */
     bool is_closing;
     bool is_asking; /* a deadline has passed and the others have been asked where they are */
     int64_t asked_until_ns;
@@ -125,7 +129,8 @@ typedef struct group_bulletin {
     uint64_t generation;
     int64_t look_ns; /* when to look next; 0: it has not been looked at */
 } group_bulletin;
-void group_bulletin_post(const group_bulletin *bulletin, const dd_error *error);
+/* *first: what stands there now, which somebody else may have said before. */
+void group_bulletin_post(const group_bulletin *bulletin, const dd_error *error, dd_error *first);
 /* Looks now and then. DD_OK while there is nothing, or what has been posted; DD_INTERRUPTED. */
 dd_status group_bulletin_check(group_bulletin *bulletin, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
@@ -227,6 +232,10 @@ void group_fail_surplus_locked(dd_group *group, int rank, uint64_t sequence);
 void group_begin_asking_locked(dd_group *group);
 void group_ask_connected_locked(dd_group *group);
 bool group_has_all_answers_locked(const dd_group *group);
+/* Adds whose packets the network loses, and returns the rank at the other end, seen from this one; -1: nothing is known of that. */
+int group_add_loss_locked(const dd_group *group, dd_error *error);
+/* Adds how far a message has come that has run out of time. */
+void group_add_progress_locked(const dd_group *group, const dd_message *message, dd_error *error);
 /* The verdict on a collective that is too late: fails the group. */
 void group_fail_timed_out_locked(dd_group *group);
 /* "rank 2 (node-b, pid 77)" */

@@ -74,9 +74,11 @@ error_absent_locked(dd_group *group, const setup_vote *vote, const dd_wait *wait
     }
     dd_error_set(err, DD_OP_TIMED_OUT, "timed out after %.3g s%s%s%s", dd_wait_elapsed_s(wait),
                  count > 0 ? "; still missing: " : "", names, count == 8 ? " ..." : "");
-    if (count > 0) {
-        const dd_card *card = dd_peer_card(group->peers[ranks[0]]);
-        dd_error_blame(err, ranks[0], card->host, card->pid);
+    int other = group_add_loss_locked(group, err);
+    int culprit = other >= 0 || count == 0 ? other : ranks[0];
+    if (culprit >= 0) {
+        const dd_card *card = dd_peer_card(group->peers[culprit]);
+        dd_error_blame(err, culprit, card->host, card->pid);
     }
 }
 
@@ -565,9 +567,23 @@ set_up(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error 
     return status == DD_OK ? make_run(group, err) : status;
 }
 
+/* Posts why this rank cannot go on. A rank that it has lost may have ended for a reason that it has posted first; that is the cause
+ * then. */
+static void
+post_reason(const dd_group *group, const group_setup *setup, const dd_cause *cause, dd_error *error)
+{
+    dd_error told;
+    dd_error first;
+    group_explain_cause(group, cause, &told);
+    group_bulletin_post(setup->bulletin, &told, &first);
+    if (error->code == DD_PEER_LOST && first.culprit.rank != group->rank) {
+        *error = first;
+    }
+}
+
 /* The others are waiting, or will be. */
 static void
-tell_given_up(dd_group *group, const group_setup *setup, const dd_error *error)
+tell_given_up(dd_group *group, const group_setup *setup, dd_error *error)
 {
     if (group->context == NULL) {
         return;
@@ -577,14 +593,29 @@ tell_given_up(dd_group *group, const group_setup *setup, const dd_error *error)
         cause = group_make_cause(group, DD_CAUSE_ABORTED, DD_ABORTED, group->rank);
         snprintf(cause.text, sizeof cause.text, "interrupted while it was being made");
     }
+    bool may_be_consequence = error->code == DD_PEER_LOST && setup->bulletin != NULL;
+    if (may_be_consequence) {
+        post_reason(group, setup, &cause, error);
+        cause = group_cause_of_error(group, error);
+    }
     dd_engine_lock(group->engine);
     dd_context_post_abort_locked(group->context, DD_ANY_RANK, &cause);
     dd_engine_unlock(group->engine);
-    if (setup->bulletin != NULL) {
-        dd_error told;
-        group_explain_cause(group, &cause, &told);
-        group_bulletin_post(setup->bulletin, &told);
+    if (setup->bulletin != NULL && !may_be_consequence) {
+        post_reason(group, setup, &cause, error);
     }
+}
+
+/* What went wrong since the others have voted they are told now (see fail_locked). */
+static void
+end_setup(dd_group *group)
+{
+    dd_engine_lock(group->engine);
+    group->is_made = true;
+    if (group->failure.kind == DD_CAUSE_LOST && group->failure.origin == group->rank) {
+        dd_context_post_abort_locked(group->context, DD_ANY_RANK, &group->failure);
+    }
+    dd_engine_unlock(group->engine);
 }
 
 dd_status
@@ -609,6 +640,7 @@ group_set_up(group_setup *setup, dd_group **out, const dd_wait *wait, dd_error *
         group_destroy(group);
         return dd_error_copy(err, &error);
     }
+    end_setup(group);
     *out = group;
     return DD_OK;
 }

@@ -405,7 +405,8 @@ is_mapped(void *ctx)
         int rank = group->topology.local_ranks[i];
         is_all = (rank == group->rank || map_member_locked(mapping, rank)) && is_all;
     }
-    return is_all || mapping->error.code != DD_OK;
+    /* Nothing more comes from a group that has failed. */
+    return is_all || mapping->error.code != DD_OK || group->cause.code != DD_OK;
 }
 
 static dd_status

@@ -113,7 +113,8 @@ find_fault(const dd_cause *cause, int nranks)
     if (cause->culprit.rank >= nranks || (names_one && cause->culprit.rank < 0)) {
         return "it blames a rank that does not exist";
     }
-    if (names_two ? cause->other < 0 || cause->other >= nranks : cause->other != -1) {
+    bool may_name_two = names_two || (cause->kind == DD_CAUSE_TIMED_OUT && cause->culprit.rank >= 0);
+    if (cause->other >= (may_name_two ? nranks : 0) || cause->other < (names_two ? 0 : -1)) {
         return "it names a rank that does not exist";
     }
     return cause->elapsed_ns < 0 ? "its time is negative" : NULL;

@@ -28,8 +28,8 @@ typedef struct dd_cause {
     dd_status code;
     int origin;         /* the rank that has found it out */
     dd_culprit culprit; /* rank -1: a process that is not in the group, or nobody */
-    int other;          /* of two that disagree; else -1 */
-    uint64_t sequence;  /* of the collective that it is about; 0: none */
+    int other; /* of two that disagree; of a time-out: the rank that sends to the culprit in vain, or -1; else -1 */
+    uint64_t sequence; /* of the collective that it is about; 0: none */
     int64_t elapsed_ns;
     uint64_t culprit_nbytes, other_nbytes;
     dd_signature culprit_signature; /* of what the culprit has called */

@@ -117,6 +117,19 @@ on_abort(dd_context *context, dd_peer *peer, int source, dd_bytes payload)
 }
 
 static void
+add_loss(const dd_context *context, dd_frame *frame)
+{
+    dd_path_loss loss;
+    for (int rank = 0; rank < context->nranks; rank++) {
+        if (dd_peer_find_loss_locked(context->ranks[rank].peer, &loss)) {
+            frame->id = (uint64_t)rank + 1;
+            frame->nbytes = loss.nbytes;
+            return;
+        }
+    }
+}
+
+static void
 answer(dd_context *context, int source)
 {
     bool is_inside = false;
@@ -129,6 +142,7 @@ answer(dd_context *context, int source)
     if (context->handler.on_asked != NULL) {
         context->handler.on_asked(context->handler.ctx, &frame.tag, &frame.signature, &is_inside);
         frame.offset = is_inside ? 1 : 0;
+        add_loss(context, &frame);
         peer_post_reply(context->ranks[source].peer, &frame);
     }
 }
@@ -145,6 +159,9 @@ context_on_control(dd_context *context, const dd_frame *frame, dd_bytes payload)
     } else if (frame->type == DD_FRAME_QUESTION) {
         answer(context, source);
     } else if (frame->type == DD_FRAME_ANSWER && handler->on_answer != NULL) {
+        if (handler->on_loss != NULL && frame->id <= (uint64_t)context->nranks) {
+            handler->on_loss(handler->ctx, source, (int)frame->id - 1, frame->nbytes);
+        }
         handler->on_answer(handler->ctx, source, frame->tag, &frame->signature, frame->offset == 1);
     }
 }

@@ -76,6 +76,8 @@ typedef struct dd_context_handler {
     /* A rank asks how far we are: fill in the state. And: a rank has answered. */
     void (*on_asked)(void *ctx, uint64_t *sequence, dd_signature *signature, bool *is_inside);
     void (*on_answer)(void *ctx, int rank, uint64_t sequence, const dd_signature *signature, bool is_inside);
+    /* ... and says, before that, that `nbytes` bytes which it has sent to rank `to` are lost on the way again and again; 0: none. */
+    void (*on_loss)(void *ctx, int rank, int to, uint64_t nbytes);
     /* A request has come: the receive for it, which counts as posted; NULL: it is held. */
     dd_message *(*on_request)(void *ctx, int rank);
 } dd_context_handler;

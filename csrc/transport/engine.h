@@ -80,6 +80,14 @@ bool dd_peer_is_connected_locked(const dd_peer *peer);
 /* NULL while nothing is wrong; else why it can not be reached any more: DD_PEER_LOST (its end, with host
  * and pid), or whatever the connecting came to. Stays valid as long as the peer. */
 const dd_error *dd_peer_error_locked(const dd_peer *peer);
+/* What this process has sent to a peer and the network has lost again and again. */
+typedef struct dd_path_loss {
+    size_t nbytes;
+    unsigned nresends;
+    dd_addr from, to;
+} dd_path_loss;
+/* False: nothing, as far as can be seen here. */
+bool dd_peer_find_loss_locked(const dd_peer *peer, dd_path_loss *loss);
 /* Makes a peer that sleeps look at memory that is shared with it. Nothing without a shared memory link. */
 void dd_peer_ring_bell_locked(dd_peer *peer);
 /* Hands over a descriptor (shared memory links only); it stays the caller's. The first word of its key is the id of its group. */

@@ -29,9 +29,11 @@ typedef enum dd_frame_type {
     DD_FRAME_CREDIT,    /* nothing but the credit */
     DD_FRAME_ABORT,     /* a rank has given up; the payload is its dd_cause */
     DD_FRAME_QUESTION,  /* how far are you? */
-    DD_FRAME_ANSWER,    /* at collective `tag` with this signature; `offset` is 1 inside of it, 0 after it */
-    DD_FRAME_GOODBYE,   /* a rank has closed its context */
-    DD_FRAME_BYE,       /* a process closes its engine */
+    /* At collective `tag` with this signature; `offset` is 1 inside of it, 0 after it. Where the network loses what this rank sends to
+     * another: `id` is that rank and one, `nbytes` how many bytes; else both are 0. */
+    DD_FRAME_ANSWER,
+    DD_FRAME_GOODBYE, /* a rank has closed its context */
+    DD_FRAME_BYE,     /* a process closes its engine */
 } dd_frame_type;
 
 typedef enum dd_refusal {

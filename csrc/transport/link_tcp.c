@@ -73,6 +73,21 @@ tcp_is_held_back(dd_link *link)
     return ioctl(link->fd, SIOCOUTQNSD, &nbytes) == 0 && nbytes > 0;
 }
 
+static size_t
+tcp_count_lost(dd_link *link, unsigned *nresends)
+{
+    struct tcp_info info = {0};
+    socklen_t len = sizeof info;
+    int queued = 0;
+    int unsent = 0;
+    if (getsockopt(link->fd, IPPROTO_TCP, TCP_INFO, &info, &len) != 0 || info.tcpi_retransmits < 2 ||
+        ioctl(link->fd, SIOCOUTQ, &queued) != 0 || ioctl(link->fd, SIOCOUTQNSD, &unsent) != 0) {
+        return 0;
+    }
+    *nresends = info.tcpi_retransmits;
+    return queued > unsent ? (size_t)(queued - unsent) : 0;
+}
+
 static dd_io
 tcp_try_recv(dd_link *link, void *data, size_t nbytes, size_t *moved)
 {
@@ -129,6 +144,7 @@ static const dd_link_ops tcp_ops = {
     .name = "TCP",
     .try_send = tcp_try_send,
     .is_held_back = tcp_is_held_back,
+    .count_lost = tcp_count_lost,
     .try_recv = tcp_try_recv,
     .on_event = tcp_on_event,
     .fall_asleep = tcp_fall_asleep,

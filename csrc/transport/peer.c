@@ -247,6 +247,22 @@ dd_peer_error_locked(const dd_peer *peer)
     return peer->state == PEER_LOST ? &peer->error : NULL;
 }
 
+bool
+dd_peer_find_loss_locked(const dd_peer *peer, dd_path_loss *loss)
+{
+    for (int i = 0; i < peer->nlanes; i++) {
+        dd_link *stream = peer->lanes[i]->stream;
+        *loss = (dd_path_loss){.nbytes = 0};
+        loss->nbytes = stream->ops->count_lost(stream, &loss->nresends);
+        if (loss->nbytes > 0) {
+            loss->from = dd_sock_local_addr(stream->fd);
+            loss->to = dd_sock_peer_addr(stream->fd);
+            return true;
+        }
+    }
+    return false;
+}
+
 void
 dd_peer_ring_bell_locked(dd_peer *peer)
 {

@@ -135,6 +135,15 @@ TEST(causes_that_make_no_sense)
     cause.other = 1;
     check_refused(&cause, "it names a rank");
     cause = sample(DD_CAUSE_TIMED_OUT);
+    cause.culprit.rank = 0;
+    cause.other = 1; /* sends to the culprit in vain */
+    uint8_t bytes[DD_CAUSE_MAX_NBYTES];
+    dd_cause out;
+    CHECK_OK(decode(bytes, dd_cause_encode(&cause, bytes), &out));
+    CHECK_INT(out.other, 1);
+    cause.other = 1000;
+    check_refused(&cause, "it names a rank");
+    cause = sample(DD_CAUSE_TIMED_OUT);
     cause.elapsed_ns = -1;
     check_refused(&cause, "negative");
     cause = sample(DD_CAUSE_LOST);

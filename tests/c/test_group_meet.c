@@ -2,6 +2,7 @@
 #include "check.h"
 #include "core/mem.h"
 #include "core/thread.h"
+#include "group/group_internal.h"
 #include "group_team.h"
 #include "leftovers.h"
 #include "store/tcp_store.h"
@@ -100,6 +101,54 @@ TEST(ends_that_make_no_sense)
 {
     team_options options = {.size = 1};
     team_run_apart(&options, read_ends_that_make_no_sense, NULL);
+}
+
+/* Rank 1 meets the others, says that it has lost rank 2, and ends. Rank 0 may never have had a link to it. */
+static void
+end_for_a_reason(team_rank *self)
+{
+    dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
+    if (self->rank == 0) {
+        dd_group *group = NULL;
+        dd_group_options options = team_group_options("reason");
+        dd_error error;
+        CHECK(dd_group_open(self->engine, self->store, 0, 3, &options, &group, &wait, &error) ==
+              DD_PEER_LOST);
+        CHECK_CONTAINS(error.message, "cannot connect the ranks: lost rank 2, which had died");
+        CHECK_INT(error.culprit.rank, 2);
+        team_rendezvous(self, "through");
+        return;
+    }
+    dd_connect_options connect = team_connect_options(self->options->is_shm_disabled);
+    dd_engine *engine = NULL;
+    group_meeting meeting = {0};
+    REQUIRE_OK(dd_engine_open(&connect, &engine, check_err()));
+    dd_bytes name = dd_bytes_of_string("reason");
+    CHECK_OK(group_meet(engine, self->store, self->rank, 3, name, &meeting, &wait, check_err()));
+    if (self->rank == 1) {
+        group_bulletin bulletin = {.store = self->store, .name = name, .generation = meeting.generation};
+        dd_error error;
+        dd_error first;
+        dd_error_set(&error, DD_PEER_LOST, "lost rank 2, which had died");
+        dd_error_blame(&error, 2, "somewhere", 77);
+        group_bulletin_post(&bulletin, &error, &first);
+        CHECK_INT(first.culprit.rank, 2);
+        group_meeting_fini(&meeting);
+        dd_engine_release(engine);
+        team_rendezvous(self, "through");
+        return;
+    }
+    team_rendezvous(self, "through");
+    group_meeting_fini(&meeting);
+    dd_engine_release(engine);
+}
+
+TEST(a_rank_that_ends_while_a_group_is_made_has_said_why)
+{
+    team_options options = {.size = 3};
+    team_run_apart(&options, end_for_a_reason, NULL);
+    options.is_shm_disabled = true;
+    team_run_apart(&options, end_for_a_reason, NULL);
 }
 
 static void

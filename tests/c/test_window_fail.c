@@ -309,6 +309,76 @@ TEST(a_process_that_dies_ends_waits)
     kill_one(true);
 }
 
+/* ---- a group that fails while a window is being opened */
+
+typedef struct robbed {
+    dd_group *group;
+    int64_t began_ns;
+    int64_t aborted_ns; /* 0: not yet */
+} robbed;
+
+/* Descriptors of the other rank are lost on the way. */
+static void
+steal_descriptor(dd_group *group)
+{
+    int fd = -1;
+    dd_wait wait = window_plenty();
+    while (fd < 0 && !dd_wait_is_over(&wait)) {
+        dd_engine_lock(group->engine);
+        for (uint64_t id = 1; id < 8 && fd < 0; id++) {
+            uint64_t key[2] = {group->id, id};
+            fd = dd_peer_take_fd_locked(group->peers[1 - group->rank], key);
+        }
+        dd_engine_unlock(group->engine);
+        doze(DD_NS_PER_MS);
+    }
+    CHECK(fd >= 0);
+    close(fd);
+}
+
+/* Once the cards have been exchanged, and descriptors are awaited. */
+static bool
+abort_meanwhile(void *ctx)
+{
+    robbed *self = ctx;
+    dd_engine_lock(self->group->engine);
+    bool is_waiting = self->group->nstarted > 0 && !self->group->is_active;
+    dd_engine_unlock(self->group->engine);
+    if (is_waiting && self->aborted_ns == 0) {
+        self->aborted_ns = dd_clock_now_ns();
+        dd_group_abort(self->group, "over");
+    }
+    return false;
+}
+
+static void
+open_in_vain(team_rank *self)
+{
+    robbed state = {.group = self->group};
+    dd_wait wait = window_plenty();
+    dd_window *window = NULL;
+    dd_window_options options = {.pad_nbytes = 64};
+    if (self->rank == 0) {
+        steal_descriptor(self->group);
+        wait.is_interrupted = abort_meanwhile;
+        wait.ctx = &state;
+    }
+    state.began_ns = dd_clock_now_ns();
+    CHECK_STATUS(dd_window_open(self->group, &options, &window, &wait, check_err()), DD_ABORTED);
+    int64_t now_ns = dd_clock_now_ns();
+    /* Nobody waits for descriptors until they are late; where this thread did not run in time, that cannot be told. */
+    if (self->rank == 0 && CHECK(state.aborted_ns != 0) &&
+        state.aborted_ns - state.began_ns < 150 * DD_NS_PER_MS) {
+        CHECK(now_ns - state.aborted_ns < 250 * DD_NS_PER_MS * check_slow());
+    }
+}
+
+TEST(a_group_that_fails_while_a_window_is_opened)
+{
+    team_options options = {.size = 2};
+    team_run(&options, open_in_vain, NULL);
+}
+
 /* ---- a rank that does not answer */
 
 static void

@@ -214,6 +214,21 @@ def message_to_the_last(channel, group, timeout):
     return attempt(group.send, bytearray(100), group.size - 1, timeout=timeout)
 
 
+def work_together(_channel, group):
+    for case in oracle.all_cases(group.size)[::20]:
+        oracle.run(group, case)
+    exchange_all(group, 1000)
+    return os.getpid(), members(group)
+
+
+def large_message(channel, group, nbytes, timeout):
+    """From rank 0 to rank 1, who have exchanged a small one."""
+    oracle.run(group, oracle.Case("all_reduce", "i", 1))
+    if group.rank == 0:
+        return attempt(group.send, bytearray(nbytes), 1, timeout=timeout)
+    return attempt(group.recv, bytearray(nbytes), 0, timeout=timeout + 2)
+
+
 def late_for_cut(channel, group, timeout):
     """An operation that starts while the cable is out."""
     oracle.run(group, oracle.Case("all_reduce", "i", 1000))

@@ -138,6 +138,18 @@ class Hosts:
         """Pulls the cable: packets are lost, nobody is told."""
         self.switch.ip("link", "set", f"port{number}", "nomaster")
 
+    def swallow_large(self, number, mtu=600):
+        """A black hole: large packets from and to the host are lost, and nobody is told. For connections made from now on."""
+        for host in self.namespaces:  # packets on the wire are as large as those the host sends, else they pass in one
+            host.ip("link", "set", INTERFACE, "gso_max_segs", "1")
+        self.switch.ip("link", "set", f"port{number}", "mtu", str(mtu))
+
+    def send_small(self, one, other, nbytes=550):
+        """Between these two, packets are that small at most. For connections made from now on."""
+        for here, there in ((one, other), (other, one)):
+            route = f"{self.address(there)}/32 dev {INTERFACE} mtu lock {nbytes} advmss {nbytes - 60}"
+            self.namespaces[here].ip("route", "add", *route.split())
+
     def mend(self, number):
         self.switch.ip("link", "set", f"port{number}", "master", "bridge0")
 

@@ -276,6 +276,61 @@ def test_cut_cable_costs_the_time_out_and_names_who_is_missing(team, layout, alg
             assert f"{other}" in result["first"]["text"]
 
 
+def check_blames_path(ours, error, near, far):
+    """`near` and `far`: ranks; one has sent in vain to the other."""
+    assert error["kind"] == "DistTimeoutError", error
+    assert error["rank"] in (near, far), error
+    assert "which have not arrived" in error["text"] and "MTU" in error["text"], error
+    for rank in (near, far):
+        assert ours.hosts.address(ours.layout[rank]) in error["text"], error
+        assert f"rank {rank} ({ours.hosts.name(ours.layout[rank])}, pid " in error["text"], error
+
+
+@pytest.mark.deadline(60)
+@pytest.mark.parametrize("layout", [(0, 1), (0, 0, 1)], ids=name)
+def test_network_that_loses_large_packets_is_named_with_both_ends(procs, hosts, layout):
+    two = hosts(2)
+    two.swallow_large(1)
+    ours = Team(procs, two, layout, "all_reduce_until_error", 4.0)
+    ours.recv()
+    last = len(layout) - 1
+    errors = [result["first"] for result in ours.results()]
+    for rank, error in enumerate(errors):
+        assert error["rank"] != rank and error["rank"] in (0, last), error
+        if "MTU" in error["text"] or 0 < rank < last:
+            check_blames_path(ours, error, 0, last)
+        else:  # it has nothing under way itself, and hears nothing: what the other one says is lost, too
+            assert f"{error['rank']} (" in error["text"] and "does not answer" in error["text"], error
+    assert any("MTU" in errors[rank]["text"] for rank in (0, last)), errors
+
+
+@pytest.mark.deadline(60)
+def test_large_packets_that_are_lost_between_two_others_are_found(procs, hosts):
+    """Everybody answers rank 0, which reaches both."""
+    three = hosts(3)
+    env = {"DLDIST_ALGORITHM": "flat,all_reduce=ring"}
+    three.swallow_large(1)
+    three.swallow_large(2)
+    three.send_small(0, 1)
+    three.send_small(0, 2)
+    ours = Team(procs, three, (0, 1, 2), "all_reduce_until_error", 4.0, env=env)
+    ours.recv()
+    for rank, result in enumerate(ours.results()):
+        check_blames_path(ours, result["first"], 1, 2)
+        assert result["first"]["rank"] != rank
+
+
+@pytest.mark.deadline(60)
+def test_large_message_that_is_lost(procs, hosts):
+    two = hosts(2)
+    two.swallow_large(1)
+    ours = Team(procs, two, (0, 1), "large_message", 1_000_000, 3.0)
+    sender, receiver = ours.results()
+    check_blames_path(ours, sender, 0, 1)
+    assert sender["rank"] == 1 and receiver["rank"] == 0
+    assert "0 bytes of it have come" in receiver["text"], receiver
+
+
 @pytest.mark.deadline(60)
 def test_interface_that_goes_down(team):
     ours = team(TWO_BY_TWO, "all_reduce_until_error", 2.0)

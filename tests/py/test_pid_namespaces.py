@@ -1,0 +1,64 @@
+"""Ranks that see each other over the network and by shared memory, but have process ids of their own, as containers of one pod have.
+
+No process here can be found by another one under the number that it has itself, and some have the same."""
+
+import re
+import subprocess
+import time
+
+import dldist
+import procs as procs_module
+import pytest
+
+import host_workers
+
+APART = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "--"]
+# Uses up so many process ids, and then runs the rest of the command.
+AFTER = ["sh", "-c", 'n=$1; shift; while [ "$n" -gt 0 ]; do true & wait; n=$((n - 1)); done; "$@"; exit $?', "sh"]
+# Ranks 1 and 2 have the same number.
+NUMBERS_USED = (0, 100, 100)
+
+
+def why_impossible():
+    try:
+        done = subprocess.run([*APART, "true"], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return done.stderr.strip() or str(done.returncode) if done.returncode != 0 else None
+
+
+pytestmark = pytest.mark.skipif(why_impossible() is not None, reason=f"no PID namespaces: {why_impossible()}")
+
+SIZE = 3
+ADDRESS = "127.0.0.1"
+
+
+def start(procs, rank, has_shm):
+    env = {"DLDIST_SHM": "1" if has_shm else "0"}
+    options = {"timeout": 20, "connect_timeout": 20}
+    return procs.start(host_workers.start, "work_together", rank, SIZE, ADDRESS, (), options, env=env, prefix=[*APART, *AFTER, str(NUMBERS_USED[rank])])
+
+
+@pytest.mark.deadline(60)
+@pytest.mark.parametrize("has_shm", [True, False], ids=["shared memory", "TCP"])
+def test_nobody_is_taken_for_dead_nor_let_in_for_another(procs, has_shm):
+    ranks = [start(procs, rank, has_shm) for rank in range(SIZE)]
+    claimant = start(procs, 1, has_shm)
+    port = ranks[0].recv()
+    for child in ranks[:2]:
+        child.send(port)
+    store = dldist.TCPStore(ADDRESS, port, timeout=20)
+    store.wait([f"dldist/default/0/rank/{rank}" for rank in range(2)])
+    time.sleep(1.2)  # both look meanwhile whether the other one is still there; the claimant looks for the one it finds
+    claimant.send(port)
+    with pytest.raises(procs_module.ChildFailed) as failure:
+        claimant.result()
+    assert re.search('rank 1 of group "default" is taken: by .*, pid 102\\b', str(failure.value)), failure.value
+    ranks[2].send(port)
+    transport = "shared memory" if has_shm else "TCP"
+    for rank, child in enumerate(ranks):
+        pid, members = child.result()
+        assert pid == NUMBERS_USED[rank] + 2
+        assert [(number, way) for _, number, way in members] == [
+            (NUMBERS_USED[other] + 2, "self" if other == rank else transport) for other in range(SIZE)
+        ]
