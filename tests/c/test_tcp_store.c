@@ -238,7 +238,8 @@ time_out_and_go_on(dd_store *store, world *where)
 {
     for (int round = 0; round < 4; round++) {
         for (int which = 0; which < NBLOCKING; which++) {
-            dd_wait wait = dd_wait_after(10 * DD_NS_PER_MS);
+            /* Of a barrier the server must have heard, to count this rank in. */
+            dd_wait wait = dd_wait_after((which < 4 ? 10 : 100) * DD_NS_PER_MS);
             CHECK_STATUS(call_blocking(store, which, &wait, check_err()), DD_TIMED_OUT);
             CHECK_CONTAINS(check_message(), " timed out after ");
             CHECK_CONTAINS(check_message(), "TCPStore at 127.0.0.1:");
