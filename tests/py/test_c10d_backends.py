@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 from datetime import timedelta
 
 import pytest
@@ -639,6 +640,14 @@ def test_a_backend_stands_for_a_group():
         return [item[0] for item in (x, y, *gathered, first, second, received)]
 
     assert gloo_pair(case) == [[3, 1, 0, 1, 1, 2, 6], [3, 1, 0, 1, 1, 2, 5]]
+
+
+def test_a_backend_that_has_stood_for_a_group_ends_with_its_last_reference():
+    backend = Noting(0, 1, "foreign")
+    dldist.barrier(group=backend)
+    alive = weakref.ref(backend)
+    del backend
+    assert alive() is None
 
 
 def test_a_foreign_backend_stands_for_a_group():

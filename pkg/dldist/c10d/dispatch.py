@@ -238,10 +238,16 @@ class Dispatcher:
 class BackendCalls(Dispatcher):
     """The same for a backend that stands for a group, as in dist.barrier(group=backend)."""
 
-    _pg: Any
-
     def __init__(self, backend: Backend) -> None:
-        super().__init__(backend)  # type: ignore[arg-type]
+        import weakref
+
+        # The backend keeps this object, and has to end when its last user lets it go.
+        self._backend = weakref.ref(backend)
+        self._recorder = None
+
+    @property
+    def _pg(self) -> Any:  # type: ignore[override]
+        return self._backend()
 
     @property
     def name(self) -> str:

@@ -218,6 +218,7 @@ def operations(group: Any = None) -> Any:
             from dldist.c10d.dispatch import BackendCalls
 
             # The same each time: coalescing leaves a note in it.
-            return vars(group).setdefault("_calls_as_group", BackendCalls(group))
+            calls = vars(group).get("_calls_as_group")
+            return vars(group).setdefault("_calls_as_group", BackendCalls(group)) if calls is None else calls
         raise _core.DistTypeError(f"Invalid process group specified: {type(group).__name__} is no group")
     return calls
