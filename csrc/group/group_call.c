@@ -438,13 +438,36 @@ dd_group_collective(dd_group *group, const dd_coll_args *args, const dd_call_opt
     return status;
 }
 
-/* Ends the group, since the caller takes his memory back. */
+/* A caller that hears of a failure may end the process. */
+static void
+finish_telling(dd_group *group)
+{
+    if (dd_engine_check_fork(group->engine, NULL) == DD_OK) {
+        dd_engine_lock(group->engine);
+        dd_engine_finish_telling_locked(group->engine);
+        dd_engine_unlock(group->engine);
+    }
+}
+
+/* Of a work that is done, by whatever thread. */
+static dd_status
+result_of(dd_group *group, dd_work *work, dd_error *err)
+{
+    dd_status status = dd_work_result(work, err);
+    if (status != DD_OK) {
+        finish_telling(group);
+    }
+    return status;
+}
+
+/* Ends the group, since the caller takes its memory back. */
 static void
 abort_interrupted(dd_group *group, const char *what)
 {
     char reason[96];
     snprintf(reason, sizeof reason, "interrupted in %s", what);
     dd_group_abort(group, reason);
+    finish_telling(group);
 }
 
 dd_status
@@ -479,7 +502,7 @@ dd_group_collective_and_wait(dd_group *group, const dd_coll_args *args, const dd
             abort_interrupted(group, call.base.work.what);
         }
     }
-    return status == DD_OK ? dd_work_result(&call.base.work, err) : status;
+    return status == DD_OK ? result_of(group, &call.base.work, err) : status;
 }
 
 dd_status
@@ -498,15 +521,11 @@ dd_group_wait(dd_group *group, dd_work *work, const dd_wait *wait, dd_error *err
                 work->what, (int)group->name.len, (const char *)group->name.data, group->rank, group->size,
                 dd_wait_elapsed_s(wait));
         }
-        return status == DD_OK ? dd_work_result(work, err) : status;
+        if (status != DD_OK) {
+            return status;
+        }
     }
-    dd_status status = dd_work_result(work, err);
-    if (status != DD_OK && dd_engine_check_fork(group->engine, NULL) == DD_OK) {
-        dd_engine_lock(group->engine);
-        dd_engine_finish_telling_locked(group->engine);
-        dd_engine_unlock(group->engine);
-    }
-    return status;
+    return result_of(group, work, err);
 }
 
 void

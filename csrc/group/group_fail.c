@@ -282,6 +282,10 @@ stop_arena_locked(dd_group *group)
                      "%.700s; other ranks may still write to the array of this rank: %.200s", cause.message,
                      error.message);
         group->cause.culprit = cause.culprit;
+        dd_cause failure = group->failure;
+        snprintf(group->failure.text, sizeof failure.text,
+                 "%.700s; other ranks may still write to the array of this rank: %.200s", failure.text,
+                 error.message);
     }
 }
 

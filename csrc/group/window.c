@@ -52,14 +52,17 @@ dd_status
 window_find_cause(dd_window *window, const char *what, dd_status status, dd_error *err)
 {
     dd_group *group = window->group;
-    if (status != DD_CLOSED) {
+    if (status == DD_OK || dd_engine_check_fork(group->engine, NULL) != DD_OK) {
         return status;
     }
     dd_engine_lock(group->engine);
-    dd_engine_hear_locked(group->engine);
-    if (group->cause.code != DD_OK) {
-        status = group_check_usable_locked(group, what, err);
+    if (status == DD_CLOSED) {
+        dd_engine_hear_locked(group->engine);
+        if (group->cause.code != DD_OK) {
+            status = group_check_usable_locked(group, what, err);
+        }
     }
+    dd_engine_finish_telling_locked(group->engine);
     dd_engine_unlock(group->engine);
     return status;
 }

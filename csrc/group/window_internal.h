@@ -148,8 +148,9 @@ dd_status window_check_open(dd_window *window, const char *what, int rank, int c
 void window_describe(const dd_window *window, const char *what, dd_error *err);
 /* "rank 2 (node-b, pid 77) has closed the window" */
 dd_status window_error_closed(const dd_window *window, int rank, dd_error *err);
-/* A rank may have closed a window because the group has failed, of which this rank is about to hear. If
- * so, DD_CLOSED becomes that error. */
+/* At the end of a call that has failed, before its caller hears of it. A rank may have closed a window
+ * because the group has failed, of which this rank is about to hear: if so, DD_CLOSED becomes that error.
+ * What this rank tells the others of a failure gets a moment to be on its way. */
 dd_status window_find_cause(dd_window *window, const char *what, dd_status status, dd_error *err);
 dd_status window_error_gone(const dd_group *group, int rank, dd_error *err);
 /* Names the rank as the culprit. */

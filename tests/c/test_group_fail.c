@@ -3,6 +3,7 @@
 #include "core/thread.h"
 #include "group_team.h"
 #include "store/file_store.h"
+#include "telling.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -757,4 +758,33 @@ TEST(split_ends_with_its_parent)
 {
     team_options options = {.size = 3};
     team_run_both(&options, split_while_the_parent_fails, NULL);
+}
+
+/* ---- telling the others */
+
+static void
+disagree_about_the_operation(team_rank *self)
+{
+    float number = 1;
+    dd_block block = {.data = &number, .nbytes = sizeof number};
+    dd_coll_args args = {
+        .coll = DD_COLL_ALL_REDUCE,
+        .reduction = {.dtype = DD_DTYPE_FLOAT32, .op = self->rank == 0 ? DD_REDOP_SUM : DD_REDOP_MAX},
+        .inputs = &block,
+        .outputs = &block};
+    dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
+    team_rendezvous(self, "ready");
+    CHECK_STATUS(dd_group_collective_and_wait(self->group, &args, &team_no_options, &wait, check_err()),
+                 DD_MISMATCH);
+    CHECK(!engine_has_more_to_tell(self->engine));
+    team_rendezvous(self, "failed");
+}
+
+/* Also where the call ends before it waits. */
+TEST(a_caller_hears_of_a_failure_when_the_others_can)
+{
+    team_options options = {.size = 2};
+    for (int i = 0; i < 10; i++) {
+        team_run_both(&options, disagree_about_the_operation, NULL);
+    }
 }

@@ -1,5 +1,6 @@
 /* A failure is told to the others before anybody here can act on it: the process may end then. */
 #include "check.h"
+#include "telling.h"
 #include "test_engine_rig.h"
 #include "transport/engine_internal.h"
 
@@ -301,4 +302,13 @@ TEST_BOTH(somebody_who_does_not_listen)
     rig_hold_end(&busy);
     empty(&rig, &way);
     rig_close(&rig);
+}
+
+bool
+engine_has_more_to_tell(dd_engine *engine)
+{
+    dd_engine_lock(engine);
+    bool has_more = engine->telling_until_ns != 0;
+    dd_engine_unlock(engine);
+    return has_more;
 }

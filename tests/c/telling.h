@@ -1,0 +1,12 @@
+/* What an engine is about to tell others. */
+#ifndef DD_TESTS_TELLING_H
+#define DD_TESTS_TELLING_H
+
+#include <stdbool.h>
+
+struct dd_engine;
+
+/* Whether failures have been told that may not be on their way. */
+bool engine_has_more_to_tell(struct dd_engine *engine);
+
+#endif
