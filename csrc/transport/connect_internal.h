@@ -96,6 +96,7 @@ struct dd_connector {
     /* atomic, relaxed, written by the listener: why it cannot accept, 0 while it can; and since when */
     atomic_int accept_errno;
     atomic_int_fast64_t failing_since_ns;
+    int64_t failed_ns; /* the listener's: when it could not last */
     char congestion[32];
     dd_blob ifnames;
     dd_blob secret;
