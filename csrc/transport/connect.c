@@ -16,7 +16,9 @@
 #define SHY_NS DD_NS_PER_S
 #define NAP_MS 50
 #define ACCEPTS_PER_LOOK 64
-#define DEAF_NS DD_NS_PER_S /* that no connection could be accepted: it does not pass by itself */
+/* That no connection could be accepted: it does not pass by itself. Those who are turned away try for longer (TURNED_AWAY_TRIES), so
+ * that this process can say what is wrong before they take it for lost. */
+#define DEAF_NS (500 * DD_NS_PER_MS)
 
 /* ---- the books */
 
@@ -415,6 +417,16 @@ note_accepting(dd_connector *self, int sys_errno)
         atomic_store_explicit(&self->failing_since_ns, dd_clock_now_ns(), memory_order_relaxed);
     }
     atomic_store_explicit(&self->accept_errno, sys_errno, memory_order_release);
+    self->failed_ns = sys_errno != 0 ? dd_clock_now_ns() : self->failed_ns;
+}
+
+/* Nobody is there to be accepted now; somebody who was turned away comes again. */
+static void
+note_quiet(dd_connector *self)
+{
+    if (dd_clock_now_ns() - self->failed_ns > DEAF_NS) {
+        note_accepting(self, 0);
+    }
 }
 
 dd_status
@@ -437,7 +449,7 @@ accept_from(dd_connector *self, int listen_fd)
         int fd = -1;
         dd_io io = dd_sock_try_accept(listen_fd, &fd);
         if (io == DD_IO_AGAIN) {
-            note_accepting(self, 0);
+            note_quiet(self);
             return true;
         }
         int sys_errno = io == DD_IO_OK ? EMFILE : errno;

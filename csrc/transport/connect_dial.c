@@ -17,9 +17,9 @@
 /* Whoever takes a connection and says nothing is not waited for longer than that while there are other
  * addresses. */
 #define SILENCE_NS (3 * DD_NS_PER_S)
-/* A listener that is flooded may close a connection before it has heard the hello; the next one may be
- * heard. A connection that closes for another reason will do so every time. */
-#define TURNED_AWAY_TRIES 8
+/* A listener that is flooded, or short of descriptors, may close a connection before it has heard the hello; the next one may be
+ * heard. One that stays short says so itself meanwhile. A connection that closes for another reason will do so every time. */
+#define TURNED_AWAY_TRIES 50
 #define TURNED_AWAY_PAUSE_NS (20 * DD_NS_PER_MS)
 /* After BUSY. */
 #define BUSY_FIRST_NS (2 * DD_NS_PER_MS)

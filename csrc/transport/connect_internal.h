@@ -97,6 +97,7 @@ struct dd_connector {
      * before that */
     atomic_int accept_errno;
     atomic_int_fast64_t failing_since_ns;
+    int64_t failed_ns; /* the listener's: when it could not last */
     char congestion[32];
     dd_blob ifnames;
     dd_blob secret;
