@@ -535,8 +535,8 @@ TEST_BOTH(groups_that_a_peer_has_given_up_leave_nothing)
     CHECK(peer->nheld <= 64);
     CHECK_INT(peer->npassed, 0);
     dd_engine_unlock(rig.ranks[1].engine);
-    CHECK(count_fds() <= nfds); /* a hand-shake may still have been ending at first */
-    /* Who opens such a group all the same is told. */
+    CHECK(count_fds() <= nfds); /* fewer: sockets of the hand-shake were still open then */
+    /* A rank that opens such a group all the same is told. */
     dd_context *group = rig.ranks[1].context;
     REQUIRE(rig_open_context_of(&rig, 1, 1299));
     CHECK_INT(atomic_load(&rig.ranks[1].news.naborts), 1);
