@@ -1,6 +1,7 @@
 /* What there is to do in a round of driving: lanes, tasks, deadlines. */
 #include "transport/engine_internal.h"
 
+#include <errno.h>
 #include <sys/epoll.h>
 #include <unistd.h>
 
@@ -130,10 +131,14 @@ watch(dd_lane *lane, uint32_t events)
 
 /* The socket beside the rings has ended: what is in the rings comes first. */
 static void
-on_stream_end(dd_lane *lane)
+on_stream_end(dd_lane *lane, dd_io io)
 {
     dd_error error;
+    int sys_errno = errno;
     (void)dd_error_set(&error, DD_PEER_LOST, "connection closed");
+    if (io == DD_IO_FAILED && (sys_errno == EMFILE || sys_errno == ENFILE || sys_errno == ENOMEM)) {
+        (void)dd_error_set_errno(&error, DD_PEER_LOST, sys_errno, "cannot take memory that it passes");
+    }
     watch(lane, 0);
     lane_break(lane, &error);
 }
@@ -149,7 +154,7 @@ on_lane_event(dd_lane *lane, uint32_t events)
     dd_io io =
         events & (EPOLLIN | EPOLLHUP | EPOLLERR) ? lane->stream->ops->on_event(lane->stream) : DD_IO_OK;
     if (io == DD_IO_CLOSED || io == DD_IO_FAILED) {
-        on_stream_end(lane);
+        on_stream_end(lane, io);
         return true;
     }
     if (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) {

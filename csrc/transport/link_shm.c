@@ -189,6 +189,10 @@ read_socket(shm_link *self)
     if (io != DD_IO_OK) {
         return io;
     }
+    if (fd == DD_SOCK_FD_REFUSED) {
+        errno = EMFILE; /* not the peer's fault */
+        return DD_IO_FAILED;
+    }
     if (fd >= 0 && self->frame_fd >= 0) {
         dd_sock_close(fd);
         errno = EPROTO;
