@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -835,6 +836,25 @@ TEST(without_memory_nothing_is_left_open)
     CHECK_INT(errno, ENOMEM);
     close_links(links);
     CHECK_INT(count_fds(), nfds_before);
+}
+
+/* Not as when the peer had sent nonsense. */
+TEST(without_room_a_descriptor_is_refused_for_that)
+{
+    dd_link *links[2] = {0};
+    REQUIRE(open_links(SHM, links));
+    dd_passed_fd passed = {.fd = 0};
+    struct rlimit before;
+    REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
+    CHECK_OK(links[0]->ops->send_fd(links[0], &passed, check_err()));
+    struct rlimit none = {.rlim_cur = 0, .rlim_max = before.rlim_max};
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &none) == 0);
+    dd_io io = links[1]->ops->on_event(links[1]);
+    int sys_errno = errno;
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &before) == 0);
+    CHECK_INT(io, DD_IO_FAILED);
+    CHECK_INT(sys_errno, EMFILE);
+    close_links(links);
 }
 
 TEST(forked_child_lets_go)
