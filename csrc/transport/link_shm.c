@@ -190,7 +190,7 @@ read_socket(shm_link *self)
         return io;
     }
     if (fd == DD_SOCK_FD_REFUSED) {
-        errno = EMFILE;
+        errno = EMFILE; /* not the peer's fault */
         return DD_IO_FAILED;
     }
     if (fd >= 0 && self->frame_fd >= 0) {

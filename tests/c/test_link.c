@@ -860,6 +860,7 @@ TEST(without_memory_nothing_is_left_open)
     CHECK_INT(count_fds(), nfds_before);
 }
 
+/* Not as when the peer had sent nonsense. */
 TEST(forked_child_lets_go)
 {
     FOR_EACH_KIND(k)

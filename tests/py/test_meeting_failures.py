@@ -150,13 +150,15 @@ def test_an_abandoned_meeting_of_another_size_does_not_block_its_name(procs):
 
 
 @pytest.mark.deadline(90)
-@pytest.mark.parametrize("spare", range(4, 12))
-def test_a_rank_without_descriptors_is_named_and_nobody_else(procs, spare):
+@pytest.mark.parametrize(
+    "size, short, spare", [(3, 1, spare) for spare in range(4, 12)] + [(4, 2, spare) for spare in range(7, 13)]
+)
+def test_a_rank_without_descriptors_is_named_and_nobody_else(procs, size, short, spare):
     """Whatever it comes to last: listening, dialling, accepting, taking memory. With enough of them the world comes about."""
     server = dldist.TCPStore("127.0.0.1", 0, is_master=True)
     ranks = [
-        procs.start(meeting_workers.join_with_few_descriptors, server.port, rank, 3, spare if rank == 1 else None)
-        for rank in range(3)
+        procs.start(meeting_workers.join_with_few_descriptors, server.port, rank, size, spare if rank == short else None)
+        for rank in range(size)
     ]
     for child in ranks:
         assert child.recv() == "begin"
@@ -166,7 +168,7 @@ def test_a_rank_without_descriptors_is_named_and_nobody_else(procs, spare):
         return
     for rank, outcome in enumerate(outcomes):
         assert "Too many open files" in outcome["text"], outcome
-        assert rank == 1 or (outcome["rank"] == 1 and "rank 1 (" in outcome["text"]), outcome
+        assert rank == short or (outcome["rank"] == short and f"rank {short} (" in outcome["text"]), outcome
         assert outcome["code"] != "PEER_LOST", outcome
 
 
