@@ -45,7 +45,9 @@ def _create_group(opts: Any, backend_options: Any) -> Any:
     return create_group(opts)
 
 
-def _create_independent_group(store: Any, rank: int, world_size: int, timeout: Any, device: Any) -> Any:
+def _create_independent_group(store: Any, rank: int, world_size: int, timeout: Any, device: Any, **options: object) -> Any:
+    if options:
+        raise TypeError(f'the backend "dldist" has no options {", ".join(options)}')
     from dldist.torch._group import create_independent_group
 
     return create_independent_group(store, rank, world_size, timeout, device)

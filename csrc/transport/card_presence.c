@@ -10,8 +10,8 @@
 
 #define ANSWER_NS (100 * DD_NS_PER_MS) /* of one address */
 
-/* The name of a listening abstract socket can be bound again if, and only if, the process that had it is
- * gone. Process ids would not do: a container may share the network of another one, but not its processes. */
+/* A process listens at its abstract name for as long as it lives, even if it is stopped. Process ids would not do: a container may
+ * share the network of another one, but not its processes. The other end sees a connection that closes. */
 static dd_presence
 look_for_name(const char *unix_name)
 {
@@ -20,9 +20,10 @@ look_for_name(const char *unix_name)
     if (fd < 0) {
         return DD_PRESENCE_UNKNOWN;
     }
-    dd_presence presence = DD_PRESENCE_NONE;
-    if (bind(fd, (const struct sockaddr *)&addr.storage, addr.len) != 0) {
-        presence = errno == EADDRINUSE ? DD_PRESENCE_THERE : DD_PRESENCE_UNKNOWN;
+    dd_presence presence = DD_PRESENCE_THERE;
+    if (connect(fd, (const struct sockaddr *)&addr.storage, addr.len) != 0 &&
+        errno != EAGAIN) { /* a full queue is somebody's */
+        presence = errno == ECONNREFUSED ? DD_PRESENCE_NONE : DD_PRESENCE_UNKNOWN;
     }
     close(fd);
     return presence;

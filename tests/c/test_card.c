@@ -5,6 +5,7 @@
 #include "transport/card.h"
 
 #include <arpa/inet.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -254,6 +255,29 @@ TEST(presence_does_not_go_by_process_ids)
     dd_sock_close(fd);
     card.pid = getpid();
     CHECK_INT(look_for(&card), DD_PRESENCE_NONE);
+}
+
+static void *
+look_often(void *arg)
+{
+    for (int i = 0; i < 2000; i++) {
+        CHECK_INT(look_for(arg), DD_PRESENCE_NONE);
+    }
+    return NULL;
+}
+
+TEST(presence_is_asked_by_several_at_once)
+{
+    dd_card card;
+    pthread_t threads[3];
+    REQUIRE_OK(dd_card_init(&card, check_err()));
+    snprintf(card.unix_name, sizeof card.unix_name, "dldist-presence-%d", (int)getpid());
+    for (int i = 0; i < 3; i++) {
+        REQUIRE(pthread_create(&threads[i], NULL, look_often, &card) == 0);
+    }
+    for (int i = 0; i < 3; i++) {
+        (void)pthread_join(threads[i], NULL);
+    }
 }
 
 TEST(presence_at_addresses)
