@@ -12,6 +12,10 @@ if ! command -v "$CC" >/dev/null; then
     echo "neon: skipped, as there is no $CC"
     exit 0
 fi
+if ! echo '#include <stdint.h>' | "$CC" -fsyntax-only -x c - 2>/dev/null; then
+    echo "neon: skipped, as $CC has no C library to compile against"
+    exit 0
+fi
 mkdir -p "$out"
 flags=(-std=gnu11 -D_GNU_SOURCE -DDD_FAULTS -O2 -pthread -Icsrc -Itests/c -Werror -Wall -Wextra -Wshadow
     -Wconversion -Wformat=2 -Wstrict-prototypes -Wmissing-prototypes -Wundef -Wvla -Wswitch-enum
