@@ -201,9 +201,9 @@ dd_addr_is_loopback(const dd_addr *addr)
 bool
 dd_addr_names_loopback(const char *host)
 {
-    dd_addr_list list;
-    return strcmp(host, "localhost") == 0 ||
-           (get_addresses(host, "0", AI_NUMERICHOST, &list) == 0 && dd_addr_is_loopback(&list.items[0]));
+    dd_addr_list list = {.count = 0};
+    return strcmp(host, "localhost") == 0 || (get_addresses(host, "0", AI_NUMERICHOST, &list) == 0 &&
+                                              list.count > 0 && dd_addr_is_loopback(&list.items[0]));
 }
 
 bool

@@ -60,7 +60,7 @@ reserve_stream(py_nccl_plan *plan)
     }
     size_t count = 2 * plan->max_streams;
     bool is_first = plan->streams == plan->first_streams;
-    dd_cuda_stream *streams = dd_mem_realloc(is_first ? NULL : plan->streams, count * sizeof *streams);
+    dd_cuda_stream *streams = dd_mem_realloc(is_first ? NULL : plan->streams, count * sizeof(dd_cuda_stream));
     if (streams == NULL) {
         PyErr_NoMemory();
         return false;

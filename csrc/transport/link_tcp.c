@@ -80,6 +80,7 @@ tcp_count_lost(dd_link *link, unsigned *nresends)
     socklen_t len = sizeof info;
     int queued = 0;
     int unsent = 0;
+    *nresends = 0;
     if (getsockopt(link->fd, IPPROTO_TCP, TCP_INFO, &info, &len) != 0 || info.tcpi_retransmits < 2 ||
         ioctl(link->fd, SIOCOUTQ, &queued) != 0 || ioctl(link->fd, SIOCOUTQNSD, &unsent) != 0) {
         return 0;
