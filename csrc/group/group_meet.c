@@ -143,17 +143,23 @@ fail_meeting(meeting_place *place, const dd_error *error, dd_error *err)
     return status == DD_OK ? leave_generation(place, err) : status;
 }
 
-/* A process on another host is never known to be dead so soon. */
+/* Calls the meeting off if the process of `card`, which has come to it, is dead. One on another host is never known to be dead so
+ * soon. */
 static dd_status
-is_known_dead(meeting_place *place, const dd_card *card, const dd_card *own, bool *is_dead, dd_error *err)
+abandon_if_dead(meeting_place *place, const dd_card *card, const dd_card *own, bool *is_abandoned,
+                dd_error *err)
 {
     dd_presence presence = DD_PRESENCE_THERE;
     dd_status status = DD_OK;
     if (memcmp(&card->uid, &own->uid, sizeof own->uid) != 0) {
         status = dd_card_look_for(card, own, &presence, place->wait, err);
     }
-    *is_dead = presence == DD_PRESENCE_NONE;
-    return status;
+    *is_abandoned = presence == DD_PRESENCE_NONE;
+    if (status != DD_OK || !*is_abandoned) {
+        return status;
+    }
+    status = call_off(place, err);
+    return status == DD_OK ? leave_generation(place, err) : status;
 }
 
 typedef enum join_outcome {
@@ -192,13 +198,9 @@ examine_taken(meeting_place *place, dd_bytes taken, dd_bytes own, join_outcome *
                             "the store holds something else where rank %d of group \"%.*s\" should be",
                             place->rank, (int)place->name.len, (const char *)place->name.data);
     }
-    bool is_dead = false;
-    status = is_known_dead(place, &card, &own_card, &is_dead, err);
-    if (status == DD_OK && is_dead) {
-        status = call_off(place, err);
-        return status == DD_OK ? leave_generation(place, err) : status;
-    }
-    if (status != DD_OK) {
+    bool is_abandoned = false;
+    status = abandon_if_dead(place, &card, &own_card, &is_abandoned, err);
+    if (status != DD_OK || is_abandoned) {
         return status;
     }
     char who[96];
@@ -234,14 +236,10 @@ settle_sizes(meeting_place *place, dd_bytes said, dd_bytes own, join_outcome *ou
                             "the store holds something else where the size of group \"%.*s\" should be",
                             (int)place->name.len, (const char *)place->name.data);
     }
-    bool is_dead = false;
-    status = is_known_dead(place, &card, &own_card, &is_dead, err);
-    if (status == DD_OK && is_dead) {
-        *outcome = MEETING_OVER;
-        status = call_off(place, err);
-        return status == DD_OK ? leave_generation(place, err) : status;
-    }
-    if (status != DD_OK) {
+    bool is_abandoned = false;
+    status = abandon_if_dead(place, &card, &own_card, &is_abandoned, err);
+    if (status != DD_OK || is_abandoned) {
+        *outcome = is_abandoned ? MEETING_OVER : *outcome;
         return status;
     }
     char first[128];

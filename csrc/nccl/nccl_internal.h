@@ -91,8 +91,9 @@ struct dd_nccl_group {
     pthread_mutex_t launch;
 
     pthread_mutex_t lock;
-    pthread_cond_t ended;    /* something has ended: a work, a connection, an abort */
-    nccl_work *launching;    /* lock; the work that is being put into a stream: whoever does it ends it */
+    pthread_cond_t ended; /* something has ended: a work, a connection, an abort */
+    nccl_work *
+        launching; /* lock; the work that is being put into a stream, and is ended by the thread that does so */
     unsigned nwaiters;       /* lock; who waits on `ended` for a work */
     dd_error cause;          /* lock; code DD_OK while all is well */
     nccl_origin origin;      /* lock; of the cause */
