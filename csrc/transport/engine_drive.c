@@ -10,10 +10,10 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Polls this long before it sleeps. The first part, about what it costs to be woken, without yielding, also while others want
- * the cores: who is not there by then is probably not running. */
-#define SPIN_NS (150 * DD_NS_PER_US)
-#define TIGHT_SPIN_NS (50 * DD_NS_PER_US)
+/* Polls this long before it sleeps, and gives the core away once in so long: whoever has not come by then is
+ * probably not running. (Ranks that outnumber the cores give it away at every look.) */
+#define SPIN_NS (1 * DD_NS_PER_MS)
+#define YIELD_EVERY_NS (50 * DD_NS_PER_US)
 #define ROUNDS_PER_CLOCK 16u
 #define EVENTS_MAX 32
 /* The background thread takes over when no caller has driven for that long; sooner where somebody far counts on answers. */
@@ -197,8 +197,8 @@ typedef struct drive_spell {
     const dd_wait *wait;
     int64_t
         check_ns; /* when to hand back for a look at the wait; 0: not known before the first look at the clock */
-    int64_t spin_from_ns;
     int64_t spin_until_ns; /* 0: there was something to do in the last round */
+    int64_t yield_at_ns;
     unsigned nidle;
 } drive_spell;
 
@@ -227,14 +227,13 @@ idle(dd_engine *engine, drive_spell *spell)
         return now_ns < spell->check_ns;
     }
     if (spell->spin_until_ns == 0) {
-        int64_t budget_ns = dd_spin_start(&engine->spin);
-        bool is_tight = !engine->is_crowded && budget_ns < TIGHT_SPIN_NS;
-        spell->spin_from_ns = now_ns;
-        spell->spin_until_ns = now_ns + (is_tight ? TIGHT_SPIN_NS : budget_ns);
+        spell->spin_until_ns = now_ns + dd_spin_start(&engine->spin);
+        spell->yield_at_ns = engine->is_crowded ? now_ns : now_ns + YIELD_EVERY_NS;
     }
     if (now_ns < spell->spin_until_ns) {
-        if (engine->is_crowded || now_ns - spell->spin_from_ns > TIGHT_SPIN_NS) {
+        if (now_ns >= spell->yield_at_ns) {
             dd_spin_yield(&engine->spin);
+            spell->yield_at_ns = engine->is_crowded ? 0 : dd_clock_now_ns() + YIELD_EVERY_NS;
         }
         return true;
     }
@@ -267,10 +266,7 @@ drive(dd_engine *engine, dd_waiter *self, const dd_wait *wait)
             }
         }
         if (is_progress) {
-            if (spell.spin_until_ns != 0) {
-                dd_spin_note_success(&engine->spin);
-                spell.spin_until_ns = 0;
-            }
+            spell.spin_until_ns = 0;
             if (nbusy % 64 == 0) {
                 int64_t now_ns = look_at_clock(&spell);
                 (void)engine_run_deadlines(engine, now_ns);
