@@ -264,7 +264,12 @@ dd_run_progress_locked(dd_run *run)
 static bool
 progress_task(dd_task *task)
 {
-    return dd_run_progress_locked(DD_CONTAINER_OF(task, dd_run, task));
+    dd_run *run = DD_CONTAINER_OF(task, dd_run, task);
+    bool has_moved = dd_run_progress_locked(run);
+    if (!has_moved && run->is_arena_busy) {
+        task->is_crowded = run->env.is_crowded || dd_arena_is_in_the_way(run->env.arena);
+    }
+    return has_moved;
 }
 
 static bool

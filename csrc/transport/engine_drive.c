@@ -94,6 +94,19 @@ dd_engine_note_ended_locked(dd_engine *engine)
     engine->is_wake_due = true;
 }
 
+bool
+dd_engine_give_way_locked(dd_engine *engine)
+{
+    if (dd_spin_start(&engine->spin) == 0 || dd_spin_is_resting(&engine->spin)) {
+        return false;
+    }
+    dd_engine_unlock(engine);
+    int64_t took_ns = dd_spin_time_yield();
+    dd_engine_lock(engine);
+    dd_spin_note_yield(&engine->spin, took_ns);
+    return took_ns < DD_NS_PER_MS;
+}
+
 /* A driver lets those in who want the lock for a moment. */
 static void
 let_others_in(dd_engine *engine)
@@ -227,7 +240,10 @@ idle(dd_engine *engine, drive_spell *spell)
         return now_ns < spell->check_ns;
     }
     if (spell->spin_until_ns == 0) {
-        spell->spin_until_ns = now_ns + dd_spin_start(&engine->spin);
+        int64_t budget_ns = dd_spin_start(&engine->spin);
+        bool is_hopeless =
+            engine->is_crowded && dd_spin_is_resting(&engine->spin); /* who is to come needs this core */
+        spell->spin_until_ns = now_ns + (is_hopeless ? 0 : budget_ns);
         spell->yield_at_ns = engine->is_crowded ? now_ns : now_ns + YIELD_EVERY_NS;
     }
     if (now_ns < spell->spin_until_ns) {
