@@ -33,6 +33,7 @@ wake_sleepers(dd_arena *arena, uint64_t asleep)
             (atomic_fetch_and_explicit(&arena->shared->asleep, ~bit, memory_order_acq_rel) & bit) != 0;
         if (is_ours && arena->op.options.wake != NULL) {
             arena->op.options.wake(arena->op.options.ctx, k);
+            arena->op.budget = 0; /* so that the bell is rung before anything else is moved */
         }
     }
 }

@@ -130,7 +130,7 @@ static bool
 is_in_the_way_locked(dd_group *group)
 {
     const dd_topology *topology = &group->topology;
-    if (group->arena == NULL || dd_list_is_empty(&group->messages)) {
+    if (group->arena == NULL || dd_list_is_empty(&group->messages) || dd_run_is_moving_locked(group->run)) {
         return false;
     }
     dd_arena_note_cpu(group->arena);
@@ -384,7 +384,7 @@ group_watch_coll_locked(dd_group *group, const coll_call *call)
 static bool
 are_others_in_the_way(const dd_group *group)
 {
-    return group_is_crowded(group) || (group->arena != NULL && dd_arena_is_in_the_way(group->arena));
+    return group_is_crowded(group) || dd_run_is_in_the_way_locked(group->run);
 }
 
 /* Ranks that share a core get there one after the other, each when the one before gives it away. */

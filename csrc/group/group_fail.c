@@ -275,6 +275,7 @@ stop_arena_locked(dd_group *group)
     dd_block written;
     dd_error error;
     dd_arena_poison(group->arena);
+    dd_run_halt_locked(group->run);
     if (dd_arena_find_written(group->arena, &written) &&
         group_take_back_locked(group, written, &error) != DD_OK) {
         dd_error cause = group->cause;

@@ -269,8 +269,8 @@ drive(dd_engine *engine, dd_waiter *self, const dd_wait *wait)
     spell.check_ns = wait == NULL ? DD_NEVER_NS : 0;
     for (unsigned nbusy = 1;; nbusy++) {
         bool is_progress = engine_run_round(engine);
-        if (is_waiter_done(self)) {
-            return;
+        if (is_waiter_done(self) || engine->driver != self) {
+            return; /* a task may have let go of the lock, and somebody else have become the driver */
         }
         if (is_progress && !dd_list_is_empty(&engine->waiters)) {
             wake_done_waiters(engine);
