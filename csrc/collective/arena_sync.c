@@ -169,7 +169,7 @@ dd_arena_fall_asleep(dd_arena *arena)
 {
     uint64_t missing = dd_arena_missing(arena);
     if (missing == 0) {
-        return arena->op.awaited_ranks == 0;
+        return arena->op.awaited_ranks == 0 && arena->op.phase != ARENA_OPENING;
     }
     /* One of them is enough: we look again when it has come. */
     arena_control *own = arena->slots[arena->rank].control;

@@ -334,13 +334,15 @@ start_waiting(dd_run *run)
     while (run->is_waiting) {
         run->is_waiting = false;
         start_one(run);
-        if (!run->mover.is_large) { /* else whoever waits, or is kicked, begins to move it */
-            (void)drive_arena(run);
-        }
+        (void)drive_arena(run);
     }
     run->is_starting = false;
     if (!run->is_idle) {
         watch(run);
+        if (run->mover.is_large) {
+            /* The driver may have gone to sleep while data was moved here. */
+            dd_engine_settle_driver_locked(run->env.engine);
+        }
     }
 }
 
@@ -416,7 +418,7 @@ fall_asleep(dd_task *task)
     if (run->plan != NULL && dd_plan_run_is_busy_locked(run->plan->plan)) {
         return false;
     }
-    /* A thread that moves its data drives when it is through with that. */
+    /* A thread that moves its data drives afterwards, or wakes the driver. */
     return !run->is_arena_busy || run->mover.is_taken || dd_arena_fall_asleep(run->env.arena);
 }
 
