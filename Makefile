@@ -60,6 +60,9 @@ FLAGS_tsan := -O1 $(GCC_NOISE) $(SANITIZER_NOISE) -fsanitize=thread
 FLAGS_coverage := -O0 $(GCC_NOISE) --coverage
 FLAGS_fuzz := -O1 $(CLANG_NOISE) -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
 LIBS := -pthread -lm
+# Of the C tests that count: copies go through tests/c/copy_counter.c.
+COUNTED_COPIES := memcpy memmove dd_copy
+LINK_fast := $(COUNTED_COPIES:%=-Wl,--wrap=%)
 # The stubs are mapped for good, since they have threads, and export what they are told to alone.
 STUB_CC := -Itests/stubs -fPIC -fvisibility=hidden -ftls-model=initial-exec -g1
 STUB_LD := -shared -Wl,-Bsymbolic,-z,nodelete
@@ -121,9 +124,11 @@ LIB_OBJ_$(1) := $$(LIB_SRC:%.c=$(BUILD)/$(1)/%.o)
 TEST_OBJ_$(1) := $$(TEST_SRC:%.c=$(BUILD)/$(1)/%.o)
 
 $(BUILD)/$(1)/tests_c: $$(LIB_OBJ_$(1)) $$(TEST_OBJ_$(1)) | $$(STUBS_$(1))
-	@$$(CC_$(1)) $$(FLAGS_$(1)) $$^ $$(LIBS) -o $$@
+	@$$(CC_$(1)) $$(FLAGS_$(1)) $$(LINK_$(1)) $$^ $$(LIBS) -o $$@
 endef
 $(foreach variant,$(VARIANTS),$(eval $(call VARIANT_RULES,$(variant))))
+
+$(BUILD)/fast/tests/c/copy_counter.o: BASE += -DDD_COUNTS_COPIES
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 
