@@ -50,6 +50,8 @@ Peers
                    for each rank; malloc keeps its memory
     mpi4py-MPI     that MPI called from Python with numpy buffers; plain mpi4py(-best): the system's Open MPI, else the
                    first that is found
+    dldist-NAME    another build of dldist, of --build NAME=FOLDER (with pkg/dldist of another checkout: FOLDER is its pkg);
+                   the same of its arena and plan
     rawtcp         2 ranks spinning on one TCP connection, without arithmetic: a bound, not a library
 
     numpy asks for huge pages for arrays of 4 MiB and more, malloc and torch do not; that makes copies between
@@ -85,7 +87,7 @@ from collectives_noise import QUIET, noise
 from collectives_output import describe, format_size, print_case, print_head, summarise, write_report
 from collectives_plot import plot
 from collectives_targets import print_targets
-from collectives_teams import PEERS, NotOffered, Place, Probe, Team, TeamFailure
+from collectives_teams import PEERS, NotOffered, Place, Probe, Team, TeamFailure, add_build
 
 OPERATIONS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "barrier", "sendrecv", "stream")
 ITEM_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8, "uint8": 1}
@@ -458,6 +460,7 @@ def choice_list(choices):
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--peers", type=choice_list(PEERS), help=f"default {DEFAULT_PEERS}, then what is installed")
+    parser.add_argument("--build", action="append", default=[], metavar="NAME=FOLDER", help="another build of dldist, beside")
     parser.add_argument("--ops", type=choice_list(OPERATIONS), help="default: all, but stream only across hosts")
     parser.add_argument("--sizes", default=DEFAULT_SIZES, help="default %(default)s")
     parser.add_argument("--dtypes", type=choice_list(ITEM_BYTES), default="float32", help="default %(default)s")
@@ -494,6 +497,7 @@ def parse_arguments():
 def fill_in(args):
     """Defaults that depend on other options."""
     args.peers = args.peers or (DEFAULT_HOST_PEERS if args.hosts > 1 else DEFAULT_PEERS).split(",")
+    args.peers = with_builds(args.peers, args.build)
     args.ops = args.ops or [op for op in OPERATIONS if op != "stream" or args.hosts > 1]
     args.base = "dldist"
     args.load = os.getloadavg()
@@ -506,6 +510,22 @@ def fill_in(args):
         args.rounds, args.block_ms = min(args.rounds, 5), min(args.block_ms, 20.0)
         args.sizes = [nbytes for nbytes in args.sizes if nbytes <= 1 << 20]
     return args
+
+
+def with_builds(peers, builds):
+    """Each build has the same peers as ours, right behind them."""
+    found = []
+    for peer in peers:
+        found.append(peer)
+        for build in builds:
+            name, _, folder = build.partition("=")
+            try:
+                add_build(name, folder)
+            except Unavailable as reason:
+                sys.exit(f"--build {build}: {reason}")
+            theirs = peer.replace("dldist", f"dldist-{name}", 1)
+            found += [theirs] if theirs in PEERS and theirs != peer else []
+    return found
 
 
 def interrupt(number, frame):

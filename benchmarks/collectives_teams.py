@@ -82,19 +82,20 @@ class Place:
         return program
 
 
-def start_python(place, name, library):
-    """[(command, environment)] of ranks that are Python processes of this interpreter."""
+def start_python(place, name, library, folder=None):
+    """[(command, environment)] of ranks that are Python processes of this interpreter; packages of the folder come first."""
     import importlib.util
 
     module = {"gloo": "torch"}.get(library, library)
-    if importlib.util.find_spec(module) is None:
+    more = {"PYTHONPATH": ":".join(filter(None, [folder, os.environ.get("PYTHONPATH")]))} if folder else {}
+    if folder is None and importlib.util.find_spec(module) is None:
         raise Unavailable(f"{module} is not installed for {sys.executable}")
     store = os.path.join(place.folder, f"{name}.store")
     return [
         (
             [*place.prefix(rank), sys.executable, RANK_PY, library, socket_path(place, name), str(rank),
              str(place.nranks), store],
-            place.environment(),
+            place.environment(**more),
         )
         for rank in range(place.nranks)
     ]  # fmt: skip
@@ -150,9 +151,18 @@ PEERS = {name: (name, "private") for name in TEAMS}
 PEERS |= {"dldist-arena": ("dldist", "arena"), "dldist-plan": ("dldist", "plan")}
 
 
+def add_build(name, folder):
+    """Another build of dldist, from the folder that has its package: peers dldist-NAME, dldist-NAME-arena and -plan."""
+    if not os.path.isdir(os.path.join(folder, "dldist")):
+        raise Unavailable(f"there is no package dldist in {folder}")
+    team = f"dldist-{name}"
+    TEAMS[team] = lambda place, name: start_python(place, name, "dldist", os.path.abspath(folder))
+    PEERS.update({team: (team, "private"), f"{team}-arena": (team, "arena"), f"{team}-plan": (team, "plan")})
+
+
 def is_python(peer):
     """Whether its whole Python call is timed; else a call from C (which is what a plan is closest to)."""
-    return peer != "dldist-plan" and peer.split("-")[0] in ("dldist", "gloo", "mpi4py")
+    return PEERS[peer][1] != "plan" and peer.split("-")[0] in ("dldist", "gloo", "mpi4py")
 
 
 def socket_path(place, name):
