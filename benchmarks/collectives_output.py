@@ -95,7 +95,7 @@ def print_row(head, name, row, args, host):
     for field, width in (("ratio", 9), ("ratio_least", 8), ("ratio_most", 8), ("ratio_to_plan", 8)):
         line += f"{'-':>{width}} " if row[field] is None else f"{row[field]:>{width}.3g} "
     line += " {:>7} {:>7}".format(*(f"{row[name]:.2f}" if name in row else "" for name in ("algbw_gb_s", "busbw_gb_s")))
-    line += f" {row.get('cpu_us', float('nan')):>8.2f}" if args.every_ns else ""
+    line += f" {row['cpu_us']:>8.2f}" if "cpu_us" in row else " " * 9 if args.every_ns else ""
     print(f"{line}  {row.get('check', '')[:40]:<5}  {host}")
 
 

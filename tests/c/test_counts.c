@@ -431,6 +431,9 @@ typedef struct wake_state {
     syscall_counter *counter;
     int size;
     sleeper sleepers[RANKS_MOST];
+    const char *what;
+    void (*sleep)(team_rank *self); /* what the others wait in */
+    void (*wake)(team_rank *self);  /* what ends that */
     int most;
 } wake_state;
 
@@ -477,13 +480,13 @@ wake_the_others(team_rank *self, wake_state *state)
             usleep(1000);
         }
         long before = atomic_load(&mine->nwakes);
-        CHECK_OK(team_barrier(self->group));
+        state->wake(self);
         nwakes[round] = atomic_load(&mine->nwakes) - before;
     }
     qsort(nwakes, NWAKES, sizeof nwakes[0], compare_longs);
     long median = nwakes[NWAKES / 2];
     if (getenv("DLDIST_TEST_COUNTS") != NULL || median > state->most) {
-        printf("    barrier of %d ranks, all others asleep: the last wakes %ld times; at most %d\n",
+        printf("    %s of %d ranks, all others asleep: the last wakes %ld times; at most %d\n", state->what,
                state->size, median, state->most);
     }
     CHECK(median <= state->most);
@@ -504,7 +507,7 @@ sleep_or_wake(team_rank *self)
         while (atomic_load(&own->go) <= round) {
             usleep(1000);
         }
-        CHECK_OK(team_barrier(self->group));
+        state->sleep(self);
     }
 }
 
@@ -517,16 +520,54 @@ run_sleepers(void *arg)
     return leave();
 }
 
-TEST(wakes_of_two_ranks)
+static void
+count_wakes(wake_state state)
 {
-    wake_state state = {.size = 2, .most = 1};
     run_counted(run_sleepers, &state, &state.counter, false);
 }
 
-TEST(wakes_of_four_ranks)
+static void
+meet_in_barrier(team_rank *self)
 {
-    wake_state state = {.size = 4, .most = 3};
-    run_counted(run_sleepers, &state, &state.counter, false);
+    CHECK_OK(team_barrier(self->group));
+}
+
+static void
+send_double(team_rank *self)
+{
+    double value = 1;
+    dd_block block = {.data = &value, .nbytes = sizeof value};
+    dd_work *work = NULL;
+    REQUIRE_OK(dd_group_send(self->group, block, 0, 0, &team_no_options, &work, check_err()));
+    CHECK_OK(team_wait(self->group, work));
+}
+
+static void
+receive_double(team_rank *self)
+{
+    double value = 0;
+    dd_block block = {.data = &value, .nbytes = sizeof value};
+    dd_work *work = NULL;
+    REQUIRE_OK(dd_group_recv(self->group, block, 1, 0, &team_no_options, &work, check_err()));
+    CHECK_OK(team_wait(self->group, work));
+    CHECK(value == 1);
+}
+
+TEST(wakes_of_a_barrier)
+{
+    wake_state barrier = {.what = "barrier", .sleep = meet_in_barrier, .wake = meet_in_barrier};
+    barrier.size = 2;
+    barrier.most = 1;
+    count_wakes(barrier);
+    barrier.size = 4;
+    barrier.most = 3;
+    count_wakes(barrier);
+}
+
+TEST(wakes_of_a_message)
+{
+    count_wakes(
+        (wake_state){.size = 2, .what = "message", .sleep = receive_double, .wake = send_double, .most = 1});
 }
 
 /* ---- bytes copied, by all ranks of an operation, in blocks; what a reduction writes is not in it */

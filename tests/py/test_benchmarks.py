@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="a C compiler builds its programs")
+pytestmark = [
+    pytest.mark.deadline(150),
+    pytest.mark.skipif(shutil.which("cc") is None, reason="a C compiler builds its programs"),
+]
 
 
 def run_benchmark(*arguments, json_file):

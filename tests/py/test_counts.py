@@ -15,6 +15,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 pytestmark = [
+    pytest.mark.deadline(120),
     pytest.mark.skipif(shutil.which("cc") is None, reason="a C compiler builds the counter"),
     pytest.mark.skipif(leak_check.is_possible(), reason="sanitizers make system calls of their own"),
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ptrace"),
@@ -47,7 +48,7 @@ def counts(tmp_path_factory):
     sources = [HERE / "count_syscalls.c", HERE.parent / "c" / "syscall_counter.c"]
     subprocess.run(["cc", "-std=gnu11", "-D_GNU_SOURCE", "-I", HERE.parent / "c", "-o", program, *sources], check=True)
     command = [program, counter, sys.executable, HERE / "count_worker.py", counter, folder / "store"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=25)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     if done.returncode == 77:
         pytest.skip(f"system calls cannot be counted here: {done.stderr.strip()}")
     assert done.returncode == 0, done.stderr
