@@ -391,6 +391,7 @@ are_others_in_the_way(const dd_group *group)
 void
 group_look_a_while_locked(dd_group *group, const coll_call *call, int nlooks)
 {
+    dd_engine_note_active_locked(group->engine);
     for (int look = 0; group->is_active && look < nlooks && !dd_work_is_done(&call->base.work); look++) {
         if (dd_run_progress_locked(group->run)) {
             continue;
