@@ -37,6 +37,7 @@ void
 dd_store_init(dd_store *store, const dd_store_ops *ops, int64_t timeout_ns)
 {
     store->ops = ops;
+    store->root = store;
     store->fork_generation = dd_fork_generation();
     store->owner_pid = (long long)getpid();
     atomic_init(&store->refs, 1);
@@ -55,9 +56,29 @@ void
 dd_store_release(dd_store *store)
 {
     /* Acquire-release: the one who destroys sees all that the others did before they let go. */
-    if (store != NULL && atomic_fetch_sub_explicit(&store->refs, 1, memory_order_acq_rel) == 1) {
-        store->ops->destroy(store);
+    if (store == NULL || atomic_fetch_sub_explicit(&store->refs, 1, memory_order_acq_rel) > 1) {
+        return;
     }
+    if (store->root == store) {
+        store->ops->destroy(store);
+    } else {
+        dd_store_release(store->root);
+        dd_mem_free(store);
+    }
+}
+
+dd_status
+dd_store_clone_handle(dd_store *store, dd_store **other, const dd_wait *wait, dd_error *err)
+{
+    (void)wait;
+    dd_store *handle = dd_mem_zalloc(sizeof *handle);
+    if (handle == NULL) {
+        return dd_error_no_memory(err, sizeof *handle);
+    }
+    dd_store_init(handle, store->ops, dd_store_head_get_timeout_ns(store));
+    handle->root = dd_store_acquire(store->root);
+    *other = handle;
+    return DD_OK;
 }
 
 bool
