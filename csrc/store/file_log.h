@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #define DD_FILE_RUN_ID_BYTES 16
 #define DD_FILE_HEADER_BYTES 64
@@ -34,6 +35,9 @@ typedef enum dd_file_header_state {
 /* Looks at the first bytes of a file; `header` is written only when VALID. */
 dd_file_header_state dd_file_header_parse(dd_bytes bytes, dd_file_header *header);
 void dd_file_header_encode(const dd_file_header *header, uint8_t out[DD_FILE_HEADER_BYTES]);
+
+/* Reads up to nbytes at the offset, fewer where the file ends; -1 with errno. */
+ssize_t dd_file_read(int fd, uint8_t *out, size_t nbytes, uint64_t offset);
 
 /* Whether these bytes start a header of that run. Looks only at what never changes during a run, so that it
  * may be asked while another process writes the counts. */

@@ -12,13 +12,14 @@
 #include "core/wait.h"
 #include "store/file_log.h"
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 /* const after join */
 typedef struct dd_file_member {
     int fd;
-    char *path;          /* as it was given */
+    char *path;          /* as it was given; the one block of memory of all three names */
     char *absolute_path; /* the working directory may change before the file is removed */
     char *where;         /* `FileStore "path"`, for messages */
     uint8_t run_id[DD_FILE_RUN_ID_BYTES];
@@ -34,12 +35,10 @@ dd_status dd_file_member_join(dd_file_member *member, const char *path, int64_t 
  * it had crashed. */
 void dd_file_member_leave(dd_file_member *member, bool is_in_order);
 
-/* For a child of the process that joined, where the descriptor is closed already (core/fork.h): frees the names. */
-void dd_file_member_abandon(dd_file_member *member);
-
-/* DD_TIMED_OUT says that `what` waited for the lock. */
-dd_status dd_file_member_lock_gate(const dd_file_member *member, const char *what, const dd_wait *wait,
-                                   dd_error *err) DD_MUST_CHECK;
+/* DD_TIMED_OUT says that `what` waited for the lock. `mu`, which the caller holds, is let go while sleeping; NULL is
+ * fine. */
+dd_status dd_file_member_lock_gate(const dd_file_member *member, const char *what, pthread_mutex_t *mu,
+                                   const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 void dd_file_member_unlock_gate(const dd_file_member *member);
 
 /* DD_STORE unless the file is still there and of this run; *size is its size. */

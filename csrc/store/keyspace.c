@@ -194,8 +194,8 @@ untell_waiters(entry *e, dd_waiter_kind kind)
 void
 dd_keyspace_init(dd_keyspace *ks)
 {
+    *ks = (dd_keyspace){0};
     dd_map_init(&ks->entries);
-    ks->nvalues = 0;
 }
 
 void
@@ -214,6 +214,7 @@ dd_keyspace_fini(dd_keyspace *ks)
 static void
 entry_has_value_now(dd_keyspace *ks, entry *e)
 {
+    ks->nchanges++;
     if (e->has_value) {
         return;
     }
@@ -393,6 +394,7 @@ dd_keyspace_delete(dd_keyspace *ks, dd_bytes key)
     }
     dd_blob_fini(&e->value);
     e->has_value = false;
+    ks->nchanges++;
     ks->nvalues--;
     untell_waiters(e, DD_WAITER_VALUE);
     if (!entry_is_there(e)) {
@@ -409,89 +411,65 @@ dd_keyspace_has(const dd_keyspace *ks, dd_bytes key)
     return e != NULL && entry_is_there(e);
 }
 
-/* Gives the item to the one who waits the longest, if anyone does. The entry may be gone afterwards. */
+/* Gives the item to the one who waits the longest, if anyone does. */
 static bool
-hand_over(dd_keyspace *ks, entry *e, dd_bytes value)
+hand_over(dd_keyspace *ks, dd_bytes key, dd_bytes value)
 {
-    dd_list *poppers = &e->waiters[DD_WAITER_POP];
-    if (dd_list_is_empty(poppers)) {
+    entry *e = entry_find(ks, key);
+    if (e == NULL || dd_list_is_empty(&e->waiters[DD_WAITER_POP])) {
         return false;
     }
-    dd_waiter *waiter = link_of_node(poppers->next)->waiter;
+    dd_waiter *waiter = link_of_node(e->waiters[DD_WAITER_POP].next)->waiter;
     waiter_unlink(ks, waiter);
     waiter->on_ready(waiter, value);
     return true;
 }
 
-/* Stores an item before `position` of the queue. */
-static void
-entry_store_item(dd_keyspace *ks, entry *e, item *it, dd_list *position)
-{
-    bool was_there = entry_is_there(e);
-    dd_list_insert_before(position, &it->node);
-    e->nitems++;
-    if (!was_there) {
-        tell_waiters(ks, e, DD_WAITER_KEYS, dd_bytes_of(NULL, 0));
-    }
-}
-
+/* Moves the value into the queue. On failure nothing has changed. */
 static dd_status
-item_create(item **created, dd_error *err)
+store_item(dd_keyspace *ks, dd_bytes key, dd_blob *value, bool is_first, dd_error *err)
 {
     item *it = dd_mem_zalloc(sizeof *it);
     if (it == NULL) {
         return dd_error_no_memory(err, sizeof *it);
     }
-    dd_list_init(&it->node);
-    *created = it;
+    entry *e = NULL;
+    dd_status status = entry_ensure(ks, key, &e, err);
+    if (status != DD_OK) {
+        dd_mem_free(it);
+        return status;
+    }
+    bool was_there = entry_is_there(e);
+    it->value = *value;
+    *value = (dd_blob){0};
+    dd_list_insert_before(is_first ? e->items.next : &e->items, &it->node);
+    e->nitems++;
+    ks->nchanges++;
+    if (!was_there) {
+        tell_waiters(ks, e, DD_WAITER_KEYS, dd_bytes_of(NULL, 0));
+    }
     return DD_OK;
 }
 
 dd_status
 dd_keyspace_queue_push(dd_keyspace *ks, dd_bytes key, dd_bytes value, dd_error *err)
 {
-    entry *e = entry_find(ks, key);
-    if (e != NULL && hand_over(ks, e, value)) {
+    if (hand_over(ks, key, value)) {
         return DD_OK;
     }
-    item *it = NULL;
-    dd_status status = item_create(&it, err);
-    if (status != DD_OK) {
-        return status;
+    dd_blob copy = {0};
+    dd_status status = dd_blob_assign(&copy, value, err);
+    if (status == DD_OK) {
+        status = store_item(ks, key, &copy, false, err);
     }
-    status = dd_blob_assign(&it->value, value, err);
-    if (status == DD_OK && e == NULL) {
-        status = entry_create(ks, key, &e, err);
-    }
-    if (status != DD_OK) {
-        item_free(it);
-        return status;
-    }
-    entry_store_item(ks, e, it, &e->items);
-    return DD_OK;
+    dd_blob_fini(&copy);
+    return status;
 }
 
 dd_status
 dd_keyspace_queue_unpop(dd_keyspace *ks, dd_bytes key, dd_blob *value, dd_error *err)
 {
-    entry *e = entry_find(ks, key);
-    if (e != NULL && hand_over(ks, e, dd_blob_view(value))) {
-        return DD_OK;
-    }
-    item *it = NULL;
-    dd_status status = item_create(&it, err);
-    if (status != DD_OK) {
-        return status;
-    }
-    status = e != NULL ? DD_OK : entry_create(ks, key, &e, err);
-    if (status != DD_OK) {
-        item_free(it);
-        return status;
-    }
-    it->value = *value;
-    *value = (dd_blob){0};
-    entry_store_item(ks, e, it, e->items.next);
-    return DD_OK;
+    return hand_over(ks, key, dd_blob_view(value)) ? DD_OK : store_item(ks, key, value, true, err);
 }
 
 bool
@@ -506,6 +484,7 @@ dd_keyspace_queue_pop(dd_keyspace *ks, dd_bytes key, dd_blob *value)
     it->value = (dd_blob){0};
     item_free(it);
     e->nitems--;
+    ks->nchanges++;
     if (!entry_is_there(e)) {
         untell_waiters(e, DD_WAITER_KEYS);
     }

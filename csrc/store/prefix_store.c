@@ -35,33 +35,38 @@ underlying_of(dd_store *store)
 
 /* The joined keys are in `small` or, if they are too long for it, on the heap. */
 static dd_status
-join_keys(const prefix_store *self, const dd_store_request *request, joined_keys *small, joined_keys **joined,
-          dd_error *err)
+join_keys(const prefix_store *self, const dd_bytes *keys, size_t nkeys, joined_keys *small,
+          joined_keys **joined, dd_error *err)
 {
     size_t nbytes;
-    bool is_too_big = __builtin_mul_overflow(request->nkeys, sizeof(dd_bytes) + self->prefix_len, &nbytes);
-    for (size_t i = 0; i < request->nkeys; i++) {
-        is_too_big |= __builtin_add_overflow(nbytes, request->keys[i].len, &nbytes);
+    bool is_too_big = __builtin_mul_overflow(nkeys, sizeof(dd_bytes) + self->prefix_len, &nbytes);
+    for (size_t i = 0; i < nkeys; i++) {
+        is_too_big |= __builtin_add_overflow(nbytes, keys[i].len, &nbytes);
     }
-    joined_keys *keys = nbytes <= sizeof *small && !is_too_big ? small : NULL;
-    if (keys == NULL && !is_too_big) {
-        keys = dd_mem_alloc(nbytes);
-    }
-    if (keys == NULL) {
+    bool is_small = nbytes <= sizeof *small && !is_too_big;
+    joined_keys *out = is_small ? small : is_too_big ? NULL : dd_mem_alloc(nbytes);
+    if (out == NULL) {
         return dd_error_no_memory(err, nbytes);
     }
-    uint8_t *out = (uint8_t *)(keys->views + request->nkeys);
-    for (size_t i = 0; i < request->nkeys; i++) {
-        dd_bytes key = request->keys[i];
-        keys->views[i] = dd_bytes_of(out, self->prefix_len + key.len);
-        memcpy(out, self->prefix, self->prefix_len);
-        if (key.len > 0) {
-            memcpy(out + self->prefix_len, key.data, key.len);
+    uint8_t *end = (uint8_t *)(out->views + nkeys);
+    for (size_t i = 0; i < nkeys; i++) {
+        out->views[i] = dd_bytes_of(end, self->prefix_len + keys[i].len);
+        memcpy(end, self->prefix, self->prefix_len);
+        if (keys[i].len > 0) {
+            memcpy(end + self->prefix_len, keys[i].data, keys[i].len);
         }
-        out += self->prefix_len + key.len;
+        end += out->views[i].len;
     }
-    *joined = keys;
+    *joined = out;
     return DD_OK;
+}
+
+static void
+joined_keys_free(joined_keys *joined, const joined_keys *small)
+{
+    if (joined != small) {
+        dd_mem_free(joined);
+    }
 }
 
 static bool
@@ -94,7 +99,7 @@ prefix_run(dd_store *store, const dd_store_request *request, dd_store_result *re
     const prefix_store *self = prefix_of(store);
     joined_keys small;
     joined_keys *joined = &small;
-    dd_status status = join_keys(self, request, &small, &joined, err);
+    dd_status status = join_keys(self, request->keys, request->nkeys, &small, &joined, err);
     if (status == DD_OK) {
         dd_store_request below = *request;
         below.keys = joined->views;
@@ -103,9 +108,7 @@ prefix_run(dd_store *store, const dd_store_request *request, dd_store_result *re
     if (status == DD_OK && request->op == DD_STORE_LIST_KEYS) {
         strip_keys(self, &result->list);
     }
-    if (joined != &small) {
-        dd_mem_free(joined);
-    }
+    joined_keys_free(joined, &small);
     return status;
 }
 
