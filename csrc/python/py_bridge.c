@@ -247,35 +247,17 @@ make_arguments(const bridge_call *call, const dd_store_request *request, bool ha
     return args;
 }
 
-/* What Store.append does for a class that has none of its own. */
-static dd_status
-append_generic(dd_store *store, const dd_store_request *request, const dd_wait *wait, dd_error *err)
-{
-    bridge_call call = enter(store, "check", wait);
-    bool can_check = is_overridden(&call);
-    PyGILState_Release(call.gil);
-    return can_check ? dd_store_generic_append(store, request->keys[0], request->values[0], wait, err)
-                     : dd_store_append_by_compare_set(store, request->keys[0], request->values[0], wait, err);
-}
-
-/* Operations that are made of others. */
+/* What Store's own method does for a class that does not override it. */
 static dd_status
 run_generic(dd_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
             dd_error *err)
 {
-    const dd_bytes *keys = request->keys;
-    if (request->op == DD_STORE_TRY_GET) {
-        return dd_store_generic_try_get(store, keys[0], &result->value, &result->flag, wait, err);
-    }
-    if (request->op == DD_STORE_MULTI_GET) {
-        return dd_store_generic_multi_get(store, keys, request->nkeys, &result->list, wait, err);
-    }
-    if (request->op == DD_STORE_MULTI_SET) {
-        return dd_store_generic_multi_set(store, keys, request->values, request->nkeys, wait, err);
-    }
-    return request->op == DD_STORE_APPEND
-               ? append_generic(store, request, wait, err)
-               : dd_store_generic_barrier(store, keys[0], request->number, wait, err);
+    bridge_call call = enter(store, "check", wait);
+    bool can_check = is_overridden(&call);
+    PyGILState_Release(call.gil);
+    return request->op == DD_STORE_APPEND && !can_check
+               ? dd_store_append_by_compare_set(store, request, wait, err)
+               : dd_store_run_generic(store, request, result, wait, err);
 }
 
 static dd_status

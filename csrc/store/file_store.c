@@ -209,7 +209,7 @@ file_run(dd_store *store, const dd_store_request *request, dd_store_result *resu
 {
     file_store *self = DD_CONTAINER_OF(store, file_store, head);
     if (request->op == DD_STORE_BARRIER) {
-        return dd_store_generic_barrier(store, request->keys[0], request->number, wait, err);
+        return dd_store_run_generic(store, request, result, wait, err);
     }
     pthread_mutex_lock(&self->mu);
     dd_status status = run_locked(self, request, result, wait, err);

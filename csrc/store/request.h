@@ -60,6 +60,15 @@ const char *dd_store_op_name(dd_store_op op);
 dd_status dd_store_run(dd_store *store, const dd_store_request *request, dd_store_result *result,
                        const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
+/* An operation made of others, for kinds that have no native one: APPEND by TRY_GET and COMPARE_SET, MULTI_GET and
+ * MULTI_SET one by one, TRY_GET by CHECK and GET, BARRIER by ADD, SET and WAIT on "<key>/num_members" and
+ * "<key>/last_member". */
+dd_status dd_store_run_generic(dd_store *store, const dd_store_request *request, dd_store_result *result,
+                               const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+/* APPEND for kinds without CHECK: a missing key is made first, with nothing in it, and others can see it so. */
+dd_status dd_store_append_by_compare_set(dd_store *store, const dd_store_request *request,
+                                         const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+
 /* For the table of a kind: `run`, and the operations by it, each of which makes a request and takes the result
  * apart. */
 #define DD_STORE_OP_BY_RUN(NAME, name) , .name = dd_store_run_##name

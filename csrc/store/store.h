@@ -146,23 +146,6 @@ bool dd_store_extended_api_yes(dd_store *store);
 dd_status dd_store_clone_handle(dd_store *store, dd_store **other, const dd_wait *wait,
                                 dd_error *err) DD_MUST_CHECK;
 
-/* Generic forms in terms of other operations, for kinds that have no native one: append by get and
- * compare_set, multi_* by loops, try_get by check and get, barrier by add, set and wait on
- * "<key>/num_members" and "<key>/last_member". */
-dd_status dd_store_generic_append(dd_store *store, dd_bytes key, dd_bytes value, const dd_wait *wait,
-                                  dd_error *err) DD_MUST_CHECK;
-/* For kinds without check: a missing key is made first, with nothing in it, and others can see it so. */
-dd_status dd_store_append_by_compare_set(dd_store *store, dd_bytes key, dd_bytes value, const dd_wait *wait,
-                                         dd_error *err) DD_MUST_CHECK;
-dd_status dd_store_generic_multi_get(dd_store *store, const dd_bytes *keys, size_t nkeys,
-                                     dd_blob_list *values, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-dd_status dd_store_generic_multi_set(dd_store *store, const dd_bytes *keys, const dd_bytes *values,
-                                     size_t nkeys, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-dd_status dd_store_generic_try_get(dd_store *store, dd_bytes key, dd_blob *value, bool *is_found,
-                                   const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-dd_status dd_store_generic_barrier(dd_store *store, dd_bytes key, int64_t world_size, const dd_wait *wait,
-                                   dd_error *err) DD_MUST_CHECK;
-
 /* The text of a time-out, the same for every kind: "<what> timed out after 1.5 s on <where>: keys missing:
  * a, b (2 of 5)". Shows, and reads, at most the first DD_STORE_MISSING_SHOWN of the missing keys. Returns
  * DD_TIMED_OUT. */
