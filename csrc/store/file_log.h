@@ -63,9 +63,8 @@ typedef enum dd_file_record_state {
     DD_FILE_RECORD_DAMAGED, /* no record */
 } dd_file_record_state;
 
-/* Reads the record at the start of `bytes`, which `record` borrows from. *nbytes is how many bytes the record
- * takes, as far as it tells: for SHORT what must be there to get on, for DAMAGED 0 when nothing was written
- * there. */
+/* Reads the record at the start of `bytes`, which `record` borrows from. *nbytes is the length that the record
+ * claims; for SHORT how many bytes it takes to read on, for DAMAGED 0 when nothing was written there. */
 dd_file_record_state dd_file_record_parse(dd_bytes bytes, dd_file_record *record, uint64_t *nbytes);
 
 /* Appends the record to out; DD_INVALID_ARGUMENT when it is over DD_FILE_RECORD_MAX_BYTES. */

@@ -25,7 +25,7 @@ enum lock_byte {
 #define NAP_MAX_NS (50 * DD_NS_PER_MS)
 #define LEAVE_TIMEOUT_NS (5 * DD_NS_PER_S)
 
-/* A system call on the file that did not work out. */
+/* The error of a system call on the file. */
 static dd_status
 failed(const dd_file_member *member, const char *what, dd_error *err)
 {
@@ -332,7 +332,7 @@ join_locked(dd_file_member *member, int64_t world_size, dd_error *err)
     }
     memcpy(member->run_id, header.run_id, sizeof member->run_id);
     status = write_header(member, &header, err);
-    /* Cannot be busy: only who holds the gate takes this byte alone. */
+    /* It cannot be busy: this byte is taken alone only by the one who holds the gate. */
     if (status == DD_OK && try_lock(member->fd, LOCK_MEMBER, F_RDLCK) != LOCK_TAKEN) {
         status = failed(member, "lock the file", err);
     }
@@ -371,7 +371,7 @@ dd_file_member_join(dd_file_member *member, const char *path, int64_t world_size
     return status;
 }
 
-/* Nobody else has the file open, and everyone has come: no one will ever want this content. */
+/* Nobody else has the file open, and all have come: nobody will ever want this content. */
 static bool
 is_last(const dd_file_member *member, const dd_file_header *header)
 {

@@ -133,7 +133,7 @@ is_change(dd_store_op op)
            op == DD_STORE_MULTI_SET || record_types[op] != 0;
 }
 
-/* Does a request that changes something. *is_done: unless what it waits for has gone away again. */
+/* Does a request that changes something. *is_done is false if what it waited for has gone away again. */
 static dd_status
 change_locked(file_store *self, const dd_store_request *request, dd_store_result *result, bool *is_done,
               const dd_wait *wait, dd_error *err)

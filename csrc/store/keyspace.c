@@ -27,8 +27,8 @@ typedef struct item {
     dd_blob value;
 } item;
 
-/* A waiter keeps a link on each of its keys until it is told, also on those that are there: a key may go away
- * again before the others come. npending counts the links whose key is not there now. */
+/* A waiter keeps a link on each of its keys until it is told, also on those that are there: they may go away again
+ * before the others come. npending counts the links whose key is not there now. */
 struct dd_waiter_link {
     dd_list node;
     entry *entry;
@@ -160,8 +160,8 @@ waiter_unlink(dd_keyspace *ks, dd_waiter *waiter)
     waiter->npending = 0;
 }
 
-/* The key is there, as far as waiters of that kind care: tells those who have waited for nothing else. Two
- * passes, because telling one unlinks it from everywhere, this list included. */
+/* Tells the waiters of that kind for whom this was the last key missing. Two passes, because telling one unlinks it
+ * from everywhere, this list included. */
 static void
 tell_waiters(dd_keyspace *ks, entry *e, dd_waiter_kind kind, dd_bytes value)
 {
@@ -182,7 +182,7 @@ tell_waiters(dd_keyspace *ks, entry *e, dd_waiter_kind kind, dd_bytes value)
     }
 }
 
-/* The key has gone away again for waiters of that kind. */
+/* The key is missing again for waiters of that kind. */
 static void
 untell_waiters(entry *e, dd_waiter_kind kind)
 {
@@ -210,7 +210,7 @@ dd_keyspace_fini(dd_keyspace *ks)
     ks->nvalues = 0;
 }
 
-/* After a change of the value: what follows from its being there. */
+/* After a change of the value: counts it, and tells those who wait for one. */
 static void
 entry_has_value_now(dd_keyspace *ks, entry *e)
 {
