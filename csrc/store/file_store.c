@@ -133,9 +133,9 @@ is_change(dd_store_op op)
            op == DD_STORE_MULTI_SET || record_types[op] != 0;
 }
 
-/* Does a request that changes something. *is_done is false if what it waited for has gone away again. */
+/* Does a request that changes something. */
 static dd_status
-change_locked(file_store *self, const dd_store_request *request, dd_store_result *result, bool *is_done,
+change_locked(file_store *self, const dd_store_request *request, dd_store_result *result, bool *is_answered,
               const dd_wait *wait, dd_error *err)
 {
     dd_status status =
@@ -144,10 +144,9 @@ change_locked(file_store *self, const dd_store_request *request, dd_store_result
         return status;
     }
     status = read_to_end_locked(self, err);
-    *is_done = dd_keyspace_is_ready(&self->log.ks, request);
-    if (status == DD_OK && *is_done) {
+    if (status == DD_OK) {
         uint64_t nchanges = self->log.ks.nchanges;
-        status = dd_keyspace_answer(&self->log.ks, request, result, err);
+        status = dd_keyspace_answer(&self->log.ks, request, result, is_answered, err);
         if (self->log.ks.nchanges != nchanges) {
             status = log_change_locked(self, request, status, err);
         }
@@ -157,15 +156,36 @@ change_locked(file_store *self, const dd_store_request *request, dd_store_result
     return status;
 }
 
-/* Reads on until what the request waits for is there. The mutex is held before and after, but not while sleeping. */
+/* Does the request if what it waits for is there. */
 static dd_status
-look_locked(file_store *self, const dd_store_request *request, const dd_wait *wait, dd_error *err)
+try_locked(file_store *self, const dd_store_request *request, dd_store_result *result, bool *is_answered,
+           const dd_wait *wait, dd_error *err)
 {
-    for (int64_t nap_ns = POLL_MIN_NS;; nap_ns = nap_ns * 2 < POLL_MAX_NS ? nap_ns * 2 : POLL_MAX_NS) {
-        dd_file_tail tail;
-        dd_file_member_look(&self->member);
-        dd_status status = read_on_locked(self, &tail, err);
-        if (status != DD_OK || dd_keyspace_is_ready(&self->log.ks, request)) {
+    const dd_keyspace *ks = &self->log.ks;
+    bool is_waiting_pop = request->op == DD_STORE_QUEUE_POP && request->number != 0;
+    if (is_change(request->op) && !is_waiting_pop) {
+        return change_locked(self, request, result, is_answered, wait, err);
+    }
+    dd_file_tail tail;
+    dd_file_member_look(&self->member);
+    dd_status status = read_on_locked(self, &tail, err);
+    if (status != DD_OK || (is_waiting_pop && dd_keyspace_queue_len(ks, request->keys[0]) == 0)) {
+        return status;
+    }
+    return is_waiting_pop ? change_locked(self, request, result, is_answered, wait, err)
+                          : dd_keyspace_answer(&self->log.ks, request, result, is_answered, err);
+}
+
+/* The mutex is held before and after, but not while sleeping. */
+static dd_status
+run_locked(file_store *self, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
+           dd_error *err)
+{
+    int64_t nap_ns = POLL_MIN_NS;
+    for (;;) {
+        bool is_answered = false;
+        dd_status status = try_locked(self, request, result, &is_answered, wait, err);
+        if (status != DD_OK || is_answered) {
             return status;
         }
         if (dd_wait_is_over(wait)) {
@@ -179,28 +199,8 @@ look_locked(file_store *self, const dd_store_request *request, const dd_wait *wa
         if (status != DD_OK) {
             return status;
         }
+        nap_ns = nap_ns * 2 < POLL_MAX_NS ? nap_ns * 2 : POLL_MAX_NS;
     }
-}
-
-static dd_status
-run_locked(file_store *self, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
-           dd_error *err)
-{
-    dd_status status;
-    bool is_done = false;
-    do {
-        bool is_waiting_pop = request->op == DD_STORE_QUEUE_POP && request->number != 0;
-        status = is_change(request->op) && !is_waiting_pop ? DD_OK : look_locked(self, request, wait, err);
-        if (status == DD_OK && is_change(request->op)) {
-            status = change_locked(self, request, result, &is_done, wait, err);
-        } else if (status == DD_OK) {
-            return dd_keyspace_answer(&self->log.ks, request, result, err);
-        }
-    } while (status == DD_OK && !is_done);
-    if (status == DD_QUEUE_EMPTY) {
-        dd_error_prepend(err, "%s", self->member.where);
-    }
-    return status;
 }
 
 static dd_status
@@ -213,6 +213,9 @@ file_run(dd_store *store, const dd_store_request *request, dd_store_result *resu
     }
     pthread_mutex_lock(&self->mu);
     dd_status status = run_locked(self, request, result, wait, err);
+    if (status == DD_QUEUE_EMPTY) {
+        dd_error_prepend(err, "%s", self->member.where);
+    }
     self->is_cut_short = status == DD_TIMED_OUT || status == DD_INTERRUPTED;
     pthread_mutex_unlock(&self->mu);
     return status;

@@ -72,29 +72,42 @@ sleep_locked(blocked_call *call, dd_error *err)
     }
 }
 
-/* Does it at once. A popper without memory for the item it was handed fails: the item goes to the next in line. */
+/* A popper without memory for the item it was handed fails: the item goes to the next in line. */
 static dd_status
-answer_locked(hash_store *self, const dd_store_request *request, dd_store_result *result, dd_error *err)
+answer_locked(hash_store *self, const dd_store_request *request, dd_store_result *result, bool *is_answered,
+              dd_error *err)
 {
     dd_status status;
     do {
         self->is_item_lost = false;
-        status = dd_keyspace_answer(&self->ks, request, result, err);
+        status = dd_keyspace_answer(&self->ks, request, result, is_answered, err);
     } while (status == DD_OK && self->is_item_lost);
     return status;
 }
 
-/* An item came in the moment in which its popper was interrupted: it goes back to the head of the queue. */
-static void
-give_back_locked(blocked_call *call)
+/* The end of a popper that was told, and may have been interrupted in the same moment: then its item goes back to
+ * the head of the queue. */
+static dd_status
+take_item_locked(blocked_call *call, dd_status status, dd_store_result *result, dd_error *err)
 {
     hash_store *self = call->store;
-    do {
+    if (status == DD_OK && call->status != DD_OK) {
+        return dd_error_set(err, call->status, "no memory for an item of the queue");
+    }
+    if (status == DD_OK) {
+        result->value = call->item;
+        return DD_OK;
+    }
+    dd_status given = call->status;
+    while (given == DD_OK) {
         self->is_item_lost = false;
-        if (dd_keyspace_queue_unpop(&self->ks, call->request->keys[0], &call->item, NULL) != DD_OK) {
-            return;
+        given = dd_keyspace_queue_unpop(&self->ks, call->request->keys[0], &call->item, NULL);
+        if (!self->is_item_lost) {
+            break;
         }
-    } while (self->is_item_lost);
+    }
+    dd_blob_fini(&call->item);
+    return status;
 }
 
 /* What a call waits for; the operations that are not here do not wait. */
@@ -122,35 +135,25 @@ block_locked(hash_store *self, const dd_store_request *request, dd_store_result 
     status = sleep_locked(&call, err);
     dd_keyspace_unpark(&self->ks, &call.waiter);
     pthread_cond_destroy(&call.cond);
-    if (status == DD_OK && call.status != DD_OK) {
-        return dd_error_set(err, call.status, "no memory for an item of the queue");
-    }
-    if (status == DD_OK) {
-        result->value = call.item;
-        return DD_OK;
-    }
-    if (call.is_told && call.status == DD_OK && call.waiter.kind == DD_WAITER_POP) {
-        give_back_locked(&call);
-    }
-    dd_blob_fini(&call.item);
-    return status;
+    return call.waiter.kind == DD_WAITER_POP && call.is_told ? take_item_locked(&call, status, result, err)
+                                                             : status;
 }
 
 static dd_status
 run_locked(hash_store *self, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
            dd_error *err)
 {
-    while (!dd_keyspace_is_ready(&self->ks, request)) {
-        dd_status status = block_locked(self, request, result, wait, err);
+    bool is_answered = false;
+    dd_status status = answer_locked(self, request, result, &is_answered, err);
+    while (status == DD_OK && !is_answered) {
+        status = block_locked(self, request, result, wait, err);
         /* A key may be deleted between the wake-up and the look: who wants its value waits for the next one. */
-        bool is_done = request->op == DD_STORE_WAIT || request->op == DD_STORE_QUEUE_POP;
-        if (status != DD_OK || is_done) {
-            return status;
+        is_answered = waiter_kinds[request->op] != DD_WAITER_VALUE;
+        if (status == DD_OK && !is_answered) {
+            status = answer_locked(self, request, result, &is_answered, err);
         }
     }
-    dd_status status = answer_locked(self, request, result, err);
-    bool is_early = request->op == DD_STORE_BARRIER && !result->flag;
-    return status == DD_OK && is_early ? block_locked(self, request, result, wait, err) : status;
+    return status;
 }
 
 static dd_status

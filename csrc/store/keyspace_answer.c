@@ -12,8 +12,7 @@ is_key_ready(const dd_keyspace *ks, const dd_store_request *request, dd_bytes ke
     if (op == DD_STORE_WAIT || op == DD_STORE_CHECK) {
         return dd_keyspace_has(ks, key);
     }
-    bool is_pop_that_waits = op == DD_STORE_QUEUE_POP && request->number != 0;
-    return !is_pop_that_waits || dd_keyspace_queue_len(ks, key) > 0;
+    return op != DD_STORE_QUEUE_POP || dd_keyspace_queue_len(ks, key) > 0;
 }
 
 static bool
@@ -24,12 +23,6 @@ are_keys_ready(const dd_keyspace *ks, const dd_store_request *request)
         i++;
     }
     return i == request->nkeys;
-}
-
-bool
-dd_keyspace_is_ready(const dd_keyspace *ks, const dd_store_request *request)
-{
-    return request->op == DD_STORE_CHECK || are_keys_ready(ks, request);
 }
 
 static dd_status
@@ -88,25 +81,33 @@ compare_set(dd_keyspace *ks, const dd_store_request *request, dd_store_result *r
 }
 
 static dd_status
-pop(dd_keyspace *ks, dd_bytes key, dd_store_result *result, dd_error *err)
+pop(dd_keyspace *ks, const dd_store_request *request, dd_store_result *result, bool *is_answered,
+    dd_error *err)
 {
-    if (dd_keyspace_queue_pop(ks, key, &result->value)) {
+    *is_answered = dd_keyspace_queue_pop(ks, request->keys[0], &result->value);
+    if (*is_answered || request->number != 0) {
         return DD_OK;
     }
     char shown[128];
     return dd_error_set(err, DD_QUEUE_EMPTY, "queue \"%s\" is empty",
-                        dd_bytes_print(key, shown, sizeof shown));
+                        dd_bytes_print(request->keys[0], shown, sizeof shown));
 }
 
 dd_status
-dd_keyspace_answer(dd_keyspace *ks, const dd_store_request *request, dd_store_result *result, dd_error *err)
+dd_keyspace_answer(dd_keyspace *ks, const dd_store_request *request, dd_store_result *result,
+                   bool *is_answered, dd_error *err)
 {
     const dd_bytes *keys = request->keys;
+    dd_status status;
+    *is_answered = true;
     switch (request->op) {
     case DD_STORE_SET:
     case DD_STORE_MULTI_SET:
         return set_all(ks, request, err);
     case DD_STORE_GET:
+        status = answer_value(ks, keys[0], result, err);
+        *is_answered = result->flag;
+        return status;
     case DD_STORE_TRY_GET:
         return answer_value(ks, keys[0], result, err);
     case DD_STORE_ADD:
@@ -114,6 +115,7 @@ dd_keyspace_answer(dd_keyspace *ks, const dd_store_request *request, dd_store_re
     case DD_STORE_COMPARE_SET:
         return compare_set(ks, request, result, err);
     case DD_STORE_WAIT:
+        *is_answered = are_keys_ready(ks, request);
         return DD_OK;
     case DD_STORE_CHECK:
         result->flag = are_keys_ready(ks, request);
@@ -127,18 +129,19 @@ dd_keyspace_answer(dd_keyspace *ks, const dd_store_request *request, dd_store_re
     case DD_STORE_APPEND:
         return dd_keyspace_append(ks, keys[0], request->values[0], err);
     case DD_STORE_MULTI_GET:
-        return answer_values(ks, request, result, err);
+        *is_answered = are_keys_ready(ks, request);
+        return *is_answered ? answer_values(ks, request, result, err) : DD_OK;
     case DD_STORE_QUEUE_PUSH:
         return dd_keyspace_queue_push(ks, keys[0], request->values[0], err);
     case DD_STORE_QUEUE_POP:
-        return pop(ks, keys[0], result, err);
+        return pop(ks, request, result, is_answered, err);
     case DD_STORE_QUEUE_LEN:
         result->number = dd_keyspace_queue_len(ks, keys[0]);
         return DD_OK;
     case DD_STORE_LIST_KEYS:
         return answer_keys(ks, result, err);
     case DD_STORE_BARRIER:
-        return dd_keyspace_barrier_arrive(ks, keys[0], request->number, &result->flag, err);
+        return dd_keyspace_barrier_arrive(ks, keys[0], request->number, is_answered, err);
     }
     return dd_error_set(err, DD_INTERNAL, "no keyspace knows operation %d", (int)request->op);
 }
