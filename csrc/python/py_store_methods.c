@@ -36,6 +36,7 @@ const py_store_op py_store_ops[] = {
 typedef struct arguments {
     dd_store_request request;
     py_bytes bytes[PY_MAX_ARGS];
+    size_t nbytes;
     py_bytes_list keys;
     py_bytes_list values;
     dd_bytes value_views[PY_MAX_ARGS];
@@ -46,11 +47,13 @@ typedef struct arguments {
 static void
 arguments_fini(arguments *taken)
 {
-    for (int i = 0; i < PY_MAX_ARGS; i++) {
+    for (size_t i = 0; i < taken->nbytes; i++) {
         py_bytes_fini(&taken->bytes[i]);
     }
-    py_bytes_list_fini(&taken->keys);
-    py_bytes_list_fini(&taken->values);
+    if (taken->keys.items != NULL) {
+        py_bytes_list_fini(&taken->keys);
+        py_bytes_list_fini(&taken->values);
+    }
 }
 
 static bool
@@ -81,16 +84,17 @@ take_values(arguments *taken, PyObject *object, const char *function, const char
 }
 
 static bool
-take_bytes(arguments *taken, char kind, int i, PyObject *object, const py_signature *signature)
+take_bytes(arguments *taken, char kind, PyObject *object, const char *function, const char *name)
 {
-    if (!py_bytes_init(&taken->bytes[i], object, signature->function, signature->names[i])) {
+    py_bytes *bytes = &taken->bytes[taken->nbytes++];
+    if (!py_bytes_init(bytes, object, function, name)) {
         return false;
     }
     if (kind == 'k') {
-        taken->request.keys = &taken->bytes[i].view;
+        taken->request.keys = &bytes->view;
         taken->request.nkeys = 1;
     } else {
-        taken->value_views[taken->nvalues++] = taken->bytes[i].view;
+        taken->value_views[taken->nvalues++] = bytes->view;
         taken->request.values = taken->value_views;
     }
     return true;
@@ -111,10 +115,8 @@ take_size(arguments *taken, PyObject *object, const char *function, const char *
 }
 
 static bool
-take_argument(arguments *taken, char kind, int i, PyObject *object, const py_signature *signature)
+take_argument(arguments *taken, char kind, PyObject *object, const char *function, const char *name)
 {
-    const char *function = signature->function;
-    const char *name = signature->names[i];
     switch (kind) {
     case 'K':
         return take_keys(taken, object, function, name);
@@ -131,7 +133,7 @@ take_argument(arguments *taken, char kind, int i, PyObject *object, const py_sig
         taken->timeout = object;
         return true;
     default:
-        return take_bytes(taken, kind, i, object, signature);
+        return take_bytes(taken, kind, object, function, name);
     }
 }
 
@@ -140,7 +142,8 @@ take_arguments(arguments *taken, const py_store_op *op, PyObject *const *objects
 {
     bool is_ok = true;
     for (int i = 0; is_ok && i < op->signature.nnames; i++) {
-        is_ok = take_argument(taken, op->takes[i], i, objects[i], &op->signature);
+        is_ok =
+            take_argument(taken, op->takes[i], objects[i], op->signature.function, op->signature.names[i]);
     }
     return is_ok;
 }

@@ -1210,3 +1210,58 @@ TEST(full_disk)
     dd_store_release(reader);
     place_remove(&here);
 }
+
+TEST(clone_keeps_the_file_open)
+{
+    place here;
+    REQUIRE(place_make(&here));
+    dd_store *store = open_store(here.path, 1);
+    REQUIRE(store != NULL);
+    dd_wait wait = dd_wait_after(LONG_NS);
+    dd_store *clone = NULL;
+    set(store, "k", "v");
+    REQUIRE_OK(store->ops->clone(store, &clone, &wait, check_err()));
+    dd_store_release(store);
+    CHECK(is_file_there(&here));
+    CHECK(strcmp(dd_file_store_path(clone), here.path) == 0);
+    check_get(clone, "k", "v");
+    dd_store_release(clone);
+    CHECK(!is_file_there(&here));
+    place_remove(&here);
+}
+
+static void *
+run_hammer(void *arg)
+{
+    gang *crew = arg;
+    for (int i = 0; i < crew->items; i++) {
+        char key[16];
+        (void)snprintf(key, sizeof key, "%d", i % 100);
+        set(crew->store, key, "v");
+    }
+    return NULL;
+}
+
+/* A child of a fork has the store of a thread that it has not. */
+TEST(fork_in_the_middle_of_a_change)
+{
+    place here;
+    REQUIRE(place_make(&here));
+    gang crew = {open_store(here.path, -1), 2000};
+    REQUIRE(crew.store != NULL);
+    pthread_t hammer;
+    REQUIRE(pthread_create(&hammer, NULL, run_hammer, &crew) == 0);
+    for (int i = 0; i < 20; i++) {
+        pid_t pid = fork();
+        if (pid == 0) {
+            alarm(5 * (unsigned)check_slow());
+            dd_store_release(crew.store);
+            _exit(0);
+        }
+        check_child(pid);
+    }
+    pthread_join(hammer, NULL);
+    check_get(crew.store, "99", "v");
+    dd_store_release(crew.store);
+    place_remove(&here);
+}
