@@ -22,6 +22,10 @@ typedef struct py_store {
  * for what is no store: `function` and `name` are for its text. */
 dd_store *py_store_acquire(py_state *state, PyObject *object, const char *function, const char *name);
 
+/* The type of ours that a class is or derives from, and the name of its kind; of a class written in Python: Store and
+ * NULL. */
+PyTypeObject *py_store_own_type(const py_state *state, PyTypeObject *type, const char **kind);
+
 /* The pieces of a kind's __init__. begin: false with an exception when the object is open already. finish
  * takes the store when status is DD_OK; returns what __init__ returns. */
 bool py_store_begin_init(py_store *self);

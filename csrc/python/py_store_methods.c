@@ -198,20 +198,6 @@ call_method(dd_store_op which, PyObject *self, PyObject *const *args, Py_ssize_t
     }
 DD_STORE_OP_LIST(STORE_METHOD)
 
-/* The type of exactly our kind that an object is made from. */
-static PyTypeObject *
-own_type_of(const py_store *self)
-{
-    PyTypeObject *types[] = {self->state->tcp_store_type, self->state->file_store_type,
-                             self->state->hash_store_type, self->state->prefix_store_type};
-    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
-        if (PyObject_TypeCheck((PyObject *)self, types[i])) {
-            return types[i];
-        }
-    }
-    return self->state->store_type;
-}
-
 PyObject *
 py_store_clone(PyObject *object, PyObject *unused)
 {
@@ -229,7 +215,8 @@ py_store_clone(PyObject *object, PyObject *unused)
         py_store_drop(other);
         return NULL;
     }
-    return py_store_wrap(own_type_of(self), other);
+    const char *kind;
+    return py_store_wrap(py_store_own_type(self->state, Py_TYPE(object), &kind), other);
 }
 
 static PyObject *
