@@ -6,8 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define WAITER_KINDS ((size_t)DD_WAITER_BARRIER + 1)
-
 /* A value that shrinks gives its memory back when more than this would stay unused. */
 #define MAX_SLACK_BYTES ((size_t)4096)
 
@@ -17,8 +15,8 @@ typedef struct entry {
     dd_blob value;
     bool has_value;
     int64_t nitems;
-    dd_list items;                 /* of item, first in first */
-    dd_list waiters[WAITER_KINDS]; /* of dd_waiter_link, longest waiting first */
+    dd_list items;   /* of item, first in first */
+    dd_list waiters; /* of dd_waiter_link, longest waiting first */
     uint8_t key[];
 } entry;
 
@@ -86,12 +84,7 @@ entry_is_there(const entry *e)
 static bool
 entry_is_idle(const entry *e)
 {
-    for (size_t i = 0; i < WAITER_KINDS; i++) {
-        if (!dd_list_is_empty(&e->waiters[i])) {
-            return false;
-        }
-    }
-    return !entry_is_there(e);
+    return dd_list_is_empty(&e->waiters) && !entry_is_there(e);
 }
 
 static void
@@ -118,9 +111,7 @@ entry_create(dd_keyspace *ks, dd_bytes key, entry **created, dd_error *err)
     }
     e->node.key = dd_bytes_of(e->key, key.len);
     dd_list_init(&e->items);
-    for (size_t i = 0; i < WAITER_KINDS; i++) {
-        dd_list_init(&e->waiters[i]);
-    }
+    dd_list_init(&e->waiters);
     dd_status status = dd_map_insert(&ks->entries, &e->node, err);
     if (status != DD_OK) {
         dd_mem_free(e);
@@ -168,9 +159,10 @@ tell_waiters(dd_keyspace *ks, entry *e, dd_waiter_kind kind, dd_bytes value)
     dd_list ready;
     dd_list_init(&ready);
     dd_list *next;
-    for (dd_list *node = e->waiters[kind].next; node != &e->waiters[kind]; node = next) {
+    for (dd_list *node = e->waiters.next; node != &e->waiters; node = next) {
         next = node->next;
-        if (--link_of_node(node)->waiter->npending == 0) {
+        dd_waiter *waiter = link_of_node(node)->waiter;
+        if (waiter->kind == kind && --waiter->npending == 0) {
             dd_list_remove(node);
             dd_list_push_back(&ready, node);
         }
@@ -186,8 +178,9 @@ tell_waiters(dd_keyspace *ks, entry *e, dd_waiter_kind kind, dd_bytes value)
 static void
 untell_waiters(entry *e, dd_waiter_kind kind)
 {
-    for (dd_list *node = e->waiters[kind].next; node != &e->waiters[kind]; node = node->next) {
-        link_of_node(node)->waiter->npending++;
+    for (dd_list *node = e->waiters.next; node != &e->waiters; node = node->next) {
+        dd_waiter *waiter = link_of_node(node)->waiter;
+        waiter->npending += waiter->kind == kind ? 1 : 0;
     }
 }
 
@@ -411,15 +404,29 @@ dd_keyspace_has(const dd_keyspace *ks, dd_bytes key)
     return e != NULL && entry_is_there(e);
 }
 
-/* Gives the item to the one who waits the longest, if anyone does. */
+/* The waiter that has asked for an item of the key the longest, or NULL. */
+static dd_waiter *
+first_popper(const dd_keyspace *ks, dd_bytes key)
+{
+    entry *e = entry_find(ks, key);
+    if (e == NULL) {
+        return NULL;
+    }
+    dd_list *node = e->waiters.next;
+    while (node != &e->waiters && link_of_node(node)->waiter->kind != DD_WAITER_POP) {
+        node = node->next;
+    }
+    return node != &e->waiters ? link_of_node(node)->waiter : NULL;
+}
+
+/* Gives the item to a waiter, if there is one. */
 static bool
 hand_over(dd_keyspace *ks, dd_bytes key, dd_bytes value)
 {
-    entry *e = entry_find(ks, key);
-    if (e == NULL || dd_list_is_empty(&e->waiters[DD_WAITER_POP])) {
+    dd_waiter *waiter = first_popper(ks, key);
+    if (waiter == NULL) {
         return false;
     }
-    dd_waiter *waiter = link_of_node(e->waiters[DD_WAITER_POP].next)->waiter;
     waiter_unlink(ks, waiter);
     waiter->on_ready(waiter, value);
     return true;
@@ -556,7 +563,7 @@ dd_keyspace_park(dd_keyspace *ks, dd_waiter *waiter, dd_bytes (*next_key)(void *
         struct dd_waiter_link *link = &waiter->links[waiter->nlinks++];
         link->entry = e;
         link->waiter = waiter;
-        dd_list_push_back(&e->waiters[waiter->kind], &link->node);
+        dd_list_push_back(&e->waiters, &link->node);
         if (!entry_is_ready_for(e, waiter->kind)) {
             waiter->npending++;
         }
