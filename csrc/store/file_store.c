@@ -234,7 +234,7 @@ file_destroy(dd_store *store)
     } else if (pthread_mutex_trylock(&self->mu) == 0) {
         dd_mem_free(self->member.path);
     } else {
-        /* A thread that did not come along was changing the data: half a change can only be left. */
+        /* A thread that is not in this child held it, in the middle of a change: the data can only be left. */
         return;
     }
     dd_file_log_fini(&self->log);

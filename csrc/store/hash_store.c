@@ -171,8 +171,8 @@ static void
 hash_destroy(dd_store *store)
 {
     hash_store *self = DD_CONTAINER_OF(store, hash_store, head);
-    /* The mutex can be taken here, but in a forked child: there, it stays with a thread that was changing the data
-     * and does not exist. Half a change cannot be walked, only left. */
+    /* Nobody uses the store any more, so the mutex is free. In a forked child it may be held by a thread that is not
+     * there, in the middle of a change: what is half changed cannot be freed, only left. */
     if (pthread_mutex_trylock(&self->mu) != 0) {
         return;
     }
