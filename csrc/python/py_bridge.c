@@ -10,6 +10,7 @@ typedef struct py_bridge {
     dd_store head;
     py_state *state;  /* the object keeps it alive */
     PyObject *object; /* const after open; owned */
+    bool is_generic;  /* const after open: see py_bridge_open_generic */
 } py_bridge;
 
 /* One operation: between enter and leave the thread has the GIL. */
@@ -83,16 +84,6 @@ invoke(const bridge_call *call, PyObject *args)
     return result;
 }
 
-/* The same for its truth: what is not an answer is an exception. */
-static bool
-invoke_for_truth(const bridge_call *call, PyObject *args)
-{
-    PyObject *result = invoke(call, args);
-    bool is_true = result != NULL && PyObject_IsTrue(result) > 0;
-    Py_XDECREF(result);
-    return is_true;
-}
-
 static void
 raise_wrong_result(const bridge_call *call, PyObject *result, const char *wanted)
 {
@@ -102,27 +93,6 @@ raise_wrong_result(const bridge_call *call, PyObject *result, const char *wanted
                      type_name);
         Py_DECREF(type_name);
     }
-}
-
-static int64_t
-invoke_for_number(const bridge_call *call, PyObject *args)
-{
-    int64_t number = 0;
-    PyObject *result = invoke(call, args);
-    if (result != NULL && !PyIndex_Check(result)) {
-        raise_wrong_result(call, result, "an int");
-    } else if (result != NULL) {
-        (void)py_to_int64(result, &number, call->method, "return");
-    }
-    Py_XDECREF(result);
-    return number;
-}
-
-static void
-invoke_for_nothing(const bridge_call *call, PyObject *args)
-{
-    PyObject *result = invoke(call, args);
-    Py_XDECREF(result);
 }
 
 /* DD_OK with an exception set is possible: leave() looks at the exception first. */
@@ -136,15 +106,6 @@ blob_from_result(const bridge_call *call, PyObject *result, dd_blob *value, dd_e
     }
     dd_status status = rc > 0 ? dd_blob_assign(value, bytes.view, err) : DD_OK;
     py_bytes_fini(&bytes);
-    return status;
-}
-
-static dd_status
-invoke_for_blob(const bridge_call *call, PyObject *args, dd_blob *value, dd_error *err)
-{
-    PyObject *result = invoke(call, args);
-    dd_status status = result != NULL ? blob_from_result(call, result, value, err) : DD_OK;
-    Py_XDECREF(result);
     return status;
 }
 
@@ -175,13 +136,42 @@ blobs_from_result(const bridge_call *call, PyObject *result, size_t count, dd_bl
     return status;
 }
 
-static dd_status
-invoke_for_blobs(const bridge_call *call, PyObject *args, size_t count, dd_blob_list *list, dd_error *err)
+static int64_t
+number_from_result(const bridge_call *call, PyObject *result)
 {
-    PyObject *result = invoke(call, args);
-    dd_status status = result != NULL ? blobs_from_result(call, result, count, list, err) : DD_OK;
-    Py_XDECREF(result);
-    return status;
+    int64_t number = 0;
+    if (!PyIndex_Check(result)) {
+        raise_wrong_result(call, result, "an int");
+    } else {
+        (void)py_to_int64(result, &number, call->method, "return");
+    }
+    return number;
+}
+
+/* What the method returned, into the result of the request. An exception may be set afterwards. */
+static dd_status
+take_result(const bridge_call *call, PyObject *returned, const dd_store_request *request,
+            dd_store_result *result, dd_error *err)
+{
+    switch (py_store_ops[request->op].gives) {
+    case 'v':
+        return blob_from_result(call, returned, &result->value, err);
+    case 'o':
+        result->flag = returned != Py_None;
+        return result->flag ? blob_from_result(call, returned, &result->value, err) : DD_OK;
+    case 'V':
+        return blobs_from_result(call, returned, request->nkeys, &result->list, err);
+    case 'K':
+        return blobs_from_result(call, returned, ANY_COUNT, &result->list, err);
+    case 'n':
+        result->number = number_from_result(call, returned);
+        return DD_OK;
+    case 'b':
+        result->flag = PyObject_IsTrue(returned) > 0;
+        return DD_OK;
+    default:
+        return DD_OK;
+    }
 }
 
 static bool
@@ -219,214 +209,81 @@ is_overridden(const bridge_call *call)
     return is_own;
 }
 
-static dd_status
-bridge_set(dd_store *store, dd_bytes key, dd_bytes value, const dd_wait *wait, dd_error *err)
+static PyObject *
+make_argument(const bridge_call *call, char kind, const dd_store_request *request, size_t *nvalues)
 {
-    bridge_call call = enter(store, "set", wait);
-    invoke_for_nothing(&call, Py_BuildValue("(NN)", py_from_key(key), py_from_value(value)));
-    return leave(&call, DD_OK, err);
+    switch (kind) {
+    case 'k':
+        return py_from_key(request->keys[0]);
+    case 'K':
+        return py_from_keys(request->keys, request->nkeys);
+    case 'v':
+        return py_from_value(request->values[(*nvalues)++]);
+    case 'V':
+        return py_from_values(request->values, request->nkeys);
+    case 'b':
+        return PyBool_FromLong(request->number != 0);
+    case 't':
+        return time_left(call);
+    default:
+        return PyLong_FromLongLong(request->number);
+    }
 }
 
-static dd_status bridge_wait(dd_store *store, const dd_bytes *keys, size_t nkeys, const dd_wait *wait,
-                             dd_error *err);
-
-static dd_status
-bridge_get(dd_store *store, dd_bytes key, dd_blob *value, const dd_wait *wait, dd_error *err)
+/* NULL with an exception. */
+static PyObject *
+make_arguments(const bridge_call *call, const dd_store_request *request, bool has_timeout)
 {
-    bridge_call call = enter(store, "get", wait);
-    PyObject *args;
-    if (!is_timed(wait)) {
-        args = Py_BuildValue("(N)", py_from_key(key));
-    } else if (!is_overridden(&call)) {
-        args = Py_BuildValue("(NN)", py_from_key(key), time_left(&call));
-    } else {
-        /* An override of get has no time-out to give, but wait has. */
-        dd_status status = bridge_wait(store, &key, 1, wait, err);
-        if (status != DD_OK) {
-            return leave(&call, status, err);
+    const char *takes = py_store_ops[request->op].takes;
+    size_t nargs = has_timeout ? strlen(takes) : strcspn(takes, "t");
+    size_t nvalues = 0;
+    PyObject *args = PyTuple_New((Py_ssize_t)nargs);
+    for (size_t i = 0; args != NULL && i < nargs; i++) {
+        PyObject *arg = make_argument(call, takes[i], request, &nvalues);
+        if (arg == NULL || PyTuple_SetItem(args, (Py_ssize_t)i, arg) != 0) {
+            Py_CLEAR(args);
         }
-        args = Py_BuildValue("(N)", py_from_key(key));
     }
-    dd_status status = invoke_for_blob(&call, args, value, err);
-    return leave(&call, status, err);
+    return args;
 }
 
+/* What Store's own method does for a class that does not override it. */
 static dd_status
-bridge_try_get(dd_store *store, dd_bytes key, dd_blob *value, bool *is_found, const dd_wait *wait,
-               dd_error *err)
-{
-    bridge_call call = enter(store, "try_get", wait);
-    PyObject *result = invoke(&call, Py_BuildValue("(N)", py_from_key(key)));
-    dd_status status = DD_OK;
-    if (result != NULL) {
-        *is_found = result != Py_None;
-        status = *is_found ? blob_from_result(&call, result, value, err) : DD_OK;
-        Py_DECREF(result);
-    }
-    return leave(&call, status, err);
-}
-
-static dd_status
-bridge_add(dd_store *store, dd_bytes key, int64_t amount, int64_t *sum, const dd_wait *wait, dd_error *err)
-{
-    bridge_call call = enter(store, "add", wait);
-    int64_t number = invoke_for_number(&call, Py_BuildValue("(NL)", py_from_key(key), (long long)amount));
-    dd_status status = leave(&call, DD_OK, err);
-    if (status == DD_OK) {
-        *sum = number;
-    }
-    return status;
-}
-
-static dd_status
-bridge_compare_set(dd_store *store, dd_bytes key, dd_bytes expected, dd_bytes desired, dd_blob *value,
-                   const dd_wait *wait, dd_error *err)
-{
-    bridge_call call = enter(store, "compare_set", wait);
-    PyObject *args =
-        Py_BuildValue("(NNN)", py_from_key(key), py_from_value(expected), py_from_value(desired));
-    dd_status status = invoke_for_blob(&call, args, value, err);
-    return leave(&call, status, err);
-}
-
-static dd_status
-bridge_wait(dd_store *store, const dd_bytes *keys, size_t nkeys, const dd_wait *wait, dd_error *err)
-{
-    bridge_call call = enter(store, "wait", wait);
-    PyObject *args = is_timed(wait) ? Py_BuildValue("(NN)", py_from_keys(keys, nkeys), time_left(&call))
-                                    : Py_BuildValue("(N)", py_from_keys(keys, nkeys));
-    invoke_for_nothing(&call, args);
-    return leave(&call, DD_OK, err);
-}
-
-static dd_status
-bridge_check(dd_store *store, const dd_bytes *keys, size_t nkeys, bool *is_ready, const dd_wait *wait,
-             dd_error *err)
-{
-    bridge_call call = enter(store, "check", wait);
-    bool is_true = invoke_for_truth(&call, Py_BuildValue("(N)", py_from_keys(keys, nkeys)));
-    dd_status status = leave(&call, DD_OK, err);
-    if (status == DD_OK) {
-        *is_ready = is_true;
-    }
-    return status;
-}
-
-static dd_status
-bridge_delete_key(dd_store *store, dd_bytes key, bool *is_deleted, const dd_wait *wait, dd_error *err)
-{
-    bridge_call call = enter(store, "delete_key", wait);
-    bool is_true = invoke_for_truth(&call, Py_BuildValue("(N)", py_from_key(key)));
-    dd_status status = leave(&call, DD_OK, err);
-    if (status == DD_OK) {
-        *is_deleted = is_true;
-    }
-    return status;
-}
-
-static dd_status
-bridge_num_keys(dd_store *store, int64_t *count, const dd_wait *wait, dd_error *err)
-{
-    bridge_call call = enter(store, "num_keys", wait);
-    int64_t number = invoke_for_number(&call, PyTuple_New(0));
-    dd_status status = leave(&call, DD_OK, err);
-    if (status == DD_OK) {
-        *count = number;
-    }
-    return status;
-}
-
-static dd_status
-bridge_append(dd_store *store, dd_bytes key, dd_bytes value, const dd_wait *wait, dd_error *err)
-{
-    bridge_call call = enter(store, "append", wait);
-    invoke_for_nothing(&call, Py_BuildValue("(NN)", py_from_key(key), py_from_value(value)));
-    return leave(&call, DD_OK, err);
-}
-
-/* What Store.append does for a class that has none of its own. */
-static dd_status
-bridge_generic_append(dd_store *store, dd_bytes key, dd_bytes value, const dd_wait *wait, dd_error *err)
+run_generic(dd_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
+            dd_error *err)
 {
     bridge_call call = enter(store, "check", wait);
     bool can_check = is_overridden(&call);
     PyGILState_Release(call.gil);
-    return can_check ? dd_store_generic_append(store, key, value, wait, err)
-                     : dd_store_append_by_compare_set(store, key, value, wait, err);
+    return request->op == DD_STORE_APPEND && !can_check
+               ? dd_store_append_by_compare_set(store, request, wait, err)
+               : dd_store_run_generic(store, request, result, wait, err);
 }
 
 static dd_status
-bridge_multi_get(dd_store *store, const dd_bytes *keys, size_t nkeys, dd_blob_list *values,
-                 const dd_wait *wait, dd_error *err)
+bridge_run(dd_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
+           dd_error *err)
 {
-    bridge_call call = enter(store, "multi_get", wait);
-    PyObject *args = Py_BuildValue("(N)", py_from_keys(keys, nkeys));
-    dd_status status = invoke_for_blobs(&call, args, nkeys, values, err);
-    return leave(&call, status, err);
-}
-
-static dd_status
-bridge_multi_set(dd_store *store, const dd_bytes *keys, const dd_bytes *values, size_t nkeys,
-                 const dd_wait *wait, dd_error *err)
-{
-    bridge_call call = enter(store, "multi_set", wait);
-    invoke_for_nothing(&call,
-                       Py_BuildValue("(NN)", py_from_keys(keys, nkeys), py_from_values(values, nkeys)));
-    return leave(&call, DD_OK, err);
-}
-
-static dd_status
-bridge_queue_push(dd_store *store, dd_bytes key, dd_bytes value, const dd_wait *wait, dd_error *err)
-{
-    bridge_call call = enter(store, "queue_push", wait);
-    invoke_for_nothing(&call, Py_BuildValue("(NN)", py_from_key(key), py_from_value(value)));
-    return leave(&call, DD_OK, err);
-}
-
-static dd_status
-bridge_queue_pop(dd_store *store, dd_bytes key, bool is_blocking, dd_blob *value, const dd_wait *wait,
-                 dd_error *err)
-{
-    bridge_call call = enter(store, "queue_pop", wait);
-    PyObject *args;
-    if (is_blocking && is_timed(wait) && !is_overridden(&call)) {
-        args = Py_BuildValue("(NNN)", py_from_key(key), PyBool_FromLong(1), time_left(&call));
-    } else {
-        args = Py_BuildValue("(NN)", py_from_key(key), PyBool_FromLong(is_blocking));
+    dd_store_op op = request->op;
+    if (((py_bridge *)store)->is_generic && py_store_ops[op].unbound == PY_UNBOUND_GENERIC) {
+        return run_generic(store, request, result, wait, err);
     }
-    dd_status status = invoke_for_blob(&call, args, value, err);
-    return leave(&call, status, err);
-}
-
-static dd_status
-bridge_queue_len(dd_store *store, dd_bytes key, int64_t *count, const dd_wait *wait, dd_error *err)
-{
-    bridge_call call = enter(store, "queue_len", wait);
-    int64_t number = invoke_for_number(&call, Py_BuildValue("(N)", py_from_key(key)));
-    dd_status status = leave(&call, DD_OK, err);
-    if (status == DD_OK) {
-        *count = number;
+    bridge_call call = enter(store, dd_store_op_name(op), wait);
+    bool is_bounded = is_timed(wait) && !(op == DD_STORE_QUEUE_POP && request->number == 0);
+    bool may_lack_timeout = op == DD_STORE_GET || op == DD_STORE_QUEUE_POP;
+    bool has_timeout = is_bounded && !(may_lack_timeout && is_overridden(&call));
+    if (op == DD_STORE_GET && is_bounded && !has_timeout) {
+        /* An override of get has no time-out to give, but wait has. */
+        dd_store_request first = {.op = DD_STORE_WAIT, .keys = request->keys, .nkeys = request->nkeys};
+        dd_status status = bridge_run(store, &first, result, wait, err);
+        if (status != DD_OK) {
+            return leave(&call, status, err);
+        }
     }
-    return status;
-}
-
-static dd_status
-bridge_list_keys(dd_store *store, dd_blob_list *keys, const dd_wait *wait, dd_error *err)
-{
-    bridge_call call = enter(store, "list_keys", wait);
-    dd_status status = invoke_for_blobs(&call, PyTuple_New(0), ANY_COUNT, keys, err);
+    PyObject *returned = invoke(&call, make_arguments(&call, request, has_timeout));
+    dd_status status = returned != NULL ? take_result(&call, returned, request, result, err) : DD_OK;
+    Py_XDECREF(returned);
     return leave(&call, status, err);
-}
-
-static dd_status
-bridge_barrier(dd_store *store, dd_bytes key, int64_t world_size, const dd_wait *wait, dd_error *err)
-{
-    bridge_call call = enter(store, "barrier", wait);
-    long long size = world_size;
-    PyObject *args = is_timed(wait) ? Py_BuildValue("(NLN)", py_from_key(key), size, time_left(&call))
-                                    : Py_BuildValue("(NL)", py_from_key(key), size);
-    invoke_for_nothing(&call, args);
-    return leave(&call, DD_OK, err);
 }
 
 static dd_status
@@ -458,7 +315,9 @@ static bool
 bridge_has_extended_api(dd_store *store)
 {
     bridge_call call = enter(store, "has_extended_api", NULL);
-    bool is_true = invoke_for_truth(&call, PyTuple_New(0));
+    PyObject *result = invoke(&call, PyTuple_New(0));
+    bool is_true = result != NULL && PyObject_IsTrue(result) > 0;
+    Py_XDECREF(result);
     leave_unraisable(&call);
     return is_true;
 }
@@ -481,7 +340,7 @@ static void
 bridge_set_timeout_ns(dd_store *store, int64_t timeout_ns)
 {
     bridge_call call = enter(store, "set_timeout", NULL);
-    invoke_for_nothing(&call, Py_BuildValue("(N)", py_from_timeout_ns(call.bridge->state, timeout_ns)));
+    Py_XDECREF(invoke(&call, Py_BuildValue("(N)", py_from_timeout_ns(call.bridge->state, timeout_ns))));
     leave_unraisable(&call);
 }
 
@@ -497,62 +356,45 @@ bridge_destroy(dd_store *store)
     dd_mem_free(bridge);
 }
 
-#define BRIDGE_OPS_COMMON                                                                          \
-    .kind = "Store", .set = bridge_set, .get = bridge_get, .add = bridge_add,                      \
-    .compare_set = bridge_compare_set, .wait = bridge_wait, .check = bridge_check,                 \
-    .delete_key = bridge_delete_key, .num_keys = bridge_num_keys, .queue_push = bridge_queue_push, \
-    .queue_pop = bridge_queue_pop, .queue_len = bridge_queue_len, .list_keys = bridge_list_keys,   \
-    .clone = bridge_clone, .has_extended_api = bridge_has_extended_api,                            \
-    .get_timeout_ns = bridge_get_timeout_ns, .set_timeout_ns = bridge_set_timeout_ns,              \
-    .destroy = bridge_destroy
-
 static const dd_store_ops bridge_ops = {
-    BRIDGE_OPS_COMMON,
-    .try_get = bridge_try_get,
-    .append = bridge_append,
-    .multi_get = bridge_multi_get,
-    .multi_set = bridge_multi_set,
-    .barrier = bridge_barrier,
-};
-
-static const dd_store_ops generic_ops = {
-    BRIDGE_OPS_COMMON,
-    .try_get = dd_store_generic_try_get,
-    .append = bridge_generic_append,
-    .multi_get = dd_store_generic_multi_get,
-    .multi_set = dd_store_generic_multi_set,
-    .barrier = dd_store_generic_barrier,
+    .kind = "Store",
+    DD_STORE_OPS_BY_RUN(bridge_run),
+    .clone = bridge_clone,
+    .has_extended_api = bridge_has_extended_api,
+    .get_timeout_ns = bridge_get_timeout_ns,
+    .set_timeout_ns = bridge_set_timeout_ns,
+    .destroy = bridge_destroy,
 };
 
 static dd_store *
-open_with(const dd_store_ops *ops, py_state *state, PyObject *object)
+open_bridge(py_state *state, PyObject *object, bool is_generic)
 {
     py_bridge *bridge = dd_mem_alloc(sizeof *bridge);
     if (bridge == NULL) {
         PyErr_NoMemory();
         return NULL;
     }
-    dd_store_init(&bridge->head, ops, DD_STORE_DEFAULT_TIMEOUT_NS);
+    dd_store_init(&bridge->head, &bridge_ops, DD_STORE_DEFAULT_TIMEOUT_NS);
     bridge->state = state;
     bridge->object = Py_NewRef(object);
+    bridge->is_generic = is_generic;
     return &bridge->head;
 }
 
 dd_store *
 py_bridge_open(py_state *state, PyObject *object)
 {
-    return open_with(&bridge_ops, state, object);
+    return open_bridge(state, object, false);
 }
 
 dd_store *
 py_bridge_open_generic(py_state *state, PyObject *object)
 {
-    return open_with(&generic_ops, state, object);
+    return open_bridge(state, object, true);
 }
 
 PyObject *
 py_bridge_object(const dd_store *store)
 {
-    return store->ops == &bridge_ops || store->ops == &generic_ops ? ((const py_bridge *)store)->object
-                                                                   : NULL;
+    return store->ops == &bridge_ops ? ((const py_bridge *)store)->object : NULL;
 }

@@ -5,24 +5,25 @@
 
 #include <stddef.h>
 
-static const char *
-kind_of(const py_state *state, PyTypeObject *type)
+PyTypeObject *
+py_store_own_type(const py_state *state, PyTypeObject *type, const char **kind)
 {
     const struct {
         PyTypeObject *type;
-        const char *name;
-    } kinds[] = {
+        const char *kind;
+    } own[] = {
         {state->tcp_store_type, "TCPStore"},
         {state->file_store_type, "FileStore"},
         {state->hash_store_type, "HashStore"},
         {state->prefix_store_type, "PrefixStore"},
+        {state->store_type, NULL},
     };
-    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
-        if (PyType_IsSubtype(type, kinds[i].type)) {
-            return kinds[i].name;
-        }
+    size_t i = 0;
+    while (own[i].kind != NULL && !PyType_IsSubtype(type, own[i].type)) {
+        i++;
     }
-    return NULL;
+    *kind = own[i].kind;
+    return own[i].type;
 }
 
 static PyObject *
@@ -39,7 +40,7 @@ store_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (self != NULL) {
         self->module = Py_NewRef(module);
         self->state = state;
-        self->kind = kind_of(state, type);
+        (void)py_store_own_type(state, type, &self->kind);
         self->timeout_ns = DD_STORE_DEFAULT_TIMEOUT_NS;
     }
     return (PyObject *)self;
@@ -136,13 +137,6 @@ py_store_opened(py_store *self)
     return self->store;
 }
 
-static bool
-is_exactly_ours(const py_state *state, PyTypeObject *type)
-{
-    return type == state->tcp_store_type || type == state->file_store_type ||
-           type == state->hash_store_type || type == state->prefix_store_type;
-}
-
 dd_store *
 py_store_acquire(py_state *state, PyObject *object, const char *function, const char *name)
 {
@@ -150,7 +144,9 @@ py_store_acquire(py_state *state, PyObject *object, const char *function, const 
         py_raise_wrong_type(function, name, "a Store", object);
         return NULL;
     }
-    if (!is_exactly_ours(state, Py_TYPE(object))) {
+    const char *kind;
+    PyTypeObject *type = Py_TYPE(object);
+    if (py_store_own_type(state, type, &kind) != type || kind == NULL) {
         return py_bridge_open(state, object);
     }
     dd_store *store = py_store_opened((py_store *)object);

@@ -4,7 +4,7 @@
 
 #include "python/py_convert.h"
 #include "python/py_wait.h"
-#include "store/store.h"
+#include "store/request.h"
 
 /* The head of every store object; the types of the kinds embed it first. */
 typedef struct py_store {
@@ -21,6 +21,10 @@ typedef struct py_store {
  * for instances of classes derived in Python, so that what they override is called. NULL with an exception
  * for what is no store: `function` and `name` are for its text. */
 dd_store *py_store_acquire(py_state *state, PyObject *object, const char *function, const char *name);
+
+/* The type of ours that a class is or derives from, and the name of its kind; of a class written in Python: Store and
+ * NULL. */
+PyTypeObject *py_store_own_type(const py_state *state, PyTypeObject *type, const char **kind);
 
 /* The pieces of a kind's __init__. begin: false with an exception when the object is open already. finish
  * takes the store when status is DD_OK; returns what __init__ returns. */
@@ -51,6 +55,21 @@ typedef enum py_unbound {
     PY_UNBOUND_NOT_SUPPORTED,
     PY_UNBOUND_GENERIC, /* the form in terms of other methods */
 } py_unbound;
+
+/* An operation of stores as a method of a Python object: the binding makes a request of its arguments, the bridge
+ * makes arguments of a request. */
+typedef struct py_store_op {
+    py_signature signature;
+    /* What each parameter is: 'k' the key, 'K' the keys, 'v' the next value, 'V' the values, 'n' the number, 's' the
+     * same as a size (1 or more), 'b' the same as a truth (True if it is not given), 't' a time-out (comes last) */
+    char takes[PY_MAX_ARGS + 1];
+    /* What comes of it: '-' None, 'v' the value, 'o' the value or None, 'V' a list of values, 'K' a list of keys,
+     * 'n' the number, 'b' a bool */
+    char gives;
+    py_unbound unbound;
+} py_store_op;
+
+extern const py_store_op py_store_ops[]; /* by dd_store_op */
 
 /* False with an exception; then there is nothing to end. `timeout` may be NULL or None: the store's. */
 bool py_call_begin(py_call *call, py_store *self, const char *function, py_unbound unbound,

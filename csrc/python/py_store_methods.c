@@ -1,431 +1,202 @@
-/* The methods of dldist.Store. Each one is the same four steps: arguments, py_call_begin, the operation
- * without the GIL, py_call_end. */
+/* The methods of dldist.Store. Those that are operations of a store are rows of one table, and the same steps for
+ * each: the arguments become a request, py_call_begin, the request without the GIL, py_call_end, the result. */
 
 #include "python/py_store.h"
 
-static PyObject *
-store_set(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    static const py_signature signature = {"set", {"key", "value"}, 2, 2};
-    PyObject *values[PY_MAX_ARGS];
-    py_bytes key = {0};
-    py_bytes value = {0};
-    py_call call;
-    bool is_done = false;
-    if (py_args_parse(&signature, args, nargs, kwnames, values) &&
-        py_bytes_init(&key, values[0], "set", "key") && py_bytes_init(&value, values[1], "set", "value") &&
-        py_call_begin(&call, (py_store *)self, "set", PY_UNBOUND_NOT_IMPLEMENTED, NULL)) {
-        Py_BEGIN_ALLOW_THREADS
-        call.status = call.store->ops->set(call.store, key.view, value.view, &call.wait.wait, &call.err);
-        Py_END_ALLOW_THREADS
-        is_done = py_call_end(&call);
-    }
-    py_bytes_fini(&key);
-    py_bytes_fini(&value);
-    return is_done ? Py_NewRef(Py_None) : NULL;
-}
+const py_store_op py_store_ops[] = {
+    [DD_STORE_SET] = {{"set", {"key", "value"}, 2, 2}, "kv", '-', PY_UNBOUND_NOT_IMPLEMENTED},
+    [DD_STORE_GET] = {{"get", {"key", "timeout"}, 1, 2}, "kt", 'v', PY_UNBOUND_NOT_IMPLEMENTED},
+    [DD_STORE_TRY_GET] = {{"try_get", {"key"}, 1, 1}, "k", 'o', PY_UNBOUND_GENERIC},
+    [DD_STORE_ADD] = {{"add", {"key", "amount"}, 2, 2}, "kn", 'n', PY_UNBOUND_PURE_VIRTUAL},
+    [DD_STORE_COMPARE_SET] = {{"compare_set", {"key", "expected_value", "desired_value"}, 3, 3},
+                              "kvv",
+                              'v',
+                              PY_UNBOUND_NOT_IMPLEMENTED},
+    [DD_STORE_WAIT] = {{"wait", {"keys", "timeout"}, 1, 2}, "Kt", '-', PY_UNBOUND_PURE_VIRTUAL},
+    [DD_STORE_CHECK] = {{"check", {"keys"}, 1, 1}, "K", 'b', PY_UNBOUND_PURE_VIRTUAL},
+    [DD_STORE_DELETE_KEY] = {{"delete_key", {"key"}, 1, 1}, "k", 'b', PY_UNBOUND_PURE_VIRTUAL},
+    [DD_STORE_NUM_KEYS] = {{"num_keys", {0}, 0, 0}, "", 'n', PY_UNBOUND_PURE_VIRTUAL},
+    [DD_STORE_APPEND] = {{"append", {"key", "value"}, 2, 2}, "kv", '-', PY_UNBOUND_GENERIC},
+    [DD_STORE_MULTI_GET] = {{"multi_get", {"keys"}, 1, 1}, "K", 'V', PY_UNBOUND_GENERIC},
+    [DD_STORE_MULTI_SET] = {{"multi_set", {"keys", "values"}, 2, 2}, "KV", '-', PY_UNBOUND_GENERIC},
+    [DD_STORE_QUEUE_PUSH] = {{"queue_push", {"key", "value"}, 2, 2}, "kv", '-', PY_UNBOUND_NOT_SUPPORTED},
+    [DD_STORE_QUEUE_POP] = {{"queue_pop", {"key", "block", "timeout"}, 1, 3},
+                            "kbt",
+                            'v',
+                            PY_UNBOUND_NOT_SUPPORTED},
+    [DD_STORE_QUEUE_LEN] = {{"queue_len", {"key"}, 1, 1}, "k", 'n', PY_UNBOUND_NOT_SUPPORTED},
+    [DD_STORE_LIST_KEYS] = {{"list_keys", {0}, 0, 0}, "", 'K', PY_UNBOUND_NOT_SUPPORTED},
+    [DD_STORE_BARRIER] = {{"barrier", {"key", "world_size", "timeout"}, 2, 3},
+                          "kst",
+                          '-',
+                          PY_UNBOUND_GENERIC},
+};
 
-/* Ends a call and frees the blob: returns its value, or NULL with an exception. */
-static PyObject *
-finish_blob(py_call *call, dd_blob *blob)
-{
-    PyObject *result = py_call_end(call) ? py_from_value(dd_blob_view(blob)) : NULL;
-    dd_blob_fini(blob);
-    return result;
-}
+/* The request of a call, and what it borrows. Zeroed at first; all of it may be freed at any time. */
+typedef struct arguments {
+    dd_store_request request;
+    py_bytes bytes[PY_MAX_ARGS];
+    size_t nbytes;
+    py_bytes_list keys;
+    py_bytes_list values;
+    dd_bytes value_views[PY_MAX_ARGS];
+    size_t nvalues;
+    PyObject *timeout; /* borrowed, or NULL */
+} arguments;
 
-static PyObject *
-store_get(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+static void
+arguments_fini(arguments *taken)
 {
-    static const py_signature signature = {"get", {"key", "timeout"}, 1, 2};
-    PyObject *values[PY_MAX_ARGS];
-    py_bytes key = {0};
-    py_call call;
-    PyObject *result = NULL;
-    if (py_args_parse(&signature, args, nargs, kwnames, values) &&
-        py_bytes_init(&key, values[0], "get", "key") &&
-        py_call_begin(&call, (py_store *)self, "get", PY_UNBOUND_NOT_IMPLEMENTED, values[1])) {
-        dd_blob value = {0};
-        Py_BEGIN_ALLOW_THREADS
-        call.status = call.store->ops->get(call.store, key.view, &value, &call.wait.wait, &call.err);
-        Py_END_ALLOW_THREADS
-        result = finish_blob(&call, &value);
+    for (size_t i = 0; i < taken->nbytes; i++) {
+        py_bytes_fini(&taken->bytes[i]);
     }
-    py_bytes_fini(&key);
-    return result;
-}
-
-static PyObject *
-store_try_get(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    static const py_signature signature = {"try_get", {"key"}, 1, 1};
-    PyObject *values[PY_MAX_ARGS];
-    py_bytes key = {0};
-    py_call call;
-    PyObject *result = NULL;
-    if (py_args_parse(&signature, args, nargs, kwnames, values) &&
-        py_bytes_init(&key, values[0], "try_get", "key") &&
-        py_call_begin(&call, (py_store *)self, "try_get", PY_UNBOUND_GENERIC, NULL)) {
-        dd_blob value = {0};
-        bool is_found = false;
-        Py_BEGIN_ALLOW_THREADS
-        call.status =
-            call.store->ops->try_get(call.store, key.view, &value, &is_found, &call.wait.wait, &call.err);
-        Py_END_ALLOW_THREADS
-        result = finish_blob(&call, &value);
-        if (result != NULL && !is_found) {
-            Py_DECREF(result);
-            result = Py_NewRef(Py_None);
-        }
+    if (taken->keys.items != NULL) {
+        py_bytes_list_fini(&taken->keys);
+        py_bytes_list_fini(&taken->values);
     }
-    py_bytes_fini(&key);
-    return result;
-}
-
-static PyObject *
-store_add(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    static const py_signature signature = {"add", {"key", "amount"}, 2, 2};
-    PyObject *values[PY_MAX_ARGS];
-    py_bytes key = {0};
-    int64_t amount;
-    int64_t sum = 0;
-    py_call call;
-    bool is_done = false;
-    if (py_args_parse(&signature, args, nargs, kwnames, values) &&
-        py_bytes_init(&key, values[0], "add", "key") && py_to_int64(values[1], &amount, "add", "amount") &&
-        py_call_begin(&call, (py_store *)self, "add", PY_UNBOUND_PURE_VIRTUAL, NULL)) {
-        Py_BEGIN_ALLOW_THREADS
-        call.status = call.store->ops->add(call.store, key.view, amount, &sum, &call.wait.wait, &call.err);
-        Py_END_ALLOW_THREADS
-        is_done = py_call_end(&call);
-    }
-    py_bytes_fini(&key);
-    return is_done ? PyLong_FromLongLong(sum) : NULL;
-}
-
-static PyObject *
-store_compare_set(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    static const py_signature signature = {"compare_set", {"key", "expected_value", "desired_value"}, 3, 3};
-    PyObject *values[PY_MAX_ARGS];
-    py_bytes arguments[3] = {0};
-    py_call call;
-    PyObject *result = NULL;
-    bool is_ok = py_args_parse(&signature, args, nargs, kwnames, values);
-    for (int i = 0; is_ok && i < 3; i++) {
-        is_ok = py_bytes_init(&arguments[i], values[i], "compare_set", signature.names[i]);
-    }
-    if (is_ok && py_call_begin(&call, (py_store *)self, "compare_set", PY_UNBOUND_NOT_IMPLEMENTED, NULL)) {
-        dd_blob value = {0};
-        Py_BEGIN_ALLOW_THREADS
-        call.status = call.store->ops->compare_set(call.store, arguments[0].view, arguments[1].view,
-                                                   arguments[2].view, &value, &call.wait.wait, &call.err);
-        Py_END_ALLOW_THREADS
-        result = finish_blob(&call, &value);
-    }
-    for (int i = 0; i < 3; i++) {
-        py_bytes_fini(&arguments[i]);
-    }
-    return result;
-}
-
-static PyObject *
-store_wait(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    static const py_signature signature = {"wait", {"keys", "timeout"}, 1, 2};
-    PyObject *values[PY_MAX_ARGS];
-    py_bytes_list keys = {0};
-    py_call call;
-    bool is_done = false;
-    if (py_args_parse(&signature, args, nargs, kwnames, values) &&
-        py_bytes_list_init(&keys, values[0], "wait", "keys") &&
-        py_call_begin(&call, (py_store *)self, "wait", PY_UNBOUND_PURE_VIRTUAL, values[1])) {
-        Py_BEGIN_ALLOW_THREADS
-        call.status = call.store->ops->wait(call.store, keys.views, keys.count, &call.wait.wait, &call.err);
-        Py_END_ALLOW_THREADS
-        is_done = py_call_end(&call);
-    }
-    py_bytes_list_fini(&keys);
-    return is_done ? Py_NewRef(Py_None) : NULL;
-}
-
-static PyObject *
-store_check(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    static const py_signature signature = {"check", {"keys"}, 1, 1};
-    PyObject *values[PY_MAX_ARGS];
-    py_bytes_list keys = {0};
-    bool is_ready = false;
-    py_call call;
-    bool is_done = false;
-    if (py_args_parse(&signature, args, nargs, kwnames, values) &&
-        py_bytes_list_init(&keys, values[0], "check", "keys") &&
-        py_call_begin(&call, (py_store *)self, "check", PY_UNBOUND_PURE_VIRTUAL, NULL)) {
-        Py_BEGIN_ALLOW_THREADS
-        call.status =
-            call.store->ops->check(call.store, keys.views, keys.count, &is_ready, &call.wait.wait, &call.err);
-        Py_END_ALLOW_THREADS
-        is_done = py_call_end(&call);
-    }
-    py_bytes_list_fini(&keys);
-    return is_done ? PyBool_FromLong(is_ready) : NULL;
-}
-
-static PyObject *
-store_delete_key(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    static const py_signature signature = {"delete_key", {"key"}, 1, 1};
-    PyObject *values[PY_MAX_ARGS];
-    py_bytes key = {0};
-    bool is_deleted = false;
-    py_call call;
-    bool is_done = false;
-    if (py_args_parse(&signature, args, nargs, kwnames, values) &&
-        py_bytes_init(&key, values[0], "delete_key", "key") &&
-        py_call_begin(&call, (py_store *)self, "delete_key", PY_UNBOUND_PURE_VIRTUAL, NULL)) {
-        Py_BEGIN_ALLOW_THREADS
-        call.status =
-            call.store->ops->delete_key(call.store, key.view, &is_deleted, &call.wait.wait, &call.err);
-        Py_END_ALLOW_THREADS
-        is_done = py_call_end(&call);
-    }
-    py_bytes_fini(&key);
-    return is_done ? PyBool_FromLong(is_deleted) : NULL;
-}
-
-static PyObject *
-store_num_keys(PyObject *self, PyObject *unused)
-{
-    (void)unused;
-    int64_t count = 0;
-    py_call call;
-    if (!py_call_begin(&call, (py_store *)self, "num_keys", PY_UNBOUND_PURE_VIRTUAL, NULL)) {
-        return NULL;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    call.status = call.store->ops->num_keys(call.store, &count, &call.wait.wait, &call.err);
-    Py_END_ALLOW_THREADS
-    return py_call_end(&call) ? PyLong_FromLongLong(count) : NULL;
-}
-
-static PyObject *
-store_append(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    static const py_signature signature = {"append", {"key", "value"}, 2, 2};
-    PyObject *values[PY_MAX_ARGS];
-    py_bytes key = {0};
-    py_bytes value = {0};
-    py_call call;
-    bool is_done = false;
-    if (py_args_parse(&signature, args, nargs, kwnames, values) &&
-        py_bytes_init(&key, values[0], "append", "key") &&
-        py_bytes_init(&value, values[1], "append", "value") &&
-        py_call_begin(&call, (py_store *)self, "append", PY_UNBOUND_GENERIC, NULL)) {
-        Py_BEGIN_ALLOW_THREADS
-        call.status = call.store->ops->append(call.store, key.view, value.view, &call.wait.wait, &call.err);
-        Py_END_ALLOW_THREADS
-        is_done = py_call_end(&call);
-    }
-    py_bytes_fini(&key);
-    py_bytes_fini(&value);
-    return is_done ? Py_NewRef(Py_None) : NULL;
-}
-
-static PyObject *
-store_multi_get(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    static const py_signature signature = {"multi_get", {"keys"}, 1, 1};
-    PyObject *values[PY_MAX_ARGS];
-    py_bytes_list keys = {0};
-    py_call call;
-    PyObject *result = NULL;
-    if (py_args_parse(&signature, args, nargs, kwnames, values) &&
-        py_bytes_list_init(&keys, values[0], "multi_get", "keys") &&
-        py_call_begin(&call, (py_store *)self, "multi_get", PY_UNBOUND_GENERIC, NULL)) {
-        dd_blob_list found = {0};
-        Py_BEGIN_ALLOW_THREADS
-        call.status = call.store->ops->multi_get(call.store, keys.views, keys.count, &found, &call.wait.wait,
-                                                 &call.err);
-        Py_END_ALLOW_THREADS
-        result = py_call_end(&call) ? py_from_blob_list(&found, py_from_value) : NULL;
-        dd_blob_list_fini(&found);
-    }
-    py_bytes_list_fini(&keys);
-    return result;
 }
 
 static bool
-is_same_length(const py_bytes_list *keys, const py_bytes_list *values)
+take_keys(arguments *taken, PyObject *object, const char *function, const char *name)
 {
-    if (keys->count != values->count) {
-        PyErr_Format(PyExc_ValueError,
-                     "multi_set(): 'keys' and 'values' must be of one length, not %zu and %zu", keys->count,
-                     values->count);
+    if (!py_bytes_list_init(&taken->keys, object, function, name)) {
+        return false;
+    }
+    taken->request.keys = taken->keys.views;
+    taken->request.nkeys = taken->keys.count;
+    return true;
+}
+
+/* The keys have been taken. */
+static bool
+take_values(arguments *taken, PyObject *object, const char *function, const char *name)
+{
+    if (!py_bytes_list_init(&taken->values, object, function, name)) {
+        return false;
+    }
+    if (taken->keys.count != taken->values.count) {
+        PyErr_Format(PyExc_ValueError, "%s(): 'keys' and 'values' must be of one length, not %zu and %zu",
+                     function, taken->keys.count, taken->values.count);
+        return false;
+    }
+    taken->request.values = taken->values.views;
+    return true;
+}
+
+static bool
+take_bytes(arguments *taken, char kind, PyObject *object, const char *function, const char *name)
+{
+    py_bytes *bytes = &taken->bytes[taken->nbytes++];
+    if (!py_bytes_init(bytes, object, function, name)) {
+        return false;
+    }
+    if (kind == 'k') {
+        taken->request.keys = &bytes->view;
+        taken->request.nkeys = 1;
+    } else {
+        taken->value_views[taken->nvalues++] = bytes->view;
+        taken->request.values = taken->value_views;
+    }
+    return true;
+}
+
+static bool
+take_size(arguments *taken, PyObject *object, const char *function, const char *name)
+{
+    if (!py_to_int64(object, &taken->request.number, function, name)) {
+        return false;
+    }
+    if (taken->request.number < 1) {
+        PyErr_Format(PyExc_ValueError, "%s(): argument '%s' must be 1 or more, not %lld", function, name,
+                     (long long)taken->request.number);
         return false;
     }
     return true;
 }
 
-static PyObject *
-store_multi_set(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+static bool
+take_argument(arguments *taken, char kind, PyObject *object, const char *function, const char *name)
 {
-    static const py_signature signature = {"multi_set", {"keys", "values"}, 2, 2};
-    PyObject *arguments[PY_MAX_ARGS];
-    py_bytes_list keys = {0};
-    py_bytes_list values = {0};
-    py_call call;
-    bool is_done = false;
-    if (py_args_parse(&signature, args, nargs, kwnames, arguments) &&
-        py_bytes_list_init(&keys, arguments[0], "multi_set", "keys") &&
-        py_bytes_list_init(&values, arguments[1], "multi_set", "values") && is_same_length(&keys, &values) &&
-        py_call_begin(&call, (py_store *)self, "multi_set", PY_UNBOUND_GENERIC, NULL)) {
-        Py_BEGIN_ALLOW_THREADS
-        call.status = call.store->ops->multi_set(call.store, keys.views, values.views, keys.count,
-                                                 &call.wait.wait, &call.err);
-        Py_END_ALLOW_THREADS
-        is_done = py_call_end(&call);
+    switch (kind) {
+    case 'K':
+        return take_keys(taken, object, function, name);
+    case 'V':
+        return take_values(taken, object, function, name);
+    case 'n':
+        return py_to_int64(object, &taken->request.number, function, name);
+    case 's':
+        return take_size(taken, object, function, name);
+    case 'b':
+        taken->request.number = object != NULL ? PyObject_IsTrue(object) : 1;
+        return taken->request.number >= 0;
+    case 't':
+        taken->timeout = object;
+        return true;
+    default:
+        return take_bytes(taken, kind, object, function, name);
     }
-    py_bytes_list_fini(&keys);
-    py_bytes_list_fini(&values);
-    return is_done ? Py_NewRef(Py_None) : NULL;
-}
-
-static PyObject *
-store_queue_push(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    static const py_signature signature = {"queue_push", {"key", "value"}, 2, 2};
-    PyObject *values[PY_MAX_ARGS];
-    py_bytes key = {0};
-    py_bytes value = {0};
-    py_call call;
-    bool is_done = false;
-    if (py_args_parse(&signature, args, nargs, kwnames, values) &&
-        py_bytes_init(&key, values[0], "queue_push", "key") &&
-        py_bytes_init(&value, values[1], "queue_push", "value") &&
-        py_call_begin(&call, (py_store *)self, "queue_push", PY_UNBOUND_NOT_SUPPORTED, NULL)) {
-        Py_BEGIN_ALLOW_THREADS
-        call.status =
-            call.store->ops->queue_push(call.store, key.view, value.view, &call.wait.wait, &call.err);
-        Py_END_ALLOW_THREADS
-        is_done = py_call_end(&call);
-    }
-    py_bytes_fini(&key);
-    py_bytes_fini(&value);
-    return is_done ? Py_NewRef(Py_None) : NULL;
-}
-
-static PyObject *
-store_queue_pop(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    static const py_signature signature = {"queue_pop", {"key", "block", "timeout"}, 1, 3};
-    PyObject *values[PY_MAX_ARGS];
-    py_bytes key = {0};
-    py_call call;
-    PyObject *result = NULL;
-    if (!py_args_parse(&signature, args, nargs, kwnames, values)) {
-        return NULL;
-    }
-    int is_blocking = values[1] != NULL ? PyObject_IsTrue(values[1]) : 1;
-    if (is_blocking >= 0 && py_bytes_init(&key, values[0], "queue_pop", "key") &&
-        py_call_begin(&call, (py_store *)self, "queue_pop", PY_UNBOUND_NOT_SUPPORTED, values[2])) {
-        dd_blob value = {0};
-        Py_BEGIN_ALLOW_THREADS
-        call.status = call.store->ops->queue_pop(call.store, key.view, is_blocking != 0, &value,
-                                                 &call.wait.wait, &call.err);
-        Py_END_ALLOW_THREADS
-        result = finish_blob(&call, &value);
-    }
-    py_bytes_fini(&key);
-    return result;
-}
-
-static PyObject *
-store_queue_len(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    static const py_signature signature = {"queue_len", {"key"}, 1, 1};
-    PyObject *values[PY_MAX_ARGS];
-    py_bytes key = {0};
-    int64_t count = 0;
-    py_call call;
-    bool is_done = false;
-    if (py_args_parse(&signature, args, nargs, kwnames, values) &&
-        py_bytes_init(&key, values[0], "queue_len", "key") &&
-        py_call_begin(&call, (py_store *)self, "queue_len", PY_UNBOUND_NOT_SUPPORTED, NULL)) {
-        Py_BEGIN_ALLOW_THREADS
-        call.status = call.store->ops->queue_len(call.store, key.view, &count, &call.wait.wait, &call.err);
-        Py_END_ALLOW_THREADS
-        is_done = py_call_end(&call);
-    }
-    py_bytes_fini(&key);
-    return is_done ? PyLong_FromLongLong(count) : NULL;
-}
-
-static PyObject *
-store_list_keys(PyObject *self, PyObject *unused)
-{
-    (void)unused;
-    dd_blob_list keys = {0};
-    py_call call;
-    if (!py_call_begin(&call, (py_store *)self, "list_keys", PY_UNBOUND_NOT_SUPPORTED, NULL)) {
-        return NULL;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    call.status = call.store->ops->list_keys(call.store, &keys, &call.wait.wait, &call.err);
-    Py_END_ALLOW_THREADS
-    PyObject *result = py_call_end(&call) ? py_from_blob_list(&keys, py_from_key) : NULL;
-    dd_blob_list_fini(&keys);
-    return result;
 }
 
 static bool
-world_size_of(PyObject *value, int64_t *world_size)
+take_arguments(arguments *taken, const py_store_op *op, PyObject *const *objects)
 {
-    if (!py_to_int64(value, world_size, "barrier", "world_size")) {
-        return false;
+    bool is_ok = true;
+    for (int i = 0; is_ok && i < op->signature.nnames; i++) {
+        is_ok =
+            take_argument(taken, op->takes[i], objects[i], op->signature.function, op->signature.names[i]);
     }
-    if (*world_size < 1) {
-        PyErr_Format(PyExc_ValueError, "barrier(): argument 'world_size' must be 1 or more, not %lld",
-                     (long long)*world_size);
-        return false;
-    }
-    return true;
+    return is_ok;
 }
 
 static PyObject *
-store_barrier(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+give(char kind, const dd_store_result *result)
 {
-    static const py_signature signature = {"barrier", {"key", "world_size", "timeout"}, 2, 3};
-    PyObject *values[PY_MAX_ARGS];
-    py_bytes key = {0};
-    int64_t world_size;
-    py_call call;
-    bool is_done = false;
-    if (py_args_parse(&signature, args, nargs, kwnames, values) && world_size_of(values[1], &world_size) &&
-        py_bytes_init(&key, values[0], "barrier", "key") &&
-        py_call_begin(&call, (py_store *)self, "barrier", PY_UNBOUND_GENERIC, values[2])) {
-        Py_BEGIN_ALLOW_THREADS
-        call.status = call.store->ops->barrier(call.store, key.view, world_size, &call.wait.wait, &call.err);
-        Py_END_ALLOW_THREADS
-        is_done = py_call_end(&call);
+    switch (kind) {
+    case 'v':
+        return py_from_value(dd_blob_view(&result->value));
+    case 'o':
+        return result->flag ? py_from_value(dd_blob_view(&result->value)) : Py_NewRef(Py_None);
+    case 'V':
+        return py_from_blob_list(&result->list, py_from_value);
+    case 'K':
+        return py_from_blob_list(&result->list, py_from_key);
+    case 'n':
+        return PyLong_FromLongLong(result->number);
+    case 'b':
+        return PyBool_FromLong(result->flag);
+    default:
+        return Py_NewRef(Py_None);
     }
-    py_bytes_fini(&key);
-    return is_done ? Py_NewRef(Py_None) : NULL;
 }
 
-/* The type of exactly our kind that an object is made from. */
-static PyTypeObject *
-own_type_of(const py_store *self)
+static PyObject *
+call_method(dd_store_op which, PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    PyTypeObject *types[] = {self->state->tcp_store_type, self->state->file_store_type,
-                             self->state->hash_store_type, self->state->prefix_store_type};
-    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
-        if (PyObject_TypeCheck((PyObject *)self, types[i])) {
-            return types[i];
-        }
+    const py_store_op *op = &py_store_ops[which];
+    PyObject *objects[PY_MAX_ARGS];
+    arguments taken = {.request = {.op = which}};
+    PyObject *given = NULL;
+    py_call call;
+    if (py_args_parse(&op->signature, args, nargs, kwnames, objects) && take_arguments(&taken, op, objects) &&
+        py_call_begin(&call, (py_store *)self, op->signature.function, op->unbound, taken.timeout)) {
+        dd_store_result result = {0};
+        Py_BEGIN_ALLOW_THREADS
+        call.status = dd_store_run(call.store, &taken.request, &result, &call.wait.wait, &call.err);
+        Py_END_ALLOW_THREADS
+        given = py_call_end(&call) ? give(op->gives, &result) : NULL;
+        dd_store_result_fini(&result);
     }
-    return self->state->store_type;
+    arguments_fini(&taken);
+    return given;
 }
+
+#define STORE_METHOD(NAME, name)                                                           \
+    static PyObject *store_##name(PyObject *self, PyObject *const *args, Py_ssize_t nargs, \
+                                  PyObject *kwnames)                                       \
+    {                                                                                      \
+        return call_method(DD_STORE_##NAME, self, args, nargs, kwnames);                   \
+    }
+DD_STORE_OP_LIST(STORE_METHOD)
 
 PyObject *
 py_store_clone(PyObject *object, PyObject *unused)
@@ -444,7 +215,8 @@ py_store_clone(PyObject *object, PyObject *unused)
         py_store_drop(other);
         return NULL;
     }
-    return py_store_wrap(own_type_of(self), other);
+    const char *kind;
+    return py_store_wrap(py_store_own_type(self->state, Py_TYPE(object), &kind), other);
 }
 
 static PyObject *
@@ -503,7 +275,7 @@ PyMethodDef py_store_methods[] = {
      "check($self, keys)\n--\n\nWhether every key has a value or a queue that is not empty."},
     {"delete_key", PY_FAST_METHOD(store_delete_key),
      "delete_key($self, key)\n--\n\nDeletes the value at the key; tells whether there was one."},
-    {"num_keys", store_num_keys, METH_NOARGS, "num_keys($self)\n--\n\nHow many keys have a value."},
+    {"num_keys", PY_FAST_METHOD(store_num_keys), "num_keys($self)\n--\n\nHow many keys have a value."},
     {"append", PY_FAST_METHOD(store_append),
      "append($self, key, value)\n--\n\nAppends to the value at the key; a missing one is empty."},
     {"multi_get", PY_FAST_METHOD(store_multi_get),
@@ -518,7 +290,7 @@ PyMethodDef py_store_methods[] = {
      "When it is empty, waits for one, or raises DistQueueEmptyError if block is false."},
     {"queue_len", PY_FAST_METHOD(store_queue_len),
      "queue_len($self, key)\n--\n\nHow many values are in the queue at the key."},
-    {"list_keys", store_list_keys, METH_NOARGS,
+    {"list_keys", PY_FAST_METHOD(store_list_keys),
      "list_keys($self)\n--\n\n"
      "All keys with a value, as str. What is not UTF-8 comes by surrogateescape, and back by it."},
     {"barrier", PY_FAST_METHOD(store_barrier),

@@ -189,26 +189,40 @@ dd_file_log_reset(dd_file_log *log)
     dd_file_log_init(log);
 }
 
+ssize_t
+dd_file_read(int fd, uint8_t *out, size_t nbytes, uint64_t offset)
+{
+    size_t have = 0;
+    while (have < nbytes) {
+        ssize_t n = pread(fd, out + have, nbytes - have, (off_t)(offset + have));
+        if (n == 0) {
+            break;
+        }
+        if (n > 0) {
+            have += (size_t)n;
+        } else if (errno != EINTR) {
+            return -1;
+        }
+    }
+    return (ssize_t)have;
+}
+
 /* Fills read_buf with up to `want` bytes from the offset; fewer where the file ends. */
 static dd_status
 read_at_offset(dd_file_log *log, int fd, size_t want, dd_error *err)
 {
     dd_blob_clear(&log->read_buf, READ_BYTES);
     dd_status status = dd_blob_reserve(&log->read_buf, want, err);
-    while (status == DD_OK && log->read_buf.len < want) {
-        size_t have = log->read_buf.len;
-        ssize_t n = pread(fd, log->read_buf.data + have, want - have, (off_t)(log->offset + have));
-        if (n == 0) {
-            break;
-        }
-        if (n > 0) {
-            log->read_buf.len += (size_t)n;
-        } else if (errno != EINTR) {
-            status = dd_error_set_errno(err, DD_SYSTEM, errno, "cannot read %zu bytes at offset %llu", want,
-                                        (unsigned long long)log->offset);
-        }
+    if (status != DD_OK) {
+        return status;
     }
-    return status;
+    ssize_t nread = dd_file_read(fd, log->read_buf.data, want, log->offset);
+    if (nread < 0) {
+        return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot read %zu bytes at offset %llu", want,
+                                  (unsigned long long)log->offset);
+    }
+    log->read_buf.len = (size_t)nread;
+    return DD_OK;
 }
 
 /* Applies all whole records of read_buf. *state and *nbytes are of the one after the last. */

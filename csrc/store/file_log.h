@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #define DD_FILE_RUN_ID_BYTES 16
 #define DD_FILE_HEADER_BYTES 64
@@ -35,6 +36,9 @@ typedef enum dd_file_header_state {
 dd_file_header_state dd_file_header_parse(dd_bytes bytes, dd_file_header *header);
 void dd_file_header_encode(const dd_file_header *header, uint8_t out[DD_FILE_HEADER_BYTES]);
 
+/* Reads up to nbytes at the offset, fewer where the file ends; -1 with errno. */
+ssize_t dd_file_read(int fd, uint8_t *out, size_t nbytes, uint64_t offset);
+
 /* Whether these bytes start a header of that run. Looks only at what never changes during a run, so that it
  * may be asked while another process writes the counts. */
 bool dd_file_header_is_of_run(dd_bytes bytes, const uint8_t run_id[DD_FILE_RUN_ID_BYTES]);
@@ -59,9 +63,8 @@ typedef enum dd_file_record_state {
     DD_FILE_RECORD_DAMAGED, /* no record */
 } dd_file_record_state;
 
-/* Reads the record at the start of `bytes`, which `record` borrows from. *nbytes is how many bytes the record
- * takes, as far as it tells: for SHORT what must be there to get on, for DAMAGED 0 when nothing was written
- * there. */
+/* Reads the record at the start of `bytes`, which `record` borrows from. *nbytes is the length that the record
+ * claims; for SHORT how many bytes it takes to read on, for DAMAGED 0 when nothing was written there. */
 dd_file_record_state dd_file_record_parse(dd_bytes bytes, dd_file_record *record, uint64_t *nbytes);
 
 /* Appends the record to out; DD_INVALID_ARGUMENT when it is over DD_FILE_RECORD_MAX_BYTES. */

@@ -3,13 +3,13 @@
 #include "core/fork.h"
 #include "core/log.h"
 #include "core/mem.h"
+#include "net/auth.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -21,10 +21,16 @@ enum lock_byte {
 
 /* Locks may lie beyond the end of a file; these never meet its data. */
 #define LOCK_BASE ((off_t)1 << 40)
-#define LOCK_NAP_MIN_NS DD_NS_PER_MS
-#define LOCK_NAP_MAX_NS (50 * DD_NS_PER_MS)
-#define DIRECTORY_NAP_NS (10 * DD_NS_PER_MS)
+#define NAP_MIN_NS DD_NS_PER_MS
+#define NAP_MAX_NS (50 * DD_NS_PER_MS)
 #define LEAVE_TIMEOUT_NS (5 * DD_NS_PER_S)
+
+/* The error of a system call on the file. */
+static dd_status
+failed(const dd_file_member *member, const char *what, dd_error *err)
+{
+    return dd_error_set_errno(err, DD_SYSTEM, errno, "%s: cannot %s", member->where, what);
+}
 
 typedef enum lock_result {
     LOCK_TAKEN,
@@ -53,30 +59,40 @@ try_lock(int fd, enum lock_byte which, short type)
     return LOCK_TAKEN;
 }
 
-dd_status
-dd_file_member_lock_gate(const dd_file_member *member, const char *what, const dd_wait *wait, dd_error *err)
+/* Sleeps before another try, longer each time. */
+static dd_status
+sleep_on(const dd_file_member *member, const char *what, const char *obstacle, int64_t *nap_ns,
+         const dd_wait *wait, dd_error *err)
 {
-    int64_t nap_ns = LOCK_NAP_MIN_NS;
-    for (;;) {
-        lock_result result = try_lock(member->fd, LOCK_GATE, F_WRLCK);
-        if (result == LOCK_TAKEN) {
-            return DD_OK;
-        }
-        if (result == LOCK_FAILED) {
-            return dd_error_set_errno(err, DD_SYSTEM, errno, "%s: %s cannot lock the file", member->where,
-                                      what);
-        }
-        if (dd_wait_is_over(wait)) {
-            return dd_error_set(err, DD_TIMED_OUT,
-                                "%s timed out after %.3f s on %s: another process holds the file's lock",
-                                what, dd_wait_elapsed_s(wait), member->where);
-        }
-        dd_status status = dd_wait_sleep(wait, nap_ns, err);
-        if (status != DD_OK) {
-            return status;
-        }
-        nap_ns = nap_ns * 2 < LOCK_NAP_MAX_NS ? nap_ns * 2 : LOCK_NAP_MAX_NS;
+    if (dd_wait_is_over(wait)) {
+        return dd_error_set(err, DD_TIMED_OUT, "%s timed out after %.3f s on %s: %s", what,
+                            dd_wait_elapsed_s(wait), member->where, obstacle);
     }
+    dd_status status = dd_wait_sleep(wait, *nap_ns, err);
+    *nap_ns = *nap_ns * 2 < NAP_MAX_NS ? *nap_ns * 2 : NAP_MAX_NS;
+    return status;
+}
+
+dd_status
+dd_file_member_lock_gate(const dd_file_member *member, const char *what, pthread_mutex_t *mu,
+                         const dd_wait *wait, dd_error *err)
+{
+    int64_t nap_ns = NAP_MIN_NS;
+    dd_status status = DD_OK;
+    while (status == DD_OK) {
+        lock_result result = try_lock(member->fd, LOCK_GATE, F_WRLCK);
+        if (result != LOCK_BUSY) {
+            return result == LOCK_TAKEN ? DD_OK : failed(member, "lock the file", err);
+        }
+        if (mu != NULL) {
+            pthread_mutex_unlock(mu);
+        }
+        status = sleep_on(member, what, "another process holds the file's lock", &nap_ns, wait, err);
+        if (mu != NULL) {
+            pthread_mutex_lock(mu);
+        }
+    }
+    return status;
 }
 
 void
@@ -93,22 +109,15 @@ dd_file_member_look(const dd_file_member *member)
     }
 }
 
-/* Reads up to nbytes from the start of the file. */
+/* Reads the bytes of the header, fewer where the file ends. */
 static dd_status
-read_start(const dd_file_member *member, uint8_t *buf, size_t nbytes, size_t *nread, dd_error *err)
+read_start(const dd_file_member *member, uint8_t out[DD_FILE_HEADER_BYTES], dd_bytes *start, dd_error *err)
 {
-    *nread = 0;
-    while (*nread < nbytes) {
-        ssize_t n = pread(member->fd, buf + *nread, nbytes - *nread, (off_t)*nread);
-        if (n == 0) {
-            break;
-        }
-        if (n > 0) {
-            *nread += (size_t)n;
-        } else if (errno != EINTR) {
-            return dd_error_set_errno(err, DD_SYSTEM, errno, "%s: cannot read the header", member->where);
-        }
+    ssize_t nread = dd_file_read(member->fd, out, DD_FILE_HEADER_BYTES, 0);
+    if (nread < 0) {
+        return failed(member, "read the header", err);
     }
+    *start = dd_bytes_of(out, (size_t)nread);
     return DD_OK;
 }
 
@@ -118,18 +127,18 @@ dd_file_member_check(const dd_file_member *member, uint64_t *size, dd_error *err
     struct stat info;
     int rc = fstat(member->fd, &info);
     if (rc != 0 && errno != ESTALE) {
-        return dd_error_set_errno(err, DD_SYSTEM, errno, "%s: cannot look at the file", member->where);
+        return failed(member, "look at the file", err);
     }
     if (rc != 0 || info.st_nlink == 0) {
         return dd_error_set(err, DD_STORE, "%s: the file was deleted while it was in use", member->where);
     }
-    uint8_t start[DD_FILE_HEADER_BYTES];
-    size_t nread;
-    dd_status status = read_start(member, start, sizeof start, &nread, err);
+    uint8_t bytes[DD_FILE_HEADER_BYTES];
+    dd_bytes start;
+    dd_status status = read_start(member, bytes, &start, err);
     if (status != DD_OK) {
         return status;
     }
-    if (!dd_file_header_is_of_run(dd_bytes_of(start, nread), member->run_id)) {
+    if (!dd_file_header_is_of_run(start, member->run_id)) {
         return dd_error_set(err, DD_STORE, "%s: the file was taken over by another job", member->where);
     }
     *size = (uint64_t)info.st_size;
@@ -169,26 +178,7 @@ is_at_path(const dd_file_member *member)
            open_file.st_dev == at_path.st_dev && open_file.st_ino == at_path.st_ino;
 }
 
-static void
-free_names(dd_file_member *member)
-{
-    dd_mem_free(member->path);
-    dd_mem_free(member->absolute_path);
-    dd_mem_free(member->where);
-}
-
-static dd_status
-make_name(char **name, const char *before, const char *between, const char *after, dd_error *err)
-{
-    size_t nbytes = strlen(before) + strlen(between) + strlen(after) + 1;
-    *name = dd_mem_alloc(nbytes);
-    if (*name == NULL) {
-        return dd_error_no_memory(err, nbytes);
-    }
-    (void)snprintf(*name, nbytes, "%s%s%s", before, between, after);
-    return DD_OK;
-}
-
+/* The names, in one block. */
 static dd_status
 make_names(dd_file_member *member, const char *path, dd_error *err)
 {
@@ -199,84 +189,68 @@ make_names(dd_file_member *member, const char *path, dd_error *err)
     if (path[0] != '/' && getcwd(directory, sizeof directory) == NULL) {
         return dd_error_set_errno(err, DD_SYSTEM, errno, "FileStore \"%s\": no working directory", path);
     }
-    dd_status status = make_name(&member->path, path, "", "", err);
-    if (status == DD_OK) {
-        status = make_name(&member->absolute_path, directory, directory[0] != '\0' ? "/" : "", path, err);
+    size_t path_size = strlen(path) + 1;
+    size_t absolute_size = strlen(directory) + 1 + path_size;
+    size_t where_size = sizeof "FileStore \"\"" + path_size;
+    member->path = dd_mem_alloc(path_size + absolute_size + where_size);
+    if (member->path == NULL) {
+        return dd_error_no_memory(err, path_size + absolute_size + where_size);
     }
-    if (status == DD_OK) {
-        status = make_name(&member->where, "FileStore \"", path, "\"", err);
+    member->absolute_path = member->path + path_size;
+    member->where = member->absolute_path + absolute_size;
+    memcpy(member->path, path, path_size);
+    (void)snprintf(member->absolute_path, absolute_size, "%s%s%s", directory, directory[0] != '\0' ? "/" : "",
+                   path);
+    (void)snprintf(member->where, where_size, "FileStore \"%s\"", path);
+    return DD_OK;
+}
+
+/* Opens the file and takes its gate; *obstacle tells what is in the way, if that has to be tried again. */
+static dd_status
+try_enter(dd_file_member *member, const char **obstacle, const dd_wait *wait, dd_error *err)
+{
+    /* Keys and values may be secrets of the job: nobody else is let in. In a folder where others can write, a
+     * link may be theirs, and lead to any file of ours. */
+    int fd = open(member->absolute_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NOFOLLOW, 0600);
+    if (fd < 0 && (errno == ENOENT || errno == EINTR || errno == ESTALE)) {
+        *obstacle = "the directory is not there";
+        return DD_OK;
     }
-    if (status != DD_OK) {
-        free_names(member);
+    if (fd < 0 && errno == ELOOP) {
+        return failed(member, "open a symbolic link: give the path that it leads to", err);
+    }
+    if (fd < 0) {
+        return failed(member, "open the file", err);
+    }
+    member->fd = dd_fork_own(fd);
+    struct stat info;
+    bool is_regular = fstat(fd, &info) != 0 || S_ISREG(info.st_mode);
+    dd_status status = is_regular ? dd_file_member_lock_gate(member, "open", NULL, wait, err)
+                                  : dd_error_set(err, DD_STORE, "%s: not a regular file", member->where);
+    if (status != DD_OK || !is_at_path(member)) {
+        /* The last member of a job may have removed the file between the opening and the lock. */
+        dd_fork_close(fd);
+        *obstacle = "others keep replacing it";
     }
     return status;
 }
 
 static dd_status
-open_file(dd_file_member *member, const dd_wait *wait, dd_error *err)
-{
-    for (;;) {
-        /* Keys and values may be secrets of the job: nobody else is let in. In a folder where others can
-         * write, a link may be theirs, and lead to any file of ours. */
-        member->fd = dd_fork_own(
-            open(member->absolute_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NOFOLLOW, 0600));
-        if (member->fd >= 0) {
-            return DD_OK;
-        }
-        if (errno == ELOOP) {
-            return dd_error_set_errno(
-                err, DD_SYSTEM, ELOOP,
-                "%s: the path is a symbolic link, which is not followed: give the path that it "
-                "leads to",
-                member->where);
-        }
-        if (errno != ENOENT && errno != EINTR && errno != ESTALE) {
-            return dd_error_set_errno(err, DD_SYSTEM, errno, "%s: cannot open the file", member->where);
-        }
-        if (dd_wait_is_over(wait)) {
-            return dd_error_set(err, DD_TIMED_OUT,
-                                "open timed out after %.3f s on %s: the directory is not there",
-                                dd_wait_elapsed_s(wait), member->where);
-        }
-        dd_status status = dd_wait_sleep(wait, DIRECTORY_NAP_NS, err);
-        if (status != DD_OK) {
-            return status;
-        }
-    }
-}
-
-/* Opens the file and takes its gate. */
-static dd_status
 open_gate(dd_file_member *member, const dd_wait *wait, dd_error *err)
 {
-    for (;;) {
-        dd_status status = open_file(member, wait, err);
-        if (status != DD_OK) {
-            return status;
-        }
-        struct stat info;
-        if (fstat(member->fd, &info) == 0 && !S_ISREG(info.st_mode)) {
-            status = dd_error_set(err, DD_STORE, "%s: not a regular file", member->where);
-        } else {
-            status = dd_file_member_lock_gate(member, "open", wait, err);
-        }
-        if (status == DD_OK && is_at_path(member)) {
+    int64_t nap_ns = NAP_MIN_NS;
+    dd_status status = DD_OK;
+    while (status == DD_OK) {
+        const char *obstacle = NULL;
+        status = try_enter(member, &obstacle, wait, err);
+        if (status == DD_OK && obstacle == NULL) {
             return DD_OK;
         }
-        /* The last member of a job may have removed the file between the opening and the lock. */
-        dd_fork_close(member->fd);
         if (status == DD_OK) {
-            status = dd_wait_check(wait, err);
-        }
-        if (status != DD_OK) {
-            return status;
-        }
-        if (dd_wait_is_over(wait)) {
-            return dd_error_set(err, DD_TIMED_OUT,
-                                "open timed out after %.3f s on %s: others keep replacing it",
-                                dd_wait_elapsed_s(wait), member->where);
+            status = sleep_on(member, "open", obstacle, &nap_ns, wait, err);
         }
     }
+    return status;
 }
 
 /* Nobody has the file open. What is in it may still be meant for us: ranks that came early, did their part
@@ -292,19 +266,11 @@ static dd_status
 start_run(const dd_file_member *member, int64_t world_size, dd_file_header *header, dd_error *err)
 {
     *header = (dd_file_header){.world_size = world_size};
-    size_t have = 0;
-    while (have < sizeof header->run_id) {
-        ssize_t n = getrandom(header->run_id + have, sizeof header->run_id - have, 0);
-        if (n > 0) {
-            have += (size_t)n;
-        } else if (errno != EINTR) {
-            return dd_error_set_errno(err, DD_SYSTEM, errno, "%s: no random bytes", member->where);
-        }
+    dd_status status = dd_auth_random(header->run_id, sizeof header->run_id, err);
+    if (status != DD_OK) {
+        return status;
     }
-    if (ftruncate(member->fd, 0) != 0) {
-        return dd_error_set_errno(err, DD_SYSTEM, errno, "%s: cannot empty the file", member->where);
-    }
-    return DD_OK;
+    return ftruncate(member->fd, 0) == 0 ? DD_OK : failed(member, "empty the file", err);
 }
 
 /* Others have the file open: what is in it is theirs, and ours to join if it fits. */
@@ -333,27 +299,27 @@ check_live(const dd_file_member *member, dd_file_header_state state, int64_t wor
 static dd_status
 join_locked(dd_file_member *member, int64_t world_size, dd_error *err)
 {
-    uint8_t start[DD_FILE_HEADER_BYTES];
-    size_t nread;
-    dd_status status = read_start(member, start, sizeof start, &nread, err);
+    uint8_t bytes[DD_FILE_HEADER_BYTES];
+    dd_bytes start;
+    dd_status status = read_start(member, bytes, &start, err);
     if (status != DD_OK) {
         return status;
     }
     dd_file_header header = {.world_size = -1};
-    dd_file_header_state state = dd_file_header_parse(dd_bytes_of(start, nread), &header);
+    dd_file_header_state state = dd_file_header_parse(start, &header);
     if (state == DD_FILE_HEADER_FOREIGN) {
         return dd_error_set(err, DD_STORE, "%s: the file is not empty and not a FileStore's; left as it is",
                             member->where);
     }
     lock_result alone = try_lock(member->fd, LOCK_MEMBER, F_WRLCK);
     if (alone == LOCK_FAILED) {
-        return dd_error_set_errno(err, DD_SYSTEM, errno, "%s: cannot lock the file", member->where);
+        return failed(member, "lock the file", err);
     }
     if (alone == LOCK_BUSY) {
         status = check_live(member, state, world_size, &header, err);
     } else if (!is_left_for_us(state, &header, world_size)) {
         DD_LOG(DD_LOG_INFO, "%s: starting a run, world size %lld%s", member->where, (long long)world_size,
-               nread > 0 ? "; dropped what an earlier one had left" : "");
+               start.len > 0 ? "; dropped what an earlier one had left" : "");
         status = start_run(member, world_size, &header, err);
     }
     if (status != DD_OK) {
@@ -366,9 +332,9 @@ join_locked(dd_file_member *member, int64_t world_size, dd_error *err)
     }
     memcpy(member->run_id, header.run_id, sizeof member->run_id);
     status = write_header(member, &header, err);
-    /* Cannot be busy: only who holds the gate takes this byte alone. */
+    /* It cannot be busy: this byte is taken alone only by the one who holds the gate. */
     if (status == DD_OK && try_lock(member->fd, LOCK_MEMBER, F_RDLCK) != LOCK_TAKEN) {
-        status = dd_error_set_errno(err, DD_SYSTEM, errno, "%s: cannot lock the file", member->where);
+        status = failed(member, "lock the file", err);
     }
     return status;
 }
@@ -401,11 +367,11 @@ dd_file_member_join(dd_file_member *member, const char *path, int64_t world_size
         drop_locks(member);
         dd_fork_close(member->fd);
     }
-    free_names(member);
+    dd_mem_free(member->path);
     return status;
 }
 
-/* Nobody else has the file open, and everyone has come: no one will ever want this content. */
+/* Nobody else has the file open, and all have come: nobody will ever want this content. */
 static bool
 is_last(const dd_file_member *member, const dd_file_header *header)
 {
@@ -417,12 +383,12 @@ static void
 count_out_locked(const dd_file_member *member, bool is_in_order)
 {
     uint64_t size;
-    uint8_t start[DD_FILE_HEADER_BYTES];
-    size_t nread;
+    uint8_t bytes[DD_FILE_HEADER_BYTES];
+    dd_bytes start;
     dd_file_header header;
     if (dd_file_member_check(member, &size, NULL) != DD_OK ||
-        read_start(member, start, sizeof start, &nread, NULL) != DD_OK ||
-        dd_file_header_parse(dd_bytes_of(start, nread), &header) != DD_FILE_HEADER_VALID) {
+        read_start(member, bytes, &start, NULL) != DD_OK ||
+        dd_file_header_parse(start, &header) != DD_FILE_HEADER_VALID) {
         return;
     }
     if (is_last(member, &header)) {
@@ -441,18 +407,12 @@ dd_file_member_leave(dd_file_member *member, bool is_in_order)
 {
     dd_wait wait = dd_wait_after(LEAVE_TIMEOUT_NS);
     dd_error err;
-    if (dd_file_member_lock_gate(member, "close", &wait, &err) == DD_OK) {
+    if (dd_file_member_lock_gate(member, "close", NULL, &wait, &err) == DD_OK) {
         count_out_locked(member, is_in_order);
     } else {
         DD_LOG(DD_LOG_INFO, "%s", err.message);
     }
     drop_locks(member);
     dd_fork_close(member->fd);
-    free_names(member);
-}
-
-void
-dd_file_member_abandon(dd_file_member *member)
-{
-    free_names(member);
+    dd_mem_free(member->path);
 }

@@ -12,13 +12,14 @@
 #include "core/wait.h"
 #include "store/file_log.h"
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 /* const after join */
 typedef struct dd_file_member {
     int fd;
-    char *path;          /* as it was given */
+    char *path;          /* as it was given; the one block of memory of all three names */
     char *absolute_path; /* the working directory may change before the file is removed */
     char *where;         /* `FileStore "path"`, for messages */
     uint8_t run_id[DD_FILE_RUN_ID_BYTES];
@@ -29,17 +30,15 @@ typedef struct dd_file_member {
 dd_status dd_file_member_join(dd_file_member *member, const char *path, int64_t world_size,
                               const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
-/* Counts itself out, closes the file and frees the names; waits for the gate a few seconds at most. The last
- * one of a job that has been complete removes the file. is_in_order false: does not count itself out, as if
- * it had crashed. */
+/* Counts itself out, closes the file and frees the names; waits for the gate a few seconds at most. When the job
+ * was complete, the last to leave removes the file. is_in_order false: does not count itself out, as if it had
+ * crashed. */
 void dd_file_member_leave(dd_file_member *member, bool is_in_order);
 
-/* For a child of the process that joined, where the descriptor is closed already (core/fork.h): frees the names. */
-void dd_file_member_abandon(dd_file_member *member);
-
-/* DD_TIMED_OUT says that `what` waited for the lock. */
-dd_status dd_file_member_lock_gate(const dd_file_member *member, const char *what, const dd_wait *wait,
-                                   dd_error *err) DD_MUST_CHECK;
+/* DD_TIMED_OUT says that `what` waited for the lock. `mu`, which the caller holds, is let go while sleeping; NULL is
+ * fine. */
+dd_status dd_file_member_lock_gate(const dd_file_member *member, const char *what, pthread_mutex_t *mu,
+                                   const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 void dd_file_member_unlock_gate(const dd_file_member *member);
 
 /* DD_STORE unless the file is still there and of this run; *size is its size. */
@@ -48,7 +47,7 @@ dd_status dd_file_member_check(const dd_file_member *member, uint64_t *size, dd_
 /* Takes and drops the look byte, after which the file system shows what others had written by now. */
 void dd_file_member_look(const dd_file_member *member);
 
-/* Writes all of it or fails; what was written then is the caller's to cut off. */
+/* Writes all of it, or fails; then the caller cuts off what was written. */
 dd_status dd_file_member_write(const dd_file_member *member, dd_bytes bytes, uint64_t offset,
                                dd_error *err) DD_MUST_CHECK;
 

@@ -3,7 +3,7 @@
  * Whose content a file holds (docs/file-store.md has the whole rule): an open FileStore holds a shared lock on the
  * file's member byte, which the kernel drops when the process ends, however it ends. A process that opens the file
  * and finds no other holder decides whether the job in it is over: it is, unless all who joined left in order
- * and fewer than world_size have come yet. An over job's content is truncated, never read. */
+ * and fewer than world_size have come yet. The content of a job that is over is dropped unread. */
 #ifndef DD_STORE_FILE_STORE_H
 #define DD_STORE_FILE_STORE_H
 

@@ -6,8 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define WAITER_KINDS ((size_t)DD_WAITER_BARRIER + 1)
-
 /* A value that shrinks gives its memory back when more than this would stay unused. */
 #define MAX_SLACK_BYTES ((size_t)4096)
 
@@ -17,8 +15,8 @@ typedef struct entry {
     dd_blob value;
     bool has_value;
     int64_t nitems;
-    dd_list items;                 /* of item, first in first */
-    dd_list waiters[WAITER_KINDS]; /* of dd_waiter_link, longest waiting first */
+    dd_list items;   /* of item, first in first */
+    dd_list waiters; /* of dd_waiter_link, longest waiting first */
     uint8_t key[];
 } entry;
 
@@ -27,8 +25,8 @@ typedef struct item {
     dd_blob value;
 } item;
 
-/* A waiter keeps a link on each of its keys until it is told, also on those that are there: a key may go away
- * again before the others come. npending counts the links whose key is not there now. */
+/* A waiter keeps a link on each of its keys until it is told, also on those that are there: they may go away again
+ * before the others come. npending counts the links whose key is not there now. */
 struct dd_waiter_link {
     dd_list node;
     entry *entry;
@@ -86,12 +84,7 @@ entry_is_there(const entry *e)
 static bool
 entry_is_idle(const entry *e)
 {
-    for (size_t i = 0; i < WAITER_KINDS; i++) {
-        if (!dd_list_is_empty(&e->waiters[i])) {
-            return false;
-        }
-    }
-    return !entry_is_there(e);
+    return dd_list_is_empty(&e->waiters) && !entry_is_there(e);
 }
 
 static void
@@ -118,9 +111,7 @@ entry_create(dd_keyspace *ks, dd_bytes key, entry **created, dd_error *err)
     }
     e->node.key = dd_bytes_of(e->key, key.len);
     dd_list_init(&e->items);
-    for (size_t i = 0; i < WAITER_KINDS; i++) {
-        dd_list_init(&e->waiters[i]);
-    }
+    dd_list_init(&e->waiters);
     dd_status status = dd_map_insert(&ks->entries, &e->node, err);
     if (status != DD_OK) {
         dd_mem_free(e);
@@ -160,17 +151,18 @@ waiter_unlink(dd_keyspace *ks, dd_waiter *waiter)
     waiter->npending = 0;
 }
 
-/* The key is there, as far as waiters of that kind care: tells those who have waited for nothing else. Two
- * passes, because telling one unlinks it from everywhere, this list included. */
+/* Tells the waiters of that kind for whom this was the last key missing. Two passes, because telling one unlinks it
+ * from everywhere, this list included. */
 static void
 tell_waiters(dd_keyspace *ks, entry *e, dd_waiter_kind kind, dd_bytes value)
 {
     dd_list ready;
     dd_list_init(&ready);
     dd_list *next;
-    for (dd_list *node = e->waiters[kind].next; node != &e->waiters[kind]; node = next) {
+    for (dd_list *node = e->waiters.next; node != &e->waiters; node = next) {
         next = node->next;
-        if (--link_of_node(node)->waiter->npending == 0) {
+        dd_waiter *waiter = link_of_node(node)->waiter;
+        if (waiter->kind == kind && --waiter->npending == 0) {
             dd_list_remove(node);
             dd_list_push_back(&ready, node);
         }
@@ -182,20 +174,21 @@ tell_waiters(dd_keyspace *ks, entry *e, dd_waiter_kind kind, dd_bytes value)
     }
 }
 
-/* The key has gone away again for waiters of that kind. */
+/* The key is missing again for waiters of that kind. */
 static void
 untell_waiters(entry *e, dd_waiter_kind kind)
 {
-    for (dd_list *node = e->waiters[kind].next; node != &e->waiters[kind]; node = node->next) {
-        link_of_node(node)->waiter->npending++;
+    for (dd_list *node = e->waiters.next; node != &e->waiters; node = node->next) {
+        dd_waiter *waiter = link_of_node(node)->waiter;
+        waiter->npending += waiter->kind == kind ? 1 : 0;
     }
 }
 
 void
 dd_keyspace_init(dd_keyspace *ks)
 {
+    *ks = (dd_keyspace){0};
     dd_map_init(&ks->entries);
-    ks->nvalues = 0;
 }
 
 void
@@ -210,10 +203,11 @@ dd_keyspace_fini(dd_keyspace *ks)
     ks->nvalues = 0;
 }
 
-/* After a change of the value: what follows from its being there. */
+/* After a change of the value: counts it, and tells those who wait for one. */
 static void
 entry_has_value_now(dd_keyspace *ks, entry *e)
 {
+    ks->nchanges++;
     if (e->has_value) {
         return;
     }
@@ -393,6 +387,7 @@ dd_keyspace_delete(dd_keyspace *ks, dd_bytes key)
     }
     dd_blob_fini(&e->value);
     e->has_value = false;
+    ks->nchanges++;
     ks->nvalues--;
     untell_waiters(e, DD_WAITER_VALUE);
     if (!entry_is_there(e)) {
@@ -409,89 +404,79 @@ dd_keyspace_has(const dd_keyspace *ks, dd_bytes key)
     return e != NULL && entry_is_there(e);
 }
 
-/* Gives the item to the one who waits the longest, if anyone does. The entry may be gone afterwards. */
-static bool
-hand_over(dd_keyspace *ks, entry *e, dd_bytes value)
+/* The waiter that has asked for an item of the key the longest, or NULL. */
+static dd_waiter *
+first_popper(const dd_keyspace *ks, dd_bytes key)
 {
-    dd_list *poppers = &e->waiters[DD_WAITER_POP];
-    if (dd_list_is_empty(poppers)) {
+    entry *e = entry_find(ks, key);
+    if (e == NULL) {
+        return NULL;
+    }
+    dd_list *node = e->waiters.next;
+    while (node != &e->waiters && link_of_node(node)->waiter->kind != DD_WAITER_POP) {
+        node = node->next;
+    }
+    return node != &e->waiters ? link_of_node(node)->waiter : NULL;
+}
+
+/* Gives the item to a waiter, if there is one. */
+static bool
+hand_over(dd_keyspace *ks, dd_bytes key, dd_bytes value)
+{
+    dd_waiter *waiter = first_popper(ks, key);
+    if (waiter == NULL) {
         return false;
     }
-    dd_waiter *waiter = link_of_node(poppers->next)->waiter;
     waiter_unlink(ks, waiter);
     waiter->on_ready(waiter, value);
     return true;
 }
 
-/* Stores an item before `position` of the queue. */
-static void
-entry_store_item(dd_keyspace *ks, entry *e, item *it, dd_list *position)
-{
-    bool was_there = entry_is_there(e);
-    dd_list_insert_before(position, &it->node);
-    e->nitems++;
-    if (!was_there) {
-        tell_waiters(ks, e, DD_WAITER_KEYS, dd_bytes_of(NULL, 0));
-    }
-}
-
+/* Moves the value into the queue. On failure nothing has changed. */
 static dd_status
-item_create(item **created, dd_error *err)
+store_item(dd_keyspace *ks, dd_bytes key, dd_blob *value, bool is_first, dd_error *err)
 {
     item *it = dd_mem_zalloc(sizeof *it);
     if (it == NULL) {
         return dd_error_no_memory(err, sizeof *it);
     }
-    dd_list_init(&it->node);
-    *created = it;
+    entry *e = NULL;
+    dd_status status = entry_ensure(ks, key, &e, err);
+    if (status != DD_OK) {
+        dd_mem_free(it);
+        return status;
+    }
+    bool was_there = entry_is_there(e);
+    it->value = *value;
+    *value = (dd_blob){0};
+    dd_list_insert_before(is_first ? e->items.next : &e->items, &it->node);
+    e->nitems++;
+    ks->nchanges++;
+    if (!was_there) {
+        tell_waiters(ks, e, DD_WAITER_KEYS, dd_bytes_of(NULL, 0));
+    }
     return DD_OK;
 }
 
 dd_status
 dd_keyspace_queue_push(dd_keyspace *ks, dd_bytes key, dd_bytes value, dd_error *err)
 {
-    entry *e = entry_find(ks, key);
-    if (e != NULL && hand_over(ks, e, value)) {
+    if (hand_over(ks, key, value)) {
         return DD_OK;
     }
-    item *it = NULL;
-    dd_status status = item_create(&it, err);
-    if (status != DD_OK) {
-        return status;
+    dd_blob copy = {0};
+    dd_status status = dd_blob_assign(&copy, value, err);
+    if (status == DD_OK) {
+        status = store_item(ks, key, &copy, false, err);
     }
-    status = dd_blob_assign(&it->value, value, err);
-    if (status == DD_OK && e == NULL) {
-        status = entry_create(ks, key, &e, err);
-    }
-    if (status != DD_OK) {
-        item_free(it);
-        return status;
-    }
-    entry_store_item(ks, e, it, &e->items);
-    return DD_OK;
+    dd_blob_fini(&copy);
+    return status;
 }
 
 dd_status
 dd_keyspace_queue_unpop(dd_keyspace *ks, dd_bytes key, dd_blob *value, dd_error *err)
 {
-    entry *e = entry_find(ks, key);
-    if (e != NULL && hand_over(ks, e, dd_blob_view(value))) {
-        return DD_OK;
-    }
-    item *it = NULL;
-    dd_status status = item_create(&it, err);
-    if (status != DD_OK) {
-        return status;
-    }
-    status = e != NULL ? DD_OK : entry_create(ks, key, &e, err);
-    if (status != DD_OK) {
-        item_free(it);
-        return status;
-    }
-    it->value = *value;
-    *value = (dd_blob){0};
-    entry_store_item(ks, e, it, e->items.next);
-    return DD_OK;
+    return hand_over(ks, key, dd_blob_view(value)) ? DD_OK : store_item(ks, key, value, true, err);
 }
 
 bool
@@ -506,6 +491,7 @@ dd_keyspace_queue_pop(dd_keyspace *ks, dd_bytes key, dd_blob *value)
     it->value = (dd_blob){0};
     item_free(it);
     e->nitems--;
+    ks->nchanges++;
     if (!entry_is_there(e)) {
         untell_waiters(e, DD_WAITER_KEYS);
     }
@@ -577,7 +563,7 @@ dd_keyspace_park(dd_keyspace *ks, dd_waiter *waiter, dd_bytes (*next_key)(void *
         struct dd_waiter_link *link = &waiter->links[waiter->nlinks++];
         link->entry = e;
         link->waiter = waiter;
-        dd_list_push_back(&e->waiters[waiter->kind], &link->node);
+        dd_list_push_back(&e->waiters, &link->node);
         if (!entry_is_ready_for(e, waiter->kind)) {
             waiter->npending++;
         }

@@ -17,7 +17,8 @@
 
 typedef struct dd_keyspace {
     dd_map entries;
-    int64_t nvalues; /* entries with a value */
+    int64_t nvalues;   /* entries with a value */
+    uint64_t nchanges; /* grows with every change of a value or a queue */
 } dd_keyspace;
 
 typedef enum dd_waiter_kind {

@@ -2,11 +2,11 @@
  * time-outs and messages are the underlying store's, so errors show the whole key. */
 #include "core/list.h"
 #include "core/mem.h"
-#include "store/store.h"
+#include "store/request.h"
 
 #include <string.h>
 
-#define SMALL_KEY_BYTES ((size_t)256)
+#define SMALL_BYTES ((size_t)256)
 
 typedef struct prefix_store {
     dd_store head;
@@ -15,16 +15,10 @@ typedef struct prefix_store {
     uint8_t prefix[];
 } prefix_store;
 
-/* A key under the prefix. Most are short: those need no allocation. */
-typedef struct joined_key {
-    dd_bytes key;
-    uint8_t *heap;
-    uint8_t small[SMALL_KEY_BYTES];
-} joined_key;
-
-/* Keys under the prefix. */
-typedef struct joined_keys {
-    dd_bytes *keys; /* one block: the views, then their bytes */
+/* Keys under the prefix: the views, then their bytes. Most requests have one short key and need no allocation. */
+typedef union joined_keys {
+    dd_bytes views[1];
+    uint8_t bytes[SMALL_BYTES];
 } joined_keys;
 
 static prefix_store *
@@ -39,253 +33,40 @@ underlying_of(dd_store *store)
     return prefix_of(store)->underlying;
 }
 
-static dd_bytes
-write_joined(const prefix_store *self, dd_bytes key, uint8_t *out)
-{
-    memcpy(out, self->prefix, self->prefix_len);
-    if (key.len > 0) {
-        memcpy(out + self->prefix_len, key.data, key.len);
-    }
-    return dd_bytes_of(out, self->prefix_len + key.len);
-}
-
+/* The joined keys are in `small` or, if they are too long for it, on the heap. */
 static dd_status
-joined_key_init(joined_key *joined, dd_store *store, dd_bytes key, dd_error *err)
+join_keys(const prefix_store *self, const dd_bytes *keys, size_t nkeys, joined_keys *small,
+          joined_keys **joined, dd_error *err)
 {
-    const prefix_store *self = prefix_of(store);
-    size_t len;
-    joined->heap = NULL;
-    if (__builtin_add_overflow(self->prefix_len, key.len, &len)) {
-        return dd_error_no_memory(err, key.len);
-    }
-    if (len > sizeof joined->small) {
-        joined->heap = dd_mem_alloc(len);
-        if (joined->heap == NULL) {
-            return dd_error_no_memory(err, len);
-        }
-    }
-    joined->key = write_joined(self, key, joined->heap != NULL ? joined->heap : joined->small);
-    return DD_OK;
-}
-
-static void
-joined_key_fini(joined_key *joined)
-{
-    dd_mem_free(joined->heap);
-}
-
-static dd_status
-joined_keys_init(joined_keys *joined, dd_store *store, const dd_bytes *keys, size_t nkeys, dd_error *err)
-{
-    const prefix_store *self = prefix_of(store);
     size_t nbytes;
     bool is_too_big = __builtin_mul_overflow(nkeys, sizeof(dd_bytes) + self->prefix_len, &nbytes);
     for (size_t i = 0; i < nkeys; i++) {
         is_too_big |= __builtin_add_overflow(nbytes, keys[i].len, &nbytes);
     }
-    joined->keys = is_too_big ? NULL : dd_mem_alloc(nbytes);
-    if (joined->keys == NULL) {
+    bool is_small = nbytes <= sizeof *small && !is_too_big;
+    joined_keys *out = is_small ? small : is_too_big ? NULL : dd_mem_alloc(nbytes);
+    if (out == NULL) {
         return dd_error_no_memory(err, nbytes);
     }
-    uint8_t *out = (uint8_t *)(joined->keys + nkeys);
+    uint8_t *end = (uint8_t *)(out->views + nkeys);
     for (size_t i = 0; i < nkeys; i++) {
-        joined->keys[i] = write_joined(self, keys[i], out);
-        out += joined->keys[i].len;
+        out->views[i] = dd_bytes_of(end, self->prefix_len + keys[i].len);
+        memcpy(end, self->prefix, self->prefix_len);
+        if (keys[i].len > 0) {
+            memcpy(end + self->prefix_len, keys[i].data, keys[i].len);
+        }
+        end += out->views[i].len;
     }
+    *joined = out;
     return DD_OK;
 }
 
 static void
-joined_keys_fini(joined_keys *joined)
+joined_keys_free(joined_keys *joined, const joined_keys *small)
 {
-    dd_mem_free(joined->keys);
-}
-
-static dd_status
-prefix_set(dd_store *store, dd_bytes key, dd_bytes value, const dd_wait *wait, dd_error *err)
-{
-    joined_key joined;
-    dd_status status = joined_key_init(&joined, store, key, err);
-    if (status == DD_OK) {
-        status = underlying_of(store)->ops->set(underlying_of(store), joined.key, value, wait, err);
+    if (joined != small) {
+        dd_mem_free(joined);
     }
-    joined_key_fini(&joined);
-    return status;
-}
-
-static dd_status
-prefix_get(dd_store *store, dd_bytes key, dd_blob *value, const dd_wait *wait, dd_error *err)
-{
-    joined_key joined;
-    dd_status status = joined_key_init(&joined, store, key, err);
-    if (status == DD_OK) {
-        status = underlying_of(store)->ops->get(underlying_of(store), joined.key, value, wait, err);
-    }
-    joined_key_fini(&joined);
-    return status;
-}
-
-static dd_status
-prefix_try_get(dd_store *store, dd_bytes key, dd_blob *value, bool *is_found, const dd_wait *wait,
-               dd_error *err)
-{
-    joined_key joined;
-    dd_status status = joined_key_init(&joined, store, key, err);
-    if (status == DD_OK) {
-        status =
-            underlying_of(store)->ops->try_get(underlying_of(store), joined.key, value, is_found, wait, err);
-    }
-    joined_key_fini(&joined);
-    return status;
-}
-
-static dd_status
-prefix_add(dd_store *store, dd_bytes key, int64_t amount, int64_t *sum, const dd_wait *wait, dd_error *err)
-{
-    joined_key joined;
-    dd_status status = joined_key_init(&joined, store, key, err);
-    if (status == DD_OK) {
-        status = underlying_of(store)->ops->add(underlying_of(store), joined.key, amount, sum, wait, err);
-    }
-    joined_key_fini(&joined);
-    return status;
-}
-
-static dd_status
-prefix_compare_set(dd_store *store, dd_bytes key, dd_bytes expected, dd_bytes desired, dd_blob *value,
-                   const dd_wait *wait, dd_error *err)
-{
-    joined_key joined;
-    dd_status status = joined_key_init(&joined, store, key, err);
-    if (status == DD_OK) {
-        status = underlying_of(store)->ops->compare_set(underlying_of(store), joined.key, expected, desired,
-                                                        value, wait, err);
-    }
-    joined_key_fini(&joined);
-    return status;
-}
-
-static dd_status
-prefix_wait(dd_store *store, const dd_bytes *keys, size_t nkeys, const dd_wait *wait, dd_error *err)
-{
-    joined_keys joined;
-    dd_status status = joined_keys_init(&joined, store, keys, nkeys, err);
-    if (status == DD_OK) {
-        status = underlying_of(store)->ops->wait(underlying_of(store), joined.keys, nkeys, wait, err);
-    }
-    joined_keys_fini(&joined);
-    return status;
-}
-
-static dd_status
-prefix_check(dd_store *store, const dd_bytes *keys, size_t nkeys, bool *is_ready, const dd_wait *wait,
-             dd_error *err)
-{
-    joined_keys joined;
-    dd_status status = joined_keys_init(&joined, store, keys, nkeys, err);
-    if (status == DD_OK) {
-        status =
-            underlying_of(store)->ops->check(underlying_of(store), joined.keys, nkeys, is_ready, wait, err);
-    }
-    joined_keys_fini(&joined);
-    return status;
-}
-
-static dd_status
-prefix_delete_key(dd_store *store, dd_bytes key, bool *is_deleted, const dd_wait *wait, dd_error *err)
-{
-    joined_key joined;
-    dd_status status = joined_key_init(&joined, store, key, err);
-    if (status == DD_OK) {
-        status =
-            underlying_of(store)->ops->delete_key(underlying_of(store), joined.key, is_deleted, wait, err);
-    }
-    joined_key_fini(&joined);
-    return status;
-}
-
-static dd_status
-prefix_num_keys(dd_store *store, int64_t *count, const dd_wait *wait, dd_error *err)
-{
-    return underlying_of(store)->ops->num_keys(underlying_of(store), count, wait, err);
-}
-
-static dd_status
-prefix_append(dd_store *store, dd_bytes key, dd_bytes value, const dd_wait *wait, dd_error *err)
-{
-    joined_key joined;
-    dd_status status = joined_key_init(&joined, store, key, err);
-    if (status == DD_OK) {
-        status = underlying_of(store)->ops->append(underlying_of(store), joined.key, value, wait, err);
-    }
-    joined_key_fini(&joined);
-    return status;
-}
-
-static dd_status
-prefix_multi_get(dd_store *store, const dd_bytes *keys, size_t nkeys, dd_blob_list *values,
-                 const dd_wait *wait, dd_error *err)
-{
-    joined_keys joined;
-    dd_status status = joined_keys_init(&joined, store, keys, nkeys, err);
-    if (status == DD_OK) {
-        status =
-            underlying_of(store)->ops->multi_get(underlying_of(store), joined.keys, nkeys, values, wait, err);
-    }
-    joined_keys_fini(&joined);
-    return status;
-}
-
-static dd_status
-prefix_multi_set(dd_store *store, const dd_bytes *keys, const dd_bytes *values, size_t nkeys,
-                 const dd_wait *wait, dd_error *err)
-{
-    joined_keys joined;
-    dd_status status = joined_keys_init(&joined, store, keys, nkeys, err);
-    if (status == DD_OK) {
-        status =
-            underlying_of(store)->ops->multi_set(underlying_of(store), joined.keys, values, nkeys, wait, err);
-    }
-    joined_keys_fini(&joined);
-    return status;
-}
-
-static dd_status
-prefix_queue_push(dd_store *store, dd_bytes key, dd_bytes value, const dd_wait *wait, dd_error *err)
-{
-    joined_key joined;
-    dd_status status = joined_key_init(&joined, store, key, err);
-    if (status == DD_OK) {
-        status = underlying_of(store)->ops->queue_push(underlying_of(store), joined.key, value, wait, err);
-    }
-    joined_key_fini(&joined);
-    return status;
-}
-
-static dd_status
-prefix_queue_pop(dd_store *store, dd_bytes key, bool is_blocking, dd_blob *value, const dd_wait *wait,
-                 dd_error *err)
-{
-    joined_key joined;
-    dd_status status = joined_key_init(&joined, store, key, err);
-    if (status == DD_OK) {
-        status = underlying_of(store)->ops->queue_pop(underlying_of(store), joined.key, is_blocking, value,
-                                                      wait, err);
-    }
-    joined_key_fini(&joined);
-    return status;
-}
-
-static dd_status
-prefix_queue_len(dd_store *store, dd_bytes key, int64_t *count, const dd_wait *wait, dd_error *err)
-{
-    joined_key joined;
-    dd_status status = joined_key_init(&joined, store, key, err);
-    if (status == DD_OK) {
-        status = underlying_of(store)->ops->queue_len(underlying_of(store), joined.key, count, wait, err);
-    }
-    joined_key_fini(&joined);
-    return status;
 }
 
 static bool
@@ -312,24 +93,22 @@ strip_keys(const prefix_store *self, dd_blob_list *list)
 }
 
 static dd_status
-prefix_list_keys(dd_store *store, dd_blob_list *keys, const dd_wait *wait, dd_error *err)
+prefix_run(dd_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
+           dd_error *err)
 {
-    dd_status status = underlying_of(store)->ops->list_keys(underlying_of(store), keys, wait, err);
+    const prefix_store *self = prefix_of(store);
+    joined_keys small;
+    joined_keys *joined = &small;
+    dd_status status = join_keys(self, request->keys, request->nkeys, &small, &joined, err);
     if (status == DD_OK) {
-        strip_keys(prefix_of(store), keys);
+        dd_store_request below = *request;
+        below.keys = joined->views;
+        status = dd_store_run(self->underlying, &below, result, wait, err);
     }
-    return status;
-}
-
-static dd_status
-prefix_barrier(dd_store *store, dd_bytes key, int64_t world_size, const dd_wait *wait, dd_error *err)
-{
-    joined_key joined;
-    dd_status status = joined_key_init(&joined, store, key, err);
-    if (status == DD_OK) {
-        status = underlying_of(store)->ops->barrier(underlying_of(store), joined.key, world_size, wait, err);
+    if (status == DD_OK && request->op == DD_STORE_LIST_KEYS) {
+        strip_keys(self, &result->list);
     }
-    joined_key_fini(&joined);
+    joined_keys_free(joined, &small);
     return status;
 }
 
@@ -374,23 +153,7 @@ prefix_destroy(dd_store *store)
 
 static const dd_store_ops prefix_ops = {
     .kind = "PrefixStore",
-    .set = prefix_set,
-    .get = prefix_get,
-    .try_get = prefix_try_get,
-    .add = prefix_add,
-    .compare_set = prefix_compare_set,
-    .wait = prefix_wait,
-    .check = prefix_check,
-    .delete_key = prefix_delete_key,
-    .num_keys = prefix_num_keys,
-    .append = prefix_append,
-    .multi_get = prefix_multi_get,
-    .multi_set = prefix_multi_set,
-    .queue_push = prefix_queue_push,
-    .queue_pop = prefix_queue_pop,
-    .queue_len = prefix_queue_len,
-    .list_keys = prefix_list_keys,
-    .barrier = prefix_barrier,
+    DD_STORE_OPS_BY_RUN(prefix_run),
     .clone = prefix_clone,
     .has_extended_api = prefix_has_extended_api,
     .get_timeout_ns = prefix_get_timeout_ns,

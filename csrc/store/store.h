@@ -19,6 +19,8 @@
 #define DD_STORE_DEFAULT_TIMEOUT_NS (300 * DD_NS_PER_S)
 
 typedef struct dd_store dd_store;
+typedef struct dd_store_request dd_store_request; /* store/request.h */
+typedef struct dd_store_result dd_store_result;
 
 /* A list of byte strings that owns them all; for multi_get and list_keys. A zeroed one is empty. */
 typedef struct dd_blob_list {
@@ -29,10 +31,15 @@ typedef struct dd_blob_list {
 dd_status dd_blob_list_init(dd_blob_list *list, size_t count, dd_error *err) DD_MUST_CHECK;
 void dd_blob_list_fini(dd_blob_list *list);
 
-/* What a kind of store implements. All pointers are set. Results (`value`, `list`, flags, numbers) are
+/* What a kind of store implements. All pointers but `run` are set. Results (`value`, `list`, flags, numbers) are
  * written only on DD_OK; a dd_blob result replaces what the blob holds. */
 typedef struct dd_store_ops {
     const char *kind; /* "TCPStore": for messages */
+
+    /* All operations from `set` to `barrier` in one, for kinds that treat them alike: DD_STORE_OPS_BY_RUN
+     * makes the entries below of it. `store` is never a clone (see dd_store_clone_handle). NULL in other kinds. */
+    dd_status (*run)(dd_store *store, const dd_store_request *request, dd_store_result *result,
+                     const dd_wait *wait, dd_error *err);
 
     dd_status (*set)(dd_store *store, dd_bytes key, dd_bytes value, const dd_wait *wait, dd_error *err);
 
@@ -103,17 +110,19 @@ typedef struct dd_store_ops {
     int64_t (*get_timeout_ns)(dd_store *store);
     void (*set_timeout_ns)(dd_store *store, int64_t timeout_ns);
 
-    /* The last reference is gone. In a forked child it must touch no lock, no thread and no peer: only
-     * close its copies of descriptors and free memory (see dd_store_is_forked). Does not block for long. */
+    /* The last reference is gone, those of clones by dd_store_clone_handle included. In a forked child it must
+     * wait for no lock, no thread and no peer: only close its copies of descriptors and free memory (see
+     * dd_store_is_forked). Does not block for long. */
     void (*destroy)(dd_store *store);
 } dd_store_ops;
 
 /* The head of every store; embed it first. */
 struct dd_store {
-    const dd_store_ops *ops;        /* const after init */
-    uint64_t fork_generation;       /* const after init */
-    long long owner_pid;            /* const after init; for the message of DD_FORKED */
-    atomic_uint refs;               /* atomic */
+    const dd_store_ops *ops;  /* const after init */
+    dd_store *root;           /* const after init: the store with the data, itself unless it is a clone */
+    uint64_t fork_generation; /* const after init */
+    long long owner_pid;      /* const after init; for the message of DD_FORKED */
+    atomic_uint refs;         /* atomic */
     atomic_int_fast64_t timeout_ns; /* atomic, relaxed: a setting */
 };
 
@@ -128,27 +137,14 @@ void dd_store_release(dd_store *store); /* NULL is fine */
 dd_status dd_store_check_fork(const dd_store *store, dd_error *err) DD_MUST_CHECK;
 bool dd_store_is_forked(const dd_store *store);
 
-/* Members for kinds that have nothing special: the time-out of the head; has_extended_api true. */
+/* Members for kinds that have nothing special: the time-out of the head; has_extended_api true; a clone that
+ * has a time-out of its own and shares all else with its root, to which it holds a reference (for kinds with
+ * `run`). */
 int64_t dd_store_head_get_timeout_ns(dd_store *store);
 void dd_store_head_set_timeout_ns(dd_store *store, int64_t timeout_ns);
 bool dd_store_extended_api_yes(dd_store *store);
-
-/* Generic forms in terms of other operations, for kinds that have no native one: append by get and
- * compare_set, multi_* by loops, try_get by check and get, barrier by add, set and wait on
- * "<key>/num_members" and "<key>/last_member". */
-dd_status dd_store_generic_append(dd_store *store, dd_bytes key, dd_bytes value, const dd_wait *wait,
-                                  dd_error *err) DD_MUST_CHECK;
-/* For kinds without check: a missing key is made first, with nothing in it, and others can see it so. */
-dd_status dd_store_append_by_compare_set(dd_store *store, dd_bytes key, dd_bytes value, const dd_wait *wait,
-                                         dd_error *err) DD_MUST_CHECK;
-dd_status dd_store_generic_multi_get(dd_store *store, const dd_bytes *keys, size_t nkeys,
-                                     dd_blob_list *values, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-dd_status dd_store_generic_multi_set(dd_store *store, const dd_bytes *keys, const dd_bytes *values,
-                                     size_t nkeys, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-dd_status dd_store_generic_try_get(dd_store *store, dd_bytes key, dd_blob *value, bool *is_found,
-                                   const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-dd_status dd_store_generic_barrier(dd_store *store, dd_bytes key, int64_t world_size, const dd_wait *wait,
-                                   dd_error *err) DD_MUST_CHECK;
+dd_status dd_store_clone_handle(dd_store *store, dd_store **other, const dd_wait *wait,
+                                dd_error *err) DD_MUST_CHECK;
 
 /* The text of a time-out, the same for every kind: "<what> timed out after 1.5 s on <where>: keys missing:
  * a, b (2 of 5)". Shows, and reads, at most the first DD_STORE_MISSING_SHOWN of the missing keys. Returns

@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -285,7 +286,7 @@ TEST(queues)
     dd_wait wait = dd_wait_after(LONG_NS);
     dd_blob value = {0};
     CHECK_STATUS(a->ops->queue_pop(a, BYTES("q"), false, &value, &wait, check_err()), DD_QUEUE_EMPTY);
-    CHECK_CONTAINS(check_message(), "queue q");
+    CHECK_CONTAINS(check_message(), "queue \"q\" is empty");
     CHECK_OK(a->ops->queue_push(a, BYTES("q"), BYTES("1"), &wait, check_err()));
     CHECK_OK(b->ops->queue_push(b, BYTES("q"), BYTES("2"), &wait, check_err()));
     CHECK_INT(queue_len(a, "q"), 2);
@@ -301,6 +302,33 @@ TEST(queues)
     dd_blob_fini(&value);
     dd_store_release(a);
     dd_store_release(b);
+    place_remove(&here);
+}
+
+TEST(what_changes_nothing_writes_nothing)
+{
+    place here;
+    REQUIRE(place_make(&here));
+    dd_store *store = open_store(here.path, -1);
+    REQUIRE(store != NULL);
+    dd_wait wait = dd_wait_after(LONG_NS);
+    dd_blob value = {0};
+    bool is_deleted = true;
+    int64_t sum;
+    set(store, "k", "word");
+    off_t size = size_of(here.path);
+    CHECK_OK(
+        store->ops->compare_set(store, BYTES("k"), BYTES(""), BYTES("word"), &value, &wait, check_err()));
+    CHECK_OK(store->ops->compare_set(store, BYTES("no"), BYTES("x"), BYTES("y"), &value, &wait, check_err()));
+    CHECK_OK(store->ops->delete_key(store, BYTES("no"), &is_deleted, &wait, check_err()));
+    CHECK(!is_deleted);
+    CHECK_STATUS(store->ops->queue_pop(store, BYTES("k"), false, &value, &wait, check_err()), DD_QUEUE_EMPTY);
+    CHECK_CONTAINS(check_message(), here.path);
+    CHECK_STATUS(store->ops->add(store, BYTES("k"), 1, &sum, &wait, check_err()), DD_STORE);
+    CHECK_INT(size_of(here.path), size);
+    check_get(store, "k", "word");
+    dd_blob_fini(&value);
+    dd_store_release(store);
     place_remove(&here);
 }
 
@@ -542,6 +570,37 @@ TEST(stuck_lock_times_out)
     waitpid(pid, NULL, 0);
     set(store, "k", "v");
     dd_store_release(store);
+    place_remove(&here);
+}
+
+static void *
+run_setter(void *arg)
+{
+    gang *crew = arg;
+    set(crew->store, "after", "the lock");
+    return NULL;
+}
+
+TEST(reading_goes_on_while_a_thread_waits_for_the_lock)
+{
+    place here;
+    REQUIRE(place_make(&here));
+    gang crew = {open_store(here.path, -1), 0};
+    REQUIRE(crew.store != NULL);
+    set(crew.store, "before", "1");
+    pid_t pid = hold_gate(&here, 60000000);
+    pthread_t setter;
+    REQUIRE(pthread_create(&setter, NULL, run_setter, &crew) == 0);
+    for (int i = 0; i < 50; i++) {
+        check_get(crew.store, "before", "1");
+        CHECK(!has(crew.store, "after"));
+        usleep(1000);
+    }
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    check_get(crew.store, "after", "the lock");
+    pthread_join(setter, NULL);
+    dd_store_release(crew.store);
     place_remove(&here);
 }
 
@@ -1150,5 +1209,64 @@ TEST(full_disk)
     check_get(reader, "k", large);
     dd_store_release(store);
     dd_store_release(reader);
+    place_remove(&here);
+}
+
+TEST(clone_keeps_the_file_open)
+{
+    place here;
+    REQUIRE(place_make(&here));
+    dd_store *store = open_store(here.path, 1);
+    REQUIRE(store != NULL);
+    dd_wait wait = dd_wait_after(LONG_NS);
+    dd_store *clone = NULL;
+    set(store, "k", "v");
+    REQUIRE_OK(store->ops->clone(store, &clone, &wait, check_err()));
+    dd_store_release(store);
+    CHECK(is_file_there(&here));
+    CHECK(strcmp(dd_file_store_path(clone), here.path) == 0);
+    check_get(clone, "k", "v");
+    dd_store_release(clone);
+    CHECK(!is_file_there(&here));
+    place_remove(&here);
+}
+
+/* Keeps the mutex busy while the test forks. */
+typedef struct hammer {
+    pthread_t thread;
+    dd_store *store;
+    atomic_bool is_stopped;
+} hammer;
+
+static void *
+run_hammer(void *arg)
+{
+    hammer *self = arg;
+    while (!atomic_load(&self->is_stopped)) {
+        set(self->store, "k", "v");
+    }
+    return NULL;
+}
+
+TEST(fork_in_the_middle_of_a_change)
+{
+    place here;
+    REQUIRE(place_make(&here));
+    hammer busy = {.store = open_store(here.path, -1)};
+    REQUIRE(busy.store != NULL);
+    REQUIRE(pthread_create(&busy.thread, NULL, run_hammer, &busy) == 0);
+    for (int i = 0; i < 20; i++) {
+        pid_t pid = fork();
+        if (pid == 0) {
+            alarm(5 * (unsigned)check_slow());
+            dd_store_release(busy.store);
+            _exit(0);
+        }
+        check_child(pid);
+    }
+    atomic_store(&busy.is_stopped, true);
+    pthread_join(busy.thread, NULL);
+    check_get(busy.store, "k", "v");
+    dd_store_release(busy.store);
     place_remove(&here);
 }

@@ -1,7 +1,7 @@
 #include "check.h"
 #include "core/mem.h"
 #include "core/thread.h"
-#include "store/store.h"
+#include "store/request.h"
 #include "store_suite.h"
 
 #include <stdatomic.h>
@@ -22,7 +22,20 @@ open_hash(void **fixture)
 
 STORE_SUITE(hash, .open = open_hash, .has_queues = true, .is_in_memory = true, .has_number_errors = true)
 
-/* The same with every generic form in place of the native one. */
+/* The same with every operation that can be made of others made so. */
+static const dd_store_ops *hash_ops;
+
+static dd_status
+run_generic(dd_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
+            dd_error *err)
+{
+    dd_store_op op = request->op;
+    bool is_made = op == DD_STORE_APPEND || op == DD_STORE_MULTI_GET || op == DD_STORE_MULTI_SET ||
+                   op == DD_STORE_TRY_GET || op == DD_STORE_BARRIER;
+    return is_made ? dd_store_run_generic(store, request, result, wait, err)
+                   : hash_ops->run(store, request, result, wait, err);
+}
+
 static dd_store *
 open_generic(void **fixture)
 {
@@ -31,12 +44,9 @@ open_generic(void **fixture)
     if (store == NULL || !CHECK(ops != NULL)) {
         return NULL;
     }
+    hash_ops = store->ops;
     *ops = *store->ops;
-    ops->append = dd_store_generic_append;
-    ops->multi_get = dd_store_generic_multi_get;
-    ops->multi_set = dd_store_generic_multi_set;
-    ops->try_get = dd_store_generic_try_get;
-    ops->barrier = dd_store_generic_barrier;
+    ops->run = run_generic;
     store->ops = ops;
     *fixture = ops;
     return store;
@@ -308,7 +318,11 @@ TEST(generic_append_has_a_deadline)
     ops.compare_set = compare_set_loses;
     store->ops = &ops;
     dd_wait wait = dd_wait_after(20 * DD_NS_PER_MS);
-    CHECK_STATUS(dd_store_generic_append(store, BYTES("k"), BYTES("v"), &wait, check_err()), DD_TIMED_OUT);
+    dd_bytes key = BYTES("k");
+    dd_bytes value = BYTES("v");
+    dd_store_request request = {.op = DD_STORE_APPEND, .keys = &key, .nkeys = 1, .values = &value};
+    dd_store_result result = {0};
+    CHECK_STATUS(dd_store_run_generic(store, &request, &result, &wait, check_err()), DD_TIMED_OUT);
     CHECK_CONTAINS(check_message(), "append to key \"k\" timed out after 0.");
     dd_store_release(store);
 }

@@ -898,3 +898,43 @@ TEST(many_waiters_on_one_key)
     dd_keyspace_fini(&ks);
     free(probes);
 }
+
+/* Who keeps a copy of the data elsewhere asks by this count whether there is something to copy. */
+TEST(changes_are_counted)
+{
+    dd_keyspace ks;
+    dd_keyspace_init(&ks);
+    dd_bytes now;
+    dd_blob item = {0};
+    int64_t sum = 0;
+    bool is_complete;
+    uint64_t nchanges = 0;
+    CHECK_INT(ks.nchanges, 0);
+    SET(&ks, "k", "1");
+    CHECK_INT(ks.nchanges, ++nchanges);
+    SET(&ks, "k", "1");
+    CHECK_INT(ks.nchanges, ++nchanges);
+    CHECK_OK(dd_keyspace_add(&ks, BYTES("k"), 1, &sum, check_err()));
+    CHECK_INT(ks.nchanges, ++nchanges);
+    CHECK_OK(dd_keyspace_append(&ks, BYTES("k"), BYTES("x"), check_err()));
+    CHECK_INT(ks.nchanges, ++nchanges);
+    CHECK_OK(dd_keyspace_compare_set(&ks, BYTES("k"), BYTES("2x"), BYTES("y"), &now, check_err()));
+    CHECK_INT(ks.nchanges, ++nchanges);
+    CHECK_OK(dd_keyspace_barrier_arrive(&ks, BYTES("b"), 2, &is_complete, check_err()));
+    CHECK_INT(ks.nchanges, ++nchanges);
+    PUSH(&ks, "q", "item");
+    CHECK_INT(ks.nchanges, ++nchanges);
+    CHECK(dd_keyspace_queue_pop(&ks, BYTES("q"), &item));
+    CHECK_INT(ks.nchanges, ++nchanges);
+    CHECK_OK(dd_keyspace_queue_unpop(&ks, BYTES("q"), &item, check_err()));
+    CHECK_INT(ks.nchanges, ++nchanges);
+    CHECK(dd_keyspace_delete(&ks, BYTES("k")));
+    CHECK_INT(ks.nchanges, ++nchanges);
+
+    CHECK(!dd_keyspace_delete(&ks, BYTES("k")));
+    CHECK(!dd_keyspace_queue_pop(&ks, BYTES("no"), &item));
+    CHECK_OK(dd_keyspace_compare_set(&ks, BYTES("b"), BYTES(""), BYTES("1"), &now, check_err()));
+    CHECK_INT(ks.nchanges, nchanges);
+    dd_blob_fini(&item);
+    dd_keyspace_fini(&ks);
+}

@@ -1,7 +1,9 @@
 #include "check.h"
 #include "core/mem.h"
 #include "store/store.h"
+#include "store/tcp_store.h"
 #include "store_suite.h"
+#include "tcp_raw.h"
 
 #include <string.h>
 #include <sys/wait.h>
@@ -29,9 +31,37 @@ open_nested_prefix(void **fixture)
     return outer;
 }
 
+/* A kind below that has no `run`: the requests go to the operations of its table. */
+static dd_store *
+open_prefix_over_tcp(void **fixture)
+{
+    dd_tcp_server_options server_options = raw_options();
+    dd_tcp_server *server = raw_server(&server_options);
+    *fixture = server;
+    dd_tcp_store_options options = {
+        .host = "127.0.0.1", .port = dd_tcp_server_port(server), .timeout_ns = DD_NS_PER_S, .world_size = -1};
+    dd_wait wait = dd_wait_after(5 * DD_NS_PER_S * check_slow());
+    dd_store *tcp = NULL;
+    dd_store *prefix = NULL;
+    if (CHECK_OK(dd_tcp_store_open(&tcp, &options, &wait, check_err()))) {
+        CHECK_OK(dd_prefix_store_open(&prefix, BYTES("prefix"), tcp, check_err()));
+    }
+    dd_store_release(tcp);
+    return prefix;
+}
+
+static void
+close_server(void *fixture)
+{
+    dd_tcp_server_release(fixture);
+}
+
 STORE_SUITE(prefix, .open = open_prefix_over_hash, .has_queues = true, .is_in_memory = true,
             .has_number_errors = true)
 STORE_SUITE(nested_prefix, .open = open_nested_prefix, .has_queues = true, .has_number_errors = true)
+
+STORE_SUITE(tcp_prefix, .open = open_prefix_over_tcp, .close = close_server, .has_queues = true,
+            .has_number_errors = true, .thread_ops = 200)
 
 /* "q/" over "p/" over a hash store. */
 typedef struct tower {

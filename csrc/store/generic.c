@@ -1,0 +1,167 @@
+/* Operations made of other operations. */
+#include "store/request.h"
+
+#include <string.h>
+
+/* ---- append */
+
+/* What is at a key, nothing if it is missing. */
+typedef dd_status (*current_fn)(dd_store *store, dd_bytes key, dd_blob *value, const dd_wait *wait,
+                                dd_error *err);
+
+static dd_status
+look_at_key(dd_store *store, dd_bytes key, dd_blob *value, const dd_wait *wait, dd_error *err)
+{
+    bool is_found = false;
+    return store->ops->try_get(store, key, value, &is_found, wait, err);
+}
+
+/* A missing key is made, with nothing in it. */
+static dd_status
+look_by_compare_set(dd_store *store, dd_bytes key, dd_blob *value, const dd_wait *wait, dd_error *err)
+{
+    dd_bytes nothing = {0};
+    return store->ops->compare_set(store, key, nothing, nothing, value, wait, err);
+}
+
+/* One try of an append: `is_done` tells whether nobody came in between. */
+static dd_status
+try_append(dd_store *store, dd_bytes key, dd_bytes value, current_fn look, const dd_wait *wait, bool *is_done,
+           dd_error *err)
+{
+    dd_blob old = {0};
+    dd_blob desired = {0};
+    dd_blob stored = {0};
+    dd_status status = look(store, key, &old, wait, err);
+    if (status == DD_OK) {
+        status = dd_blob_append(&desired, old.data, old.len, err);
+    }
+    if (status == DD_OK) {
+        status = dd_blob_append(&desired, value.data, value.len, err);
+    }
+    if (status == DD_OK) {
+        status = store->ops->compare_set(store, key, dd_blob_view(&old), dd_blob_view(&desired), &stored,
+                                         wait, err);
+    }
+    if (status == DD_OK) {
+        *is_done = dd_bytes_equal(dd_blob_view(&stored), dd_blob_view(&desired));
+    }
+    dd_blob_fini(&old);
+    dd_blob_fini(&desired);
+    dd_blob_fini(&stored);
+    return status;
+}
+
+static dd_status
+append_with(dd_store *store, const dd_store_request *request, current_fn look, const dd_wait *wait,
+            dd_error *err)
+{
+    for (;;) {
+        bool is_done = false;
+        dd_status status = try_append(store, request->keys[0], request->values[0], look, wait, &is_done, err);
+        if (status != DD_OK || is_done) {
+            return status;
+        }
+        if (dd_wait_is_over(wait)) {
+            char shown[128];
+            return dd_error_set(err, DD_TIMED_OUT,
+                                "append to key \"%s\" timed out after %.3f s on %s: others keep changing it",
+                                dd_bytes_print(request->keys[0], shown, sizeof shown),
+                                dd_wait_elapsed_s(wait), store->ops->kind);
+        }
+        status = dd_wait_check(wait, err);
+        if (status != DD_OK) {
+            return status;
+        }
+    }
+}
+
+dd_status
+dd_store_append_by_compare_set(dd_store *store, const dd_store_request *request, const dd_wait *wait,
+                               dd_error *err)
+{
+    return append_with(store, request, look_by_compare_set, wait, err);
+}
+
+/* ---- the others */
+
+static dd_status
+get_each(dd_store *store, const dd_store_request *request, dd_blob_list *values, const dd_wait *wait,
+         dd_error *err)
+{
+    dd_status status = dd_blob_list_init(values, request->nkeys, err);
+    for (size_t i = 0; status == DD_OK && i < request->nkeys; i++) {
+        status = store->ops->get(store, request->keys[i], &values->items[i], wait, err);
+    }
+    return status;
+}
+
+static dd_status
+set_each(dd_store *store, const dd_store_request *request, const dd_wait *wait, dd_error *err)
+{
+    dd_status status = DD_OK;
+    for (size_t i = 0; status == DD_OK && i < request->nkeys; i++) {
+        status = store->ops->set(store, request->keys[i], request->values[i], wait, err);
+    }
+    return status;
+}
+
+static dd_status
+check_and_get(dd_store *store, dd_bytes key, dd_store_result *result, const dd_wait *wait, dd_error *err)
+{
+    dd_status status = store->ops->check(store, &key, 1, &result->flag, wait, err);
+    return status == DD_OK && result->flag ? store->ops->get(store, key, &result->value, wait, err) : status;
+}
+
+static dd_status
+key_with_suffix(dd_bytes key, const char *suffix, dd_blob *joined, dd_error *err)
+{
+    dd_status status = dd_blob_assign(joined, key, err);
+    return status == DD_OK ? dd_blob_append(joined, suffix, strlen(suffix), err) : status;
+}
+
+static dd_status
+count_and_wait(dd_store *store, dd_bytes key, int64_t world_size, const dd_wait *wait, dd_error *err)
+{
+    dd_blob count_key = {0};
+    dd_blob last_key = {0};
+    int64_t count = 0;
+    dd_status status = key_with_suffix(key, "/num_members", &count_key, err);
+    if (status == DD_OK) {
+        status = key_with_suffix(key, "/last_member", &last_key, err);
+    }
+    if (status == DD_OK) {
+        status = store->ops->add(store, dd_blob_view(&count_key), 1, &count, wait, err);
+    }
+    dd_bytes last = dd_blob_view(&last_key);
+    if (status == DD_OK) {
+        status = count >= world_size ? store->ops->set(store, last, dd_bytes_of_string("1"), wait, err)
+                                     : store->ops->wait(store, &last, 1, wait, err);
+    }
+    dd_blob_fini(&count_key);
+    dd_blob_fini(&last_key);
+    return status;
+}
+
+dd_status
+dd_store_run_generic(dd_store *store, const dd_store_request *request, dd_store_result *result,
+                     const dd_wait *wait, dd_error *err)
+{
+    dd_store_op op = request->op;
+    if (op == DD_STORE_APPEND) {
+        return append_with(store, request, look_at_key, wait, err);
+    }
+    if (op == DD_STORE_MULTI_GET) {
+        return get_each(store, request, &result->list, wait, err);
+    }
+    if (op == DD_STORE_MULTI_SET) {
+        return set_each(store, request, wait, err);
+    }
+    if (op == DD_STORE_TRY_GET) {
+        return check_and_get(store, request->keys[0], result, wait, err);
+    }
+    if (op == DD_STORE_BARRIER) {
+        return count_and_wait(store, request->keys[0], request->number, wait, err);
+    }
+    return dd_error_set(err, DD_INTERNAL, "%s cannot be made of other operations", dd_store_op_name(op));
+}
