@@ -1050,9 +1050,18 @@ def open_and_close(group, port, first, last):
         if k in (first + 20, last - 1):
             group.barrier()
             gc.collect()
-            usage.append((procs.fd_count(), procs.thread_count(), len(open("/proc/self/maps").readlines()),
-                          procs.rss_bytes()))
+            usage.append(measure_usage())
+    # A connection that the other side has closed goes when this side has seen it.
+    deadline = time.monotonic() + 5
+    while usage[1][:2] != usage[0][:2] and time.monotonic() < deadline:
+        time.sleep(0.05)
+        usage[1] = measure_usage()
     return usage
+
+
+def measure_usage():
+    mappings = len(open("/proc/self/maps").readlines())
+    return procs.fd_count(), procs.thread_count(), mappings, procs.rss_bytes()
 
 
 def monitored(group, absent, wait_all_ranks, timeout):
