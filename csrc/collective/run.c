@@ -35,7 +35,7 @@ dd_run_create(const dd_run_env *env, dd_run **run, dd_error *err)
     made->task.progress = progress_task;
     made->task.fall_asleep = fall_asleep;
     made->task.deadline_ns = DD_NEVER_NS;
-    made->task.is_crowded = env->is_crowded;
+    made->task.is_crowded = made->task.is_outnumbered = env->is_crowded;
     bool has_arena = env->arena != NULL || env->topology->nlocal == 1;
     made->is_hierarchic = has_arena && !env->selection.is_flat && env->topology->nhosts > 1;
     if (made->is_hierarchic) {

@@ -19,21 +19,20 @@ dd_spin_make(int64_t budget_ns)
     return (dd_spin){.budget_ns = sysconf(_SC_NPROCESSORS_ONLN) > 1 ? budget_ns : 0};
 }
 
-int64_t
-dd_spin_start(dd_spin *spin)
+bool
+dd_spin_is_resting(dd_spin *spin)
 {
     if (spin->rests_until_ns != 0 && dd_clock_now_ns() >= spin->rests_until_ns) {
         spin->rests_until_ns = 0;
         spin->last_long_ns = 0;
     }
-    bool is_short = spin->rests_until_ns != 0 && spin->budget_ns > SHORT_POLL_NS;
-    return is_short ? SHORT_POLL_NS : spin->budget_ns;
+    return spin->rests_until_ns != 0;
 }
 
-bool
-dd_spin_is_resting(const dd_spin *spin)
+int64_t
+dd_spin_start(dd_spin *spin)
 {
-    return spin->rests_until_ns != 0;
+    return dd_spin_is_resting(spin) && spin->budget_ns > SHORT_POLL_NS ? SHORT_POLL_NS : spin->budget_ns;
 }
 
 int64_t

@@ -22,7 +22,7 @@ dd_spin dd_spin_make(int64_t budget_ns);
 
 /* At the start of a wait: how long to poll. */
 int64_t dd_spin_start(dd_spin *spin);
-bool dd_spin_is_resting(const dd_spin *spin);
+bool dd_spin_is_resting(dd_spin *spin);
 
 /* Between two looks: gives the core to whoever wants it, or, while waits rest, only pauses. */
 void dd_spin_yield(dd_spin *spin);

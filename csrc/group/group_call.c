@@ -418,12 +418,6 @@ group_look_hastily_locked(dd_group *group, const coll_call *call)
     dd_engine_settle_driver_locked(group->engine);
 }
 
-static bool
-are_others_in_the_way(const dd_group *group)
-{
-    return group_is_crowded(group) || dd_run_is_in_the_way_locked(group->run);
-}
-
 /* Ranks that share a core get there one after the other, each when the one before gives it away. */
 void
 group_look_a_while_locked(dd_group *group, const coll_call *call, int nlooks)
@@ -433,8 +427,9 @@ group_look_a_while_locked(dd_group *group, const coll_call *call, int nlooks)
         if (dd_run_progress_locked(group->run)) {
             continue;
         }
-        if (look % LOOKS_PER_YIELD == LOOKS_PER_YIELD - 1 && are_others_in_the_way(group)) {
-            if (!dd_engine_give_way_locked(group->engine)) {
+        bool is_time = look % LOOKS_PER_YIELD == LOOKS_PER_YIELD - 1;
+        if (group_is_crowded(group) || (is_time && dd_run_is_in_the_way_locked(group->run))) {
+            if (!dd_engine_give_way_locked(group->engine, group_is_crowded(group))) {
                 return;
             }
         } else {

@@ -505,7 +505,7 @@ make_run(dd_group *group, dd_error *err)
         .want_region = group_want_region,
         .ctx = group,
     };
-    group->task.is_crowded = env.is_crowded;
+    group->task.is_crowded = group->task.is_outnumbered = env.is_crowded;
     return dd_run_create(&env, &group->run, err);
 }
 

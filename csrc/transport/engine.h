@@ -113,6 +113,8 @@ struct dd_task {
     /* What it waits for needs the core that we run on: yield between looks instead of spinning. progress may
      * change it. */
     bool is_crowded;
+    bool
+        is_outnumbered; /* there are not enough cores for those who wait for each other, ever; then is_crowded, too */
 };
 void dd_engine_add_task_locked(dd_engine *engine, dd_task *task);
 void dd_engine_remove_task_locked(dd_engine *engine, dd_task *task); /* also one that is not in */
@@ -133,7 +135,7 @@ void dd_engine_finish_telling_locked(dd_engine *engine);
 void dd_engine_note_active_locked(dd_engine *engine);
 /* For a short look of one's own at what ranks on the same cores are to do: gives them the core, and others the lock,
  * for a moment. False: that took long, or is not worth it now, so wait in dd_engine_wait. */
-bool dd_engine_give_way_locked(dd_engine *engine);
+bool dd_engine_give_way_locked(dd_engine *engine, bool is_outnumbered);
 
 /* Somebody's `is_done` (dd_engine_wait) has become true by other means than driving: he is woken when the lock is given away. */
 void dd_engine_note_ended_locked(dd_engine *engine);

@@ -14,6 +14,8 @@
  * probably not running. (Ranks that outnumber the cores give it away at every look.) */
 #define SPIN_NS (1 * DD_NS_PER_MS)
 #define YIELD_EVERY_NS (50 * DD_NS_PER_US)
+/* A yield of that length has gone to somebody who works. */
+#define LONG_YIELD_NS (1 * DD_NS_PER_MS)
 /* The background thread, for which nobody waits, takes cores from those who compute. */
 #define BACKGROUND_SPIN_NS (150 * DD_NS_PER_US)
 #define ROUNDS_PER_CLOCK 16u
@@ -103,17 +105,27 @@ dd_engine_note_active_locked(dd_engine *engine)
     atomic_store_explicit(&engine->ndrives, ndrives + 1, memory_order_relaxed);
 }
 
-bool
-dd_engine_give_way_locked(dd_engine *engine)
+/* After a yield. Ranks that outnumber the cores take long because they work, and that says nothing about the next wait:
+ * without rests, then. */
+static bool
+note_yield(dd_engine *engine, int64_t took_ns, bool is_outnumbered)
 {
-    if (dd_spin_start(&engine->spin) == 0 || dd_spin_is_resting(&engine->spin)) {
+    if (!is_outnumbered) {
+        dd_spin_note_yield(&engine->spin, took_ns);
+    }
+    return took_ns < LONG_YIELD_NS;
+}
+
+bool
+dd_engine_give_way_locked(dd_engine *engine, bool is_outnumbered)
+{
+    if (engine->spin.budget_ns == 0 || (!is_outnumbered && dd_spin_is_resting(&engine->spin))) {
         return false;
     }
     dd_engine_unlock(engine);
     int64_t took_ns = dd_spin_time_yield();
     dd_engine_lock(engine);
-    dd_spin_note_yield(&engine->spin, took_ns);
-    return took_ns < DD_NS_PER_MS;
+    return note_yield(engine, took_ns, is_outnumbered);
 }
 
 /* A driver lets those in who want the lock for a moment. */
@@ -244,8 +256,21 @@ choose_budget_ns(dd_engine *engine, const dd_waiter *self)
         budget_ns = is_idle ? 0 : BACKGROUND_SPIN_NS;
     }
     /* Somebody works here, and who is to come needs this core, too. */
-    bool is_in_the_way = engine->is_crowded && dd_spin_is_resting(&engine->spin);
+    bool is_in_the_way = engine->is_crowded && !engine->is_outnumbered && dd_spin_is_resting(&engine->spin);
     return is_in_the_way ? 0 : budget_ns;
+}
+
+/* False: it took long. */
+static bool
+yield_once(dd_engine *engine, drive_spell *spell)
+{
+    if (!engine->is_outnumbered && dd_spin_is_resting(&engine->spin)) {
+        dd_spin_pause();
+        return true;
+    }
+    bool is_short = note_yield(engine, dd_spin_time_yield(), engine->is_outnumbered);
+    spell->yield_at_ns = engine->is_crowded ? 0 : dd_clock_now_ns() + YIELD_EVERY_NS;
+    return is_short;
 }
 
 /* After rounds in which there was nothing to do. False when the spell is over. */
@@ -266,9 +291,9 @@ idle(dd_engine *engine, drive_spell *spell)
         spell->yield_at_ns = engine->is_crowded ? now_ns : now_ns + YIELD_EVERY_NS;
     }
     if (now_ns < spell->spin_until_ns) {
-        if (now_ns >= spell->yield_at_ns) {
-            dd_spin_yield(&engine->spin);
-            spell->yield_at_ns = engine->is_crowded ? 0 : dd_clock_now_ns() + YIELD_EVERY_NS;
+        if (now_ns >= spell->yield_at_ns && !yield_once(engine, spell)) {
+            spell->spin_until_ns =
+                now_ns; /* somebody works here: sleep, to be the first when there is something */
         }
         return true;
     }

@@ -219,9 +219,10 @@ struct dd_engine {
     dd_list tasks;
     dd_list *next_task; /* of the walk under way */
     bool is_crowded;    /* some task said so in the last round */
-    size_t nposted;     /* messages */
-    size_t nany;        /* of them receives from any rank that wait for their message */
-    size_t ntimers;     /* peers with a timer, at most */
+    bool is_outnumbered;
+    size_t nposted; /* messages */
+    size_t nany;    /* of them receives from any rank that wait for their message */
+    size_t ntimers; /* peers with a timer, at most */
     uint64_t next_order;
 
     out_frame *free_out; /* by link.next */

@@ -38,14 +38,17 @@ progress_tasks(dd_engine *engine)
 {
     bool is_progress = false;
     bool is_crowded = false;
+    bool is_outnumbered = false;
     engine->next_task = engine->tasks.next;
     while (engine->next_task != &engine->tasks) {
         dd_task *task = DD_CONTAINER_OF(engine->next_task, dd_task, link);
         engine->next_task = task->link.next;
         is_crowded = is_crowded || task->is_crowded;
+        is_outnumbered = is_outnumbered || task->is_outnumbered;
         is_progress = task->progress(task) || is_progress;
     }
     engine->is_crowded = is_crowded;
+    engine->is_outnumbered = is_outnumbered;
     return is_progress;
 }
 
