@@ -6,6 +6,10 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Looks for the end of a message without giving the lock away. The first ones take about a microsecond, also of callers that keep
+ * others waiting. */
+#define HASTY_LOOKS 16
+#define PATIENT_LOOKS 64
 /* Messages of callers have all tags of channel 0. */
 #define MONITOR_CHANNEL 1
 
@@ -52,22 +56,6 @@ end_hopeless_locked(dd_group *group, p2p_call *call)
     }
 }
 
-static void
-post_message_locked(dd_group *group, p2p_call *call, bool is_send, dd_record_call *record)
-{
-    group_record_begin_locked(&call->base, record, true);
-    dd_list_push_back(&group->messages, &call->base.link);
-    group_note_deadline_locked(group, call->base.deadline_ns);
-    if (is_send) {
-        dd_context_post_send_locked(group->context, &call->message);
-    } else {
-        dd_context_post_recv_locked(group->context, &call->message);
-        if (call->message.rank == DD_ANY_RANK) {
-            end_hopeless_locked(group, call);
-        }
-    }
-}
-
 /* A member that has left sends nothing more, and takes nothing. What it had sent before is here. */
 static dd_status
 check_gone_locked(dd_group *group, const char *what, int rank, bool is_send, dd_error *err)
@@ -84,9 +72,18 @@ check_gone_locked(dd_group *group, const char *what, int rank, bool is_send, dd_
     return DD_PEER_LOST;
 }
 
+/* Most calls have ended before anybody asks when they began. */
+static void
+stamp(group_call *call)
+{
+    call->work.start_ns = dd_clock_now_ns();
+    call->deadline_ns = group_deadline_ns(call->group, call->timeout_ns, call->work.start_ns);
+}
+
+/* Fills in what is not `message`'s own. */
 static dd_status
-start_message(dd_group *group, const dd_message *message, bool is_send, const dd_call_options *options,
-              dd_work **work, dd_error *err)
+init_call(p2p_call *call, dd_group *group, const dd_message *message, bool is_send,
+          const dd_call_options *options, dd_error *err)
 {
     const char *what = is_send ? "send" : "recv";
     dd_status status = dd_engine_check_fork(group->engine, err);
@@ -96,12 +93,12 @@ start_message(dd_group *group, const dd_message *message, bool is_send, const dd
     if (status != DD_OK) {
         return status;
     }
-    p2p_call *call = dd_mem_alloc(sizeof *call);
-    if (call == NULL) {
-        return dd_error_no_memory(err, sizeof *call);
+    group_init_call(&call->base, group, what, options, 0, DD_NEVER_NS);
+    call->base.timeout_ns = options->timeout_ns;
+    call->base.deadline_ns = DD_NEVER_NS;
+    if (options->record != NULL || options->on_done != NULL) {
+        stamp(&call->base);
     }
-    group_init_call(&call->base, group, what, options, dd_clock_now_ns(), DD_NEVER_NS);
-    call->base.work.destroy = group_destroy_call;
     call->message = *message;
     call->message.on_done = on_message_done;
     call->message.owner = call;
@@ -111,28 +108,87 @@ start_message(dd_group *group, const dd_message *message, bool is_send, const dd
                                          .count = message->nbytes / dd_dtype_size(options->dtype)};
         call->message.signature = &call->signature;
     }
-    dd_engine_lock(group->engine);
-    status = group_check_usable_locked(group, what, err);
-    if (status == DD_OK) {
-        status = check_gone_locked(group, what, message->rank, is_send, err);
+    return DD_OK;
+}
+
+static dd_status
+check_locked(dd_group *group, const dd_message *message, bool is_send, dd_error *err)
+{
+    const char *what = is_send ? "send" : "recv";
+    dd_status status = group_check_usable_locked(group, what, err);
+    return status == DD_OK ? check_gone_locked(group, what, message->rank, is_send, err) : status;
+}
+
+/* It may end in here: what is in the receiver's ring, or has come from the sender, needs nobody to drive. */
+static void
+post_locked(p2p_call *call, bool is_send, dd_record_call *record)
+{
+    dd_group *group = call->base.group;
+    group_record_begin_locked(&call->base, record, true);
+    dd_list_push_back(&group->messages, &call->base.link);
+    if (is_send) {
+        dd_context_post_send_locked(group->context, &call->message);
+    } else {
+        dd_context_post_recv_locked(group->context, &call->message);
     }
-    if (status == DD_OK) {
-        *work = dd_work_acquire(&call->base.work);
-        post_message_locked(group, call, is_send, options->record);
+    (void)(dd_context_tell_locked(&call->message) || dd_context_look_locked(&call->message, HASTY_LOOKS));
+}
+
+/* What has not ended gets its deadline, and somebody to look after it. */
+static void
+watch_locked(p2p_call *call)
+{
+    if (!dd_work_is_done(&call->base.work)) {
+        if (call->base.work.start_ns == 0) {
+            stamp(&call->base);
+        }
+        group_note_deadline_locked(call->base.group, call->base.deadline_ns);
+        if (call->message.rank == DD_ANY_RANK) {
+            end_hopeless_locked(call->base.group, call);
+        }
     }
-    dd_engine_unlock(group->engine);
+}
+
+/* ---- calls that do not wait */
+
+static dd_status
+start_message(dd_group *group, const dd_message *message, bool is_send, const dd_call_options *options,
+              dd_work **work, dd_error *err)
+{
+    p2p_call *call = dd_mem_alloc(sizeof *call);
+    if (call == NULL) {
+        return dd_error_no_memory(err, sizeof *call);
+    }
+    dd_status status = init_call(call, group, message, is_send, options, err);
+    if (status == DD_OK) {
+        call->base.work.destroy = group_destroy_call;
+        dd_engine_lock(group->engine);
+        status = check_locked(group, message, is_send, err);
+        if (status == DD_OK) {
+            *work = dd_work_acquire(&call->base.work);
+            post_locked(call, is_send, options->record);
+            watch_locked(call);
+        }
+        dd_engine_unlock(group->engine);
+    }
     if (status != DD_OK) {
         dd_mem_free(call);
     }
     return status;
 }
 
+static dd_message
+make_message(dd_block block, int rank, uint64_t tag)
+{
+    return (dd_message){
+        .kind = DD_MESSAGE_P2P, .rank = rank, .tag = tag, .data = block.data, .nbytes = block.nbytes};
+}
+
 dd_status
 dd_group_send(dd_group *group, dd_block block, int rank, uint64_t tag, const dd_call_options *options,
               dd_work **work, dd_error *err)
 {
-    dd_message message = {
-        .kind = DD_MESSAGE_P2P, .rank = rank, .tag = tag, .data = block.data, .nbytes = block.nbytes};
+    dd_message message = make_message(block, rank, tag);
     return start_message(group, &message, true, options, work, err);
 }
 
@@ -140,9 +196,93 @@ dd_status
 dd_group_recv(dd_group *group, dd_block block, int rank, uint64_t tag, const dd_call_options *options,
               dd_work **work, dd_error *err)
 {
-    dd_message message = {
-        .kind = DD_MESSAGE_P2P, .rank = rank, .tag = tag, .data = block.data, .nbytes = block.nbytes};
+    dd_message message = make_message(block, rank, tag);
     return start_message(group, &message, false, options, work, err);
+}
+
+/* ---- calls that wait */
+
+static void
+note_wait(const dd_call_options *options)
+{
+    if (options->on_wait != NULL) {
+        options->on_wait(options->ctx);
+    }
+}
+
+/* Its memory and the call itself are the caller's, who takes them back: an interrupt ends the group, and the call with it. */
+static dd_status
+await_end(p2p_call *call, const dd_wait *wait, dd_error *err)
+{
+    dd_group *group = call->base.group;
+    dd_work *work = &call->base.work;
+    dd_wait until_done = *wait;
+    until_done.deadline_ns = DD_NEVER_NS; /* the group's task ends it in time, and says why */
+    dd_status status = dd_group_wait(group, work, &until_done, err);
+    if (!dd_work_is_done(work)) {
+        char reason[32];
+        snprintf(reason, sizeof reason, "interrupted in %s", work->what);
+        dd_group_abort(group, reason);
+        dd_wait until_aborted = dd_wait_after(DD_NEVER_NS);
+        dd_status ignored = dd_group_wait(group, work, &until_aborted, NULL);
+        (void)ignored;
+    }
+    return status;
+}
+
+static dd_status
+run_message(dd_group *group, const dd_message *message, bool is_send, const dd_call_options *options,
+            int *source, const dd_wait *wait, dd_error *err)
+{
+    p2p_call call;
+    dd_status status = init_call(&call, group, message, is_send, options, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    if (!dd_engine_try_lock(group->engine)) {
+        note_wait(options);
+        dd_engine_lock(group->engine);
+    }
+    if (group->cause.code != DD_OK) {
+        note_wait(options); /* until the others have been told of it */
+    }
+    status = check_locked(group, message, is_send, err);
+    if (status == DD_OK) {
+        post_locked(&call, is_send, options->record);
+        if (!dd_work_is_done(&call.base.work)) {
+            note_wait(options);
+            (void)dd_context_look_locked(&call.message, PATIENT_LOOKS);
+            watch_locked(&call);
+        }
+    }
+    dd_engine_unlock(group->engine);
+    if (status != DD_OK) {
+        return status;
+    }
+    if (dd_work_is_done(&call.base.work) && call.base.work.error.code != DD_OK) {
+        note_wait(options);
+    }
+    status = await_end(&call, wait, err);
+    if (status == DD_OK && source != NULL) {
+        *source = call.base.work.source_rank;
+    }
+    return status;
+}
+
+dd_status
+dd_group_send_and_wait(dd_group *group, dd_block block, int rank, uint64_t tag,
+                       const dd_call_options *options, const dd_wait *wait, dd_error *err)
+{
+    dd_message message = make_message(block, rank, tag);
+    return run_message(group, &message, true, options, NULL, wait, err);
+}
+
+dd_status
+dd_group_recv_and_wait(dd_group *group, dd_block block, int rank, uint64_t tag,
+                       const dd_call_options *options, int *source, const dd_wait *wait, dd_error *err)
+{
+    dd_message message = make_message(block, rank, tag);
+    return run_message(group, &message, false, options, source, wait, err);
 }
 
 /* ---- monitored_barrier */

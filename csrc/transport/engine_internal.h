@@ -262,6 +262,9 @@ struct dd_engine {
 void engine_drive_init(dd_engine *engine);
 dd_status engine_start_background(dd_engine *engine, dd_error *err) DD_MUST_CHECK;
 void engine_stop_background(dd_engine *engine); /* without the lock */
+/* A caller looks at links by itself for a moment: the background thread, if it drives, goes back to its nap. True now and then: then
+ * everything should be looked at, so that a caller who comes again and again holds up nobody. */
+bool engine_note_caller(dd_engine *engine);
 /* Makes a driver that sleeps look around, or the background thread take over if nobody drives. */
 void engine_wake(dd_engine *engine);
 /* After queueing output: the same, if the driver sleeps. */

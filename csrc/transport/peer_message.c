@@ -67,6 +67,61 @@ engine_tell_done(dd_engine *engine)
     }
 }
 
+bool
+dd_context_tell_locked(dd_message *message)
+{
+    if (message->stage == STAGE_DONE) {
+        message_tell(message);
+    }
+    return !message->is_posted;
+}
+
+/* ---- looking for the end of one */
+
+/* By shared memory, or in this process. */
+static void
+look_at(dd_peer *peer)
+{
+    if (peer->is_self) {
+        (void)self_pump(peer->engine);
+        return;
+    }
+    dd_lane *lane = peer->nlanes > 0 ? peer->lanes[0] : NULL;
+    if (lane == NULL || !lane->stream->is_shared_memory) {
+        return;
+    }
+    if (!lane->is_ended) {
+        (void)lane_receive(lane);
+    }
+    if (lane_has_output(lane)) {
+        (void)lane_pump(lane);
+    }
+}
+
+bool
+dd_context_look_locked(dd_message *message, int nlooks)
+{
+    dd_engine *engine = message->context->engine;
+    bool is_alone = !engine_note_caller(engine) && message->peer != NULL && engine->nposted == 1 &&
+                    dd_list_is_empty(&engine->tasks) &&
+                    atomic_load_explicit(&engine->nattentive, memory_order_relaxed) == 0;
+    for (int look = 0; look < nlooks && message->is_posted; look++) {
+        if (is_alone) {
+            look_at(message->peer);
+        } else {
+            (void)engine_run_round(engine);
+        }
+        if (dd_context_tell_locked(message) ||
+            atomic_load_explicit(&engine->nlockers, memory_order_relaxed) > 0) {
+            break;
+        }
+        dd_spin_pause();
+    }
+    engine_tell_done(engine); /* what else has ended meanwhile */
+    dd_engine_settle_driver_locked(engine);
+    return !message->is_posted;
+}
+
 /* ---- pools */
 
 out_frame *
