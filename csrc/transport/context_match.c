@@ -344,23 +344,24 @@ dd_context_post_send_locked(dd_context *context, dd_message *message)
     if (end_if_unreachable(context, message)) {
         return;
     }
-    dd_frame frame = {
-        .kind = message->kind,
-        .channel = message->channel,
-        .context = context->key.id,
-        .tag = message->tag,
-        .nbytes = message->nbytes,
-        .source = (uint32_t)context->rank,
-        .target = (uint32_t)message->rank,
+    out_frame out = {
+        .frame = {.kind = message->kind,
+                  .channel = message->channel,
+                  .context = context->key.id,
+                  .tag = message->tag,
+                  .nbytes = message->nbytes,
+                  .source = (uint32_t)context->rank,
+                  .target = (uint32_t)message->rank},
+        .message = message,
     };
     if (message->signature != NULL) {
-        frame.signature = *message->signature;
+        out.frame.signature = *message->signature;
     }
     dd_peer *peer = context->ranks[message->rank].peer;
     if (peer->is_self) {
-        self_post_message(peer, message, &frame);
+        self_post_message(peer, &out);
     } else {
-        peer_post_message(peer, message, &frame);
+        peer_post_message(peer, &out);
     }
 }
 

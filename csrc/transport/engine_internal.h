@@ -59,10 +59,8 @@ typedef struct held {
 /* Something to write. */
 typedef struct out_frame {
     dd_list link;
-    uint8_t header[DD_FRAME_NBYTES];
-    dd_frame_type type;
-    const uint8_t *data;
-    size_t nbytes;
+    dd_frame frame;
+    const uint8_t *data; /* its payload */
     uint8_t *owned;      /* freed in the end */
     dd_message *message; /* whose bytes these are; NULL for control frames and when it was cancelled */
 } out_frame;
@@ -77,7 +75,9 @@ struct dd_lane {
     uint32_t watched;    /* events asked of epoll */
 
     out_frame current; /* being written */
-    size_t written;    /* of its header and data */
+    uint8_t header[DD_FRAME_NBYTES];
+    size_t header_nbytes;
+    size_t written; /* of its header and payload */
     bool is_writing;
 
     dd_frame frame; /* whose payload is arriving */
@@ -299,7 +299,8 @@ void engine_tell_done(dd_engine *engine);
 
 /* ---- pools (peer_message.c), contexts by key (context.c) */
 
-out_frame *engine_take_out(dd_engine *engine); /* NULL: no memory */
+/* A copy that may be queued; NULL: no memory. */
+out_frame *engine_take_out(dd_engine *engine, const out_frame *out);
 void engine_give_out(dd_engine *engine, out_frame *out);
 held *engine_take_held(dd_peer *peer, const dd_frame *frame); /* NULL: no memory */
 void engine_give_held(dd_engine *engine, held *entry);
@@ -338,7 +339,8 @@ bool peer_has_queued(const dd_peer *peer);
 
 /* ---- peer_send.c */
 
-void peer_post_message(dd_peer *peer, dd_message *message, const dd_frame *frame);
+/* `out` has the message and its frame, but for what depends on the way that it goes. */
+void peer_post_message(dd_peer *peer, out_frame *out);
 /* Control frames. `payload` (of ABORT) is copied. */
 void peer_post_frame(dd_peer *peer, const dd_frame *frame, dd_bytes payload);
 /* A frame for one of the peer's. A peer that has us answer on and on and takes nothing is broken with. */
@@ -413,7 +415,7 @@ void engine_drop_rts(dd_engine *engine, dd_peer *peer, uint64_t id);
 
 /* ---- peer_self.c */
 
-void self_post_message(dd_peer *self, dd_message *message, const dd_frame *frame);
+void self_post_message(dd_peer *self, const out_frame *out);
 /* Frames that a process has sent to itself. True when there were any. */
 bool self_pump(dd_engine *engine);
 /* Takes a send that waits for its receiver in this process out of where it waits. */

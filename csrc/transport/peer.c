@@ -707,6 +707,6 @@ peer_has_queued(const dd_peer *peer)
         return false;
     }
     const dd_lane *first = peer->lanes[0];
-    return !first->is_output_dead &&
-           (!dd_list_is_empty(&peer->out) || (first->is_writing && first->current.type != DD_FRAME_DATA));
+    return !first->is_output_dead && (!dd_list_is_empty(&peer->out) ||
+                                      (first->is_writing && first->current.frame.type != DD_FRAME_DATA));
 }

@@ -125,23 +125,20 @@ dd_context_look_locked(dd_message *message, int nlooks)
 /* ---- pools */
 
 out_frame *
-engine_take_out(dd_engine *engine)
+engine_take_out(dd_engine *engine, const out_frame *out)
 {
-    out_frame *out = engine->free_out;
-    if (out != NULL) {
-        engine->free_out = (out_frame *)out->link.next;
+    out_frame *copy = engine->free_out;
+    if (copy != NULL) {
+        engine->free_out = (out_frame *)copy->link.next;
     } else {
-        out = dd_mem_alloc(sizeof *out);
-        if (out == NULL) {
+        copy = dd_mem_alloc(sizeof *copy);
+        if (copy == NULL) {
             return NULL;
         }
     }
-    dd_list_init(&out->link);
-    out->data = NULL;
-    out->nbytes = 0;
-    out->owned = NULL;
-    out->message = NULL;
-    return out;
+    *copy = *out;
+    dd_list_init(&copy->link);
+    return copy;
 }
 
 void

@@ -412,12 +412,19 @@ finish_payload(dd_lane *lane)
     }
 }
 
+static bool
+has_header(const dd_lane *lane)
+{
+    size_t there = lane->end - lane->begin;
+    return there > 0 && there >= dd_frame_header_nbytes(lane->buf[lane->begin]);
+}
+
 /* ABORT's payload has to be in the buffer with its header. */
 static bool
 is_whole(const dd_lane *lane)
 {
     return lane->frame.type != DD_FRAME_ABORT ||
-           lane->end - lane->begin >= DD_FRAME_NBYTES + lane->frame.payload;
+           lane->end - lane->begin >= DD_FRAME_NBYTES + lane->frame.payload; /* its header is long */
 }
 
 /* The header at the beginning of the buffer; false when more has to come first, or it was the last one. */
@@ -433,7 +440,7 @@ parse_frame(dd_lane *lane)
     if (!is_whole(lane)) {
         return false;
     }
-    lane->begin += DD_FRAME_NBYTES;
+    lane->begin += dd_frame_header_nbytes(lane->buf[lane->begin]);
     if (frame->credit > 0) {
         on_credit(lane->peer, frame->credit);
     }
@@ -478,8 +485,7 @@ parse(dd_lane *lane)
     for (;;) {
         if (lane->payload_left > 0 && lane->begin < lane->end) {
             copy_payload(lane);
-        } else if (lane->payload_left > 0 || lane->end - lane->begin < DD_FRAME_NBYTES ||
-                   !parse_frame(lane)) {
+        } else if (lane->payload_left > 0 || !has_header(lane) || !parse_frame(lane)) {
             break;
         }
     }

@@ -7,25 +7,20 @@
 #include <string.h>
 
 void
-self_post_message(dd_peer *self, dd_message *message, const dd_frame *frame)
+self_post_message(dd_peer *self, const out_frame *out)
 {
-    out_frame *out = engine_take_out(self->engine);
-    if (out == NULL) {
+    dd_message *message = out->message;
+    out_frame *queued = engine_take_out(self->engine, out);
+    if (queued == NULL) {
         dd_error error;
         (void)dd_error_no_memory(&error, sizeof *out);
         message_end(message, &error);
         return;
     }
-    /* A frame of no other type may be this large, but nobody decodes it. */
-    dd_frame own = *frame;
-    own.type = DD_FRAME_RTS;
-    own.id = 1;
-    dd_frame_encode(&own, out->header);
-    out->type = DD_FRAME_RTS;
-    out->message = message;
+    queued->frame.type = DD_FRAME_RTS; /* whatever its size */
     message->stage = STAGE_QUEUED;
     dd_list_push_back(&self->flushing, &message->link);
-    dd_list_push_back(&self->out, &out->link);
+    dd_list_push_back(&self->out, &queued->link);
     engine_note_output(self->engine);
 }
 
@@ -116,13 +111,10 @@ self_pump(dd_engine *engine)
         out_frame own = *out;
         engine_give_out(engine, out);
         is_any = true;
-        dd_frame frame;
-        if (dd_frame_decode(own.header, &frame, NULL) == DD_OK) {
-            if (own.message != NULL) {
-                deliver_message(self, own.message, &frame);
-            } else {
-                deliver_control(self, &frame, dd_bytes_of(own.data, own.nbytes));
-            }
+        if (own.message != NULL) {
+            deliver_message(self, own.message, &own.frame);
+        } else {
+            deliver_control(self, &own.frame, dd_bytes_of(own.data, own.frame.payload));
         }
         dd_mem_free(own.owned);
     }
