@@ -35,14 +35,21 @@ group_cancel_message_locked(p2p_call *call, const dd_error *cause)
     dd_context_cancel_locked(call->base.group->context, &call->message, cause);
 }
 
-static dd_status
-check_message(const dd_group *group, const char *what, int rank, bool may_be_any, dd_error *err)
+static const char *
+name_of(bool is_send)
 {
-    if ((rank >= 0 && rank < group->size) || (may_be_any && rank == DD_ANY_RANK)) {
-        return DD_OK;
+    return is_send ? "send" : "recv";
+}
+
+static dd_status
+check_message(const dd_group *group, int rank, bool is_send, dd_error *err)
+{
+    dd_status status = dd_engine_check_fork(group->engine, err);
+    if (status != DD_OK || (rank >= 0 && rank < group->size) || (rank == DD_ANY_RANK && !is_send)) {
+        return status;
     }
-    return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: invalid rank: %d is not in 0 to %d", what, rank,
-                        group->size - 1);
+    return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: invalid rank: %d is not in 0 to %d", name_of(is_send),
+                        rank, group->size - 1);
 }
 
 /* Nobody else is there any more who could send; only what has come before counts. */
@@ -81,24 +88,13 @@ stamp(group_call *call)
 }
 
 /* Fills in what is not `message`'s own. */
-static dd_status
+static void
 init_call(p2p_call *call, dd_group *group, const dd_message *message, bool is_send,
-          const dd_call_options *options, dd_error *err)
+          const dd_call_options *options)
 {
-    const char *what = is_send ? "send" : "recv";
-    dd_status status = dd_engine_check_fork(group->engine, err);
-    if (status == DD_OK) {
-        status = check_message(group, what, message->rank, !is_send, err);
-    }
-    if (status != DD_OK) {
-        return status;
-    }
-    group_init_call(&call->base, group, what, options, 0, DD_NEVER_NS);
+    group_init_call(&call->base, group, name_of(is_send), options, 0, DD_NEVER_NS);
     call->base.timeout_ns = options->timeout_ns;
     call->base.deadline_ns = DD_NEVER_NS;
-    if (options->record != NULL || options->on_done != NULL) {
-        stamp(&call->base);
-    }
     call->message = *message;
     call->message.on_done = on_message_done;
     call->message.owner = call;
@@ -108,30 +104,33 @@ init_call(p2p_call *call, dd_group *group, const dd_message *message, bool is_se
                                          .count = message->nbytes / dd_dtype_size(options->dtype)};
         call->message.signature = &call->signature;
     }
-    return DD_OK;
 }
 
 static dd_status
 check_locked(dd_group *group, const dd_message *message, bool is_send, dd_error *err)
 {
-    const char *what = is_send ? "send" : "recv";
+    const char *what = name_of(is_send);
     dd_status status = group_check_usable_locked(group, what, err);
     return status == DD_OK ? check_gone_locked(group, what, message->rank, is_send, err) : status;
 }
 
-/* It may end in here: what is in the receiver's ring, or has come from the sender, needs nobody to drive. */
+/* What is in the receiver's ring, or has come from the sender, ends in here: it needs nobody to drive. The other side does not wait for the
+ * record of the call, nor for the time of day. */
 static void
-post_locked(p2p_call *call, bool is_send, dd_record_call *record)
+post_locked(p2p_call *call, bool is_send, const dd_call_options *options)
 {
     dd_group *group = call->base.group;
-    group_record_begin_locked(&call->base, record, true);
     dd_list_push_back(&group->messages, &call->base.link);
     if (is_send) {
         dd_context_post_send_locked(group->context, &call->message);
     } else {
         dd_context_post_recv_locked(group->context, &call->message);
     }
-    (void)(dd_context_tell_locked(&call->message) || dd_context_look_locked(&call->message, HASTY_LOOKS));
+    if (options->record != NULL || options->on_done != NULL) {
+        stamp(&call->base);
+        group_record_begin_locked(&call->base, options->record, true);
+    }
+    (void)dd_context_tell_locked(&call->message);
 }
 
 /* What has not ended gets its deadline, and somebody to look after it. */
@@ -151,28 +150,120 @@ watch_locked(p2p_call *call)
 
 /* ---- calls that do not wait */
 
+/* So many calls are kept to be used again. */
+#define POOL_MAX 64u
+
+/* Anybody gives a call back; only the holder of the engine's lock takes one, so nobody else takes what he is looking at. */
+typedef struct p2p_pool {
+    atomic_uint refs;        /* the group's, and one for each call that is in use */
+    atomic_uint nfree;       /* relaxed: a bound */
+    _Atomic(dd_list *) free; /* links of calls, by `next`; release, acquire: what they point to */
+} p2p_pool;
+
+static p2p_call *
+call_of_link(dd_list *link)
+{
+    return (p2p_call *)DD_CONTAINER_OF(link, group_call, link);
+}
+
+void
+group_release_pool(p2p_pool *pool)
+{
+    if (pool == NULL || atomic_fetch_sub_explicit(&pool->refs, 1, memory_order_acq_rel) != 1) {
+        return;
+    }
+    dd_list *link = atomic_load_explicit(&pool->free, memory_order_acquire);
+    while (link != NULL) {
+        p2p_call *call = call_of_link(link);
+        link = link->next;
+        dd_mem_free(call);
+    }
+    dd_mem_free(pool);
+}
+
+static void
+give_call(p2p_call *call)
+{
+    p2p_pool *pool = call->pool;
+    if (atomic_fetch_add_explicit(&pool->nfree, 1, memory_order_relaxed) >= POOL_MAX) {
+        atomic_fetch_sub_explicit(&pool->nfree, 1, memory_order_relaxed);
+        dd_mem_free(call);
+    } else {
+        dd_list *link = &call->base.link;
+        link->next = atomic_load_explicit(&pool->free, memory_order_relaxed);
+        while (!atomic_compare_exchange_weak_explicit(&pool->free, &link->next, link, memory_order_release,
+                                                      memory_order_relaxed)) {
+        }
+    }
+    group_release_pool(pool);
+}
+
+static void
+on_work_unused(dd_work *work)
+{
+    give_call((p2p_call *)DD_CONTAINER_OF(work, group_call, work));
+}
+
+static p2p_pool *
+make_pool(void)
+{
+    p2p_pool *pool = dd_mem_zalloc(sizeof *pool);
+    if (pool != NULL) {
+        atomic_init(&pool->refs, 1);
+    }
+    return pool;
+}
+
+/* NULL: no memory. */
+static p2p_call *
+take_call_locked(dd_group *group)
+{
+    if (group->pool == NULL && (group->pool = make_pool()) == NULL) {
+        return NULL;
+    }
+    p2p_pool *pool = group->pool;
+    dd_list *link = atomic_load_explicit(&pool->free, memory_order_acquire);
+    while (link != NULL && !atomic_compare_exchange_weak_explicit(
+                               &pool->free, &link, link->next, memory_order_acquire, memory_order_acquire)) {
+    }
+    p2p_call *call = link != NULL ? call_of_link(link) : dd_mem_alloc(sizeof *call);
+    if (call != NULL) {
+        atomic_fetch_sub_explicit(&pool->nfree, link != NULL ? 1 : 0, memory_order_relaxed);
+        atomic_fetch_add_explicit(&pool->refs, 1, memory_order_relaxed);
+        call->pool = pool;
+    }
+    return call;
+}
+
+static dd_status
+start_locked(dd_group *group, const dd_message *message, bool is_send, const dd_call_options *options,
+             dd_work **work, dd_error *err)
+{
+    dd_status status = check_locked(group, message, is_send, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    p2p_call *call = take_call_locked(group);
+    if (call == NULL) {
+        return dd_error_no_memory(err, sizeof *call);
+    }
+    init_call(call, group, message, is_send, options);
+    call->base.work.destroy = on_work_unused;
+    *work = dd_work_acquire(&call->base.work);
+    post_locked(call, is_send, options);
+    watch_locked(call);
+    return DD_OK;
+}
+
 static dd_status
 start_message(dd_group *group, const dd_message *message, bool is_send, const dd_call_options *options,
               dd_work **work, dd_error *err)
 {
-    p2p_call *call = dd_mem_alloc(sizeof *call);
-    if (call == NULL) {
-        return dd_error_no_memory(err, sizeof *call);
-    }
-    dd_status status = init_call(call, group, message, is_send, options, err);
+    dd_status status = check_message(group, message->rank, is_send, err);
     if (status == DD_OK) {
-        call->base.work.destroy = group_destroy_call;
         dd_engine_lock(group->engine);
-        status = check_locked(group, message, is_send, err);
-        if (status == DD_OK) {
-            *work = dd_work_acquire(&call->base.work);
-            post_locked(call, is_send, options->record);
-            watch_locked(call);
-        }
+        status = start_locked(group, message, is_send, options, work, err);
         dd_engine_unlock(group->engine);
-    }
-    if (status != DD_OK) {
-        dd_mem_free(call);
     }
     return status;
 }
@@ -230,15 +321,24 @@ await_end(p2p_call *call, const dd_wait *wait, dd_error *err)
     return status;
 }
 
+static void
+look_locked(p2p_call *call, int nlooks)
+{
+    if (!dd_work_is_done(&call->base.work)) {
+        (void)dd_context_look_locked(&call->message, nlooks);
+    }
+}
+
 static dd_status
 run_message(dd_group *group, const dd_message *message, bool is_send, const dd_call_options *options,
             int *source, const dd_wait *wait, dd_error *err)
 {
-    p2p_call call;
-    dd_status status = init_call(&call, group, message, is_send, options, err);
+    dd_status status = check_message(group, message->rank, is_send, err);
     if (status != DD_OK) {
         return status;
     }
+    p2p_call call;
+    init_call(&call, group, message, is_send, options);
     if (!dd_engine_try_lock(group->engine)) {
         note_wait(options);
         dd_engine_lock(group->engine);
@@ -248,14 +348,17 @@ run_message(dd_group *group, const dd_message *message, bool is_send, const dd_c
     }
     status = check_locked(group, message, is_send, err);
     if (status == DD_OK) {
-        post_locked(&call, is_send, options->record);
-        if (!dd_work_is_done(&call.base.work)) {
-            note_wait(options);
-            (void)dd_context_look_locked(&call.message, PATIENT_LOOKS);
-            watch_locked(&call);
-        }
+        post_locked(&call, is_send, options);
+        look_locked(&call, HASTY_LOOKS);
     }
     dd_engine_unlock(group->engine);
+    if (status == DD_OK && !dd_work_is_done(&call.base.work)) {
+        note_wait(options);
+        dd_engine_lock(group->engine);
+        look_locked(&call, PATIENT_LOOKS);
+        watch_locked(&call);
+        dd_engine_unlock(group->engine);
+    }
     if (status != DD_OK) {
         return status;
     }

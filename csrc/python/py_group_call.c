@@ -176,7 +176,7 @@ py_group_call_start(py_group_call *call, py_group_post *post, const void *what, 
     Py_BEGIN_ALLOW_THREADS
     py_operands_pack(&flight->operands);
     status = post(call, what, &options, &flight->work, &err);
-    if (status == DD_OK) {
+    if (status == DD_OK && !dd_work_is_done(flight->work)) {
         dd_group_kick(call->group->group);
     }
     Py_END_ALLOW_THREADS
