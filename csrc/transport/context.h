@@ -106,7 +106,7 @@ bool dd_context_tell_locked(dd_message *message);
 
 /* Looks for the end of a posted message for a moment, `nlooks` times at most or until somebody else wants the lock, and tells its owner.
  * While nothing else is under way in this process, it looks at what comes from the other side through shared memory and at nothing
- * else. True when it has ended. Not from a callback. */
+ * else; looks at everything count more. A peer that is only reached over a socket is not looked at. True when it has ended. Not from a callback. */
 bool dd_context_look_locked(dd_message *message, int nlooks);
 
 /* Something is awaited from the rank that no posted receive tells of, or not any more: its sockets are looked at more often. */

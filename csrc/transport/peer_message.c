@@ -78,16 +78,22 @@ dd_context_tell_locked(dd_message *message)
 
 /* ---- looking for the end of one */
 
-/* By shared memory, or in this process. */
+/* A round of everything counts as so many looks at one peer. */
+#define LOOKS_PER_ROUND 16
+
+/* NULL: not linked by shared memory. */
+static dd_lane *
+shm_lane(const dd_peer *peer)
+{
+    return peer->nlanes > 0 && peer->lanes[0]->stream->is_shared_memory ? peer->lanes[0] : NULL;
+}
+
 static void
 look_at(dd_peer *peer)
 {
-    if (peer->is_self) {
+    dd_lane *lane = shm_lane(peer);
+    if (lane == NULL) {
         (void)self_pump(peer->engine);
-        return;
-    }
-    dd_lane *lane = peer->nlanes > 0 ? peer->lanes[0] : NULL;
-    if (lane == NULL || !lane->stream->is_shared_memory) {
         return;
     }
     if (!lane->is_ended) {
@@ -98,16 +104,27 @@ look_at(dd_peer *peer)
     }
 }
 
+/* Nothing that others wait for. */
+static bool
+is_alone(const dd_engine *engine)
+{
+    return engine->nposted == 1 && dd_list_is_empty(&engine->tasks) &&
+           atomic_load_explicit(&engine->nattentive, memory_order_relaxed) == 0;
+}
+
 bool
 dd_context_look_locked(dd_message *message, int nlooks)
 {
     dd_engine *engine = message->context->engine;
-    bool is_alone = !engine_note_caller(engine) && message->peer != NULL && engine->nposted == 1 &&
-                    dd_list_is_empty(&engine->tasks) &&
-                    atomic_load_explicit(&engine->nattentive, memory_order_relaxed) == 0;
-    for (int look = 0; look < nlooks && message->is_posted; look++) {
-        if (is_alone) {
-            look_at(message->peer);
+    dd_peer *peer = message->peer; /* NULL: any */
+    if (peer != NULL && !peer->is_self && shm_lane(peer) == NULL) {
+        return false;
+    }
+    bool is_due = engine_note_caller(engine);
+    bool is_narrow = peer != NULL && !is_due && is_alone(engine);
+    for (int look = 0; look < nlooks; look += is_narrow ? 1 : LOOKS_PER_ROUND) {
+        if (is_narrow) {
+            look_at(peer);
         } else {
             (void)engine_run_round(engine);
         }
