@@ -48,6 +48,7 @@ typedef struct p2p_call {
     group_call base;
     struct p2p_pool *pool; /* of calls that nobody waits in; else not set */
     dd_message message;
+    bool is_send;
     dd_signature signature; /* the message's, where it is typed */
 } p2p_call;
 
