@@ -335,6 +335,9 @@ run_call(p2p_call *call, const char *reason, const dd_call_options *options, con
     if (status == DD_OK) {
         post_locked(call, options);
         look_locked(call, HASTY_LOOKS);
+        if (!dd_work_is_done(work)) { /* it is under way, also before it is watched */
+            atomic_store_explicit(&group->is_idle, false, memory_order_release);
+        }
     }
     dd_engine_unlock(group->engine);
     if (status != DD_OK) {

@@ -291,6 +291,11 @@ bool engine_fall_asleep(dd_engine *engine);
 
 /* Ends a message: takes it out of its list and counts it done. `error` (copied) NULL for success. */
 void message_end(dd_message *message, const dd_error *error);
+/* The same with an error of these words, which blames the other side. */
+void message_fail(dd_message *message, dd_status code, const char *format, ...) DD_PRINTF(3, 4);
+void message_fail_closed(dd_message *message); /* the other side has closed the group */
+void message_fail_lost(dd_message *message);   /* it is lost, for the reason that its peer has */
+void message_fail_memory(dd_message *message, size_t nbytes);
 /* Takes a receive out of its list of posted ones. */
 void message_unpost(dd_message *message);
 /* Tells its owner. */
@@ -397,10 +402,8 @@ bool context_check_source(const dd_context *context, const dd_frame *frame, dd_p
 dd_message *context_match(dd_context *context, const dd_frame *frame);
 /* Whether the message fits the receive; if not, the receive ends, and the reason is returned; else 0. */
 int context_check_fit(dd_message *recv, const dd_frame *frame, dd_peer *peer);
-/* How a P2P message ends, on either side, where the other one has another dtype. */
-void context_dtype_error(const dd_message *message, const dd_signature *theirs, dd_error *error);
-/* How a message that does not fit ends. */
-void context_refusal_error(const dd_message *recv, const dd_frame *frame, int reason, dd_error *error);
+/* Ends a P2P message, on either side, where the other one has another dtype. */
+void context_fail_dtype(dd_message *message, const dd_signature *theirs);
 /* A receive has met an RTS of a peer. */
 void context_begin_rendezvous(dd_message *recv, const dd_frame *frame, dd_peer *peer);
 /* An entry that is in no list has met its receive, which fits: goes on with it as far as it has come. The

@@ -2,6 +2,9 @@
 
 #include "core/mem.h"
 
+#include <stdarg.h>
+#include <stdio.h>
+
 #define FREE_HELD_MAX 256
 
 /* Ends a message when there is no memory for the reason. */
@@ -42,6 +45,56 @@ message_end(dd_message *message, const dd_error *error)
         }
     }
     dd_list_push_back(&engine->done, &message->link);
+}
+
+static int
+other_rank(const dd_message *message)
+{
+    return message->is_send ? message->rank : message->source;
+}
+
+void
+message_fail(dd_message *message, dd_status code, const char *format, ...)
+{
+    char what[512];
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    const dd_card *card = &message->peer->card;
+    dd_error error;
+    (void)dd_error_set(&error, code, "%s", what);
+    dd_error_blame(&error, other_rank(message), card->host, card->pid);
+    message_end(message, &error);
+}
+
+void
+message_fail_closed(dd_message *message)
+{
+    const dd_card *card = &message->peer->card;
+    int rank = other_rank(message);
+    if (message->peer->is_self) {
+        message_fail(message, DD_PEER_LOST, "rank %d of this process has closed the group", rank);
+    } else {
+        message_fail(message, DD_PEER_LOST, "rank %d (%s, pid %lld) has closed the group", rank, card->host,
+                     card->pid);
+    }
+}
+
+void
+message_fail_lost(dd_message *message)
+{
+    dd_error error = message->peer->error;
+    error.culprit.rank = other_rank(message);
+    message_end(message, &error);
+}
+
+void
+message_fail_memory(dd_message *message, size_t nbytes)
+{
+    dd_error error;
+    (void)dd_error_no_memory(&error, nbytes);
+    message_end(message, &error);
 }
 
 void

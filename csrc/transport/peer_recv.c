@@ -291,13 +291,9 @@ on_cancel(dd_lane *lane, const dd_frame *frame)
     for (dd_list *node = peer->receiving.next; node != &peer->receiving; node = node->next) {
         dd_message *recv = DD_CONTAINER_OF(node, dd_message, link);
         if (recv->id == frame->id && frame->id != 0) {
-            dd_error error;
-            (void)dd_error_set(&error, DD_ABORTED,
-                               "rank %d (%s, pid %lld) gave up sending after %zu of %zu bytes", recv->source,
-                               peer->card.host, peer->card.pid, recv->moved, recv->received);
-            dd_error_blame(&error, recv->source, peer->card.host, peer->card.pid);
             peer_forget_recv(peer, recv);
-            message_end(recv, &error);
+            message_fail(recv, DD_ABORTED, "rank %d (%s, pid %lld) gave up sending after %zu of %zu bytes",
+                         recv->source, peer->card.host, peer->card.pid, recv->moved, recv->received);
             return;
         }
     }

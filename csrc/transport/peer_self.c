@@ -12,9 +12,7 @@ self_post_message(dd_peer *self, const out_frame *out)
     dd_message *message = out->message;
     out_frame *queued = engine_take_out(self->engine, out);
     if (queued == NULL) {
-        dd_error error;
-        (void)dd_error_no_memory(&error, sizeof *out);
-        message_end(message, &error);
+        message_fail_memory(message, sizeof *out);
         return;
     }
     queued->frame.type = DD_FRAME_RTS; /* whatever its size */
@@ -35,9 +33,7 @@ hold(dd_peer *self, dd_message *message, const dd_frame *frame, dd_list *list)
     own.payload = is_copied ? (uint32_t)message->nbytes : 0;
     held *entry = engine_take_held(self, &own);
     if (entry == NULL) {
-        dd_error error;
-        (void)dd_error_no_memory(&error, sizeof *entry + own.payload);
-        message_end(message, &error);
+        message_fail_memory(message, sizeof *entry + own.payload);
         return;
     }
     dd_list_push_back(list, &entry->link);
@@ -59,11 +55,7 @@ deliver_message(dd_peer *self, dd_message *message, const dd_frame *frame)
     engine->stats.self_sent_nbytes += message->nbytes;
     dd_context *context = engine_find_context(engine, frame->context, frame->target);
     if (context == NULL && engine_has_closed(engine, frame->context, frame->target)) {
-        dd_error error;
-        (void)dd_error_set(&error, DD_PEER_LOST, "rank %d of this process has closed the group",
-                           message->rank);
-        dd_error_blame(&error, message->rank, self->card.host, self->card.pid);
-        message_end(message, &error);
+        message_fail_closed(message);
         return;
     }
     if (context == NULL) {

@@ -319,10 +319,8 @@ peer_post_message(dd_peer *peer, out_frame *out)
         }
     }
     if (!write_at_once(peer, out) && !queue(peer, out)) {
-        dd_error error;
-        (void)dd_error_no_memory(&error, sizeof *out);
         peer->credit += is_eager ? cost : 0;
-        message_end(message, &error);
+        message_fail_memory(message, sizeof *out);
     }
     if (peer->state != PEER_CONNECTED) {
         dd_peer_connect_locked(peer);
@@ -382,25 +380,21 @@ peer_on_refuse(dd_peer *peer, const dd_frame *frame)
     if (message == NULL) {
         return;
     }
-    dd_error error;
     const char *host = peer->card.host;
     long long pid = peer->card.pid;
-    bool is_other_dtype = frame->reason == DD_REFUSED_MISMATCH && message->kind == DD_MESSAGE_P2P;
-    if (is_other_dtype && message->signature != NULL) {
-        context_dtype_error(message, &frame->signature, &error);
+    if (frame->reason == DD_REFUSED_MISMATCH && message->kind == DD_MESSAGE_P2P &&
+        message->signature != NULL) {
+        context_fail_dtype(message, &frame->signature);
     } else if (frame->reason == DD_REFUSED_TOO_LARGE) {
-        (void)dd_error_set(&error, DD_INVALID_ARGUMENT,
-                           "rank %d (%s, pid %lld) has room for %llu bytes and was sent %zu", message->rank,
-                           host, pid, (unsigned long long)frame->nbytes, message->nbytes);
+        message_fail(message, DD_INVALID_ARGUMENT,
+                     "rank %d (%s, pid %lld) has room for %llu bytes and was sent %zu", message->rank, host,
+                     pid, (unsigned long long)frame->nbytes, message->nbytes);
     } else if (frame->reason == DD_REFUSED_MISMATCH) {
-        (void)dd_error_set(&error, DD_MISMATCH, "rank %d (%s, pid %lld) is in another operation",
-                           message->rank, host, pid);
+        message_fail(message, DD_MISMATCH, "rank %d (%s, pid %lld) is in another operation", message->rank,
+                     host, pid);
     } else {
-        (void)dd_error_set(&error, DD_PEER_LOST, "rank %d (%s, pid %lld) has closed the group", message->rank,
-                           host, pid);
+        message_fail_closed(message);
     }
-    dd_error_blame(&error, message->rank, host, pid);
-    message_end(message, &error);
 }
 
 /* ---- cancelling */

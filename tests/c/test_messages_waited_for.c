@@ -223,6 +223,32 @@ TEST(who_does_not_wait_is_not_told_to)
     run_both_ends(look_who_waits, false);
 }
 
+static void
+close_group(void *ctx)
+{
+    both_ends *ends = ctx;
+    dd_group *group = ends->groups[0];
+    if (group != NULL) {
+        ends->groups[0] = NULL;
+        dd_wait wait = dd_wait_after(20 * DD_NS_PER_MS);
+        CHECK_STATUS(dd_group_close(group, &wait, check_err()), DD_OP_TIMED_OUT);
+        CHECK_CONTAINS(check_message(), "closed with operations under way");
+    }
+}
+
+static void
+close_meanwhile(both_ends *ends)
+{
+    dd_call_options options = {.timeout_ns = -1, .on_wait = close_group, .ctx = ends};
+    uint64_t in = 0;
+    CHECK_STATUS(run(ends->groups[0], false, &in, sizeof in, 1, &options), DD_CLOSED);
+}
+
+TEST(a_call_that_is_about_to_wait_is_under_way)
+{
+    run_both_ends(close_meanwhile, false);
+}
+
 /* ---- all sizes, and failures */
 
 static void
