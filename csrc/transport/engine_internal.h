@@ -2,7 +2,7 @@
  * field says otherwise.
  *
  * Messages end in one way: message_end puts them on the engine's list of done ones, and engine_tell_done,
- * which only drivers call, tells their owners. So no callback comes from within a post, and no list changes
+ * which only drivers call, tells their owners; or those ask, after their post (dd_context_tell_locked). So no callback comes from within a post, and no list changes
  * under somebody's feet. Links break in one way as well: lane_break notes it, and engine_settle, in the
  * next round, does what follows from it. */
 #ifndef DD_TRANSPORT_ENGINE_INTERNAL_H
