@@ -99,7 +99,10 @@ typedef struct dd_call_options {
     dd_record_call *record;
     /* Handed to the work (work.h). */
     void (*on_done)(dd_work *work, void *ctx);
-    void *ctx;
+    /* Of messages that are waited for: told, once or more often, before it may take longer than a microsecond or two, so that the caller
+     * can let go what others need. Must be quick and must not call back into a group. NULL for none. */
+    void (*on_wait)(void *ctx);
+    void *ctx; /* of both */
 } dd_call_options;
 
 dd_status dd_group_collective(dd_group *group, const dd_coll_args *args, const dd_call_options *options,
@@ -110,6 +113,16 @@ dd_status dd_group_send(dd_group *group, dd_block block, int rank, uint64_t tag,
                         const dd_call_options *options, dd_work **work, dd_error *err) DD_MUST_CHECK;
 dd_status dd_group_recv(dd_group *group, dd_block block, int rank, uint64_t tag,
                         const dd_call_options *options, dd_work **work, dd_error *err) DD_MUST_CHECK;
+
+/* The same and dd_group_wait with the call's own time-out, in one, without allocating: no system call either, where a small message
+ * goes through shared memory and the other side is there. *source: whose message it was. An interrupt aborts the group, since the
+ * memory is the caller's again. */
+dd_status dd_group_send_and_wait(dd_group *group, dd_block block, int rank, uint64_t tag,
+                                 const dd_call_options *options, const dd_wait *wait,
+                                 dd_error *err) DD_MUST_CHECK;
+dd_status dd_group_recv_and_wait(dd_group *group, dd_block block, int rank, uint64_t tag,
+                                 const dd_call_options *options, int *source, const dd_wait *wait,
+                                 dd_error *err) DD_MUST_CHECK;
 
 /* Rank 0 waits for each of the others, and then lets them go; the error on rank 0 names the first missing rank, or with
  * is_all all of them. The others learn that rank 0 has failed, and why. Synchronous. */

@@ -46,7 +46,9 @@ typedef struct coll_call {
 
 typedef struct p2p_call {
     group_call base;
+    struct p2p_pool *pool; /* of calls that nobody waits in; else not set */
     dd_message message;
+    bool is_send;
     dd_signature signature; /* the message's, where it is typed */
 } p2p_call;
 
@@ -83,6 +85,7 @@ struct dd_group {
     dd_list collectives; /* coll_call, in the order of the calls; the first is under way while is_active */
     bool is_active;
     dd_list messages;                         /* p2p_call */
+    struct p2p_pool *pool;                    /* owned; NULL before the first message that needs it */
     uint64_t nposted;                         /* collectives that have been called */
     uint64_t nstarted;                        /* ... and that have been started here */
     dd_signature signatures[SIGNATURES_KEPT]; /* of the last ones started, by sequence */
@@ -210,6 +213,8 @@ void group_init_call(group_call *call, dd_group *group, const char *what, const 
 /* on_goodbye, on_lost: what it means for messages. */
 void group_fail_messages_locked(dd_group *group, int rank, const dd_error *cause);
 void group_cancel_message_locked(p2p_call *call, const dd_error *cause);
+/* The group's share of its pool of calls; NULL is fine. Works of the group may live on. */
+void group_release_pool(struct p2p_pool *pool);
 
 /* ---- group_await.c */
 

@@ -6,6 +6,10 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Looks for the end of a message without giving the lock away. The first ones take about a microsecond, also of callers that keep
+ * others waiting. */
+#define HASTY_LOOKS 16
+#define PATIENT_LOOKS 64
 /* Messages of callers have all tags of channel 0. */
 #define MONITOR_CHANNEL 1
 
@@ -31,16 +35,6 @@ group_cancel_message_locked(p2p_call *call, const dd_error *cause)
     dd_context_cancel_locked(call->base.group->context, &call->message, cause);
 }
 
-static dd_status
-check_message(const dd_group *group, const char *what, int rank, bool may_be_any, dd_error *err)
-{
-    if ((rank >= 0 && rank < group->size) || (may_be_any && rank == DD_ANY_RANK)) {
-        return DD_OK;
-    }
-    return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: invalid rank: %d is not in 0 to %d", what, rank,
-                        group->size - 1);
-}
-
 /* Nobody else is there any more who could send; only what has come before counts. */
 static void
 end_hopeless_locked(dd_group *group, p2p_call *call)
@@ -52,28 +46,20 @@ end_hopeless_locked(dd_group *group, p2p_call *call)
     }
 }
 
-static void
-post_message_locked(dd_group *group, p2p_call *call, bool is_send, dd_record_call *record)
-{
-    group_record_begin_locked(&call->base, record, true);
-    dd_list_push_back(&group->messages, &call->base.link);
-    group_note_deadline_locked(group, call->base.deadline_ns);
-    if (is_send) {
-        dd_context_post_send_locked(group->context, &call->message);
-    } else {
-        dd_context_post_recv_locked(group->context, &call->message);
-        if (call->message.rank == DD_ANY_RANK) {
-            end_hopeless_locked(group, call);
-        }
-    }
-}
-
 /* A member that has left sends nothing more, and takes nothing. What it had sent before is here. */
 static dd_status
-check_gone_locked(dd_group *group, const char *what, int rank, bool is_send, dd_error *err)
+check_locked(const p2p_call *call, dd_error *err)
 {
-    if (rank == DD_ANY_RANK || !group->members[rank].is_gone || !is_send) {
-        return DD_OK;
+    dd_group *group = call->base.group;
+    const char *what = call->base.work.what;
+    int rank = call->message.rank;
+    if ((rank < 0 || rank >= group->size) && (rank != DD_ANY_RANK || call->is_send)) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: invalid rank: %d is not in 0 to %d", what, rank,
+                            group->size - 1);
+    }
+    dd_status status = group_check_usable_locked(group, what, err);
+    if (status != DD_OK || !call->is_send || !group->members[rank].is_gone) {
+        return status;
     }
     char who[128];
     dd_error_set(err, DD_PEER_LOST, "%s on group \"%.*s\" (rank %d of %d): %s has left the group", what,
@@ -84,24 +70,23 @@ check_gone_locked(dd_group *group, const char *what, int rank, bool is_send, dd_
     return DD_PEER_LOST;
 }
 
-static dd_status
-start_message(dd_group *group, const dd_message *message, bool is_send, const dd_call_options *options,
-              dd_work **work, dd_error *err)
+/* Most calls have ended before anybody asks when they began. */
+static void
+stamp(group_call *call)
 {
-    const char *what = is_send ? "send" : "recv";
-    dd_status status = dd_engine_check_fork(group->engine, err);
-    if (status == DD_OK) {
-        status = check_message(group, what, message->rank, !is_send, err);
-    }
-    if (status != DD_OK) {
-        return status;
-    }
-    p2p_call *call = dd_mem_alloc(sizeof *call);
-    if (call == NULL) {
-        return dd_error_no_memory(err, sizeof *call);
-    }
-    group_init_call(&call->base, group, what, options, dd_clock_now_ns(), DD_NEVER_NS);
-    call->base.work.destroy = group_destroy_call;
+    call->work.start_ns = dd_clock_now_ns();
+    call->deadline_ns = group_deadline_ns(call->group, call->timeout_ns, call->work.start_ns);
+}
+
+/* Fills in what is not `message`'s own. */
+static void
+init_call(p2p_call *call, dd_group *group, const dd_message *message, bool is_send,
+          const dd_call_options *options)
+{
+    group_init_call(&call->base, group, is_send ? "send" : "recv", options, 0, DD_NEVER_NS);
+    call->is_send = is_send;
+    call->base.timeout_ns = options->timeout_ns;
+    call->base.deadline_ns = DD_NEVER_NS;
     call->message = *message;
     call->message.on_done = on_message_done;
     call->message.owner = call;
@@ -111,28 +96,176 @@ start_message(dd_group *group, const dd_message *message, bool is_send, const dd
                                          .count = message->nbytes / dd_dtype_size(options->dtype)};
         call->message.signature = &call->signature;
     }
-    dd_engine_lock(group->engine);
-    status = group_check_usable_locked(group, what, err);
-    if (status == DD_OK) {
-        status = check_gone_locked(group, what, message->rank, is_send, err);
+}
+
+/* What is in the receiver's ring, or has come from the sender, ends in here: it needs nobody to drive. The other side does not wait for the
+ * record of the call, nor for the time of day. */
+static void
+post_locked(p2p_call *call, const dd_call_options *options)
+{
+    dd_group *group = call->base.group;
+    dd_list_push_back(&group->messages, &call->base.link);
+    if (call->is_send) {
+        dd_context_post_send_locked(group->context, &call->message);
+    } else {
+        dd_context_post_recv_locked(group->context, &call->message);
     }
-    if (status == DD_OK) {
-        *work = dd_work_acquire(&call->base.work);
-        post_message_locked(group, call, is_send, options->record);
+    if (options->record != NULL || options->on_done != NULL) {
+        stamp(&call->base);
+        group_record_begin_locked(&call->base, options->record, true);
     }
-    dd_engine_unlock(group->engine);
-    if (status != DD_OK) {
+    (void)dd_context_tell_locked(&call->message);
+}
+
+/* What has not ended gets its deadline, and somebody to look after it. */
+static void
+watch_locked(p2p_call *call)
+{
+    if (!dd_work_is_done(&call->base.work)) {
+        if (call->base.work.start_ns == 0) {
+            stamp(&call->base);
+        }
+        group_note_deadline_locked(call->base.group, call->base.deadline_ns);
+        if (call->message.rank == DD_ANY_RANK) {
+            end_hopeless_locked(call->base.group, call);
+        }
+    }
+}
+
+/* ---- calls that do not wait */
+
+/* So many calls are kept to be used again. */
+#define POOL_MAX 64u
+
+/* Anybody gives a call back; only the holder of the engine's lock takes one, so nobody else takes what he is looking at. */
+typedef struct p2p_pool {
+    atomic_uint refs;        /* the group's, and one for each call that is in use */
+    atomic_uint nfree;       /* relaxed: a bound */
+    _Atomic(dd_list *) free; /* links of calls, by `next`; release, acquire: what they point to */
+} p2p_pool;
+
+static p2p_call *
+call_of_link(dd_list *link)
+{
+    return (p2p_call *)DD_CONTAINER_OF(link, group_call, link);
+}
+
+void
+group_release_pool(p2p_pool *pool)
+{
+    if (pool == NULL || atomic_fetch_sub_explicit(&pool->refs, 1, memory_order_acq_rel) != 1) {
+        return;
+    }
+    dd_list *link = atomic_load_explicit(&pool->free, memory_order_acquire);
+    while (link != NULL) {
+        p2p_call *call = call_of_link(link);
+        link = link->next;
         dd_mem_free(call);
     }
+    dd_mem_free(pool);
+}
+
+static void
+give_call(p2p_call *call)
+{
+    p2p_pool *pool = call->pool;
+    if (atomic_fetch_add_explicit(&pool->nfree, 1, memory_order_relaxed) >= POOL_MAX) {
+        atomic_fetch_sub_explicit(&pool->nfree, 1, memory_order_relaxed);
+        dd_mem_free(call);
+    } else {
+        dd_list *link = &call->base.link;
+        link->next = atomic_load_explicit(&pool->free, memory_order_relaxed);
+        while (!atomic_compare_exchange_weak_explicit(&pool->free, &link->next, link, memory_order_release,
+                                                      memory_order_relaxed)) {
+        }
+    }
+    group_release_pool(pool);
+}
+
+static void
+on_work_unused(dd_work *work)
+{
+    give_call((p2p_call *)DD_CONTAINER_OF(work, group_call, work));
+}
+
+static p2p_pool *
+make_pool(void)
+{
+    p2p_pool *pool = dd_mem_zalloc(sizeof *pool);
+    if (pool != NULL) {
+        atomic_init(&pool->refs, 1);
+    }
+    return pool;
+}
+
+/* NULL: no memory. */
+static p2p_call *
+take_call_locked(dd_group *group)
+{
+    if (group->pool == NULL && (group->pool = make_pool()) == NULL) {
+        return NULL;
+    }
+    p2p_pool *pool = group->pool;
+    dd_list *link = atomic_load_explicit(&pool->free, memory_order_acquire);
+    while (link != NULL && !atomic_compare_exchange_weak_explicit(
+                               &pool->free, &link, link->next, memory_order_acquire, memory_order_acquire)) {
+    }
+    p2p_call *call = link != NULL ? call_of_link(link) : dd_mem_alloc(sizeof *call);
+    if (call != NULL) {
+        atomic_fetch_sub_explicit(&pool->nfree, link != NULL ? 1 : 0, memory_order_relaxed);
+        atomic_fetch_add_explicit(&pool->refs, 1, memory_order_relaxed);
+        call->pool = pool;
+    }
+    return call;
+}
+
+static dd_status
+start_locked(p2p_call *call, const dd_call_options *options, dd_work **work, dd_error *err)
+{
+    dd_status status = check_locked(call, err);
+    if (status != DD_OK) {
+        give_call(call);
+        return status;
+    }
+    call->base.work.destroy = on_work_unused;
+    *work = dd_work_acquire(&call->base.work);
+    post_locked(call, options);
+    watch_locked(call);
+    return DD_OK;
+}
+
+static dd_status
+start_message(dd_group *group, const dd_message *message, bool is_send, const dd_call_options *options,
+              dd_work **work, dd_error *err)
+{
+    dd_status status = dd_engine_check_fork(group->engine, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    dd_engine_lock(group->engine);
+    p2p_call *call = take_call_locked(group);
+    if (call != NULL) {
+        init_call(call, group, message, is_send, options);
+        status = start_locked(call, options, work, err);
+    } else {
+        status = dd_error_no_memory(err, sizeof *call);
+    }
+    dd_engine_unlock(group->engine);
     return status;
+}
+
+static dd_message
+make_message(dd_block block, int rank, uint64_t tag)
+{
+    return (dd_message){
+        .kind = DD_MESSAGE_P2P, .rank = rank, .tag = tag, .data = block.data, .nbytes = block.nbytes};
 }
 
 dd_status
 dd_group_send(dd_group *group, dd_block block, int rank, uint64_t tag, const dd_call_options *options,
               dd_work **work, dd_error *err)
 {
-    dd_message message = {
-        .kind = DD_MESSAGE_P2P, .rank = rank, .tag = tag, .data = block.data, .nbytes = block.nbytes};
+    dd_message message = make_message(block, rank, tag);
     return start_message(group, &message, true, options, work, err);
 }
 
@@ -140,9 +273,110 @@ dd_status
 dd_group_recv(dd_group *group, dd_block block, int rank, uint64_t tag, const dd_call_options *options,
               dd_work **work, dd_error *err)
 {
-    dd_message message = {
-        .kind = DD_MESSAGE_P2P, .rank = rank, .tag = tag, .data = block.data, .nbytes = block.nbytes};
+    dd_message message = make_message(block, rank, tag);
     return start_message(group, &message, false, options, work, err);
+}
+
+/* ---- calls that wait */
+
+static void
+note_wait(const dd_call_options *options)
+{
+    if (options->on_wait != NULL) {
+        options->on_wait(options->ctx);
+    }
+}
+
+/* Its memory and the call itself are the caller's, who takes them back: an interrupt ends the group, and the call with it. */
+static dd_status
+await_end(p2p_call *call, const char *reason, const dd_wait *wait, dd_error *err)
+{
+    dd_group *group = call->base.group;
+    dd_work *work = &call->base.work;
+    dd_wait until_done = *wait;
+    until_done.deadline_ns = DD_NEVER_NS; /* the group's task ends it in time, and says why */
+    dd_status status = dd_group_wait(group, work, &until_done, err);
+    if (!dd_work_is_done(work)) {
+        dd_group_abort(group, reason);
+        dd_wait until_aborted = dd_wait_after(DD_NEVER_NS);
+        dd_status ignored = dd_group_wait(group, work, &until_aborted, NULL);
+        (void)ignored;
+    }
+    return status;
+}
+
+static void
+look_locked(p2p_call *call, int nlooks)
+{
+    if (!dd_work_is_done(&call->base.work)) {
+        (void)dd_context_look_locked(&call->message, nlooks);
+    }
+}
+
+/* Of a call that init_call has made. `reason` is why the group ends when the wait is interrupted. */
+static dd_status
+run_call(p2p_call *call, const char *reason, const dd_call_options *options, const dd_wait *wait,
+         dd_error *err)
+{
+    dd_group *group = call->base.group;
+    dd_work *work = &call->base.work;
+    dd_status status = dd_engine_check_fork(group->engine, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    if (!dd_engine_try_lock(group->engine)) {
+        note_wait(options);
+        dd_engine_lock(group->engine);
+    }
+    if (group->cause.code != DD_OK) {
+        note_wait(options); /* until the others have been told of it */
+    }
+    status = check_locked(call, err);
+    if (status == DD_OK) {
+        post_locked(call, options);
+        look_locked(call, HASTY_LOOKS);
+        if (!dd_work_is_done(work)) { /* it is under way, also before it is watched */
+            atomic_store_explicit(&group->is_idle, false, memory_order_release);
+        }
+    }
+    dd_engine_unlock(group->engine);
+    if (status != DD_OK) {
+        return status;
+    }
+    if (!dd_work_is_done(work)) {
+        note_wait(options);
+        dd_engine_lock(group->engine);
+        look_locked(call, PATIENT_LOOKS);
+        watch_locked(call);
+        dd_engine_unlock(group->engine);
+    } else if (work->error.code != DD_OK) {
+        note_wait(options);
+    }
+    return await_end(call, reason, wait, err);
+}
+
+dd_status
+dd_group_send_and_wait(dd_group *group, dd_block block, int rank, uint64_t tag,
+                       const dd_call_options *options, const dd_wait *wait, dd_error *err)
+{
+    p2p_call call;
+    dd_message message = make_message(block, rank, tag);
+    init_call(&call, group, &message, true, options);
+    return run_call(&call, "interrupted in send", options, wait, err);
+}
+
+dd_status
+dd_group_recv_and_wait(dd_group *group, dd_block block, int rank, uint64_t tag,
+                       const dd_call_options *options, int *source, const dd_wait *wait, dd_error *err)
+{
+    p2p_call call;
+    dd_message message = make_message(block, rank, tag);
+    init_call(&call, group, &message, false, options);
+    dd_status status = run_call(&call, "interrupted in recv", options, wait, err);
+    if (status == DD_OK) {
+        *source = call.base.work.source_rank;
+    }
+    return status;
 }
 
 /* ---- monitored_barrier */
@@ -172,46 +406,28 @@ next_monitored_tag(dd_group *group)
 
 /* A message of the barrier, with a deadline of its own. */
 static dd_status
-start_note(dd_group *group, const barrier_note *note, bool is_send, int64_t timeout_ns, dd_work **work,
-           dd_error *err)
+run_note(dd_group *group, const barrier_note *note, bool is_send, int64_t timeout_ns, const dd_wait *wait,
+         dd_error *err)
 {
+    p2p_call call;
     dd_call_options options = {.timeout_ns = timeout_ns};
-    dd_message message = {.kind = DD_MESSAGE_P2P,
-                          .rank = note->rank,
-                          .tag = note->tag,
-                          .channel = MONITOR_CHANNEL,
-                          .data = note->data,
-                          .nbytes = note->nbytes};
-    return start_message(group, &message, is_send, &options, work, err);
-}
-
-/* Waits until it has ended, at its deadline at the latest, and lets it go. Its memory is on our stack: an interrupt ends the group. */
-static dd_status
-end_note(dd_group *group, dd_work *work, const dd_wait *wait, dd_error *err)
-{
-    dd_wait until_done = *wait;
-    until_done.deadline_ns = DD_NEVER_NS;
-    dd_status status = dd_group_wait(group, work, &until_done, err);
-    if (status == DD_INTERRUPTED) {
-        dd_group_abort(group, "interrupted in monitored_barrier");
-    }
-    dd_work_release(work);
-    return status;
+    dd_message message = make_message((dd_block){note->data, note->nbytes}, note->rank, note->tag);
+    message.channel = MONITOR_CHANNEL;
+    init_call(&call, group, &message, is_send, &options);
+    return run_call(&call, "interrupted in monitored_barrier", &options, wait, err);
 }
 
 static void
 tell_verdict(dd_group *group, const barrier_verdict *verdict, uint64_t tag, const dd_wait *wait)
 {
     for (int rank = 1; rank < group->size; rank++) {
-        dd_work *work = NULL;
         barrier_note note = {.rank = rank,
                              .tag = tag,
                              .data = (void *)(uintptr_t)verdict->text,
                              .nbytes = sizeof verdict->text};
-        if (start_note(group, &note, true, 2 * DD_NS_PER_S, &work, NULL) == DD_OK) {
-            dd_status ignored = end_note(group, work, wait, NULL); /* who has not come does not hear it */
-            (void)ignored;
-        }
+        dd_status ignored =
+            run_note(group, &note, true, 2 * DD_NS_PER_S, wait, NULL); /* who has not come does not hear it */
+        (void)ignored;
     }
 }
 
@@ -227,14 +443,10 @@ await_members(dd_group *group, int64_t timeout_ns, bool is_all, uint64_t tag, co
     bool was_out_of_time = false; /* before it asked the first of the missing */
     dd_error why = {.code = DD_OK};
     for (int rank = 1; rank < group->size && (nmissing == 0 || is_all); rank++) {
-        dd_work *work = NULL;
         dd_error error;
         barrier_note note = {.rank = rank, .tag = tag, .data = &byte, .nbytes = 1};
         int64_t left_ns = dd_deadline_left_ns(patience.deadline_ns);
-        dd_status status = start_note(group, &note, false, left_ns, &work, &error);
-        if (status == DD_OK) {
-            status = end_note(group, work, wait, &error);
-        }
+        dd_status status = run_note(group, &note, false, left_ns, wait, &error);
         bool is_over = status != DD_OK && dd_group_check(group, NULL) != DD_OK;
         if (status == DD_INTERRUPTED || is_over) {
             return dd_error_copy(err,
@@ -298,19 +510,14 @@ report_and_hear(dd_group *group, int64_t timeout_ns, uint64_t tag, const dd_wait
 {
     uint8_t byte = 0;
     barrier_verdict verdict = {.text = ""};
-    dd_work *report = NULL;
-    dd_work *answer = NULL;
-    barrier_note report_note = {.tag = tag, .data = &byte, .nbytes = 1};
-    barrier_note answer_note = {.tag = tag, .data = verdict.text, .nbytes = sizeof verdict.text};
-    dd_status status = start_note(group, &report_note, true, timeout_ns, &report, err);
-    if (status != DD_OK) {
-        return status;
-    }
+    barrier_note report = {.tag = tag, .data = &byte, .nbytes = 1};
+    barrier_note answer = {.tag = tag, .data = verdict.text, .nbytes = sizeof verdict.text};
     /* Rank 0 may take all its patience with the others, and needs a moment to tell. */
     int64_t patience_ns = timeout_ns < INT64_MAX - DD_NS_PER_S ? timeout_ns + DD_NS_PER_S : timeout_ns;
-    status = start_note(group, &answer_note, false, patience_ns, &answer, err);
-    if (status == DD_OK) {
-        status = end_note(group, answer, wait, err);
+    dd_wait patience = dd_wait_at_most(wait, patience_ns);
+    dd_status status = run_note(group, &report, true, timeout_ns, wait, err);
+    if (status != DD_INTERRUPTED) { /* whatever has become of the report, rank 0 may have something to tell */
+        status = run_note(group, &answer, false, dd_deadline_left_ns(patience.deadline_ns), wait, err);
     }
     if (status == DD_OK) {
         status = hear_verdict(group, &verdict, err);
@@ -321,8 +528,6 @@ report_and_hear(dd_group *group, int64_t timeout_ns, uint64_t tag, const dd_wait
             "send/recv from rank 0",
             group->rank);
     }
-    dd_status ignored = end_note(group, report, wait, NULL);
-    (void)ignored;
     return status;
 }
 

@@ -679,6 +679,7 @@ group_destroy(dd_group *group)
     dd_blob_fini(&group->name);
     dd_recorder_group_release(group->recorder_group);
     dd_blob_fini(&group->splits);
+    group_release_pool(group->pool);
     dd_mem_free(group->members);
     dd_engine_release(group->engine);
     dd_mem_free(group);

@@ -179,7 +179,7 @@ py_group_call_start(py_group_call *call, py_group_post *post, const void *what, 
     Py_BEGIN_ALLOW_THREADS
     py_operands_pack(&flight->operands);
     status = post(call, what, &options, &flight->work, &err);
-    if (status == DD_OK) {
+    if (status == DD_OK && !dd_work_is_done(flight->work)) {
         dd_group_kick(call->group->group);
     }
     Py_END_ALLOW_THREADS
@@ -217,98 +217,4 @@ py_group_call_run(py_group_call *call, dd_coll coll, bool is_ok)
         return py_plan_make(call, &args);
     }
     return call->flight == NULL ? run_and_wait(call, &args) : start(call, &args);
-}
-
-/* ---- messages */
-
-static dd_status
-post_message(const py_group_call *call, const void *what, const dd_call_options *options, dd_work **work,
-             dd_error *err)
-{
-    const py_group_message *message = what;
-    dd_group *group = call->group->group;
-    py_piece *piece = &call->operands->pieces[0];
-    dd_block block = {.data = piece->flat, .nbytes = piece->nbytes};
-    dd_call_options typed = *options;
-    typed.is_typed = message->is_typed;
-    typed.dtype = piece->tensor.view.dtype;
-    return message->is_send ? dd_group_send(group, block, message->rank, message->tag, &typed, work, err)
-                            : dd_group_recv(group, block, message->rank, message->tag, &typed, work, err);
-}
-
-static dd_record_call *
-record_message(py_record *record, const py_group_call *call, const py_group_message *message)
-{
-    return py_record_message(record, call->group->state, call->operands, message->is_send, message->rank);
-}
-
-/* Nobody would wait for it again, and its memory is the caller's: the group ends. */
-static void
-abort_message(dd_group *group, dd_work *work, bool is_send)
-{
-    dd_group_abort(group, is_send ? "interrupted in send" : "interrupted in recv");
-    dd_wait wait = dd_wait_after(DD_NEVER_NS);
-    dd_status ignored = dd_group_wait(group, work, &wait, NULL); /* it is aborted */
-    (void)ignored;
-}
-
-static PyObject *
-send_and_wait(py_group_call *call, const py_group_message *message)
-{
-    dd_group *group = call->group->group;
-    py_record record;
-    dd_call_options options = {.timeout_ns = call->timeout_ns,
-                               .record = record_message(&record, call, message)};
-    py_wait wait;
-    dd_error err;
-    dd_work *work = NULL;
-    int source = -1;
-    py_wait_init_endless(&wait, call->group->state);
-    dd_status status;
-    Py_BEGIN_ALLOW_THREADS
-    py_operands_pack(call->operands);
-    status = post_message(call, message, &options, &work, &err);
-    if (status == DD_OK) {
-        status = dd_group_wait(group, work, &wait.wait, &err);
-        if (!dd_work_is_done(work)) {
-            abort_message(group, work, message->is_send);
-        }
-        source = work->source_rank;
-        dd_work_release(work);
-    }
-    if (status == DD_OK) {
-        py_operands_unpack(call->operands);
-    }
-    Py_END_ALLOW_THREADS
-    if (!py_group_finish_wait(&wait, status, &err)) {
-        return py_group_call_fail(call);
-    }
-    py_operands_fini(call->operands);
-    if (message->is_send) {
-        Py_RETURN_NONE;
-    }
-    return PyLong_FromLong(source);
-}
-
-static PyObject *
-start_message(py_group_call *call, const py_group_message *message)
-{
-    call->flight->is_any_source = message->rank == DD_ANY_RANK;
-    py_record record;
-    return py_group_call_start(call, post_message, message, record_message(&record, call, message));
-}
-
-PyObject *
-py_group_call_run_message(py_group_call *call, const py_group_message *message)
-{
-    if (call->group->nccl != NULL) {
-        return py_nccl_call_run_message(call, message);
-    }
-    dd_coll_args unused = {.coll = DD_COLL_BROADCAST};
-    py_side *side = message->is_send ? &call->operands->inputs : &call->operands->outputs;
-    py_operands_set_side(side, PY_LAYOUT_EACH, 0, 1, 1);
-    if (!py_operands_prepare(call->operands, &unused, call->group->rank)) {
-        return py_group_call_fail(call);
-    }
-    return call->flight == NULL ? send_and_wait(call, message) : start_message(call, message);
 }

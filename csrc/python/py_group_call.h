@@ -32,15 +32,13 @@ PyObject *py_group_call_fail(py_group_call *call);
  * py_group_call_fail. */
 PyObject *py_group_call_run(py_group_call *call, dd_coll coll, bool is_ok);
 
-/* The same for a message to or from a rank. A receive that waits gives the rank it came from. */
+/* A message to or from a rank. */
 typedef struct py_group_message {
     bool is_send;
     int rank;
     uint64_t tag;
     bool is_typed; /* the dtype of the other side is to be the same, unless that side has bytes */
 } py_group_message;
-
-PyObject *py_group_call_run_message(py_group_call *call, const py_group_message *message);
 
 /* For other operations that somebody else waits for: `post` starts what `what` says. Ends the call in any case: a Work, or NULL with an
  * exception. The call has a flight, whose operands have been prepared; `record` may be NULL. */

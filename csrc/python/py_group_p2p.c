@@ -1,6 +1,8 @@
 /* Messages and barriers. */
 #include "python/py_error.h"
 #include "python/py_group_call.h"
+#include "python/py_nccl.h"
+#include "python/py_recorder.h"
 #include "transport/context.h"
 
 /* c10d's: any rank. */
@@ -54,6 +56,134 @@ read_typed(const py_group_call *call, PyObject *match_dtype, bool *is_typed)
     return true;
 }
 
+/* ---- messages that are waited for */
+
+/* So much is copied without letting other threads run. */
+#define QUICK_NBYTES ((size_t)4096)
+
+typedef struct gil_pause {
+    PyThreadState *saved; /* NULL: this thread has the GIL */
+} gil_pause;
+
+static void
+pause_gil(void *ctx)
+{
+    gil_pause *pause = ctx;
+    if (pause->saved == NULL) {
+        pause->saved = PyEval_SaveThread();
+    }
+}
+
+static void
+resume_gil(gil_pause *pause)
+{
+    if (pause->saved != NULL) {
+        PyEval_RestoreThread(pause->saved);
+    }
+}
+
+static dd_block
+block_of(const py_group_call *call)
+{
+    const py_piece *piece = &call->operands->pieces[0];
+    return (dd_block){.data = piece->flat, .nbytes = piece->nbytes};
+}
+
+static dd_call_options
+options_of(const py_group_call *call, const py_group_message *message)
+{
+    return (dd_call_options){.timeout_ns = call->timeout_ns,
+                             .is_typed = message->is_typed,
+                             .dtype = call->operands->pieces[0].tensor.view.dtype};
+}
+
+static dd_record_call *
+record_message(py_record *record, const py_group_call *call, const py_group_message *message)
+{
+    return py_record_message(record, call->group->state, call->operands, message->is_send, message->rank);
+}
+
+/* What is there at once does not cost other threads the GIL, and this one the wait for it. */
+static PyObject *
+send_and_wait(py_group_call *call, const py_group_message *message)
+{
+    dd_group *group = call->group->group;
+    dd_block block = block_of(call);
+    gil_pause pause = {.saved = NULL};
+    py_record record;
+    dd_call_options options = options_of(call, message);
+    options.record = record_message(&record, call, message);
+    options.on_wait = pause_gil;
+    options.ctx = &pause;
+    py_wait wait;
+    dd_error err;
+    int source = -1;
+    py_wait_init_endless(&wait, call->group->state);
+    if (block.nbytes > QUICK_NBYTES) {
+        pause_gil(&pause);
+    }
+    py_operands_pack(call->operands);
+    dd_status status = message->is_send ? dd_group_send_and_wait(group, block, message->rank, message->tag,
+                                                                 &options, &wait.wait, &err)
+                                        : dd_group_recv_and_wait(group, block, message->rank, message->tag,
+                                                                 &options, &source, &wait.wait, &err);
+    if (status == DD_OK) {
+        py_operands_unpack(call->operands);
+    }
+    resume_gil(&pause);
+    if (!py_group_finish_wait(&wait, status, &err)) {
+        return py_group_call_fail(call);
+    }
+    py_operands_fini(call->operands);
+    if (message->is_send) {
+        Py_RETURN_NONE;
+    }
+    return PyLong_FromLong(source);
+}
+
+/* ---- and those that are not */
+
+static dd_status
+post_message(const py_group_call *call, const void *what, const dd_call_options *options, dd_work **work,
+             dd_error *err)
+{
+    const py_group_message *message = what;
+    dd_group *group = call->group->group;
+    dd_call_options own = options_of(call, message);
+    own.timeout_ns = options->timeout_ns;
+    own.record = options->record;
+    own.on_done = options->on_done;
+    own.ctx = options->ctx;
+    return message->is_send
+               ? dd_group_send(group, block_of(call), message->rank, message->tag, &own, work, err)
+               : dd_group_recv(group, block_of(call), message->rank, message->tag, &own, work, err);
+}
+
+static PyObject *
+start_message(py_group_call *call, const py_group_message *message)
+{
+    call->flight->is_any_source = message->rank == DD_ANY_RANK;
+    py_record record;
+    return py_group_call_start(call, post_message, message, record_message(&record, call, message));
+}
+
+static PyObject *
+prepare_and_run(py_group_call *call, const py_group_message *message)
+{
+    if (call->group->nccl != NULL) {
+        return py_nccl_call_run_message(call, message);
+    }
+    dd_coll_args unused = {.coll = DD_COLL_BROADCAST};
+    py_side *side = message->is_send ? &call->operands->inputs : &call->operands->outputs;
+    py_operands_set_side(side, PY_LAYOUT_EACH, 0, 1, 1);
+    if (!py_operands_prepare(call->operands, &unused, call->group->rank)) {
+        return py_group_call_fail(call);
+    }
+    return call->flight == NULL ? send_and_wait(call, message) : start_message(call, message);
+}
+
+/* ---- methods */
+
 static PyObject *
 run_message(py_group_call *call, bool is_send)
 {
@@ -66,7 +196,7 @@ run_message(py_group_call *call, bool is_send)
         !read_typed(call, is_send ? NULL : call->values[4], &message.is_typed)) {
         return py_group_call_fail(call);
     }
-    return py_group_call_run_message(call, &message);
+    return prepare_and_run(call, &message);
 }
 
 /* Makes the call one that does not wait. */

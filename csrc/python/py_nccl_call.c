@@ -145,6 +145,7 @@ run(py_launch *launch)
     dd_error err;
     dd_status status;
     py_wait_init_endless(&wait, state);
+    wait.wait.start_ns = dd_clock_now_ns();
     Py_BEGIN_ALLOW_THREADS
     status = start(launch, &wait.wait, &is_started, &err);
     Py_END_ALLOW_THREADS

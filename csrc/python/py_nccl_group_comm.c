@@ -29,6 +29,7 @@ py_nccl_comm_connect(py_group *self, int device)
     dd_status status;
     dd_nccl_comm *comm = NULL;
     py_wait_init_endless(&wait, self->state);
+    wait.wait.start_ns = dd_clock_now_ns();
     Py_BEGIN_ALLOW_THREADS
     status = dd_nccl_group_connect(self->nccl->group, device, &comm, &wait.wait, &err);
     Py_END_ALLOW_THREADS

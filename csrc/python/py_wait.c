@@ -42,10 +42,7 @@ void
 py_wait_init_endless(py_wait *wait, py_state *state)
 {
     *wait = (py_wait){
-        .wait = {.start_ns = dd_clock_now_ns(),
-                 .deadline_ns = DD_NEVER_NS,
-                 .is_interrupted = is_interrupted,
-                 .ctx = wait},
+        .wait = {.deadline_ns = DD_NEVER_NS, .is_interrupted = is_interrupted, .ctx = wait},
         .state = state,
         .has_timeout = true,
     };

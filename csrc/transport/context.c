@@ -73,12 +73,10 @@ context_check_source(const dd_context *context, const dd_frame *frame, dd_peer *
 
 /* Receives that were posted and have met no message. */
 static void
-fail_posted(context_rank *rank, int number, const dd_error *error)
+fail_posted(context_rank *rank, void (*fail)(dd_message *message))
 {
     while (!dd_list_is_empty(&rank->posted)) {
-        dd_error own = *error;
-        dd_error_blame(&own, number, rank->peer->card.host, rank->peer->card.pid);
-        message_end(DD_CONTAINER_OF(rank->posted.next, dd_message, link), &own);
+        fail(DD_CONTAINER_OF(rank->posted.next, dd_message, link));
     }
 }
 
@@ -90,10 +88,7 @@ on_goodbye(dd_context *context, int source)
         return;
     }
     rank->has_said_goodbye = true;
-    dd_error error;
-    (void)dd_error_set(&error, DD_PEER_LOST, "rank %d (%s, pid %lld) has closed the group", source,
-                       rank->peer->card.host, rank->peer->card.pid);
-    fail_posted(rank, source, &error);
+    fail_posted(rank, message_fail_closed);
     if (context->handler.on_goodbye != NULL) {
         context->handler.on_goodbye(context->handler.ctx, source);
     }
@@ -175,7 +170,7 @@ context_on_peer_lost(dd_context *context, dd_peer *peer)
             continue;
         }
         rank->is_lost = true;
-        fail_posted(rank, number, &peer->error);
+        fail_posted(rank, message_fail_lost);
         if (context->handler.on_lost != NULL) {
             dd_error own = peer->error;
             dd_error_blame(&own, number, peer->card.host, peer->card.pid);

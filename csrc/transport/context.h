@@ -40,7 +40,7 @@ struct dd_message {
     size_t nbytes;
     const dd_signature
         *signature; /* COLL. P2P: or NULL; where the other side's has another dtype, DD_MISMATCH */
-    /* Once, never from within a post. `error` is NULL for success. */
+    /* Once, never from within a post, but see dd_context_tell_locked. `error` is NULL for success. */
     void (*on_done)(dd_message *message, const dd_error *error);
     void *owner;
 
@@ -100,6 +100,14 @@ void dd_context_close(dd_context *context, const dd_wait *wait);
 /* Starts the message; makes the connection if there is none. Failure shows by on_done. */
 void dd_context_post_send_locked(dd_context *context, dd_message *message);
 void dd_context_post_recv_locked(dd_context *context, dd_message *message);
+
+/* For callers who do not want to drive for what has ended within its post: its owner is told now. True when it has ended. */
+bool dd_context_tell_locked(dd_message *message);
+
+/* Looks for the end of a posted message for a moment, `nlooks` times at most or until somebody else wants the lock, and tells its owner.
+ * While nothing else is under way in this process, it looks at what comes from the other side through shared memory and at nothing
+ * else; looks at everything count more. A peer that is only reached over a socket is not looked at. True when it has ended. Not from a callback. */
+bool dd_context_look_locked(dd_message *message, int nlooks);
 
 /* Something is awaited from the rank that no posted receive tells of, or not any more: its sockets are looked at more often. */
 void dd_context_expect_locked(dd_context *context, int rank, bool is_expected);

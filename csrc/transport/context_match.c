@@ -84,12 +84,12 @@ context_match(dd_context *context, const dd_frame *frame)
 }
 
 void
-context_dtype_error(const dd_message *message, const dd_signature *theirs, dd_error *error)
+context_fail_dtype(dd_message *message, const dd_signature *theirs)
 {
     const dd_card *card = &message->peer->card;
     const dd_signature *ours = message->signature;
-    (void)dd_error_set(
-        error, DD_MISMATCH,
+    message_fail(
+        message, DD_MISMATCH,
         message->is_send
             ? "rank %d (%s, pid %lld) receives %llu elements of %s (tag %llu), and was sent %llu of %s: "
               "send that dtype, or receive bytes (uint8)"
@@ -98,31 +98,26 @@ context_dtype_error(const dd_message *message, const dd_signature *theirs, dd_er
         message->source, card->host, card->pid, (unsigned long long)theirs->count,
         dd_dtype_name((dd_dtype)theirs->dtype), (unsigned long long)message->tag,
         (unsigned long long)ours->count, dd_dtype_name((dd_dtype)ours->dtype));
-    dd_error_blame(error, message->source, card->host, card->pid);
 }
 
-void
-context_refusal_error(const dd_message *recv, const dd_frame *frame, int reason, dd_error *error)
+/* Ends a receive that the message does not fit. */
+static void
+fail_misfit(dd_message *recv, const dd_frame *frame, int reason)
 {
     const dd_card *card = &recv->peer->card;
     if (reason == DD_REFUSED_MISMATCH && recv->kind == DD_MESSAGE_P2P) {
-        context_dtype_error(recv, &frame->signature, error);
-        return;
-    }
-    if (reason == DD_REFUSED_TOO_LARGE) {
-        (void)dd_error_set(error, DD_INVALID_ARGUMENT,
-                           "rank %d (%s, pid %lld) has sent %llu bytes, and there is room for %zu",
-                           recv->source, card->host, card->pid, (unsigned long long)frame->nbytes,
-                           recv->nbytes);
+        context_fail_dtype(recv, &frame->signature);
+    } else if (reason == DD_REFUSED_TOO_LARGE) {
+        message_fail(recv, DD_INVALID_ARGUMENT,
+                     "rank %d (%s, pid %lld) has sent %llu bytes, and there is room for %zu", recv->source,
+                     card->host, card->pid, (unsigned long long)frame->nbytes, recv->nbytes);
     } else if (frame->nbytes != recv->nbytes) {
-        (void)dd_error_set(
-            error, DD_MISMATCH, "rank %d (%s, pid %lld) has sent %llu bytes, where %zu were expected",
-            recv->source, card->host, card->pid, (unsigned long long)frame->nbytes, recv->nbytes);
+        message_fail(recv, DD_MISMATCH, "rank %d (%s, pid %lld) has sent %llu bytes, where %zu were expected",
+                     recv->source, card->host, card->pid, (unsigned long long)frame->nbytes, recv->nbytes);
     } else {
-        (void)dd_error_set(error, DD_MISMATCH, "rank %d (%s, pid %lld) is in another operation", recv->source,
-                           card->host, card->pid);
+        message_fail(recv, DD_MISMATCH, "rank %d (%s, pid %lld) is in another operation", recv->source,
+                     card->host, card->pid);
     }
-    dd_error_blame(error, recv->source, card->host, card->pid);
 }
 
 static bool
@@ -154,13 +149,11 @@ context_check_fit(dd_message *recv, const dd_frame *frame, dd_peer *peer)
 {
     int reason = find_misfit(recv, frame);
     if (reason != 0) {
-        dd_error error;
-        context_refusal_error(recv, frame, reason, &error);
         recv->received = 0;
         if (frame->type == DD_FRAME_RTS && !peer->is_self) {
             peer_post_refusal(peer, frame, (dd_refusal)reason, recv);
         }
-        message_end(recv, &error);
+        fail_misfit(recv, frame, reason);
     }
     return reason;
 }
@@ -196,19 +189,17 @@ context_take_own(dd_message *recv, const held *entry)
 {
     dd_message *send = entry->sender;
     int reason = context_check_fit(recv, &entry->frame, entry->peer);
-    dd_error error;
     if (reason == 0) {
         copy_bytes(recv->data, send->data, send->nbytes);
         message_end(recv, NULL);
+        message_end(send, NULL);
     } else if (reason == DD_REFUSED_MISMATCH && send->kind == DD_MESSAGE_P2P) {
-        context_dtype_error(send, recv->signature, &error);
+        context_fail_dtype(send, recv->signature);
     } else {
-        (void)dd_error_set(&error, reason == DD_REFUSED_TOO_LARGE ? DD_INVALID_ARGUMENT : DD_MISMATCH,
-                           "rank %d of this process does not want this message of %zu bytes", send->rank,
-                           send->nbytes);
-        dd_error_blame(&error, send->rank, entry->peer->card.host, entry->peer->card.pid);
+        message_fail(send, reason == DD_REFUSED_TOO_LARGE ? DD_INVALID_ARGUMENT : DD_MISMATCH,
+                     "rank %d of this process does not want this message of %zu bytes", send->rank,
+                     send->nbytes);
     }
-    message_end(send, reason == 0 ? NULL : &error);
 }
 
 void
@@ -247,11 +238,7 @@ context_drop_held(held *entry)
         entry->collecting->collected = NULL;
         entry->collecting->sink = NULL;
     } else if (entry->sender != NULL) {
-        dd_error error;
-        (void)dd_error_set(&error, DD_PEER_LOST, "rank %d of this process has closed the group",
-                           entry->sender->rank);
-        dd_error_blame(&error, entry->sender->rank, peer->card.host, peer->card.pid);
-        message_end(entry->sender, &error);
+        message_fail_closed(entry->sender);
     } else if (entry->frame.type == DD_FRAME_EAGER) {
         peer_return_credit(peer, entry->frame.payload);
     } else if (entry->frame.type == DD_FRAME_RTS) {
@@ -322,18 +309,13 @@ static bool
 end_if_unreachable(dd_context *context, dd_message *message)
 {
     const context_rank *rank = &context->ranks[message->rank];
-    const dd_card *card = &rank->peer->card;
-    dd_error error;
     if (rank->has_said_goodbye) {
-        (void)dd_error_set(&error, DD_PEER_LOST, "rank %d (%s, pid %lld) has closed the group", message->rank,
-                           card->host, card->pid);
+        message_fail_closed(message);
     } else if (rank->peer->state == PEER_LOST) {
-        error = rank->peer->error;
+        message_fail_lost(message);
     } else {
         return false;
     }
-    dd_error_blame(&error, message->rank, card->host, card->pid);
-    message_end(message, &error);
     return true;
 }
 
@@ -344,23 +326,24 @@ dd_context_post_send_locked(dd_context *context, dd_message *message)
     if (end_if_unreachable(context, message)) {
         return;
     }
-    dd_frame frame = {
-        .kind = message->kind,
-        .channel = message->channel,
-        .context = context->key.id,
-        .tag = message->tag,
-        .nbytes = message->nbytes,
-        .source = (uint32_t)context->rank,
-        .target = (uint32_t)message->rank,
+    out_frame out = {
+        .frame = {.kind = message->kind,
+                  .channel = message->channel,
+                  .context = context->key.id,
+                  .tag = message->tag,
+                  .nbytes = message->nbytes,
+                  .source = (uint32_t)context->rank,
+                  .target = (uint32_t)message->rank},
+        .message = message,
     };
     if (message->signature != NULL) {
-        frame.signature = *message->signature;
+        out.frame.signature = *message->signature;
     }
     dd_peer *peer = context->ranks[message->rank].peer;
     if (peer->is_self) {
-        self_post_message(peer, message, &frame);
+        self_post_message(peer, &out);
     } else {
-        peer_post_message(peer, message, &frame);
+        peer_post_message(peer, &out);
     }
 }
 

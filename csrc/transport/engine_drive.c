@@ -23,6 +23,8 @@
 /* The background thread takes over when no caller has driven for that long; sooner where somebody far counts on answers. */
 #define NAP_NS (10 * DD_NS_PER_MS)
 #define ATTENTIVE_NAP_NS (150 * DD_NS_PER_US)
+/* Callers who find what they want at one peer go round all of them as often as this. */
+#define CALLS_PER_ROUND 64u
 /* A thread that wants the lock tries for so many looks before it sleeps on it: a driver gives it up after
  * each round. */
 #define LOCK_LOOKS 200
@@ -172,6 +174,19 @@ dd_engine_attend_locked(dd_engine *engine, bool is_wanted)
 {
     unsigned before = atomic_load_explicit(&engine->nattentive, memory_order_relaxed);
     atomic_store_explicit(&engine->nattentive, is_wanted ? before + 1 : before - 1, memory_order_relaxed);
+}
+
+bool
+engine_note_caller(dd_engine *engine)
+{
+    uint64_t ndrives = atomic_fetch_add_explicit(&engine->ndrives, 1, memory_order_relaxed);
+    if (engine->driver == &engine->background) {
+        if (engine->driver->is_asleep) {
+            write_wake_fd(engine);
+        }
+        engine->driver = NULL;
+    }
+    return ndrives % CALLS_PER_ROUND == 0;
 }
 
 void

@@ -2,7 +2,7 @@
  * field says otherwise.
  *
  * Messages end in one way: message_end puts them on the engine's list of done ones, and engine_tell_done,
- * which only drivers call, tells their owners. So no callback comes from within a post, and no list changes
+ * which only drivers call, tells their owners; or those ask, after their post (dd_context_tell_locked). So no callback comes from within a post, and no list changes
  * under somebody's feet. Links break in one way as well: lane_break notes it, and engine_settle, in the
  * next round, does what follows from it. */
 #ifndef DD_TRANSPORT_ENGINE_INTERNAL_H
@@ -59,10 +59,8 @@ typedef struct held {
 /* Something to write. */
 typedef struct out_frame {
     dd_list link;
-    uint8_t header[DD_FRAME_NBYTES];
-    dd_frame_type type;
-    const uint8_t *data;
-    size_t nbytes;
+    dd_frame frame;
+    const uint8_t *data; /* its payload */
     uint8_t *owned;      /* freed in the end */
     dd_message *message; /* whose bytes these are; NULL for control frames and when it was cancelled */
 } out_frame;
@@ -77,7 +75,9 @@ struct dd_lane {
     uint32_t watched;    /* events asked of epoll */
 
     out_frame current; /* being written */
-    size_t written;    /* of its header and data */
+    uint8_t header[DD_FRAME_NBYTES];
+    size_t header_nbytes;
+    size_t written; /* of its header and payload */
     bool is_writing;
 
     dd_frame frame; /* whose payload is arriving */
@@ -264,6 +264,9 @@ struct dd_engine {
 void engine_drive_init(dd_engine *engine);
 dd_status engine_start_background(dd_engine *engine, dd_error *err) DD_MUST_CHECK;
 void engine_stop_background(dd_engine *engine); /* without the lock */
+/* A caller looks at links by itself for a moment: the background thread, if it drives, goes back to its nap. True now and then: then
+ * everything should be looked at, so that a caller who comes again and again holds up nobody. */
+bool engine_note_caller(dd_engine *engine);
 /* Makes a driver that sleeps look around, or the background thread take over if nobody drives. */
 void engine_wake(dd_engine *engine);
 /* After queueing output: the same, if the driver sleeps. */
@@ -290,6 +293,11 @@ bool engine_fall_asleep(dd_engine *engine);
 
 /* Ends a message: takes it out of its list and counts it done. `error` (copied) NULL for success. */
 void message_end(dd_message *message, const dd_error *error);
+/* The same with an error of these words, which blames the other side. */
+void message_fail(dd_message *message, dd_status code, const char *format, ...) DD_PRINTF(3, 4);
+void message_fail_closed(dd_message *message); /* the other side has closed the group */
+void message_fail_lost(dd_message *message);   /* it is lost, for the reason that its peer has */
+void message_fail_memory(dd_message *message, size_t nbytes);
 /* Takes a receive out of its list of posted ones. */
 void message_unpost(dd_message *message);
 /* Tells its owner. */
@@ -298,7 +306,8 @@ void engine_tell_done(dd_engine *engine);
 
 /* ---- pools (peer_message.c), contexts by key (context.c) */
 
-out_frame *engine_take_out(dd_engine *engine); /* NULL: no memory */
+/* A copy that may be queued; NULL: no memory. */
+out_frame *engine_take_out(dd_engine *engine, const out_frame *out);
 void engine_give_out(dd_engine *engine, out_frame *out);
 held *engine_take_held(dd_peer *peer, const dd_frame *frame); /* NULL: no memory */
 void engine_give_held(dd_engine *engine, held *entry);
@@ -337,7 +346,8 @@ bool peer_has_queued(const dd_peer *peer);
 
 /* ---- peer_send.c */
 
-void peer_post_message(dd_peer *peer, dd_message *message, const dd_frame *frame);
+/* `out` has the message and its frame, but for what depends on the way that it goes. */
+void peer_post_message(dd_peer *peer, out_frame *out);
 /* Control frames. `payload` (of ABORT) is copied. */
 void peer_post_frame(dd_peer *peer, const dd_frame *frame, dd_bytes payload);
 /* A frame for one of the peer's. A peer that has us answer on and on and takes nothing is broken with. */
@@ -394,10 +404,8 @@ bool context_check_source(const dd_context *context, const dd_frame *frame, dd_p
 dd_message *context_match(dd_context *context, const dd_frame *frame);
 /* Whether the message fits the receive; if not, the receive ends, and the reason is returned; else 0. */
 int context_check_fit(dd_message *recv, const dd_frame *frame, dd_peer *peer);
-/* How a P2P message ends, on either side, where the other one has another dtype. */
-void context_dtype_error(const dd_message *message, const dd_signature *theirs, dd_error *error);
-/* How a message that does not fit ends. */
-void context_refusal_error(const dd_message *recv, const dd_frame *frame, int reason, dd_error *error);
+/* Ends a P2P message, on either side, where the other one has another dtype. */
+void context_fail_dtype(dd_message *message, const dd_signature *theirs);
 /* A receive has met an RTS of a peer. */
 void context_begin_rendezvous(dd_message *recv, const dd_frame *frame, dd_peer *peer);
 /* An entry that is in no list has met its receive, which fits: goes on with it as far as it has come. The
@@ -412,7 +420,7 @@ void engine_drop_rts(dd_engine *engine, dd_peer *peer, uint64_t id);
 
 /* ---- peer_self.c */
 
-void self_post_message(dd_peer *self, dd_message *message, const dd_frame *frame);
+void self_post_message(dd_peer *self, const out_frame *out);
 /* Frames that a process has sent to itself. True when there were any. */
 bool self_pump(dd_engine *engine);
 /* Takes a send that waits for its receiver in this process out of where it waits. */

@@ -1,9 +1,13 @@
 #include "transport/frame.h"
 
+#include "core/dtype.h"
 #include "core/little_endian.h"
 #include "transport/cause.h"
 
+#include <string.h>
+
 #define MAGIC 0xd1u
+#define MAGIC_SHORT 0xd2u
 
 /* Where the fields are; little endian. */
 enum {
@@ -30,9 +34,67 @@ enum {
     AT_FACTOR = 80,
 };
 
-void
+/* The short header, in the same way. */
+enum {
+    SHORT_AT_KIND = 1,
+    SHORT_AT_DTYPE = 2,
+    SHORT_AT_FLAGS = 3,
+    SHORT_AT_PAYLOAD = 4,
+    SHORT_AT_CHANNEL = 8,
+    SHORT_AT_CREDIT = 12,
+    SHORT_AT_CONTEXT = 16,
+    SHORT_AT_TAG = 24,
+    SHORT_AT_SOURCE = 32,
+    SHORT_AT_TARGET = 36,
+};
+
+/* The signature of a message of so many bytes of a dtype. */
+static dd_signature
+typed_signature(uint8_t dtype, uint32_t nbytes)
+{
+    return (dd_signature){.dtype = dtype,
+                          .flags = DD_SIGNATURE_TYPED,
+                          .count = nbytes / (uint32_t)dd_dtype_size((dd_dtype)dtype)};
+}
+
+static bool
+is_short(const dd_frame *frame)
+{
+    const dd_signature *signature = &frame->signature;
+    if (frame->type != DD_FRAME_EAGER || (frame->id | frame->offset) != 0 || frame->reason != 0 ||
+        frame->nbytes != frame->payload) {
+        return false;
+    }
+    dd_signature implied = {.dtype = 0};
+    if (signature->flags == DD_SIGNATURE_TYPED && dd_dtype_is_valid(signature->dtype)) {
+        implied = typed_signature(signature->dtype, frame->payload);
+    }
+    return memcmp(signature, &implied, sizeof implied) == 0;
+}
+
+static size_t
+encode_short(const dd_frame *frame, uint8_t *out)
+{
+    out[AT_MAGIC] = MAGIC_SHORT;
+    out[SHORT_AT_KIND] = (uint8_t)frame->kind;
+    out[SHORT_AT_DTYPE] = frame->signature.dtype;
+    out[SHORT_AT_FLAGS] = frame->signature.flags;
+    dd_put_number(out + SHORT_AT_PAYLOAD, frame->payload, 4);
+    dd_put_number(out + SHORT_AT_CHANNEL, frame->channel, 4);
+    dd_put_number(out + SHORT_AT_CREDIT, frame->credit, 4);
+    dd_put_number(out + SHORT_AT_CONTEXT, frame->context, 8);
+    dd_put_number(out + SHORT_AT_TAG, frame->tag, 8);
+    dd_put_number(out + SHORT_AT_SOURCE, frame->source, 4);
+    dd_put_number(out + SHORT_AT_TARGET, frame->target, 4);
+    return DD_FRAME_SHORT_NBYTES;
+}
+
+size_t
 dd_frame_encode(const dd_frame *frame, uint8_t out[DD_FRAME_NBYTES])
 {
+    if (is_short(frame)) {
+        return encode_short(frame, out);
+    }
     out[AT_MAGIC] = MAGIC;
     out[AT_TYPE] = (uint8_t)frame->type;
     out[AT_KIND] = (uint8_t)frame->kind;
@@ -54,12 +116,13 @@ dd_frame_encode(const dd_frame *frame, uint8_t out[DD_FRAME_NBYTES])
     dd_put_number(out + AT_ROOT, frame->signature.root, 4);
     dd_put_number(out + AT_COUNT, frame->signature.count, 8);
     dd_put_number(out + AT_FACTOR, frame->signature.factor_bits, 8);
+    return DD_FRAME_NBYTES;
 }
 
-void
-dd_frame_put_credit(uint8_t header[DD_FRAME_NBYTES], uint32_t credit)
+size_t
+dd_frame_header_nbytes(uint8_t first)
 {
-    dd_put_number(header + AT_CREDIT, credit, 4);
+    return first == MAGIC_SHORT ? DD_FRAME_SHORT_NBYTES : DD_FRAME_NBYTES;
 }
 
 static void
@@ -85,6 +148,35 @@ read_fields(const uint8_t *in, dd_frame *frame)
     frame->signature.root = (uint32_t)dd_get_number(in + AT_ROOT, 4);
     frame->signature.count = dd_get_number(in + AT_COUNT, 8);
     frame->signature.factor_bits = dd_get_number(in + AT_FACTOR, 8);
+}
+
+/* False: its signature makes no sense. */
+static bool
+read_short(const uint8_t *in, dd_frame *frame)
+{
+    uint8_t dtype = in[SHORT_AT_DTYPE];
+    uint8_t flags = in[SHORT_AT_FLAGS];
+    uint32_t payload = (uint32_t)dd_get_number(in + SHORT_AT_PAYLOAD, 4);
+    *frame = (dd_frame){
+        .type = DD_FRAME_EAGER,
+        .kind = (dd_message_kind)in[SHORT_AT_KIND],
+        .channel = (uint32_t)dd_get_number(in + SHORT_AT_CHANNEL, 4),
+        .context = dd_get_number(in + SHORT_AT_CONTEXT, 8),
+        .tag = dd_get_number(in + SHORT_AT_TAG, 8),
+        .nbytes = payload,
+        .payload = payload,
+        .credit = (uint32_t)dd_get_number(in + SHORT_AT_CREDIT, 4),
+        .source = (uint32_t)dd_get_number(in + SHORT_AT_SOURCE, 4),
+        .target = (uint32_t)dd_get_number(in + SHORT_AT_TARGET, 4),
+    };
+    if (flags == 0) {
+        return dtype == 0;
+    }
+    if (flags != DD_SIGNATURE_TYPED || !dd_dtype_is_valid(dtype)) {
+        return false;
+    }
+    frame->signature = typed_signature(dtype, payload);
+    return true;
 }
 
 /* What is wrong with a frame of a known type; NULL if nothing is. */
@@ -127,17 +219,24 @@ find_fault(const dd_frame *frame)
 }
 
 dd_status
-dd_frame_decode(const uint8_t in[DD_FRAME_NBYTES], dd_frame *frame, dd_error *err)
+dd_frame_decode(const uint8_t *in, dd_frame *frame, dd_error *err)
 {
-    if (in[AT_MAGIC] != MAGIC) {
-        return dd_error_set(err, DD_PROTOCOL, "a frame begins with 0x%02x instead of 0x%02x", in[AT_MAGIC],
-                            MAGIC);
+    bool is_short_one = in[AT_MAGIC] == MAGIC_SHORT;
+    if (in[AT_MAGIC] != MAGIC && !is_short_one) {
+        return dd_error_set(err, DD_PROTOCOL, "a frame begins with 0x%02x instead of 0x%02x or 0x%02x",
+                            in[AT_MAGIC], MAGIC, MAGIC_SHORT);
     }
-    if (in[AT_KIND] > DD_MESSAGE_WINDOW) {
-        return dd_error_set(err, DD_PROTOCOL, "a frame has a message of kind %d", in[AT_KIND]);
+    uint8_t kind = in[is_short_one ? (int)SHORT_AT_KIND : (int)AT_KIND];
+    if (kind > DD_MESSAGE_WINDOW) {
+        return dd_error_set(err, DD_PROTOCOL, "a frame has a message of kind %d", kind);
     }
-    read_fields(in, frame);
-    const char *fault = find_fault(frame);
+    bool is_clear = true;
+    if (is_short_one) {
+        is_clear = read_short(in, frame);
+    } else {
+        read_fields(in, frame);
+    }
+    const char *fault = is_clear ? find_fault(frame) : "its dtype is unknown";
     if (fault == NULL) {
         return DD_OK;
     }

@@ -1,4 +1,5 @@
-/* Frames: what travels over a link. A header of fixed size, and a payload for some types.
+/* Frames: what travels over a link. A header, and a payload for some types. The header of a whole small message is short: where it has no
+ * signature, or that of a message from rank to rank, all that is missing is zero or follows from the rest.
  *
  * Pure functions. What comes from a peer is user input: dd_frame_decode accepts only frames whose fields
  * make sense by themselves; whether they make sense now (an id that is known, a credit that is kept) is the
@@ -14,7 +15,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define DD_FRAME_NBYTES 88u
+#define DD_FRAME_SHORT_NBYTES 40u
+#define DD_FRAME_NBYTES 88u                       /* the long header */
 #define DD_FRAME_EAGER_MAX ((size_t)64 << 10)     /* payload of EAGER */
 #define DD_FRAME_FRAGMENT_MAX ((size_t)256 << 10) /* payload of DATA */
 
@@ -59,12 +61,12 @@ typedef struct dd_frame {
     dd_signature signature;
 } dd_frame;
 
-/* Every field of a type that has no use for it is zero. */
-void dd_frame_encode(const dd_frame *frame, uint8_t out[DD_FRAME_NBYTES]);
-/* Changes the credit in an encoded header. */
-void dd_frame_put_credit(uint8_t header[DD_FRAME_NBYTES], uint32_t credit);
-/* DD_PROTOCOL, naming the field. */
-dd_status dd_frame_decode(const uint8_t in[DD_FRAME_NBYTES], dd_frame *frame, dd_error *err) DD_MUST_CHECK;
+/* Every field of a type that has no use for it is zero. Returns how many bytes the header has. */
+size_t dd_frame_encode(const dd_frame *frame, uint8_t out[DD_FRAME_NBYTES]);
+/* How many bytes the header has that begins with this one. */
+size_t dd_frame_header_nbytes(uint8_t first);
+/* `in` has as many bytes as its header. DD_PROTOCOL, naming the field. */
+dd_status dd_frame_decode(const uint8_t *in, dd_frame *frame, dd_error *err) DD_MUST_CHECK;
 
 /* "EAGER"; never NULL. */
 const char *dd_frame_type_name(dd_frame_type type);

@@ -564,18 +564,6 @@ lane_break(dd_lane *lane, const dd_error *error)
     }
 }
 
-/* Messages of the peer in one list, each blaming the rank it was for. */
-static void
-fail_messages(dd_list *list, const dd_error *error)
-{
-    while (!dd_list_is_empty(list)) {
-        dd_message *message = DD_CONTAINER_OF(list->next, dd_message, link);
-        dd_error own = *error;
-        own.culprit.rank = message->is_send ? message->rank : message->source;
-        message_end(message, &own);
-    }
-}
-
 static void
 lose_peer(dd_peer *peer)
 {
@@ -600,7 +588,9 @@ lose_peer(dd_peer *peer)
     }
     dd_list *lists[] = {&peer->awaiting, &peer->sending, &peer->flushing, &peer->receiving};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
-        fail_messages(lists[i], &peer->error);
+        while (!dd_list_is_empty(lists[i])) {
+            message_fail_lost(DD_CONTAINER_OF(lists[i]->next, dd_message, link));
+        }
     }
     drop_output(peer);
     destroy_lanes(peer);
@@ -707,6 +697,6 @@ peer_has_queued(const dd_peer *peer)
         return false;
     }
     const dd_lane *first = peer->lanes[0];
-    return !first->is_output_dead &&
-           (!dd_list_is_empty(&peer->out) || (first->is_writing && first->current.type != DD_FRAME_DATA));
+    return !first->is_output_dead && (!dd_list_is_empty(&peer->out) ||
+                                      (first->is_writing && first->current.frame.type != DD_FRAME_DATA));
 }

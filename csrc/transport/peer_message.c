@@ -2,6 +2,9 @@
 
 #include "core/mem.h"
 
+#include <stdarg.h>
+#include <stdio.h>
+
 #define FREE_HELD_MAX 256
 
 /* Ends a message when there is no memory for the reason. */
@@ -44,6 +47,56 @@ message_end(dd_message *message, const dd_error *error)
     dd_list_push_back(&engine->done, &message->link);
 }
 
+static int
+other_rank(const dd_message *message)
+{
+    return message->is_send ? message->rank : message->source;
+}
+
+void
+message_fail(dd_message *message, dd_status code, const char *format, ...)
+{
+    char what[512];
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    const dd_card *card = &message->peer->card;
+    dd_error error;
+    (void)dd_error_set(&error, code, "%s", what);
+    dd_error_blame(&error, other_rank(message), card->host, card->pid);
+    message_end(message, &error);
+}
+
+void
+message_fail_closed(dd_message *message)
+{
+    const dd_card *card = &message->peer->card;
+    int rank = other_rank(message);
+    if (message->peer->is_self) {
+        message_fail(message, DD_PEER_LOST, "rank %d of this process has closed the group", rank);
+    } else {
+        message_fail(message, DD_PEER_LOST, "rank %d (%s, pid %lld) has closed the group", rank, card->host,
+                     card->pid);
+    }
+}
+
+void
+message_fail_lost(dd_message *message)
+{
+    dd_error error = message->peer->error;
+    error.culprit.rank = other_rank(message);
+    message_end(message, &error);
+}
+
+void
+message_fail_memory(dd_message *message, size_t nbytes)
+{
+    dd_error error;
+    (void)dd_error_no_memory(&error, nbytes);
+    message_end(message, &error);
+}
+
 void
 message_tell(dd_message *message)
 {
@@ -67,26 +120,98 @@ engine_tell_done(dd_engine *engine)
     }
 }
 
+bool
+dd_context_tell_locked(dd_message *message)
+{
+    if (message->stage == STAGE_DONE) {
+        message_tell(message);
+    }
+    return !message->is_posted;
+}
+
+/* ---- looking for the end of one */
+
+/* A round of everything counts as so many looks at one peer. */
+#define LOOKS_PER_ROUND 16
+
+/* NULL: not linked by shared memory. */
+static dd_lane *
+shm_lane(const dd_peer *peer)
+{
+    return peer->nlanes > 0 && peer->lanes[0]->stream->is_shared_memory ? peer->lanes[0] : NULL;
+}
+
+static void
+look_at(dd_peer *peer)
+{
+    dd_lane *lane = shm_lane(peer);
+    if (lane == NULL) {
+        (void)self_pump(peer->engine);
+        return;
+    }
+    if (!lane->is_ended) {
+        (void)lane_receive(lane);
+    }
+    if (lane_has_output(lane)) {
+        (void)lane_pump(lane);
+    }
+}
+
+/* Nothing that others wait for. */
+static bool
+is_alone(const dd_engine *engine)
+{
+    return engine->nposted == 1 && dd_list_is_empty(&engine->tasks) &&
+           atomic_load_explicit(&engine->nattentive, memory_order_relaxed) == 0;
+}
+
+bool
+dd_context_look_locked(dd_message *message, int nlooks)
+{
+    dd_engine *engine = message->context->engine;
+    dd_peer *peer = message->peer; /* NULL: any */
+    if (peer != NULL && !peer->is_self && shm_lane(peer) == NULL) {
+        return false;
+    }
+    if (engine->spin.budget_ns == 0 || dd_spin_is_resting(&engine->spin)) {
+        nlooks = 1; /* who is not there is not running, and may want this core */
+    }
+    bool is_due = engine_note_caller(engine);
+    bool is_narrow = peer != NULL && !is_due && is_alone(engine);
+    for (int look = 0; look < nlooks; look += is_narrow ? 1 : LOOKS_PER_ROUND) {
+        if (is_narrow) {
+            look_at(peer);
+        } else {
+            (void)engine_run_round(engine);
+        }
+        if (dd_context_tell_locked(message) ||
+            atomic_load_explicit(&engine->nlockers, memory_order_relaxed) > 0) {
+            break;
+        }
+        dd_spin_pause();
+    }
+    engine_tell_done(engine); /* what else has ended meanwhile */
+    dd_engine_settle_driver_locked(engine);
+    return !message->is_posted;
+}
+
 /* ---- pools */
 
 out_frame *
-engine_take_out(dd_engine *engine)
+engine_take_out(dd_engine *engine, const out_frame *out)
 {
-    out_frame *out = engine->free_out;
-    if (out != NULL) {
-        engine->free_out = (out_frame *)out->link.next;
+    out_frame *copy = engine->free_out;
+    if (copy != NULL) {
+        engine->free_out = (out_frame *)copy->link.next;
     } else {
-        out = dd_mem_alloc(sizeof *out);
-        if (out == NULL) {
+        copy = dd_mem_alloc(sizeof *copy);
+        if (copy == NULL) {
             return NULL;
         }
     }
-    dd_list_init(&out->link);
-    out->data = NULL;
-    out->nbytes = 0;
-    out->owned = NULL;
-    out->message = NULL;
-    return out;
+    *copy = *out;
+    dd_list_init(&copy->link);
+    return copy;
 }
 
 void

@@ -291,13 +291,9 @@ on_cancel(dd_lane *lane, const dd_frame *frame)
     for (dd_list *node = peer->receiving.next; node != &peer->receiving; node = node->next) {
         dd_message *recv = DD_CONTAINER_OF(node, dd_message, link);
         if (recv->id == frame->id && frame->id != 0) {
-            dd_error error;
-            (void)dd_error_set(&error, DD_ABORTED,
-                               "rank %d (%s, pid %lld) gave up sending after %zu of %zu bytes", recv->source,
-                               peer->card.host, peer->card.pid, recv->moved, recv->received);
-            dd_error_blame(&error, recv->source, peer->card.host, peer->card.pid);
             peer_forget_recv(peer, recv);
-            message_end(recv, &error);
+            message_fail(recv, DD_ABORTED, "rank %d (%s, pid %lld) gave up sending after %zu of %zu bytes",
+                         recv->source, peer->card.host, peer->card.pid, recv->moved, recv->received);
             return;
         }
     }
@@ -412,12 +408,19 @@ finish_payload(dd_lane *lane)
     }
 }
 
+static bool
+has_header(const dd_lane *lane)
+{
+    size_t there = lane->end - lane->begin;
+    return there > 0 && there >= dd_frame_header_nbytes(lane->buf[lane->begin]);
+}
+
 /* ABORT's payload has to be in the buffer with its header. */
 static bool
 is_whole(const dd_lane *lane)
 {
     return lane->frame.type != DD_FRAME_ABORT ||
-           lane->end - lane->begin >= DD_FRAME_NBYTES + lane->frame.payload;
+           lane->end - lane->begin >= DD_FRAME_NBYTES + lane->frame.payload; /* its header is long */
 }
 
 /* The header at the beginning of the buffer; false when more has to come first, or it was the last one. */
@@ -433,7 +436,7 @@ parse_frame(dd_lane *lane)
     if (!is_whole(lane)) {
         return false;
     }
-    lane->begin += DD_FRAME_NBYTES;
+    lane->begin += dd_frame_header_nbytes(lane->buf[lane->begin]);
     if (frame->credit > 0) {
         on_credit(lane->peer, frame->credit);
     }
@@ -478,8 +481,7 @@ parse(dd_lane *lane)
     for (;;) {
         if (lane->payload_left > 0 && lane->begin < lane->end) {
             copy_payload(lane);
-        } else if (lane->payload_left > 0 || lane->end - lane->begin < DD_FRAME_NBYTES ||
-                   !parse_frame(lane)) {
+        } else if (lane->payload_left > 0 || !has_header(lane) || !parse_frame(lane)) {
             break;
         }
     }

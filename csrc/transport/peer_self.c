@@ -7,25 +7,18 @@
 #include <string.h>
 
 void
-self_post_message(dd_peer *self, dd_message *message, const dd_frame *frame)
+self_post_message(dd_peer *self, const out_frame *out)
 {
-    out_frame *out = engine_take_out(self->engine);
-    if (out == NULL) {
-        dd_error error;
-        (void)dd_error_no_memory(&error, sizeof *out);
-        message_end(message, &error);
+    dd_message *message = out->message;
+    out_frame *queued = engine_take_out(self->engine, out);
+    if (queued == NULL) {
+        message_fail_memory(message, sizeof *out);
         return;
     }
-    /* A frame of no other type may be this large, but nobody decodes it. */
-    dd_frame own = *frame;
-    own.type = DD_FRAME_RTS;
-    own.id = 1;
-    dd_frame_encode(&own, out->header);
-    out->type = DD_FRAME_RTS;
-    out->message = message;
+    queued->frame.type = DD_FRAME_RTS; /* whatever its size */
     message->stage = STAGE_QUEUED;
     dd_list_push_back(&self->flushing, &message->link);
-    dd_list_push_back(&self->out, &out->link);
+    dd_list_push_back(&self->out, &queued->link);
     engine_note_output(self->engine);
 }
 
@@ -40,9 +33,7 @@ hold(dd_peer *self, dd_message *message, const dd_frame *frame, dd_list *list)
     own.payload = is_copied ? (uint32_t)message->nbytes : 0;
     held *entry = engine_take_held(self, &own);
     if (entry == NULL) {
-        dd_error error;
-        (void)dd_error_no_memory(&error, sizeof *entry + own.payload);
-        message_end(message, &error);
+        message_fail_memory(message, sizeof *entry + own.payload);
         return;
     }
     dd_list_push_back(list, &entry->link);
@@ -64,11 +55,7 @@ deliver_message(dd_peer *self, dd_message *message, const dd_frame *frame)
     engine->stats.self_sent_nbytes += message->nbytes;
     dd_context *context = engine_find_context(engine, frame->context, frame->target);
     if (context == NULL && engine_has_closed(engine, frame->context, frame->target)) {
-        dd_error error;
-        (void)dd_error_set(&error, DD_PEER_LOST, "rank %d of this process has closed the group",
-                           message->rank);
-        dd_error_blame(&error, message->rank, self->card.host, self->card.pid);
-        message_end(message, &error);
+        message_fail_closed(message);
         return;
     }
     if (context == NULL) {
@@ -116,13 +103,10 @@ self_pump(dd_engine *engine)
         out_frame own = *out;
         engine_give_out(engine, out);
         is_any = true;
-        dd_frame frame;
-        if (dd_frame_decode(own.header, &frame, NULL) == DD_OK) {
-            if (own.message != NULL) {
-                deliver_message(self, own.message, &frame);
-            } else {
-                deliver_control(self, &frame, dd_bytes_of(own.data, own.nbytes));
-            }
+        if (own.message != NULL) {
+            deliver_message(self, own.message, &own.frame);
+        } else {
+            deliver_control(self, &own.frame, dd_bytes_of(own.data, own.frame.payload));
         }
         dd_mem_free(own.owned);
     }

@@ -26,16 +26,6 @@ count_sent(dd_lane *lane, size_t nbytes)
     }
 }
 
-static void
-put_credit(dd_peer *peer, uint8_t *header)
-{
-    if (peer->owed > 0) {
-        dd_frame_put_credit(header, (uint32_t)peer->owed);
-        peer->unreturned -= peer->owed;
-        peer->owed = 0;
-    }
-}
-
 /* The output is lost; what the peer has sent before may still be read, and then says why. */
 static void
 kill_output(dd_lane *lane, dd_io io)
@@ -60,13 +50,13 @@ rest_of_current(const dd_lane *lane, struct iovec parts[2])
     const out_frame *current = &lane->current;
     int nparts = 0;
     size_t data_at = 0;
-    if (lane->written < DD_FRAME_NBYTES) {
-        parts[nparts++] = (struct iovec){.iov_base = (void *)(uintptr_t)(current->header + lane->written),
-                                         .iov_len = DD_FRAME_NBYTES - lane->written};
+    if (lane->written < lane->header_nbytes) {
+        parts[nparts++] = (struct iovec){.iov_base = (void *)(uintptr_t)(lane->header + lane->written),
+                                         .iov_len = lane->header_nbytes - lane->written};
     } else {
-        data_at = lane->written - DD_FRAME_NBYTES;
+        data_at = lane->written - lane->header_nbytes;
     }
-    size_t left = current->nbytes - data_at;
+    size_t left = current->frame.payload - data_at;
     if (left > 0) {
         parts[nparts++] =
             (struct iovec){.iov_base = (void *)(uintptr_t)(current->data + data_at), .iov_len = left};
@@ -80,14 +70,14 @@ finish_current(dd_lane *lane)
     out_frame *current = &lane->current;
     dd_message *message = current->message;
     lane->is_writing = false;
-    count_sent(lane, current->nbytes);
+    count_sent(lane, current->frame.payload);
     dd_mem_free(current->owned);
     current->owned = NULL;
-    if (message == NULL || current->type == DD_FRAME_RTS) {
+    if (message == NULL || current->frame.type == DD_FRAME_RTS) {
         return;
     }
-    message->moved += current->nbytes;
-    if (current->type == DD_FRAME_EAGER ||
+    message->moved += current->frame.payload;
+    if (current->frame.type == DD_FRAME_EAGER ||
         (message->stage == STAGE_FLUSHING && message->moved == message->nbytes)) {
         message_end(message, NULL);
     }
@@ -97,7 +87,7 @@ finish_current(dd_lane *lane)
 static bool
 write_current(dd_lane *lane, size_t *moved)
 {
-    size_t total = DD_FRAME_NBYTES + lane->current.nbytes;
+    size_t total = lane->header_nbytes + lane->current.frame.payload;
     while (lane->written < total) {
         struct iovec parts[2];
         size_t step = 0;
@@ -117,6 +107,19 @@ write_current(dd_lane *lane, size_t *moved)
     return true;
 }
 
+/* Puts the frame that has become the lane's current one in bytes, with the credit that the peer gets back. */
+static void
+begin_current(dd_lane *lane)
+{
+    dd_peer *peer = lane->peer;
+    lane->current.frame.credit = (uint32_t)peer->owed;
+    peer->unreturned -= peer->owed;
+    peer->owed = 0;
+    lane->header_nbytes = dd_frame_encode(&lane->current.frame, lane->header);
+    lane->written = 0;
+    lane->is_writing = true;
+}
+
 static void
 cut_fragment(dd_lane *lane)
 {
@@ -124,7 +127,8 @@ cut_fragment(dd_lane *lane)
     dd_message *message = DD_CONTAINER_OF(peer->sending.next, dd_message, link);
     size_t left = message->nbytes - message->cut;
     size_t len = left < DD_FRAME_FRAGMENT_MAX ? left : DD_FRAME_FRAGMENT_MAX;
-    dd_frame frame = {
+    out_frame *current = &lane->current;
+    current->frame = (dd_frame){
         .type = DD_FRAME_DATA,
         .kind = message->kind,
         .context = message->context->key.id,
@@ -135,11 +139,7 @@ cut_fragment(dd_lane *lane)
         .source = (uint32_t)message->context->rank,
         .target = (uint32_t)message->rank,
     };
-    out_frame *current = &lane->current;
-    dd_frame_encode(&frame, current->header);
-    current->type = DD_FRAME_DATA;
     current->data = message->data != NULL ? (const uint8_t *)message->data + message->cut : NULL;
-    current->nbytes = len;
     current->owned = NULL;
     current->message = message;
     message->cut += len;
@@ -161,7 +161,7 @@ peer_take_out(dd_peer *peer)
 {
     out_frame *out = DD_CONTAINER_OF(peer->out.next, out_frame, link);
     dd_list_remove(&out->link);
-    peer->nreplies -= is_reply(out->type) ? 1 : 0;
+    peer->nreplies -= is_reply(out->frame.type) ? 1 : 0;
     return out;
 }
 
@@ -179,9 +179,7 @@ load_next(dd_lane *lane)
     } else {
         return false;
     }
-    put_credit(peer, lane->current.header);
-    lane->written = 0;
-    lane->is_writing = true;
+    begin_current(lane);
     return true;
 }
 
@@ -218,36 +216,39 @@ break_for_memory(dd_peer *peer)
     peer_break(peer, &error);
 }
 
+static bool
+queue(dd_peer *peer, const out_frame *out)
+{
+    out_frame *queued = engine_take_out(peer->engine, out);
+    if (queued == NULL) {
+        return false;
+    }
+    dd_list_push_back(&peer->out, &queued->link);
+    engine_note_output(peer->engine);
+    return true;
+}
+
 void
 peer_post_frame(dd_peer *peer, const dd_frame *frame, dd_bytes payload)
 {
     if (peer->state == PEER_LOST || peer->is_breaking) {
         return;
     }
-    out_frame *out = engine_take_out(peer->engine);
-    if (out != NULL && payload.len > 0) {
-        out->owned = dd_mem_alloc(payload.len);
-        if (out->owned == NULL) {
-            engine_give_out(peer->engine, out);
-            out = NULL;
+    out_frame new = {.frame = *frame};
+    new.frame.payload = (uint32_t)payload.len;
+    if (payload.len > 0) {
+        new.owned = dd_mem_alloc(payload.len);
+        if (new.owned != NULL) {
+            memcpy(new.owned, payload.data, payload.len);
         }
+        new.data = new.owned;
     }
-    if (out == NULL) {
+    if ((payload.len > 0 && new.owned == NULL) || !queue(peer, &new)) {
+        dd_mem_free(new.owned);
         break_for_memory(peer);
         return;
     }
-    if (payload.len > 0) {
-        memcpy(out->owned, payload.data, payload.len);
-    }
-    out->data = out->owned;
-    out->nbytes = payload.len;
-    out->type = frame->type;
-    dd_frame own = *frame;
-    own.payload = (uint32_t)payload.len;
-    dd_frame_encode(&own, out->header);
-    dd_list_push_back(&peer->out, &out->link);
-    peer->nreplies += is_reply(out->type) ? 1 : 0;
-    engine_note_output(peer->engine);
+    peer->nreplies += is_reply(frame->type) ? 1 : 0;
 }
 
 void
@@ -269,36 +270,12 @@ write_at_once(dd_peer *peer, const out_frame *out)
         return false;
     }
     dd_lane *first = peer->lanes[0];
-    out_frame *current = &first->current;
-    current->type = out->type;
-    current->data = out->data;
-    current->nbytes = out->nbytes;
-    current->owned = NULL;
-    current->message = out->message;
-    memcpy(current->header, out->header, DD_FRAME_NBYTES);
-    put_credit(peer, current->header);
-    first->written = 0;
-    first->is_writing = true;
+    first->current = *out;
+    begin_current(first);
     size_t moved = 0;
     if (!first->is_output_dead && !write_current(first, &moved)) {
         engine_note_output(peer->engine);
     }
-    return true;
-}
-
-static bool
-queue_message_frame(dd_peer *peer, const out_frame *frame)
-{
-    out_frame *out = engine_take_out(peer->engine);
-    if (out == NULL) {
-        return false;
-    }
-    dd_list link = out->link;
-    *out = *frame;
-    out->link = link;
-    dd_list_init(&out->link);
-    dd_list_push_back(&peer->out, &out->link);
-    engine_note_output(peer->engine);
     return true;
 }
 
@@ -321,34 +298,29 @@ dial_lanes(dd_peer *peer)
 }
 
 void
-peer_post_message(dd_peer *peer, dd_message *message, const dd_frame *frame)
+peer_post_message(dd_peer *peer, out_frame *out)
 {
+    dd_message *message = out->message;
     size_t cost = eager_cost(message->nbytes);
     bool is_eager = message->nbytes <= peer->eager_max && cost <= peer->credit;
-    dd_frame own = *frame;
-    out_frame out = {.message = message, .type = is_eager ? DD_FRAME_EAGER : DD_FRAME_RTS};
-    own.type = out.type;
+    out->frame.type = is_eager ? DD_FRAME_EAGER : DD_FRAME_RTS;
     if (is_eager) {
         peer->credit -= cost;
-        own.payload = (uint32_t)message->nbytes;
-        out.data = message->data;
-        out.nbytes = message->nbytes;
+        out->frame.payload = (uint32_t)message->nbytes;
+        out->data = message->data;
         message->stage = STAGE_QUEUED;
         dd_list_push_back(&peer->flushing, &message->link);
     } else {
-        own.id = message->id = ++peer->last_id;
+        out->frame.id = message->id = ++peer->last_id;
         message->stage = STAGE_AWAITING;
         dd_list_push_back(&peer->awaiting, &message->link);
         if (message->nbytes >= LANES_NBYTES && peer->engine->options.nlanes > 1) {
             dial_lanes(peer);
         }
     }
-    dd_frame_encode(&own, out.header);
-    if (!write_at_once(peer, &out) && !queue_message_frame(peer, &out)) {
-        dd_error error;
-        (void)dd_error_no_memory(&error, sizeof out);
+    if (!write_at_once(peer, out) && !queue(peer, out)) {
         peer->credit += is_eager ? cost : 0;
-        message_end(message, &error);
+        message_fail_memory(message, sizeof *out);
     }
     if (peer->state != PEER_CONNECTED) {
         dd_peer_connect_locked(peer);
@@ -408,25 +380,21 @@ peer_on_refuse(dd_peer *peer, const dd_frame *frame)
     if (message == NULL) {
         return;
     }
-    dd_error error;
     const char *host = peer->card.host;
     long long pid = peer->card.pid;
-    bool is_other_dtype = frame->reason == DD_REFUSED_MISMATCH && message->kind == DD_MESSAGE_P2P;
-    if (is_other_dtype && message->signature != NULL) {
-        context_dtype_error(message, &frame->signature, &error);
+    if (frame->reason == DD_REFUSED_MISMATCH && message->kind == DD_MESSAGE_P2P &&
+        message->signature != NULL) {
+        context_fail_dtype(message, &frame->signature);
     } else if (frame->reason == DD_REFUSED_TOO_LARGE) {
-        (void)dd_error_set(&error, DD_INVALID_ARGUMENT,
-                           "rank %d (%s, pid %lld) has room for %llu bytes and was sent %zu", message->rank,
-                           host, pid, (unsigned long long)frame->nbytes, message->nbytes);
+        message_fail(message, DD_INVALID_ARGUMENT,
+                     "rank %d (%s, pid %lld) has room for %llu bytes and was sent %zu", message->rank, host,
+                     pid, (unsigned long long)frame->nbytes, message->nbytes);
     } else if (frame->reason == DD_REFUSED_MISMATCH) {
-        (void)dd_error_set(&error, DD_MISMATCH, "rank %d (%s, pid %lld) is in another operation",
-                           message->rank, host, pid);
+        message_fail(message, DD_MISMATCH, "rank %d (%s, pid %lld) is in another operation", message->rank,
+                     host, pid);
     } else {
-        (void)dd_error_set(&error, DD_PEER_LOST, "rank %d (%s, pid %lld) has closed the group", message->rank,
-                           host, pid);
+        message_fail_closed(message);
     }
-    dd_error_blame(&error, message->rank, host, pid);
-    message_end(message, &error);
 }
 
 /* ---- cancelling */
@@ -438,14 +406,14 @@ detach_current(dd_lane *lane)
 {
     out_frame *current = &lane->current;
     current->message = NULL;
-    if (current->nbytes > 0) {
-        current->owned = dd_mem_alloc(current->nbytes);
+    if (current->frame.payload > 0) {
+        current->owned = dd_mem_alloc(current->frame.payload);
         if (current->owned == NULL) {
             lane->is_output_dead = true;
             break_for_memory(lane->peer);
             return;
         }
-        memcpy(current->owned, current->data, current->nbytes);
+        memcpy(current->owned, current->data, current->frame.payload);
     }
     current->data = current->owned;
 }

@@ -1,5 +1,6 @@
 /* Messages within groups of threads, and the monitored barrier. */
 #include "check.h"
+#include "core/mem.h"
 #include "core/thread.h"
 #include "group_team.h"
 
@@ -288,6 +289,77 @@ TEST(messages_to_nobody)
 {
     team_options options = {.size = 2};
     team_run_both(&options, send_wrongly, NULL);
+}
+
+/* ---- calls that are used again */
+
+#define NWORKS 100
+
+static void
+start_again_and_again(team_rank *self)
+{
+    int other = 1 - self->rank;
+    dd_work *works[2 * NWORKS];
+    uint64_t out[NWORKS];
+    uint64_t in[NWORKS];
+    for (int round = 0; round < 3; round++) {
+        for (int i = 0; i < NWORKS; i++) {
+            out[i] = (uint64_t)(1000 * round + i);
+            works[2 * i] = start(self, true, &out[i], sizeof out[i], other, (uint64_t)i);
+            works[2 * i + 1] = start(self, false, &in[i], sizeof in[i], other, (uint64_t)i);
+        }
+        for (int i = 2 * NWORKS - 1; i >= 0; i--) {
+            REQUIRE(works[i] != NULL);
+            CHECK_OK(team_wait(self->group, works[i]));
+        }
+        for (int i = 0; i < NWORKS; i++) {
+            CHECK_INT(in[i], 1000 * round + i);
+        }
+    }
+    if (self->rank == 0) {
+        (void)dd_mem_fail_after(-1);
+    }
+    for (int i = 0; i < NWORKS; i++) {
+        dd_work *send = start(self, true, out, sizeof out[0], other, 1);
+        dd_work *recv = start(self, false, in, sizeof in[0], other, 1);
+        REQUIRE(send != NULL && recv != NULL);
+        CHECK_OK(team_wait(self->group, recv));
+        CHECK_OK(team_wait(self->group, send));
+    }
+    if (self->rank == 0) {
+        CHECK(dd_mem_fail_after(-1) < NWORKS / 2); /* of both ranks */
+    }
+}
+
+TEST(calls_are_used_again)
+{
+    team_options options = {.size = 2};
+    team_run(&options, start_again_and_again, NULL);
+}
+
+static void
+keep_works(team_rank *self)
+{
+    dd_work **kept = self->arg;
+    static uint64_t numbers[4];
+    int other = 1 - self->rank;
+    kept[self->rank] = start(self, true, &numbers[self->rank], 8, other, 1);
+    kept[2 + self->rank] = start(self, false, &numbers[2 + self->rank], 8, other, 1);
+    for (int i = 0; i < 4; i += 2) {
+        dd_work_acquire(kept[i + self->rank]);
+        CHECK_OK(team_wait(self->group, kept[i + self->rank]));
+    }
+}
+
+TEST(works_outlive_their_group)
+{
+    dd_work *kept[4];
+    team_options options = {.size = 2};
+    team_run(&options, keep_works, kept);
+    for (int i = 0; i < 4; i++) {
+        CHECK_OK(dd_work_result(kept[i], check_err()));
+        dd_work_release(kept[i]);
+    }
 }
 
 /* ---- a message that nobody sends */
