@@ -18,8 +18,9 @@ typedef struct dd_wait {
     int64_t deadline_ns;               /* absolute, DD_NEVER_NS for none */
     bool (*is_interrupted)(void *ctx); /* NULL: cannot be interrupted. True ends the wait */
     void *ctx;
-    /* Before a call that may be over in a microsecond begins to wait after all, at least once: the caller lets
-     * go of what others need, such as an interpreter's lock. May be NULL; only for calls that say so. */
+    /* May be NULL. Told, once or more often and without a lock, before a call that may be over in a microsecond
+     * begins to wait after all: the caller lets go of what others need, such as an interpreter's lock. Only for
+     * calls that say so. */
     void (*let_go)(void *ctx);
 } dd_wait;
 
@@ -28,6 +29,14 @@ dd_wait dd_wait_after(int64_t timeout_ns);
 
 /* The same caller and start, with a deadline no later than timeout_ns from now. */
 dd_wait dd_wait_at_most(const dd_wait *wait, int64_t timeout_ns);
+
+static inline void
+dd_wait_let_go(const dd_wait *wait)
+{
+    if (wait->let_go != NULL) {
+        wait->let_go(wait->ctx);
+    }
+}
 
 bool dd_wait_is_over(const dd_wait *wait);
 double dd_wait_elapsed_s(const dd_wait *wait);

@@ -99,10 +99,7 @@ typedef struct dd_call_options {
     dd_record_call *record;
     /* Handed to the work (work.h). */
     void (*on_done)(dd_work *work, void *ctx);
-    /* Of messages that are waited for: told, once or more often, before it may take longer than a microsecond or two, so that the caller
-     * can let go what others need. Must be quick and must not call back into a group. NULL for none. */
-    void (*on_wait)(void *ctx);
-    void *ctx; /* of both */
+    void *ctx;
 } dd_call_options;
 
 dd_status dd_group_collective(dd_group *group, const dd_coll_args *args, const dd_call_options *options,

@@ -532,14 +532,6 @@ abort_interrupted(dd_group *group, const char *what)
     finish_telling(group);
 }
 
-static void
-let_go(const dd_wait *wait)
-{
-    if (wait->let_go != NULL) {
-        wait->let_go(wait->ctx);
-    }
-}
-
 /* Takes the lock. True: the call may well be over before anything need be let go of. */
 static bool
 lock_hastily(dd_group *group, const dd_coll_args *args, const dd_wait *wait)
@@ -550,7 +542,7 @@ lock_hastily(dd_group *group, const dd_coll_args *args, const dd_wait *wait)
         }
         dd_engine_unlock(group->engine);
     }
-    let_go(wait);
+    dd_wait_let_go(wait);
     dd_engine_lock(group->engine);
     return false;
 }
@@ -568,7 +560,9 @@ begin_collective(dd_group *group, coll_call *call, dd_record_call *record, const
             group_look_hastily_locked(group, call);
         }
         if (!dd_work_is_done(&call->base.work)) {
-            let_go(wait);
+            dd_engine_unlock(group->engine);
+            dd_wait_let_go(wait);
+            dd_engine_lock(group->engine);
             group_look_a_while_locked(group, call, GROUP_SHORT_LOOKS);
         }
         group_watch_coll_locked(group, call);
@@ -602,7 +596,7 @@ dd_group_collective_and_wait(dd_group *group, const dd_coll_args *args, const dd
         }
     }
     if (call.base.work.error.code != DD_OK) {
-        let_go(wait); /* telling the others may take a moment */
+        dd_wait_let_go(wait); /* telling the others may take a moment */
     }
     return status == DD_OK ? result_of(group, &call.base.work, err) : status;
 }

@@ -279,14 +279,6 @@ dd_group_recv(dd_group *group, dd_block block, int rank, uint64_t tag, const dd_
 
 /* ---- calls that wait */
 
-static void
-note_wait(const dd_call_options *options)
-{
-    if (options->on_wait != NULL) {
-        options->on_wait(options->ctx);
-    }
-}
-
 /* Its memory and the call itself are the caller's, who takes them back: an interrupt ends the group, and the call with it. */
 static dd_status
 await_end(p2p_call *call, const char *reason, const dd_wait *wait, dd_error *err)
@@ -325,11 +317,11 @@ run_call(p2p_call *call, const char *reason, const dd_call_options *options, con
         return status;
     }
     if (!dd_engine_try_lock(group->engine)) {
-        note_wait(options);
+        dd_wait_let_go(wait);
         dd_engine_lock(group->engine);
     }
     if (group->cause.code != DD_OK) {
-        note_wait(options); /* until the others have been told of it */
+        dd_wait_let_go(wait); /* until the others have been told of it */
     }
     status = check_locked(call, err);
     if (status == DD_OK) {
@@ -344,13 +336,13 @@ run_call(p2p_call *call, const char *reason, const dd_call_options *options, con
         return status;
     }
     if (!dd_work_is_done(work)) {
-        note_wait(options);
+        dd_wait_let_go(wait);
         dd_engine_lock(group->engine);
         look_locked(call, PATIENT_LOOKS);
         watch_locked(call);
         dd_engine_unlock(group->engine);
     } else if (work->error.code != DD_OK) {
-        note_wait(options);
+        dd_wait_let_go(wait);
     }
     return await_end(call, reason, wait, err);
 }

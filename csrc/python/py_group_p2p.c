@@ -61,27 +61,6 @@ read_typed(const py_group_call *call, PyObject *match_dtype, bool *is_typed)
 /* So much is copied without letting other threads run. */
 #define QUICK_NBYTES ((size_t)4096)
 
-typedef struct gil_pause {
-    PyThreadState *saved; /* NULL: this thread has the GIL */
-} gil_pause;
-
-static void
-pause_gil(void *ctx)
-{
-    gil_pause *pause = ctx;
-    if (pause->saved == NULL) {
-        pause->saved = PyEval_SaveThread();
-    }
-}
-
-static void
-resume_gil(gil_pause *pause)
-{
-    if (pause->saved != NULL) {
-        PyEval_RestoreThread(pause->saved);
-    }
-}
-
 static dd_block
 block_of(const py_group_call *call)
 {
@@ -109,18 +88,16 @@ send_and_wait(py_group_call *call, const py_group_message *message)
 {
     dd_group *group = call->group->group;
     dd_block block = block_of(call);
-    gil_pause pause = {.saved = NULL};
     py_record record;
     dd_call_options options = options_of(call, message);
     options.record = record_message(&record, call, message);
-    options.on_wait = pause_gil;
-    options.ctx = &pause;
     py_wait wait;
     dd_error err;
     int source = -1;
     py_wait_init_endless(&wait, call->group->state);
+    wait.wait.let_go = py_wait_let_go;
     if (block.nbytes > QUICK_NBYTES) {
-        pause_gil(&pause);
+        py_wait_let_go(&wait);
     }
     py_operands_pack(call->operands);
     dd_status status = message->is_send ? dd_group_send_and_wait(group, block, message->rank, message->tag,
@@ -130,7 +107,7 @@ send_and_wait(py_group_call *call, const py_group_message *message)
     if (status == DD_OK) {
         py_operands_unpack(call->operands);
     }
-    resume_gil(&pause);
+    py_wait_return(&wait);
     if (!py_group_finish_wait(&wait, status, &err)) {
         return py_group_call_fail(call);
     }
