@@ -10,6 +10,7 @@
 #include "core/status.h"
 
 #include <stdbool.h>
+#include <stddef.h>
 
 #define DD_WAIT_SLICE_NS (50 * DD_NS_PER_MS)
 
