@@ -84,11 +84,22 @@ typedef struct arena_control {
     _Alignas(128) _Atomic uint32_t awaited; /* asleep: the one rank whose publication is to wake us */
 } arena_control;
 
-typedef struct arena_shared {
+/* How the memory is laid out, and what decides how many epochs an operation takes. Ranks of other builds may have other numbers, and
+ * would wait for what never comes: a rank attaches only to an arena whose numbers are its own. */
+typedef struct arena_geometry {
     uint64_t magic; /* const after creation, as are these */
-    uint32_t version;
-    uint32_t nranks;
+    uint64_t version;
+    uint64_t nranks;
     uint64_t nbytes;
+    uint64_t nbuffers;
+    uint64_t buffer_nbytes;
+    uint64_t spacing;
+    uint64_t payload_nbytes;
+    uint64_t shared_fold_min_nbytes;
+} arena_geometry;
+
+typedef struct arena_shared {
+    arena_geometry geometry;
     /* Read at every publication, written seldom. */
     _Alignas(128) _Atomic uint64_t asleep; /* bits: ranks to be woken */
     _Atomic uint64_t poisoned;             /* bits: ranks that have given up; never cleared */
@@ -185,10 +196,9 @@ typedef struct arena_op {
 struct dd_arena {
     arena_shared *shared;
     uint8_t *memory;
-    size_t nbytes;
-    bool is_borrowed; /* the mapping is another's */
+    arena_geometry geometry; /* ours */
+    bool is_borrowed;        /* the mapping is another's */
     uint64_t generation;
-    size_t buffer_nbytes;
     int nranks;
     int rank;
     uint64_t all_ranks; /* bits */
@@ -261,6 +271,8 @@ dd_arena_state dd_arena_map_regions(dd_arena *arena);
 
 /* ---- arena_move.c */
 
+/* The number of bytes from which every rank of an all_reduce folds its share only. */
+size_t dd_arena_shared_fold_min(int nranks);
 /* Which way an all_reduce goes, and how much a round carries; from what all ranks know. */
 void dd_arena_choose_round(dd_arena *arena);
 /* Once the headers are compared: how many rounds there are. */

@@ -37,15 +37,20 @@ part_index(int from, int to)
     return (size_t)(to > from ? to - 1 : to);
 }
 
+size_t
+dd_arena_shared_fold_min(int nranks)
+{
+    return nranks == 2 ? SHARED_FOLD_MIN_BYTES_PAIR : SHARED_FOLD_MIN_BYTES_MANY;
+}
+
 void
 dd_arena_choose_round(dd_arena *arena)
 {
     arena_op *op = &arena->op;
-    size_t shared_min = arena->nranks == 2 ? SHARED_FOLD_MIN_BYTES_PAIR : SHARED_FOLD_MIN_BYTES_MANY;
-    op->is_shared_fold =
-        op->args->coll == DD_COLL_ALL_REDUCE && arena->nranks > 1 && op->nbytes >= shared_min;
+    op->is_shared_fold = op->args->coll == DD_COLL_ALL_REDUCE && arena->nranks > 1 &&
+                         op->nbytes >= arena->geometry.shared_fold_min_nbytes;
     op->width = op->is_shared_fold ? 2 : 1;
-    size_t buffer_nbytes = op->width * arena->buffer_nbytes;
+    size_t buffer_nbytes = op->width * arena->geometry.buffer_nbytes;
     if (op->is_shared_fold) {
         /* The result of a share goes through the same buffers. */
         size_t result = round_down(buffer_nbytes / op->out_size * op->in_size, DD_DTYPE_MAX_SIZE);
@@ -89,7 +94,7 @@ static uint8_t *
 buffer_of(const dd_arena *arena, int k, uint64_t round)
 {
     size_t index = (size_t)((arena->op.data_epoch + arena->op.width * round) % ARENA_NBUFFERS);
-    return arena->slots[k].buffers + index * arena->buffer_nbytes;
+    return arena->slots[k].buffers + index * arena->geometry.buffer_nbytes;
 }
 
 /* ---- shared fold: chunks are divided into shares, rank k folds share k */

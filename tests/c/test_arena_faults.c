@@ -470,6 +470,30 @@ TEST(what_is_no_arena_is_refused)
     CHECK(arena == NULL);
 }
 
+/* Another build may lay the memory out otherwise, or take another number of epochs for an operation, and one would wait for ever. */
+TEST(an_arena_of_another_build_is_refused)
+{
+    const size_t nwords = sizeof(arena_geometry) / sizeof(uint64_t);
+    for (size_t i = 0; i < nwords; i++) {
+        int fd = -1;
+        dd_arena *arena = NULL;
+        dd_error error;
+        uint64_t word;
+        off_t place = (off_t)(i * sizeof(word));
+        REQUIRE_OK(dd_arena_create(2, &fd, check_err()));
+        REQUIRE(pread(fd, &word, sizeof(word), place) == (ssize_t)sizeof(word));
+        word++;
+        REQUIRE(pwrite(fd, &word, sizeof(word), place) == (ssize_t)sizeof(word));
+        CHECK_STATUS(dd_arena_attach(fd, 2, 0, &arena, &error), DD_PROTOCOL);
+        CHECK(strstr(error.message, "another build of dldist") != NULL);
+        word--;
+        REQUIRE(pwrite(fd, &word, sizeof(word), place) == (ssize_t)sizeof(word));
+        CHECK_OK(dd_arena_attach(fd, 2, 0, &arena, check_err()));
+        dd_arena_close(arena);
+        dd_fork_close(fd);
+    }
+}
+
 TEST(regions_are_told_apart)
 {
     uint8_t memory[64];
