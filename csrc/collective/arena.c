@@ -11,7 +11,7 @@
 #define ARENA_MAGIC UINT64_C(0x616e657261646464) /* "dddarena" */
 #define ARENA_VERSION 3
 #define ARENA_HEADER_BYTES ((size_t)4096)
-#define ARENA_TOTAL_BYTES ((size_t)1 << 20) /* all of it, and less */
+#define ARENA_MIN_BYTES ((size_t)1 << 20) /* of all slots */
 
 _Static_assert(sizeof(arena_record) == ARENA_SPACING, "a record is two lines");
 _Static_assert(sizeof(dd_signature) == 24, "a signature is three words");
@@ -30,25 +30,32 @@ control_nbytes(int nranks)
     return round_up(sizeof(arena_control) + tables, ARENA_SPACING);
 }
 
+/* Few ranks have larger ones: they wait for each other less often. */
 static size_t
 buffer_nbytes(int nranks)
 {
-    size_t left =
-        ARENA_TOTAL_BYTES - ARENA_HEADER_BYTES - ARENA_LINE - (size_t)nranks * control_nbytes(nranks);
-    size_t each = left / (size_t)nranks / ARENA_NBUFFERS;
-    return each / ARENA_SPACING * ARENA_SPACING;
+    size_t slot = ARENA_MIN_BYTES / (size_t)nranks;
+    slot = slot < ARENA_CHUNK_BYTES ? ARENA_CHUNK_BYTES : slot;
+    return slot / ARENA_NBUFFERS / ARENA_SPACING * ARENA_SPACING;
 }
 
+/* The owner touches the pages of its slot first, by staging in it: they lie in its part of the machine. */
 static size_t
 slot_nbytes(int nranks)
 {
-    return control_nbytes(nranks) + ARENA_NBUFFERS * buffer_nbytes(nranks);
+    return round_up(control_nbytes(nranks) + ARENA_NBUFFERS * buffer_nbytes(nranks), ARENA_PAGE);
+}
+
+static size_t
+results_offset(int nranks)
+{
+    return ARENA_HEADER_BYTES + (size_t)nranks * slot_nbytes(nranks);
 }
 
 size_t
 dd_arena_nbytes(int nranks)
 {
-    return ARENA_HEADER_BYTES + (size_t)nranks * slot_nbytes(nranks);
+    return results_offset(nranks) + (nranks > 1 ? ARENA_RESULTS_BYTES : 0);
 }
 
 static uint64_t
@@ -69,12 +76,16 @@ geometry_of(int nranks)
         .buffer_nbytes = buffer_nbytes(nranks),
         .spacing = ARENA_SPACING,
         .payload_nbytes = ARENA_PAYLOAD_BYTES,
-        .shared_fold_min_nbytes = dd_arena_shared_fold_min(nranks),
+        .chunk_nbytes = ARENA_CHUNK_BYTES,
+        .results_nbytes = ARENA_RESULTS_BYTES,
+        .fold_min_nbytes = dd_arena_fold_min(nranks, false),
+        .crowded_fold_min_nbytes = dd_arena_fold_min(nranks, true),
+        .claimed_share_nbytes = ARENA_CLAIMED_SHARE_BYTES,
     };
 }
 
 dd_status
-dd_arena_create(int nranks, int *fd, dd_error *err)
+dd_arena_create(int nranks, bool is_crowded, int *fd, dd_error *err)
 {
     if (nranks < 1 || nranks > DD_ARENA_MAX_RANKS) {
         return dd_error_set(err, DD_INVALID_ARGUMENT, "cannot make an arena of %d ranks, only of 1 to %d",
@@ -85,6 +96,7 @@ dd_arena_create(int nranks, int *fd, dd_error *err)
     if (status == DD_OK) {
         arena_shared shared = {
             .geometry = geometry_of(nranks),
+            .is_crowded = is_crowded,
             .unregistered = nranks > 1 ? bits_of(nranks) : 0, /* alone there is nobody to sleep */
         };
         if (pwrite(new_fd, &shared, sizeof(shared), 0) == (ssize_t)sizeof(shared)) {
@@ -101,9 +113,10 @@ dd_arena_create(int nranks, int *fd, dd_error *err)
 static dd_status
 check_geometry(int fd, const arena_geometry *ours, dd_error *err)
 {
-    static const char *const names[] = {"first word",      "version",     "ranks",   "bytes",
-                                        "buffers",         "buffer size", "spacing", "payload of a header",
-                                        "shared fold from"};
+    static const char *const names[] = {
+        "first word",       "version",           "number of ranks",     "size",       "number of buffers",
+        "buffer size",      "spacing",           "payload of a header", "chunk size", "size of results",
+        "shared fold from", "claimed fold from", "share of a claim"};
     const size_t count = sizeof(*ours) / sizeof(uint64_t);
     _Static_assert(sizeof(names) / sizeof(names[0]) == sizeof(*ours) / sizeof(uint64_t), "each has a name");
     uint64_t found[sizeof(*ours) / sizeof(uint64_t)];
@@ -146,12 +159,14 @@ map_shared(dd_arena *arena, int fd, dd_error *err)
     (void)madvise(memory, nbytes, MADV_DONTFORK);
     arena->memory = memory;
     arena->shared = memory;
+    arena->is_crowded = arena->shared->is_crowded != 0;
     return DD_OK;
 }
 
 static void
 find_slots(dd_arena *arena)
 {
+    arena->results = arena->memory + results_offset(arena->nranks);
     for (int k = 0; k < arena->nranks; k++) {
         uint8_t *start = arena->memory + ARENA_HEADER_BYTES + (size_t)k * slot_nbytes(arena->nranks);
         arena->slots[k] = (arena_slot){
@@ -222,6 +237,7 @@ dd_arena_join(dd_arena *mapped, int rank, dd_arena **arena, dd_error *err)
     if (status == DD_OK) {
         (*arena)->memory = mapped->memory;
         (*arena)->shared = mapped->shared;
+        (*arena)->is_crowded = mapped->is_crowded;
         (*arena)->is_borrowed = true;
         take_seat(*arena);
     }

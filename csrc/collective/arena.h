@@ -20,10 +20,12 @@ typedef struct dd_arena dd_arena;
 #define DD_ARENA_MAX_RANKS 64
 
 /* Makes the memory, a sealed memfd, for nranks; *fd is the caller's, to be closed by dd_fork_close. Untouched parts cost
- * nothing; all of it is bounded by dd_arena_nbytes, which is under 1 MiB for any number of ranks. */
-dd_status dd_arena_create(int nranks, int *fd, dd_error *err) DD_MUST_CHECK;
+ * nothing; all of it is bounded by dd_arena_nbytes, about 256 KiB a rank, and 1.5 MiB at least. is_crowded: there are more ranks than
+ * cores, so ranks take turns, and an all_reduce lets whoever runs do what there is to do. */
+dd_status dd_arena_create(int nranks, bool is_crowded, int *fd, dd_error *err) DD_MUST_CHECK;
 size_t dd_arena_nbytes(int nranks);
-/* Maps it as one of its ranks; the descriptor stays the caller's. DD_PROTOCOL when it is not an arena of that shape. */
+/* Maps it as one of its ranks; the descriptor stays the caller's. DD_PROTOCOL when it is not an arena of that shape, or was made by a build
+ * that lays it out otherwise. */
 dd_status dd_arena_attach(int fd, int nranks, int rank, dd_arena **arena, dd_error *err) DD_MUST_CHECK;
 void dd_arena_close(dd_arena *arena); /* NULL is fine */
 

@@ -28,9 +28,7 @@ dd_arena_start(dd_arena *arena, const dd_coll_args *args, const dd_arena_op_opti
     op->wanted_out = 0;
     op->awaited_ranks = 0;
     dd_arena_prepare(arena);
-    /* A wide round begins with an even epoch; where the header's is odd, it goes alone. */
-    op->is_late = op->width == 2 && op->first_epoch % 2 == 1;
-    op->data_epoch = op->first_epoch + op->is_late;
+    op->data_epoch = op->first_epoch;
 }
 
 /* Publishes the header, with the first round's data unless that stays where it is. */
@@ -39,14 +37,14 @@ open_op(dd_arena *arena)
 {
     arena_op *op = &arena->op;
     uint64_t flags = arena->peers[arena->rank].flags;
-    if (!op->is_late && (flags & (ARENA_IS_INLINE | ARENA_IN_REGION | ARENA_IN_PLACE)) == 0) {
+    if ((flags & (ARENA_IS_INLINE | ARENA_IN_REGION | ARENA_IN_PLACE)) == 0) {
         if (!dd_arena_may_stage(arena, 0)) {
             return false;
         }
-        dd_arena_stage(arena, 0);
+        (void)dd_arena_stage(arena, 0);
     }
     dd_arena_write_header(arena);
-    dd_arena_publish(arena, op->is_late ? op->first_epoch : dd_arena_epoch_of(op, 0));
+    dd_arena_publish(arena, op->first_epoch);
     return true;
 }
 
@@ -66,8 +64,8 @@ agree(dd_arena *arena)
     op->is_region_read = (any & ARENA_IN_REGION) != 0;
     /* Somebody may have staged nothing, hoping that all would be in place: from the beginning, with all. */
     bool is_repeated = !op->is_in_place && (any & ARENA_IN_PLACE) != 0;
-    op->data_epoch += is_repeated && !op->is_late ? op->width : 0;
-    op->is_staged = !is_repeated && !op->is_late;
+    op->data_epoch += is_repeated;
+    op->is_staged = !is_repeated;
     dd_arena_count_rounds(arena);
 }
 
@@ -98,7 +96,9 @@ stage_round(dd_arena *arena)
         if (!dd_arena_may_stage(arena, op->round)) {
             return DD_ARENA_BLOCKED;
         }
-        dd_arena_stage(arena, op->round);
+        if (!dd_arena_stage(arena, op->round)) {
+            return DD_ARENA_MOVED;
+        }
         dd_arena_publish(arena, dd_arena_epoch_of(op, op->round));
     }
     op->is_staged = true;
@@ -146,12 +146,12 @@ close_regions(dd_arena *arena)
     return DD_ARENA_MOVED;
 }
 
-/* A round is staged and published before the one before it is read, or after that when it is wide: see arena_internal.h. */
+/* A round is staged and published before the one before it is read, or after that: see arena_internal.h. */
 static dd_arena_state
 go_round(dd_arena *arena)
 {
     arena_op *op = &arena->op;
-    bool is_reading = !op->is_read && (op->is_staged || op->width == 2);
+    bool is_reading = !op->is_read && (op->is_staged || op->reads_first);
     if (is_reading) {
         return read_round(arena, op->round - 1);
     }

@@ -308,7 +308,8 @@ static dd_status
 make_arena(dd_group *group, dd_error *err)
 {
     int fd = -1;
-    dd_status status = dd_arena_create(group->topology.nlocal, &fd, err);
+    dd_status status =
+        dd_arena_create(group->topology.nlocal, group->topology.nlocal > group->ncores, &fd, err);
     if (status != DD_OK) {
         return status;
     }
@@ -475,7 +476,7 @@ static dd_status
 set_up_alone(dd_group *group, dd_error *err)
 {
     int fd = -1;
-    dd_status status = dd_arena_create(1, &fd, err);
+    dd_status status = dd_arena_create(1, false, &fd, err);
     if (status == DD_OK) {
         status = dd_arena_attach(fd, 1, 0, &group->arena, err);
         dd_fork_close(fd);

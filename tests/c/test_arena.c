@@ -48,7 +48,7 @@ has_uneven(dd_coll coll)
 static size_t
 draw_nbytes(uint64_t *random, size_t max_nbytes, int nranks)
 {
-    size_t buffer = (dd_arena_nbytes(nranks) - 4096) / (size_t)nranks / 4;
+    size_t buffer = nranks < 4 ? ((size_t)1 << 20) / (size_t)nranks / 4 : 65536; /* about one of an arena */
     const size_t sizes[] = {0,          1,          8,      16,     17,        48,
                             80,         81,         128,    1000,   4096,      8192,
                             16384,      65536,      262144, buffer, 2048,      buffer / (size_t)nranks,
@@ -345,6 +345,20 @@ TEST(eight_processes)
 {
     play_team((team_options){.nranks = 8, .is_forked = true},
               (test_plan){.seed = 9, .ncases = 100, .max_nbytes = 300000});
+}
+
+TEST(crowded_ranks)
+{
+    play_team((team_options){.nranks = 2, .is_crowded = true},
+              (test_plan){.seed = 40, .ncases = 200, .max_nbytes = MAX_BLOCK});
+    play_team((team_options){.nranks = 3, .is_crowded = true, .is_lazy = true, .is_forked = true},
+              (test_plan){.seed = 41, .ncases = 150, .max_nbytes = MAX_BLOCK});
+    play_team((team_options){.nranks = 5, .is_crowded = true, .is_delayed = true},
+              (test_plan){.seed = 42, .ncases = 150, .max_nbytes = 300000});
+    play_team((team_options){.nranks = 8, .is_crowded = true, .is_sleeping = true},
+              (test_plan){.seed = 43, .ncases = 150, .max_nbytes = 300000});
+    play_team((team_options){.nranks = 16, .is_crowded = true, .is_forked = true},
+              (test_plan){.seed = 44, .ncases = 40, .max_nbytes = 100000});
 }
 
 TEST(sixteen_ranks)

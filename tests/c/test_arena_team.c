@@ -237,7 +237,7 @@ arena_team_run(const team_options *options, void (*run)(team_rank *self, const v
     arena_team team = {.options = options, .run = run, .arg = arg};
     team_seat seats[DD_ARENA_MAX_RANKS];
     int nranks = options->nranks;
-    REQUIRE_OK(dd_arena_create(nranks, &team.fd, check_err()));
+    REQUIRE_OK(dd_arena_create(nranks, options->is_crowded, &team.fd, check_err()));
     for (int k = 0; k < nranks; k++) {
         seats[k] = (team_seat){.team = &team, .rank = k};
         team.bells[k] = eventfd(0, EFD_CLOEXEC);

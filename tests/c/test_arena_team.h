@@ -18,6 +18,7 @@ typedef struct team_options {
     int nranks;
     team_fence fence;
     bool is_forked;       /* processes, not threads */
+    bool is_crowded;      /* the arena is made for more ranks than cores */
     bool is_sleeping;     /* ranks that are blocked sleep until they are woken */
     bool is_delayed;      /* now and then a rank dawdles */
     bool is_lazy;         /* regions of others are added when they are asked for */
