@@ -133,9 +133,8 @@ dd_arena_stage_chunk(dd_arena *arena, uint64_t chunk)
     share own = op->is_claimed ? (share){.start = whole.start} : share_of(arena, chunk, arena->rank);
     size_t before = own.start - whole.start;
     size_t behind = whole.nbytes - before - own.nbytes;
-    dd_copy(staging, input + whole.start, before);
-    dd_copy(staging + before, input + own.start + own.nbytes, behind);
-    dd_arena_spend(op, before + behind);
+    dd_arena_put(arena, staging, input + whole.start, before);
+    dd_arena_put(arena, staging + before, input + own.start + own.nbytes, behind);
 }
 
 /* ---- folding */
@@ -172,7 +171,7 @@ fold_piece(dd_arena *arena, uint64_t chunk, int k, share piece)
     size_t count = piece.nbytes / op->in_size;
     dd_reduce(&op->args->reduction, op->stage, result, arena->sources, (size_t)arena->nranks, count);
     size_t in_chunk = piece.start - chunk_of(arena, chunk).start;
-    dd_copy(arena->results + in_chunk / op->in_size * op->out_size, result, count * op->out_size);
+    dd_arena_put(arena, arena->results + in_chunk / op->in_size * op->out_size, result, count * op->out_size);
     dd_arena_spend(op, piece.nbytes * (size_t)arena->nranks);
 }
 

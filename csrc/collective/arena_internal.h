@@ -31,7 +31,7 @@
  *
  * Files: arena.c makes and maps the memory; arena_sync.c publishes, waits, sleeps and wakes;
  * arena_header.c writes headers and compares them; arena_regions.c finds memory in regions; arena_fold.c does the shared
- * folds; arena_move.c moves all other data; arena_op.c decides what comes next. */
+ * folds; arena_move.c moves all other data; arena_copy.c copies; arena_op.c decides what comes next. */
 #ifndef DD_COLLECTIVE_ARENA_INTERNAL_H
 #define DD_COLLECTIVE_ARENA_INTERNAL_H
 
@@ -126,6 +126,8 @@ typedef struct arena_shared {
     _Atomic uint64_t poisoned;             /* bits: ranks that have given up; never cleared */
     _Atomic uint64_t
         unregistered; /* bits: ranks whose process cannot be fenced by another yet (see arena_sync.c) */
+    /* A hint by rank 0: large operations are staged past the caches. Written seldom, and read once an operation. */
+    _Alignas(128) _Atomic uint32_t is_streaming;
 } arena_shared;
 
 /* ---- one rank's own */
@@ -176,6 +178,20 @@ typedef enum arena_phase {
     ARENA_CLOSING, /* waits until others have read our region */
 } arena_phase;
 
+/* Of rank 0: which way of copying is faster; see arena_copy.c. */
+typedef struct arena_trial {
+    bool is_open;
+    dd_coll coll; /* of the operations that count */
+    size_t nbytes;
+    int ntaken;
+    int64_t best_ns[2]; /* through the caches, past them */
+    int64_t begin_ns;
+    int64_t last_ns;  /* operation */
+    int64_t next_ns;  /* trial */
+    int64_t from_ns;  /* of the operation under way: since then the clock runs */
+    int64_t taken_ns; /* before that */
+} arena_trial;
+
 /* The operation under way. */
 typedef struct arena_op {
     const dd_coll_args *args;
@@ -215,6 +231,8 @@ typedef struct arena_op {
 
     uint64_t awaited_epoch;
     uint64_t awaited_ranks; /* bits; 0: waits for nobody */
+    bool is_streaming;      /* what is staged goes past the caches */
+    bool is_measured;       /* is of a trial, and not at its end */
     size_t budget;          /* bytes that this call may still move */
 } arena_op;
 
@@ -240,6 +258,7 @@ struct dd_arena {
     size_t nregions;
     size_t regions_capacity;
     arena_op op;
+    arena_trial trial;
     dd_arena_culprit culprit;
 };
 
@@ -288,6 +307,17 @@ const arena_region *dd_arena_find_region(const dd_arena *arena, int owner, const
 uint64_t dd_arena_offer_regions(dd_arena *arena);
 /* Finds what other ranks have offered: MOVED, BLOCKED while a region is missing, or BROKEN. */
 dd_arena_state dd_arena_map_regions(dd_arena *arena);
+
+/* ---- arena_copy.c */
+
+/* How the operation's data is staged. */
+void dd_arena_choose_copy(dd_arena *arena);
+/* Into memory that others read. */
+void dd_arena_put(dd_arena *arena, void *dst, const void *src, size_t nbytes);
+/* An operation that is measured has been started; it waits for headers; it has all headers; it has read its last round. */
+void dd_arena_stop_clock(dd_arena *arena);
+void dd_arena_start_clock(dd_arena *arena);
+void dd_arena_note_taken(dd_arena *arena);
 
 /* ---- arena_fold.c */
 

@@ -38,12 +38,14 @@ dd_arena_choose_round(dd_arena *arena)
         op->first_nbytes = op->traits->is_split ? part_nbytes(arena, buffer_nbytes) : buffer_nbytes;
         op->round_nbytes = op->traits->is_split ? part_nbytes(arena, wide_nbytes) : wide_nbytes;
     }
+    dd_arena_choose_copy(arena);
 }
 
 void
 dd_arena_count_rounds(dd_arena *arena)
 {
     arena_op *op = &arena->op;
+    dd_arena_start_clock(arena);
     op->nrounds = 1;
     if (op->is_shared_fold) {
         op->nrounds = 2 * dd_arena_count_chunks(arena);
@@ -125,7 +127,7 @@ dd_arena_may_stage(dd_arena *arena, uint64_t round)
 static void
 stage_blocks(dd_arena *arena, uint64_t round)
 {
-    arena_op *op = &arena->op;
+    const arena_op *op = &arena->op;
     uint8_t *buffer = dd_arena_buffer_of(arena, arena->rank, round);
     size_t start = start_of(op, round);
     size_t capacity = capacity_of(op, round);
@@ -135,8 +137,7 @@ stage_blocks(dd_arena *arena, uint64_t round)
         bool is_for_nobody = op->traits->is_split ? k == arena->rank : k > 0;
         if (!is_for_nobody && start < input->nbytes) {
             size_t nbytes = dd_arena_smaller(input->nbytes - start, capacity);
-            dd_copy(buffer + index * capacity, (const uint8_t *)input->data + start, nbytes);
-            dd_arena_spend(op, nbytes);
+            dd_arena_put(arena, buffer + index * capacity, (const uint8_t *)input->data + start, nbytes);
         }
     }
 }
@@ -152,6 +153,9 @@ dd_arena_stage(dd_arena *arena, uint64_t round)
         dd_arena_stage_chunk(arena, round / 2);
     } else if (is_stager(arena)) {
         stage_blocks(arena, round);
+    }
+    if (round == 0) {
+        dd_arena_stop_clock(arena);
     }
     return true;
 }
@@ -270,8 +274,8 @@ read_copy(dd_arena *arena, uint64_t round)
     return true;
 }
 
-bool
-dd_arena_read(dd_arena *arena, uint64_t round)
+static bool
+read_round(dd_arena *arena, uint64_t round)
 {
     const arena_op *op = &arena->op;
     if (!dd_arena_is_receiver(arena, arena->rank)) {
@@ -284,4 +288,14 @@ dd_arena_read(dd_arena *arena, uint64_t round)
         return true;
     }
     return op->traits->is_fold ? read_fold(arena, round) : read_copy(arena, round);
+}
+
+bool
+dd_arena_read(dd_arena *arena, uint64_t round)
+{
+    bool is_read = read_round(arena, round);
+    if (is_read && round + 1 == arena->op.nrounds) {
+        dd_arena_note_taken(arena);
+    }
+    return is_read;
 }

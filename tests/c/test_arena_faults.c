@@ -446,7 +446,7 @@ TEST(nobody_succeeds_with_what_it_has_read_of_a_rank_that_gave_up)
 
 /* ---- shares that whoever comes first folds */
 
-/* Ranks of a crowded arena with private arrays of floats, each of its rank + 1. */
+/* Ranks of a crowded arena with private arrays of floats, each of its rank + 1 at first. */
 typedef struct arena_crowd {
     dd_arena *arenas[NRANKS];
     float *arrays[NRANKS];
@@ -454,6 +454,19 @@ typedef struct arena_crowd {
     dd_coll_args args[NRANKS];
     int fd;
 } arena_crowd;
+
+/* Says how many have started. */
+static int
+start_crowd(arena_crowd *crowd)
+{
+    int nstarted = 0;
+    for (; nstarted < NRANKS; nstarted++) {
+        const dd_coll_args *args = &crowd->args[nstarted];
+        dd_arena_op_options options = {.signature = arena_team_signature(args, 1)};
+        dd_arena_start(crowd->arenas[nstarted], args, &options);
+    }
+    return nstarted;
+}
 
 static void
 open_crowd(arena_crowd *crowd, size_t count)
@@ -472,9 +485,8 @@ open_crowd(arena_crowd *crowd, size_t count)
                                            .reduction = {.dtype = DD_DTYPE_FLOAT32, .op = DD_REDOP_SUM},
                                            .inputs = &crowd->blocks[rank],
                                            .outputs = &crowd->blocks[rank]};
-        dd_arena_op_options options = {.signature = arena_team_signature(&crowd->args[rank], count)};
-        dd_arena_start(crowd->arenas[rank], &crowd->args[rank], &options);
     }
+    CHECK_INT(start_crowd(crowd), NRANKS);
 }
 
 static void
@@ -549,6 +561,50 @@ TEST(a_rank_that_dies_with_a_claim_is_missed_by_name)
     /* It was only slow. What it does now, it does to the arena and to its own array. */
     CHECK_INT(go_on_alone(crowd.arenas[2]), DD_ARENA_BLOCKED);
     CHECK(is_all(crowd.arrays[0], count, 9) && is_all(crowd.arrays[1], count, 9));
+    close_crowd(&crowd);
+}
+
+/* ---- which way of copying is faster */
+
+static void
+finish_crowd(arena_crowd *crowd)
+{
+    bool is_done[NRANKS] = {false};
+    for (int ndone = 0, i = 0; ndone < NRANKS; i = (i + 1) % NRANKS) {
+        dd_arena_state state = is_done[i] ? DD_ARENA_BLOCKED : go_on_alone(crowd->arenas[i]);
+        is_done[i] = is_done[i] || state == DD_ARENA_DONE;
+        ndone += state == DD_ARENA_DONE;
+    }
+}
+
+TEST(both_ways_of_copying_are_tried_and_the_faster_one_is_kept)
+{
+    const size_t count = 100000;
+    arena_crowd crowd;
+    open_crowd(&crowd, count);
+    dd_arena *judge = crowd.arenas[0];
+    for (int i = 0; i < 8; i++) {
+        CHECK(judge->trial.is_open && judge->trial.ntaken == i);
+        CHECK_INT(atomic_load(&judge->shared->is_streaming), i >= 4);
+        finish_crowd(&crowd);
+        CHECK_INT(start_crowd(&crowd), NRANKS);
+    }
+    CHECK(!judge->trial.is_open && judge->trial.next_ns > judge->trial.begin_ns);
+    CHECK(judge->trial.best_ns[0] < INT64_MAX && judge->trial.best_ns[1] < INT64_MAX);
+    finish_crowd(&crowd);
+    for (int is_streaming = 0; is_streaming < 2; is_streaming++) {
+        /* The last of the second way cannot beat nothing, and is faster than for ever. */
+        judge->trial.is_open = false;
+        judge->trial.next_ns = 0;
+        CHECK_INT(start_crowd(&crowd), NRANKS);
+        judge->trial.ntaken = 7;
+        judge->trial.best_ns[0] = is_streaming == 1 ? INT64_MAX : 0;
+        finish_crowd(&crowd);
+        CHECK(!judge->trial.is_open);
+        CHECK_INT(start_crowd(&crowd), NRANKS);
+        CHECK_INT(crowd.arenas[1]->op.is_streaming, is_streaming);
+        finish_crowd(&crowd);
+    }
     close_crowd(&crowd);
 }
 
