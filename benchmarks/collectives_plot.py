@@ -21,6 +21,10 @@ COLOURS = {
     "mpi4py": "#9467bd",
     "mpi4py-best": "#4b2a70",
     "rawtcp": "#000000",
+    "dldist-plan": "#e377c2",
+    "openmpi5": "#4e9fd1",
+    "mpich5": "#66c266",
+    "impi": "#8c564b",
 }
 WIDTH, HEIGHT = 420, 300
 LEFT, RIGHT, TOP, BOTTOM = 62, 16, 30, 44
@@ -35,7 +39,9 @@ def panels(report):
         if result["nbytes"] == 0:
             continue
         hosts = f", {result['hosts']} hosts" if result["hosts"] > 1 else ""
-        title = f"{result['op']}, {result['dtype']}, {result['ranks']} ranks{hosts}"
+        every = f", every {result['every_ns'] / 1e6:g} ms" if result.get("every_ns") else ""
+        noise = f", {result['noise']}" if result.get("noise", "none") != "none" else ""
+        title = f"{result['op']}, {result['dtype']}, {result['ranks']} ranks{hosts}{every}{noise}"
         for peer, row in result["peers"].items():
             found.setdefault(title, {}).setdefault(peer, []).append((result["nbytes"], row["time_us"]))
     return {title: {peer: sorted(line) for peer, line in lines.items()} for title, lines in found.items()}

@@ -15,16 +15,13 @@ import sys
 import time
 from dataclasses import dataclass, field
 
+from collectives_mpi import DEFAULT_FOLDER, KINDS, Mpi, Unavailable, any_openmpi, find_mpi4py
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 SOURCES = os.path.join(HERE, "peers")
 RANK_PY = os.path.join(SOURCES, "rank.py")
 START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 10
-MEMORY_STAYS = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(8 << 30),
-    "MALLOC_TOP_PAD_": str(512 << 20),
-}
 
 
 class TeamFailure(Exception):
@@ -33,10 +30,6 @@ class TeamFailure(Exception):
 
 class NotOffered(Exception):
     """The library has no such operation."""
-
-
-class Unavailable(Exception):
-    """The library is not installed, or cannot be started here."""
 
 
 # -- how libraries are started ------------------------------------------------------------------------------------
@@ -53,6 +46,7 @@ class Place:
     huge_pages: bool = True
     congestion: str | None = None
     mpi_python: str = "/usr/bin/python3"
+    mpi_folder: str = DEFAULT_FOLDER
     programs: dict = field(default_factory=dict)
 
     @property
@@ -73,92 +67,62 @@ class Place:
         """What goes before a command to run it on the host of the rank: ranks fill the hosts in order."""
         return self.hosts.prefix(rank * self.hosts.count // self.nranks) if self.hosts else []
 
-    def compile(self, name, compiler, sources):
+    def compile(self, name, sources, compiler=("cc",), links=()):
         """The path of a compiled C program; compiled once."""
         program = os.path.join(self.folder, name)
         if program not in self.programs:
-            if shutil.which(compiler) is None:
-                raise Unavailable(f"{compiler} is not installed")
+            if shutil.which(compiler[0]) is None:
+                raise Unavailable(f"{compiler[0]} is not installed")
             paths = [os.path.join(SOURCES, source) for source in sources]
-            command = [compiler, "-std=gnu11", "-D_GNU_SOURCE", "-O2", "-pthread", "-o", program, *paths]
+            command = [*compiler, "-std=gnu11", "-D_GNU_SOURCE", "-O2", "-pthread", "-o", program, *paths, *links]
             done = subprocess.run(command, capture_output=True, text=True, timeout=120)
             if done.returncode != 0:
-                raise Unavailable(f"{compiler} failed: {done.stderr.strip()[-300:]}")
+                raise Unavailable(f"{compiler[0]} failed: {done.stderr.strip()[-300:]}")
             self.programs[program] = True
         return program
 
 
-def start_python(place, name, library):
-    """[(command, environment)] of ranks that are Python processes of this interpreter."""
+def start_python(place, name, library, folder=None):
+    """[(command, environment)] of ranks that are Python processes of this interpreter; packages of the folder come first."""
     import importlib.util
 
     module = {"gloo": "torch"}.get(library, library)
-    if importlib.util.find_spec(module) is None:
+    more = {"PYTHONPATH": ":".join(filter(None, [folder, os.environ.get("PYTHONPATH")]))} if folder else {}
+    if folder is None and importlib.util.find_spec(module) is None:
         raise Unavailable(f"{module} is not installed for {sys.executable}")
     store = os.path.join(place.folder, f"{name}.store")
     return [
         (
             [*place.prefix(rank), sys.executable, RANK_PY, library, socket_path(place, name), str(rank),
              str(place.nranks), store],
-            place.environment(),
+            place.environment(**more),
         )
         for rank in range(place.nranks)
     ]  # fmt: skip
 
 
-def find_program(program):
-    if shutil.which(program) is None:
-        raise Unavailable(f"{program} is not installed")
-    return shutil.which(program)
+def start_mpi(place, name, mpi_name, is_best=False):
+    """A C program on the MPI; mpirun starts the ranks."""
+    mpi = Mpi(mpi_name, place.mpi_folder)
+    compiler, links = mpi.compiler()
+    program = place.compile(f"rank_{mpi_name}", ["mpi_rank.c", "rank.c"], compiler, links)
+    command = [*place.prefix(0), *mpi.command(place, is_best), program, socket_path(place, name), mpi.kind.says]
+    return [(command, place.environment(**mpi.settings(place, is_best)))]
 
 
-def openmpi_command(place, is_best):
-    command = [find_program("mpirun.openmpi"), "-n", str(place.nranks)]
-    if os.geteuid() == 0:
-        command.append("--allow-run-as-root")
-    if place.is_oversubscribed:
-        command.append("--oversubscribe")
-    if place.is_oversubscribed or place.bind == "none" or place.hosts:
-        command += ["--bind-to", "none"]
-    if place.hosts:
-        command += place.hosts.openmpi_options(place.nranks)
-    if place.hosts and place.is_oversubscribed:
-        # It does not see that its hosts share the CPUs: without this it would never yield.
-        command += ["--mca", "mpi_yield_when_idle", "1"]
-    if is_best:
-        command += ["--mca", "btl_vader_single_copy_mechanism", "none"]
-        command += [word for name in MEMORY_STAYS for word in ("-x", name)]
-    return command
-
-
-def start_openmpi(place, name, is_best=False):
-    program = place.compile("mpi_openmpi", "mpicc.openmpi", ["mpi_rank.c", "rank.c"])
-    command = [*place.prefix(0), *openmpi_command(place, is_best), program, socket_path(place, name)]
-    return [(command, place.environment(**(MEMORY_STAYS if is_best else {})))]
-
-
-def start_mpi4py(place, name, is_best=False):
-    check = [place.mpi_python, "-c", "import mpi4py, numpy"]
-    if shutil.which(place.mpi_python) is None or subprocess.run(check, capture_output=True, timeout=60).returncode:
-        raise Unavailable(f"mpi4py is not installed for {place.mpi_python}")
-    ranks = [place.mpi_python, RANK_PY, "mpi4py", socket_path(place, name), "0", "0", "-"]
-    command = [*place.prefix(0), *openmpi_command(place, is_best), *ranks]
-    return [(command, place.environment(**(MEMORY_STAYS if is_best else {})))]
-
-
-def start_mpich(place, name, is_best=False):
-    if place.hosts:
-        raise Unavailable("only dldist, gloo, openmpi and rawtcp are measured across hosts")
-    program = place.compile("mpi_mpich", "mpicc.mpich", ["mpi_rank.c", "rank.c"])
-    command = [find_program("mpirun.mpich"), "-n", str(place.nranks), program, socket_path(place, name)]
-    more = dict(MEMORY_STAYS, UCX_TLS="posix,self") if is_best else {}
-    return [(command, place.environment(**more))]
+def start_mpi4py(place, name, mpi_name=None, is_best=False):
+    """Python ranks on the MPI."""
+    mpi = Mpi(mpi_name, place.mpi_folder) if mpi_name else any_openmpi(place.mpi_folder)
+    python, environment = find_mpi4py(mpi, place.mpi_python)
+    ranks = [python, RANK_PY, "mpi4py", socket_path(place, name), "0", "0", mpi.kind.says]
+    command = [*place.prefix(0), *mpi.command(place, is_best), *ranks]
+    return [(command, place.environment(**environment, **mpi.settings(place, is_best)))]
 
 
 def start_rawtcp(place, name):
     if place.nranks != 2:
         raise Unavailable("the raw connection has two ends")
-    program = place.compile("raw_rank", "cc", ["raw_rank.c", "rank.c"])
+    program = place.compile("raw_rank", ["raw_rank.c", "rank.c"])
     address = place.hosts.address(0) if place.hosts else "127.0.0.1"
     port_file = os.path.join(place.folder, f"{name}.port")
     more = [place.congestion] if place.congestion else []
@@ -170,19 +134,35 @@ def start_rawtcp(place, name):
 
 
 TEAMS = {
-    "dldist": lambda place: start_python(place, "dldist", "dldist"),
-    "gloo": lambda place: start_python(place, "gloo", "gloo"),
-    "openmpi": lambda place: start_openmpi(place, "openmpi"),
-    "openmpi-best": lambda place: start_openmpi(place, "openmpi-best", is_best=True),
-    "mpich": lambda place: start_mpich(place, "mpich"),
-    "mpich-best": lambda place: start_mpich(place, "mpich-best", is_best=True),
-    "mpi4py": lambda place: start_mpi4py(place, "mpi4py"),
-    "mpi4py-best": lambda place: start_mpi4py(place, "mpi4py-best", is_best=True),
-    "rawtcp": lambda place: start_rawtcp(place, "rawtcp"),
+    "dldist": lambda place, name: start_python(place, name, "dldist"),
+    "gloo": lambda place, name: start_python(place, name, "gloo"),
+    "mpi4py": start_mpi4py,
+    "mpi4py-best": lambda place, name: start_mpi4py(place, name, is_best=True),
+    "rawtcp": start_rawtcp,
 }
+for _mpi in KINDS:
+    TEAMS[_mpi] = lambda place, name, mpi=_mpi: start_mpi(place, name, mpi)
+    TEAMS[f"mpi4py-{_mpi}"] = lambda place, name, mpi=_mpi: start_mpi4py(place, name, mpi)
+    if KINDS[_mpi].best:
+        TEAMS[f"{_mpi}-best"] = lambda place, name, mpi=_mpi: start_mpi(place, name, mpi, is_best=True)
 
-# A peer's team, and the memory of its buffers.
-PEERS = {name: (name, "private") for name in TEAMS} | {"dldist-arena": ("dldist", "arena")}
+# A peer's team, and what of it is called: the memory of its buffers, or plans.
+PEERS = {name: (name, "private") for name in TEAMS}
+PEERS |= {"dldist-arena": ("dldist", "arena"), "dldist-plan": ("dldist", "plan")}
+
+
+def add_build(name, folder):
+    """Another build of dldist, from the folder that has its package: peers dldist-NAME, dldist-NAME-arena and -plan."""
+    if not os.path.isdir(os.path.join(folder, "dldist")):
+        raise Unavailable(f"there is no package dldist in {folder}")
+    team = f"dldist-{name}"
+    TEAMS[team] = lambda place, name: start_python(place, name, "dldist", os.path.abspath(folder))
+    PEERS.update({team: (team, "private"), f"{team}-arena": (team, "arena"), f"{team}-plan": (team, "plan")})
+
+
+def is_python(peer):
+    """Whether its whole Python call is timed; else a call from C (which is what a plan is closest to)."""
+    return PEERS[peer][1] != "plan" and peer.split("-")[0] in ("dldist", "gloo", "mpi4py")
 
 
 def socket_path(place, name):
@@ -252,7 +232,7 @@ class Team:
         for leftover in (path, *(os.path.join(self.place.folder, f"{self.name}.{end}") for end in ("store", "port"))):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(leftover)
-        commands = TEAMS[self.name](self.place)
+        commands = TEAMS[self.name](self.place, self.name)
         with socket.socket(socket.AF_UNIX) as listener, open(self.log, "w", encoding="utf-8") as log:
             listener.bind(path)
             listener.listen(self.place.nranks)
@@ -339,17 +319,17 @@ def end_process(process, deadline):
 
 
 class Probe:
-    """Tells how far apart the first two CPUs are at the moment; see peers/placement.c."""
+    """Tells how far apart the first two CPUs are at the moment; see peers/placement.c. ? is unknown."""
 
-    # Round trips of a cache line, in nanoseconds: of one core's threads, of cores behind one cache, of others.
-    LABELS = ((70, "S"), (230, "L"), (float("inf"), "X"))
+    # Round trips of a cache line, in nanoseconds: of cores behind one last-level cache, of others, of nobody knows what.
+    LABELS = ((230, "L"), (5000, "X"), (float("inf"), "?"))
 
     def __init__(self, place):
         self.process = None
         cpus = sorted(os.sched_getaffinity(0))[:2]
         if len(cpus) < 2:
             raise Unavailable("one CPU only")
-        program = place.compile("placement", "cc", ["placement.c"])
+        program = place.compile("placement", ["placement.c"])
         self.process = subprocess.Popen(
             [program, *map(str, cpus)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )

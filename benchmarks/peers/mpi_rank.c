@@ -1,4 +1,6 @@
-/* One rank of an MPI library, commanded by benchmarks/collectives.py: mpi_rank SOCKET */
+/* One rank of an MPI library, commanded by benchmarks/collectives.py: mpi_rank SOCKET LIBRARY
+ *
+ * The library has to call itself LIBRARY: wheels of several in one environment overwrite each other's files. */
 #include "rank.h"
 
 #include <limits.h>
@@ -177,8 +179,12 @@ main(int argc, char **argv)
     MPI_Comm_size(MPI_COMM_WORLD, &peer.size);
     MPI_Get_library_version(version, &length);
     version[strcspn(version, "\n,")] = '\0';
-    if (argc != 2) {
-        fprintf(stderr, "usage: mpi_rank SOCKET\n");
+    if (argc != 3) {
+        fprintf(stderr, "usage: mpi_rank SOCKET LIBRARY\n");
+        MPI_Abort(MPI_COMM_WORLD, 2);
+    }
+    if (strncmp(version, argv[2], strlen(argv[2])) != 0) {
+        fprintf(stderr, "this library is not %s but %s\n", argv[2], version);
         MPI_Abort(MPI_COMM_WORLD, 2);
     }
     status = rank_serve(argv[1], &peer);

@@ -223,12 +223,18 @@ prepare(const char *line, const rank_peer *peer, rank_task *task, char *reply, s
 }
 
 static int64_t
-now_ns(void)
+clock_ns(clockid_t clock)
 {
     struct timespec time;
 
-    clock_gettime(CLOCK_MONOTONIC, &time);
+    clock_gettime(clock, &time);
     return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+static int64_t
+now_ns(void)
+{
+    return clock_ns(CLOCK_MONOTONIC);
 }
 
 /* One block: an untimed call, a barrier, then `nbatches` batches of `batch` calls each, timed by batches. */
@@ -259,18 +265,54 @@ run(const rank_peer *peer, rank_task *task, int nbatches, long batch, FILE *to)
     free(marks);
 }
 
+/* `nsteps` times: `work_ns` of work, then a call; when each call began and ended, and the CPU time of all of them. */
+static void
+run_steps(const rank_peer *peer, rank_task *task, int nsteps, int64_t work_ns, FILE *to)
+{
+    int64_t *marks = calloc((size_t)nsteps * 2, sizeof *marks);
+    int64_t end, cpu_ns = 0;
+    const char *problem = marks == NULL || task->call == NULL ? "nothing is prepared" : task->call(task);
+
+    if (problem == NULL) {
+        peer->barrier(peer->context);
+        end = now_ns();
+        for (int i = 0; i < nsteps && problem == NULL; i++) {
+            int64_t until = end + work_ns, before;
+            while (now_ns() < until) {
+            }
+            before = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
+            marks[2 * i] = now_ns();
+            problem = task->call(task);
+            marks[2 * i + 1] = end = now_ns();
+            cpu_ns += clock_ns(CLOCK_PROCESS_CPUTIME_ID) - before;
+        }
+    }
+    if (problem == NULL) {
+        fprintf(to, "steps %" PRId64, cpu_ns);
+    } else {
+        fprintf(to, "error %s", problem);
+    }
+    for (int i = 0; i < 2 * nsteps && problem == NULL; i++) {
+        fprintf(to, " %" PRId64, marks[i]);
+    }
+    free(marks);
+}
+
 static void
 obey(const char *line, const rank_peer *peer, rank_task *task, FILE *to)
 {
     char reply[256] = "ok";
     int nbatches;
     long batch;
+    int64_t work_ns;
 
     if (strncmp(line, "prepare ", 8) == 0) {
         prepare(line, peer, task, reply, sizeof reply);
         fputs(reply, to);
     } else if (sscanf(line, "run %*s %d %ld", &nbatches, &batch) == 2 && nbatches > 0) {
         run(peer, task, nbatches, batch, to);
+    } else if (sscanf(line, "steps %*s %d %" SCNd64, &nbatches, &work_ns) == 2 && nbatches > 0) {
+        run_steps(peer, task, nbatches, work_ns, to);
     } else {
         finish(task);
         fputs(reply, to);

@@ -1,6 +1,7 @@
 """One rank of dldist, torch Gloo or mpi4py, commanded by benchmarks/collectives.py.
 
-    rank.py LIBRARY SOCKET RANK SIZE STORE_FILE        (mpi4py knows its rank and size itself)
+    rank.py LIBRARY SOCKET RANK SIZE STORE_FILE        (mpi4py knows its rank and size itself, and has the name that its
+                                                        MPI has to give itself in place of the file)
 
 The rank connects to the Unix socket of the driver and says `hello RANK PID VERSION`. Between commands it is blocked in
 a read. Commands are lines, and so are the answers (`error REASON` to any):
@@ -9,10 +10,14 @@ a read. Commands are lines, and so are the answers (`error REASON` to any):
                                    `no REASON` when the library has no such operation
     run SLOT NBATCHES BATCH        an untimed call, a barrier, then NBATCHES x BATCH calls: `times NS NS ...`, one
                                    figure for each batch
+    steps SLOT NSTEPS WORK_NS      an untimed call, a barrier, then NSTEPS times: WORK_NS of work, a call: `steps CPU
+                                   BEGIN END BEGIN END ...`, in ns: CPU time of all calls, and the clock that all
+                                   processes of the host share
     finish SLOT                    frees the buffers: `ok`
 
 A slot is a place for one prepared operation; its name says what memory the buffers are in: `private` (whatever the
-array library allocates) or `arena` (dldist's shared memory). rank.c says the same protocol in C.
+array library allocates) or `arena` (dldist's shared memory). In `plan` private buffers belong to a plan, which is
+called. rank.c says the same protocol in C.
 """
 
 import os
@@ -35,11 +40,30 @@ def block(nbatches, batch):
             {call}
         marks.append(clock())
     return marks
+
+def steps(nsteps, work_ns):
+    marks, cpu_ns = [], 0
+    end = clock()
+    for _ in repeat(None, nsteps):
+        until = end + work_ns
+        while clock() < until:
+            pass
+        before = cpu_clock()
+        begin = clock()
+        {call}
+        end = clock()
+        cpu_ns += cpu_clock() - before
+        marks += begin, end
+    return [cpu_ns, *marks]
 """
 
 
 class NotOffered(Exception):
     """The library has no such operation, or not for this type."""
+
+
+def not_offered(what):
+    raise NotOffered(f"it has no such thing as {what}")
 
 
 # -- data ---------------------------------------------------------------------------------------------------------
@@ -129,7 +153,9 @@ class Library:
     pair_calls = {}
     slots = ("private",)
 
-    def call(self, op):
+    def call(self, op, slot):
+        if slot == "plan":
+            return self.plans[op] if op in self.plans else not_offered(f"a plan of {op}")
         if op not in PAIR:
             return self.calls[op]
         return self.pair_calls[op][self.rank] if self.rank < 2 else "pass"
@@ -148,7 +174,16 @@ class Dldist(Library):
         "sendrecv": ("group.send(x, 1); group.recv(y, 1)", "group.recv(y, 0); group.send(x, 0)"),
         "stream": ("group.send(x, 1)", "group.recv(y, 0)"),
     }
-    slots = ("private", "arena")
+    slots = ("private", "arena", "plan")
+    # What is called once; what it gives is called in the loop.
+    plans = {
+        "all_reduce": "group.plan_all_reduce(x)",
+        "broadcast": "group.plan_broadcast(x, 0)",
+        "all_gather": "group.plan_all_gather_single(y, x)",
+        "reduce_scatter": "group.plan_reduce_scatter_single(y, x)",
+        "all_to_all": "group.plan_all_to_all_single(y, x)",
+        "barrier": "group.plan_barrier()",
+    }
 
     def __init__(self, rank, size, path):
         import dldist
@@ -229,6 +264,8 @@ class Mpi4py(Library):
         self.group = MPI.COMM_WORLD
         self.rank, self.size = self.group.Get_rank(), self.group.Get_size()
         library = MPI.Get_library_version().split(",")[0].split("\n")[0]
+        if not library.startswith(path):
+            sys.exit(f"this library is not {path} but {library}")
         self.version = f"{mpi4py.__version__} on {library}"
         self.barrier = self.group.Barrier
 
@@ -264,20 +301,24 @@ class Task:
         if op not in IN_PLACE:
             self.y = library.array(dtype, part if op == "reduce_scatter" else count, slot)
             self.y.write(0, numpy.full(len(self.y.words), 99))
-        self.block = self.compile()
+        self.block, self.steps = self.compile(slot)
 
-    def compile(self):
+    def compile(self, slot):
         from itertools import repeat
 
-        names = {"group": self.library.group, "clock": time.perf_counter_ns, "repeat": repeat}
+        names = {"group": self.library.group, "repeat": repeat}
+        names |= {"clock": time.perf_counter_ns, "cpu_clock": time.process_time_ns}
         names["x"] = self.x and self.x.native
         names["y"] = self.y and self.y.native
         if isinstance(self.library, Mpi4py):
             from mpi4py import MPI
 
             names["IN_PLACE"] = MPI.IN_PLACE
-        exec(BLOCK.format(call=self.library.call(self.op)), names)
-        return names["block"]
+        call = self.library.call(self.op, slot)
+        if slot == "plan":
+            names["plan"], call = eval(call, names), "plan()"
+        exec(BLOCK.format(call=call), names)
+        return names["block"], names["steps"]
 
     def check(self):
         """Runs once and checks; leaves zeros, of which sums stay zeros."""
@@ -297,6 +338,11 @@ class Task:
         marks = self.block(nbatches, batch)
         return "times " + " ".join(str(after - before) for before, after in zip(marks, marks[1:]))
 
+    def run_steps(self, nsteps, work_ns):
+        self.block(1, 1)
+        self.library.barrier()
+        return "steps " + " ".join(map(str, self.steps(nsteps, work_ns)))
+
 
 def obey(words, library, tasks):
     match words:
@@ -306,6 +352,8 @@ def obey(words, library, tasks):
             return tasks[slot].check()
         case ["run", slot, nbatches, batch]:
             return tasks[slot].run(int(nbatches), int(batch))
+        case ["steps", slot, nsteps, work_ns]:
+            return tasks[slot].run_steps(int(nsteps), int(work_ns))
         case ["finish", slot]:
             tasks.pop(slot, None)
             return "ok"

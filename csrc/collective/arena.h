@@ -81,6 +81,13 @@ bool dd_arena_fall_asleep(dd_arena *arena);
 /* Ranks that have not published what we wait for, as bits; 0 when we wait for nothing. */
 uint64_t dd_arena_missing(const dd_arena *arena);
 
+/* Tells the others on which CPU this rank runs. Operations do so themselves. */
+void dd_arena_note_cpu(dd_arena *arena);
+/* Whether rank k, or one of the missing ranks, was last seen on the CPU that we run on: it cannot come before we
+ * give that away. */
+bool dd_arena_is_in_the_way_of(const dd_arena *arena, int k);
+bool dd_arena_is_in_the_way(const dd_arena *arena);
+
 /* After MISMATCH: two ranks that disagree, `other` being this one where it is one of them; the signature of the first, and where block
  * sizes do not fit, both numbers of bytes. */
 typedef struct dd_arena_culprit {

@@ -96,6 +96,7 @@ typedef struct arena_record {
 typedef struct arena_control {
     arena_record records[2];                /* by the parity of the operation */
     _Alignas(128) _Atomic uint32_t awaited; /* asleep: the one rank whose publication is to wake us */
+    _Atomic uint32_t cpu;                   /* where it last published, counted from 1; 0: not known */
     /* Of this rank's share of a chunk, written by whoever claims it: the epoch in which it is folded, times 256, plus the claimer. */
     _Alignas(128) _Atomic uint64_t claim;
 } arena_control;
@@ -249,6 +250,7 @@ struct dd_arena {
     uint64_t all_ranks; /* bits */
     uint64_t epoch;     /* last published by us */
     uint64_t floor;     /* epoch that all are known to have published */
+    uint32_t cpu;       /* as we have told the others */
     bool is_registered;
     bool has_slept;       /* our bit may be set in shared->asleep */
     arena_slot *slots;    /* [nranks] */

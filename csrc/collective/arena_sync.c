@@ -2,6 +2,8 @@
 
 #include "core/fence.h"
 
+#include <sched.h>
+
 /* A publisher stores its epoch and then looks whether somebody sleeps; a sleeper says so and then looks at the epochs. Each must
  * make its store visible before its load, or both may miss each other. In the publisher that would cost as much as
  * the rest of a small operation, so the sleeper, who has time, sees to it for both: the fence of core/fence.h.
@@ -31,15 +33,60 @@ wake_sleepers(dd_arena *arena, uint64_t asleep)
             (atomic_fetch_and_explicit(&arena->shared->asleep, ~bit, memory_order_acq_rel) & bit) != 0;
         if (is_ours && arena->op.options.wake != NULL) {
             arena->op.options.wake(arena->op.options.ctx, k);
+            arena->op.budget = 0; /* so that the bell is rung before anything else is moved */
         }
     }
 }
+
+/* ---- who runs where */
+
+static uint32_t
+current_cpu(void)
+{
+    return (uint32_t)(sched_getcpu() + 1);
+}
+
+void
+dd_arena_note_cpu(dd_arena *arena)
+{
+    uint32_t cpu = current_cpu();
+    if (__builtin_expect(cpu != arena->cpu, false)) {
+        arena->cpu = cpu;
+        atomic_store_explicit(&arena->slots[arena->rank].control->cpu, cpu, memory_order_relaxed);
+    }
+}
+
+static bool
+was_seen_on(const dd_arena *arena, int k, uint32_t cpu)
+{
+    return cpu != 0 && atomic_load_explicit(&arena->slots[k].control->cpu, memory_order_relaxed) == cpu;
+}
+
+bool
+dd_arena_is_in_the_way_of(const dd_arena *arena, int k)
+{
+    return was_seen_on(arena, k, current_cpu());
+}
+
+bool
+dd_arena_is_in_the_way(const dd_arena *arena)
+{
+    uint32_t cpu = current_cpu();
+    bool is_shared = false;
+    for (uint64_t left = dd_arena_missing(arena); left != 0; left &= left - 1) {
+        is_shared = is_shared || was_seen_on(arena, __builtin_ctzll(left), cpu);
+    }
+    return is_shared;
+}
+
+/* ---- publishing */
 
 void
 dd_arena_publish(dd_arena *arena, uint64_t epoch)
 {
     arena_record *record = &arena->slots[arena->rank].control->records[arena->op.parity];
     arena->epoch = epoch;
+    dd_arena_note_cpu(arena);
     /* Bits are only ever cleared: an old value is on the safe side. */
     uint64_t unregistered = atomic_load_explicit(&arena->shared->unregistered, memory_order_relaxed);
     if (__builtin_expect(unregistered != 0, false)) {
@@ -122,7 +169,7 @@ dd_arena_fall_asleep(dd_arena *arena)
 {
     uint64_t missing = dd_arena_missing(arena);
     if (missing == 0) {
-        return arena->op.awaited_ranks == 0;
+        return arena->op.awaited_ranks == 0 && arena->op.phase != ARENA_OPENING;
     }
     /* One of them is enough: we look again when it has come. */
     arena_control *own = arena->slots[arena->rank].control;

@@ -2,15 +2,21 @@
 
 #include "core/mem.h"
 
+#include <sched.h>
 #include <string.h>
 
 /* How often the arena may get somewhere (some tens of microseconds each) before others have a turn. */
 #define MAX_ARENA_MOVES 16
 
+/* Data of an operation of this rank that is moved with the engine's lock held: less than a microsecond of copying. */
+#define MOVED_LOCKED_NBYTES ((size_t)16384)
+
 /* ---- creation */
 
 static bool progress_task(dd_task *task);
 static bool fall_asleep(dd_task *task);
+static void note_bell(void *ctx, int local);
+static void note_wanted(void *ctx, int local, uint32_t id);
 
 dd_status
 dd_run_create(const dd_run_env *env, dd_run **run, dd_error *err)
@@ -22,9 +28,9 @@ dd_run_create(const dd_run_env *env, dd_run **run, dd_error *err)
     made->env = *env;
     made->is_idle = true;
     made->culprit.rank = -1;
-    made->arena_options.wake = env->wake;
-    made->arena_options.want_region = env->want_region;
-    made->arena_options.ctx = env->ctx;
+    made->arena_options.wake = note_bell;
+    made->arena_options.want_region = note_wanted;
+    made->arena_options.ctx = made;
     dd_list_init(&made->task.link);
     made->task.progress = progress_task;
     made->task.fall_asleep = fall_asleep;
@@ -44,10 +50,27 @@ dd_run_create(const dd_run_env *env, dd_run **run, dd_error *err)
     return DD_OK;
 }
 
+/* Threads that have moved its data may have yet to come back. */
+static void
+wait_for_movers(dd_run *run)
+{
+    if (run->env.engine == NULL || dd_engine_check_fork(run->env.engine, NULL) != DD_OK) {
+        return;
+    }
+    dd_engine_lock(run->env.engine);
+    while (run->mover.nabsent > 0) {
+        dd_engine_unlock(run->env.engine);
+        sched_yield();
+        dd_engine_lock(run->env.engine);
+    }
+    dd_engine_unlock(run->env.engine);
+}
+
 void
 dd_run_destroy(dd_run *run)
 {
     if (run != NULL) {
+        wait_for_movers(run);
         dd_run_drop_plans(run);
         dd_run_buffer_fini(&run->scratch);
         dd_run_buffer_fini(&run->plan_scratch);
@@ -84,13 +107,116 @@ dd_run_copy(const dd_coll_args *args, bool is_partial)
 
 /* ---- the arena */
 
+/* What the caller has to do with, in all. */
+static size_t
+count_bytes(const dd_coll_args *args, int rank, int nranks)
+{
+    bool is_root = args->root == rank;
+    size_t nbytes = 0;
+    for (int i = 0; i < dd_coll_ninputs(args->coll, is_root, nranks); i++) {
+        nbytes += args->inputs[i].nbytes;
+    }
+    for (int i = 0; i < dd_coll_noutputs(args->coll, is_root, nranks); i++) {
+        nbytes += args->outputs[i].nbytes;
+    }
+    return nbytes;
+}
+
 void
 dd_run_start_arena(dd_run *run, const dd_coll_args *args, bool is_partial)
 {
+    const dd_topology *topology = run->env.topology;
     run->arena_options.signature = run->call.signature;
     run->arena_options.is_partial = is_partial;
     run->is_arena_busy = true;
+    run->mover.is_large = count_bytes(args, topology->local, topology->nlocal) > MOVED_LOCKED_NBYTES;
     dd_arena_start(run->env.arena, args, &run->arena_options);
+}
+
+/* ---- moving data without the lock */
+
+static void
+note_bell(void *ctx, int local)
+{
+    dd_run *run = ctx;
+    run->mover.bells |= UINT64_C(1) << local;
+}
+
+static void
+note_wanted(void *ctx, int local, uint32_t id)
+{
+    dd_run_mover *mover = &((dd_run *)ctx)->mover;
+    if (mover->nwanted < DD_RUN_NWANTED) {
+        mover->wanted[mover->nwanted].local = local;
+        mover->wanted[mover->nwanted++].id = id;
+    }
+}
+
+static void
+tell_what_is_due(dd_run *run)
+{
+    dd_run_mover *mover = &run->mover;
+    for (; mover->bells != 0; mover->bells &= mover->bells - 1) {
+        run->env.wake(run->env.ctx, __builtin_ctzll(mover->bells));
+    }
+    while (mover->nwanted > 0) {
+        mover->nwanted--;
+        run->env.want_region(run->env.ctx, mover->wanted[mover->nwanted].local,
+                             mover->wanted[mover->nwanted].id);
+    }
+}
+
+/* False: the collective has ended meanwhile. */
+static bool
+move_unlocked(dd_run *run, dd_arena_state *state)
+{
+    dd_run_mover *mover = &run->mover;
+    uint64_t nended = mover->nended;
+    mover->is_taken = true;
+    mover->nabsent++;
+    atomic_store_explicit(&mover->is_moving, true, memory_order_relaxed);
+    dd_engine_unlock(run->env.engine);
+    *state = dd_arena_progress(run->env.arena);
+    atomic_store_explicit(&mover->is_moving, false, memory_order_release);
+    dd_engine_lock(run->env.engine);
+    mover->nabsent--;
+    if (mover->nended != nended) {
+        return false;
+    }
+    mover->is_taken = false;
+    return true;
+}
+
+static bool
+move(dd_run *run, dd_arena_state *state)
+{
+    if (!run->mover.is_large) {
+        *state = dd_arena_progress(run->env.arena);
+    } else if (!move_unlocked(run, state)) {
+        return false;
+    }
+    tell_what_is_due(run);
+    return true;
+}
+
+void
+dd_run_halt_locked(dd_run *run)
+{
+    while (run != NULL && atomic_load_explicit(&run->mover.is_moving, memory_order_acquire)) {
+        sched_yield();
+    }
+}
+
+bool
+dd_run_is_moving_locked(const dd_run *run)
+{
+    return run != NULL && run->mover.is_taken;
+}
+
+bool
+dd_run_is_in_the_way_locked(const dd_run *run)
+{
+    return run->is_arena_busy && !run->mover.is_taken && dd_arena_is_in_the_way(run->env.arena);
 }
 
 static void
@@ -134,8 +260,11 @@ static bool
 drive_arena(dd_run *run)
 {
     bool has_moved = false;
-    for (int i = 0; i < MAX_ARENA_MOVES && run->is_arena_busy; i++) {
-        dd_arena_state state = dd_arena_progress(run->env.arena);
+    for (int i = 0; i < MAX_ARENA_MOVES && run->is_arena_busy && !run->mover.is_taken; i++) {
+        dd_arena_state state;
+        if (!move(run, &state)) {
+            return true;
+        }
         if (state == DD_ARENA_BLOCKED) {
             return has_moved;
         }
@@ -166,6 +295,7 @@ static void
 start_one(dd_run *run)
 {
     run->is_failed = false;
+    run->mover.is_large = false;
     run->culprit.rank = -1;
     run->route = choose_route(run, run->call.args.coll);
     if (run->route == DD_ROUTE_ARENA) {
@@ -209,6 +339,10 @@ start_waiting(dd_run *run)
     run->is_starting = false;
     if (!run->is_idle) {
         watch(run);
+        if (run->mover.is_large) {
+            /* The driver may have gone to sleep while data was moved here. */
+            dd_engine_settle_driver_locked(run->env.engine);
+        }
     }
 }
 
@@ -224,6 +358,11 @@ trim(dd_run *run)
 void
 dd_run_end(dd_run *run, const dd_error *error)
 {
+    dd_run_halt_locked(run);
+    run->mover.nended++;
+    run->mover.is_taken = false;
+    run->mover.bells = 0;
+    run->mover.nwanted = 0;
     run->is_idle = true;
     run->is_arena_busy = false;
     unwatch(run);
@@ -264,7 +403,12 @@ dd_run_progress_locked(dd_run *run)
 static bool
 progress_task(dd_task *task)
 {
-    return dd_run_progress_locked(DD_CONTAINER_OF(task, dd_run, task));
+    dd_run *run = DD_CONTAINER_OF(task, dd_run, task);
+    bool has_moved = dd_run_progress_locked(run);
+    if (!has_moved) {
+        task->is_crowded = run->env.is_crowded || dd_run_is_in_the_way_locked(run);
+    }
+    return has_moved;
 }
 
 static bool
@@ -274,7 +418,8 @@ fall_asleep(dd_task *task)
     if (run->plan != NULL && dd_plan_run_is_busy_locked(run->plan->plan)) {
         return false;
     }
-    return !run->is_arena_busy || dd_arena_fall_asleep(run->env.arena);
+    /* A thread that moves its data drives afterwards, or wakes the driver. */
+    return !run->is_arena_busy || run->mover.is_taken || dd_arena_fall_asleep(run->env.arena);
 }
 
 void
@@ -344,5 +489,6 @@ int
 dd_run_missing_locked(const dd_run *run, int *ranks, int max)
 {
     int nfound = run->plan != NULL ? dd_plan_run_missing_locked(run->plan->plan, ranks, max) : 0;
-    return run->is_arena_busy ? add_local_missing(run, ranks, nfound, max) : nfound;
+    bool may_look = run->is_arena_busy && !run->mover.is_taken;
+    return may_look ? add_local_missing(run, ranks, nfound, max) : nfound;
 }

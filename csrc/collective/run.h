@@ -37,7 +37,7 @@ typedef struct dd_run dd_run;
  * scratch, and the plans of the last few shapes. While a large collective is under way it has up to 16 MiB
  * of scratch more, or what its plan wants. */
 dd_status dd_run_create(const dd_run_env *env, dd_run **run, dd_error *err) DD_MUST_CHECK;
-void dd_run_destroy(dd_run *run); /* NULL is fine; idle */
+void dd_run_destroy(dd_run *run); /* NULL is fine; idle; without the lock */
 
 typedef struct dd_run_call {
     dd_coll_args args; /* of the group's ranks; checked. Arrays and blocks are valid until the end */
@@ -53,8 +53,16 @@ typedef struct dd_run_call {
 /* Starts, and goes as far as it can. With the engine's lock held, as all of these. */
 void dd_run_start_locked(dd_run *run, const dd_run_call *call);
 /* Looks after the collective that is under way: what the engine's driver does, for a caller who has the
- * lock anyway. True when it got somewhere. A call does at most about a millisecond of work. */
+ * lock anyway. True when it got somewhere. A call does at most about a millisecond of work. Large data is
+ * moved without the lock, so by the end everything may be otherwise. */
 bool dd_run_progress_locked(dd_run *run);
+/* Some thread moves data without the lock: the arena must be left alone. False for NULL. */
+bool dd_run_is_moving_locked(const dd_run *run);
+/* Waits, with the lock, for the end of the piece that is being moved (about 100 us), since the caller is going
+ * to end the collective. NULL is fine. */
+void dd_run_halt_locked(dd_run *run);
+/* The collective waits for a rank that was last seen on the CPU that we run on. */
+bool dd_run_is_in_the_way_locked(const dd_run *run);
 /* Ends the one that is under way with `error`; on_done is called. The run can not be used again if an
  * arena was involved. */
 void dd_run_cancel_locked(dd_run *run, const dd_error *error);

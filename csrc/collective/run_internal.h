@@ -38,6 +38,8 @@ typedef enum dd_run_route {
     DD_ROUTE_HIERARCHY,
 } dd_run_route;
 
+#define DD_RUN_NWANTED 16
+
 typedef struct dd_run_lane {
     dd_leg leg;      /* the next one to end */
     bool has_leg;    /* leg is filled in */
@@ -45,6 +47,27 @@ typedef struct dd_run_lane {
     bool is_over;    /* there are no more */
     uint64_t nended;
 } dd_run_lane;
+
+/* Who moves the data of the arena's operation.
+ *
+ * The operation, its blocks and the arena belong to the holder of the engine's lock. A large one is moved
+ * without the lock, a piece at a time, by a thread that takes it with the lock and comes back with the lock
+ * to say how far it got. Until then no other thread looks into the arena. Only who ends the collective
+ * does not wait for that: it waits, with the lock, for the end of the piece (is_moving). So a mover never
+ * waits for the lock while it moves: what it would tell others is kept in `due`. */
+typedef struct dd_run_mover {
+    bool is_large;         /* the operation is moved that way */
+    bool is_taken;         /* by a thread that will come back */
+    atomic_bool is_moving; /* that thread is not done with the piece; cleared without the lock */
+    unsigned nabsent;      /* threads that will come back, also to a collective that has ended meanwhile */
+    uint64_t nended;       /* collectives: whether it has */
+    uint64_t bells;        /* bits: local ranks to be woken */
+    struct {
+        int local;
+        uint32_t id;
+    } wanted[DD_RUN_NWANTED]; /* regions; what finds no room here is asked for again */
+    int nwanted;
+} dd_run_mover;
 
 struct dd_run {
     dd_run_env env;     /* const */
@@ -61,6 +84,7 @@ struct dd_run {
 
     bool is_arena_busy;
     dd_arena_op_options arena_options;
+    dd_run_mover mover;
 
     dd_run_lane lanes[DD_LANE_COUNT]; /* FLAT, HIERARCHY */
     bool is_advancing;                /* further up the stack */

@@ -7,9 +7,11 @@
 
 /* Dozens of others that spin as we do take microseconds of a yield each; who works takes a time slice. */
 #define LONG_YIELD_NS (2 * DD_NS_PER_MS)
-#define FIRST_REST 64u
-#define MAX_REST 8192u
-#define SUCCESSES_TO_FORGET 1024u
+/* What two long yields have cost is a tenth of what follows without any. */
+#define REST_FACTOR 10
+#define MAX_REST_NS (200 * DD_NS_PER_MS)
+/* About what it costs to be woken. */
+#define SHORT_POLL_NS (50 * DD_NS_PER_US)
 
 dd_spin
 dd_spin_make(int64_t budget_ns)
@@ -20,37 +22,45 @@ dd_spin_make(int64_t budget_ns)
 int64_t
 dd_spin_start(dd_spin *spin)
 {
-    if (spin->rest > 0) {
-        spin->rest--;
-        return 0;
+    if (spin->rests_until_ns != 0 && dd_clock_now_ns() >= spin->rests_until_ns) {
+        spin->rests_until_ns = 0;
+        spin->last_long_ns = 0;
     }
-    return spin->budget_ns;
+    bool is_short = spin->rests_until_ns != 0 && spin->budget_ns > SHORT_POLL_NS;
+    return is_short ? SHORT_POLL_NS : spin->budget_ns;
 }
 
 bool
 dd_spin_is_resting(const dd_spin *spin)
 {
-    return spin->rest > 0;
+    return spin->rests_until_ns != 0;
+}
+
+int64_t
+dd_spin_time_yield(void)
+{
+    int64_t began_ns = dd_clock_now_ns();
+    sched_yield();
+    return dd_clock_now_ns() - began_ns;
+}
+
+void
+dd_spin_note_yield(dd_spin *spin, int64_t took_ns)
+{
+    int64_t before_ns = spin->last_long_ns;
+    spin->last_long_ns = took_ns < LONG_YIELD_NS ? 0 : took_ns;
+    if (before_ns > 0 && spin->last_long_ns > 0) {
+        int64_t rest_ns = (before_ns + took_ns) * REST_FACTOR;
+        spin->rests_until_ns = dd_clock_now_ns() + (rest_ns < MAX_REST_NS ? rest_ns : MAX_REST_NS);
+    }
 }
 
 void
 dd_spin_yield(dd_spin *spin)
 {
-    int64_t began_ns = dd_clock_now_ns();
-    sched_yield();
-    if (dd_clock_now_ns() - began_ns < LONG_YIELD_NS) {
-        return;
-    }
-    unsigned rest = spin->last_rest > 0 ? spin->last_rest * 2 : FIRST_REST;
-    spin->last_rest = rest < MAX_REST ? rest : MAX_REST;
-    spin->rest = spin->last_rest;
-}
-
-/* Forgets slowly: one yield to a busy process costs as much as hundreds of successes gain. */
-void
-dd_spin_note_success(dd_spin *spin)
-{
-    if (++spin->nsuccesses % SUCCESSES_TO_FORGET == 0) {
-        spin->last_rest /= 2;
+    if (dd_spin_is_resting(spin)) {
+        dd_spin_pause();
+    } else {
+        dd_spin_note_yield(spin, dd_spin_time_yield());
     }
 }

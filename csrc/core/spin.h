@@ -1,9 +1,10 @@
-/* Polling for a moment before sleeping, where that pays.
+/* Polling for a while before sleeping.
  *
- * Waking a thread costs tens of microseconds, an answer from another core less than one. But a core that others want is
- * not to be spun on: between two looks the spinner yields. Others that spin give the core back at once; when a yield
- * takes long, somebody who does not wait for us has had it meanwhile, and then there is no spinning for a while, longer
- * each time. */
+ * Waking a thread costs tens of microseconds, an answer from another core less than one: so a short poll always
+ * comes before sleep. The longer part of a poll gives the core away at times. Others that poll give it back at
+ * once; when two such yields in a row take long, somebody works on this core. Then waits rest: for a while, and
+ * that is a length of time and no number of waits, they poll shortly and sleep. One long yield alone proves
+ * nothing, since the host of a virtual machine takes a core away, too. */
 #ifndef DD_CORE_SPIN_H
 #define DD_CORE_SPIN_H
 
@@ -11,21 +12,25 @@
 #include <stdint.h>
 
 typedef struct dd_spin {
-    int64_t budget_ns; /* how long to poll, at most; 0 for not at all */
-    unsigned rest;     /* occasions to pass by */
-    unsigned last_rest;
-    unsigned nsuccesses;
+    int64_t budget_ns;      /* how long to poll, at most; 0 for not at all */
+    int64_t rests_until_ns; /* 0: does not rest */
+    int64_t last_long_ns;   /* how long the last yield took if that was long, else 0 */
 } dd_spin;
 
 /* No spinning on a machine of one core: there nobody can answer meanwhile. */
 dd_spin dd_spin_make(int64_t budget_ns);
 
-/* On each occasion, once: how long to poll now. */
+/* At the start of a wait: how long to poll. */
 int64_t dd_spin_start(dd_spin *spin);
 bool dd_spin_is_resting(const dd_spin *spin);
 
-/* Between two looks: lets others have the core; or lets it rest for some nanoseconds. */
+/* Between two looks: gives the core to whoever wants it, or, while waits rest, only pauses. */
 void dd_spin_yield(dd_spin *spin);
+/* The same in two steps, for those who share the spin and give up its lock meanwhile. */
+int64_t dd_spin_time_yield(void);
+void dd_spin_note_yield(dd_spin *spin, int64_t took_ns);
+
+/* Between two looks: lets the core rest for some nanoseconds. */
 static inline void
 dd_spin_pause(void)
 {
@@ -35,8 +40,5 @@ dd_spin_pause(void)
     __asm__ volatile("yield");
 #endif
 }
-
-/* What was waited for came while polling. */
-void dd_spin_note_success(dd_spin *spin);
 
 #endif

@@ -42,7 +42,7 @@ group_await(dd_group *group, bool (*is_there)(void *ctx), void *ctx, const dd_wa
         .task = {.progress = on_round,
                  .fall_asleep = fall_asleep,
                  .deadline_ns = DD_NEVER_NS,
-                 .is_crowded = group->topology.nlocal > group->ncores},
+                 .is_crowded = group_is_crowded(group)},
         .engine = group->engine,
         .is_there = is_there,
         .ctx = ctx,

@@ -12,6 +12,8 @@
 /* A collective by messages that takes longer asks those it waits for what they are doing: ranks that wait for each other, as when they
  * disagree about the root, would else be silent until the time-out. Then again after twice as long. */
 #define CURIOUS_AFTER_NS (500 * DD_NS_PER_MS)
+/* Where ranks share a core, looks between which it is not given away. */
+#define LOOKS_PER_YIELD 4
 
 dd_status
 group_check_usable_locked(dd_group *group, const char *what, dd_error *err)
@@ -123,11 +125,27 @@ fail_if_gone_locked(dd_group *group)
     return false;
 }
 
+/* Whether a rank that a message waits for needs the core that we run on. Says where we run for the same. */
+static bool
+is_in_the_way_locked(dd_group *group)
+{
+    const dd_topology *topology = &group->topology;
+    if (group->arena == NULL || dd_list_is_empty(&group->messages) || dd_run_is_moving_locked(group->run)) {
+        return false;
+    }
+    dd_arena_note_cpu(group->arena);
+    const p2p_call *first = (p2p_call *)DD_CONTAINER_OF(group->messages.next, group_call, link);
+    int rank = first->message.rank;
+    bool is_local = rank != DD_ANY_RANK && topology->host_of[rank] == topology->host;
+    return is_local && dd_arena_is_in_the_way_of(group->arena, topology->local_of[rank]);
+}
+
 static bool
 group_task_progress(dd_task *task)
 {
     dd_group *group = DD_CONTAINER_OF(task, dd_group, task);
     bool is_progress = group_map_wanted_locked(group);
+    task->is_crowded = group_is_crowded(group) || is_in_the_way_locked(group);
     if (group->is_asking) {
         group_ask_connected_locked(group);
         if (group_has_all_answers_locked(group)) {
@@ -363,14 +381,25 @@ group_watch_coll_locked(dd_group *group, const coll_call *call)
     group_update_task_locked(group);
 }
 
+static bool
+are_others_in_the_way(const dd_group *group)
+{
+    return group_is_crowded(group) || dd_run_is_in_the_way_locked(group->run);
+}
+
+/* Ranks that share a core get there one after the other, each when the one before gives it away. */
 void
 group_look_a_while_locked(dd_group *group, const coll_call *call, int nlooks)
 {
-    if (!group->is_active || group->task.is_crowded) {
-        return;
-    }
-    for (int look = 0; look < nlooks && !dd_work_is_done(&call->base.work); look++) {
-        if (!dd_run_progress_locked(group->run)) {
+    for (int look = 0; group->is_active && look < nlooks && !dd_work_is_done(&call->base.work); look++) {
+        if (dd_run_progress_locked(group->run)) {
+            continue;
+        }
+        if (look % LOOKS_PER_YIELD == LOOKS_PER_YIELD - 1 && are_others_in_the_way(group)) {
+            if (!dd_engine_give_way_locked(group->engine)) {
+                return;
+            }
+        } else {
             dd_spin_pause();
         }
     }

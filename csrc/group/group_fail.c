@@ -275,6 +275,7 @@ stop_arena_locked(dd_group *group)
     dd_block written;
     dd_error error;
     dd_arena_poison(group->arena);
+    dd_run_halt_locked(group->run);
     if (dd_arena_find_written(group->arena, &written) &&
         group_take_back_locked(group, written, &error) != DD_OK) {
         dd_error cause = group->cause;
@@ -458,10 +459,13 @@ say_own_loss_locked(const dd_group *group, int rank, text_line *line)
     char receiver[128];
     char from[DD_ADDR_TEXT_MAX];
     char to[DD_ADDR_TEXT_MAX];
-    say(line,
-        "%s at %s has sent %zu bytes to %s at %s which have not arrived, sent again %u times: " LOSSY_PATH,
+    say(line, "%s at %s has sent %zu bytes to %s at %s which have not arrived",
         group_print_member(group, group->rank, sender), dd_addr_print(&loss.from, from), loss.nbytes,
-        group_print_member(group, rank, receiver), dd_addr_print(&loss.to, to), loss.nresends);
+        group_print_member(group, rank, receiver), dd_addr_print(&loss.to, to));
+    if (loss.nresends > 0) {
+        say(line, ", sent again %u times", loss.nresends);
+    }
+    say(line, ": " LOSSY_PATH);
     return true;
 }
 
@@ -497,7 +501,7 @@ find_loss_locked(const dd_group *group, int *from, int *to, text_line *line)
             say_member_at(group, *from, line);
             say(line, " has sent %llu bytes to ", (unsigned long long)member->lost_nbytes);
             say_member_at(group, *to, line);
-            say(line, " which have not arrived, sent again and again: " LOSSY_PATH);
+            say(line, " which have not arrived: " LOSSY_PATH);
             return true;
         }
     }

@@ -163,6 +163,13 @@ dd_signature group_make_signature(const dd_coll_args *args);
 
 /* ---- group_call.c */
 
+/* There are more ranks on this host than cores. */
+static inline bool
+group_is_crowded(const dd_group *group)
+{
+    return group->topology.nlocal > group->ncores;
+}
+
 extern const dd_context_handler group_context_handler; /* but for its ctx */
 
 /* Of a call that begins. If the group has failed, it may give the lock away for a moment. */

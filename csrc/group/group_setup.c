@@ -501,7 +501,7 @@ make_run(dd_group *group, dd_error *err)
         .arena = group->arena,
         .selection = group->selection,
         .segment_nbytes = group->segment_nbytes,
-        .is_crowded = group->topology.nlocal > group->ncores,
+        .is_crowded = group_is_crowded(group),
         .wake = wake_local_rank,
         .want_region = group_want_region,
         .ctx = group,

@@ -2,6 +2,7 @@
 #include "group/group_internal.h"
 
 #include "core/mem.h"
+#include "core/spin.h"
 
 /* What moves so little through the arena takes about a microsecond, and nobody is woken to drive for it: the others mostly have what they
  * need of this rank from the start, and it finds theirs when it looks. Where they need more (uneven blocks, regions), they have it when
@@ -219,13 +220,21 @@ are_all_quick_locked(const dd_group *group)
     return is_quick;
 }
 
+/* The caller may hold a lock of its own, so nobody else is let in meanwhile. */
 static void
 look_hastily_locked(const dd_standing_call *call)
 {
-    if (are_all_quick_locked(call->group)) {
-        group_look_a_while_locked(call->group, &call->call, HASTY_LOOKS);
-        dd_engine_settle_driver_locked(call->group->engine);
+    dd_group *group = call->group;
+    const dd_work *work = &call->call.base.work;
+    if (!are_all_quick_locked(group)) {
+        return;
     }
+    for (int look = 0; look < HASTY_LOOKS && group->is_active && !dd_work_is_done(work); look++) {
+        if (!dd_run_progress_locked(group->run)) {
+            dd_spin_pause();
+        }
+    }
+    dd_engine_settle_driver_locked(group->engine);
 }
 
 /* The lock, if the call is one that takes no time and the lock is there to be had. */

@@ -79,15 +79,6 @@ is_spinning(dd_loop *loop)
 }
 
 static void
-note_input(dd_loop *loop)
-{
-    if (loop->idle_until_ns != 0) {
-        dd_spin_note_success(&loop->spin);
-        loop->idle_until_ns = 0;
-    }
-}
-
-static void
 deliver_events(dd_loop *loop)
 {
     for (loop->next_event = 0; loop->next_event < loop->nevents;) {
@@ -115,7 +106,7 @@ dd_loop_run(dd_loop *loop)
         deliver_events(loop);
         expire_timers(loop);
         if (is_input) {
-            note_input(loop);
+            loop->idle_until_ns = 0;
         }
         is_awake = is_input || is_spinning(loop) || is_wanted;
         if (is_awake && !is_input) {

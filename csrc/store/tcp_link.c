@@ -212,7 +212,6 @@ recv_spinning(tcp_link *link, void *into, size_t len, size_t *moved)
     if (io == DD_IO_AGAIN) {
         return try_receive(link, into, len, moved);
     }
-    dd_spin_note_success(&link->spin);
     return io;
 }
 

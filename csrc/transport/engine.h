@@ -110,7 +110,9 @@ struct dd_task {
     bool (*fall_asleep)(dd_task *task);
     int64_t deadline_ns;                /* DD_NEVER_NS for none */
     void (*on_deadline)(dd_task *task); /* once, when it has passed; deadline_ns is DD_NEVER_NS by then */
-    bool is_crowded;                    /* more threads than cores: yield between looks instead of spinning */
+    /* What it waits for needs the core that we run on: yield between looks instead of spinning. progress may
+     * change it. */
+    bool is_crowded;
 };
 void dd_engine_add_task_locked(dd_engine *engine, dd_task *task);
 void dd_engine_remove_task_locked(dd_engine *engine, dd_task *task); /* also one that is not in */
@@ -126,6 +128,10 @@ void dd_engine_hear_locked(dd_engine *engine);
  * of it is on its way, but only for a moment, without the lock meanwhile. dd_engine_wait does so by
  * itself. Not from a callback. */
 void dd_engine_finish_telling_locked(dd_engine *engine);
+
+/* For a short look of one's own at what ranks on the same cores are to do: gives them the core, and others the lock,
+ * for a moment. False: that took long, or is not worth it now, so wait in dd_engine_wait. */
+bool dd_engine_give_way_locked(dd_engine *engine);
 
 /* Somebody's `is_done` (dd_engine_wait) has become true by other means than driving: he is woken when the lock is given away. */
 void dd_engine_note_ended_locked(dd_engine *engine);

@@ -10,10 +10,10 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Polls this long before it sleeps. The first part, about what it costs to be woken, without yielding, also while others want
- * the cores: who is not there by then is probably not running. */
-#define SPIN_NS (150 * DD_NS_PER_US)
-#define TIGHT_SPIN_NS (50 * DD_NS_PER_US)
+/* Polls this long before it sleeps, and gives the core away once in so long: whoever has not come by then is
+ * probably not running. (Ranks that outnumber the cores give it away at every look.) */
+#define SPIN_NS (1 * DD_NS_PER_MS)
+#define YIELD_EVERY_NS (50 * DD_NS_PER_US)
 #define ROUNDS_PER_CLOCK 16u
 #define EVENTS_MAX 32
 /* The background thread takes over when no caller has driven for that long; sooner where somebody far counts on answers. */
@@ -92,6 +92,19 @@ void
 dd_engine_note_ended_locked(dd_engine *engine)
 {
     engine->is_wake_due = true;
+}
+
+bool
+dd_engine_give_way_locked(dd_engine *engine)
+{
+    if (dd_spin_start(&engine->spin) == 0 || dd_spin_is_resting(&engine->spin)) {
+        return false;
+    }
+    dd_engine_unlock(engine);
+    int64_t took_ns = dd_spin_time_yield();
+    dd_engine_lock(engine);
+    dd_spin_note_yield(&engine->spin, took_ns);
+    return took_ns < DD_NS_PER_MS;
 }
 
 /* A driver lets those in who want the lock for a moment. */
@@ -197,8 +210,8 @@ typedef struct drive_spell {
     const dd_wait *wait;
     int64_t
         check_ns; /* when to hand back for a look at the wait; 0: not known before the first look at the clock */
-    int64_t spin_from_ns;
     int64_t spin_until_ns; /* 0: there was something to do in the last round */
+    int64_t yield_at_ns;
     unsigned nidle;
 } drive_spell;
 
@@ -228,13 +241,15 @@ idle(dd_engine *engine, drive_spell *spell)
     }
     if (spell->spin_until_ns == 0) {
         int64_t budget_ns = dd_spin_start(&engine->spin);
-        bool is_tight = !engine->is_crowded && budget_ns < TIGHT_SPIN_NS;
-        spell->spin_from_ns = now_ns;
-        spell->spin_until_ns = now_ns + (is_tight ? TIGHT_SPIN_NS : budget_ns);
+        bool is_hopeless =
+            engine->is_crowded && dd_spin_is_resting(&engine->spin); /* who is to come needs this core */
+        spell->spin_until_ns = now_ns + (is_hopeless ? 0 : budget_ns);
+        spell->yield_at_ns = engine->is_crowded ? now_ns : now_ns + YIELD_EVERY_NS;
     }
     if (now_ns < spell->spin_until_ns) {
-        if (engine->is_crowded || now_ns - spell->spin_from_ns > TIGHT_SPIN_NS) {
+        if (now_ns >= spell->yield_at_ns) {
             dd_spin_yield(&engine->spin);
+            spell->yield_at_ns = engine->is_crowded ? 0 : dd_clock_now_ns() + YIELD_EVERY_NS;
         }
         return true;
     }
@@ -254,8 +269,8 @@ drive(dd_engine *engine, dd_waiter *self, const dd_wait *wait)
     spell.check_ns = wait == NULL ? DD_NEVER_NS : 0;
     for (unsigned nbusy = 1;; nbusy++) {
         bool is_progress = engine_run_round(engine);
-        if (is_waiter_done(self)) {
-            return;
+        if (is_waiter_done(self) || engine->driver != self) {
+            return; /* a task may have let go of the lock, and somebody else have become the driver */
         }
         if (is_progress && !dd_list_is_empty(&engine->waiters)) {
             wake_done_waiters(engine);
@@ -267,10 +282,7 @@ drive(dd_engine *engine, dd_waiter *self, const dd_wait *wait)
             }
         }
         if (is_progress) {
-            if (spell.spin_until_ns != 0) {
-                dd_spin_note_success(&engine->spin);
-                spell.spin_until_ns = 0;
-            }
+            spell.spin_until_ns = 0;
             if (nbusy % 64 == 0) {
                 int64_t now_ns = look_at_clock(&spell);
                 (void)engine_run_deadlines(engine, now_ns);

@@ -31,8 +31,8 @@ typedef struct dd_link_ops {
     /* Whether some of what was sent is still on this side, and would be lost with this process. */
     bool (*is_held_back)(dd_link *link);
 
-    /* How many bytes the peer's side has not acknowledged, though they were sent again at least twice (*nresends): the network loses
-     * them. A peer that does not read acknowledges all the same. 0: none. */
+    /* Bytes that do not get to the peer although it has room for them: sent again at least twice (*nresends),
+     * or dropped by this host's own interface (then *nresends is 0). 0: nothing is known to be lost. */
     size_t (*count_lost)(dd_link *link, unsigned *nresends);
 
     /* Moves what there is, up to nbytes >= 1; AGAIN: nothing; the end of the stream, after its last byte,

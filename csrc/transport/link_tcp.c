@@ -73,6 +73,8 @@ tcp_is_held_back(dd_link *link)
     return ioctl(link->fd, SIOCOUTQNSD, &nbytes) == 0 && nbytes > 0;
 }
 
+/* Lost in the network, or dropped by this host's own interface: then nothing is on its way, although the
+ * receiver has room, and the congestion state says that a packet could not be handed over. */
 static size_t
 tcp_count_lost(dd_link *link, unsigned *nresends)
 {
@@ -81,9 +83,13 @@ tcp_count_lost(dd_link *link, unsigned *nresends)
     int queued = 0;
     int unsent = 0;
     *nresends = 0;
-    if (getsockopt(link->fd, IPPROTO_TCP, TCP_INFO, &info, &len) != 0 || info.tcpi_retransmits < 2 ||
+    if (getsockopt(link->fd, IPPROTO_TCP, TCP_INFO, &info, &len) != 0 ||
         ioctl(link->fd, SIOCOUTQ, &queued) != 0 || ioctl(link->fd, SIOCOUTQNSD, &unsent) != 0) {
         return 0;
+    }
+    bool is_stuck_here = info.tcpi_ca_state == TCP_CA_CWR && info.tcpi_unacked == 0 && unsent > 0;
+    if (info.tcpi_retransmits < 2) {
+        return is_stuck_here ? (size_t)unsent : 0;
     }
     *nresends = info.tcpi_retransmits;
     return queued > unsent ? (size_t)(queued - unsent) : 0;

@@ -484,27 +484,45 @@ TEST(log_reader_waits)
 
 /* --- spin ---------------------------------------------------------------------------------------------------- */
 
-TEST(spin_rests_after_a_long_yield)
+TEST(spin_rests_after_two_long_yields_in_a_row)
 {
-    dd_spin spin;
-    int tries = 0;
-    do { /* somebody may want the core just now */
-        spin = (dd_spin){.budget_ns = 1000};
-        CHECK_INT(dd_spin_start(&spin), 1000);
-        dd_spin_yield(&spin);
-    } while (dd_spin_is_resting(&spin) && ++tries < 10000);
+    dd_spin spin = {.budget_ns = DD_NS_PER_MS};
+    CHECK_INT(dd_spin_start(&spin), DD_NS_PER_MS);
+    dd_spin_note_yield(&spin, 3 * DD_NS_PER_MS); /* one alone may be the host's doing */
+    dd_spin_note_yield(&spin, 1000);
+    dd_spin_note_yield(&spin, 3 * DD_NS_PER_MS);
     CHECK(!dd_spin_is_resting(&spin));
-    /* As a yield that took long leaves it. */
-    spin.last_rest = spin.rest = 3;
-    for (int i = 0; i < 3; i++) {
-        CHECK(dd_spin_is_resting(&spin));
-        CHECK_INT(dd_spin_start(&spin), 0);
-    }
+    int64_t began_ns = dd_clock_now_ns();
+    dd_spin_note_yield(&spin, 4 * DD_NS_PER_MS);
+    CHECK(dd_spin_is_resting(&spin));
+    CHECK(spin.rests_until_ns >= began_ns + 70 * DD_NS_PER_MS);
+    /* There is always a poll, if a short one, and nothing is given away during it. */
+    CHECK_INT(dd_spin_start(&spin), 50 * DD_NS_PER_US);
+    dd_spin_yield(&spin);
+    CHECK(dd_spin_is_resting(&spin));
+}
+
+TEST(spin_rests_for_a_time_that_passes_without_waits)
+{
+    dd_spin spin = {.budget_ns = DD_NS_PER_MS};
+    dd_spin_note_yield(&spin, 3600 * DD_NS_PER_S);
+    dd_spin_note_yield(&spin, 3600 * DD_NS_PER_S);
+    int64_t left_ns = spin.rests_until_ns - dd_clock_now_ns();
+    CHECK(left_ns > 0 && left_ns <= 200 * DD_NS_PER_MS);
+    spin.rests_until_ns -= left_ns; /* as if that long had passed */
+    CHECK_INT(dd_spin_start(&spin), DD_NS_PER_MS);
+    CHECK(!dd_spin_is_resting(&spin));
+    dd_spin_note_yield(&spin, 3 * DD_NS_PER_MS); /* and what was before is forgotten */
+    CHECK(!dd_spin_is_resting(&spin));
+}
+
+TEST(spin_of_a_short_budget_stays_short)
+{
+    dd_spin spin = {.budget_ns = 1000, .rests_until_ns = dd_clock_now_ns() + 3600 * DD_NS_PER_S};
     CHECK_INT(dd_spin_start(&spin), 1000);
-    for (int i = 0; i < 5000; i++) {
-        dd_spin_note_success(&spin);
-    }
-    CHECK_INT(spin.last_rest, 0);
+    spin = (dd_spin){.budget_ns = 1000};
+    dd_spin_yield(&spin);
+    CHECK_INT(dd_spin_start(&spin), 1000);
 }
 
 TEST(spin_of_nothing_is_none)

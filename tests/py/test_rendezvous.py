@@ -1,6 +1,7 @@
 """dldist.rendezvous: c10d's calls, word for word, and meeting at one place again and again."""
 
 import concurrent.futures
+import contextlib
 import os
 import socket
 import threading
@@ -355,16 +356,25 @@ def test_an_address_is_listened_on_alone_and_a_name_everywhere(monkeypatch):
 # ---- a range of ports
 
 
-def _range_of(listener):
-    """Three ports, of which the first is taken."""
-    first = listener.getsockname()[1]
-    if first > 65000:
-        pytest.skip("the free port is at the end of the range")
-    return first, f"{first}-{first + 2}"
+@pytest.fixture
+def taken_range():
+    """Three ports in a row that were all free a moment ago. The first of them is taken."""
+    for _ in range(100):
+        with contextlib.ExitStack() as stack:
+            try:
+                first = stack.enter_context(socket.create_server((LOOPBACK, 0)))
+                port = first.getsockname()[1]
+                for other in (port + 1, port + 2):
+                    socket.create_server((LOOPBACK, other)).close()
+            except (OSError, OverflowError):
+                continue
+            yield port, f"{port}-{port + 2}"
+            return
+    pytest.fail("no three free ports in a row were found in 100 tries")
 
 
-def test_the_first_free_port_of_a_range_is_found_by_the_job(ranks, listener):
-    first, ports = _range_of(listener)
+def test_the_first_free_port_of_a_range_is_found_by_the_job(ranks, taken_range):
+    first, ports = taken_range
     url = f"tcp://{LOOPBACK}:{ports}?job=a"
 
     def member(rank):
@@ -379,8 +389,8 @@ def test_the_first_free_port_of_a_range_is_found_by_the_job(ranks, listener):
     assert first < results[0][1] <= first + 2
 
 
-def test_another_job_in_the_range_is_passed_by(listener):
-    _, ports = _range_of(listener)
+def test_another_job_in_the_range_is_passed_by(taken_range):
+    _, ports = taken_range
     one, other = (next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:{ports}?job={job}", 0, 2))[0] for job in "ab")
     assert one.port != other.port
     guest = next(rendezvous.rendezvous(f"tcp://{LOOPBACK}:{ports}?job=b", 1, 2))[0]

@@ -1,0 +1,35 @@
+"""Other programs beside benchmarks/collectives.py: peers/noise.c, which says what kinds there are."""
+
+import contextlib
+import os
+import select
+import subprocess
+
+from collectives_mpi import Unavailable
+
+QUIET = "none"
+KINDS = (QUIET, "1of10", "4of20", "short-lived", "busy1", "busy2", "busy4")
+
+
+@contextlib.contextmanager
+def noise(place, kind):
+    """The machine is that loud inside. The programs end with the block, and with this process however that ends: they
+    see it by the pipe that closes then, each of their own processes by its parent."""
+    if kind == QUIET:
+        yield
+        return
+    program = place.compile("noise", ["noise.c"])
+    command = [program, kind, *map(str, sorted(os.sched_getaffinity(0)))]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        if not select.select([process.stdout], [], [], 10)[0] or process.stdout.readline() != b"ready\n":
+            raise Unavailable(f"the programs of the noise {kind} did not start")
+        yield
+    finally:
+        process.stdin.close()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()

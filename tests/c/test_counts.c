@@ -1,0 +1,619 @@
+/* What an operation costs in things that can be counted: system calls, wake-ups, allocations, bytes copied. Times are for
+ * benchmarks; counts are the same on every machine, however busy.
+ *
+ * Whoever makes an operation cheaper lowers its limits in the tables below. None may rise. */
+#include "check.h"
+#include "copy_counter.h"
+#include "core/mem.h"
+#include "group_team.h"
+#include "syscall_counter.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define RANKS_MOST 4
+#define NBLOCKS 25
+#define NCALLS 8
+#define NWAKES 9
+#define SMALL 8
+#define LARGE ((size_t)256 << 10)
+
+/* How the last rank calls, when all others have begun theirs. */
+typedef enum call_way {
+    WAY_CALL,  /* one call that waits */
+    WAY_ASYNC, /* a work, and a wait for it */
+    WAY_PLAN,  /* a standing call, started and waited for */
+} call_way;
+
+static const char *const way_names[] = {"call", "async", "plan"};
+
+/* Of an operation that finds all it needs: the others begin it, the last rank calls, the others see that it has ended. The cheapest of
+ * several rows of operations counts, rounded up: now and then the clock makes something happen that has nothing to do with the
+ * operation, such as a look at the links. */
+typedef struct costs {
+    int last;   /* system calls of the last rank */
+    int other;  /* of each other rank */
+    int allocs; /* allocations of each rank */
+} costs;
+
+/* ---- a team whose calls are all made by one thread, so that nothing depends on who runs when */
+
+typedef struct shared_state shared_state;
+
+typedef struct team_member {
+    team_rank *rank;
+    char *values; /* inputs, outputs: for each rank a block */
+    dd_block inputs[RANKS_MOST], outputs[RANKS_MOST];
+    dd_coll_args args;
+    dd_standing_call *call;
+    dd_work *work;
+} team_member;
+
+struct shared_state {
+    syscall_counter *counter;
+    int size;
+    team_member members[RANKS_MOST];
+    void (*measure)(shared_state *state);
+};
+
+static void
+gather_team(team_rank *self)
+{
+    shared_state *state = self->arg;
+    state->members[self->rank].rank = self;
+    team_rendezvous(self, "all are here");
+    if (self->rank == 0) {
+        state->measure(state);
+    }
+    team_rendezvous(self, "all is done");
+}
+
+/* In a child whose system calls are counted. Where that is refused, or sanitizers make some of their own: without, where it `has_more`
+ * to check, and that is said. */
+static void
+run_counted(int (*body)(void *arg), void *arg, syscall_counter **counter, bool has_more)
+{
+    const char *refusal = "sanitizers make some of their own";
+    int status = 0;
+    void *shared = mmap(NULL, sizeof **counter, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(shared != MAP_FAILED);
+    *counter = shared;
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    refusal = syscall_counter_run(*counter, body, arg, &status) ? NULL : strerror(errno);
+#endif
+    if (refusal != NULL) {
+        printf("    skipped: system calls cannot be counted: %s\n", refusal);
+        *counter = NULL;
+        status = has_more ? body(arg) : 0;
+    }
+    CHECK_INT(status, 0);
+    munmap(shared, sizeof **counter);
+}
+
+static int
+leave(void)
+{
+    fflush(NULL);
+    return check_failures() > 0 ? 1 : 0;
+}
+
+static int
+run_team_of(void *arg)
+{
+    shared_state *state = arg;
+    alarm((unsigned)(CHECK_TIMEOUT_S * check_slow()));
+    team_run(&(team_options){.size = state->size}, gather_team, state);
+    return leave();
+}
+
+static void
+count_team(shared_state *state)
+{
+    run_counted(run_team_of, state, &state->counter, true);
+}
+
+/* By this thread; always 0 where they are not counted. */
+static long
+nsyscalls(const shared_state *state)
+{
+    if (state->counter == NULL) {
+        return 0;
+    }
+    static _Thread_local const counted_thread *mine;
+    if (mine == NULL) {
+        mine = syscall_counter_find(state->counter, (pid_t)syscall(SYS_gettid));
+    }
+    return mine != NULL ? atomic_load(&mine->ncalls) : -1;
+}
+
+static void
+fill_blocks(dd_block *blocks, char *values, int count, size_t nbytes)
+{
+    for (int i = 0; i < count; i++) {
+        blocks[i] = (dd_block){.data = values + (size_t)i * nbytes, .nbytes = nbytes};
+    }
+}
+
+/* Every block has `nbytes`, and the last rank is no root. In place where the Python calls are. */
+static bool
+member_init(team_member *self, dd_coll coll, size_t nbytes)
+{
+    bool is_root = self->rank->rank == 0;
+    int size = self->rank->size;
+    self->values = calloc(2 * (size_t)size, nbytes);
+    if (!CHECK(self->values != NULL)) {
+        return false;
+    }
+    fill_blocks(self->inputs, self->values, dd_coll_ninputs(coll, is_root, size), nbytes);
+    fill_blocks(self->outputs, self->values + (size_t)size * nbytes, dd_coll_noutputs(coll, is_root, size),
+                nbytes);
+    if (coll == DD_COLL_BROADCAST || coll == DD_COLL_REDUCE || coll == DD_COLL_ALL_REDUCE) {
+        fill_blocks(self->inputs, self->values, 1, nbytes);
+        fill_blocks(self->outputs, self->values, 1, nbytes);
+    }
+    self->args = (dd_coll_args){.coll = coll,
+                                .reduction = {.dtype = DD_DTYPE_FLOAT32, .op = DD_REDOP_SUM},
+                                .inputs = self->inputs,
+                                .outputs = self->outputs};
+    return CHECK_OK(
+        dd_group_make_standing(self->rank->group, &self->args, &team_no_options, &self->call, check_err()));
+}
+
+static void
+member_fini(team_member *self)
+{
+    CHECK(!dd_standing_destroy(self->call, NULL, NULL));
+    free(self->values);
+}
+
+static void
+begin(team_member *self, call_way how)
+{
+    if (how == WAY_ASYNC) {
+        CHECK_OK(
+            dd_group_collective(self->rank->group, &self->args, &team_no_options, &self->work, check_err()));
+    } else {
+        CHECK_OK(dd_standing_start(self->call, check_err()));
+    }
+}
+
+static void
+end(team_member *self, call_way how)
+{
+    dd_wait wait = dd_wait_after(60 * DD_NS_PER_S);
+    if (how == WAY_ASYNC) {
+        CHECK_OK(team_wait(self->rank->group, self->work));
+    } else {
+        CHECK_OK(dd_standing_wait(self->call, &wait, check_err()));
+    }
+}
+
+static void
+call(team_member *self, call_way how)
+{
+    if (how == WAY_CALL) {
+        CHECK_OK(team_call(self->rank, &self->args));
+    } else {
+        begin(self, how);
+        end(self, how);
+    }
+}
+
+/* One operation: all but the last begin, the last comes, the others end. */
+static void
+operate(shared_state *state, call_way how, long *nlast, long *nothers)
+{
+    int last = state->size - 1;
+    long before = nsyscalls(state);
+    for (int rank = 0; rank < last; rank++) {
+        begin(&state->members[rank], how);
+    }
+    long between = nsyscalls(state);
+    call(&state->members[last], how);
+    long after = nsyscalls(state);
+    for (int rank = 0; rank < last; rank++) {
+        end(&state->members[rank], how);
+    }
+    *nlast += after - between;
+    *nothers += between - before + nsyscalls(state) - after;
+}
+
+static int
+rounded_up(long total, long parts)
+{
+    return (int)((total + parts - 1) / parts);
+}
+
+static void
+keep_least(costs *least, costs found)
+{
+    least->last = found.last < least->last ? found.last : least->last;
+    least->other = found.other < least->other ? found.other : least->other;
+    least->allocs = found.allocs < least->allocs ? found.allocs : least->allocs;
+}
+
+static const costs nothing_yet = {.last = 1 << 30, .other = 1 << 30, .allocs = 1 << 30};
+
+/* All figures are printed with DLDIST_TEST_COUNTS=1, else those that are too high. */
+static void
+check_costs(const char *what, const char *how, int size, costs found, costs most)
+{
+    bool is_met = found.last <= most.last && found.other <= most.other && found.allocs <= most.allocs;
+    if (getenv("DLDIST_TEST_COUNTS") != NULL || !is_met) {
+        printf(
+            "    %-26s %-5s %d ranks: system calls of the last rank %d, of each other %d; allocations %d; at most %d, "
+            "%d; %d\n",
+            what, how, size, found.last, found.other, found.allocs, most.last, most.other, most.allocs);
+    }
+    CHECK(is_met);
+}
+
+static int
+make_ten_calls(void *arg)
+{
+    shared_state *state = arg;
+    long before = nsyscalls(state);
+    for (int i = 0; i < 10; i++) {
+        (void)getppid();
+    }
+    CHECK_INT(nsyscalls(state) - before, 10);
+    return leave();
+}
+
+TEST(system_calls_are_counted)
+{
+    shared_state state = {0};
+    run_counted(make_ten_calls, &state, &state.counter, false);
+}
+
+/* ---- collectives of 8 bytes a rank */
+
+static costs
+count_collective(shared_state *state, call_way how)
+{
+    costs found = nothing_yet;
+    for (int block = 0; block < NBLOCKS; block++) {
+        long last = 0;
+        long others = 0;
+        (void)dd_mem_fail_after(-1);
+        for (int i = 0; i < NCALLS; i++) {
+            operate(state, how, &last, &others);
+        }
+        keep_least(&found, (costs){.last = rounded_up(last, NCALLS),
+                                   .other = rounded_up(others, NCALLS * (state->size - 1)),
+                                   .allocs = rounded_up(dd_mem_fail_after(-1), NCALLS * state->size)});
+    }
+    return found;
+}
+
+static const struct collective_limit {
+    dd_coll coll;
+    costs most[3]; /* by way */
+} collective_limits[] = {
+    {DD_COLL_BARRIER, {{0, 0, 0}, {0, 0, 1}, {0, 0, 0}}},
+    {DD_COLL_BROADCAST, {{0, 0, 0}, {0, 0, 1}, {0, 0, 0}}},
+    {DD_COLL_REDUCE, {{0, 0, 0}, {0, 0, 1}, {0, 0, 0}}},
+    {DD_COLL_ALL_REDUCE, {{0, 0, 0}, {0, 0, 1}, {0, 0, 0}}},
+    {DD_COLL_GATHER, {{0, 0, 0}, {0, 0, 1}, {0, 0, 0}}},
+    {DD_COLL_SCATTER, {{0, 0, 0}, {0, 0, 1}, {0, 0, 0}}},
+    {DD_COLL_ALL_GATHER, {{0, 0, 0}, {0, 0, 1}, {0, 0, 0}}},
+    {DD_COLL_REDUCE_SCATTER, {{0, 0, 0}, {0, 0, 1}, {0, 0, 0}}},
+    {DD_COLL_ALL_TO_ALL, {{0, 0, 0}, {0, 0, 1}, {0, 0, 0}}},
+};
+
+static void
+measure_collectives(shared_state *state)
+{
+    for (size_t i = 0; i < sizeof collective_limits / sizeof collective_limits[0]; i++) {
+        const struct collective_limit *limit = &collective_limits[i];
+        for (int rank = 0; rank < state->size; rank++) {
+            if (!member_init(&state->members[rank], limit->coll, SMALL)) {
+                return;
+            }
+        }
+        for (int how = 0; how < 3; how++) {
+            costs found = count_collective(state, (call_way)how);
+            check_costs(dd_coll_name(limit->coll), way_names[how], state->size, found, limit->most[how]);
+        }
+        for (int rank = 0; rank < state->size; rank++) {
+            member_fini(&state->members[rank]);
+        }
+    }
+}
+
+TEST(collectives_of_two_ranks)
+{
+    count_team(&(shared_state){.size = 2, .measure = measure_collectives});
+}
+
+TEST(collectives_of_four_ranks)
+{
+    count_team(&(shared_state){.size = 4, .measure = measure_collectives});
+}
+
+/* ---- messages of 8 bytes */
+
+typedef struct message_ends {
+    dd_work *send, *recv;
+    double out, in;
+} message_ends;
+
+static void
+begin_send(shared_state *state, message_ends *ends)
+{
+    dd_block block = {.data = &ends->out, .nbytes = sizeof ends->out};
+    CHECK_OK(dd_group_send(state->members[0].rank->group, block, 1, 0, &team_no_options, &ends->send,
+                           check_err()));
+}
+
+static void
+begin_recv(shared_state *state, message_ends *ends)
+{
+    dd_block block = {.data = &ends->in, .nbytes = sizeof ends->in};
+    CHECK_OK(dd_group_recv(state->members[1].rank->group, block, 0, 0, &team_no_options, &ends->recv,
+                           check_err()));
+}
+
+static void
+end_send(shared_state *state, message_ends *ends)
+{
+    CHECK_OK(team_wait(state->members[0].rank->group, ends->send));
+}
+
+static void
+end_recv(shared_state *state, message_ends *ends)
+{
+    CHECK_OK(team_wait(state->members[1].rank->group, ends->recv));
+}
+
+/* The second side begins when the first has, and ends first. */
+static costs
+count_messages(shared_state *state, void (*const steps[4])(shared_state *state, message_ends *ends))
+{
+    costs found = nothing_yet;
+    for (int block = 0; block < NBLOCKS; block++) {
+        long counts[2] = {0, 0};
+        (void)dd_mem_fail_after(-1);
+        for (int i = 0; i < NCALLS; i++) {
+            message_ends ends = {.out = i};
+            for (int step = 0; step < 4; step++) {
+                long before = nsyscalls(state);
+                steps[step](state, &ends);
+                counts[step == 1 || step == 2] += nsyscalls(state) - before;
+            }
+            CHECK(ends.in == i);
+        }
+        keep_least(&found, (costs){.last = rounded_up(counts[1], NCALLS),
+                                   .other = rounded_up(counts[0], NCALLS),
+                                   .allocs = rounded_up(dd_mem_fail_after(-1), NCALLS * 2)});
+    }
+    return found;
+}
+
+static const costs sent_before_limit = {0, 0, 1};
+static const costs awaited_limit = {0, 0, 1};
+
+static void
+measure_messages(shared_state *state)
+{
+    check_costs(
+        "message, sent before", "", 2,
+        count_messages(state, (void (*const[])(shared_state *, message_ends *)){begin_send, begin_recv,
+                                                                                end_recv, end_send}),
+        sent_before_limit);
+    check_costs(
+        "message, waited for", "", 2,
+        count_messages(state, (void (*const[])(shared_state *, message_ends *)){begin_recv, begin_send,
+                                                                                end_send, end_recv}),
+        awaited_limit);
+}
+
+TEST(messages)
+{
+    count_team(&(shared_state){.size = 2, .measure = measure_messages});
+}
+
+/* ---- wake-ups: all others are asleep when the last rank comes */
+
+typedef struct sleeper {
+    atomic_long tid;
+    atomic_int go; /* how many barriers it shall make */
+} sleeper;
+
+typedef struct wake_state {
+    syscall_counter *counter;
+    int size;
+    sleeper sleepers[RANKS_MOST];
+    const char *what;
+    void (*sleep)(team_rank *self); /* what the others wait in */
+    void (*wake)(team_rank *self);  /* what ends that */
+    int most;
+} wake_state;
+
+static bool
+is_asleep_in(long number)
+{
+    return number == SYS_futex || number == SYS_epoll_wait || number == SYS_epoll_pwait ||
+           number == SYS_poll || number == SYS_ppoll;
+}
+
+/* Every thread of the process but this one is asleep, and so the others' calls are. */
+static bool
+are_asleep(const wake_state *state)
+{
+    for (int rank = 0; rank + 1 < state->size; rank++) {
+        pid_t tid = (pid_t)atomic_load(&state->sleepers[rank].tid);
+        const counted_thread *thread = syscall_counter_find(state->counter, tid);
+        if (thread == NULL || !is_asleep_in(atomic_load(&thread->current))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static int
+compare_longs(const void *left, const void *right)
+{
+    return (*(const long *)left > *(const long *)right) - (*(const long *)left < *(const long *)right);
+}
+
+/* The median counts: between two looks at the clock a sleeper is awake for a moment. */
+static void
+wake_the_others(team_rank *self, wake_state *state)
+{
+    const counted_thread *mine = syscall_counter_find(state->counter, (pid_t)syscall(SYS_gettid));
+    long nwakes[NWAKES];
+    REQUIRE(mine != NULL);
+    for (int round = 0; round < NWAKES; round++) {
+        for (int rank = 0; rank + 1 < state->size; rank++) {
+            atomic_fetch_add(&state->sleepers[rank].go, 1);
+        }
+        usleep(1000);
+        while (!are_asleep(state)) {
+            usleep(1000);
+        }
+        long before = atomic_load(&mine->nwakes);
+        state->wake(self);
+        nwakes[round] = atomic_load(&mine->nwakes) - before;
+    }
+    qsort(nwakes, NWAKES, sizeof nwakes[0], compare_longs);
+    long median = nwakes[NWAKES / 2];
+    if (getenv("DLDIST_TEST_COUNTS") != NULL || median > state->most) {
+        printf("    %s of %d ranks, all others asleep: the last wakes %ld times; at most %d\n", state->what,
+               state->size, median, state->most);
+    }
+    CHECK(median <= state->most);
+}
+
+static void
+sleep_or_wake(team_rank *self)
+{
+    wake_state *state = self->arg;
+    sleeper *own = &state->sleepers[self->rank];
+    atomic_store(&own->tid, syscall(SYS_gettid));
+    team_rendezvous(self, "all are here");
+    if (self->rank == self->size - 1) {
+        wake_the_others(self, state);
+        return;
+    }
+    for (int round = 0; round < NWAKES; round++) {
+        while (atomic_load(&own->go) <= round) {
+            usleep(1000);
+        }
+        state->sleep(self);
+    }
+}
+
+static int
+run_sleepers(void *arg)
+{
+    wake_state *state = arg;
+    alarm((unsigned)(CHECK_TIMEOUT_S * check_slow()));
+    team_run(&(team_options){.size = state->size}, sleep_or_wake, state);
+    return leave();
+}
+
+static void
+count_wakes(wake_state state)
+{
+    run_counted(run_sleepers, &state, &state.counter, false);
+}
+
+static void
+meet_in_barrier(team_rank *self)
+{
+    CHECK_OK(team_barrier(self->group));
+}
+
+static void
+send_double(team_rank *self)
+{
+    double value = 1;
+    dd_block block = {.data = &value, .nbytes = sizeof value};
+    dd_work *work = NULL;
+    REQUIRE_OK(dd_group_send(self->group, block, 0, 0, &team_no_options, &work, check_err()));
+    CHECK_OK(team_wait(self->group, work));
+}
+
+static void
+receive_double(team_rank *self)
+{
+    double value = 0;
+    dd_block block = {.data = &value, .nbytes = sizeof value};
+    dd_work *work = NULL;
+    REQUIRE_OK(dd_group_recv(self->group, block, 1, 0, &team_no_options, &work, check_err()));
+    CHECK_OK(team_wait(self->group, work));
+    CHECK(value == 1);
+}
+
+TEST(wakes_of_a_barrier)
+{
+    wake_state barrier = {.what = "barrier", .sleep = meet_in_barrier, .wake = meet_in_barrier};
+    barrier.size = 2;
+    barrier.most = 1;
+    count_wakes(barrier);
+    barrier.size = 4;
+    barrier.most = 3;
+    count_wakes(barrier);
+}
+
+TEST(wakes_of_a_message)
+{
+    count_wakes(
+        (wake_state){.size = 2, .what = "message", .sleep = receive_double, .wake = send_double, .most = 1});
+}
+
+/* ---- bytes copied, by all ranks of an operation, in blocks; what a reduction writes is not in it */
+
+static const struct copy_limit {
+    dd_coll coll;
+    double most;
+} copy_limits[] = {
+    {DD_COLL_BROADCAST, 2}, {DD_COLL_REDUCE, 1},     {DD_COLL_ALL_REDUCE, 3},     {DD_COLL_GATHER, 3},
+    {DD_COLL_SCATTER, 3},   {DD_COLL_ALL_GATHER, 6}, {DD_COLL_REDUCE_SCATTER, 2}, {DD_COLL_ALL_TO_ALL, 6},
+};
+
+static void
+count_copies(team_rank *self)
+{
+    team_member member = {.rank = self};
+    for (size_t i = 0; i < sizeof copy_limits / sizeof copy_limits[0]; i++) {
+        const struct copy_limit *limit = &copy_limits[i];
+        char name[64];
+        REQUIRE(member_init(&member, limit->coll, LARGE));
+        CHECK_OK(team_call(self, &member.args));
+        snprintf(name, sizeof name, "before %zu", i);
+        team_rendezvous(self, name);
+        size_t before = copy_counter_nbytes();
+        snprintf(name, sizeof name, "begin %zu", i);
+        team_rendezvous(self, name);
+        CHECK_OK(team_call(self, &member.args));
+        snprintf(name, sizeof name, "end %zu", i);
+        team_rendezvous(self, name);
+        double found = (double)(copy_counter_nbytes() - before) / (double)LARGE;
+        snprintf(name, sizeof name, "after %zu", i);
+        team_rendezvous(self, name);
+        member_fini(&member);
+        if (self->rank == 0 && (getenv("DLDIST_TEST_COUNTS") != NULL || found > limit->most)) {
+            printf("    %-14s %d ranks, %zu KiB: %.3f blocks are copied; at most %.3f\n",
+                   dd_coll_name(limit->coll), self->size, LARGE >> 10, found, limit->most);
+        }
+        CHECK(found <= limit->most);
+    }
+}
+
+TEST(copies_of_two_ranks)
+{
+    if (!copy_counter_works()) {
+        printf("    skipped: this build does not count copies\n");
+        return;
+    }
+    team_run(&(team_options){.size = 2}, count_copies, NULL);
+}

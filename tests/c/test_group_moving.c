@@ -1,0 +1,205 @@
+/* Data is moved without a lock that other groups want. An input whose pages cannot be read stops the copy in the
+ * middle, for as long as the test likes. */
+#include "check.h"
+#include "group/group_internal.h"
+#include "group_team.h"
+
+#include "core/mem.h"
+#include "core/thread.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#define NBYTES ((size_t)1 << 20)
+
+/* ---- pages that stop whoever reads them */
+
+static uint8_t *trap;
+static atomic_bool is_trapped;
+static atomic_bool is_open;
+
+static void
+nap(void)
+{
+    struct timespec moment = {.tv_nsec = 1000000};
+    nanosleep(&moment, NULL);
+}
+
+/* At most 20 s. */
+static bool
+wait_for(const atomic_bool *flag)
+{
+    for (int i = 0; i < 20000 && !atomic_load(flag); i++) {
+        nap();
+    }
+    return atomic_load(flag);
+}
+
+static void
+on_fault(int number, siginfo_t *info, void *context)
+{
+    (void)context;
+    uintptr_t offset = (uintptr_t)info->si_addr - (uintptr_t)trap;
+    if (offset >= NBYTES) {
+        signal(number, SIG_DFL); /* a real one */
+        return;
+    }
+    atomic_store(&is_trapped, true);
+    (void)wait_for(&is_open);
+    (void)mprotect(trap, NBYTES, PROT_READ | PROT_WRITE);
+}
+
+static void
+set_trap(struct sigaction *before)
+{
+    struct sigaction action = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO};
+    sigemptyset(&action.sa_mask);
+    REQUIRE(sigaction(SIGSEGV, &action, before) == 0);
+    trap = mmap(NULL, NBYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(trap != MAP_FAILED);
+    atomic_store(&is_trapped, false);
+    atomic_store(&is_open, false);
+}
+
+static void
+remove_trap(const struct sigaction *before)
+{
+    (void)sigaction(SIGSEGV, before, NULL);
+    (void)munmap(trap, NBYTES);
+}
+
+/* ---- a second thread of every rank, beside the one that moves data */
+
+typedef struct companion {
+    team_rank *self;
+    dd_group *other; /* of the same ranks */
+    void (*body)(struct companion *companion);
+    pthread_t thread;
+} companion;
+
+static void *
+run_companion(void *arg)
+{
+    companion *own = arg;
+    CHECK(wait_for(&is_trapped));
+    own->body(own);
+    atomic_store(&is_open, true);
+    return NULL;
+}
+
+static void
+start_companion(team_rank *self, dd_group *other, companion *own, void (*body)(companion *own))
+{
+    *own = (companion){.self = self, .other = other, .body = body};
+    REQUIRE_OK(dd_thread_start(&own->thread, "companion", run_companion, own, check_err()));
+}
+
+/* Of float32 zeros; rank 0 gives the trap. */
+static dd_status
+reduce_trapped(team_rank *self, uint8_t *output)
+{
+    sigset_t faults; /* blocked in threads of ours */
+    sigemptyset(&faults);
+    sigaddset(&faults, SIGSEGV);
+    (void)pthread_sigmask(SIG_UNBLOCK, &faults, NULL);
+    dd_block input = {.data = self->rank == 0 ? trap : output, .nbytes = NBYTES};
+    dd_block result = {.data = output, .nbytes = NBYTES};
+    dd_coll_args args = {.coll = DD_COLL_ALL_REDUCE,
+                         .inputs = &input,
+                         .outputs = &result,
+                         .reduction = {.dtype = DD_DTYPE_FLOAT32, .op = DD_REDOP_SUM}};
+    return team_call(self, &args);
+}
+
+/* ---- tests */
+
+static void
+work_in_other_group(companion *own)
+{
+    for (int i = 0; i < 10; i++) {
+        CHECK(team_check_sum(own->other));
+    }
+    dd_region *region = NULL;
+    CHECK_OK(dd_group_alloc(own->other, NBYTES, &region, check_err()));
+    dd_region_release(region);
+    CHECK(!atomic_load(&is_open)); /* and all that while the copy stood still */
+    team_rendezvous(own->self, "worked");
+}
+
+static void
+be_stopped_beside_another_group(team_rank *self)
+{
+    int ranks[] = {0, 1};
+    dd_group *other = NULL;
+    dd_group_options options = team_group_options("other");
+    dd_wait wait = dd_wait_after(20 * DD_NS_PER_S);
+    REQUIRE_OK(dd_group_split(self->group, ranks, 2, 0, &options, &other, &wait, check_err()));
+    uint8_t *output = dd_mem_zalloc(NBYTES);
+    REQUIRE(output != NULL);
+    companion own;
+    start_companion(self, other, &own, work_in_other_group);
+    CHECK_OK(reduce_trapped(self, output));
+    pthread_join(own.thread, NULL);
+    dd_mem_free(output);
+    CHECK_OK(dd_group_close(other, &wait, check_err()));
+    dd_group_release(other);
+}
+
+TEST(other_groups_work_while_data_is_moved)
+{
+    struct sigaction before;
+    set_trap(&before);
+    team_options options = {.size = 2};
+    team_run(&options, be_stopped_beside_another_group, NULL);
+    remove_trap(&before);
+}
+
+static void
+let_some_time_pass(companion *own)
+{
+    (void)own;
+    for (int i = 0; i < 50; i++) {
+        nap();
+    }
+}
+
+static void *
+abort_group(void *arg)
+{
+    CHECK(wait_for(&is_trapped));
+    dd_group_abort(((team_rank *)arg)->group, "enough");
+    return NULL;
+}
+
+/* What is aborted ends when nobody looks into its memory any more, and not before. */
+static void
+be_aborted_while_stopped(team_rank *self)
+{
+    uint8_t *output = dd_mem_zalloc(NBYTES);
+    REQUIRE(output != NULL);
+    if (self->rank == 0) {
+        companion own;
+        pthread_t aborter;
+        start_companion(self, NULL, &own, let_some_time_pass);
+        REQUIRE_OK(dd_thread_start(&aborter, "aborter", abort_group, self, check_err()));
+        CHECK_STATUS(reduce_trapped(self, output), DD_ABORTED);
+        CHECK(atomic_load(&is_open));
+        pthread_join(own.thread, NULL);
+        pthread_join(aborter, NULL);
+    } else {
+        CHECK_STATUS(reduce_trapped(self, output), DD_ABORTED);
+    }
+    dd_mem_free(output);
+}
+
+TEST(abort_waits_for_the_end_of_a_copy)
+{
+    struct sigaction before;
+    set_trap(&before);
+    team_options options = {.size = 2};
+    team_run(&options, be_aborted_while_stopped, NULL);
+    remove_trap(&before);
+}
