@@ -58,10 +58,14 @@ dd_arena_nbytes(int nranks)
     return results_offset(nranks) + (nranks > 1 ? ARENA_RESULTS_BYTES : 0);
 }
 
-static uint64_t
-bits_of(int nranks)
+static dd_arena_ranks
+all_of(int nranks)
 {
-    return nranks == 64 ? UINT64_MAX : (UINT64_C(1) << nranks) - 1;
+    dd_arena_ranks ranks = {{0}};
+    for (int k = 0; k < nranks; k++) {
+        dd_arena_ranks_add(&ranks, k);
+    }
+    return ranks;
 }
 
 static arena_geometry
@@ -75,6 +79,8 @@ geometry_of(int nranks)
         .nbuffers = ARENA_NBUFFERS,
         .buffer_nbytes = buffer_nbytes(nranks),
         .spacing = ARENA_SPACING,
+        .header_nbytes = sizeof(arena_shared),
+        .control_nbytes = sizeof(arena_control),
         .payload_nbytes = ARENA_PAYLOAD_BYTES,
         .chunk_nbytes = ARENA_CHUNK_BYTES,
         .results_nbytes = ARENA_RESULTS_BYTES,
@@ -97,8 +103,9 @@ dd_arena_create(int nranks, bool is_crowded, int *fd, dd_error *err)
         arena_shared shared = {
             .geometry = geometry_of(nranks),
             .is_crowded = is_crowded,
-            .unregistered = nranks > 1 ? bits_of(nranks) : 0, /* alone there is nobody to sleep */
         };
+        dd_arena_ranks unregistered = all_of(nranks > 1 ? nranks : 0); /* alone there is nobody to sleep */
+        memcpy(&shared.unregistered, &unregistered, sizeof(unregistered));
         if (pwrite(new_fd, &shared, sizeof(shared), 0) == (ssize_t)sizeof(shared)) {
             *fd = new_fd;
             return DD_OK;
@@ -113,10 +120,14 @@ dd_arena_create(int nranks, bool is_crowded, int *fd, dd_error *err)
 static dd_status
 check_geometry(int fd, const arena_geometry *ours, dd_error *err)
 {
-    static const char *const names[] = {
-        "first word",       "version",           "number of ranks",     "size",       "number of buffers",
-        "buffer size",      "spacing",           "payload of a header", "chunk size", "size of results",
-        "shared fold from", "claimed fold from", "share of a claim"};
+    static const char *const names[] = {"first word",        "version",
+                                        "number of ranks",   "size",
+                                        "number of buffers", "buffer size",
+                                        "spacing",           "header",
+                                        "control block",     "payload of a header",
+                                        "chunk size",        "size of results",
+                                        "shared fold from",  "claimed fold from",
+                                        "share of a claim"};
     const size_t count = sizeof(*ours) / sizeof(uint64_t);
     _Static_assert(sizeof(names) / sizeof(names[0]) == sizeof(*ours) / sizeof(uint64_t), "each has a name");
     uint64_t found[sizeof(*ours) / sizeof(uint64_t)];
@@ -193,7 +204,8 @@ allocate(int nranks, int rank, dd_arena **arena, dd_error *err)
     new_arena->nranks = nranks;
     new_arena->rank = rank;
     new_arena->geometry = geometry_of(nranks);
-    new_arena->all_ranks = bits_of(nranks);
+    new_arena->all_ranks = all_of(nranks);
+    new_arena->nwords = (nranks + 63) / 64;
     new_arena->slots = dd_mem_alloc_array(count, sizeof(*new_arena->slots));
     new_arena->peers = dd_mem_alloc_array(count, sizeof(*new_arena->peers));
     new_arena->sources = dd_mem_alloc_array(count, sizeof(*new_arena->sources));

@@ -17,7 +17,38 @@
 
 typedef struct dd_arena dd_arena;
 
-#define DD_ARENA_MAX_RANKS 64
+#define DD_ARENA_MAX_RANKS 256
+
+/* Some of an arena's ranks, a bit each. */
+typedef struct dd_arena_ranks {
+    uint64_t words[DD_ARENA_MAX_RANKS / 64];
+} dd_arena_ranks;
+
+static inline bool
+dd_arena_ranks_have(const dd_arena_ranks *ranks, int k)
+{
+    return (ranks->words[k / 64] >> k % 64 & 1) != 0;
+}
+
+static inline void
+dd_arena_ranks_add(dd_arena_ranks *ranks, int k)
+{
+    ranks->words[k / 64] |= UINT64_C(1) << k % 64;
+}
+
+/* Takes the lowest out; -1 when there is none. */
+static inline int
+dd_arena_ranks_take(dd_arena_ranks *ranks)
+{
+    for (int i = 0; i < DD_ARENA_MAX_RANKS / 64; i++) {
+        if (ranks->words[i] != 0) {
+            int bit = __builtin_ctzll(ranks->words[i]);
+            ranks->words[i] &= ranks->words[i] - 1;
+            return 64 * i + bit;
+        }
+    }
+    return -1;
+}
 
 /* Makes the memory, a sealed memfd, for nranks; *fd is the caller's, to be closed by dd_fork_close. Untouched parts cost
  * nothing; all of it is bounded by dd_arena_nbytes, about 256 KiB a rank, and 1.5 MiB at least. is_crowded: there are more ranks than
@@ -78,8 +109,8 @@ dd_arena_state dd_arena_progress(dd_arena *arena);
 /* Before sleeping: from now on publications of others make them `wake` us. False when one has come: do not sleep. */
 bool dd_arena_fall_asleep(dd_arena *arena);
 
-/* Ranks that have not published what we wait for, as bits; 0 when we wait for nothing. */
-uint64_t dd_arena_missing(const dd_arena *arena);
+/* Ranks that have not published what we wait for; none when we wait for nothing. */
+dd_arena_ranks dd_arena_missing(const dd_arena *arena);
 
 /* Tells the others on which CPU this rank runs. Operations do so themselves. */
 void dd_arena_note_cpu(dd_arena *arena);

@@ -181,8 +181,8 @@ dd_arena_fold_shares(dd_arena *arena, uint64_t chunk)
     arena_op *op = &arena->op;
     uint64_t epoch = dd_arena_epoch_of(op, 2 * chunk + 1);
     if (op->source == 0 && op->offset == 0) {
-        op->folders = 0;
-        op->folded = 0;
+        op->folders = (dd_arena_ranks){{0}};
+        op->folded = (dd_arena_ranks){{0}};
     }
     for (; op->source < arena->nranks; op->source++) {
         int k = (arena->rank + op->source) % arena->nranks;
@@ -195,11 +195,11 @@ dd_arena_fold_shares(dd_arena *arena, uint64_t chunk)
                 return false;
             }
             int folder = op->is_claimed ? claim_share(arena, k, epoch) : k;
-            op->folders |= UINT64_C(1) << folder;
+            dd_arena_ranks_add(&op->folders, folder);
             if (folder != arena->rank) {
                 continue;
             }
-            op->folded |= UINT64_C(1) << k;
+            dd_arena_ranks_add(&op->folded, k);
         }
         while (op->offset < own.nbytes) {
             if (op->budget == 0) {
@@ -223,7 +223,7 @@ dd_arena_read_shares(dd_arena *arena, uint64_t chunk)
     for (int i = 1; i <= arena->nranks; i++) {
         int k = (arena->rank + i) % arena->nranks;
         share part = share_of(arena, chunk, k);
-        if (part.nbytes > 0 && (op->folded >> k & 1) == 0) {
+        if (part.nbytes > 0 && !dd_arena_ranks_have(&op->folded, k)) {
             size_t nbytes = part.nbytes / op->in_size * op->out_size;
             const uint8_t *result = arena->results + (part.start - chunk_start) / op->in_size * op->out_size;
             dd_copy(dd_arena_result_at(arena, part.start), result, nbytes);

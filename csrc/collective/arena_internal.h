@@ -86,6 +86,9 @@ typedef enum arena_table {
     ARENA_NTABLES,
 } arena_table;
 
+/* A bit for each rank, which that rank sets, and others may clear. */
+typedef _Atomic uint64_t arena_bits[DD_ARENA_MAX_RANKS / 64];
+
 typedef struct arena_record {
     _Alignas(128) _Atomic uint64_t epoch; /* release: covers all that was written for it */
     _Atomic uint64_t
@@ -111,6 +114,8 @@ typedef struct arena_geometry {
     uint64_t nbuffers;
     uint64_t buffer_nbytes;
     uint64_t spacing;
+    uint64_t header_nbytes;
+    uint64_t control_nbytes;
     uint64_t payload_nbytes;
     uint64_t chunk_nbytes;
     uint64_t results_nbytes;
@@ -123,10 +128,9 @@ typedef struct arena_shared {
     arena_geometry geometry;
     uint64_t is_crowded; /* const: more ranks than cores, says the maker, and all go by that */
     /* Read at every publication, written seldom. */
-    _Alignas(128) _Atomic uint64_t asleep; /* bits: ranks to be woken */
-    _Atomic uint64_t poisoned;             /* bits: ranks that have given up; never cleared */
-    _Atomic uint64_t
-        unregistered; /* bits: ranks whose process cannot be fenced by another yet (see arena_sync.c) */
+    _Alignas(128) arena_bits asleep; /* ranks to be woken */
+    arena_bits poisoned;             /* that have given up; never cleared */
+    arena_bits unregistered;         /* whose process cannot be fenced by another yet (see arena_sync.c) */
     /* A hint by rank 0: large operations are staged past the caches. Written seldom, and read once an operation. */
     _Alignas(128) _Atomic uint32_t is_streaming;
 } arena_shared;
@@ -225,16 +229,18 @@ typedef struct arena_op {
     bool is_read;        /* the round before it */
     int source;          /* reading, folding: how far we are */
     size_t offset;
-    uint64_t folders;   /* bits: ranks that fold shares of this chunk */
-    uint64_t folded;    /* bits: shares that we have folded */
-    uint64_t wanted_in; /* bits: regions of these ranks were asked for */
-    uint64_t wanted_out;
+    dd_arena_ranks folders;   /* that fold shares of this chunk */
+    dd_arena_ranks folded;    /* whose shares we have folded */
+    dd_arena_ranks wanted_in; /* whose regions were asked for */
+    dd_arena_ranks wanted_out;
+    dd_arena_ranks root;
 
     uint64_t awaited_epoch;
-    uint64_t awaited_ranks; /* bits; 0: waits for nobody */
-    bool is_streaming;      /* what is staged goes past the caches */
-    bool is_measured;       /* is of a trial, and not at its end */
-    size_t budget;          /* bytes that this call may still move */
+    dd_arena_ranks awaited;
+    bool is_awaiting;  /* there are some */
+    bool is_streaming; /* what is staged goes past the caches */
+    bool is_measured;  /* is of a trial, and not at its end */
+    size_t budget;     /* bytes that this call may still move */
 } arena_op;
 
 struct dd_arena {
@@ -247,10 +253,11 @@ struct dd_arena {
     uint64_t generation;
     int nranks;
     int rank;
-    uint64_t all_ranks; /* bits */
-    uint64_t epoch;     /* last published by us */
-    uint64_t floor;     /* epoch that all are known to have published */
-    uint32_t cpu;       /* as we have told the others */
+    int nwords; /* in use of a set of ranks */
+    dd_arena_ranks all_ranks;
+    uint64_t epoch; /* last published by us */
+    uint64_t floor; /* epoch that all are known to have published */
+    uint32_t cpu;   /* as we have told the others */
     bool is_registered;
     bool has_slept;       /* our bit may be set in shared->asleep */
     arena_slot *slots;    /* [nranks] */
@@ -276,10 +283,13 @@ dd_status dd_arena_join(dd_arena *mapped, int rank, dd_arena **arena, dd_error *
 void dd_arena_note_registered(dd_arena *arena);
 /* All that was written for the epoch is there for all to see; wakes who waits for it. */
 void dd_arena_publish(dd_arena *arena, uint64_t epoch);
-/* Of `ranks` (bits), those that have not published the epoch, of this operation or an earlier one. */
-uint64_t dd_arena_missing_of(const dd_arena *arena, uint64_t ranks, uint64_t epoch);
+/* Of `ranks`, the others that have not published the epoch, of this operation or an earlier one. False: there are none. */
+bool dd_arena_find_missing(const dd_arena *arena, const dd_arena_ranks *ranks, uint64_t epoch,
+                           dd_arena_ranks *missing);
 /* Whether all of `ranks` have published the epoch; notes what is waited for. */
-bool dd_arena_has_come(dd_arena *arena, uint64_t ranks, uint64_t epoch);
+bool dd_arena_has_come(dd_arena *arena, const dd_arena_ranks *ranks, uint64_t epoch);
+/* Whether any rank's bit is set. */
+bool dd_arena_is_any(const dd_arena *arena, const arena_bits *bits);
 /* We are awake: nobody needs to wake us. */
 void dd_arena_stay_awake(dd_arena *arena);
 
@@ -356,8 +366,8 @@ uint8_t *dd_arena_buffer_of(const dd_arena *arena, int k, uint64_t round);
 bool dd_arena_may_stage(dd_arena *arena, uint64_t round);
 /* Stages a round; true at its end. Round 0 is staged at once. */
 bool dd_arena_stage(dd_arena *arena, uint64_t round);
-/* Ranks of which a round's data is read. */
-uint64_t dd_arena_read_from(const dd_arena *arena, uint64_t round);
+/* Ranks of which a round's data is read; NULL: none. */
+const dd_arena_ranks *dd_arena_read_from(const dd_arena *arena, uint64_t round);
 /* Reads a round, or as much of it as the budget allows; true at its end. */
 bool dd_arena_read(dd_arena *arena, uint64_t round);
 

@@ -114,14 +114,15 @@ dd_arena_may_stage(dd_arena *arena, uint64_t round)
     uint64_t epoch = dd_arena_epoch_of(op, round);
     if (op->is_shared_fold && round > 0) {
         /* Fold what all have staged; stage where all have folded. */
-        uint64_t ranks = round % 2 == 1 ? arena->all_ranks : op->folders;
+        const dd_arena_ranks *ranks = round % 2 == 1 ? &arena->all_ranks : &op->folders;
         return dd_arena_has_come(arena, ranks, epoch - 1);
     }
     if (!is_stager(arena) || epoch < 2) {
         return true;
     }
     bool is_wide = op->is_wide && round > 0;
-    return dd_arena_has_come(arena, arena->all_ranks, is_wide ? dd_arena_epoch_of(op, round - 1) : epoch - 2);
+    return dd_arena_has_come(arena, &arena->all_ranks,
+                             is_wide ? dd_arena_epoch_of(op, round - 1) : epoch - 2);
 }
 
 static void
@@ -162,17 +163,17 @@ dd_arena_stage(dd_arena *arena, uint64_t round)
 
 /* ---- reading */
 
-uint64_t
+const dd_arena_ranks *
 dd_arena_read_from(const dd_arena *arena, uint64_t round)
 {
     const arena_op *op = &arena->op;
     if (op->is_shared_fold) {
-        return round % 2 == 1 ? op->folders : 0;
+        return round % 2 == 1 ? &op->folders : NULL;
     }
     if (!dd_arena_is_receiver(arena, arena->rank)) {
-        return 0;
+        return NULL;
     }
-    return op->traits->is_from_root ? UINT64_C(1) << op->args->root : arena->all_ranks;
+    return op->traits->is_from_root ? &op->root : &arena->all_ranks;
 }
 
 /* Data that lies somewhere else than in a buffer, from its beginning; NULL for a buffer. */

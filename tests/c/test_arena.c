@@ -249,7 +249,7 @@ static bool
 play(team_rank *self, const test_scene *scene, uint8_t *memory)
 {
     test_board board = {.expected = memory + ROOM, .source_memory = memory + 2 * ROOM};
-    bool is_in_region = self->options->shared_nbytes > 0 && (scene->in_regions >> self->rank & 1) != 0;
+    bool is_in_region = self->options->shared_nbytes > 0 && (scene->in_regions >> self->rank % 64 & 1) != 0;
     board.next = is_in_region ? self->shared[self->rank] + (scene->seed % 2) * ROOM : memory;
     board.is_paged = scene->coll == DD_COLL_ALL_REDUCE && scene->seed % 4 < 3;
     lay_out(scene, self->rank, &board);
@@ -277,7 +277,7 @@ static void
 play_all(team_rank *self, const void *arg)
 {
     const test_plan *plan = arg;
-    size_t sources = (MAX_BLOCK + 64) * (size_t)self->nranks;
+    size_t sources = (plan->max_nbytes + 128) * (size_t)self->nranks;
     uint8_t *memory = malloc(2 * ROOM + sources);
     REQUIRE(memory != NULL);
     uint64_t random = plan->seed;
@@ -370,6 +370,15 @@ TEST(sixty_four_ranks)
 {
     play_team((team_options){.nranks = 64, .is_sleeping = true},
               (test_plan){.seed = 11, .ncases = 4, .max_nbytes = 5000});
+}
+
+/* More than one word of bits, and more than two. */
+TEST(many_ranks)
+{
+    play_team((team_options){.nranks = 70, .is_sleeping = true, .is_crowded = true},
+              (test_plan){.seed = 12, .ncases = 6, .max_nbytes = 5000});
+    play_team((team_options){.nranks = DD_ARENA_MAX_RANKS, .is_sleeping = true, .is_crowded = true},
+              (test_plan){.seed = 13, .ncases = 3, .max_nbytes = 3000});
 }
 
 TEST(small_ones_with_delays)

@@ -33,8 +33,8 @@ typedef struct team_rank {
     uint8_t *const *shared; /* [nranks] */
     const int *bells;       /* [nranks]: eventfds */
     uint64_t random;
-    uint64_t wanted[2]; /* bits: regions 1 and 2 of a rank, asked for and not yet added */
-    uint64_t added[2];
+    dd_arena_ranks wanted[2]; /* regions 1 and 2 of these, asked for and not yet added */
+    dd_arena_ranks added[2];
 } team_rank;
 
 /* Regions are the halves of a rank's shared memory: 1 and 2. */
