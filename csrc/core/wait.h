@@ -18,6 +18,9 @@ typedef struct dd_wait {
     int64_t deadline_ns;               /* absolute, DD_NEVER_NS for none */
     bool (*is_interrupted)(void *ctx); /* NULL: cannot be interrupted. True ends the wait */
     void *ctx;
+    /* Before a call that may be over in a microsecond begins to wait after all, at least once: the caller lets
+     * go of what others need, such as an interpreter's lock. May be NULL; only for calls that say so. */
+    void (*let_go)(void *ctx);
 } dd_wait;
 
 /* A wait of timeout_ns from now that nobody interrupts. */

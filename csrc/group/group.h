@@ -123,7 +123,8 @@ dd_status dd_group_wait(dd_group *group, dd_work *work, const dd_wait *wait, dd_
 void dd_group_kick(dd_group *group);
 
 /* The same as dd_group_collective and dd_group_wait with the call's own time-out, in one, without allocating: the way of calls
- * that are not asynchronous. An interrupt aborts the group, since the operation cannot be taken up again. */
+ * that are not asynchronous. An interrupt aborts the group, since the operation cannot be taken up again.
+ * Calls wait->let_go unless the call is over after a few looks. */
 dd_status dd_group_collective_and_wait(dd_group *group, const dd_coll_args *args,
                                        const dd_call_options *options, const dd_wait *wait,
                                        dd_error *err) DD_MUST_CHECK;

@@ -12,6 +12,12 @@
 /* A collective by messages that takes longer asks those it waits for what they are doing: ranks that wait for each other, as when they
  * disagree about the root, would else be silent until the time-out. Then again after twice as long. */
 #define CURIOUS_AFTER_NS (500 * DD_NS_PER_MS)
+/* What moves so little through the arena takes about a microsecond, and nobody is woken to drive for it: the others mostly have what they
+ * need of this rank from the start, and it finds theirs when it looks. Where they need more (uneven blocks, regions), they have it when
+ * this rank waits, or when the engine's thread comes by. */
+#define SMALL_NBYTES ((size_t)4096)
+/* Of callers in a hurry: less than a microsecond. */
+#define HASTY_LOOKS 16
 /* Where ranks share a core, looks between which it is not given away. */
 #define LOOKS_PER_YIELD 4
 
@@ -381,6 +387,37 @@ group_watch_coll_locked(dd_group *group, const coll_call *call)
     group_update_task_locked(group);
 }
 
+bool
+group_is_quick(const dd_group *group, const dd_coll_args *args)
+{
+    bool is_local = group->arena != NULL && group->topology.nhosts == 1 && !group->selection.is_flat;
+    if (!is_local && group->size > 1) {
+        return false;
+    }
+    bool is_root = args->root == group->rank;
+    int ninputs = dd_coll_ninputs(args->coll, is_root, group->size);
+    int noutputs = dd_coll_noutputs(args->coll, is_root, group->size);
+    size_t nbytes = 0;
+    for (int i = 0; i < ninputs; i++) {
+        nbytes += args->inputs[i].nbytes;
+    }
+    for (int i = 0; i < noutputs; i++) {
+        nbytes += args->outputs[i].nbytes;
+    }
+    return nbytes <= SMALL_NBYTES;
+}
+
+void
+group_look_hastily_locked(dd_group *group, const coll_call *call)
+{
+    for (int look = 0; look < HASTY_LOOKS && group->is_active && !dd_work_is_done(&call->base.work); look++) {
+        if (!dd_run_progress_locked(group->run)) {
+            dd_spin_pause();
+        }
+    }
+    dd_engine_settle_driver_locked(group->engine);
+}
+
 static bool
 are_others_in_the_way(const dd_group *group)
 {
@@ -391,6 +428,7 @@ are_others_in_the_way(const dd_group *group)
 void
 group_look_a_while_locked(dd_group *group, const coll_call *call, int nlooks)
 {
+    dd_engine_note_active_locked(group->engine);
     for (int look = 0; group->is_active && look < nlooks && !dd_work_is_done(&call->base.work); look++) {
         if (dd_run_progress_locked(group->run)) {
             continue;
@@ -499,6 +537,51 @@ abort_interrupted(dd_group *group, const char *what)
     finish_telling(group);
 }
 
+static void
+let_go(const dd_wait *wait)
+{
+    if (wait->let_go != NULL) {
+        wait->let_go(wait->ctx);
+    }
+}
+
+/* Takes the lock. True: the call may well be over before anything need be let go of. */
+static bool
+lock_hastily(dd_group *group, const dd_coll_args *args, const dd_wait *wait)
+{
+    if (group_is_quick(group, args) && dd_engine_try_lock(group->engine)) {
+        if (group_is_next_locked(group) && group->cause.code == DD_OK) {
+            return true;
+        }
+        dd_engine_unlock(group->engine);
+    }
+    let_go(wait);
+    dd_engine_lock(group->engine);
+    return false;
+}
+
+/* Posts it, and looks whether it is over at once. */
+static dd_status
+begin_collective(dd_group *group, coll_call *call, dd_record_call *record, const dd_wait *wait, dd_error *err)
+{
+    bool is_hasty = lock_hastily(group, &call->args, wait);
+    dd_status status = group_check_usable_locked(group, call->base.work.what, err);
+    if (status == DD_OK) {
+        group_record_begin_locked(&call->base, record, group_is_next_locked(group));
+        group_post_coll_locked(group, call);
+        if (is_hasty) {
+            group_look_hastily_locked(group, call);
+        }
+        if (!dd_work_is_done(&call->base.work)) {
+            let_go(wait);
+            group_look_a_while_locked(group, call, GROUP_SHORT_LOOKS);
+        }
+        group_watch_coll_locked(group, call);
+    }
+    dd_engine_unlock(group->engine);
+    return status;
+}
+
 dd_status
 dd_group_collective_and_wait(dd_group *group, const dd_coll_args *args, const dd_call_options *options,
                              const dd_wait *wait, dd_error *err)
@@ -511,15 +594,7 @@ dd_group_collective_and_wait(dd_group *group, const dd_coll_args *args, const dd
     group_init_call(&call.base, group, dd_coll_name(args->coll), options, dd_clock_now_ns(),
                     wait->deadline_ns);
     init_coll_call(&call, group, args);
-    dd_engine_lock(group->engine);
-    status = group_check_usable_locked(group, call.base.work.what, err);
-    if (status == DD_OK) {
-        group_record_begin_locked(&call.base, options->record, group_is_next_locked(group));
-        group_post_coll_locked(group, &call);
-        group_look_a_while_locked(group, &call, GROUP_SHORT_LOOKS);
-        group_watch_coll_locked(group, &call);
-    }
-    dd_engine_unlock(group->engine);
+    status = begin_collective(group, &call, options->record, wait, err);
     if (status != DD_OK) {
         return status;
     }
@@ -530,6 +605,9 @@ dd_group_collective_and_wait(dd_group *group, const dd_coll_args *args, const dd
         if (status != DD_OK) {
             abort_interrupted(group, call.base.work.what);
         }
+    }
+    if (call.base.work.error.code != DD_OK) {
+        let_go(wait); /* telling the others may take a moment */
     }
     return status == DD_OK ? result_of(group, &call.base.work, err) : status;
 }

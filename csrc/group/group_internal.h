@@ -197,6 +197,10 @@ bool group_is_next_locked(const dd_group *group);
 void group_post_coll_locked(dd_group *group, coll_call *call);
 /* The others are mostly there within a microsecond or two: that long it is looked for without giving the lock away. */
 #define GROUP_SHORT_LOOKS 64
+/* For callers who hold something that others need: less than a microsecond. */
+void group_look_hastily_locked(dd_group *group, const coll_call *call);
+/* Whether a call takes about a microsecond once all are there. */
+bool group_is_quick(const dd_group *group, const dd_coll_args *args);
 void group_look_a_while_locked(dd_group *group, const coll_call *call, int nlooks);
 /* What is still under way gets its deadline, and somebody to look after it. */
 void group_watch_coll_locked(dd_group *group, const coll_call *call);

@@ -2,14 +2,6 @@
 #include "group/group_internal.h"
 
 #include "core/mem.h"
-#include "core/spin.h"
-
-/* What moves so little through the arena takes about a microsecond, and nobody is woken to drive for it: the others mostly have what they
- * need of this rank from the start, and it finds theirs when it looks. Where they need more (uneven blocks, regions), they have it when
- * this rank waits, or when the engine's thread comes by. */
-#define SMALL_NBYTES ((size_t)4096)
-/* Of callers in a hurry: less than a microsecond. */
-#define HASTY_LOOKS 16
 
 struct dd_standing_call {
     coll_call call;  /* first; its work is renewed by every start */
@@ -25,26 +17,6 @@ free_call(dd_work *work)
     dd_standing_call *call = DD_CONTAINER_OF(work, dd_standing_call, call.base.work);
     dd_record_form_destroy(call->call.base.form);
     dd_mem_free(call);
-}
-
-static bool
-is_quick(const dd_group *group, const dd_coll_args *args)
-{
-    bool is_local = group->arena != NULL && group->topology.nhosts == 1 && !group->selection.is_flat;
-    if (!is_local && group->size > 1) {
-        return false;
-    }
-    bool is_root = args->root == group->rank;
-    int ninputs = dd_coll_ninputs(args->coll, is_root, group->size);
-    int noutputs = dd_coll_noutputs(args->coll, is_root, group->size);
-    size_t nbytes = 0;
-    for (int i = 0; i < ninputs; i++) {
-        nbytes += args->inputs[i].nbytes;
-    }
-    for (int i = 0; i < noutputs; i++) {
-        nbytes += args->outputs[i].nbytes;
-    }
-    return nbytes <= SMALL_NBYTES;
 }
 
 dd_status
@@ -77,7 +49,7 @@ dd_group_make_standing(dd_group *group, const dd_coll_args *args, const dd_call_
     atomic_store_explicit(&made->base.work.is_done, true, memory_order_relaxed);
     dd_standing_call *call = (dd_standing_call *)made;
     call->group = dd_group_acquire(group);
-    made->is_quick = is_quick(group, args);
+    made->is_quick = group_is_quick(group, args);
     call->is_chosen = false;
     *out = call;
     return DD_OK;
@@ -220,21 +192,12 @@ are_all_quick_locked(const dd_group *group)
     return is_quick;
 }
 
-/* The caller may hold a lock of its own, so nobody else is let in meanwhile. */
 static void
 look_hastily_locked(const dd_standing_call *call)
 {
-    dd_group *group = call->group;
-    const dd_work *work = &call->call.base.work;
-    if (!are_all_quick_locked(group)) {
-        return;
+    if (are_all_quick_locked(call->group)) {
+        group_look_hastily_locked(call->group, &call->call);
     }
-    for (int look = 0; look < HASTY_LOOKS && group->is_active && !dd_work_is_done(work); look++) {
-        if (!dd_run_progress_locked(group->run)) {
-            dd_spin_pause();
-        }
-    }
-    dd_engine_settle_driver_locked(group->engine);
 }
 
 /* The lock, if the call is one that takes no time and the lock is there to be had. */

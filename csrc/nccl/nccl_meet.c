@@ -572,7 +572,10 @@ dd_nccl_meet(const dd_nccl_meeting *m, dd_nccl_unique_id *ids, int nids, const a
              const dd_wait *wait, dd_error *err)
 {
     encounter e = {.m = m, .ids = ids, .nids = nids, .stop = stop, .outer = wait, .ticket = make_ticket()};
-    e.wait = (dd_wait){wait->start_ns, wait->deadline_ns, is_stopped, &e};
+    e.wait = (dd_wait){.start_ns = wait->start_ns,
+                       .deadline_ns = wait->deadline_ns,
+                       .is_interrupted = is_stopped,
+                       .ctx = &e};
     if (m->size == 1) {
         return dd_nccl_make_unique_id(m->lib, ids, err);
     }

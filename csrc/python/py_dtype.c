@@ -33,11 +33,27 @@ py_dtype_is_foreign(const char *format)
     return is_little_endian() ? format[0] == '>' || format[0] == '!' : format[0] == '<';
 }
 
+static py_format_kind
+find_letter(char letter, size_t itemsize, dd_dtype *dtype)
+{
+    for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++) {
+        const char *code = formats[i].code;
+        if (itemsize == formats[i].itemsize && letter == code[0] && code[1] == '\0') {
+            *dtype = formats[i].dtype;
+            return PY_FORMAT_NUMBER;
+        }
+    }
+    return PY_FORMAT_UNKNOWN;
+}
+
 py_format_kind
 py_dtype_of_format(const char *format, size_t itemsize, dd_dtype *dtype)
 {
     if (format == NULL) {
         format = "B";
+    }
+    if (format[0] != '\0' && format[1] == '\0') { /* as nearly always */
+        return find_letter(format[0], itemsize, dtype);
     }
     bool is_foreign = py_dtype_is_foreign(format);
     if (format[0] != '\0' && strchr("@=<>!", format[0]) != NULL) {

@@ -125,13 +125,16 @@ run_and_wait(py_group_call *call, const dd_coll_args *args)
     dd_error err;
     dd_status status;
     py_wait_init_endless(&wait, call->group->state);
-    Py_BEGIN_ALLOW_THREADS
+    wait.wait.let_go = py_wait_let_go;
+    if (call->operands->is_staged) {
+        py_wait_let_go(&wait);
+    }
     py_operands_pack(call->operands);
     status = dd_group_collective_and_wait(call->group->group, args, &options, &wait.wait, &err);
     if (status == DD_OK) {
         py_operands_unpack(call->operands);
     }
-    Py_END_ALLOW_THREADS
+    py_wait_return(&wait);
     if (!py_group_finish_wait(&wait, status, &err)) {
         return py_group_call_fail(call);
     }

@@ -51,6 +51,24 @@ py_wait_init_endless(py_wait *wait, py_state *state)
     };
 }
 
+void
+py_wait_let_go(void *wait)
+{
+    py_wait *self = wait;
+    if (self->thread == NULL) {
+        self->thread = PyEval_SaveThread();
+    }
+}
+
+void
+py_wait_return(py_wait *wait)
+{
+    if (wait->thread != NULL) {
+        PyEval_RestoreThread(wait->thread);
+        wait->thread = NULL;
+    }
+}
+
 py_wait *
 py_wait_of(const dd_wait *wait)
 {

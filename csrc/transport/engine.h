@@ -129,6 +129,8 @@ void dd_engine_hear_locked(dd_engine *engine);
  * itself. Not from a callback. */
 void dd_engine_finish_telling_locked(dd_engine *engine);
 
+/* A caller looks after its own call, if only for a moment: the background thread keeps out of the way. */
+void dd_engine_note_active_locked(dd_engine *engine);
 /* For a short look of one's own at what ranks on the same cores are to do: gives them the core, and others the lock,
  * for a moment. False: that took long, or is not worth it now, so wait in dd_engine_wait. */
 bool dd_engine_give_way_locked(dd_engine *engine);

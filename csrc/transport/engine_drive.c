@@ -14,6 +14,8 @@
  * probably not running. (Ranks that outnumber the cores give it away at every look.) */
 #define SPIN_NS (1 * DD_NS_PER_MS)
 #define YIELD_EVERY_NS (50 * DD_NS_PER_US)
+/* The background thread, for which nobody waits, takes cores from those who compute. */
+#define BACKGROUND_SPIN_NS (150 * DD_NS_PER_US)
 #define ROUNDS_PER_CLOCK 16u
 #define EVENTS_MAX 32
 /* The background thread takes over when no caller has driven for that long; sooner where somebody far counts on answers. */
@@ -92,6 +94,13 @@ void
 dd_engine_note_ended_locked(dd_engine *engine)
 {
     engine->is_wake_due = true;
+}
+
+void
+dd_engine_note_active_locked(dd_engine *engine)
+{
+    uint64_t ndrives = atomic_load_explicit(&engine->ndrives, memory_order_relaxed);
+    atomic_store_explicit(&engine->ndrives, ndrives + 1, memory_order_relaxed);
 }
 
 bool
@@ -226,6 +235,19 @@ look_at_clock(drive_spell *spell)
     return now_ns;
 }
 
+static int64_t
+choose_budget_ns(dd_engine *engine, const dd_waiter *self)
+{
+    int64_t budget_ns = dd_spin_start(&engine->spin);
+    bool is_idle = dd_list_is_empty(&engine->tasks) && engine->nposted == 0;
+    if (self->is_background && budget_ns > BACKGROUND_SPIN_NS) {
+        budget_ns = is_idle ? 0 : BACKGROUND_SPIN_NS;
+    }
+    /* Somebody works here, and who is to come needs this core, too. */
+    bool is_in_the_way = engine->is_crowded && dd_spin_is_resting(&engine->spin);
+    return is_in_the_way ? 0 : budget_ns;
+}
+
 /* After rounds in which there was nothing to do. False when the spell is over. */
 static bool
 idle(dd_engine *engine, drive_spell *spell)
@@ -240,10 +262,7 @@ idle(dd_engine *engine, drive_spell *spell)
         return now_ns < spell->check_ns;
     }
     if (spell->spin_until_ns == 0) {
-        int64_t budget_ns = dd_spin_start(&engine->spin);
-        bool is_hopeless =
-            engine->is_crowded && dd_spin_is_resting(&engine->spin); /* who is to come needs this core */
-        spell->spin_until_ns = now_ns + (is_hopeless ? 0 : budget_ns);
+        spell->spin_until_ns = now_ns + choose_budget_ns(engine, spell->self);
         spell->yield_at_ns = engine->is_crowded ? now_ns : now_ns + YIELD_EVERY_NS;
     }
     if (now_ns < spell->spin_until_ns) {
@@ -432,8 +451,8 @@ dd_engine_wait(dd_engine *engine, const atomic_bool *is_done, const dd_wait *wai
     dd_waiter self = {.is_done = is_done};
     dd_cond_init(&self.turn);
     dd_list_init(&self.link);
-    atomic_fetch_add_explicit(&engine->ndrives, 1, memory_order_relaxed);
     dd_engine_lock(engine);
+    dd_engine_note_active_locked(engine);
     status = wait_locked(engine, &self, wait, err);
     finish_telling_locked(engine, &self);
     leave(engine, &self);
