@@ -1,14 +1,16 @@
-/* How ranks copy into the arena: through their caches, or past them. The first is better where the ranks' cores share a cache, the second
- * where they do not, by up to five times, and on a virtual machine that changes while a program runs. Up to 64 KiB, copies past the caches
- * cost little where they are worse. Above, rank 0 tries both now and then, with operations that are called anyway, and tells
- * the others. That is a hint: ranks may go by different ones. */
+/* How ranks copy into the arena: through their caches, or past them. The first is better where the ranks'
+ * cores share a cache, the second where they do not, by up to five times, and on a virtual machine that
+ * changes while a program runs. Up to 64 KiB, copies past the caches cost little where they are worse. Above,
+ * rank 0 tries both now and then, with operations that are called anyway, and tells the others. That is a
+ * hint: ranks may go by different ones. */
 #include "collective/arena_internal.h"
 #include "core/clock.h"
 #include "kernels/copy.h"
 
 #define STREAM_MIN_BYTES ((size_t)4096)
 #define STREAM_ALWAYS_BYTES ((size_t)65536)
-/* Of each way, so many operations, one after the other, of which the first does not count: the others may not have heard yet. */
+/* Of each way, so many operations, one after the other, of which the first does not count: the others may not
+ * have heard yet. */
 #define NTRIALS_EACH 4
 /* Between the end of one trial and the next: so long, and so many times what the trial took. */
 #define TRIAL_EVERY_NS (100 * DD_NS_PER_MS)

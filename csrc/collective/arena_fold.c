@@ -1,11 +1,12 @@
-/* all_reduce of more than a few bytes: each share of the array is folded by one rank for all. The rules of shared folds are at the top of
- * arena_internal.h. */
+/* all_reduce of more than a few bytes: each share of the array is folded by one rank for all. The rules of
+ * shared folds are at the top of arena_internal.h. */
 #include "collective/arena_internal.h"
 #include "kernels/copy.h"
 
-/* So many bytes are worth a second synchronisation for that every rank folds its share only. Measured, both ways in turn: two ranks on
- * cores of one cache break even at 64 KiB (2.25 us), across caches before that (5.2 and 4.7 us at 64 KiB, 2.7 and 3.1 at 32);
- * four ranks on two cores between 16 KiB (6.7 and 8.6 us) and 64 KiB (19 and 14.5). */
+/* So many bytes are worth a second synchronisation for that every rank folds its share only. Measured, both
+ * ways in turn: two ranks on cores of one cache break even at 64 KiB (2.25 us), across caches before that
+ * (5.2 and 4.7 us at 64 KiB, 2.7 and 3.1 at 32); four ranks on two cores between 16 KiB (6.7 and 8.6 us) and
+ * 64 KiB (19 and 14.5). */
 #define FOLD_MIN_BYTES_PAIR ((size_t)65536)
 #define FOLD_MIN_BYTES_MANY ((size_t)32768)
 /* Where ranks take turns, who comes last folds all, and nobody waits for it a second time. */

@@ -3,25 +3,29 @@
  * Epochs. Every operation is a fixed number of epochs, the same for all ranks, and every rank publishes each
  * of them in turn, once: the count never starts again. Epoch e uses buffer e % ARENA_NBUFFERS of each slot.
  *
- *   - An operation's first epoch is its header, with round 0. Everybody waits for all headers of an operation and has compared them
- *     before it does anything else, so nobody is more than one header ahead, and two records, used in turn, are enough:
- *     who publishes header n + 2 has seen everybody's header n + 1, and who published that was done with header n.
- *   - So when all headers are there, nobody reads anything of earlier operations any more, and all buffers are free but that of round 0.
- *   - Who publishes epoch e has finished reading all epochs up to e - 2. (A rank stages e before it reads e - 1, so
- *     that ranks work side by side and do not take turns.)
- *   - Before a rank stages anything for epoch e it has seen everybody publish e - 2. By the rule above all have then
- *     finished reading e - 4, which is what the buffer held. Hence four buffers.
- *   - Where ranks take turns anyway (crowded), rounds from 1 on are two epochs wide, the first of them even: such a round has two
- *     buffers in one, only its second epoch is published, after the round before it has been read, and before it is staged all have
- *     published the round before it. The rules above hold.
+ *   - An operation's first epoch is its header, with round 0. Everybody waits for all headers of an operation
+ *     and has compared them before it does anything else, so nobody is more than one header ahead, and two
+ *     records, used in turn, are enough: who publishes header n + 2 has seen everybody's header n + 1, and
+ *     who published that was done with header n.
+ *   - So when all headers are there, nobody reads anything of earlier operations any more, and all buffers
+ *     are free but that of round 0.
+ *   - Who publishes epoch e has finished reading all epochs up to e - 2. (A rank stages e before it reads e -
+ *     1, so that ranks work side by side and do not take turns.)
+ *   - Before a rank stages anything for epoch e it has seen everybody publish e - 2. By the rule above all
+ *     have then finished reading e - 4, which is what the buffer held. Hence four buffers.
+ *   - Where ranks take turns anyway (crowded), rounds from 1 on are two epochs wide, the first of them even:
+ *     such a round has two buffers in one, only its second epoch is published, after the round before it has
+ *     been read, and before it is staged all have published the round before it. The rules above hold.
  *
- * An all_reduce of some size goes in chunks (a *shared fold*), each of two rounds: all stage the chunk, or what others need of it, and
- * after that each share of it is folded by one rank, the results lie in memory that all ranks share, and everybody copies them out.
- * Who folds: share k is rank k's. In a crowded arena it is whoever comes first and claims it, so that a rank that runs
- * need not wait until all others have run; all sources of a fold are in rank order, so the bits do not depend on who has claimed.
- *   - A rank folds when all have staged the chunk, and so have read the results before it: one memory for results is enough.
- *   - A rank stages the next chunk when all who fold have published that they are done, so it may use all its buffers for every chunk
- *     but the first, which is round 0, and is staged with the header.
+ * An all_reduce of some size goes in chunks (a *shared fold*), each of two rounds: all stage the chunk, or
+ * what others need of it, and after that each share of it is folded by one rank, the results lie in memory
+ * that all ranks share, and everybody copies them out. Who folds: share k is rank k's. In a crowded arena it
+ * is whoever comes first and claims it, so that a rank that runs need not wait until all others have run; all
+ * sources of a fold are in rank order, so the bits do not depend on who has claimed.
+ *   - A rank folds when all have staged the chunk, and so have read the results before it: one memory for
+ *     results is enough.
+ *   - A rank stages the next chunk when all who fold have published that they are done, so it may use all its
+ *     buffers for every chunk but the first, which is round 0, and is staged with the header.
  *   - Who has claimed is in the claim, so that a rank that dies with one is known to those who wait for it.
  *
  * Data read from a region of its owner ends with one more epoch, in which everybody says that it has read,
@@ -29,8 +33,8 @@
  * not begin or end with a page: others write only to whole pages (see arena_regions.c), and each rank takes
  * what is missing from the rank that has folded it.
  *
- * Files: arena.c makes and maps the memory; arena_sync.c publishes, waits, sleeps and wakes;
- * arena_header.c writes headers and compares them; arena_regions.c finds memory in regions; arena_fold.c does the shared
+ * Files: arena.c makes and maps the memory; arena_sync.c publishes, waits, sleeps and wakes; arena_header.c
+ * writes headers and compares them; arena_regions.c finds memory in regions; arena_fold.c does the shared
  * folds; arena_move.c moves all other data; arena_copy.c copies; arena_op.c decides what comes next. */
 #ifndef DD_COLLECTIVE_ARENA_INTERNAL_H
 #define DD_COLLECTIVE_ARENA_INTERNAL_H
@@ -44,14 +48,15 @@
 /* Processors fetch lines in pairs: what different ranks write is kept two lines apart. */
 #define ARENA_SPACING ((size_t)128)
 #define ARENA_PAGE ((size_t)4096)
-/* What a rank stages of a chunk at most. Larger ones are not in the nearest caches any more when they are folded. */
+/* What a rank stages of a chunk at most. Larger ones are not in the nearest caches any more when they are
+ * folded. */
 #define ARENA_CHUNK_BYTES ((size_t)262144)
 #define ARENA_RESULTS_BYTES ((size_t)524288)
 
 /* ---- shared memory */
 
-/* The words of a record behind the epoch. Data that fits travels in the header itself; an 8-byte all_reduce then moves one
- * cache line from rank to rank. Data in regions leaves no use for a payload. */
+/* The words of a record behind the epoch. Data that fits travels in the header itself; an 8-byte all_reduce
+ * then moves one cache line from rank to rank. Data in regions leaves no use for a payload. */
 enum {
     ARENA_WORD_SIGNATURE = 0, /* three words */
     ARENA_WORD_NBYTES = 3,
@@ -100,12 +105,14 @@ typedef struct arena_control {
     arena_record records[2];                /* by the parity of the operation */
     _Alignas(128) _Atomic uint32_t awaited; /* asleep: the one rank whose publication is to wake us */
     _Atomic uint32_t cpu;                   /* where it last published, counted from 1; 0: not known */
-    /* Of this rank's share of a chunk, written by whoever claims it: the epoch in which it is folded, times 256, plus the claimer. */
+    /* Of this rank's share of a chunk, written by whoever claims it: the epoch in which it is folded, times
+     * 256, plus the claimer. */
     _Alignas(128) _Atomic uint64_t claim;
 } arena_control;
 
-/* How the memory is laid out, and what decides how many epochs an operation takes. Ranks of other builds may have other numbers, and
- * would wait for what never comes: a rank attaches only to an arena whose numbers are its own. */
+/* How the memory is laid out, and what decides how many epochs an operation takes. Ranks of other builds may
+ * have other numbers, and would wait for what never comes: a rank attaches only to an arena whose numbers are
+ * its own. */
 typedef struct arena_geometry {
     uint64_t magic; /* const after creation, as are these */
     uint64_t version;
@@ -131,7 +138,8 @@ typedef struct arena_shared {
     _Alignas(128) arena_bits asleep; /* ranks to be woken */
     arena_bits poisoned;             /* that have given up; never cleared */
     arena_bits unregistered;         /* whose process cannot be fenced by another yet (see arena_sync.c) */
-    /* A hint by rank 0: large operations are staged past the caches. Written seldom, and read once an operation. */
+    /* A hint by rank 0: large operations are staged past the caches. Written seldom, and read once an
+     * operation. */
     _Alignas(128) _Atomic uint32_t is_streaming;
 } arena_shared;
 
@@ -273,8 +281,8 @@ struct dd_arena {
 
 /* ---- arena.c */
 
-/* Attaches one more rank in this process through the mapping that `mapped` has and keeps. For tests: a race detector takes memory
- * that is mapped twice for two memories. */
+/* Attaches one more rank in this process through the mapping that `mapped` has and keeps. For tests: a race
+ * detector takes memory that is mapped twice for two memories. */
 dd_status dd_arena_join(dd_arena *mapped, int rank, dd_arena **arena, dd_error *err) DD_MUST_CHECK;
 
 /* ---- arena_sync.c */
@@ -283,7 +291,8 @@ dd_status dd_arena_join(dd_arena *mapped, int rank, dd_arena **arena, dd_error *
 void dd_arena_note_registered(dd_arena *arena);
 /* All that was written for the epoch is there for all to see; wakes who waits for it. */
 void dd_arena_publish(dd_arena *arena, uint64_t epoch);
-/* Of `ranks`, the others that have not published the epoch, of this operation or an earlier one. False: there are none. */
+/* Of `ranks`, the others that have not published the epoch, of this operation or an earlier one. False: there
+ * are none. */
 bool dd_arena_find_missing(const dd_arena *arena, const dd_arena_ranks *ranks, uint64_t epoch,
                            dd_arena_ranks *missing);
 /* Whether all of `ranks` have published the epoch; notes what is waited for. */
@@ -301,7 +310,8 @@ void dd_arena_write_header(dd_arena *arena);
 /* All headers are there: DD_ARENA_MOVED when they fit together. */
 dd_arena_state dd_arena_compare_headers(dd_arena *arena);
 
-/* The size of what we send to rank k, and expect from it, in element bytes; 0 where that is not in the collective. */
+/* The size of what we send to rank k, and expect from it, in element bytes; 0 where that is not in the
+ * collective. */
 size_t dd_arena_sent_nbytes(const dd_arena *arena, int k);
 size_t dd_arena_received_nbytes(const dd_arena *arena, int k);
 bool dd_arena_is_sender(const dd_arena *arena, int rank);
@@ -315,7 +325,8 @@ _Atomic uint64_t *dd_arena_table(const dd_arena *arena, int k, arena_table table
 
 /* The region of `owner` that holds all of the bytes; NULL when there is none. */
 const arena_region *dd_arena_find_region(const dd_arena *arena, int owner, const void *data, size_t nbytes);
-/* Whether our inputs (and, in place, outputs) lie in regions: flags for the header; what belongs to them is written to it. */
+/* Whether our inputs (and, in place, outputs) lie in regions: flags for the header; what belongs to them is
+ * written to it. */
 uint64_t dd_arena_offer_regions(dd_arena *arena);
 /* Finds what other ranks have offered: MOVED, BLOCKED while a region is missing, or BROKEN. */
 dd_arena_state dd_arena_map_regions(dd_arena *arena);
@@ -326,7 +337,8 @@ dd_arena_state dd_arena_map_regions(dd_arena *arena);
 void dd_arena_choose_copy(dd_arena *arena);
 /* Into memory that others read. */
 void dd_arena_put(dd_arena *arena, void *dst, const void *src, size_t nbytes);
-/* An operation that is measured has been started; it waits for headers; it has all headers; it has read its last round. */
+/* An operation that is measured has been started; it waits for headers; it has all headers; it has read its
+ * last round. */
 void dd_arena_stop_clock(dd_arena *arena);
 void dd_arena_start_clock(dd_arena *arena);
 void dd_arena_note_taken(dd_arena *arena);
@@ -342,7 +354,8 @@ size_t dd_arena_fold_min(int nranks, bool is_crowded);
 bool dd_arena_choose_chunks(dd_arena *arena);
 uint64_t dd_arena_count_chunks(const dd_arena *arena);
 void dd_arena_stage_chunk(dd_arena *arena, uint64_t chunk);
-/* Folds what shares of a chunk are ours, or are still to be had, as far as the budget allows; true at its end. */
+/* Folds what shares of a chunk are ours, or are still to be had, as far as the budget allows; true at its
+ * end. */
 bool dd_arena_fold_shares(dd_arena *arena, uint64_t chunk);
 /* Copies what others have folded. */
 void dd_arena_read_shares(dd_arena *arena, uint64_t chunk);

@@ -27,7 +27,8 @@ error_of(const char *call, int sys_errno, dd_error *err)
                               "%s failed; %s", call, advice);
 }
 
-/* Kernels from 6.3 on can be told to refuse memory that may be executed, and log a warning for it; older ones do not know the flag. */
+/* Kernels from 6.3 on can be told to refuse memory that may be executed, and log a warning for it; older ones
+ * do not know the flag. */
 static int
 create_memfd(const char *name)
 {

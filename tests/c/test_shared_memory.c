@@ -42,7 +42,8 @@ TEST(shared_memory_that_is_none)
     close(plain);
 }
 
-/* From now on memfd_create fails with `error` when its flags have `flag`. False where filters are not to be had. */
+/* From now on memfd_create fails with `error` when its flags have `flag`. False where filters are not to be
+ * had. */
 static bool
 refuse_flag(unsigned flag, int error)
 {
