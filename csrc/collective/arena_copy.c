@@ -9,6 +9,9 @@
 
 #define STREAM_MIN_BYTES ((size_t)4096)
 #define STREAM_ALWAYS_BYTES ((size_t)65536)
+/* Crowded ranks often share a core: there, copies past the caches cost 1.6 times as much, unless a trial says
+ * otherwise. */
+#define TRIAL_MIN_BYTES_CROWDED ((size_t)16384)
 /* Of each way, so many operations, one after the other, of which the first does not count: the others may not
  * have heard yet. */
 #define NTRIALS_EACH 4
@@ -60,9 +63,9 @@ dd_arena_choose_copy(dd_arena *arena)
     arena_op *op = &arena->op;
     size_t nparts = op->traits->is_split ? (size_t)arena->nranks - 1 : 1;
     size_t staged_nbytes = op->nbytes * nparts;
-    op->is_streaming = staged_nbytes >= STREAM_MIN_BYTES;
+    op->is_streaming = staged_nbytes >= STREAM_MIN_BYTES && !arena->is_crowded;
     op->is_measured = false;
-    if (__builtin_expect(staged_nbytes > STREAM_ALWAYS_BYTES, false)) {
+    if (staged_nbytes > (arena->is_crowded ? TRIAL_MIN_BYTES_CROWDED : STREAM_ALWAYS_BYTES)) {
         bool is_for_all = !op->traits->is_from_root && !op->traits->is_to_root;
         op->is_measured = is_for_all && arena->rank == 0 && join_trial(arena);
         op->is_streaming = atomic_load_explicit(&arena->shared->is_streaming, memory_order_relaxed) != 0;
