@@ -1,18 +1,17 @@
 #include "collective/arena_internal.h"
 #include "core/fork.h"
 #include "core/mem.h"
+#include "core/shared_memory.h"
 
 #include <errno.h>
-#include <fcntl.h>
+#include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define ARENA_MAGIC UINT64_C(0x616e657261646464) /* "dddarena" */
-#define ARENA_VERSION 2
+#define ARENA_VERSION 3
 #define ARENA_HEADER_BYTES ((size_t)4096)
-#define ARENA_TOTAL_BYTES ((size_t)1 << 20) /* all of it, and less */
-#define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
+#define ARENA_MIN_BYTES ((size_t)1 << 20) /* of all slots */
 
 _Static_assert(sizeof(arena_record) == ARENA_SPACING, "a record is two lines");
 _Static_assert(sizeof(dd_signature) == 24, "a signature is three words");
@@ -31,106 +30,154 @@ control_nbytes(int nranks)
     return round_up(sizeof(arena_control) + tables, ARENA_SPACING);
 }
 
+/* Few ranks have larger ones: they wait for each other less often. */
 static size_t
 buffer_nbytes(int nranks)
 {
-    size_t left =
-        ARENA_TOTAL_BYTES - ARENA_HEADER_BYTES - ARENA_LINE - (size_t)nranks * control_nbytes(nranks);
-    size_t each = left / (size_t)nranks / ARENA_NBUFFERS;
-    return each / ARENA_SPACING * ARENA_SPACING;
+    size_t slot = ARENA_MIN_BYTES / (size_t)nranks;
+    slot = slot < ARENA_CHUNK_BYTES ? ARENA_CHUNK_BYTES : slot;
+    return slot / ARENA_NBUFFERS / ARENA_SPACING * ARENA_SPACING;
 }
 
+/* The owner touches the pages of its slot first, by staging in it: they lie in its part of the machine. */
 static size_t
 slot_nbytes(int nranks)
 {
-    return control_nbytes(nranks) + ARENA_NBUFFERS * buffer_nbytes(nranks);
+    return round_up(control_nbytes(nranks) + ARENA_NBUFFERS * buffer_nbytes(nranks), ARENA_PAGE);
+}
+
+static size_t
+results_offset(int nranks)
+{
+    return ARENA_HEADER_BYTES + (size_t)nranks * slot_nbytes(nranks);
 }
 
 size_t
 dd_arena_nbytes(int nranks)
 {
-    return ARENA_HEADER_BYTES + (size_t)nranks * slot_nbytes(nranks);
+    return results_offset(nranks) + (nranks > 1 ? ARENA_RESULTS_BYTES : 0);
 }
 
-static uint64_t
-bits_of(int nranks)
+static dd_arena_ranks
+all_of(int nranks)
 {
-    return nranks == 64 ? UINT64_MAX : (UINT64_C(1) << nranks) - 1;
+    dd_arena_ranks ranks = {{0}};
+    for (int k = 0; k < nranks; k++) {
+        dd_arena_ranks_add(&ranks, k);
+    }
+    return ranks;
 }
 
-static dd_status
-write_shape(int fd, int nranks, dd_error *err)
+static arena_geometry
+geometry_of(int nranks)
 {
-    arena_shared shared = {
+    return (arena_geometry){
         .magic = ARENA_MAGIC,
         .version = ARENA_VERSION,
-        .nranks = (uint32_t)nranks,
+        .nranks = (uint64_t)nranks,
         .nbytes = dd_arena_nbytes(nranks),
-        .unregistered = nranks > 1 ? bits_of(nranks) : 0, /* alone there is nobody to sleep */
+        .nbuffers = ARENA_NBUFFERS,
+        .buffer_nbytes = buffer_nbytes(nranks),
+        .spacing = ARENA_SPACING,
+        .header_nbytes = sizeof(arena_shared),
+        .control_nbytes = sizeof(arena_control),
+        .payload_nbytes = ARENA_PAYLOAD_BYTES,
+        .chunk_nbytes = ARENA_CHUNK_BYTES,
+        .results_nbytes = ARENA_RESULTS_BYTES,
+        .fold_min_nbytes = dd_arena_fold_min(nranks, false),
+        .crowded_fold_min_nbytes = dd_arena_fold_min(nranks, true),
+        .claimed_share_nbytes = ARENA_CLAIMED_SHARE_BYTES,
     };
-    bool is_written = ftruncate(fd, (off_t)dd_arena_nbytes(nranks)) == 0 &&
-                      pwrite(fd, &shared, sizeof(shared), 0) == (ssize_t)sizeof(shared) &&
-                      fcntl(fd, F_ADD_SEALS, SEALS) == 0;
-    if (!is_written) {
-        return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot make an arena of %zu bytes",
-                                  dd_arena_nbytes(nranks));
-    }
-    return DD_OK;
 }
 
 dd_status
-dd_arena_create(int nranks, int *fd, dd_error *err)
+dd_arena_create(int nranks, bool is_crowded, int *fd, dd_error *err)
 {
     if (nranks < 1 || nranks > DD_ARENA_MAX_RANKS) {
         return dd_error_set(err, DD_INVALID_ARGUMENT, "cannot make an arena of %d ranks, only of 1 to %d",
                             nranks, DD_ARENA_MAX_RANKS);
     }
-    int new_fd = dd_fork_own(memfd_create("dldist-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-    if (new_fd < 0) {
-        return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot create an arena");
-    }
-    dd_status status = write_shape(new_fd, nranks, err);
-    if (status != DD_OK) {
+    int new_fd = -1;
+    dd_status status = dd_shared_memory_create("dldist-arena", dd_arena_nbytes(nranks), &new_fd, err);
+    if (status == DD_OK) {
+        arena_shared shared = {
+            .geometry = geometry_of(nranks),
+            .is_crowded = is_crowded,
+        };
+        dd_arena_ranks unregistered = all_of(nranks > 1 ? nranks : 0); /* alone there is nobody to sleep */
+        memcpy(&shared.unregistered, &unregistered, sizeof(unregistered));
+        if (pwrite(new_fd, &shared, sizeof(shared), 0) == (ssize_t)sizeof(shared)) {
+            *fd = new_fd;
+            return DD_OK;
+        }
+        status = dd_error_set_errno(err, DD_SYSTEM, errno, "cannot write to it");
         dd_fork_close(new_fd);
-        return status;
     }
-    *fd = new_fd;
+    dd_error_prepend(err, "cannot make an arena of %zu bytes", dd_arena_nbytes(nranks));
+    return status;
+}
+
+static dd_status
+check_geometry(int fd, const arena_geometry *ours, dd_error *err)
+{
+    static const char *const names[] = {"first word",        "version",
+                                        "number of ranks",   "size",
+                                        "number of buffers", "buffer size",
+                                        "spacing",           "header",
+                                        "control block",     "payload of a header",
+                                        "chunk size",        "size of results",
+                                        "shared fold from",  "claimed fold from",
+                                        "share of a claim"};
+    const size_t count = sizeof(*ours) / sizeof(uint64_t);
+    _Static_assert(sizeof(names) / sizeof(names[0]) == sizeof(*ours) / sizeof(uint64_t), "each has a name");
+    uint64_t found[sizeof(*ours) / sizeof(uint64_t)];
+    uint64_t wanted[sizeof(*ours) / sizeof(uint64_t)];
+    if (dd_shared_memory_nbytes(fd) == 0 || pread(fd, found, sizeof(found), 0) != (ssize_t)sizeof(found)) {
+        return dd_error_set(err, DD_PROTOCOL, "descriptor %d is no sealed arena of %llu ranks", fd,
+                            (unsigned long long)ours->nranks);
+    }
+    memcpy(wanted, ours, sizeof(wanted));
+    for (size_t i = 0; i < count; i++) {
+        if (found[i] != wanted[i]) {
+            return dd_error_set(
+                err, DD_PROTOCOL,
+                "descriptor %d is an arena of another build of dldist, or none: its %s is %llu, "
+                "not %llu; use the same version on all ranks of a host",
+                fd, names[i], (unsigned long long)found[i], (unsigned long long)wanted[i]);
+        }
+    }
+    if (dd_shared_memory_nbytes(fd) != ours->nbytes) {
+        return dd_error_set(err, DD_PROTOCOL,
+                            "descriptor %d says that it is an arena of %llu bytes, but has %zu", fd,
+                            (unsigned long long)ours->nbytes, dd_shared_memory_nbytes(fd));
+    }
     return DD_OK;
 }
 
 static dd_status
 map_shared(dd_arena *arena, int fd, dd_error *err)
 {
-    struct stat info;
-    bool is_sized =
-        fstat(fd, &info) == 0 && info.st_size == (off_t)arena->nbytes && fcntl(fd, F_GET_SEALS) == SEALS;
-    if (!is_sized) {
-        return dd_error_set(err, DD_PROTOCOL, "descriptor %d is not a sealed arena of %d ranks and %zu bytes",
-                            fd, arena->nranks, arena->nbytes);
+    dd_status status = check_geometry(fd, &arena->geometry, err);
+    if (status != DD_OK) {
+        return status;
     }
-    void *memory = mmap(NULL, arena->nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    size_t nbytes = arena->geometry.nbytes;
+    void *memory = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (memory == MAP_FAILED) {
-        return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot map an arena of %zu bytes", arena->nbytes);
+        return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot map an arena of %zu bytes", nbytes);
     }
     /* A forked child has no business in it. */
-    (void)madvise(memory, arena->nbytes, MADV_DONTFORK);
+    (void)madvise(memory, nbytes, MADV_DONTFORK);
     arena->memory = memory;
     arena->shared = memory;
-    uint64_t magic = arena->shared->magic;
-    uint32_t version = arena->shared->version;
-    uint32_t nranks = arena->shared->nranks;
-    if (magic != ARENA_MAGIC || version != ARENA_VERSION || nranks != (uint32_t)arena->nranks) {
-        return dd_error_set(err, DD_PROTOCOL,
-                            "descriptor %d is not an arena of version %d for %d ranks: it says %#llx, %u, %u",
-                            fd, ARENA_VERSION, arena->nranks, (unsigned long long)magic, version, nranks);
-    }
+    arena->is_crowded = arena->shared->is_crowded != 0;
     return DD_OK;
 }
 
 static void
 find_slots(dd_arena *arena)
 {
-    arena->buffer_nbytes = buffer_nbytes(arena->nranks);
+    arena->results = arena->memory + results_offset(arena->nranks);
     for (int k = 0; k < arena->nranks; k++) {
         uint8_t *start = arena->memory + ARENA_HEADER_BYTES + (size_t)k * slot_nbytes(arena->nranks);
         arena->slots[k] = (arena_slot){
@@ -156,8 +203,9 @@ allocate(int nranks, int rank, dd_arena **arena, dd_error *err)
     new_arena->generation = dd_fork_generation();
     new_arena->nranks = nranks;
     new_arena->rank = rank;
-    new_arena->nbytes = dd_arena_nbytes(nranks);
-    new_arena->all_ranks = bits_of(nranks);
+    new_arena->geometry = geometry_of(nranks);
+    new_arena->all_ranks = all_of(nranks);
+    new_arena->nwords = (nranks + 63) / 64;
     new_arena->slots = dd_mem_alloc_array(count, sizeof(*new_arena->slots));
     new_arena->peers = dd_mem_alloc_array(count, sizeof(*new_arena->peers));
     new_arena->sources = dd_mem_alloc_array(count, sizeof(*new_arena->sources));
@@ -201,6 +249,7 @@ dd_arena_join(dd_arena *mapped, int rank, dd_arena **arena, dd_error *err)
     if (status == DD_OK) {
         (*arena)->memory = mapped->memory;
         (*arena)->shared = mapped->shared;
+        (*arena)->is_crowded = mapped->is_crowded;
         (*arena)->is_borrowed = true;
         take_seat(*arena);
     }
@@ -216,7 +265,7 @@ dd_arena_close(dd_arena *arena)
     /* In a forked child it is not mapped, and something else may be in its place. */
     bool is_mapped = arena->memory != NULL && arena->generation == dd_fork_generation();
     if (is_mapped && !arena->is_borrowed) {
-        (void)munmap(arena->memory, arena->nbytes);
+        (void)munmap(arena->memory, arena->geometry.nbytes);
     }
     dd_mem_free(arena->slots);
     dd_mem_free(arena->peers);

@@ -1,14 +1,16 @@
-/* The arena: memory that the ranks of one host share, and the collectives that go through it without a message.
+/* The arena: memory that the ranks of one host share, and the collectives that go through it without a
+ * message.
  *
- * Every rank has a *slot* that only it writes. An operation is a number of *rounds*: in each, every rank writes its part of the data
- * into its slot and publishes the round, waits until all have published theirs, and reads from their slots what it needs. Slots
- * have several buffers, so that nobody has to be told that a buffer has been read: who publishes a round has finished reading
- * the rounds well before it. The first round carries the signature of the operation, and all ranks compare all signatures: a
- * mismatch is seen by everybody before any output is written.
+ * Every rank has a *slot* that only it writes. An operation is a number of *rounds*: in each, every rank
+ * writes its part of the data into its slot and publishes the round, waits until all have published theirs,
+ * and reads from their slots what it needs. Slots have several buffers, so that nobody has to be told that a
+ * buffer has been read: who publishes a round has finished reading the rounds well before it. The first round
+ * carries the signature of the operation, and all ranks compare all signatures: a mismatch is seen by
+ * everybody before any output is written.
  *
- * An arena knows no engine, no clock and no sleep: progress() goes as far as it can. One operation at a time; the owner
- * serialises all calls. What other ranks write is a peer's word: sizes and offsets are checked before use. Reductions
- * fold in rank order (LINEAR, see plan.h). */
+ * An arena knows no engine, no clock and no sleep: progress() goes as far as it can. One operation at a time;
+ * the owner serialises all calls. What other ranks write is a peer's word: sizes and offsets are checked
+ * before use. Reductions fold in rank order (LINEAR, see plan.h). */
 #ifndef DD_COLLECTIVE_ARENA_H
 #define DD_COLLECTIVE_ARENA_H
 
@@ -17,13 +19,47 @@
 
 typedef struct dd_arena dd_arena;
 
-#define DD_ARENA_MAX_RANKS 64
+#define DD_ARENA_MAX_RANKS 256
 
-/* Makes the memory, a sealed memfd, for nranks; *fd is the caller's, to be closed by dd_fork_close. Untouched parts cost
- * nothing; all of it is bounded by dd_arena_nbytes, which is under 1 MiB for any number of ranks. */
-dd_status dd_arena_create(int nranks, int *fd, dd_error *err) DD_MUST_CHECK;
+/* Some of an arena's ranks, a bit each. */
+typedef struct dd_arena_ranks {
+    uint64_t words[DD_ARENA_MAX_RANKS / 64];
+} dd_arena_ranks;
+
+static inline bool
+dd_arena_ranks_have(const dd_arena_ranks *ranks, int k)
+{
+    return (ranks->words[k / 64] >> k % 64 & 1) != 0;
+}
+
+static inline void
+dd_arena_ranks_add(dd_arena_ranks *ranks, int k)
+{
+    ranks->words[k / 64] |= UINT64_C(1) << k % 64;
+}
+
+/* Takes the lowest out; -1 when there is none. */
+static inline int
+dd_arena_ranks_take(dd_arena_ranks *ranks)
+{
+    for (int i = 0; i < DD_ARENA_MAX_RANKS / 64; i++) {
+        if (ranks->words[i] != 0) {
+            int bit = __builtin_ctzll(ranks->words[i]);
+            ranks->words[i] &= ranks->words[i] - 1;
+            return 64 * i + bit;
+        }
+    }
+    return -1;
+}
+
+/* Makes the memory, a sealed memfd, for nranks; *fd is the caller's, to be closed by dd_fork_close. Untouched
+ * parts cost nothing; all of it is bounded by dd_arena_nbytes, about 256 KiB a rank, and 1 MiB at least.
+ * is_crowded: there are more ranks than cores, so ranks take turns, and an all_reduce lets whoever runs do
+ * what there is to do. */
+dd_status dd_arena_create(int nranks, bool is_crowded, int *fd, dd_error *err) DD_MUST_CHECK;
 size_t dd_arena_nbytes(int nranks);
-/* Maps it as one of its ranks; the descriptor stays the caller's. DD_PROTOCOL when it is not an arena of that shape. */
+/* Maps it as one of its ranks; the descriptor stays the caller's. DD_PROTOCOL when it is not an arena of that
+ * shape, or was made by a build that lays it out otherwise. */
 dd_status dd_arena_attach(int fd, int nranks, int rank, dd_arena **arena, dd_error *err) DD_MUST_CHECK;
 void dd_arena_close(dd_arena *arena); /* NULL is fine */
 
@@ -37,7 +73,8 @@ void dd_arena_poison(dd_arena *arena);
  * memory has to be taken from it. */
 bool dd_arena_find_written(const dd_arena *arena, dd_block *block);
 
-/* ---- regions: memory of one rank that the others can look into, so that their data need not be copied into slots */
+/* ---- regions: memory of one rank that the others can look into, so that their data need not be copied into
+ * slots */
 
 /* Another rank's (or our own) memory, mapped; of our own, the bytes that are in use. The caller keeps it
  * while an operation looks into it. `id` is the owner's numbering, from 1. */
@@ -49,17 +86,19 @@ void dd_arena_remove_region(dd_arena *arena, int owner, uint32_t id);
 
 typedef struct dd_arena_op_options {
     dd_signature signature;
-    /* Reductions: leave the result in the accumulation type, unfinished (stage FIRST of reduce.h); outputs are sized for that. */
+    /* Reductions: leave the result in the accumulation type, unfinished (stage FIRST of reduce.h); outputs
+     * are sized for that. */
     bool is_partial;
     /* Told whom to wake after a publication; may be NULL. */
     void (*wake)(void *ctx, int rank);
-    /* A region of another rank that we have not been given yet; the operation waits until dd_arena_add_region. May be NULL. */
+    /* A region of another rank that we have not been given yet; the operation waits until
+     * dd_arena_add_region. May be NULL. */
     void (*want_region)(void *ctx, int owner, uint32_t id);
     void *ctx;
 } dd_arena_op_options;
 
-/* `args` (with its block arrays) stays valid until the operation ends. root is a rank of the arena. Uneven blocks are fine
- * in all_gather, reduce_scatter, all_to_all, gather and scatter. */
+/* `args` (with its block arrays) stays valid until the operation ends. root is a rank of the arena. Uneven
+ * blocks are fine in all_gather, reduce_scatter, all_to_all, gather and scatter. */
 void dd_arena_start(dd_arena *arena, const dd_coll_args *args, const dd_arena_op_options *options);
 
 typedef enum dd_arena_state {
@@ -73,21 +112,22 @@ typedef enum dd_arena_state {
 /* One call does at most about a chunk of work (some tens of microseconds), so that others get their turn. */
 dd_arena_state dd_arena_progress(dd_arena *arena);
 
-/* Before sleeping: from now on publications of others make them `wake` us. False when one has come: do not sleep. */
+/* Before sleeping: from now on publications of others make them `wake` us. False when one has come: do not
+ * sleep. */
 bool dd_arena_fall_asleep(dd_arena *arena);
 
-/* Ranks that have not published what we wait for, as bits; 0 when we wait for nothing. */
-uint64_t dd_arena_missing(const dd_arena *arena);
+/* Ranks that have not published what we wait for; none when we wait for nothing. */
+dd_arena_ranks dd_arena_missing(const dd_arena *arena);
 
 /* Tells the others on which CPU this rank runs. Operations do so themselves. */
 void dd_arena_note_cpu(dd_arena *arena);
-/* Whether rank k, or one of the missing ranks, was last seen on the CPU that we run on: it cannot come before we
- * give that away. */
+/* Whether rank k, or one of the missing ranks, was last seen on the CPU that we run on: it cannot come before
+ * we give that away. */
 bool dd_arena_is_in_the_way_of(const dd_arena *arena, int k);
 bool dd_arena_is_in_the_way(const dd_arena *arena);
 
-/* After MISMATCH: two ranks that disagree, `other` being this one where it is one of them; the signature of the first, and where block
- * sizes do not fit, both numbers of bytes. */
+/* After MISMATCH: two ranks that disagree, `other` being this one where it is one of them; the signature of
+ * the first, and where block sizes do not fit, both numbers of bytes. */
 typedef struct dd_arena_culprit {
     int rank;
     int other;

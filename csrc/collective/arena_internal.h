@@ -3,24 +3,39 @@
  * Epochs. Every operation is a fixed number of epochs, the same for all ranks, and every rank publishes each
  * of them in turn, once: the count never starts again. Epoch e uses buffer e % ARENA_NBUFFERS of each slot.
  *
- *   - An operation's first epoch is its header. Everybody waits for all headers of an operation and has compared them
- *     before it does anything else, so nobody is more than one header ahead, and two records, used in turn, are enough:
- *     who publishes header n + 2 has seen everybody's header n + 1, and who published that was done with header n.
- *   - Who publishes epoch e has finished reading all epochs up to e - 2. (A rank stages e before it reads e - 1, so
- *     that ranks work side by side and do not take turns.)
- *   - Before a rank stages anything for epoch e it has seen everybody publish e - 2. By the rule above all have then
- *     finished reading e - 4, which is what the buffer held. Hence four buffers.
- *   - A round may be two epochs wide, the first of them even: it has two buffers in one, and only the second epoch is published,
- *     after the round before it has been read. The rules above hold.
+ *   - An operation's first epoch is its header, with round 0. Everybody waits for all headers of an operation
+ *     and has compared them before it does anything else, so nobody is more than one header ahead, and two
+ *     records, used in turn, are enough: who publishes header n + 2 has seen everybody's header n + 1, and
+ *     who published that was done with header n.
+ *   - So when all headers are there, nobody reads anything of earlier operations any more, and all buffers
+ *     are free but that of round 0.
+ *   - Who publishes epoch e has finished reading all epochs up to e - 2. (A rank stages e before it reads e -
+ *     1, so that ranks work side by side and do not take turns.)
+ *   - Before a rank stages anything for epoch e it has seen everybody publish e - 2. By the rule above all
+ *     have then finished reading e - 4, which is what the buffer held. Hence four buffers.
+ *   - Where ranks take turns anyway (crowded), rounds from 1 on are two epochs wide, the first of them even:
+ *     such a round has two buffers in one, only its second epoch is published, after the round before it has
+ *     been read, and before it is staged all have published the round before it. The rules above hold.
+ *
+ * An all_reduce of some size goes in chunks (a *shared fold*), each of two rounds: all stage the chunk, or
+ * what others need of it, and after that each share of it is folded by one rank, the results lie in memory
+ * that all ranks share, and everybody copies them out. Who folds: share k is rank k's. In a crowded arena it
+ * is whoever comes first and claims it, so that a rank that runs need not wait until all others have run; all
+ * sources of a fold are in rank order, so the bits do not depend on who has claimed.
+ *   - A rank folds when all have staged the chunk, and so have read the results before it: one memory for
+ *     results is enough.
+ *   - A rank stages the next chunk when all who fold have published that they are done, so it may use all its
+ *     buffers for every chunk but the first, which is round 0, and is staged with the header.
+ *   - Who has claimed is in the claim, so that a rank that dies with one is known to those who wait for it.
  *
  * Data read from a region of its owner ends with one more epoch, in which everybody says that it has read,
  * and for which the owners of the regions wait. An all_reduce in place has another one where an output does
  * not begin or end with a page: others write only to whole pages (see arena_regions.c), and each rank takes
  * what is missing from the rank that has folded it.
  *
- * Files: arena.c makes and maps the memory; arena_sync.c publishes, waits, sleeps and wakes;
- * arena_header.c writes headers and compares them; arena_regions.c finds memory in regions; arena_move.c
- * moves the data; arena_op.c decides what comes next. */
+ * Files: arena.c makes and maps the memory; arena_sync.c publishes, waits, sleeps and wakes; arena_header.c
+ * writes headers and compares them; arena_regions.c finds memory in regions; arena_fold.c does the shared
+ * folds; arena_move.c moves all other data; arena_copy.c copies; arena_op.c decides what comes next. */
 #ifndef DD_COLLECTIVE_ARENA_INTERNAL_H
 #define DD_COLLECTIVE_ARENA_INTERNAL_H
 
@@ -33,11 +48,15 @@
 /* Processors fetch lines in pairs: what different ranks write is kept two lines apart. */
 #define ARENA_SPACING ((size_t)128)
 #define ARENA_PAGE ((size_t)4096)
+/* What a rank stages of a chunk at most. Larger ones are not in the nearest caches any more when they are
+ * folded. */
+#define ARENA_CHUNK_BYTES ((size_t)262144)
+#define ARENA_RESULTS_BYTES ((size_t)524288)
 
 /* ---- shared memory */
 
-/* The words of a record behind the epoch. Data that fits travels in the header itself; an 8-byte all_reduce then moves one
- * cache line from rank to rank. Data in regions leaves no use for a payload. */
+/* The words of a record behind the epoch. Data that fits travels in the header itself; an 8-byte all_reduce
+ * then moves one cache line from rank to rank. Data in regions leaves no use for a payload. */
 enum {
     ARENA_WORD_SIGNATURE = 0, /* three words */
     ARENA_WORD_NBYTES = 3,
@@ -72,29 +91,56 @@ typedef enum arena_table {
     ARENA_NTABLES,
 } arena_table;
 
+/* A bit for each rank, which that rank sets, and others may clear. */
+typedef _Atomic uint64_t arena_bits[DD_ARENA_MAX_RANKS / 64];
+
 typedef struct arena_record {
     _Alignas(128) _Atomic uint64_t epoch; /* release: covers all that was written for it */
     _Atomic uint64_t
         words[ARENA_NWORDS]; /* relaxed: whatever a hostile rank does, each is read once, and checked */
 } arena_record;
 
-/* What only its rank writes, but for the epochs' readers. Tables and buffers follow. */
+/* What only its rank writes, but for the claim. Tables and buffers follow. */
 typedef struct arena_control {
     arena_record records[2];                /* by the parity of the operation */
     _Alignas(128) _Atomic uint32_t awaited; /* asleep: the one rank whose publication is to wake us */
     _Atomic uint32_t cpu;                   /* where it last published, counted from 1; 0: not known */
+    /* Of this rank's share of a chunk, written by whoever claims it: the epoch in which it is folded, times
+     * 256, plus the claimer. */
+    _Alignas(128) _Atomic uint64_t claim;
 } arena_control;
 
-typedef struct arena_shared {
+/* How the memory is laid out, and what decides how many epochs an operation takes. Ranks of other builds may
+ * have other numbers, and would wait for what never comes: a rank attaches only to an arena whose numbers are
+ * its own. */
+typedef struct arena_geometry {
     uint64_t magic; /* const after creation, as are these */
-    uint32_t version;
-    uint32_t nranks;
+    uint64_t version;
+    uint64_t nranks;
     uint64_t nbytes;
+    uint64_t nbuffers;
+    uint64_t buffer_nbytes;
+    uint64_t spacing;
+    uint64_t header_nbytes;
+    uint64_t control_nbytes;
+    uint64_t payload_nbytes;
+    uint64_t chunk_nbytes;
+    uint64_t results_nbytes;
+    uint64_t fold_min_nbytes; /* see dd_arena_fold_min */
+    uint64_t crowded_fold_min_nbytes;
+    uint64_t claimed_share_nbytes;
+} arena_geometry;
+
+typedef struct arena_shared {
+    arena_geometry geometry;
+    uint64_t is_crowded; /* const: more ranks than cores, says the maker, and all go by that */
     /* Read at every publication, written seldom. */
-    _Alignas(128) _Atomic uint64_t asleep; /* bits: ranks to be woken */
-    _Atomic uint64_t poisoned;             /* bits: ranks that have given up; never cleared */
-    _Atomic uint64_t
-        unregistered; /* bits: ranks whose process cannot be fenced by another yet (see arena_sync.c) */
+    _Alignas(128) arena_bits asleep; /* ranks to be woken */
+    arena_bits poisoned;             /* that have given up; never cleared */
+    arena_bits unregistered;         /* whose process cannot be fenced by another yet (see arena_sync.c) */
+    /* A hint by rank 0: large operations are staged past the caches. Written seldom, and read once an
+     * operation. */
+    _Alignas(128) _Atomic uint32_t is_streaming;
 } arena_shared;
 
 /* ---- one rank's own */
@@ -145,6 +191,20 @@ typedef enum arena_phase {
     ARENA_CLOSING, /* waits until others have read our region */
 } arena_phase;
 
+/* Of rank 0: which way of copying is faster; see arena_copy.c. */
+typedef struct arena_trial {
+    bool is_open;
+    dd_coll coll; /* of the operations that count */
+    size_t nbytes;
+    int ntaken;
+    int64_t best_ns[2]; /* through the caches, past them */
+    int64_t begin_ns;
+    int64_t last_ns;  /* operation */
+    int64_t next_ns;  /* trial */
+    int64_t from_ns;  /* of the operation under way: since then the clock runs */
+    int64_t taken_ns; /* before that */
+} arena_trial;
+
 /* The operation under way. */
 typedef struct arena_op {
     const dd_coll_args *args;
@@ -159,13 +219,15 @@ typedef struct arena_op {
     size_t out_size; /* of what is written for an element */
     dd_stage stage;
     uint64_t signature_words[ARENA_SIGNATURE_WORDS];
-    bool is_shared_fold; /* all_reduce: every rank folds its share of each chunk and passes the result on */
-    size_t round_nbytes; /* of a block, or of a part of it, per round; shared fold: of a share */
+    bool is_shared_fold; /* all_reduce, in chunks */
+    bool is_claimed;     /* its shares are folded by whoever comes first */
+    bool reads_first;    /* a round is read before the next is staged */
+    bool is_wide;        /* rounds from 1 on have two epochs, and so buffers, each */
+    size_t first_nbytes; /* of a block, or of a part of it, in round 0; shared fold: of a share in chunk 0 */
+    size_t round_nbytes; /* the same in all others */
 
-    uint64_t first_epoch; /* the header has it or, if round 0 is wide, the next: all wait for this one */
-    uint64_t data_epoch;  /* the first of round 0 */
-    unsigned width;       /* epochs, and so buffers, to a round */
-    bool is_late;         /* round 0 is not staged with the header */
+    uint64_t first_epoch; /* of the header */
+    uint64_t data_epoch;  /* of round 0: the same, unless all had to stage anew */
     uint64_t nrounds;
     bool is_in_place;    /* all_reduce: all inputs and outputs are in regions */
     bool is_region_read; /* somebody's: one more epoch */
@@ -173,29 +235,37 @@ typedef struct arena_op {
     uint64_t round;      /* to be staged next */
     bool is_staged;      /* it is */
     bool is_read;        /* the round before it */
-    int source;          /* reading: how far we are */
+    int source;          /* reading, folding: how far we are */
     size_t offset;
-    uint64_t wanted_in; /* bits: regions of these ranks were asked for */
-    uint64_t wanted_out;
+    dd_arena_ranks folders;   /* that fold shares of this chunk */
+    dd_arena_ranks folded;    /* whose shares we have folded */
+    dd_arena_ranks wanted_in; /* whose regions were asked for */
+    dd_arena_ranks wanted_out;
+    dd_arena_ranks root;
 
     uint64_t awaited_epoch;
-    uint64_t awaited_ranks; /* bits; 0: waits for nobody */
-    size_t budget;          /* bytes that this call may still move */
+    dd_arena_ranks awaited;
+    bool is_awaiting;  /* there are some */
+    bool is_streaming; /* what is staged goes past the caches */
+    bool is_measured;  /* is of a trial, and not at its end */
+    size_t budget;     /* bytes that this call may still move */
 } arena_op;
 
 struct dd_arena {
     arena_shared *shared;
     uint8_t *memory;
-    size_t nbytes;
+    arena_geometry geometry; /* ours */
+    uint8_t *results;        /* of the chunk that is folded, for all ranks */
+    bool is_crowded;
     bool is_borrowed; /* the mapping is another's */
     uint64_t generation;
-    size_t buffer_nbytes;
     int nranks;
     int rank;
-    uint64_t all_ranks; /* bits */
-    uint64_t epoch;     /* last published by us */
-    uint64_t floor;     /* epoch that all are known to have published */
-    uint32_t cpu;       /* as we have told the others */
+    int nwords; /* in use of a set of ranks */
+    dd_arena_ranks all_ranks;
+    uint64_t epoch; /* last published by us */
+    uint64_t floor; /* epoch that all are known to have published */
+    uint32_t cpu;   /* as we have told the others */
     bool is_registered;
     bool has_slept;       /* our bit may be set in shared->asleep */
     arena_slot *slots;    /* [nranks] */
@@ -205,13 +275,14 @@ struct dd_arena {
     size_t nregions;
     size_t regions_capacity;
     arena_op op;
+    arena_trial trial;
     dd_arena_culprit culprit;
 };
 
 /* ---- arena.c */
 
-/* Attaches one more rank in this process through the mapping that `mapped` has and keeps. For tests: a race detector takes memory
- * that is mapped twice for two memories. */
+/* Attaches one more rank in this process through the mapping that `mapped` has and keeps. For tests: a race
+ * detector takes memory that is mapped twice for two memories. */
 dd_status dd_arena_join(dd_arena *mapped, int rank, dd_arena **arena, dd_error *err) DD_MUST_CHECK;
 
 /* ---- arena_sync.c */
@@ -220,10 +291,14 @@ dd_status dd_arena_join(dd_arena *mapped, int rank, dd_arena **arena, dd_error *
 void dd_arena_note_registered(dd_arena *arena);
 /* All that was written for the epoch is there for all to see; wakes who waits for it. */
 void dd_arena_publish(dd_arena *arena, uint64_t epoch);
-/* Of `ranks` (bits), those that have not published the epoch, of this operation or an earlier one. */
-uint64_t dd_arena_missing_of(const dd_arena *arena, uint64_t ranks, uint64_t epoch);
+/* Of `ranks`, the others that have not published the epoch, of this operation or an earlier one. False: there
+ * are none. */
+bool dd_arena_find_missing(const dd_arena *arena, const dd_arena_ranks *ranks, uint64_t epoch,
+                           dd_arena_ranks *missing);
 /* Whether all of `ranks` have published the epoch; notes what is waited for. */
-bool dd_arena_has_come(dd_arena *arena, uint64_t ranks, uint64_t epoch);
+bool dd_arena_has_come(dd_arena *arena, const dd_arena_ranks *ranks, uint64_t epoch);
+/* Whether any rank's bit is set. */
+bool dd_arena_is_any(const dd_arena *arena, const arena_bits *bits);
 /* We are awake: nobody needs to wake us. */
 void dd_arena_stay_awake(dd_arena *arena);
 
@@ -235,7 +310,8 @@ void dd_arena_write_header(dd_arena *arena);
 /* All headers are there: DD_ARENA_MOVED when they fit together. */
 dd_arena_state dd_arena_compare_headers(dd_arena *arena);
 
-/* The size of what we send to rank k, and expect from it, in element bytes; 0 where that is not in the collective. */
+/* The size of what we send to rank k, and expect from it, in element bytes; 0 where that is not in the
+ * collective. */
 size_t dd_arena_sent_nbytes(const dd_arena *arena, int k);
 size_t dd_arena_received_nbytes(const dd_arena *arena, int k);
 bool dd_arena_is_sender(const dd_arena *arena, int rank);
@@ -245,38 +321,90 @@ bool dd_arena_is_giver(const dd_arena *arena, int rank);
 /* Rank k's table of this operation. */
 _Atomic uint64_t *dd_arena_table(const dd_arena *arena, int k, arena_table table);
 
-/* What is published when a round is staged. */
-static inline uint64_t
-dd_arena_epoch_of(const arena_op *op, uint64_t round)
-{
-    return op->data_epoch + op->width * round + op->width - 1;
-}
-
 /* ---- arena_regions.c */
 
 /* The region of `owner` that holds all of the bytes; NULL when there is none. */
 const arena_region *dd_arena_find_region(const dd_arena *arena, int owner, const void *data, size_t nbytes);
-/* Whether our inputs (and, in place, outputs) lie in regions: flags for the header; what belongs to them is written to it. */
+/* Whether our inputs (and, in place, outputs) lie in regions: flags for the header; what belongs to them is
+ * written to it. */
 uint64_t dd_arena_offer_regions(dd_arena *arena);
 /* Finds what other ranks have offered: MOVED, BLOCKED while a region is missing, or BROKEN. */
 dd_arena_state dd_arena_map_regions(dd_arena *arena);
 
-/* ---- arena_move.c */
+/* ---- arena_copy.c */
 
-/* Which way an all_reduce goes, and how much a round carries; from what all ranks know. */
-void dd_arena_choose_round(dd_arena *arena);
-/* Once the headers are compared: how many rounds there are. */
-void dd_arena_count_rounds(dd_arena *arena);
-/* Whether a round may be staged: what it needs has come, and the buffer is free. */
-bool dd_arena_may_stage(dd_arena *arena, uint64_t round);
-void dd_arena_stage(dd_arena *arena, uint64_t round);
-/* Ranks of which a round's data is read. */
-uint64_t dd_arena_read_from(const dd_arena *arena, uint64_t round);
-/* Reads a round, or as much of it as the budget allows; true at its end. */
-bool dd_arena_read(dd_arena *arena, uint64_t round);
+/* How the operation's data is staged. */
+void dd_arena_choose_copy(dd_arena *arena);
+/* Into memory that others read. */
+void dd_arena_put(dd_arena *arena, void *dst, const void *src, size_t nbytes);
+/* An operation that is measured has been started; it waits for headers; it has all headers; it has read its
+ * last round. */
+void dd_arena_stop_clock(dd_arena *arena);
+void dd_arena_start_clock(dd_arena *arena);
+void dd_arena_note_taken(dd_arena *arena);
+
+/* ---- arena_fold.c */
+
+/* The number of bytes from which an all_reduce is a shared fold. */
+size_t dd_arena_fold_min(int nranks, bool is_crowded);
+/* What a rank that claims a share takes at least, so that small arrays are not cut into crumbs. */
+#define ARENA_CLAIMED_SHARE_BYTES ((size_t)2048)
+
+/* Whether this is one, and then how much a chunk carries. */
+bool dd_arena_choose_chunks(dd_arena *arena);
+uint64_t dd_arena_count_chunks(const dd_arena *arena);
+void dd_arena_stage_chunk(dd_arena *arena, uint64_t chunk);
+/* Folds what shares of a chunk are ours, or are still to be had, as far as the budget allows; true at its
+ * end. */
+bool dd_arena_fold_shares(dd_arena *arena, uint64_t chunk);
+/* Copies what others have folded. */
+void dd_arena_read_shares(dd_arena *arena, uint64_t chunk);
+
 /* all_reduce with all inputs and outputs in regions: our share, from all into all; true at its end. */
 bool dd_arena_fold_in_place(dd_arena *arena);
 /* After all have done that: what they have left out in our output. */
 void dd_arena_take_edges(dd_arena *arena);
+
+/* ---- arena_move.c */
+
+/* Which way the operation goes, and how much a round carries; from what all ranks know. */
+void dd_arena_choose_round(dd_arena *arena);
+/* Once the headers are compared: how many rounds there are. */
+void dd_arena_count_rounds(dd_arena *arena);
+/* What is published when a round is staged. */
+uint64_t dd_arena_epoch_of(const arena_op *op, uint64_t round);
+/* Where in a slot a round begins. */
+uint8_t *dd_arena_buffer_of(const dd_arena *arena, int k, uint64_t round);
+/* Whether a round may be staged: what it needs has come, and the buffer is free. */
+bool dd_arena_may_stage(dd_arena *arena, uint64_t round);
+/* Stages a round; true at its end. Round 0 is staged at once. */
+bool dd_arena_stage(dd_arena *arena, uint64_t round);
+/* Ranks of which a round's data is read; NULL: none. */
+const dd_arena_ranks *dd_arena_read_from(const dd_arena *arena, uint64_t round);
+/* Reads a round, or as much of it as the budget allows; true at its end. */
+bool dd_arena_read(dd_arena *arena, uint64_t round);
+
+static inline size_t
+dd_arena_smaller(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline void
+dd_arena_spend(arena_op *op, size_t nbytes)
+{
+    op->budget -= dd_arena_smaller(op->budget, nbytes);
+}
+
+/* Where the result of the input's byte `offset` goes. */
+static inline uint8_t *
+dd_arena_result_at(const dd_arena *arena, size_t offset)
+{
+    const arena_op *op = &arena->op;
+    return (uint8_t *)op->args->outputs[0].data + offset / op->in_size * op->out_size;
+}
+
+/* Folds go in pieces: what was folded is still in the nearest caches when it is passed on. */
+#define ARENA_PIECE_BYTES ((size_t)32768)
 
 #endif

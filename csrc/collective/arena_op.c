@@ -24,13 +24,13 @@ dd_arena_start(dd_arena *arena, const dd_coll_args *args, const dd_arena_op_opti
     op->has_edges = false;
     op->source = 0;
     op->offset = 0;
-    op->wanted_in = 0;
-    op->wanted_out = 0;
-    op->awaited_ranks = 0;
+    op->wanted_in = (dd_arena_ranks){{0}};
+    op->wanted_out = (dd_arena_ranks){{0}};
+    op->root = (dd_arena_ranks){{0}};
+    dd_arena_ranks_add(&op->root, args->root);
+    op->is_awaiting = false;
     dd_arena_prepare(arena);
-    /* A wide round begins with an even epoch; where the header's is odd, it goes alone. */
-    op->is_late = op->width == 2 && op->first_epoch % 2 == 1;
-    op->data_epoch = op->first_epoch + op->is_late;
+    op->data_epoch = op->first_epoch;
 }
 
 /* Publishes the header, with the first round's data unless that stays where it is. */
@@ -39,14 +39,14 @@ open_op(dd_arena *arena)
 {
     arena_op *op = &arena->op;
     uint64_t flags = arena->peers[arena->rank].flags;
-    if (!op->is_late && (flags & (ARENA_IS_INLINE | ARENA_IN_REGION | ARENA_IN_PLACE)) == 0) {
+    if ((flags & (ARENA_IS_INLINE | ARENA_IN_REGION | ARENA_IN_PLACE)) == 0) {
         if (!dd_arena_may_stage(arena, 0)) {
             return false;
         }
-        dd_arena_stage(arena, 0);
+        (void)dd_arena_stage(arena, 0);
     }
     dd_arena_write_header(arena);
-    dd_arena_publish(arena, op->is_late ? op->first_epoch : dd_arena_epoch_of(op, 0));
+    dd_arena_publish(arena, op->first_epoch);
     return true;
 }
 
@@ -66,8 +66,8 @@ agree(dd_arena *arena)
     op->is_region_read = (any & ARENA_IN_REGION) != 0;
     /* Somebody may have staged nothing, hoping that all would be in place: from the beginning, with all. */
     bool is_repeated = !op->is_in_place && (any & ARENA_IN_PLACE) != 0;
-    op->data_epoch += is_repeated && !op->is_late ? op->width : 0;
-    op->is_staged = !is_repeated && !op->is_late;
+    op->data_epoch += is_repeated;
+    op->is_staged = !is_repeated;
     dd_arena_count_rounds(arena);
 }
 
@@ -75,8 +75,8 @@ static dd_arena_state
 greet(dd_arena *arena)
 {
     arena_op *op = &arena->op;
-    if (!dd_arena_has_come(arena, arena->all_ranks, op->first_epoch) ||
-        atomic_load(&arena->shared->poisoned) != 0) {
+    if (!dd_arena_has_come(arena, &arena->all_ranks, op->first_epoch) ||
+        dd_arena_is_any(arena, &arena->shared->poisoned)) {
         return DD_ARENA_BLOCKED;
     }
     dd_arena_state state = dd_arena_compare_headers(arena);
@@ -98,7 +98,9 @@ stage_round(dd_arena *arena)
         if (!dd_arena_may_stage(arena, op->round)) {
             return DD_ARENA_BLOCKED;
         }
-        dd_arena_stage(arena, op->round);
+        if (!dd_arena_stage(arena, op->round)) {
+            return DD_ARENA_MOVED;
+        }
         dd_arena_publish(arena, dd_arena_epoch_of(op, op->round));
     }
     op->is_staged = true;
@@ -109,8 +111,8 @@ static dd_arena_state
 read_round(dd_arena *arena, uint64_t round)
 {
     arena_op *op = &arena->op;
-    uint64_t ranks = dd_arena_read_from(arena, round);
-    if (ranks != 0 && !dd_arena_has_come(arena, ranks, dd_arena_epoch_of(op, round))) {
+    const dd_arena_ranks *ranks = dd_arena_read_from(arena, round);
+    if (ranks != NULL && !dd_arena_has_come(arena, ranks, dd_arena_epoch_of(op, round))) {
         return DD_ARENA_BLOCKED;
     }
     op->is_read = dd_arena_read(arena, round);
@@ -124,14 +126,20 @@ read_round(dd_arena *arena, uint64_t round)
 static bool
 has_read_in_vain(const dd_arena *arena)
 {
-    uint64_t lenders = 0;
+    dd_arena_ranks lenders = {{0}};
     for (int k = 0; k < arena->nranks; k++) {
-        bool is_lender = (arena->peers[k].flags & (ARENA_IN_REGION | ARENA_IN_PLACE)) != 0;
-        lenders |= is_lender ? UINT64_C(1) << k : 0;
+        if ((arena->peers[k].flags & (ARENA_IN_REGION | ARENA_IN_PLACE)) != 0) {
+            dd_arena_ranks_add(&lenders, k);
+        }
     }
     /* A write of nothing, and not a load: so this and dd_arena_poison have an order, and where this comes first, all that was read
      * before it was read before the lender's caller goes on. */
-    return (atomic_fetch_or(&arena->shared->poisoned, 0) & lenders) != 0;
+    bool is_poisoned = false;
+    for (int i = 0; i < arena->nwords; i++) {
+        is_poisoned =
+            (atomic_fetch_or(&arena->shared->poisoned[i], 0) & lenders.words[i]) != 0 || is_poisoned;
+    }
+    return is_poisoned;
 }
 
 /* Says that we have read all that we wanted of others' regions, and written all that they get from us. */
@@ -146,12 +154,12 @@ close_regions(dd_arena *arena)
     return DD_ARENA_MOVED;
 }
 
-/* A round is staged and published before the one before it is read, or after that when it is wide: see arena_internal.h. */
+/* A round is staged and published before the one before it is read, or after that: see arena_internal.h. */
 static dd_arena_state
 go_round(dd_arena *arena)
 {
     arena_op *op = &arena->op;
-    bool is_reading = !op->is_read && (op->is_staged || op->width == 2);
+    bool is_reading = !op->is_read && (op->is_staged || op->reads_first);
     if (is_reading) {
         return read_round(arena, op->round - 1);
     }
@@ -172,7 +180,7 @@ static dd_arena_state
 take_edges(dd_arena *arena)
 {
     arena_op *op = &arena->op;
-    if (!dd_arena_has_come(arena, arena->all_ranks, arena->epoch)) {
+    if (!dd_arena_has_come(arena, &arena->all_ranks, arena->epoch)) {
         return DD_ARENA_BLOCKED;
     }
     dd_arena_take_edges(arena);
@@ -186,7 +194,7 @@ close_op(dd_arena *arena)
 {
     arena_op *op = &arena->op;
     bool is_owner = (arena->peers[arena->rank].flags & (ARENA_IN_REGION | ARENA_IN_PLACE)) != 0;
-    if (is_owner && !dd_arena_has_come(arena, arena->all_ranks, arena->epoch)) {
+    if (is_owner && !dd_arena_has_come(arena, &arena->all_ranks, arena->epoch)) {
         return DD_ARENA_BLOCKED;
     }
     op->phase = ARENA_IDLE;
@@ -253,7 +261,7 @@ void
 dd_arena_poison(dd_arena *arena)
 {
     /* Before anything that our caller writes once it knows: see has_read_in_vain. */
-    atomic_fetch_or(&arena->shared->poisoned, UINT64_C(1) << arena->rank);
+    atomic_fetch_or(&arena->shared->poisoned[arena->rank / 64], UINT64_C(1) << arena->rank % 64);
 }
 
 /* Other ranks write to us only in an all_reduce in place: from when they have seen all headers, and no
@@ -268,11 +276,11 @@ dd_arena_find_written(const dd_arena *arena, dd_block *block)
     if (!is_offered || !is_running) {
         return false;
     }
-    uint64_t others = arena->all_ranks & ~(UINT64_C(1) << arena->rank);
+    dd_arena_ranks missing;
     bool has_ended = op->phase == ARENA_EDGES || op->phase == ARENA_CLOSING;
     uint64_t closing_epoch = arena->epoch + (has_ended ? 0 : 1);
-    if (dd_arena_missing_of(arena, others, op->first_epoch) != 0 ||
-        dd_arena_missing_of(arena, others, closing_epoch) == 0) {
+    if (dd_arena_find_missing(arena, &arena->all_ranks, op->first_epoch, &missing) ||
+        !dd_arena_find_missing(arena, &arena->all_ranks, closing_epoch, &missing)) {
         return false;
     }
     const arena_peer *own = &arena->peers[arena->rank];

@@ -170,8 +170,8 @@ typedef struct arena_place {
     int id_word;
     bool is_split;
     uint64_t nbytes;
-    uint64_t *wanted; /* bits: asked for already */
-    size_t offset;    /* found: in the region */
+    dd_arena_ranks *wanted; /* asked for already */
+    size_t offset;          /* found: in the region */
 } arena_place;
 
 static dd_arena_state
@@ -185,11 +185,10 @@ map_place(dd_arena *arena, int owner, arena_place *place, uint8_t **data)
     }
     const arena_region *region = region_by_id(arena, owner, (uint32_t)id);
     if (region == NULL) {
-        uint64_t bit = UINT64_C(1) << owner;
-        if ((*place->wanted & bit) == 0 && op->options.want_region != NULL) {
+        if (!dd_arena_ranks_have(place->wanted, owner) && op->options.want_region != NULL) {
             op->options.want_region(op->options.ctx, owner, (uint32_t)id);
         }
-        *place->wanted |= bit;
+        dd_arena_ranks_add(place->wanted, owner);
         return DD_ARENA_BLOCKED;
     }
     const _Atomic uint64_t *word = place->is_split

@@ -3,6 +3,7 @@
 #include "core/fence.h"
 
 #include <sched.h>
+#include <string.h>
 
 /* A publisher stores its epoch and then looks whether somebody sleeps; a sleeper says so and then looks at the epochs. Each must
  * make its store visible before its load, or both may miss each other. In the publisher that would cost as much as
@@ -10,27 +11,46 @@
  * Unless every rank's process takes part in it, publishers order their own stores: at first, since that takes a process a while.
  * A rank says that its process does between operations, when it cannot be asleep: it fences before every sleep from then on. */
 
+static uint64_t
+bit_of(int rank)
+{
+    return UINT64_C(1) << rank % 64;
+}
+
+bool
+dd_arena_is_any(const dd_arena *arena, const arena_bits *bits)
+{
+    uint64_t any = 0;
+    for (int i = 0; i < arena->nwords; i++) {
+        any |= atomic_load_explicit(&(*bits)[i], memory_order_seq_cst);
+    }
+    return any != 0;
+}
+
 void
 dd_arena_note_registered(dd_arena *arena)
 {
     if (dd_fence_is_registered()) {
         arena->is_registered = true;
-        atomic_fetch_and(&arena->shared->unregistered, ~(UINT64_C(1) << arena->rank));
+        atomic_fetch_and(&arena->shared->unregistered[arena->rank / 64], ~bit_of(arena->rank));
     }
 }
 
 static void
-wake_sleepers(dd_arena *arena, uint64_t asleep)
+wake_sleepers(dd_arena *arena)
 {
-    /* The load of `asleep` came before: awaited is at least as new as the bit. */
-    uint64_t others = asleep & arena->all_ranks & ~(UINT64_C(1) << arena->rank);
-    for (; others != 0; others &= others - 1) {
-        int k = __builtin_ctzll(others);
-        uint64_t bit = UINT64_C(1) << k;
+    dd_arena_ranks asleep = {{0}};
+    for (int i = 0; i < arena->nwords; i++) {
+        asleep.words[i] =
+            atomic_load_explicit(&arena->shared->asleep[i], memory_order_seq_cst) & arena->all_ranks.words[i];
+    }
+    for (int k = dd_arena_ranks_take(&asleep); k >= 0; k = dd_arena_ranks_take(&asleep)) {
+        /* The load of `asleep` came before: awaited is at least as new as the bit. */
         uint32_t awaited = atomic_load_explicit(&arena->slots[k].control->awaited, memory_order_relaxed);
         bool is_ours =
-            awaited == (uint32_t)arena->rank &&
-            (atomic_fetch_and_explicit(&arena->shared->asleep, ~bit, memory_order_acq_rel) & bit) != 0;
+            k != arena->rank && awaited == (uint32_t)arena->rank &&
+            (atomic_fetch_and_explicit(&arena->shared->asleep[k / 64], ~bit_of(k), memory_order_acq_rel) &
+             bit_of(k)) != 0;
         if (is_ours && arena->op.options.wake != NULL) {
             arena->op.options.wake(arena->op.options.ctx, k);
             arena->op.budget = 0; /* so that the bell is rung before anything else is moved */
@@ -73,8 +93,9 @@ dd_arena_is_in_the_way(const dd_arena *arena)
 {
     uint32_t cpu = current_cpu();
     bool is_shared = false;
-    for (uint64_t left = dd_arena_missing(arena); left != 0; left &= left - 1) {
-        is_shared = is_shared || was_seen_on(arena, __builtin_ctzll(left), cpu);
+    dd_arena_ranks left = dd_arena_missing(arena);
+    for (int k = dd_arena_ranks_take(&left); k >= 0; k = dd_arena_ranks_take(&left)) {
+        is_shared = is_shared || was_seen_on(arena, k, cpu);
     }
     return is_shared;
 }
@@ -88,16 +109,14 @@ dd_arena_publish(dd_arena *arena, uint64_t epoch)
     arena->epoch = epoch;
     dd_arena_note_cpu(arena);
     /* Bits are only ever cleared: an old value is on the safe side. */
-    uint64_t unregistered = atomic_load_explicit(&arena->shared->unregistered, memory_order_relaxed);
-    if (__builtin_expect(unregistered != 0, false)) {
+    if (__builtin_expect(dd_arena_is_any(arena, &arena->shared->unregistered), false)) {
         atomic_store_explicit(&record->epoch, epoch, memory_order_seq_cst);
     } else {
         atomic_store_explicit(&record->epoch, epoch, memory_order_release);
         atomic_signal_fence(memory_order_seq_cst);
     }
-    uint64_t asleep = atomic_load_explicit(&arena->shared->asleep, memory_order_seq_cst);
-    if (__builtin_expect(asleep != 0, false)) {
-        wake_sleepers(arena, asleep);
+    if (__builtin_expect(dd_arena_is_any(arena, &arena->shared->asleep), false)) {
+        wake_sleepers(arena);
     }
 }
 
@@ -115,46 +134,54 @@ published_by(const dd_arena *arena, int k, uint64_t wanted)
     return epoch;
 }
 
-uint64_t
-dd_arena_missing_of(const dd_arena *arena, uint64_t ranks, uint64_t epoch)
+bool
+dd_arena_find_missing(const dd_arena *arena, const dd_arena_ranks *ranks, uint64_t epoch,
+                      dd_arena_ranks *missing)
 {
-    uint64_t missing = 0;
-    for (uint64_t left = ranks; left != 0; left &= left - 1) {
-        int k = __builtin_ctzll(left);
-        if (published_by(arena, k, epoch) < epoch) {
-            missing |= UINT64_C(1) << k;
+    uint64_t any = 0;
+    dd_arena_ranks found = {{0}};
+    for (int i = 0; i < arena->nwords; i++) {
+        for (uint64_t left = ranks->words[i]; left != 0; left &= left - 1) {
+            int k = 64 * i + __builtin_ctzll(left);
+            if (k != arena->rank && published_by(arena, k, epoch) < epoch) {
+                found.words[i] |= bit_of(k);
+            }
         }
+        any |= found.words[i];
     }
-    return missing;
+    *missing = found;
+    return any != 0;
 }
 
 bool
-dd_arena_has_come(dd_arena *arena, uint64_t ranks, uint64_t epoch)
+dd_arena_has_come(dd_arena *arena, const dd_arena_ranks *ranks, uint64_t epoch)
 {
     arena_op *op = &arena->op;
     if (arena->floor >= epoch) {
         return true;
     }
-    ranks &= ~(UINT64_C(1) << arena->rank);
     /* Those found there once need not be looked at again. */
-    bool is_same = op->awaited_epoch == epoch && op->awaited_ranks != 0;
-    uint64_t missing = dd_arena_missing_of(arena, is_same ? op->awaited_ranks : ranks, epoch);
+    bool is_same = op->awaited_epoch == epoch && op->is_awaiting;
+    op->is_awaiting = dd_arena_find_missing(arena, is_same ? &op->awaited : ranks, epoch, &op->awaited);
     op->awaited_epoch = epoch;
-    op->awaited_ranks = missing;
-    if (missing != 0) {
+    if (op->is_awaiting) {
         return false;
     }
-    if ((ranks | UINT64_C(1) << arena->rank) == arena->all_ranks) {
+    if (ranks == &arena->all_ranks) {
         arena->floor = epoch;
     }
     return true;
 }
 
-uint64_t
+dd_arena_ranks
 dd_arena_missing(const dd_arena *arena)
 {
     const arena_op *op = &arena->op;
-    return dd_arena_missing_of(arena, op->awaited_ranks, op->awaited_epoch);
+    dd_arena_ranks missing = {{0}};
+    if (op->is_awaiting) {
+        (void)dd_arena_find_missing(arena, &op->awaited, op->awaited_epoch, &missing);
+    }
+    return missing;
 }
 
 /* A rank that is not registered itself makes everybody else keep order. */
@@ -167,18 +194,26 @@ fence_all(const dd_arena *arena)
 bool
 dd_arena_fall_asleep(dd_arena *arena)
 {
-    uint64_t missing = dd_arena_missing(arena);
-    if (missing == 0) {
-        return arena->op.awaited_ranks == 0 && arena->op.phase != ARENA_OPENING;
+    const arena_op *op = &arena->op;
+    dd_arena_ranks missing;
+    if (!op->is_awaiting) {
+        return op->phase != ARENA_OPENING;
+    }
+    if (!dd_arena_find_missing(arena, &op->awaited, op->awaited_epoch, &missing)) {
+        return false;
     }
     /* One of them is enough: we look again when it has come. */
+    dd_arena_ranks first = missing;
     arena_control *own = arena->slots[arena->rank].control;
-    atomic_store_explicit(&own->awaited, (uint32_t)__builtin_ctzll(missing), memory_order_relaxed);
-    atomic_fetch_or_explicit(&arena->shared->asleep, UINT64_C(1) << arena->rank, memory_order_seq_cst);
+    atomic_store_explicit(&own->awaited, (uint32_t)dd_arena_ranks_take(&first), memory_order_relaxed);
+    atomic_fetch_or_explicit(&arena->shared->asleep[arena->rank / 64], bit_of(arena->rank),
+                             memory_order_seq_cst);
     arena->has_slept = true;
     /* Where the fence is refused, nobody can be relied on to wake us. */
     bool is_fenced = fence_all(arena);
-    if (!is_fenced || (missing & ~dd_arena_missing(arena)) != 0) {
+    dd_arena_ranks still;
+    (void)dd_arena_find_missing(arena, &missing, op->awaited_epoch, &still);
+    if (!is_fenced || memcmp(&still, &missing, sizeof(still)) != 0) {
         dd_arena_stay_awake(arena);
         return false;
     }
@@ -190,7 +225,7 @@ dd_arena_stay_awake(dd_arena *arena)
 {
     if (arena->has_slept) {
         arena->has_slept = false;
-        atomic_fetch_and_explicit(&arena->shared->asleep, ~(UINT64_C(1) << arena->rank),
+        atomic_fetch_and_explicit(&arena->shared->asleep[arena->rank / 64], ~bit_of(arena->rank),
                                   memory_order_relaxed);
     }
 }

@@ -139,7 +139,7 @@ static void
 note_bell(void *ctx, int local)
 {
     dd_run *run = ctx;
-    run->mover.bells |= UINT64_C(1) << local;
+    dd_arena_ranks_add(&run->mover.bells, local);
 }
 
 static void
@@ -156,8 +156,8 @@ static void
 tell_what_is_due(dd_run *run)
 {
     dd_run_mover *mover = &run->mover;
-    for (; mover->bells != 0; mover->bells &= mover->bells - 1) {
-        run->env.wake(run->env.ctx, __builtin_ctzll(mover->bells));
+    for (int k = dd_arena_ranks_take(&mover->bells); k >= 0; k = dd_arena_ranks_take(&mover->bells)) {
+        run->env.wake(run->env.ctx, k);
     }
     while (mover->nwanted > 0) {
         mover->nwanted--;
@@ -361,7 +361,7 @@ dd_run_end(dd_run *run, const dd_error *error)
     dd_run_halt_locked(run);
     run->mover.nended++;
     run->mover.is_taken = false;
-    run->mover.bells = 0;
+    run->mover.bells = (dd_arena_ranks){{0}};
     run->mover.nwanted = 0;
     run->is_idle = true;
     run->is_arena_busy = false;
@@ -471,14 +471,14 @@ dd_run_way(const dd_run *run)
 static int
 add_local_missing(const dd_run *run, int *ranks, int nfound, int max)
 {
-    uint64_t bits = dd_arena_missing(run->env.arena);
+    dd_arena_ranks missing = dd_arena_missing(run->env.arena);
     for (int place = 0; place < run->env.topology->nlocal && nfound < max; place++) {
         int rank = run->env.topology->local_ranks[place];
         bool is_new = true;
         for (int i = 0; i < nfound; i++) {
             is_new = is_new && ranks[i] != rank;
         }
-        if (is_new && (bits >> place & 1) != 0) {
+        if (is_new && dd_arena_ranks_have(&missing, place)) {
             ranks[nfound++] = rank;
         }
     }

@@ -61,7 +61,7 @@ typedef struct dd_run_mover {
     atomic_bool is_moving; /* that thread is not done with the piece; cleared without the lock */
     unsigned nabsent;      /* threads that will come back, also to a collective that has ended meanwhile */
     uint64_t nended;       /* collectives: whether it has */
-    uint64_t bells;        /* bits: local ranks to be woken */
+    dd_arena_ranks bells;  /* local ranks to be woken */
     struct {
         int local;
         uint32_t id;

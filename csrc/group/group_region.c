@@ -3,13 +3,13 @@
 
 #include "core/fork.h"
 #include "core/mem.h"
+#include "core/shared_memory.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 typedef enum region_use {
@@ -55,39 +55,21 @@ round_up_to_pages(size_t nbytes)
 }
 
 static dd_status
-error_no_memory_to_share(const char *call, size_t nbytes, int sys_errno, dd_error *err)
-{
-    bool is_forbidden = sys_errno == EPERM || sys_errno == EACCES || sys_errno == ENOSYS;
-    bool is_full = sys_errno == EMFILE || sys_errno == ENFILE;
-    const char *advice = is_forbidden ? "a sandbox may forbid it: have it allowed, or use an ordinary array"
-                         : is_full    ? "raise the limit of open files, ulimit -n"
-                                      : "there may be too little memory, or a limit of it";
-    return dd_error_set_errno(err, sys_errno == ENOMEM ? DD_OUT_OF_MEMORY : DD_SYSTEM, sys_errno,
-                              "cannot make a shared array of %zu bytes: %s failed; %s", nbytes, call, advice);
-}
-
-static dd_status
 map_new_memory(size_t nbytes, void **data, int *fd, dd_error *err)
 {
-    const char *call = "memfd_create";
-    *fd = dd_fork_own(memfd_create("dldist-region", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-    if (*fd < 0) {
-        return error_no_memory_to_share(call, nbytes, errno, err);
-    }
-    call = "ftruncate";
-    if (ftruncate(*fd, (off_t)nbytes) == 0) {
-        call = "sealing";
-        if (fcntl(*fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0) {
-            call = "mmap";
-            *data = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
-            if (*data != MAP_FAILED) {
-                return DD_OK;
-            }
+    dd_status status = dd_shared_memory_create("dldist-region", nbytes, fd, err);
+    if (status == DD_OK) {
+        *data = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
+        if (*data == MAP_FAILED) {
+            status = dd_error_set_errno(err, errno == ENOMEM ? DD_OUT_OF_MEMORY : DD_SYSTEM, errno,
+                                        "mmap failed; there may be too little memory, or a limit of it");
+            dd_fork_close(*fd);
         }
     }
-    int sys_errno = errno;
-    dd_fork_close(*fd);
-    return error_no_memory_to_share(call, nbytes, sys_errno, err);
+    if (status != DD_OK) {
+        dd_error_prepend(err, "cannot make a shared array of %zu bytes", nbytes);
+    }
+    return status;
 }
 
 /* Hands it to the ranks of this host. */
@@ -452,12 +434,10 @@ group_want_region(void *ctx, int local, uint32_t id)
 static dd_status
 map_descriptor(uint32_t id, int fd, dd_block *memory, dd_error *err)
 {
-    struct stat stat;
-    int seals = fcntl(fd, F_GET_SEALS);
-    if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || fstat(fd, &stat) != 0 || stat.st_size <= 0) {
+    size_t nbytes = dd_shared_memory_nbytes(fd);
+    if (nbytes == 0) {
         return dd_error_set(err, DD_PROTOCOL, "what came as region %u is no sealed memory", id);
     }
-    size_t nbytes = (size_t)stat.st_size;
     void *data = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (data == MAP_FAILED) {
         return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot map region %u of %zu bytes", id, nbytes);

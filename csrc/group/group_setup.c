@@ -308,7 +308,8 @@ static dd_status
 make_arena(dd_group *group, dd_error *err)
 {
     int fd = -1;
-    dd_status status = dd_arena_create(group->topology.nlocal, &fd, err);
+    dd_status status =
+        dd_arena_create(group->topology.nlocal, group->topology.nlocal > group->ncores, &fd, err);
     if (status != DD_OK) {
         return status;
     }
@@ -381,7 +382,15 @@ static dd_status
 try_arena(dd_group *group, const group_setup *setup, bool *has_arena, const dd_wait *wait, dd_error *err)
 {
     *has_arena = group->topology.nlocal < 2;
-    if (*has_arena || group->topology.nlocal > DD_ARENA_MAX_RANKS) {
+    if (*has_arena) {
+        return DD_OK;
+    }
+    if (group->topology.nlocal > DD_ARENA_MAX_RANKS) {
+        DD_LOG(DD_LOG_INFO,
+               "group \"%.*s\" (rank %d): no shared arena: %d ranks on this host, and %d are the most; its "
+               "collectives go by messages",
+               (int)group->name.len, (const char *)group->name.data, group->rank, group->topology.nlocal,
+               DD_ARENA_MAX_RANKS);
         return DD_OK;
     }
     bool is_shared = false;
@@ -475,7 +484,7 @@ static dd_status
 set_up_alone(dd_group *group, dd_error *err)
 {
     int fd = -1;
-    dd_status status = dd_arena_create(1, &fd, err);
+    dd_status status = dd_arena_create(1, false, &fd, err);
     if (status == DD_OK) {
         status = dd_arena_attach(fd, 1, 0, &group->arena, err);
         dd_fork_close(fd);

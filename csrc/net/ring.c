@@ -1,17 +1,14 @@
 #include "net/ring.h"
 
 #include "core/fork.h"
+#include "core/shared_memory.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #define HEADER_BYTES ((size_t)4096)
-#define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 
 /* Each word has a cache line of its own: the sides write different ones. */
 struct dd_ring_shared {
@@ -49,17 +46,13 @@ map_rings(dd_ring *const *rings, size_t nrings, size_t size, int fd, dd_error *e
 static dd_status
 create_rings(dd_ring *const *rings, size_t nrings, size_t size, int *fd, dd_error *err)
 {
-    int new_fd = dd_fork_own(memfd_create("dldist-ring", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-    if (new_fd < 0) {
-        return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot create a ring");
+    int new_fd = -1;
+    dd_status status = dd_shared_memory_create("dldist-ring", memory_nbytes(size, nrings), &new_fd, err);
+    if (status != DD_OK) {
+        dd_error_prepend(err, "cannot make a ring of %zu bytes", size);
+        return status;
     }
-    dd_status status = DD_OK;
-    if (ftruncate(new_fd, (off_t)memory_nbytes(size, nrings)) != 0 ||
-        fcntl(new_fd, F_ADD_SEALS, SEALS) != 0) {
-        status = dd_error_set_errno(err, DD_SYSTEM, errno, "cannot make a ring of %zu bytes", size);
-    } else {
-        status = map_rings(rings, nrings, size, new_fd, err);
-    }
+    status = map_rings(rings, nrings, size, new_fd, err);
     if (status != DD_OK) {
         dd_fork_close(new_fd);
         return status;
@@ -71,10 +64,7 @@ create_rings(dd_ring *const *rings, size_t nrings, size_t size, int *fd, dd_erro
 static dd_status
 attach_rings(dd_ring *const *rings, size_t nrings, size_t size, int fd, dd_error *err)
 {
-    struct stat info;
-    bool is_ring = fstat(fd, &info) == 0 && info.st_size == (off_t)memory_nbytes(size, nrings) &&
-                   fcntl(fd, F_GET_SEALS) == SEALS;
-    if (!is_ring) {
+    if (dd_shared_memory_nbytes(fd) != memory_nbytes(size, nrings)) {
         return dd_error_set(err, DD_PROTOCOL, "descriptor %d is not a sealed ring of %zu bytes", fd, size);
     }
     return map_rings(rings, nrings, size, fd, err);

@@ -206,7 +206,7 @@ open_arena(run_member *self)
     const dd_topology *topology = &self->topology;
     int *fd = &self->team->arena_of[topology->host];
     if (topology->local == 0 && topology->nlocal > 1) {
-        CHECK_OK(dd_arena_create(topology->nlocal, fd, check_err()));
+        CHECK_OK(dd_arena_create(topology->nlocal, topology->nlocal > 2, fd, check_err()));
     }
     run_team_meet(self);
     bool is_good = topology->nlocal == 1 || CHECK_OK(dd_arena_attach(*fd, topology->nlocal, topology->local,

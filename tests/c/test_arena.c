@@ -48,7 +48,7 @@ has_uneven(dd_coll coll)
 static size_t
 draw_nbytes(uint64_t *random, size_t max_nbytes, int nranks)
 {
-    size_t buffer = (dd_arena_nbytes(nranks) - 4096) / (size_t)nranks / 4;
+    size_t buffer = nranks < 4 ? ((size_t)1 << 20) / (size_t)nranks / 4 : 65536; /* about one of an arena */
     const size_t sizes[] = {0,          1,          8,      16,     17,        48,
                             80,         81,         128,    1000,   4096,      8192,
                             16384,      65536,      262144, buffer, 2048,      buffer / (size_t)nranks,
@@ -249,7 +249,7 @@ static bool
 play(team_rank *self, const test_scene *scene, uint8_t *memory)
 {
     test_board board = {.expected = memory + ROOM, .source_memory = memory + 2 * ROOM};
-    bool is_in_region = self->options->shared_nbytes > 0 && (scene->in_regions >> self->rank & 1) != 0;
+    bool is_in_region = self->options->shared_nbytes > 0 && (scene->in_regions >> self->rank % 64 & 1) != 0;
     board.next = is_in_region ? self->shared[self->rank] + (scene->seed % 2) * ROOM : memory;
     board.is_paged = scene->coll == DD_COLL_ALL_REDUCE && scene->seed % 4 < 3;
     lay_out(scene, self->rank, &board);
@@ -277,7 +277,7 @@ static void
 play_all(team_rank *self, const void *arg)
 {
     const test_plan *plan = arg;
-    size_t sources = (MAX_BLOCK + 64) * (size_t)self->nranks;
+    size_t sources = (plan->max_nbytes + 128) * (size_t)self->nranks;
     uint8_t *memory = malloc(2 * ROOM + sources);
     REQUIRE(memory != NULL);
     uint64_t random = plan->seed;
@@ -347,6 +347,20 @@ TEST(eight_processes)
               (test_plan){.seed = 9, .ncases = 100, .max_nbytes = 300000});
 }
 
+TEST(crowded_ranks)
+{
+    play_team((team_options){.nranks = 2, .is_crowded = true},
+              (test_plan){.seed = 40, .ncases = 200, .max_nbytes = MAX_BLOCK});
+    play_team((team_options){.nranks = 3, .is_crowded = true, .is_lazy = true, .is_forked = true},
+              (test_plan){.seed = 41, .ncases = 150, .max_nbytes = MAX_BLOCK});
+    play_team((team_options){.nranks = 5, .is_crowded = true, .is_delayed = true},
+              (test_plan){.seed = 42, .ncases = 150, .max_nbytes = 300000});
+    play_team((team_options){.nranks = 8, .is_crowded = true, .is_sleeping = true},
+              (test_plan){.seed = 43, .ncases = 150, .max_nbytes = 300000});
+    play_team((team_options){.nranks = 16, .is_crowded = true, .is_forked = true},
+              (test_plan){.seed = 44, .ncases = 40, .max_nbytes = 100000});
+}
+
 TEST(sixteen_ranks)
 {
     play_team((team_options){.nranks = 16}, (test_plan){.seed = 10, .ncases = 40, .max_nbytes = 100000});
@@ -356,6 +370,15 @@ TEST(sixty_four_ranks)
 {
     play_team((team_options){.nranks = 64, .is_sleeping = true},
               (test_plan){.seed = 11, .ncases = 4, .max_nbytes = 5000});
+}
+
+/* More than one word of bits, and more than two. */
+TEST(many_ranks)
+{
+    play_team((team_options){.nranks = 70, .is_sleeping = true, .is_crowded = true},
+              (test_plan){.seed = 12, .ncases = 6, .max_nbytes = 5000});
+    play_team((team_options){.nranks = DD_ARENA_MAX_RANKS, .is_sleeping = true, .is_crowded = true},
+              (test_plan){.seed = 13, .ncases = 3, .max_nbytes = 3000});
 }
 
 TEST(small_ones_with_delays)

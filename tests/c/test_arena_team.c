@@ -67,8 +67,8 @@ want(void *ctx, int owner, uint32_t id)
 {
     team_rank *self = ctx;
     REQUIRE(id >= 1 && id <= TEAM_NREGIONS);
-    CHECK((self->added[id - 1] >> owner & 1) == 0);
-    self->wanted[id - 1] |= UINT64_C(1) << owner;
+    CHECK(!dd_arena_ranks_have(&self->added[id - 1], owner));
+    dd_arena_ranks_add(&self->wanted[id - 1], owner);
 }
 
 dd_arena_op_options
@@ -83,8 +83,7 @@ add_region(team_rank *self, int owner, int index)
     size_t half = self->options->shared_nbytes / TEAM_NREGIONS;
     uint8_t *base = self->shared[owner] + (size_t)index * half;
     CHECK_OK(dd_arena_add_region(self->arena, owner, (uint32_t)index + 1, base, half, check_err()));
-    self->added[index] |= UINT64_C(1) << owner;
-    self->wanted[index] &= ~(UINT64_C(1) << owner);
+    dd_arena_ranks_add(&self->added[index], owner);
 }
 
 static bool
@@ -92,8 +91,9 @@ add_wanted(team_rank *self)
 {
     bool has_added = false;
     for (int index = 0; index < TEAM_NREGIONS; index++) {
-        while (self->wanted[index] != 0) {
-            add_region(self, __builtin_ctzll(self->wanted[index]), index);
+        dd_arena_ranks *wanted = &self->wanted[index];
+        for (int owner = dd_arena_ranks_take(wanted); owner >= 0; owner = dd_arena_ranks_take(wanted)) {
+            add_region(self, owner, index);
             has_added = true;
         }
     }
@@ -187,8 +187,8 @@ sit(void *arg)
     team->run(&self, team->arg);
     /* Whose process has registered says so with its operations. A thread may have done that after others' last. */
     if (team->options->fence != TEAM_FENCED_LATE || team->options->is_forked) {
-        uint64_t bit = UINT64_C(1) << self.rank;
-        CHECK_INT((atomic_load(&self.arena->shared->unregistered) & bit) == 0, dd_fence_is_registered());
+        uint64_t bits = atomic_load(&self.arena->shared->unregistered[self.rank / 64]);
+        CHECK_INT((bits >> self.rank % 64 & 1) == 0, dd_fence_is_registered());
     }
     dd_arena_close(self.arena);
     return NULL;
@@ -237,7 +237,7 @@ arena_team_run(const team_options *options, void (*run)(team_rank *self, const v
     arena_team team = {.options = options, .run = run, .arg = arg};
     team_seat seats[DD_ARENA_MAX_RANKS];
     int nranks = options->nranks;
-    REQUIRE_OK(dd_arena_create(nranks, &team.fd, check_err()));
+    REQUIRE_OK(dd_arena_create(nranks, options->is_crowded, &team.fd, check_err()));
     for (int k = 0; k < nranks; k++) {
         seats[k] = (team_seat){.team = &team, .rank = k};
         team.bells[k] = eventfd(0, EFD_CLOEXEC);

@@ -18,6 +18,7 @@ typedef struct team_options {
     int nranks;
     team_fence fence;
     bool is_forked;       /* processes, not threads */
+    bool is_crowded;      /* the arena is made for more ranks than cores */
     bool is_sleeping;     /* ranks that are blocked sleep until they are woken */
     bool is_delayed;      /* now and then a rank dawdles */
     bool is_lazy;         /* regions of others are added when they are asked for */
@@ -32,8 +33,8 @@ typedef struct team_rank {
     uint8_t *const *shared; /* [nranks] */
     const int *bells;       /* [nranks]: eventfds */
     uint64_t random;
-    uint64_t wanted[2]; /* bits: regions 1 and 2 of a rank, asked for and not yet added */
-    uint64_t added[2];
+    dd_arena_ranks wanted[2]; /* regions 1 and 2 of these, asked for and not yet added */
+    dd_arena_ranks added[2];
 } team_rank;
 
 /* Regions are the halves of a rank's shared memory: 1 and 2. */

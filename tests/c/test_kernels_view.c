@@ -186,6 +186,11 @@ TEST(copies_every_length)
         dd_copy(dst + 1 + to, src + from, nbytes);
         CHECK(memcmp(dst + 1 + to, src + from, nbytes) == 0);
         CHECK(dst[to] == 0 && dst[1 + to + nbytes] == 0);
+        memset(dst, 0, sizeof dst);
+        dd_copy_streaming(dst + 1 + to, src + from, nbytes);
+        CHECK(memcmp(dst + 1 + to, src + from, nbytes) == 0);
+        CHECK(dst[to] == 0 && dst[1 + to + nbytes] == 0);
     }
     dd_copy(NULL, NULL, 0);
+    dd_copy_streaming(NULL, NULL, 0);
 }

@@ -9,4 +9,4 @@ def test_shared_arrays_without_memfd(procs):
     if isinstance(outcome, str):
         pytest.skip(outcome)
     assert "cannot make a shared array of 4096 bytes: memfd_create failed; a sandbox may forbid it" in outcome["text"]
-    assert "use an ordinary array: Operation not permitted" in outcome["text"]
+    assert "use ordinary memory: Operation not permitted" in outcome["text"]

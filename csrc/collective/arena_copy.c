@@ -1,0 +1,122 @@
+/* How ranks copy into the arena: through their caches, or past them. The first is better where the ranks'
+ * cores share a cache, the second where they do not, by up to five times, and on a virtual machine that
+ * changes while a program runs. Up to 64 KiB, copies past the caches cost little where they are worse. Above,
+ * rank 0 tries both now and then, with operations that are called anyway, and tells the others. That is a
+ * hint: ranks may go by different ones. */
+#include "collective/arena_internal.h"
+#include "core/clock.h"
+#include "kernels/copy.h"
+
+#define STREAM_MIN_BYTES ((size_t)4096)
+#define STREAM_ALWAYS_BYTES ((size_t)65536)
+/* Crowded ranks often share a core: there, copies past the caches cost 1.6 times as much, unless a trial says
+ * otherwise. */
+#define TRIAL_MIN_BYTES_CROWDED ((size_t)16384)
+/* Of each way, so many operations, one after the other, of which the first does not count: the others may not
+ * have heard yet. */
+#define NTRIALS_EACH 4
+/* Between the end of one trial and the next: so long, and so many times what the trial took. */
+#define TRIAL_EVERY_NS (100 * DD_NS_PER_MS)
+#define TRIAL_EVERY_TIMES 30
+
+/* Both ways have been tried: the faster one it is, for a while. */
+static void
+end_trial(dd_arena *arena, int64_t now_ns)
+{
+    arena_trial *trial = &arena->trial;
+    bool is_streaming = trial->best_ns[1] < trial->best_ns[0];
+    atomic_store_explicit(&arena->shared->is_streaming, is_streaming, memory_order_relaxed);
+    int64_t pause_ns = TRIAL_EVERY_TIMES * (now_ns - trial->begin_ns);
+    trial->next_ns = now_ns + (pause_ns > TRIAL_EVERY_NS ? pause_ns : TRIAL_EVERY_NS);
+    trial->is_open = false;
+}
+
+/* Whether this operation is one of a trial: of one kind and size, since their times are compared. */
+static bool
+join_trial(dd_arena *arena)
+{
+    const arena_op *op = &arena->op;
+    arena_trial *trial = &arena->trial;
+    int64_t now_ns = dd_clock_now_ns();
+    bool is_stale = trial->is_open && now_ns - trial->last_ns > TRIAL_EVERY_NS;
+    if ((!trial->is_open && now_ns >= trial->next_ns) || is_stale) {
+        *trial = (arena_trial){.is_open = true,
+                               .coll = op->args->coll,
+                               .nbytes = op->nbytes,
+                               .begin_ns = now_ns,
+                               .best_ns = {INT64_MAX, INT64_MAX}};
+    }
+    if (!trial->is_open || trial->coll != op->args->coll || trial->nbytes != op->nbytes) {
+        return false;
+    }
+    trial->last_ns = now_ns;
+    trial->from_ns = now_ns;
+    trial->taken_ns = 0;
+    bool is_streaming = trial->ntaken >= NTRIALS_EACH;
+    atomic_store_explicit(&arena->shared->is_streaming, is_streaming, memory_order_relaxed);
+    return true;
+}
+
+void
+dd_arena_choose_copy(dd_arena *arena)
+{
+    arena_op *op = &arena->op;
+    size_t nparts = op->traits->is_split ? (size_t)arena->nranks - 1 : 1;
+    size_t staged_nbytes = op->nbytes * nparts;
+    op->is_streaming = staged_nbytes >= STREAM_MIN_BYTES && !arena->is_crowded;
+    op->is_measured = false;
+    if (staged_nbytes > (arena->is_crowded ? TRIAL_MIN_BYTES_CROWDED : STREAM_ALWAYS_BYTES)) {
+        bool is_for_all = !op->traits->is_from_root && !op->traits->is_to_root;
+        op->is_measured = is_for_all && arena->rank == 0 && join_trial(arena);
+        op->is_streaming = atomic_load_explicit(&arena->shared->is_streaming, memory_order_relaxed) != 0;
+    }
+}
+
+/* Waiting for others to come is no part of it. */
+void
+dd_arena_stop_clock(dd_arena *arena)
+{
+    if (arena->op.is_measured) {
+        arena->trial.taken_ns += dd_clock_now_ns() - arena->trial.from_ns;
+    }
+}
+
+void
+dd_arena_start_clock(dd_arena *arena)
+{
+    bool is_staging = (arena->peers[arena->rank].flags & (ARENA_IN_REGION | ARENA_IN_PLACE)) == 0;
+    arena->op.is_measured = arena->op.is_measured && is_staging;
+    if (arena->op.is_measured) {
+        arena->trial.from_ns = dd_clock_now_ns();
+    }
+}
+
+void
+dd_arena_note_taken(dd_arena *arena)
+{
+    arena_trial *trial = &arena->trial;
+    if (!arena->op.is_measured) {
+        return;
+    }
+    arena->op.is_measured = false;
+    int64_t now_ns = dd_clock_now_ns();
+    int64_t taken_ns = trial->taken_ns + now_ns - trial->from_ns;
+    int64_t *best_ns = &trial->best_ns[trial->ntaken / NTRIALS_EACH];
+    if (trial->ntaken % NTRIALS_EACH > 0 && taken_ns < *best_ns) {
+        *best_ns = taken_ns;
+    }
+    if (++trial->ntaken == 2 * NTRIALS_EACH) {
+        end_trial(arena, now_ns);
+    }
+}
+
+void
+dd_arena_put(dd_arena *arena, void *dst, const void *src, size_t nbytes)
+{
+    if (arena->op.is_streaming) {
+        dd_copy_streaming(dst, src, nbytes);
+    } else {
+        dd_copy(dst, src, nbytes);
+    }
+    dd_arena_spend(&arena->op, nbytes);
+}

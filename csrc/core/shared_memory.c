@@ -1,0 +1,66 @@
+#include "core/shared_memory.h"
+
+#include "core/fork.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* Not in the headers of older systems. */
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+
+#define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
+
+static dd_status
+error_of(const char *call, int sys_errno, dd_error *err)
+{
+    bool is_forbidden = sys_errno == EPERM || sys_errno == EACCES || sys_errno == ENOSYS;
+    bool is_full = sys_errno == EMFILE || sys_errno == ENFILE;
+    const char *advice = is_forbidden ? "a sandbox may forbid it: have it allowed, or use ordinary memory"
+                         : is_full    ? "raise the limit of open files, ulimit -n"
+                                      : "there may be too little memory, or a limit of it";
+    return dd_error_set_errno(err, sys_errno == ENOMEM ? DD_OUT_OF_MEMORY : DD_SYSTEM, sys_errno,
+                              "%s failed; %s", call, advice);
+}
+
+/* Kernels from 6.3 on can be told to refuse memory that may be executed, and log a warning for it; older ones
+ * do not know the flag. */
+static int
+create_memfd(const char *name)
+{
+    int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+    return fd < 0 && errno == EINVAL ? memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING) : fd;
+}
+
+dd_status
+dd_shared_memory_create(const char *name, size_t nbytes, int *fd, dd_error *err)
+{
+    int new_fd = dd_fork_own(create_memfd(name));
+    if (new_fd < 0) {
+        return error_of("memfd_create", errno, err);
+    }
+    const char *call = "ftruncate";
+    if (ftruncate(new_fd, (off_t)nbytes) == 0) {
+        call = "sealing";
+        if (fcntl(new_fd, F_ADD_SEALS, SEALS) == 0) {
+            *fd = new_fd;
+            return DD_OK;
+        }
+    }
+    int sys_errno = errno;
+    dd_fork_close(new_fd);
+    return error_of(call, sys_errno, err);
+}
+
+size_t
+dd_shared_memory_nbytes(int fd)
+{
+    struct stat info;
+    int seals = fcntl(fd, F_GET_SEALS);
+    bool is_sealed = seals >= 0 && (seals & SEALS) == SEALS;
+    return is_sealed && fstat(fd, &info) == 0 && info.st_size > 0 ? (size_t)info.st_size : 0;
+}

@@ -1,0 +1,87 @@
+/* Sealed memory, also on kernels that do not know all of its seals. */
+#include "check.h"
+#include "core/fork.h"
+#include "core/shared_memory.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define NOEXEC_SEAL 8
+#define SEAL_EXEC 0x20
+
+TEST(shared_memory_has_its_size_for_good)
+{
+    int fd = -1;
+    REQUIRE_OK(dd_shared_memory_create("test", 12345, &fd, check_err()));
+    CHECK_INT(dd_shared_memory_nbytes(fd), 12345);
+    CHECK(ftruncate(fd, 4096) != 0);
+    CHECK(ftruncate(fd, 20000) != 0);
+    int sealed = memfd_create("test", MFD_CLOEXEC | NOEXEC_SEAL);
+    if (sealed >= 0) { /* from Linux 6.3 on */
+        CHECK((fcntl(fd, F_GET_SEALS) & SEAL_EXEC) != 0);
+        close(sealed);
+    }
+    dd_fork_close(fd);
+}
+
+TEST(shared_memory_that_is_none)
+{
+    CHECK_INT(dd_shared_memory_nbytes(-1), 0);
+    int plain = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    REQUIRE(plain >= 0 && ftruncate(plain, 4096) == 0);
+    CHECK_INT(dd_shared_memory_nbytes(plain), 0);
+    close(plain);
+}
+
+/* From now on memfd_create fails with `error` when its flags have `flag`. False where filters are not to be
+ * had. */
+static bool
+refuse_flag(unsigned flag, int error)
+{
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_memfd_create, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[1])),
+        BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, flag, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (unsigned)error),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {.len = sizeof(code) / sizeof(code[0]), .filter = code};
+    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+           prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+static int
+create_in_child(unsigned flag, int error, dd_status expected)
+{
+    pid_t pid = fork();
+    if (pid == 0) {
+        int fd = -1;
+        dd_error err;
+        if (refuse_flag(flag, error)) {
+            CHECK_STATUS(dd_shared_memory_create("test", 4096, &fd, &err), expected);
+            CHECK(expected == DD_OK
+                      ? dd_shared_memory_nbytes(fd) == 4096
+                      : strstr(err.message, "memfd_create failed; a sandbox may forbid it") != NULL);
+        }
+        _exit(check_failures() > 0);
+    }
+    int status = 0;
+    CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+TEST(shared_memory_of_an_old_kernel)
+{
+    CHECK_INT(create_in_child(NOEXEC_SEAL, EINVAL, DD_OK), 0);
+    CHECK_INT(create_in_child(MFD_CLOEXEC, EPERM, DD_SYSTEM), 0);
+}
