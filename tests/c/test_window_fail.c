@@ -1,8 +1,9 @@
 /* What goes wrong with windows. */
 #include "check.h"
 #include "core/mem.h"
-#include "group/window_internal.h"
+#include "group/group_internal.h"
 #include "store/file_store.h"
+#include "window/window_internal.h"
 #include "window_team.h"
 
 #include <signal.h>
@@ -11,6 +12,12 @@
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+static window_hub *
+hub_of(const dd_group *group)
+{
+    return (window_hub *)group->guest;
+}
 
 static void
 doze(int64_t duration_ns)
@@ -543,12 +550,11 @@ static const bad_note bad_notes[] = {
     {.what = "a put out of range",
      .note = {.type = DD_WINDOW_PUT, .window = 1, .offset = UINT64_MAX - 5000, .nbytes = 5000}},
     {.what = "a put out of range", .note = {.type = DD_WINDOW_PUT, .window = 1, .channel = 100000}},
-    {.what = "a get out of range",
-     .note = {.type = DD_WINDOW_GET, .window = 1, .id = 1, .nbytes = (uint64_t)1 << 62}},
-    {.what = "a get out of range", .note = {.type = DD_WINDOW_GET, .window = 1, .id = 1, .offset = 101}},
-    {.what = "an answer that nobody has asked for", .note = {.type = DD_WINDOW_GOT, .window = 1, .id = 5}},
-    {.what = "an answer that nobody has asked for", .note = {.type = DD_WINDOW_TAKEN, .window = 1}},
-    {.what = "a channel out of range", .note = {.type = DD_WINDOW_ASK, .window = 1, .channel = UINT32_MAX}},
+    {.what = "a get out of range", .note = {.type = DD_WINDOW_GET, .window = 1, .nbytes = (uint64_t)1 << 62}},
+    {.what = "a get out of range", .note = {.type = DD_WINDOW_GET, .window = 1, .offset = 101}},
+    {.what = "an answer that nobody has asked for", .note = {.type = DD_WINDOW_GOT, .window = 1}},
+    {.what = "an answer that nobody has asked for", .note = {.type = DD_WINDOW_DONE, .window = 1}},
+    {.what = "a channel out of range", .note = {.type = DD_WINDOW_ASK, .window = 1, .channel = 100000}},
     {.what = "its type is unknown", .note = {.type = DD_WINDOW_CLOSED, .window = 1}, .raw_type = 200},
     {.what = "its place is wrong",
      .note = {.type = DD_WINDOW_PUT, .window = 1, .offset = UINT64_MAX, .nbytes = 5000}},
@@ -633,7 +639,7 @@ static bool
 is_awaiting_data(void *ctx)
 {
     const dd_group *group = ctx;
-    const window_source *source = group->windows->sources[1];
+    const window_source *source = hub_of(group)->sources[1];
     return source != NULL && source->window != NULL && source->message.is_posted;
 }
 
@@ -692,7 +698,7 @@ static unsigned
 count_asked(dd_group *group, int rank)
 {
     dd_engine_lock(group->engine);
-    unsigned nasked = group->windows->sources[rank]->nasked;
+    unsigned nasked = hub_of(group)->sources[rank]->nasked;
     dd_engine_unlock(group->engine);
     return nasked;
 }
@@ -798,7 +804,7 @@ static void
 stop_taking(team_rank *self, int rank)
 {
     dd_engine_lock(self->engine);
-    window_source *source = window_serve_source_locked(self->group->windows, rank);
+    window_source *source = window_find_source_locked(hub_of(self->group), rank);
     REQUIRE(source != NULL);
     source->is_busy = true;
     dd_engine_unlock(self->engine);
@@ -818,7 +824,7 @@ static void
 ask_without_end(team_rank *self)
 {
     uint8_t note_bytes[DD_WINDOW_NOTE_NBYTES];
-    dd_window_note note = {.type = DD_WINDOW_GET, .window = 1, .id = 1, .nbytes = FLOOD_NBYTES};
+    dd_window_note note = {.type = DD_WINDOW_GET, .window = 1, .nbytes = FLOOD_NBYTES};
     dd_window_note_encode(&note, note_bytes);
     for (int i = 0; i < NFLOOD && cause_of(self->group) == DD_OK; i++) {
         send_raw(self, DD_REQUEST_CHANNEL, note_bytes, sizeof note_bytes);

@@ -1,5 +1,5 @@
 /* What a peer says of windows: what is accepted has fields within their limits, and comes out of the encoder as it was. */
-#include "group/window_wire.h"
+#include "window/window_wire.h"
 
 #include <stdlib.h>
 #include <string.h>

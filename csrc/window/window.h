@@ -11,8 +11,8 @@
  *
  * A window fails with its group: every wait ends with the group's cause. Offsets and sizes that a peer sends are checked against
  * what this rank has opened. */
-#ifndef DD_GROUP_WINDOW_H
-#define DD_GROUP_WINDOW_H
+#ifndef DD_WINDOW_WINDOW_H
+#define DD_WINDOW_WINDOW_H
 
 #include "group/group.h"
 

@@ -1,6 +1,8 @@
-#include "group/window_wire.h"
+#include "window/window_wire.h"
 
 #include "core/little_endian.h"
+
+#include <string.h>
 
 /* Where the fields of a card are. */
 enum {
@@ -21,9 +23,24 @@ enum {
     AT_ZERO = 2, /* two bytes */
     AT_CHANNEL = 4,
     AT_WINDOW = 8,
-    AT_ID = 16,
-    AT_OFFSET = 24,
-    AT_NBYTES = 32,
+    AT_OFFSET = 16,
+    AT_NBYTES = 24,
+};
+
+/* What a type of note has. */
+enum {
+    HAS_CHANNEL = 1,
+    HAS_OFFSET = 2,
+    HAS_NBYTES = 4,
+    HAS_DATA = 8,
+};
+static const uint8_t parts_of[] = {
+    [DD_WINDOW_PUT] = HAS_CHANNEL | HAS_OFFSET | HAS_NBYTES | HAS_DATA,
+    [DD_WINDOW_GET] = HAS_OFFSET | HAS_NBYTES,
+    [DD_WINDOW_GOT] = HAS_NBYTES | HAS_DATA,
+    [DD_WINDOW_ASK] = HAS_CHANNEL,
+    [DD_WINDOW_DONE] = HAS_CHANNEL,
+    [DD_WINDOW_CLOSED] = 0,
 };
 
 void
@@ -66,24 +83,17 @@ dd_window_card_decode(const uint8_t in[DD_WINDOW_CARD_NBYTES], dd_window_card *c
     return DD_OK;
 }
 
-/* ---- notes */
-
-static bool
-carries_data(const dd_window_note *note)
-{
-    return note->type == DD_WINDOW_PUT || note->type == DD_WINDOW_GOT;
-}
-
 bool
 dd_window_note_has_data(const dd_window_note *note)
 {
-    return carries_data(note) && note->nbytes > DD_WINDOW_INLINE_MAX;
+    return (parts_of[note->type] & HAS_DATA) != 0 && note->nbytes > DD_WINDOW_INLINE_MAX;
 }
 
 size_t
 dd_window_note_inline_nbytes(const dd_window_note *note)
 {
-    return carries_data(note) && note->nbytes <= DD_WINDOW_INLINE_MAX ? (size_t)note->nbytes : 0;
+    bool has_data = (parts_of[note->type] & HAS_DATA) != 0;
+    return has_data && note->nbytes <= DD_WINDOW_INLINE_MAX ? (size_t)note->nbytes : 0;
 }
 
 void
@@ -94,7 +104,6 @@ dd_window_note_encode(const dd_window_note *note, uint8_t out[DD_WINDOW_NOTE_NBY
     out[AT_REFUSED] = note->is_refused ? 1 : 0;
     dd_put_number(out + AT_CHANNEL, note->channel, 4);
     dd_put_number(out + AT_WINDOW, note->window, 8);
-    dd_put_number(out + AT_ID, note->id, 8);
     dd_put_number(out + AT_OFFSET, note->offset, 8);
     dd_put_number(out + AT_NBYTES, note->nbytes, 8);
 }
@@ -103,28 +112,24 @@ dd_window_note_encode(const dd_window_note *note, uint8_t out[DD_WINDOW_NOTE_NBY
 static const char *
 find_fault(const uint8_t *in, const dd_window_note *note)
 {
-    bool has_id = note->type == DD_WINDOW_GET || note->type == DD_WINDOW_GOT;
-    bool has_place = note->type == DD_WINDOW_PUT || note->type == DD_WINDOW_GET;
-    bool has_nbytes = has_place || note->type == DD_WINDOW_GOT;
-    bool has_channel =
-        note->type == DD_WINDOW_PUT || note->type == DD_WINDOW_ASK || note->type == DD_WINDOW_TAKEN;
-    if (note->type < DD_WINDOW_PUT || note->type > DD_WINDOW_CLOSED) {
+    if (in[AT_TYPE] < DD_WINDOW_PUT || in[AT_TYPE] > DD_WINDOW_CLOSED) {
         return "its type is unknown";
     }
+    unsigned parts = parts_of[note->type];
     if (in[AT_ZERO] != 0 || in[AT_ZERO + 1] != 0) {
         return "it has no zeros where they belong";
     }
     if (in[AT_REFUSED] > 1 || (note->is_refused && (note->type != DD_WINDOW_GOT || note->nbytes != 0))) {
         return "it is no refusal";
     }
-    if (note->window == 0 || has_id != (note->id != 0)) {
-        return "its numbers are wrong";
+    if (note->window == 0) {
+        return "it is about no window";
     }
-    if ((!has_place && note->offset != 0) || (!has_nbytes && note->nbytes != 0) ||
-        note->offset > UINT64_MAX - note->nbytes) {
+    if (((parts & HAS_OFFSET) == 0 && note->offset != 0) ||
+        ((parts & HAS_NBYTES) == 0 && note->nbytes != 0) || note->offset > UINT64_MAX - note->nbytes) {
         return "its place is wrong";
     }
-    return !has_channel && note->channel != 0 ? "it has a channel" : NULL;
+    return (parts & HAS_CHANNEL) == 0 && note->channel != 0 ? "it has a channel" : NULL;
 }
 
 dd_status
@@ -139,7 +144,6 @@ dd_window_note_decode(dd_bytes message, dd_window_note *note, dd_error *err)
         .is_refused = in[AT_REFUSED] == 1,
         .channel = (uint32_t)dd_get_number(in + AT_CHANNEL, 4),
         .window = dd_get_number(in + AT_WINDOW, 8),
-        .id = dd_get_number(in + AT_ID, 8),
         .offset = dd_get_number(in + AT_OFFSET, 8),
         .nbytes = dd_get_number(in + AT_NBYTES, 8),
     };

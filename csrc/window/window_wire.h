@@ -1,17 +1,17 @@
 /* What ranks tell each other about windows, as bytes. Pure functions; what comes from a peer is user input.
  *
- * A *card* is what a rank says of itself when a window is opened: one for each rank, by all_gather.
+ * A *card* is what a rank says of itself while a window is opened: one for each rank, by all_gather.
  *
  * A *note* is a message of kind WINDOW. The notes of one rank to another are taken one after the other, each when the one before it
- * is through with its data: so a note finds everything in place that was put before it. Data follow their note (PUT, GOT):
- * in the same message up to DD_WINDOW_INLINE_MAX bytes, else in a message of their own. */
-#ifndef DD_GROUP_WINDOW_WIRE_H
-#define DD_GROUP_WINDOW_WIRE_H
+ * is through with its data: so a note finds everything in place that was put before it, and answers come in the order of the
+ * questions. Data follow their note (PUT, GOT): in the same message up to DD_WINDOW_INLINE_MAX bytes, else in a message of their own. */
+#ifndef DD_WINDOW_WINDOW_WIRE_H
+#define DD_WINDOW_WINDOW_WIRE_H
 
 #include "core/bytes.h"
 
 #define DD_WINDOW_CARD_NBYTES ((size_t)48)
-#define DD_WINDOW_NOTE_NBYTES ((size_t)40)
+#define DD_WINDOW_NOTE_NBYTES ((size_t)32)
 #define DD_WINDOW_INLINE_MAX ((size_t)4096)
 #define DD_WINDOW_NO_CHANNEL UINT32_MAX
 
@@ -38,19 +38,18 @@ dd_status dd_window_card_decode(const uint8_t in[DD_WINDOW_CARD_NBYTES], dd_wind
 /* The order is part of the wire format. */
 typedef enum dd_window_note_type {
     DD_WINDOW_PUT = 1, /* nbytes of data for offset, and then a signal on channel */
-    DD_WINDOW_GET,     /* send nbytes from offset; answer with GOT and this id */
-    DD_WINDOW_GOT,     /* the data that were asked for, or none: the window is closed */
-    DD_WINDOW_ASK,     /* say when all my signals on channel have been taken */
-    DD_WINDOW_TAKEN,   /* they have */
-    DD_WINDOW_CLOSED,  /* this rank has closed the window */
+    DD_WINDOW_GET,     /* send nbytes from offset: by a GOT */
+    DD_WINDOW_GOT,     /* the data that were asked for first, or none: the window is closed */
+    DD_WINDOW_ASK, /* say when all my signals on channel have been taken; without a channel, when all that I have put is there */
+    DD_WINDOW_DONE,   /* that is so */
+    DD_WINDOW_CLOSED, /* this rank has closed the window */
 } dd_window_note_type;
 
 typedef struct dd_window_note {
     dd_window_note_type type;
     bool is_refused;  /* GOT: nbytes is 0 */
-    uint32_t channel; /* PUT (or none), ASK, TAKEN */
+    uint32_t channel; /* PUT, ASK, DONE, or none */
     uint64_t window;
-    uint64_t id;     /* GET, GOT */
     uint64_t offset; /* PUT, GET */
     uint64_t nbytes; /* PUT, GET, GOT */
 } dd_window_note;
