@@ -646,10 +646,10 @@ on_answer(void *ctx, int rank, uint64_t sequence, const dd_signature *signature,
 }
 
 static dd_message *
-on_request(void *ctx, int rank)
+on_request(void *ctx, int rank, const dd_request *request)
 {
     dd_group_guest *guest = ((dd_group *)ctx)->guest;
-    return guest != NULL ? guest->on_request(guest, rank) : NULL;
+    return guest != NULL ? guest->on_request(guest, rank, request) : NULL;
 }
 
 const dd_context_handler group_context_handler = {

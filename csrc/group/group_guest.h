@@ -10,7 +10,7 @@
 typedef struct dd_group_guest dd_group_guest;
 struct dd_group_guest {
     /* As in dd_context_handler. */
-    dd_message *(*on_request)(dd_group_guest *guest, int rank);
+    dd_message *(*on_request)(dd_group_guest *guest, int rank, const dd_request *request);
     /* The rank has said goodbye: what needs it ends. */
     void (*on_goodbye)(dd_group_guest *guest, int rank);
     /* The group has failed, or its context is about to be closed: everything ends, and nothing is sent or taken any more. May come

@@ -126,7 +126,8 @@ take_memory_back(dd_window *window)
 {
     for (bool has_more = true; has_more;) {
         dd_engine_lock(window->hub->engine);
-        has_more = window_rescue_lent_locked(window->hub, window->id);
+        window_call *none;
+        has_more = window_rescue_locked(window->hub, window->id, &none);
         dd_engine_unlock(window->hub->engine);
     }
 }

@@ -175,8 +175,8 @@ on_round(dd_task *task)
         }
     }
     hub->has_slept = false;
-    bool is_rescuing = hub->nleaving > 0;
-    window_call *put = is_rescuing ? window_rescue_put_locked(hub) : NULL;
+    window_call *put = NULL;
+    bool is_rescuing = hub->nleaving > 0 && window_rescue_locked(hub, 0, &put);
     if (put != NULL) {
         dd_error error;
         error_timed_out(put, &error);

@@ -18,13 +18,14 @@
 #include "window/window.h"
 #include "window/window_wire.h"
 
-#define WINDOW_DATA_CHANNEL 1 /* notes are requests, on channel 0 */
 /* A rank waits with further gets while so many are unanswered by the one they are for. Who lets it come to so many answers that he
  * does not take is not one of ours. */
 #define WINDOW_GETS_MAX 256u
 #define WINDOW_ANSWERS_MAX (4 * WINDOW_GETS_MAX)
+/* Data of so few bytes are sent from a copy. */
+#define WINDOW_SMALL_NBYTES ((size_t)4096)
 /* Memory that is wanted back is copied in pieces, between which the lock is free. */
-#define WINDOW_RESCUE_NBYTES ((size_t)128 << 10)
+#define WINDOW_PIECE_NBYTES ((size_t)128 << 10)
 
 /* Behind the words of a pad, in the memory that the ranks of a host share. */
 typedef struct window_control {
@@ -105,17 +106,16 @@ typedef struct window_call {
 struct window_letter {
     dd_list link; /* in the hub's letters */
     window_hub *hub;
-    dd_message note;
-    dd_message data;
-    int nleft;        /* of the two, under way */
-    window_call *put; /* whose data these are; NULL: nobody waits for them */
+    dd_message message;
+    dd_signature signature; /* of the message: its numbers */
+    window_call *put;       /* whose data these are; NULL: nobody waits for them */
     bool is_answer;
     bool is_leaving; /* its put is given up: the data are being copied */
     uint64_t lender; /* the window whose memory the data are in; 0: none */
     uint8_t *copy;   /* of the data, since their owner wants them back */
     size_t ncopied;
     size_t kept_nbytes; /* of all this */
-    uint8_t bytes[];    /* of the note, with what is inline */
+    uint8_t bytes[];    /* data, if they are few */
 };
 
 /* What goes on with one rank. Its notes are taken one after the other. */
@@ -123,17 +123,13 @@ typedef struct window_source {
     window_hub *hub;
     int rank;
     bool is_busy;        /* a note is being taken */
-    dd_message message;  /* the note, then its data */
-    dd_window_note note; /* at hand, while its data come */
-    dd_window *window;   /* whose memory they go to; NULL: none */
-    bool is_answer;      /* they are what the first of the gets has asked for */
-    dd_list
-        asked; /* window_call: gets that it has not answered, and those whose turn to be asked has not come */
-    dd_list held;
+    dd_message message;  /* it */
+    dd_window_note note; /* the same */
+    dd_list asked;       /* window_call: gets that it has not answered */
+    dd_list held;        /* those whose turn to be asked has not come */
     unsigned nasked;
     unsigned nanswers;    /* ours to it, on their way */
     uint64_t told_closed; /* the last window of which it has been told; 0: none */
-    uint8_t bytes[DD_WINDOW_NOTE_NBYTES + DD_WINDOW_INLINE_MAX];
 } window_source;
 
 /* What a group has for its windows. Guarded by the engine's lock, but for what is const. */
@@ -175,7 +171,7 @@ window_tally_of(const dd_window *window, uint32_t channel, int rank)
 typedef struct window_order {
     int rank;
     dd_window_note note;
-    const void *data; /* note.nbytes of them; up to DD_WINDOW_INLINE_MAX they are copied */
+    const void *data; /* of a note that has some; up to WINDOW_SMALL_NBYTES they are copied */
     window_call *put; /* ended when all is with the transport; NULL: none */
     bool is_lent;     /* the data are the window's */
     bool is_answer;   /* there is a window_source that has asked */
@@ -251,10 +247,9 @@ void window_on_done_locked(dd_window *window, int source, uint32_t channel);
 dd_status window_send_locked(window_hub *hub, const window_order *order, dd_error *err) DD_MUST_CHECK;
 /* One that somebody waits for: without memory for it the group fails. */
 void window_send_or_fail_locked(window_hub *hub, const window_order *order);
-/* Somebody wants the memory of a put or of a window back: a piece of what is still to be sent from there is copied. The first gives
- * the put that goes on from a copy now, NULL: none yet; the second says whether there was anything left to do. */
-window_call *window_rescue_put_locked(window_hub *hub);
-bool window_rescue_lent_locked(window_hub *hub, uint64_t window);
+/* Somebody wants the memory of a window back, or that of puts (lender 0): copies a piece of what is still to be sent from there. False:
+ * there was nothing left. `put`: one that goes on from a copy now; else NULL. */
+bool window_rescue_locked(window_hub *hub, uint64_t lender, window_call **put);
 void window_end_letters_locked(window_hub *hub, const dd_error *cause);
 
 /* ---- window_serve.c */
@@ -271,7 +266,7 @@ void window_end_gets_locked(window_source *source, const dd_error *cause);
 /* The window's memory is its owner's again. */
 void window_stop_writing_locked(const dd_window *window);
 void window_stop_serving_locked(window_hub *hub, const dd_error *cause);
-dd_message *window_on_request(dd_group_guest *guest, int rank);
+dd_message *window_on_request(dd_group_guest *guest, int rank, const dd_request *request);
 void window_on_goodbye(dd_group_guest *guest, int rank);
 
 #endif

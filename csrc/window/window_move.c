@@ -84,7 +84,7 @@ begin_put_locked(dd_window *window, window_call *call, const window_move *move, 
                                    .offset = move->place.offset,
                                    .nbytes = move->block.nbytes},
                           .data = move->block.data};
-    *is_done = !dd_window_note_has_data(&order.note) && window->hub->kept_nbytes < KEPT_MAX;
+    *is_done = move->block.nbytes <= WINDOW_SMALL_NBYTES && window->hub->kept_nbytes < KEPT_MAX;
     order.put = *is_done ? NULL : call;
     return window_send_put_locked(window, &order, err);
 }

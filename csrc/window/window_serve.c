@@ -3,9 +3,6 @@
 #include "window/window_internal.h"
 
 #include <stdio.h>
-#include <string.h>
-
-static void take_data_locked(window_source *source, void *target, size_t nbytes);
 
 static void
 fail_protocol_locked(const window_source *source, const char *what)
@@ -25,39 +22,6 @@ fail_nonsense_locked(const window_source *source, const char *what)
                    (unsigned long long)source->note.window, (unsigned long long)source->note.nbytes,
                    (unsigned long long)source->note.offset, (unsigned long)source->note.channel);
     fail_protocol_locked(source, text);
-}
-
-/* ---- one note after the other */
-
-static void on_note(dd_message *message, const dd_error *error);
-
-static void
-expect_note(window_source *source)
-{
-    source->message = (dd_message){.kind = DD_MESSAGE_WINDOW,
-                                   .rank = source->rank,
-                                   .channel = DD_REQUEST_CHANNEL,
-                                   .data = source->bytes,
-                                   .nbytes = sizeof source->bytes,
-                                   .on_done = on_note,
-                                   .owner = source};
-}
-
-static void
-take_next_locked(window_source *source)
-{
-    window_hub *hub = source->hub;
-    source->window = NULL;
-    source->is_answer = false;
-    source->is_busy = false;
-    if (hub->is_over) {
-        return;
-    }
-    expect_note(source);
-    source->is_busy = dd_context_try_post_recv_locked(hub->context, &source->message);
-    if (!source->is_busy && dd_group_has_left_locked(hub->group, source->rank)) {
-        window_on_goodbye(&hub->guest, source->rank);
-    }
 }
 
 bool
@@ -81,28 +45,6 @@ window_find_source_locked(window_hub *hub, int rank)
         hub->sources[rank] = source;
     }
     return hub->sources[rank];
-}
-
-dd_message *
-window_on_request(dd_group_guest *guest, int rank)
-{
-    window_hub *hub = (window_hub *)guest;
-    if (hub->is_over) {
-        return NULL;
-    }
-    window_source *source = window_find_source_locked(hub, rank);
-    if (source == NULL) {
-        dd_error error;
-        (void)dd_error_no_memory(&error, sizeof *source);
-        dd_group_fail_locked(hub->group, &error);
-        return NULL;
-    }
-    if (source->is_busy) {
-        return NULL;
-    }
-    source->is_busy = true;
-    expect_note(source);
-    return &source->message;
 }
 
 void
@@ -192,13 +134,13 @@ window_end_gets_locked(window_source *source, const dd_error *cause)
     }
 }
 
-/* Nothing is written any more where the data at hand were to go. */
+/* Nothing is written any more where the note at hand puts its data; what is still to come of them is thrown away. */
 static void
 forget_data_locked(window_source *source)
 {
     dd_error gone;
     (void)dd_error_set(&gone, DD_CLOSED, "nobody wants it any more");
-    if (source->message.is_posted && !source->hub->is_over) {
+    if (!source->hub->is_over) {
         dd_context_cancel_locked(source->hub->context, &source->message, &gone);
     }
 }
@@ -210,7 +152,7 @@ window_abandon_get_locked(window_call *get)
     get->target = NULL;
     if (get->is_held) {
         let_go_locked(get, NULL);
-    } else if (source->is_answer && first_of(&source->asked) == get) {
+    } else if (source->is_busy && source->note.type == DD_WINDOW_GOT && first_of(&source->asked) == get) {
         forget_data_locked(source);
     }
 }
@@ -220,8 +162,10 @@ window_stop_writing_locked(const dd_window *window)
 {
     const window_hub *hub = window->hub;
     for (int rank = 0; rank < hub->size; rank++) {
-        if (hub->sources[rank] != NULL && hub->sources[rank]->window == window) {
-            forget_data_locked(hub->sources[rank]);
+        window_source *source = hub->sources[rank];
+        if (source != NULL && source->is_busy && source->note.type == DD_WINDOW_PUT &&
+            source->note.window == window->id) {
+            forget_data_locked(source);
         }
     }
 }
@@ -236,23 +180,112 @@ window_stop_serving_locked(window_hub *hub, const dd_error *cause)
     }
 }
 
-/* ---- what notes ask for */
+/* ---- notes as they come: where their data go, and whether they make sense */
 
 /* Whether a note's place, or its channel, is one of this rank's window. */
 static bool
-is_inside(const window_source *source, const dd_window *window)
+is_inside(const dd_window *window, const dd_window_note *note)
 {
     size_t room = window->members[window->hub->rank].nbytes;
-    const dd_window_note *note = &source->note;
     return note->offset <= room && note->nbytes <= room - note->offset;
 }
 
 static bool
-is_channel(const window_source *source, const dd_window *window)
+is_channel(const dd_window *window, const dd_window_note *note)
 {
-    uint32_t channel = source->note.channel;
-    return channel == DD_WINDOW_NO_CHANNEL || channel < (uint32_t)window->nchannels;
+    return note->channel == DD_WINDOW_NO_CHANNEL || note->channel < (uint32_t)window->nchannels;
 }
+
+/* What is wrong with it; NULL: nothing. */
+static const char *
+find_fault(const window_source *source, const dd_window *window)
+{
+    const window_hub *hub = source->hub;
+    const dd_window_note *note = &source->note;
+    const window_call *get = first_of(&source->asked);
+    if (source->nanswers >= WINDOW_ANSWERS_MAX) {
+        return "question after question, and no answer taken";
+    }
+    if (note->window > hub->nwindows) {
+        return "a window that was never opened";
+    }
+    switch (note->type) {
+    case DD_WINDOW_PUT:
+        return window == NULL || (is_channel(window, note) && is_inside(window, note)) ? NULL
+                                                                                       : "a put out of range";
+    case DD_WINDOW_GET:
+        return window == NULL || is_inside(window, note) ? NULL : "a get out of range";
+    case DD_WINDOW_GOT:
+        return get != NULL && get->window_id == note->window &&
+                       (note->is_refused || note->nbytes == get->note.nbytes)
+                   ? NULL
+                   : "an answer that nobody has asked for";
+    case DD_WINDOW_ASK:
+    case DD_WINDOW_DONE:
+        if (window == NULL) {
+            return NULL;
+        }
+        if (!is_channel(window, note)) {
+            return "a channel out of range";
+        }
+        return note->type == DD_WINDOW_ASK || window_tally_of(window, note->channel, source->rank)->is_asking
+                   ? NULL
+                   : "an answer that nobody has asked for";
+    case DD_WINDOW_CLOSED:
+        break;
+    }
+    return NULL;
+}
+
+/* NULL: nobody wants them. */
+static void *
+find_target(const window_source *source, const dd_window *window)
+{
+    if (source->note.type == DD_WINDOW_GOT) {
+        return first_of(&source->asked)->target;
+    }
+    uint8_t *data = window != NULL ? window->members[window->hub->rank].data : NULL;
+    return data != NULL ? data + source->note.offset : NULL;
+}
+
+static void on_note(dd_message *message, const dd_error *error);
+
+dd_message *
+window_on_request(dd_group_guest *guest, int rank, const dd_request *request)
+{
+    window_hub *hub = (window_hub *)guest;
+    dd_error error;
+    if (hub->is_over || window_is_serving_locked(hub, rank)) {
+        return NULL;
+    }
+    window_source *source = window_find_source_locked(hub, rank);
+    if (source == NULL) {
+        (void)dd_error_no_memory(&error, sizeof *source);
+        dd_group_fail_locked(hub->group, &error);
+        return NULL;
+    }
+    if (dd_window_note_decode(request, &source->note, &error) != DD_OK) {
+        fail_protocol_locked(source, error.message);
+        return NULL;
+    }
+    const dd_window *window = window_find_locked(hub, source->note.window);
+    const char *fault = find_fault(source, window);
+    if (fault != NULL) {
+        fail_nonsense_locked(source, fault);
+        return NULL;
+    }
+    void *target = dd_window_note_has_data(&source->note) ? find_target(source, window) : NULL;
+    source->is_busy = true;
+    source->message = (dd_message){.kind = DD_MESSAGE_WINDOW,
+                                   .rank = rank,
+                                   .data = target,
+                                   .nbytes = target != NULL ? (size_t)source->note.nbytes : 0,
+                                   .on_done = on_note,
+                                   .owner = source};
+    return &source->message;
+}
+
+/* ---- what notes ask for, once their data are there */
 
 static void
 say_closed_locked(window_source *source)
@@ -267,44 +300,7 @@ say_closed_locked(window_source *source)
 }
 
 static void
-finish_put_locked(window_source *source, dd_window *window)
-{
-    if (source->note.channel != DD_WINDOW_NO_CHANNEL) {
-        window_on_signal_locked(window, source->rank, (int)source->note.channel);
-    }
-}
-
-static void
-on_put_locked(window_source *source, dd_window *window, const uint8_t *inlined)
-{
-    const dd_window_note *note = &source->note;
-    size_t nbytes = (size_t)note->nbytes;
-    bool has_data = dd_window_note_has_data(note);
-    if (window == NULL) {
-        say_closed_locked(source);
-        if (has_data) {
-            take_data_locked(source, NULL, 0);
-        }
-        return;
-    }
-    if (!is_channel(source, window) || !is_inside(source, window)) {
-        fail_nonsense_locked(source, "a put out of range");
-        return;
-    }
-    uint8_t *target = window->members[window->hub->rank].data;
-    if (has_data) {
-        source->window = window;
-        take_data_locked(source, target + note->offset, nbytes);
-        return;
-    }
-    if (nbytes > 0) {
-        memcpy(target + note->offset, inlined, nbytes);
-    }
-    finish_put_locked(source, window);
-}
-
-static void
-on_get_locked(window_source *source, dd_window *window)
+send_data_locked(window_source *source, const dd_window *window)
 {
     const dd_window_note *note = &source->note;
     window_order order = {
@@ -312,10 +308,6 @@ on_get_locked(window_source *source, dd_window *window)
         .note = {.type = DD_WINDOW_GOT, .is_refused = window == NULL, .window = note->window},
         .is_answer = true,
         .is_lent = true};
-    if (window != NULL && !is_inside(source, window)) {
-        fail_nonsense_locked(source, "a get out of range");
-        return;
-    }
     if (window != NULL) {
         const uint8_t *data = window->members[window->hub->rank].data;
         order.note.nbytes = note->nbytes;
@@ -324,81 +316,42 @@ on_get_locked(window_source *source, dd_window *window)
     window_send_or_fail_locked(source->hub, &order);
 }
 
+/* `error` says that the data have not come, or are not wanted any more. */
 static void
-on_got_locked(window_source *source, const uint8_t *inlined)
-{
-    const dd_window_note *note = &source->note;
-    window_call *get = first_of(&source->asked);
-    if (get == NULL || get->window_id != note->window ||
-        (!note->is_refused && note->nbytes != get->note.nbytes)) {
-        fail_nonsense_locked(source, "an answer that nobody has asked for");
-        return;
-    }
-    if (note->is_refused) {
-        dd_error error;
-        (void)window_error_closed(source->hub, source->rank, &error);
-        answer_locked(source, &error);
-    } else if (dd_window_note_has_data(note)) {
-        source->is_answer = true;
-        take_data_locked(source, get->target, get->target != NULL ? (size_t)note->nbytes : 0);
-    } else {
-        if (get->target != NULL && note->nbytes > 0) {
-            memcpy(get->target, inlined, (size_t)note->nbytes);
-        }
-        answer_locked(source, NULL);
-    }
-}
-
-static void
-on_ask_locked(window_source *source, dd_window *window)
-{
-    if (window == NULL) {
-        say_closed_locked(source);
-    } else if (!is_channel(source, window)) {
-        fail_nonsense_locked(source, "a channel out of range");
-    } else {
-        window_on_ask_locked(window, source->rank, source->note.channel);
-    }
-}
-
-static void
-on_done_locked(window_source *source, dd_window *window)
-{
-    if (window == NULL) {
-        return;
-    }
-    if (!is_channel(source, window) ||
-        !window_tally_of(window, source->note.channel, source->rank)->is_asking) {
-        fail_nonsense_locked(source, "an answer that nobody has asked for");
-    } else {
-        window_on_done_locked(window, source->rank, source->note.channel);
-    }
-}
-
-static void
-obey_locked(window_source *source, const uint8_t *inlined)
+obey_locked(window_source *source, const dd_error *error)
 {
     window_hub *hub = source->hub;
-    dd_window *window = window_find_locked(hub, source->note.window);
-    if (source->note.window > hub->nwindows) {
-        fail_nonsense_locked(source, "a window that was never opened");
-        return;
-    }
-    switch (source->note.type) {
+    const dd_window_note *note = &source->note;
+    dd_window *window = window_find_locked(hub, note->window);
+    dd_error closed;
+    switch (note->type) {
     case DD_WINDOW_PUT:
-        on_put_locked(source, window, inlined);
+        if (window == NULL) {
+            say_closed_locked(source);
+        } else if (error == NULL && note->channel != DD_WINDOW_NO_CHANNEL) {
+            window_on_signal_locked(window, source->rank, (int)note->channel);
+        }
         break;
     case DD_WINDOW_GET:
-        on_get_locked(source, window);
+        send_data_locked(source, window);
         break;
     case DD_WINDOW_GOT:
-        on_got_locked(source, inlined);
+        if (note->is_refused) {
+            (void)window_error_closed(hub, source->rank, &closed);
+        }
+        answer_locked(source, note->is_refused ? &closed : error);
         break;
     case DD_WINDOW_ASK:
-        on_ask_locked(source, window);
+        if (window == NULL) {
+            say_closed_locked(source);
+        } else {
+            window_on_ask_locked(window, source->rank, note->channel);
+        }
         break;
     case DD_WINDOW_DONE:
-        on_done_locked(source, window);
+        if (window != NULL) {
+            window_on_done_locked(window, source->rank, note->channel);
+        }
         break;
     case DD_WINDOW_CLOSED:
         if (window != NULL) {
@@ -409,78 +362,20 @@ obey_locked(window_source *source, const uint8_t *inlined)
     }
 }
 
+/* The next one is looked for among those that were held meanwhile. */
 static void
 on_note(dd_message *message, const dd_error *error)
 {
     window_source *source = message->owner;
-    dd_error fault;
-    if (source->hub->is_over) {
-        return;
+    window_hub *hub = source->hub;
+    source->is_busy = false;
+    if (!hub->is_over) {
+        obey_locked(source, error);
     }
-    if (error != NULL && error->code != DD_INVALID_ARGUMENT) {
-        source->is_busy = false; /* the rank is lost, and the group hears of it */
-        return;
+    if (!hub->is_over) {
+        dd_context_take_request_locked(hub->context, source->rank);
     }
-    dd_bytes bytes = dd_bytes_of(source->bytes, message->received);
-    if (error != NULL) {
-        fail_protocol_locked(source, "a note about a window is too long");
-    } else if (dd_window_note_decode(bytes, &source->note, &fault) != DD_OK) {
-        fail_protocol_locked(source, fault.message);
-    } else if (source->nanswers >= WINDOW_ANSWERS_MAX) {
-        fail_nonsense_locked(source, "question after question, and no answer taken");
-    } else {
-        obey_locked(source, source->bytes + DD_WINDOW_NOTE_NBYTES);
-        if (!source->message.is_posted) {
-            take_next_locked(source);
-        }
+    if (!hub->is_over && !source->is_busy && dd_group_has_left_locked(hub->group, source->rank)) {
+        window_on_goodbye(&hub->guest, source->rank);
     }
-}
-
-/* ---- data */
-
-/* Nobody wants them any more (forget_data_locked), and they had not come: they belong to this note all the same when they do. */
-static bool
-is_still_to_come(const dd_message *message, const dd_error *error)
-{
-    return error != NULL && error->code == DD_CLOSED && message->received == 0;
-}
-
-static void
-on_data(dd_message *message, const dd_error *error)
-{
-    window_source *source = message->owner;
-    if (source->hub->is_over) {
-        return;
-    }
-    bool is_wanted = message->nbytes > 0; /* else there was no room, on purpose */
-    if (is_wanted && ((error == NULL && message->received != message->nbytes) ||
-                      (error != NULL && error->code == DD_INVALID_ARGUMENT))) {
-        fail_nonsense_locked(source, "data of another size");
-        return;
-    }
-    if (source->is_answer) {
-        answer_locked(source, error);
-    } else if (source->window != NULL && error == NULL) {
-        finish_put_locked(source, source->window);
-    }
-    if (is_still_to_come(message, error)) {
-        source->window = NULL;
-        source->is_answer = false;
-        take_data_locked(source, NULL, 0);
-    } else {
-        take_next_locked(source);
-    }
-}
-
-static void
-take_data_locked(window_source *source, void *target, size_t nbytes)
-{
-    source->message = (dd_message){.kind = DD_MESSAGE_WINDOW,
-                                   .rank = source->rank,
-                                   .channel = WINDOW_DATA_CHANNEL,
-                                   .data = target,
-                                   .nbytes = nbytes,
-                                   .on_done = on_data,
-                                   .owner = source};
-    dd_context_post_recv_locked(source->hub->context, &source->message);
 }

@@ -2,8 +2,6 @@
 
 #include "core/little_endian.h"
 
-#include <string.h>
-
 /* Where the fields of a card are. */
 enum {
     CARD_AT_STATUS = 0,
@@ -14,33 +12,6 @@ enum {
     CARD_AT_OFFSET = 32,
     CARD_AT_REGION = 40,
     CARD_AT_ZERO = 44,
-};
-
-/* The same of a note. */
-enum {
-    AT_TYPE = 0,
-    AT_REFUSED = 1,
-    AT_ZERO = 2, /* two bytes */
-    AT_CHANNEL = 4,
-    AT_WINDOW = 8,
-    AT_OFFSET = 16,
-    AT_NBYTES = 24,
-};
-
-/* What a type of note has. */
-enum {
-    HAS_CHANNEL = 1,
-    HAS_OFFSET = 2,
-    HAS_NBYTES = 4,
-    HAS_DATA = 8,
-};
-static const uint8_t parts_of[] = {
-    [DD_WINDOW_PUT] = HAS_CHANNEL | HAS_OFFSET | HAS_NBYTES | HAS_DATA,
-    [DD_WINDOW_GET] = HAS_OFFSET | HAS_NBYTES,
-    [DD_WINDOW_GOT] = HAS_NBYTES | HAS_DATA,
-    [DD_WINDOW_ASK] = HAS_CHANNEL,
-    [DD_WINDOW_DONE] = HAS_CHANNEL,
-    [DD_WINDOW_CLOSED] = 0,
 };
 
 void
@@ -83,76 +54,88 @@ dd_window_card_decode(const uint8_t in[DD_WINDOW_CARD_NBYTES], dd_window_card *c
     return DD_OK;
 }
 
+/* ---- notes */
+
+/* What a type of note has. */
+enum {
+    HAS_CHANNEL = 1,
+    HAS_OFFSET = 2,
+    HAS_WISH = 4, /* a number of bytes that are not its own */
+    HAS_DATA = 8,
+};
+static const uint8_t parts_of[] = {
+    [DD_WINDOW_PUT] = HAS_CHANNEL | HAS_OFFSET | HAS_DATA,
+    [DD_WINDOW_GET] = HAS_OFFSET | HAS_WISH,
+    [DD_WINDOW_GOT] = HAS_DATA,
+    [DD_WINDOW_ASK] = HAS_CHANNEL,
+    [DD_WINDOW_DONE] = HAS_CHANNEL,
+    [DD_WINDOW_CLOSED] = 0,
+};
+
 bool
 dd_window_note_has_data(const dd_window_note *note)
 {
-    return (parts_of[note->type] & HAS_DATA) != 0 && note->nbytes > DD_WINDOW_INLINE_MAX;
+    return (parts_of[note->type] & HAS_DATA) != 0 && note->nbytes > 0;
 }
 
-size_t
-dd_window_note_inline_nbytes(const dd_window_note *note)
+dd_request
+dd_window_note_encode(const dd_window_note *note)
 {
-    bool has_data = (parts_of[note->type] & HAS_DATA) != 0;
-    return has_data && note->nbytes <= DD_WINDOW_INLINE_MAX ? (size_t)note->nbytes : 0;
-}
-
-void
-dd_window_note_encode(const dd_window_note *note, uint8_t out[DD_WINDOW_NOTE_NBYTES])
-{
-    memset(out, 0, DD_WINDOW_NOTE_NBYTES);
-    out[AT_TYPE] = (uint8_t)note->type;
-    out[AT_REFUSED] = note->is_refused ? 1 : 0;
-    dd_put_number(out + AT_CHANNEL, note->channel, 4);
-    dd_put_number(out + AT_WINDOW, note->window, 8);
-    dd_put_number(out + AT_OFFSET, note->offset, 8);
-    dd_put_number(out + AT_NBYTES, note->nbytes, 8);
+    bool has_data = dd_window_note_has_data(note);
+    return (dd_request){
+        .tag = note->window,
+        .channel = note->channel,
+        .nbytes = has_data ? note->nbytes : 0,
+        .signature = {.coll = (uint8_t)note->type,
+                      .flags = note->is_refused ? 1 : 0,
+                      .count = note->offset,
+                      .factor_bits = has_data ? 0 : note->nbytes},
+    };
 }
 
 /* What is wrong with a note by itself; NULL if nothing is. */
 static const char *
-find_fault(const uint8_t *in, const dd_window_note *note)
+find_fault(const dd_request *request, const dd_window_note *note)
 {
-    if (in[AT_TYPE] < DD_WINDOW_PUT || in[AT_TYPE] > DD_WINDOW_CLOSED) {
+    const dd_signature *numbers = &request->signature;
+    if (numbers->coll < DD_WINDOW_PUT || numbers->coll > DD_WINDOW_CLOSED) {
         return "its type is unknown";
     }
-    unsigned parts = parts_of[note->type];
-    if (in[AT_ZERO] != 0 || in[AT_ZERO + 1] != 0) {
+    unsigned parts = parts_of[numbers->coll];
+    if (numbers->dtype != 0 || numbers->redop != 0 || numbers->root != 0) {
         return "it has no zeros where they belong";
     }
-    if (in[AT_REFUSED] > 1 || (note->is_refused && (note->type != DD_WINDOW_GOT || note->nbytes != 0))) {
+    if (numbers->flags > 1 || (note->is_refused && (note->type != DD_WINDOW_GOT || request->nbytes != 0))) {
         return "it is no refusal";
     }
     if (note->window == 0) {
         return "it is about no window";
     }
     if (((parts & HAS_OFFSET) == 0 && note->offset != 0) ||
-        ((parts & HAS_NBYTES) == 0 && note->nbytes != 0) || note->offset > UINT64_MAX - note->nbytes) {
+        ((parts & HAS_WISH) == 0 && numbers->factor_bits != 0) || note->offset > UINT64_MAX - note->nbytes) {
         return "its place is wrong";
+    }
+    if ((parts & HAS_DATA) == 0 && request->nbytes != 0) {
+        return "it has data";
     }
     return (parts & HAS_CHANNEL) == 0 && note->channel != 0 ? "it has a channel" : NULL;
 }
 
 dd_status
-dd_window_note_decode(dd_bytes message, dd_window_note *note, dd_error *err)
+dd_window_note_decode(const dd_request *request, dd_window_note *note, dd_error *err)
 {
-    if (message.len < DD_WINDOW_NOTE_NBYTES) {
-        return dd_error_set(err, DD_PROTOCOL, "a note about a window has %zu bytes", message.len);
-    }
-    const uint8_t *in = message.data;
+    const dd_signature *numbers = &request->signature;
     *note = (dd_window_note){
-        .type = (dd_window_note_type)in[AT_TYPE],
-        .is_refused = in[AT_REFUSED] == 1,
-        .channel = (uint32_t)dd_get_number(in + AT_CHANNEL, 4),
-        .window = dd_get_number(in + AT_WINDOW, 8),
-        .offset = dd_get_number(in + AT_OFFSET, 8),
-        .nbytes = dd_get_number(in + AT_NBYTES, 8),
+        .type = (dd_window_note_type)numbers->coll,
+        .is_refused = numbers->flags == 1,
+        .channel = request->channel,
+        .window = request->tag,
+        .offset = numbers->count,
+        .nbytes = numbers->coll == DD_WINDOW_GET ? numbers->factor_bits : request->nbytes,
     };
-    const char *fault = find_fault(in, note);
-    if (fault == NULL && message.len != DD_WINDOW_NOTE_NBYTES + dd_window_note_inline_nbytes(note)) {
-        fault = "its data are not as long as it says";
-    }
+    const char *fault = find_fault(request, note);
     return fault == NULL
                ? DD_OK
                : dd_error_set(err, DD_PROTOCOL, "a note about window %llu of type %d makes no sense: %s",
-                              (unsigned long long)note->window, in[AT_TYPE], fault);
+                              (unsigned long long)note->window, numbers->coll, fault);
 }

@@ -1,18 +1,17 @@
-/* What ranks tell each other about windows, as bytes. Pure functions; what comes from a peer is user input.
+/* What ranks tell each other about windows. Pure functions; what comes from a peer is user input.
  *
  * A *card* is what a rank says of itself while a window is opened: one for each rank, by all_gather.
  *
- * A *note* is a message of kind WINDOW. The notes of one rank to another are taken one after the other, each when the one before it
- * is through with its data: so a note finds everything in place that was put before it, and answers come in the order of the
- * questions. Data follow their note (PUT, GOT): in the same message up to DD_WINDOW_INLINE_MAX bytes, else in a message of their own. */
+ * A *note* is a message of kind WINDOW: it is told by the head of the message, whose bytes are the data of the note and go to their
+ * place at once. The notes of one rank to another are taken one after the other, each when the data of the one before it are there:
+ * so a note finds everything in place that was put before it, and answers come in the order of the questions. */
 #ifndef DD_WINDOW_WINDOW_WIRE_H
 #define DD_WINDOW_WINDOW_WIRE_H
 
 #include "core/bytes.h"
+#include "transport/context.h"
 
 #define DD_WINDOW_CARD_NBYTES ((size_t)48)
-#define DD_WINDOW_NOTE_NBYTES ((size_t)32)
-#define DD_WINDOW_INLINE_MAX ((size_t)4096)
 #define DD_WINDOW_NO_CHANNEL UINT32_MAX
 
 /* Memory inside a region; id 0: in none. */
@@ -37,31 +36,27 @@ dd_status dd_window_card_decode(const uint8_t in[DD_WINDOW_CARD_NBYTES], dd_wind
 
 /* The order is part of the wire format. */
 typedef enum dd_window_note_type {
-    DD_WINDOW_PUT = 1, /* nbytes of data for offset, and then a signal on channel */
+    DD_WINDOW_PUT = 1, /* data for offset, and then a signal on channel */
     DD_WINDOW_GET,     /* send nbytes from offset: by a GOT */
     DD_WINDOW_GOT,     /* the data that were asked for first, or none: the window is closed */
-    DD_WINDOW_ASK, /* say when all my signals on channel have been taken; without a channel, when all that I have put is there */
+    DD_WINDOW_ASK, /* say when all my signals on channel are taken; without a channel, when all that I have put is there */
     DD_WINDOW_DONE,   /* that is so */
     DD_WINDOW_CLOSED, /* this rank has closed the window */
 } dd_window_note_type;
 
 typedef struct dd_window_note {
     dd_window_note_type type;
-    bool is_refused;  /* GOT: nbytes is 0 */
+    bool is_refused;  /* GOT: without data */
     uint32_t channel; /* PUT, ASK, DONE, or none */
     uint64_t window;
     uint64_t offset; /* PUT, GET */
-    uint64_t nbytes; /* PUT, GET, GOT */
+    uint64_t nbytes; /* GET: wanted; PUT, GOT: of data */
 } dd_window_note;
 
-/* Whether it has data in a message of their own behind it. */
 bool dd_window_note_has_data(const dd_window_note *note);
-/* The bytes of data in the note's own message. */
-size_t dd_window_note_inline_nbytes(const dd_window_note *note);
-
 /* Every field that a type has no use for is zero. */
-void dd_window_note_encode(const dd_window_note *note, uint8_t out[DD_WINDOW_NOTE_NBYTES]);
-/* A whole message; inlined data are what is behind DD_WINDOW_NOTE_NBYTES. DD_PROTOCOL, naming the fault. */
-dd_status dd_window_note_decode(dd_bytes message, dd_window_note *note, dd_error *err) DD_MUST_CHECK;
+dd_request dd_window_note_encode(const dd_window_note *note);
+/* DD_PROTOCOL, naming the fault. */
+dd_status dd_window_note_decode(const dd_request *request, dd_window_note *note, dd_error *err) DD_MUST_CHECK;
 
 #endif

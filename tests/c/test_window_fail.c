@@ -432,6 +432,175 @@ TEST(calls_that_are_given_up)
     window_run_everywhere(2, be_patient);
 }
 
+/* An interrupt leaves the window as it was; what was being put goes on. */
+static void
+be_impatient(team_rank *self)
+{
+    enum { NBYTES = 3000000 };
+    test_window test;
+    REQUIRE(window_open(self, NBYTES, true, &test));
+    if (self->rank == 1) {
+        team_rendezvous(self, "begin");
+        dd_engine_lock(self->engine);
+        team_rendezvous(self, "deaf");
+        team_rendezvous(self, "tried");
+        dd_engine_unlock(self->engine);
+        CHECK_OK(window_take(&test, 0, 1));
+        window_check_filled(test.data, 4, NBYTES);
+    } else {
+        uint8_t *bytes = malloc(NBYTES);
+        int nlooks = 0;
+        dd_wait wait = window_plenty();
+        wait.is_interrupted = is_tired;
+        wait.ctx = &nlooks;
+        team_rendezvous(self, "begin");
+        team_rendezvous(self, "deaf");
+        window_fill(bytes, 4, NBYTES);
+        CHECK_STATUS(dd_window_put(test.window, (dd_block){bytes, NBYTES}, (dd_window_place){.rank = 1}, 1,
+                                   &wait, check_err()),
+                     DD_INTERRUPTED);
+        memset(bytes, 0, NBYTES);
+        team_rendezvous(self, "tried");
+        free(bytes);
+    }
+    window_close(&test);
+}
+
+TEST(puts_that_are_interrupted)
+{
+    team_options options = {.size = 2};
+    team_run_both(&options, be_impatient, NULL);
+}
+
+/* ---- memory that is wanted back */
+
+static const window_letter *
+first_letter(const window_hub *hub)
+{
+    return DD_CONTAINER_OF(hub->letters.next, window_letter, link);
+}
+
+/* Nobody who wants the lock waits for more than a piece, of a put that is late and of a window that is closed while it answers. */
+static void
+take_back(team_rank *self)
+{
+    enum { NBYTES = 5 * WINDOW_PIECE_NBYTES };
+    uint8_t *bytes = malloc(NBYTES);
+    test_window test;
+    dd_work *work = NULL;
+    dd_window_place there = {.rank = 1 - self->rank};
+    REQUIRE(bytes != NULL && window_open(self, NBYTES, true, &test));
+    window_hub *hub = hub_of(self->group);
+    if (self->rank == 1) {
+        window_fill(test.data, 6, NBYTES);
+        team_rendezvous(self, "filled");
+        dd_engine_lock(self->engine); /* answers nobody, and is looked into */
+        team_rendezvous(self, "deaf");
+        team_rendezvous(self, "late");
+        dd_engine_unlock(self->engine);
+        CHECK_OK(window_take(&test, 0, 1));
+        window_check_filled(test.data, 7, NBYTES);
+        team_rendezvous(self, "arrived");
+        CHECK_OK(window_take(&test, 0, 2));
+    } else {
+        dd_call_options options = team_no_options;
+        team_rendezvous(self, "filled");
+        team_rendezvous(self, "deaf");
+        window_fill(bytes, 7, NBYTES);
+        CHECK_OK(dd_window_post_put(test.window, (dd_block){bytes, NBYTES}, there, 1, &options, &work,
+                                    check_err()));
+        dd_engine_lock(self->engine);
+        window_call *put = first_letter(hub)->put;
+        REQUIRE(put != NULL);
+        put->deadline_ns = 0;
+        hub->task.on_deadline(&hub->task);
+        for (size_t npieces = 1; npieces <= 5; npieces++) {
+            CHECK(!dd_work_is_done(work));
+            CHECK(hub->task.progress(&hub->task));
+            CHECK_INT(first_letter(hub)->ncopied, npieces * WINDOW_PIECE_NBYTES);
+        }
+        CHECK(dd_work_is_done(work));
+        dd_engine_unlock(self->engine);
+        memset(bytes, 0, NBYTES);
+        dd_error error = {.code = DD_OK};
+        dd_wait wait = window_plenty();
+        CHECK_INT(dd_group_wait(self->group, work, &wait, &error), DD_OP_TIMED_OUT);
+        CHECK_CONTAINS(error.message, "rank 1 (");
+        dd_work_release(work);
+        team_rendezvous(self, "late");
+        team_rendezvous(self, "arrived");
+        CHECK_OK(window_signal(&test, 1, 2));
+    }
+    window_close(&test);
+    free(bytes);
+}
+
+TEST(memory_is_taken_back_in_pieces)
+{
+    team_options options = {.size = 2};
+    team_run_both(&options, take_back, NULL);
+}
+
+/* Takes no notes from now on: answers stay with whoever gives them. */
+static void
+stop_taking(team_rank *self, int rank)
+{
+    dd_engine_lock(self->engine);
+    window_source *source = window_find_source_locked(hub_of(self->group), rank);
+    REQUIRE(source != NULL);
+    source->is_busy = true;
+    dd_engine_unlock(self->engine);
+}
+
+/* Rank 0 has asked for all that rank 1 has, and takes none of the answer before rank 1 has closed the window and wiped its memory. */
+static bool
+has_lent(void *ctx)
+{
+    const window_hub *hub = hub_of(ctx);
+    return !dd_list_is_empty(&hub->letters) && first_letter(hub)->lender == 1;
+}
+
+static void
+close_and_answer(team_rank *self)
+{
+    enum { NBYTES = 5 * WINDOW_PIECE_NBYTES };
+    uint8_t *bytes = malloc(NBYTES);
+    dd_work *work = NULL;
+    dd_wait wait = window_plenty();
+    test_window test;
+    REQUIRE(bytes != NULL && window_open(self, NBYTES, true, &test));
+    if (self->rank == 1) {
+        window_fill(test.data, 6, NBYTES);
+        team_rendezvous(self, "filled");
+        CHECK_OK(dd_group_await(self->group, has_lent, self->group, &wait, check_err()));
+        dd_window_close(test.window);
+        memset(test.data, 0, NBYTES);
+        team_rendezvous(self, "closed");
+    } else {
+        team_rendezvous(self, "filled");
+        stop_taking(self, 1);
+        CHECK_OK(dd_window_post_get(test.window, (dd_block){bytes, NBYTES}, (dd_window_place){.rank = 1},
+                                    &team_no_options, &work, check_err()));
+        dd_engine_kick(self->engine);
+        team_rendezvous(self, "closed");
+        dd_engine_lock(self->engine);
+        hub_of(self->group)->sources[1]->is_busy = false;
+        dd_context_take_request_locked(self->group->context, 1);
+        dd_engine_unlock(self->engine);
+        CHECK_OK(team_wait(self->group, work));
+        window_check_filled(bytes, 6, NBYTES);
+    }
+    CHECK_OK(team_barrier(self->group));
+    window_drop(&test);
+    free(bytes);
+}
+
+TEST(a_window_that_is_closed_while_it_answers)
+{
+    team_options options = {.size = 2};
+    team_run_both(&options, close_and_answer, NULL);
+}
+
 /* ---- forks */
 
 static void
@@ -535,18 +704,16 @@ TEST(no_memory)
 typedef struct bad_note {
     const char *what; /* of the message that the receiver's group fails with */
     dd_window_note note;
-    size_t nextra;    /* bytes behind the note */
-    uint8_t raw_type; /* instead of the note's; 0: none */
+    dd_signature numbers; /* instead of the note's; coll 0: none */
+    size_t nextra;        /* bytes with a note that has none */
 } bad_note;
 
 #define NONSENSE_NBYTES ((size_t)100)
 
 static const bad_note bad_notes[] = {
     {.what = "a window that was never opened", .note = {.type = DD_WINDOW_PUT, .window = 77}},
-    {.what = "a put out of range",
-     .note = {.type = DD_WINDOW_PUT, .window = 1, .offset = 99, .nbytes = 2},
-     .nextra = 2},
-    {.what = "a put out of range", .note = {.type = DD_WINDOW_PUT, .window = 1, .nbytes = UINT64_MAX}},
+    {.what = "a put out of range", .note = {.type = DD_WINDOW_PUT, .window = 1, .offset = 99, .nbytes = 2}},
+    {.what = "a put out of range", .note = {.type = DD_WINDOW_PUT, .window = 1, .nbytes = (uint64_t)1 << 62}},
     {.what = "a put out of range",
      .note = {.type = DD_WINDOW_PUT, .window = 1, .offset = UINT64_MAX - 5000, .nbytes = 5000}},
     {.what = "a put out of range", .note = {.type = DD_WINDOW_PUT, .window = 1, .channel = 100000}},
@@ -555,15 +722,15 @@ static const bad_note bad_notes[] = {
     {.what = "an answer that nobody has asked for", .note = {.type = DD_WINDOW_GOT, .window = 1}},
     {.what = "an answer that nobody has asked for", .note = {.type = DD_WINDOW_DONE, .window = 1}},
     {.what = "a channel out of range", .note = {.type = DD_WINDOW_ASK, .window = 1, .channel = 100000}},
-    {.what = "its type is unknown", .note = {.type = DD_WINDOW_CLOSED, .window = 1}, .raw_type = 200},
+    {.what = "its type is unknown",
+     .note = {.type = DD_WINDOW_CLOSED, .window = 1},
+     .numbers = {.coll = 200}},
+    {.what = "it has no zeros where they belong",
+     .note = {.type = DD_WINDOW_PUT, .window = 1},
+     .numbers = {.coll = DD_WINDOW_PUT, .root = 1}},
     {.what = "its place is wrong",
      .note = {.type = DD_WINDOW_PUT, .window = 1, .offset = UINT64_MAX, .nbytes = 5000}},
-    {.what = "its data are not as long as it says",
-     .note = {.type = DD_WINDOW_PUT, .window = 1, .nbytes = 3},
-     .nextra = 2},
-    {.what = "a note about a window is too long",
-     .note = {.type = DD_WINDOW_CLOSED, .window = 1},
-     .nextra = 5000},
+    {.what = "it has data", .note = {.type = DD_WINDOW_CLOSED, .window = 1}, .nextra = 5000},
 };
 
 static void
@@ -573,18 +740,27 @@ note_sent(dd_message *message, const dd_error *error)
     atomic_store_explicit((atomic_bool *)message->owner, true, memory_order_release);
 }
 
-/* A message about windows that no window has sent. How it ends is for the other side to judge. */
+/* A message about windows that no window sends. */
+static dd_message
+raw_message(const team_rank *self, const dd_request *head, void *bytes, atomic_bool *is_sent)
+{
+    return (dd_message){.kind = DD_MESSAGE_WINDOW,
+                        .rank = 1 - self->rank,
+                        .tag = head->tag,
+                        .channel = head->channel,
+                        .data = bytes,
+                        .nbytes = (size_t)head->nbytes,
+                        .signature = &head->signature,
+                        .on_done = note_sent,
+                        .owner = is_sent};
+}
+
+/* How it ends is for the other side to judge. */
 static void
-send_raw(team_rank *self, uint32_t channel, void *bytes, size_t nbytes)
+send_raw(team_rank *self, const dd_request *head, void *bytes)
 {
     atomic_bool is_sent = false;
-    dd_message message = {.kind = DD_MESSAGE_WINDOW,
-                          .rank = 1 - self->rank,
-                          .channel = channel,
-                          .data = bytes,
-                          .nbytes = nbytes,
-                          .on_done = note_sent,
-                          .owner = &is_sent};
+    dd_message message = raw_message(self, head, bytes, &is_sent);
     dd_engine_lock(self->engine);
     dd_context_post_send_locked(self->group->context, &message);
     dd_engine_unlock(self->engine);
@@ -596,10 +772,13 @@ send_raw(team_rank *self, uint32_t channel, void *bytes, size_t nbytes)
 static void
 send_bad_note(team_rank *self, const bad_note *bad)
 {
-    uint8_t bytes[DD_WINDOW_NOTE_NBYTES + 5000] = {0};
-    dd_window_note_encode(&bad->note, bytes);
-    bytes[0] = bad->raw_type != 0 ? bad->raw_type : bytes[0];
-    send_raw(self, DD_REQUEST_CHANNEL, bytes, DD_WINDOW_NOTE_NBYTES + bad->nextra);
+    uint8_t bytes[5000] = {0};
+    dd_request head = dd_window_note_encode(&bad->note);
+    head.nbytes += bad->nextra;
+    if (bad->numbers.coll != 0) {
+        head.signature = bad->numbers;
+    }
+    send_raw(self, &head, bytes);
 }
 
 static void
@@ -638,34 +817,40 @@ TEST(notes_that_make_no_sense)
 static bool
 is_awaiting_data(void *ctx)
 {
-    const dd_group *group = ctx;
-    const window_source *source = hub_of(group)->sources[1];
-    return source != NULL && source->window != NULL && source->message.is_posted;
+    const window_source *source = hub_of(ctx)->sources[1];
+    return source != NULL && source->is_busy && source->note.type == DD_WINDOW_PUT &&
+           source->note.window == 1;
 }
 
 static void
 close_before_data(team_rank *self)
 {
-    enum { NBYTES = 20000, NLATE = 10000 };
-    uint8_t bytes[NBYTES];
+    enum { NBYTES = 200000 };
+    uint8_t *bytes = malloc(NBYTES);
     dd_wait wait = window_plenty();
     test_window first;
     test_window second;
-    REQUIRE(window_open(self, NBYTES, true, &first));
+    REQUIRE(bytes != NULL && window_open(self, NBYTES, true, &first));
     REQUIRE(window_open(self, NBYTES, true, &second));
     if (self->rank == 1) {
-        uint8_t note_bytes[DD_WINDOW_NOTE_NBYTES];
-        dd_window_note note = {
-            .type = DD_WINDOW_PUT, .channel = DD_WINDOW_NO_CHANNEL, .window = 1, .nbytes = NLATE};
-        dd_window_note_encode(&note, note_bytes);
-        send_raw(self, DD_REQUEST_CHANNEL, note_bytes, sizeof note_bytes);
+        atomic_bool is_sent = false;
+        dd_request head = dd_window_note_encode(&(dd_window_note){
+            .type = DD_WINDOW_PUT, .channel = DD_WINDOW_NO_CHANNEL, .window = 1, .nbytes = NBYTES});
+        dd_message message = raw_message(self, &head, bytes, &is_sent);
+        memset(bytes, 0xee, NBYTES);
+        CHECK_OK(window_put(&second, bytes, 1, (dd_window_place){.rank = 0}, 1)); /* there is a link now */
+        team_rendezvous(self, "linked");
+        dd_engine_lock(self->engine); /* the head goes, and the data wait */
+        dd_context_post_send_locked(self->group->context, &message);
         team_rendezvous(self, "closed");
-        memset(bytes, 0xee, sizeof bytes);
-        send_raw(self, WINDOW_DATA_CHANNEL, bytes, NLATE);
+        dd_engine_unlock(self->engine);
+        CHECK_OK(dd_engine_wait(self->engine, &is_sent, &wait, check_err()));
         window_fill(bytes, 5, NBYTES);
         CHECK_OK(window_put(&second, bytes, NBYTES, (dd_window_place){.rank = 0}, 1));
     } else {
-        CHECK_OK(group_await(self->group, is_awaiting_data, self->group, &wait, check_err()));
+        CHECK_OK(window_take(&second, 1, 1));
+        team_rendezvous(self, "linked");
+        CHECK_OK(dd_group_await(self->group, is_awaiting_data, self->group, &wait, check_err()));
         dd_window_close(first.window);
         team_rendezvous(self, "closed");
         CHECK_OK(window_take(&second, 1, 1));
@@ -674,6 +859,7 @@ close_before_data(team_rank *self)
     }
     window_close(&second);
     window_drop(&first);
+    free(bytes);
 }
 
 /* They are not taken for those of the next put. */
@@ -799,17 +985,6 @@ TEST(gets_that_were_never_asked)
 
 enum { FLOOD_NBYTES = 4096, NFLOOD = 8 * WINDOW_ANSWERS_MAX };
 
-/* Takes no notes from now on: answers stay with whoever gives them. */
-static void
-stop_taking(team_rank *self, int rank)
-{
-    dd_engine_lock(self->engine);
-    window_source *source = window_find_source_locked(hub_of(self->group), rank);
-    REQUIRE(source != NULL);
-    source->is_busy = true;
-    dd_engine_unlock(self->engine);
-}
-
 static dd_status
 cause_of(dd_group *group)
 {
@@ -823,11 +998,10 @@ cause_of(dd_group *group)
 static void
 ask_without_end(team_rank *self)
 {
-    uint8_t note_bytes[DD_WINDOW_NOTE_NBYTES];
-    dd_window_note note = {.type = DD_WINDOW_GET, .window = 1, .nbytes = FLOOD_NBYTES};
-    dd_window_note_encode(&note, note_bytes);
+    dd_request head =
+        dd_window_note_encode(&(dd_window_note){.type = DD_WINDOW_GET, .window = 1, .nbytes = FLOOD_NBYTES});
     for (int i = 0; i < NFLOOD && cause_of(self->group) == DD_OK; i++) {
-        send_raw(self, DD_REQUEST_CHANNEL, note_bytes, sizeof note_bytes);
+        send_raw(self, &head, NULL);
     }
 }
 
