@@ -12,6 +12,9 @@ dd_group_find_guest_locked(const dd_group *group)
 void
 dd_group_take_guest_locked(dd_group *group, dd_group_guest *guest)
 {
+    guest->context = group->context;
+    guest->peers = group->peers;
+    guest->is_crowded = group->task.is_crowded;
     group->guest = guest;
 }
 
@@ -19,24 +22,6 @@ void
 dd_group_note_guest_locked(dd_group *group)
 {
     group_update_task_locked(group);
-}
-
-dd_context *
-dd_group_context_locked(const dd_group *group)
-{
-    return group->context;
-}
-
-dd_peer *
-dd_group_peer(const dd_group *group, int rank)
-{
-    return group->peers[rank];
-}
-
-bool
-dd_group_is_crowded(const dd_group *group)
-{
-    return group->task.is_crowded;
 }
 
 bool
@@ -61,12 +46,6 @@ void
 dd_group_fail_locked(dd_group *group, const dd_error *cause)
 {
     group_fail_locked(group, cause, true, DD_ANY_RANK);
-}
-
-const char *
-dd_group_print_member(const dd_group *group, int rank, char out[128])
-{
-    return group_print_member(group, rank, out);
 }
 
 dd_status

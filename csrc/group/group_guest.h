@@ -18,6 +18,10 @@ struct dd_group_guest {
     void (*on_end)(dd_group_guest *guest, const dd_error *cause);
     /* Without the lock: nobody else has the group any more. */
     void (*destroy)(dd_group_guest *guest);
+    /* Set by dd_group_take_guest_locked; borrowed. */
+    dd_context *context;   /* good until on_end */
+    dd_peer *const *peers; /* [size] */
+    bool is_crowded;       /* more ranks on this host than cores */
     /* The guest's to set, followed by dd_group_note_guest_locked: calls under way, which a group that closes waits for and then ends;
      * and what is on its way that nobody waits for. */
     size_t ncalls;
@@ -28,11 +32,6 @@ dd_group_guest *dd_group_find_guest_locked(const dd_group *group); /* NULL: ther
 void dd_group_take_guest_locked(dd_group *group, dd_group_guest *guest);
 void dd_group_note_guest_locked(dd_group *group);
 
-/* Borrowed: good until the guest's on_end. */
-dd_context *dd_group_context_locked(const dd_group *group);
-dd_peer *dd_group_peer(const dd_group *group, int rank); /* without the lock; borrowed */
-/* More ranks on this host than cores. Without the lock. */
-bool dd_group_is_crowded(const dd_group *group);
 bool dd_group_has_left_locked(const dd_group *group, int rank);
 /* Why the group has failed; NULL: it has not. */
 const dd_error *dd_group_cause_locked(const dd_group *group);
@@ -41,8 +40,6 @@ dd_status dd_group_check_usable_locked(dd_group *group, const char *what, dd_err
 /* Everything under way fails with this, here and on the other ranks. */
 void dd_group_fail_locked(dd_group *group, const dd_error *cause);
 
-/* "rank 2 (node-b, pid 77)". Without the lock. */
-const char *dd_group_print_member(const dd_group *group, int rank, char out[128]);
 /* The error "rank 2 (node-b, pid 77) <what>", which names it as the culprit. Without the lock. */
 dd_status dd_group_error_about(const dd_group *group, int rank, dd_status code, const char *what,
                                dd_error *err);

@@ -53,16 +53,16 @@ make_hub_locked(dd_group *group)
                                   .destroy = destroy_hub};
     hub->group = group;
     hub->engine = dd_group_engine(group);
-    hub->context = dd_group_context_locked(group);
     hub->rank = dd_group_rank(group);
     hub->size = size;
     dd_list_init(&hub->windows);
     dd_list_init(&hub->letters);
     dd_list_init(&hub->waiting);
     dd_list_init(&hub->moving);
+    dd_group_take_guest_locked(group, &hub->guest);
+    hub->context = hub->guest.context;
     hub->task = window_make_task(hub);
     dd_list_init(&hub->task.link);
-    dd_group_take_guest_locked(group, &hub->guest);
     return hub;
 }
 

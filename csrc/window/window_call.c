@@ -239,7 +239,7 @@ window_make_task(const window_hub *hub)
                      .fall_asleep = fall_asleep,
                      .deadline_ns = DD_NEVER_NS,
                      .on_deadline = on_deadline,
-                     .is_crowded = dd_group_is_crowded(hub->group)};
+                     .is_crowded = hub->guest.is_crowded};
 }
 
 /* ---- the way of every call */

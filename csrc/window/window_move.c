@@ -62,6 +62,7 @@ make_call(const dd_window *window, const window_move *move, const dd_call_option
         return dd_error_no_memory(err, sizeof *call);
     }
     window_init_call(call, window, move->op, move->place.rank, start_ns);
+    call->channel = move->channel;
     call->work.destroy = destroy_call;
     call->work.on_done = options->on_done;
     call->work.ctx = options->ctx;
@@ -115,6 +116,9 @@ begin_move(dd_window *window, window_call *call, const window_move *move, dd_err
     if (status == DD_OK) {
         status = move->op == &op_get ? begin_get_locked(window, call, move, err)
                                      : begin_put_locked(window, call, move, &is_done, err);
+        if (status != DD_OK) {
+            window_describe(hub, move->op->what, window->id, err);
+        }
     }
     if (status == DD_OK && !is_done) {
         (void)dd_work_acquire(&call->work);

@@ -142,7 +142,25 @@ make_part(window_opening *opening, dd_error *err)
 
 /* ---- cards */
 
-/* A rank has said something that cannot be. */
+/* The others would wait for what this rank cannot say, or believe what one has said that cannot be. */
+static dd_status
+fail_group(dd_group *group, dd_error *error, dd_error *err)
+{
+    dd_error_prepend(error, "window");
+    dd_engine_lock(dd_group_engine(group));
+    dd_group_fail_locked(group, error);
+    dd_engine_unlock(dd_group_engine(group));
+    return dd_error_copy(err, error);
+}
+
+static dd_status
+fail_without_memory(dd_group *group, dd_error *err)
+{
+    dd_error error;
+    (void)dd_error_no_memory(&error, (size_t)dd_group_size(group) * sizeof(window_member));
+    return fail_group(group, &error, err);
+}
+
 static dd_status
 fail_protocol(const window_opening *opening, int rank, const dd_error *fault, dd_error *err)
 {
@@ -150,24 +168,7 @@ fail_protocol(const window_opening *opening, int rank, const dd_error *fault, dd
     char what[512];
     (void)snprintf(what, sizeof what, "broke the protocol: %.400s", fault->message);
     (void)dd_group_error_about(opening->group, rank, DD_PROTOCOL, what, &error);
-    dd_error_prepend(&error, "window");
-    dd_engine_lock(dd_group_engine(opening->group));
-    dd_group_fail_locked(opening->group, &error);
-    dd_engine_unlock(dd_group_engine(opening->group));
-    return dd_error_copy(err, &error);
-}
-
-/* There is not even memory to take part with: the others would wait. */
-static dd_status
-fail_without_memory(dd_group *group, dd_error *err)
-{
-    dd_error error;
-    (void)dd_error_no_memory(&error, (size_t)dd_group_size(group) * sizeof(window_member));
-    dd_error_prepend(&error, "window");
-    dd_engine_lock(dd_group_engine(group));
-    dd_group_fail_locked(group, &error);
-    dd_engine_unlock(dd_group_engine(group));
-    return dd_error_copy(err, &error);
+    return fail_group(opening->group, &error, err);
 }
 
 /* What a rank could not do is everybody's failure, and so is another pad than rank 0's. */

@@ -36,7 +36,7 @@ window_wake(dd_window *window, int rank)
     if (is_own) {
         (void)window_progress_locked(hub); /* the sleeper sleeps on if it waits for others */
     } else {
-        dd_peer_ring_bell_locked(dd_group_peer(hub->group, rank));
+        dd_peer_ring_bell_locked(hub->guest.peers[rank]);
     }
     dd_engine_unlock(hub->engine);
 }
