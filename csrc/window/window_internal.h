@@ -71,8 +71,7 @@ struct dd_window {
     dd_region *pad;    /* ours, owned */
     size_t pad_nbytes; /* const after open, as are these */
     int nchannels;
-    bool
-        has_far_members; /* some are not direct: they are answered soon, also when no call is under way here */
+    bool has_far_members;   /* some are not direct: they are answered soon, also when nobody here waits */
     window_tally *tallies;  /* [channel][rank]; the last row is that of the puts */
     atomic_int nto_be_told; /* of the tallies */
     dd_list link;           /* in the hub's windows; guarded by the engine's lock */

@@ -322,8 +322,8 @@ dd_window_flush(dd_window *window, const dd_wait *wait, dd_error *err)
     if (!window->has_far_members) {
         return status;
     }
-    for (int rank = 0; rank < size && status == DD_OK;
-         rank++) { /* all are asked before the first is waited for */
+    /* All are asked before the first is waited for. */
+    for (int rank = 0; rank < size && status == DD_OK; rank++) {
         (void)begin_flush(window, rank, &call.goal);
     }
     for (int rank = 0; rank < size && status == DD_OK; rank++) {

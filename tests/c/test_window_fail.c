@@ -241,6 +241,47 @@ TEST(a_rank_that_leaves_ends_waits)
     window_run_everywhere(2, leave_early);
 }
 
+/* A put that does not get through is of the group's business when it closes; what is sent in the background is not held against it. */
+static void
+leave_in_the_middle(team_rank *self)
+{
+    enum { NBYTES = 3000000 };
+    test_window test;
+    uint8_t *bytes = calloc(1, NBYTES);
+    dd_wait wait = window_plenty();
+    REQUIRE(bytes != NULL && window_open(self, NBYTES, true, &test));
+    if (self->rank == 1) {
+        team_rendezvous(self, "begin");
+        dd_engine_lock(self->engine);
+        team_rendezvous(self, "deaf");
+        team_rendezvous(self, "closed");
+        dd_engine_unlock(self->engine);
+        CHECK_STATUS(window_take(&test, 0, 1), DD_PEER_LOST);
+        CHECK_CONTAINS(check_message(), "rank 0 (");
+    } else {
+        dd_work *work = NULL;
+        dd_error error = {.code = DD_OK};
+        team_rendezvous(self, "begin");
+        team_rendezvous(self, "deaf");
+        CHECK_OK(dd_window_post_put(test.window, (dd_block){bytes, NBYTES}, (dd_window_place){.rank = 1}, 1,
+                                    &team_no_options, &work, check_err()));
+        wait = dd_wait_after(50 * DD_NS_PER_MS);
+        CHECK_STATUS(dd_group_close(self->group, &wait, check_err()), DD_OP_TIMED_OUT);
+        CHECK_INT(dd_work_result(work, &error), DD_CLOSED);
+        CHECK_CONTAINS(error.message, "put on window 1 of group \"team\"");
+        dd_work_release(work);
+        team_rendezvous(self, "closed");
+    }
+    window_drop(&test);
+    free(bytes);
+}
+
+TEST(a_group_that_is_closed_while_a_put_is_under_way)
+{
+    team_options options = {.size = 2};
+    team_run_both(&options, leave_in_the_middle, NULL);
+}
+
 /* ---- a process that dies */
 
 #define NMORTALS 2
