@@ -20,9 +20,7 @@ on_end(dd_group_guest *guest, const dd_error *cause)
     }
     window_end_waits_locked(hub, NULL, DD_ANY_RANK, cause);
     for (int rank = 0; rank < hub->size; rank++) {
-        if (hub->sources[rank] != NULL) {
-            window_end_gets_locked(hub->sources[rank], cause);
-        }
+        window_end_gets_locked(&hub->sources[rank], cause);
     }
     hub->is_over = true;
     window_stop_serving_locked(hub, cause);
@@ -32,18 +30,14 @@ on_end(dd_group_guest *guest, const dd_error *cause)
 static void
 destroy_hub(dd_group_guest *guest)
 {
-    window_hub *hub = (window_hub *)guest;
-    for (int rank = 0; rank < hub->size; rank++) {
-        dd_mem_free(hub->sources[rank]);
-    }
-    dd_mem_free(hub);
+    dd_mem_free(guest);
 }
 
 static window_hub *
 make_hub_locked(dd_group *group)
 {
     int size = dd_group_size(group);
-    window_hub *hub = dd_mem_zalloc(sizeof *hub + (size_t)size * sizeof(window_source *));
+    window_hub *hub = dd_mem_zalloc(sizeof *hub + (size_t)size * sizeof(window_source));
     if (hub == NULL) {
         return NULL;
     }
@@ -59,6 +53,9 @@ make_hub_locked(dd_group *group)
     dd_list_init(&hub->letters);
     dd_list_init(&hub->waiting);
     dd_list_init(&hub->moving);
+    for (int rank = 0; rank < size; rank++) {
+        window_init_source(&hub->sources[rank], hub, rank);
+    }
     dd_group_take_guest_locked(group, &hub->guest);
     hub->context = hub->guest.context;
     hub->task = window_make_task(hub);

@@ -291,7 +291,7 @@ window_check_locked(const dd_window *window, const window_op *op, int rank, dd_e
     }
     if (atomic_load(&window->state) != WINDOW_OPEN) {
         status = dd_error_set(err, DD_CLOSED, "this rank has closed the window");
-    } else if (dd_group_has_left_locked(hub->group, rank) && !window_is_serving_locked(hub, rank)) {
+    } else if (dd_group_has_left_locked(hub->group, rank) && !hub->sources[rank].is_busy) {
         /* Else what it had to say before is still on its way. */
         status = dd_group_error_about(hub->group, rank, DD_PEER_LOST, "has left the group", err);
     } else if (window->members[rank].is_closed) {

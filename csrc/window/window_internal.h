@@ -121,7 +121,7 @@ struct window_letter {
 typedef struct window_source {
     window_hub *hub;
     int rank;
-    bool is_busy;        /* a note is being taken */
+    bool is_busy;        /* a note is being taken, and others may be here that have not been */
     dd_message message;  /* it */
     dd_window_note note; /* the same */
     dd_list asked;       /* window_call: gets that it has not answered */
@@ -146,10 +146,10 @@ struct window_hub {
     bool has_slept;     /* one of the windows has */
     dd_list windows;
     dd_list letters;
-    dd_list waiting;          /* window_call: for words that change; looked at in every round */
-    dd_list moving;           /* window_call: puts and gets by notes */
-    dd_task task;             /* in the engine while there are calls */
-    window_source *sources[]; /* [size]; NULL until there has been a note or a get */
+    dd_list waiting;         /* window_call: for words that change; looked at in every round */
+    dd_list moving;          /* window_call: puts and gets by notes */
+    dd_task task;            /* in the engine while there are calls */
+    window_source sources[]; /* [size] */
 };
 
 static inline size_t
@@ -173,7 +173,7 @@ typedef struct window_order {
     const void *data; /* of a note that has some; up to WINDOW_SMALL_NBYTES they are copied */
     window_call *put; /* ended when all is with the transport; NULL: none */
     bool is_lent;     /* the data are the window's */
-    bool is_answer;   /* there is a window_source that has asked */
+    bool is_answer;   /* the rank has asked for it */
 } window_order;
 
 /* ---- window.c */
@@ -253,10 +253,7 @@ void window_end_letters_locked(window_hub *hub, const dd_error *cause);
 
 /* ---- window_serve.c */
 
-/* NULL: there is no memory. */
-window_source *window_find_source_locked(window_hub *hub, int rank);
-/* Notes of the rank are here that have not been taken. */
-bool window_is_serving_locked(const window_hub *hub, int rank);
+void window_init_source(window_source *source, window_hub *hub, int rank);
 /* Asks, as soon as it is its turn. */
 dd_status window_ask_for_locked(window_source *source, window_call *get, dd_error *err) DD_MUST_CHECK;
 /* The get has ended, and its memory is its caller's again. */

@@ -93,16 +93,12 @@ begin_put_locked(dd_window *window, window_call *call, const window_move *move, 
 static dd_status
 begin_get_locked(dd_window *window, window_call *call, const window_move *move, dd_error *err)
 {
-    window_source *source = window_find_source_locked(window->hub, call->rank);
-    if (source == NULL) {
-        return dd_error_no_memory(err, sizeof *source);
-    }
     call->target = move->block.data;
     call->note = (dd_window_note){.type = DD_WINDOW_GET,
                                   .window = window->id,
                                   .offset = move->place.offset,
                                   .nbytes = move->block.nbytes};
-    return window_ask_for_locked(source, call, err);
+    return window_ask_for_locked(&window->hub->sources[call->rank], call, err);
 }
 
 /* By notes. The caller has one reference to the call, and another one is the hub's while it is under way. */

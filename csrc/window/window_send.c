@@ -31,7 +31,7 @@ on_sent(dd_message *message, const dd_error *error)
     hub->kept_nbytes -= letter->kept_nbytes;
     hub->guest.nletters--;
     if (letter->is_answer) {
-        hub->sources[message->rank]->nanswers--;
+        hub->sources[message->rank].nanswers--;
     }
     dd_list_remove(&letter->link);
     dd_mem_free(letter->copy);
@@ -79,7 +79,7 @@ window_send_locked(window_hub *hub, const window_order *order, dd_error *err)
         order->put->letter = letter;
     }
     if (order->is_answer) {
-        hub->sources[order->rank]->nanswers++;
+        hub->sources[order->rank].nanswers++;
     }
     hub->kept_nbytes += kept_nbytes;
     hub->guest.nletters++;

@@ -24,42 +24,26 @@ fail_nonsense_locked(const window_source *source, const char *what)
     fail_protocol_locked(source, text);
 }
 
-bool
-window_is_serving_locked(const window_hub *hub, int rank)
+void
+window_init_source(window_source *source, window_hub *hub, int rank)
 {
-    return hub->sources[rank] != NULL && hub->sources[rank]->is_busy;
-}
-
-window_source *
-window_find_source_locked(window_hub *hub, int rank)
-{
-    if (hub->sources[rank] == NULL) {
-        window_source *source = dd_mem_zalloc(sizeof *source);
-        if (source == NULL) {
-            return NULL;
-        }
-        source->hub = hub;
-        source->rank = rank;
-        dd_list_init(&source->asked);
-        dd_list_init(&source->held);
-        hub->sources[rank] = source;
-    }
-    return hub->sources[rank];
+    source->hub = hub;
+    source->rank = rank;
+    dd_list_init(&source->asked);
+    dd_list_init(&source->held);
 }
 
 void
 window_on_goodbye(dd_group_guest *guest, int rank)
 {
     window_hub *hub = (window_hub *)guest;
-    if (hub->is_over || window_is_serving_locked(hub, rank)) { /* then again, when that is through */
+    if (hub->is_over || hub->sources[rank].is_busy) { /* then again, when that is through */
         return;
     }
     dd_error cause;
     (void)dd_group_error_about(hub->group, rank, DD_PEER_LOST, "has left the group", &cause);
     window_end_waits_locked(hub, NULL, rank, &cause);
-    if (hub->sources[rank] != NULL) {
-        window_end_gets_locked(hub->sources[rank], &cause);
-    }
+    window_end_gets_locked(&hub->sources[rank], &cause);
 }
 
 /* ---- gets of ours: answered in the order in which they were asked */
@@ -148,7 +132,7 @@ forget_data_locked(window_source *source)
 void
 window_abandon_get_locked(window_call *get)
 {
-    window_source *source = get->hub->sources[get->rank];
+    window_source *source = &get->hub->sources[get->rank];
     get->target = NULL;
     if (get->is_held) {
         let_go_locked(get, NULL);
@@ -160,11 +144,10 @@ window_abandon_get_locked(window_call *get)
 void
 window_stop_writing_locked(const dd_window *window)
 {
-    const window_hub *hub = window->hub;
+    window_hub *hub = window->hub;
     for (int rank = 0; rank < hub->size; rank++) {
-        window_source *source = hub->sources[rank];
-        if (source != NULL && source->is_busy && source->note.type == DD_WINDOW_PUT &&
-            source->note.window == window->id) {
+        window_source *source = &hub->sources[rank];
+        if (source->is_busy && source->note.type == DD_WINDOW_PUT && source->note.window == window->id) {
             forget_data_locked(source);
         }
     }
@@ -174,9 +157,7 @@ void
 window_stop_serving_locked(window_hub *hub, const dd_error *cause)
 {
     for (int rank = 0; rank < hub->size; rank++) {
-        if (hub->sources[rank] != NULL && hub->sources[rank]->message.is_posted) {
-            dd_context_cancel_locked(hub->context, &hub->sources[rank]->message, cause);
-        }
+        dd_context_cancel_locked(hub->context, &hub->sources[rank].message, cause);
     }
 }
 
@@ -255,13 +236,8 @@ window_on_request(dd_group_guest *guest, int rank, const dd_request *request)
 {
     window_hub *hub = (window_hub *)guest;
     dd_error error;
-    if (hub->is_over || window_is_serving_locked(hub, rank)) {
-        return NULL;
-    }
-    window_source *source = window_find_source_locked(hub, rank);
-    if (source == NULL) {
-        (void)dd_error_no_memory(&error, sizeof *source);
-        dd_group_fail_locked(hub->group, &error);
+    window_source *source = &hub->sources[rank];
+    if (hub->is_over || source->is_busy) {
         return NULL;
     }
     if (dd_window_note_decode(request, &source->note, &error) != DD_OK) {

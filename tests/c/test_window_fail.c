@@ -587,9 +587,7 @@ static void
 stop_taking(team_rank *self, int rank)
 {
     dd_engine_lock(self->engine);
-    window_source *source = window_find_source_locked(hub_of(self->group), rank);
-    REQUIRE(source != NULL);
-    source->is_busy = true;
+    hub_of(self->group)->sources[rank].is_busy = true;
     dd_engine_unlock(self->engine);
 }
 
@@ -625,7 +623,7 @@ close_and_answer(team_rank *self)
         dd_engine_kick(self->engine);
         team_rendezvous(self, "closed");
         dd_engine_lock(self->engine);
-        hub_of(self->group)->sources[1]->is_busy = false;
+        hub_of(self->group)->sources[1].is_busy = false;
         dd_context_take_request_locked(self->group->context, 1);
         dd_engine_unlock(self->engine);
         CHECK_OK(team_wait(self->group, work));
@@ -858,9 +856,8 @@ TEST(notes_that_make_no_sense)
 static bool
 is_awaiting_data(void *ctx)
 {
-    const window_source *source = hub_of(ctx)->sources[1];
-    return source != NULL && source->is_busy && source->note.type == DD_WINDOW_PUT &&
-           source->note.window == 1;
+    const window_source *source = &hub_of(ctx)->sources[1];
+    return source->is_busy && source->note.type == DD_WINDOW_PUT && source->note.window == 1;
 }
 
 static void
@@ -925,7 +922,7 @@ static unsigned
 count_asked(dd_group *group, int rank)
 {
     dd_engine_lock(group->engine);
-    unsigned nasked = hub_of(group)->sources[rank]->nasked;
+    unsigned nasked = hub_of(group)->sources[rank].nasked;
     dd_engine_unlock(group->engine);
     return nasked;
 }
