@@ -1,7 +1,7 @@
 /* A guest of a group: what is built on a group's messages and memory without being a part of it. Windows are one. The group knows a
  * guest by this header alone, and has one at most.
  *
- * All of it wants the engine's lock, but for what is said not to. */
+ * Everything here wants the engine's lock unless it says otherwise. */
 #ifndef DD_GROUP_GROUP_GUEST_H
 #define DD_GROUP_GROUP_GUEST_H
 
@@ -13,8 +13,8 @@ struct dd_group_guest {
     dd_message *(*on_request)(dd_group_guest *guest, int rank, const dd_request *request);
     /* The rank has said goodbye: what needs it ends. */
     void (*on_goodbye)(dd_group_guest *guest, int rank);
-    /* The group has failed, or its context is about to be closed: everything ends, and nothing is sent or taken any more. May come
-     * twice. */
+    /* The group has failed, or its context is about to be closed: everything ends, and nothing is sent or taken any more. May be
+     * called twice. */
     void (*on_end)(dd_group_guest *guest, const dd_error *cause);
     /* Without the lock: nobody else has the group any more. */
     void (*destroy)(dd_group_guest *guest);

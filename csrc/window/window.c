@@ -117,7 +117,7 @@ window_conclude(window_hub *hub, const char *what, dd_status status, dd_error *e
 
 /* ---- closing */
 
-/* What is still to be sent of its memory is sent from copies, which takes the lock for a piece at a time. */
+/* What is still to be sent from its memory is copied, with the lock taken for one piece at a time. */
 static void
 take_memory_back(dd_window *window)
 {
@@ -129,7 +129,6 @@ take_memory_back(dd_window *window)
     }
 }
 
-/* Far members hear of it by notes, which are made before the others see it. */
 static void
 tell_far_members_locked(dd_window *window)
 {

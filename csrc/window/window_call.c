@@ -24,7 +24,7 @@ window_init_call(window_call *call, const dd_window *window, const window_op *op
     call->target = NULL;
 }
 
-/* Keeps the group's account of calls, and the task in the engine while there are any. */
+/* Tells the group of the calls, and keeps the task in the engine while there are any. */
 static void
 note_calls_locked(window_hub *hub)
 {
@@ -80,11 +80,10 @@ window_end_call_locked(window_call *call, const dd_error *cause)
     (void)dd_work_complete(&call->work, cause != NULL ? &error : NULL);
     if (is_counted) {
         dd_work_release(&call->work);
-    } /* else it was on the stack of a caller who has seen that it is done, and is gone */
+    } /* else it was on the stack of a caller, who may have returned by now */
     note_calls_locked(hub);
 }
 
-/* Whether it is through. */
 bool
 window_settle_locked(window_call *call)
 {
@@ -143,7 +142,7 @@ error_timed_out(const window_call *call, dd_error *error)
     error->culprit = own.culprit;
 }
 
-/* Its caller does not wait any longer. A put ends when its data have been copied: then its memory is free. */
+/* The caller does not wait any longer. A put ends when its data have been copied, since only then its memory is free. */
 static void
 give_up_locked(window_call *call, const dd_error *cause)
 {
@@ -162,7 +161,7 @@ give_up_locked(window_call *call, const dd_error *cause)
 
 /* ---- the task of a hub */
 
-/* Of the driver: it alone knows that nobody sleeps. */
+/* Called by the driver, who alone knows that nobody sleeps. */
 static bool
 on_round(dd_task *task)
 {
@@ -201,7 +200,7 @@ fall_asleep(dd_task *task)
     return !is_any_there;
 }
 
-/* One that is given up may end others with the group: the first is looked for again and again. */
+/* Giving one up may end others, too: so the search starts again each time. */
 static window_call *
 find_expired(const window_hub *hub, int64_t now_ns, int64_t *next_ns)
 {
@@ -242,9 +241,8 @@ window_make_task(const window_hub *hub)
                      .is_crowded = hub->guest.is_crowded};
 }
 
-/* ---- the way of every call */
+/* ---- what every call goes through */
 
-/* DD_OK, or why there is nothing to be done on this rank, of this one, by this window. */
 dd_status
 window_check(const dd_window *window, const window_op *op, dd_window_place place, size_t nbytes, int channel,
              dd_error *err)
@@ -280,7 +278,6 @@ window_check(const dd_window *window, const window_op *op, dd_window_place place
     return window_conclude(hub, op->what, status, err);
 }
 
-/* The same of what may change: with the lock, for a call that begins to wait. */
 dd_status
 window_check_locked(const dd_window *window, const window_op *op, int rank, dd_error *err)
 {
@@ -292,7 +289,7 @@ window_check_locked(const dd_window *window, const window_op *op, int rank, dd_e
     if (atomic_load(&window->state) != WINDOW_OPEN) {
         status = dd_error_set(err, DD_CLOSED, "this rank has closed the window");
     } else if (dd_group_has_left_locked(hub->group, rank) && !hub->sources[rank].is_busy) {
-        /* Else what it had to say before is still on its way. */
+        /* While it is busy, what the rank said before it left is still on its way. */
         status = dd_group_error_about(hub->group, rank, DD_PEER_LOST, "has left the group", err);
     } else if (window->members[rank].is_closed) {
         status = window_error_closed(hub, rank, err);
@@ -303,7 +300,6 @@ window_check_locked(const dd_window *window, const window_op *op, int rank, dd_e
     return status;
 }
 
-/* Until it is done, which its deadline sees to; who is interrupted gives it up. */
 dd_status
 window_finish(window_call *call, const dd_wait *wait, dd_error *err)
 {
@@ -321,7 +317,7 @@ window_finish(window_call *call, const dd_wait *wait, dd_error *err)
         give_up_locked(call, &cause);
     }
     dd_engine_unlock(engine);
-    until_done.is_interrupted = NULL; /* what is left to do is a copy */
+    until_done.is_interrupted = NULL; /* all that is left is copying */
     (void)!dd_engine_wait(engine, &call->work.is_done, &until_done, NULL);
     return status;
 }

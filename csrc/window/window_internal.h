@@ -1,13 +1,12 @@
 /* The inside of windows.
  *
  * A rank is *direct* when its memory and its pad are mapped here. Then a put is a copy and a signal an addition, and neither needs the
- * engine's lock or a system call, unless somebody sleeps: who changes a word looks whether the other side does, and who falls asleep
- * says so first and looks at his words then. Both are sequentially consistent, so that one of them sees the other. Everything for
- * other ranks goes by notes (window_wire.h), data and signals alike, so that they stay in order.
+ * engine's lock or a system call, unless somebody sleeps: whoever changes a word looks whether the other side sleeps, and whoever falls
+ * asleep says so first and then looks at the words once more. Both are sequentially consistent, so one of them sees the other.
+ * Everything for other ranks goes by notes (window_wire.h), data and signals alike, so that they stay in order.
  *
- * Whoever waits is a *call*, of one operation (window_op): it is in one of two lists of the hub, ends in one way
- * (window_end_call_locked), and all that has to end calls goes through them: deadlines, interrupts, closing, ranks that leave, the
- * group's failure.
+ * Everything that waits is a *call* of one operation (window_op). It is in one of two lists of the hub and ends in one way,
+ * window_end_call_locked, whatever ends it: success, its deadline, an interrupt, closing, a rank that leaves, the group's failure.
  *
  * Files: window.c has the hub, closing, questions and words; window_open.c opens; window_call.c has calls, window_signal.c and window_move.c
  * the operations, window_send.c the notes of this rank and window_serve.c those of others. */
@@ -18,11 +17,11 @@
 #include "window/window.h"
 #include "window/window_wire.h"
 
-/* A rank waits with further gets while so many are unanswered by the one they are for. Who lets it come to so many answers that he
- * does not take is not one of ours. */
+/* So many gets may be unanswered by a rank; further ones wait here until it is their turn. A rank that lets more answers than that pile
+ * up, unread, is not running this code. */
 #define WINDOW_GETS_MAX 256u
 #define WINDOW_ANSWERS_MAX (4 * WINDOW_GETS_MAX)
-/* Data of so few bytes are sent from a copy. */
+/* Up to this size, data are sent from a copy. */
 #define WINDOW_SMALL_NBYTES ((size_t)4096)
 /* Memory that is wanted back is copied in pieces, between which the lock is free. */
 #define WINDOW_PIECE_NBYTES ((size_t)128 << 10)
@@ -82,7 +81,7 @@ struct dd_window {
 typedef struct window_op window_op;
 typedef struct window_letter window_letter;
 
-/* Somebody who waits. Guarded by the engine's lock. */
+/* A call that waits. Guarded by the engine's lock. */
 typedef struct window_call {
     dd_work work; /* first */
     const window_op *op;
@@ -96,9 +95,9 @@ typedef struct window_call {
     int64_t deadline_ns;
     uint32_t goal;         /* of a flush: so many puts in place */
     window_letter *letter; /* of a put: with what is under way of its data */
-    bool is_held;          /* of a get: its turn to be asked has not come */
+    bool is_held;          /* of a get: it is still to be asked */
     dd_window_note note;   /* of a get */
-    void *target;          /* of a get; NULL: whoever has asked has gone */
+    void *target;          /* of a get; NULL: its caller has given up */
 } window_call;
 
 /* A note on its way out, with its data. */
@@ -109,7 +108,7 @@ struct window_letter {
     dd_signature signature; /* of the message: its numbers */
     window_call *put;       /* whose data these are; NULL: nobody waits for them */
     bool is_answer;
-    bool is_leaving; /* its put is given up: the data are being copied */
+    bool is_leaving; /* its put has been given up: the data are being copied */
     uint64_t lender; /* the window whose memory the data are in; 0: none */
     uint8_t *copy;   /* of the data, since their owner wants them back */
     size_t ncopied;
@@ -117,15 +116,15 @@ struct window_letter {
     uint8_t bytes[];    /* data, if they are few */
 };
 
-/* What goes on with one rank. Its notes are taken one after the other. */
+/* What is under way with one rank. Its notes are taken one at a time. */
 typedef struct window_source {
     window_hub *hub;
     int rank;
-    bool is_busy;        /* a note is being taken, and others may be here that have not been */
-    dd_message message;  /* it */
+    bool is_busy;        /* a note is being taken; others may have come and be held */
+    dd_message message;  /* that note's */
     dd_window_note note; /* the same */
     dd_list asked;       /* window_call: gets that it has not answered */
-    dd_list held;        /* those whose turn to be asked has not come */
+    dd_list held;        /* gets that are still to be asked */
     unsigned nasked;
     unsigned nanswers;    /* ours to it, on their way */
     uint64_t told_closed; /* the last window of which it has been told; 0: none */
@@ -199,44 +198,44 @@ void window_destroy(dd_window *window); /* also one that is half open */
 /* An operation. */
 struct window_op {
     const char *what;
-    const char *lack; /* what the other rank has not done when the time is over */
+    const char *lack; /* completes "rank 2 has not ..." when the time is over */
     bool needs_channel;
-    bool needs_open; /* a rank that has closed the window does not do it any more */
-    /* Of what waits for a word, in memory: whether it is as it should be; and takes it. */
+    bool needs_open; /* fails at once when the rank has closed the window */
+    /* Where it waits for a word in memory: looks whether the word is as it should be; and takes it if it is. */
     bool (*is_there)(const dd_window *window, int rank, int channel);
     bool (*try_take)(const dd_window *window, int rank, int channel);
-    /* Of what waits for a rank's notes, with the lock. True: it is through, or has failed, as the error says. */
+    /* Where it waits for a rank's notes, with the lock. True: it has ended; the error says so if it failed. */
     bool (*try_far_locked)(window_call *call, dd_error *error);
 };
 
-/* DD_OK, or why there is nothing to be done: on this rank, for this one, by this window. channel may be DD_NO_CHANNEL. */
+/* Checks arguments, and that the window is open on both sides as far as can be seen without the lock. */
 dd_status window_check(const dd_window *window, const window_op *op, dd_window_place place, size_t nbytes,
                        int channel, dd_error *err) DD_MUST_CHECK;
-/* The same of what may change: for a call that begins to wait. */
+/* For a call that is about to wait: checks the group, the window and the rank. */
 dd_status window_check_locked(const dd_window *window, const window_op *op, int rank,
                               dd_error *err) DD_MUST_CHECK;
-/* Of a put or get; what waits for words sets its window, channel and goal, and all set a deadline. */
+/* The caller sets the deadline and, for anything but a put or get, window, channel and goal. */
 void window_init_call(window_call *call, const dd_window *window, const window_op *op, int rank,
                       int64_t start_ns);
 void window_enter_locked(window_call *call);
-/* Ends a call that waits for words if they have come, or cannot come any more. True: it is through. */
+/* Ends a call if what it waits for is there, or can no longer come. True: it has ended. */
 bool window_settle_locked(window_call *call);
-bool window_progress_locked(window_hub *hub); /* all of them; true when one is through */
-/* `cause` NULL for success. Not of one that is done. */
+bool window_progress_locked(window_hub *hub); /* the same for all; true when one has ended */
+/* `cause` NULL for success. The call is not done yet. */
 void window_end_call_locked(window_call *call, const dd_error *cause);
-/* All that wait for words of a window (NULL: of any) and a rank (or DD_ANY_RANK), after a last look whether these have come. */
+/* Ends the calls that wait for a rank (or DD_ANY_RANK) by a window (NULL: by any), after a last look whether they can succeed. */
 void window_end_waits_locked(window_hub *hub, const dd_window *window, int rank, const dd_error *cause);
-/* Waits until it is done, which its deadline sees to; who is interrupted gives it up. Without the lock. */
+/* Waits, without the lock, until the call is done, at its deadline at the latest. An interrupt gives it up. */
 dd_status window_finish(window_call *call, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 dd_task window_make_task(const window_hub *hub);
 
 /* ---- window_signal.c */
 
-void window_wake(dd_window *window, int rank); /* somebody may sleep at a word that has changed */
+void window_wake(dd_window *window, int rank); /* after changing a word that the rank may be waiting for */
 void window_signal_direct(dd_window *window, int rank, int channel);
 /* A put, or a signal alone, by a note. */
 dd_status window_send_put_locked(dd_window *window, const window_order *order, dd_error *err) DD_MUST_CHECK;
-/* What notes say: a signal of `source` has come; it asks; it answers. */
+/* What a note of `source` says: a signal; ASK; DONE. */
 void window_on_signal_locked(dd_window *window, int source, int channel);
 void window_on_ask_locked(dd_window *window, int source, uint32_t channel);
 void window_on_done_locked(dd_window *window, int source, uint32_t channel);
@@ -244,22 +243,22 @@ void window_on_done_locked(dd_window *window, int source, uint32_t channel);
 /* ---- window_send.c */
 
 dd_status window_send_locked(window_hub *hub, const window_order *order, dd_error *err) DD_MUST_CHECK;
-/* One that somebody waits for: without memory for it the group fails. */
+/* The same for a note that the other side waits for: if there is no memory for it, the group fails. */
 void window_send_or_fail_locked(window_hub *hub, const window_order *order);
-/* Somebody wants the memory of a window back, or that of puts (lender 0): copies a piece of what is still to be sent from there. False:
- * there was nothing left. `put`: one that goes on from a copy now; else NULL. */
+/* The memory of a window, or of puts that were given up (lender 0), is wanted back: copies one piece of what is still to be sent from
+ * it. False: nothing was left. `put`: one that goes on from its copy from now on, or NULL. */
 bool window_rescue_locked(window_hub *hub, uint64_t lender, window_call **put);
 void window_end_letters_locked(window_hub *hub, const dd_error *cause);
 
 /* ---- window_serve.c */
 
 void window_init_source(window_source *source, window_hub *hub, int rank);
-/* Asks, as soon as it is its turn. */
+/* Asks now, or when it is the get's turn. */
 dd_status window_ask_for_locked(window_source *source, window_call *get, dd_error *err) DD_MUST_CHECK;
-/* The get has ended, and its memory is its caller's again. */
+/* After the get has ended: its target is not written to any more. */
 void window_abandon_get_locked(window_call *get);
 void window_end_gets_locked(window_source *source, const dd_error *cause);
-/* The window's memory is its owner's again. */
+/* Messages do not write to the window's memory any more. */
 void window_stop_writing_locked(const dd_window *window);
 void window_stop_serving_locked(window_hub *hub, const dd_error *cause);
 dd_message *window_on_request(dd_group_guest *guest, int rank, const dd_request *request);

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-/* So much of small puts is copied and sent in the background; beyond it they wait until theirs is with the transport. */
+/* Small puts are copied and sent in the background up to this many bytes; beyond it they wait until the transport has theirs. */
 #define KEPT_MAX ((size_t)1 << 20)
 
 static const window_op op_put = {.what = "put", .lack = "taken it", .needs_open = true};
@@ -21,7 +21,7 @@ typedef struct window_move {
     int channel;
 } window_move;
 
-/* A rank may move data within what it sees. */
+/* Source and target may overlap. */
 static void
 copy(void *dst, const void *src, size_t nbytes)
 {
@@ -73,7 +73,7 @@ make_call(const dd_window *window, const window_move *move, const dd_call_option
     return DD_OK;
 }
 
-/* Those that follow: is_done says that nothing is left to wait for. */
+/* *is_done: nothing is left to wait for. */
 static dd_status
 begin_put_locked(dd_window *window, window_call *call, const window_move *move, bool *is_done, dd_error *err)
 {
@@ -101,7 +101,7 @@ begin_get_locked(dd_window *window, window_call *call, const window_move *move, 
     return window_ask_for_locked(&window->hub->sources[call->rank], call, err);
 }
 
-/* By notes. The caller has one reference to the call, and another one is the hub's while it is under way. */
+/* By a note. The caller has one reference to the call; the hub has another one while it is under way. */
 static dd_status
 begin_move(dd_window *window, window_call *call, const window_move *move, dd_error *err)
 {

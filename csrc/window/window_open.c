@@ -1,23 +1,23 @@
-/* Opening a window: everybody says what he has, maps what he can, and says how that went. */
+/* Opening a window: each rank says what it has, maps what it can, and says how that went. */
 #include "core/log.h"
 #include "core/mem.h"
 #include "window/window_internal.h"
 
 #include <stdio.h>
 
-/* Descriptors have been sent before the messages that speak of them. One that does not come was thrown away, with others that nobody had
- * asked for, or for want of memory: that rank is reached by messages. */
+/* Descriptors are sent before the messages that speak of them. One that does not come was dropped on the way, as nobody had asked for it
+ * or memory was short: that rank is then reached by messages. */
 #define DESCRIPTORS_PATIENCE_NS (500 * DD_NS_PER_MS)
 #define CONTROL_ALIGNMENT ((size_t)128)
 #define PAD_MAX ((size_t)1 << 30)
 
-/* What the making of a window needs on the way. */
+/* The state of an opening. */
 typedef struct window_opening {
     dd_group *group;
     int size;
     dd_window *window;
     const dd_wait *wait;
-    dd_status own; /* what this rank has come to; the error says more */
+    dd_status own; /* how this rank is doing; `error` says more */
     dd_error error;
     dd_window_card card;   /* its own */
     dd_window_card *cards; /* [size] */
@@ -58,7 +58,7 @@ check_options(dd_group *group, const dd_window_options *options, dd_error *err)
     if (options->region == NULL) {
         return DD_OK;
     }
-    /* What lies before the region is far behind it in unsigned numbers. */
+    /* Memory before the region gives a huge offset. */
     size_t offset = (uintptr_t)options->data - (uintptr_t)dd_region_data(options->region);
     size_t room = dd_region_nbytes(options->region);
     if (dd_region_group(options->region) != group || offset > room || options->nbytes > room - offset) {
@@ -118,7 +118,7 @@ set_pad(window_member *member, uint8_t *pad, size_t pad_nbytes)
     member->control = (window_control *)(void *)(pad + control_at(pad_nbytes));
 }
 
-/* This rank's part, as the others are told of it. */
+/* This rank's pad, and its card. */
 static dd_status
 make_part(window_opening *opening, dd_error *err)
 {
@@ -142,7 +142,7 @@ make_part(window_opening *opening, dd_error *err)
 
 /* ---- cards */
 
-/* The others would wait for what this rank cannot say, or believe what one has said that cannot be. */
+/* For failures that the cards cannot tell the others of. */
 static dd_status
 fail_group(dd_group *group, dd_error *error, dd_error *err)
 {
@@ -171,7 +171,7 @@ fail_protocol(const window_opening *opening, int rank, const dd_error *fault, dd
     return fail_group(opening->group, &error, err);
 }
 
-/* What a rank could not do is everybody's failure, and so is another pad than rank 0's. */
+/* All fail with what one rank could not do, or if its pad is not of rank 0's size. */
 static dd_status
 check_card(const window_opening *opening, int rank, dd_error *err)
 {
@@ -197,7 +197,7 @@ check_card(const window_opening *opening, int rank, dd_error *err)
     return status;
 }
 
-/* All say how they are getting on: DD_OK if all are well. */
+/* All say how they are doing: DD_OK if all are well. */
 static dd_status
 exchange(window_opening *opening, dd_error *err)
 {
@@ -330,7 +330,7 @@ enter_hub(dd_window *window, dd_error *err)
 
 /* ---- opening */
 
-/* All have it open at the end, or nobody has. */
+/* At the end all have it open, or nobody has. */
 static dd_status
 open_window(window_opening *opening, dd_error *err)
 {

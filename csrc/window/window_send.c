@@ -4,14 +4,14 @@
 
 #include <string.h>
 
-/* What the put is told of a message that did not get through. */
+/* The error of a put whose message did not get through. */
 static void
 explain(const window_letter *letter, const dd_error *error, dd_error *cause)
 {
     const dd_error *failure = dd_group_cause_locked(letter->hub->group);
     *cause = failure != NULL ? *failure : *error;
     if (failure == NULL &&
-        error->code == DD_INVALID_ARGUMENT) { /* no room for it: that is how it is refused */
+        error->code == DD_INVALID_ARGUMENT) { /* no room: that is how a closed window refuses */
         (void)window_error_closed(letter->hub, letter->message.rank, cause);
     }
 }
@@ -101,7 +101,7 @@ window_send_or_fail_locked(window_hub *hub, const window_order *order)
 
 /* ---- memory that is wanted back */
 
-/* True when the rest of the letter goes from the copy. */
+/* True when all is copied: the rest is sent from the copy. */
 static bool
 copy_piece_locked(window_letter *letter)
 {

@@ -1,4 +1,4 @@
-/* The notes of other ranks: taken when they come, by whoever drives the engine. */
+/* The notes of other ranks, taken as they come by whoever drives the engine. */
 #include "core/mem.h"
 #include "window/window_internal.h"
 
@@ -37,7 +37,7 @@ void
 window_on_goodbye(dd_group_guest *guest, int rank)
 {
     window_hub *hub = (window_hub *)guest;
-    if (hub->is_over || hub->sources[rank].is_busy) { /* then again, when that is through */
+    if (hub->is_over || hub->sources[rank].is_busy) { /* then when the note at hand has been taken */
         return;
     }
     dd_error cause;
@@ -78,7 +78,7 @@ window_ask_for_locked(window_source *source, window_call *get, dd_error *err)
     return status;
 }
 
-/* It is in none of the lists any more. */
+/* Takes it out of its list; ends it if it has not ended. */
 static void
 let_go_locked(window_call *get, const dd_error *cause)
 {
@@ -118,7 +118,7 @@ window_end_gets_locked(window_source *source, const dd_error *cause)
     }
 }
 
-/* Nothing is written any more where the note at hand puts its data; what is still to come of them is thrown away. */
+/* The data of the note at hand are not written any more; what is still to come of them is thrown away. */
 static void
 forget_data_locked(window_source *source)
 {
@@ -161,9 +161,9 @@ window_stop_serving_locked(window_hub *hub, const dd_error *cause)
     }
 }
 
-/* ---- notes as they come: where their data go, and whether they make sense */
+/* ---- when the head of a note has come: whether it makes sense, and where its data go */
 
-/* Whether a note's place, or its channel, is one of this rank's window. */
+/* Whether the note's place is in this rank's memory. */
 static bool
 is_inside(const dd_window *window, const dd_window_note *note)
 {
@@ -261,7 +261,7 @@ window_on_request(dd_group_guest *guest, int rank, const dd_request *request)
     return &source->message;
 }
 
-/* ---- what notes ask for, once their data are there */
+/* ---- when its data are there: what it asks for */
 
 static void
 say_closed_locked(window_source *source)
@@ -292,9 +292,9 @@ send_data_locked(window_source *source, const dd_window *window)
     window_send_or_fail_locked(source->hub, &order);
 }
 
-/* `error` says that the data have not come, or are not wanted any more. */
+/* `error` not NULL: the data have not come, or are no longer wanted. */
 static void
-obey_locked(window_source *source, const dd_error *error)
+apply_locked(window_source *source, const dd_error *error)
 {
     window_hub *hub = source->hub;
     const dd_window_note *note = &source->note;
@@ -338,7 +338,7 @@ obey_locked(window_source *source, const dd_error *error)
     }
 }
 
-/* The next one is looked for among those that were held meanwhile. */
+/* Goes on with the next note, if one was held meanwhile. */
 static void
 on_note(dd_message *message, const dd_error *error)
 {
@@ -346,7 +346,7 @@ on_note(dd_message *message, const dd_error *error)
     window_hub *hub = source->hub;
     source->is_busy = false;
     if (!hub->is_over) {
-        obey_locked(source, error);
+        apply_locked(source, error);
     }
     if (!hub->is_over) {
         dd_context_take_request_locked(hub->context, source->rank);

@@ -1,12 +1,12 @@
-/* Signals: words that ranks change and wait for, in memory or by notes; and what is told by notes of signals and puts. */
+/* Signals, and waiting: for words in memory, or for notes about signals and puts. */
 #include "core/spin.h"
 #include "window/window_internal.h"
 
 #include <sched.h>
 
-/* A signal that answers ours is there within a microsecond or two: that long nobody is asked for a lock. */
+/* A signal that answers ours comes within a microsecond or two. So long it is looked for without any lock. */
 #define SHORT_LOOKS 512
-/* Where there are more ranks than cores, each look gives the core away. */
+/* With more ranks than cores, the core is given away after each look. */
 #define CROWDED_LOOKS 8
 
 /* ---- words */
@@ -34,7 +34,7 @@ window_wake(dd_window *window, int rank)
     }
     dd_engine_lock(hub->engine);
     if (is_own) {
-        (void)window_progress_locked(hub); /* the sleeper sleeps on if it waits for others */
+        (void)window_progress_locked(hub); /* a sleeper that waits for something else sleeps on */
     } else {
         dd_peer_ring_bell_locked(hub->guest.peers[rank]);
     }
@@ -165,7 +165,7 @@ window_on_signal_locked(dd_window *window, int source, int channel)
 void
 window_on_ask_locked(dd_window *window, int source, uint32_t channel)
 {
-    if (channel == DD_WINDOW_NO_CHANNEL) { /* puts are in place when the next note is taken */
+    if (channel == DD_WINDOW_NO_CHANNEL) { /* what was put before is in place when this note is taken */
         answer_locked(window, source, channel);
         return;
     }
@@ -186,7 +186,7 @@ window_on_done_locked(dd_window *window, int source, uint32_t channel)
     (void)window_progress_locked(window->hub);
 }
 
-/* After a signal of `source` was taken: it may wait for that. */
+/* After taking a signal of `source`, which may be waiting for that. */
 static void
 note_taken(dd_window *window, int source, int channel)
 {
@@ -211,7 +211,7 @@ static const window_op op_alone = {.what = "signal_alone",
                                    .is_there = has_none,
                                    .try_take = signal_if_none,
                                    .try_far_locked = try_alone_locked};
-/* Waits for what the rank has done before it closed, too. */
+/* Does not need the window to be open there: signals from before it was closed count. */
 static const window_op op_wait = {.what = "wait_signal",
                                   .lack = "signalled",
                                   .needs_channel = true,
@@ -247,7 +247,7 @@ wait_for(dd_window *window, window_call *call, int channel, const dd_wait *wait,
     call->channel = channel;
     call->deadline_ns = wait->deadline_ns;
     dd_engine_lock(hub->engine);
-    /* What is there is taken, whatever has become of its rank since. */
+    /* A signal that is there is taken, whatever has become of its rank since. */
     bool is_there = op->try_take != NULL && atomic_load(&window->state) == WINDOW_OPEN &&
                     op->try_take(window, call->rank, channel);
     dd_status status = is_there ? DD_OK : window_check_locked(window, op, call->rank, err);
@@ -300,7 +300,7 @@ dd_window_signal_alone(dd_window *window, int rank, int channel, const dd_wait *
 static bool
 begin_flush(dd_window *window, int rank, uint32_t *goal)
 {
-    dd_error ignored; /* is met again by whoever waits */
+    dd_error ignored; /* the wait meets it again */
     dd_engine_lock(window->hub->engine);
     const window_tally *tally = window_tally_of(window, DD_WINDOW_NO_CHANNEL, rank);
     *goal = tally->nsent;

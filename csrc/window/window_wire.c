@@ -60,7 +60,7 @@ dd_window_card_decode(const uint8_t in[DD_WINDOW_CARD_NBYTES], dd_window_card *c
 enum {
     HAS_CHANNEL = 1,
     HAS_OFFSET = 2,
-    HAS_WISH = 4, /* a number of bytes that are not its own */
+    HAS_WISH = 4, /* a number of bytes that the other side is to send */
     HAS_DATA = 8,
 };
 static const uint8_t parts_of[] = {

@@ -2,9 +2,9 @@
  *
  * A *card* is what a rank says of itself while a window is opened: one for each rank, by all_gather.
  *
- * A *note* is a message of kind WINDOW: it is told by the head of the message, whose bytes are the data of the note and go to their
- * place at once. The notes of one rank to another are taken one after the other, each when the data of the one before it are there:
- * so a note finds everything in place that was put before it, and answers come in the order of the questions. */
+ * A *note* is a message of kind WINDOW. The head of the message is the note; its bytes are the note's data and go straight to their
+ * place. The notes of one rank to another are taken one at a time, each when the data of the one before it are there. So a note finds
+ * everything in place that was put before it, and answers come in the order of the questions. */
 #ifndef DD_WINDOW_WINDOW_WIRE_H
 #define DD_WINDOW_WINDOW_WIRE_H
 
