@@ -36,8 +36,8 @@ struct dd_message {
     /* Of a receive: room. More than that is DD_INVALID_ARGUMENT, naming both sizes; less is fine for P2P, and
      * DD_MISMATCH for COLL. */
     size_t nbytes;
-    /* COLL. P2P: or NULL; where the other side's has another dtype, DD_MISMATCH. WINDOW: numbers of the sender's, which nobody compares. */
-    const dd_signature *signature;
+    const dd_signature
+        *signature; /* COLL. P2P: or NULL; where the other side's has another dtype, DD_MISMATCH */
     /* Once, never from within a post. `error` is NULL for success. */
     void (*on_done)(dd_message *message, const dd_error *error);
     void *owner;
@@ -59,7 +59,7 @@ struct dd_message {
     struct dd_peer *peer;
 };
 
-/* The head of a request: what is known before its bytes come. */
+/* The head of a request, which is known before its bytes come. The signature is the sender's message's; nobody compares it. */
 typedef struct dd_request {
     uint64_t tag;
     uint32_t channel;
