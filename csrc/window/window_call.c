@@ -93,7 +93,7 @@ window_settle_locked(window_call *call)
     /* Asked first: what the rank has done before it closed counts. */
     bool has_closed = window_has_closed_locked(call->window, call->rank);
     bool is_through = !(has_closed && op->needs_open) &&
-                      ((op->try_take != NULL && op->try_take(call->window, call->rank, call->channel)) ||
+                      (window_try_word(op, window_find_word(call->window, op, call->rank, call->channel)) ||
                        (is_far(call) && op->try_far_locked != NULL && op->try_far_locked(call, &error)));
     if (!is_through && has_closed) {
         (void)window_error_closed(call->hub, call->rank, &error);
@@ -194,8 +194,9 @@ fall_asleep(dd_task *task)
         dd_window *window = call->window;
         hub->has_slept = window->has_slept = true;
         atomic_store(&window->members[hub->rank].control->is_asleep, 1);
-        is_any_there = is_any_there || window_has_closed_locked(window, call->rank) ||
-                       (call->op->is_there != NULL && call->op->is_there(window, call->rank, call->channel));
+        is_any_there =
+            is_any_there || window_has_closed_locked(window, call->rank) ||
+            window_is_word_there(call->op, window_find_word(window, call->op, call->rank, call->channel));
     }
     return !is_any_there;
 }

@@ -195,15 +195,21 @@ void window_destroy(dd_window *window); /* also one that is half open */
 
 /* ---- window_call.c */
 
+/* The word in memory that a call waits for, and takes: a signal of the rank, of which it takes one; or that the rank has taken all of this
+ * one's, which then signals. */
+typedef enum window_wish {
+    WINDOW_WISH_NONE,
+    WINDOW_WISH_SIGNAL,
+    WINDOW_WISH_ROOM,
+} window_wish;
+
 /* An operation. */
 struct window_op {
     const char *what;
     const char *lack; /* completes "rank 2 has not ..." when the time is over */
     bool needs_channel;
     bool needs_open; /* fails at once when the rank has closed the window */
-    /* Where it waits for a word in memory: looks whether the word is as it should be; and takes it if it is. */
-    bool (*is_there)(const dd_window *window, int rank, int channel);
-    bool (*try_take)(const dd_window *window, int rank, int channel);
+    window_wish wish;
     /* Where it waits for a rank's notes, with the lock. True: it has ended; the error says so if it failed. */
     bool (*try_far_locked)(window_call *call, dd_error *error);
 };
@@ -230,6 +236,12 @@ dd_status window_finish(window_call *call, const dd_wait *wait, dd_error *err) D
 dd_task window_make_task(const window_hub *hub);
 
 /* ---- window_signal.c */
+
+_Atomic uint32_t *window_find_word(const dd_window *window, const window_op *op, int rank,
+                                   int channel); /* NULL: none */
+/* Of a word, which may be NULL: whether it is as wished; and takes it if it is. */
+bool window_is_word_there(const window_op *op, _Atomic uint32_t *word);
+bool window_try_word(const window_op *op, _Atomic uint32_t *word);
 
 void window_wake(dd_window *window, int rank); /* after changing a word that the rank may be waiting for */
 void window_signal_direct(dd_window *window, int rank, int channel);

@@ -48,37 +48,38 @@ window_signal_direct(dd_window *window, int rank, int channel)
     window_wake(window, rank);
 }
 
-static bool
-has_signal(const dd_window *window, int source, int channel)
+static inline bool
+is_as_wished(const window_op *op, uint32_t count)
 {
-    return atomic_load(own_word(window, channel, source)) > 0;
+    return op->wish == WINDOW_WISH_SIGNAL ? count > 0 : count == 0;
 }
 
-static bool
-take_signal(const dd_window *window, int source, int channel)
+_Atomic uint32_t *
+window_find_word(const dd_window *window, const window_op *op, int rank, int channel)
 {
-    _Atomic uint32_t *word = own_word(window, channel, source);
-    uint32_t count = atomic_load(word);
-    while (count > 0) {
-        if (atomic_compare_exchange_weak(word, &count, count - 1)) {
+    if (op->wish == WINDOW_WISH_SIGNAL) {
+        return own_word(window, channel, rank);
+    }
+    bool is_direct = window->members[rank].is_direct;
+    return op->wish == WINDOW_WISH_ROOM && is_direct ? far_word(window, channel, rank) : NULL;
+}
+
+bool
+window_is_word_there(const window_op *op, _Atomic uint32_t *word)
+{
+    return word != NULL && is_as_wished(op, atomic_load(word));
+}
+
+bool
+window_try_word(const window_op *op, _Atomic uint32_t *word)
+{
+    uint32_t count = word != NULL ? atomic_load(word) : 0;
+    while (word != NULL && is_as_wished(op, count)) {
+        if (atomic_compare_exchange_weak(word, &count, op->wish == WINDOW_WISH_SIGNAL ? count - 1 : 1)) {
             return true;
         }
     }
     return false;
-}
-
-static bool
-has_none(const dd_window *window, int rank, int channel)
-{
-    return window->members[rank].is_direct && atomic_load(far_word(window, channel, rank)) == 0;
-}
-
-static bool
-signal_if_none(const dd_window *window, int rank, int channel)
-{
-    uint32_t none = 0;
-    return window->members[rank].is_direct &&
-           atomic_compare_exchange_strong(far_word(window, channel, rank), &none, 1);
 }
 
 /* ---- notes that ask, and answer */
@@ -148,7 +149,7 @@ static void
 tell_taken_locked(dd_window *window, int source, int channel)
 {
     window_tally *tally = window_tally_of(window, (uint32_t)channel, source);
-    if (tally->is_to_be_told && !has_signal(window, source, channel)) {
+    if (tally->is_to_be_told && atomic_load(own_word(window, channel, source)) == 0) {
         tally->is_to_be_told = false;
         atomic_fetch_sub(&window->nto_be_told, 1);
         answer_locked(window, source, (uint32_t)channel);
@@ -208,15 +209,11 @@ static const window_op op_alone = {.what = "signal_alone",
                                    .lack = "taken the signal",
                                    .needs_channel = true,
                                    .needs_open = true,
-                                   .is_there = has_none,
-                                   .try_take = signal_if_none,
+                                   .wish = WINDOW_WISH_ROOM,
                                    .try_far_locked = try_alone_locked};
 /* Does not need the window to be open there: signals from before it was closed count. */
-static const window_op op_wait = {.what = "wait_signal",
-                                  .lack = "signalled",
-                                  .needs_channel = true,
-                                  .is_there = has_signal,
-                                  .try_take = take_signal};
+static const window_op op_wait = {
+    .what = "wait_signal", .lack = "signalled", .needs_channel = true, .wish = WINDOW_WISH_SIGNAL};
 
 /* Looks for a moment, without a lock. */
 static bool
@@ -224,7 +221,8 @@ take_soon(const dd_window *window, const window_op *op, int rank, int channel)
 {
     bool is_crowded = window->hub->task.is_crowded;
     int nlooks = !window->members[rank].is_direct ? 0 : is_crowded ? CROWDED_LOOKS : SHORT_LOOKS;
-    while (!op->try_take(window, rank, channel)) {
+    _Atomic uint32_t *word = window_find_word(window, op, rank, channel);
+    while (!window_try_word(op, word)) {
         if (nlooks-- == 0) {
             return false;
         }
@@ -248,8 +246,8 @@ wait_for(dd_window *window, window_call *call, int channel, const dd_wait *wait,
     call->deadline_ns = wait->deadline_ns;
     dd_engine_lock(hub->engine);
     /* A signal that is there is taken, whatever has become of its rank since. */
-    bool is_there = op->try_take != NULL && atomic_load(&window->state) == WINDOW_OPEN &&
-                    op->try_take(window, call->rank, channel);
+    bool is_there = atomic_load(&window->state) == WINDOW_OPEN &&
+                    window_try_word(op, window_find_word(window, op, call->rank, channel));
     dd_status status = is_there ? DD_OK : window_check_locked(window, op, call->rank, err);
     if (status == DD_OK && !is_there) {
         window_enter_locked(call);
