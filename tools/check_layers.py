@@ -8,7 +8,7 @@ import re
 import sys
 from pathlib import Path
 
-LADDER = ["core", "net", "store", "transport", "collective", "group", "python"]
+LADDER = ["core", "net", "store", "transport", "collective", "group", "window", "python"]
 SIDE = ["kernels", "work", "observe"]  # stand on core alone
 BESIDE = {  # what the binding uses beside groups
     "nccl": {"core", "store", "collective", "nccl", *SIDE},
@@ -21,6 +21,7 @@ for mover in ("net", "transport"):  # for copy.h
     ALLOWED[mover] |= {"kernels"}
 ALLOWED["collective"] |= {"kernels", "work"}
 ALLOWED["group"] |= set(SIDE)
+ALLOWED["window"] |= set(SIDE)
 ALLOWED |= BESIDE
 ALLOWED["python"] |= {*SIDE, *BESIDE}
 

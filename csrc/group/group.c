@@ -252,7 +252,7 @@ fail_leftovers_locked(dd_group *group)
 {
     dd_error cause;
     bool is_left = !dd_list_is_empty(&group->collectives) || !dd_list_is_empty(&group->messages) ||
-                   window_hub_has_calls_locked(group);
+                   (group->guest != NULL && group->guest->ncalls > 0);
     if (!is_left) {
         return;
     }
@@ -288,7 +288,9 @@ dd_group_close(dd_group *group, const dd_wait *wait, dd_error *err)
     fail_leftovers_locked(group);
     dd_error over;
     dd_error_set(&over, DD_CLOSED, "the group was closed");
-    window_hub_end_locked(group, &over);
+    if (group->guest != NULL) {
+        group->guest->on_end(group->guest, &over);
+    }
     dd_context *context = group->context;
     group->context = NULL;
     dd_engine_unlock(group->engine);

@@ -67,7 +67,7 @@ group_init_call(group_call *call, dd_group *group, const char *what, const dd_ca
 static int64_t
 earliest_deadline_ns(const dd_list *calls, int64_t earliest_ns)
 {
-    for (const dd_list *node = calls != NULL ? calls->next : NULL; node != calls; node = node->next) {
+    for (const dd_list *node = calls->next; node != calls; node = node->next) {
         const group_call *call = DD_CONTAINER_OF(node, group_call, link);
         earliest_ns = call->deadline_ns < earliest_ns ? call->deadline_ns : earliest_ns;
     }
@@ -77,9 +77,10 @@ earliest_deadline_ns(const dd_list *calls, int64_t earliest_ns)
 void
 group_update_task_locked(dd_group *group)
 {
-    bool is_busy = !dd_list_is_empty(&group->collectives) || !dd_list_is_empty(&group->messages) ||
-                   window_hub_is_busy_locked(group);
-    atomic_store_explicit(&group->is_idle, !is_busy, memory_order_release);
+    bool is_busy = !dd_list_is_empty(&group->collectives) || !dd_list_is_empty(&group->messages);
+    const dd_group_guest *guest = group->guest;
+    bool has_busy_guest = guest != NULL && guest->ncalls + guest->nletters > 0;
+    atomic_store_explicit(&group->is_idle, !is_busy && !has_busy_guest, memory_order_release);
     if (!is_busy) {
         if (group->is_task_in) {
             dd_engine_remove_task_locked(group->engine, &group->task);
@@ -98,7 +99,6 @@ renew_deadline_locked(dd_group *group)
 {
     int64_t earliest =
         earliest_deadline_ns(&group->messages, group->is_active ? group->curious_ns : DD_NEVER_NS);
-    earliest = earliest_deadline_ns(window_hub_calls_locked(group), earliest);
     group->task.deadline_ns = group->is_asking
                                   ? (group->asked_until_ns < earliest ? group->asked_until_ns : earliest)
                                   : earliest_deadline_ns(&group->collectives, earliest);
@@ -215,7 +215,6 @@ group_task_on_deadline(dd_task *task)
     dd_group *group = DD_CONTAINER_OF(task, dd_group, task);
     int64_t now_ns = dd_clock_now_ns();
     expire_messages_locked(group, now_ns);
-    window_hub_expire_locked(group, now_ns);
     if (group->is_active && now_ns >= group->curious_ns) {
         ask_missing_locked(group, now_ns);
     }
@@ -705,7 +704,9 @@ on_goodbye(void *ctx, int rank)
     dd_error_set(&cause, DD_PEER_LOST, "%s has left the group", group_print_member(group, rank, who));
     dd_error_blame(&cause, rank, card->host, card->pid);
     group_fail_messages_locked(group, rank, &cause);
-    window_hub_on_gone_locked(group, rank);
+    if (group->guest != NULL) {
+        group->guest->on_goodbye(group->guest, rank);
+    }
 }
 
 static void
@@ -740,6 +741,13 @@ on_answer(void *ctx, int rank, uint64_t sequence, const dd_signature *signature,
     (void)compare_signatures_locked(group, rank, sequence, signature);
 }
 
+static dd_message *
+on_request(void *ctx, int rank, const dd_request *request)
+{
+    dd_group_guest *guest = ((dd_group *)ctx)->guest;
+    return guest != NULL ? guest->on_request(guest, rank, request) : NULL;
+}
+
 const dd_context_handler group_context_handler = {
     .on_coll = on_coll,
     .on_abort = on_abort,
@@ -748,5 +756,5 @@ const dd_context_handler group_context_handler = {
     .on_asked = on_asked,
     .on_answer = on_answer,
     .on_loss = on_loss,
-    .on_request = window_on_request,
+    .on_request = on_request,
 };

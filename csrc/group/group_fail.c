@@ -317,7 +317,9 @@ fail_locked(dd_group *group, const dd_cause *cause, bool is_told, int except)
         group_complete_locked(DD_CONTAINER_OF(group->collectives.next, group_call, link), &group->cause);
     }
     group_fail_messages_locked(group, DD_ANY_RANK, &group->cause);
-    window_hub_end_locked(group, &group->cause);
+    if (group->guest != NULL) {
+        group->guest->on_end(group->guest, &group->cause);
+    }
     group_update_task_locked(group);
 }
 

@@ -4,6 +4,7 @@
 
 #include "collective/run.h"
 #include "group/group.h"
+#include "group/group_guest.h"
 #include "transport/context.h"
 
 /* A rank that is through with a collective may still hear from one that took it for another. */
@@ -106,7 +107,7 @@ struct dd_group {
     dd_list mapped;                    /* regions of others */
     uint64_t nmonitored;               /* calls of monitored_barrier */
     dd_recorder_group *recorder_group; /* owned; NULL: nobody records */
-    struct window_hub *windows;        /* owned; NULL before the first */
+    dd_group_guest *guest;             /* owned; NULL: there is none */
     dd_blob splits; /* how often each set of ranks has been split off: records of split_count */
 };
 
@@ -282,29 +283,9 @@ bool group_map_wanted_locked(dd_group *group);
  * has come is no region. */
 dd_status group_map_region_locked(dd_group *group, int local, uint32_t id, dd_block *memory,
                                   dd_error *err) DD_MUST_CHECK;
-dd_group *group_of_region(const dd_region *region);
-uint32_t group_region_id(const dd_region *region);
 void group_drop_regions(dd_group *group);
 /* From now on, what other ranks write to the block, which is in a region of ours, does not show here any
  * more. */
 dd_status group_take_back_locked(dd_group *group, dd_block block, dd_error *err) DD_MUST_CHECK;
-/* A region for the signals of a window. Kept for other pads alone: a rank may look at the flags of one whose owner has let it go. */
-dd_status group_alloc_pad(dd_group *group, size_t nbytes, dd_region **region, dd_error *err) DD_MUST_CHECK;
-
-/* ---- window*.c: what a group has for its windows (window_internal.h) */
-
-dd_status window_hub_open_locked(dd_group *group, dd_error *err) DD_MUST_CHECK; /* once; then nothing */
-/* Calls are under way; or that, or something is on its way that nobody waits for. */
-bool window_hub_has_calls_locked(const dd_group *group);
-bool window_hub_is_busy_locked(const dd_group *group);
-const dd_list *window_hub_calls_locked(const dd_group *group); /* group_call; NULL: none */
-void window_hub_expire_locked(dd_group *group, int64_t now_ns);
-/* The rank has said goodbye: ends what needs it. */
-void window_hub_on_gone_locked(dd_group *group, int rank);
-/* Ends everything: the group has failed, or its context is about to be closed. */
-void window_hub_end_locked(dd_group *group, const dd_error *cause);
-void window_hub_destroy(dd_group *group);
-/* of dd_context_handler */
-dd_message *window_on_request(void *ctx, int rank);
 
 #endif

@@ -234,7 +234,7 @@ dd_group_alloc(dd_group *group, size_t nbytes, dd_region **region, dd_error *err
 }
 
 dd_status
-group_alloc_pad(dd_group *group, size_t nbytes, dd_region **region, dd_error *err)
+dd_group_alloc_pad(dd_group *group, size_t nbytes, dd_region **region, dd_error *err)
 {
     return alloc(group, nbytes, REGION_PAD, region, err);
 }
@@ -298,13 +298,13 @@ dd_region_nbytes(const dd_region *region)
 }
 
 dd_group *
-group_of_region(const dd_region *region)
+dd_region_group(const dd_region *region)
 {
     return region->group;
 }
 
 uint32_t
-group_region_id(const dd_region *region)
+dd_region_id(const dd_region *region)
 {
     return region->id;
 }

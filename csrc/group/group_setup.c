@@ -677,7 +677,9 @@ group_destroy(dd_group *group)
         dd_context_close(group->context, &moment);
     }
     drop_passed(group);
-    window_hub_destroy(group);
+    if (group->guest != NULL) {
+        group->guest->destroy(group->guest);
+    }
     group_drop_regions(group);
     dd_arena_close(group->arena);
     for (int rank = 0; rank < group->size; rank++) {

@@ -355,13 +355,17 @@ place_view(py_window *self, const window_sight *sight, PyObject *offset_object, 
     return true;
 }
 
-/* Fills in the memory of sight->rank. */
-static void
-look_at(const py_window *self, window_sight *sight)
+/* The memory of a rank, from `skipped` bytes on. */
+static PyObject *
+view_memory(py_window *self, window_sight *sight, size_t skipped, PyObject *offset, dd_view *view)
 {
     sight->is_own = sight->rank == self->group->rank && self->data != NULL;
     sight->data = sight->is_own ? self->data : dd_window_data(self->window, sight->rank);
     sight->nbytes = dd_window_nbytes(self->window, sight->rank);
+    skipped = skipped < sight->nbytes ? skipped : sight->nbytes;
+    sight->data = sight->data != NULL ? sight->data + skipped : NULL;
+    sight->nbytes -= skipped;
+    return place_view(self, sight, offset, view) ? make_view(self, sight, view) : NULL;
 }
 
 static PyObject *
@@ -375,15 +379,13 @@ window_get_buffer(PyObject *object, PyObject *args, PyObject *kwargs)
     PyObject *dtype;
     PyObject *offset = Py_None;
     dd_view view;
-    if (!py_window_require_open(self) ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|O:get_buffer", keywords, &rank, &sizes.value, &dtype,
-                                     &offset) ||
-        !py_window_read_rank(self, rank, &sight.rank, "get_buffer", "rank") ||
-        !py_memory_read_view(&sizes, dtype, &view)) {
-        return NULL;
-    }
-    look_at(self, &sight);
-    return place_view(self, &sight, offset, &view) ? make_view(self, &sight, &view) : NULL;
+    return py_window_require_open(self) &&
+                   PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|O:get_buffer", keywords, &rank,
+                                               &sizes.value, &dtype, &offset) &&
+                   py_window_read_rank(self, rank, &sight.rank, "get_buffer", "rank") &&
+                   py_memory_read_view(&sizes, dtype, &view)
+               ? view_memory(self, &sight, 0, offset, &view)
+               : NULL;
 }
 
 static PyObject *
@@ -396,18 +398,13 @@ window_get_remote_tensor(PyObject *object, PyObject *args, PyObject *kwargs)
     PyObject *rank;
     PyObject *dtype;
     dd_view view;
-    if (!py_window_require_open(self) ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "OOO:get_remote_tensor", keywords, &rank, &sizes.value,
-                                     &dtype) ||
-        !py_window_read_rank(self, rank, &sight.rank, "get_remote_tensor", "peer") ||
-        !py_memory_read_view(&sizes, dtype, &view)) {
-        return NULL;
-    }
-    look_at(self, &sight);
-    size_t skipped = self->offset < sight.nbytes ? self->offset : sight.nbytes;
-    sight.data = sight.data != NULL ? sight.data + skipped : NULL;
-    sight.nbytes -= skipped;
-    return place_view(self, &sight, Py_None, &view) ? make_view(self, &sight, &view) : NULL;
+    return py_window_require_open(self) &&
+                   PyArg_ParseTupleAndKeywords(args, kwargs, "OOO:get_remote_tensor", keywords, &rank,
+                                               &sizes.value, &dtype) &&
+                   py_window_read_rank(self, rank, &sight.rank, "get_remote_tensor", "peer") &&
+                   py_memory_read_view(&sizes, dtype, &view)
+               ? view_memory(self, &sight, self->offset, Py_None, &view)
+               : NULL;
 }
 
 /* All of it from the offset on: what no sizes, or an empty list of them, stand for. */
@@ -461,20 +458,64 @@ window_get_signal_pad(PyObject *object, PyObject *args, PyObject *kwargs)
 
 /* ---- questions */
 
-static PyObject *
-get_rank(PyObject *object, void *closure)
+/* Which one is in the closure of a getter. */
+typedef enum window_question {
+    ASK_RANK,
+    ASK_WORLD_SIZE,
+    ASK_BUFFER_SIZE,
+    ASK_OFFSET,
+    ASK_PAD_SIZE,
+    ASK_CHANNELS,
+    ASK_BUFFER_SIZES, /* those that follow: of each rank */
+    ASK_BUFFER_PTRS,
+    ASK_PAD_PTRS,
+} window_question;
+
+static size_t
+answer(const py_window *self, window_question question, int rank)
 {
-    (void)closure;
-    py_window *self = (py_window *)object;
-    return py_window_require_open(self) ? PyLong_FromLong(self->group->rank) : NULL;
+    switch (question) {
+    case ASK_RANK:
+        return (size_t)self->group->rank;
+    case ASK_WORLD_SIZE:
+        return (size_t)self->group->size;
+    case ASK_BUFFER_SIZE:
+        return self->nbytes;
+    case ASK_OFFSET:
+        return self->offset;
+    case ASK_PAD_SIZE:
+        return dd_window_pad_nbytes(self->window);
+    case ASK_CHANNELS:
+        return (size_t)dd_window_nchannels(self->window);
+    case ASK_BUFFER_SIZES:
+        return dd_window_nbytes(self->window, rank);
+    case ASK_BUFFER_PTRS:
+        return (uintptr_t)(rank == self->group->rank ? self->data : dd_window_data(self->window, rank));
+    case ASK_PAD_PTRS:
+        return (uintptr_t)dd_window_pad(self->window, rank);
+    }
+    return 0;
 }
 
 static PyObject *
-get_world_size(PyObject *object, void *closure)
+get_answer(PyObject *object, void *closure)
 {
-    (void)closure;
     py_window *self = (py_window *)object;
-    return py_window_require_open(self) ? PyLong_FromLong(self->group->size) : NULL;
+    window_question question = (window_question)(uintptr_t)closure;
+    if (!py_window_require_open(self)) {
+        return NULL;
+    }
+    if (question < ASK_BUFFER_SIZES) {
+        return PyLong_FromSize_t(answer(self, question, 0));
+    }
+    PyObject *list = PyList_New(self->group->size);
+    for (int rank = 0; list != NULL && rank < self->group->size; rank++) {
+        PyObject *number = PyLong_FromSize_t(answer(self, question, rank));
+        if (number == NULL || PyList_SetItem(list, rank, number) < 0) {
+            Py_CLEAR(list);
+        }
+    }
+    return list;
 }
 
 static PyObject *
@@ -483,92 +524,6 @@ get_group(PyObject *object, void *closure)
     (void)closure;
     py_window *self = (py_window *)object;
     return py_window_require_open(self) ? Py_NewRef((PyObject *)self->group) : NULL;
-}
-
-static PyObject *
-get_buffer_size(PyObject *object, void *closure)
-{
-    (void)closure;
-    py_window *self = (py_window *)object;
-    return py_window_require_open(self) ? PyLong_FromSize_t(self->nbytes) : NULL;
-}
-
-static PyObject *
-get_offset(PyObject *object, void *closure)
-{
-    (void)closure;
-    py_window *self = (py_window *)object;
-    return py_window_require_open(self) ? PyLong_FromSize_t(self->offset) : NULL;
-}
-
-static PyObject *
-get_pad_size(PyObject *object, void *closure)
-{
-    (void)closure;
-    py_window *self = (py_window *)object;
-    return py_window_require_open(self) ? PyLong_FromSize_t(dd_window_pad_nbytes(self->window)) : NULL;
-}
-
-static PyObject *
-get_channels(PyObject *object, void *closure)
-{
-    (void)closure;
-    py_window *self = (py_window *)object;
-    return py_window_require_open(self) ? PyLong_FromLong(dd_window_nchannels(self->window)) : NULL;
-}
-
-/* One number for each rank. */
-static PyObject *
-list_of_ranks(PyObject *object, size_t (*number_of)(const py_window *self, int rank))
-{
-    py_window *self = (py_window *)object;
-    PyObject *list = py_window_require_open(self) ? PyList_New(self->group->size) : NULL;
-    for (int rank = 0; list != NULL && rank < self->group->size; rank++) {
-        PyObject *number = PyLong_FromSize_t(number_of(self, rank));
-        if (number == NULL || PyList_SetItem(list, rank, number) < 0) {
-            Py_CLEAR(list);
-        }
-    }
-    return list;
-}
-
-static size_t
-address_of(const py_window *self, int rank)
-{
-    return (size_t)(uintptr_t)(rank == self->group->rank ? self->data : dd_window_data(self->window, rank));
-}
-
-static size_t
-pad_address_of(const py_window *self, int rank)
-{
-    return (size_t)(uintptr_t)dd_window_pad(self->window, rank);
-}
-
-static size_t
-size_of(const py_window *self, int rank)
-{
-    return dd_window_nbytes(self->window, rank);
-}
-
-static PyObject *
-get_buffer_ptrs(PyObject *object, void *closure)
-{
-    (void)closure;
-    return list_of_ranks(object, address_of);
-}
-
-static PyObject *
-get_pad_ptrs(PyObject *object, void *closure)
-{
-    (void)closure;
-    return list_of_ranks(object, pad_address_of);
-}
-
-static PyObject *
-get_buffer_sizes(PyObject *object, void *closure)
-{
-    (void)closure;
-    return list_of_ranks(object, size_of);
 }
 
 static PyObject *
@@ -725,18 +680,22 @@ static PyMethodDef window_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+#define ANSWER(name, question, doc)                                \
+    {                                                              \
+        name, get_answer, NULL, doc, (void *)(uintptr_t)(question) \
+    }
+
 static PyGetSetDef window_getset[] = {
-    {"rank", get_rank, NULL, "This process's rank.", NULL},
-    {"world_size", get_world_size, NULL, "How many ranks there are.", NULL},
+    ANSWER("rank", ASK_RANK, "This process's rank."),
+    ANSWER("world_size", ASK_WORLD_SIZE, "How many ranks there are."),
     {"group", get_group, NULL, "The group.", NULL},
-    {"buffer_size", get_buffer_size, NULL, "Bytes that the others see of this rank.", NULL},
-    {"buffer_sizes", get_buffer_sizes, NULL, "The same of each rank.", NULL},
-    {"buffer_ptrs", get_buffer_ptrs, NULL, "Where the memory of each rank is seen here; 0: it is not.", NULL},
-    {"offset", get_offset, NULL, "Byte at which the memory that was given begins in what the others see.",
-     NULL},
-    {"signal_pad_size", get_pad_size, NULL, "Bytes of each rank's pad.", NULL},
-    {"signal_pad_ptrs", get_pad_ptrs, NULL, "Where the pad of each rank is seen here; 0: it is not.", NULL},
-    {"channels", get_channels, NULL, "How many channels there are.", NULL},
+    ANSWER("buffer_size", ASK_BUFFER_SIZE, "Bytes that the others see of this rank."),
+    ANSWER("buffer_sizes", ASK_BUFFER_SIZES, "The same of each rank."),
+    ANSWER("buffer_ptrs", ASK_BUFFER_PTRS, "Where the memory of each rank is seen here; 0: it is not."),
+    ANSWER("offset", ASK_OFFSET, "Byte at which the memory that was given begins in what the others see."),
+    ANSWER("signal_pad_size", ASK_PAD_SIZE, "Bytes of each rank's pad."),
+    ANSWER("signal_pad_ptrs", ASK_PAD_PTRS, "Where the pad of each rank is seen here; 0: it is not."),
+    ANSWER("channels", ASK_CHANNELS, "How many channels there are."),
     {NULL, NULL, NULL, NULL, NULL},
 };
 

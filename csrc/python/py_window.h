@@ -2,8 +2,8 @@
 #ifndef DD_PYTHON_PY_WINDOW_H
 #define DD_PYTHON_PY_WINDOW_H
 
-#include "group/window.h"
 #include "python/py_group.h"
+#include "window/window.h"
 
 typedef struct py_window {
     PyObject ob_base; /* PyObject_HEAD */

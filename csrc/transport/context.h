@@ -4,7 +4,7 @@
  * A message is matched by (context, sender, kind, tag, channel), first in first out. Point-to-point
  * messages are matched by sender and tag, where a receive may take any sender. Messages of collectives
  * carry the sequence number as tag, and the signature of the operation, which both sides must agree on.
- * For messages of windows on channel 0, requests, nobody has to wait: the handler finds a receive when one comes.
+ * For messages of windows, requests, nobody has to wait: the handler finds a place for each when its head has come.
  *
  * Small messages travel at once (eager) and are held by the receiver until somebody wants them, up to a
  * credit; larger ones wait at the sender until there is memory to put them in (rendezvous), and may be
@@ -23,8 +23,6 @@ typedef enum dd_message_kind {
     DD_MESSAGE_COLL,
     DD_MESSAGE_WINDOW,
 } dd_message_kind;
-
-#define DD_REQUEST_CHANNEL 0 /* of DD_MESSAGE_WINDOW */
 
 /* One send or receive under way. The owner embeds it, fills in the first part, and leaves it alone until
  * on_done. */
@@ -61,6 +59,14 @@ struct dd_message {
     struct dd_peer *peer;
 };
 
+/* The head of a request, which is known before its bytes come. The signature is the sender's message's; nobody compares it. */
+typedef struct dd_request {
+    uint64_t tag;
+    uint32_t channel;
+    uint64_t nbytes;
+    dd_signature signature;
+} dd_request;
+
 /* What the owner of a context is told; the lock is held. */
 typedef struct dd_context_handler {
     void *ctx;
@@ -78,8 +84,8 @@ typedef struct dd_context_handler {
     void (*on_answer)(void *ctx, int rank, uint64_t sequence, const dd_signature *signature, bool is_inside);
     /* ... and says, before that, that `nbytes` bytes which it has sent to rank `to` are lost on the way again and again; 0: none. */
     void (*on_loss)(void *ctx, int rank, int to, uint64_t nbytes);
-    /* A request has come: the receive for it, which counts as posted; NULL: it is held. */
-    dd_message *(*on_request)(void *ctx, int rank);
+    /* A request has come: the receive for it, which counts as posted; NULL: it is held, and so should those be that come after it. */
+    dd_message *(*on_request)(void *ctx, int rank, const dd_request *request);
 } dd_context_handler;
 
 typedef struct dd_context dd_context;
@@ -112,8 +118,8 @@ bool dd_context_look_locked(dd_message *message, int nlooks);
 /* Something is awaited from the rank that no posted receive tells of, or not any more: its sockets are looked at more often. */
 void dd_context_expect_locked(dd_context *context, int rank, bool is_expected);
 
-/* Posts the receive if its message is here already; false: it is not, and nothing happens. */
-bool dd_context_try_post_recv_locked(dd_context *context, dd_message *message);
+/* Asks the handler again for the first request of the rank that is held, if there is one. */
+void dd_context_take_request_locked(dd_context *context, int rank);
 
 /* A send that is not done goes on from a copy of its memory. */
 void dd_context_move_send_locked(dd_message *message, void *copy);

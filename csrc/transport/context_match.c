@@ -44,11 +44,12 @@ begin(dd_context *context, dd_message *message, bool is_send)
 static dd_message *
 ask_for_receive(dd_context *context, const dd_frame *frame)
 {
-    bool is_request = frame->kind == DD_MESSAGE_WINDOW && frame->channel == DD_REQUEST_CHANNEL;
-    if (!is_request || context->handler.on_request == NULL) {
+    if (frame->kind != DD_MESSAGE_WINDOW || context->handler.on_request == NULL) {
         return NULL;
     }
-    dd_message *recv = context->handler.on_request(context->handler.ctx, (int)frame->source);
+    dd_request request = {
+        .tag = frame->tag, .channel = frame->channel, .nbytes = frame->nbytes, .signature = frame->signature};
+    dd_message *recv = context->handler.on_request(context->handler.ctx, (int)frame->source, &request);
     if (recv != NULL) {
         begin(context, recv, false);
     }
@@ -384,14 +385,24 @@ dd_context_expect_locked(dd_context *context, int rank, bool is_expected)
     peer->nexpected = is_expected ? peer->nexpected + 1 : peer->nexpected - 1;
 }
 
-bool
-dd_context_try_post_recv_locked(dd_context *context, dd_message *message)
+void
+dd_context_take_request_locked(dd_context *context, int rank)
 {
-    if (find_held(&context->ranks[message->rank].held, message) == NULL) {
-        return false;
+    const dd_list *list = &context->ranks[rank].held;
+    for (dd_list *node = list->next; node != list; node = node->next) {
+        held *entry = DD_CONTAINER_OF(node, held, link);
+        if (entry->frame.kind != DD_MESSAGE_WINDOW) {
+            continue;
+        }
+        dd_message *recv = ask_for_receive(context, &entry->frame);
+        if (recv != NULL) {
+            recv->source = rank;
+            recv->received = entry->frame.nbytes;
+            recv->peer = entry->peer;
+            context_take_held(recv, entry);
+        }
+        return;
     }
-    dd_context_post_recv_locked(context, message);
-    return true;
 }
 
 void

@@ -1,5 +1,5 @@
 /* What an operation is, as far as ranks must agree on it. It travels with every message and every slot;
- * the layers above give the numbers their meaning (collective/coll.h). The signature of a message from
+ * the layers above give the numbers their meaning (collective/coll.h, window/window_wire.h). That of a message from
  * rank to rank is all zero, or has `dtype`, `count` and DD_SIGNATURE_TYPED. */
 #ifndef DD_TRANSPORT_SIGNATURE_H
 #define DD_TRANSPORT_SIGNATURE_H

@@ -1,7 +1,7 @@
 /* What goes wrong with windows. */
 #include "check.h"
 #include "core/mem.h"
-#include "group/window_internal.h"
+#include "group/group_internal.h"
 #include "store/file_store.h"
 #include "window_team.h"
 
@@ -234,6 +234,47 @@ TEST(a_rank_that_leaves_ends_waits)
     window_run_everywhere(2, leave_early);
 }
 
+/* A put that does not get through is of the group's business when it closes; what is sent in the background is not held against it. */
+static void
+leave_in_the_middle(team_rank *self)
+{
+    enum { NBYTES = 3000000 };
+    test_window test;
+    uint8_t *bytes = calloc(1, NBYTES);
+    dd_wait wait = window_plenty();
+    REQUIRE(bytes != NULL && window_open(self, NBYTES, true, &test));
+    if (self->rank == 1) {
+        team_rendezvous(self, "begin");
+        dd_engine_lock(self->engine);
+        team_rendezvous(self, "deaf");
+        team_rendezvous(self, "closed");
+        dd_engine_unlock(self->engine);
+        CHECK_STATUS(window_take(&test, 0, 1), DD_PEER_LOST);
+        CHECK_CONTAINS(check_message(), "rank 0 (");
+    } else {
+        dd_work *work = NULL;
+        dd_error error = {.code = DD_OK};
+        team_rendezvous(self, "begin");
+        team_rendezvous(self, "deaf");
+        CHECK_OK(dd_window_post_put(test.window, (dd_block){bytes, NBYTES}, (dd_window_place){.rank = 1}, 1,
+                                    &team_no_options, &work, check_err()));
+        wait = dd_wait_after(50 * DD_NS_PER_MS);
+        CHECK_STATUS(dd_group_close(self->group, &wait, check_err()), DD_OP_TIMED_OUT);
+        CHECK_INT(dd_work_result(work, &error), DD_CLOSED);
+        CHECK_CONTAINS(error.message, "put on window 1 of group \"team\"");
+        dd_work_release(work);
+        team_rendezvous(self, "closed");
+    }
+    window_drop(&test);
+    free(bytes);
+}
+
+TEST(a_group_that_is_closed_while_a_put_is_under_way)
+{
+    team_options options = {.size = 2};
+    team_run_both(&options, leave_in_the_middle, NULL);
+}
+
 /* ---- a process that dies */
 
 #define NMORTALS 2
@@ -425,6 +466,46 @@ TEST(calls_that_are_given_up)
     window_run_everywhere(2, be_patient);
 }
 
+/* An interrupt leaves the window as it was; what was being put goes on. */
+static void
+be_impatient(team_rank *self)
+{
+    enum { NBYTES = 3000000 };
+    test_window test;
+    REQUIRE(window_open(self, NBYTES, true, &test));
+    if (self->rank == 1) {
+        team_rendezvous(self, "begin");
+        dd_engine_lock(self->engine);
+        team_rendezvous(self, "deaf");
+        team_rendezvous(self, "tried");
+        dd_engine_unlock(self->engine);
+        CHECK_OK(window_take(&test, 0, 1));
+        window_check_filled(test.data, 4, NBYTES);
+    } else {
+        uint8_t *bytes = malloc(NBYTES);
+        int nlooks = 0;
+        dd_wait wait = window_plenty();
+        wait.is_interrupted = is_tired;
+        wait.ctx = &nlooks;
+        team_rendezvous(self, "begin");
+        team_rendezvous(self, "deaf");
+        window_fill(bytes, 4, NBYTES);
+        CHECK_STATUS(dd_window_put(test.window, (dd_block){bytes, NBYTES}, (dd_window_place){.rank = 1}, 1,
+                                   &wait, check_err()),
+                     DD_INTERRUPTED);
+        memset(bytes, 0, NBYTES);
+        team_rendezvous(self, "tried");
+        free(bytes);
+    }
+    window_close(&test);
+}
+
+TEST(puts_that_are_interrupted)
+{
+    team_options options = {.size = 2};
+    team_run_both(&options, be_impatient, NULL);
+}
+
 /* ---- forks */
 
 static void
@@ -521,330 +602,4 @@ TEST(no_memory)
         team_options options = {.size = 2};
         team_run(&options, go_without, &how);
     }
-}
-
-/* ---- notes that make no sense */
-
-typedef struct bad_note {
-    const char *what; /* of the message that the receiver's group fails with */
-    dd_window_note note;
-    size_t nextra;    /* bytes behind the note */
-    uint8_t raw_type; /* instead of the note's; 0: none */
-} bad_note;
-
-#define NONSENSE_NBYTES ((size_t)100)
-
-static const bad_note bad_notes[] = {
-    {.what = "a window that was never opened", .note = {.type = DD_WINDOW_PUT, .window = 77}},
-    {.what = "a put out of range",
-     .note = {.type = DD_WINDOW_PUT, .window = 1, .offset = 99, .nbytes = 2},
-     .nextra = 2},
-    {.what = "a put out of range", .note = {.type = DD_WINDOW_PUT, .window = 1, .nbytes = UINT64_MAX}},
-    {.what = "a put out of range",
-     .note = {.type = DD_WINDOW_PUT, .window = 1, .offset = UINT64_MAX - 5000, .nbytes = 5000}},
-    {.what = "a put out of range", .note = {.type = DD_WINDOW_PUT, .window = 1, .channel = 100000}},
-    {.what = "a get out of range",
-     .note = {.type = DD_WINDOW_GET, .window = 1, .id = 1, .nbytes = (uint64_t)1 << 62}},
-    {.what = "a get out of range", .note = {.type = DD_WINDOW_GET, .window = 1, .id = 1, .offset = 101}},
-    {.what = "an answer that nobody has asked for", .note = {.type = DD_WINDOW_GOT, .window = 1, .id = 5}},
-    {.what = "an answer that nobody has asked for", .note = {.type = DD_WINDOW_TAKEN, .window = 1}},
-    {.what = "a channel out of range", .note = {.type = DD_WINDOW_ASK, .window = 1, .channel = UINT32_MAX}},
-    {.what = "its type is unknown", .note = {.type = DD_WINDOW_CLOSED, .window = 1}, .raw_type = 200},
-    {.what = "its place is wrong",
-     .note = {.type = DD_WINDOW_PUT, .window = 1, .offset = UINT64_MAX, .nbytes = 5000}},
-    {.what = "its data are not as long as it says",
-     .note = {.type = DD_WINDOW_PUT, .window = 1, .nbytes = 3},
-     .nextra = 2},
-    {.what = "a note about a window is too long",
-     .note = {.type = DD_WINDOW_CLOSED, .window = 1},
-     .nextra = 5000},
-};
-
-static void
-note_sent(dd_message *message, const dd_error *error)
-{
-    (void)error;
-    atomic_store_explicit((atomic_bool *)message->owner, true, memory_order_release);
-}
-
-/* A message about windows that no window has sent. How it ends is for the other side to judge. */
-static void
-send_raw(team_rank *self, uint32_t channel, void *bytes, size_t nbytes)
-{
-    atomic_bool is_sent = false;
-    dd_message message = {.kind = DD_MESSAGE_WINDOW,
-                          .rank = 1 - self->rank,
-                          .channel = channel,
-                          .data = bytes,
-                          .nbytes = nbytes,
-                          .on_done = note_sent,
-                          .owner = &is_sent};
-    dd_engine_lock(self->engine);
-    dd_context_post_send_locked(self->group->context, &message);
-    dd_engine_unlock(self->engine);
-    dd_wait wait = window_plenty();
-    CHECK_OK(dd_engine_wait(self->engine, &is_sent, &wait, check_err()));
-}
-
-/* What only a rank that is not one of ours would send. */
-static void
-send_bad_note(team_rank *self, const bad_note *bad)
-{
-    uint8_t bytes[DD_WINDOW_NOTE_NBYTES + 5000] = {0};
-    dd_window_note_encode(&bad->note, bytes);
-    bytes[0] = bad->raw_type != 0 ? bad->raw_type : bytes[0];
-    send_raw(self, DD_REQUEST_CHANNEL, bytes, DD_WINDOW_NOTE_NBYTES + bad->nextra);
-}
-
-static void
-be_lied_to(team_rank *self)
-{
-    const bad_note *bad = self->arg;
-    test_window test;
-    REQUIRE(window_open(self, NONSENSE_NBYTES, true, &test));
-    window_fill(test.data, 3, NONSENSE_NBYTES);
-    team_rendezvous(self, "filled");
-    if (self->rank == 1) {
-        send_bad_note(self, bad);
-    }
-    dd_wait wait = window_plenty();
-    dd_error error = {.code = DD_OK};
-    CHECK_INT(dd_window_wait_signal(test.window, 1 - self->rank, 1, &wait, &error), DD_PROTOCOL);
-    CHECK_INT(error.culprit.rank, 1);
-    CHECK_CONTAINS(error.message, "broke the protocol of windows");
-    CHECK_CONTAINS(error.message, bad->what);
-    window_check_filled(test.data, 3, NONSENSE_NBYTES);
-    window_drop(&test);
-}
-
-TEST(notes_that_make_no_sense)
-{
-    for (size_t i = 0; i < sizeof bad_notes / sizeof bad_notes[0]; i++) {
-        bad_note bad = bad_notes[i];
-        team_options options = {.size = 2, .is_shm_disabled = i % 2 == 1};
-        team_run(&options, be_lied_to, &bad);
-    }
-}
-
-/* ---- data that come late */
-
-/* The note of a put is here, and its data are not. */
-static bool
-is_awaiting_data(void *ctx)
-{
-    const dd_group *group = ctx;
-    const window_source *source = group->windows->sources[1];
-    return source != NULL && source->window != NULL && source->message.is_posted;
-}
-
-static void
-close_before_data(team_rank *self)
-{
-    enum { NBYTES = 20000, NLATE = 10000 };
-    uint8_t bytes[NBYTES];
-    dd_wait wait = window_plenty();
-    test_window first;
-    test_window second;
-    REQUIRE(window_open(self, NBYTES, true, &first));
-    REQUIRE(window_open(self, NBYTES, true, &second));
-    if (self->rank == 1) {
-        uint8_t note_bytes[DD_WINDOW_NOTE_NBYTES];
-        dd_window_note note = {
-            .type = DD_WINDOW_PUT, .channel = DD_WINDOW_NO_CHANNEL, .window = 1, .nbytes = NLATE};
-        dd_window_note_encode(&note, note_bytes);
-        send_raw(self, DD_REQUEST_CHANNEL, note_bytes, sizeof note_bytes);
-        team_rendezvous(self, "closed");
-        memset(bytes, 0xee, sizeof bytes);
-        send_raw(self, WINDOW_DATA_CHANNEL, bytes, NLATE);
-        window_fill(bytes, 5, NBYTES);
-        CHECK_OK(window_put(&second, bytes, NBYTES, (dd_window_place){.rank = 0}, 1));
-    } else {
-        CHECK_OK(group_await(self->group, is_awaiting_data, self->group, &wait, check_err()));
-        dd_window_close(first.window);
-        team_rendezvous(self, "closed");
-        CHECK_OK(window_take(&second, 1, 1));
-        window_check_filled(second.data, 5, NBYTES);
-        CHECK_INT(first.data[0], 0);
-    }
-    window_close(&second);
-    window_drop(&first);
-}
-
-/* They are not taken for those of the next put. */
-TEST(data_of_a_window_that_was_closed_before_they_came)
-{
-    team_options options = {.size = 2};
-    team_run_both(&options, close_before_data, NULL);
-}
-
-/* ---- more gets than are asked at a time */
-
-enum { NMANY = 4 * WINDOW_GETS_MAX, MANY_NBYTES = 24 };
-
-typedef struct many_gets {
-    test_window test;
-    int peer;
-    dd_work *works[NMANY];
-    uint8_t back[NMANY][MANY_NBYTES];
-} many_gets;
-
-static unsigned
-count_asked(dd_group *group, int rank)
-{
-    dd_engine_lock(group->engine);
-    unsigned nasked = group->windows->sources[rank]->nasked;
-    dd_engine_unlock(group->engine);
-    return nasked;
-}
-
-static void
-post_many_gets(many_gets *many, const dd_call_options *options)
-{
-    for (size_t i = 0; i < NMANY; i++) {
-        dd_window_place from = {.rank = many->peer, .offset = i};
-        dd_block target = {many->back[i], MANY_NBYTES};
-        CHECK_OK(dd_window_post_get(many->test.window, target, from, options, &many->works[i], check_err()));
-        CHECK_INT(count_asked(many->test.window->group, many->peer) <= WINDOW_GETS_MAX, true);
-    }
-}
-
-static bool
-open_many_gets(team_rank *self, many_gets *many)
-{
-    enum { NBYTES = NMANY + MANY_NBYTES };
-    many->peer = 1 - self->rank;
-    if (!window_open(self, NBYTES, true, &many->test)) {
-        return false;
-    }
-    window_fill(many->test.data, (uint64_t)self->rank, NBYTES);
-    team_rendezvous(self, "filled");
-    return true;
-}
-
-/* Both at once: neither keeps the other from being answered. */
-static void
-get_many(team_rank *self)
-{
-    many_gets *many = calloc(1, sizeof *many);
-    uint8_t *expected = calloc(1, NMANY + MANY_NBYTES);
-    REQUIRE(many != NULL && expected != NULL && open_many_gets(self, many));
-    window_fill(expected, (uint64_t)many->peer, NMANY + MANY_NBYTES);
-    post_many_gets(many, &team_no_options);
-    dd_wait wait = window_plenty();
-    CHECK_OK(dd_window_flush(many->test.window, &wait, check_err()));
-    for (size_t i = 0; i < NMANY; i++) {
-        CHECK_OK(team_wait(self->group, many->works[i]));
-        CHECK_INT(memcmp(many->back[i], expected + i, MANY_NBYTES), 0);
-    }
-    CHECK_INT(count_asked(self->group, many->peer), 0);
-    window_close(&many->test);
-    free(expected);
-    free(many);
-}
-
-TEST(more_gets_than_are_asked_at_a_time)
-{
-    team_options options = {.size = 2};
-    team_run_both(&options, get_many, NULL);
-}
-
-/* Those that were not asked end when their time is over, as all others do, and what is left is as good as new. */
-static void
-get_many_in_vain(team_rank *self)
-{
-    many_gets *many = calloc(1, sizeof *many);
-    REQUIRE(many != NULL && open_many_gets(self, many));
-    if (self->rank == 1) {
-        dd_engine_lock(self->engine); /* answers nobody */
-        team_rendezvous(self, "deaf");
-        team_rendezvous(self, "over");
-        dd_engine_unlock(self->engine);
-    } else {
-        team_rendezvous(self, "deaf");
-        dd_call_options options = team_no_options;
-        options.timeout_ns = 100 * DD_NS_PER_MS;
-        post_many_gets(many, &options);
-        for (size_t i = 0; i < NMANY; i++) {
-            dd_error error = {.code = DD_OK};
-            dd_wait wait = window_plenty();
-            CHECK_INT(dd_group_wait(self->group, many->works[i], &wait, &error), DD_OP_TIMED_OUT);
-            dd_work_release(many->works[i]);
-        }
-        CHECK_INT(count_asked(self->group, 1), WINDOW_GETS_MAX);
-        team_rendezvous(self, "over");
-        uint8_t back[MANY_NBYTES];
-        uint8_t expected[MANY_NBYTES];
-        window_fill(expected, 1, MANY_NBYTES);
-        CHECK_OK(window_get(&many->test, back, MANY_NBYTES, (dd_window_place){.rank = 1}));
-        CHECK_INT(memcmp(back, expected, MANY_NBYTES), 0);
-        CHECK_INT(count_asked(self->group, 1), 0);
-    }
-    window_close(&many->test);
-    free(many);
-}
-
-TEST(gets_that_were_never_asked)
-{
-    team_options options = {.size = 2};
-    team_run_both(&options, get_many_in_vain, NULL);
-}
-
-/* ---- questions without end */
-
-enum { FLOOD_NBYTES = 4096, NFLOOD = 8 * WINDOW_ANSWERS_MAX };
-
-/* Takes no notes from now on: answers stay with whoever gives them. */
-static void
-stop_taking(team_rank *self, int rank)
-{
-    dd_engine_lock(self->engine);
-    window_source *source = window_serve_source_locked(self->group->windows, rank);
-    REQUIRE(source != NULL);
-    source->is_busy = true;
-    dd_engine_unlock(self->engine);
-}
-
-static dd_status
-cause_of(dd_group *group)
-{
-    dd_engine_lock(group->engine);
-    dd_status code = group->cause.code;
-    dd_engine_unlock(group->engine);
-    return code;
-}
-
-/* Returns when the group has failed: messages end with it. */
-static void
-ask_without_end(team_rank *self)
-{
-    uint8_t note_bytes[DD_WINDOW_NOTE_NBYTES];
-    dd_window_note note = {.type = DD_WINDOW_GET, .window = 1, .id = 1, .nbytes = FLOOD_NBYTES};
-    dd_window_note_encode(&note, note_bytes);
-    for (int i = 0; i < NFLOOD && cause_of(self->group) == DD_OK; i++) {
-        send_raw(self, DD_REQUEST_CHANNEL, note_bytes, sizeof note_bytes);
-    }
-}
-
-static void
-be_flooded(team_rank *self)
-{
-    test_window test;
-    REQUIRE(window_open(self, FLOOD_NBYTES, true, &test));
-    team_rendezvous(self, "open"); /* on the other rank, too */
-    if (self->rank == 1) {
-        stop_taking(self, 0);
-        ask_without_end(self);
-    }
-    dd_wait wait = window_plenty();
-    dd_error error = {.code = DD_OK};
-    CHECK_INT(dd_window_wait_signal(test.window, 1 - self->rank, 1, &wait, &error), DD_PROTOCOL);
-    CHECK_INT(error.culprit.rank, 1);
-    CHECK_CONTAINS(error.message, "question after question, and no answer taken");
-    window_drop(&test);
-}
-
-TEST(questions_without_end)
-{
-    team_options options = {.size = 2};
-    team_run_both(&options, be_flooded, NULL);
 }

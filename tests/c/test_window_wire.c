@@ -1,18 +1,19 @@
 /* The bytes of windows. */
 #include "check.h"
-#include "group/window_wire.h"
+#include "window/window_wire.h"
 
 #include <string.h>
 
 static const dd_window_note examples[] = {
     {.type = DD_WINDOW_PUT, .channel = 3, .window = 1, .offset = 77, .nbytes = 4},
-    {.type = DD_WINDOW_PUT, .channel = DD_WINDOW_NO_CHANNEL, .window = 9, .nbytes = DD_WINDOW_INLINE_MAX + 1},
+    {.type = DD_WINDOW_PUT, .channel = DD_WINDOW_NO_CHANNEL, .window = 9, .nbytes = 100000},
     {.type = DD_WINDOW_PUT, .window = 2},
-    {.type = DD_WINDOW_GET, .window = 2, .id = 5, .offset = UINT64_C(1) << 40, .nbytes = 1000000},
-    {.type = DD_WINDOW_GOT, .window = 2, .id = 5, .nbytes = DD_WINDOW_INLINE_MAX},
-    {.type = DD_WINDOW_GOT, .is_refused = true, .window = 2, .id = 5},
+    {.type = DD_WINDOW_GET, .window = 2, .offset = UINT64_C(1) << 40, .nbytes = 1000000},
+    {.type = DD_WINDOW_GOT, .window = 2, .nbytes = 4096},
+    {.type = DD_WINDOW_GOT, .is_refused = true, .window = 2},
     {.type = DD_WINDOW_ASK, .channel = 1, .window = 2},
-    {.type = DD_WINDOW_TAKEN, .channel = 1, .window = 2},
+    {.type = DD_WINDOW_ASK, .channel = DD_WINDOW_NO_CHANNEL, .window = 2},
+    {.type = DD_WINDOW_DONE, .channel = 1, .window = 2},
     {.type = DD_WINDOW_CLOSED, .window = UINT64_MAX},
 };
 #define NEXAMPLES (sizeof examples / sizeof examples[0])
@@ -20,43 +21,49 @@ static const dd_window_note examples[] = {
 TEST(notes_come_back)
 {
     for (size_t i = 0; i < NEXAMPLES; i++) {
-        static uint8_t bytes[DD_WINDOW_NOTE_NBYTES + DD_WINDOW_INLINE_MAX];
         dd_window_note back;
-        dd_window_note_encode(&examples[i], bytes);
-        size_t nbytes = DD_WINDOW_NOTE_NBYTES + dd_window_note_inline_nbytes(&examples[i]);
-        REQUIRE_OK(dd_window_note_decode(dd_bytes_of(bytes, nbytes), &back, check_err()));
+        dd_request head = dd_window_note_encode(&examples[i]);
+        CHECK_INT(head.nbytes, dd_window_note_has_data(&examples[i]) ? examples[i].nbytes : 0);
+        REQUIRE_OK(dd_window_note_decode(&head, &back, check_err()));
         CHECK_INT(back.type, examples[i].type);
         CHECK_INT(back.is_refused, examples[i].is_refused);
         CHECK_INT(back.channel, examples[i].channel);
-        CHECK(back.window == examples[i].window && back.id == examples[i].id);
+        CHECK(back.window == examples[i].window);
         CHECK(back.offset == examples[i].offset && back.nbytes == examples[i].nbytes);
-        CHECK_STATUS(dd_window_note_decode(dd_bytes_of(bytes, nbytes - 1), &back, check_err()), DD_PROTOCOL);
-        CHECK_STATUS(dd_window_note_decode(dd_bytes_of(bytes, nbytes + 1), &back, check_err()), DD_PROTOCOL);
     }
+}
+
+static void
+check_head_refused(const dd_request *head, const char *why)
+{
+    dd_window_note back;
+    CHECK_STATUS(dd_window_note_decode(head, &back, check_err()), DD_PROTOCOL);
+    CHECK_CONTAINS(check_message(), why);
 }
 
 static void
 check_refused(const dd_window_note *note, const char *why)
 {
-    uint8_t bytes[DD_WINDOW_NOTE_NBYTES];
-    dd_window_note back;
-    dd_window_note_encode(note, bytes);
-    CHECK_STATUS(dd_window_note_decode(dd_bytes_of(bytes, sizeof bytes), &back, check_err()), DD_PROTOCOL);
-    CHECK_CONTAINS(check_message(), why);
+    dd_request head = dd_window_note_encode(note);
+    check_head_refused(&head, why);
 }
 
 TEST(notes_that_make_no_sense)
 {
-    check_refused(&(dd_window_note){.type = (dd_window_note_type)0, .window = 1}, "its type is unknown");
-    check_refused(&(dd_window_note){.type = (dd_window_note_type)7, .window = 1}, "its type is unknown");
-    check_refused(&(dd_window_note){.type = DD_WINDOW_CLOSED}, "its numbers are wrong");
-    check_refused(&(dd_window_note){.type = DD_WINDOW_GET, .window = 1}, "its numbers are wrong");
-    check_refused(&(dd_window_note){.type = DD_WINDOW_PUT, .window = 1, .id = 1}, "its numbers are wrong");
+    check_head_refused(&(dd_request){.tag = 1}, "its type is unknown");
+    check_head_refused(&(dd_request){.tag = 1, .signature = {.coll = DD_WINDOW_CLOSED + 1}},
+                       "its type is unknown");
+    check_head_refused(&(dd_request){.tag = 1, .nbytes = 1, .signature = {.coll = DD_WINDOW_ASK}},
+                       "it has data");
+    check_head_refused(&(dd_request){.tag = 1, .signature = {.coll = DD_WINDOW_PUT, .flags = 2}},
+                       "it is no refusal");
+    check_head_refused(&(dd_request){.tag = 1, .signature = {.coll = DD_WINDOW_PUT, .dtype = 1}},
+                       "it has no zeros where they belong");
+    check_refused(&(dd_window_note){.type = DD_WINDOW_CLOSED}, "it is about no window");
     check_refused(&(dd_window_note){.type = DD_WINDOW_PUT, .window = 1, .offset = UINT64_MAX, .nbytes = 1},
                   "its place is wrong");
     check_refused(&(dd_window_note){.type = DD_WINDOW_ASK, .window = 1, .nbytes = 1}, "its place is wrong");
-    check_refused(&(dd_window_note){.type = DD_WINDOW_GET, .window = 1, .id = 1, .channel = 1},
-                  "it has a channel");
+    check_refused(&(dd_window_note){.type = DD_WINDOW_GET, .window = 1, .channel = 1}, "it has a channel");
     check_refused(&(dd_window_note){.type = DD_WINDOW_PUT, .window = 1, .is_refused = true},
                   "it is no refusal");
 }

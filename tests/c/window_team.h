@@ -2,8 +2,8 @@
 #ifndef DD_TESTS_WINDOW_TEAM_H
 #define DD_TESTS_WINDOW_TEAM_H
 
-#include "group/window.h"
 #include "group_team.h"
+#include "window/window.h"
 
 /* A window, and the memory of this rank in it. */
 typedef struct test_window {

@@ -11,8 +11,8 @@
  *
  * A window fails with its group: every wait ends with the group's cause. Offsets and sizes that a peer sends are checked against
  * what this rank has opened. */
-#ifndef DD_GROUP_WINDOW_H
-#define DD_GROUP_WINDOW_H
+#ifndef DD_WINDOW_WINDOW_H
+#define DD_WINDOW_WINDOW_H
 
 #include "group/group.h"
 
@@ -64,9 +64,10 @@ typedef struct dd_window_place {
     size_t offset;
 } dd_window_place;
 
-/* Writes `source` there; is over when it is in place there, or in memory of the transport's: `source` may be used again. With a channel
- * the signal follows the data. To itself is fine, and so is a source that overlaps with what is written. One that does not get through in time, or is interrupted, is not taken back: it goes
- * on from a copy. That a far rank has closed its window shows once it has said so, by the next flush at the latest. */
+/* Writes `source` there. It returns when `source` may be used again: the data are in place, or the transport has them. With a channel the
+ * signal follows the data. To itself is fine, and so is a source that overlaps with what is written. A put that does not get through in
+ * time, or is interrupted, is not taken back: it goes on from a copy. That a far rank has closed its window shows once it has said so,
+ * by the next flush at the latest. */
 dd_status dd_window_put(dd_window *window, dd_block source, dd_window_place to, int channel,
                         const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 /* Reads from there into `target`, which has any of the bytes when that fails. From a far rank it sees what this one has put before. */

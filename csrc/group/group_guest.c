@@ -1,0 +1,78 @@
+/* What a guest may ask of its group. */
+#include "group/group_guest.h"
+
+#include "group/group_internal.h"
+
+dd_group_guest *
+dd_group_find_guest_locked(const dd_group *group)
+{
+    return group->guest;
+}
+
+void
+dd_group_take_guest_locked(dd_group *group, dd_group_guest *guest)
+{
+    guest->context = group->context;
+    guest->peers = group->peers;
+    guest->is_crowded = group->task.is_crowded;
+    group->guest = guest;
+}
+
+void
+dd_group_note_guest_locked(dd_group *group)
+{
+    group_update_task_locked(group);
+}
+
+bool
+dd_group_has_left_locked(const dd_group *group, int rank)
+{
+    return group->members[rank].is_gone;
+}
+
+const dd_error *
+dd_group_cause_locked(const dd_group *group)
+{
+    return group->cause.code != DD_OK ? &group->cause : NULL;
+}
+
+dd_status
+dd_group_check_usable_locked(dd_group *group, const char *what, dd_error *err)
+{
+    return group_check_usable_locked(group, what, err);
+}
+
+void
+dd_group_fail_locked(dd_group *group, const dd_error *cause)
+{
+    group_fail_locked(group, cause, true, DD_ANY_RANK);
+}
+
+dd_status
+dd_group_error_about(const dd_group *group, int rank, dd_status code, const char *what, dd_error *err)
+{
+    char who[128];
+    const dd_card *card = dd_peer_card(group->peers[rank]);
+    (void)dd_error_set(err, code, "%s %s", group_print_member(group, rank, who), what);
+    dd_error_blame(err, rank, card->host, card->pid);
+    return code;
+}
+
+bool
+dd_group_shares_memory(const dd_group *group, int rank)
+{
+    const int *host_of = group->topology.host_of;
+    return group->arena != NULL && host_of[rank] == host_of[group->rank];
+}
+
+dd_status
+dd_group_map_region_locked(dd_group *group, int rank, uint32_t id, dd_block *memory, dd_error *err)
+{
+    return group_map_region_locked(group, group->topology.local_of[rank], id, memory, err);
+}
+
+dd_status
+dd_group_await(dd_group *group, bool (*is_there)(void *ctx), void *ctx, const dd_wait *wait, dd_error *err)
+{
+    return group_await(group, is_there, ctx, wait, err);
+}

@@ -1,0 +1,395 @@
+/* Opening a window: each rank says what it has, maps what it can, and says how that went. */
+#include "core/log.h"
+#include "core/mem.h"
+#include "window/window_internal.h"
+
+#include <stdio.h>
+
+/* Descriptors are sent before the messages that speak of them. One that does not come was dropped on the way, as nobody had asked for it
+ * or memory was short: that rank is then reached by messages. */
+#define DESCRIPTORS_PATIENCE_NS (500 * DD_NS_PER_MS)
+#define CONTROL_ALIGNMENT ((size_t)128)
+#define PAD_MAX ((size_t)1 << 30)
+
+/* The state of an opening. */
+typedef struct window_opening {
+    dd_group *group;
+    int size;
+    dd_window *window;
+    const dd_wait *wait;
+    dd_status own; /* how this rank is doing; `error` says more */
+    dd_error error;
+    dd_window_card card;   /* its own */
+    dd_window_card *cards; /* [size] */
+    dd_block *blocks;      /* [size] */
+    uint8_t *bytes;        /* [size] of cards */
+    dd_error map_error;    /* code DD_OK: nothing is wrong */
+    int culprit;
+} window_opening;
+
+static size_t
+control_at(size_t pad_nbytes)
+{
+    return (pad_nbytes + CONTROL_ALIGNMENT - 1) & ~(CONTROL_ALIGNMENT - 1);
+}
+
+static size_t
+least_pad_nbytes(const dd_group *group)
+{
+    return (size_t)dd_group_size(group) * sizeof(uint32_t);
+}
+
+static dd_status
+check_options(dd_group *group, const dd_window_options *options, dd_error *err)
+{
+    if (options->obstacle != DD_OK) {
+        return dd_error_set(err, options->obstacle, "window: this rank cannot open its part");
+    }
+    size_t least = least_pad_nbytes(group);
+    if (options->pad_nbytes != 0 && (options->pad_nbytes < least || options->pad_nbytes > PAD_MAX)) {
+        return dd_error_set(
+            err, DD_INVALID_ARGUMENT,
+            "window: a pad of %zu bytes for %d ranks: a channel takes %zu bytes, and %zu are the most",
+            options->pad_nbytes, dd_group_size(group), least, PAD_MAX);
+    }
+    if (options->data == NULL && options->nbytes > 0) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "window: %zu bytes of no memory", options->nbytes);
+    }
+    if (options->region == NULL) {
+        return DD_OK;
+    }
+    /* Memory before the region gives a huge offset. */
+    size_t offset = (uintptr_t)options->data - (uintptr_t)dd_region_data(options->region);
+    size_t room = dd_region_nbytes(options->region);
+    if (dd_region_group(options->region) != group || offset > room || options->nbytes > room - offset) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT,
+                            "window: the memory does not lie in that region of this group");
+    }
+    return DD_OK;
+}
+
+/* NULL: there is no memory. */
+static dd_window *
+create(window_hub *hub, uint64_t id, const dd_window_options *options)
+{
+    size_t size = (size_t)hub->size;
+    size_t least = least_pad_nbytes(hub->group);
+    size_t by_default = least > DD_WINDOW_PAD_NBYTES ? least : DD_WINDOW_PAD_NBYTES;
+    size_t pad_nbytes = options->pad_nbytes != 0 ? options->pad_nbytes : by_default;
+    int nchannels = (int)(pad_nbytes / least);
+    dd_window *window = dd_mem_zalloc(sizeof(dd_window) + size * sizeof(window_member));
+    window_tally *tallies = dd_mem_zalloc(((size_t)nchannels + 1) * size * sizeof *tallies);
+    if (window == NULL || tallies == NULL) {
+        dd_mem_free(window);
+        dd_mem_free(tallies);
+        return NULL;
+    }
+    atomic_init(&window->refs, 1);
+    atomic_init(&window->state, WINDOW_OPEN);
+    atomic_init(&window->nto_be_told, 0);
+    window->group = dd_group_acquire(hub->group);
+    window->hub = hub;
+    window->id = id;
+    window->region = options->region != NULL ? dd_region_acquire(options->region) : NULL;
+    window->pad_nbytes = pad_nbytes;
+    window->nchannels = nchannels;
+    window->tallies = tallies;
+    dd_list_init(&window->link);
+    window->members[hub->rank] =
+        (window_member){.data = options->data, .nbytes = options->nbytes, .is_direct = true};
+    return window;
+}
+
+void
+window_destroy(dd_window *window)
+{
+    dd_group *group = window->group;
+    dd_region_release(window->pad);
+    dd_region_release(window->region);
+    dd_mem_free(window->tallies);
+    dd_mem_free(window);
+    dd_group_release(group);
+}
+
+static void
+set_pad(window_member *member, uint8_t *pad, size_t pad_nbytes)
+{
+    member->words = (_Atomic uint32_t *)(void *)pad;
+    member->control = (window_control *)(void *)(pad + control_at(pad_nbytes));
+}
+
+/* This rank's pad, and its card. */
+static dd_status
+make_part(window_opening *opening, dd_error *err)
+{
+    dd_window *window = opening->window;
+    window_member *own = &window->members[window->hub->rank];
+    dd_status status = dd_group_alloc_pad(
+        opening->group, control_at(window->pad_nbytes) + sizeof(window_control), &window->pad, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    set_pad(own, dd_region_data(window->pad), window->pad_nbytes);
+    opening->card.pad_region = dd_region_id(window->pad);
+    opening->card.nbytes = own->nbytes;
+    if (window->region != NULL) {
+        const uint8_t *base = dd_region_data(window->region);
+        opening->card.data =
+            (dd_window_spot){.region = dd_region_id(window->region), .offset = (uint64_t)(own->data - base)};
+    }
+    return DD_OK;
+}
+
+/* ---- cards */
+
+/* For failures that the cards cannot tell the others of. */
+static dd_status
+fail_group(dd_group *group, dd_error *error, dd_error *err)
+{
+    dd_error_prepend(error, "window");
+    dd_engine_lock(dd_group_engine(group));
+    dd_group_fail_locked(group, error);
+    dd_engine_unlock(dd_group_engine(group));
+    return dd_error_copy(err, error);
+}
+
+static dd_status
+fail_without_memory(dd_group *group, dd_error *err)
+{
+    dd_error error;
+    (void)dd_error_no_memory(&error, (size_t)dd_group_size(group) * sizeof(window_member));
+    return fail_group(group, &error, err);
+}
+
+static dd_status
+fail_protocol(const window_opening *opening, int rank, const dd_error *fault, dd_error *err)
+{
+    dd_error error;
+    char what[512];
+    (void)snprintf(what, sizeof what, "broke the protocol: %.400s", fault->message);
+    (void)dd_group_error_about(opening->group, rank, DD_PROTOCOL, what, &error);
+    return fail_group(opening->group, &error, err);
+}
+
+/* All fail with what one rank could not do, or if its pad is not of rank 0's size. */
+static dd_status
+check_card(const window_opening *opening, int rank, dd_error *err)
+{
+    const dd_window_card *card = &opening->cards[rank];
+    char what[128];
+    dd_status status = card->status;
+    if (status != DD_OK) {
+        (void)snprintf(what, sizeof what, "cannot open its part: %s", dd_status_text(status));
+    } else if (card->pad_nbytes != opening->cards[0].pad_nbytes) {
+        status = DD_MISMATCH;
+        (void)snprintf(what, sizeof what, "for one of %llu", (unsigned long long)card->pad_nbytes);
+    } else {
+        return DD_OK;
+    }
+    (void)dd_group_error_about(opening->group, rank, status, what, err);
+    if (status == DD_MISMATCH && err != NULL) {
+        dd_error own = *err;
+        (void)dd_error_set(err, status, "rank 0 asks for a pad of %llu bytes, %s",
+                           (unsigned long long)opening->cards[0].pad_nbytes, own.message);
+        err->culprit = own.culprit;
+    }
+    dd_error_prepend(err, "window");
+    return status;
+}
+
+/* All say how they are doing: DD_OK if all are well. */
+static dd_status
+exchange(window_opening *opening, dd_error *err)
+{
+    uint8_t own[DD_WINDOW_CARD_NBYTES];
+    dd_block input = {.data = own, .nbytes = sizeof own};
+    dd_coll_args args = {.coll = DD_COLL_ALL_GATHER,
+                         .reduction = {.dtype = DD_DTYPE_UINT8},
+                         .inputs = &input,
+                         .outputs = opening->blocks};
+    dd_call_options options = {.timeout_ns = -1};
+    opening->card.status = opening->own;
+    dd_window_card_encode(&opening->card, own);
+    for (int rank = 0; rank < opening->size; rank++) {
+        uint8_t *theirs = opening->bytes + (size_t)rank * sizeof own;
+        opening->blocks[rank] = (dd_block){.data = theirs, .nbytes = sizeof own};
+    }
+    dd_status status = dd_group_collective_and_wait(opening->group, &args, &options, opening->wait, err);
+    if (status == DD_OK && opening->own != DD_OK) {
+        return dd_error_copy(err, &opening->error);
+    }
+    for (int rank = 0; rank < opening->size && status == DD_OK; rank++) {
+        dd_error fault;
+        if (dd_window_card_decode(opening->blocks[rank].data, &opening->cards[rank], &fault) != DD_OK) {
+            return fail_protocol(opening, rank, &fault, err);
+        }
+        status = check_card(opening, rank, err);
+    }
+    return status;
+}
+
+/* ---- mapping the memory of the others of this host */
+
+/* Memory of a rank; NULL: not here (yet), or nonsense, which ends the mapping. */
+static uint8_t *
+map_locked(window_opening *opening, int rank, dd_window_spot spot, uint64_t nbytes)
+{
+    dd_block memory = {.data = NULL};
+    dd_error error;
+    dd_status status = dd_group_map_region_locked(opening->group, rank, spot.region, &memory, &error);
+    if (status == DD_OK && memory.data == NULL) {
+        return NULL;
+    }
+    if (status == DD_OK && spot.offset <= memory.nbytes && nbytes <= memory.nbytes - spot.offset) {
+        return (uint8_t *)memory.data + spot.offset;
+    }
+    if (status == DD_OK) {
+        (void)dd_error_set(&error, DD_PROTOCOL, "%llu bytes from %llu of a region of %zu",
+                           (unsigned long long)nbytes, (unsigned long long)spot.offset, memory.nbytes);
+    }
+    opening->map_error = error;
+    opening->culprit = rank;
+    return NULL;
+}
+
+/* True when there is nothing more to wait for from this rank. */
+static bool
+map_member_locked(window_opening *opening, int rank)
+{
+    dd_window *window = opening->window;
+    window_member *member = &window->members[rank];
+    const dd_window_card *card = &opening->cards[rank];
+    bool wants_data = card->nbytes > 0 && card->data.region != 0;
+    if (member->words == NULL && card->pad_region != 0) {
+        uint8_t *pad = map_locked(opening, rank, (dd_window_spot){.region = card->pad_region},
+                                  control_at(window->pad_nbytes) + sizeof(window_control));
+        if (pad != NULL) {
+            set_pad(member, pad, window->pad_nbytes);
+        }
+    }
+    if (opening->map_error.code == DD_OK && member->data == NULL && wants_data) {
+        member->data = map_locked(opening, rank, card->data, card->nbytes);
+    }
+    member->is_direct = member->words != NULL && (card->nbytes == 0 || member->data != NULL);
+    return (member->words != NULL || card->pad_region == 0) && (member->data != NULL || !wants_data);
+}
+
+static bool
+is_mapped(void *ctx)
+{
+    window_opening *opening = ctx;
+    bool is_all = true;
+    for (int rank = 0; rank < opening->size && opening->map_error.code == DD_OK; rank++) {
+        bool is_near = rank != opening->window->hub->rank && dd_group_shares_memory(opening->group, rank);
+        is_all = (!is_near || map_member_locked(opening, rank)) && is_all;
+    }
+    /* Nothing more comes from a group that has failed. */
+    return is_all || opening->map_error.code != DD_OK || dd_group_cause_locked(opening->group) != NULL;
+}
+
+static dd_status
+map_members(window_opening *opening, dd_error *err)
+{
+    opening->map_error.code = DD_OK;
+    dd_wait patience = dd_wait_at_most(opening->wait, DESCRIPTORS_PATIENCE_NS);
+    dd_status status = dd_group_await(opening->group, is_mapped, opening, &patience, err);
+    if (opening->map_error.code == DD_PROTOCOL) {
+        return fail_protocol(opening, opening->culprit, &opening->map_error, err);
+    }
+    if (opening->map_error.code != DD_OK) {
+        return dd_error_copy(err, &opening->map_error);
+    }
+    if (status == DD_OP_TIMED_OUT) {
+        dd_bytes name = dd_group_name(opening->group);
+        DD_LOG(DD_LOG_INFO, "window of group \"%.*s\" (rank %d): not all memory of this host has come",
+               (int)name.len, (const char *)name.data, dd_group_rank(opening->group));
+        return DD_OK;
+    }
+    return status;
+}
+
+static dd_status
+enter_hub(dd_window *window, dd_error *err)
+{
+    window_hub *hub = window->hub;
+    for (int rank = 0; rank < hub->size; rank++) {
+        window->has_far_members = window->has_far_members || !window->members[rank].is_direct;
+    }
+    dd_engine_lock(hub->engine);
+    dd_status status = dd_group_check_usable_locked(hub->group, "window", err);
+    if (status == DD_OK) {
+        hub->nwindows = window->id > hub->nwindows ? window->id : hub->nwindows;
+        dd_list_push_back(&hub->windows, &window->link);
+        if (window->has_far_members) {
+            dd_engine_attend_locked(hub->engine, true);
+        }
+    }
+    dd_engine_unlock(hub->engine);
+    return status;
+}
+
+/* ---- opening */
+
+/* At the end all have it open, or nobody has. */
+static dd_status
+open_window(window_opening *opening, dd_error *err)
+{
+    dd_window *window = opening->window;
+    if (opening->own == DD_OK) {
+        opening->own = make_part(opening, &opening->error);
+    }
+    dd_status status = exchange(opening, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    window->id = opening->cards[0].window;
+    for (int rank = 0; rank < opening->size; rank++) {
+        window->members[rank].nbytes = (size_t)opening->cards[rank].nbytes;
+    }
+    opening->own = map_members(opening, &opening->error);
+    if (opening->own == DD_OK) {
+        opening->own = enter_hub(window, &opening->error);
+    }
+    status = exchange(opening, err);
+    if (status != DD_OK) {
+        window_leave_hub(window);
+    }
+    return status;
+}
+
+dd_status
+dd_window_open(dd_group *group, const dd_window_options *options, dd_window **window, const dd_wait *wait,
+               dd_error *err)
+{
+    static const dd_window_options nothing = {.data = NULL};
+    window_opening opening = {.group = group, .size = dd_group_size(group), .wait = wait};
+    window_hub *hub = NULL;
+    uint64_t id = 0;
+    dd_status status = dd_engine_check_fork(dd_group_engine(group), err);
+    if (status == DD_OK) {
+        status = window_find_hub(group, &hub, &id, err);
+    }
+    if (status != DD_OK) {
+        return status == DD_OUT_OF_MEMORY ? fail_without_memory(group, err) : status;
+    }
+    opening.own = check_options(group, options, &opening.error);
+    opening.window = create(hub, id, opening.own == DD_OK ? options : &nothing);
+    size_t size = (size_t)opening.size;
+    opening.cards =
+        dd_mem_alloc(size * (sizeof *opening.cards + sizeof *opening.blocks + DD_WINDOW_CARD_NBYTES));
+    if (opening.window == NULL || opening.cards == NULL) {
+        status = fail_without_memory(group, err);
+    } else {
+        opening.blocks = (dd_block *)(void *)(opening.cards + size);
+        opening.bytes = (uint8_t *)(opening.blocks + size);
+        opening.card = (dd_window_card){.window = id, .pad_nbytes = opening.window->pad_nbytes};
+        status = open_window(&opening, err);
+    }
+    dd_mem_free(opening.cards);
+    if (status == DD_OK) {
+        *window = opening.window;
+    } else if (opening.window != NULL) {
+        window_destroy(opening.window);
+    }
+    return status;
+}

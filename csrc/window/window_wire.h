@@ -1,0 +1,62 @@
+/* What ranks tell each other about windows. Pure functions; what comes from a peer is user input.
+ *
+ * A *card* is what a rank says of itself while a window is opened: one for each rank, by all_gather.
+ *
+ * A *note* is a message of kind WINDOW. The head of the message is the note; its bytes are the note's data and go straight to their
+ * place. The notes of one rank to another are taken one at a time, each when the data of the one before it are there. So a note finds
+ * everything in place that was put before it, and answers come in the order of the questions. */
+#ifndef DD_WINDOW_WINDOW_WIRE_H
+#define DD_WINDOW_WINDOW_WIRE_H
+
+#include "core/bytes.h"
+#include "transport/context.h"
+
+#define DD_WINDOW_CARD_NBYTES ((size_t)48)
+#define DD_WINDOW_NO_CHANNEL UINT32_MAX
+
+/* Memory inside a region; id 0: in none. */
+typedef struct dd_window_spot {
+    uint32_t region;
+    uint64_t offset;
+} dd_window_spot;
+
+typedef struct dd_window_card {
+    dd_status status; /* DD_OK, or why this rank cannot open a window */
+    uint32_t pad_region;
+    uint64_t window; /* what this rank would number it, not 0; rank 0's counts */
+    uint64_t pad_nbytes;
+    uint64_t nbytes;
+    dd_window_spot data;
+} dd_window_card;
+
+void dd_window_card_encode(const dd_window_card *card, uint8_t out[DD_WINDOW_CARD_NBYTES]);
+/* DD_PROTOCOL, naming the field. */
+dd_status dd_window_card_decode(const uint8_t in[DD_WINDOW_CARD_NBYTES], dd_window_card *card,
+                                dd_error *err) DD_MUST_CHECK;
+
+/* The order is part of the wire format. */
+typedef enum dd_window_note_type {
+    DD_WINDOW_PUT = 1, /* data for offset, and then a signal on channel */
+    DD_WINDOW_GET,     /* send nbytes from offset: by a GOT */
+    DD_WINDOW_GOT,     /* the data that were asked for first, or none: the window is closed */
+    DD_WINDOW_ASK, /* say when all my signals on channel are taken; without a channel, when all that I have put is there */
+    DD_WINDOW_DONE,   /* that is so */
+    DD_WINDOW_CLOSED, /* this rank has closed the window */
+} dd_window_note_type;
+
+typedef struct dd_window_note {
+    dd_window_note_type type;
+    bool is_refused;  /* GOT: without data */
+    uint32_t channel; /* PUT, ASK, DONE, or none */
+    uint64_t window;
+    uint64_t offset; /* PUT, GET */
+    uint64_t nbytes; /* GET: wanted; PUT, GOT: of data */
+} dd_window_note;
+
+bool dd_window_note_has_data(const dd_window_note *note);
+/* Every field that a type has no use for is zero. */
+dd_request dd_window_note_encode(const dd_window_note *note);
+/* DD_PROTOCOL, naming the fault. */
+dd_status dd_window_note_decode(const dd_request *request, dd_window_note *note, dd_error *err) DD_MUST_CHECK;
+
+#endif

@@ -1,0 +1,470 @@
+/* Windows by messages: notes that make no sense, data that come late, more questions than answers, and memory that is wanted back. */
+#include "check.h"
+#include "group/group_internal.h"
+#include "window/window_internal.h"
+#include "window_team.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static window_hub *
+hub_of(const dd_group *group)
+{
+    return (window_hub *)group->guest;
+}
+
+/* Takes no notes from now on: answers stay with whoever gives them. */
+static void
+stop_taking(team_rank *self, int rank)
+{
+    dd_engine_lock(self->engine);
+    hub_of(self->group)->sources[rank].is_busy = true;
+    dd_engine_unlock(self->engine);
+}
+
+/* ---- notes that make no sense */
+
+typedef struct bad_note {
+    const char *what; /* of the message that the receiver's group fails with */
+    dd_window_note note;
+    dd_signature numbers; /* instead of the note's; coll 0: none */
+    size_t nextra;        /* bytes with a note that has none */
+} bad_note;
+
+#define NONSENSE_NBYTES ((size_t)100)
+
+static const bad_note bad_notes[] = {
+    {.what = "a window that was never opened", .note = {.type = DD_WINDOW_PUT, .window = 77}},
+    {.what = "a put out of range", .note = {.type = DD_WINDOW_PUT, .window = 1, .offset = 99, .nbytes = 2}},
+    {.what = "a put out of range", .note = {.type = DD_WINDOW_PUT, .window = 1, .nbytes = (uint64_t)1 << 62}},
+    {.what = "a put out of range",
+     .note = {.type = DD_WINDOW_PUT, .window = 1, .offset = UINT64_MAX - 5000, .nbytes = 5000}},
+    {.what = "a put out of range", .note = {.type = DD_WINDOW_PUT, .window = 1, .channel = 100000}},
+    {.what = "a get out of range", .note = {.type = DD_WINDOW_GET, .window = 1, .nbytes = (uint64_t)1 << 62}},
+    {.what = "a get out of range", .note = {.type = DD_WINDOW_GET, .window = 1, .offset = 101}},
+    {.what = "an answer that nobody has asked for", .note = {.type = DD_WINDOW_GOT, .window = 1}},
+    {.what = "an answer that nobody has asked for", .note = {.type = DD_WINDOW_DONE, .window = 1}},
+    {.what = "a channel out of range", .note = {.type = DD_WINDOW_ASK, .window = 1, .channel = 100000}},
+    {.what = "its type is unknown",
+     .note = {.type = DD_WINDOW_CLOSED, .window = 1},
+     .numbers = {.coll = 200}},
+    {.what = "it has no zeros where they belong",
+     .note = {.type = DD_WINDOW_PUT, .window = 1},
+     .numbers = {.coll = DD_WINDOW_PUT, .root = 1}},
+    {.what = "its place is wrong",
+     .note = {.type = DD_WINDOW_PUT, .window = 1, .offset = UINT64_MAX, .nbytes = 5000}},
+    {.what = "it has data", .note = {.type = DD_WINDOW_CLOSED, .window = 1}, .nextra = 5000},
+};
+
+static void
+note_sent(dd_message *message, const dd_error *error)
+{
+    (void)error;
+    atomic_store_explicit((atomic_bool *)message->owner, true, memory_order_release);
+}
+
+/* A message about windows that no window sends. */
+static dd_message
+raw_message(const team_rank *self, const dd_request *head, void *bytes, atomic_bool *is_sent)
+{
+    return (dd_message){.kind = DD_MESSAGE_WINDOW,
+                        .rank = 1 - self->rank,
+                        .tag = head->tag,
+                        .channel = head->channel,
+                        .data = bytes,
+                        .nbytes = (size_t)head->nbytes,
+                        .signature = &head->signature,
+                        .on_done = note_sent,
+                        .owner = is_sent};
+}
+
+/* How it ends is for the other side to judge. */
+static void
+send_raw(team_rank *self, const dd_request *head, void *bytes)
+{
+    atomic_bool is_sent = false;
+    dd_message message = raw_message(self, head, bytes, &is_sent);
+    dd_engine_lock(self->engine);
+    dd_context_post_send_locked(self->group->context, &message);
+    dd_engine_unlock(self->engine);
+    dd_wait wait = window_plenty();
+    CHECK_OK(dd_engine_wait(self->engine, &is_sent, &wait, check_err()));
+}
+
+/* What only a rank that is not one of ours would send. */
+static void
+send_bad_note(team_rank *self, const bad_note *bad)
+{
+    uint8_t bytes[5000] = {0};
+    dd_request head = dd_window_note_encode(&bad->note);
+    head.nbytes += bad->nextra;
+    if (bad->numbers.coll != 0) {
+        head.signature = bad->numbers;
+    }
+    send_raw(self, &head, bytes);
+}
+
+static void
+be_lied_to(team_rank *self)
+{
+    const bad_note *bad = self->arg;
+    test_window test;
+    REQUIRE(window_open(self, NONSENSE_NBYTES, true, &test));
+    window_fill(test.data, 3, NONSENSE_NBYTES);
+    team_rendezvous(self, "filled");
+    if (self->rank == 1) {
+        send_bad_note(self, bad);
+    }
+    dd_wait wait = window_plenty();
+    dd_error error = {.code = DD_OK};
+    CHECK_INT(dd_window_wait_signal(test.window, 1 - self->rank, 1, &wait, &error), DD_PROTOCOL);
+    CHECK_INT(error.culprit.rank, 1);
+    CHECK_CONTAINS(error.message, "broke the protocol of windows");
+    CHECK_CONTAINS(error.message, bad->what);
+    window_check_filled(test.data, 3, NONSENSE_NBYTES);
+    window_drop(&test);
+}
+
+TEST(notes_that_make_no_sense)
+{
+    for (size_t i = 0; i < sizeof bad_notes / sizeof bad_notes[0]; i++) {
+        bad_note bad = bad_notes[i];
+        team_options options = {.size = 2, .is_shm_disabled = i % 2 == 1};
+        team_run(&options, be_lied_to, &bad);
+    }
+}
+
+/* ---- data that come late */
+
+/* The note of a put is here, and its data are not. */
+static bool
+is_awaiting_data(void *ctx)
+{
+    const window_source *source = &hub_of(ctx)->sources[1];
+    return source->is_busy && source->note.type == DD_WINDOW_PUT && source->note.window == 1;
+}
+
+static void
+close_before_data(team_rank *self)
+{
+    enum { NBYTES = 200000 };
+    uint8_t *bytes = malloc(NBYTES);
+    dd_wait wait = window_plenty();
+    test_window first;
+    test_window second;
+    REQUIRE(bytes != NULL && window_open(self, NBYTES, true, &first));
+    REQUIRE(window_open(self, NBYTES, true, &second));
+    if (self->rank == 1) {
+        atomic_bool is_sent = false;
+        dd_request head = dd_window_note_encode(&(dd_window_note){
+            .type = DD_WINDOW_PUT, .channel = DD_WINDOW_NO_CHANNEL, .window = 1, .nbytes = NBYTES});
+        dd_message message = raw_message(self, &head, bytes, &is_sent);
+        memset(bytes, 0xee, NBYTES);
+        CHECK_OK(window_put(&second, bytes, 1, (dd_window_place){.rank = 0}, 1)); /* there is a link now */
+        team_rendezvous(self, "linked");
+        dd_engine_lock(self->engine); /* the head goes, and the data wait */
+        dd_context_post_send_locked(self->group->context, &message);
+        team_rendezvous(self, "closed");
+        dd_engine_unlock(self->engine);
+        CHECK_OK(dd_engine_wait(self->engine, &is_sent, &wait, check_err()));
+        window_fill(bytes, 5, NBYTES);
+        CHECK_OK(window_put(&second, bytes, NBYTES, (dd_window_place){.rank = 0}, 1));
+    } else {
+        CHECK_OK(window_take(&second, 1, 1));
+        team_rendezvous(self, "linked");
+        CHECK_OK(dd_group_await(self->group, is_awaiting_data, self->group, &wait, check_err()));
+        dd_window_close(first.window);
+        team_rendezvous(self, "closed");
+        CHECK_OK(window_take(&second, 1, 1));
+        window_check_filled(second.data, 5, NBYTES);
+        CHECK_INT(first.data[0], 0);
+    }
+    window_close(&second);
+    window_drop(&first);
+    free(bytes);
+}
+
+/* They are not taken for those of the next put. */
+TEST(data_of_a_window_that_was_closed_before_they_came)
+{
+    team_options options = {.size = 2};
+    team_run_both(&options, close_before_data, NULL);
+}
+
+/* ---- more gets than are asked at a time */
+
+enum { NMANY = 4 * WINDOW_GETS_MAX, MANY_NBYTES = 24 };
+
+typedef struct many_gets {
+    test_window test;
+    int peer;
+    dd_work *works[NMANY];
+    uint8_t back[NMANY][MANY_NBYTES];
+} many_gets;
+
+static unsigned
+count_asked(dd_group *group, int rank)
+{
+    dd_engine_lock(group->engine);
+    unsigned nasked = hub_of(group)->sources[rank].nasked;
+    dd_engine_unlock(group->engine);
+    return nasked;
+}
+
+static void
+post_many_gets(many_gets *many, const dd_call_options *options)
+{
+    for (size_t i = 0; i < NMANY; i++) {
+        dd_window_place from = {.rank = many->peer, .offset = i};
+        dd_block target = {many->back[i], MANY_NBYTES};
+        CHECK_OK(dd_window_post_get(many->test.window, target, from, options, &many->works[i], check_err()));
+        CHECK_INT(count_asked(many->test.window->group, many->peer) <= WINDOW_GETS_MAX, true);
+    }
+}
+
+static bool
+open_many_gets(team_rank *self, many_gets *many)
+{
+    enum { NBYTES = NMANY + MANY_NBYTES };
+    many->peer = 1 - self->rank;
+    if (!window_open(self, NBYTES, true, &many->test)) {
+        return false;
+    }
+    window_fill(many->test.data, (uint64_t)self->rank, NBYTES);
+    team_rendezvous(self, "filled");
+    return true;
+}
+
+/* Both at once: neither keeps the other from being answered. */
+static void
+get_many(team_rank *self)
+{
+    many_gets *many = calloc(1, sizeof *many);
+    uint8_t *expected = calloc(1, NMANY + MANY_NBYTES);
+    REQUIRE(many != NULL && expected != NULL && open_many_gets(self, many));
+    window_fill(expected, (uint64_t)many->peer, NMANY + MANY_NBYTES);
+    post_many_gets(many, &team_no_options);
+    dd_wait wait = window_plenty();
+    CHECK_OK(dd_window_flush(many->test.window, &wait, check_err()));
+    for (size_t i = 0; i < NMANY; i++) {
+        CHECK_OK(team_wait(self->group, many->works[i]));
+        CHECK_INT(memcmp(many->back[i], expected + i, MANY_NBYTES), 0);
+    }
+    CHECK_INT(count_asked(self->group, many->peer), 0);
+    window_close(&many->test);
+    free(expected);
+    free(many);
+}
+
+TEST(more_gets_than_are_asked_at_a_time)
+{
+    team_options options = {.size = 2};
+    team_run_both(&options, get_many, NULL);
+}
+
+/* Those that were not asked end when their time is over, as all others do, and what is left is as good as new. */
+static void
+get_many_in_vain(team_rank *self)
+{
+    many_gets *many = calloc(1, sizeof *many);
+    REQUIRE(many != NULL && open_many_gets(self, many));
+    if (self->rank == 1) {
+        dd_engine_lock(self->engine); /* answers nobody */
+        team_rendezvous(self, "deaf");
+        team_rendezvous(self, "over");
+        dd_engine_unlock(self->engine);
+    } else {
+        team_rendezvous(self, "deaf");
+        dd_call_options options = team_no_options;
+        options.timeout_ns = 100 * DD_NS_PER_MS;
+        post_many_gets(many, &options);
+        for (size_t i = 0; i < NMANY; i++) {
+            dd_error error = {.code = DD_OK};
+            dd_wait wait = window_plenty();
+            CHECK_INT(dd_group_wait(self->group, many->works[i], &wait, &error), DD_OP_TIMED_OUT);
+            dd_work_release(many->works[i]);
+        }
+        CHECK_INT(count_asked(self->group, 1), WINDOW_GETS_MAX);
+        team_rendezvous(self, "over");
+        uint8_t back[MANY_NBYTES];
+        uint8_t expected[MANY_NBYTES];
+        window_fill(expected, 1, MANY_NBYTES);
+        CHECK_OK(window_get(&many->test, back, MANY_NBYTES, (dd_window_place){.rank = 1}));
+        CHECK_INT(memcmp(back, expected, MANY_NBYTES), 0);
+        CHECK_INT(count_asked(self->group, 1), 0);
+    }
+    window_close(&many->test);
+    free(many);
+}
+
+TEST(gets_that_were_never_asked)
+{
+    team_options options = {.size = 2};
+    team_run_both(&options, get_many_in_vain, NULL);
+}
+
+/* ---- questions without end */
+
+enum { FLOOD_NBYTES = 4096, NFLOOD = 8 * WINDOW_ANSWERS_MAX };
+
+static dd_status
+cause_of(dd_group *group)
+{
+    dd_engine_lock(group->engine);
+    dd_status code = group->cause.code;
+    dd_engine_unlock(group->engine);
+    return code;
+}
+
+/* Returns when the group has failed: messages end with it. */
+static void
+ask_without_end(team_rank *self)
+{
+    dd_request head =
+        dd_window_note_encode(&(dd_window_note){.type = DD_WINDOW_GET, .window = 1, .nbytes = FLOOD_NBYTES});
+    for (int i = 0; i < NFLOOD && cause_of(self->group) == DD_OK; i++) {
+        send_raw(self, &head, NULL);
+    }
+}
+
+static void
+be_flooded(team_rank *self)
+{
+    test_window test;
+    REQUIRE(window_open(self, FLOOD_NBYTES, true, &test));
+    team_rendezvous(self, "open"); /* on the other rank, too */
+    if (self->rank == 1) {
+        stop_taking(self, 0);
+        ask_without_end(self);
+    }
+    dd_wait wait = window_plenty();
+    dd_error error = {.code = DD_OK};
+    CHECK_INT(dd_window_wait_signal(test.window, 1 - self->rank, 1, &wait, &error), DD_PROTOCOL);
+    CHECK_INT(error.culprit.rank, 1);
+    CHECK_CONTAINS(error.message, "question after question, and no answer taken");
+    window_drop(&test);
+}
+
+TEST(questions_without_end)
+{
+    team_options options = {.size = 2};
+    team_run_both(&options, be_flooded, NULL);
+}
+
+/* ---- memory that is wanted back */
+
+static const window_letter *
+first_letter(const window_hub *hub)
+{
+    return DD_CONTAINER_OF(hub->letters.next, window_letter, link);
+}
+
+/* Nobody who wants the lock waits for more than a piece, of a put that is late and of a window that is closed while it answers. */
+static void
+take_back(team_rank *self)
+{
+    enum { NBYTES = 5 * WINDOW_PIECE_NBYTES };
+    uint8_t *bytes = malloc(NBYTES);
+    test_window test;
+    dd_work *work = NULL;
+    dd_window_place there = {.rank = 1 - self->rank};
+    REQUIRE(bytes != NULL && window_open(self, NBYTES, true, &test));
+    window_hub *hub = hub_of(self->group);
+    if (self->rank == 1) {
+        window_fill(test.data, 6, NBYTES);
+        team_rendezvous(self, "filled");
+        dd_engine_lock(self->engine); /* answers nobody, and is looked into */
+        team_rendezvous(self, "deaf");
+        team_rendezvous(self, "late");
+        dd_engine_unlock(self->engine);
+        CHECK_OK(window_take(&test, 0, 1));
+        window_check_filled(test.data, 7, NBYTES);
+        team_rendezvous(self, "arrived");
+        CHECK_OK(window_take(&test, 0, 2));
+    } else {
+        dd_call_options options = team_no_options;
+        team_rendezvous(self, "filled");
+        team_rendezvous(self, "deaf");
+        window_fill(bytes, 7, NBYTES);
+        CHECK_OK(dd_window_post_put(test.window, (dd_block){bytes, NBYTES}, there, 1, &options, &work,
+                                    check_err()));
+        dd_engine_lock(self->engine);
+        window_call *put = first_letter(hub)->put;
+        REQUIRE(put != NULL);
+        put->deadline_ns = 0;
+        hub->task.on_deadline(&hub->task);
+        for (size_t npieces = 1; npieces <= 5; npieces++) {
+            CHECK(!dd_work_is_done(work));
+            CHECK(hub->task.progress(&hub->task));
+            CHECK_INT(first_letter(hub)->ncopied, npieces * WINDOW_PIECE_NBYTES);
+        }
+        CHECK(dd_work_is_done(work));
+        dd_engine_unlock(self->engine);
+        memset(bytes, 0, NBYTES);
+        dd_error error = {.code = DD_OK};
+        dd_wait wait = window_plenty();
+        CHECK_INT(dd_group_wait(self->group, work, &wait, &error), DD_OP_TIMED_OUT);
+        CHECK_CONTAINS(error.message, "rank 1 (");
+        dd_work_release(work);
+        team_rendezvous(self, "late");
+        team_rendezvous(self, "arrived");
+        CHECK_OK(window_signal(&test, 1, 2));
+    }
+    window_close(&test);
+    free(bytes);
+}
+
+TEST(memory_is_taken_back_in_pieces)
+{
+    team_options options = {.size = 2};
+    team_run_both(&options, take_back, NULL);
+}
+
+/* Rank 0 has asked for all that rank 1 has, and takes none of the answer before rank 1 has closed the window and wiped its memory. */
+static bool
+has_lent(void *ctx)
+{
+    const window_hub *hub = hub_of(ctx);
+    return !dd_list_is_empty(&hub->letters) && first_letter(hub)->lender == 1;
+}
+
+static void
+close_and_answer(team_rank *self)
+{
+    enum { NBYTES = 5 * WINDOW_PIECE_NBYTES };
+    uint8_t *bytes = malloc(NBYTES);
+    dd_work *work = NULL;
+    dd_wait wait = window_plenty();
+    test_window test;
+    REQUIRE(bytes != NULL && window_open(self, NBYTES, true, &test));
+    if (self->rank == 1) {
+        window_fill(test.data, 6, NBYTES);
+        team_rendezvous(self, "filled");
+        CHECK_OK(dd_group_await(self->group, has_lent, self->group, &wait, check_err()));
+        dd_window_close(test.window);
+        memset(test.data, 0, NBYTES);
+        team_rendezvous(self, "closed");
+    } else {
+        team_rendezvous(self, "filled");
+        stop_taking(self, 1);
+        CHECK_OK(dd_window_post_get(test.window, (dd_block){bytes, NBYTES}, (dd_window_place){.rank = 1},
+                                    &team_no_options, &work, check_err()));
+        dd_engine_kick(self->engine);
+        team_rendezvous(self, "closed");
+        dd_engine_lock(self->engine);
+        hub_of(self->group)->sources[1].is_busy = false;
+        dd_context_take_request_locked(self->group->context, 1);
+        dd_engine_unlock(self->engine);
+        CHECK_OK(team_wait(self->group, work));
+        window_check_filled(bytes, 6, NBYTES);
+    }
+    CHECK_OK(team_barrier(self->group));
+    window_drop(&test);
+    free(bytes);
+}
+
+TEST(a_window_that_is_closed_while_it_answers)
+{
+    team_options options = {.size = 2};
+    team_run_both(&options, close_and_answer, NULL);
+}
