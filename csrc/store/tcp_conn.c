@@ -77,9 +77,8 @@ bury_one(tcp_conn *conn)
     conn->server->nrings -= dd_ring_is_open(&conn->ring) ? 1 : 0;
     dd_ring_close(&conn->ring);
     dd_loop_remove(&server->loop, &conn->handler);
-    dd_keyspace_unpark(&server->ks, &conn->waiter);
-    if (conn->is_parked) {
-        atomic_fetch_sub_explicit(&server->nparked, 1, memory_order_relaxed);
+    while (!dd_list_is_empty(&conn->parked)) {
+        tcp_parked_end(DD_CONTAINER_OF(conn->parked.next, tcp_parked, link));
     }
     dd_sock_close(conn->handler.fd);
     dd_blob_fini(&conn->in);
@@ -331,6 +330,7 @@ tcp_conn_open(dd_tcp_server *server, int fd, bool is_surplus)
     dd_list_push_back(&server->conns, &conn->link);
     dd_list_init(&conn->hot);
     dd_list_init(&conn->stranger);
+    dd_list_init(&conn->parked);
     tcp_stranger_begin(conn);
     atomic_fetch_add_explicit(&server->nconns, 1, memory_order_relaxed);
 }

@@ -449,31 +449,32 @@ serve_queue_len(tcp_conn *conn, dd_tcp_reader *reader)
 
 /* The one answer of a request that waited: it is ready, with its value if it asked for one, or it was cancelled. */
 static void
-reply_waited(tcp_conn *conn, bool is_ready, dd_bytes value)
+reply_waited(tcp_conn *conn, dd_tcp_op op, bool is_ready, dd_bytes value)
 {
-    if (conn->parked_op == DD_TCP_WAIT || conn->parked_op == DD_TCP_BARRIER) {
+    if (op == DD_TCP_WAIT || op == DD_TCP_BARRIER) {
         reply_u8(conn, is_ready ? DD_TCP_STOP_WAITING : DD_TCP_WAIT_CANCELED);
     } else {
         reply_maybe(conn, is_ready, value);
     }
 }
 
-static void
-mark_parked(tcp_conn *conn, bool is_parked)
+void
+tcp_parked_end(tcp_parked *parked)
 {
-    if (conn->is_parked != is_parked) {
-        conn->is_parked = is_parked;
-        atomic_fetch_add_explicit(&conn->server->nparked, is_parked ? 1 : (uint_fast64_t)-1,
-                                  memory_order_relaxed);
-    }
+    dd_tcp_server *server = parked->conn->server;
+    dd_keyspace_unpark(&server->ks, &parked->waiter);
+    dd_list_remove(&parked->link);
+    dd_mem_free(parked);
+    atomic_fetch_sub_explicit(&server->nparked, 1, memory_order_relaxed);
 }
 
 static void
-on_conn_ready(dd_waiter *waiter, dd_bytes value)
+on_parked_ready(dd_waiter *waiter, dd_bytes value)
 {
-    tcp_conn *conn = DD_CONTAINER_OF(waiter, tcp_conn, waiter);
-    mark_parked(conn, false);
-    reply_waited(conn, true, value);
+    tcp_parked *parked = DD_CONTAINER_OF(waiter, tcp_parked, waiter);
+    tcp_conn *conn = parked->conn;
+    reply_waited(conn, parked->op, true, value);
+    tcp_parked_end(parked);
     tcp_conn_flush(conn);
 }
 
@@ -489,21 +490,31 @@ same_key(void *ctx)
     return *(dd_bytes *)ctx;
 }
 
-/* Parks the connection's waiter; when the keys are there already, nothing is parked. */
+/* Parks the request; when the keys are there already, nothing is parked. */
 static bool
 park(tcp_conn *conn, dd_waiter_kind kind, dd_bytes (*get_key)(void *ctx), void *ctx, size_t nkeys)
 {
-    conn->waiter = (dd_waiter){.kind = kind, .on_ready = on_conn_ready};
-    conn->parked_op = (dd_tcp_op)conn->op;
-    bool is_parked = false;
-    dd_error error;
-    if (dd_keyspace_park(&conn->server->ks, &conn->waiter, get_key, ctx, nkeys, &is_parked, &error) !=
-        DD_OK) {
-        tcp_conn_doom(conn, error.message);
+    tcp_parked *parked = dd_mem_zalloc(sizeof *parked);
+    if (parked == NULL) {
+        tcp_conn_doom(conn, "no memory for a request that waits");
         return true;
     }
-    mark_parked(conn, is_parked);
-    return is_parked;
+    *parked = (tcp_parked){
+        .conn = conn, .op = (dd_tcp_op)conn->op, .waiter = {.kind = kind, .on_ready = on_parked_ready}};
+    bool is_parked = false;
+    dd_error error;
+    bool is_doomed = dd_keyspace_park(&conn->server->ks, &parked->waiter, get_key, ctx, nkeys, &is_parked,
+                                      &error) != DD_OK;
+    if (is_doomed) {
+        tcp_conn_doom(conn, error.message);
+    }
+    if (!is_parked) {
+        dd_mem_free(parked);
+        return is_doomed;
+    }
+    dd_list_push_back(&conn->parked, &parked->link);
+    atomic_fetch_add_explicit(&conn->server->nparked, 1, memory_order_relaxed);
+    return true;
 }
 
 static void
@@ -511,7 +522,7 @@ serve_wait(tcp_conn *conn, dd_tcp_reader *reader)
 {
     size_t nkeys = (size_t)dd_tcp_read_count(reader);
     if (!park(conn, DD_WAITER_KEYS, next_key, reader, nkeys)) {
-        reply_waited(conn, true, (dd_bytes){0});
+        reply_waited(conn, DD_TCP_WAIT, true, (dd_bytes){0});
     }
 }
 
@@ -522,7 +533,7 @@ serve_wait_get(tcp_conn *conn, dd_tcp_reader *reader)
     if (!park(conn, DD_WAITER_VALUE, same_key, &key, 1)) {
         dd_bytes value = {0};
         (void)dd_keyspace_get(&conn->server->ks, key, &value);
-        reply_waited(conn, true, value);
+        reply_maybe(conn, 1, value);
     }
 }
 
@@ -533,7 +544,7 @@ serve_wait_pop(tcp_conn *conn, dd_tcp_reader *reader)
     if (!park(conn, DD_WAITER_POP, same_key, &key, 1)) {
         dd_blob value = {0};
         (void)dd_keyspace_queue_pop(&conn->server->ks, key, &value);
-        reply_waited(conn, true, dd_blob_view(&value));
+        reply_maybe(conn, 1, dd_blob_view(&value));
         dd_blob_fini(&value);
     }
 }
@@ -559,13 +570,17 @@ static void
 serve_cancel_wait(tcp_conn *conn, dd_tcp_reader *reader)
 {
     (void)reader;
-    bool was_parked = conn->is_parked;
-    dd_keyspace_unpark(&conn->server->ks, &conn->waiter);
-    mark_parked(conn, false);
+    bool was_parked = !dd_list_is_empty(&conn->parked);
+    dd_tcp_op op = DD_TCP_WAIT;
+    if (was_parked) {
+        tcp_parked *parked = DD_CONTAINER_OF(conn->parked.next, tcp_parked, link);
+        op = parked->op;
+        tcp_parked_end(parked);
+    }
     if (!conn->is_extended) {
         reply_u8(conn, DD_TCP_WAIT_CANCELED);
     } else if (was_parked) {
-        reply_waited(conn, false, (dd_bytes){0});
+        reply_waited(conn, op, false, (dd_bytes){0});
     }
 }
 
@@ -646,7 +661,7 @@ static const serve_fn serve_table[] = {
 static bool
 is_allowed_when_open(const tcp_conn *conn, uint8_t op)
 {
-    if (conn->is_parked && op != DD_TCP_CANCEL_WAIT) {
+    if (!dd_list_is_empty(&conn->parked) && op != DD_TCP_CANCEL_WAIT) {
         return false;
     }
     switch (op) {

@@ -49,10 +49,8 @@ typedef struct tcp_conn {
     bool is_surplus;    /* there is no descriptor to spare for it: it is told so when it says hello */
     bool is_last_words; /* to be doomed when `out` is sent */
     bool is_scanning;
-    bool is_parked;
     uint8_t op;       /* of the request being scanned */
     uint32_t watched; /* the events epoll looks for */
-    dd_tcp_op parked_op;
     dd_tcp_scan scan;
     dd_blob in;  /* the start of a request whose rest has not come */
     dd_blob out; /* replies; the first out_sent bytes are sent */
@@ -62,10 +60,18 @@ typedef struct tcp_conn {
     dd_ring ring;   /* open: requests come through it, and a byte on the socket is only a bell */
     dd_list hot;    /* in server->hot while its ring is polled */
     int64_t quiet_since_ns;
-    int64_t next_ns; /* when the call of the request at the front of `in` began */
-    dd_waiter waiter;
+    int64_t next_ns;         /* when the call of the request at the front of `in` began */
+    dd_list parked;          /* of tcp_parked: its requests that wait for keys */
     struct tcp_hello *hello; /* owned; NULL for a plain client */
 } tcp_conn;
+
+/* A request that waits for keys. */
+typedef struct tcp_parked {
+    dd_list link; /* in conn->parked */
+    tcp_conn *conn;
+    dd_tcp_op op;
+    dd_waiter waiter;
+} tcp_parked;
 
 /* What an extended client said of itself. */
 typedef struct tcp_hello {
@@ -181,6 +187,9 @@ void tcp_ring_on_event(tcp_conn *conn, uint32_t events);
 bool tcp_server_poll_rings(dd_loop *loop, bool *is_wanted);
 
 /* tcp_serve.c; loop only */
+
+/* Forgets a request that waits, without an answer. */
+void tcp_parked_end(tcp_parked *parked);
 
 /* Whether the connection's state allows the operation; it is then served with its fields. */
 bool tcp_serve_is_allowed(const tcp_conn *conn, uint8_t op);

@@ -100,7 +100,9 @@ settle(dd_tcp_server *server)
     uint64_t nparked = 0;
     for (dd_list *link = server->conns.next; link != &server->conns; link = link->next) {
         const tcp_conn *conn = DD_CONTAINER_OF(link, tcp_conn, link);
-        nparked += conn->is_parked;
+        for (const dd_list *parked = conn->parked.next; parked != &conn->parked; parked = parked->next) {
+            nparked++;
+        }
         require(conn->out_sent <= conn->out.len && conn->in.len <= 4 * TCP_RECV_BYTES + DD_TCP_RING_BYTES);
     }
     require(nparked == server->nparked && dd_list_is_empty(&server->doomed));
