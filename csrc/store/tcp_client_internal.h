@@ -1,9 +1,9 @@
 /* What the files of the TCPStore client share: tcp_store.c (opening, closing, the operations that are one
- * request), tcp_call.c (a request and its answer: which link it goes over, and what becomes of the link),
- * tcp_waits.c (what may have to wait for a key) and tcp_newer.c (what only newer servers know). tcp_link.h is
- * one connection.
+ * request), tcp_waits.c (what may have to wait for a key), tcp_newer.c (what only newer servers know), and, below them,
+ * tcp_call.c (a request and its answer), tcp_tagged.c (the one connection to a server of ours) and tcp_plain.c (those
+ * to a server of PyTorch). tcp_link.h is the bytes of a connection.
  *
- * An operation makes one call or several. A call is begun, given its fields, asked or sent, and ended:
+ * An operation makes one call or several. A call is begun, given its fields, asked, and ended:
  *
  *     tcp_operation add = {tcp_store_of(head), "add", wait, err};
  *     tcp_call call;
@@ -38,16 +38,24 @@ typedef struct tcp_store {
     tcp_target target;     /* const once the first link is open */
 
     pthread_mutex_t mu;
-    pthread_cond_t cond; /* signalled when main_link becomes free */
+    pthread_cond_t
+        cond; /* signalled when `is_busy` becomes false, broadcast when answers have come for others */
     /* guarded by mu */
-    bool is_main_busy;
+    dd_error dead; /* not OK: the server is gone, and why */
+    bool is_busy;  /* with tags: somebody reads from the link. Without: somebody uses it */
+    /* with tags */
+    dd_list unanswered; /* of tcp_call: sent and not answered yet */
+    uint32_t last_tag;
+    dd_blob backlog; /* of requests that the socket has not taken yet: the next who sends sends this first; */
+    size_t backlog_nsent; /* so many bytes of it are sent, */
+    uint64_t nqueued;     /* so many of all requests were ever given to the link, */
+    uint64_t nsent;       /* and so many sent */
+    /* without */
     dd_list idle_sides;
     unsigned nidle;
-    dd_error dead; /* not OK: the server is gone, and why */
 
-    /* whoever set is_main_busy */
-    tcp_link main_link;
-    bool is_ringless; /* a ring was tried and did not work */
+    /* whoever set is_busy; with tags, sending is for the holder of mu */
+    tcp_link link;
 } tcp_store;
 
 static inline tcp_store *
@@ -64,34 +72,34 @@ typedef struct tcp_operation {
     dd_error *err;
 } tcp_operation;
 
-/* One request of an operation, and the link that it holds. */
+/* One request of an operation. */
 typedef struct tcp_call {
     const tcp_operation *operation; /* borrowed */
-    tcp_link *link;                 /* NULL: none could be had, or it is given back */
-    bool is_main;
-    bool is_fenced;
-    dd_wait answer_wait; /* the operation's wait, at least TCP_ANSWER_NS long */
+    dd_wait answer_wait;            /* the operation's wait, at least TCP_ANSWER_NS long */
     dd_tcp_op op;
-    dd_tcp_writer writer;
+    dd_blob request;
+    dd_tcp_writer writer; /* into it */
+    /* with tags; guarded by the store's mu once it is sent */
+    dd_list unanswered;
+    uint32_t tag;
+    uint64_t end; /* sent when the store's nsent is so much */
+    bool is_answered;
+    dd_blob answer;
+    /* without */
+    tcp_link *link; /* NULL: none could be had, or it is given back */
+    bool is_aside;
 } tcp_call;
 
 /* tcp_call.c: beginning. Whatever has been begun must be ended. */
 
-/* Over the main link, behind all that was sent there before. */
+/* A request that every server answers at once, or not at all. */
 void tcp_call_begin(tcp_call *call, const tcp_operation *operation, dd_tcp_op op);
 
-/* Over a side link, for a request that may have to wait. The operation has had an answer over the main one
- * before: the server has then done all that was sent. */
-void tcp_call_begin_side(tcp_call *call, const tcp_operation *operation, dd_tcp_op op);
+/* One that may have to wait, or that not every server knows. All that was sent before comes before it. A server of
+ * PyTorch that hangs up on it and is well does not know it: the end says so. */
+void tcp_call_begin_aside(tcp_call *call, const tcp_operation *operation, dd_tcp_op op);
 
-/* The same without that condition: waits itself until the server has done all that was sent. A server that
- * hangs up on the request while the main link is well does not know it: the end says so. */
-void tcp_call_begin_fenced(tcp_call *call, const tcp_operation *operation, dd_tcp_op op);
-
-/* An operation that only newer servers know: over the main link to an extended one, else fenced. */
-void tcp_call_begin_newer(tcp_call *call, const tcp_operation *operation, dd_tcp_op op);
-
-/* Another request over the same link, after the answer to the one before. */
+/* Another request of the same call, after the answer to the one before. */
 void tcp_call_next(tcp_call *call, dd_tcp_op op);
 
 /* tcp_call.c: the fields of a request. What is over an extended server's limits fails here, where the error
@@ -103,10 +111,10 @@ void tcp_call_write_value(tcp_call *call, dd_bytes value);
 void tcp_call_write_count(tcp_call *call, size_t nkeys);
 void tcp_call_write_keys(tcp_call *call, const dd_bytes *keys, size_t nkeys); /* with their count */
 
-/* tcp_call.c: sending and asking. The answer that a reader takes apart is valid until the next request. */
+/* tcp_call.c: asking. The answer that a reader takes apart is valid until the next request. */
 
-/* For a request that has no answer. */
-dd_status tcp_call_send(tcp_call *call) DD_MUST_CHECK;
+/* For a request that has no reply: a server of ours has done it then, one of PyTorch will do it before what follows. */
+dd_status tcp_call_tell(tcp_call *call) DD_MUST_CHECK;
 dd_status tcp_call_ask(tcp_call *call, dd_tcp_reader *reader) DD_MUST_CHECK;
 /* The reply's pattern comes `repeats` times. */
 dd_status tcp_call_ask_many(tcp_call *call, uint64_t repeats, dd_tcp_reader *reader) DD_MUST_CHECK;
@@ -140,12 +148,31 @@ dd_status tcp_call_take_awaited(tcp_call *call, dd_tcp_reader *reader, dd_blob *
  * better one. */
 dd_status tcp_call_end(tcp_call *call, dd_status status);
 
-/* tcp_call.c: links. */
+dd_status tcp_store_check_dead_locked(const tcp_store *store, dd_error *err) DD_MUST_CHECK;
+/* The connection was lost, so the server is gone, and the data with it: every later call fails at once. */
+void tcp_store_note_dead_locked(tcp_store *store, const dd_error *why);
 
-/* Opens the main link, with a ring where the server is on this host. The caller holds the link, or nobody
- * else has the store yet. */
-dd_status tcp_store_open_main(tcp_store *store, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-void tcp_store_close_sides(tcp_store *store);
+/* tcp_tagged.c: the one connection to a server of ours. Requests of all threads go over it, and whoever waits for an answer
+ * and finds nobody reading reads for all. It is never closed while the store lives: a request that is given up is forgotten,
+ * and its answer dropped when it comes. */
+
+/* Gives the request to the link, which sends it now or later; nothing of it is undone. */
+dd_status tcp_tagged_send(tcp_call *call) DD_MUST_CHECK;
+/* Waits until it is answered: call->answer. On any failure it can be waited for again. */
+dd_status tcp_tagged_await(tcp_call *call, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+/* Asks the server to call the request off, if it waits still. */
+dd_status tcp_tagged_cancel(tcp_call *call) DD_MUST_CHECK;
+void tcp_tagged_end(tcp_call *call);
+
+/* tcp_plain.c: connections to a server of PyTorch, whose protocol knows no tags: a main one for what is answered at once, and
+ * for each request that waits a side one. */
+
+void tcp_plain_begin(tcp_call *call);
+/* Takes a side link, when the server has done all that was sent over the main one. */
+void tcp_plain_begin_aside(tcp_call *call);
+/* Gives the link back; returns the status, or a better one. */
+dd_status tcp_plain_end(tcp_call *call, dd_status status);
+void tcp_plain_close(tcp_store *store);
 
 /* tcp_waits.c. The operations are those of dd_store_ops. */
 
@@ -160,8 +187,8 @@ dd_status tcp_wait(dd_store *head, const dd_bytes *keys, size_t nkeys, const dd_
 dd_status tcp_multi_get(dd_store *head, const dd_bytes *keys, size_t nkeys, dd_blob_list *values,
                         const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
-/* Waits on a side link until all the keys are there. DD_TIMED_OUT names those that are not. */
-dd_status tcp_wait_aside(const tcp_operation *operation, const dd_bytes *keys, size_t nkeys) DD_MUST_CHECK;
+/* Waits until all the keys are there. DD_TIMED_OUT names those that are not. */
+dd_status tcp_wait_for(const tcp_operation *operation, const dd_bytes *keys, size_t nkeys) DD_MUST_CHECK;
 
 /* How PyTorch's protocol gets what has to be waited for: waits until the key is there, then tries to take
  * what it holds, and waits again if there was nothing to take: another was faster, or the key has a value and

@@ -8,7 +8,7 @@
 
 /* ---- operations that are one request */
 
-/* A key and a value, without an answer. */
+/* A key and a value, without a reply. */
 static dd_status
 send_pair(const tcp_operation *operation, dd_tcp_op op, dd_bytes key, dd_bytes value)
 {
@@ -16,7 +16,7 @@ send_pair(const tcp_operation *operation, dd_tcp_op op, dd_bytes key, dd_bytes v
     tcp_call_begin(&call, operation, op);
     tcp_call_write_key(&call, key);
     tcp_call_write_value(&call, value);
-    return tcp_call_end(&call, tcp_call_send(&call));
+    return tcp_call_end(&call, tcp_call_tell(&call));
 }
 
 static dd_status
@@ -45,7 +45,7 @@ tcp_multi_set(dd_store *head, const dd_bytes *keys, const dd_bytes *values, size
         tcp_call_write_key(&call, keys[i]);
         tcp_call_write_value(&call, values[i]);
     }
-    return tcp_call_end(&call, tcp_call_send(&call));
+    return tcp_call_end(&call, tcp_call_tell(&call));
 }
 
 static dd_status
@@ -125,11 +125,12 @@ tcp_destroy(dd_store *head)
     bool is_forked = dd_store_is_forked(head);
     if (!is_forked) {
         /* In a forked child the list may be half changed: it is left alone. */
-        tcp_store_close_sides(store);
+        tcp_plain_close(store);
         pthread_mutex_destroy(&store->mu);
         pthread_cond_destroy(&store->cond);
     }
-    tcp_link_fini(&store->main_link, is_forked);
+    tcp_link_fini(&store->link, is_forked);
+    dd_blob_fini(&store->backlog);
     dd_tcp_server_release(store->server);
     dd_blob_fini(&store->secret);
     dd_mem_free(store->host);
@@ -182,7 +183,8 @@ create_store(tcp_store **out, const dd_tcp_store_options *options, dd_error *err
     dd_mutex_init(&store->mu);
     dd_cond_init(&store->cond);
     dd_list_init(&store->idle_sides);
-    tcp_link_init(&store->main_link);
+    dd_list_init(&store->unanswered);
+    tcp_link_init(&store->link);
     if (options->server != NULL) {
         store->server = dd_tcp_server_acquire(options->server);
     }
@@ -217,7 +219,7 @@ dd_tcp_store_open(dd_store **out, const dd_tcp_store_options *options, const dd_
     if (status != DD_OK) {
         return status;
     }
-    status = tcp_store_open_main(store, wait, err);
+    status = tcp_link_open(&store->link, &store->target, wait, err);
     bool is_counted = options->world_size >= 0 && options->is_wait_for_workers;
     if (status == DD_OK && is_counted) {
         status = join(store, wait, err);

@@ -1,5 +1,6 @@
-/* An operation that may have to wait asks over the main link first, in order with everything that was sent
- * before; only if a key is not there yet does it wait, on a side link, where it holds up nobody. */
+/* What may have to wait for a key. A server of ours is asked once: it answers when the key is there. One of PyTorch is asked
+ * over the main link first, in order with everything that was sent before; only if a key is not there yet does a request
+ * wait, on a side link, where it holds up nobody. */
 #include "store/tcp_client_internal.h"
 
 #define MAX_KEYS_NAMED 64
@@ -145,10 +146,10 @@ tcp_error_missing(const tcp_operation *operation, const dd_bytes *keys, size_t n
 /* ---- waiting */
 
 dd_status
-tcp_wait_aside(const tcp_operation *operation, const dd_bytes *keys, size_t nkeys)
+tcp_wait_for(const tcp_operation *operation, const dd_bytes *keys, size_t nkeys)
 {
     tcp_call call;
-    tcp_call_begin_side(&call, operation, DD_TCP_WAIT);
+    tcp_call_begin_aside(&call, operation, DD_TCP_WAIT);
     tcp_call_write_keys(&call, keys, nkeys);
     dd_status status = tcp_call_end(&call, tcp_call_wait_to_stop(&call));
     return status == DD_TIMED_OUT ? tcp_error_missing(operation, keys, nkeys) : status;
@@ -158,7 +159,7 @@ dd_status
 tcp_wait_and_try(const tcp_operation *operation, dd_bytes key, dd_blob *value, tcp_try_fn try)
 {
     for (;;) {
-        dd_status status = tcp_wait_aside(operation, &key, 1);
+        dd_status status = tcp_wait_for(operation, &key, 1);
         bool is_found = false;
         if (status == DD_OK) {
             status = try(operation, key, value, &is_found);
@@ -177,7 +178,7 @@ tcp_wait_and_try(const tcp_operation *operation, dd_bytes key, dd_blob *value, t
 }
 
 static dd_status
-wait_for(const tcp_operation *operation, const dd_bytes *keys, size_t nkeys)
+check_and_wait(const tcp_operation *operation, const dd_bytes *keys, size_t nkeys)
 {
     bool is_ready = false;
     dd_status status = check(operation, keys, nkeys, &is_ready);
@@ -185,14 +186,15 @@ wait_for(const tcp_operation *operation, const dd_bytes *keys, size_t nkeys)
         return status;
     }
     return dd_wait_is_over(operation->wait) ? tcp_error_missing(operation, keys, nkeys)
-                                            : tcp_wait_aside(operation, keys, nkeys);
+                                            : tcp_wait_for(operation, keys, nkeys);
 }
 
 dd_status
 tcp_wait(dd_store *head, const dd_bytes *keys, size_t nkeys, const dd_wait *wait, dd_error *err)
 {
     tcp_operation operation = {tcp_store_of(head), "wait", wait, err};
-    return wait_for(&operation, keys, nkeys);
+    return operation.store->target.is_extended ? tcp_wait_for(&operation, keys, nkeys)
+                                               : check_and_wait(&operation, keys, nkeys);
 }
 
 /* ---- getting */
@@ -202,7 +204,7 @@ static dd_status
 wait_and_get_extended(const tcp_operation *operation, dd_bytes key, dd_blob *value)
 {
     tcp_call call;
-    tcp_call_begin_side(&call, operation, DD_TCP_WAIT_GET);
+    tcp_call_begin_aside(&call, operation, DD_TCP_WAIT_GET);
     tcp_call_write_key(&call, key);
     dd_tcp_reader reader;
     dd_status status = tcp_call_wait(&call, &reader);
@@ -213,20 +215,24 @@ wait_and_get_extended(const tcp_operation *operation, dd_bytes key, dd_blob *val
     return status == DD_TIMED_OUT ? tcp_error_missing(operation, &key, 1) : status;
 }
 
+static dd_status
+get_plain(const tcp_operation *operation, dd_bytes key, dd_blob *value)
+{
+    bool is_found = false;
+    dd_status status = try_get_plain(operation, key, value, &is_found);
+    if (status != DD_OK || is_found) {
+        return status;
+    }
+    return dd_wait_is_over(operation->wait) ? tcp_error_missing(operation, &key, 1)
+                                            : tcp_wait_and_try(operation, key, value, try_get_plain);
+}
+
 dd_status
 tcp_get(dd_store *head, dd_bytes key, dd_blob *value, const dd_wait *wait, dd_error *err)
 {
     tcp_operation operation = {tcp_store_of(head), "get", wait, err};
-    bool is_found = false;
-    dd_status status = try_get(&operation, key, value, &is_found);
-    if (status != DD_OK || is_found) {
-        return status;
-    }
-    if (dd_wait_is_over(wait)) {
-        return tcp_error_missing(&operation, &key, 1);
-    }
     return operation.store->target.is_extended ? wait_and_get_extended(&operation, key, value)
-                                               : tcp_wait_and_try(&operation, key, value, try_get_plain);
+                                               : get_plain(&operation, key, value);
 }
 
 static dd_status

@@ -1,7 +1,9 @@
 #include "check.h"
+#include "core/fork.h"
 #include "core/mem.h"
+#include "core/thread.h"
 #include "plain_proxy.h"
-#include "store/tcp_link.h"
+#include "store/tcp_client_internal.h"
 #include "store/tcp_store.h"
 #include "store_suite.h"
 #include "tcp_raw.h"
@@ -76,7 +78,7 @@ open_unix(void **fixture)
 static dd_store *
 open_remote(void **fixture)
 {
-    return open_world(fixture, (dd_bytes){0}, true, PROXY_REMOTE);
+    return open_world(fixture, (dd_bytes){0}, true, PROXY_FAITHFUL);
 }
 
 static dd_store *
@@ -442,36 +444,102 @@ TEST(large_item_that_is_half_there_is_not_lost)
     close_world(fixture);
 }
 
-/* The same to the byte: half of the answer has come when the wait is called off. */
+/* A store whose server is the other end of a socket pair. */
+static void
+open_on_pair(tcp_store *store, int ends[2])
+{
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+    *store = (tcp_store){.where = "a pair", .target = {.is_extended = true, .limits = DD_TCP_LIMITS_DEFAULT}};
+    dd_mutex_init(&store->mu);
+    dd_cond_init(&store->cond);
+    dd_list_init(&store->unanswered);
+    dd_list_init(&store->idle_sides);
+    tcp_link_init(&store->link);
+    store->link.fd = dd_fork_own(ends[0]);
+}
+
+static void
+close_pair(tcp_store *store, int ends[2])
+{
+    CHECK(dd_list_is_empty(&store->unanswered));
+    close(ends[1]);
+    tcp_link_fini(&store->link, false);
+    dd_blob_fini(&store->backlog);
+}
+
+/* Answers the first request in two parts, the second when the request is called off. */
+typedef struct halver {
+    pthread_t thread;
+    int fd;
+    size_t cut;
+} halver;
+
+static void *
+answer_by_halves(void *arg)
+{
+    halver *self = arg;
+    dd_blob answer = {0};
+    raw_pack(&answer, "ubi#v", 1u, DD_OK, 24LL, 1LL, "the item");
+    CHECK(raw_expect(self->fd, "ubk", 1u, DD_TCP_WAIT_POP, "/q"));
+    raw_send(self->fd, dd_bytes_of(answer.data, self->cut));
+    CHECK(raw_expect(self->fd, "ub", 1u, DD_TCP_CANCEL_WAIT));
+    raw_send(self->fd, dd_bytes_of(answer.data + self->cut, answer.len - self->cut));
+    dd_blob_fini(&answer);
+    return NULL;
+}
+
+/* The same to the byte: part of the answer has come when the wait is called off. */
 TEST(half_an_answer_survives_calling_off)
 {
-    int ends[2];
-    REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
-    dd_blob answer = {0};
-    raw_pack(&answer, "b#v", DD_OK, 1LL, "the item");
-    for (size_t cut = 0; cut < answer.len; cut++) {
-        tcp_link link;
+    for (size_t cut = 0; cut < 37; cut++) {
+        tcp_store store;
+        int ends[2];
+        open_on_pair(&store, ends);
+        halver server = {.fd = ends[1], .cut = cut};
+        REQUIRE(pthread_create(&server.thread, NULL, answer_by_halves, &server) == 0);
+        dd_wait wait = dd_wait_after(2 * DD_NS_PER_MS);
+        tcp_operation operation = {&store, "queue_pop", &wait, check_err()};
+        tcp_call call;
         dd_tcp_reader reader;
-        tcp_link_init(&link);
-        link.fd = ends[0];
-        link.is_extended = true;
-        CHECK(write(ends[1], answer.data, cut) == (ssize_t)cut);
-        dd_wait moment = dd_wait_after(DD_NS_PER_MS);
-        CHECK_STATUS(tcp_link_receive(&link, DD_TCP_WAIT_POP, 1, &reader, &moment, check_err()),
-                     DD_NETWORK_TIMED_OUT);
-        dd_wait wait = patient();
-        (void)tcp_link_begin(&link, DD_TCP_CANCEL_WAIT, NULL);
-        CHECK_OK(tcp_link_send(&link, &wait, check_err()));
-        CHECK(write(ends[1], answer.data + cut, answer.len - cut) == (ssize_t)(answer.len - cut));
-        REQUIRE_OK(tcp_link_receive(&link, DD_TCP_WAIT_POP, 1, &reader, &wait, check_err()));
-        CHECK_INT(dd_tcp_read_count(&reader), 1);
-        CHECK_TEXT(dd_tcp_read_bytes(&reader), "the item");
-        link.fd = -1;
-        tcp_link_fini(&link, false);
+        tcp_call_begin_aside(&call, &operation, DD_TCP_WAIT_POP);
+        tcp_call_write_key(&call, BYTES("q"));
+        if (CHECK_OK(tcp_call_wait(&call, &reader))) {
+            CHECK_INT(dd_tcp_read_count(&reader), 1);
+            CHECK_TEXT(dd_tcp_read_bytes(&reader), "the item");
+        }
+        CHECK_OK(tcp_call_end(&call, DD_OK));
+        pthread_join(server.thread, NULL);
+        close_pair(&store, ends);
     }
-    dd_blob_fini(&answer);
-    close(ends[0]);
-    close(ends[1]);
+}
+
+/* What is given up is forgotten: its answer, when it comes, is nobody's, and others get theirs. */
+TEST(late_answers_are_dropped)
+{
+    tcp_store store;
+    int ends[2];
+    open_on_pair(&store, ends);
+    dd_wait wait = patient();
+    dd_wait hasty = dd_wait_after(0);
+    int64_t past_ns = 0;
+    hasty.is_interrupted = is_past;
+    hasty.ctx = &past_ns;
+    tcp_operation operations[2] = {{&store, "num_keys", &hasty, check_err()},
+                                   {&store, "num_keys", &wait, check_err()}};
+    tcp_call call;
+    int64_t number = -1;
+    tcp_call_begin(&call, &operations[0], DD_TCP_NUM_KEYS);
+    CHECK_STATUS(tcp_call_end(&call, tcp_call_ask_number(&call, &number)), DD_INTERRUPTED);
+    CHECK(raw_expect(ends[1], "ub", 1u, DD_TCP_NUM_KEYS));
+    dd_blob answers = {0};
+    raw_pack(&answers, "ubii", 1u, DD_OK, 8LL, 111LL);
+    raw_pack(&answers, "ubii", 2u, DD_OK, 8LL, 222LL);
+    raw_send(ends[1], dd_blob_view(&answers));
+    tcp_call_begin(&call, &operations[1], DD_TCP_NUM_KEYS);
+    CHECK_OK(tcp_call_end(&call, tcp_call_ask_number(&call, &number)));
+    CHECK_INT(number, 222);
+    dd_blob_fini(&answers);
+    close_pair(&store, ends);
 }
 
 /* --- order --------------------------------------------------------------------------------------------------- */
@@ -627,7 +695,7 @@ TEST(another_server_on_the_port_is_not_the_store)
     dd_tcp_server_options options = raw_options();
     dd_tcp_server *server = raw_server(&options);
     options.port = dd_tcp_server_port(server);
-    plain_proxy *proxy = plain_proxy_start(options.port, PROXY_REMOTE);
+    plain_proxy *proxy = plain_proxy_start(options.port, PROXY_FAITHFUL);
     dd_store *remote = open_client(plain_proxy_port(proxy), (dd_bytes){0});
     dd_store *local = open_client(options.port, (dd_bytes){0});
     CHECK_OK(set_text(remote, "key", "old"));
