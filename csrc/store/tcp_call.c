@@ -55,30 +55,14 @@ tcp_call_next(tcp_call *call, dd_tcp_op op)
     dd_tcp_write_u8(&call->writer, (uint8_t)op);
 }
 
-static void
-start(tcp_call *call, const tcp_operation *operation)
+void
+tcp_call_begin(tcp_call *call, const tcp_operation *operation, dd_tcp_op op)
 {
     *call = (tcp_call){.operation = operation,
                        .answer_wait = long_enough_for_an_answer(operation->wait),
                        .writer = {.status = DD_OK, .err = operation->err}};
-}
-
-void
-tcp_call_begin(tcp_call *call, const tcp_operation *operation, dd_tcp_op op)
-{
-    start(call, operation);
     if (!tcp_call_is_extended(call)) {
         tcp_plain_begin(call);
-    }
-    tcp_call_next(call, op);
-}
-
-void
-tcp_call_begin_aside(tcp_call *call, const tcp_operation *operation, dd_tcp_op op)
-{
-    start(call, operation);
-    if (!tcp_call_is_extended(call)) {
-        tcp_plain_begin_aside(call);
     }
     tcp_call_next(call, op);
 }
@@ -168,11 +152,20 @@ tcp_call_ask_many(tcp_call *call, uint64_t repeats, dd_tcp_reader *reader)
                            : status;
 }
 
+/* PyTorch's servers do not answer such a request, but the PING behind it. */
 dd_status
 tcp_call_tell(tcp_call *call)
 {
     dd_tcp_reader reader;
-    return tcp_call_is_extended(call) ? tcp_call_ask(call, &reader) : send_request(call);
+    if (tcp_call_is_extended(call)) {
+        return tcp_call_ask(call, &reader);
+    }
+    dd_tcp_write_u8(&call->writer, DD_TCP_PING);
+    dd_tcp_write_u32(&call->writer, 0);
+    dd_status status = send_request(call);
+    return status == DD_OK ? tcp_link_receive(call->link, DD_TCP_PING, 1, &reader, &call->answer_wait,
+                                              call->operation->err)
+                           : status;
 }
 
 dd_status
@@ -199,15 +192,6 @@ tcp_call_ask_maybe(tcp_call *call, dd_bytes key, dd_blob *value, bool *is_found)
     dd_tcp_reader reader;
     dd_status status = tcp_call_ask(call, &reader);
     return status == DD_OK ? tcp_call_take_maybe(call, &reader, value, is_found) : status;
-}
-
-dd_status
-tcp_call_ping(tcp_call *call)
-{
-    dd_tcp_reader reader;
-    tcp_call_next(call, DD_TCP_PING);
-    dd_tcp_write_u32(&call->writer, 0);
-    return tcp_call_ask(call, &reader);
 }
 
 /* Calls off the request and receives what the server answers to it. */

@@ -38,12 +38,11 @@ typedef struct tcp_store {
     tcp_target target;     /* const once the first link is open */
 
     pthread_mutex_t mu;
-    pthread_cond_t
-        cond; /* signalled when `is_busy` becomes false, broadcast when answers have come for others */
+    pthread_cond_t cond; /* broadcast when answers have come for others, and when nobody reads any more */
     /* guarded by mu */
     dd_error dead; /* not OK: the server is gone, and why */
-    bool is_busy;  /* with tags: somebody reads from the link. Without: somebody uses it */
     /* with tags */
+    bool is_read;       /* somebody reads from the link */
     dd_list unanswered; /* of tcp_call: sent and not answered yet */
     uint32_t last_tag;
     dd_blob backlog; /* of requests that the socket has not taken yet: the next who sends sends this first; */
@@ -51,11 +50,11 @@ typedef struct tcp_store {
     uint64_t nqueued;     /* so many of all requests were ever given to the link, */
     uint64_t nsent;       /* and so many sent */
     /* without */
-    dd_list idle_sides;
+    dd_list idle; /* links that nobody uses */
     unsigned nidle;
 
-    /* whoever set is_busy; with tags, sending is for the holder of mu */
-    tcp_link link;
+    tcp_link *
+        link; /* with tags: the one; const after init. Whoever has set is_read reads, the holder of mu sends */
 } tcp_store;
 
 static inline tcp_store *
@@ -86,18 +85,12 @@ typedef struct tcp_call {
     bool is_answered;
     dd_blob answer;
     /* without */
-    tcp_link *link; /* NULL: none could be had, or it is given back */
-    bool is_aside;
+    tcp_link *link; /* this call's alone; NULL: none could be had, or it is given back */
 } tcp_call;
 
 /* tcp_call.c: beginning. Whatever has been begun must be ended. */
 
-/* A request that every server answers at once, or not at all. */
 void tcp_call_begin(tcp_call *call, const tcp_operation *operation, dd_tcp_op op);
-
-/* One that may have to wait, or that not every server knows. All that was sent before comes before it. A server of
- * PyTorch that hangs up on it and is well does not know it: the end says so. */
-void tcp_call_begin_aside(tcp_call *call, const tcp_operation *operation, dd_tcp_op op);
 
 /* Another request of the same call, after the answer to the one before. */
 void tcp_call_next(tcp_call *call, dd_tcp_op op);
@@ -113,7 +106,7 @@ void tcp_call_write_keys(tcp_call *call, const dd_bytes *keys, size_t nkeys); /*
 
 /* tcp_call.c: asking. The answer that a reader takes apart is valid until the next request. */
 
-/* For a request that has no reply: a server of ours has done it then, one of PyTorch will do it before what follows. */
+/* For a request that has nothing to be told: the server has done it then. */
 dd_status tcp_call_tell(tcp_call *call) DD_MUST_CHECK;
 dd_status tcp_call_ask(tcp_call *call, dd_tcp_reader *reader) DD_MUST_CHECK;
 /* The reply's pattern comes `repeats` times. */
@@ -122,9 +115,6 @@ dd_status tcp_call_ask_many(tcp_call *call, uint64_t repeats, dd_tcp_reader *rea
 dd_status tcp_call_ask_number(tcp_call *call, int64_t *number) DD_MUST_CHECK;
 /* Of the key: one value, if there is one. */
 dd_status tcp_call_ask_maybe(tcp_call *call, dd_bytes key, dd_blob *value, bool *is_found) DD_MUST_CHECK;
-/* Begins, sends and awaits a PING: then the server has done all that was sent over the link. */
-dd_status tcp_call_ping(tcp_call *call) DD_MUST_CHECK;
-
 /* Sends a request that may wait, and waits for its answer until the operation's own deadline; then, or on an
  * interrupt, calls the request off, which is answered all the same (DD_TCP_OP_LIST). DD_OK: the reader has an
  * answer, perhaps that the wait was called off. DD_TIMED_OUT: there is none, as from a server that cannot be
@@ -164,14 +154,16 @@ dd_status tcp_tagged_await(tcp_call *call, const dd_wait *wait, dd_error *err) D
 dd_status tcp_tagged_cancel(tcp_call *call) DD_MUST_CHECK;
 void tcp_tagged_end(tcp_call *call);
 
-/* tcp_plain.c: connections to a server of PyTorch, whose protocol knows no tags: a main one for what is answered at once, and
- * for each request that waits a side one. */
+/* tcp_plain.c: connections to a server of PyTorch, whose protocol knows no tags. Each call has one to itself until it has its
+ * answer, so the calls of one thread need one. */
 
+/* Another connection, returned owned; the first one says what the server is. */
+dd_status tcp_store_create_link(tcp_store *store, tcp_link **link, const dd_wait *wait,
+                                dd_error *err) DD_MUST_CHECK;
 void tcp_plain_begin(tcp_call *call);
-/* Takes a side link, when the server has done all that was sent over the main one. */
-void tcp_plain_begin_aside(tcp_call *call);
 /* Gives the link back; returns the status, or a better one. */
 dd_status tcp_plain_end(tcp_call *call, dd_status status);
+void tcp_plain_release(tcp_store *store, tcp_link *link);
 void tcp_plain_close(tcp_store *store);
 
 /* tcp_waits.c. The operations are those of dd_store_ops. */
@@ -186,9 +178,6 @@ dd_status tcp_wait(dd_store *head, const dd_bytes *keys, size_t nkeys, const dd_
                    dd_error *err) DD_MUST_CHECK;
 dd_status tcp_multi_get(dd_store *head, const dd_bytes *keys, size_t nkeys, dd_blob_list *values,
                         const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-
-/* Waits until all the keys are there. DD_TIMED_OUT names those that are not. */
-dd_status tcp_wait_for(const tcp_operation *operation, const dd_bytes *keys, size_t nkeys) DD_MUST_CHECK;
 
 /* How PyTorch's protocol gets what has to be waited for: waits until the key is there, then tries to take
  * what it holds, and waits again if there was nothing to take: another was faster, or the key has a value and

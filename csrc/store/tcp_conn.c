@@ -245,9 +245,8 @@ static void
 read_and_serve(tcp_conn *conn)
 {
     bool is_shared = conn->in.len == 0;
-    if (!is_shared && !conn->is_scanning) {
-        /* Left because of too many replies: first these, or `in` would grow with every read. */
-        (void)serve_buffered(conn);
+    if (!is_shared && serve_buffered(conn)) {
+        /* They were left because of too many replies, and come first, or `in` would grow with every read. */
         return;
     }
     if (!is_shared && dd_blob_reserve(&conn->in, TCP_RECV_BYTES, NULL) != DD_OK) {

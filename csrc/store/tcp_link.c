@@ -1,6 +1,6 @@
 #include "store/tcp_link.h"
 
-#include "core/log.h"
+#include "core/mem.h"
 #include "net/auth.h"
 #include "net/sock.h"
 
@@ -36,16 +36,19 @@ tcp_link_close(tcp_link *link)
 {
     dd_sock_close(link->fd);
     link->fd = -1;
-    link->nunanswered = 0;
 }
 
 void
-tcp_link_fini(tcp_link *link, bool is_forked)
+tcp_link_destroy(tcp_link *link, bool is_forked)
 {
+    if (link == NULL) {
+        return;
+    }
     if (!is_forked) {
         tcp_link_close(link);
     }
     dd_blob_fini(&link->in);
+    dd_mem_free(link);
 }
 
 /* ---- bytes */
@@ -159,10 +162,8 @@ tcp_link_send(tcp_link *link, dd_bytes request, const dd_wait *wait, dd_error *e
     }
     if (status != DD_OK) {
         tcp_link_close(link);
-        return status;
     }
-    link->nunanswered++;
-    return DD_OK;
+    return status;
 }
 
 /* Receives until the scan is done, the status of an extended reply included. */
@@ -205,7 +206,6 @@ tcp_link_receive(tcp_link *link, dd_tcp_op op, uint64_t repeats, dd_tcp_reader *
         tcp_link_close(link);
         return status;
     }
-    link->nunanswered = 0;
     reader->at = link->in.data;
     uint8_t code = link->is_extended ? dd_tcp_read_u8(reader) : DD_OK;
     return code == DD_OK ? DD_OK : reported_error(code, reader, err);

@@ -22,11 +22,10 @@ typedef struct tcp_target {
 } tcp_target;
 
 typedef struct tcp_link {
-    int fd;               /* -1: closed */
-    dd_list list;         /* the owner's */
-    unsigned nunanswered; /* requests sent since the last reply: the server may not have got to them */
-    dd_spin spin;         /* for polling for a reply before sleeping */
-    bool is_extended;     /* the server is ours: in the hand-shake its replies begin with a status */
+    int fd;           /* -1: closed */
+    dd_list list;     /* the owner's */
+    dd_spin spin;     /* for polling for a reply before sleeping */
+    bool is_extended; /* the server is ours: in the hand-shake its replies begin with a status */
     /* the server took the connection and closed it during the hand-shake: there were too many */
     bool is_turned_away;
     dd_blob in; /* what has come and is not taken yet */
@@ -34,8 +33,8 @@ typedef struct tcp_link {
 
 void tcp_link_init(tcp_link *link);
 void tcp_link_close(tcp_link *link);
-/* Closes and frees; in a forked child (is_forked) only frees, since the descriptor is closed already. */
-void tcp_link_fini(tcp_link *link, bool is_forked);
+/* Closes and frees; in a forked child (is_forked) only frees, since the descriptor is closed already. NULL is fine. */
+void tcp_link_destroy(tcp_link *link, bool is_forked);
 
 /* Connects and shakes hands, trying again until the deadline while nobody answers. DD_NETWORK_TIMED_OUT names
  * host, port and the last reason; DD_AUTH and DD_PROTOCOL come at once. */

@@ -13,22 +13,17 @@ tcp_queue_push(dd_store *head, dd_bytes key, dd_bytes value, const dd_wait *wait
 {
     tcp_operation operation = {tcp_store_of(head), "queue_push", wait, err};
     tcp_call call;
-    tcp_call_begin_aside(&call, &operation, DD_TCP_QUEUE_PUSH);
+    tcp_call_begin(&call, &operation, DD_TCP_QUEUE_PUSH);
     tcp_call_write_key(&call, key);
     tcp_call_write_value(&call, value);
-    dd_status status = tcp_call_tell(&call);
-    if (status == DD_OK && !tcp_call_is_extended(&call)) {
-        /* Nothing else would tell whether the server knows queues. */
-        status = tcp_call_ping(&call);
-    }
-    return tcp_call_end(&call, status);
+    return tcp_call_end(&call, tcp_call_tell(&call));
 }
 
 static dd_status
 try_pop(const tcp_operation *operation, dd_bytes key, dd_blob *value, bool *is_found)
 {
     tcp_call call;
-    tcp_call_begin_aside(&call, operation, DD_TCP_QUEUE_POP);
+    tcp_call_begin(&call, operation, DD_TCP_QUEUE_POP);
     return tcp_call_end(&call, tcp_call_ask_maybe(&call, key, value, is_found));
 }
 
@@ -51,7 +46,7 @@ static dd_status
 wait_and_pop_extended(const tcp_operation *operation, dd_bytes key, dd_blob *value)
 {
     tcp_call call;
-    tcp_call_begin_aside(&call, operation, DD_TCP_WAIT_POP);
+    tcp_call_begin(&call, operation, DD_TCP_WAIT_POP);
     tcp_call_write_key(&call, key);
     dd_tcp_reader reader;
     dd_status status = tcp_call_wait(&call, &reader);
@@ -77,11 +72,8 @@ tcp_queue_pop(dd_store *head, dd_bytes key, bool is_blocking, dd_blob *value, co
     if (status != DD_OK || is_found) {
         return status;
     }
-    if (!is_blocking) {
-        return dd_error_set(err, DD_QUEUE_EMPTY, "queue is empty");
-    }
-    return dd_wait_is_over(wait) ? tcp_error_missing(&operation, &key, 1)
-                                 : tcp_wait_and_try(&operation, key, value, try_pop);
+    return is_blocking ? tcp_wait_and_try(&operation, key, value, try_pop)
+                       : dd_error_set(err, DD_QUEUE_EMPTY, "queue is empty");
 }
 
 dd_status
@@ -89,7 +81,7 @@ tcp_queue_len(dd_store *head, dd_bytes key, int64_t *count, const dd_wait *wait,
 {
     tcp_operation operation = {tcp_store_of(head), "queue_len", wait, err};
     tcp_call call;
-    tcp_call_begin_aside(&call, &operation, DD_TCP_QUEUE_LEN);
+    tcp_call_begin(&call, &operation, DD_TCP_QUEUE_LEN);
     tcp_call_write_key(&call, key);
     return tcp_call_end(&call, tcp_call_ask_number(&call, count));
 }
@@ -123,7 +115,7 @@ tcp_list_keys(dd_store *head, dd_blob_list *keys, const dd_wait *wait, dd_error 
 {
     tcp_operation operation = {tcp_store_of(head), "list_keys", wait, err};
     tcp_call call;
-    tcp_call_begin_aside(&call, &operation, DD_TCP_LIST_KEYS);
+    tcp_call_begin(&call, &operation, DD_TCP_LIST_KEYS);
     dd_tcp_reader reader;
     dd_status status = tcp_call_ask(&call, &reader);
     if (status == DD_OK) {
@@ -172,7 +164,7 @@ tcp_barrier(dd_store *head, dd_bytes key, int64_t world_size, const dd_wait *wai
 {
     tcp_operation operation = {tcp_store_of(head), "barrier", wait, err};
     tcp_call call;
-    tcp_call_begin_aside(&call, &operation, DD_TCP_BARRIER);
+    tcp_call_begin(&call, &operation, DD_TCP_BARRIER);
     tcp_call_write_key(&call, key);
     dd_tcp_write_u64(&call.writer, (uint64_t)world_size);
     dd_status status = tcp_call_end(&call, tcp_call_wait_to_stop(&call));

@@ -129,7 +129,7 @@ tcp_destroy(dd_store *head)
         pthread_mutex_destroy(&store->mu);
         pthread_cond_destroy(&store->cond);
     }
-    tcp_link_fini(&store->link, is_forked);
+    tcp_link_destroy(store->link, is_forked);
     dd_blob_fini(&store->backlog);
     dd_tcp_server_release(store->server);
     dd_blob_fini(&store->secret);
@@ -182,9 +182,8 @@ create_store(tcp_store **out, const dd_tcp_store_options *options, dd_error *err
     snprintf(store->where, sizeof store->where, "TCPStore at %.64s:%u", host, store->target.port);
     dd_mutex_init(&store->mu);
     dd_cond_init(&store->cond);
-    dd_list_init(&store->idle_sides);
+    dd_list_init(&store->idle);
     dd_list_init(&store->unanswered);
-    tcp_link_init(&store->link);
     if (options->server != NULL) {
         store->server = dd_tcp_server_acquire(options->server);
     }
@@ -196,6 +195,19 @@ create_store(tcp_store **out, const dd_tcp_store_options *options, dd_error *err
     store->target.secret = dd_blob_view(&store->secret);
     *out = store;
     return DD_OK;
+}
+
+static dd_status
+open_first_link(tcp_store *store, const dd_wait *wait, dd_error *err)
+{
+    tcp_link *link;
+    dd_status status = tcp_store_create_link(store, &link, wait, err);
+    if (status == DD_OK && store->target.is_extended) {
+        store->link = link;
+    } else if (status == DD_OK) {
+        tcp_plain_release(store, link);
+    }
+    return status;
 }
 
 /* Adds one to the join key, which is not a user's key. */
@@ -219,7 +231,7 @@ dd_tcp_store_open(dd_store **out, const dd_tcp_store_options *options, const dd_
     if (status != DD_OK) {
         return status;
     }
-    status = tcp_link_open(&store->link, &store->target, wait, err);
+    status = open_first_link(store, wait, err);
     bool is_counted = options->world_size >= 0 && options->is_wait_for_workers;
     if (status == DD_OK && is_counted) {
         status = join(store, wait, err);

@@ -25,7 +25,7 @@ flush_locked(tcp_store *store, dd_error *err)
 {
     size_t before = store->backlog_nsent;
     dd_status status =
-        tcp_link_try_send(&store->link, dd_blob_view(&store->backlog), &store->backlog_nsent, err);
+        tcp_link_try_send(store->link, dd_blob_view(&store->backlog), &store->backlog_nsent, err);
     store->nsent += store->backlog_nsent - before;
     if (store->backlog_nsent == store->backlog.len) {
         dd_blob_clear(&store->backlog, KEEP_BYTES);
@@ -131,7 +131,7 @@ hand_over_locked(dd_blob *in, size_t at, size_t len, tcp_call *call)
 static dd_status
 deliver_locked(tcp_store *store, dd_error *err)
 {
-    dd_blob *in = &store->link.in;
+    dd_blob *in = &store->link->in;
     size_t at = 0;
     while (in->len - at >= DD_TCP_HEAD_BYTES) {
         uint32_t tag;
@@ -159,16 +159,16 @@ deliver_locked(tcp_store *store, dd_error *err)
     return DD_OK;
 }
 
-/* Without the lock: only whoever has set is_busy reads. */
+/* Without the lock: only whoever has set is_read reads. */
 static dd_status
 receive(tcp_store *store, short events, const dd_wait *wait, dd_error *err)
 {
     bool is_any = false;
-    dd_status status = tcp_link_try_receive(&store->link, true, &is_any, err);
+    dd_status status = tcp_link_try_receive(store->link, true, &is_any, err);
     if (status != DD_OK || is_any) {
         return status;
     }
-    return dd_sock_wait(store->link.fd, events, wait, err);
+    return dd_sock_wait(store->link->fd, events, wait, err);
 }
 
 static bool
@@ -182,7 +182,7 @@ static dd_status
 read_for_all_locked(tcp_store *store, const tcp_call *call, const dd_wait *wait, dd_error *err)
 {
     dd_status status = DD_OK;
-    store->is_busy = true;
+    store->is_read = true;
     while (status == DD_OK && !call->is_answered) {
         short events = (short)(POLLIN | (store->backlog.len > 0 ? POLLOUT : 0));
         pthread_mutex_unlock(&store->mu);
@@ -196,7 +196,7 @@ read_for_all_locked(tcp_store *store, const tcp_call *call, const dd_wait *wait,
             status = flush_locked(store, err);
         }
     }
-    store->is_busy = false;
+    store->is_read = false;
     if (is_fatal(status)) {
         tcp_store_note_dead_locked(store, err);
     }
@@ -211,7 +211,7 @@ wait_for_reader_locked(tcp_store *store, const tcp_call *call, const dd_wait *wa
     bool is_sent = store->nsent >= call->end;
     if (is_sent) {
         dd_cond_wait_slice(&store->cond, &store->mu, wait);
-        if (call->is_answered || !store->is_busy) {
+        if (call->is_answered || !store->is_read) {
             return DD_OK;
         }
     }
@@ -222,7 +222,7 @@ wait_for_reader_locked(tcp_store *store, const tcp_call *call, const dd_wait *wa
     } else {
         /* A slice: who reads may leave meanwhile, and a server whose answers nobody takes does not read. */
         dd_wait slice = dd_wait_at_most(wait, DD_WAIT_SLICE_NS);
-        status = dd_sock_wait(store->link.fd, POLLOUT, &slice, err);
+        status = dd_sock_wait(store->link->fd, POLLOUT, &slice, err);
         status = status == DD_NETWORK_TIMED_OUT ? DD_OK : status;
     }
     if (status == DD_OK && dd_wait_is_over(wait)) {
@@ -244,7 +244,7 @@ tcp_tagged_await(tcp_call *call, const dd_wait *wait, dd_error *err)
     while (!call->is_answered && status == DD_OK) {
         if (store->dead.code != DD_OK) {
             status = dd_error_copy(err, &store->dead);
-        } else if (store->is_busy) {
+        } else if (store->is_read) {
             status = wait_for_reader_locked(store, call, wait, err);
         } else {
             status = read_for_all_locked(store, call, wait, err);

@@ -1,6 +1,4 @@
-/* What may have to wait for a key. A server of ours is asked once: it answers when the key is there. One of PyTorch is asked
- * over the main link first, in order with everything that was sent before; only if a key is not there yet does a request
- * wait, on a side link, where it holds up nobody. */
+/* What may have to wait for a key. */
 #include "store/tcp_client_internal.h"
 
 #define MAX_KEYS_NAMED 64
@@ -145,11 +143,23 @@ tcp_error_missing(const tcp_operation *operation, const dd_bytes *keys, size_t n
 
 /* ---- waiting */
 
-dd_status
-tcp_wait_for(const tcp_operation *operation, const dd_bytes *keys, size_t nkeys)
+/* A request that waits at PyTorch's server costs its connection when the time runs out, so one look is a CHECK. */
+static dd_status
+look_once(const tcp_operation *operation, const dd_bytes *keys, size_t nkeys)
 {
+    bool is_ready = false;
+    dd_status status = check(operation, keys, nkeys, &is_ready);
+    return status == DD_OK && !is_ready ? tcp_error_missing(operation, keys, nkeys) : status;
+}
+
+static dd_status
+wait_for(const tcp_operation *operation, const dd_bytes *keys, size_t nkeys)
+{
+    if (!operation->store->target.is_extended && dd_wait_is_over(operation->wait)) {
+        return look_once(operation, keys, nkeys);
+    }
     tcp_call call;
-    tcp_call_begin_aside(&call, operation, DD_TCP_WAIT);
+    tcp_call_begin(&call, operation, DD_TCP_WAIT);
     tcp_call_write_keys(&call, keys, nkeys);
     dd_status status = tcp_call_end(&call, tcp_call_wait_to_stop(&call));
     return status == DD_TIMED_OUT ? tcp_error_missing(operation, keys, nkeys) : status;
@@ -159,7 +169,7 @@ dd_status
 tcp_wait_and_try(const tcp_operation *operation, dd_bytes key, dd_blob *value, tcp_try_fn try)
 {
     for (;;) {
-        dd_status status = tcp_wait_for(operation, &key, 1);
+        dd_status status = wait_for(operation, &key, 1);
         bool is_found = false;
         if (status == DD_OK) {
             status = try(operation, key, value, &is_found);
@@ -177,24 +187,11 @@ tcp_wait_and_try(const tcp_operation *operation, dd_bytes key, dd_blob *value, t
     }
 }
 
-static dd_status
-check_and_wait(const tcp_operation *operation, const dd_bytes *keys, size_t nkeys)
-{
-    bool is_ready = false;
-    dd_status status = check(operation, keys, nkeys, &is_ready);
-    if (status != DD_OK || is_ready) {
-        return status;
-    }
-    return dd_wait_is_over(operation->wait) ? tcp_error_missing(operation, keys, nkeys)
-                                            : tcp_wait_for(operation, keys, nkeys);
-}
-
 dd_status
 tcp_wait(dd_store *head, const dd_bytes *keys, size_t nkeys, const dd_wait *wait, dd_error *err)
 {
     tcp_operation operation = {tcp_store_of(head), "wait", wait, err};
-    return operation.store->target.is_extended ? tcp_wait_for(&operation, keys, nkeys)
-                                               : check_and_wait(&operation, keys, nkeys);
+    return wait_for(&operation, keys, nkeys);
 }
 
 /* ---- getting */
@@ -204,7 +201,7 @@ static dd_status
 wait_and_get_extended(const tcp_operation *operation, dd_bytes key, dd_blob *value)
 {
     tcp_call call;
-    tcp_call_begin_aside(&call, operation, DD_TCP_WAIT_GET);
+    tcp_call_begin(&call, operation, DD_TCP_WAIT_GET);
     tcp_call_write_key(&call, key);
     dd_tcp_reader reader;
     dd_status status = tcp_call_wait(&call, &reader);
@@ -215,24 +212,12 @@ wait_and_get_extended(const tcp_operation *operation, dd_bytes key, dd_blob *val
     return status == DD_TIMED_OUT ? tcp_error_missing(operation, &key, 1) : status;
 }
 
-static dd_status
-get_plain(const tcp_operation *operation, dd_bytes key, dd_blob *value)
-{
-    bool is_found = false;
-    dd_status status = try_get_plain(operation, key, value, &is_found);
-    if (status != DD_OK || is_found) {
-        return status;
-    }
-    return dd_wait_is_over(operation->wait) ? tcp_error_missing(operation, &key, 1)
-                                            : tcp_wait_and_try(operation, key, value, try_get_plain);
-}
-
 dd_status
 tcp_get(dd_store *head, dd_bytes key, dd_blob *value, const dd_wait *wait, dd_error *err)
 {
     tcp_operation operation = {tcp_store_of(head), "get", wait, err};
     return operation.store->target.is_extended ? wait_and_get_extended(&operation, key, value)
-                                               : get_plain(&operation, key, value);
+                                               : tcp_wait_and_try(&operation, key, value, try_get_plain);
 }
 
 static dd_status

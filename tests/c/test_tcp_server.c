@@ -589,6 +589,24 @@ TEST(extended_replies)
     dd_tcp_server_release(server);
 }
 
+TEST(tagged_requests_one_byte_at_a_time)
+{
+    dd_tcp_server *server = default_server();
+    int fd = open_extended(dd_tcp_server_port(server));
+    dd_blob out = {0};
+    raw_pack(&out, "ubkv", 0x01020304u, DD_TCP_SET, "/k", "value");
+    raw_pack(&out, "ubk", 0x05060708u, DD_TCP_TRY_GET, "/k");
+    for (size_t i = 0; i < out.len; i++) {
+        raw_send(fd, dd_bytes_of(out.data + i, 1));
+        expect_alive(server); /* by then that byte has been read */
+    }
+    CHECK(raw_expect_answer(fd, 0x01020304u, DD_OK, ""));
+    CHECK(raw_expect_answer(fd, 0x05060708u, DD_OK, "#v", 1LL, "value"));
+    dd_blob_fini(&out);
+    close(fd);
+    dd_tcp_server_release(server);
+}
+
 /* One connection has several requests that wait; each is answered by its tag, when its time has come. */
 TEST(requests_that_wait_on_one_connection)
 {

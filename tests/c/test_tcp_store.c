@@ -453,9 +453,11 @@ open_on_pair(tcp_store *store, int ends[2])
     dd_mutex_init(&store->mu);
     dd_cond_init(&store->cond);
     dd_list_init(&store->unanswered);
-    dd_list_init(&store->idle_sides);
-    tcp_link_init(&store->link);
-    store->link.fd = dd_fork_own(ends[0]);
+    dd_list_init(&store->idle);
+    store->link = dd_mem_zalloc(sizeof *store->link);
+    REQUIRE(store->link != NULL);
+    tcp_link_init(store->link);
+    store->link->fd = dd_fork_own(ends[0]);
 }
 
 static void
@@ -463,7 +465,7 @@ close_pair(tcp_store *store, int ends[2])
 {
     CHECK(dd_list_is_empty(&store->unanswered));
     close(ends[1]);
-    tcp_link_fini(&store->link, false);
+    tcp_link_destroy(store->link, false);
     dd_blob_fini(&store->backlog);
 }
 
@@ -501,7 +503,7 @@ TEST(half_an_answer_survives_calling_off)
         tcp_operation operation = {&store, "queue_pop", &wait, check_err()};
         tcp_call call;
         dd_tcp_reader reader;
-        tcp_call_begin_aside(&call, &operation, DD_TCP_WAIT_POP);
+        tcp_call_begin(&call, &operation, DD_TCP_WAIT_POP);
         tcp_call_write_key(&call, BYTES("q"));
         if (CHECK_OK(tcp_call_wait(&call, &reader))) {
             CHECK_INT(dd_tcp_read_count(&reader), 1);

@@ -2,6 +2,7 @@
  * the kind of server; then come pieces, each with its length before it. A server of one connection sends them at once,
  * and a link receives the reply piece by piece; or the rest is one answer with its tag; or a server on a thread sends one for each request, and a whole store
  * makes one call. */
+#include "core/mem.h"
 #include "net/sock.h"
 #include "store/tcp_link.h"
 #include "store/tcp_store.h"
@@ -114,22 +115,23 @@ fuzz_link(dd_tcp_op op, bool is_extended, dd_bytes rest)
         }
     }
     close(ends[1]);
-    tcp_link link;
-    tcp_link_init(&link);
-    link.fd = dd_fork_own(ends[0]);
-    link.is_extended = is_extended;
+    tcp_link *link = dd_mem_zalloc(sizeof *link);
+    require(link != NULL);
+    tcp_link_init(link);
+    link->fd = dd_fork_own(ends[0]);
+    link->is_extended = is_extended;
     dd_wait wait = dd_wait_after(DD_NS_PER_S);
     dd_tcp_reader reader;
     dd_error err;
-    dd_status status = tcp_link_receive(&link, op, repeats, &reader, &wait, &err);
+    dd_status status = tcp_link_receive(link, op, repeats, &reader, &wait, &err);
     if (status == DD_OK) {
         read_fields(dd_tcp_reply_pattern(op), repeats, &reader);
-        size_t used = (size_t)(reader.at - link.in.data);
-        require(used == link.in.len);
+        size_t used = (size_t)(reader.at - link->in.data);
+        require(used == link->in.len);
     } else {
         require(err.code == status && memchr(err.message, '\0', sizeof err.message) != NULL);
     }
-    tcp_link_fini(&link, false);
+    tcp_link_destroy(link, false);
 }
 
 /* The whole input is one answer of a tagged connection. */
