@@ -265,6 +265,7 @@ read_and_serve(tcp_conn *conn)
         tcp_conn_doom(conn, "reading failed");
         return;
     case DD_IO_OK:
+        atomic_fetch_add_explicit(&conn->server->nreads, 1, memory_order_relaxed);
         break;
     }
     if (is_shared) {
@@ -336,4 +337,5 @@ tcp_conn_open(dd_tcp_server *server, int fd, bool is_surplus)
     dd_list_init(&conn->parked);
     tcp_stranger_begin(conn);
     atomic_fetch_add_explicit(&server->nconns, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&server->naccepted, 1, memory_order_relaxed);
 }

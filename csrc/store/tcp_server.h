@@ -66,6 +66,8 @@ dd_status dd_tcp_server_wait_joined(dd_tcp_server *server, int64_t world_size, c
 /* Counts for tests and tools, taken at one moment. */
 typedef struct dd_tcp_server_stats {
     uint64_t connections;
+    uint64_t accepted; /* connections ever taken */
+    uint64_t reads;    /* how often bytes have come: the round trips of clients that wait for each answer */
     uint64_t parked;
     uint64_t entries; /* keys, queues and waited-for keys in the table */
 } dd_tcp_server_stats;

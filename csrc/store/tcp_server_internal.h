@@ -121,6 +121,8 @@ struct dd_tcp_server {
 
     /* atomic, relaxed: for dd_tcp_server_get_stats */
     atomic_uint_fast64_t nconns;
+    atomic_uint_fast64_t naccepted;
+    atomic_uint_fast64_t nreads;
     atomic_uint_fast64_t nparked;
     atomic_uint_fast64_t nentries;
 };

@@ -716,6 +716,100 @@ TEST(another_server_on_the_port_is_not_the_store)
     dd_tcp_server_release(server);
 }
 
+/* --- what it costs ------------------------------------------------------------------------------------------- */
+
+typedef struct cost {
+    uint64_t nconnections;
+    uint64_t nround_trips;
+} cost;
+
+static cost
+cost_since(dd_tcp_server *server, dd_tcp_server_stats before)
+{
+    dd_tcp_server_stats now;
+    dd_tcp_server_get_stats(server, &now);
+    return (cost){now.accepted - before.accepted, now.reads - before.reads};
+}
+
+/* Connects, sets, waits for what is there and for what is not, and gets. */
+static void
+expect_cost(dd_store *(*open)(void **fixture), uint64_t nround_trips_of_opening)
+{
+    void *fixture = NULL;
+    dd_tcp_server_stats start = {0};
+    dd_store *store = open(&fixture);
+    REQUIRE(store != NULL);
+    dd_tcp_server *server = ((world *)fixture)->server;
+    cost opening = cost_since(server, start);
+    CHECK_INT(opening.nconnections, 1);
+    CHECK_INT(opening.nround_trips, nround_trips_of_opening);
+    dd_tcp_server_get_stats(server, &start);
+    dd_wait wait = patient();
+    dd_bytes key = BYTES("key");
+    CHECK_OK(set_text(store, "key", "value"));
+    CHECK_OK(store->ops->wait(store, &key, 1, &wait, check_err()));
+    expect_text(store, "key", "value");
+    CHECK_INT(cost_since(server, start).nround_trips, 3);
+    /* A request that waits needs no other connection, and one message more to be called off. */
+    dd_wait moment = dd_wait_after(DD_NS_PER_MS);
+    CHECK_STATUS(call_blocking(store, 0, &moment, check_err()), DD_TIMED_OUT);
+    cost all = cost_since(server, start);
+    CHECK_INT(all.nconnections, 0);
+    CHECK(all.nround_trips <= 3 + 3); /* the request, its end, and what is missing */
+    dd_store_release(store);
+    close_world(fixture);
+}
+
+TEST(connections_and_round_trips_of_a_client)
+{
+    expect_cost(open_unix, 1);
+    expect_cost(open_remote, 2);
+    expect_cost(open_secret, 2);
+}
+
+/* Threads that wait, and those that do not, share the one connection. */
+TEST(threads_share_one_connection)
+{
+    void *fixture = NULL;
+    dd_store *store = open_unix(&fixture);
+    REQUIRE(store != NULL);
+    share_a_client(store, fixture);
+    CHECK_INT(cost_since(((world *)fixture)->server, (dd_tcp_server_stats){0}).nconnections, 1);
+    dd_store_release(store);
+    close_world(fixture);
+}
+
+/* The server has done what a call has asked for when it returns: others see it at once, whoever they are. */
+TEST(other_clients_see_what_was_set)
+{
+    void *fixture = NULL;
+    dd_store *stores[3] = {open_unix(&fixture)};
+    REQUIRE(stores[0] != NULL);
+    uint16_t port = dd_tcp_server_port(((world *)fixture)->server);
+    plain_proxy *proxy = plain_proxy_start(port, PROXY_PLAIN);
+    stores[1] = open_client(port, (dd_bytes){0});
+    stores[2] = open_client(plain_proxy_port(proxy), (dd_bytes){0});
+    dd_wait wait = patient();
+    dd_blob value = {0};
+    for (uint32_t round = 0; round < 300; round++) {
+        dd_bytes text = dd_bytes_of(&round, sizeof round);
+        dd_store *first = stores[round % 3];
+        dd_store *second = stores[(round * 7 + 1) % 3];
+        dd_store *reader = stores[(round + 2) % 3];
+        bool is_found = false;
+        REQUIRE_OK(first->ops->set(first, BYTES("k"), BYTES("old"), &wait, check_err()));
+        REQUIRE_OK(second->ops->set(second, BYTES("k"), text, &wait, check_err()));
+        REQUIRE_OK(reader->ops->try_get(reader, BYTES("k"), &value, &is_found, &wait, check_err()));
+        REQUIRE(is_found && dd_bytes_equal(dd_blob_view(&value), text));
+    }
+    dd_blob_fini(&value);
+    for (int i = 0; i < 3; i++) {
+        dd_store_release(stores[i]);
+    }
+    plain_proxy_stop(proxy);
+    close_world(fixture);
+}
+
 /* --- opening ------------------------------------------------------------------------------------------------- */
 
 static dd_status
