@@ -21,7 +21,7 @@ tcp_store_note_dead_locked(tcp_store *store, const dd_error *why)
     }
 }
 
-/* ---- beginning */
+/* ---- a request */
 
 static dd_wait
 long_enough_for_an_answer(const dd_wait *wait)
@@ -34,29 +34,8 @@ long_enough_for_an_answer(const dd_wait *wait)
     return longer;
 }
 
-bool
-tcp_call_is_extended(const tcp_call *call)
-{
-    return call->operation->store->target.is_extended;
-}
-
 void
-tcp_call_next(tcp_call *call, dd_tcp_op op)
-{
-    call->op = op;
-    if (call->writer.status != DD_OK) {
-        return;
-    }
-    dd_blob_clear(&call->request, 0);
-    dd_tcp_writer_init(&call->writer, &call->request, call->operation->err);
-    if (tcp_call_is_extended(call)) {
-        dd_tcp_write_u32(&call->writer, 0); /* the tag, when it is sent */
-    }
-    dd_tcp_write_u8(&call->writer, (uint8_t)op);
-}
-
-void
-tcp_call_begin(tcp_call *call, const tcp_operation *operation, dd_tcp_op op)
+tcp_call_begin(tcp_call *call, const tcp_operation *operation)
 {
     *call = (tcp_call){.operation = operation,
                        .answer_wait = long_enough_for_an_answer(operation->wait),
@@ -64,10 +43,7 @@ tcp_call_begin(tcp_call *call, const tcp_operation *operation, dd_tcp_op op)
     if (!tcp_call_is_extended(call)) {
         tcp_plain_begin(call);
     }
-    tcp_call_next(call, op);
 }
-
-/* ---- the fields of a request */
 
 static const dd_tcp_limits *
 limits_of(const tcp_call *call)
@@ -85,46 +61,80 @@ check_limit(tcp_call *call, uint64_t size, uint64_t limit, const char *what)
     }
 }
 
-void
-tcp_call_write_key(tcp_call *call, dd_bytes key)
+static void
+write_key(tcp_call *call, const tcp_fields *fields, dd_bytes key)
 {
+    if (fields->is_internal) {
+        dd_tcp_write_bytes(&call->writer, key);
+        return;
+    }
     check_limit(call, (uint64_t)key.len + 1, limits_of(call)->max_key_bytes, "key length");
     dd_tcp_write_user_key(&call->writer, key);
 }
 
-void
-tcp_call_write_value(tcp_call *call, dd_bytes value)
+static void
+write_value(tcp_call *call, dd_bytes value)
 {
     check_limit(call, value.len, limits_of(call)->max_value_bytes, "value length");
     dd_tcp_write_bytes(&call->writer, value);
 }
 
-void
-tcp_call_write_count(tcp_call *call, size_t nkeys)
+/* In a request a count, if there is one, comes first. */
+static void
+write_fields(tcp_call *call, const tcp_fields *fields, const char *pattern)
 {
-    check_limit(call, nkeys, limits_of(call)->max_keys, "number of keys");
-    dd_tcp_write_u64(&call->writer, nkeys);
-}
-
-void
-tcp_call_write_keys(tcp_call *call, const dd_bytes *keys, size_t nkeys)
-{
-    tcp_call_write_count(call, nkeys);
-    for (size_t i = 0; i < nkeys; i++) {
-        tcp_call_write_key(call, keys[i]);
+    const dd_bytes *key = fields->keys;
+    const dd_bytes *value = fields->values;
+    size_t repeats = 1;
+    if (*pattern == '#') {
+        pattern++;
+        repeats = fields->count;
+        check_limit(call, repeats, limits_of(call)->max_keys, "number of keys");
+        dd_tcp_write_u64(&call->writer, repeats);
+    }
+    for (; repeats > 0 && call->writer.status == DD_OK; repeats--) {
+        for (const char *field = pattern; *field != '\0'; field++) {
+            if (*field == 'k') {
+                write_key(call, fields, *key++);
+            } else if (*field == 'v') {
+                write_value(call, *value++);
+            } else {
+                dd_tcp_write_u64(&call->writer, (uint64_t)fields->number);
+            }
+        }
     }
 }
 
-/* ---- asking */
-
-/* Gives the request to its connection. */
-static dd_status
-send_request(tcp_call *call)
+/* PyTorch's servers do not answer every request, but the PING that is put behind it. */
+static void
+write_request(tcp_call *call, dd_tcp_op op, const tcp_fields *fields)
 {
+    call->op = op;
+    call->repeats = op == DD_TCP_MULTI_GET ? fields->count : 1;
+    if (call->writer.status != DD_OK) {
+        return;
+    }
+    dd_blob_clear(&call->request, 0);
+    dd_tcp_writer_init(&call->writer, &call->request, call->operation->err);
+    if (tcp_call_is_extended(call)) {
+        dd_tcp_write_u32(&call->writer, 0); /* the tag, when it is sent */
+    }
+    dd_tcp_write_u8(&call->writer, (uint8_t)op);
+    write_fields(call, fields, dd_tcp_request_pattern((uint8_t)op));
     if (call->writer.status == DD_OK) {
-        check_limit(call, call->request.len - (tcp_call_is_extended(call) ? DD_TCP_TAG_BYTES : 0),
-                    limits_of(call)->max_request_bytes, "request length");
+        check_limit(call, call->request.len - DD_TCP_TAG_BYTES, limits_of(call)->max_request_bytes,
+                    "request length");
     }
+    if (!tcp_call_is_extended(call) && dd_tcp_reply_pattern(op) == NULL) {
+        dd_tcp_write_u8(&call->writer, DD_TCP_PING);
+        dd_tcp_write_u32(&call->writer, 0);
+    }
+}
+
+static dd_status
+send_request(tcp_call *call, dd_tcp_op op, const tcp_fields *fields)
+{
+    write_request(call, op, fields);
     if (call->writer.status != DD_OK) {
         return call->writer.status;
     }
@@ -133,65 +143,26 @@ send_request(tcp_call *call)
                                                       &call->answer_wait, call->operation->err);
 }
 
+/* ---- its answer */
+
 static dd_status
-receive_answer(tcp_call *call, uint64_t repeats, dd_tcp_reader *reader, const dd_wait *wait, dd_error *err)
+receive_answer(tcp_call *call, dd_tcp_reader *reader, const dd_wait *wait, dd_error *err)
 {
     if (!tcp_call_is_extended(call)) {
-        return tcp_link_receive(call->link, call->op, repeats, reader, wait, err);
+        dd_tcp_op answered = dd_tcp_reply_pattern(call->op) != NULL ? call->op : DD_TCP_PING;
+        return tcp_link_receive(call->link, answered, call->repeats, reader, wait, err);
     }
     dd_status status = tcp_tagged_await(call, wait, err);
-    return status == DD_OK ? tcp_answer_read(dd_blob_view(&call->answer), call->op, repeats, reader, err)
-                           : status;
+    return status == DD_OK
+               ? tcp_answer_read(dd_blob_view(&call->answer), call->op, call->repeats, reader, err)
+               : status;
 }
 
 dd_status
-tcp_call_ask_many(tcp_call *call, uint64_t repeats, dd_tcp_reader *reader)
+tcp_call_ask(tcp_call *call, dd_tcp_op op, const tcp_fields *fields, dd_tcp_reader *reader)
 {
-    dd_status status = send_request(call);
-    return status == DD_OK ? receive_answer(call, repeats, reader, &call->answer_wait, call->operation->err)
-                           : status;
-}
-
-/* PyTorch's servers do not answer such a request, but the PING behind it. */
-dd_status
-tcp_call_tell(tcp_call *call)
-{
-    dd_tcp_reader reader;
-    if (tcp_call_is_extended(call)) {
-        return tcp_call_ask(call, &reader);
-    }
-    dd_tcp_write_u8(&call->writer, DD_TCP_PING);
-    dd_tcp_write_u32(&call->writer, 0);
-    dd_status status = send_request(call);
-    return status == DD_OK ? tcp_link_receive(call->link, DD_TCP_PING, 1, &reader, &call->answer_wait,
-                                              call->operation->err)
-                           : status;
-}
-
-dd_status
-tcp_call_ask(tcp_call *call, dd_tcp_reader *reader)
-{
-    return tcp_call_ask_many(call, 1, reader);
-}
-
-dd_status
-tcp_call_ask_number(tcp_call *call, int64_t *number)
-{
-    dd_tcp_reader reader;
-    dd_status status = tcp_call_ask(call, &reader);
-    if (status == DD_OK) {
-        *number = dd_tcp_read_i64(&reader);
-    }
-    return status;
-}
-
-dd_status
-tcp_call_ask_maybe(tcp_call *call, dd_bytes key, dd_blob *value, bool *is_found)
-{
-    tcp_call_write_key(call, key);
-    dd_tcp_reader reader;
-    dd_status status = tcp_call_ask(call, &reader);
-    return status == DD_OK ? tcp_call_take_maybe(call, &reader, value, is_found) : status;
+    dd_status status = send_request(call, op, fields);
+    return status == DD_OK ? receive_answer(call, reader, &call->answer_wait, call->operation->err) : status;
 }
 
 /* Calls off the request and receives what the server answers to it. */
@@ -200,18 +171,18 @@ cancel(tcp_call *call, dd_tcp_reader *reader)
 {
     dd_wait patience = dd_wait_after(TCP_ANSWER_NS);
     dd_status status = tcp_tagged_cancel(call);
-    return status == DD_OK ? receive_answer(call, 1, reader, &patience, NULL) : status;
+    return status == DD_OK ? receive_answer(call, reader, &patience, NULL) : status;
 }
 
 dd_status
-tcp_call_wait(tcp_call *call, dd_tcp_reader *reader)
+tcp_call_wait(tcp_call *call, dd_tcp_op op, const tcp_fields *fields, dd_tcp_reader *reader)
 {
     reader->at = NULL;
-    dd_status status = send_request(call);
+    dd_status status = send_request(call, op, fields);
     if (status != DD_OK) {
         return status;
     }
-    status = receive_answer(call, 1, reader, call->operation->wait, call->operation->err);
+    status = receive_answer(call, reader, call->operation->wait, call->operation->err);
     if (status != DD_NETWORK_TIMED_OUT && status != DD_INTERRUPTED) {
         return status;
     }
@@ -223,38 +194,6 @@ tcp_call_wait(tcp_call *call, dd_tcp_reader *reader)
         return DD_INTERRUPTED;
     }
     return is_answered ? DD_OK : DD_TIMED_OUT;
-}
-
-dd_status
-tcp_call_wait_to_stop(tcp_call *call)
-{
-    dd_tcp_reader reader;
-    dd_status status = tcp_call_wait(call, &reader);
-    bool is_called_off = status == DD_OK && dd_tcp_read_u8(&reader) != DD_TCP_STOP_WAITING;
-    return is_called_off ? DD_TIMED_OUT : status;
-}
-
-/* ---- taking and ending */
-
-dd_status
-tcp_call_take_value(tcp_call *call, dd_tcp_reader *reader, dd_blob *value)
-{
-    return dd_blob_assign(value, dd_tcp_read_bytes(reader), call->operation->err);
-}
-
-dd_status
-tcp_call_take_maybe(tcp_call *call, dd_tcp_reader *reader, dd_blob *value, bool *is_found)
-{
-    *is_found = dd_tcp_read_count(reader) > 0;
-    return *is_found ? tcp_call_take_value(call, reader, value) : DD_OK;
-}
-
-dd_status
-tcp_call_take_awaited(tcp_call *call, dd_tcp_reader *reader, dd_blob *value)
-{
-    bool is_found = false;
-    dd_status status = tcp_call_take_maybe(call, reader, value, &is_found);
-    return status == DD_OK && !is_found ? DD_TIMED_OUT : status;
 }
 
 dd_status
@@ -271,4 +210,49 @@ tcp_call_end(tcp_call *call, dd_status status)
         dd_error_prepend(operation->err, "%s on %s", operation->what, operation->store->where);
     }
     return status;
+}
+
+/* ---- operations of one request */
+
+dd_status
+tcp_tell(const tcp_operation *operation, dd_tcp_op op, const tcp_fields *fields)
+{
+    tcp_call call;
+    dd_tcp_reader reader;
+    tcp_call_begin(&call, operation);
+    return tcp_call_end(&call, tcp_call_ask(&call, op, fields, &reader));
+}
+
+dd_status
+tcp_ask_number(const tcp_operation *operation, dd_tcp_op op, const tcp_fields *fields, int64_t *number)
+{
+    tcp_call call;
+    dd_tcp_reader reader;
+    tcp_call_begin(&call, operation);
+    dd_status status = tcp_call_ask(&call, op, fields, &reader);
+    if (status == DD_OK) {
+        *number = dd_tcp_read_i64(&reader);
+    }
+    return tcp_call_end(&call, status);
+}
+
+dd_status
+tcp_take_maybe(dd_tcp_reader *reader, dd_blob *value, bool *is_found, dd_error *err)
+{
+    *is_found = dd_tcp_read_count(reader) > 0;
+    return *is_found ? dd_blob_assign(value, dd_tcp_read_bytes(reader), err) : DD_OK;
+}
+
+dd_status
+tcp_ask_maybe(const tcp_operation *operation, dd_tcp_op op, const tcp_fields *fields, dd_blob *value,
+              bool *is_found)
+{
+    tcp_call call;
+    dd_tcp_reader reader;
+    tcp_call_begin(&call, operation);
+    dd_status status = tcp_call_ask(&call, op, fields, &reader);
+    if (status == DD_OK) {
+        status = tcp_take_maybe(&reader, value, is_found, operation->err);
+    }
+    return tcp_call_end(&call, status);
 }

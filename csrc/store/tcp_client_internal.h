@@ -1,20 +1,8 @@
-/* What the files of the TCPStore client share: tcp_store.c (opening, closing, the operations that are one
- * request), tcp_waits.c (what may have to wait for a key), tcp_newer.c (what only newer servers know), and, below them,
+/* What the files of the TCPStore client share: tcp_store.c (opening, closing), tcp_ops.c (the operations) and, below them,
  * tcp_call.c (a request and its answer), tcp_tagged.c (the one connection to a server of ours) and tcp_plain.c (those
  * to a server of PyTorch). tcp_link.h is the bytes of a connection.
  *
- * An operation makes one call or several. A call is begun, given its fields, asked, and ended:
- *
- *     tcp_operation add = {tcp_store_of(head), "add", wait, err};
- *     tcp_call call;
- *     int64_t sum;
- *     tcp_call_begin(&call, &add, DD_TCP_ADD);
- *     tcp_call_write_key(&call, key);
- *     dd_tcp_write_u64(&call.writer, 1);
- *     return tcp_call_end(&call, tcp_call_ask_number(&call, &sum));
- *
- * What fails before the request is sent, from the beginning on, sticks in the writer: sending it returns the
- * failure. */
+ * An operation makes one call or several; a call makes one request or several over one connection. */
 #ifndef DD_STORE_TCP_CLIENT_INTERNAL_H
 #define DD_STORE_TCP_CLIENT_INTERNAL_H
 
@@ -71,11 +59,21 @@ typedef struct tcp_operation {
     dd_error *err;
 } tcp_operation;
 
-/* One request of an operation. */
+/* The fields of a request, in the order of its pattern: every k takes the next key, every v the next value. */
+typedef struct tcp_fields {
+    const dd_bytes *keys;
+    const dd_bytes *values;
+    size_t count; /* of a repeated group */
+    int64_t number;
+    bool is_internal; /* the key is none of a user's */
+} tcp_fields;
+
 typedef struct tcp_call {
     const tcp_operation *operation; /* borrowed */
     dd_wait answer_wait;            /* the operation's wait, at least TCP_ANSWER_NS long */
+    /* the request under way */
     dd_tcp_op op;
+    uint64_t repeats; /* how often the pattern of its reply comes */
     dd_blob request;
     dd_tcp_writer writer; /* into it */
     /* with tags; guarded by the store's mu once it is sent */
@@ -88,55 +86,42 @@ typedef struct tcp_call {
     tcp_link *link; /* this call's alone; NULL: none could be had, or it is given back */
 } tcp_call;
 
-/* tcp_call.c: beginning. Whatever has been begun must be ended. */
+/* tcp_call.c */
 
-void tcp_call_begin(tcp_call *call, const tcp_operation *operation, dd_tcp_op op);
+static inline bool
+tcp_call_is_extended(const tcp_call *call)
+{
+    return call->operation->store->target.is_extended;
+}
 
-/* Another request of the same call, after the answer to the one before. */
-void tcp_call_next(tcp_call *call, dd_tcp_op op);
+/* Must be ended. What fails here is returned by the first request. */
+void tcp_call_begin(tcp_call *call, const tcp_operation *operation);
 
-/* tcp_call.c: the fields of a request. What is over an extended server's limits fails here, where the error
- * can name it; of another server nothing is known. */
+/* A request that is answered at once; the reader is valid until the next. What is over an extended server's limits fails
+ * here, where the error can name it; of another server nothing is known. */
+dd_status tcp_call_ask(tcp_call *call, dd_tcp_op op, const tcp_fields *fields,
+                       dd_tcp_reader *reader) DD_MUST_CHECK;
 
-bool tcp_call_is_extended(const tcp_call *call);
-void tcp_call_write_key(tcp_call *call, dd_bytes key);
-void tcp_call_write_value(tcp_call *call, dd_bytes value);
-void tcp_call_write_count(tcp_call *call, size_t nkeys);
-void tcp_call_write_keys(tcp_call *call, const dd_bytes *keys, size_t nkeys); /* with their count */
-
-/* tcp_call.c: asking. The answer that a reader takes apart is valid until the next request. */
-
-/* For a request that has nothing to be told: the server has done it then. */
-dd_status tcp_call_tell(tcp_call *call) DD_MUST_CHECK;
-dd_status tcp_call_ask(tcp_call *call, dd_tcp_reader *reader) DD_MUST_CHECK;
-/* The reply's pattern comes `repeats` times. */
-dd_status tcp_call_ask_many(tcp_call *call, uint64_t repeats, dd_tcp_reader *reader) DD_MUST_CHECK;
-/* For an answer that is a number. */
-dd_status tcp_call_ask_number(tcp_call *call, int64_t *number) DD_MUST_CHECK;
-/* Of the key: one value, if there is one. */
-dd_status tcp_call_ask_maybe(tcp_call *call, dd_bytes key, dd_blob *value, bool *is_found) DD_MUST_CHECK;
-/* Sends a request that may wait, and waits for its answer until the operation's own deadline; then, or on an
+/* A request that may wait: sends it and waits for its answer until the operation's own deadline; then, or on an
  * interrupt, calls the request off, which is answered all the same (DD_TCP_OP_LIST). DD_OK: the reader has an
  * answer, perhaps that the wait was called off. DD_TIMED_OUT: there is none, as from a server that cannot be
  * asked to call off. DD_INTERRUPTED: `reader->at` is NULL, or it has the answer that came before the request
  * was called off. */
-dd_status tcp_call_wait(tcp_call *call, dd_tcp_reader *reader) DD_MUST_CHECK;
-
-/* The same where the answer is STOP_WAITING. DD_TIMED_OUT: that did not come. */
-dd_status tcp_call_wait_to_stop(tcp_call *call) DD_MUST_CHECK;
-
-/* tcp_call.c: taking and ending. */
-
-dd_status tcp_call_take_value(tcp_call *call, dd_tcp_reader *reader, dd_blob *value) DD_MUST_CHECK;
-/* A list of one value or none. */
-dd_status tcp_call_take_maybe(tcp_call *call, dd_tcp_reader *reader, dd_blob *value,
-                              bool *is_found) DD_MUST_CHECK;
-/* The same after tcp_call_wait. DD_TIMED_OUT: none, since the wait was called off. */
-dd_status tcp_call_take_awaited(tcp_call *call, dd_tcp_reader *reader, dd_blob *value) DD_MUST_CHECK;
+dd_status tcp_call_wait(tcp_call *call, dd_tcp_op op, const tcp_fields *fields,
+                        dd_tcp_reader *reader) DD_MUST_CHECK;
 
 /* Gives the link back and says in the error which operation failed, on which server. Returns the status, or a
  * better one. */
 dd_status tcp_call_end(tcp_call *call, dd_status status);
+
+/* Whole calls, by what the server replies: nothing, a number, a value if there is one. It has done then what was asked. */
+dd_status tcp_tell(const tcp_operation *operation, dd_tcp_op op, const tcp_fields *fields) DD_MUST_CHECK;
+dd_status tcp_ask_number(const tcp_operation *operation, dd_tcp_op op, const tcp_fields *fields,
+                         int64_t *number) DD_MUST_CHECK;
+dd_status tcp_ask_maybe(const tcp_operation *operation, dd_tcp_op op, const tcp_fields *fields,
+                        dd_blob *value, bool *is_found) DD_MUST_CHECK;
+/* A list of one value or none. */
+dd_status tcp_take_maybe(dd_tcp_reader *reader, dd_blob *value, bool *is_found, dd_error *err) DD_MUST_CHECK;
 
 dd_status tcp_store_check_dead_locked(const tcp_store *store, dd_error *err) DD_MUST_CHECK;
 /* The connection was lost, so the server is gone, and the data with it: every later call fails at once. */
@@ -166,39 +151,9 @@ dd_status tcp_plain_end(tcp_call *call, dd_status status);
 void tcp_plain_release(tcp_store *store, tcp_link *link);
 void tcp_plain_close(tcp_store *store);
 
-/* tcp_waits.c. The operations are those of dd_store_ops. */
-
-dd_status tcp_try_get(dd_store *head, dd_bytes key, dd_blob *value, bool *is_found, const dd_wait *wait,
-                      dd_error *err) DD_MUST_CHECK;
-dd_status tcp_check(dd_store *head, const dd_bytes *keys, size_t nkeys, bool *is_ready, const dd_wait *wait,
-                    dd_error *err) DD_MUST_CHECK;
-dd_status tcp_get(dd_store *head, dd_bytes key, dd_blob *value, const dd_wait *wait,
-                  dd_error *err) DD_MUST_CHECK;
-dd_status tcp_wait(dd_store *head, const dd_bytes *keys, size_t nkeys, const dd_wait *wait,
-                   dd_error *err) DD_MUST_CHECK;
-dd_status tcp_multi_get(dd_store *head, const dd_bytes *keys, size_t nkeys, dd_blob_list *values,
-                        const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-
-/* How PyTorch's protocol gets what has to be waited for: waits until the key is there, then tries to take
- * what it holds, and waits again if there was nothing to take: another was faster, or the key has a value and
- * no item. */
-typedef dd_status (*tcp_try_fn)(const tcp_operation *operation, dd_bytes key, dd_blob *value, bool *is_found);
-dd_status tcp_wait_and_try(const tcp_operation *operation, dd_bytes key, dd_blob *value,
-                           tcp_try_fn try) DD_MUST_CHECK;
-
-/* DD_TIMED_OUT, naming those of the keys that are missing now. */
-dd_status tcp_error_missing(const tcp_operation *operation, const dd_bytes *keys, size_t nkeys);
-
-/* tcp_newer.c. The operations are those of dd_store_ops. */
-
-dd_status tcp_queue_push(dd_store *head, dd_bytes key, dd_bytes value, const dd_wait *wait,
-                         dd_error *err) DD_MUST_CHECK;
-dd_status tcp_queue_pop(dd_store *head, dd_bytes key, bool is_blocking, dd_blob *value, const dd_wait *wait,
-                        dd_error *err) DD_MUST_CHECK;
-dd_status tcp_queue_len(dd_store *head, dd_bytes key, int64_t *count, const dd_wait *wait,
-                        dd_error *err) DD_MUST_CHECK;
-dd_status tcp_list_keys(dd_store *head, dd_blob_list *keys, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-dd_status tcp_barrier(dd_store *head, dd_bytes key, int64_t world_size, const dd_wait *wait,
-                      dd_error *err) DD_MUST_CHECK;
+/* tcp_ops.c has the table of operations; these two are in tcp_store.c. */
+extern const dd_store_ops tcp_store_ops;
+dd_status tcp_clone(dd_store *head, dd_store **other, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+void tcp_destroy(dd_store *head);
 
 #endif

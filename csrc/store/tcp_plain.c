@@ -63,8 +63,7 @@ is_ignorant(const tcp_call *call)
     tcp_link *other;
     dd_error error;
     dd_wait patience = dd_wait_at_most(&call->answer_wait, TCP_ANSWER_NS / 4);
-    if (call->op < DD_TCP_QUEUE_PUSH ||
-        tcp_store_create_link(store, &other, &patience, &error) != DD_OK) {
+    if (call->op < DD_TCP_QUEUE_PUSH || tcp_store_create_link(store, &other, &patience, &error) != DD_OK) {
         return false;
     }
     tcp_plain_release(store, other);

@@ -503,9 +503,9 @@ TEST(half_an_answer_survives_calling_off)
         tcp_operation operation = {&store, "queue_pop", &wait, check_err()};
         tcp_call call;
         dd_tcp_reader reader;
-        tcp_call_begin(&call, &operation, DD_TCP_WAIT_POP);
-        tcp_call_write_key(&call, BYTES("q"));
-        if (CHECK_OK(tcp_call_wait(&call, &reader))) {
+        dd_bytes key = BYTES("q");
+        tcp_call_begin(&call, &operation);
+        if (CHECK_OK(tcp_call_wait(&call, DD_TCP_WAIT_POP, &(tcp_fields){.keys = &key}, &reader))) {
             CHECK_INT(dd_tcp_read_count(&reader), 1);
             CHECK_TEXT(dd_tcp_read_bytes(&reader), "the item");
         }
@@ -528,17 +528,14 @@ TEST(late_answers_are_dropped)
     hasty.ctx = &past_ns;
     tcp_operation operations[2] = {{&store, "num_keys", &hasty, check_err()},
                                    {&store, "num_keys", &wait, check_err()}};
-    tcp_call call;
     int64_t number = -1;
-    tcp_call_begin(&call, &operations[0], DD_TCP_NUM_KEYS);
-    CHECK_STATUS(tcp_call_end(&call, tcp_call_ask_number(&call, &number)), DD_INTERRUPTED);
+    CHECK_STATUS(tcp_ask_number(&operations[0], DD_TCP_NUM_KEYS, &(tcp_fields){0}, &number), DD_INTERRUPTED);
     CHECK(raw_expect(ends[1], "ub", 1u, DD_TCP_NUM_KEYS));
     dd_blob answers = {0};
     raw_pack(&answers, "ubii", 1u, DD_OK, 8LL, 111LL);
     raw_pack(&answers, "ubii", 2u, DD_OK, 8LL, 222LL);
     raw_send(ends[1], dd_blob_view(&answers));
-    tcp_call_begin(&call, &operations[1], DD_TCP_NUM_KEYS);
-    CHECK_OK(tcp_call_end(&call, tcp_call_ask_number(&call, &number)));
+    CHECK_OK(tcp_ask_number(&operations[1], DD_TCP_NUM_KEYS, &(tcp_fields){0}, &number));
     CHECK_INT(number, 222);
     dd_blob_fini(&answers);
     close_pair(&store, ends);
