@@ -1,5 +1,6 @@
 #include "store/tcp_link.h"
 
+#include "core/log.h"
 #include "core/mem.h"
 #include "net/auth.h"
 #include "net/sock.h"
@@ -395,19 +396,20 @@ begin_at(tcp_link *link, tcp_target *target, const dd_addr *addr, const dd_wait 
     dd_tcp_writer_init(&shake.writer, &shake.request, err);
     dd_status status = shake_hands(&shake, addr->storage.ss_family == AF_UNIX);
     dd_blob_fini(&shake.request);
+    char text[DD_ADDR_TEXT_MAX];
+    (void)dd_addr_print(addr, text);
     if (status != DD_OK) {
         tcp_link_close(link);
-        char text[DD_ADDR_TEXT_MAX];
-        dd_error_prepend(err, "opening the store at %s", dd_addr_print(addr, text));
+        dd_error_prepend(err, "opening the store at %s", text);
         return status;
     }
+    DD_LOG(DD_LOG_DEBUG, "store client: %s:%u: connected at %s", target->host, target->port, text);
     dd_blob_clear(&link->in, KEEP_BYTES);
-    if (!target->is_known) {
-        target->is_known = true;
-        target->is_extended = link->is_extended;
-    }
+    target->is_known = true;
+    target->is_extended = link->is_extended;
     return DD_OK;
 }
+
 /* A name may come to be known, and a server to its address, while the client tries. */
 static dd_status
 resolve_target(tcp_target *target, const dd_wait *wait, dd_error *err)

@@ -844,6 +844,75 @@ TEST(secrets_that_differ)
     dd_tcp_server_release(closed_server);
 }
 
+/* A server of version 1, as far as a client comes with it. */
+static void *
+serve_version_1(void *arg)
+{
+    int listen_fd = *(int *)arg;
+    int fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC);
+    uint8_t greeting[10];
+    if (CHECK(recv(fd, greeting, sizeof greeting, MSG_WAITALL) == (ssize_t)sizeof greeting)) {
+        for (size_t i = 6; i < sizeof greeting; i++) {
+            greeting[i] ^= 0xff;
+        }
+        raw_send(fd, dd_bytes_of(greeting + 6, 4));
+        CHECK(raw_expect(fd, "bu", DD_TCP_HELLO, DD_TCP_VERSION));
+        dd_blob hello = {0};
+        raw_pack(&hello, "buiiiivvv", DD_OK, 1u, 64LL, 64LL, 64LL, 64LL, "dldist-store-0123", "", "");
+        raw_send(fd, dd_blob_view(&hello));
+        dd_blob_fini(&hello);
+        CHECK(raw_is_closed(fd));
+    }
+    close(fd);
+    return NULL;
+}
+
+TEST(server_of_another_version_is_refused)
+{
+    struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t in_len = sizeof in;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    REQUIRE(bind(fd, (struct sockaddr *)&in, sizeof in) == 0 && listen(fd, 8) == 0);
+    REQUIRE(getsockname(fd, (struct sockaddr *)&in, &in_len) == 0);
+    pthread_t thread;
+    REQUIRE(pthread_create(&thread, NULL, serve_version_1, &fd) == 0);
+    CHECK_STATUS(open_with_secret(ntohs(in.sin_port), ""), DD_PROTOCOL);
+    CHECK_CONTAINS(check_message(),
+                   "the server speaks version 1 of dldist's store protocol and the client version 2: "
+                   "install the same version of dldist on both");
+    pthread_join(thread, NULL);
+    close(fd);
+}
+
+/* Which server a client of this host finds by Unix socket: the one that listens on that very address. */
+TEST(servers_at_one_port_of_several_addresses)
+{
+    dd_tcp_server_options options = raw_options();
+    dd_tcp_server *servers[2] = {raw_server(&options)};
+    options.host = "127.0.0.2";
+    options.port = dd_tcp_server_port(servers[0]);
+    dd_wait wait = patient();
+    if (dd_tcp_server_open(&servers[1], &options, &wait, check_err()) != DD_OK) {
+        dd_tcp_server_release(servers[0]); /* somebody else has that port there */
+        return;
+    }
+    const char *hosts[] = {"127.0.0.1", "127.0.0.2"};
+    for (size_t i = 0; i < 2; i++) {
+        dd_tcp_store_options client = {.host = hosts[i], .port = options.port, .world_size = -1};
+        dd_store *store = NULL;
+        REQUIRE_OK(dd_tcp_store_open(&store, &client, &wait, check_err()));
+        dd_tcp_server_stats stats[2];
+        dd_tcp_server_get_stats(servers[0], &stats[0]);
+        dd_tcp_server_get_stats(servers[1], &stats[1]);
+        CHECK_INT(stats[i].accepted, 1);
+        CHECK_INT(stats[i].reads, 1); /* by Unix socket */
+        CHECK_INT(stats[1].accepted, i);
+        dd_store_release(store);
+    }
+    dd_tcp_server_release(servers[0]);
+    dd_tcp_server_release(servers[1]);
+}
+
 TEST(joining)
 {
     dd_tcp_server_options server_options = raw_options();
