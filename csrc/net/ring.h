@@ -29,8 +29,9 @@ typedef struct dd_ring {
     bool is_asleep;    /* reader: has said so, and not taken it back */
 } dd_ring;
 
-/* Two rings of one size in one piece of memory: `in` is read on this side and written on the other. Each is closed by itself.
- * *fd is for the other side and the caller's to close. Attaching it is DD_PROTOCOL when it is not two rings of that size. */
+/* Two rings of one size in one piece of memory: `in` is read on this side and written on the other. Each
+ * is closed by itself. *fd is for the other side and the caller's to close. Attaching it is DD_PROTOCOL
+ * when it is not two rings of that size. */
 dd_status dd_ring_create_two(dd_ring *in, dd_ring *out, size_t size, int *fd, dd_error *err) DD_MUST_CHECK;
 dd_status dd_ring_attach_two(dd_ring *in, dd_ring *out, size_t size, int fd, dd_error *err) DD_MUST_CHECK;
 void dd_ring_close(dd_ring *ring);

@@ -1,6 +1,6 @@
-/* What the files of the TCPStore client share: tcp_store.c (opening, closing), tcp_ops.c (the operations) and, below them,
- * tcp_call.c (a request and its answer), tcp_tagged.c (the one connection to a server of ours) and tcp_plain.c (those
- * to a server of PyTorch). tcp_link.h is the bytes of a connection.
+/* What the files of the TCPStore client share: tcp_store.c (opening, closing), tcp_ops.c (the operations) and,
+ * below them, tcp_call.c (a request and its answer), tcp_tagged.c (the one connection to a server of ours) and
+ * tcp_plain.c (those to a server of PyTorch). tcp_link.h is the bytes of a connection.
  *
  * An operation makes one call or several; a call makes one request or several over one connection. */
 #ifndef DD_STORE_TCP_CLIENT_INTERNAL_H
@@ -41,8 +41,8 @@ typedef struct tcp_store {
     dd_list idle; /* links that nobody uses */
     unsigned nidle;
 
-    tcp_link *
-        link; /* with tags: the one; const after init. Whoever has set is_read reads, the holder of mu sends */
+    /* with tags: the one; const after init. Whoever has set is_read reads from it, the holder of mu sends */
+    tcp_link *link;
 } tcp_store;
 
 static inline tcp_store *
@@ -59,7 +59,8 @@ typedef struct tcp_operation {
     dd_error *err;
 } tcp_operation;
 
-/* The fields of a request, in the order of its pattern: every k takes the next key, every v the next value. */
+/* The fields of a request, in the order of its pattern: every k takes the next key, every v the next
+ * value. */
 typedef struct tcp_fields {
     const dd_bytes *keys;
     const dd_bytes *values;
@@ -97,16 +98,16 @@ tcp_call_is_extended(const tcp_call *call)
 /* Must be ended. What fails here is returned by the first request. */
 void tcp_call_begin(tcp_call *call, const tcp_operation *operation);
 
-/* A request that is answered at once; the reader is valid until the next. What is over an extended server's limits fails
- * here, where the error can name it; of another server nothing is known. */
+/* A request that is answered at once; the reader is valid until the next. What is over an extended
+ * server's limits fails here, where the error can name it; of another server nothing is known. */
 dd_status tcp_call_ask(tcp_call *call, dd_tcp_op op, const tcp_fields *fields,
                        dd_tcp_reader *reader) DD_MUST_CHECK;
 
-/* A request that may wait: sends it and waits for its answer until the operation's own deadline; then, or on an
- * interrupt, calls the request off, which is answered all the same (DD_TCP_OP_LIST). DD_OK: the reader has an
- * answer, perhaps that the wait was called off. DD_TIMED_OUT: there is none, as from a server that cannot be
- * asked to call off. DD_INTERRUPTED: `reader->at` is NULL, or it has the answer that came before the request
- * was called off. */
+/* A request that may wait: sends it and waits for its answer until the operation's own deadline; then, or
+ * on an interrupt, calls the request off, which is answered all the same (DD_TCP_OP_LIST). DD_OK: the
+ * reader has an answer, perhaps that the wait was called off. DD_TIMED_OUT: there is none, as from a
+ * server that cannot be asked to call off. DD_INTERRUPTED: `reader->at` is NULL, or it has the answer that
+ * came before the request was called off. */
 dd_status tcp_call_wait(tcp_call *call, dd_tcp_op op, const tcp_fields *fields,
                         dd_tcp_reader *reader) DD_MUST_CHECK;
 
@@ -114,7 +115,8 @@ dd_status tcp_call_wait(tcp_call *call, dd_tcp_op op, const tcp_fields *fields,
  * better one. */
 dd_status tcp_call_end(tcp_call *call, dd_status status);
 
-/* Whole calls, by what the server replies: nothing, a number, a value if there is one. It has done then what was asked. */
+/* Whole calls, by what the server replies: nothing, a number, a value if there is one. It has done then
+ * what was asked. */
 dd_status tcp_tell(const tcp_operation *operation, dd_tcp_op op, const tcp_fields *fields) DD_MUST_CHECK;
 dd_status tcp_ask_number(const tcp_operation *operation, dd_tcp_op op, const tcp_fields *fields,
                          int64_t *number) DD_MUST_CHECK;
@@ -127,9 +129,9 @@ dd_status tcp_store_check_dead_locked(const tcp_store *store, dd_error *err) DD_
 /* The connection was lost, so the server is gone, and the data with it: every later call fails at once. */
 void tcp_store_note_dead_locked(tcp_store *store, const dd_error *why);
 
-/* tcp_tagged.c: the one connection to a server of ours. Requests of all threads go over it, and whoever waits for an answer
- * and finds nobody reading reads for all. It is never closed while the store lives: a request that is given up is forgotten,
- * and its answer dropped when it comes. */
+/* tcp_tagged.c: the one connection to a server of ours. Requests of all threads go over it, and whoever
+ * waits for an answer and finds nobody reading reads for all. It is never closed while the store lives: a
+ * request that is given up is forgotten, and its answer dropped when it comes. */
 
 /* Gives the request to the link, which sends it now or later; nothing of it is undone. */
 dd_status tcp_tagged_send(tcp_call *call) DD_MUST_CHECK;
@@ -139,8 +141,8 @@ dd_status tcp_tagged_await(tcp_call *call, const dd_wait *wait, dd_error *err) D
 dd_status tcp_tagged_cancel(tcp_call *call) DD_MUST_CHECK;
 void tcp_tagged_end(tcp_call *call);
 
-/* tcp_plain.c: connections to a server of PyTorch, whose protocol knows no tags. Each call has one to itself until it has its
- * answer, so the calls of one thread need one. */
+/* tcp_plain.c: connections to a server of PyTorch, whose protocol knows no tags. Each call has one to
+ * itself until it has its answer, so the calls of one thread need one. */
 
 /* Another connection, returned owned; the first one says what the server is. */
 dd_status tcp_store_create_link(tcp_store *store, tcp_link **link, const dd_wait *wait,

@@ -181,8 +181,8 @@ begin_request(tcp_conn *conn, dd_bytes bytes)
     return true;
 }
 
-/* Serves the request at the front of `bytes`, which took *used of them; false when it is not whole, or the connection is
- * doomed. A request that was not whole is taken up where its scan stopped. */
+/* Serves the request at the front of `bytes`, which took *used of them; false when it is not whole, or the
+ * connection is doomed. A request that was not whole is taken up where its scan stopped. */
 static bool
 serve_next(tcp_conn *conn, dd_bytes bytes, size_t *used)
 {

@@ -363,7 +363,8 @@ say_hello(handshake *shake)
     return status == DD_OK ? prove(shake, &nonces) : status;
 }
 
-/* Who listens at the name of a server's Unix socket is a server of ours: nothing has to be found out first. */
+/* Who listens at the name of a server's Unix socket is a server of ours: nothing has to be found out
+ * first. */
 static dd_status
 shake_hands(handshake *shake, bool is_unix)
 {
@@ -426,8 +427,8 @@ open_at(tcp_link *link, tcp_target *target, const dd_addr *addr, const dd_wait *
     return status == DD_OK ? begin_at(link, target, addr, wait, err) : status;
 }
 
-/* A server of ours on this machine is reached by its Unix socket, which costs half of what TCP does. False: there is none,
- * or of another user, who closes it to us. */
+/* A server of ours on this machine is reached by its Unix socket, which costs half of what TCP does.
+ * False: there is none, or of another user, who closes it to us. */
 static bool
 connect_unix(tcp_link *link, const dd_addr *addr, const dd_wait *wait, dd_addr *name)
 {

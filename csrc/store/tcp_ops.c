@@ -260,7 +260,8 @@ wait_to_stop(const tcp_operation *operation, dd_tcp_op op, const tcp_fields *fie
     return tcp_call_end(&call, is_called_off ? DD_TIMED_OUT : status);
 }
 
-/* A request that waits at PyTorch's server costs its connection when the time runs out, so one look is a CHECK. */
+/* A request that waits at PyTorch's server costs its connection when the time runs out, so one look is a
+ * CHECK. */
 static dd_status
 look_once(const tcp_operation *operation, const dd_bytes *keys, size_t nkeys)
 {

@@ -54,8 +54,9 @@ tcp_plain_release(tcp_store *store, tcp_link *link)
     }
 }
 
-/* PyTorch's servers close the connection on an operation that they do not know: PyTorch's plain backend has
- * no queues, and older releases neither list nor barrier. A server that can be reached still is not gone but ignorant. */
+/* PyTorch's servers close the connection on an operation that they do not know: PyTorch's plain backend
+ * has no queues, and older releases neither list nor barrier. A server that can be reached still is not
+ * gone but ignorant. */
 static bool
 is_ignorant(const tcp_call *call)
 {

@@ -8,10 +8,12 @@
  *   #  u64 count; what follows in the pattern comes so many times          b  one byte
  *   ?  u64; what follows comes once, or not at all if the number is 0
  *
- * Numbers are little endian. On a tagged connection (two ends that are ours) a request has a tag before it, of its client's
- * choice, and is answered by a head (the tag, a status, the length of what follows) and the reply, or the reason why there
- * is none: in any order, so a request may wait while others are served. One scanner finds where a message ends, in pieces as they arrive and within limits; one
- * reader then takes the fields out of a message that is known to be whole; one writer makes messages. */
+ * Numbers are little endian. On a tagged connection, between two ends that are ours, a request has a tag before it,
+ * of its client's choice. Its answer is a head (the tag, a status, the length of what follows) and the reply, or
+ * the reason why there is none. Answers come in any order, so a request may wait while others are served.
+ *
+ * One scanner finds where a message ends, in pieces as they arrive and within limits; one reader then takes the
+ * fields out of a message that is known to be whole; one writer makes messages. */
 #ifndef DD_STORE_TCP_PROTOCOL_H
 #define DD_STORE_TCP_PROTOCOL_H
 
@@ -23,10 +25,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* X(NAME, number, request pattern, reply pattern). A NULL reply: none is sent. MULTI_GET's reply has one value a key
- * and no count. The operations from HELLO on are ours. On a tagged connection every request is answered, those without a
- * reply by a head alone; but for CANCEL_WAIT: the request of its tag, if it waits still, is answered (WAIT_CANCELED, or
- * no value). */
+/* X(NAME, number, request pattern, reply pattern). A NULL reply: none is sent. MULTI_GET's reply has one
+ * value a key and no count. The operations from HELLO on are ours. On a tagged connection every request is
+ * answered, those without a reply by a head alone; but for CANCEL_WAIT: the request of its tag, if it
+ * waits still, is answered (WAIT_CANCELED, or no value). */
 #define DD_TCP_OP_LIST(X)            \
     X(VALIDATE, 0, "u", NULL)        \
     X(SET, 1, "kv", NULL)            \

@@ -395,7 +395,8 @@ dd_tcp_unix_name(const dd_addr *addr, int n, dd_addr *name)
     return true;
 }
 
-/* A socket of the caller may listen on all IPv6 addresses alone, and then the name for all would promise too much. */
+/* A socket of the caller may listen on all IPv6 addresses alone, and then the name for all would promise
+ * too much. */
 static bool
 is_for_v6_alone(const dd_addr *addr, int fd)
 {

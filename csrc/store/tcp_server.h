@@ -55,8 +55,9 @@ void dd_tcp_server_release(dd_tcp_server *server);
 
 uint16_t dd_tcp_server_port(const dd_tcp_server *server);
 
-/* The names of Unix sockets at which a server that is reached at the TCP address `addr` of this machine may listen, too:
- * one for each address that it listens on, those for all addresses included. False: there is no n-th name. */
+/* The names of Unix sockets at which a server that is reached at the TCP address `addr` of this machine
+ * may listen, too: one for each address that it listens on, those for all addresses included. False: there
+ * is no n-th name. */
 bool dd_tcp_unix_name(const dd_addr *addr, int n, dd_addr *name);
 
 /* Waits until `world_size` clients have joined (added to "init/"); DD_TIMED_OUT tells how many, and who. */

@@ -1,8 +1,9 @@
 /* The client of a TCPStore, and the store made of a client and perhaps its server.
  *
- * To a server of ours it has one connection, by Unix socket when both are on one host, over which the requests of all threads go
- * with tags: one that has to wait for a key holds up no other. Against PyTorch's server it keeps to PyTorch's protocol, and each
- * call has a connection to itself until it is answered. A call has been done by the server when it returns. */
+ * To a server of ours it has one connection, by Unix socket when both are on one host. The requests of all threads
+ * go over it with tags: one that has to wait for a key holds up no other. Against PyTorch's server it keeps to
+ * PyTorch's protocol, and each call has a connection to itself until it is answered. When a call returns, the
+ * server has done what it asked for. */
 #ifndef DD_STORE_TCP_STORE_H
 #define DD_STORE_TCP_STORE_H
 

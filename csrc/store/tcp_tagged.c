@@ -111,8 +111,8 @@ find_locked(tcp_store *store, uint32_t tag)
     return NULL;
 }
 
-/* Hands the answer at the front of `in` to its call: most are all there is, and are handed on without a copy. Without memory
- * for the copy the call finds nothing. */
+/* Hands the answer at the front of `in` to its call: most are all there is, and are handed on without a
+ * copy. Without memory for the copy the call finds nothing. */
 static void
 hand_over_locked(dd_blob *in, size_t at, size_t len, tcp_call *call)
 {

@@ -713,7 +713,8 @@ TEST(another_server_on_the_port_is_not_the_store)
     dd_tcp_server_release(server);
 }
 
-/* --- what it costs ------------------------------------------------------------------------------------------- */
+/* --- what it costs
+ * ------------------------------------------------------------------------------------------- */
 
 typedef struct cost {
     uint64_t nconnections;

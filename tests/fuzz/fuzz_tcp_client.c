@@ -1,7 +1,8 @@
-/* The replies of a TCPStore server, as a client takes them. The first byte of the input chooses the operation, the second
- * the kind of server; then come pieces, each with its length before it. A server of one connection sends them at once,
- * and a link receives the reply piece by piece; or the rest is one answer with its tag; or a server on a thread sends one for each request, and a whole store
- * makes one call. */
+/* The replies of a TCPStore server, as a client takes them. The first byte of the input chooses the
+ * operation, the second the kind of server; then come pieces, each with its length before it. A server of
+ * one connection sends them at once, and a link receives the reply piece by piece; or the rest is one
+ * answer with its tag; or a server on a thread sends one for each request, and a whole store makes one
+ * call. */
 #include "core/mem.h"
 #include "net/sock.h"
 #include "store/tcp_link.h"

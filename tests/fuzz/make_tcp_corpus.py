@@ -122,7 +122,8 @@ def main():
     set_up = step(0, REQUESTS["set"] + REQUESTS["add"] + REQUESTS["queue_push"])
     tagged = [struct.pack("<I", tag) for tag in range(8)]
     set_up_tagged = step(0, b"".join(tagged[0] + REQUESTS[name] for name in ("set", "add", "queue_push")))
-    waits = tagged[1] + REQUESTS["wait_pop"] + tagged[2] + REQUESTS["wait_get"] + tagged[3] + REQUESTS["wait"] + tagged[4] + REQUESTS["barrier"]
+    waiting = ("wait_pop", "wait_get", "wait", "barrier")
+    waits = b"".join(tagged[i + 1] + REQUESTS[name] for i, name in enumerate(waiting))
     cancels = b"".join(tag + REQUESTS["cancel_wait"] for tag in tagged)
     write("tcp_server", "waited_for", bytes([4]) + step(1, waits) + set_up_tagged)
     write("tcp_server", "waited_for_by_itself", bytes([4]) + step(0, waits) + set_up_tagged)
