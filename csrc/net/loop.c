@@ -95,20 +95,17 @@ dd_loop_run(dd_loop *loop)
 {
     bool is_awake = true;
     while (!loop->is_stopping) {
-        loop->asked_ns = dd_clock_now_ns();
         int count = epoll_wait(loop->epoll_fd, loop->events, DD_LOOP_BATCH,
                                is_awake ? 0 : timeout_until_timer_ms(loop));
         loop->nevents = count > 0 ? count : 0;
         loop->next_event = 0;
-        bool is_wanted = false;
-        bool is_polled = loop->poll != NULL && loop->poll(loop, &is_wanted);
-        bool is_input = is_polled || loop->nevents > 0;
+        bool is_input = loop->nevents > 0;
         deliver_events(loop);
         expire_timers(loop);
         if (is_input) {
             loop->idle_until_ns = 0;
         }
-        is_awake = is_input || is_spinning(loop) || is_wanted;
+        is_awake = is_input || is_spinning(loop);
         if (is_awake && !is_input) {
             dd_spin_yield(&loop->spin);
         }

@@ -33,16 +33,10 @@ struct dd_timer {
 
 struct dd_loop {
     int epoll_fd;
-    int wake_fd;  /* eventfd: dd_loop_stop writes it */
-    dd_spin spin; /* for polling without sleeping after the last input; zeroed: sleeps at once */
-    /* Input that epoll does not see: asked in every round, after epoll and before the events (which are in `events`) are
-     * delivered; NULL for none. Tells whether there was any, and *is_wanted whether it has to be asked again at once: the loop
-     * does not sleep then. */
-    bool (*poll)(dd_loop *loop, bool *is_wanted);
-    int64_t
-        asked_ns; /* for poll: before epoll was asked; what happened until then is in `events`, unless they are full */
-    int64_t idle_until_ns;                    /* loop only: polls until then; 0 while there is input */
-    dd_list timers;                           /* loop only; ordered by deadline */
+    int wake_fd;           /* eventfd: dd_loop_stop writes it */
+    dd_spin spin;          /* for polling without sleeping after the last input; zeroed: sleeps at once */
+    int64_t idle_until_ns; /* loop only: polls until then; 0 while there is input */
+    dd_list timers;        /* loop only; ordered by deadline */
     struct epoll_event events[DD_LOOP_BATCH]; /* loop only: the batch being delivered */
     int nevents;
     int next_event;

@@ -71,18 +71,6 @@ attach_rings(dd_ring *const *rings, size_t nrings, size_t size, int fd, dd_error
 }
 
 dd_status
-dd_ring_create(dd_ring *ring, size_t size, int *fd, dd_error *err)
-{
-    return create_rings(&ring, 1, size, fd, err);
-}
-
-dd_status
-dd_ring_attach(dd_ring *ring, size_t size, int fd, dd_error *err)
-{
-    return attach_rings(&ring, 1, size, fd, err);
-}
-
-dd_status
 dd_ring_create_two(dd_ring *in, dd_ring *out, size_t size, int *fd, dd_error *err)
 {
     dd_ring *const rings[] = {in, out};
@@ -111,38 +99,6 @@ smaller(size_t a, size_t b)
     return a < b ? a : b;
 }
 
-size_t
-dd_ring_write(dd_ring *ring, const void *data, size_t len)
-{
-    /* Acquire: the reader is done with the bytes it says it has read. */
-    uint64_t read = atomic_load_explicit(&ring->shared->read, memory_order_acquire);
-    uint64_t used = ring->position - read;
-    if (used > ring->size) {
-        return 0; /* a reader that makes no sense frees nothing */
-    }
-    len = smaller(len, ring->size - (size_t)used);
-    size_t start = (size_t)(ring->position & (ring->size - 1));
-    size_t first = smaller(len, ring->size - start);
-    memcpy(ring->data + start, data, first);
-    memcpy(ring->data, (const uint8_t *)data + first, len - first);
-    ring->position += len;
-    /* Release: the bytes are there before the position that covers them. */
-    atomic_store_explicit(&ring->shared->written, ring->position, memory_order_release);
-    return len;
-}
-
-bool
-dd_ring_has_room(const dd_ring *ring)
-{
-    return ring->position - atomic_load_explicit(&ring->shared->read, memory_order_relaxed) < ring->size;
-}
-
-bool
-dd_ring_is_all_read(const dd_ring *ring)
-{
-    return ring->position == atomic_load_explicit(&ring->shared->read, memory_order_relaxed);
-}
-
 bool
 dd_ring_is_bell_due(dd_ring *ring)
 {
@@ -151,37 +107,6 @@ dd_ring_is_bell_due(dd_ring *ring)
     atomic_thread_fence(memory_order_seq_cst);
     return atomic_load_explicit(&ring->shared->is_asleep, memory_order_relaxed) != 0 &&
            atomic_exchange_explicit(&ring->shared->is_asleep, 0, memory_order_relaxed) != 0;
-}
-
-bool
-dd_ring_count(const dd_ring *ring, size_t *count)
-{
-    /* Acquire: pairs with the release in dd_ring_write. */
-    uint64_t written = atomic_load_explicit(&ring->shared->written, memory_order_acquire);
-    uint64_t used = written - ring->position;
-    *count = (size_t)used;
-    return used <= ring->size;
-}
-
-bool
-dd_ring_read(dd_ring *ring, void *data, size_t len, size_t *moved)
-{
-    size_t used;
-    if (!dd_ring_count(ring, &used)) {
-        return false;
-    }
-    len = smaller(len, used);
-    size_t start = (size_t)(ring->position & (ring->size - 1));
-    size_t first = smaller(len, ring->size - start);
-    memcpy(data, ring->data + start, first);
-    memcpy((uint8_t *)data + first, ring->data, len - first);
-    ring->position += len;
-    if (len > 0) {
-        /* Release: the bytes are copied before the writer may write over them. */
-        atomic_store_explicit(&ring->shared->read, ring->position, memory_order_release);
-    }
-    *moved = len;
-    return true;
 }
 
 bool
@@ -260,7 +185,7 @@ dd_ring_wait_for_room(dd_ring *ring)
 {
     atomic_store_explicit(&ring->shared->is_room_wanted, 1, memory_order_relaxed);
     atomic_thread_fence(memory_order_seq_cst);
-    if (!dd_ring_has_room(ring)) {
+    if (ring->position - atomic_load_explicit(&ring->shared->read, memory_order_relaxed) >= ring->size) {
         return true;
     }
     atomic_store_explicit(&ring->shared->is_room_wanted, 0, memory_order_relaxed);

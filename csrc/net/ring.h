@@ -23,17 +23,15 @@ typedef struct dd_ring {
     uint8_t *data;
     size_t size;       /* of data; a power of two */
     uint64_t position; /* own: of the next byte to read or write */
-    uint64_t known;    /* the other side's position as last seen; zero-copy functions only */
+    uint64_t known;    /* the other side's position as last seen */
     bool is_limited;   /* reader: goes no further than `known` */
     bool is_unfenced;  /* reader: has released since it last made sure of seeing a writer that waits */
     bool is_asleep;    /* reader: has said so, and not taken it back */
 } dd_ring;
 
-/* The reader makes the ring; *fd is for the writer and the caller's to close. */
-dd_status dd_ring_create(dd_ring *ring, size_t size, int *fd, dd_error *err) DD_MUST_CHECK;
-/* The writer maps it. DD_PROTOCOL when the descriptor is not a ring of that size. */
-dd_status dd_ring_attach(dd_ring *ring, size_t size, int fd, dd_error *err) DD_MUST_CHECK;
-/* Two rings of one size in one piece of memory: `in` is read on this side and written on the other. Each is closed by itself. */
+/* Two rings of one size in one piece of memory: `in` is read on this side and written on the other. Each
+ * is closed by itself. *fd is for the other side and the caller's to close. Attaching it is DD_PROTOCOL
+ * when it is not two rings of that size. */
 dd_status dd_ring_create_two(dd_ring *in, dd_ring *out, size_t size, int *fd, dd_error *err) DD_MUST_CHECK;
 dd_status dd_ring_attach_two(dd_ring *in, dd_ring *out, size_t size, int fd, dd_error *err) DD_MUST_CHECK;
 void dd_ring_close(dd_ring *ring);
@@ -43,28 +41,16 @@ dd_ring_is_open(const dd_ring *ring)
     return ring->shared != NULL;
 }
 
-/* Writer. Copies in what there is room for; returns how much, 0 when the ring is full. */
-size_t dd_ring_write(dd_ring *ring, const void *data, size_t len);
-/* Writer. Whether there is room for anything, and whether the reader has read all. */
-bool dd_ring_has_room(const dd_ring *ring);
-bool dd_ring_is_all_read(const dd_ring *ring);
 /* Writer, after writing: whether the reader has to be woken. True once for each time it fell asleep. */
 bool dd_ring_is_bell_due(dd_ring *ring);
 
-/* Reader. How many bytes there are; false when the writer's position makes no sense. */
-bool dd_ring_count(const dd_ring *ring, size_t *count);
-/* Reader. Copies out up to len bytes; *moved is 0 when there are none. False when the writer's position
- * makes no sense. */
-bool dd_ring_read(dd_ring *ring, void *data, size_t len, size_t *moved);
 /* Reader. False when bytes have come after all: then it must read on. */
 bool dd_ring_fall_asleep(dd_ring *ring);
 /* Reader, awake again: spares the writer bells that nobody needs. Costs nothing when it has not been
  * asleep. */
 void dd_ring_wake_up(dd_ring *ring);
 
-/* ---- without a copy in between, and with the writer waiting for room
- *
- * Each side looks at the other's position only when what it knew of is used up, works on runs of memory
+/* Each side looks at the other's position only when what it knew of is used up, works on runs of memory
  * that end at the edge of the ring, and says when the other side may see how far it has come. */
 
 /* Writer. Where the next bytes go; *len is 0 when the ring is full. False when the reader's position makes

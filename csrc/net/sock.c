@@ -320,3 +320,20 @@ dd_sock_peer_addr(int fd)
     }
     return addr;
 }
+
+bool
+dd_sock_is_own_addr(const dd_addr *addr)
+{
+    if (dd_addr_is_loopback(addr)) {
+        return true;
+    }
+    /* What goes to an own address has that address as its source, too. */
+    int fd = socket(addr->storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    bool is_routed = fd >= 0 && connect(fd, (const struct sockaddr *)&addr->storage, addr->len) == 0;
+    dd_addr source = is_routed ? dd_sock_local_addr(fd) : (dd_addr){.len = 0};
+    if (fd >= 0) {
+        close(fd);
+    }
+    dd_addr_set_port(&source, dd_addr_port(addr));
+    return is_routed && source.len == addr->len && memcmp(&source.storage, &addr->storage, addr->len) == 0;
+}

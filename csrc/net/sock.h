@@ -57,6 +57,10 @@ dd_io dd_sock_try_recv_fd(int fd, void *data, size_t len, int *passed_fd, size_t
  * DD_INTERRUPTED when the caller wants out. */
 dd_status dd_sock_wait(int fd, short events, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
+/* Whether a packet to the address would not leave this machine's network (nor this container's). Sends
+ * nothing. */
+bool dd_sock_is_own_addr(const dd_addr *addr);
+
 /* Own and other end; an address of length 0 when the socket has none. */
 dd_addr dd_sock_local_addr(int fd);
 dd_addr dd_sock_peer_addr(int fd);

@@ -1,20 +1,8 @@
-/* What the files of the TCPStore client share: tcp_store.c (opening, closing, the operations that are one
- * request), tcp_call.c (a request and its answer: which link it goes over, and what becomes of the link),
- * tcp_waits.c (what may have to wait for a key) and tcp_newer.c (what only newer servers know). tcp_link.h is
- * one connection.
+/* What the files of the TCPStore client share: tcp_store.c (opening, closing), tcp_ops.c (the operations) and,
+ * below them, tcp_call.c (a request and its answer), tcp_tagged.c (the one connection to a server of ours) and
+ * tcp_plain.c (those to a server of PyTorch). tcp_link.h is the bytes of a connection.
  *
- * An operation makes one call or several. A call is begun, given its fields, asked or sent, and ended:
- *
- *     tcp_operation add = {tcp_store_of(head), "add", wait, err};
- *     tcp_call call;
- *     int64_t sum;
- *     tcp_call_begin(&call, &add, DD_TCP_ADD);
- *     tcp_call_write_key(&call, key);
- *     dd_tcp_write_u64(&call.writer, 1);
- *     return tcp_call_end(&call, tcp_call_ask_number(&call, &sum));
- *
- * What fails before the request is sent, from the beginning on, sticks in the writer: sending it returns the
- * failure. */
+ * An operation makes one call or several; a call makes one request or several over one connection. */
 #ifndef DD_STORE_TCP_CLIENT_INTERNAL_H
 #define DD_STORE_TCP_CLIENT_INTERNAL_H
 
@@ -38,16 +26,23 @@ typedef struct tcp_store {
     tcp_target target;     /* const once the first link is open */
 
     pthread_mutex_t mu;
-    pthread_cond_t cond; /* signalled when main_link becomes free */
+    pthread_cond_t cond; /* broadcast when answers have come for others, and when nobody reads any more */
     /* guarded by mu */
-    bool is_main_busy;
-    dd_list idle_sides;
-    unsigned nidle;
     dd_error dead; /* not OK: the server is gone, and why */
+    /* with tags */
+    bool is_read;       /* somebody reads from the link */
+    dd_list unanswered; /* of tcp_call: sent and not answered yet */
+    uint32_t last_tag;
+    dd_blob backlog; /* of requests that the socket has not taken yet: the next who sends sends this first; */
+    size_t backlog_nsent; /* so many bytes of it are sent, */
+    uint64_t nqueued;     /* so many of all requests were ever given to the link, */
+    uint64_t nsent;       /* and so many sent */
+    /* without */
+    dd_list idle; /* links that nobody uses */
+    unsigned nidle;
 
-    /* whoever set is_main_busy */
-    tcp_link main_link;
-    bool is_ringless; /* a ring was tried and did not work */
+    /* with tags: the one; const after init. Whoever has set is_read reads from it, the holder of mu sends */
+    tcp_link *link;
 } tcp_store;
 
 static inline tcp_store *
@@ -64,125 +59,103 @@ typedef struct tcp_operation {
     dd_error *err;
 } tcp_operation;
 
-/* One request of an operation, and the link that it holds. */
+/* The fields of a request, in the order of its pattern: every k takes the next key, every v the next
+ * value. */
+typedef struct tcp_fields {
+    const dd_bytes *keys;
+    const dd_bytes *values;
+    size_t count; /* of a repeated group */
+    int64_t number;
+    bool is_internal; /* the key is none of a user's */
+} tcp_fields;
+
 typedef struct tcp_call {
     const tcp_operation *operation; /* borrowed */
-    tcp_link *link;                 /* NULL: none could be had, or it is given back */
-    bool is_main;
-    bool is_fenced;
-    dd_wait answer_wait; /* the operation's wait, at least TCP_ANSWER_NS long */
+    dd_wait answer_wait;            /* the operation's wait, at least TCP_ANSWER_NS long */
+    /* the request under way */
     dd_tcp_op op;
-    dd_tcp_writer writer;
+    uint64_t repeats; /* how often the pattern of its reply comes */
+    dd_blob request;
+    dd_tcp_writer writer; /* into it */
+    /* with tags; guarded by the store's mu once it is sent */
+    dd_list unanswered;
+    uint32_t tag;
+    uint64_t end; /* sent when the store's nsent is so much */
+    bool is_answered;
+    dd_blob answer;
+    /* without */
+    tcp_link *link; /* this call's alone; NULL: none could be had, or it is given back */
 } tcp_call;
 
-/* tcp_call.c: beginning. Whatever has been begun must be ended. */
+/* tcp_call.c */
 
-/* Over the main link, behind all that was sent there before. */
-void tcp_call_begin(tcp_call *call, const tcp_operation *operation, dd_tcp_op op);
+static inline bool
+tcp_call_is_extended(const tcp_call *call)
+{
+    return call->operation->store->target.is_extended;
+}
 
-/* Over a side link, for a request that may have to wait. The operation has had an answer over the main one
- * before: the server has then done all that was sent. */
-void tcp_call_begin_side(tcp_call *call, const tcp_operation *operation, dd_tcp_op op);
+/* Must be ended. What fails here is returned by the first request. */
+void tcp_call_begin(tcp_call *call, const tcp_operation *operation);
 
-/* The same without that condition: waits itself until the server has done all that was sent. A server that
- * hangs up on the request while the main link is well does not know it: the end says so. */
-void tcp_call_begin_fenced(tcp_call *call, const tcp_operation *operation, dd_tcp_op op);
+/* A request that is answered at once; the reader is valid until the next. What is over an extended
+ * server's limits fails here, where the error can name it; of another server nothing is known. */
+dd_status tcp_call_ask(tcp_call *call, dd_tcp_op op, const tcp_fields *fields,
+                       dd_tcp_reader *reader) DD_MUST_CHECK;
 
-/* An operation that only newer servers know: over the main link to an extended one, else fenced. */
-void tcp_call_begin_newer(tcp_call *call, const tcp_operation *operation, dd_tcp_op op);
-
-/* Another request over the same link, after the answer to the one before. */
-void tcp_call_next(tcp_call *call, dd_tcp_op op);
-
-/* tcp_call.c: the fields of a request. What is over an extended server's limits fails here, where the error
- * can name it; of another server nothing is known. */
-
-bool tcp_call_is_extended(const tcp_call *call);
-void tcp_call_write_key(tcp_call *call, dd_bytes key);
-void tcp_call_write_value(tcp_call *call, dd_bytes value);
-void tcp_call_write_count(tcp_call *call, size_t nkeys);
-void tcp_call_write_keys(tcp_call *call, const dd_bytes *keys, size_t nkeys); /* with their count */
-
-/* tcp_call.c: sending and asking. The answer that a reader takes apart is valid until the next request. */
-
-/* For a request that has no answer. */
-dd_status tcp_call_send(tcp_call *call) DD_MUST_CHECK;
-dd_status tcp_call_ask(tcp_call *call, dd_tcp_reader *reader) DD_MUST_CHECK;
-/* The reply's pattern comes `repeats` times. */
-dd_status tcp_call_ask_many(tcp_call *call, uint64_t repeats, dd_tcp_reader *reader) DD_MUST_CHECK;
-/* For an answer that is a number. */
-dd_status tcp_call_ask_number(tcp_call *call, int64_t *number) DD_MUST_CHECK;
-/* Of the key: one value, if there is one. */
-dd_status tcp_call_ask_maybe(tcp_call *call, dd_bytes key, dd_blob *value, bool *is_found) DD_MUST_CHECK;
-/* Begins, sends and awaits a PING: then the server has done all that was sent over the link. */
-dd_status tcp_call_ping(tcp_call *call) DD_MUST_CHECK;
-
-/* Sends a request that may wait, and waits for its answer until the operation's own deadline; then, or on an
- * interrupt, calls the request off, which is answered all the same (DD_TCP_OP_LIST). DD_OK: the reader has an
- * answer, perhaps that the wait was called off. DD_TIMED_OUT: there is none, as from a server that cannot be
- * asked to call off. DD_INTERRUPTED: `reader->at` is NULL, or it has the answer that came before the request
- * was called off. */
-dd_status tcp_call_wait(tcp_call *call, dd_tcp_reader *reader) DD_MUST_CHECK;
-
-/* The same where the answer is STOP_WAITING. DD_TIMED_OUT: that did not come. */
-dd_status tcp_call_wait_to_stop(tcp_call *call) DD_MUST_CHECK;
-
-/* tcp_call.c: taking and ending. */
-
-dd_status tcp_call_take_value(tcp_call *call, dd_tcp_reader *reader, dd_blob *value) DD_MUST_CHECK;
-/* A list of one value or none. */
-dd_status tcp_call_take_maybe(tcp_call *call, dd_tcp_reader *reader, dd_blob *value,
-                              bool *is_found) DD_MUST_CHECK;
-/* The same after tcp_call_wait. DD_TIMED_OUT: none, since the wait was called off. */
-dd_status tcp_call_take_awaited(tcp_call *call, dd_tcp_reader *reader, dd_blob *value) DD_MUST_CHECK;
+/* A request that may wait: sends it and waits for its answer until the operation's own deadline; then, or
+ * on an interrupt, calls the request off, which is answered all the same (DD_TCP_OP_LIST). DD_OK: the
+ * reader has an answer, perhaps that the wait was called off. DD_TIMED_OUT: there is none, as from a
+ * server that cannot be asked to call off. DD_INTERRUPTED: `reader->at` is NULL, or it has the answer that
+ * came before the request was called off. */
+dd_status tcp_call_wait(tcp_call *call, dd_tcp_op op, const tcp_fields *fields,
+                        dd_tcp_reader *reader) DD_MUST_CHECK;
 
 /* Gives the link back and says in the error which operation failed, on which server. Returns the status, or a
  * better one. */
 dd_status tcp_call_end(tcp_call *call, dd_status status);
 
-/* tcp_call.c: links. */
+/* Whole calls, by what the server replies: nothing, a number, a value if there is one. It has done then
+ * what was asked. */
+dd_status tcp_tell(const tcp_operation *operation, dd_tcp_op op, const tcp_fields *fields) DD_MUST_CHECK;
+dd_status tcp_ask_number(const tcp_operation *operation, dd_tcp_op op, const tcp_fields *fields,
+                         int64_t *number) DD_MUST_CHECK;
+dd_status tcp_ask_maybe(const tcp_operation *operation, dd_tcp_op op, const tcp_fields *fields,
+                        dd_blob *value, bool *is_found) DD_MUST_CHECK;
+/* A list of one value or none. */
+dd_status tcp_take_maybe(dd_tcp_reader *reader, dd_blob *value, bool *is_found, dd_error *err) DD_MUST_CHECK;
 
-/* Opens the main link, with a ring where the server is on this host. The caller holds the link, or nobody
- * else has the store yet. */
-dd_status tcp_store_open_main(tcp_store *store, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-void tcp_store_close_sides(tcp_store *store);
+dd_status tcp_store_check_dead_locked(const tcp_store *store, dd_error *err) DD_MUST_CHECK;
+/* The connection was lost, so the server is gone, and the data with it: every later call fails at once. */
+void tcp_store_note_dead_locked(tcp_store *store, const dd_error *why);
 
-/* tcp_waits.c. The operations are those of dd_store_ops. */
+/* tcp_tagged.c: the one connection to a server of ours. Requests of all threads go over it, and whoever
+ * waits for an answer and finds nobody reading reads for all. It is never closed while the store lives: a
+ * request that is given up is forgotten, and its answer dropped when it comes. */
 
-dd_status tcp_try_get(dd_store *head, dd_bytes key, dd_blob *value, bool *is_found, const dd_wait *wait,
-                      dd_error *err) DD_MUST_CHECK;
-dd_status tcp_check(dd_store *head, const dd_bytes *keys, size_t nkeys, bool *is_ready, const dd_wait *wait,
-                    dd_error *err) DD_MUST_CHECK;
-dd_status tcp_get(dd_store *head, dd_bytes key, dd_blob *value, const dd_wait *wait,
-                  dd_error *err) DD_MUST_CHECK;
-dd_status tcp_wait(dd_store *head, const dd_bytes *keys, size_t nkeys, const dd_wait *wait,
-                   dd_error *err) DD_MUST_CHECK;
-dd_status tcp_multi_get(dd_store *head, const dd_bytes *keys, size_t nkeys, dd_blob_list *values,
-                        const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+/* Gives the request to the link, which sends it now or later; nothing of it is undone. */
+dd_status tcp_tagged_send(tcp_call *call) DD_MUST_CHECK;
+/* Waits until it is answered: call->answer. On any failure it can be waited for again. */
+dd_status tcp_tagged_await(tcp_call *call, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+/* Asks the server to call the request off, if it waits still. */
+dd_status tcp_tagged_cancel(tcp_call *call) DD_MUST_CHECK;
+void tcp_tagged_end(tcp_call *call);
 
-/* Waits on a side link until all the keys are there. DD_TIMED_OUT names those that are not. */
-dd_status tcp_wait_aside(const tcp_operation *operation, const dd_bytes *keys, size_t nkeys) DD_MUST_CHECK;
+/* tcp_plain.c: connections to a server of PyTorch, whose protocol knows no tags. Each call has one to
+ * itself until it has its answer, so the calls of one thread need one. */
 
-/* How PyTorch's protocol gets what has to be waited for: waits until the key is there, then tries to take
- * what it holds, and waits again if there was nothing to take: another was faster, or the key has a value and
- * no item. */
-typedef dd_status (*tcp_try_fn)(const tcp_operation *operation, dd_bytes key, dd_blob *value, bool *is_found);
-dd_status tcp_wait_and_try(const tcp_operation *operation, dd_bytes key, dd_blob *value,
-                           tcp_try_fn try) DD_MUST_CHECK;
+/* Another connection, returned owned; the first one says what the server is. */
+dd_status tcp_store_create_link(tcp_store *store, tcp_link **link, const dd_wait *wait,
+                                dd_error *err) DD_MUST_CHECK;
+void tcp_plain_begin(tcp_call *call);
+/* Gives the link back; returns the status, or a better one. */
+dd_status tcp_plain_end(tcp_call *call, dd_status status);
+void tcp_plain_release(tcp_store *store, tcp_link *link);
+void tcp_plain_close(tcp_store *store);
 
-/* DD_TIMED_OUT, naming those of the keys that are missing now. */
-dd_status tcp_error_missing(const tcp_operation *operation, const dd_bytes *keys, size_t nkeys);
-
-/* tcp_newer.c. The operations are those of dd_store_ops. */
-
-dd_status tcp_queue_push(dd_store *head, dd_bytes key, dd_bytes value, const dd_wait *wait,
-                         dd_error *err) DD_MUST_CHECK;
-dd_status tcp_queue_pop(dd_store *head, dd_bytes key, bool is_blocking, dd_blob *value, const dd_wait *wait,
-                        dd_error *err) DD_MUST_CHECK;
-dd_status tcp_queue_len(dd_store *head, dd_bytes key, int64_t *count, const dd_wait *wait,
-                        dd_error *err) DD_MUST_CHECK;
-dd_status tcp_list_keys(dd_store *head, dd_blob_list *keys, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-dd_status tcp_barrier(dd_store *head, dd_bytes key, int64_t world_size, const dd_wait *wait,
-                      dd_error *err) DD_MUST_CHECK;
+/* tcp_ops.c has the table of operations; these two are in tcp_store.c. */
+extern const dd_store_ops tcp_store_ops;
+dd_status tcp_clone(dd_store *head, dd_store **other, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+void tcp_destroy(dd_store *head);
 
 #endif

@@ -73,13 +73,9 @@ bury_one(tcp_conn *conn)
 {
     dd_tcp_server *server = conn->server;
     dd_list_remove(&conn->link);
-    dd_list_remove(&conn->hot);
-    conn->server->nrings -= dd_ring_is_open(&conn->ring) ? 1 : 0;
-    dd_ring_close(&conn->ring);
     dd_loop_remove(&server->loop, &conn->handler);
-    dd_keyspace_unpark(&server->ks, &conn->waiter);
-    if (conn->is_parked) {
-        atomic_fetch_sub_explicit(&server->nparked, 1, memory_order_relaxed);
+    while (!dd_list_is_empty(&conn->parked)) {
+        tcp_parked_end(DD_CONTAINER_OF(conn->parked.next, tcp_parked, link));
     }
     dd_sock_close(conn->handler.fd);
     dd_blob_fini(&conn->in);
@@ -99,8 +95,8 @@ tcp_server_bury(dd_tcp_server *server)
 }
 
 /* A connection that does not take its replies, or is on its way out, is not read from. */
-bool
-tcp_conn_is_readable(const tcp_conn *conn)
+static bool
+is_readable(const tcp_conn *conn)
 {
     return conn->out.len - conn->out_sent <= THROTTLE_BYTES && !conn->is_last_words;
 }
@@ -109,7 +105,7 @@ static void
 watch(tcp_conn *conn)
 {
     uint32_t events =
-        (tcp_conn_is_readable(conn) ? (uint32_t)EPOLLIN : 0) | (conn->out.len > 0 ? (uint32_t)EPOLLOUT : 0);
+        (is_readable(conn) ? (uint32_t)EPOLLIN : 0) | (conn->out.len > 0 ? (uint32_t)EPOLLOUT : 0);
     if (events != conn->watched) {
         conn->watched = events;
         dd_loop_modify(&conn->server->loop, &conn->handler, events);
@@ -156,25 +152,41 @@ tcp_conn_flush(tcp_conn *conn)
     }
 }
 
-/* Starts the request at the front of `bytes`, of which at least a byte is there. */
+/* The bytes of a request before its fields. */
+static size_t
+head_bytes(const tcp_conn *conn)
+{
+    return conn->is_tagged ? DD_TCP_TAG_BYTES + 1 : 1;
+}
+
+/* Starts the request at the front of `bytes`; false when its head is not there yet, or not allowed. */
 static bool
 begin_request(tcp_conn *conn, dd_bytes bytes)
 {
-    conn->op = bytes.data[0];
+    size_t head = head_bytes(conn);
+    if (bytes.len < head) {
+        return false;
+    }
+    if (conn->is_tagged) {
+        memcpy(&conn->tag, bytes.data, sizeof conn->tag);
+    }
+    conn->op = bytes.data[head - 1];
     const char *pattern = dd_tcp_request_pattern(conn->op);
     if (pattern == NULL || !tcp_serve_is_allowed(conn, conn->op)) {
         tcp_conn_doom(conn, "it sent an operation that is not allowed");
         return false;
     }
-    dd_tcp_scan_begin(&conn->scan, pattern, 1, 1);
+    dd_tcp_scan_begin(&conn->scan, pattern, 1, head);
     conn->is_scanning = true;
     return true;
 }
 
-bool
-tcp_conn_serve_next(tcp_conn *conn, dd_bytes bytes, size_t *used)
+/* Serves the request at the front of `bytes`, which took *used of them; false when it is not whole, or the
+ * connection is doomed. A request that was not whole is taken up where its scan stopped. */
+static bool
+serve_next(tcp_conn *conn, dd_bytes bytes, size_t *used)
 {
-    if (bytes.len == 0 || (!conn->is_scanning && !begin_request(conn, bytes))) {
+    if (!conn->is_scanning && !begin_request(conn, bytes)) {
         return false;
     }
     dd_error err;
@@ -187,7 +199,7 @@ tcp_conn_serve_next(tcp_conn *conn, dd_bytes bytes, size_t *used)
     }
     conn->is_scanning = false;
     *used = conn->scan.at;
-    dd_tcp_reader reader = {bytes.data + 1};
+    dd_tcp_reader reader = {bytes.data + head_bytes(conn)};
     tcp_serve(conn, conn->op, &reader);
     return true;
 }
@@ -198,8 +210,8 @@ serve_requests(tcp_conn *conn, dd_bytes bytes)
 {
     size_t done = 0;
     size_t used = 0;
-    while (!conn->is_doomed && tcp_conn_is_readable(conn) &&
-           tcp_conn_serve_next(conn, dd_bytes_of(bytes.data + done, bytes.len - done), &used)) {
+    while (!conn->is_doomed && is_readable(conn) &&
+           serve_next(conn, dd_bytes_of(bytes.data + done, bytes.len - done), &used)) {
         done += used;
     }
     return done;
@@ -233,9 +245,8 @@ static void
 read_and_serve(tcp_conn *conn)
 {
     bool is_shared = conn->in.len == 0;
-    if (!is_shared && !conn->is_scanning) {
-        /* Left because of too many replies: first these, or `in` would grow with every read. */
-        (void)serve_buffered(conn);
+    if (!is_shared && serve_buffered(conn)) {
+        /* They were left because of too many replies, and come first, or `in` would grow with every read. */
         return;
     }
     if (!is_shared && dd_blob_reserve(&conn->in, TCP_RECV_BYTES, NULL) != DD_OK) {
@@ -254,6 +265,7 @@ read_and_serve(tcp_conn *conn)
         tcp_conn_doom(conn, "reading failed");
         return;
     case DD_IO_OK:
+        atomic_fetch_add_explicit(&conn->server->nreads, 1, memory_order_relaxed);
         break;
     }
     if (is_shared) {
@@ -269,7 +281,7 @@ read_and_serve(tcp_conn *conn)
 static void
 serve_socket(tcp_conn *conn, uint32_t events)
 {
-    if (events & EPOLLIN && tcp_conn_is_readable(conn)) {
+    if (events & EPOLLIN && is_readable(conn)) {
         read_and_serve(conn);
     } else if (events & (EPOLLERR | EPOLLHUP)) {
         tcp_conn_doom(conn, "connection lost");
@@ -286,18 +298,10 @@ on_conn_event(dd_handler *handler, uint32_t events)
     tcp_conn *conn = DD_CONTAINER_OF(handler, tcp_conn, handler);
     dd_tcp_server *server = conn->server;
     tcp_conn_flush(conn);
-    if (!conn->is_doomed && dd_ring_is_open(&conn->ring)) {
-        tcp_ring_on_event(conn, events);
-    } else if (!conn->is_doomed) {
+    if (!conn->is_doomed) {
         serve_socket(conn, events);
     }
     tcp_server_bury(server);
-}
-
-tcp_conn *
-tcp_conn_of_handler(dd_handler *handler)
-{
-    return handler->on_event == on_conn_event ? DD_CONTAINER_OF(handler, tcp_conn, handler) : NULL;
 }
 
 static void
@@ -329,8 +333,9 @@ tcp_conn_open(dd_tcp_server *server, int fd, bool is_surplus)
         return;
     }
     dd_list_push_back(&server->conns, &conn->link);
-    dd_list_init(&conn->hot);
     dd_list_init(&conn->stranger);
+    dd_list_init(&conn->parked);
     tcp_stranger_begin(conn);
     atomic_fetch_add_explicit(&server->nconns, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&server->naccepted, 1, memory_order_relaxed);
 }

@@ -8,8 +8,12 @@
  *   #  u64 count; what follows in the pattern comes so many times          b  one byte
  *   ?  u64; what follows comes once, or not at all if the number is 0
  *
- * Numbers are little endian. One scanner finds where a message ends, in pieces as they arrive and within limits; one
- * reader then takes the fields out of a message that is known to be whole; one writer makes messages. */
+ * Numbers are little endian. On a tagged connection, between two ends that are ours, a request has a tag before it,
+ * of its client's choice. Its answer is a head (the tag, a status, the length of what follows) and the reply, or
+ * the reason why there is none. Answers come in any order, so a request may wait while others are served.
+ *
+ * One scanner finds where a message ends, in pieces as they arrive and within limits; one reader then takes the
+ * fields out of a message that is known to be whole; one writer makes messages. */
 #ifndef DD_STORE_TCP_PROTOCOL_H
 #define DD_STORE_TCP_PROTOCOL_H
 
@@ -21,9 +25,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* X(NAME, number, request pattern, reply pattern). A NULL reply: none is sent. MULTI_GET's reply has one value a key
- * and no count. The operations from HELLO on are ours, for extended connections; there CANCEL_WAIT has no reply of its
- * own: the waiting request is answered (WAIT_CANCELED, or no value), unless it has been already. */
+/* X(NAME, number, request pattern, reply pattern). A NULL reply: none is sent. MULTI_GET's reply has one
+ * value a key and no count. The operations from HELLO on are ours. On a tagged connection every request is
+ * answered, those without a reply by a head alone; but for CANCEL_WAIT: the request of its tag, if it
+ * waits still, is answered (WAIT_CANCELED, or no value). */
 #define DD_TCP_OP_LIST(X)            \
     X(VALIDATE, 0, "u", NULL)        \
     X(SET, 1, "kv", NULL)            \
@@ -49,8 +54,7 @@
     X(TRY_GET, 66, "k", "#v")        \
     X(WAIT_GET, 67, "k", "#v")       \
     X(WAIT_POP, 68, "k", "#v")       \
-    X(CHECK_EACH, 69, "#k", "v")     \
-    X(RING, 70, "i", "i")
+    X(CHECK_EACH, 69, "#k", "v")
 
 typedef enum dd_tcp_op {
 #define DD_TCP_OP_ENUM(name, number, request, reply) DD_TCP_##name = number,
@@ -65,19 +69,20 @@ typedef enum dd_tcp_op {
 #define DD_TCP_OFFER UINT32_C(0xDD150000)
 #define DD_TCP_OFFER_MASK UINT32_C(0xFFFF0000)
 
-#define DD_TCP_VERSION 1 /* of our extensions */
-#define DD_TCP_READY 0   /* CHECK: all keys are there */
+#define DD_TCP_VERSION 2 /* of our extensions; both ends must have the same */
+#define DD_TCP_TAG_BYTES ((size_t)4)
+#define DD_TCP_HEAD_BYTES ((size_t)13) /* of an answer: tag u, status b, length i */
+#define DD_TCP_READY 0                 /* CHECK: all keys are there */
 #define DD_TCP_NOT_READY 1
 #define DD_TCP_STOP_WAITING 0 /* WAIT, BARRIER */
 #define DD_TCP_WAIT_CANCELED 1
-#define DD_TCP_RING_BYTES ((size_t)256 << 10)
 #define DD_TCP_JOIN_KEY "init/" /* counts the clients that have joined */
 #define DD_TCP_REFUSED_KEY \
     "refused/" /* TRY_GET: who has not shown the secret lately; of our servers, and no key of the store */
 
 const char *dd_tcp_op_name(dd_tcp_op op);       /* "SET"; "?" for a number that is none */
 const char *dd_tcp_request_pattern(uint8_t op); /* NULL for a number that is no operation */
-const char *dd_tcp_reply_pattern(dd_tcp_op op);
+const char *dd_tcp_reply_pattern(dd_tcp_op op); /* NULL: no reply, but on a tagged connection an empty one */
 
 typedef enum dd_tcp_scan_result {
     DD_TCP_SCAN_DONE,

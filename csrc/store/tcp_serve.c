@@ -9,16 +9,29 @@
 
 /* --- replies ------------------------------------------------------------------------------------------------- */
 
-/* An extended client gets a status before every reply. */
+/* Begins the answer to conn->tag. Within the handshake an extended client gets the status alone before it. */
 static dd_tcp_writer
-begin_reply(tcp_conn *conn)
+begin_answer(tcp_conn *conn, dd_status code)
 {
     dd_tcp_writer writer;
     dd_tcp_writer_init(&writer, &conn->out, NULL);
+    conn->reply_at = conn->out.len;
+    if (conn->is_tagged) {
+        dd_tcp_write_u32(&writer, conn->tag);
+    }
     if (conn->is_extended) {
-        dd_tcp_write_u8(&writer, DD_OK);
+        dd_tcp_write_u8(&writer, (uint8_t)code);
+    }
+    if (conn->is_tagged) {
+        dd_tcp_write_u64(&writer, 0);
     }
     return writer;
+}
+
+static dd_tcp_writer
+begin_reply(tcp_conn *conn)
+{
+    return begin_answer(conn, DD_OK);
 }
 
 static void
@@ -27,6 +40,9 @@ end_reply(tcp_conn *conn, const dd_tcp_writer *writer)
     if (writer->status != DD_OK) {
         /* Half a reply may be in `out`: nothing can follow it. */
         tcp_conn_doom(conn, "no memory for its reply");
+    } else if (conn->is_tagged) {
+        uint64_t len = conn->out.len - conn->reply_at - DD_TCP_HEAD_BYTES;
+        memcpy(conn->out.data + conn->reply_at + DD_TCP_HEAD_BYTES - sizeof len, &len, sizeof len);
     }
 }
 
@@ -74,19 +90,20 @@ reply_error(tcp_conn *conn, const dd_error *error)
         tcp_conn_doom(conn, error->message);
         return;
     }
-    dd_tcp_writer writer;
-    dd_tcp_writer_init(&writer, &conn->out, NULL);
-    dd_tcp_write_u8(&writer, (uint8_t)error->code);
+    dd_tcp_writer writer = begin_answer(conn, error->code);
     dd_tcp_write_bytes(&writer, dd_bytes_of_string(error->message));
     end_reply(conn, &writer);
 }
 
-/* For operations that have no reply: all that is left is to end the connection. */
+/* For operations that have nothing to say: PyTorch's clients get no answer. */
 static void
-doom_if_failed(tcp_conn *conn, dd_status status, const dd_error *error)
+reply_done(tcp_conn *conn, dd_status status, const dd_error *error)
 {
     if (status != DD_OK) {
-        tcp_conn_doom(conn, error->message);
+        reply_error(conn, error);
+    } else if (conn->is_tagged) {
+        dd_tcp_writer writer = begin_reply(conn);
+        end_reply(conn, &writer);
     }
 }
 
@@ -141,6 +158,18 @@ refuse(tcp_conn *conn, dd_status code, const char *why)
            why);
 }
 
+static void
+refuse_version(tcp_conn *conn, uint32_t version)
+{
+    char why[160];
+    snprintf(
+        why, sizeof why,
+        "the client speaks version %u of dldist's store protocol and the server version %d: install the same "
+        "version of dldist on both",
+        version, DD_TCP_VERSION);
+    refuse(conn, DD_PROTOCOL, why);
+}
+
 static tcp_hello *
 read_hello(dd_tcp_reader *reader, dd_bytes *client_nonce)
 {
@@ -179,7 +208,7 @@ reply_hello(tcp_conn *conn, dd_bytes nonce, dd_bytes proof)
     dd_tcp_write_u64(&writer, server->limits.max_value_bytes);
     dd_tcp_write_u64(&writer, server->limits.max_keys);
     dd_tcp_write_u64(&writer, server->limits.max_request_bytes);
-    dd_tcp_write_bytes(&writer, dd_bytes_of_string(server->unix_name));
+    dd_tcp_write_bytes(&writer, (dd_bytes){0}); /* version 1 had the name of its Unix socket here */
     dd_tcp_write_bytes(&writer, nonce);
     dd_tcp_write_bytes(&writer, proof);
     end_reply(conn, &writer);
@@ -188,7 +217,7 @@ reply_hello(tcp_conn *conn, dd_bytes nonce, dd_bytes proof)
 static void
 serve_hello(tcp_conn *conn, dd_tcp_reader *reader)
 {
-    (void)dd_tcp_read_u32(reader); /* its version: there is only one yet */
+    uint32_t version = dd_tcp_read_u32(reader);
     dd_bytes client_nonce;
     conn->hello = read_hello(reader, &client_nonce);
     if (conn->hello == NULL) {
@@ -200,8 +229,13 @@ serve_hello(tcp_conn *conn, dd_tcp_reader *reader)
         refuse(conn, DD_NETWORK, no_descriptors);
         return;
     }
+    if (version != DD_TCP_VERSION) {
+        refuse_version(conn, version);
+        return;
+    }
     if (conn->server->secret.len == 0) {
         reply_hello(conn, (dd_bytes){0}, (dd_bytes){0});
+        conn->is_tagged = true;
         return;
     }
     if (client_nonce.len != DD_AUTH_NONCE_BYTES) {
@@ -231,6 +265,7 @@ serve_auth(tcp_conn *conn, dd_tcp_reader *reader)
     open_conn(conn);
     dd_tcp_writer writer = begin_reply(conn);
     end_reply(conn, &writer);
+    conn->is_tagged = true;
 }
 
 /* --- values -------------------------------------------------------------------------------------------------- */
@@ -241,7 +276,7 @@ serve_set(tcp_conn *conn, dd_tcp_reader *reader)
     dd_bytes key = dd_tcp_read_bytes(reader);
     dd_error error;
     dd_status status = dd_keyspace_set(&conn->server->ks, key, dd_tcp_read_bytes(reader), &error);
-    doom_if_failed(conn, status, &error);
+    reply_done(conn, status, &error);
 }
 
 static void
@@ -353,7 +388,7 @@ serve_append(tcp_conn *conn, dd_tcp_reader *reader)
     dd_bytes key = dd_tcp_read_bytes(reader);
     dd_error error;
     dd_status status = dd_keyspace_append(&conn->server->ks, key, dd_tcp_read_bytes(reader), &error);
-    doom_if_failed(conn, status, &error);
+    reply_done(conn, status, &error);
 }
 
 /* How large a reply to MULTI_GET would be; many short keys may name one large value. */
@@ -390,12 +425,17 @@ serve_multi_get(tcp_conn *conn, dd_tcp_reader *reader)
     end_reply(conn, &writer);
 }
 
+/* On a failure some are set and the rest are not, as if they had been set one by one. */
 static void
 serve_multi_set(tcp_conn *conn, dd_tcp_reader *reader)
 {
-    for (uint64_t left = dd_tcp_read_count(reader); left > 0 && !conn->is_doomed; left--) {
-        serve_set(conn, reader);
+    dd_status status = DD_OK;
+    dd_error error;
+    for (uint64_t left = dd_tcp_read_count(reader); left > 0 && status == DD_OK; left--) {
+        dd_bytes key = dd_tcp_read_bytes(reader);
+        status = dd_keyspace_set(&conn->server->ks, key, dd_tcp_read_bytes(reader), &error);
     }
+    reply_done(conn, status, &error);
 }
 
 static void
@@ -421,7 +461,7 @@ serve_queue_push(tcp_conn *conn, dd_tcp_reader *reader)
     dd_bytes key = dd_tcp_read_bytes(reader);
     dd_error error;
     dd_status status = dd_keyspace_queue_push(&conn->server->ks, key, dd_tcp_read_bytes(reader), &error);
-    doom_if_failed(conn, status, &error);
+    reply_done(conn, status, &error);
 }
 
 static void
@@ -449,31 +489,44 @@ serve_queue_len(tcp_conn *conn, dd_tcp_reader *reader)
 
 /* The one answer of a request that waited: it is ready, with its value if it asked for one, or it was cancelled. */
 static void
-reply_waited(tcp_conn *conn, bool is_ready, dd_bytes value)
+reply_waited(tcp_conn *conn, dd_tcp_op op, bool is_ready, dd_bytes value)
 {
-    if (conn->parked_op == DD_TCP_WAIT || conn->parked_op == DD_TCP_BARRIER) {
+    if (op == DD_TCP_WAIT || op == DD_TCP_BARRIER) {
         reply_u8(conn, is_ready ? DD_TCP_STOP_WAITING : DD_TCP_WAIT_CANCELED);
     } else {
         reply_maybe(conn, is_ready, value);
     }
 }
 
-static void
-mark_parked(tcp_conn *conn, bool is_parked)
+void
+tcp_parked_end(tcp_parked *parked)
 {
-    if (conn->is_parked != is_parked) {
-        conn->is_parked = is_parked;
-        atomic_fetch_add_explicit(&conn->server->nparked, is_parked ? 1 : (uint_fast64_t)-1,
-                                  memory_order_relaxed);
-    }
+    dd_tcp_server *server = parked->conn->server;
+    dd_keyspace_unpark(&server->ks, &parked->waiter);
+    dd_list_remove(&parked->link);
+    parked->conn->nparked--;
+    dd_mem_free(parked);
+    atomic_fetch_sub_explicit(&server->nparked, 1, memory_order_relaxed);
+}
+
+/* Answers a request that has waited, perhaps in the middle of another one of the same connection. */
+static void
+answer_parked(tcp_parked *parked, bool is_ready, dd_bytes value)
+{
+    tcp_conn *conn = parked->conn;
+    uint32_t tag = conn->tag;
+    conn->tag = parked->tag;
+    reply_waited(conn, parked->op, is_ready, value);
+    conn->tag = tag;
+    tcp_parked_end(parked);
 }
 
 static void
-on_conn_ready(dd_waiter *waiter, dd_bytes value)
+on_parked_ready(dd_waiter *waiter, dd_bytes value)
 {
-    tcp_conn *conn = DD_CONTAINER_OF(waiter, tcp_conn, waiter);
-    mark_parked(conn, false);
-    reply_waited(conn, true, value);
+    tcp_parked *parked = DD_CONTAINER_OF(waiter, tcp_parked, waiter);
+    tcp_conn *conn = parked->conn;
+    answer_parked(parked, true, value);
     tcp_conn_flush(conn);
 }
 
@@ -489,21 +542,34 @@ same_key(void *ctx)
     return *(dd_bytes *)ctx;
 }
 
-/* Parks the connection's waiter; when the keys are there already, nothing is parked. */
+/* Parks the request; when the keys are there already, nothing is parked. */
 static bool
 park(tcp_conn *conn, dd_waiter_kind kind, dd_bytes (*get_key)(void *ctx), void *ctx, size_t nkeys)
 {
-    conn->waiter = (dd_waiter){.kind = kind, .on_ready = on_conn_ready};
-    conn->parked_op = (dd_tcp_op)conn->op;
-    bool is_parked = false;
-    dd_error error;
-    if (dd_keyspace_park(&conn->server->ks, &conn->waiter, get_key, ctx, nkeys, &is_parked, &error) !=
-        DD_OK) {
-        tcp_conn_doom(conn, error.message);
+    tcp_parked *parked = conn->nparked < TCP_PARKED_MAX ? dd_mem_zalloc(sizeof *parked) : NULL;
+    if (parked == NULL) {
+        tcp_conn_doom(conn, "no memory for a request that waits");
         return true;
     }
-    mark_parked(conn, is_parked);
-    return is_parked;
+    *parked = (tcp_parked){.conn = conn,
+                           .tag = conn->tag,
+                           .op = (dd_tcp_op)conn->op,
+                           .waiter = {.kind = kind, .on_ready = on_parked_ready}};
+    bool is_parked = false;
+    dd_error error;
+    bool is_doomed = dd_keyspace_park(&conn->server->ks, &parked->waiter, get_key, ctx, nkeys, &is_parked,
+                                      &error) != DD_OK;
+    if (is_doomed) {
+        tcp_conn_doom(conn, error.message);
+    }
+    if (!is_parked) {
+        dd_mem_free(parked);
+        return is_doomed;
+    }
+    dd_list_push_back(&conn->parked, &parked->link);
+    conn->nparked++;
+    atomic_fetch_add_explicit(&conn->server->nparked, 1, memory_order_relaxed);
+    return true;
 }
 
 static void
@@ -511,7 +577,7 @@ serve_wait(tcp_conn *conn, dd_tcp_reader *reader)
 {
     size_t nkeys = (size_t)dd_tcp_read_count(reader);
     if (!park(conn, DD_WAITER_KEYS, next_key, reader, nkeys)) {
-        reply_waited(conn, true, (dd_bytes){0});
+        reply_waited(conn, DD_TCP_WAIT, true, (dd_bytes){0});
     }
 }
 
@@ -522,7 +588,7 @@ serve_wait_get(tcp_conn *conn, dd_tcp_reader *reader)
     if (!park(conn, DD_WAITER_VALUE, same_key, &key, 1)) {
         dd_bytes value = {0};
         (void)dd_keyspace_get(&conn->server->ks, key, &value);
-        reply_waited(conn, true, value);
+        reply_maybe(conn, 1, value);
     }
 }
 
@@ -533,7 +599,7 @@ serve_wait_pop(tcp_conn *conn, dd_tcp_reader *reader)
     if (!park(conn, DD_WAITER_POP, same_key, &key, 1)) {
         dd_blob value = {0};
         (void)dd_keyspace_queue_pop(&conn->server->ks, key, &value);
-        reply_waited(conn, true, dd_blob_view(&value));
+        reply_maybe(conn, 1, dd_blob_view(&value));
         dd_blob_fini(&value);
     }
 }
@@ -555,59 +621,32 @@ serve_barrier(tcp_conn *conn, dd_tcp_reader *reader)
     }
 }
 
+/* The request that a CANCEL_WAIT means: the one of its tag, or the only one there can be. */
+static tcp_parked *
+find_parked(const tcp_conn *conn)
+{
+    for (dd_list *link = conn->parked.next; link != &conn->parked; link = link->next) {
+        tcp_parked *parked = DD_CONTAINER_OF(link, tcp_parked, link);
+        if (!conn->is_tagged || parked->tag == conn->tag) {
+            return parked;
+        }
+    }
+    return NULL;
+}
+
 static void
 serve_cancel_wait(tcp_conn *conn, dd_tcp_reader *reader)
 {
     (void)reader;
-    bool was_parked = conn->is_parked;
-    dd_keyspace_unpark(&conn->server->ks, &conn->waiter);
-    mark_parked(conn, false);
-    if (!conn->is_extended) {
+    tcp_parked *parked = find_parked(conn);
+    if (conn->is_tagged && parked != NULL) {
+        answer_parked(parked, false, (dd_bytes){0});
+    } else if (!conn->is_tagged) {
+        if (parked != NULL) {
+            tcp_parked_end(parked);
+        }
         reply_u8(conn, DD_TCP_WAIT_CANCELED);
-    } else if (was_parked) {
-        reply_waited(conn, false, (dd_bytes){0});
     }
-}
-
-/* --- rings --------------------------------------------------------------------------------------------------- */
-
-/* A process in another time namespace has another clock, and its requests could not be put in order. */
-static bool
-is_same_clock(int64_t time_ns)
-{
-    int64_t now_ns = dd_clock_now_ns();
-    return time_ns > now_ns - TCP_MAX_AHEAD_NS && time_ns < now_ns + TCP_MAX_AHEAD_NS;
-}
-
-static dd_status
-make_ring(tcp_conn *conn, int64_t time_ns, int *fd, dd_error *err)
-{
-    dd_addr addr = dd_sock_local_addr(conn->handler.fd);
-    if (addr.storage.ss_family != AF_UNIX || dd_ring_is_open(&conn->ring) || conn->out.len > 0 ||
-        !is_same_clock(time_ns)) {
-        return dd_error_set(err, DD_NOT_SUPPORTED, "there is no ring for this connection");
-    }
-    return dd_ring_create(&conn->ring, DD_TCP_RING_BYTES, fd, err);
-}
-
-static void
-serve_ring(tcp_conn *conn, dd_tcp_reader *reader)
-{
-    int fd;
-    dd_error error;
-    if (make_ring(conn, dd_tcp_read_i64(reader), &fd, &error) != DD_OK) {
-        reply_error(conn, &error);
-        return;
-    }
-    reply_i64(conn, (int64_t)DD_TCP_RING_BYTES);
-    size_t moved = 0;
-    if (!conn->is_doomed &&
-        dd_sock_try_send_fd(conn->handler.fd, conn->out.data, conn->out.len, fd, &moved) != DD_IO_OK) {
-        tcp_conn_doom(conn, "it does not take its ring");
-    }
-    conn->out_sent = moved;
-    dd_sock_close(fd);
-    tcp_ring_begin(conn);
 }
 
 /* --- dispatch ------------------------------------------------------------------------------------------------ */
@@ -640,13 +679,12 @@ static const serve_fn serve_table[] = {
     [DD_TCP_WAIT_GET] = serve_wait_get,
     [DD_TCP_WAIT_POP] = serve_wait_pop,
     [DD_TCP_CHECK_EACH] = serve_check_each,
-    [DD_TCP_RING] = serve_ring,
 };
 
 static bool
 is_allowed_when_open(const tcp_conn *conn, uint8_t op)
 {
-    if (conn->is_parked && op != DD_TCP_CANCEL_WAIT) {
+    if (!conn->is_tagged && conn->nparked > 0 && op != DD_TCP_CANCEL_WAIT) {
         return false;
     }
     switch (op) {
@@ -656,7 +694,7 @@ is_allowed_when_open(const tcp_conn *conn, uint8_t op)
     case DD_TCP_HELLO:
         return !conn->is_extended;
     default:
-        return op < DD_TCP_TRY_GET || conn->is_extended;
+        return op < DD_TCP_TRY_GET || conn->is_tagged;
     }
 }
 

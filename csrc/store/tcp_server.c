@@ -7,6 +7,7 @@
 #include "net/sock.h"
 
 #include <errno.h>
+#include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -376,25 +377,55 @@ give_listen_fd_back(dd_tcp_server *server, int listen_fd)
     }
 }
 
-/* Clients of this host find the Unix socket through their first connection. The store works without it. */
+bool
+dd_tcp_unix_name(const dd_addr *addr, int n, dd_addr *name)
+{
+    bool is_v4 = addr->storage.ss_family == AF_INET;
+    if (n > (is_v4 ? 2 : 1)) {
+        return false;
+    }
+    char place[DD_ADDR_TEXT_MAX];
+    (void)dd_addr_print(addr, place);
+    if (n > 0) {
+        snprintf(place, sizeof place, "%s:%u", is_v4 && n == 1 ? "0.0.0.0" : "[::]", dd_addr_port(addr));
+    }
+    char text[DD_ADDR_TEXT_MAX + 16];
+    snprintf(text, sizeof text, "dldist-store-%s", place);
+    *name = dd_addr_unix_abstract(text);
+    return true;
+}
+
+/* A socket of the caller may listen on all IPv6 addresses alone, and then the name for all would promise
+ * too much. */
+static bool
+is_for_v6_alone(const dd_addr *addr, int fd)
+{
+    const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)&addr->storage;
+    int is_alone = 0;
+    socklen_t len = sizeof is_alone;
+    return addr->storage.ss_family == AF_INET6 && IN6_IS_ADDR_UNSPECIFIED(&in6->sin6_addr) &&
+           getsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &is_alone, &len) == 0 && is_alone;
+}
+
+/* A Unix socket for each address, for clients of this host. The store works without. */
 static void
 listen_on_unix(dd_tcp_server *server)
 {
-    uint8_t id[8];
-    dd_error error = {0};
-    if (dd_auth_random(id, sizeof id, &error) == DD_OK) {
-        uint64_t number;
-        memcpy(&number, id, sizeof number);
-        snprintf(server->unix_name, sizeof server->unix_name, "dldist-store-%016llx",
-                 (unsigned long long)number);
-        dd_addr addr = dd_addr_unix_abstract(server->unix_name);
-        if (listen_on_addr(server, &addr, &error) == DD_OK) {
+    size_t ntcp = server->nlisteners;
+    for (size_t i = 0; i < ntcp; i++) {
+        int tcp_fd = server->listeners[i].handler.fd;
+        dd_addr bound = dd_sock_local_addr(tcp_fd);
+        dd_addr name;
+        dd_error error;
+        if (is_for_v6_alone(&bound, tcp_fd) || !dd_tcp_unix_name(&bound, 0, &name)) {
+            continue;
+        }
+        if (listen_on_addr(server, &name, &error) == DD_OK) {
             server->listeners[server->nlisteners - 1].is_unix = true;
-            return;
+        } else {
+            DD_LOG(DD_LOG_INFO, "store server: port %u: no Unix socket: %s", server->port, error.message);
         }
     }
-    DD_LOG(DD_LOG_INFO, "store server: port %u: no Unix socket: %s", server->port, error.message);
-    server->unix_name[0] = '\0';
 }
 
 /* --- life ---------------------------------------------------------------------------------------------------- */
@@ -421,7 +452,6 @@ tcp_server_free(dd_tcp_server *server)
     pthread_cond_destroy(&server->joined_cond);
     dd_mem_free(server->joined);
     dd_mem_free(server->recv_buf);
-    dd_mem_free(server->queue);
     dd_blob_fini(&server->secret);
     dd_mem_free(server);
 }
@@ -439,7 +469,6 @@ tcp_server_create(dd_tcp_server **out, const dd_tcp_server_options *options, dd_
         return status;
     }
     server->loop.spin = dd_spin_make(TCP_SPIN_NS);
-    server->loop.poll = tcp_server_poll_rings;
     server->limits = options->limits;
     server->handshake_timeout_ns = options->handshake_timeout_ns;
     server->fork_generation = dd_fork_generation();
@@ -451,7 +480,6 @@ tcp_server_create(dd_tcp_server **out, const dd_tcp_server_options *options, dd_
     dd_list_init(&server->silent);
     dd_list_init(&server->greeted);
     server->dice = (uint64_t)dd_clock_now_ns();
-    dd_list_init(&server->hot);
     dd_keyspace_init(&server->ks);
     dd_mutex_init(&server->joined_mu);
     dd_cond_init(&server->joined_cond);
@@ -577,6 +605,8 @@ void
 dd_tcp_server_get_stats(dd_tcp_server *server, dd_tcp_server_stats *stats)
 {
     stats->connections = atomic_load_explicit(&server->nconns, memory_order_relaxed);
+    stats->accepted = atomic_load_explicit(&server->naccepted, memory_order_relaxed);
+    stats->reads = atomic_load_explicit(&server->nreads, memory_order_relaxed);
     stats->parked = atomic_load_explicit(&server->nparked, memory_order_relaxed);
     stats->entries = atomic_load_explicit(&server->nentries, memory_order_relaxed);
 }

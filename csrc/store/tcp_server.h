@@ -11,6 +11,7 @@
 #include "core/bytes.h"
 #include "core/status.h"
 #include "core/wait.h"
+#include "net/addr.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -54,6 +55,11 @@ void dd_tcp_server_release(dd_tcp_server *server);
 
 uint16_t dd_tcp_server_port(const dd_tcp_server *server);
 
+/* The names of Unix sockets at which a server that is reached at the TCP address `addr` of this machine
+ * may listen, too: one for each address that it listens on, those for all addresses included. False: there
+ * is no n-th name. */
+bool dd_tcp_unix_name(const dd_addr *addr, int n, dd_addr *name);
+
 /* Waits until `world_size` clients have joined (added to "init/"); DD_TIMED_OUT tells how many, and who. */
 dd_status dd_tcp_server_wait_joined(dd_tcp_server *server, int64_t world_size, const dd_wait *wait,
                                     dd_error *err) DD_MUST_CHECK;
@@ -61,6 +67,8 @@ dd_status dd_tcp_server_wait_joined(dd_tcp_server *server, int64_t world_size, c
 /* Counts for tests and tools, taken at one moment. */
 typedef struct dd_tcp_server_stats {
     uint64_t connections;
+    uint64_t accepted; /* connections ever taken */
+    uint64_t reads;    /* how often bytes have come: the round trips of clients that wait for each answer */
     uint64_t parked;
     uint64_t entries; /* keys, queues and waited-for keys in the table */
 } dd_tcp_server_stats;

@@ -10,7 +10,6 @@
 #include "net/addr.h"
 #include "net/auth.h"
 #include "net/loop.h"
-#include "net/ring.h"
 #include "store/keyspace.h"
 #include "store/tcp_protocol.h"
 #include "store/tcp_server.h"
@@ -19,7 +18,6 @@
 #include <stdatomic.h>
 
 #define TCP_WHO_MAX 128
-#define TCP_UNIX_NAME_MAX 48
 #define TCP_RECV_BYTES ((size_t)64 << 10)
 
 typedef struct tcp_listener {
@@ -44,28 +42,36 @@ typedef struct tcp_conn {
     dd_list stranger; /* in server->silent or server->greeted until it is open */
     int64_t accepted_ns;
     tcp_conn_state state;
-    bool is_extended; /* said hello: replies carry a status */
+    bool is_extended; /* said hello: replies carry a status, */
+    bool is_tagged;   /* and, from the end of the handshake on, requests and answers a tag */
     bool is_doomed;
     bool is_surplus;    /* there is no descriptor to spare for it: it is told so when it says hello */
     bool is_last_words; /* to be doomed when `out` is sent */
     bool is_scanning;
-    bool is_parked;
-    uint8_t op;       /* of the request being scanned */
+    uint8_t op;       /* of the request being scanned or served, */
+    uint32_t tag;     /* and its tag */
+    size_t reply_at;  /* where its answer begins in `out`, while that is written */
     uint32_t watched; /* the events epoll looks for */
-    dd_tcp_op parked_op;
     dd_tcp_scan scan;
     dd_blob in;  /* the start of a request whose rest has not come */
     dd_blob out; /* replies; the first out_sent bytes are sent */
     size_t out_sent;
-    size_t in_done; /* with a ring: the first bytes of `in` are served */
-    bool is_short;  /* with a ring: the request at the front of `in` is not whole */
-    dd_ring ring;   /* open: requests come through it, and a byte on the socket is only a bell */
-    dd_list hot;    /* in server->hot while its ring is polled */
-    int64_t quiet_since_ns;
-    int64_t next_ns; /* when the call of the request at the front of `in` began */
-    dd_waiter waiter;
+    dd_list parked; /* of tcp_parked: its requests that wait for keys */
+    unsigned nparked;
     struct tcp_hello *hello; /* owned; NULL for a plain client */
 } tcp_conn;
+
+/* A request that waits for keys. */
+typedef struct tcp_parked {
+    dd_list link; /* in conn->parked */
+    tcp_conn *conn;
+    dd_tcp_op op;
+    uint32_t tag;
+    dd_waiter waiter;
+} tcp_parked;
+
+/* More are nonsense: a client has one for each of its threads that waits. */
+#define TCP_PARKED_MAX 65536u
 
 /* What an extended client said of itself. */
 typedef struct tcp_hello {
@@ -81,7 +87,6 @@ struct dd_tcp_server {
     dd_blob secret;
     int64_t handshake_timeout_ns;
     uint16_t port;
-    char unix_name[TCP_UNIX_NAME_MAX]; /* "" when there is no Unix listener */
     uint64_t fork_generation;
     pthread_t thread;
     dd_tcp_registry *registry;
@@ -93,7 +98,7 @@ struct dd_tcp_server {
     /* loop */
     dd_loop loop;
     dd_keyspace ks;
-    tcp_listener listeners[DD_ADDR_LIST_MAX + 1];
+    tcp_listener listeners[2 * DD_ADDR_LIST_MAX]; /* by TCP, and by the Unix socket of each */
     size_t nlisteners;
     dd_list conns;
     dd_list doomed;
@@ -102,13 +107,9 @@ struct dd_tcp_server {
     size_t nsilent;
     size_t ngreeted;
     uint64_t dice;
-    dd_list hot;   /* connections whose rings are polled */
-    size_t nrings; /* connections with rings */
     char refused[TCP_REFUSED_MAX]
                 [TCP_WHO_MAX]; /* who has not shown the secret, the latest first; "": nobody */
-    struct tcp_conn **queue;   /* room to put them in order */
-    size_t queue_capacity;
-    uint8_t *recv_buf; /* TCP_RECV_BYTES, for whoever is being read */
+    uint8_t *recv_buf;         /* TCP_RECV_BYTES, for whoever is being read */
 
     /* guarded by joined_mu */
     pthread_mutex_t joined_mu;
@@ -120,6 +121,8 @@ struct dd_tcp_server {
 
     /* atomic, relaxed: for dd_tcp_server_get_stats */
     atomic_uint_fast64_t nconns;
+    atomic_uint_fast64_t naccepted;
+    atomic_uint_fast64_t nreads;
     atomic_uint_fast64_t nparked;
     atomic_uint_fast64_t nentries;
 };
@@ -147,7 +150,7 @@ bool tcp_strangers_evict(dd_tcp_server *server);
 
 /* tcp_conn.c; all loop only */
 
-/* How long the loop polls, sockets and rings, before it sleeps: longer than it takes to wake a sleeping client, which then
+/* How long the loop polls before it sleeps: longer than it takes to wake a sleeping client, which then
  * finds the server awake. */
 #define TCP_SPIN_NS (200 * DD_NS_PER_US)
 
@@ -158,29 +161,13 @@ void tcp_conn_doom(tcp_conn *conn, const char *why);
 void tcp_server_bury(dd_tcp_server *server);
 /* Sends what is in `out`, as much as the socket takes; the rest follows when it can. */
 void tcp_conn_flush(tcp_conn *conn);
-/* Serves the request at the front of `bytes`, which took *used of them; false when it is not whole, or the connection is
- * doomed. A request that was not whole is taken up where its scan stopped. */
-bool tcp_conn_serve_next(tcp_conn *conn, dd_bytes bytes, size_t *used);
-/* A connection that does not take its replies, or is on its way out, is not read from. */
-bool tcp_conn_is_readable(const tcp_conn *conn);
-/* The connection of a handler; NULL for a handler of another kind. */
-tcp_conn *tcp_conn_of_handler(dd_handler *handler);
 /* "host (pid 12)" of an extended client, else its address. */
 const char *tcp_conn_who(const tcp_conn *conn, char out[TCP_WHO_MAX]);
 
-/* tcp_rings.c; loop only */
-
-/* Clocks agree: a time further ahead is nonsense. */
-#define TCP_MAX_AHEAD_NS (1 * DD_NS_PER_S)
-
-/* From now on the connection's requests come through its ring. */
-void tcp_ring_begin(tcp_conn *conn);
-/* Something on the socket of a connection with a ring: a bell, room for replies, or the end. */
-void tcp_ring_on_event(tcp_conn *conn, uint32_t events);
-/* dd_loop's poll: serves the rings that are hot, and puts to sleep those that have been quiet. */
-bool tcp_server_poll_rings(dd_loop *loop, bool *is_wanted);
-
 /* tcp_serve.c; loop only */
+
+/* Forgets a request that waits, without an answer. */
+void tcp_parked_end(tcp_parked *parked);
 
 /* Whether the connection's state allows the operation; it is then served with its fields. */
 bool tcp_serve_is_allowed(const tcp_conn *conn, uint8_t op);

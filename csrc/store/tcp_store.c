@@ -6,104 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- operations that are one request */
-
-/* A key and a value, without an answer. */
-static dd_status
-send_pair(const tcp_operation *operation, dd_tcp_op op, dd_bytes key, dd_bytes value)
-{
-    tcp_call call;
-    tcp_call_begin(&call, operation, op);
-    tcp_call_write_key(&call, key);
-    tcp_call_write_value(&call, value);
-    return tcp_call_end(&call, tcp_call_send(&call));
-}
-
-static dd_status
-tcp_set(dd_store *head, dd_bytes key, dd_bytes value, const dd_wait *wait, dd_error *err)
-{
-    tcp_operation operation = {tcp_store_of(head), "set", wait, err};
-    return send_pair(&operation, DD_TCP_SET, key, value);
-}
-
-static dd_status
-tcp_append(dd_store *head, dd_bytes key, dd_bytes value, const dd_wait *wait, dd_error *err)
-{
-    tcp_operation operation = {tcp_store_of(head), "append", wait, err};
-    return send_pair(&operation, DD_TCP_APPEND, key, value);
-}
-
-static dd_status
-tcp_multi_set(dd_store *head, const dd_bytes *keys, const dd_bytes *values, size_t nkeys, const dd_wait *wait,
-              dd_error *err)
-{
-    tcp_operation operation = {tcp_store_of(head), "multi_set", wait, err};
-    tcp_call call;
-    tcp_call_begin(&call, &operation, DD_TCP_MULTI_SET);
-    tcp_call_write_count(&call, nkeys);
-    for (size_t i = 0; i < nkeys; i++) {
-        tcp_call_write_key(&call, keys[i]);
-        tcp_call_write_value(&call, values[i]);
-    }
-    return tcp_call_end(&call, tcp_call_send(&call));
-}
-
-static dd_status
-tcp_add(dd_store *head, dd_bytes key, int64_t amount, int64_t *sum, const dd_wait *wait, dd_error *err)
-{
-    tcp_operation operation = {tcp_store_of(head), "add", wait, err};
-    tcp_call call;
-    tcp_call_begin(&call, &operation, DD_TCP_ADD);
-    tcp_call_write_key(&call, key);
-    dd_tcp_write_u64(&call.writer, (uint64_t)amount);
-    return tcp_call_end(&call, tcp_call_ask_number(&call, sum));
-}
-
-static dd_status
-tcp_compare_set(dd_store *head, dd_bytes key, dd_bytes expected, dd_bytes desired, dd_blob *value,
-                const dd_wait *wait, dd_error *err)
-{
-    tcp_operation operation = {tcp_store_of(head), "compare_set", wait, err};
-    tcp_call call;
-    tcp_call_begin(&call, &operation, DD_TCP_COMPARE_SET);
-    tcp_call_write_key(&call, key);
-    tcp_call_write_value(&call, expected);
-    tcp_call_write_value(&call, desired);
-    dd_tcp_reader reader;
-    dd_status status = tcp_call_ask(&call, &reader);
-    if (status == DD_OK) {
-        status = tcp_call_take_value(&call, &reader, value);
-    }
-    return tcp_call_end(&call, status);
-}
-
-static dd_status
-tcp_delete_key(dd_store *head, dd_bytes key, bool *is_deleted, const dd_wait *wait, dd_error *err)
-{
-    tcp_operation operation = {tcp_store_of(head), "delete_key", wait, err};
-    tcp_call call;
-    int64_t ndeleted = 0;
-    tcp_call_begin(&call, &operation, DD_TCP_DELETE_KEY);
-    tcp_call_write_key(&call, key);
-    dd_status status = tcp_call_end(&call, tcp_call_ask_number(&call, &ndeleted));
-    if (status == DD_OK) {
-        *is_deleted = ndeleted > 0;
-    }
-    return status;
-}
-
-static dd_status
-tcp_num_keys(dd_store *head, int64_t *count, const dd_wait *wait, dd_error *err)
-{
-    tcp_operation operation = {tcp_store_of(head), "num_keys", wait, err};
-    tcp_call call;
-    tcp_call_begin(&call, &operation, DD_TCP_NUM_KEYS);
-    return tcp_call_end(&call, tcp_call_ask_number(&call, count));
-}
-
-/* ---- life */
-
-static dd_status
+dd_status
 tcp_clone(dd_store *head, dd_store **other, const dd_wait *wait, dd_error *err)
 {
     tcp_store *store = tcp_store_of(head);
@@ -118,49 +21,24 @@ tcp_clone(dd_store *head, dd_store **other, const dd_wait *wait, dd_error *err)
     return dd_tcp_store_open(other, &options, wait, err);
 }
 
-static void
+void
 tcp_destroy(dd_store *head)
 {
     tcp_store *store = tcp_store_of(head);
     bool is_forked = dd_store_is_forked(head);
     if (!is_forked) {
         /* In a forked child the list may be half changed: it is left alone. */
-        tcp_store_close_sides(store);
+        tcp_plain_close(store);
         pthread_mutex_destroy(&store->mu);
         pthread_cond_destroy(&store->cond);
     }
-    tcp_link_fini(&store->main_link, is_forked);
+    tcp_link_destroy(store->link, is_forked);
+    dd_blob_fini(&store->backlog);
     dd_tcp_server_release(store->server);
     dd_blob_fini(&store->secret);
     dd_mem_free(store->host);
     dd_mem_free(store);
 }
-
-static const dd_store_ops tcp_store_ops = {
-    .kind = "TCPStore",
-    .set = tcp_set,
-    .get = tcp_get,
-    .try_get = tcp_try_get,
-    .add = tcp_add,
-    .compare_set = tcp_compare_set,
-    .wait = tcp_wait,
-    .check = tcp_check,
-    .delete_key = tcp_delete_key,
-    .num_keys = tcp_num_keys,
-    .append = tcp_append,
-    .multi_get = tcp_multi_get,
-    .multi_set = tcp_multi_set,
-    .queue_push = tcp_queue_push,
-    .queue_pop = tcp_queue_pop,
-    .queue_len = tcp_queue_len,
-    .list_keys = tcp_list_keys,
-    .barrier = tcp_barrier,
-    .clone = tcp_clone,
-    .has_extended_api = dd_store_extended_api_yes,
-    .get_timeout_ns = dd_store_head_get_timeout_ns,
-    .set_timeout_ns = dd_store_head_set_timeout_ns,
-    .destroy = tcp_destroy,
-};
 
 static dd_status
 create_store(tcp_store **out, const dd_tcp_store_options *options, dd_error *err)
@@ -181,8 +59,8 @@ create_store(tcp_store **out, const dd_tcp_store_options *options, dd_error *err
     snprintf(store->where, sizeof store->where, "TCPStore at %.64s:%u", host, store->target.port);
     dd_mutex_init(&store->mu);
     dd_cond_init(&store->cond);
-    dd_list_init(&store->idle_sides);
-    tcp_link_init(&store->main_link);
+    dd_list_init(&store->idle);
+    dd_list_init(&store->unanswered);
     if (options->server != NULL) {
         store->server = dd_tcp_server_acquire(options->server);
     }
@@ -196,17 +74,28 @@ create_store(tcp_store **out, const dd_tcp_store_options *options, dd_error *err
     return DD_OK;
 }
 
+static dd_status
+open_first_link(tcp_store *store, const dd_wait *wait, dd_error *err)
+{
+    tcp_link *link;
+    dd_status status = tcp_store_create_link(store, &link, wait, err);
+    if (status == DD_OK && store->target.is_extended) {
+        store->link = link;
+    } else if (status == DD_OK) {
+        tcp_plain_release(store, link);
+    }
+    return status;
+}
+
 /* Adds one to the join key, which is not a user's key. */
 static dd_status
 join(tcp_store *store, const dd_wait *wait, dd_error *err)
 {
     tcp_operation operation = {store, "joining", wait, err};
-    tcp_call call;
+    dd_bytes key = dd_bytes_of_string(DD_TCP_JOIN_KEY);
     int64_t njoined;
-    tcp_call_begin(&call, &operation, DD_TCP_ADD);
-    dd_tcp_write_bytes(&call.writer, dd_bytes_of_string(DD_TCP_JOIN_KEY));
-    dd_tcp_write_u64(&call.writer, 1);
-    return tcp_call_end(&call, tcp_call_ask_number(&call, &njoined));
+    return tcp_ask_number(&operation, DD_TCP_ADD,
+                          &(tcp_fields){.keys = &key, .number = 1, .is_internal = true}, &njoined);
 }
 
 dd_status
@@ -217,7 +106,7 @@ dd_tcp_store_open(dd_store **out, const dd_tcp_store_options *options, const dd_
     if (status != DD_OK) {
         return status;
     }
-    status = tcp_store_open_main(store, wait, err);
+    status = open_first_link(store, wait, err);
     bool is_counted = options->world_size >= 0 && options->is_wait_for_workers;
     if (status == DD_OK && is_counted) {
         status = join(store, wait, err);
@@ -294,14 +183,8 @@ dd_tcp_store_refused(dd_store *store, dd_blob *who, const dd_wait *wait, dd_erro
         return DD_OK;
     }
     tcp_operation operation = {self, "asking who was refused", wait, err};
-    tcp_call call;
-    dd_tcp_reader reader;
-    bool is_known = false;
-    tcp_call_begin(&call, &operation, DD_TCP_TRY_GET);
-    dd_tcp_write_bytes(&call.writer, dd_bytes_of_string(DD_TCP_REFUSED_KEY));
-    dd_status status = tcp_call_ask(&call, &reader);
-    if (status == DD_OK) {
-        status = tcp_call_take_maybe(&call, &reader, who, &is_known);
-    }
-    return tcp_call_end(&call, status);
+    dd_bytes key = dd_bytes_of_string(DD_TCP_REFUSED_KEY);
+    bool is_known;
+    return tcp_ask_maybe(&operation, DD_TCP_TRY_GET, &(tcp_fields){.keys = &key, .is_internal = true}, who,
+                         &is_known);
 }

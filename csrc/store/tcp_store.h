@@ -1,11 +1,9 @@
 /* The client of a TCPStore, and the store made of a client and perhaps its server.
  *
- * Requests that the server answers at once go over one main connection, in order. A request that may have to wait
- * for a key is sent on a side connection of its own, after the main one has shown that the key is not there: so a
- * blocked call never holds up another, from however many threads, and a call sees everything that was set before it.
- *
- * Against a server of ours the connection is extended: one round trip for get, errors with a reason, authentication,
- * and a Unix socket when both are on one host. Against PyTorch's server it keeps to PyTorch's protocol. */
+ * To a server of ours it has one connection, by Unix socket when both are on one host. The requests of all threads
+ * go over it with tags: one that has to wait for a key holds up no other. Against PyTorch's server it keeps to
+ * PyTorch's protocol, and each call has a connection to itself until it is answered. When a call returns, the
+ * server has done what it asked for. */
 #ifndef DD_STORE_TCP_STORE_H
 #define DD_STORE_TCP_STORE_H
 

@@ -11,10 +11,8 @@
 
 #define MAX_PUMPS 512
 
-/* Where in the server's bytes the answer to the offer is, and the name of its Unix socket: after the answer come the
- * status of the hello, its version, four limits and a length. */
+/* The server's first bytes are the answer to the offer. */
 #define ANSWER_BYTES 4
-#define NAME_AT (ANSWER_BYTES + 1 + 4 + 32 + 8)
 
 /* One direction of one connection. */
 typedef struct pump {
@@ -49,8 +47,6 @@ change(const pump *self, uint8_t *data, size_t len, size_t at)
     for (size_t i = 0; i < len; i++, at++) {
         if (self->mode == PROXY_PLAIN && at < ANSWER_BYTES) {
             data[i] = (uint8_t)~data[i];
-        } else if (self->mode == PROXY_REMOTE && at == NAME_AT) {
-            data[i] ^= 1;
         }
     }
 }
@@ -76,7 +72,7 @@ pump_main(void *arg)
     uint8_t data[16384];
     ssize_t got;
     for (size_t at = 0; (got = recv(self->from, data, sizeof data, 0)) > 0; at += (size_t)got) {
-        if (self->is_from_server && at <= NAME_AT) {
+        if (self->is_from_server && at < ANSWER_BYTES) {
             change(self, data, (size_t)got, at);
         }
         if (!send_all(self->to, data, (size_t)got)) {

@@ -9,8 +9,7 @@ typedef struct plain_proxy plain_proxy;
 
 typedef enum plain_proxy_mode {
     PROXY_PLAIN,   /* puts the answer to the offer right: clients take the server for PyTorch's */
-    PROXY_REMOTE,  /* changes the name of its Unix socket: clients find none, as on another host */
-    PROXY_FAITHFUL /* changes nothing */
+    PROXY_FAITHFUL /* changes nothing: clients find no Unix socket of its port, as on another host */
 } plain_proxy_mode;
 
 /* NULL after a failed CHECK. */

@@ -140,6 +140,19 @@ receive(int fd, uint8_t *data, size_t len)
     return done;
 }
 
+static bool
+expect_bytes(int fd, dd_bytes expected)
+{
+    uint8_t *data = malloc(expected.len + 1);
+    bool is_equal = CHECK(data != NULL);
+    if (data != NULL) {
+        size_t len = receive(fd, data, expected.len);
+        is_equal = CHECK_BYTES(dd_bytes_of(data, len), expected);
+    }
+    free(data);
+    return is_equal;
+}
+
 bool
 raw_expect(int fd, const char *fields, ...)
 {
@@ -148,14 +161,38 @@ raw_expect(int fd, const char *fields, ...)
     va_start(args, fields);
     pack_all(&expected, fields, &args);
     va_end(args);
-    uint8_t *data = malloc(expected.len + 1);
-    bool is_equal = CHECK(data != NULL);
-    if (data != NULL) {
-        size_t len = receive(fd, data, expected.len);
-        is_equal = CHECK_BYTES(dd_bytes_of(data, len), dd_blob_view(&expected));
-    }
-    free(data);
+    bool is_equal = expect_bytes(fd, dd_blob_view(&expected));
     dd_blob_fini(&expected);
+    return is_equal;
+}
+
+void
+raw_ask_tagged(int fd, unsigned tag, int op, const char *fields, ...)
+{
+    dd_blob out = {0};
+    raw_pack(&out, "ub", tag, op);
+    va_list args;
+    va_start(args, fields);
+    pack_all(&out, fields, &args);
+    va_end(args);
+    raw_send(fd, dd_blob_view(&out));
+    dd_blob_fini(&out);
+}
+
+bool
+raw_expect_answer(int fd, unsigned tag, int status, const char *fields, ...)
+{
+    dd_blob body = {0};
+    dd_blob expected = {0};
+    va_list args;
+    va_start(args, fields);
+    pack_all(&body, fields, &args);
+    va_end(args);
+    raw_pack(&expected, "ubi", tag, status, (long long)body.len);
+    CHECK_OK(dd_blob_append(&expected, body.data, body.len, check_err()));
+    bool is_equal = expect_bytes(fd, dd_blob_view(&expected));
+    dd_blob_fini(&expected);
+    dd_blob_fini(&body);
     return is_equal;
 }
 

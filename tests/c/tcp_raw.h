@@ -25,6 +25,9 @@ void raw_send(int fd, dd_bytes bytes);
 void raw_ask(int fd, int op, const char *fields, ...);
 /* Whether exactly these fields arrive next. */
 bool raw_expect(int fd, const char *fields, ...);
+/* The same on a tagged connection: the request has a tag; the answer has it, too, a status and its length. */
+void raw_ask_tagged(int fd, unsigned tag, int op, const char *fields, ...);
+bool raw_expect_answer(int fd, unsigned tag, int status, const char *fields, ...);
 /* Whether the other end closes, perhaps after some bytes. */
 bool raw_is_closed(int fd);
 /* Whether nothing arrives for a moment. */

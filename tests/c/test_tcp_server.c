@@ -474,8 +474,8 @@ TEST(clients_that_vanish_while_parked)
         if (i % 2 == 0) {
             raw_ask(fds[i], DD_TCP_WAIT, "#kkk", 3LL, "/a", "/b", "/a");
         } else {
-            raw_ask(fds[i], DD_TCP_HELLO, "uikv", 1u, 1LL, "host", "");
-            raw_ask(fds[i], i % 4 == 1 ? DD_TCP_WAIT_GET : DD_TCP_WAIT_POP, "k", "/c");
+            raw_ask(fds[i], DD_TCP_HELLO, "uikv", DD_TCP_VERSION, 1LL, "host", "");
+            raw_ask_tagged(fds[i], 1, i % 4 == 1 ? DD_TCP_WAIT_GET : DD_TCP_WAIT_POP, "k", "/c");
         }
     }
     expect_stats(server, 20, 3);
@@ -545,10 +545,11 @@ open_extended(uint16_t port)
     int fd = raw_open(port);
     raw_ask(fd, DD_TCP_PING, "u", DD_TCP_OFFER | 0x1234);
     CHECK(raw_expect(fd, "u", ~(DD_TCP_OFFER | 0x1234)));
-    raw_ask(fd, DD_TCP_HELLO, "uikv", 1u, 77LL, "a-host", "");
+    raw_ask(fd, DD_TCP_HELLO, "uikv", DD_TCP_VERSION, 77LL, "a-host", "");
     dd_tcp_limits limits = DD_TCP_LIMITS_DEFAULT;
-    CHECK(raw_expect(fd, "buiiii", 0, 1u, (long long)limits.max_key_bytes, (long long)limits.max_value_bytes,
-                     (long long)limits.max_keys, (long long)limits.max_request_bytes));
+    CHECK(raw_expect(fd, "buiiii", 0, DD_TCP_VERSION, (long long)limits.max_key_bytes,
+                     (long long)limits.max_value_bytes, (long long)limits.max_keys,
+                     (long long)limits.max_request_bytes));
     uint64_t len = 0;
     char name[64];
     CHECK(recv(fd, &len, 8, MSG_WAITALL) == 8 && len < sizeof name);
@@ -563,39 +564,103 @@ TEST(extended_replies)
     uint16_t port = dd_tcp_server_port(server);
     int fd = open_extended(port);
     int other = raw_open(port);
-    raw_ask(fd, DD_TCP_TRY_GET, "k", "/k");
-    CHECK(raw_expect(fd, "b#", 0, 0LL));
-    raw_ask(fd, DD_TCP_SET, "kv", "/k", "abc");
-    raw_ask(fd, DD_TCP_TRY_GET, "k", "/k");
-    CHECK(raw_expect(fd, "b#v", 0, 1LL, "abc"));
-    raw_ask(fd, DD_TCP_WAIT_GET, "k", "/k");
-    CHECK(raw_expect(fd, "b#v", 0, 1LL, "abc"));
-    raw_ask(fd, DD_TCP_CHECK_EACH, "#kkk", 3LL, "/k", "/none", "/k");
-    CHECK(raw_expect(fd, "bK", 0, BYTES("\1\0\1")));
-    raw_ask(fd, DD_TCP_ADD, "ki", "/k", 1LL);
-    CHECK(raw_expect(fd, "bv", DD_STORE, "value of key \"/k\" is not a number: \"abc\""));
-    raw_ask(fd, DD_TCP_WAIT_POP, "k", "/q");
-    raw_ask(fd, DD_TCP_CANCEL_WAIT, "");
-    CHECK(raw_expect(fd, "b#", 0, 0LL));
-    raw_ask(fd, DD_TCP_CANCEL_WAIT, "");
-    raw_ask(fd, DD_TCP_WAIT, "#k", 1LL, "/none");
-    raw_ask(fd, DD_TCP_CANCEL_WAIT, "");
-    CHECK(raw_expect(fd, "bb", 0, 1));
-    raw_ask(fd, DD_TCP_WAIT_POP, "k", "/q");
-    expect_stats(server, 1, 2);
-    raw_ask(other, DD_TCP_QUEUE_PUSH, "kv", "/q", "item");
-    CHECK(raw_expect(fd, "b#v", 0, 1LL, "item"));
-    raw_ask(fd, DD_TCP_WAIT_GET, "k", "/late");
-    expect_stats(server, 1, 2);
-    raw_ask(other, DD_TCP_SET, "kv", "/late", "there");
-    CHECK(raw_expect(fd, "b#v", 0, 1LL, "there"));
-    raw_ask(fd, DD_TCP_HELLO, "uikv", 1u, 77LL, "a-host", "");
+    raw_ask_tagged(fd, 1, DD_TCP_TRY_GET, "k", "/k");
+    CHECK(raw_expect_answer(fd, 1, DD_OK, "#", 0LL));
+    /* Everything is answered. */
+    raw_ask_tagged(fd, 2, DD_TCP_SET, "kv", "/k", "abc");
+    CHECK(raw_expect_answer(fd, 2, DD_OK, ""));
+    raw_ask_tagged(fd, 3, DD_TCP_MULTI_SET, "#kv", 1LL, "/m", "m");
+    CHECK(raw_expect_answer(fd, 3, DD_OK, ""));
+    raw_ask_tagged(fd, 3, DD_TCP_TRY_GET, "k", "/k");
+    CHECK(raw_expect_answer(fd, 3, DD_OK, "#v", 1LL, "abc"));
+    raw_ask_tagged(fd, UINT32_MAX, DD_TCP_WAIT_GET, "k", "/k");
+    CHECK(raw_expect_answer(fd, UINT32_MAX, DD_OK, "#v", 1LL, "abc"));
+    raw_ask_tagged(fd, 0, DD_TCP_CHECK_EACH, "#kkk", 3LL, "/k", "/none", "/k");
+    CHECK(raw_expect_answer(fd, 0, DD_OK, "K", BYTES("\1\0\1")));
+    raw_ask_tagged(fd, 4, DD_TCP_ADD, "ki", "/k", 1LL);
+    CHECK(raw_expect_answer(fd, 4, DD_STORE, "v", "value of key \"/k\" is not a number: \"abc\""));
+    raw_ask_tagged(fd, 5, DD_TCP_HELLO, "uikv", DD_TCP_VERSION, 77LL, "a-host", "");
     CHECK(raw_is_closed(fd));
     /* PyTorch's protocol has only the end of the connection for a number that is none. */
     raw_ask(other, DD_TCP_ADD, "ki", "/k", 1LL);
     CHECK(raw_is_closed(other));
     close(fd);
     close(other);
+    dd_tcp_server_release(server);
+}
+
+TEST(tagged_requests_one_byte_at_a_time)
+{
+    dd_tcp_server *server = default_server();
+    int fd = open_extended(dd_tcp_server_port(server));
+    dd_blob out = {0};
+    raw_pack(&out, "ubkv", 0x01020304u, DD_TCP_SET, "/k", "value");
+    raw_pack(&out, "ubk", 0x05060708u, DD_TCP_TRY_GET, "/k");
+    for (size_t i = 0; i < out.len; i++) {
+        raw_send(fd, dd_bytes_of(out.data + i, 1));
+        expect_alive(server); /* by then that byte has been read */
+    }
+    CHECK(raw_expect_answer(fd, 0x01020304u, DD_OK, ""));
+    CHECK(raw_expect_answer(fd, 0x05060708u, DD_OK, "#v", 1LL, "value"));
+    dd_blob_fini(&out);
+    close(fd);
+    dd_tcp_server_release(server);
+}
+
+/* One connection has several requests that wait; each is answered by its tag, when its time has come. */
+TEST(requests_that_wait_on_one_connection)
+{
+    dd_tcp_server *server = default_server();
+    int fd = open_extended(dd_tcp_server_port(server));
+    raw_ask_tagged(fd, 11, DD_TCP_WAIT_POP, "k", "/q");
+    raw_ask_tagged(fd, 12, DD_TCP_WAIT_GET, "k", "/late");
+    raw_ask_tagged(fd, 13, DD_TCP_WAIT, "#kk", 2LL, "/late", "/later");
+    raw_ask_tagged(fd, 14, DD_TCP_BARRIER, "ki", "/b", 2LL);
+    raw_ask_tagged(fd, 15, DD_TCP_NUM_KEYS, "");
+    CHECK(raw_expect_answer(fd, 15, DD_OK, "i", 1LL)); /* the barrier's */
+    expect_stats(server, 4, 4);
+    raw_ask_tagged(fd, 16, DD_TCP_CANCEL_WAIT, ""); /* nobody's */
+    raw_ask_tagged(fd, 14, DD_TCP_CANCEL_WAIT, "");
+    CHECK(raw_expect_answer(fd, 14, DD_OK, "b", DD_TCP_WAIT_CANCELED));
+    raw_ask_tagged(fd, 11, DD_TCP_CANCEL_WAIT, "");
+    CHECK(raw_expect_answer(fd, 11, DD_OK, "#", 0LL));
+    raw_ask_tagged(fd, 11, DD_TCP_CANCEL_WAIT, "");
+    expect_stats(server, 2, 3);
+    /* Who waits is answered before the one who has ended that. */
+    raw_ask_tagged(fd, 17, DD_TCP_SET, "kv", "/late", "there");
+    CHECK(raw_expect_answer(fd, 12, DD_OK, "#v", 1LL, "there"));
+    CHECK(raw_expect_answer(fd, 17, DD_OK, ""));
+    raw_ask_tagged(fd, 18, DD_TCP_ADD, "ki", "/later", 7LL);
+    CHECK(raw_expect_answer(fd, 13, DD_OK, "b", DD_TCP_STOP_WAITING));
+    CHECK(raw_expect_answer(fd, 18, DD_OK, "i", 7LL));
+    raw_ask_tagged(fd, 19, DD_TCP_WAIT_POP, "k", "/q");
+    raw_ask_tagged(fd, 20, DD_TCP_WAIT_POP, "k", "/q");
+    raw_ask_tagged(fd, 21, DD_TCP_QUEUE_PUSH, "kv", "/q", "item");
+    CHECK(raw_expect_answer(fd, 19, DD_OK, "#v", 1LL, "item"));
+    CHECK(raw_expect_answer(fd, 21, DD_OK, ""));
+    close(fd);
+    expect_connections(server, 0);
+    CHECK_INT(stats_of(server).parked, 0);
+    dd_tcp_server_release(server);
+}
+
+/* Builds that differ are told so, on both sides. */
+TEST(another_version_is_refused)
+{
+    dd_tcp_server *server = default_server();
+    for (unsigned version = 1; version < 4; version += 2) {
+        int fd = raw_open(dd_tcp_server_port(server));
+        raw_ask(fd, DD_TCP_HELLO, "uikv", version, 77LL, "a-host", "");
+        char text[160];
+        (void)snprintf(
+            text, sizeof text,
+            "the client speaks version %u of dldist's store protocol and the server version %d: install "
+            "the same version of dldist on both",
+            version, DD_TCP_VERSION);
+        CHECK(raw_expect(fd, "bv", DD_PROTOCOL, text));
+        CHECK(raw_is_closed(fd));
+        close(fd);
+    }
     dd_tcp_server_release(server);
 }
 
@@ -615,7 +680,8 @@ be_challenged(uint16_t port, dd_auth_nonces *nonces, uint8_t proof[DD_SHA256_BYT
 {
     int fd = raw_open(port);
     memset(nonces->client, 'c', sizeof nonces->client);
-    raw_ask(fd, DD_TCP_HELLO, "uikK", 1u, 77LL, "a-host", dd_bytes_of(nonces->client, sizeof nonces->client));
+    raw_ask(fd, DD_TCP_HELLO, "uikK", DD_TCP_VERSION, 77LL, "a-host",
+            dd_bytes_of(nonces->client, sizeof nonces->client));
     char head[1 + 4 + 32];
     uint64_t len = 0;
     char name[64];
@@ -649,7 +715,7 @@ TEST(secret_is_needed_for_everything)
     raw_ask(offering, DD_TCP_PING, "u", DD_TCP_OFFER | 1);
     CHECK(raw_expect(offering, "u", ~(DD_TCP_OFFER | 1)));
     int without = raw_open(port);
-    raw_ask(without, DD_TCP_HELLO, "uikv", 1u, 1LL, "host", "");
+    raw_ask(without, DD_TCP_HELLO, "uikv", DD_TCP_VERSION, 1LL, "host", "");
     CHECK(raw_expect(without, "bv", DD_AUTH, "the store needs a secret and the client has none"));
     CHECK(raw_is_closed(without));
     close(torch);
@@ -671,8 +737,8 @@ TEST(right_proof_opens_and_a_wrong_or_old_one_does_not)
     dd_auth_prove(dd_bytes_of_string(secret_text), DD_AUTH_CLIENT, &nonces, proof);
     raw_ask(fd, DD_TCP_AUTH, "K", dd_bytes_of(proof, sizeof proof));
     CHECK(raw_expect(fd, "b", 0));
-    raw_ask(fd, DD_TCP_NUM_KEYS, "");
-    CHECK(raw_expect(fd, "bi", 0, 0LL));
+    raw_ask_tagged(fd, 1, DD_TCP_NUM_KEYS, "");
+    CHECK(raw_expect_answer(fd, 1, DD_OK, "i", 0LL));
     int replayed = be_challenged(port, &nonces, server_proof);
     raw_ask(replayed, DD_TCP_AUTH, "K", dd_bytes_of(proof, sizeof proof));
     CHECK(raw_expect(replayed, "bv", DD_AUTH, "the client's secret is not the store's"));
@@ -755,7 +821,7 @@ be_turned_away(uint16_t port)
     int fd = raw_open(port);
     raw_ask(fd, DD_TCP_PING, "u", DD_TCP_OFFER | 0x1234);
     CHECK(raw_expect(fd, "u", ~(DD_TCP_OFFER | 0x1234)));
-    raw_ask(fd, DD_TCP_HELLO, "uikv", 1u, 77LL, "a-host", "");
+    raw_ask(fd, DD_TCP_HELLO, "uikv", DD_TCP_VERSION, 77LL, "a-host", "");
     CHECK(raw_expect(
         fd, "bv", (int)DD_NETWORK,
         "the process that serves the store has as many files and connections open as it may (ulimit -n "
@@ -818,7 +884,7 @@ pack_whole_client(dd_blob *out, int op)
 {
     raw_pack(out, "bu", DD_TCP_VALIDATE, DD_TCP_MAGIC);
     if (op >= DD_TCP_TRY_GET) {
-        raw_pack(out, "buikv", DD_TCP_HELLO, 1u, 77LL, "a-host", "");
+        raw_pack(out, "buikvu", DD_TCP_HELLO, DD_TCP_VERSION, 77LL, "a-host", "", 1u);
     }
     raw_pack(out, "b", op);
     for (const char *at = dd_tcp_request_pattern((uint8_t)op); *at != '\0'; at++) {
@@ -1183,8 +1249,8 @@ TEST(those_who_joined_are_listed)
     int plain = raw_open(port);
     dd_addr addr = dd_sock_local_addr(plain);
     char text[DD_ADDR_TEXT_MAX];
-    raw_ask(extended, DD_TCP_ADD, "ki", DD_TCP_JOIN_KEY, 1LL);
-    CHECK(raw_expect(extended, "bi", 0, 1LL));
+    raw_ask_tagged(extended, 1, DD_TCP_ADD, "ki", DD_TCP_JOIN_KEY, 1LL);
+    CHECK(raw_expect_answer(extended, 1, DD_OK, "i", 1LL));
     raw_ask(plain, DD_TCP_ADD, "ki", DD_TCP_JOIN_KEY, 1LL);
     CHECK(raw_expect(plain, "i", 2LL));
     dd_wait wait = dd_wait_after(30 * DD_NS_PER_MS);

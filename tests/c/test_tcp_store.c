@@ -1,7 +1,9 @@
 #include "check.h"
+#include "core/fork.h"
 #include "core/mem.h"
+#include "core/thread.h"
 #include "plain_proxy.h"
-#include "store/tcp_link.h"
+#include "store/tcp_client_internal.h"
 #include "store/tcp_store.h"
 #include "store_suite.h"
 #include "tcp_raw.h"
@@ -76,7 +78,7 @@ open_unix(void **fixture)
 static dd_store *
 open_remote(void **fixture)
 {
-    return open_world(fixture, (dd_bytes){0}, true, PROXY_REMOTE);
+    return open_world(fixture, (dd_bytes){0}, true, PROXY_FAITHFUL);
 }
 
 static dd_store *
@@ -442,36 +444,101 @@ TEST(large_item_that_is_half_there_is_not_lost)
     close_world(fixture);
 }
 
-/* The same to the byte: half of the answer has come when the wait is called off. */
+/* A store whose server is the other end of a socket pair. */
+static void
+open_on_pair(tcp_store *store, int ends[2])
+{
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+    *store = (tcp_store){.where = "a pair", .target = {.is_extended = true, .limits = DD_TCP_LIMITS_DEFAULT}};
+    dd_mutex_init(&store->mu);
+    dd_cond_init(&store->cond);
+    dd_list_init(&store->unanswered);
+    dd_list_init(&store->idle);
+    store->link = dd_mem_zalloc(sizeof *store->link);
+    REQUIRE(store->link != NULL);
+    tcp_link_init(store->link);
+    store->link->fd = dd_fork_own(ends[0]);
+}
+
+static void
+close_pair(tcp_store *store, int ends[2])
+{
+    CHECK(dd_list_is_empty(&store->unanswered));
+    close(ends[1]);
+    tcp_link_destroy(store->link, false);
+    dd_blob_fini(&store->backlog);
+}
+
+/* Answers the first request in two parts, the second when the request is called off. */
+typedef struct halver {
+    pthread_t thread;
+    int fd;
+    size_t cut;
+} halver;
+
+static void *
+answer_by_halves(void *arg)
+{
+    halver *self = arg;
+    dd_blob answer = {0};
+    raw_pack(&answer, "ubi#v", 1u, DD_OK, 24LL, 1LL, "the item");
+    CHECK(raw_expect(self->fd, "ubk", 1u, DD_TCP_WAIT_POP, "/q"));
+    raw_send(self->fd, dd_bytes_of(answer.data, self->cut));
+    CHECK(raw_expect(self->fd, "ub", 1u, DD_TCP_CANCEL_WAIT));
+    raw_send(self->fd, dd_bytes_of(answer.data + self->cut, answer.len - self->cut));
+    dd_blob_fini(&answer);
+    return NULL;
+}
+
+/* The same to the byte: part of the answer has come when the wait is called off. */
 TEST(half_an_answer_survives_calling_off)
 {
-    int ends[2];
-    REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
-    dd_blob answer = {0};
-    raw_pack(&answer, "b#v", DD_OK, 1LL, "the item");
-    for (size_t cut = 0; cut < answer.len; cut++) {
-        tcp_link link;
+    for (size_t cut = 0; cut < 37; cut++) {
+        tcp_store store;
+        int ends[2];
+        open_on_pair(&store, ends);
+        halver server = {.fd = ends[1], .cut = cut};
+        REQUIRE(pthread_create(&server.thread, NULL, answer_by_halves, &server) == 0);
+        dd_wait wait = dd_wait_after(2 * DD_NS_PER_MS);
+        tcp_operation operation = {&store, "queue_pop", &wait, check_err()};
+        tcp_call call;
         dd_tcp_reader reader;
-        tcp_link_init(&link);
-        link.fd = ends[0];
-        link.is_extended = true;
-        CHECK(write(ends[1], answer.data, cut) == (ssize_t)cut);
-        dd_wait moment = dd_wait_after(DD_NS_PER_MS);
-        CHECK_STATUS(tcp_link_receive(&link, DD_TCP_WAIT_POP, 1, &reader, &moment, check_err()),
-                     DD_NETWORK_TIMED_OUT);
-        dd_wait wait = patient();
-        (void)tcp_link_begin(&link, DD_TCP_CANCEL_WAIT, NULL);
-        CHECK_OK(tcp_link_send(&link, &wait, check_err()));
-        CHECK(write(ends[1], answer.data + cut, answer.len - cut) == (ssize_t)(answer.len - cut));
-        REQUIRE_OK(tcp_link_receive(&link, DD_TCP_WAIT_POP, 1, &reader, &wait, check_err()));
-        CHECK_INT(dd_tcp_read_count(&reader), 1);
-        CHECK_TEXT(dd_tcp_read_bytes(&reader), "the item");
-        link.fd = -1;
-        tcp_link_fini(&link, false);
+        dd_bytes key = BYTES("q");
+        tcp_call_begin(&call, &operation);
+        if (CHECK_OK(tcp_call_wait(&call, DD_TCP_WAIT_POP, &(tcp_fields){.keys = &key}, &reader))) {
+            CHECK_INT(dd_tcp_read_count(&reader), 1);
+            CHECK_TEXT(dd_tcp_read_bytes(&reader), "the item");
+        }
+        CHECK_OK(tcp_call_end(&call, DD_OK));
+        pthread_join(server.thread, NULL);
+        close_pair(&store, ends);
     }
-    dd_blob_fini(&answer);
-    close(ends[0]);
-    close(ends[1]);
+}
+
+/* What is given up is forgotten: its answer, when it comes, is nobody's, and others get theirs. */
+TEST(late_answers_are_dropped)
+{
+    tcp_store store;
+    int ends[2];
+    open_on_pair(&store, ends);
+    dd_wait wait = patient();
+    dd_wait hasty = dd_wait_after(0);
+    int64_t past_ns = 0;
+    hasty.is_interrupted = is_past;
+    hasty.ctx = &past_ns;
+    tcp_operation operations[2] = {{&store, "num_keys", &hasty, check_err()},
+                                   {&store, "num_keys", &wait, check_err()}};
+    int64_t number = -1;
+    CHECK_STATUS(tcp_ask_number(&operations[0], DD_TCP_NUM_KEYS, &(tcp_fields){0}, &number), DD_INTERRUPTED);
+    CHECK(raw_expect(ends[1], "ub", 1u, DD_TCP_NUM_KEYS));
+    dd_blob answers = {0};
+    raw_pack(&answers, "ubii", 1u, DD_OK, 8LL, 111LL);
+    raw_pack(&answers, "ubii", 2u, DD_OK, 8LL, 222LL);
+    raw_send(ends[1], dd_blob_view(&answers));
+    CHECK_OK(tcp_ask_number(&operations[1], DD_TCP_NUM_KEYS, &(tcp_fields){0}, &number));
+    CHECK_INT(number, 222);
+    dd_blob_fini(&answers);
+    close_pair(&store, ends);
 }
 
 /* --- order --------------------------------------------------------------------------------------------------- */
@@ -627,7 +694,7 @@ TEST(another_server_on_the_port_is_not_the_store)
     dd_tcp_server_options options = raw_options();
     dd_tcp_server *server = raw_server(&options);
     options.port = dd_tcp_server_port(server);
-    plain_proxy *proxy = plain_proxy_start(options.port, PROXY_REMOTE);
+    plain_proxy *proxy = plain_proxy_start(options.port, PROXY_FAITHFUL);
     dd_store *remote = open_client(plain_proxy_port(proxy), (dd_bytes){0});
     dd_store *local = open_client(options.port, (dd_bytes){0});
     CHECK_OK(set_text(remote, "key", "old"));
@@ -644,6 +711,101 @@ TEST(another_server_on_the_port_is_not_the_store)
     dd_store_release(local);
     plain_proxy_stop(proxy);
     dd_tcp_server_release(server);
+}
+
+/* --- what it costs
+ * ------------------------------------------------------------------------------------------- */
+
+typedef struct cost {
+    uint64_t nconnections;
+    uint64_t nround_trips;
+} cost;
+
+static cost
+cost_since(dd_tcp_server *server, dd_tcp_server_stats before)
+{
+    dd_tcp_server_stats now;
+    dd_tcp_server_get_stats(server, &now);
+    return (cost){now.accepted - before.accepted, now.reads - before.reads};
+}
+
+/* Connects, sets, waits for what is there and for what is not, and gets. */
+static void
+expect_cost(dd_store *(*open)(void **fixture), uint64_t nround_trips_of_opening)
+{
+    void *fixture = NULL;
+    dd_tcp_server_stats start = {0};
+    dd_store *store = open(&fixture);
+    REQUIRE(store != NULL);
+    dd_tcp_server *server = ((world *)fixture)->server;
+    cost opening = cost_since(server, start);
+    CHECK_INT(opening.nconnections, 1);
+    CHECK_INT(opening.nround_trips, nround_trips_of_opening);
+    dd_tcp_server_get_stats(server, &start);
+    dd_wait wait = patient();
+    dd_bytes key = BYTES("key");
+    CHECK_OK(set_text(store, "key", "value"));
+    CHECK_OK(store->ops->wait(store, &key, 1, &wait, check_err()));
+    expect_text(store, "key", "value");
+    CHECK_INT(cost_since(server, start).nround_trips, 3);
+    /* A request that waits needs no other connection, and one message more to be called off. */
+    dd_wait moment = dd_wait_after(DD_NS_PER_MS);
+    CHECK_STATUS(call_blocking(store, 0, &moment, check_err()), DD_TIMED_OUT);
+    cost all = cost_since(server, start);
+    CHECK_INT(all.nconnections, 0);
+    CHECK(all.nround_trips <= 3 + 3); /* the request, its end, and what is missing */
+    dd_store_release(store);
+    close_world(fixture);
+}
+
+TEST(connections_and_round_trips_of_a_client)
+{
+    expect_cost(open_unix, 1);
+    expect_cost(open_remote, 2);
+    expect_cost(open_secret, 2);
+}
+
+/* Threads that wait, and those that do not, share the one connection. */
+TEST(threads_share_one_connection)
+{
+    void *fixture = NULL;
+    dd_store *store = open_unix(&fixture);
+    REQUIRE(store != NULL);
+    share_a_client(store, fixture);
+    CHECK_INT(cost_since(((world *)fixture)->server, (dd_tcp_server_stats){0}).nconnections, 1);
+    dd_store_release(store);
+    close_world(fixture);
+}
+
+/* The server has done what a call has asked for when it returns: others see it at once, whoever they are. */
+TEST(other_clients_see_what_was_set)
+{
+    void *fixture = NULL;
+    dd_store *stores[3] = {open_unix(&fixture)};
+    REQUIRE(stores[0] != NULL);
+    uint16_t port = dd_tcp_server_port(((world *)fixture)->server);
+    plain_proxy *proxy = plain_proxy_start(port, PROXY_PLAIN);
+    stores[1] = open_client(port, (dd_bytes){0});
+    stores[2] = open_client(plain_proxy_port(proxy), (dd_bytes){0});
+    dd_wait wait = patient();
+    dd_blob value = {0};
+    for (uint32_t round = 0; round < 300; round++) {
+        dd_bytes text = dd_bytes_of(&round, sizeof round);
+        dd_store *first = stores[round % 3];
+        dd_store *second = stores[(round * 7 + 1) % 3];
+        dd_store *reader = stores[(round + 2) % 3];
+        bool is_found = false;
+        REQUIRE_OK(first->ops->set(first, BYTES("k"), BYTES("old"), &wait, check_err()));
+        REQUIRE_OK(second->ops->set(second, BYTES("k"), text, &wait, check_err()));
+        REQUIRE_OK(reader->ops->try_get(reader, BYTES("k"), &value, &is_found, &wait, check_err()));
+        REQUIRE(is_found && dd_bytes_equal(dd_blob_view(&value), text));
+    }
+    dd_blob_fini(&value);
+    for (int i = 0; i < 3; i++) {
+        dd_store_release(stores[i]);
+    }
+    plain_proxy_stop(proxy);
+    close_world(fixture);
 }
 
 /* --- opening ------------------------------------------------------------------------------------------------- */
@@ -681,6 +843,75 @@ TEST(secrets_that_differ)
     plain_proxy_stop(proxy);
     dd_tcp_server_release(open_server);
     dd_tcp_server_release(closed_server);
+}
+
+/* A server of version 1, as far as a client comes with it. */
+static void *
+serve_version_1(void *arg)
+{
+    int listen_fd = *(int *)arg;
+    int fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC);
+    uint8_t greeting[10];
+    if (CHECK(recv(fd, greeting, sizeof greeting, MSG_WAITALL) == (ssize_t)sizeof greeting)) {
+        for (size_t i = 6; i < sizeof greeting; i++) {
+            greeting[i] ^= 0xff;
+        }
+        raw_send(fd, dd_bytes_of(greeting + 6, 4));
+        CHECK(raw_expect(fd, "bu", DD_TCP_HELLO, DD_TCP_VERSION));
+        dd_blob hello = {0};
+        raw_pack(&hello, "buiiiivvv", DD_OK, 1u, 64LL, 64LL, 64LL, 64LL, "dldist-store-0123", "", "");
+        raw_send(fd, dd_blob_view(&hello));
+        dd_blob_fini(&hello);
+        CHECK(raw_is_closed(fd));
+    }
+    close(fd);
+    return NULL;
+}
+
+TEST(server_of_another_version_is_refused)
+{
+    struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t in_len = sizeof in;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    REQUIRE(bind(fd, (struct sockaddr *)&in, sizeof in) == 0 && listen(fd, 8) == 0);
+    REQUIRE(getsockname(fd, (struct sockaddr *)&in, &in_len) == 0);
+    pthread_t thread;
+    REQUIRE(pthread_create(&thread, NULL, serve_version_1, &fd) == 0);
+    CHECK_STATUS(open_with_secret(ntohs(in.sin_port), ""), DD_PROTOCOL);
+    CHECK_CONTAINS(check_message(),
+                   "the server speaks version 1 of dldist's store protocol and the client version 2: "
+                   "install the same version of dldist on both");
+    pthread_join(thread, NULL);
+    close(fd);
+}
+
+/* Which server a client of this host finds by Unix socket: the one that listens on that very address. */
+TEST(servers_at_one_port_of_several_addresses)
+{
+    dd_tcp_server_options options = raw_options();
+    dd_tcp_server *servers[2] = {raw_server(&options)};
+    options.host = "127.0.0.2";
+    options.port = dd_tcp_server_port(servers[0]);
+    dd_wait wait = patient();
+    if (dd_tcp_server_open(&servers[1], &options, &wait, check_err()) != DD_OK) {
+        dd_tcp_server_release(servers[0]); /* somebody else has that port there */
+        return;
+    }
+    const char *hosts[] = {"127.0.0.1", "127.0.0.2"};
+    for (size_t i = 0; i < 2; i++) {
+        dd_tcp_store_options client = {.host = hosts[i], .port = options.port, .world_size = -1};
+        dd_store *store = NULL;
+        REQUIRE_OK(dd_tcp_store_open(&store, &client, &wait, check_err()));
+        dd_tcp_server_stats stats[2];
+        dd_tcp_server_get_stats(servers[0], &stats[0]);
+        dd_tcp_server_get_stats(servers[1], &stats[1]);
+        CHECK_INT(stats[i].accepted, 1);
+        CHECK_INT(stats[i].reads, 1); /* by Unix socket */
+        CHECK_INT(stats[1].accepted, i);
+        dd_store_release(store);
+    }
+    dd_tcp_server_release(servers[0]);
+    dd_tcp_server_release(servers[1]);
 }
 
 TEST(joining)

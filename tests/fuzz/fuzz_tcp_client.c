@@ -1,7 +1,9 @@
-/* The replies of a TCPStore server, as a client takes them. The first byte of the input chooses the operation, the second
- * the kind of server; then come pieces, each with its length before it. A server of one connection sends them at once,
- * and a link receives the reply piece by piece; or a server on a thread sends one for each request, and a whole store
- * makes one call. */
+/* The replies of a TCPStore server, as a client takes them. The first byte of the input chooses the
+ * operation, the second the kind of server; then come pieces, each with its length before it. A server of
+ * one connection sends them at once, and a link receives the reply piece by piece; or the rest is one
+ * answer with its tag; or a server on a thread sends one for each request, and a whole store makes one
+ * call. */
+#include "core/mem.h"
 #include "net/sock.h"
 #include "store/tcp_link.h"
 #include "store/tcp_store.h"
@@ -22,6 +24,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum second_byte {
     IS_EXTENDED = 1,
+    IS_ANSWER = 4,
     IS_STORE = 2, /* with no higher bit: a whole store, not one link; far slower, so the rarer case */
 };
 
@@ -113,22 +116,43 @@ fuzz_link(dd_tcp_op op, bool is_extended, dd_bytes rest)
         }
     }
     close(ends[1]);
-    tcp_link link;
-    tcp_link_init(&link);
-    link.fd = dd_fork_own(ends[0]);
-    link.is_extended = is_extended;
+    tcp_link *link = dd_mem_zalloc(sizeof *link);
+    require(link != NULL);
+    tcp_link_init(link);
+    link->fd = dd_fork_own(ends[0]);
+    link->is_extended = is_extended;
     dd_wait wait = dd_wait_after(DD_NS_PER_S);
     dd_tcp_reader reader;
     dd_error err;
-    dd_status status = tcp_link_receive(&link, op, repeats, &reader, &wait, &err);
+    dd_status status = tcp_link_receive(link, op, repeats, &reader, &wait, &err);
     if (status == DD_OK) {
         read_fields(dd_tcp_reply_pattern(op), repeats, &reader);
-        size_t used = (size_t)(reader.at - link.in.data);
-        require(used == link.in.len);
+        size_t used = (size_t)(reader.at - link->in.data);
+        require(used == link->in.len);
     } else {
         require(err.code == status && memchr(err.message, '\0', sizeof err.message) != NULL);
     }
-    tcp_link_fini(&link, false);
+    tcp_link_destroy(link, false);
+}
+
+/* The whole input is one answer of a tagged connection. */
+static void
+fuzz_answer(dd_tcp_op op, dd_bytes answer)
+{
+    uint64_t repeats = op == DD_TCP_MULTI_GET ? 3 : 1;
+    const char *pattern = dd_tcp_reply_pattern(op);
+    dd_tcp_reader reader;
+    dd_error err;
+    if (answer.len < DD_TCP_HEAD_BYTES) {
+        return;
+    }
+    dd_status status = tcp_answer_read(answer, op, repeats, &reader, &err);
+    if (status == DD_OK) {
+        read_fields(pattern != NULL ? pattern : "", repeats, &reader);
+        require(reader.at == answer.data + answer.len);
+    } else {
+        require(err.code == status && memchr(err.message, '\0', sizeof err.message) != NULL);
+    }
 }
 
 /* --- a whole store ------------------------------------------------------------------------------------------- */
@@ -333,7 +357,9 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     }
     dd_tcp_op op = (dd_tcp_op)ops_with_reply[data[0] % sizeof ops_with_reply];
-    if (dd_tcp_reply_pattern(op) != NULL) {
+    if (data[1] & IS_ANSWER) {
+        fuzz_answer(op, rest);
+    } else if (dd_tcp_reply_pattern(op) != NULL) {
         fuzz_link(op, is_extended, rest);
     }
     return 0;

@@ -21,8 +21,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 enum first_byte {
     HAS_SECRET = 1,
     IS_GREETED = 2,  /* the magic number has been shown */
-    IS_EXTENDED = 4, /* hello was said; with HAS_SECRET, the secret was proved */
-    HAS_RING = 8,    /* requests go through rings, the times before them included */
+    IS_EXTENDED = 4, /* hello was said; with HAS_SECRET, the secret was proved: requests have tags */
 };
 
 enum step_byte {
@@ -78,8 +77,6 @@ turn(dd_loop *loop)
     int count = epoll_wait(loop->epoll_fd, loop->events, DD_LOOP_BATCH, 0);
     loop->nevents = count > 0 ? count : 0;
     loop->next_event = 0;
-    bool is_wanted = false;
-    bool is_polled = loop->poll(loop, &is_wanted);
     while (loop->next_event < loop->nevents) {
         struct epoll_event *event = &loop->events[loop->next_event++];
         dd_handler *handler = event->data.ptr;
@@ -87,7 +84,7 @@ turn(dd_loop *loop)
             handler->on_event(handler, event->events);
         }
     }
-    return count > 0 || is_polled;
+    return count > 0;
 }
 
 /* Lets the server do what there is to do; a bound, since a client that takes nothing keeps nothing busy. */
@@ -100,43 +97,32 @@ settle(dd_tcp_server *server)
     uint64_t nparked = 0;
     for (dd_list *link = server->conns.next; link != &server->conns; link = link->next) {
         const tcp_conn *conn = DD_CONTAINER_OF(link, tcp_conn, link);
-        nparked += conn->is_parked;
-        require(conn->out_sent <= conn->out.len && conn->in.len <= 4 * TCP_RECV_BYTES + DD_TCP_RING_BYTES);
+        for (const dd_list *parked = conn->parked.next; parked != &conn->parked; parked = parked->next) {
+            nparked++;
+        }
+        require(conn->out_sent <= conn->out.len && conn->in.len <= 4 * TCP_RECV_BYTES);
     }
     require(nparked == server->nparked && dd_list_is_empty(&server->doomed));
 }
 
-/* One side of a connection, the client's. */
-typedef struct client {
-    int fd;
-    dd_ring ring;
-} client;
-
 /* A server that does not read, or is gone, gets less. */
 static void
-send_bytes(client *to, dd_bytes bytes)
+send_bytes(int fd, dd_bytes bytes)
 {
-    if (!dd_ring_is_open(&to->ring)) {
-        (void)!send(to->fd, bytes.data, bytes.len, MSG_DONTWAIT | MSG_NOSIGNAL);
-        return;
-    }
-    (void)dd_ring_write(&to->ring, bytes.data, bytes.len);
-    if (dd_ring_is_bell_due(&to->ring)) {
-        (void)!send(to->fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
-    }
+    (void)!send(fd, bytes.data, bytes.len, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 static void
-take_replies(dd_tcp_server *server, client *from)
+take_replies(dd_tcp_server *server, int fd)
 {
     char replies[4096];
-    while (recv(from->fd, replies, sizeof replies, MSG_DONTWAIT) > 0) {
+    while (recv(fd, replies, sizeof replies, MSG_DONTWAIT) > 0) {
         settle(server);
     }
 }
 
 static void
-say_hello(dd_tcp_server *server, tcp_conn *conn, client *as)
+say_hello(dd_tcp_server *server, tcp_conn *conn, int fd)
 {
     static const uint8_t nonce[DD_AUTH_NONCE_BYTES] = {1};
     dd_blob out = {0};
@@ -147,7 +133,7 @@ say_hello(dd_tcp_server *server, tcp_conn *conn, client *as)
     dd_tcp_write_u64(&writer, 7);
     dd_tcp_write_bytes(&writer, dd_bytes_of_string("host"));
     dd_tcp_write_bytes(&writer, dd_bytes_of(nonce, sizeof nonce));
-    send_bytes(as, dd_blob_view(&out));
+    send_bytes(fd, dd_blob_view(&out));
     settle(server);
     require(conn->is_extended);
     if (server->secret.len > 0) {
@@ -156,84 +142,63 @@ say_hello(dd_tcp_server *server, tcp_conn *conn, client *as)
         dd_blob_clear(&out, 0);
         dd_tcp_write_u8(&writer, DD_TCP_AUTH);
         dd_tcp_write_bytes(&writer, dd_bytes_of(proof, sizeof proof));
-        send_bytes(as, dd_blob_view(&out));
+        send_bytes(fd, dd_blob_view(&out));
         settle(server);
     }
-    require(writer.status == DD_OK && conn->state == TCP_CONN_OPEN);
+    require(writer.status == DD_OK && conn->is_tagged);
     dd_blob_fini(&out);
-    take_replies(server, as);
+    take_replies(server, fd);
 }
 
-static void
-ask_for_ring(dd_tcp_server *server, tcp_conn *conn, client *as)
-{
-    uint8_t request[1 + sizeof(int64_t)] = {DD_TCP_RING};
-    int64_t now_ns = dd_clock_now_ns();
-    memcpy(request + 1, &now_ns, sizeof now_ns);
-    send_bytes(as, dd_bytes_of(request, sizeof request));
-    settle(server);
-    require(dd_ring_is_open(&conn->ring));
-    uint8_t reply[16];
-    size_t moved;
-    int fd;
-    require(dd_sock_try_recv_fd(as->fd, reply, sizeof reply, &fd, &moved) == DD_IO_OK && moved == 9);
-    require(dd_ring_attach(&as->ring, DD_TCP_RING_BYTES, fd, NULL) == DD_OK);
-    dd_sock_close(fd);
-}
-
-static void
-connect_client(dd_tcp_server *server, uint8_t first, client *new)
+static int
+connect_client(dd_tcp_server *server, uint8_t first)
 {
     static const uint8_t validate[] = {DD_TCP_VALIDATE, 0xce, 0xf7, 0x85, 0x3c};
     int ends[2];
     require(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0);
-    *new = (client){.fd = ends[1]};
     tcp_conn_open(server, dd_fork_own(ends[0]), false);
     tcp_conn *conn = DD_CONTAINER_OF(server->conns.prev, tcp_conn, link);
-    if (first & (IS_GREETED | IS_EXTENDED | HAS_RING)) {
-        send_bytes(new, dd_bytes_of(validate, sizeof validate));
+    if (first & (IS_GREETED | IS_EXTENDED)) {
+        send_bytes(ends[1], dd_bytes_of(validate, sizeof validate));
         settle(server);
     }
-    if (first & (IS_EXTENDED | HAS_RING)) {
-        say_hello(server, conn, new);
+    if (first & IS_EXTENDED) {
+        say_hello(server, conn, ends[1]);
     }
-    if (first & HAS_RING) {
-        ask_for_ring(server, conn, new);
-    }
+    return ends[1];
 }
 
 static void
-disconnect_client(dd_tcp_server *server, client *old)
+disconnect_client(dd_tcp_server *server, int fd)
 {
-    close(old->fd);
+    close(fd);
     settle(server);
-    dd_ring_close(&old->ring);
 }
 
 static void
 play(dd_tcp_server *server, uint8_t first, dd_bytes rest)
 {
-    client clients[NCONNS];
+    int clients[NCONNS];
     for (int i = 0; i < NCONNS; i++) {
-        connect_client(server, first, &clients[i]);
+        clients[i] = connect_client(server, first);
     }
     while (rest.len >= 2) {
         uint8_t step = rest.data[0];
         size_t len = rest.data[1] < rest.len - 2 ? rest.data[1] : rest.len - 2;
-        client *who = &clients[step & WHO];
-        send_bytes(who, dd_bytes_of(rest.data + 2, len));
+        int *who = &clients[step & WHO];
+        send_bytes(*who, dd_bytes_of(rest.data + 2, len));
         rest = dd_bytes_of(rest.data + 2 + len, rest.len - 2 - len);
         if (step & IS_LEAVING) {
-            disconnect_client(server, who);
-            connect_client(server, first, who);
+            disconnect_client(server, *who);
+            *who = connect_client(server, first);
         }
         settle(server);
         if (!(step & KEEPS_REPLY)) {
-            take_replies(server, who);
+            take_replies(server, *who);
         }
     }
     for (int i = 0; i < NCONNS; i++) {
-        disconnect_client(server, &clients[i]);
+        disconnect_client(server, clients[i]);
     }
     require(server->nconns == 0);
 }

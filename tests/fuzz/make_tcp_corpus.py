@@ -42,7 +42,7 @@ REQUESTS = {
     "queue_len": bytes([16]) + text("/q"),
     "list_keys": bytes([17]),
     "barrier": bytes([18]) + text("/b") + number(2),
-    "hello": bytes([64]) + struct.pack("<Iq", 1, 77) + text("host") + text("n" * 32),
+    "hello": bytes([64]) + struct.pack("<Iq", 2, 77) + text("host") + text("n" * 32),
     "auth": bytes([65]) + text("p" * 32),
     "try_get": bytes([66]) + text("/k"),
     "wait_get": bytes([67]) + text("/k"),
@@ -51,7 +51,7 @@ REQUESTS = {
 }
 
 # What a server sends for the n-th operation of the list in csrc/store/tcp_protocol.h.
-HELLO = struct.pack("<Iqqqq", 1, 64, 1024, 32, 4096) + text("") + text("n" * 32) + text("p" * 32)
+HELLO = struct.pack("<Iqqqq", 2, 64, 1024, 32, 4096) + text("") + text("n" * 32) + text("p" * 32)
 REPLIES = [
     (2, "compare_set", text("value")),
     (3, "get", text("value")),
@@ -69,15 +69,24 @@ REPLIES = [
     (24, "check_each", text("\0\1")),
 ]
 
-# Calls of a whole store, in the order of make_call in fuzz_tcp_client.c: a reply for each request.
+
+
+def answer(tag, reply, status=0):
+    return struct.pack("<IBQ", tag, status, len(reply)) + reply
+
+
+# Calls of a whole store, in the order of make_call in fuzz_tcp_client.c: an answer for each request after the hello.
 CALLS = [
-    (0, "get", [count(text("value"))]),
-    (0, "get_waits", [count(), HELLO, count(text("value"))]),
-    (4, "wait", [b"\1", HELLO, b"\0"]),
-    (8, "multi_get", [b"\0", text("1") + text("2") + text("3")]),
-    (10, "queue_pop", [count(text("item"))]),
-    (12, "list_keys", [count(text("/k"), text("/"))]),
-    (13, "barrier", [HELLO, b"\0"]),
+    (0, "get", [answer(1, count(text("value")))]),
+    (0, "get_late", [answer(1, count()), answer(2, text("\0"))]),
+    (2, "add_error", [answer(1, text("what is wrong"), 10)]),
+    (2, "add_other_tag", [answer(7, number(1)) + answer(1, number(5))]),
+    (4, "wait", [answer(1, b"\0")]),
+    (8, "multi_get", [answer(1, b"\0"), answer(2, text("1") + text("2") + text("3"))]),
+    (9, "queue_push", [answer(1, b"")]),
+    (10, "queue_pop", [answer(1, count(text("item")))]),
+    (12, "list_keys", [answer(1, count(text("/k"), text("/")))]),
+    (13, "barrier", [answer(1, b"\0")]),
 ]
 PLAIN_CALLS = [
     (0, "get", [b"\0", text("value")]),
@@ -106,25 +115,29 @@ def main():
         first = 4 if request[0] >= 64 and name not in ("hello", "auth") else 2
         first = {"validate": 0, "hello": 3, "auth": 3}.get(name, first)
         half = len(request) // 2
+        if first == 4:
+            request = struct.pack("<I", 9) + request
         whole = step(1, request) + step(0, request[:half]) + step(0, request[half:])
         write("tcp_server", name, bytes([first]) + whole)
     set_up = step(0, REQUESTS["set"] + REQUESTS["add"] + REQUESTS["queue_push"])
-    write("tcp_server", "waited_for", bytes([4]) + step(1, REQUESTS["wait_pop"]) + set_up)
-    write("tcp_server", "cancelled", bytes([4]) + step(1, REQUESTS["wait_get"] + REQUESTS["cancel_wait"]) + set_up)
-    write("tcp_server", "left", bytes([5]) + step(1, REQUESTS["wait"]) + step(3, b"") + set_up)
+    tagged = [struct.pack("<I", tag) for tag in range(8)]
+    set_up_tagged = step(0, b"".join(tagged[0] + REQUESTS[name] for name in ("set", "add", "queue_push")))
+    waiting = ("wait_pop", "wait_get", "wait", "barrier")
+    waits = b"".join(tagged[i + 1] + REQUESTS[name] for i, name in enumerate(waiting))
+    cancels = b"".join(tag + REQUESTS["cancel_wait"] for tag in tagged)
+    write("tcp_server", "waited_for", bytes([4]) + step(1, waits) + set_up_tagged)
+    write("tcp_server", "waited_for_by_itself", bytes([4]) + step(0, waits) + set_up_tagged)
+    write("tcp_server", "cancelled", bytes([4]) + step(1, waits + cancels) + set_up_tagged)
+    write("tcp_server", "left", bytes([5]) + step(1, waits) + step(3, b"") + set_up_tagged)
     write("tcp_server", "pipelined", bytes([2]) + set_up + step(4, REQUESTS["multi_get"] * 5) + step(0, b""))
-    # A ring's requests have a time before them; any that is past will do.
-    for name in ("set", "add", "wait_get", "queue_push", "multi_set", "list_keys"):
-        write("tcp_server", f"ring_{name}", bytes([12]) + step(1, number(5) + REQUESTS[name]) + step(0, number(3) + REQUESTS[name]))
-    both = number(1) + REQUESTS["set"] + number(2) + REQUESTS["try_get"]
-    write("tcp_server", "ring_left", bytes([13]) + step(1, both[:9]) + step(1, both[9:] + both) + step(3, both) + step(0, both))
     for number_of_op, name, reply in REPLIES:
         write("tcp_client", f"link_{name}", bytes([number_of_op, 0]) + pieces(reply[:3], reply[3:]))
         write("tcp_client", f"link_extended_{name}", bytes([number_of_op, 1]) + pieces(b"\0" + reply))
+        write("tcp_client", f"answer_{name}", bytes([number_of_op, 4]) + answer(1, reply))
+    write("tcp_client", "answer_error", bytes([3, 4]) + answer(1, text("what is wrong"), 10))
     write("tcp_client", "link_error", bytes([3, 1]) + pieces(b"\x0a" + text("what is wrong")))
     for which, name, replies in CALLS:
-        replies = [HELLO] + replies
-        write("tcp_client", f"call_{name}", bytes([which, 3]) + pieces(*(b"\0" + reply for reply in replies)))
+        write("tcp_client", f"call_{name}", bytes([which, 3]) + pieces(b"\0" + HELLO, *replies))
     for which, name, replies in PLAIN_CALLS:
         write("tcp_client", f"plain_{name}", bytes([which, 2]) + pieces(*replies))
 

@@ -77,6 +77,23 @@ def knock_as(channel, user, name, bytes_to_send):
     return b""
 
 
+def take_name_as(channel, user, name):
+    """Listens at the name of a store's Unix socket until told; tells whether anybody has said something there."""
+    os.setuid(user)
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.bind("\0" + name)
+        stranger.listen()
+        stranger.setblocking(False)
+        channel.send("listening")
+        channel.recv()
+        heard = b""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                connection, _ = stranger.accept()
+                heard += connection.recv(100)
+        return heard
+
+
 def use_store_as(channel, user, port):
     os.setuid(user)
     store = dldist.TCPStore(LOOPBACK, port, timeout=timedelta(seconds=20))

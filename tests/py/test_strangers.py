@@ -1,7 +1,7 @@
 """Connections of those who do not belong to the job: they may be many, silent and from other users, and do no harm."""
 
 import os
-import re
+import socket
 import time
 from datetime import timedelta
 
@@ -37,22 +37,29 @@ def test_flood_leaves_a_store_to_its_clients_and_its_process_to_itself(procs, wo
     assert strangers.result() >= 1300
 
 
-def store_names():
-    """The abstract names of stores, as anybody can read them."""
-    with open("/proc/net/unix", encoding="utf-8", errors="replace") as file:
-        return set(re.findall(r"@(dldist-store-[0-9a-f]{16})$", file.read(), re.MULTILINE))
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_unix_socket_of_a_store_is_for_its_user_alone(procs):
-    before = store_names()
     store = dldist.TCPStore(LOOPBACK, 0, is_master=True, timeout=timedelta(seconds=20))
-    (name,) = store_names() - before
+    name = f"dldist-store-{LOOPBACK}:{store.port}"
     store.set("key", b"value")
     ask = MAGIC + b"\x11"  # LIST_KEYS
     assert b"/key" in procs.start(strangers_workers.knock_as, 0, name, ask).result()
     assert procs.start(strangers_workers.knock_as, 65534, name, ask).result() == b""
     assert procs.start(strangers_workers.use_store_as, 65534, store.port).result() == b"value", "TCP is for all without a secret"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_user_at_the_name_of_the_unix_socket_hears_nothing(procs):
+    with socket.create_server((LOOPBACK, 0)) as listening:
+        port = listening.getsockname()[1]
+        stranger = procs.start(strangers_workers.take_name_as, 65534, f"dldist-store-{LOOPBACK}:{port}")
+        stranger.recv()
+        timeout = timedelta(seconds=20)
+        store = dldist.TCPStore(LOOPBACK, port, is_master=True, timeout=timeout, master_listen_fd=listening.detach())
+    store.set("key", b"value")
+    assert dldist.TCPStore(LOOPBACK, port, timeout=timeout).get("key") == b"value"
+    stranger.send("stop")
+    assert stranger.result() == b""
 
 
 @pytest.mark.deadline(120)
