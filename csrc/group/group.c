@@ -23,7 +23,7 @@ find_peers(group_meeting *meeting, int size, dd_peer **peers, dd_error *err)
 {
     for (int rank = 0; rank < size; rank++) {
         dd_status status =
-            dd_engine_peer(meeting->engine, dd_blob_view(&meeting->cards.items[rank]), &peers[rank], err);
+            dd_engine_peer(meeting->engine, meeting->end.cards[rank], &peers[rank], err);
         if (status != DD_OK) {
             return status;
         }
@@ -56,14 +56,14 @@ meet_and_set_up(dd_engine *engine, dd_store *store, group_setup *setup, dd_group
         status = setup->peers != NULL ? DD_OK : dd_error_no_memory(err, (size_t)size * sizeof(dd_peer *));
     }
     if (status == DD_OK) {
-        status = size == 1 ? open_alone(engine, setup->peers, &meeting.id, err)
+        status = size == 1 ? open_alone(engine, setup->peers, &meeting.end.id, err)
                            : find_peers(&meeting, size, setup->peers, err);
     }
     if (status == DD_OK) {
         group_bulletin bulletin = {
-            .store = store, .name = setup->options->name, .generation = meeting.generation};
+            .store = store, .name = setup->options->name, .generation = meeting.end.generation};
         setup->engine = dd_engine_acquire(meeting.engine);
-        setup->id = meeting.id;
+        setup->id = meeting.end.id;
         setup->bulletin = size > 1 ? &bulletin : NULL;
         status = group_set_up(setup, group, wait, err);
         if (meeting.engine != engine) {

@@ -575,7 +575,8 @@ post_reason(const dd_group *group, const group_setup *setup, const dd_cause *cau
     dd_error told;
     dd_error first;
     group_explain_cause(group, cause, &told);
-    group_bulletin_post(setup->bulletin, &told, &first);
+    dd_meeting_post(setup->bulletin->store, setup->bulletin->name, setup->bulletin->generation, &told,
+                    &first);
     if (error->code == DD_PEER_LOST && first.culprit.rank != group->rank) {
         *error = first;
     }

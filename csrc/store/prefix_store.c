@@ -334,6 +334,21 @@ prefix_barrier(dd_store *store, dd_bytes key, int64_t world_size, const dd_wait 
 }
 
 static dd_status
+prefix_meet(dd_store *store, const dd_meet_request *request, dd_meet_reply *reply, const dd_wait *wait,
+            dd_error *err)
+{
+    joined_key joined;
+    dd_meet_request below = *request;
+    dd_status status = joined_key_init(&joined, store, request->place, err);
+    if (status == DD_OK) {
+        below.place = joined.key;
+        status = dd_store_meet(underlying_of(store), &below, reply, wait, err);
+    }
+    joined_key_fini(&joined);
+    return status;
+}
+
+static dd_status
 prefix_clone(dd_store *store, dd_store **other, const dd_wait *wait, dd_error *err)
 {
     const prefix_store *self = prefix_of(store);
@@ -391,6 +406,7 @@ static const dd_store_ops prefix_ops = {
     .queue_len = prefix_queue_len,
     .list_keys = prefix_list_keys,
     .barrier = prefix_barrier,
+    .meet = prefix_meet,
     .clone = prefix_clone,
     .has_extended_api = prefix_has_extended_api,
     .get_timeout_ns = prefix_get_timeout_ns,

@@ -29,7 +29,32 @@ typedef struct dd_blob_list {
 dd_status dd_blob_list_init(dd_blob_list *list, size_t count, dd_error *err) DD_MUST_CHECK;
 void dd_blob_list_fini(dd_blob_list *list);
 
-/* What a kind of store implements. All pointers are set. Results (`value`, `list`, flags, numbers) are
+/* A rank that comes to a meeting (meeting.h). */
+typedef struct dd_meet_request {
+    dd_bytes place; /* the keys of its meetings begin with this and "/" */
+    int rank;
+    int size;
+    bool hears_failure; /* of a meeting before this one that has failed without it */
+    dd_bytes published; /* a nonce and its card */
+    int64_t patience_ns;
+} dd_meet_request;
+
+typedef enum dd_meet_state {
+    DD_MEET_WAITING, /* it has come, and others have not */
+    DD_MEET_ENDED,   /* value: how */
+    DD_MEET_RESIZED, /* value: what somebody has said of the size before, who has another one */
+    DD_MEET_TAKEN,   /* value: what somebody else has published as this rank */
+    DD_MEET_AGAIN,   /* too many meetings were over: ask again */
+} dd_meet_state;
+
+typedef struct dd_meet_reply {
+    dd_meet_state state;
+    bool has_come; /* also if it fails after that */
+    uint64_t generation;
+    dd_blob value;
+} dd_meet_reply;
+
+/* What a kind of store implements. All pointers are set, but for meet. Results (`value`, `list`, flags, numbers) are
  * written only on DD_OK; a dd_blob result replaces what the blob holds. */
 typedef struct dd_store_ops {
     const char *kind; /* "TCPStore": for messages */
@@ -96,6 +121,11 @@ typedef struct dd_store_ops {
     /* Another handle on the same data, returned owned. */
     dd_status (*clone)(dd_store *store, dd_store **other, const dd_wait *wait, dd_error *err);
 
+    /* Comes to a meeting, and waits for its end, for patience_ns at most. NULL: it is done by the operations above, see
+     * dd_store_meet. */
+    dd_status (*meet)(dd_store *store, const dd_meet_request *request, dd_meet_reply *reply,
+                      const dd_wait *wait, dd_error *err);
+
     /* Whether append, multi_get, multi_set are one operation each. */
     bool (*has_extended_api)(dd_store *store);
 
@@ -149,6 +179,16 @@ dd_status dd_store_generic_try_get(dd_store *store, dd_bytes key, dd_blob *value
                                    const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 dd_status dd_store_generic_barrier(dd_store *store, dd_bytes key, int64_t world_size, const dd_wait *wait,
                                    dd_error *err) DD_MUST_CHECK;
+
+/* By `meet` or, where there is none, by other operations. The reply was zeroed by the caller, and its value is the
+ * caller's, whatever is returned. */
+dd_status dd_store_meet(dd_store *store, const dd_meet_request *request, dd_meet_reply *reply,
+                        const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+dd_status dd_store_meet_by_keys(dd_store *store, const dd_meet_request *request, dd_meet_reply *reply,
+                                const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+/* Where the end of that meeting will stand. */
+dd_status dd_store_meet_key(const dd_meet_request *request, uint64_t generation, dd_blob *key,
+                            dd_error *err) DD_MUST_CHECK;
 
 /* The text of a time-out, the same for every kind: "<what> timed out after 1.5 s on <where>: keys missing:
  * a, b (2 of 5)". Shows, and reads, at most the first DD_STORE_MISSING_SHOWN of the missing keys. Returns

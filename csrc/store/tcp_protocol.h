@@ -50,7 +50,8 @@
     X(WAIT_GET, 67, "k", "#v")       \
     X(WAIT_POP, 68, "k", "#v")       \
     X(CHECK_EACH, 69, "#k", "v")     \
-    X(RING, 70, "i", "i")
+    X(RING, 70, "i", "i")            \
+    X(MEET, 71, "kiibv", "biv")
 
 typedef enum dd_tcp_op {
 #define DD_TCP_OP_ENUM(name, number, request, reply) DD_TCP_##name = number,

@@ -2,28 +2,36 @@
  *
  *     off                           a rank has run out of time: the others go on to the next meeting
  *     failed <code> <rank> <pid>    a newline, the culprit's host, a newline and a message: an error that all raise
- *     ok <size> <id>                a newline, and for every rank four bytes of length (little endian) and what it has published */
-#include "group/group_meet_internal.h"
+ *     ok <size> <id>                a newline, and for every rank four bytes of length (little endian) and its card */
+#include "store/meeting_internal.h"
 
 #include "core/little_endian.h"
+#include "core/mem.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
+dd_bytes
+meeting_card_of(dd_bytes published)
+{
+    size_t head = published.len < MEETING_NONCE_BYTES ? published.len : MEETING_NONCE_BYTES;
+    return dd_bytes_of(published.data + head, published.len - head);
+}
+
 dd_status
-meeting_encode_end(uint64_t id, const dd_blob_list *cards, dd_blob *end, dd_error *err)
+meeting_encode_end(uint64_t id, const dd_blob_list *published, dd_blob *end, dd_error *err)
 {
     char line[64];
-    int len = snprintf(line, sizeof line, "ok %zu %016" PRIx64 "\n", cards->count, id);
+    int len = snprintf(line, sizeof line, "ok %zu %016" PRIx64 "\n", published->count, id);
     dd_status status = dd_blob_append(end, line, (size_t)len, err);
-    for (size_t i = 0; i < cards->count && status == DD_OK; i++) {
-        const dd_blob *card = &cards->items[i];
+    for (size_t i = 0; i < published->count && status == DD_OK; i++) {
+        dd_bytes card = meeting_card_of(dd_blob_view(&published->items[i]));
         uint8_t prefix[4];
-        dd_put_number(prefix, card->len, sizeof prefix);
+        dd_put_number(prefix, card.len, sizeof prefix);
         status = dd_blob_append(end, prefix, sizeof prefix, err);
         if (status == DD_OK) {
-            status = dd_blob_append(end, card->data, card->len, err);
+            status = dd_blob_append(end, card.data, card.len, err);
         }
     }
     return status;
@@ -45,38 +53,57 @@ take_card(dd_bytes *rest, dd_bytes *card)
     return true;
 }
 
-/* The cards come without what was published in front of them. */
 static dd_status
-decode_cards(int size, dd_bytes rest, dd_blob_list *cards, dd_error *err)
+find_cards(int size, dd_bytes rest, dd_bytes **cards, dd_error *err)
 {
-    dd_status status = dd_blob_list_init(cards, (size_t)size, err);
-    for (size_t i = 0; i < cards->count && status == DD_OK; i++) {
-        dd_bytes card;
-        if (!take_card(&rest, &card) || card.len < MEETING_NONCE_BYTES) {
-            return dd_error_set(err, DD_STORE, "the end of a meeting of %d lacks the card of rank %zu", size,
-                                i);
-        }
-        status =
-            dd_blob_assign(&cards->items[i],
-                           dd_bytes_of(card.data + MEETING_NONCE_BYTES, card.len - MEETING_NONCE_BYTES), err);
+    /* No room for more cards than there can be in so many bytes. */
+    bool is_short = rest.len / 4 < (size_t)size;
+    dd_bytes *found = is_short ? NULL : dd_mem_alloc_array((size_t)size, sizeof *found);
+    if (found == NULL && !is_short) {
+        return dd_error_no_memory(err, (size_t)size * sizeof *found);
     }
-    return status;
+    int count = 0;
+    while (!is_short && count < size && take_card(&rest, &found[count])) {
+        count++;
+    }
+    if (count < size) {
+        dd_mem_free(found);
+        return dd_error_set(err, DD_STORE, "the end of a meeting of %d lacks the card of rank %d", size,
+                            count);
+    }
+    *cards = found;
+    return DD_OK;
 }
 
 dd_status
-meeting_decode_end(int size, dd_bytes end, uint64_t *id, dd_blob_list *cards, dd_error *err)
+meeting_decode_end(int size, dd_blob *end, dd_meeting_end *out, dd_error *err)
 {
     char text[64] = "";
-    memcpy(text, end.data, end.len < sizeof text - 1 ? end.len : sizeof text - 1);
+    memcpy(text, end->data, end->len < sizeof text - 1 ? end->len : sizeof text - 1);
     char *newline = strchr(text, '\n');
     size_t len = newline != NULL ? (size_t)(newline - text) : strlen(text);
     text[len] = '\0';
     int said = 0;
-    if (newline == NULL || sscanf(text, "ok %d %" SCNx64, &said, id) != 2 || said != size) {
+    uint64_t id = 0;
+    if (newline == NULL || sscanf(text, "ok %d %" SCNx64, &said, &id) != 2 || said != size) {
         return dd_error_set(err, DD_STORE, "the store says \"%s\" where the end of a meeting of %d should be",
                             text, size);
     }
-    return decode_cards(size, dd_bytes_of(end.data + len + 1, end.len - len - 1), cards, err);
+    dd_bytes *cards = NULL;
+    dd_status status = find_cards(size, dd_bytes_of(end->data + len + 1, end->len - len - 1), &cards, err);
+    if (status == DD_OK) {
+        *out = (dd_meeting_end){.id = id, .cards = cards, .bytes = *end};
+        *end = (dd_blob){0};
+    }
+    return status;
+}
+
+void
+dd_meeting_end_fini(dd_meeting_end *end)
+{
+    dd_mem_free(end->cards);
+    dd_blob_fini(&end->bytes);
+    *end = (dd_meeting_end){0};
 }
 
 size_t
