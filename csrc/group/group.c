@@ -22,8 +22,7 @@ static dd_status
 find_peers(group_meeting *meeting, int size, dd_peer **peers, dd_error *err)
 {
     for (int rank = 0; rank < size; rank++) {
-        dd_status status =
-            dd_engine_peer(meeting->engine, meeting->end.cards[rank], &peers[rank], err);
+        dd_status status = dd_engine_peer(meeting->engine, meeting->end.cards[rank], &peers[rank], err);
         if (status != DD_OK) {
             return status;
         }
@@ -147,7 +146,8 @@ count_split(dd_group *parent, uint64_t set, uint64_t *count, dd_error *err)
 }
 
 static dd_status
-check_split(const dd_group *parent, const int *ranks, int nranks, int *own, dd_error *err)
+check_split_ranks(const dd_group *parent, const int *ranks, int nranks, bool *is_named, int *own,
+                  dd_error *err)
 {
     *own = -1;
     for (int i = 0; i < nranks; i++) {
@@ -155,11 +155,10 @@ check_split(const dd_group *parent, const int *ranks, int nranks, int *own, dd_e
             return dd_error_set(err, DD_INVALID_ARGUMENT, "split: rank %d is not in 0 to %d", ranks[i],
                                 parent->size - 1);
         }
-        for (int j = 0; j < i; j++) {
-            if (ranks[j] == ranks[i]) {
-                return dd_error_set(err, DD_INVALID_ARGUMENT, "split: rank %d is named twice", ranks[i]);
-            }
+        if (is_named[ranks[i]]) {
+            return dd_error_set(err, DD_INVALID_ARGUMENT, "split: rank %d is named twice", ranks[i]);
         }
+        is_named[ranks[i]] = true;
         *own = ranks[i] == parent->rank ? i : *own;
     }
     if (*own < 0) {
@@ -169,6 +168,18 @@ check_split(const dd_group *parent, const int *ranks, int nranks, int *own, dd_e
             nranks);
     }
     return DD_OK;
+}
+
+static dd_status
+check_split(const dd_group *parent, const int *ranks, int nranks, int *own, dd_error *err)
+{
+    bool *is_named = dd_mem_zalloc((size_t)parent->size * sizeof *is_named);
+    if (is_named == NULL) {
+        return dd_error_no_memory(err, (unsigned long long)parent->size);
+    }
+    dd_status status = check_split_ranks(parent, ranks, nranks, is_named, own, err);
+    dd_mem_free(is_named);
+    return status;
 }
 
 static dd_status
