@@ -116,17 +116,17 @@ run_out_of_time(meeting_place *place, dd_error *err)
     return status;
 }
 
-/* What the store says of the end: that it was called off, that it has failed, or who is there. Takes `said`. */
+/* What the store says of the end: that it was called off, that it has failed, or who is there. */
 static dd_status
-read_end(meeting_place *place, dd_blob *said, dd_meeting_end *end, bool *is_over, dd_error *err)
+read_end(meeting_place *place, dd_bytes said, dd_meeting_end *end, bool *is_over, dd_error *err)
 {
     dd_error failure;
     place->has_come = false;
-    if (dd_bytes_equal(dd_blob_view(said), dd_bytes_of_string(MEETING_END_OFF))) {
+    if (dd_bytes_equal(said, dd_bytes_of_string(MEETING_END_OFF))) {
         *is_over = true;
         return leave_generation(place, err);
     }
-    if (meeting_decode_failure(dd_blob_view(said), &failure)) {
+    if (meeting_decode_failure(said, &failure)) {
         dd_status status = leave_generation(place, err);
         prepend_meeting(place, &failure);
         return status == DD_OK ? dd_error_copy(err, &failure) : status;
@@ -319,9 +319,9 @@ take_reply(meeting_place *place, dd_meet_reply *reply, dd_meeting_end *end, bool
     switch (reply->state) {
     case DD_MEET_WAITING:
         status = await_end(place, &reply->value, err);
-        return status == DD_OK ? read_end(place, &reply->value, end, is_over, err) : status;
+        return status == DD_OK ? read_end(place, dd_blob_view(&reply->value), end, is_over, err) : status;
     case DD_MEET_ENDED:
-        return read_end(place, &reply->value, end, is_over, err);
+        return read_end(place, dd_blob_view(&reply->value), end, is_over, err);
     case DD_MEET_RESIZED:
         return settle_sizes(place, dd_blob_view(&reply->value), is_over, err);
     case DD_MEET_TAKEN:

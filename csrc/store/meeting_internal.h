@@ -35,8 +35,8 @@ dd_status meeting_leave_generation(dd_store *store, meeting_keys *keys, uint64_t
 /* `cards`: what the ranks have published. */
 dd_status meeting_encode_end(uint64_t id, const dd_blob_list *published, dd_blob *end,
                              dd_error *err) DD_MUST_CHECK;
-/* Takes `end`. DD_STORE. */
-dd_status meeting_decode_end(int size, dd_blob *end, dd_meeting_end *out, dd_error *err) DD_MUST_CHECK;
+/* DD_STORE. */
+dd_status meeting_decode_end(int size, dd_bytes end, dd_meeting_end *out, dd_error *err) DD_MUST_CHECK;
 /* Returns its length. */
 size_t meeting_encode_failure(const dd_error *error, char end[MEETING_FAILURE_MAX]);
 /* False: it says something else. */

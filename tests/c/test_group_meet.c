@@ -78,6 +78,7 @@ read_ends_that_make_no_sense(team_rank *self)
         {"ok 2 1\n", "lacks the card of rank 0"},
         {"ok 2 1\n\377\377\377\377card", "lacks the card of rank 0"},
         {"ok 2 1\n\1\1\1", "lacks the card of rank 0"},
+        {"ok 2 1\n\1\1\1cards", "lacks the card of rank 0"},
         {"failed", "\"failed\" where the end"},
         {"failed 14 1 7\nhost", "\"failed 14 1 7\" where the end"},
         {"failed 0 1 7\nhost\ntext", "\"failed 0 1 7\" where the end"},

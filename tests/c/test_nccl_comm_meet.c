@@ -350,7 +350,7 @@ TEST(bad_cards_are_errors)
     } bad[] = {
         {BYTES("short"), DD_STORE, "\"short\" where the end of a meeting of 2 should be"},
         {BYTES("ok 2 1\n"), DD_STORE, "lacks the card of rank 0"},
-        {BYTES("ok 2 1\n\0\0\0\0\5\0\0\0short"), DD_PROTOCOL, "the card of rank 0 has 0 bytes"},
+        {BYTES("ok 2 1\n\0\0\0\0\5\0short"), DD_PROTOCOL, "the card of rank 0 has 0 bytes"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         party p;
