@@ -334,21 +334,6 @@ prefix_barrier(dd_store *store, dd_bytes key, int64_t world_size, const dd_wait 
 }
 
 static dd_status
-prefix_meet(dd_store *store, const dd_meet_request *request, dd_meet_reply *reply, const dd_wait *wait,
-            dd_error *err)
-{
-    joined_key joined;
-    dd_meet_request below = *request;
-    dd_status status = joined_key_init(&joined, store, request->place, err);
-    if (status == DD_OK) {
-        below.place = joined.key;
-        status = dd_store_meet(underlying_of(store), &below, reply, wait, err);
-    }
-    joined_key_fini(&joined);
-    return status;
-}
-
-static dd_status
 prefix_clone(dd_store *store, dd_store **other, const dd_wait *wait, dd_error *err)
 {
     const prefix_store *self = prefix_of(store);
@@ -359,6 +344,25 @@ prefix_clone(dd_store *store, dd_store **other, const dd_wait *wait, dd_error *e
     }
     status = dd_prefix_store_open(other, dd_bytes_of(self->prefix, self->prefix_len - 1), underlying, err);
     dd_store_release(underlying);
+    return status;
+}
+
+static dd_status
+prefix_meet(dd_store *store, const dd_meet_request *request, dd_meet_reply *reply, const dd_wait *wait,
+            dd_error *err)
+{
+    const prefix_store *self = prefix_of(store);
+    dd_meet_request below = *request;
+    dd_blob place = {0};
+    dd_status status = dd_blob_assign(&place, dd_bytes_of(self->prefix, self->prefix_len), err);
+    if (status == DD_OK) {
+        status = dd_blob_append(&place, request->place.data, request->place.len, err);
+    }
+    if (status == DD_OK) {
+        below.place = dd_blob_view(&place);
+        status = dd_store_meet(self->underlying, &below, reply, wait, err);
+    }
+    dd_blob_fini(&place);
     return status;
 }
 
@@ -406,8 +410,8 @@ static const dd_store_ops prefix_ops = {
     .queue_len = prefix_queue_len,
     .list_keys = prefix_list_keys,
     .barrier = prefix_barrier,
-    .meet = prefix_meet,
     .clone = prefix_clone,
+    .meet = prefix_meet,
     .has_extended_api = prefix_has_extended_api,
     .get_timeout_ns = prefix_get_timeout_ns,
     .set_timeout_ns = prefix_set_timeout_ns,

@@ -20,15 +20,6 @@
 
 typedef struct dd_store dd_store;
 
-/* A list of byte strings that owns them all; for multi_get and list_keys. A zeroed one is empty. */
-typedef struct dd_blob_list {
-    dd_blob *items;
-    size_t count;
-} dd_blob_list;
-
-dd_status dd_blob_list_init(dd_blob_list *list, size_t count, dd_error *err) DD_MUST_CHECK;
-void dd_blob_list_fini(dd_blob_list *list);
-
 /* A rank that comes to a meeting (meeting.h). */
 typedef struct dd_meet_request {
     dd_bytes place; /* the keys of its meetings begin with this and "/" */
@@ -54,7 +45,16 @@ typedef struct dd_meet_reply {
     dd_blob value;
 } dd_meet_reply;
 
-/* What a kind of store implements. All pointers are set, but for meet. Results (`value`, `list`, flags, numbers) are
+/* A list of byte strings that owns them all; for multi_get and list_keys. A zeroed one is empty. */
+typedef struct dd_blob_list {
+    dd_blob *items;
+    size_t count;
+} dd_blob_list;
+
+dd_status dd_blob_list_init(dd_blob_list *list, size_t count, dd_error *err) DD_MUST_CHECK;
+void dd_blob_list_fini(dd_blob_list *list);
+
+/* What a kind of store implements. All pointers are set. Results (`value`, `list`, flags, numbers) are
  * written only on DD_OK; a dd_blob result replaces what the blob holds. */
 typedef struct dd_store_ops {
     const char *kind; /* "TCPStore": for messages */
@@ -121,8 +121,8 @@ typedef struct dd_store_ops {
     /* Another handle on the same data, returned owned. */
     dd_status (*clone)(dd_store *store, dd_store **other, const dd_wait *wait, dd_error *err);
 
-    /* Comes to a meeting, and waits for its end, for patience_ns at most. NULL: it is done by the operations above, see
-     * dd_store_meet. */
+    /* Comes to a meeting, and waits for its end, for patience_ns at most. The only entry that may be NULL: then it is done
+     * by the operations above (dd_store_meet). */
     dd_status (*meet)(dd_store *store, const dd_meet_request *request, dd_meet_reply *reply,
                       const dd_wait *wait, dd_error *err);
 
@@ -180,6 +180,13 @@ dd_status dd_store_generic_try_get(dd_store *store, dd_bytes key, dd_blob *value
 dd_status dd_store_generic_barrier(dd_store *store, dd_bytes key, int64_t world_size, const dd_wait *wait,
                                    dd_error *err) DD_MUST_CHECK;
 
+/* The text of a time-out, the same for every kind: "<what> timed out after 1.5 s on <where>: keys missing:
+ * a, b (2 of 5)". Shows, and reads, at most the first DD_STORE_MISSING_SHOWN of the missing keys. Returns
+ * DD_TIMED_OUT. */
+#define DD_STORE_MISSING_SHOWN 8
+dd_status dd_store_error_missing(dd_error *err, const char *what, const char *where, const dd_bytes *missing,
+                                 size_t nmissing, size_t nkeys, const dd_wait *wait);
+
 /* By `meet` or, where there is none, by other operations. The reply was zeroed by the caller, and its value is the
  * caller's, whatever is returned. */
 dd_status dd_store_meet(dd_store *store, const dd_meet_request *request, dd_meet_reply *reply,
@@ -189,13 +196,6 @@ dd_status dd_store_meet_by_keys(dd_store *store, const dd_meet_request *request,
 /* Where the end of that meeting will stand. */
 dd_status dd_store_meet_key(const dd_meet_request *request, uint64_t generation, dd_blob *key,
                             dd_error *err) DD_MUST_CHECK;
-
-/* The text of a time-out, the same for every kind: "<what> timed out after 1.5 s on <where>: keys missing:
- * a, b (2 of 5)". Shows, and reads, at most the first DD_STORE_MISSING_SHOWN of the missing keys. Returns
- * DD_TIMED_OUT. */
-#define DD_STORE_MISSING_SHOWN 8
-dd_status dd_store_error_missing(dd_error *err, const char *what, const char *where, const dd_bytes *missing,
-                                 size_t nmissing, size_t nkeys, const dd_wait *wait);
 
 /* Constructors of the kinds without a connection. */
 
