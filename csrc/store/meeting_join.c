@@ -170,21 +170,9 @@ take_rank(arrival *self, dd_error *err)
     return is_taken ? object(self, DD_MEET_TAKEN, err) : status;
 }
 
+/* In one request, where the store can: with many ranks it is here that a meeting takes its time. */
 static dd_status
-get_one_by_one(arrival *self, dd_blob_list *values, dd_error *err)
-{
-    dd_status status = dd_blob_list_init(values, (size_t)self->request->size, err);
-    for (int rank = 0; rank < self->request->size && status == DD_OK; rank++) {
-        status = self->store->ops->get(self->store,
-                                       meeting_rank_key(&self->keys, self->reply->generation, "rank", rank),
-                                       &values->items[rank], self->wait, err);
-    }
-    return status;
-}
-
-/* In one request: with many ranks it is here that a meeting takes its time. */
-static dd_status
-get_at_once(arrival *self, dd_blob_list *values, dd_error *err)
+get_published(arrival *self, dd_blob_list *values, dd_error *err)
 {
     size_t size = (size_t)self->request->size;
     char *texts = dd_mem_alloc_array(size, self->keys.size);
@@ -213,9 +201,7 @@ end_well(arrival *self, dd_error *err)
     dd_blob_list published = {0};
     dd_blob end = {0};
     memcpy(&id, self->request->published.data, sizeof id);
-    dd_status status = self->store->ops->has_extended_api(self->store)
-                           ? get_at_once(self, &published, err)
-                           : get_one_by_one(self, &published, err);
+    dd_status status = get_published(self, &published, err);
     if (status == DD_OK) {
         status = meeting_encode_end(id, &published, &end, err);
     }
@@ -416,7 +402,6 @@ static const dd_store_ops bare_ops = {
     .compare_set = bare_compare_set,
     .add = bare_add,
     .multi_get = bare_multi_get,
-    .has_extended_api = dd_store_extended_api_yes,
 };
 
 dd_status
