@@ -3,7 +3,7 @@
 #include "core/mem.h"
 #include "core/thread.h"
 #include "store/keyspace.h"
-#include "store/meeting.h"
+#include "store/meeting_internal.h"
 #include "store/tcp_store.h"
 #include "transport/card.h"
 
@@ -280,6 +280,56 @@ TEST(coming_without_memory)
         dd_store_release(store);
     }
     CHECK_OK(status);
+}
+
+/* ---- ends, which others write to the store, too */
+
+/* In a block of just its size, for the sanitizer. */
+static dd_status
+decode_copy(dd_bytes end, int size, dd_meeting_end *out)
+{
+    uint8_t *copy = malloc(end.len > 0 ? end.len : 1);
+    memcpy(copy, end.data, end.len);
+    dd_status status = meeting_decode_end(size, dd_bytes_of(copy, end.len), out, check_err());
+    free(copy);
+    return status;
+}
+
+TEST(ends_cut_anywhere_or_with_any_byte_changed)
+{
+    static const char *const PUBLISHED[] = {"12345678host-a one", "12345678host-a two", "12345678host-b",
+                                            "12345678"};
+    enum { SIZE = 4 };
+    dd_blob_list list;
+    dd_blob end = {0};
+    dd_meeting_end read = {0};
+    REQUIRE_OK(dd_blob_list_init(&list, SIZE, check_err()));
+    for (size_t i = 0; i < SIZE; i++) {
+        REQUIRE_OK(dd_blob_assign(&list.items[i], dd_bytes_of_string(PUBLISHED[i]), check_err()));
+    }
+    REQUIRE_OK(meeting_encode_end(77, &list, &end, check_err()));
+    REQUIRE_OK(decode_copy(dd_blob_view(&end), SIZE, &read));
+    CHECK_INT(read.id, 77);
+    for (size_t i = 0; i < SIZE; i++) {
+        CHECK_BYTES(read.cards[i], dd_bytes_of_string(PUBLISHED[i] + 8));
+    }
+    dd_meeting_end_fini(&read);
+    for (size_t len = 0; len < end.len; len++) {
+        CHECK_STATUS(decode_copy(dd_bytes_of(end.data, len), SIZE, &read), DD_STORE);
+    }
+    CHECK_STATUS(decode_copy(dd_blob_view(&end), SIZE + 1, &read), DD_STORE);
+    for (size_t at = 0; at < end.len; at++) {
+        uint8_t old = end.data[at];
+        for (unsigned value = 0; value < 256; value++) {
+            end.data[at] = (uint8_t)value;
+            dd_status status = decode_copy(dd_blob_view(&end), SIZE, &read);
+            REQUIRE(status == DD_OK || status == DD_STORE);
+            dd_meeting_end_fini(&read);
+        }
+        end.data[at] = old;
+    }
+    dd_blob_fini(&end);
+    dd_blob_list_fini(&list);
 }
 
 /* ---- what it costs: the real code of a server and of its clients, one rank after the other */
