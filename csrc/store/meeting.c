@@ -232,25 +232,23 @@ await_end(meeting_place *place, dd_blob *said, dd_error *err)
 {
     meeting_watch watch = {.rank = -1};
     int64_t interval_ns = meeting_watch_interval_ns(place->meeting);
-    dd_status status = DD_TIMED_OUT;
-    while (status != DD_OK && !dd_wait_is_over(place->wait)) {
-        status = meeting_look_after(place, &watch, err);
-        if (status == DD_PEER_LOST) {
-            dd_error lost = *err;
-            status = fail_meeting(place, &lost, err); /* and reads that, or what came before it */
-        }
-        if (status != DD_OK) {
-            break;
-        }
+    dd_status status = DD_OK;
+    while (status == DD_OK) {
         dd_wait slice = dd_wait_at_most(place->wait, interval_ns);
         int64_t before_ns = dd_clock_now_ns();
         status = place->store->ops->get(
             place->store, meeting_part_key(&place->keys, place->generation, "end"), said, &slice, err);
-        if (status != DD_OK && status != DD_TIMED_OUT && status != DD_NETWORK_TIMED_OUT) {
+        bool is_late = status == DD_TIMED_OUT || status == DD_NETWORK_TIMED_OUT;
+        if (!is_late || dd_wait_is_over(place->wait)) {
             break;
         }
         if (status == DD_NETWORK_TIMED_OUT || dd_clock_now_ns() - before_ns > 2 * interval_ns) {
             interval_ns *= 2; /* so short a question is too short for this store */
+        }
+        status = meeting_look_after(place, &watch, err);
+        if (status == DD_PEER_LOST) {
+            dd_error lost = *err;
+            status = fail_meeting(place, &lost, err); /* and reads that, or what came before it */
         }
     }
     dd_blob_fini(&watch.published);
@@ -401,8 +399,7 @@ dd_meet(const dd_meeting *meeting, dd_meeting_end *end, const dd_wait *wait, dd_
     dd_meet_request request = {.place = dd_bytes_of(text, (size_t)len),
                                .rank = meeting->rank,
                                .size = meeting->size,
-                               .hears_failure = meeting->kind->is_final,
-                               .patience_ns = meeting_watch_interval_ns(meeting)};
+                               .hears_failure = meeting->kind->is_final};
     dd_status status = meeting_keys_init(&place.keys, request.place, &error);
     if (status == DD_OK) {
         status = publish(meeting, &published, &error);

@@ -207,9 +207,10 @@ meeting_look_after(meeting_place *place, meeting_watch *watch, dd_error *err)
 {
     const dd_meeting_kind *kind = place->meeting->kind;
     dd_status status = warn_of_refused(place, watch, err);
-    if (status == DD_OK && kind->look_for != NULL) {
-        status = choose(place, watch, err);
+    if (status != DD_OK || kind->look_for == NULL) {
+        return status;
     }
+    status = choose(place, watch, err);
     if (status != DD_OK || watch->rank < 0) {
         return status;
     }

@@ -298,24 +298,7 @@ dd_status
 dd_store_meet_by_keys(dd_store *store, const dd_meet_request *request, dd_meet_reply *reply,
                       const dd_wait *wait, dd_error *err)
 {
-    dd_status status = join(store, NULL, request, reply, wait, err);
-    if (status != DD_OK || reply->state != DD_MEET_WAITING) {
-        return status;
-    }
-    meeting_keys keys = {0};
-    status = meeting_keys_init(&keys, request->place, err);
-    if (status != DD_OK) {
-        return status;
-    }
-    dd_wait patience = dd_wait_at_most(wait, request->patience_ns);
-    status = store->ops->get(store, meeting_part_key(&keys, reply->generation, "end"), &reply->value,
-                             &patience, err);
-    meeting_keys_fini(&keys);
-    if (status == DD_TIMED_OUT || status == DD_NETWORK_TIMED_OUT) {
-        return DD_OK;
-    }
-    reply->state = status == DD_OK ? DD_MEET_ENDED : reply->state;
-    return status;
+    return join(store, NULL, request, reply, wait, err);
 }
 
 dd_status
@@ -324,18 +307,6 @@ dd_store_meet(dd_store *store, const dd_meet_request *request, dd_meet_reply *re
 {
     return store->ops->meet != NULL ? store->ops->meet(store, request, reply, wait, err)
                                     : dd_store_meet_by_keys(store, request, reply, wait, err);
-}
-
-dd_status
-dd_store_meet_key(const dd_meet_request *request, uint64_t generation, dd_blob *key, dd_error *err)
-{
-    meeting_keys keys = {0};
-    dd_status status = meeting_keys_init(&keys, request->place, err);
-    if (status == DD_OK) {
-        status = dd_blob_assign(key, meeting_part_key(&keys, generation, "end"), err);
-        meeting_keys_fini(&keys);
-    }
-    return status;
 }
 
 /* ---- over a keyspace: a store with no more operations than joining takes */

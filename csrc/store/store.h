@@ -27,11 +27,10 @@ typedef struct dd_meet_request {
     int size;
     bool hears_failure; /* of a meeting before this one that has failed without it */
     dd_bytes published; /* a nonce and its card */
-    int64_t patience_ns;
 } dd_meet_request;
 
 typedef enum dd_meet_state {
-    DD_MEET_WAITING, /* it has come, and others have not */
+    DD_MEET_WAITING, /* it has come, and others have not; the end will stand at "<place>/<generation>/end" */
     DD_MEET_ENDED,   /* value: how */
     DD_MEET_RESIZED, /* value: what somebody has said of the size before, who has another one */
     DD_MEET_TAKEN,   /* value: what somebody else has published as this rank */
@@ -121,8 +120,8 @@ typedef struct dd_store_ops {
     /* Another handle on the same data, returned owned. */
     dd_status (*clone)(dd_store *store, dd_store **other, const dd_wait *wait, dd_error *err);
 
-    /* Comes to a meeting, and waits for its end, for patience_ns at most. The only entry that may be NULL: then it is done
-     * by the operations above (dd_store_meet). */
+    /* Comes to a meeting, and does not wait for others. The only entry that may be NULL: then it is done by the
+     * operations above (dd_store_meet). */
     dd_status (*meet)(dd_store *store, const dd_meet_request *request, dd_meet_reply *reply,
                       const dd_wait *wait, dd_error *err);
 
@@ -187,15 +186,12 @@ dd_status dd_store_generic_barrier(dd_store *store, dd_bytes key, int64_t world_
 dd_status dd_store_error_missing(dd_error *err, const char *what, const char *where, const dd_bytes *missing,
                                  size_t nmissing, size_t nkeys, const dd_wait *wait);
 
-/* By `meet` or, where there is none, by other operations. The reply was zeroed by the caller, and its value is the
+/* By `meet` or, where there is none, by other operations; does not wait for others. The reply was zeroed by the caller, and its value is the
  * caller's, whatever is returned. */
 dd_status dd_store_meet(dd_store *store, const dd_meet_request *request, dd_meet_reply *reply,
                         const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 dd_status dd_store_meet_by_keys(dd_store *store, const dd_meet_request *request, dd_meet_reply *reply,
                                 const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-/* Where the end of that meeting will stand. */
-dd_status dd_store_meet_key(const dd_meet_request *request, uint64_t generation, dd_blob *key,
-                            dd_error *err) DD_MUST_CHECK;
 
 /* Constructors of the kinds without a connection. */
 

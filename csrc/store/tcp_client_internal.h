@@ -160,9 +160,6 @@ dd_status tcp_wait(dd_store *head, const dd_bytes *keys, size_t nkeys, const dd_
 dd_status tcp_multi_get(dd_store *head, const dd_bytes *keys, size_t nkeys, dd_blob_list *values,
                         const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
-dd_status tcp_meet(dd_store *head, const dd_meet_request *request, dd_meet_reply *reply, const dd_wait *wait,
-                   dd_error *err) DD_MUST_CHECK;
-
 /* Waits on a side link until all the keys are there. DD_TIMED_OUT names those that are not. */
 dd_status tcp_wait_aside(const tcp_operation *operation, const dd_bytes *keys, size_t nkeys) DD_MUST_CHECK;
 
@@ -187,5 +184,8 @@ dd_status tcp_queue_len(dd_store *head, dd_bytes key, int64_t *count, const dd_w
 dd_status tcp_list_keys(dd_store *head, dd_blob_list *keys, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 dd_status tcp_barrier(dd_store *head, dd_bytes key, int64_t world_size, const dd_wait *wait,
                       dd_error *err) DD_MUST_CHECK;
+
+dd_status tcp_meet(dd_store *head, const dd_meet_request *request, dd_meet_reply *reply, const dd_wait *wait,
+                   dd_error *err) DD_MUST_CHECK;
 
 #endif

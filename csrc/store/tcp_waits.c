@@ -197,9 +197,9 @@ tcp_wait(dd_store *head, const dd_bytes *keys, size_t nkeys, const dd_wait *wait
 
 /* ---- getting */
 
-/* The value comes with the answer to the wait. DD_TIMED_OUT: it did not. */
+/* The value comes with the answer to the wait. */
 static dd_status
-await_value(const tcp_operation *operation, dd_bytes key, dd_blob *value)
+wait_and_get_extended(const tcp_operation *operation, dd_bytes key, dd_blob *value)
 {
     tcp_call call;
     tcp_call_begin_side(&call, operation, DD_TCP_WAIT_GET);
@@ -209,13 +209,7 @@ await_value(const tcp_operation *operation, dd_bytes key, dd_blob *value)
     if (status == DD_OK) {
         status = tcp_call_take_awaited(&call, &reader, value);
     }
-    return tcp_call_end(&call, status);
-}
-
-static dd_status
-wait_and_get_extended(const tcp_operation *operation, dd_bytes key, dd_blob *value)
-{
-    dd_status status = await_value(operation, key, value);
+    status = tcp_call_end(&call, status);
     return status == DD_TIMED_OUT ? tcp_error_missing(operation, &key, 1) : status;
 }
 
@@ -266,62 +260,4 @@ tcp_multi_get(dd_store *head, const dd_bytes *keys, size_t nkeys, dd_blob_list *
         status = take_values(&call, &reader, nkeys, values);
     }
     return tcp_call_end(&call, status);
-}
-
-/* ---- meeting */
-
-static dd_status
-take_meet_reply(tcp_call *call, dd_tcp_reader *reader, dd_meet_reply *reply)
-{
-    reply->state = (dd_meet_state)dd_tcp_read_u8(reader);
-    reply->generation = dd_tcp_read_count(reader);
-    reply->has_come = reply->state <= DD_MEET_ENDED;
-    return tcp_call_take_value(call, reader, &reply->value);
-}
-
-static dd_status
-ask_to_meet(const tcp_operation *operation, const dd_meet_request *request, dd_meet_reply *reply)
-{
-    tcp_call call;
-    dd_tcp_reader reader;
-    tcp_call_begin(&call, operation, DD_TCP_MEET);
-    tcp_call_write_key(&call, request->place);
-    dd_tcp_write_u64(&call.writer, (uint64_t)request->rank);
-    dd_tcp_write_u64(&call.writer, (uint64_t)request->size);
-    dd_tcp_write_u8(&call.writer, request->hears_failure);
-    tcp_call_write_value(&call, request->published);
-    dd_status status = tcp_call_ask(&call, &reader);
-    if (status == DD_OK) {
-        status = take_meet_reply(&call, &reader, reply);
-    }
-    return tcp_call_end(&call, status);
-}
-
-/* The last rank that comes has the end at once, the others wait for its key: their connection for waiting opens while
- * they would wait anyhow. */
-dd_status
-tcp_meet(dd_store *head, const dd_meet_request *request, dd_meet_reply *reply, const dd_wait *wait,
-         dd_error *err)
-{
-    tcp_operation operation = {tcp_store_of(head), "meet", wait, err};
-    if (!operation.store->target.is_extended) {
-        return dd_store_meet_by_keys(head, request, reply, wait, err);
-    }
-    dd_status status = ask_to_meet(&operation, request, reply);
-    if (status != DD_OK || reply->state != DD_MEET_WAITING || dd_wait_is_over(wait)) {
-        return status;
-    }
-    dd_blob key = {0};
-    dd_wait patience = dd_wait_at_most(wait, request->patience_ns);
-    tcp_operation waiting = {operation.store, "meet", &patience, err};
-    status = dd_store_meet_key(request, reply->generation, &key, err);
-    if (status == DD_OK) {
-        status = await_value(&waiting, dd_blob_view(&key), &reply->value);
-    }
-    dd_blob_fini(&key);
-    if (status == DD_TIMED_OUT || status == DD_NETWORK_TIMED_OUT) {
-        return DD_OK;
-    }
-    reply->state = status == DD_OK ? DD_MEET_ENDED : reply->state;
-    return status;
 }

@@ -345,7 +345,7 @@ typedef struct bill {
     traffic store;
 } bill;
 
-/* A HashStore that counts. What is waited for is there. */
+/* A HashStore that counts. */
 typedef struct counted_store {
     dd_store head;
     dd_store *inner;
@@ -400,18 +400,8 @@ counted_multi_get(dd_store *store, const dd_bytes *keys, size_t nkeys, dd_blob_l
     return status;
 }
 
-/* Nobody waits here: who asks too early gets the value later, in the same request. */
-static dd_status
-counted_get(dd_store *store, dd_bytes key, dd_blob *value, const dd_wait *wait, dd_error *err)
-{
-    (void)value, (void)wait;
-    (void)count(store, key.len);
-    return dd_error_set(err, DD_TIMED_OUT, "not yet");
-}
-
 static const dd_store_ops counted_ops = {
     .kind = "counted",
-    .get = counted_get,
     .try_get = counted_try_get,
     .compare_set = counted_compare_set,
     .add = counted_add,
@@ -466,6 +456,16 @@ request_of(int rank, int size, const dd_blob *published)
                              .published = dd_blob_view(published)};
 }
 
+/* All but the last rank ask for the end, and have it when it is there. */
+static void
+add_waiting(bill *total, int size, size_t end_nbytes)
+{
+    total->most_of_a_rank.nrequests++;
+    total->most_of_a_rank.nbytes += end_nbytes;
+    total->store.nrequests += (uint64_t)(size - 1);
+    total->store.nbytes += (uint64_t)(size - 1) * end_nbytes;
+}
+
 /* The request MEET as a server of ours serves it, and one for the end. */
 static bill
 meet_in_one_request(int size)
@@ -487,11 +487,7 @@ meet_in_one_request(int size)
         dd_blob_fini(&reply.value);
         dd_blob_fini(&published);
     }
-    traffic waiting = {.nrequests = 1, .nbytes = end_nbytes};
-    total.most_of_a_rank.nrequests += waiting.nrequests;
-    total.most_of_a_rank.nbytes += waiting.nbytes;
-    total.store.nrequests += (uint64_t)(size - 1) * waiting.nrequests;
-    total.store.nbytes += (uint64_t)(size - 1) * waiting.nbytes;
+    add_waiting(&total, size, end_nbytes);
     dd_keyspace_fini(&ks);
     return total;
 }
@@ -515,8 +511,7 @@ meet_by_keys(int size)
         dd_blob_fini(&reply.value);
         dd_blob_fini(&published);
     }
-    total.most_of_a_rank.nbytes += end_nbytes;
-    total.store.nbytes += (uint64_t)(size - 1) * end_nbytes;
+    add_waiting(&total, size, end_nbytes);
     dd_store_release(counted.inner);
     return total;
 }
