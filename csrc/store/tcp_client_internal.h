@@ -1,6 +1,6 @@
 /* What the files of the TCPStore client share: tcp_store.c (opening, closing, the operations that are one
  * request), tcp_call.c (a request and its answer: which link it goes over, and what becomes of the link),
- * tcp_waits.c (what may have to wait for a key) and tcp_newer.c (what only newer servers know). tcp_link.h is
+ * tcp_waits.c (what may have to wait for a key), tcp_newer.c (what only newer servers know) and tcp_meet.c. tcp_link.h is
  * one connection.
  *
  * An operation makes one call or several. A call is begun, given its fields, asked or sent, and ended:

@@ -1,5 +1,5 @@
 /* Operations that came to PyTorch's protocol late or that not all of its servers have: queues, list_keys,
- * barrier; and meeting, which only ours know. */
+ * barrier. */
 #include "store/tcp_client_internal.h"
 
 #include "core/log.h"
@@ -177,38 +177,4 @@ tcp_barrier(dd_store *head, dd_bytes key, int64_t world_size, const dd_wait *wai
     dd_tcp_write_u64(&call.writer, (uint64_t)world_size);
     dd_status status = tcp_call_end(&call, tcp_call_wait_to_stop(&call));
     return status == DD_TIMED_OUT ? settle_late_barrier(&operation, key, world_size) : status;
-}
-
-/* ---- meeting */
-
-static dd_status
-take_meet_reply(tcp_call *call, dd_tcp_reader *reader, dd_meet_reply *reply)
-{
-    reply->state = (dd_meet_state)dd_tcp_read_u8(reader);
-    reply->generation = dd_tcp_read_count(reader);
-    reply->has_come = reply->state <= DD_MEET_ENDED;
-    return tcp_call_take_value(call, reader, &reply->value);
-}
-
-dd_status
-tcp_meet(dd_store *head, const dd_meet_request *request, dd_meet_reply *reply, const dd_wait *wait,
-         dd_error *err)
-{
-    tcp_operation operation = {tcp_store_of(head), "meet", wait, err};
-    if (!operation.store->target.is_extended) {
-        return dd_store_meet_by_keys(head, request, reply, wait, err);
-    }
-    tcp_call call;
-    dd_tcp_reader reader;
-    tcp_call_begin(&call, &operation, DD_TCP_MEET);
-    tcp_call_write_key(&call, request->place);
-    dd_tcp_write_u64(&call.writer, (uint64_t)request->rank);
-    dd_tcp_write_u64(&call.writer, (uint64_t)request->size);
-    dd_tcp_write_u8(&call.writer, request->hears_failure);
-    tcp_call_write_value(&call, request->published);
-    dd_status status = tcp_call_ask(&call, &reader);
-    if (status == DD_OK) {
-        status = take_meet_reply(&call, &reader, reply);
-    }
-    return tcp_call_end(&call, status);
 }

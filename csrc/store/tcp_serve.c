@@ -415,6 +415,31 @@ serve_list_keys(tcp_conn *conn, dd_tcp_reader *reader)
     end_reply(conn, &writer);
 }
 
+/* A rank's coming is noted here in one step; it then waits for the end of the meeting as for any key. */
+static void
+serve_meet(tcp_conn *conn, dd_tcp_reader *reader)
+{
+    dd_meet_request request = {.place = dd_tcp_read_bytes(reader)};
+    int64_t rank = dd_tcp_read_i64(reader);
+    int64_t size = dd_tcp_read_i64(reader);
+    request.hears_failure = dd_tcp_read_u8(reader) != 0;
+    request.published = dd_tcp_read_bytes(reader);
+    request.rank = rank >= 0 && rank <= INT_MAX ? (int)rank : -1;
+    request.size = size >= 0 && size <= INT_MAX ? (int)size : -1;
+    dd_meet_reply reply = {0};
+    dd_error error;
+    if (dd_keyspace_meet(&conn->server->ks, &request, &reply, &error) != DD_OK) {
+        reply_error(conn, &error);
+    } else {
+        dd_tcp_writer writer = begin_reply(conn);
+        dd_tcp_write_u8(&writer, (uint8_t)reply.state);
+        dd_tcp_write_u64(&writer, reply.generation);
+        dd_tcp_write_bytes(&writer, dd_blob_view(&reply.value));
+        end_reply(conn, &writer);
+    }
+    dd_blob_fini(&reply.value);
+}
+
 /* --- queues -------------------------------------------------------------------------------------------------- */
 
 static void
@@ -557,31 +582,6 @@ serve_barrier(tcp_conn *conn, dd_tcp_reader *reader)
     }
 }
 
-/* A rank's coming is noted here in one step; it then waits for the end of the meeting as for any key. */
-static void
-serve_meet(tcp_conn *conn, dd_tcp_reader *reader)
-{
-    dd_meet_request request = {.place = dd_tcp_read_bytes(reader)};
-    int64_t rank = dd_tcp_read_i64(reader);
-    int64_t size = dd_tcp_read_i64(reader);
-    request.hears_failure = dd_tcp_read_u8(reader) != 0;
-    request.published = dd_tcp_read_bytes(reader);
-    request.rank = rank >= 0 && rank <= INT_MAX ? (int)rank : -1;
-    request.size = size >= 0 && size <= INT_MAX ? (int)size : -1;
-    dd_meet_reply reply = {0};
-    dd_error error;
-    if (dd_keyspace_meet(&conn->server->ks, &request, &reply, &error) != DD_OK) {
-        reply_error(conn, &error);
-    } else {
-        dd_tcp_writer writer = begin_reply(conn);
-        dd_tcp_write_u8(&writer, (uint8_t)reply.state);
-        dd_tcp_write_u64(&writer, reply.generation);
-        dd_tcp_write_bytes(&writer, dd_blob_view(&reply.value));
-        end_reply(conn, &writer);
-    }
-    dd_blob_fini(&reply.value);
-}
-
 static void
 serve_cancel_wait(tcp_conn *conn, dd_tcp_reader *reader)
 {
@@ -649,6 +649,7 @@ static const serve_fn serve_table[] = {
     [DD_TCP_ADD] = serve_add,
     [DD_TCP_CHECK] = serve_check,
     [DD_TCP_WAIT] = serve_wait,
+    [DD_TCP_MEET] = serve_meet,
     [DD_TCP_NUM_KEYS] = serve_num_keys,
     [DD_TCP_DELETE_KEY] = serve_delete_key,
     [DD_TCP_APPEND] = serve_append,
@@ -668,7 +669,6 @@ static const serve_fn serve_table[] = {
     [DD_TCP_WAIT_POP] = serve_wait_pop,
     [DD_TCP_CHECK_EACH] = serve_check_each,
     [DD_TCP_RING] = serve_ring,
-    [DD_TCP_MEET] = serve_meet,
 };
 
 static bool
