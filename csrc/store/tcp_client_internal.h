@@ -1,6 +1,6 @@
 /* What the files of the TCPStore client share: tcp_store.c (opening, closing, the operations that are one
  * request), tcp_call.c (a request and its answer: which link it goes over, and what becomes of the link),
- * tcp_waits.c (what may have to wait for a key), tcp_newer.c (what only newer servers know) and tcp_meet.c. tcp_link.h is
+ * tcp_waits.c (what may have to wait for a key) and tcp_newer.c (what only newer servers know). tcp_link.h is
  * one connection.
  *
  * An operation makes one call or several. A call is begun, given its fields, asked or sent, and ended:
@@ -23,6 +23,10 @@
 #include "store/tcp_store.h"
 
 #include <pthread.h>
+
+/* tcp_meet.c. The operation is that of dd_store_ops. */
+dd_status tcp_meet(dd_store *head, const dd_meet_request *request, dd_meet_reply *reply, const dd_wait *wait,
+                   dd_error *err) DD_MUST_CHECK;
 
 /* A request that the server answers at once is given this long, whatever the caller's deadline: a caller who
  * asks with a time-out of 0 still wants the answer. */
@@ -184,8 +188,5 @@ dd_status tcp_queue_len(dd_store *head, dd_bytes key, int64_t *count, const dd_w
 dd_status tcp_list_keys(dd_store *head, dd_blob_list *keys, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 dd_status tcp_barrier(dd_store *head, dd_bytes key, int64_t world_size, const dd_wait *wait,
                       dd_error *err) DD_MUST_CHECK;
-
-dd_status tcp_meet(dd_store *head, const dd_meet_request *request, dd_meet_reply *reply, const dd_wait *wait,
-                   dd_error *err) DD_MUST_CHECK;
 
 #endif
