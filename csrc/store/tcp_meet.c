@@ -18,13 +18,13 @@ tcp_meet(dd_store *head, const dd_meet_request *request, dd_meet_reply *reply, c
     if (!operation.store->target.is_extended) {
         return dd_store_meet_by_keys(head, request, reply, wait, err);
     }
+    int64_t who = request->rank | (int64_t)request->size << DD_TCP_MEET_SIZE_SHIFT |
+                  (request->hears_failure ? DD_TCP_MEET_HEARS_FAILURE : 0);
     tcp_call call;
     dd_tcp_reader reader;
     tcp_call_begin(&call, &operation, DD_TCP_MEET);
     tcp_call_write_key(&call, request->place);
-    dd_tcp_write_u64(&call.writer, (uint64_t)request->rank);
-    dd_tcp_write_u64(&call.writer, (uint64_t)request->size);
-    dd_tcp_write_u8(&call.writer, request->hears_failure);
+    dd_tcp_write_u64(&call.writer, (uint64_t)who);
     tcp_call_write_value(&call, request->published);
     dd_status status = tcp_call_ask(&call, &reader);
     if (status == DD_OK) {

@@ -420,12 +420,11 @@ static void
 serve_meet(tcp_conn *conn, dd_tcp_reader *reader)
 {
     dd_meet_request request = {.place = dd_tcp_read_bytes(reader)};
-    int64_t rank = dd_tcp_read_i64(reader);
-    int64_t size = dd_tcp_read_i64(reader);
-    request.hears_failure = dd_tcp_read_u8(reader) != 0;
+    int64_t who = dd_tcp_read_i64(reader);
+    request.rank = (int)(who & INT_MAX);
+    request.size = (int)(who >> DD_TCP_MEET_SIZE_SHIFT & INT_MAX);
+    request.hears_failure = (who & DD_TCP_MEET_HEARS_FAILURE) != 0;
     request.published = dd_tcp_read_bytes(reader);
-    request.rank = rank >= 0 && rank <= INT_MAX ? (int)rank : -1;
-    request.size = size >= 0 && size <= INT_MAX ? (int)size : -1;
     dd_meet_reply reply = {0};
     dd_error error;
     if (dd_keyspace_meet(&conn->server->ks, &request, &reply, &error) != DD_OK) {
