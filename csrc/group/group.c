@@ -22,8 +22,7 @@ static dd_status
 find_peers(group_meeting *meeting, int size, dd_peer **peers, dd_error *err)
 {
     for (int rank = 0; rank < size; rank++) {
-        dd_status status =
-            dd_engine_peer(meeting->engine, dd_blob_view(&meeting->cards.items[rank]), &peers[rank], err);
+        dd_status status = dd_engine_peer(meeting->engine, meeting->end.cards[rank], &peers[rank], err);
         if (status != DD_OK) {
             return status;
         }
@@ -56,14 +55,14 @@ meet_and_set_up(dd_engine *engine, dd_store *store, group_setup *setup, dd_group
         status = setup->peers != NULL ? DD_OK : dd_error_no_memory(err, (size_t)size * sizeof(dd_peer *));
     }
     if (status == DD_OK) {
-        status = size == 1 ? open_alone(engine, setup->peers, &meeting.id, err)
+        status = size == 1 ? open_alone(engine, setup->peers, &meeting.end.id, err)
                            : find_peers(&meeting, size, setup->peers, err);
     }
     if (status == DD_OK) {
         group_bulletin bulletin = {
-            .store = store, .name = setup->options->name, .generation = meeting.generation};
+            .store = store, .name = setup->options->name, .generation = meeting.end.generation};
         setup->engine = dd_engine_acquire(meeting.engine);
-        setup->id = meeting.id;
+        setup->id = meeting.end.id;
         setup->bulletin = size > 1 ? &bulletin : NULL;
         status = group_set_up(setup, group, wait, err);
         if (meeting.engine != engine) {
@@ -147,7 +146,8 @@ count_split(dd_group *parent, uint64_t set, uint64_t *count, dd_error *err)
 }
 
 static dd_status
-check_split(const dd_group *parent, const int *ranks, int nranks, int *own, dd_error *err)
+check_split_ranks(const dd_group *parent, const int *ranks, int nranks, bool *is_named, int *own,
+                  dd_error *err)
 {
     *own = -1;
     for (int i = 0; i < nranks; i++) {
@@ -155,11 +155,10 @@ check_split(const dd_group *parent, const int *ranks, int nranks, int *own, dd_e
             return dd_error_set(err, DD_INVALID_ARGUMENT, "split: rank %d is not in 0 to %d", ranks[i],
                                 parent->size - 1);
         }
-        for (int j = 0; j < i; j++) {
-            if (ranks[j] == ranks[i]) {
-                return dd_error_set(err, DD_INVALID_ARGUMENT, "split: rank %d is named twice", ranks[i]);
-            }
+        if (is_named[ranks[i]]) {
+            return dd_error_set(err, DD_INVALID_ARGUMENT, "split: rank %d is named twice", ranks[i]);
         }
+        is_named[ranks[i]] = true;
         *own = ranks[i] == parent->rank ? i : *own;
     }
     if (*own < 0) {
@@ -169,6 +168,18 @@ check_split(const dd_group *parent, const int *ranks, int nranks, int *own, dd_e
             nranks);
     }
     return DD_OK;
+}
+
+static dd_status
+check_split(const dd_group *parent, const int *ranks, int nranks, int *own, dd_error *err)
+{
+    bool *is_named = dd_mem_zalloc((size_t)parent->size * sizeof *is_named);
+    if (is_named == NULL) {
+        return dd_error_no_memory(err, (unsigned long long)parent->size);
+    }
+    dd_status status = check_split_ranks(parent, ranks, nranks, is_named, own, err);
+    dd_mem_free(is_named);
+    return status;
 }
 
 static dd_status

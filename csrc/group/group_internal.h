@@ -5,6 +5,7 @@
 #include "collective/run.h"
 #include "group/group.h"
 #include "group/group_guest.h"
+#include "store/meeting.h"
 #include "transport/context.h"
 
 /* A rank that is through with a collective may still hear from one that took it for another. */
@@ -114,10 +115,10 @@ struct dd_group {
 /* ---- group_meet.c */
 
 typedef struct group_meeting {
-    uint64_t id;
-    uint64_t generation;
-    dd_engine *engine;  /* owned: the one that was given, or one of its own */
-    dd_blob_list cards; /* [size] */
+    dd_meeting_end end;
+    dd_blob_list
+        again; /* cards in place of those in `end`: of processes that are in the group several times */
+    dd_engine *engine; /* owned: the one that was given, or one of its own */
 } group_meeting;
 
 /* Meets the others in the store. */
@@ -125,7 +126,7 @@ dd_status group_meet(dd_engine *engine, dd_store *store, int rank, int size, dd_
                      group_meeting *meeting, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 void group_meeting_fini(group_meeting *meeting);
 
-/* Here, too, a rank says that it cannot go on after the meeting: it may have no link to the ranks that
+/* Where a rank says that it cannot go on after the meeting (dd_meeting_post): it may have no link to the ranks that
  * wait for it, or none that works. */
 typedef struct group_bulletin {
     dd_store *store;
@@ -133,8 +134,6 @@ typedef struct group_bulletin {
     uint64_t generation;
     int64_t look_ns; /* when to look next; 0: it has not been looked at */
 } group_bulletin;
-/* *first: what stands there now, which somebody else may have said before. */
-void group_bulletin_post(const group_bulletin *bulletin, const dd_error *error, dd_error *first);
 /* Looks now and then. DD_OK while there is nothing, or what has been posted; DD_INTERRUPTED. */
 dd_status group_bulletin_check(group_bulletin *bulletin, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 

@@ -8,6 +8,7 @@
 #include "core/mem.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define SCRATCH_ALIGNMENT 64
@@ -414,21 +415,44 @@ try_arena(dd_group *group, const group_setup *setup, bool *has_arena, const dd_w
     return DD_OK;
 }
 
-/* hosts[r]: the lowest rank on the host of r, by their cards. */
-static void
-compare_cards(const dd_group *group, int *hosts)
+typedef struct host_of_rank {
+    const dd_card *card;
+    int rank;
+} host_of_rank;
+
+/* Ranks without shared memory come last. */
+static int
+compare_hosts(const void *a, const void *b)
 {
-    for (int rank = 0; rank < group->size; rank++) {
-        const dd_card *card = dd_peer_card(group->peers[rank]);
-        hosts[rank] = rank;
-        for (int lower = 0; lower < rank && hosts[rank] == rank; lower++) {
-            const dd_card *other = dd_peer_card(group->peers[lower]);
-            if (card->unix_name[0] != '\0' && other->unix_name[0] != '\0' &&
-                dd_card_is_same_host(card, other)) {
-                hosts[rank] = hosts[lower];
-            }
-        }
+    const host_of_rank *first = a;
+    const host_of_rank *second = b;
+    int order = (first->card->unix_name[0] == '\0') - (second->card->unix_name[0] == '\0');
+    if (order == 0) {
+        order = memcmp(first->card->host_id, second->card->host_id, sizeof first->card->host_id);
     }
+    return order != 0 ? order : first->rank - second->rank;
+}
+
+/* hosts[r]: the lowest rank on the host of r, by their cards. */
+static dd_status
+compare_cards(const dd_group *group, int *hosts, dd_error *err)
+{
+    size_t size = (size_t)group->size;
+    host_of_rank *sorted = dd_mem_alloc_array(size, sizeof *sorted);
+    if (sorted == NULL) {
+        return dd_error_no_memory(err, size * sizeof *sorted);
+    }
+    for (int rank = 0; rank < group->size; rank++) {
+        sorted[rank] = (host_of_rank){dd_peer_card(group->peers[rank]), rank};
+    }
+    qsort(sorted, size, sizeof *sorted, compare_hosts);
+    for (size_t i = 0; i < size; i++) {
+        const dd_card *card = sorted[i].card;
+        bool is_same = i > 0 && card->unix_name[0] != '\0' && dd_card_is_same_host(card, sorted[i - 1].card);
+        hosts[sorted[i].rank] = is_same ? hosts[sorted[i - 1].rank] : sorted[i].rank;
+    }
+    dd_mem_free(sorted);
+    return DD_OK;
 }
 
 /* A host where one rank has no arena (votes[r] is 0) works without: its ranks count as hosts of their own. All ranks see the same
@@ -443,7 +467,11 @@ find_hosts(dd_group *group, const uint8_t *votes, dd_error *err)
     }
     int *is_refused = hosts + size;
     memset(is_refused, 0, size * sizeof *is_refused);
-    compare_cards(group, hosts);
+    dd_status status = compare_cards(group, hosts, err);
+    if (status != DD_OK) {
+        dd_mem_free(hosts);
+        return status;
+    }
     for (size_t rank = 0; votes != NULL && rank < size; rank++) {
         is_refused[hosts[rank]] |= votes[rank] == 0;
     }
@@ -451,7 +479,7 @@ find_hosts(dd_group *group, const uint8_t *votes, dd_error *err)
         hosts[rank] = is_refused[hosts[rank]] ? (int)rank : hosts[rank];
     }
     dd_topology_fini(&group->topology);
-    dd_status status = dd_topology_init(&group->topology, group->rank, group->size, hosts, err);
+    status = dd_topology_init(&group->topology, group->rank, group->size, hosts, err);
     dd_mem_free(hosts);
     return status;
 }
@@ -584,7 +612,8 @@ post_reason(const dd_group *group, const group_setup *setup, const dd_cause *cau
     dd_error told;
     dd_error first;
     group_explain_cause(group, cause, &told);
-    group_bulletin_post(setup->bulletin, &told, &first);
+    dd_meeting_post(setup->bulletin->store, setup->bulletin->name, setup->bulletin->generation, &told,
+                    &first);
     if (error->code == DD_PEER_LOST && first.culprit.rank != group->rank) {
         *error = first;
     }

@@ -1,11 +1,10 @@
 /* How ranks that are about to make a communicator find each other in a store: unique ids, and agreement on NCCL's version.
  *
- * Every rank leaves its card (NCCL's version, host, process, device, and, if it is a root, the id that it has made or why it could not). The
- * first rank reads all cards and leaves its verdict, which everybody reads: the ids, or why there will be no communicator, so that
- * all ranks fail for the same reason and soon. A handful of operations of the store for each rank, whatever their number.
+ * They meet as groups do (store/meeting.h). A card has NCCL's version, host, process, device, and, if the rank is a root, the id that it
+ * has made or why it could not. Every rank has all cards and finds the same in them: the ids, or why there will be no communicator.
  *
- * The same ranks may meet again at the same place, after a success or in vain. What was left there before is told by tickets: each
- * card has one, new each time, and the verdict repeats those that the first rank has seen. */
+ * The same ranks may meet again at the same place, after a success or in vain. Whoever comes when the others have given up
+ * hears of it at once. */
 #ifndef DD_NCCL_NCCL_MEET_H
 #define DD_NCCL_NCCL_MEET_H
 

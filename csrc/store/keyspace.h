@@ -71,6 +71,12 @@ int64_t dd_keyspace_queue_len(const dd_keyspace *ks, dd_bytes key);
 dd_status dd_keyspace_barrier_arrive(dd_keyspace *ks, dd_bytes key, int64_t world_size, bool *is_complete,
                                      dd_error *err) DD_MUST_CHECK;
 
+/* One more rank comes to a meeting; waits for nothing. See dd_store_meet; the code is in meeting_join.c. */
+struct dd_meet_request;
+struct dd_meet_reply;
+dd_status dd_keyspace_meet(dd_keyspace *ks, const struct dd_meet_request *request,
+                           struct dd_meet_reply *reply, dd_error *err) DD_MUST_CHECK;
+
 /* Parks a waiter, whose kind and on_ready are set, until the keys are there, all at one moment: one that
  * goes away again counts as missing. When they are already, nothing is parked and *is_parked is false;
  * on_ready is then not called. A BARRIER waiter is always parked, after an arrival that was not complete.

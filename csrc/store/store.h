@@ -22,6 +22,30 @@ typedef struct dd_store dd_store;
 typedef struct dd_store_request dd_store_request; /* store/request.h */
 typedef struct dd_store_result dd_store_result;
 
+/* A rank that comes to a meeting (meeting.h). */
+typedef struct dd_meet_request {
+    dd_bytes place; /* the keys of its meetings begin with this and "/" */
+    int rank;
+    int size;
+    bool hears_failure; /* of a meeting before this one that has failed without it */
+    dd_bytes published; /* a nonce and its card */
+} dd_meet_request;
+
+typedef enum dd_meet_state {
+    DD_MEET_WAITING, /* it has come, and others have not; the end will stand at "<place>/<generation>/end" */
+    DD_MEET_ENDED,   /* value: how */
+    DD_MEET_RESIZED, /* value: what somebody has said of the size before, who has another one */
+    DD_MEET_TAKEN,   /* value: what somebody else has published as this rank */
+    DD_MEET_AGAIN,   /* too many meetings were over: ask again */
+} dd_meet_state;
+
+typedef struct dd_meet_reply {
+    dd_meet_state state;
+    bool has_come; /* also if it fails after that */
+    uint64_t generation;
+    dd_blob value;
+} dd_meet_reply;
+
 /* A list of byte strings that owns them all; for multi_get and list_keys. A zeroed one is empty. */
 typedef struct dd_blob_list {
     dd_blob *items;
@@ -103,6 +127,11 @@ typedef struct dd_store_ops {
     /* Another handle on the same data, returned owned. */
     dd_status (*clone)(dd_store *store, dd_store **other, const dd_wait *wait, dd_error *err);
 
+    /* Comes to a meeting, and does not wait for others. The only entry that may be NULL: then it is done by the
+     * operations above (dd_store_meet). */
+    dd_status (*meet)(dd_store *store, const dd_meet_request *request, dd_meet_reply *reply,
+                      const dd_wait *wait, dd_error *err);
+
     /* Whether append, multi_get, multi_set are one operation each. */
     bool (*has_extended_api)(dd_store *store);
 
@@ -152,6 +181,13 @@ dd_status dd_store_clone_handle(dd_store *store, dd_store **other, const dd_wait
 #define DD_STORE_MISSING_SHOWN 8
 dd_status dd_store_error_missing(dd_error *err, const char *what, const char *where, const dd_bytes *missing,
                                  size_t nmissing, size_t nkeys, const dd_wait *wait);
+
+/* By `meet` or, where there is none, by other operations; does not wait for others. The reply was zeroed by the caller, and its value is the
+ * caller's, whatever is returned. */
+dd_status dd_store_meet(dd_store *store, const dd_meet_request *request, dd_meet_reply *reply,
+                        const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+dd_status dd_store_meet_by_keys(dd_store *store, const dd_meet_request *request, dd_meet_reply *reply,
+                                const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* Constructors of the kinds without a connection. */
 

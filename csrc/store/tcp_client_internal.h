@@ -12,6 +12,10 @@
 
 #include <pthread.h>
 
+/* tcp_meet.c. The operation is that of dd_store_ops. */
+dd_status tcp_meet(dd_store *head, const dd_meet_request *request, dd_meet_reply *reply, const dd_wait *wait,
+                   dd_error *err) DD_MUST_CHECK;
+
 /* A request that the server answers at once is given this long, whatever the caller's deadline: a caller who
  * asks with a time-out of 0 still wants the answer. */
 #define TCP_ANSWER_NS (1 * DD_NS_PER_S)

@@ -473,6 +473,7 @@ const dd_store_ops tcp_store_ops = {
     .queue_len = tcp_queue_len,
     .list_keys = tcp_list_keys,
     .barrier = tcp_barrier,
+    .meet = tcp_meet,
     .clone = tcp_clone,
     .has_extended_api = dd_store_extended_api_yes,
     .get_timeout_ns = dd_store_head_get_timeout_ns,

@@ -54,7 +54,12 @@
     X(TRY_GET, 66, "k", "#v")        \
     X(WAIT_GET, 67, "k", "#v")       \
     X(WAIT_POP, 68, "k", "#v")       \
-    X(CHECK_EACH, 69, "#k", "v")
+    X(CHECK_EACH, 69, "#k", "v")     \
+    X(MEET, 71, "kiv", "biv")
+
+/* MEET: who comes, as one number; rank and size are below 2^31. */
+#define DD_TCP_MEET_SIZE_SHIFT 31
+#define DD_TCP_MEET_HEARS_FAILURE (INT64_C(1) << 62)
 
 typedef enum dd_tcp_op {
 #define DD_TCP_OP_ENUM(name, number, request, reply) DD_TCP_##name = number,

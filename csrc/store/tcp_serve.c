@@ -3,7 +3,9 @@
 #include "core/log.h"
 #include "core/mem.h"
 #include "net/sock.h"
+#include "store/store.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -453,6 +455,30 @@ serve_list_keys(tcp_conn *conn, dd_tcp_reader *reader)
     end_reply(conn, &writer);
 }
 
+/* A rank's coming is noted here in one step; it then waits for the end of the meeting as for any key. */
+static void
+serve_meet(tcp_conn *conn, dd_tcp_reader *reader)
+{
+    dd_meet_request request = {.place = dd_tcp_read_bytes(reader)};
+    int64_t who = dd_tcp_read_i64(reader);
+    request.rank = (int)(who & INT_MAX);
+    request.size = (int)(who >> DD_TCP_MEET_SIZE_SHIFT & INT_MAX);
+    request.hears_failure = (who & DD_TCP_MEET_HEARS_FAILURE) != 0;
+    request.published = dd_tcp_read_bytes(reader);
+    dd_meet_reply reply = {0};
+    dd_error error;
+    if (dd_keyspace_meet(&conn->server->ks, &request, &reply, &error) != DD_OK) {
+        reply_error(conn, &error);
+    } else {
+        dd_tcp_writer writer = begin_reply(conn);
+        dd_tcp_write_u8(&writer, (uint8_t)reply.state);
+        dd_tcp_write_u64(&writer, reply.generation);
+        dd_tcp_write_bytes(&writer, dd_blob_view(&reply.value));
+        end_reply(conn, &writer);
+    }
+    dd_blob_fini(&reply.value);
+}
+
 /* --- queues -------------------------------------------------------------------------------------------------- */
 
 static void
@@ -661,6 +687,7 @@ static const serve_fn serve_table[] = {
     [DD_TCP_ADD] = serve_add,
     [DD_TCP_CHECK] = serve_check,
     [DD_TCP_WAIT] = serve_wait,
+    [DD_TCP_MEET] = serve_meet,
     [DD_TCP_NUM_KEYS] = serve_num_keys,
     [DD_TCP_DELETE_KEY] = serve_delete_key,
     [DD_TCP_APPEND] = serve_append,

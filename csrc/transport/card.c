@@ -13,13 +13,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* The bytes of a card, numbers in little endian:
+/* The bytes of a card, numbers in little endian. What the processes of a host have in common comes first: a meeting
+ * writes that down once (store/meeting_end.c).
  *
- *     magic 4, version 1, uid 16, host_id 32, pid 8,
- *     length 1 and host, length 1 and unix_name,
- *     number of addresses 1, and of each: family 1 (4 or 6), port 2, IP 4 or 16 */
+ *     magic 4, version 1, host_id 32, length 1 and host,
+ *     number of addresses 1, and of each: family 1 (4 or 6), IP 4 or 16; then the port of each 2,
+ *     length 1 and unix_name, or 255: it is the uid's; pid 8, uid 16 */
 #define CARD_MAGIC "DDcd"
-#define CARD_VERSION 1
+#define CARD_VERSION 2
+#define NAME_OF_UID 255
 
 /* ---- making one */
 
@@ -86,6 +88,15 @@ dd_card_init(dd_card *card, dd_error *err)
     return DD_OK;
 }
 
+void
+dd_card_name_of_uid(const dd_card *card, char name[DD_UNIX_NAME_MAX])
+{
+    int len = snprintf(name, DD_UNIX_NAME_MAX, "dldist-");
+    for (int i = 0; i < DD_UID_BYTES; i++) {
+        len += snprintf(name + len, 3, "%02x", card->uid.bytes[i]);
+    }
+}
+
 bool
 dd_card_is_same_host(const dd_card *a, const dd_card *b)
 {
@@ -120,7 +131,7 @@ append_text(dd_blob *out, const char *text, dd_error *err)
 }
 
 static dd_status
-append_addr(dd_blob *out, const dd_addr *addr, dd_error *err)
+append_ip(dd_blob *out, const dd_addr *addr, dd_error *err)
 {
     bool is_v4 = addr->storage.ss_family == AF_INET;
     if (!is_v4 && addr->storage.ss_family != AF_INET6) {
@@ -130,34 +141,45 @@ append_addr(dd_blob *out, const dd_addr *addr, dd_error *err)
     const void *ip = is_v4 ? (const void *)&((const struct sockaddr_in *)&addr->storage)->sin_addr
                            : (const void *)&((const struct sockaddr_in6 *)&addr->storage)->sin6_addr;
     dd_status status = append_number(out, is_v4 ? 4 : 6, 1, err);
-    if (status == DD_OK) {
-        status = append_number(out, dd_addr_port(addr), 2, err);
-    }
     return status == DD_OK ? dd_blob_append(out, ip, is_v4 ? 4 : 16, err) : status;
+}
+
+static dd_status
+append_addrs(dd_blob *out, const dd_addr_list *addrs, dd_error *err)
+{
+    dd_status status = append_number(out, addrs->count, 1, err);
+    for (size_t i = 0; i < addrs->count && status == DD_OK; i++) {
+        status = append_ip(out, &addrs->items[i], err);
+    }
+    for (size_t i = 0; i < addrs->count && status == DD_OK; i++) {
+        status = append_number(out, dd_addr_port(&addrs->items[i]), 2, err);
+    }
+    return status;
 }
 
 static dd_status
 append_card(const dd_card *card, dd_blob *out, dd_error *err)
 {
-    uint8_t head[5 + DD_UID_BYTES + DD_HOST_ID_BYTES + 8] = CARD_MAGIC;
+    uint8_t head[5 + DD_HOST_ID_BYTES] = CARD_MAGIC;
+    uint8_t tail[8 + DD_UID_BYTES];
+    char own_name[sizeof card->unix_name];
     head[4] = CARD_VERSION;
-    memcpy(head + 5, card->uid.bytes, DD_UID_BYTES);
-    memcpy(head + 5 + DD_UID_BYTES, card->host_id, DD_HOST_ID_BYTES);
-    dd_put_number(head + 5 + DD_UID_BYTES + DD_HOST_ID_BYTES, (uint64_t)card->pid, 8);
+    memcpy(head + 5, card->host_id, DD_HOST_ID_BYTES);
+    dd_put_number(tail, (uint64_t)card->pid, 8);
+    memcpy(tail + 8, card->uid.bytes, DD_UID_BYTES);
+    dd_card_name_of_uid(card, own_name);
     dd_status status = dd_blob_append(out, head, sizeof head, err);
     if (status == DD_OK) {
         status = append_text(out, card->host, err);
     }
     if (status == DD_OK) {
-        status = append_text(out, card->unix_name, err);
+        status = append_addrs(out, &card->addrs, err);
     }
     if (status == DD_OK) {
-        status = append_number(out, card->addrs.count, 1, err);
+        status = strcmp(card->unix_name, own_name) == 0 ? append_number(out, NAME_OF_UID, 1, err)
+                                                        : append_text(out, card->unix_name, err);
     }
-    for (size_t i = 0; i < card->addrs.count && status == DD_OK; i++) {
-        status = append_addr(out, &card->addrs.items[i], err);
-    }
-    return status;
+    return status == DD_OK ? dd_blob_append(out, tail, sizeof tail, err) : status;
 }
 
 dd_status
@@ -202,9 +224,8 @@ take_number(card_reader *reader, size_t nbytes)
 }
 
 static void
-take_text(card_reader *reader, char *out, size_t out_size)
+take_text_of(card_reader *reader, size_t len, char *out, size_t out_size)
 {
-    size_t len = (size_t)take_number(reader, 1);
     const char *text = (const char *)take(reader, len);
     if (len >= out_size || !is_plain_text(text, len)) {
         reader->is_bad = true;
@@ -215,28 +236,57 @@ take_text(card_reader *reader, char *out, size_t out_size)
 }
 
 static void
-take_addr(card_reader *reader, dd_addr_list *list)
+take_ip(card_reader *reader, dd_addr *addr)
 {
-    dd_addr addr = {0};
     uint64_t family = take_number(reader, 1);
-    uint16_t port = (uint16_t)take_number(reader, 2);
     if (family == 4) {
-        struct sockaddr_in *in = (struct sockaddr_in *)&addr.storage;
+        struct sockaddr_in *in = (struct sockaddr_in *)&addr->storage;
         in->sin_family = AF_INET;
         memcpy(&in->sin_addr, take(reader, 4), 4);
-        addr.len = sizeof *in;
+        addr->len = sizeof *in;
     } else if (family == 6) {
-        struct sockaddr_in6 *in6 = (struct sockaddr_in6 *)&addr.storage;
+        struct sockaddr_in6 *in6 = (struct sockaddr_in6 *)&addr->storage;
         in6->sin6_family = AF_INET6;
         memcpy(&in6->sin6_addr, take(reader, 16), 16);
-        addr.len = sizeof *in6;
-    }
-    dd_addr_set_port(&addr, port);
-    if (addr.len == 0 || port == 0) {
+        addr->len = sizeof *in6;
+    } else {
         reader->is_bad = true;
-        return;
     }
-    list->items[list->count++] = addr;
+}
+
+static void
+take_addrs(card_reader *reader, dd_addr_list *list)
+{
+    size_t count = (size_t)take_number(reader, 1);
+    reader->is_bad = reader->is_bad || count > DD_ADDR_LIST_MAX;
+    for (size_t i = 0; i < count && !reader->is_bad; i++) {
+        take_ip(reader, &list->items[i]);
+    }
+    for (size_t i = 0; i < count && !reader->is_bad; i++) {
+        uint16_t port = (uint16_t)take_number(reader, 2);
+        dd_addr_set_port(&list->items[i], port);
+        reader->is_bad = reader->is_bad || port == 0;
+    }
+    list->count = reader->is_bad ? 0 : count;
+}
+
+/* What comes after the addresses. A name that is the uid's is never written out, so that a card has one form. */
+static void
+take_process(card_reader *reader, dd_card *card)
+{
+    char own_name[sizeof card->unix_name];
+    size_t len = (size_t)take_number(reader, 1);
+    if (len != NAME_OF_UID) {
+        take_text_of(reader, len, card->unix_name, sizeof card->unix_name);
+    }
+    card->pid = (long long)take_number(reader, 8);
+    memcpy(card->uid.bytes, take(reader, DD_UID_BYTES), DD_UID_BYTES);
+    dd_card_name_of_uid(card, own_name);
+    if (len == NAME_OF_UID) {
+        memcpy(card->unix_name, own_name, sizeof own_name);
+    } else if (strcmp(card->unix_name, own_name) == 0) {
+        reader->is_bad = true;
+    }
 }
 
 dd_status
@@ -252,16 +302,11 @@ dd_card_decode(dd_bytes bytes, dd_card *card, dd_error *err)
         return dd_error_set(err, DD_PROTOCOL, "the card of a process has version %u, known is %u",
                             (unsigned)version, CARD_VERSION);
     }
-    memcpy(read.uid.bytes, take(&reader, DD_UID_BYTES), DD_UID_BYTES);
     memcpy(read.host_id, take(&reader, DD_HOST_ID_BYTES), DD_HOST_ID_BYTES);
-    read.pid = (long long)take_number(&reader, 8);
-    take_text(&reader, read.host, sizeof read.host);
-    take_text(&reader, read.unix_name, sizeof read.unix_name);
-    size_t naddrs = (size_t)take_number(&reader, 1);
-    for (size_t i = 0; i < naddrs && i < DD_ADDR_LIST_MAX; i++) {
-        take_addr(&reader, &read.addrs);
-    }
-    if (reader.is_bad || naddrs > DD_ADDR_LIST_MAX || reader.rest.len != 0) {
+    take_text_of(&reader, (size_t)take_number(&reader, 1), read.host, sizeof read.host);
+    take_addrs(&reader, &read.addrs);
+    take_process(&reader, &read);
+    if (reader.is_bad || reader.rest.len != 0) {
         return dd_error_set(err, DD_PROTOCOL, "%zu bytes make no sense as the card of a process", bytes.len);
     }
     *card = read;

@@ -16,6 +16,7 @@
 
 #define DD_UID_BYTES 16
 #define DD_HOST_ID_BYTES 32
+#define DD_UNIX_NAME_MAX 64
 
 typedef struct dd_uid {
     uint8_t bytes[DD_UID_BYTES];
@@ -26,12 +27,15 @@ typedef struct dd_card {
     uint8_t host_id[DD_HOST_ID_BYTES]; /* hash of boot id and network namespace */
     char host[DD_HOST_NAME_MAX];       /* for messages */
     long long pid;
-    char unix_name[64]; /* abstract; "" when shared memory is turned off */
-    dd_addr_list addrs; /* with ports; none when the process listens on Unix only */
+    char unix_name[DD_UNIX_NAME_MAX]; /* abstract; "" when shared memory is turned off */
+    dd_addr_list addrs;               /* with ports; none when the process listens on Unix only */
 } dd_card;
 
 /* What of a process does not depend on the engine: uid (fresh), host_id, host, pid. */
 dd_status dd_card_init(dd_card *card, dd_error *err) DD_MUST_CHECK;
+
+/* Where a process listens that has this uid: what its unix_name becomes. */
+void dd_card_name_of_uid(const dd_card *card, char name[DD_UNIX_NAME_MAX]);
 
 bool dd_card_is_same_host(const dd_card *a, const dd_card *b);
 

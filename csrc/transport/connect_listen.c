@@ -137,19 +137,11 @@ listen_on_each(const dd_connector *connector, connect_ports *ports, dd_addr_list
 static dd_status
 listen_on_unix(dd_connector *connector, dd_card *card, dd_error *err)
 {
-    uint8_t random[16];
-    char name[sizeof card->unix_name] = "dldist-";
-    dd_status status = dd_auth_random(random, sizeof random, err);
-    if (status != DD_OK) {
-        return status;
-    }
-    size_t len = strlen(name);
-    for (size_t i = 0; i < sizeof random; i++) {
-        snprintf(name + len + 2 * i, 3, "%02x", random[i]);
-    }
+    char name[DD_UNIX_NAME_MAX] = "";
+    dd_card_name_of_uid(card, name);
     dd_addr addr = dd_addr_unix_abstract(name);
     int fd = -1;
-    status = dd_sock_listen(&addr, &fd, err);
+    dd_status status = dd_sock_listen(&addr, &fd, err);
     if (status == DD_OK) {
         connector->unix_fd = fd;
         memcpy(card->unix_name, name, sizeof name);

@@ -221,13 +221,16 @@ def _is_own_address(host: str) -> bool:
         return True
     if ":" not in host and not host.replace(".", "").isdecimal():
         return False
+    import _socket  # `socket` takes ten times as long to import, and a name that is no bytes its codec for domain names
     import errno
-    import socket
 
     try:
-        for family, kind, protocol, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
-            with socket.socket(family, kind, protocol) as probe:
+        for family, kind, protocol, _, address in _socket.getaddrinfo(host.encode(), 0, 0, _socket.SOCK_STREAM):
+            probe = _socket.socket(family, kind, protocol)
+            try:
                 probe.bind(address)
+            finally:
+                probe.close()
     except OSError as error:
         return error.errno != errno.EADDRNOTAVAIL  # what else is wrong, listening there will say
     return True

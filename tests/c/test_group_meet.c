@@ -78,6 +78,7 @@ read_ends_that_make_no_sense(team_rank *self)
         {"ok 2 1\n", "lacks the card of rank 0"},
         {"ok 2 1\n\377\377\377\377card", "lacks the card of rank 0"},
         {"ok 2 1\n\1\1\1", "lacks the card of rank 0"},
+        {"ok 2 1\n\1\1\1cards", "lacks the card of rank 0"},
         {"failed", "\"failed\" where the end"},
         {"failed 14 1 7\nhost", "\"failed 14 1 7\" where the end"},
         {"failed 0 1 7\nhost\ntext", "\"failed 0 1 7\" where the end"},
@@ -126,12 +127,11 @@ end_for_a_reason(team_rank *self)
     dd_bytes name = dd_bytes_of_string("reason");
     CHECK_OK(group_meet(engine, self->store, self->rank, 3, name, &meeting, &wait, check_err()));
     if (self->rank == 1) {
-        group_bulletin bulletin = {.store = self->store, .name = name, .generation = meeting.generation};
         dd_error error;
         dd_error first;
         dd_error_set(&error, DD_PEER_LOST, "lost rank 2, which had died");
         dd_error_blame(&error, 2, "somewhere", 77);
-        group_bulletin_post(&bulletin, &error, &first);
+        dd_meeting_post(self->store, name, meeting.end.generation, &error, &first);
         CHECK_INT(first.culprit.rank, 2);
         group_meeting_fini(&meeting);
         dd_engine_release(engine);

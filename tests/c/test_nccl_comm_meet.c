@@ -124,7 +124,9 @@ TEST(all_ranks_get_the_ids_of_the_roots)
         int64_t nkeys = 0;
         dd_wait wait = dd_wait_after(DD_NS_PER_S);
         CHECK_OK(p.store->ops->num_keys(p.store, &nkeys, &wait, check_err()));
-        CHECK_INT(nkeys, 1); /* the verdict; cards are taken back */
+        CHECK_INT(
+            nkeys,
+            4 + p.size); /* a card of each, their number, the size, how it has ended, which was the last */
         party_fini(&p);
     }
 }
@@ -184,7 +186,8 @@ TEST(ranks_that_do_not_come_are_named)
     party_run(&p, 0);
     for (int i = 0; i < p.size; i++) {
         CHECK_INT(p.ranks[i].status, DD_OP_TIMED_OUT);
-        CHECK_CONTAINS(p.ranks[i].error.message, "1 of 4 ranks have not come: 9");
+        CHECK_CONTAINS(p.ranks[i].error.message, "3 of 4 have come: 3 (");
+        CHECK_CONTAINS(p.ranks[i].error.message, "missing: 9");
         CHECK_INT(p.ranks[i].error.culprit.rank, 9);
     }
     party_fini(&p);
@@ -193,7 +196,8 @@ TEST(ranks_that_do_not_come_are_named)
     party_run(&p, 1); /* the first stays away */
     for (int i = 1; i < p.size; i++) {
         CHECK_INT(p.ranks[i].status, DD_OP_TIMED_OUT);
-        CHECK_CONTAINS(p.ranks[i].error.message, "1 of 4 ranks have not come: 0");
+        CHECK_CONTAINS(p.ranks[i].error.message, "3 of 4 have come: 1 (");
+        CHECK_CONTAINS(p.ranks[i].error.message, "missing: 0");
         CHECK_INT(p.ranks[i].error.culprit.rank, 0);
     }
     party_fini(&p);
@@ -208,7 +212,8 @@ TEST(a_latecomer_hears_at_once_that_it_is_over)
     p.ranks[1].wait = dd_wait_after(DD_NEVER_NS);
     run_meeter(&p.ranks[1]);
     CHECK_INT(p.ranks[1].status, DD_OP_TIMED_OUT);
-    CHECK_CONTAINS(p.ranks[1].error.message, "1 of 2 ranks have not come: 1");
+    CHECK_CONTAINS(p.ranks[1].error.message, "1 of 2 have come: 0 (");
+    CHECK_CONTAINS(p.ranks[1].error.message, "missing: 1");
     party_fini(&p);
 }
 
@@ -286,7 +291,7 @@ TEST(an_old_verdict_is_nobodys)
         CHECK_OK(dd_thread_start(&p.ranks[i].thread, "meeter", run_meeter, &p.ranks[i], check_err()));
     }
     dd_wait wait = dd_wait_after(5 * DD_NS_PER_S * check_slow());
-    const dd_bytes cards[] = {BYTES("nccl/0/0/card/1"), BYTES("nccl/0/0/card/2")};
+    const dd_bytes cards[] = {BYTES("dldist/nccl/0/0/1/rank/1"), BYTES("dldist/nccl/0/0/1/rank/2")};
     CHECK_OK(p.store->ops->wait(p.store, cards, 2, &wait, check_err()));
     run_meeter(&p.ranks[0]);
     for (int i = 1; i < 3; i++) {
@@ -318,7 +323,7 @@ TEST(ranks_meet_after_having_met_in_vain)
     p.ranks[2].wait = dd_wait_after(20 * DD_NS_PER_S * check_slow());
     run_meeter(&p.ranks[2]);
     CHECK_INT(p.ranks[2].status, DD_OP_TIMED_OUT);
-    CHECK_CONTAINS(p.ranks[2].error.message, "have not come: 2");
+    CHECK_CONTAINS(p.ranks[2].error.message, "missing: 2");
     check_meets(&p);
 
     party_refresh(&p, 50 * DD_NS_PER_MS); /* one was here in vain, and does not come again */
@@ -330,35 +335,41 @@ TEST(ranks_meet_after_having_met_in_vain)
     party_refresh(&p, 50 * DD_NS_PER_MS);
     run_meeter(&p.ranks[0]);
     CHECK_INT(p.ranks[0].status, DD_OP_TIMED_OUT);
-    CHECK_CONTAINS(p.ranks[0].error.message, "rank 1, which was here in vain before, has not come again");
+    CHECK_CONTAINS(p.ranks[0].error.message, "1 of 3 have come: 0 (");
+    CHECK_CONTAINS(p.ranks[0].error.message, "missing: 1, 2");
     party_fini(&p);
 }
 
 /* What others left is a peer's bytes. */
-TEST(bad_cards_and_verdicts_are_errors)
+TEST(bad_cards_are_errors)
 {
-    static const char *const BAD[] = {"", "short"};
-    for (size_t i = 0; i < 2; i++) {
+    const struct {
+        dd_bytes end;
+        dd_status status;
+        const char *text;
+    } bad[] = {
+        {BYTES("short"), DD_STORE, "\"short\" where the end of a meeting of 2 should be"},
+        {BYTES("ok 2 1\n"), DD_STORE, "lacks the card of rank 0"},
+        {BYTES("ok 2 1\n\0\0\0\0\5\0short"), DD_PROTOCOL, "the card of rank 0 has 0 bytes"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         party p;
         dd_wait wait = dd_wait_after(DD_NS_PER_S);
         party_init(&p, 2, 1, 5 * DD_NS_PER_S);
-        CHECK_OK(p.store->ops->set(p.store, BYTES("nccl/0/0/card/1"), dd_bytes_of_string(BAD[i]), &wait,
-                                   check_err()));
+        CHECK_OK(p.store->ops->set(p.store, BYTES("dldist/nccl/0/0/0/end"), bad[i].end, &wait, check_err()));
         run_meeter(&p.ranks[0]);
-        CHECK_INT(p.ranks[0].status, DD_PROTOCOL);
-        CHECK_CONTAINS(p.ranks[0].error.message, "rank 1");
-        CHECK_OK(p.store->ops->set(p.store, BYTES("nccl/0/0/verdict"), dd_bytes_of_string(BAD[i]), &wait,
-                                   check_err()));
-        run_meeter(&p.ranks[1]);
-        CHECK_INT(p.ranks[1].status, DD_PROTOCOL);
+        CHECK_INT(p.ranks[0].status, bad[i].status);
+        CHECK_CONTAINS(p.ranks[0].error.message, bad[i].text);
         party_fini(&p);
     }
     party p;
     party_init(&p, 2, 1, 5 * DD_NS_PER_S);
     p.ranks[1].nids = 2; /* the ranks disagree about the roots */
     party_run(&p, 0);
-    CHECK_INT(p.ranks[1].status, DD_PROTOCOL);
-    CHECK_CONTAINS(p.ranks[1].error.message, "same number of roots");
+    for (int i = 0; i < 2; i++) {
+        CHECK_INT(p.ranks[i].status, DD_PROTOCOL);
+        CHECK_CONTAINS(p.ranks[i].error.message, "same number of roots");
+    }
     party_fini(&p);
 }
 

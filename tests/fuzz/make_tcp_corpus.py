@@ -48,6 +48,9 @@ REQUESTS = {
     "wait_get": bytes([67]) + text("/k"),
     "wait_pop": bytes([68]) + text("/q"),
     "check_each": bytes([69]) + count(text("/k"), text("/q")),
+    "meet": bytes([71]) + text("/p") + number(0 | 2 << 31) + text("12345678card"),
+    "meet_last": bytes([71]) + text("/p") + number(1 | 2 << 31) + text("87654321card"),
+    "meet_final": bytes([71]) + text("/p") + number(0 | 1 << 31 | 1 << 62) + text("12345678card"),
 }
 
 # What a server sends for the n-th operation of the list in csrc/store/tcp_protocol.h.
@@ -67,6 +70,7 @@ REPLIES = [
     (20, "auth", b""),
     (23, "wait_pop", count()),
     (24, "check_each", text("\0\1")),
+    (25, "meet", b"\1" + number(0) + text("off")),
 ]
 
 

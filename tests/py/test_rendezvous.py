@@ -4,6 +4,8 @@ import concurrent.futures
 import contextlib
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -341,6 +343,17 @@ def test_a_descriptor_of_another_port_is_refused(listener):
 def test_addresses_of_this_machine(host, is_own):
     """Those of others, and names, which may mean something else elsewhere, are not listened on alone."""
     assert _places._is_own_address(host) is is_own
+
+
+def test_serving_a_store_imports_little():
+    """All other ranks wait for rank 0 meanwhile."""
+    code = (
+        "import sys, dldist; before = set(sys.modules)\n"
+        "dldist.init_process_group(init_method='tcp://127.0.0.1:0', rank=0, world_size=1); dldist.destroy_process_group()\n"
+        "print(sorted({'socket', 'enum', 're', 'selectors', 'encodings.idna'} & (set(sys.modules) - before)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
 def test_an_address_is_listened_on_alone_and_a_name_everywhere(monkeypatch):

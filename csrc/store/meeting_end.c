@@ -1,0 +1,173 @@
+/* How a meeting has ended, as bytes in the store:
+ *
+ *     off                           a rank has run out of time: the others go on to the next meeting
+ *     failed <code> <rank> <pid>    a newline, the culprit's host, a newline and a message: an error that all raise
+ *     ok <size> <id>                a newline, and for every rank its card: how many bytes it has in common with the front of
+ *                                   the one before it (1 byte), how many more there are (2, little endian), and these.
+ *                                   Cards begin with what all of a host have in common */
+#include "store/meeting_internal.h"
+
+#include "core/little_endian.h"
+#include "core/mem.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define HEAD_NBYTES 3
+
+dd_bytes
+meeting_card_of(dd_bytes published)
+{
+    size_t head = published.len < MEETING_NONCE_BYTES ? published.len : MEETING_NONCE_BYTES;
+    return dd_bytes_of(published.data + head, published.len - head);
+}
+
+static size_t
+count_common(dd_bytes a, dd_bytes b)
+{
+    size_t len = 0;
+    while (len < UINT8_MAX && len < a.len && len < b.len && a.data[len] == b.data[len]) {
+        len++;
+    }
+    return len;
+}
+
+dd_status
+meeting_encode_end(uint64_t id, const dd_blob_list *published, dd_blob *end, dd_error *err)
+{
+    char line[64];
+    dd_bytes before = {0};
+    int len = snprintf(line, sizeof line, "ok %zu %016" PRIx64 "\n", published->count, id);
+    dd_status status = dd_blob_append(end, line, (size_t)len, err);
+    for (size_t i = 0; i < published->count && status == DD_OK; i++) {
+        dd_bytes card = meeting_card_of(dd_blob_view(&published->items[i]));
+        size_t common = count_common(before, card);
+        uint8_t head[HEAD_NBYTES];
+        if (card.len > UINT16_MAX) {
+            return dd_error_set(err, DD_STORE, "the card of rank %zu has %zu bytes", i, card.len);
+        }
+        dd_put_number(head, common, 1);
+        dd_put_number(head + 1, card.len - common, 2);
+        status = dd_blob_append(end, head, sizeof head, err);
+        if (status == DD_OK) {
+            status = dd_blob_append(end, card.data + common, card.len - common, err);
+        }
+        before = card;
+    }
+    return status;
+}
+
+/* Takes the next card off the front of `rest` and puts it into `out`, behind the one before it; false when there is none.
+ */
+static bool
+take_card(dd_bytes *rest, dd_bytes before, uint8_t *out, dd_bytes *card)
+{
+    if (rest->len < HEAD_NBYTES) {
+        return false;
+    }
+    size_t common = (size_t)dd_get_number(rest->data, 1);
+    size_t len = (size_t)dd_get_number(rest->data + 1, 2);
+    if (common > before.len || len > rest->len - HEAD_NBYTES) {
+        return false;
+    }
+    if (common > 0) {
+        memcpy(out, before.data, common);
+    }
+    memcpy(out + common, rest->data + HEAD_NBYTES, len);
+    *card = dd_bytes_of(out, common + len);
+    *rest = dd_bytes_of(rest->data + HEAD_NBYTES + len, rest->len - HEAD_NBYTES - len);
+    return true;
+}
+
+/* Room for the cards, and for all their bytes. */
+static dd_status
+find_cards(int size, dd_bytes rest, dd_meeting_end *out, dd_error *err)
+{
+    bool is_short =
+        rest.len / HEAD_NBYTES < (size_t)size; /* no room for more cards than there can be in so many bytes */
+    dd_bytes *cards = is_short ? NULL : dd_mem_alloc_array((size_t)size, sizeof *cards);
+    dd_blob bytes = {0};
+    int count = 0;
+    dd_bytes before = {0};
+    dd_status status =
+        cards != NULL || is_short ? DD_OK : dd_error_no_memory(err, (size_t)size * sizeof *cards);
+    if (status == DD_OK && !is_short) {
+        status = dd_blob_reserve(&bytes, rest.len + (size_t)size * UINT8_MAX, err);
+    }
+    while (status == DD_OK && !is_short && count < size &&
+           take_card(&rest, before, bytes.data + bytes.len, &cards[count])) {
+        before = cards[count++];
+        bytes.len += before.len;
+    }
+    if (status == DD_OK && count < size) {
+        status =
+            dd_error_set(err, DD_STORE, "the end of a meeting of %d lacks the card of rank %d", size, count);
+    }
+    if (status != DD_OK) {
+        dd_mem_free(cards);
+        dd_blob_fini(&bytes);
+        return status;
+    }
+    out->cards = cards;
+    out->bytes = bytes;
+    return DD_OK;
+}
+
+dd_status
+meeting_decode_end(int size, dd_bytes end, dd_meeting_end *out, dd_error *err)
+{
+    char text[64] = "";
+    memcpy(text, end.data, end.len < sizeof text - 1 ? end.len : sizeof text - 1);
+    char *newline = strchr(text, '\n');
+    size_t len = newline != NULL ? (size_t)(newline - text) : strlen(text);
+    text[len] = '\0';
+    int said = 0;
+    uint64_t id = 0;
+    if (newline == NULL || sscanf(text, "ok %d %" SCNx64, &said, &id) != 2 || said != size) {
+        return dd_error_set(err, DD_STORE, "the store says \"%s\" where the end of a meeting of %d should be",
+                            text, size);
+    }
+    out->id = id;
+    return find_cards(size, dd_bytes_of(end.data + len + 1, end.len - len - 1), out, err);
+}
+
+void
+dd_meeting_end_fini(dd_meeting_end *end)
+{
+    dd_mem_free(end->cards);
+    dd_blob_fini(&end->bytes);
+    *end = (dd_meeting_end){0};
+}
+
+size_t
+meeting_encode_failure(const dd_error *error, char end[MEETING_FAILURE_MAX])
+{
+    return (size_t)snprintf(end, MEETING_FAILURE_MAX, "failed %d %d %lld\n%s\n%s", (int)error->code,
+                            error->culprit.rank, error->culprit.pid, error->culprit.host, error->message);
+}
+
+bool
+meeting_decode_failure(dd_bytes end, dd_error *error)
+{
+    char text[MEETING_FAILURE_MAX];
+    if (end.len >= sizeof text) {
+        return false;
+    }
+    memcpy(text, end.data, end.len);
+    text[end.len] = '\0';
+    int code = 0;
+    int rank = 0;
+    long long pid = 0;
+    char *host = strchr(text, '\n');
+    char *message = host != NULL ? strchr(host + 1, '\n') : NULL;
+    if (message == NULL || sscanf(text, "failed %d %d %lld", &code, &rank, &pid) != 3 || code <= DD_OK ||
+        code >= DD_STATUS_COUNT) {
+        return false;
+    }
+    *host++ = '\0';
+    *message++ = '\0';
+    dd_error_set(error, (dd_status)code, "%s", message);
+    dd_error_blame(error, rank, host, pid);
+    return true;
+}
