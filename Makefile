@@ -195,6 +195,7 @@ check: layers headers format-check check-nccl ## layers, headers, format, NCCL's
 
 layers: ## which folder may include which
 	@$(PYTHON) tools/check_layers.py
+	@$(PYTHON) tools/check_locks.py
 
 headers: ## every header compiles on its own
 	@CC="$(CC)" PYTHON="$(PYTHON)" tools/check_headers.sh $(WARNINGS)

@@ -1,4 +1,5 @@
 #include "core/fork.h"
+#include "core/lock.h"
 
 #include "core/mem.h"
 
@@ -11,7 +12,7 @@
 /* Facts about the process, like its pid: no object's state. */
 static atomic_uint_fast64_t generation;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static pthread_mutex_t register_mu = PTHREAD_MUTEX_INITIALIZER;
+static dd_lock register_mu = DD_LOCK_INITIALIZER(DD_LOCK_FORK);
 /* guarded by register_mu: one bit for each owned descriptor */
 static uint64_t *owned_bits;
 static size_t owned_words;
@@ -19,13 +20,13 @@ static size_t owned_words;
 static void
 before_fork(void)
 {
-    pthread_mutex_lock(&register_mu);
+    dd_lock_take(&register_mu);
 }
 
 static void
 after_fork_in_parent(void)
 {
-    pthread_mutex_unlock(&register_mu);
+    dd_lock_release(&register_mu);
 }
 
 /* Only what is safe after a fork of a threaded process: system calls and plain memory. */
@@ -38,7 +39,7 @@ after_fork_in_child(void)
             close((int)(word * 64 + (size_t)__builtin_ctzll(owned_bits[word])));
         }
     }
-    pthread_mutex_unlock(&register_mu);
+    dd_lock_release(&register_mu);
 }
 
 static void
@@ -79,12 +80,12 @@ dd_fork_own(int fd)
     (void)pthread_once(&once, watch_forks);
     size_t word = (size_t)fd / 64;
     int saved_errno = errno;
-    pthread_mutex_lock(&register_mu);
+    dd_lock_take(&register_mu);
     grow_register_locked(word + 1);
     if (word < owned_words) {
         owned_bits[word] |= UINT64_C(1) << (fd % 64);
     }
-    pthread_mutex_unlock(&register_mu);
+    dd_lock_release(&register_mu);
     errno = saved_errno;
     return fd;
 }
@@ -96,11 +97,11 @@ dd_fork_close(int fd)
         return;
     }
     size_t word = (size_t)fd / 64;
-    pthread_mutex_lock(&register_mu);
+    dd_lock_take(&register_mu);
     if (word < owned_words) {
         owned_bits[word] &= ~(UINT64_C(1) << (fd % 64));
     }
     /* Closed under the lock: a fork in between would leave the child a descriptor that nobody closes. */
     close(fd);
-    pthread_mutex_unlock(&register_mu);
+    dd_lock_release(&register_mu);
 }

@@ -1,5 +1,6 @@
 #include "core/log.h"
 
+#include "core/lock.h"
 #include "core/thread.h"
 
 #include <pthread.h>
@@ -14,7 +15,7 @@
 
 /* The process's log: one sink for all objects, as stderr would be. */
 static atomic_int log_level = DD_LOG_OFF;
-static pthread_mutex_t ring_mu = PTHREAD_MUTEX_INITIALIZER;
+static dd_lock ring_mu = DD_LOCK_INITIALIZER(DD_LOCK_LOG);
 static pthread_cond_t ring_cond;
 static pthread_once_t ring_once = PTHREAD_ONCE_INIT;
 /* guarded by ring_mu */
@@ -27,7 +28,7 @@ static unsigned ring_lost;
 static void
 reset_in_child(void)
 {
-    (void)pthread_mutex_init(&ring_mu, NULL);
+    dd_lock_init(&ring_mu, DD_LOCK_LOG);
     dd_cond_init(&ring_cond);
     ring_count = 0;
 }
@@ -82,7 +83,7 @@ dd_log_write(dd_log_level level, const char *format, ...)
     (void)vsnprintf(record.message, sizeof record.message, format, args);
     va_end(args);
 
-    pthread_mutex_lock(&ring_mu);
+    dd_lock_take(&ring_mu);
     if (ring_count == RING_RECORDS) {
         ring_first = (ring_first + 1) % RING_RECORDS;
         ring_count--;
@@ -91,7 +92,7 @@ dd_log_write(dd_log_level level, const char *format, ...)
     ring[(ring_first + ring_count) % RING_RECORDS] = record;
     ring_count++;
     pthread_cond_signal(&ring_cond);
-    pthread_mutex_unlock(&ring_mu);
+    dd_lock_release(&ring_mu);
 }
 
 dd_status
@@ -99,7 +100,7 @@ dd_log_take(dd_log_record *record, const dd_wait *wait, dd_error *err)
 {
     (void)pthread_once(&ring_once, ring_init);
     for (;;) {
-        pthread_mutex_lock(&ring_mu);
+        dd_lock_take(&ring_mu);
         if (ring_count == 0) {
             dd_cond_wait_slice(&ring_cond, &ring_mu, wait);
         }
@@ -111,7 +112,7 @@ dd_log_take(dd_log_record *record, const dd_wait *wait, dd_error *err)
             ring_first = (ring_first + 1) % RING_RECORDS;
             ring_count--;
         }
-        pthread_mutex_unlock(&ring_mu);
+        dd_lock_release(&ring_mu);
         if (is_taken) {
             return DD_OK;
         }

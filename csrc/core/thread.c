@@ -4,32 +4,6 @@
 
 #include <signal.h>
 #include <sys/prctl.h>
-#include <time.h>
-
-void
-dd_mutex_init(pthread_mutex_t *mutex)
-{
-    /* Cannot fail for a default mutex on Linux. */
-    (void)pthread_mutex_init(mutex, NULL);
-}
-
-void
-dd_cond_init(pthread_cond_t *cond)
-{
-    pthread_condattr_t attr;
-    (void)pthread_condattr_init(&attr);
-    (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    (void)pthread_cond_init(cond, &attr);
-    (void)pthread_condattr_destroy(&attr);
-}
-
-void
-dd_cond_wait_slice(pthread_cond_t *cond, pthread_mutex_t *mutex, const dd_wait *wait)
-{
-    int64_t until_ns = dd_clock_now_ns() + dd_wait_slice_ns(wait);
-    struct timespec until = {until_ns / DD_NS_PER_S, until_ns % DD_NS_PER_S};
-    (void)pthread_cond_timedwait(cond, mutex, &until);
-}
 
 typedef struct thread_start {
     const char *name;

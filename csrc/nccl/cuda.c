@@ -1,6 +1,7 @@
 #include "nccl/cuda.h"
 
 #include "core/fork.h"
+#include "core/lock.h"
 #include "core/mem.h"
 #include "core/thread.h"
 #include "nccl/dylib.h"
@@ -11,7 +12,7 @@
 struct dd_cuda_contexts {
     dd_dylib lib;             /* const after open */
     uint64_t fork_generation; /* const after open */
-    pthread_mutex_t mu;
+    dd_lock mu;
     dd_cuda_context of[]; /* guarded by mu; NULL: nobody has asked */
 };
 
@@ -79,7 +80,7 @@ contexts_create(dd_cuda *cuda, dd_dylib *lib, dd_error *err)
     contexts->lib = *lib;
     *lib = (dd_dylib){0};
     contexts->fork_generation = dd_fork_generation();
-    dd_mutex_init(&contexts->mu);
+    dd_lock_init(&contexts->mu, DD_LOCK_CUDA_CONTEXTS);
     cuda->contexts = contexts;
     cuda->path = contexts->lib.path;
     return DD_OK;
@@ -123,7 +124,7 @@ dd_cuda_close(dd_cuda *cuda)
                     device); /* at the process's end there is nobody to tell */
             }
         }
-        pthread_mutex_destroy(&contexts->mu);
+        dd_lock_fini(&contexts->mu);
     }
     dd_dylib_fini(&contexts->lib);
     dd_mem_free(contexts);
@@ -161,12 +162,12 @@ dd_cuda_context_of(const dd_cuda *cuda, int device, dd_cuda_context *context, dd
         return status;
     }
     dd_cuda_contexts *contexts = cuda->contexts;
-    pthread_mutex_lock(&contexts->mu);
+    dd_lock_take(&contexts->mu);
     if (contexts->of[device] == NULL) {
         status = retain_locked(cuda, device, err);
     }
     *context = contexts->of[device];
-    pthread_mutex_unlock(&contexts->mu);
+    dd_lock_release(&contexts->mu);
     return status;
 }
 

@@ -2,6 +2,7 @@
 #include "nccl/nccl_comm_internal.h"
 
 #include "core/fork.h"
+#include "core/lock.h"
 #include "core/mem.h"
 
 #include <stdio.h>
@@ -20,7 +21,7 @@ dd_nccl_comm_new_record(const dd_nccl_lib *lib, const dd_cuda *cuda, int device)
     comm->device = device;
     comm->fork_generation = dd_fork_generation();
     comm->state = DD_NCCL_COMM_READY;
-    dd_mutex_init(&comm->mu);
+    dd_lock_init(&comm->mu, DD_LOCK_NCCL_COMM);
     dd_cond_init(&comm->changed);
     return comm;
 }
@@ -33,7 +34,7 @@ dd_nccl_comm_free_record(dd_nccl_comm *comm)
     }
     if (comm->fork_generation == dd_fork_generation()) {
         pthread_cond_destroy(&comm->changed);
-        pthread_mutex_destroy(&comm->mu);
+        dd_lock_fini(&comm->mu);
     }
     dd_mem_free(comm);
 }
@@ -99,15 +100,15 @@ dd_nccl_comm_enter(dd_nccl_comm *comm, dd_nccl_comm_handle *handle, dd_error *er
     if (status != DD_OK) {
         return status;
     }
-    pthread_mutex_lock(&comm->mu);
+    dd_lock_take(&comm->mu);
     while (comm->state == DD_NCCL_COMM_READY && comm->is_inside) {
-        pthread_cond_wait(&comm->changed, &comm->mu);
+        dd_cond_wait(&comm->changed, &comm->mu);
     }
     status = check_state_locked(comm, err);
     if (status == DD_OK) {
         go_in_locked(comm, handle);
     }
-    pthread_mutex_unlock(&comm->mu);
+    dd_lock_release(&comm->mu);
     return status;
 }
 
@@ -119,13 +120,13 @@ dd_nccl_comm_enter_until(dd_nccl_comm *comm, const atomic_bool *stop, const dd_w
     if (status != DD_OK) {
         return status;
     }
-    pthread_mutex_lock(&comm->mu);
+    dd_lock_take(&comm->mu);
     while (status == DD_OK && comm->state == DD_NCCL_COMM_READY && comm->is_inside) {
         dd_cond_wait_slice(&comm->changed, &comm->mu, wait);
-        pthread_mutex_unlock(&comm->mu);
+        dd_lock_release(&comm->mu);
         status =
             dd_nccl_check_wait("waiting for another thread's call on the NCCL communicator", stop, wait, err);
-        pthread_mutex_lock(&comm->mu);
+        dd_lock_take(&comm->mu);
     }
     if (status == DD_OK) {
         status = check_state_locked(comm, err);
@@ -133,17 +134,17 @@ dd_nccl_comm_enter_until(dd_nccl_comm *comm, const atomic_bool *stop, const dd_w
     if (status == DD_OK) {
         go_in_locked(comm, handle);
     }
-    pthread_mutex_unlock(&comm->mu);
+    dd_lock_release(&comm->mu);
     return status;
 }
 
 void
 dd_nccl_comm_leave(dd_nccl_comm *comm)
 {
-    pthread_mutex_lock(&comm->mu);
+    dd_lock_take(&comm->mu);
     comm->is_inside = false;
     pthread_cond_broadcast(&comm->changed);
-    pthread_mutex_unlock(&comm->mu);
+    dd_lock_release(&comm->mu);
 }
 
 /* With the lock, so that the handle stays. */
@@ -165,12 +166,12 @@ dd_nccl_comm_poll(dd_nccl_comm *comm, const char *what, dd_nccl_result *result, 
     if (status != DD_OK) {
         return status;
     }
-    pthread_mutex_lock(&comm->mu);
+    dd_lock_take(&comm->mu);
     status = check_state_locked(comm, err);
     if (status == DD_OK) {
         status = poll_locked(comm, what, result, err);
     }
-    pthread_mutex_unlock(&comm->mu);
+    dd_lock_release(&comm->mu);
     return status;
 }
 
@@ -186,14 +187,14 @@ dd_nccl_comm_check(dd_nccl_comm *comm, dd_error *err)
     if (status != DD_OK) {
         return DD_OK;
     }
-    pthread_mutex_lock(&comm->mu);
+    dd_lock_take(&comm->mu);
     /* Of one that does not block, the question ends what NCCL has under way on a thread of its own, as the calls of the thread that is
      * inside do: it may only be asked by that thread, which asks anyway. */
     bool may_ask = comm->state == DD_NCCL_COMM_READY && (comm->is_blocking || !comm->is_inside);
     if (may_ask) {
         status = poll_locked(comm, what, &result, err);
     }
-    pthread_mutex_unlock(&comm->mu);
+    dd_lock_release(&comm->mu);
     return status == DD_BACKEND ? status : DD_OK;
 }
 
@@ -263,9 +264,9 @@ dd_nccl_comm_abort(dd_nccl_comm *comm, const char *reason, dd_error *err)
         return status;
     }
     dd_wait patience = dd_wait_after(DD_NCCL_LEAVE_NS);
-    pthread_mutex_lock(&comm->mu);
+    dd_lock_take(&comm->mu);
     if (comm->state != DD_NCCL_COMM_READY) {
-        pthread_mutex_unlock(&comm->mu);
+        dd_lock_release(&comm->mu);
         return DD_OK;
     }
     (void)snprintf(comm->reason, sizeof comm->reason, "%s", reason);
@@ -273,7 +274,7 @@ dd_nccl_comm_abort(dd_nccl_comm *comm, const char *reason, dd_error *err)
     while (comm->is_inside && !dd_wait_is_over(&patience)) {
         dd_cond_wait_slice(&comm->changed, &comm->mu, &patience);
     }
-    pthread_mutex_unlock(&comm->mu);
+    dd_lock_release(&comm->mu);
     return end_handle(comm, handle, true, err);
 }
 
@@ -284,12 +285,12 @@ dd_nccl_comm_destroy(dd_nccl_comm *comm, dd_error *err)
     if (status != DD_OK) {
         return status;
     }
-    pthread_mutex_lock(&comm->mu);
+    dd_lock_take(&comm->mu);
     while (comm->state == DD_NCCL_COMM_READY && comm->is_inside) {
-        pthread_cond_wait(&comm->changed, &comm->mu);
+        dd_cond_wait(&comm->changed, &comm->mu);
     }
     if (comm->state != DD_NCCL_COMM_READY) {
-        pthread_mutex_unlock(&comm->mu);
+        dd_lock_release(&comm->mu);
         return DD_OK;
     }
     /* Destroying one that has failed would wait for ranks that may be gone. */
@@ -298,7 +299,7 @@ dd_nccl_comm_destroy(dd_nccl_comm *comm, dd_error *err)
     bool is_well = asked == DD_NCCL_SUCCESS && (health == DD_NCCL_SUCCESS || health == DD_NCCL_IN_PROGRESS);
     bool must_abort = comm->must_abort || !is_well;
     dd_nccl_comm_handle handle = take_handle_locked(comm, DD_NCCL_COMM_DESTROYED);
-    pthread_mutex_unlock(&comm->mu);
+    dd_lock_release(&comm->mu);
     return end_handle(comm, handle, must_abort, err);
 }
 
@@ -361,17 +362,17 @@ dd_nccl_comm_is_blocking(const dd_nccl_comm *comm)
 bool
 dd_nccl_comm_is_over(dd_nccl_comm *comm)
 {
-    pthread_mutex_lock(&comm->mu);
+    dd_lock_take(&comm->mu);
     bool is_over = comm->state == DD_NCCL_COMM_ABORTED || comm->state == DD_NCCL_COMM_DESTROYED;
-    pthread_mutex_unlock(&comm->mu);
+    dd_lock_release(&comm->mu);
     return is_over;
 }
 
 uint64_t
 dd_nccl_comm_nsplits(dd_nccl_comm *comm)
 {
-    pthread_mutex_lock(&comm->mu);
+    dd_lock_take(&comm->mu);
     uint64_t nsplits = comm->nsplits;
-    pthread_mutex_unlock(&comm->mu);
+    dd_lock_release(&comm->mu);
     return nsplits;
 }

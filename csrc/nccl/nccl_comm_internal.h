@@ -2,6 +2,7 @@
 #ifndef DD_NCCL_NCCL_COMM_INTERNAL_H
 #define DD_NCCL_NCCL_COMM_INTERNAL_H
 
+#include "core/lock.h"
 #include "core/thread.h"
 #include "nccl/nccl_comm.h"
 
@@ -26,7 +27,7 @@ struct dd_nccl_comm {
     int rank;
     int size;
     bool is_blocking;
-    pthread_mutex_t mu;
+    dd_lock mu;
     pthread_cond_t changed;     /* state, is_inside */
     dd_nccl_comm_state state;   /* guarded by mu */
     dd_nccl_comm_handle handle; /* guarded by mu: NULL once it has ended. Used by the one who is inside */

@@ -1,6 +1,7 @@
 /* The makers of communicators; nccl_comm_task_internal.h says how. */
 #include "nccl/nccl_comm_task_internal.h"
 
+#include "core/lock.h"
 #include "core/mem.h"
 
 #include <stdio.h>
@@ -187,9 +188,9 @@ dd_nccl_comm_split(dd_nccl_comm *parent, int color, int key, const dd_nccl_confi
     t->key = key;
     status = run_child(t, "ncclCommSplit", config, comm, stop, wait, err);
     if (status == DD_OK) {
-        pthread_mutex_lock(&parent->mu);
+        dd_lock_take(&parent->mu);
         parent->nsplits++;
-        pthread_mutex_unlock(&parent->mu);
+        dd_lock_release(&parent->mu);
     }
     return status;
 }
@@ -264,9 +265,9 @@ dd_nccl_comm_grow(dd_nccl_comm *parent, const dd_nccl_comm_spec *spec, const dd_
 static bool
 may_finalize(dd_nccl_comm *comm)
 {
-    pthread_mutex_lock(&comm->mu);
+    dd_lock_take(&comm->mu);
     bool may = !comm->must_abort && !comm->is_revoked;
-    pthread_mutex_unlock(&comm->mu);
+    dd_lock_release(&comm->mu);
     return may && !dd_cuda_is_gone(comm->cuda);
 }
 

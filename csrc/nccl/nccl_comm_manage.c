@@ -1,6 +1,7 @@
 /* What can be done to a communicator beside making and ending it. */
 #include "nccl/nccl_comm_internal.h"
 
+#include "core/lock.h"
 /* A call that is over soon, by the thread that makes it. */
 typedef struct management {
     dd_nccl_comm *comm;
@@ -65,9 +66,9 @@ dd_nccl_comm_revoke(dd_nccl_comm *comm, dd_error *err)
     status =
         end(&call, comm->lib->api.ncclCommRevoke(call.handle, DD_NCCL_REVOKE_DEFAULT), "ncclCommRevoke", err);
     if (status == DD_OK) {
-        pthread_mutex_lock(&comm->mu);
+        dd_lock_take(&comm->mu);
         comm->is_revoked = true;
-        pthread_mutex_unlock(&comm->mu);
+        dd_lock_release(&comm->mu);
     }
     return status;
 }

@@ -1,5 +1,6 @@
 #include "nccl/nccl_comm_task_internal.h"
 
+#include "core/lock.h"
 #include "core/mem.h"
 
 void
@@ -13,7 +14,7 @@ dd_nccl_task_release(dd_nccl_task *t)
     }
     dd_nccl_comm_release(t->parent);
     pthread_cond_destroy(&t->changed);
-    pthread_mutex_destroy(&t->mu);
+    dd_lock_fini(&t->mu);
     dd_mem_free(t->ids);
     dd_mem_free(t->numbers);
     dd_mem_free(t->comms);
@@ -33,7 +34,7 @@ dd_nccl_task_create(dd_nccl_task_kind kind, const dd_nccl_place *at, int ncomms,
     t->kind = kind;
     t->lib = *at->lib;
     t->cuda = *at->cuda;
-    dd_mutex_init(&t->mu);
+    dd_lock_init(&t->mu, DD_LOCK_NCCL_TASK);
     dd_cond_init(&t->changed);
     t->ncomms = ncomms;
     t->comms = dd_mem_zalloc((size_t)ncomms * sizeof(void *));
@@ -139,12 +140,12 @@ await_ready(dd_nccl_task *t, dd_error *err)
         }
         t->is_async = true;
         dd_wait nap = dd_wait_after(nap_ns);
-        pthread_mutex_lock(&t->mu);
+        dd_lock_take(&t->mu);
         if (!t->is_given_up) {
             dd_cond_wait_slice(&t->changed, &t->mu, &nap);
         }
         bool is_over = t->is_given_up;
-        pthread_mutex_unlock(&t->mu);
+        dd_lock_release(&t->mu);
         if (is_over) {
             return dd_error_set(err, DD_ABORTED, "%s was given up", t->what);
         }
@@ -185,15 +186,15 @@ fill_record(dd_nccl_task *t, dd_nccl_comm *comm, dd_nccl_comm_handle handle, dd_
 static dd_status
 call_and_await(dd_nccl_task *t, dd_error *err)
 {
-    pthread_mutex_lock(&t->mu);
+    dd_lock_take(&t->mu);
     t->is_in_call = true;
-    pthread_mutex_unlock(&t->mu);
+    dd_lock_release(&t->mu);
     dd_nccl_result result = call_nccl(t);
     t->is_async = result == DD_NCCL_IN_PROGRESS;
     dd_status status = dd_nccl_check(&t->lib, NULL, result, err, "%s", t->what);
-    pthread_mutex_lock(&t->mu);
+    dd_lock_take(&t->mu);
     t->is_in_call = false;
-    pthread_mutex_unlock(&t->mu);
+    dd_lock_release(&t->mu);
     return status == DD_OK ? await_ready(t, err) : status;
 }
 
@@ -206,9 +207,9 @@ carry_out(dd_nccl_task *t, dd_error *err)
         return status;
     }
     if (t->kind == DD_NCCL_TASK_SHRINK && t->is_abort) {
-        pthread_mutex_lock(&t->parent->mu);
+        dd_lock_take(&t->parent->mu);
         t->parent->must_abort = true;
-        pthread_mutex_unlock(&t->parent->mu);
+        dd_lock_release(&t->parent->mu);
     }
     status = call_and_await(t, err);
     dd_nccl_result ignored;
@@ -247,15 +248,15 @@ run_task(void *arg)
     if (t->parent != NULL) {
         dd_nccl_comm_leave(t->parent);
     }
-    pthread_mutex_lock(&t->mu);
+    dd_lock_take(&t->mu);
     if (t->status != DD_OK || t->is_given_up) {
-        pthread_mutex_unlock(&t->mu);
+        dd_lock_release(&t->mu);
         abort_made(t);
-        pthread_mutex_lock(&t->mu);
+        dd_lock_take(&t->mu);
     }
     t->is_done = true;
     pthread_cond_broadcast(&t->changed);
-    pthread_mutex_unlock(&t->mu);
+    dd_lock_release(&t->mu);
     dd_nccl_task_release(t);
     return NULL;
 }
@@ -268,18 +269,18 @@ static dd_status
 await_task(dd_nccl_task *t, const atomic_bool *stop, const dd_wait *wait, dd_error *err)
 {
     dd_status status = DD_OK;
-    pthread_mutex_lock(&t->mu);
+    dd_lock_take(&t->mu);
     while (!t->is_done && status == DD_OK) {
         dd_cond_wait_slice(&t->changed, &t->mu, wait);
         if (t->is_done) {
             break;
         }
-        pthread_mutex_unlock(&t->mu);
+        dd_lock_release(&t->mu);
         status = dd_nccl_check_wait(t->what, stop, wait, err);
-        pthread_mutex_lock(&t->mu);
+        dd_lock_take(&t->mu);
     }
     if (t->is_done) {
-        pthread_mutex_unlock(&t->mu);
+        dd_lock_release(&t->mu);
         return DD_OK;
     }
     t->is_given_up = true;
@@ -288,7 +289,7 @@ await_task(dd_nccl_task *t, const atomic_bool *stop, const dd_wait *wait, dd_err
     while (!t->is_done && !t->is_in_call && !dd_wait_is_over(&patience)) {
         dd_cond_wait_slice(&t->changed, &t->mu, &patience);
     }
-    pthread_mutex_unlock(&t->mu);
+    dd_lock_release(&t->mu);
     return status;
 }
 

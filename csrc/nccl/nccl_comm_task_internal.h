@@ -7,6 +7,7 @@
 #ifndef DD_NCCL_NCCL_COMM_TASK_INTERNAL_H
 #define DD_NCCL_NCCL_COMM_TASK_INTERNAL_H
 
+#include "core/lock.h"
 #include "nccl/nccl_comm_internal.h"
 
 typedef enum dd_nccl_task_kind {
@@ -48,7 +49,7 @@ typedef struct dd_nccl_task {
     int ncomms;
     dd_nccl_comm **comms; /* the records that get the handles */
 
-    pthread_mutex_t mu;
+    dd_lock mu;
     pthread_cond_t changed;
     bool is_done;     /* guarded by mu: status, error, handles, is_async and window are there */
     bool is_given_up; /* guarded by mu: nobody will take them */

@@ -1,6 +1,7 @@
 /* Making an event takes longer than recording it, so that those that nobody refers to any more are kept for their next use. */
 #include "nccl/nccl_internal.h"
 
+#include "core/lock.h"
 #define MIN_CAPACITY 64u
 #define MAX_KEPT 4096u
 
@@ -10,11 +11,11 @@ nccl_event_take(dd_nccl_group *group, nccl_device *device, bool has_timing, dd_c
 {
     nccl_events *events = &device->events[has_timing];
     dd_cuda_event kept = NULL;
-    pthread_mutex_lock(&group->lock);
+    dd_lock_take(&group->lock);
     if (events->count > 0) {
         kept = events->items[--events->count];
     }
-    pthread_mutex_unlock(&group->lock);
+    dd_lock_release(&group->lock);
     if (kept != NULL) {
         *event = kept;
         return DD_OK;
@@ -53,9 +54,9 @@ nccl_event_give(dd_nccl_group *group, nccl_device *device, bool has_timing, dd_c
     }
     bool is_kept = false;
     if (is_reusable && group->options.has_event_cache) {
-        pthread_mutex_lock(&group->lock);
+        dd_lock_take(&group->lock);
         is_kept = keep_locked(&device->events[has_timing], event);
-        pthread_mutex_unlock(&group->lock);
+        dd_lock_release(&group->lock);
     }
     if (!is_kept) {
         (void)group->cuda->api.cuEventDestroy(event);
@@ -66,10 +67,10 @@ void
 nccl_events_close(dd_nccl_group *group, nccl_device *device)
 {
     for (int timing = 0; timing < 2; timing++) {
-        pthread_mutex_lock(&group->lock);
+        dd_lock_take(&group->lock);
         nccl_events events = device->events[timing];
         device->events[timing] = (nccl_events){.is_closed = true};
-        pthread_mutex_unlock(&group->lock);
+        dd_lock_release(&group->lock);
         for (size_t i = 0; i < events.count; i++) {
             (void)group->cuda->api.cuEventDestroy(events.items[i]);
         }

@@ -2,6 +2,7 @@
 #include "nccl/nccl_group.h"
 
 #include "core/fork.h"
+#include "core/lock.h"
 #include "nccl/nccl_internal.h"
 
 #include <string.h>
@@ -50,8 +51,8 @@ free_group(dd_nccl_group *group)
     }
     dd_mem_free((void *)(uintptr_t)group->options.name.data);
     pthread_cond_destroy(&group->ended);
-    pthread_mutex_destroy(&group->lock);
-    pthread_mutex_destroy(&group->launch);
+    dd_lock_fini(&group->lock);
+    dd_lock_fini(&group->launch);
     dd_mem_free(group);
 }
 
@@ -76,8 +77,8 @@ new_group(const dd_nccl_base *base, int rank, int size)
     group->next_deadline_ns = DD_NEVER_NS;
     dd_list_init(&group->link);
     dd_list_init(&group->pool);
-    dd_mutex_init(&group->launch);
-    dd_mutex_init(&group->lock);
+    dd_lock_init(&group->launch, DD_LOCK_NCCL_LAUNCH);
+    dd_lock_init(&group->lock, DD_LOCK_NCCL_GROUP);
     dd_cond_init(&group->ended);
     return group;
 }
@@ -138,9 +139,8 @@ nccl_group_destroy(dd_nccl_group *group)
     if (nccl_group_check_fork(group, NULL) != DD_OK) {
         return;
     }
-    pthread_mutex_lock(
-        &group->lock); /* a thread that has aborted gives its reference away while it holds it */
-    pthread_mutex_unlock(&group->lock);
+    dd_lock_take(&group->lock); /* a thread that has aborted gives its reference away while it holds it */
+    dd_lock_release(&group->lock);
     for (int number = 0; number < group->cuda->ndevices; number++) {
         nccl_device_destroy(group, atomic_load(&group->devices[number]));
     }
@@ -170,14 +170,14 @@ dd_nccl_group_is_idle(dd_nccl_group *group, const dd_wait *wait)
     if (nccl_group_check_fork(group, NULL) != DD_OK) {
         return true;
     }
-    pthread_mutex_lock(&group->lock);
+    dd_lock_take(&group->lock);
     while (has_works_locked(group) && !dd_wait_is_over(wait)) {
         group->nwaiters++;
         dd_cond_wait_slice(&group->ended, &group->lock, wait);
         group->nwaiters--;
     }
     bool is_idle = !has_works_locked(group) && !group->is_unheard;
-    pthread_mutex_unlock(&group->lock);
+    dd_lock_release(&group->lock);
     return is_idle;
 }
 
@@ -197,11 +197,11 @@ dd_nccl_group_release(dd_nccl_group *group)
         group->store); /* nobody meets any more, and what a store ends with is nothing for other threads */
     group->store = NULL;
     /* Nothing is under way any more that could be told of, and the recorder may end before works and aborts do. */
-    pthread_mutex_lock(&group->lock);
+    dd_lock_take(&group->lock);
     dd_recorder_group *recorder_group = group->recorder_group;
     group->recorder_group = NULL;
     group->recorder = NULL;
-    pthread_mutex_unlock(&group->lock);
+    dd_lock_release(&group->lock);
     dd_recorder_group_release(recorder_group);
     nccl_group_release_internal(group);
 }
@@ -241,18 +241,18 @@ dd_nccl_group_set_timeout_ns(dd_nccl_group *group, int64_t timeout_ns)
 void
 dd_nccl_group_add_ephemeral_timeout_ns(dd_nccl_group *group, int64_t extra_ns)
 {
-    pthread_mutex_lock(&group->lock);
+    dd_lock_take(&group->lock);
     group->ephemeral_ns += extra_ns;
     group->ephemeral_free_ns += extra_ns;
-    pthread_mutex_unlock(&group->lock);
+    dd_lock_release(&group->lock);
 }
 
 uint64_t
 dd_nccl_group_sequence(dd_nccl_group *group)
 {
-    pthread_mutex_lock(&group->lock);
+    dd_lock_take(&group->lock);
     uint64_t sequence = group->ncollectives;
-    pthread_mutex_unlock(&group->lock);
+    dd_lock_release(&group->lock);
     return sequence;
 }
 
@@ -305,9 +305,9 @@ dd_nccl_group_check(dd_nccl_group *group, dd_error *err)
     if (status != DD_OK) {
         return status;
     }
-    pthread_mutex_lock(&group->lock);
+    dd_lock_take(&group->lock);
     status = nccl_group_check_locked(group, err);
-    pthread_mutex_unlock(&group->lock);
+    dd_lock_release(&group->lock);
     return status;
 }
 
@@ -322,13 +322,13 @@ try_launch_for_a_slice(dd_nccl_group *group, const dd_wait *wait)
     int64_t until_ns = until.tv_nsec + dd_wait_slice_ns(wait);
     until.tv_sec += until_ns / DD_NS_PER_S;
     until.tv_nsec = until_ns % DD_NS_PER_S;
-    return pthread_mutex_timedlock(&group->launch, &until) == 0;
+    return dd_lock_take_until(&group->launch, &until);
 }
 
 dd_status
 nccl_group_enter_launch(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
 {
-    if (pthread_mutex_trylock(&group->launch) == 0) {
+    if (dd_lock_try(&group->launch)) {
         return DD_OK;
     }
     while (!try_launch_for_a_slice(group, wait)) {
@@ -355,7 +355,7 @@ nccl_group_enter_launch(dd_nccl_group *group, const dd_wait *wait, dd_error *err
 void
 nccl_group_leave_launch(dd_nccl_group *group)
 {
-    pthread_mutex_unlock(&group->launch);
+    dd_lock_release(&group->launch);
 }
 
 /* ---- streams and scratch */

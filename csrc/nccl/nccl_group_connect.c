@@ -1,6 +1,7 @@
 /* Which communicator a call uses, and how it is made: by all ranks on first use, or by the two of a pair. */
 #include "nccl/nccl_internal.h"
 
+#include "core/lock.h"
 #include <stdio.h>
 
 /* ---- making one */
@@ -63,7 +64,7 @@ meet_and_init(dd_nccl_group *group, nccl_channel *channel, dd_nccl_comm **comm, 
 static dd_status
 settle(dd_nccl_group *group, nccl_channel *channel, dd_nccl_comm *comm, dd_status status, dd_error *err)
 {
-    pthread_mutex_lock(&group->lock);
+    dd_lock_take(&group->lock);
     channel->is_connecting = false;
     dd_error why;
     dd_status ended = nccl_group_check_locked(group, &why);
@@ -72,7 +73,7 @@ settle(dd_nccl_group *group, nccl_channel *channel, dd_nccl_comm *comm, dd_statu
         atomic_store_explicit(&channel->comm, comm, memory_order_release);
     }
     pthread_cond_broadcast(&group->ended);
-    pthread_mutex_unlock(&group->lock);
+    dd_lock_release(&group->lock);
     if (ended != DD_OK) {
         nccl_group_start_abort(group);
         return dd_error_copy(err, &why);
@@ -93,7 +94,7 @@ take_turn(dd_nccl_group *group, nccl_channel *channel, const dd_wait *wait, bool
 {
     dd_status status = DD_OK;
     *is_ours = false;
-    pthread_mutex_lock(&group->lock);
+    dd_lock_take(&group->lock);
     for (;;) {
         status = nccl_group_check_locked(group, err);
         if (status != DD_OK || atomic_load(&channel->comm) != NULL) {
@@ -112,14 +113,14 @@ take_turn(dd_nccl_group *group, nccl_channel *channel, const dd_wait *wait, bool
             break;
         }
         dd_cond_wait_slice(&group->ended, &group->lock, wait);
-        pthread_mutex_unlock(&group->lock);
+        dd_lock_release(&group->lock);
         status = dd_wait_check(wait, err);
-        pthread_mutex_lock(&group->lock);
+        dd_lock_take(&group->lock);
         if (status != DD_OK) {
             break;
         }
     }
-    pthread_mutex_unlock(&group->lock);
+    dd_lock_release(&group->lock);
     return status;
 }
 
@@ -165,22 +166,22 @@ make_pair(dd_nccl_group *group, nccl_device *device, int peer, nccl_channel **ou
         if (pairs == NULL) {
             return dd_error_no_memory(err, (size_t)group->size * sizeof(nccl_channel *));
         }
-        pthread_mutex_lock(&group->lock);
+        dd_lock_take(&group->lock);
         device->pairs = pairs;
-        pthread_mutex_unlock(&group->lock);
+        dd_lock_release(&group->lock);
     }
-    pthread_mutex_lock(&group->lock);
+    dd_lock_take(&group->lock);
     uint64_t use = count_pairs_locked(group, peer);
-    pthread_mutex_unlock(&group->lock);
+    dd_lock_release(&group->lock);
     nccl_channel *pair;
     dd_status status = nccl_pair_create(group, device, peer, &pair, err);
     if (status != DD_OK) {
         return status;
     }
-    pthread_mutex_lock(&group->lock);
+    dd_lock_take(&group->lock);
     pair->use = use;
     device->pairs[peer] = pair;
-    pthread_mutex_unlock(&group->lock);
+    dd_lock_release(&group->lock);
     *out = pair;
     return DD_OK;
 }
@@ -189,9 +190,9 @@ make_pair(dd_nccl_group *group, nccl_device *device, int peer, nccl_channel **ou
 static nccl_channel *
 find_pair(dd_nccl_group *group, nccl_device *device, int peer)
 {
-    pthread_mutex_lock(&group->lock);
+    dd_lock_take(&group->lock);
     nccl_channel *pair = device->pairs != NULL ? device->pairs[peer] : NULL;
-    pthread_mutex_unlock(&group->lock);
+    dd_lock_release(&group->lock);
     return pair;
 }
 

@@ -1,6 +1,7 @@
 /* What a group has on a device: a context, streams, and a few small things. */
 #include "nccl/nccl_internal.h"
 
+#include "core/lock.h"
 #define BARRIER_NBYTES 16u
 #define IDLE_NS (200 * DD_NS_PER_MS)
 
@@ -45,10 +46,10 @@ init_channel(nccl_channel *channel, dd_nccl_group *group, nccl_device *device, i
 static void
 add_channel(dd_nccl_group *group, nccl_channel *channel)
 {
-    pthread_mutex_lock(&group->lock);
+    dd_lock_take(&group->lock);
     channel->next = group->channels;
     group->channels = channel;
-    pthread_mutex_unlock(&group->lock);
+    dd_lock_release(&group->lock);
 }
 
 dd_status

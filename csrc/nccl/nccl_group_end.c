@@ -1,6 +1,7 @@
 /* How a group ends: by a failure, which everybody hears of at once, by an abort, or in good order. */
 #include "nccl/nccl_internal.h"
 
+#include "core/lock.h"
 /* For communicators to end once nothing is under way, where the caller sets no limit. */
 #define COMMS_END_NS (10 * DD_NS_PER_S)
 
@@ -26,7 +27,7 @@ nccl_group_end(dd_nccl_group *group, const dd_error *cause, const nccl_origin *o
     dd_list ended;
     dd_list_init(&ended);
     bool is_failure = how == NCCL_END_FAILED || how == NCCL_END_ABORTED;
-    pthread_mutex_lock(&group->lock);
+    dd_lock_take(&group->lock);
     bool is_first = group->cause.code == DD_OK && !group->is_over;
     if (is_first) {
         if (is_failure && group->recorder_group != NULL) {
@@ -41,7 +42,7 @@ nccl_group_end(dd_nccl_group *group, const dd_error *cause, const nccl_origin *o
         group->is_unheard = how == NCCL_END_FAILED && !dd_list_is_empty(&ended);
         pthread_cond_broadcast(&group->ended);
     }
-    pthread_mutex_unlock(&group->lock);
+    dd_lock_release(&group->lock);
     nccl_works_release_ended(&ended);
     if (is_first && is_failure && !nccl_watchdog_is_abort_off(group->watchdog)) {
         nccl_group_start_abort(group);
@@ -67,9 +68,9 @@ dd_nccl_group_retire(dd_nccl_group *group, const dd_error *cause)
 void
 nccl_group_check_deadlines(dd_nccl_group *group, int64_t now_ns)
 {
-    pthread_mutex_lock(&group->lock);
+    dd_lock_take(&group->lock);
     if (now_ns < group->next_deadline_ns || group->cause.code != DD_OK) {
-        pthread_mutex_unlock(&group->lock);
+        dd_lock_release(&group->lock);
         return;
     }
     const nccl_work *late = NULL;
@@ -98,7 +99,7 @@ nccl_group_check_deadlines(dd_nccl_group *group, int64_t now_ns)
                      (double)(now_ns - late->base.base.start_ns) / (double)DD_NS_PER_S,
                      (unsigned long long)late->number, (unsigned long long)group->last_completed);
     }
-    pthread_mutex_unlock(&group->lock);
+    dd_lock_release(&group->lock);
     if (late != NULL) {
         nccl_group_end(group, &cause, &origin, NCCL_END_FAILED);
     }
@@ -107,9 +108,9 @@ nccl_group_check_deadlines(dd_nccl_group *group, int64_t now_ns)
 void
 nccl_group_check_comms(dd_nccl_group *group)
 {
-    pthread_mutex_lock(&group->lock);
+    dd_lock_take(&group->lock);
     nccl_channel *channel = group->cause.code == DD_OK && !group->is_closed ? group->channels : NULL;
-    pthread_mutex_unlock(&group->lock);
+    dd_lock_release(&group->lock);
     for (; channel != NULL; channel = channel->next) {
         dd_nccl_comm *comm = atomic_load_explicit(&channel->comm, memory_order_acquire);
         dd_error cause;
@@ -126,7 +127,7 @@ nccl_group_check_comms(dd_nccl_group *group)
 static nccl_channel *
 take_to_abort(dd_nccl_group *group)
 {
-    pthread_mutex_lock(&group->lock);
+    dd_lock_take(&group->lock);
     nccl_channel *channel = group->is_driver_gone ? NULL : group->channels;
     while (channel != NULL && (atomic_load(&channel->comm) == NULL || channel->is_ending)) {
         channel = channel->next;
@@ -135,7 +136,7 @@ take_to_abort(dd_nccl_group *group)
         channel->is_ending = true;
         group->naborts++;
     }
-    pthread_mutex_unlock(&group->lock);
+    dd_lock_release(&group->lock);
     if (channel != NULL) {
         nccl_group_acquire_internal(group);
         nccl_watchdog_begin_abort(group->watchdog);
@@ -150,21 +151,21 @@ abort_channel(void *arg)
     dd_nccl_group *group = channel->group;
     dd_nccl_watchdog *watchdog = group->watchdog;
     dd_error cause;
-    pthread_mutex_lock(&group->lock);
+    dd_lock_take(&group->lock);
     if (group->cause.code != DD_OK) {
         nccl_group_describe_cause_locked(group, &cause);
     } else {
         dd_error_set(&cause, DD_ABORTED, "the group has ended");
     }
-    pthread_mutex_unlock(&group->lock);
+    dd_lock_release(&group->lock);
     /* How it ends changes nothing: there is a cause already. */
     (void)!dd_nccl_comm_abort(atomic_load(&channel->comm), cause.message, NULL);
-    pthread_mutex_lock(&group->lock);
+    dd_lock_take(&group->lock);
     group->naborts--;
     pthread_cond_broadcast(&group->ended);
     /* Before anybody who waits for the end can know of it. */
     bool is_last = atomic_fetch_sub_explicit(&group->refs, 1, memory_order_acq_rel) == 1;
-    pthread_mutex_unlock(&group->lock);
+    dd_lock_release(&group->lock);
     if (is_last) {
         nccl_group_destroy(group);
     }
@@ -190,7 +191,7 @@ static dd_status
 wait_for_abort(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
 {
     dd_status status = DD_OK;
-    pthread_mutex_lock(&group->lock);
+    dd_lock_take(&group->lock);
     while (group->naborts > 0 && status == DD_OK) {
         if (dd_wait_is_over(wait)) {
             status = dd_error_set(err, DD_OP_TIMED_OUT,
@@ -199,11 +200,11 @@ wait_for_abort(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
             break;
         }
         dd_cond_wait_slice(&group->ended, &group->lock, wait);
-        pthread_mutex_unlock(&group->lock);
+        dd_lock_release(&group->lock);
         status = dd_wait_check(wait, err);
-        pthread_mutex_lock(&group->lock);
+        dd_lock_take(&group->lock);
     }
-    pthread_mutex_unlock(&group->lock);
+    dd_lock_release(&group->lock);
     return status;
 }
 
@@ -214,18 +215,18 @@ dd_nccl_group_abort(dd_nccl_group *group, const char *reason, const dd_wait *wai
     if (status != DD_OK) {
         return status;
     }
-    pthread_mutex_lock(&group->lock);
+    dd_lock_take(&group->lock);
     bool has_ended = group->is_over || group->is_driver_gone;
-    pthread_mutex_unlock(&group->lock);
+    dd_lock_release(&group->lock);
     if (!has_ended) {
         dd_error cause;
         dd_error_set(&cause, DD_ABORTED, "rank %d aborted the group: %s", group->rank, reason);
         nccl_group_end(group, &cause, NULL, NCCL_END_ABORTED);
         nccl_group_start_abort(group); /* also where failures abort nothing */
     }
-    pthread_mutex_lock(&group->lock);
+    dd_lock_take(&group->lock);
     group->is_unheard = false; /* a caller that aborts expects no results */
-    pthread_mutex_unlock(&group->lock);
+    dd_lock_release(&group->lock);
     return wait_for_abort(group, wait, err);
 }
 
@@ -235,14 +236,14 @@ static nccl_work *
 first_work(dd_nccl_group *group)
 {
     nccl_work *work = NULL;
-    pthread_mutex_lock(&group->lock);
+    dd_lock_take(&group->lock);
     for (nccl_channel *channel = group->channels; channel != NULL && work == NULL; channel = channel->next) {
         if (!dd_list_is_empty(&channel->works)) {
             work = DD_CONTAINER_OF(channel->works.next, nccl_work, link);
             dd_work_acquire(&work->base.base);
         }
     }
-    pthread_mutex_unlock(&group->lock);
+    dd_lock_release(&group->lock);
     return work;
 }
 
@@ -295,7 +296,7 @@ static nccl_channel *
 next_to_close(dd_nccl_group *group)
 {
     nccl_channel *first = NULL;
-    pthread_mutex_lock(&group->lock);
+    dd_lock_take(&group->lock);
     for (nccl_channel *channel = group->channels; channel != NULL; channel = channel->next) {
         if (atomic_load(&channel->comm) != NULL && !channel->is_ending &&
             (first == NULL || is_before(group, channel, first))) {
@@ -305,7 +306,7 @@ next_to_close(dd_nccl_group *group)
     if (first != NULL) {
         first->is_ending = true;
     }
-    pthread_mutex_unlock(&group->lock);
+    dd_lock_release(&group->lock);
     return first;
 }
 
@@ -326,9 +327,9 @@ close_comms(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
                          ? "closing the group: its operations have ended, but a CUDA graph that holds "
                            "some may be running or alive"
                          : "closing the group");
-            pthread_mutex_lock(&group->lock);
+            dd_lock_take(&group->lock);
             channel->is_ending = false; /* to be aborted */
-            pthread_mutex_unlock(&group->lock);
+            dd_lock_release(&group->lock);
             return status;
         }
     }
@@ -388,11 +389,11 @@ dd_nccl_group_close(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
     if (status != DD_OK) {
         return status;
     }
-    pthread_mutex_lock(&group->lock);
+    dd_lock_take(&group->lock);
     bool was_closed = group->is_closed;
     bool has_failed = group->cause.code != DD_OK;
     group->is_closed = true;
-    pthread_mutex_unlock(&group->lock);
+    dd_lock_release(&group->lock);
     if (was_closed) {
         return DD_OK;
     }
@@ -410,7 +411,7 @@ dd_nccl_group_close(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
     if (has_failed) {
         close_failed(group, wait);
     }
-    pthread_mutex_lock(&group->lock);
+    dd_lock_take(&group->lock);
     group->is_over = true;
     if (status == DD_OK && group->is_unheard) {
         status = group->cause.code;
@@ -418,7 +419,7 @@ dd_nccl_group_close(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
         dd_error_prepend(err, "closing the group");
     }
     group->is_unheard = false;
-    pthread_mutex_unlock(&group->lock);
+    dd_lock_release(&group->lock);
     nccl_watchdog_remove(group->watchdog, group);
     return status;
 }

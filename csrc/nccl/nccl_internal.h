@@ -10,6 +10,7 @@
 #define DD_NCCL_NCCL_INTERNAL_H
 
 #include "core/list.h"
+#include "core/lock.h"
 #include "core/mem.h"
 #include "core/thread.h"
 #include "nccl/nccl_group.h"
@@ -88,9 +89,9 @@ struct dd_nccl_group {
 
     dd_list link; /* the watchdog's lock; in no list when it is not watched */
 
-    pthread_mutex_t launch;
+    dd_lock launch;
 
-    pthread_mutex_t lock;
+    dd_lock lock;
     pthread_cond_t ended; /* something has ended: a work, a connection, an abort */
     nccl_work *
         launching; /* lock; the work that is being put into a stream, and is ended by the thread that does so */

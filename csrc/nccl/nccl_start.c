@@ -1,6 +1,7 @@
 /* The way of a call: checked, put in turn, numbered, enqueued. */
 #include "nccl/nccl_internal.h"
 
+#include "core/lock.h"
 static int64_t
 deadline_of(int64_t start_ns, int64_t timeout_ns)
 {
@@ -27,10 +28,10 @@ begin(nccl_launch *launch)
 {
     dd_nccl_group *group = launch->group;
     nccl_work *work = launch->work;
-    pthread_mutex_lock(&group->lock);
+    dd_lock_take(&group->lock);
     dd_status status = nccl_group_check_locked(group, launch->err);
     if (status != DD_OK) {
-        pthread_mutex_unlock(&group->lock);
+        dd_lock_release(&group->lock);
         return status;
     }
     work->number = work->is_message ? ++group->nmessages : ++group->ncollectives;
@@ -49,7 +50,7 @@ begin(nccl_launch *launch)
             group->next_deadline_ns = work->deadline_ns;
         }
     }
-    pthread_mutex_unlock(&group->lock);
+    dd_lock_release(&group->lock);
     if (!work->is_captured) {
         nccl_watchdog_kick(group->watchdog);
     }
@@ -84,7 +85,7 @@ finish(nccl_launch *launch, dd_status status)
 {
     dd_nccl_group *group = launch->group;
     nccl_work *work = launch->work;
-    pthread_mutex_lock(&group->lock);
+    dd_lock_take(&group->lock);
     group->launching = NULL;
     if (group->cause.code != DD_OK && !work->is_captured) {
         nccl_work_describe(work, &group->cause, launch->err);
@@ -97,7 +98,7 @@ finish(nccl_launch *launch, dd_status status)
     if (status != DD_OK) {
         withdraw_locked(launch);
     }
-    pthread_mutex_unlock(&group->lock);
+    dd_lock_release(&group->lock);
     if (status == DD_OK) {
         return status;
     }

@@ -1,5 +1,6 @@
 #include "nccl/nccl_team.h"
 
+#include "core/lock.h"
 #include "core/mem.h"
 #include "core/thread.h"
 
@@ -12,9 +13,9 @@ struct dd_nccl_team {
     const dd_nccl_lib *lib; /* const, with the next three */
     const dd_cuda *cuda;
     int size;
-    int *devices;            /* behind comms */
-    pthread_mutex_t call_mu; /* one call after the other, and comms stay as they are; taken before mu */
-    pthread_mutex_t mu;
+    int *devices;    /* behind comms */
+    dd_lock call_mu; /* one call after the other, and comms stay as they are; taken before mu */
+    dd_lock mu;
     dd_nccl_comm *comms[]; /* changed under both, read under either; NULL once it is taken apart */
 };
 
@@ -233,8 +234,8 @@ dd_nccl_team_open(const dd_nccl_lib *lib, const dd_cuda *cuda, const int *device
     team->size = ndevices;
     team->devices = (int *)(team->comms + ndevices);
     memcpy(team->devices, devices, (size_t)ndevices * sizeof(int));
-    dd_mutex_init(&team->call_mu);
-    dd_mutex_init(&team->mu);
+    dd_lock_init(&team->call_mu, DD_LOCK_NCCL_TEAM_CALL);
+    dd_lock_init(&team->mu, DD_LOCK_NCCL_TEAM);
     status = dd_nccl_comm_init_all(lib, cuda, devices, ndevices, team->comms, wait, err);
     if (status != DD_OK) {
         dd_nccl_team_close(team);
@@ -258,8 +259,8 @@ dd_nccl_team_close(dd_nccl_team *team)
             dd_nccl_comm_release(team->comms[i]);
         }
     }
-    pthread_mutex_destroy(&team->call_mu);
-    pthread_mutex_destroy(&team->mu);
+    dd_lock_fini(&team->call_mu);
+    dd_lock_fini(&team->mu);
     dd_mem_free(team);
 }
 
@@ -278,21 +279,21 @@ dd_nccl_team_device(const dd_nccl_team *team, int rank)
 dd_nccl_comm *
 dd_nccl_team_acquire_comm(dd_nccl_team *team, int rank)
 {
-    pthread_mutex_lock(&team->mu);
+    dd_lock_take(&team->mu);
     dd_nccl_comm *comm = team->comms[rank];
     if (comm != NULL) {
         dd_nccl_comm_acquire(comm);
     }
-    pthread_mutex_unlock(&team->mu);
+    dd_lock_release(&team->mu);
     return comm;
 }
 
 bool
 dd_nccl_team_is_empty(dd_nccl_team *team)
 {
-    pthread_mutex_lock(&team->mu);
+    dd_lock_take(&team->mu);
     bool is_empty = team->comms[0] == NULL;
-    pthread_mutex_unlock(&team->mu);
+    dd_lock_release(&team->mu);
     return is_empty;
 }
 
@@ -332,9 +333,9 @@ dd_nccl_team_run(dd_nccl_team *team, const char *what, const dd_nccl_item *items
     if (status != DD_OK) {
         return status;
     }
-    pthread_mutex_lock(&team->call_mu);
+    dd_lock_take(&team->call_mu);
     status = team_run_locked(team, &c, err);
-    pthread_mutex_unlock(&team->call_mu);
+    dd_lock_release(&team->call_mu);
     return status;
 }
 
@@ -392,14 +393,14 @@ dd_nccl_team_abort(dd_nccl_team *team, const char *reason, dd_error *err)
 dd_status
 dd_nccl_team_take_apart(dd_nccl_team *team, dd_nccl_comm **comms, dd_error *err)
 {
-    pthread_mutex_lock(&team->call_mu);
-    pthread_mutex_lock(&team->mu);
+    dd_lock_take(&team->call_mu);
+    dd_lock_take(&team->mu);
     dd_status status = check_whole_locked(team, err);
     for (int i = 0; i < team->size && status == DD_OK; i++) {
         comms[i] = team->comms[i];
         team->comms[i] = NULL;
     }
-    pthread_mutex_unlock(&team->mu);
-    pthread_mutex_unlock(&team->call_mu);
+    dd_lock_release(&team->mu);
+    dd_lock_release(&team->call_mu);
     return status;
 }

@@ -1,6 +1,7 @@
 #include "nccl/nccl_watchdog.h"
 
 #include "core/fork.h"
+#include "core/lock.h"
 #include "nccl/nccl_internal.h"
 
 #include <time.h>
@@ -22,7 +23,7 @@ struct dd_nccl_watchdog {
     atomic_bool is_asleep;  /* until somebody kicks; set with the lock held */
     atomic_bool is_hurried; /* until nothing is left */
 
-    pthread_mutex_t lock;
+    dd_lock lock;
     pthread_cond_t wake;
     dd_list groups;   /* lock */
     size_t ngroups;   /* lock */
@@ -49,12 +50,12 @@ static nccl_work *
 first_work(dd_nccl_group *group, nccl_channel *channel)
 {
     nccl_work *work = NULL;
-    pthread_mutex_lock(&group->lock);
+    dd_lock_take(&group->lock);
     if (!dd_list_is_empty(&channel->works)) {
         work = DD_CONTAINER_OF(channel->works.next, nccl_work, link);
         dd_work_acquire(&work->base.base);
     }
-    pthread_mutex_unlock(&group->lock);
+    dd_lock_release(&group->lock);
     return work;
 }
 
@@ -77,9 +78,9 @@ look_at_channel(dd_nccl_group *group, nccl_channel *channel, bool *is_busy)
 static nccl_progress
 look_at_group(dd_nccl_watchdog *watchdog, dd_nccl_group *group, bool asks_comms, bool *is_busy)
 {
-    pthread_mutex_lock(&group->lock);
+    dd_lock_take(&group->lock);
     nccl_channel *channel = group->channels;
-    pthread_mutex_unlock(&group->lock);
+    dd_lock_release(&group->lock);
     note(watchdog, "cuEventQuery");
     bool is_group_busy = false;
     for (; channel != NULL; channel = channel->next) {
@@ -117,19 +118,19 @@ end_groups(dd_nccl_watchdog *watchdog)
 {
     dd_error cause;
     dd_error_set(&cause, DD_CLOSED, "the CUDA driver is shutting down");
-    pthread_mutex_lock(&watchdog->lock);
+    dd_lock_take(&watchdog->lock);
     watchdog->is_over = true;
     for (size_t i = watchdog->ngroups; i > 0; i--) {
         dd_nccl_group *group = next_group_locked(watchdog);
-        pthread_mutex_unlock(&watchdog->lock);
+        dd_lock_release(&watchdog->lock);
         if (group == NULL) {
             return;
         }
         nccl_group_end(group, &cause, NULL, NCCL_END_DRIVER_GONE);
         nccl_group_release_internal(group);
-        pthread_mutex_lock(&watchdog->lock);
+        dd_lock_take(&watchdog->lock);
     }
-    pthread_mutex_unlock(&watchdog->lock);
+    dd_lock_release(&watchdog->lock);
 }
 
 /* Whether something is under way. Without the lock. */
@@ -142,13 +143,13 @@ look(dd_nccl_watchdog *watchdog, bool *is_busy)
         watchdog->comms_ns = now_ns;
     }
     *is_busy = false;
-    pthread_mutex_lock(&watchdog->lock);
+    dd_lock_take(&watchdog->lock);
     size_t ngroups = watchdog->ngroups;
-    pthread_mutex_unlock(&watchdog->lock);
+    dd_lock_release(&watchdog->lock);
     for (size_t i = 0; i < ngroups; i++) {
-        pthread_mutex_lock(&watchdog->lock);
+        dd_lock_take(&watchdog->lock);
         dd_nccl_group *group = next_group_locked(watchdog);
-        pthread_mutex_unlock(&watchdog->lock);
+        dd_lock_release(&watchdog->lock);
         if (group == NULL) {
             break;
         }
@@ -170,7 +171,7 @@ sleep_locked(dd_nccl_watchdog *watchdog, int64_t duration_ns)
 {
     int64_t until_ns = dd_deadline_after(duration_ns);
     struct timespec until = {until_ns / DD_NS_PER_S, until_ns % DD_NS_PER_S};
-    (void)pthread_cond_timedwait(&watchdog->wake, &watchdog->lock, &until);
+    dd_cond_wait_until(&watchdog->wake, &watchdog->lock, &until);
 }
 
 /* After a look that found nothing for long. Whoever starts a work after the flag is up sees it and kicks; what was started before is
@@ -178,17 +179,17 @@ sleep_locked(dd_nccl_watchdog *watchdog, int64_t duration_ns)
 static nccl_progress
 doze(dd_nccl_watchdog *watchdog)
 {
-    pthread_mutex_lock(&watchdog->lock);
+    dd_lock_take(&watchdog->lock);
     atomic_store(&watchdog->is_asleep, true);
-    pthread_mutex_unlock(&watchdog->lock);
+    dd_lock_release(&watchdog->lock);
     bool is_busy;
     nccl_progress progress = look(watchdog, &is_busy);
-    pthread_mutex_lock(&watchdog->lock);
+    dd_lock_take(&watchdog->lock);
     if (progress != NCCL_NO_MORE && !is_busy && !watchdog->is_stopping && atomic_load(&watchdog->is_asleep)) {
         sleep_locked(watchdog, watchdog->ngroups > 0 ? COMMS_NS : DD_NEVER_NS / 4);
     }
     atomic_store(&watchdog->is_asleep, false);
-    pthread_mutex_unlock(&watchdog->lock);
+    dd_lock_release(&watchdog->lock);
     return progress;
 }
 
@@ -197,19 +198,19 @@ nap(dd_nccl_watchdog *watchdog)
 {
     bool is_hurried = atomic_load(&watchdog->is_hurried);
     int64_t interval_ns = watchdog->options.interval_ns;
-    pthread_mutex_lock(&watchdog->lock);
+    dd_lock_take(&watchdog->lock);
     if (!watchdog->is_stopping) {
         sleep_locked(watchdog, is_hurried && interval_ns > HURRY_NS ? HURRY_NS : interval_ns);
     }
-    pthread_mutex_unlock(&watchdog->lock);
+    dd_lock_release(&watchdog->lock);
 }
 
 static bool
 is_stopping(dd_nccl_watchdog *watchdog)
 {
-    pthread_mutex_lock(&watchdog->lock);
+    dd_lock_take(&watchdog->lock);
     bool is = watchdog->is_stopping;
-    pthread_mutex_unlock(&watchdog->lock);
+    dd_lock_release(&watchdog->lock);
     return is;
 }
 
@@ -265,7 +266,7 @@ dd_nccl_watchdog_create(const dd_cuda *cuda, const dd_nccl_watchdog_options *opt
     atomic_init(&watchdog->nlooks, 1);
     atomic_init(&watchdog->is_asleep, false);
     atomic_init(&watchdog->is_hurried, false);
-    dd_mutex_init(&watchdog->lock);
+    dd_lock_init(&watchdog->lock, DD_LOCK_NCCL_WATCHDOG);
     dd_cond_init(&watchdog->wake);
     dd_list_init(&watchdog->groups);
     *out = watchdog;
@@ -277,12 +278,12 @@ static bool
 await_aborts(dd_nccl_watchdog *watchdog)
 {
     dd_wait wait = dd_wait_after(JOIN_NS);
-    pthread_mutex_lock(&watchdog->lock);
+    dd_lock_take(&watchdog->lock);
     while (watchdog->naborts > 0 && !dd_wait_is_over(&wait)) {
         dd_cond_wait_slice(&watchdog->wake, &watchdog->lock, &wait);
     }
     bool is_done = watchdog->naborts == 0;
-    pthread_mutex_unlock(&watchdog->lock);
+    dd_lock_release(&watchdog->lock);
     return is_done;
 }
 
@@ -306,17 +307,17 @@ dd_nccl_watchdog_destroy(dd_nccl_watchdog *watchdog)
     if (watchdog == NULL || watchdog->generation != dd_fork_generation()) {
         return;
     }
-    pthread_mutex_lock(&watchdog->lock);
+    dd_lock_take(&watchdog->lock);
     watchdog->is_stopping = true;
     bool is_started = watchdog->is_started;
     pthread_cond_broadcast(&watchdog->wake);
-    pthread_mutex_unlock(&watchdog->lock);
+    dd_lock_release(&watchdog->lock);
     bool is_alone = await_aborts(watchdog);
     if ((is_started && !join(watchdog)) || !is_alone) {
         return;
     }
     pthread_cond_destroy(&watchdog->wake);
-    pthread_mutex_destroy(&watchdog->lock);
+    dd_lock_fini(&watchdog->lock);
     dd_mem_free(watchdog);
 }
 
@@ -327,7 +328,7 @@ nccl_watchdog_add(dd_nccl_watchdog *watchdog, dd_nccl_group *group, dd_error *er
         return dd_error_set(err, DD_FORKED,
                             "the watchdog of NCCL's groups stayed in the process before the fork");
     }
-    pthread_mutex_lock(&watchdog->lock);
+    dd_lock_take(&watchdog->lock);
     dd_status status = DD_OK;
     if (!watchdog->is_started) {
         status = dd_thread_start(&watchdog->thread, "dldist-nccl", run_watchdog, watchdog, err);
@@ -339,36 +340,36 @@ nccl_watchdog_add(dd_nccl_watchdog *watchdog, dd_nccl_group *group, dd_error *er
         atomic_store(&watchdog->is_asleep, false);
         pthread_cond_broadcast(&watchdog->wake);
     }
-    pthread_mutex_unlock(&watchdog->lock);
+    dd_lock_release(&watchdog->lock);
     return status;
 }
 
 void
 nccl_watchdog_remove(dd_nccl_watchdog *watchdog, dd_nccl_group *group)
 {
-    pthread_mutex_lock(&watchdog->lock);
+    dd_lock_take(&watchdog->lock);
     if (!dd_list_is_empty(&group->link)) {
         dd_list_remove(&group->link);
         watchdog->ngroups--;
     }
-    pthread_mutex_unlock(&watchdog->lock);
+    dd_lock_release(&watchdog->lock);
 }
 
 void
 nccl_watchdog_begin_abort(dd_nccl_watchdog *watchdog)
 {
-    pthread_mutex_lock(&watchdog->lock);
+    dd_lock_take(&watchdog->lock);
     watchdog->naborts++;
-    pthread_mutex_unlock(&watchdog->lock);
+    dd_lock_release(&watchdog->lock);
 }
 
 void
 nccl_watchdog_end_abort(dd_nccl_watchdog *watchdog)
 {
-    pthread_mutex_lock(&watchdog->lock);
+    dd_lock_take(&watchdog->lock);
     watchdog->naborts--;
     pthread_cond_broadcast(&watchdog->wake);
-    pthread_mutex_unlock(&watchdog->lock);
+    dd_lock_release(&watchdog->lock);
 }
 
 void
@@ -377,10 +378,10 @@ nccl_watchdog_kick(dd_nccl_watchdog *watchdog)
     if (!atomic_load(&watchdog->is_asleep)) {
         return;
     }
-    pthread_mutex_lock(&watchdog->lock);
+    dd_lock_take(&watchdog->lock);
     atomic_store(&watchdog->is_asleep, false);
     pthread_cond_broadcast(&watchdog->wake);
-    pthread_mutex_unlock(&watchdog->lock);
+    dd_lock_release(&watchdog->lock);
 }
 
 bool
@@ -414,7 +415,7 @@ dd_nccl_watchdog_hurry(dd_nccl_watchdog *watchdog)
     if (atomic_exchange(&watchdog->is_hurried, true)) {
         return;
     }
-    pthread_mutex_lock(&watchdog->lock);
+    dd_lock_take(&watchdog->lock);
     pthread_cond_broadcast(&watchdog->wake);
-    pthread_mutex_unlock(&watchdog->lock);
+    dd_lock_release(&watchdog->lock);
 }

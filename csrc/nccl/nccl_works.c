@@ -5,6 +5,7 @@
  * that anybody who holds it may ask. */
 #include "nccl/nccl_internal.h"
 
+#include "core/lock.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -43,13 +44,13 @@ destroy_work(dd_work *base)
     bool is_kept = false;
     if (nccl_group_check_fork(group, NULL) == DD_OK) {
         give_events(work);
-        pthread_mutex_lock(&group->lock);
+        dd_lock_take(&group->lock);
         is_kept = group->npool < MAX_POOL && !group->is_closed;
         if (is_kept) {
             dd_list_push_back(&group->pool, &work->link);
             group->npool++;
         }
-        pthread_mutex_unlock(&group->lock);
+        dd_lock_release(&group->lock);
     }
     if (!is_kept) {
         dd_mem_free(work);
@@ -61,13 +62,13 @@ static nccl_work *
 take_from_pool(dd_nccl_group *group)
 {
     nccl_work *work = NULL;
-    pthread_mutex_lock(&group->lock);
+    dd_lock_take(&group->lock);
     if (group->npool > 0) {
         work = DD_CONTAINER_OF(group->pool.next, nccl_work, link);
         dd_list_remove(&work->link);
         group->npool--;
     }
-    pthread_mutex_unlock(&group->lock);
+    dd_lock_release(&group->lock);
     return work != NULL ? work : dd_mem_alloc(sizeof *work);
 }
 
@@ -273,11 +274,11 @@ look_at_start(nccl_work *work)
     }
     dd_nccl_group *group = work->group;
     bool was_started = atomic_exchange(&work->is_started, true);
-    pthread_mutex_lock(&group->lock);
+    dd_lock_take(&group->lock);
     if (!was_started && work->record != DD_NO_RECORD && group->recorder != NULL) {
         dd_recorder_start(group->recorder, work->record, dd_clock_now_ns());
     }
-    pthread_mutex_unlock(&group->lock);
+    dd_lock_release(&group->lock);
 }
 
 nccl_progress
@@ -301,11 +302,11 @@ nccl_work_look(nccl_work *work)
     }
     dd_list ended;
     dd_list_init(&ended);
-    pthread_mutex_lock(&group->lock);
+    dd_lock_take(&group->lock);
     if (!dd_work_is_done(&work->base.base)) {
         nccl_works_complete_locked(work->channel, work, &ended);
     }
-    pthread_mutex_unlock(&group->lock);
+    dd_lock_release(&group->lock);
     nccl_works_release_ended(&ended);
     return progress;
 }
@@ -345,9 +346,9 @@ dd_nccl_work_on_told(dd_nccl_work *base)
 {
     dd_nccl_group *group = ((nccl_work *)base)->group;
     if (nccl_group_check_fork(group, NULL) == DD_OK) {
-        pthread_mutex_lock(&group->lock);
+        dd_lock_take(&group->lock);
         group->is_unheard = false;
-        pthread_mutex_unlock(&group->lock);
+        dd_lock_release(&group->lock);
     }
 }
 
@@ -402,13 +403,13 @@ nap(nccl_work *work, const dd_wait *wait, int64_t nap_ns)
 {
     dd_nccl_group *group = work->group;
     dd_wait slice = dd_wait_at_most(wait, nap_ns);
-    pthread_mutex_lock(&group->lock);
+    dd_lock_take(&group->lock);
     if (!dd_work_is_done(&work->base.base)) {
         group->nwaiters++;
         dd_cond_wait_slice(&group->ended, &group->lock, &slice);
         group->nwaiters--;
     }
-    pthread_mutex_unlock(&group->lock);
+    dd_lock_release(&group->lock);
 }
 
 dd_status

@@ -1,5 +1,6 @@
 #include "net/addr.h"
 
+#include "core/lock.h"
 #include "core/mem.h"
 #include "core/thread.h"
 
@@ -14,7 +15,7 @@
 /* One lookup, shared by the caller and the resolver's thread: whoever is last frees it, since the caller may
  * leave at its deadline while the resolver is still at work. */
 typedef struct lookup {
-    pthread_mutex_t mu;
+    dd_lock mu;
     pthread_cond_t cond;
     /* guarded by mu */
     int refs;
@@ -73,9 +74,9 @@ static void
 lookup_unref_locked(lookup *look)
 {
     bool is_last = --look->refs == 0;
-    pthread_mutex_unlock(&look->mu);
+    dd_lock_release(&look->mu);
     if (is_last) {
-        pthread_mutex_destroy(&look->mu);
+        dd_lock_fini(&look->mu);
         pthread_cond_destroy(&look->cond);
         dd_mem_free(look);
     }
@@ -87,7 +88,7 @@ resolver_main(void *arg)
     lookup *look = arg;
     dd_addr_list result;
     int rc = get_addresses(look->host, look->port, 0, &result);
-    pthread_mutex_lock(&look->mu);
+    dd_lock_take(&look->mu);
     look->rc = rc;
     look->is_done = true;
     if (rc == 0) {
@@ -114,14 +115,14 @@ lookup_create(const char *host, const char *port, lookup **out, dd_error *err)
     }
     memcpy(look->host, host, host_size);
     memcpy(look->port, port, sizeof look->port);
-    dd_mutex_init(&look->mu);
+    dd_lock_init(&look->mu, DD_LOCK_LOOK_UP);
     dd_cond_init(&look->cond);
     look->refs = 2;
     pthread_t thread;
     dd_status status = dd_thread_start(&thread, "dd-resolve", resolver_main, look, err);
     if (status != DD_OK) {
         look->refs = 1;
-        pthread_mutex_lock(&look->mu);
+        dd_lock_take(&look->mu);
         lookup_unref_locked(look);
         return status;
     }
@@ -138,19 +139,19 @@ resolve_on_thread(const char *host, const char *port, dd_addr_list *list, const 
     if (status != DD_OK) {
         return status;
     }
-    pthread_mutex_lock(&look->mu);
+    dd_lock_take(&look->mu);
     while (!look->is_done && status == DD_OK) {
         dd_cond_wait_slice(&look->cond, &look->mu, wait);
         if (look->is_done) {
             break;
         }
-        pthread_mutex_unlock(&look->mu);
+        dd_lock_release(&look->mu);
         status = dd_wait_check(wait, err);
         if (status == DD_OK && dd_wait_is_over(wait)) {
             status = dd_error_set(err, DD_NETWORK_TIMED_OUT, "resolving host \"%s\" timed out after %.3f s",
                                   host, dd_wait_elapsed_s(wait));
         }
-        pthread_mutex_lock(&look->mu);
+        dd_lock_take(&look->mu);
     }
     if (status == DD_OK && look->rc != 0) {
         status = resolve_error(err, host, look->rc);

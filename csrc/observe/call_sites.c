@@ -1,5 +1,6 @@
 #include "observe/call_sites.h"
 
+#include "core/lock.h"
 #include "core/mem.h"
 #include "core/thread.h"
 
@@ -28,7 +29,7 @@ struct dd_call_sites {
     _Atomic(known_stack *) *by_id;   /* [max_stacks + 1]; entries are written once, release */
     _Atomic(known_stack *) *by_hash; /* [stack_mask + 1]; the same */
     atomic_bool is_full;             /* of stacks; relaxed: a hint */
-    pthread_mutex_t mu;
+    dd_lock mu;
     /* guarded by mu */
     known_frame **frames; /* [frame_mask + 1], by hash */
     size_t nframes;
@@ -83,7 +84,7 @@ dd_call_sites_create(size_t max_frames, size_t max_stacks, dd_call_sites **sites
     self->max_stacks = max_stacks;
     self->frame_mask = nbuckets_for(max_frames) - 1;
     self->stack_mask = nbuckets_for(max_stacks) - 1;
-    dd_mutex_init(&self->mu);
+    dd_lock_init(&self->mu, DD_LOCK_CALL_SITES);
     self->frames = dd_mem_map(frames_nbytes(self));
     self->by_hash = dd_mem_map(by_hash_nbytes(self));
     self->by_id = dd_mem_map(by_id_nbytes(self));
@@ -113,7 +114,7 @@ dd_call_sites_destroy(dd_call_sites *sites)
     dd_mem_unmap(sites->frames, frames_nbytes(sites));
     dd_mem_unmap(sites->by_hash, by_hash_nbytes(sites));
     dd_mem_unmap(sites->by_id, by_id_nbytes(sites));
-    pthread_mutex_destroy(&sites->mu);
+    dd_lock_fini(&sites->mu);
     dd_mem_free(sites);
 }
 
@@ -197,10 +198,10 @@ dd_call_sites_find(dd_call_sites *sites, const dd_frame_key *frames, size_t nfra
     if (nframes == 0 || atomic_load_explicit(&sites->is_full, memory_order_relaxed)) {
         return 0;
     }
-    pthread_mutex_lock(&sites->mu);
+    dd_lock_take(&sites->mu);
     stack = atomic_load_explicit(find_bucket(sites, hash, frames, nframes), memory_order_relaxed);
     uint32_t id = stack != NULL ? stack->id : add_stack_locked(sites, hash, frames, nframes, unknown);
-    pthread_mutex_unlock(&sites->mu);
+    dd_lock_release(&sites->mu);
     return id;
 }
 
@@ -224,7 +225,7 @@ copy_frame(dd_frame_key key, const dd_frame *frame)
 bool
 dd_call_sites_tell(dd_call_sites *sites, dd_frame_key key, const dd_frame *frame)
 {
-    pthread_mutex_lock(&sites->mu);
+    dd_lock_take(&sites->mu);
     known_frame **bucket = find_frame_locked(sites, key);
     if (*bucket == NULL && sites->nframes < sites->max_frames) {
         *bucket = copy_frame(key, frame);
@@ -234,7 +235,7 @@ dd_call_sites_tell(dd_call_sites *sites, dd_frame_key key, const dd_frame *frame
     if (!is_known) {
         atomic_store_explicit(&sites->is_full, true, memory_order_relaxed);
     }
-    pthread_mutex_unlock(&sites->mu);
+    dd_lock_release(&sites->mu);
     return is_known;
 }
 

@@ -1,6 +1,7 @@
 /* The ring. */
 #include "observe/recorder_internal.h"
 
+#include "core/lock.h"
 #include "core/mem.h"
 
 #include <pthread.h>
@@ -42,10 +43,10 @@ dd_recorder_create(size_t capacity, dd_recorder **recorder, dd_error *err)
     }
     self->capacity = capacity < MAX_CAPACITY ? capacity : MAX_CAPACITY;
     dd_list_init(&self->groups);
-    dd_mutex_init(&self->threads_mu);
-    dd_mutex_init(&self->groups_mu);
-    dd_mutex_init(&self->errors_mu);
-    dd_mutex_init(&self->alarms_mu);
+    dd_lock_init(&self->threads_mu, DD_LOCK_RECORDER_THREADS);
+    dd_lock_init(&self->groups_mu, DD_LOCK_RECORDER_GROUPS);
+    dd_lock_init(&self->errors_mu, DD_LOCK_RECORDER_ERRORS);
+    dd_lock_init(&self->alarms_mu, DD_LOCK_RECORDER_ALARMS);
     dd_cond_init(&self->alarms_cond);
     dd_status status = dd_call_sites_create(MAX_FRAMES, MAX_STACKS, &self->sites, err);
     if (status == DD_OK && self->capacity > 0) {
@@ -69,10 +70,10 @@ dd_recorder_destroy(dd_recorder *recorder)
     dd_call_sites_destroy(recorder->sites);
     dd_mem_unmap(recorder->ring, ring_nbytes(recorder));
     pthread_cond_destroy(&recorder->alarms_cond);
-    pthread_mutex_destroy(&recorder->alarms_mu);
-    pthread_mutex_destroy(&recorder->errors_mu);
-    pthread_mutex_destroy(&recorder->groups_mu);
-    pthread_mutex_destroy(&recorder->threads_mu);
+    dd_lock_fini(&recorder->alarms_mu);
+    dd_lock_fini(&recorder->errors_mu);
+    dd_lock_fini(&recorder->groups_mu);
+    dd_lock_fini(&recorder->threads_mu);
     dd_mem_unmap(recorder, sizeof *recorder);
 }
 
@@ -93,9 +94,9 @@ dd_recorder_reset(dd_recorder *recorder)
 {
     atomic_store_explicit(&recorder->base, atomic_load_explicit(&recorder->last, memory_order_relaxed),
                           memory_order_relaxed);
-    pthread_mutex_lock(&recorder->groups_mu);
+    dd_lock_take(&recorder->groups_mu);
     recorder_sweep_groups_locked(recorder);
-    pthread_mutex_unlock(&recorder->groups_mu);
+    dd_lock_release(&recorder->groups_mu);
 }
 
 /* ---- tensors into words */
@@ -422,11 +423,11 @@ dd_recorder_set_peer(dd_recorder *recorder, uint64_t record, int peer)
 static void
 keep_error(dd_recorder *recorder, uint64_t record, const dd_error *error)
 {
-    pthread_mutex_lock(&recorder->errors_mu);
+    dd_lock_take(&recorder->errors_mu);
     kept_error *kept = &recorder->errors[recorder->nerrors++ % ERRORS_KEPT];
     kept->record = record;
     kept->error = *error;
-    pthread_mutex_unlock(&recorder->errors_mu);
+    dd_lock_release(&recorder->errors_mu);
 }
 
 void

@@ -1,5 +1,6 @@
 #include "observe/recorder_internal.h"
 
+#include "core/lock.h"
 #include <string.h>
 
 void
@@ -9,7 +10,7 @@ dd_recorder_raise_alarm(dd_recorder_group *group, uint64_t record, const dd_erro
         return;
     }
     dd_recorder *recorder = group->recorder;
-    pthread_mutex_lock(&recorder->alarms_mu);
+    dd_lock_take(&recorder->alarms_mu);
     if (recorder->nalarms_raised - recorder->nalarms_taken == ALARMS_KEPT) {
         recorder->nalarms_taken++; /* nobody takes them */
     }
@@ -24,16 +25,16 @@ dd_recorder_raise_alarm(dd_recorder_group *group, uint64_t record, const dd_erro
     if (recorder->notify != NULL) {
         recorder->notify(recorder->notify_ctx);
     }
-    pthread_mutex_unlock(&recorder->alarms_mu);
+    dd_lock_release(&recorder->alarms_mu);
 }
 
 void
 dd_recorder_notify_of_alarms(dd_recorder *recorder, void (*notify)(void *ctx), void *ctx)
 {
-    pthread_mutex_lock(&recorder->alarms_mu);
+    dd_lock_take(&recorder->alarms_mu);
     recorder->notify = notify;
     recorder->notify_ctx = ctx;
-    pthread_mutex_unlock(&recorder->alarms_mu);
+    dd_lock_release(&recorder->alarms_mu);
 }
 
 /* DD_TIMED_OUT: there is none yet. */
@@ -54,13 +55,13 @@ dd_status
 dd_recorder_take_alarm(dd_recorder *recorder, dd_alarm *alarm, const dd_wait *wait, dd_error *err)
 {
     for (;;) {
-        pthread_mutex_lock(&recorder->alarms_mu);
+        dd_lock_take(&recorder->alarms_mu);
         dd_status status = take_locked(recorder, alarm, err);
         if (status == DD_TIMED_OUT && !dd_wait_is_over(wait)) {
             dd_cond_wait_slice(&recorder->alarms_cond, &recorder->alarms_mu, wait);
             status = take_locked(recorder, alarm, err);
         }
-        pthread_mutex_unlock(&recorder->alarms_mu);
+        dd_lock_release(&recorder->alarms_mu);
         if (status != DD_TIMED_OUT) {
             return status;
         }
@@ -77,8 +78,8 @@ dd_recorder_take_alarm(dd_recorder *recorder, dd_alarm *alarm, const dd_wait *wa
 void
 dd_recorder_close_alarms(dd_recorder *recorder)
 {
-    pthread_mutex_lock(&recorder->alarms_mu);
+    dd_lock_take(&recorder->alarms_mu);
     recorder->is_closed = true;
     pthread_cond_broadcast(&recorder->alarms_cond);
-    pthread_mutex_unlock(&recorder->alarms_mu);
+    dd_lock_release(&recorder->alarms_mu);
 }

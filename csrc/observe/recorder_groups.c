@@ -1,5 +1,6 @@
 #include "observe/recorder_internal.h"
 
+#include "core/lock.h"
 #include "core/mem.h"
 
 #include <stdio.h>
@@ -18,12 +19,12 @@ free_group(dd_recorder_group *group)
 static void
 set_alarm_name(dd_recorder_group *group, const dd_recorder_group_info *info)
 {
-    pthread_mutex_lock(&group->recorder->alarms_mu);
+    dd_lock_take(&group->recorder->alarms_mu);
     snprintf(group->alarm_name, sizeof group->alarm_name, "%.*s", (int)info->name.len,
              (const char *)info->name.data);
     group->alarm_kind = info->kind;
     group->alarm_rank = info->rank;
-    pthread_mutex_unlock(&group->recorder->alarms_mu);
+    dd_lock_release(&group->recorder->alarms_mu);
 }
 
 /* Texts and ranks of `info` in memory of the group's own; what was there before goes. On failure nothing has changed. */
@@ -51,7 +52,7 @@ set_info(dd_recorder_group *group, const dd_recorder_group_info *info, dd_error 
         dd_blob_fini(&desc);
         return status;
     }
-    pthread_mutex_lock(&group->recorder->groups_mu);
+    dd_lock_take(&group->recorder->groups_mu);
     dd_blob old_name = group->name;
     dd_blob old_desc = group->desc;
     int *old_ranks = group->global_ranks;
@@ -61,7 +62,7 @@ set_info(dd_recorder_group *group, const dd_recorder_group_info *info, dd_error 
     group->kind = info->kind;
     group->rank = info->rank;
     group->size = info->size;
-    pthread_mutex_unlock(&group->recorder->groups_mu);
+    dd_lock_release(&group->recorder->groups_mu);
     set_alarm_name(group, info);
     dd_blob_fini(&old_name);
     dd_blob_fini(&old_desc);
@@ -88,11 +89,11 @@ dd_recorder_add_group(dd_recorder *recorder, const dd_recorder_group_info *info,
         free_group(self);
         return status;
     }
-    pthread_mutex_lock(&recorder->groups_mu);
+    dd_lock_take(&recorder->groups_mu);
     recorder_sweep_groups_locked(recorder);
     self->uid = recorder->next_uid++;
     dd_list_push_back(&recorder->groups, &self->link);
-    pthread_mutex_unlock(&recorder->groups_mu);
+    dd_lock_release(&recorder->groups_mu);
     *group = self;
     return DD_OK;
 }
@@ -166,9 +167,9 @@ recorder_destroy_groups(dd_recorder *recorder)
 void
 dd_recorder_set_comm_version(dd_recorder *recorder, const char *version)
 {
-    pthread_mutex_lock(&recorder->groups_mu);
+    dd_lock_take(&recorder->groups_mu);
     snprintf(recorder->comm_version, sizeof recorder->comm_version, "%s", version);
-    pthread_mutex_unlock(&recorder->groups_mu);
+    dd_lock_release(&recorder->groups_mu);
 }
 
 /* -1: there has been none. */

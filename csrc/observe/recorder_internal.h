@@ -3,6 +3,7 @@
 #define DD_OBSERVE_RECORDER_INTERNAL_H
 
 #include "core/list.h"
+#include "core/lock.h"
 #include "core/thread.h"
 #include "observe/recorder.h"
 
@@ -83,19 +84,19 @@ struct dd_recorder {
     _Atomic(uint64_t) last; /* the newest id */
     _Atomic(uint64_t) base; /* ids up to here are forgotten */
     known_thread threads[THREADS_KNOWN];
-    pthread_mutex_t threads_mu; /* of those who add one; short */
+    dd_lock threads_mu; /* of those who add one; short */
 
-    pthread_mutex_t groups_mu; /* held for as long as a snapshot takes; no writer of records wants it */
+    dd_lock groups_mu; /* held for as long as a snapshot takes; no writer of records wants it */
     /* guarded by groups_mu */
     dd_list groups; /* dd_recorder_group, in the order of their uids */
     uint32_t next_uid;
     char comm_version[COMM_VERSION_MAX];
 
-    pthread_mutex_t errors_mu; /* short */
+    dd_lock errors_mu; /* short */
     kept_error errors[ERRORS_KEPT];
     size_t nerrors; /* ever */
 
-    pthread_mutex_t alarms_mu; /* short */
+    dd_lock alarms_mu; /* short */
     pthread_cond_t alarms_cond;
     /* guarded by alarms_mu */
     dd_alarm alarms[ALARMS_KEPT];

@@ -1,6 +1,7 @@
 /* The names of the threads that call. */
 #include "observe/recorder_internal.h"
 
+#include "core/lock.h"
 #include <pthread.h>
 #include <string.h>
 
@@ -30,13 +31,13 @@ add_thread(dd_recorder *recorder, uint64_t self)
 {
     char name[16] = "";
     pthread_getname_np(pthread_self(), name, sizeof name);
-    pthread_mutex_lock(&recorder->threads_mu);
+    dd_lock_take(&recorder->threads_mu);
     known_thread *thread = find_thread(recorder, self);
     if (thread != NULL && atomic_load_explicit(&thread->self, memory_order_relaxed) == 0) {
         memcpy(thread->name, name, sizeof name);
         atomic_store_explicit(&thread->self, self, memory_order_release);
     }
-    pthread_mutex_unlock(&recorder->threads_mu);
+    dd_lock_release(&recorder->threads_mu);
 }
 
 void

@@ -1,5 +1,6 @@
 #include "observe/recorder_internal.h"
 
+#include "core/lock.h"
 #include "core/mem.h"
 
 #include <string.h>
@@ -153,9 +154,9 @@ read_records_locked(dd_recorder *recorder, bool is_active_only, dd_snapshot *sna
 static void
 find_errors(dd_recorder *recorder, dd_snapshot *snapshot)
 {
-    pthread_mutex_lock(&recorder->errors_mu);
+    dd_lock_take(&recorder->errors_mu);
     memcpy(snapshot->errors, recorder->errors, sizeof snapshot->errors);
-    pthread_mutex_unlock(&recorder->errors_mu);
+    dd_lock_release(&recorder->errors_mu);
     for (size_t i = 0; i < snapshot->nentries; i++) {
         snapshot_entry *entry = &snapshot->entries[i];
         entry->error = NULL;
@@ -180,13 +181,13 @@ snapshot_take(dd_recorder *recorder, bool has_entries, bool is_active_only, dd_s
               dd_error *err)
 {
     *snapshot = (dd_snapshot){.recorder = recorder, .calendar_ns = calendar_offset_ns()};
-    pthread_mutex_lock(&recorder->groups_mu);
+    dd_lock_take(&recorder->groups_mu);
     memcpy(snapshot->comm_version, recorder->comm_version, sizeof snapshot->comm_version);
     dd_status status = copy_groups_locked(recorder, snapshot, err);
     if (status == DD_OK && has_entries) {
         status = read_records_locked(recorder, is_active_only, snapshot, err);
     }
-    pthread_mutex_unlock(&recorder->groups_mu);
+    dd_lock_release(&recorder->groups_mu);
     if (status != DD_OK) {
         snapshot_fini(snapshot);
         return status;

@@ -3,6 +3,7 @@
 #include "python/py_plan.h"
 
 #include "core/fork.h"
+#include "core/lock.h"
 #include "core/mem.h"
 #include "python/py_error.h"
 #include "python/py_object.h"
@@ -258,12 +259,12 @@ unpack_once(py_plan *self, uint64_t nstart)
     py_flight *flight = self->flight;
     self->nusers++;
     Py_BEGIN_ALLOW_THREADS
-    pthread_mutex_lock(&flight->unpacking_mu);
+    dd_lock_take(&flight->unpacking_mu);
     if (self->nunpacked < nstart) {
         py_operands_unpack(&flight->operands);
         self->nunpacked = nstart;
     }
-    pthread_mutex_unlock(&flight->unpacking_mu);
+    dd_lock_release(&flight->unpacking_mu);
     Py_END_ALLOW_THREADS
     self->nusers--;
 }

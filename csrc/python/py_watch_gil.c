@@ -1,5 +1,6 @@
 #include "python/py_watch_gil.h"
 
+#include "core/clock.h"
 #include "core/mem.h"
 #include "core/thread.h"
 #include "python/py_gate.h"

@@ -11,6 +11,7 @@
 #ifndef DD_PYTHON_PY_WORK_H
 #define DD_PYTHON_PY_WORK_H
 
+#include "core/lock.h"
 #include "core/wait.h"
 #include "python/py_group_operands.h"
 #include "work/work.h"
@@ -40,7 +41,7 @@ typedef struct py_flight {
     PyObject *watchers; /* owned list of callables, or NULL */
     bool is_settled;
     /* guarded by unpacking_mu, which is never held with the GIL */
-    pthread_mutex_t unpacking_mu;
+    dd_lock unpacking_mu;
     bool is_unpacked;
     /* guarded by the queue's lock */
     dd_list link;

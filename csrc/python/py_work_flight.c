@@ -1,4 +1,5 @@
 #include "core/fork.h"
+#include "core/lock.h"
 #include "core/log.h"
 #include "core/mem.h"
 #include "core/thread.h"
@@ -19,7 +20,7 @@ struct py_completions {
     dd_list spare;       /* guarded by the GIL; py_flight: no longer used, to be used again */
     size_t nspare;       /* the same */
     dd_list held;        /* guarded by the GIL; py_flight: failed, with tensors that a device may still use */
-    pthread_mutex_t mu;
+    dd_lock mu;
     pthread_cond_t cond;
     /* guarded by mu */
     dd_list watched; /* py_flight: done, with somebody to be told */
@@ -43,7 +44,7 @@ take_spare(py_completions *queue)
     }
     py_flight *flight = dd_mem_alloc(sizeof *flight);
     if (flight != NULL) {
-        dd_mutex_init(&flight->unpacking_mu);
+        dd_lock_init(&flight->unpacking_mu, DD_LOCK_UNPACKING);
     }
     return flight;
 }
@@ -57,7 +58,7 @@ give_spare(py_flight *flight)
         queue->nspare++;
         return;
     }
-    pthread_mutex_destroy(&flight->unpacking_mu);
+    dd_lock_fini(&flight->unpacking_mu);
     dd_mem_free(flight);
 }
 
@@ -152,7 +153,7 @@ py_flight_on_done(dd_work *work, void *ctx)
     py_flight *flight = ctx;
     py_completions *queue = flight->queue;
     (void)work;
-    pthread_mutex_lock(&queue->mu);
+    dd_lock_take(&queue->mu);
     flight->is_done = true;
     if (!queue->is_stopped) {
         if (flight->is_watched) {
@@ -164,7 +165,7 @@ py_flight_on_done(dd_work *work, void *ctx)
             py_completions_schedule_drain_locked(queue);
         }
     }
-    pthread_mutex_unlock(&queue->mu);
+    dd_lock_release(&queue->mu);
 }
 
 dd_nccl_work *
@@ -213,12 +214,12 @@ py_flight_make_results(const py_flight *flight)
 static void
 unpack_once(py_flight *flight)
 {
-    pthread_mutex_lock(&flight->unpacking_mu);
+    dd_lock_take(&flight->unpacking_mu);
     if (!flight->is_unpacked) {
         py_operands_unpack(&flight->operands);
         flight->is_unpacked = true;
     }
-    pthread_mutex_unlock(&flight->unpacking_mu);
+    dd_lock_release(&flight->unpacking_mu);
 }
 
 bool
@@ -266,10 +267,10 @@ py_flight_abandon(py_flight *flight)
     if (flight->generation != dd_fork_generation()) {
         return; /* the parent's: its locks may be held for ever here */
     }
-    pthread_mutex_lock(&flight->queue->mu);
+    dd_lock_take(&flight->queue->mu);
     flight->is_orphan = !flight->is_done;
     bool is_left = flight->is_orphan;
-    pthread_mutex_unlock(&flight->queue->mu);
+    dd_lock_release(&flight->queue->mu);
     if (!is_left) {
         settle_unasked(flight);
         release_owner(flight);
@@ -337,7 +338,7 @@ py_flight_watch(py_flight *flight, PyObject *watcher)
     if (flight->watchers == NULL || PyList_Append(flight->watchers, watcher) < 0) {
         return -1;
     }
-    pthread_mutex_lock(&queue->mu);
+    dd_lock_take(&queue->mu);
     if (!flight->is_watched) {
         flight->is_watched = true;
         flight->nowners++;
@@ -346,7 +347,7 @@ py_flight_watch(py_flight *flight, PyObject *watcher)
             pthread_cond_signal(&queue->cond);
         }
     }
-    pthread_mutex_unlock(&queue->mu);
+    dd_lock_release(&queue->mu);
     if (flight->is_nccl) {
         py_nccl_hurry(queue->state);
     }
@@ -394,7 +395,7 @@ create_queue(py_state *state)
     }
     queue->generation = dd_fork_generation();
     queue->state = state;
-    dd_mutex_init(&queue->mu);
+    dd_lock_init(&queue->mu, DD_LOCK_COMPLETIONS);
     dd_cond_init(&queue->cond);
     dd_list_init(&queue->spare);
     dd_list_init(&queue->held);
@@ -420,14 +421,14 @@ static py_flight *
 take_orphan(py_completions *queue)
 {
     py_flight *flight = NULL;
-    pthread_mutex_lock(&queue->mu);
+    dd_lock_take(&queue->mu);
     if (!dd_list_is_empty(&queue->orphans)) {
         flight = DD_CONTAINER_OF(queue->orphans.next, py_flight, link);
         dd_list_remove(&flight->link);
     } else {
         atomic_store_explicit(&queue->has_orphans, false, memory_order_relaxed);
     }
-    pthread_mutex_unlock(&queue->mu);
+    dd_lock_release(&queue->mu);
     return flight;
 }
 
@@ -484,10 +485,10 @@ drain_later(void *arg)
     if (queue->generation != dd_fork_generation()) {
         return 0;
     }
-    pthread_mutex_lock(&queue->mu);
+    dd_lock_take(&queue->mu);
     queue->is_drain_scheduled = false;
     bool is_stopped = queue->is_stopped;
-    pthread_mutex_unlock(&queue->mu);
+    dd_lock_release(&queue->mu);
     if (!is_stopped) {
         drain(queue);
     }
@@ -511,15 +512,15 @@ static py_flight *
 take_watched(py_completions *queue, bool is_last_look)
 {
     py_flight *flight = NULL;
-    pthread_mutex_lock(&queue->mu);
+    dd_lock_take(&queue->mu);
     while (dd_list_is_empty(&queue->watched) && !queue->is_stopped && !is_last_look) {
-        pthread_cond_wait(&queue->cond, &queue->mu);
+        dd_cond_wait(&queue->cond, &queue->mu);
     }
     if (!dd_list_is_empty(&queue->watched) && (is_last_look || !queue->is_stopped)) {
         flight = DD_CONTAINER_OF(queue->watched.next, py_flight, link);
         dd_list_remove(&flight->link);
     }
-    pthread_mutex_unlock(&queue->mu);
+    dd_lock_release(&queue->mu);
     return flight;
 }
 
@@ -567,10 +568,10 @@ py_completions_stop(PyObject *module, PyObject *unused)
     if (queue == NULL || queue->generation != dd_fork_generation()) {
         Py_RETURN_NONE;
     }
-    pthread_mutex_lock(&queue->mu);
+    dd_lock_take(&queue->mu);
     queue->is_stopped = true;
     pthread_cond_broadcast(&queue->cond);
-    pthread_mutex_unlock(&queue->mu);
+    dd_lock_release(&queue->mu);
     py_flight *flight;
     while ((flight = take_watched(queue, true)) != NULL) {
         finish_watched(flight);

@@ -1,6 +1,7 @@
 #include "store/file_member.h"
 
 #include "core/fork.h"
+#include "core/lock.h"
 #include "core/log.h"
 #include "core/mem.h"
 #include "net/auth.h"
@@ -74,8 +75,8 @@ sleep_on(const dd_file_member *member, const char *what, const char *obstacle, i
 }
 
 dd_status
-dd_file_member_lock_gate(const dd_file_member *member, const char *what, pthread_mutex_t *mu,
-                         const dd_wait *wait, dd_error *err)
+dd_file_member_lock_gate(const dd_file_member *member, const char *what, dd_lock *mu, const dd_wait *wait,
+                         dd_error *err)
 {
     int64_t nap_ns = NAP_MIN_NS;
     dd_status status = DD_OK;
@@ -85,11 +86,11 @@ dd_file_member_lock_gate(const dd_file_member *member, const char *what, pthread
             return result == LOCK_TAKEN ? DD_OK : failed(member, "lock the file", err);
         }
         if (mu != NULL) {
-            pthread_mutex_unlock(mu);
+            dd_lock_release(mu);
         }
         status = sleep_on(member, what, "another process holds the file's lock", &nap_ns, wait, err);
         if (mu != NULL) {
-            pthread_mutex_lock(mu);
+            dd_lock_take(mu);
         }
     }
     return status;

@@ -8,6 +8,7 @@
 #ifndef DD_STORE_FILE_MEMBER_H
 #define DD_STORE_FILE_MEMBER_H
 
+#include "core/lock.h"
 #include "core/status.h"
 #include "core/wait.h"
 #include "store/file_log.h"
@@ -37,7 +38,7 @@ void dd_file_member_leave(dd_file_member *member, bool is_in_order);
 
 /* DD_TIMED_OUT says that `what` waited for the lock. `mu`, which the caller holds, is let go while sleeping; NULL is
  * fine. */
-dd_status dd_file_member_lock_gate(const dd_file_member *member, const char *what, pthread_mutex_t *mu,
+dd_status dd_file_member_lock_gate(const dd_file_member *member, const char *what, dd_lock *mu,
                                    const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 void dd_file_member_unlock_gate(const dd_file_member *member);
 

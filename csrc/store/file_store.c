@@ -7,6 +7,7 @@
 #include "store/file_store.h"
 
 #include "core/list.h"
+#include "core/lock.h"
 #include "core/log.h"
 #include "core/mem.h"
 #include "core/thread.h"
@@ -23,7 +24,7 @@
 typedef struct file_store {
     dd_store head;
     dd_file_member member; /* const after open */
-    pthread_mutex_t mu;
+    dd_lock mu;
     pthread_cond_t changed; /* with mu: this process changed the content */
     /* guarded by mu */
     bool is_cut_short; /* the last operation ran out of time or was interrupted */
@@ -193,9 +194,9 @@ run_locked(file_store *self, const dd_store_request *request, dd_store_result *r
         }
         dd_wait nap = dd_wait_at_most(wait, nap_ns);
         dd_cond_wait_slice(&self->changed, &self->mu, &nap);
-        pthread_mutex_unlock(&self->mu);
+        dd_lock_release(&self->mu);
         status = dd_wait_check(wait, err);
-        pthread_mutex_lock(&self->mu);
+        dd_lock_take(&self->mu);
         if (status != DD_OK) {
             return status;
         }
@@ -211,13 +212,13 @@ file_run(dd_store *store, const dd_store_request *request, dd_store_result *resu
     if (request->op == DD_STORE_BARRIER) {
         return dd_store_run_generic(store, request, result, wait, err);
     }
-    pthread_mutex_lock(&self->mu);
+    dd_lock_take(&self->mu);
     dd_status status = run_locked(self, request, result, wait, err);
     if (status == DD_QUEUE_EMPTY) {
         dd_error_prepend(err, "%s", self->member.where);
     }
     self->is_cut_short = status == DD_TIMED_OUT || status == DD_INTERRUPTED;
-    pthread_mutex_unlock(&self->mu);
+    dd_lock_release(&self->mu);
     return status;
 }
 
@@ -230,8 +231,8 @@ file_destroy(dd_store *store)
     if (!dd_store_is_forked(store)) {
         dd_file_member_leave(&self->member, !self->is_cut_short);
         (void)pthread_cond_destroy(&self->changed);
-        (void)pthread_mutex_destroy(&self->mu);
-    } else if (pthread_mutex_trylock(&self->mu) == 0) {
+        dd_lock_fini(&self->mu);
+    } else if (dd_lock_try(&self->mu)) {
         dd_mem_free(self->member.path);
     } else {
         /* A thread that is not in this child held it, in the middle of a change: the data can only be left. */
@@ -265,7 +266,7 @@ dd_file_store_open(dd_store **store, const dd_file_store_options *options, const
         dd_mem_free(self);
         return status;
     }
-    dd_mutex_init(&self->mu);
+    dd_lock_init(&self->mu, DD_LOCK_FILE_STORE);
     dd_cond_init(&self->changed);
     dd_file_log_init(&self->log);
     *store = &self->head;

@@ -2,6 +2,8 @@
  * own, on its own stack, and sleeps on its own condition: whoever makes the key appear wakes just those who waited
  * for it. */
 #include "core/mem.h"
+
+#include "core/lock.h"
 #include "core/thread.h"
 #include "store/keyspace_answer.h"
 
@@ -9,7 +11,7 @@
 
 typedef struct hash_store {
     dd_store head;
-    pthread_mutex_t mu;
+    dd_lock mu;
     dd_keyspace ks;    /* guarded by mu */
     bool is_item_lost; /* guarded by mu: a popper had no memory for the item it was handed */
 } hash_store;
@@ -63,9 +65,9 @@ sleep_locked(blocked_call *call, dd_error *err)
         if (dd_wait_is_over(call->wait)) {
             return dd_keyspace_error_missing(&self->ks, call->request, KIND, call->wait, err);
         }
-        pthread_mutex_unlock(&self->mu);
+        dd_lock_release(&self->mu);
         dd_status status = dd_wait_check(call->wait, err);
-        pthread_mutex_lock(&self->mu);
+        dd_lock_take(&self->mu);
         if (status != DD_OK || call->is_told) {
             return status;
         }
@@ -161,9 +163,9 @@ hash_run(dd_store *store, const dd_store_request *request, dd_store_result *resu
          dd_error *err)
 {
     hash_store *self = DD_CONTAINER_OF(store, hash_store, head);
-    pthread_mutex_lock(&self->mu);
+    dd_lock_take(&self->mu);
     dd_status status = run_locked(self, request, result, wait, err);
-    pthread_mutex_unlock(&self->mu);
+    dd_lock_release(&self->mu);
     return status;
 }
 
@@ -173,12 +175,12 @@ hash_destroy(dd_store *store)
     hash_store *self = DD_CONTAINER_OF(store, hash_store, head);
     /* Nobody uses the store any more, so the mutex is free. In a forked child it may be held by a thread that is not
      * there, in the middle of a change: what is half changed cannot be freed, only left. */
-    if (pthread_mutex_trylock(&self->mu) != 0) {
+    if (!dd_lock_try(&self->mu)) {
         return;
     }
-    pthread_mutex_unlock(&self->mu);
+    dd_lock_release(&self->mu);
     dd_keyspace_fini(&self->ks);
-    pthread_mutex_destroy(&self->mu);
+    dd_lock_fini(&self->mu);
     dd_mem_free(self);
 }
 
@@ -200,7 +202,7 @@ dd_hash_store_open(dd_store **store, int64_t timeout_ns, dd_error *err)
         return dd_error_no_memory(err, sizeof *self);
     }
     dd_store_init(&self->head, &hash_ops, timeout_ns);
-    dd_mutex_init(&self->mu);
+    dd_lock_init(&self->mu, DD_LOCK_HASH_STORE);
     dd_keyspace_init(&self->ks);
     *store = &self->head;
     return DD_OK;

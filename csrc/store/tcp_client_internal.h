@@ -7,6 +7,7 @@
 #define DD_STORE_TCP_CLIENT_INTERNAL_H
 
 #include "core/list.h"
+#include "core/lock.h"
 #include "store/tcp_link.h"
 #include "store/tcp_store.h"
 
@@ -29,7 +30,7 @@ typedef struct tcp_store {
     char where[96];        /* "TCPStore at host:port", for messages */
     tcp_target target;     /* const once the first link is open */
 
-    pthread_mutex_t mu;
+    dd_lock mu;
     pthread_cond_t cond; /* broadcast when answers have come for others, and when nobody reads any more */
     /* guarded by mu */
     dd_error dead; /* not OK: the server is gone, and why */

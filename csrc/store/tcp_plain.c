@@ -1,5 +1,6 @@
 #include "store/tcp_client_internal.h"
 
+#include "core/lock.h"
 #include "core/mem.h"
 
 #define MAX_IDLE_LINKS 8
@@ -25,14 +26,14 @@ void
 tcp_plain_begin(tcp_call *call)
 {
     tcp_store *store = call->operation->store;
-    pthread_mutex_lock(&store->mu);
+    dd_lock_take(&store->mu);
     call->writer.status = tcp_store_check_dead_locked(store, call->operation->err);
     if (call->writer.status == DD_OK && store->nidle > 0) {
         call->link = DD_CONTAINER_OF(store->idle.next, tcp_link, list);
         dd_list_remove(&call->link->list);
         store->nidle--;
     }
-    pthread_mutex_unlock(&store->mu);
+    dd_lock_release(&store->mu);
     if (call->writer.status == DD_OK && call->link == NULL) {
         call->writer.status =
             tcp_store_create_link(store, &call->link, &call->answer_wait, call->operation->err);
@@ -42,13 +43,13 @@ tcp_plain_begin(tcp_call *call)
 void
 tcp_plain_release(tcp_store *store, tcp_link *link)
 {
-    pthread_mutex_lock(&store->mu);
+    dd_lock_take(&store->mu);
     bool is_kept = link->fd >= 0 && store->nidle < MAX_IDLE_LINKS;
     if (is_kept) {
         dd_list_insert_before(store->idle.next, &link->list);
         store->nidle++;
     }
-    pthread_mutex_unlock(&store->mu);
+    dd_lock_release(&store->mu);
     if (!is_kept) {
         tcp_link_destroy(link, false);
     }
@@ -82,9 +83,9 @@ tcp_plain_end(tcp_call *call, dd_status status)
         status =
             dd_error_set(call->operation->err, DD_NOT_SUPPORTED, "the server does not know this operation");
     } else if (status == DD_NETWORK) {
-        pthread_mutex_lock(&store->mu);
+        dd_lock_take(&store->mu);
         tcp_store_note_dead_locked(store, call->operation->err);
-        pthread_mutex_unlock(&store->mu);
+        dd_lock_release(&store->mu);
     }
     tcp_plain_release(store, call->link);
     call->link = NULL;

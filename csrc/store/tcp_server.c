@@ -1,6 +1,7 @@
 #include "store/tcp_server_internal.h"
 
 #include "core/fork.h"
+#include "core/lock.h"
 #include "core/log.h"
 #include "core/mem.h"
 #include "core/thread.h"
@@ -20,7 +21,7 @@
 #define MAX_JOINED_NAMED ((size_t)64)
 
 struct dd_tcp_registry {
-    pthread_mutex_t mu;
+    dd_lock mu;
     dd_list servers; /* guarded by mu */
 };
 
@@ -31,7 +32,7 @@ dd_tcp_registry_create(dd_tcp_registry **registry, dd_error *err)
     if (created == NULL) {
         return dd_error_no_memory(err, sizeof *created);
     }
-    dd_mutex_init(&created->mu);
+    dd_lock_init(&created->mu, DD_LOCK_STORE_SERVERS);
     dd_list_init(&created->servers);
     *registry = created;
     return DD_OK;
@@ -41,7 +42,7 @@ void
 dd_tcp_registry_destroy(dd_tcp_registry *registry)
 {
     if (registry != NULL) {
-        pthread_mutex_destroy(&registry->mu);
+        dd_lock_fini(&registry->mu);
         dd_mem_free(registry);
     }
 }
@@ -51,7 +52,7 @@ dd_tcp_registry_destroy(dd_tcp_registry *registry)
 void
 tcp_server_note_joined(dd_tcp_server *server, const char *who, int64_t sum)
 {
-    pthread_mutex_lock(&server->joined_mu);
+    dd_lock_take(&server->joined_mu);
     server->njoined = sum;
     /* Doubling at powers of two: the array is as large as the next power. */
     size_t n = server->njoined_named;
@@ -65,7 +66,7 @@ tcp_server_note_joined(dd_tcp_server *server, const char *who, int64_t sum)
         snprintf(server->joined[server->njoined_named++], TCP_WHO_MAX, "%s", who);
     }
     pthread_cond_broadcast(&server->joined_cond);
-    pthread_mutex_unlock(&server->joined_mu);
+    dd_lock_release(&server->joined_mu);
 }
 
 static dd_status
@@ -96,7 +97,7 @@ dd_status
 dd_tcp_server_wait_joined(dd_tcp_server *server, int64_t world_size, const dd_wait *wait, dd_error *err)
 {
     dd_status status = DD_OK;
-    pthread_mutex_lock(&server->joined_mu);
+    dd_lock_take(&server->joined_mu);
     while (status == DD_OK && server->njoined < world_size) {
         dd_cond_wait_slice(&server->joined_cond, &server->joined_mu, wait);
         if (server->njoined >= world_size) {
@@ -106,11 +107,11 @@ dd_tcp_server_wait_joined(dd_tcp_server *server, int64_t world_size, const dd_wa
             status = joined_error_locked(server, world_size, wait, err);
             break;
         }
-        pthread_mutex_unlock(&server->joined_mu);
+        dd_lock_release(&server->joined_mu);
         status = dd_wait_check(wait, err);
-        pthread_mutex_lock(&server->joined_mu);
+        dd_lock_take(&server->joined_mu);
     }
-    pthread_mutex_unlock(&server->joined_mu);
+    dd_lock_release(&server->joined_mu);
     return status;
 }
 
@@ -136,9 +137,9 @@ pause_listener(tcp_listener *listener, int64_t duration_ns)
 static void
 note_turned_away(dd_tcp_server *server)
 {
-    pthread_mutex_lock(&server->joined_mu);
+    dd_lock_take(&server->joined_mu);
     server->nturned_away++;
-    pthread_mutex_unlock(&server->joined_mu);
+    dd_lock_release(&server->joined_mu);
 }
 
 /* False: none can be accepted for a while. */
@@ -448,7 +449,7 @@ tcp_server_free(dd_tcp_server *server)
     tcp_server_bury(server);
     dd_keyspace_fini(&server->ks);
     dd_loop_fini(&server->loop);
-    pthread_mutex_destroy(&server->joined_mu);
+    dd_lock_fini(&server->joined_mu);
     pthread_cond_destroy(&server->joined_cond);
     dd_mem_free(server->joined);
     dd_mem_free(server->recv_buf);
@@ -481,7 +482,7 @@ tcp_server_create(dd_tcp_server **out, const dd_tcp_server_options *options, dd_
     dd_list_init(&server->greeted);
     server->dice = (uint64_t)dd_clock_now_ns();
     dd_keyspace_init(&server->ks);
-    dd_mutex_init(&server->joined_mu);
+    dd_lock_init(&server->joined_mu, DD_LOCK_STORE_JOINED);
     dd_cond_init(&server->joined_cond);
     server->recv_buf = dd_mem_alloc(TCP_RECV_BYTES);
     status = server->recv_buf != NULL ? dd_blob_assign(&server->secret, options->secret, err)
@@ -539,7 +540,7 @@ open_shared(dd_tcp_server **out, const dd_tcp_server_options *options, const dd_
 {
     dd_tcp_registry *registry = options->registry;
     dd_status status = DD_OK;
-    pthread_mutex_lock(&registry->mu);
+    dd_lock_take(&registry->mu);
     dd_tcp_server *server = options->port != 0 ? find_shared_locked(registry, options->port) : NULL;
     if (server != NULL) {
         atomic_fetch_add(&server->refs, 1);
@@ -549,7 +550,7 @@ open_shared(dd_tcp_server **out, const dd_tcp_server_options *options, const dd_
             dd_list_push_back(&registry->servers, &server->registry_link);
         }
     }
-    pthread_mutex_unlock(&registry->mu);
+    dd_lock_release(&registry->mu);
     if (status == DD_OK) {
         *out = server;
     }
@@ -582,7 +583,7 @@ dd_tcp_server_release(dd_tcp_server *server)
     /* Held to the end: who asks for the port of a shared server meanwhile finds it neither dying nor in use. */
     dd_tcp_registry *registry = server->registry;
     if (registry != NULL) {
-        pthread_mutex_lock(&registry->mu);
+        dd_lock_take(&registry->mu);
     }
     if (atomic_fetch_sub(&server->refs, 1) == 1) {
         dd_list_remove(&server->registry_link);
@@ -591,7 +592,7 @@ dd_tcp_server_release(dd_tcp_server *server)
         tcp_server_free(server);
     }
     if (registry != NULL) {
-        pthread_mutex_unlock(&registry->mu);
+        dd_lock_release(&registry->mu);
     }
 }
 

@@ -7,6 +7,7 @@
 #define DD_STORE_TCP_SERVER_INTERNAL_H
 
 #include "core/list.h"
+#include "core/lock.h"
 #include "net/addr.h"
 #include "net/auth.h"
 #include "net/loop.h"
@@ -112,7 +113,7 @@ struct dd_tcp_server {
     uint8_t *recv_buf;         /* TCP_RECV_BYTES, for whoever is being read */
 
     /* guarded by joined_mu */
-    pthread_mutex_t joined_mu;
+    dd_lock joined_mu;
     pthread_cond_t joined_cond;
     int64_t njoined;
     char (*joined)[TCP_WHO_MAX]; /* who they are, as far as memory allowed */

@@ -1,5 +1,6 @@
 #include "store/tcp_client_internal.h"
 
+#include "core/lock.h"
 #include "core/mem.h"
 #include "core/thread.h"
 
@@ -29,7 +30,7 @@ tcp_destroy(dd_store *head)
     if (!is_forked) {
         /* In a forked child the list may be half changed: it is left alone. */
         tcp_plain_close(store);
-        pthread_mutex_destroy(&store->mu);
+        dd_lock_fini(&store->mu);
         pthread_cond_destroy(&store->cond);
     }
     tcp_link_destroy(store->link, is_forked);
@@ -57,7 +58,7 @@ create_store(tcp_store **out, const dd_tcp_store_options *options, dd_error *err
     store->target.host = host;
     store->target.port = options->server != NULL ? dd_tcp_server_port(options->server) : options->port;
     snprintf(store->where, sizeof store->where, "TCPStore at %.64s:%u", host, store->target.port);
-    dd_mutex_init(&store->mu);
+    dd_lock_init(&store->mu, DD_LOCK_STORE_CLIENT);
     dd_cond_init(&store->cond);
     dd_list_init(&store->idle);
     dd_list_init(&store->unanswered);

@@ -1,5 +1,6 @@
 #include "store/tcp_client_internal.h"
 
+#include "core/lock.h"
 #include "core/thread.h"
 #include "net/sock.h"
 
@@ -65,7 +66,7 @@ tcp_tagged_send(tcp_call *call)
     tcp_store *store = call->operation->store;
     dd_error *err = call->operation->err;
     call->is_answered = false;
-    pthread_mutex_lock(&store->mu);
+    dd_lock_take(&store->mu);
     dd_status status = tcp_store_check_dead_locked(store, err);
     if (status == DD_OK) {
         call->tag = ++store->last_tag;
@@ -74,7 +75,7 @@ tcp_tagged_send(tcp_call *call)
         status = queue_locked(store, &call->request, err);
         call->end = store->nqueued;
     }
-    pthread_mutex_unlock(&store->mu);
+    dd_lock_release(&store->mu);
     return status;
 }
 
@@ -88,11 +89,11 @@ tcp_tagged_cancel(tcp_call *call)
     dd_tcp_write_u32(&writer, call->tag);
     dd_tcp_write_u8(&writer, DD_TCP_CANCEL_WAIT);
     dd_status status = writer.status;
-    pthread_mutex_lock(&store->mu);
+    dd_lock_take(&store->mu);
     if (status == DD_OK && store->dead.code == DD_OK && !call->is_answered) {
         status = queue_locked(store, &request, NULL);
     }
-    pthread_mutex_unlock(&store->mu);
+    dd_lock_release(&store->mu);
     dd_blob_fini(&request);
     return status;
 }
@@ -185,9 +186,9 @@ read_for_all_locked(tcp_store *store, const tcp_call *call, const dd_wait *wait,
     store->is_read = true;
     while (status == DD_OK && !call->is_answered) {
         short events = (short)(POLLIN | (store->backlog.len > 0 ? POLLOUT : 0));
-        pthread_mutex_unlock(&store->mu);
+        dd_lock_release(&store->mu);
         status = receive(store, events, wait, err);
-        pthread_mutex_lock(&store->mu);
+        dd_lock_take(&store->mu);
         if (status == DD_OK) {
             status = deliver_locked(store, err);
             pthread_cond_broadcast(&store->cond);
@@ -215,7 +216,7 @@ wait_for_reader_locked(tcp_store *store, const tcp_call *call, const dd_wait *wa
             return DD_OK;
         }
     }
-    pthread_mutex_unlock(&store->mu);
+    dd_lock_release(&store->mu);
     dd_status status;
     if (is_sent) {
         status = dd_wait_check(wait, err);
@@ -228,7 +229,7 @@ wait_for_reader_locked(tcp_store *store, const tcp_call *call, const dd_wait *wa
     if (status == DD_OK && dd_wait_is_over(wait)) {
         status = dd_error_set(err, DD_NETWORK_TIMED_OUT, "timed out after %.3f s", dd_wait_elapsed_s(wait));
     }
-    pthread_mutex_lock(&store->mu);
+    dd_lock_take(&store->mu);
     if (status == DD_OK) {
         status = flush_locked(store, err);
     }
@@ -240,7 +241,7 @@ tcp_tagged_await(tcp_call *call, const dd_wait *wait, dd_error *err)
 {
     tcp_store *store = call->operation->store;
     dd_status status = DD_OK;
-    pthread_mutex_lock(&store->mu);
+    dd_lock_take(&store->mu);
     while (!call->is_answered && status == DD_OK) {
         if (store->dead.code != DD_OK) {
             status = dd_error_copy(err, &store->dead);
@@ -250,7 +251,7 @@ tcp_tagged_await(tcp_call *call, const dd_wait *wait, dd_error *err)
             status = read_for_all_locked(store, call, wait, err);
         }
     }
-    pthread_mutex_unlock(&store->mu);
+    dd_lock_release(&store->mu);
     if (status == DD_OK && call->answer.len == 0) {
         return dd_error_no_memory(err, DD_TCP_HEAD_BYTES);
     }
@@ -262,11 +263,11 @@ tcp_tagged_end(tcp_call *call)
 {
     tcp_store *store = call->operation->store;
     if (call->tag != 0 && !call->is_answered) {
-        pthread_mutex_lock(&store->mu);
+        dd_lock_take(&store->mu);
         if (!call->is_answered) {
             dd_list_remove(&call->unanswered);
         }
-        pthread_mutex_unlock(&store->mu);
+        dd_lock_release(&store->mu);
     }
     dd_blob_fini(&call->answer);
 }

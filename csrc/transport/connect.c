@@ -1,6 +1,7 @@
 #include "transport/connect_internal.h"
 
 #include "core/fork.h"
+#include "core/lock.h"
 #include "core/log.h"
 #include "core/mem.h"
 #include "net/sock.h"
@@ -79,7 +80,7 @@ connect_claim(connect_job *job, const dd_uid *peer)
     dd_connector *self = job->connector;
     bool is_ours_first = memcmp(&self->uid, peer, sizeof *peer) < 0;
     bool is_free = true;
-    pthread_mutex_lock(&self->mu);
+    dd_lock_take(&self->mu);
     FOR_EACH_JOB_LOCKED(other, &self->jobs, peer)
     {
         /* The peer, if its uid is the larger one, would not take our dial while its own is under way. */
@@ -91,7 +92,7 @@ connect_claim(connect_job *job, const dd_uid *peer)
         job->lane = 0;
         job->stage = CONNECT_CLAIMED;
     }
-    pthread_mutex_unlock(&self->mu);
+    dd_lock_release(&self->mu);
     return is_free;
 }
 
@@ -111,7 +112,7 @@ void
 connect_settle_accept(connect_job *job, bool is_linked)
 {
     dd_connector *self = job->connector;
-    pthread_mutex_lock(&self->mu);
+    dd_lock_take(&self->mu);
     job->stage = CONNECT_WAITING;
     if (is_linked) {
         answer_dials_locked(&self->jobs, &job->peer);
@@ -119,7 +120,7 @@ connect_settle_accept(connect_job *job, bool is_linked)
     }
     job->lane = -1;
     pthread_cond_broadcast(&self->cond);
-    pthread_mutex_unlock(&self->mu);
+    dd_lock_release(&self->mu);
 }
 
 /* Whether the dial still has something to do; meanwhile nobody else's claim is pending. */
@@ -128,7 +129,7 @@ outwait_claim_locked(connect_job *job)
 {
     dd_connector *self = job->connector;
     while (job->lane == 0 && !self->is_closing && !job->is_answered && is_claimed_locked(self, &job->peer)) {
-        pthread_cond_wait(&self->cond, &self->mu);
+        dd_cond_wait(&self->cond, &self->mu);
     }
     return !self->is_closing && !job->is_answered;
 }
@@ -137,10 +138,10 @@ bool
 connect_begin_dial(connect_job *job)
 {
     dd_connector *self = job->connector;
-    pthread_mutex_lock(&self->mu);
+    dd_lock_take(&self->mu);
     bool is_wanted = outwait_claim_locked(job);
     job->stage = CONNECT_DIALING;
-    pthread_mutex_unlock(&self->mu);
+    dd_lock_release(&self->mu);
     return is_wanted;
 }
 
@@ -148,9 +149,9 @@ bool
 connect_settle_dial(connect_job *job)
 {
     dd_connector *self = job->connector;
-    pthread_mutex_lock(&self->mu);
+    dd_lock_take(&self->mu);
     bool is_wanted = outwait_claim_locked(job);
-    pthread_mutex_unlock(&self->mu);
+    dd_lock_release(&self->mu);
     return is_wanted;
 }
 
@@ -162,12 +163,12 @@ connect_sleep_busy(connect_job *job, int64_t duration_ns)
     if (nap.deadline_ns > job->deadline_ns) {
         nap.deadline_ns = job->deadline_ns;
     }
-    pthread_mutex_lock(&self->mu);
+    dd_lock_take(&self->mu);
     while (!self->is_closing && !job->is_answered && !dd_wait_is_over(&nap)) {
         dd_cond_wait_slice(&self->cond, &self->mu, &nap);
     }
     bool is_wanted = !self->is_closing && !job->is_answered;
-    pthread_mutex_unlock(&self->mu);
+    dd_lock_release(&self->mu);
     return is_wanted;
 }
 
@@ -209,7 +210,7 @@ go_on(connect_job *job)
     connect_pool *pool = pool_of(job);
     pthread_t previous;
     bool has_previous = false;
-    pthread_mutex_lock(&self->mu);
+    dd_lock_take(&self->mu);
     dd_list_remove(&job->link);
     if (!job->is_dial && self->naccepted-- == CONNECT_ACCEPTS_MAX) {
         connect_wake_listener(self);
@@ -223,7 +224,7 @@ go_on(connect_job *job)
         pool->nthreads--;
     }
     pthread_cond_broadcast(&self->cond);
-    pthread_mutex_unlock(&self->mu);
+    dd_lock_release(&self->mu);
     dd_mem_free(job);
     if (has_previous) {
         pthread_join(previous, NULL);
@@ -310,13 +311,13 @@ dd_connector_dial(dd_connector *self, const dd_card *peer, int lane, int64_t dea
     job->peer = peer->uid;
     job->lane = lane;
     dd_status status = DD_OK;
-    pthread_mutex_lock(&self->mu);
+    dd_lock_take(&self->mu);
     if (self->is_closing) {
         status = dd_error_set(err, DD_CLOSED, "cannot dial: the connector is closed");
     } else {
         status = submit_locked(job, err);
     }
-    pthread_mutex_unlock(&self->mu);
+    dd_lock_release(&self->mu);
     if (status != DD_OK) {
         dd_mem_free(job);
     }
@@ -336,10 +337,10 @@ start_accept(dd_connector *self, const connect_guest *guest)
         job->fd = guest->fd;
         job->is_unix = guest->is_unix;
         memcpy(job->hello, guest->hello, sizeof job->hello);
-        pthread_mutex_lock(&self->mu);
+        dd_lock_take(&self->mu);
         status = submit_locked(job, &err);
         self->naccepted += status == DD_OK ? 1 : 0;
-        pthread_mutex_unlock(&self->mu);
+        dd_lock_release(&self->mu);
     }
     if (status != DD_OK) {
         DD_LOG(DD_LOG_INFO, "cannot look after a connection: %s", err.message);
@@ -351,7 +352,7 @@ start_accept(dd_connector *self, const connect_guest *guest)
 static void
 call_off_the_shy(dd_connector *self)
 {
-    pthread_mutex_lock(&self->mu);
+    dd_lock_take(&self->mu);
     for (dd_list *at = self->jobs.next; at != &self->jobs; at = at->next) {
         connect_job *job = DD_CONTAINER_OF(at, connect_job, link);
         if (!job->is_dial && job->stage == CONNECT_WAITING && !is_called_off(job) &&
@@ -359,7 +360,7 @@ call_off_the_shy(dd_connector *self)
             atomic_store_explicit(&job->is_called_off, true, memory_order_relaxed);
         }
     }
-    pthread_mutex_unlock(&self->mu);
+    dd_lock_release(&self->mu);
 }
 
 /* More threads for a queue that has not moved since the last look. */
@@ -384,7 +385,7 @@ help_stuck_locked(connect_pool *pool, int nthreads_max)
 static bool
 look_at_books(dd_connector *self, int64_t *look_ns, int *timeout_ms)
 {
-    pthread_mutex_lock(&self->mu);
+    dd_lock_take(&self->mu);
     bool goes_on = !self->is_closing;
     bool is_queued = !dd_list_is_empty(&self->dials.queue) || !dd_list_is_empty(&self->accepts.queue);
     if (!is_queued) {
@@ -397,7 +398,7 @@ look_at_books(dd_connector *self, int64_t *look_ns, int *timeout_ms)
         *look_ns = dd_deadline_after(CONNECT_STUCK_NS);
     }
     *timeout_ms = is_queued ? (int)(CONNECT_STUCK_NS / DD_NS_PER_MS) : -1;
-    pthread_mutex_unlock(&self->mu);
+    dd_lock_release(&self->mu);
     return goes_on;
 }
 
@@ -473,9 +474,9 @@ accept_from(dd_connector *self, int listen_fd)
 static bool
 has_room(dd_connector *self)
 {
-    pthread_mutex_lock(&self->mu);
+    dd_lock_take(&self->mu);
     bool is_so = self->naccepted < CONNECT_ACCEPTS_MAX;
-    pthread_mutex_unlock(&self->mu);
+    dd_lock_release(&self->mu);
     return is_so;
 }
 
@@ -577,7 +578,7 @@ create_connector(const dd_connect_options *options, const dd_connect_handler *ha
     self->generation = dd_fork_generation();
     self->wake_fd = -1;
     connect_lobby_init(&self->lobby);
-    dd_mutex_init(&self->mu);
+    dd_lock_init(&self->mu, DD_LOCK_CONNECTOR);
     dd_cond_init(&self->cond);
     dd_list_init(&self->jobs);
     dd_list_init(&self->dials.queue);
@@ -593,7 +594,7 @@ destroy_connector(dd_connector *self)
     dd_sock_close(self->unix_fd);
     connect_lobby_fini(&self->lobby);
     dd_sock_close(self->wake_fd);
-    pthread_mutex_destroy(&self->mu);
+    dd_lock_fini(&self->mu);
     pthread_cond_destroy(&self->cond);
     free_connector(self);
 }
@@ -665,18 +666,18 @@ dd_connector_close(dd_connector *self)
         free_connector(self);
         return;
     }
-    pthread_mutex_lock(&self->mu);
+    dd_lock_take(&self->mu);
     self->is_closing = true;
     call_off_all_locked(self);
-    pthread_mutex_unlock(&self->mu);
+    dd_lock_release(&self->mu);
     connect_wake_listener(self);
     pthread_join(self->listener, NULL);
-    pthread_mutex_lock(&self->mu);
+    dd_lock_take(&self->mu);
     call_off_all_locked(self); /* those that came in meanwhile */
     while (self->dials.nthreads > 0 || self->accepts.nthreads > 0) {
-        pthread_cond_wait(&self->cond, &self->mu);
+        dd_cond_wait(&self->cond, &self->mu);
     }
-    pthread_mutex_unlock(&self->mu);
+    dd_lock_release(&self->mu);
     if (self->has_finished) {
         pthread_join(self->finished, NULL);
     }

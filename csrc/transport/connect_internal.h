@@ -6,6 +6,7 @@
 #define DD_TRANSPORT_CONNECT_INTERNAL_H
 
 #include "core/list.h"
+#include "core/lock.h"
 #include "core/thread.h"
 #include "net/sha256.h"
 #include "transport/connect.h"
@@ -102,7 +103,7 @@ struct dd_connector {
     dd_blob ifnames;
     dd_blob secret;
 
-    pthread_mutex_t mu;
+    dd_lock mu;
     pthread_cond_t cond; /* any change of what follows */
     /* guarded by mu */
     dd_list jobs; /* running */

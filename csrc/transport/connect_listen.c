@@ -1,5 +1,6 @@
 #include "transport/connect_internal.h"
 
+#include "core/lock.h"
 #include "core/log.h"
 #include "net/auth.h"
 #include "net/sock.h"
@@ -199,13 +200,13 @@ connect_listen_unix(dd_connector *connector, dd_card *card)
 size_t
 connect_take_listeners(dd_connector *self, int fds[CONNECT_LISTEN_MAX + 1])
 {
-    pthread_mutex_lock(&self->mu);
+    dd_lock_take(&self->mu);
     if (!self->wants_ports) {
         connect_close_ports(&self->ports);
     }
     size_t count = self->ports.count;
     memcpy(fds, self->ports.fds, count * sizeof *fds);
-    pthread_mutex_unlock(&self->mu);
+    dd_lock_release(&self->mu);
     if (self->unix_fd >= 0) {
         fds[count++] = self->unix_fd;
     }
@@ -216,10 +217,10 @@ dd_status
 dd_connector_open_ports(dd_connector *self, const dd_addr *first, dd_addr_list *addrs, dd_error *err)
 {
     bool is_for_loopback = connect_is_for_loopback(self, first);
-    pthread_mutex_lock(&self->mu);
+    dd_lock_take(&self->mu);
     self->wants_ports = true;
     bool is_open = self->ports.count > 0 && (is_for_loopback || !self->ports.is_loopback);
-    pthread_mutex_unlock(&self->mu);
+    dd_lock_release(&self->mu);
     if (is_open) {
         return DD_OK;
     }
@@ -228,11 +229,11 @@ dd_connector_open_ports(dd_connector *self, const dd_addr *first, dd_addr_list *
     if (status != DD_OK) {
         return status;
     }
-    pthread_mutex_lock(&self->mu);
+    dd_lock_take(&self->mu);
     memcpy(self->ports.fds + self->ports.count, more.fds, more.count * sizeof *more.fds);
     self->ports.count += more.count;
     self->ports.is_loopback = more.is_loopback;
-    pthread_mutex_unlock(&self->mu);
+    dd_lock_release(&self->mu);
     connect_wake_listener(self);
     return DD_OK;
 }
@@ -240,8 +241,8 @@ dd_connector_open_ports(dd_connector *self, const dd_addr *first, dd_addr_list *
 void
 dd_connector_close_ports(dd_connector *self)
 {
-    pthread_mutex_lock(&self->mu);
+    dd_lock_take(&self->mu);
     self->wants_ports = false;
-    pthread_mutex_unlock(&self->mu);
+    dd_lock_release(&self->mu);
     connect_wake_listener(self);
 }

@@ -1,6 +1,7 @@
 #include "transport/engine_internal.h"
 
 #include "core/fork.h"
+#include "core/lock.h"
 #include "core/mem.h"
 
 #include <errno.h>
@@ -52,8 +53,8 @@ init_fields(dd_engine *engine)
     engine->generation = dd_fork_generation();
     engine->epoll_fd = -1;
     engine->wake_fd = -1;
-    dd_mutex_init(&engine->mu);
-    dd_mutex_init(&engine->opening_mu);
+    dd_lock_init(&engine->mu, DD_LOCK_ENGINE);
+    dd_lock_init(&engine->opening_mu, DD_LOCK_ENGINE_OPENING);
     dd_map_init(&engine->peers);
     dd_map_init(&engine->contexts);
     dd_list_init(&engine->context_list);
@@ -228,10 +229,10 @@ dd_engine_is_torn(dd_engine *engine)
         return false;
     }
     /* A lock is what it was at the fork. */
-    if (pthread_mutex_trylock(&engine->mu) != 0) {
+    if (!dd_lock_try(&engine->mu)) {
         return true;
     }
-    pthread_mutex_unlock(&engine->mu);
+    dd_lock_release(&engine->mu);
     return false;
 }
 
@@ -296,18 +297,18 @@ are_ports_needed_locked(const dd_engine *engine)
 void
 dd_engine_begin_meeting(dd_engine *engine)
 {
-    pthread_mutex_lock(&engine->opening_mu);
+    dd_lock_take(&engine->opening_mu);
     dd_engine_lock(engine);
     engine->nmeetings++;
     engine->has_met = true;
     dd_engine_unlock(engine);
-    pthread_mutex_unlock(&engine->opening_mu);
+    dd_lock_release(&engine->opening_mu);
 }
 
 void
 dd_engine_end_meeting(dd_engine *engine)
 {
-    pthread_mutex_lock(&engine->opening_mu);
+    dd_lock_take(&engine->opening_mu);
     dd_engine_lock(engine);
     bool is_last = --engine->nmeetings == 0;
     bool are_needed = are_ports_needed_locked(engine);
@@ -315,7 +316,7 @@ dd_engine_end_meeting(dd_engine *engine)
     if (is_last && !are_needed && engine->connector != NULL) {
         dd_connector_close_ports(engine->connector);
     }
-    pthread_mutex_unlock(&engine->opening_mu);
+    dd_lock_release(&engine->opening_mu);
 }
 
 dd_status
@@ -325,12 +326,12 @@ dd_engine_card(dd_engine *engine, const dd_addr *first, dd_blob *card, dd_error 
     if (status != DD_OK) {
         return status;
     }
-    pthread_mutex_lock(&engine->opening_mu);
+    dd_lock_take(&engine->opening_mu);
     status = engine->connector == NULL ? open_connector(engine, first, err) : open_ports(engine, first, err);
     if (status == DD_OK) {
         status = dd_card_encode(&engine->card, card, err);
     }
-    pthread_mutex_unlock(&engine->opening_mu);
+    dd_lock_release(&engine->opening_mu);
     return status;
 }
 

@@ -3,6 +3,7 @@
 
 #include "core/fence.h"
 #include "core/fork.h"
+#include "core/lock.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -34,25 +35,25 @@
 void
 dd_engine_lock(dd_engine *engine)
 {
-    if (pthread_mutex_trylock(&engine->mu) == 0) {
+    if (dd_lock_try(&engine->mu)) {
         return;
     }
     atomic_fetch_add_explicit(&engine->nlockers, 1, memory_order_relaxed);
     for (int look = 0; look < LOCK_LOOKS; look++) {
         dd_spin_pause();
-        if (pthread_mutex_trylock(&engine->mu) == 0) {
+        if (dd_lock_try(&engine->mu)) {
             atomic_fetch_sub_explicit(&engine->nlockers, 1, memory_order_relaxed);
             return;
         }
     }
-    pthread_mutex_lock(&engine->mu);
+    dd_lock_take(&engine->mu);
     atomic_fetch_sub_explicit(&engine->nlockers, 1, memory_order_relaxed);
 }
 
 bool
 dd_engine_try_lock(dd_engine *engine)
 {
-    return pthread_mutex_trylock(&engine->mu) == 0;
+    return dd_lock_try(&engine->mu);
 }
 
 static void
@@ -91,7 +92,7 @@ dd_engine_unlock(dd_engine *engine)
         engine->is_wake_due = false;
         wake_done_waiters(engine);
     }
-    pthread_mutex_unlock(&engine->mu);
+    dd_lock_release(&engine->mu);
 }
 
 void
@@ -144,7 +145,7 @@ let_others_in(dd_engine *engine)
         }
     }
     /* Not counted among nlockers: two drivers would make room for each other for ever. */
-    pthread_mutex_lock(&engine->mu);
+    dd_lock_take(&engine->mu);
 }
 
 /* ---- waking */
@@ -152,10 +153,10 @@ let_others_in(dd_engine *engine)
 static void
 kick_background(dd_engine *engine)
 {
-    pthread_mutex_lock(&engine->nap_mu);
+    dd_lock_take(&engine->nap_mu);
     engine->is_kicked = true;
     pthread_cond_signal(&engine->nap);
-    pthread_mutex_unlock(&engine->nap_mu);
+    dd_lock_release(&engine->nap_mu);
 }
 
 /* A call was so long that the background thread has settled for a long nap: a short one, from here on. */
@@ -163,9 +164,9 @@ static void
 cut_nap_short(dd_engine *engine)
 {
     if (atomic_load(&engine->is_napping_long)) {
-        pthread_mutex_lock(&engine->nap_mu);
+        dd_lock_take(&engine->nap_mu);
         pthread_cond_signal(&engine->nap);
-        pthread_mutex_unlock(&engine->nap_mu);
+        dd_lock_release(&engine->nap_mu);
     }
 }
 
@@ -569,7 +570,7 @@ static bool
 nap(dd_engine *engine, uint64_t *ndrives)
 {
     bool is_time = false;
-    pthread_mutex_lock(&engine->nap_mu);
+    dd_lock_take(&engine->nap_mu);
     while (!engine->is_stopping && !is_time) {
         if (!engine->is_kicked) {
             nap_once(engine);
@@ -581,7 +582,7 @@ nap(dd_engine *engine, uint64_t *ndrives)
         engine->is_kicked = false;
     }
     bool goes_on = !engine->is_stopping;
-    pthread_mutex_unlock(&engine->nap_mu);
+    dd_lock_release(&engine->nap_mu);
     return goes_on;
 }
 
@@ -616,7 +617,7 @@ engine_drive_init(dd_engine *engine)
     dd_list_init(&engine->waiters);
     engine->background = (dd_waiter){.is_background = true, .is_done = &engine->is_stopped};
     dd_list_init(&engine->background.link);
-    dd_mutex_init(&engine->nap_mu);
+    dd_lock_init(&engine->nap_mu, DD_LOCK_ENGINE_NAP);
     dd_cond_init(&engine->nap);
     engine->spin = dd_spin_make(SPIN_NS);
 }
@@ -638,10 +639,10 @@ engine_stop_background(dd_engine *engine)
     if (!engine->has_thread) {
         return;
     }
-    pthread_mutex_lock(&engine->nap_mu);
+    dd_lock_take(&engine->nap_mu);
     engine->is_stopping = true;
     pthread_cond_signal(&engine->nap);
-    pthread_mutex_unlock(&engine->nap_mu);
+    dd_lock_release(&engine->nap_mu);
     dd_engine_lock(engine);
     atomic_store_explicit(&engine->is_stopped, true, memory_order_release);
     if (engine->driver != NULL && engine->driver->is_asleep) {

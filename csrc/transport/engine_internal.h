@@ -8,6 +8,7 @@
 #ifndef DD_TRANSPORT_ENGINE_INTERNAL_H
 #define DD_TRANSPORT_ENGINE_INTERNAL_H
 
+#include "core/lock.h"
 #include "core/map.h"
 #include "core/spin.h"
 #include "core/thread.h"
@@ -191,7 +192,7 @@ typedef struct dd_waiter {
 struct dd_engine {
     atomic_uint refs;
     uint64_t generation; /* const after init */
-    pthread_mutex_t mu;
+    dd_lock mu;
     atomic_uint nlockers;       /* threads that want mu and had to wait; relaxed: a hint to the driver */
     dd_connect_options options; /* const after init; the strings are in option_text */
     dd_blob option_text;        /* const after init */
@@ -199,9 +200,9 @@ struct dd_engine {
     dd_connector *connector;    /* NULL before the first card */
     /* uid const after init, addrs guarded by opening_mu and mu, the rest const after the first card */
     dd_card card;
-    pthread_mutex_t opening_mu; /* held while the connector and its ports are made; taken before mu */
-    unsigned nmeetings;         /* written with opening_mu and mu */
-    bool has_met;               /* the same: somebody has said when meetings begin and end */
+    dd_lock opening_mu; /* held while the connector and its ports are made; taken before mu */
+    unsigned nmeetings; /* written with opening_mu and mu */
+    bool has_met;       /* the same: somebody has said when meetings begin and end */
     dd_peer *self;
 
     dd_map peers;
@@ -244,7 +245,7 @@ struct dd_engine {
     bool has_thread;
     bool is_closing;
     pthread_t thread;
-    pthread_mutex_t nap_mu;
+    dd_lock nap_mu;
     pthread_cond_t nap;
     bool is_kicked;         /* guarded by nap_mu */
     bool is_stopping;       /* guarded by nap_mu */

@@ -1,6 +1,7 @@
 #include "watch/watch_internal.h"
 
 #include "core/fork.h"
+#include "core/lock.h"
 #include "core/log.h"
 #include "core/mem.h"
 
@@ -27,13 +28,13 @@
 static bool
 begin_pass(dd_monitor *monitor, const dd_wait *wait)
 {
-    pthread_mutex_lock(&monitor->mu);
+    dd_lock_take(&monitor->mu);
     while (monitor->is_busy && !dd_wait_is_over(wait)) {
         dd_cond_wait_slice(&monitor->cond, &monitor->mu, wait);
     }
     bool is_ours = !monitor->is_busy;
     monitor->is_busy = true;
-    pthread_mutex_unlock(&monitor->mu);
+    dd_lock_release(&monitor->mu);
     return is_ours;
 }
 
@@ -77,7 +78,7 @@ static watch_member *
 take_removed(dd_monitor *monitor, bool *is_last_of_place)
 {
     watch_member *found = NULL;
-    pthread_mutex_lock(&monitor->mu);
+    dd_lock_take(&monitor->mu);
     for (dd_list *node = monitor->members.next; node != &monitor->members && found == NULL;
          node = node->next) {
         watch_member *member = DD_CONTAINER_OF(node, watch_member, link);
@@ -89,7 +90,7 @@ take_removed(dd_monitor *monitor, bool *is_last_of_place)
         monitor->is_busy = false;
         pthread_cond_broadcast(&monitor->cond);
     }
-    pthread_mutex_unlock(&monitor->mu);
+    dd_lock_release(&monitor->mu);
     return found;
 }
 
@@ -106,9 +107,9 @@ end_pass(dd_monitor *monitor)
 watch_member *
 watch_next(dd_monitor *monitor, watch_member *after)
 {
-    pthread_mutex_lock(&monitor->mu);
+    dd_lock_take(&monitor->mu);
     dd_list *node = after != NULL ? after->link.next : monitor->members.next;
-    pthread_mutex_unlock(&monitor->mu);
+    dd_lock_release(&monitor->mu);
     return node != &monitor->members ? DD_CONTAINER_OF(node, watch_member, link) : NULL;
 }
 
@@ -258,7 +259,7 @@ check_heartbeat(dd_monitor *monitor)
     const char *activity = "";
     bool is_lost = false;
     int64_t now_ns = dd_clock_now_ns();
-    pthread_mutex_lock(&monitor->mu); /* who takes the heartbeat away may end what it is of */
+    dd_lock_take(&monitor->mu); /* who takes the heartbeat away may end what it is of */
     dd_monitor_heartbeat heartbeat = monitor->heartbeat;
     uint64_t beat = monitor->has_heartbeat ? heartbeat.count(heartbeat.ctx) : 0;
     if (beat == 0 || beat != monitor->beat) {
@@ -270,7 +271,7 @@ check_heartbeat(dd_monitor *monitor)
         activity = heartbeat.activity(heartbeat.ctx);
     }
     int64_t stood_ns = now_ns - monitor->beat_since_ns;
-    pthread_mutex_unlock(&monitor->mu);
+    dd_lock_release(&monitor->mu);
     if (is_lost) {
         on_lost_beat(monitor, activity, stood_ns, heartbeat.is_fatal);
     }
@@ -348,21 +349,21 @@ leave(dd_monitor *monitor)
     dd_wait endless = {.deadline_ns = DD_NEVER_NS};
     (void)begin_pass(monitor, &endless);
     watch_close_pipe(monitor);
-    pthread_mutex_lock(&monitor->mu);
+    dd_lock_take(&monitor->mu);
     for (dd_list *node = monitor->members.next; node != &monitor->members; node = node->next) {
         DD_CONTAINER_OF(node, watch_member, link)->is_removed = true;
     }
-    pthread_mutex_unlock(&monitor->mu);
+    dd_lock_release(&monitor->mu);
     end_pass(monitor);
 }
 
 static void
 set_running(dd_monitor *monitor, bool is_running)
 {
-    pthread_mutex_lock(&monitor->mu);
+    dd_lock_take(&monitor->mu);
     monitor->is_running = is_running;
     pthread_cond_broadcast(&monitor->cond);
-    pthread_mutex_unlock(&monitor->mu);
+    dd_lock_release(&monitor->mu);
 }
 
 void
@@ -398,11 +399,11 @@ dd_monitor_stop(dd_monitor *monitor, int64_t grace_ns)
     atomic_store(&monitor->is_stopping, true);
     wake(monitor);
     dd_wait wait = dd_wait_after(grace_ns);
-    pthread_mutex_lock(&monitor->mu);
+    dd_lock_take(&monitor->mu);
     while (monitor->is_running && !dd_wait_is_over(&wait)) {
         dd_cond_wait_slice(&monitor->cond, &monitor->mu, &wait);
     }
-    pthread_mutex_unlock(&monitor->mu);
+    dd_lock_release(&monitor->mu);
 }
 
 void
@@ -450,7 +451,7 @@ static dd_status
 link_member(dd_monitor *monitor, watch_member *member, uint64_t *id, dd_error *err)
 {
     dd_status status = DD_OK;
-    pthread_mutex_lock(&monitor->mu);
+    dd_lock_take(&monitor->mu);
     if (member->info.store != NULL) {
         member->place = use_place_locked(monitor, root_of(member->info.store), err);
         status = member->place != NULL ? DD_OK : DD_OUT_OF_MEMORY;
@@ -463,16 +464,16 @@ link_member(dd_monitor *monitor, watch_member *member, uint64_t *id, dd_error *e
         *id = member->id = ++monitor->last_id;
         dd_list_push_back(&monitor->members, &member->link);
     }
-    pthread_mutex_unlock(&monitor->mu);
+    dd_lock_release(&monitor->mu);
     return status;
 }
 
 static bool
 needs_signals(dd_monitor *monitor, const dd_monitor_member *info)
 {
-    pthread_mutex_lock(&monitor->mu);
+    dd_lock_take(&monitor->mu);
     bool is_first = dd_list_is_empty(&monitor->members);
-    pthread_mutex_unlock(&monitor->mu);
+    dd_lock_release(&monitor->mu);
     return info->store != NULL && (is_first || info->fail != NULL || monitor->options.is_desync);
 }
 
@@ -521,14 +522,14 @@ dd_monitor_remove(dd_monitor *monitor, uint64_t id)
     if (is_ours) {
         take_alarms(monitor);
     }
-    pthread_mutex_lock(&monitor->mu);
+    dd_lock_take(&monitor->mu);
     for (dd_list *node = monitor->members.next; node != &monitor->members; node = node->next) {
         watch_member *member = DD_CONTAINER_OF(node, watch_member, link);
         if (member->id == id) {
             member->is_removed = true;
         }
     }
-    pthread_mutex_unlock(&monitor->mu);
+    dd_lock_release(&monitor->mu);
     if (is_ours) {
         end_pass(monitor);
     }
@@ -537,10 +538,10 @@ dd_monitor_remove(dd_monitor *monitor, uint64_t id)
 void
 dd_monitor_set_heartbeat(dd_monitor *monitor, const dd_monitor_heartbeat *heartbeat)
 {
-    pthread_mutex_lock(&monitor->mu);
+    dd_lock_take(&monitor->mu);
     monitor->has_heartbeat = heartbeat != NULL;
     monitor->heartbeat = heartbeat != NULL ? *heartbeat : (dd_monitor_heartbeat){0};
-    pthread_mutex_unlock(&monitor->mu);
+    dd_lock_release(&monitor->mu);
 }
 
 /* ---- the object */
@@ -586,7 +587,7 @@ dd_monitor_create(const dd_monitor_options *options, dd_monitor **out, dd_error 
     monitor->host = *options->host;
     monitor->pipe_fd = -1;
     monitor->generation = dd_fork_generation();
-    dd_mutex_init(&monitor->mu);
+    dd_lock_init(&monitor->mu, DD_LOCK_MONITOR);
     dd_cond_init(&monitor->cond);
     dd_list_init(&monitor->members);
     dd_list_init(&monitor->places);
@@ -613,7 +614,7 @@ dd_monitor_destroy(dd_monitor *monitor)
     dd_recorder_notify_of_alarms(monitor->options.recorder, NULL, NULL);
     dd_fork_close(monitor->wake_fd);
     pthread_cond_destroy(&monitor->cond);
-    pthread_mutex_destroy(&monitor->mu);
+    dd_lock_fini(&monitor->mu);
     dd_blob_fini(&monitor->report);
     dd_mem_free(monitor->dump_path);
     dd_mem_free(monitor->pipe_path);
@@ -623,9 +624,9 @@ dd_monitor_destroy(dd_monitor *monitor)
 dd_status
 dd_monitor_get_report(dd_monitor *monitor, dd_blob *report, dd_error *err)
 {
-    pthread_mutex_lock(&monitor->mu);
+    dd_lock_take(&monitor->mu);
     dd_status status = dd_blob_assign(report, dd_blob_view(&monitor->report), err);
-    pthread_mutex_unlock(&monitor->mu);
+    dd_lock_release(&monitor->mu);
     return status;
 }
 

@@ -2,6 +2,7 @@
 #include "watch/watch_internal.h"
 
 #include "core/fork.h"
+#include "core/lock.h"
 #include "core/mem.h"
 #include "observe/dump_file.h"
 
@@ -74,7 +75,7 @@ typedef struct dump_job {
     dd_recorder *recorder;
     dd_dump_options options;
     char *path; /* owned */
-    pthread_mutex_t mu;
+    dd_lock mu;
     pthread_cond_t cond;
     /* guarded by mu */
     int nowners;
@@ -86,11 +87,11 @@ typedef struct dump_job {
 static void
 leave_job(dump_job *job)
 {
-    pthread_mutex_lock(&job->mu);
+    dd_lock_take(&job->mu);
     bool is_last = --job->nowners == 0;
-    pthread_mutex_unlock(&job->mu);
+    dd_lock_release(&job->mu);
     if (is_last) {
-        pthread_mutex_destroy(&job->mu);
+        dd_lock_fini(&job->mu);
         pthread_cond_destroy(&job->cond);
         dd_mem_free(job->path);
         dd_mem_free(job);
@@ -103,14 +104,14 @@ run_job(void *arg)
     dump_job *job = arg;
     dd_error err;
     dd_status status = dd_recorder_dump_to_file(job->recorder, &job->options, job->path, &err);
-    pthread_mutex_lock(&job->mu);
+    dd_lock_take(&job->mu);
     job->is_done = true;
     job->status = status;
     if (status != DD_OK) {
         job->error = err;
     }
     pthread_cond_signal(&job->cond);
-    pthread_mutex_unlock(&job->mu);
+    dd_lock_release(&job->mu);
     leave_job(job);
     return NULL;
 }
@@ -131,7 +132,7 @@ start_job(dd_monitor *monitor, dump_job **out, dd_error *err)
     job->options = monitor->options.dump;
     job->path = path;
     job->nowners = 2;
-    dd_mutex_init(&job->mu);
+    dd_lock_init(&job->mu, DD_LOCK_DUMP_JOB);
     dd_cond_init(&job->cond);
     pthread_t thread;
     dd_status status = dd_thread_start(&thread, "dldist-dump", run_job, job, err);
@@ -151,7 +152,7 @@ wait_job(dd_monitor *monitor, dump_job *job, dd_error *err)
     dd_wait wait = watch_wait(monitor);
     wait.deadline_ns = dd_clock_now_ns() + monitor->options.dump_timeout_ns;
     dd_status status = DD_OK;
-    pthread_mutex_lock(&job->mu);
+    dd_lock_take(&job->mu);
     while (!job->is_done && !dd_wait_is_over(&wait) && status == DD_OK) {
         dd_cond_wait_slice(&job->cond, &job->mu, &wait);
         status = dd_wait_check(&wait, err);
@@ -162,7 +163,7 @@ wait_job(dd_monitor *monitor, dump_job *job, dd_error *err)
         status = dd_error_set(err, DD_TIMED_OUT, "writing %s takes longer than %.1f s", job->path,
                               dd_wait_elapsed_s(&wait));
     }
-    pthread_mutex_unlock(&job->mu);
+    dd_lock_release(&job->mu);
     return status;
 }
 

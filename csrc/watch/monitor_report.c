@@ -1,6 +1,7 @@
 /* Reports: what was found out, in lines of text. */
 #include "watch/watch_internal.h"
 
+#include "core/lock.h"
 #include "core/log.h"
 #include "core/mem.h"
 
@@ -208,9 +209,9 @@ watch_follow_up(dd_monitor *monitor)
     monitor->is_question_open = false;
     double seconds = (double)waited_ns / (double)DD_NS_PER_S;
     DD_LOG(DD_LOG_INFO, "the GIL is free again: it has been held for %.1f s", seconds);
-    pthread_mutex_lock(&monitor->mu);
+    dd_lock_take(&monitor->mu);
     watch_report_add(&monitor->report, "the GIL is free again: it has been held for %.1f s", seconds);
-    pthread_mutex_unlock(&monitor->mu);
+    dd_lock_release(&monitor->mu);
 }
 
 /* ---- the end */
@@ -219,14 +220,14 @@ static void
 keep(dd_monitor *monitor, const dd_blob *report)
 {
     int64_t now_ns = dd_clock_now_ns();
-    pthread_mutex_lock(&monitor->mu);
+    dd_lock_take(&monitor->mu);
     if (now_ns - monitor->report_ns >= WATCH_BURST_NS || monitor->report.len >= WATCH_REPORT_MAX_NBYTES) {
         dd_blob_clear(&monitor->report, 0);
     }
     monitor->report_ns = now_ns;
     dd_status ignored = dd_blob_append(&monitor->report, report->data, report->len, NULL);
     (void)ignored;
-    pthread_mutex_unlock(&monitor->mu);
+    dd_lock_release(&monitor->mu);
 }
 
 void

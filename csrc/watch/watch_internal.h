@@ -3,6 +3,7 @@
 #define DD_WATCH_WATCH_INTERNAL_H
 
 #include "core/list.h"
+#include "core/lock.h"
 #include "core/thread.h"
 #include "watch/monitor.h"
 #include "watch/signal.h"
@@ -55,7 +56,7 @@ struct dd_monitor {
     atomic_int_fast64_t stop_deadline_ns;
     atomic_uint_fast64_t ndumps;
 
-    pthread_mutex_t mu;
+    dd_lock mu;
     pthread_cond_t cond; /* the pass has ended, or the thread */
     /* guarded by mu */
     bool is_running;

@@ -1,4 +1,6 @@
 #include "check.h"
+
+#include "core/lock.h"
 #include "core/log.h"
 #include "core/mem.h"
 #include "core/thread.h"
@@ -19,7 +21,7 @@
 typedef struct node {
     dd_card card;
     dd_connector *connector;
-    pthread_mutex_t mu;
+    dd_lock mu;
     pthread_cond_t cond;
     /* guarded by mu */
     dd_link *links[8];
@@ -38,11 +40,11 @@ on_may_accept(void *ctx, const dd_uid *peer)
 {
     node *self = ctx;
     (void)peer;
-    pthread_mutex_lock(&self->mu);
+    dd_lock_take(&self->mu);
     self->nasked++;
     bool is_refused = self->nrefusals > 0 || self->nlinks > 0;
     self->nrefusals -= self->nrefusals > 0 ? 1 : 0;
-    pthread_mutex_unlock(&self->mu);
+    dd_lock_release(&self->mu);
     return !is_refused;
 }
 
@@ -51,24 +53,24 @@ on_accept_failed(void *ctx, const dd_uid *peer)
 {
     node *self = ctx;
     (void)peer;
-    pthread_mutex_lock(&self->mu);
+    dd_lock_take(&self->mu);
     self->nwelcome_failed++;
     pthread_cond_broadcast(&self->cond);
-    pthread_mutex_unlock(&self->mu);
+    dd_lock_release(&self->mu);
 }
 
 static void
 on_link(void *ctx, const dd_uid *peer, int lane, dd_link *link)
 {
     node *self = ctx;
-    pthread_mutex_lock(&self->mu);
+    dd_lock_take(&self->mu);
     if (CHECK(self->nlinks < 8)) {
         self->links[self->nlinks] = link;
         self->lanes[self->nlinks] = lane;
         self->peers[self->nlinks++] = *peer;
     }
     pthread_cond_broadcast(&self->cond);
-    pthread_mutex_unlock(&self->mu);
+    dd_lock_release(&self->mu);
 }
 
 static void
@@ -77,11 +79,11 @@ on_dial_failed(void *ctx, const dd_uid *peer, int lane, const dd_error *error)
     node *self = ctx;
     (void)peer;
     (void)lane;
-    pthread_mutex_lock(&self->mu);
+    dd_lock_take(&self->mu);
     self->nfailed++;
     self->error = *error;
     pthread_cond_broadcast(&self->cond);
-    pthread_mutex_unlock(&self->mu);
+    dd_lock_release(&self->mu);
 }
 
 static dd_connect_options
@@ -100,7 +102,7 @@ static dd_status
 try_open_node(node *self, const dd_connect_options *options)
 {
     *self = (node){0};
-    dd_mutex_init(&self->mu);
+    dd_lock_init(&self->mu, DD_LOCK_TEST);
     dd_cond_init(&self->cond);
     dd_status status = dd_card_init(&self->card, check_err());
     dd_connect_handler handler = {.ctx = self,
@@ -134,7 +136,7 @@ close_node(node *self)
 {
     dd_connector_close(self->connector);
     drop_links(self);
-    pthread_mutex_destroy(&self->mu);
+    dd_lock_fini(&self->mu);
     pthread_cond_destroy(&self->cond);
 }
 
@@ -142,12 +144,12 @@ static bool
 await(node *self, int nlinks, int nfailed)
 {
     dd_wait wait = dd_wait_after(6 * DD_NS_PER_S * check_slow());
-    pthread_mutex_lock(&self->mu);
+    dd_lock_take(&self->mu);
     while ((self->nlinks < nlinks || self->nfailed < nfailed) && !dd_wait_is_over(&wait)) {
         dd_cond_wait_slice(&self->cond, &self->mu, &wait);
     }
     bool is_there = CHECK_INT(self->nlinks, nlinks) && CHECK_INT(self->nfailed, nfailed);
-    pthread_mutex_unlock(&self->mu);
+    dd_lock_release(&self->mu);
     return is_there;
 }
 
@@ -163,9 +165,9 @@ dial(node *from, const node *to, int lane)
 static bool
 dial_unless_linked(node *from, const node *to)
 {
-    pthread_mutex_lock(&from->mu);
+    dd_lock_take(&from->mu);
     bool is_fine = from->nlinks > 0 || dial(from, to, 0);
-    pthread_mutex_unlock(&from->mu);
+    dd_lock_release(&from->mu);
     return is_fine;
 }
 
@@ -253,12 +255,12 @@ await_quiet(node *self)
 {
     dd_wait wait = dd_wait_after(6 * DD_NS_PER_S * check_slow());
     dd_connector *connector = self->connector;
-    pthread_mutex_lock(&connector->mu);
+    dd_lock_take(&connector->mu);
     while (connector->accepts.nthreads + connector->dials.nthreads > 0 && !dd_wait_is_over(&wait)) {
         dd_cond_wait_slice(&connector->cond, &connector->mu, &wait);
     }
     CHECK_INT(connector->accepts.nthreads + connector->dials.nthreads, 0);
-    pthread_mutex_unlock(&connector->mu);
+    dd_lock_release(&connector->mu);
 }
 
 /* Which of the two is the smaller uid is a matter of chance: both ways come up. */

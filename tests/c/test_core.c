@@ -3,6 +3,7 @@
 #include "core/clock.h"
 #include "core/fork.h"
 #include "core/list.h"
+#include "core/lock.h"
 #include "core/log.h"
 #include "core/map.h"
 #include "core/mem.h"
@@ -384,19 +385,19 @@ TEST(threads_leave_signals_to_others)
 
 TEST(condition_waits_one_slice)
 {
-    pthread_mutex_t mu;
+    dd_lock mu;
     pthread_cond_t cond;
-    dd_mutex_init(&mu);
+    dd_lock_init(&mu, DD_LOCK_TEST);
     dd_cond_init(&cond);
     dd_wait wait = dd_wait_after(20 * DD_NS_PER_MS);
-    pthread_mutex_lock(&mu);
+    dd_lock_take(&mu);
     while (!dd_wait_is_over(&wait)) {
         dd_cond_wait_slice(&cond, &mu, &wait);
     }
-    pthread_mutex_unlock(&mu);
+    dd_lock_release(&mu);
     CHECK(dd_wait_elapsed_s(&wait) >= 0.020);
     pthread_cond_destroy(&cond);
-    pthread_mutex_destroy(&mu);
+    dd_lock_fini(&mu);
 }
 
 TEST(forks_have_generations)
@@ -480,6 +481,61 @@ TEST(log_reader_waits)
     wait.is_interrupted = want_out;
     wait.ctx = &left;
     CHECK_STATUS(dd_log_take(&record, &wait, check_err()), DD_INTERRUPTED);
+}
+
+/* --- lock ---------------------------------------------------------------------------------------------------- */
+
+/* What a child that takes both says before it ends; "" where it may. */
+static void
+take_both(dd_lock_kind first, dd_lock_kind second, char text[256])
+{
+    int ends[2];
+    REQUIRE(pipe(ends) == 0);
+    pid_t child = fork();
+    if (child == 0) {
+        dd_lock one;
+        dd_lock other;
+        dup2(ends[1], STDERR_FILENO);
+        dd_lock_init(&one, first);
+        dd_lock_init(&other, second);
+        dd_lock_take(&one);
+        dd_lock_take(&other);
+        dd_lock_release(&one);
+        dd_lock_release(&other);
+        _exit(0);
+    }
+    close(ends[1]);
+    ssize_t nbytes = read(ends[0], text, 255);
+    text[nbytes > 0 ? nbytes : 0] = '\0';
+    close(ends[0]);
+    int status = 0;
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK_INT(WIFSIGNALED(status) ? WTERMSIG(status) : 0, nbytes > 0 ? SIGABRT : 0);
+}
+
+TEST(locks_are_taken_in_order)
+{
+    char text[256];
+    take_both(DD_LOCK_ENGINE, DD_LOCK_CONNECTOR, text);
+    CHECK(text[0] == '\0');
+    take_both(DD_LOCK_CONNECTOR, DD_LOCK_ENGINE, text);
+    CHECK(strstr(text, "that of an engine") != NULL);
+    take_both(DD_LOCK_ENGINE, DD_LOCK_ENGINE, text);
+    CHECK(strstr(text, "order of locks") != NULL);
+}
+
+TEST(locks_that_are_only_tried_have_no_order)
+{
+    dd_lock inner;
+    dd_lock outer;
+    dd_lock_init(&inner, DD_LOCK_LOG);
+    dd_lock_init(&outer, DD_LOCK_ENGINE);
+    dd_lock_take(&inner);
+    CHECK(dd_lock_try(&outer));
+    dd_lock_release(&inner);
+    dd_lock_release(&outer);
+    dd_lock_fini(&inner);
+    dd_lock_fini(&outer);
 }
 
 /* --- spin ---------------------------------------------------------------------------------------------------- */

@@ -1,5 +1,6 @@
 #include "check.h"
 #include "core/fork.h"
+#include "core/lock.h"
 #include "core/mem.h"
 #include "core/thread.h"
 #include "plain_proxy.h"
@@ -450,7 +451,7 @@ open_on_pair(tcp_store *store, int ends[2])
 {
     CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
     *store = (tcp_store){.where = "a pair", .target = {.is_extended = true, .limits = DD_TCP_LIMITS_DEFAULT}};
-    dd_mutex_init(&store->mu);
+    dd_lock_init(&store->mu, DD_LOCK_TEST);
     dd_cond_init(&store->cond);
     dd_list_init(&store->unanswered);
     dd_list_init(&store->idle);

@@ -1,0 +1,167 @@
+#include "core/lock.h"
+
+#ifdef DD_FAULTS
+#include <stdio.h>
+#include <stdlib.h>
+
+#define MAX_HELD 8
+
+/* What this thread holds, in the order in which it was taken. */
+static _Thread_local const dd_lock *held[MAX_HELD];
+static _Thread_local int nheld;
+
+static const char *
+words_for(dd_lock_kind kind)
+{
+    static const char *const words[] = {
+#define X(name, text) text,
+        DD_LOCK_LIST(X)
+#undef X
+    };
+    return words[kind];
+}
+
+static void
+check_order(const dd_lock *lock)
+{
+    for (int i = 0; i < nheld; i++) {
+        if (held[i]->kind >= lock->kind) {
+            (void)fprintf(stderr, "order of locks: a thread that holds the lock of %s takes that of %s\n",
+                          words_for(held[i]->kind), words_for(lock->kind));
+            abort();
+        }
+    }
+}
+
+static void
+note_taken(const dd_lock *lock)
+{
+    if (nheld == MAX_HELD) {
+        (void)fprintf(stderr, "order of locks: a thread holds more than %d\n", MAX_HELD);
+        abort();
+    }
+    held[nheld++] = lock;
+}
+
+static void
+note_released(const dd_lock *lock)
+{
+    int at = nheld - 1;
+    while (at >= 0 && held[at] != lock) {
+        at--;
+    }
+    if (at < 0) {
+        (void)fprintf(stderr, "order of locks: a thread releases the lock of %s, which it does not hold\n",
+                      words_for(lock->kind));
+        abort();
+    }
+    nheld--;
+    for (; at < nheld; at++) {
+        held[at] = held[at + 1];
+    }
+}
+#else
+static inline void
+check_order(const dd_lock *lock)
+{
+    (void)lock;
+}
+
+static inline void
+note_taken(const dd_lock *lock)
+{
+    (void)lock;
+}
+
+static inline void
+note_released(const dd_lock *lock)
+{
+    (void)lock;
+}
+#endif
+
+void
+dd_lock_init(dd_lock *lock, dd_lock_kind kind)
+{
+    /* Cannot fail for a default mutex on Linux. */
+    (void)pthread_mutex_init(&lock->mutex, NULL);
+    lock->kind = kind;
+}
+
+void
+dd_lock_fini(dd_lock *lock)
+{
+    (void)pthread_mutex_destroy(&lock->mutex);
+}
+
+void
+dd_lock_take(dd_lock *lock)
+{
+    check_order(lock);
+    pthread_mutex_lock(&lock->mutex);
+    note_taken(lock);
+}
+
+bool
+dd_lock_try(dd_lock *lock)
+{
+    bool is_taken = pthread_mutex_trylock(&lock->mutex) == 0;
+    if (is_taken) {
+        note_taken(lock);
+    }
+    return is_taken;
+}
+
+bool
+dd_lock_take_until(dd_lock *lock, const struct timespec *until)
+{
+    check_order(lock);
+    bool is_taken = pthread_mutex_timedlock(&lock->mutex, until) == 0;
+    if (is_taken) {
+        note_taken(lock);
+    }
+    return is_taken;
+}
+
+void
+dd_lock_release(dd_lock *lock)
+{
+    note_released(lock);
+    pthread_mutex_unlock(&lock->mutex);
+}
+
+void
+dd_cond_init(pthread_cond_t *cond)
+{
+    pthread_condattr_t attr;
+    (void)pthread_condattr_init(&attr);
+    (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    (void)pthread_cond_init(cond, &attr);
+    (void)pthread_condattr_destroy(&attr);
+}
+
+void
+dd_cond_wait(pthread_cond_t *cond, dd_lock *lock)
+{
+    note_released(lock);
+    check_order(lock);
+    (void)pthread_cond_wait(cond, &lock->mutex);
+    note_taken(lock);
+}
+
+void
+dd_cond_wait_until(pthread_cond_t *cond, dd_lock *lock, const struct timespec *until)
+{
+    note_released(lock);
+    check_order(lock);
+    (void)pthread_cond_timedwait(cond, &lock->mutex, until);
+    note_taken(lock);
+}
+
+void
+dd_cond_wait_slice(pthread_cond_t *cond, dd_lock *lock, const dd_wait *wait)
+{
+    int64_t until_ns = dd_clock_now_ns() + dd_wait_slice_ns(wait);
+    struct timespec until = {until_ns / DD_NS_PER_S, until_ns % DD_NS_PER_S};
+    dd_cond_wait_until(cond, lock, &until);
+}

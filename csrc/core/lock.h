@@ -1,0 +1,84 @@
+/* Mutexes that know their place in the order of locks; docs/locks.md says what each of them guards.
+ *
+ * A thread that holds a lock may take only locks that come later in the list below, and never two of one kind. So no
+ * two threads can wait for each other. Builds for tests (DD_FAULTS) check it, and end the process with both names. */
+#ifndef DD_CORE_LOCK_H
+#define DD_CORE_LOCK_H
+
+#include "core/wait.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <time.h>
+
+/* X(kind, words for it), outermost first. */
+#define DD_LOCK_LIST(X)                                                 \
+    X(TEST, "a test")                                                   \
+    X(NCCL_TEAM_CALL, "the calls of a team of devices")                 \
+    X(NCCL_TEAM, "a team of devices")                                   \
+    X(NCCL_LAUNCH, "the launches of an NCCL group")                     \
+    X(NCCL_WATCHDOG, "NCCL's watchdog")                                 \
+    X(NCCL_GROUP, "an NCCL group")                                      \
+    X(NCCL_COMM, "an NCCL communicator")                                \
+    X(NCCL_TASK, "a call of NCCL on a thread of its own")               \
+    X(CUDA_CONTEXTS, "the contexts of devices")                         \
+    X(MONITOR, "the monitor")                                           \
+    X(DUMP_JOB, "a dump")                                               \
+    X(ENGINE_OPENING, "the opening of an engine's ports")               \
+    X(ENGINE, "an engine: links, messages, calls of its groups")        \
+    X(CONNECTOR, "connections that are being made")                     \
+    X(ENGINE_NAP, "the sleep of an engine's thread")                    \
+    X(STORE_SERVERS, "the servers of this process")                     \
+    X(STORE_CLIENT, "a client of a TCP store")                          \
+    X(FILE_STORE, "a file store")                                       \
+    X(HASH_STORE, "a hash store")                                       \
+    X(STORE_JOINED, "who has joined a TCP store")                       \
+    X(LOOK_UP, "the resolution of a name")                              \
+    X(UNPACKING, "the outputs of an operation")                         \
+    X(COMPLETIONS, "operations that have ended and have not been told") \
+    X(RECORDER_GROUPS, "the groups of the recorder")                    \
+    X(RECORDER_THREADS, "the threads of the recorder")                  \
+    X(RECORDER_ERRORS, "the errors of the recorder")                    \
+    X(RECORDER_ALARMS, "the alarms of the recorder")                    \
+    X(CALL_SITES, "stacks that have been seen")                         \
+    X(FORK, "descriptors that a forked child closes")                   \
+    X(LOG, "records for the log")
+
+typedef enum dd_lock_kind {
+#define X(kind, words) DD_LOCK_##kind,
+    DD_LOCK_LIST(X)
+#undef X
+        DD_LOCK_COUNT,
+} dd_lock_kind;
+
+typedef struct dd_lock {
+    pthread_mutex_t mutex;
+    dd_lock_kind kind; /* const after init */
+} dd_lock;
+
+#define DD_LOCK_INITIALIZER(of_kind)                        \
+    {                                                       \
+        .mutex = PTHREAD_MUTEX_INITIALIZER, .kind = of_kind \
+    }
+
+void dd_lock_init(dd_lock *lock, dd_lock_kind kind);
+void dd_lock_fini(dd_lock *lock);
+
+void dd_lock_take(dd_lock *lock);
+/* False: somebody else has it. Waits for nobody, and so in any order. */
+bool dd_lock_try(dd_lock *lock);
+/* False: it was not to be had by `until`, on the clock of the calendar. */
+bool dd_lock_take_until(dd_lock *lock, const struct timespec *until);
+void dd_lock_release(dd_lock *lock);
+
+/* ---- conditions, on the monotonic clock */
+
+void dd_cond_init(pthread_cond_t *cond);
+/* The caller holds the lock and checks its predicate afterwards. */
+void dd_cond_wait(pthread_cond_t *cond, dd_lock *lock);
+void dd_cond_wait_until(pthread_cond_t *cond, dd_lock *lock, const struct timespec *until);
+/* Waits on cond for one slice of `wait` (see wait.h) or until it is signalled; the caller holds the lock and checks
+ * its predicate, then the deadline, then dd_wait_check (which may run foreign code: without the lock). */
+void dd_cond_wait_slice(pthread_cond_t *cond, dd_lock *lock, const dd_wait *wait);
+
+#endif
