@@ -21,11 +21,16 @@ static void note_wanted(void *ctx, int local, uint32_t id);
 dd_status
 dd_run_create(const dd_run_env *env, dd_run **run, dd_error *err)
 {
+    size_t nwanted = 2 * (size_t)env->topology->nlocal;
     dd_run *made = dd_mem_zalloc(sizeof *made);
-    if (made == NULL) {
-        return dd_error_no_memory(err, sizeof *made);
+    dd_run_wanted *wanted = dd_mem_alloc_array(nwanted, sizeof *wanted);
+    if (made == NULL || wanted == NULL) {
+        dd_mem_free(made);
+        dd_mem_free(wanted);
+        return dd_error_no_memory(err, sizeof *made + nwanted * sizeof *wanted);
     }
     made->env = *env;
+    made->mover.wanted = wanted;
     made->is_idle = true;
     made->culprit.rank = -1;
     made->arena_options.wake = note_bell;
@@ -42,7 +47,7 @@ dd_run_create(const dd_run_env *env, dd_run **run, dd_error *err)
         dd_hierarchy_limits limits = {0};
         dd_status status = dd_hierarchy_init(&made->hierarchy, env->topology, &limits, err);
         if (status != DD_OK) {
-            dd_mem_free(made);
+            dd_run_destroy(made);
             return status;
         }
     }
@@ -75,6 +80,7 @@ dd_run_destroy(dd_run *run)
         dd_run_buffer_fini(&run->scratch);
         dd_run_buffer_fini(&run->plan_scratch);
         dd_hierarchy_fini(&run->hierarchy);
+        dd_mem_free(run->mover.wanted);
         dd_mem_free(run);
     }
 }
@@ -146,10 +152,7 @@ static void
 note_wanted(void *ctx, int local, uint32_t id)
 {
     dd_run_mover *mover = &((dd_run *)ctx)->mover;
-    if (mover->nwanted < DD_RUN_NWANTED) {
-        mover->wanted[mover->nwanted].local = local;
-        mover->wanted[mover->nwanted++].id = id;
-    }
+    mover->wanted[mover->nwanted++] = (dd_run_wanted){.local = local, .id = id};
 }
 
 static void

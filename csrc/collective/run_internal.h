@@ -38,8 +38,6 @@ typedef enum dd_run_route {
     DD_ROUTE_HIERARCHY,
 } dd_run_route;
 
-#define DD_RUN_NWANTED 16
-
 typedef struct dd_run_lane {
     dd_leg leg;      /* the next one to end */
     bool has_leg;    /* leg is filled in */
@@ -48,13 +46,19 @@ typedef struct dd_run_lane {
     uint64_t nended;
 } dd_run_lane;
 
+/* A region of another rank that an operation waits for. */
+typedef struct dd_run_wanted {
+    int local;
+    uint32_t id;
+} dd_run_wanted;
+
 /* Who moves the data of the arena's operation.
  *
  * The operation, its blocks and the arena belong to the holder of the engine's lock. A large one is moved
  * without the lock, a piece at a time, by a thread that takes it with the lock and comes back with the lock
  * to say how far it got. Until then no other thread looks into the arena. Only who ends the collective
  * does not wait for that: it waits, with the lock, for the end of the piece (is_moving). So a mover never
- * waits for the lock while it moves: what it would tell others is kept in `due`. */
+ * waits for the lock while it moves: whom to wake, and what is wanted, is kept until it is back. */
 typedef struct dd_run_mover {
     bool is_large;         /* the operation is moved that way */
     bool is_taken;         /* by a thread that will come back */
@@ -62,10 +66,8 @@ typedef struct dd_run_mover {
     unsigned nabsent;      /* threads that will come back, also to a collective that has ended meanwhile */
     uint64_t nended;       /* collectives: whether it has */
     dd_arena_ranks bells;  /* local ranks to be woken */
-    struct {
-        int local;
-        uint32_t id;
-    } wanted[DD_RUN_NWANTED]; /* regions; what finds no room here is asked for again */
+    dd_run_wanted
+        *wanted; /* [2 * ranks of this host]: an operation asks for each input and each output once */
     int nwanted;
 } dd_run_mover;
 

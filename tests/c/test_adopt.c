@@ -96,6 +96,24 @@ reduce_new_regions(team_rank *self)
     }
 }
 
+static void
+reduce_one_region(team_rank *self)
+{
+    dd_region *region = NULL;
+    REQUIRE_OK(dd_group_alloc(self->group, NBYTES, &region, check_err()));
+    memset(dd_region_data(region), 1, NBYTES);
+    sum_over_ranks(self->group, region);
+    check_all(dd_region_data(region), self->size);
+    dd_region_release(region);
+}
+
+/* Every rank wants those of all others at once. */
+TEST(regions_of_twenty_ranks)
+{
+    team_options options = {.size = 20};
+    team_run(&options, reduce_one_region, NULL);
+}
+
 TEST(new_regions_are_seen_by_those_that_sleep)
 {
     team_options options = {.size = 4};
