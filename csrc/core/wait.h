@@ -12,7 +12,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#define DD_WAIT_SLICE_NS (50 * DD_NS_PER_MS)
+#define DD_WAIT_SLICE_NS (25 * DD_NS_PER_MS)
 
 typedef struct dd_wait {
     int64_t start_ns;                  /* when the call began: errors tell how long it took */
