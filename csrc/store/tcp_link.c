@@ -403,10 +403,16 @@ begin_at(tcp_link *link, tcp_target *target, const dd_addr *addr, const dd_wait 
         dd_error_prepend(err, "opening the store at %s", text);
         return status;
     }
+    if (target->is_known && link->is_extended != target->is_extended) {
+        tcp_link_close(link);
+        return dd_error_set(err, DD_PROTOCOL, "the store at %s speaks another protocol than before", text);
+    }
     DD_LOG(DD_LOG_DEBUG, "store client: %s:%u: connected at %s", target->host, target->port, text);
     dd_blob_clear(&link->in, KEEP_BYTES);
-    target->is_known = true;
-    target->is_extended = link->is_extended;
+    if (!target->is_known) { /* the first link, before any other thread knows the store */
+        target->is_known = true;
+        target->is_extended = link->is_extended;
+    }
     return DD_OK;
 }
 
