@@ -24,7 +24,7 @@ dd_spin dd_spin_make(int64_t budget_ns);
 int64_t dd_spin_start(dd_spin *spin);
 bool dd_spin_is_resting(dd_spin *spin);
 
-/* Between two looks: gives the core to whoever wants it, or, while waits rest, only pauses. */
+/* Between two looks: gives the core away, or, while waits rest, only pauses. */
 void dd_spin_yield(dd_spin *spin);
 /* The same in two steps, for those who share the spin and give up its lock meanwhile. */
 int64_t dd_spin_time_yield(void);

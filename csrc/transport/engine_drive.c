@@ -101,11 +101,19 @@ dd_engine_note_ended_locked(dd_engine *engine)
     engine->is_wake_due = true;
 }
 
-void
-dd_engine_note_active_locked(dd_engine *engine)
+/* How often that was before. With the lock, so without the bus: the background thread only reads. */
+static uint64_t
+count_drive(dd_engine *engine)
 {
     uint64_t ndrives = atomic_load_explicit(&engine->ndrives, memory_order_relaxed);
     atomic_store_explicit(&engine->ndrives, ndrives + 1, memory_order_relaxed);
+    return ndrives;
+}
+
+void
+dd_engine_note_active_locked(dd_engine *engine)
+{
+    (void)count_drive(engine);
 }
 
 /* After a yield. Ranks that outnumber the cores take long because they work, and that says nothing about the next wait:
@@ -180,7 +188,7 @@ dd_engine_attend_locked(dd_engine *engine, bool is_wanted)
 bool
 engine_note_caller(dd_engine *engine)
 {
-    uint64_t ndrives = atomic_fetch_add_explicit(&engine->ndrives, 1, memory_order_relaxed);
+    uint64_t ndrives = count_drive(engine);
     if (engine->driver == &engine->background) {
         if (engine->driver->is_asleep) {
             write_wake_fd(engine);

@@ -114,6 +114,17 @@ reduce_trapped(team_rank *self, uint8_t *output)
     return team_call(self, &args);
 }
 
+/* Two ranks, with the trap set. */
+static void
+run_trapped(void (*body)(team_rank *self))
+{
+    struct sigaction before;
+    team_options options = {.size = 2};
+    set_trap(&before);
+    team_run(&options, body, NULL);
+    remove_trap(&before);
+}
+
 /* ---- tests */
 
 static void
@@ -150,11 +161,7 @@ be_stopped_beside_another_group(team_rank *self)
 
 TEST(other_groups_work_while_data_is_moved)
 {
-    struct sigaction before;
-    set_trap(&before);
-    team_options options = {.size = 2};
-    team_run(&options, be_stopped_beside_another_group, NULL);
-    remove_trap(&before);
+    run_trapped(be_stopped_beside_another_group);
 }
 
 static void
@@ -197,9 +204,5 @@ be_aborted_while_stopped(team_rank *self)
 
 TEST(abort_waits_for_the_end_of_a_copy)
 {
-    struct sigaction before;
-    set_trap(&before);
-    team_options options = {.size = 2};
-    team_run(&options, be_aborted_while_stopped, NULL);
-    remove_trap(&before);
+    run_trapped(be_aborted_while_stopped);
 }
