@@ -61,3 +61,19 @@ dd_coll_noutputs(dd_coll coll, bool is_root, int nranks)
 {
     return is_coll(coll) ? count_blocks(rows[coll].noutputs, is_root, nranks) : 0;
 }
+
+size_t
+dd_coll_nbytes(const dd_coll_args *args, int rank, int nranks)
+{
+    bool is_root = args->root == rank;
+    int ninputs = dd_coll_ninputs(args->coll, is_root, nranks);
+    int noutputs = dd_coll_noutputs(args->coll, is_root, nranks);
+    size_t nbytes = 0;
+    for (int i = 0; i < ninputs; i++) {
+        nbytes += args->inputs[i].nbytes;
+    }
+    for (int i = 0; i < noutputs; i++) {
+        nbytes += args->outputs[i].nbytes;
+    }
+    return nbytes;
+}

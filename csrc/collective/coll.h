@@ -54,5 +54,7 @@ typedef struct dd_coll_args {
 /* How many blocks this rank has to give. */
 int dd_coll_ninputs(dd_coll coll, bool is_root, int nranks);
 int dd_coll_noutputs(dd_coll coll, bool is_root, int nranks);
+/* The bytes of all of a rank's blocks. */
+size_t dd_coll_nbytes(const dd_coll_args *args, int rank, int nranks);
 
 #endif

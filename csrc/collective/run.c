@@ -113,21 +113,6 @@ dd_run_copy(const dd_coll_args *args, bool is_partial)
 
 /* ---- the arena */
 
-/* What the caller has to do with, in all. */
-static size_t
-count_bytes(const dd_coll_args *args, int rank, int nranks)
-{
-    bool is_root = args->root == rank;
-    size_t nbytes = 0;
-    for (int i = 0; i < dd_coll_ninputs(args->coll, is_root, nranks); i++) {
-        nbytes += args->inputs[i].nbytes;
-    }
-    for (int i = 0; i < dd_coll_noutputs(args->coll, is_root, nranks); i++) {
-        nbytes += args->outputs[i].nbytes;
-    }
-    return nbytes;
-}
-
 void
 dd_run_start_arena(dd_run *run, const dd_coll_args *args, bool is_partial)
 {
@@ -135,7 +120,7 @@ dd_run_start_arena(dd_run *run, const dd_coll_args *args, bool is_partial)
     run->arena_options.signature = run->call.signature;
     run->arena_options.is_partial = is_partial;
     run->is_arena_busy = true;
-    run->mover.is_large = count_bytes(args, topology->local, topology->nlocal) > MOVED_LOCKED_NBYTES;
+    run->mover.is_large = dd_coll_nbytes(args, topology->local, topology->nlocal) > MOVED_LOCKED_NBYTES;
     dd_arena_start(run->env.arena, args, &run->arena_options);
 }
 

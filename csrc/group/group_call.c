@@ -390,20 +390,7 @@ bool
 group_is_quick(const dd_group *group, const dd_coll_args *args)
 {
     bool is_local = group->arena != NULL && group->topology.nhosts == 1 && !group->selection.is_flat;
-    if (!is_local && group->size > 1) {
-        return false;
-    }
-    bool is_root = args->root == group->rank;
-    int ninputs = dd_coll_ninputs(args->coll, is_root, group->size);
-    int noutputs = dd_coll_noutputs(args->coll, is_root, group->size);
-    size_t nbytes = 0;
-    for (int i = 0; i < ninputs; i++) {
-        nbytes += args->inputs[i].nbytes;
-    }
-    for (int i = 0; i < noutputs; i++) {
-        nbytes += args->outputs[i].nbytes;
-    }
-    return nbytes <= SMALL_NBYTES;
+    return (is_local || group->size == 1) && dd_coll_nbytes(args, group->rank, group->size) <= SMALL_NBYTES;
 }
 
 void
