@@ -223,6 +223,26 @@ end_progress(nccl_comm *comm, dd_nccl_result result, const char *text)
     }
 }
 
+static bool
+has_ops(const nccl_group *group, const nccl_comm *comm)
+{
+    size_t i = 0;
+    while (i < group->nops && group->ops[i].comm != comm) {
+        i++;
+    }
+    return i < group->nops;
+}
+
+static void
+end_progress_of_ops(nccl_comm *comm, void *ctx)
+{
+    const group_outcome *outcome = ctx;
+    if (has_ops(outcome->group, comm)) {
+        end_progress(comm, outcome->result, outcome->text);
+    }
+}
+
+/* The progress of a communicator ends once: from then on it may be in progress with what its owner calls next. */
 static void
 run_group(group_outcome *outcome)
 {
@@ -231,12 +251,15 @@ run_group(group_outcome *outcome)
     run_jobs(group);
     for (nccl_job *job = group->jobs; job != NULL; job = job->next) {
         note_failure(outcome, job->result, job->text);
-        end_progress(job->comm, job->result, job->text);
+        if (!has_ops(group, job->comm)) {
+            end_progress(job->comm, job->result, job->text);
+        }
     }
     if (group->nops > 0) {
         dd_nccl_result fault = nccl_enter(&site);
         note_failure(outcome, fault, fault != DD_NCCL_SUCCESS ? nccl_last_error(NULL) : "");
         each_comm(group, launch_of, outcome);
+        each_comm(group, end_progress_of_ops, outcome);
     }
 }
 
@@ -249,10 +272,9 @@ begin_in_progress(nccl_comm *comm, void *ctx)
 }
 
 static void
-end_in_progress(nccl_comm *comm, void *ctx)
+end_job(nccl_comm *comm, void *ctx)
 {
-    group_outcome *outcome = ctx;
-    end_progress(comm, outcome->result, outcome->text);
+    (void)ctx;
     nccl_comm_end_job(comm);
 }
 
@@ -265,7 +287,7 @@ serve_group(void *arg)
         (void)wire_sleep(&group->ops[0].comm->is_aborted, nccl_fault_launch_delay_ms());
     }
     run_group(&outcome);
-    each_comm(group, end_in_progress, &outcome);
+    each_comm(group, end_job, NULL);
     free_group(group);
     free(group);
     return NULL;
