@@ -773,34 +773,42 @@ TEST(out_of_memory_when_opening)
 
 /* ---- what only happens at a bad moment */
 
-/* All of the data is on its way when the send is cancelled: the receiver, for whom the message is whole, must not
- * find anything else in it. */
-TEST(cancelled_send_is_not_received_as_something_else)
+/* False: the message was through before both sides could be held, so that there was nothing to cancel. */
+static bool
+cancel_on_the_way(void)
 {
     enum { NBYTES = 256 << 10 }; /* one fragment, which does not fit the ring with its header */
     static uint8_t out[NBYTES];
     static uint8_t in[NBYTES];
     atomic_bool never = false;
     rig_group rig;
-    REQUIRE(rig_open(&rig, 2, true));
+    if (!rig_open(&rig, 2, true)) {
+        return true;
+    }
     say_hello(&rig, 0, 1);
     rig_fill(out, NBYTES, 4);
+    memset(in, 0, NBYTES);
     rig_message send = rig_p2p(1, 1, out, NBYTES);
     rig_message recv = rig_p2p(0, 1, in, NBYTES);
     rig_post_recv(&rig, 1, &recv);
     rig_post_send(&rig, 0, &send);
     rig_hold sender;
     rig_hold receiver;
-    REQUIRE(rig_hold_begin(&sender, &rig, 0));
+    bool is_held = rig_hold_begin(&sender, &rig, 0);
     dd_wait moment = dd_wait_after(20 * DD_NS_PER_MS);
     (void)!dd_engine_wait(rig.ranks[1].engine, &never, &moment, NULL); /* RTS, CTS */
-    REQUIRE(rig_hold_begin(&receiver, &rig, 1));
+    is_held = CHECK(is_held && rig_hold_begin(&receiver, &rig, 1));
+    if (!is_held) {
+        return true;
+    }
     rig_hold_end(&sender);
     moment = dd_wait_after(20 * DD_NS_PER_MS);
     (void)!dd_engine_wait(rig.ranks[0].engine, &never, &moment, NULL); /* the ring is full */
-    CHECK(!atomic_load(&send.is_done));
-    rig_cancel(&rig, 0, &send);
-    memset(out, 0xff, NBYTES);
+    bool is_on_the_way = !atomic_load(&send.is_done);
+    if (is_on_the_way) {
+        rig_cancel(&rig, 0, &send);
+        memset(out, 0xff, NBYTES);
+    }
     rig_hold_end(&receiver);
     dd_engine_kick(rig.ranks[0].engine);
     if (rig_wait(&rig, 1, &recv, DD_OK)) {
@@ -808,6 +816,18 @@ TEST(cancelled_send_is_not_received_as_something_else)
     }
     say_hello(&rig, 0, 1);
     rig_close(&rig);
+    return is_on_the_way;
+}
+
+/* All of the data is on its way when the send is cancelled: the receiver, for whom the message is whole, must not
+ * find anything else in it. */
+TEST(cancelled_send_is_not_received_as_something_else)
+{
+    bool was_on_the_way = false;
+    for (int i = 0; i < 10 && !was_on_the_way; i++) {
+        was_on_the_way = cancel_on_the_way();
+    }
+    CHECK(was_on_the_way);
 }
 
 /* The connection ends in the middle of a small message that has a receiver since it began to come in. */
