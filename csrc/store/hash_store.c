@@ -18,7 +18,7 @@ typedef struct hash_store {
 
 /* A call that waits: const after init, but for the last three, guarded by mu. */
 typedef struct blocked_call {
-    dd_waiter waiter;
+    dd_key_waiter waiter;
     hash_store *store;
     const dd_store_request *request;
     const dd_wait *wait;
@@ -29,27 +29,15 @@ typedef struct blocked_call {
 } blocked_call;
 
 static void
-on_ready(dd_waiter *waiter, dd_bytes value)
+on_ready(dd_key_waiter *waiter, dd_bytes value)
 {
     blocked_call *call = DD_CONTAINER_OF(waiter, blocked_call, waiter);
-    if (waiter->kind == DD_WAITER_POP) {
+    if (waiter->kind == DD_KEY_WAITER_POP) {
         call->status = dd_blob_assign(&call->item, value, NULL);
         call->store->is_item_lost = call->status != DD_OK;
     }
     call->is_told = true;
     pthread_cond_signal(&call->cond);
-}
-
-typedef struct key_cursor {
-    const dd_bytes *keys;
-    size_t next;
-} key_cursor;
-
-static dd_bytes
-next_key(void *ctx)
-{
-    key_cursor *cursor = ctx;
-    return cursor->keys[cursor->next++];
 }
 
 /* Sleeps until the call is told. The mutex is held before and after, but not in between. */
@@ -112,24 +100,14 @@ take_item_locked(blocked_call *call, dd_status status, dd_store_result *result, 
     return status;
 }
 
-/* What a call waits for; the operations that are not here do not wait. */
-static const dd_waiter_kind waiter_kinds[] = {
-    [DD_STORE_GET] = DD_WAITER_VALUE,       [DD_STORE_WAIT] = DD_WAITER_KEYS,
-    [DD_STORE_MULTI_GET] = DD_WAITER_VALUE, [DD_STORE_QUEUE_POP] = DD_WAITER_POP,
-    [DD_STORE_BARRIER] = DD_WAITER_BARRIER,
-};
-
 /* Waits until what the request needs was there, for one moment at least. */
 static dd_status
 block_locked(hash_store *self, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
              dd_error *err)
 {
-    blocked_call call = {.store = self, .request = request, .wait = wait};
-    call.waiter = (dd_waiter){.kind = waiter_kinds[request->op], .on_ready = on_ready};
-    key_cursor cursor = {request->keys, 0};
+    blocked_call call = {.store = self, .request = request, .wait = wait, .waiter = {.on_ready = on_ready}};
     bool is_parked = false;
-    dd_status status =
-        dd_keyspace_park(&self->ks, &call.waiter, next_key, &cursor, request->nkeys, &is_parked, err);
+    dd_status status = dd_keyspace_park_request(&self->ks, &call.waiter, request, &is_parked, err);
     if (status != DD_OK || !is_parked) {
         return status;
     }
@@ -137,8 +115,9 @@ block_locked(hash_store *self, const dd_store_request *request, dd_store_result 
     status = sleep_locked(&call, err);
     dd_keyspace_unpark(&self->ks, &call.waiter);
     pthread_cond_destroy(&call.cond);
-    return call.waiter.kind == DD_WAITER_POP && call.is_told ? take_item_locked(&call, status, result, err)
-                                                             : status;
+    return call.waiter.kind == DD_KEY_WAITER_POP && call.is_told
+               ? take_item_locked(&call, status, result, err)
+               : status;
 }
 
 static dd_status
@@ -150,7 +129,7 @@ run_locked(hash_store *self, const dd_store_request *request, dd_store_result *r
     while (status == DD_OK && !is_answered) {
         status = block_locked(self, request, result, wait, err);
         /* A key may be deleted between the wake-up and the look: who wants its value waits for the next one. */
-        is_answered = waiter_kinds[request->op] != DD_WAITER_VALUE;
+        is_answered = request->op != DD_STORE_GET && request->op != DD_STORE_MULTI_GET;
         if (status == DD_OK && !is_answered) {
             status = answer_locked(self, request, result, &is_answered, err);
         }

@@ -3,7 +3,7 @@
 #include "store/meeting_internal.h"
 
 #include "core/mem.h"
-#include "store/keyspace.h"
+#include "store/keyspace_answer.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -309,75 +309,38 @@ dd_store_meet(dd_store *store, const dd_meet_request *request, dd_meet_reply *re
                                     : dd_store_meet_by_keys(store, request, reply, wait, err);
 }
 
-/* ---- over a keyspace: a store with no more operations than joining takes */
+/* ---- over a keyspace: as a store that nobody else has */
 
 typedef struct bare_store {
     dd_store head;
     dd_keyspace *ks;
 } bare_store;
 
-static dd_keyspace *
-keyspace_of(dd_store *store)
-{
-    return DD_CONTAINER_OF(store, bare_store, head)->ks;
-}
-
 static dd_status
-bare_try_get(dd_store *store, dd_bytes key, dd_blob *value, bool *is_found, const dd_wait *wait,
-             dd_error *err)
+bare_run(dd_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
+         dd_error *err)
 {
     (void)wait;
-    dd_bytes found;
-    *is_found = dd_keyspace_get(keyspace_of(store), key, &found);
-    return *is_found ? dd_blob_assign(value, found, err) : DD_OK;
-}
-
-static dd_status
-bare_compare_set(dd_store *store, dd_bytes key, dd_bytes expected, dd_bytes desired, dd_blob *value,
-                 const dd_wait *wait, dd_error *err)
-{
-    (void)wait;
-    dd_bytes now;
-    dd_status status = dd_keyspace_compare_set(keyspace_of(store), key, expected, desired, &now, err);
-    return status == DD_OK ? dd_blob_assign(value, now, err) : status;
-}
-
-static dd_status
-bare_add(dd_store *store, dd_bytes key, int64_t amount, int64_t *sum, const dd_wait *wait, dd_error *err)
-{
-    (void)wait;
-    return dd_keyspace_add(keyspace_of(store), key, amount, sum, err);
-}
-
-/* All that were counted have left their cards before: somebody else has changed the keys. */
-static dd_status
-bare_multi_get(dd_store *store, const dd_bytes *keys, size_t nkeys, dd_blob_list *values, const dd_wait *wait,
-               dd_error *err)
-{
-    (void)wait;
-    dd_status status = dd_blob_list_init(values, nkeys, err);
-    for (size_t i = 0; i < nkeys && status == DD_OK; i++) {
-        dd_bytes found;
-        status =
-            dd_keyspace_get(keyspace_of(store), keys[i], &found)
-                ? dd_blob_assign(&values->items[i], found, err)
-                : dd_error_set(err, DD_STORE,
-                               "all %zu ranks were counted, and the card of rank %zu is missing", nkeys, i);
+    bool is_answered = false;
+    dd_keyspace *ks = DD_CONTAINER_OF(store, bare_store, head)->ks;
+    dd_status status = dd_keyspace_answer(ks, request, result, &is_answered, err);
+    if (status != DD_OK || is_answered) {
+        return status;
     }
-    return status;
+    /* The cards of all that were counted were left before: somebody else has changed the keys. */
+    size_t rank = 0;
+    for (dd_bytes card; rank < request->nkeys && dd_keyspace_get(ks, request->keys[rank], &card);) {
+        rank++;
+    }
+    return dd_error_set(err, DD_STORE, "all %zu ranks were counted, and the card of rank %zu is missing",
+                        request->nkeys, rank);
 }
 
-static const dd_store_ops bare_ops = {
-    .kind = "keyspace",
-    .try_get = bare_try_get,
-    .compare_set = bare_compare_set,
-    .add = bare_add,
-    .multi_get = bare_multi_get,
-};
+static const dd_store_ops bare_ops = {.kind = "keyspace", DD_STORE_OPS_BY_RUN(bare_run)};
 
 dd_status
 dd_keyspace_meet(dd_keyspace *ks, const dd_meet_request *request, dd_meet_reply *reply, dd_error *err)
 {
-    bare_store bare = {.head = {.ops = &bare_ops}, .ks = ks};
+    bare_store bare = {.head = {.ops = &bare_ops, .root = &bare.head}, .ks = ks};
     return join(&bare.head, ks, request, reply, NULL, err);
 }

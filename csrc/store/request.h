@@ -31,6 +31,9 @@ typedef enum dd_store_op {
 #define DD_STORE_OP_ENUM(NAME, name) DD_STORE_##NAME,
     DD_STORE_OP_LIST(DD_STORE_OP_ENUM)
 #undef DD_STORE_OP_ENUM
+    /* of a keyspace and of our servers; no kind of store needs them (dd_store_meet) */
+    DD_STORE_MEET,
+    DD_STORE_CHECK_EACH,
 } dd_store_op;
 
 /* All is borrowed for the call. */
@@ -38,18 +41,27 @@ struct dd_store_request {
     dd_store_op op;
     const dd_bytes *keys;
     size_t nkeys;
-    /* SET, APPEND, QUEUE_PUSH: one; MULTI_SET: nkeys; COMPARE_SET: the expected, then the desired one */
+    /* SET, APPEND, QUEUE_PUSH, MEET: one; MULTI_SET: nkeys; COMPARE_SET: the expected, then the desired one */
     const dd_bytes *values;
-    int64_t number; /* ADD: the amount; BARRIER: the world size; QUEUE_POP: 1 to wait for an item, or 0 */
+    /* ADD: the amount; BARRIER: the world size; QUEUE_POP: 1 to wait for an item, or 0; MULTI_GET: 0, or 1 of a keyspace,
+     * where a missing value is then an empty one; MEET: who comes (dd_store_meet_number) */
+    int64_t number;
 };
 
 /* Zeroed by the caller, who also frees it, whatever the status. What counts on DD_OK: */
 struct dd_store_result {
-    dd_blob value;     /* GET, TRY_GET, COMPARE_SET, QUEUE_POP */
+    dd_blob
+        value; /* GET, TRY_GET, COMPARE_SET, QUEUE_POP, MEET; CHECK_EACH: a byte for every key, 1 if it is there */
     dd_blob_list list; /* MULTI_GET, LIST_KEYS */
-    int64_t number;    /* ADD, NUM_KEYS, QUEUE_LEN */
-    bool flag;         /* TRY_GET: found; CHECK: ready; DELETE_KEY: deleted */
+    int64_t
+        number; /* ADD, NUM_KEYS, QUEUE_LEN; DELETE_KEY: 1 or 0; QUEUE_POP: how many there were; MEET: the generation */
+    bool flag;     /* GET, TRY_GET, QUEUE_POP: found; CHECK, WAIT, BARRIER: ready; DELETE_KEY: deleted */
+    uint8_t state; /* MEET */
 };
+
+/* Rank, size and hears_failure of a dd_meet_request as one number, and back. */
+int64_t dd_store_meet_number(const dd_meet_request *request);
+dd_meet_request dd_store_meet_request(const dd_store_request *request);
 
 void dd_store_result_fini(dd_store_result *result);
 

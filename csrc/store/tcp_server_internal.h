@@ -11,7 +11,7 @@
 #include "net/addr.h"
 #include "net/auth.h"
 #include "net/loop.h"
-#include "store/keyspace.h"
+#include "store/keyspace_answer.h"
 #include "store/tcp_protocol.h"
 #include "store/tcp_server.h"
 
@@ -68,7 +68,8 @@ typedef struct tcp_parked {
     tcp_conn *conn;
     dd_tcp_op op;
     uint32_t tag;
-    dd_waiter waiter;
+    dd_key_waiter waiter;
+    dd_blob fields; /* of WAIT_MULTI_GET, which reads them again */
 } tcp_parked;
 
 /* More are nonsense: a client has one for each of its threads that waits. */
@@ -172,6 +173,6 @@ void tcp_parked_end(tcp_parked *parked);
 
 /* Whether the connection's state allows the operation; it is then served with its fields. */
 bool tcp_serve_is_allowed(const tcp_conn *conn, uint8_t op);
-void tcp_serve(tcp_conn *conn, uint8_t op, dd_tcp_reader *reader);
+void tcp_serve(tcp_conn *conn, uint8_t op, dd_bytes fields);
 
 #endif

@@ -501,16 +501,12 @@ TEST(half_an_answer_survives_calling_off)
         halver server = {.fd = ends[1], .cut = cut};
         REQUIRE(pthread_create(&server.thread, NULL, answer_by_halves, &server) == 0);
         dd_wait wait = dd_wait_after(2 * DD_NS_PER_MS);
-        tcp_operation operation = {&store, "queue_pop", &wait, check_err()};
-        tcp_call call;
-        dd_tcp_reader reader;
         dd_bytes key = BYTES("q");
-        tcp_call_begin(&call, &operation);
-        if (CHECK_OK(tcp_call_wait(&call, DD_TCP_WAIT_POP, &(tcp_fields){.keys = &key}, &reader))) {
-            CHECK_INT(dd_tcp_read_count(&reader), 1);
-            CHECK_TEXT(dd_tcp_read_bytes(&reader), "the item");
-        }
-        CHECK_OK(tcp_call_end(&call, DD_OK));
+        dd_store_request request = {.op = DD_STORE_QUEUE_POP, .keys = &key, .nkeys = 1, .number = 1};
+        dd_store_result result = {0};
+        CHECK_OK(tcp_run(&store.head, &request, &result, &wait, check_err()));
+        CHECK_TEXT(dd_blob_view(&result.value), "the item");
+        dd_store_result_fini(&result);
         pthread_join(server.thread, NULL);
         close_pair(&store, ends);
     }
@@ -527,17 +523,16 @@ TEST(late_answers_are_dropped)
     int64_t past_ns = 0;
     hasty.is_interrupted = is_past;
     hasty.ctx = &past_ns;
-    tcp_operation operations[2] = {{&store, "num_keys", &hasty, check_err()},
-                                   {&store, "num_keys", &wait, check_err()}};
-    int64_t number = -1;
-    CHECK_STATUS(tcp_ask_number(&operations[0], DD_TCP_NUM_KEYS, &(tcp_fields){0}, &number), DD_INTERRUPTED);
+    dd_store_request request = {.op = DD_STORE_NUM_KEYS};
+    dd_store_result result = {0};
+    CHECK_STATUS(tcp_run(&store.head, &request, &result, &hasty, check_err()), DD_INTERRUPTED);
     CHECK(raw_expect(ends[1], "ub", 1u, DD_TCP_NUM_KEYS));
     dd_blob answers = {0};
     raw_pack(&answers, "ubii", 1u, DD_OK, 8LL, 111LL);
     raw_pack(&answers, "ubii", 2u, DD_OK, 8LL, 222LL);
     raw_send(ends[1], dd_blob_view(&answers));
-    CHECK_OK(tcp_ask_number(&operations[1], DD_TCP_NUM_KEYS, &(tcp_fields){0}, &number));
-    CHECK_INT(number, 222);
+    CHECK_OK(tcp_run(&store.head, &request, &result, &wait, check_err()));
+    CHECK_INT(result.number, 222);
     dd_blob_fini(&answers);
     close_pair(&store, ends);
 }
@@ -730,7 +725,7 @@ cost_since(dd_tcp_server *server, dd_tcp_server_stats before)
     return (cost){now.accepted - before.accepted, now.reads - before.reads};
 }
 
-/* Connects, sets, waits for what is there and for what is not, and gets. */
+/* Connects, sets, waits for what is there and for what is not, and gets one value and several. */
 static void
 expect_cost(dd_store *(*open)(void **fixture), uint64_t nround_trips_of_opening)
 {
@@ -748,13 +743,17 @@ expect_cost(dd_store *(*open)(void **fixture), uint64_t nround_trips_of_opening)
     CHECK_OK(set_text(store, "key", "value"));
     CHECK_OK(store->ops->wait(store, &key, 1, &wait, check_err()));
     expect_text(store, "key", "value");
-    CHECK_INT(cost_since(server, start).nround_trips, 3);
+    dd_bytes keys[] = {key, key};
+    dd_blob_list values = {0};
+    CHECK_OK(store->ops->multi_get(store, keys, 2, &values, &wait, check_err()));
+    dd_blob_list_fini(&values);
+    CHECK_INT(cost_since(server, start).nround_trips, 4);
     /* A request that waits needs no other connection, and one message more to be called off. */
     dd_wait moment = dd_wait_after(DD_NS_PER_MS);
     CHECK_STATUS(call_blocking(store, 0, &moment, check_err()), DD_TIMED_OUT);
     cost all = cost_since(server, start);
     CHECK_INT(all.nconnections, 0);
-    CHECK(all.nround_trips <= 3 + 3); /* the request, its end, and what is missing */
+    CHECK(all.nround_trips <= 4 + 3); /* the request, its end, and what is missing */
     dd_store_release(store);
     close_world(fixture);
 }
@@ -880,7 +879,7 @@ TEST(server_of_another_version_is_refused)
     REQUIRE(pthread_create(&thread, NULL, serve_version_1, &fd) == 0);
     CHECK_STATUS(open_with_secret(ntohs(in.sin_port), ""), DD_PROTOCOL);
     CHECK_CONTAINS(check_message(),
-                   "the server speaks version 1 of dldist's store protocol and the client version 2: "
+                   "the server speaks version 1 of dldist's store protocol and the client version 3: "
                    "install the same version of dldist on both");
     pthread_join(thread, NULL);
     close(fd);
