@@ -1,5 +1,5 @@
-/* What the files of the TCPStore server share: tcp_server.c (life, listening, joining), tcp_conn.c (one connection's
- * bytes), tcp_strangers.c (those that are not known yet) and tcp_serve.c (what each operation does).
+/* What the files of the TCPStore server share: tcp_server.c (life, listening), tcp_conn.c (one connection's
+ * bytes), tcp_strangers.c (those that are not known yet), tcp_serve.c (what each operation does) and tcp_joined.c.
  *
  * Everything marked "loop" belongs to the server's thread once it runs. A connection that has to go is doomed at once
  * and buried (closed and freed) at the end of the event, since whoever doomed it may be deep inside the keyspace. */
@@ -136,8 +136,12 @@ dd_status tcp_server_create(dd_tcp_server **out, const dd_tcp_server_options *op
                             dd_error *err) DD_MUST_CHECK;
 void tcp_server_free(dd_tcp_server *server);
 
+/* tcp_joined.c */
+
 /* `sum` is the value of the join key now. */
 void tcp_server_note_joined(dd_tcp_server *server, const char *who, int64_t sum);
+/* A connection, for want of descriptors. */
+void tcp_server_note_turned_away(dd_tcp_server *server);
 
 /* tcp_strangers.c; loop only */
 

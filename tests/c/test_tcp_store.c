@@ -11,6 +11,7 @@
 
 #include <netinet/in.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -883,6 +884,61 @@ TEST(server_of_another_version_is_refused)
                    "install the same version of dldist on both");
     pthread_join(thread, NULL);
     close(fd);
+}
+
+#define NLOOKS 24
+
+/* A server that is not there yet: it takes connections and closes them. */
+typedef struct late_server {
+    int fd;
+    atomic_bool is_enough;
+    int64_t shortest_ns; /* between two of the last looks */
+} late_server;
+
+static void *
+turn_away(void *arg)
+{
+    late_server *self = arg;
+    int64_t before_ns = 0;
+    self->shortest_ns = INT64_MAX;
+    for (int i = 0; i < NLOOKS; i++) {
+        int fd = accept4(self->fd, NULL, NULL, SOCK_CLOEXEC);
+        int64_t now_ns = dd_clock_now_ns();
+        close(fd);
+        if (i > NLOOKS / 2 && now_ns - before_ns < self->shortest_ns) {
+            self->shortest_ns = now_ns - before_ns;
+        }
+        before_ns = now_ns;
+    }
+    atomic_store(&self->is_enough, true);
+    return NULL;
+}
+
+static bool
+has_looked_enough(void *ctx)
+{
+    return atomic_load((atomic_bool *)ctx);
+}
+
+/* However long its server is in coming, a client looks for it often. */
+TEST(clients_keep_looking_for_a_late_server)
+{
+    struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t in_len = sizeof in;
+    late_server server = {.fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+    REQUIRE(bind(server.fd, (struct sockaddr *)&in, sizeof in) == 0 && listen(server.fd, 8) == 0);
+    REQUIRE(getsockname(server.fd, (struct sockaddr *)&in, &in_len) == 0);
+    pthread_t thread;
+    REQUIRE(pthread_create(&thread, NULL, turn_away, &server) == 0);
+    dd_tcp_store_options options = {.host = "127.0.0.1", .port = ntohs(in.sin_port), .world_size = -1};
+    dd_wait wait = patient();
+    wait.is_interrupted = has_looked_enough;
+    wait.ctx = &server.is_enough;
+    dd_store *store = NULL;
+    CHECK_STATUS(dd_tcp_store_open(&store, &options, &wait, check_err()), DD_INTERRUPTED);
+    pthread_join(thread, NULL);
+    CHECK(server.shortest_ns < 60 * DD_NS_PER_MS);
+    close(server.fd);
 }
 
 /* Which server a client of this host finds by Unix socket: the one that listens on that very address. */
