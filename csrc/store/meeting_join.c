@@ -64,7 +64,7 @@ meeting_rank_key(meeting_keys *keys, uint64_t generation, const char *what, int 
 /* One call of join. */
 typedef struct arrival {
     dd_store *store;
-    const dd_keyspace *ks; /* that the store is of; NULL: another kind */
+    dd_keyspace *ks; /* that the store is of; NULL: another kind */
     const dd_meet_request *request;
     dd_meet_reply *reply;
     const dd_wait *wait;
@@ -192,6 +192,17 @@ get_published(arrival *self, dd_blob_list *values, dd_error *err)
     return status;
 }
 
+/* The end has all cards, so the keys of the ranks may go: jobs make groups for days. Another store would take a request
+ * for each. */
+static void
+drop_published(arrival *self)
+{
+    for (int rank = 0; self->ks != NULL && rank < self->request->size; rank++) {
+        (void)dd_keyspace_delete(self->ks,
+                                 meeting_rank_key(&self->keys, self->reply->generation, "rank", rank));
+    }
+}
+
 /* All have come: this rank, the last, ends the meeting and hands everybody all cards. Its nonce names what is being made. */
 static dd_status
 end_well(arrival *self, dd_error *err)
@@ -208,6 +219,9 @@ end_well(arrival *self, dd_error *err)
     if (status == DD_OK) {
         status = set_if_missing(self, meeting_part_key(&self->keys, generation, "end"), dd_blob_view(&end),
                                 &self->reply->value, err);
+    }
+    if (status == DD_OK && dd_bytes_equal(dd_blob_view(&self->reply->value), dd_blob_view(&end))) {
+        drop_published(self);
     }
     dd_blob_fini(&end);
     dd_blob_list_fini(&published);
@@ -226,8 +240,14 @@ count_in(arrival *self, dd_error *err)
     self->reply->state = DD_MEET_WAITING;
     /* Anybody may write to the count; room is made for no more cards than there are values. */
     bool is_last =
-        count >= self->request->size && (self->ks == NULL || self->request->size <= self->ks->nvalues);
+        count == self->request->size && (self->ks == NULL || self->request->size <= self->ks->nvalues);
     dd_blob_clear(&self->reply->value, 0);
+    if (status == DD_OK && count > self->request->size) {
+        /* It ended between this rank's look at the generation and its coming, and its keys are gone. */
+        self->reply->state = DD_MEET_AGAIN;
+        self->reply->has_come = false;
+        return meeting_leave_generation(self->store, &self->keys, self->reply->generation, self->wait, err);
+    }
     return status == DD_OK && is_last ? end_well(self, err) : status;
 }
 
@@ -274,7 +294,7 @@ join_once(arrival *self, dd_error *err)
 }
 
 static dd_status
-join(dd_store *store, const dd_keyspace *ks, const dd_meet_request *request, dd_meet_reply *reply,
+join(dd_store *store, dd_keyspace *ks, const dd_meet_request *request, dd_meet_reply *reply,
      const dd_wait *wait, dd_error *err)
 {
     arrival self = {.store = store, .ks = ks, .request = request, .reply = reply, .wait = wait};

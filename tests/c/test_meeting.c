@@ -264,6 +264,36 @@ TEST(a_server_takes_no_nonsense)
     dd_keyspace_fini(&ks);
 }
 
+/* What is left of a meeting does not grow with its ranks; who comes to it late goes on to the next one. */
+TEST(keys_of_ranks_go_with_the_meeting)
+{
+    enum { SIZE = 5 };
+    dd_keyspace ks;
+    dd_keyspace_init(&ks);
+    for (int rank = 0; rank < SIZE; rank++) {
+        char published[32];
+        snprintf(published, sizeof published, "nonce-%02d#%d", rank, rank);
+        dd_meet_reply reply = {0};
+        dd_meet_request request = {
+            .place = BYTES("place"), .rank = rank, .size = SIZE, .published = dd_bytes_of_string(published)};
+        CHECK_OK(dd_keyspace_meet(&ks, &request, &reply, check_err()));
+        CHECK_INT(reply.state, rank < SIZE - 1 ? DD_MEET_WAITING : DD_MEET_ENDED);
+        dd_blob_fini(&reply.value);
+    }
+    CHECK_INT(ks.nvalues, 4); /* how it has ended, the count, the size; and which one is next */
+    /* This rank has read the generation before it was moved on. */
+    CHECK(dd_keyspace_delete(&ks, BYTES("place/generation")));
+    dd_meet_reply reply = {0};
+    dd_meet_request late = {
+        .place = BYTES("place"), .rank = 2, .size = SIZE, .published = BYTES("anothernonce")};
+    CHECK_OK(dd_keyspace_meet(&ks, &late, &reply, check_err()));
+    CHECK_INT(reply.state, DD_MEET_WAITING);
+    CHECK_INT(reply.generation, 1);
+    CHECK(reply.has_come);
+    dd_blob_fini(&reply.value);
+    dd_keyspace_fini(&ks);
+}
+
 TEST(coming_without_memory)
 {
     dd_status status = DD_OUT_OF_MEMORY;
