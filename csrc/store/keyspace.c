@@ -154,7 +154,7 @@ waiter_unlink(dd_keyspace *ks, dd_key_waiter *waiter)
 /* Tells the waiters of that kind for whom this was the last key missing. Two passes, because telling one unlinks it
  * from everywhere, this list included. */
 static void
-tell_waiters(dd_keyspace *ks, entry *e, dd_key_waiter_kind kind, dd_bytes value)
+tell_waiters(dd_keyspace *ks, entry *e, dd_key_waiter_kind kind, dd_blob *value)
 {
     dd_list ready;
     dd_list_init(&ready);
@@ -215,9 +215,9 @@ entry_has_value_now(dd_keyspace *ks, entry *e)
     e->has_value = true;
     ks->nvalues++;
     if (!was_there) {
-        tell_waiters(ks, e, DD_KEY_WAITER_KEYS, dd_bytes_of(NULL, 0));
+        tell_waiters(ks, e, DD_KEY_WAITER_KEYS, NULL);
     }
-    tell_waiters(ks, e, DD_KEY_WAITER_VALUE, dd_blob_view(&e->value));
+    tell_waiters(ks, e, DD_KEY_WAITER_VALUE, &e->value);
 }
 
 static dd_status
@@ -421,7 +421,7 @@ first_popper(const dd_keyspace *ks, dd_bytes key)
 
 /* Gives the item to a waiter, if there is one. */
 static bool
-hand_over(dd_keyspace *ks, dd_bytes key, dd_bytes value)
+hand_over(dd_keyspace *ks, dd_bytes key, dd_blob *value)
 {
     dd_key_waiter *waiter = first_popper(ks, key);
     if (waiter == NULL) {
@@ -453,7 +453,7 @@ store_item(dd_keyspace *ks, dd_bytes key, dd_blob *value, bool is_first, dd_erro
     e->nitems++;
     ks->nchanges++;
     if (!was_there) {
-        tell_waiters(ks, e, DD_KEY_WAITER_KEYS, dd_bytes_of(NULL, 0));
+        tell_waiters(ks, e, DD_KEY_WAITER_KEYS, NULL);
     }
     return DD_OK;
 }
@@ -461,12 +461,9 @@ store_item(dd_keyspace *ks, dd_bytes key, dd_blob *value, bool is_first, dd_erro
 dd_status
 dd_keyspace_queue_push(dd_keyspace *ks, dd_bytes key, dd_bytes value, dd_error *err)
 {
-    if (hand_over(ks, key, value)) {
-        return DD_OK;
-    }
     dd_blob copy = {0};
     dd_status status = dd_blob_assign(&copy, value, err);
-    if (status == DD_OK) {
+    if (status == DD_OK && !hand_over(ks, key, &copy)) {
         status = store_item(ks, key, &copy, false, err);
     }
     dd_blob_fini(&copy);
@@ -476,7 +473,7 @@ dd_keyspace_queue_push(dd_keyspace *ks, dd_bytes key, dd_bytes value, dd_error *
 dd_status
 dd_keyspace_queue_unpop(dd_keyspace *ks, dd_bytes key, dd_blob *value, dd_error *err)
 {
-    return hand_over(ks, key, dd_blob_view(value)) ? DD_OK : store_item(ks, key, value, true, err);
+    return hand_over(ks, key, value) ? DD_OK : store_item(ks, key, value, true, err);
 }
 
 bool
@@ -522,7 +519,7 @@ dd_keyspace_barrier_arrive(dd_keyspace *ks, dd_bytes key, int64_t world_size, bo
     }
     *is_complete = count >= world_size;
     if (*is_complete) {
-        tell_waiters(ks, e, DD_KEY_WAITER_BARRIER, dd_bytes_of(NULL, 0));
+        tell_waiters(ks, e, DD_KEY_WAITER_BARRIER, NULL);
     }
     return DD_OK;
 }

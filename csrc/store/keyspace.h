@@ -31,9 +31,9 @@ typedef enum dd_key_waiter_kind {
 typedef struct dd_key_waiter dd_key_waiter;
 struct dd_key_waiter {
     dd_key_waiter_kind kind;
-    /* `value`: for VALUE that of the key that came last, for POP the item (both borrowed for the call),
-     * else empty. The waiter is parked no more when this runs, and may be freed by it. */
-    void (*on_ready)(dd_key_waiter *waiter, dd_bytes value);
+    /* `value`: for VALUE that of the key that came last, to be read; for POP the item, which may be taken; else NULL.
+     * The waiter is parked no more when this runs, and may be freed by it. */
+    void (*on_ready)(dd_key_waiter *waiter, dd_blob *value);
     /* private */
     struct dd_key_waiter_link *links;
     size_t nlinks;

@@ -276,7 +276,7 @@ read_values(tcp_parked *parked, dd_store_result *result)
 }
 
 static void
-on_parked_ready(dd_key_waiter *waiter, dd_bytes value)
+on_parked_ready(dd_key_waiter *waiter, dd_blob *value)
 {
     tcp_parked *parked = DD_CONTAINER_OF(waiter, tcp_parked, waiter);
     tcp_conn *conn = parked->conn;
@@ -284,7 +284,7 @@ on_parked_ready(dd_key_waiter *waiter, dd_bytes value)
     if (parked->op == DD_TCP_WAIT_MULTI_GET && read_values(parked, &result) != DD_OK) {
         tcp_conn_doom(conn, "no memory for its reply");
     } else {
-        answer_parked(parked, &result, value);
+        answer_parked(parked, &result, value != NULL ? dd_blob_view(value) : (dd_bytes){0});
         tcp_conn_flush(conn);
     }
     dd_store_result_fini(&result);

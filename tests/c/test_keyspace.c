@@ -19,9 +19,10 @@ typedef struct probe {
 } probe;
 
 static void
-on_probe_ready(dd_key_waiter *waiter, dd_bytes value)
+on_probe_ready(dd_key_waiter *waiter, dd_blob *given)
 {
     probe *self = DD_CONTAINER_OF(waiter, probe, waiter);
+    dd_bytes value = given != NULL ? dd_blob_view(given) : (dd_bytes){0};
     self->ntold++;
     self->order = self->clock != NULL ? ++*self->clock : 0;
     self->value_len = value.len;
@@ -409,7 +410,7 @@ typedef struct mortal {
 } mortal;
 
 static void
-on_ready_free(dd_key_waiter *waiter, dd_bytes value)
+on_ready_free(dd_key_waiter *waiter, dd_blob *value)
 {
     mortal *self = DD_CONTAINER_OF(waiter, mortal, waiter);
     (void)value;
