@@ -55,110 +55,58 @@ dd_tcp_scan_begin(dd_tcp_scan *scan, const char *pattern, uint64_t repeats, size
     };
 }
 
-/* Whether `more` bytes from `at` on are there; a field is scanned when it is there whole. */
-static bool
-has_bytes(const dd_tcp_scan *scan, dd_bytes bytes, uint64_t more)
-{
-    return more <= bytes.len - scan->at;
-}
-
+/* What a length or a count may be; one that is over it ends the connection. */
 static uint64_t
-peek_u64(const dd_tcp_scan *scan, dd_bytes bytes)
+limit_of(char letter, const dd_tcp_limits *limits)
 {
-    uint64_t value;
-    memcpy(&value, bytes.data + scan->at, sizeof value);
-    return value;
+    return letter == 'k'   ? limits->max_key_bytes
+           : letter == 'v' ? limits->max_value_bytes
+           : letter == '#' ? limits->max_keys
+                           : UINT64_MAX;
 }
 
 static dd_tcp_scan_result
-scan_fixed(dd_tcp_scan *scan, dd_bytes bytes, size_t size)
+error_limit(char letter, uint64_t number, uint64_t limit, dd_error *err)
 {
-    if (!has_bytes(scan, bytes, size)) {
-        return DD_TCP_SCAN_MORE;
-    }
-    scan->at += size;
-    scan->step++;
-    return DD_TCP_SCAN_DONE;
+    bool is_count = letter == '#';
+    (void)dd_error_set(err, DD_PROTOCOL, "%s %llu%s is over the limit of %llu",
+                       is_count        ? "count"
+                       : letter == 'k' ? "key of"
+                                       : "value of",
+                       (unsigned long long)number, is_count ? "" : " bytes", (unsigned long long)limit);
+    return DD_TCP_SCAN_BAD;
 }
 
-static dd_tcp_scan_result
-scan_bytes(dd_tcp_scan *scan, dd_bytes bytes, uint64_t max_len, const char *what, dd_error *err)
-{
-    if (!has_bytes(scan, bytes, 8)) {
-        return DD_TCP_SCAN_MORE;
-    }
-    uint64_t len = peek_u64(scan, bytes);
-    if (len > max_len) {
-        (void)dd_error_set(err, DD_PROTOCOL, "%s of %llu bytes is over the limit of %llu", what,
-                           (unsigned long long)len, (unsigned long long)max_len);
-        return DD_TCP_SCAN_BAD;
-    }
-    if (!has_bytes(scan, bytes, 8 + len)) {
-        return DD_TCP_SCAN_MORE;
-    }
-    scan->at += 8 + (size_t)len;
-    scan->step++;
-    return DD_TCP_SCAN_DONE;
-}
-
-/* Past a count: what follows is the group, so many times. */
-static void
-begin_group(dd_tcp_scan *scan, uint64_t repeats)
-{
-    scan->at += 8;
-    scan->step++;
-    scan->group = scan->step;
-    scan->repeats = repeats;
-    if (repeats == 0) {
-        scan->step = "";
-    }
-}
-
-static dd_tcp_scan_result
-scan_count(dd_tcp_scan *scan, dd_bytes bytes, uint64_t max_count, dd_error *err)
-{
-    if (!has_bytes(scan, bytes, 8)) {
-        return DD_TCP_SCAN_MORE;
-    }
-    uint64_t count = peek_u64(scan, bytes);
-    if (count > max_count) {
-        (void)dd_error_set(err, DD_PROTOCOL, "count %llu is over the limit of %llu",
-                           (unsigned long long)count, (unsigned long long)max_count);
-        return DD_TCP_SCAN_BAD;
-    }
-    begin_group(scan, count);
-    return DD_TCP_SCAN_DONE;
-}
-
-static dd_tcp_scan_result
-scan_option(dd_tcp_scan *scan, dd_bytes bytes)
-{
-    if (!has_bytes(scan, bytes, 8)) {
-        return DD_TCP_SCAN_MORE;
-    }
-    begin_group(scan, peek_u64(scan, bytes) > 0 ? 1 : 0);
-    return DD_TCP_SCAN_DONE;
-}
-
+/* A field is scanned when it is there whole. */
 static dd_tcp_scan_result
 scan_field(dd_tcp_scan *scan, dd_bytes bytes, const dd_tcp_limits *limits, dd_error *err)
 {
-    switch (*scan->step) {
-    case 'k':
-        return scan_bytes(scan, bytes, limits->max_key_bytes, "key", err);
-    case 'v':
-        return scan_bytes(scan, bytes, limits->max_value_bytes, "value", err);
-    case '#':
-        return scan_count(scan, bytes, limits->max_keys, err);
-    case '?':
-        return scan_option(scan, bytes);
-    case 'i':
-        return scan_fixed(scan, bytes, 8);
-    case 'u':
-        return scan_fixed(scan, bytes, 4);
-    default:
-        return scan_fixed(scan, bytes, 1);
+    char letter = *scan->step;
+    bool is_group = letter == '#' || letter == '?';
+    bool has_number = is_group || letter == 'k' || letter == 'v';
+    uint64_t number = 0;
+    uint64_t size = has_number || letter == 'i' ? 8 : letter == 'u' ? 4 : 1;
+    if (size > bytes.len - scan->at) {
+        return DD_TCP_SCAN_MORE;
     }
+    if (has_number) {
+        memcpy(&number, bytes.data + scan->at, sizeof number);
+        if (number > limit_of(letter, limits)) {
+            return error_limit(letter, number, limit_of(letter, limits), err);
+        }
+        if (!is_group && number > bytes.len - scan->at - size) {
+            return DD_TCP_SCAN_MORE;
+        }
+        size += is_group ? 0 : number;
+    }
+    scan->at += (size_t)size;
+    scan->step++;
+    if (is_group) {
+        scan->group = scan->step;
+        scan->repeats = letter == '#' ? number : number > 0;
+        scan->step = scan->repeats > 0 ? scan->step : "";
+    }
+    return DD_TCP_SCAN_DONE;
 }
 
 /* Whether so many bytes of one message are too many. */

@@ -219,39 +219,24 @@ listen_on_port(dd_tcp_server *server, const dd_addr_list *list, uint16_t port, d
 }
 
 static dd_status
-resolve_for_listening(const dd_tcp_server_options *options, dd_addr_list *list, const dd_wait *wait,
-                      dd_error *err)
-{
-    if (!dd_addr_is_wildcard(options->host)) {
-        return dd_addr_resolve(options->host, options->port, list, wait, err);
-    }
-    bool is_v4_only = strcmp(options->host, "0.0.0.0") == 0;
-    return dd_addr_resolve(is_v4_only ? "0.0.0.0" : "::", options->port, list, wait, err);
-}
-
-/* A machine without IPv6 has no "::": all its addresses are "0.0.0.0" then. */
-static dd_status
-listen_on_all_v4(dd_tcp_server *server, const dd_tcp_server_options *options, const dd_wait *wait,
-                 dd_error *err)
-{
-    dd_addr_list list;
-    dd_status status = dd_addr_resolve("0.0.0.0", options->port, &list, wait, err);
-    return status == DD_OK ? listen_on_port(server, &list, options->port, err) : status;
-}
-
-static dd_status
 listen_on_host(dd_tcp_server *server, const dd_tcp_server_options *options, const dd_wait *wait,
                dd_error *err)
 {
-    dd_addr_list list;
-    dd_status status = resolve_for_listening(options, &list, wait, err);
-    if (status != DD_OK) {
-        return status;
-    }
+    /* A machine without IPv6 has no "::": all its addresses are "0.0.0.0" then. */
+    bool is_all = dd_addr_is_wildcard(options->host) && strcmp(options->host, "0.0.0.0") != 0;
+    const char *hosts[] = {is_all ? "::" : options->host, "0.0.0.0"};
     dd_error failure = {0};
-    status = listen_on_port(server, &list, options->port, &failure);
-    if (status != DD_OK && dd_addr_is_wildcard(options->host) && is_address_absent(&failure)) {
-        status = listen_on_all_v4(server, options, wait, &failure);
+    dd_status status = DD_OK;
+    for (int i = 0; i < (is_all ? 2 : 1); i++) {
+        dd_addr_list list;
+        status = dd_addr_resolve(hosts[i], options->port, &list, wait, err);
+        if (status != DD_OK) {
+            return status;
+        }
+        status = listen_on_port(server, &list, options->port, &failure);
+        if (status == DD_OK || !is_address_absent(&failure)) {
+            break;
+        }
     }
     if (status != DD_OK) {
         (void)dd_error_copy(err, &failure);
