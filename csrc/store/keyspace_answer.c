@@ -96,9 +96,7 @@ meet(dd_keyspace *ks, const dd_store_request *request, dd_store_result *result, 
     dd_meet_request arrival = dd_store_meet_request(request);
     dd_meet_reply reply = {0};
     dd_status status = dd_keyspace_meet(ks, &arrival, &reply, err);
-    result->state = (uint8_t)reply.state;
-    result->number = (int64_t)reply.generation;
-    result->value = reply.value;
+    dd_store_meet_result(result, &reply);
     return status;
 }
 

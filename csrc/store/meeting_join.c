@@ -321,14 +321,6 @@ dd_store_meet_by_keys(dd_store *store, const dd_meet_request *request, dd_meet_r
     return join(store, NULL, request, reply, wait, err);
 }
 
-dd_status
-dd_store_meet(dd_store *store, const dd_meet_request *request, dd_meet_reply *reply, const dd_wait *wait,
-              dd_error *err)
-{
-    return store->ops->meet != NULL ? store->ops->meet(store, request, reply, wait, err)
-                                    : dd_store_meet_by_keys(store, request, reply, wait, err);
-}
-
 /* ---- over a keyspace: as a store that nobody else has */
 
 typedef struct bare_store {

@@ -25,13 +25,6 @@ dd_store_op_name(dd_store_op op)
 #define MEET_SIZE_SHIFT 31 /* rank and size are below 2^31 */
 #define MEET_HEARS_FAILURE (INT64_C(1) << 62)
 
-int64_t
-dd_store_meet_number(const dd_meet_request *request)
-{
-    return request->rank | (int64_t)request->size << MEET_SIZE_SHIFT |
-           (request->hears_failure ? MEET_HEARS_FAILURE : 0);
-}
-
 dd_meet_request
 dd_store_meet_request(const dd_store_request *request)
 {
@@ -42,6 +35,15 @@ dd_store_meet_request(const dd_store_request *request)
         .hears_failure = (request->number & MEET_HEARS_FAILURE) != 0,
         .published = request->values[0],
     };
+}
+
+void
+dd_store_meet_result(dd_store_result *result, const dd_meet_reply *reply)
+{
+    result->state = (uint8_t)reply->state;
+    result->number = (int64_t)reply->generation;
+    result->flag = reply->has_come;
+    result->value = reply->value;
 }
 
 dd_status
@@ -219,4 +221,23 @@ dd_store_run_barrier(dd_store *store, dd_bytes key, int64_t world_size, const dd
 {
     dd_store_request request = {.op = DD_STORE_BARRIER, .keys = &key, .nkeys = 1, .number = world_size};
     return run(store, &request, &(outputs){0}, wait, err);
+}
+
+dd_status
+dd_store_meet(dd_store *store, const dd_meet_request *request, dd_meet_reply *reply, const dd_wait *wait,
+              dd_error *err)
+{
+    dd_store_request arrival = {.op = DD_STORE_MEET,
+                                .keys = &request->place,
+                                .nkeys = 1,
+                                .values = &request->published,
+                                .number = request->rank | (int64_t)request->size << MEET_SIZE_SHIFT |
+                                          (request->hears_failure ? MEET_HEARS_FAILURE : 0)};
+    dd_store_result result = {0};
+    dd_status status = dd_store_run(store, &arrival, &result, wait, err);
+    reply->state = (dd_meet_state)result.state;
+    reply->generation = (uint64_t)result.number;
+    reply->has_come = status == DD_OK ? reply->state <= DD_MEET_ENDED : result.flag;
+    reply->value = result.value;
+    return status;
 }

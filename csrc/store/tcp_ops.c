@@ -294,6 +294,9 @@ tcp_run(dd_store *head, const dd_store_request *request, dd_store_result *result
         dd_error *err)
 {
     tcp_store *store = tcp_store_of(head);
+    if (request->op == DD_STORE_MEET && !store->target.is_extended) {
+        return dd_store_run_generic(head, request, result, wait, err);
+    }
     dd_status status = store->target.is_extended ? ask(store, request, result, wait, err)
                                                  : plain_run(store, request, result, wait, err);
     bool is_pop = request->op == DD_STORE_QUEUE_POP;
@@ -311,31 +314,4 @@ tcp_run(dd_store *head, const dd_store_request *request, dd_store_result *result
                                                : error_missing(store, request, wait, err);
     }
     return say_where(store, dd_store_op_name(request->op), status, err);
-}
-
-/* Only servers of ours know meetings. */
-dd_status
-tcp_meet(dd_store *head, const dd_meet_request *request, dd_meet_reply *reply, const dd_wait *wait,
-         dd_error *err)
-{
-    tcp_store *store = tcp_store_of(head);
-    if (!store->target.is_extended) {
-        return dd_store_meet_by_keys(head, request, reply, wait, err);
-    }
-    dd_store_request arrival = {.op = DD_STORE_MEET,
-                                .keys = &request->place,
-                                .nkeys = 1,
-                                .values = &request->published,
-                                .number = dd_store_meet_number(request)};
-    dd_store_result result = {0};
-    dd_status status = ask(store, &arrival, &result, wait, err);
-    if (status == DD_OK) {
-        reply->state = (dd_meet_state)result.state;
-        reply->generation = (uint64_t)result.number;
-        reply->has_come = reply->state <= DD_MEET_ENDED;
-        reply->value = result.value;
-        result.value = (dd_blob){0};
-    }
-    dd_store_result_fini(&result);
-    return say_where(store, "meet", status, err);
 }

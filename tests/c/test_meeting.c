@@ -4,7 +4,7 @@
 #include "core/thread.h"
 #include "store/keyspace.h"
 #include "store/meeting_internal.h"
-#include "store/tcp_store.h"
+#include "store/tcp_client_internal.h"
 #include "transport/card.h"
 
 #include <netinet/in.h>
@@ -103,6 +103,14 @@ typedef struct place {
     dd_store_ops by_keys;
 } place;
 
+static dd_status
+run_by_keys(dd_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
+            dd_error *err)
+{
+    return request->op == DD_STORE_MEET ? dd_store_run_generic(store, request, result, wait, err)
+                                        : tcp_run(store, request, result, wait, err);
+}
+
 static void
 place_open(place *p, int size)
 {
@@ -121,7 +129,7 @@ place_open(place *p, int size)
     }
     p->in_one = *p->native[0]->ops;
     p->by_keys = p->in_one;
-    p->by_keys.meet = NULL;
+    p->by_keys.run = run_by_keys;
 }
 
 static void
@@ -535,7 +543,7 @@ meet_by_keys(int size)
         dd_meet_request request = request_of(rank, size, &published);
         dd_meet_reply reply = {0};
         counted.now = (traffic){0};
-        CHECK_OK(dd_store_meet(&counted.head, &request, &reply, &wait, check_err()));
+        CHECK_OK(dd_store_meet_by_keys(&counted.head, &request, &reply, &wait, check_err()));
         end_nbytes = reply.value.len;
         add_up(&total, counted.now, rank == size - 1);
         dd_blob_fini(&reply.value);
