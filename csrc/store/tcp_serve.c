@@ -235,6 +235,23 @@ serve_auth(tcp_conn *conn, dd_tcp_reader *reader)
 
 /* --- requests that wait -------------------------------------------------------------------------------------- */
 
+/* Whether the reply to MULTI_GET would be too large: many short keys may name one large value. */
+static dd_status
+check_reply(const dd_tcp_server *server, const dd_store_request *request, dd_error *err)
+{
+    uint64_t nbytes = 0;
+    for (size_t i = 0; request->op == DD_STORE_MULTI_GET && i < request->nkeys; i++) {
+        dd_bytes value = {0};
+        (void)dd_keyspace_get(&server->ks, request->keys[i], &value);
+        nbytes += 8 + (uint64_t)value.len;
+    }
+    if (nbytes <= server->limits.max_request_bytes) {
+        return DD_OK;
+    }
+    return dd_error_set(err, DD_STORE, "the values have %llu bytes, which is over the server's limit of %llu",
+                        (unsigned long long)nbytes, (unsigned long long)server->limits.max_request_bytes);
+}
+
 void
 tcp_parked_end(tcp_parked *parked)
 {
@@ -248,28 +265,36 @@ tcp_parked_end(tcp_parked *parked)
 }
 
 /* Answers a request that has waited, perhaps in the middle of another one of the same connection. An empty result says
- * that it was called off. */
+ * that it was called off; `error`, if it is not NULL, why there is none. */
 static void
-answer_parked(tcp_parked *parked, const dd_store_result *result, dd_bytes value)
+answer_parked(tcp_parked *parked, const dd_store_result *result, dd_bytes value, const dd_error *error)
 {
     tcp_conn *conn = parked->conn;
     uint32_t tag = conn->tag;
     conn->tag = parked->tag;
-    reply_result(conn, parked->op, result, value);
+    if (error == NULL) {
+        reply_result(conn, parked->op, result, value);
+    } else {
+        reply_error(conn, error);
+    }
     conn->tag = tag;
     tcp_parked_end(parked);
 }
 
 /* All the values that a request waited for. */
 static dd_status
-read_values(tcp_parked *parked, dd_store_result *result)
+read_values(tcp_parked *parked, dd_store_result *result, dd_error *err)
 {
+    dd_tcp_server *server = parked->conn->server;
     dd_tcp_reader reader = {parked->fields.data};
     dd_tcp_request request;
     bool is_answered = false;
-    dd_status status = dd_tcp_read_request(&request, parked->op, &reader, NULL);
+    dd_status status = dd_tcp_read_request(&request, parked->op, &reader, err);
     if (status == DD_OK) {
-        status = dd_keyspace_answer(&parked->conn->server->ks, &request.request, result, &is_answered, NULL);
+        status = check_reply(server, &request.request, err);
+    }
+    if (status == DD_OK) {
+        status = dd_keyspace_answer(&server->ks, &request.request, result, &is_answered, err);
     }
     dd_tcp_request_fini(&request);
     return status;
@@ -281,12 +306,12 @@ on_parked_ready(dd_key_waiter *waiter, dd_blob *value)
     tcp_parked *parked = DD_CONTAINER_OF(waiter, tcp_parked, waiter);
     tcp_conn *conn = parked->conn;
     dd_store_result result = {.flag = true};
-    if (parked->op == DD_TCP_WAIT_MULTI_GET && read_values(parked, &result) != DD_OK) {
-        tcp_conn_doom(conn, "no memory for its reply");
-    } else {
-        answer_parked(parked, &result, value != NULL ? dd_blob_view(value) : (dd_bytes){0});
-        tcp_conn_flush(conn);
-    }
+    dd_error error;
+    bool has_to_read = parked->op == DD_TCP_WAIT_MULTI_GET;
+    dd_status status = has_to_read ? read_values(parked, &result, &error) : DD_OK;
+    answer_parked(parked, &result, value != NULL ? dd_blob_view(value) : (dd_bytes){0},
+                  status == DD_OK ? NULL : &error);
+    tcp_conn_flush(conn);
     dd_store_result_fini(&result);
 }
 
@@ -341,7 +366,7 @@ serve_cancel_wait(tcp_conn *conn, dd_tcp_reader *reader)
     tcp_parked *parked = find_parked(conn);
     dd_store_result called_off = {0};
     if (conn->is_tagged && parked != NULL) {
-        answer_parked(parked, &called_off, (dd_bytes){0});
+        answer_parked(parked, &called_off, (dd_bytes){0}, NULL);
     } else if (!conn->is_tagged) {
         if (parked != NULL) {
             tcp_parked_end(parked);
@@ -351,23 +376,6 @@ serve_cancel_wait(tcp_conn *conn, dd_tcp_reader *reader)
 }
 
 /* --- operations of a store ----------------------------------------------------------------------------------- */
-
-/* Whether the reply to MULTI_GET would be too large: many short keys may name one large value. */
-static dd_status
-check_reply(const dd_tcp_server *server, const dd_store_request *request, dd_error *err)
-{
-    uint64_t nbytes = 0;
-    for (size_t i = 0; request->op == DD_STORE_MULTI_GET && i < request->nkeys; i++) {
-        dd_bytes value = {0};
-        (void)dd_keyspace_get(&server->ks, request->keys[i], &value);
-        nbytes += 8 + (uint64_t)value.len;
-    }
-    if (nbytes <= server->limits.max_request_bytes) {
-        return DD_OK;
-    }
-    return dd_error_set(err, DD_STORE, "the values have %llu bytes, which is over the server's limit of %llu",
-                        (unsigned long long)nbytes, (unsigned long long)server->limits.max_request_bytes);
-}
 
 /* "node-b (pid 77), node-c (pid 5)" */
 static dd_status

@@ -539,13 +539,12 @@ TEST(silent_connections_make_room)
 /* --- extended connections ------------------------------------------------------------------------------------ */
 
 static int
-open_extended(uint16_t port)
+open_extended_within(uint16_t port, dd_tcp_limits limits)
 {
     int fd = raw_open(port);
     raw_ask(fd, DD_TCP_PING, "u", DD_TCP_OFFER | 0x1234);
     CHECK(raw_expect(fd, "u", ~(DD_TCP_OFFER | 0x1234)));
     raw_ask(fd, DD_TCP_HELLO, "uikv", DD_TCP_VERSION, 77LL, "a-host", "");
-    dd_tcp_limits limits = DD_TCP_LIMITS_DEFAULT;
     CHECK(raw_expect(fd, "buiiii", 0, DD_TCP_VERSION, (long long)limits.max_key_bytes,
                      (long long)limits.max_value_bytes, (long long)limits.max_keys,
                      (long long)limits.max_request_bytes));
@@ -555,6 +554,12 @@ open_extended(uint16_t port)
     CHECK(recv(fd, name, (size_t)len, MSG_WAITALL) == (ssize_t)len);
     CHECK(raw_expect(fd, "vv", "", ""));
     return fd;
+}
+
+static int
+open_extended(uint16_t port)
+{
+    return open_extended_within(port, DD_TCP_LIMITS_DEFAULT);
 }
 
 TEST(extended_replies)
@@ -640,6 +645,28 @@ TEST(requests_that_wait_on_one_connection)
     close(fd);
     expect_connections(server, 0);
     CHECK_INT(stats_of(server).parked, 0);
+    dd_tcp_server_release(server);
+}
+
+/* Many names of one value: what is asked for before it is there may be too much, too. */
+TEST(values_that_are_too_much_together)
+{
+    static char large[1001];
+    memset(large, 'x', sizeof large - 1);
+    dd_tcp_server_options options = raw_options();
+    options.limits.max_request_bytes = 4096;
+    dd_tcp_server *server = raw_server(&options);
+    int fd = open_extended_within(dd_tcp_server_port(server), options.limits);
+    char text[128];
+    snprintf(text, sizeof text, "the values have 5040 bytes, which is over the server's limit of 4096");
+    raw_ask_tagged(fd, 1, DD_TCP_WAIT_MULTI_GET, "#kkkkk", 5LL, "/a", "/a", "/a", "/a", "/a");
+    raw_ask_tagged(fd, 2, DD_TCP_SET, "kv", "/a", large);
+    CHECK(raw_expect_answer(fd, 1, DD_STORE, "v", text));
+    CHECK(raw_expect_answer(fd, 2, DD_OK, ""));
+    raw_ask_tagged(fd, 3, DD_TCP_WAIT_MULTI_GET, "#kkkkk", 5LL, "/a", "/a", "/a", "/a", "/a");
+    CHECK(raw_expect_answer(fd, 3, DD_STORE, "v", text));
+    CHECK_INT(stats_of(server).parked, 0);
+    close(fd);
     dd_tcp_server_release(server);
 }
 
