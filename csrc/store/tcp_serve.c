@@ -391,25 +391,27 @@ list_refused(const dd_tcp_server *server, dd_store_result *result, dd_error *err
     return status;
 }
 
+/* `value` becomes the result's, or is borrowed from the keyspace: what is read may be large. */
 static dd_status
-answer(tcp_conn *conn, const dd_store_request *request, dd_store_result *result, bool *is_answered,
-       dd_error *err)
+answer(tcp_conn *conn, const dd_store_request *request, dd_store_result *result, dd_bytes *value,
+       bool *is_answered, dd_error *err)
 {
     dd_tcp_server *server = conn->server;
     dd_bytes refused = dd_bytes_of_string(DD_TCP_REFUSED_KEY);
+    dd_status status = check_reply(server, request, err);
     if (conn->op == DD_TCP_TRY_GET && dd_bytes_equal(request->keys[0], refused)) {
         *is_answered = true;
-        return list_refused(server, result, err);
-    }
-    dd_status status = check_reply(server, request, err);
-    if (status == DD_OK) {
+        status = list_refused(server, result, err);
+    } else if (request->op == DD_STORE_GET || request->op == DD_STORE_TRY_GET) {
+        result->flag = dd_keyspace_get(&server->ks, request->keys[0], value);
+        *is_answered = result->flag || request->op == DD_STORE_TRY_GET;
+        return DD_OK;
+    } else if (status == DD_OK) {
         status = dd_keyspace_answer(&server->ks, request, result, is_answered, err);
     }
-    if (status == DD_QUEUE_EMPTY) {
-        *is_answered = true;
-        return DD_OK;
-    }
-    return status;
+    *value = dd_blob_view(&result->value);
+    *is_answered |= status == DD_QUEUE_EMPTY;
+    return status == DD_QUEUE_EMPTY ? DD_OK : status;
 }
 
 /* After the reply: what else follows from a request that was answered. */
@@ -437,15 +439,16 @@ serve_store(tcp_conn *conn, dd_bytes fields)
     dd_tcp_request request;
     dd_store_result result = {0};
     dd_error error;
+    dd_bytes value = {0};
     bool is_answered = false;
     dd_status status = dd_tcp_read_request(&request, op, &reader, &error);
     if (status == DD_OK) {
-        status = answer(conn, &request.request, &result, &is_answered, &error);
+        status = answer(conn, &request.request, &result, &value, &is_answered, &error);
     }
     if (status != DD_OK) {
         reply_error(conn, &error);
     } else if (is_answered) {
-        reply_result(conn, op, &result, dd_blob_view(&result.value));
+        reply_result(conn, op, &result, value);
         settle(conn, &request.request, &result);
     } else {
         park(conn, &request.request, fields);
