@@ -24,7 +24,7 @@ from datetime import timedelta
 from multiprocessing.connection import Pipe, wait as wait_for_connections
 
 HOST = "127.0.0.1"
-OPERATIONS = ("set", "get", "add", "wait")
+OPERATIONS = ("set", "get", "add", "wait", "multi_get")
 TIMEOUT = timedelta(seconds=60)
 START_DELAY_S = 0.03
 
@@ -113,6 +113,7 @@ def measure(store, operation, name, value, begin, duration):
         "get": (store.get, (common,)),
         "add": (store.add, (key, 1)),
         "wait": (store.wait, ([common],)),
+        "multi_get": (store.multi_get, (["common/get", "common/add", "common/wait", common],)),
     }
     call, arguments = calls[operation]
     latencies = array.array("q")

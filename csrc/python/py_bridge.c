@@ -265,6 +265,9 @@ bridge_run(dd_store *store, const dd_store_request *request, dd_store_result *re
            dd_error *err)
 {
     dd_store_op op = request->op;
+    if (op == DD_STORE_MEET) {
+        return dd_store_run_generic(store, request, result, wait, err);
+    }
     if (((py_bridge *)store)->is_generic && py_store_ops[op].unbound == PY_UNBOUND_GENERIC) {
         return run_generic(store, request, result, wait, err);
     }

@@ -209,7 +209,7 @@ file_run(dd_store *store, const dd_store_request *request, dd_store_result *resu
          dd_error *err)
 {
     file_store *self = DD_CONTAINER_OF(store, file_store, head);
-    if (request->op == DD_STORE_BARRIER) {
+    if (request->op == DD_STORE_BARRIER || request->op == DD_STORE_MEET) {
         return dd_store_run_generic(store, request, result, wait, err);
     }
     dd_lock_take(&self->mu);

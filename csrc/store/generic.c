@@ -143,6 +143,17 @@ count_and_wait(dd_store *store, dd_bytes key, int64_t world_size, const dd_wait 
     return status;
 }
 
+static dd_status
+meet(dd_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
+     dd_error *err)
+{
+    dd_meet_request arrival = dd_store_meet_request(request);
+    dd_meet_reply reply = {0};
+    dd_status status = dd_store_meet_by_keys(store, &arrival, &reply, wait, err);
+    dd_store_meet_result(result, &reply);
+    return status;
+}
+
 dd_status
 dd_store_run_generic(dd_store *store, const dd_store_request *request, dd_store_result *result,
                      const dd_wait *wait, dd_error *err)
@@ -162,6 +173,9 @@ dd_store_run_generic(dd_store *store, const dd_store_request *request, dd_store_
     }
     if (op == DD_STORE_BARRIER) {
         return count_and_wait(store, request->keys[0], request->number, wait, err);
+    }
+    if (op == DD_STORE_MEET) {
+        return meet(store, request, result, wait, err);
     }
     return dd_error_set(err, DD_INTERNAL, "%s cannot be made of other operations", dd_store_op_name(op));
 }

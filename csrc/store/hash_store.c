@@ -12,44 +12,30 @@
 typedef struct hash_store {
     dd_store head;
     dd_lock mu;
-    dd_keyspace ks;    /* guarded by mu */
-    bool is_item_lost; /* guarded by mu: a popper had no memory for the item it was handed */
+    dd_keyspace ks; /* guarded by mu */
 } hash_store;
 
-/* A call that waits: const after init, but for the last three, guarded by mu. */
+/* A call that waits: const after init, but for the last two, guarded by mu. */
 typedef struct blocked_call {
-    dd_waiter waiter;
+    dd_key_waiter waiter;
     hash_store *store;
     const dd_store_request *request;
     const dd_wait *wait;
     pthread_cond_t cond;
     bool is_told;
-    dd_status status; /* of copying the item */
-    dd_blob item;     /* for QUEUE_POP */
+    dd_blob item; /* for QUEUE_POP */
 } blocked_call;
 
 static void
-on_ready(dd_waiter *waiter, dd_bytes value)
+on_ready(dd_key_waiter *waiter, dd_blob *value)
 {
     blocked_call *call = DD_CONTAINER_OF(waiter, blocked_call, waiter);
-    if (waiter->kind == DD_WAITER_POP) {
-        call->status = dd_blob_assign(&call->item, value, NULL);
-        call->store->is_item_lost = call->status != DD_OK;
+    if (waiter->kind == DD_KEY_WAITER_POP) {
+        call->item = *value;
+        *value = (dd_blob){0};
     }
     call->is_told = true;
     pthread_cond_signal(&call->cond);
-}
-
-typedef struct key_cursor {
-    const dd_bytes *keys;
-    size_t next;
-} key_cursor;
-
-static dd_bytes
-next_key(void *ctx)
-{
-    key_cursor *cursor = ctx;
-    return cursor->keys[cursor->next++];
 }
 
 /* Sleeps until the call is told. The mutex is held before and after, but not in between. */
@@ -74,62 +60,14 @@ sleep_locked(blocked_call *call, dd_error *err)
     }
 }
 
-/* A popper without memory for the item it was handed fails: the item goes to the next in line. */
-static dd_status
-answer_locked(hash_store *self, const dd_store_request *request, dd_store_result *result, bool *is_answered,
-              dd_error *err)
-{
-    dd_status status;
-    do {
-        self->is_item_lost = false;
-        status = dd_keyspace_answer(&self->ks, request, result, is_answered, err);
-    } while (status == DD_OK && self->is_item_lost);
-    return status;
-}
-
-/* The end of a popper that was told, and may have been interrupted in the same moment: then its item goes back to
- * the head of the queue. */
-static dd_status
-take_item_locked(blocked_call *call, dd_status status, dd_store_result *result, dd_error *err)
-{
-    hash_store *self = call->store;
-    if (status == DD_OK && call->status != DD_OK) {
-        return dd_error_set(err, call->status, "no memory for an item of the queue");
-    }
-    if (status == DD_OK) {
-        result->value = call->item;
-        return DD_OK;
-    }
-    dd_status given = call->status;
-    while (given == DD_OK) {
-        self->is_item_lost = false;
-        given = dd_keyspace_queue_unpop(&self->ks, call->request->keys[0], &call->item, NULL);
-        if (!self->is_item_lost) {
-            break;
-        }
-    }
-    dd_blob_fini(&call->item);
-    return status;
-}
-
-/* What a call waits for; the operations that are not here do not wait. */
-static const dd_waiter_kind waiter_kinds[] = {
-    [DD_STORE_GET] = DD_WAITER_VALUE,       [DD_STORE_WAIT] = DD_WAITER_KEYS,
-    [DD_STORE_MULTI_GET] = DD_WAITER_VALUE, [DD_STORE_QUEUE_POP] = DD_WAITER_POP,
-    [DD_STORE_BARRIER] = DD_WAITER_BARRIER,
-};
-
 /* Waits until what the request needs was there, for one moment at least. */
 static dd_status
 block_locked(hash_store *self, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
              dd_error *err)
 {
-    blocked_call call = {.store = self, .request = request, .wait = wait};
-    call.waiter = (dd_waiter){.kind = waiter_kinds[request->op], .on_ready = on_ready};
-    key_cursor cursor = {request->keys, 0};
+    blocked_call call = {.store = self, .request = request, .wait = wait, .waiter = {.on_ready = on_ready}};
     bool is_parked = false;
-    dd_status status =
-        dd_keyspace_park(&self->ks, &call.waiter, next_key, &cursor, request->nkeys, &is_parked, err);
+    dd_status status = dd_keyspace_park_request(&self->ks, &call.waiter, request, &is_parked, err);
     if (status != DD_OK || !is_parked) {
         return status;
     }
@@ -137,8 +75,16 @@ block_locked(hash_store *self, const dd_store_request *request, dd_store_result 
     status = sleep_locked(&call, err);
     dd_keyspace_unpark(&self->ks, &call.waiter);
     pthread_cond_destroy(&call.cond);
-    return call.waiter.kind == DD_WAITER_POP && call.is_told ? take_item_locked(&call, status, result, err)
-                                                             : status;
+    if (status == DD_OK) {
+        result->value = call.item;
+        return DD_OK;
+    }
+    if (call.item.data != NULL) {
+        /* Interrupted in the moment in which it was handed the item, which goes back to the head of the queue. */
+        (void)!dd_keyspace_queue_unpop(&self->ks, request->keys[0], &call.item, NULL);
+        dd_blob_fini(&call.item);
+    }
+    return status;
 }
 
 static dd_status
@@ -146,13 +92,13 @@ run_locked(hash_store *self, const dd_store_request *request, dd_store_result *r
            dd_error *err)
 {
     bool is_answered = false;
-    dd_status status = answer_locked(self, request, result, &is_answered, err);
+    dd_status status = dd_keyspace_answer(&self->ks, request, result, &is_answered, err);
     while (status == DD_OK && !is_answered) {
         status = block_locked(self, request, result, wait, err);
         /* A key may be deleted between the wake-up and the look: who wants its value waits for the next one. */
-        is_answered = waiter_kinds[request->op] != DD_WAITER_VALUE;
+        is_answered = request->op != DD_STORE_GET && request->op != DD_STORE_MULTI_GET;
         if (status == DD_OK && !is_answered) {
-            status = answer_locked(self, request, result, &is_answered, err);
+            status = dd_keyspace_answer(&self->ks, request, result, &is_answered, err);
         }
     }
     return status;

@@ -16,7 +16,7 @@ typedef struct entry {
     bool has_value;
     int64_t nitems;
     dd_list items;   /* of item, first in first */
-    dd_list waiters; /* of dd_waiter_link, longest waiting first */
+    dd_list waiters; /* of dd_key_waiter_link, longest waiting first */
     uint8_t key[];
 } entry;
 
@@ -27,10 +27,10 @@ typedef struct item {
 
 /* A waiter keeps a link on each of its keys until it is told, also on those that are there: they may go away again
  * before the others come. npending counts the links whose key is not there now. */
-struct dd_waiter_link {
+struct dd_key_waiter_link {
     dd_list node;
     entry *entry;
-    dd_waiter *waiter;
+    dd_key_waiter *waiter;
 };
 
 static entry *
@@ -39,10 +39,10 @@ entry_of_node(const dd_map_node *node)
     return node == NULL ? NULL : DD_CONTAINER_OF(node, entry, node);
 }
 
-static struct dd_waiter_link *
+static struct dd_key_waiter_link *
 link_of_node(dd_list *node)
 {
-    return DD_CONTAINER_OF(node, struct dd_waiter_link, node);
+    return DD_CONTAINER_OF(node, struct dd_key_waiter_link, node);
 }
 
 static item *
@@ -136,10 +136,10 @@ entry_ensure(dd_keyspace *ks, dd_bytes key, entry **found, dd_error *err)
 /* Takes the waiter off all its keys. The links are gone before anyone is told, since on_ready may free the
  * waiter. */
 static void
-waiter_unlink(dd_keyspace *ks, dd_waiter *waiter)
+waiter_unlink(dd_keyspace *ks, dd_key_waiter *waiter)
 {
     for (size_t i = 0; i < waiter->nlinks; i++) {
-        struct dd_waiter_link *link = &waiter->links[i];
+        struct dd_key_waiter_link *link = &waiter->links[i];
         entry *e = link->entry;
         dd_list_remove(&link->node);
         /* The same key may come twice in one wait: then the other link still keeps the entry alive. */
@@ -154,21 +154,21 @@ waiter_unlink(dd_keyspace *ks, dd_waiter *waiter)
 /* Tells the waiters of that kind for whom this was the last key missing. Two passes, because telling one unlinks it
  * from everywhere, this list included. */
 static void
-tell_waiters(dd_keyspace *ks, entry *e, dd_waiter_kind kind, dd_bytes value)
+tell_waiters(dd_keyspace *ks, entry *e, dd_key_waiter_kind kind, dd_blob *value)
 {
     dd_list ready;
     dd_list_init(&ready);
     dd_list *next;
     for (dd_list *node = e->waiters.next; node != &e->waiters; node = next) {
         next = node->next;
-        dd_waiter *waiter = link_of_node(node)->waiter;
+        dd_key_waiter *waiter = link_of_node(node)->waiter;
         if (waiter->kind == kind && --waiter->npending == 0) {
             dd_list_remove(node);
             dd_list_push_back(&ready, node);
         }
     }
     while (!dd_list_is_empty(&ready)) {
-        dd_waiter *waiter = link_of_node(ready.next)->waiter;
+        dd_key_waiter *waiter = link_of_node(ready.next)->waiter;
         waiter_unlink(ks, waiter);
         waiter->on_ready(waiter, value);
     }
@@ -176,10 +176,10 @@ tell_waiters(dd_keyspace *ks, entry *e, dd_waiter_kind kind, dd_bytes value)
 
 /* The key is missing again for waiters of that kind. */
 static void
-untell_waiters(entry *e, dd_waiter_kind kind)
+untell_waiters(entry *e, dd_key_waiter_kind kind)
 {
     for (dd_list *node = e->waiters.next; node != &e->waiters; node = node->next) {
-        dd_waiter *waiter = link_of_node(node)->waiter;
+        dd_key_waiter *waiter = link_of_node(node)->waiter;
         waiter->npending += waiter->kind == kind ? 1 : 0;
     }
 }
@@ -215,9 +215,9 @@ entry_has_value_now(dd_keyspace *ks, entry *e)
     e->has_value = true;
     ks->nvalues++;
     if (!was_there) {
-        tell_waiters(ks, e, DD_WAITER_KEYS, dd_bytes_of(NULL, 0));
+        tell_waiters(ks, e, DD_KEY_WAITER_KEYS, NULL);
     }
-    tell_waiters(ks, e, DD_WAITER_VALUE, dd_blob_view(&e->value));
+    tell_waiters(ks, e, DD_KEY_WAITER_VALUE, &e->value);
 }
 
 static dd_status
@@ -389,9 +389,9 @@ dd_keyspace_delete(dd_keyspace *ks, dd_bytes key)
     e->has_value = false;
     ks->nchanges++;
     ks->nvalues--;
-    untell_waiters(e, DD_WAITER_VALUE);
+    untell_waiters(e, DD_KEY_WAITER_VALUE);
     if (!entry_is_there(e)) {
-        untell_waiters(e, DD_WAITER_KEYS);
+        untell_waiters(e, DD_KEY_WAITER_KEYS);
     }
     entry_drop_if_idle(ks, e);
     return true;
@@ -405,7 +405,7 @@ dd_keyspace_has(const dd_keyspace *ks, dd_bytes key)
 }
 
 /* The waiter that has asked for an item of the key the longest, or NULL. */
-static dd_waiter *
+static dd_key_waiter *
 first_popper(const dd_keyspace *ks, dd_bytes key)
 {
     entry *e = entry_find(ks, key);
@@ -413,7 +413,7 @@ first_popper(const dd_keyspace *ks, dd_bytes key)
         return NULL;
     }
     dd_list *node = e->waiters.next;
-    while (node != &e->waiters && link_of_node(node)->waiter->kind != DD_WAITER_POP) {
+    while (node != &e->waiters && link_of_node(node)->waiter->kind != DD_KEY_WAITER_POP) {
         node = node->next;
     }
     return node != &e->waiters ? link_of_node(node)->waiter : NULL;
@@ -421,9 +421,9 @@ first_popper(const dd_keyspace *ks, dd_bytes key)
 
 /* Gives the item to a waiter, if there is one. */
 static bool
-hand_over(dd_keyspace *ks, dd_bytes key, dd_bytes value)
+hand_over(dd_keyspace *ks, dd_bytes key, dd_blob *value)
 {
-    dd_waiter *waiter = first_popper(ks, key);
+    dd_key_waiter *waiter = first_popper(ks, key);
     if (waiter == NULL) {
         return false;
     }
@@ -453,7 +453,7 @@ store_item(dd_keyspace *ks, dd_bytes key, dd_blob *value, bool is_first, dd_erro
     e->nitems++;
     ks->nchanges++;
     if (!was_there) {
-        tell_waiters(ks, e, DD_WAITER_KEYS, dd_bytes_of(NULL, 0));
+        tell_waiters(ks, e, DD_KEY_WAITER_KEYS, NULL);
     }
     return DD_OK;
 }
@@ -461,12 +461,9 @@ store_item(dd_keyspace *ks, dd_bytes key, dd_blob *value, bool is_first, dd_erro
 dd_status
 dd_keyspace_queue_push(dd_keyspace *ks, dd_bytes key, dd_bytes value, dd_error *err)
 {
-    if (hand_over(ks, key, value)) {
-        return DD_OK;
-    }
     dd_blob copy = {0};
     dd_status status = dd_blob_assign(&copy, value, err);
-    if (status == DD_OK) {
+    if (status == DD_OK && !hand_over(ks, key, &copy)) {
         status = store_item(ks, key, &copy, false, err);
     }
     dd_blob_fini(&copy);
@@ -476,7 +473,7 @@ dd_keyspace_queue_push(dd_keyspace *ks, dd_bytes key, dd_bytes value, dd_error *
 dd_status
 dd_keyspace_queue_unpop(dd_keyspace *ks, dd_bytes key, dd_blob *value, dd_error *err)
 {
-    return hand_over(ks, key, dd_blob_view(value)) ? DD_OK : store_item(ks, key, value, true, err);
+    return hand_over(ks, key, value) ? DD_OK : store_item(ks, key, value, true, err);
 }
 
 bool
@@ -493,7 +490,7 @@ dd_keyspace_queue_pop(dd_keyspace *ks, dd_bytes key, dd_blob *value)
     e->nitems--;
     ks->nchanges++;
     if (!entry_is_there(e)) {
-        untell_waiters(e, DD_WAITER_KEYS);
+        untell_waiters(e, DD_KEY_WAITER_KEYS);
     }
     entry_drop_if_idle(ks, e);
     return true;
@@ -522,30 +519,30 @@ dd_keyspace_barrier_arrive(dd_keyspace *ks, dd_bytes key, int64_t world_size, bo
     }
     *is_complete = count >= world_size;
     if (*is_complete) {
-        tell_waiters(ks, e, DD_WAITER_BARRIER, dd_bytes_of(NULL, 0));
+        tell_waiters(ks, e, DD_KEY_WAITER_BARRIER, NULL);
     }
     return DD_OK;
 }
 
 static bool
-entry_is_ready_for(const entry *e, dd_waiter_kind kind)
+entry_is_ready_for(const entry *e, dd_key_waiter_kind kind)
 {
     switch (kind) {
-    case DD_WAITER_KEYS:
+    case DD_KEY_WAITER_KEYS:
         return entry_is_there(e);
-    case DD_WAITER_VALUE:
+    case DD_KEY_WAITER_VALUE:
         return e->has_value;
-    case DD_WAITER_POP:
+    case DD_KEY_WAITER_POP:
         return e->nitems > 0;
-    case DD_WAITER_BARRIER:
+    case DD_KEY_WAITER_BARRIER:
         break;
     }
     return false;
 }
 
 dd_status
-dd_keyspace_park(dd_keyspace *ks, dd_waiter *waiter, dd_bytes (*next_key)(void *ctx), void *ctx, size_t nkeys,
-                 bool *is_parked, dd_error *err)
+dd_keyspace_park(dd_keyspace *ks, dd_key_waiter *waiter, const dd_bytes *keys, size_t nkeys, bool *is_parked,
+                 dd_error *err)
 {
     waiter->links = dd_mem_alloc_array(nkeys, sizeof *waiter->links);
     waiter->nlinks = 0;
@@ -555,12 +552,12 @@ dd_keyspace_park(dd_keyspace *ks, dd_waiter *waiter, dd_bytes (*next_key)(void *
     }
     while (waiter->nlinks < nkeys) {
         entry *e = NULL;
-        dd_status status = entry_ensure(ks, next_key(ctx), &e, err);
+        dd_status status = entry_ensure(ks, keys[waiter->nlinks], &e, err);
         if (status != DD_OK) {
             waiter_unlink(ks, waiter);
             return status;
         }
-        struct dd_waiter_link *link = &waiter->links[waiter->nlinks++];
+        struct dd_key_waiter_link *link = &waiter->links[waiter->nlinks++];
         link->entry = e;
         link->waiter = waiter;
         dd_list_push_back(&e->waiters, &link->node);
@@ -576,7 +573,7 @@ dd_keyspace_park(dd_keyspace *ks, dd_waiter *waiter, dd_bytes (*next_key)(void *
 }
 
 void
-dd_keyspace_unpark(dd_keyspace *ks, dd_waiter *waiter)
+dd_keyspace_unpark(dd_keyspace *ks, dd_key_waiter *waiter)
 {
     waiter_unlink(ks, waiter);
 }

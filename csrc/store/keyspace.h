@@ -3,7 +3,7 @@
  *
  * A waiter is parked on keys and told once, through on_ready, when all of them are there. Callbacks run
  * inside the operation that made them ready (set, add, compare_set, append, queue_push, barrier_arrive);
- * they may not call back into the keyspace. */
+ * they may read the keyspace, and not change it. */
 #ifndef DD_STORE_KEYSPACE_H
 #define DD_STORE_KEYSPACE_H
 
@@ -21,21 +21,21 @@ typedef struct dd_keyspace {
     uint64_t nchanges; /* grows with every change of a value or a queue */
 } dd_keyspace;
 
-typedef enum dd_waiter_kind {
-    DD_WAITER_KEYS,    /* all keys have a value or a queue with items */
-    DD_WAITER_VALUE,   /* all keys have a value */
-    DD_WAITER_POP,     /* one key; takes the first item of its queue, handed to on_ready */
-    DD_WAITER_BARRIER, /* one key; its barrier is complete */
-} dd_waiter_kind;
+typedef enum dd_key_waiter_kind {
+    DD_KEY_WAITER_KEYS,    /* all keys have a value or a queue with items */
+    DD_KEY_WAITER_VALUE,   /* all keys have a value */
+    DD_KEY_WAITER_POP,     /* one key; takes the first item of its queue, handed to on_ready */
+    DD_KEY_WAITER_BARRIER, /* one key; its barrier is complete */
+} dd_key_waiter_kind;
 
-typedef struct dd_waiter dd_waiter;
-struct dd_waiter {
-    dd_waiter_kind kind;
-    /* `value`: for VALUE that of the key that came last, for POP the item (both borrowed for the call),
-     * else empty. The waiter is parked no more when this runs, and may be freed by it. */
-    void (*on_ready)(dd_waiter *waiter, dd_bytes value);
+typedef struct dd_key_waiter dd_key_waiter;
+struct dd_key_waiter {
+    dd_key_waiter_kind kind;
+    /* `value`: for VALUE that of the key that came last, to be read; for POP the item, which may be taken; else NULL.
+     * The waiter is parked no more when this runs, and may be freed by it. */
+    void (*on_ready)(dd_key_waiter *waiter, dd_blob *value);
     /* private */
-    struct dd_waiter_link *links;
+    struct dd_key_waiter_link *links;
     size_t nlinks;
     size_t npending;
 };
@@ -80,12 +80,11 @@ dd_status dd_keyspace_meet(dd_keyspace *ks, const struct dd_meet_request *reques
 /* Parks a waiter, whose kind and on_ready are set, until the keys are there, all at one moment: one that
  * goes away again counts as missing. When they are already, nothing is parked and *is_parked is false;
  * on_ready is then not called. A BARRIER waiter is always parked, after an arrival that was not complete.
- * The keys are needed during the call only. `next_key` gives them one by one, so that they can be read
- * straight from a message. */
-dd_status dd_keyspace_park(dd_keyspace *ks, dd_waiter *waiter, dd_bytes (*next_key)(void *ctx), void *ctx,
-                           size_t nkeys, bool *is_parked, dd_error *err) DD_MUST_CHECK;
+ * The keys are needed during the call only. */
+dd_status dd_keyspace_park(dd_keyspace *ks, dd_key_waiter *waiter, const dd_bytes *keys, size_t nkeys,
+                           bool *is_parked, dd_error *err) DD_MUST_CHECK;
 /* Takes a waiter back: nothing of it stays. Fine for one that is not parked (zeroed or told). */
-void dd_keyspace_unpark(dd_keyspace *ks, dd_waiter *waiter);
+void dd_keyspace_unpark(dd_keyspace *ks, dd_key_waiter *waiter);
 
 /* Walks the keys that have a value: *cursor starts as NULL; false at the end. */
 bool dd_keyspace_next_key(const dd_keyspace *ks, const dd_map_node **cursor, dd_bytes *key);

@@ -81,10 +81,31 @@ compare_set(dd_keyspace *ks, const dd_store_request *request, dd_store_result *r
 }
 
 static dd_status
+check_each(const dd_keyspace *ks, const dd_store_request *request, dd_store_result *result, dd_error *err)
+{
+    dd_status status = dd_blob_reserve(&result->value, request->nkeys, err);
+    for (size_t i = 0; status == DD_OK && i < request->nkeys; i++) {
+        result->value.data[result->value.len++] = dd_keyspace_has(ks, request->keys[i]);
+    }
+    return status;
+}
+
+static dd_status
+meet(dd_keyspace *ks, const dd_store_request *request, dd_store_result *result, dd_error *err)
+{
+    dd_meet_request arrival = dd_store_meet_request(request);
+    dd_meet_reply reply = {0};
+    dd_status status = dd_keyspace_meet(ks, &arrival, &reply, err);
+    dd_store_meet_result(result, &reply);
+    return status;
+}
+
+static dd_status
 pop(dd_keyspace *ks, const dd_store_request *request, dd_store_result *result, bool *is_answered,
     dd_error *err)
 {
-    *is_answered = dd_keyspace_queue_pop(ks, request->keys[0], &result->value);
+    result->number = dd_keyspace_queue_len(ks, request->keys[0]);
+    result->flag = *is_answered = dd_keyspace_queue_pop(ks, request->keys[0], &result->value);
     if (*is_answered || request->number != 0) {
         return DD_OK;
     }
@@ -115,13 +136,13 @@ dd_keyspace_answer(dd_keyspace *ks, const dd_store_request *request, dd_store_re
     case DD_STORE_COMPARE_SET:
         return compare_set(ks, request, result, err);
     case DD_STORE_WAIT:
-        *is_answered = are_keys_ready(ks, request);
+        result->flag = *is_answered = are_keys_ready(ks, request);
         return DD_OK;
     case DD_STORE_CHECK:
         result->flag = are_keys_ready(ks, request);
         return DD_OK;
     case DD_STORE_DELETE_KEY:
-        result->flag = dd_keyspace_delete(ks, keys[0]);
+        result->number = result->flag = dd_keyspace_delete(ks, keys[0]);
         return DD_OK;
     case DD_STORE_NUM_KEYS:
         result->number = ks->nvalues;
@@ -129,7 +150,7 @@ dd_keyspace_answer(dd_keyspace *ks, const dd_store_request *request, dd_store_re
     case DD_STORE_APPEND:
         return dd_keyspace_append(ks, keys[0], request->values[0], err);
     case DD_STORE_MULTI_GET:
-        *is_answered = are_keys_ready(ks, request);
+        *is_answered = request->number != 0 || are_keys_ready(ks, request);
         return *is_answered ? answer_values(ks, request, result, err) : DD_OK;
     case DD_STORE_QUEUE_PUSH:
         return dd_keyspace_queue_push(ks, keys[0], request->values[0], err);
@@ -141,9 +162,27 @@ dd_keyspace_answer(dd_keyspace *ks, const dd_store_request *request, dd_store_re
     case DD_STORE_LIST_KEYS:
         return answer_keys(ks, result, err);
     case DD_STORE_BARRIER:
-        return dd_keyspace_barrier_arrive(ks, keys[0], request->number, is_answered, err);
+        status = dd_keyspace_barrier_arrive(ks, keys[0], request->number, is_answered, err);
+        result->flag = *is_answered;
+        return status;
+    case DD_STORE_MEET:
+        return meet(ks, request, result, err);
+    case DD_STORE_CHECK_EACH:
+        return check_each(ks, request, result, err);
     }
     return dd_error_set(err, DD_INTERNAL, "no keyspace knows operation %d", (int)request->op);
+}
+
+dd_status
+dd_keyspace_park_request(dd_keyspace *ks, dd_key_waiter *waiter, const dd_store_request *request,
+                         bool *is_parked, dd_error *err)
+{
+    dd_store_op op = request->op;
+    waiter->kind = op == DD_STORE_QUEUE_POP ? DD_KEY_WAITER_POP
+                   : op == DD_STORE_BARRIER ? DD_KEY_WAITER_BARRIER
+                   : op == DD_STORE_WAIT    ? DD_KEY_WAITER_KEYS
+                                            : DD_KEY_WAITER_VALUE;
+    return dd_keyspace_park(ks, waiter, request->keys, request->nkeys, is_parked, err);
 }
 
 static dd_status

@@ -7,7 +7,8 @@
  *
  * A meeting that has ended is never joined: its name can be used again at once, and one that was given up does not
  * poison the next. What a rank asks of the store does not depend on the number of ranks, but for the last one that comes:
- * it puts all cards into the end. On a server of ours all of that is one request (meeting_join.c). */
+ * it puts all cards into the end. On a server of ours all of that is one request (meeting_join.c), and the keys of the
+ * ranks are gone when all have come. */
 #ifndef DD_STORE_MEETING_H
 #define DD_STORE_MEETING_H
 

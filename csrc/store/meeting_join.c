@@ -3,7 +3,7 @@
 #include "store/meeting_internal.h"
 
 #include "core/mem.h"
-#include "store/keyspace.h"
+#include "store/keyspace_answer.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -64,7 +64,7 @@ meeting_rank_key(meeting_keys *keys, uint64_t generation, const char *what, int 
 /* One call of join. */
 typedef struct arrival {
     dd_store *store;
-    const dd_keyspace *ks; /* that the store is of; NULL: another kind */
+    dd_keyspace *ks; /* that the store is of; NULL: another kind */
     const dd_meet_request *request;
     dd_meet_reply *reply;
     const dd_wait *wait;
@@ -192,6 +192,17 @@ get_published(arrival *self, dd_blob_list *values, dd_error *err)
     return status;
 }
 
+/* The end has all cards, so the keys of the ranks may go: jobs make groups for days. Another store would take a request
+ * for each. */
+static void
+drop_published(arrival *self)
+{
+    for (int rank = 0; self->ks != NULL && rank < self->request->size; rank++) {
+        (void)dd_keyspace_delete(self->ks,
+                                 meeting_rank_key(&self->keys, self->reply->generation, "rank", rank));
+    }
+}
+
 /* All have come: this rank, the last, ends the meeting and hands everybody all cards. Its nonce names what is being made. */
 static dd_status
 end_well(arrival *self, dd_error *err)
@@ -208,6 +219,9 @@ end_well(arrival *self, dd_error *err)
     if (status == DD_OK) {
         status = set_if_missing(self, meeting_part_key(&self->keys, generation, "end"), dd_blob_view(&end),
                                 &self->reply->value, err);
+    }
+    if (status == DD_OK && dd_bytes_equal(dd_blob_view(&self->reply->value), dd_blob_view(&end))) {
+        drop_published(self);
     }
     dd_blob_fini(&end);
     dd_blob_list_fini(&published);
@@ -226,8 +240,14 @@ count_in(arrival *self, dd_error *err)
     self->reply->state = DD_MEET_WAITING;
     /* Anybody may write to the count; room is made for no more cards than there are values. */
     bool is_last =
-        count >= self->request->size && (self->ks == NULL || self->request->size <= self->ks->nvalues);
+        count == self->request->size && (self->ks == NULL || self->request->size <= self->ks->nvalues);
     dd_blob_clear(&self->reply->value, 0);
+    if (status == DD_OK && count > self->request->size) {
+        /* It ended between this rank's look at the generation and its coming, and its keys are gone. */
+        self->reply->state = DD_MEET_AGAIN;
+        self->reply->has_come = false;
+        return meeting_leave_generation(self->store, &self->keys, self->reply->generation, self->wait, err);
+    }
     return status == DD_OK && is_last ? end_well(self, err) : status;
 }
 
@@ -274,7 +294,7 @@ join_once(arrival *self, dd_error *err)
 }
 
 static dd_status
-join(dd_store *store, const dd_keyspace *ks, const dd_meet_request *request, dd_meet_reply *reply,
+join(dd_store *store, dd_keyspace *ks, const dd_meet_request *request, dd_meet_reply *reply,
      const dd_wait *wait, dd_error *err)
 {
     arrival self = {.store = store, .ks = ks, .request = request, .reply = reply, .wait = wait};
@@ -301,83 +321,38 @@ dd_store_meet_by_keys(dd_store *store, const dd_meet_request *request, dd_meet_r
     return join(store, NULL, request, reply, wait, err);
 }
 
-dd_status
-dd_store_meet(dd_store *store, const dd_meet_request *request, dd_meet_reply *reply, const dd_wait *wait,
-              dd_error *err)
-{
-    return store->ops->meet != NULL ? store->ops->meet(store, request, reply, wait, err)
-                                    : dd_store_meet_by_keys(store, request, reply, wait, err);
-}
-
-/* ---- over a keyspace: a store with no more operations than joining takes */
+/* ---- over a keyspace: as a store that nobody else has */
 
 typedef struct bare_store {
     dd_store head;
     dd_keyspace *ks;
 } bare_store;
 
-static dd_keyspace *
-keyspace_of(dd_store *store)
-{
-    return DD_CONTAINER_OF(store, bare_store, head)->ks;
-}
-
 static dd_status
-bare_try_get(dd_store *store, dd_bytes key, dd_blob *value, bool *is_found, const dd_wait *wait,
-             dd_error *err)
+bare_run(dd_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
+         dd_error *err)
 {
     (void)wait;
-    dd_bytes found;
-    *is_found = dd_keyspace_get(keyspace_of(store), key, &found);
-    return *is_found ? dd_blob_assign(value, found, err) : DD_OK;
-}
-
-static dd_status
-bare_compare_set(dd_store *store, dd_bytes key, dd_bytes expected, dd_bytes desired, dd_blob *value,
-                 const dd_wait *wait, dd_error *err)
-{
-    (void)wait;
-    dd_bytes now;
-    dd_status status = dd_keyspace_compare_set(keyspace_of(store), key, expected, desired, &now, err);
-    return status == DD_OK ? dd_blob_assign(value, now, err) : status;
-}
-
-static dd_status
-bare_add(dd_store *store, dd_bytes key, int64_t amount, int64_t *sum, const dd_wait *wait, dd_error *err)
-{
-    (void)wait;
-    return dd_keyspace_add(keyspace_of(store), key, amount, sum, err);
-}
-
-/* All that were counted have left their cards before: somebody else has changed the keys. */
-static dd_status
-bare_multi_get(dd_store *store, const dd_bytes *keys, size_t nkeys, dd_blob_list *values, const dd_wait *wait,
-               dd_error *err)
-{
-    (void)wait;
-    dd_status status = dd_blob_list_init(values, nkeys, err);
-    for (size_t i = 0; i < nkeys && status == DD_OK; i++) {
-        dd_bytes found;
-        status =
-            dd_keyspace_get(keyspace_of(store), keys[i], &found)
-                ? dd_blob_assign(&values->items[i], found, err)
-                : dd_error_set(err, DD_STORE,
-                               "all %zu ranks were counted, and the card of rank %zu is missing", nkeys, i);
+    bool is_answered = false;
+    dd_keyspace *ks = DD_CONTAINER_OF(store, bare_store, head)->ks;
+    dd_status status = dd_keyspace_answer(ks, request, result, &is_answered, err);
+    if (status != DD_OK || is_answered) {
+        return status;
     }
-    return status;
+    /* The cards of all that were counted were left before: somebody else has changed the keys. */
+    size_t rank = 0;
+    for (dd_bytes card; rank < request->nkeys && dd_keyspace_get(ks, request->keys[rank], &card);) {
+        rank++;
+    }
+    return dd_error_set(err, DD_STORE, "all %zu ranks were counted, and the card of rank %zu is missing",
+                        request->nkeys, rank);
 }
 
-static const dd_store_ops bare_ops = {
-    .kind = "keyspace",
-    .try_get = bare_try_get,
-    .compare_set = bare_compare_set,
-    .add = bare_add,
-    .multi_get = bare_multi_get,
-};
+static const dd_store_ops bare_ops = {.kind = "keyspace", DD_STORE_OPS_BY_RUN(bare_run)};
 
 dd_status
 dd_keyspace_meet(dd_keyspace *ks, const dd_meet_request *request, dd_meet_reply *reply, dd_error *err)
 {
-    bare_store bare = {.head = {.ops = &bare_ops}, .ks = ks};
+    bare_store bare = {.head = {.ops = &bare_ops, .root = &bare.head}, .ks = ks};
     return join(&bare.head, ks, request, reply, NULL, err);
 }

@@ -126,25 +126,6 @@ prefix_clone(dd_store *store, dd_store **other, const dd_wait *wait, dd_error *e
     return status;
 }
 
-static dd_status
-prefix_meet(dd_store *store, const dd_meet_request *request, dd_meet_reply *reply, const dd_wait *wait,
-            dd_error *err)
-{
-    const prefix_store *self = prefix_of(store);
-    dd_meet_request below = *request;
-    dd_blob place = {0};
-    dd_status status = dd_blob_assign(&place, dd_bytes_of(self->prefix, self->prefix_len), err);
-    if (status == DD_OK) {
-        status = dd_blob_append(&place, request->place.data, request->place.len, err);
-    }
-    if (status == DD_OK) {
-        below.place = dd_blob_view(&place);
-        status = dd_store_meet(self->underlying, &below, reply, wait, err);
-    }
-    dd_blob_fini(&place);
-    return status;
-}
-
 static bool
 prefix_has_extended_api(dd_store *store)
 {
@@ -174,7 +155,6 @@ static const dd_store_ops prefix_ops = {
     .kind = "PrefixStore",
     DD_STORE_OPS_BY_RUN(prefix_run),
     .clone = prefix_clone,
-    .meet = prefix_meet,
     .has_extended_api = prefix_has_extended_api,
     .get_timeout_ns = prefix_get_timeout_ns,
     .set_timeout_ns = prefix_set_timeout_ns,

@@ -1,5 +1,7 @@
 #include "store/request.h"
 
+#include <limits.h>
+
 void
 dd_store_result_fini(dd_store_result *result)
 {
@@ -14,60 +16,41 @@ dd_store_op_name(dd_store_op op)
 #define OP_NAME(NAME, name) [DD_STORE_##NAME] = #name,
         DD_STORE_OP_LIST(OP_NAME)
 #undef OP_NAME
+            [DD_STORE_MEET] = "meet",
+        [DD_STORE_CHECK_EACH] = "check_each",
     };
     return names[op];
 }
 
-/* ---- from a request to an operation of the table */
+#define MEET_SIZE_SHIFT 31 /* rank and size are below 2^31 */
+#define MEET_HEARS_FAILURE (INT64_C(1) << 62)
+
+dd_meet_request
+dd_store_meet_request(const dd_store_request *request)
+{
+    return (dd_meet_request){
+        .place = request->keys[0],
+        .rank = (int)(request->number & INT_MAX),
+        .size = (int)(request->number >> MEET_SIZE_SHIFT & INT_MAX),
+        .hears_failure = (request->number & MEET_HEARS_FAILURE) != 0,
+        .published = request->values[0],
+    };
+}
+
+void
+dd_store_meet_result(dd_store_result *result, const dd_meet_reply *reply)
+{
+    result->state = (uint8_t)reply->state;
+    result->number = (int64_t)reply->generation;
+    result->flag = reply->has_come;
+    result->value = reply->value;
+}
 
 dd_status
 dd_store_run(dd_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
              dd_error *err)
 {
-    const dd_store_ops *ops = store->ops;
-    const dd_bytes *keys = request->keys;
-    const dd_bytes *values = request->values;
-    size_t nkeys = request->nkeys;
-    if (ops->run != NULL) {
-        return ops->run(store->root, request, result, wait, err);
-    }
-    switch (request->op) {
-    case DD_STORE_SET:
-        return ops->set(store, keys[0], values[0], wait, err);
-    case DD_STORE_GET:
-        return ops->get(store, keys[0], &result->value, wait, err);
-    case DD_STORE_TRY_GET:
-        return ops->try_get(store, keys[0], &result->value, &result->flag, wait, err);
-    case DD_STORE_ADD:
-        return ops->add(store, keys[0], request->number, &result->number, wait, err);
-    case DD_STORE_COMPARE_SET:
-        return ops->compare_set(store, keys[0], values[0], values[1], &result->value, wait, err);
-    case DD_STORE_WAIT:
-        return ops->wait(store, keys, nkeys, wait, err);
-    case DD_STORE_CHECK:
-        return ops->check(store, keys, nkeys, &result->flag, wait, err);
-    case DD_STORE_DELETE_KEY:
-        return ops->delete_key(store, keys[0], &result->flag, wait, err);
-    case DD_STORE_NUM_KEYS:
-        return ops->num_keys(store, &result->number, wait, err);
-    case DD_STORE_APPEND:
-        return ops->append(store, keys[0], values[0], wait, err);
-    case DD_STORE_MULTI_GET:
-        return ops->multi_get(store, keys, nkeys, &result->list, wait, err);
-    case DD_STORE_MULTI_SET:
-        return ops->multi_set(store, keys, values, nkeys, wait, err);
-    case DD_STORE_QUEUE_PUSH:
-        return ops->queue_push(store, keys[0], values[0], wait, err);
-    case DD_STORE_QUEUE_POP:
-        return ops->queue_pop(store, keys[0], request->number != 0, &result->value, wait, err);
-    case DD_STORE_QUEUE_LEN:
-        return ops->queue_len(store, keys[0], &result->number, wait, err);
-    case DD_STORE_LIST_KEYS:
-        return ops->list_keys(store, &result->list, wait, err);
-    case DD_STORE_BARRIER:
-        return ops->barrier(store, keys[0], request->number, wait, err);
-    }
-    return dd_error_set(err, DD_INTERNAL, "%s: there is no operation %d", ops->kind, (int)request->op);
+    return store->ops->run(store->root, request, result, wait, err);
 }
 
 /* ---- from an operation of the table to a request */
@@ -105,7 +88,7 @@ static dd_status
 run(dd_store *store, const dd_store_request *request, const outputs *out, const dd_wait *wait, dd_error *err)
 {
     dd_store_result result = {0};
-    dd_status status = store->ops->run(store->root, request, &result, wait, err);
+    dd_status status = dd_store_run(store, request, &result, wait, err);
     if (status == DD_OK) {
         hand_out(&result, out);
     }
@@ -238,4 +221,23 @@ dd_store_run_barrier(dd_store *store, dd_bytes key, int64_t world_size, const dd
 {
     dd_store_request request = {.op = DD_STORE_BARRIER, .keys = &key, .nkeys = 1, .number = world_size};
     return run(store, &request, &(outputs){0}, wait, err);
+}
+
+dd_status
+dd_store_meet(dd_store *store, const dd_meet_request *request, dd_meet_reply *reply, const dd_wait *wait,
+              dd_error *err)
+{
+    dd_store_request arrival = {.op = DD_STORE_MEET,
+                                .keys = &request->place,
+                                .nkeys = 1,
+                                .values = &request->published,
+                                .number = request->rank | (int64_t)request->size << MEET_SIZE_SHIFT |
+                                          (request->hears_failure ? MEET_HEARS_FAILURE : 0)};
+    dd_store_result result = {0};
+    dd_status status = dd_store_run(store, &arrival, &result, wait, err);
+    reply->state = (dd_meet_state)result.state;
+    reply->generation = (uint64_t)result.number;
+    reply->has_come = status == DD_OK ? reply->state <= DD_MEET_ENDED : result.flag;
+    reply->value = result.value;
+    return status;
 }

@@ -1,7 +1,7 @@
 /* An operation of a store as data: what is asked, and what comes of it.
  *
- * Most kinds of stores treat all operations alike: they lock, do it and unlock; or put a prefix before the keys
- * and pass it on. Such a kind implements dd_store_ops.run, and DD_STORE_OPS_BY_RUN fills in the operations. */
+ * All kinds of stores treat all operations alike: they lock, do it and unlock; or put a prefix before the keys and
+ * pass it on; or send it. So a kind implements dd_store_ops.run, and DD_STORE_OPS_BY_RUN fills in the operations. */
 #ifndef DD_STORE_REQUEST_H
 #define DD_STORE_REQUEST_H
 
@@ -31,6 +31,8 @@ typedef enum dd_store_op {
 #define DD_STORE_OP_ENUM(NAME, name) DD_STORE_##NAME,
     DD_STORE_OP_LIST(DD_STORE_OP_ENUM)
 #undef DD_STORE_OP_ENUM
+        DD_STORE_MEET,   /* see dd_store_meet */
+    DD_STORE_CHECK_EACH, /* of a keyspace, and of our servers */
 } dd_store_op;
 
 /* All is borrowed for the call. */
@@ -38,18 +40,28 @@ struct dd_store_request {
     dd_store_op op;
     const dd_bytes *keys;
     size_t nkeys;
-    /* SET, APPEND, QUEUE_PUSH: one; MULTI_SET: nkeys; COMPARE_SET: the expected, then the desired one */
+    /* SET, APPEND, QUEUE_PUSH, MEET: one; MULTI_SET: nkeys; COMPARE_SET: the expected, then the desired one */
     const dd_bytes *values;
-    int64_t number; /* ADD: the amount; BARRIER: the world size; QUEUE_POP: 1 to wait for an item, or 0 */
+    /* ADD: the amount; BARRIER: the world size; QUEUE_POP: 1 to wait for an item, or 0; MULTI_GET: 0, or 1 of a keyspace,
+     * where a missing value is then an empty one; MEET: who comes (dd_store_meet) */
+    int64_t number;
 };
 
 /* Zeroed by the caller, who also frees it, whatever the status. What counts on DD_OK: */
 struct dd_store_result {
-    dd_blob value;     /* GET, TRY_GET, COMPARE_SET, QUEUE_POP */
+    dd_blob
+        value; /* GET, TRY_GET, COMPARE_SET, QUEUE_POP, MEET; CHECK_EACH: a byte for every key, 1 if it is there */
     dd_blob_list list; /* MULTI_GET, LIST_KEYS */
-    int64_t number;    /* ADD, NUM_KEYS, QUEUE_LEN */
-    bool flag;         /* TRY_GET: found; CHECK: ready; DELETE_KEY: deleted */
+    int64_t
+        number; /* ADD, NUM_KEYS, QUEUE_LEN; DELETE_KEY: 1 or 0; QUEUE_POP: how many there were; MEET: the generation */
+    bool flag;     /* GET, TRY_GET, QUEUE_POP: found; CHECK, WAIT, BARRIER: ready; DELETE_KEY: deleted;
+                        * MEET that fails: the rank has come */
+    uint8_t state; /* MEET */
 };
+
+/* What a request to come to a meeting says, and what has come of it. */
+dd_meet_request dd_store_meet_request(const dd_store_request *request);
+void dd_store_meet_result(dd_store_result *result, const dd_meet_reply *reply);
 
 void dd_store_result_fini(dd_store_result *result);
 
@@ -62,7 +74,7 @@ dd_status dd_store_run(dd_store *store, const dd_store_request *request, dd_stor
 
 /* An operation made of others, for kinds that have no native one: APPEND by TRY_GET and COMPARE_SET, MULTI_GET and
  * MULTI_SET one by one, TRY_GET by CHECK and GET, BARRIER by ADD, SET and WAIT on "<key>/num_members" and
- * "<key>/last_member". */
+ * "<key>/last_member", MEET as meeting_join.c has it. */
 dd_status dd_store_run_generic(dd_store *store, const dd_store_request *request, dd_store_result *result,
                                const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 /* APPEND for kinds without CHECK: a missing key is made first, with nothing in it, and others can see it so. */

@@ -55,13 +55,13 @@ typedef struct dd_blob_list {
 dd_status dd_blob_list_init(dd_blob_list *list, size_t count, dd_error *err) DD_MUST_CHECK;
 void dd_blob_list_fini(dd_blob_list *list);
 
-/* What a kind of store implements. All pointers but `run` are set. Results (`value`, `list`, flags, numbers) are
+/* What a kind of store implements. All pointers are set. Results (`value`, `list`, flags, numbers) are
  * written only on DD_OK; a dd_blob result replaces what the blob holds. */
 typedef struct dd_store_ops {
     const char *kind; /* "TCPStore": for messages */
 
-    /* All operations from `set` to `barrier` in one, for kinds that treat them alike: DD_STORE_OPS_BY_RUN
-     * makes the entries below of it. `store` is never a clone (see dd_store_clone_handle). NULL in other kinds. */
+    /* Does what a request says; DD_STORE_OPS_BY_RUN makes the entries from `set` to `barrier` of it. What a kind does
+     * not know it hands to dd_store_run_generic. `store` is never a clone (see dd_store_clone_handle). */
     dd_status (*run)(dd_store *store, const dd_store_request *request, dd_store_result *result,
                      const dd_wait *wait, dd_error *err);
 
@@ -127,11 +127,6 @@ typedef struct dd_store_ops {
     /* Another handle on the same data, returned owned. */
     dd_status (*clone)(dd_store *store, dd_store **other, const dd_wait *wait, dd_error *err);
 
-    /* Comes to a meeting, and does not wait for others. The only entry that may be NULL: then it is done by the
-     * operations above (dd_store_meet). */
-    dd_status (*meet)(dd_store *store, const dd_meet_request *request, dd_meet_reply *reply,
-                      const dd_wait *wait, dd_error *err);
-
     /* Whether append, multi_get, multi_set are one operation each. */
     bool (*has_extended_api)(dd_store *store);
 
@@ -182,8 +177,8 @@ dd_status dd_store_clone_handle(dd_store *store, dd_store **other, const dd_wait
 dd_status dd_store_error_missing(dd_error *err, const char *what, const char *where, const dd_bytes *missing,
                                  size_t nmissing, size_t nkeys, const dd_wait *wait);
 
-/* By `meet` or, where there is none, by other operations; does not wait for others. The reply was zeroed by the caller, and its value is the
- * caller's, whatever is returned. */
+/* Comes to a meeting, in one request where the store can, else by other operations; does not wait for others. The reply
+ * was zeroed by the caller, and its value is the caller's, whatever is returned. */
 dd_status dd_store_meet(dd_store *store, const dd_meet_request *request, dd_meet_reply *reply,
                         const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 dd_status dd_store_meet_by_keys(dd_store *store, const dd_meet_request *request, dd_meet_reply *reply,

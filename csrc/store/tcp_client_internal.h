@@ -1,8 +1,6 @@
-/* What the files of the TCPStore client share: tcp_store.c (opening, closing), tcp_ops.c (the operations) and,
- * below them, tcp_call.c (a request and its answer), tcp_tagged.c (the one connection to a server of ours) and
- * tcp_plain.c (those to a server of PyTorch). tcp_link.h is the bytes of a connection.
- *
- * An operation makes one call or several; a call makes one request or several over one connection. */
+/* What the files of the TCPStore client share: tcp_store.c (opening, closing), tcp_ops.c (what is asked for each
+ * operation) and the two ways to ask, tcp_tagged.c (the one connection to a server of ours) and tcp_plain.c (those to
+ * a server of PyTorch). tcp_link.h is the bytes of a connection. */
 #ifndef DD_STORE_TCP_CLIENT_INTERNAL_H
 #define DD_STORE_TCP_CLIENT_INTERNAL_H
 
@@ -12,10 +10,6 @@
 #include "store/tcp_store.h"
 
 #include <pthread.h>
-
-/* tcp_meet.c. The operation is that of dd_store_ops. */
-dd_status tcp_meet(dd_store *head, const dd_meet_request *request, dd_meet_reply *reply, const dd_wait *wait,
-                   dd_error *err) DD_MUST_CHECK;
 
 /* A request that the server answers at once is given this long, whatever the caller's deadline: a caller who
  * asks with a time-out of 0 still wants the answer. */
@@ -36,7 +30,7 @@ typedef struct tcp_store {
     dd_error dead; /* not OK: the server is gone, and why */
     /* with tags */
     bool is_read;       /* somebody reads from the link */
-    dd_list unanswered; /* of tcp_call: sent and not answered yet */
+    dd_list unanswered; /* of calls in tcp_tagged.c: sent and not answered yet */
     uint32_t last_tag;
     dd_blob backlog; /* of requests that the socket has not taken yet: the next who sends sends this first; */
     size_t backlog_nsent; /* so many bytes of it are sent, */
@@ -56,111 +50,64 @@ tcp_store_of(dd_store *head)
     return DD_CONTAINER_OF(head, tcp_store, head);
 }
 
-/* What a user has asked for: the same for all the calls that it takes. */
-typedef struct tcp_operation {
-    tcp_store *store;
-    const char *what; /* "get": for messages */
-    const dd_wait *wait;
-    dd_error *err;
-} tcp_operation;
+/* ---- tcp_ops.c */
 
-/* The fields of a request, in the order of its pattern: every k takes the next key, every v the next
- * value. */
-typedef struct tcp_fields {
-    const dd_bytes *keys;
-    const dd_bytes *values;
-    size_t count; /* of a repeated group */
-    int64_t number;
-    bool is_internal; /* the key is none of a user's */
-} tcp_fields;
+dd_status tcp_run(dd_store *head, const dd_store_request *request, dd_store_result *result,
+                  const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+/* A request that a server of ours answers at once, of a key that is none of a user's. `what` is for messages. */
+dd_status tcp_ask_internal(tcp_store *store, const dd_store_request *request, dd_store_result *result,
+                           const char *what, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
-typedef struct tcp_call {
-    const tcp_operation *operation; /* borrowed */
-    dd_wait answer_wait;            /* the operation's wait, at least TCP_ANSWER_NS long */
-    /* the request under way */
-    dd_tcp_op op;
+/* ---- asking */
+
+/* A request and its answer. */
+typedef struct tcp_exchange {
+    const dd_tcp_op_row *row;
     uint64_t repeats; /* how often the pattern of its reply comes */
-    dd_blob request;
-    dd_tcp_writer writer; /* into it */
-    /* with tags; guarded by the store's mu once it is sent */
-    dd_list unanswered;
-    uint32_t tag;
-    uint64_t end; /* sent when the store's nsent is so much */
-    bool is_answered;
+    dd_blob request;  /* with tags, after room for one */
     dd_blob answer;
-    /* without */
-    tcp_link *link; /* this call's alone; NULL: none could be had, or it is given back */
-} tcp_call;
+    dd_tcp_reader reply; /* into the answer; at NULL: there is none */
+} tcp_exchange;
 
-/* tcp_call.c */
+/* What both ways do: send the request, wait for its answer, and find its reply. What the server reports is returned as it
+ * is. DD_NETWORK_TIMED_OUT: the answer did not come in time. DD_NETWORK: the server is gone, and the data with it, so
+ * every later call fails at once. */
+typedef dd_status tcp_ask_fn(tcp_store *store, tcp_exchange *exchange, const dd_wait *wait, dd_error *err);
 
-static inline bool
-tcp_call_is_extended(const tcp_call *call)
-{
-    return call->operation->store->target.is_extended;
-}
+/* tcp_tagged.c: the one connection to a server of ours. Requests of all threads go over it, and whoever waits for an
+ * answer and finds nobody reading reads for all. It is never closed while the store lives: a request that is given up
+ * is forgotten, and its answer dropped when it comes.
+ *
+ * A request that waits at the server is called off when the deadline is over, and answered all the same, which is then
+ * the reply. DD_INTERRUPTED: the same, and what has come at the last moment is the reply. */
+tcp_ask_fn tcp_tagged_ask;
 
-/* Must be ended. What fails here is returned by the first request. */
-void tcp_call_begin(tcp_call *call, const tcp_operation *operation);
-
-/* A request that is answered at once; the reader is valid until the next. What is over an extended
- * server's limits fails here, where the error can name it; of another server nothing is known. */
-dd_status tcp_call_ask(tcp_call *call, dd_tcp_op op, const tcp_fields *fields,
-                       dd_tcp_reader *reader) DD_MUST_CHECK;
-
-/* A request that may wait: sends it and waits for its answer until the operation's own deadline; then, or
- * on an interrupt, calls the request off, which is answered all the same (DD_TCP_OP_LIST). DD_OK: the
- * reader has an answer, perhaps that the wait was called off. DD_TIMED_OUT: there is none, as from a
- * server that cannot be asked to call off. DD_INTERRUPTED: `reader->at` is NULL, or it has the answer that
- * came before the request was called off. */
-dd_status tcp_call_wait(tcp_call *call, dd_tcp_op op, const tcp_fields *fields,
-                        dd_tcp_reader *reader) DD_MUST_CHECK;
-
-/* Gives the link back and says in the error which operation failed, on which server. Returns the status, or a
- * better one. */
-dd_status tcp_call_end(tcp_call *call, dd_status status);
-
-/* Whole calls, by what the server replies: nothing, a number, a value if there is one. It has done then
- * what was asked. */
-dd_status tcp_tell(const tcp_operation *operation, dd_tcp_op op, const tcp_fields *fields) DD_MUST_CHECK;
-dd_status tcp_ask_number(const tcp_operation *operation, dd_tcp_op op, const tcp_fields *fields,
-                         int64_t *number) DD_MUST_CHECK;
-dd_status tcp_ask_maybe(const tcp_operation *operation, dd_tcp_op op, const tcp_fields *fields,
-                        dd_blob *value, bool *is_found) DD_MUST_CHECK;
-/* A list of one value or none. */
-dd_status tcp_take_maybe(dd_tcp_reader *reader, dd_blob *value, bool *is_found, dd_error *err) DD_MUST_CHECK;
-
-dd_status tcp_store_check_dead_locked(const tcp_store *store, dd_error *err) DD_MUST_CHECK;
-/* The connection was lost, so the server is gone, and the data with it: every later call fails at once. */
-void tcp_store_note_dead_locked(tcp_store *store, const dd_error *why);
-
-/* tcp_tagged.c: the one connection to a server of ours. Requests of all threads go over it, and whoever
- * waits for an answer and finds nobody reading reads for all. It is never closed while the store lives: a
- * request that is given up is forgotten, and its answer dropped when it comes. */
-
-/* Gives the request to the link, which sends it now or later; nothing of it is undone. */
-dd_status tcp_tagged_send(tcp_call *call) DD_MUST_CHECK;
-/* Waits until it is answered: call->answer. On any failure it can be waited for again. */
-dd_status tcp_tagged_await(tcp_call *call, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-/* Asks the server to call the request off, if it waits still. */
-dd_status tcp_tagged_cancel(tcp_call *call) DD_MUST_CHECK;
-void tcp_tagged_end(tcp_call *call);
-
-/* tcp_plain.c: connections to a server of PyTorch, whose protocol knows no tags. Each call has one to
- * itself until it has its answer, so the calls of one thread need one. */
+/* tcp_plain.c: connections to a server of PyTorch, whose protocol knows no tags. Each request has one to itself until
+ * it is answered, so one thread needs one. */
+tcp_ask_fn tcp_plain_ask;
 
 /* Another connection, returned owned; the first one says what the server is. */
-dd_status tcp_store_create_link(tcp_store *store, tcp_link **link, const dd_wait *wait,
+dd_status tcp_plain_create_link(tcp_store *store, tcp_link **link, const dd_wait *wait,
                                 dd_error *err) DD_MUST_CHECK;
-void tcp_plain_begin(tcp_call *call);
-/* Gives the link back; returns the status, or a better one. */
-dd_status tcp_plain_end(tcp_call *call, dd_status status);
 void tcp_plain_release(tcp_store *store, tcp_link *link);
 void tcp_plain_close(tcp_store *store);
 
-/* tcp_ops.c has the table of operations; these two are in tcp_store.c. */
-extern const dd_store_ops tcp_store_ops;
-dd_status tcp_clone(dd_store *head, dd_store **other, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-void tcp_destroy(dd_store *head);
+static inline dd_status
+tcp_store_check_dead_locked(const tcp_store *store, dd_error *err)
+{
+    return store->dead.code == DD_OK
+               ? DD_OK
+               : dd_error_set(err, store->dead.code, "the server is gone since an earlier call: %s",
+                              store->dead.message);
+}
+
+static inline void
+tcp_store_note_dead_locked(tcp_store *store, const dd_error *why)
+{
+    if (store->dead.code == DD_OK) {
+        (void)dd_error_set(&store->dead, DD_NETWORK, "%s",
+                           why != NULL ? why->message : "the connection was lost");
+    }
+}
 
 #endif

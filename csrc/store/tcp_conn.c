@@ -171,12 +171,12 @@ begin_request(tcp_conn *conn, dd_bytes bytes)
         memcpy(&conn->tag, bytes.data, sizeof conn->tag);
     }
     conn->op = bytes.data[head - 1];
-    const char *pattern = dd_tcp_request_pattern(conn->op);
-    if (pattern == NULL || !tcp_serve_is_allowed(conn, conn->op)) {
+    const dd_tcp_op_row *row = dd_tcp_find_op(conn->op);
+    if (row == NULL || !tcp_serve_is_allowed(conn, conn->op)) {
         tcp_conn_doom(conn, "it sent an operation that is not allowed");
         return false;
     }
-    dd_tcp_scan_begin(&conn->scan, pattern, 1, head);
+    dd_tcp_scan_begin(&conn->scan, row->request, 1, head);
     conn->is_scanning = true;
     return true;
 }
@@ -199,8 +199,8 @@ serve_next(tcp_conn *conn, dd_bytes bytes, size_t *used)
     }
     conn->is_scanning = false;
     *used = conn->scan.at;
-    dd_tcp_reader reader = {bytes.data + head_bytes(conn)};
-    tcp_serve(conn, conn->op, &reader);
+    size_t head = head_bytes(conn);
+    tcp_serve(conn, conn->op, dd_bytes_of(bytes.data + head, *used - head));
     return true;
 }
 

@@ -14,7 +14,8 @@
 
 #define CONNECT_TRY_NS (5 * DD_NS_PER_S)
 #define FIRST_RETRY_NS (250 * DD_NS_PER_US)
-#define LAST_RETRY_NS (100 * DD_NS_PER_MS)
+/* A server that is slow to come is found so soon after it has; thousands of clients still leave it time to. */
+#define LAST_RETRY_NS (20 * DD_NS_PER_MS)
 #define RECV_BYTES ((size_t)4096)
 #define KEEP_BYTES ((size_t)64 << 10)
 /* Longer than it takes to wake the server. */
@@ -133,7 +134,7 @@ dd_status
 tcp_answer_read(dd_bytes answer, dd_tcp_op op, uint64_t repeats, dd_tcp_reader *reader, dd_error *err)
 {
     uint8_t code = answer.data[DD_TCP_TAG_BYTES];
-    const char *pattern = dd_tcp_reply_pattern(op);
+    const char *pattern = dd_tcp_find_op(op)->reply;
     dd_tcp_scan scan;
     if (code != DD_OK) {
         dd_tcp_scan_begin(&scan, "v", 1, DD_TCP_HEAD_BYTES);
@@ -200,7 +201,7 @@ tcp_link_receive(tcp_link *link, dd_tcp_op op, uint64_t repeats, dd_tcp_reader *
 {
     dd_blob_clear(&link->in, KEEP_BYTES);
     dd_tcp_scan scan;
-    dd_tcp_scan_begin(&scan, dd_tcp_reply_pattern(op), repeats, link->is_extended ? 1 : 0);
+    dd_tcp_scan_begin(&scan, dd_tcp_find_op(op)->reply, repeats, link->is_extended ? 1 : 0);
     dd_status status = receive_all(link, &scan, wait, err);
     if (status != DD_OK) {
         tcp_link_close(link);

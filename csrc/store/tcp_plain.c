@@ -1,12 +1,11 @@
 #include "store/tcp_client_internal.h"
 
-#include "core/lock.h"
 #include "core/mem.h"
 
 #define MAX_IDLE_LINKS 8
 
 dd_status
-tcp_store_create_link(tcp_store *store, tcp_link **out, const dd_wait *wait, dd_error *err)
+tcp_plain_create_link(tcp_store *store, tcp_link **out, const dd_wait *wait, dd_error *err)
 {
     tcp_link *link = dd_mem_zalloc(sizeof *link);
     if (link == NULL) {
@@ -22,22 +21,19 @@ tcp_store_create_link(tcp_store *store, tcp_link **out, const dd_wait *wait, dd_
     return DD_OK;
 }
 
-void
-tcp_plain_begin(tcp_call *call)
+static dd_status
+take_link(tcp_store *store, tcp_link **link, const dd_wait *wait, dd_error *err)
 {
-    tcp_store *store = call->operation->store;
     dd_lock_take(&store->mu);
-    call->writer.status = tcp_store_check_dead_locked(store, call->operation->err);
-    if (call->writer.status == DD_OK && store->nidle > 0) {
-        call->link = DD_CONTAINER_OF(store->idle.next, tcp_link, list);
-        dd_list_remove(&call->link->list);
+    dd_status status = tcp_store_check_dead_locked(store, err);
+    bool is_idle = status == DD_OK && store->nidle > 0;
+    if (is_idle) {
+        *link = DD_CONTAINER_OF(store->idle.next, tcp_link, list);
+        dd_list_remove(&(*link)->list);
         store->nidle--;
     }
     dd_lock_release(&store->mu);
-    if (call->writer.status == DD_OK && call->link == NULL) {
-        call->writer.status =
-            tcp_store_create_link(store, &call->link, &call->answer_wait, call->operation->err);
-    }
+    return status != DD_OK || is_idle ? status : tcp_plain_create_link(store, link, wait, err);
 }
 
 void
@@ -59,36 +55,61 @@ tcp_plain_release(tcp_store *store, tcp_link *link)
  * has no queues, and older releases neither list nor barrier. A server that can be reached still is not
  * gone but ignorant. */
 static bool
-is_ignorant(const tcp_call *call)
+is_ignorant(tcp_store *store, dd_tcp_op op, const dd_wait *wait)
 {
-    tcp_store *store = call->operation->store;
     tcp_link *other;
     dd_error error;
-    dd_wait patience = dd_wait_at_most(&call->answer_wait, TCP_ANSWER_NS / 4);
-    if (call->op < DD_TCP_QUEUE_PUSH || tcp_store_create_link(store, &other, &patience, &error) != DD_OK) {
+    dd_wait patience = dd_wait_at_most(wait, TCP_ANSWER_NS / 4);
+    if (op < DD_TCP_QUEUE_PUSH || tcp_plain_create_link(store, &other, &patience, &error) != DD_OK) {
         return false;
     }
     tcp_plain_release(store, other);
     return true;
 }
 
-dd_status
-tcp_plain_end(tcp_call *call, dd_status status)
+/* Requests without a reply are answered by the PING that is put behind them. */
+static dd_status
+ask_over(tcp_link *link, tcp_exchange *exchange, const dd_wait *wait, dd_error *err)
 {
-    tcp_store *store = call->operation->store;
-    if (call->link == NULL) {
+    bool is_silent = exchange->row->reply == NULL;
+    dd_tcp_writer writer;
+    dd_tcp_writer_init(&writer, &exchange->request, err);
+    if (is_silent) {
+        dd_tcp_write_u8(&writer, DD_TCP_PING);
+        dd_tcp_write_u32(&writer, 0);
+    }
+    dd_status status = writer.status;
+    if (status == DD_OK) {
+        status = tcp_link_send(link, dd_blob_view(&exchange->request), wait, err);
+    }
+    if (status == DD_OK) {
+        status = tcp_link_receive(link, is_silent ? DD_TCP_PING : exchange->row->op, exchange->repeats,
+                                  &exchange->reply, wait, err);
+    }
+    if (status == DD_OK) {
+        exchange->answer = link->in;
+        link->in = (dd_blob){0};
+    }
+    return status;
+}
+
+dd_status
+tcp_plain_ask(tcp_store *store, tcp_exchange *exchange, const dd_wait *wait, dd_error *err)
+{
+    tcp_link *link;
+    dd_status status = take_link(store, &link, wait, err);
+    if (status != DD_OK) {
         return status;
     }
-    if (status == DD_NETWORK && is_ignorant(call)) {
-        status =
-            dd_error_set(call->operation->err, DD_NOT_SUPPORTED, "the server does not know this operation");
+    status = ask_over(link, exchange, wait, err);
+    if (status == DD_NETWORK && is_ignorant(store, exchange->row->op, wait)) {
+        status = dd_error_set(err, DD_NOT_SUPPORTED, "the server does not know this operation");
     } else if (status == DD_NETWORK) {
         dd_lock_take(&store->mu);
-        tcp_store_note_dead_locked(store, call->operation->err);
+        tcp_store_note_dead_locked(store, err);
         dd_lock_release(&store->mu);
     }
-    tcp_plain_release(store, call->link);
-    call->link = NULL;
+    tcp_plain_release(store, link);
     return status;
 }
 

@@ -1,48 +1,47 @@
 #include "store/tcp_protocol.h"
 
+#include "core/mem.h"
+
+#include <inttypes.h>
 #include <string.h>
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "the numbers of the TCPStore protocol are little endian; this file copies them as they are"
 #endif
 
-typedef struct op_row {
-    const char *name;
-    const char *request;
-    const char *reply;
-} op_row;
-
-static const op_row op_table[] = {
-#define OP_ROW(name, number, request, reply) [number] = {#name, request, reply},
-    DD_TCP_OP_LIST(OP_ROW)
+const dd_tcp_op_row *
+dd_tcp_find_op(unsigned op)
+{
+    static const dd_tcp_op_row rows[] = {
+#define OP_ROW(name, number, request, reply, store_op, of_request) \
+    [number] = {DD_TCP_##name, request, reply, store_op, of_request},
+        DD_TCP_OP_LIST(OP_ROW)
 #undef OP_ROW
-};
-
-static const op_row *
-find_op(unsigned op)
-{
-    bool is_known = op < sizeof op_table / sizeof op_table[0] && op_table[op].name != NULL;
-    return is_known ? &op_table[op] : NULL;
+    };
+    bool is_known = op < sizeof rows / sizeof rows[0] && rows[op].request != NULL;
+    return is_known ? &rows[op] : NULL;
 }
 
-const char *
-dd_tcp_op_name(dd_tcp_op op)
+bool
+dd_tcp_op_waits(const dd_tcp_op_row *row)
 {
-    const op_row *row = find_op((unsigned)op);
-    return row != NULL ? row->name : "?";
+    int op = row->store_op;
+    return op == DD_STORE_GET || op == DD_STORE_WAIT || op == DD_STORE_BARRIER ||
+           (op == DD_STORE_MULTI_GET && row->number == 0) || (op == DD_STORE_QUEUE_POP && row->number != 0);
 }
 
-const char *
-dd_tcp_request_pattern(uint8_t op)
+/* Where PyTorch's servers and ours know an operation, ours have a better one, with a higher number. */
+const dd_tcp_op_row *
+dd_tcp_row_for(const dd_store_request *request, bool is_ours)
 {
-    const op_row *row = find_op(op);
-    return row != NULL ? row->request : NULL;
-}
-
-const char *
-dd_tcp_reply_pattern(dd_tcp_op op)
-{
-    return find_op((unsigned)op)->reply;
+    for (int op = is_ours ? DD_TCP_MEET : DD_TCP_BARRIER; op >= 0; op--) {
+        const dd_tcp_op_row *row = dd_tcp_find_op((unsigned)op);
+        if (row != NULL && row->store_op == (int)request->op &&
+            (row->number == request->number || strchr(row->request, 'i') != NULL)) {
+            return row;
+        }
+    }
+    return NULL;
 }
 
 void
@@ -56,110 +55,58 @@ dd_tcp_scan_begin(dd_tcp_scan *scan, const char *pattern, uint64_t repeats, size
     };
 }
 
-/* Whether `more` bytes from `at` on are there; a field is scanned when it is there whole. */
-static bool
-has_bytes(const dd_tcp_scan *scan, dd_bytes bytes, uint64_t more)
-{
-    return more <= bytes.len - scan->at;
-}
-
+/* What a length or a count may be; one that is over it ends the connection. */
 static uint64_t
-peek_u64(const dd_tcp_scan *scan, dd_bytes bytes)
+limit_of(char letter, const dd_tcp_limits *limits)
 {
-    uint64_t value;
-    memcpy(&value, bytes.data + scan->at, sizeof value);
-    return value;
+    return letter == 'k'   ? limits->max_key_bytes
+           : letter == 'v' ? limits->max_value_bytes
+           : letter == '#' ? limits->max_keys
+                           : UINT64_MAX;
 }
 
 static dd_tcp_scan_result
-scan_fixed(dd_tcp_scan *scan, dd_bytes bytes, size_t size)
+error_limit(char letter, uint64_t number, uint64_t limit, dd_error *err)
 {
-    if (!has_bytes(scan, bytes, size)) {
-        return DD_TCP_SCAN_MORE;
-    }
-    scan->at += size;
-    scan->step++;
-    return DD_TCP_SCAN_DONE;
+    bool is_count = letter == '#';
+    (void)dd_error_set(err, DD_PROTOCOL, "%s %llu%s is over the limit of %llu",
+                       is_count        ? "count"
+                       : letter == 'k' ? "key of"
+                                       : "value of",
+                       (unsigned long long)number, is_count ? "" : " bytes", (unsigned long long)limit);
+    return DD_TCP_SCAN_BAD;
 }
 
-static dd_tcp_scan_result
-scan_bytes(dd_tcp_scan *scan, dd_bytes bytes, uint64_t max_len, const char *what, dd_error *err)
-{
-    if (!has_bytes(scan, bytes, 8)) {
-        return DD_TCP_SCAN_MORE;
-    }
-    uint64_t len = peek_u64(scan, bytes);
-    if (len > max_len) {
-        (void)dd_error_set(err, DD_PROTOCOL, "%s of %llu bytes is over the limit of %llu", what,
-                           (unsigned long long)len, (unsigned long long)max_len);
-        return DD_TCP_SCAN_BAD;
-    }
-    if (!has_bytes(scan, bytes, 8 + len)) {
-        return DD_TCP_SCAN_MORE;
-    }
-    scan->at += 8 + (size_t)len;
-    scan->step++;
-    return DD_TCP_SCAN_DONE;
-}
-
-/* Past a count: what follows is the group, so many times. */
-static void
-begin_group(dd_tcp_scan *scan, uint64_t repeats)
-{
-    scan->at += 8;
-    scan->step++;
-    scan->group = scan->step;
-    scan->repeats = repeats;
-    if (repeats == 0) {
-        scan->step = "";
-    }
-}
-
-static dd_tcp_scan_result
-scan_count(dd_tcp_scan *scan, dd_bytes bytes, uint64_t max_count, dd_error *err)
-{
-    if (!has_bytes(scan, bytes, 8)) {
-        return DD_TCP_SCAN_MORE;
-    }
-    uint64_t count = peek_u64(scan, bytes);
-    if (count > max_count) {
-        (void)dd_error_set(err, DD_PROTOCOL, "count %llu is over the limit of %llu",
-                           (unsigned long long)count, (unsigned long long)max_count);
-        return DD_TCP_SCAN_BAD;
-    }
-    begin_group(scan, count);
-    return DD_TCP_SCAN_DONE;
-}
-
-static dd_tcp_scan_result
-scan_option(dd_tcp_scan *scan, dd_bytes bytes)
-{
-    if (!has_bytes(scan, bytes, 8)) {
-        return DD_TCP_SCAN_MORE;
-    }
-    begin_group(scan, peek_u64(scan, bytes) > 0 ? 1 : 0);
-    return DD_TCP_SCAN_DONE;
-}
-
+/* A field is scanned when it is there whole. */
 static dd_tcp_scan_result
 scan_field(dd_tcp_scan *scan, dd_bytes bytes, const dd_tcp_limits *limits, dd_error *err)
 {
-    switch (*scan->step) {
-    case 'k':
-        return scan_bytes(scan, bytes, limits->max_key_bytes, "key", err);
-    case 'v':
-        return scan_bytes(scan, bytes, limits->max_value_bytes, "value", err);
-    case '#':
-        return scan_count(scan, bytes, limits->max_keys, err);
-    case '?':
-        return scan_option(scan, bytes);
-    case 'i':
-        return scan_fixed(scan, bytes, 8);
-    case 'u':
-        return scan_fixed(scan, bytes, 4);
-    default:
-        return scan_fixed(scan, bytes, 1);
+    char letter = *scan->step;
+    bool is_group = letter == '#' || letter == '?';
+    bool has_number = is_group || letter == 'k' || letter == 'v';
+    uint64_t number = 0;
+    uint64_t size = has_number || letter == 'i' ? 8 : letter == 'u' ? 4 : 1;
+    if (size > bytes.len - scan->at) {
+        return DD_TCP_SCAN_MORE;
     }
+    if (has_number) {
+        memcpy(&number, bytes.data + scan->at, sizeof number);
+        if (number > limit_of(letter, limits)) {
+            return error_limit(letter, number, limit_of(letter, limits), err);
+        }
+        if (!is_group && number > bytes.len - scan->at - size) {
+            return DD_TCP_SCAN_MORE;
+        }
+        size += is_group ? 0 : number;
+    }
+    scan->at += (size_t)size;
+    scan->step++;
+    if (is_group) {
+        scan->group = scan->step;
+        scan->repeats = letter == '#' ? number : number > 0;
+        scan->step = scan->repeats > 0 ? scan->step : "";
+    }
+    return DD_TCP_SCAN_DONE;
 }
 
 /* Whether so many bytes of one message are too many. */
@@ -289,4 +236,196 @@ dd_tcp_write_user_key(dd_tcp_writer *writer, dd_bytes key)
     dd_tcp_write_u64(writer, (uint64_t)key.len + 1);
     dd_tcp_write_u8(writer, '/');
     write_raw(writer, key.data, key.len);
+}
+
+/* ---- requests and results of a store as messages */
+
+static void
+check_limit(dd_tcp_writer *writer, uint64_t size, uint64_t limit, const char *what)
+{
+    if (size > limit && writer->status == DD_OK) {
+        writer->status =
+            dd_error_set(writer->err, DD_INVALID_ARGUMENT,
+                         "%s of %" PRIu64 " is over the server's limit of %" PRIu64, what, size, limit);
+    }
+}
+
+void
+dd_tcp_write_request(dd_tcp_writer *writer, dd_tcp_op op, const dd_store_request *request, bool is_users,
+                     const dd_tcp_limits *limits)
+{
+    static const dd_tcp_limits none = {UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX};
+    const char *pattern = dd_tcp_find_op(op)->request;
+    const dd_bytes *key = request->keys;
+    const dd_bytes *value = request->values;
+    size_t start = writer->out->len;
+    size_t repeats = 1;
+    limits = limits != NULL ? limits : &none;
+    dd_tcp_write_u8(writer, (uint8_t)op);
+    if (*pattern == '#') {
+        pattern++;
+        repeats = request->nkeys;
+        check_limit(writer, repeats, limits->max_keys, "number of keys");
+        dd_tcp_write_u64(writer, repeats);
+    }
+    for (; repeats > 0 && writer->status == DD_OK; repeats--) {
+        for (const char *field = pattern; *field != '\0'; field++) {
+            if (*field == 'k' && is_users) {
+                check_limit(writer, (uint64_t)key->len + 1, limits->max_key_bytes, "key length");
+                dd_tcp_write_user_key(writer, *key++);
+            } else if (*field == 'k') {
+                dd_tcp_write_bytes(writer, *key++);
+            } else if (*field == 'v') {
+                check_limit(writer, value->len, limits->max_value_bytes, "value length");
+                dd_tcp_write_bytes(writer, *value++);
+            } else {
+                dd_tcp_write_u64(writer, (uint64_t)request->number);
+            }
+        }
+    }
+    check_limit(writer, writer->out->len - start, limits->max_request_bytes, "request length");
+}
+
+dd_status
+dd_tcp_read_request(dd_tcp_request *request, dd_tcp_op op, dd_tcp_reader *reader, dd_error *err)
+{
+    const dd_tcp_op_row *row = dd_tcp_find_op(op);
+    const char *pattern = row->request;
+    size_t repeats = 1;
+    *request = (dd_tcp_request){.request = {.op = (dd_store_op)row->store_op, .number = row->number}};
+    if (*pattern == '#') {
+        pattern++;
+        repeats = (size_t)dd_tcp_read_count(reader);
+    }
+    dd_bytes *keys = request->few;
+    size_t nfields = repeats * strlen(pattern);
+    if (nfields > sizeof request->few / sizeof request->few[0]) {
+        keys = request->many = dd_mem_alloc_array(nfields, sizeof *keys);
+    }
+    if (keys == NULL) {
+        return dd_error_no_memory(err, nfields * sizeof *keys);
+    }
+    dd_bytes *value = keys + repeats;
+    request->request.keys = keys;
+    request->request.values = value;
+    for (; repeats > 0; repeats--) {
+        for (const char *field = pattern; *field != '\0'; field++) {
+            if (*field == 'k') {
+                keys[request->request.nkeys++] = dd_tcp_read_bytes(reader);
+            } else if (*field == 'v') {
+                *value++ = dd_tcp_read_bytes(reader);
+            } else {
+                request->request.number = dd_tcp_read_i64(reader);
+            }
+        }
+    }
+    return DD_OK;
+}
+
+void
+dd_tcp_request_fini(dd_tcp_request *request)
+{
+    dd_mem_free(request->many);
+    request->many = NULL;
+}
+
+static void
+write_list(dd_tcp_writer *writer, const dd_blob_list *list)
+{
+    for (size_t i = 0; i < list->count; i++) {
+        dd_tcp_write_bytes(writer, dd_blob_view(&list->items[i]));
+    }
+}
+
+void
+dd_tcp_write_result(dd_tcp_writer *writer, dd_tcp_op op, const dd_store_result *result, dd_bytes value)
+{
+    const char *pattern = dd_tcp_find_op(op)->reply;
+    if (op == DD_TCP_MULTI_GET) {
+        write_list(writer, &result->list);
+        return;
+    }
+    for (const char *field = pattern != NULL ? pattern : ""; *field != '\0'; field++) {
+        switch (*field) {
+        case '#':
+            dd_tcp_write_u64(writer, result->list.count);
+            write_list(writer, &result->list);
+            return;
+        case '?':
+            dd_tcp_write_u64(writer,
+                             result->flag && result->number > 1 ? (uint64_t)result->number : result->flag);
+            if (!result->flag) {
+                return;
+            }
+            break;
+        case 'i':
+            dd_tcp_write_u64(writer, (uint64_t)result->number);
+            break;
+        case 'b':
+            dd_tcp_write_u8(writer, !result->flag);
+            break;
+        case 'c':
+            dd_tcp_write_u8(writer, result->state);
+            break;
+        default:
+            dd_tcp_write_bytes(writer, value);
+        }
+    }
+}
+
+/* The keys of users begin with "/"; others, as the join key, are not shown. */
+static dd_status
+read_list(dd_tcp_reader *reader, size_t count, bool is_keys, dd_blob_list *list, dd_error *err)
+{
+    dd_status status = dd_blob_list_init(list, count, err);
+    size_t nkept = 0;
+    for (size_t i = 0; i < count && status == DD_OK; i++) {
+        dd_bytes item = dd_tcp_read_bytes(reader);
+        if (!is_keys) {
+            status = dd_blob_assign(&list->items[nkept++], item, err);
+        } else if (item.len > 0 && item.data[0] == '/') {
+            status = dd_blob_assign(&list->items[nkept++], dd_bytes_of(item.data + 1, item.len - 1), err);
+        }
+    }
+    if (status == DD_OK) {
+        list->count = nkept;
+    }
+    return status;
+}
+
+dd_status
+dd_tcp_read_result(dd_tcp_reader *reader, dd_tcp_op op, size_t nkeys, dd_store_result *result, dd_error *err)
+{
+    const char *pattern = dd_tcp_find_op(op)->reply;
+    if (op == DD_TCP_MULTI_GET) {
+        return read_list(reader, nkeys, false, &result->list, err);
+    }
+    for (const char *field = pattern != NULL ? pattern : ""; *field != '\0'; field++) {
+        dd_status status = DD_OK;
+        switch (*field) {
+        case '#':
+            return read_list(reader, (size_t)dd_tcp_read_count(reader), field[1] == 'k', &result->list, err);
+        case '?':
+            result->flag = dd_tcp_read_count(reader) > 0;
+            if (!result->flag) {
+                return DD_OK;
+            }
+            break;
+        case 'i':
+            result->number = dd_tcp_read_i64(reader);
+            break;
+        case 'b':
+            result->flag = dd_tcp_read_u8(reader) == 0;
+            break;
+        case 'c':
+            result->state = dd_tcp_read_u8(reader);
+            break;
+        default:
+            status = dd_blob_assign(&result->value, dd_tcp_read_bytes(reader), err);
+        }
+        if (status != DD_OK) {
+            return status;
+        }
+    }
+    return DD_OK;
 }

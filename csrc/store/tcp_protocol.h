@@ -5,7 +5,7 @@
  *
  *   k  key:   u64 length, bytes          i  signed 64-bit number
  *   v  value: u64 length, bytes          u  unsigned 32-bit number
- *   #  u64 count; what follows in the pattern comes so many times          b  one byte
+ *   #  u64 count; what follows in the pattern comes so many times          b, c  one byte
  *   ?  u64; what follows comes once, or not at all if the number is 0
  *
  * Numbers are little endian. On a tagged connection, between two ends that are ours, a request has a tag before it,
@@ -13,56 +13,61 @@
  * the reason why there is none. Answers come in any order, so a request may wait while others are served.
  *
  * One scanner finds where a message ends, in pieces as they arrive and within limits; one reader then takes the
- * fields out of a message that is known to be whole; one writer makes messages. */
+ * fields out of a message that is known to be whole; one writer makes messages. A client's request, and a server's
+ * result, go through them by the patterns. */
 #ifndef DD_STORE_TCP_PROTOCOL_H
 #define DD_STORE_TCP_PROTOCOL_H
 
 #include "core/bytes.h"
 #include "core/status.h"
+#include "store/request.h"
 #include "store/tcp_server.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-/* X(NAME, number, request pattern, reply pattern). A NULL reply: none is sent. MULTI_GET's reply has one
- * value a key and no count. The operations from HELLO on are ours. On a tagged connection every request is
- * answered, those without a reply by a head alone; but for CANCEL_WAIT: the request of its tag, if it
- * waits still, is answered (WAIT_CANCELED, or no value). */
-#define DD_TCP_OP_LIST(X)            \
-    X(VALIDATE, 0, "u", NULL)        \
-    X(SET, 1, "kv", NULL)            \
-    X(COMPARE_SET, 2, "kvv", "v")    \
-    X(GET, 3, "k", "v")              \
-    X(ADD, 4, "ki", "i")             \
-    X(CHECK, 5, "#k", "b")           \
-    X(WAIT, 6, "#k", "b")            \
-    X(NUM_KEYS, 7, "", "i")          \
-    X(DELETE_KEY, 8, "k", "i")       \
-    X(APPEND, 9, "kv", NULL)         \
-    X(MULTI_GET, 10, "#k", "v")      \
-    X(MULTI_SET, 11, "#kv", NULL)    \
-    X(CANCEL_WAIT, 12, "", "b")      \
-    X(PING, 13, "u", "u")            \
-    X(QUEUE_PUSH, 14, "kv", NULL)    \
-    X(QUEUE_POP, 15, "k", "?v")      \
-    X(QUEUE_LEN, 16, "k", "i")       \
-    X(LIST_KEYS, 17, "", "#k")       \
-    X(BARRIER, 18, "ki", "b")        \
-    X(HELLO, 64, "uikv", "uiiiivvv") \
-    X(AUTH, 65, "v", "")             \
-    X(TRY_GET, 66, "k", "#v")        \
-    X(WAIT_GET, 67, "k", "#v")       \
-    X(WAIT_POP, 68, "k", "#v")       \
-    X(CHECK_EACH, 69, "#k", "v")     \
-    X(MEET, 71, "kiv", "biv")
+/* X(NAME, number, request pattern, reply pattern, operation of a store, its number). A NULL reply: none is sent.
+ * MULTI_GET's reply has one value a key and no count. The operations from HELLO on are ours. On a tagged connection
+ * every request is answered, those without a reply by a head alone; but for CANCEL_WAIT: the request of its tag, if
+ * it waits still, is answered (WAIT_CANCELED, or no value).
+ *
+ * All but those of the connection itself (no operation of a store) become requests of a store and results by their
+ * patterns alone, at both ends. In a request k is the next key, v the next value, i the number; in a reply b is 0 if
+ * the flag is set, else 1, c is the state, v the value, ? has it if the flag is set, # is the list, i the number. */
+#define DD_TCP_OP_LIST(X)                                    \
+    X(VALIDATE, 0, "u", NULL, DD_TCP_NO_STORE_OP, 0)         \
+    X(SET, 1, "kv", NULL, DD_STORE_SET, 0)                   \
+    X(COMPARE_SET, 2, "kvv", "v", DD_STORE_COMPARE_SET, 0)   \
+    X(GET, 3, "k", "v", DD_STORE_TRY_GET, 0)                 \
+    X(ADD, 4, "ki", "i", DD_STORE_ADD, 0)                    \
+    X(CHECK, 5, "#k", "b", DD_STORE_CHECK, 0)                \
+    X(WAIT, 6, "#k", "b", DD_STORE_WAIT, 0)                  \
+    X(NUM_KEYS, 7, "", "i", DD_STORE_NUM_KEYS, 0)            \
+    X(DELETE_KEY, 8, "k", "i", DD_STORE_DELETE_KEY, 0)       \
+    X(APPEND, 9, "kv", NULL, DD_STORE_APPEND, 0)             \
+    X(MULTI_GET, 10, "#k", "v", DD_STORE_MULTI_GET, 1)       \
+    X(MULTI_SET, 11, "#kv", NULL, DD_STORE_MULTI_SET, 0)     \
+    X(CANCEL_WAIT, 12, "", "b", DD_TCP_NO_STORE_OP, 0)       \
+    X(PING, 13, "u", "u", DD_TCP_NO_STORE_OP, 0)             \
+    X(QUEUE_PUSH, 14, "kv", NULL, DD_STORE_QUEUE_PUSH, 0)    \
+    X(QUEUE_POP, 15, "k", "?v", DD_STORE_QUEUE_POP, 0)       \
+    X(QUEUE_LEN, 16, "k", "i", DD_STORE_QUEUE_LEN, 0)        \
+    X(LIST_KEYS, 17, "", "#k", DD_STORE_LIST_KEYS, 0)        \
+    X(BARRIER, 18, "ki", "b", DD_STORE_BARRIER, 0)           \
+    X(HELLO, 64, "uikv", "uiiiivvv", DD_TCP_NO_STORE_OP, 0)  \
+    X(AUTH, 65, "v", "", DD_TCP_NO_STORE_OP, 0)              \
+    X(TRY_GET, 66, "k", "?v", DD_STORE_TRY_GET, 0)           \
+    X(WAIT_GET, 67, "k", "?v", DD_STORE_GET, 0)              \
+    X(WAIT_POP, 68, "k", "?v", DD_STORE_QUEUE_POP, 1)        \
+    X(CHECK_EACH, 69, "#k", "v", DD_STORE_CHECK_EACH, 0)     \
+    X(WAIT_MULTI_GET, 70, "#k", "#v", DD_STORE_MULTI_GET, 0) \
+    X(MEET, 71, "kiv", "civ", DD_STORE_MEET, 0)
 
-/* MEET: who comes, as one number; rank and size are below 2^31. */
-#define DD_TCP_MEET_SIZE_SHIFT 31
-#define DD_TCP_MEET_HEARS_FAILURE (INT64_C(1) << 62)
+#define DD_TCP_NO_STORE_OP (-1)
 
 typedef enum dd_tcp_op {
-#define DD_TCP_OP_ENUM(name, number, request, reply) DD_TCP_##name = number,
+#define DD_TCP_OP_ENUM(name, number, ...) DD_TCP_##name = number,
     DD_TCP_OP_LIST(DD_TCP_OP_ENUM)
 #undef DD_TCP_OP_ENUM
 } dd_tcp_op;
@@ -74,7 +79,7 @@ typedef enum dd_tcp_op {
 #define DD_TCP_OFFER UINT32_C(0xDD150000)
 #define DD_TCP_OFFER_MASK UINT32_C(0xFFFF0000)
 
-#define DD_TCP_VERSION 2 /* of our extensions; both ends must have the same */
+#define DD_TCP_VERSION 3 /* of our extensions; both ends must have the same */
 #define DD_TCP_TAG_BYTES ((size_t)4)
 #define DD_TCP_HEAD_BYTES ((size_t)13) /* of an answer: tag u, status b, length i */
 #define DD_TCP_READY 0                 /* CHECK: all keys are there */
@@ -85,9 +90,20 @@ typedef enum dd_tcp_op {
 #define DD_TCP_REFUSED_KEY \
     "refused/" /* TRY_GET: who has not shown the secret lately; of our servers, and no key of the store */
 
-const char *dd_tcp_op_name(dd_tcp_op op);       /* "SET"; "?" for a number that is none */
-const char *dd_tcp_request_pattern(uint8_t op); /* NULL for a number that is no operation */
-const char *dd_tcp_reply_pattern(dd_tcp_op op); /* NULL: no reply, but on a tagged connection an empty one */
+/* A row of the list. */
+typedef struct dd_tcp_op_row {
+    dd_tcp_op op;
+    const char *request;
+    const char *reply; /* NULL: no reply, but on a tagged connection an empty one */
+    int store_op;      /* a dd_store_op, or DD_TCP_NO_STORE_OP */
+    int64_t number;    /* of its request, where no field has it */
+} dd_tcp_op_row;
+
+const dd_tcp_op_row *dd_tcp_find_op(unsigned op); /* NULL: a number that is no operation */
+/* What asks for this of a server of ours or, if it can be asked in one request, of PyTorch's; NULL: it cannot. */
+const dd_tcp_op_row *dd_tcp_row_for(const dd_store_request *request, bool is_ours);
+/* Whether the request is answered when what it waits for is there. */
+bool dd_tcp_op_waits(const dd_tcp_op_row *row);
 
 typedef enum dd_tcp_scan_result {
     DD_TCP_SCAN_DONE,
@@ -136,5 +152,28 @@ void dd_tcp_write_u64(dd_tcp_writer *writer, uint64_t value);
 void dd_tcp_write_bytes(dd_tcp_writer *writer, dd_bytes bytes);
 /* "/" and the key: how the keys of users look on the wire. */
 void dd_tcp_write_user_key(dd_tcp_writer *writer, dd_bytes key);
+
+/* ---- requests and results of a store as messages */
+
+/* What is over the limits is DD_INVALID_ARGUMENT; `limits` may be NULL. Keys of users get their "/". */
+void dd_tcp_write_request(dd_tcp_writer *writer, dd_tcp_op op, const dd_store_request *request, bool is_users,
+                          const dd_tcp_limits *limits);
+
+/* A request as a server finds it: borrowed from the message. */
+typedef struct dd_tcp_request {
+    dd_store_request request;
+    dd_bytes few[4]; /* the keys and values, if they are so few */
+    dd_bytes *many;  /* else owned */
+} dd_tcp_request;
+
+dd_status dd_tcp_read_request(dd_tcp_request *request, dd_tcp_op op, dd_tcp_reader *reader,
+                              dd_error *err) DD_MUST_CHECK;
+void dd_tcp_request_fini(dd_tcp_request *request);
+
+/* `value` stands for the result's. */
+void dd_tcp_write_result(dd_tcp_writer *writer, dd_tcp_op op, const dd_store_result *result, dd_bytes value);
+/* Takes a reply apart; `nkeys` is the request's. Of the keys of LIST_KEYS those of users, without their "/". */
+dd_status dd_tcp_read_result(dd_tcp_reader *reader, dd_tcp_op op, size_t nkeys, dd_store_result *result,
+                             dd_error *err) DD_MUST_CHECK;
 
 #endif

@@ -5,7 +5,6 @@
 #include "net/sock.h"
 #include "store/store.h"
 
-#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -48,42 +47,6 @@ end_reply(tcp_conn *conn, const dd_tcp_writer *writer)
     }
 }
 
-static void
-reply_u8(tcp_conn *conn, uint8_t value)
-{
-    dd_tcp_writer writer = begin_reply(conn);
-    dd_tcp_write_u8(&writer, value);
-    end_reply(conn, &writer);
-}
-
-static void
-reply_i64(tcp_conn *conn, int64_t value)
-{
-    dd_tcp_writer writer = begin_reply(conn);
-    dd_tcp_write_u64(&writer, (uint64_t)value);
-    end_reply(conn, &writer);
-}
-
-static void
-reply_bytes(tcp_conn *conn, dd_bytes bytes)
-{
-    dd_tcp_writer writer = begin_reply(conn);
-    dd_tcp_write_bytes(&writer, bytes);
-    end_reply(conn, &writer);
-}
-
-/* The first of `count` values, of which there may be none. */
-static void
-reply_maybe(tcp_conn *conn, uint64_t count, dd_bytes value)
-{
-    dd_tcp_writer writer = begin_reply(conn);
-    dd_tcp_write_u64(&writer, count);
-    if (count > 0) {
-        dd_tcp_write_bytes(&writer, value);
-    }
-    end_reply(conn, &writer);
-}
-
 /* PyTorch's protocol has no word for failure but closing the connection. */
 static void
 reply_error(tcp_conn *conn, const dd_error *error)
@@ -97,16 +60,16 @@ reply_error(tcp_conn *conn, const dd_error *error)
     end_reply(conn, &writer);
 }
 
-/* For operations that have nothing to say: PyTorch's clients get no answer. */
+/* `value` stands for the result's. PyTorch's clients get no answer where there is nothing to say. */
 static void
-reply_done(tcp_conn *conn, dd_status status, const dd_error *error)
+reply_result(tcp_conn *conn, dd_tcp_op op, const dd_store_result *result, dd_bytes value)
 {
-    if (status != DD_OK) {
-        reply_error(conn, error);
-    } else if (conn->is_tagged) {
-        dd_tcp_writer writer = begin_reply(conn);
-        end_reply(conn, &writer);
+    if (!conn->is_tagged && dd_tcp_find_op(op)->reply == NULL) {
+        return;
     }
+    dd_tcp_writer writer = begin_reply(conn);
+    dd_tcp_write_result(&writer, op, result, value);
+    end_reply(conn, &writer);
 }
 
 /* --- opening a connection ------------------------------------------------------------------------------------ */
@@ -270,258 +233,23 @@ serve_auth(tcp_conn *conn, dd_tcp_reader *reader)
     conn->is_tagged = true;
 }
 
-/* --- values -------------------------------------------------------------------------------------------------- */
+/* --- requests that wait -------------------------------------------------------------------------------------- */
 
-static void
-serve_set(tcp_conn *conn, dd_tcp_reader *reader)
-{
-    dd_bytes key = dd_tcp_read_bytes(reader);
-    dd_error error;
-    dd_status status = dd_keyspace_set(&conn->server->ks, key, dd_tcp_read_bytes(reader), &error);
-    reply_done(conn, status, &error);
-}
-
-static void
-serve_compare_set(tcp_conn *conn, dd_tcp_reader *reader)
-{
-    dd_bytes key = dd_tcp_read_bytes(reader);
-    dd_bytes expected = dd_tcp_read_bytes(reader);
-    dd_bytes desired = dd_tcp_read_bytes(reader);
-    dd_bytes value;
-    dd_error error;
-    if (dd_keyspace_compare_set(&conn->server->ks, key, expected, desired, &value, &error) == DD_OK) {
-        reply_bytes(conn, value);
-    } else {
-        reply_error(conn, &error);
-    }
-}
-
-/* A missing key reads as empty, as torch's server has it: its clients wait for the key before they ask. */
-static void
-serve_get(tcp_conn *conn, dd_tcp_reader *reader)
-{
-    dd_bytes value = {0};
-    (void)dd_keyspace_get(&conn->server->ks, dd_tcp_read_bytes(reader), &value);
-    reply_bytes(conn, value);
-}
-
-/* "node-b (pid 77), node-c (pid 5)" */
-static dd_bytes
-list_refused(const dd_tcp_server *server, char out[TCP_REFUSED_MAX * (TCP_WHO_MAX + 2)])
-{
-    size_t used = 0;
-    for (int i = 0; i < TCP_REFUSED_MAX && server->refused[i][0] != '\0'; i++) {
-        used += (size_t)snprintf(out + used, TCP_WHO_MAX + 2, "%s%s", i > 0 ? ", " : "", server->refused[i]);
-    }
-    return dd_bytes_of(out, used);
-}
-
-static void
-serve_try_get(tcp_conn *conn, dd_tcp_reader *reader)
-{
-    dd_bytes key = dd_tcp_read_bytes(reader);
-    dd_bytes value = {0};
-    char text[TCP_REFUSED_MAX * (TCP_WHO_MAX + 2)];
-    bool is_there = dd_bytes_equal(key, dd_bytes_of_string(DD_TCP_REFUSED_KEY));
-    if (is_there) {
-        value = list_refused(conn->server, text);
-    } else {
-        is_there = dd_keyspace_get(&conn->server->ks, key, &value);
-    }
-    reply_maybe(conn, is_there, value);
-}
-
-static void
-serve_add(tcp_conn *conn, dd_tcp_reader *reader)
-{
-    dd_bytes key = dd_tcp_read_bytes(reader);
-    int64_t amount = dd_tcp_read_i64(reader);
-    int64_t sum;
-    dd_error error;
-    if (dd_keyspace_add(&conn->server->ks, key, amount, &sum, &error) != DD_OK) {
-        reply_error(conn, &error);
-        return;
-    }
-    reply_i64(conn, sum);
-    if (dd_bytes_equal(key, dd_bytes_of_string(DD_TCP_JOIN_KEY))) {
-        char who[TCP_WHO_MAX];
-        tcp_server_note_joined(conn->server, tcp_conn_who(conn, who), sum);
-    }
-}
-
-static void
-serve_check(tcp_conn *conn, dd_tcp_reader *reader)
-{
-    bool is_ready = true;
-    for (uint64_t left = dd_tcp_read_count(reader); left > 0 && is_ready; left--) {
-        is_ready = dd_keyspace_has(&conn->server->ks, dd_tcp_read_bytes(reader));
-    }
-    reply_u8(conn, is_ready ? DD_TCP_READY : DD_TCP_NOT_READY);
-}
-
-static void
-serve_check_each(tcp_conn *conn, dd_tcp_reader *reader)
-{
-    uint64_t count = dd_tcp_read_count(reader);
-    dd_tcp_writer writer = begin_reply(conn);
-    dd_tcp_write_u64(&writer, count);
-    for (; count > 0; count--) {
-        dd_tcp_write_u8(&writer, dd_keyspace_has(&conn->server->ks, dd_tcp_read_bytes(reader)));
-    }
-    end_reply(conn, &writer);
-}
-
-static void
-serve_num_keys(tcp_conn *conn, dd_tcp_reader *reader)
-{
-    (void)reader;
-    reply_i64(conn, conn->server->ks.nvalues);
-}
-
-static void
-serve_delete_key(tcp_conn *conn, dd_tcp_reader *reader)
-{
-    reply_i64(conn, dd_keyspace_delete(&conn->server->ks, dd_tcp_read_bytes(reader)));
-}
-
-static void
-serve_append(tcp_conn *conn, dd_tcp_reader *reader)
-{
-    dd_bytes key = dd_tcp_read_bytes(reader);
-    dd_error error;
-    dd_status status = dd_keyspace_append(&conn->server->ks, key, dd_tcp_read_bytes(reader), &error);
-    reply_done(conn, status, &error);
-}
-
-/* How large a reply to MULTI_GET would be; many short keys may name one large value. */
-static uint64_t
-multi_get_bytes(const dd_keyspace *ks, dd_tcp_reader reader)
+/* Whether the reply to MULTI_GET would be too large: many short keys may name one large value. */
+static dd_status
+check_reply(const dd_tcp_server *server, const dd_store_request *request, dd_error *err)
 {
     uint64_t nbytes = 0;
-    for (uint64_t left = dd_tcp_read_count(&reader); left > 0; left--) {
+    for (size_t i = 0; request->op == DD_STORE_MULTI_GET && i < request->nkeys; i++) {
         dd_bytes value = {0};
-        (void)dd_keyspace_get(ks, dd_tcp_read_bytes(&reader), &value);
+        (void)dd_keyspace_get(&server->ks, request->keys[i], &value);
         nbytes += 8 + (uint64_t)value.len;
     }
-    return nbytes;
-}
-
-static void
-serve_multi_get(tcp_conn *conn, dd_tcp_reader *reader)
-{
-    uint64_t nbytes = multi_get_bytes(&conn->server->ks, *reader);
-    if (nbytes > conn->server->limits.max_request_bytes) {
-        dd_error error;
-        (void)dd_error_set(
-            &error, DD_STORE, "the values have %llu bytes, which is over the server's limit of %llu",
-            (unsigned long long)nbytes, (unsigned long long)conn->server->limits.max_request_bytes);
-        reply_error(conn, &error);
-        return;
+    if (nbytes <= server->limits.max_request_bytes) {
+        return DD_OK;
     }
-    dd_tcp_writer writer = begin_reply(conn);
-    for (uint64_t left = dd_tcp_read_count(reader); left > 0; left--) {
-        dd_bytes value = {0};
-        (void)dd_keyspace_get(&conn->server->ks, dd_tcp_read_bytes(reader), &value);
-        dd_tcp_write_bytes(&writer, value);
-    }
-    end_reply(conn, &writer);
-}
-
-/* On a failure some are set and the rest are not, as if they had been set one by one. */
-static void
-serve_multi_set(tcp_conn *conn, dd_tcp_reader *reader)
-{
-    dd_status status = DD_OK;
-    dd_error error;
-    for (uint64_t left = dd_tcp_read_count(reader); left > 0 && status == DD_OK; left--) {
-        dd_bytes key = dd_tcp_read_bytes(reader);
-        status = dd_keyspace_set(&conn->server->ks, key, dd_tcp_read_bytes(reader), &error);
-    }
-    reply_done(conn, status, &error);
-}
-
-static void
-serve_list_keys(tcp_conn *conn, dd_tcp_reader *reader)
-{
-    (void)reader;
-    const dd_keyspace *ks = &conn->server->ks;
-    dd_tcp_writer writer = begin_reply(conn);
-    dd_tcp_write_u64(&writer, (uint64_t)ks->nvalues);
-    const dd_map_node *cursor = NULL;
-    dd_bytes key;
-    while (dd_keyspace_next_key(ks, &cursor, &key)) {
-        dd_tcp_write_bytes(&writer, key);
-    }
-    end_reply(conn, &writer);
-}
-
-/* A rank's coming is noted here in one step; it then waits for the end of the meeting as for any key. */
-static void
-serve_meet(tcp_conn *conn, dd_tcp_reader *reader)
-{
-    dd_meet_request request = {.place = dd_tcp_read_bytes(reader)};
-    int64_t who = dd_tcp_read_i64(reader);
-    request.rank = (int)(who & INT_MAX);
-    request.size = (int)(who >> DD_TCP_MEET_SIZE_SHIFT & INT_MAX);
-    request.hears_failure = (who & DD_TCP_MEET_HEARS_FAILURE) != 0;
-    request.published = dd_tcp_read_bytes(reader);
-    dd_meet_reply reply = {0};
-    dd_error error;
-    if (dd_keyspace_meet(&conn->server->ks, &request, &reply, &error) != DD_OK) {
-        reply_error(conn, &error);
-    } else {
-        dd_tcp_writer writer = begin_reply(conn);
-        dd_tcp_write_u8(&writer, (uint8_t)reply.state);
-        dd_tcp_write_u64(&writer, reply.generation);
-        dd_tcp_write_bytes(&writer, dd_blob_view(&reply.value));
-        end_reply(conn, &writer);
-    }
-    dd_blob_fini(&reply.value);
-}
-
-/* --- queues -------------------------------------------------------------------------------------------------- */
-
-static void
-serve_queue_push(tcp_conn *conn, dd_tcp_reader *reader)
-{
-    dd_bytes key = dd_tcp_read_bytes(reader);
-    dd_error error;
-    dd_status status = dd_keyspace_queue_push(&conn->server->ks, key, dd_tcp_read_bytes(reader), &error);
-    reply_done(conn, status, &error);
-}
-
-static void
-serve_queue_pop(tcp_conn *conn, dd_tcp_reader *reader)
-{
-    dd_bytes key = dd_tcp_read_bytes(reader);
-    dd_blob value = {0};
-    uint64_t count = (uint64_t)dd_keyspace_queue_len(&conn->server->ks, key);
-    (void)dd_keyspace_queue_pop(&conn->server->ks, key, &value);
-    reply_maybe(conn, count, dd_blob_view(&value));
-    if (count > 0 && conn->is_doomed) {
-        /* It could not be answered: the item stays for the next who asks, if memory allows. */
-        (void)!dd_keyspace_queue_unpop(&conn->server->ks, key, &value, NULL);
-    }
-    dd_blob_fini(&value);
-}
-
-static void
-serve_queue_len(tcp_conn *conn, dd_tcp_reader *reader)
-{
-    reply_i64(conn, dd_keyspace_queue_len(&conn->server->ks, dd_tcp_read_bytes(reader)));
-}
-
-/* --- waiting ------------------------------------------------------------------------------------------------- */
-
-/* The one answer of a request that waited: it is ready, with its value if it asked for one, or it was cancelled. */
-static void
-reply_waited(tcp_conn *conn, dd_tcp_op op, bool is_ready, dd_bytes value)
-{
-    if (op == DD_TCP_WAIT || op == DD_TCP_BARRIER) {
-        reply_u8(conn, is_ready ? DD_TCP_STOP_WAITING : DD_TCP_WAIT_CANCELED);
-    } else {
-        reply_maybe(conn, is_ready, value);
-    }
+    return dd_error_set(err, DD_STORE, "the values have %llu bytes, which is over the server's limit of %llu",
+                        (unsigned long long)nbytes, (unsigned long long)server->limits.max_request_bytes);
 }
 
 void
@@ -531,120 +259,91 @@ tcp_parked_end(tcp_parked *parked)
     dd_keyspace_unpark(&server->ks, &parked->waiter);
     dd_list_remove(&parked->link);
     parked->conn->nparked--;
+    dd_blob_fini(&parked->fields);
     dd_mem_free(parked);
     atomic_fetch_sub_explicit(&server->nparked, 1, memory_order_relaxed);
 }
 
-/* Answers a request that has waited, perhaps in the middle of another one of the same connection. */
+/* Answers a request that has waited, perhaps in the middle of another one of the same connection. An empty result says
+ * that it was called off; `error`, if it is not NULL, why there is none. */
 static void
-answer_parked(tcp_parked *parked, bool is_ready, dd_bytes value)
+answer_parked(tcp_parked *parked, const dd_store_result *result, dd_bytes value, const dd_error *error)
 {
     tcp_conn *conn = parked->conn;
     uint32_t tag = conn->tag;
     conn->tag = parked->tag;
-    reply_waited(conn, parked->op, is_ready, value);
+    if (error == NULL) {
+        reply_result(conn, parked->op, result, value);
+    } else {
+        reply_error(conn, error);
+    }
     conn->tag = tag;
     tcp_parked_end(parked);
 }
 
+/* All the values that a request waited for. */
+static dd_status
+read_values(tcp_parked *parked, dd_store_result *result, dd_error *err)
+{
+    dd_tcp_server *server = parked->conn->server;
+    dd_tcp_reader reader = {parked->fields.data};
+    dd_tcp_request request;
+    bool is_answered = false;
+    dd_status status = dd_tcp_read_request(&request, parked->op, &reader, err);
+    if (status == DD_OK) {
+        status = check_reply(server, &request.request, err);
+    }
+    if (status == DD_OK) {
+        status = dd_keyspace_answer(&server->ks, &request.request, result, &is_answered, err);
+    }
+    dd_tcp_request_fini(&request);
+    return status;
+}
+
 static void
-on_parked_ready(dd_waiter *waiter, dd_bytes value)
+on_parked_ready(dd_key_waiter *waiter, dd_blob *value)
 {
     tcp_parked *parked = DD_CONTAINER_OF(waiter, tcp_parked, waiter);
     tcp_conn *conn = parked->conn;
-    answer_parked(parked, true, value);
+    dd_store_result result = {.flag = true};
+    dd_error error;
+    bool has_to_read = parked->op == DD_TCP_WAIT_MULTI_GET;
+    dd_status status = has_to_read ? read_values(parked, &result, &error) : DD_OK;
+    answer_parked(parked, &result, value != NULL ? dd_blob_view(value) : (dd_bytes){0},
+                  status == DD_OK ? NULL : &error);
     tcp_conn_flush(conn);
+    dd_store_result_fini(&result);
 }
 
-static dd_bytes
-next_key(void *ctx)
-{
-    return dd_tcp_read_bytes(ctx);
-}
-
-static dd_bytes
-same_key(void *ctx)
-{
-    return *(dd_bytes *)ctx;
-}
-
-/* Parks the request; when the keys are there already, nothing is parked. */
-static bool
-park(tcp_conn *conn, dd_waiter_kind kind, dd_bytes (*get_key)(void *ctx), void *ctx, size_t nkeys)
+/* Parks a request that could not be answered. */
+static void
+park(tcp_conn *conn, const dd_store_request *request, dd_bytes fields)
 {
     tcp_parked *parked = conn->nparked < TCP_PARKED_MAX ? dd_mem_zalloc(sizeof *parked) : NULL;
     if (parked == NULL) {
         tcp_conn_doom(conn, "no memory for a request that waits");
-        return true;
+        return;
     }
-    *parked = (tcp_parked){.conn = conn,
-                           .tag = conn->tag,
-                           .op = (dd_tcp_op)conn->op,
-                           .waiter = {.kind = kind, .on_ready = on_parked_ready}};
+    parked->conn = conn;
+    parked->tag = conn->tag;
+    parked->op = (dd_tcp_op)conn->op;
+    parked->waiter.on_ready = on_parked_ready;
     bool is_parked = false;
+    bool has_to_read = parked->op == DD_TCP_WAIT_MULTI_GET;
     dd_error error;
-    bool is_doomed = dd_keyspace_park(&conn->server->ks, &parked->waiter, get_key, ctx, nkeys, &is_parked,
-                                      &error) != DD_OK;
-    if (is_doomed) {
-        tcp_conn_doom(conn, error.message);
+    dd_status status = has_to_read ? dd_blob_assign(&parked->fields, fields, &error) : DD_OK;
+    if (status == DD_OK) {
+        status = dd_keyspace_park_request(&conn->server->ks, &parked->waiter, request, &is_parked, &error);
     }
     if (!is_parked) {
+        dd_blob_fini(&parked->fields);
         dd_mem_free(parked);
-        return is_doomed;
+        tcp_conn_doom(conn, status != DD_OK ? error.message : "its request cannot wait");
+        return;
     }
     dd_list_push_back(&conn->parked, &parked->link);
     conn->nparked++;
     atomic_fetch_add_explicit(&conn->server->nparked, 1, memory_order_relaxed);
-    return true;
-}
-
-static void
-serve_wait(tcp_conn *conn, dd_tcp_reader *reader)
-{
-    size_t nkeys = (size_t)dd_tcp_read_count(reader);
-    if (!park(conn, DD_WAITER_KEYS, next_key, reader, nkeys)) {
-        reply_waited(conn, DD_TCP_WAIT, true, (dd_bytes){0});
-    }
-}
-
-static void
-serve_wait_get(tcp_conn *conn, dd_tcp_reader *reader)
-{
-    dd_bytes key = dd_tcp_read_bytes(reader);
-    if (!park(conn, DD_WAITER_VALUE, same_key, &key, 1)) {
-        dd_bytes value = {0};
-        (void)dd_keyspace_get(&conn->server->ks, key, &value);
-        reply_maybe(conn, 1, value);
-    }
-}
-
-static void
-serve_wait_pop(tcp_conn *conn, dd_tcp_reader *reader)
-{
-    dd_bytes key = dd_tcp_read_bytes(reader);
-    if (!park(conn, DD_WAITER_POP, same_key, &key, 1)) {
-        dd_blob value = {0};
-        (void)dd_keyspace_queue_pop(&conn->server->ks, key, &value);
-        reply_maybe(conn, 1, dd_blob_view(&value));
-        dd_blob_fini(&value);
-    }
-}
-
-static void
-serve_barrier(tcp_conn *conn, dd_tcp_reader *reader)
-{
-    dd_bytes key = dd_tcp_read_bytes(reader);
-    int64_t world_size = dd_tcp_read_i64(reader);
-    bool is_complete = false;
-    dd_error error;
-    if (dd_keyspace_barrier_arrive(&conn->server->ks, key, world_size, &is_complete, &error) != DD_OK) {
-        reply_error(conn, &error);
-    } else if (is_complete) {
-        reply_u8(conn, DD_TCP_STOP_WAITING);
-    } else {
-        /* Not complete: it parks, or dooms the connection. */
-        (void)park(conn, DD_WAITER_BARRIER, same_key, &key, 1);
-    }
 }
 
 /* The request that a CANCEL_WAIT means: the one of its tag, or the only one there can be. */
@@ -665,47 +364,106 @@ serve_cancel_wait(tcp_conn *conn, dd_tcp_reader *reader)
 {
     (void)reader;
     tcp_parked *parked = find_parked(conn);
+    dd_store_result called_off = {0};
     if (conn->is_tagged && parked != NULL) {
-        answer_parked(parked, false, (dd_bytes){0});
+        answer_parked(parked, &called_off, (dd_bytes){0}, NULL);
     } else if (!conn->is_tagged) {
         if (parked != NULL) {
             tcp_parked_end(parked);
         }
-        reply_u8(conn, DD_TCP_WAIT_CANCELED);
+        reply_result(conn, DD_TCP_CANCEL_WAIT, &called_off, (dd_bytes){0});
     }
+}
+
+/* --- operations of a store ----------------------------------------------------------------------------------- */
+
+/* "node-b (pid 77), node-c (pid 5)" */
+static dd_status
+list_refused(const dd_tcp_server *server, dd_store_result *result, dd_error *err)
+{
+    dd_status status = DD_OK;
+    for (int i = 0; i < TCP_REFUSED_MAX && server->refused[i][0] != '\0' && status == DD_OK; i++) {
+        char text[TCP_WHO_MAX + 2];
+        int len = snprintf(text, sizeof text, "%s%s", i > 0 ? ", " : "", server->refused[i]);
+        status = dd_blob_append(&result->value, text, (size_t)len, err);
+    }
+    result->flag = true;
+    return status;
+}
+
+/* `value` becomes the result's, or is borrowed from the keyspace: what is read may be large. */
+static dd_status
+answer(tcp_conn *conn, const dd_store_request *request, dd_store_result *result, dd_bytes *value,
+       bool *is_answered, dd_error *err)
+{
+    dd_tcp_server *server = conn->server;
+    dd_bytes refused = dd_bytes_of_string(DD_TCP_REFUSED_KEY);
+    dd_status status = check_reply(server, request, err);
+    if (conn->op == DD_TCP_TRY_GET && dd_bytes_equal(request->keys[0], refused)) {
+        *is_answered = true;
+        status = list_refused(server, result, err);
+    } else if (request->op == DD_STORE_GET || request->op == DD_STORE_TRY_GET) {
+        result->flag = dd_keyspace_get(&server->ks, request->keys[0], value);
+        *is_answered = result->flag || request->op == DD_STORE_TRY_GET;
+        return DD_OK;
+    } else if (status == DD_OK) {
+        status = dd_keyspace_answer(&server->ks, request, result, is_answered, err);
+    }
+    *value = dd_blob_view(&result->value);
+    *is_answered |= status == DD_QUEUE_EMPTY;
+    return status == DD_QUEUE_EMPTY ? DD_OK : status;
+}
+
+/* After the reply: what else follows from a request that was answered. */
+static void
+settle(tcp_conn *conn, const dd_store_request *request, dd_store_result *result)
+{
+    dd_tcp_server *server = conn->server;
+    if (request->op == DD_STORE_QUEUE_POP && result->flag && conn->is_doomed) {
+        /* It could not be answered: the item stays for the next who asks, if memory allows. */
+        (void)!dd_keyspace_queue_unpop(&server->ks, request->keys[0], &result->value, NULL);
+    }
+    if (request->op == DD_STORE_ADD &&
+        dd_bytes_equal(request->keys[0], dd_bytes_of_string(DD_TCP_JOIN_KEY))) {
+        char who[TCP_WHO_MAX];
+        tcp_server_note_joined(server, tcp_conn_who(conn, who), result->number);
+    }
+}
+
+/* On a failure of a MULTI_SET some are set and the rest are not, as if they had been set one by one. */
+static void
+serve_store(tcp_conn *conn, dd_bytes fields)
+{
+    dd_tcp_reader reader = {fields.data};
+    dd_tcp_op op = (dd_tcp_op)conn->op;
+    dd_tcp_request request;
+    dd_store_result result = {0};
+    dd_error error;
+    dd_bytes value = {0};
+    bool is_answered = false;
+    dd_status status = dd_tcp_read_request(&request, op, &reader, &error);
+    if (status == DD_OK) {
+        status = answer(conn, &request.request, &result, &value, &is_answered, &error);
+    }
+    if (status != DD_OK) {
+        reply_error(conn, &error);
+    } else if (is_answered) {
+        reply_result(conn, op, &result, value);
+        settle(conn, &request.request, &result);
+    } else {
+        park(conn, &request.request, fields);
+    }
+    dd_store_result_fini(&result);
+    dd_tcp_request_fini(&request);
 }
 
 /* --- dispatch ------------------------------------------------------------------------------------------------ */
 
-typedef void (*serve_fn)(tcp_conn *conn, dd_tcp_reader *reader);
-
-static const serve_fn serve_table[] = {
-    [DD_TCP_VALIDATE] = serve_validate,
-    [DD_TCP_SET] = serve_set,
-    [DD_TCP_COMPARE_SET] = serve_compare_set,
-    [DD_TCP_GET] = serve_get,
-    [DD_TCP_ADD] = serve_add,
-    [DD_TCP_CHECK] = serve_check,
-    [DD_TCP_WAIT] = serve_wait,
-    [DD_TCP_MEET] = serve_meet,
-    [DD_TCP_NUM_KEYS] = serve_num_keys,
-    [DD_TCP_DELETE_KEY] = serve_delete_key,
-    [DD_TCP_APPEND] = serve_append,
-    [DD_TCP_MULTI_GET] = serve_multi_get,
-    [DD_TCP_MULTI_SET] = serve_multi_set,
-    [DD_TCP_CANCEL_WAIT] = serve_cancel_wait,
-    [DD_TCP_PING] = serve_ping,
-    [DD_TCP_QUEUE_PUSH] = serve_queue_push,
-    [DD_TCP_QUEUE_POP] = serve_queue_pop,
-    [DD_TCP_QUEUE_LEN] = serve_queue_len,
-    [DD_TCP_LIST_KEYS] = serve_list_keys,
-    [DD_TCP_BARRIER] = serve_barrier,
-    [DD_TCP_HELLO] = serve_hello,
+/* What is of the connection and not of the store. */
+static void (*const serve_table[])(tcp_conn *conn, dd_tcp_reader *reader) = {
+    [DD_TCP_VALIDATE] = serve_validate, [DD_TCP_CANCEL_WAIT] = serve_cancel_wait,
+    [DD_TCP_PING] = serve_ping,         [DD_TCP_HELLO] = serve_hello,
     [DD_TCP_AUTH] = serve_auth,
-    [DD_TCP_TRY_GET] = serve_try_get,
-    [DD_TCP_WAIT_GET] = serve_wait_get,
-    [DD_TCP_WAIT_POP] = serve_wait_pop,
-    [DD_TCP_CHECK_EACH] = serve_check_each,
 };
 
 static bool
@@ -742,7 +500,12 @@ tcp_serve_is_allowed(const tcp_conn *conn, uint8_t op)
 }
 
 void
-tcp_serve(tcp_conn *conn, uint8_t op, dd_tcp_reader *reader)
+tcp_serve(tcp_conn *conn, uint8_t op, dd_bytes fields)
 {
-    serve_table[op](conn, reader);
+    if (dd_tcp_find_op(op)->store_op != DD_TCP_NO_STORE_OP) {
+        serve_store(conn, fields);
+    } else {
+        dd_tcp_reader reader = {fields.data};
+        serve_table[op](conn, &reader);
+    }
 }

@@ -17,8 +17,6 @@
 #define ACCEPT_RETRY_NS (100 * DD_NS_PER_MS)
 #define CURB_RETRY_NS (10 * DD_NS_PER_MS)
 #define PORT_ATTEMPTS 16
-/* More names would not fit into the message of a time-out anyway. */
-#define MAX_JOINED_NAMED ((size_t)64)
 
 struct dd_tcp_registry {
     dd_lock mu;
@@ -47,74 +45,6 @@ dd_tcp_registry_destroy(dd_tcp_registry *registry)
     }
 }
 
-/* --- joining ------------------------------------------------------------------------------------------------- */
-
-void
-tcp_server_note_joined(dd_tcp_server *server, const char *who, int64_t sum)
-{
-    dd_lock_take(&server->joined_mu);
-    server->njoined = sum;
-    /* Doubling at powers of two: the array is as large as the next power. */
-    size_t n = server->njoined_named;
-    bool has_room = n < MAX_JOINED_NAMED;
-    if (has_room && (n & (n - 1)) == 0) {
-        char(*grown)[TCP_WHO_MAX] = dd_mem_realloc(server->joined, (n > 0 ? n * 2 : 1) * TCP_WHO_MAX);
-        has_room = grown != NULL;
-        server->joined = has_room ? grown : server->joined;
-    }
-    if (has_room) {
-        snprintf(server->joined[server->njoined_named++], TCP_WHO_MAX, "%s", who);
-    }
-    pthread_cond_broadcast(&server->joined_cond);
-    dd_lock_release(&server->joined_mu);
-}
-
-static dd_status
-joined_error_locked(const dd_tcp_server *server, int64_t world_size, const dd_wait *wait, dd_error *err)
-{
-    char names[768] = "";
-    size_t used = 0;
-    for (size_t i = 0; i < server->njoined_named && used < sizeof names - TCP_WHO_MAX - 8; i++) {
-        bool is_cut = used + 2 * TCP_WHO_MAX + 8 > sizeof names && i + 1 < server->njoined_named;
-        used += (size_t)snprintf(names + used, sizeof names - used, "%s%s%s", i > 0 ? ", " : ": ",
-                                 server->joined[i], is_cut ? ", ..." : "");
-    }
-    char turned_away[128] = "";
-    if (server->nturned_away > 0) {
-        snprintf(turned_away, sizeof turned_away,
-                 "; connections were turned away %u times: this process may have %zu open files (ulimit -n)",
-                 server->nturned_away, dd_sock_fd_limit());
-    }
-    return dd_error_set(
-        err, DD_TIMED_OUT,
-        "timed out after %.3f s waiting for clients of the store on port %u. %lld/%lld clients "
-        "joined%s%s",
-        dd_wait_elapsed_s(wait), server->port, (long long)server->njoined, (long long)world_size, names,
-        turned_away);
-}
-
-dd_status
-dd_tcp_server_wait_joined(dd_tcp_server *server, int64_t world_size, const dd_wait *wait, dd_error *err)
-{
-    dd_status status = DD_OK;
-    dd_lock_take(&server->joined_mu);
-    while (status == DD_OK && server->njoined < world_size) {
-        dd_cond_wait_slice(&server->joined_cond, &server->joined_mu, wait);
-        if (server->njoined >= world_size) {
-            break;
-        }
-        if (dd_wait_is_over(wait)) {
-            status = joined_error_locked(server, world_size, wait, err);
-            break;
-        }
-        dd_lock_release(&server->joined_mu);
-        status = dd_wait_check(wait, err);
-        dd_lock_take(&server->joined_mu);
-    }
-    dd_lock_release(&server->joined_mu);
-    return status;
-}
-
 /* --- listening ----------------------------------------------------------------------------------------------- */
 
 static void
@@ -134,14 +64,6 @@ pause_listener(tcp_listener *listener, int64_t duration_ns)
     dd_loop_start_timer(&listener->server->loop, &listener->retry, dd_deadline_after(duration_ns));
 }
 
-static void
-note_turned_away(dd_tcp_server *server)
-{
-    dd_lock_take(&server->joined_mu);
-    server->nturned_away++;
-    dd_lock_release(&server->joined_mu);
-}
-
 /* False: none can be accepted for a while. */
 static bool
 survive_accept_failure(dd_tcp_server *server, int reason)
@@ -152,7 +74,7 @@ survive_accept_failure(dd_tcp_server *server, int reason)
     }
     DD_LOG(DD_LOG_INFO, "store server: port %u: cannot accept a connection (errno %d)", server->port, reason);
     if (is_out_of_fds) {
-        note_turned_away(server);
+        tcp_server_note_turned_away(server);
     }
     return false;
 }
@@ -172,7 +94,7 @@ take_in(tcp_listener *listener, int fd)
     if (is_surplus) {
         DD_LOG(DD_LOG_INFO, "store server: port %u: a connection is turned away: too many open files",
                server->port);
-        note_turned_away(server);
+        tcp_server_note_turned_away(server);
     }
     tcp_conn_open(server, fd, is_surplus);
 }
@@ -297,39 +219,24 @@ listen_on_port(dd_tcp_server *server, const dd_addr_list *list, uint16_t port, d
 }
 
 static dd_status
-resolve_for_listening(const dd_tcp_server_options *options, dd_addr_list *list, const dd_wait *wait,
-                      dd_error *err)
-{
-    if (!dd_addr_is_wildcard(options->host)) {
-        return dd_addr_resolve(options->host, options->port, list, wait, err);
-    }
-    bool is_v4_only = strcmp(options->host, "0.0.0.0") == 0;
-    return dd_addr_resolve(is_v4_only ? "0.0.0.0" : "::", options->port, list, wait, err);
-}
-
-/* A machine without IPv6 has no "::": all its addresses are "0.0.0.0" then. */
-static dd_status
-listen_on_all_v4(dd_tcp_server *server, const dd_tcp_server_options *options, const dd_wait *wait,
-                 dd_error *err)
-{
-    dd_addr_list list;
-    dd_status status = dd_addr_resolve("0.0.0.0", options->port, &list, wait, err);
-    return status == DD_OK ? listen_on_port(server, &list, options->port, err) : status;
-}
-
-static dd_status
 listen_on_host(dd_tcp_server *server, const dd_tcp_server_options *options, const dd_wait *wait,
                dd_error *err)
 {
-    dd_addr_list list;
-    dd_status status = resolve_for_listening(options, &list, wait, err);
-    if (status != DD_OK) {
-        return status;
-    }
+    /* A machine without IPv6 has no "::": all its addresses are "0.0.0.0" then. */
+    bool is_all = dd_addr_is_wildcard(options->host) && strcmp(options->host, "0.0.0.0") != 0;
+    const char *hosts[] = {is_all ? "::" : options->host, "0.0.0.0"};
     dd_error failure = {0};
-    status = listen_on_port(server, &list, options->port, &failure);
-    if (status != DD_OK && dd_addr_is_wildcard(options->host) && is_address_absent(&failure)) {
-        status = listen_on_all_v4(server, options, wait, &failure);
+    dd_status status = DD_OK;
+    for (int i = 0; i < (is_all ? 2 : 1); i++) {
+        dd_addr_list list;
+        status = dd_addr_resolve(hosts[i], options->port, &list, wait, err);
+        if (status != DD_OK) {
+            return status;
+        }
+        status = listen_on_port(server, &list, options->port, &failure);
+        if (status == DD_OK || !is_address_absent(&failure)) {
+            break;
+        }
     }
     if (status != DD_OK) {
         (void)dd_error_copy(err, &failure);

@@ -1,5 +1,5 @@
-/* What the files of the TCPStore server share: tcp_server.c (life, listening, joining), tcp_conn.c (one connection's
- * bytes), tcp_strangers.c (those that are not known yet) and tcp_serve.c (what each operation does).
+/* What the files of the TCPStore server share: tcp_server.c (life, listening), tcp_conn.c (one connection's
+ * bytes), tcp_strangers.c (those that are not known yet), tcp_serve.c (what each operation does) and tcp_joined.c.
  *
  * Everything marked "loop" belongs to the server's thread once it runs. A connection that has to go is doomed at once
  * and buried (closed and freed) at the end of the event, since whoever doomed it may be deep inside the keyspace. */
@@ -11,7 +11,7 @@
 #include "net/addr.h"
 #include "net/auth.h"
 #include "net/loop.h"
-#include "store/keyspace.h"
+#include "store/keyspace_answer.h"
 #include "store/tcp_protocol.h"
 #include "store/tcp_server.h"
 
@@ -68,7 +68,8 @@ typedef struct tcp_parked {
     tcp_conn *conn;
     dd_tcp_op op;
     uint32_t tag;
-    dd_waiter waiter;
+    dd_key_waiter waiter;
+    dd_blob fields; /* of WAIT_MULTI_GET, which reads them again */
 } tcp_parked;
 
 /* More are nonsense: a client has one for each of its threads that waits. */
@@ -135,8 +136,12 @@ dd_status tcp_server_create(dd_tcp_server **out, const dd_tcp_server_options *op
                             dd_error *err) DD_MUST_CHECK;
 void tcp_server_free(dd_tcp_server *server);
 
+/* tcp_joined.c */
+
 /* `sum` is the value of the join key now. */
 void tcp_server_note_joined(dd_tcp_server *server, const char *who, int64_t sum);
+/* A connection, for want of descriptors. */
+void tcp_server_note_turned_away(dd_tcp_server *server);
 
 /* tcp_strangers.c; loop only */
 
@@ -172,6 +177,6 @@ void tcp_parked_end(tcp_parked *parked);
 
 /* Whether the connection's state allows the operation; it is then served with its fields. */
 bool tcp_serve_is_allowed(const tcp_conn *conn, uint8_t op);
-void tcp_serve(tcp_conn *conn, uint8_t op, dd_tcp_reader *reader);
+void tcp_serve(tcp_conn *conn, uint8_t op, dd_bytes fields);
 
 #endif

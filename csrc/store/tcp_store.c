@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-dd_status
+static dd_status
 tcp_clone(dd_store *head, dd_store **other, const dd_wait *wait, dd_error *err)
 {
     tcp_store *store = tcp_store_of(head);
@@ -22,7 +22,7 @@ tcp_clone(dd_store *head, dd_store **other, const dd_wait *wait, dd_error *err)
     return dd_tcp_store_open(other, &options, wait, err);
 }
 
-void
+static void
 tcp_destroy(dd_store *head)
 {
     tcp_store *store = tcp_store_of(head);
@@ -40,6 +40,16 @@ tcp_destroy(dd_store *head)
     dd_mem_free(store->host);
     dd_mem_free(store);
 }
+
+static const dd_store_ops tcp_store_ops = {
+    .kind = "TCPStore",
+    DD_STORE_OPS_BY_RUN(tcp_run),
+    .clone = tcp_clone,
+    .has_extended_api = dd_store_extended_api_yes,
+    .get_timeout_ns = dd_store_head_get_timeout_ns,
+    .set_timeout_ns = dd_store_head_set_timeout_ns,
+    .destroy = tcp_destroy,
+};
 
 static dd_status
 create_store(tcp_store **out, const dd_tcp_store_options *options, dd_error *err)
@@ -79,7 +89,7 @@ static dd_status
 open_first_link(tcp_store *store, const dd_wait *wait, dd_error *err)
 {
     tcp_link *link;
-    dd_status status = tcp_store_create_link(store, &link, wait, err);
+    dd_status status = tcp_plain_create_link(store, &link, wait, err);
     if (status == DD_OK && store->target.is_extended) {
         store->link = link;
     } else if (status == DD_OK) {
@@ -92,11 +102,10 @@ open_first_link(tcp_store *store, const dd_wait *wait, dd_error *err)
 static dd_status
 join(tcp_store *store, const dd_wait *wait, dd_error *err)
 {
-    tcp_operation operation = {store, "joining", wait, err};
     dd_bytes key = dd_bytes_of_string(DD_TCP_JOIN_KEY);
-    int64_t njoined;
-    return tcp_ask_number(&operation, DD_TCP_ADD,
-                          &(tcp_fields){.keys = &key, .number = 1, .is_internal = true}, &njoined);
+    dd_store_request request = {.op = DD_STORE_ADD, .keys = &key, .nkeys = 1, .number = 1};
+    dd_store_result result = {0};
+    return tcp_ask_internal(store, &request, &result, "joining", wait, err);
 }
 
 dd_status
@@ -183,9 +192,15 @@ dd_tcp_store_refused(dd_store *store, dd_blob *who, const dd_wait *wait, dd_erro
     if (self == NULL || !self->target.is_extended) {
         return DD_OK;
     }
-    tcp_operation operation = {self, "asking who was refused", wait, err};
     dd_bytes key = dd_bytes_of_string(DD_TCP_REFUSED_KEY);
-    bool is_known;
-    return tcp_ask_maybe(&operation, DD_TCP_TRY_GET, &(tcp_fields){.keys = &key, .is_internal = true}, who,
-                         &is_known);
+    dd_store_request request = {.op = DD_STORE_TRY_GET, .keys = &key, .nkeys = 1};
+    dd_store_result result = {0};
+    dd_status status = tcp_ask_internal(self, &request, &result, "asking who was refused", wait, err);
+    if (status == DD_OK) {
+        dd_blob_fini(who);
+        *who = result.value;
+        return DD_OK;
+    }
+    dd_store_result_fini(&result);
+    return status;
 }

@@ -11,6 +11,15 @@
 #define ANSWER_MAX_BYTES (UINT64_C(1) << 42)
 #define KEEP_BYTES ((size_t)64 << 10)
 
+/* A request under way; guarded by the store's mu once it is sent. */
+typedef struct tcp_call {
+    dd_list unanswered;
+    uint32_t tag; /* 0: it was not sent */
+    uint64_t end; /* sent when the store's nsent is so much */
+    bool is_answered;
+    dd_blob answer;
+} tcp_call;
+
 static void
 swap(dd_blob *a, dd_blob *b)
 {
@@ -60,29 +69,26 @@ queue_locked(tcp_store *store, dd_blob *request, dd_error *err)
     return status;
 }
 
-dd_status
-tcp_tagged_send(tcp_call *call)
+static dd_status
+send_request(tcp_store *store, tcp_call *call, dd_blob *request, dd_error *err)
 {
-    tcp_store *store = call->operation->store;
-    dd_error *err = call->operation->err;
-    call->is_answered = false;
     dd_lock_take(&store->mu);
     dd_status status = tcp_store_check_dead_locked(store, err);
     if (status == DD_OK) {
         call->tag = ++store->last_tag;
-        memcpy(call->request.data, &call->tag, sizeof call->tag);
+        memcpy(request->data, &call->tag, sizeof call->tag);
         dd_list_push_back(&store->unanswered, &call->unanswered);
-        status = queue_locked(store, &call->request, err);
+        status = queue_locked(store, request, err);
         call->end = store->nqueued;
     }
     dd_lock_release(&store->mu);
     return status;
 }
 
-dd_status
-tcp_tagged_cancel(tcp_call *call)
+/* Asks the server to call the request off, if it waits still. */
+static dd_status
+send_cancel(tcp_store *store, tcp_call *call)
 {
-    tcp_store *store = call->operation->store;
     dd_blob request = {0};
     dd_tcp_writer writer;
     dd_tcp_writer_init(&writer, &request, NULL);
@@ -236,10 +242,10 @@ wait_for_reader_locked(tcp_store *store, const tcp_call *call, const dd_wait *wa
     return call->is_answered ? DD_OK : status;
 }
 
-dd_status
-tcp_tagged_await(tcp_call *call, const dd_wait *wait, dd_error *err)
+/* On any failure it can be waited for again. */
+static dd_status
+await_answer(tcp_store *store, tcp_call *call, const dd_wait *wait, dd_error *err)
 {
-    tcp_store *store = call->operation->store;
     dd_status status = DD_OK;
     dd_lock_take(&store->mu);
     while (!call->is_answered && status == DD_OK) {
@@ -258,16 +264,38 @@ tcp_tagged_await(tcp_call *call, const dd_wait *wait, dd_error *err)
     return status;
 }
 
-void
-tcp_tagged_end(tcp_call *call)
+static void
+forget(tcp_store *store, tcp_call *call)
 {
-    tcp_store *store = call->operation->store;
+    dd_lock_take(&store->mu);
     if (call->tag != 0 && !call->is_answered) {
-        dd_lock_take(&store->mu);
-        if (!call->is_answered) {
-            dd_list_remove(&call->unanswered);
-        }
-        dd_lock_release(&store->mu);
+        dd_list_remove(&call->unanswered);
     }
-    dd_blob_fini(&call->answer);
+    dd_lock_release(&store->mu);
+}
+
+dd_status
+tcp_tagged_ask(tcp_store *store, tcp_exchange *exchange, const dd_wait *wait, dd_error *err)
+{
+    tcp_call call = {.tag = 0};
+    dd_status status = send_request(store, &call, &exchange->request, err);
+    if (status == DD_OK) {
+        status = await_answer(store, &call, wait, err);
+    }
+    bool is_late = status == DD_NETWORK_TIMED_OUT || status == DD_INTERRUPTED;
+    if (is_late && dd_tcp_op_waits(exchange->row)) {
+        dd_wait patience = dd_wait_after(TCP_ANSWER_NS);
+        bool is_answered =
+            send_cancel(store, &call) == DD_OK && await_answer(store, &call, &patience, NULL) == DD_OK;
+        status = status == DD_NETWORK_TIMED_OUT && is_answered ? DD_OK : status;
+    }
+    forget(store, &call);
+    exchange->answer = call.answer;
+    if (call.answer.len > 0) {
+        dd_status reported = tcp_answer_read(dd_blob_view(&call.answer), exchange->row->op, exchange->repeats,
+                                             &exchange->reply, status == DD_OK ? err : NULL);
+        exchange->reply.at = reported == DD_OK ? exchange->reply.at : NULL;
+        status = status == DD_OK ? reported : status;
+    }
+    return status;
 }

@@ -10,7 +10,7 @@
 
 /* A waiter that remembers how it was told. */
 typedef struct probe {
-    dd_waiter waiter;
+    dd_key_waiter waiter;
     int ntold;
     int order; /* when, among all probes of a test */
     int *clock;
@@ -19,9 +19,10 @@ typedef struct probe {
 } probe;
 
 static void
-on_probe_ready(dd_waiter *waiter, dd_bytes value)
+on_probe_ready(dd_key_waiter *waiter, dd_blob *given)
 {
     probe *self = DD_CONTAINER_OF(waiter, probe, waiter);
+    dd_bytes value = given != NULL ? dd_blob_view(given) : (dd_bytes){0};
     self->ntold++;
     self->order = self->clock != NULL ? ++*self->clock : 0;
     self->value_len = value.len;
@@ -31,29 +32,21 @@ on_probe_ready(dd_waiter *waiter, dd_bytes value)
     CHECK(waiter->links == NULL && waiter->nlinks == 0);
 }
 
-typedef struct key_list {
-    const char *const *keys;
-    size_t next;
-} key_list;
-
-static dd_bytes
-next_key(void *ctx)
-{
-    key_list *list = ctx;
-    return dd_bytes_of_string(list->keys[list->next++]);
-}
-
 static dd_status
-park(dd_keyspace *ks, probe *p, dd_waiter_kind kind, size_t nkeys, const char *const *keys, bool *is_parked)
+park(dd_keyspace *ks, probe *p, dd_key_waiter_kind kind, size_t nkeys, const char *const *keys,
+     bool *is_parked)
 {
-    key_list list = {keys, 0};
+    dd_bytes views[8];
+    for (size_t i = 0; i < nkeys; i++) {
+        views[i] = dd_bytes_of_string(keys[i]);
+    }
     p->waiter.kind = kind;
     p->waiter.on_ready = on_probe_ready;
-    return dd_keyspace_park(ks, &p->waiter, next_key, &list, nkeys, is_parked, check_err());
+    return dd_keyspace_park(ks, &p->waiter, views, nkeys, is_parked, check_err());
 }
 
 static bool
-park_on(dd_keyspace *ks, probe *p, dd_waiter_kind kind, const char *key)
+park_on(dd_keyspace *ks, probe *p, dd_key_waiter_kind kind, const char *key)
 {
     bool is_parked = false;
     CHECK_OK(park(ks, p, kind, 1, &key, &is_parked));
@@ -137,7 +130,7 @@ TEST(next_key_skips_what_has_no_value)
             CHECK_OK(dd_keyspace_queue_push(&ks, dd_bytes_of_string(key), BYTES("v"), check_err()));
         }
     }
-    CHECK(park_on(&ks, &p, DD_WAITER_KEYS, "waited for"));
+    CHECK(park_on(&ks, &p, DD_KEY_WAITER_KEYS, "waited for"));
     const dd_map_node *cursor = NULL;
     dd_bytes key;
     int count = 0;
@@ -163,15 +156,15 @@ TEST(entries_leave_nothing_behind)
     bool is_parked = false;
     const char *const keys[] = {"a", "b", "a"};
     dd_keyspace_init(&ks);
-    CHECK_OK(park(&ks, &p, DD_WAITER_KEYS, 3, keys, &is_parked));
+    CHECK_OK(park(&ks, &p, DD_KEY_WAITER_KEYS, 3, keys, &is_parked));
     CHECK(is_parked);
     CHECK_INT(ks.entries.count, 2);
     CHECK(!dd_keyspace_has(&ks, BYTES("a")));
     dd_keyspace_unpark(&ks, &p.waiter);
     CHECK_INT(ks.entries.count, 0);
     dd_keyspace_unpark(&ks, &p.waiter);
-    for (int kind = 0; kind <= DD_WAITER_BARRIER; kind++) {
-        CHECK(park_on(&ks, &p, (dd_waiter_kind)kind, "k"));
+    for (int kind = 0; kind <= DD_KEY_WAITER_BARRIER; kind++) {
+        CHECK(park_on(&ks, &p, (dd_key_waiter_kind)kind, "k"));
         dd_keyspace_unpark(&ks, &p.waiter);
         CHECK_INT(ks.entries.count, 0);
     }
@@ -180,12 +173,12 @@ TEST(entries_leave_nothing_behind)
     dd_blob_fini(&item);
     CHECK_INT(ks.entries.count, 0);
     CHECK(!dd_keyspace_queue_pop(&ks, BYTES("q"), &item));
-    CHECK(park_on(&ks, &p, DD_WAITER_POP, "q"));
+    CHECK(park_on(&ks, &p, DD_KEY_WAITER_POP, "q"));
     PUSH(&ks, "q", "1");
     CHECK_INT(p.ntold, 1);
     CHECK_INT(ks.entries.count, 0);
     SET(&ks, "k", "v");
-    CHECK(park_on(&ks, &p, DD_WAITER_POP, "k"));
+    CHECK(park_on(&ks, &p, DD_KEY_WAITER_POP, "k"));
     CHECK(dd_keyspace_delete(&ks, BYTES("k")));
     CHECK_INT(ks.entries.count, 1);
     dd_keyspace_unpark(&ks, &p.waiter);
@@ -202,18 +195,18 @@ TEST(nothing_is_parked_when_all_is_there)
     dd_keyspace_init(&ks);
     SET(&ks, "value", "");
     PUSH(&ks, "queue", "");
-    CHECK_OK(park(&ks, &p, DD_WAITER_KEYS, 0, NULL, &is_parked));
+    CHECK_OK(park(&ks, &p, DD_KEY_WAITER_KEYS, 0, NULL, &is_parked));
     CHECK(!is_parked);
-    CHECK_OK(park(&ks, &p, DD_WAITER_KEYS, 2, keys, &is_parked));
+    CHECK_OK(park(&ks, &p, DD_KEY_WAITER_KEYS, 2, keys, &is_parked));
     CHECK(!is_parked);
-    CHECK(!park_on(&ks, &p, DD_WAITER_VALUE, "value"));
-    CHECK(!park_on(&ks, &p, DD_WAITER_POP, "queue"));
+    CHECK(!park_on(&ks, &p, DD_KEY_WAITER_VALUE, "value"));
+    CHECK(!park_on(&ks, &p, DD_KEY_WAITER_POP, "queue"));
     CHECK_INT(p.ntold, 0);
-    CHECK(park_on(&ks, &p, DD_WAITER_VALUE, "queue"));
+    CHECK(park_on(&ks, &p, DD_KEY_WAITER_VALUE, "queue"));
     dd_keyspace_unpark(&ks, &p.waiter);
-    CHECK(park_on(&ks, &p, DD_WAITER_POP, "value"));
+    CHECK(park_on(&ks, &p, DD_KEY_WAITER_POP, "value"));
     dd_keyspace_unpark(&ks, &p.waiter);
-    CHECK(park_on(&ks, &p, DD_WAITER_BARRIER, "value"));
+    CHECK(park_on(&ks, &p, DD_KEY_WAITER_BARRIER, "value"));
     dd_keyspace_unpark(&ks, &p.waiter);
     CHECK_INT(ks.entries.count, 2);
     dd_keyspace_fini(&ks);
@@ -258,11 +251,11 @@ TEST(every_way_to_a_value_tells)
         probe pop = {0};
         probe barrier = {0};
         dd_keyspace_init(&ks);
-        CHECK(park_on(&ks, &keys[0], DD_WAITER_KEYS, "k"));
-        CHECK(park_on(&ks, &keys[1], DD_WAITER_KEYS, "k"));
-        CHECK(park_on(&ks, &value, DD_WAITER_VALUE, "k"));
-        CHECK(park_on(&ks, &pop, DD_WAITER_POP, "k"));
-        CHECK(park_on(&ks, &barrier, DD_WAITER_BARRIER, "k"));
+        CHECK(park_on(&ks, &keys[0], DD_KEY_WAITER_KEYS, "k"));
+        CHECK(park_on(&ks, &keys[1], DD_KEY_WAITER_KEYS, "k"));
+        CHECK(park_on(&ks, &value, DD_KEY_WAITER_VALUE, "k"));
+        CHECK(park_on(&ks, &pop, DD_KEY_WAITER_POP, "k"));
+        CHECK(park_on(&ks, &barrier, DD_KEY_WAITER_BARRIER, "k"));
         CHECK_OK(mutations[i](&ks, BYTES("k")));
         CHECK_OK(mutations[i](&ks, BYTES("k")));
         CHECK(keys[0].ntold == 1 && keys[1].ntold == 1 && value.ntold == 1);
@@ -283,7 +276,7 @@ TEST(compare_set_that_stores_nothing_tells_nobody)
     probe p = {0};
     dd_bytes value;
     dd_keyspace_init(&ks);
-    CHECK(park_on(&ks, &p, DD_WAITER_KEYS, "k"));
+    CHECK(park_on(&ks, &p, DD_KEY_WAITER_KEYS, "k"));
     CHECK_OK(dd_keyspace_compare_set(&ks, BYTES("k"), BYTES("x"), BYTES("y"), &value, check_err()));
     CHECK_TEXT(value, "x");
     CHECK_INT(p.ntold, 0);
@@ -298,11 +291,11 @@ TEST(pushed_item_goes_to_the_longest_waiting)
     probe pops[3] = {0};
     probe keys[2] = {0};
     dd_keyspace_init(&ks);
-    CHECK(park_on(&ks, &keys[0], DD_WAITER_KEYS, "q"));
+    CHECK(park_on(&ks, &keys[0], DD_KEY_WAITER_KEYS, "q"));
     for (int i = 0; i < 3; i++) {
-        CHECK(park_on(&ks, &pops[i], DD_WAITER_POP, "q"));
+        CHECK(park_on(&ks, &pops[i], DD_KEY_WAITER_POP, "q"));
     }
-    CHECK(park_on(&ks, &keys[1], DD_WAITER_KEYS, "q"));
+    CHECK(park_on(&ks, &keys[1], DD_KEY_WAITER_KEYS, "q"));
     PUSH(&ks, "q", "first");
     CHECK(pops[0].ntold == 1 && pops[1].ntold == 0 && pops[2].ntold == 0);
     CHECK_BYTES(dd_bytes_of(pops[0].value, pops[0].value_len), BYTES("first"));
@@ -344,8 +337,8 @@ TEST(unpop_restores_the_head)
             dd_blob_fini(&item);
         }
     }
-    CHECK(park_on(&ks, &keys, DD_WAITER_KEYS, "q"));
-    CHECK(park_on(&ks, &pop, DD_WAITER_POP, "q"));
+    CHECK(park_on(&ks, &keys, DD_KEY_WAITER_KEYS, "q"));
+    CHECK(park_on(&ks, &pop, DD_KEY_WAITER_POP, "q"));
     CHECK_OK(dd_keyspace_queue_unpop(&ks, BYTES("q"), &item, check_err()));
     CHECK(pop.ntold == 1 && keys.ntold == 0);
     CHECK_TEXT(dd_blob_view(&item), "2");
@@ -365,7 +358,7 @@ TEST(told_once_whatever_the_order)
         bool is_parked = false;
         dd_keyspace_init(&ks);
         SET(&ks, "there", "");
-        CHECK_OK(park(&ks, &p, DD_WAITER_KEYS, 5, keys, &is_parked));
+        CHECK_OK(park(&ks, &p, DD_KEY_WAITER_KEYS, 5, keys, &is_parked));
         CHECK(is_parked);
         for (int j = 0; j < 3; j++) {
             CHECK_INT(p.ntold, 0);
@@ -390,8 +383,8 @@ TEST(key_that_goes_away_counts_as_missing_again)
     const char *const names[] = {"a", "b"};
     dd_keyspace_init(&ks);
     SET(&ks, "a", "1");
-    CHECK_OK(park(&ks, &keys, DD_WAITER_KEYS, 2, names, &is_parked));
-    CHECK_OK(park(&ks, &values, DD_WAITER_VALUE, 2, names, &is_parked));
+    CHECK_OK(park(&ks, &keys, DD_KEY_WAITER_KEYS, 2, names, &is_parked));
+    CHECK_OK(park(&ks, &values, DD_KEY_WAITER_VALUE, 2, names, &is_parked));
     PUSH(&ks, "a", "item");
     CHECK(dd_keyspace_delete(&ks, BYTES("a")));
     SET(&ks, "b", "1");
@@ -400,7 +393,7 @@ TEST(key_that_goes_away_counts_as_missing_again)
     CHECK_INT(values.ntold, 1);
     CHECK_BYTES(dd_bytes_of(values.value, values.value_len), BYTES("last"));
     CHECK(dd_keyspace_delete(&ks, BYTES("b")));
-    CHECK_OK(park(&ks, &keys, DD_WAITER_KEYS, 2, names, &is_parked));
+    CHECK_OK(park(&ks, &keys, DD_KEY_WAITER_KEYS, 2, names, &is_parked));
     CHECK(dd_keyspace_delete(&ks, BYTES("a")));
     CHECK(dd_keyspace_queue_pop(&ks, BYTES("a"), &item));
     SET(&ks, "b", "1");
@@ -412,12 +405,12 @@ TEST(key_that_goes_away_counts_as_missing_again)
 }
 
 typedef struct mortal {
-    dd_waiter waiter;
+    dd_key_waiter waiter;
     int *nfreed;
 } mortal;
 
 static void
-on_ready_free(dd_waiter *waiter, dd_bytes value)
+on_ready_free(dd_key_waiter *waiter, dd_blob *value)
 {
     mortal *self = DD_CONTAINER_OF(waiter, mortal, waiter);
     (void)value;
@@ -427,21 +420,20 @@ on_ready_free(dd_waiter *waiter, dd_bytes value)
 
 TEST(waiters_may_be_freed_when_told)
 {
-    static const dd_waiter_kind kinds[] = {DD_WAITER_KEYS, DD_WAITER_VALUE, DD_WAITER_KEYS,
-                                           DD_WAITER_BARRIER};
-    const char *const keys[] = {"k", "k"};
+    static const dd_key_waiter_kind kinds[] = {DD_KEY_WAITER_KEYS, DD_KEY_WAITER_VALUE, DD_KEY_WAITER_KEYS,
+                                               DD_KEY_WAITER_BARRIER};
+    const dd_bytes keys[] = {BYTES("k"), BYTES("k")};
     dd_keyspace ks;
     int nfreed = 0;
     dd_keyspace_init(&ks);
     for (size_t i = 0; i < 4; i++) {
         mortal *m = calloc(1, sizeof *m);
         bool is_parked = false;
-        key_list list = {keys, 0};
         REQUIRE(m != NULL);
         m->nfreed = &nfreed;
         m->waiter.kind = kinds[i];
         m->waiter.on_ready = on_ready_free;
-        CHECK_OK(dd_keyspace_park(&ks, &m->waiter, next_key, &list, kinds[i] == DD_WAITER_BARRIER ? 1 : 2,
+        CHECK_OK(dd_keyspace_park(&ks, &m->waiter, keys, kinds[i] == DD_KEY_WAITER_BARRIER ? 1 : 2,
                                   &is_parked, check_err()));
         CHECK(is_parked);
     }
@@ -458,11 +450,11 @@ TEST(barriers)
     probe value = {0};
     bool is_complete = true;
     dd_keyspace_init(&ks);
-    CHECK(park_on(&ks, &value, DD_WAITER_VALUE, "b"));
+    CHECK(park_on(&ks, &value, DD_KEY_WAITER_VALUE, "b"));
     for (int i = 0; i < 2; i++) {
         CHECK_OK(dd_keyspace_barrier_arrive(&ks, BYTES("b"), 3, &is_complete, check_err()));
         CHECK(!is_complete);
-        CHECK(park_on(&ks, &waiters[i], DD_WAITER_BARRIER, "b"));
+        CHECK(park_on(&ks, &waiters[i], DD_KEY_WAITER_BARRIER, "b"));
     }
     CHECK_INT(value.ntold, 1);
     CHECK_INT(waiters[0].ntold, 0);
@@ -488,7 +480,7 @@ TEST(barriers)
 
 typedef struct model_waiter {
     bool is_parked;
-    dd_waiter_kind kind;
+    dd_key_waiter_kind kind;
     int keys[3];
     int nkeys;
     long since;
@@ -510,16 +502,16 @@ static const char *const model_values[] = {
 #define NVALUES (sizeof model_values / sizeof model_values[0])
 
 static bool
-model_key_is_ready(const model *m, dd_waiter_kind kind, int key)
+model_key_is_ready(const model *m, dd_key_waiter_kind kind, int key)
 {
     switch (kind) {
-    case DD_WAITER_KEYS:
+    case DD_KEY_WAITER_KEYS:
         return m->has_value[key] || m->nitems[key] > 0;
-    case DD_WAITER_VALUE:
+    case DD_KEY_WAITER_VALUE:
         return m->has_value[key];
-    case DD_WAITER_POP:
+    case DD_KEY_WAITER_POP:
         return m->nitems[key] > 0;
-    case DD_WAITER_BARRIER:
+    case DD_KEY_WAITER_BARRIER:
         break;
     }
     return false;
@@ -541,7 +533,7 @@ model_tell(model *m)
 {
     for (int i = 0; i < NPROBES; i++) {
         model_waiter *w = &m->waiters[i];
-        if (w->is_parked && w->kind != DD_WAITER_POP && model_is_ready(m, w)) {
+        if (w->is_parked && w->kind != DD_KEY_WAITER_POP && model_is_ready(m, w)) {
             w->is_parked = false;
             w->ntold++;
         }
@@ -580,7 +572,7 @@ model_push(model *m, int key, const char *value)
     model_waiter *first = NULL;
     for (int i = 0; i < NPROBES; i++) {
         model_waiter *w = &m->waiters[i];
-        if (w->is_parked && w->kind == DD_WAITER_POP && w->keys[0] == key &&
+        if (w->is_parked && w->kind == DD_KEY_WAITER_POP && w->keys[0] == key &&
             (first == NULL || w->since < first->since)) {
             first = w;
         }
@@ -655,8 +647,8 @@ step_park(run *r)
     }
     const char *keys[3];
     bool is_parked = false;
-    w->kind = (dd_waiter_kind)pick(r, 4);
-    w->nkeys = w->kind <= DD_WAITER_VALUE ? pick(r, 4) : 1;
+    w->kind = (dd_key_waiter_kind)pick(r, 4);
+    w->nkeys = w->kind <= DD_KEY_WAITER_VALUE ? pick(r, 4) : 1;
     for (int j = 0; j < w->nkeys; j++) {
         w->keys[j] = pick(r, NKEYS);
         keys[j] = model_keys[w->keys[j]];
@@ -715,7 +707,7 @@ step_barrier(run *r, int key)
     CHECK_INT(is_complete, status == DD_OK && count >= world_size);
     for (int i = 0; i < NPROBES && is_complete; i++) {
         model_waiter *w = &r->m.waiters[i];
-        if (w->is_parked && w->kind == DD_WAITER_BARRIER && w->keys[0] == key) {
+        if (w->is_parked && w->kind == DD_KEY_WAITER_BARRIER && w->keys[0] == key) {
             w->is_parked = false;
             w->ntold++;
         }
@@ -863,7 +855,7 @@ TEST(park_without_memory_leaves_nothing)
     SET(&ks, "there", "");
     for (long nth = 0; status != DD_OK && nth < 20; nth++) {
         (void)dd_mem_fail_after(nth);
-        status = park(&ks, &p, DD_WAITER_KEYS, 4, keys, &is_parked);
+        status = park(&ks, &p, DD_KEY_WAITER_KEYS, 4, keys, &is_parked);
         (void)dd_mem_fail_after(-1);
         if (status != DD_OK) {
             CHECK_INT(status, DD_OUT_OF_MEMORY);
@@ -886,7 +878,7 @@ TEST(many_waiters_on_one_key)
     REQUIRE(probes != NULL);
     dd_keyspace_init(&ks);
     for (int i = 0; i < COUNT; i++) {
-        CHECK(park_on(&ks, &probes[i], DD_WAITER_KEYS, "go"));
+        CHECK(park_on(&ks, &probes[i], DD_KEY_WAITER_KEYS, "go"));
     }
     for (int i = 0; i < COUNT; i += 2) {
         dd_keyspace_unpark(&ks, &probes[i].waiter);

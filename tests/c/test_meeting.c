@@ -4,7 +4,7 @@
 #include "core/thread.h"
 #include "store/keyspace.h"
 #include "store/meeting_internal.h"
-#include "store/tcp_store.h"
+#include "store/tcp_client_internal.h"
 #include "transport/card.h"
 
 #include <netinet/in.h>
@@ -103,6 +103,14 @@ typedef struct place {
     dd_store_ops by_keys;
 } place;
 
+static dd_status
+run_by_keys(dd_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
+            dd_error *err)
+{
+    return request->op == DD_STORE_MEET ? dd_store_run_generic(store, request, result, wait, err)
+                                        : tcp_run(store, request, result, wait, err);
+}
+
 static void
 place_open(place *p, int size)
 {
@@ -121,7 +129,7 @@ place_open(place *p, int size)
     }
     p->in_one = *p->native[0]->ops;
     p->by_keys = p->in_one;
-    p->by_keys.meet = NULL;
+    p->by_keys.run = run_by_keys;
 }
 
 static void
@@ -260,6 +268,36 @@ TEST(a_server_takes_no_nonsense)
         CHECK_INT(reply.state, i < 2 ? DD_MEET_AGAIN : DD_MEET_WAITING);
     }
     CHECK_INT(reply.generation, 40);
+    dd_blob_fini(&reply.value);
+    dd_keyspace_fini(&ks);
+}
+
+/* What is left of a meeting does not grow with its ranks; who comes to it late goes on to the next one. */
+TEST(keys_of_ranks_go_with_the_meeting)
+{
+    enum { SIZE = 5 };
+    dd_keyspace ks;
+    dd_keyspace_init(&ks);
+    for (int rank = 0; rank < SIZE; rank++) {
+        char published[32];
+        snprintf(published, sizeof published, "nonce-%02d#%d", rank, rank);
+        dd_meet_reply reply = {0};
+        dd_meet_request request = {
+            .place = BYTES("place"), .rank = rank, .size = SIZE, .published = dd_bytes_of_string(published)};
+        CHECK_OK(dd_keyspace_meet(&ks, &request, &reply, check_err()));
+        CHECK_INT(reply.state, rank < SIZE - 1 ? DD_MEET_WAITING : DD_MEET_ENDED);
+        dd_blob_fini(&reply.value);
+    }
+    CHECK_INT(ks.nvalues, 4); /* how it has ended, the count, the size; and which one is next */
+    /* This rank has read the generation before it was moved on. */
+    CHECK(dd_keyspace_delete(&ks, BYTES("place/generation")));
+    dd_meet_reply reply = {0};
+    dd_meet_request late = {
+        .place = BYTES("place"), .rank = 2, .size = SIZE, .published = BYTES("anothernonce")};
+    CHECK_OK(dd_keyspace_meet(&ks, &late, &reply, check_err()));
+    CHECK_INT(reply.state, DD_MEET_WAITING);
+    CHECK_INT(reply.generation, 1);
+    CHECK(reply.has_come);
     dd_blob_fini(&reply.value);
     dd_keyspace_fini(&ks);
 }
@@ -505,7 +543,7 @@ meet_by_keys(int size)
         dd_meet_request request = request_of(rank, size, &published);
         dd_meet_reply reply = {0};
         counted.now = (traffic){0};
-        CHECK_OK(dd_store_meet(&counted.head, &request, &reply, &wait, check_err()));
+        CHECK_OK(dd_store_meet_by_keys(&counted.head, &request, &reply, &wait, check_err()));
         end_nbytes = reply.value.len;
         add_up(&total, counted.now, rank == size - 1);
         dd_blob_fini(&reply.value);

@@ -15,7 +15,7 @@ typedef struct op_row {
 } op_row;
 
 static const op_row ops[] = {
-#define OP_ROW(name, number, request, reply) {DD_TCP_##name, #name, request, reply},
+#define OP_ROW(name, number, request, reply, ...) {DD_TCP_##name, #name, request, reply},
     DD_TCP_OP_LIST(OP_ROW)
 #undef OP_ROW
 };
@@ -193,7 +193,6 @@ TEST(every_message_cut_at_every_byte)
                 round_trip(ops[i].reply, 1, counts[k], 1);
             }
         }
-        CHECK_BYTES(dd_bytes_of_string(dd_tcp_op_name(ops[i].op)), dd_bytes_of_string(ops[i].name));
         if (check_failures() > 0) {
             fprintf(stderr, "    in %s\n", ops[i].name);
             return;
@@ -217,8 +216,7 @@ TEST(numbers_that_are_no_operation)
         for (size_t i = 0; i < NOPS; i++) {
             is_known = is_known || (unsigned)ops[i].op == number;
         }
-        CHECK((dd_tcp_request_pattern((uint8_t)number) != NULL) == is_known);
-        CHECK((strcmp(dd_tcp_op_name((dd_tcp_op)number), "?") == 0) == !is_known);
+        CHECK((dd_tcp_find_op(number) != NULL) == is_known);
     }
 }
 

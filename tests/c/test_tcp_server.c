@@ -399,8 +399,7 @@ TEST(forbidden_bytes_end_the_connection_alone)
     uint16_t port = dd_tcp_server_port(server);
     int good = raw_open(port);
     for (int op = 0; op < 256; op++) {
-        bool is_fine =
-            dd_tcp_request_pattern((uint8_t)op) != NULL && op != DD_TCP_VALIDATE && op < DD_TCP_AUTH;
+        bool is_fine = dd_tcp_find_op((unsigned)op) != NULL && op != DD_TCP_VALIDATE && op < DD_TCP_AUTH;
         int fd = raw_open(port);
         if (!is_fine) {
             raw_ask(fd, op, "");
@@ -540,13 +539,12 @@ TEST(silent_connections_make_room)
 /* --- extended connections ------------------------------------------------------------------------------------ */
 
 static int
-open_extended(uint16_t port)
+open_extended_within(uint16_t port, dd_tcp_limits limits)
 {
     int fd = raw_open(port);
     raw_ask(fd, DD_TCP_PING, "u", DD_TCP_OFFER | 0x1234);
     CHECK(raw_expect(fd, "u", ~(DD_TCP_OFFER | 0x1234)));
     raw_ask(fd, DD_TCP_HELLO, "uikv", DD_TCP_VERSION, 77LL, "a-host", "");
-    dd_tcp_limits limits = DD_TCP_LIMITS_DEFAULT;
     CHECK(raw_expect(fd, "buiiii", 0, DD_TCP_VERSION, (long long)limits.max_key_bytes,
                      (long long)limits.max_value_bytes, (long long)limits.max_keys,
                      (long long)limits.max_request_bytes));
@@ -556,6 +554,12 @@ open_extended(uint16_t port)
     CHECK(recv(fd, name, (size_t)len, MSG_WAITALL) == (ssize_t)len);
     CHECK(raw_expect(fd, "vv", "", ""));
     return fd;
+}
+
+static int
+open_extended(uint16_t port)
+{
+    return open_extended_within(port, DD_TCP_LIMITS_DEFAULT);
 }
 
 TEST(extended_replies)
@@ -644,11 +648,57 @@ TEST(requests_that_wait_on_one_connection)
     dd_tcp_server_release(server);
 }
 
+/* Many names of one value: what is asked for before it is there may be too much, too. */
+TEST(values_that_are_too_much_together)
+{
+    static char large[1001];
+    memset(large, 'x', sizeof large - 1);
+    dd_tcp_server_options options = raw_options();
+    options.limits.max_request_bytes = 4096;
+    dd_tcp_server *server = raw_server(&options);
+    int fd = open_extended_within(dd_tcp_server_port(server), options.limits);
+    char text[128];
+    snprintf(text, sizeof text, "the values have 5040 bytes, which is over the server's limit of 4096");
+    raw_ask_tagged(fd, 1, DD_TCP_WAIT_MULTI_GET, "#kkkkk", 5LL, "/a", "/a", "/a", "/a", "/a");
+    raw_ask_tagged(fd, 2, DD_TCP_SET, "kv", "/a", large);
+    CHECK(raw_expect_answer(fd, 1, DD_STORE, "v", text));
+    CHECK(raw_expect_answer(fd, 2, DD_OK, ""));
+    raw_ask_tagged(fd, 3, DD_TCP_WAIT_MULTI_GET, "#kkkkk", 5LL, "/a", "/a", "/a", "/a", "/a");
+    CHECK(raw_expect_answer(fd, 3, DD_STORE, "v", text));
+    CHECK_INT(stats_of(server).parked, 0);
+    close(fd);
+    dd_tcp_server_release(server);
+}
+
+/* Several values in one request, when all are there; called off, none. */
+TEST(values_that_are_waited_for_together)
+{
+    dd_tcp_server *server = default_server();
+    int fd = open_extended(dd_tcp_server_port(server));
+    raw_ask_tagged(fd, 1, DD_TCP_WAIT_MULTI_GET, "#kkkkk", 5LL, "/a", "/b", "/a", "/c", "/b");
+    raw_ask_tagged(fd, 2, DD_TCP_WAIT_MULTI_GET, "#kk", 2LL, "/a", "/never");
+    raw_ask_tagged(fd, 3, DD_TCP_MULTI_SET, "#kvkv", 2LL, "/b", "B", "/c", "");
+    CHECK(raw_expect_answer(fd, 3, DD_OK, ""));
+    expect_stats(server, 2, 4);
+    raw_ask_tagged(fd, 4, DD_TCP_SET, "kv", "/a", "A");
+    CHECK(raw_expect_answer(fd, 1, DD_OK, "#vvvvv", 5LL, "A", "B", "A", "", "B"));
+    CHECK(raw_expect_answer(fd, 4, DD_OK, ""));
+    raw_ask_tagged(fd, 2, DD_TCP_CANCEL_WAIT, "");
+    CHECK(raw_expect_answer(fd, 2, DD_OK, "#", 0LL));
+    raw_ask_tagged(fd, 5, DD_TCP_WAIT_MULTI_GET, "#kk", 2LL, "/c", "/a");
+    CHECK(raw_expect_answer(fd, 5, DD_OK, "#vv", 2LL, "", "A"));
+    raw_ask_tagged(fd, 6, DD_TCP_WAIT_MULTI_GET, "#k", 1LL, "/never");
+    close(fd);
+    expect_connections(server, 0);
+    CHECK_INT(stats_of(server).parked, 0);
+    dd_tcp_server_release(server);
+}
+
 /* Builds that differ are told so, on both sides. */
 TEST(another_version_is_refused)
 {
     dd_tcp_server *server = default_server();
-    for (unsigned version = 1; version < 4; version += 2) {
+    for (unsigned version = DD_TCP_VERSION - 1; version <= DD_TCP_VERSION + 1; version += 2) {
         int fd = raw_open(dd_tcp_server_port(server));
         raw_ask(fd, DD_TCP_HELLO, "uikv", version, 77LL, "a-host", "");
         char text[160];
@@ -887,7 +937,7 @@ pack_whole_client(dd_blob *out, int op)
         raw_pack(out, "buikvu", DD_TCP_HELLO, DD_TCP_VERSION, 77LL, "a-host", "", 1u);
     }
     raw_pack(out, "b", op);
-    for (const char *at = dd_tcp_request_pattern((uint8_t)op); *at != '\0'; at++) {
+    for (const char *at = dd_tcp_find_op((unsigned)op)->request; *at != '\0'; at++) {
         switch (*at) {
         case '#':
             raw_pack(out, "#", 1LL);
@@ -921,7 +971,7 @@ serve_with_failure(uint16_t port, dd_bytes bytes, long nth)
 
 TEST(no_memory_while_serving)
 {
-#define OP_NUMBER(name, number, request, reply) number,
+#define OP_NUMBER(name, number, ...) number,
     static const int ops[] = {DD_TCP_OP_LIST(OP_NUMBER)};
 #undef OP_NUMBER
     dd_tcp_server *server = default_server();

@@ -11,6 +11,7 @@
 
 #include <netinet/in.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -501,16 +502,12 @@ TEST(half_an_answer_survives_calling_off)
         halver server = {.fd = ends[1], .cut = cut};
         REQUIRE(pthread_create(&server.thread, NULL, answer_by_halves, &server) == 0);
         dd_wait wait = dd_wait_after(2 * DD_NS_PER_MS);
-        tcp_operation operation = {&store, "queue_pop", &wait, check_err()};
-        tcp_call call;
-        dd_tcp_reader reader;
         dd_bytes key = BYTES("q");
-        tcp_call_begin(&call, &operation);
-        if (CHECK_OK(tcp_call_wait(&call, DD_TCP_WAIT_POP, &(tcp_fields){.keys = &key}, &reader))) {
-            CHECK_INT(dd_tcp_read_count(&reader), 1);
-            CHECK_TEXT(dd_tcp_read_bytes(&reader), "the item");
-        }
-        CHECK_OK(tcp_call_end(&call, DD_OK));
+        dd_store_request request = {.op = DD_STORE_QUEUE_POP, .keys = &key, .nkeys = 1, .number = 1};
+        dd_store_result result = {0};
+        CHECK_OK(tcp_run(&store.head, &request, &result, &wait, check_err()));
+        CHECK_TEXT(dd_blob_view(&result.value), "the item");
+        dd_store_result_fini(&result);
         pthread_join(server.thread, NULL);
         close_pair(&store, ends);
     }
@@ -527,17 +524,16 @@ TEST(late_answers_are_dropped)
     int64_t past_ns = 0;
     hasty.is_interrupted = is_past;
     hasty.ctx = &past_ns;
-    tcp_operation operations[2] = {{&store, "num_keys", &hasty, check_err()},
-                                   {&store, "num_keys", &wait, check_err()}};
-    int64_t number = -1;
-    CHECK_STATUS(tcp_ask_number(&operations[0], DD_TCP_NUM_KEYS, &(tcp_fields){0}, &number), DD_INTERRUPTED);
+    dd_store_request request = {.op = DD_STORE_NUM_KEYS};
+    dd_store_result result = {0};
+    CHECK_STATUS(tcp_run(&store.head, &request, &result, &hasty, check_err()), DD_INTERRUPTED);
     CHECK(raw_expect(ends[1], "ub", 1u, DD_TCP_NUM_KEYS));
     dd_blob answers = {0};
     raw_pack(&answers, "ubii", 1u, DD_OK, 8LL, 111LL);
     raw_pack(&answers, "ubii", 2u, DD_OK, 8LL, 222LL);
     raw_send(ends[1], dd_blob_view(&answers));
-    CHECK_OK(tcp_ask_number(&operations[1], DD_TCP_NUM_KEYS, &(tcp_fields){0}, &number));
-    CHECK_INT(number, 222);
+    CHECK_OK(tcp_run(&store.head, &request, &result, &wait, check_err()));
+    CHECK_INT(result.number, 222);
     dd_blob_fini(&answers);
     close_pair(&store, ends);
 }
@@ -730,7 +726,7 @@ cost_since(dd_tcp_server *server, dd_tcp_server_stats before)
     return (cost){now.accepted - before.accepted, now.reads - before.reads};
 }
 
-/* Connects, sets, waits for what is there and for what is not, and gets. */
+/* Connects, sets, waits for what is there and for what is not, and gets one value and several. */
 static void
 expect_cost(dd_store *(*open)(void **fixture), uint64_t nround_trips_of_opening)
 {
@@ -748,13 +744,17 @@ expect_cost(dd_store *(*open)(void **fixture), uint64_t nround_trips_of_opening)
     CHECK_OK(set_text(store, "key", "value"));
     CHECK_OK(store->ops->wait(store, &key, 1, &wait, check_err()));
     expect_text(store, "key", "value");
-    CHECK_INT(cost_since(server, start).nround_trips, 3);
+    dd_bytes keys[] = {key, key};
+    dd_blob_list values = {0};
+    CHECK_OK(store->ops->multi_get(store, keys, 2, &values, &wait, check_err()));
+    dd_blob_list_fini(&values);
+    CHECK_INT(cost_since(server, start).nround_trips, 4);
     /* A request that waits needs no other connection, and one message more to be called off. */
     dd_wait moment = dd_wait_after(DD_NS_PER_MS);
     CHECK_STATUS(call_blocking(store, 0, &moment, check_err()), DD_TIMED_OUT);
     cost all = cost_since(server, start);
     CHECK_INT(all.nconnections, 0);
-    CHECK(all.nround_trips <= 3 + 3); /* the request, its end, and what is missing */
+    CHECK(all.nround_trips <= 4 + 3); /* the request, its end, and what is missing */
     dd_store_release(store);
     close_world(fixture);
 }
@@ -880,10 +880,65 @@ TEST(server_of_another_version_is_refused)
     REQUIRE(pthread_create(&thread, NULL, serve_version_1, &fd) == 0);
     CHECK_STATUS(open_with_secret(ntohs(in.sin_port), ""), DD_PROTOCOL);
     CHECK_CONTAINS(check_message(),
-                   "the server speaks version 1 of dldist's store protocol and the client version 2: "
+                   "the server speaks version 1 of dldist's store protocol and the client version 3: "
                    "install the same version of dldist on both");
     pthread_join(thread, NULL);
     close(fd);
+}
+
+#define NLOOKS 24
+
+/* A server that is not there yet: it takes connections and closes them. */
+typedef struct late_server {
+    int fd;
+    atomic_bool is_enough;
+    int64_t shortest_ns; /* between two of the last looks */
+} late_server;
+
+static void *
+turn_away(void *arg)
+{
+    late_server *self = arg;
+    int64_t before_ns = 0;
+    self->shortest_ns = INT64_MAX;
+    for (int i = 0; i < NLOOKS; i++) {
+        int fd = accept4(self->fd, NULL, NULL, SOCK_CLOEXEC);
+        int64_t now_ns = dd_clock_now_ns();
+        close(fd);
+        if (i > NLOOKS / 2 && now_ns - before_ns < self->shortest_ns) {
+            self->shortest_ns = now_ns - before_ns;
+        }
+        before_ns = now_ns;
+    }
+    atomic_store(&self->is_enough, true);
+    return NULL;
+}
+
+static bool
+has_looked_enough(void *ctx)
+{
+    return atomic_load((atomic_bool *)ctx);
+}
+
+/* However long its server is in coming, a client looks for it often. */
+TEST(clients_keep_looking_for_a_late_server)
+{
+    struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t in_len = sizeof in;
+    late_server server = {.fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+    REQUIRE(bind(server.fd, (struct sockaddr *)&in, sizeof in) == 0 && listen(server.fd, 8) == 0);
+    REQUIRE(getsockname(server.fd, (struct sockaddr *)&in, &in_len) == 0);
+    pthread_t thread;
+    REQUIRE(pthread_create(&thread, NULL, turn_away, &server) == 0);
+    dd_tcp_store_options options = {.host = "127.0.0.1", .port = ntohs(in.sin_port), .world_size = -1};
+    dd_wait wait = patient();
+    wait.is_interrupted = has_looked_enough;
+    wait.ctx = &server.is_enough;
+    dd_store *store = NULL;
+    CHECK_STATUS(dd_tcp_store_open(&store, &options, &wait, check_err()), DD_INTERRUPTED);
+    pthread_join(thread, NULL);
+    CHECK(server.shortest_ns < 60 * DD_NS_PER_MS);
+    close(server.fd);
 }
 
 /* Which server a client of this host finds by Unix socket: the one that listens on that very address. */

@@ -29,7 +29,7 @@ enum second_byte {
 };
 
 static const uint8_t ops_with_reply[] = {
-#define OP_NUMBER(name, number, request, reply) number,
+#define OP_NUMBER(name, number, ...) number,
     DD_TCP_OP_LIST(OP_NUMBER)
 #undef OP_NUMBER
 };
@@ -103,6 +103,22 @@ read_fields(const char *pattern, uint64_t repeats, dd_tcp_reader *reader)
     }
 }
 
+/* The same bytes as the result of a store. */
+static void
+read_result(dd_tcp_op op, uint64_t nkeys, dd_tcp_reader reader)
+{
+    dd_store_result result = {0};
+    dd_error err;
+    if (dd_tcp_find_op(op)->store_op != DD_TCP_NO_STORE_OP) {
+        require(dd_tcp_read_result(&reader, op, nkeys, &result, &err) == DD_OK);
+        touch(dd_blob_view(&result.value));
+        for (size_t i = 0; i < result.list.count; i++) {
+            touch(dd_blob_view(&result.list.items[i]));
+        }
+        dd_store_result_fini(&result);
+    }
+}
+
 /* Packets keep the pieces apart. */
 static void
 fuzz_link(dd_tcp_op op, bool is_extended, dd_bytes rest)
@@ -126,7 +142,8 @@ fuzz_link(dd_tcp_op op, bool is_extended, dd_bytes rest)
     dd_error err;
     dd_status status = tcp_link_receive(link, op, repeats, &reader, &wait, &err);
     if (status == DD_OK) {
-        read_fields(dd_tcp_reply_pattern(op), repeats, &reader);
+        read_result(op, repeats, reader);
+        read_fields(dd_tcp_find_op(op)->reply, repeats, &reader);
         size_t used = (size_t)(reader.at - link->in.data);
         require(used == link->in.len);
     } else {
@@ -140,7 +157,7 @@ static void
 fuzz_answer(dd_tcp_op op, dd_bytes answer)
 {
     uint64_t repeats = op == DD_TCP_MULTI_GET ? 3 : 1;
-    const char *pattern = dd_tcp_reply_pattern(op);
+    const char *pattern = dd_tcp_find_op(op)->reply;
     dd_tcp_reader reader;
     dd_error err;
     if (answer.len < DD_TCP_HEAD_BYTES) {
@@ -148,6 +165,7 @@ fuzz_answer(dd_tcp_op op, dd_bytes answer)
     }
     dd_status status = tcp_answer_read(answer, op, repeats, &reader, &err);
     if (status == DD_OK) {
+        read_result(op, repeats, reader);
         read_fields(pattern != NULL ? pattern : "", repeats, &reader);
         require(reader.at == answer.data + answer.len);
     } else {
@@ -359,7 +377,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     dd_tcp_op op = (dd_tcp_op)ops_with_reply[data[0] % sizeof ops_with_reply];
     if (data[1] & IS_ANSWER) {
         fuzz_answer(op, rest);
-    } else if (dd_tcp_reply_pattern(op) != NULL) {
+    } else if (dd_tcp_find_op(op)->reply != NULL) {
         fuzz_link(op, is_extended, rest);
     }
     return 0;

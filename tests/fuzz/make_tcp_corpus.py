@@ -42,19 +42,20 @@ REQUESTS = {
     "queue_len": bytes([16]) + text("/q"),
     "list_keys": bytes([17]),
     "barrier": bytes([18]) + text("/b") + number(2),
-    "hello": bytes([64]) + struct.pack("<Iq", 2, 77) + text("host") + text("n" * 32),
+    "hello": bytes([64]) + struct.pack("<Iq", 3, 77) + text("host") + text("n" * 32),
     "auth": bytes([65]) + text("p" * 32),
     "try_get": bytes([66]) + text("/k"),
     "wait_get": bytes([67]) + text("/k"),
     "wait_pop": bytes([68]) + text("/q"),
     "check_each": bytes([69]) + count(text("/k"), text("/q")),
+    "wait_multi_get": bytes([70]) + count(text("/k"), text("/n")),
     "meet": bytes([71]) + text("/p") + number(0 | 2 << 31) + text("12345678card"),
     "meet_last": bytes([71]) + text("/p") + number(1 | 2 << 31) + text("87654321card"),
     "meet_final": bytes([71]) + text("/p") + number(0 | 1 << 31 | 1 << 62) + text("12345678card"),
 }
 
 # What a server sends for the n-th operation of the list in csrc/store/tcp_protocol.h.
-HELLO = struct.pack("<Iqqqq", 2, 64, 1024, 32, 4096) + text("") + text("n" * 32) + text("p" * 32)
+HELLO = struct.pack("<Iqqqq", 3, 64, 1024, 32, 4096) + text("") + text("n" * 32) + text("p" * 32)
 REPLIES = [
     (2, "compare_set", text("value")),
     (3, "get", text("value")),
@@ -70,7 +71,8 @@ REPLIES = [
     (20, "auth", b""),
     (23, "wait_pop", count()),
     (24, "check_each", text("\0\1")),
-    (25, "meet", b"\1" + number(0) + text("off")),
+    (25, "wait_multi_get", count(text("1"), text(""), text("22"))),
+    (26, "meet", b"\1" + number(0) + text("off")),
 ]
 
 
@@ -86,7 +88,7 @@ CALLS = [
     (2, "add_error", [answer(1, text("what is wrong"), 10)]),
     (2, "add_other_tag", [answer(7, number(1)) + answer(1, number(5))]),
     (4, "wait", [answer(1, b"\0")]),
-    (8, "multi_get", [answer(1, b"\0"), answer(2, text("1") + text("2") + text("3"))]),
+    (8, "multi_get", [answer(1, count(text("1"), text("2"), text("3")))]),
     (9, "queue_push", [answer(1, b"")]),
     (10, "queue_pop", [answer(1, count(text("item")))]),
     (12, "list_keys", [answer(1, count(text("/k"), text("/")))]),
@@ -126,7 +128,7 @@ def main():
     set_up = step(0, REQUESTS["set"] + REQUESTS["add"] + REQUESTS["queue_push"])
     tagged = [struct.pack("<I", tag) for tag in range(8)]
     set_up_tagged = step(0, b"".join(tagged[0] + REQUESTS[name] for name in ("set", "add", "queue_push")))
-    waiting = ("wait_pop", "wait_get", "wait", "barrier")
+    waiting = ("wait_pop", "wait_get", "wait", "barrier", "wait_multi_get")
     waits = b"".join(tagged[i + 1] + REQUESTS[name] for i, name in enumerate(waiting))
     cancels = b"".join(tag + REQUESTS["cancel_wait"] for tag in tagged)
     write("tcp_server", "waited_for", bytes([4]) + step(1, waits) + set_up_tagged)

@@ -1,0 +1,86 @@
+/* Who has joined a store, and the wait of its master for them. */
+#include "store/tcp_server_internal.h"
+
+#include "core/lock.h"
+#include "core/mem.h"
+#include "core/thread.h"
+#include "net/sock.h"
+
+#include <stdio.h>
+
+/* More names would not fit into the message of a time-out anyway. */
+#define MAX_JOINED_NAMED ((size_t)64)
+
+void
+tcp_server_note_joined(dd_tcp_server *server, const char *who, int64_t sum)
+{
+    dd_lock_take(&server->joined_mu);
+    server->njoined = sum;
+    /* Doubling at powers of two: the array is as large as the next power. */
+    size_t n = server->njoined_named;
+    bool has_room = n < MAX_JOINED_NAMED;
+    if (has_room && (n & (n - 1)) == 0) {
+        char(*grown)[TCP_WHO_MAX] = dd_mem_realloc(server->joined, (n > 0 ? n * 2 : 1) * TCP_WHO_MAX);
+        has_room = grown != NULL;
+        server->joined = has_room ? grown : server->joined;
+    }
+    if (has_room) {
+        snprintf(server->joined[server->njoined_named++], TCP_WHO_MAX, "%s", who);
+    }
+    pthread_cond_broadcast(&server->joined_cond);
+    dd_lock_release(&server->joined_mu);
+}
+
+void
+tcp_server_note_turned_away(dd_tcp_server *server)
+{
+    dd_lock_take(&server->joined_mu);
+    server->nturned_away++;
+    dd_lock_release(&server->joined_mu);
+}
+
+static dd_status
+joined_error_locked(const dd_tcp_server *server, int64_t world_size, const dd_wait *wait, dd_error *err)
+{
+    char names[768] = "";
+    size_t used = 0;
+    for (size_t i = 0; i < server->njoined_named && used < sizeof names - TCP_WHO_MAX - 8; i++) {
+        bool is_cut = used + 2 * TCP_WHO_MAX + 8 > sizeof names && i + 1 < server->njoined_named;
+        used += (size_t)snprintf(names + used, sizeof names - used, "%s%s%s", i > 0 ? ", " : ": ",
+                                 server->joined[i], is_cut ? ", ..." : "");
+    }
+    char turned_away[128] = "";
+    if (server->nturned_away > 0) {
+        snprintf(turned_away, sizeof turned_away,
+                 "; connections were turned away %u times: this process may have %zu open files (ulimit -n)",
+                 server->nturned_away, dd_sock_fd_limit());
+    }
+    return dd_error_set(
+        err, DD_TIMED_OUT,
+        "timed out after %.3f s waiting for clients of the store on port %u. %lld/%lld clients "
+        "joined%s%s",
+        dd_wait_elapsed_s(wait), server->port, (long long)server->njoined, (long long)world_size, names,
+        turned_away);
+}
+
+dd_status
+dd_tcp_server_wait_joined(dd_tcp_server *server, int64_t world_size, const dd_wait *wait, dd_error *err)
+{
+    dd_status status = DD_OK;
+    dd_lock_take(&server->joined_mu);
+    while (status == DD_OK && server->njoined < world_size) {
+        dd_cond_wait_slice(&server->joined_cond, &server->joined_mu, wait);
+        if (server->njoined >= world_size) {
+            break;
+        }
+        if (dd_wait_is_over(wait)) {
+            status = joined_error_locked(server, world_size, wait, err);
+            break;
+        }
+        dd_lock_release(&server->joined_mu);
+        status = dd_wait_check(wait, err);
+        dd_lock_take(&server->joined_mu);
+    }
+    dd_lock_release(&server->joined_mu);
+    return status;
+}
