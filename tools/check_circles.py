@@ -18,7 +18,6 @@ EXCEPTIONS: dict[str, list[int]] = {
     "group": [7],
     "store": [4],
     "transport": [10, 4],
-    "watch": [4],
 }
 
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"", re.DOTALL)
