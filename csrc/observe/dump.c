@@ -128,7 +128,7 @@ static void
 put_name(dump_writer *writer, const snapshot_entry *entry)
 {
     char name[128];
-    const snapshot_group *group = entry->group;
+    const dd_recorder_group *group = entry->of->group;
     if (!entry->body.is_p2p) {
         snprintf(name, sizeof name, "%s:%s", group->kind, entry->body.name);
     } else {
@@ -216,7 +216,7 @@ static int64_t
 number_of_message(const snapshot_entry *entry)
 {
     uint64_t number = entry->body.nmessages;
-    return (int64_t)(number > 0 && entry->group->is_ambiguous ? number + entry->group->ncollectives : number);
+    return (int64_t)(number > 0 && entry->of->is_ambiguous ? number + entry->of->ncollectives : number);
 }
 
 static void
@@ -227,8 +227,8 @@ put_entry(dump_writer *writer, const dd_snapshot *snapshot, const snapshot_entry
     put_int(writer, "record_id", (int64_t)entry->number);
     put_int(writer, "pg_id", body->group_uid);
     open_at(writer, "process_group", DUMP_TUPLE);
-    dump_text(writer, dd_blob_view(&entry->group->name));
-    dump_text(writer, dd_blob_view(&entry->group->desc));
+    dump_text(writer, dd_blob_view(&entry->of->group->name));
+    dump_text(writer, dd_blob_view(&entry->of->group->desc));
     dump_close(writer, DUMP_TUPLE);
     put_caller(writer, snapshot, body);
     put_int(writer, "collective_seq_id", (int64_t)body->ncollectives);
@@ -250,7 +250,7 @@ put_entry(dump_writer *writer, const dd_snapshot *snapshot, const snapshot_entry
 /* ---- groups */
 
 static void
-put_ranks(dump_writer *writer, const snapshot_group *group)
+put_ranks(dump_writer *writer, const dd_recorder_group *group)
 {
     dd_blob text = {0};
     char number[16];
@@ -273,8 +273,9 @@ static bool
 is_last_of_its_name(const dd_snapshot *snapshot, size_t index)
 {
     for (size_t i = index + 1; i < snapshot->ngroups; i++) {
-        if (snapshot->groups[i].is_shown && dd_bytes_equal(dd_blob_view(&snapshot->groups[i].name),
-                                                           dd_blob_view(&snapshot->groups[index].name))) {
+        if (snapshot->groups[i].is_shown &&
+            dd_bytes_equal(dd_blob_view(&snapshot->groups[i].group->name),
+                           dd_blob_view(&snapshot->groups[index].group->name))) {
             return false;
         }
     }
@@ -286,8 +287,8 @@ put_config(dump_writer *writer, const dd_snapshot *snapshot)
 {
     open_at(writer, "pg_config", DUMP_DICT);
     for (size_t i = 0; i < snapshot->ngroups; i++) {
-        const snapshot_group *group = &snapshot->groups[i];
-        if (!group->is_shown || !is_last_of_its_name(snapshot, i)) {
+        const dd_recorder_group *group = snapshot->groups[i].group;
+        if (!snapshot->groups[i].is_shown || !is_last_of_its_name(snapshot, i)) {
             continue;
         }
         dump_name(writer, dd_blob_view(&group->name));
@@ -322,7 +323,7 @@ put_status(dump_writer *writer, const dd_snapshot *snapshot)
             continue;
         }
         char uid[16];
-        snprintf(uid, sizeof uid, "%u", (unsigned)group->uid);
+        snprintf(uid, sizeof uid, "%u", (unsigned)group->group->uid);
         dump_name(writer, dd_bytes_of_string(uid));
         dump_open(writer, DUMP_DICT);
         put_count(writer, "last_enqueued_collective", group->status.last_enqueued);
@@ -342,7 +343,7 @@ put_all(dump_writer *writer, const dd_snapshot *snapshot, const dd_dump_options 
     dump_open(writer, DUMP_DICT);
     put_string(writer, "version", FORMAT_VERSION);
     put_config(writer, snapshot);
-    put_string(writer, "comm_lib_version", snapshot->comm_version);
+    put_string(writer, "comm_lib_version", snapshot->recorder->comm_version);
     put_status(writer, snapshot);
     if (writer->is_json) {
         open_at(writer, "nccl_comm_state", DUMP_DICT);
