@@ -193,8 +193,9 @@ coverage: $(BUILD)/coverage/tests_c ## lines of csrc/ that the C tests run, file
 
 check: layers headers format-check check-nccl ## layers, headers, format, NCCL's declarations (quick; `make tidy` is the slow one)
 
-layers: ## which folder may include which
+layers: ## which folder may include which, and how many files of one may need each other
 	@$(PYTHON) tools/check_layers.py
+	@$(PYTHON) tools/check_circles.py
 	@$(PYTHON) tools/check_locks.py
 
 headers: ## every header compiles on its own

@@ -23,7 +23,6 @@
     X(NCCL_TASK, "a call of NCCL on a thread of its own")               \
     X(CUDA_CONTEXTS, "the contexts of devices")                         \
     X(MONITOR, "the monitor")                                           \
-    X(DUMP_JOB, "a dump")                                               \
     X(ENGINE_OPENING, "the opening of an engine's ports")               \
     X(ENGINE, "an engine: links, messages, calls of its groups")        \
     X(CONNECTOR, "connections that are being made")                     \
@@ -33,7 +32,7 @@
     X(FILE_STORE, "a file store")                                       \
     X(HASH_STORE, "a hash store")                                       \
     X(STORE_JOINED, "who has joined a TCP store")                       \
-    X(LOOK_UP, "the resolution of a name")                              \
+    X(ERRAND, "what is done on a thread of its own")                    \
     X(UNPACKING, "the outputs of an operation")                         \
     X(COMPLETIONS, "operations that have ended and have not been told") \
     X(RECORDER_GROUPS, "the groups of the recorder")                    \

@@ -10,6 +10,7 @@
 /* What two long yields have cost is a tenth of what follows without any. */
 #define REST_FACTOR 10
 #define MAX_REST_NS (200 * DD_NS_PER_MS)
+#define ENDLESS_NS (INT64_MAX / 2) /* the time may be added to it */
 /* About what it costs to be woken. */
 #define SHORT_POLL_NS (50 * DD_NS_PER_US)
 
@@ -17,6 +18,20 @@ dd_spin
 dd_spin_make(int64_t budget_ns)
 {
     return (dd_spin){.budget_ns = sysconf(_SC_NPROCESSORS_ONLN) > 1 ? budget_ns : 0};
+}
+
+void
+dd_spin_set_policy(dd_spin *spin, dd_spin_policy policy)
+{
+    if (policy != DD_SPIN_ADAPTIVE) {
+        spin->budget_ns = policy == DD_SPIN_POLL ? ENDLESS_NS : 0;
+    }
+}
+
+bool
+dd_spin_is_endless(const dd_spin *spin)
+{
+    return spin->budget_ns == ENDLESS_NS;
 }
 
 bool
@@ -46,6 +61,9 @@ dd_spin_time_yield(void)
 void
 dd_spin_note_yield(dd_spin *spin, int64_t took_ns)
 {
+    if (dd_spin_is_endless(spin)) {
+        return;
+    }
     int64_t before_ns = spin->last_long_ns;
     spin->last_long_ns = took_ns < LONG_YIELD_NS ? 0 : took_ns;
     if (before_ns > 0 && spin->last_long_ns > 0) {

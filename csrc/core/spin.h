@@ -17,8 +17,18 @@ typedef struct dd_spin {
     int64_t last_long_ns;   /* how long the last yield took if that was long, else 0 */
 } dd_spin;
 
+/* What a user may ask for who knows better. The numbers are the Python package's, too. */
+typedef enum dd_spin_policy {
+    DD_SPIN_ADAPTIVE, /* as said above */
+    DD_SPIN_POLL, /* for those who own their cores: never sleeps, however long the wait and whatever yields take */
+    DD_SPIN_SLEEP, /* does not poll */
+} dd_spin_policy;
+
 /* No spinning on a machine of one core: there nobody can answer meanwhile. */
 dd_spin dd_spin_make(int64_t budget_ns);
+/* Before the first wait. */
+void dd_spin_set_policy(dd_spin *spin, dd_spin_policy policy);
+bool dd_spin_is_endless(const dd_spin *spin); /* DD_SPIN_POLL */
 
 /* At the start of a wait: how long to poll. */
 int64_t dd_spin_start(dd_spin *spin);

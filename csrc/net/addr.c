@@ -1,29 +1,21 @@
 #include "net/addr.h"
 
-#include "core/lock.h"
+#include "core/errand.h"
 #include "core/mem.h"
-#include "core/thread.h"
 
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/un.h>
 
-/* One lookup, shared by the caller and the resolver's thread: whoever is last frees it, since the caller may
- * leave at its deadline while the resolver is still at work. */
+/* The resolver knows no deadline. */
 typedef struct lookup {
-    dd_lock mu;
-    pthread_cond_t cond;
-    /* guarded by mu */
-    int refs;
-    bool is_done;
+    dd_errand errand; /* first */
     int rc;
     dd_addr_list result;
-    /* const after init */
-    char port[8];
+    char port[8]; /* const after init, as is host */
     char host[];
 } lookup;
 
@@ -69,34 +61,17 @@ get_addresses(const char *host, const char *port, int flags, dd_addr_list *list)
     return rc;
 }
 
-/* Caller holds the mutex, which is released. */
 static void
-lookup_unref_locked(lookup *look)
+run_lookup(dd_errand *errand)
 {
-    bool is_last = --look->refs == 0;
-    dd_lock_release(&look->mu);
-    if (is_last) {
-        dd_lock_fini(&look->mu);
-        pthread_cond_destroy(&look->cond);
-        dd_mem_free(look);
-    }
+    lookup *look = (lookup *)errand;
+    look->rc = get_addresses(look->host, look->port, 0, &look->result);
 }
 
-static void *
-resolver_main(void *arg)
+static void
+free_lookup(dd_errand *errand)
 {
-    lookup *look = arg;
-    dd_addr_list result;
-    int rc = get_addresses(look->host, look->port, 0, &result);
-    dd_lock_take(&look->mu);
-    look->rc = rc;
-    look->is_done = true;
-    if (rc == 0) {
-        look->result = result;
-    }
-    pthread_cond_signal(&look->cond);
-    lookup_unref_locked(look);
-    return NULL;
+    dd_mem_free(errand);
 }
 
 static dd_status
@@ -106,60 +81,30 @@ resolve_error(dd_error *err, const char *host, int rc)
 }
 
 static dd_status
-lookup_create(const char *host, const char *port, lookup **out, dd_error *err)
+resolve_on_thread(const char *host, const char *port, dd_addr_list *list, const dd_wait *wait, dd_error *err)
 {
     size_t host_size = strlen(host) + 1;
     lookup *look = dd_mem_zalloc(sizeof *look + host_size);
     if (look == NULL) {
         return dd_error_no_memory(err, sizeof *look + host_size);
     }
+    look->errand = (dd_errand){.run = run_lookup, .free = free_lookup};
     memcpy(look->host, host, host_size);
     memcpy(look->port, port, sizeof look->port);
-    dd_lock_init(&look->mu, DD_LOCK_LOOK_UP);
-    dd_cond_init(&look->cond);
-    look->refs = 2;
-    pthread_t thread;
-    dd_status status = dd_thread_start(&thread, "dd-resolve", resolver_main, look, err);
-    if (status != DD_OK) {
-        look->refs = 1;
-        dd_lock_take(&look->mu);
-        lookup_unref_locked(look);
-        return status;
-    }
-    pthread_detach(thread);
-    *out = look;
-    return DD_OK;
-}
-
-static dd_status
-resolve_on_thread(const char *host, const char *port, dd_addr_list *list, const dd_wait *wait, dd_error *err)
-{
-    lookup *look = NULL;
-    dd_status status = lookup_create(host, port, &look, err);
+    dd_status status = dd_errand_start(&look->errand, "dd-resolve", err);
     if (status != DD_OK) {
         return status;
     }
-    dd_lock_take(&look->mu);
-    while (!look->is_done && status == DD_OK) {
-        dd_cond_wait_slice(&look->cond, &look->mu, wait);
-        if (look->is_done) {
-            break;
-        }
-        dd_lock_release(&look->mu);
-        status = dd_wait_check(wait, err);
-        if (status == DD_OK && dd_wait_is_over(wait)) {
-            status = dd_error_set(err, DD_NETWORK_TIMED_OUT, "resolving host \"%s\" timed out after %.3f s",
-                                  host, dd_wait_elapsed_s(wait));
-        }
-        dd_lock_take(&look->mu);
-    }
-    if (status == DD_OK && look->rc != 0) {
+    status = dd_errand_wait(&look->errand, wait, err);
+    if (status == DD_TIMED_OUT) {
+        status = dd_error_set(err, DD_NETWORK_TIMED_OUT, "resolving host \"%s\" timed out after %.3f s", host,
+                              dd_wait_elapsed_s(wait));
+    } else if (status == DD_OK && look->rc != 0) {
         status = resolve_error(err, host, look->rc);
-    }
-    if (status == DD_OK) {
+    } else if (status == DD_OK) {
         *list = look->result;
     }
-    lookup_unref_locked(look);
+    dd_errand_leave(&look->errand);
     return status;
 }
 

@@ -18,41 +18,40 @@ struct dd_ring_shared {
     _Alignas(64) _Atomic uint32_t is_asleep; /* set by the reader, cleared by either */
 };
 
+/* The two lie one after the other; each is unmapped by itself. */
 static size_t
-memory_nbytes(size_t size, size_t nrings)
+memory_nbytes(size_t size)
 {
-    return nrings * (HEADER_BYTES + size);
+    return 2 * (HEADER_BYTES + size);
 }
 
-/* Rings that share memory lie one after the other; each is unmapped by itself. */
 static dd_status
-map_rings(dd_ring *const *rings, size_t nrings, size_t size, int fd, dd_error *err)
+map_rings(dd_ring *first, dd_ring *second, size_t size, int fd, dd_error *err)
 {
-    size_t nbytes = memory_nbytes(size, nrings);
-    uint8_t *memory = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    uint8_t *memory = mmap(NULL, memory_nbytes(size), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (memory == MAP_FAILED) {
         return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot map a ring of %zu bytes", size);
     }
     /* A forked child has no business in it. */
-    (void)madvise(memory, nbytes, MADV_DONTFORK);
-    for (size_t i = 0; i < nrings; i++) {
-        uint8_t *start = memory + memory_nbytes(size, i);
-        *rings[i] =
-            (dd_ring){.shared = (dd_ring_shared *)(void *)start, .data = start + HEADER_BYTES, .size = size};
-    }
+    (void)madvise(memory, memory_nbytes(size), MADV_DONTFORK);
+    uint8_t *middle = memory + HEADER_BYTES + size;
+    *first =
+        (dd_ring){.shared = (dd_ring_shared *)(void *)memory, .data = memory + HEADER_BYTES, .size = size};
+    *second =
+        (dd_ring){.shared = (dd_ring_shared *)(void *)middle, .data = middle + HEADER_BYTES, .size = size};
     return DD_OK;
 }
 
-static dd_status
-create_rings(dd_ring *const *rings, size_t nrings, size_t size, int *fd, dd_error *err)
+dd_status
+dd_ring_create_two(dd_ring *in, dd_ring *out, size_t size, int *fd, dd_error *err)
 {
     int new_fd = -1;
-    dd_status status = dd_shared_memory_create("dldist-ring", memory_nbytes(size, nrings), &new_fd, err);
+    dd_status status = dd_shared_memory_create("dldist-ring", memory_nbytes(size), &new_fd, err);
     if (status != DD_OK) {
         dd_error_prepend(err, "cannot make a ring of %zu bytes", size);
         return status;
     }
-    status = map_rings(rings, nrings, size, new_fd, err);
+    status = map_rings(in, out, size, new_fd, err);
     if (status != DD_OK) {
         dd_fork_close(new_fd);
         return status;
@@ -61,27 +60,13 @@ create_rings(dd_ring *const *rings, size_t nrings, size_t size, int *fd, dd_erro
     return DD_OK;
 }
 
-static dd_status
-attach_rings(dd_ring *const *rings, size_t nrings, size_t size, int fd, dd_error *err)
-{
-    if (dd_shared_memory_nbytes(fd) != memory_nbytes(size, nrings)) {
-        return dd_error_set(err, DD_PROTOCOL, "descriptor %d is not a sealed ring of %zu bytes", fd, size);
-    }
-    return map_rings(rings, nrings, size, fd, err);
-}
-
-dd_status
-dd_ring_create_two(dd_ring *in, dd_ring *out, size_t size, int *fd, dd_error *err)
-{
-    dd_ring *const rings[] = {in, out};
-    return create_rings(rings, 2, size, fd, err);
-}
-
 dd_status
 dd_ring_attach_two(dd_ring *in, dd_ring *out, size_t size, int fd, dd_error *err)
 {
-    dd_ring *const rings[] = {out, in};
-    return attach_rings(rings, 2, size, fd, err);
+    if (dd_shared_memory_nbytes(fd) != memory_nbytes(size)) {
+        return dd_error_set(err, DD_PROTOCOL, "descriptor %d is not a sealed ring of %zu bytes", fd, size);
+    }
+    return map_rings(out, in, size, fd, err);
 }
 
 void

@@ -10,74 +10,40 @@
 #define ENTRY_NBYTES 512
 
 /* As torch calls them. */
-static const char *
-dtype_text(dd_dtype dtype)
-{
-    switch (dtype) {
-    case DD_DTYPE_BOOL:
-        return "Bool";
-    case DD_DTYPE_INT8:
-        return "Char";
-    case DD_DTYPE_UINT8:
-        return "Byte";
-    case DD_DTYPE_INT16:
-        return "Short";
-    case DD_DTYPE_UINT16:
-        return "UInt16";
-    case DD_DTYPE_INT32:
-        return "Int";
-    case DD_DTYPE_UINT32:
-        return "UInt32";
-    case DD_DTYPE_INT64:
-        return "Long";
-    case DD_DTYPE_UINT64:
-        return "UInt64";
-    case DD_DTYPE_FLOAT16:
-        return "Half";
-    case DD_DTYPE_BFLOAT16:
-        return "BFloat16";
-    case DD_DTYPE_FLOAT8_E4M3FN:
-        return "Float8_e4m3fn";
-    case DD_DTYPE_FLOAT8_E5M2:
-        return "Float8_e5m2";
-    case DD_DTYPE_FLOAT32:
-        return "Float";
-    case DD_DTYPE_FLOAT64:
-        return "Double";
-    case DD_DTYPE_COMPLEX64:
-        return "ComplexFloat";
-    case DD_DTYPE_COMPLEX128:
-        return "ComplexDouble";
-    }
-    return "Undefined";
-}
+static const char *const dtype_texts[DD_DTYPE_COUNT] = {
+    [DD_DTYPE_BOOL] = "Bool",
+    [DD_DTYPE_INT8] = "Char",
+    [DD_DTYPE_UINT8] = "Byte",
+    [DD_DTYPE_INT16] = "Short",
+    [DD_DTYPE_UINT16] = "UInt16",
+    [DD_DTYPE_INT32] = "Int",
+    [DD_DTYPE_UINT32] = "UInt32",
+    [DD_DTYPE_INT64] = "Long",
+    [DD_DTYPE_UINT64] = "UInt64",
+    [DD_DTYPE_FLOAT16] = "Half",
+    [DD_DTYPE_BFLOAT16] = "BFloat16",
+    [DD_DTYPE_FLOAT8_E4M3FN] = "Float8_e4m3fn",
+    [DD_DTYPE_FLOAT8_E5M2] = "Float8_e5m2",
+    [DD_DTYPE_FLOAT32] = "Float",
+    [DD_DTYPE_FLOAT64] = "Double",
+    [DD_DTYPE_COMPLEX64] = "ComplexFloat",
+    [DD_DTYPE_COMPLEX128] = "ComplexDouble",
+};
 
 /* ---- words */
 
 static void
-open_container(dump_writer *writer, dump_container container)
-{
-    writer->ops->open(writer, container);
-}
-
-static void
-close_container(dump_writer *writer, dump_container container)
-{
-    writer->ops->close(writer, container);
-}
-
-static void
 open_at(dump_writer *writer, const char *key, dump_container container)
 {
-    writer->ops->put_key(writer, key);
-    writer->ops->open(writer, container);
+    dump_key(writer, key);
+    dump_open(writer, container);
 }
 
 static void
 put_text(dump_writer *writer, const char *key, dd_bytes text)
 {
-    writer->ops->put_key(writer, key);
-    writer->ops->put_text(writer, text);
+    dump_key(writer, key);
+    dump_text(writer, text);
 }
 
 static void
@@ -89,15 +55,15 @@ put_string(dump_writer *writer, const char *key, const char *text)
 static void
 put_int(dump_writer *writer, const char *key, int64_t value)
 {
-    writer->ops->put_key(writer, key);
-    writer->ops->put_int(writer, value);
+    dump_key(writer, key);
+    dump_int(writer, value);
 }
 
 static void
 put_bool(dump_writer *writer, const char *key, bool value)
 {
-    writer->ops->put_key(writer, key);
-    writer->ops->put_bool(writer, value);
+    dump_key(writer, key);
+    dump_bool(writer, value);
 }
 
 /* ---- entries */
@@ -105,14 +71,14 @@ put_bool(dump_writer *writer, const char *key, bool value)
 static void
 put_shape(dump_writer *writer, const snapshot_tensor *tensor)
 {
-    open_container(writer, DUMP_LIST);
+    dump_open(writer, DUMP_LIST);
     if (tensor->is_stacked) {
-        writer->ops->put_int(writer, tensor->count);
+        dump_int(writer, tensor->count);
     }
     for (int i = 0; i < tensor->ndim; i++) {
-        writer->ops->put_int(writer, (int64_t)tensor->shape[i]);
+        dump_int(writer, (int64_t)tensor->shape[i]);
     }
-    close_container(writer, DUMP_LIST);
+    dump_close(writer, DUMP_LIST);
 }
 
 /* What is to be said of a tensor, as often as there are such. */
@@ -122,32 +88,32 @@ put_each(dump_writer *writer, const record_body *body, bool is_output,
 {
     size_t cursor = 0;
     snapshot_tensor tensor;
-    open_container(writer, DUMP_LIST);
+    dump_open(writer, DUMP_LIST);
     while (snapshot_next_tensor(body, is_output, &cursor, &tensor)) {
         uint32_t times = tensor.is_stacked ? 1 : tensor.count;
         for (uint32_t i = 0; i < times && writer->status == DD_OK; i++) {
             put(writer, &tensor);
         }
     }
-    close_container(writer, DUMP_LIST);
+    dump_close(writer, DUMP_LIST);
 }
 
 static void
 put_dtype(dump_writer *writer, const snapshot_tensor *tensor)
 {
-    writer->ops->put_text(writer, dd_bytes_of_string(dtype_text(tensor->dtype)));
+    dump_text(writer, dd_bytes_of_string(dtype_texts[tensor->dtype]));
 }
 
 static void
 put_tensors(dump_writer *writer, const record_body *body)
 {
-    writer->ops->put_key(writer, "input_sizes");
+    dump_key(writer, "input_sizes");
     put_each(writer, body, false, put_shape);
-    writer->ops->put_key(writer, "input_dtypes");
+    dump_key(writer, "input_dtypes");
     put_each(writer, body, false, put_dtype);
-    writer->ops->put_key(writer, "output_sizes");
+    dump_key(writer, "output_sizes");
     put_each(writer, body, true, put_shape);
-    writer->ops->put_key(writer, "output_dtypes");
+    dump_key(writer, "output_dtypes");
     put_each(writer, body, true, put_dtype);
     if (body->ninputs_left_out > 0) {
         put_int(writer, "inputs_left_out", body->ninputs_left_out);
@@ -162,7 +128,7 @@ static void
 put_name(dump_writer *writer, const snapshot_entry *entry)
 {
     char name[128];
-    const snapshot_group *group = entry->group;
+    const dd_recorder_group *group = entry->of->group;
     if (!entry->body.is_p2p) {
         snprintf(name, sizeof name, "%s:%s", group->kind, entry->body.name);
     } else {
@@ -173,16 +139,17 @@ put_name(dump_writer *writer, const snapshot_entry *entry)
     put_string(writer, "profiling_name", name);
 }
 
+/* Torch's JSON differs from its pickles in more than the language: here, in the numbers of pg_status, and by an empty nccl_comm_state. */
 static void
 put_time(dump_writer *writer, const char *key, const dd_snapshot *snapshot, int64_t monotonic_ns)
 {
-    writer->ops->put_key(writer, key);
+    dump_key(writer, key);
     if (monotonic_ns != 0) {
-        writer->ops->put_int(writer, monotonic_ns + snapshot->calendar_ns);
-    } else if (writer->ops->is_none_zero) {
-        writer->ops->put_int(writer, 0);
+        dump_int(writer, monotonic_ns + snapshot->calendar_ns);
+    } else if (writer->is_json) {
+        dump_int(writer, 0);
     } else {
-        writer->ops->put_none(writer);
+        dump_none(writer);
     }
 }
 
@@ -191,8 +158,8 @@ put_state(dump_writer *writer, const dd_snapshot *snapshot, const snapshot_entry
 {
     bool is_completed = entry->ended_ns != 0 && entry->code == DD_OK;
     if (is_completed && entry->started_ns != 0) {
-        writer->ops->put_key(writer, "duration_ms");
-        writer->ops->put_real(writer, (double)(entry->ended_ns - entry->started_ns) * 1e-6);
+        dump_key(writer, "duration_ms");
+        dump_real(writer, (double)(entry->ended_ns - entry->started_ns) * 1e-6);
     }
     put_string(writer, "state",
                is_completed             ? "completed"
@@ -225,13 +192,13 @@ put_frames(dump_writer *writer, const dd_snapshot *snapshot, uint32_t stack)
     size_t count = dd_call_sites_get(snapshot->recorder->sites, stack, frames);
     open_at(writer, "frames", DUMP_LIST);
     for (size_t i = 0; i < count; i++) {
-        open_container(writer, DUMP_DICT);
+        dump_open(writer, DUMP_DICT);
         put_string(writer, "name", frames[i].function);
         put_string(writer, "filename", frames[i].file);
         put_int(writer, "line", frames[i].line);
-        close_container(writer, DUMP_DICT);
+        dump_close(writer, DUMP_DICT);
     }
-    close_container(writer, DUMP_LIST);
+    dump_close(writer, DUMP_LIST);
 }
 
 static void
@@ -249,20 +216,20 @@ static int64_t
 number_of_message(const snapshot_entry *entry)
 {
     uint64_t number = entry->body.nmessages;
-    return (int64_t)(number > 0 && entry->group->is_ambiguous ? number + entry->group->ncollectives : number);
+    return (int64_t)(number > 0 && entry->of->is_ambiguous ? number + entry->of->ncollectives : number);
 }
 
 static void
 put_entry(dump_writer *writer, const dd_snapshot *snapshot, const snapshot_entry *entry, bool has_stack)
 {
     const record_body *body = &entry->body;
-    open_container(writer, DUMP_DICT);
+    dump_open(writer, DUMP_DICT);
     put_int(writer, "record_id", (int64_t)entry->number);
     put_int(writer, "pg_id", body->group_uid);
     open_at(writer, "process_group", DUMP_TUPLE);
-    writer->ops->put_text(writer, dd_blob_view(&entry->group->name));
-    writer->ops->put_text(writer, dd_blob_view(&entry->group->desc));
-    close_container(writer, DUMP_TUPLE);
+    dump_text(writer, dd_blob_view(&entry->of->group->name));
+    dump_text(writer, dd_blob_view(&entry->of->group->desc));
+    dump_close(writer, DUMP_TUPLE);
     put_caller(writer, snapshot, body);
     put_int(writer, "collective_seq_id", (int64_t)body->ncollectives);
     put_int(writer, "p2p_seq_id", number_of_message(entry));
@@ -277,17 +244,17 @@ put_entry(dump_writer *writer, const dd_snapshot *snapshot, const snapshot_entry
     if (has_stack) {
         put_frames(writer, snapshot, body->stack);
     }
-    close_container(writer, DUMP_DICT);
+    dump_close(writer, DUMP_DICT);
 }
 
 /* ---- groups */
 
 static void
-put_ranks(dump_writer *writer, const snapshot_group *group)
+put_ranks(dump_writer *writer, const dd_recorder_group *group)
 {
     dd_blob text = {0};
     char number[16];
-    writer->ops->put_key(writer, "ranks");
+    dump_key(writer, "ranks");
     for (int i = 0; i < group->size && writer->status == DD_OK; i++) {
         int rank = group->global_ranks != NULL ? group->global_ranks[i] : i;
         int len = snprintf(number, sizeof number, i == 0 ? "[%d" : ", %d", rank);
@@ -297,7 +264,7 @@ put_ranks(dump_writer *writer, const snapshot_group *group)
         writer->status =
             dd_blob_append(&text, group->size > 0 ? "]" : "[]", group->size > 0 ? 1 : 2, writer->err);
     }
-    writer->ops->put_text(writer, dd_blob_view(&text));
+    dump_text(writer, dd_blob_view(&text));
     dd_blob_fini(&text);
 }
 
@@ -306,8 +273,9 @@ static bool
 is_last_of_its_name(const dd_snapshot *snapshot, size_t index)
 {
     for (size_t i = index + 1; i < snapshot->ngroups; i++) {
-        if (snapshot->groups[i].is_shown && dd_bytes_equal(dd_blob_view(&snapshot->groups[i].name),
-                                                           dd_blob_view(&snapshot->groups[index].name))) {
+        if (snapshot->groups[i].is_shown &&
+            dd_bytes_equal(dd_blob_view(&snapshot->groups[i].group->name),
+                           dd_blob_view(&snapshot->groups[index].group->name))) {
             return false;
         }
     }
@@ -319,24 +287,24 @@ put_config(dump_writer *writer, const dd_snapshot *snapshot)
 {
     open_at(writer, "pg_config", DUMP_DICT);
     for (size_t i = 0; i < snapshot->ngroups; i++) {
-        const snapshot_group *group = &snapshot->groups[i];
-        if (!group->is_shown || !is_last_of_its_name(snapshot, i)) {
+        const dd_recorder_group *group = snapshot->groups[i].group;
+        if (!snapshot->groups[i].is_shown || !is_last_of_its_name(snapshot, i)) {
             continue;
         }
-        writer->ops->put_name(writer, dd_blob_view(&group->name));
-        open_container(writer, DUMP_DICT);
+        dump_name(writer, dd_blob_view(&group->name));
+        dump_open(writer, DUMP_DICT);
         put_text(writer, "name", dd_blob_view(&group->name));
         put_text(writer, "desc", dd_blob_view(&group->desc));
         put_ranks(writer, group);
-        close_container(writer, DUMP_DICT);
+        dump_close(writer, DUMP_DICT);
     }
-    close_container(writer, DUMP_DICT);
+    dump_close(writer, DUMP_DICT);
 }
 
 static void
 put_count(dump_writer *writer, const char *key, int64_t value)
 {
-    if (!writer->ops->is_status_text) {
+    if (!writer->is_json) {
         put_int(writer, key, value);
         return;
     }
@@ -355,15 +323,15 @@ put_status(dump_writer *writer, const dd_snapshot *snapshot)
             continue;
         }
         char uid[16];
-        snprintf(uid, sizeof uid, "%u", (unsigned)group->uid);
-        writer->ops->put_name(writer, dd_bytes_of_string(uid));
-        open_container(writer, DUMP_DICT);
+        snprintf(uid, sizeof uid, "%u", (unsigned)group->group->uid);
+        dump_name(writer, dd_bytes_of_string(uid));
+        dump_open(writer, DUMP_DICT);
         put_count(writer, "last_enqueued_collective", group->status.last_enqueued);
         put_count(writer, "last_started_collective", group->status.last_started);
         put_count(writer, "last_completed_collective", group->status.last_completed);
-        close_container(writer, DUMP_DICT);
+        dump_close(writer, DUMP_DICT);
     }
-    close_container(writer, DUMP_DICT);
+    dump_close(writer, DUMP_DICT);
 }
 
 /* ---- the whole */
@@ -371,25 +339,25 @@ put_status(dump_writer *writer, const dd_snapshot *snapshot)
 static void
 put_all(dump_writer *writer, const dd_snapshot *snapshot, const dd_dump_options *options)
 {
-    writer->ops->start(writer);
-    open_container(writer, DUMP_DICT);
+    dump_start(writer);
+    dump_open(writer, DUMP_DICT);
     put_string(writer, "version", FORMAT_VERSION);
     put_config(writer, snapshot);
-    put_string(writer, "comm_lib_version", snapshot->comm_version);
+    put_string(writer, "comm_lib_version", snapshot->recorder->comm_version);
     put_status(writer, snapshot);
-    if (writer->ops->has_empty_comms) {
+    if (writer->is_json) {
         open_at(writer, "nccl_comm_state", DUMP_DICT);
-        close_container(writer, DUMP_DICT);
+        dump_close(writer, DUMP_DICT);
     }
     if (options->has_entries) {
         open_at(writer, "entries", DUMP_LIST);
         for (size_t i = 0; i < snapshot->nentries && writer->status == DD_OK; i++) {
             put_entry(writer, snapshot, &snapshot->entries[i], options->has_stacks);
         }
-        close_container(writer, DUMP_LIST);
+        dump_close(writer, DUMP_LIST);
     }
-    close_container(writer, DUMP_DICT);
-    writer->ops->finish(writer);
+    dump_close(writer, DUMP_DICT);
+    dump_finish(writer);
 }
 
 dd_status
@@ -407,10 +375,8 @@ dd_recorder_dump(dd_recorder *recorder, const dd_dump_options *options, dd_blob 
         snapshot_fini(&snapshot);
         return status;
     }
-    dump_writer writer = {.ops = options->format == DD_DUMP_JSON ? &dump_json_ops : &dump_pickle_ops,
-                          .out = out,
-                          .err = err,
-                          .status = DD_OK};
+    dump_writer writer = {
+        .is_json = options->format == DD_DUMP_JSON, .out = out, .err = err, .status = DD_OK};
     put_all(&writer, &snapshot, options);
     snapshot_fini(&snapshot);
     return writer.status;

@@ -231,29 +231,31 @@ store_body(record_slot *slot, const record_body *body)
     }
 }
 
-/* Of a slot that is ours, or whose record is known to be there still. */
+/* A word of a slot that is ours, or whose record is known to be there still. */
+static uint64_t
+word_at(record_slot *slot, size_t offset)
+{
+    return atomic_load_explicit(&slot->words[offset / sizeof(uint64_t)], memory_order_relaxed);
+}
+
 static dd_recorder_group *
 group_of(record_slot *slot)
 {
     _Static_assert(sizeof(dd_recorder_group *) == sizeof(uint64_t), "a pointer is a word");
-    uint64_t word = atomic_load_explicit(&slot->words[offsetof(record_body, group) / sizeof(uint64_t)],
-                                         memory_order_relaxed);
+    uint64_t word = word_at(slot, offsetof(record_body, group));
     return (dd_recorder_group *)(uintptr_t)word; /* no address from a number: it was one before */
 }
 
 static uint64_t
 sequence_of(record_slot *slot)
 {
-    return atomic_load_explicit(&slot->words[offsetof(record_body, ncollectives) / sizeof(uint64_t)],
-                                memory_order_relaxed);
+    return word_at(slot, offsetof(record_body, ncollectives));
 }
 
 static const char *
 name_of(record_slot *slot)
 {
-    uint64_t word = atomic_load_explicit(&slot->words[offsetof(record_body, name) / sizeof(uint64_t)],
-                                         memory_order_relaxed);
-    return (const char *)(uintptr_t)word;
+    return (const char *)(uintptr_t)word_at(slot, offsetof(record_body, name));
 }
 
 static bool

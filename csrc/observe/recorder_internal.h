@@ -86,7 +86,7 @@ struct dd_recorder {
     known_thread threads[THREADS_KNOWN];
     dd_lock threads_mu; /* of those who add one; short */
 
-    dd_lock groups_mu; /* held for as long as a snapshot takes; no writer of records wants it */
+    dd_lock groups_mu; /* held for as long as a dump takes; no writer of records wants it */
     /* guarded by groups_mu */
     dd_list groups; /* dd_recorder_group, in the order of their uids */
     uint32_t next_uid;
@@ -148,16 +148,10 @@ void recorder_print_thread(dd_recorder *recorder, uint64_t self, char name[16]);
 void recorder_sweep_groups_locked(dd_recorder *recorder);
 void recorder_destroy_groups(dd_recorder *recorder);
 
-/* ---- snapshot.c: what a dump tells, copied out of the way of those who write */
+/* ---- snapshot.c: what a dump tells. Records are copied out of the way of those who write; groups stay as they are meanwhile */
 
 typedef struct snapshot_group {
-    uint32_t uid;
-    dd_blob name;
-    dd_blob desc;
-    const char *kind;
-    int rank;
-    int size;
-    int *global_ranks; /* owned; NULL */
+    dd_recorder_group *group;
     dd_recorder_status status;
     bool is_shown; /* it is open, or has entries */
     /* of its newest entry */
@@ -172,7 +166,7 @@ typedef struct snapshot_group {
 typedef struct snapshot_entry {
     uint64_t record;
     uint64_t number; /* from 0: since the last reset */
-    const snapshot_group *group;
+    const snapshot_group *of;
     const dd_error *error; /* NULL; what is not kept any more has its code alone */
     dd_status code;
     int64_t started_ns;
@@ -182,16 +176,16 @@ typedef struct snapshot_entry {
 } snapshot_entry;
 
 typedef struct dd_snapshot {
-    dd_recorder *recorder; /* for the names of threads and frames, which stay */
+    dd_recorder *recorder;
     snapshot_group *groups;
     size_t ngroups;
     snapshot_entry *entries; /* oldest first */
     size_t nentries;
     kept_error errors[ERRORS_KEPT];
-    char comm_version[COMM_VERSION_MAX];
     int64_t calendar_ns; /* plus monotonic time is time since the epoch */
 } dd_snapshot;
 
+/* Holds groups_mu until snapshot_fini. */
 dd_status snapshot_take(dd_recorder *recorder, bool has_entries, bool is_active_only, dd_snapshot *snapshot,
                         dd_error *err) DD_MUST_CHECK;
 void snapshot_fini(dd_snapshot *snapshot);

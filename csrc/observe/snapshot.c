@@ -10,28 +10,7 @@
 #define MAX_LOOKS 1000
 
 static dd_status
-copy_group_locked(const dd_recorder_group *group, snapshot_group *copy, dd_error *err)
-{
-    *copy =
-        (snapshot_group){.uid = group->uid, .kind = group->kind, .rank = group->rank, .size = group->size};
-    copy->is_shown = atomic_load_explicit(&group->refs, memory_order_relaxed) > 0;
-    dd_status status = dd_blob_assign(&copy->name, dd_blob_view(&group->name), err);
-    if (status == DD_OK) {
-        status = dd_blob_assign(&copy->desc, dd_blob_view(&group->desc), err);
-    }
-    if (status == DD_OK && group->global_ranks != NULL) {
-        size_t nbytes = (size_t)group->size * sizeof(int);
-        copy->global_ranks = dd_mem_alloc(nbytes);
-        if (copy->global_ranks == NULL) {
-            return dd_error_no_memory(err, nbytes);
-        }
-        memcpy(copy->global_ranks, group->global_ranks, nbytes);
-    }
-    return status;
-}
-
-static dd_status
-copy_groups_locked(dd_recorder *recorder, dd_snapshot *snapshot, dd_error *err)
+list_groups_locked(dd_recorder *recorder, dd_snapshot *snapshot, dd_error *err)
 {
     size_t count = 0;
     for (dd_list *node = recorder->groups.next; node != &recorder->groups; node = node->next) {
@@ -41,15 +20,14 @@ copy_groups_locked(dd_recorder *recorder, dd_snapshot *snapshot, dd_error *err)
     if (snapshot->groups == NULL) {
         return dd_error_no_memory(err, count * sizeof *snapshot->groups);
     }
-    dd_status status = DD_OK;
-    for (dd_list *node = recorder->groups.next; node != &recorder->groups && status == DD_OK;
-         node = node->next) {
+    for (dd_list *node = recorder->groups.next; node != &recorder->groups; node = node->next) {
         dd_recorder_group *group = DD_CONTAINER_OF(node, dd_recorder_group, link);
-        snapshot_group *copy = &snapshot->groups[snapshot->ngroups++];
-        status = copy_group_locked(group, copy, err);
-        dd_recorder_group_status(group, &copy->status);
+        snapshot_group *listed = &snapshot->groups[snapshot->ngroups++];
+        *listed = (snapshot_group){.group = group};
+        listed->is_shown = atomic_load_explicit(&group->refs, memory_order_relaxed) > 0;
+        dd_recorder_group_status(group, &listed->status);
     }
-    return status;
+    return DD_OK;
 }
 
 static snapshot_group *
@@ -59,13 +37,13 @@ find_group(dd_snapshot *snapshot, uint32_t uid)
     size_t high = snapshot->ngroups; /* their uids rise */
     while (low < high) {
         size_t middle = (low + high) / 2;
-        if (snapshot->groups[middle].uid < uid) {
+        if (snapshot->groups[middle].group->uid < uid) {
             low = middle + 1;
         } else {
             high = middle;
         }
     }
-    return low < snapshot->ngroups && snapshot->groups[low].uid == uid ? &snapshot->groups[low] : NULL;
+    return low < snapshot->ngroups && snapshot->groups[low].group->uid == uid ? &snapshot->groups[low] : NULL;
 }
 
 /* Acquire, word by word: the second look at the owner comes after them. */
@@ -142,7 +120,7 @@ read_records_locked(dd_recorder *recorder, bool is_active_only, dd_snapshot *sna
         }
         group->is_shown = true;
         note_number(group, &entry->body);
-        entry->group = group;
+        entry->of = group;
         entry->number = record - base - 1;
         entry->record = record;
         snapshot->nentries++;
@@ -182,12 +160,10 @@ snapshot_take(dd_recorder *recorder, bool has_entries, bool is_active_only, dd_s
 {
     *snapshot = (dd_snapshot){.recorder = recorder, .calendar_ns = calendar_offset_ns()};
     dd_lock_take(&recorder->groups_mu);
-    memcpy(snapshot->comm_version, recorder->comm_version, sizeof snapshot->comm_version);
-    dd_status status = copy_groups_locked(recorder, snapshot, err);
+    dd_status status = list_groups_locked(recorder, snapshot, err);
     if (status == DD_OK && has_entries) {
         status = read_records_locked(recorder, is_active_only, snapshot, err);
     }
-    dd_lock_release(&recorder->groups_mu);
     if (status != DD_OK) {
         snapshot_fini(snapshot);
         return status;
@@ -199,11 +175,7 @@ snapshot_take(dd_recorder *recorder, bool has_entries, bool is_active_only, dd_s
 void
 snapshot_fini(dd_snapshot *snapshot)
 {
-    for (size_t i = 0; i < snapshot->ngroups; i++) {
-        dd_blob_fini(&snapshot->groups[i].name);
-        dd_blob_fini(&snapshot->groups[i].desc);
-        dd_mem_free(snapshot->groups[i].global_ranks);
-    }
+    dd_lock_release(&snapshot->recorder->groups_mu);
     dd_mem_free(snapshot->groups);
     dd_mem_free(snapshot->entries);
 }

@@ -26,15 +26,17 @@ read_options(PyObject *values, dd_connect_options *options)
     int first_port;
     int last_port;
     int has_shm;
+    int waiting;
     Py_ssize_t secret_len;
     const char *secret;
-    if (!PyArg_ParseTuple(values, "siipisy#", &options->ifnames, &first_port, &last_port, &has_shm,
-                          &options->nlanes, &options->congestion, &secret, &secret_len)) {
+    if (!PyArg_ParseTuple(values, "siipisy#i", &options->ifnames, &first_port, &last_port, &has_shm,
+                          &options->nlanes, &options->congestion, &secret, &secret_len, &waiting)) {
         return false;
     }
     options->first_port = (uint16_t)first_port;
     options->last_port = (uint16_t)last_port;
     options->is_shm_disabled = has_shm == 0;
+    options->waiting = (dd_spin_policy)waiting;
     options->secret = dd_bytes_of(secret, (size_t)secret_len);
     options->ring_nbytes = RING_NBYTES;
     options->timeout_ns = HANDSHAKE_TIMEOUT_NS;

@@ -8,6 +8,7 @@
 #ifndef DD_TRANSPORT_CONNECT_H
 #define DD_TRANSPORT_CONNECT_H
 
+#include "core/spin.h"
 #include "core/wait.h"
 #include "transport/card.h"
 #include "transport/link.h"
@@ -24,6 +25,7 @@ typedef struct dd_connect_options {
     const char *congestion; /* TCP_CONGESTION, "" for the system's */
     dd_bytes secret;        /* both sides prove that they know it; empty for none */
     int64_t timeout_ns;     /* of one hand-shake with somebody who has connected to us */
+    dd_spin_policy waiting; /* of those who drive the engine */
 } dd_connect_options;
 
 /* What the owner is told, on threads of the connector, without locks of the connector held. */

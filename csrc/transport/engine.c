@@ -37,6 +37,7 @@ copy_options(dd_engine *engine, const dd_connect_options *options, dd_error *err
         return status;
     }
     engine->options = *options;
+    dd_spin_set_policy(&engine->spin, options->waiting);
     engine->options.ifnames = (const char *)engine->option_text.data;
     engine->options.congestion = (const char *)engine->option_text.data + ifnames_nbytes;
     engine->options.secret = dd_blob_view(&engine->secret);

@@ -124,7 +124,7 @@ note_yield(dd_engine *engine, int64_t took_ns, bool is_outnumbered)
     if (!is_outnumbered) {
         dd_spin_note_yield(&engine->spin, took_ns);
     }
-    return took_ns < LONG_YIELD_NS;
+    return took_ns < LONG_YIELD_NS || dd_spin_is_endless(&engine->spin);
 }
 
 bool

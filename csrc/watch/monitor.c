@@ -23,123 +23,6 @@
 /* What the other ranks need beyond an interval to see what they are told. */
 #define LINGER_SLACK_NS (100 * DD_NS_PER_MS)
 
-/* ---- passes: one at a time touches members and stores */
-
-static bool
-begin_pass(dd_monitor *monitor, const dd_wait *wait)
-{
-    dd_lock_take(&monitor->mu);
-    while (monitor->is_busy && !dd_wait_is_over(wait)) {
-        dd_cond_wait_slice(&monitor->cond, &monitor->mu, wait);
-    }
-    bool is_ours = !monitor->is_busy;
-    monitor->is_busy = true;
-    dd_lock_release(&monitor->mu);
-    return is_ours;
-}
-
-static void
-free_place(watch_place *place)
-{
-    dd_store_release(place->store);
-    dd_blob_fini(&place->count);
-    dd_mem_free(place);
-}
-
-/* Of one that is in no list any more, and whose place it was told whether to take along. */
-static void
-free_member(watch_member *member, bool is_last_of_place)
-{
-    if (is_last_of_place) {
-        free_place(member->place);
-    }
-    dd_store_release(member->info.store);
-    dd_recorder_group_release(member->info.record);
-    dd_blob_fini(&member->published);
-    if (member->info.release != NULL) {
-        member->info.release(member->info.ctx);
-    }
-    dd_mem_free(member);
-}
-
-static bool
-unlink_member_locked(watch_member *member)
-{
-    dd_list_remove(&member->link);
-    if (member->place == NULL || --member->place->nusers > 0) {
-        return false;
-    }
-    dd_list_remove(&member->place->link);
-    return true;
-}
-
-/* A member that is to go; unlinked. */
-static watch_member *
-take_removed(dd_monitor *monitor, bool *is_last_of_place)
-{
-    watch_member *found = NULL;
-    dd_lock_take(&monitor->mu);
-    for (dd_list *node = monitor->members.next; node != &monitor->members && found == NULL;
-         node = node->next) {
-        watch_member *member = DD_CONTAINER_OF(node, watch_member, link);
-        found = member->is_removed ? member : NULL;
-    }
-    if (found != NULL) {
-        *is_last_of_place = unlink_member_locked(found);
-    } else {
-        monitor->is_busy = false;
-        pthread_cond_broadcast(&monitor->cond);
-    }
-    dd_lock_release(&monitor->mu);
-    return found;
-}
-
-static void
-end_pass(dd_monitor *monitor)
-{
-    bool is_last = false;
-    watch_member *member;
-    while ((member = take_removed(monitor, &is_last)) != NULL) {
-        free_member(member, is_last);
-    }
-}
-
-watch_member *
-watch_next(dd_monitor *monitor, watch_member *after)
-{
-    dd_lock_take(&monitor->mu);
-    dd_list *node = after != NULL ? after->link.next : monitor->members.next;
-    dd_lock_release(&monitor->mu);
-    return node != &monitor->members ? DD_CONTAINER_OF(node, watch_member, link) : NULL;
-}
-
-watch_member *
-watch_find(dd_monitor *monitor, const dd_alarm *alarm)
-{
-    watch_member *member = watch_next(monitor, NULL);
-    while (member != NULL &&
-           (member->info.record == NULL || dd_recorder_group_uid(member->info.record) != alarm->uid)) {
-        member = watch_next(monitor, member);
-    }
-    return member;
-}
-
-static bool
-is_time_up(void *ctx)
-{
-    dd_monitor *monitor = ctx;
-    return atomic_load(&monitor->is_stopping) && dd_clock_now_ns() >= atomic_load(&monitor->stop_deadline_ns);
-}
-
-dd_wait
-watch_wait(dd_monitor *monitor)
-{
-    dd_wait wait = dd_wait_after(WATCH_STORE_TIMEOUT_NS);
-    wait.is_interrupted = is_time_up;
-    wait.ctx = monitor;
-    return wait;
-}
-
 /* ---- failures */
 
 /* The others have had no time yet to see what we told: a store that this process serves must live that long. */
@@ -172,17 +55,43 @@ is_worth_a_dump(dd_monitor *monitor, const watch_member *member, dd_status code)
            (monitor->options.dumping == DD_DUMPING_DEVICES && is_device);
 }
 
-static void
-report_dump_of_failure(dd_monitor *monitor, bool is_wanted, dd_blob *report)
+typedef enum dump_wish {
+    DUMP_NONE,
+    DUMP_OF_FAILURE, /* everybody's, once in a while */
+    DUMP_ASKED,
+} dump_wish;
+
+/* Of a failure that is not one group's of this process. */
+static dump_wish
+wish_of_all(const dd_monitor *monitor)
 {
-    if (!is_wanted) {
-        watch_report_add(report, "no dump was asked for: DLDIST_FR_DUMP_FILE=<prefix> says where to put one");
-    } else if (watch_is_dump_due(monitor)) {
-        watch_dump_now(monitor, report);
-        watch_tell_dump(monitor);
+    return monitor->options.dumping != DD_DUMPING_OFF ? DUMP_OF_FAILURE : DUMP_NONE;
+}
+
+/* Reports what has happened, with the dump, where all groups are and, if wanted, how far the ranks of one have come. */
+static void
+look_into(dd_monitor *monitor, const char *what, dump_wish wish, watch_member *of_whom)
+{
+    dd_blob report = {0};
+    watch_ask(monitor);
+    watch_report_add(&report, "%s", what);
+    if (wish == DUMP_NONE) {
+        watch_report_add(&report, "no dump is written: DLDIST_FR_DUMP_FILE=<prefix> says where to put one");
+    } else if (wish == DUMP_ASKED || watch_is_dump_due(monitor)) {
+        watch_dump_now(monitor, &report);
     } else {
-        watch_report_add(report, "a dump has just been written");
+        watch_report_add(&report, "a dump has just been written");
+        wish = DUMP_NONE;
     }
+    if (wish == DUMP_OF_FAILURE) {
+        watch_tell_dump(monitor);
+    }
+    watch_report_groups(monitor, &report);
+    if (of_whom != NULL && monitor->options.is_desync) {
+        watch_report_progress(monitor, of_whom, &report);
+    }
+    watch_report_answer(monitor, &report);
+    watch_report_finish(monitor, &report);
 }
 
 /* The others first: they have been promised to hear of it soon, and a dump may take its time. */
@@ -193,20 +102,14 @@ on_alarm(dd_monitor *monitor, const dd_alarm *alarm)
     if (member == NULL && is_wanted(alarm->error.code)) {
         return; /* a group of one rank: nobody else is concerned */
     }
-    dd_blob report = {0};
-    watch_ask(monitor);
+    char what[WATCH_LINE_MAX];
+    bool is_dumped = is_worth_a_dump(monitor, member, alarm->error.code);
     if (member != NULL && member->info.fail != NULL && monitor->options.is_propagating) {
         watch_tell_error(monitor, member, &alarm->error);
     }
-    watch_report_add(&report, "group \"%s\" (%s) has failed on rank %d: %s", alarm->group, alarm->kind,
-                     alarm->rank, alarm->error.message);
-    report_dump_of_failure(monitor, is_worth_a_dump(monitor, member, alarm->error.code), &report);
-    watch_report_groups(monitor, &report);
-    if (member != NULL && monitor->options.is_desync) {
-        watch_report_progress(monitor, member, &report);
-    }
-    watch_report_answer(monitor, &report);
-    watch_report_finish(monitor, &report);
+    snprintf(what, sizeof what, "group \"%s\" (%s) has failed on rank %d: %s", alarm->group, alarm->kind,
+             alarm->rank, alarm->error.message);
+    look_into(monitor, what, is_dumped ? DUMP_OF_FAILURE : DUMP_NONE, member);
     if (member != NULL && member->info.is_fatal && !is_wanted(alarm->error.code)) {
         linger(monitor);
         monitor->host.die(monitor->host.ctx, alarm->error.message);
@@ -234,13 +137,7 @@ on_lost_beat(dd_monitor *monitor, const char *activity, int64_t stood_ns, bool i
         "the watchdog of NCCL's groups has not moved for %.1f s%s%s: a call of NCCL or CUDA hangs",
         (double)stood_ns / (double)DD_NS_PER_S, activity[0] != '\0' ? ", in " : "", activity);
     (void)status;
-    dd_blob report = {0};
-    watch_ask(monitor);
-    watch_report_add(&report, "%s", cause.message);
-    report_dump_of_failure(monitor, monitor->options.dumping != DD_DUMPING_OFF, &report);
-    watch_report_groups(monitor, &report);
-    watch_report_answer(monitor, &report);
-    watch_report_finish(monitor, &report);
+    look_into(monitor, cause.message, wish_of_all(monitor), NULL);
     watch_member *member = NULL;
     while (!is_fatal && (member = watch_next(monitor, member)) != NULL) {
         if (member->info.fail != NULL) {
@@ -286,13 +183,18 @@ answer_request(dd_monitor *monitor)
     if (!atomic_exchange(&monitor->is_dump_requested, false) && !is_asked) {
         return;
     }
-    dd_blob report = {0};
-    watch_ask(monitor);
-    watch_report_add(&report, "a dump was asked for");
-    watch_dump_now(monitor, &report);
-    watch_report_groups(monitor, &report);
-    watch_report_answer(monitor, &report);
-    watch_report_finish(monitor, &report);
+    look_into(monitor, "a dump was asked for", DUMP_ASKED, NULL);
+}
+
+/* What the other ranks tell. A dump shows what was before this rank fails with them. */
+static void
+listen(dd_monitor *monitor)
+{
+    char what[WATCH_LINE_MAX];
+    if (watch_hear_dump(monitor, what)) {
+        look_into(monitor, what, wish_of_all(monitor), NULL);
+    }
+    watch_hear_errors(monitor);
 }
 
 /* A beat means that something is under way, or has just been. */
@@ -316,16 +218,16 @@ void
 dd_monitor_step(dd_monitor *monitor)
 {
     dd_wait endless = {.deadline_ns = DD_NEVER_NS};
-    (void)begin_pass(monitor, &endless);
+    (void)watch_begin_pass(monitor, &endless);
     answer_request(monitor);
     take_alarms(monitor);
     check_heartbeat(monitor);
     watch_follow_up(monitor);
     if (dd_clock_now_ns() >= next_check_ns(monitor)) {
-        watch_listen(monitor);
+        listen(monitor);
         monitor->last_check_ns = dd_clock_now_ns();
     }
-    end_pass(monitor);
+    watch_end_pass(monitor);
 }
 
 static void
@@ -347,14 +249,10 @@ static void
 leave(dd_monitor *monitor)
 {
     dd_wait endless = {.deadline_ns = DD_NEVER_NS};
-    (void)begin_pass(monitor, &endless);
+    (void)watch_begin_pass(monitor, &endless);
     watch_close_pipe(monitor);
-    dd_lock_take(&monitor->mu);
-    for (dd_list *node = monitor->members.next; node != &monitor->members; node = node->next) {
-        DD_CONTAINER_OF(node, watch_member, link)->is_removed = true;
-    }
-    dd_lock_release(&monitor->mu);
-    end_pass(monitor);
+    watch_mark_removed(monitor, 0);
+    watch_end_pass(monitor);
 }
 
 static void
@@ -415,123 +313,17 @@ dd_monitor_request_dump(dd_monitor *monitor)
 
 /* ---- groups */
 
-static dd_store *
-root_of(dd_store *store)
-{
-    while (dd_prefix_store_is(store)) {
-        store = dd_prefix_store_underlying(store);
-    }
-    return store;
-}
-
-static watch_place *
-use_place_locked(dd_monitor *monitor, dd_store *root, dd_error *err)
-{
-    for (dd_list *node = monitor->places.next; node != &monitor->places; node = node->next) {
-        watch_place *place = DD_CONTAINER_OF(node, watch_place, link);
-        if (place->store == root) {
-            place->nusers++;
-            return place;
-        }
-    }
-    watch_place *place = dd_mem_zalloc(sizeof *place);
-    if (place == NULL) {
-        dd_status status = dd_error_no_memory(err, sizeof *place);
-        (void)status;
-        return NULL;
-    }
-    place->store = dd_store_acquire(root);
-    place->nusers = 1;
-    dd_list_push_back(&monitor->places, &place->link);
-    return place;
-}
-
-/* Puts it among the others. */
-static dd_status
-link_member(dd_monitor *monitor, watch_member *member, uint64_t *id, dd_error *err)
-{
-    dd_status status = DD_OK;
-    dd_lock_take(&monitor->mu);
-    if (member->info.store != NULL) {
-        member->place = use_place_locked(monitor, root_of(member->info.store), err);
-        status = member->place != NULL ? DD_OK : DD_OUT_OF_MEMORY;
-    }
-    if (member->place != NULL) {
-        member->info.store = dd_store_acquire(member->info.store);
-    }
-    if (status == DD_OK) {
-        member->info.record = dd_recorder_group_acquire(member->info.record);
-        *id = member->id = ++monitor->last_id;
-        dd_list_push_back(&monitor->members, &member->link);
-    }
-    dd_lock_release(&monitor->mu);
-    return status;
-}
-
-static bool
-needs_signals(dd_monitor *monitor, const dd_monitor_member *info)
-{
-    dd_lock_take(&monitor->mu);
-    bool is_first = dd_list_is_empty(&monitor->members);
-    dd_lock_release(&monitor->mu);
-    return info->store != NULL && (is_first || info->fail != NULL || monitor->options.is_desync);
-}
-
-/* A group whose store does not do what is needed here works all the same: without signals. */
-static dd_status
-enter(watch_member *member, const dd_wait *wait, dd_error *err)
-{
-    dd_status status = watch_enter(member, wait, err);
-    if (status != DD_OK && status != DD_INTERRUPTED) {
-        DD_LOG(DD_LOG_DEBUG, "the ranks of group \"%s\" cannot tell each other of failures: %s", member->name,
-               err != NULL ? err->message : "");
-        member->info.store = NULL;
-        status = DD_OK;
-    }
-    return status;
-}
-
-dd_status
-dd_monitor_add(dd_monitor *monitor, const dd_monitor_member *info, uint64_t *id, const dd_wait *wait,
-               dd_error *err)
-{
-    watch_member *member = dd_mem_zalloc(sizeof *member);
-    if (member == NULL) {
-        return dd_error_no_memory(err, sizeof *member);
-    }
-    member->info = *info;
-    snprintf(member->name, sizeof member->name, "%.*s", (int)info->name.len, (const char *)info->name.data);
-    member->info.name = dd_bytes_of_string(member->name);
-    dd_list_init(&member->link);
-    dd_status status = needs_signals(monitor, info) ? enter(member, wait, err) : DD_OK;
-    if (status == DD_OK) {
-        status = link_member(monitor, member, id, err);
-    }
-    if (status != DD_OK) {
-        dd_mem_free(member);
-        return status;
-    }
-    return DD_OK;
-}
-
 void
 dd_monitor_remove(dd_monitor *monitor, uint64_t id)
 {
     dd_wait wait = dd_wait_after(REMOVE_NS);
-    bool is_ours = begin_pass(monitor, &wait);
+    bool is_ours = watch_begin_pass(monitor, &wait);
     if (is_ours) {
         take_alarms(monitor);
     }
-    dd_lock_take(&monitor->mu);
-    for (dd_list *node = monitor->members.next; node != &monitor->members; node = node->next) {
-        watch_member *member = DD_CONTAINER_OF(node, watch_member, link);
-        if (member->id == id) {
-            member->is_removed = true;
-        }
-    }
-    dd_lock_release(&monitor->mu);
+    watch_mark_removed(monitor, id);
     if (is_ours) {
-        end_pass(monitor);
+        watch_end_pass(monitor);
     }
 }
 
@@ -606,10 +398,8 @@ dd_monitor_destroy(dd_monitor *monitor)
     if (monitor == NULL) {
         return;
     }
-    watch_member *member;
-    while ((member = watch_next(monitor, NULL)) != NULL) {
-        free_member(member, unlink_member_locked(member));
-    }
+    watch_mark_removed(monitor, 0);
+    watch_end_pass(monitor);
     watch_close_pipe(monitor);
     dd_recorder_notify_of_alarms(monitor->options.recorder, NULL, NULL);
     dd_fork_close(monitor->wake_fd);

@@ -1,8 +1,8 @@
 /* Dumps of the recorder, and the pipe that asks for them. */
 #include "watch/watch_internal.h"
 
+#include "core/errand.h"
 #include "core/fork.h"
-#include "core/lock.h"
 #include "core/mem.h"
 #include "observe/dump_file.h"
 
@@ -72,98 +72,53 @@ watch_drain_pipe(dd_monitor *monitor)
 /* ---- dumps, on a thread of their own: a file system may hang */
 
 typedef struct dump_job {
+    dd_errand errand; /* first */
     dd_recorder *recorder;
     dd_dump_options options;
-    char *path; /* owned */
-    dd_lock mu;
-    pthread_cond_t cond;
-    /* guarded by mu */
-    int nowners;
-    bool is_done;
     dd_status status;
     dd_error error;
+    char path[];
 } dump_job;
 
 static void
-leave_job(dump_job *job)
+run_job(dd_errand *errand)
 {
-    dd_lock_take(&job->mu);
-    bool is_last = --job->nowners == 0;
-    dd_lock_release(&job->mu);
-    if (is_last) {
-        dd_lock_fini(&job->mu);
-        pthread_cond_destroy(&job->cond);
-        dd_mem_free(job->path);
-        dd_mem_free(job);
-    }
+    dump_job *job = (dump_job *)errand;
+    job->status = dd_recorder_dump_to_file(job->recorder, &job->options, job->path, &job->error);
 }
 
-static void *
-run_job(void *arg)
+static void
+free_job(dd_errand *errand)
 {
-    dump_job *job = arg;
-    dd_error err;
-    dd_status status = dd_recorder_dump_to_file(job->recorder, &job->options, job->path, &err);
-    dd_lock_take(&job->mu);
-    job->is_done = true;
-    job->status = status;
-    if (status != DD_OK) {
-        job->error = err;
-    }
-    pthread_cond_signal(&job->cond);
-    dd_lock_release(&job->mu);
-    leave_job(job);
-    return NULL;
+    dd_mem_free(errand);
 }
 
 static dd_status
-start_job(dd_monitor *monitor, dump_job **out, dd_error *err)
+write_dump(dd_monitor *monitor, dd_error *err)
 {
-    size_t nbytes = strlen(monitor->dump_path) + 1;
-    dump_job *job = dd_mem_zalloc(sizeof *job);
-    char *path = dd_mem_alloc(nbytes);
-    if (job == NULL || path == NULL) {
-        dd_mem_free(job);
-        dd_mem_free(path);
-        return dd_error_no_memory(err, sizeof *job + nbytes);
+    size_t path_nbytes = strlen(monitor->dump_path) + 1;
+    dump_job *job = dd_mem_zalloc(sizeof *job + path_nbytes);
+    if (job == NULL) {
+        return dd_error_no_memory(err, sizeof *job + path_nbytes);
     }
-    memcpy(path, monitor->dump_path, nbytes);
+    job->errand = (dd_errand){.run = run_job, .free = free_job};
     job->recorder = monitor->options.recorder;
     job->options = monitor->options.dump;
-    job->path = path;
-    job->nowners = 2;
-    dd_lock_init(&job->mu, DD_LOCK_DUMP_JOB);
-    dd_cond_init(&job->cond);
-    pthread_t thread;
-    dd_status status = dd_thread_start(&thread, "dldist-dump", run_job, job, err);
+    memcpy(job->path, monitor->dump_path, path_nbytes);
+    dd_status status = dd_errand_start(&job->errand, "dldist-dump", err);
     if (status != DD_OK) {
-        job->nowners = 1;
-        leave_job(job);
         return status;
     }
-    pthread_detach(thread);
-    *out = job;
-    return DD_OK;
-}
-
-static dd_status
-wait_job(dd_monitor *monitor, dump_job *job, dd_error *err)
-{
     dd_wait wait = watch_wait(monitor);
     wait.deadline_ns = dd_clock_now_ns() + monitor->options.dump_timeout_ns;
-    dd_status status = DD_OK;
-    dd_lock_take(&job->mu);
-    while (!job->is_done && !dd_wait_is_over(&wait) && status == DD_OK) {
-        dd_cond_wait_slice(&job->cond, &job->mu, &wait);
-        status = dd_wait_check(&wait, err);
-    }
-    if (job->is_done) {
-        status = job->status == DD_OK ? DD_OK : dd_error_copy(err, &job->error);
-    } else if (status == DD_OK) {
-        status = dd_error_set(err, DD_TIMED_OUT, "writing %s takes longer than %.1f s", job->path,
+    status = dd_errand_wait(&job->errand, &wait, err);
+    if (status == DD_TIMED_OUT) {
+        status = dd_error_set(err, DD_TIMED_OUT, "writing %s takes longer than %.1f s", monitor->dump_path,
                               dd_wait_elapsed_s(&wait));
+    } else if (status == DD_OK && job->status != DD_OK) {
+        status = dd_error_copy(err, &job->error);
     }
-    dd_lock_release(&job->mu);
+    dd_errand_leave(&job->errand);
     return status;
 }
 
@@ -182,13 +137,7 @@ void
 watch_dump_now(dd_monitor *monitor, dd_blob *report)
 {
     dd_error err;
-    dump_job *job = NULL;
-    dd_status status = start_job(monitor, &job, &err);
-    if (status == DD_OK) {
-        status = wait_job(monitor, job, &err);
-        leave_job(job);
-    }
-    if (status == DD_OK) {
+    if (write_dump(monitor, &err) == DD_OK) {
         atomic_fetch_add(&monitor->ndumps, 1);
         watch_report_add(report, "the flight recorder is in %s", monitor->dump_path);
     } else {

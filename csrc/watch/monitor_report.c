@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define LINE_MAX_NBYTES 1600
 /* So long an interpreter that is well may take. */
 #define ANSWER_NS (300 * DD_NS_PER_MS)
 #define ANSWER_POLL_NS (5 * DD_NS_PER_MS)
@@ -20,7 +19,7 @@
 void
 watch_report_add(dd_blob *report, const char *format, ...)
 {
-    char line[LINE_MAX_NBYTES];
+    char line[WATCH_LINE_MAX];
     va_list args;
     va_start(args, format);
     int len = vsnprintf(line, sizeof line - 1, format, args);

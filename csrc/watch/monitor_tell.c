@@ -131,33 +131,6 @@ watch_tell_error(dd_monitor *monitor, watch_member *member, const dd_error *caus
 /* ---- listening */
 
 static void
-hear_dump(dd_monitor *monitor, watch_member *first)
-{
-    char key[WATCH_KEY_MAX];
-    dd_blob value = {0};
-    int rank;
-    dd_error err;
-    if (!first->is_dump_seen && look_up(monitor, first, signal_key(first, key, "exception_dump"), &value)) {
-        first->is_dump_seen = true;
-        dd_blob report = {0};
-        watch_ask(monitor);
-        if (dd_signal_decode_dump(dd_blob_view(&value), &rank, &err) == DD_OK) {
-            watch_report_add(&report, "rank %d of group \"%s\" has asked all ranks for a dump: it has failed",
-                             rank, first->name);
-        } else {
-            watch_report_add(&report, "somebody has asked all ranks for a dump: %s", err.message);
-        }
-        if (monitor->options.dumping != DD_DUMPING_OFF && watch_is_dump_due(monitor)) {
-            watch_dump_now(monitor, &report);
-        }
-        watch_report_groups(monitor, &report);
-        watch_report_answer(monitor, &report);
-        watch_report_finish(monitor, &report);
-    }
-    dd_blob_fini(&value);
-}
-
-static void
 hear_error(dd_monitor *monitor, watch_member *member)
 {
     char key[WATCH_KEY_MAX];
@@ -204,17 +177,6 @@ is_listening(const watch_member *member, const watch_member *first)
     return can_tell(member) && (member == first || member->info.fail != NULL);
 }
 
-static void
-listen_to(dd_monitor *monitor, watch_member *member, const watch_member *first)
-{
-    if (member == first) {
-        hear_dump(monitor, member);
-    }
-    if (member->info.fail != NULL) {
-        hear_error(monitor, member);
-    }
-}
-
 /* The first group's signal is everybody's, so one that comes to be the first is counted in then. */
 static void
 enter_late(dd_monitor *monitor, watch_member *first)
@@ -232,12 +194,10 @@ enter_late(dd_monitor *monitor, watch_member *first)
     (void)is_answered(first->place, status, &err);
 }
 
-void
-watch_listen(dd_monitor *monitor)
+/* Asks each store once, whatever the number of members; a place stays for as long as its members do. */
+static void
+look_at_places(dd_monitor *monitor, watch_member *first)
 {
-    watch_member *first = watch_next(monitor, NULL);
-    enter_late(monitor, first);
-    /* Asked once, whatever the number of members; a place stays for as long as its members do. */
     for (watch_member *member = first; member != NULL; member = watch_next(monitor, member)) {
         if (member->place != NULL) {
             member->place->is_looked_at = false;
@@ -249,9 +209,41 @@ watch_listen(dd_monitor *monitor)
             look_at_place(monitor, member->place);
         }
     }
-    for (watch_member *member = first; member != NULL; member = watch_next(monitor, member)) {
-        if (is_listening(member, first) && member->place->is_changed) {
-            listen_to(monitor, member, first);
+}
+
+bool
+watch_hear_dump(dd_monitor *monitor, char what[WATCH_LINE_MAX])
+{
+    watch_member *first = watch_next(monitor, NULL);
+    char key[WATCH_KEY_MAX];
+    dd_blob value = {0};
+    int rank;
+    dd_error err;
+    enter_late(monitor, first);
+    look_at_places(monitor, first);
+    bool is_asked = can_tell(first) && first->place->is_changed && !first->is_dump_seen &&
+                    look_up(monitor, first, signal_key(first, key, "exception_dump"), &value);
+    if (is_asked) {
+        first->is_dump_seen = true;
+        if (dd_signal_decode_dump(dd_blob_view(&value), &rank, &err) == DD_OK) {
+            snprintf(what, WATCH_LINE_MAX,
+                     "rank %d of group \"%s\" has asked all ranks for a dump: it has failed", rank,
+                     first->name);
+        } else {
+            snprintf(what, WATCH_LINE_MAX, "somebody has asked all ranks for a dump: %s", err.message);
+        }
+    }
+    dd_blob_fini(&value);
+    return is_asked;
+}
+
+void
+watch_hear_errors(dd_monitor *monitor)
+{
+    for (watch_member *member = watch_next(monitor, NULL); member != NULL;
+         member = watch_next(monitor, member)) {
+        if (can_tell(member) && member->info.fail != NULL && member->place->is_changed) {
+            hear_error(monitor, member);
         }
         if (monitor->options.is_desync) {
             watch_publish(monitor, member);

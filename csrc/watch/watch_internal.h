@@ -11,6 +11,7 @@
 #include <stdatomic.h>
 
 #define WATCH_STORE_TIMEOUT_NS (5 * DD_NS_PER_S)
+#define WATCH_LINE_MAX 1600 /* of a report */
 #define WATCH_KEY_MAX 320
 #define WATCH_NAME_MAX 200
 /* Failures that follow each other faster have one cause: the dump of the first has it all, and reports are kept together. */
@@ -81,8 +82,13 @@ struct dd_monitor {
     int64_t question_ns;
 };
 
-/* ---- monitor.c */
+/* ---- monitor_members.c */
 
+/* A pass: one at a time touches members and stores. False: the wait is over, and somebody else is in one. */
+bool watch_begin_pass(dd_monitor *monitor, const dd_wait *wait);
+/* Lets the removed members go. */
+void watch_end_pass(dd_monitor *monitor);
+void watch_mark_removed(dd_monitor *monitor, uint64_t id); /* 0: all */
 /* For one request to a store. Ends early when the monitor's time is up. */
 dd_wait watch_wait(dd_monitor *monitor);
 /* Members in their order, NULL at the end: they stay for as long as the pass. */
@@ -96,8 +102,10 @@ watch_member *watch_find(dd_monitor *monitor, const dd_alarm *alarm);
 dd_status watch_enter(watch_member *member, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 void watch_tell_dump(dd_monitor *monitor);
 void watch_tell_error(dd_monitor *monitor, watch_member *member, const dd_error *cause);
-/* The look of every interval: what others tell is done. */
-void watch_listen(dd_monitor *monitor);
+/* The look of every interval. First: whether somebody asks all for a dump; then `what` says who. */
+bool watch_hear_dump(dd_monitor *monitor, char what[WATCH_LINE_MAX]);
+/* Then: groups that have failed elsewhere fail here, and this rank says how far it is. */
+void watch_hear_errors(dd_monitor *monitor);
 void watch_publish(dd_monitor *monitor, watch_member *member);
 /* DD_QUEUE_EMPTY when the rank has published nothing. */
 dd_status watch_read_state(dd_monitor *monitor, watch_member *member, int rank, dd_signal_state *state,

@@ -1,255 +1,305 @@
-/* Windows: what a group has for them, closing, and what is known of them. */
+/* The operations: copies and additions in memory where the rank is direct, else calls. */
+#include "core/spin.h"
+#include "kernels/copy.h"
 #include "window/window_internal.h"
 
-#include "core/mem.h"
+#include <sched.h>
+#include <string.h>
 
-/* ---- the hub */
+/* A signal that answers ours comes within a microsecond or two. So long it is looked for without any lock. */
+#define SHORT_LOOKS 512
+/* With more ranks than cores, the core is given away after each look. */
+#define CROWDED_LOOKS 8
+
+static const window_op op_put = {
+    .what = "put", .lack = "taken it", .note = DD_WINDOW_PUT, .needs_open = true};
+static const window_op op_get = {
+    .what = "get", .lack = "answered", .note = DD_WINDOW_GET, .needs_open = true};
+static const window_op op_signal = {
+    .what = "signal", .lack = "taken it", .note = DD_WINDOW_PUT, .needs_channel = true, .needs_open = true};
+static const window_op op_alone = {.what = "signal_alone",
+                                   .lack = "taken the signal",
+                                   .word = WINDOW_WORD_ROOM,
+                                   .needs_channel = true,
+                                   .needs_open = true};
+/* Does not need the window to be open there: signals from before it was closed count. */
+static const window_op op_wait = {
+    .what = "wait_signal", .lack = "signalled", .word = WINDOW_WORD_SIGNAL, .needs_channel = true};
+/* A get of nothing: it is answered when the notes before it have been taken. */
+static const window_op op_flush = {.what = "flush", .lack = "answered", .note = DD_WINDOW_GET};
+
+/* ---- without a call */
+
+/* Source and target may overlap. */
+static void
+copy(void *dst, const void *src, size_t nbytes)
+{
+    uintptr_t to = (uintptr_t)dst;
+    uintptr_t from = (uintptr_t)src;
+    if (to < from + nbytes && from < to + nbytes) {
+        memmove(dst, src, nbytes);
+    } else {
+        dd_copy(dst, src, nbytes);
+    }
+}
 
 static void
-on_end(dd_group_guest *guest, const dd_error *cause)
+move_direct(dd_window *window, const window_args *args)
 {
-    window_hub *hub = (window_hub *)guest;
-    if (hub->is_over) {
-        return;
+    const window_member *there = &window->members[args->place.rank];
+    if (args->block.nbytes > 0) {
+        uint8_t *place = there->data + args->place.offset;
+        bool is_get = args->op == &op_get;
+        copy(is_get ? args->block.data : place, is_get ? place : args->block.data, args->block.nbytes);
     }
-    for (dd_list *node = hub->windows.next; node != &hub->windows; node = node->next) {
-        dd_window *window = DD_CONTAINER_OF(node, dd_window, link);
-        if (atomic_load(&window->state) == WINDOW_OPEN) {
-            atomic_store(&window->state, WINDOW_OVER);
+    if (args->channel != DD_NO_CHANNEL) {
+        atomic_fetch_add(&there->words[window_word(window, args->channel, window->hub->rank)], 1);
+        window_wake(window, args->place.rank);
+    }
+}
+
+/* Looks for the word for a moment, without a lock. */
+static bool
+take_soon(const dd_window *window, const window_args *args)
+{
+    bool is_crowded = window->hub->task.is_crowded;
+    bool is_direct = window->members[args->place.rank].is_direct;
+    int nlooks = !is_direct ? 0 : is_crowded ? CROWDED_LOOKS : SHORT_LOOKS;
+    while (!window_try_word(window, args)) {
+        if (nlooks-- == 0) {
+            return false;
+        }
+        if (is_crowded) {
+            (void)sched_yield();
+        } else {
+            dd_spin_pause();
         }
     }
-    window_end_waits_locked(hub, NULL, DD_ANY_RANK, cause);
-    for (int rank = 0; rank < hub->size; rank++) {
-        window_end_gets_locked(&hub->sources[rank], cause);
+    return true;
+}
+
+/* True: it is done. */
+static bool
+try_at_once(dd_window *window, const window_args *args)
+{
+    if (args->op->word != WINDOW_NO_WORD) {
+        return take_soon(window, args);
     }
-    hub->is_over = true;
-    window_stop_serving_locked(hub, cause);
-    window_end_letters_locked(hub, cause);
-}
-
-static void
-destroy_hub(dd_group_guest *guest)
-{
-    dd_mem_free(guest);
-}
-
-static window_hub *
-make_hub_locked(dd_group *group)
-{
-    int size = dd_group_size(group);
-    window_hub *hub = dd_mem_zalloc(sizeof *hub + (size_t)size * sizeof(window_source));
-    if (hub == NULL) {
-        return NULL;
+    if (!window->members[args->place.rank].is_direct) {
+        return false;
     }
-    hub->guest = (dd_group_guest){.on_request = window_on_request,
-                                  .on_goodbye = window_on_goodbye,
-                                  .on_end = on_end,
-                                  .destroy = destroy_hub};
-    hub->group = group;
-    hub->engine = dd_group_engine(group);
-    hub->rank = dd_group_rank(group);
-    hub->size = size;
-    dd_list_init(&hub->windows);
-    dd_list_init(&hub->letters);
-    dd_list_init(&hub->waiting);
-    dd_list_init(&hub->moving);
-    for (int rank = 0; rank < size; rank++) {
-        window_init_source(&hub->sources[rank], hub, rank);
-    }
-    dd_group_take_guest_locked(group, &hub->guest);
-    hub->context = hub->guest.context;
-    hub->task = window_make_task(hub);
-    dd_list_init(&hub->task.link);
-    return hub;
+    move_direct(window, args);
+    return true;
 }
 
-dd_status
-window_find_hub(dd_group *group, window_hub **hub, uint64_t *id, dd_error *err)
-{
-    dd_engine_lock(dd_group_engine(group));
-    dd_status status = dd_group_check_usable_locked(group, "window", err);
-    if (status == DD_OK) {
-        *hub = (window_hub *)dd_group_find_guest_locked(group);
-        *hub = *hub == NULL ? make_hub_locked(group) : *hub;
-        status = *hub == NULL ? dd_error_no_memory(err, sizeof **hub) : DD_OK;
-    }
-    if (status == DD_OK) {
-        *id = ++(*hub)->nwindows;
-    }
-    dd_engine_unlock(dd_group_engine(group));
-    return status;
-}
+/* ---- with one */
 
-/* ---- words */
-
-void
-window_describe(const window_hub *hub, const char *what, uint64_t window, dd_error *err)
+static dd_status
+run(dd_window *window, const window_args *args, const dd_wait *wait, dd_error *err)
 {
-    dd_bytes name = dd_group_name(hub->group);
-    dd_error_prepend(err, "%s on window %llu of group \"%.*s\" (rank %d of %d)", what,
-                     (unsigned long long)window, (int)name.len, (const char *)name.data, hub->rank,
-                     hub->size);
-}
-
-dd_status
-window_error_closed(const window_hub *hub, int rank, dd_error *err)
-{
-    return dd_group_error_about(hub->group, rank, DD_CLOSED, "has closed the window", err);
-}
-
-dd_status
-window_conclude(window_hub *hub, const char *what, dd_status status, dd_error *err)
-{
-    if (status == DD_OK || dd_engine_check_fork(hub->engine, NULL) != DD_OK) {
+    window_call *call = NULL;
+    dd_status status = window_check(window, args, err);
+    if (status != DD_OK || try_at_once(window, args)) {
         return status;
     }
-    dd_engine_lock(hub->engine);
-    if (status == DD_CLOSED) {
-        dd_engine_hear_locked(hub->engine);
-        if (dd_group_cause_locked(hub->group) != NULL) {
-            status = dd_group_check_usable_locked(hub->group, what, err);
-        }
+    status = window_make_call(window, args, wait->start_ns, wait->deadline_ns, &call, err);
+    if (status != DD_OK) {
+        return status;
     }
-    dd_engine_finish_telling_locked(hub->engine);
-    dd_engine_unlock(hub->engine);
+    status = window_begin(call, err);
+    if (status == DD_OK) {
+        status =
+            dd_work_is_done(&call->work) ? dd_work_result(&call->work, err) : window_finish(call, wait, err);
+    }
+    if (status == DD_OK && call->is_far) {
+        dd_engine_kick(window->hub->engine); /* what was sent may still be on its way */
+    }
+    dd_work_release(&call->work);
+    return window_conclude(window->hub, args->op->what, status, err);
+}
+
+static dd_status
+post(dd_window *window, const window_args *args, const dd_call_options *options, dd_work **work,
+     dd_error *err)
+{
+    window_call *call = NULL;
+    int64_t start_ns = dd_clock_now_ns();
+    int64_t timeout_ns =
+        options->timeout_ns >= 0 ? options->timeout_ns : dd_group_get_timeout_ns(window->hub->group);
+    int64_t deadline_ns = timeout_ns < DD_NEVER_NS - start_ns ? start_ns + timeout_ns : DD_NEVER_NS;
+    dd_status status = window_check(window, args, err);
+    if (status == DD_OK) {
+        status = window_make_call(window, args, start_ns, deadline_ns, &call, err);
+    }
+    if (status != DD_OK) {
+        return status;
+    }
+    call->work.on_done = options->on_done;
+    call->work.ctx = options->ctx;
+    if (try_at_once(window, args)) {
+        (void)dd_work_complete(&call->work, NULL);
+    } else {
+        status = window_begin(call, err);
+    }
+    if (status == DD_OK) {
+        *work = &call->work;
+    } else {
+        dd_work_release(&call->work);
+    }
     return status;
 }
 
-/* ---- closing */
-
-/* What is still to be sent from its memory is copied, with the lock taken for one piece at a time. */
-static void
-take_memory_back(dd_window *window)
+dd_status
+dd_window_put(dd_window *window, dd_block source, dd_window_place to, int channel, const dd_wait *wait,
+              dd_error *err)
 {
-    for (bool has_more = true; has_more;) {
-        dd_engine_lock(window->hub->engine);
-        window_call *none;
-        has_more = window_rescue_locked(window->hub, window->id, &none);
-        dd_engine_unlock(window->hub->engine);
-    }
+    return run(window, &(window_args){&op_put, source, to, channel}, wait, err);
 }
 
-static void
-tell_far_members_locked(dd_window *window)
+dd_status
+dd_window_get(dd_window *window, dd_block target, dd_window_place from, const dd_wait *wait, dd_error *err)
 {
-    window_hub *hub = window->hub;
-    for (int rank = 0; rank < hub->size && !hub->is_over; rank++) {
-        const window_member *member = &window->members[rank];
-        if (!member->is_direct && !member->is_closed && dd_context_is_connected_locked(hub->context, rank)) {
-            window_send_or_fail_locked(
-                hub, &(window_order){.rank = rank, .note = {.type = DD_WINDOW_CLOSED, .window = window->id}});
+    return run(window, &(window_args){&op_get, target, from, DD_NO_CHANNEL}, wait, err);
+}
+
+dd_status
+dd_window_post_put(dd_window *window, dd_block source, dd_window_place to, int channel,
+                   const dd_call_options *options, dd_work **work, dd_error *err)
+{
+    return post(window, &(window_args){&op_put, source, to, channel}, options, work, err);
+}
+
+dd_status
+dd_window_post_get(dd_window *window, dd_block target, dd_window_place from, const dd_call_options *options,
+                   dd_work **work, dd_error *err)
+{
+    return post(window, &(window_args){&op_get, target, from, DD_NO_CHANNEL}, options, work, err);
+}
+
+static window_args
+about_signal(const window_op *op, int rank, int channel)
+{
+    return (window_args){.op = op, .place = {.rank = rank}, .channel = channel};
+}
+
+dd_status
+dd_window_signal(dd_window *window, int rank, int channel, const dd_wait *wait, dd_error *err)
+{
+    window_args args = about_signal(&op_signal, rank, channel);
+    return run(window, &args, wait, err);
+}
+
+dd_status
+dd_window_signal_alone(dd_window *window, int rank, int channel, const dd_wait *wait, dd_error *err)
+{
+    window_args args = about_signal(&op_alone, rank, channel);
+    dd_status status = run(window, &args, wait, err);
+    if (status == DD_OK && window->members[rank].is_direct) {
+        window_wake(window, rank);
+    }
+    return status;
+}
+
+dd_status
+dd_window_wait_signal(dd_window *window, int rank, int channel, const dd_wait *wait, dd_error *err)
+{
+    window_args args = about_signal(&op_wait, rank, channel);
+    dd_status status = run(window, &args, wait, err);
+    if (status == DD_OK) {
+        window_note_taken(window, rank, channel);
+    }
+    return status;
+}
+
+/* ---- all ranks */
+
+/* The first rank from `rank` on where not all puts are known to be in place, and how many there are; the size: none. */
+static int
+find_unflushed(const dd_window *window, int rank, uint32_t *nputs)
+{
+    dd_engine_lock(window->hub->engine);
+    while (rank < window->hub->size && window->members[rank].nputs == window->members[rank].ninplace) {
+        rank++;
+    }
+    *nputs = rank < window->hub->size ? window->members[rank].nputs : 0;
+    dd_engine_unlock(window->hub->engine);
+    return rank;
+}
+
+/* Asks all whose puts may be under way; *calls: a chain of them. */
+static dd_status
+begin_flush(dd_window *window, const dd_wait *wait, window_call **calls, dd_error *err)
+{
+    window_args args = about_signal(&op_flush, 0, DD_NO_CHANNEL);
+    dd_status status = DD_OK;
+    uint32_t nputs;
+    for (int rank = 0; status == DD_OK && (rank = find_unflushed(window, rank, &nputs)) < window->hub->size;
+         rank++) {
+        window_call *call = NULL;
+        args.place.rank = rank;
+        status = window_make_call(window, &args, wait->start_ns, wait->deadline_ns, &call, err);
+        if (status == DD_OK) {
+            call->nputs = nputs;
+            status = window_begin(call, err);
+        }
+        if (status == DD_OK) {
+            call->next = *calls;
+            *calls = call;
+        } else if (call != NULL) {
+            dd_work_release(&call->work);
         }
     }
+    return status;
 }
 
-void
-dd_window_close(dd_window *window)
+static dd_status
+finish_flush(dd_window *window, window_call *call, const dd_wait *wait, dd_error *err)
 {
-    window_hub *hub = window->hub;
-    if (dd_engine_check_fork(hub->engine, NULL) != DD_OK) {
-        return;
+    window_member *member = &window->members[call->args.place.rank];
+    dd_status status = window_finish(call, wait, err);
+    dd_engine_lock(window->hub->engine);
+    if (status == DD_OK && (int32_t)(call->nputs - member->ninplace) > 0) {
+        member->ninplace = call->nputs;
     }
-    dd_engine_lock(hub->engine);
-    bool is_first = atomic_load(&window->state) == WINDOW_OPEN;
-    if (is_first) {
-        dd_error cause;
-        (void)dd_error_set(&cause, DD_CLOSED, "this rank has closed the window");
-        atomic_store(&window->state, WINDOW_CLOSED);
-        atomic_store(&window->members[hub->rank].control->is_closed, 1);
-        window_end_waits_locked(hub, window, DD_ANY_RANK, &cause);
-        window_stop_writing_locked(window);
-        tell_far_members_locked(window);
+    dd_engine_unlock(window->hub->engine);
+    return status;
+}
+
+dd_status
+dd_window_flush(dd_window *window, const dd_wait *wait, dd_error *err)
+{
+    window_args args = about_signal(&op_flush, window->hub->rank, DD_NO_CHANNEL);
+    dd_status status = window_check(window, &args, err);
+    if (status != DD_OK || !window->has_far_members) {
+        return status;
     }
-    dd_engine_unlock(hub->engine);
-    take_memory_back(window);
-    for (int rank = 0; is_first && rank < hub->size; rank++) {
-        if (rank != hub->rank && window->members[rank].is_direct) {
-            window_wake(window, rank);
+    window_call *calls = NULL;
+    dd_error cause;
+    (void)dd_error_set(&cause, DD_ABORTED, "its caller waits no longer");
+    status = begin_flush(window, wait, &calls, err);
+    for (window_call *call = calls; call != NULL; call = calls) {
+        calls = call->next;
+        if (status == DD_OK) {
+            status = finish_flush(window, call, wait, err);
+        } else {
+            window_give_up(call, &cause);
         }
+        dd_work_release(&call->work);
     }
+    return window_conclude(window->hub, op_flush.what, status, err);
 }
 
-void
-window_leave_hub(dd_window *window)
+dd_status
+dd_window_barrier(dd_window *window, int channel, const dd_wait *wait, dd_error *err)
 {
-    window_hub *hub = window->hub;
-    if (dd_list_is_empty(&window->link) || dd_engine_check_fork(hub->engine, NULL) != DD_OK) {
-        return;
+    int size = window->hub->size;
+    int rank = window->hub->rank;
+    dd_status status = window->has_far_members ? dd_window_flush(window, wait, err) : DD_OK;
+    for (int step = 0; step < size && status == DD_OK; step++) {
+        status = dd_window_signal_alone(window, (rank + step) % size, channel, wait, err);
     }
-    dd_engine_lock(hub->engine);
-    dd_list_remove(&window->link);
-    if (window->has_far_members) {
-        dd_engine_attend_locked(hub->engine, false);
+    for (int step = 0; step < size && status == DD_OK; step++) {
+        status = dd_window_wait_signal(window, (rank + size - step) % size, channel, wait, err);
     }
-    dd_engine_unlock(hub->engine);
-}
-
-dd_window *
-dd_window_acquire(dd_window *window)
-{
-    atomic_fetch_add_explicit(&window->refs, 1, memory_order_relaxed);
-    return window;
-}
-
-void
-dd_window_release(dd_window *window)
-{
-    if (window == NULL || atomic_fetch_sub_explicit(&window->refs, 1, memory_order_acq_rel) != 1) {
-        return;
-    }
-    dd_window_close(window);
-    window_leave_hub(window);
-    window_destroy(window);
-}
-
-/* ---- what there is */
-
-dd_window *
-window_find_locked(const window_hub *hub, uint64_t id)
-{
-    for (dd_list *node = hub->windows.next; node != &hub->windows; node = node->next) {
-        dd_window *window = DD_CONTAINER_OF(node, dd_window, link);
-        if (window->id == id) {
-            return atomic_load(&window->state) == WINDOW_OPEN ? window : NULL;
-        }
-    }
-    return NULL;
-}
-
-bool
-window_has_closed_locked(const dd_window *window, int rank)
-{
-    const window_member *member = &window->members[rank];
-    return member->is_closed || (member->is_direct && atomic_load(&member->control->is_closed) != 0);
-}
-
-size_t
-dd_window_nbytes(const dd_window *window, int rank)
-{
-    return window->members[rank].nbytes;
-}
-
-size_t
-dd_window_pad_nbytes(const dd_window *window)
-{
-    return window->pad_nbytes;
-}
-
-int
-dd_window_nchannels(const dd_window *window)
-{
-    return window->nchannels;
-}
-
-void *
-dd_window_data(const dd_window *window, int rank)
-{
-    const window_member *member = &window->members[rank];
-    return member->nbytes > 0 ? member->data : NULL;
-}
-
-_Atomic uint32_t *
-dd_window_pad(const dd_window *window, int rank)
-{
-    return window->members[rank].words;
+    return status;
 }

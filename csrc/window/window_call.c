@@ -1,28 +1,171 @@
 /* Calls: how they begin, wait and end. */
+#include "core/mem.h"
 #include "window/window_internal.h"
 
 #include <stdio.h>
 
-static bool
-is_far(const window_call *call)
+/* ---- how a call fails */
+
+/* "put on window 3 of group "dp" (rank 0 of 2)" in front of the message. */
+static void
+describe(const window_hub *hub, const char *what, uint64_t window, dd_error *err)
 {
-    return call->window == NULL || !call->window->members[call->rank].is_direct;
+    dd_bytes name = dd_group_name(hub->group);
+    dd_error_prepend(err, "%s on window %llu of group \"%.*s\" (rank %d of %d)", what,
+                     (unsigned long long)window, (int)name.len, (const char *)name.data, hub->rank,
+                     hub->size);
+}
+
+dd_status
+window_error_closed(const window_hub *hub, int rank, dd_error *err)
+{
+    return dd_group_error_about(hub->group, rank, DD_CLOSED, "has closed the window", err);
+}
+
+bool
+window_has_closed_locked(const dd_window *window, int rank)
+{
+    const window_member *member = &window->members[rank];
+    return member->is_closed || (member->is_direct && atomic_load(&member->control->is_closed) != 0);
+}
+
+dd_status
+window_conclude(window_hub *hub, const char *what, dd_status status, dd_error *err)
+{
+    if (status == DD_OK || dd_engine_check_fork(hub->engine, NULL) != DD_OK) {
+        return status;
+    }
+    dd_engine_lock(hub->engine);
+    if (status == DD_CLOSED) {
+        dd_engine_hear_locked(hub->engine);
+        if (dd_group_cause_locked(hub->group) != NULL) {
+            status = dd_group_check_usable_locked(hub->group, what, err);
+        }
+    }
+    dd_engine_finish_telling_locked(hub->engine);
+    dd_engine_unlock(hub->engine);
+    return status;
+}
+
+dd_status
+window_check(const dd_window *window, const window_args *args, dd_error *err)
+{
+    window_hub *hub = window->hub;
+    const window_op *op = args->op;
+    int rank = args->place.rank;
+    size_t nbytes = args->block.nbytes;
+    dd_status status = dd_engine_check_fork(hub->engine, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    int state = atomic_load_explicit(&window->state, memory_order_acquire);
+    const window_member *member = rank >= 0 && rank < hub->size ? &window->members[rank] : NULL;
+    if (member == NULL) {
+        status =
+            dd_error_set(err, DD_INVALID_ARGUMENT, "invalid rank: %d is not in 0 to %d", rank, hub->size - 1);
+    } else if (args->channel == DD_NO_CHANNEL && op->needs_channel) {
+        status = dd_error_set(err, DD_INVALID_ARGUMENT, "a signal needs a channel");
+    } else if (args->channel < DD_NO_CHANNEL || args->channel >= window->nchannels) {
+        status = dd_error_set(err, DD_INVALID_ARGUMENT, "invalid channel: %d is not in 0 to %d",
+                              args->channel, window->nchannels - 1);
+    } else if (args->place.offset > member->nbytes || nbytes > member->nbytes - args->place.offset) {
+        status = dd_error_set(err, DD_INVALID_ARGUMENT, "%zu bytes from %zu, where rank %d has %zu", nbytes,
+                              args->place.offset, rank, member->nbytes);
+    } else if (state != WINDOW_OPEN) {
+        status = dd_error_set(
+            err, DD_CLOSED, state == WINDOW_OVER ? "the group is closed" : "this rank has closed the window");
+    } else if (op->needs_open && member->is_direct && atomic_load(&member->control->is_closed) != 0) {
+        status = window_error_closed(hub, rank, err);
+    } else {
+        return DD_OK;
+    }
+    describe(hub, op->what, window->id, err);
+    return window_conclude(hub, op->what, status, err);
+}
+
+/* For a call that is about to wait. */
+static dd_status
+check_locked(const window_call *call, dd_error *err)
+{
+    window_hub *hub = call->hub;
+    int rank = call->args.place.rank;
+    dd_status status = dd_group_check_usable_locked(hub->group, call->args.op->what, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    if (atomic_load(&call->window->state) != WINDOW_OPEN) {
+        status = dd_error_set(err, DD_CLOSED, "this rank has closed the window");
+    } else if (dd_group_has_left_locked(hub->group, rank) && !hub->sources[rank].is_busy) {
+        /* While it is busy, what the rank said before it left is still on its way. */
+        status = dd_group_error_about(hub->group, rank, DD_PEER_LOST, "has left the group", err);
+    } else if (call->window->members[rank].is_closed) {
+        status = window_error_closed(hub, rank, err);
+    } else {
+        return DD_OK;
+    }
+    describe(hub, call->args.op->what, call->window_id, err);
+    return status;
+}
+
+/* ---- words */
+
+/* NULL: the operation does not wait for one that is here. */
+static _Atomic uint32_t *
+find_word(const dd_window *window, const window_args *args)
+{
+    const window_member *own = &window->members[window->hub->rank];
+    const window_member *there = &window->members[args->place.rank];
+    switch (args->op->word) {
+    case WINDOW_WORD_SIGNAL:
+        return &own->words[window_word(window, args->channel, args->place.rank)];
+    case WINDOW_WORD_ROOM:
+        return there->is_direct ? &there->words[window_word(window, args->channel, window->hub->rank)] : NULL;
+    case WINDOW_NO_WORD:
+        break;
+    }
+    return NULL;
+}
+
+static inline bool
+is_as_wished(const window_op *op, uint32_t count)
+{
+    return op->word == WINDOW_WORD_SIGNAL ? count > 0 : count == 0;
+}
+
+/* One signal is taken, or put where there was none. */
+bool
+window_try_word(const dd_window *window, const window_args *args)
+{
+    _Atomic uint32_t *word = find_word(window, args);
+    uint32_t count = word != NULL ? atomic_load(word) : 0;
+    while (word != NULL && is_as_wished(args->op, count)) {
+        uint32_t left = args->op->word == WINDOW_WORD_SIGNAL ? count - 1 : 1;
+        if (atomic_compare_exchange_weak(word, &count, left)) {
+            return true;
+        }
+    }
+    return false;
 }
 
 void
-window_init_call(window_call *call, const dd_window *window, const window_op *op, int rank, int64_t start_ns)
+window_wake(dd_window *window, int rank)
 {
-    dd_work_init(&call->work, op->what, 0, start_ns);
-    call->op = op;
-    dd_list_init(&call->link);
-    dd_list_init(&call->asking);
-    call->hub = window->hub;
-    call->window = NULL;
-    call->window_id = window->id;
-    call->rank = rank;
-    call->letter = NULL;
-    call->target = NULL;
+    window_control *control = window->members[rank].control;
+    window_hub *hub = window->hub;
+    bool is_own = rank == hub->rank;
+    if (atomic_load(&control->is_asleep) == 0 || (!is_own && atomic_exchange(&control->is_asleep, 0) == 0)) {
+        return;
+    }
+    dd_engine_lock(hub->engine);
+    if (is_own) {
+        (void)window_progress_locked(hub); /* a sleeper that waits for something else sleeps on */
+    } else {
+        dd_peer_ring_bell_locked(hub->guest.peers[rank]);
+    }
+    dd_engine_unlock(hub->engine);
 }
+
+/* ---- a call begins and ends */
 
 /* Tells the group of the calls, and keeps the task in the engine while there are any. */
 static void
@@ -40,15 +183,17 @@ note_calls_locked(window_hub *hub)
     dd_group_note_guest_locked(hub->group);
 }
 
-void
-window_enter_locked(window_call *call)
+static void
+enter_locked(window_call *call)
 {
     window_hub *hub = call->hub;
-    bool is_moving = call->window == NULL;
+    bool is_moving = call->args.op->word == WINDOW_NO_WORD;
+    (void)dd_work_acquire(&call->work);
+    call->window = is_moving ? NULL : call->window;
     dd_list_push_back(is_moving ? &hub->moving : &hub->waiting, &call->link);
     hub->guest.ncalls += is_moving ? 1 : 0;
-    if (is_far(call)) {
-        dd_context_expect_locked(hub->context, call->rank, true);
+    if (call->is_far) {
+        dd_context_expect_locked(hub->context, call->args.place.rank, true);
     }
     hub->task.deadline_ns =
         call->deadline_ns < hub->task.deadline_ns ? call->deadline_ns : hub->task.deadline_ns;
@@ -59,12 +204,11 @@ void
 window_end_call_locked(window_call *call, const dd_error *cause)
 {
     window_hub *hub = call->hub;
-    bool is_counted = call->work.destroy != NULL;
     dd_error error;
     dd_list_remove(&call->link);
-    hub->guest.ncalls -= call->window == NULL ? 1 : 0;
-    if (is_far(call)) {
-        dd_context_expect_locked(hub->context, call->rank, false);
+    hub->guest.ncalls -= call->args.op->word == WINDOW_NO_WORD ? 1 : 0;
+    if (call->is_far) {
+        dd_context_expect_locked(hub->context, call->args.place.rank, false);
     }
     if (call->letter != NULL) {
         hub->nleaving -= call->letter->is_leaving ? 1 : 0;
@@ -74,29 +218,30 @@ window_end_call_locked(window_call *call, const dd_error *cause)
     }
     if (cause != NULL) {
         error = *cause;
-        window_describe(hub, call->op->what, call->window_id, &error);
+        describe(hub, call->args.op->what, call->window_id, &error);
     }
     dd_engine_note_ended_locked(hub->engine);
     (void)dd_work_complete(&call->work, cause != NULL ? &error : NULL);
-    if (is_counted) {
-        dd_work_release(&call->work);
-    } /* else it was on the stack of a caller, who may have returned by now */
+    dd_work_release(&call->work);
     note_calls_locked(hub);
 }
 
-bool
-window_settle_locked(window_call *call)
+/* Ends a call if the word it waits for is there, or can no longer come. True: it has ended. */
+static bool
+settle_locked(window_call *call)
 {
-    const window_op *op = call->op;
+    const window_op *op = call->args.op;
+    int rank = call->args.place.rank;
     dd_error error;
     error.code = DD_OK;
     /* Asked first: what the rank has done before it closed counts. */
-    bool has_closed = window_has_closed_locked(call->window, call->rank);
-    bool is_through = !(has_closed && op->needs_open) &&
-                      (window_try_word(op, window_find_word(call->window, op, call->rank, call->channel)) ||
-                       (is_far(call) && op->try_far_locked != NULL && op->try_far_locked(call, &error)));
+    bool has_closed = window_has_closed_locked(call->window, rank);
+    bool is_through =
+        !(has_closed && op->needs_open) &&
+        (window_try_word(call->window, &call->args) ||
+         (call->is_far && op->word == WINDOW_WORD_ROOM && window_try_alone_locked(call, &error)));
     if (!is_through && has_closed) {
-        (void)window_error_closed(call->hub, call->rank, &error);
+        (void)window_error_closed(call->hub, rank, &error);
         is_through = true;
     }
     if (is_through) {
@@ -111,7 +256,7 @@ window_progress_locked(window_hub *hub)
     bool is_progress = false;
     for (dd_list *node = hub->waiting.next, *next; node != &hub->waiting; node = next) {
         next = node->next;
-        is_progress = window_settle_locked(DD_CONTAINER_OF(node, window_call, link)) || is_progress;
+        is_progress = settle_locked(DD_CONTAINER_OF(node, window_call, link)) || is_progress;
     }
     return is_progress;
 }
@@ -123,7 +268,8 @@ window_end_waits_locked(window_hub *hub, const dd_window *window, int rank, cons
     for (dd_list *node = hub->waiting.next, *next; node != &hub->waiting; node = next) {
         next = node->next;
         window_call *call = DD_CONTAINER_OF(node, window_call, link);
-        if ((window == NULL || call->window == window) && (rank == DD_ANY_RANK || call->rank == rank)) {
+        if ((window == NULL || call->window == window) &&
+            (rank == DD_ANY_RANK || call->args.place.rank == rank)) {
             window_end_call_locked(call, cause);
         }
     }
@@ -132,17 +278,18 @@ window_end_waits_locked(window_hub *hub, const dd_window *window, int rank, cons
 static void
 error_timed_out(const window_call *call, dd_error *error)
 {
+    const window_op *op = call->args.op;
     char what[64];
     dd_error own;
     double elapsed_s = (double)(dd_clock_now_ns() - call->work.start_ns) * 1e-9;
-    (void)snprintf(what, sizeof what, call->op->needs_channel ? "has not %s on channel %d" : "has not %s",
-                   call->op->lack, call->channel);
-    (void)dd_group_error_about(call->hub->group, call->rank, DD_OP_TIMED_OUT, what, &own);
+    (void)snprintf(what, sizeof what, op->needs_channel ? "has not %s on channel %d" : "has not %s", op->lack,
+                   call->args.channel);
+    (void)dd_group_error_about(call->hub->group, call->args.place.rank, DD_OP_TIMED_OUT, what, &own);
     (void)dd_error_set(error, DD_OP_TIMED_OUT, "timed out after %.3g s; %s", elapsed_s, own.message);
     error->culprit = own.culprit;
 }
 
-/* The caller does not wait any longer. A put ends when its data have been copied, since only then its memory is free. */
+/* A put ends when its data have been copied, since only then its memory is free. */
 static void
 give_up_locked(window_call *call, const dd_error *cause)
 {
@@ -152,28 +299,123 @@ give_up_locked(window_call *call, const dd_error *cause)
         call->letter->is_leaving = true;
         return;
     }
-    bool is_get = call->window == NULL;
+    bool is_get =
+        call->args.op->note == DD_WINDOW_GET; /* then it is still in a list of gets, and there afterwards */
     window_end_call_locked(call, cause);
     if (is_get) {
         window_abandon_get_locked(call);
     }
 }
 
+static void
+destroy_call(dd_work *work)
+{
+    dd_mem_free(work);
+}
+
+dd_status
+window_make_call(dd_window *window, const window_args *args, int64_t start_ns, int64_t deadline_ns,
+                 window_call **out, dd_error *err)
+{
+    window_call *call = dd_mem_alloc(sizeof *call);
+    if (call == NULL) {
+        return dd_error_no_memory(err, sizeof *call);
+    }
+    dd_work_init(&call->work, args->op->what, 0, start_ns);
+    call->work.destroy = destroy_call;
+    call->args = *args;
+    call->hub = window->hub;
+    call->window = window;
+    call->window_id = window->id;
+    dd_list_init(&call->link);
+    dd_list_init(&call->asking);
+    call->deadline_ns = deadline_ns;
+    call->is_far = !window->members[args->place.rank].is_direct;
+    call->is_held = false;
+    call->is_given_up = false;
+    call->letter = NULL;
+    *out = call;
+    return DD_OK;
+}
+
+dd_status
+window_begin(window_call *call, dd_error *err)
+{
+    dd_engine *engine = call->hub->engine;
+    dd_status status = DD_OK;
+    dd_engine_lock(engine);
+    /* A signal that is there is taken, whatever has become of its rank since. */
+    bool is_open = atomic_load(&call->window->state) == WINDOW_OPEN;
+    bool is_done = is_open && window_try_word(call->window, &call->args);
+    if (!is_done) {
+        status = check_locked(call, err);
+    }
+    if (status == DD_OK && call->args.op->word == WINDOW_NO_WORD) {
+        status = window_send_call_locked(call, &is_done, err);
+        if (status != DD_OK) {
+            describe(call->hub, call->args.op->what, call->window_id, err);
+        }
+    }
+    if (status == DD_OK && is_done) {
+        (void)dd_work_complete(&call->work, NULL);
+    } else if (status == DD_OK) {
+        enter_locked(call);
+        if (call->window != NULL) {
+            (void)settle_locked(call);
+        }
+    }
+    dd_engine_unlock(engine);
+    return status;
+}
+
+void
+window_give_up(window_call *call, const dd_error *cause)
+{
+    dd_engine_lock(call->hub->engine);
+    if (!dd_work_is_done(&call->work)) {
+        give_up_locked(call, cause);
+    }
+    dd_engine_unlock(call->hub->engine);
+}
+
+dd_status
+window_finish(window_call *call, const dd_wait *wait, dd_error *err)
+{
+    dd_wait until_done = *wait;
+    until_done.deadline_ns = DD_NEVER_NS; /* the call has its own */
+    dd_engine *engine = call->hub->engine;
+    dd_status status = dd_engine_wait(engine, &call->work.is_done, &until_done, err);
+    if (status == DD_OK) {
+        return dd_work_result(&call->work, err);
+    }
+    dd_error cause;
+    (void)dd_error_set(&cause, DD_ABORTED, "its caller was interrupted");
+    window_give_up(call, &cause);
+    until_done.is_interrupted = NULL; /* all that is left is copying */
+    (void)!dd_engine_wait(engine, &call->work.is_done, &until_done, NULL);
+    return status;
+}
+
 /* ---- the task of a hub */
+
+static void
+say_asleep(window_hub *hub, uint32_t is_asleep)
+{
+    for (dd_list *node = hub->windows.next; node != &hub->windows; node = node->next) {
+        const dd_window *window = DD_CONTAINER_OF(node, dd_window, link);
+        atomic_store(&window->members[hub->rank].control->is_asleep, is_asleep);
+    }
+    hub->has_slept = is_asleep != 0;
+}
 
 /* Called by the driver, who alone knows that nobody sleeps. */
 static bool
 on_round(dd_task *task)
 {
     window_hub *hub = DD_CONTAINER_OF(task, window_hub, task);
-    for (dd_list *node = hub->windows.next; hub->has_slept && node != &hub->windows; node = node->next) {
-        dd_window *window = DD_CONTAINER_OF(node, dd_window, link);
-        if (window->has_slept) {
-            window->has_slept = false;
-            atomic_store(&window->members[hub->rank].control->is_asleep, 0);
-        }
+    if (hub->has_slept) {
+        say_asleep(hub, 0);
     }
-    hub->has_slept = false;
     window_call *put = NULL;
     bool is_rescuing = hub->nleaving > 0 && window_rescue_locked(hub, 0, &put);
     if (put != NULL) {
@@ -189,14 +431,14 @@ fall_asleep(dd_task *task)
 {
     window_hub *hub = DD_CONTAINER_OF(task, window_hub, task);
     bool is_any_there = hub->nleaving > 0;
-    for (dd_list *node = hub->waiting.next; node != &hub->waiting; node = node->next) {
+    if (!dd_list_is_empty(&hub->waiting)) {
+        say_asleep(hub, 1);
+    }
+    for (dd_list *node = hub->waiting.next; node != &hub->waiting && !is_any_there; node = node->next) {
         const window_call *call = DD_CONTAINER_OF(node, window_call, link);
-        dd_window *window = call->window;
-        hub->has_slept = window->has_slept = true;
-        atomic_store(&window->members[hub->rank].control->is_asleep, 1);
-        is_any_there =
-            is_any_there || window_has_closed_locked(window, call->rank) ||
-            window_is_word_there(call->op, window_find_word(window, call->op, call->rank, call->channel));
+        _Atomic uint32_t *word = find_word(call->window, &call->args);
+        is_any_there = window_has_closed_locked(call->window, call->args.place.rank) ||
+                       (word != NULL && is_as_wished(call->args.op, atomic_load(word)));
     }
     return !is_any_there;
 }
@@ -240,85 +482,4 @@ window_make_task(const window_hub *hub)
                      .deadline_ns = DD_NEVER_NS,
                      .on_deadline = on_deadline,
                      .is_crowded = hub->guest.is_crowded};
-}
-
-/* ---- what every call goes through */
-
-dd_status
-window_check(const dd_window *window, const window_op *op, dd_window_place place, size_t nbytes, int channel,
-             dd_error *err)
-{
-    window_hub *hub = window->hub;
-    dd_status status = dd_engine_check_fork(hub->engine, err);
-    if (status != DD_OK) {
-        return status;
-    }
-    int state = atomic_load_explicit(&window->state, memory_order_acquire);
-    const window_member *member =
-        place.rank >= 0 && place.rank < hub->size ? &window->members[place.rank] : NULL;
-    if (member == NULL) {
-        status = dd_error_set(err, DD_INVALID_ARGUMENT, "invalid rank: %d is not in 0 to %d", place.rank,
-                              hub->size - 1);
-    } else if (channel == DD_NO_CHANNEL && op->needs_channel) {
-        status = dd_error_set(err, DD_INVALID_ARGUMENT, "a signal needs a channel");
-    } else if (channel < DD_NO_CHANNEL || channel >= window->nchannels) {
-        status = dd_error_set(err, DD_INVALID_ARGUMENT, "invalid channel: %d is not in 0 to %d", channel,
-                              window->nchannels - 1);
-    } else if (place.offset > member->nbytes || nbytes > member->nbytes - place.offset) {
-        status = dd_error_set(err, DD_INVALID_ARGUMENT, "%zu bytes from %zu, where rank %d has %zu", nbytes,
-                              place.offset, place.rank, member->nbytes);
-    } else if (state != WINDOW_OPEN) {
-        status = dd_error_set(
-            err, DD_CLOSED, state == WINDOW_OVER ? "the group is closed" : "this rank has closed the window");
-    } else if (op->needs_open && member->is_direct && atomic_load(&member->control->is_closed) != 0) {
-        status = window_error_closed(hub, place.rank, err);
-    } else {
-        return DD_OK;
-    }
-    window_describe(hub, op->what, window->id, err);
-    return window_conclude(hub, op->what, status, err);
-}
-
-dd_status
-window_check_locked(const dd_window *window, const window_op *op, int rank, dd_error *err)
-{
-    window_hub *hub = window->hub;
-    dd_status status = dd_group_check_usable_locked(hub->group, op->what, err);
-    if (status != DD_OK) {
-        return status;
-    }
-    if (atomic_load(&window->state) != WINDOW_OPEN) {
-        status = dd_error_set(err, DD_CLOSED, "this rank has closed the window");
-    } else if (dd_group_has_left_locked(hub->group, rank) && !hub->sources[rank].is_busy) {
-        /* While it is busy, what the rank said before it left is still on its way. */
-        status = dd_group_error_about(hub->group, rank, DD_PEER_LOST, "has left the group", err);
-    } else if (window->members[rank].is_closed) {
-        status = window_error_closed(hub, rank, err);
-    } else {
-        return DD_OK;
-    }
-    window_describe(hub, op->what, window->id, err);
-    return status;
-}
-
-dd_status
-window_finish(window_call *call, const dd_wait *wait, dd_error *err)
-{
-    dd_wait until_done = *wait;
-    until_done.deadline_ns = DD_NEVER_NS;
-    dd_engine *engine = call->hub->engine;
-    dd_status status = dd_engine_wait(engine, &call->work.is_done, &until_done, err);
-    if (status == DD_OK) {
-        return dd_work_result(&call->work, err);
-    }
-    dd_error cause;
-    (void)dd_error_set(&cause, DD_ABORTED, "its caller was interrupted");
-    dd_engine_lock(engine);
-    if (!dd_work_is_done(&call->work)) {
-        give_up_locked(call, &cause);
-    }
-    dd_engine_unlock(engine);
-    until_done.is_interrupted = NULL; /* all that is left is copying */
-    (void)!dd_engine_wait(engine, &call->work.is_done, &until_done, NULL);
-    return status;
 }

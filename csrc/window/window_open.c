@@ -1,4 +1,4 @@
-/* Opening a window: each rank says what it has, maps what it can, and says how that went. */
+/* How a window comes and goes. Opening: each rank says what it has, maps what it can, and says how that went. */
 #include "core/log.h"
 #include "core/mem.h"
 #include "window/window_internal.h"
@@ -78,35 +78,35 @@ create(window_hub *hub, uint64_t id, const dd_window_options *options)
     size_t pad_nbytes = options->pad_nbytes != 0 ? options->pad_nbytes : by_default;
     int nchannels = (int)(pad_nbytes / least);
     dd_window *window = dd_mem_zalloc(sizeof(dd_window) + size * sizeof(window_member));
-    window_tally *tallies = dd_mem_zalloc(((size_t)nchannels + 1) * size * sizeof *tallies);
-    if (window == NULL || tallies == NULL) {
+    uint8_t *signals = dd_mem_zalloc((size_t)nchannels * size);
+    if (window == NULL || signals == NULL) {
         dd_mem_free(window);
-        dd_mem_free(tallies);
+        dd_mem_free(signals);
         return NULL;
     }
     atomic_init(&window->refs, 1);
     atomic_init(&window->state, WINDOW_OPEN);
-    atomic_init(&window->nto_be_told, 0);
+    atomic_init(&window->nowed, 0);
     window->group = dd_group_acquire(hub->group);
     window->hub = hub;
     window->id = id;
     window->region = options->region != NULL ? dd_region_acquire(options->region) : NULL;
     window->pad_nbytes = pad_nbytes;
     window->nchannels = nchannels;
-    window->tallies = tallies;
+    window->signals = signals;
     dd_list_init(&window->link);
     window->members[hub->rank] =
         (window_member){.data = options->data, .nbytes = options->nbytes, .is_direct = true};
     return window;
 }
 
-void
-window_destroy(dd_window *window)
+static void
+destroy(dd_window *window)
 {
     dd_group *group = window->group;
     dd_region_release(window->pad);
     dd_region_release(window->region);
-    dd_mem_free(window->tallies);
+    dd_mem_free(window->signals);
     dd_mem_free(window);
     dd_group_release(group);
 }
@@ -328,6 +328,106 @@ enter_hub(dd_window *window, dd_error *err)
     return status;
 }
 
+/* ---- closing */
+
+/* What is still to be sent from its memory is copied, with the lock taken for one piece at a time. */
+static void
+take_memory_back(dd_window *window)
+{
+    for (bool has_more = true; has_more;) {
+        dd_engine_lock(window->hub->engine);
+        window_call *none;
+        has_more = window_rescue_locked(window->hub, window->id, &none);
+        dd_engine_unlock(window->hub->engine);
+    }
+}
+
+static void
+tell_far_members_locked(dd_window *window)
+{
+    window_hub *hub = window->hub;
+    for (int rank = 0; rank < hub->size && !hub->is_over; rank++) {
+        const window_member *member = &window->members[rank];
+        if (!member->is_direct && !member->is_closed && dd_context_is_connected_locked(hub->context, rank)) {
+            dd_window_note note = {.type = DD_WINDOW_CLOSED, .window = window->id};
+            window_send_or_fail_locked(hub, rank, &note, NULL);
+        }
+    }
+}
+
+/* Messages do not write to its memory any more. */
+static void
+stop_writing_locked(const dd_window *window)
+{
+    window_hub *hub = window->hub;
+    for (int rank = 0; rank < hub->size; rank++) {
+        window_source *source = &hub->sources[rank];
+        if (source->is_busy && source->note.type == DD_WINDOW_PUT && source->note.window == window->id) {
+            window_forget_data_locked(source);
+        }
+    }
+}
+
+void
+dd_window_close(dd_window *window)
+{
+    window_hub *hub = window->hub;
+    if (dd_engine_check_fork(hub->engine, NULL) != DD_OK) {
+        return;
+    }
+    dd_engine_lock(hub->engine);
+    bool is_first = atomic_load(&window->state) == WINDOW_OPEN;
+    if (is_first) {
+        dd_error cause;
+        (void)dd_error_set(&cause, DD_CLOSED, "this rank has closed the window");
+        atomic_store(&window->state, WINDOW_CLOSED);
+        atomic_store(&window->members[hub->rank].control->is_closed, 1);
+        window_end_waits_locked(hub, window, DD_ANY_RANK, &cause);
+        stop_writing_locked(window);
+        tell_far_members_locked(window);
+    }
+    dd_engine_unlock(hub->engine);
+    take_memory_back(window);
+    for (int rank = 0; is_first && rank < hub->size; rank++) {
+        if (rank != hub->rank && window->members[rank].is_direct) {
+            window_wake(window, rank);
+        }
+    }
+}
+
+static void
+leave_hub(dd_window *window)
+{
+    window_hub *hub = window->hub;
+    if (dd_list_is_empty(&window->link) || dd_engine_check_fork(hub->engine, NULL) != DD_OK) {
+        return;
+    }
+    dd_engine_lock(hub->engine);
+    dd_list_remove(&window->link);
+    if (window->has_far_members) {
+        dd_engine_attend_locked(hub->engine, false);
+    }
+    dd_engine_unlock(hub->engine);
+}
+
+dd_window *
+dd_window_acquire(dd_window *window)
+{
+    atomic_fetch_add_explicit(&window->refs, 1, memory_order_relaxed);
+    return window;
+}
+
+void
+dd_window_release(dd_window *window)
+{
+    if (window == NULL || atomic_fetch_sub_explicit(&window->refs, 1, memory_order_acq_rel) != 1) {
+        return;
+    }
+    dd_window_close(window);
+    leave_hub(window);
+    destroy(window);
+}
+
 /* ---- opening */
 
 /* At the end all have it open, or nobody has. */
@@ -352,7 +452,7 @@ open_window(window_opening *opening, dd_error *err)
     }
     status = exchange(opening, err);
     if (status != DD_OK) {
-        window_leave_hub(window);
+        leave_hub(window);
     }
     return status;
 }
@@ -389,7 +489,40 @@ dd_window_open(dd_group *group, const dd_window_options *options, dd_window **wi
     if (status == DD_OK) {
         *window = opening.window;
     } else if (opening.window != NULL) {
-        window_destroy(opening.window);
+        destroy(opening.window);
     }
     return status;
+}
+
+/* ---- what there is */
+
+size_t
+dd_window_nbytes(const dd_window *window, int rank)
+{
+    return window->members[rank].nbytes;
+}
+
+size_t
+dd_window_pad_nbytes(const dd_window *window)
+{
+    return window->pad_nbytes;
+}
+
+int
+dd_window_nchannels(const dd_window *window)
+{
+    return window->nchannels;
+}
+
+void *
+dd_window_data(const dd_window *window, int rank)
+{
+    const window_member *member = &window->members[rank];
+    return member->nbytes > 0 ? member->data : NULL;
+}
+
+_Atomic uint32_t *
+dd_window_pad(const dd_window *window, int rank)
+{
+    return window->members[rank].words;
 }

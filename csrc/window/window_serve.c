@@ -1,4 +1,4 @@
-/* The notes of other ranks, taken as they come by whoever drives the engine. */
+/* The notes of other ranks, taken as they come by whoever drives the engine, and what a group has for them. */
 #include "core/mem.h"
 #include "window/window_internal.h"
 
@@ -14,202 +14,96 @@ fail_protocol_locked(const window_source *source, const char *what)
     dd_group_fail_locked(source->hub->group, &cause);
 }
 
-static void
-fail_nonsense_locked(const window_source *source, const char *what)
+/* NULL: it is not open here. */
+static dd_window *
+find_window_locked(const window_hub *hub, uint64_t id)
 {
-    char text[256];
-    (void)snprintf(text, sizeof text, "%s (window %llu, %llu bytes from %llu, channel %lu)", what,
-                   (unsigned long long)source->note.window, (unsigned long long)source->note.nbytes,
-                   (unsigned long long)source->note.offset, (unsigned long)source->note.channel);
-    fail_protocol_locked(source, text);
-}
-
-void
-window_init_source(window_source *source, window_hub *hub, int rank)
-{
-    source->hub = hub;
-    source->rank = rank;
-    dd_list_init(&source->asked);
-    dd_list_init(&source->held);
-}
-
-void
-window_on_goodbye(dd_group_guest *guest, int rank)
-{
-    window_hub *hub = (window_hub *)guest;
-    if (hub->is_over || hub->sources[rank].is_busy) { /* then when the note at hand has been taken */
-        return;
-    }
-    dd_error cause;
-    (void)dd_group_error_about(hub->group, rank, DD_PEER_LOST, "has left the group", &cause);
-    window_end_waits_locked(hub, NULL, rank, &cause);
-    window_end_gets_locked(&hub->sources[rank], &cause);
-}
-
-/* ---- gets of ours: answered in the order in which they were asked */
-
-static dd_status
-ask_locked(window_source *source, window_call *get, dd_error *err)
-{
-    window_order order = {.rank = source->rank, .note = get->note};
-    dd_status status = window_send_locked(source->hub, &order, err);
-    if (status == DD_OK) {
-        dd_list_remove(&get->asking);
-        dd_list_push_back(&source->asked, &get->asking);
-        source->nasked++;
-        get->is_held = false;
-    }
-    return status;
-}
-
-dd_status
-window_ask_for_locked(window_source *source, window_call *get, dd_error *err)
-{
-    dd_status status = DD_OK;
-    if (source->nasked < WINDOW_GETS_MAX) {
-        status = ask_locked(source, get, err);
-    } else {
-        dd_list_push_back(&source->held, &get->asking);
-        get->is_held = true;
-    }
-    if (status == DD_OK) {
-        (void)dd_work_acquire(&get->work); /* while it is in one of the lists */
-    }
-    return status;
-}
-
-/* Takes it out of its list; ends it if it has not ended. */
-static void
-let_go_locked(window_call *get, const dd_error *cause)
-{
-    dd_list_remove(&get->asking);
-    if (!dd_work_is_done(&get->work)) {
-        window_end_call_locked(get, cause);
-    }
-    dd_work_release(&get->work);
-}
-
-static window_call *
-first_of(const dd_list *gets)
-{
-    return dd_list_is_empty(gets) ? NULL : DD_CONTAINER_OF(gets->next, window_call, asking);
-}
-
-static void
-answer_locked(window_source *source, const dd_error *cause)
-{
-    dd_error error;
-    let_go_locked(first_of(&source->asked), cause);
-    source->nasked--;
-    window_call *next = first_of(&source->held);
-    if (next != NULL && !source->hub->is_over && ask_locked(source, next, &error) != DD_OK) {
-        dd_group_fail_locked(source->hub->group, &error);
-    }
-}
-
-void
-window_end_gets_locked(window_source *source, const dd_error *cause)
-{
-    for (window_call *get; (get = first_of(&source->asked)) != NULL; source->nasked--) {
-        let_go_locked(get, cause);
-    }
-    for (window_call *get; (get = first_of(&source->held)) != NULL;) {
-        let_go_locked(get, cause);
-    }
-}
-
-/* The data of the note at hand are not written any more; what is still to come of them is thrown away. */
-static void
-forget_data_locked(window_source *source)
-{
-    dd_error gone;
-    (void)dd_error_set(&gone, DD_CLOSED, "nobody wants it any more");
-    if (!source->hub->is_over) {
-        dd_context_cancel_locked(source->hub->context, &source->message, &gone);
-    }
-}
-
-void
-window_abandon_get_locked(window_call *get)
-{
-    window_source *source = &get->hub->sources[get->rank];
-    get->target = NULL;
-    if (get->is_held) {
-        let_go_locked(get, NULL);
-    } else if (source->is_busy && source->note.type == DD_WINDOW_GOT && first_of(&source->asked) == get) {
-        forget_data_locked(source);
-    }
-}
-
-void
-window_stop_writing_locked(const dd_window *window)
-{
-    window_hub *hub = window->hub;
-    for (int rank = 0; rank < hub->size; rank++) {
-        window_source *source = &hub->sources[rank];
-        if (source->is_busy && source->note.type == DD_WINDOW_PUT && source->note.window == window->id) {
-            forget_data_locked(source);
+    for (dd_list *node = hub->windows.next; node != &hub->windows; node = node->next) {
+        dd_window *window = DD_CONTAINER_OF(node, dd_window, link);
+        if (window->id == id) {
+            return atomic_load(&window->state) == WINDOW_OPEN ? window : NULL;
         }
     }
+    return NULL;
+}
+
+/* ---- signals that a rank waits to be told of */
+
+static void
+tell_taken_locked(dd_window *window, int source, int channel)
+{
+    size_t word = window_word(window, channel, source);
+    if ((window->signals[word] & WINDOW_OWED) != 0 &&
+        atomic_load(&window->members[window->hub->rank].words[word]) == 0) {
+        dd_window_note note = {.type = DD_WINDOW_DONE, .channel = (uint32_t)channel, .window = window->id};
+        window->signals[word] &= (uint8_t)~WINDOW_OWED;
+        atomic_fetch_sub(&window->nowed, 1);
+        window_send_or_fail_locked(window->hub, source, &note, NULL);
+    }
 }
 
 void
-window_stop_serving_locked(window_hub *hub, const dd_error *cause)
+window_note_taken(dd_window *window, int source, int channel)
 {
-    for (int rank = 0; rank < hub->size; rank++) {
-        dd_context_cancel_locked(hub->context, &hub->sources[rank].message, cause);
+    if (window->members[source].is_direct) {
+        window_wake(window, source);
+    }
+    if (atomic_load(&window->nowed) > 0) {
+        dd_engine_lock(window->hub->engine);
+        tell_taken_locked(window, source, channel);
+        dd_engine_unlock(window->hub->engine);
+        dd_engine_kick(window->hub->engine);
     }
 }
 
 /* ---- when the head of a note has come: whether it makes sense, and where its data go */
 
-/* Whether the note's place is in this rank's memory. */
-static bool
-is_inside(const dd_window *window, const dd_window_note *note)
+/* The get that an answer is for; NULL: there is none. */
+static const window_call *
+find_get(const window_source *source)
 {
-    size_t room = window->members[window->hub->rank].nbytes;
-    return note->offset <= room && note->nbytes <= room - note->offset;
+    return dd_list_is_empty(&source->asked) ? NULL : DD_CONTAINER_OF(source->asked.next, window_call, asking);
 }
 
-static bool
-is_channel(const dd_window *window, const dd_window_note *note)
-{
-    return note->channel == DD_WINDOW_NO_CHANNEL || note->channel < (uint32_t)window->nchannels;
-}
-
-/* What is wrong with it; NULL: nothing. */
+/* What is wrong with the note; NULL: nothing. `target`: where its data go; NULL: nobody wants them. */
 static const char *
-find_fault(const window_source *source, const dd_window *window)
+find_fault(const window_source *source, const dd_window *window, uint8_t **target)
 {
-    const window_hub *hub = source->hub;
     const dd_window_note *note = &source->note;
-    const window_call *get = first_of(&source->asked);
+    const window_call *get = find_get(source);
+    const window_member *own = window != NULL ? &window->members[source->hub->rank] : NULL;
+    bool is_inside =
+        own == NULL || (note->offset <= own->nbytes && note->nbytes <= own->nbytes - note->offset);
+    bool is_channel = window == NULL || note->channel < (uint32_t)window->nchannels;
+    *target = NULL;
     if (source->nanswers >= WINDOW_ANSWERS_MAX) {
         return "question after question, and no answer taken";
     }
-    if (note->window > hub->nwindows) {
+    if (note->window > source->hub->nwindows) {
         return "a window that was never opened";
     }
     switch (note->type) {
     case DD_WINDOW_PUT:
-        return window == NULL || (is_channel(window, note) && is_inside(window, note)) ? NULL
-                                                                                       : "a put out of range";
+        *target = own != NULL && own->data != NULL ? own->data + note->offset : NULL;
+        return is_inside && (is_channel || note->channel == DD_WINDOW_NO_CHANNEL) ? NULL
+                                                                                  : "a put out of range";
     case DD_WINDOW_GET:
-        return window == NULL || is_inside(window, note) ? NULL : "a get out of range";
+        return is_inside ? NULL : "a get out of range";
     case DD_WINDOW_GOT:
-        return get != NULL && get->window_id == note->window &&
-                       (note->is_refused || note->nbytes == get->note.nbytes)
-                   ? NULL
-                   : "an answer that nobody has asked for";
-    case DD_WINDOW_ASK:
-    case DD_WINDOW_DONE:
-        if (window == NULL) {
-            return NULL;
+        if (get == NULL || get->window_id != note->window ||
+            (!note->is_refused && note->nbytes != get->args.block.nbytes)) {
+            return "an answer that nobody has asked for";
         }
-        if (!is_channel(window, note)) {
+        *target = get->is_given_up ? NULL : get->args.block.data;
+        return NULL;
+    case DD_WINDOW_ASK:
+        return is_channel ? NULL : "a channel out of range";
+    case DD_WINDOW_DONE:
+        if (!is_channel) {
             return "a channel out of range";
         }
-        return note->type == DD_WINDOW_ASK || window_tally_of(window, note->channel, source->rank)->is_asking
+        return window == NULL ||
+                       window->signals[window_word(window, (int)note->channel, source->rank)] & WINDOW_ASKED
                    ? NULL
                    : "an answer that nobody has asked for";
     case DD_WINDOW_CLOSED:
@@ -218,25 +112,16 @@ find_fault(const window_source *source, const dd_window *window)
     return NULL;
 }
 
-/* NULL: nobody wants them. */
-static void *
-find_target(const window_source *source, const dd_window *window)
-{
-    if (source->note.type == DD_WINDOW_GOT) {
-        return first_of(&source->asked)->target;
-    }
-    uint8_t *data = window != NULL ? window->members[window->hub->rank].data : NULL;
-    return data != NULL ? data + source->note.offset : NULL;
-}
-
 static void on_note(dd_message *message, const dd_error *error);
 
-dd_message *
-window_on_request(dd_group_guest *guest, int rank, const dd_request *request)
+static dd_message *
+on_request(dd_group_guest *guest, int rank, const dd_request *request)
 {
     window_hub *hub = (window_hub *)guest;
-    dd_error error;
     window_source *source = &hub->sources[rank];
+    const dd_window_note *note = &source->note;
+    dd_error error;
+    uint8_t *target;
     if (hub->is_over || source->is_busy) {
         return NULL;
     }
@@ -244,18 +129,21 @@ window_on_request(dd_group_guest *guest, int rank, const dd_request *request)
         fail_protocol_locked(source, error.message);
         return NULL;
     }
-    const dd_window *window = window_find_locked(hub, source->note.window);
-    const char *fault = find_fault(source, window);
+    const char *fault = find_fault(source, find_window_locked(hub, note->window), &target);
     if (fault != NULL) {
-        fail_nonsense_locked(source, fault);
+        char text[256];
+        (void)snprintf(text, sizeof text, "%s (window %llu, %llu bytes from %llu, channel %lu)", fault,
+                       (unsigned long long)note->window, (unsigned long long)note->nbytes,
+                       (unsigned long long)note->offset, (unsigned long)note->channel);
+        fail_protocol_locked(source, text);
         return NULL;
     }
-    void *target = dd_window_note_has_data(&source->note) ? find_target(source, window) : NULL;
+    target = dd_window_note_has_data(note) ? target : NULL;
     source->is_busy = true;
     source->message = (dd_message){.kind = DD_MESSAGE_WINDOW,
                                    .rank = rank,
                                    .data = target,
-                                   .nbytes = target != NULL ? (size_t)source->note.nbytes : 0,
+                                   .nbytes = target != NULL ? (size_t)note->nbytes : 0,
                                    .on_done = on_note,
                                    .owner = source};
     return &source->message;
@@ -266,30 +154,23 @@ window_on_request(dd_group_guest *guest, int rank, const dd_request *request)
 static void
 say_closed_locked(window_source *source)
 {
-    if (source->told_closed != source->note.window) {
-        source->told_closed = source->note.window;
-        window_order order = {.rank = source->rank,
-                              .note = {.type = DD_WINDOW_CLOSED, .window = source->note.window},
-                              .is_answer = true};
-        window_send_or_fail_locked(source->hub, &order);
+    dd_window_note note = {.type = DD_WINDOW_CLOSED, .window = source->note.window};
+    if (source->told_closed != note.window) {
+        source->told_closed = note.window;
+        window_send_or_fail_locked(source->hub, source->rank, &note, NULL);
     }
 }
 
 static void
 send_data_locked(window_source *source, const dd_window *window)
 {
-    const dd_window_note *note = &source->note;
-    window_order order = {
-        .rank = source->rank,
-        .note = {.type = DD_WINDOW_GOT, .is_refused = window == NULL, .window = note->window},
-        .is_answer = true,
-        .is_lent = true};
-    if (window != NULL) {
-        const uint8_t *data = window->members[window->hub->rank].data;
-        order.note.nbytes = note->nbytes;
-        order.data = data != NULL ? data + note->offset : NULL;
-    }
-    window_send_or_fail_locked(source->hub, &order);
+    const uint8_t *data = window != NULL ? window->members[source->hub->rank].data : NULL;
+    dd_window_note note = {.type = DD_WINDOW_GOT,
+                           .is_refused = window == NULL,
+                           .window = source->note.window,
+                           .nbytes = window != NULL ? source->note.nbytes : 0};
+    window_send_or_fail_locked(source->hub, source->rank, &note,
+                               data != NULL ? data + source->note.offset : NULL);
 }
 
 /* `error` not NULL: the data have not come, or are no longer wanted. */
@@ -298,14 +179,17 @@ apply_locked(window_source *source, const dd_error *error)
 {
     window_hub *hub = source->hub;
     const dd_window_note *note = &source->note;
-    dd_window *window = window_find_locked(hub, note->window);
+    dd_window *window = find_window_locked(hub, note->window);
+    bool has_word = window != NULL && note->channel < (uint32_t)window->nchannels;
+    size_t word = has_word ? window_word(window, (int)note->channel, source->rank) : 0;
     dd_error closed;
     switch (note->type) {
     case DD_WINDOW_PUT:
         if (window == NULL) {
             say_closed_locked(source);
-        } else if (error == NULL && note->channel != DD_WINDOW_NO_CHANNEL) {
-            window_on_signal_locked(window, source->rank, (int)note->channel);
+        } else if (error == NULL && has_word) {
+            atomic_fetch_add(&window->members[hub->rank].words[word], 1);
+            (void)window_progress_locked(hub);
         }
         break;
     case DD_WINDOW_GET:
@@ -315,18 +199,21 @@ apply_locked(window_source *source, const dd_error *error)
         if (note->is_refused) {
             (void)window_error_closed(hub, source->rank, &closed);
         }
-        answer_locked(source, note->is_refused ? &closed : error);
+        window_end_get_locked(source, note->is_refused ? &closed : error);
         break;
     case DD_WINDOW_ASK:
         if (window == NULL) {
             say_closed_locked(source);
         } else {
-            window_on_ask_locked(window, source->rank, note->channel);
+            atomic_fetch_add(&window->nowed, (window->signals[word] & WINDOW_OWED) == 0 ? 1 : 0);
+            window->signals[word] |= WINDOW_OWED;
+            tell_taken_locked(window, source->rank, (int)note->channel);
         }
         break;
     case DD_WINDOW_DONE:
         if (window != NULL) {
-            window_on_done_locked(window, source->rank, note->channel);
+            window->signals[word] &= (uint8_t)~WINDOW_ASKED;
+            (void)window_progress_locked(hub);
         }
         break;
     case DD_WINDOW_CLOSED:
@@ -336,6 +223,19 @@ apply_locked(window_source *source, const dd_error *error)
         }
         break;
     }
+}
+
+static void
+on_goodbye(dd_group_guest *guest, int rank)
+{
+    window_hub *hub = (window_hub *)guest;
+    if (hub->is_over || hub->sources[rank].is_busy) { /* then when the note at hand has been taken */
+        return;
+    }
+    dd_error cause;
+    (void)dd_group_error_about(hub->group, rank, DD_PEER_LOST, "has left the group", &cause);
+    window_end_waits_locked(hub, NULL, rank, &cause);
+    window_end_gets_locked(&hub->sources[rank], &cause);
 }
 
 /* Goes on with the next note, if one was held meanwhile. */
@@ -352,6 +252,87 @@ on_note(dd_message *message, const dd_error *error)
         dd_context_take_request_locked(hub->context, source->rank);
     }
     if (!hub->is_over && !source->is_busy && dd_group_has_left_locked(hub->group, source->rank)) {
-        window_on_goodbye(&hub->guest, source->rank);
+        on_goodbye(&hub->guest, source->rank);
     }
+}
+
+/* ---- the hub */
+
+static void
+on_end(dd_group_guest *guest, const dd_error *cause)
+{
+    window_hub *hub = (window_hub *)guest;
+    if (hub->is_over) {
+        return;
+    }
+    for (dd_list *node = hub->windows.next; node != &hub->windows; node = node->next) {
+        dd_window *window = DD_CONTAINER_OF(node, dd_window, link);
+        if (atomic_load(&window->state) == WINDOW_OPEN) {
+            atomic_store(&window->state, WINDOW_OVER);
+        }
+    }
+    window_end_waits_locked(hub, NULL, DD_ANY_RANK, cause);
+    for (int rank = 0; rank < hub->size; rank++) {
+        window_end_gets_locked(&hub->sources[rank], cause);
+    }
+    hub->is_over = true;
+    for (int rank = 0; rank < hub->size; rank++) {
+        dd_context_cancel_locked(hub->context, &hub->sources[rank].message, cause);
+    }
+    window_end_letters_locked(hub, cause);
+}
+
+static void
+destroy_hub(dd_group_guest *guest)
+{
+    dd_mem_free(guest);
+}
+
+static window_hub *
+make_hub_locked(dd_group *group)
+{
+    int size = dd_group_size(group);
+    window_hub *hub = dd_mem_zalloc(sizeof *hub + (size_t)size * sizeof(window_source));
+    if (hub == NULL) {
+        return NULL;
+    }
+    hub->guest = (dd_group_guest){
+        .on_request = on_request, .on_goodbye = on_goodbye, .on_end = on_end, .destroy = destroy_hub};
+    hub->group = group;
+    hub->engine = dd_group_engine(group);
+    hub->rank = dd_group_rank(group);
+    hub->size = size;
+    dd_list *lists[] = {&hub->windows, &hub->letters, &hub->waiting, &hub->moving};
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
+        dd_list_init(lists[i]);
+    }
+    for (int rank = 0; rank < size; rank++) {
+        window_source *source = &hub->sources[rank];
+        source->hub = hub;
+        source->rank = rank;
+        dd_list_init(&source->asked);
+        dd_list_init(&source->held);
+    }
+    dd_group_take_guest_locked(group, &hub->guest);
+    hub->context = hub->guest.context;
+    hub->task = window_make_task(hub);
+    dd_list_init(&hub->task.link);
+    return hub;
+}
+
+dd_status
+window_find_hub(dd_group *group, window_hub **hub, uint64_t *id, dd_error *err)
+{
+    dd_engine_lock(dd_group_engine(group));
+    dd_status status = dd_group_check_usable_locked(group, "window", err);
+    if (status == DD_OK) {
+        *hub = (window_hub *)dd_group_find_guest_locked(group);
+        *hub = *hub == NULL ? make_hub_locked(group) : *hub;
+        status = *hub == NULL ? dd_error_no_memory(err, sizeof **hub) : DD_OK;
+    }
+    if (status == DD_OK) {
+        *id = ++(*hub)->nwindows;
+    }
+    dd_engine_unlock(dd_group_engine(group));
+    return status;
 }

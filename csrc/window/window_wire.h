@@ -37,17 +37,17 @@ dd_status dd_window_card_decode(const uint8_t in[DD_WINDOW_CARD_NBYTES], dd_wind
 /* The order is part of the wire format. */
 typedef enum dd_window_note_type {
     DD_WINDOW_PUT = 1, /* data for offset, and then a signal on channel */
-    DD_WINDOW_GET,     /* send nbytes from offset: by a GOT */
+    DD_WINDOW_GET,     /* send nbytes from offset, by a GOT, when what I have put before is there */
     DD_WINDOW_GOT,     /* the data that were asked for first, or none: the window is closed */
-    DD_WINDOW_ASK, /* say when all my signals on channel are taken; without a channel, when all that I have put is there */
-    DD_WINDOW_DONE,   /* that is so */
-    DD_WINDOW_CLOSED, /* this rank has closed the window */
+    DD_WINDOW_ASK,     /* say when all my signals on channel are taken */
+    DD_WINDOW_DONE,    /* that is so */
+    DD_WINDOW_CLOSED,  /* this rank has closed the window */
 } dd_window_note_type;
 
 typedef struct dd_window_note {
     dd_window_note_type type;
     bool is_refused;  /* GOT: without data */
-    uint32_t channel; /* PUT, ASK, DONE, or none */
+    uint32_t channel; /* PUT: or none; ASK, DONE */
     uint64_t window;
     uint64_t offset; /* PUT, GET */
     uint64_t nbytes; /* GET: wanted; PUT, GOT: of data */

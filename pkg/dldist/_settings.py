@@ -51,12 +51,21 @@ def _lanes() -> int:
     return int(text)
 
 
-def connection() -> tuple[str, int, int, bool, int, str, bytes]:
+def _waiting() -> int:
+    name = "DLDIST_WAIT"
+    ways = ("adaptive", "poll", "sleep")  # as dd_spin_policy numbers them
+    text = os.environ.get(name, "") or ways[0]
+    if text not in ways:
+        raise _fail(name, '"adaptive", "poll" or "sleep"')
+    return ways.index(text)
+
+
+def connection() -> tuple[str, int, int, bool, int, str, bytes, int]:
     """Interfaces, first and last port, whether shared memory may be used, connections a peer, TCP's congestion control,
-    the secret."""
+    the secret, how calls wait."""
     congestion = os.environ.get("DLDIST_TCP_CONGESTION", "")
     secret = os.environb.get(b"DLDIST_SECRET", b"")
-    return (_interfaces(), *_ports(), _is_on("DLDIST_SHM"), _lanes(), congestion, secret)
+    return (_interfaces(), *_ports(), _is_on("DLDIST_SHM"), _lanes(), congestion, secret, _waiting())
 
 
 def shares_buckets() -> bool | None:

@@ -56,6 +56,7 @@ run_member(void *arg)
     bool is_lonely = (self->options->lonely_ranks >> self->rank & 1) != 0;
     dd_connect_options connect = team_connect_options(self->options->is_shm_disabled || is_lonely);
     connect.nlanes = self->options->nlanes > 0 ? self->options->nlanes : 1;
+    connect.waiting = self->options->waiting;
     if (!CHECK_OK(dd_engine_open(&connect, &self->engine, check_err()))) {
         return NULL;
     }

@@ -60,6 +60,27 @@ is_wake(uint64_t number, const __typeof__(((struct __ptrace_syscall_info *)0)->e
     }
 }
 
+static bool
+is_sleep(uint64_t number, const __typeof__(((struct __ptrace_syscall_info *)0)->entry.args[0]) *args)
+{
+    switch (number) {
+    case SYS_futex: {
+        uint64_t operation = args[1] & (uint64_t)FUTEX_CMD_MASK;
+        return operation == FUTEX_WAIT || operation == FUTEX_WAIT_BITSET;
+    }
+    case SYS_epoll_pwait:
+#ifdef SYS_epoll_wait
+    case SYS_epoll_wait:
+#endif
+        return (int)args[3] != 0; /* a look returns at once */
+    case SYS_nanosleep:
+    case SYS_clock_nanosleep:
+        return true;
+    default:
+        return false;
+    }
+}
+
 static void
 note_syscall(syscall_counter *counter, pid_t tid)
 {
@@ -73,6 +94,8 @@ note_syscall(syscall_counter *counter, pid_t tid)
     } else if (info.op == PTRACE_SYSCALL_INFO_ENTRY) {
         atomic_fetch_add(&thread->ncalls, 1);
         atomic_fetch_add(&thread->nwakes, is_wake(info.entry.nr, info.entry.args) ? 1 : 0);
+        atomic_fetch_add(&thread->nsleeps, is_sleep(info.entry.nr, info.entry.args) ? 1 : 0);
+        atomic_fetch_add(&thread->nyields, info.entry.nr == SYS_sched_yield ? 1 : 0);
         atomic_store(&thread->current, (long)info.entry.nr);
     }
 }

@@ -13,11 +13,13 @@
 #define SYSCALL_COUNTER_THREADS 256
 #define SYSCALL_COUNTER_AWAKE (-1)
 
-/* Written by the tracer alone. The layout is read by Python, too: four 64-bit integers. */
+/* Written by the tracer alone. The layout is read by Python, too: six 64-bit integers. */
 typedef struct counted_thread {
     atomic_long tid;     /* 0: a free place */
     atomic_long ncalls;  /* begun so far */
     atomic_long nwakes;  /* those of them that wake somebody: wakes of futexes, writes, sends */
+    atomic_long nsleeps; /* those that may sleep: waits for futexes and descriptors, naps */
+    atomic_long nyields; /* those that give the core away */
     atomic_long current; /* the number of the one it is in, or SYSCALL_COUNTER_AWAKE */
 } counted_thread;
 

@@ -570,6 +570,65 @@ TEST(wakes_of_a_message)
         (wake_state){.size = 2, .what = "message", .sleep = receive_double, .wake = send_double, .most = 1});
 }
 
+/* ---- how a call waits */
+
+#define WAIT_US 200000
+
+typedef struct waiting_state {
+    syscall_counter *counter;
+    dd_spin_policy policy;
+    atomic_bool has_begun;
+} waiting_state;
+
+/* The sleeps and yields of rank 0, which waits in an all_reduce that rank 1 comes to late. */
+static void
+wait_for_late(team_rank *self)
+{
+    waiting_state *state = self->arg;
+    if (self->rank == 1) {
+        while (!atomic_load(&state->has_begun)) {
+            usleep(1000);
+        }
+        usleep(WAIT_US);
+        CHECK(team_check_sum(self->group));
+        return;
+    }
+    const counted_thread *mine = syscall_counter_find(state->counter, (pid_t)syscall(SYS_gettid));
+    REQUIRE(mine != NULL);
+    long nsleeps = atomic_load(&mine->nsleeps);
+    long nyields = atomic_load(&mine->nyields);
+    atomic_store(&state->has_begun, true);
+    CHECK(team_check_sum(self->group));
+    nsleeps = atomic_load(&mine->nsleeps) - nsleeps;
+    nyields = atomic_load(&mine->nyields) - nyields;
+    if (getenv("DLDIST_TEST_COUNTS") != NULL) {
+        printf("    an all_reduce that waits, policy %d: %ld sleeps, %ld yields\n", state->policy, nsleeps,
+               nyields);
+    }
+    CHECK((nsleeps == 0) == (state->policy == DD_SPIN_POLL));
+    if (state->policy == DD_SPIN_SLEEP) {
+        CHECK_INT(nyields, 0);
+    }
+}
+
+static int
+run_waiting(void *arg)
+{
+    waiting_state *state = arg;
+    alarm((unsigned)(CHECK_TIMEOUT_S * check_slow()));
+    team_run(&(team_options){.size = 2, .waiting = state->policy}, wait_for_late, state);
+    return leave();
+}
+
+TEST(ways_to_wait)
+{
+    static const dd_spin_policy policies[] = {DD_SPIN_ADAPTIVE, DD_SPIN_POLL, DD_SPIN_SLEEP};
+    for (size_t i = 0; i < sizeof policies / sizeof policies[0]; i++) {
+        waiting_state state = {.policy = policies[i]};
+        run_counted(run_waiting, &state, &state.counter, false);
+    }
+}
+
 /* ---- bytes copied, by all ranks of an operation, in blocks; what a reduction writes is not in it */
 
 static const struct copy_limit {

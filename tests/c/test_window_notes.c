@@ -45,6 +45,8 @@ static const bad_note bad_notes[] = {
     {.what = "an answer that nobody has asked for", .note = {.type = DD_WINDOW_GOT, .window = 1}},
     {.what = "an answer that nobody has asked for", .note = {.type = DD_WINDOW_DONE, .window = 1}},
     {.what = "a channel out of range", .note = {.type = DD_WINDOW_ASK, .window = 1, .channel = 100000}},
+    {.what = "a channel out of range",
+     .note = {.type = DD_WINDOW_ASK, .window = 1, .channel = DD_WINDOW_NO_CHANNEL}},
     {.what = "its type is unknown",
      .note = {.type = DD_WINDOW_CLOSED, .window = 1},
      .numbers = {.coll = 200}},

@@ -12,7 +12,6 @@ static const dd_window_note examples[] = {
     {.type = DD_WINDOW_GOT, .window = 2, .nbytes = 4096},
     {.type = DD_WINDOW_GOT, .is_refused = true, .window = 2},
     {.type = DD_WINDOW_ASK, .channel = 1, .window = 2},
-    {.type = DD_WINDOW_ASK, .channel = DD_WINDOW_NO_CHANNEL, .window = 2},
     {.type = DD_WINDOW_DONE, .channel = 1, .window = 2},
     {.type = DD_WINDOW_CLOSED, .window = UINT64_MAX},
 };

@@ -17,7 +17,7 @@ from array import array
 import dldist
 
 NBLOCKS, NCALLS = 30, 8
-FIELDS = 4  # tid, calls, wake-ups, the current call: see syscall_counter.h
+FIELDS = 6  # tid, calls, wake-ups, sleeps, yields, the current call: see syscall_counter.h
 
 
 class Counter:

@@ -8,6 +8,7 @@ import array
 import asyncio
 import gc
 import os
+import resource
 import signal
 import struct
 import sys
@@ -1344,6 +1345,19 @@ def open_alone(channel):
     except Exception as error:
         return [kind.__name__ for kind in type(error).__mro__], str(error)
     return [], ""
+
+
+def sleeps_in_barrier(channel, path, rank):
+    """How often rank 0 has given its core away to sleep until rank 1 came."""
+    group = dldist.Group(dldist.FileStore(path, 2), rank, 2, timeout=60)
+    group.barrier()
+    if rank == 1:
+        time.sleep(0.5)
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+    group.barrier()
+    count = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
+    group.close()
+    return count
 
 
 def reduces_until_it_fails(channel, port, rank):

@@ -267,9 +267,19 @@ def test_no_store():
     ("name", "value", "text"),
     [("DLDIST_PORT_RANGE", "a-b", "range of ports"), ("DLDIST_PORT_RANGE", "9-5", "range of ports"),
      ("DLDIST_SHM", "yes", '"0" or "1"'), ("DLDIST_TCP_LANES", "0", "number"),
+     ("DLDIST_WAIT", "spin", '"adaptive", "poll" or "sleep"'),
      ("DLDIST_ALGORITHM", "all_reduce=nonsense", "nonsense")],
 )
 def test_wrong_settings(procs, name, value, text):
     child = procs.start(cases.open_alone, env={name: value})
     kinds, message = child.result()
     assert "ValueError" in kinds and name in message and text in message
+
+
+def test_ways_to_wait(procs, tmp_path):
+    """DLDIST_WAIT=poll does not sleep, where all others do."""
+    counts = {}
+    for way in ("poll", "sleep"):
+        ranks = [procs.start(cases.sleeps_in_barrier, str(tmp_path / way), rank, env={"DLDIST_WAIT": way}) for rank in (0, 1)]
+        counts[way] = [child.result() for child in ranks][0]
+    assert counts["poll"] <= 2 < 5 <= counts["sleep"], counts

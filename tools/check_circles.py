@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+"""Checks that files of one folder of csrc/ do not call each other in large circles.
+
+A file needs another one of its folder when it names a function or an object that the other defines. Files that all need each other,
+by whatever way round, are a circle: nobody can read one without the rest. Up to three are let be. Those that are larger today are
+listed below with their sizes, which may only shrink. --all prints the small ones, too.
+"""
+import re
+import sys
+from pathlib import Path
+
+MOST = 3
+# Folders of which circles are told, and do not fail the check.
+REPORTED_ONLY = {"nccl", "python"}
+# How many files the circles of a folder have at most, the largest first.
+EXCEPTIONS: dict[str, list[int]] = {
+    "collective": [4],
+    "group": [7],
+    "store": [4],
+    "transport": [10, 4],
+}
+
+COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"", re.DOTALL)
+WORD = re.compile(r"[A-Za-z_]\w*")
+# As clang-format writes it: the type on a line of its own, then the name at the start of a line.
+FUNCTION = re.compile(r"^(?P<type>[^\s#{}][^\n;{}]*)\n(?P<name>\w+)\(", re.MULTILINE)
+OBJECT = re.compile(r"^(?P<type>(?:const |_Thread_local )*[A-Za-z_][\w ]*?[ *])(?P<name>\w+)(?:\[[^\]\n]*\])* =", re.MULTILINE)
+
+
+def defined_in(text: str) -> set[str]:
+    """The names that other files may use."""
+    found = set()
+    for pattern in (FUNCTION, OBJECT):
+        for match in pattern.finditer(text):
+            if "static" not in match["type"].split():
+                found.add(match["name"])
+    return found
+
+
+def needs(folder: Path) -> dict[str, set[str]]:
+    """For each file of the folder, those whose names it uses."""
+    texts = {path.stem: COMMENT.sub(" ", path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.c"))}
+    owner = {name: stem for stem, text in texts.items() for name in defined_in(text)}
+    return {stem: {owner[word] for word in set(WORD.findall(text)) & owner.keys()} - {stem}
+            for stem, text in texts.items()}
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """The strongly connected components of more than one file, the largest first (Tarjan)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in sorted(graph[node]):
+            if other not in index:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            place = stack.index(node)
+            found.append(sorted(stack[place:]))
+            del stack[place:]
+
+    for node in sorted(graph):
+        if node not in index:
+            visit(node)
+    return sorted((circle for circle in found if len(circle) > 1), key=len, reverse=True)
+
+
+def is_within(sizes: list[int], allowed: list[int]) -> bool:
+    return len(sizes) <= len(allowed) and all(size <= most for size, most in zip(sizes, allowed))
+
+
+def main() -> int:
+    arguments = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+    root = Path(arguments[0] if arguments else Path(__file__).parent.parent / "csrc")
+    failures = 0
+    notes = []
+    for folder in sorted(path for path in root.iterdir() if path.is_dir()):
+        found = circles(needs(folder))
+        large = [circle for circle in found if len(circle) > MOST]
+        sizes = [len(circle) for circle in large]
+        allowed = EXCEPTIONS.get(folder.name, [])
+        if folder.name in REPORTED_ONLY:
+            notes += [f"{folder.name} has {size}" for size in sizes]
+        elif not is_within(sizes, allowed):
+            failures += 1
+            for circle in large:
+                print(f"csrc/{folder.name}: {len(circle)} files need each other: {', '.join(circle)}")
+            print(f"csrc/{folder.name}: circles of {sizes} files, where {allowed or MOST} is the most: let one side call "
+                  "the other, and not the other way round")
+        elif sizes != allowed:
+            notes.append(f"{folder.name} is down to {sizes}: write that into {Path(__file__).name} in place of {allowed}")
+        if "--all" in sys.argv:
+            for circle in found:
+                print(f"csrc/{folder.name}: {', '.join(circle)}")
+    print(f"circles: {failures} folders fail" + (f" ({'; '.join(notes)})" if notes else ""))
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
