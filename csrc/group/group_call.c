@@ -97,8 +97,8 @@ group_update_task_locked(dd_group *group)
 static void
 renew_deadline_locked(dd_group *group)
 {
-    int64_t earliest =
-        earliest_deadline_ns(&group->messages, group->is_active ? group->curious_ns : DD_NEVER_NS);
+    int64_t earliest = group_ask_again_ns(group, group->is_active ? group->curious_ns : DD_NEVER_NS);
+    earliest = earliest_deadline_ns(&group->messages, earliest);
     group->task.deadline_ns = group->is_asking
                                   ? (group->asked_until_ns < earliest ? group->asked_until_ns : earliest)
                                   : earliest_deadline_ns(&group->collectives, earliest);
@@ -215,6 +215,7 @@ group_task_on_deadline(dd_task *task)
     dd_group *group = DD_CONTAINER_OF(task, dd_group, task);
     int64_t now_ns = dd_clock_now_ns();
     expire_messages_locked(group, now_ns);
+    (void)group_map_wanted_locked(group);
     if (group->is_active && now_ns >= group->curious_ns) {
         ask_missing_locked(group, now_ns);
     }
@@ -744,4 +745,6 @@ const dd_context_handler group_context_handler = {
     .on_answer = on_answer,
     .on_loss = on_loss,
     .on_request = on_request,
+    .on_fd_wanted = group_on_fd_wanted,
+    .on_fd = group_on_fd,
 };

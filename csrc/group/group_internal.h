@@ -54,11 +54,14 @@ typedef struct p2p_call {
     dd_signature signature; /* the message's, where it is typed */
 } p2p_call;
 
-/* A region of another rank that its owner has spoken of and that has not come yet. */
+/* A region of another rank that its owner has spoken of and that is not mapped here yet. */
 typedef struct wanted_region {
     dd_list link;
     int local;
     uint32_t id;
+    int fd;           /* what has come; -1: nothing yet, DD_SOCK_FD_REFUSED: there was no room for it */
+    unsigned nasked;  /* how often its owner has been asked for it */
+    int64_t again_ns; /* when to ask again */
 } wanted_region;
 
 struct dd_group {
@@ -73,7 +76,11 @@ struct dd_group {
     dd_topology topology;
     dd_context *context; /* owned; NULL once closed */
     dd_arena *arena;     /* owned; NULL: none */
-    dd_run *run;         /* owned; NULL once closed */
+    /* Of the arena, while the group is being made: the maker's, for those who ask for it, and what has come to
+     * the others; -1. */
+    int arena_fd;
+    bool is_arena_wanted;
+    dd_run *run; /* owned; NULL once closed */
     dd_selection selection;
     size_t segment_nbytes;
 
@@ -104,7 +111,7 @@ struct dd_group {
     uint32_t nregions;                 /* ids given out */
     dd_list regions;                   /* dd_region of this rank, in use or kept for the next */
     atomic_size_t kept_nbytes;         /* of pages, in arrays that are not in use */
-    dd_list wanted;                    /* wanted_region */
+    dd_list wanted;                    /* wanted_region: asked for again and again until it is there */
     dd_list mapped;                    /* regions of others */
     uint64_t nmonitored;               /* calls of monitored_barrier */
     dd_recorder_group *recorder_group; /* owned; NULL: nobody records */
@@ -223,6 +230,12 @@ void group_release_pool(struct p2p_pool *pool);
 dd_status group_await(dd_group *group, bool (*is_there)(void *ctx), void *ctx, const dd_wait *wait,
                       dd_error *err) DD_MUST_CHECK;
 
+/* ---- descriptors (group_setup.c): arenas and regions, by the words that ranks call them */
+
+#define GROUP_ARENA_WORD 0 /* regions have theirs from 1 */
+void group_on_fd_wanted(void *ctx, int rank, uint64_t word);
+bool group_on_fd(void *ctx, int rank, uint64_t word, int fd);
+
 /* ---- group_fail.c */
 
 /* The first cause ends everything under way and stays; `tell` the others (all but `except`). */
@@ -282,6 +295,11 @@ bool group_map_wanted_locked(dd_group *group);
  * has come is no region. */
 dd_status group_map_region_locked(dd_group *group, int local, uint32_t id, dd_block *memory,
                                   dd_error *err) DD_MUST_CHECK;
+/* When a region that has been asked for is asked for again, if that comes before earliest_ns. */
+int64_t group_ask_again_ns(const dd_group *group, int64_t earliest_ns);
+/* Of the context's handler: a local rank asks for a region of ours; what has been asked for has come. */
+void group_pass_region_locked(dd_group *group, int rank, uint32_t id);
+bool group_take_region_locked(dd_group *group, int rank, uint32_t id, int fd);
 void group_drop_regions(dd_group *group);
 /* From now on, what other ranks write to the block, which is in a region of ours, does not show here any
  * more. */

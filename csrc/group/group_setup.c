@@ -7,6 +7,7 @@
 #include "core/log.h"
 #include "core/mem.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +15,7 @@
 #define SCRATCH_ALIGNMENT 64
 #define VOTERS_CHECK_NS (50 * DD_NS_PER_MS)
 #define DIALLED_PATIENCE_NS (250 * DD_NS_PER_MS)
-#define ARENA_FD_KEY 0 /* the second word; regions have theirs from 1 */
+#define ASK_FIRST_NS (1 * DD_NS_PER_MS)
 
 /* ---- one message of a byte from everybody to everybody, before there are collectives */
 
@@ -304,76 +305,108 @@ attach_arena(dd_group *group, int fd, int local, dd_error *err)
     return status;
 }
 
-/* The lowest local rank makes the memory and hands it to the others. */
+void
+group_on_fd_wanted(void *ctx, int rank, uint64_t word)
+{
+    dd_group *group = ctx;
+    if (group->topology.host_of[rank] != group->topology.host) {
+        return;
+    }
+    if (word != GROUP_ARENA_WORD) {
+        group_pass_region_locked(group, rank, (uint32_t)word);
+    } else if (group->topology.local == 0 && group->arena_fd >= 0) {
+        (void)dd_context_pass_fd_locked(group->context, rank, word, group->arena_fd);
+    }
+}
+
+bool
+group_on_fd(void *ctx, int rank, uint64_t word, int fd)
+{
+    dd_group *group = ctx;
+    if (group->topology.host_of[rank] != group->topology.host) {
+        return false;
+    }
+    if (word != GROUP_ARENA_WORD) {
+        return word <= UINT32_MAX && group_take_region_locked(group, rank, (uint32_t)word, fd);
+    }
+    bool is_due = group->is_arena_wanted && group->arena_fd == -1 && rank == group->topology.local_ranks[0];
+    group->arena_fd = is_due ? fd : group->arena_fd;
+    return is_due;
+}
+
+/* The lowest local rank makes the memory, and those who wait for it already need not ask again. */
 static dd_status
 make_arena(dd_group *group, dd_error *err)
 {
     int fd = -1;
     dd_status status =
         dd_arena_create(group->topology.nlocal, group->topology.nlocal > group->ncores, &fd, err);
-    if (status != DD_OK) {
-        return status;
-    }
-    dd_engine_lock(group->engine);
-    for (int i = 1; i < group->topology.nlocal && status == DD_OK; i++) {
-        dd_passed_fd passed = {.key = {group->id, ARENA_FD_KEY}, .fd = fd};
-        status = dd_peer_send_fd_locked(group->peers[group->topology.local_ranks[i]], &passed, err);
-    }
-    dd_engine_unlock(group->engine);
     if (status == DD_OK) {
         status = attach_arena(group, fd, 0, err);
     }
-    dd_fork_close(fd);
-    return status;
+    if (status != DD_OK) {
+        dd_fork_close(fd);
+        return status;
+    }
+    dd_engine_lock(group->engine);
+    group->arena_fd = fd;
+    for (int i = 1; i < group->topology.nlocal; i++) {
+        (void)dd_context_pass_fd_locked(group->context, group->topology.local_ranks[i], GROUP_ARENA_WORD, fd);
+    }
+    dd_engine_unlock(group->engine);
+    return DD_OK;
 }
-
-typedef struct arena_arrival {
-    uint64_t key[2];
-    dd_peer *maker;
-    int fd;
-    dd_error error; /* of the way to the maker; code DD_OK while it is open */
-} arena_arrival;
 
 static bool
 has_arena_come(void *ctx)
 {
-    arena_arrival *arrival = ctx;
-    if (arrival->fd < 0) {
-        arrival->fd = dd_peer_take_fd_locked(arrival->maker, arrival->key);
+    const dd_group *group = ctx;
+    return group->arena_fd != -1 ||
+           dd_peer_error_locked(group->peers[group->topology.local_ranks[0]]) != NULL;
+}
+
+/* Asks for it until it comes: its maker may not know of the group yet. */
+static dd_status
+await_arena(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error *err)
+{
+    int maker = group->topology.local_ranks[0];
+    for (int64_t pause_ns = ASK_FIRST_NS;; pause_ns *= pause_ns < VOTERS_CHECK_NS ? 2 : 1) {
+        dd_engine_lock(group->engine);
+        group->is_arena_wanted = true;
+        (void)dd_context_want_fd_locked(group->context, maker, GROUP_ARENA_WORD);
+        dd_engine_unlock(group->engine);
+        dd_wait slice = dd_wait_at_most(wait, pause_ns);
+        dd_status status = group_await(group, has_arena_come, group, &slice, err);
+        if (status != DD_OP_TIMED_OUT) {
+            return status;
+        }
+        status = dd_wait_is_over(wait) ? dd_error_set(err, DD_OP_TIMED_OUT, "no arena has come")
+                                       : check_voters(group, setup, wait, err);
+        if (status != DD_OK) {
+            return status; /* the maker may have been told not to make it */
+        }
     }
-    const dd_error *broken = dd_peer_error_locked(arrival->maker);
-    if (arrival->fd < 0 && broken != NULL) {
-        arrival->error = *broken;
-    }
-    return arrival->fd >= 0 || broken != NULL;
 }
 
 static dd_status
 take_arena(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error *err)
 {
-    arena_arrival arrival = {
-        .key = {group->id, ARENA_FD_KEY}, .maker = group->peers[group->topology.local_ranks[0]], .fd = -1};
-    arrival.error.code = DD_OK;
-    for (;;) {
-        dd_wait slice = dd_wait_at_most(wait, VOTERS_CHECK_NS);
-        dd_status status = group_await(group, has_arena_come, &arrival, &slice, err);
-        if (status == DD_OK) {
-            break;
-        }
-        if (status == DD_OP_TIMED_OUT) {
-            status = dd_wait_is_over(wait)
-                         ? dd_error_set(err, DD_OP_TIMED_OUT, "no arena has come")
-                         : check_voters(group, setup, wait, err); /* the maker may have been told not to */
-        }
-        if (status != DD_OK) {
-            return status;
-        }
+    dd_status status = await_arena(group, setup, wait, err);
+    dd_engine_lock(group->engine);
+    int fd = group->arena_fd;
+    const dd_error *broken = dd_peer_error_locked(group->peers[group->topology.local_ranks[0]]);
+    group->is_arena_wanted = false;
+    group->arena_fd = -1;
+    if (status == DD_OK && fd == -1) {
+        status = dd_error_copy(err, broken);
+    } else if (status == DD_OK && fd == DD_SOCK_FD_REFUSED) {
+        status = dd_error_set_errno(err, DD_SYSTEM, EMFILE, "cannot take the arena");
     }
-    if (arrival.fd < 0) {
-        return dd_error_copy(err, &arrival.error);
+    dd_engine_unlock(group->engine);
+    if (status == DD_OK) {
+        status = attach_arena(group, fd, group->topology.local_of[group->rank], err);
     }
-    dd_status status = attach_arena(group, arrival.fd, group->topology.local_of[group->rank], err);
-    dd_sock_close(arrival.fd);
+    dd_sock_close(fd);
     return status;
 }
 
@@ -566,6 +599,7 @@ init_state(dd_group *group, const group_setup *setup)
     group->rank = setup->rank;
     group->size = setup->size;
     group->ncores = dd_cpu_usable_count();
+    group->arena_fd = -1;
     group->peers = setup->peers;
     group->selection = setup->options->selection;
     group->segment_nbytes = setup->options->large_segment_nbytes;
@@ -650,6 +684,8 @@ end_setup(dd_group *group)
 {
     dd_engine_lock(group->engine);
     group->is_made = true;
+    dd_fork_close(group->arena_fd); /* all have voted, and so have it or do without */
+    group->arena_fd = -1;
     if (group->failure.kind == DD_CAUSE_LOST && group->failure.origin == group->rank) {
         dd_context_post_abort_locked(group->context, DD_ANY_RANK, &group->failure);
     }
@@ -683,20 +719,6 @@ group_set_up(group_setup *setup, dd_group **out, const dd_wait *wait, dd_error *
     return DD_OK;
 }
 
-/* Memory of others that was never looked at. */
-static void
-drop_passed(dd_group *group)
-{
-    if (dd_engine_check_fork(group->engine, NULL) != DD_OK) {
-        return;
-    }
-    dd_engine_lock(group->engine);
-    for (int rank = 0; rank < group->size; rank++) {
-        dd_peer_drop_fds_locked(group->peers[rank], group->id);
-    }
-    dd_engine_unlock(group->engine);
-}
-
 void
 group_destroy(dd_group *group)
 {
@@ -705,7 +727,9 @@ group_destroy(dd_group *group)
         dd_wait moment = dd_wait_after(0);
         dd_context_close(group->context, &moment);
     }
-    drop_passed(group);
+    if (dd_engine_check_fork(group->engine, NULL) == DD_OK) {
+        dd_fork_close(group->arena_fd);
+    }
     if (group->guest != NULL) {
         group->guest->destroy(group->guest);
     }

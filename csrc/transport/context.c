@@ -33,21 +33,6 @@ engine_has_closed(const dd_engine *engine, uint64_t id, uint32_t rank)
     return false;
 }
 
-bool
-engine_is_over(const dd_engine *engine, uint64_t id)
-{
-    for (const dd_list *node = engine->context_list.next; node != &engine->context_list; node = node->next) {
-        if (DD_CONTAINER_OF(node, const dd_context, link)->key.id == id) {
-            return false;
-        }
-    }
-    bool is_known = false;
-    for (size_t i = 0; i < nkept(engine) && !is_known; i++) {
-        is_known = engine->closed[i].id == id && engine->closed[i].rank != UINT64_MAX;
-    }
-    return is_known;
-}
-
 static void
 forget_closed(dd_engine *engine, const context_key *key)
 {

@@ -2,6 +2,7 @@
 
 #include "core/fork.h"
 #include "core/lock.h"
+#include "core/log.h"
 #include "core/mem.h"
 
 #include <errno.h>
@@ -53,6 +54,7 @@ init_fields(dd_engine *engine)
     engine->generation = dd_fork_generation();
     engine->epoll_fd = -1;
     engine->wake_fd = -1;
+    engine->bell_fd = -1;
     dd_lock_init(&engine->mu, DD_LOCK_ENGINE);
     dd_lock_init(&engine->opening_mu, DD_LOCK_ENGINE_OPENING);
     dd_map_init(&engine->peers);
@@ -109,6 +111,7 @@ engine_destroy(dd_engine *engine)
     free_pools(engine);
     if (!is_forked(engine)) {
         dd_fork_close(engine->wake_fd);
+        dd_fork_close(engine->bell_fd);
         dd_fork_close(engine->epoll_fd);
     }
     dd_blob_fini(&engine->option_text);
@@ -251,8 +254,14 @@ open_connector(dd_engine *engine, const dd_addr *first, dd_error *err)
     if (status != DD_OK) {
         return status;
     }
+    dd_connect_options options = engine->options;
+    dd_error why;
+    if (!options.is_shm_disabled && engine->bell_fd < 0 && engine_open_bell(engine, &why) != DD_OK) {
+        DD_LOG(DD_LOG_INFO, "shared memory is not used: %s", why.message);
+        options.is_shm_disabled = true;
+    }
     dd_connector *connector = NULL;
-    status = dd_connector_open(&engine->options, &engine->card, first, &handler, &connector, err);
+    status = dd_connector_open(&options, &engine->card, first, &handler, &connector, err);
     if (status != DD_OK) {
         return status;
     }

@@ -88,15 +88,8 @@ typedef struct dd_path_loss {
 } dd_path_loss;
 /* False: nothing, as far as can be seen here. */
 bool dd_peer_find_loss_locked(const dd_peer *peer, dd_path_loss *loss);
-/* Makes a peer that sleeps look at memory that is shared with it. Nothing without a shared memory link. */
+/* Makes a process of this host look at memory that is shared with it, if it sleeps. Needs no link. */
 void dd_peer_ring_bell_locked(dd_peer *peer);
-/* Hands over a descriptor (shared memory links only); it stays the caller's. The first word of its key is the id of its group. */
-dd_status dd_peer_send_fd_locked(dd_peer *peer, const dd_passed_fd *passed, dd_error *err) DD_MUST_CHECK;
-/* The descriptor that the peer has passed under this key, owned; -1 when it has not come (yet). */
-int dd_peer_take_fd_locked(dd_peer *peer, const uint64_t key[2]);
-/* Closes those that have come under keys with this first word: nobody will take them. What comes later under the id of a group that
- * is closed goes by itself. */
-void dd_peer_drop_fds_locked(dd_peer *peer, uint64_t first_key);
 
 /* A task is polled in every round of driving, for progress that no message tells of (shared memory). */
 typedef struct dd_task dd_task;

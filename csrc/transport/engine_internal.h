@@ -144,9 +144,6 @@ struct dd_peer {
     size_t ngiven_up;
     size_t nheld; /* of it, here and in contexts */
 
-    dd_passed_fd *passed; /* descriptors nobody has asked for yet */
-    size_t npassed;
-
     dd_list breaking; /* engine->breaking */
     bool is_breaking;
     dd_error error; /* why it breaks, and then why it is lost */
@@ -232,6 +229,7 @@ struct dd_engine {
 
     int epoll_fd;
     int wake_fd;
+    int bell_fd; /* -1: none; const after the first card */
     dd_spin spin;
     dd_waiter *driver; /* NULL: nobody */
     dd_list waiters;
@@ -290,6 +288,13 @@ void engine_drain_wake_fd(dd_engine *engine);
 /* Arranges for being woken. False when there is something to do after all. */
 bool engine_fall_asleep(dd_engine *engine);
 
+/* ---- engine_bell.c */
+
+/* The socket, and with it the promise that others of this host can ring here. */
+dd_status engine_open_bell(dd_engine *engine, dd_error *err) DD_MUST_CHECK;
+/* Something has come. */
+void engine_answer_bell(dd_engine *engine);
+
 /* ---- ends of messages (peer_message.c) */
 
 /* Ends a message: takes it out of its list and counts it done. `error` (copied) NULL for success. */
@@ -316,8 +321,6 @@ void engine_give_held(dd_engine *engine, held *entry);
 void engine_drop_unfinished(dd_engine *engine, dd_list *list);
 dd_context *engine_find_context(dd_engine *engine, uint64_t id, uint32_t rank);
 bool engine_has_closed(const dd_engine *engine, uint64_t id, uint32_t rank);
-/* The same for whatever rank, and none of this process has it open. */
-bool engine_is_over(const dd_engine *engine, uint64_t id);
 
 /* ---- peer.c */
 
@@ -379,8 +382,6 @@ bool lane_receive(dd_lane *lane);
 /* Takes a receive that has met its message out of the lanes. */
 void peer_forget_recv(dd_peer *peer, dd_message *message);
 void peer_protocol_error(dd_peer *peer, const char *format, ...) DD_PRINTF(2, 3);
-/* Whether it has said that it gives up a context that is not open here, to any rank of it. */
-bool peer_has_given_up(const dd_peer *peer, uint64_t context);
 /* What says so to that rank, taken out of its list; NULL: nothing. */
 held *peer_take_given_up(dd_peer *peer, const context_key *key);
 /* Says no to an RTS, and what the receive wants; NULL: there is none. */
@@ -390,8 +391,6 @@ void peer_post_refusal(dd_peer *peer, const dd_frame *rts, dd_refusal reason, co
 
 /* A frame for a context that is open: ABORT, QUESTION, ANSWER, GOODBYE. */
 void context_on_control(dd_context *context, const dd_frame *frame, dd_bytes payload);
-/* Takes over descriptors that have been passed, before the link has too many of them. */
-void peer_keep_passed(dd_peer *peer);
 /* The peer is lost: its messages fail, the handler is told. */
 void context_on_peer_lost(dd_context *context, dd_peer *peer);
 /* A peer is there that may have missed that we have given up. */

@@ -162,7 +162,6 @@ on_lane_event(dd_lane *lane, uint32_t events)
         return true;
     }
     if (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) {
-        peer_keep_passed(lane->peer);
         is_progress = lane_receive(lane);
     }
     if (lane_has_output(lane)) {
@@ -189,6 +188,9 @@ engine_handle_events(dd_engine *engine, const struct epoll_event *events, int ne
     for (int i = 0; i < nevents; i++) {
         if (events[i].data.ptr == NULL) {
             engine_drain_wake_fd(engine);
+        } else if (events[i].data.ptr == &engine->bell_fd) {
+            engine_answer_bell(engine);
+            is_progress = true;
         } else {
             is_progress = on_lane_event(events[i].data.ptr, events[i].events) || is_progress;
         }

@@ -117,17 +117,6 @@ find_given_up(const dd_peer *peer, const context_key *key)
     return NULL;
 }
 
-bool
-peer_has_given_up(const dd_peer *peer, uint64_t context)
-{
-    for (const dd_list *node = peer->given_up.next; node != &peer->given_up; node = node->next) {
-        if (DD_CONTAINER_OF(node, const held, link)->frame.context == context) {
-            return true;
-        }
-    }
-    return false;
-}
-
 held *
 peer_take_given_up(dd_peer *peer, const context_key *key)
 {
@@ -153,8 +142,7 @@ forget_oldest_given_up(dd_peer *peer)
 }
 
 /* The peer has given up a group that this process may never open, because making it, or something before
- * it, has failed here as well. What else has come for it is of no use: messages would hold the peer's
- * credit for ever, and passed descriptors would stay open. */
+ * it, has failed here as well. What else has come for it is of no use, and would hold the peer's credit for ever. */
 static void
 note_given_up(dd_peer *peer, const held *abort)
 {
@@ -166,7 +154,6 @@ note_given_up(dd_peer *peer, const held *abort)
             context_drop_held(entry);
         }
     }
-    dd_peer_drop_fds_locked(peer, key.id);
     if (++peer->ngiven_up > GIVEN_UP_KEPT) {
         forget_oldest_given_up(peer);
     }
