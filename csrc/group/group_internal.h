@@ -2,6 +2,7 @@
 #ifndef DD_GROUP_GROUP_INTERNAL_H
 #define DD_GROUP_GROUP_INTERNAL_H
 
+#include "collective/arena_board.h"
 #include "collective/run.h"
 #include "group/group.h"
 #include "group/group_guest.h"
@@ -102,7 +103,8 @@ struct dd_group {
     dd_cause failure; /* what `cause` puts in words; kind 0 while nothing is wrong */
     bool is_made;     /* on this rank; others may not be through yet */
     bool is_closing;
-    bool is_asking; /* a deadline has passed and the others have been asked where they are */
+    bool has_more_news; /* on the board: a link is about to tell it */
+    bool is_asking;     /* a deadline has passed and the others have been asked where they are */
     int64_t asked_until_ns;
     int64_t curious_ns;    /* when the collective under way asks where the others are; DD_NEVER_NS */
     member_state *members; /* [size] */
@@ -229,6 +231,22 @@ void group_release_pool(struct p2p_pool *pool);
  * held, again and again, and for what a link brings or becomes: nothing else wakes the driver. */
 dd_status group_await(dd_group *group, bool (*is_there)(void *ctx), void *ctx, const dd_wait *wait,
                       dd_error *err) DD_MUST_CHECK;
+
+/* ---- group_board.c: what ranks of a host tell each other without a link */
+
+/* Tells all ranks (but `except`, which said so first) that this one has given up: by its links, and on the board. */
+void group_tell_abort_locked(dd_group *group, int except, const dd_cause *cause);
+/* After the context's goodbyes. */
+void group_post_leaving_locked(dd_group *group);
+/* Where this rank is, for those who look. */
+void group_note_place_locked(dd_group *group);
+/* Whether the rank can be looked up on the board. */
+bool group_is_on_board(const dd_group *group, int rank);
+/* The board's answer to where the rank is; `has_heard`: it runs, too. */
+void group_look_up_locked(dd_group *group, int rank, bool has_heard);
+/* Rings those of this host, who show by hearing it that they run. */
+void group_ring_asked_locked(dd_group *group);
+void group_on_bell(void *ctx); /* of the context's handler */
 
 /* ---- descriptors (group_setup.c): arenas and regions, by the words that ranks call them */
 

@@ -295,7 +295,8 @@ are_ports_needed_locked(const dd_engine *engine)
     for (dd_map_node *node = dd_map_next(&engine->peers, NULL); node != NULL;
          node = dd_map_next(&engine->peers, node)) {
         const dd_peer *peer = DD_CONTAINER_OF(node, dd_peer, node);
-        bool is_settled = peer->is_self || peer->state == PEER_LOST || dd_peer_has_shm_locked(peer);
+        bool is_settled =
+            peer->is_self || peer->is_near || peer->state == PEER_LOST || dd_peer_has_shm_locked(peer);
         if (peer->is_card_known && !is_settled) {
             return true;
         }

@@ -45,7 +45,7 @@ dd_status dd_engine_card(dd_engine *engine, const dd_addr *first, dd_blob *card,
 
 /* Around everything from dd_engine_card to the moment when all processes that have the card are peers,
  * with the links that they are going to have. When the last meeting ends, the TCP ports are closed if all
- * peers whose cards are known are linked by shared memory: then nobody else will come. Links of processes
+ * peers whose cards are known are near, or linked by shared memory: then nobody else will come. Links of processes
  * whose cards are not known are closed some seconds later. */
 void dd_engine_begin_meeting(dd_engine *engine);
 void dd_engine_end_meeting(dd_engine *engine);
@@ -73,6 +73,8 @@ void dd_engine_unlock(dd_engine *engine);
 /* The link's name, "" while there is none. `_locked` because links come and go. */
 const char *dd_peer_transport_locked(const dd_peer *peer);
 bool dd_peer_has_shm_locked(const dd_peer *peer);
+/* Links with it are, or would be, shared memory: it needs no port of ours. */
+void dd_peer_note_near_locked(dd_peer *peer);
 /* Starts connecting if there is no link yet. How it ends shows by the messages to the peer, and by
  * dd_peer_error_locked. */
 void dd_peer_connect_locked(dd_peer *peer);

@@ -83,6 +83,20 @@ engine_answer_bell(dd_engine *engine)
             deliver_note(engine, &note);
         }
     }
+    engine->has_rung = true;
     /* Somebody who sleeps was to hear it. */
     engine_note_output(engine);
+}
+
+void
+engine_tell_rung(dd_engine *engine)
+{
+    engine->has_rung = false;
+    for (dd_list *node = engine->context_list.next; node != &engine->context_list;) {
+        dd_context *context = DD_CONTAINER_OF(node, dd_context, link);
+        node = node->next;
+        if (context->handler.on_bell != NULL) {
+            context->handler.on_bell(context->handler.ctx);
+        }
+    }
 }

@@ -112,6 +112,7 @@ struct dd_peer {
     dd_card card;
     bool is_card_known; /* false: it has called before anybody told us of it */
     bool is_self;
+    bool is_near; /* would be linked by shared memory */
     peer_state state;
     bool wants_link;
     bool is_said_lost;  /* somebody has given up a group because of it */
@@ -153,6 +154,7 @@ typedef struct context_rank {
     dd_peer *peer;
     dd_list posted; /* receives */
     dd_list held;
+    bool is_leaving; /* and has been asked, or will be as soon as there is a link */
     bool has_said_goodbye;
     bool is_lost; /* and the handler knows */
 } context_rank;
@@ -235,6 +237,7 @@ struct dd_engine {
     dd_list waiters;
     dd_waiter background;
     int64_t telling_until_ns; /* failures have been told that may not be on their way; 0: none */
+    bool has_rung;            /* somebody: contexts have to be told */
     bool is_wake_due; /* somebody else than the driver has ended something: dd_engine_unlock passes it on */
     /* Threads that sleep on the links: the driver, and one that has yet to notice that its role was taken. */
     unsigned nsleeping;
@@ -294,6 +297,8 @@ bool engine_fall_asleep(dd_engine *engine);
 dd_status engine_open_bell(dd_engine *engine, dd_error *err) DD_MUST_CHECK;
 /* Something has come. */
 void engine_answer_bell(dd_engine *engine);
+/* Tells contexts that somebody has rung; after what had come by links. */
+void engine_tell_rung(dd_engine *engine);
 
 /* ---- ends of messages (peer_message.c) */
 

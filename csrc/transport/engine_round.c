@@ -220,6 +220,7 @@ engine_hear_all(dd_engine *engine)
             }
         }
     }
+    engine_tell_rung(engine); /* whether or not: what a process has posted before its end is there */
 }
 
 static bool
@@ -270,6 +271,10 @@ engine_run_round(dd_engine *engine)
     is_progress = poll_shm_lanes(engine) || is_progress;
     is_progress = poll_tcp_lanes(engine) || is_progress;
     is_progress = poll_epoll(engine) || is_progress;
+    if (engine->has_rung) {
+        engine_tell_rung(engine);
+        is_progress = true;
+    }
     engine_settle(engine);
     /* Before the tasks, too: what they think of a rank that has left depends on whether its last messages
      * are here. */

@@ -220,6 +220,12 @@ dd_peer_has_shm_locked(const dd_peer *peer)
     return peer->nlanes > 0 && peer->lanes[0]->stream->is_shared_memory;
 }
 
+void
+dd_peer_note_near_locked(dd_peer *peer)
+{
+    peer->is_near = true;
+}
+
 bool
 dd_peer_is_connected_locked(const dd_peer *peer)
 {

@@ -164,11 +164,19 @@ static held *
 keep_early(dd_lane *lane, const dd_frame *frame)
 {
     dd_peer *peer = lane->peer;
+    bool has_closed = engine_has_closed(peer->engine, frame->context, frame->target);
+    if (frame->type == DD_FRAME_QUESTION && has_closed) {
+        dd_frame goodbye = {.type = DD_FRAME_GOODBYE,
+                            .context = frame->context,
+                            .source = frame->target,
+                            .target = frame->source};
+        peer_post_reply(peer, &goodbye);
+    }
     if (frame->type == DD_FRAME_QUESTION || frame->type == DD_FRAME_ANSWER) {
         return NULL;
     }
     context_key key = {.id = frame->context, .rank = frame->target};
-    if (engine_has_closed(peer->engine, frame->context, frame->target) || find_given_up(peer, &key) != NULL) {
+    if (has_closed || find_given_up(peer, &key) != NULL) {
         if (frame->type == DD_FRAME_RTS) {
             peer_post_refusal(peer, frame, DD_REFUSED_CLOSED, NULL);
         }
