@@ -10,9 +10,11 @@
 /* How long the others are given to say where they are, once a deadline has passed. */
 #define ANSWER_NS (300 * DD_NS_PER_MS)
 #define ANSWER_LOOK_NS (5 * DD_NS_PER_MS)
-/* A collective by messages that takes longer asks those it waits for what they are doing: ranks that wait for each other, as when they
- * disagree about the root, would else be silent until the time-out. Then again after twice as long. */
+/* A collective that takes longer looks after those it waits for, and then again after twice as long. By messages they are asked what they
+ * are doing: ranks that wait for each other, as when they disagree about the root, would else be silent until the time-out. On
+ * one host it is looked whether they still run: who notices the end of a process may have been stopped. */
 #define CURIOUS_AFTER_NS (500 * DD_NS_PER_MS)
+#define CURIOUS_AT_MOST_NS (60 * DD_NS_PER_S)
 /* What moves so little through the arena takes about a microsecond, and nobody is woken to drive for it: the others mostly have what they
  * need of this rank from the start, and it finds theirs when it looks. Where they need more (uneven blocks, regions), they have it when
  * this rank waits, or when the engine's thread comes by. */
@@ -211,6 +213,7 @@ ask_missing_locked(dd_group *group, int64_t now_ns)
     for (int i = 0; i < count && group->cause.code == DD_OK; i++) {
         if (group_is_on_board(group, missing[i])) {
             group_look_up_locked(group, missing[i], false);
+            dd_peer_look_for_locked(group->peers[missing[i]]);
         } else {
             dd_context_post_question_locked(group->context, missing[i]);
         }
@@ -219,7 +222,9 @@ ask_missing_locked(dd_group *group, int64_t now_ns)
         return;
     }
     const group_call *call = DD_CONTAINER_OF(group->collectives.next, group_call, link);
-    group->curious_ns = now_ns + (now_ns - call->work.start_ns);
+    int64_t waited_ns = now_ns - call->work.start_ns;
+    waited_ns = waited_ns > CURIOUS_AFTER_NS ? waited_ns : CURIOUS_AFTER_NS;
+    group->curious_ns = now_ns + (waited_ns < CURIOUS_AT_MOST_NS ? waited_ns : CURIOUS_AT_MOST_NS);
 }
 
 static void
@@ -397,6 +402,10 @@ void
 group_watch_coll_locked(dd_group *group, const coll_call *call)
 {
     if (!dd_list_is_empty(&group->collectives)) {
+        if (group->is_active && group->curious_ns == DD_NEVER_NS && group->topology.nlocal > 2) {
+            group->curious_ns = call->base.work.start_ns + CURIOUS_AFTER_NS;
+            group_note_deadline_locked(group, group->curious_ns);
+        }
         group_note_deadline_locked(group, call->base.deadline_ns);
     }
     group_update_task_locked(group);

@@ -49,6 +49,19 @@ dd_doorbell_open(const dd_uid *own, int *fd, dd_error *err)
     return DD_OK;
 }
 
+bool
+dd_doorbell_is_gone(const dd_uid *whose)
+{
+    bell_address address = address_of(whose);
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    bool is_gone = fd >= 0 && connect(fd, (const struct sockaddr *)&address.name, address.len) != 0 &&
+                   errno == ECONNREFUSED;
+    if (fd >= 0) {
+        (void)close(fd);
+    }
+    return is_gone;
+}
+
 void
 dd_doorbell_ring(int own_fd, const dd_uid *whose)
 {

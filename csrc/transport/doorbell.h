@@ -28,6 +28,9 @@ typedef struct dd_bell_note {
 /* The socket of the engine with this uid; to be closed by dd_sock_close. */
 dd_status dd_doorbell_open(const dd_uid *own, int *fd, dd_error *err) DD_MUST_CHECK;
 
+/* Whether nobody has a doorbell of that name any more: it goes with its process. */
+bool dd_doorbell_is_gone(const dd_uid *whose);
+
 /* `own_fd` is the caller's own doorbell. */
 void dd_doorbell_ring(int own_fd, const dd_uid *whose);
 /* DD_IO_AGAIN: its queue is full. The descriptor stays the caller's. */

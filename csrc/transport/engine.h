@@ -90,6 +90,8 @@ typedef struct dd_path_loss {
 } dd_path_loss;
 /* False: nothing, as far as can be seen here. */
 bool dd_peer_find_loss_locked(const dd_peer *peer, dd_path_loss *loss);
+/* Looks whether a process that is near has ended. Its links say so by themselves; this is for one without a link to this process. */
+void dd_peer_look_for_locked(dd_peer *peer);
 /* Makes a process of this host look at memory that is shared with it, if it sleeps. Needs no link. */
 void dd_peer_ring_bell_locked(dd_peer *peer);
 

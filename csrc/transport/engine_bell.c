@@ -33,6 +33,17 @@ dd_peer_ring_bell_locked(dd_peer *peer)
     }
 }
 
+void
+dd_peer_look_for_locked(dd_peer *peer)
+{
+    dd_error error;
+    if (peer->is_near && !peer->is_self && peer->state == PEER_IDLE && dd_doorbell_is_gone(&peer->card.uid)) {
+        (void)dd_error_set(&error, DD_PEER_LOST, "its process has ended");
+        peer_break(peer, &error);
+        engine_wake(peer->engine);
+    }
+}
+
 static bool
 send_note(dd_context *context, int rank, dd_bell_note *note)
 {

@@ -3,8 +3,15 @@
 #include "group/group_internal.h"
 #include "group_team.h"
 
+#include "store/file_store.h"
+
+#include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 static uint64_t
 count_link_ends(const team_rank *self)
@@ -242,4 +249,97 @@ TEST(a_rank_that_does_not_answer_is_looked_up)
 {
     team_options options = {.size = 3};
     team_run(&options, look_up_the_deaf, NULL);
+}
+
+/* ---- a process that dies while the lowest rank, which would notice, is stopped */
+
+#define NMORTALS 4
+
+typedef struct mortals {
+    char path[64];
+    pid_t pids[NMORTALS]; /* of ranks 0 and 2 */
+} mortals;
+
+typedef struct life {
+    dd_engine *engine;
+    dd_store *store;
+    dd_group *group;
+} life;
+
+static bool
+begin_life(const mortals *shared, int rank, life *self)
+{
+    dd_connect_options connect = team_connect_options(false);
+    dd_group_options options = team_group_options("mortals");
+    dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
+    dd_file_store_options file = {
+        .path = shared->path, .world_size = NMORTALS, .timeout_ns = 10 * DD_NS_PER_S * check_slow()};
+    return CHECK_OK(dd_file_store_open(&self->store, &file, &wait, check_err())) &&
+           CHECK_OK(dd_engine_open(&connect, &self->engine, check_err())) &&
+           CHECK_OK(dd_group_open(self->engine, self->store, rank, NMORTALS, &options, &self->group, &wait,
+                                  check_err())) &&
+           team_check_sum(self->group);
+}
+
+static pid_t
+start_life(const mortals *shared, int rank)
+{
+    pid_t pid = fork();
+    if (pid == 0) {
+        life self = {0};
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* stopped, it would outlast the test */
+        if (begin_life(shared, rank, &self)) {
+            if (rank == 0) {
+                kill(getpid(), SIGSTOP);
+            }
+            pause();
+        }
+        _exit(1);
+    }
+    return pid;
+}
+
+static void
+outlive(team_rank *self)
+{
+    const mortals *shared = self->arg;
+    int rank = 2 * self->rank + 1;
+    life own = {0};
+    REQUIRE(begin_life(shared, rank, &own));
+    if (self->rank == 0) {
+        int how = 0;
+        CHECK(waitpid(shared->pids[0], &how, WUNTRACED) == shared->pids[0] && WIFSTOPPED(how));
+    }
+    team_rendezvous(self, "stopped");
+    if (self->rank == 0) {
+        kill(shared->pids[2], SIGKILL);
+    }
+    int64_t start_ns = dd_clock_now_ns();
+    CHECK_STATUS(team_barrier(own.group), DD_PEER_LOST);
+    CHECK(dd_clock_now_ns() - start_ns < 3 * DD_NS_PER_S * check_slow());
+    char text[64];
+    snprintf(text, sizeof text, "pid %lld", (long long)shared->pids[2]);
+    CHECK_CONTAINS(check_message(), "lost rank 2 (");
+    CHECK_CONTAINS(check_message(), text);
+    team_rendezvous(self, "heard");
+    dd_group_release(own.group);
+    dd_engine_release(own.engine);
+    dd_store_release(own.store);
+}
+
+TEST(a_death_is_noticed_while_the_lowest_rank_is_stopped)
+{
+    mortals shared = {.path = "/tmp/dldist-star-XXXXXX"};
+    int fd = mkstemp(shared.path);
+    REQUIRE(fd >= 0);
+    close(fd);
+    shared.pids[0] = start_life(&shared, 0);
+    shared.pids[2] = start_life(&shared, 2);
+    team_options options = {.size = 2};
+    team_run_apart(&options, outlive, &shared);
+    for (int rank = 0; rank <= 2; rank += 2) {
+        kill(shared.pids[rank], SIGKILL);
+        waitpid(shared.pids[rank], NULL, 0);
+    }
+    unlink(shared.path);
 }
