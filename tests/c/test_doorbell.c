@@ -244,7 +244,7 @@ take_second_turns(void *arg)
 /* The classic race: one side looks a last time and falls asleep while the other writes and looks whether it sleeps. Without any link. */
 TEST(bells_for_shared_memory_are_not_lost)
 {
-    turns both = {.nrounds = 3000 / (unsigned)check_slow()};
+    turns both = {.nrounds = 400 / (unsigned)check_slow()};
     REQUIRE(rig_open_engines(&both.rig, 2, true, 1));
     pthread_t thread;
     REQUIRE(pthread_create(&thread, NULL, take_second_turns, &both) == 0);
