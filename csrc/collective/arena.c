@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #define ARENA_MAGIC UINT64_C(0x616e657261646464) /* "dddarena" */
-#define ARENA_VERSION 3
+#define ARENA_VERSION 4
 #define ARENA_HEADER_BYTES ((size_t)4096)
 #define ARENA_MIN_BYTES ((size_t)1 << 20) /* of all slots */
 
@@ -52,10 +52,16 @@ results_offset(int nranks)
     return ARENA_HEADER_BYTES + (size_t)nranks * slot_nbytes(nranks);
 }
 
+static size_t
+boards_offset(int nranks)
+{
+    return results_offset(nranks) + (nranks > 1 ? ARENA_RESULTS_BYTES : 0);
+}
+
 size_t
 dd_arena_nbytes(int nranks)
 {
-    return results_offset(nranks) + (nranks > 1 ? ARENA_RESULTS_BYTES : 0);
+    return boards_offset(nranks) + round_up(dd_arena_boards_nbytes(nranks), ARENA_PAGE);
 }
 
 static dd_arena_ranks
@@ -84,6 +90,7 @@ geometry_of(int nranks)
         .payload_nbytes = ARENA_PAYLOAD_BYTES,
         .chunk_nbytes = ARENA_CHUNK_BYTES,
         .results_nbytes = ARENA_RESULTS_BYTES,
+        .boards_nbytes = dd_arena_boards_nbytes(nranks),
         .fold_min_nbytes = dd_arena_fold_min(nranks, false),
         .crowded_fold_min_nbytes = dd_arena_fold_min(nranks, true),
         .claimed_share_nbytes = ARENA_CLAIMED_SHARE_BYTES,
@@ -126,8 +133,8 @@ check_geometry(int fd, const arena_geometry *ours, dd_error *err)
                                         "spacing",           "header",
                                         "control block",     "payload of a header",
                                         "chunk size",        "size of results",
-                                        "shared fold from",  "claimed fold from",
-                                        "share of a claim"};
+                                        "size of boards",    "shared fold from",
+                                        "claimed fold from", "share of a claim"};
     const size_t count = sizeof(*ours) / sizeof(uint64_t);
     _Static_assert(sizeof(names) / sizeof(names[0]) == sizeof(*ours) / sizeof(uint64_t), "each has a name");
     uint64_t found[sizeof(*ours) / sizeof(uint64_t)];
@@ -178,6 +185,7 @@ static void
 find_slots(dd_arena *arena)
 {
     arena->results = arena->memory + results_offset(arena->nranks);
+    arena->boards = (arena_board_head *)(void *)(arena->memory + boards_offset(arena->nranks));
     for (int k = 0; k < arena->nranks; k++) {
         uint8_t *start = arena->memory + ARENA_HEADER_BYTES + (size_t)k * slot_nbytes(arena->nranks);
         arena->slots[k] = (arena_slot){

@@ -33,7 +33,7 @@
  * not begin or end with a page: others write only to whole pages (see arena_regions.c), and each rank takes
  * what is missing from the rank that has folded it.
  *
- * Files: arena.c makes and maps the memory; arena_sync.c publishes, waits, sleeps and wakes; arena_header.c
+ * Files: arena.c makes and maps the memory; arena_board.c has what ranks say of themselves; arena_sync.c publishes, waits, sleeps and wakes; arena_header.c
  * writes headers and compares them; arena_regions.c finds memory in regions; arena_fold.c does the shared
  * folds; arena_move.c moves all other data; arena_copy.c copies; arena_op.c decides what comes next. */
 #ifndef DD_COLLECTIVE_ARENA_INTERNAL_H
@@ -126,6 +126,7 @@ typedef struct arena_geometry {
     uint64_t payload_nbytes;
     uint64_t chunk_nbytes;
     uint64_t results_nbytes;
+    uint64_t boards_nbytes;
     uint64_t fold_min_nbytes; /* see dd_arena_fold_min */
     uint64_t crowded_fold_min_nbytes;
     uint64_t claimed_share_nbytes;
@@ -142,6 +143,11 @@ typedef struct arena_shared {
      * operation. */
     _Alignas(128) _Atomic uint32_t is_streaming;
 } arena_shared;
+
+/* See arena_board.c. */
+typedef struct arena_board arena_board;
+typedef struct arena_board_head arena_board_head;
+size_t dd_arena_boards_nbytes(int nranks);
 
 /* ---- one rank's own */
 
@@ -256,6 +262,9 @@ struct dd_arena {
     uint8_t *memory;
     arena_geometry geometry; /* ours */
     uint8_t *results;        /* of the chunk that is folded, for all ranks */
+    arena_board_head *boards;
+    uint64_t nposts_seen; /* of what is on the boards */
+    dd_signature noted;   /* on ours */
     bool is_crowded;
     bool is_borrowed; /* the mapping is another's */
     uint64_t generation;

@@ -271,7 +271,7 @@ fail_leftovers_locked(dd_group *group)
     group_fail_locked(group, &cause, false, DD_ANY_RANK);
     dd_cause loss = group_make_cause(group, DD_CAUSE_LEFT, DD_PEER_LOST, group->rank);
     snprintf(loss.text, sizeof loss.text, "with operations under way");
-    dd_context_post_abort_locked(group->context, DD_ANY_RANK, &loss);
+    group_tell_abort_locked(group, DD_ANY_RANK, &loss);
 }
 
 dd_status
@@ -306,6 +306,9 @@ dd_group_close(dd_group *group, const dd_wait *wait, dd_error *err)
     group->context = NULL;
     dd_engine_unlock(group->engine);
     dd_context_close(context, wait);
+    dd_engine_lock(group->engine);
+    group_post_leaving_locked(group);
+    dd_engine_unlock(group->engine);
     return status;
 }
 
@@ -381,6 +384,9 @@ dd_group_get_member(dd_group *group, int rank, dd_member_info *info)
     if (rank != group->rank && dd_engine_check_fork(group->engine, NULL) == DD_OK) {
         dd_engine_lock(group->engine);
         info->transport = dd_peer_transport_locked(group->peers[rank]);
+        if (info->transport[0] == '\0' && group_is_on_board(group, rank)) {
+            info->transport = "shared memory"; /* where messages go there, that is how */
+        }
         dd_engine_unlock(group->engine);
     }
 }

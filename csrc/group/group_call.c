@@ -9,9 +9,12 @@
 
 /* How long the others are given to say where they are, once a deadline has passed. */
 #define ANSWER_NS (300 * DD_NS_PER_MS)
-/* A collective by messages that takes longer asks those it waits for what they are doing: ranks that wait for each other, as when they
- * disagree about the root, would else be silent until the time-out. Then again after twice as long. */
+#define ANSWER_LOOK_NS (5 * DD_NS_PER_MS)
+/* A collective that takes longer looks after those it waits for, and then again after twice as long. By messages they are asked what they
+ * are doing: ranks that wait for each other, as when they disagree about the root, would else be silent until the time-out. On
+ * one host it is looked whether they still run: who notices the end of a process may have been stopped. */
 #define CURIOUS_AFTER_NS (500 * DD_NS_PER_MS)
+#define CURIOUS_AT_MOST_NS (60 * DD_NS_PER_S)
 /* What moves so little through the arena takes about a microsecond, and nobody is woken to drive for it: the others mostly have what they
  * need of this rank from the start, and it finds theirs when it looks. Where they need more (uneven blocks, regions), they have it when
  * this rank waits, or when the engine's thread comes by. */
@@ -97,11 +100,16 @@ group_update_task_locked(dd_group *group)
 static void
 renew_deadline_locked(dd_group *group)
 {
-    int64_t earliest =
-        earliest_deadline_ns(&group->messages, group->is_active ? group->curious_ns : DD_NEVER_NS);
-    group->task.deadline_ns = group->is_asking
-                                  ? (group->asked_until_ns < earliest ? group->asked_until_ns : earliest)
-                                  : earliest_deadline_ns(&group->collectives, earliest);
+    int64_t earliest = group_ask_again_ns(group, group->is_active ? group->curious_ns : DD_NEVER_NS);
+    earliest = earliest_deadline_ns(&group->messages, earliest);
+    if (group->is_asking) {
+        /* Ranks of this host answer by hearing the bell, which wakes nobody here. */
+        int64_t look_ns = group->arena != NULL ? dd_clock_now_ns() + ANSWER_LOOK_NS : group->asked_until_ns;
+        look_ns = look_ns < group->asked_until_ns ? look_ns : group->asked_until_ns;
+        group->task.deadline_ns = look_ns < earliest ? look_ns : earliest;
+    } else {
+        group->task.deadline_ns = earliest_deadline_ns(&group->collectives, earliest);
+    }
 }
 
 void
@@ -202,11 +210,21 @@ ask_missing_locked(dd_group *group, int64_t now_ns)
 {
     int missing[DD_ARENA_MAX_RANKS];
     int count = dd_run_missing_locked(group->run, missing, DD_ARENA_MAX_RANKS);
-    for (int i = 0; i < count; i++) {
-        dd_context_post_question_locked(group->context, missing[i]);
+    for (int i = 0; i < count && group->cause.code == DD_OK; i++) {
+        if (group_is_on_board(group, missing[i])) {
+            group_look_up_locked(group, missing[i], false);
+            dd_peer_look_for_locked(group->peers[missing[i]]);
+        } else {
+            dd_context_post_question_locked(group->context, missing[i]);
+        }
+    }
+    if (group->cause.code != DD_OK) {
+        return;
     }
     const group_call *call = DD_CONTAINER_OF(group->collectives.next, group_call, link);
-    group->curious_ns = now_ns + (now_ns - call->work.start_ns);
+    int64_t waited_ns = now_ns - call->work.start_ns;
+    waited_ns = waited_ns > CURIOUS_AFTER_NS ? waited_ns : CURIOUS_AFTER_NS;
+    group->curious_ns = now_ns + (waited_ns < CURIOUS_AT_MOST_NS ? waited_ns : CURIOUS_AT_MOST_NS);
 }
 
 static void
@@ -215,6 +233,7 @@ group_task_on_deadline(dd_task *task)
     dd_group *group = DD_CONTAINER_OF(task, dd_group, task);
     int64_t now_ns = dd_clock_now_ns();
     expire_messages_locked(group, now_ns);
+    (void)group_map_wanted_locked(group);
     if (group->is_active && now_ns >= group->curious_ns) {
         ask_missing_locked(group, now_ns);
     }
@@ -292,6 +311,7 @@ on_run_done(void *ctx, const dd_error *error)
     group->is_active = false;
     if (error == NULL) {
         group->is_asking = false;
+        group_note_place_locked(group);
         group_complete_locked(&call->base, NULL);
         look_at_held_locked(group); /* now there should be nothing left */
         group_start_next_locked(group);
@@ -320,6 +340,7 @@ start_locked(dd_group *group, coll_call *call)
     group_record_start_locked(&call->base);
     group->nstarted = call->base.work.sequence;
     group->signatures[group->nstarted % SIGNATURES_KEPT] = call->signature;
+    group_note_place_locked(group);
     dd_run_call run_call = {
         .args = call->args,
         .signature = call->signature,
@@ -381,6 +402,10 @@ void
 group_watch_coll_locked(dd_group *group, const coll_call *call)
 {
     if (!dd_list_is_empty(&group->collectives)) {
+        if (group->is_active && group->curious_ns == DD_NEVER_NS && group->topology.nlocal > 2) {
+            group->curious_ns = call->base.work.start_ns + CURIOUS_AFTER_NS;
+            group_note_deadline_locked(group, group->curious_ns);
+        }
         group_note_deadline_locked(group, call->base.deadline_ns);
     }
     group_update_task_locked(group);
@@ -744,4 +769,7 @@ const dd_context_handler group_context_handler = {
     .on_answer = on_answer,
     .on_loss = on_loss,
     .on_request = on_request,
+    .on_bell = group_on_bell,
+    .on_fd_wanted = group_on_fd_wanted,
+    .on_fd = group_on_fd,
 };

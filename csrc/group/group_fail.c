@@ -307,7 +307,7 @@ fail_locked(dd_group *group, const dd_cause *cause, bool is_told, int except)
     bool is_sure = group->is_made || cause->kind != DD_CAUSE_LOST || cause->origin != group->rank;
     /* Before anybody here hears of it, because the process may end then. */
     if (is_told && is_sure && group->context != NULL && group->size > 1) {
-        dd_context_post_abort_locked(group->context, except, cause);
+        group_tell_abort_locked(group, except, cause);
     }
     if (group->is_active) {
         dd_run_cancel_locked(group->run, &group->cause);
@@ -418,10 +418,11 @@ group_begin_asking_locked(dd_group *group)
     for (int rank = 0; rank < group->size; rank++) {
         group->members[rank].is_asked = rank == group->rank;
         group->members[rank].has_answered = rank == group->rank;
-        if (rank != group->rank && !group->members[rank].is_gone) {
+        if (rank != group->rank && !group->members[rank].is_gone && !group_is_on_board(group, rank)) {
             dd_peer_connect_locked(group->peers[rank]);
         }
     }
+    group_ring_asked_locked(group);
     group_ask_connected_locked(group);
 }
 
@@ -429,8 +430,13 @@ void
 group_ask_connected_locked(dd_group *group)
 {
     for (int rank = 0; rank < group->size; rank++) {
-        if (!group->members[rank].is_asked && dd_context_is_connected_locked(group->context, rank)) {
-            group->members[rank].is_asked = true;
+        member_state *member = &group->members[rank];
+        if (group_is_on_board(group, rank)) {
+            if (!member->has_answered && dd_arena_has_heard(group->arena, group->topology.local_of[rank])) {
+                group_look_up_locked(group, rank, true);
+            }
+        } else if (!member->is_asked && dd_context_is_connected_locked(group->context, rank)) {
+            member->is_asked = true;
             dd_context_post_question_locked(group->context, rank);
         }
     }
@@ -556,6 +562,10 @@ say_where(const dd_group *group, int rank, text_line *line)
         say(line, "; %d (%s) has left the group", rank, where);
     } else if (!member->has_answered) {
         say(line, "; %d (%s) does not answer", rank, where);
+        if (group_is_on_board(group, rank) && member->has_said_it) {
+            say(line, " and was %s #%llu %s", member->is_inside ? "inside" : "done with",
+                (unsigned long long)member->sequence, print_signature(&member->signature, what));
+        }
     } else if (!member->has_said_it) {
         say(line, "; %d (%s) has called no collective yet", rank, where);
     } else {
@@ -581,6 +591,14 @@ group_fail_timed_out_locked(dd_group *group)
 {
     text_line late = {.used = 0};
     text_line where = {.used = 0};
+    for (int rank = 0; rank < group->size; rank++) {
+        if (!group->members[rank].has_answered && group_is_on_board(group, rank)) {
+            group_look_up_locked(group, rank, false);
+        }
+    }
+    if (group->cause.code != DD_OK) {
+        return; /* it was seen why they do not agree */
+    }
     int nlate = say_late_ranks(group, &late);
     int first = -1;
     for (int rank = 0; rank < group->size; rank++) {

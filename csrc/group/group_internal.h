@@ -2,6 +2,7 @@
 #ifndef DD_GROUP_GROUP_INTERNAL_H
 #define DD_GROUP_GROUP_INTERNAL_H
 
+#include "collective/arena_board.h"
 #include "collective/run.h"
 #include "group/group.h"
 #include "group/group_guest.h"
@@ -54,11 +55,14 @@ typedef struct p2p_call {
     dd_signature signature; /* the message's, where it is typed */
 } p2p_call;
 
-/* A region of another rank that its owner has spoken of and that has not come yet. */
+/* A region of another rank that its owner has spoken of and that is not mapped here yet. */
 typedef struct wanted_region {
     dd_list link;
     int local;
     uint32_t id;
+    int fd;           /* what has come; -1: nothing yet, DD_SOCK_FD_REFUSED: there was no room for it */
+    unsigned nasked;  /* how often its owner has been asked for it */
+    int64_t again_ns; /* when to ask again */
 } wanted_region;
 
 struct dd_group {
@@ -73,7 +77,11 @@ struct dd_group {
     dd_topology topology;
     dd_context *context; /* owned; NULL once closed */
     dd_arena *arena;     /* owned; NULL: none */
-    dd_run *run;         /* owned; NULL once closed */
+    /* Of the arena, while the group is being made: the maker's, for those who ask for it, and what has come to
+     * the others; -1. */
+    int arena_fd;
+    bool is_arena_wanted;
+    dd_run *run; /* owned; NULL once closed */
     dd_selection selection;
     size_t segment_nbytes;
 
@@ -95,7 +103,8 @@ struct dd_group {
     dd_cause failure; /* what `cause` puts in words; kind 0 while nothing is wrong */
     bool is_made;     /* on this rank; others may not be through yet */
     bool is_closing;
-    bool is_asking; /* a deadline has passed and the others have been asked where they are */
+    bool has_more_news; /* on the board: a link is about to tell it */
+    bool is_asking;     /* a deadline has passed and the others have been asked where they are */
     int64_t asked_until_ns;
     int64_t curious_ns;    /* when the collective under way asks where the others are; DD_NEVER_NS */
     member_state *members; /* [size] */
@@ -104,7 +113,7 @@ struct dd_group {
     uint32_t nregions;                 /* ids given out */
     dd_list regions;                   /* dd_region of this rank, in use or kept for the next */
     atomic_size_t kept_nbytes;         /* of pages, in arrays that are not in use */
-    dd_list wanted;                    /* wanted_region */
+    dd_list wanted;                    /* wanted_region: asked for again and again until it is there */
     dd_list mapped;                    /* regions of others */
     uint64_t nmonitored;               /* calls of monitored_barrier */
     dd_recorder_group *recorder_group; /* owned; NULL: nobody records */
@@ -223,6 +232,28 @@ void group_release_pool(struct p2p_pool *pool);
 dd_status group_await(dd_group *group, bool (*is_there)(void *ctx), void *ctx, const dd_wait *wait,
                       dd_error *err) DD_MUST_CHECK;
 
+/* ---- group_board.c: what ranks of a host tell each other without a link */
+
+/* Tells all ranks (but `except`, which said so first) that this one has given up: by its links, and on the board. */
+void group_tell_abort_locked(dd_group *group, int except, const dd_cause *cause);
+/* After the context's goodbyes. */
+void group_post_leaving_locked(dd_group *group);
+/* Where this rank is, for those who look. */
+void group_note_place_locked(dd_group *group);
+/* Whether the rank can be looked up on the board. */
+bool group_is_on_board(const dd_group *group, int rank);
+/* The board's answer to where the rank is; `has_heard`: it runs, too. */
+void group_look_up_locked(dd_group *group, int rank, bool has_heard);
+/* Rings those of this host, who show by hearing it that they run. */
+void group_ring_asked_locked(dd_group *group);
+void group_on_bell(void *ctx); /* of the context's handler */
+
+/* ---- descriptors (group_setup.c): arenas and regions, by the words that ranks call them */
+
+#define GROUP_ARENA_WORD 0 /* regions have theirs from 1 */
+void group_on_fd_wanted(void *ctx, int rank, uint64_t word);
+bool group_on_fd(void *ctx, int rank, uint64_t word, int fd);
+
 /* ---- group_fail.c */
 
 /* The first cause ends everything under way and stays; `tell` the others (all but `except`). */
@@ -282,6 +313,11 @@ bool group_map_wanted_locked(dd_group *group);
  * has come is no region. */
 dd_status group_map_region_locked(dd_group *group, int local, uint32_t id, dd_block *memory,
                                   dd_error *err) DD_MUST_CHECK;
+/* When a region that has been asked for is asked for again, if that comes before earliest_ns. */
+int64_t group_ask_again_ns(const dd_group *group, int64_t earliest_ns);
+/* Of the context's handler: a local rank asks for a region of ours; what has been asked for has come. */
+void group_pass_region_locked(dd_group *group, int rank, uint32_t id);
+bool group_take_region_locked(dd_group *group, int rank, uint32_t id, int fd);
 void group_drop_regions(dd_group *group);
 /* From now on, what other ranks write to the block, which is in a region of ours, does not show here any
  * more. */

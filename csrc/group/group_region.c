@@ -31,8 +31,10 @@ struct dd_region {
     size_t capacity; /* mapped */
     size_t dirty;    /* of arrays: bytes from the start that may be other than zero; the rest has no pages */
     region_use use;
-    void *shown_at;   /* the adopted mapping, even after it is released; NULL: none */
-    int fd;           /* -1 but for adopted ones */
+    void *shown_at;        /* the adopted mapping, even after it is released; NULL: none */
+    int fd;                /* for those of this host who ask; -1: all have it */
+    dd_arena_ranks passed; /* local ranks that it has been passed to */
+    int npassed;
     atomic_uint refs; /* 0: kept for the next; leaves 0 with the engine's lock */
 };
 
@@ -68,21 +70,6 @@ map_new_memory(size_t nbytes, void **data, int *fd, dd_error *err)
     }
     if (status != DD_OK) {
         dd_error_prepend(err, "cannot make a shared array of %zu bytes", nbytes);
-    }
-    return status;
-}
-
-/* Hands it to the ranks of this host. */
-static dd_status
-share_region(dd_group *group, uint32_t id, int fd, dd_error *err)
-{
-    dd_status status = DD_OK;
-    for (int local = 0; local < group->topology.nlocal && status == DD_OK; local++) {
-        int rank = group->topology.local_ranks[local];
-        if (rank != group->rank) {
-            dd_passed_fd passed = {.key = {group->id, id}, .fd = fd};
-            status = dd_peer_send_fd_locked(group->peers[rank], &passed, err);
-        }
     }
     return status;
 }
@@ -128,6 +115,37 @@ show_to_arena_locked(dd_group *group, const dd_region *region, size_t nbytes, dd
     return dd_arena_add_region(group->arena, self, region->id, region->data, nbytes, err);
 }
 
+/* Those of this host map it once, when they first hear of it, and adopted memory is a mapping of it. */
+static void
+close_if_passed(dd_region *region)
+{
+    const dd_group *group = region->group;
+    int nothers = group->arena != NULL ? group->topology.nlocal - 1 : 0;
+    if (region->npassed >= nothers && region->use != REGION_ADOPTED) {
+        dd_fork_close(region->fd);
+        region->fd = -1;
+    }
+}
+
+void
+group_pass_region_locked(dd_group *group, int rank, uint32_t id)
+{
+    int local = group->topology.local_of[rank];
+    for (dd_list *node = group->regions.next; node != &group->regions; node = node->next) {
+        dd_region *region = DD_CONTAINER_OF(node, dd_region, link);
+        if (region->id != id || region->fd < 0) {
+            continue;
+        }
+        if (dd_context_pass_fd_locked(group->context, rank, id, region->fd) &&
+            !dd_arena_ranks_have(&region->passed, local)) {
+            dd_arena_ranks_add(&region->passed, local);
+            region->npassed++;
+            close_if_passed(region);
+        }
+        return;
+    }
+}
+
 static dd_status
 make_region_locked(dd_group *group, size_t capacity, region_use use, dd_region **out, dd_error *err)
 {
@@ -145,21 +163,9 @@ make_region_locked(dd_group *group, size_t capacity, region_use use, dd_region *
     region->group = group;
     region->capacity = capacity;
     region->use = use;
-    region->fd = -1;
     region->id = ++group->nregions;
-    if (group->arena != NULL) {
-        status = share_region(group, region->id, fd, err);
-    }
-    if (status == DD_OK && use == REGION_ADOPTED) {
-        region->fd = fd;
-    } else {
-        dd_fork_close(fd);
-    }
-    if (status != DD_OK) {
-        munmap(region->data, capacity);
-        dd_mem_free(region);
-        return status;
-    }
+    region->fd = fd;
+    close_if_passed(region);
     dd_list_push_back(&group->regions, &region->link);
     *out = region;
     return DD_OK;
@@ -412,22 +418,83 @@ group_take_back_locked(dd_group *group, dd_block block, dd_error *err)
 
 /* ---- those of the others */
 
+#define ASK_AGAIN_NS (4 * DD_NS_PER_MS)
+#define ASK_AGAIN_MAX_SHIFT 6
+
+static wanted_region *
+find_wanted(dd_group *group, int local, uint32_t id)
+{
+    for (dd_list *node = group->wanted.next; node != &group->wanted; node = node->next) {
+        wanted_region *wanted = DD_CONTAINER_OF(node, wanted_region, link);
+        if (wanted->local == local && wanted->id == id) {
+            return wanted;
+        }
+    }
+    return NULL;
+}
+
+/* Asks its owner, unless it was asked a moment ago. */
+static void
+ask_for(dd_group *group, wanted_region *wanted)
+{
+    int64_t now_ns = dd_clock_now_ns();
+    if (wanted->fd != -1 || now_ns < wanted->again_ns || group->context == NULL) {
+        return;
+    }
+    unsigned shift = wanted->nasked < ASK_AGAIN_MAX_SHIFT ? wanted->nasked : ASK_AGAIN_MAX_SHIFT;
+    wanted->nasked++;
+    wanted->again_ns = now_ns + (ASK_AGAIN_NS << shift);
+    (void)dd_context_want_fd_locked(group->context, group->topology.local_ranks[wanted->local], wanted->id);
+    if (group->is_task_in) {
+        group_note_deadline_locked(group, wanted->again_ns);
+    }
+}
+
+int64_t
+group_ask_again_ns(const dd_group *group, int64_t earliest_ns)
+{
+    for (const dd_list *node = group->wanted.next; node != &group->wanted; node = node->next) {
+        const wanted_region *wanted = DD_CONTAINER_OF(node, const wanted_region, link);
+        earliest_ns = wanted->fd == -1 && wanted->again_ns < earliest_ns ? wanted->again_ns : earliest_ns;
+    }
+    return earliest_ns;
+}
+
 void
 group_want_region(void *ctx, int local, uint32_t id)
 {
     dd_group *group = ctx;
-    for (dd_list *node = group->wanted.next; node != &group->wanted; node = node->next) {
-        const wanted_region *wanted = DD_CONTAINER_OF(node, wanted_region, link);
-        if (wanted->local == local && wanted->id == id) {
-            return;
+    wanted_region *wanted = find_wanted(group, local, id);
+    if (wanted == NULL) {
+        wanted = dd_mem_zalloc(sizeof *wanted);
+        if (wanted == NULL) {
+            return; /* we are called again */
         }
-    }
-    wanted_region *wanted = dd_mem_alloc(sizeof *wanted);
-    if (wanted != NULL) { /* else we are asked again */
         wanted->local = local;
         wanted->id = id;
+        wanted->fd = -1;
         dd_list_push_back(&group->wanted, &wanted->link);
     }
+    ask_for(group, wanted);
+}
+
+bool
+group_take_region_locked(dd_group *group, int rank, uint32_t id, int fd)
+{
+    wanted_region *wanted = find_wanted(group, group->topology.local_of[rank], id);
+    if (wanted == NULL || wanted->fd != -1) {
+        return false;
+    }
+    wanted->fd = fd;
+    return true;
+}
+
+static void
+forget_wanted(wanted_region *wanted)
+{
+    dd_list_remove(&wanted->link);
+    dd_sock_close(wanted->fd);
+    dd_mem_free(wanted);
 }
 
 /* The descriptor is a peer's: the file must not be able to shrink under us. */
@@ -435,6 +502,10 @@ static dd_status
 map_descriptor(uint32_t id, int fd, dd_block *memory, dd_error *err)
 {
     size_t nbytes = dd_shared_memory_nbytes(fd);
+    if (fd == DD_SOCK_FD_REFUSED) {
+        return dd_error_set_errno(err, DD_SYSTEM, EMFILE,
+                                  "cannot take region %u of another rank of this host", id);
+    }
     if (nbytes == 0) {
         return dd_error_set(err, DD_PROTOCOL, "what came as region %u is no sealed memory", id);
     }
@@ -485,13 +556,13 @@ group_map_region_locked(dd_group *group, int local, uint32_t id, dd_block *memor
     if (dd_run_is_moving_locked(group->run)) {
         return DD_OK; /* the arena must not change now: as if it had yet to come */
     }
-    uint64_t key[2] = {group->id, id};
-    int fd = dd_peer_take_fd_locked(group->peers[group->topology.local_ranks[local]], key);
-    if (fd < 0) {
+    group_want_region(group, local, id);
+    wanted_region *wanted = find_wanted(group, local, id);
+    if (wanted == NULL || wanted->fd == -1) {
         return DD_OK;
     }
-    dd_status status = map_region(group, local, id, fd, memory, err);
-    dd_sock_close(fd);
+    dd_status status = map_region(group, local, id, wanted->fd, memory, err);
+    forget_wanted(wanted);
     return status;
 }
 
@@ -509,8 +580,6 @@ group_map_wanted_locked(dd_group *group)
             continue;
         }
         has_come = true;
-        dd_list_remove(&wanted->link);
-        dd_mem_free(wanted);
         if (status != DD_OK) {
             group_fail_locked(group, &error, true, DD_ANY_RANK);
             break; /* failing may have ended everything here */
@@ -540,7 +609,7 @@ group_drop_regions(dd_group *group)
     }
     while (!dd_list_is_empty(&group->wanted)) {
         wanted_region *wanted = DD_CONTAINER_OF(group->wanted.next, wanted_region, link);
-        dd_list_remove(&wanted->link);
-        dd_mem_free(wanted);
+        wanted->fd = is_forked ? -1 : wanted->fd;
+        forget_wanted(wanted);
     }
 }

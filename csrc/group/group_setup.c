@@ -1,82 +1,145 @@
 /* From peers that are known to a group that can work: who is on whose host, a context, an arena. */
 #include "group/group_internal.h"
 
-#include "collective/plan_run.h"
 #include "core/cpu.h"
 #include "core/fork.h"
 #include "core/log.h"
 #include "core/mem.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define SCRATCH_ALIGNMENT 64
 #define VOTERS_CHECK_NS (50 * DD_NS_PER_MS)
 #define DIALLED_PATIENCE_NS (250 * DD_NS_PER_MS)
-#define ARENA_FD_KEY 0 /* the second word; regions have theirs from 1 */
+#define ASK_FIRST_NS (1 * DD_NS_PER_MS)
 
-/* ---- one message of a byte from everybody to everybody, before there are collectives */
+/* ---- the vote: a byte from everybody to everybody, before there are collectives
+ *
+ * The ranks of a host are linked to the lowest of them, its leader, and leaders to rank 0: by these links deaths are noticed, too.
+ * Votes go up to rank 0 that way, and all of them come down. */
+
+/* Who waits for somebody who waits for others gives up later: then it hears from there who is late. */
+#define GRACE_NS (250 * DD_NS_PER_MS)
+
+typedef enum vote_channel {
+    VOTES_UP,
+    VOTES_DOWN,
+} vote_channel;
+
+typedef struct vote_leg {
+    dd_message message;
+    bool is_send;
+} vote_leg;
 
 typedef struct setup_vote {
-    dd_plan_run *run;
-    void *scratch;
-    dd_coll_args args;
-    dd_block input;
-    dd_block *outputs;
+    dd_group *group;
+    const group_setup *setup;
+    uint8_t *votes; /* a byte for each rank, host by host */
+    vote_leg *legs; /* [size] are enough */
+    int nlegs;
+    int nleft; /* not done */
     atomic_bool is_done;
     dd_error error;
 } setup_vote;
 
+static const dd_signature vote_signature = {.coll = DD_COLL_ALL_GATHER, .dtype = DD_DTYPE_UINT8};
+
 static void
-on_vote_done(void *ctx, const dd_error *error)
+on_leg_done(dd_message *message, const dd_error *error)
 {
-    setup_vote *vote = ctx;
-    vote->error.code = DD_OK;
-    if (error != NULL) {
+    setup_vote *vote = message->owner;
+    if (error != NULL && vote->error.code == DD_OK) {
         vote->error = *error;
     }
-    atomic_store_explicit(&vote->is_done, true, memory_order_release);
+    if (--vote->nleft == 0 || error != NULL) {
+        atomic_store_explicit(&vote->is_done, true, memory_order_release);
+    }
 }
 
-static dd_status
-build_vote(dd_group *group, setup_vote *vote, dd_error *err)
-{
-    dd_plan plan = {0};
-    dd_plan_task task = {
-        .rank = group->rank, .nranks = group->size, .args = &vote->args, .segment_nbytes = 4096};
-    const dd_algorithm *algorithm =
-        dd_algorithm_find(DD_COLL_ALL_GATHER, group->size > 8 ? "bruck" : "direct");
-    dd_status status = algorithm->build(&task, &plan, err);
-    if (status == DD_OK) {
-        status = dd_plan_run_create(&plan, &vote->run, err);
-    }
-    dd_plan_fini(&plan);
-    if (status != DD_OK) {
-        return status;
-    }
-    size_t nbytes = dd_plan_run_scratch_nbytes(vote->run) + SCRATCH_ALIGNMENT;
-    vote->scratch = dd_mem_alloc(nbytes);
-    return vote->scratch != NULL ? DD_OK : dd_error_no_memory(err, nbytes);
-}
-
-/* "timed out after 2 s; rank 1 (node-b, pid 77), rank 3 (node-b, pid 79) have not come". */
 static void
-error_absent_locked(dd_group *group, const setup_vote *vote, const dd_wait *wait, dd_error *err)
+add_leg(setup_vote *vote, bool is_send, int rank, vote_channel channel, dd_block block)
 {
-    int ranks[8];
-    int count = dd_plan_run_missing_locked(vote->run, ranks, 8);
+    vote->legs[vote->nlegs++] = (vote_leg){.message = {.kind = DD_MESSAGE_COLL,
+                                                       .rank = rank,
+                                                       .channel = channel,
+                                                       .data = block.data,
+                                                       .nbytes = block.nbytes,
+                                                       .signature = &vote_signature,
+                                                       .on_done = on_leg_done,
+                                                       .owner = vote},
+                                           .is_send = is_send};
+}
+
+/* Where the votes of this rank's host begin. */
+static size_t
+host_offset(const dd_topology *topology)
+{
+    size_t offset = 0;
+    for (int host = 0; host < topology->host; host++) {
+        offset += (size_t)topology->nlocal_of[host];
+    }
+    return offset;
+}
+
+/* The ranks of its host that a leader has below it, and the leaders that rank 0 has: what each of them sends up, or all that it is sent
+ * down. */
+static void
+add_children(setup_vote *vote, vote_channel channel)
+{
+    const dd_topology *topology = &vote->group->topology;
+    bool is_down = channel == VOTES_DOWN;
+    dd_block all = {.data = vote->votes, .nbytes = (size_t)vote->group->size};
+    uint8_t *own = vote->votes + host_offset(topology);
+    for (int local = 1; topology->local == 0 && local < topology->nlocal; local++) {
+        dd_block one = {.data = own + local, .nbytes = 1};
+        add_leg(vote, is_down, topology->local_ranks[local], channel, is_down ? all : one);
+    }
+    uint8_t *theirs = vote->votes + topology->nlocal;
+    for (int host = 1; vote->group->rank == 0 && host < topology->nhosts; host++) {
+        dd_block some = {.data = theirs, .nbytes = (size_t)topology->nlocal_of[host]};
+        add_leg(vote, is_down, dd_topology_rank_at(topology, host, 0), channel, is_down ? all : some);
+        theirs += some.nbytes;
+    }
+}
+
+static void
+add_parent(setup_vote *vote)
+{
+    const dd_topology *topology = &vote->group->topology;
+    bool is_leader = topology->local == 0;
+    int parent = is_leader ? 0 : topology->local_ranks[0];
+    uint8_t *own = vote->votes + host_offset(topology) + topology->local;
+    dd_block up = {.data = own, .nbytes = is_leader ? (size_t)topology->nlocal : 1};
+    /* Elsewhere: what has gone up may still be read from its place. */
+    dd_block down = {.data = vote->votes + vote->group->size, .nbytes = (size_t)vote->group->size};
+    add_leg(vote, true, parent, VOTES_UP, up);
+    add_leg(vote, false, parent, VOTES_DOWN, down);
+}
+
+/* "timed out after 2 s; still missing: rank 1 (node-b, pid 77), rank 3 (node-b, pid 79)". */
+static void
+error_absent_locked(const setup_vote *vote, const dd_wait *wait, dd_error *err)
+{
+    dd_group *group = vote->group;
     char names[512] = "";
-    for (int i = 0; i < count; i++) {
+    int first = -1;
+    int count = 0;
+    for (int i = 0; i < vote->nlegs && count < 8; i++) {
+        const dd_message *message = &vote->legs[i].message;
         size_t used = strlen(names);
         char who[128];
-        snprintf(names + used, sizeof names - used, "%s%s", i > 0 ? ", " : "",
-                 group_print_member(group, ranks[i], who));
+        if (message->is_posted && !vote->legs[i].is_send) {
+            snprintf(names + used, sizeof names - used, "%s%s", count++ > 0 ? ", " : "",
+                     group_print_member(group, message->rank, who));
+            first = first < 0 ? message->rank : first;
+        }
     }
     dd_error_set(err, DD_OP_TIMED_OUT, "timed out after %.3g s%s%s%s", dd_wait_elapsed_s(wait),
                  count > 0 ? "; still missing: " : "", names, count == 8 ? " ..." : "");
     int other = group_add_loss_locked(group, err);
-    int culprit = other >= 0 || count == 0 ? other : ranks[0];
+    int culprit = other >= 0 ? other : first;
     if (culprit >= 0) {
         const dd_card *card = dd_peer_card(group->peers[culprit]);
         dd_error_blame(err, culprit, card->host, card->pid);
@@ -127,159 +190,177 @@ check_voters(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_
 }
 
 static dd_status
-await_vote(dd_group *group, const setup_vote *vote, const group_setup *setup, const dd_wait *wait,
-           dd_error *err)
+await_legs(setup_vote *vote, const dd_wait *wait, dd_error *err)
 {
     for (;;) {
         dd_wait slice = dd_wait_at_most(wait, VOTERS_CHECK_NS);
-        dd_status status = dd_engine_wait(group->engine, &vote->is_done, &slice, err);
+        dd_status status = dd_engine_wait(vote->group->engine, &vote->is_done, &slice, err);
         if (status != DD_OP_TIMED_OUT || dd_wait_is_over(wait)) {
             return status;
         }
-        status = check_voters(group, setup, wait, err);
+        status = check_voters(vote->group, vote->setup, wait, err);
         if (status != DD_OK) {
             return status;
         }
     }
 }
 
+/* Posts the legs and waits for them; then there are none. */
 static dd_status
-hold_vote(dd_group *group, setup_vote *vote, const group_setup *setup, const dd_wait *wait, dd_error *err)
+walk_legs(setup_vote *vote, const dd_wait *wait, dd_error *err)
 {
-    uintptr_t scratch =
-        ((uintptr_t)vote->scratch + SCRATCH_ALIGNMENT - 1) & ~(uintptr_t)(SCRATCH_ALIGNMENT - 1);
-    dd_plan_run_options options = {
-        .context = group->context,
-        .signature = {.coll = DD_COLL_ALL_GATHER, .dtype = DD_DTYPE_UINT8},
-        .scratch = (void *)scratch,
-        .on_done = on_vote_done,
-        .ctx = vote,
-    };
+    dd_group *group = vote->group;
     dd_engine_lock(group->engine);
-    dd_plan_run_start_locked(vote->run, &vote->args, &options);
+    vote->nleft = vote->nlegs;
+    atomic_store(&vote->is_done, vote->nlegs == 0);
+    for (int i = 0; i < vote->nlegs; i++) {
+        if (vote->legs[i].is_send) {
+            dd_context_post_send_locked(group->context, &vote->legs[i].message);
+        } else {
+            dd_context_post_recv_locked(group->context, &vote->legs[i].message);
+        }
+    }
     dd_engine_unlock(group->engine);
-    dd_status status = await_vote(group, vote, setup, wait, err);
+    dd_status status = await_legs(vote, wait, err);
     dd_error over;
     dd_error_set(&over, DD_ABORTED, "the group is not being made any more");
     dd_engine_lock(group->engine);
     if (status == DD_OP_TIMED_OUT) {
-        error_absent_locked(group, vote, wait, err);
+        error_absent_locked(vote, wait, err);
     }
-    dd_plan_run_cancel_locked(vote->run, &over);
-    if (group->cause.code != DD_OK && vote->error.code != DD_OK) {
-        vote->error = group->cause; /* what somebody has said is more than that he is gone */
+    if (status == DD_OK && vote->error.code != DD_OK) {
+        /* What somebody has said is more than that he is gone. */
+        status = dd_error_copy(err, group->cause.code != DD_OK ? &group->cause : &vote->error);
+    }
+    for (int i = 0; i < vote->nlegs; i++) {
+        dd_context_cancel_locked(group->context, &vote->legs[i].message, &over);
     }
     dd_engine_unlock(group->engine);
-    return status == DD_OK && vote->error.code != DD_OK ? dd_error_copy(err, &vote->error) : status;
+    vote->nlegs = 0;
+    return status;
+}
+
+static bool
+are_children_there(void *ctx)
+{
+    const setup_vote *vote = ctx;
+    for (int i = 0; i < vote->nlegs; i++) {
+        const dd_peer *peer = vote->group->peers[vote->legs[i].message.rank];
+        if (!dd_peer_is_connected_locked(peer) && dd_peer_error_locked(peer) == NULL) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Those below are to dial, so that dials do not cross; when they do not come, they may be gone, or not get through. */
+static dd_status
+hear_children(setup_vote *vote, const dd_wait *wait, dd_error *err)
+{
+    add_children(vote, VOTES_UP);
+    if (vote->nlegs == 0) {
+        return DD_OK;
+    }
+    dd_wait patience = dd_wait_at_most(wait, DIALLED_PATIENCE_NS);
+    dd_status status = group_await(vote->group, are_children_there, vote, &patience, err);
+    if (status == DD_INTERRUPTED) {
+        return status;
+    }
+    dd_wait later = *wait;
+    bool has_leaders = vote->group->rank == 0 && vote->group->topology.nhosts > 1;
+    later.deadline_ns += has_leaders && later.deadline_ns < DD_NEVER_NS - GRACE_NS ? GRACE_NS : 0;
+    return walk_legs(vote, &later, err);
+}
+
+static dd_status
+hear_parent(setup_vote *vote, const dd_wait *wait, dd_error *err)
+{
+    size_t size = (size_t)vote->group->size;
+    if (vote->group->rank == 0) {
+        return DD_OK;
+    }
+    dd_wait later = *wait;
+    later.deadline_ns += later.deadline_ns < DD_NEVER_NS - 2 * GRACE_NS ? 2 * GRACE_NS : 0;
+    add_parent(vote);
+    dd_status status = walk_legs(vote, &later, err);
+    memcpy(vote->votes, vote->votes + size, size);
+    return status;
+}
+
+static void
+sort_votes(const setup_vote *vote, uint8_t *votes)
+{
+    const dd_topology *topology = &vote->group->topology;
+    const uint8_t *next = vote->votes;
+    for (int host = 0; host < topology->nhosts; host++) {
+        for (int local = 0; local < topology->nlocal_of[host]; local++) {
+            votes[dd_topology_rank_at(topology, host, local)] = *next++;
+        }
+    }
 }
 
 /* Byte r of `votes` becomes what rank r gave. */
 static dd_status
-exchange_votes(dd_group *group, uint8_t own, dd_block votes, const group_setup *setup, const dd_wait *wait,
+exchange_votes(dd_group *group, uint8_t own, uint8_t *votes, const group_setup *setup, const dd_wait *wait,
                dd_error *err)
 {
-    setup_vote vote = {.input = {.data = &own, .nbytes = 1}};
-    vote.outputs = dd_mem_alloc_array((size_t)group->size, sizeof *vote.outputs);
-    if (vote.outputs == NULL) {
-        return dd_error_no_memory(err, (unsigned long long)group->size * sizeof *vote.outputs);
+    size_t size = (size_t)group->size;
+    setup_vote vote = {.group = group, .setup = setup};
+    vote.votes = dd_mem_zalloc(2 * size);
+    vote.legs = dd_mem_alloc_array(size + 1, sizeof *vote.legs);
+    dd_status status = DD_OK;
+    if (vote.votes == NULL || vote.legs == NULL) {
+        status = dd_error_no_memory(err, 2 * size + (size + 1) * sizeof *vote.legs);
+    } else {
+        vote.votes[host_offset(&group->topology) + (size_t)group->topology.local] = own;
+        status = hear_children(&vote, wait, err);
     }
-    for (int rank = 0; rank < group->size; rank++) {
-        vote.outputs[rank] = (dd_block){.data = (uint8_t *)votes.data + rank, .nbytes = 1};
-    }
-    vote.args = (dd_coll_args){.coll = DD_COLL_ALL_GATHER,
-                               .reduction = {.dtype = DD_DTYPE_UINT8},
-                               .inputs = &vote.input,
-                               .outputs = vote.outputs};
-    dd_status status = build_vote(group, &vote, err);
     if (status == DD_OK) {
-        status = hold_vote(group, &vote, setup, wait, err);
+        status = hear_parent(&vote, wait, err);
     }
-    dd_plan_run_destroy(vote.run);
-    dd_mem_free(vote.scratch);
-    dd_mem_free(vote.outputs);
+    if (status == DD_OK) {
+        add_children(&vote, VOTES_DOWN);
+        status = walk_legs(&vote, wait, err);
+        sort_votes(&vote, votes);
+    }
+    dd_mem_free(vote.legs);
+    dd_mem_free(vote.votes);
     return status;
 }
 
 /* ---- the arena of this host */
 
-/* Whether the links to all local ranks are made, or one of them is not to be had. */
 static bool
-are_links_settled(void *ctx)
+is_leader_linked(void *ctx)
 {
-    const dd_group *group = ctx;
-    bool is_settled = true;
-    for (int i = 0; i < group->topology.nlocal; i++) {
-        const dd_peer *peer = group->peers[group->topology.local_ranks[i]];
-        if (dd_peer_is_self(peer) || dd_peer_has_shm_locked(peer)) {
-            continue;
-        }
-        if (dd_peer_is_connected_locked(peer) || dd_peer_error_locked(peer) != NULL) {
-            return true;
-        }
-        is_settled = false;
-    }
-    return is_settled;
+    const dd_peer *leader = ctx;
+    return dd_peer_is_connected_locked(leader) || dd_peer_error_locked(leader) != NULL;
 }
 
-/* Of two ranks one dials, so that they do not cross; half of the others each. */
-static bool
-is_dialler(int rank, int other)
-{
-    return ((rank + other) % 2 == 0) == (rank < other);
-}
-
-static void
-dial_local_ranks(dd_group *group, bool is_for_all)
-{
-    dd_engine_lock(group->engine);
-    for (int i = 0; i < group->topology.nlocal; i++) {
-        int rank = group->topology.local_ranks[i];
-        if (!dd_peer_is_self(group->peers[rank]) && (is_for_all || is_dialler(group->rank, rank))) {
-            dd_peer_connect_locked(group->peers[rank]);
-        }
-    }
-    dd_engine_unlock(group->engine);
-}
-
-static bool
-have_all_shm_locked(const dd_group *group)
-{
-    bool is_shared = true;
-    for (int i = 0; i < group->topology.nlocal; i++) {
-        const dd_peer *peer = group->peers[group->topology.local_ranks[i]];
-        is_shared = is_shared && (dd_peer_is_self(peer) || dd_peer_has_shm_locked(peer));
-    }
-    return is_shared;
-}
-
-/* Waits for shared memory links to the local ranks. *is_shared: all have one; else the group may still
+/* The lowest local rank notices the end of this one, and this one its end. *is_shared: the link is shared memory; else the group may still
  * come about by messages. */
 static dd_status
-connect_local_ranks(dd_group *group, const group_setup *setup, bool *is_shared, const dd_wait *wait,
-                    dd_error *err)
+connect_leader(dd_group *group, const group_setup *setup, bool *is_shared, const dd_wait *wait, dd_error *err)
 {
-    dial_local_ranks(group, false);
-    dd_wait patience = dd_wait_at_most(wait, DIALLED_PATIENCE_NS);
-    dd_status status = group_await(group, are_links_settled, group, &patience, err);
-    if (status == DD_OP_TIMED_OUT) {
-        /* The ranks that were to dial us may be gone, or not get through. */
-        dial_local_ranks(group, true);
-    }
+    dd_peer *leader = group->peers[group->topology.local_ranks[0]];
+    dd_status status = DD_OP_TIMED_OUT;
+    dd_engine_lock(group->engine);
+    dd_peer_connect_locked(leader);
+    dd_engine_unlock(group->engine);
     while (status == DD_OP_TIMED_OUT && !dd_wait_is_over(wait)) {
-        status = check_voters(group, setup, wait, err);
-        if (status != DD_OK) {
-            return status;
-        }
         dd_wait slice = dd_wait_at_most(wait, VOTERS_CHECK_NS);
-        status = group_await(group, are_links_settled, group, &slice, err);
-    }
-    if (status == DD_INTERRUPTED) {
-        return status;
+        status = group_await(group, is_leader_linked, leader, &slice, err);
+        if (status == DD_OP_TIMED_OUT) {
+            dd_status voters = check_voters(group, setup, wait, err);
+            if (voters != DD_OK) {
+                return voters;
+            }
+        }
     }
     dd_engine_lock(group->engine);
-    *is_shared = status == DD_OK && have_all_shm_locked(group);
+    *is_shared = status == DD_OK && dd_peer_has_shm_locked(leader);
     dd_engine_unlock(group->engine);
-    return DD_OK;
+    return status == DD_INTERRUPTED ? status : DD_OK;
 }
 
 /* Under the lock, since the context is open and others may already have something to tell. */
@@ -304,76 +385,108 @@ attach_arena(dd_group *group, int fd, int local, dd_error *err)
     return status;
 }
 
-/* The lowest local rank makes the memory and hands it to the others. */
+void
+group_on_fd_wanted(void *ctx, int rank, uint64_t word)
+{
+    dd_group *group = ctx;
+    if (group->topology.host_of[rank] != group->topology.host) {
+        return;
+    }
+    if (word != GROUP_ARENA_WORD) {
+        group_pass_region_locked(group, rank, (uint32_t)word);
+    } else if (group->topology.local == 0 && group->arena_fd >= 0) {
+        (void)dd_context_pass_fd_locked(group->context, rank, word, group->arena_fd);
+    }
+}
+
+bool
+group_on_fd(void *ctx, int rank, uint64_t word, int fd)
+{
+    dd_group *group = ctx;
+    if (group->topology.host_of[rank] != group->topology.host) {
+        return false;
+    }
+    if (word != GROUP_ARENA_WORD) {
+        return word <= UINT32_MAX && group_take_region_locked(group, rank, (uint32_t)word, fd);
+    }
+    bool is_due = group->is_arena_wanted && group->arena_fd == -1 && rank == group->topology.local_ranks[0];
+    group->arena_fd = is_due ? fd : group->arena_fd;
+    return is_due;
+}
+
+/* The lowest local rank makes the memory, and those who wait for it already need not ask again. */
 static dd_status
 make_arena(dd_group *group, dd_error *err)
 {
     int fd = -1;
     dd_status status =
         dd_arena_create(group->topology.nlocal, group->topology.nlocal > group->ncores, &fd, err);
-    if (status != DD_OK) {
-        return status;
-    }
-    dd_engine_lock(group->engine);
-    for (int i = 1; i < group->topology.nlocal && status == DD_OK; i++) {
-        dd_passed_fd passed = {.key = {group->id, ARENA_FD_KEY}, .fd = fd};
-        status = dd_peer_send_fd_locked(group->peers[group->topology.local_ranks[i]], &passed, err);
-    }
-    dd_engine_unlock(group->engine);
     if (status == DD_OK) {
         status = attach_arena(group, fd, 0, err);
     }
-    dd_fork_close(fd);
-    return status;
+    if (status != DD_OK) {
+        dd_fork_close(fd);
+        return status;
+    }
+    dd_engine_lock(group->engine);
+    group->arena_fd = fd;
+    for (int i = 1; i < group->topology.nlocal; i++) {
+        (void)dd_context_pass_fd_locked(group->context, group->topology.local_ranks[i], GROUP_ARENA_WORD, fd);
+    }
+    dd_engine_unlock(group->engine);
+    return DD_OK;
 }
-
-typedef struct arena_arrival {
-    uint64_t key[2];
-    dd_peer *maker;
-    int fd;
-    dd_error error; /* of the way to the maker; code DD_OK while it is open */
-} arena_arrival;
 
 static bool
 has_arena_come(void *ctx)
 {
-    arena_arrival *arrival = ctx;
-    if (arrival->fd < 0) {
-        arrival->fd = dd_peer_take_fd_locked(arrival->maker, arrival->key);
+    const dd_group *group = ctx;
+    return group->arena_fd != -1 ||
+           dd_peer_error_locked(group->peers[group->topology.local_ranks[0]]) != NULL;
+}
+
+/* Asks for it until it comes: its maker may not know of the group yet. */
+static dd_status
+await_arena(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error *err)
+{
+    int maker = group->topology.local_ranks[0];
+    for (int64_t pause_ns = ASK_FIRST_NS;; pause_ns *= pause_ns < VOTERS_CHECK_NS ? 2 : 1) {
+        dd_engine_lock(group->engine);
+        group->is_arena_wanted = true;
+        (void)dd_context_want_fd_locked(group->context, maker, GROUP_ARENA_WORD);
+        dd_engine_unlock(group->engine);
+        dd_wait slice = dd_wait_at_most(wait, pause_ns);
+        dd_status status = group_await(group, has_arena_come, group, &slice, err);
+        if (status != DD_OP_TIMED_OUT) {
+            return status;
+        }
+        status = dd_wait_is_over(wait) ? dd_error_set(err, DD_OP_TIMED_OUT, "no arena has come")
+                                       : check_voters(group, setup, wait, err);
+        if (status != DD_OK) {
+            return status; /* the maker may have been told not to make it */
+        }
     }
-    const dd_error *broken = dd_peer_error_locked(arrival->maker);
-    if (arrival->fd < 0 && broken != NULL) {
-        arrival->error = *broken;
-    }
-    return arrival->fd >= 0 || broken != NULL;
 }
 
 static dd_status
 take_arena(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error *err)
 {
-    arena_arrival arrival = {
-        .key = {group->id, ARENA_FD_KEY}, .maker = group->peers[group->topology.local_ranks[0]], .fd = -1};
-    arrival.error.code = DD_OK;
-    for (;;) {
-        dd_wait slice = dd_wait_at_most(wait, VOTERS_CHECK_NS);
-        dd_status status = group_await(group, has_arena_come, &arrival, &slice, err);
-        if (status == DD_OK) {
-            break;
-        }
-        if (status == DD_OP_TIMED_OUT) {
-            status = dd_wait_is_over(wait)
-                         ? dd_error_set(err, DD_OP_TIMED_OUT, "no arena has come")
-                         : check_voters(group, setup, wait, err); /* the maker may have been told not to */
-        }
-        if (status != DD_OK) {
-            return status;
-        }
+    dd_status status = await_arena(group, setup, wait, err);
+    dd_engine_lock(group->engine);
+    int fd = group->arena_fd;
+    const dd_error *broken = dd_peer_error_locked(group->peers[group->topology.local_ranks[0]]);
+    group->is_arena_wanted = false;
+    group->arena_fd = -1;
+    if (status == DD_OK && fd == -1) {
+        status = dd_error_copy(err, broken);
+    } else if (status == DD_OK && fd == DD_SOCK_FD_REFUSED) {
+        status = dd_error_set_errno(err, DD_SYSTEM, EMFILE, "cannot take the arena");
     }
-    if (arrival.fd < 0) {
-        return dd_error_copy(err, &arrival.error);
+    dd_engine_unlock(group->engine);
+    if (status == DD_OK) {
+        status = attach_arena(group, fd, group->topology.local_of[group->rank], err);
     }
-    dd_status status = attach_arena(group, arrival.fd, group->topology.local_of[group->rank], err);
-    dd_sock_close(arrival.fd);
+    dd_sock_close(fd);
     return status;
 }
 
@@ -394,12 +507,12 @@ try_arena(dd_group *group, const group_setup *setup, bool *has_arena, const dd_w
                DD_ARENA_MAX_RANKS);
         return DD_OK;
     }
-    bool is_shared = false;
-    dd_status status = connect_local_ranks(group, setup, &is_shared, wait, err);
+    int local = group->topology.local;
+    bool is_shared = local == 0; /* else its vote, or its silence, will tell */
+    dd_status status = is_shared ? DD_OK : connect_leader(group, setup, &is_shared, wait, err);
     if (status != DD_OK || !is_shared) {
         return status;
     }
-    int local = group->topology.local_of[group->rank];
     /* A maker that has failed says so by its vote, which does not need the others. */
     dd_wait moment = dd_wait_at_most(wait, 10 * DD_NS_PER_S);
     dd_error error;
@@ -484,6 +597,17 @@ find_hosts(dd_group *group, const uint8_t *votes, dd_error *err)
     return status;
 }
 
+/* All of this host can reach each other there, whether they are linked or not. */
+static void
+note_near_ranks(dd_group *group)
+{
+    dd_engine_lock(group->engine);
+    for (int local = 0; local < group->topology.nlocal; local++) {
+        dd_peer_note_near_locked(group->peers[group->topology.local_ranks[local]]);
+    }
+    dd_engine_unlock(group->engine);
+}
+
 static dd_status
 set_up_arena(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error *err)
 {
@@ -492,16 +616,18 @@ set_up_arena(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_
         return dd_error_no_memory(err, (unsigned long long)group->size);
     }
     bool has_arena = false;
-    dd_block block = {.data = votes, .nbytes = (size_t)group->size};
     dd_status status = group->selection.is_flat ? DD_OK : try_arena(group, setup, &has_arena, wait, err);
     if (status == DD_OK) {
-        status = exchange_votes(group, has_arena ? 1 : 0, block, setup, wait, err);
+        status = exchange_votes(group, has_arena ? 1 : 0, votes, setup, wait, err);
     }
     if (status == DD_OK && memchr(votes, 0, (size_t)group->size) != NULL) {
         status = find_hosts(group, votes, err);
     }
     if (status == DD_OK && group->topology.nlocal < 2) {
         set_arena(group, NULL);
+    }
+    if (status == DD_OK && group->arena != NULL) {
+        note_near_ranks(group);
     }
     dd_mem_free(votes);
     return status;
@@ -566,6 +692,7 @@ init_state(dd_group *group, const group_setup *setup)
     group->rank = setup->rank;
     group->size = setup->size;
     group->ncores = dd_cpu_usable_count();
+    group->arena_fd = -1;
     group->peers = setup->peers;
     group->selection = setup->options->selection;
     group->segment_nbytes = setup->options->large_segment_nbytes;
@@ -637,7 +764,7 @@ tell_given_up(dd_group *group, const group_setup *setup, dd_error *error)
         cause = group_cause_of_error(group, error);
     }
     dd_engine_lock(group->engine);
-    dd_context_post_abort_locked(group->context, DD_ANY_RANK, &cause);
+    group_tell_abort_locked(group, DD_ANY_RANK, &cause);
     dd_engine_unlock(group->engine);
     if (setup->bulletin != NULL && !may_be_consequence) {
         post_reason(group, setup, &cause, error);
@@ -650,8 +777,10 @@ end_setup(dd_group *group)
 {
     dd_engine_lock(group->engine);
     group->is_made = true;
+    dd_fork_close(group->arena_fd); /* all have voted, and so have it or do without */
+    group->arena_fd = -1;
     if (group->failure.kind == DD_CAUSE_LOST && group->failure.origin == group->rank) {
-        dd_context_post_abort_locked(group->context, DD_ANY_RANK, &group->failure);
+        group_tell_abort_locked(group, DD_ANY_RANK, &group->failure);
     }
     dd_engine_unlock(group->engine);
 }
@@ -683,20 +812,6 @@ group_set_up(group_setup *setup, dd_group **out, const dd_wait *wait, dd_error *
     return DD_OK;
 }
 
-/* Memory of others that was never looked at. */
-static void
-drop_passed(dd_group *group)
-{
-    if (dd_engine_check_fork(group->engine, NULL) != DD_OK) {
-        return;
-    }
-    dd_engine_lock(group->engine);
-    for (int rank = 0; rank < group->size; rank++) {
-        dd_peer_drop_fds_locked(group->peers[rank], group->id);
-    }
-    dd_engine_unlock(group->engine);
-}
-
 void
 group_destroy(dd_group *group)
 {
@@ -705,7 +820,9 @@ group_destroy(dd_group *group)
         dd_wait moment = dd_wait_after(0);
         dd_context_close(group->context, &moment);
     }
-    drop_passed(group);
+    if (dd_engine_check_fork(group->engine, NULL) == DD_OK) {
+        dd_fork_close(group->arena_fd);
+    }
     if (group->guest != NULL) {
         group->guest->destroy(group->guest);
     }

@@ -33,21 +33,6 @@ engine_has_closed(const dd_engine *engine, uint64_t id, uint32_t rank)
     return false;
 }
 
-bool
-engine_is_over(const dd_engine *engine, uint64_t id)
-{
-    for (const dd_list *node = engine->context_list.next; node != &engine->context_list; node = node->next) {
-        if (DD_CONTAINER_OF(node, const dd_context, link)->key.id == id) {
-            return false;
-        }
-    }
-    bool is_known = false;
-    for (size_t i = 0; i < nkept(engine) && !is_known; i++) {
-        is_known = engine->closed[i].id == id && engine->closed[i].rank != UINT64_MAX;
-    }
-    return is_known;
-}
-
 static void
 forget_closed(dd_engine *engine, const context_key *key)
 {
@@ -94,14 +79,14 @@ on_goodbye(dd_context *context, int source)
     }
 }
 
-static void
-on_abort(dd_context *context, dd_peer *peer, int source, dd_bytes payload)
+/* DD_PROTOCOL: the bytes are no cause. */
+static dd_status
+on_abort(dd_context *context, int source, dd_bytes payload, dd_error *fault)
 {
     dd_cause cause;
-    dd_error fault;
-    if (dd_cause_decode(payload, context->nranks, &cause, &fault) != DD_OK) {
-        peer_protocol_error(peer, "%s", fault.message);
-        return;
+    dd_status status = dd_cause_decode(payload, context->nranks, &cause, fault);
+    if (status != DD_OK) {
+        return status;
     }
     if (cause.kind == DD_CAUSE_LOST) {
         context->ranks[cause.culprit.rank].peer->is_said_lost = true;
@@ -109,6 +94,7 @@ on_abort(dd_context *context, dd_peer *peer, int source, dd_bytes payload)
     if (context->handler.on_abort != NULL) {
         context->handler.on_abort(context->handler.ctx, source, &cause);
     }
+    return DD_OK;
 }
 
 static void
@@ -148,7 +134,10 @@ context_on_control(dd_context *context, const dd_frame *frame, dd_bytes payload)
     int source = (int)frame->source;
     const dd_context_handler *handler = &context->handler;
     if (frame->type == DD_FRAME_ABORT) {
-        on_abort(context, context->ranks[source].peer, source, payload);
+        dd_error fault;
+        if (on_abort(context, source, payload, &fault) != DD_OK) {
+            peer_protocol_error(context->ranks[source].peer, "%s", fault.message);
+        }
     } else if (frame->type == DD_FRAME_GOODBYE) {
         on_goodbye(context, source);
     } else if (frame->type == DD_FRAME_QUESTION) {
@@ -169,6 +158,10 @@ context_on_peer_lost(dd_context *context, dd_peer *peer)
         if (rank->peer != peer || rank->is_lost || rank->has_said_goodbye) {
             continue;
         }
+        if (rank->is_leaving) {
+            on_goodbye(context, number);
+            continue;
+        }
         rank->is_lost = true;
         fail_posted(rank, message_fail_lost);
         if (context->handler.on_lost != NULL) {
@@ -177,6 +170,35 @@ context_on_peer_lost(dd_context *context, dd_peer *peer)
             context->handler.on_lost(context->handler.ctx, number, &own);
         }
     }
+}
+
+/* ---- what is posted in shared memory */
+
+bool
+dd_context_hear_abort_locked(dd_context *context, int rank, dd_bytes cause)
+{
+    const dd_peer *peer = context->ranks[rank].peer;
+    if (peer->state == PEER_CONNECTED && !peer->is_breaking) {
+        return false;
+    }
+    (void)!on_abort(context, rank, cause, NULL);
+    return true;
+}
+
+void
+dd_context_hear_goodbye_locked(dd_context *context, int rank)
+{
+    context_rank *from = &context->ranks[rank];
+    if (from->has_said_goodbye || from->is_leaving) {
+        return;
+    }
+    if (from->peer->state == PEER_IDLE || from->peer->state == PEER_LOST) {
+        on_goodbye(context, rank);
+        return;
+    }
+    /* It may have left before it knew of the link, and have said nothing there: it is asked, behind what it has sent. */
+    from->is_leaving = true;
+    dd_context_post_question_locked(context, rank);
 }
 
 /* ---- opening */
@@ -346,9 +368,15 @@ dd_context_post_abort_locked(dd_context *context, int except, const dd_cause *ca
 void
 context_on_peer_connected(dd_context *context, const dd_peer *peer)
 {
-    for (int rank = 0; rank < context->nranks && context->abort.len > 0; rank++) {
-        if (context->ranks[rank].peer == peer) {
+    for (int rank = 0; rank < context->nranks; rank++) {
+        if (context->ranks[rank].peer != peer) {
+            continue;
+        }
+        if (context->abort.len > 0) {
             tell(context, rank, DD_FRAME_ABORT, dd_blob_view(&context->abort));
+        }
+        if (context->ranks[rank].is_leaving) {
+            tell(context, rank, DD_FRAME_QUESTION, (dd_bytes){0});
         }
     }
 }

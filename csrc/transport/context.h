@@ -86,6 +86,13 @@ typedef struct dd_context_handler {
     void (*on_loss)(void *ctx, int rank, int to, uint64_t nbytes);
     /* A request has come: the receive for it, which counts as posted; NULL: it is held, and so should those be that come after it. */
     dd_message *(*on_request)(void *ctx, int rank, const dd_request *request);
+    /* A process of this host has rung: a look at what its ranks have posted in shared memory. What came by links before is known. */
+    void (*on_bell)(void *ctx);
+    /* A rank of this host wants what this one calls `word`: dd_context_pass_fd_locked, if it is there. */
+    void (*on_fd_wanted)(void *ctx, int rank, uint64_t word);
+    /* A rank passes something; `fd` is DD_SOCK_FD_REFUSED where this process had no room for it. True: it is taken, else
+     * it is closed, since nobody has asked for it, or it has come before. */
+    bool (*on_fd)(void *ctx, int rank, uint64_t word, int fd);
 } dd_context_handler;
 
 typedef struct dd_context dd_context;
@@ -140,6 +147,16 @@ void dd_context_visit_held_locked(dd_context *context, uint64_t sequence,
  * hear it before they see its end. The rest goes before dd_engine_wait returns to anybody, or is given up
  * after a moment. */
 void dd_context_post_abort_locked(dd_context *context, int except, const dd_cause *cause);
+
+/* Asks a rank of this host for a descriptor, or passes one to it, which stays the caller's. Needs no link. Either may be lost on the
+ * way: who waits asks again. False: it has not gone. */
+bool dd_context_want_fd_locked(dd_context *context, int rank, uint64_t word);
+bool dd_context_pass_fd_locked(dd_context *context, int rank, uint64_t word, int fd);
+
+/* What a rank has posted in shared memory, as if it had come by a link: that it has given up, by the bytes of its cause, or has left. Where
+ * there is a link, that says the same in its turn, behind the messages that were sent before; false: so it is still to come. */
+bool dd_context_hear_abort_locked(dd_context *context, int rank, dd_bytes cause);
+void dd_context_hear_goodbye_locked(dd_context *context, int rank);
 
 /* Asks a rank how far it is, if it is connected. */
 void dd_context_post_question_locked(dd_context *context, int rank);

@@ -2,6 +2,7 @@
 
 #include "core/fork.h"
 #include "core/lock.h"
+#include "core/log.h"
 #include "core/mem.h"
 
 #include <errno.h>
@@ -54,6 +55,7 @@ init_fields(dd_engine *engine)
     engine->generation = dd_fork_generation();
     engine->epoll_fd = -1;
     engine->wake_fd = -1;
+    engine->bell_fd = -1;
     dd_lock_init(&engine->mu, DD_LOCK_ENGINE);
     dd_lock_init(&engine->opening_mu, DD_LOCK_ENGINE_OPENING);
     dd_map_init(&engine->peers);
@@ -110,6 +112,7 @@ engine_destroy(dd_engine *engine)
     free_pools(engine);
     if (!is_forked(engine)) {
         dd_fork_close(engine->wake_fd);
+        dd_fork_close(engine->bell_fd);
         dd_fork_close(engine->epoll_fd);
     }
     dd_blob_fini(&engine->option_text);
@@ -252,8 +255,14 @@ open_connector(dd_engine *engine, const dd_addr *first, dd_error *err)
     if (status != DD_OK) {
         return status;
     }
+    dd_connect_options options = engine->options;
+    dd_error why;
+    if (!options.is_shm_disabled && engine->bell_fd < 0 && engine_open_bell(engine, &why) != DD_OK) {
+        DD_LOG(DD_LOG_INFO, "shared memory is not used: %s", why.message);
+        options.is_shm_disabled = true;
+    }
     dd_connector *connector = NULL;
-    status = dd_connector_open(&engine->options, &engine->card, first, &handler, &connector, err);
+    status = dd_connector_open(&options, &engine->card, first, &handler, &connector, err);
     if (status != DD_OK) {
         return status;
     }
@@ -287,7 +296,8 @@ are_ports_needed_locked(const dd_engine *engine)
     for (dd_map_node *node = dd_map_next(&engine->peers, NULL); node != NULL;
          node = dd_map_next(&engine->peers, node)) {
         const dd_peer *peer = DD_CONTAINER_OF(node, dd_peer, node);
-        bool is_settled = peer->is_self || peer->state == PEER_LOST || dd_peer_has_shm_locked(peer);
+        bool is_settled =
+            peer->is_self || peer->is_near || peer->state == PEER_LOST || dd_peer_has_shm_locked(peer);
         if (peer->is_card_known && !is_settled) {
             return true;
         }

@@ -45,7 +45,7 @@ dd_status dd_engine_card(dd_engine *engine, const dd_addr *first, dd_blob *card,
 
 /* Around everything from dd_engine_card to the moment when all processes that have the card are peers,
  * with the links that they are going to have. When the last meeting ends, the TCP ports are closed if all
- * peers whose cards are known are linked by shared memory: then nobody else will come. Links of processes
+ * peers whose cards are known are near, or linked by shared memory: then nobody else will come. Links of processes
  * whose cards are not known are closed some seconds later. */
 void dd_engine_begin_meeting(dd_engine *engine);
 void dd_engine_end_meeting(dd_engine *engine);
@@ -73,6 +73,8 @@ void dd_engine_unlock(dd_engine *engine);
 /* The link's name, "" while there is none. `_locked` because links come and go. */
 const char *dd_peer_transport_locked(const dd_peer *peer);
 bool dd_peer_has_shm_locked(const dd_peer *peer);
+/* Links with it are, or would be, shared memory: it needs no port of ours. */
+void dd_peer_note_near_locked(dd_peer *peer);
 /* Starts connecting if there is no link yet. How it ends shows by the messages to the peer, and by
  * dd_peer_error_locked. */
 void dd_peer_connect_locked(dd_peer *peer);
@@ -88,15 +90,10 @@ typedef struct dd_path_loss {
 } dd_path_loss;
 /* False: nothing, as far as can be seen here. */
 bool dd_peer_find_loss_locked(const dd_peer *peer, dd_path_loss *loss);
-/* Makes a peer that sleeps look at memory that is shared with it. Nothing without a shared memory link. */
+/* Looks whether a process that is near has ended. Its links say so by themselves; this is for one without a link to this process. */
+void dd_peer_look_for_locked(dd_peer *peer);
+/* Makes a process of this host look at memory that is shared with it, if it sleeps. Needs no link. */
 void dd_peer_ring_bell_locked(dd_peer *peer);
-/* Hands over a descriptor (shared memory links only); it stays the caller's. The first word of its key is the id of its group. */
-dd_status dd_peer_send_fd_locked(dd_peer *peer, const dd_passed_fd *passed, dd_error *err) DD_MUST_CHECK;
-/* The descriptor that the peer has passed under this key, owned; -1 when it has not come (yet). */
-int dd_peer_take_fd_locked(dd_peer *peer, const uint64_t key[2]);
-/* Closes those that have come under keys with this first word: nobody will take them. What comes later under the id of a group that
- * is closed goes by itself. */
-void dd_peer_drop_fds_locked(dd_peer *peer, uint64_t first_key);
 
 /* A task is polled in every round of driving, for progress that no message tells of (shared memory). */
 typedef struct dd_task dd_task;

@@ -112,6 +112,7 @@ struct dd_peer {
     dd_card card;
     bool is_card_known; /* false: it has called before anybody told us of it */
     bool is_self;
+    bool is_near; /* would be linked by shared memory */
     peer_state state;
     bool wants_link;
     bool is_said_lost;  /* somebody has given up a group because of it */
@@ -144,9 +145,6 @@ struct dd_peer {
     size_t ngiven_up;
     size_t nheld; /* of it, here and in contexts */
 
-    dd_passed_fd *passed; /* descriptors nobody has asked for yet */
-    size_t npassed;
-
     dd_list breaking; /* engine->breaking */
     bool is_breaking;
     dd_error error; /* why it breaks, and then why it is lost */
@@ -156,6 +154,7 @@ typedef struct context_rank {
     dd_peer *peer;
     dd_list posted; /* receives */
     dd_list held;
+    bool is_leaving; /* and has been asked, or will be as soon as there is a link */
     bool has_said_goodbye;
     bool is_lost; /* and the handler knows */
 } context_rank;
@@ -232,11 +231,13 @@ struct dd_engine {
 
     int epoll_fd;
     int wake_fd;
+    int bell_fd; /* -1: none; const after the first card */
     dd_spin spin;
     dd_waiter *driver; /* NULL: nobody */
     dd_list waiters;
     dd_waiter background;
     int64_t telling_until_ns; /* failures have been told that may not be on their way; 0: none */
+    bool has_rung;            /* somebody: contexts have to be told */
     bool is_wake_due; /* somebody else than the driver has ended something: dd_engine_unlock passes it on */
     /* Threads that sleep on the links: the driver, and one that has yet to notice that its role was taken. */
     unsigned nsleeping;
@@ -290,6 +291,15 @@ void engine_drain_wake_fd(dd_engine *engine);
 /* Arranges for being woken. False when there is something to do after all. */
 bool engine_fall_asleep(dd_engine *engine);
 
+/* ---- engine_bell.c */
+
+/* The socket, and with it the promise that others of this host can ring here. */
+dd_status engine_open_bell(dd_engine *engine, dd_error *err) DD_MUST_CHECK;
+/* Something has come. */
+void engine_answer_bell(dd_engine *engine);
+/* Tells contexts that somebody has rung; after what had come by links. */
+void engine_tell_rung(dd_engine *engine);
+
 /* ---- ends of messages (peer_message.c) */
 
 /* Ends a message: takes it out of its list and counts it done. `error` (copied) NULL for success. */
@@ -316,8 +326,6 @@ void engine_give_held(dd_engine *engine, held *entry);
 void engine_drop_unfinished(dd_engine *engine, dd_list *list);
 dd_context *engine_find_context(dd_engine *engine, uint64_t id, uint32_t rank);
 bool engine_has_closed(const dd_engine *engine, uint64_t id, uint32_t rank);
-/* The same for whatever rank, and none of this process has it open. */
-bool engine_is_over(const dd_engine *engine, uint64_t id);
 
 /* ---- peer.c */
 
@@ -379,8 +387,6 @@ bool lane_receive(dd_lane *lane);
 /* Takes a receive that has met its message out of the lanes. */
 void peer_forget_recv(dd_peer *peer, dd_message *message);
 void peer_protocol_error(dd_peer *peer, const char *format, ...) DD_PRINTF(2, 3);
-/* Whether it has said that it gives up a context that is not open here, to any rank of it. */
-bool peer_has_given_up(const dd_peer *peer, uint64_t context);
 /* What says so to that rank, taken out of its list; NULL: nothing. */
 held *peer_take_given_up(dd_peer *peer, const context_key *key);
 /* Says no to an RTS, and what the receive wants; NULL: there is none. */
@@ -390,8 +396,6 @@ void peer_post_refusal(dd_peer *peer, const dd_frame *rts, dd_refusal reason, co
 
 /* A frame for a context that is open: ABORT, QUESTION, ANSWER, GOODBYE. */
 void context_on_control(dd_context *context, const dd_frame *frame, dd_bytes payload);
-/* Takes over descriptors that have been passed, before the link has too many of them. */
-void peer_keep_passed(dd_peer *peer);
 /* The peer is lost: its messages fail, the handler is told. */
 void context_on_peer_lost(dd_context *context, dd_peer *peer);
 /* A peer is there that may have missed that we have given up. */

@@ -162,7 +162,6 @@ on_lane_event(dd_lane *lane, uint32_t events)
         return true;
     }
     if (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) {
-        peer_keep_passed(lane->peer);
         is_progress = lane_receive(lane);
     }
     if (lane_has_output(lane)) {
@@ -189,6 +188,9 @@ engine_handle_events(dd_engine *engine, const struct epoll_event *events, int ne
     for (int i = 0; i < nevents; i++) {
         if (events[i].data.ptr == NULL) {
             engine_drain_wake_fd(engine);
+        } else if (events[i].data.ptr == &engine->bell_fd) {
+            engine_answer_bell(engine);
+            is_progress = true;
         } else {
             is_progress = on_lane_event(events[i].data.ptr, events[i].events) || is_progress;
         }
@@ -218,6 +220,7 @@ engine_hear_all(dd_engine *engine)
             }
         }
     }
+    engine_tell_rung(engine); /* whether or not: what a process has posted before its end is there */
 }
 
 static bool
@@ -268,6 +271,10 @@ engine_run_round(dd_engine *engine)
     is_progress = poll_shm_lanes(engine) || is_progress;
     is_progress = poll_tcp_lanes(engine) || is_progress;
     is_progress = poll_epoll(engine) || is_progress;
+    if (engine->has_rung) {
+        engine_tell_rung(engine);
+        is_progress = true;
+    }
     engine_settle(engine);
     /* Before the tasks, too: what they think of a rank that has left depends on whether its last messages
      * are here. */

@@ -14,12 +14,6 @@
 
 typedef struct dd_link dd_link;
 
-/* A descriptor that the peer has passed; the receiver owns it. */
-typedef struct dd_passed_fd {
-    uint64_t key[2];
-    int fd;
-} dd_passed_fd;
-
 typedef struct dd_link_ops {
     const char *name; /* "shared memory", "TCP" */
 
@@ -40,28 +34,14 @@ typedef struct dd_link_ops {
      * Whoever stops before AGAIN comes back. */
     dd_io (*try_recv)(dd_link *link, void *data, size_t nbytes, size_t *moved);
 
-    /* The descriptor in fd is readable (EPOLLIN, EPOLLHUP, EPOLLERR): takes bells and passed descriptors
-     * off a Unix socket, and notices its end: CLOSED, once all bytes before it have been received. OK
-     * otherwise: the bytes are try_recv's. */
+    /* The descriptor in fd is readable (EPOLLIN, EPOLLHUP, EPOLLERR): takes bells off a Unix socket, and notices
+     * its end: CLOSED, once all bytes before it have been received. OK otherwise: the bytes are try_recv's. */
     dd_io (*on_event)(dd_link *link);
 
     /* Before the owner sleeps on fd: from here on the peer makes fd readable when there is input (and,
      * where `wants_room`, when there is room after try_send has said AGAIN). False when there is something
      * to do already: do not sleep. The first try_recv or on_event ends it. TCP: true, epoll does it. */
     bool (*fall_asleep)(dd_link *link, bool wants_room);
-
-    /* Makes the peer's fd readable, if it has fallen asleep. For whoever has just written to other memory
-     * that the peer looks at: whatever was stored before this call is seen by a peer that looks after its
-     * fall_asleep. */
-    void (*ring_bell)(dd_link *link);
-
-    /* Hands a descriptor to the peer; it stays the caller's. DD_NOT_SUPPORTED over TCP; DD_NETWORK when
-     * the link is broken, or when there are too many that the peer has not taken. What the socket has no
-     * room for goes with later calls. */
-    dd_status (*send_fd)(dd_link *link, const dd_passed_fd *passed, dd_error *err);
-
-    /* The next passed descriptor that on_event has taken; false when there is none. */
-    bool (*take_fd)(dd_link *link, dd_passed_fd *passed);
 
     /* In a forked child: frees memory only. */
     void (*destroy)(dd_link *link);

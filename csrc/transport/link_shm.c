@@ -1,37 +1,22 @@
 #include "transport/link.h"
 
 #include "core/fork.h"
-#include "core/list.h"
 #include "core/mem.h"
 #include "kernels/copy.h"
 #include "net/ring.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <string.h>
 
-/* Over the Unix socket travel, once the rings are there, bells (one byte, any number of them is as good as
- * one) and descriptors: a byte, 16 bytes of key, and the descriptor itself with the first byte. */
-#define FRAME_BELL 'b'
-#define FRAME_FD 'f'
-#define FD_FRAME_BYTES 17
+/* Over the Unix socket travel, once the rings are there, bells alone: a byte, and any number of them is as good as one. */
+#define BELL 'b'
 
 /* This far a copy goes before the other side is told, so that both copy at the same time. */
 #define PUBLISH_BYTES ((size_t)32768)
 
-/* A peer that passes more without anybody wanting them is up to no good. */
-#define MAX_HELD_FDS 1024u
-
 /* What on_event reads at a time. */
 #define SOCKET_BATCH 256
-
-typedef struct held_fd {
-    dd_list link;
-    uint8_t frame[FD_FRAME_BYTES]; /* outgoing */
-    size_t nsent;                  /* outgoing: of the frame */
-    dd_passed_fd passed;           /* owned */
-} held_fd;
 
 typedef struct shm_link {
     dd_link base;
@@ -41,13 +26,6 @@ typedef struct shm_link {
     bool is_ended;  /* the socket's end was seen: what is in the ring by then is the rest */
     bool is_broken; /* the peer makes no sense, or the socket failed */
     int sys_errno;  /* of the failure */
-    dd_list outgoing;
-    unsigned noutgoing;
-    dd_list incoming;
-    unsigned nincoming;
-    uint8_t frame[FD_FRAME_BYTES]; /* the one that is coming in */
-    size_t frame_len;
-    int frame_fd; /* that came with it, or -1 */
 } shm_link;
 
 static dd_io
@@ -67,113 +45,18 @@ smaller(size_t a, size_t b)
     return a < b ? a : b;
 }
 
-/* ---- the socket: out */
+/* ---- the socket */
 
-static void
-drop_held(held_fd *held)
-{
-    dd_list_remove(&held->link);
-    dd_sock_close(held->passed.fd);
-    dd_mem_free(held);
-}
-
-/* The end of the stream shows on the way in, where what was sent before it is still there to be read. */
-static void
-note_send_result(shm_link *self, dd_io io)
-{
-    /* Too many descriptors in flight is a limit of this user's, which passes. */
-    if (io == DD_IO_FAILED && errno != ETOOMANYREFS) {
-        (void)fail(self, errno);
-    }
-}
-
-static dd_io
-send_frame(shm_link *self, held_fd *held)
-{
-    size_t moved = 0;
-    dd_io io = held->nsent == 0
-                   ? dd_sock_try_send_fd(self->base.fd, held->frame, FD_FRAME_BYTES, held->passed.fd, &moved)
-                   : dd_sock_try_send(self->base.fd, held->frame + held->nsent, FD_FRAME_BYTES - held->nsent,
-                                      &moved);
-    if (io == DD_IO_OK) {
-        held->nsent += moved;
-    }
-    return io;
-}
-
-static void
-flush_fds(shm_link *self)
-{
-    while (!dd_list_is_empty(&self->outgoing)) {
-        held_fd *held = DD_CONTAINER_OF(self->outgoing.next, held_fd, link);
-        dd_io io = send_frame(self, held);
-        if (io != DD_IO_OK) {
-            note_send_result(self, io);
-            return;
-        }
-        if (held->nsent == FD_FRAME_BYTES) {
-            drop_held(held);
-            self->noutgoing--;
-        }
-    }
-}
-
-/* A full socket has something to read in it, which wakes the peer as well as a bell. */
+/* A full socket has something to read in it, which wakes the peer as well as a bell. The end of the stream shows on the way in,
+ * where what was sent before it is still there to be read. */
 static void
 send_bell(shm_link *self)
 {
-    flush_fds(self);
-    if (dd_list_is_empty(&self->outgoing)) {
-        const uint8_t bell = FRAME_BELL;
-        size_t moved = 0;
-        note_send_result(self, dd_sock_try_send(self->base.fd, &bell, 1, &moved));
+    const uint8_t bell = BELL;
+    size_t moved = 0;
+    if (dd_sock_try_send(self->base.fd, &bell, 1, &moved) == DD_IO_FAILED) {
+        (void)fail(self, errno);
     }
-}
-
-/* ---- the socket: in */
-
-static bool
-keep_incoming(shm_link *self)
-{
-    held_fd *held = self->nincoming < MAX_HELD_FDS ? dd_mem_zalloc(sizeof *held) : NULL;
-    if (held == NULL) {
-        errno = self->nincoming < MAX_HELD_FDS ? ENOMEM : EPROTO;
-        return false;
-    }
-    memcpy(held->passed.key, self->frame + 1, sizeof held->passed.key);
-    held->passed.fd = self->frame_fd;
-    self->frame_fd = -1;
-    dd_list_push_back(&self->incoming, &held->link);
-    self->nincoming++;
-    return true;
-}
-
-/* False, with errno, when the bytes make no sense or cannot be kept. */
-static bool
-take_bytes(shm_link *self, const uint8_t *bytes, size_t len)
-{
-    for (size_t i = 0; i < len; i++) {
-        if (self->frame_len == 0 && bytes[i] == FRAME_BELL) {
-            continue;
-        }
-        self->frame[self->frame_len++] = bytes[i];
-        /* The descriptor came with the first byte of its frame. */
-        if (self->frame[0] != FRAME_FD || self->frame_fd < 0) {
-            errno = EPROTO;
-            return false;
-        }
-        if (self->frame_len == FD_FRAME_BYTES) {
-            self->frame_len = 0;
-            if (!keep_incoming(self)) {
-                return false;
-            }
-        }
-    }
-    if (self->frame_len == 0 && self->frame_fd >= 0) {
-        errno = EPROTO; /* a descriptor without a frame */
-        return false;
-    }
-    return true;
 }
 
 static dd_io
@@ -181,25 +64,14 @@ read_socket(shm_link *self)
 {
     uint8_t bytes[SOCKET_BATCH];
     size_t moved = 0;
-    int fd = -1;
-    /* One read brings one descriptor at most. To know whose it is, a frame that was cut is finished by
-     * itself. */
-    size_t wanted = self->frame_len > 0 ? FD_FRAME_BYTES - self->frame_len : sizeof bytes;
-    dd_io io = dd_sock_try_recv_fd(self->base.fd, bytes, wanted, &fd, &moved);
-    if (io != DD_IO_OK) {
-        return io;
+    dd_io io = dd_sock_try_recv(self->base.fd, bytes, sizeof bytes, &moved);
+    for (size_t i = 0; io == DD_IO_OK && i < moved; i++) {
+        if (bytes[i] != BELL) {
+            errno = EPROTO;
+            return DD_IO_FAILED;
+        }
     }
-    if (fd == DD_SOCK_FD_REFUSED) {
-        errno = EMFILE; /* not the peer's fault */
-        return DD_IO_FAILED;
-    }
-    if (fd >= 0 && self->frame_fd >= 0) {
-        dd_sock_close(fd);
-        errno = EPROTO;
-        return DD_IO_FAILED;
-    }
-    self->frame_fd = fd >= 0 ? fd : self->frame_fd;
-    return take_bytes(self, bytes, moved) ? DD_IO_OK : DD_IO_FAILED;
+    return io;
 }
 
 static bool
@@ -235,11 +107,7 @@ shm_on_event(dd_link *link)
     if (io == DD_IO_FAILED) {
         return fail(self, errno);
     }
-    if (self->is_ended || io == DD_IO_CLOSED) {
-        return note_end(self);
-    }
-    flush_fds(self);
-    return self->is_broken ? fail(self, 0) : DD_IO_OK;
+    return self->is_ended || io == DD_IO_CLOSED ? note_end(self) : DD_IO_OK;
 }
 
 /* ---- the rings */
@@ -370,11 +238,7 @@ static bool
 shm_fall_asleep(dd_link *link, bool wants_room)
 {
     shm_link *self = (shm_link *)link;
-    flush_fds(self);
-    if (self->is_broken || self->is_ended || !dd_list_is_empty(&self->outgoing)) {
-        return false;
-    }
-    if (!dd_ring_fall_asleep(&self->in)) {
+    if (self->is_broken || self->is_ended || !dd_ring_fall_asleep(&self->in)) {
         return false;
     }
     /* All is read, but the last of it perhaps only a moment ago. */
@@ -382,93 +246,18 @@ shm_fall_asleep(dd_link *link, bool wants_room)
     return !wants_room || dd_ring_wait_for_room(&self->out);
 }
 
-static void
-shm_ring_bell(dd_link *link)
-{
-    shm_link *self = (shm_link *)link;
-    if (dd_ring_is_bell_due(&self->out)) {
-        send_bell(self);
-    }
-}
-
-/* ---- descriptors */
-
-static dd_status
-shm_send_fd(dd_link *link, const dd_passed_fd *passed, dd_error *err)
-{
-    shm_link *self = (shm_link *)link;
-    if (self->is_broken || self->is_ended) {
-        return dd_error_set(err, DD_NETWORK, "cannot pass a descriptor: the link is broken");
-    }
-    if (self->noutgoing >= MAX_HELD_FDS) {
-        return dd_error_set(err, DD_NETWORK, "cannot pass a descriptor: the peer has not taken %u others yet",
-                            self->noutgoing);
-    }
-    held_fd *held = dd_mem_zalloc(sizeof *held);
-    if (held == NULL) {
-        return dd_error_no_memory(err, sizeof *held);
-    }
-    /* A copy, for the case that it has to wait. */
-    held->passed = *passed;
-    held->passed.fd = dd_fork_own(fcntl(passed->fd, F_DUPFD_CLOEXEC, 0));
-    if (held->passed.fd < 0) {
-        int sys_errno = errno;
-        dd_mem_free(held);
-        return dd_error_set_errno(err, DD_SYSTEM, sys_errno, "cannot copy descriptor %d", passed->fd);
-    }
-    held->frame[0] = FRAME_FD;
-    memcpy(held->frame + 1, passed->key, sizeof passed->key);
-    dd_list_push_back(&self->outgoing, &held->link);
-    self->noutgoing++;
-    flush_fds(self);
-    if (self->is_broken) {
-        return dd_error_set_errno(err, DD_NETWORK, self->sys_errno, "cannot pass descriptor %d", passed->fd);
-    }
-    return DD_OK;
-}
-
-static bool
-shm_take_fd(dd_link *link, dd_passed_fd *passed)
-{
-    shm_link *self = (shm_link *)link;
-    if (dd_list_is_empty(&self->incoming)) {
-        return false;
-    }
-    held_fd *held = DD_CONTAINER_OF(self->incoming.next, held_fd, link);
-    *passed = held->passed;
-    held->passed.fd = -1;
-    drop_held(held);
-    self->nincoming--;
-    return true;
-}
-
 /* ---- life */
-
-static void
-drop_all(dd_list *list, bool is_forked)
-{
-    while (!dd_list_is_empty(list)) {
-        held_fd *held = DD_CONTAINER_OF(list->next, held_fd, link);
-        if (is_forked) {
-            held->passed.fd = -1;
-        }
-        drop_held(held);
-    }
-}
 
 static void
 shm_destroy(dd_link *link)
 {
     shm_link *self = (shm_link *)link;
     bool is_forked = self->generation != dd_fork_generation();
-    drop_all(&self->outgoing, is_forked);
-    drop_all(&self->incoming, is_forked);
     /* In a child the descriptors are closed and the rings not mapped; what is there now in their places is
      * others'. */
     if (!is_forked) {
         dd_ring_close(&self->in);
         dd_ring_close(&self->out);
-        dd_sock_close(self->frame_fd);
         dd_sock_close(self->base.fd);
     }
     dd_mem_free(self);
@@ -482,9 +271,6 @@ static const dd_link_ops shm_ops = {
     .try_recv = shm_try_recv,
     .on_event = shm_on_event,
     .fall_asleep = shm_fall_asleep,
-    .ring_bell = shm_ring_bell,
-    .send_fd = shm_send_fd,
-    .take_fd = shm_take_fd,
     .destroy = shm_destroy,
 };
 
@@ -602,9 +388,6 @@ create_link(void)
     if (self != NULL) {
         self->base = (dd_link){.ops = &shm_ops, .fd = -1, .is_shared_memory = true};
         self->generation = dd_fork_generation();
-        self->frame_fd = -1;
-        dd_list_init(&self->outgoing);
-        dd_list_init(&self->incoming);
     }
     return self;
 }

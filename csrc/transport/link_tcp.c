@@ -117,27 +117,6 @@ tcp_fall_asleep(dd_link *link, bool wants_room)
 }
 
 static void
-tcp_ring_bell(dd_link *link)
-{
-    (void)link;
-}
-
-static dd_status
-tcp_send_fd(dd_link *link, const dd_passed_fd *passed, dd_error *err)
-{
-    (void)passed;
-    return dd_error_set(err, DD_NOT_SUPPORTED, "cannot pass a descriptor over TCP (fd %d)", link->fd);
-}
-
-static bool
-tcp_take_fd(dd_link *link, dd_passed_fd *passed)
-{
-    (void)link;
-    (void)passed;
-    return false;
-}
-
-static void
 tcp_destroy(dd_link *link)
 {
     tcp_link *self = (tcp_link *)link;
@@ -155,9 +134,6 @@ static const dd_link_ops tcp_ops = {
     .try_recv = tcp_try_recv,
     .on_event = tcp_on_event,
     .fall_asleep = tcp_fall_asleep,
-    .ring_bell = tcp_ring_bell,
-    .send_fd = tcp_send_fd,
-    .take_fd = tcp_take_fd,
     .destroy = tcp_destroy,
 };
 

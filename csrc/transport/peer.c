@@ -15,7 +15,6 @@
 #define UNKNOWN_MAX 64
 #define UNKNOWN_KEPT_NS (5 * DD_NS_PER_S)
 #define EARLY_KEPT_NS (60 * DD_NS_PER_S)
-#define PASSED_MAX 256
 
 dd_status
 peer_create(dd_engine *engine, const dd_uid *uid, dd_peer **peer, dd_error *err)
@@ -83,19 +82,6 @@ drop_output(dd_peer *peer)
     }
 }
 
-static void
-drop_passed(dd_peer *peer)
-{
-    for (size_t i = 0; i < peer->npassed; i++) {
-        if (peer->engine->generation == dd_fork_generation()) {
-            dd_sock_close(peer->passed[i].fd);
-        }
-    }
-    dd_mem_free(peer->passed);
-    peer->passed = NULL;
-    peer->npassed = 0;
-}
-
 void
 peer_destroy(dd_peer *peer)
 {
@@ -109,7 +95,6 @@ peer_destroy(dd_peer *peer)
             engine_give_held(engine, DD_CONTAINER_OF(lists[i]->next, held, link));
         }
     }
-    drop_passed(peer);
     dd_list_remove(&peer->breaking);
     dd_mem_free(peer);
 }
@@ -235,6 +220,12 @@ dd_peer_has_shm_locked(const dd_peer *peer)
     return peer->nlanes > 0 && peer->lanes[0]->stream->is_shared_memory;
 }
 
+void
+dd_peer_note_near_locked(dd_peer *peer)
+{
+    peer->is_near = true;
+}
+
 bool
 dd_peer_is_connected_locked(const dd_peer *peer)
 {
@@ -261,94 +252,6 @@ dd_peer_find_loss_locked(const dd_peer *peer, dd_path_loss *loss)
         }
     }
     return false;
-}
-
-void
-dd_peer_ring_bell_locked(dd_peer *peer)
-{
-    if (peer->nlanes > 0) {
-        peer->lanes[0]->stream->ops->ring_bell(peer->lanes[0]->stream);
-    }
-}
-
-/* ---- descriptors */
-
-dd_status
-dd_peer_send_fd_locked(dd_peer *peer, const dd_passed_fd *passed, dd_error *err)
-{
-    if (peer->state == PEER_LOST) {
-        return dd_error_copy(err, &peer->error);
-    }
-    if (peer->nlanes == 0) {
-        return dd_error_set(err, DD_NOT_SUPPORTED, "cannot pass a descriptor to %s, pid %lld: not connected",
-                            peer->card.host, peer->card.pid);
-    }
-    return peer->lanes[0]->stream->ops->send_fd(peer->lanes[0]->stream, passed, err);
-}
-
-static void
-forget_passed(dd_peer *peer, size_t index)
-{
-    peer->npassed--;
-    memmove(peer->passed + index, peer->passed + index + 1, (peer->npassed - index) * sizeof *peer->passed);
-}
-
-/* In the order of arrival. When nobody takes them, the oldest make room. A descriptor for a group that is
- * closed here, or that the peer has given up, came too late: the socket that brings it is not read as
- * often as the ring that told of the group's end. */
-static void
-keep_passed(dd_peer *peer, const dd_passed_fd *passed)
-{
-    if (engine_is_over(peer->engine, passed->key[0]) || peer_has_given_up(peer, passed->key[0])) {
-        dd_sock_close(passed->fd);
-        return;
-    }
-    if (peer->npassed == PASSED_MAX) {
-        dd_sock_close(peer->passed[0].fd);
-        forget_passed(peer, 0);
-    }
-    dd_passed_fd *more = dd_mem_realloc(peer->passed, (peer->npassed + 1) * sizeof *more);
-    if (more == NULL) {
-        dd_sock_close(passed->fd);
-        return;
-    }
-    peer->passed = more;
-    peer->passed[peer->npassed++] = *passed;
-}
-
-void
-peer_keep_passed(dd_peer *peer)
-{
-    dd_passed_fd passed;
-    while (peer->nlanes > 0 && peer->lanes[0]->stream->ops->take_fd(peer->lanes[0]->stream, &passed)) {
-        keep_passed(peer, &passed);
-    }
-}
-
-int
-dd_peer_take_fd_locked(dd_peer *peer, const uint64_t key[2])
-{
-    peer_keep_passed(peer);
-    for (size_t i = 0; i < peer->npassed; i++) {
-        if (peer->passed[i].key[0] == key[0] && peer->passed[i].key[1] == key[1]) {
-            int fd = peer->passed[i].fd;
-            forget_passed(peer, i);
-            return fd;
-        }
-    }
-    return -1;
-}
-
-void
-dd_peer_drop_fds_locked(dd_peer *peer, uint64_t first_key)
-{
-    peer_keep_passed(peer);
-    for (size_t i = peer->npassed; i-- > 0;) {
-        if (peer->passed[i].key[0] == first_key) {
-            dd_sock_close(peer->passed[i].fd);
-            forget_passed(peer, i);
-        }
-    }
 }
 
 /* ---- connecting */
@@ -594,7 +497,6 @@ lose_peer(dd_peer *peer)
     }
     drop_output(peer);
     destroy_lanes(peer);
-    drop_passed(peer); /* of groups that cannot be made without it, or have failed with it */
     for (dd_list *node = engine->context_list.next; node != &engine->context_list;) {
         dd_context *context = DD_CONTAINER_OF(node, dd_context, link);
         node = node->next;

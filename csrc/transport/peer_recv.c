@@ -117,17 +117,6 @@ find_given_up(const dd_peer *peer, const context_key *key)
     return NULL;
 }
 
-bool
-peer_has_given_up(const dd_peer *peer, uint64_t context)
-{
-    for (const dd_list *node = peer->given_up.next; node != &peer->given_up; node = node->next) {
-        if (DD_CONTAINER_OF(node, const held, link)->frame.context == context) {
-            return true;
-        }
-    }
-    return false;
-}
-
 held *
 peer_take_given_up(dd_peer *peer, const context_key *key)
 {
@@ -153,8 +142,7 @@ forget_oldest_given_up(dd_peer *peer)
 }
 
 /* The peer has given up a group that this process may never open, because making it, or something before
- * it, has failed here as well. What else has come for it is of no use: messages would hold the peer's
- * credit for ever, and passed descriptors would stay open. */
+ * it, has failed here as well. What else has come for it is of no use, and would hold the peer's credit for ever. */
 static void
 note_given_up(dd_peer *peer, const held *abort)
 {
@@ -166,7 +154,6 @@ note_given_up(dd_peer *peer, const held *abort)
             context_drop_held(entry);
         }
     }
-    dd_peer_drop_fds_locked(peer, key.id);
     if (++peer->ngiven_up > GIVEN_UP_KEPT) {
         forget_oldest_given_up(peer);
     }
@@ -177,11 +164,19 @@ static held *
 keep_early(dd_lane *lane, const dd_frame *frame)
 {
     dd_peer *peer = lane->peer;
+    bool has_closed = engine_has_closed(peer->engine, frame->context, frame->target);
+    if (frame->type == DD_FRAME_QUESTION && has_closed) {
+        dd_frame goodbye = {.type = DD_FRAME_GOODBYE,
+                            .context = frame->context,
+                            .source = frame->target,
+                            .target = frame->source};
+        peer_post_reply(peer, &goodbye);
+    }
     if (frame->type == DD_FRAME_QUESTION || frame->type == DD_FRAME_ANSWER) {
         return NULL;
     }
     context_key key = {.id = frame->context, .rank = frame->target};
-    if (engine_has_closed(peer->engine, frame->context, frame->target) || find_given_up(peer, &key) != NULL) {
+    if (has_closed || find_given_up(peer, &key) != NULL) {
         if (frame->type == DD_FRAME_RTS) {
             peer_post_refusal(peer, frame, DD_REFUSED_CLOSED, NULL);
         }

@@ -3,6 +3,7 @@
 #include "core/mem.h"
 #include "group/group_internal.h"
 #include "store/file_store.h"
+#include "telling.h"
 #include "window_team.h"
 
 #include <signal.h>
@@ -358,25 +359,6 @@ typedef struct robbed {
     int64_t aborted_ns; /* 0: not yet */
 } robbed;
 
-/* Descriptors of the other rank are lost on the way. */
-static void
-steal_descriptor(dd_group *group)
-{
-    int fd = -1;
-    dd_wait wait = window_plenty();
-    while (fd < 0 && !dd_wait_is_over(&wait)) {
-        dd_engine_lock(group->engine);
-        for (uint64_t id = 1; id < 8 && fd < 0; id++) {
-            uint64_t key[2] = {group->id, id};
-            fd = dd_peer_take_fd_locked(group->peers[1 - group->rank], key);
-        }
-        dd_engine_unlock(group->engine);
-        doze(DD_NS_PER_MS);
-    }
-    CHECK(fd >= 0);
-    close(fd);
-}
-
 /* Once the cards have been exchanged, and descriptors are awaited. */
 static bool
 abort_meanwhile(void *ctx)
@@ -400,7 +382,7 @@ open_in_vain(team_rank *self)
     dd_window *window = NULL;
     dd_window_options options = {.pad_nbytes = 64};
     if (self->rank == 0) {
-        steal_descriptor(self->group);
+        engine_lose_descriptors(self->engine);
         wait.is_interrupted = abort_meanwhile;
         wait.ctx = &state;
     }

@@ -1,0 +1,153 @@
+#include "collective/arena_board.h"
+
+#include "collective/arena_internal.h"
+
+#include <string.h>
+
+/* A word says both where a rank is and whether it is inside, so that it changes at once. */
+#define INSIDE UINT64_C(1)
+
+struct arena_board {
+    _Alignas(128) _Atomic uint64_t place;              /* sequence, shifted by one, and INSIDE; release */
+    _Atomic uint64_t version;                          /* of the signature: odd while it is being written */
+    _Atomic uint64_t signature[ARENA_SIGNATURE_WORDS]; /* relaxed, between two looks at the version */
+    _Alignas(128) _Atomic uint32_t is_rung;            /* set by others, cleared by its rank */
+    _Atomic uint32_t has_left;                         /* release */
+    _Atomic uint32_t cause_nbytes; /* release: covers `cause`, which does not change any more */
+    uint8_t cause[DD_ARENA_CAUSE_MAX];
+};
+
+struct arena_board_head {
+    _Alignas(128) _Atomic uint64_t nposts; /* by all ranks */
+};
+
+size_t
+dd_arena_boards_nbytes(int nranks)
+{
+    return sizeof(arena_board_head) + (size_t)nranks * sizeof(arena_board);
+}
+
+static arena_board *
+board_of(const dd_arena *arena, int k)
+{
+    return (arena_board *)(void *)(arena->boards + 1) + k;
+}
+
+/* ---- places */
+
+void
+dd_arena_note_place(dd_arena *arena, const dd_arena_place *place)
+{
+    arena_board *own = board_of(arena, arena->rank);
+    if (memcmp(&arena->noted, &place->signature, sizeof arena->noted) != 0) {
+        uint64_t words[ARENA_SIGNATURE_WORDS];
+        uint64_t version = atomic_load_explicit(&own->version, memory_order_relaxed);
+        arena->noted = place->signature;
+        memcpy(words, &place->signature, sizeof words);
+        atomic_store_explicit(&own->version, version + 1, memory_order_relaxed);
+        atomic_thread_fence(memory_order_release);
+        for (size_t i = 0; i < ARENA_SIGNATURE_WORDS; i++) {
+            atomic_store_explicit(&own->signature[i], words[i], memory_order_relaxed);
+        }
+        atomic_store_explicit(&own->version, version + 2, memory_order_release);
+    }
+    atomic_store_explicit(&own->place, place->sequence << 1 | (place->is_inside ? INSIDE : 0),
+                          memory_order_release);
+}
+
+/* A signature that changes again and again under our eyes is the last that was read: this is for words. */
+#define PLACE_LOOKS 100
+
+dd_arena_place
+dd_arena_read_place(const dd_arena *arena, int k)
+{
+    arena_board *board = board_of(arena, k);
+    uint64_t words[ARENA_SIGNATURE_WORDS];
+    uint64_t word = 0;
+    for (int look = 0; look < PLACE_LOOKS; look++) {
+        uint64_t version = atomic_load_explicit(&board->version, memory_order_acquire);
+        word = atomic_load_explicit(&board->place, memory_order_acquire);
+        for (size_t i = 0; i < ARENA_SIGNATURE_WORDS; i++) {
+            words[i] = atomic_load_explicit(&board->signature[i], memory_order_relaxed);
+        }
+        atomic_thread_fence(memory_order_acquire);
+        bool is_same = atomic_load_explicit(&board->version, memory_order_relaxed) == version &&
+                       atomic_load_explicit(&board->place, memory_order_relaxed) == word;
+        if (is_same && version % 2 == 0) {
+            break;
+        }
+    }
+    dd_arena_place place = {.sequence = word >> 1, .is_inside = (word & INSIDE) != 0};
+    memcpy(&place.signature, words, sizeof place.signature);
+    return place;
+}
+
+/* ---- news */
+
+static void
+note_post(dd_arena *arena)
+{
+    atomic_fetch_add(&arena->boards->nposts, 1);
+}
+
+void
+dd_arena_post_cause(dd_arena *arena, dd_bytes cause)
+{
+    arena_board *own = board_of(arena, arena->rank);
+    if (atomic_load_explicit(&own->cause_nbytes, memory_order_relaxed) == 0 && cause.len > 0 &&
+        cause.len <= DD_ARENA_CAUSE_MAX) {
+        memcpy(own->cause, cause.data, cause.len);
+        atomic_store_explicit(&own->cause_nbytes, (uint32_t)cause.len, memory_order_release);
+        note_post(arena);
+    }
+}
+
+size_t
+dd_arena_read_cause(const dd_arena *arena, int k, uint8_t cause[DD_ARENA_CAUSE_MAX])
+{
+    arena_board *board = board_of(arena, k);
+    size_t nbytes = atomic_load_explicit(&board->cause_nbytes, memory_order_acquire);
+    nbytes = nbytes <= DD_ARENA_CAUSE_MAX ? nbytes : 0;
+    memcpy(cause, board->cause, nbytes);
+    return nbytes;
+}
+
+void
+dd_arena_post_leaving(dd_arena *arena)
+{
+    atomic_store_explicit(&board_of(arena, arena->rank)->has_left, 1, memory_order_release);
+    note_post(arena);
+}
+
+bool
+dd_arena_has_left(const dd_arena *arena, int k)
+{
+    return atomic_load_explicit(&board_of(arena, k)->has_left, memory_order_acquire) != 0;
+}
+
+/* ---- bells */
+
+bool
+dd_arena_is_bell_due(dd_arena *arena, int k)
+{
+    return k != arena->rank && atomic_exchange(&board_of(arena, k)->is_rung, 1) == 0;
+}
+
+bool
+dd_arena_has_heard(const dd_arena *arena, int k)
+{
+    return atomic_load_explicit(&board_of(arena, k)->is_rung, memory_order_relaxed) == 0;
+}
+
+bool
+dd_arena_take_news(dd_arena *arena)
+{
+    _Atomic uint32_t *is_rung = &board_of(arena, arena->rank)->is_rung;
+    if (atomic_load_explicit(is_rung, memory_order_relaxed) != 0) {
+        atomic_store(is_rung, 0); /* before the look: who posts after it rings */
+    }
+    uint64_t nposts = atomic_load(&arena->boards->nposts);
+    bool has_news = nposts != arena->nposts_seen;
+    arena->nposts_seen = nposts;
+    return has_news;
+}

@@ -1,0 +1,40 @@
+/* The board of an arena: what a rank has to say to the others of its host, in memory that they share. It is there
+ * for those who look, without a message and without a link, also when its rank has been stopped or is gone.
+ *
+ * A rank writes to its own part alone, and calls are serialised as those of the arena. What others have written is a
+ * peer's word. Who posts a cause or its leaving then rings those for whom a bell is due; they look for news. */
+#ifndef DD_COLLECTIVE_ARENA_BOARD_H
+#define DD_COLLECTIVE_ARENA_BOARD_H
+
+#include "collective/arena.h"
+#include "core/bytes.h"
+
+#define DD_ARENA_CAUSE_MAX 1536 /* bytes */
+
+/* Where a rank of a group is: inside collective `sequence` or done with it; 0: it has called none. */
+typedef struct dd_arena_place {
+    uint64_t sequence;
+    dd_signature signature;
+    bool is_inside;
+} dd_arena_place;
+
+/* Costs two stores while the signature stays the same. */
+void dd_arena_note_place(dd_arena *arena, const dd_arena_place *place);
+dd_arena_place dd_arena_read_place(const dd_arena *arena, int k);
+
+/* Why this rank has given up: the first one stays. More than DD_ARENA_CAUSE_MAX bytes are not posted. */
+void dd_arena_post_cause(dd_arena *arena, dd_bytes cause);
+/* Returns how many bytes; 0: it has not given up. */
+size_t dd_arena_read_cause(const dd_arena *arena, int k, uint8_t cause[DD_ARENA_CAUSE_MAX]);
+/* This rank has closed the group, and takes part in nothing any more. */
+void dd_arena_post_leaving(dd_arena *arena);
+bool dd_arena_has_left(const dd_arena *arena, int k);
+
+/* True once for each time that rank k has taken its news: then its bell has to be rung. */
+bool dd_arena_is_bell_due(dd_arena *arena, int k);
+/* Whether it has taken its news since its bell was due: so it runs. */
+bool dd_arena_has_heard(const dd_arena *arena, int k);
+/* Before a look at the others' parts. Whether any of them has posted something since the last time. */
+bool dd_arena_take_news(dd_arena *arena);
+
+#endif

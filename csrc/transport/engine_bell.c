@@ -1,0 +1,113 @@
+/* The engine's doorbell: who rings, who wants a descriptor, and whom it is for. */
+#include "transport/doorbell.h"
+#include "transport/engine_internal.h"
+
+#include <errno.h>
+
+/* Somebody who rings on and on must not keep the engine from everything else. */
+#define NOTES_PER_LOOK 256
+
+dd_status
+engine_open_bell(dd_engine *engine, dd_error *err)
+{
+    int fd = -1;
+    dd_status status = dd_doorbell_open(&engine->card.uid, &fd, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    dd_engine_lock(engine);
+    engine->bell_fd = fd;
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = &engine->bell_fd};
+    if (epoll_ctl(engine->epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0) {
+        status = dd_error_set_errno(err, DD_SYSTEM, errno, "cannot watch the doorbell");
+    }
+    dd_engine_unlock(engine);
+    return status;
+}
+
+void
+dd_peer_ring_bell_locked(dd_peer *peer)
+{
+    if (peer->engine->bell_fd >= 0 && !peer->is_self) {
+        dd_doorbell_ring(peer->engine->bell_fd, &peer->card.uid);
+    }
+}
+
+void
+dd_peer_look_for_locked(dd_peer *peer)
+{
+    dd_error error;
+    if (peer->is_near && !peer->is_self && peer->state == PEER_IDLE && dd_doorbell_is_gone(&peer->card.uid)) {
+        (void)dd_error_set(&error, DD_PEER_LOST, "its process has ended");
+        peer_break(peer, &error);
+        engine_wake(peer->engine);
+    }
+}
+
+static bool
+send_note(dd_context *context, int rank, dd_bell_note *note)
+{
+    const dd_engine *engine = context->engine;
+    note->context = context->key.id;
+    note->source = (uint32_t)context->rank;
+    note->target = (uint32_t)rank;
+    return engine->bell_fd >= 0 &&
+           dd_doorbell_send(engine->bell_fd, &context->ranks[rank].peer->card.uid, note) == DD_IO_OK;
+}
+
+bool
+dd_context_want_fd_locked(dd_context *context, int rank, uint64_t word)
+{
+    dd_bell_note note = {.kind = DD_BELL_WANT, .word = word, .fd = -1};
+    return send_note(context, rank, &note);
+}
+
+bool
+dd_context_pass_fd_locked(dd_context *context, int rank, uint64_t word, int fd)
+{
+    dd_bell_note note = {.kind = DD_BELL_PASS, .word = word, .fd = fd};
+    return send_note(context, rank, &note);
+}
+
+static void
+deliver_note(dd_engine *engine, const dd_bell_note *note)
+{
+    dd_context *context = engine_find_context(engine, note->context, note->target);
+    bool is_known = context != NULL && note->source < (uint32_t)context->nranks;
+    bool is_taken = false;
+    if (is_known && note->kind == DD_BELL_WANT && context->handler.on_fd_wanted != NULL) {
+        context->handler.on_fd_wanted(context->handler.ctx, (int)note->source, note->word);
+    } else if (is_known && note->kind == DD_BELL_PASS && context->handler.on_fd != NULL) {
+        is_taken = context->handler.on_fd(context->handler.ctx, (int)note->source, note->word, note->fd);
+    }
+    if (!is_taken) {
+        dd_sock_close(note->fd);
+    }
+}
+
+void
+engine_answer_bell(dd_engine *engine)
+{
+    dd_bell_note note;
+    for (int i = 0; i < NOTES_PER_LOOK && dd_doorbell_take(engine->bell_fd, &note) == DD_IO_OK; i++) {
+        if (note.kind != DD_BELL_RING) {
+            deliver_note(engine, &note);
+        }
+    }
+    engine->has_rung = true;
+    /* Somebody who sleeps was to hear it. */
+    engine_note_output(engine);
+}
+
+void
+engine_tell_rung(dd_engine *engine)
+{
+    engine->has_rung = false;
+    for (dd_list *node = engine->context_list.next; node != &engine->context_list;) {
+        dd_context *context = DD_CONTAINER_OF(node, dd_context, link);
+        node = node->next;
+        if (context->handler.on_bell != NULL) {
+            context->handler.on_bell(context->handler.ctx);
+        }
+    }
+}

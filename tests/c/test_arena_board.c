@@ -1,0 +1,86 @@
+/* The board: what ranks of a host can read of each other. */
+#include "check.h"
+#include "collective/arena_board.h"
+#include "core/fork.h"
+
+#include <string.h>
+
+typedef struct boards {
+    dd_arena *ranks[3];
+} boards;
+
+static bool
+open_boards(boards *self)
+{
+    int fd = -1;
+    bool is_ok = CHECK_OK(dd_arena_create(3, false, &fd, check_err()));
+    for (int k = 0; k < 3 && is_ok; k++) {
+        is_ok = CHECK_OK(dd_arena_attach(fd, 3, k, &self->ranks[k], check_err()));
+    }
+    dd_fork_close(fd);
+    return is_ok;
+}
+
+static void
+close_boards(boards *self)
+{
+    for (int k = 0; k < 3; k++) {
+        dd_arena_close(self->ranks[k]);
+    }
+}
+
+TEST(places_are_read_as_they_were_noted)
+{
+    boards all;
+    REQUIRE(open_boards(&all));
+    dd_arena_place place = dd_arena_read_place(all.ranks[0], 2);
+    CHECK(place.sequence == 0 && !place.is_inside);
+    for (uint64_t i = 1; i < 100; i++) {
+        place = (dd_arena_place){
+            .sequence = i, .signature = {.coll = 3, .count = i / 10}, .is_inside = i % 3 == 0};
+        dd_arena_note_place(all.ranks[2], &place);
+        dd_arena_place found = dd_arena_read_place(all.ranks[0], 2);
+        CHECK(found.sequence == i && found.is_inside == (i % 3 == 0));
+        CHECK(memcmp(&found.signature, &place.signature, sizeof place.signature) == 0);
+    }
+    CHECK_INT(dd_arena_read_place(all.ranks[0], 1).sequence, 0);
+    close_boards(&all);
+}
+
+TEST(the_first_cause_stays)
+{
+    boards all;
+    uint8_t cause[DD_ARENA_CAUSE_MAX];
+    static const uint8_t large[DD_ARENA_CAUSE_MAX + 1];
+    REQUIRE(open_boards(&all));
+    CHECK(!dd_arena_take_news(all.ranks[0]));
+    dd_arena_post_cause(all.ranks[1], dd_bytes_of(large, sizeof large));
+    CHECK(!dd_arena_take_news(all.ranks[0]));
+    dd_arena_post_cause(all.ranks[1], dd_bytes_of_string("why"));
+    dd_arena_post_cause(all.ranks[1], dd_bytes_of_string("no more"));
+    CHECK(dd_arena_take_news(all.ranks[0]));
+    CHECK(!dd_arena_take_news(all.ranks[0]));
+    CHECK_INT(dd_arena_read_cause(all.ranks[0], 1, cause), 3);
+    CHECK(memcmp(cause, "why", 3) == 0);
+    CHECK_INT(dd_arena_read_cause(all.ranks[0], 2, cause), 0);
+    CHECK(!dd_arena_has_left(all.ranks[0], 2));
+    dd_arena_post_leaving(all.ranks[2]);
+    CHECK(dd_arena_take_news(all.ranks[0]));
+    CHECK(dd_arena_has_left(all.ranks[0], 2) && !dd_arena_has_left(all.ranks[0], 1));
+    close_boards(&all);
+}
+
+TEST(a_bell_is_due_once_for_each_look)
+{
+    boards all;
+    REQUIRE(open_boards(&all));
+    CHECK(!dd_arena_is_bell_due(all.ranks[0], 0));
+    CHECK(dd_arena_has_heard(all.ranks[0], 1));
+    CHECK(dd_arena_is_bell_due(all.ranks[0], 1));
+    CHECK(!dd_arena_is_bell_due(all.ranks[2], 1));
+    CHECK(!dd_arena_has_heard(all.ranks[2], 1));
+    (void)dd_arena_take_news(all.ranks[1]);
+    CHECK(dd_arena_has_heard(all.ranks[0], 1));
+    CHECK(dd_arena_is_bell_due(all.ranks[2], 1));
+    close_boards(&all);
+}

@@ -1,0 +1,257 @@
+/* Doorbells: rings and descriptors between processes without a connection. */
+#include "check.h"
+#include "core/fork.h"
+#include "leftovers.h"
+#include "net/auth.h"
+#include "telling.h"
+#include "test_engine_rig.h"
+#include "transport/doorbell.h"
+#include "transport/engine_internal.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+typedef struct bells {
+    dd_uid uids[2];
+    int fds[2];
+} bells;
+
+static bool
+open_bells(bells *self)
+{
+    for (int i = 0; i < 2; i++) {
+        self->fds[i] = -1;
+        if (!CHECK_OK(dd_auth_random(self->uids[i].bytes, DD_UID_BYTES, check_err())) ||
+            !CHECK_OK(dd_doorbell_open(&self->uids[i], &self->fds[i], check_err()))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void
+close_bells(bells *self)
+{
+    dd_sock_close(self->fds[0]);
+    dd_sock_close(self->fds[1]);
+}
+
+static bool
+is_rung(int fd)
+{
+    struct pollfd pollfd = {.fd = fd, .events = POLLIN};
+    return poll(&pollfd, 1, 0) == 1;
+}
+
+TEST(rings_are_heard_until_they_are_taken)
+{
+    int nfds_before = count_fds();
+    bells pair;
+    REQUIRE(open_bells(&pair));
+    CHECK(!is_rung(pair.fds[1]));
+    for (int i = 0; i < 5000; i++) { /* more than its queue holds */
+        dd_doorbell_ring(pair.fds[0], &pair.uids[1]);
+    }
+    CHECK(is_rung(pair.fds[1]));
+    CHECK(!is_rung(pair.fds[0]));
+    dd_bell_note note;
+    while (dd_doorbell_take(pair.fds[1], &note) == DD_IO_OK) {
+        CHECK_INT(note.kind, DD_BELL_RING);
+        CHECK_INT(note.fd, -1);
+    }
+    CHECK(!is_rung(pair.fds[1]));
+    dd_doorbell_ring(pair.fds[0], &pair.uids[1]);
+    CHECK(is_rung(pair.fds[1]));
+    dd_uid nobody = {{1}};
+    dd_doorbell_ring(pair.fds[0], &nobody);
+    int second = -1;
+    CHECK_STATUS(dd_doorbell_open(&pair.uids[0], &second, check_err()), DD_NETWORK);
+    CHECK_CONTAINS(check_message(), "doorbell");
+    close_bells(&pair);
+    CHECK_INT(count_fds(), nfds_before);
+}
+
+TEST(descriptors_come_with_their_names)
+{
+    int nfds_before = count_fds();
+    bells pair;
+    REQUIRE(open_bells(&pair));
+    int fd = memfd_create("passed", MFD_CLOEXEC);
+    REQUIRE(write(fd, "12345", 5) == 5);
+    dd_bell_note sent = {.kind = DD_BELL_WANT, .context = 1, .word = 2, .source = 3, .target = 4, .fd = -1};
+    CHECK_INT(dd_doorbell_send(pair.fds[0], &pair.uids[1], &sent), DD_IO_OK);
+    sent = (dd_bell_note){.kind = DD_BELL_PASS, .context = ~UINT64_C(5), .word = 6, .source = 7, .fd = fd};
+    CHECK_INT(dd_doorbell_send(pair.fds[0], &pair.uids[1], &sent), DD_IO_OK);
+    close(fd);
+    dd_bell_note note;
+    REQUIRE(dd_doorbell_take(pair.fds[1], &note) == DD_IO_OK);
+    CHECK(note.kind == DD_BELL_WANT && note.context == 1 && note.word == 2);
+    CHECK(note.source == 3 && note.target == 4 && note.fd == -1);
+    REQUIRE(dd_doorbell_take(pair.fds[1], &note) == DD_IO_OK);
+    CHECK(note.kind == DD_BELL_PASS && note.context == ~UINT64_C(5) && note.word == 6 && note.source == 7);
+    char text[5];
+    CHECK_INT(pread(note.fd, text, 5, 0), 5);
+    CHECK(memcmp(text, "12345", 5) == 0);
+    dd_sock_close(note.fd);
+    CHECK_INT(dd_doorbell_take(pair.fds[1], &note), DD_IO_AGAIN);
+    close_bells(&pair);
+    CHECK_INT(count_fds(), nfds_before);
+}
+
+/* What is not a note, or has no descriptor where one belongs, or one where none does, is a ring; and nothing stays open. */
+TEST(what_makes_no_sense_is_a_ring)
+{
+    bells pair;
+    REQUIRE(open_bells(&pair));
+    int nfds_before = count_fds();
+    dd_bell_note sent = {.kind = DD_BELL_PASS, .fd = 0};
+    dd_bell_note note;
+    char name[64] = "dldist-bell-";
+    for (int i = 0; i < DD_UID_BYTES; i++) {
+        snprintf(name + strlen(name), 3, "%02x", pair.uids[1].bytes[i]);
+    }
+    dd_addr addr = dd_addr_unix_abstract(name);
+    static const struct {
+        uint8_t first;
+        size_t nbytes;
+    } cases[] = {{0, 0},           {DD_BELL_PASS, 32}, {99, 32}, {DD_BELL_WANT, 31}, {DD_BELL_WANT, 33},
+                 {DD_BELL_PASS, 1}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        uint8_t bytes[64] = {cases[i].first};
+        CHECK_INT(
+            sendto(pair.fds[0], bytes, cases[i].nbytes, 0, (const struct sockaddr *)&addr.storage, addr.len),
+            (long long)cases[i].nbytes);
+        REQUIRE(dd_doorbell_take(pair.fds[1], &note) == DD_IO_OK);
+        CHECK_INT(note.kind, DD_BELL_RING);
+        CHECK_INT(note.fd, -1);
+    }
+    /* Where this process has no room for a descriptor, it says so. */
+    REQUIRE(dd_doorbell_send(pair.fds[0], &pair.uids[1], &sent) == DD_IO_OK);
+    int next = dup(0);
+    close(next);
+    struct rlimit before;
+    REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
+    struct rlimit none = {(rlim_t)next, before.rlim_max};
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &none) == 0);
+    dd_io io = dd_doorbell_take(pair.fds[1], &note);
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &before) == 0);
+    CHECK_INT(io, DD_IO_OK);
+    CHECK_INT(note.kind, DD_BELL_PASS);
+    CHECK_INT(note.fd, DD_SOCK_FD_REFUSED);
+    CHECK_INT(count_fds(), nfds_before);
+    close_bells(&pair);
+}
+
+/* ---- engines */
+
+void
+engine_lose_descriptors(dd_engine *engine)
+{
+    dd_engine_lock(engine);
+    for (dd_list *node = engine->context_list.next; node != &engine->context_list; node = node->next) {
+        DD_CONTAINER_OF(node, dd_context, link)->handler.on_fd = NULL;
+    }
+    dd_engine_unlock(engine);
+}
+
+typedef struct waker {
+    dd_task task;
+    dd_engine *engine;
+    atomic_uint *memory; /* as in memory that both sides look at */
+    atomic_uint *asleep;
+    unsigned wanted;
+    atomic_bool is_done;
+} waker;
+
+static bool
+see(dd_task *task)
+{
+    waker *self = DD_CONTAINER_OF(task, waker, task);
+    if (atomic_load(self->memory) < self->wanted) {
+        return false;
+    }
+    dd_engine_remove_task_locked(self->engine, task);
+    atomic_store(&self->is_done, true);
+    return true;
+}
+
+static bool
+doze_off(dd_task *task)
+{
+    waker *self = DD_CONTAINER_OF(task, waker, task);
+    atomic_store(self->asleep, 1);
+    return atomic_load(self->memory) < self->wanted;
+}
+
+typedef struct turns {
+    rig_group rig;
+    atomic_uint memory[2];
+    atomic_uint asleep[2];
+    unsigned nrounds;
+} turns;
+
+static void
+take_turns(turns *self, int who)
+{
+    rig_rank *own = &self->rig.ranks[who];
+    for (unsigned round = 1; round <= self->nrounds; round++) {
+        waker wait_here = {.task = {.progress = see, .fall_asleep = doze_off, .deadline_ns = DD_NEVER_NS},
+                           .engine = own->engine,
+                           .memory = &self->memory[who],
+                           .asleep = &self->asleep[who],
+                           .wanted = round};
+        dd_list_init(&wait_here.task.link);
+        if (who == 0) {
+            atomic_store(&self->memory[1], round);
+        }
+        dd_engine_lock(own->engine);
+        if (who == 0 && atomic_exchange(&self->asleep[1], 0) != 0) {
+            dd_peer_ring_bell_locked(own->peers[1]);
+        }
+        dd_engine_add_task_locked(own->engine, &wait_here.task);
+        dd_engine_unlock(own->engine);
+        dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
+        dd_status status = dd_engine_wait(own->engine, &wait_here.is_done, &wait, check_err());
+        dd_engine_lock(own->engine);
+        dd_engine_remove_task_locked(own->engine, &wait_here.task);
+        dd_engine_unlock(own->engine);
+        REQUIRE(CHECK_STATUS(status, DD_OK));
+        if (who == 1) {
+            atomic_store(&self->memory[0], round);
+            dd_engine_lock(own->engine);
+            if (atomic_exchange(&self->asleep[0], 0) != 0) {
+                dd_peer_ring_bell_locked(own->peers[0]);
+            }
+            dd_engine_unlock(own->engine);
+        }
+    }
+}
+
+static void *
+take_second_turns(void *arg)
+{
+    take_turns(arg, 1);
+    return NULL;
+}
+
+/* The classic race: one side looks a last time and falls asleep while the other writes and looks whether it sleeps. Without any link. */
+TEST(bells_for_shared_memory_are_not_lost)
+{
+    turns both = {.nrounds = 400 / (unsigned)check_slow()};
+    REQUIRE(rig_open_engines(&both.rig, 2, true, 1));
+    pthread_t thread;
+    REQUIRE(pthread_create(&thread, NULL, take_second_turns, &both) == 0);
+    take_turns(&both, 0);
+    pthread_join(thread, NULL);
+    dd_engine_stats stats;
+    dd_engine_get_stats(both.rig.ranks[0].engine, &stats);
+    CHECK_INT(stats.nconnections, 0);
+    rig_close(&both.rig);
+}
