@@ -61,12 +61,13 @@ void
 dd_arena_choose_copy(dd_arena *arena)
 {
     arena_op *op = &arena->op;
-    size_t nparts = op->traits->is_split ? (size_t)arena->nranks - 1 : 1;
+    const arena_traits *traits = op->call->traits;
+    size_t nparts = traits->is_split ? (size_t)arena->nranks - 1 : 1;
     size_t staged_nbytes = op->nbytes * nparts;
     op->is_streaming = staged_nbytes >= STREAM_MIN_BYTES && !arena->is_crowded;
     op->is_measured = false;
     if (staged_nbytes > (arena->is_crowded ? TRIAL_MIN_BYTES_CROWDED : STREAM_ALWAYS_BYTES)) {
-        bool is_for_all = !op->traits->is_from_root && !op->traits->is_to_root;
+        bool is_for_all = !traits->is_from_root && !traits->is_to_root;
         op->is_measured = is_for_all && arena->rank == 0 && join_trial(arena);
         op->is_streaming = atomic_load_explicit(&arena->shared->is_streaming, memory_order_relaxed) != 0;
     }
@@ -84,7 +85,7 @@ dd_arena_stop_clock(dd_arena *arena)
 void
 dd_arena_start_clock(dd_arena *arena)
 {
-    bool is_staging = (arena->peers[arena->rank].flags & (ARENA_IN_REGION | ARENA_IN_PLACE)) == 0;
+    bool is_staging = (arena->op.call->flags & (ARENA_IN_REGION | ARENA_IN_PLACE)) == 0;
     arena->op.is_measured = arena->op.is_measured && is_staging;
     if (arena->op.is_measured) {
         arena->trial.from_ns = dd_clock_now_ns();
