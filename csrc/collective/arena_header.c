@@ -391,12 +391,6 @@ note_settled(dd_arena *arena)
     }
 }
 
-bool
-dd_arena_knows_all(const dd_arena *arena)
-{
-    return memcmp(&arena->op.known, &arena->all_ranks, sizeof(arena->all_ranks)) == 0;
-}
-
 dd_arena_state
 dd_arena_compare_headers(dd_arena *arena)
 {
@@ -417,7 +411,7 @@ dd_arena_compare_headers(dd_arena *arena)
             return DD_ARENA_BROKEN;
         }
     }
-    if (dd_arena_knows_all(arena)) {
+    if (op->knows_all) {
         note_settled(arena);
     }
     return DD_ARENA_MOVED;

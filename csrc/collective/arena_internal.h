@@ -285,6 +285,7 @@ typedef struct arena_op {
     int source;          /* reading, folding: how far we are */
     size_t offset;
     dd_arena_ranks known;     /* this rank, and those whose headers it needs */
+    bool knows_all;           /* which are all */
     dd_arena_ranks root;      /* it alone */
     dd_arena_ranks stagers;   /* of the round that the root of a gather reads */
     dd_arena_ranks folders;   /* that fold shares of this chunk */
@@ -412,8 +413,6 @@ size_t dd_arena_received_nbytes(const dd_arena *arena, int k);
 _Atomic uint64_t *dd_arena_word(const dd_arena *arena, int k, int index);
 
 void dd_arena_write_header(dd_arena *arena);
-/* Whether op->known are all ranks. */
-bool dd_arena_knows_all(const dd_arena *arena);
 /* All headers of op->known are there: DD_ARENA_MOVED when they fit together. */
 dd_arena_state dd_arena_compare_headers(dd_arena *arena);
 /* Compares what has come of the headers up to that of operation `number`. DD_ARENA_MOVED: all have, and fit. */

@@ -119,6 +119,7 @@ dd_arena_start(dd_arena *arena, const dd_coll_args *args, const dd_arena_op_opti
     op->root = (dd_arena_ranks){{0}};
     dd_arena_ranks_add(&op->root, args->root);
     op->known = find_known(arena);
+    op->knows_all = memcmp(&op->known, &arena->all_ranks, sizeof(op->known)) == 0;
     op->is_awaiting = false;
     prepare(arena);
 }
@@ -175,7 +176,7 @@ static dd_arena_state
 greet(dd_arena *arena)
 {
     arena_op *op = &arena->op;
-    const dd_arena_ranks *wanted = dd_arena_knows_all(arena) ? &arena->all_ranks : &op->known;
+    const dd_arena_ranks *wanted = op->knows_all ? &arena->all_ranks : &op->known;
     if (!dd_arena_has_come(arena, wanted, dd_arena_mark_of(arena, 0)) ||
         dd_arena_is_any(arena, &arena->shared->poisoned)) {
         return DD_ARENA_BLOCKED;
@@ -358,7 +359,7 @@ step(dd_arena *arena)
 static dd_arena_state
 compare_while_blocked(dd_arena *arena)
 {
-    dd_arena_state state = dd_arena_settle(arena, arena->number - dd_arena_knows_all(arena));
+    dd_arena_state state = dd_arena_settle(arena, arena->number - arena->op.knows_all);
     return state == DD_ARENA_MOVED ? DD_ARENA_BLOCKED : state;
 }
 
