@@ -234,8 +234,7 @@ dd_arena_read_shares(dd_arena *arena, uint64_t chunk)
         if (part.nbytes > 0 && !dd_arena_ranks_have(&op->folded, k)) {
             size_t nbytes = part.nbytes / op->in_size * op->out_size;
             const uint8_t *result = arena->results + (part.start - chunk_start) / op->in_size * op->out_size;
-            dd_copy(dd_arena_result_at(arena, part.start), result, nbytes);
-            dd_arena_spend(op, nbytes);
+            dd_arena_take(arena, dd_arena_result_at(arena, part.start), result, nbytes);
         }
     }
 }

@@ -298,6 +298,7 @@ typedef struct arena_op {
     dd_arena_ranks awaited;           /* those that had not yet */
     bool is_awaiting;                 /* there are some */
     bool is_streaming;                /* what is staged goes past the caches */
+    bool is_taken_past;               /* what is copied out goes past them, too */
     bool is_measured;                 /* is of a trial, and not at its end */
     size_t budget;                    /* bytes that this call may still move */
 } arena_op;
@@ -431,8 +432,9 @@ dd_arena_state dd_arena_map_regions(dd_arena *arena);
 
 /* How the operation's data is staged. */
 void dd_arena_choose_copy(dd_arena *arena);
-/* Into memory that others read. */
+/* Into memory that others read, and into our outputs. */
 void dd_arena_put(dd_arena *arena, void *dst, const void *src, size_t nbytes);
+void dd_arena_take(dd_arena *arena, void *dst, const void *src, size_t nbytes);
 /* An operation that is measured has been started; it waits for headers; it has all headers; it has read its
  * last round. */
 void dd_arena_stop_clock(dd_arena *arena);

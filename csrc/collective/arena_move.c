@@ -295,10 +295,9 @@ copy_block(dd_arena *arena, int k, uint64_t round)
         const uint8_t *data = data_of(arena, k, round, from);
         uint8_t *place = (uint8_t *)output->data + from;
         if (place != data) {
-            dd_copy(place, data, nbytes);
+            dd_arena_take(arena, place, data, nbytes);
         }
         op->offset += nbytes;
-        dd_arena_spend(op, nbytes);
     }
     return true;
 }

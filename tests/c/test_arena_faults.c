@@ -622,6 +622,22 @@ TEST(both_ways_of_copying_are_tried_and_the_faster_one_is_kept)
     close_crowd(&crowd);
 }
 
+/* Three crowded ranks: from 32 MiB of outputs in all. */
+TEST(results_of_large_operations_go_past_the_caches)
+{
+    const size_t least = ((size_t)32 << 20) / NRANKS / sizeof(float) + 1;
+    for (size_t count = least - 2; count <= least; count += 2) {
+        arena_crowd crowd;
+        open_crowd(&crowd, count);
+        finish_crowd(&crowd);
+        for (int rank = 0; rank < NRANKS; rank++) {
+            CHECK_INT(crowd.arenas[rank]->op.is_taken_past, count == least);
+            CHECK(is_all(crowd.arrays[rank], count, 6));
+        }
+        close_crowd(&crowd);
+    }
+}
+
 /* ---- making and attaching */
 
 /* Tables of all with all are in it, but it grows with the number of ranks all the same. */
