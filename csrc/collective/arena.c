@@ -26,7 +26,7 @@ round_up(size_t value, size_t multiple)
 static size_t
 control_nbytes(int nranks)
 {
-    size_t tables = 2 * ARENA_NTABLES * (size_t)nranks * sizeof(uint64_t);
+    size_t tables = (ARENA_NRECORDS * ARENA_NTABLES + 1) * (size_t)nranks * sizeof(uint64_t);
     return round_up(sizeof(arena_control) + tables, ARENA_SPACING);
 }
 
@@ -82,6 +82,7 @@ geometry_of(int nranks)
         .version = ARENA_VERSION,
         .nranks = (uint64_t)nranks,
         .nbytes = dd_arena_nbytes(nranks),
+        .nrecords = ARENA_NRECORDS,
         .nbuffers = ARENA_NBUFFERS,
         .buffer_nbytes = buffer_nbytes(nranks),
         .spacing = ARENA_SPACING,
@@ -127,14 +128,11 @@ dd_arena_create(int nranks, bool is_crowded, int *fd, dd_error *err)
 static dd_status
 check_geometry(int fd, const arena_geometry *ours, dd_error *err)
 {
-    static const char *const names[] = {"first word",        "version",
-                                        "number of ranks",   "size",
-                                        "number of buffers", "buffer size",
-                                        "spacing",           "header",
-                                        "control block",     "payload of a header",
-                                        "chunk size",        "size of results",
-                                        "size of boards",    "shared fold from",
-                                        "claimed fold from", "share of a claim"};
+    static const char *const names[] = {
+        "first word",          "version",         "number of ranks", "size",           "number of records",
+        "number of buffers",   "buffer size",     "spacing",         "header",         "control block",
+        "payload of a header", "chunk size",      "size of results", "size of boards", "shared fold from",
+        "claimed fold from",   "share of a claim"};
     const size_t count = sizeof(*ours) / sizeof(uint64_t);
     _Static_assert(sizeof(names) / sizeof(names[0]) == sizeof(*ours) / sizeof(uint64_t), "each has a name");
     uint64_t found[sizeof(*ours) / sizeof(uint64_t)];
@@ -188,9 +186,11 @@ find_slots(dd_arena *arena)
     arena->boards = (arena_board_head *)(void *)(arena->memory + boards_offset(arena->nranks));
     for (int k = 0; k < arena->nranks; k++) {
         uint8_t *start = arena->memory + ARENA_HEADER_BYTES + (size_t)k * slot_nbytes(arena->nranks);
+        _Atomic uint64_t *tables = (_Atomic uint64_t *)(void *)(start + sizeof(arena_control));
         arena->slots[k] = (arena_slot){
             .control = (arena_control *)(void *)start,
-            .tables = (_Atomic uint64_t *)(void *)(start + sizeof(arena_control)),
+            .tables = tables,
+            .offsets = tables + (size_t)(ARENA_NRECORDS * ARENA_NTABLES * arena->nranks),
             .buffers = start + control_nbytes(arena->nranks),
         };
     }
@@ -212,12 +212,14 @@ allocate(int nranks, int rank, dd_arena **arena, dd_error *err)
     new_arena->nranks = nranks;
     new_arena->rank = rank;
     new_arena->geometry = geometry_of(nranks);
-    new_arena->all_ranks = all_of(nranks);
+    new_arena->all_ranks = new_arena->unsettled = all_of(nranks);
     new_arena->nwords = (nranks + 63) / 64;
     new_arena->slots = dd_mem_alloc_array(count, sizeof(*new_arena->slots));
     new_arena->peers = dd_mem_alloc_array(count, sizeof(*new_arena->peers));
+    new_arena->said = dd_mem_alloc_array(2 * count, sizeof(*new_arena->said));
     new_arena->sources = dd_mem_alloc_array(count, sizeof(*new_arena->sources));
-    if (new_arena->slots == NULL || new_arena->peers == NULL || new_arena->sources == NULL) {
+    if (new_arena->slots == NULL || new_arena->peers == NULL || new_arena->said == NULL ||
+        new_arena->sources == NULL) {
         dd_arena_close(new_arena);
         return dd_error_no_memory(err, count * (sizeof(*new_arena->slots) + sizeof(*new_arena->peers)));
     }
@@ -277,6 +279,7 @@ dd_arena_close(dd_arena *arena)
     }
     dd_mem_free(arena->slots);
     dd_mem_free(arena->peers);
+    dd_mem_free(arena->said);
     dd_mem_free((void *)arena->sources);
     dd_mem_free(arena->regions);
     dd_mem_free(arena);

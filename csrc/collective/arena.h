@@ -5,8 +5,10 @@
  * writes its part of the data into its slot and publishes the round, waits until all have published theirs,
  * and reads from their slots what it needs. Slots have several buffers, so that nobody has to be told that a
  * buffer has been read: who publishes a round has finished reading the rounds well before it. The first round
- * carries the signature of the operation, and all ranks compare all signatures: a mismatch is seen by
- * everybody before any output is written.
+ * carries the signature of the operation, and all ranks compare all signatures. An operation that needs the
+ * data of all ranks compares them before any output is written. A root that sends, whoever sends to a root,
+ * and a receiver that needs the root alone go on without waiting for the others, a few operations ahead of
+ * them at most; then they compare in a later operation, as soon as the others' headers are there.
  *
  * An arena knows no engine, no clock and no sleep: progress() goes as far as it can. One operation at a time;
  * the owner serialises all calls. What other ranks write is a peer's word: sizes and offsets are checked
@@ -86,6 +88,7 @@ void dd_arena_remove_region(dd_arena *arena, int owner, uint32_t id);
 
 typedef struct dd_arena_op_options {
     dd_signature signature;
+    uint64_t sequence; /* for dd_arena_culprit */
     /* Reductions: leave the result in the accumulation type, unfinished (stage FIRST of reduce.h); outputs
      * are sized for that. */
     bool is_partial;
@@ -132,6 +135,7 @@ typedef struct dd_arena_culprit {
     int rank;
     int other;
     dd_signature signature;
+    uint64_t sequence; /* of the operation: this one, or an earlier one that has been compared only now */
     bool is_size;
     uint64_t theirs, ours; /* of rank, of other */
 } dd_arena_culprit;

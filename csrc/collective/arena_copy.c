@@ -19,6 +19,27 @@
 #define TRIAL_EVERY_NS (100 * DD_NS_PER_MS)
 #define TRIAL_EVERY_TIMES 30
 
+/* Outputs of so many bytes, of all ranks together, have left the caches before anybody uses them. Written past
+ * the caches, their lines need not be read first. Measured on two cores, plain against past: 2 ranks with 128 MiB
+ * 1.2 to 1.7, with 32 MiB 0.8 to 1.1; 4 ranks with 32 MiB 1.2 to 1.7; 8 and 16 ranks with 64 MiB and more 1.2 to
+ * 3.7, and all_to_all 0.8 to 1.9. */
+#define TAKE_PAST_MIN_BYTES ((size_t)64 << 20)
+#define TAKE_PAST_MIN_BYTES_CROWDED ((size_t)32 << 20)
+
+static bool
+takes_past_caches(const dd_arena *arena)
+{
+    const dd_coll_args *args = arena->op.args;
+    size_t min_nbytes = arena->is_crowded ? TAKE_PAST_MIN_BYTES_CROWDED : TAKE_PAST_MIN_BYTES;
+    int nreceivers = arena->op.call->traits->is_to_root ? 1 : arena->nranks;
+    int noutputs = dd_coll_noutputs(args->coll, arena->rank == args->root, arena->nranks);
+    size_t nbytes = 0;
+    for (int k = 0; k < noutputs; k++) {
+        nbytes += args->outputs[k].nbytes;
+    }
+    return nbytes >= min_nbytes / (size_t)nreceivers;
+}
+
 /* Both ways have been tried: the faster one it is, for a while. */
 static void
 end_trial(dd_arena *arena, int64_t now_ns)
@@ -61,14 +82,17 @@ void
 dd_arena_choose_copy(dd_arena *arena)
 {
     arena_op *op = &arena->op;
-    size_t nparts = op->traits->is_split ? (size_t)arena->nranks - 1 : 1;
+    const arena_traits *traits = op->call->traits;
+    size_t nparts = traits->is_split ? (size_t)arena->nranks - 1 : 1;
     size_t staged_nbytes = op->nbytes * nparts;
     op->is_streaming = staged_nbytes >= STREAM_MIN_BYTES && !arena->is_crowded;
     op->is_measured = false;
+    op->is_taken_past = false;
     if (staged_nbytes > (arena->is_crowded ? TRIAL_MIN_BYTES_CROWDED : STREAM_ALWAYS_BYTES)) {
-        bool is_for_all = !op->traits->is_from_root && !op->traits->is_to_root;
+        bool is_for_all = !traits->is_from_root && !traits->is_to_root;
         op->is_measured = is_for_all && arena->rank == 0 && join_trial(arena);
         op->is_streaming = atomic_load_explicit(&arena->shared->is_streaming, memory_order_relaxed) != 0;
+        op->is_taken_past = takes_past_caches(arena);
     }
 }
 
@@ -84,7 +108,7 @@ dd_arena_stop_clock(dd_arena *arena)
 void
 dd_arena_start_clock(dd_arena *arena)
 {
-    bool is_staging = (arena->peers[arena->rank].flags & (ARENA_IN_REGION | ARENA_IN_PLACE)) == 0;
+    bool is_staging = (arena->op.call->flags & (ARENA_IN_REGION | ARENA_IN_PLACE)) == 0;
     arena->op.is_measured = arena->op.is_measured && is_staging;
     if (arena->op.is_measured) {
         arena->trial.from_ns = dd_clock_now_ns();
@@ -108,6 +132,17 @@ dd_arena_note_taken(dd_arena *arena)
     if (++trial->ntaken == 2 * NTRIALS_EACH) {
         end_trial(arena, now_ns);
     }
+}
+
+void
+dd_arena_take(dd_arena *arena, void *dst, const void *src, size_t nbytes)
+{
+    if (arena->op.is_taken_past) {
+        dd_copy_streaming(dst, src, nbytes);
+    } else {
+        dd_copy(dst, src, nbytes);
+    }
+    dd_arena_spend(&arena->op, nbytes);
 }
 
 void

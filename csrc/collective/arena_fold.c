@@ -83,6 +83,13 @@ chunk_of(const dd_arena *arena, uint64_t chunk)
     return (share){.start = start, .nbytes = dd_arena_smaller(op->nbytes - start, op->round_nbytes * nranks)};
 }
 
+size_t
+dd_arena_first_chunk_nbytes(const dd_arena *arena)
+{
+    const arena_op *op = &arena->op;
+    return dd_arena_smaller(op->nbytes, op->first_nbytes * (size_t)(arena->nranks - !op->is_claimed));
+}
+
 uint64_t
 dd_arena_count_chunks(const dd_arena *arena)
 {
@@ -108,11 +115,11 @@ share_of(const dd_arena *arena, uint64_t chunk, int k)
 
 /* ---- staging */
 
-/* From the first buffer on, except for the first chunk. */
+/* From the beginning of the slot on, except for the first chunk. */
 static uint8_t *
 staging_of(const dd_arena *arena, int k, uint64_t chunk)
 {
-    return chunk == 0 ? dd_arena_buffer_of(arena, k, 0) : arena->slots[k].buffers;
+    return arena->slots[k].buffers + (chunk == 0 ? arena->peers[k].place : 0);
 }
 
 /* A rank that folds its own share does not stage it: what comes after it moves up. */
@@ -142,13 +149,14 @@ dd_arena_stage_chunk(dd_arena *arena, uint64_t chunk)
 
 /* The rank that folds share k: ours if nobody else has claimed it yet. */
 static int
-claim_share(dd_arena *arena, int k, uint64_t epoch)
+claim_share(dd_arena *arena, int k, uint64_t chunk)
 {
     _Atomic uint64_t *claim = &arena->slots[k].control->claim;
     uint64_t seen = atomic_load_explicit(claim, memory_order_relaxed);
-    /* What is staged, and that the results may be written, is known by the epochs: a claim only excludes. */
-    while (seen >> 8 < epoch) {
-        if (atomic_compare_exchange_weak_explicit(claim, &seen, epoch << 8 | (uint64_t)arena->rank,
+    uint64_t number = arena->nchunks + chunk + 1;
+    /* What is staged, and that the results may be written, is known by the marks: a claim only excludes. */
+    while (seen >> 8 < number) {
+        if (atomic_compare_exchange_weak_explicit(claim, &seen, number << 8 | (uint64_t)arena->rank,
                                                   memory_order_relaxed, memory_order_relaxed)) {
             return arena->rank;
         }
@@ -180,7 +188,6 @@ bool
 dd_arena_fold_shares(dd_arena *arena, uint64_t chunk)
 {
     arena_op *op = &arena->op;
-    uint64_t epoch = dd_arena_epoch_of(op, 2 * chunk + 1);
     if (op->source == 0 && op->offset == 0) {
         op->folders = (dd_arena_ranks){{0}};
         op->folded = (dd_arena_ranks){{0}};
@@ -195,7 +202,7 @@ dd_arena_fold_shares(dd_arena *arena, uint64_t chunk)
             if (op->budget == 0) {
                 return false;
             }
-            int folder = op->is_claimed ? claim_share(arena, k, epoch) : k;
+            int folder = op->is_claimed ? claim_share(arena, k, chunk) : k;
             dd_arena_ranks_add(&op->folders, folder);
             if (folder != arena->rank) {
                 continue;
@@ -227,8 +234,7 @@ dd_arena_read_shares(dd_arena *arena, uint64_t chunk)
         if (part.nbytes > 0 && !dd_arena_ranks_have(&op->folded, k)) {
             size_t nbytes = part.nbytes / op->in_size * op->out_size;
             const uint8_t *result = arena->results + (part.start - chunk_start) / op->in_size * op->out_size;
-            dd_copy(dd_arena_result_at(arena, part.start), result, nbytes);
-            dd_arena_spend(op, nbytes);
+            dd_arena_take(arena, dd_arena_result_at(arena, part.start), result, nbytes);
         }
     }
 }

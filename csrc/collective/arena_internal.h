@@ -1,21 +1,27 @@
 /* What the parts of the arena share: how the memory is laid out, and what one rank keeps of its own.
  *
- * Epochs. Every operation is a fixed number of epochs, the same for all ranks, and every rank publishes each
- * of them in turn, once: the count never starts again. Epoch e uses buffer e % ARENA_NBUFFERS of each slot.
+ * Marks. Every rank counts operations alike, and says how far it has come by *marks*: the number of the
+ * operation, and a *step* of it. Step 0 is the header; round r of the data is step r, or r + 1 where all had
+ * to stage anew. A rank writes its marks into its record of that operation. There are ARENA_NRECORDS records,
+ * used in turn.
  *
- *   - An operation's first epoch is its header, with round 0. Everybody waits for all headers of an operation
- *     and has compared them before it does anything else, so nobody is more than one header ahead, and two
- *     records, used in turn, are enough: who publishes header n + 2 has seen everybody's header n + 1, and
- *     who published that was done with header n.
- *   - So when all headers are there, nobody reads anything of earlier operations any more, and all buffers
- *     are free but that of round 0.
- *   - Who publishes epoch e has finished reading all epochs up to e - 2. (A rank stages e before it reads e -
- *     1, so that ranks work side by side and do not take turns.)
- *   - Before a rank stages anything for epoch e it has seen everybody publish e - 2. By the rule above all
- *     have then finished reading e - 4, which is what the buffer held. Hence four buffers.
- *   - Where ranks take turns anyway (crowded), rounds from 1 on are two epochs wide, the first of them even:
- *     such a round has two buffers in one, only its second epoch is published, after the round before it has
- *     been read, and before it is staged all have published the round before it. The rules above hold.
+ *   - A rank that publishes the header of an operation reads nothing of earlier ones any more.
+ *   - Every rank compares every header with its own call. A rank that needs data of all ranks does so before
+ *     it goes on. The others go on when they have what they need: a root that only sends, and a rank that
+ *     sends to a root alone, need nothing; a receiver needs the root's header. They *settle* the operation
+ *     later, with what they have kept of their call: in their next operations, and whenever they wait.
+ *   - No rank publishes header n before it has settled operation n - ARENA_WINDOW. That is how far it may run
+ *     ahead, and why records may be used again: a rank that publishes header n has seen all headers
+ *     n - ARENA_WINDOW, and whoever published one of these had settled n - 2 * ARENA_WINDOW.
+ *   - A receiver that publishes step s of an operation has finished reading the rounds up to s - 2 (it stages
+ *     a round before it reads the last one, so that ranks work side by side), or up to s - 1 where it reads
+ *     first. Ranks that do not receive may leave out steps.
+ *
+ * Space. A rank stages where it likes in its slot, and its header says where round 0 is. It keeps a *lease*
+ * for what it has staged, with the mark at which all readers have finished with it, and writes there again
+ * when they have published that mark (arena_lease.c). Of an operation with more rounds, round 0 fills a
+ * quarter of the slot, and the others the quarters after it in turn; where ranks take turns anyway
+ * (crowded), rounds from 1 on fill halves and are read before the next one is staged.
  *
  * An all_reduce of some size goes in chunks (a *shared fold*), each of two rounds: all stage the chunk, or
  * what others need of it, and after that each share of it is folded by one rank, the results lie in memory
@@ -24,18 +30,19 @@
  * sources of a fold are in rank order, so the bits do not depend on who has claimed.
  *   - A rank folds when all have staged the chunk, and so have read the results before it: one memory for
  *     results is enough.
- *   - A rank stages the next chunk when all who fold have published that they are done, so it may use all its
- *     buffers for every chunk but the first, which is round 0, and is staged with the header.
+ *   - A rank stages the next chunk when all who fold have published that they are done, so it may use its
+ *     whole slot for every chunk but the first, which is round 0, and is staged with the header.
  *   - Who has claimed is in the claim, so that a rank that dies with one is known to those who wait for it.
  *
- * Data read from a region of its owner ends with one more epoch, in which everybody says that it has read,
+ * Data read from a region of its owner ends with one more step, in which every reader says that it has read,
  * and for which the owners of the regions wait. An all_reduce in place has another one where an output does
  * not begin or end with a page: others write only to whole pages (see arena_regions.c), and each rank takes
  * what is missing from the rank that has folded it.
  *
- * Files: arena.c makes and maps the memory; arena_board.c has what ranks say of themselves; arena_sync.c publishes, waits, sleeps and wakes; arena_header.c
- * writes headers and compares them; arena_regions.c finds memory in regions; arena_fold.c does the shared
- * folds; arena_move.c moves all other data; arena_copy.c copies; arena_op.c decides what comes next. */
+ * Files, each on those before it: arena.c makes and maps the memory; arena_board.c has what
+ * ranks say of themselves; arena_sync.c publishes, waits, sleeps and wakes; arena_lease.c hands out space; arena_header.c writes headers and compares them; arena_regions.c
+ * finds memory in regions; arena_copy.c copies; arena_fold.c does the shared folds; arena_move.c moves all
+ * other data; arena_op.c decides what comes next. */
 #ifndef DD_COLLECTIVE_ARENA_INTERNAL_H
 #define DD_COLLECTIVE_ARENA_INTERNAL_H
 
@@ -44,6 +51,10 @@
 #include <stdatomic.h>
 
 #define ARENA_NBUFFERS 4
+/* How many operations a rank may be ahead of what it has compared, and the records that this takes. */
+#define ARENA_WINDOW 8
+#define ARENA_NRECORDS (2 * ARENA_WINDOW)
+#define ARENA_NLEASES 16
 #define ARENA_LINE ((size_t)64)
 /* Processors fetch lines in pairs: what different ranks write is kept two lines apart. */
 #define ARENA_SPACING ((size_t)128)
@@ -55,7 +66,7 @@
 
 /* ---- shared memory */
 
-/* The words of a record behind the epoch. Data that fits travels in the header itself; an 8-byte all_reduce
+/* The words of a record behind the mark. Data that fits travels in the header itself; an 8-byte all_reduce
  * then moves one cache line from rank to rank. Data in regions leaves no use for a payload. */
 enum {
     ARENA_WORD_SIGNATURE = 0, /* three words */
@@ -66,6 +77,8 @@ enum {
     ARENA_WORD_INPUT_OFFSET = 6,
     ARENA_WORD_OUTPUT_ID = 7,
     ARENA_WORD_OUTPUT_OFFSET = 8,
+    ARENA_WORD_PLACE =
+        9, /* where in the slot round 0 is; in the upper half, from one rank's part to the next */
     ARENA_NWORDS = 15,
 };
 #define ARENA_PAYLOAD_WORDS (ARENA_NWORDS - ARENA_WORD_PAYLOAD)
@@ -87,7 +100,6 @@ enum {
 typedef enum arena_table {
     ARENA_TABLE_SENT,     /* [k]: bytes for rank k */
     ARENA_TABLE_RECEIVED, /* [k]: bytes expected from rank k */
-    ARENA_TABLE_OFFSETS,  /* [k]: where in the region the block for rank k begins */
     ARENA_NTABLES,
 } arena_table;
 
@@ -95,22 +107,22 @@ typedef enum arena_table {
 typedef _Atomic uint64_t arena_bits[DD_ARENA_MAX_RANKS / 64];
 
 typedef struct arena_record {
-    _Alignas(128) _Atomic uint64_t epoch; /* release: covers all that was written for it */
-    _Atomic uint64_t
-        words[ARENA_NWORDS]; /* relaxed: whatever a hostile rank does, each is read once, and checked */
+    _Alignas(128) _Atomic uint64_t mark; /* release: covers all that was written for it */
+    /* Relaxed: whatever a hostile rank does, each is read once, and checked. */
+    _Atomic uint64_t words[ARENA_NWORDS];
 } arena_record;
 
 /* What only its rank writes, but for the claim. Tables and buffers follow. */
 typedef struct arena_control {
-    arena_record records[2];                /* by the parity of the operation */
+    arena_record records[ARENA_NRECORDS];   /* by the number of the operation */
     _Alignas(128) _Atomic uint32_t awaited; /* asleep: the one rank whose publication is to wake us */
     _Atomic uint32_t cpu;                   /* where it last published, counted from 1; 0: not known */
-    /* Of this rank's share of a chunk, written by whoever claims it: the epoch in which it is folded, times
-     * 256, plus the claimer. */
+    /* Of this rank's share of a chunk, written by whoever claims it: the number of the chunk, of all since the
+     * arena was made, times 256, plus the claimer. */
     _Alignas(128) _Atomic uint64_t claim;
 } arena_control;
 
-/* How the memory is laid out, and what decides how many epochs an operation takes. Ranks of other builds may
+/* How the memory is laid out, and what decides how many steps an operation takes. Ranks of other builds may
  * have other numbers, and would wait for what never comes: a rank attaches only to an arena whose numbers are
  * its own. */
 typedef struct arena_geometry {
@@ -118,6 +130,7 @@ typedef struct arena_geometry {
     uint64_t version;
     uint64_t nranks;
     uint64_t nbytes;
+    uint64_t nrecords;
     uint64_t nbuffers;
     uint64_t buffer_nbytes;
     uint64_t spacing;
@@ -154,7 +167,8 @@ size_t dd_arena_boards_nbytes(int nranks);
 /* A rank's part of the shared memory. */
 typedef struct arena_slot {
     arena_control *control;
-    _Atomic uint64_t *tables; /* [2][ARENA_NTABLES][nranks] */
+    _Atomic uint64_t *tables;  /* [ARENA_NRECORDS][ARENA_NTABLES][nranks] */
+    _Atomic uint64_t *offsets; /* [nranks]: where in the region the block for a rank begins */
     uint8_t *buffers;
 } arena_slot;
 
@@ -165,16 +179,28 @@ typedef struct arena_region {
     size_t nbytes;
 } arena_region;
 
-/* What a rank's header says, read once. */
-typedef struct arena_peer {
+/* What a rank's header says of its blocks, read once. */
+typedef struct arena_said {
     uint64_t nbytes;  /* of every block, where it has no tables */
     uint64_t largest; /* block that it sends to another */
     uint64_t flags;
+} arena_said;
+
+/* What the operation under way needs of another rank, or of our own part. */
+typedef struct arena_peer {
     uint64_t payload[ARENA_PAYLOAD_WORDS];
+    size_t place;         /* of round 0, in its slot */
+    size_t stride;        /* there, from one rank's part to the next */
     const uint8_t *input; /* what we read of it, where it is in a region; else NULL */
     uint8_t *output;      /* in place */
     size_t lead, tail;    /* bytes at both ends of it that only its rank writes */
 } arena_peer;
+
+/* Where our data is, if it is in regions: as the header says it. */
+typedef struct arena_offer {
+    uint64_t input_id, input_offset;
+    uint64_t output_id, output_offset;
+} arena_offer;
 
 /* Who takes part in a collective how. */
 typedef struct arena_traits {
@@ -186,6 +212,23 @@ typedef struct arena_traits {
     bool has_uneven;
 } arena_traits;
 
+/* What this rank has called, kept until all others' headers are compared with it. */
+typedef struct arena_call {
+    const arena_traits *traits;
+    int root;
+    uint64_t sequence;
+    uint64_t signature_words[ARENA_SIGNATURE_WORDS];
+    uint64_t nbytes;
+    uint64_t flags;
+} arena_call;
+
+/* Part of our slot that others may still read. */
+typedef struct arena_lease {
+    size_t begin, end;
+    uint64_t mark; /* which all readers publish when they have finished */
+    int reader;    /* the only one; -1: all ranks */
+} arena_lease;
+
 typedef enum arena_phase {
     ARENA_IDLE,
     ARENA_OPENING,  /* header not yet published */
@@ -196,6 +239,12 @@ typedef enum arena_phase {
     ARENA_EDGES,   /* waits until others have folded what lies at the ends of our output */
     ARENA_CLOSING, /* waits until others have read our region */
 } arena_phase;
+
+/* Steps behind all rounds: all of an operation in place is folded; all regions are read. */
+enum {
+    ARENA_STEP_FOLDED = 0x40000000,
+    ARENA_STEP_CLOSED = 0x40000001,
+};
 
 /* Of rank 0: which way of copying is faster; see arena_copy.c. */
 typedef struct arena_trial {
@@ -215,46 +264,49 @@ typedef struct arena_trial {
 typedef struct arena_op {
     const dd_coll_args *args;
     dd_arena_op_options options;
-    const arena_traits *traits;
+    arena_call *call;
     arena_phase phase;
-    unsigned parity;
 
-    size_t
-        nbytes; /* of every block of ours in element bytes, where they are all alike; else of the largest we send */
+    /* Of every block of ours in element bytes, where they are all alike; else of the largest we send. */
+    size_t nbytes;
     size_t in_size;  /* of an element */
     size_t out_size; /* of what is written for an element */
     dd_stage stage;
-    uint64_t signature_words[ARENA_SIGNATURE_WORDS];
+    arena_offer offer;
     bool is_shared_fold; /* all_reduce, in chunks */
     bool is_claimed;     /* its shares are folded by whoever comes first */
     bool reads_first;    /* a round is read before the next is staged */
-    bool is_wide;        /* rounds from 1 on have two epochs, and so buffers, each */
+    bool is_wide;        /* rounds from 1 on fill halves of the slot */
     size_t first_nbytes; /* of a block, or of a part of it, in round 0; shared fold: of a share in chunk 0 */
     size_t round_nbytes; /* the same in all others */
 
-    uint64_t first_epoch; /* of the header */
-    uint64_t data_epoch;  /* of round 0: the same, unless all had to stage anew */
+    uint32_t data_step; /* of round 0: 0, unless all had to stage anew */
     uint64_t nrounds;
     bool is_in_place;    /* all_reduce: all inputs and outputs are in regions */
-    bool is_region_read; /* somebody's: one more epoch */
-    bool has_edges;      /* in place: some rank takes some bytes itself, which is another epoch */
+    bool is_region_read; /* somebody's, as far as this rank has to know: one more step */
+    bool has_edges;      /* in place: some rank takes some bytes itself, which is another step */
     uint64_t round;      /* to be staged next */
     bool is_staged;      /* it is */
     bool is_read;        /* the round before it */
     int source;          /* reading, folding: how far we are */
     size_t offset;
+    dd_arena_ranks known;     /* this rank, and those whose headers it needs */
+    bool knows_all;           /* which are all */
+    dd_arena_ranks root;      /* it alone */
+    dd_arena_ranks stagers;   /* of the round that the root of a gather reads */
     dd_arena_ranks folders;   /* that fold shares of this chunk */
     dd_arena_ranks folded;    /* whose shares we have folded */
     dd_arena_ranks wanted_in; /* whose regions were asked for */
     dd_arena_ranks wanted_out;
-    dd_arena_ranks root;
 
-    uint64_t awaited_epoch;
-    dd_arena_ranks awaited;
-    bool is_awaiting;  /* there are some */
-    bool is_streaming; /* what is staged goes past the caches */
-    bool is_measured;  /* is of a trial, and not at its end */
-    size_t budget;     /* bytes that this call may still move */
+    uint64_t awaited_mark;
+    const dd_arena_ranks *awaited_of; /* the ranks that were to publish it */
+    dd_arena_ranks awaited;           /* those that had not yet */
+    bool is_awaiting;                 /* there are some */
+    bool is_streaming;                /* what is staged goes past the caches */
+    bool is_taken_past;               /* what is copied out goes past them, too */
+    bool is_measured;                 /* is of a trial, and not at its end */
+    size_t budget;                    /* bytes that this call may still move */
 } arena_op;
 
 struct dd_arena {
@@ -272,14 +324,22 @@ struct dd_arena {
     int rank;
     int nwords; /* in use of a set of ranks */
     dd_arena_ranks all_ranks;
-    uint64_t epoch; /* last published by us */
-    uint64_t floor; /* epoch that all are known to have published */
-    uint32_t cpu;   /* as we have told the others */
+    uint32_t number;   /* of the operation under way, or the last */
+    uint32_t nsettled; /* the last one in which all have called what we have, as far as it was compared */
+    dd_arena_ranks unsettled; /* whose headers of the one after that are still to come */
+    uint64_t floor;           /* mark that all are known to have reached */
+    uint64_t nchunks;         /* folded in shares, since the arena was made */
+    uint32_t cpu;             /* as we have told the others */
     bool is_registered;
     bool has_slept;       /* our bit may be set in shared->asleep */
     arena_slot *slots;    /* [nranks] */
     arena_peer *peers;    /* [nranks]; our own as well */
+    arena_said *said;     /* [2][nranks]: in the operation under way; in the one that is settled */
     const void **sources; /* [nranks]: for folds */
+    arena_call calls[ARENA_NRECORDS];
+    arena_lease leases[ARENA_NLEASES]; /* the oldest first; sorted by their marks */
+    int nleases;
+    dd_arena_ranks lone_reader; /* of a lease that is waited for */
     arena_region *regions;
     size_t nregions;
     size_t regions_capacity;
@@ -287,6 +347,28 @@ struct dd_arena {
     arena_trial trial;
     dd_arena_culprit culprit;
 };
+
+/* ---- marks */
+
+static inline uint64_t
+dd_arena_mark(uint32_t number, uint32_t step)
+{
+    return (uint64_t)number << 32 | step;
+}
+
+/* Of the operation under way. */
+static inline uint64_t
+dd_arena_mark_of(const dd_arena *arena, uint32_t step)
+{
+    return dd_arena_mark(arena->number, step);
+}
+
+/* Numbers begin again after the last one. */
+static inline bool
+dd_arena_is_reached(uint64_t mark, uint64_t wanted)
+{
+    return (int64_t)(mark - wanted) >= 0;
+}
 
 /* ---- arena.c */
 
@@ -298,44 +380,59 @@ dd_status dd_arena_join(dd_arena *mapped, int rank, dd_arena **arena, dd_error *
 
 /* Says to the others that this process can be fenced, once it can. Only while the rank is not asleep. */
 void dd_arena_note_registered(dd_arena *arena);
-/* All that was written for the epoch is there for all to see; wakes who waits for it. */
-void dd_arena_publish(dd_arena *arena, uint64_t epoch);
-/* Of `ranks`, the others that have not published the epoch, of this operation or an earlier one. False: there
+/* All that was written for the step is there for all to see; wakes who waits for it. */
+void dd_arena_publish(dd_arena *arena, uint32_t step);
+/* Of `ranks`, the others that have not reached the mark, which is of an operation not long ago. False: there
  * are none. */
-bool dd_arena_find_missing(const dd_arena *arena, const dd_arena_ranks *ranks, uint64_t epoch,
+bool dd_arena_find_missing(const dd_arena *arena, const dd_arena_ranks *ranks, uint64_t mark,
                            dd_arena_ranks *missing);
-/* Whether all of `ranks` have published the epoch; notes what is waited for. */
-bool dd_arena_has_come(dd_arena *arena, const dd_arena_ranks *ranks, uint64_t epoch);
+/* Whether all of `ranks` have reached the mark; notes what is waited for. */
+bool dd_arena_has_come(dd_arena *arena, const dd_arena_ranks *ranks, uint64_t mark);
 /* Whether any rank's bit is set. */
 bool dd_arena_is_any(const dd_arena *arena, const arena_bits *bits);
 /* We are awake: nobody needs to wake us. */
 void dd_arena_stay_awake(dd_arena *arena);
 
+/* ---- arena_lease.c */
+
+/* Finds space in our slot that nobody reads, where a multiple of `alignment` begins. False: it has to be
+ * waited for. */
+bool dd_arena_find_space(dd_arena *arena, size_t nbytes, size_t alignment, size_t *place);
+/* Whether that space is free, as above. */
+bool dd_arena_is_space_free(dd_arena *arena, size_t place, size_t nbytes);
+/* Space is in use until all readers of the operation under way have published the step. */
+void dd_arena_lend(dd_arena *arena, size_t place, size_t nbytes, uint32_t step);
+/* The operation under way ends with that step: what was lent for longer is lent until the next header. */
+void dd_arena_shorten_leases(dd_arena *arena, uint32_t last_step);
+
 /* ---- arena_header.c */
 
-/* Fills in what the header says of our part, and from it the plan of the operation. */
-void dd_arena_prepare(dd_arena *arena);
-void dd_arena_write_header(dd_arena *arena);
-/* All headers are there: DD_ARENA_MOVED when they fit together. */
-dd_arena_state dd_arena_compare_headers(dd_arena *arena);
+extern const arena_traits dd_arena_traits[DD_COLL_COUNT];
 
+bool dd_arena_is_sender(const arena_call *call, int rank);
+bool dd_arena_is_receiver(const arena_call *call, int rank);
+/* Whether the rank has anything to send to another. */
+bool dd_arena_is_giver(const dd_arena *arena, int rank);
+/* Whether the rank stages its data. */
+bool dd_arena_is_stager(const dd_arena *arena, int rank);
 /* The size of what we send to rank k, and expect from it, in element bytes; 0 where that is not in the
  * collective. */
 size_t dd_arena_sent_nbytes(const dd_arena *arena, int k);
 size_t dd_arena_received_nbytes(const dd_arena *arena, int k);
-bool dd_arena_is_sender(const dd_arena *arena, int rank);
-bool dd_arena_is_receiver(const dd_arena *arena, int rank);
-/* Whether the rank has anything to send to another. */
-bool dd_arena_is_giver(const dd_arena *arena, int rank);
-/* Rank k's table of this operation. */
-_Atomic uint64_t *dd_arena_table(const dd_arena *arena, int k, arena_table table);
+/* A word of a rank's record of the operation under way. */
+_Atomic uint64_t *dd_arena_word(const dd_arena *arena, int k, int index);
+
+void dd_arena_write_header(dd_arena *arena);
+/* All headers of op->known are there: DD_ARENA_MOVED when they fit together. */
+dd_arena_state dd_arena_compare_headers(dd_arena *arena);
+/* Compares what has come of the headers up to that of operation `number`. DD_ARENA_MOVED: all have, and fit. */
+dd_arena_state dd_arena_settle(dd_arena *arena, uint32_t number);
 
 /* ---- arena_regions.c */
 
 /* The region of `owner` that holds all of the bytes; NULL when there is none. */
 const arena_region *dd_arena_find_region(const dd_arena *arena, int owner, const void *data, size_t nbytes);
-/* Whether our inputs (and, in place, outputs) lie in regions: flags for the header; what belongs to them is
- * written to it. */
+/* Whether our inputs (and, in place, outputs) lie in regions: flags for the header; where, is in op->offer. */
 uint64_t dd_arena_offer_regions(dd_arena *arena);
 /* Finds what other ranks have offered: MOVED, BLOCKED while a region is missing, or BROKEN. */
 dd_arena_state dd_arena_map_regions(dd_arena *arena);
@@ -344,8 +441,9 @@ dd_arena_state dd_arena_map_regions(dd_arena *arena);
 
 /* How the operation's data is staged. */
 void dd_arena_choose_copy(dd_arena *arena);
-/* Into memory that others read. */
+/* Into memory that others read, and into our outputs. */
 void dd_arena_put(dd_arena *arena, void *dst, const void *src, size_t nbytes);
+void dd_arena_take(dd_arena *arena, void *dst, const void *src, size_t nbytes);
 /* An operation that is measured has been started; it waits for headers; it has all headers; it has read its
  * last round. */
 void dd_arena_stop_clock(dd_arena *arena);
@@ -362,6 +460,8 @@ size_t dd_arena_fold_min(int nranks, bool is_crowded);
 /* Whether this is one, and then how much a chunk carries. */
 bool dd_arena_choose_chunks(dd_arena *arena);
 uint64_t dd_arena_count_chunks(const dd_arena *arena);
+/* What is staged of the first one. */
+size_t dd_arena_first_chunk_nbytes(const dd_arena *arena);
 void dd_arena_stage_chunk(dd_arena *arena, uint64_t chunk);
 /* Folds what shares of a chunk are ours, or are still to be had, as far as the budget allows; true at its
  * end. */
@@ -380,18 +480,23 @@ void dd_arena_take_edges(dd_arena *arena);
 void dd_arena_choose_round(dd_arena *arena);
 /* Once the headers are compared: how many rounds there are. */
 void dd_arena_count_rounds(dd_arena *arena);
-/* What is published when a round is staged. */
-uint64_t dd_arena_epoch_of(const arena_op *op, uint64_t round);
-/* Where in a slot a round begins. */
-uint8_t *dd_arena_buffer_of(const dd_arena *arena, int k, uint64_t round);
-/* Whether a round may be staged: what it needs has come, and the buffer is free. */
+/* Finds space for round 0, if this rank stages; false while there is none. */
+bool dd_arena_find_place(dd_arena *arena);
+/* Whether a round may be staged: what it needs has come, and its space is free. */
 bool dd_arena_may_stage(dd_arena *arena, uint64_t round);
 /* Stages a round; true at its end. Round 0 is staged at once. */
 bool dd_arena_stage(dd_arena *arena, uint64_t round);
 /* Ranks of which a round's data is read; NULL: none. */
-const dd_arena_ranks *dd_arena_read_from(const dd_arena *arena, uint64_t round);
+const dd_arena_ranks *dd_arena_read_from(dd_arena *arena, uint64_t round);
 /* Reads a round, or as much of it as the budget allows; true at its end. */
 bool dd_arena_read(dd_arena *arena, uint64_t round);
+
+/* What is published when a round is staged. */
+static inline uint32_t
+dd_arena_step_of(const arena_op *op, uint64_t round)
+{
+    return op->data_step + (uint32_t)round;
+}
 
 static inline size_t
 dd_arena_smaller(size_t a, size_t b)

@@ -34,9 +34,10 @@ dd_arena_choose_round(dd_arena *arena)
     op->is_wide = arena->is_crowded && !is_shared_fold;
     op->reads_first = op->is_wide || is_shared_fold;
     if (!is_shared_fold) {
+        bool is_split = op->call->traits->is_split;
         size_t wide_nbytes = op->is_wide ? 2 * buffer_nbytes : buffer_nbytes;
-        op->first_nbytes = op->traits->is_split ? part_nbytes(arena, buffer_nbytes) : buffer_nbytes;
-        op->round_nbytes = op->traits->is_split ? part_nbytes(arena, wide_nbytes) : wide_nbytes;
+        op->first_nbytes = is_split ? part_nbytes(arena, buffer_nbytes) : buffer_nbytes;
+        op->round_nbytes = is_split ? part_nbytes(arena, wide_nbytes) : wide_nbytes;
     }
     dd_arena_choose_copy(arena);
 }
@@ -52,37 +53,31 @@ dd_arena_count_rounds(dd_arena *arena)
         return;
     }
     for (int k = 0; k < arena->nranks; k++) {
-        const arena_peer *peer = &arena->peers[k];
-        bool is_staged = (peer->flags & (ARENA_IN_REGION | ARENA_IS_INLINE)) == 0;
-        if (dd_arena_is_giver(arena, k) && is_staged && peer->largest > op->first_nbytes) {
-            uint64_t left = peer->largest - op->first_nbytes;
+        bool is_known = dd_arena_ranks_have(&op->known, k) && dd_arena_is_stager(arena, k);
+        if (is_known && arena->said[k].largest > op->first_nbytes) {
+            uint64_t left = arena->said[k].largest - op->first_nbytes;
             uint64_t nrounds = 1 + left / op->round_nbytes + (left % op->round_nbytes != 0);
             op->nrounds = nrounds > op->nrounds ? nrounds : op->nrounds;
         }
     }
 }
 
-/* The first epoch of a round: it says which buffer it begins with. */
-static uint64_t
-begin_of(const arena_op *op, uint64_t round)
+/* Where in a slot a round is: see the top of arena_internal.h. */
+static size_t
+place_of(const dd_arena *arena, int k, uint64_t round)
 {
-    if (round == 0 || !op->is_wide) {
-        return op->data_epoch + round;
-    }
-    return ((op->data_epoch + 2) & ~UINT64_C(1)) + 2 * (round - 1);
+    size_t place = arena->peers[k].place;
+    size_t width = arena->op.is_wide ? 2 : 1;
+    size_t first = place / (width * arena->geometry.buffer_nbytes);
+    size_t index = (first + (size_t)round) % (ARENA_NBUFFERS / width);
+    return round == 0 ? place : index * width * arena->geometry.buffer_nbytes;
 }
 
-uint64_t
-dd_arena_epoch_of(const arena_op *op, uint64_t round)
+/* There, from one rank's part to the next. */
+static size_t
+stride_of(const dd_arena *arena, int k, uint64_t round)
 {
-    return begin_of(op, round) + (op->is_wide && round > 0 ? 1 : 0);
-}
-
-uint8_t *
-dd_arena_buffer_of(const dd_arena *arena, int k, uint64_t round)
-{
-    size_t index = (size_t)(begin_of(&arena->op, round) % ARENA_NBUFFERS);
-    return arena->slots[k].buffers + index * arena->geometry.buffer_nbytes;
+    return round == 0 ? arena->peers[k].stride : arena->op.round_nbytes;
 }
 
 /* Where in a block, or a part of it, a round begins. */
@@ -100,45 +95,76 @@ capacity_of(const arena_op *op, uint64_t round)
 
 /* ---- staging */
 
-static bool
-is_stager(const dd_arena *arena)
+/* The step at which all readers have finished with a round. */
+static uint32_t
+end_step_of(const arena_op *op, uint64_t round)
 {
-    uint64_t flags = arena->peers[arena->rank].flags;
-    return dd_arena_is_giver(arena, arena->rank) && (flags & (ARENA_IN_REGION | ARENA_IS_INLINE)) == 0;
+    return dd_arena_step_of(op, round) + (op->reads_first ? 1 : 2);
+}
+
+bool
+dd_arena_find_place(dd_arena *arena)
+{
+    arena_op *op = &arena->op;
+    arena_peer *own = &arena->peers[arena->rank];
+    size_t buffer_nbytes = arena->geometry.buffer_nbytes;
+    bool is_one = op->is_shared_fold || op->nbytes <= op->first_nbytes;
+    size_t nbytes = op->is_shared_fold ? dd_arena_first_chunk_nbytes(arena) : op->nbytes;
+    own->place = own->stride = 0;
+    if (!dd_arena_is_stager(arena, arena->rank) || nbytes == 0) {
+        return true;
+    }
+    if (op->call->traits->is_split) {
+        size_t lines = (nbytes + ARENA_LINE - 1) / ARENA_LINE * ARENA_LINE;
+        own->stride = is_one ? dd_arena_smaller(lines, op->first_nbytes) : op->first_nbytes;
+        nbytes = own->stride * (size_t)(arena->nranks - 1);
+    }
+    nbytes = is_one ? nbytes : buffer_nbytes;
+    if (!dd_arena_find_space(arena, nbytes, is_one ? ARENA_SPACING : buffer_nbytes, &own->place)) {
+        return false;
+    }
+    bool may_be_repeated = (op->call->flags & ARENA_IN_PLACE) != 0;
+    dd_arena_lend(arena, own->place, nbytes, end_step_of(op, 0) + may_be_repeated);
+    return true;
 }
 
 bool
 dd_arena_may_stage(dd_arena *arena, uint64_t round)
 {
     const arena_op *op = &arena->op;
-    uint64_t epoch = dd_arena_epoch_of(op, round);
     if (op->is_shared_fold && round > 0) {
         /* Fold what all have staged; stage where all have folded. */
         const dd_arena_ranks *ranks = round % 2 == 1 ? &arena->all_ranks : &op->folders;
-        return dd_arena_has_come(arena, ranks, epoch - 1);
+        return dd_arena_has_come(arena, ranks, dd_arena_mark_of(arena, dd_arena_step_of(op, round - 1)));
     }
-    if (!is_stager(arena) || epoch < 2) {
+    if (!dd_arena_is_stager(arena, arena->rank) || start_of(op, round) >= arena->said[arena->rank].largest ||
+        round == 0) {
         return true;
     }
-    bool is_wide = op->is_wide && round > 0;
-    return dd_arena_has_come(arena, &arena->all_ranks,
-                             is_wide ? dd_arena_epoch_of(op, round - 1) : epoch - 2);
+    size_t nbytes = (op->is_wide ? 2 : 1) * arena->geometry.buffer_nbytes;
+    return dd_arena_is_space_free(arena, place_of(arena, arena->rank, round), nbytes);
 }
 
 static void
 stage_blocks(dd_arena *arena, uint64_t round)
 {
     const arena_op *op = &arena->op;
-    uint8_t *buffer = dd_arena_buffer_of(arena, arena->rank, round);
+    bool is_split = op->call->traits->is_split;
+    size_t place = place_of(arena, arena->rank, round);
     size_t start = start_of(op, round);
-    size_t capacity = capacity_of(op, round);
+    if (round > 0 && start < arena->said[arena->rank].largest) {
+        size_t nbytes = (op->is_wide ? 2 : 1) * arena->geometry.buffer_nbytes;
+        dd_arena_lend(arena, place, nbytes, end_step_of(op, round));
+    }
     for (int k = 0; k < arena->nranks; k++) {
-        const dd_block *input = &op->args->inputs[op->traits->is_split ? k : 0];
-        size_t index = op->traits->is_split ? part_index(arena->rank, k) : 0;
-        bool is_for_nobody = op->traits->is_split ? k == arena->rank : k > 0;
+        const dd_block *input = &op->args->inputs[is_split ? k : 0];
+        size_t index = is_split ? part_index(arena->rank, k) : 0;
+        bool is_for_nobody = is_split ? k == arena->rank : k > 0;
         if (!is_for_nobody && start < input->nbytes) {
-            size_t nbytes = dd_arena_smaller(input->nbytes - start, capacity);
-            dd_arena_put(arena, buffer + index * capacity, (const uint8_t *)input->data + start, nbytes);
+            uint8_t *to =
+                arena->slots[arena->rank].buffers + place + index * stride_of(arena, arena->rank, round);
+            size_t nbytes = dd_arena_smaller(input->nbytes - start, capacity_of(op, round));
+            dd_arena_put(arena, to, (const uint8_t *)input->data + start, nbytes);
         }
     }
 }
@@ -152,7 +178,7 @@ dd_arena_stage(dd_arena *arena, uint64_t round)
     }
     if (op->is_shared_fold) {
         dd_arena_stage_chunk(arena, round / 2);
-    } else if (is_stager(arena)) {
+    } else if (dd_arena_is_stager(arena, arena->rank)) {
         stage_blocks(arena, round);
     }
     if (round == 0) {
@@ -163,33 +189,51 @@ dd_arena_stage(dd_arena *arena, uint64_t round)
 
 /* ---- reading */
 
+/* Ranks without data in this round may not publish it. */
+static const dd_arena_ranks *
+find_stagers(dd_arena *arena, uint64_t round)
+{
+    arena_op *op = &arena->op;
+    op->stagers = (dd_arena_ranks){{0}};
+    for (int k = 0; k < arena->nranks; k++) {
+        if (dd_arena_is_stager(arena, k) && arena->said[k].largest > start_of(op, round)) {
+            dd_arena_ranks_add(&op->stagers, k);
+        }
+    }
+    return &op->stagers;
+}
+
 const dd_arena_ranks *
-dd_arena_read_from(const dd_arena *arena, uint64_t round)
+dd_arena_read_from(dd_arena *arena, uint64_t round)
 {
     const arena_op *op = &arena->op;
     if (op->is_shared_fold) {
         return round % 2 == 1 ? &op->folders : NULL;
     }
-    if (!dd_arena_is_receiver(arena, arena->rank)) {
+    if (!dd_arena_is_receiver(op->call, arena->rank)) {
         return NULL;
     }
-    return op->traits->is_from_root ? &op->root : &arena->all_ranks;
+    if (op->call->traits->is_to_root) {
+        return find_stagers(arena, round);
+    }
+    return op->call->traits->is_from_root ? &op->root : &arena->all_ranks;
 }
 
-/* Data that lies somewhere else than in a buffer, from its beginning; NULL for a buffer. */
+/* Data that lies somewhere else than in a slot, from its beginning; NULL for a slot. */
 static const uint8_t *
 unstaged(const dd_arena *arena, int k)
 {
     const arena_op *op = &arena->op;
+    bool is_split = op->call->traits->is_split;
     if (k == arena->rank) {
-        return op->args->inputs[op->traits->is_split ? k : 0].data;
+        return op->args->inputs[is_split ? k : 0].data;
     }
     const arena_peer *peer = &arena->peers[k];
-    if ((peer->flags & ARENA_IS_INLINE) != 0) {
-        size_t index = op->traits->is_split ? part_index(k, arena->rank) : 0;
+    if ((arena->said[k].flags & ARENA_IS_INLINE) != 0) {
+        size_t index = is_split ? part_index(k, arena->rank) : 0;
         return (const uint8_t *)peer->payload + index * op->nbytes;
     }
-    return (peer->flags & ARENA_IN_REGION) != 0 ? peer->input : NULL;
+    return (arena->said[k].flags & ARENA_IN_REGION) != 0 ? peer->input : NULL;
 }
 
 static const uint8_t *
@@ -200,8 +244,8 @@ data_of(const dd_arena *arena, int k, uint64_t round, size_t offset)
     if (data != NULL) {
         return data + offset;
     }
-    size_t index = op->traits->is_split ? part_index(k, arena->rank) : 0;
-    return dd_arena_buffer_of(arena, k, round) + index * capacity_of(op, round) +
+    size_t index = op->call->traits->is_split ? part_index(k, arena->rank) : 0;
+    return arena->slots[k].buffers + place_of(arena, k, round) + index * stride_of(arena, k, round) +
            (offset - start_of(op, round));
 }
 
@@ -239,7 +283,7 @@ static bool
 copy_block(dd_arena *arena, int k, uint64_t round)
 {
     arena_op *op = &arena->op;
-    const dd_block *output = &op->args->outputs[op->traits->is_from_root ? 0 : k];
+    const dd_block *output = &op->args->outputs[op->call->traits->is_from_root ? 0 : k];
     size_t start = dd_arena_smaller(output->nbytes, start_of(op, round));
     size_t end = end_of(arena, round, output->nbytes);
     while (start + op->offset < end) {
@@ -251,10 +295,9 @@ copy_block(dd_arena *arena, int k, uint64_t round)
         const uint8_t *data = data_of(arena, k, round, from);
         uint8_t *place = (uint8_t *)output->data + from;
         if (place != data) {
-            dd_copy(place, data, nbytes);
+            dd_arena_take(arena, place, data, nbytes);
         }
         op->offset += nbytes;
-        dd_arena_spend(op, nbytes);
     }
     return true;
 }
@@ -266,7 +309,7 @@ read_copy(dd_arena *arena, uint64_t round)
     for (; op->source < arena->nranks; op->source++) {
         /* Everybody starts with another source. */
         int k = (arena->rank + op->source) % arena->nranks;
-        if (dd_arena_is_sender(arena, k) && !copy_block(arena, k, round)) {
+        if (dd_arena_is_sender(op->call, k) && !copy_block(arena, k, round)) {
             return false;
         }
         op->offset = 0;
@@ -279,7 +322,7 @@ static bool
 read_round(dd_arena *arena, uint64_t round)
 {
     const arena_op *op = &arena->op;
-    if (!dd_arena_is_receiver(arena, arena->rank)) {
+    if (!dd_arena_is_receiver(op->call, arena->rank)) {
         return true;
     }
     if (op->is_shared_fold) {
@@ -288,7 +331,7 @@ read_round(dd_arena *arena, uint64_t round)
         }
         return true;
     }
-    return op->traits->is_fold ? read_fold(arena, round) : read_copy(arena, round);
+    return op->call->traits->is_fold ? read_fold(arena, round) : read_copy(arena, round);
 }
 
 bool

@@ -1,7 +1,92 @@
 #include "collective/arena_internal.h"
 
+#include <string.h>
+
 /* What one call moves at most, about. */
 #define BUDGET_BYTES ((size_t)262144)
+
+/* ---- our part */
+
+/* Whether all blocks of this rank have one size, op->nbytes; if not, that is the size of the largest it sends. */
+static bool
+measure_blocks(dd_arena *arena)
+{
+    arena_op *op = &arena->op;
+    const arena_traits *traits = op->call->traits;
+    if (!traits->has_uneven) {
+        const dd_block *blocks = traits->is_from_root ? op->args->outputs : op->args->inputs;
+        op->nbytes = traits->has_data ? blocks[0].nbytes : 0;
+        return true;
+    }
+    size_t largest_sent = 0;
+    size_t smallest = SIZE_MAX;
+    size_t largest = 0;
+    for (int k = 0; k < arena->nranks; k++) {
+        if (dd_arena_is_sender(op->call, arena->rank) && dd_arena_is_receiver(op->call, k)) {
+            size_t sent = dd_arena_sent_nbytes(arena, k);
+            largest_sent = sent > largest_sent ? sent : largest_sent;
+            largest = sent > largest ? sent : largest;
+            smallest = sent < smallest ? sent : smallest;
+        }
+        if (dd_arena_is_receiver(op->call, arena->rank) && dd_arena_is_sender(op->call, k)) {
+            size_t received = dd_arena_received_nbytes(arena, k);
+            largest = received > largest ? received : largest;
+            smallest = received < smallest ? received : smallest;
+        }
+    }
+    op->nbytes = smallest == largest ? largest : largest_sent;
+    return smallest == largest;
+}
+
+static bool
+fits_header(const dd_arena *arena, bool is_even)
+{
+    const arena_op *op = &arena->op;
+    if (!dd_arena_is_giver(arena, arena->rank) || op->nbytes > ARENA_PAYLOAD_BYTES) {
+        return false;
+    }
+    return !op->call->traits->is_split ||
+           (is_even && (size_t)(arena->nranks - 1) * op->nbytes <= ARENA_PAYLOAD_BYTES);
+}
+
+/* Those whose headers this rank needs before it goes on, and itself. */
+static dd_arena_ranks
+find_known(const dd_arena *arena)
+{
+    const arena_call *call = arena->op.call;
+    bool is_root = arena->rank == call->root;
+    dd_arena_ranks own = {{0}};
+    dd_arena_ranks_add(&own, arena->rank);
+    if (call->traits->is_from_root && !is_root) {
+        dd_arena_ranks_add(&own, call->root);
+    } else if (!call->traits->is_from_root && (!call->traits->is_to_root || is_root)) {
+        return arena->all_ranks;
+    }
+    return own;
+}
+
+/* Fills in what the header says of our part, and from it the plan of the operation. */
+static void
+prepare(dd_arena *arena)
+{
+    arena_op *op = &arena->op;
+    const dd_coll_args *args = op->args;
+    arena_call *call = op->call;
+    bool is_partial = op->options.is_partial && call->traits->is_fold;
+    op->in_size = dd_dtype_size(args->reduction.dtype);
+    op->out_size = is_partial ? dd_dtype_size(dd_reduce_accumulator(args->reduction.dtype)) : op->in_size;
+    op->stage = is_partial ? DD_STAGE_FIRST : DD_STAGE_WHOLE;
+    bool is_even = measure_blocks(arena);
+    dd_arena_choose_round(arena);
+    call->nbytes = op->nbytes;
+    call->flags = (is_even ? 0 : ARENA_HAS_TABLES) | (is_partial ? ARENA_IS_PARTIAL : 0);
+    if (fits_header(arena, is_even)) {
+        call->flags |= ARENA_IS_INLINE;
+    } else if (arena->nregions > 0) {
+        call->flags |= dd_arena_offer_regions(arena);
+    }
+    arena->said[arena->rank] = (arena_said){.nbytes = call->nbytes, .flags = call->flags};
+}
 
 void
 dd_arena_start(dd_arena *arena, const dd_coll_args *args, const dd_arena_op_options *options)
@@ -10,11 +95,16 @@ dd_arena_start(dd_arena *arena, const dd_coll_args *args, const dd_arena_op_opti
     if (__builtin_expect(!arena->is_registered, false)) {
         dd_arena_note_registered(arena);
     }
+    arena->number++;
     op->args = args;
     op->options = *options;
+    op->call = &arena->calls[arena->number % ARENA_NRECORDS];
+    op->call->traits = &dd_arena_traits[args->coll];
+    op->call->root = args->root;
+    op->call->sequence = options->sequence;
+    memcpy(op->call->signature_words, &options->signature, sizeof(op->call->signature_words));
     op->phase = ARENA_OPENING;
-    op->parity ^= 1;
-    op->first_epoch = arena->epoch + 1;
+    op->data_step = 0;
     op->nrounds = 1;
     op->round = 0;
     op->is_staged = false;
@@ -28,29 +118,38 @@ dd_arena_start(dd_arena *arena, const dd_coll_args *args, const dd_arena_op_opti
     op->wanted_out = (dd_arena_ranks){{0}};
     op->root = (dd_arena_ranks){{0}};
     dd_arena_ranks_add(&op->root, args->root);
+    op->known = find_known(arena);
+    op->knows_all = memcmp(&op->known, &arena->all_ranks, sizeof(op->known)) == 0;
     op->is_awaiting = false;
-    dd_arena_prepare(arena);
-    op->data_epoch = op->first_epoch;
+    prepare(arena);
 }
 
 /* Publishes the header, with the first round's data unless that stays where it is. */
-static bool
+static dd_arena_state
 open_op(dd_arena *arena)
 {
     arena_op *op = &arena->op;
-    uint64_t flags = arena->peers[arena->rank].flags;
-    if ((flags & (ARENA_IS_INLINE | ARENA_IN_REGION | ARENA_IN_PLACE)) == 0) {
-        if (!dd_arena_may_stage(arena, 0)) {
-            return false;
-        }
+    dd_arena_state state = dd_arena_settle(arena, arena->number - 1);
+    if (state != DD_ARENA_MOVED && state != DD_ARENA_BLOCKED) {
+        return state;
+    }
+    bool is_too_far = arena->number - arena->nsettled > ARENA_WINDOW;
+    if (is_too_far && !dd_arena_has_come(arena, &arena->all_ranks, dd_arena_mark(arena->nsettled + 1, 0))) {
+        return DD_ARENA_BLOCKED;
+    }
+    if (!dd_arena_find_place(arena)) {
+        return DD_ARENA_BLOCKED;
+    }
+    if (dd_arena_is_stager(arena, arena->rank) && (op->call->flags & ARENA_IN_PLACE) == 0) {
         (void)dd_arena_stage(arena, 0);
     }
     dd_arena_write_header(arena);
-    dd_arena_publish(arena, op->first_epoch);
-    return true;
+    dd_arena_publish(arena, 0);
+    op->phase = ARENA_GREETING;
+    return DD_ARENA_MOVED;
 }
 
-/* All know all headers now, and decide the same. */
+/* All who take part in a round know the headers that it depends on, and decide the same. */
 static void
 agree(dd_arena *arena)
 {
@@ -58,15 +157,17 @@ agree(dd_arena *arena)
     uint64_t any = 0;
     uint64_t every = UINT64_MAX;
     for (int k = 0; k < arena->nranks; k++) {
-        any |= arena->peers[k].flags;
-        every &= arena->peers[k].flags;
+        if (dd_arena_ranks_have(&op->known, k)) {
+            any |= arena->said[k].flags;
+            every &= arena->said[k].flags;
+        }
     }
     op->is_in_place = (every & ARENA_IN_PLACE) != 0;
     op->has_edges = op->is_in_place && (any & ARENA_SHARES_PAGES) != 0;
     op->is_region_read = (any & ARENA_IN_REGION) != 0;
     /* Somebody may have staged nothing, hoping that all would be in place: from the beginning, with all. */
     bool is_repeated = !op->is_in_place && (any & ARENA_IN_PLACE) != 0;
-    op->data_epoch += is_repeated;
+    op->data_step = is_repeated;
     op->is_staged = !is_repeated;
     dd_arena_count_rounds(arena);
 }
@@ -75,13 +176,17 @@ static dd_arena_state
 greet(dd_arena *arena)
 {
     arena_op *op = &arena->op;
-    if (!dd_arena_has_come(arena, &arena->all_ranks, op->first_epoch) ||
+    const dd_arena_ranks *wanted = op->knows_all ? &arena->all_ranks : &op->known;
+    if (!dd_arena_has_come(arena, wanted, dd_arena_mark_of(arena, 0)) ||
         dd_arena_is_any(arena, &arena->shared->poisoned)) {
         return DD_ARENA_BLOCKED;
     }
-    dd_arena_state state = dd_arena_compare_headers(arena);
-    if (state == DD_ARENA_MISMATCH) {
-        op->phase = ARENA_IDLE; /* for all: nobody reads or writes */
+    dd_arena_state state = DD_ARENA_MOVED;
+    if (wanted == &arena->all_ranks) {
+        state = dd_arena_settle(arena, arena->number - 1);
+    }
+    if (state == DD_ARENA_MOVED) {
+        state = dd_arena_compare_headers(arena);
     }
     if (state == DD_ARENA_MOVED) {
         agree(arena);
@@ -101,7 +206,7 @@ stage_round(dd_arena *arena)
         if (!dd_arena_stage(arena, op->round)) {
             return DD_ARENA_MOVED;
         }
-        dd_arena_publish(arena, dd_arena_epoch_of(op, op->round));
+        dd_arena_publish(arena, dd_arena_step_of(op, op->round));
     }
     op->is_staged = true;
     return DD_ARENA_MOVED;
@@ -112,7 +217,8 @@ read_round(dd_arena *arena, uint64_t round)
 {
     arena_op *op = &arena->op;
     const dd_arena_ranks *ranks = dd_arena_read_from(arena, round);
-    if (ranks != NULL && !dd_arena_has_come(arena, ranks, dd_arena_epoch_of(op, round))) {
+    uint64_t mark = dd_arena_mark_of(arena, dd_arena_step_of(op, round));
+    if (ranks != NULL && !dd_arena_has_come(arena, ranks, mark)) {
         return DD_ARENA_BLOCKED;
     }
     op->is_read = dd_arena_read(arena, round);
@@ -122,13 +228,14 @@ read_round(dd_arena *arena, uint64_t round)
 /* Whether a rank whose region we have read has given up: its caller may have put other data there
  * meanwhile. A rank poisons the arena before it lets its caller go on, so if the poison is not here, we
  * have read what was meant. The rank cannot have failed in a later operation, which would not concern this
- * one: it ends this one after our closing epoch. */
+ * one: it ends this one after our last step. */
 static bool
 has_read_in_vain(const dd_arena *arena)
 {
     dd_arena_ranks lenders = {{0}};
     for (int k = 0; k < arena->nranks; k++) {
-        if ((arena->peers[k].flags & (ARENA_IN_REGION | ARENA_IN_PLACE)) != 0) {
+        if (dd_arena_ranks_have(&arena->op.known, k) &&
+            (arena->said[k].flags & (ARENA_IN_REGION | ARENA_IN_PLACE)) != 0) {
             dd_arena_ranks_add(&lenders, k);
         }
     }
@@ -149,8 +256,23 @@ close_regions(dd_arena *arena)
     if (has_read_in_vain(arena)) {
         return DD_ARENA_BLOCKED;
     }
-    dd_arena_publish(arena, arena->epoch + 1);
-    arena->op.phase = arena->op.has_edges ? ARENA_EDGES : ARENA_CLOSING;
+    bool has_edges = arena->op.has_edges;
+    dd_arena_publish(arena, has_edges ? ARENA_STEP_FOLDED : ARENA_STEP_CLOSED);
+    arena->op.phase = has_edges ? ARENA_EDGES : ARENA_CLOSING;
+    return DD_ARENA_MOVED;
+}
+
+static dd_arena_state
+end_op(dd_arena *arena)
+{
+    arena_op *op = &arena->op;
+    if (op->is_shared_fold) {
+        arena->nchunks += dd_arena_count_chunks(arena);
+        arena->nleases = 0; /* all is folded, and nobody reads anything older */
+    } else {
+        dd_arena_shorten_leases(arena, dd_arena_step_of(op, op->nrounds - 1));
+    }
+    op->phase = ARENA_IDLE;
     return DD_ARENA_MOVED;
 }
 
@@ -169,7 +291,9 @@ go_round(dd_arena *arena)
     if (op->round == op->nrounds && op->is_region_read) {
         return close_regions(arena);
     }
-    op->phase = op->round == op->nrounds ? ARENA_IDLE : op->phase;
+    if (op->round == op->nrounds) {
+        return end_op(arena);
+    }
     op->round++;
     op->is_staged = false;
     op->is_read = false;
@@ -180,7 +304,7 @@ static dd_arena_state
 take_edges(dd_arena *arena)
 {
     arena_op *op = &arena->op;
-    if (!dd_arena_has_come(arena, &arena->all_ranks, arena->epoch)) {
+    if (!dd_arena_has_come(arena, &arena->all_ranks, dd_arena_mark_of(arena, ARENA_STEP_FOLDED))) {
         return DD_ARENA_BLOCKED;
     }
     dd_arena_take_edges(arena);
@@ -192,13 +316,13 @@ take_edges(dd_arena *arena)
 static dd_arena_state
 close_op(dd_arena *arena)
 {
-    arena_op *op = &arena->op;
-    bool is_owner = (arena->peers[arena->rank].flags & (ARENA_IN_REGION | ARENA_IN_PLACE)) != 0;
-    if (is_owner && !dd_arena_has_come(arena, &arena->all_ranks, arena->epoch)) {
+    const arena_op *op = &arena->op;
+    const dd_arena_ranks *readers = op->call->traits->is_to_root ? &op->root : &arena->all_ranks;
+    bool is_owner = (op->call->flags & (ARENA_IN_REGION | ARENA_IN_PLACE)) != 0;
+    if (is_owner && !dd_arena_has_come(arena, readers, dd_arena_mark_of(arena, ARENA_STEP_CLOSED))) {
         return DD_ARENA_BLOCKED;
     }
-    op->phase = ARENA_IDLE;
-    return DD_ARENA_MOVED;
+    return end_op(arena);
 }
 
 static dd_arena_state
@@ -208,11 +332,7 @@ step(dd_arena *arena)
     dd_arena_state state = DD_ARENA_MOVED;
     switch (op->phase) {
     case ARENA_OPENING:
-        if (!open_op(arena)) {
-            return DD_ARENA_BLOCKED;
-        }
-        op->phase = ARENA_GREETING;
-        break;
+        return open_op(arena);
     case ARENA_GREETING:
         return greet(arena);
     case ARENA_MAPPING:
@@ -235,6 +355,14 @@ step(dd_arena *arena)
     return state;
 }
 
+/* Two ranks may wait for each other in different operations: whoever waits compares what has come. */
+static dd_arena_state
+compare_while_blocked(dd_arena *arena)
+{
+    dd_arena_state state = dd_arena_settle(arena, arena->number - arena->op.knows_all);
+    return state == DD_ARENA_MOVED ? DD_ARENA_BLOCKED : state;
+}
+
 dd_arena_state
 dd_arena_progress(dd_arena *arena)
 {
@@ -244,11 +372,17 @@ dd_arena_progress(dd_arena *arena)
     bool has_moved = false;
     while (op->phase != ARENA_IDLE && op->budget > 0) {
         dd_arena_state state = step(arena);
-        if (state == DD_ARENA_MISMATCH || state == DD_ARENA_BROKEN) {
-            return state;
+        if (state == DD_ARENA_BLOCKED && has_moved) {
+            return DD_ARENA_MOVED;
         }
-        if (state == DD_ARENA_BLOCKED) {
-            return has_moved ? DD_ARENA_MOVED : DD_ARENA_BLOCKED;
+        if (state == DD_ARENA_BLOCKED && op->phase != ARENA_OPENING && arena->nsettled != arena->number) {
+            state = compare_while_blocked(arena);
+        }
+        if (state == DD_ARENA_MISMATCH) {
+            op->phase = ARENA_IDLE; /* nobody reads or writes any more */
+        }
+        if (state != DD_ARENA_MOVED) {
+            return state;
         }
         has_moved = true;
     }
@@ -265,22 +399,20 @@ dd_arena_poison(dd_arena *arena)
 }
 
 /* Other ranks write to us only in an all_reduce in place: from when they have seen all headers, and no
- * poison, until they publish the closing epoch. If a header is still missing here, it is missing for all
+ * poison, until they publish that they have folded. If a header is still missing here, it is missing for all
  * of them, and a rank that finds it later finds the poison. */
 bool
 dd_arena_find_written(const dd_arena *arena, dd_block *block)
 {
     const arena_op *op = &arena->op;
-    bool is_offered = (arena->peers[arena->rank].flags & ARENA_IN_PLACE) != 0;
     bool is_running = op->phase == ARENA_GREETING || (op->phase > ARENA_GREETING && op->is_in_place);
-    if (!is_offered || !is_running) {
+    if (!is_running || (op->call->flags & ARENA_IN_PLACE) == 0) {
         return false;
     }
     dd_arena_ranks missing;
-    bool has_ended = op->phase == ARENA_EDGES || op->phase == ARENA_CLOSING;
-    uint64_t closing_epoch = arena->epoch + (has_ended ? 0 : 1);
-    if (dd_arena_find_missing(arena, &arena->all_ranks, op->first_epoch, &missing) ||
-        !dd_arena_find_missing(arena, &arena->all_ranks, closing_epoch, &missing)) {
+    uint64_t end = dd_arena_mark_of(arena, ARENA_STEP_FOLDED);
+    if (dd_arena_find_missing(arena, &arena->all_ranks, dd_arena_mark_of(arena, 0), &missing) ||
+        !dd_arena_find_missing(arena, &arena->all_ranks, end, &missing)) {
         return false;
     }
     const arena_peer *own = &arena->peers[arena->rank];

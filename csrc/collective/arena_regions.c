@@ -66,13 +66,10 @@ dd_arena_find_region(const dd_arena *arena, int owner, const void *data, size_t 
 
 /* ---- ours */
 
-static void
-put_place(const dd_arena *arena, int id_word, const arena_region *region, const void *data)
+static uint64_t
+offset_in(const arena_region *region, const void *data)
 {
-    arena_record *record = &arena->slots[arena->rank].control->records[arena->op.parity];
-    uint64_t offset = (uint64_t)((uintptr_t)data - (uintptr_t)region->base);
-    atomic_store_explicit(&record->words[id_word], region->id, memory_order_relaxed);
-    atomic_store_explicit(&record->words[id_word + 1], offset, memory_order_relaxed);
+    return (uint64_t)((uintptr_t)data - (uintptr_t)region->base);
 }
 
 /* Others write to an output that is offered. If the operation fails, its pages are taken from them
@@ -81,7 +78,7 @@ put_place(const dd_arena *arena, int id_word, const arena_region *region, const 
 static bool
 shares_pages(const arena_region *region, const dd_block *block)
 {
-    size_t start = (size_t)((uintptr_t)block->data - (uintptr_t)region->base);
+    size_t start = offset_in(region, block->data);
     size_t end = start + block->nbytes;
     return start % ARENA_PAGE != 0 || (end % ARENA_PAGE != 0 && end != region->nbytes);
 }
@@ -97,7 +94,7 @@ measure_edges(arena_peer *peer, bool is_sharing, size_t start, size_t nbytes)
 static uint64_t
 offer_in_place(dd_arena *arena)
 {
-    const arena_op *op = &arena->op;
+    arena_op *op = &arena->op;
     const dd_block *input = &op->args->inputs[0];
     const dd_block *output = &op->args->outputs[0];
     const arena_region *in = dd_arena_find_region(arena, arena->rank, input->data, input->nbytes);
@@ -106,10 +103,11 @@ offer_in_place(dd_arena *arena)
         return 0;
     }
     bool is_sharing = shares_pages(out, output);
-    measure_edges(&arena->peers[arena->rank], is_sharing,
-                  (size_t)((uintptr_t)output->data - (uintptr_t)out->base), output->nbytes);
-    put_place(arena, ARENA_WORD_INPUT_ID, in, input->data);
-    put_place(arena, ARENA_WORD_OUTPUT_ID, out, output->data);
+    op->offer = (arena_offer){.input_id = in->id,
+                              .input_offset = offset_in(in, input->data),
+                              .output_id = out->id,
+                              .output_offset = offset_in(out, output->data)};
+    measure_edges(&arena->peers[arena->rank], is_sharing, op->offer.output_offset, output->nbytes);
     return ARENA_IN_PLACE | (is_sharing ? ARENA_SHARES_PAGES : 0);
 }
 
@@ -118,7 +116,7 @@ static uint64_t
 offer_blocks(dd_arena *arena)
 {
     const dd_block *inputs = arena->op.args->inputs;
-    _Atomic uint64_t *offsets = dd_arena_table(arena, arena->rank, ARENA_TABLE_OFFSETS);
+    _Atomic uint64_t *offsets = arena->slots[arena->rank].offsets;
     const arena_region *common = NULL;
     for (int k = 0; k < arena->nranks; k++) {
         if (k == arena->rank || inputs[k].nbytes == 0) {
@@ -130,20 +128,19 @@ offer_blocks(dd_arena *arena)
             return 0;
         }
         common = region;
-        uint64_t offset = (uint64_t)((uintptr_t)inputs[k].data - (uintptr_t)region->base);
-        atomic_store_explicit(&offsets[k], offset, memory_order_relaxed);
+        atomic_store_explicit(&offsets[k], offset_in(region, inputs[k].data), memory_order_relaxed);
     }
     if (common == NULL) {
         return 0;
     }
-    put_place(arena, ARENA_WORD_INPUT_ID, common, common->base);
+    arena->op.offer = (arena_offer){.input_id = common->id};
     return ARENA_IN_REGION;
 }
 
 uint64_t
 dd_arena_offer_regions(dd_arena *arena)
 {
-    const arena_op *op = &arena->op;
+    arena_op *op = &arena->op;
     bool has_lone_reader = op->args->coll == DD_COLL_BROADCAST && arena->nranks == 2;
     if (op->nbytes < REGION_MIN_BYTES || (has_lone_reader && op->nbytes > LONE_READER_MAX_BYTES) ||
         !dd_arena_is_giver(arena, arena->rank)) {
@@ -152,7 +149,7 @@ dd_arena_offer_regions(dd_arena *arena)
     if (op->args->coll == DD_COLL_ALL_REDUCE) {
         return offer_in_place(arena);
     }
-    if (op->traits->is_split) {
+    if (op->call->traits->is_split) {
         return offer_blocks(arena);
     }
     const dd_block *input = &op->args->inputs[0];
@@ -160,7 +157,7 @@ dd_arena_offer_regions(dd_arena *arena)
     if (region == NULL) {
         return 0;
     }
-    put_place(arena, ARENA_WORD_INPUT_ID, region, input->data);
+    op->offer = (arena_offer){.input_id = region->id, .input_offset = offset_in(region, input->data)};
     return ARENA_IN_REGION;
 }
 
@@ -178,8 +175,7 @@ static dd_arena_state
 map_place(dd_arena *arena, int owner, arena_place *place, uint8_t **data)
 {
     arena_op *op = &arena->op;
-    const arena_record *record = &arena->slots[owner].control->records[op->parity];
-    uint64_t id = atomic_load_explicit(&record->words[place->id_word], memory_order_relaxed);
+    uint64_t id = atomic_load_explicit(dd_arena_word(arena, owner, place->id_word), memory_order_relaxed);
     if (id == 0 || id > UINT32_MAX) {
         return DD_ARENA_BROKEN;
     }
@@ -191,9 +187,8 @@ map_place(dd_arena *arena, int owner, arena_place *place, uint8_t **data)
         dd_arena_ranks_add(place->wanted, owner);
         return DD_ARENA_BLOCKED;
     }
-    const _Atomic uint64_t *word = place->is_split
-                                       ? &dd_arena_table(arena, owner, ARENA_TABLE_OFFSETS)[arena->rank]
-                                       : &record->words[place->id_word + 1];
+    const _Atomic uint64_t *word = place->is_split ? &arena->slots[owner].offsets[arena->rank]
+                                                   : dd_arena_word(arena, owner, place->id_word + 1);
     uint64_t offset = atomic_load_explicit(word, memory_order_relaxed);
     if (offset > region->nbytes || place->nbytes > region->nbytes - offset) {
         return DD_ARENA_BROKEN;
@@ -217,7 +212,8 @@ map_in_place(dd_arena *arena, int owner)
     dd_arena_state out_state = map_place(arena, owner, &out, &peer->output);
     if (in_state == DD_ARENA_MOVED && out_state == DD_ARENA_MOVED) {
         peer->input = input;
-        measure_edges(peer, (peer->flags & ARENA_SHARES_PAGES) != 0, out.offset, (size_t)out.nbytes);
+        measure_edges(peer, (arena->said[owner].flags & ARENA_SHARES_PAGES) != 0, out.offset,
+                      (size_t)out.nbytes);
         return DD_ARENA_MOVED;
     }
     bool is_broken = in_state == DD_ARENA_BROKEN || out_state == DD_ARENA_BROKEN;
@@ -229,7 +225,7 @@ map_input(dd_arena *arena, int owner)
 {
     arena_op *op = &arena->op;
     arena_place in = {.id_word = ARENA_WORD_INPUT_ID,
-                      .is_split = op->traits->is_split,
+                      .is_split = op->call->traits->is_split,
                       .nbytes = dd_arena_received_nbytes(arena, owner),
                       .wanted = &op->wanted_in};
     if (in.nbytes == 0) {
@@ -247,14 +243,15 @@ dd_arena_map_regions(dd_arena *arena)
     const arena_op *op = &arena->op;
     dd_arena_state result = DD_ARENA_MOVED;
     for (int k = 0; k < arena->nranks; k++) {
-        uint64_t flags = arena->peers[k].flags;
-        if (k == arena->rank || arena->peers[k].input != NULL) {
+        uint64_t flags = arena->said[k].flags;
+        bool is_known = k != arena->rank && dd_arena_ranks_have(&op->known, k);
+        if (!is_known || arena->peers[k].input != NULL) {
             continue;
         }
         dd_arena_state state = DD_ARENA_MOVED;
         if (op->is_in_place && (flags & ARENA_IN_PLACE) != 0) {
             state = map_in_place(arena, k);
-        } else if ((flags & ARENA_IN_REGION) != 0 && dd_arena_is_receiver(arena, arena->rank)) {
+        } else if ((flags & ARENA_IN_REGION) != 0 && dd_arena_is_receiver(op->call, arena->rank)) {
             state = map_input(arena, k);
         }
         if (state == DD_ARENA_BROKEN) {

@@ -5,7 +5,7 @@
 #include <sched.h>
 #include <string.h>
 
-/* A publisher stores its epoch and then looks whether somebody sleeps; a sleeper says so and then looks at the epochs. Each must
+/* A publisher stores its mark and then looks whether somebody sleeps; a sleeper says so and then looks at the marks. Each must
  * make its store visible before its load, or both may miss each other. In the publisher that would cost as much as
  * the rest of a small operation, so the sleeper, who has time, sees to it for both: the fence of core/fence.h.
  * Unless every rank's process takes part in it, publishers order their own stores: at first, since that takes a process a while.
@@ -103,16 +103,17 @@ dd_arena_is_in_the_way(const dd_arena *arena)
 /* ---- publishing */
 
 void
-dd_arena_publish(dd_arena *arena, uint64_t epoch)
+dd_arena_publish(dd_arena *arena, uint32_t step)
 {
-    arena_record *record = &arena->slots[arena->rank].control->records[arena->op.parity];
-    arena->epoch = epoch;
+    arena_control *own = arena->slots[arena->rank].control;
+    _Atomic uint64_t *place = &own->records[arena->number % ARENA_NRECORDS].mark;
+    uint64_t mark = dd_arena_mark_of(arena, step);
     dd_arena_note_cpu(arena);
     /* Bits are only ever cleared: an old value is on the safe side. */
     if (__builtin_expect(dd_arena_is_any(arena, &arena->shared->unregistered), false)) {
-        atomic_store_explicit(&record->epoch, epoch, memory_order_seq_cst);
+        atomic_store_explicit(place, mark, memory_order_seq_cst);
     } else {
-        atomic_store_explicit(&record->epoch, epoch, memory_order_release);
+        atomic_store_explicit(place, mark, memory_order_release);
         atomic_signal_fence(memory_order_seq_cst);
     }
     if (__builtin_expect(dd_arena_is_any(arena, &arena->shared->asleep), false)) {
@@ -120,22 +121,17 @@ dd_arena_publish(dd_arena *arena, uint64_t epoch)
     }
 }
 
-/* What a rank has published, as far as this operation can tell. A rank that has gone on to the next operation has left the epochs
- * of this one in their record; and before this operation's header the other record has the last one's. */
-static uint64_t
-published_by(const dd_arena *arena, int k, uint64_t wanted)
+/* A record that is used for a later operation shows that its rank is through with the one that was meant. */
+static bool
+has_reached(const dd_arena *arena, int k, uint64_t mark)
 {
-    const arena_control *control = arena->slots[k].control;
+    const arena_record *record = &arena->slots[k].control->records[(mark >> 32) % ARENA_NRECORDS];
     /* Acquire, for what was published; and sequentially consistent, for the sleeper. */
-    uint64_t epoch = atomic_load_explicit(&control->records[arena->op.parity].epoch, memory_order_seq_cst);
-    if (epoch < wanted && wanted < arena->op.first_epoch) {
-        epoch = atomic_load_explicit(&control->records[arena->op.parity ^ 1].epoch, memory_order_seq_cst);
-    }
-    return epoch;
+    return dd_arena_is_reached(atomic_load_explicit(&record->mark, memory_order_seq_cst), mark);
 }
 
 bool
-dd_arena_find_missing(const dd_arena *arena, const dd_arena_ranks *ranks, uint64_t epoch,
+dd_arena_find_missing(const dd_arena *arena, const dd_arena_ranks *ranks, uint64_t mark,
                       dd_arena_ranks *missing)
 {
     uint64_t any = 0;
@@ -143,7 +139,7 @@ dd_arena_find_missing(const dd_arena *arena, const dd_arena_ranks *ranks, uint64
     for (int i = 0; i < arena->nwords; i++) {
         for (uint64_t left = ranks->words[i]; left != 0; left &= left - 1) {
             int k = 64 * i + __builtin_ctzll(left);
-            if (k != arena->rank && published_by(arena, k, epoch) < epoch) {
+            if (k != arena->rank && !has_reached(arena, k, mark)) {
                 found.words[i] |= bit_of(k);
             }
         }
@@ -154,23 +150,22 @@ dd_arena_find_missing(const dd_arena *arena, const dd_arena_ranks *ranks, uint64
 }
 
 bool
-dd_arena_has_come(dd_arena *arena, const dd_arena_ranks *ranks, uint64_t epoch)
+dd_arena_has_come(dd_arena *arena, const dd_arena_ranks *ranks, uint64_t mark)
 {
     arena_op *op = &arena->op;
-    if (arena->floor >= epoch) {
+    if (dd_arena_is_reached(arena->floor, mark)) {
+        op->is_awaiting = false;
         return true;
     }
     /* Those found there once need not be looked at again. */
-    bool is_same = op->awaited_epoch == epoch && op->is_awaiting;
-    op->is_awaiting = dd_arena_find_missing(arena, is_same ? &op->awaited : ranks, epoch, &op->awaited);
-    op->awaited_epoch = epoch;
-    if (op->is_awaiting) {
-        return false;
+    bool is_same = op->is_awaiting && op->awaited_mark == mark && op->awaited_of == ranks;
+    op->is_awaiting = dd_arena_find_missing(arena, is_same ? &op->awaited : ranks, mark, &op->awaited);
+    op->awaited_mark = mark;
+    op->awaited_of = ranks;
+    if (!op->is_awaiting && ranks == &arena->all_ranks) {
+        arena->floor = mark;
     }
-    if (ranks == &arena->all_ranks) {
-        arena->floor = epoch;
-    }
-    return true;
+    return !op->is_awaiting;
 }
 
 dd_arena_ranks
@@ -179,7 +174,7 @@ dd_arena_missing(const dd_arena *arena)
     const arena_op *op = &arena->op;
     dd_arena_ranks missing = {{0}};
     if (op->is_awaiting) {
-        (void)dd_arena_find_missing(arena, &op->awaited, op->awaited_epoch, &missing);
+        (void)dd_arena_find_missing(arena, &op->awaited, op->awaited_mark, &missing);
     }
     return missing;
 }
@@ -199,7 +194,7 @@ dd_arena_fall_asleep(dd_arena *arena)
     if (!op->is_awaiting) {
         return op->phase != ARENA_OPENING;
     }
-    if (!dd_arena_find_missing(arena, &op->awaited, op->awaited_epoch, &missing)) {
+    if (!dd_arena_find_missing(arena, &op->awaited, op->awaited_mark, &missing)) {
         return false;
     }
     /* One of them is enough: we look again when it has come. */
@@ -212,7 +207,7 @@ dd_arena_fall_asleep(dd_arena *arena)
     /* Where the fence is refused, nobody can be relied on to wake us. */
     bool is_fenced = fence_all(arena);
     dd_arena_ranks still;
-    (void)dd_arena_find_missing(arena, &missing, op->awaited_epoch, &still);
+    (void)dd_arena_find_missing(arena, &missing, op->awaited_mark, &still);
     if (!is_fenced || memcmp(&still, &missing, sizeof(still)) != 0) {
         dd_arena_stay_awake(arena);
         return false;

@@ -118,6 +118,7 @@ dd_run_start_arena(dd_run *run, const dd_coll_args *args, bool is_partial)
 {
     const dd_topology *topology = run->env.topology;
     run->arena_options.signature = run->call.signature;
+    run->arena_options.sequence = run->call.sequence;
     run->arena_options.is_partial = is_partial;
     run->is_arena_busy = true;
     run->mover.is_large = dd_coll_nbytes(args, topology->local, topology->nlocal) > MOVED_LOCKED_NBYTES;

@@ -324,7 +324,7 @@ on_run_done(void *ctx, const dd_error *error)
     }
     dd_arena_culprit culprit = dd_run_culprit(group->run);
     if (error->code == DD_MISMATCH && culprit.rank >= 0) {
-        group_fail_mismatch_locked(group, group->nstarted, &culprit);
+        group_fail_mismatch_locked(group, culprit.sequence, &culprit);
     } else if (error->code == DD_MISMATCH ||
                (error->code == DD_INVALID_ARGUMENT && error->culprit.rank >= 0)) {
         group_fail_misfit_locked(group, error);

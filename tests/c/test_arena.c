@@ -358,7 +358,7 @@ TEST(crowded_ranks)
     play_team((team_options){.nranks = 8, .is_crowded = true, .is_sleeping = true},
               (test_plan){.seed = 43, .ncases = 150, .max_nbytes = 300000});
     play_team((team_options){.nranks = 16, .is_crowded = true, .is_forked = true},
-              (test_plan){.seed = 44, .ncases = 40, .max_nbytes = 100000});
+              (test_plan){.seed = 44, .ncases = 15, .max_nbytes = 100000});
 }
 
 TEST(sixteen_ranks)

@@ -103,9 +103,12 @@ disagree(team_rank *self)
                          .outputs = outputs};
     dd_status status = team_call(self, &args);
     if (status == DD_OK) {
-        /* Its part was over before the others came; the next call tells. */
-        CHECK(self->options->is_shm_disabled || self->options->algorithms != NULL);
-        status = next_failure(self->group);
+        /* Its part was over before the others came; the next call tells, the first one in shared memory. */
+        bool is_rooted = args.coll == DD_COLL_BROADCAST || args.coll == DD_COLL_REDUCE ||
+                         args.coll == DD_COLL_GATHER || args.coll == DD_COLL_SCATTER;
+        bool is_by_messages = self->options->is_shm_disabled || self->options->algorithms != NULL;
+        CHECK(is_rooted || is_by_messages);
+        status = is_by_messages ? next_failure(self->group) : team_barrier(self->group);
     }
     bool is_right = CHECK_STATUS(status, DD_MISMATCH);
     is_right = CHECK_CONTAINS(check_message(), which->texts[0]) && is_right;

@@ -1098,7 +1098,7 @@ def mismatched(group, what):
         "op": lambda: part.barrier() if odd else part.all_reduce(tensor),
         "dtype": lambda: part.all_reduce(make("i", [1] * 4) if odd else tensor),
         "size": lambda: part.all_reduce(make("f", [1.0] * (5 if odd else 4))),
-        "root": lambda: part.broadcast(tensor, 1 if odd else 0),
+        "root": lambda: (part.broadcast(tensor, 1 if odd else 0), part.barrier()),  # which a root may be the first to reach
         "redop": lambda: part.all_reduce(tensor, "max" if odd else "sum"),
         "factor": lambda: part.all_reduce(tensor, dldist.ReduceOp.PREMUL_SUM(2.0 if odd else 3.0)),
         "block": lambda: part.all_gather([make("f", [0.0] * (3 if odd and r == 0 else 4))

@@ -1,0 +1,114 @@
+/* Space in a rank's own slot: what it has staged stays until those who read it have finished. */
+#include "collective/arena_internal.h"
+
+#include <string.h>
+
+static size_t
+round_up(size_t value, size_t multiple)
+{
+    return (value + multiple - 1) / multiple * multiple;
+}
+
+static bool
+is_unused(const dd_arena *arena, size_t begin, size_t end)
+{
+    for (int i = 0; i < arena->nleases; i++) {
+        if (arena->leases[i].begin < end && begin < arena->leases[i].end) {
+            return false;
+        }
+    }
+    return end <= ARENA_NBUFFERS * arena->geometry.buffer_nbytes;
+}
+
+/* At the beginning of the slot, or behind a lease: low places first, for the sake of caches and pages. */
+static bool
+find_gap(const dd_arena *arena, size_t nbytes, size_t alignment, size_t *place)
+{
+    bool is_found = is_unused(arena, 0, nbytes);
+    *place = 0;
+    for (int i = 0; i < arena->nleases && !is_found; i++) {
+        *place = round_up(arena->leases[i].end, alignment);
+        is_found = is_unused(arena, *place, *place + nbytes);
+    }
+    return is_found;
+}
+
+static bool
+has_ended(dd_arena *arena, const arena_lease *lease)
+{
+    dd_arena_ranks *reader = &arena->lone_reader;
+    if (lease->reader < 0) {
+        return dd_arena_has_come(arena, &arena->all_ranks, lease->mark);
+    }
+    *reader = (dd_arena_ranks){{0}};
+    dd_arena_ranks_add(reader, lease->reader);
+    return dd_arena_has_come(arena, reader, lease->mark);
+}
+
+static void
+drop_oldest(dd_arena *arena)
+{
+    arena->nleases--;
+    memmove(arena->leases, arena->leases + 1, (size_t)arena->nleases * sizeof(arena->leases[0]));
+}
+
+static bool
+drop_oldest_if_ended(dd_arena *arena)
+{
+    bool is_over = has_ended(arena, &arena->leases[0]);
+    if (is_over) {
+        drop_oldest(arena);
+    }
+    return is_over;
+}
+
+/* Waiting cannot go in a circle: of the operation before, at most half of the slot, or one place, is read until this
+ * operation's header is there, and everything else until marks that need nothing more of this rank. */
+bool
+dd_arena_find_space(dd_arena *arena, size_t nbytes, size_t alignment, size_t *place)
+{
+    while (arena->nleases > 0 && dd_arena_is_reached(arena->floor, arena->leases[0].mark)) {
+        drop_oldest(arena);
+    }
+    while (arena->nleases == ARENA_NLEASES || !find_gap(arena, nbytes, alignment, place)) {
+        if (!drop_oldest_if_ended(arena)) {
+            return false;
+        }
+    }
+    arena->op.is_awaiting = false;
+    return true;
+}
+
+bool
+dd_arena_is_space_free(dd_arena *arena, size_t place, size_t nbytes)
+{
+    while (arena->nleases == ARENA_NLEASES || !is_unused(arena, place, place + nbytes)) {
+        if (!drop_oldest_if_ended(arena)) {
+            return false;
+        }
+    }
+    arena->op.is_awaiting = false;
+    return true;
+}
+
+void
+dd_arena_lend(dd_arena *arena, size_t place, size_t nbytes, uint32_t step)
+{
+    const arena_call *call = arena->op.call;
+    arena->leases[arena->nleases++] = (arena_lease){
+        .begin = place,
+        .end = place + nbytes,
+        .mark = dd_arena_mark_of(arena, step),
+        .reader = call->traits->is_to_root ? call->root : -1,
+    };
+}
+
+void
+dd_arena_shorten_leases(dd_arena *arena, uint32_t last_step)
+{
+    for (int i = 0; i < arena->nleases; i++) {
+        if (!dd_arena_is_reached(dd_arena_mark_of(arena, last_step), arena->leases[i].mark)) {
+            arena->leases[i].mark = dd_arena_mark(arena->number + 1, 0);
+        }
+    }
+}

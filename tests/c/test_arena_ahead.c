@@ -1,0 +1,346 @@
+/* Ranks that go on without waiting for the others: how far they get, that everything arrives, and how they hear of a mismatch.
+ * One thread plays all ranks, so that every rank stops just where a test wants it to. */
+#include "check.h"
+#include "collective/arena_internal.h"
+#include "core/fork.h"
+#include "core/mem.h"
+#include "test_arena_team.h"
+
+#include <string.h>
+
+#define NRANKS 3
+#define MAX_NBYTES ((size_t)600000)
+
+typedef struct ahead_rank {
+    dd_arena *arena;
+    dd_coll_args args;
+    dd_block inputs[NRANKS];
+    dd_block outputs[NRANKS];
+    uint8_t *in[NRANKS];
+    uint8_t *out[NRANKS];
+} ahead_rank;
+
+typedef struct ahead_team {
+    ahead_rank ranks[NRANKS];
+    int fd;
+} ahead_team;
+
+static void
+open_team(ahead_team *team, bool is_crowded)
+{
+    memset(team, 0, sizeof(*team));
+    REQUIRE_OK(dd_arena_create(NRANKS, is_crowded, &team->fd, check_err()));
+    for (int rank = 0; rank < NRANKS; rank++) {
+        ahead_rank *self = &team->ranks[rank];
+        dd_arena *first = team->ranks[0].arena;
+        REQUIRE_OK(rank == 0 ? dd_arena_attach(team->fd, NRANKS, 0, &self->arena, check_err())
+                             : dd_arena_join(first, rank, &self->arena, check_err()));
+        for (int k = 0; k < NRANKS; k++) {
+            self->in[k] = dd_mem_zalloc(MAX_NBYTES);
+            self->out[k] = dd_mem_zalloc(MAX_NBYTES);
+            REQUIRE(self->in[k] != NULL && self->out[k] != NULL);
+        }
+    }
+}
+
+static void
+close_team(ahead_team *team)
+{
+    for (int rank = NRANKS - 1; rank >= 0; rank--) {
+        dd_arena_close(team->ranks[rank].arena);
+        for (int k = 0; k < NRANKS; k++) {
+            dd_mem_free(team->ranks[rank].in[k]);
+            dd_mem_free(team->ranks[rank].out[k]);
+        }
+    }
+    dd_fork_close(team->fd);
+}
+
+/* Root is rank 0. What is sent in operation `sequence` from one rank to another consists of one value. */
+static uint8_t
+value_of(uint64_t sequence, int from, int to)
+{
+    return (uint8_t)(1 + sequence % 7 + 10 * (uint64_t)from + 40 * (uint64_t)to);
+}
+
+static bool
+is_all(const uint8_t *data, size_t nbytes, uint8_t value)
+{
+    return nbytes == 0 || (data[0] == value && memcmp(data, data + 1, nbytes - 1) == 0);
+}
+
+static void
+start(ahead_team *team, int rank, dd_coll coll, size_t nbytes, uint64_t sequence)
+{
+    ahead_rank *self = &team->ranks[rank];
+    for (int k = 0; k < NRANKS; k++) {
+        self->inputs[k] = (dd_block){self->in[k], nbytes};
+        self->outputs[k] = (dd_block){self->out[k], nbytes};
+        if (k == 0 || coll == DD_COLL_SCATTER) {
+            memset(self->in[k], value_of(sequence, rank, coll == DD_COLL_SCATTER ? k : 0), nbytes);
+        }
+    }
+    self->args = (dd_coll_args){.coll = coll,
+                                .reduction = {.dtype = DD_DTYPE_UINT8, .op = DD_REDOP_SUM},
+                                .inputs = self->inputs,
+                                .outputs = self->outputs};
+    dd_arena_op_options options = {.signature = arena_team_signature(&self->args, nbytes),
+                                   .sequence = sequence};
+    dd_arena_start(self->arena, &self->args, &options);
+}
+
+static dd_arena_state
+go_on(ahead_team *team, int rank)
+{
+    dd_arena_state state = DD_ARENA_MOVED;
+    while (state == DD_ARENA_MOVED) {
+        state = dd_arena_progress(team->ranks[rank].arena);
+    }
+    return state;
+}
+
+static dd_arena_state
+call(ahead_team *team, int rank, dd_coll coll, size_t nbytes, uint64_t sequence)
+{
+    start(team, rank, coll, nbytes, sequence);
+    return go_on(team, rank);
+}
+
+static void
+check_outputs(ahead_team *team, int rank, dd_coll coll, size_t nbytes, uint64_t sequence)
+{
+    const ahead_rank *self = &team->ranks[rank];
+    if (coll == DD_COLL_BROADCAST || coll == DD_COLL_SCATTER) {
+        int to = coll == DD_COLL_SCATTER ? rank : 0;
+        CHECK(is_all(self->out[0], nbytes, value_of(sequence, 0, to)));
+    } else if (coll == DD_COLL_REDUCE && rank == 0) {
+        int sum = value_of(sequence, 0, 0) + value_of(sequence, 1, 0) + value_of(sequence, 2, 0);
+        CHECK(is_all(self->out[0], nbytes, (uint8_t)sum));
+    } else if (coll == DD_COLL_GATHER && rank == 0) {
+        for (int k = 0; k < NRANKS; k++) {
+            CHECK(is_all(self->out[k], nbytes, value_of(sequence, k, 0)));
+        }
+    }
+}
+
+/* Those who need nothing of the others go first, as far as they get; returns how many operations they have ended. */
+static int
+run_ahead(ahead_team *team, dd_coll coll, size_t nbytes)
+{
+    bool is_from_root = coll == DD_COLL_BROADCAST || coll == DD_COLL_SCATTER;
+    int first = is_from_root ? 0 : 1;
+    int last = is_from_root ? 0 : NRANKS - 1;
+    int fewest = ARENA_WINDOW + 1;
+    for (int rank = first; rank <= last; rank++) {
+        int ndone = 0;
+        while (ndone <= ARENA_WINDOW &&
+               call(team, rank, coll, nbytes, (uint64_t)ndone + 1) == DD_ARENA_DONE) {
+            check_outputs(team, rank, coll, nbytes, (uint64_t)ndone + 1);
+            ndone++;
+        }
+        fewest = ndone < fewest ? ndone : fewest;
+    }
+    return fewest;
+}
+
+/* All take part to the end of operation `last`; `at` says in which one each of them is. */
+static void
+catch_up(ahead_team *team, dd_coll coll, size_t nbytes, uint64_t last, uint64_t at[NRANKS])
+{
+    for (int idle = 0; idle < 50 * NRANKS;) {
+        for (int rank = 0; rank < NRANKS; rank++, idle++) {
+            if (at[rank] <= last && go_on(team, rank) == DD_ARENA_DONE) {
+                check_outputs(team, rank, coll, nbytes, at[rank]);
+                at[rank]++;
+                idle = 0;
+                if (at[rank] <= last) {
+                    start(team, rank, coll, nbytes, at[rank]);
+                }
+            }
+        }
+    }
+    for (int rank = 0; rank < NRANKS; rank++) {
+        CHECK_INT(at[rank], last + 1);
+    }
+}
+
+static const dd_coll rooted[] = {DD_COLL_BROADCAST, DD_COLL_SCATTER, DD_COLL_REDUCE, DD_COLL_GATHER};
+
+/* What they can be ahead: as many headers as there are, and as much data as there is room for. */
+TEST(who_needs_nothing_of_the_others_goes_ahead_and_stops_at_the_end_of_the_window)
+{
+    static const struct {
+        size_t nbytes;
+        int at_least;
+    } cases[] = {{0, ARENA_WINDOW},  {8, ARENA_WINDOW},    {80, ARENA_WINDOW},
+                 {81, ARENA_WINDOW}, {4096, ARENA_WINDOW}, {20000, 4},
+                 {86016, 2},         {300000, 0},          {600000, 0}};
+    for (size_t i = 0; i < 8 * sizeof(cases) / sizeof(cases[0]); i++) {
+        size_t nbytes = cases[i / 8].nbytes;
+        dd_coll coll = rooted[i % 4];
+        ahead_team team;
+        open_team(&team, i % 8 >= 4);
+        int ndone = run_ahead(&team, coll, nbytes);
+        CHECK(ndone <= ARENA_WINDOW);
+        CHECK(ndone >= cases[i / 8].at_least || (coll == DD_COLL_SCATTER && 2 * nbytes > 65536));
+        bool is_from_root = coll == DD_COLL_BROADCAST || coll == DD_COLL_SCATTER;
+        dd_arena_ranks missing = dd_arena_missing(team.ranks[is_from_root ? 0 : 1].arena);
+        CHECK(dd_arena_ranks_have(&missing, is_from_root ? 1 : 0));
+        uint64_t at[NRANKS];
+        for (int rank = 0; rank < NRANKS; rank++) {
+            bool is_ahead = is_from_root == (rank == 0);
+            at[rank] = is_ahead ? (uint64_t)ndone + 1 : 1;
+            if (!is_ahead) {
+                start(&team, rank, coll, nbytes, 1);
+            }
+        }
+        catch_up(&team, coll, nbytes, nbytes < 5000 ? 3 * ARENA_WINDOW : (uint64_t)ndone + 3, at);
+        close_team(&team);
+    }
+}
+
+/* 8 operations fit, and then 8 more when the others have come to the first 8; nobody waits for what is not needed. */
+TEST(receivers_do_not_wait_for_each_other)
+{
+    ahead_team team;
+    open_team(&team, false);
+    for (uint64_t i = 1; i <= ARENA_WINDOW; i++) {
+        CHECK_INT(call(&team, 0, DD_COLL_BROADCAST, 8, i), DD_ARENA_DONE);
+        CHECK_INT(call(&team, 2, DD_COLL_BROADCAST, 8, i), DD_ARENA_DONE);
+        check_outputs(&team, 2, DD_COLL_BROADCAST, 8, i);
+    }
+    CHECK_INT(call(&team, 0, DD_COLL_BROADCAST, 8, ARENA_WINDOW + 1), DD_ARENA_BLOCKED);
+    CHECK_INT(call(&team, 2, DD_COLL_BROADCAST, 8, ARENA_WINDOW + 1), DD_ARENA_BLOCKED);
+    dd_arena_ranks missing = dd_arena_missing(team.ranks[0].arena);
+    CHECK_INT(dd_arena_ranks_take(&missing), 1);
+    CHECK_INT(dd_arena_ranks_take(&missing), -1);
+    CHECK_INT(call(&team, 1, DD_COLL_BROADCAST, 8, 1), DD_ARENA_DONE);
+    CHECK_INT(go_on(&team, 0), DD_ARENA_DONE);
+    CHECK_INT(go_on(&team, 2), DD_ARENA_DONE);
+    close_team(&team);
+}
+
+static void
+check_culprit(ahead_team *team, int rank, uint64_t sequence, dd_coll theirs)
+{
+    dd_arena_culprit culprit = dd_arena_get_culprit(team->ranks[rank].arena);
+    CHECK_INT(culprit.sequence, sequence);
+    CHECK_INT(culprit.rank, rank == 1 ? 0 : 1);
+    CHECK_INT(culprit.other, rank);
+    CHECK_INT(culprit.signature.coll, theirs);
+}
+
+/* Rank 1 calls something else than the others: it hears of that at once, and the others in what they call next. */
+TEST(a_mismatch_is_heard_of_in_the_next_operation)
+{
+    for (uint64_t wrong = 1; wrong <= ARENA_WINDOW; wrong++) {
+        for (uint64_t nahead = wrong; nahead <= ARENA_WINDOW; nahead++) {
+            ahead_team team;
+            open_team(&team, nahead % 2 == 0);
+            for (uint64_t i = 1; i <= nahead; i++) {
+                CHECK_INT(call(&team, 0, DD_COLL_BROADCAST, 8, i), DD_ARENA_DONE);
+                CHECK_INT(call(&team, 2, DD_COLL_BROADCAST, 8, i), DD_ARENA_DONE);
+            }
+            for (uint64_t i = 1; i < wrong; i++) {
+                CHECK_INT(call(&team, 1, DD_COLL_BROADCAST, 8, i), DD_ARENA_DONE);
+            }
+            CHECK_INT(call(&team, 1, DD_COLL_ALL_REDUCE, 8, wrong), DD_ARENA_MISMATCH);
+            check_culprit(&team, 1, wrong, DD_COLL_BROADCAST);
+            CHECK_INT(call(&team, 0, DD_COLL_BROADCAST, 8, nahead + 1), DD_ARENA_MISMATCH);
+            check_culprit(&team, 0, wrong, DD_COLL_ALL_REDUCE);
+            CHECK_INT(call(&team, 2, DD_COLL_BARRIER, 0, nahead + 1), DD_ARENA_MISMATCH);
+            check_culprit(&team, 2, wrong, DD_COLL_ALL_REDUCE);
+            close_team(&team);
+        }
+    }
+}
+
+/* The other one comes when the operation after that waits already. */
+TEST(a_mismatch_is_heard_of_while_waiting)
+{
+    static const dd_coll waits[] = {DD_COLL_BARRIER, DD_COLL_ALL_REDUCE, DD_COLL_GATHER};
+    for (size_t i = 0; i < sizeof(waits) / sizeof(waits[0]); i++) {
+        ahead_team team;
+        open_team(&team, false);
+        CHECK_INT(call(&team, 0, DD_COLL_BROADCAST, 8, 1), DD_ARENA_DONE);
+        CHECK_INT(call(&team, 0, waits[i], 8, 2), DD_ARENA_BLOCKED);
+        CHECK_INT(call(&team, 2, DD_COLL_BROADCAST, 8, 1), DD_ARENA_DONE);
+        CHECK_INT(call(&team, 1, DD_COLL_BARRIER, 0, 1), DD_ARENA_MISMATCH);
+        CHECK_INT(go_on(&team, 0), DD_ARENA_MISMATCH);
+        check_culprit(&team, 0, 1, DD_COLL_BARRIER);
+        close_team(&team);
+    }
+}
+
+/* Each of two ranks takes itself for the root, and may send more than there is room for. */
+TEST(two_roots_that_wait_for_each_other_find_out)
+{
+    for (size_t nbytes = 8; nbytes <= MAX_NBYTES; nbytes = nbytes == 8 ? MAX_NBYTES : MAX_NBYTES + 1) {
+        ahead_team team;
+        open_team(&team, false);
+        start(&team, 0, DD_COLL_BROADCAST, nbytes, 1);
+        dd_arena_state first = go_on(&team, 0);
+        CHECK_INT(first, nbytes == 8 ? DD_ARENA_DONE : DD_ARENA_BLOCKED);
+        ahead_rank *self = &team.ranks[1];
+        self->inputs[0] = (dd_block){self->in[0], nbytes};
+        self->outputs[0] = (dd_block){self->out[0], nbytes};
+        self->args = (dd_coll_args){.coll = DD_COLL_BROADCAST,
+                                    .root = 1,
+                                    .reduction = {.dtype = DD_DTYPE_UINT8},
+                                    .inputs = self->inputs,
+                                    .outputs = self->outputs};
+        dd_arena_op_options options = {.signature = arena_team_signature(&self->args, nbytes), .sequence = 1};
+        dd_arena_start(self->arena, &self->args, &options);
+        CHECK_INT(go_on(&team, 1), first);
+        (void)call(&team, 2, DD_COLL_BROADCAST, nbytes, 1); /* which goes with one of them */
+        for (int rank = 0; rank < 2; rank++) {
+            dd_arena_state state = nbytes == 8 ? DD_ARENA_DONE : go_on(&team, rank);
+            state = state == DD_ARENA_DONE ? call(&team, rank, DD_COLL_BARRIER, 0, 2) : state;
+            CHECK_INT(state, DD_ARENA_MISMATCH);
+            dd_arena_culprit culprit = dd_arena_get_culprit(team.ranks[rank].arena);
+            CHECK(culprit.sequence == 1 && culprit.rank == 1 - rank && culprit.other == rank);
+        }
+        close_team(&team);
+    }
+}
+
+/* Also the rank that is ahead, once somebody has given up; and what it had sent before is of no use to those who come later. */
+TEST(nobody_goes_on_after_a_poison)
+{
+    ahead_team team;
+    open_team(&team, false);
+    CHECK_INT(call(&team, 0, DD_COLL_BROADCAST, 8, 1), DD_ARENA_DONE);
+    CHECK_INT(call(&team, 0, DD_COLL_BROADCAST, 8, 2), DD_ARENA_DONE);
+    CHECK_INT(call(&team, 1, DD_COLL_BROADCAST, 8, 1), DD_ARENA_DONE);
+    dd_arena_poison(team.ranks[2].arena);
+    CHECK_INT(call(&team, 0, DD_COLL_BROADCAST, 8, 3), DD_ARENA_BLOCKED);
+    CHECK_INT(call(&team, 1, DD_COLL_BROADCAST, 8, 2), DD_ARENA_BLOCKED);
+    CHECK(dd_arena_fall_asleep(team.ranks[0].arena) && dd_arena_fall_asleep(team.ranks[1].arena));
+    close_team(&team);
+}
+
+/* The count of operations begins again after 2^32. */
+TEST(numbers_begin_again)
+{
+    ahead_team team;
+    open_team(&team, false);
+    uint32_t last = UINT32_MAX - 5;
+    for (int rank = 0; rank < NRANKS; rank++) {
+        dd_arena *arena = team.ranks[rank].arena;
+        arena->number = arena->nsettled = last;
+        arena->floor = dd_arena_mark(last, 0);
+        for (int i = 0; i < ARENA_NRECORDS; i++) {
+            atomic_store(&arena->slots[rank].control->records[i].mark, arena->floor);
+        }
+    }
+    uint64_t at[NRANKS];
+    for (size_t i = 0; i < sizeof(rooted) / sizeof(rooted[0]); i++) {
+        for (int rank = 0; rank < NRANKS; rank++) {
+            at[rank] = 1;
+            start(&team, rank, rooted[i], 2000, 1);
+        }
+        catch_up(&team, rooted[i], 2000, 3, at);
+    }
+    CHECK(team.ranks[0].arena->number < 100);
+    close_team(&team);
+}
