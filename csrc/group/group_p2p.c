@@ -70,23 +70,14 @@ check_locked(const p2p_call *call, dd_error *err)
     return DD_PEER_LOST;
 }
 
-/* Most calls have ended before anybody asks when they began. */
-static void
-stamp(group_call *call)
-{
-    call->work.start_ns = dd_clock_now_ns();
-    call->deadline_ns = group_deadline_ns(call->group, call->timeout_ns, call->work.start_ns);
-}
-
 /* Fills in what is not `message`'s own. */
 static void
 init_call(p2p_call *call, dd_group *group, const dd_message *message, bool is_send,
           const dd_call_options *options)
 {
-    group_init_call(&call->base, group, is_send ? "send" : "recv", options, 0, DD_NEVER_NS);
+    group_init_call(&call->base, group, is_send ? "send" : "recv", options, DD_NEVER_NS);
+    call->base.has_recorded_start = true;
     call->is_send = is_send;
-    call->base.timeout_ns = options->timeout_ns;
-    call->base.deadline_ns = DD_NEVER_NS;
     call->message = *message;
     call->message.on_done = on_message_done;
     call->message.owner = call;
@@ -111,9 +102,8 @@ post_locked(p2p_call *call, const dd_call_options *options)
         dd_context_post_recv_locked(group->context, &call->message);
     }
     if (options->record != NULL || options->on_done != NULL) {
-        stamp(&call->base);
-        group_record_begin_locked(&call->base, options->record, true);
-    }
+        group_stamp_locked(&call->base);
+    } /* else most calls have ended before anybody asks when they began */
     (void)dd_context_tell_locked(&call->message);
 }
 
@@ -122,9 +112,7 @@ static void
 watch_locked(p2p_call *call)
 {
     if (!dd_work_is_done(&call->base.work)) {
-        if (call->base.work.start_ns == 0) {
-            stamp(&call->base);
-        }
+        group_stamp_locked(&call->base);
         group_note_deadline_locked(call->base.group, call->base.deadline_ns);
         if (call->message.rank == DD_ANY_RANK) {
             end_hopeless_locked(call->base.group, call);

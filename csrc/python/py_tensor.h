@@ -37,8 +37,9 @@ typedef struct py_tensor {
     /* Set before init where memory of devices is wanted; else NULL. Not looked at afterwards */
     struct py_device_scope *scope;
     py_tensor_route route;
-    Py_buffer buffer; /* held with PY_ROUTE_BUFFER */
-    void *managed;    /* a dl_managed or dl_managed_versioned to give back, or NULL */
+    Py_buffer
+        buffer;    /* held with PY_ROUTE_BUFFER, but for arrays that are read directly; else without an obj */
+    void *managed; /* a dl_managed or dl_managed_versioned to give back, or NULL */
 } py_tensor;
 
 /* False with an exception that names the function and the argument, and nothing to undo: TypeError for what is
