@@ -5,7 +5,8 @@
 
 #include <string.h>
 
-#define PLACES 16u /* a power of two */
+#define PLACE_BITS 4
+#define PLACES (1u << PLACE_BITS)
 #define KEY_HEAD 4
 #define KEY_WORDS 14 /* shapes of up to ten dimensions together */
 
@@ -63,25 +64,22 @@ fill_key(const py_group_call *call, form_key *key)
 static py_form *
 place_of(py_forms *forms, const form_key *key)
 {
-    uint64_t mixed = 0;
-    for (size_t i = 0; i < key->nwords; i++) {
-        mixed = (mixed ^ key->words[i]) * UINT64_C(0x9E3779B97F4A7C15);
-        mixed ^= mixed >> 29;
+    uint64_t mixed = key->words[0] / 16;
+    for (size_t i = 1; i < key->nwords; i++) {
+        mixed = mixed * 31 + key->words[i];
     }
-    return &forms->places[mixed % PLACES];
+    return &forms->places[mixed * UINT64_C(0x9E3779B97F4A7C15) >> (64 - PLACE_BITS)];
 }
 
 static bool
 is_key(const form_key *a, const form_key *b)
 {
-    if (a->nwords != b->nwords) {
-        return false;
+    for (size_t i = 0; i < b->nwords; i++) {
+        if (a->words[i] != b->words[i]) {
+            return false;
+        }
     }
-    uint64_t differing = 0;
-    for (size_t i = 0; i < a->nwords; i++) {
-        differing |= a->words[i] ^ b->words[i];
-    }
-    return differing == 0;
+    return a->nwords == b->nwords;
 }
 
 /* Few, where they are, and apart from each other. */

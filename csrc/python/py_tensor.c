@@ -366,7 +366,12 @@ py_tensor_pin(py_tensor *tensor, const py_state *state)
 void
 py_tensor_fini(py_tensor *tensor)
 {
-    if (tensor->route != PY_ROUTE_NONE) {
+    bool is_only_seen = tensor->pin == NULL && tensor->managed == NULL && tensor->buffer.obj == NULL &&
+                        tensor->object != NULL && Py_REFCNT(tensor->object) > 1;
+    if (tensor->route != PY_ROUTE_NONE && is_only_seen) { /* as mostly: nothing is run, and nothing raised */
+        tensor->route = PY_ROUTE_NONE;
+        Py_CLEAR(tensor->object);
+    } else if (tensor->route != PY_ROUTE_NONE) {
         PyObject *exception[3];
         PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
         Py_CLEAR(tensor->pin);
