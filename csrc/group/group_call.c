@@ -507,14 +507,26 @@ result_of(dd_group *group, dd_work *work, dd_error *err)
     return status;
 }
 
-/* Ends the group, since the caller takes its memory back. */
-static void
-abort_interrupted(dd_group *group, const char *what)
+dd_status
+group_await_end(group_call *call, const char *what, const dd_wait *wait, dd_error *err)
 {
-    char reason[96];
-    snprintf(reason, sizeof reason, "interrupted in %s", what);
-    dd_group_abort(group, reason);
-    finish_telling(group);
+    dd_group *group = call->group;
+    dd_work *work = &call->work;
+    dd_wait until_done = *wait;
+    until_done.deadline_ns = DD_NEVER_NS; /* the group's task ends it in time, and says why */
+    if (dd_work_is_done(work) && work->error.code != DD_OK) {
+        dd_wait_let_go(wait); /* telling the others may take a moment */
+    }
+    dd_status status = dd_group_wait(group, work, &until_done, err);
+    if (!dd_work_is_done(work)) {
+        char reason[96];
+        snprintf(reason, sizeof reason, "interrupted in %s", what);
+        dd_group_abort(group, reason);
+        until_done = dd_wait_after(DD_NEVER_NS);
+        dd_status ignored = dd_group_wait(group, work, &until_done, NULL);
+        (void)ignored;
+    }
+    return status;
 }
 
 /* Takes the lock. True: the call may well be over before anything need be let go of. */
@@ -564,21 +576,7 @@ dd_group_collective_and_wait(dd_group *group, const dd_coll_args *args, const dd
     if (status == DD_OK) {
         status = begin_collective(group, &call, wait, err);
     }
-    if (status != DD_OK) {
-        return status;
-    }
-    if (!dd_work_is_done(&call.base.work)) {
-        dd_wait until_done = *wait;
-        until_done.deadline_ns = DD_NEVER_NS; /* the group's task ends it in time, and says why */
-        status = dd_engine_wait(group->engine, &call.base.work.is_done, &until_done, err);
-        if (status != DD_OK) {
-            abort_interrupted(group, call.base.work.what);
-        }
-    }
-    if (call.base.work.error.code != DD_OK) {
-        dd_wait_let_go(wait); /* telling the others may take a moment */
-    }
-    return status == DD_OK ? result_of(group, &call.base.work, err) : status;
+    return status == DD_OK ? group_await_end(&call.base, call.base.work.what, wait, err) : status;
 }
 
 dd_status

@@ -213,6 +213,10 @@ void group_watch_coll_locked(dd_group *group, const coll_call *call);
 /* One that has not begun yet. */
 void group_init_call(group_call *call, dd_group *group, const char *what, const dd_call_options *options,
                      int64_t limit_ns);
+/* Waits for the end of a call on the caller's stack, which has begun. Its memory and the call itself are the caller's, who takes them back:
+ * an interrupt ends the group ("interrupted in <what>"), and the call with it. */
+dd_status group_await_end(group_call *call, const char *what, const dd_wait *wait,
+                          dd_error *err) DD_MUST_CHECK;
 /* on_goodbye, on_lost: what it means for messages. */
 void group_fail_messages_locked(dd_group *group, int rank, const dd_error *cause);
 void group_cancel_message_locked(p2p_call *call, const dd_error *cause);
