@@ -22,7 +22,8 @@ struct dd_plan_run {
     uint32_t *successors;      /* const: steps that wait for a step */
     uint32_t *message_of;      /* const: of a send or receive, into messages */
     uint32_t *step_of;         /* const: of a message */
-    const void **sources;      /* of the fold being made */
+    const void **sources;      /* of the fold being made with the lock */
+    const void **step_sources; /* ... and without it */
     uint32_t *nwaiting;        /* dependencies of a step that have not ended */
     dd_message *messages;
     bool *is_posted; /* of a message: with the transport */
@@ -101,7 +102,7 @@ allocate(dd_plan_run *run, dd_error *err)
     count_parts(plan, &nmessages, &max_nsources);
     size_t nsteps = plan->nsteps;
     size_t nwords = 5 * nsteps + 1 + plan->ndeps + nmessages;
-    size_t nbytes = nmessages * (sizeof(dd_message) + sizeof(bool)) + max_nsources * sizeof(void *) +
+    size_t nbytes = nmessages * (sizeof(dd_message) + sizeof(bool)) + 2 * max_nsources * sizeof(void *) +
                     nwords * sizeof(uint32_t);
     run->messages = dd_mem_zalloc(nbytes);
     if (run->messages == NULL) {
@@ -110,7 +111,8 @@ allocate(dd_plan_run *run, dd_error *err)
     run->nbytes = sizeof *run + nbytes + plan->capacity[0] * sizeof *plan->steps +
                   plan->capacity[1] * sizeof *plan->sources + plan->capacity[2] * sizeof *plan->deps;
     run->sources = (const void **)(void *)(run->messages + nmessages);
-    run->first_successor = (uint32_t *)(void *)(run->sources + max_nsources);
+    run->step_sources = run->sources + max_nsources;
+    run->first_successor = (uint32_t *)(void *)(run->step_sources + max_nsources);
     run->successors = run->first_successor + nsteps + 1;
     run->message_of = run->successors + plan->ndeps;
     run->step_of = run->message_of + nsteps;
@@ -204,8 +206,9 @@ note_ended(dd_plan_run *run, uint32_t index)
     }
 }
 
+/* Reads nothing of the run that changes while it is under way. */
 static void
-do_local(dd_plan_run *run, uint32_t index)
+do_local(const dd_plan_run *run, uint32_t index, const void **sources)
 {
     const dd_plan_step *step = &run->plan.steps[index];
     void *dst = range_data(run, &step->dst);
@@ -216,11 +219,10 @@ do_local(dd_plan_run *run, uint32_t index)
         }
     } else if (step->count > 0) {
         for (uint32_t i = 0; i < step->nsources; i++) {
-            run->sources[i] = range_data(run, &run->plan.sources[step->first_source + i]);
+            sources[i] = range_data(run, &run->plan.sources[step->first_source + i]);
         }
-        dd_reduce(&run->args.reduction, step->stage, dst, run->sources, step->nsources, step->count);
+        dd_reduce(&run->args.reduction, step->stage, dst, sources, step->nsources, step->count);
     }
-    note_ended(run, index);
 }
 
 static size_t
@@ -262,7 +264,8 @@ start_step(dd_plan_run *run, uint32_t index)
     if (is_message(step)) {
         post_message(run, index);
     } else if (local_nbytes(step) <= SMALL_NBYTES) {
-        do_local(run, index);
+        do_local(run, index, run->sources);
+        note_ended(run, index);
     } else {
         queue_push(&run->local, index);
     }
@@ -371,14 +374,28 @@ dd_plan_run_is_busy_locked(const dd_plan_run *run)
 }
 
 bool
-dd_plan_run_progress_locked(dd_plan_run *run)
+dd_plan_run_take_step_locked(dd_plan_run *run, uint32_t *step)
 {
     if (!dd_plan_run_is_busy_locked(run) || run->is_advancing) {
         return false;
     }
-    do_local(run, run->local.steps[run->local.head++]);
-    advance(run);
+    *step = run->local.steps[run->local.head++];
     return true;
+}
+
+void
+dd_plan_run_do_step(dd_plan_run *run, uint32_t step)
+{
+    do_local(run, step, run->step_sources);
+}
+
+void
+dd_plan_run_end_step_locked(dd_plan_run *run, uint32_t step)
+{
+    note_ended(run, step);
+    if (!run->is_advancing) {
+        advance(run);
+    }
 }
 
 void

@@ -1,7 +1,7 @@
 /* Runs a plan over a context: posts its messages, does its arithmetic, and tells when it is done.
  *
  * A run is made from a plan once and started any number of times, for collectives of the same shape:
- * starting allocates nothing. Every function but create and destroy wants the engine's lock. */
+ * starting allocates nothing. Every function with _locked wants the engine's lock. */
 #ifndef DD_COLLECTIVE_PLAN_RUN_H
 #define DD_COLLECTIVE_PLAN_RUN_H
 
@@ -32,13 +32,16 @@ typedef struct dd_plan_run_options {
 } dd_plan_run_options;
 
 /* One that is not under way. The arrays of blocks, and the memory they name, stay valid until on_done.
- * Small local steps are done as messages come in, others wait for dd_plan_run_progress_locked. */
+ * Small local steps are done as messages come in, others wait for dd_plan_run_take_step_locked. */
 void dd_plan_run_start_locked(dd_plan_run *run, const dd_coll_args *args, const dd_plan_run_options *options);
 
-/* Does one of the local steps that are waiting, at most about a segment of work. True when there was one;
- * on_done may have been called. */
-bool dd_plan_run_progress_locked(dd_plan_run *run);
-/* Whether progress has something to do. */
+/* One of the local steps that are waiting, at most about a segment of work: taken and ended with the lock, done without it; one at a
+ * time. The run does not end well before the step has ended. If it fails meanwhile, whoever it tells (on_done) waits until the step is
+ * done, and then it is not ended. False: there is none. */
+bool dd_plan_run_take_step_locked(dd_plan_run *run, uint32_t *step);
+void dd_plan_run_do_step(dd_plan_run *run, uint32_t step);
+void dd_plan_run_end_step_locked(dd_plan_run *run, uint32_t step);
+/* Whether there is one to be taken. */
 bool dd_plan_run_is_busy_locked(const dd_plan_run *run);
 
 /* Ends it with `error` if it is under way; on_done is called. */

@@ -10,6 +10,8 @@
 
 /* Data of an operation of this rank that is moved with the engine's lock held: less than a microsecond of copying. */
 #define MOVED_LOCKED_NBYTES ((size_t)16384)
+/* What is copied without a look at anything else: some tens of microseconds. */
+#define PIECE_NBYTES ((size_t)262144)
 
 /* ---- creation */
 
@@ -85,32 +87,6 @@ dd_run_destroy(dd_run *run)
     }
 }
 
-/* ---- one rank */
-
-static bool
-has_output(const dd_coll_args *args)
-{
-    return args->coll != DD_COLL_BARRIER && args->outputs[0].nbytes > 0;
-}
-
-void
-dd_run_copy(const dd_coll_args *args, bool is_partial)
-{
-    if (!has_output(args)) {
-        return;
-    }
-    const void *source = args->inputs[0].data;
-    bool is_fold = args->coll == DD_COLL_REDUCE || args->coll == DD_COLL_ALL_REDUCE ||
-                   args->coll == DD_COLL_REDUCE_SCATTER;
-    if (is_fold) {
-        size_t count = args->inputs[0].nbytes / dd_dtype_size(args->reduction.dtype);
-        dd_stage stage = is_partial ? DD_STAGE_FIRST : DD_STAGE_WHOLE;
-        dd_reduce(&args->reduction, stage, args->outputs[0].data, &source, 1, count);
-    } else if (source != args->outputs[0].data) {
-        memcpy(args->outputs[0].data, source, args->outputs[0].nbytes);
-    }
-}
-
 /* ---- the arena */
 
 void
@@ -155,9 +131,9 @@ tell_what_is_due(dd_run *run)
     }
 }
 
-/* False: the collective has ended meanwhile. */
+/* A piece of work, by this thread alone. False: the collective has ended meanwhile. */
 static bool
-move_unlocked(dd_run *run, dd_arena_state *state)
+do_unlocked(dd_run *run, void (*work)(dd_run *run, void *ctx), void *ctx)
 {
     dd_run_mover *mover = &run->mover;
     uint64_t nended = mover->nended;
@@ -165,7 +141,7 @@ move_unlocked(dd_run *run, dd_arena_state *state)
     mover->nabsent++;
     atomic_store_explicit(&mover->is_moving, true, memory_order_relaxed);
     dd_engine_unlock(run->env.engine);
-    *state = dd_arena_progress(run->env.arena);
+    work(run, ctx);
     atomic_store_explicit(&mover->is_moving, false, memory_order_release);
     dd_engine_lock(run->env.engine);
     mover->nabsent--;
@@ -176,12 +152,18 @@ move_unlocked(dd_run *run, dd_arena_state *state)
     return true;
 }
 
+static void
+move_in_arena(dd_run *run, void *ctx)
+{
+    *(dd_arena_state *)ctx = dd_arena_progress(run->env.arena);
+}
+
 static bool
 move(dd_run *run, dd_arena_state *state)
 {
     if (!run->mover.is_large) {
-        *state = dd_arena_progress(run->env.arena);
-    } else if (!move_unlocked(run, state)) {
+        move_in_arena(run, state);
+    } else if (!do_unlocked(run, move_in_arena, state)) {
         return false;
     }
     tell_what_is_due(run);
@@ -265,6 +247,128 @@ drive_arena(dd_run *run)
     return has_moved;
 }
 
+/* ---- one rank */
+
+typedef struct copy_task {
+    dd_run_copying *copying;
+    size_t count; /* of elements, to be copied next */
+} copy_task;
+
+static void
+copy_piece(dd_run *run, void *ctx)
+{
+    (void)run;
+    const dd_run_copying *copying = ((copy_task *)ctx)->copying;
+    size_t count = ((copy_task *)ctx)->count;
+    uint8_t *dst = copying->dst + copying->ndone * copying->dst_size;
+    const void *src = copying->src + copying->ndone * copying->src_size;
+    if (copying->is_fold) {
+        dd_reduce(&copying->reduction, copying->stage, dst, &src, 1, count);
+    } else {
+        memcpy(dst, src, count * copying->dst_size);
+    }
+}
+
+static bool
+start_copying(dd_run *run, const dd_run_copying *wanted, dd_lane lane)
+{
+    dd_run_copying *copying = &run->copying[lane];
+    *copying = *wanted;
+    if (copying->count * copying->src_size <= MOVED_LOCKED_NBYTES) {
+        copy_piece(run, &(copy_task){.copying = copying, .count = copying->count});
+        return true;
+    }
+    copying->is_busy = true;
+    run->mover.is_large = true;
+    return false;
+}
+
+bool
+dd_run_start_copy(dd_run *run, const dd_coll_args *args, bool is_partial, dd_lane lane)
+{
+    bool is_fold = args->coll == DD_COLL_REDUCE || args->coll == DD_COLL_ALL_REDUCE ||
+                   args->coll == DD_COLL_REDUCE_SCATTER;
+    if (args->coll == DD_COLL_BARRIER || args->outputs[0].nbytes == 0 ||
+        (!is_fold && args->inputs[0].data == args->outputs[0].data)) {
+        return true;
+    }
+    dd_dtype dtype = args->reduction.dtype;
+    dd_run_copying copying = {.is_fold = is_fold,
+                              .reduction = args->reduction,
+                              .stage = is_partial ? DD_STAGE_FIRST : DD_STAGE_WHOLE,
+                              .src = args->inputs[0].data,
+                              .dst = args->outputs[0].data,
+                              .src_size = is_fold ? dd_dtype_size(dtype) : 1,
+                              .dst_size = 1};
+    if (is_fold) {
+        copying.dst_size = dd_dtype_size(is_partial ? dd_reduce_accumulator(dtype) : dtype);
+    }
+    copying.count = args->outputs[0].nbytes / copying.dst_size;
+    return start_copying(run, &copying, lane);
+}
+
+bool
+dd_run_start_rounding(dd_run *run, const dd_coll_args *args, dd_lane lane)
+{
+    dd_dtype dtype = args->reduction.dtype;
+    dd_run_copying copying = {.is_fold = true,
+                              .reduction = args->reduction,
+                              .stage = DD_STAGE_LAST,
+                              .src = args->inputs[0].data,
+                              .dst = args->outputs[0].data,
+                              .src_size = dd_dtype_size(dd_reduce_accumulator(dtype)),
+                              .dst_size = dd_dtype_size(dtype)};
+    copying.count = args->outputs[0].nbytes / copying.dst_size;
+    return start_copying(run, &copying, lane);
+}
+
+static void
+on_copied(dd_run *run, dd_lane lane)
+{
+    run->copying[lane].is_busy = false;
+    if (run->route == DD_ROUTE_COPY) {
+        dd_run_end(run, NULL);
+    } else {
+        dd_run_note_leg_ended(run, lane);
+        dd_run_advance_legs(run);
+    }
+}
+
+/* True when it got somewhere. */
+static bool
+drive_copy(dd_run *run, dd_lane lane)
+{
+    dd_run_copying *copying = &run->copying[lane];
+    bool has_moved = false;
+    for (int i = 0; i < MAX_ARENA_MOVES && copying->is_busy && !run->mover.is_taken; i++) {
+        size_t left = copying->count - copying->ndone;
+        copy_task task = {.copying = copying, .count = PIECE_NBYTES / copying->src_size};
+        task.count = task.count < left ? task.count : left;
+        has_moved = true;
+        if (!do_unlocked(run, copy_piece, &task)) {
+            break;
+        }
+        copying->ndone += task.count;
+        if (copying->ndone == copying->count) {
+            on_copied(run, lane);
+        }
+    }
+    return has_moved;
+}
+
+static bool
+drive_copies(dd_run *run)
+{
+    bool has_moved = drive_copy(run, DD_LANE_ARENA);
+    return drive_copy(run, DD_LANE_PLAN) || has_moved;
+}
+
+static bool
+is_copying(const dd_run *run)
+{
+    return run->copying[DD_LANE_ARENA].is_busy || run->copying[DD_LANE_PLAN].is_busy;
+}
+
 /* ---- a collective from start to end */
 
 static dd_run_route
@@ -290,8 +394,9 @@ start_one(dd_run *run)
     if (run->route == DD_ROUTE_ARENA) {
         dd_run_start_arena(run, &run->call.args, false);
     } else if (run->route == DD_ROUTE_COPY) {
-        dd_run_copy(&run->call.args, false);
-        dd_run_end(run, NULL);
+        if (dd_run_start_copy(run, &run->call.args, false, DD_LANE_ARENA)) {
+            dd_run_end(run, NULL);
+        }
     } else {
         dd_run_begin_legs(run);
     }
@@ -324,6 +429,7 @@ start_waiting(dd_run *run)
         run->is_waiting = false;
         start_one(run);
         (void)drive_arena(run);
+        (void)drive_copies(run);
     }
     run->is_starting = false;
     if (!run->is_idle) {
@@ -354,6 +460,7 @@ dd_run_end(dd_run *run, const dd_error *error)
     run->mover.nwanted = 0;
     run->is_idle = true;
     run->is_arena_busy = false;
+    run->copying[DD_LANE_ARENA].is_busy = run->copying[DD_LANE_PLAN].is_busy = false;
     unwatch(run);
     trim(run);
     bool was_starting = run->is_starting;
@@ -376,16 +483,30 @@ dd_run_start_locked(dd_run *run, const dd_run_call *call)
     }
 }
 
+static void
+do_plan_step(dd_run *run, void *ctx)
+{
+    dd_plan_run_do_step(run->plan->plan, *(const uint32_t *)ctx);
+}
+
 static bool
 progress_plan(dd_run *run)
 {
-    return run->plan != NULL && dd_plan_run_progress_locked(run->plan->plan);
+    uint32_t step;
+    if (run->plan == NULL || run->mover.is_taken || !dd_plan_run_take_step_locked(run->plan->plan, &step)) {
+        return false;
+    }
+    if (do_unlocked(run, do_plan_step, &step)) {
+        dd_plan_run_end_step_locked(run->plan->plan, step);
+    }
+    return true;
 }
 
 bool
 dd_run_progress_locked(dd_run *run)
 {
     bool has_moved = run->is_arena_busy && drive_arena(run);
+    has_moved = drive_copies(run) || has_moved;
     return progress_plan(run) || has_moved;
 }
 
@@ -404,11 +525,13 @@ static bool
 fall_asleep(dd_task *task)
 {
     const dd_run *run = DD_CONTAINER_OF(task, dd_run, task);
-    if (run->plan != NULL && dd_plan_run_is_busy_locked(run->plan->plan)) {
+    if (run->mover.is_taken) {
+        return true; /* a thread that moves its data drives afterwards, or wakes the driver */
+    }
+    if (is_copying(run) || (run->plan != NULL && dd_plan_run_is_busy_locked(run->plan->plan))) {
         return false;
     }
-    /* A thread that moves its data drives afterwards, or wakes the driver. */
-    return !run->is_arena_busy || run->mover.is_taken || dd_arena_fall_asleep(run->env.arena);
+    return !run->is_arena_busy || dd_arena_fall_asleep(run->env.arena);
 }
 
 void
@@ -420,7 +543,7 @@ dd_run_cancel_locked(dd_run *run, const dd_error *error)
     if (run->is_waiting) {
         run->is_waiting = false;
         dd_run_end(run, error);
-    } else if (run->route == DD_ROUTE_ARENA) {
+    } else if (run->route == DD_ROUTE_ARENA || run->route == DD_ROUTE_COPY) {
         dd_run_end(run, error);
     } else {
         dd_run_note_failed(run, error);

@@ -52,15 +52,15 @@ typedef struct dd_run_wanted {
     uint32_t id;
 } dd_run_wanted;
 
-/* Who moves the data of the arena's operation.
+/* Who moves data.
  *
- * The operation, its blocks and the arena belong to the holder of the engine's lock. A large one is moved
- * without the lock, a piece at a time, by a thread that takes it with the lock and comes back with the lock
- * to say how far it got. Until then no other thread looks into the arena. Only who ends the collective
+ * The operation, its blocks and the arena belong to the holder of the engine's lock. Data of a user's size (a large operation of the
+ * arena, a copy, a step of a plan) is moved without the lock, a piece at a time, by a thread that takes it with the lock and comes back
+ * with the lock to say how far it got. Until then no other thread takes a piece, or looks into the arena. Only who ends the collective
  * does not wait for that: it waits, with the lock, for the end of the piece (is_moving). So a mover never
  * waits for the lock while it moves: whom to wake, and what is wanted, is kept until it is back. */
 typedef struct dd_run_mover {
-    bool is_large;         /* the operation is moved that way */
+    bool is_large;         /* the arena's operation, or the copy, is moved that way */
     bool is_taken;         /* by a thread that will come back */
     atomic_bool is_moving; /* that thread is not done with the piece; cleared without the lock */
     unsigned nabsent;      /* threads that will come back, also to a collective that has ended meanwhile */
@@ -70,6 +70,20 @@ typedef struct dd_run_mover {
         *wanted; /* [2 * ranks of this host]: an operation asks for each input and each output once */
     int nwanted;
 } dd_run_mover;
+
+/* A copy or a fold from one block into another, in pieces: all that there is to do for one rank. */
+typedef struct dd_run_copying {
+    bool is_busy;
+    bool is_fold;
+    dd_reduction reduction;
+    dd_stage stage;
+    const uint8_t *src;
+    uint8_t *dst;
+    size_t src_size; /* of an element */
+    size_t dst_size;
+    size_t count; /* elements */
+    size_t ndone;
+} dd_run_copying;
 
 struct dd_run {
     dd_run_env env;     /* const */
@@ -87,6 +101,7 @@ struct dd_run {
     bool is_arena_busy;
     dd_arena_op_options arena_options;
     dd_run_mover mover;
+    dd_run_copying copying[DD_LANE_COUNT]; /* legs of the lanes; DD_ROUTE_COPY: the first */
 
     dd_run_lane lanes[DD_LANE_COUNT]; /* FLAT, HIERARCHY */
     bool is_advancing;                /* further up the stack */
@@ -113,8 +128,10 @@ void dd_run_begin_legs(dd_run *run);
 
 /* Starts an operation of the arena on behalf of the collective. */
 void dd_run_start_arena(dd_run *run, const dd_coll_args *args, bool is_partial);
-/* A collective of one rank. */
-void dd_run_copy(const dd_coll_args *args, bool is_partial);
+/* A collective of one rank. True when it is over; else it is moved in pieces, and ends the leg, if it is one. */
+bool dd_run_start_copy(dd_run *run, const dd_coll_args *args, bool is_partial, dd_lane lane);
+/* The same: partial results become elements. */
+bool dd_run_start_rounding(dd_run *run, const dd_coll_args *args, dd_lane lane);
 
 /* A plan for the collective of `leg`, made or found, with its scratch; it is run->plan until the end. */
 dd_status dd_run_find_plan(dd_run *run, const dd_leg *leg, dd_error *err) DD_MUST_CHECK;

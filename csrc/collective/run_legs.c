@@ -46,6 +46,7 @@ on_plan_done(void *ctx, const dd_error *error)
 {
     dd_run *run = ctx;
     if (error != NULL) {
+        dd_run_halt_locked(run); /* before the plan goes */
         dd_run_note_failed(run, error);
     } else {
         dd_run_note_leg_ended(run, DD_LANE_PLAN);
@@ -75,15 +76,6 @@ start_plan(dd_run *run, const dd_leg *leg)
 }
 
 static void
-round_results(const dd_leg *leg)
-{
-    const dd_reduction *reduction = &leg->args.reduction;
-    const void *source = leg->args.inputs[0].data;
-    size_t count = leg->args.outputs[0].nbytes / dd_dtype_size(reduction->dtype);
-    dd_reduce(reduction, DD_STAGE_LAST, leg->args.outputs[0].data, &source, 1, count);
-}
-
-static void
 start_leg(dd_run *run, dd_lane lane)
 {
     dd_leg *leg = &run->lanes[lane].leg;
@@ -93,12 +85,12 @@ start_leg(dd_run *run, dd_lane lane)
     } else if (leg->kind == DD_LEG_ARENA && leg->nranks > 1) {
         dd_run_start_arena(run, &leg->args, leg->is_partial);
     } else {
-        if (leg->kind == DD_LEG_ARENA) {
-            dd_run_copy(&leg->args, leg->is_partial);
-        } else if (leg->kind == DD_LEG_ROUND) {
-            round_results(leg);
+        bool is_over = leg->kind == DD_LEG_ARENA   ? dd_run_start_copy(run, &leg->args, leg->is_partial, lane)
+                       : leg->kind == DD_LEG_ROUND ? dd_run_start_rounding(run, &leg->args, lane)
+                                                   : true;
+        if (is_over) {
+            dd_run_note_leg_ended(run, lane);
         }
-        dd_run_note_leg_ended(run, lane);
     }
 }
 

@@ -97,10 +97,22 @@ typedef struct dd_call_options {
     dd_dtype dtype;
     /* What the flight recorder is told of the call once it has been taken; NULL: nothing. The group fills in the times. */
     dd_record_call *record;
+    /* Of a collective that the form was made of: then nothing is checked, and the form is recorded, with the stack (of call_sites.h),
+     * instead of `record`. NULL: none. It is held until the function returns. */
+    const struct dd_coll_form *form;
+    uint32_t stack;
     /* Handed to the work (work.h). */
     void (*on_done)(dd_work *work, void *ctx);
     void *ctx;
 } dd_call_options;
+
+/* What a collective of this group is, apart from where its blocks lie: checked and put together once, for all calls that are the same
+ * but for that. Constant; does not hold the group. */
+typedef struct dd_coll_form dd_coll_form;
+/* Checks as dd_group_collective does. The record is copied. */
+dd_status dd_coll_form_create(dd_group *group, const dd_coll_args *args, const dd_record_call *record,
+                              dd_coll_form **form, dd_error *err) DD_MUST_CHECK;
+void dd_coll_form_destroy(dd_coll_form *form); /* NULL is fine */
 
 dd_status dd_group_collective(dd_group *group, const dd_coll_args *args, const dd_call_options *options,
                               dd_work **work, dd_error *err) DD_MUST_CHECK;

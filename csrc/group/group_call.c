@@ -15,10 +15,6 @@
  * one host it is looked whether they still run: who notices the end of a process may have been stopped. */
 #define CURIOUS_AFTER_NS (500 * DD_NS_PER_MS)
 #define CURIOUS_AT_MOST_NS (60 * DD_NS_PER_S)
-/* What moves so little through the arena takes about a microsecond, and nobody is woken to drive for it: the others mostly have what they
- * need of this rank from the start, and it finds theirs when it looks. Where they need more (uneven blocks, regions), they have it when
- * this rank waits, or when the engine's thread comes by. */
-#define SMALL_NBYTES ((size_t)4096)
 /* Of callers in a hurry: less than a microsecond. */
 #define HASTY_LOOKS 16
 /* Where ranks share a core, looks between which it is not given away. */
@@ -41,27 +37,23 @@ group_check_usable_locked(dd_group *group, const char *what, dd_error *err)
     return DD_OK;
 }
 
-int64_t
-group_deadline_ns(dd_group *group, int64_t timeout_ns, int64_t start_ns)
-{
-    int64_t timeout =
-        timeout_ns >= 0 ? timeout_ns : atomic_load_explicit(&group->timeout_ns, memory_order_relaxed);
-    return timeout < DD_NEVER_NS - start_ns ? start_ns + timeout : DD_NEVER_NS;
-}
-
 void
 group_init_call(group_call *call, dd_group *group, const char *what, const dd_call_options *options,
-                int64_t start_ns, int64_t limit_ns)
+                int64_t limit_ns)
 {
-    dd_work_init(&call->work, what, 0, start_ns);
+    dd_work_init(&call->work, what, 0, 0);
     call->work.on_done = options->on_done;
     call->work.ctx = options->ctx;
     call->group = group;
+    call->timeout_ns = options->timeout_ns;
+    call->limit_ns = limit_ns;
+    call->deadline_ns = DD_NEVER_NS;
+    call->form = options->form != NULL ? options->form->record : NULL;
+    call->told = options->form == NULL ? options->record : NULL;
+    call->stack = options->stack;
     call->record = DD_NO_RECORD;
     call->has_recorded_start = false;
-    call->is_unstamped = false;
-    int64_t deadline = group_deadline_ns(group, options->timeout_ns, start_ns);
-    call->deadline_ns = deadline < limit_ns ? deadline : limit_ns;
+    call->is_unstamped = true;
     dd_list_init(&call->link);
 }
 
@@ -273,6 +265,7 @@ group_complete_locked(group_call *call, const dd_error *cause)
         dd_work_complete(&call->work, NULL);
     } else {
         dd_error error;
+        group_stamp_locked(call); /* for how long it has taken */
         group_describe_failure(group, &call->work, cause, &error);
         group_record_end_locked(call, &error);
         dd_work_complete(&call->work, &error);
@@ -374,13 +367,26 @@ group_start_next_locked(dd_group *group)
 
 /* ---- collectives */
 
-static void
-init_coll_call(coll_call *call, dd_group *group, const dd_coll_args *args)
+/* Checked by its form, or now. The call keeps the blocks' arrays where they are. */
+static dd_status
+init_coll_call(coll_call *call, dd_group *group, const dd_coll_args *args, const dd_call_options *options,
+               int64_t limit_ns, dd_error *err)
 {
-    call->args = *args;
-    call->args.reduction.divisor = group->size;
-    call->signature = group_make_signature(args);
-    call->is_quick = false;
+    dd_coll_form checked;
+    const dd_coll_form *form = options->form;
+    dd_status status = dd_engine_check_fork(group->engine, err);
+    if (status == DD_OK && form == NULL) {
+        form = &checked;
+        status = group_check_coll(group, args, &checked, err);
+    }
+    if (status == DD_OK) {
+        group_init_call(&call->base, group, dd_coll_name(args->coll), options, limit_ns);
+        call->args = *args;
+        call->args.reduction.divisor = group->size;
+        call->signature = form->signature;
+        call->is_quick = form->is_quick;
+    }
+    return status;
 }
 
 bool
@@ -392,10 +398,18 @@ group_is_next_locked(const dd_group *group)
 void
 group_post_coll_locked(dd_group *group, coll_call *call)
 {
-    call->base.work.sequence = ++group->nposted;
-    dd_list_push_back(&group->collectives, &call->base.link);
+    group_call *base = &call->base;
+    base->has_recorded_start = group_is_next_locked(group);
+    if (!call->is_quick || base->work.on_done != NULL) {
+        group_stamp_locked(base);
+    } /* else the others come first */
+    base->work.sequence = ++group->nposted;
+    dd_list_push_back(&group->collectives, &base->link);
     atomic_store_explicit(&group->is_idle, false, memory_order_release);
     group_start_next_locked(group);
+    if (!dd_work_is_done(&base->work)) {
+        group_stamp_locked(base);
+    }
 }
 
 void
@@ -409,13 +423,6 @@ group_watch_coll_locked(dd_group *group, const coll_call *call)
         group_note_deadline_locked(group, call->base.deadline_ns);
     }
     group_update_task_locked(group);
-}
-
-bool
-group_is_quick(const dd_group *group, const dd_coll_args *args)
-{
-    bool is_local = group->arena != NULL && group->topology.nhosts == 1 && !group->selection.is_flat;
-    return (is_local || group->size == 1) && dd_coll_nbytes(args, group->rank, group->size) <= SMALL_NBYTES;
 }
 
 void
@@ -450,15 +457,8 @@ group_look_a_while_locked(dd_group *group, const coll_call *call, int nlooks)
 }
 
 dd_status
-group_check_call(dd_group *group, const dd_coll_args *args, dd_error *err)
-{
-    dd_status status = dd_engine_check_fork(group->engine, err);
-    return status == DD_OK ? group_check_args(group, args, err) : status;
-}
-
-dd_status
-group_make_coll_call(dd_group *group, const dd_coll_args *args, size_t head_nbytes, coll_call **out,
-                     dd_error *err)
+group_make_coll_call(dd_group *group, const dd_coll_args *args, const dd_call_options *options,
+                     size_t head_nbytes, coll_call **out, dd_error *err)
 {
     bool is_root = args->root == group->rank;
     size_t ninputs = (size_t)dd_coll_ninputs(args->coll, is_root, group->size);
@@ -468,7 +468,11 @@ group_make_coll_call(dd_group *group, const dd_coll_args *args, size_t head_nbyt
     if (call == NULL) {
         return dd_error_no_memory(err, nbytes);
     }
-    init_coll_call(call, group, args);
+    dd_status status = init_coll_call(call, group, args, options, DD_NEVER_NS, err);
+    if (status != DD_OK) {
+        dd_mem_free(call);
+        return status;
+    }
     dd_block *blocks = (dd_block *)(void *)((char *)call + head_nbytes);
     call->args.inputs = blocks;
     call->args.outputs = blocks + ninputs;
@@ -487,20 +491,15 @@ dd_group_collective(dd_group *group, const dd_coll_args *args, const dd_call_opt
                     dd_error *err)
 {
     coll_call *call = NULL;
-    dd_status status = group_check_call(group, args, err);
-    if (status == DD_OK) {
-        status = group_make_coll_call(group, args, sizeof *call, &call, err);
-    }
+    dd_status status = group_make_coll_call(group, args, options, sizeof *call, &call, err);
     if (status != DD_OK) {
         return status;
     }
-    group_init_call(&call->base, group, dd_coll_name(args->coll), options, dd_clock_now_ns(), DD_NEVER_NS);
     call->base.work.destroy = group_destroy_call;
     dd_engine_lock(group->engine);
     status = group_check_usable_locked(group, call->base.work.what, err);
     if (status == DD_OK) {
         *work = dd_work_acquire(&call->base.work);
-        group_record_begin_locked(&call->base, options->record, group_is_next_locked(group));
         group_post_coll_locked(group, call);
         group_watch_coll_locked(group, call);
     }
@@ -533,21 +532,33 @@ result_of(dd_group *group, dd_work *work, dd_error *err)
     return status;
 }
 
-/* Ends the group, since the caller takes its memory back. */
-static void
-abort_interrupted(dd_group *group, const char *what)
+dd_status
+group_await_end(group_call *call, const char *what, const dd_wait *wait, dd_error *err)
 {
-    char reason[96];
-    snprintf(reason, sizeof reason, "interrupted in %s", what);
-    dd_group_abort(group, reason);
-    finish_telling(group);
+    dd_group *group = call->group;
+    dd_work *work = &call->work;
+    dd_wait until_done = *wait;
+    until_done.deadline_ns = DD_NEVER_NS; /* the group's task ends it in time, and says why */
+    if (dd_work_is_done(work) && work->error.code != DD_OK) {
+        dd_wait_let_go(wait); /* telling the others may take a moment */
+    }
+    dd_status status = dd_group_wait(group, work, &until_done, err);
+    if (!dd_work_is_done(work)) {
+        char reason[96];
+        snprintf(reason, sizeof reason, "interrupted in %s", what);
+        dd_group_abort(group, reason);
+        until_done = dd_wait_after(DD_NEVER_NS);
+        dd_status ignored = dd_group_wait(group, work, &until_done, NULL);
+        (void)ignored;
+    }
+    return status;
 }
 
 /* Takes the lock. True: the call may well be over before anything need be let go of. */
 static bool
-lock_hastily(dd_group *group, const dd_coll_args *args, const dd_wait *wait)
+lock_hastily(dd_group *group, const coll_call *call, const dd_wait *wait)
 {
-    if (group_is_quick(group, args) && dd_engine_try_lock(group->engine)) {
+    if (call->is_quick && dd_engine_try_lock(group->engine)) {
         if (group_is_next_locked(group) && group->cause.code == DD_OK) {
             return true;
         }
@@ -560,12 +571,11 @@ lock_hastily(dd_group *group, const dd_coll_args *args, const dd_wait *wait)
 
 /* Posts it, and looks whether it is over at once. */
 static dd_status
-begin_collective(dd_group *group, coll_call *call, dd_record_call *record, const dd_wait *wait, dd_error *err)
+begin_collective(dd_group *group, coll_call *call, const dd_wait *wait, dd_error *err)
 {
-    bool is_hasty = lock_hastily(group, &call->args, wait);
+    bool is_hasty = lock_hastily(group, call, wait);
     dd_status status = group_check_usable_locked(group, call->base.work.what, err);
     if (status == DD_OK) {
-        group_record_begin_locked(&call->base, record, group_is_next_locked(group));
         group_post_coll_locked(group, call);
         if (is_hasty) {
             group_look_hastily_locked(group, call);
@@ -586,30 +596,12 @@ dd_status
 dd_group_collective_and_wait(dd_group *group, const dd_coll_args *args, const dd_call_options *options,
                              const dd_wait *wait, dd_error *err)
 {
-    dd_status status = group_check_call(group, args, err);
-    if (status != DD_OK) {
-        return status;
-    }
     coll_call call;
-    group_init_call(&call.base, group, dd_coll_name(args->coll), options, dd_clock_now_ns(),
-                    wait->deadline_ns);
-    init_coll_call(&call, group, args);
-    status = begin_collective(group, &call, options->record, wait, err);
-    if (status != DD_OK) {
-        return status;
+    dd_status status = init_coll_call(&call, group, args, options, wait->deadline_ns, err);
+    if (status == DD_OK) {
+        status = begin_collective(group, &call, wait, err);
     }
-    if (!dd_work_is_done(&call.base.work)) {
-        dd_wait until_done = *wait;
-        until_done.deadline_ns = DD_NEVER_NS; /* the group's task ends it in time, and says why */
-        status = dd_engine_wait(group->engine, &call.base.work.is_done, &until_done, err);
-        if (status != DD_OK) {
-            abort_interrupted(group, call.base.work.what);
-        }
-    }
-    if (call.base.work.error.code != DD_OK) {
-        dd_wait_let_go(wait); /* telling the others may take a moment */
-    }
-    return status == DD_OK ? result_of(group, &call.base.work, err) : status;
+    return status == DD_OK ? group_await_end(&call.base, call.base.work.what, wait, err) : status;
 }
 
 dd_status

@@ -31,21 +31,30 @@ typedef struct group_call {
     dd_work work; /* first: a work of a group is one of these */
     dd_list link; /* in collectives, or in messages */
     dd_group *group;
-    int64_t deadline_ns;
-    uint64_t record;         /* of the flight recorder */
+    int64_t timeout_ns;  /* < 0: the group's */
+    int64_t limit_ns;    /* the deadline is no later */
+    int64_t deadline_ns; /* set by group_stamp_locked; DD_NEVER_NS before that */
+    /* What the flight recorder is told, one or none of them: by group_stamp_locked. */
+    const dd_record_form *form;
+    dd_record_call *told; /* the caller's */
+    uint32_t stack;       /* with `form` */
+    uint64_t record;
     bool has_recorded_start; /* it was under way from the beginning */
-    /* Of standing calls, for every start. */
-    int64_t timeout_ns;
-    dd_record_form *form; /* NULL: nobody records */
-    bool is_unstamped;    /* group_stamp_locked is still to come */
+    bool is_unstamped;       /* group_stamp_locked is still to come */
 } group_call;
 
 typedef struct coll_call {
     group_call base;
     dd_coll_args args;
     dd_signature signature;
-    bool is_quick; /* takes a microsecond once all are there, and nobody to drive: of standing calls */
+    bool is_quick; /* takes a microsecond once all are there, and nobody to drive */
 } coll_call;
+
+struct dd_coll_form {
+    dd_signature signature;
+    bool is_quick;
+    dd_record_form *record; /* owned; NULL: nobody records */
+};
 
 typedef struct p2p_call {
     group_call base;
@@ -168,10 +177,9 @@ void group_destroy(dd_group *group); /* closed, or half made */
 
 /* ---- group_check.c */
 
-/* DD_INVALID_ARGUMENT says what is wrong with this rank's part. */
-dd_status group_check_args(const dd_group *group, const dd_coll_args *args, dd_error *err) DD_MUST_CHECK;
-/* What all ranks must agree on. Block sizes of the others differ by rank, and are compared block by block. */
-dd_signature group_make_signature(const dd_coll_args *args);
+/* What all ranks must agree on, once it has been checked. Block sizes of the others differ by rank, and are compared block by block. */
+dd_status group_check_coll(const dd_group *group, const dd_coll_args *args, dd_coll_form *form,
+                           dd_error *err) DD_MUST_CHECK;
 
 /* ---- group_call.c */
 
@@ -197,13 +205,10 @@ void group_destroy_call(dd_work *work);
 /* Takes it out of its list and completes its work; `cause` NULL for success. Lets the call go. */
 void group_complete_locked(group_call *call, const dd_error *cause);
 void group_start_next_locked(dd_group *group);
-/* Of a call that starts at start_ns; timeout_ns < 0: the group's. */
-int64_t group_deadline_ns(dd_group *group, int64_t timeout_ns, int64_t start_ns);
-/* A collective from its blocks to its end: checked; made with copies of its blocks behind a head that begins with a coll_call; posted,
- * which starts it if it is its turn; and looked after. */
-dd_status group_check_call(dd_group *group, const dd_coll_args *args, dd_error *err) DD_MUST_CHECK;
-dd_status group_make_coll_call(dd_group *group, const dd_coll_args *args, size_t head_nbytes, coll_call **out,
-                               dd_error *err) DD_MUST_CHECK;
+/* A collective from its blocks to its end: checked, by its form or now; made with copies of its blocks behind a head that begins with a
+ * coll_call; posted, which starts it if it is its turn; and looked after. */
+dd_status group_make_coll_call(dd_group *group, const dd_coll_args *args, const dd_call_options *options,
+                               size_t head_nbytes, coll_call **out, dd_error *err) DD_MUST_CHECK;
 /* Whether a call that is posted now starts at once. */
 bool group_is_next_locked(const dd_group *group);
 void group_post_coll_locked(dd_group *group, coll_call *call);
@@ -211,14 +216,16 @@ void group_post_coll_locked(dd_group *group, coll_call *call);
 #define GROUP_SHORT_LOOKS 64
 /* For callers who hold something that others need: less than a microsecond. */
 void group_look_hastily_locked(dd_group *group, const coll_call *call);
-/* Whether a call takes about a microsecond once all are there. */
-bool group_is_quick(const dd_group *group, const dd_coll_args *args);
 void group_look_a_while_locked(dd_group *group, const coll_call *call, int nlooks);
 /* What is still under way gets its deadline, and somebody to look after it. */
 void group_watch_coll_locked(dd_group *group, const coll_call *call);
-/* With its deadline: the options' time-out or the group's from start_ns on, and no later than `limit_ns`. */
+/* One that has not begun yet. */
 void group_init_call(group_call *call, dd_group *group, const char *what, const dd_call_options *options,
-                     int64_t start_ns, int64_t limit_ns);
+                     int64_t limit_ns);
+/* Waits for the end of a call on the caller's stack, which has begun. Its memory and the call itself are the caller's, who takes them back:
+ * an interrupt ends the group ("interrupted in <what>"), and the call with it. */
+dd_status group_await_end(group_call *call, const char *what, const dd_wait *wait,
+                          dd_error *err) DD_MUST_CHECK;
 /* on_goodbye, on_lost: what it means for messages. */
 void group_fail_messages_locked(dd_group *group, int rank, const dd_error *cause);
 void group_cancel_message_locked(p2p_call *call, const dd_error *cause);
@@ -293,10 +300,8 @@ void group_describe_failure(const dd_group *group, const dd_work *work, const dd
 
 /* ---- group_record.c: what the flight recorder is told */
 
-/* The call has been taken; `is_started`: nothing is in its way. */
-void group_record_begin_locked(group_call *call, dd_record_call *record, bool is_started);
-/* The same for a standing call, with its start and its deadline, once for each start. It may be put off until the others have what they
- * need of this rank, which then do not wait for that: whatever else is told of the call first sees to it. */
+/* The call has been taken: from now on it has a start, a deadline and a record. It may be put off until the others have what they need of
+ * this rank, which then do not wait for that: whatever else is told of the call first sees to it. Once for each start. */
 void group_stamp_locked(group_call *call);
 void group_record_start_locked(group_call *call);
 /* Before the work tells: then the call may be gone. `error` NULL for success. */

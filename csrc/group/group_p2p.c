@@ -70,23 +70,14 @@ check_locked(const p2p_call *call, dd_error *err)
     return DD_PEER_LOST;
 }
 
-/* Most calls have ended before anybody asks when they began. */
-static void
-stamp(group_call *call)
-{
-    call->work.start_ns = dd_clock_now_ns();
-    call->deadline_ns = group_deadline_ns(call->group, call->timeout_ns, call->work.start_ns);
-}
-
 /* Fills in what is not `message`'s own. */
 static void
 init_call(p2p_call *call, dd_group *group, const dd_message *message, bool is_send,
           const dd_call_options *options)
 {
-    group_init_call(&call->base, group, is_send ? "send" : "recv", options, 0, DD_NEVER_NS);
+    group_init_call(&call->base, group, is_send ? "send" : "recv", options, DD_NEVER_NS);
+    call->base.has_recorded_start = true;
     call->is_send = is_send;
-    call->base.timeout_ns = options->timeout_ns;
-    call->base.deadline_ns = DD_NEVER_NS;
     call->message = *message;
     call->message.on_done = on_message_done;
     call->message.owner = call;
@@ -111,9 +102,8 @@ post_locked(p2p_call *call, const dd_call_options *options)
         dd_context_post_recv_locked(group->context, &call->message);
     }
     if (options->record != NULL || options->on_done != NULL) {
-        stamp(&call->base);
-        group_record_begin_locked(&call->base, options->record, true);
-    }
+        group_stamp_locked(&call->base);
+    } /* else most calls have ended before anybody asks when they began */
     (void)dd_context_tell_locked(&call->message);
 }
 
@@ -122,9 +112,7 @@ static void
 watch_locked(p2p_call *call)
 {
     if (!dd_work_is_done(&call->base.work)) {
-        if (call->base.work.start_ns == 0) {
-            stamp(&call->base);
-        }
+        group_stamp_locked(&call->base);
         group_note_deadline_locked(call->base.group, call->base.deadline_ns);
         if (call->message.rank == DD_ANY_RANK) {
             end_hopeless_locked(call->base.group, call);
@@ -279,24 +267,6 @@ dd_group_recv(dd_group *group, dd_block block, int rank, uint64_t tag, const dd_
 
 /* ---- calls that wait */
 
-/* Its memory and the call itself are the caller's, who takes them back: an interrupt ends the group, and the call with it. */
-static dd_status
-await_end(p2p_call *call, const char *reason, const dd_wait *wait, dd_error *err)
-{
-    dd_group *group = call->base.group;
-    dd_work *work = &call->base.work;
-    dd_wait until_done = *wait;
-    until_done.deadline_ns = DD_NEVER_NS; /* the group's task ends it in time, and says why */
-    dd_status status = dd_group_wait(group, work, &until_done, err);
-    if (!dd_work_is_done(work)) {
-        dd_group_abort(group, reason);
-        dd_wait until_aborted = dd_wait_after(DD_NEVER_NS);
-        dd_status ignored = dd_group_wait(group, work, &until_aborted, NULL);
-        (void)ignored;
-    }
-    return status;
-}
-
 static void
 look_locked(p2p_call *call, int nlooks)
 {
@@ -305,10 +275,9 @@ look_locked(p2p_call *call, int nlooks)
     }
 }
 
-/* Of a call that init_call has made. `reason` is why the group ends when the wait is interrupted. */
+/* Of a call that init_call has made, as a part of `what`. */
 static dd_status
-run_call(p2p_call *call, const char *reason, const dd_call_options *options, const dd_wait *wait,
-         dd_error *err)
+run_call(p2p_call *call, const char *what, const dd_call_options *options, const dd_wait *wait, dd_error *err)
 {
     dd_group *group = call->base.group;
     dd_work *work = &call->base.work;
@@ -341,10 +310,8 @@ run_call(p2p_call *call, const char *reason, const dd_call_options *options, con
         look_locked(call, PATIENT_LOOKS);
         watch_locked(call);
         dd_engine_unlock(group->engine);
-    } else if (work->error.code != DD_OK) {
-        dd_wait_let_go(wait);
     }
-    return await_end(call, reason, wait, err);
+    return group_await_end(&call->base, what, wait, err);
 }
 
 dd_status
@@ -354,7 +321,7 @@ dd_group_send_and_wait(dd_group *group, dd_block block, int rank, uint64_t tag,
     p2p_call call;
     dd_message message = make_message(block, rank, tag);
     init_call(&call, group, &message, true, options);
-    return run_call(&call, "interrupted in send", options, wait, err);
+    return run_call(&call, "send", options, wait, err);
 }
 
 dd_status
@@ -364,7 +331,7 @@ dd_group_recv_and_wait(dd_group *group, dd_block block, int rank, uint64_t tag,
     p2p_call call;
     dd_message message = make_message(block, rank, tag);
     init_call(&call, group, &message, false, options);
-    dd_status status = run_call(&call, "interrupted in recv", options, wait, err);
+    dd_status status = run_call(&call, "recv", options, wait, err);
     if (status == DD_OK) {
         *source = call.base.work.source_rank;
     }
@@ -406,7 +373,7 @@ run_note(dd_group *group, const barrier_note *note, bool is_send, int64_t timeou
     dd_message message = make_message((dd_block){note->data, note->nbytes}, note->rank, note->tag);
     message.channel = MONITOR_CHANNEL;
     init_call(&call, group, &message, is_send, &options);
-    return run_call(&call, "interrupted in monitored_barrier", &options, wait, err);
+    return run_call(&call, "monitored_barrier", &options, wait, err);
 }
 
 static void

@@ -24,33 +24,44 @@ timeout_of(const group_call *call)
     return call->deadline_ns == DD_NEVER_NS ? DD_NEVER_NS : call->deadline_ns - call->work.start_ns;
 }
 
-void
-group_record_begin_locked(group_call *call, dd_record_call *record, bool is_started)
+static uint64_t
+begin_record(const group_call *call)
 {
-    dd_group *group = call->group;
-    if (record == NULL || group->recorder_group == NULL) {
-        return;
+    dd_recorder_group *recorder_group = call->group->recorder_group;
+    if (call->form != NULL) {
+        dd_record_times times = {.created_ns = call->work.start_ns,
+                                 .timeout_ns = timeout_of(call),
+                                 .is_started = call->has_recorded_start};
+        return dd_recorder_begin_form(recorder_group, call->form, call->stack, &times);
     }
-    record->created_ns = call->work.start_ns;
-    record->timeout_ns = timeout_of(call);
-    record->is_started = is_started;
-    call->record = dd_recorder_begin(group->recorder_group, record);
-    call->has_recorded_start = is_started;
+    call->told->created_ns = call->work.start_ns;
+    call->told->timeout_ns = timeout_of(call);
+    call->told->is_started = call->has_recorded_start;
+    return dd_recorder_begin(recorder_group, call->told);
+}
+
+static bool
+is_recorded(const group_call *call)
+{
+    return (call->form != NULL || call->told != NULL) && call->group->recorder_group != NULL;
 }
 
 void
 group_stamp_locked(group_call *call)
 {
-    dd_group *group = call->group;
     if (!call->is_unstamped) {
         return;
     }
     call->is_unstamped = false;
-    call->work.start_ns = dd_clock_now_ns();
-    call->deadline_ns = group_deadline_ns(group, call->timeout_ns, call->work.start_ns);
-    if (call->form != NULL && group->recorder_group != NULL) {
-        call->record = dd_recorder_begin_form(group->recorder_group, call->form, call->work.start_ns,
-                                              timeout_of(call), call->has_recorded_start);
+    int64_t start_ns = dd_clock_now_ns();
+    int64_t timeout_ns = call->timeout_ns >= 0
+                             ? call->timeout_ns
+                             : atomic_load_explicit(&call->group->timeout_ns, memory_order_relaxed);
+    int64_t deadline_ns = timeout_ns < DD_NEVER_NS - start_ns ? start_ns + timeout_ns : DD_NEVER_NS;
+    call->work.start_ns = start_ns;
+    call->deadline_ns = deadline_ns < call->limit_ns ? deadline_ns : call->limit_ns;
+    if (is_recorded(call)) {
+        call->record = begin_record(call);
     }
 }
 
@@ -65,10 +76,14 @@ group_record_start_locked(group_call *call)
 void
 group_record_end_locked(group_call *call, const dd_error *error)
 {
-    group_stamp_locked(call);
+    /* What was over before it was stamped has a beginning and an end at the same time, which is read once. */
+    bool is_instant = call->is_unstamped;
+    if (call->work.on_done != NULL || is_recorded(call)) {
+        group_stamp_locked(call);
+    }
     if (call->record != DD_NO_RECORD) {
-        dd_recorder_end(dd_recorder_of_group(call->group->recorder_group), call->record, dd_clock_now_ns(),
-                        error);
+        dd_recorder_end(dd_recorder_of_group(call->group->recorder_group), call->record,
+                        is_instant ? call->work.start_ns : dd_clock_now_ns(), error);
     }
 }
 

@@ -4,9 +4,10 @@
 #include "core/mem.h"
 
 struct dd_standing_call {
-    coll_call call;  /* first; its work is renewed by every start */
-    dd_group *group; /* owned */
-    bool is_chosen;  /* guarded by the engine's lock: among those that start_all has looked at */
+    coll_call call;     /* first; its work is renewed by every start */
+    dd_group *group;    /* owned */
+    dd_coll_form *form; /* owned */
+    bool is_chosen;     /* guarded by the engine's lock: among those that start_all has looked at */
 };
 
 /* ---- making and ending */
@@ -15,7 +16,7 @@ static void
 free_call(dd_work *work)
 {
     dd_standing_call *call = DD_CONTAINER_OF(work, dd_standing_call, call.base.work);
-    dd_record_form_destroy(call->call.base.form);
+    dd_coll_form_destroy(call->form);
     dd_mem_free(call);
 }
 
@@ -23,33 +24,32 @@ dd_status
 dd_group_make_standing(dd_group *group, const dd_coll_args *args, const dd_call_options *options,
                        dd_standing_call **out, dd_error *err)
 {
-    dd_status status = group_check_call(group, args, err);
+    dd_coll_form *form = NULL;
+    dd_status status = dd_engine_check_fork(group->engine, err);
+    if (status == DD_OK) {
+        status = dd_coll_form_create(group, args, options->record, &form, err);
+    }
     if (status == DD_OK) {
         dd_engine_lock(group->engine);
         status = group_check_usable_locked(group, dd_coll_name(args->coll), err);
         dd_engine_unlock(group->engine);
     }
-    dd_record_form *form = NULL;
-    if (status == DD_OK && options->record != NULL) {
-        status = dd_record_form_create(options->record, &form, err);
-    }
     coll_call *made = NULL;
+    dd_call_options nobody_told = {.timeout_ns = options->timeout_ns,
+                                   .form = form,
+                                   .stack = options->record != NULL ? options->record->stack : 0};
     if (status == DD_OK) {
-        status = group_make_coll_call(group, args, sizeof(dd_standing_call), &made, err);
+        status = group_make_coll_call(group, args, &nobody_told, sizeof(dd_standing_call), &made, err);
     }
     if (status != DD_OK) {
-        dd_record_form_destroy(form);
+        dd_coll_form_destroy(form);
         return status;
     }
-    dd_call_options nobody_told = {.timeout_ns = options->timeout_ns};
-    group_init_call(&made->base, group, dd_coll_name(args->coll), &nobody_told, 0, DD_NEVER_NS);
-    made->base.timeout_ns = options->timeout_ns;
-    made->base.form = form;
     made->base.work.destroy = free_call;
     atomic_store_explicit(&made->base.work.is_done, true, memory_order_relaxed);
     dd_standing_call *call = (dd_standing_call *)made;
     call->group = dd_group_acquire(group);
-    made->is_quick = group_is_quick(group, args);
+    call->form = form;
     call->is_chosen = false;
     *out = call;
     return DD_OK;
@@ -133,13 +133,8 @@ start_locked(dd_standing_call *call)
     group_call *base = &call->call.base;
     dd_work_renew(&base->work);
     base->record = DD_NO_RECORD;
-    base->has_recorded_start = group_is_next_locked(group);
     base->is_unstamped = true;
-    if (!call->call.is_quick) {
-        group_stamp_locked(base);
-    }
     group_post_coll_locked(group, &call->call);
-    group_stamp_locked(base);
     if (group->cause.code != DD_OK && !dd_work_is_done(&base->work)) {
         group_complete_locked(base, &group->cause); /* one that was started with it has failed */
     }

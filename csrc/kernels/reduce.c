@@ -117,6 +117,24 @@ integer_factor(double factor)
     return (uint64_t)(factor <= -0x1p63 ? INT64_MIN : (int64_t)factor);
 }
 
+static void
+fold(dd_isa isa, const dd_reduction *reduction, dd_stage stage, void *out, const void *const *srcs,
+     size_t nsrcs, size_t count)
+{
+    dd_fold task = {
+        .srcs = srcs,
+        .nsrcs = nsrcs,
+        .out = out,
+        .count = count,
+        .factor = reduction->factor,
+        .divisor = reduction->divisor,
+    };
+    if (reduction->op == DD_REDOP_PREMUL_SUM) {
+        task.integer_factor = integer_factor(reduction->factor);
+    }
+    find_kernel(isas[isa].kernels, reduction, stage)(&task, 0);
+}
+
 bool
 dd_reduce_with(dd_isa isa, const dd_reduction *reduction, dd_stage stage, void *out, const void *const *srcs,
                size_t nsrcs, size_t count)
@@ -124,16 +142,7 @@ dd_reduce_with(dd_isa isa, const dd_reduction *reduction, dd_stage stage, void *
     if (!has_isa(isa)) {
         return false;
     }
-    dd_fold fold = {
-        .srcs = srcs,
-        .nsrcs = nsrcs,
-        .out = out,
-        .count = count,
-        .factor = reduction->factor,
-        .integer_factor = integer_factor(reduction->factor),
-        .divisor = reduction->divisor,
-    };
-    find_kernel(isas[isa].kernels, reduction, stage)(&fold, 0);
+    fold(isa, reduction, stage, out, srcs, nsrcs, count);
     return true;
 }
 
@@ -141,5 +150,5 @@ void
 dd_reduce(const dd_reduction *reduction, dd_stage stage, void *out, const void *const *srcs, size_t nsrcs,
           size_t count)
 {
-    (void)dd_reduce_with(dd_reduce_best_isa(), reduction, stage, out, srcs, nsrcs, count);
+    fold(dd_reduce_best_isa(), reduction, stage, out, srcs, nsrcs, count);
 }

@@ -364,16 +364,20 @@ dd_record_form_destroy(dd_record_form *form)
 }
 
 uint64_t
-dd_recorder_begin_form(dd_recorder_group *group, dd_record_form *form, int64_t created_ns, int64_t timeout_ns,
-                       bool is_started)
+dd_recorder_begin_form(dd_recorder_group *group, const dd_record_form *form, uint32_t stack,
+                       const dd_record_times *times)
 {
-    count_begun(group, &form->body, is_started);
+    record_body body;
+    size_t nwords = (size_t)form->body.ninput_words + form->body.noutput_words;
+    memcpy(&body, &form->body, offsetof(record_body, tensors) + nwords * sizeof body.tensors[0]);
+    count_begun(group, &body, times->is_started);
     if (group->recorder->capacity == 0) {
         return DD_NO_RECORD;
     }
-    form->body.created_ns = created_ns;
-    form->body.timeout_ns = timeout_ns;
-    return write_record(group, &form->body, is_started ? created_ns : 0, NO_PEER);
+    body.stack = stack;
+    body.created_ns = times->created_ns;
+    body.timeout_ns = times->timeout_ns;
+    return write_record(group, &body, times->is_started ? times->created_ns : 0, NO_PEER);
 }
 
 void

@@ -93,13 +93,18 @@ typedef struct dd_record_call {
 uint64_t dd_recorder_begin(dd_recorder_group *group, const dd_record_call *call);
 /* A call that is made again and again: what is told of it, put together once. */
 typedef struct dd_record_form dd_record_form;
-/* Of a collective; the times and is_started do not count. */
+/* Of a collective; the stack, the times and is_started do not count. */
 dd_status dd_record_form_create(const dd_record_call *call, dd_record_form **form,
                                 dd_error *err) DD_MUST_CHECK;
 void dd_record_form_destroy(dd_record_form *form); /* NULL is fine */
-/* dd_recorder_begin with what the form says. Of one form one at a time. */
-uint64_t dd_recorder_begin_form(dd_recorder_group *group, dd_record_form *form, int64_t created_ns,
-                                int64_t timeout_ns, bool is_started);
+/* dd_recorder_begin with what the form says, but for the stack and the times. */
+typedef struct dd_record_times {
+    int64_t created_ns;
+    int64_t timeout_ns;
+    bool is_started;
+} dd_record_times;
+uint64_t dd_recorder_begin_form(dd_recorder_group *group, const dd_record_form *form, uint32_t stack,
+                                const dd_record_times *times);
 /* A call that has been begun was refused, and nothing was sent: there was none, and the next has its sequence number. For the caller
  * of begin alone, before any other call on the group. */
 void dd_recorder_withdraw(dd_recorder *recorder, uint64_t record);

@@ -1,8 +1,10 @@
 #include "python/py_group.h"
+#include "python/py_group_form.h"
 
 #include "core/mem.h"
 #include "python/py_engine.h"
 #include "python/py_error.h"
+#include "python/py_group_form.h"
 #include "python/py_object.h"
 #include "python/py_recorder.h"
 #include "python/py_store.h"
@@ -255,6 +257,7 @@ group_dealloc(PyObject *object)
     if (self->group != NULL) {
         drop_group(self->group);
     }
+    py_forms_destroy(self->forms);
     group_clear(object);
     py_object_free(object, self->module);
 }

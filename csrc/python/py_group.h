@@ -22,6 +22,7 @@ typedef struct py_group {
     PyObject
         *recorders; /* guarded by the GIL: dict from thread to what records its calls; NULL: nobody does */
     bool is_closed; /* guarded by the GIL */
+    struct py_forms *forms; /* the same; owned; NULL until a collective has run */
 } py_group;
 
 /* The core's group behind an object that is a group and open. */

@@ -1,6 +1,7 @@
 #include "python/py_group_call.h"
 
 #include "python/py_error.h"
+#include "python/py_group_form.h"
 #include "python/py_nccl.h"
 #include "python/py_plan.h"
 #include "python/py_recorder.h"
@@ -114,13 +115,24 @@ py_group_call_fail(py_group_call *call)
 
 /* ---- calls that wait */
 
+/* What goes into the call: the form, or the record. */
+static dd_call_options
+make_options(const py_group_call *call, const dd_coll_args *args, const py_form *form, py_record *record)
+{
+    dd_call_options options = {.timeout_ns = call->timeout_ns, .form = py_form_core(form)};
+    if (form != NULL) {
+        options.stack = py_record_stack(call->group->state);
+    } else {
+        options.record = py_record_collective(record, call->group->state, args->coll, call->operands);
+    }
+    return options;
+}
+
 static PyObject *
-run_and_wait(py_group_call *call, const dd_coll_args *args)
+run_and_wait(py_group_call *call, const dd_coll_args *args, py_form *form)
 {
     py_record record;
-    dd_call_options options = {
-        .timeout_ns = call->timeout_ns,
-        .record = py_record_collective(&record, call->group->state, args->coll, call->operands)};
+    dd_call_options options = make_options(call, args, form, &record);
     py_wait wait;
     dd_error err;
     dd_status status;
@@ -135,6 +147,7 @@ run_and_wait(py_group_call *call, const dd_coll_args *args)
         py_operands_unpack(call->operands);
     }
     py_wait_return(&wait);
+    py_form_give_back(form);
     if (!py_group_finish_wait(&wait, status, &err)) {
         return py_group_call_fail(call);
     }
@@ -164,7 +177,7 @@ finish_start(py_group_call *call, PyObject *work, dd_status status, const dd_err
 }
 
 PyObject *
-py_group_call_start(py_group_call *call, py_group_post *post, const void *what, dd_record_call *record)
+py_group_call_start(py_group_call *call, py_group_post *post, const void *what, dd_call_options *options)
 {
     py_flight *flight = call->flight;
     PyObject *work = py_work_create(call->group->state);
@@ -172,13 +185,14 @@ py_group_call_start(py_group_call *call, py_group_post *post, const void *what, 
         return py_group_call_fail(call);
     }
     flight->timeout_ns = timeout_of(call);
-    dd_call_options options = {
-        .timeout_ns = flight->timeout_ns, .record = record, .on_done = py_flight_on_done, .ctx = flight};
+    options->timeout_ns = flight->timeout_ns;
+    options->on_done = py_flight_on_done;
+    options->ctx = flight;
     dd_error err;
     dd_status status;
     Py_BEGIN_ALLOW_THREADS
     py_operands_pack(&flight->operands);
-    status = post(call, what, &options, &flight->work, &err);
+    status = post(call, what, options, &flight->work, &err);
     if (status == DD_OK && !dd_work_is_done(flight->work)) {
         dd_group_kick(call->group->group);
     }
@@ -194,11 +208,13 @@ post_collective(const py_group_call *call, const void *what, const dd_call_optio
 }
 
 static PyObject *
-start(py_group_call *call, const dd_coll_args *args)
+start(py_group_call *call, const dd_coll_args *args, py_form *form)
 {
     py_record record;
-    return py_group_call_start(call, post_collective, args,
-                               py_record_collective(&record, call->group->state, args->coll, call->operands));
+    dd_call_options options = make_options(call, args, form, &record);
+    PyObject *work = py_group_call_start(call, post_collective, args, &options);
+    py_form_give_back(form);
+    return work;
 }
 
 PyObject *
@@ -210,11 +226,18 @@ py_group_call_run(py_group_call *call, dd_coll coll, bool is_ok)
     dd_coll_args args = {.coll = coll, .root = call->root, .reduction = call->reduction};
     args.reduction.dtype = py_operands_dtype(call->operands);
     args.reduction.divisor = call->group->size;
-    if (!is_ok || !py_operands_prepare(call->operands, &args, call->group->rank)) {
-        return py_group_call_fail(call);
+    py_form *form = is_ok ? py_form_take(call, &args) : NULL;
+    if (form == NULL) {
+        if (!is_ok || !py_operands_prepare(call->operands, &args, call->group->rank)) {
+            return py_group_call_fail(call);
+        }
+        if (call->params->is_plan) {
+            return py_plan_make(call, &args);
+        }
+        form = py_form_make(call, &args);
+        if (form == NULL && PyErr_Occurred() != NULL) {
+            return py_group_call_fail(call);
+        }
     }
-    if (call->params->is_plan) {
-        return py_plan_make(call, &args);
-    }
-    return call->flight == NULL ? run_and_wait(call, &args) : start(call, &args);
+    return call->flight == NULL ? run_and_wait(call, &args, form) : start(call, &args, form);
 }

@@ -41,11 +41,11 @@ typedef struct py_group_message {
 } py_group_message;
 
 /* For other operations that somebody else waits for: `post` starts what `what` says. Ends the call in any case: a Work, or NULL with an
- * exception. The call has a flight, whose operands have been prepared; `record` may be NULL. */
+ * exception. The call has a flight, whose operands have been prepared; time-out and on_done are filled into the options. */
 typedef dd_status py_group_post(const py_group_call *call, const void *what, const dd_call_options *options,
                                 dd_work **work, dd_error *err);
 PyObject *py_group_call_start(py_group_call *call, py_group_post *post, const void *what,
-                              dd_record_call *record);
+                              dd_call_options *options);
 
 /* With calls being recorded on this thread: 1 and the call is recorded, `result` is what it returns; 0 when not; -1 with an
  * exception. */

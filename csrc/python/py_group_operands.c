@@ -42,12 +42,14 @@ py_operands_fini(py_operands *operands)
         dd_mem_free(operands->blocks);
         operands->blocks = operands->few_blocks;
     }
-    dd_mem_free(operands->inputs.sizes);
-    dd_mem_free(operands->outputs.sizes);
-    dd_mem_free(operands->staging);
-    operands->inputs.sizes = NULL;
-    operands->outputs.sizes = NULL;
-    operands->staging = NULL;
+    if (operands->inputs.sizes != NULL || operands->outputs.sizes != NULL || operands->staging != NULL) {
+        dd_mem_free(operands->inputs.sizes);
+        dd_mem_free(operands->outputs.sizes);
+        dd_mem_free(operands->staging);
+        operands->inputs.sizes = NULL;
+        operands->outputs.sizes = NULL;
+        operands->staging = NULL;
+    }
     operands->is_staged = false;
 }
 
@@ -129,7 +131,7 @@ py_operands_add(py_operands *operands, PyObject *object, py_use use, const char 
         return false;
     }
     py_piece *piece = &operands->pieces[operands->npieces];
-    memset(&piece->tensor, 0, sizeof piece->tensor);
+    py_tensor_start(&piece->tensor);
     bool is_output = (use & PY_USE_OUT) != 0;
     piece->tensor.scope = is_on_device(operands) ? &operands->device : NULL;
     if (!py_tensor_init(&piece->tensor, operands->state, object, is_output ? PY_TENSOR_OUT : PY_TENSOR_IN,

@@ -141,7 +141,8 @@ start_message(py_group_call *call, const py_group_message *message)
 {
     call->flight->is_any_source = message->rank == DD_ANY_RANK;
     py_record record;
-    return py_group_call_start(call, post_message, message, record_message(&record, call, message));
+    dd_call_options options = {.record = record_message(&record, call, message)};
+    return py_group_call_start(call, post_message, message, &options);
 }
 
 static PyObject *

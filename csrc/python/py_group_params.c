@@ -63,6 +63,9 @@ py_params_parse(const py_params *params, const py_state *state, PyObject *const 
     for (int i = 0; i < params->count; i++) {
         values[i] = i < nargs ? args[i] : NULL;
     }
+    if (kwnames == NULL && nargs == params->nrequired) {
+        return true; /* as mostly */
+    }
     if (kwnames != NULL && !take_keywords(params, state, args + nargs, kwnames, values)) {
         return false;
     }

@@ -191,6 +191,7 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
         Py_VISIT(state->errors[i]);
     }
     Py_VISIT(state->timedelta);
+    Py_VISIT(state->ndarray_type);
     return 0;
 }
 
@@ -213,6 +214,7 @@ core_free(void *module)
         Py_CLEAR(state->names[i]);
     }
     Py_CLEAR(state->timedelta);
+    Py_CLEAR(state->ndarray_type);
     py_device_state_destroy(state);
     py_tensor_types_destroy(state->tensor_types);
     py_nccl_destroy(state);

@@ -30,6 +30,8 @@ typedef struct py_record {
 /* Of a collective, whose operands have been prepared; NULL when nothing is recorded. */
 dd_record_call *py_record_collective(py_record *record, py_state *state, dd_coll coll,
                                      const py_operands *operands);
+/* Of a collective that a form describes: who calls it. */
+uint32_t py_record_stack(py_state *state);
 /* Of a message: the first operand. */
 dd_record_call *py_record_message(py_record *record, py_state *state, const py_operands *operands,
                                   bool is_send, int peer);

@@ -191,6 +191,12 @@ py_record_collective(py_record *record, py_state *state, dd_coll coll, const py_
     return &record->call;
 }
 
+uint32_t
+py_record_stack(py_state *state)
+{
+    return is_recording(state) ? py_recorder_stack(state) : 0;
+}
+
 dd_record_call *
 py_record_message(py_record *record, py_state *state, const py_operands *operands, bool is_send, int peer)
 {

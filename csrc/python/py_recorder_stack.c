@@ -203,26 +203,49 @@ look_up(py_recorder *self, const seen_stack *stack)
 
 /* Where a stack with these two innermost frames is kept: the one that came last. */
 static seen_stack *
-place_of(const py_recorder *self, frame_cursor cursor)
+place_of(const py_recorder *self, dd_frame_key inner, dd_frame_key outer)
 {
-    dd_frame_key inner = key_of(self, &cursor);
-    move_back(self, &cursor);
-    dd_frame_key outer = is_at_end(&cursor) ? inner : key_of(self, &cursor);
     uint64_t mixed = (uint64_t)inner.code + (uint64_t)(uint32_t)inner.instruction * 31 +
                      (uint64_t)outer.code * 5 + (uint64_t)(uint32_t)outer.instruction * 127;
     return &self->stacks[(mixed * UINT64_C(0x9E3779B97F4A7C15)) >> (64 - STACK_BITS)];
 }
 
-/* The frames are those of the stack, and end where it does. */
-static bool
-is_stack_of(const py_recorder *self, const seen_stack *stack, frame_cursor cursor)
+/* The frames are those of the stack, and end where it does. `is_raw` is constant where this is called: the loop of raw frames is a
+ * few instructions a frame. */
+static inline bool
+is_stack_of(const py_recorder *self, const seen_stack *stack, frame_cursor cursor, bool is_raw)
 {
-    for (size_t i = 0; i < stack->nframes; i++, move_back(self, &cursor)) {
-        if (is_at_end(&cursor) || !is_key(stack->keys[i], key_of(self, &cursor))) {
+    for (size_t i = 0; i < stack->nframes; i++) {
+        if (is_at_end(&cursor) ||
+            !is_key(stack->keys[i], is_raw ? py_raw_frame_key(cursor.raw) : key_of(self, &cursor))) {
             return false;
+        }
+        if (is_raw) {
+            cursor.raw = cursor.raw->previous;
+        } else {
+            move_back(self, &cursor);
         }
     }
     return !stack->is_whole || is_at_end(&cursor);
+}
+
+/* The stack that was there last with these innermost frames, in its place. */
+static seen_stack *
+find_kept(const py_recorder *self, frame_cursor innermost, bool *is_same)
+{
+    if (innermost.raw != NULL) {
+        const py_raw_frame *outer = innermost.raw->previous;
+        dd_frame_key inner_key = py_raw_frame_key(innermost.raw);
+        seen_stack *kept = place_of(self, inner_key, outer != NULL ? py_raw_frame_key(outer) : inner_key);
+        *is_same = kept->stack != 0 && is_stack_of(self, kept, innermost, true);
+        return kept;
+    }
+    frame_cursor outer = innermost;
+    dd_frame_key inner_key = key_of(self, &innermost);
+    move_back(self, &outer);
+    seen_stack *kept = place_of(self, inner_key, is_at_end(&outer) ? inner_key : key_of(self, &outer));
+    *is_same = kept->stack != 0 && is_stack_of(self, kept, innermost, false);
+    return kept;
 }
 
 uint32_t
@@ -236,8 +259,9 @@ py_recorder_stack(py_state *state)
     if (is_at_end(&innermost)) {
         return 0;
     }
-    seen_stack *kept = place_of(self, innermost);
-    if (kept->stack != 0 && is_stack_of(self, kept, innermost)) {
+    bool is_same;
+    seen_stack *kept = find_kept(self, innermost, &is_same);
+    if (is_same) {
         return kept->stack;
     }
     /* Telling what a frame is may run Python, and another thread: the place is written at once. */

@@ -101,6 +101,9 @@ typedef struct py_state {
     dd_tcp_registry *tcp_registry;
     /* guarded by the GIL: datetime.timedelta, NULL until first needed */
     PyObject *timedelta;
+    PyObject
+        *ndarray_type; /* owned: numpy.ndarray, once arrays are read directly (py_tensor_numpy.h); NULL */
+    bool has_seen_ndarray;
     struct py_tensor_types *tensor_types; /* const after exec; owned */
     struct py_devices *devices;           /* owned; NULL until memory of a device has come */
     struct py_nccl *nccl;                 /* owned; NULL until the library has been loaded */

@@ -3,6 +3,7 @@
 #include "python/py_device.h"
 #include "python/py_device_memory.h"
 #include "python/py_dtype.h"
+#include "python/py_tensor_numpy.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -84,15 +85,24 @@ has_attribute(PyObject *object, const char *name)
 
 /* 1: done. 0: there may be another way. -1 with an exception. */
 static int
-try_buffer(py_tensor *tensor, const py_argument *argument)
+try_buffer(py_tensor *tensor, py_state *state, const py_argument *argument)
 {
+    if (py_numpy_try_read(state, argument->value, &tensor->view)) {
+        tensor->route = PY_ROUTE_BUFFER;
+        tensor->device_type = PY_DEVICE_CPU;
+        return 1;
+    }
     if (!PyObject_CheckBuffer(argument->value)) {
         return 0;
     }
     if (PyObject_GetBuffer(argument->value, &tensor->buffer, PyBUF_RECORDS_RO) == 0) {
         tensor->route = PY_ROUTE_BUFFER;
         tensor->device_type = PY_DEVICE_CPU;
-        return read_buffer(tensor, argument) ? 1 : -1;
+        if (!read_buffer(tensor, argument)) {
+            return -1;
+        }
+        py_numpy_learn(state, argument->value, &tensor->view);
+        return 1;
     }
     tensor->buffer.obj = NULL;
     if (PyErr_ExceptionMatches(PyExc_Exception) && has_attribute(argument->value, "__dlpack__")) {
@@ -207,11 +217,11 @@ try_own(py_tensor *tensor, const py_state *state, const py_argument *argument)
 }
 
 static bool
-import_tensor(py_tensor *tensor, const py_state *state, py_tensor_use use, const py_argument *argument)
+import_tensor(py_tensor *tensor, py_state *state, py_tensor_use use, const py_argument *argument)
 {
     int rc = try_own(tensor, state, argument);
     if (rc == 0) {
-        rc = try_buffer(tensor, argument);
+        rc = try_buffer(tensor, state, argument);
     }
     if (rc == 0) {
         rc = try_array_interface(tensor, argument);
@@ -356,11 +366,16 @@ py_tensor_pin(py_tensor *tensor, const py_state *state)
 void
 py_tensor_fini(py_tensor *tensor)
 {
-    if (tensor->route != PY_ROUTE_NONE) {
+    bool is_only_seen = tensor->pin == NULL && tensor->managed == NULL && tensor->buffer.obj == NULL &&
+                        tensor->object != NULL && Py_REFCNT(tensor->object) > 1;
+    if (tensor->route != PY_ROUTE_NONE && is_only_seen) { /* as mostly: nothing is run, and nothing raised */
+        tensor->route = PY_ROUTE_NONE;
+        Py_CLEAR(tensor->object);
+    } else if (tensor->route != PY_ROUTE_NONE) {
         PyObject *exception[3];
         PyErr_Fetch(&exception[0], &exception[1], &exception[2]);
         Py_CLEAR(tensor->pin);
-        PyBuffer_Release(&tensor->buffer);
+        PyBuffer_Release(&tensor->buffer); /* nothing, where none is held */
         py_dlpack_release(tensor);
         tensor->route = PY_ROUTE_NONE;
         Py_CLEAR(tensor->object);

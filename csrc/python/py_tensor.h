@@ -25,7 +25,7 @@ typedef enum py_tensor_route {
     PY_ROUTE_DLPACK_LEGACY,   /* __dlpack__, DLPack 0: does not tell whether it is read-only */
 } py_tensor_route;
 
-/* A held tensor: the memory of `view` stays valid until fini. Start zeroed: fini is then always right. May be
+/* A held tensor: the memory of `view` stays valid until fini. Start zeroed, or by py_tensor_start: fini is then always right. May be
  * moved in memory. */
 typedef struct py_tensor {
     /* is_contiguous is false, too, where elements are not aligned: such memory is packed like any other */
@@ -37,9 +37,23 @@ typedef struct py_tensor {
     /* Set before init where memory of devices is wanted; else NULL. Not looked at afterwards */
     struct py_device_scope *scope;
     py_tensor_route route;
-    Py_buffer buffer; /* held with PY_ROUTE_BUFFER */
-    void *managed;    /* a dl_managed or dl_managed_versioned to give back, or NULL */
+    Py_buffer
+        buffer;    /* held with PY_ROUTE_BUFFER, but for arrays that are read directly; else without an obj */
+    void *managed; /* a dl_managed or dl_managed_versioned to give back, or NULL */
 } py_tensor;
+
+/* The same as zeroed: shapes and the like are written before they are read. */
+static inline void
+py_tensor_start(py_tensor *tensor)
+{
+    tensor->device_id = 0;
+    tensor->object = NULL;
+    tensor->pin = NULL;
+    tensor->scope = NULL;
+    tensor->route = PY_ROUTE_NONE;
+    tensor->buffer.obj = NULL;
+    tensor->managed = NULL;
+}
 
 /* False with an exception that names the function and the argument, and nothing to undo: TypeError for what is
  * no tensor or has elements of another type than dd_dtype, ValueError for tensors that cannot be used. Tensors

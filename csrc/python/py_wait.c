@@ -92,7 +92,7 @@ py_wait_finish(py_wait *wait, dd_status status, const dd_error *err)
         PyErr_Restore(wait->exception[0], wait->exception[1], wait->exception[2]);
         return false;
     }
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; wait->exception[0] != NULL && i < 3; i++) {
         Py_XDECREF(wait->exception[i]);
     }
     if (status == DD_OK) {

@@ -127,8 +127,9 @@ run_transfer(transfer_call *transfer, py_group_call *call)
     if (!py_operands_prepare(call->operands, &unused, call->group->rank)) {
         return py_group_call_fail(call);
     }
-    return call->flight == NULL ? move_and_wait(transfer, call)
-                                : py_group_call_start(call, post_move, transfer, NULL);
+    return call->flight == NULL
+               ? move_and_wait(transfer, call)
+               : py_group_call_start(call, post_move, transfer, &(dd_call_options){.record = NULL});
 }
 
 PY_WINDOW_METHOD(put)

@@ -63,9 +63,12 @@ engine_run_deadlines(dd_engine *engine, int64_t now_ns)
         if (task->deadline_ns <= now_ns) {
             task->deadline_ns = DD_NEVER_NS;
             task->on_deadline(task);
-        } else if (task->deadline_ns < next_ns) {
-            next_ns = task->deadline_ns;
         }
+    }
+    /* Afterwards: any of them may have set any other's. */
+    for (const dd_list *node = engine->tasks.next; node != &engine->tasks; node = node->next) {
+        int64_t deadline_ns = ((const dd_task *)DD_CONTAINER_OF(node, dd_task, link))->deadline_ns;
+        next_ns = deadline_ns < next_ns ? deadline_ns : next_ns;
     }
     if (engine->ntimers == 0) {
         return next_ns;

@@ -504,6 +504,36 @@ TEST(tasks_are_polled_and_have_deadlines)
     rig_close(&rig);
 }
 
+static dd_task *other_task; /* of the test below */
+
+static void
+put_off(dd_task *task)
+{
+    task->deadline_ns = 2000;
+    other_task->deadline_ns = 1500;
+}
+
+TEST(deadlines_that_are_set_while_others_are_met)
+{
+    rig_group rig;
+    REQUIRE(rig_open(&rig, 2, true));
+    dd_engine *engine = rig.ranks[0].engine;
+    dd_task first = {.progress = no_look, .fall_asleep = may_sleep, .deadline_ns = 3000};
+    dd_task second = {
+        .progress = no_look, .fall_asleep = may_sleep, .deadline_ns = 1000, .on_deadline = put_off};
+    other_task = &first;
+    dd_engine_lock(engine);
+    dd_engine_add_task_locked(engine, &first);
+    dd_engine_add_task_locked(engine, &second);
+    CHECK_INT(engine_run_deadlines(engine, 999), 1000);
+    CHECK_INT(engine_run_deadlines(engine, 1000), 1500);
+    dd_engine_remove_task_locked(engine, &first);
+    CHECK_INT(engine_run_deadlines(engine, 1501), 2000);
+    dd_engine_remove_task_locked(engine, &second);
+    dd_engine_unlock(engine);
+    rig_close(&rig);
+}
+
 /* ---- what is left behind */
 
 TEST_BOTH(closing_leaves_no_descriptors_and_no_threads)

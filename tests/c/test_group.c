@@ -355,7 +355,8 @@ call_wrongly(team_rank *self)
     CHECK_CONTAINS(check_message(), "all_reduce: ");
     args.inputs = args.outputs = &blocks[3];
     CHECK_STATUS(team_call(self, &args), DD_INVALID_ARGUMENT);
-    CHECK_CONTAINS(check_message(), "a block of 7 bytes is no number of float32");
+    CHECK_CONTAINS(check_message(),
+                   "a block has 7 bytes, which is not a whole number of elements of type float32");
     args.inputs = args.outputs = &blocks[0];
     args.reduction.op = DD_REDOP_BXOR;
     CHECK_STATUS(team_call(self, &args), DD_INVALID_ARGUMENT);

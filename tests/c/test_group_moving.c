@@ -97,14 +97,20 @@ start_companion(team_rank *self, dd_group *other, companion *own, void (*body)(c
     REQUIRE_OK(dd_thread_start(&own->thread, "companion", run_companion, own, check_err()));
 }
 
-/* Of float32 zeros; rank 0 gives the trap. */
-static dd_status
-reduce_trapped(team_rank *self, uint8_t *output)
+static void
+let_faults_in(void)
 {
     sigset_t faults; /* blocked in threads of ours */
     sigemptyset(&faults);
     sigaddset(&faults, SIGSEGV);
     (void)pthread_sigmask(SIG_UNBLOCK, &faults, NULL);
+}
+
+/* Of float32 zeros; rank 0 gives the trap. */
+static dd_status
+reduce_trapped(team_rank *self, uint8_t *output)
+{
+    let_faults_in();
     dd_block input = {.data = self->rank == 0 ? trap : output, .nbytes = NBYTES};
     dd_block result = {.data = output, .nbytes = NBYTES};
     dd_coll_args args = {.coll = DD_COLL_ALL_REDUCE,
@@ -114,15 +120,32 @@ reduce_trapped(team_rank *self, uint8_t *output)
     return team_call(self, &args);
 }
 
+/* To rank 0, which gives the trap as well: its own part is copied, and sent to nobody. */
+static dd_status
+gather_trapped(team_rank *self, uint8_t *output)
+{
+    let_faults_in();
+    dd_block input = {.data = self->rank == 0 ? trap : output, .nbytes = NBYTES};
+    dd_block results[] = {{.data = output, .nbytes = NBYTES}, {.data = output + NBYTES, .nbytes = NBYTES}};
+    dd_coll_args args = {.coll = DD_COLL_GATHER, .inputs = &input, .outputs = results};
+    return team_call(self, &args);
+}
+
+static void
+run_trapped_with(const team_options *options, void (*body)(team_rank *self))
+{
+    struct sigaction before;
+    set_trap(&before);
+    team_run(options, body, NULL);
+    remove_trap(&before);
+}
+
 /* Two ranks, with the trap set. */
 static void
 run_trapped(void (*body)(team_rank *self))
 {
-    struct sigaction before;
     team_options options = {.size = 2};
-    set_trap(&before);
-    team_run(&options, body, NULL);
-    remove_trap(&before);
+    run_trapped_with(&options, body);
 }
 
 /* ---- tests */
@@ -141,27 +164,51 @@ work_in_other_group(companion *own)
 }
 
 static void
-be_stopped_beside_another_group(team_rank *self)
+be_stopped_in(team_rank *self, dd_status (*run)(team_rank *self, uint8_t *output))
 {
     int ranks[] = {0, 1};
     dd_group *other = NULL;
     dd_group_options options = team_group_options("other");
     dd_wait wait = dd_wait_after(20 * DD_NS_PER_S);
-    REQUIRE_OK(dd_group_split(self->group, ranks, 2, 0, &options, &other, &wait, check_err()));
-    uint8_t *output = dd_mem_zalloc(NBYTES);
+    REQUIRE_OK(dd_group_split(self->group, ranks, self->size, 0, &options, &other, &wait, check_err()));
+    uint8_t *output = dd_mem_zalloc(2 * NBYTES);
     REQUIRE(output != NULL);
     companion own;
     start_companion(self, other, &own, work_in_other_group);
-    CHECK_OK(reduce_trapped(self, output));
+    CHECK_OK(run(self, output));
     pthread_join(own.thread, NULL);
     dd_mem_free(output);
     CHECK_OK(dd_group_close(other, &wait, check_err()));
     dd_group_release(other);
 }
 
+static void
+be_stopped_in_a_reduction(team_rank *self)
+{
+    be_stopped_in(self, reduce_trapped);
+}
+
+static void
+be_stopped_in_a_gather(team_rank *self)
+{
+    be_stopped_in(self, gather_trapped);
+}
+
 TEST(other_groups_work_while_data_is_moved)
 {
-    run_trapped(be_stopped_beside_another_group);
+    run_trapped(be_stopped_in_a_reduction);
+}
+
+TEST(other_groups_work_while_one_rank_copies)
+{
+    team_options options = {.size = 1};
+    run_trapped_with(&options, be_stopped_in_a_reduction);
+}
+
+TEST(other_groups_work_while_a_plan_copies)
+{
+    team_options options = {.size = 2, .algorithms = "flat"};
+    run_trapped_with(&options, be_stopped_in_a_gather);
 }
 
 static void
@@ -205,4 +252,37 @@ be_aborted_while_stopped(team_rank *self)
 TEST(abort_waits_for_the_end_of_a_copy)
 {
     run_trapped(be_aborted_while_stopped);
+}
+
+TEST(abort_of_one_rank_waits_for_the_end_of_a_copy)
+{
+    team_options options = {.size = 1};
+    run_trapped_with(&options, be_aborted_while_stopped);
+}
+
+static void
+be_aborted_in_a_plan(team_rank *self)
+{
+    uint8_t *output = dd_mem_zalloc(2 * NBYTES);
+    REQUIRE(output != NULL);
+    if (self->rank == 0) {
+        companion own;
+        pthread_t aborter;
+        start_companion(self, NULL, &own, let_some_time_pass);
+        REQUIRE_OK(dd_thread_start(&aborter, "aborter", abort_group, self, check_err()));
+        CHECK_STATUS(gather_trapped(self, output), DD_ABORTED);
+        CHECK(atomic_load(&is_open));
+        pthread_join(own.thread, NULL);
+        pthread_join(aborter, NULL);
+    } else {
+        dd_status status = gather_trapped(self, output); /* what it has sent may have arrived before */
+        CHECK(status == DD_OK || status == DD_ABORTED);
+    }
+    dd_mem_free(output);
+}
+
+TEST(abort_waits_for_the_end_of_a_step_of_a_plan)
+{
+    team_options options = {.size = 2, .algorithms = "flat"};
+    run_trapped_with(&options, be_aborted_in_a_plan);
 }
