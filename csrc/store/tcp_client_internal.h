@@ -54,7 +54,7 @@ tcp_store_of(dd_store *head)
 
 dd_status tcp_run(dd_store *head, const dd_store_request *request, dd_store_result *result,
                   const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-/* A request that a server of ours answers at once, of a key that is none of a user's. `what` is for messages. */
+/* A request that is answered at once, of a key that is none of a user's. `what` is for messages. */
 dd_status tcp_ask_internal(tcp_store *store, const dd_store_request *request, dd_store_result *result,
                            const char *what, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
