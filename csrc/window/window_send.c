@@ -80,7 +80,7 @@ window_send_locked(window_hub *hub, int rank, const dd_window_note *note, const 
         .lender = note->type == DD_WINDOW_GOT && !is_small ? note->window : 0,
         .kept_nbytes = kept_nbytes,
     };
-    if (is_small && head.nbytes > 0) {
+    if (is_small && data != NULL) { /* of a note with data */
         memcpy(letter->bytes, data, (size_t)head.nbytes);
     }
     if (put != NULL) {
