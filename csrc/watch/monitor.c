@@ -188,7 +188,7 @@ answer_request(dd_monitor *monitor)
 
 /* What the other ranks tell. A dump shows what was before this rank fails with them. */
 static void
-listen(dd_monitor *monitor)
+hear_others(dd_monitor *monitor)
 {
     char what[WATCH_LINE_MAX];
     if (watch_hear_dump(monitor, what)) {
@@ -224,7 +224,7 @@ dd_monitor_step(dd_monitor *monitor)
     check_heartbeat(monitor);
     watch_follow_up(monitor);
     if (dd_clock_now_ns() >= next_check_ns(monitor)) {
-        listen(monitor);
+        hear_others(monitor);
         monitor->last_check_ns = dd_clock_now_ns();
     }
     watch_end_pass(monitor);
