@@ -151,8 +151,8 @@ typedef struct arena_shared {
     _Alignas(128) arena_bits asleep; /* ranks to be woken */
     arena_bits poisoned;             /* that have given up; never cleared */
     arena_bits unregistered;         /* whose process cannot be fenced by another yet (see arena_sync.c) */
-    /* A hint by rank 0: large operations are staged past the caches. Written seldom, and read once an
-     * operation. */
+    /* A hint by whoever has tried both: large operations are staged past the caches. Written seldom, and read
+     * once an operation. */
     _Alignas(128) _Atomic uint32_t is_streaming;
 } arena_shared;
 
@@ -240,7 +240,7 @@ enum {
     ARENA_STEP_CLOSED = 0x40000001,
 };
 
-/* Of rank 0: which way of copying is faster; see arena_copy.c. */
+/* Which way of copying is faster, as this rank has tried; see arena_copy.c. */
 typedef struct arena_trial {
     bool is_open;
     dd_coll coll; /* of the operations that count */
