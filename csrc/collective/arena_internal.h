@@ -182,9 +182,9 @@ typedef struct arena_said {
 
 /* What the operation under way needs of another rank, or of our own part. */
 typedef struct arena_peer {
+    size_t place;  /* of round 0, in its slot */
+    size_t stride; /* there, from one rank's part to the next */
     uint64_t payload[ARENA_PAYLOAD_WORDS];
-    size_t place;         /* of round 0, in its slot */
-    size_t stride;        /* there, from one rank's part to the next */
     const uint8_t *input; /* what we read of it, where it is in a region; else NULL */
     uint8_t *output;      /* in place */
     size_t lead, tail;    /* bytes at both ends of it that only its rank writes */
