@@ -111,6 +111,7 @@ dd_arena_create(int nranks, bool is_crowded, int *fd, dd_error *err)
         arena_shared shared = {
             .geometry = geometry_of(nranks),
             .is_crowded = is_crowded,
+            .is_streaming = !is_crowded,
         };
         dd_arena_ranks unregistered = all_of(nranks > 1 ? nranks : 0); /* alone there is nobody to sleep */
         memcpy(&shared.unregistered, &unregistered, sizeof(unregistered));

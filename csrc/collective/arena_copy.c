@@ -1,8 +1,9 @@
 /* How ranks copy into the arena: through their caches, or past them. The first is better where the ranks'
  * cores share a cache, the second where they do not, by up to five times, and on a virtual machine that
  * changes while a program runs. Up to 64 KiB, copies past the caches cost little where they are worse. Above,
- * rank 0 tries both now and then, with operations that are called anyway, and tells the others. That is a
- * hint: ranks may go by different ones. */
+ * one rank tries both now and then, with operations that are called anyway, and tells the others. That is a
+ * hint: ranks may go by different ones. Until there has been a trial, copies go past the caches unless ranks
+ * share cores: that loses little where it is wrong. */
 #include "collective/arena_internal.h"
 #include "core/clock.h"
 #include "kernels/copy.h"
@@ -38,6 +39,19 @@ takes_past_caches(const dd_arena *arena)
         nbytes += args->outputs[k].nbytes;
     }
     return nbytes >= min_nbytes / (size_t)nreceivers;
+}
+
+/* Of operations for all, rank 0 judges. A root that sends does, if it sends so much that it has to wait for its
+ * readers; where only the readers know how long it takes, nobody does. */
+static bool
+is_judge(const dd_arena *arena)
+{
+    const arena_call *call = arena->op.call;
+    size_t slot_nbytes = ARENA_NBUFFERS * arena->geometry.buffer_nbytes;
+    if (call->traits->is_from_root) {
+        return arena->rank == call->root && arena->op.nbytes >= 2 * slot_nbytes;
+    }
+    return arena->rank == 0 && !call->traits->is_to_root;
 }
 
 /* Both ways have been tried: the faster one it is, for a while. */
@@ -89,8 +103,7 @@ dd_arena_choose_copy(dd_arena *arena)
     op->is_measured = false;
     op->is_taken_past = false;
     if (staged_nbytes > (arena->is_crowded ? TRIAL_MIN_BYTES_CROWDED : STREAM_ALWAYS_BYTES)) {
-        bool is_for_all = !traits->is_from_root && !traits->is_to_root;
-        op->is_measured = is_for_all && arena->rank == 0 && join_trial(arena);
+        op->is_measured = is_judge(arena) && join_trial(arena);
         op->is_streaming = atomic_load_explicit(&arena->shared->is_streaming, memory_order_relaxed) != 0;
         op->is_taken_past = takes_past_caches(arena);
     }

@@ -271,8 +271,8 @@ table_or(const header_check *check, int owner, arena_table table, int k)
     return atomic_load_explicit(&words[k], memory_order_relaxed);
 }
 
-/* What one rank sends to another and what that expects. While it matters, our own numbers are taken from our blocks
- * and not from shared memory, where a peer may have changed them. */
+/* What one rank sends to another and what that expects. While it matters, our own numbers are taken from our
+ * blocks and not from shared memory, where a peer may have changed them. */
 static dd_arena_state
 compare_pair(const header_check *check, int from, int to)
 {
@@ -295,7 +295,7 @@ compare_pair(const header_check *check, int from, int to)
                                : blame_size(check, from, sent, to, expected);
 }
 
-/* Every rank compares all pairs, also those that are none of its business: so that all see that one does not fit. */
+/* Every rank compares all pairs, also those that it has no part in: so that all see that one does not fit. */
 static dd_arena_state
 compare_pairs(const header_check *check)
 {

@@ -152,8 +152,8 @@ typedef struct arena_shared {
     _Alignas(128) arena_bits asleep; /* ranks to be woken */
     arena_bits poisoned;             /* that have given up; never cleared */
     arena_bits unregistered;         /* whose process cannot be fenced by another yet (see arena_sync.c) */
-    /* A hint by rank 0: large operations are staged past the caches. Written seldom, and read once an
-     * operation. */
+    /* A hint by whoever has tried both: large operations are staged past the caches. Written seldom, and read
+     * once an operation. */
     _Alignas(128) _Atomic uint32_t is_streaming;
 } arena_shared;
 
@@ -188,9 +188,9 @@ typedef struct arena_said {
 
 /* What the operation under way needs of another rank, or of our own part. */
 typedef struct arena_peer {
+    size_t place;  /* of round 0, in its slot */
+    size_t stride; /* there, from one rank's part to the next */
     uint64_t payload[ARENA_PAYLOAD_WORDS];
-    size_t place;         /* of round 0, in its slot */
-    size_t stride;        /* there, from one rank's part to the next */
     const uint8_t *input; /* what we read of it, where it is in a region; else NULL */
     uint8_t *output;      /* in place */
     size_t lead, tail;    /* bytes at both ends of it that only its rank writes */
@@ -246,7 +246,7 @@ enum {
     ARENA_STEP_CLOSED = 0x40000001,
 };
 
-/* Of rank 0: which way of copying is faster; see arena_copy.c. */
+/* Which way of copying is faster, as this rank has tried; see arena_copy.c. */
 typedef struct arena_trial {
     bool is_open;
     dd_coll coll; /* of the operations that count */

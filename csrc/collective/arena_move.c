@@ -219,32 +219,24 @@ dd_arena_read_from(dd_arena *arena, uint64_t round)
     return op->call->traits->is_from_root ? &op->root : &arena->all_ranks;
 }
 
-/* Data that lies somewhere else than in a slot, from its beginning; NULL for a slot. */
-static const uint8_t *
-unstaged(const dd_arena *arena, int k)
-{
-    const arena_op *op = &arena->op;
-    bool is_split = op->call->traits->is_split;
-    if (k == arena->rank) {
-        return op->args->inputs[is_split ? k : 0].data;
-    }
-    const arena_peer *peer = &arena->peers[k];
-    if ((arena->said[k].flags & ARENA_IS_INLINE) != 0) {
-        size_t index = is_split ? part_index(k, arena->rank) : 0;
-        return (const uint8_t *)peer->payload + index * op->nbytes;
-    }
-    return (arena->said[k].flags & ARENA_IN_REGION) != 0 ? peer->input : NULL;
-}
-
+/* Where the block that rank k gives us has its byte `offset`, of this round if it is staged. */
 static const uint8_t *
 data_of(const dd_arena *arena, int k, uint64_t round, size_t offset)
 {
     const arena_op *op = &arena->op;
-    const uint8_t *data = unstaged(arena, k);
-    if (data != NULL) {
-        return data + offset;
+    bool is_split = op->call->traits->is_split;
+    if (k == arena->rank) {
+        return (const uint8_t *)op->args->inputs[is_split ? k : 0].data + offset;
     }
-    size_t index = op->call->traits->is_split ? part_index(k, arena->rank) : 0;
+    const arena_peer *peer = &arena->peers[k];
+    uint64_t flags = arena->said[k].flags;
+    size_t index = is_split ? part_index(k, arena->rank) : 0;
+    if ((flags & ARENA_IS_INLINE) != 0) {
+        return (const uint8_t *)peer->payload + index * op->nbytes + offset;
+    }
+    if ((flags & ARENA_IN_REGION) != 0 && peer->input != NULL) {
+        return peer->input + offset;
+    }
     return arena->slots[k].buffers + place_of(arena, k, round) + index * stride_of(arena, k, round) +
            (offset - start_of(op, round));
 }
