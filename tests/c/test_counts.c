@@ -629,7 +629,10 @@ TEST(ways_to_wait)
     }
 }
 
-/* ---- bytes copied, by all ranks of an operation, in blocks; what a reduction writes is not in it */
+/* ---- bytes copied, by all ranks of an operation, in blocks; what a reduction writes is not in it. What ranks keep of the call, some hundred
+ * bytes, is. */
+
+#define KEPT_BLOCKS 0.01
 
 static const struct copy_limit {
     dd_coll coll;
@@ -660,11 +663,11 @@ count_copies(team_rank *self)
         snprintf(name, sizeof name, "after %zu", i);
         team_rendezvous(self, name);
         member_fini(&member);
-        if (self->rank == 0 && (getenv("DLDIST_TEST_COUNTS") != NULL || found > limit->most)) {
+        if (self->rank == 0 && (getenv("DLDIST_TEST_COUNTS") != NULL || found > limit->most + KEPT_BLOCKS)) {
             printf("    %-14s %d ranks, %zu KiB: %.3f blocks are copied; at most %.3f\n",
                    dd_coll_name(limit->coll), self->size, LARGE >> 10, found, limit->most);
         }
-        CHECK(found <= limit->most);
+        CHECK(found <= limit->most + KEPT_BLOCKS);
     }
 }
 
