@@ -34,7 +34,7 @@ STUB_VERSIONS ?= 2.18.1 2.19.3 2.22.3 2.23.4 2.24.3 2.27.3 2.28.3 2.28.7 2.29.2 
 STUB_SHARED := tests/stubs/stub_faults.c tests/stubs/stub_handles.c
 STUB_CUDA := $(wildcard tests/stubs/cuda_stub*.c) $(STUB_SHARED)
 STUB_NCCL := $(filter-out tests/stubs/nccl_stub_api.c,$(wildcard tests/stubs/nccl_stub*.c)) $(STUB_SHARED) \
-             $(wildcard csrc/kernels/reduce*.c) csrc/core/dtype.c csrc/core/cpu.c csrc/core/mem.c csrc/core/bytes.c csrc/core/status.c
+             $(wildcard csrc/kernels/reduce*.c) csrc/core/dtype.c csrc/core/cpu.c csrc/core/mem.c csrc/core/bytes.c csrc/core/status.c csrc/core/system.c
 
 WARNINGS := -Wall -Wextra -Wshadow -Wconversion -Wformat=2 -Wstrict-prototypes -Wmissing-prototypes \
             -Wundef -Wvla -Wswitch-enum -Werror
@@ -79,7 +79,7 @@ NO_RANDOM_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: help test-c test-asan test-tsan stubs model replay fuzz-build coverage check layers headers format-check check-nccl tidy format \
+.PHONY: help check-system test-c test-asan test-tsan stubs model replay fuzz-build coverage check layers headers format-check check-nccl tidy format \
         ext symbols test-py test-py-asan chaos kills soak bench-peers bench-collectives bench-ranks bench-noise \
         bench-every clean $(addprefix fuzz-,$(FUZZ_NAMES))
 
@@ -224,6 +224,9 @@ format: ## rewrite all C files with clang-format
 
 ext: ## build the extension in place, into pkg/dldist/, with $(PYTHON)
 	$(PYTHON) setup.py -q build_ext --inplace
+
+check-system: $(BUILD)/fast/tests_c ## csrc asks the system through csrc/core alone
+	@$(PYTHON) tools/check_system.py $(BUILD)/fast
 
 symbols: ## the built extension exports its init function alone and needs libc alone
 	@$(PYTHON) tools/check_symbols.py

@@ -2,11 +2,10 @@
 #include "core/fork.h"
 #include "core/mem.h"
 #include "core/shared_memory.h"
+#include "core/system.h"
 
 #include <errno.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #define ARENA_MAGIC UINT64_C(0x616e657261646464) /* "dddarena" */
 #define ARENA_VERSION 4
@@ -115,7 +114,7 @@ dd_arena_create(int nranks, bool is_crowded, int *fd, dd_error *err)
         };
         dd_arena_ranks unregistered = all_of(nranks > 1 ? nranks : 0); /* alone there is nobody to sleep */
         memcpy(&shared.unregistered, &unregistered, sizeof(unregistered));
-        if (pwrite(new_fd, &shared, sizeof(shared), 0) == (ssize_t)sizeof(shared)) {
+        if (dd_sys_pwrite(new_fd, &shared, sizeof(shared), 0) == (ssize_t)sizeof(shared)) {
             *fd = new_fd;
             return DD_OK;
         }
@@ -138,7 +137,8 @@ check_geometry(int fd, const arena_geometry *ours, dd_error *err)
     _Static_assert(sizeof(names) / sizeof(names[0]) == sizeof(*ours) / sizeof(uint64_t), "each has a name");
     uint64_t found[sizeof(*ours) / sizeof(uint64_t)];
     uint64_t wanted[sizeof(*ours) / sizeof(uint64_t)];
-    if (dd_shared_memory_nbytes(fd) == 0 || pread(fd, found, sizeof(found), 0) != (ssize_t)sizeof(found)) {
+    if (dd_shared_memory_nbytes(fd) == 0 ||
+        dd_sys_pread(fd, found, sizeof(found), 0) != (ssize_t)sizeof(found)) {
         return dd_error_set(err, DD_PROTOCOL, "descriptor %d is no sealed arena of %llu ranks", fd,
                             (unsigned long long)ours->nranks);
     }
@@ -168,12 +168,12 @@ map_shared(dd_arena *arena, int fd, dd_error *err)
         return status;
     }
     size_t nbytes = arena->geometry.nbytes;
-    void *memory = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    void *memory = dd_sys_mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (memory == MAP_FAILED) {
         return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot map an arena of %zu bytes", nbytes);
     }
     /* A forked child has no business in it. */
-    (void)madvise(memory, nbytes, MADV_DONTFORK);
+    (void)dd_sys_madvise(memory, nbytes, MADV_DONTFORK);
     arena->memory = memory;
     arena->shared = memory;
     arena->is_crowded = arena->shared->is_crowded != 0;
@@ -276,7 +276,7 @@ dd_arena_close(dd_arena *arena)
     /* In a forked child it is not mapped, and something else may be in its place. */
     bool is_mapped = arena->memory != NULL && arena->generation == dd_fork_generation();
     if (is_mapped && !arena->is_borrowed) {
-        (void)munmap(arena->memory, arena->geometry.nbytes);
+        (void)dd_sys_munmap(arena->memory, arena->geometry.nbytes);
     }
     dd_mem_free(arena->slots);
     dd_mem_free(arena->peers);

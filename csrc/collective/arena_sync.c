@@ -1,8 +1,8 @@
 #include "collective/arena_internal.h"
 
 #include "core/fence.h"
+#include "core/system.h"
 
-#include <sched.h>
 #include <string.h>
 
 /* A publisher stores its mark and then looks whether somebody sleeps; a sleeper says so and then looks at the marks. Each must
@@ -63,7 +63,7 @@ wake_sleepers(dd_arena *arena)
 static uint32_t
 current_cpu(void)
 {
-    return (uint32_t)(sched_getcpu() + 1);
+    return (uint32_t)(dd_sys_sched_getcpu() + 1);
 }
 
 void

@@ -1,8 +1,8 @@
 #include "collective/run_internal.h"
 
 #include "core/mem.h"
+#include "core/system.h"
 
-#include <sched.h>
 #include <string.h>
 
 /* How often the arena may get somewhere (some tens of microseconds each) before others have a turn. */
@@ -67,7 +67,7 @@ wait_for_movers(dd_run *run)
     dd_engine_lock(run->env.engine);
     while (run->mover.nabsent > 0) {
         dd_engine_unlock(run->env.engine);
-        sched_yield();
+        dd_sys_sched_yield();
         dd_engine_lock(run->env.engine);
     }
     dd_engine_unlock(run->env.engine);
@@ -174,7 +174,7 @@ void
 dd_run_halt_locked(dd_run *run)
 {
     while (run != NULL && atomic_load_explicit(&run->mover.is_moving, memory_order_acquire)) {
-        sched_yield();
+        dd_sys_sched_yield();
     }
 }
 

@@ -2,12 +2,24 @@
 
 #include <time.h>
 
+static int64_t
+read_clock(clockid_t clock)
+{
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return (int64_t)now.tv_sec * DD_NS_PER_S + now.tv_nsec;
+}
+
 int64_t
 dd_clock_now_ns(void)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * DD_NS_PER_S + now.tv_nsec;
+    return read_clock(CLOCK_MONOTONIC);
+}
+
+int64_t
+dd_clock_calendar_ns(void)
+{
+    return read_clock(CLOCK_REALTIME);
 }
 
 int64_t

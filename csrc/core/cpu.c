@@ -1,8 +1,8 @@
 #include "core/cpu.h"
 
 #include "core/mem.h"
+#include "core/system.h"
 
-#include <fcntl.h>
 #include <limits.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #if defined(__x86_64__)
 
@@ -110,12 +109,12 @@ affinity_count(void)
 static bool
 read_text(const char *path, char *text, size_t size)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = dd_sys_open(path, O_RDONLY | O_CLOEXEC, 0);
     if (fd < 0) {
         return false;
     }
-    ssize_t got = read(fd, text, size - 1);
-    close(fd);
+    ssize_t got = dd_sys_read(fd, text, size - 1);
+    dd_sys_close(fd);
     text[got > 0 ? got : 0] = '\0';
     return got > 0;
 }

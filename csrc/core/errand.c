@@ -10,7 +10,7 @@ dd_errand_leave(dd_errand *errand)
     dd_lock_release(&errand->mu);
     if (is_last) {
         dd_lock_fini(&errand->mu);
-        pthread_cond_destroy(&errand->cond);
+        dd_cond_fini(&errand->cond);
         errand->free(errand);
     }
 }
@@ -22,7 +22,7 @@ run_errand(void *arg)
     errand->run(errand);
     dd_lock_take(&errand->mu);
     errand->is_done = true;
-    pthread_cond_signal(&errand->cond);
+    dd_cond_signal(&errand->cond);
     dd_lock_release(&errand->mu);
     dd_errand_leave(errand);
     return NULL;
@@ -38,7 +38,7 @@ dd_errand_start(dd_errand *errand, const char *thread_name, dd_error *err)
     errand->is_done = false;
     dd_status status = dd_thread_start(&thread, thread_name, run_errand, errand, err);
     if (status == DD_OK) {
-        pthread_detach(thread);
+        dd_thread_detach(thread);
     } else {
         errand->nowners = 1;
         dd_errand_leave(errand);

@@ -113,10 +113,12 @@ dd_lock_try(dd_lock *lock)
 }
 
 bool
-dd_lock_take_until(dd_lock *lock, const struct timespec *until)
+dd_lock_take_within(dd_lock *lock, int64_t timeout_ns)
 {
     check_order(lock);
-    bool is_taken = pthread_mutex_timedlock(&lock->mutex, until) == 0;
+    int64_t until_ns = dd_clock_calendar_ns() + timeout_ns; /* this call knows no other clock */
+    struct timespec until = {until_ns / DD_NS_PER_S, until_ns % DD_NS_PER_S};
+    bool is_taken = pthread_mutex_timedlock(&lock->mutex, &until) == 0;
     if (is_taken) {
         note_taken(lock);
     }
@@ -138,6 +140,24 @@ dd_cond_init(pthread_cond_t *cond)
     (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     (void)pthread_cond_init(cond, &attr);
     (void)pthread_condattr_destroy(&attr);
+}
+
+void
+dd_cond_fini(pthread_cond_t *cond)
+{
+    (void)pthread_cond_destroy(cond);
+}
+
+void
+dd_cond_signal(pthread_cond_t *cond)
+{
+    (void)pthread_cond_signal(cond);
+}
+
+void
+dd_cond_broadcast(pthread_cond_t *cond)
+{
+    (void)pthread_cond_broadcast(cond);
 }
 
 void

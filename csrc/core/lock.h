@@ -66,13 +66,16 @@ void dd_lock_fini(dd_lock *lock);
 void dd_lock_take(dd_lock *lock);
 /* False: somebody else has it. Waits for nobody, and so in any order. */
 bool dd_lock_try(dd_lock *lock);
-/* False: it was not to be had by `until`, on the clock of the calendar. */
-bool dd_lock_take_until(dd_lock *lock, const struct timespec *until);
+/* False: others have held it for timeout_ns. */
+bool dd_lock_take_within(dd_lock *lock, int64_t timeout_ns);
 void dd_lock_release(dd_lock *lock);
 
 /* ---- conditions, on the monotonic clock */
 
 void dd_cond_init(pthread_cond_t *cond);
+void dd_cond_fini(pthread_cond_t *cond);
+void dd_cond_signal(pthread_cond_t *cond);
+void dd_cond_broadcast(pthread_cond_t *cond);
 /* The caller holds the lock and checks its predicate afterwards. */
 void dd_cond_wait(pthread_cond_t *cond, dd_lock *lock);
 void dd_cond_wait_until(pthread_cond_t *cond, dd_lock *lock, const struct timespec *until);

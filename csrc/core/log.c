@@ -72,11 +72,9 @@ dd_log_get_level(void)
 void
 dd_log_write(dd_log_level level, const char *format, ...)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
     dd_log_record record = {
         .level = level,
-        .unix_time_s = (double)now.tv_sec + (double)now.tv_nsec / (double)DD_NS_PER_S,
+        .unix_time_s = (double)dd_clock_calendar_ns() / (double)DD_NS_PER_S,
     };
     va_list args;
     va_start(args, format);
@@ -91,7 +89,7 @@ dd_log_write(dd_log_level level, const char *format, ...)
     }
     ring[(ring_first + ring_count) % RING_RECORDS] = record;
     ring_count++;
-    pthread_cond_signal(&ring_cond);
+    dd_cond_signal(&ring_cond);
     dd_lock_release(&ring_mu);
 }
 

@@ -2,9 +2,9 @@
 
 #include "core/clock.h"
 #include "core/mem.h"
+#include "core/system.h"
 
 #include <string.h>
-#include <sys/random.h>
 
 #define MIN_BUCKETS 16
 
@@ -73,7 +73,7 @@ void
 dd_map_init(dd_map *map)
 {
     *map = (dd_map){0};
-    if (getrandom(map->secret, sizeof map->secret, GRND_NONBLOCK) != (ssize_t)sizeof map->secret) {
+    if (dd_sys_getrandom(map->secret, sizeof map->secret, GRND_NONBLOCK) != (ssize_t)sizeof map->secret) {
         /* Early in a boot there may be no entropy yet; the clock is better than a constant. */
         map->secret[0] = (uint64_t)dd_clock_now_ns();
         map->secret[1] = (uint64_t)(uintptr_t)map;

@@ -1,12 +1,9 @@
 #include "core/shared_memory.h"
 
 #include "core/fork.h"
+#include "core/system.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 /* Not in the headers of older systems. */
 #ifndef MFD_NOEXEC_SEAL
@@ -32,8 +29,8 @@ error_of(const char *call, int sys_errno, dd_error *err)
 static int
 create_memfd(const char *name)
 {
-    int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
-    return fd < 0 && errno == EINVAL ? memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING) : fd;
+    int fd = dd_sys_memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+    return fd < 0 && errno == EINVAL ? dd_sys_memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING) : fd;
 }
 
 dd_status
@@ -44,9 +41,9 @@ dd_shared_memory_create(const char *name, size_t nbytes, int *fd, dd_error *err)
         return error_of("memfd_create", errno, err);
     }
     const char *call = "ftruncate";
-    if (ftruncate(new_fd, (off_t)nbytes) == 0) {
+    if (dd_sys_ftruncate(new_fd, (off_t)nbytes) == 0) {
         call = "sealing";
-        if (fcntl(new_fd, F_ADD_SEALS, SEALS) == 0) {
+        if (dd_sys_fcntl(new_fd, F_ADD_SEALS, SEALS) == 0) {
             *fd = new_fd;
             return DD_OK;
         }
@@ -60,7 +57,7 @@ size_t
 dd_shared_memory_nbytes(int fd)
 {
     struct stat info;
-    int seals = fcntl(fd, F_GET_SEALS);
+    int seals = dd_sys_fcntl(fd, F_GET_SEALS, 0);
     bool is_sealed = seals >= 0 && (seals & SEALS) == SEALS;
-    return is_sealed && fstat(fd, &info) == 0 && info.st_size > 0 ? (size_t)info.st_size : 0;
+    return is_sealed && dd_sys_fstat(fd, &info) == 0 && info.st_size > 0 ? (size_t)info.st_size : 0;
 }

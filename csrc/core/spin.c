@@ -1,9 +1,7 @@
 #include "core/spin.h"
 
 #include "core/clock.h"
-
-#include <sched.h>
-#include <unistd.h>
+#include "core/system.h"
 
 /* Dozens of others that spin as we do take microseconds of a yield each; who works takes a time slice. */
 #define LONG_YIELD_NS (2 * DD_NS_PER_MS)
@@ -54,7 +52,7 @@ int64_t
 dd_spin_time_yield(void)
 {
     int64_t began_ns = dd_clock_now_ns();
-    sched_yield();
+    dd_sys_sched_yield();
     return dd_clock_now_ns() - began_ns;
 }
 

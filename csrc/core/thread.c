@@ -41,3 +41,35 @@ dd_thread_start(pthread_t *thread, const char *name, void *(*run)(void *), void 
     }
     return DD_OK;
 }
+
+void
+dd_thread_join(pthread_t thread)
+{
+    (void)pthread_join(thread, NULL);
+}
+
+void
+dd_thread_detach(pthread_t thread)
+{
+    (void)pthread_detach(thread);
+}
+
+bool
+dd_thread_try_join(pthread_t thread, int64_t timeout_ns)
+{
+    int64_t until_ns = dd_clock_calendar_ns() + timeout_ns;
+    struct timespec until = {until_ns / DD_NS_PER_S, until_ns % DD_NS_PER_S};
+    return pthread_timedjoin_np(thread, NULL, &until) == 0;
+}
+
+pthread_t
+dd_thread_self(void)
+{
+    return pthread_self();
+}
+
+void
+dd_thread_own_name(char *name, size_t nbytes)
+{
+    (void)pthread_getname_np(pthread_self(), name, nbytes);
+}

@@ -1,5 +1,7 @@
 #include "core/wait.h"
 
+#include "core/system.h"
+
 #include <time.h>
 
 dd_wait
@@ -57,7 +59,7 @@ dd_wait_sleep(const dd_wait *wait, int64_t duration_ns, dd_error *err)
             return DD_OK;
         }
         struct timespec slice = {slice_ns / DD_NS_PER_S, slice_ns % DD_NS_PER_S};
-        nanosleep(&slice, NULL);
+        dd_sys_nanosleep(&slice, NULL);
         dd_status status = dd_wait_check(wait, err);
         if (status != DD_OK) {
             return status;

@@ -4,13 +4,10 @@
 #include "core/fork.h"
 #include "core/mem.h"
 #include "core/shared_memory.h"
+#include "core/system.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <sched.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 typedef enum region_use {
     REGION_ARRAY,
@@ -61,7 +58,7 @@ map_new_memory(size_t nbytes, void **data, int *fd, dd_error *err)
 {
     dd_status status = dd_shared_memory_create("dldist-region", nbytes, fd, err);
     if (status == DD_OK) {
-        *data = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
+        *data = dd_sys_mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
         if (*data == MAP_FAILED) {
             status = dd_error_set_errno(err, errno == ENOMEM ? DD_OUT_OF_MEMORY : DD_SYSTEM, errno,
                                         "mmap failed; there may be too little memory, or a limit of it");
@@ -192,7 +189,7 @@ lock_unmoved(dd_group *group)
     dd_engine_lock(group->engine);
     while (dd_run_is_moving_locked(group->run)) {
         dd_engine_unlock(group->engine);
-        sched_yield();
+        dd_sys_sched_yield();
         dd_engine_lock(group->engine);
     }
 }
@@ -250,15 +247,16 @@ static dd_status
 show_at(const dd_region *region, void *at, int fd, dd_error *err)
 {
     int access = PROT_READ | PROT_WRITE;
-    void *twin = mmap(NULL, region->capacity, access, MAP_SHARED | MAP_POPULATE, region->fd, 0);
-    if (twin != MAP_FAILED && dup3(region->fd, fd, O_CLOEXEC) >= 0 &&
-        mremap(twin, region->capacity, region->capacity, MREMAP_MAYMOVE | MREMAP_FIXED, at) != MAP_FAILED) {
+    void *twin = dd_sys_mmap(NULL, region->capacity, access, MAP_SHARED | MAP_POPULATE, region->fd, 0);
+    if (twin != MAP_FAILED && dd_sys_dup3(region->fd, fd, O_CLOEXEC) >= 0 &&
+        dd_sys_mremap(twin, region->capacity, region->capacity, MREMAP_MAYMOVE | MREMAP_FIXED, at) !=
+            MAP_FAILED) {
         return DD_OK;
     }
     dd_status status = dd_error_set_errno(err, DD_SYSTEM, errno, "cannot show a region of %zu bytes at %p",
                                           region->nbytes, at);
     if (twin != MAP_FAILED) {
-        munmap(twin, region->capacity);
+        dd_sys_munmap(twin, region->capacity);
     }
     return status;
 }
@@ -356,10 +354,10 @@ put_away(dd_region *region)
         return;
     }
     if (region->use == REGION_ADOPTED && region->shown_at == NULL) {
-        (void)madvise(region->data, region->capacity, MADV_REMOVE);
+        (void)dd_sys_madvise(region->data, region->capacity, MADV_REMOVE);
     } else if (region->use == REGION_ARRAY &&
                atomic_fetch_add(&group->kept_nbytes, region->dirty) + region->dirty > KEPT_MAX_BYTES &&
-               madvise(region->data, region->capacity, MADV_REMOVE) == 0) {
+               dd_sys_madvise(region->data, region->capacity, MADV_REMOVE) == 0) {
         atomic_fetch_sub(&group->kept_nbytes, region->dirty);
         region->dirty = 0;
     }
@@ -384,16 +382,16 @@ dd_region_release(dd_region *region)
 static dd_status
 make_private(uint8_t *at, size_t nbytes, dd_error *err)
 {
-    void *own = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *own = dd_sys_mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (own != MAP_FAILED) {
         memcpy(own, at, nbytes);
-        if (mremap(own, nbytes, nbytes, MREMAP_MAYMOVE | MREMAP_FIXED, at) != MAP_FAILED) {
+        if (dd_sys_mremap(own, nbytes, nbytes, MREMAP_MAYMOVE | MREMAP_FIXED, at) != MAP_FAILED) {
             return DD_OK;
         }
     }
     dd_status status = dd_error_set_errno(err, DD_SYSTEM, errno, "cannot make %zu bytes private", nbytes);
     if (own != MAP_FAILED) {
-        munmap(own, nbytes);
+        dd_sys_munmap(own, nbytes);
     }
     return status;
 }
@@ -509,7 +507,7 @@ map_descriptor(uint32_t id, int fd, dd_block *memory, dd_error *err)
     if (nbytes == 0) {
         return dd_error_set(err, DD_PROTOCOL, "what came as region %u is no sealed memory", id);
     }
-    void *data = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    void *data = dd_sys_mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (data == MAP_FAILED) {
         return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot map region %u of %zu bytes", id, nbytes);
     }
@@ -531,7 +529,7 @@ map_region(dd_group *group, int local, uint32_t id, int fd, dd_block *memory, dd
         *memory = mapped->memory;
         status = dd_arena_add_region(group->arena, local, id, memory->data, memory->nbytes, err);
         if (status != DD_OK) {
-            munmap(memory->data, memory->nbytes);
+            dd_sys_munmap(memory->data, memory->nbytes);
         }
     }
     if (status != DD_OK) {
@@ -595,7 +593,7 @@ group_drop_regions(dd_group *group)
     while (!dd_list_is_empty(&group->regions)) {
         dd_region *region = DD_CONTAINER_OF(group->regions.next, dd_region, link);
         dd_list_remove(&region->link);
-        munmap(region->data, region->capacity);
+        dd_sys_munmap(region->data, region->capacity);
         if (!is_forked) { /* there it is closed, and its number another's */
             dd_fork_close(region->fd);
         }
@@ -604,7 +602,7 @@ group_drop_regions(dd_group *group)
     while (!dd_list_is_empty(&group->mapped)) {
         mapped_region *mapped = DD_CONTAINER_OF(group->mapped.next, mapped_region, link);
         dd_list_remove(&mapped->link);
-        munmap(mapped->memory.data, mapped->memory.nbytes);
+        dd_sys_munmap(mapped->memory.data, mapped->memory.nbytes);
         dd_mem_free(mapped);
     }
     while (!dd_list_is_empty(&group->wanted)) {

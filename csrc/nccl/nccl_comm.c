@@ -33,7 +33,7 @@ dd_nccl_comm_free_record(dd_nccl_comm *comm)
         return;
     }
     if (comm->fork_generation == dd_fork_generation()) {
-        pthread_cond_destroy(&comm->changed);
+        dd_cond_fini(&comm->changed);
         dd_lock_fini(&comm->mu);
     }
     dd_mem_free(comm);
@@ -143,7 +143,7 @@ dd_nccl_comm_leave(dd_nccl_comm *comm)
 {
     dd_lock_take(&comm->mu);
     comm->is_inside = false;
-    pthread_cond_broadcast(&comm->changed);
+    dd_cond_broadcast(&comm->changed);
     dd_lock_release(&comm->mu);
 }
 
@@ -252,7 +252,7 @@ take_handle_locked(dd_nccl_comm *comm, dd_nccl_comm_state state)
     dd_nccl_comm_handle handle = comm->handle;
     comm->state = state;
     comm->handle = NULL;
-    pthread_cond_broadcast(&comm->changed);
+    dd_cond_broadcast(&comm->changed);
     return handle;
 }
 

@@ -2,6 +2,7 @@
 
 #include "core/lock.h"
 #include "core/mem.h"
+#include "core/thread.h"
 
 void
 dd_nccl_task_release(dd_nccl_task *t)
@@ -13,7 +14,7 @@ dd_nccl_task_release(dd_nccl_task *t)
         dd_nccl_comm_free_record(t->comms[i]);
     }
     dd_nccl_comm_release(t->parent);
-    pthread_cond_destroy(&t->changed);
+    dd_cond_fini(&t->changed);
     dd_lock_fini(&t->mu);
     dd_mem_free(t->ids);
     dd_mem_free(t->numbers);
@@ -255,7 +256,7 @@ run_task(void *arg)
         dd_lock_take(&t->mu);
     }
     t->is_done = true;
-    pthread_cond_broadcast(&t->changed);
+    dd_cond_broadcast(&t->changed);
     dd_lock_release(&t->mu);
     dd_nccl_task_release(t);
     return NULL;
@@ -284,7 +285,7 @@ await_task(dd_nccl_task *t, const atomic_bool *stop, const dd_wait *wait, dd_err
         return DD_OK;
     }
     t->is_given_up = true;
-    pthread_cond_broadcast(&t->changed);
+    dd_cond_broadcast(&t->changed);
     dd_wait patience = dd_wait_after(DD_NCCL_LEAVE_NS);
     while (!t->is_done && !t->is_in_call && !dd_wait_is_over(&patience)) {
         dd_cond_wait_slice(&t->changed, &t->mu, &patience);
@@ -310,10 +311,10 @@ dd_nccl_task_run(dd_nccl_task *t, dd_nccl_comm **comms, const atomic_bool *stop,
     }
     status = await_task(t, stop, wait, err);
     if (status == DD_OK) {
-        pthread_join(thread, NULL);
+        dd_thread_join(thread);
         status = t->status == DD_OK ? DD_OK : dd_error_copy(err, &t->error);
     } else {
-        pthread_detach(thread);
+        dd_thread_detach(thread);
     }
     for (int i = 0; i < t->ncomms && status == DD_OK; i++) {
         bool is_made = t->comms[i]->handle != NULL;

@@ -50,7 +50,7 @@ free_group(dd_nccl_group *group)
         return;
     }
     dd_mem_free((void *)(uintptr_t)group->options.name.data);
-    pthread_cond_destroy(&group->ended);
+    dd_cond_fini(&group->ended);
     dd_lock_fini(&group->lock);
     dd_lock_fini(&group->launch);
     dd_mem_free(group);
@@ -313,25 +313,13 @@ dd_nccl_group_check(dd_nccl_group *group, dd_error *err)
 
 /* ---- one call at a time */
 
-/* False: it is still taken after a slice of `wait`. These locks only know the calendar's time. */
-static bool
-try_launch_for_a_slice(dd_nccl_group *group, const dd_wait *wait)
-{
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    int64_t until_ns = until.tv_nsec + dd_wait_slice_ns(wait);
-    until.tv_sec += until_ns / DD_NS_PER_S;
-    until.tv_nsec = until_ns % DD_NS_PER_S;
-    return dd_lock_take_until(&group->launch, &until);
-}
-
 dd_status
 nccl_group_enter_launch(dd_nccl_group *group, const dd_wait *wait, dd_error *err)
 {
     if (dd_lock_try(&group->launch)) {
         return DD_OK;
     }
-    while (!try_launch_for_a_slice(group, wait)) {
+    while (!dd_lock_take_within(&group->launch, dd_wait_slice_ns(wait))) {
         dd_status status = DD_OK;
         if (atomic_load(&group->stop)) {
             status = dd_nccl_group_check(group, err);

@@ -72,7 +72,7 @@ settle(dd_nccl_group *group, nccl_channel *channel, dd_nccl_comm *comm, dd_statu
         channel->is_blocking = dd_nccl_comm_is_blocking(comm);
         atomic_store_explicit(&channel->comm, comm, memory_order_release);
     }
-    pthread_cond_broadcast(&group->ended);
+    dd_cond_broadcast(&group->ended);
     dd_lock_release(&group->lock);
     if (ended != DD_OK) {
         nccl_group_start_abort(group);

@@ -2,6 +2,7 @@
 #include "nccl/nccl_internal.h"
 
 #include "core/lock.h"
+#include "core/thread.h"
 /* For communicators to end once nothing is under way, where the caller sets no limit. */
 #define COMMS_END_NS (10 * DD_NS_PER_S)
 
@@ -40,7 +41,7 @@ nccl_group_end(dd_nccl_group *group, const dd_error *cause, const nccl_origin *o
         atomic_store(&group->stop, true);
         end_works_locked(group, &ended);
         group->is_unheard = how == NCCL_END_FAILED && !dd_list_is_empty(&ended);
-        pthread_cond_broadcast(&group->ended);
+        dd_cond_broadcast(&group->ended);
     }
     dd_lock_release(&group->lock);
     nccl_works_release_ended(&ended);
@@ -162,7 +163,7 @@ abort_channel(void *arg)
     (void)!dd_nccl_comm_abort(atomic_load(&channel->comm), cause.message, NULL);
     dd_lock_take(&group->lock);
     group->naborts--;
-    pthread_cond_broadcast(&group->ended);
+    dd_cond_broadcast(&group->ended);
     /* Before anybody who waits for the end can know of it. */
     bool is_last = atomic_fetch_sub_explicit(&group->refs, 1, memory_order_acq_rel) == 1;
     dd_lock_release(&group->lock);
@@ -180,7 +181,7 @@ nccl_group_start_abort(dd_nccl_group *group)
     while ((channel = take_to_abort(group)) != NULL) {
         pthread_t thread;
         if (dd_thread_start(&thread, "dldist-abort", abort_channel, channel, NULL) == DD_OK) {
-            pthread_detach(thread);
+            dd_thread_detach(thread);
         } else {
             (void)abort_channel(channel); /* late is better than never */
         }

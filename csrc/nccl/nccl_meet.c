@@ -1,11 +1,11 @@
 #include "nccl/nccl_meet.h"
 
+#include "core/system.h"
 #include "nccl/nccl_comm.h"
 #include "store/meeting.h"
 
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 /* What a rank leaves; a root's id, or its reason, follows. Native numbers: NCCL itself wants all hosts to be of one kind. */
 typedef struct card {
@@ -62,8 +62,8 @@ is_stopped(void *ctx)
 static dd_status
 make_card(const dd_nccl_meeting *m, int nids, dd_blob *out, dd_error *err)
 {
-    card mine = {.version = m->lib->version, .device = m->device, .pid = getpid(), .nids = nids};
-    if (gethostname(mine.host, sizeof mine.host - 1) != 0) {
+    card mine = {.version = m->lib->version, .device = m->device, .pid = dd_sys_getpid(), .nids = nids};
+    if (dd_sys_gethostname(mine.host, sizeof mine.host - 1) != 0) {
         (void)snprintf(mine.host, sizeof mine.host, "?");
     }
     dd_bytes tail = {0};

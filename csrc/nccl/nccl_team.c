@@ -380,7 +380,7 @@ dd_nccl_team_abort(dd_nccl_team *team, const char *reason, dd_error *err)
     }
     for (int i = 0; i < team->size; i++) {
         if (all[i].has_thread) {
-            pthread_join(all[i].thread, NULL);
+            dd_thread_join(all[i].thread);
         }
         if (status == DD_OK && all[i].status != DD_OK) {
             status = dd_error_copy(err, &all[i].error);

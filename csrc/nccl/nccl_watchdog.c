@@ -2,6 +2,7 @@
 
 #include "core/fork.h"
 #include "core/lock.h"
+#include "core/thread.h"
 #include "nccl/nccl_internal.h"
 
 #include <time.h>
@@ -291,13 +292,10 @@ await_aborts(dd_nccl_watchdog *watchdog)
 static bool
 join(dd_nccl_watchdog *watchdog)
 {
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += JOIN_NS / DD_NS_PER_S;
-    if (pthread_timedjoin_np(watchdog->thread, NULL, &until) == 0) {
+    if (dd_thread_try_join(watchdog->thread, JOIN_NS)) {
         return true;
     }
-    pthread_detach(watchdog->thread);
+    dd_thread_detach(watchdog->thread);
     return false;
 }
 
@@ -310,13 +308,13 @@ dd_nccl_watchdog_destroy(dd_nccl_watchdog *watchdog)
     dd_lock_take(&watchdog->lock);
     watchdog->is_stopping = true;
     bool is_started = watchdog->is_started;
-    pthread_cond_broadcast(&watchdog->wake);
+    dd_cond_broadcast(&watchdog->wake);
     dd_lock_release(&watchdog->lock);
     bool is_alone = await_aborts(watchdog);
     if ((is_started && !join(watchdog)) || !is_alone) {
         return;
     }
-    pthread_cond_destroy(&watchdog->wake);
+    dd_cond_fini(&watchdog->wake);
     dd_lock_fini(&watchdog->lock);
     dd_mem_free(watchdog);
 }
@@ -338,7 +336,7 @@ nccl_watchdog_add(dd_nccl_watchdog *watchdog, dd_nccl_group *group, dd_error *er
         dd_list_push_back(&watchdog->groups, &group->link);
         watchdog->ngroups++;
         atomic_store(&watchdog->is_asleep, false);
-        pthread_cond_broadcast(&watchdog->wake);
+        dd_cond_broadcast(&watchdog->wake);
     }
     dd_lock_release(&watchdog->lock);
     return status;
@@ -368,7 +366,7 @@ nccl_watchdog_end_abort(dd_nccl_watchdog *watchdog)
 {
     dd_lock_take(&watchdog->lock);
     watchdog->naborts--;
-    pthread_cond_broadcast(&watchdog->wake);
+    dd_cond_broadcast(&watchdog->wake);
     dd_lock_release(&watchdog->lock);
 }
 
@@ -380,7 +378,7 @@ nccl_watchdog_kick(dd_nccl_watchdog *watchdog)
     }
     dd_lock_take(&watchdog->lock);
     atomic_store(&watchdog->is_asleep, false);
-    pthread_cond_broadcast(&watchdog->wake);
+    dd_cond_broadcast(&watchdog->wake);
     dd_lock_release(&watchdog->lock);
 }
 
@@ -416,6 +414,6 @@ dd_nccl_watchdog_hurry(dd_nccl_watchdog *watchdog)
         return;
     }
     dd_lock_take(&watchdog->lock);
-    pthread_cond_broadcast(&watchdog->wake);
+    dd_cond_broadcast(&watchdog->wake);
     dd_lock_release(&watchdog->lock);
 }

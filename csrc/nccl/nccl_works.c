@@ -199,7 +199,7 @@ complete_locked(nccl_work *work, const dd_error *error, dd_list *ended)
     dd_list_push_back(ended, &work->link);
     (void)dd_work_complete(&work->base.base, error);
     if (group->nwaiters > 0) {
-        pthread_cond_broadcast(&group->ended);
+        dd_cond_broadcast(&group->ended);
     }
 }
 

@@ -2,9 +2,9 @@
 
 #include "core/errand.h"
 #include "core/mem.h"
+#include "core/system.h"
 
 #include <arpa/inet.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
@@ -53,10 +53,10 @@ get_addresses(const char *host, const char *port, int flags, dd_addr_list *list)
 {
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = flags | AI_NUMERICSERV};
     struct addrinfo *info = NULL;
-    int rc = getaddrinfo(host, port, &hints, &info);
+    int rc = dd_sys_getaddrinfo(host, port, &hints, &info);
     if (rc == 0) {
         copy_results(info, list);
-        freeaddrinfo(info);
+        dd_sys_freeaddrinfo(info);
     }
     return rc;
 }

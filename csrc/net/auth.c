@@ -1,14 +1,15 @@
 #include "net/auth.h"
 
+#include "core/system.h"
+
 #include <errno.h>
-#include <sys/random.h>
 
 dd_status
 dd_auth_random(void *out, size_t nbytes, dd_error *err)
 {
     uint8_t *bytes = out;
     for (size_t done = 0; done < nbytes;) {
-        ssize_t rc = getrandom(bytes + done, nbytes - done, 0);
+        ssize_t rc = dd_sys_getrandom(bytes + done, nbytes - done, 0);
         if (rc < 0 && errno != EINTR) {
             return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot get random bytes");
         }

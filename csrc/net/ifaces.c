@@ -1,7 +1,8 @@
 #include "net/ifaces.h"
 
+#include "core/system.h"
+
 #include <errno.h>
-#include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
 #include <stdio.h>
@@ -24,7 +25,7 @@ dd_status
 dd_ifaces_find(dd_iface_list *list, dd_error *err)
 {
     struct ifaddrs *all = NULL;
-    if (getifaddrs(&all) != 0) {
+    if (dd_sys_getifaddrs(&all) != 0) {
         return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot list the network interfaces");
     }
     list->count = 0;
@@ -41,7 +42,7 @@ dd_ifaces_find(dd_iface_list *list, dd_error *err)
         memcpy(&iface->addr.storage, item->ifa_addr, iface->addr.len);
         dd_addr_set_port(&iface->addr, 0);
     }
-    freeifaddrs(all);
+    dd_sys_freeifaddrs(all);
     return DD_OK;
 }
 

@@ -2,10 +2,9 @@
 
 #include "core/clock.h"
 #include "core/fork.h"
+#include "core/system.h"
 
 #include <errno.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 static void
 on_wake(dd_handler *handler, uint32_t events)
@@ -19,8 +18,8 @@ dd_loop_init(dd_loop *loop, dd_error *err)
 {
     *loop = (dd_loop){.epoll_fd = -1, .wake_fd = -1};
     dd_list_init(&loop->timers);
-    loop->epoll_fd = dd_fork_own(epoll_create1(EPOLL_CLOEXEC));
-    loop->wake_fd = dd_fork_own(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    loop->epoll_fd = dd_fork_own(dd_sys_epoll_create1(EPOLL_CLOEXEC));
+    loop->wake_fd = dd_fork_own(dd_sys_eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (loop->epoll_fd < 0 || loop->wake_fd < 0) {
         dd_status status = dd_error_set_errno(err, DD_SYSTEM, errno, "cannot create an event loop");
         dd_loop_fini(loop);
@@ -95,8 +94,8 @@ dd_loop_run(dd_loop *loop)
 {
     bool is_awake = true;
     while (!loop->is_stopping) {
-        int count = epoll_wait(loop->epoll_fd, loop->events, DD_LOOP_BATCH,
-                               is_awake ? 0 : timeout_until_timer_ms(loop));
+        int count = dd_sys_epoll_wait(loop->epoll_fd, loop->events, DD_LOOP_BATCH,
+                                      is_awake ? 0 : timeout_until_timer_ms(loop));
         loop->nevents = count > 0 ? count : 0;
         loop->next_event = 0;
         bool is_input = loop->nevents > 0;
@@ -117,14 +116,14 @@ dd_loop_stop(dd_loop *loop)
 {
     uint64_t one = 1;
     /* Can only fail when the counter is full, and then the loop is awake anyway. */
-    (void)!write(loop->wake_fd, &one, sizeof one);
+    (void)!dd_sys_write(loop->wake_fd, &one, sizeof one);
 }
 
 dd_status
 dd_loop_add(dd_loop *loop, dd_handler *handler, uint32_t events, dd_error *err)
 {
     struct epoll_event event = {.events = events, .data.ptr = handler};
-    if (epoll_ctl(loop->epoll_fd, EPOLL_CTL_ADD, handler->fd, &event) != 0) {
+    if (dd_sys_epoll_ctl(loop->epoll_fd, EPOLL_CTL_ADD, handler->fd, &event) != 0) {
         return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot watch fd %d", handler->fd);
     }
     return DD_OK;
@@ -134,13 +133,13 @@ void
 dd_loop_modify(dd_loop *loop, dd_handler *handler, uint32_t events)
 {
     struct epoll_event event = {.events = events, .data.ptr = handler};
-    (void)epoll_ctl(loop->epoll_fd, EPOLL_CTL_MOD, handler->fd, &event);
+    (void)dd_sys_epoll_ctl(loop->epoll_fd, EPOLL_CTL_MOD, handler->fd, &event);
 }
 
 void
 dd_loop_remove(dd_loop *loop, dd_handler *handler)
 {
-    (void)epoll_ctl(loop->epoll_fd, EPOLL_CTL_DEL, handler->fd, NULL);
+    (void)dd_sys_epoll_ctl(loop->epoll_fd, EPOLL_CTL_DEL, handler->fd, NULL);
     for (int i = loop->next_event; i < loop->nevents; i++) {
         if (loop->events[i].data.ptr == handler) {
             loop->events[i].data.ptr = NULL;

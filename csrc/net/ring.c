@@ -2,11 +2,11 @@
 
 #include "core/fork.h"
 #include "core/shared_memory.h"
+#include "core/system.h"
 
 #include <errno.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #define HEADER_BYTES ((size_t)4096)
 
@@ -28,12 +28,12 @@ memory_nbytes(size_t size)
 static dd_status
 map_rings(dd_ring *first, dd_ring *second, size_t size, int fd, dd_error *err)
 {
-    uint8_t *memory = mmap(NULL, memory_nbytes(size), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    uint8_t *memory = dd_sys_mmap(NULL, memory_nbytes(size), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (memory == MAP_FAILED) {
         return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot map a ring of %zu bytes", size);
     }
     /* A forked child has no business in it. */
-    (void)madvise(memory, memory_nbytes(size), MADV_DONTFORK);
+    (void)dd_sys_madvise(memory, memory_nbytes(size), MADV_DONTFORK);
     uint8_t *middle = memory + HEADER_BYTES + size;
     *first =
         (dd_ring){.shared = (dd_ring_shared *)(void *)memory, .data = memory + HEADER_BYTES, .size = size};
@@ -73,7 +73,7 @@ void
 dd_ring_close(dd_ring *ring)
 {
     if (ring->shared != NULL) {
-        (void)munmap(ring->shared, HEADER_BYTES + ring->size);
+        (void)dd_sys_munmap(ring->shared, HEADER_BYTES + ring->size);
     }
     *ring = (dd_ring){0};
 }

@@ -1,17 +1,13 @@
 #include "net/sock.h"
 
 #include "core/fork.h"
+#include "core/system.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <poll.h>
 #include <string.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 /* The kernel caps it at net.core.somaxconn. */
 #define BACKLOG 65535
@@ -27,7 +23,7 @@ static void
 set_option(int fd, int level, int name, int value)
 {
     /* None of these is worth failing for. */
-    (void)setsockopt(fd, level, name, &value, sizeof value);
+    (void)dd_sys_setsockopt(fd, level, name, &value, sizeof value);
 }
 
 static void
@@ -46,7 +42,7 @@ tune_stream(int fd, int family)
 static int
 open_stream(int family)
 {
-    return dd_fork_own(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    return dd_fork_own(dd_sys_socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
 }
 
 dd_status
@@ -67,8 +63,8 @@ dd_sock_listen(const dd_addr *addr, int *fd, dd_error *err)
         /* "::" takes IPv4 as well; another IPv6 address is just that. */
         set_option(new_fd, IPPROTO_IPV6, IPV6_V6ONLY, !IN6_IS_ADDR_UNSPECIFIED(&in6->sin6_addr));
     }
-    if (bind(new_fd, (const struct sockaddr *)&addr->storage, addr->len) != 0 ||
-        listen(new_fd, BACKLOG) != 0) {
+    if (dd_sys_bind(new_fd, (const struct sockaddr *)&addr->storage, addr->len) != 0 ||
+        dd_sys_listen(new_fd, BACKLOG) != 0) {
         int sys_errno = errno;
         dd_sock_close(new_fd);
         return dd_error_set_errno(err, DD_NETWORK, sys_errno, "cannot listen on %s",
@@ -83,15 +79,15 @@ dd_sock_listen_on(int bound_fd, dd_error *err)
 {
     int type = 0;
     socklen_t type_len = sizeof type;
-    if (getsockopt(bound_fd, SOL_SOCKET, SO_TYPE, &type, &type_len) != 0) {
+    if (dd_sys_getsockopt(bound_fd, SOL_SOCKET, SO_TYPE, &type, &type_len) != 0) {
         return dd_error_set_errno(err, DD_INVALID_ARGUMENT, errno, "listen fd %d is not a socket", bound_fd);
     }
     if (type != SOCK_STREAM) {
         return dd_error_set(err, DD_INVALID_ARGUMENT, "listen fd %d is not a stream socket", bound_fd);
     }
-    int flags = fcntl(bound_fd, F_GETFL);
-    if (flags < 0 || fcntl(bound_fd, F_SETFL, flags | O_NONBLOCK) != 0 ||
-        fcntl(bound_fd, F_SETFD, FD_CLOEXEC) != 0 || listen(bound_fd, BACKLOG) != 0) {
+    int flags = dd_sys_fcntl(bound_fd, F_GETFL, 0);
+    if (flags < 0 || dd_sys_fcntl(bound_fd, F_SETFL, flags | O_NONBLOCK) != 0 ||
+        dd_sys_fcntl(bound_fd, F_SETFD, FD_CLOEXEC) != 0 || dd_sys_listen(bound_fd, BACKLOG) != 0) {
         return dd_error_set_errno(err, DD_NETWORK, errno, "cannot listen on fd %d", bound_fd);
     }
     return DD_OK;
@@ -106,7 +102,7 @@ finish_connect(int fd, const dd_wait *wait, dd_error *err)
     }
     int reason = 0;
     socklen_t reason_len = sizeof reason;
-    if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &reason, &reason_len) != 0) {
+    if (dd_sys_getsockopt(fd, SOL_SOCKET, SO_ERROR, &reason, &reason_len) != 0) {
         reason = errno;
     }
     return reason == 0 ? DD_OK : dd_error_set_errno(err, DD_NETWORK, reason, "connection failed");
@@ -122,7 +118,7 @@ dd_sock_connect(const dd_addr *addr, int *fd, const dd_wait *wait, dd_error *err
                                   dd_addr_print(addr, text));
     }
     dd_status status = DD_OK;
-    if (connect(new_fd, (const struct sockaddr *)&addr->storage, addr->len) != 0) {
+    if (dd_sys_connect(new_fd, (const struct sockaddr *)&addr->storage, addr->len) != 0) {
         status = errno == EINPROGRESS || errno == EINTR
                      ? finish_connect(new_fd, wait, err)
                      : dd_error_set_errno(err, DD_NETWORK, errno, "connection failed");
@@ -142,7 +138,7 @@ dd_sock_try_accept(int listen_fd, int *fd)
 {
     struct sockaddr_storage peer = {0};
     socklen_t peer_len = sizeof peer;
-    int new_fd = accept4(listen_fd, (struct sockaddr *)&peer, &peer_len, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    int new_fd = dd_sys_accept4(listen_fd, (struct sockaddr *)&peer, &peer_len, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (new_fd >= 0) {
         dd_fork_own(new_fd);
         tune_stream(new_fd, peer.ss_family);
@@ -163,8 +159,8 @@ size_t
 dd_sock_fd_limit(void)
 {
     struct rlimit limit;
-    return getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < INT_MAX ? (size_t)limit.rlim_cur
-                                                                             : INT_MAX;
+    return dd_sys_getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < INT_MAX ? (size_t)limit.rlim_cur
+                                                                                    : INT_MAX;
 }
 
 bool
@@ -181,7 +177,7 @@ dd_sock_is_same_user(int fd)
 {
     struct ucred cred = {0};
     socklen_t len = sizeof cred;
-    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) == 0 && cred.uid == geteuid();
+    return dd_sys_getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) == 0 && cred.uid == dd_sys_geteuid();
 }
 
 void
@@ -215,13 +211,13 @@ classify(ssize_t rc, size_t *moved)
 dd_io
 dd_sock_try_send(int fd, const void *data, size_t len, size_t *moved)
 {
-    return classify(send(fd, data, len, MSG_NOSIGNAL | MSG_DONTWAIT), moved);
+    return classify(dd_sys_send(fd, data, len, MSG_NOSIGNAL | MSG_DONTWAIT), moved);
 }
 
 dd_io
 dd_sock_try_recv(int fd, void *data, size_t len, size_t *moved)
 {
-    return classify(recv(fd, data, len, MSG_DONTWAIT), moved);
+    return classify(dd_sys_recv(fd, data, len, MSG_DONTWAIT), moved);
 }
 
 /* Room for one descriptor, aligned as the kernel wants it. */
@@ -246,7 +242,7 @@ dd_sock_try_send_fd(int fd, const void *data, size_t len, int passed_fd, size_t 
     header->cmsg_type = SCM_RIGHTS;
     header->cmsg_len = CMSG_LEN(sizeof passed_fd);
     memcpy(CMSG_DATA(header), &passed_fd, sizeof passed_fd);
-    return classify(sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT), moved);
+    return classify(dd_sys_sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT), moved);
 }
 
 dd_io
@@ -261,7 +257,7 @@ dd_sock_try_recv_fd(int fd, void *data, size_t len, int *passed_fd, size_t *move
         .msg_controllen = CMSG_LEN(sizeof *passed_fd), /* the padding would hold a second one */
     };
     *passed_fd = -1;
-    dd_io io = classify(recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC), moved);
+    dd_io io = classify(dd_sys_recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC), moved);
     if (io != DD_IO_OK) {
         return io;
     }
@@ -284,7 +280,7 @@ dd_sock_wait(int fd, short events, const dd_wait *wait, dd_error *err)
         int64_t slice_ns = dd_wait_slice_ns(wait);
         struct timespec slice = {slice_ns / DD_NS_PER_S, slice_ns % DD_NS_PER_S};
         struct pollfd pollfd = {.fd = fd, .events = events};
-        int rc = ppoll(&pollfd, 1, &slice, NULL);
+        int rc = dd_sys_ppoll(&pollfd, 1, &slice, NULL);
         if (rc > 0) {
             return DD_OK;
         }
@@ -305,7 +301,7 @@ dd_addr
 dd_sock_local_addr(int fd)
 {
     dd_addr addr = {.len = sizeof addr.storage};
-    if (getsockname(fd, (struct sockaddr *)&addr.storage, &addr.len) != 0) {
+    if (dd_sys_getsockname(fd, (struct sockaddr *)&addr.storage, &addr.len) != 0) {
         addr.len = 0;
     }
     return addr;
@@ -315,7 +311,7 @@ dd_addr
 dd_sock_peer_addr(int fd)
 {
     dd_addr addr = {.len = sizeof addr.storage};
-    if (getpeername(fd, (struct sockaddr *)&addr.storage, &addr.len) != 0) {
+    if (dd_sys_getpeername(fd, (struct sockaddr *)&addr.storage, &addr.len) != 0) {
         addr.len = 0;
     }
     return addr;
@@ -328,11 +324,11 @@ dd_sock_is_own_addr(const dd_addr *addr)
         return true;
     }
     /* What goes to an own address has that address as its source, too. */
-    int fd = socket(addr->storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    bool is_routed = fd >= 0 && connect(fd, (const struct sockaddr *)&addr->storage, addr->len) == 0;
+    int fd = dd_sys_socket(addr->storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    bool is_routed = fd >= 0 && dd_sys_connect(fd, (const struct sockaddr *)&addr->storage, addr->len) == 0;
     dd_addr source = is_routed ? dd_sock_local_addr(fd) : (dd_addr){.len = 0};
     if (fd >= 0) {
-        close(fd);
+        dd_sys_close(fd);
     }
     dd_addr_set_port(&source, dd_addr_port(addr));
     return is_routed && source.len == addr->len && memcmp(&source.storage, &addr->storage, addr->len) == 0;

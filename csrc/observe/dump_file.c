@@ -1,13 +1,12 @@
 #include "observe/dump_file.h"
 
+#include "core/system.h"
+
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 /* The folders on the way to `path`. */
 static dd_status
@@ -16,7 +15,7 @@ make_folders(const char *path, dd_error *err)
     char folder[PATH_MAX];
     for (const char *slash = strchr(path + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
         snprintf(folder, sizeof folder, "%.*s", (int)(slash - path), path);
-        if (mkdir(folder, 0700) != 0 && errno != EEXIST) {
+        if (dd_sys_mkdir(folder, 0700) != 0 && errno != EEXIST) {
             return dd_error_set_errno(err, DD_SYSTEM, errno, "writing a dump: making the folder %s", folder);
         }
     }
@@ -28,7 +27,7 @@ static int
 write_all(int fd, dd_bytes bytes)
 {
     while (bytes.len > 0) {
-        ssize_t n = write(fd, bytes.data, bytes.len);
+        ssize_t n = dd_sys_write(fd, bytes.data, bytes.len);
         if (n < 0 && errno != EINTR) {
             return errno;
         }
@@ -45,19 +44,19 @@ write_all(int fd, dd_bytes bytes)
 static dd_status
 write_file(const char *path, char *temporary, dd_bytes bytes, dd_error *err)
 {
-    int fd = mkostemp(temporary, O_CLOEXEC);
+    int fd = dd_sys_mkostemp(temporary, O_CLOEXEC);
     if (fd < 0) {
         return dd_error_set_errno(err, DD_SYSTEM, errno, "writing a dump: opening %s", temporary);
     }
     int code = write_all(fd, bytes);
-    if (close(fd) != 0 && code == 0) {
+    if (dd_sys_close(fd) != 0 && code == 0) {
         code = errno;
     }
-    if (code == 0 && rename(temporary, path) != 0) {
+    if (code == 0 && dd_sys_rename(temporary, path) != 0) {
         code = errno;
     }
     if (code != 0) {
-        (void)unlink(temporary);
+        (void)dd_sys_unlink(temporary);
         return dd_error_set_errno(err, DD_SYSTEM, code, "writing a dump of %zu bytes to %s", bytes.len, path);
     }
     return DD_OK;

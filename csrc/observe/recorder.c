@@ -3,6 +3,7 @@
 
 #include "core/lock.h"
 #include "core/mem.h"
+#include "core/thread.h"
 
 #include <pthread.h>
 #include <string.h>
@@ -69,7 +70,7 @@ dd_recorder_destroy(dd_recorder *recorder)
     recorder_destroy_groups(recorder);
     dd_call_sites_destroy(recorder->sites);
     dd_mem_unmap(recorder->ring, ring_nbytes(recorder));
-    pthread_cond_destroy(&recorder->alarms_cond);
+    dd_cond_fini(&recorder->alarms_cond);
     dd_lock_fini(&recorder->alarms_mu);
     dd_lock_fini(&recorder->errors_mu);
     dd_lock_fini(&recorder->groups_mu);
@@ -313,7 +314,7 @@ write_record(dd_recorder_group *group, record_body *body, int64_t started_ns, in
     body->group = group;
     body->group_uid = group->uid;
     body->unused = 0;
-    body->thread = (uint64_t)pthread_self();
+    body->thread = (uint64_t)dd_thread_self();
     recorder_note_thread(recorder, body->thread);
     uint64_t record = atomic_fetch_add_explicit(&recorder->last, 1, memory_order_relaxed) + 1;
     atomic_store_explicit(&group->last_record, record, memory_order_relaxed);

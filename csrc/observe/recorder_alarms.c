@@ -21,7 +21,7 @@ dd_recorder_raise_alarm(dd_recorder_group *group, uint64_t record, const dd_erro
     alarm->rank = group->alarm_rank;
     alarm->record = record;
     alarm->error = *error;
-    pthread_cond_signal(&recorder->alarms_cond);
+    dd_cond_signal(&recorder->alarms_cond);
     if (recorder->notify != NULL) {
         recorder->notify(recorder->notify_ctx);
     }
@@ -80,6 +80,6 @@ dd_recorder_close_alarms(dd_recorder *recorder)
 {
     dd_lock_take(&recorder->alarms_mu);
     recorder->is_closed = true;
-    pthread_cond_broadcast(&recorder->alarms_cond);
+    dd_cond_broadcast(&recorder->alarms_cond);
     dd_lock_release(&recorder->alarms_mu);
 }

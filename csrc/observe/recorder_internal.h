@@ -26,7 +26,7 @@ typedef struct record_body {
     uint32_t stack;
     int64_t created_ns;
     int64_t timeout_ns;
-    uint64_t thread;       /* pthread_self() */
+    uint64_t thread;       /* dd_thread_self() */
     uint64_t ncollectives; /* of the group, so far, with this one */
     uint64_t nmessages;
     uint32_t ninputs_left_out;

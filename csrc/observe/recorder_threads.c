@@ -2,6 +2,7 @@
 #include "observe/recorder_internal.h"
 
 #include "core/lock.h"
+#include "core/thread.h"
 #include <pthread.h>
 #include <string.h>
 
@@ -30,7 +31,7 @@ static void
 add_thread(dd_recorder *recorder, uint64_t self)
 {
     char name[16] = "";
-    pthread_getname_np(pthread_self(), name, sizeof name);
+    dd_thread_own_name(name, sizeof name);
     dd_lock_take(&recorder->threads_mu);
     known_thread *thread = find_thread(recorder, self);
     if (thread != NULL && atomic_load_explicit(&thread->self, memory_order_relaxed) == 0) {

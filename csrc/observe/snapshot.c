@@ -149,9 +149,7 @@ find_errors(dd_recorder *recorder, dd_snapshot *snapshot)
 static int64_t
 calendar_offset_ns(void)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (int64_t)now.tv_sec * DD_NS_PER_S + now.tv_nsec - dd_clock_now_ns();
+    return dd_clock_calendar_ns() - dd_clock_now_ns();
 }
 
 dd_status

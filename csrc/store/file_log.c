@@ -1,10 +1,10 @@
 #include "store/file_log.h"
 
 #include "core/little_endian.h"
+#include "core/system.h"
 
 #include <errno.h>
 #include <string.h>
-#include <unistd.h>
 
 #define MAGIC "DDFSTORE"
 #define MAGIC_BYTES 8u
@@ -194,7 +194,7 @@ dd_file_read(int fd, uint8_t *out, size_t nbytes, uint64_t offset)
 {
     size_t have = 0;
     while (have < nbytes) {
-        ssize_t n = pread(fd, out + have, nbytes - have, (off_t)(offset + have));
+        ssize_t n = dd_sys_pread(fd, out + have, nbytes - have, (off_t)(offset + have));
         if (n == 0) {
             break;
         }

@@ -4,15 +4,13 @@
 #include "core/lock.h"
 #include "core/log.h"
 #include "core/mem.h"
+#include "core/system.h"
 #include "net/auth.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 enum lock_byte {
     LOCK_GATE,
@@ -49,7 +47,7 @@ try_lock(int fd, enum lock_byte which, short type)
         .l_start = LOCK_BASE + (off_t)which,
         .l_len = 1,
     };
-    while (fcntl(fd, F_OFD_SETLK, &lock) != 0) {
+    while (dd_sys_lock_file(fd, F_OFD_SETLK, &lock) != 0) {
         if (errno == EAGAIN || errno == EACCES) {
             return LOCK_BUSY;
         }
@@ -126,7 +124,7 @@ dd_status
 dd_file_member_check(const dd_file_member *member, uint64_t *size, dd_error *err)
 {
     struct stat info;
-    int rc = fstat(member->fd, &info);
+    int rc = dd_sys_fstat(member->fd, &info);
     if (rc != 0 && errno != ESTALE) {
         return failed(member, "look at the file", err);
     }
@@ -150,7 +148,7 @@ dd_status
 dd_file_member_write(const dd_file_member *member, dd_bytes bytes, uint64_t offset, dd_error *err)
 {
     for (size_t done = 0; done < bytes.len;) {
-        ssize_t n = pwrite(member->fd, bytes.data + done, bytes.len - done, (off_t)(offset + done));
+        ssize_t n = dd_sys_pwrite(member->fd, bytes.data + done, bytes.len - done, (off_t)(offset + done));
         if (n >= 0) {
             done += (size_t)n;
         } else if (errno != EINTR) {
@@ -175,7 +173,7 @@ is_at_path(const dd_file_member *member)
 {
     struct stat open_file;
     struct stat at_path;
-    return fstat(member->fd, &open_file) == 0 && stat(member->absolute_path, &at_path) == 0 &&
+    return dd_sys_fstat(member->fd, &open_file) == 0 && dd_sys_stat(member->absolute_path, &at_path) == 0 &&
            open_file.st_dev == at_path.st_dev && open_file.st_ino == at_path.st_ino;
 }
 
@@ -187,7 +185,7 @@ make_names(dd_file_member *member, const char *path, dd_error *err)
     if (path[0] == '\0') {
         return dd_error_set(err, DD_INVALID_ARGUMENT, "the path of a FileStore is empty");
     }
-    if (path[0] != '/' && getcwd(directory, sizeof directory) == NULL) {
+    if (path[0] != '/' && dd_sys_getcwd(directory, sizeof directory) == NULL) {
         return dd_error_set_errno(err, DD_SYSTEM, errno, "FileStore \"%s\": no working directory", path);
     }
     size_t path_size = strlen(path) + 1;
@@ -212,7 +210,7 @@ try_enter(dd_file_member *member, const char **obstacle, const dd_wait *wait, dd
 {
     /* Keys and values may be secrets of the job: nobody else is let in. In a folder where others can write, a
      * link may be theirs, and lead to any file of ours. */
-    int fd = open(member->absolute_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NOFOLLOW, 0600);
+    int fd = dd_sys_open(member->absolute_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NOFOLLOW, 0600);
     if (fd < 0 && (errno == ENOENT || errno == EINTR || errno == ESTALE)) {
         *obstacle = "the directory is not there";
         return DD_OK;
@@ -225,7 +223,7 @@ try_enter(dd_file_member *member, const char **obstacle, const dd_wait *wait, dd
     }
     member->fd = dd_fork_own(fd);
     struct stat info;
-    bool is_regular = fstat(fd, &info) != 0 || S_ISREG(info.st_mode);
+    bool is_regular = dd_sys_fstat(fd, &info) != 0 || S_ISREG(info.st_mode);
     dd_status status = is_regular ? dd_file_member_lock_gate(member, "open", NULL, wait, err)
                                   : dd_error_set(err, DD_STORE, "%s: not a regular file", member->where);
     if (status != DD_OK || !is_at_path(member)) {
@@ -271,7 +269,7 @@ start_run(const dd_file_member *member, int64_t world_size, dd_file_header *head
     if (status != DD_OK) {
         return status;
     }
-    return ftruncate(member->fd, 0) == 0 ? DD_OK : failed(member, "empty the file", err);
+    return dd_sys_ftruncate(member->fd, 0) == 0 ? DD_OK : failed(member, "empty the file", err);
 }
 
 /* Others have the file open: what is in it is theirs, and ours to join if it fits. */
@@ -393,7 +391,7 @@ count_out_locked(const dd_file_member *member, bool is_in_order)
         return;
     }
     if (is_last(member, &header)) {
-        (void)unlink(member->absolute_path);
+        (void)dd_sys_unlink(member->absolute_path);
     } else if (is_in_order) {
         header.left++;
         dd_error err;

@@ -10,12 +10,12 @@
 #include "core/lock.h"
 #include "core/log.h"
 #include "core/mem.h"
+#include "core/system.h"
 #include "core/thread.h"
 #include "store/file_member.h"
 #include "store/keyspace_answer.h"
 
 #include <errno.h>
-#include <unistd.h>
 
 #define POLL_MIN_NS DD_NS_PER_MS
 #define POLL_MAX_NS (10 * DD_NS_PER_MS)
@@ -70,7 +70,7 @@ read_to_end_locked(file_store *self, dd_error *err)
     }
     DD_LOG(DD_LOG_INFO, "%s: cutting off half a record at offset %llu, of a writer that died",
            self->member.where, (unsigned long long)self->log.offset);
-    if (ftruncate(self->member.fd, (off_t)self->log.offset) != 0) {
+    if (dd_sys_ftruncate(self->member.fd, (off_t)self->log.offset) != 0) {
         return dd_error_set_errno(err, DD_SYSTEM, errno, "%s: cannot cut off half a record",
                                   self->member.where);
     }
@@ -118,7 +118,7 @@ log_change_locked(file_store *self, const dd_store_request *request, dd_status s
         self->log.offset += self->write_buf.len;
     } else {
         /* What was written of a record may stay: the next writer cuts it off. */
-        (void)!ftruncate(self->member.fd, (off_t)self->log.offset);
+        (void)!dd_sys_ftruncate(self->member.fd, (off_t)self->log.offset);
         dd_file_log_reset(&self->log);
     }
     dd_blob_clear(&self->write_buf, KEEP_BYTES);
@@ -153,7 +153,7 @@ change_locked(file_store *self, const dd_store_request *request, dd_store_result
         }
     }
     dd_file_member_unlock_gate(&self->member);
-    pthread_cond_broadcast(&self->changed);
+    dd_cond_broadcast(&self->changed);
     return status;
 }
 
@@ -230,7 +230,7 @@ file_destroy(dd_store *store)
     file_store *self = DD_CONTAINER_OF(store, file_store, head);
     if (!dd_store_is_forked(store)) {
         dd_file_member_leave(&self->member, !self->is_cut_short);
-        (void)pthread_cond_destroy(&self->changed);
+        dd_cond_fini(&self->changed);
         dd_lock_fini(&self->mu);
     } else if (dd_lock_try(&self->mu)) {
         dd_mem_free(self->member.path);

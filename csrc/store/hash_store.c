@@ -35,7 +35,7 @@ on_ready(dd_key_waiter *waiter, dd_blob *value)
         *value = (dd_blob){0};
     }
     call->is_told = true;
-    pthread_cond_signal(&call->cond);
+    dd_cond_signal(&call->cond);
 }
 
 /* Sleeps until the call is told. The mutex is held before and after, but not in between. */
@@ -74,7 +74,7 @@ block_locked(hash_store *self, const dd_store_request *request, dd_store_result 
     dd_cond_init(&call.cond);
     status = sleep_locked(&call, err);
     dd_keyspace_unpark(&self->ks, &call.waiter);
-    pthread_cond_destroy(&call.cond);
+    dd_cond_fini(&call.cond);
     if (status == DD_OK) {
         result->value = call.item;
         return DD_OK;

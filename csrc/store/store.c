@@ -2,10 +2,10 @@
 
 #include "core/fork.h"
 #include "core/mem.h"
+#include "core/system.h"
 
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 dd_status
 dd_blob_list_init(dd_blob_list *list, size_t count, dd_error *err)
@@ -39,7 +39,7 @@ dd_store_init(dd_store *store, const dd_store_ops *ops, int64_t timeout_ns)
     store->ops = ops;
     store->root = store;
     store->fork_generation = dd_fork_generation();
-    store->owner_pid = (long long)getpid();
+    store->owner_pid = (long long)dd_sys_getpid();
     atomic_init(&store->refs, 1);
     atomic_init(&store->timeout_ns, timeout_ns);
 }
@@ -94,7 +94,7 @@ dd_store_check_fork(const dd_store *store, dd_error *err)
         return DD_OK;
     }
     return dd_error_set(err, DD_FORKED, "%s was opened in process %lld, used in process %lld after a fork",
-                        store->ops->kind, store->owner_pid, (long long)getpid());
+                        store->ops->kind, store->owner_pid, (long long)dd_sys_getpid());
 }
 
 int64_t

@@ -27,7 +27,7 @@ tcp_server_note_joined(dd_tcp_server *server, const char *who, int64_t sum)
     if (has_room) {
         snprintf(server->joined[server->njoined_named++], TCP_WHO_MAX, "%s", who);
     }
-    pthread_cond_broadcast(&server->joined_cond);
+    dd_cond_broadcast(&server->joined_cond);
     dd_lock_release(&server->joined_mu);
 }
 

@@ -2,15 +2,14 @@
 
 #include "core/log.h"
 #include "core/mem.h"
+#include "core/system.h"
 #include "net/auth.h"
 #include "net/sock.h"
 
 #include <errno.h>
 #include <inttypes.h>
-#include <poll.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #define CONNECT_TRY_NS (5 * DD_NS_PER_S)
 #define FIRST_RETRY_NS (250 * DD_NS_PER_US)
@@ -281,11 +280,11 @@ static void
 write_hello(handshake *shake, const dd_auth_nonces *nonces)
 {
     char host[80] = "?";
-    (void)gethostname(host, sizeof host - 1);
+    (void)dd_sys_gethostname(host, sizeof host - 1);
     bool has_secret = shake->target->secret.len > 0;
     dd_tcp_write_u8(&shake->writer, DD_TCP_HELLO);
     dd_tcp_write_u32(&shake->writer, DD_TCP_VERSION);
-    dd_tcp_write_u64(&shake->writer, (uint64_t)getpid());
+    dd_tcp_write_u64(&shake->writer, (uint64_t)dd_sys_getpid());
     dd_tcp_write_bytes(&shake->writer, dd_bytes_of_string(host));
     dd_tcp_write_bytes(&shake->writer, dd_bytes_of(nonces->client, has_secret ? sizeof nonces->client : 0));
 }

@@ -4,6 +4,7 @@
 #include "core/lock.h"
 #include "core/log.h"
 #include "core/mem.h"
+#include "core/system.h"
 #include "core/thread.h"
 #include "net/sock.h"
 
@@ -11,7 +12,6 @@
 #include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #define ACCEPTS_PER_EVENT 64
 #define ACCEPT_RETRY_NS (100 * DD_NS_PER_MS)
@@ -312,7 +312,7 @@ is_for_v6_alone(const dd_addr *addr, int fd)
     int is_alone = 0;
     socklen_t len = sizeof is_alone;
     return addr->storage.ss_family == AF_INET6 && IN6_IS_ADDR_UNSPECIFIED(&in6->sin6_addr) &&
-           getsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &is_alone, &len) == 0 && is_alone;
+           dd_sys_getsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &is_alone, &len) == 0 && is_alone;
 }
 
 /* A Unix socket for each address, for clients of this host. The store works without. */
@@ -357,7 +357,7 @@ tcp_server_free(dd_tcp_server *server)
     dd_keyspace_fini(&server->ks);
     dd_loop_fini(&server->loop);
     dd_lock_fini(&server->joined_mu);
-    pthread_cond_destroy(&server->joined_cond);
+    dd_cond_fini(&server->joined_cond);
     dd_mem_free(server->joined);
     dd_mem_free(server->recv_buf);
     dd_blob_fini(&server->secret);
@@ -495,7 +495,7 @@ dd_tcp_server_release(dd_tcp_server *server)
     if (atomic_fetch_sub(&server->refs, 1) == 1) {
         dd_list_remove(&server->registry_link);
         dd_loop_stop(&server->loop);
-        pthread_join(server->thread, NULL);
+        dd_thread_join(server->thread);
         tcp_server_free(server);
     }
     if (registry != NULL) {

@@ -31,7 +31,7 @@ tcp_destroy(dd_store *head)
         /* In a forked child the list may be half changed: it is left alone. */
         tcp_plain_close(store);
         dd_lock_fini(&store->mu);
-        pthread_cond_destroy(&store->cond);
+        dd_cond_fini(&store->cond);
     }
     tcp_link_destroy(store->link, is_forked);
     dd_blob_fini(&store->backlog);

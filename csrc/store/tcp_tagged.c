@@ -197,7 +197,7 @@ read_for_all_locked(tcp_store *store, const tcp_call *call, const dd_wait *wait,
         dd_lock_take(&store->mu);
         if (status == DD_OK) {
             status = deliver_locked(store, err);
-            pthread_cond_broadcast(&store->cond);
+            dd_cond_broadcast(&store->cond);
         }
         if (status == DD_OK) {
             status = flush_locked(store, err);
@@ -207,7 +207,7 @@ read_for_all_locked(tcp_store *store, const tcp_call *call, const dd_wait *wait,
     if (is_fatal(status)) {
         tcp_store_note_dead_locked(store, err);
     }
-    pthread_cond_broadcast(&store->cond);
+    dd_cond_broadcast(&store->cond);
     return call->is_answered ? DD_OK : status;
 }
 

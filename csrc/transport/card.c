@@ -1,17 +1,15 @@
 #include "transport/card.h"
 
 #include "core/little_endian.h"
+#include "core/system.h"
 #include "net/auth.h"
 #include "net/ifaces.h"
 #include "net/sha256.h"
 
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 /* The bytes of a card, numbers in little endian. What the processes of a host have in common comes first: a meeting
  * writes that down once (store/meeting_end.c).
@@ -39,7 +37,7 @@ is_plain_text(const char *text, size_t len)
 static void
 fill_host(char host[DD_HOST_NAME_MAX])
 {
-    if (gethostname(host, DD_HOST_NAME_MAX) != 0) {
+    if (dd_sys_gethostname(host, DD_HOST_NAME_MAX) != 0) {
         snprintf(host, DD_HOST_NAME_MAX, "?");
     }
     host[DD_HOST_NAME_MAX - 1] = '\0';
@@ -55,14 +53,14 @@ fill_host_id(uint8_t id[DD_HOST_ID_BYTES])
     _Static_assert(DD_HOST_ID_BYTES == DD_SHA256_BYTES, "the id is a digest");
     memset(id, 0, DD_HOST_ID_BYTES);
     char boot[64];
-    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-    ssize_t boot_len = fd >= 0 ? read(fd, boot, sizeof boot) : -1;
+    int fd = dd_sys_open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC, 0);
+    ssize_t boot_len = fd >= 0 ? dd_sys_read(fd, boot, sizeof boot) : -1;
     if (fd >= 0) {
-        close(fd);
+        dd_sys_close(fd);
     }
     /* Abstract socket names belong to a network namespace. */
     struct stat info;
-    if (boot_len <= 0 || stat("/proc/self/ns/net", &info) != 0) {
+    if (boot_len <= 0 || dd_sys_stat("/proc/self/ns/net", &info) != 0) {
         return;
     }
     const uint64_t space[2] = {(uint64_t)info.st_dev, (uint64_t)info.st_ino};
@@ -82,7 +80,7 @@ dd_card_init(dd_card *card, dd_error *err)
     if (status != DD_OK) {
         return status;
     }
-    *card = (dd_card){.uid = uid, .pid = getpid()};
+    *card = (dd_card){.uid = uid, .pid = dd_sys_getpid()};
     fill_host(card->host);
     fill_host_id(card->host_id);
     return DD_OK;

@@ -2,11 +2,10 @@
 #include "transport/card.h"
 
 #include "core/fork.h"
+#include "core/system.h"
 #include "net/sock.h"
 
 #include <errno.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #define ANSWER_NS (100 * DD_NS_PER_MS) /* of one address */
 
@@ -16,16 +15,16 @@ static dd_presence
 look_for_name(const char *unix_name)
 {
     dd_addr addr = dd_addr_unix_abstract(unix_name);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int fd = dd_sys_socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0) {
         return DD_PRESENCE_UNKNOWN;
     }
     dd_presence presence = DD_PRESENCE_THERE;
-    if (connect(fd, (const struct sockaddr *)&addr.storage, addr.len) != 0 &&
+    if (dd_sys_connect(fd, (const struct sockaddr *)&addr.storage, addr.len) != 0 &&
         errno != EAGAIN) { /* a full queue is somebody's */
         presence = errno == ECONNREFUSED ? DD_PRESENCE_NONE : DD_PRESENCE_UNKNOWN;
     }
-    close(fd);
+    dd_sys_close(fd);
     return presence;
 }
 

@@ -4,14 +4,13 @@
 #include "core/lock.h"
 #include "core/log.h"
 #include "core/mem.h"
+#include "core/system.h"
+#include "core/thread.h"
 #include "net/sock.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 /* Somebody who has said hello and nothing else for so long makes room when others have to wait. */
 #define SHY_NS DD_NS_PER_S
@@ -119,7 +118,7 @@ connect_settle_accept(connect_job *job, bool is_linked)
         answer_dials_locked(&self->dials.queue, &job->peer);
     }
     job->lane = -1;
-    pthread_cond_broadcast(&self->cond);
+    dd_cond_broadcast(&self->cond);
     dd_lock_release(&self->mu);
 }
 
@@ -179,7 +178,7 @@ connect_wake_listener(const dd_connector *self)
 {
     const uint64_t one = 1;
     /* Fails only when the counter is full, and then it is awake. */
-    (void)!write(self->wake_fd, &one, sizeof one);
+    (void)!dd_sys_write(self->wake_fd, &one, sizeof one);
 }
 
 static connect_pool *
@@ -219,15 +218,15 @@ go_on(connect_job *job)
     if (next == NULL) {
         previous = self->finished;
         has_previous = self->has_finished;
-        self->finished = pthread_self();
+        self->finished = dd_thread_self();
         self->has_finished = true;
         pool->nthreads--;
     }
-    pthread_cond_broadcast(&self->cond);
+    dd_cond_broadcast(&self->cond);
     dd_lock_release(&self->mu);
     dd_mem_free(job);
     if (has_previous) {
-        pthread_join(previous, NULL);
+        dd_thread_join(previous);
     }
     return next;
 }
@@ -405,9 +404,9 @@ look_at_books(dd_connector *self, int64_t *look_ns, int *timeout_ms)
 static void
 nap_until_woken(const dd_connector *self, struct pollfd *pollfds, nfds_t count, int timeout_ms)
 {
-    if (poll(pollfds, count, timeout_ms) > 0 && pollfds[0].revents != 0) {
+    if (dd_sys_poll(pollfds, count, timeout_ms) > 0 && pollfds[0].revents != 0) {
         uint64_t nwakes;
-        (void)!read(self->wake_fd, &nwakes, sizeof nwakes);
+        (void)!dd_sys_read(self->wake_fd, &nwakes, sizeof nwakes);
     }
 }
 
@@ -595,7 +594,7 @@ destroy_connector(dd_connector *self)
     connect_lobby_fini(&self->lobby);
     dd_sock_close(self->wake_fd);
     dd_lock_fini(&self->mu);
-    pthread_cond_destroy(&self->cond);
+    dd_cond_fini(&self->cond);
     free_connector(self);
 }
 
@@ -613,7 +612,7 @@ dd_connector_open(const dd_connect_options *options, dd_card *card, const dd_add
     }
     self->uid = card->uid;
     self->card = card;
-    self->wake_fd = dd_fork_own(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    self->wake_fd = dd_fork_own(dd_sys_eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (self->wake_fd < 0) {
         status = dd_error_set_errno(err, DD_SYSTEM, errno, "cannot make an eventfd");
     }
@@ -652,7 +651,7 @@ call_off_all_locked(dd_connector *self)
     }
     drop_queued_locked(&self->dials);
     drop_queued_locked(&self->accepts);
-    pthread_cond_broadcast(&self->cond);
+    dd_cond_broadcast(&self->cond);
 }
 
 void
@@ -671,7 +670,7 @@ dd_connector_close(dd_connector *self)
     call_off_all_locked(self);
     dd_lock_release(&self->mu);
     connect_wake_listener(self);
-    pthread_join(self->listener, NULL);
+    dd_thread_join(self->listener);
     dd_lock_take(&self->mu);
     call_off_all_locked(self); /* those that came in meanwhile */
     while (self->dials.nthreads > 0 || self->accepts.nthreads > 0) {
@@ -679,7 +678,7 @@ dd_connector_close(dd_connector *self)
     }
     dd_lock_release(&self->mu);
     if (self->has_finished) {
-        pthread_join(self->finished, NULL);
+        dd_thread_join(self->finished);
     }
     destroy_connector(self);
 }

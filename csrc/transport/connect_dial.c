@@ -4,13 +4,12 @@
 #include "core/fork.h"
 #include "core/log.h"
 #include "core/mem.h"
+#include "core/system.h"
 #include "net/sock.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/socket.h>
 
 /* The next address gets its try when those before it have not said anything for so long. */
 #define STAGGER_NS (100 * DD_NS_PER_MS)
@@ -222,8 +221,8 @@ start_racer(race *self, racer *one)
     one->is_started = true;
     self->nstarted++;
     self->next_start_ns = dd_deadline_after(STAGGER_NS);
-    one->fd =
-        dd_fork_own(socket(one->addr->storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    one->fd = dd_fork_own(
+        dd_sys_socket(one->addr->storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     dd_status status = DD_OK;
     if (one->fd < 0) {
         status = dd_error_set_errno(&why, DD_NETWORK, errno, "cannot open a socket");
@@ -231,7 +230,7 @@ start_racer(race *self, racer *one)
         status = connect_set_congestion(self->job->connector, one->fd, &why);
     }
     if (status == DD_OK &&
-        connect(one->fd, (const struct sockaddr *)&one->addr->storage, one->addr->len) != 0 &&
+        dd_sys_connect(one->fd, (const struct sockaddr *)&one->addr->storage, one->addr->len) != 0 &&
         errno != EINPROGRESS && errno != EINTR) {
         status = dd_error_set_errno(&why, DD_NETWORK, errno, "connection failed");
     }
@@ -259,7 +258,7 @@ has_arrived(race *self, racer *one)
 {
     int reason = 0;
     socklen_t reason_len = sizeof reason;
-    if (getsockopt(one->fd, SOL_SOCKET, SO_ERROR, &reason, &reason_len) != 0) {
+    if (dd_sys_getsockopt(one->fd, SOL_SOCKET, SO_ERROR, &reason, &reason_len) != 0) {
         reason = errno;
     }
     if (reason != 0) {
@@ -291,7 +290,7 @@ poll_race(race *self, const dd_wait *wait)
         nap_ns = dd_deadline_left_ns(self->next_start_ns);
     }
     struct timespec nap = {nap_ns / DD_NS_PER_S, nap_ns % DD_NS_PER_S};
-    int nready = ppoll(pollfds, count, &nap, NULL);
+    int nready = dd_sys_ppoll(pollfds, count, &nap, NULL);
     for (nfds_t i = 0; i < count && nready > 0; i++) {
         if (pollfds[i].revents != 0 && has_arrived(self, who[i])) {
             return who[i];

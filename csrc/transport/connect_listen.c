@@ -2,6 +2,7 @@
 
 #include "core/lock.h"
 #include "core/log.h"
+#include "core/system.h"
 #include "net/auth.h"
 #include "net/sock.h"
 
@@ -10,13 +11,13 @@
 #include <netinet/tcp.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 dd_status
 connect_set_congestion(const dd_connector *connector, int fd, dd_error *err)
 {
     const char *name = connector->congestion;
-    if (*name == '\0' || setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, (socklen_t)strlen(name)) == 0) {
+    if (*name == '\0' ||
+        dd_sys_setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, (socklen_t)strlen(name)) == 0) {
         return DD_OK;
     }
     return dd_error_set_errno(err, DD_INVALID_ARGUMENT, errno, "cannot use the TCP congestion control \"%s\"",

@@ -1,12 +1,11 @@
 #include "transport/doorbell.h"
 
 #include "core/fork.h"
+#include "core/system.h"
 
 #include <errno.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/un.h>
-#include <unistd.h>
 
 #define NOTE_NBYTES 32
 #define NAME_PREFIX "dldist-bell-"
@@ -37,9 +36,9 @@ dd_doorbell_open(const dd_uid *own, int *fd, dd_error *err)
 {
     const int is_on = 1;
     bell_address address = address_of(own);
-    int opened = dd_fork_own(socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    if (opened < 0 || setsockopt(opened, SOL_SOCKET, SO_PASSCRED, &is_on, sizeof is_on) != 0 ||
-        bind(opened, (const struct sockaddr *)&address.name, address.len) != 0) {
+    int opened = dd_fork_own(dd_sys_socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (opened < 0 || dd_sys_setsockopt(opened, SOL_SOCKET, SO_PASSCRED, &is_on, sizeof is_on) != 0 ||
+        dd_sys_bind(opened, (const struct sockaddr *)&address.name, address.len) != 0) {
         dd_status status = dd_error_set_errno(err, DD_NETWORK, errno, "cannot open a doorbell at @%s",
                                               address.name.sun_path + 1);
         dd_sock_close(opened);
@@ -53,11 +52,11 @@ bool
 dd_doorbell_is_gone(const dd_uid *whose)
 {
     bell_address address = address_of(whose);
-    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    bool is_gone = fd >= 0 && connect(fd, (const struct sockaddr *)&address.name, address.len) != 0 &&
+    int fd = dd_sys_socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    bool is_gone = fd >= 0 && dd_sys_connect(fd, (const struct sockaddr *)&address.name, address.len) != 0 &&
                    errno == ECONNREFUSED;
     if (fd >= 0) {
-        (void)close(fd);
+        (void)dd_sys_close(fd);
     }
     return is_gone;
 }
@@ -68,8 +67,8 @@ dd_doorbell_ring(int own_fd, const dd_uid *whose)
     const uint8_t ring = DD_BELL_RING;
     bell_address address = address_of(whose);
     /* Where the queue is full it has been rung, and nobody is there to hear it where the name is unknown. */
-    (void)!sendto(own_fd, &ring, 1, MSG_DONTWAIT | MSG_NOSIGNAL, (const struct sockaddr *)&address.name,
-                  address.len);
+    (void)!dd_sys_sendto(own_fd, &ring, 1, MSG_DONTWAIT | MSG_NOSIGNAL,
+                         (const struct sockaddr *)&address.name, address.len);
 }
 
 /* ---- notes: kind 1, zero 7, context 8, word 8, source 4, target 4; in the order of bytes of this host */
@@ -120,7 +119,7 @@ dd_doorbell_send(int own_fd, const dd_uid *whose, const dd_bell_note *note)
         header->cmsg_len = CMSG_LEN(sizeof note->fd);
         memcpy(CMSG_DATA(header), &note->fd, sizeof note->fd);
     }
-    if (sendmsg(own_fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)sizeof bytes) {
+    if (dd_sys_sendmsg(own_fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)sizeof bytes) {
         return DD_IO_OK;
     }
     /* Too many descriptors in flight is a limit of this user's, which passes. */
@@ -144,7 +143,7 @@ take_control(struct msghdr *message, int *fd)
         } else if (header->cmsg_type == SCM_CREDENTIALS) {
             struct ucred credentials;
             memcpy(&credentials, CMSG_DATA(header), sizeof credentials);
-            is_ours = credentials.uid == geteuid();
+            is_ours = credentials.uid == dd_sys_geteuid();
         }
     }
     return is_ours;
@@ -160,7 +159,7 @@ dd_doorbell_take(int own_fd, dd_bell_note *note)
                              .msg_iovlen = 1,
                              .msg_control = control.bytes,
                              .msg_controllen = sizeof control.bytes};
-    ssize_t len = recvmsg(own_fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    ssize_t len = dd_sys_recvmsg(own_fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (len < 0) {
         return errno == EAGAIN || errno == EINTR ? DD_IO_AGAIN : DD_IO_FAILED;
     }

@@ -4,12 +4,10 @@
 #include "core/lock.h"
 #include "core/log.h"
 #include "core/mem.h"
+#include "core/system.h"
 
 #include <errno.h>
 #include <string.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 #define LINGER_NS (2 * DD_NS_PER_S)
 #define LINGER_STEP_NS DD_NS_PER_MS
@@ -72,11 +70,11 @@ init_fields(dd_engine *engine)
 static dd_status
 open_epoll(dd_engine *engine, dd_error *err)
 {
-    engine->epoll_fd = dd_fork_own(epoll_create1(EPOLL_CLOEXEC));
-    engine->wake_fd = dd_fork_own(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    engine->epoll_fd = dd_fork_own(dd_sys_epoll_create1(EPOLL_CLOEXEC));
+    engine->wake_fd = dd_fork_own(dd_sys_eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
     if (engine->epoll_fd < 0 || engine->wake_fd < 0 ||
-        epoll_ctl(engine->epoll_fd, EPOLL_CTL_ADD, engine->wake_fd, &event) != 0) {
+        dd_sys_epoll_ctl(engine->epoll_fd, EPOLL_CTL_ADD, engine->wake_fd, &event) != 0) {
         return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot make the descriptors of an engine");
     }
     return DD_OK;

@@ -1,4 +1,5 @@
 /* The engine's doorbell: who rings, who wants a descriptor, and whom it is for. */
+#include "core/system.h"
 #include "transport/doorbell.h"
 #include "transport/engine_internal.h"
 
@@ -18,7 +19,7 @@ engine_open_bell(dd_engine *engine, dd_error *err)
     dd_engine_lock(engine);
     engine->bell_fd = fd;
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = &engine->bell_fd};
-    if (epoll_ctl(engine->epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0) {
+    if (dd_sys_epoll_ctl(engine->epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0) {
         status = dd_error_set_errno(err, DD_SYSTEM, errno, "cannot watch the doorbell");
     }
     dd_engine_unlock(engine);

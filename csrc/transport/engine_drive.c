@@ -4,12 +4,11 @@
 #include "core/fence.h"
 #include "core/fork.h"
 #include "core/lock.h"
+#include "core/system.h"
+#include "core/thread.h"
 
 #include <errno.h>
-#include <sched.h>
-#include <sys/epoll.h>
 #include <time.h>
-#include <unistd.h>
 
 /* Polls this long before it sleeps, and gives the core away once in so long: whoever has not come by then is
  * probably not running. (Ranks that outnumber the cores give it away at every look.) */
@@ -61,7 +60,7 @@ write_wake_fd(dd_engine *engine)
 {
     uint64_t one = 1;
     /* Can only fail when the counter is full, and then there is an event anyway. */
-    (void)!write(engine->wake_fd, &one, sizeof one);
+    (void)!dd_sys_write(engine->wake_fd, &one, sizeof one);
 }
 
 static bool
@@ -77,7 +76,7 @@ wake_done_waiters(dd_engine *engine)
     for (dd_list *node = engine->waiters.next; node != &engine->waiters; node = node->next) {
         dd_waiter *other = DD_CONTAINER_OF(node, dd_waiter, link);
         if (is_waiter_done(other)) {
-            pthread_cond_signal(&other->turn);
+            dd_cond_signal(&other->turn);
         }
     }
     if (engine->driver != NULL && engine->driver->is_asleep && is_waiter_done(engine->driver)) {
@@ -149,7 +148,7 @@ let_others_in(dd_engine *engine)
         if (look < LOCK_LOOKS / 2) {
             dd_spin_pause();
         } else {
-            sched_yield();
+            dd_sys_sched_yield();
         }
     }
     /* Not counted among nlockers: two drivers would make room for each other for ever. */
@@ -163,7 +162,7 @@ kick_background(dd_engine *engine)
 {
     dd_lock_take(&engine->nap_mu);
     engine->is_kicked = true;
-    pthread_cond_signal(&engine->nap);
+    dd_cond_signal(&engine->nap);
     dd_lock_release(&engine->nap_mu);
 }
 
@@ -173,7 +172,7 @@ cut_nap_short(dd_engine *engine)
 {
     if (atomic_load(&engine->is_napping_long)) {
         dd_lock_take(&engine->nap_mu);
-        pthread_cond_signal(&engine->nap);
+        dd_cond_signal(&engine->nap);
         dd_lock_release(&engine->nap_mu);
     }
 }
@@ -235,7 +234,7 @@ sleep_on_links(dd_engine *engine, dd_waiter *self, int64_t until_ns)
     self->is_asleep = true;
     engine->nsleeping++;
     dd_engine_unlock(engine);
-    int nevents = epoll_wait(engine->epoll_fd, events, EVENTS_MAX, timeout_ms);
+    int nevents = dd_sys_epoll_wait(engine->epoll_fd, events, EVENTS_MAX, timeout_ms);
     dd_engine_lock(engine);
     engine->nsleeping--;
     self->is_asleep = false;
@@ -395,7 +394,7 @@ leave(dd_engine *engine, dd_waiter *self)
     atomic_store(&engine->is_driven, false);
     for (dd_list *node = engine->waiters.next; node != &engine->waiters; node = node->next) {
         dd_waiter *other = DD_CONTAINER_OF(node, dd_waiter, link);
-        pthread_cond_signal(&other->turn);
+        dd_cond_signal(&other->turn);
         if (!is_waiter_done(other)) {
             return;
         }
@@ -482,7 +481,7 @@ finish_telling_locked(dd_engine *engine, dd_waiter *self)
             return;
         }
         dd_engine_unlock(engine);
-        (void)nanosleep(&pause, NULL);
+        (void)dd_sys_nanosleep(&pause, NULL);
         dd_engine_lock(engine);
     }
 }
@@ -506,7 +505,7 @@ dd_engine_wait(dd_engine *engine, const atomic_bool *is_done, const dd_wait *wai
     finish_telling_locked(engine, &self);
     leave(engine, &self);
     dd_engine_unlock(engine);
-    pthread_cond_destroy(&self.turn);
+    dd_cond_fini(&self.turn);
     return status;
 }
 
@@ -649,7 +648,7 @@ engine_stop_background(dd_engine *engine)
     }
     dd_lock_take(&engine->nap_mu);
     engine->is_stopping = true;
-    pthread_cond_signal(&engine->nap);
+    dd_cond_signal(&engine->nap);
     dd_lock_release(&engine->nap_mu);
     dd_engine_lock(engine);
     atomic_store_explicit(&engine->is_stopped, true, memory_order_release);
@@ -657,6 +656,6 @@ engine_stop_background(dd_engine *engine)
         write_wake_fd(engine);
     }
     dd_engine_unlock(engine);
-    pthread_join(engine->thread, NULL);
+    dd_thread_join(engine->thread);
     engine->has_thread = false;
 }

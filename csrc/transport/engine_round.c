@@ -1,9 +1,9 @@
 /* What there is to do in a round of driving: lanes, tasks, deadlines. */
 #include "transport/engine_internal.h"
 
+#include "core/system.h"
+
 #include <errno.h>
-#include <sys/epoll.h>
-#include <unistd.h>
 
 /* Sockets are asked for events in every round of so many. */
 #define ROUNDS_PER_EPOLL_SHM 256u
@@ -130,7 +130,7 @@ watch(dd_lane *lane, uint32_t events)
 {
     if (lane->watched != events) {
         struct epoll_event event = {.events = events, .data.ptr = lane};
-        (void)epoll_ctl(lane->peer->engine->epoll_fd, EPOLL_CTL_MOD, lane->stream->fd, &event);
+        (void)dd_sys_epoll_ctl(lane->peer->engine->epoll_fd, EPOLL_CTL_MOD, lane->stream->fd, &event);
         lane->watched = events;
     }
 }
@@ -180,7 +180,7 @@ engine_drain_wake_fd(dd_engine *engine)
 {
     uint64_t count;
     if (engine->nsleeping == 0) {
-        (void)!read(engine->wake_fd, &count, sizeof count);
+        (void)!dd_sys_read(engine->wake_fd, &count, sizeof count);
     }
 }
 
@@ -212,7 +212,7 @@ engine_hear_all(dd_engine *engine)
     struct epoll_event events[EVENTS_MAX];
     int nevents = EVENTS_MAX;
     for (int round = 0; round < HEAR_EVENTS_ROUNDS && nevents == EVENTS_MAX; round++) {
-        nevents = epoll_wait(engine->epoll_fd, events, EVENTS_MAX, 0);
+        nevents = dd_sys_epoll_wait(engine->epoll_fd, events, EVENTS_MAX, 0);
         (void)engine_handle_events(engine, events, nevents);
     }
     dd_list *lists[] = {&engine->shm_lanes, &engine->tcp_lanes};
@@ -261,7 +261,7 @@ poll_epoll(dd_engine *engine)
         return false;
     }
     struct epoll_event events[EVENTS_MAX];
-    return engine_handle_events(engine, events, epoll_wait(engine->epoll_fd, events, EVENTS_MAX, 0));
+    return engine_handle_events(engine, events, dd_sys_epoll_wait(engine->epoll_fd, events, EVENTS_MAX, 0));
 }
 
 bool

@@ -2,6 +2,7 @@
 
 #include "core/fork.h"
 #include "core/mem.h"
+#include "core/system.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -9,7 +10,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/ioctl.h>
-#include <sys/socket.h>
 
 /* A host that vanished without a word is noticed after about a quarter of a minute, whether the connection
  * is idle (keepalive) or has bytes under way. For the latter, sending again at least once a second makes
@@ -56,7 +56,7 @@ tcp_try_send(dd_link *link, const struct iovec *parts, int nparts, size_t *moved
         .msg_iov = (struct iovec *)(uintptr_t)parts,
         .msg_iovlen = (size_t)(nparts < IOV_MAX ? nparts : IOV_MAX),
     };
-    ssize_t rc = sendmsg(link->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    ssize_t rc = dd_sys_sendmsg(link->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     dd_io io = classify(rc);
     if (io == DD_IO_OK) {
         *moved = (size_t)rc;
@@ -70,7 +70,7 @@ static bool
 tcp_is_held_back(dd_link *link)
 {
     int nbytes = 0;
-    return ioctl(link->fd, SIOCOUTQNSD, &nbytes) == 0 && nbytes > 0;
+    return dd_sys_ioctl(link->fd, SIOCOUTQNSD, &nbytes) == 0 && nbytes > 0;
 }
 
 /* Lost in the network, or dropped by this host's own interface: then nothing is on its way, although the
@@ -83,8 +83,8 @@ tcp_count_lost(dd_link *link, unsigned *nresends)
     int queued = 0;
     int unsent = 0;
     *nresends = 0;
-    if (getsockopt(link->fd, IPPROTO_TCP, TCP_INFO, &info, &len) != 0 ||
-        ioctl(link->fd, SIOCOUTQ, &queued) != 0 || ioctl(link->fd, SIOCOUTQNSD, &unsent) != 0) {
+    if (dd_sys_getsockopt(link->fd, IPPROTO_TCP, TCP_INFO, &info, &len) != 0 ||
+        dd_sys_ioctl(link->fd, SIOCOUTQ, &queued) != 0 || dd_sys_ioctl(link->fd, SIOCOUTQNSD, &unsent) != 0) {
         return 0;
     }
     bool is_stuck_here = info.tcpi_ca_state == TCP_CA_CWR && info.tcpi_unacked == 0 && unsent > 0;
@@ -141,7 +141,7 @@ static const dd_link_ops tcp_ops = {
 static bool
 set_option(int fd, int level, int name, int value)
 {
-    return setsockopt(fd, level, name, &value, sizeof value) == 0;
+    return dd_sys_setsockopt(fd, level, name, &value, sizeof value) == 0;
 }
 
 /* The buffers are left to the kernel, which fits them to the path. */

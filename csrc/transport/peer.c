@@ -2,10 +2,10 @@
 
 #include "core/fork.h"
 #include "core/mem.h"
+#include "core/system.h"
 
 #include <stdio.h>
 #include <string.h>
-#include <sys/epoll.h>
 
 #define DIAL_TIMEOUT_NS (30 * DD_NS_PER_S)
 #define PATIENCE_NS (5 * DD_NS_PER_S) /* with a dial that was welcome, beyond the time-out of its handshake */
@@ -52,7 +52,7 @@ destroy_lane(dd_lane *lane)
     engine->lane_generation++;
     engine->ntcp_lanes -= lane->stream->is_shared_memory ? 0 : 1;
     if (engine->generation == dd_fork_generation()) {
-        (void)epoll_ctl(engine->epoll_fd, EPOLL_CTL_DEL, lane->stream->fd, NULL);
+        (void)dd_sys_epoll_ctl(engine->epoll_fd, EPOLL_CTL_DEL, lane->stream->fd, NULL);
     }
     if (lane->collected != NULL && lane->collected->taker != NULL) { /* in no list any more */
         engine_give_held(engine, lane->collected);
@@ -362,7 +362,7 @@ attach_lane(dd_peer *peer, int number, dd_link *stream, dd_error *err)
     self->number = number;
     self->watched = EPOLLIN;
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = self};
-    if (epoll_ctl(engine->epoll_fd, EPOLL_CTL_ADD, stream->fd, &event) != 0) {
+    if (dd_sys_epoll_ctl(engine->epoll_fd, EPOLL_CTL_ADD, stream->fd, &event) != 0) {
         dd_mem_free(self);
         return dd_error_set(err, DD_SYSTEM, "cannot watch the connection to %s, pid %lld", peer->card.host,
                             peer->card.pid);

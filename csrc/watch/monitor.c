@@ -4,13 +4,11 @@
 #include "core/lock.h"
 #include "core/log.h"
 #include "core/mem.h"
+#include "core/system.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 /* Between two looks at the watchdog, and at a question that is open; while all is quiet the interval of stores is enough. */
 #define TICK_NS (100 * DD_NS_PER_MS)
@@ -239,8 +237,9 @@ sleep_until_woken(dd_monitor *monitor)
     struct pollfd fds[2] = {{.fd = monitor->wake_fd, .events = POLLIN},
                             {.fd = monitor->pipe_fd, .events = POLLIN}};
     uint64_t drained;
-    if (poll(fds, 2, sleep_ns > 0 ? (int)(sleep_ns / DD_NS_PER_MS) + 1 : 0) > 0 && fds[0].revents != 0) {
-        (void)!read(monitor->wake_fd, &drained, sizeof drained);
+    if (dd_sys_poll(fds, 2, sleep_ns > 0 ? (int)(sleep_ns / DD_NS_PER_MS) + 1 : 0) > 0 &&
+        fds[0].revents != 0) {
+        (void)!dd_sys_read(monitor->wake_fd, &drained, sizeof drained);
     }
 }
 
@@ -260,7 +259,7 @@ set_running(dd_monitor *monitor, bool is_running)
 {
     dd_lock_take(&monitor->mu);
     monitor->is_running = is_running;
-    pthread_cond_broadcast(&monitor->cond);
+    dd_cond_broadcast(&monitor->cond);
     dd_lock_release(&monitor->mu);
 }
 
@@ -285,7 +284,7 @@ wake(void *ctx)
     uint64_t one = 1;
     int saved = errno; /* may run in a signal's handler */
     if (monitor->generation == dd_fork_generation()) {
-        (void)!write(monitor->wake_fd, &one, sizeof one);
+        (void)!dd_sys_write(monitor->wake_fd, &one, sizeof one);
     }
     errno = saved;
 }
@@ -354,7 +353,7 @@ static dd_status
 open_parts(dd_monitor *monitor, dd_error *err)
 {
     const dd_monitor_options *options = &monitor->options;
-    monitor->wake_fd = dd_fork_own(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    monitor->wake_fd = dd_fork_own(dd_sys_eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (monitor->wake_fd < 0) {
         return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot make an eventfd for the monitor");
     }
@@ -403,7 +402,7 @@ dd_monitor_destroy(dd_monitor *monitor)
     watch_close_pipe(monitor);
     dd_recorder_notify_of_alarms(monitor->options.recorder, NULL, NULL);
     dd_fork_close(monitor->wake_fd);
-    pthread_cond_destroy(&monitor->cond);
+    dd_cond_fini(&monitor->cond);
     dd_lock_fini(&monitor->mu);
     dd_blob_fini(&monitor->report);
     dd_mem_free(monitor->dump_path);

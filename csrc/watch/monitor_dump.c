@@ -4,13 +4,11 @@
 #include "core/errand.h"
 #include "core/fork.h"
 #include "core/mem.h"
+#include "core/system.h"
 #include "observe/dump_file.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 /* ---- the pipe */
 
@@ -18,13 +16,13 @@ static dd_status
 refuse_what_is_there(const char *path, dd_error *err)
 {
     struct stat entry;
-    if (lstat(path, &entry) != 0) {
+    if (dd_sys_lstat(path, &entry) != 0) {
         return DD_OK;
     }
     if (!S_ISFIFO(entry.st_mode)) {
         return dd_error_set(err, DD_SYSTEM, "%s is to be a named pipe, and is something else", path);
     }
-    (void)unlink(path); /* of a process before us */
+    (void)dd_sys_unlink(path); /* of a process before us */
     return DD_OK;
 }
 
@@ -36,14 +34,14 @@ watch_open_pipe(dd_monitor *monitor, dd_error *err)
     if (status != DD_OK) {
         return status;
     }
-    if (mkfifo(path, 0600) != 0) {
+    if (dd_sys_mkfifo(path, 0600) != 0) {
         return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot make the named pipe %s", path);
     }
     /* Also for writing: it never ends then, however many come and go. */
-    monitor->pipe_fd = dd_fork_own(open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW));
+    monitor->pipe_fd = dd_fork_own(dd_sys_open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW, 0));
     if (monitor->pipe_fd < 0) {
         status = dd_error_set_errno(err, DD_SYSTEM, errno, "cannot open the named pipe %s", path);
-        (void)unlink(path);
+        (void)dd_sys_unlink(path);
     }
     return status;
 }
@@ -54,7 +52,7 @@ watch_close_pipe(dd_monitor *monitor)
     if (monitor->pipe_fd >= 0) {
         dd_fork_close(monitor->pipe_fd);
         monitor->pipe_fd = -1;
-        (void)unlink(monitor->pipe_path);
+        (void)dd_sys_unlink(monitor->pipe_path);
     }
 }
 
@@ -63,7 +61,7 @@ watch_drain_pipe(dd_monitor *monitor)
 {
     char bytes[256];
     bool is_any = false;
-    while (monitor->pipe_fd >= 0 && read(monitor->pipe_fd, bytes, sizeof bytes) > 0) {
+    while (monitor->pipe_fd >= 0 && dd_sys_read(monitor->pipe_fd, bytes, sizeof bytes) > 0) {
         is_any = true;
     }
     return is_any;

@@ -67,7 +67,7 @@ take_removed(dd_monitor *monitor, watch_place **place)
     }
     if (found == NULL) {
         monitor->is_busy = false;
-        pthread_cond_broadcast(&monitor->cond);
+        dd_cond_broadcast(&monitor->cond);
     } else {
         dd_list_remove(&found->link);
         if (found->place != NULL && --found->place->nusers == 0) {

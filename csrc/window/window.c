@@ -1,9 +1,9 @@
 /* The operations: copies and additions in memory where the rank is direct, else calls. */
 #include "core/spin.h"
+#include "core/system.h"
 #include "kernels/copy.h"
 #include "window/window_internal.h"
 
-#include <sched.h>
 #include <string.h>
 
 /* A signal that answers ours comes within a microsecond or two. So long it is looked for without any lock. */
@@ -70,7 +70,7 @@ take_soon(const dd_window *window, const window_args *args)
             return false;
         }
         if (is_crowded) {
-            (void)sched_yield();
+            (void)dd_sys_sched_yield();
         } else {
             dd_spin_pause();
         }

@@ -1,6 +1,7 @@
 /* How groups come to be, and what is left of them: rendezvous, splits, several ranks in a process, no memory. */
 #include "check.h"
 #include "core/mem.h"
+#include "core/system.h"
 #include "core/thread.h"
 #include "group/group_internal.h"
 #include "group_team.h"
@@ -8,6 +9,7 @@
 #include "store/tcp_store.h"
 #include "transport/card.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -699,7 +701,7 @@ TEST(engines_leave_nothing_behind)
     check_leftovers(before);
 }
 
-/* ---- no memory */
+/* ---- something that fails, whatever it is: any allocation, any system call of any thread */
 
 static void
 want_clean(dd_status status, const dd_error *error)
@@ -707,16 +709,35 @@ want_clean(dd_status status, const dd_error *error)
     CHECK(status == DD_OK || (status == error->code && error->message[0] != '\0'));
 }
 
-/* Every rank tries; any allocation of any thread may be the one that fails. */
+/* Lets so many succeed and fails the one after; -1: none. */
+typedef struct shortage {
+    void (*fail_after)(long number);
+    long number;
+} shortage;
+
 static void
-open_without_memory(team_rank *self)
+fail_allocation(long number)
 {
-    const long *number = self->arg;
+    (void)dd_mem_fail_after(number);
+}
+
+static void
+fail_system_call(long number)
+{
+    static const int errors[] = {EMFILE, ENOMEM, EIO, ECONNRESET, EACCES};
+    (void)dd_sys_fail_after(number, errors[number < 0 ? 0 : number / 7 % 5]);
+}
+
+/* Every rank tries. */
+static void
+open_in_need(team_rank *self)
+{
+    const shortage *lack = self->arg;
     char name[32];
-    snprintf(name, sizeof name, "poor%ld", *number);
+    snprintf(name, sizeof name, "poor%ld", lack->number);
     team_rendezvous(self, name);
     if (self->rank == 0) {
-        (void)dd_mem_fail_after(*number);
+        lack->fail_after(lack->number);
     }
     dd_group *group = NULL;
     dd_group_options options = team_group_options(name);
@@ -768,12 +789,12 @@ open_without_memory(team_rank *self)
     }
     /* A name of its own: the store's barrier allocates, too. */
     if (self->rank == 0) {
-        (void)dd_mem_fail_after(-1);
+        lack->fail_after(-1);
     }
 }
 
 static void
-run_out_of_memory(bool is_shm_disabled, long first)
+run_in_need(bool is_shm_disabled, void (*fail_after)(long number), long first)
 {
     team_options first_team = {.size = 2, .is_shm_disabled = is_shm_disabled};
     team_run(&first_team, only_sum, NULL); /* sanitizers start a thread with the first of ours */
@@ -781,28 +802,59 @@ run_out_of_memory(bool is_shm_disabled, long first)
     dd_wait limit = dd_wait_after(2 * DD_NS_PER_S * check_slow());
     for (long number = first; number < 400 && !dd_wait_is_over(&limit); number += 7) {
         team_options options = {.size = 2, .is_shm_disabled = is_shm_disabled};
-        team_run_apart(&options, open_without_memory, &number);
-        (void)dd_mem_fail_after(-1);
+        shortage lack = {.fail_after = fail_after, .number = number};
+        team_run_apart(&options, open_in_need, &lack);
+        fail_after(-1);
     }
     check_leftovers(before);
 }
 
 TEST(no_memory_by_shared_memory)
 {
-    run_out_of_memory(false, 0);
+    run_in_need(false, fail_allocation, 0);
 }
 
 TEST(no_memory_by_shared_memory_later)
 {
-    run_out_of_memory(false, 121);
+    run_in_need(false, fail_allocation, 121);
 }
 
 TEST(no_memory_by_tcp)
 {
-    run_out_of_memory(true, 1);
+    run_in_need(true, fail_allocation, 1);
 }
 
 TEST(no_memory_by_tcp_later)
 {
-    run_out_of_memory(true, 122);
+    run_in_need(true, fail_allocation, 122);
+}
+
+TEST(a_system_call_that_fails_by_shared_memory)
+{
+    run_in_need(false, fail_system_call, 0);
+}
+
+TEST(a_system_call_that_fails_by_shared_memory_later)
+{
+    run_in_need(false, fail_system_call, 97);
+}
+
+TEST(a_system_call_that_fails_by_shared_memory_at_last)
+{
+    run_in_need(false, fail_system_call, 203);
+}
+
+TEST(a_system_call_that_fails_by_tcp)
+{
+    run_in_need(true, fail_system_call, 0);
+}
+
+TEST(a_system_call_that_fails_by_tcp_later)
+{
+    run_in_need(true, fail_system_call, 97);
+}
+
+TEST(a_system_call_that_fails_by_tcp_at_last)
+{
+    run_in_need(true, fail_system_call, 203);
 }

@@ -1,0 +1,122 @@
+#include "core/system.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <sys/ioctl.h>
+
+#ifdef DD_FAULTS
+#include <stdatomic.h>
+
+/* As in mem.c: how many were made, in the lower half, and the number of the one to fail, in the upper. */
+static atomic_uint_fast64_t calls = (uint64_t)UINT32_MAX << 32;
+static atomic_int error_of_failure;
+
+long
+dd_sys_fail_after(long count, int error_number)
+{
+    atomic_store(&error_of_failure, error_number);
+    return (long)(uint32_t)atomic_exchange(&calls, (uint64_t)(uint32_t)count << 32);
+}
+
+static bool
+is_this_one_to_fail(void)
+{
+    uint64_t before = atomic_fetch_add(&calls, 1);
+    bool does_fail = (uint32_t)before == before >> 32;
+    if (does_fail) {
+        errno = atomic_load(&error_of_failure);
+    }
+    return does_fail;
+}
+#else
+#define is_this_one_to_fail() false
+#endif
+
+/* MAP_FAILED is (void *)-1, too. */
+#define X(result, name, parameters, arguments)                                \
+    result dd_sys_##name parameters                                           \
+    {                                                                         \
+        return is_this_one_to_fail() ? (result)(intptr_t)-1 : name arguments; \
+    }
+DD_SYSTEM_CALLS(X)
+#undef X
+
+int
+dd_sys_getaddrinfo(const char *host, const char *port, const struct addrinfo *hints, struct addrinfo **found)
+{
+    return is_this_one_to_fail() ? EAI_SYSTEM : getaddrinfo(host, port, hints, found);
+}
+
+char *
+dd_sys_getcwd(char *path, size_t nbytes)
+{
+    return is_this_one_to_fail() ? NULL : getcwd(path, nbytes);
+}
+
+int
+dd_sys_lock_file(int fd, int command, struct flock *lock)
+{
+    return is_this_one_to_fail() ? -1 : fcntl(fd, command, lock);
+}
+
+int
+dd_sys_ioctl(int fd, unsigned long request, int *value)
+{
+    return is_this_one_to_fail() ? -1 : ioctl(fd, request, value);
+}
+
+int
+dd_sys_close(int fd)
+{
+    return close(fd);
+}
+
+int
+dd_sys_munmap(void *at, size_t nbytes)
+{
+    return munmap(at, nbytes);
+}
+
+void
+dd_sys_freeaddrinfo(struct addrinfo *found)
+{
+    freeaddrinfo(found);
+}
+
+void
+dd_sys_freeifaddrs(struct ifaddrs *all)
+{
+    freeifaddrs(all);
+}
+
+int
+dd_sys_nanosleep(const struct timespec *duration, struct timespec *left)
+{
+    return nanosleep(duration, left);
+}
+
+int
+dd_sys_sched_yield(void)
+{
+    return sched_yield();
+}
+
+int
+dd_sys_sched_getcpu(void)
+{
+    return sched_getcpu();
+}
+
+pid_t
+dd_sys_getpid(void)
+{
+    return getpid();
+}
+
+uid_t
+dd_sys_geteuid(void)
+{
+    return geteuid();
+}
