@@ -134,7 +134,8 @@ bool dd_arena_is_in_the_way(const dd_arena *arena);
 typedef struct dd_arena_culprit {
     int rank;
     int other;
-    dd_signature signature;
+    dd_signature signature;       /* of what rank has called */
+    dd_signature other_signature; /* ... and other */
     uint64_t sequence; /* of the operation: this one, or an earlier one that has been compared only now */
     bool is_size;
     uint64_t theirs, ours; /* of rank, of other */

@@ -225,6 +225,7 @@ blame_signature(const header_check *check, int k, const uint64_t *words)
     dd_arena_culprit *culprit = &check->arena->culprit;
     *culprit = (dd_arena_culprit){.rank = k, .other = check->arena->rank, .sequence = check->call->sequence};
     memcpy(&culprit->signature, words, sizeof(culprit->signature));
+    memcpy(&culprit->other_signature, check->call->signature_words, sizeof(culprit->other_signature));
     return DD_ARENA_MISMATCH;
 }
 
@@ -240,6 +241,7 @@ blame_size(const header_check *check, int rank, uint64_t theirs, int other, uint
                                   .theirs = theirs,
                                   .ours = ours};
     memcpy(&culprit->signature, check->call->signature_words, sizeof(culprit->signature));
+    culprit->other_signature = culprit->signature;
     return DD_ARENA_MISMATCH;
 }
 

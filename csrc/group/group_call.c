@@ -317,7 +317,7 @@ on_run_done(void *ctx, const dd_error *error)
     }
     dd_arena_culprit culprit = dd_run_culprit(group->run);
     if (error->code == DD_MISMATCH && culprit.rank >= 0) {
-        group_fail_mismatch_locked(group, culprit.sequence, &culprit);
+        group_fail_mismatch_locked(group, &culprit);
     } else if (error->code == DD_MISMATCH ||
                (error->code == DD_INVALID_ARGUMENT && error->culprit.rank >= 0)) {
         group_fail_misfit_locked(group, error);
@@ -643,8 +643,12 @@ compare_signatures_locked(dd_group *group, int rank, uint64_t sequence, const dd
     if (ours == NULL || group->cause.code != DD_OK || memcmp(signature, ours, sizeof *signature) == 0) {
         return true;
     }
-    dd_arena_culprit culprit = {.rank = rank, .other = group->rank, .signature = *signature};
-    group_fail_mismatch_locked(group, sequence, &culprit);
+    dd_arena_culprit culprit = {.rank = rank,
+                                .other = group->rank,
+                                .signature = *signature,
+                                .other_signature = *ours,
+                                .sequence = sequence};
+    group_fail_mismatch_locked(group, &culprit);
     return false;
 }
 

@@ -357,14 +357,14 @@ group_fail_locked(dd_group *group, const dd_error *error, bool is_told, int exce
 /* ---- ranks that disagree */
 
 void
-group_fail_mismatch_locked(dd_group *group, uint64_t sequence, const dd_arena_culprit *culprit)
+group_fail_mismatch_locked(dd_group *group, const dd_arena_culprit *culprit)
 {
     dd_cause cause = group_make_cause(group, culprit->is_size ? DD_CAUSE_SIZES : DD_CAUSE_CALLS, DD_MISMATCH,
                                       culprit->rank);
     cause.other = culprit->other;
-    cause.sequence = sequence;
+    cause.sequence = culprit->sequence;
     cause.culprit_signature = culprit->signature;
-    cause.other_signature = *group_signature_of(group, sequence);
+    cause.other_signature = culprit->other_signature;
     cause.culprit_nbytes = culprit->theirs;
     cause.other_nbytes = culprit->ours;
     group_fail_cause_locked(group, &cause);
@@ -378,8 +378,12 @@ group_fail_misfit_locked(dd_group *group, const dd_error *error)
     const member_state *member = rank >= 0 ? &group->members[rank] : NULL;
     if (member != NULL && member->has_said_it && member->sequence == group->nstarted &&
         memcmp(&member->signature, ours, sizeof member->signature) != 0) {
-        dd_arena_culprit culprit = {.rank = rank, .other = group->rank, .signature = member->signature};
-        group_fail_mismatch_locked(group, group->nstarted, &culprit);
+        dd_arena_culprit culprit = {.rank = rank,
+                                    .other = group->rank,
+                                    .signature = member->signature,
+                                    .other_signature = *ours,
+                                    .sequence = group->nstarted};
+        group_fail_mismatch_locked(group, &culprit);
         return;
     }
     if (rank < 0) {

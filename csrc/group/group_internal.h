@@ -278,7 +278,7 @@ void group_explain_cause(const dd_group *group, const dd_cause *cause, dd_error 
 dd_cause group_cause_of_error(const dd_group *group, const dd_error *error);
 /* Of a collective that was started here; NULL when that is too long ago, or still to come. */
 const dd_signature *group_signature_of(const dd_group *group, uint64_t sequence);
-void group_fail_mismatch_locked(dd_group *group, uint64_t sequence, const dd_arena_culprit *culprit);
+void group_fail_mismatch_locked(dd_group *group, const dd_arena_culprit *culprit);
 /* The same for a message of a collective whose size was not what this rank expected: `error` says so. */
 void group_fail_misfit_locked(dd_group *group, const dd_error *error);
 /* A message has come for a collective that was through here. */
