@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from datetime import timedelta
 
@@ -301,8 +302,11 @@ def test_groups_with_a_rank_in_common_may_be_made_in_any_order():
 
 
 def test_groups_that_wait_for_each_other_say_so():
+    all_have_said = threading.Barrier(3)
+
     def case(rank):
         error = error_of(dldist.new_group, [0, 1] if rank == 0 else [0, 1, 2], timeout=0.3)
+        all_have_said.wait(20)  # a rank that leaves its world before would be the reason of the others
         assert isinstance(error, dldist.DistTimeoutError)
         return str(error)
 

@@ -637,17 +637,20 @@ def test_a_rank_that_is_late():
     in_groups(2, case)
 
 
-@pytest.mark.parametrize("call", [lambda reducer: reducer.use_group(reducer._operations), dldist.Reducer.broadcast_parameters])
-def test_the_time_out_is_that_of_every_collective(call):
+@pytest.mark.parametrize(
+    ("call", "late_rank"),
+    [(lambda reducer: reducer.use_group(reducer._operations), 1), (dldist.Reducer.broadcast_parameters, 0)],  # the root waits for nobody
+)
+def test_the_time_out_is_that_of_every_collective(call, late_rank):
     late = threading.Event()
 
     def case(group):
         reducer = make(group, [(4,)], timeout=1.0)
-        if group.rank == 1:
+        if group.rank == late_rank:
             late.wait(10)
             return
         try:
-            with pytest.raises(dldist.DistTimeoutError, match="rank 1"):
+            with pytest.raises(dldist.DistTimeoutError, match=f"rank {late_rank}"):
                 call(reducer)
         finally:
             late.set()
