@@ -62,6 +62,12 @@ dd_sys_lock_file(int fd, int command, struct flock *lock)
 }
 
 int
+dd_sys_get_file_limit(struct rlimit *limit)
+{
+    return is_this_one_to_fail() ? -1 : getrlimit(RLIMIT_NOFILE, limit);
+}
+
+int
 dd_sys_ioctl(int fd, unsigned long request, int *value)
 {
     return is_this_one_to_fail() ? -1 : ioctl(fd, request, value);

@@ -83,7 +83,6 @@
       (epoll_fd, events, capacity, timeout_ms))                                                              \
     /* the process and its host */                                                                           \
     X(int, gethostname, (char *name, size_t nbytes), (name, nbytes))                                         \
-    X(int, getrlimit, (int resource, struct rlimit *limit), (resource, limit))                               \
     X(ssize_t, getrandom, (void *data, size_t nbytes, unsigned flags), (data, nbytes, flags))
 
 #define X(result, name, parameters, arguments) result dd_sys_##name parameters;
@@ -96,6 +95,7 @@ int dd_sys_getaddrinfo(const char *host, const char *port, const struct addrinfo
 char *dd_sys_getcwd(char *path, size_t nbytes);
 /* F_OFD_SETLK and its kin. */
 int dd_sys_lock_file(int fd, int command, struct flock *lock);
+int dd_sys_get_file_limit(struct rlimit *limit); /* RLIMIT_NOFILE */
 /* Requests that fill in a number. */
 int dd_sys_ioctl(int fd, unsigned long request, int *value);
 

@@ -159,8 +159,7 @@ size_t
 dd_sock_fd_limit(void)
 {
     struct rlimit limit;
-    return dd_sys_getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < INT_MAX ? (size_t)limit.rlim_cur
-                                                                                    : INT_MAX;
+    return dd_sys_get_file_limit(&limit) == 0 && limit.rlim_cur < INT_MAX ? (size_t)limit.rlim_cur : INT_MAX;
 }
 
 bool

@@ -144,6 +144,14 @@ def refuses_to_start_twice(group):
     assert group.size == tensor[0] and repr(other) == "<dldist.Plan: barrier, ready>" and other.op == "barrier"
 
 
+def await_the_thread(condition):
+    """What ends after its plan is gone is seen to by a thread of the library."""
+    until = time.monotonic() + 10
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.001)
+    assert condition()
+
+
 def dropped_under_way(group):
     """Its tensors live on until it has ended, and are filled."""
     for count in (1, 50_000):
@@ -158,17 +166,14 @@ def dropped_under_way(group):
             del tensor, view
             group.barrier()
             filled = [group.size] * min(3, count)
-            until = time.monotonic() + 10
-            while list(copy[:3]) != filled and time.monotonic() < until:  # by a thread that was told of the end
-                time.sleep(0.001)
-            assert list(copy[:3]) == filled, list(copy[:3])
+            await_the_thread(lambda: list(copy[:3]) == filled)
             del copy
         else:
             group.plan_all_reduce(view)()
             del tensor, view
             group.barrier()
         gc.collect()
-        assert reference() is None
+        await_the_thread(lambda: reference() is None)
 
 
 def from_another_thread(group):
