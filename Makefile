@@ -133,7 +133,7 @@ $(foreach variant,$(VARIANTS),$(eval $(call VARIANT_RULES,$(variant))))
 
 $(BUILD)/fast/tests/c/copy_counter.o: BASE += -DDD_COUNTS_COPIES
 
--include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
+-include $(shell find $(BUILD) -type f -name '*.d' 2>/dev/null)
 
 # ---- tests
 
