@@ -6,9 +6,10 @@
  * and reads from their slots what it needs. Slots have several buffers, so that nobody has to be told that a
  * buffer has been read: who publishes a round has finished reading the rounds well before it. The first round
  * carries the signature of the operation, and all ranks compare all signatures. An operation that needs the
- * data of all ranks compares them before any output is written. A root that sends, whoever sends to a root,
- * and a receiver that needs the root alone go on without waiting for the others, a few operations ahead of
- * them at most; then they compare in a later operation, as soon as the others' headers are there.
+ * data of all ranks compares them before any output is written. Three kinds
+ * of ranks do not wait for the others: a root that sends, a rank that sends to a root, and a receiver, which needs
+ * the root alone. They are a few operations ahead at most, and compare in a later one, as soon as the others'
+ * headers are there.
  *
  * An arena knows no engine, no clock and no sleep: progress() goes as far as it can. One operation at a time;
  * the owner serialises all calls. What other ranks write is a peer's word: sizes and offsets are checked

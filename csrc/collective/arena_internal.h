@@ -12,7 +12,7 @@
  *     later, with what they have kept of their call: in their next operations, and whenever they wait.
  *   - No rank publishes header n before it has settled operation n - ARENA_WINDOW. That is how far it may run
  *     ahead, and why records may be used again: a rank that publishes header n has seen all headers
- *     n - ARENA_WINDOW, and whoever published one of these had settled n - 2 * ARENA_WINDOW.
+ *     n - ARENA_WINDOW, and each rank that published one of these had settled n - 2 * ARENA_WINDOW.
  *   - A receiver that publishes step s of an operation has finished reading the rounds up to s - 2 (it stages
  *     a round before it reads the last one, so that ranks work side by side), or up to s - 1 where it reads
  *     first. Ranks that do not receive may leave out steps.
@@ -117,8 +117,8 @@ typedef struct arena_control {
     arena_record records[ARENA_NRECORDS];   /* by the number of the operation */
     _Alignas(128) _Atomic uint32_t awaited; /* asleep: the one rank whose publication is to wake us */
     _Atomic uint32_t cpu;                   /* where it last published, counted from 1; 0: not known */
-    /* Of this rank's share of a chunk, written by whoever claims it: the number of the chunk, of all since the
-     * arena was made, times 256, plus the claimer. */
+    /* Who folds this rank's share of a chunk: 256 times the number of the chunk, counted since the arena was made, plus
+     * the rank that claims it. That rank writes the word. */
     _Alignas(128) _Atomic uint64_t claim;
 } arena_control;
 
@@ -152,8 +152,8 @@ typedef struct arena_shared {
     _Alignas(128) arena_bits asleep; /* ranks to be woken */
     arena_bits poisoned;             /* that have given up; never cleared */
     arena_bits unregistered;         /* whose process cannot be fenced by another yet (see arena_sync.c) */
-    /* A hint by whoever has tried both: large operations are staged past the caches. Written seldom, and read
-     * once an operation. */
+    /* A hint from a rank that has tried both ways: large operations are staged past the caches. It is written
+     * seldom, and read once an operation. */
     _Alignas(128) _Atomic uint32_t is_streaming;
 } arena_shared;
 

@@ -355,7 +355,7 @@ step(dd_arena *arena)
     return state;
 }
 
-/* Two ranks may wait for each other in different operations: whoever waits compares what has come. */
+/* Two ranks may wait for each other in different operations, so a rank that waits compares what has come. */
 static dd_arena_state
 compare_while_blocked(dd_arena *arena)
 {

@@ -36,8 +36,8 @@ typedef struct dd_plan_run_options {
 void dd_plan_run_start_locked(dd_plan_run *run, const dd_coll_args *args, const dd_plan_run_options *options);
 
 /* One of the local steps that are waiting, at most about a segment of work: taken and ended with the lock, done without it; one at a
- * time. The run does not end well before the step has ended. If it fails meanwhile, whoever it tells (on_done) waits until the step is
- * done, and then it is not ended. False: there is none. */
+ * time. The run does not end well before the step has ended. If the run fails meanwhile, its on_done must wait until the
+ * step is done; such a step is not ended. False: there is none. */
 bool dd_plan_run_take_step_locked(dd_plan_run *run, uint32_t *step);
 void dd_plan_run_do_step(dd_plan_run *run, uint32_t step);
 void dd_plan_run_end_step_locked(dd_plan_run *run, uint32_t step);

@@ -1,5 +1,5 @@
-/* Something that may hang (a resolver, a file system), done on a thread of its own: whoever wants it waits for as long as he likes, and
- * leaves it to itself then. It is freed by whichever of the two is last. */
+/* Something that may hang (a resolver, a file system), done on a thread of its own. The caller waits for as long as it likes,
+ * and then leaves the thread alone. The last of the two frees the errand. */
 #ifndef DD_CORE_ERRAND_H
 #define DD_CORE_ERRAND_H
 

@@ -5,23 +5,20 @@
 #include <sys/mman.h>
 
 #ifdef DD_FAULTS
-#include <stdatomic.h>
-#include <stdbool.h>
+#include "core/fault_count.h"
 
-/* How many were made, in the lower half, and the number of the one to fail, in the upper: other threads allocate while both are set. */
-static atomic_uint_fast64_t allocations = (uint64_t)UINT32_MAX << 32;
+static dd_fault_count allocations = DD_FAULT_COUNT_INITIALIZER;
 
 long
 dd_mem_fail_after(long count)
 {
-    return (long)(uint32_t)atomic_exchange(&allocations, (uint64_t)(uint32_t)count << 32);
+    return dd_fault_count_set(&allocations, count);
 }
 
 static bool
 is_this_one_to_fail(void)
 {
-    uint64_t before = atomic_fetch_add(&allocations, 1);
-    return (uint32_t)before == before >> 32;
+    return dd_fault_count_is_due(&allocations);
 }
 #else
 #define is_this_one_to_fail() 0

@@ -7,24 +7,22 @@
 #include <sys/ioctl.h>
 
 #ifdef DD_FAULTS
-#include <stdatomic.h>
+#include "core/fault_count.h"
 
-/* As in mem.c: how many were made, in the lower half, and the number of the one to fail, in the upper. */
-static atomic_uint_fast64_t calls = (uint64_t)UINT32_MAX << 32;
+static dd_fault_count calls = DD_FAULT_COUNT_INITIALIZER;
 static atomic_int error_of_failure;
 
 long
 dd_sys_fail_after(long count, int error_number)
 {
     atomic_store(&error_of_failure, error_number);
-    return (long)(uint32_t)atomic_exchange(&calls, (uint64_t)(uint32_t)count << 32);
+    return dd_fault_count_set(&calls, count);
 }
 
 static bool
 is_this_one_to_fail(void)
 {
-    uint64_t before = atomic_fetch_add(&calls, 1);
-    bool does_fail = (uint32_t)before == before >> 32;
+    bool does_fail = dd_fault_count_is_due(&calls);
     if (does_fail) {
         errno = atomic_load(&error_of_failure);
     }

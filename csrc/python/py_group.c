@@ -1,5 +1,4 @@
 #include "python/py_group.h"
-#include "python/py_group_form.h"
 
 #include "core/mem.h"
 #include "python/py_engine.h"

@@ -74,8 +74,8 @@ typedef struct tcp_exchange {
  * every later call fails at once. */
 typedef dd_status tcp_ask_fn(tcp_store *store, tcp_exchange *exchange, const dd_wait *wait, dd_error *err);
 
-/* tcp_tagged.c: the one connection to a server of ours. Requests of all threads go over it, and whoever waits for an
- * answer and finds nobody reading reads for all. It is never closed while the store lives: a request that is given up
+/* tcp_tagged.c: the one connection to a server of ours. Requests of all threads go over it. A thread that
+ * waits for an answer and finds nobody reading reads for all. It is never closed while the store lives: a request that is given up
  * is forgotten, and its answer dropped when it comes.
  *
  * A request that waits at the server is called off when the deadline is over, and answered all the same, which is then

@@ -230,19 +230,25 @@ abort_group(void *arg)
 
 /* What is aborted ends when nobody looks into its memory any more, and not before. */
 static void
+abort_while_stopped(team_rank *self, dd_status (*run)(team_rank *self, uint8_t *output), uint8_t *output)
+{
+    companion own;
+    pthread_t aborter;
+    start_companion(self, NULL, &own, let_some_time_pass);
+    REQUIRE_OK(dd_thread_start(&aborter, "aborter", abort_group, self, check_err()));
+    CHECK_STATUS(run(self, output), DD_ABORTED);
+    CHECK(atomic_load(&is_open));
+    pthread_join(own.thread, NULL);
+    pthread_join(aborter, NULL);
+}
+
+static void
 be_aborted_while_stopped(team_rank *self)
 {
     uint8_t *output = dd_mem_zalloc(NBYTES);
     REQUIRE(output != NULL);
     if (self->rank == 0) {
-        companion own;
-        pthread_t aborter;
-        start_companion(self, NULL, &own, let_some_time_pass);
-        REQUIRE_OK(dd_thread_start(&aborter, "aborter", abort_group, self, check_err()));
-        CHECK_STATUS(reduce_trapped(self, output), DD_ABORTED);
-        CHECK(atomic_load(&is_open));
-        pthread_join(own.thread, NULL);
-        pthread_join(aborter, NULL);
+        abort_while_stopped(self, reduce_trapped, output);
     } else {
         CHECK_STATUS(reduce_trapped(self, output), DD_ABORTED);
     }
@@ -266,14 +272,7 @@ be_aborted_in_a_plan(team_rank *self)
     uint8_t *output = dd_mem_zalloc(2 * NBYTES);
     REQUIRE(output != NULL);
     if (self->rank == 0) {
-        companion own;
-        pthread_t aborter;
-        start_companion(self, NULL, &own, let_some_time_pass);
-        REQUIRE_OK(dd_thread_start(&aborter, "aborter", abort_group, self, check_err()));
-        CHECK_STATUS(gather_trapped(self, output), DD_ABORTED);
-        CHECK(atomic_load(&is_open));
-        pthread_join(own.thread, NULL);
-        pthread_join(aborter, NULL);
+        abort_while_stopped(self, gather_trapped, output);
     } else {
         dd_status status = gather_trapped(self, output); /* what it has sent may have arrived before */
         CHECK(status == DD_OK || status == DD_ABORTED);
