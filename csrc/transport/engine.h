@@ -132,7 +132,7 @@ void dd_engine_finish_telling_locked(dd_engine *engine);
 void dd_engine_note_active_locked(dd_engine *engine);
 /* For a short look of one's own at what ranks on the same cores are to do: gives them the core, and others the lock,
  * for a moment. False: that took long, or is not worth it now, so wait in dd_engine_wait. */
-bool dd_engine_give_way_locked(dd_engine *engine, bool is_outnumbered);
+bool dd_engine_give_way_locked(dd_engine *engine);
 
 /* Somebody's `is_done` (dd_engine_wait) has become true by other means than driving: he is woken when the lock is given away. */
 void dd_engine_note_ended_locked(dd_engine *engine);
