@@ -1,8 +1,6 @@
 /* Whether the process of a card still runs, asked without its help. */
 #include "transport/card.h"
 
-#include "core/fork.h"
-#include "core/system.h"
 #include "net/sock.h"
 
 #include <errno.h>
@@ -15,17 +13,20 @@ static dd_presence
 look_for_name(const char *unix_name)
 {
     dd_addr addr = dd_addr_unix_abstract(unix_name);
-    int fd = dd_sys_socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0) {
+    int fd = -1;
+    dd_error why = {0};
+    if (dd_sock_begin_connect(&addr, &fd, &why) == DD_OK) {
+        dd_sock_close(fd);
+        return DD_PRESENCE_THERE;
+    }
+    switch (why.sys_errno) {
+    case EAGAIN: /* a full queue is somebody's */
+        return DD_PRESENCE_THERE;
+    case ECONNREFUSED:
+        return DD_PRESENCE_NONE;
+    default:
         return DD_PRESENCE_UNKNOWN;
     }
-    dd_presence presence = DD_PRESENCE_THERE;
-    if (dd_sys_connect(fd, (const struct sockaddr *)&addr.storage, addr.len) != 0 &&
-        errno != EAGAIN) { /* a full queue is somebody's */
-        presence = errno == ECONNREFUSED ? DD_PRESENCE_NONE : DD_PRESENCE_UNKNOWN;
-    }
-    dd_sys_close(fd);
-    return presence;
 }
 
 /* *presence: THERE, REFUSED by all addresses, or UNKNOWN. */

@@ -160,8 +160,8 @@ connect_close_ports(connect_ports *ports)
     ports->count = 0;
 }
 
-bool
-connect_is_for_loopback(const dd_connector *connector, const dd_addr *first)
+static bool
+is_for_loopback(const dd_connector *connector, const dd_addr *first)
 {
     return *connector->options.ifnames == '\0' && first != NULL && dd_addr_is_loopback(first);
 }
@@ -171,7 +171,7 @@ connect_listen_tcp(const dd_connector *connector, const dd_addr *first, connect_
                    dd_addr_list *addrs, dd_error *err)
 {
     const char *ifnames = connector->options.ifnames;
-    bool is_loopback = connect_is_for_loopback(connector, first);
+    bool is_loopback = is_for_loopback(connector, first);
     connect_ports opened = {.is_loopback = is_loopback};
     dd_addr_list found;
     dd_status status = dd_card_find_addrs(ifnames, first, &found, err);
@@ -199,7 +199,7 @@ connect_listen_unix(dd_connector *connector, dd_card *card)
 }
 
 size_t
-connect_take_listeners(dd_connector *self, int fds[CONNECT_LISTEN_MAX + 1])
+connect_take_listeners(dd_connector *self, int fds[CONNECT_LISTEN_MAX])
 {
     dd_lock_take(&self->mu);
     if (!self->wants_ports) {
@@ -217,10 +217,10 @@ connect_take_listeners(dd_connector *self, int fds[CONNECT_LISTEN_MAX + 1])
 dd_status
 dd_connector_open_ports(dd_connector *self, const dd_addr *first, dd_addr_list *addrs, dd_error *err)
 {
-    bool is_for_loopback = connect_is_for_loopback(self, first);
+    bool is_local = is_for_loopback(self, first);
     dd_lock_take(&self->mu);
     self->wants_ports = true;
-    bool is_open = self->ports.count > 0 && (is_for_loopback || !self->ports.is_loopback);
+    bool is_open = self->ports.count > 0 && (is_local || !self->ports.is_loopback);
     dd_lock_release(&self->mu);
     if (is_open) {
         return DD_OK;
@@ -235,7 +235,7 @@ dd_connector_open_ports(dd_connector *self, const dd_addr *first, dd_addr_list *
     self->ports.count += more.count;
     self->ports.is_loopback = more.is_loopback;
     dd_lock_release(&self->mu);
-    connect_wake_listener(self);
+    connect_wake(self);
     return DD_OK;
 }
 
@@ -245,5 +245,5 @@ dd_connector_close_ports(dd_connector *self)
     dd_lock_take(&self->mu);
     self->wants_ports = false;
     dd_lock_release(&self->mu);
-    connect_wake_listener(self);
+    connect_wake(self);
 }

@@ -246,6 +246,7 @@ open_connector(dd_engine *engine, const dd_addr *first, dd_error *err)
         .ctx = engine,
         .may_accept = engine_may_accept,
         .on_accept_failed = engine_on_accept_failed,
+        .wants_dial = engine_wants_dial,
         .on_link = engine_on_link,
         .on_dial_failed = engine_on_dial_failed,
     };

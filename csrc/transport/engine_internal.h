@@ -115,10 +115,11 @@ struct dd_peer {
     bool is_near; /* would be linked by shared memory */
     peer_state state;
     bool wants_link;
+    bool is_dialled;    /* the connector is at it, even if its dial is welcome meanwhile, or has been */
     bool is_said_lost;  /* somebody has given up a group because of it */
     bool is_being_told; /* of a failure; as of engine_is_telling */
-    /* ACCEPTING: patience with its dial. CONNECTED: with the end of lane 0 after another's, or until its
-     * card comes. Else never. */
+    /* CONNECTED: patience with the end of lane 0 after another's, or until its card comes; without users: with what it has
+     * said to contexts that are not open. Else never. */
     int64_t timer_ns;
 
     dd_lane *lanes[DD_LANES_MAX];
@@ -339,6 +340,7 @@ dd_peer *engine_find_peer(dd_engine *engine, const dd_uid *uid);
 /* The handler of the connector; also for tests that bring links of their own. */
 bool engine_may_accept(void *ctx, const dd_uid *uid);
 void engine_on_accept_failed(void *ctx, const dd_uid *uid);
+bool engine_wants_dial(void *ctx, const dd_uid *uid);
 void engine_on_link(void *ctx, const dd_uid *uid, int number, dd_link *stream);
 void engine_on_dial_failed(void *ctx, const dd_uid *uid, int number, const dd_error *error);
 /* Breaks the peer of the lane; the first reason stays. */

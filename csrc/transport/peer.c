@@ -8,7 +8,6 @@
 #include <string.h>
 
 #define DIAL_TIMEOUT_NS (30 * DD_NS_PER_S)
-#define PATIENCE_NS (5 * DD_NS_PER_S) /* with a dial that was welcome, beyond the time-out of its handshake */
 #define GRACE_NS (200 * DD_NS_PER_MS) /* between the ends of two lanes */
 /* Links of processes whose cards are not known here: they may have read ours in a meeting before we have
  * read theirs, or be strangers. More of them than that are told BUSY until their cards are known. */
@@ -265,14 +264,18 @@ dd_peer_connect_locked(dd_peer *peer)
     }
     dd_engine *engine = peer->engine;
     dd_error error;
-    dd_status status =
-        engine->connector != NULL
-            ? dd_connector_dial(engine->connector, &peer->card, 0, dd_deadline_after(DIAL_TIMEOUT_NS), &error)
-            : dd_error_set(&error, DD_INVALID_ARGUMENT,
-                           "cannot connect to %s, pid %lld: this process has no card yet", peer->card.host,
-                           peer->card.pid);
+    dd_status status = DD_OK;
+    if (engine->connector == NULL) {
+        status = dd_error_set(&error, DD_INVALID_ARGUMENT,
+                              "cannot connect to %s, pid %lld: this process has no card yet", peer->card.host,
+                              peer->card.pid);
+    } else if (!peer->is_dialled) {
+        status =
+            dd_connector_dial(engine->connector, &peer->card, 0, dd_deadline_after(DIAL_TIMEOUT_NS), &error);
+    }
     if (status == DD_OK) {
         peer->state = PEER_DIALLING;
+        peer->is_dialled = true;
     } else {
         peer_break(peer, &error);
     }
@@ -292,24 +295,13 @@ may_accept_locked(dd_engine *engine, const dd_uid *uid)
                                                 peer_create(engine, uid, &peer, NULL) != DD_OK))) {
         return false;
     }
-    switch (peer->state) {
-    case PEER_IDLE:
-        if (peer->is_breaking) {
-            return false;
-        }
-        peer->state = PEER_ACCEPTING;
-        set_timer(peer, dd_deadline_after(engine->options.timeout_ns + PATIENCE_NS));
-        return true;
-    case PEER_ACCEPTING:
-        return true;
-    case PEER_DIALLING:
-        /* Both dial: the smaller uid's wins. */
-        return memcmp(uid, &engine->card.uid, sizeof *uid) < 0;
-    case PEER_CONNECTED:
-    case PEER_LOST:
+    /* When both dial, the dial of the smaller uid makes the link, and the other side waits for it. */
+    bool is_theirs = memcmp(uid, &engine->card.uid, sizeof *uid) < 0;
+    if (peer->is_breaking || !(peer->state == PEER_IDLE || (peer->state == PEER_DIALLING && is_theirs))) {
         return false;
     }
-    return false;
+    peer->state = PEER_ACCEPTING;
+    return true;
 }
 
 bool
@@ -322,19 +314,21 @@ engine_may_accept(void *ctx, const dd_uid *uid)
     return is_welcome;
 }
 
-/* The connector was told to go on with a peer's dial, and that has ended without a link. If a link is
- * wanted here, this side dials, and hears what comes of it. */
-static void
-stop_accepting(dd_peer *peer)
+bool
+engine_wants_dial(void *ctx, const dd_uid *uid)
 {
-    set_timer(peer, DD_NEVER_NS);
-    peer->state = PEER_IDLE;
-    if (peer->wants_link) {
-        dd_peer_connect_locked(peer);
+    dd_engine *engine = ctx;
+    dd_engine_lock(engine);
+    dd_peer *peer = engine_find_peer(engine, uid);
+    bool is_wanted = peer != NULL && peer->state == PEER_DIALLING;
+    if (peer != NULL && !is_wanted) {
+        peer->is_dialled = false;
     }
-    peer_reap(peer);
+    dd_engine_unlock(engine);
+    return is_wanted;
 }
 
+/* If a link is wanted here, this side dials now, and hears what comes of it. */
 void
 engine_on_accept_failed(void *ctx, const dd_uid *uid)
 {
@@ -342,7 +336,11 @@ engine_on_accept_failed(void *ctx, const dd_uid *uid)
     dd_engine_lock(engine);
     dd_peer *peer = engine_find_peer(engine, uid);
     if (peer != NULL && peer->state == PEER_ACCEPTING) {
-        stop_accepting(peer);
+        peer->state = PEER_IDLE;
+        if (peer->wants_link) {
+            dd_peer_connect_locked(peer);
+        }
+        peer_reap(peer);
         engine_wake(engine);
     }
     dd_engine_unlock(engine);
@@ -430,9 +428,12 @@ engine_on_dial_failed(void *ctx, const dd_uid *uid, int number, const dd_error *
     dd_engine *engine = ctx;
     dd_engine_lock(engine);
     dd_peer *peer = engine_find_peer(engine, uid);
-    if (peer != NULL && number == 0 && peer->state == PEER_DIALLING) {
-        peer_break(peer, error);
-        engine_wake(engine);
+    if (peer != NULL && number == 0) {
+        peer->is_dialled = false;
+        if (peer->state == PEER_DIALLING) {
+            peer_break(peer, error);
+            engine_wake(engine);
+        }
     } else if (peer != NULL && number != 0 && peer->ndialling > 0) {
         peer->ndialling--;
     }
@@ -552,9 +553,7 @@ void
 peer_on_timer(dd_peer *peer)
 {
     set_timer(peer, DD_NEVER_NS);
-    if (peer->state == PEER_ACCEPTING) {
-        stop_accepting(peer);
-    } else if (peer->state == PEER_CONNECTED && !peer->is_card_known) {
+    if (peer->state == PEER_CONNECTED && !peer->is_card_known) {
         end_stranger(peer);
     } else if (peer->state == PEER_CONNECTED) {
         dd_error error;

@@ -4,6 +4,7 @@
 #include "core/log.h"
 #include "core/mem.h"
 #include "core/thread.h"
+#include "hand_shake.h"
 #include "leftovers.h"
 #include "transport/connect.h"
 #include "transport/connect_internal.h"
@@ -32,6 +33,8 @@ typedef struct node {
     int nrefusals; /* how many more to answer with BUSY */
     int nasked;
     int nwelcome_failed;
+    bool is_sated; /* wants no dial that has heard BUSY */
+    int nunwanted; /* how often it has said so */
     dd_error error;
 } node;
 
@@ -57,6 +60,19 @@ on_accept_failed(void *ctx, const dd_uid *peer)
     self->nwelcome_failed++;
     pthread_cond_broadcast(&self->cond);
     dd_lock_release(&self->mu);
+}
+
+static bool
+on_wants_dial(void *ctx, const dd_uid *peer)
+{
+    node *self = ctx;
+    (void)peer;
+    dd_lock_take(&self->mu);
+    bool is_wanted = !self->is_sated;
+    self->nunwanted += is_wanted ? 0 : 1;
+    pthread_cond_broadcast(&self->cond);
+    dd_lock_release(&self->mu);
+    return is_wanted;
 }
 
 static void
@@ -108,6 +124,7 @@ try_open_node(node *self, const dd_connect_options *options)
     dd_connect_handler handler = {.ctx = self,
                                   .may_accept = on_may_accept,
                                   .on_accept_failed = on_accept_failed,
+                                  .wants_dial = on_wants_dial,
                                   .on_link = on_link,
                                   .on_dial_failed = on_dial_failed};
     if (status == DD_OK) {
@@ -158,17 +175,6 @@ dial(node *from, const node *to, int lane)
 {
     int64_t deadline_ns = dd_deadline_after(5 * DD_NS_PER_S * check_slow());
     return CHECK_OK(dd_connector_dial(from->connector, &to->card, lane, deadline_ns, check_err()));
-}
-
-/* An owner who has a link dials no more. The lock is what makes it certain: either the link is seen here,
- * or the connector knows of the dial before it is told that the link has been taken. */
-static bool
-dial_unless_linked(node *from, const node *to)
-{
-    dd_lock_take(&from->mu);
-    bool is_fine = from->nlinks > 0 || dial(from, to, 0);
-    dd_lock_release(&from->mu);
-    return is_fine;
 }
 
 /* Two links are the two ends of one. */
@@ -248,100 +254,6 @@ TEST(wildcard_listens_on_all_addresses)
     close_node(&b);
 }
 
-/* Until the threads of the last round have left: a dial made while they hand a link over counts as
- * answered by that. */
-static void
-await_quiet(node *self)
-{
-    dd_wait wait = dd_wait_after(6 * DD_NS_PER_S * check_slow());
-    dd_connector *connector = self->connector;
-    dd_lock_take(&connector->mu);
-    while (connector->accepts.nthreads + connector->dials.nthreads > 0 && !dd_wait_is_over(&wait)) {
-        dd_cond_wait_slice(&connector->cond, &connector->mu, &wait);
-    }
-    CHECK_INT(connector->accepts.nthreads + connector->dials.nthreads, 0);
-    dd_lock_release(&connector->mu);
-}
-
-/* Which of the two is the smaller uid is a matter of chance: both ways come up. */
-static void
-check_both_dial(bool is_shm, int nrounds)
-{
-    dd_connect_options options = default_options();
-    options.is_shm_disabled = !is_shm;
-    node a;
-    node b;
-    int nfds_before = count_fds();
-    for (int i = 0; i < nrounds; i++) {
-        if (i % 20 == 0) {
-            REQUIRE(open_node(&a, &options) && open_node(&b, &options));
-        }
-        REQUIRE(dial_unless_linked(&a, &b) && dial_unless_linked(&b, &a));
-        REQUIRE(await(&a, 1, 0) && await(&b, 1, 0));
-        REQUIRE(are_ends(a.links[0], b.links[0]) && are_ends(b.links[0], a.links[0]));
-        await_quiet(&a);
-        await_quiet(&b);
-        CHECK_INT(a.nlinks + b.nlinks, 2);
-        drop_links(&a);
-        drop_links(&b);
-        if (i % 20 == 19) {
-            close_node(&a);
-            close_node(&b);
-            CHECK_INT(count_fds(), nfds_before);
-        }
-    }
-}
-
-TEST(both_dial_at_once_over_shared_memory)
-{
-    check_both_dial(true, 200);
-}
-
-TEST(both_dial_at_once_over_tcp)
-{
-    check_both_dial(false, 200);
-}
-
-typedef struct dialer {
-    node *from;
-    const node *to;
-    useconds_t pause;
-} dialer;
-
-static void *
-dial_later(void *arg)
-{
-    dialer *self = arg;
-    usleep(self->pause);
-    dial_unless_linked(self->from, self->to);
-    return NULL;
-}
-
-/* The second dial falls into every part of the first one's hand-shake. */
-TEST(dials_that_cross_make_one_link)
-{
-    dd_connect_options options = default_options();
-    for (int round = 0; round < 150; round++) {
-        node a;
-        node b;
-        REQUIRE(open_node(&a, &options) && open_node(&b, &options));
-        dialer first = {.from = &a, .to = &b};
-        pthread_t thread;
-        REQUIRE(pthread_create(&thread, NULL, dial_later, &first) == 0);
-        usleep((useconds_t)(round * 10));
-        dial_unless_linked(&b, &a);
-        pthread_join(thread, NULL);
-        REQUIRE(await(&a, 1, 0) && await(&b, 1, 0));
-        CHECK(are_ends(a.links[0], b.links[0]) && are_ends(b.links[0], a.links[0]));
-        dd_connector_close(a.connector);
-        dd_connector_close(b.connector);
-        CHECK_INT(a.nlinks + b.nlinks, 2);
-        a.connector = b.connector = NULL;
-        close_node(&a);
-        close_node(&b);
-    }
-}
-
 TEST(busy_peer_is_dialled_again)
 {
     dd_connect_options options = default_options();
@@ -356,6 +268,29 @@ TEST(busy_peer_is_dialled_again)
         close_node(&a);
         close_node(&b);
     }
+}
+
+TEST(busy_peer_is_not_dialled_again_for_an_owner_who_has_a_link)
+{
+    dd_connect_options options = default_options();
+    node a;
+    node b;
+    REQUIRE(open_node(&a, &options) && open_node(&b, &options));
+    a.is_sated = true;
+    b.nrefusals = 1;
+    REQUIRE(dial(&a, &b, 0));
+    dd_wait wait = dd_wait_after(6 * DD_NS_PER_S * check_slow());
+    dd_lock_take(&a.mu);
+    while (a.nunwanted == 0 && !dd_wait_is_over(&wait)) {
+        dd_cond_wait_slice(&a.cond, &a.mu, &wait);
+    }
+    dd_lock_release(&a.mu);
+    /* The dial is over: the next one is another. */
+    REQUIRE(dial(&a, &b, 0) && await(&a, 1, 0) && await(&b, 1, 0));
+    CHECK_INT(a.nunwanted, 1);
+    CHECK_INT(b.nasked, 2);
+    close_node(&a);
+    close_node(&b);
 }
 
 TEST(busy_for_ever_is_a_time_out)
@@ -382,7 +317,7 @@ TEST(many_dials_at_once_wait_their_turn)
     node *hub = calloc(1, sizeof *hub);
     node *spokes = calloc(COUNT, sizeof *spokes);
     REQUIRE(open_node(hub, &options));
-    /* Nobody answers at the other ends: more dials are under way than there are threads. */
+    /* Nobody answers at the other ends: more dials are wanted than may be under way. */
     int silent = -1;
     dd_addr addr = {.len = sizeof(struct sockaddr_in)};
     addr.storage.ss_family = AF_INET;
@@ -611,7 +546,7 @@ TEST(hello_of_another_version)
     CHECK(write(fd, hello.bytes, CONNECT_HELLO_BYTES) == CONNECT_HELLO_BYTES);
     uint8_t bytes[CONNECT_ANSWER_BYTES];
     dd_wait wait = dd_wait_after(3 * DD_NS_PER_S * check_slow());
-    REQUIRE_OK(connect_recv(fd, bytes, sizeof bytes, &wait, check_err()));
+    REQUIRE(hear_all(fd, bytes, sizeof bytes, &wait));
     connect_answer answer;
     REQUIRE(connect_answer_read(bytes, &answer));
     CHECK_INT(answer.verdict, CONNECT_OTHER_VERSION);
@@ -642,12 +577,12 @@ TEST(answer_of_another_version)
     REQUIRE_OK(dd_sock_wait(listener, POLLIN, &wait, check_err()));
     REQUIRE(dd_sock_try_accept(listener, &fd) == DD_IO_OK);
     uint8_t bytes[CONNECT_HELLO_BYTES];
-    REQUIRE_OK(connect_recv(fd, bytes, CONNECT_HELLO_BYTES, &wait, check_err()));
+    REQUIRE(hear_all(fd, bytes, CONNECT_HELLO_BYTES, &wait));
     CHECK_INT(bytes[4], CONNECT_VERSION);
     connect_answer answer = {.verdict = CONNECT_OTHER_VERSION};
     connect_answer_write(&answer, bytes);
     bytes[4] = 1;
-    REQUIRE_OK(connect_send(fd, bytes, CONNECT_ANSWER_BYTES, &wait, check_err()));
+    REQUIRE_OK(connect_say(fd, bytes, CONNECT_ANSWER_BYTES, check_err()));
     REQUIRE(await(&a, 0, 1));
     CHECK_INT(a.error.code, DD_PROTOCOL);
     CHECK_CONTAINS(a.error.message,
@@ -658,10 +593,10 @@ TEST(answer_of_another_version)
     close_node(&a);
 }
 
-/* More of those who say nothing than there are threads: they make room for others. */
+/* More of those who say nothing than are kept: they make room for others. */
 TEST(silent_connections_do_not_keep_others_out)
 {
-    enum { COUNT = CONNECT_ACCEPTS_MAX + 10 };
+    enum { COUNT = CONNECT_GUESTS_MAX + 10 };
     dd_connect_options options = default_options();
     options.is_shm_disabled = true;
     options.timeout_ns = 60 * DD_NS_PER_S;
@@ -704,7 +639,7 @@ TEST(flood_of_silent_connections)
     int64_t began_ns = dd_clock_now_ns();
     REQUIRE(dial(&a, &b, 0) && await(&a, 1, 0) && await(&b, 1, 0));
     CHECK(dd_clock_now_ns() - began_ns < 3 * DD_NS_PER_S * check_slow());
-    CHECK(count_fds() <= nfds_before + COUNT + CONNECT_LOBBY_MAX + 2);
+    CHECK(count_fds() <= nfds_before + COUNT + CONNECT_GUESTS_MAX + 2);
     for (int i = 0; i < COUNT; i++) {
         dd_sock_close(fds[i]);
     }

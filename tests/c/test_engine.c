@@ -1,10 +1,10 @@
 #include "core/fork.h"
 #include "core/mem.h"
+#include "hand_shake.h"
 #include "leftovers.h"
 #include "net/auth.h"
 #include "net/sock.h"
 #include "test_engine_rig.h"
-#include "transport/connect_internal.h"
 #include "transport/engine_internal.h"
 
 #include <signal.h>
@@ -615,9 +615,8 @@ knock(const dd_card *card, uint8_t *verdict)
     bool is_answered = CHECK_OK(dd_auth_random(&hello.from, sizeof hello.from, check_err())) &&
                        CHECK_OK(connect_hello_write(&hello, check_err())) &&
                        CHECK_OK(dd_sock_connect(&card->addrs.items[0], &fd, &wait, check_err())) &&
-                       CHECK_OK(connect_send(fd, hello.bytes, CONNECT_HELLO_BYTES, &wait, check_err())) &&
-                       CHECK_OK(connect_recv(fd, answer, sizeof answer, &wait, check_err())) &&
-                       CHECK_OK(connect_recv(fd, verdict, 1, &wait, check_err()));
+                       CHECK_OK(connect_say(fd, hello.bytes, CONNECT_HELLO_BYTES, check_err())) &&
+                       hear_all(fd, answer, sizeof answer, &wait) && hear_all(fd, verdict, 1, &wait);
     if (!is_answered || *verdict != CONNECT_OK) {
         dd_sock_close(fd);
         fd = -1;
@@ -698,7 +697,8 @@ TEST(links_of_strangers_are_few_and_end)
     bool are_closed = true;
     for (int i = 0; i < nlinks; i++) {
         uint8_t byte;
-        are_closed = are_closed && connect_recv(links[i], &byte, 1, &wait, check_err()) == DD_NETWORK;
+        are_closed = are_closed && CHECK_OK(dd_sock_wait(links[i], POLLIN, &wait, check_err())) &&
+                     recv(links[i], &byte, 1, 0) == 0;
         dd_sock_close(links[i]);
     }
     CHECK(are_closed);
