@@ -240,7 +240,8 @@ destroy_connector(dd_connector *self)
 
 dd_status
 dd_connector_open(const dd_connect_options *options, dd_card *card, const dd_addr *first,
-                  const dd_connect_handler *handler, dd_connector **connector, dd_error *err)
+                  const dd_connect_handler *handler, dd_addr_list *addrs, dd_connector **connector,
+                  dd_error *err)
 {
     dd_connector *self = NULL;
     dd_status status = check_options(options, err);
@@ -257,7 +258,7 @@ dd_connector_open(const dd_connect_options *options, dd_card *card, const dd_add
         status = dd_error_set_errno(err, DD_SYSTEM, errno, "cannot make an eventfd");
     }
     if (status == DD_OK) {
-        status = connect_listen_tcp(self, first, &self->ports, &card->addrs, err);
+        status = connect_listen_tcp(self, first, &self->ports, addrs, err);
     }
     if (status == DD_OK) {
         connect_listen_unix(self, card);

@@ -47,11 +47,10 @@ typedef struct dd_connect_handler {
     void (*on_dial_failed)(void *ctx, const dd_uid *peer, int lane, const dd_error *error);
 } dd_connect_handler;
 
-/* Listens: fills in card's unix_name and addrs (`first`: see dd_card_find_addrs). But for addrs the card
- * must stay as it is until close. Copies the options. Its thread calls the handler, from before this
+/* Listens: fills in card's has_unix and *addrs (`first`: see dd_card_find_addrs). The card must stay as it is until close. Copies the options. Its thread calls the handler, from before this
  * returns. DD_INVALID_ARGUMENT, or DD_NETWORK naming the ports. */
 dd_status dd_connector_open(const dd_connect_options *options, dd_card *card, const dd_addr *first,
-                            const dd_connect_handler *handler, dd_connector **connector,
+                            const dd_connect_handler *handler, dd_addr_list *addrs, dd_connector **connector,
                             dd_error *err) DD_MUST_CHECK;
 
 /* Starts a dial to a peer, lane by lane number; the outcome comes by on_link, on_dial_failed or an answer of false to
@@ -59,8 +58,8 @@ dd_status dd_connector_open(const dd_connect_options *options, dd_card *card, co
  * the Unix socket first; if that or its memory fails, TCP, and a log record says so. Addresses are tried in quick
  * succession, the first that answers is taken; a peer that refuses everywhere fails at once, one that is silent at the
  * deadline. */
-dd_status dd_connector_dial(dd_connector *connector, const dd_card *peer, int lane, int64_t deadline_ns,
-                            dd_error *err) DD_MUST_CHECK;
+dd_status dd_connector_dial(dd_connector *connector, const dd_card *peer, const dd_addr_list *addrs, int lane,
+                            int64_t deadline_ns, dd_error *err) DD_MUST_CHECK;
 
 /* Listens on TCP again after dd_connector_close_ports; and listens on all addresses if so far it did on a
  * loopback address only and `first` is none. *addrs becomes where it listens, and is left alone if nothing

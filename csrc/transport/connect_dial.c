@@ -49,7 +49,8 @@ struct connect_dial {
     /* const after init */
     dd_connector *connector;
     dd_card card;
-    dd_addr unix_addr;
+    dd_addr unix_addr; /* of length 0: none to be tried */
+    dd_addr_list addrs;
     int lane;
     dd_wait wait; /* start and deadline */
     /* the thread's */
@@ -109,7 +110,7 @@ nap(connect_dial *self, int64_t duration_ns)
 static bool
 is_out_of_reach(const connect_dial *self)
 {
-    const dd_addr_list *addrs = &self->card.addrs;
+    const dd_addr_list *addrs = &self->addrs;
     bool is_loopback = addrs->count > 0 && !dd_card_is_same_host(&self->card, self->connector->card);
     for (size_t i = 0; i < addrs->count; i++) {
         is_loopback = is_loopback && dd_addr_is_loopback(&addrs->items[i]);
@@ -234,7 +235,7 @@ start_racer(connect_dial *self, racer *one)
 static void
 begin_race(connect_dial *self)
 {
-    const dd_addr_list *addrs = &self->card.addrs;
+    const dd_addr_list *addrs = &self->addrs;
     self->step = DIAL_RACING;
     self->count = 0;
     self->nstarted = 0;
@@ -548,7 +549,8 @@ connect_drop_dials(dd_connector *self)
 }
 
 dd_status
-dd_connector_dial(dd_connector *self, const dd_card *peer, int lane, int64_t deadline_ns, dd_error *err)
+dd_connector_dial(dd_connector *self, const dd_card *peer, const dd_addr_list *addrs, int lane,
+                  int64_t deadline_ns, dd_error *err)
 {
     if (self->generation != dd_fork_generation()) {
         return dd_error_set(err, DD_FORKED, "cannot dial in a forked child");
@@ -563,11 +565,12 @@ dd_connector_dial(dd_connector *self, const dd_card *peer, int lane, int64_t dea
     }
     dial->connector = self;
     dial->card = *peer;
+    dial->addrs = *addrs;
     dial->lane = lane;
     dial->wait = (dd_wait){.start_ns = dd_clock_now_ns(), .deadline_ns = deadline_ns};
-    if (lane == 0 && !self->options.is_shm_disabled && peer->unix_name[0] != '\0' &&
+    if (lane == 0 && !self->options.is_shm_disabled && peer->has_unix &&
         dd_card_is_same_host(peer, self->card)) {
-        dial->unix_addr = dd_addr_unix_abstract(peer->unix_name);
+        dial->unix_addr = dd_card_unix_addr(peer);
     }
     dd_lock_take(&self->mu);
     dd_list_push_back(&self->queue, &dial->link);

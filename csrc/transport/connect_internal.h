@@ -205,7 +205,7 @@ dd_status connect_listen_tcp(const dd_connector *connector, const dd_addr *first
 void connect_close_ports(connect_ports *ports);
 /* What the thread is to poll. Closes the ports that are not wanted any more, as nobody polls them now. */
 size_t connect_take_listeners(dd_connector *connector, int fds[CONNECT_LISTEN_MAX]);
-/* The Unix socket, whose name goes into the card; "" when there is none. */
+/* The Unix socket, and in the card whether there is one. */
 void connect_listen_unix(dd_connector *connector, dd_card *card);
 
 /* TCP_CONGESTION, where asked for. */

@@ -136,21 +136,6 @@ listen_on_each(const dd_connector *connector, connect_ports *ports, dd_addr_list
     return status;
 }
 
-static dd_status
-listen_on_unix(dd_connector *connector, dd_card *card, dd_error *err)
-{
-    char name[DD_UNIX_NAME_MAX] = "";
-    dd_card_name_of_uid(card, name);
-    dd_addr addr = dd_addr_unix_abstract(name);
-    int fd = -1;
-    dd_status status = dd_sock_listen(&addr, &fd, err);
-    if (status == DD_OK) {
-        connector->unix_fd = fd;
-        memcpy(card->unix_name, name, sizeof name);
-    }
-    return status;
-}
-
 void
 connect_close_ports(connect_ports *ports)
 {
@@ -191,9 +176,11 @@ connect_listen_tcp(const dd_connector *connector, const dd_addr *first, connect_
 void
 connect_listen_unix(dd_connector *connector, dd_card *card)
 {
-    card->unix_name[0] = '\0';
     dd_error why;
-    if (!connector->options.is_shm_disabled && listen_on_unix(connector, card, &why) != DD_OK) {
+    dd_addr addr = dd_card_unix_addr(card);
+    card->has_unix =
+        !connector->options.is_shm_disabled && dd_sock_listen(&addr, &connector->unix_fd, &why) == DD_OK;
+    if (!connector->options.is_shm_disabled && !card->has_unix) {
         DD_LOG(DD_LOG_INFO, "shared memory is not used: %s", why.message);
     }
 }

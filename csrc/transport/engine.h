@@ -70,6 +70,8 @@ void dd_engine_lock(dd_engine *engine);
 bool dd_engine_try_lock(dd_engine *engine);
 void dd_engine_unlock(dd_engine *engine);
 
+/* Where it listens, as its card says. */
+dd_addr_list dd_peer_addrs_locked(const dd_peer *peer);
 /* The link's name, "" while there is none. `_locked` because links come and go. */
 const char *dd_peer_transport_locked(const dd_peer *peer);
 bool dd_peer_has_shm_locked(const dd_peer *peer);

@@ -111,6 +111,7 @@ struct dd_peer {
     unsigned refs; /* of others; the engine keeps a peer without any while there is a link */
     dd_card card;
     bool is_card_known; /* false: it has called before anybody told us of it */
+    dd_blob published;  /* then: its card with its addresses, as it came */
     bool is_self;
     bool is_near; /* would be linked by shared memory */
     peer_state state;
@@ -148,7 +149,8 @@ struct dd_peer {
 
     dd_list breaking; /* engine->breaking */
     bool is_breaking;
-    dd_error error; /* why it breaks, and then why it is lost */
+    const dd_error
+        *error; /* why it breaks, and then why it is lost; NULL: neither. Owned, if there was memory for it */
 };
 
 typedef struct context_rank {
@@ -198,11 +200,11 @@ struct dd_engine {
     dd_blob option_text;        /* const after init */
     dd_blob secret;             /* const after init */
     dd_connector *connector;    /* NULL before the first card */
-    /* uid const after init, addrs guarded by opening_mu and mu, the rest const after the first card */
-    dd_card card;
-    dd_lock opening_mu; /* held while the connector and its ports are made; taken before mu */
-    unsigned nmeetings; /* written with opening_mu and mu */
-    bool has_met;       /* the same: somebody has said when meetings begin and end */
+    dd_card card;               /* uid const after init, the rest after the first card */
+    dd_lock opening_mu;         /* held while the connector and its ports are made; taken before mu */
+    dd_addr_list addrs;         /* guarded by opening_mu: where it listens */
+    unsigned nmeetings;         /* written with opening_mu and mu */
+    bool has_met;               /* the same: somebody has said when meetings begin and end */
     dd_peer *self;
 
     dd_map peers;
@@ -335,7 +337,9 @@ void peer_destroy(dd_peer *peer);
 /* Frees it if nobody wants it any more. */
 void peer_reap(dd_peer *peer);
 /* The card of a peer that may have been unknown until now. */
-void peer_note_card(dd_peer *peer, const dd_card *card);
+dd_status peer_note_card(dd_peer *peer, const dd_card *card, dd_bytes published, dd_error *err) DD_MUST_CHECK;
+/* As dd_connector_dial, where there is a connector. */
+dd_status peer_dial(dd_peer *peer, int lane, int64_t deadline_ns, dd_error *err) DD_MUST_CHECK;
 dd_peer *engine_find_peer(dd_engine *engine, const dd_uid *uid);
 /* The handler of the connector; also for tests that bring links of their own. */
 bool engine_may_accept(void *ctx, const dd_uid *uid);

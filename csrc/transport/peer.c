@@ -15,6 +15,11 @@
 #define UNKNOWN_KEPT_NS (5 * DD_NS_PER_S)
 #define EARLY_KEPT_NS (60 * DD_NS_PER_S)
 
+/* Why a peer is lost, where there is no memory to say it. */
+static const dd_error no_memory = {.code = DD_OUT_OF_MEMORY,
+                                   .culprit = {.rank = -1},
+                                   .message = "the connection broke, and there is no memory to tell why"};
+
 dd_status
 peer_create(dd_engine *engine, const dd_uid *uid, dd_peer **peer, dd_error *err)
 {
@@ -95,6 +100,10 @@ peer_destroy(dd_peer *peer)
         }
     }
     dd_list_remove(&peer->breaking);
+    dd_blob_fini(&peer->published);
+    if (peer->error != &no_memory) {
+        dd_mem_free((void *)(uintptr_t)peer->error);
+    }
     dd_mem_free(peer);
 }
 
@@ -132,18 +141,19 @@ engine_find_peer(dd_engine *engine, const dd_uid *uid)
     return node != NULL ? DD_CONTAINER_OF(node, dd_peer, node) : NULL;
 }
 
-void
-peer_note_card(dd_peer *peer, const dd_card *card)
+dd_status
+peer_note_card(dd_peer *peer, const dd_card *card, dd_bytes published, dd_error *err)
 {
-    if (!peer->is_card_known) {
+    /* It may have opened other ports since the last one. */
+    dd_status status = dd_blob_assign(&peer->published, published, err);
+    if (status == DD_OK && !peer->is_card_known) {
         peer->card = *card;
         peer->is_card_known = true;
         if (peer->state == PEER_CONNECTED) {
             set_timer(peer, DD_NEVER_NS);
         }
-    } else if (peer->state == PEER_IDLE) {
-        peer->card.addrs = card->addrs; /* it may have opened other ports since */
     }
+    return status;
 }
 
 static unsigned
@@ -201,6 +211,15 @@ dd_peer_card(const dd_peer *peer)
     return &peer->card;
 }
 
+dd_addr_list
+dd_peer_addrs_locked(const dd_peer *peer)
+{
+    dd_card card;
+    dd_addr_list addrs = {.count = 0};
+    (void)!dd_card_decode(dd_blob_view(&peer->published), &card, &addrs, NULL);
+    return addrs;
+}
+
 bool
 dd_peer_is_self(const dd_peer *peer)
 {
@@ -234,7 +253,7 @@ dd_peer_is_connected_locked(const dd_peer *peer)
 const dd_error *
 dd_peer_error_locked(const dd_peer *peer)
 {
-    return peer->state == PEER_LOST ? &peer->error : NULL;
+    return peer->state == PEER_LOST ? peer->error : NULL;
 }
 
 bool
@@ -255,6 +274,13 @@ dd_peer_find_loss_locked(const dd_peer *peer, dd_path_loss *loss)
 
 /* ---- connecting */
 
+dd_status
+peer_dial(dd_peer *peer, int lane, int64_t deadline_ns, dd_error *err)
+{
+    dd_addr_list addrs = dd_peer_addrs_locked(peer);
+    return dd_connector_dial(peer->engine->connector, &peer->card, &addrs, lane, deadline_ns, err);
+}
+
 void
 dd_peer_connect_locked(dd_peer *peer)
 {
@@ -270,8 +296,7 @@ dd_peer_connect_locked(dd_peer *peer)
                               "cannot connect to %s, pid %lld: this process has no card yet", peer->card.host,
                               peer->card.pid);
     } else if (!peer->is_dialled) {
-        status =
-            dd_connector_dial(engine->connector, &peer->card, 0, dd_deadline_after(DIAL_TIMEOUT_NS), &error);
+        status = peer_dial(peer, 0, dd_deadline_after(DIAL_TIMEOUT_NS), &error);
     }
     if (status == DD_OK) {
         peer->state = PEER_DIALLING;
@@ -449,8 +474,12 @@ peer_break(dd_peer *peer, const dd_error *error)
         return;
     }
     peer->is_breaking = true;
-    peer->error = *error;
-    dd_error_blame(&peer->error, -1, peer->card.host, peer->card.pid);
+    dd_error *own = dd_mem_alloc(sizeof *own);
+    if (own != NULL) {
+        *own = *error;
+        dd_error_blame(own, -1, peer->card.host, peer->card.pid);
+    }
+    peer->error = own != NULL ? own : &no_memory;
     dd_list_push_back(&peer->engine->breaking, &peer->breaking);
 }
 

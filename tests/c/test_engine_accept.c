@@ -81,10 +81,11 @@ open_victim(victim *self)
     *self = (victim){.fd = -1};
     bool is_ok = CHECK_OK(dd_engine_open(&options, &self->engine, check_err())) &&
                  CHECK_OK(dd_engine_card(self->engine, NULL, &bytes, check_err())) &&
-                 CHECK_OK(dd_card_decode(dd_blob_view(&bytes), &self->own, check_err())) &&
+                 CHECK_OK(dd_card_decode(dd_blob_view(&bytes), &self->own, NULL, check_err())) &&
                  CHECK_OK(dd_card_init(&self->card, check_err()));
-    snprintf(self->card.unix_name, sizeof self->card.unix_name, "dldist-nobody-%lld", self->card.pid);
-    is_ok = is_ok && CHECK_OK(dd_card_encode(&self->card, &bytes, check_err())) &&
+    const dd_addr_list nowhere = {.count = 0};
+    self->card.has_unix = true;
+    is_ok = is_ok && CHECK_OK(dd_card_encode(&self->card, &nowhere, &bytes, check_err())) &&
             CHECK_OK(dd_engine_peer(self->engine, dd_blob_view(&bytes), &self->peer, check_err()));
     dd_blob_fini(&bytes);
     return is_ok;
@@ -95,7 +96,7 @@ static bool
 begin_hand_shake(victim *self)
 {
     dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
-    dd_addr addr = dd_addr_unix_abstract(self->own.unix_name);
+    dd_addr addr = dd_card_unix_addr(&self->own);
     connect_hello hello = {.from = self->card.uid, .to = self->own.uid};
     uint8_t answer[CONNECT_ANSWER_BYTES];
     uint8_t verdict = 0;
