@@ -20,6 +20,9 @@
 #define CARD_MAGIC "DDcd"
 #define CARD_VERSION 2
 #define HAS_UNIX 255
+#define CARD_BYTES_MAX                                                                               \
+    (4 + 1 + DD_HOST_ID_BYTES + 1 + DD_HOST_NAME_MAX + 1 + DD_ADDR_LIST_MAX * (1 + 16 + 2) + 1 + 8 + \
+     DD_UID_BYTES)
 
 /* ---- making one */
 
@@ -114,75 +117,51 @@ dd_card_print(const dd_card *card, char out[96])
 
 /* ---- writing */
 
-static dd_status
-append_number(dd_blob *out, uint64_t value, size_t nbytes, dd_error *err)
+static uint8_t *
+put(uint8_t *at, const void *bytes, size_t nbytes)
 {
-    uint8_t bytes[8];
-    dd_put_number(bytes, value, nbytes);
-    return dd_blob_append(out, bytes, nbytes, err);
+    memcpy(at, bytes, nbytes);
+    return at + nbytes;
 }
 
-static dd_status
-append_ip(dd_blob *out, const dd_addr *addr, dd_error *err)
+static uint8_t *
+put_number(uint8_t *at, uint64_t value, size_t nbytes)
 {
-    bool is_v4 = addr->storage.ss_family == AF_INET;
-    if (!is_v4 && addr->storage.ss_family != AF_INET6) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "cannot publish an address of family %d",
-                            addr->storage.ss_family);
-    }
-    const void *ip = is_v4 ? (const void *)&((const struct sockaddr_in *)&addr->storage)->sin_addr
-                           : (const void *)&((const struct sockaddr_in6 *)&addr->storage)->sin6_addr;
-    dd_status status = append_number(out, is_v4 ? 4 : 6, 1, err);
-    return status == DD_OK ? dd_blob_append(out, ip, is_v4 ? 4 : 16, err) : status;
+    dd_put_number(at, value, nbytes);
+    return at + nbytes;
 }
 
-static dd_status
-append_addrs(dd_blob *out, const dd_addr_list *addrs, dd_error *err)
+static uint8_t *
+put_addrs(uint8_t *at, const dd_addr_list *addrs)
 {
-    dd_status status = append_number(out, addrs->count, 1, err);
-    for (size_t i = 0; i < addrs->count && status == DD_OK; i++) {
-        status = append_ip(out, &addrs->items[i], err);
+    at = put_number(at, addrs->count, 1);
+    for (size_t i = 0; i < addrs->count; i++) {
+        const struct sockaddr_storage *storage = &addrs->items[i].storage;
+        bool is_v4 = storage->ss_family == AF_INET;
+        at = put_number(at, is_v4 ? 4 : 6, 1);
+        at = is_v4 ? put(at, &((const struct sockaddr_in *)storage)->sin_addr, 4)
+                   : put(at, &((const struct sockaddr_in6 *)storage)->sin6_addr, 16);
     }
-    for (size_t i = 0; i < addrs->count && status == DD_OK; i++) {
-        status = append_number(out, dd_addr_port(&addrs->items[i]), 2, err);
+    for (size_t i = 0; i < addrs->count; i++) {
+        at = put_number(at, dd_addr_port(&addrs->items[i]), 2);
     }
-    return status;
-}
-
-static dd_status
-append_card(const dd_card *card, const dd_addr_list *addrs, dd_blob *out, dd_error *err)
-{
-    uint8_t head[6 + DD_HOST_ID_BYTES] = CARD_MAGIC;
-    uint8_t tail[9 + DD_UID_BYTES];
-    size_t host_len = strlen(card->host);
-    head[4] = CARD_VERSION;
-    memcpy(head + 5, card->host_id, DD_HOST_ID_BYTES);
-    head[5 + DD_HOST_ID_BYTES] = (uint8_t)host_len;
-    tail[0] = card->has_unix ? HAS_UNIX : 0;
-    dd_put_number(tail + 1, (uint64_t)card->pid, 8);
-    memcpy(tail + 9, card->uid.bytes, DD_UID_BYTES);
-    dd_status status = dd_blob_append(out, head, sizeof head, err);
-    if (status == DD_OK) {
-        status = dd_blob_append(out, card->host, host_len, err);
-    }
-    if (status == DD_OK) {
-        status = append_addrs(out, addrs, err);
-    }
-    return status == DD_OK ? dd_blob_append(out, tail, sizeof tail, err) : status;
+    return at;
 }
 
 dd_status
 dd_card_encode(const dd_card *card, const dd_addr_list *addrs, dd_blob *out, dd_error *err)
 {
-    dd_blob bytes = {0};
-    dd_status status = append_card(card, addrs, &bytes, err);
-    if (status != DD_OK) {
-        dd_blob_fini(&bytes);
-        return status;
-    }
-    dd_blob_fini(out);
-    *out = bytes;
-    return DD_OK;
+    uint8_t bytes[CARD_BYTES_MAX] = CARD_MAGIC;
+    size_t host_len = strlen(card->host);
+    uint8_t *at = put_number(bytes + 4, CARD_VERSION, 1);
+    at = put(at, card->host_id, DD_HOST_ID_BYTES);
+    at = put_number(at, host_len, 1);
+    at = put(at, card->host, host_len);
+    at = put_addrs(at, addrs);
+    at = put_number(at, card->has_unix ? HAS_UNIX : 0, 1);
+    at = put_number(at, (uint64_t)card->pid, 8);
+    at = put(at, card->uid.bytes, DD_UID_BYTES);
+    return dd_blob_assign(out, dd_bytes_of(bytes, (size_t)(at - bytes)), err);
 }
 
 /* ---- reading */

@@ -37,7 +37,7 @@ dd_addr dd_card_unix_addr(const dd_card *card);
 
 bool dd_card_is_same_host(const dd_card *a, const dd_card *b);
 
-/* A card is published with the TCP addresses of its process; there are none when it listens on Unix only. */
+/* A card is published with the TCP addresses (IPv4 and IPv6) of its process; there are none when it listens on Unix only. */
 dd_status dd_card_encode(const dd_card *card, const dd_addr_list *addrs, dd_blob *out,
                          dd_error *err) DD_MUST_CHECK;
 /* The bytes are a peer's: DD_PROTOCOL when they make no sense. `addrs` may be NULL. */

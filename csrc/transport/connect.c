@@ -19,51 +19,6 @@
  * that this process can say what is wrong before they take it for lost. */
 #define DEAF_NS (500 * DD_NS_PER_MS)
 
-/* ---- sleeping */
-
-void
-connect_wake(const dd_connector *self)
-{
-    const uint64_t one = 1;
-    /* Fails only when the counter is full, and then it is awake. */
-    (void)!dd_sys_write(self->wake_fd, &one, sizeof one);
-}
-
-/* Number 0 is the wake_fd: to the others it means "none". */
-void
-connect_poll(dd_connector *self, int fd, short events, size_t *polled)
-{
-    *polled = self->npolled;
-    self->pollfds[self->npolled++] = (struct pollfd){.fd = fd, .events = events};
-}
-
-void
-connect_sleep_until(dd_connector *self, int64_t until_ns)
-{
-    self->sleep_until_ns = until_ns < self->sleep_until_ns ? until_ns : self->sleep_until_ns;
-}
-
-bool
-connect_is_ready(const dd_connector *self, size_t *polled)
-{
-    bool is_ready = *polled != 0 && self->pollfds[*polled].revents != 0;
-    *polled = 0;
-    return is_ready;
-}
-
-static void
-sleep_a_while(dd_connector *self)
-{
-    int64_t left_ns = dd_deadline_left_ns(self->sleep_until_ns);
-    struct timespec left = {left_ns / DD_NS_PER_S, left_ns % DD_NS_PER_S};
-    bool is_forever = self->sleep_until_ns == DD_NEVER_NS;
-    if (dd_sys_ppoll(self->pollfds, self->npolled, is_forever ? NULL : &left, NULL) > 0 &&
-        self->pollfds[0].revents != 0) {
-        uint64_t nwakes;
-        (void)!dd_sys_read(self->wake_fd, &nwakes, sizeof nwakes);
-    }
-}
-
 /* ---- accepting */
 
 static void
@@ -145,10 +100,10 @@ connector_main(void *arg)
     while (!is_closing(self)) {
         int fds[CONNECT_LISTEN_MAX];
         size_t polled[CONNECT_LISTEN_MAX] = {0};
-        size_t wake_polled;
-        self->npolled = 0;
-        self->sleep_until_ns = is_failing ? dd_deadline_after(FAILING_NAP_NS) : DD_NEVER_NS;
-        connect_poll(self, self->wake_fd, POLLIN, &wake_polled);
+        connect_begin_round(self);
+        if (is_failing) {
+            connect_sleep_until(self, dd_deadline_after(FAILING_NAP_NS));
+        }
         size_t nlisten = connect_take_listeners(self, fds);
         bool is_open = !is_failing && connect_has_room(self);
         for (size_t i = 0; i < nlisten && is_open; i++) {
@@ -156,7 +111,7 @@ connector_main(void *arg)
         }
         connect_poll_guests(self);
         connect_poll_dials(self);
-        sleep_a_while(self);
+        connect_sleep(self);
         connect_hear_guests(self);
         connect_run_dials(self);
         is_failing = false;
@@ -170,14 +125,6 @@ connector_main(void *arg)
 }
 
 /* ---- life */
-
-static void
-free_connector(dd_connector *self)
-{
-    dd_blob_fini(&self->secret);
-    dd_blob_fini(&self->ifnames);
-    dd_mem_free(self);
-}
 
 static dd_status
 check_options(const dd_connect_options *options, dd_error *err)
@@ -200,19 +147,7 @@ create_connector(const dd_connect_options *options, const dd_connect_handler *ha
     if (self == NULL) {
         return dd_error_no_memory(err, sizeof *self);
     }
-    dd_status status = dd_blob_assign(&self->secret, options->secret, err);
-    if (status == DD_OK) {
-        status = dd_blob_append(&self->ifnames, options->ifnames, strlen(options->ifnames) + 1, err);
-    }
-    if (status != DD_OK) {
-        free_connector(self);
-        return status;
-    }
     self->options = *options;
-    self->options.secret = dd_blob_view(&self->secret);
-    snprintf(self->congestion, sizeof self->congestion, "%s", options->congestion);
-    self->options.congestion = self->congestion;
-    self->options.ifnames = (const char *)self->ifnames.data;
     self->unix_fd = -1;
     self->wants_ports = true;
     self->handler = *handler;
@@ -235,7 +170,7 @@ destroy_connector(dd_connector *self)
     connect_drop_dials(self);
     dd_sock_close(self->wake_fd);
     dd_lock_fini(&self->mu);
-    free_connector(self);
+    dd_mem_free(self);
 }
 
 dd_status
@@ -280,7 +215,7 @@ dd_connector_close(dd_connector *self)
     }
     if (self->generation != dd_fork_generation()) {
         /* The thread may have been at work when the process forked: what it owns is left where it is. */
-        free_connector(self);
+        dd_mem_free(self);
         return;
     }
     dd_lock_take(&self->mu);

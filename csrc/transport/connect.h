@@ -47,7 +47,7 @@ typedef struct dd_connect_handler {
     void (*on_dial_failed)(void *ctx, const dd_uid *peer, int lane, const dd_error *error);
 } dd_connect_handler;
 
-/* Listens: fills in card's has_unix and *addrs (`first`: see dd_card_find_addrs). The card must stay as it is until close. Copies the options. Its thread calls the handler, from before this
+/* Listens: fills in card's has_unix and *addrs (`first`: see dd_card_find_addrs). The card, and what the options point to, must stay as they are until close. Its thread calls the handler, from before this
  * returns. DD_INVALID_ARGUMENT, or DD_NETWORK naming the ports. */
 dd_status dd_connector_open(const dd_connect_options *options, dd_card *card, const dd_addr *first,
                             const dd_connect_handler *handler, dd_addr_list *addrs, dd_connector **connector,

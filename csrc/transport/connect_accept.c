@@ -98,7 +98,7 @@ static connect_verdict
 judge(const dd_connector *self, const connect_guest *guest)
 {
     const connect_hello *hello = &guest->hello;
-    bool has_secret = self->secret.len > 0;
+    bool has_secret = self->options.secret.len > 0;
     if (hello->version != CONNECT_VERSION) {
         return CONNECT_OTHER_VERSION;
     }
@@ -164,7 +164,7 @@ welcome(dd_connector *self, connect_guest *guest, bool *is_over, dd_error *err)
 static dd_status
 answer_hello(dd_connector *self, connect_guest *guest, bool *is_over, dd_error *err)
 {
-    dd_bytes secret = dd_blob_view(&self->secret);
+    dd_bytes secret = self->options.secret;
     if (!connect_hello_read(&guest->hello)) {
         return dd_error_set(err, DD_PROTOCOL, "it is not of our kind");
     }
@@ -209,7 +209,7 @@ hear_hello(dd_connector *self, connect_guest *guest, bool *is_over, dd_error *er
 static dd_status
 hear_proof(dd_connector *self, connect_guest *guest, bool *is_over, dd_error *err)
 {
-    dd_bytes secret = dd_blob_view(&self->secret);
+    dd_bytes secret = self->options.secret;
     bool is_whole = false;
     dd_status status =
         connect_hear(guest->fd, guest->proof, sizeof guest->proof, &guest->nheard, &is_whole, err);

@@ -304,7 +304,7 @@ say_hello(connect_dial *self, const racer *one, dd_error *err)
     self->hello = (connect_hello){.from = connector->uid,
                                   .to = self->card.uid,
                                   .lane = (uint32_t)self->lane,
-                                  .has_secret = connector->secret.len > 0};
+                                  .has_secret = connector->options.secret.len > 0};
     dd_status status = connect_hello_write(&self->hello, err);
     if (status == DD_OK) {
         status = connect_say(one->fd, self->hello.bytes, CONNECT_HELLO_BYTES, err);
@@ -335,7 +335,7 @@ begin_talk(connect_dial *self, racer *one)
 static dd_status
 prove(connect_dial *self, dd_error *err)
 {
-    dd_bytes secret = dd_blob_view(&self->connector->secret);
+    dd_bytes secret = self->connector->options.secret;
     const connect_answer *answer = &self->answer;
     if (!connect_check_proof(secret, CONNECT_LISTENER, &self->hello, answer->nonce, answer->proof)) {
         return connect_explain(CONNECT_DENIED, CONNECT_DIALER, answer->version, err);

@@ -132,7 +132,7 @@ typedef struct connect_ports {
 
 struct dd_connector {
     /* const after init */
-    dd_connect_options options; /* with copies of what it points to */
+    dd_connect_options options;
     dd_connect_handler handler;
     const dd_card *card; /* the owner's, of this process */
     dd_uid uid;
@@ -140,9 +140,6 @@ struct dd_connector {
     int unix_fd; /* -1: none */
     int wake_fd; /* eventfd: for the thread to look at what is guarded */
     pthread_t thread;
-    char congestion[32];
-    dd_blob ifnames;
-    dd_blob secret;
     /* Why connections cannot be accepted, 0 while they can (release); and since when, written before that. */
     atomic_int accept_errno;
     atomic_int_fast64_t failing_since_ns;
@@ -166,7 +163,7 @@ struct dd_connector {
     bool is_closing;
 };
 
-/* ---- connect.c */
+/* ---- connect_sleep.c */
 
 /* For the thread to look at what is guarded. */
 void connect_wake(const dd_connector *connector);
@@ -176,6 +173,9 @@ void connect_poll(dd_connector *connector, int fd, short events, size_t *polled)
 void connect_sleep_until(dd_connector *connector, int64_t until_ns);
 /* Once after each sleep: whether there was something. */
 bool connect_is_ready(const dd_connector *connector, size_t *polled);
+/* Forgets what the last sleep was for, and sleeps. */
+void connect_begin_round(dd_connector *connector);
+void connect_sleep(dd_connector *connector);
 
 /* ---- connect_accept.c */
 

@@ -15,7 +15,7 @@
 dd_status
 connect_set_congestion(const dd_connector *connector, int fd, dd_error *err)
 {
-    const char *name = connector->congestion;
+    const char *name = connector->options.congestion;
     if (*name == '\0' ||
         dd_sys_setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, (socklen_t)strlen(name)) == 0) {
         return DD_OK;

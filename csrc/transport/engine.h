@@ -61,7 +61,6 @@ dd_status dd_engine_self(dd_engine *engine, dd_peer **peer, dd_error *err) DD_MU
 dd_peer *dd_peer_acquire(dd_peer *peer);
 void dd_peer_release(dd_peer *peer); /* NULL is fine */
 const dd_card *dd_peer_card(const dd_peer *peer);
-bool dd_peer_is_self(const dd_peer *peer);
 
 /* ---- with the lock held */
 

@@ -220,12 +220,6 @@ dd_peer_addrs_locked(const dd_peer *peer)
     return addrs;
 }
 
-bool
-dd_peer_is_self(const dd_peer *peer)
-{
-    return peer->is_self;
-}
-
 const char *
 dd_peer_transport_locked(const dd_peer *peer)
 {

@@ -189,10 +189,8 @@ connect_local(run_member *self)
         dd_engine_lock(self->engine);
         for (int i = 0; i < self->topology.nlocal; i++) {
             dd_peer *peer = self->peers[self->topology.local_ranks[i]];
-            if (!dd_peer_is_self(peer)) {
-                dd_peer_connect_locked(peer);
-                is_connected = is_connected && dd_peer_is_connected_locked(peer);
-            }
+            dd_peer_connect_locked(peer);
+            is_connected = is_connected && dd_peer_is_connected_locked(peer);
         }
         dd_engine_unlock(self->engine);
         dd_engine_kick(self->engine);
