@@ -92,6 +92,19 @@ struct dd_lane {
     uint8_t buf[LANE_BUFFER_NBYTES];
 };
 
+/* What becomes of a peer:
+ *
+ *                somebody wants   it dials us            there is a     our dial    its dial fails,
+ *                a link                                  link           fails       once welcome
+ *     IDLE       DIALLING         ACCEPTING              CONNECTED
+ *     DIALLING                    ACCEPTING, if its uid  CONNECTED      LOST
+ *                                 is smaller, else BUSY
+ *     ACCEPTING                   BUSY                   CONNECTED                  DIALLING, if somebody
+ *                                                                                   wants a link, else IDLE
+ *     CONNECTED                   BUSY                   is closed
+ *     LOST                        BUSY                   is closed
+ *
+ * Whatever breaks a peer (peer_break) makes it LOST, for good. */
 typedef enum peer_state {
     PEER_IDLE,
     PEER_ACCEPTING, /* the connector has been told that its dial is welcome */
