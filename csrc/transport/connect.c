@@ -139,26 +139,26 @@ check_options(const dd_connect_options *options, dd_error *err)
     return DD_OK;
 }
 
-static dd_status
-create_connector(const dd_connect_options *options, const dd_connect_handler *handler, dd_connector **out,
-                 dd_error *err)
+/* NULL: no memory. */
+static dd_connector *
+create_connector(const dd_connect_options *options, const dd_card *card, const dd_connect_handler *handler)
 {
     dd_connector *self = dd_mem_zalloc(sizeof *self);
-    if (self == NULL) {
-        return dd_error_no_memory(err, sizeof *self);
+    if (self != NULL) {
+        self->options = *options;
+        self->uid = card->uid;
+        self->card = card;
+        self->handler = *handler;
+        self->generation = dd_fork_generation();
+        self->unix_fd = -1;
+        self->wake_fd = dd_fork_own(dd_sys_eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+        self->wants_ports = true;
+        self->dice = (uint64_t)dd_clock_now_ns();
+        dd_lock_init(&self->mu, DD_LOCK_CONNECTOR);
+        dd_list_init(&self->dials);
+        dd_list_init(&self->queue);
     }
-    self->options = *options;
-    self->unix_fd = -1;
-    self->wants_ports = true;
-    self->handler = *handler;
-    self->generation = dd_fork_generation();
-    self->wake_fd = -1;
-    self->dice = (uint64_t)dd_clock_now_ns();
-    dd_lock_init(&self->mu, DD_LOCK_CONNECTOR);
-    dd_list_init(&self->dials);
-    dd_list_init(&self->queue);
-    *out = self;
-    return DD_OK;
+    return self;
 }
 
 static void
@@ -178,17 +178,14 @@ dd_connector_open(const dd_connect_options *options, dd_card *card, const dd_add
                   const dd_connect_handler *handler, dd_addr_list *addrs, dd_connector **connector,
                   dd_error *err)
 {
-    dd_connector *self = NULL;
     dd_status status = check_options(options, err);
-    if (status == DD_OK) {
-        status = create_connector(options, handler, &self, err);
-    }
     if (status != DD_OK) {
         return status;
     }
-    self->uid = card->uid;
-    self->card = card;
-    self->wake_fd = dd_fork_own(dd_sys_eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    dd_connector *self = create_connector(options, card, handler);
+    if (self == NULL) {
+        return dd_error_no_memory(err, sizeof *self);
+    }
     if (self->wake_fd < 0) {
         status = dd_error_set_errno(err, DD_SYSTEM, errno, "cannot make an eventfd");
     }
