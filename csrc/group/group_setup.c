@@ -541,7 +541,7 @@ compare_hosts(const void *a, const void *b)
 {
     const host_of_rank *first = a;
     const host_of_rank *second = b;
-    int order = (first->card->unix_name[0] == '\0') - (second->card->unix_name[0] == '\0');
+    int order = second->card->has_unix - first->card->has_unix;
     if (order == 0) {
         order = memcmp(first->card->host_id, second->card->host_id, sizeof first->card->host_id);
     }
@@ -563,7 +563,7 @@ compare_cards(const dd_group *group, int *hosts, dd_error *err)
     qsort(sorted, size, sizeof *sorted, compare_hosts);
     for (size_t i = 0; i < size; i++) {
         const dd_card *card = sorted[i].card;
-        bool is_same = i > 0 && card->unix_name[0] != '\0' && dd_card_is_same_host(card, sorted[i - 1].card);
+        bool is_same = i > 0 && card->has_unix && dd_card_is_same_host(card, sorted[i - 1].card);
         hosts[sorted[i].rank] = is_same ? hosts[sorted[i - 1].rank] : sorted[i].rank;
     }
     dd_mem_free(sorted);
