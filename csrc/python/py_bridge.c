@@ -361,7 +361,7 @@ bridge_destroy(dd_store *store)
 
 static const dd_store_ops bridge_ops = {
     .kind = "Store",
-    DD_STORE_OPS_BY_RUN(bridge_run),
+    .run = bridge_run,
     .clone = bridge_clone,
     .has_extended_api = bridge_has_extended_api,
     .get_timeout_ns = bridge_get_timeout_ns,

@@ -148,24 +148,19 @@ dd_file_record_encode(dd_blob *out, const dd_file_record *record, dd_error *err)
 dd_status
 dd_file_record_apply(dd_keyspace *ks, const dd_file_record *record, dd_error *err)
 {
-    switch (record->type) {
-    case DD_FILE_RECORD_SET:
-        return dd_keyspace_set(ks, record->key, record->value, err);
-    case DD_FILE_RECORD_DELETE:
-        (void)dd_keyspace_delete(ks, record->key);
-        return DD_OK;
-    case DD_FILE_RECORD_APPEND:
-        return dd_keyspace_append(ks, record->key, record->value, err);
-    case DD_FILE_RECORD_PUSH:
-        return dd_keyspace_queue_push(ks, record->key, record->value, err);
-    case DD_FILE_RECORD_POP: {
-        dd_blob item = {0};
-        (void)dd_keyspace_queue_pop(ks, record->key, &item);
-        dd_blob_fini(&item);
-        return DD_OK;
-    }
-    }
-    return dd_error_set(err, DD_INTERNAL, "record type %d", (int)record->type);
+    static const dd_store_op ops[] = {
+        [DD_FILE_RECORD_SET] = DD_STORE_SET,       [DD_FILE_RECORD_DELETE] = DD_STORE_DELETE_KEY,
+        [DD_FILE_RECORD_APPEND] = DD_STORE_APPEND, [DD_FILE_RECORD_PUSH] = DD_STORE_QUEUE_PUSH,
+        [DD_FILE_RECORD_POP] = DD_STORE_QUEUE_POP,
+    };
+    /* With number 1 a pop of nothing is no failure, only not answered. */
+    dd_store_request request = {
+        .op = ops[record->type], .keys = &record->key, .nkeys = 1, .values = &record->value, .number = 1};
+    dd_store_result result = {0};
+    bool is_answered = false;
+    dd_status status = dd_keyspace_answer(ks, &request, &result, &is_answered, err);
+    dd_store_result_fini(&result);
+    return status;
 }
 
 void

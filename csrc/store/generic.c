@@ -1,5 +1,6 @@
 /* Operations made of other operations. */
-#include "store/request.h"
+#include "store/meeting_internal.h"
+#include "store/store.h"
 
 #include <string.h>
 
@@ -13,7 +14,7 @@ static dd_status
 look_at_key(dd_store *store, dd_bytes key, dd_blob *value, const dd_wait *wait, dd_error *err)
 {
     bool is_found = false;
-    return store->ops->try_get(store, key, value, &is_found, wait, err);
+    return dd_store_try_get(store, key, value, &is_found, wait, err);
 }
 
 /* A missing key is made, with nothing in it. */
@@ -21,7 +22,7 @@ static dd_status
 look_by_compare_set(dd_store *store, dd_bytes key, dd_blob *value, const dd_wait *wait, dd_error *err)
 {
     dd_bytes nothing = {0};
-    return store->ops->compare_set(store, key, nothing, nothing, value, wait, err);
+    return dd_store_compare_set(store, key, nothing, nothing, value, wait, err);
 }
 
 /* One try of an append: `is_done` tells whether nobody came in between. */
@@ -40,8 +41,8 @@ try_append(dd_store *store, dd_bytes key, dd_bytes value, current_fn look, const
         status = dd_blob_append(&desired, value.data, value.len, err);
     }
     if (status == DD_OK) {
-        status = store->ops->compare_set(store, key, dd_blob_view(&old), dd_blob_view(&desired), &stored,
-                                         wait, err);
+        status =
+            dd_store_compare_set(store, key, dd_blob_view(&old), dd_blob_view(&desired), &stored, wait, err);
     }
     if (status == DD_OK) {
         *is_done = dd_bytes_equal(dd_blob_view(&stored), dd_blob_view(&desired));
@@ -91,7 +92,7 @@ get_each(dd_store *store, const dd_store_request *request, dd_blob_list *values,
 {
     dd_status status = dd_blob_list_init(values, request->nkeys, err);
     for (size_t i = 0; status == DD_OK && i < request->nkeys; i++) {
-        status = store->ops->get(store, request->keys[i], &values->items[i], wait, err);
+        status = dd_store_get(store, request->keys[i], &values->items[i], wait, err);
     }
     return status;
 }
@@ -101,16 +102,20 @@ set_each(dd_store *store, const dd_store_request *request, const dd_wait *wait, 
 {
     dd_status status = DD_OK;
     for (size_t i = 0; status == DD_OK && i < request->nkeys; i++) {
-        status = store->ops->set(store, request->keys[i], request->values[i], wait, err);
+        status = dd_store_set(store, request->keys[i], request->values[i], wait, err);
     }
     return status;
 }
 
 static dd_status
-check_and_get(dd_store *store, dd_bytes key, dd_store_result *result, const dd_wait *wait, dd_error *err)
+check_and_get(dd_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
+              dd_error *err)
 {
-    dd_status status = store->ops->check(store, &key, 1, &result->flag, wait, err);
-    return status == DD_OK && result->flag ? store->ops->get(store, key, &result->value, wait, err) : status;
+    dd_store_request step = *request;
+    step.op = DD_STORE_CHECK;
+    dd_status status = dd_store_run(store, &step, result, wait, err);
+    return status == DD_OK && result->flag ? dd_store_get(store, request->keys[0], &result->value, wait, err)
+                                           : status;
 }
 
 static dd_status
@@ -131,26 +136,16 @@ count_and_wait(dd_store *store, dd_bytes key, int64_t world_size, const dd_wait 
         status = key_with_suffix(key, "/last_member", &last_key, err);
     }
     if (status == DD_OK) {
-        status = store->ops->add(store, dd_blob_view(&count_key), 1, &count, wait, err);
+        status = dd_store_add(store, dd_blob_view(&count_key), 1, &count, wait, err);
     }
     dd_bytes last = dd_blob_view(&last_key);
+    dd_store_request until = {.op = DD_STORE_WAIT, .keys = &last, .nkeys = 1};
     if (status == DD_OK) {
-        status = count >= world_size ? store->ops->set(store, last, dd_bytes_of_string("1"), wait, err)
-                                     : store->ops->wait(store, &last, 1, wait, err);
+        status = count >= world_size ? dd_store_set(store, last, dd_bytes_of_string("1"), wait, err)
+                                     : dd_store_run(store, &until, &(dd_store_result){0}, wait, err);
     }
     dd_blob_fini(&count_key);
     dd_blob_fini(&last_key);
-    return status;
-}
-
-static dd_status
-meet(dd_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
-     dd_error *err)
-{
-    dd_meet_request arrival = dd_store_meet_request(request);
-    dd_meet_reply reply = {0};
-    dd_status status = dd_store_meet_by_keys(store, &arrival, &reply, wait, err);
-    dd_store_meet_result(result, &reply);
     return status;
 }
 
@@ -169,13 +164,13 @@ dd_store_run_generic(dd_store *store, const dd_store_request *request, dd_store_
         return set_each(store, request, wait, err);
     }
     if (op == DD_STORE_TRY_GET) {
-        return check_and_get(store, request->keys[0], result, wait, err);
+        return check_and_get(store, request, result, wait, err);
     }
     if (op == DD_STORE_BARRIER) {
         return count_and_wait(store, request->keys[0], request->number, wait, err);
     }
     if (op == DD_STORE_MEET) {
-        return meet(store, request, result, wait, err);
+        return meeting_join(store, NULL, request, result, wait, err);
     }
     return dd_error_set(err, DD_INTERNAL, "%s cannot be made of other operations", dd_store_op_name(op));
 }

@@ -328,17 +328,16 @@ park(tcp_conn *conn, const dd_store_request *request, dd_bytes fields)
     parked->tag = conn->tag;
     parked->op = (dd_tcp_op)conn->op;
     parked->waiter.on_ready = on_parked_ready;
-    bool is_parked = false;
     bool has_to_read = parked->op == DD_TCP_WAIT_MULTI_GET;
     dd_error error;
     dd_status status = has_to_read ? dd_blob_assign(&parked->fields, fields, &error) : DD_OK;
     if (status == DD_OK) {
-        status = dd_keyspace_park_request(&conn->server->ks, &parked->waiter, request, &is_parked, &error);
+        status = dd_keyspace_park(&conn->server->ks, &parked->waiter, request, &error);
     }
-    if (!is_parked) {
+    if (status != DD_OK) {
         dd_blob_fini(&parked->fields);
         dd_mem_free(parked);
-        tcp_conn_doom(conn, status != DD_OK ? error.message : "its request cannot wait");
+        tcp_conn_doom(conn, error.message);
         return;
     }
     dd_list_push_back(&conn->parked, &parked->link);

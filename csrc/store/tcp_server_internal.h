@@ -11,7 +11,7 @@
 #include "net/addr.h"
 #include "net/auth.h"
 #include "net/loop.h"
-#include "store/keyspace_answer.h"
+#include "store/keyspace.h"
 #include "store/tcp_protocol.h"
 #include "store/tcp_server.h"
 

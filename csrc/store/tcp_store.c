@@ -43,7 +43,7 @@ tcp_destroy(dd_store *head)
 
 static const dd_store_ops tcp_store_ops = {
     .kind = "TCPStore",
-    DD_STORE_OPS_BY_RUN(tcp_run),
+    .run = tcp_run,
     .clone = tcp_clone,
     .has_extended_api = dd_store_extended_api_yes,
     .get_timeout_ns = dd_store_head_get_timeout_ns,
