@@ -136,15 +136,14 @@ fuzz_link(dd_tcp_op op, bool is_extended, dd_bytes rest)
     require(link != NULL);
     tcp_link_init(link);
     link->fd = dd_fork_own(ends[0]);
-    link->is_extended = is_extended;
     dd_wait wait = dd_wait_after(DD_NS_PER_S);
-    dd_tcp_reader reader;
+    tcp_reply reply = {.op = op, .repeats = repeats, .head = is_extended ? 1 : 0};
     dd_error err;
-    dd_status status = tcp_link_receive(link, op, repeats, &reader, &wait, &err);
+    dd_status status = tcp_link_ask(link, (dd_bytes){0}, &reply, &wait, &err);
     if (status == DD_OK) {
-        read_result(op, repeats, reader);
-        read_fields(dd_tcp_find_op(op)->reply, repeats, &reader);
-        size_t used = (size_t)(reader.at - link->in.data);
+        read_result(op, repeats, reply.reader);
+        read_fields(dd_tcp_find_op(op)->reply, repeats, &reply.reader);
+        size_t used = (size_t)(reply.reader.at - link->in.data);
         require(used == link->in.len);
     } else {
         require(err.code == status && memchr(err.message, '\0', sizeof err.message) != NULL);
@@ -158,17 +157,18 @@ fuzz_answer(dd_tcp_op op, dd_bytes answer)
 {
     uint64_t repeats = op == DD_TCP_MULTI_GET ? 3 : 1;
     const char *pattern = dd_tcp_find_op(op)->reply;
-    dd_tcp_reader reader;
+    tcp_reply reply = {.op = op, .repeats = repeats, .head = DD_TCP_HEAD_BYTES};
+    bool is_whole = false;
     dd_error err;
     if (answer.len < DD_TCP_HEAD_BYTES) {
         return;
     }
-    dd_status status = tcp_answer_read(answer, op, repeats, &reader, &err);
-    if (status == DD_OK) {
-        read_result(op, repeats, reader);
-        read_fields(pattern != NULL ? pattern : "", repeats, &reader);
-        require(reader.at == answer.data + answer.len);
-    } else {
+    dd_status status = tcp_reply_read(&reply, answer, &is_whole, &err);
+    if (status == DD_OK && is_whole) {
+        read_result(op, repeats, reply.reader);
+        read_fields(pattern != NULL ? pattern : "", repeats, &reply.reader);
+        require(reply.reader.at == answer.data + answer.len);
+    } else if (status != DD_OK) {
         require(err.code == status && memchr(err.message, '\0', sizeof err.message) != NULL);
     }
 }
