@@ -2,6 +2,7 @@
 
 #include "core/log.h"
 #include "core/mem.h"
+#include "core/system.h"
 #include "net/sock.h"
 
 #include <errno.h>
@@ -73,7 +74,7 @@ bury_one(tcp_conn *conn)
 {
     dd_tcp_server *server = conn->server;
     dd_list_remove(&conn->link);
-    dd_loop_remove(&server->loop, &conn->handler);
+    tcp_server_unwatch(server, &conn->handler);
     while (!dd_list_is_empty(&conn->parked)) {
         tcp_parked_end(DD_CONTAINER_OF(conn->parked.next, tcp_parked, link));
     }
@@ -108,7 +109,8 @@ watch(tcp_conn *conn)
         (is_readable(conn) ? (uint32_t)EPOLLIN : 0) | (conn->out.len > 0 ? (uint32_t)EPOLLOUT : 0);
     if (events != conn->watched) {
         conn->watched = events;
-        dd_loop_modify(&conn->server->loop, &conn->handler, events);
+        struct epoll_event event = {.events = events, .data.ptr = &conn->handler};
+        (void)dd_sys_epoll_ctl(conn->server->epoll_fd, EPOLL_CTL_MOD, conn->handler.fd, &event);
     }
 }
 
@@ -293,7 +295,7 @@ serve_socket(tcp_conn *conn, uint32_t events)
 }
 
 static void
-on_conn_event(dd_handler *handler, uint32_t events)
+on_conn_event(tcp_handler *handler, uint32_t events)
 {
     tcp_conn *conn = DD_CONTAINER_OF(handler, tcp_conn, handler);
     dd_tcp_server *server = conn->server;
@@ -301,16 +303,6 @@ on_conn_event(dd_handler *handler, uint32_t events)
     if (!conn->is_doomed) {
         serve_socket(conn, events);
     }
-    tcp_server_bury(server);
-}
-
-static void
-on_handshake_timeout(dd_timer *timer)
-{
-    tcp_conn *conn = DD_CONTAINER_OF(timer, tcp_conn, handshake);
-    dd_tcp_server *server = conn->server;
-    tcp_conn_doom(conn, conn->state == TCP_CONN_NEW ? "it said nothing"
-                                                    : "it did not finish the handshake in time");
     tcp_server_bury(server);
 }
 
@@ -324,10 +316,9 @@ tcp_conn_open(dd_tcp_server *server, int fd, bool is_surplus)
     }
     conn->server = server;
     conn->is_surplus = is_surplus;
-    conn->handler = (dd_handler){.fd = fd, .on_event = on_conn_event};
+    conn->handler = (tcp_handler){.fd = fd, .on_event = on_conn_event};
     conn->watched = EPOLLIN;
-    conn->handshake.on_expiry = on_handshake_timeout;
-    if (dd_loop_add(&server->loop, &conn->handler, EPOLLIN, NULL) != DD_OK) {
+    if (tcp_server_watch(server, &conn->handler, EPOLLIN, NULL) != DD_OK) {
         dd_sock_close(fd);
         dd_mem_free(conn);
         return;
