@@ -2,8 +2,10 @@
 
 #include "core/mem.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* A value that shrinks gives its memory back when more than this would stay unused. */
@@ -284,12 +286,6 @@ put(dd_keyspace *ks, dd_bytes key, dd_bytes value, bool is_append, dd_error *err
     return status == DD_OK ? entry_put(ks, e, value, is_append, false, err) : status;
 }
 
-static bool
-is_space(uint8_t c)
-{
-    return c == ' ' || (c >= '\t' && c <= '\r');
-}
-
 static dd_status
 number_error(dd_error *err, const char *what, dd_bytes key, dd_bytes text)
 {
@@ -304,29 +300,17 @@ number_error(dd_error *err, const char *what, dd_bytes key, dd_bytes text)
 static dd_status
 number_of(dd_bytes key, dd_bytes text, int64_t *number, dd_error *err)
 {
-    size_t i = 0;
-    while (i < text.len && is_space(text.data[i])) {
-        i++;
+    char copy[64] = "";
+    char *end;
+    if (text.len > 0) {
+        memcpy(copy, text.data, text.len < sizeof copy - 1 ? text.len : sizeof copy - 1);
     }
-    bool is_negative = i < text.len && text.data[i] == '-';
-    if (i < text.len && (text.data[i] == '-' || text.data[i] == '+')) {
-        i++;
+    errno = 0;
+    *number = strtoll(copy, &end, 10);
+    if (errno == ERANGE) {
+        return number_error(err, "is not a number of 64 bits", key, text);
     }
-    size_t first = i;
-    uint64_t magnitude = 0;
-    uint64_t limit = (uint64_t)INT64_MAX + (is_negative ? 1 : 0);
-    for (; i < text.len && text.data[i] >= '0' && text.data[i] <= '9'; i++) {
-        uint64_t digit = (uint64_t)text.data[i] - '0';
-        if (magnitude > (limit - digit) / 10) {
-            return number_error(err, "is not a number of 64 bits", key, text);
-        }
-        magnitude = magnitude * 10 + digit;
-    }
-    if (i == first && text.len > 0) {
-        return number_error(err, "is not a number", key, text);
-    }
-    *number = (int64_t)(is_negative ? 0 - magnitude : magnitude);
-    return DD_OK;
+    return end == copy && text.len > 0 ? number_error(err, "is not a number", key, text) : DD_OK;
 }
 
 /* ADD, and BARRIER, which counts those who come. */

@@ -18,7 +18,6 @@
 typedef struct tcp_store {
     dd_store head;
     /* const after init */
-    char *host;
     dd_blob secret;
     dd_tcp_server *server; /* owned reference, or NULL */
     char where[96];        /* "TCPStore at host:port", for messages */
@@ -40,6 +39,8 @@ typedef struct tcp_store {
 
     /* with tags: the one; const after init. Whoever has set is_read reads from it, the holder of mu sends */
     tcp_link *link;
+
+    char host[]; /* const after init */
 } tcp_store;
 
 static inline tcp_store *

@@ -444,7 +444,7 @@ tcp_server_free(dd_tcp_server *server)
     dd_fork_close(server->epoll_fd);
     dd_lock_fini(&server->joined_mu);
     dd_cond_fini(&server->joined_cond);
-    dd_mem_free(server->recv_buf);
+    dd_blob_fini(&server->recv_buf);
     dd_blob_fini(&server->secret);
     dd_mem_free(server);
 }
@@ -475,9 +475,7 @@ tcp_server_create(dd_tcp_server **out, const dd_tcp_server_options *options, dd_
     dd_keyspace_init(&server->ks);
     dd_lock_init(&server->joined_mu, DD_LOCK_STORE_JOINED);
     dd_cond_init(&server->joined_cond);
-    server->recv_buf = dd_mem_alloc(TCP_RECV_BYTES);
-    dd_status status = server->recv_buf != NULL ? dd_blob_assign(&server->secret, options->secret, err)
-                                                : dd_error_no_memory(err, TCP_RECV_BYTES);
+    dd_status status = dd_blob_assign(&server->secret, options->secret, err);
     if (status == DD_OK && (server->epoll_fd < 0 || server->wake.fd < 0)) {
         status = dd_error_set_errno(err, DD_SYSTEM, reason, "cannot create an event loop");
     }

@@ -128,7 +128,7 @@ struct dd_tcp_server {
     uint64_t dice;
     char refused[TCP_REFUSED_MAX]
                 [TCP_WHO_MAX]; /* who has not shown the secret, the latest first; "": nobody */
-    uint8_t *recv_buf;         /* TCP_RECV_BYTES, for whoever is being read */
+    dd_blob recv_buf;          /* TCP_RECV_BYTES, for whoever is being read */
 
     /* guarded by joined_mu */
     dd_lock joined_mu;
