@@ -253,11 +253,12 @@ run_generic(dd_store *store, const dd_store_request *request, dd_store_result *r
             dd_error *err)
 {
     bridge_call call = enter(store, "check", wait);
-    bool can_check = is_overridden(&call);
+    dd_store_request generic = *request;
+    if (request->op == DD_STORE_APPEND) {
+        generic.number = !is_overridden(&call);
+    }
     PyGILState_Release(call.gil);
-    return request->op == DD_STORE_APPEND && !can_check
-               ? dd_store_append_by_compare_set(store, request, wait, err)
-               : dd_store_run_generic(store, request, result, wait, err);
+    return dd_store_run_generic(store, &generic, result, wait, err);
 }
 
 static dd_status

@@ -6,34 +6,20 @@
 
 /* ---- append */
 
-/* What is at a key, nothing if it is missing. */
-typedef dd_status (*current_fn)(dd_store *store, dd_bytes key, dd_blob *value, const dd_wait *wait,
-                                dd_error *err);
-
-static dd_status
-look_at_key(dd_store *store, dd_bytes key, dd_blob *value, const dd_wait *wait, dd_error *err)
-{
-    bool is_found = false;
-    return dd_store_try_get(store, key, value, &is_found, wait, err);
-}
-
-/* A missing key is made, with nothing in it. */
-static dd_status
-look_by_compare_set(dd_store *store, dd_bytes key, dd_blob *value, const dd_wait *wait, dd_error *err)
-{
-    dd_bytes nothing = {0};
-    return dd_store_compare_set(store, key, nothing, nothing, value, wait, err);
-}
-
 /* One try of an append: `is_done` tells whether nobody came in between. */
 static dd_status
-try_append(dd_store *store, dd_bytes key, dd_bytes value, current_fn look, const dd_wait *wait, bool *is_done,
+try_append(dd_store *store, const dd_store_request *request, const dd_wait *wait, bool *is_done,
            dd_error *err)
 {
+    dd_bytes key = request->keys[0];
+    dd_bytes value = request->values[0];
     dd_blob old = {0};
     dd_blob desired = {0};
     dd_blob stored = {0};
-    dd_status status = look(store, key, &old, wait, err);
+    bool is_found = false;
+    dd_status status = request->number != 0
+                           ? dd_store_compare_set(store, key, (dd_bytes){0}, (dd_bytes){0}, &old, wait, err)
+                           : dd_store_try_get(store, key, &old, &is_found, wait, err);
     if (status == DD_OK) {
         status = dd_blob_append(&desired, old.data, old.len, err);
     }
@@ -44,9 +30,7 @@ try_append(dd_store *store, dd_bytes key, dd_bytes value, current_fn look, const
         status =
             dd_store_compare_set(store, key, dd_blob_view(&old), dd_blob_view(&desired), &stored, wait, err);
     }
-    if (status == DD_OK) {
-        *is_done = dd_bytes_equal(dd_blob_view(&stored), dd_blob_view(&desired));
-    }
+    *is_done = status == DD_OK && dd_bytes_equal(dd_blob_view(&stored), dd_blob_view(&desired));
     dd_blob_fini(&old);
     dd_blob_fini(&desired);
     dd_blob_fini(&stored);
@@ -54,12 +38,11 @@ try_append(dd_store *store, dd_bytes key, dd_bytes value, current_fn look, const
 }
 
 static dd_status
-append_with(dd_store *store, const dd_store_request *request, current_fn look, const dd_wait *wait,
-            dd_error *err)
+append(dd_store *store, const dd_store_request *request, const dd_wait *wait, dd_error *err)
 {
     for (;;) {
         bool is_done = false;
-        dd_status status = try_append(store, request->keys[0], request->values[0], look, wait, &is_done, err);
+        dd_status status = try_append(store, request, wait, &is_done, err);
         if (status != DD_OK || is_done) {
             return status;
         }
@@ -75,13 +58,6 @@ append_with(dd_store *store, const dd_store_request *request, current_fn look, c
             return status;
         }
     }
-}
-
-dd_status
-dd_store_append_by_compare_set(dd_store *store, const dd_store_request *request, const dd_wait *wait,
-                               dd_error *err)
-{
-    return append_with(store, request, look_by_compare_set, wait, err);
 }
 
 /* ---- the others */
@@ -155,7 +131,7 @@ dd_store_run_generic(dd_store *store, const dd_store_request *request, dd_store_
 {
     dd_store_op op = request->op;
     if (op == DD_STORE_APPEND) {
-        return append_with(store, request, look_at_key, wait, err);
+        return append(store, request, wait, err);
     }
     if (op == DD_STORE_MULTI_GET) {
         return get_each(store, request, &result->list, wait, err);

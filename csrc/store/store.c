@@ -98,7 +98,9 @@ dd_store_try_get(dd_store *store, dd_bytes key, dd_blob *value, bool *is_found, 
     dd_store_request request = {.op = DD_STORE_TRY_GET, .keys = &key, .nkeys = 1};
     dd_store_result result = {0};
     dd_status status = run(store, request, &result, value, wait, err);
-    *is_found = status == DD_OK ? result.flag : *is_found;
+    if (status == DD_OK) {
+        *is_found = result.flag;
+    }
     return status;
 }
 
@@ -108,7 +110,9 @@ dd_store_add(dd_store *store, dd_bytes key, int64_t amount, int64_t *sum, const 
     dd_store_request request = {.op = DD_STORE_ADD, .keys = &key, .nkeys = 1, .number = amount};
     dd_store_result result = {0};
     dd_status status = run(store, request, &result, NULL, wait, err);
-    *sum = status == DD_OK ? result.number : *sum;
+    if (status == DD_OK) {
+        *sum = result.number;
+    }
     return status;
 }
 

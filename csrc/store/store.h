@@ -85,7 +85,8 @@ typedef struct dd_store_request {
      * publishes, a nonce and its card */
     const dd_bytes *values;
     /* ADD: the amount; BARRIER: the world size; QUEUE_POP: 1 to wait for an item, or 0; MULTI_GET: 0, or 1 of a keyspace,
-     * where a missing value is then an empty one; MEET: dd_store_meet_number */
+     * where a missing value is then an empty one; APPEND: 0, or 1 of dd_store_run_generic on a kind without CHECK: a
+     * missing key is then made first, with nothing in it, and others can see it so; MEET: dd_store_meet_number */
     int64_t number;
 } dd_store_request;
 
@@ -188,9 +189,6 @@ dd_status dd_store_compare_set(dd_store *store, dd_bytes key, dd_bytes expected,
  * "<key>/last_member", MEET as meeting_join.c has it. */
 dd_status dd_store_run_generic(dd_store *store, const dd_store_request *request, dd_store_result *result,
                                const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-/* APPEND for kinds without CHECK: a missing key is made first, with nothing in it, and others can see it so. */
-dd_status dd_store_append_by_compare_set(dd_store *store, const dd_store_request *request,
-                                         const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* Members for kinds that have nothing special: the time-out of the head; has_extended_api true; a clone that
  * has a time-out of its own and shares all else with its root, to which it holds a reference (for kinds with

@@ -69,11 +69,9 @@ static dd_status
 send_cancel(tcp_store *store, const tcp_exchange *exchange)
 {
     dd_blob request = {0};
-    dd_tcp_writer writer;
-    dd_tcp_writer_init(&writer, &request, NULL);
-    dd_tcp_write_u32(&writer, exchange->tag);
-    dd_tcp_write_u8(&writer, DD_TCP_CANCEL_WAIT);
-    dd_status status = writer.status;
+    uint8_t bytes[] = {0, 0, 0, 0, DD_TCP_CANCEL_WAIT};
+    memcpy(bytes, &exchange->tag, sizeof exchange->tag);
+    dd_status status = dd_blob_assign(&request, dd_bytes_of(bytes, sizeof bytes), NULL);
     dd_lock_take(&store->mu);
     if (status == DD_OK && store->dead.code == DD_OK && !exchange->is_answered) {
         status = send_locked(store, &request, NULL);
