@@ -94,8 +94,6 @@ dd_status tcp_plain_create_link(tcp_store *store, tcp_link **link, const dd_wait
 void tcp_plain_release(tcp_store *store, tcp_link *link);
 void tcp_plain_close(tcp_store *store);
 
-/* ---- tcp_store.c */
-
 dd_status tcp_store_check_dead_locked(const tcp_store *store, dd_error *err) DD_MUST_CHECK;
 void tcp_store_note_dead_locked(tcp_store *store, const dd_error *why);
 

@@ -1,4 +1,4 @@
-/* What the files of the TCPStore server share: tcp_server.c (life, listening), tcp_conn.c (one connection's
+/* What the files of the TCPStore server share: tcp_server.c (life, listening), tcp_loop.c, tcp_conn.c (one connection's
  * bytes), tcp_strangers.c (those that are not known yet), tcp_serve.c (what each operation does) and tcp_joined.c.
  *
  * Everything marked "loop" belongs to the server's thread once it runs. A connection that has to go is doomed at once
@@ -152,6 +152,8 @@ struct dd_tcp_server {
 dd_status tcp_server_create(dd_tcp_server **out, const dd_tcp_server_options *options,
                             dd_error *err) DD_MUST_CHECK;
 void tcp_server_free(dd_tcp_server *server);
+
+/* tcp_loop.c */
 
 /* One turn of the loop; whether anything has happened. */
 bool tcp_server_turn(dd_tcp_server *server, int timeout_ms);

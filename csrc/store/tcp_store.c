@@ -7,24 +7,6 @@
 #include <stdio.h>
 #include <string.h>
 
-dd_status
-tcp_store_check_dead_locked(const tcp_store *store, dd_error *err)
-{
-    return store->dead.code == DD_OK
-               ? DD_OK
-               : dd_error_set(err, store->dead.code, "the server is gone since an earlier call: %s",
-                              store->dead.message);
-}
-
-void
-tcp_store_note_dead_locked(tcp_store *store, const dd_error *why)
-{
-    if (store->dead.code == DD_OK) {
-        (void)dd_error_set(&store->dead, DD_NETWORK, "%s",
-                           why != NULL ? why->message : "the connection was lost");
-    }
-}
-
 static dd_status
 tcp_clone(dd_store *head, dd_store **other, const dd_wait *wait, dd_error *err)
 {
