@@ -125,8 +125,8 @@ use_own_engine(dd_store *store, const dd_meeting *met, group_meeting *meeting, c
     dd_blob card = {0};
     status = make_card(own, store, &card, err);
     if (status == DD_OK) {
-        status = store->ops->set(store, again_key(meeting, met->name, met->rank, key), dd_blob_view(&card),
-                                 wait, err);
+        status = dd_store_set(store, again_key(meeting, met->name, met->rank, key), dd_blob_view(&card), wait,
+                              err);
     }
     dd_blob_fini(&card);
     if (status != DD_OK) {
@@ -150,7 +150,7 @@ get_again(dd_store *store, const dd_meeting *met, group_meeting *meeting, const 
         if (!is_again[rank]) {
             continue;
         }
-        status = store->ops->get(store, again_key(meeting, met->name, rank, key), card, wait, err);
+        status = dd_store_get(store, again_key(meeting, met->name, rank, key), card, wait, err);
         meeting->end.cards[rank] = dd_blob_view(card);
     }
     return status;

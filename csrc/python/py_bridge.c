@@ -253,11 +253,12 @@ run_generic(dd_store *store, const dd_store_request *request, dd_store_result *r
             dd_error *err)
 {
     bridge_call call = enter(store, "check", wait);
-    bool can_check = is_overridden(&call);
+    dd_store_request generic = *request;
+    if (request->op == DD_STORE_APPEND) {
+        generic.number = !is_overridden(&call);
+    }
     PyGILState_Release(call.gil);
-    return request->op == DD_STORE_APPEND && !can_check
-               ? dd_store_append_by_compare_set(store, request, wait, err)
-               : dd_store_run_generic(store, request, result, wait, err);
+    return dd_store_run_generic(store, &generic, result, wait, err);
 }
 
 static dd_status
@@ -361,7 +362,7 @@ bridge_destroy(dd_store *store)
 
 static const dd_store_ops bridge_ops = {
     .kind = "Store",
-    DD_STORE_OPS_BY_RUN(bridge_run),
+    .run = bridge_run,
     .clone = bridge_clone,
     .has_extended_api = bridge_has_extended_api,
     .get_timeout_ns = bridge_get_timeout_ns,

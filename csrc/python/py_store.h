@@ -4,7 +4,7 @@
 
 #include "python/py_convert.h"
 #include "python/py_wait.h"
-#include "store/request.h"
+#include "store/store.h"
 
 /* The head of every store object; the types of the kinds embed it first. */
 typedef struct py_store {

@@ -1,31 +1,28 @@
 #include "store/file_log.h"
 
-#include "core/little_endian.h"
 #include "core/system.h"
 
 #include <errno.h>
 #include <string.h>
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the numbers of a FileStore's file are little endian; this file copies them as they are"
+#endif
 
 #define MAGIC "DDFSTORE"
 #define MAGIC_BYTES 8u
 #define FORMAT_VERSION 1u
 #define READ_BYTES ((size_t)64 << 10)
 
-enum header_field {
-    HEADER_VERSION = 8,
-    HEADER_RUN_ID = 16,
-    HEADER_WORLD_SIZE = 32,
-    HEADER_JOINED = 40,
-    HEADER_LEFT = 48,
-    HEADER_CRC = 60,
-};
+typedef struct record_head {
+    uint32_t crc; /* of all of the record behind it */
+    uint32_t nbytes;
+    uint32_t key_len;
+    uint32_t type;
+} record_head;
 
-enum record_field {
-    RECORD_CRC = 0,
-    RECORD_NBYTES = 4,
-    RECORD_KEY_LEN = 8,
-    RECORD_TYPE = 12,
-};
+_Static_assert(sizeof(dd_file_header) == DD_FILE_HEADER_BYTES, "the header has no gaps");
+_Static_assert(sizeof(record_head) == DD_FILE_RECORD_HEAD_BYTES, "the head of a record has no gaps");
 
 /* CRC-32 of IEEE 802.3 (reflected, polynomial 0xedb88320), four bits at a time: entry i is i carried through
  * four steps of the bitwise division. Values are small and a write takes a lock, so a bigger table would gain
@@ -55,38 +52,36 @@ dd_file_header_parse(dd_bytes bytes, dd_file_header *header)
     if (memcmp(bytes.data, MAGIC, bytes.len < MAGIC_BYTES ? bytes.len : MAGIC_BYTES) != 0) {
         return DD_FILE_HEADER_FOREIGN;
     }
-    if (bytes.len < DD_FILE_HEADER_BYTES ||
-        (uint32_t)dd_get_number(bytes.data + HEADER_CRC, 4) != crc32_of(bytes.data, HEADER_CRC)) {
+    dd_file_header found;
+    if (bytes.len < sizeof found) {
         return DD_FILE_HEADER_BROKEN;
     }
-    if ((uint32_t)dd_get_number(bytes.data + HEADER_VERSION, 4) != FORMAT_VERSION) {
+    memcpy(&found, bytes.data, sizeof found);
+    if (found.crc != crc32_of(bytes.data, offsetof(dd_file_header, crc))) {
+        return DD_FILE_HEADER_BROKEN;
+    }
+    if (found.version != FORMAT_VERSION) {
         return DD_FILE_HEADER_VERSION;
     }
-    memcpy(header->run_id, bytes.data + HEADER_RUN_ID, DD_FILE_RUN_ID_BYTES);
-    header->world_size = (int64_t)dd_get_number(bytes.data + HEADER_WORLD_SIZE, 8);
-    header->joined = dd_get_number(bytes.data + HEADER_JOINED, 8);
-    header->left = dd_get_number(bytes.data + HEADER_LEFT, 8);
+    *header = found;
     return DD_FILE_HEADER_VALID;
 }
 
 void
-dd_file_header_encode(const dd_file_header *header, uint8_t out[DD_FILE_HEADER_BYTES])
+dd_file_header_seal(dd_file_header *header)
 {
-    memset(out, 0, DD_FILE_HEADER_BYTES);
-    memcpy(out, MAGIC, MAGIC_BYTES);
-    dd_put_number(out + HEADER_VERSION, FORMAT_VERSION, 4);
-    memcpy(out + HEADER_RUN_ID, header->run_id, DD_FILE_RUN_ID_BYTES);
-    dd_put_number(out + HEADER_WORLD_SIZE, (uint64_t)header->world_size, 8);
-    dd_put_number(out + HEADER_JOINED, header->joined, 8);
-    dd_put_number(out + HEADER_LEFT, header->left, 8);
-    dd_put_number(out + HEADER_CRC, crc32_of(out, HEADER_CRC), 4);
+    memcpy(header->magic, MAGIC, MAGIC_BYTES);
+    header->version = FORMAT_VERSION;
+    header->zero = header->last_zero = 0;
+    header->crc = crc32_of((const uint8_t *)header, offsetof(dd_file_header, crc));
 }
 
 bool
 dd_file_header_is_of_run(dd_bytes bytes, const uint8_t run_id[DD_FILE_RUN_ID_BYTES])
 {
-    return bytes.len >= HEADER_RUN_ID + DD_FILE_RUN_ID_BYTES && memcmp(bytes.data, MAGIC, MAGIC_BYTES) == 0 &&
-           memcmp(bytes.data + HEADER_RUN_ID, run_id, DD_FILE_RUN_ID_BYTES) == 0;
+    size_t at = offsetof(dd_file_header, run_id);
+    return bytes.len >= at + DD_FILE_RUN_ID_BYTES && memcmp(bytes.data, MAGIC, MAGIC_BYTES) == 0 &&
+           memcmp(bytes.data + at, run_id, DD_FILE_RUN_ID_BYTES) == 0;
 }
 
 dd_file_record_state
@@ -96,26 +91,24 @@ dd_file_record_parse(dd_bytes bytes, dd_file_record *record, uint64_t *nbytes)
     if (bytes.len < DD_FILE_RECORD_HEAD_BYTES) {
         return DD_FILE_RECORD_SHORT;
     }
-    uint32_t record_len = (uint32_t)dd_get_number(bytes.data + RECORD_NBYTES, 4);
-    if (record_len < DD_FILE_RECORD_HEAD_BYTES || record_len > DD_FILE_RECORD_MAX_BYTES) {
-        *nbytes = record_len == 0 ? 0 : DD_FILE_RECORD_HEAD_BYTES;
+    record_head head;
+    memcpy(&head, bytes.data, sizeof head);
+    if (head.nbytes < sizeof head || head.nbytes > DD_FILE_RECORD_MAX_BYTES) {
+        *nbytes = head.nbytes == 0 ? 0 : DD_FILE_RECORD_HEAD_BYTES;
         return DD_FILE_RECORD_DAMAGED;
     }
-    *nbytes = record_len;
-    if (bytes.len < record_len) {
+    *nbytes = head.nbytes;
+    if (bytes.len < head.nbytes) {
         return DD_FILE_RECORD_SHORT;
     }
-    uint32_t key_len = (uint32_t)dd_get_number(bytes.data + RECORD_KEY_LEN, 4);
-    uint32_t type = (uint32_t)dd_get_number(bytes.data + RECORD_TYPE, 4);
-    size_t body_len = record_len - DD_FILE_RECORD_HEAD_BYTES;
-    if ((uint32_t)dd_get_number(bytes.data, 4) !=
-            crc32_of(bytes.data + RECORD_NBYTES, record_len - RECORD_NBYTES) ||
-        key_len > body_len || type < DD_FILE_RECORD_SET || type > DD_FILE_RECORD_POP) {
+    size_t body_len = head.nbytes - sizeof head;
+    if (head.crc != crc32_of(bytes.data + sizeof head.crc, head.nbytes - sizeof head.crc) ||
+        head.key_len > body_len || head.type < DD_FILE_RECORD_SET || head.type > DD_FILE_RECORD_POP) {
         return DD_FILE_RECORD_DAMAGED;
     }
-    record->type = (dd_file_record_type)type;
-    record->key = dd_bytes_of(bytes.data + DD_FILE_RECORD_HEAD_BYTES, key_len);
-    record->value = dd_bytes_of(bytes.data + DD_FILE_RECORD_HEAD_BYTES + key_len, body_len - key_len);
+    record->type = (dd_file_record_type)head.type;
+    record->key = dd_bytes_of(bytes.data + sizeof head, head.key_len);
+    record->value = dd_bytes_of(bytes.data + sizeof head + head.key_len, body_len - head.key_len);
     return DD_FILE_RECORD_WHOLE;
 }
 
@@ -128,44 +121,41 @@ dd_file_record_encode(dd_blob *out, const dd_file_record *record, dd_error *err)
                             "key of %zu bytes and value of %zu are together over the limit of %zu bytes",
                             record->key.len, record->value.len, room);
     }
-    size_t record_len = DD_FILE_RECORD_HEAD_BYTES + record->key.len + record->value.len;
-    dd_status status = dd_blob_reserve(out, record_len, err);
+    record_head head = {
+        .nbytes = (uint32_t)(sizeof head + record->key.len + record->value.len),
+        .key_len = (uint32_t)record->key.len,
+        .type = (uint32_t)record->type,
+    };
+    dd_status status = dd_blob_reserve(out, head.nbytes, err);
     if (status != DD_OK) {
         return status;
     }
     uint8_t *start = out->data + out->len;
-    dd_put_number(start + RECORD_NBYTES, (uint32_t)record_len, 4);
-    dd_put_number(start + RECORD_KEY_LEN, (uint32_t)record->key.len, 4);
-    dd_put_number(start + RECORD_TYPE, (uint32_t)record->type, 4);
-    out->len += DD_FILE_RECORD_HEAD_BYTES;
     /* There is room: these cannot fail. */
+    (void)!dd_blob_append(out, &head, sizeof head, NULL);
     (void)!dd_blob_append(out, record->key.data, record->key.len, NULL);
     (void)!dd_blob_append(out, record->value.data, record->value.len, NULL);
-    dd_put_number(start, crc32_of(start + RECORD_NBYTES, record_len - RECORD_NBYTES), 4);
+    head.crc = crc32_of(start + sizeof head.crc, head.nbytes - sizeof head.crc);
+    memcpy(start, &head.crc, sizeof head.crc);
     return DD_OK;
 }
 
 dd_status
 dd_file_record_apply(dd_keyspace *ks, const dd_file_record *record, dd_error *err)
 {
-    switch (record->type) {
-    case DD_FILE_RECORD_SET:
-        return dd_keyspace_set(ks, record->key, record->value, err);
-    case DD_FILE_RECORD_DELETE:
-        (void)dd_keyspace_delete(ks, record->key);
-        return DD_OK;
-    case DD_FILE_RECORD_APPEND:
-        return dd_keyspace_append(ks, record->key, record->value, err);
-    case DD_FILE_RECORD_PUSH:
-        return dd_keyspace_queue_push(ks, record->key, record->value, err);
-    case DD_FILE_RECORD_POP: {
-        dd_blob item = {0};
-        (void)dd_keyspace_queue_pop(ks, record->key, &item);
-        dd_blob_fini(&item);
-        return DD_OK;
-    }
-    }
-    return dd_error_set(err, DD_INTERNAL, "record type %d", (int)record->type);
+    static const dd_store_op ops[] = {
+        [DD_FILE_RECORD_SET] = DD_STORE_SET,       [DD_FILE_RECORD_DELETE] = DD_STORE_DELETE_KEY,
+        [DD_FILE_RECORD_APPEND] = DD_STORE_APPEND, [DD_FILE_RECORD_PUSH] = DD_STORE_QUEUE_PUSH,
+        [DD_FILE_RECORD_POP] = DD_STORE_QUEUE_POP,
+    };
+    /* With number 1 a pop of nothing is no failure, only not answered. */
+    dd_store_request request = {
+        .op = ops[record->type], .keys = &record->key, .nkeys = 1, .values = &record->value, .number = 1};
+    dd_store_result result = {0};
+    bool is_answered = false;
+    dd_status status = dd_keyspace_answer(ks, &request, &result, &is_answered, err);
+    dd_store_result_fini(&result);
+    return status;
 }
 
 void

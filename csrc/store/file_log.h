@@ -17,11 +17,17 @@
 #define DD_FILE_RECORD_HEAD_BYTES 16
 #define DD_FILE_RECORD_MAX_BYTES (UINT64_C(1) << 30)
 
+/* As it stands in the file. */
 typedef struct dd_file_header {
+    char magic[8];
+    uint32_t version;
+    uint32_t zero;
     uint8_t run_id[DD_FILE_RUN_ID_BYTES];
     int64_t world_size; /* < 0: not known */
     uint64_t joined;
     uint64_t left; /* in order */
+    uint32_t last_zero;
+    uint32_t crc; /* of all before it */
 } dd_file_header;
 
 typedef enum dd_file_header_state {
@@ -34,7 +40,8 @@ typedef enum dd_file_header_state {
 
 /* Looks at the first bytes of a file; `header` is written only when VALID. */
 dd_file_header_state dd_file_header_parse(dd_bytes bytes, dd_file_header *header);
-void dd_file_header_encode(const dd_file_header *header, uint8_t out[DD_FILE_HEADER_BYTES]);
+/* Fills in what is the same in all headers, and the checksum. */
+void dd_file_header_seal(dd_file_header *header);
 
 /* Reads up to nbytes at the offset, fewer where the file ends; -1 with errno. */
 ssize_t dd_file_read(int fd, uint8_t *out, size_t nbytes, uint64_t offset);

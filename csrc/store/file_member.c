@@ -58,40 +58,50 @@ try_lock(int fd, enum lock_byte which, short type)
     return LOCK_TAKEN;
 }
 
-/* Sleeps before another try, longer each time. */
-static dd_status
-sleep_on(const dd_file_member *member, const char *what, const char *obstacle, int64_t *nap_ns,
-         const dd_wait *wait, dd_error *err)
-{
-    if (dd_wait_is_over(wait)) {
-        return dd_error_set(err, DD_TIMED_OUT, "%s timed out after %.3f s on %s: %s", what,
-                            dd_wait_elapsed_s(wait), member->where, obstacle);
-    }
-    dd_status status = dd_wait_sleep(wait, *nap_ns, err);
-    *nap_ns = *nap_ns * 2 < NAP_MAX_NS ? *nap_ns * 2 : NAP_MAX_NS;
-    return status;
-}
+/* One try; *obstacle tells what is in the way, if that has to be tried again. */
+typedef dd_status try_fn(dd_file_member *member, const char **obstacle, dd_error *err);
 
-dd_status
-dd_file_member_lock_gate(const dd_file_member *member, const char *what, dd_lock *mu, const dd_wait *wait,
-                         dd_error *err)
+/* Tries until the deadline, and sleeps in between, longer each time. */
+static dd_status
+try_until(dd_file_member *member, try_fn *try, const char *what, dd_lock *mu, const dd_wait *wait,
+          dd_error *err)
 {
-    int64_t nap_ns = NAP_MIN_NS;
-    dd_status status = DD_OK;
-    while (status == DD_OK) {
-        lock_result result = try_lock(member->fd, LOCK_GATE, F_WRLCK);
-        if (result != LOCK_BUSY) {
-            return result == LOCK_TAKEN ? DD_OK : failed(member, "lock the file", err);
+    for (int64_t nap_ns = NAP_MIN_NS;; nap_ns = nap_ns * 2 < NAP_MAX_NS ? nap_ns * 2 : NAP_MAX_NS) {
+        const char *obstacle = NULL;
+        dd_status status = try(member, &obstacle, err);
+        if (status != DD_OK || obstacle == NULL) {
+            return status;
+        }
+        if (dd_wait_is_over(wait)) {
+            return dd_error_set(err, DD_TIMED_OUT, "%s timed out after %.3f s on %s: %s", what,
+                                dd_wait_elapsed_s(wait), member->where, obstacle);
         }
         if (mu != NULL) {
             dd_lock_release(mu);
         }
-        status = sleep_on(member, what, "another process holds the file's lock", &nap_ns, wait, err);
+        status = dd_wait_sleep(wait, nap_ns, err);
         if (mu != NULL) {
             dd_lock_take(mu);
         }
+        if (status != DD_OK) {
+            return status;
+        }
     }
-    return status;
+}
+
+static dd_status
+try_gate(dd_file_member *member, const char **obstacle, dd_error *err)
+{
+    lock_result result = try_lock(member->fd, LOCK_GATE, F_WRLCK);
+    *obstacle = result == LOCK_BUSY ? "another process holds the file's lock" : NULL;
+    return result == LOCK_FAILED ? failed(member, "lock the file", err) : DD_OK;
+}
+
+dd_status
+dd_file_member_lock_gate(dd_file_member *member, const char *what, dd_lock *mu, const dd_wait *wait,
+                         dd_error *err)
+{
+    return try_until(member, try_gate, what, mu, wait, err);
 }
 
 void
@@ -160,11 +170,10 @@ dd_file_member_write(const dd_file_member *member, dd_bytes bytes, uint64_t offs
 }
 
 static dd_status
-write_header(const dd_file_member *member, const dd_file_header *header, dd_error *err)
+write_header(const dd_file_member *member, dd_file_header *header, dd_error *err)
 {
-    uint8_t bytes[DD_FILE_HEADER_BYTES];
-    dd_file_header_encode(header, bytes);
-    return dd_file_member_write(member, dd_bytes_of(bytes, sizeof bytes), 0, err);
+    dd_file_header_seal(header);
+    return dd_file_member_write(member, dd_bytes_of(header, sizeof *header), 0, err);
 }
 
 /* Whether the path still leads to the open file. */
@@ -204,9 +213,9 @@ make_names(dd_file_member *member, const char *path, dd_error *err)
     return DD_OK;
 }
 
-/* Opens the file and takes its gate; *obstacle tells what is in the way, if that has to be tried again. */
+/* Opens the file and takes its gate. */
 static dd_status
-try_enter(dd_file_member *member, const char **obstacle, const dd_wait *wait, dd_error *err)
+try_enter(dd_file_member *member, const char **obstacle, dd_error *err)
 {
     /* Keys and values may be secrets of the job: nobody else is let in. In a folder where others can write, a
      * link may be theirs, and lead to any file of ours. */
@@ -215,39 +224,22 @@ try_enter(dd_file_member *member, const char **obstacle, const dd_wait *wait, dd
         *obstacle = "the directory is not there";
         return DD_OK;
     }
-    if (fd < 0 && errno == ELOOP) {
-        return failed(member, "open a symbolic link: give the path that it leads to", err);
-    }
     if (fd < 0) {
-        return failed(member, "open the file", err);
+        return failed(
+            member, errno == ELOOP ? "open a symbolic link: give the path that it leads to" : "open the file",
+            err);
     }
     member->fd = dd_fork_own(fd);
     struct stat info;
     bool is_regular = dd_sys_fstat(fd, &info) != 0 || S_ISREG(info.st_mode);
-    dd_status status = is_regular ? dd_file_member_lock_gate(member, "open", NULL, wait, err)
+    dd_status status = is_regular ? try_gate(member, obstacle, err)
                                   : dd_error_set(err, DD_STORE, "%s: not a regular file", member->where);
-    if (status != DD_OK || !is_at_path(member)) {
+    if (status == DD_OK && *obstacle == NULL && !is_at_path(member)) {
         /* The last member of a job may have removed the file between the opening and the lock. */
-        dd_fork_close(fd);
         *obstacle = "others keep replacing it";
     }
-    return status;
-}
-
-static dd_status
-open_gate(dd_file_member *member, const dd_wait *wait, dd_error *err)
-{
-    int64_t nap_ns = NAP_MIN_NS;
-    dd_status status = DD_OK;
-    while (status == DD_OK) {
-        const char *obstacle = NULL;
-        status = try_enter(member, &obstacle, wait, err);
-        if (status == DD_OK && obstacle == NULL) {
-            return DD_OK;
-        }
-        if (status == DD_OK) {
-            status = sleep_on(member, "open", obstacle, &nap_ns, wait, err);
-        }
+    if (status != DD_OK || *obstacle != NULL) {
+        dd_fork_close(fd);
     }
     return status;
 }
@@ -356,7 +348,7 @@ dd_file_member_join(dd_file_member *member, const char *path, int64_t world_size
     if (status != DD_OK) {
         return status;
     }
-    status = open_gate(member, wait, err);
+    status = try_until(member, try_enter, "open", NULL, wait, err);
     if (status == DD_OK) {
         status = join_locked(member, world_size, err);
         if (status == DD_OK) {

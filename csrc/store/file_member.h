@@ -38,8 +38,8 @@ void dd_file_member_leave(dd_file_member *member, bool is_in_order);
 
 /* DD_TIMED_OUT says that `what` waited for the lock. `mu`, which the caller holds, is let go while sleeping; NULL is
  * fine. */
-dd_status dd_file_member_lock_gate(const dd_file_member *member, const char *what, dd_lock *mu,
-                                   const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+dd_status dd_file_member_lock_gate(dd_file_member *member, const char *what, dd_lock *mu, const dd_wait *wait,
+                                   dd_error *err) DD_MUST_CHECK;
 void dd_file_member_unlock_gate(const dd_file_member *member);
 
 /* DD_STORE unless the file is still there and of this run; *size is its size. */

@@ -13,7 +13,7 @@
 #include "core/system.h"
 #include "core/thread.h"
 #include "store/file_member.h"
-#include "store/keyspace_answer.h"
+#include "store/keyspace.h"
 
 #include <errno.h>
 
@@ -162,7 +162,6 @@ static dd_status
 try_locked(file_store *self, const dd_store_request *request, dd_store_result *result, bool *is_answered,
            const dd_wait *wait, dd_error *err)
 {
-    const dd_keyspace *ks = &self->log.ks;
     bool is_waiting_pop = request->op == DD_STORE_QUEUE_POP && request->number != 0;
     if (is_change(request->op) && !is_waiting_pop) {
         return change_locked(self, request, result, is_answered, wait, err);
@@ -170,7 +169,7 @@ try_locked(file_store *self, const dd_store_request *request, dd_store_result *r
     dd_file_tail tail;
     dd_file_member_look(&self->member);
     dd_status status = read_on_locked(self, &tail, err);
-    if (status != DD_OK || (is_waiting_pop && dd_keyspace_queue_len(ks, request->keys[0]) == 0)) {
+    if (status != DD_OK || (is_waiting_pop && !dd_keyspace_is_ready(&self->log.ks, request))) {
         return status;
     }
     return is_waiting_pop ? change_locked(self, request, result, is_answered, wait, err)
@@ -245,7 +244,7 @@ file_destroy(dd_store *store)
 
 static const dd_store_ops file_store_ops = {
     .kind = "FileStore",
-    DD_STORE_OPS_BY_RUN(file_run),
+    .run = file_run,
     .clone = dd_store_clone_handle,
     .has_extended_api = dd_store_extended_api_yes,
     .get_timeout_ns = dd_store_head_get_timeout_ns,

@@ -1,38 +1,25 @@
 /* Operations made of other operations. */
-#include "store/request.h"
+#include "store/meeting_internal.h"
+#include "store/store.h"
 
 #include <string.h>
 
 /* ---- append */
 
-/* What is at a key, nothing if it is missing. */
-typedef dd_status (*current_fn)(dd_store *store, dd_bytes key, dd_blob *value, const dd_wait *wait,
-                                dd_error *err);
-
-static dd_status
-look_at_key(dd_store *store, dd_bytes key, dd_blob *value, const dd_wait *wait, dd_error *err)
-{
-    bool is_found = false;
-    return store->ops->try_get(store, key, value, &is_found, wait, err);
-}
-
-/* A missing key is made, with nothing in it. */
-static dd_status
-look_by_compare_set(dd_store *store, dd_bytes key, dd_blob *value, const dd_wait *wait, dd_error *err)
-{
-    dd_bytes nothing = {0};
-    return store->ops->compare_set(store, key, nothing, nothing, value, wait, err);
-}
-
 /* One try of an append: `is_done` tells whether nobody came in between. */
 static dd_status
-try_append(dd_store *store, dd_bytes key, dd_bytes value, current_fn look, const dd_wait *wait, bool *is_done,
+try_append(dd_store *store, const dd_store_request *request, const dd_wait *wait, bool *is_done,
            dd_error *err)
 {
+    dd_bytes key = request->keys[0];
+    dd_bytes value = request->values[0];
     dd_blob old = {0};
     dd_blob desired = {0};
     dd_blob stored = {0};
-    dd_status status = look(store, key, &old, wait, err);
+    bool is_found = false;
+    dd_status status = request->number != 0
+                           ? dd_store_compare_set(store, key, (dd_bytes){0}, (dd_bytes){0}, &old, wait, err)
+                           : dd_store_try_get(store, key, &old, &is_found, wait, err);
     if (status == DD_OK) {
         status = dd_blob_append(&desired, old.data, old.len, err);
     }
@@ -40,12 +27,10 @@ try_append(dd_store *store, dd_bytes key, dd_bytes value, current_fn look, const
         status = dd_blob_append(&desired, value.data, value.len, err);
     }
     if (status == DD_OK) {
-        status = store->ops->compare_set(store, key, dd_blob_view(&old), dd_blob_view(&desired), &stored,
-                                         wait, err);
+        status =
+            dd_store_compare_set(store, key, dd_blob_view(&old), dd_blob_view(&desired), &stored, wait, err);
     }
-    if (status == DD_OK) {
-        *is_done = dd_bytes_equal(dd_blob_view(&stored), dd_blob_view(&desired));
-    }
+    *is_done = status == DD_OK && dd_bytes_equal(dd_blob_view(&stored), dd_blob_view(&desired));
     dd_blob_fini(&old);
     dd_blob_fini(&desired);
     dd_blob_fini(&stored);
@@ -53,12 +38,11 @@ try_append(dd_store *store, dd_bytes key, dd_bytes value, current_fn look, const
 }
 
 static dd_status
-append_with(dd_store *store, const dd_store_request *request, current_fn look, const dd_wait *wait,
-            dd_error *err)
+append(dd_store *store, const dd_store_request *request, const dd_wait *wait, dd_error *err)
 {
     for (;;) {
         bool is_done = false;
-        dd_status status = try_append(store, request->keys[0], request->values[0], look, wait, &is_done, err);
+        dd_status status = try_append(store, request, wait, &is_done, err);
         if (status != DD_OK || is_done) {
             return status;
         }
@@ -76,13 +60,6 @@ append_with(dd_store *store, const dd_store_request *request, current_fn look, c
     }
 }
 
-dd_status
-dd_store_append_by_compare_set(dd_store *store, const dd_store_request *request, const dd_wait *wait,
-                               dd_error *err)
-{
-    return append_with(store, request, look_by_compare_set, wait, err);
-}
-
 /* ---- the others */
 
 static dd_status
@@ -91,7 +68,7 @@ get_each(dd_store *store, const dd_store_request *request, dd_blob_list *values,
 {
     dd_status status = dd_blob_list_init(values, request->nkeys, err);
     for (size_t i = 0; status == DD_OK && i < request->nkeys; i++) {
-        status = store->ops->get(store, request->keys[i], &values->items[i], wait, err);
+        status = dd_store_get(store, request->keys[i], &values->items[i], wait, err);
     }
     return status;
 }
@@ -101,16 +78,20 @@ set_each(dd_store *store, const dd_store_request *request, const dd_wait *wait, 
 {
     dd_status status = DD_OK;
     for (size_t i = 0; status == DD_OK && i < request->nkeys; i++) {
-        status = store->ops->set(store, request->keys[i], request->values[i], wait, err);
+        status = dd_store_set(store, request->keys[i], request->values[i], wait, err);
     }
     return status;
 }
 
 static dd_status
-check_and_get(dd_store *store, dd_bytes key, dd_store_result *result, const dd_wait *wait, dd_error *err)
+check_and_get(dd_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
+              dd_error *err)
 {
-    dd_status status = store->ops->check(store, &key, 1, &result->flag, wait, err);
-    return status == DD_OK && result->flag ? store->ops->get(store, key, &result->value, wait, err) : status;
+    dd_store_request step = *request;
+    step.op = DD_STORE_CHECK;
+    dd_status status = dd_store_run(store, &step, result, wait, err);
+    return status == DD_OK && result->flag ? dd_store_get(store, request->keys[0], &result->value, wait, err)
+                                           : status;
 }
 
 static dd_status
@@ -131,26 +112,16 @@ count_and_wait(dd_store *store, dd_bytes key, int64_t world_size, const dd_wait 
         status = key_with_suffix(key, "/last_member", &last_key, err);
     }
     if (status == DD_OK) {
-        status = store->ops->add(store, dd_blob_view(&count_key), 1, &count, wait, err);
+        status = dd_store_add(store, dd_blob_view(&count_key), 1, &count, wait, err);
     }
     dd_bytes last = dd_blob_view(&last_key);
+    dd_store_request until = {.op = DD_STORE_WAIT, .keys = &last, .nkeys = 1};
     if (status == DD_OK) {
-        status = count >= world_size ? store->ops->set(store, last, dd_bytes_of_string("1"), wait, err)
-                                     : store->ops->wait(store, &last, 1, wait, err);
+        status = count >= world_size ? dd_store_set(store, last, dd_bytes_of_string("1"), wait, err)
+                                     : dd_store_run(store, &until, &(dd_store_result){0}, wait, err);
     }
     dd_blob_fini(&count_key);
     dd_blob_fini(&last_key);
-    return status;
-}
-
-static dd_status
-meet(dd_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
-     dd_error *err)
-{
-    dd_meet_request arrival = dd_store_meet_request(request);
-    dd_meet_reply reply = {0};
-    dd_status status = dd_store_meet_by_keys(store, &arrival, &reply, wait, err);
-    dd_store_meet_result(result, &reply);
     return status;
 }
 
@@ -160,7 +131,7 @@ dd_store_run_generic(dd_store *store, const dd_store_request *request, dd_store_
 {
     dd_store_op op = request->op;
     if (op == DD_STORE_APPEND) {
-        return append_with(store, request, look_at_key, wait, err);
+        return append(store, request, wait, err);
     }
     if (op == DD_STORE_MULTI_GET) {
         return get_each(store, request, &result->list, wait, err);
@@ -169,13 +140,13 @@ dd_store_run_generic(dd_store *store, const dd_store_request *request, dd_store_
         return set_each(store, request, wait, err);
     }
     if (op == DD_STORE_TRY_GET) {
-        return check_and_get(store, request->keys[0], result, wait, err);
+        return check_and_get(store, request, result, wait, err);
     }
     if (op == DD_STORE_BARRIER) {
         return count_and_wait(store, request->keys[0], request->number, wait, err);
     }
     if (op == DD_STORE_MEET) {
-        return meet(store, request, result, wait, err);
+        return meeting_join(store, NULL, request, result, wait, err);
     }
     return dd_error_set(err, DD_INTERNAL, "%s cannot be made of other operations", dd_store_op_name(op));
 }

@@ -5,7 +5,7 @@
 
 #include "core/lock.h"
 #include "core/thread.h"
-#include "store/keyspace_answer.h"
+#include "store/keyspace.h"
 
 #define KIND "HashStore"
 
@@ -30,7 +30,7 @@ static void
 on_ready(dd_key_waiter *waiter, dd_blob *value)
 {
     blocked_call *call = DD_CONTAINER_OF(waiter, blocked_call, waiter);
-    if (waiter->kind == DD_KEY_WAITER_POP) {
+    if (waiter->op == DD_STORE_QUEUE_POP) {
         call->item = *value;
         *value = (dd_blob){0};
     }
@@ -66,9 +66,8 @@ block_locked(hash_store *self, const dd_store_request *request, dd_store_result 
              dd_error *err)
 {
     blocked_call call = {.store = self, .request = request, .wait = wait, .waiter = {.on_ready = on_ready}};
-    bool is_parked = false;
-    dd_status status = dd_keyspace_park_request(&self->ks, &call.waiter, request, &is_parked, err);
-    if (status != DD_OK || !is_parked) {
+    dd_status status = dd_keyspace_park(&self->ks, &call.waiter, request, err);
+    if (status != DD_OK) {
         return status;
     }
     dd_cond_init(&call.cond);
@@ -132,7 +131,7 @@ hash_destroy(dd_store *store)
 
 static const dd_store_ops hash_ops = {
     .kind = KIND,
-    DD_STORE_OPS_BY_RUN(hash_run),
+    .run = hash_run,
     .clone = dd_store_clone_handle,
     .has_extended_api = dd_store_extended_api_yes,
     .get_timeout_ns = dd_store_head_get_timeout_ns,

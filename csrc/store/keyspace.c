@@ -2,8 +2,10 @@
 
 #include "core/mem.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* A value that shrinks gives its memory back when more than this would stay unused. */
@@ -33,28 +35,53 @@ struct dd_key_waiter_link {
     dd_key_waiter *waiter;
 };
 
+/* What there is at a key. */
+typedef struct presence {
+    bool has_value;
+    bool has_items;
+    bool is_barrier_open;
+} presence;
+
 static entry *
 entry_of_node(const dd_map_node *node)
 {
     return node == NULL ? NULL : DD_CONTAINER_OF(node, entry, node);
 }
 
-static struct dd_key_waiter_link *
-link_of_node(dd_list *node)
+static dd_key_waiter *
+waiter_of_node(dd_list *node)
 {
-    return DD_CONTAINER_OF(node, struct dd_key_waiter_link, node);
-}
-
-static item *
-first_item(entry *e)
-{
-    return DD_CONTAINER_OF(e->items.next, item, node);
+    return DD_CONTAINER_OF(node, struct dd_key_waiter_link, node)->waiter;
 }
 
 static entry *
 entry_find(const dd_keyspace *ks, dd_bytes key)
 {
     return entry_of_node(dd_map_find(&ks->entries, key));
+}
+
+static presence
+presence_of(const entry *e)
+{
+    return e == NULL ? (presence){0} : (presence){.has_value = e->has_value, .has_items = e->nitems > 0};
+}
+
+/* Whether a key is there, as far as the operation cares. */
+static bool
+is_ready(presence now, dd_store_op op)
+{
+    if (op == DD_STORE_BARRIER) {
+        return now.is_barrier_open;
+    }
+    bool is_value_enough = op != DD_STORE_QUEUE_POP;
+    bool is_item_enough = op != DD_STORE_GET && op != DD_STORE_MULTI_GET;
+    return (is_value_enough && now.has_value) || (is_item_enough && now.has_items);
+}
+
+static item *
+first_item(entry *e)
+{
+    return DD_CONTAINER_OF(e->items.next, item, node);
 }
 
 static void
@@ -75,50 +102,13 @@ entry_free(entry *e)
     dd_mem_free(e);
 }
 
-static bool
-entry_is_there(const entry *e)
-{
-    return e->has_value || e->nitems > 0;
-}
-
-static bool
-entry_is_idle(const entry *e)
-{
-    return dd_list_is_empty(&e->waiters) && !entry_is_there(e);
-}
-
 static void
 entry_drop_if_idle(dd_keyspace *ks, entry *e)
 {
-    if (entry_is_idle(e)) {
+    if (dd_list_is_empty(&e->waiters) && !e->has_value && e->nitems == 0) {
         dd_map_remove(&ks->entries, &e->node);
         entry_free(e);
     }
-}
-
-static dd_status
-entry_create(dd_keyspace *ks, dd_bytes key, entry **created, dd_error *err)
-{
-    if (key.len > SIZE_MAX - sizeof(entry)) {
-        return dd_error_no_memory(err, key.len);
-    }
-    entry *e = dd_mem_zalloc(sizeof(entry) + key.len);
-    if (e == NULL) {
-        return dd_error_no_memory(err, sizeof(entry) + key.len);
-    }
-    if (key.len > 0) {
-        memcpy(e->key, key.data, key.len);
-    }
-    e->node.key = dd_bytes_of(e->key, key.len);
-    dd_list_init(&e->items);
-    dd_list_init(&e->waiters);
-    dd_status status = dd_map_insert(&ks->entries, &e->node, err);
-    if (status != DD_OK) {
-        dd_mem_free(e);
-        return status;
-    }
-    *created = e;
-    return DD_OK;
 }
 
 /* The entry of that key, made if needed: whoever then fails to put something in calls entry_drop_if_idle. */
@@ -127,23 +117,37 @@ entry_ensure(dd_keyspace *ks, dd_bytes key, entry **found, dd_error *err)
 {
     entry *e = entry_find(ks, key);
     if (e == NULL) {
-        return entry_create(ks, key, found, err);
+        e = key.len <= SIZE_MAX - sizeof(entry) ? dd_mem_zalloc(sizeof(entry) + key.len) : NULL;
+        if (e == NULL) {
+            return dd_error_no_memory(err, sizeof(entry) + (unsigned long long)key.len);
+        }
+        if (key.len > 0) {
+            memcpy(e->key, key.data, key.len);
+        }
+        e->node.key = dd_bytes_of(e->key, key.len);
+        dd_list_init(&e->items);
+        dd_list_init(&e->waiters);
+        dd_status status = dd_map_insert(&ks->entries, &e->node, err);
+        if (status != DD_OK) {
+            dd_mem_free(e);
+            return status;
+        }
     }
     *found = e;
     return DD_OK;
 }
 
-/* Takes the waiter off all its keys. The links are gone before anyone is told, since on_ready may free the
- * waiter. */
-static void
-waiter_unlink(dd_keyspace *ks, dd_key_waiter *waiter)
+/* ---- those who wait */
+
+/* The links are gone before anyone is told, since on_ready may free the waiter. */
+void
+dd_keyspace_unpark(dd_keyspace *ks, dd_key_waiter *waiter)
 {
     for (size_t i = 0; i < waiter->nlinks; i++) {
         struct dd_key_waiter_link *link = &waiter->links[i];
-        entry *e = link->entry;
         dd_list_remove(&link->node);
         /* The same key may come twice in one wait: then the other link still keeps the entry alive. */
-        entry_drop_if_idle(ks, e);
+        entry_drop_if_idle(ks, link->entry);
     }
     dd_mem_free(waiter->links);
     waiter->links = NULL;
@@ -151,37 +155,64 @@ waiter_unlink(dd_keyspace *ks, dd_key_waiter *waiter)
     waiter->npending = 0;
 }
 
-/* Tells the waiters of that kind for whom this was the last key missing. Two passes, because telling one unlinks it
- * from everywhere, this list included. */
-static void
-tell_waiters(dd_keyspace *ks, entry *e, dd_key_waiter_kind kind, dd_blob *value)
+dd_status
+dd_keyspace_park(dd_keyspace *ks, dd_key_waiter *waiter, const dd_store_request *request, dd_error *err)
 {
+    size_t nkeys = request->nkeys;
+    waiter->op = request->op;
+    waiter->links = dd_mem_alloc_array(nkeys, sizeof *waiter->links);
+    waiter->nlinks = 0;
+    waiter->npending = 0;
+    if (waiter->links == NULL) {
+        return dd_error_no_memory(err, (unsigned long long)nkeys * sizeof *waiter->links);
+    }
+    while (waiter->nlinks < nkeys) {
+        entry *e = NULL;
+        dd_status status = entry_ensure(ks, request->keys[waiter->nlinks], &e, err);
+        if (status != DD_OK) {
+            dd_keyspace_unpark(ks, waiter);
+            return status;
+        }
+        struct dd_key_waiter_link *link = &waiter->links[waiter->nlinks++];
+        link->entry = e;
+        link->waiter = waiter;
+        dd_list_push_back(&e->waiters, &link->node);
+        waiter->npending += is_ready(presence_of(e), waiter->op) ? 0 : 1;
+    }
+    return DD_OK;
+}
+
+/* After every change: counts it, and tells those for whom this was the last key missing. Two passes, because telling
+ * one takes it from everywhere, this list included. */
+static void
+entry_changed(dd_keyspace *ks, entry *e, presence before, bool opens_barrier)
+{
+    presence now = presence_of(e);
+    now.is_barrier_open = opens_barrier;
+    ks->nchanges++;
+    ks->nvalues += now.has_value - before.has_value;
     dd_list ready;
     dd_list_init(&ready);
     dd_list *next;
     for (dd_list *node = e->waiters.next; node != &e->waiters; node = next) {
         next = node->next;
-        dd_key_waiter *waiter = link_of_node(node)->waiter;
-        if (waiter->kind == kind && --waiter->npending == 0) {
+        dd_key_waiter *waiter = waiter_of_node(node);
+        bool was_there = is_ready(before, waiter->op);
+        bool is_there = is_ready(now, waiter->op);
+        if (was_there && !is_there) {
+            waiter->npending++;
+        } else if (!was_there && is_there && --waiter->npending == 0) {
             dd_list_remove(node);
             dd_list_push_back(&ready, node);
         }
     }
     while (!dd_list_is_empty(&ready)) {
-        dd_key_waiter *waiter = link_of_node(ready.next)->waiter;
-        waiter_unlink(ks, waiter);
-        waiter->on_ready(waiter, value);
+        dd_key_waiter *waiter = waiter_of_node(ready.next);
+        bool wants_value = waiter->op == DD_STORE_GET || waiter->op == DD_STORE_MULTI_GET;
+        dd_keyspace_unpark(ks, waiter);
+        waiter->on_ready(waiter, wants_value ? &e->value : NULL);
     }
-}
-
-/* The key is missing again for waiters of that kind. */
-static void
-untell_waiters(entry *e, dd_key_waiter_kind kind)
-{
-    for (dd_list *node = e->waiters.next; node != &e->waiters; node = node->next) {
-        dd_key_waiter *waiter = link_of_node(node)->waiter;
-        waiter->npending += waiter->kind == kind ? 1 : 0;
-    }
+    entry_drop_if_idle(ks, e);
 }
 
 void
@@ -203,21 +234,17 @@ dd_keyspace_fini(dd_keyspace *ks)
     ks->nvalues = 0;
 }
 
-/* After a change of the value: counts it, and tells those who wait for one. */
-static void
-entry_has_value_now(dd_keyspace *ks, entry *e)
+/* ---- values */
+
+bool
+dd_keyspace_get(const dd_keyspace *ks, dd_bytes key, dd_bytes *value)
 {
-    ks->nchanges++;
-    if (e->has_value) {
-        return;
+    const entry *e = entry_find(ks, key);
+    if (e == NULL || !e->has_value) {
+        return false;
     }
-    bool was_there = entry_is_there(e);
-    e->has_value = true;
-    ks->nvalues++;
-    if (!was_there) {
-        tell_waiters(ks, e, DD_KEY_WAITER_KEYS, NULL);
-    }
-    tell_waiters(ks, e, DD_KEY_WAITER_VALUE, &e->value);
+    *value = dd_blob_view(&e->value);
+    return true;
 }
 
 static dd_status
@@ -235,41 +262,28 @@ replace_value(dd_blob *blob, dd_bytes value, dd_error *err)
     return status;
 }
 
+/* Sets the value, or appends to it. */
 static dd_status
-entry_set(dd_keyspace *ks, entry *e, dd_bytes value, dd_error *err)
+entry_put(dd_keyspace *ks, entry *e, dd_bytes value, bool is_append, bool opens_barrier, dd_error *err)
 {
-    dd_status status = replace_value(&e->value, value, err);
+    presence before = presence_of(e);
+    dd_status status = is_append ? dd_blob_append(&e->value, value.data, value.len, err)
+                                 : replace_value(&e->value, value, err);
     if (status != DD_OK) {
         entry_drop_if_idle(ks, e);
         return status;
     }
-    entry_has_value_now(ks, e);
+    e->has_value = true;
+    entry_changed(ks, e, before, opens_barrier);
     return DD_OK;
 }
 
-dd_status
-dd_keyspace_set(dd_keyspace *ks, dd_bytes key, dd_bytes value, dd_error *err)
+static dd_status
+put(dd_keyspace *ks, dd_bytes key, dd_bytes value, bool is_append, dd_error *err)
 {
     entry *e = NULL;
     dd_status status = entry_ensure(ks, key, &e, err);
-    return status == DD_OK ? entry_set(ks, e, value, err) : status;
-}
-
-bool
-dd_keyspace_get(const dd_keyspace *ks, dd_bytes key, dd_bytes *value)
-{
-    const entry *e = entry_find(ks, key);
-    if (e == NULL || !e->has_value) {
-        return false;
-    }
-    *value = dd_blob_view(&e->value);
-    return true;
-}
-
-static bool
-is_space(uint8_t c)
-{
-    return c == ' ' || (c >= '\t' && c <= '\r');
+    return status == DD_OK ? entry_put(ks, e, value, is_append, false, err) : status;
 }
 
 static dd_status
@@ -286,296 +300,72 @@ number_error(dd_error *err, const char *what, dd_bytes key, dd_bytes text)
 static dd_status
 number_of(dd_bytes key, dd_bytes text, int64_t *number, dd_error *err)
 {
-    size_t i = 0;
-    while (i < text.len && is_space(text.data[i])) {
-        i++;
+    char copy[64] = "";
+    char *end;
+    if (text.len > 0) {
+        memcpy(copy, text.data, text.len < sizeof copy - 1 ? text.len : sizeof copy - 1);
     }
-    bool is_negative = i < text.len && text.data[i] == '-';
-    if (i < text.len && (text.data[i] == '-' || text.data[i] == '+')) {
-        i++;
+    errno = 0;
+    *number = strtoll(copy, &end, 10);
+    if (errno == ERANGE) {
+        return number_error(err, "is not a number of 64 bits", key, text);
     }
-    size_t first = i;
-    uint64_t magnitude = 0;
-    uint64_t limit = (uint64_t)INT64_MAX + (is_negative ? 1 : 0);
-    for (; i < text.len && text.data[i] >= '0' && text.data[i] <= '9'; i++) {
-        uint64_t digit = (uint64_t)text.data[i] - '0';
-        if (magnitude > (limit - digit) / 10) {
-            return number_error(err, "is not a number of 64 bits", key, text);
-        }
-        magnitude = magnitude * 10 + digit;
+    return end == copy && text.len > 0 ? number_error(err, "is not a number", key, text) : DD_OK;
+}
+
+/* ADD, and BARRIER, which counts those who come. */
+static dd_status
+add(dd_keyspace *ks, const dd_store_request *request, dd_store_result *result, dd_error *err)
+{
+    bool is_barrier = request->op == DD_STORE_BARRIER;
+    entry *e = NULL;
+    int64_t number = 0;
+    dd_status status = entry_ensure(ks, request->keys[0], &e, err);
+    if (status == DD_OK) {
+        status = number_of(request->keys[0], dd_blob_view(&e->value), &number, err);
     }
-    if (i == first && text.len > 0) {
-        return number_error(err, "is not a number", key, text);
+    if (status != DD_OK) {
+        return status;
     }
-    *number = (int64_t)(is_negative ? 0 - magnitude : magnitude);
-    return DD_OK;
+    int64_t sum = (int64_t)((uint64_t)number + (is_barrier ? 1 : (uint64_t)request->number));
+    bool opens_barrier = is_barrier && sum >= request->number;
+    char text[24];
+    int len = snprintf(text, sizeof text, "%" PRId64, sum);
+    status = entry_put(ks, e, dd_bytes_of(text, (size_t)len), false, opens_barrier, err);
+    if (status == DD_OK) {
+        result->number = sum;
+        result->flag = opens_barrier;
+    }
+    return status;
 }
 
 static dd_status
-entry_add(dd_keyspace *ks, dd_bytes key, entry *e, int64_t amount, int64_t *sum, dd_error *err)
+compare_set(dd_keyspace *ks, const dd_store_request *request, dd_store_result *result, dd_error *err)
 {
-    int64_t number = 0;
-    dd_status status = number_of(key, dd_blob_view(&e->value), &number, err);
-    if (status != DD_OK) {
-        return status;
+    dd_bytes expected = request->values[0];
+    dd_bytes desired = request->values[1];
+    dd_bytes now = {0};
+    bool has_value = dd_keyspace_get(ks, request->keys[0], &now);
+    if (has_value ? !dd_bytes_equal(now, expected) : expected.len > 0) {
+        return dd_blob_assign(&result->value, has_value ? now : expected, err);
     }
-    int64_t new_number = (int64_t)((uint64_t)number + (uint64_t)amount);
-    char text[24];
-    int len = snprintf(text, sizeof text, "%" PRId64, new_number);
-    status = entry_set(ks, e, dd_bytes_of(text, (size_t)len), err);
-    if (status == DD_OK) {
-        *sum = new_number;
-    }
-    return status;
+    /* The result first: once the key is set, nothing may fail any more. */
+    dd_status status = dd_blob_assign(&result->value, desired, err);
+    return status == DD_OK ? put(ks, request->keys[0], desired, false, err) : status;
 }
 
-dd_status
-dd_keyspace_add(dd_keyspace *ks, dd_bytes key, int64_t amount, int64_t *sum, dd_error *err)
-{
-    entry *e = NULL;
-    dd_status status = entry_ensure(ks, key, &e, err);
-    return status == DD_OK ? entry_add(ks, key, e, amount, sum, err) : status;
-}
-
-dd_status
-dd_keyspace_compare_set(dd_keyspace *ks, dd_bytes key, dd_bytes expected, dd_bytes desired, dd_bytes *value,
-                        dd_error *err)
-{
-    entry *e = entry_find(ks, key);
-    bool has_value = e != NULL && e->has_value;
-    if (!has_value && expected.len > 0) {
-        *value = expected;
-        return DD_OK;
-    }
-    if (has_value && !dd_bytes_equal(dd_blob_view(&e->value), expected)) {
-        *value = dd_blob_view(&e->value);
-        return DD_OK;
-    }
-    dd_status status = e != NULL ? DD_OK : entry_create(ks, key, &e, err);
-    if (status == DD_OK) {
-        status = entry_set(ks, e, desired, err);
-    }
-    if (status == DD_OK) {
-        *value = dd_blob_view(&e->value);
-    }
-    return status;
-}
-
-dd_status
-dd_keyspace_append(dd_keyspace *ks, dd_bytes key, dd_bytes value, dd_error *err)
-{
-    entry *e = NULL;
-    dd_status status = entry_ensure(ks, key, &e, err);
-    if (status != DD_OK) {
-        return status;
-    }
-    status = dd_blob_append(&e->value, value.data, value.len, err);
-    if (status != DD_OK) {
-        entry_drop_if_idle(ks, e);
-        return status;
-    }
-    entry_has_value_now(ks, e);
-    return DD_OK;
-}
-
-bool
-dd_keyspace_delete(dd_keyspace *ks, dd_bytes key)
+static bool
+delete_value(dd_keyspace *ks, dd_bytes key)
 {
     entry *e = entry_find(ks, key);
     if (e == NULL || !e->has_value) {
         return false;
     }
+    presence before = presence_of(e);
     dd_blob_fini(&e->value);
     e->has_value = false;
-    ks->nchanges++;
-    ks->nvalues--;
-    untell_waiters(e, DD_KEY_WAITER_VALUE);
-    if (!entry_is_there(e)) {
-        untell_waiters(e, DD_KEY_WAITER_KEYS);
-    }
-    entry_drop_if_idle(ks, e);
+    entry_changed(ks, e, before, false);
     return true;
-}
-
-bool
-dd_keyspace_has(const dd_keyspace *ks, dd_bytes key)
-{
-    const entry *e = entry_find(ks, key);
-    return e != NULL && entry_is_there(e);
-}
-
-/* The waiter that has asked for an item of the key the longest, or NULL. */
-static dd_key_waiter *
-first_popper(const dd_keyspace *ks, dd_bytes key)
-{
-    entry *e = entry_find(ks, key);
-    if (e == NULL) {
-        return NULL;
-    }
-    dd_list *node = e->waiters.next;
-    while (node != &e->waiters && link_of_node(node)->waiter->kind != DD_KEY_WAITER_POP) {
-        node = node->next;
-    }
-    return node != &e->waiters ? link_of_node(node)->waiter : NULL;
-}
-
-/* Gives the item to a waiter, if there is one. */
-static bool
-hand_over(dd_keyspace *ks, dd_bytes key, dd_blob *value)
-{
-    dd_key_waiter *waiter = first_popper(ks, key);
-    if (waiter == NULL) {
-        return false;
-    }
-    waiter_unlink(ks, waiter);
-    waiter->on_ready(waiter, value);
-    return true;
-}
-
-/* Moves the value into the queue. On failure nothing has changed. */
-static dd_status
-store_item(dd_keyspace *ks, dd_bytes key, dd_blob *value, bool is_first, dd_error *err)
-{
-    item *it = dd_mem_zalloc(sizeof *it);
-    if (it == NULL) {
-        return dd_error_no_memory(err, sizeof *it);
-    }
-    entry *e = NULL;
-    dd_status status = entry_ensure(ks, key, &e, err);
-    if (status != DD_OK) {
-        dd_mem_free(it);
-        return status;
-    }
-    bool was_there = entry_is_there(e);
-    it->value = *value;
-    *value = (dd_blob){0};
-    dd_list_insert_before(is_first ? e->items.next : &e->items, &it->node);
-    e->nitems++;
-    ks->nchanges++;
-    if (!was_there) {
-        tell_waiters(ks, e, DD_KEY_WAITER_KEYS, NULL);
-    }
-    return DD_OK;
-}
-
-dd_status
-dd_keyspace_queue_push(dd_keyspace *ks, dd_bytes key, dd_bytes value, dd_error *err)
-{
-    dd_blob copy = {0};
-    dd_status status = dd_blob_assign(&copy, value, err);
-    if (status == DD_OK && !hand_over(ks, key, &copy)) {
-        status = store_item(ks, key, &copy, false, err);
-    }
-    dd_blob_fini(&copy);
-    return status;
-}
-
-dd_status
-dd_keyspace_queue_unpop(dd_keyspace *ks, dd_bytes key, dd_blob *value, dd_error *err)
-{
-    return hand_over(ks, key, value) ? DD_OK : store_item(ks, key, value, true, err);
-}
-
-bool
-dd_keyspace_queue_pop(dd_keyspace *ks, dd_bytes key, dd_blob *value)
-{
-    entry *e = entry_find(ks, key);
-    if (e == NULL || e->nitems == 0) {
-        return false;
-    }
-    item *it = first_item(e);
-    *value = it->value;
-    it->value = (dd_blob){0};
-    item_free(it);
-    e->nitems--;
-    ks->nchanges++;
-    if (!entry_is_there(e)) {
-        untell_waiters(e, DD_KEY_WAITER_KEYS);
-    }
-    entry_drop_if_idle(ks, e);
-    return true;
-}
-
-int64_t
-dd_keyspace_queue_len(const dd_keyspace *ks, dd_bytes key)
-{
-    const entry *e = entry_find(ks, key);
-    return e != NULL ? e->nitems : 0;
-}
-
-dd_status
-dd_keyspace_barrier_arrive(dd_keyspace *ks, dd_bytes key, int64_t world_size, bool *is_complete,
-                           dd_error *err)
-{
-    entry *e = NULL;
-    dd_status status = entry_ensure(ks, key, &e, err);
-    if (status != DD_OK) {
-        return status;
-    }
-    int64_t count = 0;
-    status = entry_add(ks, key, e, 1, &count, err);
-    if (status != DD_OK) {
-        return status;
-    }
-    *is_complete = count >= world_size;
-    if (*is_complete) {
-        tell_waiters(ks, e, DD_KEY_WAITER_BARRIER, NULL);
-    }
-    return DD_OK;
-}
-
-static bool
-entry_is_ready_for(const entry *e, dd_key_waiter_kind kind)
-{
-    switch (kind) {
-    case DD_KEY_WAITER_KEYS:
-        return entry_is_there(e);
-    case DD_KEY_WAITER_VALUE:
-        return e->has_value;
-    case DD_KEY_WAITER_POP:
-        return e->nitems > 0;
-    case DD_KEY_WAITER_BARRIER:
-        break;
-    }
-    return false;
-}
-
-dd_status
-dd_keyspace_park(dd_keyspace *ks, dd_key_waiter *waiter, const dd_bytes *keys, size_t nkeys, bool *is_parked,
-                 dd_error *err)
-{
-    waiter->links = dd_mem_alloc_array(nkeys, sizeof *waiter->links);
-    waiter->nlinks = 0;
-    waiter->npending = 0;
-    if (waiter->links == NULL) {
-        return dd_error_no_memory(err, (unsigned long long)nkeys * sizeof *waiter->links);
-    }
-    while (waiter->nlinks < nkeys) {
-        entry *e = NULL;
-        dd_status status = entry_ensure(ks, keys[waiter->nlinks], &e, err);
-        if (status != DD_OK) {
-            waiter_unlink(ks, waiter);
-            return status;
-        }
-        struct dd_key_waiter_link *link = &waiter->links[waiter->nlinks++];
-        link->entry = e;
-        link->waiter = waiter;
-        dd_list_push_back(&e->waiters, &link->node);
-        if (!entry_is_ready_for(e, waiter->kind)) {
-            waiter->npending++;
-        }
-    }
-    *is_parked = waiter->npending > 0;
-    if (!*is_parked) {
-        waiter_unlink(ks, waiter);
-    }
-    return DD_OK;
-}
-
-void
-dd_keyspace_unpark(dd_keyspace *ks, dd_key_waiter *waiter)
-{
-    waiter_unlink(ks, waiter);
 }
 
 bool
@@ -589,4 +379,256 @@ dd_keyspace_next_key(const dd_keyspace *ks, const dd_map_node **cursor, dd_bytes
     }
     *key = (*cursor)->key;
     return true;
+}
+
+/* ---- queues */
+
+/* Gives the item to the waiter that has asked for one the longest, if there is one. */
+static bool
+hand_over(dd_keyspace *ks, dd_bytes key, dd_blob *value)
+{
+    entry *e = entry_find(ks, key);
+    for (dd_list *node = e != NULL ? e->waiters.next : NULL; e != NULL && node != &e->waiters;
+         node = node->next) {
+        dd_key_waiter *waiter = waiter_of_node(node);
+        if (waiter->op == DD_STORE_QUEUE_POP) {
+            dd_keyspace_unpark(ks, waiter);
+            waiter->on_ready(waiter, value);
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Gives the value to a waiter, or moves it into the queue. On failure nothing has changed. */
+static dd_status
+push(dd_keyspace *ks, dd_bytes key, dd_blob *value, bool is_first, dd_error *err)
+{
+    if (hand_over(ks, key, value)) {
+        return DD_OK;
+    }
+    item *it = dd_mem_zalloc(sizeof *it);
+    if (it == NULL) {
+        return dd_error_no_memory(err, sizeof *it);
+    }
+    entry *e = NULL;
+    dd_status status = entry_ensure(ks, key, &e, err);
+    if (status != DD_OK) {
+        dd_mem_free(it);
+        return status;
+    }
+    presence before = presence_of(e);
+    it->value = *value;
+    *value = (dd_blob){0};
+    dd_list_insert_before(is_first ? e->items.next : &e->items, &it->node);
+    e->nitems++;
+    entry_changed(ks, e, before, false);
+    return DD_OK;
+}
+
+static dd_status
+push_copy(dd_keyspace *ks, dd_bytes key, dd_bytes value, dd_error *err)
+{
+    dd_blob copy = {0};
+    dd_status status = dd_blob_assign(&copy, value, err);
+    if (status == DD_OK) {
+        status = push(ks, key, &copy, false, err);
+    }
+    dd_blob_fini(&copy);
+    return status;
+}
+
+dd_status
+dd_keyspace_queue_unpop(dd_keyspace *ks, dd_bytes key, dd_blob *value, dd_error *err)
+{
+    return push(ks, key, value, true, err);
+}
+
+static int64_t
+queue_len(const dd_keyspace *ks, dd_bytes key)
+{
+    const entry *e = entry_find(ks, key);
+    return e != NULL ? e->nitems : 0;
+}
+
+static dd_status
+pop(dd_keyspace *ks, const dd_store_request *request, dd_store_result *result, dd_error *err)
+{
+    result->number = queue_len(ks, request->keys[0]);
+    result->flag = result->number > 0;
+    if (result->flag) {
+        entry *e = entry_find(ks, request->keys[0]);
+        presence before = presence_of(e);
+        item *it = first_item(e);
+        result->value = it->value;
+        it->value = (dd_blob){0};
+        item_free(it);
+        e->nitems--;
+        entry_changed(ks, e, before, false);
+    } else if (request->number == 0) {
+        char shown[128];
+        return dd_error_set(err, DD_QUEUE_EMPTY, "queue \"%s\" is empty",
+                            dd_bytes_print(request->keys[0], shown, sizeof shown));
+    }
+    return DD_OK;
+}
+
+/* ---- requests */
+
+static bool
+is_key_ready(const dd_keyspace *ks, const dd_store_request *request, size_t i)
+{
+    return is_ready(presence_of(entry_find(ks, request->keys[i])), request->op);
+}
+
+bool
+dd_keyspace_is_ready(const dd_keyspace *ks, const dd_store_request *request)
+{
+    size_t i = 0;
+    while (i < request->nkeys && is_key_ready(ks, request, i)) {
+        i++;
+    }
+    return i == request->nkeys;
+}
+
+static dd_status
+get(const dd_keyspace *ks, const dd_store_request *request, dd_store_result *result, dd_error *err)
+{
+    dd_bytes value = {0};
+    result->flag = dd_keyspace_get(ks, request->keys[0], &value);
+    return dd_blob_assign(&result->value, value, err);
+}
+
+static dd_status
+multi_get(const dd_keyspace *ks, const dd_store_request *request, dd_store_result *result, dd_error *err)
+{
+    dd_status status = dd_blob_list_init(&result->list, request->nkeys, err);
+    for (size_t i = 0; status == DD_OK && i < request->nkeys; i++) {
+        dd_bytes value = {0};
+        (void)dd_keyspace_get(ks, request->keys[i], &value);
+        status = dd_blob_assign(&result->list.items[i], value, err);
+    }
+    return status;
+}
+
+static dd_status
+list_keys(const dd_keyspace *ks, dd_store_result *result, dd_error *err)
+{
+    dd_status status = dd_blob_list_init(&result->list, (size_t)ks->nvalues, err);
+    const dd_map_node *cursor = NULL;
+    dd_bytes key;
+    for (size_t i = 0; status == DD_OK && dd_keyspace_next_key(ks, &cursor, &key); i++) {
+        status = dd_blob_assign(&result->list.items[i], key, err);
+    }
+    return status;
+}
+
+static dd_status
+set_all(dd_keyspace *ks, const dd_store_request *request, dd_error *err)
+{
+    dd_status status = DD_OK;
+    for (size_t i = 0; status == DD_OK && i < request->nkeys; i++) {
+        status = put(ks, request->keys[i], request->values[i], false, err);
+    }
+    return status;
+}
+
+static dd_status
+check_each(const dd_keyspace *ks, const dd_store_request *request, dd_store_result *result, dd_error *err)
+{
+    dd_status status = dd_blob_reserve(&result->value, request->nkeys, err);
+    for (size_t i = 0; status == DD_OK && i < request->nkeys; i++) {
+        result->value.data[result->value.len++] = is_key_ready(ks, request, i);
+    }
+    return status;
+}
+
+dd_status
+dd_keyspace_answer(dd_keyspace *ks, const dd_store_request *request, dd_store_result *result,
+                   bool *is_answered, dd_error *err)
+{
+    const dd_bytes *keys = request->keys;
+    dd_status status;
+    *is_answered = true;
+    switch (request->op) {
+    case DD_STORE_SET:
+    case DD_STORE_MULTI_SET:
+        return set_all(ks, request, err);
+    case DD_STORE_APPEND:
+        return put(ks, keys[0], request->values[0], true, err);
+    case DD_STORE_GET:
+    case DD_STORE_TRY_GET:
+        status = get(ks, request, result, err);
+        *is_answered = result->flag || request->op == DD_STORE_TRY_GET;
+        return status;
+    case DD_STORE_COMPARE_SET:
+        return compare_set(ks, request, result, err);
+    case DD_STORE_WAIT:
+    case DD_STORE_CHECK:
+        result->flag = dd_keyspace_is_ready(ks, request);
+        *is_answered = result->flag || request->op == DD_STORE_CHECK;
+        return DD_OK;
+    case DD_STORE_CHECK_EACH:
+        return check_each(ks, request, result, err);
+    case DD_STORE_DELETE_KEY:
+        result->number = result->flag = delete_value(ks, keys[0]);
+        return DD_OK;
+    case DD_STORE_NUM_KEYS:
+        result->number = ks->nvalues;
+        return DD_OK;
+    case DD_STORE_LIST_KEYS:
+        return list_keys(ks, result, err);
+    case DD_STORE_MULTI_GET:
+        *is_answered = request->number != 0 || dd_keyspace_is_ready(ks, request);
+        return *is_answered ? multi_get(ks, request, result, err) : DD_OK;
+    case DD_STORE_QUEUE_PUSH:
+        return push_copy(ks, keys[0], request->values[0], err);
+    case DD_STORE_QUEUE_POP:
+        status = pop(ks, request, result, err);
+        *is_answered = result->flag;
+        return status;
+    case DD_STORE_QUEUE_LEN:
+        result->number = queue_len(ks, keys[0]);
+        return DD_OK;
+    case DD_STORE_ADD:
+    case DD_STORE_BARRIER:
+        status = add(ks, request, result, err);
+        *is_answered = result->flag || request->op == DD_STORE_ADD;
+        return status;
+    case DD_STORE_MEET:
+        return dd_keyspace_meet(ks, request, result, err);
+    }
+    return dd_error_set(err, DD_INTERNAL, "no keyspace knows operation %d", (int)request->op);
+}
+
+static dd_status
+error_barrier(const dd_keyspace *ks, const dd_store_request *request, const char *where, const dd_wait *wait,
+              dd_error *err)
+{
+    char shown_key[128];
+    char shown_count[32];
+    dd_bytes count = {0};
+    (void)dd_keyspace_get(ks, request->keys[0], &count);
+    return dd_error_set(
+        err, DD_TIMED_OUT, "barrier timed out after %.3f s on %s: %s of %lld have come to key \"%s\"",
+        dd_wait_elapsed_s(wait), where, dd_bytes_print(count, shown_count, sizeof shown_count),
+        (long long)request->number, dd_bytes_print(request->keys[0], shown_key, sizeof shown_key));
+}
+
+dd_status
+dd_keyspace_error_missing(const dd_keyspace *ks, const dd_store_request *request, const char *where,
+                          const dd_wait *wait, dd_error *err)
+{
+    if (request->op == DD_STORE_BARRIER) {
+        return error_barrier(ks, request, where, wait, err);
+    }
+    dd_bytes missing[DD_STORE_MISSING_SHOWN];
+    size_t nmissing = 0;
+    for (size_t i = 0; i < request->nkeys; i++) {
+        if (!is_key_ready(ks, request, i) && nmissing++ < DD_STORE_MISSING_SHOWN) {
+            missing[nmissing - 1] = request->keys[i];
+        }
+    }
+    return dd_store_error_missing(err, dd_store_op_name(request->op), where, missing, nmissing,
+                                  request->nkeys, wait);
 }

@@ -1,9 +1,7 @@
 #include "store/meeting_internal.h"
 
-#include "core/mem.h"
 #include "net/auth.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -13,165 +11,148 @@
 /* ---- words */
 
 bool
-meeting_read(const meeting_place *place, dd_bytes published, dd_meeting_member *member)
+meeting_read(const meeting_call *call, dd_bytes published, dd_meeting_member *member)
 {
     return published.len >= MEETING_NONCE_BYTES &&
-           place->meeting->kind->read_card(meeting_card_of(published), member);
+           call->meeting->kind->read_card(meeting_card_of(published), member);
 }
 
 int
-meeting_name_of(const meeting_place *place, int rank)
+meeting_name_of(const meeting_call *call, int rank)
 {
-    const dd_meeting *meeting = place->meeting;
+    const dd_meeting *meeting = call->meeting;
     return meeting->ranks != NULL && rank >= 0 && rank < meeting->size ? meeting->ranks[rank] : rank;
 }
 
 const char *
-meeting_print_member(const meeting_place *place, int rank, const dd_meeting_member *member, char out[128])
+meeting_print_member(const meeting_call *call, int rank, const dd_meeting_member *member, char out[128])
 {
-    snprintf(out, 128, "rank %d (%s, pid %lld)", meeting_name_of(place, rank), member->host, member->pid);
+    snprintf(out, 128, "rank %d (%s, pid %lld)", meeting_name_of(call, rank), member->host, member->pid);
     return out;
 }
 
-static void
-prepend_meeting(const meeting_place *place, dd_error *err)
+const char *
+meeting_print_title(const meeting_call *call, char out[MEETING_TITLE_MAX])
 {
-    const dd_meeting *meeting = place->meeting;
-    dd_error_prepend(err, "%s \"%.*s\" (rank %d of %d)", meeting->kind->noun, (int)meeting->name.len,
-                     (const char *)meeting->name.data, meeting_name_of(place, meeting->rank), meeting->size);
+    const dd_meeting *meeting = call->meeting;
+    snprintf(out, MEETING_TITLE_MAX, "%s \"%.*s\"", meeting->kind->noun, (int)meeting->name.len,
+             (const char *)meeting->name.data);
+    return out;
+}
+
+/* A failure that all hear of is this meeting's: for the caller. */
+static dd_status
+raise_failure(const meeting_call *call, dd_error *failure, dd_error *err)
+{
+    char title[MEETING_TITLE_MAX];
+    dd_error_prepend(failure, "%s (rank %d of %d)", meeting_print_title(call, title),
+                     meeting_name_of(call, call->meeting->rank), call->meeting->size);
+    return dd_error_copy(err, failure);
 }
 
 /* What another rank has published: DD_STORE if it is nothing of the kind. */
 static dd_status
-read_other(const meeting_place *place, dd_bytes published, const char *what, dd_meeting_member *member,
+read_other(const meeting_call *call, dd_bytes published, const char *what, dd_meeting_member *member,
            dd_error *err)
 {
-    const dd_meeting *meeting = place->meeting;
-    if (meeting_read(place, published, member)) {
-        return DD_OK;
-    }
-    return dd_error_set(err, DD_STORE, "the store holds something else where %s of %s \"%.*s\" should be",
-                        what, meeting->kind->noun, (int)meeting->name.len, (const char *)meeting->name.data);
-}
-
-static dd_status
-read_own(const meeting_place *place, dd_meeting_member *member, dd_error *err)
-{
-    return meeting_read(place, place->own, member)
+    char title[MEETING_TITLE_MAX];
+    return meeting_read(call, published, member)
                ? DD_OK
-               : dd_error_set(err, DD_INTERNAL, "a rank cannot read its own card");
+               : dd_error_set(err, DD_STORE, "the store holds something else where %s of %s should be", what,
+                              meeting_print_title(call, title));
 }
 
 /* ---- ends */
 
+/* The first who ends a meeting settles how: all ranks that have come raise `failure`, or go on to the next meeting if it
+ * is NULL. */
 static dd_status
-leave_generation(meeting_place *place, dd_error *err)
+end_meeting(const meeting_call *call, const dd_error *failure, dd_error *err)
 {
-    return meeting_leave_generation(place->store, &place->keys, place->generation, place->wait, err);
-}
-
-/* The first who ends a meeting settles how. */
-static dd_status
-end_meeting(meeting_place *place, dd_bytes end, dd_error *err)
-{
+    char text[MEETING_FAILURE_MAX];
+    dd_bytes end = failure != NULL ? dd_bytes_of(text, meeting_encode_failure(failure, text))
+                                   : dd_bytes_of_string(MEETING_END_OFF);
     dd_blob value = {0};
     dd_status status =
-        place->store->ops->compare_set(place->store, meeting_part_key(&place->keys, place->generation, "end"),
-                                       dd_bytes_of_string(""), end, &value, place->wait, err);
+        meeting_set_if_missing(&call->place, meeting_key(&call->place, "end"), end, &value, err);
     dd_blob_fini(&value);
-    return status == DD_OK ? leave_generation(place, err) : status;
-}
-
-static dd_status
-call_off(meeting_place *place, dd_error *err)
-{
-    return end_meeting(place, dd_bytes_of_string(MEETING_END_OFF), err);
-}
-
-/* All ranks that have come raise the error. */
-static dd_status
-fail_meeting(meeting_place *place, const dd_error *error, dd_error *err)
-{
-    char end[MEETING_FAILURE_MAX];
-    return end_meeting(place, dd_bytes_of(end, meeting_encode_failure(error, end)), err);
+    return status == DD_OK ? meeting_leave_generation(&call->place, err) : status;
 }
 
 /* Ends the meeting for the others, too. */
 static dd_status
-run_out_of_time(meeting_place *place, dd_error *err)
+run_out_of_time(meeting_call *call, dd_error *err)
 {
-    const dd_meeting *meeting = place->meeting;
     dd_error late;
-    dd_status status = meeting_error_absent(place, &late);
-    const dd_wait *callers = place->wait;
+    char title[MEETING_TITLE_MAX];
+    dd_status status = meeting_error_absent(call, &late);
     dd_wait moment = dd_wait_after(CALL_OFF_NS);
-    place->wait = &moment;
-    dd_status ignored = meeting->kind->is_final ? fail_meeting(place, &late, NULL) : call_off(place, NULL);
-    (void)ignored; /* the next who comes will see to it */
-    place->wait = callers;
-    place->has_come = false;
-    dd_error_prepend(&late, "%s \"%.*s\"", meeting->kind->noun, (int)meeting->name.len,
-                     (const char *)meeting->name.data);
+    meeting_call last = *call;
+    last.place.wait = &moment;
+    /* Where that fails, the next who comes will see to it. */
+    (void)!end_meeting(&last, call->meeting->kind->is_final ? &late : NULL, NULL);
+    call->has_come = false;
+    dd_error_prepend(&late, "%s", meeting_print_title(call, title));
     (void)dd_error_copy(err, &late);
     return status;
 }
 
 /* What the store says of the end: that it was called off, that it has failed, or who is there. */
 static dd_status
-read_end(meeting_place *place, dd_bytes said, dd_meeting_end *end, bool *is_over, dd_error *err)
+read_end(meeting_call *call, dd_bytes said, dd_meeting_end *end, bool *is_over, dd_error *err)
 {
     dd_error failure;
-    place->has_come = false;
-    if (dd_bytes_equal(said, dd_bytes_of_string(MEETING_END_OFF))) {
-        *is_over = true;
-        return leave_generation(place, err);
+    call->has_come = false;
+    *is_over = dd_bytes_equal(said, dd_bytes_of_string(MEETING_END_OFF));
+    bool is_failure = meeting_decode_failure(said, &failure);
+    if (!*is_over && !is_failure) {
+        return meeting_decode_end(call->meeting->size, said, end, err);
     }
-    if (meeting_decode_failure(said, &failure)) {
-        dd_status status = leave_generation(place, err);
-        prepend_meeting(place, &failure);
-        return status == DD_OK ? dd_error_copy(err, &failure) : status;
-    }
-    return meeting_decode_end(place->meeting->size, said, end, err);
+    dd_status status = meeting_leave_generation(&call->place, err);
+    return status == DD_OK && is_failure ? raise_failure(call, &failure, err) : status;
 }
 
 /* ---- whom one cannot meet with */
 
+dd_status
+meeting_look_for(const meeting_call *call, dd_bytes published, bool *was_seen, bool *is_gone, dd_error *err)
+{
+    const dd_meeting *meeting = call->meeting;
+    return meeting->kind->look_for == NULL
+               ? DD_OK
+               : meeting->kind->look_for(meeting_card_of(published), meeting->card, was_seen, is_gone,
+                                         call->place.wait, err);
+}
+
 /* Calls the meeting off if the process that has published this is dead. One on another host is never known to be dead
  * so soon. */
 static dd_status
-abandon_if_dead(meeting_place *place, dd_bytes published, bool *is_abandoned, dd_error *err)
+abandon_if_dead(const meeting_call *call, dd_bytes published, bool *is_abandoned, dd_error *err)
 {
-    const dd_meeting_kind *kind = place->meeting->kind;
     bool was_seen = false;
-    dd_status status = DD_OK;
-    if (kind->look_for != NULL) {
-        status = kind->look_for(meeting_card_of(published), place->meeting->card, &was_seen, is_abandoned,
-                                place->wait, err);
-    }
-    return status == DD_OK && *is_abandoned ? call_off(place, err) : status;
+    dd_status status = meeting_look_for(call, published, &was_seen, is_abandoned, err);
+    return status == DD_OK && *is_abandoned ? end_meeting(call, NULL, err) : status;
 }
 
 /* The place of this rank is taken: by a dead process, or by a live one. */
 static dd_status
-examine_taken(meeting_place *place, dd_bytes taken, bool *is_over, dd_error *err)
+examine_taken(const meeting_call *call, dd_bytes taken, bool *is_over, dd_error *err)
 {
-    const dd_meeting *meeting = place->meeting;
-    int name = meeting_name_of(place, meeting->rank);
+    int name = meeting_name_of(call, call->meeting->rank);
     char what[32];
+    char title[MEETING_TITLE_MAX];
     dd_meeting_member member;
     snprintf(what, sizeof what, "rank %d", name);
-    dd_status status = read_other(place, taken, what, &member, err);
+    dd_status status = read_other(call, taken, what, &member, err);
     if (status == DD_OK) {
-        status = abandon_if_dead(place, taken, is_over, err);
+        status = abandon_if_dead(call, taken, is_over, err);
     }
-    if (status != DD_OK || *is_over) {
-        return status;
+    if (status == DD_OK && !*is_over) {
+        status = dd_error_set(err, DD_INVALID_ARGUMENT, "rank %d of %s is taken: by %s, pid %lld", name,
+                              meeting_print_title(call, title), member.host, member.pid);
+        dd_error_blame(err, name, member.host, member.pid);
     }
-    dd_error_set(err, DD_INVALID_ARGUMENT, "rank %d of %s \"%.*s\" is taken: by %s, pid %lld", name,
-                 meeting->kind->noun, (int)meeting->name.len, (const char *)meeting->name.data, member.host,
-                 member.pid);
-    dd_error_blame(err, name, member.host, member.pid);
-    return DD_INVALID_ARGUMENT;
+    return status;
 }
 
 /* "<size> <rank>", a newline, and what that rank has published. */
@@ -189,21 +170,21 @@ split_size(dd_bytes said, int *size, int *rank, dd_bytes *published)
 /* Another rank has come with another number of ranks. If it is dead, what it began is abandoned; else
  * neither it nor this rank can ever meet the ranks it waits for, and both are told. */
 static dd_status
-settle_sizes(meeting_place *place, dd_bytes said, bool *is_over, dd_error *err)
+settle_sizes(const meeting_call *call, dd_bytes said, bool *is_over, dd_error *err)
 {
-    const dd_meeting *meeting = place->meeting;
+    const dd_meeting *meeting = call->meeting;
     int size = 0;
     int rank = 0;
     dd_bytes published;
     dd_meeting_member theirs;
     dd_meeting_member own;
     bool is_said = split_size(said, &size, &rank, &published);
-    dd_status status = read_other(place, is_said ? published : (dd_bytes){0}, "the size", &theirs, err);
-    if (status == DD_OK) {
-        status = read_own(place, &own, err);
+    dd_status status = read_other(call, is_said ? published : (dd_bytes){0}, "the size", &theirs, err);
+    if (status == DD_OK && !meeting_read(call, call->own, &own)) {
+        status = dd_error_set(err, DD_INTERNAL, "a rank cannot read its own card");
     }
     if (status == DD_OK) {
-        status = abandon_if_dead(place, published, is_over, err);
+        status = abandon_if_dead(call, published, is_over, err);
     }
     if (status != DD_OK || *is_over) {
         return status;
@@ -212,118 +193,101 @@ settle_sizes(meeting_place *place, dd_bytes said, bool *is_over, dd_error *err)
     char second[128];
     dd_error error;
     dd_error_set(&error, DD_MISMATCH, "%s says that it has %d ranks, and %s that it has %d",
-                 meeting_print_member(place, rank, &theirs, first), size,
-                 meeting_print_member(place, meeting->rank, &own, second), meeting->size);
-    dd_error_blame(&error, meeting_name_of(place, meeting->rank), own.host, own.pid);
-    status = fail_meeting(place, &error, err);
-    if (status == DD_OK) {
-        dd_error_blame(&error, meeting_name_of(place, rank), theirs.host, theirs.pid);
-        prepend_meeting(place, &error);
-        status = dd_error_copy(err, &error);
-    }
-    return status;
+                 meeting_print_member(call, rank, &theirs, first), size,
+                 meeting_print_member(call, meeting->rank, &own, second), meeting->size);
+    dd_error_blame(&error, meeting_name_of(call, meeting->rank), own.host, own.pid);
+    status = end_meeting(call, &error, err);
+    dd_error_blame(&error, meeting_name_of(call, rank), theirs.host, theirs.pid);
+    return status == DD_OK ? raise_failure(call, &error, err) : status;
 }
 
 /* ---- waiting */
 
 /* Until somebody has ended the meeting; looks meanwhile whether another one who has come is still alive. */
 static dd_status
-await_end(meeting_place *place, dd_blob *said, dd_error *err)
+await_end(meeting_call *call, dd_blob *said, dd_error *err)
 {
     meeting_watch watch = {.rank = -1};
-    int64_t interval_ns = meeting_watch_interval_ns(place->meeting);
+    int64_t interval_ns = meeting_watch_interval_ns(call->meeting);
     dd_status status = DD_OK;
+    bool is_late = false;
     while (status == DD_OK) {
-        dd_wait slice = dd_wait_at_most(place->wait, interval_ns);
+        dd_wait slice = dd_wait_at_most(call->place.wait, interval_ns);
         int64_t before_ns = dd_clock_now_ns();
-        status = place->store->ops->get(
-            place->store, meeting_part_key(&place->keys, place->generation, "end"), said, &slice, err);
-        bool is_late = status == DD_TIMED_OUT || status == DD_NETWORK_TIMED_OUT;
-        if (!is_late || dd_wait_is_over(place->wait)) {
+        status = dd_store_get(call->place.store, meeting_key(&call->place, "end"), said, &slice, err);
+        is_late = status == DD_TIMED_OUT || status == DD_NETWORK_TIMED_OUT;
+        if (!is_late || dd_wait_is_over(call->place.wait)) {
             break;
         }
         if (status == DD_NETWORK_TIMED_OUT || dd_clock_now_ns() - before_ns > 2 * interval_ns) {
             interval_ns *= 2; /* so short a question is too short for this store */
         }
-        status = meeting_look_after(place, &watch, err);
+        is_late = false;
+        status = meeting_look_after(call, &watch, err);
         if (status == DD_PEER_LOST) {
             dd_error lost = *err;
-            status = fail_meeting(place, &lost, err); /* and reads that, or what came before it */
+            status = end_meeting(call, &lost, err); /* and reads that, or what came before it */
         }
     }
     dd_blob_fini(&watch.published);
-    bool is_late = status == DD_TIMED_OUT || status == DD_NETWORK_TIMED_OUT;
-    return is_late ? run_out_of_time(place, err) : status;
+    return is_late ? run_out_of_time(call, err) : status;
 }
 
 /* ---- coming and going */
 
 /* Where this rank has come to, if it was interrupted before it heard. */
 static bool
-find_own(meeting_place *place)
+find_own(meeting_call *call)
 {
     dd_blob value = {0};
     bool is_found = false;
-    dd_store *store = place->store;
-    dd_status status = meeting_read_generation(store, &place->keys, &place->generation, place->wait, NULL);
+    dd_status status = meeting_read_generation(&call->place, NULL);
     if (status == DD_OK) {
-        status = store->ops->try_get(
-            store, meeting_rank_key(&place->keys, place->generation, "rank", place->meeting->rank), &value,
-            &is_found, place->wait, NULL);
+        status = meeting_try_get(&call->place, meeting_key(&call->place, "rank/%d", call->meeting->rank),
+                                 &value, &is_found, NULL);
     }
-    bool is_own = status == DD_OK && is_found && dd_bytes_equal(dd_blob_view(&value), place->own);
+    bool is_own = status == DD_OK && is_found && dd_bytes_equal(dd_blob_view(&value), call->own);
     dd_blob_fini(&value);
     return is_own;
 }
 
 /* This rank has come and cannot go on: nobody is to wait for it. */
 static void
-give_up(meeting_place *place, bool is_known, const dd_error *why)
+give_up(const meeting_call *call, bool is_known, const dd_error *why)
 {
     dd_wait moment = dd_wait_after(LAST_WORDS_NS);
+    meeting_call last = *call;
     dd_meeting_member own;
     char who[128];
     dd_error told;
-    const dd_wait *callers = place->wait;
-    place->wait = &moment;
-    if (!meeting_read(place, place->own, &own) || (!is_known && !find_own(place))) {
-        place->wait = callers;
+    last.place.wait = &moment;
+    if (!meeting_read(call, call->own, &own) || (!is_known && !find_own(&last))) {
         return;
     }
-    meeting_print_member(place, place->meeting->rank, &own, who);
+    meeting_print_member(call, call->meeting->rank, &own, who);
     if (why->code == DD_INTERRUPTED) {
-        dd_error_set(&told, DD_ABORTED, "%s %s", who, place->meeting->kind->of_interrupted);
+        dd_error_set(&told, DD_ABORTED, "%s %s", who, call->meeting->kind->of_interrupted);
     } else {
         dd_error_set(&told, DD_ABORTED, "%s has given up: %s", who, why->message);
     }
-    dd_error_blame(&told, meeting_name_of(place, place->meeting->rank), own.host, own.pid);
-    dd_status ignored = fail_meeting(place, &told, NULL); /* the store itself may be what has failed */
-    (void)ignored;
-    place->wait = callers;
-}
-
-static void
-note_generation(meeting_place *place, uint64_t generation)
-{
-    place->generation = generation;
-    place->first_generation = place->has_begun ? place->first_generation : generation;
-    place->has_begun = true;
+    dd_error_blame(&told, meeting_name_of(call, call->meeting->rank), own.host, own.pid);
+    (void)!end_meeting(&last, &told, NULL); /* the store itself may be what has failed */
 }
 
 static dd_status
-take_reply(meeting_place *place, dd_meet_reply *reply, dd_meeting_end *end, bool *is_over, dd_error *err)
+take_reply(meeting_call *call, dd_store_result *reply, dd_meeting_end *end, bool *is_over, dd_error *err)
 {
     dd_status status = DD_OK;
-    switch (reply->state) {
+    switch ((dd_meet_state)reply->state) {
     case DD_MEET_WAITING:
-        status = await_end(place, &reply->value, err);
-        return status == DD_OK ? read_end(place, dd_blob_view(&reply->value), end, is_over, err) : status;
+        status = await_end(call, &reply->value, err);
+        return status == DD_OK ? read_end(call, dd_blob_view(&reply->value), end, is_over, err) : status;
     case DD_MEET_ENDED:
-        return read_end(place, dd_blob_view(&reply->value), end, is_over, err);
+        return read_end(call, dd_blob_view(&reply->value), end, is_over, err);
     case DD_MEET_RESIZED:
-        return settle_sizes(place, dd_blob_view(&reply->value), is_over, err);
+        return settle_sizes(call, dd_blob_view(&reply->value), is_over, err);
     case DD_MEET_TAKEN:
-        return examine_taken(place, dd_blob_view(&reply->value), is_over, err);
+        return examine_taken(call, dd_blob_view(&reply->value), is_over, err);
     case DD_MEET_AGAIN:
         break;
     }
@@ -333,53 +297,59 @@ take_reply(meeting_place *place, dd_meet_reply *reply, dd_meeting_end *end, bool
 
 /* One attempt in the generation that is now. */
 static dd_status
-attempt(meeting_place *place, const dd_meet_request *request, dd_meeting_end *end, bool *is_over,
+attempt(meeting_call *call, const dd_store_request *request, dd_meeting_end *end, bool *is_over,
         dd_error *err)
 {
-    dd_meet_reply reply = {0};
+    dd_store_result reply = {0};
     *is_over = false;
-    dd_status status = dd_store_meet(place->store, request, &reply, place->wait, err);
-    bool is_known = status == DD_OK || reply.has_come;
-    place->has_come = reply.has_come || !is_known;
+    dd_status status = dd_store_run(call->place.store, request, &reply, call->place.wait, err);
+    bool is_known = status == DD_OK || reply.flag;
+    call->has_come = status != DD_OK || reply.state <= DD_MEET_ENDED;
     if (is_known) {
-        note_generation(place, reply.generation);
+        call->place.generation = (uint64_t)reply.number;
+        call->first_generation = call->has_begun ? call->first_generation : call->place.generation;
+        call->has_begun = true;
     }
     if (status == DD_OK) {
-        status = take_reply(place, &reply, end, is_over, err);
+        status = take_reply(call, &reply, end, is_over, err);
     }
-    if (status != DD_OK && place->has_come) {
-        give_up(place, is_known, err);
+    if (status != DD_OK && call->has_come) {
+        give_up(call, is_known, err);
     }
-    dd_blob_fini(&reply.value);
+    dd_store_result_fini(&reply);
     return status;
 }
 
-/* What to publish: a nonce and the card. */
+/* `published`: a nonce and the card. */
 static dd_status
-publish(const dd_meeting *meeting, dd_blob *published, dd_error *err)
+meet(meeting_call *call, dd_blob *published, dd_meeting_end *end, dd_error *err)
 {
+    const dd_meeting *meeting = call->meeting;
     uint8_t nonce[MEETING_NONCE_BYTES];
+    bool is_over = true;
     dd_status status = dd_auth_random(nonce, sizeof nonce, err);
     if (status == DD_OK) {
         status = dd_blob_append(published, nonce, sizeof nonce, err);
     }
-    return status == DD_OK ? dd_blob_append(published, meeting->card.data, meeting->card.len, err) : status;
-}
-
-static dd_status
-meet(meeting_place *place, const dd_meet_request *request, dd_meeting_end *end, dd_error *err)
-{
-    bool is_over = true;
-    dd_status status = DD_OK;
+    if (status == DD_OK) {
+        status = dd_blob_append(published, meeting->card.data, meeting->card.len, err);
+    }
+    dd_bytes prefix = dd_bytes_of(call->place.text, call->place.prefix_len);
+    call->own = dd_blob_view(published);
+    dd_store_request request = {
+        .op = DD_STORE_MEET,
+        .keys = &prefix,
+        .nkeys = 1,
+        .values = &call->own,
+        .number = dd_store_meet_number(meeting->rank, meeting->size, meeting->kind->is_final),
+    };
     while (status == DD_OK && is_over) {
-        status = attempt(place, request, end, &is_over, err);
-        if (status == DD_OK && is_over && dd_wait_is_over(place->wait)) {
-            status = run_out_of_time(place, err);
+        status = attempt(call, &request, end, &is_over, err);
+        if (status == DD_OK && is_over && dd_wait_is_over(call->place.wait)) {
+            status = run_out_of_time(call, err);
         }
     }
-    if (status == DD_OK) {
-        end->generation = place->generation;
-    }
+    end->generation = status == DD_OK ? call->place.generation : end->generation;
     return status;
 }
 
@@ -388,27 +358,17 @@ dd_meet(const dd_meeting *meeting, dd_meeting_end *end, const dd_wait *wait, dd_
 {
     dd_error error;
     dd_blob published = {0};
-    char text[DD_MEETING_NAME_MAX + 16];
-    meeting_place place = {.meeting = meeting, .store = meeting->store, .wait = wait};
+    meeting_call call = {.meeting = meeting};
     if (meeting->name.len > DD_MEETING_NAME_MAX) {
         return dd_error_set(err, DD_INVALID_ARGUMENT, "the name of a %s has at most %d bytes, not %zu",
                             meeting->kind->noun, DD_MEETING_NAME_MAX, meeting->name.len);
     }
-    int len =
-        snprintf(text, sizeof text, "dldist/%.*s", (int)meeting->name.len, (const char *)meeting->name.data);
-    dd_meet_request request = {.place = dd_bytes_of(text, (size_t)len),
-                               .rank = meeting->rank,
-                               .size = meeting->size,
-                               .hears_failure = meeting->kind->is_final};
-    dd_status status = meeting_keys_init(&place.keys, request.place, &error);
+    dd_status status =
+        meeting_place_init(&call.place, meeting->store, "dldist/", meeting->name, wait, &error);
     if (status == DD_OK) {
-        status = publish(meeting, &published, &error);
-    }
-    if (status == DD_OK) {
-        request.published = place.own = dd_blob_view(&published);
-        status = meet(&place, &request, end, &error);
+        status = meet(&call, &published, end, &error);
     }
     dd_blob_fini(&published);
-    meeting_keys_fini(&place.keys);
+    meeting_place_fini(&call.place);
     return status == DD_OK ? DD_OK : dd_error_copy(err, &error);
 }

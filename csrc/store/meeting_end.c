@@ -80,38 +80,32 @@ take_card(dd_bytes *rest, dd_bytes before, uint8_t *out, dd_bytes *card)
     return true;
 }
 
-/* Room for the cards, and for all their bytes. */
 static dd_status
 find_cards(int size, dd_bytes rest, dd_meeting_end *out, dd_error *err)
 {
-    bool is_short =
-        rest.len / HEAD_NBYTES < (size_t)size; /* no room for more cards than there can be in so many bytes */
-    dd_bytes *cards = is_short ? NULL : dd_mem_alloc_array((size_t)size, sizeof *cards);
-    dd_blob bytes = {0};
     int count = 0;
     dd_bytes before = {0};
-    dd_status status =
-        cards != NULL || is_short ? DD_OK : dd_error_no_memory(err, (size_t)size * sizeof *cards);
-    if (status == DD_OK && !is_short) {
-        status = dd_blob_reserve(&bytes, rest.len + (size_t)size * UINT8_MAX, err);
+    dd_status status = DD_OK;
+    dd_meeting_end_fini(out);
+    if (rest.len / HEAD_NBYTES >=
+        (size_t)size) { /* else there cannot be so many cards, and no room is made for them */
+        out->cards = dd_mem_alloc_array((size_t)size, sizeof *out->cards);
+        status = out->cards != NULL ? dd_blob_reserve(&out->bytes, rest.len + (size_t)size * UINT8_MAX, err)
+                                    : dd_error_no_memory(err, (size_t)size * sizeof *out->cards);
     }
-    while (status == DD_OK && !is_short && count < size &&
-           take_card(&rest, before, bytes.data + bytes.len, &cards[count])) {
-        before = cards[count++];
-        bytes.len += before.len;
+    while (status == DD_OK && out->cards != NULL && count < size &&
+           take_card(&rest, before, out->bytes.data + out->bytes.len, &out->cards[count])) {
+        before = out->cards[count++];
+        out->bytes.len += before.len;
     }
     if (status == DD_OK && count < size) {
         status =
             dd_error_set(err, DD_STORE, "the end of a meeting of %d lacks the card of rank %d", size, count);
     }
     if (status != DD_OK) {
-        dd_mem_free(cards);
-        dd_blob_fini(&bytes);
-        return status;
+        dd_meeting_end_fini(out);
     }
-    out->cards = cards;
-    out->bytes = bytes;
-    return DD_OK;
+    return status;
 }
 
 dd_status
@@ -128,8 +122,9 @@ meeting_decode_end(int size, dd_bytes end, dd_meeting_end *out, dd_error *err)
         return dd_error_set(err, DD_STORE, "the store says \"%s\" where the end of a meeting of %d should be",
                             text, size);
     }
+    dd_status status = find_cards(size, dd_bytes_of(end.data + len + 1, end.len - len - 1), out, err);
     out->id = id;
-    return find_cards(size, dd_bytes_of(end.data + len + 1, end.len - len - 1), out, err);
+    return status;
 }
 
 void

@@ -3,36 +3,51 @@
 #ifndef DD_STORE_MEETING_INTERNAL_H
 #define DD_STORE_MEETING_INTERNAL_H
 
+#include "store/keyspace.h"
 #include "store/meeting.h"
 
 #define MEETING_NONCE_BYTES 8 /* in front of a card, so that every attempt to join has bytes of its own */
 #define MEETING_END_OFF "off"
 #define MEETING_FAILURE_MAX (sizeof(dd_error) + 64)
+#define MEETING_TITLE_MAX (DD_MEETING_NAME_MAX + 64)
 
 /* ---- meeting_join.c */
 
-/* Room for the keys of one place, of which one is good at a time. */
-typedef struct meeting_keys {
-    char *text;
+/* Where the meetings of one name are held, and one of them. Copies share the room for keys. */
+typedef struct meeting_place {
+    dd_store *store;
+    const dd_wait *wait;
+    uint64_t generation;
+    char *text; /* the prefix of its keys, and room for the rest of one */
     size_t size;
-    size_t place_len;
-} meeting_keys;
+    size_t prefix_len;
+} meeting_place;
 
-dd_status meeting_keys_init(meeting_keys *keys, dd_bytes place, dd_error *err) DD_MUST_CHECK;
-void meeting_keys_fini(meeting_keys *keys);
-dd_bytes meeting_part_key(meeting_keys *keys, uint64_t generation, const char *what);
-dd_bytes meeting_rank_key(meeting_keys *keys, uint64_t generation, const char *what, int rank);
+/* The prefix is `root` and `name`. */
+dd_status meeting_place_init(meeting_place *place, dd_store *store, const char *root, dd_bytes name,
+                             const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+void meeting_place_fini(meeting_place *place);
 
-/* Of the meeting that is now under this name. */
-dd_status meeting_read_generation(dd_store *store, meeting_keys *keys, uint64_t *generation,
-                                  const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+/* A key of the meeting, as "rank/%d": good until the next one is made. */
+dd_bytes meeting_key(const meeting_place *place, const char *format, ...) DD_PRINTF(2, 3);
+dd_status meeting_try_get(const meeting_place *place, dd_bytes key, dd_blob *value, bool *is_found,
+                          dd_error *err) DD_MUST_CHECK;
+/* *value becomes what stands there now. */
+dd_status meeting_set_if_missing(const meeting_place *place, dd_bytes key, dd_bytes desired, dd_blob *value,
+                                 dd_error *err) DD_MUST_CHECK;
+
+/* Finds the meeting that is now under this name. */
+dd_status meeting_read_generation(meeting_place *place, dd_error *err) DD_MUST_CHECK;
 /* Whoever sees that a meeting has ended moves the name on; only one of them succeeds. */
-dd_status meeting_leave_generation(dd_store *store, meeting_keys *keys, uint64_t generation,
-                                   const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+dd_status meeting_leave_generation(const meeting_place *place, dd_error *err) DD_MUST_CHECK;
+
+/* The request MEET over any store, `ks` if it is that of a keyspace. */
+dd_status meeting_join(dd_store *store, dd_keyspace *ks, const dd_store_request *request,
+                       dd_store_result *reply, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* ---- meeting_end.c */
 
-/* `cards`: what the ranks have published. */
+/* `published`: by all ranks. */
 dd_status meeting_encode_end(uint64_t id, const dd_blob_list *published, dd_blob *end,
                              dd_error *err) DD_MUST_CHECK;
 /* DD_STORE. */
@@ -41,35 +56,35 @@ dd_status meeting_decode_end(int size, dd_bytes end, dd_meeting_end *out, dd_err
 size_t meeting_encode_failure(const dd_error *error, char end[MEETING_FAILURE_MAX]);
 /* False: it says something else. */
 bool meeting_decode_failure(dd_bytes end, dd_error *error);
+dd_bytes meeting_card_of(dd_bytes published);
 
 /* ---- meeting.c */
 
 /* One call of dd_meet. */
-typedef struct meeting_place {
+typedef struct meeting_call {
+    meeting_place place;
     const dd_meeting *meeting;
-    dd_store *store;
-    dd_bytes own; /* published */
-    uint64_t generation;
+    dd_bytes own;              /* published */
     uint64_t first_generation; /* in which this rank has come first */
-    bool has_begun;            /* these two are known */
+    bool has_begun;            /* the generations are known */
     bool has_come;             /* to a meeting that has not ended */
-    const dd_wait *wait;
-    meeting_keys keys;
-} meeting_place;
+} meeting_call;
 
 /* False: it is no published card. */
-bool meeting_read(const meeting_place *place, dd_bytes published, dd_meeting_member *member);
-dd_bytes meeting_card_of(dd_bytes published);
-/* What messages call a rank. */
-int meeting_name_of(const meeting_place *place, int rank);
-/* "rank 2 (node-b, pid 77)" */
-const char *meeting_print_member(const meeting_place *place, int rank, const dd_meeting_member *member,
+bool meeting_read(const meeting_call *call, dd_bytes published, dd_meeting_member *member);
+/* What messages call a rank; "rank 2 (node-b, pid 77)"; and the meeting: `group "a"`. */
+int meeting_name_of(const meeting_call *call, int rank);
+const char *meeting_print_member(const meeting_call *call, int rank, const dd_meeting_member *member,
                                  char out[128]);
+const char *meeting_print_title(const meeting_call *call, char out[MEETING_TITLE_MAX]);
+/* Whether the process that has published this is known to have ended. */
+dd_status meeting_look_for(const meeting_call *call, dd_bytes published, bool *was_seen, bool *is_gone,
+                           dd_error *err) DD_MUST_CHECK;
 
 /* ---- meeting_attend.c */
 
 /* DD_OP_TIMED_OUT, naming who has come and who is missing, or what keeps this rank from finding out. */
-dd_status meeting_error_absent(meeting_place *place, dd_error *err) DD_MUST_CHECK;
+dd_status meeting_error_absent(const meeting_call *call, dd_error *err) DD_MUST_CHECK;
 
 /* The other rank that this one looks after while it waits: the next one that has come. So every rank that
  * has come is looked after by one other, and no rank has much to do. */
@@ -83,6 +98,6 @@ typedef struct meeting_watch {
 /* How often to look. */
 int64_t meeting_watch_interval_ns(const dd_meeting *meeting);
 /* DD_PEER_LOST, naming it: its process has ended. */
-dd_status meeting_look_after(meeting_place *place, meeting_watch *watch, dd_error *err) DD_MUST_CHECK;
+dd_status meeting_look_after(const meeting_call *call, meeting_watch *watch, dd_error *err) DD_MUST_CHECK;
 
 #endif

@@ -3,122 +3,120 @@
 #include "store/meeting_internal.h"
 
 #include "core/mem.h"
-#include "store/keyspace_answer.h"
 
 #include <inttypes.h>
+#include <limits.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define KEY_ROOM 64  /* behind the place */
+#define KEY_ROOM 64  /* behind the prefix */
 #define STEPS_MAX 16 /* from one generation to the next, in one request */
 
-/* ---- keys */
+/* ---- a place */
 
 dd_status
-meeting_keys_init(meeting_keys *keys, dd_bytes place, dd_error *err)
+meeting_place_init(meeting_place *place, dd_store *store, const char *root, dd_bytes name,
+                   const dd_wait *wait, dd_error *err)
 {
-    size_t size = place.len + KEY_ROOM;
+    size_t root_len = strlen(root);
+    size_t size = root_len + name.len + KEY_ROOM;
     char *text = dd_mem_alloc(size);
     if (text == NULL) {
         return dd_error_no_memory(err, size);
     }
-    memcpy(text, place.data, place.len);
-    *keys = (meeting_keys){.text = text, .size = size, .place_len = place.len};
+    memcpy(text, root, root_len);
+    if (name.len > 0) {
+        memcpy(text + root_len, name.data, name.len);
+    }
+    *place = (meeting_place){
+        .store = store, .wait = wait, .text = text, .size = size, .prefix_len = root_len + name.len};
     return DD_OK;
 }
 
 void
-meeting_keys_fini(meeting_keys *keys)
+meeting_place_fini(meeting_place *place)
 {
-    dd_mem_free(keys->text);
-    keys->text = NULL;
+    dd_mem_free(place->text);
+    place->text = NULL;
+}
+
+dd_bytes
+meeting_key(const meeting_place *place, const char *format, ...)
+{
+    char *rest = place->text + place->prefix_len;
+    int len = snprintf(rest, KEY_ROOM, "/%" PRIu64 "/", place->generation);
+    va_list args;
+    va_start(args, format);
+    len += vsnprintf(rest + len, KEY_ROOM - (size_t)len, format, args);
+    va_end(args);
+    return dd_bytes_of(place->text, place->prefix_len + (size_t)len);
 }
 
 static dd_bytes
-key_with(meeting_keys *keys, const char *rest)
+generation_key(const meeting_place *place)
 {
-    size_t len = strlen(rest);
-    memcpy(keys->text + keys->place_len, rest, len);
-    return dd_bytes_of(keys->text, keys->place_len + len);
-}
-
-dd_bytes
-meeting_part_key(meeting_keys *keys, uint64_t generation, const char *what)
-{
-    char rest[KEY_ROOM];
-    snprintf(rest, sizeof rest, "/%" PRIu64 "/%s", generation, what);
-    return key_with(keys, rest);
-}
-
-dd_bytes
-meeting_rank_key(meeting_keys *keys, uint64_t generation, const char *what, int rank)
-{
-    char part[32];
-    snprintf(part, sizeof part, "%s/%d", what, rank);
-    return meeting_part_key(keys, generation, part);
-}
-
-/* ---- coming */
-
-/* One call of join. */
-typedef struct arrival {
-    dd_store *store;
-    dd_keyspace *ks; /* that the store is of; NULL: another kind */
-    const dd_meet_request *request;
-    dd_meet_reply *reply;
-    const dd_wait *wait;
-    meeting_keys keys;
-} arrival;
-
-static dd_status
-try_get(const arrival *self, dd_bytes key, dd_blob *value, bool *is_found, dd_error *err)
-{
-    return self->store->ops->try_get(self->store, key, value, is_found, self->wait, err);
-}
-
-/* *value becomes what stands there now. */
-static dd_status
-set_if_missing(const arrival *self, dd_bytes key, dd_bytes desired, dd_blob *value, dd_error *err)
-{
-    return self->store->ops->compare_set(self->store, key, (dd_bytes){0}, desired, value, self->wait, err);
+    static const char rest[] = "/generation";
+    memcpy(place->text + place->prefix_len, rest, sizeof rest - 1);
+    return dd_bytes_of(place->text, place->prefix_len + sizeof rest - 1);
 }
 
 dd_status
-meeting_read_generation(dd_store *store, meeting_keys *keys, uint64_t *generation, const dd_wait *wait,
-                        dd_error *err)
+meeting_try_get(const meeting_place *place, dd_bytes key, dd_blob *value, bool *is_found, dd_error *err)
+{
+    return dd_store_try_get(place->store, key, value, is_found, place->wait, err);
+}
+
+dd_status
+meeting_set_if_missing(const meeting_place *place, dd_bytes key, dd_bytes desired, dd_blob *value,
+                       dd_error *err)
+{
+    return dd_store_compare_set(place->store, key, (dd_bytes){0}, desired, value, place->wait, err);
+}
+
+dd_status
+meeting_read_generation(meeting_place *place, dd_error *err)
 {
     dd_blob value = {0};
     bool is_found = false;
-    dd_status status =
-        store->ops->try_get(store, key_with(keys, "/generation"), &value, &is_found, wait, err);
     char text[24] = "";
+    dd_status status = meeting_try_get(place, generation_key(place), &value, &is_found, err);
     if (status == DD_OK && is_found) {
         memcpy(text, value.data, value.len < sizeof text - 1 ? value.len : sizeof text - 1);
     }
     dd_blob_fini(&value);
-    if (status == DD_OK) {
-        *generation = strtoull(text, NULL, 10);
-    }
+    place->generation = status == DD_OK ? strtoull(text, NULL, 10) : place->generation;
     return status;
 }
 
 dd_status
-meeting_leave_generation(dd_store *store, meeting_keys *keys, uint64_t generation, const dd_wait *wait,
-                         dd_error *err)
+meeting_leave_generation(const meeting_place *place, dd_error *err)
 {
     char now[24] = "";
     char next[24];
-    if (generation > 0) {
-        snprintf(now, sizeof now, "%" PRIu64, generation);
+    if (place->generation > 0) {
+        snprintf(now, sizeof now, "%" PRIu64, place->generation);
     }
-    snprintf(next, sizeof next, "%" PRIu64, generation + 1);
+    snprintf(next, sizeof next, "%" PRIu64, place->generation + 1);
     dd_blob value = {0};
-    dd_status status = store->ops->compare_set(store, key_with(keys, "/generation"), dd_bytes_of_string(now),
-                                               dd_bytes_of_string(next), &value, wait, err);
+    dd_status status = dd_store_compare_set(place->store, generation_key(place), dd_bytes_of_string(now),
+                                            dd_bytes_of_string(next), &value, place->wait, err);
     dd_blob_fini(&value);
     return status;
 }
+
+/* ---- coming */
+
+/* One request. */
+typedef struct arrival {
+    meeting_place place;
+    dd_keyspace *ks; /* that the store is of; NULL: another kind */
+    int rank;
+    int size;
+    dd_bytes published;
+    dd_store_result *reply;
+} arrival;
 
 /* The meeting is not what this rank wants: is it over? Then the next one may be. */
 static dd_status
@@ -126,14 +124,10 @@ object(arrival *self, dd_meet_state state, dd_error *err)
 {
     dd_blob end = {0};
     bool is_over = false;
-    uint64_t generation = self->reply->generation;
-    dd_status status = try_get(self, meeting_part_key(&self->keys, generation, "end"), &end, &is_over, err);
+    dd_status status = meeting_try_get(&self->place, meeting_key(&self->place, "end"), &end, &is_over, err);
     dd_blob_fini(&end);
-    self->reply->state = is_over ? DD_MEET_AGAIN : state;
-    if (status == DD_OK && is_over) {
-        status = meeting_leave_generation(self->store, &self->keys, generation, self->wait, err);
-    }
-    return status;
+    self->reply->state = is_over ? DD_MEET_AGAIN : (uint8_t)state;
+    return status == DD_OK && is_over ? meeting_leave_generation(&self->place, err) : status;
 }
 
 /* Before a place is taken, which somebody else may have a right to. */
@@ -141,16 +135,16 @@ static dd_status
 agree_on_size(arrival *self, dd_error *err)
 {
     char line[32];
-    snprintf(line, sizeof line, "%d %d\n", self->request->size, self->request->rank);
+    snprintf(line, sizeof line, "%d %d\n", self->size, self->rank);
     dd_blob mine = {0};
     dd_blob *said = &self->reply->value;
     dd_status status = dd_blob_append(&mine, line, strlen(line), err);
     if (status == DD_OK) {
-        status = dd_blob_append(&mine, self->request->published.data, self->request->published.len, err);
+        status = dd_blob_append(&mine, self->published.data, self->published.len, err);
     }
     if (status == DD_OK) {
-        status = set_if_missing(self, meeting_part_key(&self->keys, self->reply->generation, "size"),
-                                dd_blob_view(&mine), said, err);
+        status = meeting_set_if_missing(&self->place, meeting_key(&self->place, "size"), dd_blob_view(&mine),
+                                        said, err);
     }
     dd_blob_fini(&mine);
     size_t len = strcspn(line, " ") + 1;
@@ -158,34 +152,33 @@ agree_on_size(arrival *self, dd_error *err)
     return is_another ? object(self, DD_MEET_RESIZED, err) : status;
 }
 
+/* *is_own: what stands at this rank now is what it has published. */
 static dd_status
-take_rank(arrival *self, dd_error *err)
+take_rank(arrival *self, dd_blob *value, bool *is_own, dd_error *err)
 {
-    dd_status status = set_if_missing(
-        self, meeting_rank_key(&self->keys, self->reply->generation, "rank", self->request->rank),
-        self->request->published, &self->reply->value, err);
-    bool is_taken =
-        status == DD_OK && !dd_bytes_equal(dd_blob_view(&self->reply->value), self->request->published);
-    self->reply->has_come = status == DD_OK && !is_taken;
-    return is_taken ? object(self, DD_MEET_TAKEN, err) : status;
+    dd_status status = meeting_set_if_missing(&self->place, meeting_key(&self->place, "rank/%d", self->rank),
+                                              self->published, value, err);
+    *is_own = status == DD_OK && dd_bytes_equal(dd_blob_view(value), self->published);
+    return status;
 }
 
 /* In one request, where the store can: with many ranks it is here that a meeting takes its time. */
 static dd_status
 get_published(arrival *self, dd_blob_list *values, dd_error *err)
 {
-    size_t size = (size_t)self->request->size;
-    char *texts = dd_mem_alloc_array(size, self->keys.size);
+    size_t size = (size_t)self->size;
+    char *texts = dd_mem_alloc_array(size, self->place.size);
     dd_bytes *keys = dd_mem_alloc_array(size, sizeof *keys);
     dd_status status = texts != NULL && keys != NULL ? DD_OK : dd_error_no_memory(err, size * sizeof *keys);
     for (size_t rank = 0; rank < size && status == DD_OK; rank++) {
-        char *text = texts + rank * self->keys.size;
-        dd_bytes key = meeting_rank_key(&self->keys, self->reply->generation, "rank", (int)rank);
-        memcpy(text, key.data, key.len);
-        keys[rank] = dd_bytes_of(text, key.len);
+        dd_bytes key = meeting_key(&self->place, "rank/%d", (int)rank);
+        keys[rank] = dd_bytes_of(memcpy(texts + rank * self->place.size, key.data, key.len), key.len);
     }
     if (status == DD_OK) {
-        status = self->store->ops->multi_get(self->store, keys, size, values, self->wait, err);
+        dd_store_request request = {.op = DD_STORE_MULTI_GET, .keys = keys, .nkeys = size};
+        dd_store_result result = {0};
+        status = dd_store_run(self->place.store, &request, &result, self->place.wait, err);
+        *values = result.list;
     }
     dd_mem_free(keys);
     dd_mem_free(texts);
@@ -197,9 +190,10 @@ get_published(arrival *self, dd_blob_list *values, dd_error *err)
 static void
 drop_published(arrival *self)
 {
-    for (int rank = 0; self->ks != NULL && rank < self->request->size; rank++) {
-        (void)dd_keyspace_delete(self->ks,
-                                 meeting_rank_key(&self->keys, self->reply->generation, "rank", rank));
+    for (int rank = 0; self->ks != NULL && rank < self->size; rank++) {
+        dd_bytes key = meeting_key(&self->place, "rank/%d", rank);
+        dd_store_request request = {.op = DD_STORE_DELETE_KEY, .keys = &key, .nkeys = 1};
+        (void)!dd_store_run(self->place.store, &request, &(dd_store_result){0}, NULL, NULL);
     }
 }
 
@@ -208,26 +202,27 @@ static dd_status
 end_well(arrival *self, dd_error *err)
 {
     uint64_t id;
-    uint64_t generation = self->reply->generation;
     dd_blob_list published = {0};
     dd_blob end = {0};
-    memcpy(&id, self->request->published.data, sizeof id);
+    memcpy(&id, self->published.data, sizeof id);
     dd_status status = get_published(self, &published, err);
     if (status == DD_OK) {
         status = meeting_encode_end(id, &published, &end, err);
     }
     if (status == DD_OK) {
-        status = set_if_missing(self, meeting_part_key(&self->keys, generation, "end"), dd_blob_view(&end),
-                                &self->reply->value, err);
+        status = meeting_set_if_missing(&self->place, meeting_key(&self->place, "end"), dd_blob_view(&end),
+                                        &self->reply->value, err);
     }
-    if (status == DD_OK && dd_bytes_equal(dd_blob_view(&self->reply->value), dd_blob_view(&end))) {
-        drop_published(self);
+    if (status == DD_OK) {
+        self->reply->state = DD_MEET_ENDED;
+        if (dd_bytes_equal(dd_blob_view(&self->reply->value), dd_blob_view(&end))) {
+            drop_published(self);
+        }
+        status = meeting_leave_generation(&self->place, err);
     }
     dd_blob_fini(&end);
     dd_blob_list_fini(&published);
-    self->reply->state = status == DD_OK ? DD_MEET_ENDED : self->reply->state;
-    return status == DD_OK ? meeting_leave_generation(self->store, &self->keys, generation, self->wait, err)
-                           : status;
+    return status;
 }
 
 static dd_status
@@ -235,19 +230,16 @@ count_in(arrival *self, dd_error *err)
 {
     int64_t count = 0;
     dd_status status =
-        self->store->ops->add(self->store, meeting_part_key(&self->keys, self->reply->generation, "count"), 1,
-                              &count, self->wait, err);
-    self->reply->state = DD_MEET_WAITING;
-    /* Anybody may write to the count; room is made for no more cards than there are values. */
-    bool is_last =
-        count == self->request->size && (self->ks == NULL || self->request->size <= self->ks->nvalues);
+        dd_store_add(self->place.store, meeting_key(&self->place, "count"), 1, &count, self->place.wait, err);
     dd_blob_clear(&self->reply->value, 0);
-    if (status == DD_OK && count > self->request->size) {
+    if (status == DD_OK && count > self->size) {
         /* It ended between this rank's look at the generation and its coming, and its keys are gone. */
         self->reply->state = DD_MEET_AGAIN;
-        self->reply->has_come = false;
-        return meeting_leave_generation(self->store, &self->keys, self->reply->generation, self->wait, err);
+        self->reply->flag = false;
+        return meeting_leave_generation(&self->place, err);
     }
+    /* Anybody may write to the count; room is made for no more cards than there are values. */
+    bool is_last = count == self->size && (self->ks == NULL || self->size <= self->ks->nvalues);
     return status == DD_OK && is_last ? end_well(self, err) : status;
 }
 
@@ -258,67 +250,70 @@ hear_failure(arrival *self, bool *has_heard, dd_error *err)
     dd_error failure;
     bool is_over = false;
     dd_blob value = {0};
-    uint64_t before = self->reply->generation - 1;
+    self->place.generation--;
     dd_status status =
-        try_get(self, meeting_part_key(&self->keys, before, "end"), &self->reply->value, &is_over, err);
+        meeting_try_get(&self->place, meeting_key(&self->place, "end"), &self->reply->value, &is_over, err);
     if (status == DD_OK && is_over && meeting_decode_failure(dd_blob_view(&self->reply->value), &failure)) {
-        status = set_if_missing(self, meeting_rank_key(&self->keys, before, "rank", self->request->rank),
-                                self->request->published, &value, err);
-        *has_heard = status == DD_OK && dd_bytes_equal(dd_blob_view(&value), self->request->published);
+        status = take_rank(self, &value, has_heard, err);
     }
     dd_blob_fini(&value);
     if (*has_heard) {
-        self->reply->generation = before;
         self->reply->state = DD_MEET_ENDED;
+    } else {
+        self->place.generation++;
     }
     return status;
 }
 
 static dd_status
-join_once(arrival *self, dd_error *err)
+join_once(arrival *self, bool hears_failure, dd_error *err)
 {
-    bool has_heard = false;
-    dd_status status =
-        meeting_read_generation(self->store, &self->keys, &self->reply->generation, self->wait, err);
+    dd_status status = meeting_read_generation(&self->place, err);
     self->reply->state = DD_MEET_WAITING;
-    if (status == DD_OK && self->request->hears_failure && self->reply->generation > 0) {
+    if (status == DD_OK && hears_failure && self->place.generation > 0) {
+        bool has_heard = false;
         status = hear_failure(self, &has_heard, err);
+        if (has_heard) {
+            return status;
+        }
     }
-    if (status == DD_OK && !has_heard) {
+    if (status == DD_OK) {
         status = agree_on_size(self, err);
     }
-    if (status == DD_OK && !has_heard && self->reply->state == DD_MEET_WAITING) {
-        status = take_rank(self, err);
+    if (status != DD_OK || self->reply->state != DD_MEET_WAITING) {
+        return status;
     }
-    return status == DD_OK && self->reply->has_come ? count_in(self, err) : status;
+    status = take_rank(self, &self->reply->value, &self->reply->flag, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    return self->reply->flag ? count_in(self, err) : object(self, DD_MEET_TAKEN, err);
 }
-
-static dd_status
-join(dd_store *store, dd_keyspace *ks, const dd_meet_request *request, dd_meet_reply *reply,
-     const dd_wait *wait, dd_error *err)
-{
-    arrival self = {.store = store, .ks = ks, .request = request, .reply = reply, .wait = wait};
-    if (request->rank < 0 || request->rank >= request->size || request->published.len < MEETING_NONCE_BYTES) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "rank %d of %d cannot come to a meeting with %zu bytes",
-                            request->rank, request->size, request->published.len);
-    }
-    dd_status status = meeting_keys_init(&self.keys, request->place, err);
-    reply->state = DD_MEET_AGAIN;
-    reply->has_come = false;
-    for (int step = 0; step < STEPS_MAX && status == DD_OK && reply->state == DD_MEET_AGAIN; step++) {
-        status = join_once(&self, err);
-    }
-    meeting_keys_fini(&self.keys);
-    return status;
-}
-
-/* ---- by the operations of a store */
 
 dd_status
-dd_store_meet_by_keys(dd_store *store, const dd_meet_request *request, dd_meet_reply *reply,
-                      const dd_wait *wait, dd_error *err)
+meeting_join(dd_store *store, dd_keyspace *ks, const dd_store_request *request, dd_store_result *reply,
+             const dd_wait *wait, dd_error *err)
 {
-    return join(store, NULL, request, reply, wait, err);
+    arrival self = {
+        .ks = ks,
+        .rank = (int)(request->number & INT_MAX),
+        .size = (int)(request->number >> DD_MEET_SIZE_SHIFT & INT_MAX),
+        .published = request->values[0],
+        .reply = reply,
+    };
+    if (self.rank >= self.size || self.published.len < MEETING_NONCE_BYTES) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "rank %d of %d cannot come to a meeting with %zu bytes",
+                            self.rank, self.size, self.published.len);
+    }
+    dd_status status = meeting_place_init(&self.place, store, "", request->keys[0], wait, err);
+    reply->state = DD_MEET_AGAIN;
+    reply->flag = false;
+    for (int step = 0; step < STEPS_MAX && status == DD_OK && reply->state == DD_MEET_AGAIN; step++) {
+        status = join_once(&self, (request->number & DD_MEET_HEARS_FAILURE) != 0, err);
+    }
+    reply->number = (int64_t)self.place.generation;
+    meeting_place_fini(&self.place);
+    return status;
 }
 
 /* ---- over a keyspace: as a store that nobody else has */
@@ -348,11 +343,11 @@ bare_run(dd_store *store, const dd_store_request *request, dd_store_result *resu
                         request->nkeys, rank);
 }
 
-static const dd_store_ops bare_ops = {.kind = "keyspace", DD_STORE_OPS_BY_RUN(bare_run)};
+static const dd_store_ops bare_ops = {.kind = "keyspace", .run = bare_run};
 
 dd_status
-dd_keyspace_meet(dd_keyspace *ks, const dd_meet_request *request, dd_meet_reply *reply, dd_error *err)
+dd_keyspace_meet(dd_keyspace *ks, const dd_store_request *request, dd_store_result *result, dd_error *err)
 {
     bare_store bare = {.head = {.ops = &bare_ops, .root = &bare.head}, .ks = ks};
-    return join(&bare.head, ks, request, reply, NULL, err);
+    return meeting_join(&bare.head, ks, request, result, NULL, err);
 }

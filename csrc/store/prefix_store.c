@@ -2,7 +2,7 @@
  * time-outs and messages are the underlying store's, so errors show the whole key. */
 #include "core/list.h"
 #include "core/mem.h"
-#include "store/request.h"
+#include "store/store.h"
 
 #include <string.h>
 
@@ -153,7 +153,7 @@ prefix_destroy(dd_store *store)
 
 static const dd_store_ops prefix_ops = {
     .kind = "PrefixStore",
-    DD_STORE_OPS_BY_RUN(prefix_run),
+    .run = prefix_run,
     .clone = prefix_clone,
     .has_extended_api = prefix_has_extended_api,
     .get_timeout_ns = prefix_get_timeout_ns,

@@ -33,6 +33,100 @@ dd_blob_list_fini(dd_blob_list *list)
     *list = (dd_blob_list){0};
 }
 
+/* ---- requests */
+
+void
+dd_store_result_fini(dd_store_result *result)
+{
+    dd_blob_fini(&result->value);
+    dd_blob_list_fini(&result->list);
+}
+
+const char *
+dd_store_op_name(dd_store_op op)
+{
+    static const char *const names[] = {
+#define OP_NAME(NAME, name) [DD_STORE_##NAME] = #name,
+        DD_STORE_OP_LIST(OP_NAME)
+#undef OP_NAME
+            [DD_STORE_MEET] = "meet",
+        [DD_STORE_CHECK_EACH] = "check_each",
+    };
+    return names[op];
+}
+
+dd_status
+dd_store_run(dd_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
+             dd_error *err)
+{
+    return store->ops->run(store->root, request, result, wait, err);
+}
+
+/* Into *value goes what was found; NULL: it is not wanted. */
+static dd_status
+run(dd_store *store, dd_store_request request, dd_store_result *result, dd_blob *value, const dd_wait *wait,
+    dd_error *err)
+{
+    dd_status status = dd_store_run(store, &request, result, wait, err);
+    if (status == DD_OK && value != NULL && (request.op != DD_STORE_TRY_GET || result->flag)) {
+        dd_blob_fini(value);
+        *value = result->value;
+        result->value = (dd_blob){0};
+    }
+    dd_store_result_fini(result);
+    return status;
+}
+
+dd_status
+dd_store_set(dd_store *store, dd_bytes key, dd_bytes value, const dd_wait *wait, dd_error *err)
+{
+    dd_store_request request = {.op = DD_STORE_SET, .keys = &key, .nkeys = 1, .values = &value};
+    return run(store, request, &(dd_store_result){0}, NULL, wait, err);
+}
+
+dd_status
+dd_store_get(dd_store *store, dd_bytes key, dd_blob *value, const dd_wait *wait, dd_error *err)
+{
+    dd_store_request request = {.op = DD_STORE_GET, .keys = &key, .nkeys = 1};
+    return run(store, request, &(dd_store_result){0}, value, wait, err);
+}
+
+dd_status
+dd_store_try_get(dd_store *store, dd_bytes key, dd_blob *value, bool *is_found, const dd_wait *wait,
+                 dd_error *err)
+{
+    dd_store_request request = {.op = DD_STORE_TRY_GET, .keys = &key, .nkeys = 1};
+    dd_store_result result = {0};
+    dd_status status = run(store, request, &result, value, wait, err);
+    if (status == DD_OK) {
+        *is_found = result.flag;
+    }
+    return status;
+}
+
+dd_status
+dd_store_add(dd_store *store, dd_bytes key, int64_t amount, int64_t *sum, const dd_wait *wait, dd_error *err)
+{
+    dd_store_request request = {.op = DD_STORE_ADD, .keys = &key, .nkeys = 1, .number = amount};
+    dd_store_result result = {0};
+    dd_status status = run(store, request, &result, NULL, wait, err);
+    if (status == DD_OK) {
+        *sum = result.number;
+    }
+    return status;
+}
+
+dd_status
+dd_store_compare_set(dd_store *store, dd_bytes key, dd_bytes expected, dd_bytes desired, dd_blob *value,
+                     const dd_wait *wait, dd_error *err)
+{
+    dd_bytes values[] = {expected, desired};
+    dd_store_request request = {.op = DD_STORE_COMPARE_SET, .keys = &key, .nkeys = 1, .values = values};
+    return run(store, request, &(dd_store_result){0}, value, wait, err);
+}
+
+/* ---- handles */
+
 void
 dd_store_init(dd_store *store, const dd_store_ops *ops, int64_t timeout_ns)
 {

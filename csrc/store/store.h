@@ -1,4 +1,6 @@
-/* A key-value store that processes meet in: one interface over all kinds.
+/* A key-value store that processes meet in: one interface over all kinds. An operation is data, a request and what
+ * comes of it, since all kinds treat all operations alike: they answer it from a keyspace, or put a prefix before the
+ * keys and pass it on, or send it.
  *
  * Keys and values are any bytes. A store is counted (acquire/release) and may be used from many threads at
  * once. Every operation takes a `wait` that bounds it, and returns its result only on DD_OK.
@@ -19,32 +21,51 @@
 #define DD_STORE_DEFAULT_TIMEOUT_NS (300 * DD_NS_PER_S)
 
 typedef struct dd_store dd_store;
-typedef struct dd_store_request dd_store_request; /* store/request.h */
-typedef struct dd_store_result dd_store_result;
 
-/* A rank that comes to a meeting (meeting.h). */
-typedef struct dd_meet_request {
-    dd_bytes place; /* the keys of its meetings begin with this and "/" */
-    int rank;
-    int size;
-    bool hears_failure; /* of a meeting before this one that has failed without it */
-    dd_bytes published; /* a nonce and its card */
-} dd_meet_request;
+/* X(NAME, name): what can be asked of a store, each kind's `run` does it.
+ *
+ *   set, get, try_get     get waits until the key has a value, try_get never does
+ *   add                   to the decimal number at the key (a missing one counts as 0); wraps around. The sum is the
+ *                         number. DD_STORE when the value is not a number
+ *   compare_set           stores `desired` if the key holds `expected`, or is missing and `expected` is empty. The
+ *                         value is what the key holds afterwards; for a missing key that was not set, `expected`
+ *   wait, check           every key is there: has a value or a queue that is not empty. wait waits for it
+ *   delete_key            a value, not a queue; tells whether there was one
+ *   num_keys, list_keys   those with a value
+ *   append                to the value; a missing key counts as empty
+ *   multi_get, multi_set  get and set for many keys; multi_get waits until all have values
+ *   queue_*               queues live beside values: a key may have both. First in, first out. DD_QUEUE_EMPTY from a
+ *                         queue_pop that does not wait
+ *   barrier               returns when as many callers as its number says have come to the key. A key is good for one
+ *                         barrier: after it, it stays open */
+#define DD_STORE_OP_LIST(X)     \
+    X(SET, set)                 \
+    X(GET, get)                 \
+    X(TRY_GET, try_get)         \
+    X(ADD, add)                 \
+    X(COMPARE_SET, compare_set) \
+    X(WAIT, wait)               \
+    X(CHECK, check)             \
+    X(DELETE_KEY, delete_key)   \
+    X(NUM_KEYS, num_keys)       \
+    X(APPEND, append)           \
+    X(MULTI_GET, multi_get)     \
+    X(MULTI_SET, multi_set)     \
+    X(QUEUE_PUSH, queue_push)   \
+    X(QUEUE_POP, queue_pop)     \
+    X(QUEUE_LEN, queue_len)     \
+    X(LIST_KEYS, list_keys)     \
+    X(BARRIER, barrier)
 
-typedef enum dd_meet_state {
-    DD_MEET_WAITING, /* it has come, and others have not; the end will stand at "<place>/<generation>/end" */
-    DD_MEET_ENDED,   /* value: how */
-    DD_MEET_RESIZED, /* value: what somebody has said of the size before, who has another one */
-    DD_MEET_TAKEN,   /* value: what somebody else has published as this rank */
-    DD_MEET_AGAIN,   /* too many meetings were over: ask again */
-} dd_meet_state;
+typedef enum dd_store_op {
+#define DD_STORE_OP_ENUM(NAME, name) DD_STORE_##NAME,
+    DD_STORE_OP_LIST(DD_STORE_OP_ENUM)
+#undef DD_STORE_OP_ENUM
+        DD_STORE_MEET,   /* comes to a meeting (meeting.h), and does not wait for others */
+    DD_STORE_CHECK_EACH, /* of a keyspace, and of our servers */
+} dd_store_op;
 
-typedef struct dd_meet_reply {
-    dd_meet_state state;
-    bool has_come; /* also if it fails after that */
-    uint64_t generation;
-    dd_blob value;
-} dd_meet_reply;
+const char *dd_store_op_name(dd_store_op op); /* "compare_set" */
 
 /* A list of byte strings that owns them all; for multi_get and list_keys. A zeroed one is empty. */
 typedef struct dd_blob_list {
@@ -55,74 +76,60 @@ typedef struct dd_blob_list {
 dd_status dd_blob_list_init(dd_blob_list *list, size_t count, dd_error *err) DD_MUST_CHECK;
 void dd_blob_list_fini(dd_blob_list *list);
 
-/* What a kind of store implements. All pointers are set. Results (`value`, `list`, flags, numbers) are
- * written only on DD_OK; a dd_blob result replaces what the blob holds. */
+/* All is borrowed for the call. */
+typedef struct dd_store_request {
+    dd_store_op op;
+    const dd_bytes *keys; /* MEET: one, the place: the keys of its meetings begin with this and "/" */
+    size_t nkeys;
+    /* SET, APPEND, QUEUE_PUSH: one; MULTI_SET: nkeys; COMPARE_SET: the expected, then the desired one; MEET: what the rank
+     * publishes, a nonce and its card */
+    const dd_bytes *values;
+    /* ADD: the amount; BARRIER: the world size; QUEUE_POP: 1 to wait for an item, or 0; MULTI_GET: 0, or 1 of a keyspace,
+     * where a missing value is then an empty one; APPEND: 0, or 1 of dd_store_run_generic on a kind without CHECK: a
+     * missing key is then made first, with nothing in it, and others can see it so; MEET: dd_store_meet_number */
+    int64_t number;
+} dd_store_request;
+
+/* Zeroed by the caller, who also frees it, whatever the status. What counts on DD_OK: */
+typedef struct dd_store_result {
+    dd_blob
+        value; /* GET, TRY_GET, COMPARE_SET, QUEUE_POP, MEET; CHECK_EACH: a byte for every key, 1 if it is there */
+    dd_blob_list list; /* MULTI_GET, LIST_KEYS */
+    /* ADD, NUM_KEYS, QUEUE_LEN; DELETE_KEY: 1 or 0; QUEUE_POP: how many there were; MEET: the generation */
+    int64_t number;
+    /* GET, TRY_GET, QUEUE_POP: found; CHECK, WAIT, BARRIER: ready; DELETE_KEY: deleted; MEET that fails: the rank has
+     * come */
+    bool flag;
+    uint8_t state; /* MEET: a dd_meet_state */
+} dd_store_result;
+
+void dd_store_result_fini(dd_store_result *result);
+
+typedef enum dd_meet_state {
+    DD_MEET_WAITING, /* it has come, and others have not; the end will stand at "<place>/<generation>/end" */
+    DD_MEET_ENDED,   /* value: how */
+    DD_MEET_RESIZED, /* value: what somebody has said of the size before, who has another one */
+    DD_MEET_TAKEN,   /* value: what somebody else has published as this rank */
+    DD_MEET_AGAIN,   /* too many meetings were over: ask again */
+} dd_meet_state;
+
+/* Who comes to a meeting. `hears_failure`: of a meeting before this one that has failed without it. */
+#define DD_MEET_SIZE_SHIFT 31 /* rank and size are below 2^31 */
+#define DD_MEET_HEARS_FAILURE (INT64_C(1) << 62)
+static inline int64_t
+dd_store_meet_number(int rank, int size, bool hears_failure)
+{
+    return rank | (int64_t)size << DD_MEET_SIZE_SHIFT | (hears_failure ? DD_MEET_HEARS_FAILURE : 0);
+}
+
+/* What a kind of store implements. All pointers are set. */
 typedef struct dd_store_ops {
     const char *kind; /* "TCPStore": for messages */
 
-    /* Does what a request says; DD_STORE_OPS_BY_RUN makes the entries from `set` to `barrier` of it. What a kind does
-     * not know it hands to dd_store_run_generic. `store` is never a clone (see dd_store_clone_handle). */
+    /* Does what a request says. What a kind does not know it hands to dd_store_run_generic. `store` is never a clone (see
+     * dd_store_clone_handle). */
     dd_status (*run)(dd_store *store, const dd_store_request *request, dd_store_result *result,
                      const dd_wait *wait, dd_error *err);
-
-    dd_status (*set)(dd_store *store, dd_bytes key, dd_bytes value, const dd_wait *wait, dd_error *err);
-
-    /* Waits until the key is there. */
-    dd_status (*get)(dd_store *store, dd_bytes key, dd_blob *value, const dd_wait *wait, dd_error *err);
-
-    /* Never waits for the key. */
-    dd_status (*try_get)(dd_store *store, dd_bytes key, dd_blob *value, bool *is_found, const dd_wait *wait,
-                         dd_error *err);
-
-    /* Adds to the decimal number stored at the key (missing counts as 0) and returns the sum; wraps around.
-     * DD_STORE when the value is not a number. */
-    dd_status (*add)(dd_store *store, dd_bytes key, int64_t amount, int64_t *sum, const dd_wait *wait,
-                     dd_error *err);
-
-    /* Stores `desired` if the key holds `expected`, or is missing and `expected` is empty. `value` becomes
-     * what the key holds afterwards; for a missing key that was not set, `expected`. */
-    dd_status (*compare_set)(dd_store *store, dd_bytes key, dd_bytes expected, dd_bytes desired,
-                             dd_blob *value, const dd_wait *wait, dd_error *err);
-
-    /* Waits until every key is there: has a value or a queue that is not empty. */
-    dd_status (*wait)(dd_store *store, const dd_bytes *keys, size_t nkeys, const dd_wait *wait,
-                      dd_error *err);
-
-    /* Whether every key is there, as above. */
-    dd_status (*check)(dd_store *store, const dd_bytes *keys, size_t nkeys, bool *is_ready,
-                       const dd_wait *wait, dd_error *err);
-
-    /* Deletes a value (not a queue); tells whether there was one. */
-    dd_status (*delete_key)(dd_store *store, dd_bytes key, bool *is_deleted, const dd_wait *wait,
-                            dd_error *err);
-
-    /* Keys with a value. */
-    dd_status (*num_keys)(dd_store *store, int64_t *count, const dd_wait *wait, dd_error *err);
-
-    /* Appends to the value; a missing key counts as empty. */
-    dd_status (*append)(dd_store *store, dd_bytes key, dd_bytes value, const dd_wait *wait, dd_error *err);
-
-    /* Waits until all keys have values and returns them in order; `values` was zeroed by the caller. */
-    dd_status (*multi_get)(dd_store *store, const dd_bytes *keys, size_t nkeys, dd_blob_list *values,
-                           const dd_wait *wait, dd_error *err);
-    dd_status (*multi_set)(dd_store *store, const dd_bytes *keys, const dd_bytes *values, size_t nkeys,
-                           const dd_wait *wait, dd_error *err);
-
-    /* Queues live beside values: a key may have both. First in, first out. */
-    dd_status (*queue_push)(dd_store *store, dd_bytes key, dd_bytes value, const dd_wait *wait,
-                            dd_error *err);
-    /* DD_QUEUE_EMPTY when nothing is there and is_blocking is false. */
-    dd_status (*queue_pop)(dd_store *store, dd_bytes key, bool is_blocking, dd_blob *value,
-                           const dd_wait *wait, dd_error *err);
-    dd_status (*queue_len)(dd_store *store, dd_bytes key, int64_t *count, const dd_wait *wait, dd_error *err);
-
-    /* All keys with a value; `keys` was zeroed by the caller. */
-    dd_status (*list_keys)(dd_store *store, dd_blob_list *keys, const dd_wait *wait, dd_error *err);
-
-    /* Returns when world_size callers (this one included) have come to `key`. A key is good for one
-     * barrier: after it, it stays open. */
-    dd_status (*barrier)(dd_store *store, dd_bytes key, int64_t world_size, const dd_wait *wait,
-                         dd_error *err);
 
     /* Another handle on the same data, returned owned. */
     dd_status (*clone)(dd_store *store, dd_store **other, const dd_wait *wait, dd_error *err);
@@ -161,6 +168,28 @@ void dd_store_release(dd_store *store); /* NULL is fine */
 dd_status dd_store_check_fork(const dd_store *store, dd_error *err) DD_MUST_CHECK;
 bool dd_store_is_forked(const dd_store *store);
 
+/* Does what the request says, on any kind of store. */
+dd_status dd_store_run(dd_store *store, const dd_store_request *request, dd_store_result *result,
+                       const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+
+/* The same for the operations that the library itself needs. A value replaces what the blob holds. */
+dd_status dd_store_set(dd_store *store, dd_bytes key, dd_bytes value, const dd_wait *wait,
+                       dd_error *err) DD_MUST_CHECK;
+dd_status dd_store_get(dd_store *store, dd_bytes key, dd_blob *value, const dd_wait *wait,
+                       dd_error *err) DD_MUST_CHECK;
+dd_status dd_store_try_get(dd_store *store, dd_bytes key, dd_blob *value, bool *is_found, const dd_wait *wait,
+                           dd_error *err) DD_MUST_CHECK;
+dd_status dd_store_add(dd_store *store, dd_bytes key, int64_t amount, int64_t *sum, const dd_wait *wait,
+                       dd_error *err) DD_MUST_CHECK;
+dd_status dd_store_compare_set(dd_store *store, dd_bytes key, dd_bytes expected, dd_bytes desired,
+                               dd_blob *value, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+
+/* An operation made of others, for kinds that have no native one: APPEND by TRY_GET and COMPARE_SET, MULTI_GET and
+ * MULTI_SET one by one, TRY_GET by CHECK and GET, BARRIER by ADD, SET and WAIT on "<key>/num_members" and
+ * "<key>/last_member", MEET as meeting_join.c has it. */
+dd_status dd_store_run_generic(dd_store *store, const dd_store_request *request, dd_store_result *result,
+                               const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+
 /* Members for kinds that have nothing special: the time-out of the head; has_extended_api true; a clone that
  * has a time-out of its own and shares all else with its root, to which it holds a reference (for kinds with
  * `run`). */
@@ -176,13 +205,6 @@ dd_status dd_store_clone_handle(dd_store *store, dd_store **other, const dd_wait
 #define DD_STORE_MISSING_SHOWN 8
 dd_status dd_store_error_missing(dd_error *err, const char *what, const char *where, const dd_bytes *missing,
                                  size_t nmissing, size_t nkeys, const dd_wait *wait);
-
-/* Comes to a meeting, in one request where the store can, else by other operations; does not wait for others. The reply
- * was zeroed by the caller, and its value is the caller's, whatever is returned. */
-dd_status dd_store_meet(dd_store *store, const dd_meet_request *request, dd_meet_reply *reply,
-                        const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-dd_status dd_store_meet_by_keys(dd_store *store, const dd_meet_request *request, dd_meet_reply *reply,
-                                const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* Constructors of the kinds without a connection. */
 

@@ -18,7 +18,6 @@
 typedef struct tcp_store {
     dd_store head;
     /* const after init */
-    char *host;
     dd_blob secret;
     dd_tcp_server *server; /* owned reference, or NULL */
     char where[96];        /* "TCPStore at host:port", for messages */
@@ -30,18 +29,18 @@ typedef struct tcp_store {
     dd_error dead; /* not OK: the server is gone, and why */
     /* with tags */
     bool is_read;       /* somebody reads from the link */
-    dd_list unanswered; /* of calls in tcp_tagged.c: sent and not answered yet */
+    dd_list unanswered; /* of tcp_exchange: sent and not answered yet */
     uint32_t last_tag;
     dd_blob backlog; /* of requests that the socket has not taken yet: the next who sends sends this first; */
-    size_t backlog_nsent; /* so many bytes of it are sent, */
-    uint64_t nqueued;     /* so many of all requests were ever given to the link, */
-    uint64_t nsent;       /* and so many sent */
+    size_t backlog_nsent; /* so many bytes of it are sent */
     /* without */
     dd_list idle; /* links that nobody uses */
     unsigned nidle;
 
     /* with tags: the one; const after init. Whoever has set is_read reads from it, the holder of mu sends */
     tcp_link *link;
+
+    char host[]; /* const after init */
 } tcp_store;
 
 static inline tcp_store *
@@ -63,10 +62,13 @@ dd_status tcp_ask_internal(tcp_store *store, const dd_store_request *request, dd
 /* A request and its answer. */
 typedef struct tcp_exchange {
     const dd_tcp_op_row *row;
-    uint64_t repeats; /* how often the pattern of its reply comes */
-    dd_blob request;  /* with tags, after room for one */
+    dd_blob request; /* with tags, after room for one */
+    tcp_reply reply; /* in the answer; its reader at NULL: there is none */
     dd_blob answer;
-    dd_tcp_reader reply; /* into the answer; at NULL: there is none */
+    /* with tags; guarded by the store's mu once it is sent */
+    dd_list unanswered;
+    uint32_t tag; /* 0: it was not sent */
+    bool is_answered;
 } tcp_exchange;
 
 /* What both ways do: send the request, wait for its answer, and find its reply. What the server reports is returned as it
@@ -92,22 +94,7 @@ dd_status tcp_plain_create_link(tcp_store *store, tcp_link **link, const dd_wait
 void tcp_plain_release(tcp_store *store, tcp_link *link);
 void tcp_plain_close(tcp_store *store);
 
-static inline dd_status
-tcp_store_check_dead_locked(const tcp_store *store, dd_error *err)
-{
-    return store->dead.code == DD_OK
-               ? DD_OK
-               : dd_error_set(err, store->dead.code, "the server is gone since an earlier call: %s",
-                              store->dead.message);
-}
-
-static inline void
-tcp_store_note_dead_locked(tcp_store *store, const dd_error *why)
-{
-    if (store->dead.code == DD_OK) {
-        (void)dd_error_set(&store->dead, DD_NETWORK, "%s",
-                           why != NULL ? why->message : "the connection was lost");
-    }
-}
+dd_status tcp_store_check_dead_locked(const tcp_store *store, dd_error *err) DD_MUST_CHECK;
+void tcp_store_note_dead_locked(tcp_store *store, const dd_error *why);
 
 #endif

@@ -2,6 +2,7 @@
 
 #include "core/log.h"
 #include "core/mem.h"
+#include "core/system.h"
 #include "net/sock.h"
 
 #include <errno.h>
@@ -73,7 +74,7 @@ bury_one(tcp_conn *conn)
 {
     dd_tcp_server *server = conn->server;
     dd_list_remove(&conn->link);
-    dd_loop_remove(&server->loop, &conn->handler);
+    tcp_server_unwatch(server, &conn->handler);
     while (!dd_list_is_empty(&conn->parked)) {
         tcp_parked_end(DD_CONTAINER_OF(conn->parked.next, tcp_parked, link));
     }
@@ -108,7 +109,8 @@ watch(tcp_conn *conn)
         (is_readable(conn) ? (uint32_t)EPOLLIN : 0) | (conn->out.len > 0 ? (uint32_t)EPOLLOUT : 0);
     if (events != conn->watched) {
         conn->watched = events;
-        dd_loop_modify(&conn->server->loop, &conn->handler, events);
+        struct epoll_event event = {.events = events, .data.ptr = &conn->handler};
+        (void)dd_sys_epoll_ctl(conn->server->epoll_fd, EPOLL_CTL_MOD, conn->handler.fd, &event);
     }
 }
 
@@ -204,40 +206,56 @@ serve_next(tcp_conn *conn, dd_bytes bytes, size_t *used)
     return true;
 }
 
-/* Serves the whole requests at the front of `bytes`; returns how many bytes they took. */
-static size_t
-serve_requests(tcp_conn *conn, dd_bytes bytes)
+/* Serves the whole requests that have come; whether there were any. */
+static bool
+serve_requests(tcp_conn *conn)
 {
     size_t done = 0;
     size_t used = 0;
     while (!conn->is_doomed && is_readable(conn) &&
-           serve_next(conn, dd_bytes_of(bytes.data + done, bytes.len - done), &used)) {
+           serve_next(conn, dd_bytes_of(conn->in.data + done, conn->in.len - done), &used)) {
         done += used;
     }
-    return done;
-}
-
-/* Serves what is buffered; whether anything was. */
-static bool
-serve_buffered(tcp_conn *conn)
-{
-    size_t done = serve_requests(conn, dd_blob_view(&conn->in));
     dd_blob_consume(&conn->in, done);
-    if (conn->in.len == 0) {
-        dd_blob_clear(&conn->in, 0);
-    }
     return done > 0;
 }
 
 /* Most requests come whole: they are served straight from the shared buffer. Only a rest is kept. */
 static void
-serve_shared(tcp_conn *conn, size_t len)
+swap_buffer(tcp_conn *conn)
 {
-    dd_bytes bytes = {conn->server->recv_buf, len};
-    size_t done = serve_requests(conn, bytes);
-    if (done < len && !conn->is_doomed &&
-        dd_blob_append(&conn->in, bytes.data + done, len - done, NULL) != DD_OK) {
+    dd_blob own = conn->in;
+    conn->in = conn->server->recv_buf;
+    conn->server->recv_buf = own;
+}
+
+static void
+return_buffer(tcp_conn *conn)
+{
+    dd_blob *shared = &conn->server->recv_buf;
+    swap_buffer(conn);
+    if (shared->len > 0 && !conn->is_doomed &&
+        dd_blob_append(&conn->in, shared->data, shared->len, NULL) != DD_OK) {
         tcp_conn_doom(conn, "no memory for its request");
+    }
+    dd_blob_clear(shared, TCP_RECV_BYTES);
+}
+
+/* What has come, behind what there is. */
+static void
+receive(tcp_conn *conn)
+{
+    if (dd_blob_reserve(&conn->in, TCP_RECV_BYTES, NULL) != DD_OK) {
+        tcp_conn_doom(conn, "no memory for its request");
+        return;
+    }
+    size_t moved = 0;
+    dd_io io = dd_sock_try_recv(conn->handler.fd, conn->in.data + conn->in.len, TCP_RECV_BYTES, &moved);
+    if (io == DD_IO_OK) {
+        conn->in.len += moved;
+        atomic_fetch_add_explicit(&conn->server->nreads, 1, memory_order_relaxed);
+    } else if (io != DD_IO_AGAIN) {
+        tcp_conn_doom(conn, io == DD_IO_CLOSED ? "closed by the client" : "reading failed");
     }
 }
 
@@ -245,34 +263,16 @@ static void
 read_and_serve(tcp_conn *conn)
 {
     bool is_shared = conn->in.len == 0;
-    if (!is_shared && serve_buffered(conn)) {
+    if (is_shared) {
+        swap_buffer(conn);
+    } else if (serve_requests(conn)) {
         /* They were left because of too many replies, and come first, or `in` would grow with every read. */
         return;
     }
-    if (!is_shared && dd_blob_reserve(&conn->in, TCP_RECV_BYTES, NULL) != DD_OK) {
-        tcp_conn_doom(conn, "no memory for its request");
-        return;
-    }
-    uint8_t *into = is_shared ? conn->server->recv_buf : conn->in.data + conn->in.len;
-    size_t moved = 0;
-    switch (dd_sock_try_recv(conn->handler.fd, into, TCP_RECV_BYTES, &moved)) {
-    case DD_IO_AGAIN:
-        return;
-    case DD_IO_CLOSED:
-        tcp_conn_doom(conn, "closed by the client");
-        return;
-    case DD_IO_FAILED:
-        tcp_conn_doom(conn, "reading failed");
-        return;
-    case DD_IO_OK:
-        atomic_fetch_add_explicit(&conn->server->nreads, 1, memory_order_relaxed);
-        break;
-    }
+    receive(conn);
+    (void)serve_requests(conn);
     if (is_shared) {
-        serve_shared(conn, moved);
-    } else {
-        conn->in.len += moved;
-        (void)serve_buffered(conn);
+        return_buffer(conn);
     }
 }
 
@@ -287,13 +287,16 @@ serve_socket(tcp_conn *conn, uint32_t events)
         tcp_conn_doom(conn, "connection lost");
     }
     tcp_conn_flush(conn);
-    while (!conn->is_doomed && conn->out.len == 0 && conn->in.len > 0 && serve_buffered(conn)) {
+    while (!conn->is_doomed && conn->out.len == 0 && conn->in.len > 0 && serve_requests(conn)) {
         tcp_conn_flush(conn);
+    }
+    if (conn->in.len == 0) {
+        dd_blob_clear(&conn->in, 0);
     }
 }
 
 static void
-on_conn_event(dd_handler *handler, uint32_t events)
+on_conn_event(tcp_handler *handler, uint32_t events)
 {
     tcp_conn *conn = DD_CONTAINER_OF(handler, tcp_conn, handler);
     dd_tcp_server *server = conn->server;
@@ -301,16 +304,6 @@ on_conn_event(dd_handler *handler, uint32_t events)
     if (!conn->is_doomed) {
         serve_socket(conn, events);
     }
-    tcp_server_bury(server);
-}
-
-static void
-on_handshake_timeout(dd_timer *timer)
-{
-    tcp_conn *conn = DD_CONTAINER_OF(timer, tcp_conn, handshake);
-    dd_tcp_server *server = conn->server;
-    tcp_conn_doom(conn, conn->state == TCP_CONN_NEW ? "it said nothing"
-                                                    : "it did not finish the handshake in time");
     tcp_server_bury(server);
 }
 
@@ -324,10 +317,9 @@ tcp_conn_open(dd_tcp_server *server, int fd, bool is_surplus)
     }
     conn->server = server;
     conn->is_surplus = is_surplus;
-    conn->handler = (dd_handler){.fd = fd, .on_event = on_conn_event};
+    conn->handler = (tcp_handler){.fd = fd, .on_event = on_conn_event};
     conn->watched = EPOLLIN;
-    conn->handshake.on_expiry = on_handshake_timeout;
-    if (dd_loop_add(&server->loop, &conn->handler, EPOLLIN, NULL) != DD_OK) {
+    if (tcp_server_watch(server, &conn->handler, EPOLLIN, NULL) != DD_OK) {
         dd_sock_close(fd);
         dd_mem_free(conn);
         return;

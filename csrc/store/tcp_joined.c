@@ -2,29 +2,17 @@
 #include "store/tcp_server_internal.h"
 
 #include "core/lock.h"
-#include "core/mem.h"
 #include "core/thread.h"
 #include "net/sock.h"
 
 #include <stdio.h>
-
-/* More names would not fit into the message of a time-out anyway. */
-#define MAX_JOINED_NAMED ((size_t)64)
 
 void
 tcp_server_note_joined(dd_tcp_server *server, const char *who, int64_t sum)
 {
     dd_lock_take(&server->joined_mu);
     server->njoined = sum;
-    /* Doubling at powers of two: the array is as large as the next power. */
-    size_t n = server->njoined_named;
-    bool has_room = n < MAX_JOINED_NAMED;
-    if (has_room && (n & (n - 1)) == 0) {
-        char(*grown)[TCP_WHO_MAX] = dd_mem_realloc(server->joined, (n > 0 ? n * 2 : 1) * TCP_WHO_MAX);
-        has_room = grown != NULL;
-        server->joined = has_room ? grown : server->joined;
-    }
-    if (has_room) {
+    if (server->njoined_named < TCP_JOINED_NAMED) {
         snprintf(server->joined[server->njoined_named++], TCP_WHO_MAX, "%s", who);
     }
     dd_cond_broadcast(&server->joined_cond);

@@ -32,8 +32,8 @@ tcp_link_init(tcp_link *link)
     dd_list_init(&link->list);
 }
 
-void
-tcp_link_close(tcp_link *link)
+static void
+close_link(tcp_link *link)
 {
     dd_sock_close(link->fd);
     link->fd = -1;
@@ -46,7 +46,7 @@ tcp_link_destroy(tcp_link *link, bool is_forked)
         return;
     }
     if (!is_forked) {
-        tcp_link_close(link);
+        close_link(link);
     }
     dd_blob_fini(&link->in);
     dd_mem_free(link);
@@ -94,7 +94,7 @@ poll_on(tcp_link *link, int64_t began_ns)
 }
 
 dd_status
-tcp_link_try_receive(tcp_link *link, bool is_eager, bool *is_any, dd_error *err)
+tcp_link_try_receive(tcp_link *link, bool *is_any, dd_error *err)
 {
     dd_status status = dd_blob_reserve(&link->in, RECV_BYTES, err);
     if (status != DD_OK) {
@@ -106,7 +106,7 @@ tcp_link_try_receive(tcp_link *link, bool is_eager, bool *is_any, dd_error *err)
     do {
         io = dd_sock_try_recv(link->fd, link->in.data + link->in.len, link->in.capacity - link->in.len,
                               &moved);
-    } while (io == DD_IO_AGAIN && is_eager && poll_on(link, began_ns));
+    } while (io == DD_IO_AGAIN && poll_on(link, began_ns));
     *is_any = io == DD_IO_OK;
     if (io == DD_IO_AGAIN) {
         return DD_OK;
@@ -124,18 +124,6 @@ tcp_link_try_receive(tcp_link *link, bool is_eager, bool *is_any, dd_error *err)
 
 /* ---- replies */
 
-/* Scans what there is of a reply that nothing follows. */
-static dd_tcp_scan_result
-scan_reply(dd_tcp_scan *scan, dd_bytes bytes, dd_error *err)
-{
-    dd_tcp_scan_result result = dd_tcp_scan_run(scan, bytes, &reply_limits, err);
-    if (result == DD_TCP_SCAN_DONE && bytes.len != scan->at) {
-        (void)dd_error_set(err, DD_PROTOCOL, "the server sent more than its reply");
-        return DD_TCP_SCAN_BAD;
-    }
-    return result;
-}
-
 /* What the server says of a request that has failed: a status and a message. */
 static dd_status
 reported_error(uint8_t code, dd_tcp_reader *reader, dd_error *err)
@@ -148,29 +136,39 @@ reported_error(uint8_t code, dd_tcp_reader *reader, dd_error *err)
 }
 
 dd_status
-tcp_answer_read(dd_bytes answer, dd_tcp_op op, uint64_t repeats, dd_tcp_reader *reader, dd_error *err)
+tcp_reply_read(tcp_reply *reply, dd_bytes in, bool *is_whole, dd_error *err)
 {
-    uint8_t code = answer.data[DD_TCP_TAG_BYTES];
-    const char *pattern = dd_tcp_find_op(op)->reply;
-    dd_tcp_scan scan;
-    if (code != DD_OK) {
-        dd_tcp_scan_begin(&scan, "v", 1, DD_TCP_HEAD_BYTES);
-    } else {
-        dd_tcp_scan_begin(&scan, pattern != NULL ? pattern : "", repeats, DD_TCP_HEAD_BYTES);
+    *is_whole = false;
+    if (in.len < reply->head) {
+        return DD_OK;
     }
-    dd_tcp_scan_result result = scan_reply(&scan, answer, err);
+    uint8_t code = reply->head > 0 ? in.data[reply->head == DD_TCP_HEAD_BYTES ? DD_TCP_TAG_BYTES : 0] : DD_OK;
+    if (reply->scan.step == NULL) {
+        const char *pattern = dd_tcp_find_op(reply->op)->reply;
+        dd_tcp_scan_begin(&reply->scan,
+                          code != DD_OK     ? "v"
+                          : pattern != NULL ? pattern
+                                            : "",
+                          code != DD_OK ? 1 : reply->repeats, reply->head);
+    }
+    dd_tcp_scan_result result = dd_tcp_scan_run(&reply->scan, in, &reply_limits, err);
     if (result != DD_TCP_SCAN_DONE) {
-        return result == DD_TCP_SCAN_BAD ? DD_PROTOCOL
-                                         : dd_error_set(err, DD_PROTOCOL, "the server sent half a reply");
+        return result == DD_TCP_SCAN_BAD ? DD_PROTOCOL : DD_OK;
     }
-    reader->at = answer.data + DD_TCP_HEAD_BYTES;
-    return code == DD_OK ? DD_OK : reported_error(code, reader, err);
+    if (in.len != reply->scan.at) {
+        return dd_error_set(err, DD_PROTOCOL, "the server sent more than its reply");
+    }
+    *is_whole = true;
+    reply->reader.at = in.data + reply->head;
+    return code == DD_OK ? DD_OK : reported_error(code, &reply->reader, err);
 }
 
 dd_status
-tcp_link_send(tcp_link *link, dd_bytes request, const dd_wait *wait, dd_error *err)
+tcp_link_ask(tcp_link *link, dd_bytes request, tcp_reply *reply, const dd_wait *wait, dd_error *err)
 {
     size_t nsent = 0;
+    bool is_whole = false;
+    dd_blob_clear(&link->in, KEEP_BYTES);
     dd_status status = tcp_link_try_send(link, request, &nsent, err);
     while (status == DD_OK && nsent < request.len) {
         status = dd_sock_wait(link->fd, POLLOUT, wait, err);
@@ -178,55 +176,21 @@ tcp_link_send(tcp_link *link, dd_bytes request, const dd_wait *wait, dd_error *e
             status = tcp_link_try_send(link, request, &nsent, err);
         }
     }
-    if (status != DD_OK) {
-        tcp_link_close(link);
-    }
-    return status;
-}
-
-/* Receives until the scan is done, the status of an extended reply included. */
-static dd_status
-receive_all(tcp_link *link, dd_tcp_scan *scan, const dd_wait *wait, dd_error *err)
-{
-    bool is_status_due = link->is_extended;
-    for (;;) {
-        if (is_status_due && link->in.len > 0) {
-            is_status_due = false;
-            if (link->in.data[0] != DD_OK) {
-                dd_tcp_scan_begin(scan, "v", 1, 1);
-            }
-        }
-        dd_tcp_scan_result result =
-            is_status_due ? DD_TCP_SCAN_MORE : scan_reply(scan, dd_blob_view(&link->in), err);
-        if (result != DD_TCP_SCAN_MORE) {
-            return result == DD_TCP_SCAN_DONE ? DD_OK : DD_PROTOCOL;
-        }
+    while (status == DD_OK) {
         bool is_any = false;
-        dd_status status = tcp_link_try_receive(link, true, &is_any, err);
+        status = tcp_reply_read(reply, dd_blob_view(&link->in), &is_whole, err);
+        if (is_whole) {
+            return status;
+        }
+        if (status == DD_OK) {
+            status = tcp_link_try_receive(link, &is_any, err);
+        }
         if (status == DD_OK && !is_any) {
             status = dd_sock_wait(link->fd, POLLIN, wait, err);
         }
-        if (status != DD_OK) {
-            return status;
-        }
     }
-}
-
-dd_status
-tcp_link_receive(tcp_link *link, dd_tcp_op op, uint64_t repeats, dd_tcp_reader *reader, const dd_wait *wait,
-                 dd_error *err)
-{
-    dd_blob_clear(&link->in, KEEP_BYTES);
-    dd_tcp_scan scan;
-    dd_tcp_scan_begin(&scan, dd_tcp_find_op(op)->reply, repeats, link->is_extended ? 1 : 0);
-    dd_status status = receive_all(link, &scan, wait, err);
-    if (status != DD_OK) {
-        tcp_link_close(link);
-        return status;
-    }
-    reader->at = link->in.data;
-    uint8_t code = link->is_extended ? dd_tcp_read_u8(reader) : DD_OK;
-    return code == DD_OK ? DD_OK : reported_error(code, reader, err);
+    close_link(link);
+    return status;
 }
 
 /* ---- opening */
@@ -237,36 +201,30 @@ typedef struct handshake {
     tcp_target *target;
     dd_blob request;
     dd_tcp_writer writer;
+    dd_tcp_reader reply;
     const dd_wait *wait;
     dd_error *err;
 } handshake;
 
-static void
-begin(handshake *shake, dd_tcp_op op)
-{
-    dd_blob_clear(&shake->request, KEEP_BYTES);
-    dd_tcp_writer_init(&shake->writer, &shake->request, shake->err);
-    dd_tcp_write_u8(&shake->writer, (uint8_t)op);
-}
-
+/* Sends what is written, and waits for the reply. */
 static dd_status
-exchange(handshake *shake, dd_tcp_op op, dd_tcp_reader *reader)
+exchange(handshake *shake, dd_tcp_op op)
 {
+    tcp_reply reply = {.op = op, .repeats = 1, .head = shake->link->is_extended ? 1 : 0};
     dd_status status = shake->writer.status;
     if (status == DD_OK) {
-        status = tcp_link_send(shake->link, dd_blob_view(&shake->request), shake->wait, shake->err);
+        status = tcp_link_ask(shake->link, dd_blob_view(&shake->request), &reply, shake->wait, shake->err);
     }
-    if (status == DD_OK) {
-        status = tcp_link_receive(shake->link, op, 1, reader, shake->wait, shake->err);
-    }
+    shake->reply = reply.reader;
     shake->link->is_turned_away = status == DD_NETWORK;
+    dd_blob_clear(&shake->request, KEEP_BYTES);
     return status;
 }
 
 static void
 show_magic(handshake *shake)
 {
-    begin(shake, DD_TCP_VALIDATE);
+    dd_tcp_write_u8(&shake->writer, DD_TCP_VALIDATE);
     dd_tcp_write_u32(&shake->writer, DD_TCP_MAGIC);
 }
 
@@ -283,9 +241,8 @@ greet(handshake *shake)
     show_magic(shake);
     dd_tcp_write_u8(&shake->writer, DD_TCP_PING);
     dd_tcp_write_u32(&shake->writer, offer);
-    dd_tcp_reader reader;
-    status = exchange(shake, DD_TCP_PING, &reader);
-    uint32_t answer = status == DD_OK ? dd_tcp_read_u32(&reader) : offer;
+    status = exchange(shake, DD_TCP_PING);
+    uint32_t answer = status == DD_OK ? dd_tcp_read_u32(&shake->reply) : offer;
     if (status == DD_PROTOCOL || (answer != offer && answer != ~offer)) {
         return dd_error_set(shake->err, DD_PROTOCOL, "what answers there is not a TCPStore");
     }
@@ -333,10 +290,9 @@ prove(handshake *shake, const dd_auth_nonces *nonces)
 {
     uint8_t proof[DD_SHA256_BYTES];
     dd_auth_prove(shake->target->secret, DD_AUTH_CLIENT, nonces, proof);
-    begin(shake, DD_TCP_AUTH);
+    dd_tcp_write_u8(&shake->writer, DD_TCP_AUTH);
     dd_tcp_write_bytes(&shake->writer, dd_bytes_of(proof, sizeof proof));
-    dd_tcp_reader reader;
-    return exchange(shake, DD_TCP_AUTH, &reader);
+    return exchange(shake, DD_TCP_AUTH);
 }
 
 /* `nonces` has the client's; takes the server's, and its proof. */
@@ -368,15 +324,14 @@ say_hello(handshake *shake)
         return status;
     }
     write_hello(shake, &nonces);
-    dd_tcp_reader reader;
-    status = exchange(shake, DD_TCP_HELLO, &reader);
+    status = exchange(shake, DD_TCP_HELLO);
     if (status == DD_OK) {
-        status = note_server(shake->target, &reader, shake->err);
+        status = note_server(shake->target, &shake->reply, shake->err);
     }
     if (status != DD_OK || shake->target->secret.len == 0) {
         return status;
     }
-    status = check_server(shake->target, &reader, &nonces, shake->err);
+    status = check_server(shake->target, &shake->reply, &nonces, shake->err);
     return status == DD_OK ? prove(shake, &nonces) : status;
 }
 
@@ -385,53 +340,22 @@ say_hello(handshake *shake)
 static dd_status
 shake_hands(handshake *shake, bool is_unix)
 {
+    dd_status status = DD_OK;
     shake->link->is_extended = is_unix;
     if (is_unix) {
         show_magic(shake);
+    } else {
+        status = greet(shake);
+    }
+    if (status == DD_OK && shake->link->is_extended) {
         return say_hello(shake);
     }
-    dd_status status = greet(shake);
-    if (status != DD_OK) {
-        return status;
-    }
-    if (shake->link->is_extended) {
-        dd_blob_clear(&shake->request, KEEP_BYTES);
-        return say_hello(shake);
-    }
-    if (shake->target->secret.len > 0) {
+    if (status == DD_OK && shake->target->secret.len > 0) {
         return dd_error_set(shake->err, DD_AUTH,
                             "the client has a secret and the server speaks PyTorch's protocol, "
                             "which knows none");
     }
-    return DD_OK;
-}
-
-/* Shakes hands over a connection that has just been made to `addr`. */
-static dd_status
-begin_at(tcp_link *link, tcp_target *target, const dd_addr *addr, const dd_wait *wait, dd_error *err)
-{
-    handshake shake = {.link = link, .target = target, .wait = wait, .err = err};
-    dd_tcp_writer_init(&shake.writer, &shake.request, err);
-    dd_status status = shake_hands(&shake, addr->storage.ss_family == AF_UNIX);
-    dd_blob_fini(&shake.request);
-    char text[DD_ADDR_TEXT_MAX];
-    (void)dd_addr_print(addr, text);
-    if (status != DD_OK) {
-        tcp_link_close(link);
-        dd_error_prepend(err, "opening the store at %s", text);
-        return status;
-    }
-    if (target->is_known && link->is_extended != target->is_extended) {
-        tcp_link_close(link);
-        return dd_error_set(err, DD_PROTOCOL, "the store at %s speaks another protocol than before", text);
-    }
-    DD_LOG(DD_LOG_DEBUG, "store client: %s:%u: connected at %s", target->host, target->port, text);
-    dd_blob_clear(&link->in, KEEP_BYTES);
-    if (!target->is_known) { /* the first link, before any other thread knows the store */
-        target->is_known = true;
-        target->is_extended = link->is_extended;
-    }
-    return DD_OK;
+    return status;
 }
 
 /* A name may come to be known, and a server to its address, while the client tries. */
@@ -441,13 +365,6 @@ resolve_target(tcp_target *target, const dd_wait *wait, dd_error *err)
     /* A server on all addresses is reached on this machine's own. */
     const char *host = dd_addr_is_wildcard(target->host) ? "localhost" : target->host;
     return dd_addr_resolve(host, target->port, &target->addrs, wait, err);
-}
-
-static dd_status
-open_at(tcp_link *link, tcp_target *target, const dd_addr *addr, const dd_wait *wait, dd_error *err)
-{
-    dd_status status = dd_sock_connect(addr, &link->fd, wait, err);
-    return status == DD_OK ? begin_at(link, target, addr, wait, err) : status;
 }
 
 /* A server of ours on this machine is reached by its Unix socket, which costs half of what TCP does.
@@ -463,54 +380,67 @@ connect_unix(tcp_link *link, const dd_addr *addr, const dd_wait *wait, dd_addr *
         if (dd_sock_is_same_user(link->fd)) {
             return true;
         }
-        tcp_link_close(link);
+        close_link(link);
     }
     return false;
 }
 
-/* The first link decides how the server is reached. */
+/* The first link, which no other thread knows, decides how the server is reached. */
 static dd_status
-open_first_at(tcp_link *link, tcp_target *target, const dd_addr *addr, const dd_wait *wait, dd_error *err)
+open_at(tcp_link *link, tcp_target *target, const dd_addr *addr, const dd_wait *wait, dd_error *err)
 {
-    dd_addr name;
-    dd_status status;
-    if (dd_sock_is_own_addr(addr) && connect_unix(link, addr, wait, &name)) {
-        status = begin_at(link, target, &name, wait, err);
-        target->own_addr = *addr;
-    } else {
-        status = open_at(link, target, addr, wait, err);
-        target->own_addr = dd_sock_local_addr(link->fd);
-    }
-    return status;
-}
-
-/* One round over all addresses. */
-static dd_status
-try_addresses(tcp_link *link, tcp_target *target, const dd_wait *wait, dd_error *err)
-{
+    dd_addr reached = *addr;
     bool is_first = !target->is_known;
-    dd_status status = is_first ? resolve_target(target, wait, err) : DD_OK;
+    bool is_unix = is_first && dd_sock_is_own_addr(addr) && connect_unix(link, addr, wait, &reached);
+    dd_status status = is_unix ? DD_OK : dd_sock_connect(addr, &link->fd, wait, err);
     if (status != DD_OK) {
         return status;
     }
-    link->is_turned_away = false;
-    status = dd_error_set(err, DD_NETWORK, "the host has no address");
-    for (size_t i = 0; i < target->addrs.count; i++) {
-        const dd_addr *addr = &target->addrs.items[i];
-        dd_wait one_try = dd_wait_at_most(wait, CONNECT_TRY_NS);
-        status = is_first ? open_first_at(link, target, addr, &one_try, err)
-                          : open_at(link, target, addr, &one_try, err);
-        if (status != DD_NETWORK && status != DD_NETWORK_TIMED_OUT) {
-            break;
-        }
+    handshake shake = {.link = link, .target = target, .wait = wait, .err = err};
+    dd_tcp_writer_init(&shake.writer, &shake.request, err);
+    status = shake_hands(&shake, is_unix);
+    dd_blob_fini(&shake.request);
+    if (status == DD_OK && !is_first && link->is_extended != target->is_extended) {
+        status = dd_error_set(err, DD_PROTOCOL, "it speaks another protocol than before");
     }
-    return status;
+    char text[DD_ADDR_TEXT_MAX];
+    (void)dd_addr_print(is_unix ? &reached : addr, text);
+    if (status != DD_OK) {
+        close_link(link);
+        dd_error_prepend(err, "opening the store at %s", text);
+        return status;
+    }
+    DD_LOG(DD_LOG_DEBUG, "store client: %s:%u: connected at %s", target->host, target->port, text);
+    dd_blob_clear(&link->in, KEEP_BYTES);
+    if (is_first) {
+        target->is_known = true;
+        target->is_extended = link->is_extended;
+        target->own_addr = is_unix ? *addr : dd_sock_local_addr(link->fd);
+    }
+    return DD_OK;
 }
 
 static bool
 is_worth_retrying(dd_status status)
 {
     return status == DD_NETWORK || status == DD_NETWORK_TIMED_OUT;
+}
+
+/* One round over all addresses. */
+static dd_status
+try_addresses(tcp_link *link, tcp_target *target, const dd_wait *wait, dd_error *err)
+{
+    dd_status status = target->is_known ? DD_OK : resolve_target(target, wait, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    link->is_turned_away = false;
+    status = dd_error_set(err, DD_NETWORK, "the host has no address");
+    for (size_t i = 0; i < target->addrs.count && is_worth_retrying(status); i++) {
+        dd_wait one_try = dd_wait_at_most(wait, CONNECT_TRY_NS);
+        status = open_at(link, target, &target->addrs.items[i], &one_try, err);
+    }
+    return status;
 }
 
 dd_status

@@ -33,7 +33,6 @@ typedef struct tcp_link {
 } tcp_link;
 
 void tcp_link_init(tcp_link *link);
-void tcp_link_close(tcp_link *link);
 /* Closes and frees; in a forked child (is_forked) only frees, since the descriptor is closed already. NULL
  * is fine. */
 void tcp_link_destroy(tcp_link *link, bool is_forked);
@@ -45,19 +44,26 @@ dd_status tcp_link_open(tcp_link *link, tcp_target *target, const dd_wait *wait,
 /* Sends what the socket takes at once; *nsent counts on. */
 dd_status tcp_link_try_send(tcp_link *link, dd_bytes bytes, size_t *nsent, dd_error *err) DD_MUST_CHECK;
 
-/* Adds to `in` what has come; *is_any tells whether there was anything. Before it says no it polls for a
- * while (`is_eager`): an answer that comes meanwhile saves two context switches. */
-dd_status tcp_link_try_receive(tcp_link *link, bool is_eager, bool *is_any, dd_error *err) DD_MUST_CHECK;
+/* Adds to `in` what has come; *is_any tells whether there was anything. Before it says no it polls for a while: an answer
+ * that comes meanwhile saves two context switches. */
+dd_status tcp_link_try_receive(tcp_link *link, bool *is_any, dd_error *err) DD_MUST_CHECK;
 
-/* Takes a whole answer of a tagged connection: what the server reports is returned as it is, else `reader`
- * takes the reply apart, whose pattern comes `repeats` times. DD_PROTOCOL when it is something else. */
-dd_status tcp_answer_read(dd_bytes answer, dd_tcp_op op, uint64_t repeats, dd_tcp_reader *reader,
-                          dd_error *err) DD_MUST_CHECK;
+/* How far a reply has come. */
+typedef struct tcp_reply {
+    dd_tcp_op op;
+    uint64_t repeats;     /* how often its pattern comes */
+    size_t head;          /* bytes before it: a tag, a status and a length; a status; or none */
+    dd_tcp_scan scan;     /* zeroed at first */
+    dd_tcp_reader reader; /* when it is whole: at its fields */
+} tcp_reply;
 
-/* Without tags: a request, and its reply, which `reader` takes apart until the next. On any failure but an
- * error that the server reports the link is closed: only a new one starts clean. */
-dd_status tcp_link_send(tcp_link *link, dd_bytes request, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-dd_status tcp_link_receive(tcp_link *link, dd_tcp_op op, uint64_t repeats, dd_tcp_reader *reader,
-                           const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+/* Looks for a whole reply in `in`, which holds nothing else; call again when more has come. When it is whole, what the
+ * server reports is returned as it is. DD_PROTOCOL when it is something else. */
+dd_status tcp_reply_read(tcp_reply *reply, dd_bytes in, bool *is_whole, dd_error *err) DD_MUST_CHECK;
+
+/* Without tags: a request and its reply, which borrows from `in` until the next. On any failure but an error that the
+ * server reports the link is closed: only a new one starts clean. */
+dd_status tcp_link_ask(tcp_link *link, dd_bytes request, tcp_reply *reply, const dd_wait *wait,
+                       dd_error *err) DD_MUST_CHECK;
 
 #endif

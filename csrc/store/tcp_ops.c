@@ -11,29 +11,6 @@
 
 /* ---- one request */
 
-static dd_wait
-long_enough_for_an_answer(const dd_wait *wait)
-{
-    dd_wait longer = *wait;
-    int64_t least_ns = dd_clock_now_ns() + TCP_ANSWER_NS;
-    if (longer.deadline_ns < least_ns) {
-        longer.deadline_ns = least_ns;
-    }
-    return longer;
-}
-
-static dd_status
-exchange_with(tcp_store *store, tcp_exchange *exchange, const dd_wait *wait, dd_error *err)
-{
-    bool is_ours = store->target.is_extended;
-    bool may_wait = dd_tcp_op_waits(exchange->row);
-    dd_wait long_enough = long_enough_for_an_answer(wait);
-    wait = may_wait ? wait : &long_enough;
-    dd_status status =
-        is_ours ? tcp_tagged_ask(store, exchange, wait, err) : tcp_plain_ask(store, exchange, wait, err);
-    return may_wait && status == DD_NETWORK_TIMED_OUT ? DD_TIMED_OUT : status;
-}
-
 /* What came of a request that waits: a reply that has nothing says that it was called off. */
 static bool
 is_called_off(const dd_tcp_op_row *row, size_t nkeys, const dd_store_result *result)
@@ -42,14 +19,32 @@ is_called_off(const dd_tcp_op_row *row, size_t nkeys, const dd_store_result *res
     return dd_tcp_op_waits(row) && (is_list ? result->list.count != nkeys : !result->flag);
 }
 
+static dd_status
+exchange_with(tcp_store *store, tcp_exchange *exchange, const dd_wait *wait, dd_error *err)
+{
+    tcp_ask_fn *ask = store->target.is_extended ? tcp_tagged_ask : tcp_plain_ask;
+    if (dd_tcp_op_waits(exchange->row)) {
+        dd_status status = ask(store, exchange, wait, err);
+        return status == DD_NETWORK_TIMED_OUT ? DD_TIMED_OUT : status;
+    }
+    dd_wait longer = *wait;
+    int64_t least_ns = dd_clock_now_ns() + TCP_ANSWER_NS;
+    longer.deadline_ns = longer.deadline_ns > least_ns ? longer.deadline_ns : least_ns;
+    return ask(store, exchange, &longer, err);
+}
+
 /* Without an error, what waits and did not come is DD_TIMED_OUT. DD_INTERRUPTED: the result may have what came at the last
  * moment. */
 static dd_status
-ask_for(tcp_store *store, const dd_tcp_op_row *row, const dd_store_request *request, bool is_users,
-        dd_store_result *result, const dd_wait *wait, dd_error *err)
+ask_for(tcp_store *store, const dd_store_request *request, bool is_users, dd_store_result *result,
+        const dd_wait *wait, dd_error *err)
 {
-    tcp_exchange exchange = {.row = row, .repeats = row->op == DD_TCP_MULTI_GET ? request->nkeys : 1};
     bool is_ours = store->target.is_extended;
+    const dd_tcp_op_row *row = dd_tcp_row_for(request, is_ours);
+    tcp_exchange exchange = {
+        .row = row,
+        .reply = {.op = row->op, .repeats = row->op == DD_TCP_MULTI_GET ? request->nkeys : 1},
+    };
     dd_tcp_writer writer;
     dd_tcp_writer_init(&writer, &exchange.request, err);
     if (is_ours) {
@@ -60,9 +55,10 @@ ask_for(tcp_store *store, const dd_tcp_op_row *row, const dd_store_request *requ
     if (status == DD_OK) {
         status = exchange_with(store, &exchange, wait, err);
     }
-    if (exchange.reply.at != NULL && (status == DD_OK || status == DD_INTERRUPTED)) {
+    if (exchange.reply.reader.at != NULL && (status == DD_OK || status == DD_INTERRUPTED)) {
         dd_error *of_reply = status == DD_OK ? err : NULL;
-        dd_status taken = dd_tcp_read_result(&exchange.reply, row->op, request->nkeys, result, of_reply);
+        dd_status taken =
+            dd_tcp_read_result(&exchange.reply.reader, row->op, request->nkeys, result, of_reply);
         bool is_nothing = taken == DD_OK && is_called_off(row, request->nkeys, result);
         status = status == DD_OK ? is_nothing ? DD_TIMED_OUT : taken : status;
     }
@@ -76,8 +72,7 @@ static dd_status
 ask(tcp_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
     dd_error *err)
 {
-    const dd_tcp_op_row *row = dd_tcp_row_for(request, store->target.is_extended);
-    return ask_for(store, row, request, true, result, wait, err);
+    return ask_for(store, request, true, result, wait, err);
 }
 
 static dd_status
@@ -93,21 +88,18 @@ dd_status
 tcp_ask_internal(tcp_store *store, const dd_store_request *request, dd_store_result *result, const char *what,
                  const dd_wait *wait, dd_error *err)
 {
-    const dd_tcp_op_row *row = dd_tcp_row_for(request, store->target.is_extended);
-    return say_where(store, what, ask_for(store, row, request, false, result, wait, err), err);
+    return say_where(store, what, ask_for(store, request, false, result, wait, err), err);
 }
 
-/* ---- by PyTorch's protocol */
+/* ---- by PyTorch's protocol, which waits for no values */
 
 static dd_status
-check(tcp_store *store, const dd_bytes *keys, size_t nkeys, bool *is_ready, const dd_wait *wait,
-      dd_error *err)
+ask_plainly(tcp_store *store, dd_store_op op, const dd_store_request *request, dd_store_result *result,
+            const dd_wait *wait, dd_error *err)
 {
-    dd_store_request request = {.op = DD_STORE_CHECK, .keys = keys, .nkeys = nkeys};
-    dd_store_result result = {0};
-    dd_status status = ask(store, &request, &result, wait, err);
-    *is_ready = status == DD_OK && result.flag;
-    return status;
+    dd_store_request step = {
+        .op = op, .keys = request->keys, .nkeys = request->nkeys, .number = op == DD_STORE_MULTI_GET};
+    return ask(store, &step, result, wait, err);
 }
 
 /* A GET of a missing key is answered as if it were empty, so it is asked for first. */
@@ -115,17 +107,9 @@ static dd_status
 plain_try_get(tcp_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
               dd_error *err)
 {
-    dd_store_request get = {.op = DD_STORE_TRY_GET, .keys = request->keys, .nkeys = 1};
-    dd_status status = check(store, request->keys, 1, &result->flag, wait, err);
-    return status == DD_OK && result->flag ? ask(store, &get, result, wait, err) : status;
-}
-
-static dd_status
-plain_try_pop(tcp_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
-              dd_error *err)
-{
-    dd_store_request pop = {.op = DD_STORE_QUEUE_POP, .keys = request->keys, .nkeys = 1};
-    return ask(store, &pop, result, wait, err);
+    dd_status status = ask_plainly(store, DD_STORE_CHECK, request, result, wait, err);
+    return status == DD_OK && result->flag ? ask_plainly(store, DD_STORE_TRY_GET, request, result, wait, err)
+                                           : status;
 }
 
 /* A request that waits costs its connection when the time runs out, so one look is a CHECK. */
@@ -133,15 +117,12 @@ static dd_status
 plain_wait(tcp_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
            dd_error *err)
 {
-    dd_store_request until = {.op = DD_STORE_WAIT, .keys = request->keys, .nkeys = request->nkeys};
-    if (!dd_wait_is_over(wait)) {
-        return ask(store, &until, result, wait, err);
-    }
-    dd_status status = check(store, request->keys, request->nkeys, &result->flag, wait, err);
+    dd_store_op op = dd_wait_is_over(wait) ? DD_STORE_CHECK : DD_STORE_WAIT;
+    dd_status status = ask_plainly(store, op, request, result, wait, err);
     return status == DD_OK && !result->flag ? DD_TIMED_OUT : status;
 }
 
-/* Waits until the key is there, then tries to take what it holds, and waits again if there was nothing to take: another
+/* Waits until the keys are there, then tries to take what they hold, and waits again if there was nothing to take: another
  * was faster, or the key has a value and no item. */
 static dd_status
 plain_wait_and_try(tcp_store *store, const dd_store_request *request, dd_store_result *result,
@@ -150,8 +131,9 @@ plain_wait_and_try(tcp_store *store, const dd_store_request *request, dd_store_r
     for (;;) {
         dd_status status = plain_wait(store, request, result, wait, err);
         if (status == DD_OK) {
-            status = request->op == DD_STORE_GET ? plain_try_get(store, request, result, wait, err)
-                                                 : plain_try_pop(store, request, result, wait, err);
+            status = request->op == DD_STORE_GET
+                         ? plain_try_get(store, request, result, wait, err)
+                         : ask_plainly(store, request->op, request, result, wait, err);
         }
         if (status != DD_OK || result->flag) {
             return status;
@@ -167,37 +149,33 @@ plain_wait_and_try(tcp_store *store, const dd_store_request *request, dd_store_r
 }
 
 static dd_status
-plain_multi_get(tcp_store *store, const dd_store_request *request, dd_store_result *result,
-                const dd_wait *wait, dd_error *err)
-{
-    dd_store_request get = {
-        .op = DD_STORE_MULTI_GET, .keys = request->keys, .nkeys = request->nkeys, .number = 1};
-    dd_status status = plain_wait(store, request, result, wait, err);
-    return status == DD_OK ? ask(store, &get, result, wait, err) : status;
-}
-
-static dd_status
-plain_pop(tcp_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
-          dd_error *err)
-{
-    dd_status status = plain_try_pop(store, request, result, wait, err);
-    bool is_over = status != DD_OK || result->flag || request->number == 0;
-    return is_over ? status : plain_wait_and_try(store, request, result, wait, err);
-}
-
-/* What PyTorch's protocol does not have in one request. */
-static dd_status
 plain_run(tcp_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
           dd_error *err)
 {
-    static dd_status (*const compounds[])(tcp_store *, const dd_store_request *, dd_store_result *,
-                                          const dd_wait *, dd_error *) = {
-        [DD_STORE_GET] = plain_wait_and_try, [DD_STORE_TRY_GET] = plain_try_get,
-        [DD_STORE_WAIT] = plain_wait,        [DD_STORE_MULTI_GET] = plain_multi_get,
-        [DD_STORE_QUEUE_POP] = plain_pop,    [DD_STORE_BARRIER] = NULL,
-    };
-    return compounds[request->op] != NULL ? compounds[request->op](store, request, result, wait, err)
-                                          : ask(store, request, result, wait, err);
+    dd_store_op op = request->op;
+    if (op == DD_STORE_TRY_GET) {
+        return plain_try_get(store, request, result, wait, err);
+    }
+    if (op == DD_STORE_WAIT) {
+        return plain_wait(store, request, result, wait, err);
+    }
+    if (op == DD_STORE_QUEUE_POP) {
+        dd_status status = ask_plainly(store, op, request, result, wait, err);
+        if (status != DD_OK || result->flag || request->number == 0) {
+            return status;
+        }
+    }
+    bool takes_when_there = op == DD_STORE_GET || op == DD_STORE_MULTI_GET || op == DD_STORE_QUEUE_POP;
+    return takes_when_there ? plain_wait_and_try(store, request, result, wait, err)
+                            : ask(store, request, result, wait, err);
+}
+
+static dd_status
+run(tcp_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
+    dd_error *err)
+{
+    return store->target.is_extended ? ask(store, request, result, wait, err)
+                                     : plain_run(store, request, result, wait, err);
 }
 
 /* ---- time-outs name what is missing */
@@ -220,7 +198,9 @@ find_missing(tcp_store *store, const dd_store_request *request, missing_keys *mi
     for (size_t i = 0; i < request->nkeys && missing->count < MAX_KEYS_NAMED && status == DD_OK; i++) {
         bool is_there = i < result.value.len && result.value.data[i] != 0;
         if (!is_ours) {
-            status = check(store, &request->keys[i], 1, &is_there, &patience, NULL);
+            dd_store_request one = {.keys = &request->keys[i], .nkeys = 1};
+            status = ask_plainly(store, DD_STORE_CHECK, &one, &result, &patience, NULL);
+            is_there = result.flag;
         }
         if (status == DD_OK && !is_there) {
             missing->keys[missing->count++] = request->keys[i];
@@ -260,8 +240,7 @@ settle_late_barrier(tcp_store *store, const dd_store_request *request, const dd_
     dd_wait patience = dd_wait_after(TCP_ANSWER_NS);
     dd_store_request look = {.op = DD_STORE_TRY_GET, .keys = request->keys, .nkeys = 1};
     dd_store_result result = {0};
-    dd_status status = store->target.is_extended ? ask(store, &look, &result, &patience, NULL)
-                                                 : plain_try_get(store, &look, &result, &patience, NULL);
+    dd_status status = run(store, &look, &result, &patience, NULL);
     dd_bytes count = status == DD_OK && result.flag ? dd_blob_view(&result.value) : dd_bytes_of_string("?");
     if (!is_complete(count, request->number)) {
         char text[160];
@@ -297,8 +276,7 @@ tcp_run(dd_store *head, const dd_store_request *request, dd_store_result *result
     if (request->op == DD_STORE_MEET && !store->target.is_extended) {
         return dd_store_run_generic(head, request, result, wait, err);
     }
-    dd_status status = store->target.is_extended ? ask(store, request, result, wait, err)
-                                                 : plain_run(store, request, result, wait, err);
+    dd_status status = run(store, request, result, wait, err);
     bool is_pop = request->op == DD_STORE_QUEUE_POP;
     if (request->op == DD_STORE_DELETE_KEY) {
         result->flag = result->number > 0;

@@ -4,6 +4,28 @@
 
 #define MAX_IDLE_LINKS 8
 
+/* ---- servers that are gone */
+
+dd_status
+tcp_store_check_dead_locked(const tcp_store *store, dd_error *err)
+{
+    return store->dead.code == DD_OK
+               ? DD_OK
+               : dd_error_set(err, store->dead.code, "the server is gone since an earlier call: %s",
+                              store->dead.message);
+}
+
+void
+tcp_store_note_dead_locked(tcp_store *store, const dd_error *why)
+{
+    if (store->dead.code == DD_OK) {
+        (void)dd_error_set(&store->dead, DD_NETWORK, "%s",
+                           why != NULL ? why->message : "the connection was lost");
+    }
+}
+
+/* ---- links */
+
 dd_status
 tcp_plain_create_link(tcp_store *store, tcp_link **out, const dd_wait *wait, dd_error *err)
 {
@@ -71,25 +93,19 @@ is_ignorant(tcp_store *store, dd_tcp_op op, const dd_wait *wait)
 static dd_status
 ask_over(tcp_link *link, tcp_exchange *exchange, const dd_wait *wait, dd_error *err)
 {
-    bool is_silent = exchange->row->reply == NULL;
     dd_tcp_writer writer;
     dd_tcp_writer_init(&writer, &exchange->request, err);
-    if (is_silent) {
+    if (exchange->row->reply == NULL) {
         dd_tcp_write_u8(&writer, DD_TCP_PING);
         dd_tcp_write_u32(&writer, 0);
+        exchange->reply.op = DD_TCP_PING;
     }
     dd_status status = writer.status;
     if (status == DD_OK) {
-        status = tcp_link_send(link, dd_blob_view(&exchange->request), wait, err);
+        status = tcp_link_ask(link, dd_blob_view(&exchange->request), &exchange->reply, wait, err);
     }
-    if (status == DD_OK) {
-        status = tcp_link_receive(link, is_silent ? DD_TCP_PING : exchange->row->op, exchange->repeats,
-                                  &exchange->reply, wait, err);
-    }
-    if (status == DD_OK) {
-        exchange->answer = link->in;
-        link->in = (dd_blob){0};
-    }
+    exchange->answer = link->in;
+    link->in = (dd_blob){0};
     return status;
 }
 

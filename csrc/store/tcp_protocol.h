@@ -20,7 +20,7 @@
 
 #include "core/bytes.h"
 #include "core/status.h"
-#include "store/request.h"
+#include "store/store.h"
 #include "store/tcp_server.h"
 
 #include <stdbool.h>

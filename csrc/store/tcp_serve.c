@@ -29,12 +29,6 @@ begin_answer(tcp_conn *conn, dd_status code)
     return writer;
 }
 
-static dd_tcp_writer
-begin_reply(tcp_conn *conn)
-{
-    return begin_answer(conn, DD_OK);
-}
-
 static void
 end_reply(tcp_conn *conn, const dd_tcp_writer *writer)
 {
@@ -67,7 +61,7 @@ reply_result(tcp_conn *conn, dd_tcp_op op, const dd_store_result *result, dd_byt
     if (!conn->is_tagged && dd_tcp_find_op(op)->reply == NULL) {
         return;
     }
-    dd_tcp_writer writer = begin_reply(conn);
+    dd_tcp_writer writer = begin_answer(conn, DD_OK);
     dd_tcp_write_result(&writer, op, result, value);
     end_reply(conn, &writer);
 }
@@ -106,7 +100,7 @@ serve_ping(tcp_conn *conn, dd_tcp_reader *reader)
                                              : "it speaks PyTorch's protocol, which cannot show the secret");
         return;
     }
-    dd_tcp_writer writer = begin_reply(conn);
+    dd_tcp_writer writer = begin_answer(conn, DD_OK);
     dd_tcp_write_u32(&writer, is_offer ? ~nonce : nonce);
     end_reply(conn, &writer);
 }
@@ -121,18 +115,6 @@ refuse(tcp_conn *conn, dd_status code, const char *why)
     char who[TCP_WHO_MAX];
     DD_LOG(DD_LOG_INFO, "store server: port %u: refused %s: %s", conn->server->port, tcp_conn_who(conn, who),
            why);
-}
-
-static void
-refuse_version(tcp_conn *conn, uint32_t version)
-{
-    char why[160];
-    snprintf(
-        why, sizeof why,
-        "the client speaks version %u of dldist's store protocol and the server version %d: install the same "
-        "version of dldist on both",
-        version, DD_TCP_VERSION);
-    refuse(conn, DD_PROTOCOL, why);
 }
 
 static tcp_hello *
@@ -167,7 +149,7 @@ static void
 reply_hello(tcp_conn *conn, dd_bytes nonce, dd_bytes proof)
 {
     const dd_tcp_server *server = conn->server;
-    dd_tcp_writer writer = begin_reply(conn);
+    dd_tcp_writer writer = begin_answer(conn, DD_OK);
     dd_tcp_write_u32(&writer, DD_TCP_VERSION);
     dd_tcp_write_u64(&writer, server->limits.max_key_bytes);
     dd_tcp_write_u64(&writer, server->limits.max_value_bytes);
@@ -195,7 +177,13 @@ serve_hello(tcp_conn *conn, dd_tcp_reader *reader)
         return;
     }
     if (version != DD_TCP_VERSION) {
-        refuse_version(conn, version);
+        char why[160];
+        snprintf(
+            why, sizeof why,
+            "the client speaks version %u of dldist's store protocol and the server version %d: install the "
+            "same version of dldist on both",
+            version, DD_TCP_VERSION);
+        refuse(conn, DD_PROTOCOL, why);
         return;
     }
     if (conn->server->secret.len == 0) {
@@ -228,7 +216,7 @@ serve_auth(tcp_conn *conn, dd_tcp_reader *reader)
         return;
     }
     open_conn(conn);
-    dd_tcp_writer writer = begin_reply(conn);
+    dd_tcp_writer writer = begin_answer(conn, DD_OK);
     end_reply(conn, &writer);
     conn->is_tagged = true;
 }
@@ -328,17 +316,16 @@ park(tcp_conn *conn, const dd_store_request *request, dd_bytes fields)
     parked->tag = conn->tag;
     parked->op = (dd_tcp_op)conn->op;
     parked->waiter.on_ready = on_parked_ready;
-    bool is_parked = false;
     bool has_to_read = parked->op == DD_TCP_WAIT_MULTI_GET;
     dd_error error;
     dd_status status = has_to_read ? dd_blob_assign(&parked->fields, fields, &error) : DD_OK;
     if (status == DD_OK) {
-        status = dd_keyspace_park_request(&conn->server->ks, &parked->waiter, request, &is_parked, &error);
+        status = dd_keyspace_park(&conn->server->ks, &parked->waiter, request, &error);
     }
-    if (!is_parked) {
+    if (status != DD_OK) {
         dd_blob_fini(&parked->fields);
         dd_mem_free(parked);
-        tcp_conn_doom(conn, status != DD_OK ? error.message : "its request cannot wait");
+        tcp_conn_doom(conn, error.message);
         return;
     }
     dd_list_push_back(&conn->parked, &parked->link);

@@ -17,6 +17,9 @@
 #define ACCEPT_RETRY_NS (100 * DD_NS_PER_MS)
 #define CURB_RETRY_NS (10 * DD_NS_PER_MS)
 #define PORT_ATTEMPTS 16
+/* How long the loop polls before it sleeps: longer than it takes to wake a sleeping client, which then finds the server
+ * awake. */
+#define SPIN_NS (200 * DD_NS_PER_US)
 
 struct dd_tcp_registry {
     dd_lock mu;
@@ -47,21 +50,30 @@ dd_tcp_registry_destroy(dd_tcp_registry *registry)
 
 /* --- listening ----------------------------------------------------------------------------------------------- */
 
-static void
-on_accept_retry(dd_timer *timer)
-{
-    tcp_listener *listener = DD_CONTAINER_OF(timer, tcp_listener, retry);
-    if (dd_loop_add(&listener->server->loop, &listener->handler, EPOLLIN, NULL) != DD_OK) {
-        dd_loop_start_timer(&listener->server->loop, timer, dd_deadline_after(ACCEPT_RETRY_NS));
-    }
-}
-
 /* Looks away for a while, or the loop would spin on the same event. */
 static void
 pause_listener(tcp_listener *listener, int64_t duration_ns)
 {
-    dd_loop_remove(&listener->server->loop, &listener->handler);
-    dd_loop_start_timer(&listener->server->loop, &listener->retry, dd_deadline_after(duration_ns));
+    tcp_server_unwatch(listener->server, &listener->handler);
+    listener->retry_ns = dd_deadline_after(duration_ns);
+}
+
+/* Looks again where the pause is over; returns when the next one is. */
+static int64_t
+resume_listeners(dd_tcp_server *server)
+{
+    int64_t next_ns = DD_NEVER_NS;
+    for (size_t i = 0; i < server->nlisteners; i++) {
+        tcp_listener *listener = &server->listeners[i];
+        if (listener->retry_ns != 0 && dd_deadline_left_ns(listener->retry_ns) <= 0) {
+            bool is_watched = tcp_server_watch(server, &listener->handler, EPOLLIN, NULL) == DD_OK;
+            listener->retry_ns = is_watched ? 0 : dd_deadline_after(ACCEPT_RETRY_NS);
+        }
+        if (listener->retry_ns != 0 && listener->retry_ns < next_ns) {
+            next_ns = listener->retry_ns;
+        }
+    }
+    return next_ns;
 }
 
 /* False: none can be accepted for a while. */
@@ -100,7 +112,7 @@ take_in(tcp_listener *listener, int fd)
 }
 
 static void
-on_listener_event(dd_handler *handler, uint32_t events)
+on_listener_event(tcp_handler *handler, uint32_t events)
 {
     (void)events;
     tcp_listener *listener = DD_CONTAINER_OF(handler, tcp_listener, handler);
@@ -131,9 +143,8 @@ add_listener(dd_tcp_server *server, int fd, dd_error *err)
     *listener = (tcp_listener){
         .handler = {.fd = fd, .on_event = on_listener_event},
         .server = server,
-        .retry = {.on_expiry = on_accept_retry},
     };
-    dd_status status = dd_loop_add(&server->loop, &listener->handler, EPOLLIN, err);
+    dd_status status = tcp_server_watch(server, &listener->handler, EPOLLIN, err);
     if (status == DD_OK) {
         server->nlisteners++;
     }
@@ -145,8 +156,7 @@ close_listeners(dd_tcp_server *server)
 {
     while (server->nlisteners > 0) {
         tcp_listener *listener = &server->listeners[--server->nlisteners];
-        dd_loop_stop_timer(&listener->retry);
-        dd_loop_remove(&server->loop, &listener->handler);
+        tcp_server_unwatch(server, &listener->handler);
         dd_sock_close(listener->handler.fd);
     }
 }
@@ -279,7 +289,7 @@ give_listen_fd_back(dd_tcp_server *server, int listen_fd)
     for (size_t i = 0; i < server->nlisteners; i++) {
         tcp_listener *listener = &server->listeners[i];
         if (listener->handler.fd == listen_fd) {
-            dd_loop_remove(&server->loop, &listener->handler);
+            tcp_server_unwatch(server, &listener->handler);
             listener->handler.fd = -1;
         }
     }
@@ -338,11 +348,58 @@ listen_on_unix(dd_tcp_server *server)
 
 /* --- life ---------------------------------------------------------------------------------------------------- */
 
+static void
+on_wake(tcp_handler *handler, uint32_t events)
+{
+    (void)events;
+    DD_CONTAINER_OF(handler, dd_tcp_server, wake)->is_stopping = true;
+}
+
+/* Lets what is overdue happen; returns for how long the loop may sleep. */
+static int
+expire(dd_tcp_server *server)
+{
+    int64_t stranger_ns = tcp_strangers_expire(server);
+    int64_t listener_ns = resume_listeners(server);
+    int64_t next_ns = stranger_ns < listener_ns ? stranger_ns : listener_ns;
+    if (next_ns == DD_NEVER_NS) {
+        return -1;
+    }
+    int64_t left_ms = (dd_deadline_left_ns(next_ns) + DD_NS_PER_MS - 1) / DD_NS_PER_MS;
+    return left_ms < 60000 ? (int)left_ms : 60000;
+}
+
+/* After a round without input: whether to look again before sleeping. */
+static bool
+poll_on(const dd_tcp_server *server, int64_t *idle_since_ns)
+{
+    int64_t now_ns = dd_clock_now_ns();
+    if (*idle_since_ns == 0) {
+        *idle_since_ns = now_ns;
+    }
+    if (now_ns - *idle_since_ns >= server->spin.budget_ns) {
+        return false;
+    }
+    (void)dd_sys_sched_yield(); /* clients may need this core */
+    return true;
+}
+
 static void *
 server_main(void *arg)
 {
     dd_tcp_server *server = arg;
-    dd_loop_run(&server->loop);
+    int64_t idle_since_ns = 0; /* 0: there was input in the last round */
+    int timeout_ms = 0;
+    while (!server->is_stopping) {
+        bool is_input = tcp_server_turn(server, timeout_ms);
+        int sleep_ms = expire(server);
+        if (is_input && idle_since_ns != 0) {
+            dd_spin_note_wait(&server->spin, dd_clock_now_ns() - idle_since_ns);
+            idle_since_ns = 0;
+        }
+        bool is_awake = is_input || poll_on(server, &idle_since_ns);
+        timeout_ms = is_awake ? 0 : sleep_ms;
+    }
     return NULL;
 }
 
@@ -355,11 +412,11 @@ tcp_server_free(dd_tcp_server *server)
     }
     tcp_server_bury(server);
     dd_keyspace_fini(&server->ks);
-    dd_loop_fini(&server->loop);
+    dd_fork_close(server->wake.fd);
+    dd_fork_close(server->epoll_fd);
     dd_lock_fini(&server->joined_mu);
     dd_cond_fini(&server->joined_cond);
-    dd_mem_free(server->joined);
-    dd_mem_free(server->recv_buf);
+    dd_blob_fini(&server->recv_buf);
     dd_blob_fini(&server->secret);
     dd_mem_free(server);
 }
@@ -371,12 +428,11 @@ tcp_server_create(dd_tcp_server **out, const dd_tcp_server_options *options, dd_
     if (server == NULL) {
         return dd_error_no_memory(err, sizeof *server);
     }
-    dd_status status = dd_loop_init(&server->loop, err);
-    if (status != DD_OK) {
-        dd_mem_free(server);
-        return status;
-    }
-    server->loop.spin = dd_spin_make(TCP_SPIN_NS);
+    server->epoll_fd = dd_fork_own(dd_sys_epoll_create1(EPOLL_CLOEXEC));
+    server->wake =
+        (tcp_handler){.fd = dd_fork_own(dd_sys_eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), .on_event = on_wake};
+    int reason = errno;
+    server->spin = dd_spin_make(SPIN_NS);
     server->limits = options->limits;
     server->handshake_timeout_ns = options->handshake_timeout_ns;
     server->fork_generation = dd_fork_generation();
@@ -391,9 +447,13 @@ tcp_server_create(dd_tcp_server **out, const dd_tcp_server_options *options, dd_
     dd_keyspace_init(&server->ks);
     dd_lock_init(&server->joined_mu, DD_LOCK_STORE_JOINED);
     dd_cond_init(&server->joined_cond);
-    server->recv_buf = dd_mem_alloc(TCP_RECV_BYTES);
-    status = server->recv_buf != NULL ? dd_blob_assign(&server->secret, options->secret, err)
-                                      : dd_error_no_memory(err, TCP_RECV_BYTES);
+    dd_status status = dd_blob_assign(&server->secret, options->secret, err);
+    if (status == DD_OK && (server->epoll_fd < 0 || server->wake.fd < 0)) {
+        status = dd_error_set_errno(err, DD_SYSTEM, reason, "cannot create an event loop");
+    }
+    if (status == DD_OK) {
+        status = tcp_server_watch(server, &server->wake, EPOLLIN, err);
+    }
     if (status != DD_OK) {
         tcp_server_free(server);
         return status;
@@ -494,7 +554,9 @@ dd_tcp_server_release(dd_tcp_server *server)
     }
     if (atomic_fetch_sub(&server->refs, 1) == 1) {
         dd_list_remove(&server->registry_link);
-        dd_loop_stop(&server->loop);
+        uint64_t one = 1;
+        /* Can only fail when the counter is full, and then the loop is awake anyway. */
+        (void)!dd_sys_write(server->wake.fd, &one, sizeof one);
         dd_thread_join(server->thread);
         tcp_server_free(server);
     }

@@ -1,4 +1,4 @@
-/* What the files of the TCPStore server share: tcp_server.c (life, listening), tcp_conn.c (one connection's
+/* What the files of the TCPStore server share: tcp_server.c (life, listening), tcp_loop.c, tcp_conn.c (one connection's
  * bytes), tcp_strangers.c (those that are not known yet), tcp_serve.c (what each operation does) and tcp_joined.c.
  *
  * Everything marked "loop" belongs to the server's thread once it runs. A connection that has to go is doomed at once
@@ -8,23 +8,32 @@
 
 #include "core/list.h"
 #include "core/lock.h"
+#include "core/spin.h"
 #include "net/addr.h"
 #include "net/auth.h"
-#include "net/loop.h"
-#include "store/keyspace_answer.h"
+#include "store/keyspace.h"
 #include "store/tcp_protocol.h"
 #include "store/tcp_server.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/epoll.h>
 
 #define TCP_WHO_MAX 128
 #define TCP_RECV_BYTES ((size_t)64 << 10)
 
+/* A descriptor that the loop watches. A callback may remove any handler, and free what it has removed: an event that was
+ * already fetched for it is not delivered. */
+typedef struct tcp_handler tcp_handler;
+struct tcp_handler {
+    int fd;
+    void (*on_event)(tcp_handler *handler, uint32_t events); /* EPOLLIN, EPOLLOUT, EPOLLERR, EPOLLHUP */
+};
+
 typedef struct tcp_listener {
-    dd_handler handler;
+    tcp_handler handler;
     dd_tcp_server *server;
-    dd_timer retry; /* runs while it does not accept */
+    int64_t retry_ns; /* it does not accept until then; 0: it accepts */
     bool is_unix;
 } tcp_listener;
 
@@ -36,11 +45,11 @@ typedef enum tcp_conn_state {
 } tcp_conn_state;
 
 typedef struct tcp_conn {
-    dd_handler handler;
+    tcp_handler handler;
     dd_tcp_server *server;
-    dd_list link; /* in server->conns or server->doomed */
-    dd_timer handshake;
-    dd_list stranger; /* in server->silent or server->greeted until it is open */
+    dd_list link;         /* in server->conns or server->doomed */
+    dd_list stranger;     /* in server->silent or server->greeted until it is open, */
+    int64_t handshake_ns; /* which is due by then */
     int64_t accepted_ns;
     tcp_conn_state state;
     bool is_extended; /* said hello: replies carry a status, */
@@ -82,6 +91,8 @@ typedef struct tcp_hello {
 } tcp_hello;
 
 #define TCP_REFUSED_MAX 4
+#define TCP_JOINED_NAMED 64 /* more names would not fit into the message of a time-out anyway */
+#define TCP_EVENTS_MAX 128
 
 struct dd_tcp_server {
     /* const after open */
@@ -98,26 +109,32 @@ struct dd_tcp_server {
     dd_list registry_link;
 
     /* loop */
-    dd_loop loop;
+    int epoll_fd;
+    tcp_handler wake; /* an eventfd: whoever stops the server writes it */
+    bool is_stopping;
+    dd_spin spin;
+    struct epoll_event events[TCP_EVENTS_MAX]; /* the batch being delivered */
+    int nevents;
+    int next_event;
     dd_keyspace ks;
     tcp_listener listeners[2 * DD_ADDR_LIST_MAX]; /* by TCP, and by the Unix socket of each */
     size_t nlisteners;
     dd_list conns;
     dd_list doomed;
-    dd_list silent;  /* strangers in the order of their coming: those that have not shown the magic number, */
+    dd_list silent;  /* strangers, the next that is due first: those that have not shown the magic number, */
     dd_list greeted; /* and those that have, but not the secret */
     size_t nsilent;
     size_t ngreeted;
     uint64_t dice;
     char refused[TCP_REFUSED_MAX]
                 [TCP_WHO_MAX]; /* who has not shown the secret, the latest first; "": nobody */
-    uint8_t *recv_buf;         /* TCP_RECV_BYTES, for whoever is being read */
+    dd_blob recv_buf;          /* TCP_RECV_BYTES, for whoever is being read */
 
     /* guarded by joined_mu */
     dd_lock joined_mu;
     pthread_cond_t joined_cond;
     int64_t njoined;
-    char (*joined)[TCP_WHO_MAX]; /* who they are, as far as memory allowed */
+    char joined[TCP_JOINED_NAMED][TCP_WHO_MAX]; /* who the first of them are */
     size_t njoined_named;
     unsigned nturned_away; /* for want of descriptors */
 
@@ -136,6 +153,15 @@ dd_status tcp_server_create(dd_tcp_server **out, const dd_tcp_server_options *op
                             dd_error *err) DD_MUST_CHECK;
 void tcp_server_free(dd_tcp_server *server);
 
+/* tcp_loop.c */
+
+/* One turn of the loop; whether anything has happened. */
+bool tcp_server_turn(dd_tcp_server *server, int timeout_ms);
+/* Level-triggered. handler->fd stays the caller's. */
+dd_status tcp_server_watch(dd_tcp_server *server, tcp_handler *handler, uint32_t events,
+                           dd_error *err) DD_MUST_CHECK;
+void tcp_server_unwatch(dd_tcp_server *server, tcp_handler *handler);
+
 /* tcp_joined.c */
 
 /* `sum` is the value of the join key now. */
@@ -153,12 +179,10 @@ void tcp_stranger_end(tcp_conn *conn);   /* it is open, or doomed */
 bool tcp_strangers_curb(dd_tcp_server *server);
 /* Closes one, to have its descriptor. False: there is none to be closed. */
 bool tcp_strangers_evict(dd_tcp_server *server);
+/* Closes those whose hand-shake is overdue; returns when the next one is. */
+int64_t tcp_strangers_expire(dd_tcp_server *server);
 
 /* tcp_conn.c; all loop only */
-
-/* How long the loop polls before it sleeps: longer than it takes to wake a sleeping client, which then
- * finds the server awake. */
-#define TCP_SPIN_NS (200 * DD_NS_PER_US)
 
 /* Takes over an accepted descriptor; without memory it is closed. */
 void tcp_conn_open(dd_tcp_server *server, int fd, bool is_surplus);

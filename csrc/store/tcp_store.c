@@ -37,13 +37,12 @@ tcp_destroy(dd_store *head)
     dd_blob_fini(&store->backlog);
     dd_tcp_server_release(store->server);
     dd_blob_fini(&store->secret);
-    dd_mem_free(store->host);
     dd_mem_free(store);
 }
 
 static const dd_store_ops tcp_store_ops = {
     .kind = "TCPStore",
-    DD_STORE_OPS_BY_RUN(tcp_run),
+    .run = tcp_run,
     .clone = tcp_clone,
     .has_extended_api = dd_store_extended_api_yes,
     .get_timeout_ns = dd_store_head_get_timeout_ns,
@@ -55,19 +54,15 @@ static dd_status
 create_store(tcp_store **out, const dd_tcp_store_options *options, dd_error *err)
 {
     size_t host_size = strlen(options->host) + 1;
-    tcp_store *store = dd_mem_zalloc(sizeof *store);
-    char *host = dd_mem_alloc(host_size);
-    if (store == NULL || host == NULL) {
-        dd_mem_free(store);
-        dd_mem_free(host);
+    tcp_store *store = dd_mem_zalloc(sizeof *store + host_size);
+    if (store == NULL) {
         return dd_error_no_memory(err, sizeof *store + host_size);
     }
-    memcpy(host, options->host, host_size);
+    memcpy(store->host, options->host, host_size);
     dd_store_init(&store->head, &tcp_store_ops, options->timeout_ns);
-    store->host = host;
-    store->target.host = host;
+    store->target.host = store->host;
     store->target.port = options->server != NULL ? dd_tcp_server_port(options->server) : options->port;
-    snprintf(store->where, sizeof store->where, "TCPStore at %.64s:%u", host, store->target.port);
+    snprintf(store->where, sizeof store->where, "TCPStore at %.64s:%u", store->host, store->target.port);
     dd_lock_init(&store->mu, DD_LOCK_STORE_CLIENT);
     dd_cond_init(&store->cond);
     dd_list_init(&store->idle);

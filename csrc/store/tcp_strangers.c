@@ -86,16 +86,34 @@ tcp_strangers_curb(dd_tcp_server *server)
     return true;
 }
 
+int64_t
+tcp_strangers_expire(dd_tcp_server *server)
+{
+    dd_list *lists[] = {&server->silent, &server->greeted};
+    int64_t next_ns = DD_NEVER_NS;
+    for (int i = 0; i < 2; i++) {
+        while (!dd_list_is_empty(lists[i])) {
+            tcp_conn *conn = DD_CONTAINER_OF(lists[i]->next, tcp_conn, stranger);
+            if (dd_deadline_left_ns(conn->handshake_ns) > 0) {
+                next_ns = conn->handshake_ns < next_ns ? conn->handshake_ns : next_ns;
+                break;
+            }
+            tcp_conn_doom(conn, i == 0 ? "it said nothing" : "it did not finish the handshake in time");
+            tcp_server_bury(server);
+        }
+    }
+    return next_ns;
+}
+
 void
 tcp_stranger_begin(tcp_conn *conn)
 {
     dd_tcp_server *server = conn->server;
+    bool is_short = server->handshake_timeout_ns < FIRST_WORD_NS;
     conn->accepted_ns = dd_clock_now_ns();
+    conn->handshake_ns = dd_deadline_after(is_short ? server->handshake_timeout_ns : FIRST_WORD_NS);
     dd_list_push_back(&server->silent, &conn->stranger);
     server->nsilent++;
-    bool is_short = server->handshake_timeout_ns < FIRST_WORD_NS;
-    dd_loop_start_timer(&server->loop, &conn->handshake,
-                        dd_deadline_after(is_short ? server->handshake_timeout_ns : FIRST_WORD_NS));
 }
 
 void
@@ -104,23 +122,18 @@ tcp_stranger_greet(tcp_conn *conn)
     dd_tcp_server *server = conn->server;
     tcp_stranger_end(conn);
     conn->state = TCP_CONN_GREETED;
+    conn->handshake_ns = dd_deadline_after(server->handshake_timeout_ns);
     dd_list_push_back(&server->greeted, &conn->stranger);
     server->ngreeted++;
-    dd_loop_start_timer(&server->loop, &conn->handshake, dd_deadline_after(server->handshake_timeout_ns));
 }
 
 void
 tcp_stranger_end(tcp_conn *conn)
 {
-    dd_tcp_server *server = conn->server;
-    dd_loop_stop_timer(&conn->handshake);
     if (dd_list_is_empty(&conn->stranger)) {
         return;
     }
     dd_list_remove(&conn->stranger);
-    if (conn->state == TCP_CONN_NEW) {
-        server->nsilent--;
-    } else {
-        server->ngreeted--;
-    }
+    size_t *count = conn->state == TCP_CONN_NEW ? &conn->server->nsilent : &conn->server->ngreeted;
+    --*count;
 }

@@ -11,15 +11,6 @@
 #define ANSWER_MAX_BYTES (UINT64_C(1) << 42)
 #define KEEP_BYTES ((size_t)64 << 10)
 
-/* A request under way; guarded by the store's mu once it is sent. */
-typedef struct tcp_call {
-    dd_list unanswered;
-    uint32_t tag; /* 0: it was not sent */
-    uint64_t end; /* sent when the store's nsent is so much */
-    bool is_answered;
-    dd_blob answer;
-} tcp_call;
-
 static void
 swap(dd_blob *a, dd_blob *b)
 {
@@ -33,35 +24,11 @@ swap(dd_blob *a, dd_blob *b)
 static dd_status
 flush_locked(tcp_store *store, dd_error *err)
 {
-    size_t before = store->backlog_nsent;
     dd_status status =
         tcp_link_try_send(store->link, dd_blob_view(&store->backlog), &store->backlog_nsent, err);
-    store->nsent += store->backlog_nsent - before;
     if (store->backlog_nsent == store->backlog.len) {
         dd_blob_clear(&store->backlog, KEEP_BYTES);
         store->backlog_nsent = 0;
-    }
-    return status;
-}
-
-/* What the socket does not take at once goes behind the backlog; the blob may be taken for it. */
-static dd_status
-queue_locked(tcp_store *store, dd_blob *request, dd_error *err)
-{
-    uint64_t len = request->len;
-    dd_status status = DD_OK;
-    if (store->backlog.len > 0) {
-        status = dd_blob_append(&store->backlog, request->data, request->len, err);
-    } else {
-        swap(&store->backlog, request);
-    }
-    if (status != DD_OK) {
-        return status;
-    }
-    store->nqueued += len;
-    status = flush_locked(store, err);
-    if (store->backlog.len == 0 && request->capacity == 0) {
-        swap(&store->backlog, request);
     }
     if (status != DD_OK) {
         tcp_store_note_dead_locked(store, err);
@@ -69,17 +36,29 @@ queue_locked(tcp_store *store, dd_blob *request, dd_error *err)
     return status;
 }
 
+/* What the socket does not take at once goes behind the backlog; the blob may be taken for it. */
 static dd_status
-send_request(tcp_store *store, tcp_call *call, dd_blob *request, dd_error *err)
+send_locked(tcp_store *store, dd_blob *request, dd_error *err)
+{
+    dd_status status = DD_OK;
+    if (store->backlog.len > 0) {
+        status = dd_blob_append(&store->backlog, request->data, request->len, err);
+    } else {
+        swap(&store->backlog, request);
+    }
+    return status == DD_OK ? flush_locked(store, err) : status;
+}
+
+static dd_status
+send_request(tcp_store *store, tcp_exchange *exchange, dd_error *err)
 {
     dd_lock_take(&store->mu);
     dd_status status = tcp_store_check_dead_locked(store, err);
     if (status == DD_OK) {
-        call->tag = ++store->last_tag;
-        memcpy(request->data, &call->tag, sizeof call->tag);
-        dd_list_push_back(&store->unanswered, &call->unanswered);
-        status = queue_locked(store, request, err);
-        call->end = store->nqueued;
+        exchange->tag = ++store->last_tag;
+        memcpy(exchange->request.data, &exchange->tag, sizeof exchange->tag);
+        dd_list_push_back(&store->unanswered, &exchange->unanswered);
+        status = send_locked(store, &exchange->request, err);
     }
     dd_lock_release(&store->mu);
     return status;
@@ -87,17 +66,15 @@ send_request(tcp_store *store, tcp_call *call, dd_blob *request, dd_error *err)
 
 /* Asks the server to call the request off, if it waits still. */
 static dd_status
-send_cancel(tcp_store *store, tcp_call *call)
+send_cancel(tcp_store *store, const tcp_exchange *exchange)
 {
     dd_blob request = {0};
-    dd_tcp_writer writer;
-    dd_tcp_writer_init(&writer, &request, NULL);
-    dd_tcp_write_u32(&writer, call->tag);
-    dd_tcp_write_u8(&writer, DD_TCP_CANCEL_WAIT);
-    dd_status status = writer.status;
+    uint8_t bytes[] = {0, 0, 0, 0, DD_TCP_CANCEL_WAIT};
+    memcpy(bytes, &exchange->tag, sizeof exchange->tag);
+    dd_status status = dd_blob_assign(&request, dd_bytes_of(bytes, sizeof bytes), NULL);
     dd_lock_take(&store->mu);
-    if (status == DD_OK && store->dead.code == DD_OK && !call->is_answered) {
-        status = queue_locked(store, &request, NULL);
+    if (status == DD_OK && store->dead.code == DD_OK && !exchange->is_answered) {
+        status = send_locked(store, &request, NULL);
     }
     dd_lock_release(&store->mu);
     dd_blob_fini(&request);
@@ -106,35 +83,20 @@ send_cancel(tcp_store *store, tcp_call *call)
 
 /* ---- receiving */
 
-static tcp_call *
+static tcp_exchange *
 find_locked(tcp_store *store, uint32_t tag)
 {
     for (dd_list *link = store->unanswered.next; link != &store->unanswered; link = link->next) {
-        tcp_call *call = DD_CONTAINER_OF(link, tcp_call, unanswered);
-        if (call->tag == tag) {
-            return call;
+        tcp_exchange *exchange = DD_CONTAINER_OF(link, tcp_exchange, unanswered);
+        if (exchange->tag == tag) {
+            return exchange;
         }
     }
     return NULL;
 }
 
-/* Hands the answer at the front of `in` to its call: most are all there is, and are handed on without a
- * copy. Without memory for the copy the call finds nothing. */
-static void
-hand_over_locked(dd_blob *in, size_t at, size_t len, tcp_call *call)
-{
-    if (at == 0 && len == in->len) {
-        dd_blob_fini(&call->answer);
-        swap(&call->answer, in);
-    } else {
-        dd_blob_clear(&call->answer, 0);
-        (void)!dd_blob_assign(&call->answer, dd_bytes_of(in->data + at, len), NULL);
-    }
-    dd_list_remove(&call->unanswered);
-    call->is_answered = true;
-}
-
-/* Hands on the whole answers that have come. Nobody waits any more for one whose tag is not found. */
+/* Hands on the whole answers that have come. Most are all there is, and go without a copy; without memory for the copy
+ * the call finds nothing. Nobody waits any more for one whose tag is not found. */
 static dd_status
 deliver_locked(tcp_store *store, dd_error *err)
 {
@@ -153,11 +115,18 @@ deliver_locked(tcp_store *store, dd_error *err)
         if (in->len - at < whole) {
             break;
         }
-        tcp_call *call = find_locked(store, tag);
-        if (call != NULL) {
-            hand_over_locked(in, at, whole, call);
+        tcp_exchange *exchange = find_locked(store, tag);
+        at += whole;
+        if (exchange == NULL) {
+            continue;
         }
-        at += in->len > 0 ? whole : 0;
+        dd_list_remove(&exchange->unanswered);
+        exchange->is_answered = true;
+        if (whole == in->len) {
+            swap(&exchange->answer, in);
+            return DD_OK;
+        }
+        (void)!dd_blob_assign(&exchange->answer, dd_bytes_of(in->data + at - whole, whole), NULL);
     }
     dd_blob_consume(in, at);
     if (in->len == 0) {
@@ -171,105 +140,80 @@ static dd_status
 receive(tcp_store *store, short events, const dd_wait *wait, dd_error *err)
 {
     bool is_any = false;
-    dd_status status = tcp_link_try_receive(store->link, true, &is_any, err);
-    if (status != DD_OK || is_any) {
-        return status;
-    }
-    return dd_sock_wait(store->link->fd, events, wait, err);
+    dd_status status = tcp_link_try_receive(store->link, &is_any, err);
+    return status != DD_OK || is_any ? status : dd_sock_wait(store->link->fd, events, wait, err);
 }
 
-static bool
-is_fatal(dd_status status)
-{
-    return status == DD_NETWORK || status == DD_PROTOCOL;
-}
-
-/* Reads for all until the call has its answer; then somebody else has to. */
+/* Without the lock: another thread reads. What the socket has not taken of all requests is for this one to send. */
 static dd_status
-read_for_all_locked(tcp_store *store, const tcp_call *call, const dd_wait *wait, dd_error *err)
+help_to_send(tcp_store *store, bool is_behind, const dd_wait *wait, dd_error *err)
 {
     dd_status status = DD_OK;
-    store->is_read = true;
-    while (status == DD_OK && !call->is_answered) {
-        short events = (short)(POLLIN | (store->backlog.len > 0 ? POLLOUT : 0));
-        dd_lock_release(&store->mu);
-        status = receive(store, events, wait, err);
-        dd_lock_take(&store->mu);
-        if (status == DD_OK) {
-            status = deliver_locked(store, err);
-            dd_cond_broadcast(&store->cond);
-        }
-        if (status == DD_OK) {
-            status = flush_locked(store, err);
-        }
-    }
-    store->is_read = false;
-    if (is_fatal(status)) {
-        tcp_store_note_dead_locked(store, err);
-    }
-    dd_cond_broadcast(&store->cond);
-    return call->is_answered ? DD_OK : status;
-}
-
-/* Another thread reads. What the socket has not taken of the request is for this one to send. */
-static dd_status
-wait_for_reader_locked(tcp_store *store, const tcp_call *call, const dd_wait *wait, dd_error *err)
-{
-    bool is_sent = store->nsent >= call->end;
-    if (is_sent) {
-        dd_cond_wait_slice(&store->cond, &store->mu, wait);
-        if (call->is_answered || !store->is_read) {
-            return DD_OK;
-        }
-    }
-    dd_lock_release(&store->mu);
-    dd_status status;
-    if (is_sent) {
-        status = dd_wait_check(wait, err);
-    } else {
+    if (is_behind) {
         /* A slice: who reads may leave meanwhile, and a server whose answers nobody takes does not read. */
         dd_wait slice = dd_wait_at_most(wait, DD_WAIT_SLICE_NS);
         status = dd_sock_wait(store->link->fd, POLLOUT, &slice, err);
         status = status == DD_NETWORK_TIMED_OUT ? DD_OK : status;
+    } else {
+        status = dd_wait_check(wait, err);
     }
-    if (status == DD_OK && dd_wait_is_over(wait)) {
-        status = dd_error_set(err, DD_NETWORK_TIMED_OUT, "timed out after %.3f s", dd_wait_elapsed_s(wait));
+    return status == DD_OK && dd_wait_is_over(wait)
+               ? dd_error_set(err, DD_NETWORK_TIMED_OUT, "timed out after %.3f s", dd_wait_elapsed_s(wait))
+               : status;
+}
+
+/* Reads for all if nobody does; else sleeps until this one is answered, or nobody reads any more. */
+static dd_status
+step_locked(tcp_store *store, const tcp_exchange *exchange, const dd_wait *wait, dd_error *err)
+{
+    bool is_reader = !store->is_read;
+    bool is_behind = store->backlog.len > 0;
+    if (!is_reader && !is_behind) {
+        dd_cond_wait_slice(&store->cond, &store->mu, wait);
+        if (exchange->is_answered || !store->is_read) {
+            return DD_OK;
+        }
     }
+    store->is_read = true;
+    dd_lock_release(&store->mu);
+    dd_status status = is_reader ? receive(store, (short)(POLLIN | (is_behind ? POLLOUT : 0)), wait, err)
+                                 : help_to_send(store, is_behind, wait, err);
     dd_lock_take(&store->mu);
-    if (status == DD_OK) {
-        status = flush_locked(store, err);
+    if (is_reader) {
+        store->is_read = false;
+        status = status == DD_OK ? deliver_locked(store, err) : status;
+        dd_cond_broadcast(&store->cond);
     }
-    return call->is_answered ? DD_OK : status;
+    if (status == DD_NETWORK || status == DD_PROTOCOL) {
+        tcp_store_note_dead_locked(store, err);
+    }
+    return status == DD_OK ? flush_locked(store, err) : status;
 }
 
 /* On any failure it can be waited for again. */
 static dd_status
-await_answer(tcp_store *store, tcp_call *call, const dd_wait *wait, dd_error *err)
+await_answer(tcp_store *store, const tcp_exchange *exchange, const dd_wait *wait, dd_error *err)
 {
     dd_status status = DD_OK;
     dd_lock_take(&store->mu);
-    while (!call->is_answered && status == DD_OK) {
-        if (store->dead.code != DD_OK) {
-            status = dd_error_copy(err, &store->dead);
-        } else if (store->is_read) {
-            status = wait_for_reader_locked(store, call, wait, err);
-        } else {
-            status = read_for_all_locked(store, call, wait, err);
-        }
+    while (!exchange->is_answered && status == DD_OK) {
+        status = store->dead.code != DD_OK ? dd_error_copy(err, &store->dead)
+                                           : step_locked(store, exchange, wait, err);
     }
+    status = exchange->is_answered ? DD_OK : status;
     dd_lock_release(&store->mu);
-    if (status == DD_OK && call->answer.len == 0) {
+    if (status == DD_OK && exchange->answer.len == 0) {
         return dd_error_no_memory(err, DD_TCP_HEAD_BYTES);
     }
     return status;
 }
 
 static void
-forget(tcp_store *store, tcp_call *call)
+forget(tcp_store *store, tcp_exchange *exchange)
 {
     dd_lock_take(&store->mu);
-    if (call->tag != 0 && !call->is_answered) {
-        dd_list_remove(&call->unanswered);
+    if (exchange->tag != 0 && !exchange->is_answered) {
+        dd_list_remove(&exchange->unanswered);
     }
     dd_lock_release(&store->mu);
 }
@@ -277,25 +221,28 @@ forget(tcp_store *store, tcp_call *call)
 dd_status
 tcp_tagged_ask(tcp_store *store, tcp_exchange *exchange, const dd_wait *wait, dd_error *err)
 {
-    tcp_call call = {.tag = 0};
-    dd_status status = send_request(store, &call, &exchange->request, err);
+    dd_status status = send_request(store, exchange, err);
     if (status == DD_OK) {
-        status = await_answer(store, &call, wait, err);
+        status = await_answer(store, exchange, wait, err);
     }
     bool is_late = status == DD_NETWORK_TIMED_OUT || status == DD_INTERRUPTED;
     if (is_late && dd_tcp_op_waits(exchange->row)) {
         dd_wait patience = dd_wait_after(TCP_ANSWER_NS);
         bool is_answered =
-            send_cancel(store, &call) == DD_OK && await_answer(store, &call, &patience, NULL) == DD_OK;
+            send_cancel(store, exchange) == DD_OK && await_answer(store, exchange, &patience, NULL) == DD_OK;
         status = status == DD_NETWORK_TIMED_OUT && is_answered ? DD_OK : status;
     }
-    forget(store, &call);
-    exchange->answer = call.answer;
-    if (call.answer.len > 0) {
-        dd_status reported = tcp_answer_read(dd_blob_view(&call.answer), exchange->row->op, exchange->repeats,
-                                             &exchange->reply, status == DD_OK ? err : NULL);
-        exchange->reply.at = reported == DD_OK ? exchange->reply.at : NULL;
-        status = status == DD_OK ? reported : status;
+    forget(store, exchange);
+    if (exchange->answer.len == 0) {
+        return status;
     }
-    return status;
+    bool is_whole = false;
+    exchange->reply.head = DD_TCP_HEAD_BYTES;
+    dd_status reported = tcp_reply_read(&exchange->reply, dd_blob_view(&exchange->answer), &is_whole,
+                                        status == DD_OK ? err : NULL);
+    if (reported == DD_OK && !is_whole) {
+        reported = dd_error_set(status == DD_OK ? err : NULL, DD_PROTOCOL, "the server sent half a reply");
+    }
+    exchange->reply.reader.at = reported == DD_OK ? exchange->reply.reader.at : NULL;
+    return status == DD_OK ? reported : status;
 }

@@ -43,7 +43,7 @@ watch_enter(watch_member *member, const dd_wait *wait, dd_error *err)
     char key[WATCH_KEY_MAX];
     snprintf(key, sizeof key, "dldist/watch/%s/members/%d", member->name, member->info.rank);
     dd_store *store = member->info.store;
-    return store->ops->add(store, dd_bytes_of_string(key), 1, &member->epoch, wait, err);
+    return dd_store_add(store, dd_bytes_of_string(key), 1, &member->epoch, wait, err);
 }
 
 /* ---- stores that do not answer */
@@ -69,7 +69,7 @@ look_up(dd_monitor *monitor, watch_member *member, dd_bytes key, dd_blob *value)
     dd_wait wait = watch_wait(monitor);
     bool is_found = false;
     dd_store *store = member->info.store;
-    dd_status status = store->ops->try_get(store, key, value, &is_found, &wait, &err);
+    dd_status status = dd_store_try_get(store, key, value, &is_found, &wait, &err);
     return is_answered(member->place, status, &err) && is_found;
 }
 
@@ -85,9 +85,9 @@ tell(dd_monitor *monitor, watch_member *member, dd_bytes key, dd_bytes value)
     dd_store *store = member->info.store;
     dd_store *root = member->place->store;
     int64_t count;
-    dd_status status = store->ops->compare_set(store, key, dd_bytes_of_string(""), value, &now, &wait, &err);
+    dd_status status = dd_store_compare_set(store, key, dd_bytes_of_string(""), value, &now, &wait, &err);
     if (status == DD_OK) {
-        status = root->ops->add(root, dd_bytes_of_string(COUNT_KEY), 1, &count, &wait, &err);
+        status = dd_store_add(root, dd_bytes_of_string(COUNT_KEY), 1, &count, &wait, &err);
     }
     if (is_answered(member->place, status, &err)) {
         monitor->last_told_ns = dd_clock_now_ns();
@@ -158,8 +158,8 @@ look_at_place(dd_monitor *monitor, watch_place *place)
     dd_wait wait = watch_wait(monitor);
     dd_blob count = {0};
     bool is_found = false;
-    dd_status status = place->store->ops->try_get(place->store, dd_bytes_of_string(COUNT_KEY), &count,
-                                                  &is_found, &wait, &err);
+    dd_status status =
+        dd_store_try_get(place->store, dd_bytes_of_string(COUNT_KEY), &count, &is_found, &wait, &err);
     place->is_changed = is_answered(place, status, &err) && is_found &&
                         !dd_bytes_equal(dd_blob_view(&count), dd_blob_view(&place->count));
     if (place->is_changed) {
@@ -272,7 +272,7 @@ watch_publish(dd_monitor *monitor, watch_member *member)
     dd_error err;
     dd_wait wait = watch_wait(monitor);
     dd_store *store = member->info.store;
-    dd_status set = store->ops->set(store, state_key(member, key, member->info.rank), bytes, &wait, &err);
+    dd_status set = dd_store_set(store, state_key(member, key, member->info.rank), bytes, &wait, &err);
     if (is_answered(member->place, set, &err) && dd_blob_assign(&member->published, bytes, &err) != DD_OK) {
         dd_blob_clear(&member->published, 0); /* told again next time */
     }

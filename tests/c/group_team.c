@@ -2,6 +2,7 @@
 
 #include "check.h"
 #include "core/thread.h"
+#include "store_calls.h"
 
 #include <stdlib.h>
 
@@ -119,8 +120,7 @@ void
 team_rendezvous(team_rank *self, const char *name)
 {
     dd_wait wait = dd_wait_after(20 * DD_NS_PER_S * check_slow());
-    CHECK_OK(
-        self->store->ops->barrier(self->store, dd_bytes_of_string(name), self->size, &wait, check_err()));
+    CHECK_OK(dd_store_barrier(self->store, dd_bytes_of_string(name), self->size, &wait, check_err()));
 }
 
 dd_status

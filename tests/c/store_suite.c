@@ -2,6 +2,7 @@
 
 #include "core/clock.h"
 #include "core/mem.h"
+#include "store_calls.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -24,14 +25,14 @@ static dd_status
 set_text(dd_store *store, const char *key, const char *value)
 {
     dd_wait wait = patient();
-    return store->ops->set(store, dd_bytes_of_string(key), dd_bytes_of_string(value), &wait, check_err());
+    return dd_store_set(store, dd_bytes_of_string(key), dd_bytes_of_string(value), &wait, check_err());
 }
 
 static dd_status
 add_to(dd_store *store, const char *key, int64_t amount, int64_t *sum)
 {
     dd_wait wait = patient();
-    return store->ops->add(store, dd_bytes_of_string(key), amount, sum, &wait, check_err());
+    return dd_store_add(store, dd_bytes_of_string(key), amount, sum, &wait, check_err());
 }
 
 static void
@@ -39,7 +40,7 @@ expect_value(dd_store *store, dd_bytes key, dd_bytes expected)
 {
     dd_wait wait = patient();
     dd_blob value = {0};
-    if (CHECK_OK(store->ops->get(store, key, &value, &wait, check_err()))) {
+    if (CHECK_OK(dd_store_get(store, key, &value, &wait, check_err()))) {
         CHECK_BYTES(dd_blob_view(&value), expected);
     }
     dd_blob_fini(&value);
@@ -57,7 +58,7 @@ is_there(dd_store *store, const char *key)
     dd_wait wait = patient();
     dd_bytes bytes = dd_bytes_of_string(key);
     bool is_ready = false;
-    CHECK_OK(store->ops->check(store, &bytes, 1, &is_ready, &wait, check_err()));
+    CHECK_OK(dd_store_check(store, &bytes, 1, &is_ready, &wait, check_err()));
     return is_ready;
 }
 
@@ -66,7 +67,7 @@ num_keys(dd_store *store)
 {
     dd_wait wait = patient();
     int64_t count = -1;
-    CHECK_OK(store->ops->num_keys(store, &count, &wait, check_err()));
+    CHECK_OK(dd_store_num_keys(store, &count, &wait, check_err()));
     return count;
 }
 
@@ -75,7 +76,7 @@ delete_text(dd_store *store, const char *key)
 {
     dd_wait wait = patient();
     bool is_deleted = false;
-    CHECK_OK(store->ops->delete_key(store, dd_bytes_of_string(key), &is_deleted, &wait, check_err()));
+    CHECK_OK(dd_store_delete_key(store, dd_bytes_of_string(key), &is_deleted, &wait, check_err()));
     return is_deleted;
 }
 
@@ -83,8 +84,7 @@ static dd_status
 push_text(dd_store *store, const char *key, const char *value)
 {
     dd_wait wait = patient();
-    return store->ops->queue_push(store, dd_bytes_of_string(key), dd_bytes_of_string(value), &wait,
-                                  check_err());
+    return dd_store_queue_push(store, dd_bytes_of_string(key), dd_bytes_of_string(value), &wait, check_err());
 }
 
 static int64_t
@@ -92,7 +92,7 @@ queue_len(dd_store *store, const char *key)
 {
     dd_wait wait = patient();
     int64_t count = -1;
-    CHECK_OK(store->ops->queue_len(store, dd_bytes_of_string(key), &count, &wait, check_err()));
+    CHECK_OK(dd_store_queue_len(store, dd_bytes_of_string(key), &count, &wait, check_err()));
     return count;
 }
 
@@ -102,7 +102,7 @@ expect_pop(dd_store *store, const char *key, bool is_blocking, const char *expec
     dd_wait wait = patient();
     dd_blob value = {0};
     if (CHECK_OK(
-            store->ops->queue_pop(store, dd_bytes_of_string(key), is_blocking, &value, &wait, check_err()))) {
+            dd_store_queue_pop(store, dd_bytes_of_string(key), is_blocking, &value, &wait, check_err()))) {
         CHECK_BYTES(dd_blob_view(&value), dd_bytes_of_string(expected));
     }
     dd_blob_fini(&value);
@@ -187,7 +187,7 @@ binary_keys_and_values(dd_store *store, const store_suite *suite)
                         BYTES("+minus-")};
     size_t count = sizeof texts / sizeof texts[0];
     for (size_t i = 0; i < count; i++) {
-        CHECK_OK(store->ops->set(store, texts[i], texts[count - 1 - i], &wait, check_err()));
+        CHECK_OK(dd_store_set(store, texts[i], texts[count - 1 - i], &wait, check_err()));
     }
     for (size_t i = 0; i < count; i++) {
         expect_value(store, texts[i], texts[count - 1 - i]);
@@ -205,9 +205,9 @@ large_values(dd_store *store, const store_suite *suite)
     for (size_t i = 0; i < len; i++) {
         data[i] = (uint8_t)(i * 7 + i / 251);
     }
-    CHECK_OK(store->ops->set(store, BYTES("large"), dd_bytes_of(data, len), &wait, check_err()));
+    CHECK_OK(dd_store_set(store, BYTES("large"), dd_bytes_of(data, len), &wait, check_err()));
     expect_value(store, BYTES("large"), dd_bytes_of(data, len));
-    CHECK_OK(store->ops->append(store, BYTES("large"), dd_bytes_of(data, 5), &wait, check_err()));
+    CHECK_OK(dd_store_append(store, BYTES("large"), dd_bytes_of(data, 5), &wait, check_err()));
     CHECK_OK(set_text(store, "large", "small again"));
     expect_text(store, "large", "small again");
     free(data);
@@ -234,11 +234,11 @@ try_get(dd_store *store, const store_suite *suite)
     dd_blob value = {0};
     bool is_found = true;
     CHECK_OK(dd_blob_assign(&value, BYTES("kept"), check_err()));
-    CHECK_OK(store->ops->try_get(store, BYTES("nothing"), &value, &is_found, &wait, check_err()));
+    CHECK_OK(dd_store_try_get(store, BYTES("nothing"), &value, &is_found, &wait, check_err()));
     CHECK(!is_found);
     CHECK_TEXT(dd_blob_view(&value), "kept");
     CHECK_OK(set_text(store, "key", ""));
-    CHECK_OK(store->ops->try_get(store, BYTES("key"), &value, &is_found, &wait, check_err()));
+    CHECK_OK(dd_store_try_get(store, BYTES("key"), &value, &is_found, &wait, check_err()));
     CHECK(is_found);
     CHECK_TEXT(dd_blob_view(&value), "");
     dd_blob_fini(&value);
@@ -304,8 +304,8 @@ expect_compare_set(dd_store *store, const char *expected, const char *desired, c
 {
     dd_wait wait = patient();
     dd_blob value = {0};
-    CHECK_OK(store->ops->compare_set(store, BYTES("key"), dd_bytes_of_string(expected),
-                                     dd_bytes_of_string(desired), &value, &wait, check_err()));
+    CHECK_OK(dd_store_compare_set(store, BYTES("key"), dd_bytes_of_string(expected),
+                                  dd_bytes_of_string(desired), &value, &wait, check_err()));
     CHECK_BYTES(dd_blob_view(&value), dd_bytes_of_string(result));
     dd_blob_fini(&value);
 }
@@ -334,11 +334,11 @@ append(dd_store *store, const store_suite *suite)
 {
     (void)suite;
     dd_wait wait = patient();
-    CHECK_OK(store->ops->append(store, BYTES("empty"), BYTES(""), &wait, check_err()));
+    CHECK_OK(dd_store_append(store, BYTES("empty"), BYTES(""), &wait, check_err()));
     expect_text(store, "empty", "");
-    CHECK_OK(store->ops->append(store, BYTES("key"), BYTES("one"), &wait, check_err()));
-    CHECK_OK(store->ops->append(store, BYTES("key"), BYTES("\0two"), &wait, check_err()));
-    CHECK_OK(store->ops->append(store, BYTES("key"), BYTES(""), &wait, check_err()));
+    CHECK_OK(dd_store_append(store, BYTES("key"), BYTES("one"), &wait, check_err()));
+    CHECK_OK(dd_store_append(store, BYTES("key"), BYTES("\0two"), &wait, check_err()));
+    CHECK_OK(dd_store_append(store, BYTES("key"), BYTES(""), &wait, check_err()));
     expect_value(store, BYTES("key"), BYTES("one\0two"));
 }
 
@@ -368,7 +368,7 @@ keys_come_and_go(dd_store *store, const store_suite *suite)
     CHECK(!is_there(store, "a"));
     CHECK_INT(num_keys(store), at_start + 2);
     dd_blob_list list = {0};
-    CHECK_OK(store->ops->list_keys(store, &list, &wait, check_err()));
+    CHECK_OK(dd_store_list_keys(store, &list, &wait, check_err()));
     CHECK(!list_has(&list, BYTES("a")));
     CHECK(list_has(&list, BYTES("b")));
     CHECK(list_has(&list, BYTES("")));
@@ -410,13 +410,13 @@ check_many(dd_store *store, const store_suite *suite)
     dd_wait wait = patient();
     bool is_ready = false;
     dd_bytes keys[] = {BYTES("a"), BYTES("b"), BYTES("a")};
-    CHECK_OK(store->ops->check(store, NULL, 0, &is_ready, &wait, check_err()));
+    CHECK_OK(dd_store_check(store, NULL, 0, &is_ready, &wait, check_err()));
     CHECK(is_ready);
     CHECK_OK(set_text(store, "a", "1"));
-    CHECK_OK(store->ops->check(store, keys, 3, &is_ready, &wait, check_err()));
+    CHECK_OK(dd_store_check(store, keys, 3, &is_ready, &wait, check_err()));
     CHECK(!is_ready);
     CHECK_OK(set_text(store, "b", ""));
-    CHECK_OK(store->ops->check(store, keys, 3, &is_ready, &wait, check_err()));
+    CHECK_OK(dd_store_check(store, keys, 3, &is_ready, &wait, check_err()));
     CHECK(is_ready);
 }
 
@@ -454,12 +454,12 @@ wait_waits_for_all(dd_store *store, const store_suite *suite)
     dd_wait wait = patient();
     dd_bytes keys[] = {BYTES("two"), BYTES("one"), BYTES("two")};
     helper setter = {0};
-    CHECK_OK(store->ops->wait(store, NULL, 0, &wait, check_err()));
+    CHECK_OK(dd_store_wait(store, NULL, 0, &wait, check_err()));
     REQUIRE(helper_start(&setter, store, set_both_late));
-    CHECK_OK(store->ops->wait(store, keys, 3, &wait, check_err()));
+    CHECK_OK(dd_store_wait(store, keys, 3, &wait, check_err()));
     CHECK(is_there(store, "one") && is_there(store, "two"));
     helper_join(&setter);
-    CHECK_OK(store->ops->wait(store, keys, 3, &wait, check_err()));
+    CHECK_OK(dd_store_wait(store, keys, 3, &wait, check_err()));
 }
 
 static void
@@ -478,13 +478,13 @@ get_times_out(dd_store *store, const store_suite *suite)
     dd_blob value = {0};
     CHECK_OK(dd_blob_assign(&value, BYTES("kept"), check_err()));
     dd_wait wait = dd_wait_after(SHORT_NS);
-    CHECK_STATUS(store->ops->get(store, BYTES("absent\1"), &value, &wait, check_err()), DD_TIMED_OUT);
+    CHECK_STATUS(dd_store_get(store, BYTES("absent\1"), &value, &wait, check_err()), DD_TIMED_OUT);
     expect_time(&wait, SHORT_NS);
     CHECK_CONTAINS(check_message(), "timed out after 0.");
     CHECK_CONTAINS(check_message(), "absent\\x01");
     CHECK_TEXT(dd_blob_view(&value), "kept");
     wait = dd_wait_after(0);
-    CHECK_STATUS(store->ops->get(store, BYTES("absent"), &value, &wait, check_err()), DD_TIMED_OUT);
+    CHECK_STATUS(dd_store_get(store, BYTES("absent"), &value, &wait, check_err()), DD_TIMED_OUT);
     dd_blob_fini(&value);
     CHECK_OK(set_text(store, "absent", "usable"));
     expect_text(store, "absent", "usable");
@@ -497,7 +497,7 @@ wait_times_out(dd_store *store, const store_suite *suite)
     dd_bytes keys[] = {BYTES("missing one"), BYTES("present"), BYTES("missing two")};
     CHECK_OK(set_text(store, "present", ""));
     dd_wait wait = dd_wait_after(SHORT_NS);
-    CHECK_STATUS(store->ops->wait(store, keys, 3, &wait, check_err()), DD_TIMED_OUT);
+    CHECK_STATUS(dd_store_wait(store, keys, 3, &wait, check_err()), DD_TIMED_OUT);
     expect_time(&wait, SHORT_NS);
     CHECK_CONTAINS(check_message(), "timed out after 0.");
     CHECK_CONTAINS(check_message(), "missing one");
@@ -507,7 +507,7 @@ wait_times_out(dd_store *store, const store_suite *suite)
     CHECK_OK(set_text(store, "missing one", ""));
     CHECK_OK(set_text(store, "missing two", ""));
     wait = patient();
-    CHECK_OK(store->ops->wait(store, keys, 3, &wait, check_err()));
+    CHECK_OK(dd_store_wait(store, keys, 3, &wait, check_err()));
 }
 
 typedef struct interruption {
@@ -529,19 +529,19 @@ blocking_call(dd_store *store, int which, const dd_wait *wait)
     dd_status status;
     switch (which) {
     case 0:
-        status = store->ops->get(store, key, &value, wait, check_err());
+        status = dd_store_get(store, key, &value, wait, check_err());
         break;
     case 1:
-        status = store->ops->wait(store, &key, 1, wait, check_err());
+        status = dd_store_wait(store, &key, 1, wait, check_err());
         break;
     case 2:
-        status = store->ops->multi_get(store, &key, 1, &list, wait, check_err());
+        status = dd_store_multi_get(store, &key, 1, &list, wait, check_err());
         break;
     case 3:
-        status = store->ops->barrier(store, BYTES("barrier nobody comes to"), 1000, wait, check_err());
+        status = dd_store_barrier(store, BYTES("barrier nobody comes to"), 1000, wait, check_err());
         break;
     default:
-        status = store->ops->queue_pop(store, key, true, &value, wait, check_err());
+        status = dd_store_queue_pop(store, key, true, &value, wait, check_err());
         break;
     }
     dd_blob_fini(&value);
@@ -608,13 +608,13 @@ multi_set_and_get(dd_store *store, const store_suite *suite)
     dd_bytes keys[] = {BYTES("a"), BYTES(""), BYTES("a\0b")};
     dd_bytes values[] = {BYTES("1"), BYTES("2\0"), BYTES("")};
     dd_blob_list list = {0};
-    CHECK_OK(store->ops->multi_set(store, NULL, NULL, 0, &wait, check_err()));
-    CHECK_OK(store->ops->multi_get(store, NULL, 0, &list, &wait, check_err()));
+    CHECK_OK(dd_store_multi_set(store, NULL, NULL, 0, &wait, check_err()));
+    CHECK_OK(dd_store_multi_get(store, NULL, 0, &list, &wait, check_err()));
     CHECK_INT(list.count, 0);
     dd_blob_list_fini(&list);
-    CHECK_OK(store->ops->multi_set(store, keys, values, 3, &wait, check_err()));
+    CHECK_OK(dd_store_multi_set(store, keys, values, 3, &wait, check_err()));
     expect_value(store, keys[1], values[1]);
-    REQUIRE_OK(store->ops->multi_get(store, keys, 3, &list, &wait, check_err()));
+    REQUIRE_OK(dd_store_multi_get(store, keys, 3, &list, &wait, check_err()));
     CHECK_INT(list.count, 3);
     for (size_t i = 0; i < list.count; i++) {
         CHECK_BYTES(dd_blob_view(&list.items[i]), values[i]);
@@ -630,12 +630,12 @@ multi_get_waits(dd_store *store, const store_suite *suite)
     dd_blob_list list = {0};
     helper setter = {0};
     dd_wait wait = dd_wait_after(SHORT_NS);
-    CHECK_STATUS(store->ops->multi_get(store, keys, 2, &list, &wait, check_err()), DD_TIMED_OUT);
+    CHECK_STATUS(dd_store_multi_get(store, keys, 2, &list, &wait, check_err()), DD_TIMED_OUT);
     CHECK_CONTAINS(check_message(), "one");
     CHECK(list.items == NULL && list.count == 0);
     wait = patient();
     REQUIRE(helper_start(&setter, store, set_both_late));
-    if (CHECK_OK(store->ops->multi_get(store, keys, 2, &list, &wait, check_err()))) {
+    if (CHECK_OK(dd_store_multi_get(store, keys, 2, &list, &wait, check_err()))) {
         CHECK_TEXT(dd_blob_view(&list.items[1]), "2");
     }
     dd_blob_list_fini(&list);
@@ -651,9 +651,8 @@ queues_refused(dd_store *store)
     dd_blob value = {0};
     int64_t count = 0;
     CHECK_STATUS(push_text(store, "q", "1"), DD_NOT_SUPPORTED);
-    CHECK_STATUS(store->ops->queue_pop(store, BYTES("q"), false, &value, &wait, check_err()),
-                 DD_NOT_SUPPORTED);
-    CHECK_STATUS(store->ops->queue_len(store, BYTES("q"), &count, &wait, check_err()), DD_NOT_SUPPORTED);
+    CHECK_STATUS(dd_store_queue_pop(store, BYTES("q"), false, &value, &wait, check_err()), DD_NOT_SUPPORTED);
+    CHECK_STATUS(dd_store_queue_len(store, BYTES("q"), &count, &wait, check_err()), DD_NOT_SUPPORTED);
 }
 
 static void
@@ -666,7 +665,7 @@ queues(dd_store *store, const store_suite *suite)
     dd_wait wait = patient();
     dd_blob value = {0};
     int64_t at_start = num_keys(store);
-    CHECK_STATUS(store->ops->queue_pop(store, BYTES("q"), false, &value, &wait, check_err()), DD_QUEUE_EMPTY);
+    CHECK_STATUS(dd_store_queue_pop(store, BYTES("q"), false, &value, &wait, check_err()), DD_QUEUE_EMPTY);
     CHECK_INT(queue_len(store, "q"), 0);
     CHECK_OK(push_text(store, "q", "first"));
     CHECK_OK(push_text(store, "q", ""));
@@ -677,16 +676,16 @@ queues(dd_store *store, const store_suite *suite)
     CHECK(!delete_text(store, "q"));
     CHECK_INT(num_keys(store), at_start);
     dd_blob_list list = {0};
-    CHECK_OK(store->ops->list_keys(store, &list, &wait, check_err()));
+    CHECK_OK(dd_store_list_keys(store, &list, &wait, check_err()));
     CHECK(!list_has(&list, BYTES("q")));
     dd_blob_list_fini(&list);
     dd_bytes key = BYTES("q");
-    CHECK_OK(store->ops->wait(store, &key, 1, &wait, check_err()));
+    CHECK_OK(dd_store_wait(store, &key, 1, &wait, check_err()));
     expect_pop(store, "q", false, "first");
     expect_pop(store, "q", true, "");
     expect_pop(store, "q", false, "third");
     CHECK(!is_there(store, "q"));
-    CHECK_STATUS(store->ops->queue_pop(store, BYTES("q"), false, &value, &wait, check_err()), DD_QUEUE_EMPTY);
+    CHECK_STATUS(dd_store_queue_pop(store, BYTES("q"), false, &value, &wait, check_err()), DD_QUEUE_EMPTY);
     CHECK_CONTAINS(check_message(), "empty");
     expect_pop(store, "other", false, "x");
 }
@@ -723,7 +722,7 @@ pop_waits(dd_store *store, const store_suite *suite)
     helper pusher = {0};
     dd_wait wait = dd_wait_after(SHORT_NS);
     CHECK_OK(set_text(store, "q", "a value is no item"));
-    CHECK_STATUS(store->ops->queue_pop(store, BYTES("q"), true, &value, &wait, check_err()), DD_TIMED_OUT);
+    CHECK_STATUS(dd_store_queue_pop(store, BYTES("q"), true, &value, &wait, check_err()), DD_TIMED_OUT);
     expect_time(&wait, SHORT_NS);
     CHECK_CONTAINS(check_message(), "q");
     CHECK_CONTAINS(check_message(), "timed out after 0.");
@@ -795,8 +794,8 @@ append_many(helper *self)
         dd_wait wait = patient();
         /* Every piece is one of a kind: kinds that append by compare_set cannot tell equal ones apart. */
         int len = snprintf(text, sizeof text, "%d%02d,", self->index, i % 100);
-        CHECK_OK(self->store->ops->append(self->store, BYTES("joined"), dd_bytes_of(text, (size_t)len), &wait,
-                                          check_err()));
+        CHECK_OK(dd_store_append(self->store, BYTES("joined"), dd_bytes_of(text, (size_t)len), &wait,
+                                 check_err()));
     }
 }
 
@@ -807,7 +806,7 @@ threads_append(dd_store *store, const store_suite *suite)
     dd_wait wait = patient();
     dd_blob value = {0};
     helpers_run(store, 4, 25, append_many);
-    CHECK_OK(store->ops->get(store, BYTES("joined"), &value, &wait, check_err()));
+    CHECK_OK(dd_store_get(store, BYTES("joined"), &value, &wait, check_err()));
     CHECK_INT(value.len, 4 * 25 * 4);
     dd_blob_fini(&value);
 }
@@ -818,7 +817,7 @@ come_to_barrier(helper *self)
     int64_t count = 0;
     dd_wait wait = patient();
     CHECK_OK(add_to(self->store, "came", 1, &count));
-    CHECK_OK(self->store->ops->barrier(self->store, BYTES("gate"), 4, &wait, check_err()));
+    CHECK_OK(dd_store_barrier(self->store, BYTES("gate"), 4, &wait, check_err()));
     CHECK_OK(add_to(self->store, "came", 0, &count));
     CHECK_INT(count, 4);
 }
@@ -828,13 +827,13 @@ barrier(dd_store *store, const store_suite *suite)
 {
     (void)suite;
     dd_wait wait = dd_wait_after(SHORT_NS);
-    CHECK_STATUS(store->ops->barrier(store, BYTES("lonely gate"), 2, &wait, check_err()), DD_TIMED_OUT);
+    CHECK_STATUS(dd_store_barrier(store, BYTES("lonely gate"), 2, &wait, check_err()), DD_TIMED_OUT);
     CHECK_CONTAINS(check_message(), "lonely gate");
     CHECK_CONTAINS(check_message(), "timed out after 0.");
     helpers_run(store, 4, 0, come_to_barrier);
     wait = patient();
-    CHECK_OK(store->ops->barrier(store, BYTES("gate"), 4, &wait, check_err()));
-    CHECK_OK(store->ops->barrier(store, BYTES("gate of one"), 1, &wait, check_err()));
+    CHECK_OK(dd_store_barrier(store, BYTES("gate"), 4, &wait, check_err()));
+    CHECK_OK(dd_store_barrier(store, BYTES("gate of one"), 1, &wait, check_err()));
 }
 
 static void
@@ -850,7 +849,7 @@ clones_share_data(dd_store *store, const store_suite *suite)
     CHECK_OK(set_text(clone, "key", "2"));
     /* A set is not acknowledged; a call that is answered makes sure that it has been done. */
     int64_t count;
-    CHECK_OK(clone->ops->num_keys(clone, &count, &wait, check_err()));
+    CHECK_OK(dd_store_num_keys(clone, &count, &wait, check_err()));
     expect_text(store, "key", "2");
     CHECK(strcmp(clone->ops->kind, store->ops->kind) == 0);
     CHECK_OK(clone->ops->clone(clone, &clone_of_clone, &wait, check_err()));
@@ -934,7 +933,7 @@ static const dd_bytes fault_keys[] = {{(const uint8_t *)"fault a", 7}, {(const u
     static dd_status call_name(dd_store *s, const dd_wait *wait, dd_blob *value) \
     {                                                                            \
         (void)value;                                                             \
-        return s->ops->expression;                                               \
+        return dd_store_##expression;                                            \
     }
 
 FAULT_CALL(fault_set, set(s, BYTES("new"), BYTES("a value"), wait, check_err()))
@@ -949,7 +948,7 @@ static dd_status
 fault_try_get(dd_store *s, const dd_wait *wait, dd_blob *value)
 {
     bool is_found;
-    return s->ops->try_get(s, fault_keys[0], value, &is_found, wait, check_err());
+    return dd_store_try_get(s, fault_keys[0], value, &is_found, wait, check_err());
 }
 
 static dd_status
@@ -957,14 +956,14 @@ fault_add(dd_store *s, const dd_wait *wait, dd_blob *value)
 {
     int64_t sum;
     (void)value;
-    return s->ops->add(s, BYTES("number"), 1234567, &sum, wait, check_err());
+    return dd_store_add(s, BYTES("number"), 1234567, &sum, wait, check_err());
 }
 
 static dd_status
 fault_compare_set(dd_store *s, const dd_wait *wait, dd_blob *value)
 {
-    return s->ops->compare_set(s, fault_keys[0], BYTES("value"), BYTES("desired, and longer"), value, wait,
-                               check_err());
+    return dd_store_compare_set(s, fault_keys[0], BYTES("value"), BYTES("desired, and longer"), value, wait,
+                                check_err());
 }
 
 static dd_status
@@ -972,7 +971,7 @@ fault_check(dd_store *s, const dd_wait *wait, dd_blob *value)
 {
     bool is_ready;
     (void)value;
-    return s->ops->check(s, fault_keys, 2, &is_ready, wait, check_err());
+    return dd_store_check(s, fault_keys, 2, &is_ready, wait, check_err());
 }
 
 static dd_status
@@ -980,7 +979,7 @@ fault_delete(dd_store *s, const dd_wait *wait, dd_blob *value)
 {
     bool is_deleted;
     (void)value;
-    return s->ops->delete_key(s, fault_keys[1], &is_deleted, wait, check_err());
+    return dd_store_delete_key(s, fault_keys[1], &is_deleted, wait, check_err());
 }
 
 static dd_status
@@ -988,7 +987,7 @@ fault_multi_get(dd_store *s, const dd_wait *wait, dd_blob *value)
 {
     dd_blob_list list = {0};
     (void)value;
-    dd_status status = s->ops->multi_get(s, fault_keys, 2, &list, wait, check_err());
+    dd_status status = dd_store_multi_get(s, fault_keys, 2, &list, wait, check_err());
     CHECK_INT(list.count, status == DD_OK ? 2 : 0);
     dd_blob_list_fini(&list);
     return status;
@@ -999,7 +998,7 @@ fault_list_keys(dd_store *s, const dd_wait *wait, dd_blob *value)
 {
     dd_blob_list list = {0};
     (void)value;
-    dd_status status = s->ops->list_keys(s, &list, wait, check_err());
+    dd_status status = dd_store_list_keys(s, &list, wait, check_err());
     CHECK(status == DD_OK ? list.count >= 2 : list.items == NULL);
     dd_blob_list_fini(&list);
     return status;
@@ -1044,9 +1043,9 @@ expect_as_before(dd_store *store)
     dd_bytes new_keys[] = {BYTES("new")};
     expect_text(store, "fault a", "value");
     expect_text(store, "fault b", "value");
-    CHECK_OK(store->ops->try_get(store, BYTES("number"), &value, &is_ready, &wait, check_err()));
+    CHECK_OK(dd_store_try_get(store, BYTES("number"), &value, &is_ready, &wait, check_err()));
     CHECK(!is_ready);
-    CHECK_OK(store->ops->check(store, new_keys, 1, &is_ready, &wait, check_err()));
+    CHECK_OK(dd_store_check(store, new_keys, 1, &is_ready, &wait, check_err()));
     CHECK(!is_ready);
     dd_blob_fini(&value);
 }
@@ -1106,10 +1105,10 @@ allocations_fail(dd_store *store, const store_suite *suite)
         dd_wait wait = patient();
         dd_blob value = {0};
         while (suite->has_queues &&
-               store->ops->queue_pop(store, BYTES("full queue"), false, &value, &wait, NULL) == DD_OK) {
+               dd_store_queue_pop(store, BYTES("full queue"), false, &value, &wait, NULL) == DD_OK) {
         }
         while (suite->has_queues &&
-               store->ops->queue_pop(store, BYTES("queue"), false, &value, &wait, NULL) == DD_OK) {
+               dd_store_queue_pop(store, BYTES("queue"), false, &value, &wait, NULL) == DD_OK) {
         }
         dd_blob_fini(&value);
     }

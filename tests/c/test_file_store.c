@@ -3,6 +3,7 @@
 #include "core/mem.h"
 #include "store/file_log.h"
 #include "store/file_store.h"
+#include "store_calls.h"
 #include "store_suite.h"
 
 #include <dirent.h>
@@ -72,7 +73,7 @@ static dd_status
 set_within(dd_store *store, const char *key, const char *value, int64_t timeout_ns, dd_error *err)
 {
     dd_wait wait = dd_wait_after(timeout_ns);
-    return store->ops->set(store, dd_bytes_of_string(key), dd_bytes_of_string(value), &wait, err);
+    return dd_store_set(store, dd_bytes_of_string(key), dd_bytes_of_string(value), &wait, err);
 }
 
 static void
@@ -85,7 +86,7 @@ static dd_status
 get_within(dd_store *store, const char *key, dd_blob *value, int64_t timeout_ns, dd_error *err)
 {
     dd_wait wait = dd_wait_after(timeout_ns);
-    return store->ops->get(store, dd_bytes_of_string(key), value, &wait, err);
+    return dd_store_get(store, dd_bytes_of_string(key), value, &wait, err);
 }
 
 static void
@@ -104,7 +105,7 @@ has(dd_store *store, const char *key)
     dd_wait wait = dd_wait_after(LONG_NS);
     dd_bytes bytes = dd_bytes_of_string(key);
     bool is_ready = false;
-    CHECK_OK(store->ops->check(store, &bytes, 1, &is_ready, &wait, check_err()));
+    CHECK_OK(dd_store_check(store, &bytes, 1, &is_ready, &wait, check_err()));
     return is_ready;
 }
 
@@ -113,7 +114,7 @@ add(dd_store *store, const char *key, int64_t amount)
 {
     dd_wait wait = dd_wait_after(LONG_NS);
     int64_t sum = -1;
-    CHECK_OK(store->ops->add(store, dd_bytes_of_string(key), amount, &sum, &wait, check_err()));
+    CHECK_OK(dd_store_add(store, dd_bytes_of_string(key), amount, &sum, &wait, check_err()));
     return sum;
 }
 
@@ -122,7 +123,7 @@ count_keys(dd_store *store)
 {
     dd_wait wait = dd_wait_after(LONG_NS);
     int64_t count = -1;
-    CHECK_OK(store->ops->num_keys(store, &count, &wait, check_err()));
+    CHECK_OK(dd_store_num_keys(store, &count, &wait, check_err()));
     return count;
 }
 
@@ -189,21 +190,21 @@ TEST(values)
     dd_wait wait = dd_wait_after(LONG_NS);
     int64_t sum;
     set(a, "word", "no number");
-    CHECK_STATUS(b->ops->add(b, BYTES("word"), 1, &sum, &wait, check_err()), DD_STORE);
-    CHECK_OK(a->ops->append(a, BYTES("log"), BYTES("one "), &wait, check_err()));
-    CHECK_OK(b->ops->append(b, BYTES("log"), BYTES("two"), &wait, check_err()));
+    CHECK_STATUS(dd_store_add(b, BYTES("word"), 1, &sum, &wait, check_err()), DD_STORE);
+    CHECK_OK(dd_store_append(a, BYTES("log"), BYTES("one "), &wait, check_err()));
+    CHECK_OK(dd_store_append(b, BYTES("log"), BYTES("two"), &wait, check_err()));
     check_get(a, "log", "one two");
     bool is_deleted = false;
-    CHECK_OK(a->ops->delete_key(a, BYTES("log"), &is_deleted, &wait, check_err()));
+    CHECK_OK(dd_store_delete_key(a, BYTES("log"), &is_deleted, &wait, check_err()));
     CHECK(is_deleted);
-    CHECK_OK(b->ops->delete_key(b, BYTES("log"), &is_deleted, &wait, check_err()));
+    CHECK_OK(dd_store_delete_key(b, BYTES("log"), &is_deleted, &wait, check_err()));
     CHECK(!is_deleted);
     CHECK_INT(count_keys(b), 3);
     bool is_found = true;
     dd_blob value = {0};
-    CHECK_OK(b->ops->try_get(b, BYTES("log"), &value, &is_found, &wait, check_err()));
+    CHECK_OK(dd_store_try_get(b, BYTES("log"), &value, &is_found, &wait, check_err()));
     CHECK(!is_found);
-    CHECK_OK(b->ops->try_get(b, BYTES("n"), &value, &is_found, &wait, check_err()));
+    CHECK_OK(dd_store_try_get(b, BYTES("n"), &value, &is_found, &wait, check_err()));
     CHECK(is_found);
     CHECK_TEXT(dd_blob_view(&value), "42");
     dd_blob_fini(&value);
@@ -222,14 +223,14 @@ TEST(compare_set)
     REQUIRE(a != NULL && b != NULL);
     dd_wait wait = dd_wait_after(LONG_NS);
     dd_blob value = {0};
-    CHECK_OK(a->ops->compare_set(a, BYTES("k"), BYTES("x"), BYTES("1"), &value, &wait, check_err()));
+    CHECK_OK(dd_store_compare_set(a, BYTES("k"), BYTES("x"), BYTES("1"), &value, &wait, check_err()));
     CHECK_TEXT(dd_blob_view(&value), "x");
     CHECK(!has(b, "k"));
-    CHECK_OK(a->ops->compare_set(a, BYTES("k"), BYTES(""), BYTES("1"), &value, &wait, check_err()));
+    CHECK_OK(dd_store_compare_set(a, BYTES("k"), BYTES(""), BYTES("1"), &value, &wait, check_err()));
     CHECK_TEXT(dd_blob_view(&value), "1");
-    CHECK_OK(b->ops->compare_set(b, BYTES("k"), BYTES("0"), BYTES("2"), &value, &wait, check_err()));
+    CHECK_OK(dd_store_compare_set(b, BYTES("k"), BYTES("0"), BYTES("2"), &value, &wait, check_err()));
     CHECK_TEXT(dd_blob_view(&value), "1");
-    CHECK_OK(b->ops->compare_set(b, BYTES("k"), BYTES("1"), BYTES("2"), &value, &wait, check_err()));
+    CHECK_OK(dd_store_compare_set(b, BYTES("k"), BYTES("1"), BYTES("2"), &value, &wait, check_err()));
     CHECK_TEXT(dd_blob_view(&value), "2");
     check_get(a, "k", "2");
     dd_blob_fini(&value);
@@ -248,20 +249,20 @@ TEST(many_keys_at_once)
     dd_wait wait = dd_wait_after(LONG_NS);
     dd_bytes keys[] = {BYTES("a"), BYTES("b\0b"), BYTES("")};
     dd_bytes values[] = {BYTES("1"), BYTES("\0"), BYTES("3")};
-    CHECK_OK(a->ops->multi_set(a, keys, values, 3, &wait, check_err()));
-    CHECK_OK(a->ops->multi_set(a, keys, values, 0, &wait, check_err()));
+    CHECK_OK(dd_store_multi_set(a, keys, values, 3, &wait, check_err()));
+    CHECK_OK(dd_store_multi_set(a, keys, values, 0, &wait, check_err()));
     dd_blob_list list = {0};
-    CHECK_OK(b->ops->multi_get(b, keys, 3, &list, &wait, check_err()));
+    CHECK_OK(dd_store_multi_get(b, keys, 3, &list, &wait, check_err()));
     for (size_t i = 0; i < list.count; i++) {
         CHECK_BYTES(dd_blob_view(&list.items[i]), values[i]);
     }
     CHECK_INT(list.count, 3);
     dd_blob_list_fini(&list);
-    CHECK_OK(b->ops->list_keys(b, &list, &wait, check_err()));
+    CHECK_OK(dd_store_list_keys(b, &list, &wait, check_err()));
     CHECK_INT(list.count, 3);
     dd_blob_list_fini(&list);
-    CHECK_OK(b->ops->wait(b, keys, 3, &wait, check_err()));
-    CHECK_OK(b->ops->wait(b, keys, 0, &wait, check_err()));
+    CHECK_OK(dd_store_wait(b, keys, 3, &wait, check_err()));
+    CHECK_OK(dd_store_wait(b, keys, 0, &wait, check_err()));
     dd_store_release(a);
     dd_store_release(b);
     place_remove(&here);
@@ -272,7 +273,7 @@ queue_len(dd_store *store, const char *key)
 {
     dd_wait wait = dd_wait_after(LONG_NS);
     int64_t count = -1;
-    CHECK_OK(store->ops->queue_len(store, dd_bytes_of_string(key), &count, &wait, check_err()));
+    CHECK_OK(dd_store_queue_len(store, dd_bytes_of_string(key), &count, &wait, check_err()));
     return count;
 }
 
@@ -285,20 +286,20 @@ TEST(queues)
     REQUIRE(a != NULL && b != NULL);
     dd_wait wait = dd_wait_after(LONG_NS);
     dd_blob value = {0};
-    CHECK_STATUS(a->ops->queue_pop(a, BYTES("q"), false, &value, &wait, check_err()), DD_QUEUE_EMPTY);
+    CHECK_STATUS(dd_store_queue_pop(a, BYTES("q"), false, &value, &wait, check_err()), DD_QUEUE_EMPTY);
     CHECK_CONTAINS(check_message(), "queue \"q\" is empty");
-    CHECK_OK(a->ops->queue_push(a, BYTES("q"), BYTES("1"), &wait, check_err()));
-    CHECK_OK(b->ops->queue_push(b, BYTES("q"), BYTES("2"), &wait, check_err()));
+    CHECK_OK(dd_store_queue_push(a, BYTES("q"), BYTES("1"), &wait, check_err()));
+    CHECK_OK(dd_store_queue_push(b, BYTES("q"), BYTES("2"), &wait, check_err()));
     CHECK_INT(queue_len(a, "q"), 2);
     CHECK(has(a, "q"));
     CHECK_INT(count_keys(a), 0);
-    CHECK_OK(b->ops->queue_pop(b, BYTES("q"), true, &value, &wait, check_err()));
+    CHECK_OK(dd_store_queue_pop(b, BYTES("q"), true, &value, &wait, check_err()));
     CHECK_TEXT(dd_blob_view(&value), "1");
-    CHECK_OK(a->ops->queue_pop(a, BYTES("q"), false, &value, &wait, check_err()));
+    CHECK_OK(dd_store_queue_pop(a, BYTES("q"), false, &value, &wait, check_err()));
     CHECK_TEXT(dd_blob_view(&value), "2");
     CHECK_INT(queue_len(b, "q"), 0);
     dd_wait brief = dd_wait_after(30 * DD_NS_PER_MS);
-    CHECK_STATUS(a->ops->queue_pop(a, BYTES("q"), true, &value, &brief, check_err()), DD_TIMED_OUT);
+    CHECK_STATUS(dd_store_queue_pop(a, BYTES("q"), true, &value, &brief, check_err()), DD_TIMED_OUT);
     dd_blob_fini(&value);
     dd_store_release(a);
     dd_store_release(b);
@@ -317,14 +318,13 @@ TEST(what_changes_nothing_writes_nothing)
     int64_t sum;
     set(store, "k", "word");
     off_t size = size_of(here.path);
-    CHECK_OK(
-        store->ops->compare_set(store, BYTES("k"), BYTES(""), BYTES("word"), &value, &wait, check_err()));
-    CHECK_OK(store->ops->compare_set(store, BYTES("no"), BYTES("x"), BYTES("y"), &value, &wait, check_err()));
-    CHECK_OK(store->ops->delete_key(store, BYTES("no"), &is_deleted, &wait, check_err()));
+    CHECK_OK(dd_store_compare_set(store, BYTES("k"), BYTES(""), BYTES("word"), &value, &wait, check_err()));
+    CHECK_OK(dd_store_compare_set(store, BYTES("no"), BYTES("x"), BYTES("y"), &value, &wait, check_err()));
+    CHECK_OK(dd_store_delete_key(store, BYTES("no"), &is_deleted, &wait, check_err()));
     CHECK(!is_deleted);
-    CHECK_STATUS(store->ops->queue_pop(store, BYTES("k"), false, &value, &wait, check_err()), DD_QUEUE_EMPTY);
+    CHECK_STATUS(dd_store_queue_pop(store, BYTES("k"), false, &value, &wait, check_err()), DD_QUEUE_EMPTY);
     CHECK_CONTAINS(check_message(), here.path);
-    CHECK_STATUS(store->ops->add(store, BYTES("k"), 1, &sum, &wait, check_err()), DD_STORE);
+    CHECK_STATUS(dd_store_add(store, BYTES("k"), 1, &sum, &wait, check_err()), DD_STORE);
     CHECK_INT(size_of(here.path), size);
     check_get(store, "k", "word");
     dd_blob_fini(&value);
@@ -370,7 +370,7 @@ TEST(wait_is_interrupted)
     wait.is_interrupted = is_interrupted_now;
     wait.ctx = &moment_ns;
     dd_blob value = {0};
-    CHECK_STATUS(store->ops->get(store, BYTES("k"), &value, &wait, check_err()), DD_INTERRUPTED);
+    CHECK_STATUS(dd_store_get(store, BYTES("k"), &value, &wait, check_err()), DD_INTERRUPTED);
     CHECK(dd_clock_now_ns() - moment_ns < 400 * DD_NS_PER_MS * check_slow());
     dd_store_release(store);
     place_remove(&here);
@@ -443,7 +443,7 @@ TEST(barrier_of_processes)
             dd_wait wait = dd_wait_after(LONG_NS);
             if (mine != NULL) {
                 (void)add(mine, "come", 1);
-                CHECK_OK(mine->ops->barrier(mine, BYTES("b"), 3, &wait, check_err()));
+                CHECK_OK(dd_store_barrier(mine, BYTES("b"), 3, &wait, check_err()));
                 CHECK_INT(add(mine, "come", 0), 3);
             }
             dd_store_release(mine);
@@ -468,7 +468,7 @@ run_producer(void *arg)
     gang *crew = arg;
     for (int i = 0; i < crew->items; i++) {
         dd_wait wait = dd_wait_after(LONG_NS);
-        CHECK_OK(crew->store->ops->queue_push(crew->store, BYTES("q"), BYTES("x"), &wait, check_err()));
+        CHECK_OK(dd_store_queue_push(crew->store, BYTES("q"), BYTES("x"), &wait, check_err()));
         (void)add(crew->store, "pushed", 1);
     }
     return NULL;
@@ -481,7 +481,7 @@ run_consumer(void *arg)
     dd_blob value = {0};
     for (int i = 0; i < crew->items; i++) {
         dd_wait wait = dd_wait_after(LONG_NS);
-        CHECK_OK(crew->store->ops->queue_pop(crew->store, BYTES("q"), true, &value, &wait, check_err()));
+        CHECK_OK(dd_store_queue_pop(crew->store, BYTES("q"), true, &value, &wait, check_err()));
     }
     dd_blob_fini(&value);
     return NULL;
@@ -615,7 +615,7 @@ TEST(stuck_lock_is_interrupted)
     dd_wait wait = dd_wait_after(LONG_NS);
     wait.is_interrupted = is_interrupted_now;
     wait.ctx = &moment_ns;
-    CHECK_STATUS(store->ops->set(store, BYTES("k"), BYTES("v"), &wait, check_err()), DD_INTERRUPTED);
+    CHECK_STATUS(dd_store_set(store, BYTES("k"), BYTES("v"), &wait, check_err()), DD_INTERRUPTED);
     CHECK(dd_clock_now_ns() - moment_ns < 400 * DD_NS_PER_MS * check_slow());
     kill(pid, SIGKILL);
     waitpid(pid, NULL, 0);
@@ -1126,18 +1126,17 @@ use_all(const char *path, dd_error *err)
     dd_bytes text = BYTES("value");
     int64_t sum;
     bool flag;
-    const dd_store_ops *ops = store->ops;
-    if ((status = ops->set(store, key, text, &wait, err)) == DD_OK &&
-        (status = ops->append(store, key, text, &wait, err)) == DD_OK &&
-        (status = ops->add(store, BYTES("n"), 1, &sum, &wait, err)) == DD_OK &&
-        (status = ops->compare_set(store, key, text, text, &value, &wait, err)) == DD_OK &&
-        (status = ops->multi_set(store, &key, &text, 1, &wait, err)) == DD_OK &&
-        (status = ops->multi_get(store, &key, 1, &list, &wait, err)) == DD_OK &&
-        (status = ops->queue_push(store, key, text, &wait, err)) == DD_OK &&
-        (status = ops->queue_pop(store, key, true, &value, &wait, err)) == DD_OK &&
-        (status = ops->get(store, key, &value, &wait, err)) == DD_OK &&
-        (status = ops->delete_key(store, key, &flag, &wait, err)) == DD_OK) {
-        status = ops->clone(store, &other, &wait, err);
+    if ((status = dd_store_set(store, key, text, &wait, err)) == DD_OK &&
+        (status = dd_store_append(store, key, text, &wait, err)) == DD_OK &&
+        (status = dd_store_add(store, BYTES("n"), 1, &sum, &wait, err)) == DD_OK &&
+        (status = dd_store_compare_set(store, key, text, text, &value, &wait, err)) == DD_OK &&
+        (status = dd_store_multi_set(store, &key, &text, 1, &wait, err)) == DD_OK &&
+        (status = dd_store_multi_get(store, &key, 1, &list, &wait, err)) == DD_OK &&
+        (status = dd_store_queue_push(store, key, text, &wait, err)) == DD_OK &&
+        (status = dd_store_queue_pop(store, key, true, &value, &wait, err)) == DD_OK &&
+        (status = dd_store_get(store, key, &value, &wait, err)) == DD_OK &&
+        (status = dd_store_delete_key(store, key, &flag, &wait, err)) == DD_OK) {
+        status = store->ops->clone(store, &other, &wait, err);
     }
     dd_blob_fini(&value);
     dd_blob_list_fini(&list);
@@ -1189,20 +1188,20 @@ TEST(full_disk)
     int64_t sum;
     CHECK_STATUS(set_within(store, "k", large, LONG_NS, check_err()), DD_SYSTEM);
     CHECK_CONTAINS(check_message(), here.path);
-    CHECK_STATUS(store->ops->add(store, BYTES("a counter with a long name"), 1, &sum, &wait, check_err()),
+    CHECK_STATUS(dd_store_add(store, BYTES("a counter with a long name"), 1, &sum, &wait, check_err()),
                  DD_SYSTEM);
     CHECK_INT(size_of(here.path), size);
     check_get(store, "k", "v");
     CHECK_INT(count_keys(store), 1);
     REQUIRE(setrlimit(RLIMIT_FSIZE, &old) == 0);
-    CHECK_OK(store->ops->queue_push(store, BYTES("q"), BYTES("item"), &wait, check_err()));
+    CHECK_OK(dd_store_queue_push(store, BYTES("q"), BYTES("item"), &wait, check_err()));
     small.rlim_cur = (rlim_t)size_of(here.path);
     REQUIRE(setrlimit(RLIMIT_FSIZE, &small) == 0);
     dd_blob value = {0};
-    CHECK_STATUS(store->ops->queue_pop(store, BYTES("q"), true, &value, &wait, check_err()), DD_SYSTEM);
+    CHECK_STATUS(dd_store_queue_pop(store, BYTES("q"), true, &value, &wait, check_err()), DD_SYSTEM);
     CHECK_INT(queue_len(store, "q"), 1);
     REQUIRE(setrlimit(RLIMIT_FSIZE, &old) == 0);
-    CHECK_OK(store->ops->queue_pop(store, BYTES("q"), true, &value, &wait, check_err()));
+    CHECK_OK(dd_store_queue_pop(store, BYTES("q"), true, &value, &wait, check_err()));
     CHECK_TEXT(dd_blob_view(&value), "item");
     dd_blob_fini(&value);
     set(store, "k", large);

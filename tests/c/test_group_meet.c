@@ -7,6 +7,7 @@
 #include "group_team.h"
 #include "leftovers.h"
 #include "store/tcp_store.h"
+#include "store_calls.h"
 #include "transport/card.h"
 
 #include <errno.h>
@@ -92,8 +93,8 @@ read_ends_that_make_no_sense(team_rank *self)
         snprintf(name, sizeof name, "end-%zu", i);
         snprintf(key, sizeof key, "dldist/%s/0/end", name);
         dd_wait wait = dd_wait_after(DD_NS_PER_S * check_slow());
-        CHECK_OK(self->store->ops->set(self->store, dd_bytes_of_string(key), dd_bytes_of_string(cases[i].end),
-                                       &wait, check_err()));
+        CHECK_OK(dd_store_set(self->store, dd_bytes_of_string(key), dd_bytes_of_string(cases[i].end), &wait,
+                              check_err()));
         dd_group *group = NULL;
         CHECK_STATUS(open_named(self, name, 0, 2, DD_NS_PER_S * check_slow(), &group), DD_STORE);
         CHECK_CONTAINS(check_message(), cases[i].complaint);
@@ -277,7 +278,7 @@ meet_oneself_at_home(team_rank *self)
         pthread_join(ones[i].thread, NULL);
     }
     CHECK_OK(
-        store->ops->get(store, dd_bytes_of_string("dldist/twice/0/again/1"), &published, &wait, check_err()));
+        dd_store_get(store, dd_bytes_of_string("dldist/twice/0/again/1"), &published, &wait, check_err()));
     REQUIRE_OK(dd_card_decode(dd_blob_view(&published), &card, &addrs, check_err()));
     CHECK_INT(addrs.count, 1);
     CHECK(dd_addr_is_loopback(&addrs.items[0]));
@@ -303,7 +304,7 @@ await_first(team_rank *self, int generation)
     snprintf(text, sizeof text, "dldist/w/%d/rank/0", generation);
     dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
     dd_bytes key = dd_bytes_of_string(text);
-    CHECK_OK(self->store->ops->wait(self->store, &key, 1, &wait, check_err()));
+    CHECK_OK(dd_store_wait(self->store, &key, 1, &wait, check_err()));
 }
 
 static void

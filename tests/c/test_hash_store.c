@@ -1,7 +1,8 @@
 #include "check.h"
 #include "core/mem.h"
 #include "core/thread.h"
-#include "store/request.h"
+#include "store/store.h"
+#include "store_calls.h"
 #include "store_suite.h"
 
 #include <stdatomic.h>
@@ -78,10 +79,10 @@ TEST(clones_start_with_the_timeout_and_outlive_the_original)
     CHECK_INT(store->ops->get_timeout_ns(store), DD_STORE_DEFAULT_TIMEOUT_NS);
     REQUIRE_OK(store->ops->clone(store, &clone, &wait, check_err()));
     CHECK_INT(clone->ops->get_timeout_ns(clone), DD_STORE_DEFAULT_TIMEOUT_NS);
-    CHECK_OK(store->ops->set(store, BYTES("k"), BYTES("v"), &wait, check_err()));
+    CHECK_OK(dd_store_set(store, BYTES("k"), BYTES("v"), &wait, check_err()));
     dd_store_release(store);
     dd_blob value = {0};
-    CHECK_OK(clone->ops->get(clone, BYTES("k"), &value, &wait, check_err()));
+    CHECK_OK(dd_store_get(clone, BYTES("k"), &value, &wait, check_err()));
     CHECK_TEXT(dd_blob_view(&value), "v");
     dd_blob_fini(&value);
     dd_store_release(clone);
@@ -99,24 +100,24 @@ TEST(messages)
         keys[i] = dd_bytes_of_string(names[i]);
     }
     dd_wait wait = dd_wait_after(0);
-    CHECK_STATUS(store->ops->wait(store, keys, 12, &wait, check_err()), DD_TIMED_OUT);
+    CHECK_STATUS(dd_store_wait(store, keys, 12, &wait, check_err()), DD_TIMED_OUT);
     CHECK_CONTAINS(check_message(), "wait timed out after ");
     CHECK_CONTAINS(check_message(), " s on HashStore: keys missing: key00, key01, ");
     CHECK_CONTAINS(check_message(), "key07, ... (12 of 12)");
-    CHECK_STATUS(store->ops->wait(store, keys, 8, &wait, check_err()), DD_TIMED_OUT);
+    CHECK_STATUS(dd_store_wait(store, keys, 8, &wait, check_err()), DD_TIMED_OUT);
     CHECK_CONTAINS(check_message(), "key07 (8 of 8)");
-    CHECK_STATUS(store->ops->queue_pop(store, keys[0], true, &value, &wait, check_err()), DD_TIMED_OUT);
+    CHECK_STATUS(dd_store_queue_pop(store, keys[0], true, &value, &wait, check_err()), DD_TIMED_OUT);
     CHECK_CONTAINS(check_message(), "queue_pop timed out after ");
     CHECK_CONTAINS(check_message(), "keys missing: key00 (1 of 1)");
-    CHECK_STATUS(store->ops->queue_pop(store, keys[0], false, &value, &wait, check_err()), DD_QUEUE_EMPTY);
+    CHECK_STATUS(dd_store_queue_pop(store, keys[0], false, &value, &wait, check_err()), DD_QUEUE_EMPTY);
     CHECK_CONTAINS(check_message(), "queue \"key00\" is empty");
-    CHECK_STATUS(store->ops->barrier(store, keys[0], 3, &wait, check_err()), DD_TIMED_OUT);
+    CHECK_STATUS(dd_store_barrier(store, keys[0], 3, &wait, check_err()), DD_TIMED_OUT);
     CHECK_CONTAINS(check_message(), "on HashStore: 1 of 3 have come to key \"key00\"");
-    CHECK_OK(store->ops->queue_push(store, keys[1], BYTES("i"), &wait, check_err()));
-    CHECK_STATUS(store->ops->get(store, keys[1], &value, &wait, check_err()), DD_TIMED_OUT);
+    CHECK_OK(dd_store_queue_push(store, keys[1], BYTES("i"), &wait, check_err()));
+    CHECK_STATUS(dd_store_get(store, keys[1], &value, &wait, check_err()), DD_TIMED_OUT);
     CHECK_CONTAINS(check_message(), "get timed out after ");
     CHECK_CONTAINS(check_message(), "keys missing: key01 (1 of 1)");
-    CHECK_STATUS(store->ops->multi_get(store, keys, 2, NULL, &wait, check_err()), DD_TIMED_OUT);
+    CHECK_STATUS(dd_store_multi_get(store, keys, 2, NULL, &wait, check_err()), DD_TIMED_OUT);
     CHECK_CONTAINS(check_message(), "multi_get timed out after ");
     CHECK_CONTAINS(check_message(), "keys missing: key01 (1 of 2)");
     dd_store_release(store);
@@ -149,8 +150,8 @@ TEST(child_frees_its_copy)
     dd_store *store = open_hash(NULL);
     dd_wait wait = dd_wait_after(DD_NS_PER_S);
     REQUIRE(store != NULL);
-    CHECK_OK(store->ops->set(store, BYTES("k"), BYTES("v"), &wait, check_err()));
-    CHECK_OK(store->ops->queue_push(store, BYTES("q"), BYTES("v"), &wait, check_err()));
+    CHECK_OK(dd_store_set(store, BYTES("k"), BYTES("v"), &wait, check_err()));
+    CHECK_OK(dd_store_queue_push(store, BYTES("q"), BYTES("v"), &wait, check_err()));
     pid_t pid = fork();
     if (pid == 0) {
         release_in_child_with_exit(store);
@@ -175,7 +176,7 @@ hammer_main(void *arg)
     for (int i = 0; !atomic_load(&self->is_stopped); i++) {
         char key[16];
         (void)snprintf(key, sizeof key, "%d", i % 1000);
-        CHECK_OK(self->store->ops->set(self->store, dd_bytes_of_string(key), BYTES("v"), &wait, check_err()));
+        CHECK_OK(dd_store_set(self->store, dd_bytes_of_string(key), BYTES("v"), &wait, check_err()));
     }
     return NULL;
 }
@@ -212,8 +213,8 @@ push_and_interrupt(void *ctx)
 {
     late_item *late = ctx;
     dd_wait wait = dd_wait_after(DD_NS_PER_S);
-    CHECK_OK(late->store->ops->queue_push(late->store, BYTES("q"), BYTES("1"), &wait, check_err()));
-    CHECK_OK(late->store->ops->queue_push(late->store, BYTES("q"), BYTES("2"), &wait, check_err()));
+    CHECK_OK(dd_store_queue_push(late->store, BYTES("q"), BYTES("1"), &wait, check_err()));
+    CHECK_OK(dd_store_queue_push(late->store, BYTES("q"), BYTES("2"), &wait, check_err()));
     late->npushed++;
     return true;
 }
@@ -227,11 +228,11 @@ TEST(item_of_an_interrupted_pop_goes_back_to_the_head)
     wait.is_interrupted = push_and_interrupt;
     wait.ctx = &late;
     dd_blob value = {0};
-    CHECK_STATUS(store->ops->queue_pop(store, BYTES("q"), true, &value, &wait, check_err()), DD_INTERRUPTED);
+    CHECK_STATUS(dd_store_queue_pop(store, BYTES("q"), true, &value, &wait, check_err()), DD_INTERRUPTED);
     CHECK_INT(late.npushed, 1);
     CHECK(value.data == NULL);
     for (const char *expected = "12"; *expected != '\0'; expected++) {
-        CHECK_OK(store->ops->queue_pop(store, BYTES("q"), false, &value, &wait, check_err()));
+        CHECK_OK(dd_store_queue_pop(store, BYTES("q"), false, &value, &wait, check_err()));
         CHECK_BYTES(dd_blob_view(&value), dd_bytes_of(expected, 1));
     }
     dd_blob_fini(&value);
@@ -245,9 +246,9 @@ set_and_delete(void *ctx)
     late_item *late = ctx;
     bool is_deleted = false;
     dd_wait wait = dd_wait_after(DD_NS_PER_S);
-    CHECK_OK(late->store->ops->set(late->store, BYTES("k"), BYTES("1"), &wait, check_err()));
+    CHECK_OK(dd_store_set(late->store, BYTES("k"), BYTES("1"), &wait, check_err()));
     if (late->npushed++ == 0) {
-        CHECK_OK(late->store->ops->delete_key(late->store, BYTES("k"), &is_deleted, &wait, check_err()));
+        CHECK_OK(dd_store_delete_key(late->store, BYTES("k"), &is_deleted, &wait, check_err()));
         CHECK(is_deleted);
     }
     return false;
@@ -261,7 +262,7 @@ TEST(get_survives_a_key_that_comes_and_goes)
     wait.is_interrupted = set_and_delete;
     wait.ctx = &late;
     dd_blob value = {0};
-    CHECK_OK(late.store->ops->get(late.store, BYTES("k"), &value, &wait, check_err()));
+    CHECK_OK(dd_store_get(late.store, BYTES("k"), &value, &wait, check_err()));
     CHECK_TEXT(dd_blob_view(&value), "1");
     CHECK_INT(late.npushed, 2);
     dd_blob_fini(&value);
@@ -276,7 +277,7 @@ push_without_memory(void *ctx)
     dd_wait wait = dd_wait_after(DD_NS_PER_S);
     bool is_first = late->npushed++ == 0;
     (void)dd_mem_fail_after(is_first ? 0 : 1);
-    dd_status status = late->store->ops->queue_push(late->store, BYTES("q"), BYTES("1"), &wait, check_err());
+    dd_status status = dd_store_queue_push(late->store, BYTES("q"), BYTES("1"), &wait, check_err());
     (void)dd_mem_fail_after(-1);
     CHECK_INT(status, is_first ? DD_OUT_OF_MEMORY : DD_OK);
     return false;
@@ -292,11 +293,11 @@ TEST(pushing_to_a_popper_without_memory)
     wait.ctx = &late;
     dd_blob value = {0};
     int64_t count = -1;
-    CHECK_OK(store->ops->queue_pop(store, BYTES("q"), true, &value, &wait, check_err()));
+    CHECK_OK(dd_store_queue_pop(store, BYTES("q"), true, &value, &wait, check_err()));
     CHECK_TEXT(dd_blob_view(&value), "1");
     CHECK_INT(late.npushed, 2);
     wait.is_interrupted = NULL;
-    CHECK_OK(store->ops->queue_len(store, BYTES("q"), &count, &wait, check_err()));
+    CHECK_OK(dd_store_queue_len(store, BYTES("q"), &count, &wait, check_err()));
     CHECK_INT(count, 0);
     dd_blob_fini(&value);
     dd_store_release(store);
@@ -304,15 +305,11 @@ TEST(pushing_to_a_popper_without_memory)
 
 /* Generic append gives up when others are always faster, and says so. */
 static dd_status
-compare_set_loses(dd_store *store, dd_bytes key, dd_bytes expected, dd_bytes desired, dd_blob *value,
+compare_set_loses(dd_store *store, const dd_store_request *request, dd_store_result *result,
                   const dd_wait *wait, dd_error *err)
 {
-    (void)store;
-    (void)key;
-    (void)expected;
-    (void)desired;
-    (void)wait;
-    return dd_blob_assign(value, BYTES("someone else's"), err);
+    return request->op == DD_STORE_COMPARE_SET ? dd_blob_assign(&result->value, BYTES("someone else's"), err)
+                                               : hash_ops->run(store, request, result, wait, err);
 }
 
 TEST(generic_append_has_a_deadline)
@@ -320,7 +317,8 @@ TEST(generic_append_has_a_deadline)
     dd_store *store = open_hash(NULL);
     REQUIRE(store != NULL);
     dd_store_ops ops = *store->ops;
-    ops.compare_set = compare_set_loses;
+    hash_ops = store->ops;
+    ops.run = compare_set_loses;
     store->ops = &ops;
     dd_wait wait = dd_wait_after(20 * DD_NS_PER_MS);
     dd_bytes key = BYTES("k");

@@ -8,6 +8,107 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* ---- requests as calls */
+
+/* Values and items that were given out: good until the next one of the same kind. */
+static dd_blob given_out;
+
+static dd_status
+answer(dd_keyspace *ks, dd_store_op op, dd_bytes key, const dd_bytes *values, int64_t number,
+       dd_store_result *result)
+{
+    bool is_answered = false;
+    dd_store_request request = {.op = op, .keys = &key, .nkeys = 1, .values = values, .number = number};
+    return dd_keyspace_answer(ks, &request, result, &is_answered, check_err());
+}
+
+static dd_status
+ks_set(dd_keyspace *ks, dd_bytes key, dd_bytes value)
+{
+    return answer(ks, DD_STORE_SET, key, &value, 0, &(dd_store_result){0});
+}
+
+static dd_status
+ks_append(dd_keyspace *ks, dd_bytes key, dd_bytes value)
+{
+    return answer(ks, DD_STORE_APPEND, key, &value, 0, &(dd_store_result){0});
+}
+
+static dd_status
+ks_push(dd_keyspace *ks, dd_bytes key, dd_bytes value)
+{
+    return answer(ks, DD_STORE_QUEUE_PUSH, key, &value, 0, &(dd_store_result){0});
+}
+
+static dd_status
+ks_add(dd_keyspace *ks, dd_bytes key, int64_t amount, int64_t *sum)
+{
+    dd_store_result result = {0};
+    dd_status status = answer(ks, DD_STORE_ADD, key, NULL, amount, &result);
+    *sum = status == DD_OK ? result.number : *sum;
+    return status;
+}
+
+static dd_status
+ks_arrive(dd_keyspace *ks, dd_bytes key, int64_t world_size, bool *is_complete)
+{
+    dd_store_result result = {0};
+    dd_status status = answer(ks, DD_STORE_BARRIER, key, NULL, world_size, &result);
+    *is_complete = status == DD_OK ? result.flag : *is_complete;
+    return status;
+}
+
+static dd_status
+ks_compare_set(dd_keyspace *ks, dd_bytes key, dd_bytes expected, dd_bytes desired, dd_bytes *value)
+{
+    dd_bytes values[] = {expected, desired};
+    dd_store_result result = {0};
+    dd_status status = answer(ks, DD_STORE_COMPARE_SET, key, values, 0, &result);
+    dd_blob_fini(&given_out);
+    given_out = result.value;
+    *value = dd_blob_view(&given_out);
+    return status;
+}
+
+static dd_store_result
+ks_ask(dd_keyspace *ks, dd_store_op op, dd_bytes key)
+{
+    dd_store_result result = {0};
+    CHECK_OK(answer(ks, op, key, NULL, 0, &result));
+    return result;
+}
+
+static bool
+ks_delete(dd_keyspace *ks, dd_bytes key)
+{
+    return ks_ask(ks, DD_STORE_DELETE_KEY, key).flag;
+}
+
+static bool
+ks_has(dd_keyspace *ks, dd_bytes key)
+{
+    return ks_ask(ks, DD_STORE_CHECK, key).flag;
+}
+
+static int64_t
+ks_queue_len(dd_keyspace *ks, dd_bytes key)
+{
+    return ks_ask(ks, DD_STORE_QUEUE_LEN, key).number;
+}
+
+static bool
+ks_pop(dd_keyspace *ks, dd_bytes key, dd_blob *item)
+{
+    dd_store_result result = {0};
+    CHECK_OK(answer(ks, DD_STORE_QUEUE_POP, key, NULL, 1, &result));
+    if (result.flag) {
+        *item = result.value;
+    }
+    return result.flag;
+}
+
+static const dd_store_op waiting_ops[] = {DD_STORE_WAIT, DD_STORE_GET, DD_STORE_QUEUE_POP, DD_STORE_BARRIER};
+
 /* A waiter that remembers how it was told. */
 typedef struct probe {
     dd_key_waiter waiter;
@@ -33,28 +134,32 @@ on_probe_ready(dd_key_waiter *waiter, dd_blob *given)
 }
 
 static dd_status
-park(dd_keyspace *ks, probe *p, dd_key_waiter_kind kind, size_t nkeys, const char *const *keys,
-     bool *is_parked)
+park(dd_keyspace *ks, probe *p, dd_store_op op, size_t nkeys, const char *const *keys, bool *is_parked)
 {
     dd_bytes views[8];
     for (size_t i = 0; i < nkeys; i++) {
         views[i] = dd_bytes_of_string(keys[i]);
     }
-    p->waiter.kind = kind;
     p->waiter.on_ready = on_probe_ready;
-    return dd_keyspace_park(ks, &p->waiter, views, nkeys, is_parked, check_err());
+    dd_store_request request = {.op = op, .keys = views, .nkeys = nkeys};
+    dd_status status = dd_keyspace_park(ks, &p->waiter, &request, check_err());
+    *is_parked = status == DD_OK && p->waiter.npending > 0;
+    if (!*is_parked) {
+        dd_keyspace_unpark(ks, &p->waiter);
+    }
+    return status;
 }
 
 static bool
-park_on(dd_keyspace *ks, probe *p, dd_key_waiter_kind kind, const char *key)
+park_on(dd_keyspace *ks, probe *p, dd_store_op op, const char *key)
 {
     bool is_parked = false;
-    CHECK_OK(park(ks, p, kind, 1, &key, &is_parked));
+    CHECK_OK(park(ks, p, op, 1, &key, &is_parked));
     return is_parked;
 }
 
-#define SET(ks, key, value) CHECK_OK(dd_keyspace_set((ks), BYTES(key), BYTES(value), check_err()))
-#define PUSH(ks, key, value) CHECK_OK(dd_keyspace_queue_push((ks), BYTES(key), BYTES(value), check_err()))
+#define SET(ks, key, value) CHECK_OK(ks_set((ks), BYTES(key), BYTES(value)))
+#define PUSH(ks, key, value) CHECK_OK(ks_push((ks), BYTES(key), BYTES(value)))
 
 static void
 expect_value(const dd_keyspace *ks, const char *key, const char *expected)
@@ -83,14 +188,14 @@ TEST(values)
     SET(&ks, "a", "a longer value");
     expect_value(&ks, "a", "a longer value");
     CHECK_INT(ks.nvalues, 3);
-    CHECK_OK(dd_keyspace_add(&ks, BYTES("n"), -5, &sum, check_err()));
+    CHECK_OK(ks_add(&ks, BYTES("n"), -5, &sum));
     CHECK_INT(sum, -5);
-    CHECK_OK(dd_keyspace_append(&ks, BYTES("n"), BYTES("0"), check_err()));
+    CHECK_OK(ks_append(&ks, BYTES("n"), BYTES("0")));
     expect_value(&ks, "n", "-50");
-    CHECK_STATUS(dd_keyspace_add(&ks, BYTES("a"), 1, &sum, check_err()), DD_STORE);
+    CHECK_STATUS(ks_add(&ks, BYTES("a"), 1, &sum), DD_STORE);
     CHECK_CONTAINS(check_message(), "value of key \"a\" is not a number: \"a longer value\"");
-    CHECK(dd_keyspace_delete(&ks, BYTES("a")));
-    CHECK(!dd_keyspace_delete(&ks, BYTES("a")));
+    CHECK(ks_delete(&ks, BYTES("a")));
+    CHECK(!ks_delete(&ks, BYTES("a")));
     CHECK_INT(ks.nvalues, 3);
     CHECK_INT(ks.entries.count, 3);
     dd_keyspace_fini(&ks);
@@ -103,7 +208,7 @@ TEST(memory_of_a_large_value_comes_back)
     uint8_t *large = calloc(1, 1 << 20);
     REQUIRE(large != NULL);
     dd_keyspace_init(&ks);
-    CHECK_OK(dd_keyspace_set(&ks, BYTES("k"), dd_bytes_of(large, 1 << 20), check_err()));
+    CHECK_OK(ks_set(&ks, BYTES("k"), dd_bytes_of(large, 1 << 20)));
     SET(&ks, "k", "small");
     CHECK(dd_keyspace_get(&ks, BYTES("k"), &value));
     CHECK_TEXT(value, "small");
@@ -125,12 +230,12 @@ TEST(next_key_skips_what_has_no_value)
         char key[16];
         (void)snprintf(key, sizeof key, "%d", i);
         if (i % 2 == 0) {
-            CHECK_OK(dd_keyspace_set(&ks, dd_bytes_of_string(key), BYTES("v"), check_err()));
+            CHECK_OK(ks_set(&ks, dd_bytes_of_string(key), BYTES("v")));
         } else {
-            CHECK_OK(dd_keyspace_queue_push(&ks, dd_bytes_of_string(key), BYTES("v"), check_err()));
+            CHECK_OK(ks_push(&ks, dd_bytes_of_string(key), BYTES("v")));
         }
     }
-    CHECK(park_on(&ks, &p, DD_KEY_WAITER_KEYS, "waited for"));
+    CHECK(park_on(&ks, &p, DD_STORE_WAIT, "waited for"));
     const dd_map_node *cursor = NULL;
     dd_bytes key;
     int count = 0;
@@ -156,30 +261,30 @@ TEST(entries_leave_nothing_behind)
     bool is_parked = false;
     const char *const keys[] = {"a", "b", "a"};
     dd_keyspace_init(&ks);
-    CHECK_OK(park(&ks, &p, DD_KEY_WAITER_KEYS, 3, keys, &is_parked));
+    CHECK_OK(park(&ks, &p, DD_STORE_WAIT, 3, keys, &is_parked));
     CHECK(is_parked);
     CHECK_INT(ks.entries.count, 2);
-    CHECK(!dd_keyspace_has(&ks, BYTES("a")));
+    CHECK(!ks_has(&ks, BYTES("a")));
     dd_keyspace_unpark(&ks, &p.waiter);
     CHECK_INT(ks.entries.count, 0);
     dd_keyspace_unpark(&ks, &p.waiter);
-    for (int kind = 0; kind <= DD_KEY_WAITER_BARRIER; kind++) {
-        CHECK(park_on(&ks, &p, (dd_key_waiter_kind)kind, "k"));
+    for (int kind = 0; kind < 4; kind++) {
+        CHECK(park_on(&ks, &p, waiting_ops[kind], "k"));
         dd_keyspace_unpark(&ks, &p.waiter);
         CHECK_INT(ks.entries.count, 0);
     }
     PUSH(&ks, "q", "1");
-    CHECK(dd_keyspace_queue_pop(&ks, BYTES("q"), &item));
+    CHECK(ks_pop(&ks, BYTES("q"), &item));
     dd_blob_fini(&item);
     CHECK_INT(ks.entries.count, 0);
-    CHECK(!dd_keyspace_queue_pop(&ks, BYTES("q"), &item));
-    CHECK(park_on(&ks, &p, DD_KEY_WAITER_POP, "q"));
+    CHECK(!ks_pop(&ks, BYTES("q"), &item));
+    CHECK(park_on(&ks, &p, DD_STORE_QUEUE_POP, "q"));
     PUSH(&ks, "q", "1");
     CHECK_INT(p.ntold, 1);
     CHECK_INT(ks.entries.count, 0);
     SET(&ks, "k", "v");
-    CHECK(park_on(&ks, &p, DD_KEY_WAITER_POP, "k"));
-    CHECK(dd_keyspace_delete(&ks, BYTES("k")));
+    CHECK(park_on(&ks, &p, DD_STORE_QUEUE_POP, "k"));
+    CHECK(ks_delete(&ks, BYTES("k")));
     CHECK_INT(ks.entries.count, 1);
     dd_keyspace_unpark(&ks, &p.waiter);
     CHECK_INT(ks.entries.count, 0);
@@ -195,18 +300,18 @@ TEST(nothing_is_parked_when_all_is_there)
     dd_keyspace_init(&ks);
     SET(&ks, "value", "");
     PUSH(&ks, "queue", "");
-    CHECK_OK(park(&ks, &p, DD_KEY_WAITER_KEYS, 0, NULL, &is_parked));
+    CHECK_OK(park(&ks, &p, DD_STORE_WAIT, 0, NULL, &is_parked));
     CHECK(!is_parked);
-    CHECK_OK(park(&ks, &p, DD_KEY_WAITER_KEYS, 2, keys, &is_parked));
+    CHECK_OK(park(&ks, &p, DD_STORE_WAIT, 2, keys, &is_parked));
     CHECK(!is_parked);
-    CHECK(!park_on(&ks, &p, DD_KEY_WAITER_VALUE, "value"));
-    CHECK(!park_on(&ks, &p, DD_KEY_WAITER_POP, "queue"));
+    CHECK(!park_on(&ks, &p, DD_STORE_GET, "value"));
+    CHECK(!park_on(&ks, &p, DD_STORE_QUEUE_POP, "queue"));
     CHECK_INT(p.ntold, 0);
-    CHECK(park_on(&ks, &p, DD_KEY_WAITER_VALUE, "queue"));
+    CHECK(park_on(&ks, &p, DD_STORE_GET, "queue"));
     dd_keyspace_unpark(&ks, &p.waiter);
-    CHECK(park_on(&ks, &p, DD_KEY_WAITER_POP, "value"));
+    CHECK(park_on(&ks, &p, DD_STORE_QUEUE_POP, "value"));
     dd_keyspace_unpark(&ks, &p.waiter);
-    CHECK(park_on(&ks, &p, DD_KEY_WAITER_BARRIER, "value"));
+    CHECK(park_on(&ks, &p, DD_STORE_BARRIER, "value"));
     dd_keyspace_unpark(&ks, &p.waiter);
     CHECK_INT(ks.entries.count, 2);
     dd_keyspace_fini(&ks);
@@ -217,27 +322,27 @@ typedef dd_status (*mutation)(dd_keyspace *ks, dd_bytes key);
 static dd_status
 by_set(dd_keyspace *ks, dd_bytes key)
 {
-    return dd_keyspace_set(ks, key, BYTES("7"), check_err());
+    return ks_set(ks, key, BYTES("7"));
 }
 
 static dd_status
 by_append(dd_keyspace *ks, dd_bytes key)
 {
-    return dd_keyspace_append(ks, key, BYTES("7"), check_err());
+    return ks_append(ks, key, BYTES("7"));
 }
 
 static dd_status
 by_add(dd_keyspace *ks, dd_bytes key)
 {
     int64_t sum;
-    return dd_keyspace_add(ks, key, 7, &sum, check_err());
+    return ks_add(ks, key, 7, &sum);
 }
 
 static dd_status
 by_compare_set(dd_keyspace *ks, dd_bytes key)
 {
     dd_bytes value;
-    return dd_keyspace_compare_set(ks, key, BYTES(""), BYTES("7"), &value, check_err());
+    return ks_compare_set(ks, key, BYTES(""), BYTES("7"), &value);
 }
 
 TEST(every_way_to_a_value_tells)
@@ -251,11 +356,11 @@ TEST(every_way_to_a_value_tells)
         probe pop = {0};
         probe barrier = {0};
         dd_keyspace_init(&ks);
-        CHECK(park_on(&ks, &keys[0], DD_KEY_WAITER_KEYS, "k"));
-        CHECK(park_on(&ks, &keys[1], DD_KEY_WAITER_KEYS, "k"));
-        CHECK(park_on(&ks, &value, DD_KEY_WAITER_VALUE, "k"));
-        CHECK(park_on(&ks, &pop, DD_KEY_WAITER_POP, "k"));
-        CHECK(park_on(&ks, &barrier, DD_KEY_WAITER_BARRIER, "k"));
+        CHECK(park_on(&ks, &keys[0], DD_STORE_WAIT, "k"));
+        CHECK(park_on(&ks, &keys[1], DD_STORE_WAIT, "k"));
+        CHECK(park_on(&ks, &value, DD_STORE_GET, "k"));
+        CHECK(park_on(&ks, &pop, DD_STORE_QUEUE_POP, "k"));
+        CHECK(park_on(&ks, &barrier, DD_STORE_BARRIER, "k"));
         CHECK_OK(mutations[i](&ks, BYTES("k")));
         CHECK_OK(mutations[i](&ks, BYTES("k")));
         CHECK(keys[0].ntold == 1 && keys[1].ntold == 1 && value.ntold == 1);
@@ -276,8 +381,8 @@ TEST(compare_set_that_stores_nothing_tells_nobody)
     probe p = {0};
     dd_bytes value;
     dd_keyspace_init(&ks);
-    CHECK(park_on(&ks, &p, DD_KEY_WAITER_KEYS, "k"));
-    CHECK_OK(dd_keyspace_compare_set(&ks, BYTES("k"), BYTES("x"), BYTES("y"), &value, check_err()));
+    CHECK(park_on(&ks, &p, DD_STORE_WAIT, "k"));
+    CHECK_OK(ks_compare_set(&ks, BYTES("k"), BYTES("x"), BYTES("y"), &value));
     CHECK_TEXT(value, "x");
     CHECK_INT(p.ntold, 0);
     dd_keyspace_unpark(&ks, &p.waiter);
@@ -291,23 +396,23 @@ TEST(pushed_item_goes_to_the_longest_waiting)
     probe pops[3] = {0};
     probe keys[2] = {0};
     dd_keyspace_init(&ks);
-    CHECK(park_on(&ks, &keys[0], DD_KEY_WAITER_KEYS, "q"));
+    CHECK(park_on(&ks, &keys[0], DD_STORE_WAIT, "q"));
     for (int i = 0; i < 3; i++) {
-        CHECK(park_on(&ks, &pops[i], DD_KEY_WAITER_POP, "q"));
+        CHECK(park_on(&ks, &pops[i], DD_STORE_QUEUE_POP, "q"));
     }
-    CHECK(park_on(&ks, &keys[1], DD_KEY_WAITER_KEYS, "q"));
+    CHECK(park_on(&ks, &keys[1], DD_STORE_WAIT, "q"));
     PUSH(&ks, "q", "first");
     CHECK(pops[0].ntold == 1 && pops[1].ntold == 0 && pops[2].ntold == 0);
     CHECK_BYTES(dd_bytes_of(pops[0].value, pops[0].value_len), BYTES("first"));
     CHECK(keys[0].ntold == 0 && keys[1].ntold == 0);
-    CHECK_INT(dd_keyspace_queue_len(&ks, BYTES("q")), 0);
-    CHECK(!dd_keyspace_has(&ks, BYTES("q")));
+    CHECK_INT(ks_queue_len(&ks, BYTES("q")), 0);
+    CHECK(!ks_has(&ks, BYTES("q")));
     dd_keyspace_unpark(&ks, &pops[1].waiter);
     PUSH(&ks, "q", "second");
     CHECK(pops[1].ntold == 0 && pops[2].ntold == 1);
     PUSH(&ks, "q", "third");
     CHECK(keys[0].ntold == 1 && keys[1].ntold == 1);
-    CHECK_INT(dd_keyspace_queue_len(&ks, BYTES("q")), 1);
+    CHECK_INT(ks_queue_len(&ks, BYTES("q")), 1);
     dd_keyspace_fini(&ks);
 }
 
@@ -320,7 +425,7 @@ TEST(unpop_restores_the_head)
     dd_keyspace_init(&ks);
     PUSH(&ks, "q", "1");
     PUSH(&ks, "q", "2");
-    CHECK(dd_keyspace_queue_pop(&ks, BYTES("q"), &item));
+    CHECK(ks_pop(&ks, BYTES("q"), &item));
     for (int nth = 0; nth < 1; nth++) {
         (void)dd_mem_fail_after(nth);
         CHECK_STATUS(dd_keyspace_queue_unpop(&ks, BYTES("q"), &item, check_err()), DD_OUT_OF_MEMORY);
@@ -329,16 +434,16 @@ TEST(unpop_restores_the_head)
     }
     CHECK_OK(dd_keyspace_queue_unpop(&ks, BYTES("q"), &item, check_err()));
     CHECK(item.data == NULL);
-    CHECK_INT(dd_keyspace_queue_len(&ks, BYTES("q")), 2);
+    CHECK_INT(ks_queue_len(&ks, BYTES("q")), 2);
     for (const char *expected = "12"; *expected != '\0'; expected++) {
-        CHECK(dd_keyspace_queue_pop(&ks, BYTES("q"), &item));
+        CHECK(ks_pop(&ks, BYTES("q"), &item));
         CHECK_BYTES(dd_blob_view(&item), dd_bytes_of(expected, 1));
         if (*expected == '1') {
             dd_blob_fini(&item);
         }
     }
-    CHECK(park_on(&ks, &keys, DD_KEY_WAITER_KEYS, "q"));
-    CHECK(park_on(&ks, &pop, DD_KEY_WAITER_POP, "q"));
+    CHECK(park_on(&ks, &keys, DD_STORE_WAIT, "q"));
+    CHECK(park_on(&ks, &pop, DD_STORE_QUEUE_POP, "q"));
     CHECK_OK(dd_keyspace_queue_unpop(&ks, BYTES("q"), &item, check_err()));
     CHECK(pop.ntold == 1 && keys.ntold == 0);
     CHECK_TEXT(dd_blob_view(&item), "2");
@@ -358,7 +463,7 @@ TEST(told_once_whatever_the_order)
         bool is_parked = false;
         dd_keyspace_init(&ks);
         SET(&ks, "there", "");
-        CHECK_OK(park(&ks, &p, DD_KEY_WAITER_KEYS, 5, keys, &is_parked));
+        CHECK_OK(park(&ks, &p, DD_STORE_WAIT, 5, keys, &is_parked));
         CHECK(is_parked);
         for (int j = 0; j < 3; j++) {
             CHECK_INT(p.ntold, 0);
@@ -383,19 +488,19 @@ TEST(key_that_goes_away_counts_as_missing_again)
     const char *const names[] = {"a", "b"};
     dd_keyspace_init(&ks);
     SET(&ks, "a", "1");
-    CHECK_OK(park(&ks, &keys, DD_KEY_WAITER_KEYS, 2, names, &is_parked));
-    CHECK_OK(park(&ks, &values, DD_KEY_WAITER_VALUE, 2, names, &is_parked));
+    CHECK_OK(park(&ks, &keys, DD_STORE_WAIT, 2, names, &is_parked));
+    CHECK_OK(park(&ks, &values, DD_STORE_GET, 2, names, &is_parked));
     PUSH(&ks, "a", "item");
-    CHECK(dd_keyspace_delete(&ks, BYTES("a")));
+    CHECK(ks_delete(&ks, BYTES("a")));
     SET(&ks, "b", "1");
     CHECK(keys.ntold == 1 && values.ntold == 0);
     SET(&ks, "a", "last");
     CHECK_INT(values.ntold, 1);
     CHECK_BYTES(dd_bytes_of(values.value, values.value_len), BYTES("last"));
-    CHECK(dd_keyspace_delete(&ks, BYTES("b")));
-    CHECK_OK(park(&ks, &keys, DD_KEY_WAITER_KEYS, 2, names, &is_parked));
-    CHECK(dd_keyspace_delete(&ks, BYTES("a")));
-    CHECK(dd_keyspace_queue_pop(&ks, BYTES("a"), &item));
+    CHECK(ks_delete(&ks, BYTES("b")));
+    CHECK_OK(park(&ks, &keys, DD_STORE_WAIT, 2, names, &is_parked));
+    CHECK(ks_delete(&ks, BYTES("a")));
+    CHECK(ks_pop(&ks, BYTES("a"), &item));
     SET(&ks, "b", "1");
     CHECK_INT(keys.ntold, 1);
     SET(&ks, "a", "1");
@@ -420,25 +525,21 @@ on_ready_free(dd_key_waiter *waiter, dd_blob *value)
 
 TEST(waiters_may_be_freed_when_told)
 {
-    static const dd_key_waiter_kind kinds[] = {DD_KEY_WAITER_KEYS, DD_KEY_WAITER_VALUE, DD_KEY_WAITER_KEYS,
-                                               DD_KEY_WAITER_BARRIER};
+    static const dd_store_op ops[] = {DD_STORE_WAIT, DD_STORE_GET, DD_STORE_WAIT, DD_STORE_BARRIER};
     const dd_bytes keys[] = {BYTES("k"), BYTES("k")};
     dd_keyspace ks;
     int nfreed = 0;
     dd_keyspace_init(&ks);
     for (size_t i = 0; i < 4; i++) {
         mortal *m = calloc(1, sizeof *m);
-        bool is_parked = false;
         REQUIRE(m != NULL);
         m->nfreed = &nfreed;
-        m->waiter.kind = kinds[i];
         m->waiter.on_ready = on_ready_free;
-        CHECK_OK(dd_keyspace_park(&ks, &m->waiter, keys, kinds[i] == DD_KEY_WAITER_BARRIER ? 1 : 2,
-                                  &is_parked, check_err()));
-        CHECK(is_parked);
+        dd_store_request request = {.op = ops[i], .keys = keys, .nkeys = ops[i] == DD_STORE_BARRIER ? 1 : 2};
+        CHECK_OK(dd_keyspace_park(&ks, &m->waiter, &request, check_err()));
     }
     bool is_complete = false;
-    CHECK_OK(dd_keyspace_barrier_arrive(&ks, BYTES("k"), 1, &is_complete, check_err()));
+    CHECK_OK(ks_arrive(&ks, BYTES("k"), 1, &is_complete));
     CHECK_INT(nfreed, 4);
     dd_keyspace_fini(&ks);
 }
@@ -450,24 +551,24 @@ TEST(barriers)
     probe value = {0};
     bool is_complete = true;
     dd_keyspace_init(&ks);
-    CHECK(park_on(&ks, &value, DD_KEY_WAITER_VALUE, "b"));
+    CHECK(park_on(&ks, &value, DD_STORE_GET, "b"));
     for (int i = 0; i < 2; i++) {
-        CHECK_OK(dd_keyspace_barrier_arrive(&ks, BYTES("b"), 3, &is_complete, check_err()));
+        CHECK_OK(ks_arrive(&ks, BYTES("b"), 3, &is_complete));
         CHECK(!is_complete);
-        CHECK(park_on(&ks, &waiters[i], DD_KEY_WAITER_BARRIER, "b"));
+        CHECK(park_on(&ks, &waiters[i], DD_STORE_BARRIER, "b"));
     }
     CHECK_INT(value.ntold, 1);
     CHECK_INT(waiters[0].ntold, 0);
-    CHECK_OK(dd_keyspace_barrier_arrive(&ks, BYTES("b"), 3, &is_complete, check_err()));
+    CHECK_OK(ks_arrive(&ks, BYTES("b"), 3, &is_complete));
     CHECK(is_complete);
     CHECK(waiters[0].ntold == 1 && waiters[1].ntold == 1);
     CHECK_INT(waiters[0].value_len, 0);
     expect_value(&ks, "b", "3");
     is_complete = false;
-    CHECK_OK(dd_keyspace_barrier_arrive(&ks, BYTES("b"), 3, &is_complete, check_err()));
+    CHECK_OK(ks_arrive(&ks, BYTES("b"), 3, &is_complete));
     CHECK(is_complete);
     SET(&ks, "word", "abc");
-    CHECK_STATUS(dd_keyspace_barrier_arrive(&ks, BYTES("word"), 3, &is_complete, check_err()), DD_STORE);
+    CHECK_STATUS(ks_arrive(&ks, BYTES("word"), 3, &is_complete), DD_STORE);
     dd_keyspace_fini(&ks);
 }
 
@@ -480,7 +581,7 @@ TEST(barriers)
 
 typedef struct model_waiter {
     bool is_parked;
-    dd_key_waiter_kind kind;
+    dd_store_op op;
     int keys[3];
     int nkeys;
     long since;
@@ -502,26 +603,17 @@ static const char *const model_values[] = {
 #define NVALUES (sizeof model_values / sizeof model_values[0])
 
 static bool
-model_key_is_ready(const model *m, dd_key_waiter_kind kind, int key)
+model_key_is_ready(const model *m, dd_store_op op, int key)
 {
-    switch (kind) {
-    case DD_KEY_WAITER_KEYS:
-        return m->has_value[key] || m->nitems[key] > 0;
-    case DD_KEY_WAITER_VALUE:
-        return m->has_value[key];
-    case DD_KEY_WAITER_POP:
-        return m->nitems[key] > 0;
-    case DD_KEY_WAITER_BARRIER:
-        break;
-    }
-    return false;
+    return (m->has_value[key] && (op == DD_STORE_WAIT || op == DD_STORE_GET)) ||
+           (m->nitems[key] > 0 && (op == DD_STORE_WAIT || op == DD_STORE_QUEUE_POP));
 }
 
 static bool
 model_is_ready(const model *m, const model_waiter *w)
 {
     for (int i = 0; i < w->nkeys; i++) {
-        if (!model_key_is_ready(m, w->kind, w->keys[i])) {
+        if (!model_key_is_ready(m, w->op, w->keys[i])) {
             return false;
         }
     }
@@ -533,7 +625,7 @@ model_tell(model *m)
 {
     for (int i = 0; i < NPROBES; i++) {
         model_waiter *w = &m->waiters[i];
-        if (w->is_parked && w->kind != DD_KEY_WAITER_POP && model_is_ready(m, w)) {
+        if (w->is_parked && w->op != DD_STORE_QUEUE_POP && model_is_ready(m, w)) {
             w->is_parked = false;
             w->ntold++;
         }
@@ -572,7 +664,7 @@ model_push(model *m, int key, const char *value)
     model_waiter *first = NULL;
     for (int i = 0; i < NPROBES; i++) {
         model_waiter *w = &m->waiters[i];
-        if (w->is_parked && w->kind == DD_KEY_WAITER_POP && w->keys[0] == key &&
+        if (w->is_parked && w->op == DD_STORE_QUEUE_POP && w->keys[0] == key &&
             (first == NULL || w->since < first->since)) {
             first = w;
         }
@@ -603,14 +695,14 @@ model_nentries(const model *m)
 }
 
 static void
-compare_with_model(const dd_keyspace *ks, const model *m, const probe *probes)
+compare_with_model(dd_keyspace *ks, const model *m, const probe *probes)
 {
     int64_t nvalues = 0;
     for (int key = 0; key < NKEYS; key++) {
         dd_bytes bytes = dd_bytes_of_string(model_keys[key]);
         expect_value(ks, model_keys[key], m->has_value[key] ? m->value[key] : NULL);
-        CHECK_INT(dd_keyspace_has(ks, bytes), m->has_value[key] || m->nitems[key] > 0);
-        CHECK_INT(dd_keyspace_queue_len(ks, bytes), m->nitems[key]);
+        CHECK_INT(ks_has(ks, bytes), m->has_value[key] || m->nitems[key] > 0);
+        CHECK_INT(ks_queue_len(ks, bytes), m->nitems[key]);
         nvalues += m->has_value[key] ? 1 : 0;
     }
     for (int i = 0; i < NPROBES; i++) {
@@ -647,13 +739,13 @@ step_park(run *r)
     }
     const char *keys[3];
     bool is_parked = false;
-    w->kind = (dd_key_waiter_kind)pick(r, 4);
-    w->nkeys = w->kind <= DD_KEY_WAITER_VALUE ? pick(r, 4) : 1;
+    w->op = waiting_ops[pick(r, 4)];
+    w->nkeys = (w->op == DD_STORE_WAIT || w->op == DD_STORE_GET) ? pick(r, 4) : 1;
     for (int j = 0; j < w->nkeys; j++) {
         w->keys[j] = pick(r, NKEYS);
         keys[j] = model_keys[w->keys[j]];
     }
-    dd_status status = park(&r->ks, &r->probes[i], w->kind, (size_t)w->nkeys, keys, &is_parked);
+    dd_status status = park(&r->ks, &r->probes[i], w->op, (size_t)w->nkeys, keys, &is_parked);
     if (status == DD_OK) {
         w->is_parked = !model_is_ready(&r->m, w);
         w->since = ++r->m.clock;
@@ -667,7 +759,7 @@ static void
 step_pop(run *r, int key)
 {
     dd_blob item = {0};
-    bool is_popped = dd_keyspace_queue_pop(&r->ks, dd_bytes_of_string(model_keys[key]), &item);
+    bool is_popped = ks_pop(&r->ks, dd_bytes_of_string(model_keys[key]), &item);
     CHECK_INT(is_popped, r->m.nitems[key] > 0);
     if (is_popped) {
         CHECK_BYTES(dd_blob_view(&item), dd_bytes_of_string(r->m.items[key][0]));
@@ -683,8 +775,7 @@ step_add(run *r, int key)
     int64_t sum = 0;
     int64_t expected = 0;
     int64_t amount = (int64_t)pick(r, 1000) - 500;
-    dd_status status =
-        dd_keyspace_add(&r->ks, dd_bytes_of_string(model_keys[key]), amount, &sum, check_err());
+    dd_status status = ks_add(&r->ks, dd_bytes_of_string(model_keys[key]), amount, &sum);
     if (status == DD_OUT_OF_MEMORY) {
         return;
     }
@@ -698,8 +789,7 @@ step_barrier(run *r, int key)
     bool is_complete = false;
     int64_t world_size = (int64_t)pick(r, 16) - 8;
     int64_t count = 0;
-    dd_status status = dd_keyspace_barrier_arrive(&r->ks, dd_bytes_of_string(model_keys[key]), world_size,
-                                                  &is_complete, check_err());
+    dd_status status = ks_arrive(&r->ks, dd_bytes_of_string(model_keys[key]), world_size, &is_complete);
     if (status == DD_OUT_OF_MEMORY) {
         return;
     }
@@ -707,7 +797,7 @@ step_barrier(run *r, int key)
     CHECK_INT(is_complete, status == DD_OK && count >= world_size);
     for (int i = 0; i < NPROBES && is_complete; i++) {
         model_waiter *w = &r->m.waiters[i];
-        if (w->is_parked && w->kind == DD_KEY_WAITER_BARRIER && w->keys[0] == key) {
+        if (w->is_parked && w->op == DD_STORE_BARRIER && w->keys[0] == key) {
             w->is_parked = false;
             w->ntold++;
         }
@@ -723,9 +813,8 @@ step_compare_set(run *r, int key)
     const char *expected = pick(r, 2) == 0 ? current : model_values[pick(r, NVALUES)];
     char expected_copy[MAX_VALUE + 1];
     (void)snprintf(expected_copy, sizeof expected_copy, "%s", expected);
-    if (dd_keyspace_compare_set(&r->ks, dd_bytes_of_string(model_keys[key]),
-                                dd_bytes_of_string(expected_copy), dd_bytes_of_string(desired), &result,
-                                check_err()) != DD_OK) {
+    if (ks_compare_set(&r->ks, dd_bytes_of_string(model_keys[key]), dd_bytes_of_string(expected_copy),
+                       dd_bytes_of_string(desired), &result) != DD_OK) {
         return;
     }
     if (strcmp(current, expected_copy) == 0) {
@@ -747,8 +836,8 @@ step_write(run *r, int key, bool is_append)
     if (strlen(joined) > MAX_VALUE) {
         return;
     }
-    dd_status status = is_append ? dd_keyspace_append(&r->ks, bytes, dd_bytes_of_string(value), check_err())
-                                 : dd_keyspace_set(&r->ks, bytes, dd_bytes_of_string(value), check_err());
+    dd_status status = is_append ? ks_append(&r->ks, bytes, dd_bytes_of_string(value))
+                                 : ks_set(&r->ks, bytes, dd_bytes_of_string(value));
     if (status == DD_OK) {
         model_set(&r->m, key, joined);
     }
@@ -761,8 +850,7 @@ step_push(run *r, int key)
     if (r->m.nitems[key] == MAX_ITEMS) {
         return;
     }
-    if (dd_keyspace_queue_push(&r->ks, dd_bytes_of_string(model_keys[key]), dd_bytes_of_string(value),
-                               check_err()) == DD_OK) {
+    if (ks_push(&r->ks, dd_bytes_of_string(model_keys[key]), dd_bytes_of_string(value)) == DD_OK) {
         model_push(&r->m, key, value);
     }
 }
@@ -773,7 +861,7 @@ step(run *r)
     int key = pick(r, NKEYS);
     switch (pick(r, 12)) {
     case 0:
-        CHECK_INT(dd_keyspace_delete(&r->ks, dd_bytes_of_string(model_keys[key])), r->m.has_value[key]);
+        CHECK_INT(ks_delete(&r->ks, dd_bytes_of_string(model_keys[key])), r->m.has_value[key]);
         r->m.has_value[key] = false;
         break;
     case 1:
@@ -799,7 +887,7 @@ step(run *r)
         step_write(r, key, false);
         break;
     case 9:
-        CHECK_INT(dd_keyspace_delete(&r->ks, dd_bytes_of_string(model_keys[key])), r->m.has_value[key]);
+        CHECK_INT(ks_delete(&r->ks, dd_bytes_of_string(model_keys[key])), r->m.has_value[key]);
         r->m.has_value[key] = false;
         break;
     default:
@@ -855,7 +943,7 @@ TEST(park_without_memory_leaves_nothing)
     SET(&ks, "there", "");
     for (long nth = 0; status != DD_OK && nth < 20; nth++) {
         (void)dd_mem_fail_after(nth);
-        status = park(&ks, &p, DD_KEY_WAITER_KEYS, 4, keys, &is_parked);
+        status = park(&ks, &p, DD_STORE_WAIT, 4, keys, &is_parked);
         (void)dd_mem_fail_after(-1);
         if (status != DD_OK) {
             CHECK_INT(status, DD_OUT_OF_MEMORY);
@@ -878,7 +966,7 @@ TEST(many_waiters_on_one_key)
     REQUIRE(probes != NULL);
     dd_keyspace_init(&ks);
     for (int i = 0; i < COUNT; i++) {
-        CHECK(park_on(&ks, &probes[i], DD_KEY_WAITER_KEYS, "go"));
+        CHECK(park_on(&ks, &probes[i], DD_STORE_WAIT, "go"));
     }
     for (int i = 0; i < COUNT; i += 2) {
         dd_keyspace_unpark(&ks, &probes[i].waiter);
@@ -906,26 +994,26 @@ TEST(changes_are_counted)
     CHECK_INT(ks.nchanges, ++nchanges);
     SET(&ks, "k", "1");
     CHECK_INT(ks.nchanges, ++nchanges);
-    CHECK_OK(dd_keyspace_add(&ks, BYTES("k"), 1, &sum, check_err()));
+    CHECK_OK(ks_add(&ks, BYTES("k"), 1, &sum));
     CHECK_INT(ks.nchanges, ++nchanges);
-    CHECK_OK(dd_keyspace_append(&ks, BYTES("k"), BYTES("x"), check_err()));
+    CHECK_OK(ks_append(&ks, BYTES("k"), BYTES("x")));
     CHECK_INT(ks.nchanges, ++nchanges);
-    CHECK_OK(dd_keyspace_compare_set(&ks, BYTES("k"), BYTES("2x"), BYTES("y"), &now, check_err()));
+    CHECK_OK(ks_compare_set(&ks, BYTES("k"), BYTES("2x"), BYTES("y"), &now));
     CHECK_INT(ks.nchanges, ++nchanges);
-    CHECK_OK(dd_keyspace_barrier_arrive(&ks, BYTES("b"), 2, &is_complete, check_err()));
+    CHECK_OK(ks_arrive(&ks, BYTES("b"), 2, &is_complete));
     CHECK_INT(ks.nchanges, ++nchanges);
     PUSH(&ks, "q", "item");
     CHECK_INT(ks.nchanges, ++nchanges);
-    CHECK(dd_keyspace_queue_pop(&ks, BYTES("q"), &item));
+    CHECK(ks_pop(&ks, BYTES("q"), &item));
     CHECK_INT(ks.nchanges, ++nchanges);
     CHECK_OK(dd_keyspace_queue_unpop(&ks, BYTES("q"), &item, check_err()));
     CHECK_INT(ks.nchanges, ++nchanges);
-    CHECK(dd_keyspace_delete(&ks, BYTES("k")));
+    CHECK(ks_delete(&ks, BYTES("k")));
     CHECK_INT(ks.nchanges, ++nchanges);
 
-    CHECK(!dd_keyspace_delete(&ks, BYTES("k")));
-    CHECK(!dd_keyspace_queue_pop(&ks, BYTES("no"), &item));
-    CHECK_OK(dd_keyspace_compare_set(&ks, BYTES("b"), BYTES(""), BYTES("1"), &now, check_err()));
+    CHECK(!ks_delete(&ks, BYTES("k")));
+    CHECK(!ks_pop(&ks, BYTES("no"), &item));
+    CHECK_OK(ks_compare_set(&ks, BYTES("b"), BYTES(""), BYTES("1"), &now));
     CHECK_INT(ks.nchanges, nchanges);
     dd_blob_fini(&item);
     dd_keyspace_fini(&ks);

@@ -222,6 +222,40 @@ TEST(a_latecomer_to_a_final_meeting_hears_once_how_it_has_ended)
 }
 
 /* What a peer sends is no reason to reserve memory, or to trust anything. */
+/* A rank that comes to a meeting, as a request. */
+typedef struct arrival {
+    dd_bytes place;
+    int rank;
+    int size;
+    dd_bytes published;
+} arrival;
+
+static dd_store_request
+request_of(const arrival *from)
+{
+    return (dd_store_request){.op = DD_STORE_MEET,
+                              .keys = &from->place,
+                              .nkeys = 1,
+                              .values = &from->published,
+                              .number = dd_store_meet_number(from->rank, from->size, false)};
+}
+
+static dd_status
+come(dd_keyspace *ks, const arrival *from, dd_store_result *reply)
+{
+    dd_store_request request = request_of(from);
+    return dd_keyspace_meet(ks, &request, reply, check_err());
+}
+
+static void
+set(dd_keyspace *ks, const char *key, const char *value)
+{
+    dd_bytes bytes[] = {dd_bytes_of_string(key), dd_bytes_of_string(value)};
+    dd_store_request request = {.op = DD_STORE_SET, .keys = bytes, .nkeys = 1, .values = bytes + 1};
+    bool is_answered = false;
+    CHECK_OK(dd_keyspace_answer(ks, &request, &(dd_store_result){0}, &is_answered, check_err()));
+}
+
 TEST(a_server_takes_no_nonsense)
 {
     dd_keyspace ks;
@@ -232,42 +266,42 @@ TEST(a_server_takes_no_nonsense)
         const char *published;
     } bad[] = {{-1, 2, "12345678card"}, {2, 2, "12345678card"}, {0, 0, "12345678card"}, {0, 1, "short"}};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        dd_meet_reply reply = {0};
-        dd_meet_request request = {.place = BYTES("place"),
-                                   .rank = bad[i].rank,
-                                   .size = bad[i].size,
-                                   .published = dd_bytes_of_string(bad[i].published)};
-        CHECK_STATUS(dd_keyspace_meet(&ks, &request, &reply, check_err()), DD_INVALID_ARGUMENT);
+        dd_store_result reply = {0};
+        arrival request = {.place = BYTES("place"),
+                           .rank = bad[i].rank,
+                           .size = bad[i].size,
+                           .published = dd_bytes_of_string(bad[i].published)};
+        CHECK_STATUS(come(&ks, &request, &reply), DD_INVALID_ARGUMENT);
         dd_blob_fini(&reply.value);
     }
     CHECK_INT(ks.nvalues, 0);
     /* Somebody has counted two thousand million ranks. */
-    dd_meet_reply reply = {0};
-    dd_meet_request huge = {
+    dd_store_result reply = {0};
+    arrival huge = {
         .place = BYTES("place"), .rank = 0, .size = 2147483647, .published = BYTES("12345678card")};
-    CHECK_OK(dd_keyspace_set(&ks, BYTES("place/0/count"), BYTES("2147483646"), check_err()));
-    CHECK_OK(dd_keyspace_meet(&ks, &huge, &reply, check_err()));
+    set(&ks, "place/0/count", "2147483646");
+    CHECK_OK(come(&ks, &huge, &reply));
     CHECK_INT(reply.state, DD_MEET_WAITING);
     /* And three, of whom one has left nothing. */
     huge.size = 3;
     huge.place = BYTES("other");
-    CHECK_OK(dd_keyspace_set(&ks, BYTES("other/0/count"), BYTES("2"), check_err()));
-    CHECK_STATUS(dd_keyspace_meet(&ks, &huge, &reply, check_err()), DD_STORE);
+    set(&ks, "other/0/count", "2");
+    CHECK_STATUS(come(&ks, &huge, &reply), DD_STORE);
     CHECK_CONTAINS(check_message(), "the card of rank 1 is missing");
     /* Meetings that are over are passed by, a few in each request. */
     for (int i = 0; i < 40; i++) {
         char key[32];
         snprintf(key, sizeof key, "over/%d/end", i);
-        CHECK_OK(dd_keyspace_set(&ks, dd_bytes_of_string(key), BYTES("off"), check_err()));
+        set(&ks, key, "off");
         snprintf(key, sizeof key, "over/%d/size", i);
-        CHECK_OK(dd_keyspace_set(&ks, dd_bytes_of_string(key), BYTES("7 0\n"), check_err()));
+        set(&ks, key, "7 0\n");
     }
     huge.place = BYTES("over");
     for (int i = 0; i < 3; i++) {
-        CHECK_OK(dd_keyspace_meet(&ks, &huge, &reply, check_err()));
+        CHECK_OK(come(&ks, &huge, &reply));
         CHECK_INT(reply.state, i < 2 ? DD_MEET_AGAIN : DD_MEET_WAITING);
     }
-    CHECK_INT(reply.generation, 40);
+    CHECK_INT(reply.number, 40);
     dd_blob_fini(&reply.value);
     dd_keyspace_fini(&ks);
 }
@@ -281,23 +315,27 @@ TEST(keys_of_ranks_go_with_the_meeting)
     for (int rank = 0; rank < SIZE; rank++) {
         char published[32];
         snprintf(published, sizeof published, "nonce-%02d#%d", rank, rank);
-        dd_meet_reply reply = {0};
-        dd_meet_request request = {
+        dd_store_result reply = {0};
+        arrival request = {
             .place = BYTES("place"), .rank = rank, .size = SIZE, .published = dd_bytes_of_string(published)};
-        CHECK_OK(dd_keyspace_meet(&ks, &request, &reply, check_err()));
+        CHECK_OK(come(&ks, &request, &reply));
         CHECK_INT(reply.state, rank < SIZE - 1 ? DD_MEET_WAITING : DD_MEET_ENDED);
         dd_blob_fini(&reply.value);
     }
     CHECK_INT(ks.nvalues, 4); /* how it has ended, the count, the size; and which one is next */
     /* This rank has read the generation before it was moved on. */
-    CHECK(dd_keyspace_delete(&ks, BYTES("place/generation")));
-    dd_meet_reply reply = {0};
-    dd_meet_request late = {
-        .place = BYTES("place"), .rank = 2, .size = SIZE, .published = BYTES("anothernonce")};
-    CHECK_OK(dd_keyspace_meet(&ks, &late, &reply, check_err()));
+    dd_bytes generation = BYTES("place/generation");
+    dd_store_request forget = {.op = DD_STORE_DELETE_KEY, .keys = &generation, .nkeys = 1};
+    dd_store_result forgotten = {0};
+    bool is_answered = false;
+    CHECK_OK(dd_keyspace_answer(&ks, &forget, &forgotten, &is_answered, check_err()));
+    CHECK(forgotten.flag);
+    dd_store_result reply = {0};
+    arrival late = {.place = BYTES("place"), .rank = 2, .size = SIZE, .published = BYTES("anothernonce")};
+    CHECK_OK(come(&ks, &late, &reply));
     CHECK_INT(reply.state, DD_MEET_WAITING);
-    CHECK_INT(reply.generation, 1);
-    CHECK(reply.has_come);
+    CHECK_INT(reply.number, 1);
+    CHECK(reply.flag);
     dd_blob_fini(&reply.value);
     dd_keyspace_fini(&ks);
 }
@@ -400,52 +438,22 @@ count(dd_store *store, size_t nbytes)
 }
 
 static dd_status
-counted_try_get(dd_store *store, dd_bytes key, dd_blob *value, bool *is_found, const dd_wait *wait,
-                dd_error *err)
+counted_run(dd_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
+            dd_error *err)
 {
-    counted_store *self = count(store, key.len);
-    dd_status status = self->inner->ops->try_get(self->inner, key, value, is_found, wait, err);
-    self->now.nbytes += *is_found ? value->len : 0;
-    return status;
-}
-
-static dd_status
-counted_compare_set(dd_store *store, dd_bytes key, dd_bytes expected, dd_bytes desired, dd_blob *value,
-                    const dd_wait *wait, dd_error *err)
-{
-    counted_store *self = count(store, key.len + expected.len + desired.len);
-    dd_status status = self->inner->ops->compare_set(self->inner, key, expected, desired, value, wait, err);
-    self->now.nbytes += value->len;
-    return status;
-}
-
-static dd_status
-counted_add(dd_store *store, dd_bytes key, int64_t amount, int64_t *sum, const dd_wait *wait, dd_error *err)
-{
-    counted_store *self = count(store, key.len + 16);
-    return self->inner->ops->add(self->inner, key, amount, sum, wait, err);
-}
-
-static dd_status
-counted_multi_get(dd_store *store, const dd_bytes *keys, size_t nkeys, dd_blob_list *values,
-                  const dd_wait *wait, dd_error *err)
-{
-    counted_store *self = count(store, 0);
-    dd_status status = self->inner->ops->multi_get(self->inner, keys, nkeys, values, wait, err);
-    for (size_t i = 0; i < nkeys && status == DD_OK; i++) {
-        self->now.nbytes += keys[i].len + values->items[i].len;
+    counted_store *self = count(store, request->op == DD_STORE_ADD ? 16 : 0);
+    dd_status status = dd_store_run(self->inner, request, result, wait, err);
+    for (size_t i = 0; i < request->nkeys; i++) {
+        self->now.nbytes += request->keys[i].len + (result->list.count > i ? result->list.items[i].len : 0);
     }
+    if (request->op == DD_STORE_COMPARE_SET) {
+        self->now.nbytes += request->values[0].len + request->values[1].len;
+    }
+    self->now.nbytes += result->value.len;
     return status;
 }
 
-static const dd_store_ops counted_ops = {
-    .kind = "counted",
-    .try_get = counted_try_get,
-    .compare_set = counted_compare_set,
-    .add = counted_add,
-    .multi_get = counted_multi_get,
-    .has_extended_api = dd_store_extended_api_yes,
-};
+static const dd_store_ops counted_ops = {.kind = "counted", .run = counted_run};
 
 static void
 add_up(bill *total, traffic one, bool is_last)
@@ -485,13 +493,13 @@ publish(int rank)
     return bytes;
 }
 
-static dd_meet_request
-request_of(int rank, int size, const dd_blob *published)
+static arrival
+arrival_of(int rank, int size, const dd_blob *published)
 {
-    return (dd_meet_request){.place = BYTES("default_pg/1/dldist/default"),
-                             .rank = rank,
-                             .size = size,
-                             .published = dd_blob_view(published)};
+    return (arrival){.place = BYTES("default_pg/1/dldist/default"),
+                     .rank = rank,
+                     .size = size,
+                     .published = dd_blob_view(published)};
 }
 
 /* All but the last rank ask for the end, and have it when it is there. */
@@ -514,9 +522,9 @@ meet_in_one_request(int size)
     size_t end_nbytes = 0;
     for (int rank = 0; rank < size; rank++) {
         dd_blob published = publish(rank);
-        dd_meet_request request = request_of(rank, size, &published);
-        dd_meet_reply reply = {0};
-        CHECK_OK(dd_keyspace_meet(&ks, &request, &reply, check_err()));
+        arrival request = arrival_of(rank, size, &published);
+        dd_store_result reply = {0};
+        CHECK_OK(come(&ks, &request, &reply));
         bool is_last = rank == size - 1;
         CHECK_INT(reply.state, is_last ? DD_MEET_ENDED : DD_MEET_WAITING);
         end_nbytes = reply.value.len;
@@ -534,16 +542,17 @@ static bill
 meet_by_keys(int size)
 {
     bill total = {0};
-    counted_store counted = {.head = {.ops = &counted_ops}};
+    counted_store counted = {.head = {.ops = &counted_ops, .root = &counted.head}};
     dd_wait wait = dd_wait_after(60 * DD_NS_PER_S * check_slow());
     size_t end_nbytes = 0;
     CHECK_OK(dd_hash_store_open(&counted.inner, DD_NS_PER_S, check_err()));
     for (int rank = 0; rank < size; rank++) {
         dd_blob published = publish(rank);
-        dd_meet_request request = request_of(rank, size, &published);
-        dd_meet_reply reply = {0};
+        arrival request = arrival_of(rank, size, &published);
+        dd_store_result reply = {0};
         counted.now = (traffic){0};
-        CHECK_OK(dd_store_meet_by_keys(&counted.head, &request, &reply, &wait, check_err()));
+        dd_store_request meet = request_of(&request);
+        CHECK_OK(dd_store_run_generic(&counted.head, &meet, &reply, &wait, check_err()));
         end_nbytes = reply.value.len;
         add_up(&total, counted.now, rank == size - 1);
         dd_blob_fini(&reply.value);

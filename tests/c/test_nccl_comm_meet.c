@@ -2,6 +2,7 @@
 #include "check.h"
 #include "core/thread.h"
 #include "nccl/nccl_meet.h"
+#include "store_calls.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -123,7 +124,7 @@ TEST(all_ranks_get_the_ids_of_the_roots)
         }
         int64_t nkeys = 0;
         dd_wait wait = dd_wait_after(DD_NS_PER_S);
-        CHECK_OK(p.store->ops->num_keys(p.store, &nkeys, &wait, check_err()));
+        CHECK_OK(dd_store_num_keys(p.store, &nkeys, &wait, check_err()));
         CHECK_INT(nkeys, 4); /* how many have come, the size, how it has ended, which was the last */
         party_fini(&p);
     }
@@ -290,7 +291,7 @@ TEST(an_old_verdict_is_nobodys)
     }
     dd_wait wait = dd_wait_after(5 * DD_NS_PER_S * check_slow());
     const dd_bytes cards[] = {BYTES("dldist/nccl/0/0/1/rank/1"), BYTES("dldist/nccl/0/0/1/rank/2")};
-    CHECK_OK(p.store->ops->wait(p.store, cards, 2, &wait, check_err()));
+    CHECK_OK(dd_store_wait(p.store, cards, 2, &wait, check_err()));
     run_meeter(&p.ranks[0]);
     for (int i = 1; i < 3; i++) {
         pthread_join(p.ranks[i].thread, NULL);
@@ -354,7 +355,7 @@ TEST(bad_cards_are_errors)
         party p;
         dd_wait wait = dd_wait_after(DD_NS_PER_S);
         party_init(&p, 2, 1, 5 * DD_NS_PER_S);
-        CHECK_OK(p.store->ops->set(p.store, BYTES("dldist/nccl/0/0/0/end"), bad[i].end, &wait, check_err()));
+        CHECK_OK(dd_store_set(p.store, BYTES("dldist/nccl/0/0/0/end"), bad[i].end, &wait, check_err()));
         run_meeter(&p.ranks[0]);
         CHECK_INT(p.ranks[0].status, bad[i].status);
         CHECK_CONTAINS(p.ranks[0].error.message, bad[i].text);

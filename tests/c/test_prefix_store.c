@@ -2,6 +2,7 @@
 #include "core/mem.h"
 #include "store/store.h"
 #include "store/tcp_store.h"
+#include "store_calls.h"
 #include "store_suite.h"
 #include "tcp_raw.h"
 
@@ -93,7 +94,7 @@ expect_in_hash(tower *t, dd_bytes key, dd_bytes expected)
 {
     dd_blob value = {0};
     bool is_found = false;
-    CHECK_OK(t->hash->ops->try_get(t->hash, key, &value, &is_found, &t->wait, check_err()));
+    CHECK_OK(dd_store_try_get(t->hash, key, &value, &is_found, &t->wait, check_err()));
     CHECK(is_found);
     CHECK_BYTES(dd_blob_view(&value), expected);
     dd_blob_fini(&value);
@@ -106,23 +107,23 @@ TEST(keys_are_joined)
     dd_bytes keys[] = {BYTES("m1"), BYTES("\0m2")};
     int64_t sum = 0;
     dd_blob value = {0};
-    CHECK_OK(t.q->ops->set(t.q, BYTES("k"), BYTES("set"), &t.wait, check_err()));
+    CHECK_OK(dd_store_set(t.q, BYTES("k"), BYTES("set"), &t.wait, check_err()));
     expect_in_hash(&t, BYTES("p/q/k"), BYTES("set"));
-    CHECK_OK(t.p->ops->set(t.p, BYTES(""), BYTES("empty"), &t.wait, check_err()));
+    CHECK_OK(dd_store_set(t.p, BYTES(""), BYTES("empty"), &t.wait, check_err()));
     expect_in_hash(&t, BYTES("p/"), BYTES("empty"));
-    CHECK_OK(t.q->ops->add(t.q, BYTES("n"), 3, &sum, &t.wait, check_err()));
+    CHECK_OK(dd_store_add(t.q, BYTES("n"), 3, &sum, &t.wait, check_err()));
     expect_in_hash(&t, BYTES("p/q/n"), BYTES("3"));
-    CHECK_OK(t.q->ops->append(t.q, BYTES("a"), BYTES("x"), &t.wait, check_err()));
+    CHECK_OK(dd_store_append(t.q, BYTES("a"), BYTES("x"), &t.wait, check_err()));
     expect_in_hash(&t, BYTES("p/q/a"), BYTES("x"));
-    CHECK_OK(t.q->ops->compare_set(t.q, BYTES("c"), BYTES(""), BYTES("y"), &value, &t.wait, check_err()));
+    CHECK_OK(dd_store_compare_set(t.q, BYTES("c"), BYTES(""), BYTES("y"), &value, &t.wait, check_err()));
     expect_in_hash(&t, BYTES("p/q/c"), BYTES("y"));
-    CHECK_OK(t.q->ops->multi_set(t.q, keys, keys, 2, &t.wait, check_err()));
+    CHECK_OK(dd_store_multi_set(t.q, keys, keys, 2, &t.wait, check_err()));
     expect_in_hash(&t, BYTES("p/q/m1"), BYTES("m1"));
     expect_in_hash(&t, BYTES("p/q/\0m2"), BYTES("\0m2"));
-    CHECK_OK(t.q->ops->queue_push(t.q, BYTES("queue"), BYTES("item"), &t.wait, check_err()));
-    CHECK_OK(t.hash->ops->queue_pop(t.hash, BYTES("p/q/queue"), false, &value, &t.wait, check_err()));
+    CHECK_OK(dd_store_queue_push(t.q, BYTES("queue"), BYTES("item"), &t.wait, check_err()));
+    CHECK_OK(dd_store_queue_pop(t.hash, BYTES("p/q/queue"), false, &value, &t.wait, check_err()));
     CHECK_TEXT(dd_blob_view(&value), "item");
-    CHECK_OK(t.q->ops->barrier(t.q, BYTES("b"), 1, &t.wait, check_err()));
+    CHECK_OK(dd_store_barrier(t.q, BYTES("b"), 1, &t.wait, check_err()));
     expect_in_hash(&t, BYTES("p/q/b"), BYTES("1"));
     dd_blob_fini(&value);
     tower_fini(&t);
@@ -134,10 +135,10 @@ TEST(list_keys_strips_the_prefix)
     REQUIRE(tower_init(&t));
     static const char *const keys[] = {"p/q/a", "p/q/", "p/q", "p/qq/a", "x", "", "p/"};
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
-        CHECK_OK(t.hash->ops->set(t.hash, dd_bytes_of_string(keys[i]), BYTES(""), &t.wait, check_err()));
+        CHECK_OK(dd_store_set(t.hash, dd_bytes_of_string(keys[i]), BYTES(""), &t.wait, check_err()));
     }
     dd_blob_list list = {0};
-    REQUIRE_OK(t.q->ops->list_keys(t.q, &list, &t.wait, check_err()));
+    REQUIRE_OK(dd_store_list_keys(t.q, &list, &t.wait, check_err()));
     CHECK_INT(list.count, 2);
     if (list.count == 2) {
         size_t a = list.items[0].len == 1 ? 0 : 1;
@@ -146,7 +147,7 @@ TEST(list_keys_strips_the_prefix)
     }
     dd_blob_list_fini(&list);
     int64_t count = 0;
-    CHECK_OK(t.q->ops->num_keys(t.q, &count, &t.wait, check_err()));
+    CHECK_OK(dd_store_num_keys(t.q, &count, &t.wait, check_err()));
     CHECK_INT(count, 7);
     tower_fini(&t);
 }
@@ -165,7 +166,7 @@ TEST(settings_and_errors_are_the_underlying_stores)
     CHECK(dd_prefix_store_underlying(t.p) == t.hash);
     CHECK(strcmp(t.q->ops->kind, "PrefixStore") == 0);
     dd_wait wait = dd_wait_after(0);
-    CHECK_STATUS(t.q->ops->get(t.q, BYTES("k"), &value, &wait, check_err()), DD_TIMED_OUT);
+    CHECK_STATUS(dd_store_get(t.q, BYTES("k"), &value, &wait, check_err()), DD_TIMED_OUT);
     CHECK_CONTAINS(check_message(), "on HashStore: keys missing: p/q/k (1 of 1)");
     tower_fini(&t);
 }
@@ -195,11 +196,11 @@ TEST(view_keeps_the_store_alive_and_clones_keep_the_prefix)
     dd_store *clone = NULL;
     REQUIRE_OK(t.q->ops->clone(t.q, &clone, &t.wait, check_err()));
     CHECK(dd_prefix_store_underlying(clone) != t.p);
-    CHECK_OK(clone->ops->set(clone, BYTES("k"), BYTES("v"), &t.wait, check_err()));
+    CHECK_OK(dd_store_set(clone, BYTES("k"), BYTES("v"), &t.wait, check_err()));
     expect_in_hash(&t, BYTES("p/q/k"), BYTES("v"));
     tower_fini(&t);
     dd_blob value = {0};
-    CHECK_OK(clone->ops->get(clone, BYTES("k"), &value, &t.wait, check_err()));
+    CHECK_OK(dd_store_get(clone, BYTES("k"), &value, &t.wait, check_err()));
     dd_blob_fini(&value);
     dd_store_release(clone);
 }

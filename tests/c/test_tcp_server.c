@@ -3,7 +3,7 @@
 #include "leftovers.h"
 #include "net/auth.h"
 #include "net/sock.h"
-#include "store/tcp_protocol.h"
+#include "store/tcp_server_internal.h"
 #include "store/tcp_store.h"
 #include "tcp_raw.h"
 
@@ -1356,4 +1356,66 @@ TEST(waiting_for_those_who_join)
     wait.is_interrupted = is_interrupted;
     CHECK_STATUS(dd_tcp_server_wait_joined(server, 2, &wait, check_err()), DD_INTERRUPTED);
     dd_tcp_server_release(server);
+}
+
+/* --- the loop ------------------------------------------------------------------------------------------------ */
+
+/* A handler on one end of a socket pair, whose other end was written to. */
+typedef struct busy {
+    tcp_handler handler;
+    dd_tcp_server *server;
+    struct busy *other;
+    int *nevents; /* of both */
+    int far_fd;
+} busy;
+
+static void
+busy_destroy(busy *self)
+{
+    tcp_server_unwatch(self->server, &self->handler);
+    close(self->handler.fd);
+    close(self->far_fd);
+    free(self);
+}
+
+/* Both are ready in the same turn: the first takes the other away, and itself. */
+static void
+on_busy(tcp_handler *handler, uint32_t events)
+{
+    busy *self = DD_CONTAINER_OF(handler, busy, handler);
+    CHECK(events & EPOLLIN);
+    ++*self->nevents;
+    busy_destroy(self->other);
+    busy_destroy(self);
+}
+
+static busy *
+busy_create(dd_tcp_server *server, int *nevents)
+{
+    busy *self = calloc(1, sizeof *self);
+    int ends[2];
+    CHECK(self != NULL && socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+    CHECK(write(ends[1], "x", 1) == 1);
+    *self = (busy){.handler = {ends[0], on_busy}, .server = server, .nevents = nevents, .far_fd = ends[1]};
+    CHECK_OK(tcp_server_watch(server, &self->handler, EPOLLIN, check_err()));
+    return self;
+}
+
+TEST(handlers_remove_one_another)
+{
+    dd_tcp_server *server = NULL;
+    dd_tcp_server_options options = {.limits = DD_TCP_LIMITS_DEFAULT, .handshake_timeout_ns = DD_NEVER_NS};
+    int nevents = 0;
+    REQUIRE_OK(tcp_server_create(&server, &options, check_err()));
+    busy *first = busy_create(server, &nevents);
+    busy *second = busy_create(server, &nevents);
+    first->other = second;
+    second->other = first;
+    CHECK(tcp_server_turn(server, 0));
+    CHECK_INT(nevents, 1);
+    CHECK(!tcp_server_turn(server, 0));
+    tcp_handler nothing = {.fd = -1};
+    CHECK_STATUS(tcp_server_watch(server, &nothing, EPOLLIN, check_err()), DD_SYSTEM);
+    CHECK_CONTAINS(check_message(), "cannot watch fd -1");
+    tcp_server_free(server);
 }

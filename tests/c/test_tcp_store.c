@@ -6,6 +6,7 @@
 #include "plain_proxy.h"
 #include "store/tcp_client_internal.h"
 #include "store/tcp_store.h"
+#include "store_calls.h"
 #include "store_suite.h"
 #include "tcp_raw.h"
 
@@ -140,7 +141,7 @@ static dd_status
 set_text(dd_store *store, const char *key, const char *value)
 {
     dd_wait wait = patient();
-    return store->ops->set(store, dd_bytes_of_string(key), dd_bytes_of_string(value), &wait, check_err());
+    return dd_store_set(store, dd_bytes_of_string(key), dd_bytes_of_string(value), &wait, check_err());
 }
 
 static void
@@ -148,7 +149,7 @@ expect_text(dd_store *store, const char *key, const char *expected)
 {
     dd_wait wait = patient();
     dd_blob value = {0};
-    if (CHECK_OK(store->ops->get(store, dd_bytes_of_string(key), &value, &wait, check_err()))) {
+    if (CHECK_OK(dd_store_get(store, dd_bytes_of_string(key), &value, &wait, check_err()))) {
         CHECK_BYTES(dd_blob_view(&value), dd_bytes_of_string(expected));
     }
     dd_blob_fini(&value);
@@ -186,21 +187,21 @@ call_blocking(dd_store *store, int which, const dd_wait *wait, dd_error *err)
     char barrier[32];
     switch (which) {
     case 0:
-        status = store->ops->get(store, keys[0], &value, wait, err);
+        status = dd_store_get(store, keys[0], &value, wait, err);
         break;
     case 1:
-        status = store->ops->wait(store, keys, 2, wait, err);
+        status = dd_store_wait(store, keys, 2, wait, err);
         break;
     case 2:
-        status = store->ops->multi_get(store, keys, 2, &values, wait, err);
+        status = dd_store_multi_get(store, keys, 2, &values, wait, err);
         break;
     case 3:
-        status = store->ops->queue_pop(store, keys[0], true, &value, wait, err);
+        status = dd_store_queue_pop(store, keys[0], true, &value, wait, err);
         break;
     default:
         /* An arrival counts, so each call has a barrier of its own. */
         (void)snprintf(barrier, sizeof barrier, "b%lld", (long long)dd_clock_now_ns());
-        status = store->ops->barrier(store, dd_bytes_of_string(barrier), 2, wait, err);
+        status = dd_store_barrier(store, dd_bytes_of_string(barrier), 2, wait, err);
     }
     dd_blob_fini(&value);
     dd_blob_list_fini(&values);
@@ -222,13 +223,13 @@ one_check_at_deadline_zero(dd_store *store, world *where)
     dd_wait wait = dd_wait_after(0);
     dd_blob value = {0};
     dd_bytes key = BYTES("there");
-    CHECK_OK(store->ops->get(store, key, &value, &wait, check_err()));
+    CHECK_OK(dd_store_get(store, key, &value, &wait, check_err()));
     CHECK_TEXT(dd_blob_view(&value), "value");
-    CHECK_OK(store->ops->wait(store, &key, 1, &wait, check_err()));
-    CHECK_OK(store->ops->queue_push(store, key, BYTES("item"), &wait, check_err()));
-    CHECK_OK(store->ops->queue_pop(store, key, true, &value, &wait, check_err()));
+    CHECK_OK(dd_store_wait(store, &key, 1, &wait, check_err()));
+    CHECK_OK(dd_store_queue_push(store, key, BYTES("item"), &wait, check_err()));
+    CHECK_OK(dd_store_queue_pop(store, key, true, &value, &wait, check_err()));
     CHECK_TEXT(dd_blob_view(&value), "item");
-    CHECK_OK(store->ops->barrier(store, BYTES("alone"), 1, &wait, check_err()));
+    CHECK_OK(dd_store_barrier(store, BYTES("alone"), 1, &wait, check_err()));
     dd_blob_fini(&value);
 }
 
@@ -322,7 +323,7 @@ use_briskly(void *arg)
     (void)snprintf(key, sizeof key, "own%d", self->index);
     int64_t sum = 0;
     for (int i = 1; i <= 50; i++) {
-        CHECK_OK(self->store->ops->add(self->store, dd_bytes_of_string(key), 1, &sum, &wait, check_err()));
+        CHECK_OK(dd_store_add(self->store, dd_bytes_of_string(key), 1, &sum, &wait, check_err()));
         CHECK_INT(sum, i);
     }
     return NULL;
@@ -368,7 +369,7 @@ push_items(void *arg)
     unsigned seed = 1;
     for (int i = 0; i < NITEMS; i++) {
         dd_wait wait = patient();
-        CHECK_OK(self->store->ops->queue_push(self->store, BYTES("q"), BYTES("item"), &wait, check_err()));
+        CHECK_OK(dd_store_queue_push(self->store, BYTES("q"), BYTES("item"), &wait, check_err()));
         (void)usleep((unsigned)rand_r(&seed) % 3000);
     }
     return NULL;
@@ -391,7 +392,7 @@ pop_at_the_last_moment(dd_store *store, world *where)
         wait.is_interrupted = i % 8 == 0 ? is_past : NULL;
         wait.ctx = &from_ns;
         dd_blob value = {0};
-        dd_status status = store->ops->queue_pop(store, BYTES("q"), true, &value, &wait, check_err());
+        dd_status status = dd_store_queue_pop(store, BYTES("q"), true, &value, &wait, check_err());
         CHECK(status == DD_OK || status == DD_TIMED_OUT || status == DD_INTERRUPTED);
         npopped += status == DD_OK;
         dd_blob_fini(&value);
@@ -414,8 +415,7 @@ push_large(void *arg)
     size_t len = (size_t)8 << 20;
     uint8_t *data = calloc(1, len);
     if (CHECK(data != NULL)) {
-        CHECK_OK(self->store->ops->queue_push(self->store, BYTES("q"), dd_bytes_of(data, len), &wait,
-                                              check_err()));
+        CHECK_OK(dd_store_queue_push(self->store, BYTES("q"), dd_bytes_of(data, len), &wait, check_err()));
     }
     free(data);
     return NULL;
@@ -434,7 +434,7 @@ TEST(large_item_that_is_half_there_is_not_lost)
         dd_status status = DD_TIMED_OUT;
         for (int tries = 0; status == DD_TIMED_OUT && tries < 5000; tries++) {
             dd_wait wait = dd_wait_after((1 + i) * DD_NS_PER_MS);
-            status = store->ops->queue_pop(store, BYTES("q"), true, &value, &wait, check_err());
+            status = dd_store_queue_pop(store, BYTES("q"), true, &value, &wait, check_err());
         }
         CHECK_OK(status);
         CHECK_INT(value.len, (size_t)8 << 20);
@@ -564,15 +564,15 @@ see_what_was_set(dd_store *store, world *where)
         pthread_join(setter.thread, NULL);
         (void)snprintf(text, sizeof text, "k%d", i);
         dd_bytes key = dd_bytes_of_string(text);
-        CHECK_OK(store->ops->check(store, &key, 1, &is_ready, &wait, check_err()));
+        CHECK_OK(dd_store_check(store, &key, 1, &is_ready, &wait, check_err()));
         CHECK(is_ready);
-        CHECK_OK(store->ops->num_keys(store, &nkeys, &wait, check_err()));
+        CHECK_OK(dd_store_num_keys(store, &nkeys, &wait, check_err()));
         /* Queues go over another connection where the server may not know them. */
-        CHECK_OK(store->ops->queue_push(store, BYTES("q"), key, &wait, check_err()));
-        CHECK_OK(store->ops->queue_len(store, BYTES("q"), &nkeys, &wait, check_err()));
+        CHECK_OK(dd_store_queue_push(store, BYTES("q"), key, &wait, check_err()));
+        CHECK_OK(dd_store_queue_len(store, BYTES("q"), &nkeys, &wait, check_err()));
         CHECK_INT(nkeys, i + 1);
         dd_blob_list keys = {0};
-        CHECK_OK(store->ops->list_keys(store, &keys, &wait, check_err()));
+        CHECK_OK(dd_store_list_keys(store, &keys, &wait, check_err()));
         CHECK_INT(keys.count, i + 1);
         dd_blob_list_fini(&keys);
     }
@@ -591,10 +591,10 @@ come_to_barrier(void *arg)
     char key[16];
     (void)snprintf(key, sizeof key, "from%d", self->index);
     CHECK_OK(set_text(self->store, key, "value"));
-    CHECK_OK(self->store->ops->barrier(self->store, BYTES("barrier"), 2, &wait, check_err()));
+    CHECK_OK(dd_store_barrier(self->store, BYTES("barrier"), 2, &wait, check_err()));
     dd_bytes other = self->index == 0 ? BYTES("from1") : BYTES("from0");
     bool is_ready = false;
-    CHECK_OK(self->store->ops->check(self->store, &other, 1, &is_ready, &wait, check_err()));
+    CHECK_OK(dd_store_check(self->store, &other, 1, &is_ready, &wait, check_err()));
     CHECK(is_ready);
     return NULL;
 }
@@ -653,7 +653,7 @@ lose_the_server(dd_store *store, world *where)
     for (int i = 0; i < 3; i++) {
         dd_wait wait = patient();
         before_ns = dd_clock_now_ns();
-        CHECK_STATUS(store->ops->add(store, BYTES("n"), 1, &sum, &wait, check_err()), DD_NETWORK);
+        CHECK_STATUS(dd_store_add(store, BYTES("n"), 1, &sum, &wait, check_err()), DD_NETWORK);
         CHECK(dd_clock_now_ns() - before_ns < DD_NS_PER_S * check_slow());
     }
     CHECK_CONTAINS(check_message(), "the server is gone since an earlier call: ");
@@ -700,10 +700,10 @@ TEST(another_server_on_the_port_is_not_the_store)
     server = raw_server(&options);
     dd_wait wait = patient();
     dd_blob value = {0};
-    CHECK_STATUS(local->ops->get(local, BYTES("key"), &value, &wait, check_err()), DD_NETWORK);
-    CHECK_STATUS(remote->ops->get(remote, BYTES("key"), &value, &wait, check_err()), DD_NETWORK);
-    CHECK_STATUS(local->ops->get(local, BYTES("key"), &value, &wait, check_err()), DD_NETWORK);
-    CHECK_STATUS(remote->ops->get(remote, BYTES("key"), &value, &wait, check_err()), DD_NETWORK);
+    CHECK_STATUS(dd_store_get(local, BYTES("key"), &value, &wait, check_err()), DD_NETWORK);
+    CHECK_STATUS(dd_store_get(remote, BYTES("key"), &value, &wait, check_err()), DD_NETWORK);
+    CHECK_STATUS(dd_store_get(local, BYTES("key"), &value, &wait, check_err()), DD_NETWORK);
+    CHECK_STATUS(dd_store_get(remote, BYTES("key"), &value, &wait, check_err()), DD_NETWORK);
     dd_store_release(remote);
     dd_store_release(local);
     plain_proxy_stop(proxy);
@@ -742,11 +742,11 @@ expect_cost(dd_store *(*open)(void **fixture), uint64_t nround_trips_of_opening)
     dd_wait wait = patient();
     dd_bytes key = BYTES("key");
     CHECK_OK(set_text(store, "key", "value"));
-    CHECK_OK(store->ops->wait(store, &key, 1, &wait, check_err()));
+    CHECK_OK(dd_store_wait(store, &key, 1, &wait, check_err()));
     expect_text(store, "key", "value");
     dd_bytes keys[] = {key, key};
     dd_blob_list values = {0};
-    CHECK_OK(store->ops->multi_get(store, keys, 2, &values, &wait, check_err()));
+    CHECK_OK(dd_store_multi_get(store, keys, 2, &values, &wait, check_err()));
     dd_blob_list_fini(&values);
     CHECK_INT(cost_since(server, start).nround_trips, 4);
     /* A request that waits needs no other connection, and one message more to be called off. */
@@ -796,9 +796,9 @@ TEST(other_clients_see_what_was_set)
         dd_store *second = stores[(round * 7 + 1) % 3];
         dd_store *reader = stores[(round + 2) % 3];
         bool is_found = false;
-        REQUIRE_OK(first->ops->set(first, BYTES("k"), BYTES("old"), &wait, check_err()));
-        REQUIRE_OK(second->ops->set(second, BYTES("k"), text, &wait, check_err()));
-        REQUIRE_OK(reader->ops->try_get(reader, BYTES("k"), &value, &is_found, &wait, check_err()));
+        REQUIRE_OK(dd_store_set(first, BYTES("k"), BYTES("old"), &wait, check_err()));
+        REQUIRE_OK(dd_store_set(second, BYTES("k"), text, &wait, check_err()));
+        REQUIRE_OK(dd_store_try_get(reader, BYTES("k"), &value, &is_found, &wait, check_err()));
         REQUIRE(is_found && dd_bytes_equal(dd_blob_view(&value), text));
     }
     dd_blob_fini(&value);
@@ -987,7 +987,7 @@ TEST(joining)
     CHECK_BYTES(dd_bytes_of_string(dd_tcp_store_host(store)), BYTES("127.0.0.1"));
     /* The join key is nobody's key, but it counts, as in PyTorch. */
     dd_blob_list keys = {0};
-    CHECK_OK(store->ops->list_keys(store, &keys, &wait, check_err()));
+    CHECK_OK(dd_store_list_keys(store, &keys, &wait, check_err()));
     CHECK_INT(keys.count, 0);
     dd_blob_list_fini(&keys);
     dd_tcp_server_release(server);
@@ -1013,18 +1013,18 @@ TEST(limits_of_the_server_are_named)
         values[i] = dd_bytes_of(large, 100);
     }
     bool is_ready;
-    CHECK_STATUS(store->ops->set(store, dd_bytes_of(large, 16), keys[0], &wait, check_err()),
+    CHECK_STATUS(dd_store_set(store, dd_bytes_of(large, 16), keys[0], &wait, check_err()),
                  DD_INVALID_ARGUMENT);
     CHECK_CONTAINS(check_message(), "key length of 17 is over the server's limit of 16");
-    CHECK_STATUS(store->ops->set(store, keys[0], dd_bytes_of(large, 101), &wait, check_err()),
+    CHECK_STATUS(dd_store_set(store, keys[0], dd_bytes_of(large, 101), &wait, check_err()),
                  DD_INVALID_ARGUMENT);
     CHECK_CONTAINS(check_message(), "value length of 101 is over the server's limit of 100");
-    CHECK_STATUS(store->ops->check(store, keys, 4, &is_ready, &wait, check_err()), DD_INVALID_ARGUMENT);
+    CHECK_STATUS(dd_store_check(store, keys, 4, &is_ready, &wait, check_err()), DD_INVALID_ARGUMENT);
     CHECK_CONTAINS(check_message(), "number of keys of 4 is over the server's limit of 3");
-    CHECK_STATUS(store->ops->multi_set(store, keys, values, 3, &wait, check_err()), DD_INVALID_ARGUMENT);
+    CHECK_STATUS(dd_store_multi_set(store, keys, values, 3, &wait, check_err()), DD_INVALID_ARGUMENT);
     CHECK_CONTAINS(check_message(), "request length of ");
-    CHECK_OK(store->ops->set(store, dd_bytes_of(large, 15), values[0], &wait, check_err()));
-    CHECK_OK(store->ops->multi_set(store, keys, values, 2, &wait, check_err()));
+    CHECK_OK(dd_store_set(store, dd_bytes_of(large, 15), values[0], &wait, check_err()));
+    CHECK_OK(dd_store_multi_set(store, keys, values, 2, &wait, check_err()));
     expect_usable(store);
     dd_store_release(store);
     dd_tcp_server_release(server);
@@ -1076,46 +1076,46 @@ call_any(dd_store *store, int which, dd_error *err)
     dd_status status = DD_OK;
     switch (which) {
     case 0:
-        status = store->ops->set(store, keys[0], values[0], &wait, err);
+        status = dd_store_set(store, keys[0], values[0], &wait, err);
         break;
     case 1:
-        status = store->ops->get(store, keys[0], &value, &wait, err);
+        status = dd_store_get(store, keys[0], &value, &wait, err);
         break;
     case 2:
-        status = store->ops->add(store, keys[0], 1, &number, &wait, err);
+        status = dd_store_add(store, keys[0], 1, &number, &wait, err);
         break;
     case 3:
-        status = store->ops->compare_set(store, keys[0], values[0], values[0], &value, &wait, err);
+        status = dd_store_compare_set(store, keys[0], values[0], values[0], &value, &wait, err);
         break;
     case 4:
-        status = store->ops->wait(store, keys, 2, &wait, err);
+        status = dd_store_wait(store, keys, 2, &wait, err);
         break;
     case 5:
-        status = store->ops->delete_key(store, BYTES("none"), &flag, &wait, err);
+        status = dd_store_delete_key(store, BYTES("none"), &flag, &wait, err);
         break;
     case 6:
-        status = store->ops->num_keys(store, &number, &wait, err);
+        status = dd_store_num_keys(store, &number, &wait, err);
         break;
     case 7:
-        status = store->ops->append(store, keys[1], values[1], &wait, err);
+        status = dd_store_append(store, keys[1], values[1], &wait, err);
         break;
     case 8:
-        status = store->ops->multi_get(store, keys, 2, &list, &wait, err);
+        status = dd_store_multi_get(store, keys, 2, &list, &wait, err);
         break;
     case 9:
-        status = store->ops->multi_set(store, keys, values, 2, &wait, err);
+        status = dd_store_multi_set(store, keys, values, 2, &wait, err);
         break;
     case 10:
-        status = store->ops->queue_push(store, keys[0], values[0], &wait, err);
+        status = dd_store_queue_push(store, keys[0], values[0], &wait, err);
         break;
     case 11:
-        status = store->ops->queue_len(store, keys[0], &number, &wait, err);
+        status = dd_store_queue_len(store, keys[0], &number, &wait, err);
         break;
     case 12:
-        status = store->ops->list_keys(store, &list, &wait, err);
+        status = dd_store_list_keys(store, &list, &wait, err);
         break;
     case 13:
-        status = store->ops->barrier(store, BYTES("barrier"), 1, &wait, err);
+        status = dd_store_barrier(store, BYTES("barrier"), 1, &wait, err);
         break;
     case 14:
         status = store->ops->clone(store, &clone, &wait, err);

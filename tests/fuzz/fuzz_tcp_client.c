@@ -136,15 +136,14 @@ fuzz_link(dd_tcp_op op, bool is_extended, dd_bytes rest)
     require(link != NULL);
     tcp_link_init(link);
     link->fd = dd_fork_own(ends[0]);
-    link->is_extended = is_extended;
     dd_wait wait = dd_wait_after(DD_NS_PER_S);
-    dd_tcp_reader reader;
+    tcp_reply reply = {.op = op, .repeats = repeats, .head = is_extended ? 1 : 0};
     dd_error err;
-    dd_status status = tcp_link_receive(link, op, repeats, &reader, &wait, &err);
+    dd_status status = tcp_link_ask(link, (dd_bytes){0}, &reply, &wait, &err);
     if (status == DD_OK) {
-        read_result(op, repeats, reader);
-        read_fields(dd_tcp_find_op(op)->reply, repeats, &reader);
-        size_t used = (size_t)(reader.at - link->in.data);
+        read_result(op, repeats, reply.reader);
+        read_fields(dd_tcp_find_op(op)->reply, repeats, &reply.reader);
+        size_t used = (size_t)(reply.reader.at - link->in.data);
         require(used == link->in.len);
     } else {
         require(err.code == status && memchr(err.message, '\0', sizeof err.message) != NULL);
@@ -158,17 +157,18 @@ fuzz_answer(dd_tcp_op op, dd_bytes answer)
 {
     uint64_t repeats = op == DD_TCP_MULTI_GET ? 3 : 1;
     const char *pattern = dd_tcp_find_op(op)->reply;
-    dd_tcp_reader reader;
+    tcp_reply reply = {.op = op, .repeats = repeats, .head = DD_TCP_HEAD_BYTES};
+    bool is_whole = false;
     dd_error err;
     if (answer.len < DD_TCP_HEAD_BYTES) {
         return;
     }
-    dd_status status = tcp_answer_read(answer, op, repeats, &reader, &err);
-    if (status == DD_OK) {
-        read_result(op, repeats, reader);
-        read_fields(pattern != NULL ? pattern : "", repeats, &reader);
-        require(reader.at == answer.data + answer.len);
-    } else {
+    dd_status status = tcp_reply_read(&reply, answer, &is_whole, &err);
+    if (status == DD_OK && is_whole) {
+        read_result(op, repeats, reply.reader);
+        read_fields(pattern != NULL ? pattern : "", repeats, &reply.reader);
+        require(reply.reader.at == answer.data + answer.len);
+    } else if (status != DD_OK) {
         require(err.code == status && memchr(err.message, '\0', sizeof err.message) != NULL);
     }
 }
@@ -277,65 +277,38 @@ key_at(size_t i)
 static void
 make_call(dd_store *store, uint8_t which)
 {
-    const dd_store_ops *ops = store->ops;
+    static const dd_store_op ops[] = {
+        DD_STORE_GET,       DD_STORE_TRY_GET,    DD_STORE_ADD,        DD_STORE_COMPARE_SET,
+        DD_STORE_WAIT,      DD_STORE_CHECK,      DD_STORE_DELETE_KEY, DD_STORE_NUM_KEYS,
+        DD_STORE_MULTI_GET, DD_STORE_QUEUE_PUSH, DD_STORE_QUEUE_POP,  DD_STORE_QUEUE_LEN,
+        DD_STORE_LIST_KEYS, DD_STORE_BARRIER,
+    };
     const dd_bytes keys[] = {key_at(0), key_at(1), key_at(2)};
+    dd_store_op op = ops[which % 14];
+    bool has_many = op == DD_STORE_WAIT || op == DD_STORE_CHECK || op == DD_STORE_MULTI_GET;
+    bool is_alone = op == DD_STORE_NUM_KEYS || op == DD_STORE_LIST_KEYS;
+    dd_store_request request = {
+        .op = op,
+        .keys = keys,
+        .nkeys = has_many   ? 3
+                 : is_alone ? 0
+                            : 1,
+        .values = keys + 1,
+        .number = op == DD_STORE_ADD         ? 1
+                  : op == DD_STORE_BARRIER   ? 2
+                  : op == DD_STORE_QUEUE_POP ? (which & 16) != 0
+                                             : 0,
+    };
+    dd_store_result result = {0};
     dd_wait wait = dd_wait_after(DD_NS_PER_MS);
     dd_error err;
-    dd_blob value = {0};
-    dd_blob_list list = {0};
-    int64_t number = 0;
-    bool flag = false;
-    dd_status status;
-    switch (which % 14) {
-    case 0:
-        status = ops->get(store, keys[0], &value, &wait, &err);
-        break;
-    case 1:
-        status = ops->try_get(store, keys[0], &value, &flag, &wait, &err);
-        break;
-    case 2:
-        status = ops->add(store, keys[0], 1, &number, &wait, &err);
-        break;
-    case 3:
-        status = ops->compare_set(store, keys[0], keys[1], keys[2], &value, &wait, &err);
-        break;
-    case 4:
-        status = ops->wait(store, keys, 3, &wait, &err);
-        break;
-    case 5:
-        status = ops->check(store, keys, 3, &flag, &wait, &err);
-        break;
-    case 6:
-        status = ops->delete_key(store, keys[0], &flag, &wait, &err);
-        break;
-    case 7:
-        status = ops->num_keys(store, &number, &wait, &err);
-        break;
-    case 8:
-        status = ops->multi_get(store, keys, 3, &list, &wait, &err);
-        break;
-    case 9:
-        status = ops->queue_push(store, keys[0], keys[1], &wait, &err);
-        break;
-    case 10:
-        status = ops->queue_pop(store, keys[0], which & 16, &value, &wait, &err);
-        break;
-    case 11:
-        status = ops->queue_len(store, keys[0], &number, &wait, &err);
-        break;
-    case 12:
-        status = ops->list_keys(store, &list, &wait, &err);
-        break;
-    default:
-        status = ops->barrier(store, keys[0], 2, &wait, &err);
-    }
+    dd_status status = dd_store_run(store, &request, &result, &wait, &err);
     require(status == DD_OK || (err.code == status && err.message[0] != '\0'));
-    touch(dd_blob_view(&value));
-    for (size_t i = 0; i < list.count; i++) {
-        touch(dd_blob_view(&list.items[i]));
+    touch(dd_blob_view(&result.value));
+    for (size_t i = 0; i < result.list.count; i++) {
+        touch(dd_blob_view(&result.list.items[i]));
     }
-    dd_blob_fini(&value);
-    dd_blob_list_fini(&list);
+    dd_store_result_fini(&result);
 }
 
 static void

@@ -70,28 +70,11 @@ destroy_server(dd_tcp_server *server)
     tcp_server_free(server);
 }
 
-/* One turn of the loop, as dd_loop_run has it, without sleeping; whether anything happened. */
-static bool
-turn(dd_loop *loop)
-{
-    int count = epoll_wait(loop->epoll_fd, loop->events, DD_LOOP_BATCH, 0);
-    loop->nevents = count > 0 ? count : 0;
-    loop->next_event = 0;
-    while (loop->next_event < loop->nevents) {
-        struct epoll_event *event = &loop->events[loop->next_event++];
-        dd_handler *handler = event->data.ptr;
-        if (handler != NULL) {
-            handler->on_event(handler, event->events);
-        }
-    }
-    return count > 0;
-}
-
 /* Lets the server do what there is to do; a bound, since a client that takes nothing keeps nothing busy. */
 static void
 settle(dd_tcp_server *server)
 {
-    for (int i = 0; turn(&server->loop); i++) {
+    for (int i = 0; tcp_server_turn(server, 0); i++) {
         require(i < 100000);
     }
     uint64_t nparked = 0;
