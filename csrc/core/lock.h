@@ -35,10 +35,7 @@
     X(ERRAND, "what is done on a thread of its own")                    \
     X(UNPACKING, "the outputs of an operation")                         \
     X(COMPLETIONS, "operations that have ended and have not been told") \
-    X(RECORDER_GROUPS, "the groups of the recorder")                    \
-    X(RECORDER_THREADS, "the threads of the recorder")                  \
-    X(RECORDER_ERRORS, "the errors of the recorder")                    \
-    X(RECORDER_ALARMS, "the alarms of the recorder")                    \
+    X(RECORDER, "the flight recorder")                                  \
     X(CALL_SITES, "stacks that have been seen")                         \
     X(FORK, "descriptors that a forked child closes")                   \
     X(LOG, "records for the log")

@@ -1,4 +1,5 @@
-#include "observe/dump_file.h"
+/* Dumps in files. */
+#include "observe/recorder.h"
 
 #include "core/system.h"
 

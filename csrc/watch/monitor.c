@@ -118,8 +118,7 @@ static void
 take_alarms(dd_monitor *monitor)
 {
     dd_alarm alarm;
-    dd_wait now = dd_wait_after(0);
-    while (dd_recorder_take_alarm(monitor->options.recorder, &alarm, &now, NULL) == DD_OK) {
+    while (dd_recorder_take_alarm(monitor->options.recorder, &alarm)) {
         on_alarm(monitor, &alarm);
     }
 }

@@ -5,7 +5,7 @@
 #include "core/fork.h"
 #include "core/mem.h"
 #include "core/system.h"
-#include "observe/dump_file.h"
+#include "observe/recorder.h"
 
 #include <errno.h>
 #include <string.h>

@@ -105,9 +105,9 @@ set_progress(dd_signal_progress *progress, int64_t number, const char *name)
 void
 dd_signal_state_of(const dd_recorder_status *status, dd_signal_state *state)
 {
-    set_progress(&state->called, status->last_enqueued, status->last_enqueued_name);
-    set_progress(&state->started, status->last_started, status->last_started_name);
-    set_progress(&state->completed, status->last_completed, status->last_completed_name);
+    set_progress(&state->called, status->called.number, status->called.name);
+    set_progress(&state->started, status->started.number, status->started.name);
+    set_progress(&state->completed, status->completed.number, status->completed.name);
 }
 
 static uint8_t *

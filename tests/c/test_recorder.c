@@ -3,7 +3,6 @@
 #include "check.h"
 #include "core/mem.h"
 #include "core/thread.h"
-#include "observe/dump_file.h"
 #include "observe/recorder.h"
 
 #include <fcntl.h>
@@ -371,20 +370,20 @@ TEST(a_group_says_how_far_it_is)
     REQUIRE(rig_open(&self, 4));
     dd_recorder_status status;
     dd_recorder_group_status(self.group, &status);
-    CHECK_INT(status.last_enqueued, -1);
-    CHECK(strcmp(status.last_completed_name, "") == 0);
+    CHECK_INT(status.called.number, -1);
+    CHECK(strcmp(status.completed.name, "") == 0);
     uint64_t record = begin(self.group, "all_reduce", 1);
     dd_recorder_start(self.recorder, record, 2);
     dd_recorder_end(self.recorder, record, 3, NULL);
     dd_recorder_start(self.recorder, begin(self.group, "barrier", 1), 4);
     begin(self.group, "reduce", 1);
     dd_recorder_group_status(self.group, &status);
-    CHECK_INT(status.last_enqueued, 3);
-    CHECK_INT(status.last_started, 2);
-    CHECK_INT(status.last_completed, 1);
-    CHECK(strcmp(status.last_enqueued_name, "reduce") == 0);
-    CHECK(strcmp(status.last_started_name, "barrier") == 0);
-    CHECK(strcmp(status.last_completed_name, "all_reduce") == 0);
+    CHECK_INT(status.called.number, 3);
+    CHECK_INT(status.started.number, 2);
+    CHECK_INT(status.completed.number, 1);
+    CHECK(strcmp(status.called.name, "reduce") == 0);
+    CHECK(strcmp(status.started.name, "barrier") == 0);
+    CHECK(strcmp(status.completed.name, "all_reduce") == 0);
     rig_close(&self);
 }
 
@@ -396,19 +395,16 @@ TEST(the_first_alarm_of_a_group_counts)
     REQUIRE(rig_open(&self, 4));
     dd_alarm alarm;
     dd_error error;
-    dd_wait soon = dd_wait_after(20 * DD_NS_PER_MS);
-    CHECK_STATUS(dd_recorder_take_alarm(self.recorder, &alarm, &soon, check_err()), DD_TIMED_OUT);
+    CHECK(!dd_recorder_take_alarm(self.recorder, &alarm));
     dd_error_set(&error, DD_PEER_LOST, "lost rank 1");
     dd_recorder_raise_alarm(self.group, 9, &error);
     dd_error_set(&error, DD_ABORTED, "and then");
     dd_recorder_raise_alarm(self.group, 10, &error);
-    dd_wait wait = dd_wait_after(5 * DD_NS_PER_S);
-    REQUIRE_OK(dd_recorder_take_alarm(self.recorder, &alarm, &wait, check_err()));
+    REQUIRE(dd_recorder_take_alarm(self.recorder, &alarm));
     CHECK(strcmp(alarm.group, "0") == 0);
     CHECK_INT(alarm.record, 9);
     CHECK_CONTAINS(alarm.error.message, "lost rank 1");
-    soon = dd_wait_after(20 * DD_NS_PER_MS);
-    CHECK_STATUS(dd_recorder_take_alarm(self.recorder, &alarm, &soon, check_err()), DD_TIMED_OUT);
+    CHECK(!dd_recorder_take_alarm(self.recorder, &alarm));
     rig_close(&self);
 }
 
@@ -423,35 +419,14 @@ TEST(alarms_that_nobody_takes_make_room)
         groups[i] = add_group(self.recorder, "many");
         dd_recorder_raise_alarm(groups[i], i, &error);
     }
-    dd_wait wait = dd_wait_after(5 * DD_NS_PER_S);
     for (uint64_t i = 4; i < 12; i++) {
         dd_alarm alarm;
-        REQUIRE_OK(dd_recorder_take_alarm(self.recorder, &alarm, &wait, check_err()));
+        REQUIRE(dd_recorder_take_alarm(self.recorder, &alarm));
         CHECK_INT(alarm.record, i);
     }
     for (int i = 0; i < 12; i++) {
         dd_recorder_group_release(groups[i]);
     }
-    rig_close(&self);
-}
-
-static void *
-take_one(void *ptr)
-{
-    dd_alarm alarm;
-    dd_wait wait = dd_wait_after(DD_NEVER_NS);
-    CHECK_STATUS(dd_recorder_take_alarm(ptr, &alarm, &wait, check_err()), DD_CLOSED);
-    return NULL;
-}
-
-TEST(closing_wakes_who_waits)
-{
-    rig self;
-    REQUIRE(rig_open(&self, 4));
-    pthread_t thread;
-    REQUIRE_OK(dd_thread_start(&thread, "taker", take_one, self.recorder, check_err()));
-    dd_recorder_close_alarms(self.recorder);
-    pthread_join(thread, NULL);
     rig_close(&self);
 }
 
@@ -774,5 +749,5 @@ TEST(out_of_memory_is_an_error)
         }
         REQUIRE(status == DD_OUT_OF_MEMORY);
     }
-    CHECK(count > 10 && count < 100);
+    CHECK(count > 8 && count < 100);
 }

@@ -54,12 +54,8 @@ TEST(an_error_of_the_longest_text)
 TEST(a_state_there_and_back)
 {
     uint8_t bytes[DD_SIGNAL_STATE_MAX_NBYTES];
-    dd_recorder_status status = {.last_enqueued = 7,
-                                 .last_started = 6,
-                                 .last_completed = -1,
-                                 .last_enqueued_name = "all_reduce",
-                                 .last_started_name = "barrier",
-                                 .last_completed_name = ""};
+    dd_recorder_status status = {
+        .called = {7, "all_reduce"}, .started = {6, "barrier"}, .completed = {-1, ""}};
     dd_signal_state state;
     dd_signal_state heard;
     dd_signal_state_of(&status, &state);
