@@ -61,23 +61,9 @@ note_released(const dd_lock *lock)
     }
 }
 #else
-static inline void
-check_order(const dd_lock *lock)
-{
-    (void)lock;
-}
-
-static inline void
-note_taken(const dd_lock *lock)
-{
-    (void)lock;
-}
-
-static inline void
-note_released(const dd_lock *lock)
-{
-    (void)lock;
-}
+#define check_order(lock) (void)(lock)
+#define note_taken(lock) (void)(lock)
+#define note_released(lock) (void)(lock)
 #endif
 
 void
