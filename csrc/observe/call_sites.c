@@ -6,56 +6,45 @@
 #include <stdatomic.h>
 #include <string.h>
 
-/* Constant, as stacks are, once a bucket has its number. */
-typedef struct known_frame {
-    dd_frame_key key;
-    dd_frame frame; /* both texts are one block */
-} known_frame;
-
+/* Constant once a bucket has its number. */
 typedef struct known_stack {
     uint64_t hash;
-    size_t nframes;
+    size_t nkeys;
     dd_frame_key keys[DD_STACK_MAX_FRAMES];
-    uint32_t frames[DD_STACK_MAX_FRAMES]; /* their numbers */
+    size_t nframes;   /* those that are shown */
+    dd_frame *frames; /* owned; their texts follow them in the same block */
 } known_stack;
 
-/* Frames and stacks are numbered from 1; 0 is none. Their tables follow the struct, in the same pages. */
+/* Stacks are numbered from 1. The tables follow the struct, in the same pages. */
 struct dd_call_sites {
-    size_t max_frames; /* const, as are these */
-    size_t max_stacks;
-    size_t mask;                      /* of the buckets: there are twice as many as entries */
-    size_t nbytes;                    /* of it all */
-    known_frame *frames;              /* [max_frames + 1] */
-    known_stack *stacks;              /* [max_stacks + 1] */
-    uint32_t *frame_buckets;          /* [mask + 1], by hash; guarded by mu */
-    _Atomic(uint32_t) *stack_buckets; /* [mask + 1], by hash; written once, release */
-    atomic_bool is_full;              /* relaxed: a hint */
+    size_t max_stacks;          /* const, as are these */
+    size_t mask;                /* of the buckets: there are twice as many as stacks */
+    size_t nbytes;              /* of it all */
+    known_stack *stacks;        /* [max_stacks + 1] */
+    _Atomic(uint32_t) *buckets; /* [mask + 1], by hash: numbers of stacks, written once, release */
+    atomic_bool is_full;        /* relaxed: a hint */
     dd_lock mu;
-    uint32_t nframes; /* guarded by mu, as is the next */
-    uint32_t nstacks;
+    uint32_t nstacks; /* guarded by mu */
 };
 
 dd_status
-dd_call_sites_create(size_t max_frames, size_t max_stacks, dd_call_sites **sites, dd_error *err)
+dd_call_sites_create(size_t max_stacks, dd_call_sites **sites, dd_error *err)
 {
     size_t nbuckets = 16;
-    while (nbuckets < 2 * max_frames || nbuckets < 2 * max_stacks) {
+    while (nbuckets < 2 * max_stacks) {
         nbuckets *= 2;
     }
-    size_t nbytes = sizeof **sites + (max_stacks + 1) * sizeof(known_stack) +
-                    (max_frames + 1) * sizeof(known_frame) + 2 * nbuckets * sizeof(uint32_t);
+    size_t nbytes =
+        sizeof **sites + (max_stacks + 1) * sizeof(known_stack) + nbuckets * sizeof(_Atomic(uint32_t));
     dd_call_sites *self = dd_mem_map(nbytes);
     if (self == NULL) {
         return dd_error_no_memory(err, nbytes);
     }
-    self->max_frames = max_frames;
     self->max_stacks = max_stacks;
     self->mask = nbuckets - 1;
     self->nbytes = nbytes;
     self->stacks = (known_stack *)(self + 1);
-    self->frames = (known_frame *)(self->stacks + max_stacks + 1);
-    self->frame_buckets = (uint32_t *)(self->frames + max_frames + 1);
-    self->stack_buckets = (_Atomic(uint32_t) *)(self->frame_buckets + nbuckets);
+    self->buckets = (_Atomic(uint32_t) *)(self->stacks + max_stacks + 1);
     dd_lock_init(&self->mu, DD_LOCK_CALL_SITES);
     *sites = self;
     return DD_OK;
@@ -67,8 +56,8 @@ dd_call_sites_destroy(dd_call_sites *sites)
     if (sites == NULL) {
         return;
     }
-    for (uint32_t i = 1; i <= sites->nframes; i++) {
-        dd_mem_free((char *)sites->frames[i].frame.function);
+    for (uint32_t i = 1; i <= sites->nstacks; i++) {
+        dd_mem_free(sites->stacks[i].frames);
     }
     dd_lock_fini(&sites->mu);
     dd_mem_unmap(sites, sites->nbytes);
@@ -87,131 +76,100 @@ hash_of(const dd_frame_key *keys, size_t nkeys)
 }
 
 static bool
-are_same(const dd_frame_key *a, const dd_frame_key *b, size_t nkeys)
+is_stack_of(const known_stack *stack, uint64_t hash, const dd_frame_key *keys, size_t nkeys)
 {
-    for (size_t i = 0; i < nkeys; i++) {
-        if (a[i].code != b[i].code || a[i].instruction != b[i].instruction) {
-            return false;
-        }
+    bool is_same = stack->hash == hash && stack->nkeys == nkeys;
+    for (size_t i = 0; is_same && i < nkeys; i++) {
+        is_same = stack->keys[i].code == keys[i].code && stack->keys[i].instruction == keys[i].instruction;
     }
-    return true;
+    return is_same;
 }
 
 /* The bucket of the stack, or the empty one where it belongs. There is always one. */
 static _Atomic(uint32_t) *
-find_stack(const dd_call_sites *sites, uint64_t hash, const dd_frame_key *keys, size_t nkeys)
+find_bucket(const dd_call_sites *sites, uint64_t hash, const dd_frame_key *keys, size_t nkeys)
 {
     for (size_t i = (size_t)hash & sites->mask;; i = (i + 1) & sites->mask) {
-        uint32_t id = atomic_load_explicit(&sites->stack_buckets[i], memory_order_acquire);
-        const known_stack *stack = &sites->stacks[id];
-        if (id == 0 ||
-            (stack->hash == hash && stack->nframes == nkeys && are_same(stack->keys, keys, nkeys))) {
-            return &sites->stack_buckets[i];
+        uint32_t id = atomic_load_explicit(&sites->buckets[i], memory_order_acquire);
+        if (id == 0 || is_stack_of(&sites->stacks[id], hash, keys, nkeys)) {
+            return &sites->buckets[i];
         }
     }
-}
-
-static uint32_t *
-find_frame_locked(const dd_call_sites *sites, const dd_frame_key *key)
-{
-    for (size_t i = (size_t)hash_of(key, 1) & sites->mask;; i = (i + 1) & sites->mask) {
-        uint32_t *bucket = &sites->frame_buckets[i];
-        if (*bucket == 0 || are_same(&sites->frames[*bucket].key, key, 1)) {
-            return bucket;
-        }
-    }
-}
-
-/* The number of the new stack, which lies behind the last; 0 as dd_call_sites_find says. */
-static uint32_t
-add_stack_locked(dd_call_sites *sites, uint64_t hash, const dd_frame_key *keys, size_t nkeys, size_t *unknown)
-{
-    if (sites->nstacks == sites->max_stacks) {
-        atomic_store_explicit(&sites->is_full, true, memory_order_relaxed);
-        return 0;
-    }
-    known_stack *stack = &sites->stacks[sites->nstacks + 1];
-    for (size_t i = 0; i < nkeys; i++) {
-        stack->keys[i] = keys[i];
-        stack->frames[i] = *find_frame_locked(sites, &keys[i]);
-        if (stack->frames[i] == 0) {
-            *unknown = i;
-            return 0;
-        }
-    }
-    stack->hash = hash;
-    stack->nframes = nkeys;
-    return ++sites->nstacks;
 }
 
 uint32_t
-dd_call_sites_find(dd_call_sites *sites, const dd_frame_key *frames, size_t nframes, size_t *unknown)
+dd_call_sites_find(const dd_call_sites *sites, const dd_frame_key *keys, size_t nframes, bool *can_add)
 {
-    uint64_t hash = hash_of(frames, nframes);
-    uint32_t id = atomic_load_explicit(find_stack(sites, hash, frames, nframes), memory_order_acquire);
-    if (id != 0) {
-        return id;
+    *can_add = nframes > 0 && !atomic_load_explicit(&sites->is_full, memory_order_relaxed);
+    return atomic_load_explicit(find_bucket(sites, hash_of(keys, nframes), keys, nframes),
+                                memory_order_acquire);
+}
+
+static const char *
+copy_text(char **at, const char *text)
+{
+    size_t nbytes = strlen(text) + 1;
+    char *copy = memcpy(*at, text, nbytes);
+    *at += nbytes;
+    return copy;
+}
+
+/* Those that are shown, and their texts, in one block; NULL without memory. */
+static dd_frame *
+copy_frames(const dd_frame *frames, size_t nframes, size_t *nshown)
+{
+    size_t nbytes = nframes * sizeof *frames;
+    for (size_t i = 0; i < nframes; i++) {
+        nbytes += strlen(frames[i].function) + strlen(frames[i].file) + 2;
     }
-    *unknown = nframes;
-    if (nframes == 0 || atomic_load_explicit(&sites->is_full, memory_order_relaxed)) {
-        return 0;
+    dd_frame *copy = dd_mem_alloc(nbytes);
+    char *at = (char *)(copy + nframes);
+    for (size_t i = 0; copy != NULL && i < nframes; i++) {
+        if (!frames[i].is_hidden) {
+            copy[(*nshown)++] = (dd_frame){.function = copy_text(&at, frames[i].function),
+                                           .file = copy_text(&at, frames[i].file),
+                                           .line = frames[i].line};
+        }
     }
-    dd_lock_take(&sites->mu);
-    _Atomic(uint32_t) *bucket = find_stack(sites, hash, frames, nframes);
-    id = atomic_load_explicit(bucket, memory_order_relaxed);
-    if (id == 0) {
-        id = add_stack_locked(sites, hash, frames, nframes, unknown);
+    return copy;
+}
+
+static uint32_t
+add_locked(dd_call_sites *sites, const known_stack *stack)
+{
+    _Atomic(uint32_t) *bucket = find_bucket(sites, stack->hash, stack->keys, stack->nkeys);
+    uint32_t id = atomic_load_explicit(bucket, memory_order_relaxed);
+    if (id == 0 && sites->nstacks < sites->max_stacks) {
+        sites->stacks[id = ++sites->nstacks] = *stack;
         atomic_store_explicit(bucket, id, memory_order_release);
+    } else {
+        dd_mem_free(stack->frames);
     }
-    dd_lock_release(&sites->mu);
     return id;
 }
 
-/* False: there is no memory. */
-static bool
-add_frame_locked(dd_call_sites *sites, dd_frame_key key, const dd_frame *frame)
+uint32_t
+dd_call_sites_add(dd_call_sites *sites, const dd_frame_key *keys, const dd_frame *frames, size_t nframes)
 {
-    size_t function_size = strlen(frame->function) + 1;
-    size_t file_size = strlen(frame->file) + 1;
-    char *text = dd_mem_alloc(function_size + file_size);
-    if (text == NULL) {
-        return false;
+    known_stack stack = {.hash = hash_of(keys, nframes), .nkeys = nframes};
+    memcpy(stack.keys, keys, nframes * sizeof *keys);
+    stack.frames = copy_frames(frames, nframes, &stack.nframes);
+    uint32_t id = 0;
+    if (stack.frames != NULL) {
+        dd_lock_take(&sites->mu);
+        id = add_locked(sites, &stack);
+        dd_lock_release(&sites->mu);
     }
-    memcpy(text, frame->function, function_size);
-    memcpy(text + function_size, frame->file, file_size);
-    known_frame *added = &sites->frames[++sites->nframes];
-    *added = (known_frame){.key = key, .frame = *frame};
-    added->frame.function = text;
-    added->frame.file = text + function_size;
-    return true;
-}
-
-bool
-dd_call_sites_tell(dd_call_sites *sites, dd_frame_key key, const dd_frame *frame)
-{
-    dd_lock_take(&sites->mu);
-    uint32_t *bucket = find_frame_locked(sites, &key);
-    if (*bucket == 0 && sites->nframes < sites->max_frames && add_frame_locked(sites, key, frame)) {
-        *bucket = sites->nframes;
-    }
-    bool is_known = *bucket != 0;
-    if (!is_known) {
+    if (id == 0) {
         atomic_store_explicit(&sites->is_full, true, memory_order_relaxed);
     }
-    dd_lock_release(&sites->mu);
-    return is_known;
+    return id;
 }
 
 size_t
-dd_call_sites_get(dd_call_sites *sites, uint32_t stack, dd_frame frames[DD_STACK_MAX_FRAMES])
+dd_call_sites_get(const dd_call_sites *sites, uint32_t stack, const dd_frame **frames)
 {
     const known_stack *known = &sites->stacks[stack <= sites->max_stacks ? stack : 0]; /* 0 has no frames */
-    size_t count = 0;
-    for (size_t i = 0; i < known->nframes; i++) {
-        const dd_frame *frame = &sites->frames[known->frames[i]].frame;
-        if (!frame->is_hidden) {
-            frames[count++] = *frame;
-        }
-    }
-    return count;
+    *frames = known->frames;
+    return known->nframes;
 }

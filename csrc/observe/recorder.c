@@ -10,8 +10,7 @@
 
 #define LINE_NBYTES 64 /* of the cache */
 #define MAX_CAPACITY ((size_t)1 << 24)
-/* Of call sites: a program that runs through more is generating code. */
-#define MAX_FRAMES 8192
+/* A program that calls from more places is generating code. */
 #define MAX_STACKS 8192
 
 _Static_assert(sizeof(record_body) % sizeof(uint64_t) == 0, "a body is a number of words");
@@ -49,7 +48,7 @@ dd_recorder_create(size_t capacity, dd_recorder **recorder, dd_error *err)
     self->capacity = capacity < MAX_CAPACITY ? capacity : MAX_CAPACITY;
     dd_list_init(&self->groups);
     dd_lock_init(&self->mu, DD_LOCK_RECORDER);
-    dd_status status = dd_call_sites_create(MAX_FRAMES, MAX_STACKS, &self->sites, err);
+    dd_status status = dd_call_sites_create(MAX_STACKS, &self->sites, err);
     if (status == DD_OK && self->capacity > 0) {
         status = make_ring(self, err);
     }

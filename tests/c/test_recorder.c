@@ -569,57 +569,48 @@ TEST(threads_have_names)
 /* ---- call sites */
 
 static const dd_frame_key keys[] = {{0x1000, 2}, {0x2000, 4}, {0x3000, 6}};
-
-static void
-tell(dd_call_sites *sites, dd_frame_key key, const char *function, bool is_hidden)
-{
-    dd_frame frame = {
-        .function = function, .file = "train.py", .line = key.instruction, .is_hidden = is_hidden};
-    CHECK(dd_call_sites_tell(sites, key, &frame));
-}
+static const dd_frame told[] = {{.function = "inner", .file = "train.py", .line = 2, .is_hidden = true},
+                                {.function = "step", .file = "train.py", .line = 4},
+                                {.function = "main", .file = "start.py", .line = 6}};
 
 TEST(a_stack_is_told_once)
 {
     dd_call_sites *sites;
-    REQUIRE_OK(dd_call_sites_create(8, 8, &sites, check_err()));
-    size_t unknown = 99;
-    CHECK_INT(dd_call_sites_find(sites, keys, 3, &unknown), 0);
-    CHECK_INT(unknown, 0);
-    tell(sites, keys[0], "inner", true);
-    CHECK_INT(dd_call_sites_find(sites, keys, 3, &unknown), 0);
-    CHECK_INT(unknown, 1);
-    tell(sites, keys[1], "step", false);
-    tell(sites, keys[2], "main", false);
-    uint32_t stack = dd_call_sites_find(sites, keys, 3, &unknown);
+    REQUIRE_OK(dd_call_sites_create(8, &sites, check_err()));
+    bool can_add = false;
+    CHECK_INT(dd_call_sites_find(sites, keys, 3, &can_add), 0);
+    CHECK(can_add);
+    uint32_t stack = dd_call_sites_add(sites, keys, told, 3);
     CHECK(stack != 0);
-    CHECK_INT(dd_call_sites_find(sites, keys, 3, &unknown), stack);
-    uint32_t outer = dd_call_sites_find(sites, keys + 1, 2, &unknown);
+    CHECK_INT(dd_call_sites_find(sites, keys, 3, &can_add), stack);
+    CHECK_INT(dd_call_sites_add(sites, keys, told, 3), stack);
+    CHECK_INT(dd_call_sites_find(sites, keys + 1, 2, &can_add), 0);
+    uint32_t outer = dd_call_sites_add(sites, keys + 1, told + 1, 2);
     CHECK(outer != 0 && outer != stack);
-    dd_frame frames[DD_STACK_MAX_FRAMES];
-    REQUIRE(dd_call_sites_get(sites, stack, frames) == 2);
+    const dd_frame *frames;
+    REQUIRE(dd_call_sites_get(sites, stack, &frames) == 2);
     CHECK(strcmp(frames[0].function, "step") == 0);
     CHECK(strcmp(frames[1].function, "main") == 0);
+    CHECK(strcmp(frames[1].file, "start.py") == 0);
     CHECK_INT(frames[1].line, 6);
-    CHECK_INT(dd_call_sites_get(sites, 0, frames), 0);
-    CHECK_INT(dd_call_sites_get(sites, 1000, frames), 0);
-    CHECK_INT(dd_call_sites_find(sites, keys, 0, &unknown), 0);
+    CHECK_INT(dd_call_sites_get(sites, 0, &frames), 0);
+    CHECK_INT(dd_call_sites_get(sites, 1000, &frames), 0);
+    CHECK_INT(dd_call_sites_find(sites, keys, 0, &can_add), 0);
+    CHECK(!can_add);
     dd_call_sites_destroy(sites);
 }
 
 TEST(a_full_table_says_so)
 {
     dd_call_sites *sites;
-    REQUIRE_OK(dd_call_sites_create(2, 1, &sites, check_err()));
-    size_t unknown;
-    tell(sites, keys[0], "a", false);
-    tell(sites, keys[1], "b", false);
-    dd_frame frame = {.function = "c", .file = "train.py"};
-    uint32_t stack = dd_call_sites_find(sites, keys, 2, &unknown);
+    REQUIRE_OK(dd_call_sites_create(1, &sites, check_err()));
+    bool can_add;
+    uint32_t stack = dd_call_sites_add(sites, keys, told, 2);
     CHECK(stack != 0);
-    CHECK_INT(dd_call_sites_find(sites, keys, 1, &unknown), 0);
-    CHECK_INT(unknown, 1);
-    CHECK(!dd_call_sites_tell(sites, keys[2], &frame));
-    CHECK_INT(dd_call_sites_find(sites, keys, 2, &unknown), stack);
+    CHECK_INT(dd_call_sites_add(sites, keys, told, 1), 0);
+    CHECK_INT(dd_call_sites_find(sites, keys, 1, &can_add), 0);
+    CHECK(!can_add);
+    CHECK_INT(dd_call_sites_find(sites, keys, 2, &can_add), stack);
     dd_call_sites_destroy(sites);
 }
 
