@@ -52,15 +52,7 @@ dd_errand_wait(dd_errand *errand, const dd_wait *wait, dd_error *err)
     dd_status status = DD_OK;
     dd_lock_take(&errand->mu);
     while (!errand->is_done && status == DD_OK) {
-        dd_cond_wait_slice(&errand->cond, &errand->mu, wait);
-        if (!errand->is_done) {
-            dd_lock_release(&errand->mu);
-            status = dd_wait_check(wait, err);
-            if (status == DD_OK && dd_wait_is_over(wait)) {
-                status = DD_TIMED_OUT;
-            }
-            dd_lock_take(&errand->mu);
-        }
+        status = dd_cond_wait_checked(&errand->cond, &errand->mu, wait, err);
     }
     status = errand->is_done ? DD_OK : status;
     dd_lock_release(&errand->mu);

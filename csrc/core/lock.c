@@ -171,3 +171,13 @@ dd_cond_wait_slice(pthread_cond_t *cond, dd_lock *lock, const dd_wait *wait)
     struct timespec until = {until_ns / DD_NS_PER_S, until_ns % DD_NS_PER_S};
     dd_cond_wait_until(cond, lock, &until);
 }
+
+dd_status
+dd_cond_wait_checked(pthread_cond_t *cond, dd_lock *lock, const dd_wait *wait, dd_error *err)
+{
+    dd_cond_wait_slice(cond, lock, wait);
+    dd_lock_release(lock);
+    dd_status status = dd_wait_check(wait, err);
+    dd_lock_take(lock);
+    return status == DD_OK && dd_wait_is_over(wait) ? DD_TIMED_OUT : status;
+}

@@ -27,23 +27,9 @@ key_of(const watch_member *member, char key[KEY_MAX], const char *format, ...)
     return dd_bytes_of_string(key);
 }
 
-static dd_bytes
-key_of_dump(const watch_member *member, char key[KEY_MAX])
-{
-    return key_of(member, key, "exception_dump");
-}
-
-static dd_bytes
-key_of_error(const watch_member *member, char key[KEY_MAX])
-{
-    return key_of(member, key, "remote_error:%s", member->name);
-}
-
-static dd_bytes
-key_of_state(const watch_member *member, char key[KEY_MAX], int rank)
-{
-    return key_of(member, key, "dldist/watch/%s/state/%d", member->name, rank);
-}
+#define KEY_OF_DUMP(member, key) key_of(member, key, "exception_dump")
+#define KEY_OF_ERROR(member, key) key_of(member, key, "remote_error:%s", (member)->name)
+#define KEY_OF_STATE(member, key, rank) key_of(member, key, "dldist/watch/%s/state/%d", (member)->name, rank)
 
 dd_status
 watch_enter(watch_member *member, const dd_wait *wait, dd_error *err)
@@ -91,16 +77,20 @@ can_tell(const watch_member *member)
 
 /* ---- telling */
 
-/* The first who tells is heard: his is the cause. */
+/* Once. The first rank that tells is heard: it has the cause. */
 static void
-tell(dd_monitor *monitor, watch_member *member, dd_bytes key, dd_bytes value)
+tell(dd_monitor *monitor, watch_member *member, bool *is_told, dd_bytes key, dd_bytes value)
 {
+    if (!can_tell(member) || *is_told) {
+        return;
+    }
     dd_error err;
     dd_wait wait = watch_wait(monitor);
     dd_blob now = {0};
     dd_store *store = member->info.store;
     dd_store *root = member->root;
     int64_t count;
+    *is_told = true;
     dd_status status = store->ops->compare_set(store, key, dd_bytes_of_string(""), value, &now, &wait, &err);
     if (status == DD_OK) {
         status = root->ops->add(root, dd_bytes_of_string(COUNT_KEY), 1, &count, &wait, &err);
@@ -114,29 +104,36 @@ tell(dd_monitor *monitor, watch_member *member, dd_bytes key, dd_bytes value)
 void
 watch_tell_dump(dd_monitor *monitor)
 {
+    char key[KEY_MAX];
+    uint8_t rank[4];
     watch_member *first = watch_next(monitor, NULL);
-    if (can_tell(first) && !first->is_dump_seen) {
-        char key[KEY_MAX];
-        uint8_t rank[4];
-        first->is_dump_seen = true;
+    if (first != NULL) {
         dd_put_number(rank, (uint32_t)first->info.rank, sizeof rank);
-        tell(monitor, first, key_of_dump(first, key), dd_bytes_of(rank, sizeof rank));
+        tell(monitor, first, &first->is_dump_seen, KEY_OF_DUMP(first, key), dd_bytes_of(rank, sizeof rank));
     }
 }
 
 void
 watch_tell_error(dd_monitor *monitor, watch_member *member, const dd_error *cause)
 {
-    if (can_tell(member) && !member->is_error_seen) {
-        char key[KEY_MAX];
-        uint8_t value[DD_SIGNAL_ERROR_MAX_NBYTES];
-        member->is_error_seen = true;
-        size_t len = dd_signal_encode_error(member->info.rank, cause, value);
-        tell(monitor, member, key_of_error(member, key), dd_bytes_of(value, len));
-    }
+    char key[KEY_MAX];
+    uint8_t value[DD_SIGNAL_ERROR_MAX_NBYTES];
+    size_t len = dd_signal_encode_error(member->info.rank, cause, value);
+    tell(monitor, member, &member->is_error_seen, KEY_OF_ERROR(member, key), dd_bytes_of(value, len));
 }
 
 /* ---- listening */
+
+/* Whether there is a signal that has been neither seen nor told, in a store whose count has changed. */
+static bool
+hear(dd_monitor *monitor, watch_member *member, bool *is_seen, dd_bytes key, dd_blob *value)
+{
+    if (!can_tell(member) || !member->is_changed || *is_seen) {
+        return false;
+    }
+    *is_seen = look_up(monitor, member, member->info.store, key, value);
+    return *is_seen;
+}
 
 static void
 hear_error(dd_monitor *monitor, watch_member *member)
@@ -146,8 +143,8 @@ hear_error(dd_monitor *monitor, watch_member *member)
     dd_error cause;
     dd_error err;
     const dd_monitor_member *info = &member->info;
-    if (!member->is_error_seen && look_up(monitor, member, info->store, key_of_error(member, key), &value)) {
-        member->is_error_seen = true;
+    if (info->fail != NULL &&
+        hear(monitor, member, &member->is_error_seen, KEY_OF_ERROR(member, key), &value)) {
         if (dd_signal_decode_error(dd_blob_view(&value), info->name, info->size, &cause, &err) != DD_OK) {
             DD_LOG(DD_LOG_INFO, "%s", err.message);
         } else if (cause.culprit.rank != info->rank) {
@@ -218,10 +215,9 @@ watch_hear_dump(dd_monitor *monitor, char what[WATCH_LINE_MAX])
     dd_error err;
     enter_late(monitor, first);
     look_at_roots(monitor, first);
-    bool is_asked = can_tell(first) && first->is_changed && !first->is_dump_seen &&
-                    look_up(monitor, first, first->info.store, key_of_dump(first, key), &value);
+    bool is_asked =
+        first != NULL && hear(monitor, first, &first->is_dump_seen, KEY_OF_DUMP(first, key), &value);
     if (is_asked) {
-        first->is_dump_seen = true;
         if (dd_signal_decode_dump(dd_blob_view(&value), &rank, &err) == DD_OK) {
             snprintf(what, WATCH_LINE_MAX,
                      "rank %d of group \"%s\" has asked all ranks for a dump: it has failed", rank,
@@ -239,9 +235,7 @@ watch_hear_errors(dd_monitor *monitor)
 {
     watch_member *member = NULL;
     while ((member = watch_next(monitor, member)) != NULL) {
-        if (can_tell(member) && member->info.fail != NULL && member->is_changed) {
-            hear_error(monitor, member);
-        }
+        hear_error(monitor, member);
         if (monitor->options.is_desync) {
             watch_publish(monitor, member);
         }
@@ -267,7 +261,7 @@ watch_publish(dd_monitor *monitor, watch_member *member)
     dd_error err;
     dd_wait wait = watch_wait(monitor);
     dd_store *store = member->info.store;
-    dd_status set = store->ops->set(store, key_of_state(member, key, member->info.rank),
+    dd_status set = store->ops->set(store, KEY_OF_STATE(member, key, member->info.rank),
                                     dd_bytes_of_string(state.text), &wait, &err);
     if (is_answered(monitor, member, set, &err)) {
         memcpy(member->published, state.text, sizeof member->published);
@@ -283,7 +277,7 @@ watch_read_state(dd_monitor *monitor, watch_member *member, int rank, dd_signal_
     if (!can_tell(member)) {
         return dd_error_set(err, DD_STORE, "the store of group \"%s\" does not answer", member->name);
     }
-    if (look_up(monitor, member, member->info.store, key_of_state(member, key, rank), &value)) {
+    if (look_up(monitor, member, member->info.store, KEY_OF_STATE(member, key, rank), &value)) {
         status = dd_signal_decode_state(dd_blob_view(&value), state, err);
     } else {
         status = dd_error_set(err, DD_QUEUE_EMPTY, "rank %d has published nothing", rank);
