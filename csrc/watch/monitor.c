@@ -552,6 +552,7 @@ dd_monitor_destroy(dd_monitor *monitor)
     mark_removed(monitor, 0);
     end_pass(monitor);
     watch_close_pipe(monitor);
+    watch_forget_question(monitor);
     dd_recorder_notify_of_alarms(monitor->options.recorder, NULL, NULL);
     dd_fork_close(monitor->wake_fd);
     dd_cond_fini(&monitor->cond);

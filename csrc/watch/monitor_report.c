@@ -1,8 +1,10 @@
 /* Reports: what was found out, in lines of text. */
 #include "watch/watch_internal.h"
 
+#include "core/errand.h"
 #include "core/lock.h"
 #include "core/log.h"
+#include "core/mem.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -11,7 +13,6 @@
 
 /* So long an interpreter that is well may take. */
 #define ANSWER_NS (300 * DD_NS_PER_MS)
-#define ANSWER_POLL_NS (5 * DD_NS_PER_MS)
 /* Of so many ranks a report has a line each. */
 #define MAX_RANKS_SHOWN 64
 #define REPORT_MAX_NBYTES ((size_t)64 << 10)
@@ -127,41 +128,93 @@ watch_report_groups(dd_monitor *monitor, watch_member *desync, dd_blob *report)
 
 /* ---- the interpreter */
 
+typedef struct watch_question {
+    dd_errand errand; /* first */
+    void (*await_interpreter)(void);
+    int64_t asked_ns;
+    int64_t answered_ns; /* when the errand is done */
+} watch_question;
+
+static void
+run_question(dd_errand *errand)
+{
+    watch_question *question = (watch_question *)errand;
+    question->await_interpreter();
+    question->answered_ns = dd_clock_now_ns();
+}
+
+static void
+free_question(dd_errand *errand)
+{
+    dd_mem_free(errand);
+}
+
+void
+watch_forget_question(dd_monitor *monitor)
+{
+    if (monitor->question != NULL) {
+        dd_errand_leave(&monitor->question->errand);
+        monitor->question = NULL;
+    }
+}
+
+/* Waits for so long at most. How long the interpreter took is how long the GIL has been held. */
+static bool
+is_answered(dd_monitor *monitor, int64_t timeout_ns, double *held_s)
+{
+    watch_question *question = monitor->question;
+    dd_wait wait = dd_wait_after(timeout_ns);
+    bool is_there = question == NULL || dd_errand_wait(&question->errand, &wait, NULL) == DD_OK;
+    if (question != NULL) {
+        int64_t until_ns = is_there ? question->answered_ns : dd_clock_now_ns();
+        *held_s = (double)(until_ns - question->asked_ns) / (double)DD_NS_PER_S;
+    }
+    return is_there;
+}
+
 void
 watch_ask(dd_monitor *monitor)
 {
-    monitor->question_ns = dd_clock_now_ns();
-    monitor->host.ask(monitor->host.ctx);
+    double held_s = 0;
+    if (!is_answered(monitor, 0, &held_s)) {
+        return;
+    }
+    watch_forget_question(monitor);
+    watch_question *question = dd_mem_zalloc(sizeof *question);
+    if (question != NULL) {
+        question->errand = (dd_errand){.run = run_question, .free = free_question};
+        question->await_interpreter = monitor->host.await_interpreter;
+        question->asked_ns = dd_clock_now_ns();
+        bool is_asked = dd_errand_start(&question->errand, "dldist-gil", NULL) == DD_OK;
+        monitor->question = is_asked ? question : NULL;
+    }
 }
 
 void
 watch_report_answer(dd_monitor *monitor, dd_blob *report)
 {
-    dd_wait wait = {.deadline_ns = monitor->question_ns + ANSWER_NS};
-    int64_t waited_ns = 0;
-    do {
-        monitor->is_question_open = !monitor->host.is_answered(monitor->host.ctx, &waited_ns);
-    } while (monitor->is_question_open && !dd_wait_is_over(&wait) &&
-             dd_wait_sleep(&wait, ANSWER_POLL_NS, NULL) == DD_OK);
+    double held_s = 0;
+    int64_t asked_ns = monitor->question != NULL ? monitor->question->asked_ns : 0;
+    int64_t left_ns = asked_ns + ANSWER_NS - dd_clock_now_ns();
+    monitor->is_question_open = !is_answered(monitor, left_ns, &held_s);
     if (monitor->is_question_open) {
         watch_report_add(
             report, "the GIL has been held for %.1f s by another thread, and still is: Python stands still",
-            (double)waited_ns / (double)DD_NS_PER_S);
+            held_s);
     }
 }
 
 void
 watch_follow_up(dd_monitor *monitor)
 {
-    int64_t waited_ns;
-    if (!monitor->is_question_open || !monitor->host.is_answered(monitor->host.ctx, &waited_ns)) {
+    double held_s = 0;
+    if (!monitor->is_question_open || !is_answered(monitor, 0, &held_s)) {
         return;
     }
     monitor->is_question_open = false;
-    double seconds = (double)waited_ns / (double)DD_NS_PER_S;
-    DD_LOG(DD_LOG_INFO, "the GIL is free again: it has been held for %.1f s", seconds);
+    DD_LOG(DD_LOG_INFO, "the GIL is free again: it has been held for %.1f s", held_s);
     dd_lock_take(&monitor->mu);
-    watch_report_add(&monitor->report, "the GIL is free again: it has been held for %.1f s", seconds);
+    watch_report_add(&monitor->report, "the GIL is free again: it has been held for %.1f s", held_s);
     dd_lock_release(&monitor->mu);
 }
 

@@ -64,8 +64,8 @@ struct dd_monitor {
     uint64_t beat;        /* the last count, and since when */
     int64_t beat_since_ns;
     bool is_beat_reported;
-    bool is_question_open;
-    int64_t question_ns;
+    struct watch_question *question; /* to the interpreter, the last; NULL: none */
+    bool is_question_open;           /* it was too long for a report */
 };
 
 /* ---- monitor.c */
@@ -105,8 +105,10 @@ dd_status watch_write_dump(dd_monitor *monitor, dd_error *err) DD_MUST_CHECK;
 void watch_report_add(dd_blob *report, const char *format, ...) DD_PRINTF(2, 3);
 /* What this rank knows of all its groups, and with `desync` how far the ranks of that one are. */
 void watch_report_groups(dd_monitor *monitor, watch_member *desync, dd_blob *report);
-/* Asks the interpreter, and with `report` waits a little for its answer. */
+/* Asks the interpreter, unless it still owes an answer. */
 void watch_ask(dd_monitor *monitor);
+void watch_forget_question(dd_monitor *monitor);
+/* Waits a little for the answer. */
 void watch_report_answer(dd_monitor *monitor, dd_blob *report);
 /* The answer to a question that was open too long, when it comes. */
 void watch_follow_up(dd_monitor *monitor);
