@@ -1,6 +1,13 @@
 #include "core/errand.h"
 
+#include "core/mem.h"
 #include "core/thread.h"
+
+static void
+free_errand(dd_errand *errand)
+{
+    dd_mem_free(errand);
+}
 
 void
 dd_errand_leave(dd_errand *errand)
@@ -11,7 +18,7 @@ dd_errand_leave(dd_errand *errand)
     if (is_last) {
         dd_lock_fini(&errand->mu);
         dd_cond_fini(&errand->cond);
-        errand->free(errand);
+        (errand->free != NULL ? errand->free : free_errand)(errand);
     }
 }
 

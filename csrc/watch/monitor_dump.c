@@ -75,12 +75,6 @@ run_job(dd_errand *errand)
     job->status = dd_recorder_dump_to_file(job->recorder, &job->options, job->path, &job->error);
 }
 
-static void
-free_job(dd_errand *errand)
-{
-    dd_mem_free(errand);
-}
-
 dd_status
 watch_write_dump(dd_monitor *monitor, dd_error *err)
 {
@@ -90,7 +84,7 @@ watch_write_dump(dd_monitor *monitor, dd_error *err)
     if (job == NULL) {
         return dd_error_no_memory(err, sizeof *job + path_nbytes);
     }
-    job->errand = (dd_errand){.run = run_job, .free = free_job};
+    job->errand = (dd_errand){.run = run_job};
     job->recorder = monitor->options.recorder;
     job->options = monitor->options.dump;
     memcpy(job->path, path, path_nbytes);

@@ -143,12 +143,6 @@ run_question(dd_errand *errand)
     question->answered_ns = dd_clock_now_ns();
 }
 
-static void
-free_question(dd_errand *errand)
-{
-    dd_mem_free(errand);
-}
-
 void
 watch_forget_question(dd_monitor *monitor)
 {
@@ -182,7 +176,7 @@ watch_ask(dd_monitor *monitor)
     watch_forget_question(monitor);
     watch_question *question = dd_mem_zalloc(sizeof *question);
     if (question != NULL) {
-        question->errand = (dd_errand){.run = run_question, .free = free_question};
+        question->errand = (dd_errand){.run = run_question};
         question->await_interpreter = monitor->host.await_interpreter;
         question->asked_ns = dd_clock_now_ns();
         bool is_asked = dd_errand_start(&question->errand, "dldist-gil", NULL) == DD_OK;
