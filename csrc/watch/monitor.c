@@ -21,97 +21,6 @@
 /* What the other ranks need beyond an interval to see what they are told. */
 #define LINGER_SLACK_NS (100 * DD_NS_PER_MS)
 
-/* For one request to a store. */
-#define STORE_TIMEOUT_NS (5 * DD_NS_PER_S)
-
-/* ---- passes: one at a time touches members and stores */
-
-/* False: the wait is over, and somebody else is in one. */
-static bool
-begin_pass(dd_monitor *monitor, const dd_wait *wait)
-{
-    dd_lock_take(&monitor->mu);
-    while (monitor->is_busy && !dd_wait_is_over(wait)) {
-        dd_cond_wait_slice(&monitor->cond, &monitor->mu, wait);
-    }
-    bool is_ours = !monitor->is_busy;
-    monitor->is_busy = true;
-    dd_lock_release(&monitor->mu);
-    return is_ours;
-}
-
-/* 0: all. The end of a pass lets them go. */
-static void
-mark_removed(dd_monitor *monitor, uint64_t id)
-{
-    dd_lock_take(&monitor->mu);
-    for (dd_list *node = monitor->members.next; node != &monitor->members; node = node->next) {
-        watch_member *member = DD_CONTAINER_OF(node, watch_member, link);
-        member->is_removed = member->is_removed || id == 0 || member->id == id;
-    }
-    dd_lock_release(&monitor->mu);
-}
-
-/* Takes one that is to go out of the list; NULL: there is none, and the pass has ended. */
-static watch_member *
-take_removed(dd_monitor *monitor)
-{
-    watch_member *found = NULL;
-    dd_lock_take(&monitor->mu);
-    for (dd_list *node = monitor->members.next; node != &monitor->members && found == NULL;
-         node = node->next) {
-        watch_member *member = DD_CONTAINER_OF(node, watch_member, link);
-        found = member->is_removed ? member : NULL;
-    }
-    if (found != NULL) {
-        dd_list_remove(&found->link);
-    } else {
-        monitor->is_busy = false;
-        dd_cond_broadcast(&monitor->cond);
-    }
-    dd_lock_release(&monitor->mu);
-    return found;
-}
-
-static void
-end_pass(dd_monitor *monitor)
-{
-    watch_member *member;
-    while ((member = take_removed(monitor)) != NULL) {
-        dd_store_release(member->info.store);
-        dd_recorder_group_release(member->info.record);
-        if (member->info.release != NULL) {
-            member->info.release(member->info.ctx);
-        }
-        dd_mem_free(member);
-    }
-}
-
-watch_member *
-watch_next(dd_monitor *monitor, watch_member *after)
-{
-    dd_lock_take(&monitor->mu);
-    dd_list *node = after != NULL ? after->link.next : monitor->members.next;
-    dd_lock_release(&monitor->mu);
-    return node != &monitor->members ? DD_CONTAINER_OF(node, watch_member, link) : NULL;
-}
-
-static bool
-is_time_up(void *ctx)
-{
-    dd_monitor *monitor = ctx;
-    return atomic_load(&monitor->is_stopping) && dd_clock_now_ns() >= atomic_load(&monitor->stop_deadline_ns);
-}
-
-dd_wait
-watch_wait(dd_monitor *monitor)
-{
-    dd_wait wait = dd_wait_after(STORE_TIMEOUT_NS);
-    wait.is_interrupted = is_time_up;
-    wait.ctx = monitor;
-    return wait;
-}
-
 /* ---- failures */
 
 /* The others have had no time yet to see what we told: a store that this process serves must live that long. */
@@ -332,7 +241,7 @@ void
 dd_monitor_step(dd_monitor *monitor)
 {
     dd_wait endless = {.deadline_ns = DD_NEVER_NS};
-    (void)begin_pass(monitor, &endless);
+    (void)watch_begin_pass(monitor, &endless);
     answer_request(monitor);
     take_alarms(monitor);
     check_heartbeat(monitor);
@@ -341,7 +250,7 @@ dd_monitor_step(dd_monitor *monitor)
         hear_others(monitor);
         monitor->last_check_ns = dd_clock_now_ns();
     }
-    end_pass(monitor);
+    watch_end_pass(monitor);
 }
 
 static void
@@ -364,10 +273,10 @@ static void
 leave(dd_monitor *monitor)
 {
     dd_wait endless = {.deadline_ns = DD_NEVER_NS};
-    (void)begin_pass(monitor, &endless);
+    (void)watch_begin_pass(monitor, &endless);
     watch_close_pipe(monitor);
-    mark_removed(monitor, 0);
-    end_pass(monitor);
+    watch_mark_removed(monitor, 0);
+    watch_end_pass(monitor);
 }
 
 static void
@@ -483,13 +392,13 @@ void
 dd_monitor_remove(dd_monitor *monitor, uint64_t id)
 {
     dd_wait wait = dd_wait_after(REMOVE_NS);
-    bool is_ours = begin_pass(monitor, &wait);
+    bool is_ours = watch_begin_pass(monitor, &wait);
     if (is_ours) {
         take_alarms(monitor);
     }
-    mark_removed(monitor, id);
+    watch_mark_removed(monitor, id);
     if (is_ours) {
-        end_pass(monitor);
+        watch_end_pass(monitor);
     }
 }
 
@@ -549,8 +458,8 @@ dd_monitor_destroy(dd_monitor *monitor)
     if (monitor == NULL) {
         return;
     }
-    mark_removed(monitor, 0);
-    end_pass(monitor);
+    watch_mark_removed(monitor, 0);
+    watch_end_pass(monitor);
     watch_close_pipe(monitor);
     watch_forget_question(monitor);
     dd_recorder_notify_of_alarms(monitor->options.recorder, NULL, NULL);

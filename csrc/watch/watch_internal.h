@@ -68,8 +68,13 @@ struct dd_monitor {
     bool is_question_open;           /* it was too long for a report */
 };
 
-/* ---- monitor.c */
+/* ---- monitor_members.c */
 
+/* A pass: one at a time touches members and stores. False: the wait is over, and somebody else is in one. */
+bool watch_begin_pass(dd_monitor *monitor, const dd_wait *wait);
+/* Lets the removed members go. */
+void watch_end_pass(dd_monitor *monitor);
+void watch_mark_removed(dd_monitor *monitor, uint64_t id); /* 0: all */
 /* For one request to a store. Ends early when the monitor's time is up. */
 dd_wait watch_wait(dd_monitor *monitor);
 /* Members in their order, NULL at the end: they stay for as long as the pass. */
