@@ -46,8 +46,6 @@ typedef void dd_kernel(const dd_fold *fold, size_t begin);
 
 /* By dd_dtype, dd_redop and dd_kernel_form; NULL where an operation means nothing for the type. */
 typedef dd_kernel *const dd_kernel_table[DD_DTYPE_COUNT][DD_REDOP_COUNT][DD_FORM_COUNT];
-#define DD_KERNEL_ENTRY(T, op, form) \
-    [DD_DTYPE_##T][DD_REDOP_##op][DD_FORM_##form] = kernel_##T##_##op##_##form,
 
 extern dd_kernel_table dd_kernels_scalar;
 extern dd_kernel_table dd_kernels_avx2;
@@ -55,14 +53,14 @@ extern dd_kernel_table dd_kernels_avx512;
 extern dd_kernel_table dd_kernels_neon;
 
 /* M(X, T, type, type of the same size that wraps around, type of 64 bits) */
-#define DD_INTEGER_LIST(M, X)                    \
-    M(X, INT8, int8_t, uint8_t, int64_t)         \
-    M(X, UINT8, uint8_t, uint8_t, uint64_t)      \
-    M(X, INT16, int16_t, uint16_t, int64_t)      \
-    M(X, UINT16, uint16_t, uint16_t, uint64_t)   \
-    M(X, INT32, int32_t, uint32_t, int64_t)      \
-    M(X, UINT32, uint32_t, uint32_t, uint64_t)   \
-    M(X, INT64, int64_t, uint64_t, int64_t)      \
+#define DD_INTEGER_LIST(M, X)                  \
+    M(X, INT8, int8_t, uint8_t, int64_t)       \
+    M(X, UINT8, uint8_t, uint8_t, uint64_t)    \
+    M(X, INT16, int16_t, uint16_t, int64_t)    \
+    M(X, UINT16, uint16_t, uint16_t, uint64_t) \
+    M(X, INT32, int32_t, uint32_t, int64_t)    \
+    M(X, UINT32, uint32_t, uint32_t, uint64_t) \
+    M(X, INT64, int64_t, uint64_t, int64_t)    \
     M(X, UINT64, uint64_t, uint64_t, uint64_t)
 
 /* X(T, exponent bits, mantissa bits, the least code that is no finite number, bits of a code) */
@@ -94,20 +92,20 @@ extern dd_kernel_table dd_kernels_neon;
 
 /* X(T, op, form): the kernels, first those that every instruction set has of its own, then those of which
  * vectors would make little. */
-#define DD_VECTOR_KERNEL_LIST(X)         \
-    DD_TRUTH_KERNELS(X, BOOL)            \
+#define DD_VECTOR_KERNEL_LIST(X)           \
+    DD_TRUTH_KERNELS(X, BOOL)              \
     DD_INTEGER_LIST(DD_INTEGER_KERNELS, X) \
-    DD_FLOAT_KERNELS(X, FLOAT32)         \
-    DD_FLOAT_KERNELS(X, FLOAT64)         \
-    DD_SUM_KERNELS(X, COMPLEX64)         \
-    DD_SUM_KERNELS(X, COMPLEX128)        \
-    DD_ROUNDED_KERNELS(X, FLOAT16)       \
-    DD_ROUNDED_KERNELS(X, BFLOAT16)      \
-    DD_ROUNDED_KERNELS(X, FLOAT8_E4M3FN) \
+    DD_FLOAT_KERNELS(X, FLOAT32)           \
+    DD_FLOAT_KERNELS(X, FLOAT64)           \
+    DD_SUM_KERNELS(X, COMPLEX64)           \
+    DD_SUM_KERNELS(X, COMPLEX128)          \
+    DD_ROUNDED_KERNELS(X, FLOAT16)         \
+    DD_ROUNDED_KERNELS(X, BFLOAT16)        \
+    DD_ROUNDED_KERNELS(X, FLOAT8_E4M3FN)   \
     DD_ROUNDED_KERNELS(X, FLOAT8_E5M2)
-#define DD_SCALAR_KERNEL_LIST(X)          \
-    DD_INTEGER_LIST(DD_AVG_KERNEL, X)   \
-    X(COMPLEX64, PRODUCT, ELEMENTS)     \
+#define DD_SCALAR_KERNEL_LIST(X)      \
+    DD_INTEGER_LIST(DD_AVG_KERNEL, X) \
+    X(COMPLEX64, PRODUCT, ELEMENTS)   \
     X(COMPLEX128, PRODUCT, ELEMENTS)
 
 #define DD_AVG_KERNEL(X, T, ...) X(T, AVG, ELEMENTS)

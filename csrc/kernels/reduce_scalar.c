@@ -260,5 +260,5 @@ DEFINE_FORM(BFLOAT16, ELEMENTS, FLOAT32, BFLOAT16, BFLOAT16)
 DD_VECTOR_KERNEL_LIST(DEFINE_KERNEL)
 DD_SCALAR_KERNEL_LIST(DEFINE_KERNEL)
 
-dd_kernel_table dd_kernels_scalar = {DD_VECTOR_KERNEL_LIST(DD_KERNEL_ENTRY)
-                                         DD_SCALAR_KERNEL_LIST(DD_KERNEL_ENTRY)};
+#define ENTRY(T, op, form) [DD_DTYPE_##T][DD_REDOP_##op][DD_FORM_##form] = kernel_##T##_##op##_##form,
+dd_kernel_table dd_kernels_scalar = {DD_VECTOR_KERNEL_LIST(ENTRY) DD_SCALAR_KERNEL_LIST(ENTRY)};
