@@ -1,6 +1,13 @@
 #include "core/errand.h"
 
+#include "core/mem.h"
 #include "core/thread.h"
+
+static void
+free_errand(dd_errand *errand)
+{
+    dd_mem_free(errand);
+}
 
 void
 dd_errand_leave(dd_errand *errand)
@@ -11,7 +18,7 @@ dd_errand_leave(dd_errand *errand)
     if (is_last) {
         dd_lock_fini(&errand->mu);
         dd_cond_fini(&errand->cond);
-        errand->free(errand);
+        (errand->free != NULL ? errand->free : free_errand)(errand);
     }
 }
 
@@ -52,15 +59,7 @@ dd_errand_wait(dd_errand *errand, const dd_wait *wait, dd_error *err)
     dd_status status = DD_OK;
     dd_lock_take(&errand->mu);
     while (!errand->is_done && status == DD_OK) {
-        dd_cond_wait_slice(&errand->cond, &errand->mu, wait);
-        if (!errand->is_done) {
-            dd_lock_release(&errand->mu);
-            status = dd_wait_check(wait, err);
-            if (status == DD_OK && dd_wait_is_over(wait)) {
-                status = DD_TIMED_OUT;
-            }
-            dd_lock_take(&errand->mu);
-        }
+        status = dd_cond_wait_checked(&errand->cond, &errand->mu, wait, err);
     }
     status = errand->is_done ? DD_OK : status;
     dd_lock_release(&errand->mu);

@@ -9,10 +9,9 @@
 
 typedef struct dd_errand dd_errand;
 struct dd_errand {
-    void (*run)(
-        dd_errand
-            *errand); /* on the thread, without the lock; what it finds out goes into the errand's owner */
-    void (*free)(dd_errand *errand); /* by the last of the two */
+    /* On the thread, without the lock. What it finds out goes into what the errand is a part of. */
+    void (*run)(dd_errand *errand);
+    void (*free)(dd_errand *errand); /* by the last of the two; NULL: dd_mem_free */
     /* its own */
     dd_lock mu;
     pthread_cond_t cond;

@@ -61,23 +61,9 @@ note_released(const dd_lock *lock)
     }
 }
 #else
-static inline void
-check_order(const dd_lock *lock)
-{
-    (void)lock;
-}
-
-static inline void
-note_taken(const dd_lock *lock)
-{
-    (void)lock;
-}
-
-static inline void
-note_released(const dd_lock *lock)
-{
-    (void)lock;
-}
+#define check_order(lock) (void)(lock)
+#define note_taken(lock) (void)(lock)
+#define note_released(lock) (void)(lock)
 #endif
 
 void
@@ -184,4 +170,14 @@ dd_cond_wait_slice(pthread_cond_t *cond, dd_lock *lock, const dd_wait *wait)
     int64_t until_ns = dd_clock_now_ns() + dd_wait_slice_ns(wait);
     struct timespec until = {until_ns / DD_NS_PER_S, until_ns % DD_NS_PER_S};
     dd_cond_wait_until(cond, lock, &until);
+}
+
+dd_status
+dd_cond_wait_checked(pthread_cond_t *cond, dd_lock *lock, const dd_wait *wait, dd_error *err)
+{
+    dd_cond_wait_slice(cond, lock, wait);
+    dd_lock_release(lock);
+    dd_status status = dd_wait_check(wait, err);
+    dd_lock_take(lock);
+    return status == DD_OK && dd_wait_is_over(wait) ? DD_TIMED_OUT : status;
 }

@@ -35,10 +35,7 @@
     X(ERRAND, "what is done on a thread of its own")                    \
     X(UNPACKING, "the outputs of an operation")                         \
     X(COMPLETIONS, "operations that have ended and have not been told") \
-    X(RECORDER_GROUPS, "the groups of the recorder")                    \
-    X(RECORDER_THREADS, "the threads of the recorder")                  \
-    X(RECORDER_ERRORS, "the errors of the recorder")                    \
-    X(RECORDER_ALARMS, "the alarms of the recorder")                    \
+    X(RECORDER, "the flight recorder")                                  \
     X(CALL_SITES, "stacks that have been seen")                         \
     X(FORK, "descriptors that a forked child closes")                   \
     X(LOG, "records for the log")
@@ -82,5 +79,9 @@ void dd_cond_wait_until(pthread_cond_t *cond, dd_lock *lock, const struct timesp
 /* Waits on cond for one slice of `wait` (see wait.h) or until it is signalled; the caller holds the lock and checks
  * its predicate, then the deadline, then dd_wait_check (which may run foreign code: without the lock). */
 void dd_cond_wait_slice(pthread_cond_t *cond, dd_lock *lock, const dd_wait *wait);
+/* The same, and then, without the lock, looks at the wait: DD_TIMED_OUT without a message when it is over, or what dd_wait_check says.
+ * The caller checks its predicate first, whatever this says. */
+dd_status dd_cond_wait_checked(pthread_cond_t *cond, dd_lock *lock, const dd_wait *wait,
+                               dd_error *err) DD_MUST_CHECK;
 
 #endif

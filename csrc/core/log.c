@@ -1,7 +1,6 @@
 #include "core/log.h"
 
 #include "core/lock.h"
-#include "core/thread.h"
 
 #include <pthread.h>
 #include <stdarg.h>
@@ -96,30 +95,20 @@ dd_log_write(dd_log_level level, const char *format, ...)
 dd_status
 dd_log_take(dd_log_record *record, const dd_wait *wait, dd_error *err)
 {
+    dd_status status = DD_OK;
     (void)pthread_once(&ring_once, ring_init);
-    for (;;) {
-        dd_lock_take(&ring_mu);
-        if (ring_count == 0) {
-            dd_cond_wait_slice(&ring_cond, &ring_mu, wait);
-        }
-        bool is_taken = ring_count > 0;
-        if (is_taken) {
-            *record = ring[ring_first];
-            record->lost = ring_lost;
-            ring_lost = 0;
-            ring_first = (ring_first + 1) % RING_RECORDS;
-            ring_count--;
-        }
-        dd_lock_release(&ring_mu);
-        if (is_taken) {
-            return DD_OK;
-        }
-        if (dd_wait_is_over(wait)) {
-            return dd_error_set(err, DD_TIMED_OUT, "no log record");
-        }
-        dd_status status = dd_wait_check(wait, err);
-        if (status != DD_OK) {
-            return status;
-        }
+    dd_lock_take(&ring_mu);
+    while (ring_count == 0 && status == DD_OK) {
+        status = dd_cond_wait_checked(&ring_cond, &ring_mu, wait, err);
     }
+    if (ring_count > 0) {
+        *record = ring[ring_first];
+        record->lost = ring_lost;
+        ring_lost = 0;
+        ring_first = (ring_first + 1) % RING_RECORDS;
+        ring_count--;
+        status = DD_OK;
+    }
+    dd_lock_release(&ring_mu);
+    return status == DD_TIMED_OUT ? dd_error_set(err, DD_TIMED_OUT, "no log record") : status;
 }

@@ -41,6 +41,14 @@ is_this_one_to_fail(void)
 DD_SYSTEM_CALLS(X)
 #undef X
 
+#define X(result, name, parameters, arguments) \
+    result dd_sys_##name parameters            \
+    {                                          \
+        return name arguments;                 \
+    }
+DD_SYSTEM_SURE_CALLS(X)
+#undef X
+
 int
 dd_sys_getaddrinfo(const char *host, const char *port, const struct addrinfo *hints, struct addrinfo **found)
 {
@@ -63,64 +71,4 @@ int
 dd_sys_get_file_limit(struct rlimit *limit)
 {
     return is_this_one_to_fail() ? -1 : getrlimit(RLIMIT_NOFILE, limit);
-}
-
-int
-dd_sys_ioctl(int fd, unsigned long request, int *value)
-{
-    return is_this_one_to_fail() ? -1 : ioctl(fd, request, value);
-}
-
-int
-dd_sys_close(int fd)
-{
-    return close(fd);
-}
-
-int
-dd_sys_munmap(void *at, size_t nbytes)
-{
-    return munmap(at, nbytes);
-}
-
-void
-dd_sys_freeaddrinfo(struct addrinfo *found)
-{
-    freeaddrinfo(found);
-}
-
-void
-dd_sys_freeifaddrs(struct ifaddrs *all)
-{
-    freeifaddrs(all);
-}
-
-int
-dd_sys_nanosleep(const struct timespec *duration, struct timespec *left)
-{
-    return nanosleep(duration, left);
-}
-
-int
-dd_sys_sched_yield(void)
-{
-    return sched_yield();
-}
-
-int
-dd_sys_sched_getcpu(void)
-{
-    return sched_getcpu();
-}
-
-pid_t
-dd_sys_getpid(void)
-{
-    return getpid();
-}
-
-uid_t
-dd_sys_geteuid(void)
-{
-    return geteuid();
 }

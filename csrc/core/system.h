@@ -71,6 +71,8 @@
       (fd, level, name, value, len))                                                                         \
     X(int, getsockname, (int fd, struct sockaddr *addr, socklen_t *len), (fd, addr, len))                    \
     X(int, getpeername, (int fd, struct sockaddr *addr, socklen_t *len), (fd, addr, len))                    \
+    X(int, ioctl, (int fd, unsigned long request, int *value),                                               \
+      (fd, request, value)) /* that fills in a number */                                                     \
     X(int, getifaddrs, (struct ifaddrs * *all), (all))                                                       \
     /* waiting */                                                                                            \
     X(int, poll, (struct pollfd * fds, nfds_t count, int timeout_ms), (fds, count, timeout_ms))              \
@@ -85,8 +87,21 @@
     X(int, gethostname, (char *name, size_t nbytes), (name, nbytes))                                         \
     X(ssize_t, getrandom, (void *data, size_t nbytes, unsigned flags), (data, nbytes, flags))
 
+/* Those that cannot fail, or whose failure changes nothing. */
+#define DD_SYSTEM_SURE_CALLS(X)                                                                   \
+    X(int, close, (int fd), (fd))                                                                 \
+    X(int, munmap, (void *at, size_t nbytes), (at, nbytes))                                       \
+    X(void, freeaddrinfo, (struct addrinfo * found), (found))                                     \
+    X(void, freeifaddrs, (struct ifaddrs * all), (all))                                           \
+    X(int, nanosleep, (const struct timespec *duration, struct timespec *left), (duration, left)) \
+    X(int, sched_yield, (void), ())                                                               \
+    X(int, sched_getcpu, (void), ())                                                              \
+    X(pid_t, getpid, (void), ())                                                                  \
+    X(uid_t, geteuid, (void), ())
+
 #define X(result, name, parameters, arguments) result dd_sys_##name parameters;
 DD_SYSTEM_CALLS(X)
+DD_SYSTEM_SURE_CALLS(X)
 #undef X
 
 /* Those whose results are of another kind. */
@@ -96,19 +111,6 @@ char *dd_sys_getcwd(char *path, size_t nbytes);
 /* F_OFD_SETLK and its kin. */
 int dd_sys_lock_file(int fd, int command, struct flock *lock);
 int dd_sys_get_file_limit(struct rlimit *limit); /* RLIMIT_NOFILE */
-/* Requests that fill in a number. */
-int dd_sys_ioctl(int fd, unsigned long request, int *value);
-
-/* Those that cannot fail, or whose failure changes nothing. */
-int dd_sys_close(int fd);
-int dd_sys_munmap(void *at, size_t nbytes);
-void dd_sys_freeaddrinfo(struct addrinfo *found);
-void dd_sys_freeifaddrs(struct ifaddrs *all);
-int dd_sys_nanosleep(const struct timespec *duration, struct timespec *left);
-int dd_sys_sched_yield(void);
-int dd_sys_sched_getcpu(void);
-pid_t dd_sys_getpid(void);
-uid_t dd_sys_geteuid(void);
 
 #ifdef DD_FAULTS
 /* Lets `count` more calls of this process succeed and fails the one after with `error_number`; -1 turns it off. Returns how many

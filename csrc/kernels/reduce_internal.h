@@ -47,16 +47,21 @@ typedef void dd_kernel(const dd_fold *fold, size_t begin);
 /* By dd_dtype, dd_redop and dd_kernel_form; NULL where an operation means nothing for the type. */
 typedef dd_kernel *const dd_kernel_table[DD_DTYPE_COUNT][DD_REDOP_COUNT][DD_FORM_COUNT];
 
-static inline dd_kernel *
-dd_kernel_in(dd_kernel_table table, dd_dtype dtype, dd_redop op, dd_kernel_form form)
-{
-    return table[dtype][op][form];
-}
-
 extern dd_kernel_table dd_kernels_scalar;
 extern dd_kernel_table dd_kernels_avx2;
 extern dd_kernel_table dd_kernels_avx512;
 extern dd_kernel_table dd_kernels_neon;
+
+/* M(X, T, type, type of the same size that wraps around, type of 64 bits) */
+#define DD_INTEGER_LIST(M, X)                  \
+    M(X, INT8, int8_t, uint8_t, int64_t)       \
+    M(X, UINT8, uint8_t, uint8_t, uint64_t)    \
+    M(X, INT16, int16_t, uint16_t, int64_t)    \
+    M(X, UINT16, uint16_t, uint16_t, uint64_t) \
+    M(X, INT32, int32_t, uint32_t, int64_t)    \
+    M(X, UINT32, uint32_t, uint32_t, uint64_t) \
+    M(X, INT64, int64_t, uint64_t, int64_t)    \
+    M(X, UINT64, uint64_t, uint64_t, uint64_t)
 
 /* X(T, exponent bits, mantissa bits, the least code that is no finite number, bits of a code) */
 #define DD_SMALL_FLOAT_LIST(X)      \
@@ -68,14 +73,7 @@ extern dd_kernel_table dd_kernels_neon;
  * vectors have their own ways. */
 #define DD_FORM_LIST(X)                \
     DD_OWN_FORM(X, BOOL)               \
-    DD_OWN_FORM(X, INT8)               \
-    DD_OWN_FORM(X, UINT8)              \
-    DD_OWN_FORM(X, INT16)              \
-    DD_OWN_FORM(X, UINT16)             \
-    DD_OWN_FORM(X, INT32)              \
-    DD_OWN_FORM(X, UINT32)             \
-    DD_OWN_FORM(X, INT64)              \
-    DD_OWN_FORM(X, UINT64)             \
+    DD_INTEGER_LIST(DD_OWN_FORM, X)    \
     DD_OWN_FORM(X, FLOAT32)            \
     DD_OWN_FORM(X, FLOAT64)            \
     DD_OWN_FORM(X, COMPLEX64)          \
@@ -84,7 +82,7 @@ extern dd_kernel_table dd_kernels_neon;
     DD_ACCUMULATOR_FORMS(X, BFLOAT16)  \
     DD_ROUNDED_FORMS(X, FLOAT8_E4M3FN) \
     DD_ROUNDED_FORMS(X, FLOAT8_E5M2)
-#define DD_OWN_FORM(X, T) X(T, ELEMENTS, T, T, T)
+#define DD_OWN_FORM(X, T, ...) X(T, ELEMENTS, T, T, T)
 #define DD_ROUNDED_FORMS(X, T)    \
     X(T, ELEMENTS, FLOAT32, T, T) \
     DD_ACCUMULATOR_FORMS(X, T)
@@ -94,40 +92,27 @@ extern dd_kernel_table dd_kernels_neon;
 
 /* X(T, op, form): the kernels, first those that every instruction set has of its own, then those of which
  * vectors would make little. */
-#define DD_VECTOR_KERNEL_LIST(X)         \
-    DD_TRUTH_KERNELS(X, BOOL)            \
-    DD_INTEGER_KERNELS(X, INT8)          \
-    DD_INTEGER_KERNELS(X, UINT8)         \
-    DD_INTEGER_KERNELS(X, INT16)         \
-    DD_INTEGER_KERNELS(X, UINT16)        \
-    DD_INTEGER_KERNELS(X, INT32)         \
-    DD_INTEGER_KERNELS(X, UINT32)        \
-    DD_INTEGER_KERNELS(X, INT64)         \
-    DD_INTEGER_KERNELS(X, UINT64)        \
-    DD_FLOAT_KERNELS(X, FLOAT32)         \
-    DD_FLOAT_KERNELS(X, FLOAT64)         \
-    DD_SUM_KERNELS(X, COMPLEX64)         \
-    DD_SUM_KERNELS(X, COMPLEX128)        \
-    DD_ROUNDED_KERNELS(X, FLOAT16)       \
-    DD_ROUNDED_KERNELS(X, BFLOAT16)      \
-    DD_ROUNDED_KERNELS(X, FLOAT8_E4M3FN) \
+#define DD_VECTOR_KERNEL_LIST(X)           \
+    DD_TRUTH_KERNELS(X, BOOL)              \
+    DD_INTEGER_LIST(DD_INTEGER_KERNELS, X) \
+    DD_FLOAT_KERNELS(X, FLOAT32)           \
+    DD_FLOAT_KERNELS(X, FLOAT64)           \
+    DD_SUM_KERNELS(X, COMPLEX64)           \
+    DD_SUM_KERNELS(X, COMPLEX128)          \
+    DD_ROUNDED_KERNELS(X, FLOAT16)         \
+    DD_ROUNDED_KERNELS(X, BFLOAT16)        \
+    DD_ROUNDED_KERNELS(X, FLOAT8_E4M3FN)   \
     DD_ROUNDED_KERNELS(X, FLOAT8_E5M2)
-#define DD_SCALAR_KERNEL_LIST(X)    \
-    X(INT8, AVG, ELEMENTS)          \
-    X(UINT8, AVG, ELEMENTS)         \
-    X(INT16, AVG, ELEMENTS)         \
-    X(UINT16, AVG, ELEMENTS)        \
-    X(INT32, AVG, ELEMENTS)         \
-    X(UINT32, AVG, ELEMENTS)        \
-    X(INT64, AVG, ELEMENTS)         \
-    X(UINT64, AVG, ELEMENTS)        \
-    X(COMPLEX64, PRODUCT, ELEMENTS) \
+#define DD_SCALAR_KERNEL_LIST(X)      \
+    DD_INTEGER_LIST(DD_AVG_KERNEL, X) \
+    X(COMPLEX64, PRODUCT, ELEMENTS)   \
     X(COMPLEX128, PRODUCT, ELEMENTS)
 
+#define DD_AVG_KERNEL(X, T, ...) X(T, AVG, ELEMENTS)
 #define DD_BIT_KERNELS(X, T) X(T, BAND, ELEMENTS) X(T, BOR, ELEMENTS) X(T, BXOR, ELEMENTS)
 #define DD_PLAIN_KERNELS(X, T, form) X(T, SUM, form) X(T, PRODUCT, form) X(T, MIN, form) X(T, MAX, form)
 #define DD_TRUTH_KERNELS(X, T) DD_PLAIN_KERNELS(X, T, ELEMENTS) DD_BIT_KERNELS(X, T)
-#define DD_INTEGER_KERNELS(X, T) \
+#define DD_INTEGER_KERNELS(X, T, ...) \
     DD_PLAIN_KERNELS(X, T, ELEMENTS) DD_BIT_KERNELS(X, T) X(T, PREMUL_SUM, ELEMENTS)
 #define DD_FLOAT_KERNELS(X, T) DD_PLAIN_KERNELS(X, T, ELEMENTS) X(T, AVG, ELEMENTS) X(T, PREMUL_SUM, ELEMENTS)
 #define DD_SUM_KERNELS(X, T) X(T, SUM, ELEMENTS) X(T, AVG, ELEMENTS) X(T, PREMUL_SUM, ELEMENTS)

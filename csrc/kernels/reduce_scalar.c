@@ -123,7 +123,7 @@ store_BFLOAT16(void *out, size_t i, float x)
 /* ---- integers and truth values */
 
 /* In 64 bits, of which the lower ones are right whatever is above. */
-#define DEFINE_INTEGER(T, type, value)                                                          \
+#define DEFINE_INTEGER(X, T, type, wrapping, value)                                             \
     DEFINE_LOAD_STORE(T, type, value)                                                           \
     INLINE value_##T scale_##T(const dd_fold *fold, dd_redop op, value_##T x)                   \
     {                                                                                           \
@@ -144,14 +144,7 @@ store_BFLOAT16(void *out, size_t i, float x)
         return op == DD_REDOP_AVG ? (value_##T)(type)x / (value_##T)fold->divisor : x;          \
     }
 
-DEFINE_INTEGER(INT8, int8_t, int64_t)
-DEFINE_INTEGER(UINT8, uint8_t, uint64_t)
-DEFINE_INTEGER(INT16, int16_t, int64_t)
-DEFINE_INTEGER(UINT16, uint16_t, uint64_t)
-DEFINE_INTEGER(INT32, int32_t, int64_t)
-DEFINE_INTEGER(UINT32, uint32_t, uint64_t)
-DEFINE_INTEGER(INT64, int64_t, int64_t)
-DEFINE_INTEGER(UINT64, uint64_t, uint64_t)
+DD_INTEGER_LIST(DEFINE_INTEGER, )
 
 DEFINE_LOAD_STORE(BOOL, uint8_t, uint8_t)
 

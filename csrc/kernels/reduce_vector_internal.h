@@ -53,7 +53,7 @@ select_bits(vec mask, vec a, vec b)
         *(memory_vec *)at = x;             \
     }
 
-#define DEFINE_INTEGER(T, type, modular_type)                                                              \
+#define DEFINE_INTEGER(X, T, type, modular_type, ...)                                                      \
     typedef VECTOR_OF(type, VECTOR_NBYTES) lanes_##T;                                                      \
     typedef VECTOR_OF(modular_type, VECTOR_NBYTES) modular_##T;                                            \
     DEFINE_LOAD_STORE(T)                                                                                   \
@@ -78,14 +78,7 @@ select_bits(vec mask, vec a, vec b)
         return x;                                                                                          \
     }
 
-DEFINE_INTEGER(INT8, int8_t, uint8_t)
-DEFINE_INTEGER(UINT8, uint8_t, uint8_t)
-DEFINE_INTEGER(INT16, int16_t, uint16_t)
-DEFINE_INTEGER(UINT16, uint16_t, uint16_t)
-DEFINE_INTEGER(INT32, int32_t, uint32_t)
-DEFINE_INTEGER(UINT32, uint32_t, uint32_t)
-DEFINE_INTEGER(INT64, int64_t, uint64_t)
-DEFINE_INTEGER(UINT64, uint64_t, uint64_t)
+DD_INTEGER_LIST(DEFINE_INTEGER, )
 
 DEFINE_LOAD_STORE(BOOL)
 
@@ -364,22 +357,22 @@ DEFINE_FORM(BFLOAT16, ELEMENTS, BFLOAT16_PAIR, BFLOAT16_PAIR, BFLOAT16_PAIR)
 
 /* The copies let the compiler keep everything in registers: it need not fear that the output overlaps them.
  * Two sources are the most common, and get a loop without a loop in it. */
-#define DEFINE_KERNEL(T, op, form)                                                             \
-    static void kernel_##T##_##op##_##form(const dd_fold *fold, size_t begin)                  \
-    {                                                                                          \
-        dd_fold local = *fold;                                                                 \
-        size_t end;                                                                            \
-        if (IS_UNROLLED_##T && local.nsrcs == 2) {                                             \
-            const void *const pair[2] = {local.srcs[0], local.srcs[1]};                        \
-            local.srcs = pair;                                                                 \
-            local.nsrcs = 2;                                                                   \
-            end = fold_##T##_##form(&local, DD_REDOP_##op, begin);                             \
-        } else {                                                                               \
-            end = fold_##T##_##form(&local, DD_REDOP_##op, begin);                             \
-        }                                                                                      \
-        if (end < fold->count) {                                                               \
-            dd_kernel_in(VECTOR_REST, DD_DTYPE_##T, DD_REDOP_##op, DD_FORM_##form)(fold, end); \
-        }                                                                                      \
+#define DEFINE_KERNEL(T, op, form)                                               \
+    static void kernel_##T##_##op##_##form(const dd_fold *fold, size_t begin)    \
+    {                                                                            \
+        dd_fold local = *fold;                                                   \
+        size_t end;                                                              \
+        if (IS_UNROLLED_##T && local.nsrcs == 2) {                               \
+            const void *const pair[2] = {local.srcs[0], local.srcs[1]};          \
+            local.srcs = pair;                                                   \
+            local.nsrcs = 2;                                                     \
+            end = fold_##T##_##form(&local, DD_REDOP_##op, begin);               \
+        } else {                                                                 \
+            end = fold_##T##_##form(&local, DD_REDOP_##op, begin);               \
+        }                                                                        \
+        if (end < fold->count) {                                                 \
+            VECTOR_REST[DD_DTYPE_##T][DD_REDOP_##op][DD_FORM_##form](fold, end); \
+        }                                                                        \
     }
 DD_VECTOR_KERNEL_LIST(DEFINE_KERNEL)
 

@@ -140,21 +140,17 @@ static void
 copy_tile(const view_plane *p, char *dst, const char *src, size_t size)
 {
     switch (size) {
-    case 1:
-        copy_elements(p, dst, src, 1);
+#define CASE(of_size)                          \
+    case of_size:                              \
+        copy_elements(p, dst, src, (of_size)); \
         break;
-    case 2:
-        copy_elements(p, dst, src, 2);
-        break;
-    case 4:
-        copy_elements(p, dst, src, 4);
-        break;
-    case 8:
-        copy_elements(p, dst, src, 8);
-        break;
+        CASE(1)
+        CASE(2)
+        CASE(4)
+        CASE(8)
     default:
-        copy_elements(p, dst, src, 16);
-        break;
+        CASE(16)
+#undef CASE
     }
 }
 
@@ -184,42 +180,38 @@ copy_rows(const view_plane *p, char *dst, const char *src, size_t size)
     }
 }
 
-void
-dd_view_pack(const dd_view *view, void *dst)
+/* Between the view, at `data`, and its packed elements, which one of dst and src is. */
+static void
+copy_view(const dd_view *view, char *dst, const char *src, bool is_packing)
 {
+    size_t size = dd_dtype_size(view->dtype);
     if (view->is_contiguous) {
-        dd_copy(dst, view->data, dd_view_nbytes(view));
+        dd_copy(dst, src, dd_view_nbytes(view));
         return;
     }
     view_walk walk = plan_walk(view);
     view_dim column = walk.dims[walk.ndim - 1];
     view_dim row = walk.ndim > 1 ? walk.dims[walk.ndim - 2] : (view_dim){.length = 1};
-    view_plane plane = {row.length,       column.length, row.in_packed,
-                        column.in_packed, row.in_view,   column.in_view};
-    size_t size = dd_dtype_size(view->dtype);
+    view_plane packing = {row.length,       column.length, row.in_packed,
+                          column.in_packed, row.in_view,   column.in_view};
+    view_plane unpacking = {row.length,     column.length, row.in_view,
+                            column.in_view, row.in_packed, column.in_packed};
+    bool has_rows = column.in_view == (int64_t)size;
     do {
-        const char *src = (const char *)view->data + walk.view_offset;
-        (column.in_view == (int64_t)size ? copy_rows : copy_plane)(&plane, (char *)dst + walk.packed_offset,
-                                                                   src, size);
+        int64_t to = is_packing ? walk.packed_offset : walk.view_offset;
+        int64_t from = is_packing ? walk.view_offset : walk.packed_offset;
+        (has_rows ? copy_rows : copy_plane)(is_packing ? &packing : &unpacking, dst + to, src + from, size);
     } while (step_walk(&walk));
+}
+
+void
+dd_view_pack(const dd_view *view, void *dst)
+{
+    copy_view(view, dst, view->data, true);
 }
 
 void
 dd_view_unpack(const dd_view *view, const void *src)
 {
-    if (view->is_contiguous) {
-        dd_copy(view->data, src, dd_view_nbytes(view));
-        return;
-    }
-    view_walk walk = plan_walk(view);
-    view_dim column = walk.dims[walk.ndim - 1];
-    view_dim row = walk.ndim > 1 ? walk.dims[walk.ndim - 2] : (view_dim){.length = 1};
-    view_plane plane = {row.length,     column.length, row.in_view,
-                        column.in_view, row.in_packed, column.in_packed};
-    size_t size = dd_dtype_size(view->dtype);
-    do {
-        char *dst = (char *)view->data + walk.view_offset;
-        (column.in_view == (int64_t)size ? copy_rows : copy_plane)(
-            &plane, dst, (const char *)src + walk.packed_offset, size);
-    } while (step_walk(&walk));
+    copy_view(view, view->data, src, false);
 }

@@ -98,7 +98,10 @@ dd_nccl_group_open(const dd_nccl_base *base, dd_store *store, int rank, int size
     }
     if (status == DD_OK) {
         group->recorder_group = recorder_group;
-        group->recorder = recorder_group != NULL ? dd_recorder_of_group(recorder_group) : NULL;
+        if (recorder_group != NULL) {
+            group->recorder = dd_recorder_of_group(recorder_group);
+            dd_recorder_set_comm_version(group->recorder, base->lib->version_text);
+        }
         status = nccl_watchdog_add(base->watchdog, group, err);
     }
     if (status != DD_OK) {

@@ -2,12 +2,18 @@
 #include "observe/dump_internal.h"
 #include "observe/recorder_internal.h"
 
+#include "core/clock.h"
+#include "core/lock.h"
+#include "core/mem.h"
+
 #include <stdio.h>
 #include <string.h>
 
 #define FORMAT_VERSION "2.10"
 #define DUMP_NBYTES 4096
 #define ENTRY_NBYTES 512
+/* How often a record that is being written is looked at again: its writer may have lost its core. */
+#define MAX_LOOKS 1000
 
 /* As torch calls them. */
 static const char *const dtype_texts[DD_DTYPE_COUNT] = {
@@ -30,96 +36,258 @@ static const char *const dtype_texts[DD_DTYPE_COUNT] = {
     [DD_DTYPE_COMPLEX128] = "ComplexDouble",
 };
 
-/* ---- words */
+/* ---- what is told, copied out of the way of those who write */
 
-static void
-open_at(dump_writer *writer, const char *key, dump_container container)
+typedef struct snapshot_group {
+    dd_recorder_group *group; /* a reference */
+    const dd_recorder_group_info *info;
+    dd_recorder_status status;
+    bool is_shown; /* it is open, or has entries */
+    /* of its newest entry */
+    uint64_t ncollectives;
+    uint64_t number; /* among those of its kind */
+    bool is_p2p;
+    /* A message and a collective next to it have the same number, which torch's analyser takes for parts of one call: those of messages go
+     * on where those of collectives end. */
+    bool is_ambiguous;
+} snapshot_group;
+
+typedef struct snapshot_entry {
+    uint64_t record;
+    uint64_t number; /* from 0: since the last reset */
+    const snapshot_group *of;
+    const dd_error *error; /* NULL; what is not kept any more has its code alone */
+    dd_status code;
+    int64_t started_ns;
+    int64_t ended_ns;
+    int peer;
+    record_body body;
+} snapshot_entry;
+
+typedef struct snapshot {
+    dd_recorder *recorder;
+    snapshot_group *groups; /* their uids rise */
+    size_t ngroups;
+    snapshot_entry *entries; /* oldest first */
+    size_t nentries;
+    kept_error errors[ERRORS_KEPT];
+    char comm_version[COMM_VERSION_MAX];
+    int64_t calendar_ns; /* plus monotonic time is time since the epoch */
+} snapshot;
+
+static dd_status
+list_groups_locked(snapshot *all, dd_error *err)
 {
-    dump_key(writer, key);
-    dump_open(writer, container);
+    dd_list *groups = &all->recorder->groups;
+    size_t count = 0;
+    for (dd_list *node = groups->next; node != groups; node = node->next) {
+        count++;
+    }
+    all->groups = dd_mem_alloc_array(count, sizeof *all->groups);
+    if (all->groups == NULL) {
+        return dd_error_no_memory(err, count * sizeof *all->groups);
+    }
+    for (dd_list *node = groups->next; node != groups; node = node->next) {
+        dd_recorder_group *group = DD_CONTAINER_OF(node, dd_recorder_group, link);
+        snapshot_group *listed = &all->groups[all->ngroups++];
+        *listed = (snapshot_group){.info = recorder_info_of(group)};
+        listed->is_shown = atomic_load_explicit(&group->refs, memory_order_relaxed) > 0;
+        listed->group = dd_recorder_group_acquire(group);
+        dd_recorder_group_status(group, &listed->status);
+    }
+    memcpy(all->comm_version, all->recorder->comm_version, sizeof all->comm_version);
+    return DD_OK;
+}
+
+static snapshot_group *
+find_group(snapshot *all, uint32_t uid)
+{
+    size_t low = 0;
+    size_t high = all->ngroups;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (all->groups[middle].group->uid < uid) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low < all->ngroups && all->groups[low].group->uid == uid ? &all->groups[low] : NULL;
+}
+
+/* Acquire, word by word: the second look at the owner comes after them. */
+static bool
+try_read(record_slot *slot, uint64_t record, snapshot_entry *entry)
+{
+    if (atomic_load_explicit(&slot->owner, memory_order_acquire) != 2 * record) {
+        return false;
+    }
+    uint64_t words[RECORD_WORDS];
+    entry->ended_ns = atomic_load_explicit(&slot->ended_ns, memory_order_acquire);
+    entry->started_ns = atomic_load_explicit(&slot->started_ns, memory_order_acquire);
+    entry->code = (dd_status)atomic_load_explicit(&slot->code, memory_order_acquire);
+    entry->peer = atomic_load_explicit(&slot->peer, memory_order_acquire);
+    for (size_t i = 0; i < RECORD_WORDS; i++) {
+        words[i] = atomic_load_explicit(&slot->words[i], memory_order_acquire);
+    }
+    memcpy(&entry->body, words, sizeof entry->body);
+    return atomic_load_explicit(&slot->owner, memory_order_relaxed) == 2 * record;
+}
+
+/* False: it has been overwritten. */
+static bool
+read_record(dd_recorder *recorder, uint64_t record, snapshot_entry *entry)
+{
+    record_slot *slot = &recorder->ring[record & recorder->mask];
+    for (int look = 0; look < MAX_LOOKS; look++) {
+        if (try_read(slot, record, entry)) {
+            return true;
+        }
+        if (atomic_load_explicit(&slot->owner, memory_order_relaxed) > 2 * record + 1) {
+            break;
+        }
+    }
+    return false;
+}
+
+static bool
+is_completed(const snapshot_entry *entry)
+{
+    return entry->ended_ns != 0 && entry->code == DD_OK;
 }
 
 static void
-put_text(dump_writer *writer, const char *key, dd_bytes text)
+note_number(snapshot_group *group, const record_body *body)
 {
-    dump_key(writer, key);
-    dump_text(writer, text);
+    uint64_t number = body->is_p2p ? body->nmessages : body->ncollectives;
+    if (number == group->number && body->is_p2p != group->is_p2p) {
+        group->is_ambiguous = true;
+    }
+    group->ncollectives = body->ncollectives;
+    group->number = number;
+    group->is_p2p = body->is_p2p;
+}
+
+static dd_status
+read_records(snapshot *all, bool is_active_only, dd_error *err)
+{
+    dd_recorder *recorder = all->recorder;
+    uint64_t base = atomic_load_explicit(&recorder->base, memory_order_relaxed);
+    uint64_t last = atomic_load_explicit(&recorder->last, memory_order_relaxed);
+    uint64_t before = last - base > recorder->capacity ? last - recorder->capacity : base;
+    all->entries = dd_mem_alloc_array((size_t)(last - before), sizeof *all->entries);
+    if (all->entries == NULL) {
+        return dd_error_no_memory(err, (last - before) * sizeof *all->entries);
+    }
+    for (uint64_t record = before + 1; record <= last; record++) {
+        snapshot_entry *entry = &all->entries[all->nentries];
+        if (!read_record(recorder, record, entry) || (int32_t)entry->code == WITHDRAWN ||
+            (is_active_only && is_completed(entry))) {
+            continue;
+        }
+        snapshot_group *group = find_group(all, entry->body.group_uid);
+        if (group != NULL) {
+            group->is_shown = true;
+            note_number(group, &entry->body);
+            entry->of = group;
+            entry->number = record - base - 1;
+            entry->record = record;
+            all->nentries++;
+        }
+    }
+    return DD_OK;
+}
+
+/* After the records: what those that have failed tell has been kept before they told. */
+static void
+find_errors(snapshot *all)
+{
+    dd_lock_take(&all->recorder->mu);
+    memcpy(all->errors, all->recorder->errors, sizeof all->errors);
+    dd_lock_release(&all->recorder->mu);
+    for (size_t i = 0; i < all->nentries; i++) {
+        snapshot_entry *entry = &all->entries[i];
+        entry->error = NULL;
+        for (size_t j = 0; entry->code != DD_OK && j < ERRORS_KEPT; j++) {
+            if (all->errors[j].record == entry->record) {
+                entry->error = &all->errors[j].error;
+            }
+        }
+    }
+}
+
+/* To be ended by forget, after a failure, too. */
+static dd_status
+look_at_all(snapshot *all, dd_recorder *recorder, const dd_dump_options *options, dd_error *err)
+{
+    *all = (snapshot){.recorder = recorder, .calendar_ns = dd_clock_calendar_ns() - dd_clock_now_ns()};
+    dd_lock_take(&recorder->mu);
+    dd_status status = list_groups_locked(all, err);
+    dd_lock_release(&recorder->mu);
+    if (status == DD_OK && options->has_entries) {
+        status = read_records(all, options->is_active_only, err);
+    }
+    if (status == DD_OK) {
+        find_errors(all);
+    }
+    return status;
 }
 
 static void
-put_string(dump_writer *writer, const char *key, const char *text)
+forget(snapshot *all)
 {
-    put_text(writer, key, dd_bytes_of_string(text));
-}
-
-static void
-put_int(dump_writer *writer, const char *key, int64_t value)
-{
-    dump_key(writer, key);
-    dump_int(writer, value);
-}
-
-static void
-put_bool(dump_writer *writer, const char *key, bool value)
-{
-    dump_key(writer, key);
-    dump_bool(writer, value);
+    for (size_t i = 0; i < all->ngroups; i++) {
+        dd_recorder_group_release(all->groups[i].group);
+    }
+    dd_mem_free(all->groups);
+    dd_mem_free(all->entries);
 }
 
 /* ---- entries */
 
+/* The sizes of the tensors of one side, or their types. */
 static void
-put_shape(dump_writer *writer, const snapshot_tensor *tensor)
+put_tensors(dump_writer *writer, const char *key, const record_body *body, bool is_output, bool is_of_types)
 {
-    dump_open(writer, DUMP_LIST);
-    if (tensor->is_stacked) {
-        dump_int(writer, tensor->count);
-    }
-    for (int i = 0; i < tensor->ndim; i++) {
-        dump_int(writer, (int64_t)tensor->shape[i]);
-    }
-    dump_close(writer, DUMP_LIST);
-}
-
-/* What is to be said of a tensor, as often as there are such. */
-static void
-put_each(dump_writer *writer, const record_body *body, bool is_output,
-         void (*put)(dump_writer *writer, const snapshot_tensor *tensor))
-{
-    size_t cursor = 0;
-    snapshot_tensor tensor;
-    dump_open(writer, DUMP_LIST);
-    while (snapshot_next_tensor(body, is_output, &cursor, &tensor)) {
-        uint32_t times = tensor.is_stacked ? 1 : tensor.count;
+    bool is_second = is_output && !body->is_in_place;
+    const uint64_t *words = body->tensors + (is_second ? body->ninput_words : 0);
+    const uint64_t *end = words + (is_second ? body->noutput_words : body->ninput_words);
+    dump_open(writer, key, DUMP_LIST);
+    while (words < end) {
+        tensor_head head;
+        memcpy(&head, words++, sizeof head);
+        uint32_t times = head.is_stacked ? 1 : head.count;
         for (uint32_t i = 0; i < times && writer->status == DD_OK; i++) {
-            put(writer, &tensor);
+            if (is_of_types) {
+                dump_string(writer, NULL, dtype_texts[head.dtype]);
+                continue;
+            }
+            dump_open(writer, NULL, DUMP_LIST);
+            if (head.is_stacked) {
+                dump_int(writer, NULL, head.count);
+            }
+            for (int d = 0; d < head.ndim; d++) {
+                dump_int(writer, NULL, (int64_t)words[d]);
+            }
+            dump_close(writer, DUMP_LIST);
         }
+        words += head.ndim;
     }
     dump_close(writer, DUMP_LIST);
 }
 
 static void
-put_dtype(dump_writer *writer, const snapshot_tensor *tensor)
+put_operands(dump_writer *writer, const record_body *body)
 {
-    dump_text(writer, dd_bytes_of_string(dtype_texts[tensor->dtype]));
-}
-
-static void
-put_tensors(dump_writer *writer, const record_body *body)
-{
-    dump_key(writer, "input_sizes");
-    put_each(writer, body, false, put_shape);
-    dump_key(writer, "input_dtypes");
-    put_each(writer, body, false, put_dtype);
-    dump_key(writer, "output_sizes");
-    put_each(writer, body, true, put_shape);
-    dump_key(writer, "output_dtypes");
-    put_each(writer, body, true, put_dtype);
+    put_tensors(writer, "input_sizes", body, false, false);
+    put_tensors(writer, "input_dtypes", body, false, true);
+    put_tensors(writer, "output_sizes", body, true, false);
+    put_tensors(writer, "output_dtypes", body, true, true);
     if (body->ninputs_left_out > 0) {
-        put_int(writer, "inputs_left_out", body->ninputs_left_out);
+        dump_int(writer, "inputs_left_out", body->ninputs_left_out);
     }
     if (body->noutputs_left_out > 0) {
-        put_int(writer, "outputs_left_out", body->noutputs_left_out);
+        dump_int(writer, "outputs_left_out", body->noutputs_left_out);
     }
 }
 
@@ -128,121 +296,97 @@ static void
 put_name(dump_writer *writer, const snapshot_entry *entry)
 {
     char name[128];
-    const dd_recorder_group *group = entry->of->group;
+    const dd_recorder_group_info *info = entry->of->info;
     if (!entry->body.is_p2p) {
-        snprintf(name, sizeof name, "%s:%s", group->kind, entry->body.name);
+        snprintf(name, sizeof name, "%s:%s", info->kind, entry->body.name);
     } else {
         bool is_send = strcmp(entry->body.name, "send") == 0;
-        snprintf(name, sizeof name, "%s:%s %d%s%d", group->kind, entry->body.name, group->rank,
+        snprintf(name, sizeof name, "%s:%s %d%s%d", info->kind, entry->body.name, info->rank,
                  is_send ? "->" : "<-", entry->peer);
     }
-    put_string(writer, "profiling_name", name);
+    dump_string(writer, "profiling_name", name);
 }
 
-/* Torch's JSON differs from its pickles in more than the language: here, in the numbers of pg_status, and by an empty nccl_comm_state. */
 static void
-put_time(dump_writer *writer, const char *key, const dd_snapshot *snapshot, int64_t monotonic_ns)
+put_time(dump_writer *writer, const char *key, const snapshot *all, int64_t monotonic_ns)
 {
-    dump_key(writer, key);
-    if (monotonic_ns != 0) {
-        dump_int(writer, monotonic_ns + snapshot->calendar_ns);
-    } else if (writer->is_json) {
-        dump_int(writer, 0);
-    } else {
-        dump_none(writer);
-    }
+    dump_time(writer, key, monotonic_ns != 0 ? monotonic_ns + all->calendar_ns : 0);
 }
 
 static void
-put_state(dump_writer *writer, const dd_snapshot *snapshot, const snapshot_entry *entry)
+put_state(dump_writer *writer, const snapshot *all, const snapshot_entry *entry)
 {
-    bool is_completed = entry->ended_ns != 0 && entry->code == DD_OK;
-    if (is_completed && entry->started_ns != 0) {
-        dump_key(writer, "duration_ms");
-        dump_real(writer, (double)(entry->ended_ns - entry->started_ns) * 1e-6);
+    bool is_done = is_completed(entry);
+    if (is_done && entry->started_ns != 0) {
+        dump_real(writer, "duration_ms", (double)(entry->ended_ns - entry->started_ns) * 1e-6);
     }
-    put_string(writer, "state",
-               is_completed             ? "completed"
-               : entry->started_ns != 0 ? "started"
-                                        : "scheduled");
-    put_time(writer, "time_discovered_started_ns", snapshot, entry->started_ns);
-    put_time(writer, "time_discovered_completed_ns", snapshot, is_completed ? entry->ended_ns : 0);
-    put_bool(writer, "retired", entry->ended_ns != 0);
+    const char *state = entry->started_ns != 0 ? "started" : "scheduled";
+    dump_string(writer, "state", is_done ? "completed" : state);
+    put_time(writer, "time_discovered_started_ns", all, entry->started_ns);
+    put_time(writer, "time_discovered_completed_ns", all, is_done ? entry->ended_ns : 0);
+    dump_bool(writer, "retired", entry->ended_ns != 0);
 }
 
 static void
-put_error(dump_writer *writer, const dd_snapshot *snapshot, const snapshot_entry *entry)
+put_error(dump_writer *writer, const snapshot *all, const snapshot_entry *entry)
 {
     if (entry->code == DD_OK) {
         return;
     }
-    put_time(writer, "time_ended_ns", snapshot, entry->ended_ns);
-    const char *message = entry->error != NULL ? entry->error->message : dd_status_text(entry->code);
-    put_string(writer, "error", message);
-    put_string(writer, "error_code", dd_status_name(entry->code));
+    put_time(writer, "time_ended_ns", all, entry->ended_ns);
+    dump_string(writer, "error", entry->error != NULL ? entry->error->message : dd_status_text(entry->code));
+    dump_string(writer, "error_code", dd_status_name(entry->code));
     if (entry->error != NULL && entry->error->culprit.rank >= 0) {
-        put_int(writer, "culprit_rank", entry->error->culprit.rank);
+        dump_int(writer, "culprit_rank", entry->error->culprit.rank);
     }
 }
 
 static void
-put_frames(dump_writer *writer, const dd_snapshot *snapshot, uint32_t stack)
+put_frames(dump_writer *writer, dd_recorder *recorder, uint32_t stack)
 {
-    dd_frame frames[DD_STACK_MAX_FRAMES];
-    size_t count = dd_call_sites_get(snapshot->recorder->sites, stack, frames);
-    open_at(writer, "frames", DUMP_LIST);
+    const dd_frame *frames;
+    size_t count = dd_call_sites_get(recorder->sites, stack, &frames);
+    dump_open(writer, "frames", DUMP_LIST);
     for (size_t i = 0; i < count; i++) {
-        dump_open(writer, DUMP_DICT);
-        put_string(writer, "name", frames[i].function);
-        put_string(writer, "filename", frames[i].file);
-        put_int(writer, "line", frames[i].line);
+        dump_open(writer, NULL, DUMP_DICT);
+        dump_string(writer, "name", frames[i].function);
+        dump_string(writer, "filename", frames[i].file);
+        dump_int(writer, "line", frames[i].line);
         dump_close(writer, DUMP_DICT);
     }
     dump_close(writer, DUMP_LIST);
 }
 
 static void
-put_caller(dump_writer *writer, const dd_snapshot *snapshot, const record_body *body)
-{
-    char name[16];
-    char id[24];
-    recorder_print_thread(snapshot->recorder, body->thread, name);
-    snprintf(id, sizeof id, "%llu", (unsigned long long)body->thread);
-    put_string(writer, "thread_name", name);
-    put_string(writer, "thread_id", id);
-}
-
-static int64_t
-number_of_message(const snapshot_entry *entry)
-{
-    uint64_t number = entry->body.nmessages;
-    return (int64_t)(number > 0 && entry->of->is_ambiguous ? number + entry->of->ncollectives : number);
-}
-
-static void
-put_entry(dump_writer *writer, const dd_snapshot *snapshot, const snapshot_entry *entry, bool has_stack)
+put_entry(dump_writer *writer, const snapshot *all, const snapshot_entry *entry, bool has_stack)
 {
     const record_body *body = &entry->body;
-    dump_open(writer, DUMP_DICT);
-    put_int(writer, "record_id", (int64_t)entry->number);
-    put_int(writer, "pg_id", body->group_uid);
-    open_at(writer, "process_group", DUMP_TUPLE);
-    dump_text(writer, dd_blob_view(&entry->of->group->name));
-    dump_text(writer, dd_blob_view(&entry->of->group->desc));
+    char thread_name[THREAD_NAME_WORDS * sizeof(uint64_t)];
+    char thread_id[24];
+    recorder_print_thread(all->recorder, body->thread, thread_name);
+    snprintf(thread_id, sizeof thread_id, "%llu", (unsigned long long)body->thread);
+    bool goes_on = body->nmessages > 0 && entry->of->is_ambiguous;
+    dump_open(writer, NULL, DUMP_DICT);
+    dump_int(writer, "record_id", (int64_t)entry->number);
+    dump_int(writer, "pg_id", body->group_uid);
+    dump_open(writer, "process_group", DUMP_TUPLE);
+    dump_text(writer, NULL, entry->of->info->name);
+    dump_text(writer, NULL, entry->of->info->desc);
     dump_close(writer, DUMP_TUPLE);
-    put_caller(writer, snapshot, body);
-    put_int(writer, "collective_seq_id", (int64_t)body->ncollectives);
-    put_int(writer, "p2p_seq_id", number_of_message(entry));
-    put_int(writer, "op_id", (int64_t)(body->ncollectives + body->nmessages));
+    dump_string(writer, "thread_name", thread_name);
+    dump_string(writer, "thread_id", thread_id);
+    dump_int(writer, "collective_seq_id", (int64_t)body->ncollectives);
+    dump_int(writer, "p2p_seq_id", (int64_t)(body->nmessages + (goes_on ? entry->of->ncollectives : 0)));
+    dump_int(writer, "op_id", (int64_t)(body->ncollectives + body->nmessages));
     put_name(writer, entry);
-    put_time(writer, "time_created_ns", snapshot, body->created_ns);
-    put_tensors(writer, body);
-    put_state(writer, snapshot, entry);
-    put_int(writer, "timeout_ms", body->timeout_ns / DD_NS_PER_MS);
-    put_bool(writer, "is_p2p", body->is_p2p);
-    put_error(writer, snapshot, entry);
+    put_time(writer, "time_created_ns", all, body->created_ns);
+    put_operands(writer, body);
+    put_state(writer, all, entry);
+    dump_int(writer, "timeout_ms", body->timeout_ns / DD_NS_PER_MS);
+    dump_bool(writer, "is_p2p", body->is_p2p);
+    put_error(writer, all, entry);
     if (has_stack) {
-        put_frames(writer, snapshot, body->stack);
+        put_frames(writer, all->recorder, body->stack);
     }
     dump_close(writer, DUMP_DICT);
 }
@@ -250,32 +394,30 @@ put_entry(dump_writer *writer, const dd_snapshot *snapshot, const snapshot_entry
 /* ---- groups */
 
 static void
-put_ranks(dump_writer *writer, const dd_recorder_group *group)
+put_ranks(dump_writer *writer, const dd_recorder_group_info *info)
 {
     dd_blob text = {0};
     char number[16];
-    dump_key(writer, "ranks");
-    for (int i = 0; i < group->size && writer->status == DD_OK; i++) {
-        int rank = group->global_ranks != NULL ? group->global_ranks[i] : i;
+    for (int i = 0; i < info->size && writer->status == DD_OK; i++) {
+        int rank = info->global_ranks != NULL ? info->global_ranks[i] : i;
         int len = snprintf(number, sizeof number, i == 0 ? "[%d" : ", %d", rank);
         writer->status = dd_blob_append(&text, number, (size_t)len, writer->err);
     }
     if (writer->status == DD_OK) {
         writer->status =
-            dd_blob_append(&text, group->size > 0 ? "]" : "[]", group->size > 0 ? 1 : 2, writer->err);
+            dd_blob_append(&text, info->size > 0 ? "]" : "[]", info->size > 0 ? 1 : 2, writer->err);
     }
-    dump_text(writer, dd_blob_view(&text));
+    dump_text(writer, "ranks", dd_blob_view(&text));
     dd_blob_fini(&text);
 }
 
 /* Groups are found by their names; of those that share one the newest counts. */
 static bool
-is_last_of_its_name(const dd_snapshot *snapshot, size_t index)
+is_last_of_its_name(const snapshot *all, size_t index)
 {
-    for (size_t i = index + 1; i < snapshot->ngroups; i++) {
-        if (snapshot->groups[i].is_shown &&
-            dd_bytes_equal(dd_blob_view(&snapshot->groups[i].group->name),
-                           dd_blob_view(&snapshot->groups[index].group->name))) {
+    for (size_t i = index + 1; i < all->ngroups; i++) {
+        if (all->groups[i].is_shown &&
+            dd_bytes_equal(all->groups[i].info->name, all->groups[index].info->name)) {
             return false;
         }
     }
@@ -283,76 +425,75 @@ is_last_of_its_name(const dd_snapshot *snapshot, size_t index)
 }
 
 static void
-put_config(dump_writer *writer, const dd_snapshot *snapshot)
+put_config(dump_writer *writer, const snapshot *all)
 {
-    open_at(writer, "pg_config", DUMP_DICT);
-    for (size_t i = 0; i < snapshot->ngroups; i++) {
-        const dd_recorder_group *group = snapshot->groups[i].group;
-        if (!snapshot->groups[i].is_shown || !is_last_of_its_name(snapshot, i)) {
-            continue;
+    dump_open(writer, "pg_config", DUMP_DICT);
+    for (size_t i = 0; i < all->ngroups; i++) {
+        const dd_recorder_group_info *info = all->groups[i].info;
+        if (all->groups[i].is_shown && is_last_of_its_name(all, i)) {
+            dump_name(writer, info->name);
+            dump_open(writer, NULL, DUMP_DICT);
+            dump_text(writer, "name", info->name);
+            dump_text(writer, "desc", info->desc);
+            put_ranks(writer, info);
+            dump_close(writer, DUMP_DICT);
         }
-        dump_name(writer, dd_blob_view(&group->name));
-        dump_open(writer, DUMP_DICT);
-        put_text(writer, "name", dd_blob_view(&group->name));
-        put_text(writer, "desc", dd_blob_view(&group->desc));
-        put_ranks(writer, group);
-        dump_close(writer, DUMP_DICT);
     }
     dump_close(writer, DUMP_DICT);
 }
 
+/* Torch's JSON differs from its pickles in more than the language: it has these numbers as text, and an empty nccl_comm_state. */
 static void
-put_count(dump_writer *writer, const char *key, int64_t value)
+put_progress(dump_writer *writer, const char *key, const dd_progress *progress)
 {
-    if (!writer->is_json) {
-        put_int(writer, key, value);
-        return;
+    if (writer->is_json) {
+        char text[24];
+        snprintf(text, sizeof text, "%lld", (long long)progress->number);
+        dump_string(writer, key, text);
+    } else {
+        dump_int(writer, key, progress->number);
     }
-    char text[24];
-    snprintf(text, sizeof text, "%lld", (long long)value);
-    put_string(writer, key, text);
 }
 
 static void
-put_status(dump_writer *writer, const dd_snapshot *snapshot)
+put_status(dump_writer *writer, const snapshot *all)
 {
-    open_at(writer, "pg_status", DUMP_DICT);
-    for (size_t i = 0; i < snapshot->ngroups; i++) {
-        const snapshot_group *group = &snapshot->groups[i];
-        if (!group->is_shown) {
-            continue;
+    dump_open(writer, "pg_status", DUMP_DICT);
+    for (size_t i = 0; i < all->ngroups; i++) {
+        const snapshot_group *group = &all->groups[i];
+        if (group->is_shown) {
+            char uid[16];
+            snprintf(uid, sizeof uid, "%u", (unsigned)group->group->uid);
+            dump_name(writer, dd_bytes_of_string(uid));
+            dump_open(writer, NULL, DUMP_DICT);
+            put_progress(writer, "last_enqueued_collective", &group->status.called);
+            put_progress(writer, "last_started_collective", &group->status.started);
+            put_progress(writer, "last_completed_collective", &group->status.completed);
+            dump_close(writer, DUMP_DICT);
         }
-        char uid[16];
-        snprintf(uid, sizeof uid, "%u", (unsigned)group->group->uid);
-        dump_name(writer, dd_bytes_of_string(uid));
-        dump_open(writer, DUMP_DICT);
-        put_count(writer, "last_enqueued_collective", group->status.last_enqueued);
-        put_count(writer, "last_started_collective", group->status.last_started);
-        put_count(writer, "last_completed_collective", group->status.last_completed);
-        dump_close(writer, DUMP_DICT);
     }
     dump_close(writer, DUMP_DICT);
+    if (writer->is_json) {
+        dump_open(writer, "nccl_comm_state", DUMP_DICT);
+        dump_close(writer, DUMP_DICT);
+    }
 }
 
 /* ---- the whole */
 
 static void
-put_all(dump_writer *writer, const dd_snapshot *snapshot, const dd_dump_options *options)
+put_all(dump_writer *writer, const snapshot *all, const dd_dump_options *options)
 {
     dump_start(writer);
-    dump_open(writer, DUMP_DICT);
-    put_string(writer, "version", FORMAT_VERSION);
-    put_config(writer, snapshot);
-    put_string(writer, "comm_lib_version", snapshot->recorder->comm_version);
-    put_status(writer, snapshot);
-    if (writer->is_json) {
-        open_at(writer, "nccl_comm_state", DUMP_DICT);
-        dump_close(writer, DUMP_DICT);
-    }
+    dump_open(writer, NULL, DUMP_DICT);
+    dump_string(writer, "version", FORMAT_VERSION);
+    put_config(writer, all);
+    dump_string(writer, "comm_lib_version", all->comm_version);
+    put_status(writer, all);
     if (options->has_entries) {
-        open_at(writer, "entries", DUMP_LIST);
-        for (size_t i = 0; i < snapshot->nentries && writer->status == DD_OK; i++) {
-            put_entry(writer, snapshot, &snapshot->entries[i], options->has_stacks);
+        dump_open(writer, "entries", DUMP_LIST);
+        for (size_t i = 0; i < all->nentries && writer->status == DD_OK; i++) {
+            put_entry(writer, all, &all->entries[i], options->has_stacks);
         }
         dump_close(writer, DUMP_LIST);
     }
@@ -363,21 +504,15 @@ put_all(dump_writer *writer, const dd_snapshot *snapshot, const dd_dump_options 
 dd_status
 dd_recorder_dump(dd_recorder *recorder, const dd_dump_options *options, dd_blob *out, dd_error *err)
 {
-    dd_snapshot snapshot;
-    dd_status status = snapshot_take(recorder, options->has_entries, options->is_active_only, &snapshot, err);
-    if (status != DD_OK) {
-        return status;
+    snapshot all;
+    dump_writer writer = {.is_json = options->format == DD_DUMP_JSON, .out = out, .err = err};
+    writer.status = look_at_all(&all, recorder, options, err);
+    if (writer.status == DD_OK) {
+        /* About as much as it will be; a blob that is small grows byte by byte. */
+        dd_blob_clear(out, SIZE_MAX);
+        writer.status = dd_blob_reserve(out, DUMP_NBYTES + all.nentries * ENTRY_NBYTES, err);
+        put_all(&writer, &all, options);
     }
-    /* About as much as it will be; a blob that is small grows byte by byte. */
-    dd_blob_clear(out, SIZE_MAX);
-    status = dd_blob_reserve(out, DUMP_NBYTES + snapshot.nentries * ENTRY_NBYTES, err);
-    if (status != DD_OK) {
-        snapshot_fini(&snapshot);
-        return status;
-    }
-    dump_writer writer = {
-        .is_json = options->format == DD_DUMP_JSON, .out = out, .err = err, .status = DD_OK};
-    put_all(&writer, &snapshot, options);
-    snapshot_fini(&snapshot);
+    forget(&all);
     return writer.status;
 }

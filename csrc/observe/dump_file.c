@@ -1,4 +1,5 @@
-#include "observe/dump_file.h"
+/* Dumps in files. */
+#include "observe/recorder.h"
 
 #include "core/system.h"
 
@@ -22,23 +23,6 @@ make_folders(const char *path, dd_error *err)
     return DD_OK;
 }
 
-/* 0, or errno. */
-static int
-write_all(int fd, dd_bytes bytes)
-{
-    while (bytes.len > 0) {
-        ssize_t n = dd_sys_write(fd, bytes.data, bytes.len);
-        if (n < 0 && errno != EINTR) {
-            return errno;
-        }
-        if (n > 0) {
-            bytes.data += n;
-            bytes.len -= (size_t)n;
-        }
-    }
-    return 0;
-}
-
 /* A dump tells what the program is and does, so it is private to its user. Others may be able to write in
  * the folder, so the file is made anew or not at all, whatever they have put there. */
 static dd_status
@@ -48,7 +32,12 @@ write_file(const char *path, char *temporary, dd_bytes bytes, dd_error *err)
     if (fd < 0) {
         return dd_error_set_errno(err, DD_SYSTEM, errno, "writing a dump: opening %s", temporary);
     }
-    int code = write_all(fd, bytes);
+    int code = 0;
+    for (size_t done = 0; code == 0 && done < bytes.len;) {
+        ssize_t n = dd_sys_write(fd, bytes.data + done, bytes.len - done);
+        done += n > 0 ? (size_t)n : 0;
+        code = n < 0 && errno != EINTR ? errno : 0;
+    }
     if (dd_sys_close(fd) != 0 && code == 0) {
         code = errno;
     }

@@ -7,7 +7,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define DUMP_MAX_DEPTH 8
 #define DUMP_MAX_KEYS 64
 
 typedef enum dump_container {
@@ -22,26 +21,23 @@ typedef struct dump_writer {
     dd_blob *out;
     dd_error *err;
     dd_status status;
-    /* of a pickle */
-    const char *keys[DUMP_MAX_KEYS]; /* those written so far: by their place they are written again */
+    const char *keys[DUMP_MAX_KEYS]; /* those of a pickle so far: by their place they are written again */
     int nkeys;
-    /* of JSON */
-    bool has_items[DUMP_MAX_DEPTH];
-    int depth;
-    bool is_after_key;
 } dump_writer;
 
 void dump_start(dump_writer *writer);
 void dump_finish(dump_writer *writer);
-void dump_open(dump_writer *writer, dump_container container);
+/* Values have a key in a dict, static text that is known again by its address; NULL in lists, and after dump_name. */
+void dump_open(dump_writer *writer, const char *key, dump_container container);
 void dump_close(dump_writer *writer, dump_container container);
-void dump_key(dump_writer *writer, const char *key); /* static text: known again by its address */
-void dump_name(dump_writer *writer, dd_bytes key);   /* a key that is not */
-void dump_text(dump_writer *writer,
-               dd_bytes text); /* any bytes, as are names: what is not UTF-8 is replaced */
-void dump_int(dump_writer *writer, int64_t value);
-void dump_real(dump_writer *writer, double value); /* in JSON with six digits after the point */
-void dump_bool(dump_writer *writer, bool value);
-void dump_none(dump_writer *writer);
+void dump_name(dump_writer *writer, dd_bytes key);                   /* a key that is not static */
+void dump_text(dump_writer *writer, const char *key, dd_bytes text); /* any bytes, as are names: what is not
+                                                                      * UTF-8 is replaced */
+void dump_string(dump_writer *writer, const char *key, const char *text);
+void dump_int(dump_writer *writer, const char *key, int64_t value);
+void dump_time(dump_writer *writer, const char *key, int64_t ns); /* 0: None, which torch's JSON calls 0 */
+void dump_real(dump_writer *writer, const char *key,
+               double value); /* in JSON with six digits after the point */
+void dump_bool(dump_writer *writer, const char *key, bool value);
 
 #endif

@@ -7,8 +7,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define REPLACEMENT UINT32_C(0xFFFD)
-
 static void
 put_bytes(dump_writer *writer, const void *data, size_t len)
 {
@@ -32,80 +30,47 @@ put_op(dump_writer *writer, char op, uint64_t operand, size_t nbytes)
     put_bytes(writer, bytes, 1 + nbytes);
 }
 
+/* In JSON a comma parts a value from one before it. */
+static void
+put_comma(dump_writer *writer)
+{
+    char last = writer->out->len > 0 ? (char)writer->out->data[writer->out->len - 1] : '{';
+    if (writer->is_json && last != '{' && last != '[' && last != ':') {
+        put_string(writer, ",");
+    }
+}
+
 /* ---- text */
 
-/* How many bytes the character has that begins so; 0: none begins so. */
+/* The bytes of the character that `text` begins with, and its number; 0 where they are not UTF-8: when there are too few, what could
+ * be written shorter, half of a pair, or past the last character. */
 static size_t
-length_of(uint8_t first)
+read_character(dd_bytes text, uint32_t *character)
 {
-    if (first < 0x80) {
-        return 1;
+    static const struct {
+        uint8_t mark, mask;
+        uint32_t smallest;
+    } forms[] = {{0, 0x80, 0}, {0xC0, 0xE0, 0x80}, {0xE0, 0xF0, 0x800}, {0xF0, 0xF8, 0x10000}};
+    for (size_t i = 0; i < 4 && i < text.len; i++) {
+        if ((text.data[0] & forms[i].mask) != forms[i].mark) {
+            continue;
+        }
+        uint32_t number = text.data[0] & (uint8_t)~forms[i].mask;
+        for (size_t k = 1; k <= i; k++) {
+            if ((text.data[k] & 0xC0) != 0x80) {
+                return 0;
+            }
+            number = (number << 6) | (text.data[k] & 0x3F);
+        }
+        *character = number;
+        bool is_half = number >= 0xD800 && number < 0xE000;
+        return number >= forms[i].smallest && number <= 0x10FFFF && !is_half ? i + 1 : 0;
     }
-    if (first >= 0xC2 && first < 0xE0) {
-        return 2;
-    }
-    if (first >= 0xE0 && first < 0xF0) {
-        return 3;
-    }
-    return first >= 0xF0 && first < 0xF5 ? 4 : 0;
-}
-
-/* False for what could be written shorter, for halves of pairs, and for what is past the last character. */
-static bool
-is_allowed(uint32_t character, size_t len)
-{
-    static const uint32_t smallest[] = {0, 0, 0x80, 0x800, 0x10000};
-    bool is_half = character >= 0xD800 && character < 0xE000;
-    return character >= smallest[len] && character <= 0x10FFFF && !is_half;
+    return 0;
 }
 
 static void
-skip(dd_bytes *text, size_t len)
-{
-    text->data += len;
-    text->len -= len;
-}
-
-/* Takes one character off the front of `text`: its number, or U+FFFD for a byte that is not UTF-8. There must be one. */
-static uint32_t
-next_character(dd_bytes *text)
-{
-    static const uint8_t first_mask[] = {0, 0x7F, 0x1F, 0x0F, 0x07};
-    size_t len = length_of(text->data[0]);
-    uint32_t character = text->data[0] & first_mask[len];
-    bool is_whole = len > 0 && len <= text->len;
-    for (size_t i = 1; is_whole && i < len; i++) {
-        is_whole = (text->data[i] & 0xC0) == 0x80;
-        character = (character << 6) | (text->data[i] & 0x3F);
-    }
-    if (!is_whole || !is_allowed(character, len)) {
-        skip(text, 1);
-        return REPLACEMENT;
-    }
-    skip(text, len);
-    return character;
-}
-
-/* In UTF-8. */
-static size_t
-encode(uint32_t character, uint8_t out[4])
-{
-    if (character < 0x80) {
-        out[0] = (uint8_t)character;
-        return 1;
-    }
-    size_t len = character < 0x800 ? 2 : character < 0x10000 ? 3 : 4;
-    static const uint8_t marks[] = {0, 0, 0xC0, 0xE0, 0xF0};
-    for (size_t i = len - 1; i > 0; i--) {
-        out[i] = (uint8_t)(0x80 | (character & 0x3F));
-        character >>= 6;
-    }
-    out[0] = (uint8_t)(marks[len] | character);
-    return len;
-}
-
-static void
-put_character(dump_writer *writer, uint32_t character)
+put_escaped(dump_writer *writer, uint32_t character)
 {
     char escape[16];
     if (character == '"' || character == '\\') {
@@ -121,81 +86,28 @@ put_character(dump_writer *writer, uint32_t character)
     put_string(writer, escape);
 }
 
-/* ---- containers */
-
-/* What comes before a value in JSON. */
+/* A byte that is not UTF-8 becomes U+FFFD. */
 static void
-begin_value(dump_writer *writer)
-{
-    if (writer->is_after_key) {
-        writer->is_after_key = false;
-        return;
-    }
-    if (writer->has_items[writer->depth]) {
-        put_string(writer, ",");
-    }
-    writer->has_items[writer->depth] = true;
-}
-
-void
-dump_start(dump_writer *writer)
-{
-    if (!writer->is_json) {
-        put_op(writer, '\x80', 2, 1);
-    }
-}
-
-void
-dump_finish(dump_writer *writer)
-{
-    if (!writer->is_json) {
-        put_string(writer, ".");
-    }
-}
-
-void
-dump_open(dump_writer *writer, dump_container container)
-{
-    if (writer->is_json) {
-        begin_value(writer);
-        put_string(writer, container == DUMP_DICT ? "{" : "[");
-        writer->has_items[++writer->depth] = false;
-    } else { /* an empty one and a mark; what lies above the mark in the end is put into it */
-        put_string(writer, container == DUMP_DICT ? "}(" : container == DUMP_LIST ? "](" : "(");
-    }
-}
-
-void
-dump_close(dump_writer *writer, dump_container container)
-{
-    if (writer->is_json) {
-        writer->depth--;
-        put_string(writer, container == DUMP_DICT ? "}" : "]");
-    } else {
-        put_string(writer, container == DUMP_DICT ? "u" : container == DUMP_LIST ? "e" : "t");
-    }
-}
-
-/* ---- values */
-
-void
-dump_text(dump_writer *writer, dd_bytes text)
+put_text(dump_writer *writer, dd_bytes text)
 {
     size_t begin = writer->out->len;
+    put_comma(writer);
     if (writer->is_json) {
-        begin_value(writer);
         put_string(writer, "\"");
     } else {
         put_op(writer, 'X', 0, 4); /* its length, which is known last */
     }
     while (text.len > 0 && writer->status == DD_OK) {
-        uint32_t character = next_character(&text);
+        uint32_t character = 0xFFFD;
+        size_t len = read_character(text, &character);
         if (writer->is_json) {
-            put_character(writer, character);
+            put_escaped(writer, len > 0 ? character : 0xFFFD);
+        } else if (len > 0) {
+            put_bytes(writer, text.data, len);
         } else {
-            uint8_t bytes[4];
-            put_bytes(writer, bytes, encode(character, bytes));
+            put_string(writer, "\xEF\xBF\xBD");
         }
+        text = dd_bytes_of(text.data + (len > 0 ? len : 1), text.len - (len > 0 ? len : 1));
     }
     if (writer->is_json) {
         put_string(writer, "\"");
@@ -204,47 +116,93 @@ dump_text(dump_writer *writer, dd_bytes text)
     }
 }
 
+/* ---- keys and containers */
+
 void
 dump_name(dump_writer *writer, dd_bytes key)
 {
-    dump_text(writer, key);
+    put_text(writer, key);
     if (writer->is_json) {
         put_string(writer, ":");
-        writer->is_after_key = true;
     }
 }
 
-void
-dump_key(dump_writer *writer, const char *key)
+/* What comes before a value. */
+static void
+put_key(dump_writer *writer, const char *key)
 {
-    for (int i = 0; i < writer->nkeys; i++) {
+    for (int i = 0; key != NULL && i < writer->nkeys; i++) {
         if (writer->keys[i] == key) {
             put_op(writer, 'h', (uint64_t)i, 1);
             return;
         }
     }
-    dump_name(writer, dd_bytes_of_string(key));
-    if (!writer->is_json && writer->nkeys < DUMP_MAX_KEYS) {
+    if (key != NULL) {
+        dump_name(writer, dd_bytes_of_string(key));
+    } else {
+        put_comma(writer);
+    }
+    if (key != NULL && !writer->is_json && writer->nkeys < DUMP_MAX_KEYS) {
         writer->keys[writer->nkeys] = key;
         put_op(writer, 'q', (uint64_t)writer->nkeys++, 1);
     }
 }
 
-/* A value of JSON without quotes. */
-static void
-put_word(dump_writer *writer, const char *word)
+void
+dump_start(dump_writer *writer)
 {
-    begin_value(writer);
-    put_string(writer, word);
+    put_string(writer, writer->is_json ? "" : "\x80\x02");
 }
 
 void
-dump_int(dump_writer *writer, int64_t value)
+dump_finish(dump_writer *writer)
 {
+    put_string(writer, writer->is_json ? "" : ".");
+}
+
+/* Of a pickle: an empty one and a mark. What lies above the mark in the end is put into it. */
+void
+dump_open(dump_writer *writer, const char *key, dump_container container)
+{
+    static const char *const json[] = {"{", "[", "["};
+    static const char *const pickle[] = {"}(", "](", "("};
+    put_key(writer, key);
+    put_string(writer, (writer->is_json ? json : pickle)[container]);
+}
+
+void
+dump_close(dump_writer *writer, dump_container container)
+{
+    static const char *const json[] = {"}", "]", "]"};
+    static const char *const pickle[] = {"u", "e", "t"};
+    put_string(writer, (writer->is_json ? json : pickle)[container]);
+}
+
+/* ---- values */
+
+void
+dump_text(dump_writer *writer, const char *key, dd_bytes text)
+{
+    if (key != NULL) {
+        put_key(writer, key);
+    }
+    put_text(writer, text);
+}
+
+void
+dump_string(dump_writer *writer, const char *key, const char *text)
+{
+    dump_text(writer, key, dd_bytes_of_string(text));
+}
+
+void
+dump_int(dump_writer *writer, const char *key, int64_t value)
+{
+    put_key(writer, key);
     if (writer->is_json) {
         char number[24];
         snprintf(number, sizeof number, "%lld", (long long)value);
-        put_word(writer, number);
+        put_string(writer, number);
     } else if (value >= 0 && value < 256) {
         put_op(writer, 'K', (uint64_t)value, 1);
     } else if (value >= INT32_MIN && value <= INT32_MAX) {
@@ -257,47 +215,40 @@ dump_int(dump_writer *writer, int64_t value)
     }
 }
 
-/* Without the C library's: that writes a comma in some countries. */
-static void
-put_real_word(dump_writer *writer, double value)
+void
+dump_time(dump_writer *writer, const char *key, int64_t ns)
+{
+    if (ns != 0 || writer->is_json) {
+        dump_int(writer, key, ns);
+    } else {
+        put_key(writer, key);
+        put_string(writer, "N");
+    }
+}
+
+/* JSON without the C library's way: that writes a comma in some countries. */
+void
+dump_real(dump_writer *writer, const char *key, double value)
 {
     char number[40] = "null";
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    put_key(writer, key);
+    if (!writer->is_json) {
+        put_op(writer, 'G', __builtin_bswap64(bits), 8);
+        return;
+    }
     if (fabs(value) < 1e12) {
         long long millionths = llround(fabs(value) * 1e6);
         snprintf(number, sizeof number, "%s%lld.%06lld", value < 0 ? "-" : "", millionths / 1000000,
                  millionths % 1000000);
     }
-    put_word(writer, number);
+    put_string(writer, number);
 }
 
 void
-dump_real(dump_writer *writer, double value)
+dump_bool(dump_writer *writer, const char *key, bool value)
 {
-    if (writer->is_json) {
-        put_real_word(writer, value);
-    } else {
-        uint64_t bits;
-        memcpy(&bits, &value, sizeof bits);
-        put_op(writer, 'G', __builtin_bswap64(bits), 8);
-    }
-}
-
-void
-dump_bool(dump_writer *writer, bool value)
-{
-    if (writer->is_json) {
-        put_word(writer, value ? "true" : "false");
-    } else {
-        put_string(writer, value ? "\x88" : "\x89");
-    }
-}
-
-void
-dump_none(dump_writer *writer)
-{
-    if (writer->is_json) {
-        put_word(writer, "null");
-    } else {
-        put_string(writer, "N");
-    }
+    put_key(writer, key);
+    put_string(writer, writer->is_json ? (value ? "true" : "false") : (value ? "\x88" : "\x89"));
 }

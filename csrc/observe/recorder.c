@@ -5,17 +5,20 @@
 #include "core/mem.h"
 #include "core/thread.h"
 
-#include <pthread.h>
+#include <stdio.h>
 #include <string.h>
 
 #define LINE_NBYTES 64 /* of the cache */
 #define MAX_CAPACITY ((size_t)1 << 24)
-/* Of call sites: a program that runs through more is generating code. */
-#define MAX_FRAMES 8192
+/* A program that calls from more places is generating code. */
 #define MAX_STACKS 8192
 
 _Static_assert(sizeof(record_body) % sizeof(uint64_t) == 0, "a body is a number of words");
 _Static_assert(sizeof(record_slot) == 256, "a slot is four lines of the cache");
+
+struct dd_record_form {
+    record_body body;
+};
 
 static size_t
 ring_nbytes(const dd_recorder *recorder)
@@ -44,12 +47,8 @@ dd_recorder_create(size_t capacity, dd_recorder **recorder, dd_error *err)
     }
     self->capacity = capacity < MAX_CAPACITY ? capacity : MAX_CAPACITY;
     dd_list_init(&self->groups);
-    dd_lock_init(&self->threads_mu, DD_LOCK_RECORDER_THREADS);
-    dd_lock_init(&self->groups_mu, DD_LOCK_RECORDER_GROUPS);
-    dd_lock_init(&self->errors_mu, DD_LOCK_RECORDER_ERRORS);
-    dd_lock_init(&self->alarms_mu, DD_LOCK_RECORDER_ALARMS);
-    dd_cond_init(&self->alarms_cond);
-    dd_status status = dd_call_sites_create(MAX_FRAMES, MAX_STACKS, &self->sites, err);
+    dd_lock_init(&self->mu, DD_LOCK_RECORDER);
+    dd_status status = dd_call_sites_create(MAX_STACKS, &self->sites, err);
     if (status == DD_OK && self->capacity > 0) {
         status = make_ring(self, err);
     }
@@ -70,11 +69,7 @@ dd_recorder_destroy(dd_recorder *recorder)
     recorder_destroy_groups(recorder);
     dd_call_sites_destroy(recorder->sites);
     dd_mem_unmap(recorder->ring, ring_nbytes(recorder));
-    dd_cond_fini(&recorder->alarms_cond);
-    dd_lock_fini(&recorder->alarms_mu);
-    dd_lock_fini(&recorder->errors_mu);
-    dd_lock_fini(&recorder->groups_mu);
-    dd_lock_fini(&recorder->threads_mu);
+    dd_lock_fini(&recorder->mu);
     dd_mem_unmap(recorder, sizeof *recorder);
 }
 
@@ -91,13 +86,59 @@ dd_recorder_call_sites(dd_recorder *recorder)
 }
 
 void
-dd_recorder_reset(dd_recorder *recorder)
+dd_recorder_set_comm_version(dd_recorder *recorder, const char *version)
 {
-    atomic_store_explicit(&recorder->base, atomic_load_explicit(&recorder->last, memory_order_relaxed),
-                          memory_order_relaxed);
-    dd_lock_take(&recorder->groups_mu);
-    recorder_sweep_groups_locked(recorder);
-    dd_lock_release(&recorder->groups_mu);
+    dd_lock_take(&recorder->mu);
+    snprintf(recorder->comm_version, sizeof recorder->comm_version, "%s", version);
+    dd_lock_release(&recorder->mu);
+}
+
+/* ---- the names of threads */
+
+/* The entry of a thread, or the free one where it belongs; NULL: neither. */
+static known_thread *
+find_thread(dd_recorder *recorder, uint64_t self)
+{
+    size_t place = (size_t)((self * UINT64_C(0x9E3779B97F4A7C15)) >> 32);
+    for (size_t i = 0; i < THREADS_KNOWN; i++) {
+        known_thread *thread = &recorder->threads[(place + i) & (THREADS_KNOWN - 1)];
+        uint64_t found = atomic_load_explicit(&thread->self, memory_order_relaxed);
+        if (found == self || found == 0) {
+            return thread;
+        }
+    }
+    return NULL;
+}
+
+/* Makes sure that the calling thread has a name in dumps, unless there are too many. */
+static void
+note_thread(dd_recorder *recorder, uint64_t self)
+{
+    known_thread *thread = find_thread(recorder, self);
+    uint64_t name[THREAD_NAME_WORDS] = {0};
+    uint64_t free = 0;
+    while (thread != NULL && atomic_load_explicit(&thread->self, memory_order_relaxed) != self) {
+        if (atomic_compare_exchange_strong(&thread->self, &free, self)) {
+            dd_thread_own_name((char *)name, sizeof name);
+            for (size_t i = 0; i < THREAD_NAME_WORDS; i++) {
+                atomic_store_explicit(&thread->name[i], name[i], memory_order_relaxed);
+            }
+            return;
+        }
+        thread = find_thread(recorder, self);
+        free = 0;
+    }
+}
+
+void
+recorder_print_thread(dd_recorder *recorder, uint64_t self, char name[THREAD_NAME_WORDS * sizeof(uint64_t)])
+{
+    known_thread *thread = find_thread(recorder, self);
+    bool is_known = thread != NULL && atomic_load_explicit(&thread->self, memory_order_relaxed) == self;
+    for (size_t i = 0; i < THREAD_NAME_WORDS; i++) {
+        uint64_t word = is_known ? atomic_load_explicit(&thread->name[i], memory_order_relaxed) : 0;
+        memcpy(name + i * sizeof word, &word, sizeof word);
+    }
 }
 
 /* ---- tensors into words */
@@ -141,8 +182,6 @@ pack_call(const dd_record_call *call, record_body *body)
     size_t used = 0;
     body->name = call->name;
     body->stack = call->stack;
-    body->created_ns = call->created_ns;
-    body->timeout_ns = call->timeout_ns;
     body->is_p2p = call->is_p2p;
     body->ninputs_left_out =
         pack_tensors(call->inputs, call->ninputs, body->tensors, &used) + call->ninputs_more;
@@ -166,40 +205,30 @@ slot_of(const dd_recorder *recorder, uint64_t record)
     return &recorder->ring[record & recorder->mask];
 }
 
-/* Makes the owner odd, from that of an older record. False: a newer one is there already. */
+/* Makes the owner odd: from that of the record, or for a new one from that of any older. False: a newer one is there already. */
 static bool
-take_slot(record_slot *slot, uint64_t record)
+take_slot(record_slot *slot, uint64_t record, bool is_new)
 {
     uint64_t owner = atomic_load_explicit(&slot->owner, memory_order_relaxed);
-    while (owner < 2 * record) {
-        /* Whoever is writing an older one is about to be done: the writer may have lost its core. */
-        uint64_t even = owner & ~UINT64_C(1);
-        if (atomic_compare_exchange_weak_explicit(&slot->owner, &even, 2 * record + 1, memory_order_acquire,
+    for (;;) {
+        /* Whoever is writing is about to be done: the writer may have lost its core. */
+        owner &= ~UINT64_C(1);
+        if (is_new ? owner >= 2 * record : owner != 2 * record) {
+            return false;
+        }
+        if (atomic_compare_exchange_weak_explicit(&slot->owner, &owner, 2 * record + 1, memory_order_acquire,
                                                   memory_order_relaxed)) {
             return true;
         }
-        owner = even;
     }
-    return false;
 }
 
 /* The slot of a record that is still there, to be written; NULL: it has been overwritten. release_slot gives it back. */
 static record_slot *
 lock_record(const dd_recorder *recorder, uint64_t record)
 {
-    if (record == DD_NO_RECORD) {
-        return NULL;
-    }
-    record_slot *slot = slot_of(recorder, record);
-    uint64_t owner = 2 * record;
-    while (!atomic_compare_exchange_weak_explicit(&slot->owner, &owner, 2 * record + 1, memory_order_acquire,
-                                                  memory_order_relaxed)) {
-        if ((owner | 1) != 2 * record + 1) {
-            return NULL;
-        }
-        owner = 2 * record;
-    }
-    return slot;
+    record_slot *slot = record != DD_NO_RECORD ? slot_of(recorder, record) : NULL;
+    return slot != NULL && take_slot(slot, record, false) ? slot : NULL;
 }
 
 static void
@@ -247,18 +276,6 @@ group_of(record_slot *slot)
     return (dd_recorder_group *)(uintptr_t)word; /* no address from a number: it was one before */
 }
 
-static uint64_t
-sequence_of(record_slot *slot)
-{
-    return word_at(slot, offsetof(record_body, ncollectives));
-}
-
-static const char *
-name_of(record_slot *slot)
-{
-    return (const char *)(uintptr_t)word_at(slot, offsetof(record_body, name));
-}
-
 static bool
 is_p2p(record_slot *slot)
 {
@@ -277,51 +294,57 @@ count_one(_Atomic(uint64_t) *counter)
 }
 
 static void
-count_call(dd_recorder_group *group, record_body *body)
+set_mark(group_mark *mark, uint64_t number, const char *name)
 {
-    if (body->is_p2p) {
-        body->nmessages = count_one(&group->nmessages);
-        body->ncollectives = atomic_load_explicit(&group->ncollectives, memory_order_relaxed);
-    } else {
-        body->ncollectives = count_one(&group->ncollectives);
-        body->nmessages = atomic_load_explicit(&group->nmessages, memory_order_relaxed);
-        atomic_store_explicit(&group->last_enqueued_name, body->name, memory_order_relaxed);
+    atomic_store_explicit(&mark->number, number, memory_order_relaxed);
+    atomic_store_explicit(&mark->name, name, memory_order_relaxed);
+}
+
+/* A collective whose record is locked has started, or is completed; nobody asks how far messages are. */
+static void
+note_progress(record_slot *slot, bool is_completed)
+{
+    dd_recorder_group *group = group_of(slot);
+    if (!is_p2p(slot)) {
+        set_mark(is_completed ? &group->completed : &group->started,
+                 word_at(slot, offsetof(record_body, ncollectives)),
+                 (const char *)(uintptr_t)word_at(slot, offsetof(record_body, name)));
     }
 }
 
-static void
-note_started(dd_recorder_group *group, uint64_t sequence, const char *name)
-{
-    atomic_store_explicit(&group->last_started, sequence, memory_order_relaxed);
-    atomic_store_explicit(&group->last_started_name, name, memory_order_relaxed);
-}
-
-/* Counts the call, and tells how far the group is. */
-static void
-count_begun(dd_recorder_group *group, record_body *body, bool is_started)
-{
-    count_call(group, body);
-    if (is_started && !body->is_p2p) {
-        note_started(group, body->ncollectives, body->name);
-    }
-}
-
-/* A new record of a body that has been packed and counted. */
+/* Counts a call that has been packed, and makes its record. */
 static uint64_t
-write_record(dd_recorder_group *group, record_body *body, int64_t started_ns, int peer)
+write_record(dd_recorder_group *group, record_body *body, int peer, const dd_record_times *times)
 {
     dd_recorder *recorder = group->recorder;
+    if (body->is_p2p) {
+        body->nmessages = count_one(&group->nmessages);
+        body->ncollectives = atomic_load_explicit(&group->called.number, memory_order_relaxed);
+    } else {
+        body->ncollectives = count_one(&group->called.number);
+        body->nmessages = atomic_load_explicit(&group->nmessages, memory_order_relaxed);
+        atomic_store_explicit(&group->called.name, body->name, memory_order_relaxed);
+        if (times->is_started) {
+            set_mark(&group->started, body->ncollectives, body->name);
+        }
+    }
+    if (recorder->capacity == 0) {
+        return DD_NO_RECORD;
+    }
     body->group = group;
     body->group_uid = group->uid;
     body->unused = 0;
+    body->created_ns = times->created_ns;
+    body->timeout_ns = times->timeout_ns;
     body->thread = (uint64_t)dd_thread_self();
-    recorder_note_thread(recorder, body->thread);
+    note_thread(recorder, body->thread);
     uint64_t record = atomic_fetch_add_explicit(&recorder->last, 1, memory_order_relaxed) + 1;
     atomic_store_explicit(&group->last_record, record, memory_order_relaxed);
     record_slot *slot = slot_of(recorder, record);
-    if (take_slot(slot, record)) {
+    if (take_slot(slot, record, true)) {
         prefetch_slot(slot_of(recorder, record + 1));
-        atomic_store_explicit(&slot->started_ns, started_ns, memory_order_release);
+        atomic_store_explicit(&slot->started_ns, times->is_started ? times->created_ns : 0,
+                              memory_order_release);
         atomic_store_explicit(&slot->ended_ns, 0, memory_order_release);
         atomic_store_explicit(&slot->code, DD_OK, memory_order_release);
         atomic_store_explicit(&slot->peer, peer, memory_order_release);
@@ -335,15 +358,10 @@ uint64_t
 dd_recorder_begin(dd_recorder_group *group, const dd_record_call *call)
 {
     record_body body;
-    body.is_p2p = call->is_p2p;
-    body.name = call->name;
-    count_begun(group, &body, call->is_started);
-    if (group->recorder->capacity == 0) {
-        return DD_NO_RECORD;
-    }
+    dd_record_times times = {
+        .created_ns = call->created_ns, .timeout_ns = call->timeout_ns, .is_started = call->is_started};
     pack_call(call, &body);
-    return write_record(group, &body, call->is_started ? call->created_ns : 0,
-                        call->is_p2p ? call->peer : NO_PEER);
+    return write_record(group, &body, call->is_p2p ? call->peer : NO_PEER, &times);
 }
 
 dd_status
@@ -371,14 +389,8 @@ dd_recorder_begin_form(dd_recorder_group *group, const dd_record_form *form, uin
     record_body body;
     size_t nwords = (size_t)form->body.ninput_words + form->body.noutput_words;
     memcpy(&body, &form->body, offsetof(record_body, tensors) + nwords * sizeof body.tensors[0]);
-    count_begun(group, &body, times->is_started);
-    if (group->recorder->capacity == 0) {
-        return DD_NO_RECORD;
-    }
     body.stack = stack;
-    body.created_ns = times->created_ns;
-    body.timeout_ns = times->timeout_ns;
-    return write_record(group, &body, times->is_started ? times->created_ns : 0, NO_PEER);
+    return write_record(group, &body, NO_PEER, times);
 }
 
 void
@@ -389,7 +401,7 @@ dd_recorder_withdraw(dd_recorder *recorder, uint64_t record)
         return;
     }
     dd_recorder_group *group = group_of(slot);
-    _Atomic(uint64_t) *counter = is_p2p(slot) ? &group->nmessages : &group->ncollectives;
+    _Atomic(uint64_t) *counter = is_p2p(slot) ? &group->nmessages : &group->called.number;
     atomic_fetch_sub_explicit(counter, 1, memory_order_relaxed);
     atomic_store_explicit(&slot->code, WITHDRAWN, memory_order_release);
     atomic_store_explicit(&slot->ended_ns, 1, memory_order_release);
@@ -403,13 +415,10 @@ dd_recorder_start(dd_recorder *recorder, uint64_t record, int64_t now_ns)
     if (slot == NULL) {
         return;
     }
-    bool is_first = atomic_load_explicit(&slot->started_ns, memory_order_relaxed) == 0 &&
-                    atomic_load_explicit(&slot->ended_ns, memory_order_relaxed) == 0;
-    if (is_first) {
+    if (atomic_load_explicit(&slot->started_ns, memory_order_relaxed) == 0 &&
+        atomic_load_explicit(&slot->ended_ns, memory_order_relaxed) == 0) {
         atomic_store_explicit(&slot->started_ns, now_ns, memory_order_release);
-    }
-    if (is_first && !is_p2p(slot)) {
-        note_started(group_of(slot), sequence_of(slot), name_of(slot));
+        note_progress(slot, false);
     }
     release_slot(slot, record);
 }
@@ -430,11 +439,11 @@ dd_recorder_set_peer(dd_recorder *recorder, uint64_t record, int peer)
 static void
 keep_error(dd_recorder *recorder, uint64_t record, const dd_error *error)
 {
-    dd_lock_take(&recorder->errors_mu);
+    dd_lock_take(&recorder->mu);
     kept_error *kept = &recorder->errors[recorder->nerrors++ % ERRORS_KEPT];
     kept->record = record;
     kept->error = *error;
-    dd_lock_release(&recorder->errors_mu);
+    dd_lock_release(&recorder->mu);
 }
 
 void
@@ -448,10 +457,8 @@ dd_recorder_end(dd_recorder *recorder, uint64_t record, int64_t now_ns, const dd
         if (error != NULL) {
             keep_error(recorder, record, error);
             atomic_store_explicit(&slot->code, (int32_t)error->code, memory_order_release);
-        } else if (!is_p2p(slot)) {
-            dd_recorder_group *group = group_of(slot);
-            atomic_store_explicit(&group->last_completed, sequence_of(slot), memory_order_relaxed);
-            atomic_store_explicit(&group->last_completed_name, name_of(slot), memory_order_relaxed);
+        } else {
+            note_progress(slot, true);
         }
         atomic_store_explicit(&slot->ended_ns, now_ns, memory_order_release);
     }

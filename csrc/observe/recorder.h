@@ -1,7 +1,7 @@
 /* The flight recorder: the last operations of this process, whatever their backend, for whoever has to find out why it hangs.
  *
  * A ring of records of a fixed size, written by the threads that call and complete operations, read by whoever dumps. Writing
- * a record takes no lock that a dump holds for long, and no memory. A record is named by an id that is never used again: what is told
+ * a record takes no memory, and no lock but for the words of a failure. A record is named by an id that is never used again: what is told
  * about one that has been overwritten is ignored. Records keep times of the monotonic clock; dumps turn them into the calendar's. */
 #ifndef DD_OBSERVE_RECORDER_H
 #define DD_OBSERVE_RECORDER_H
@@ -9,7 +9,6 @@
 #include "core/bytes.h"
 #include "core/dtype.h"
 #include "core/status.h"
-#include "core/wait.h"
 #include "observe/call_sites.h"
 
 #include <stdbool.h>
@@ -129,14 +128,11 @@ typedef struct dd_alarm {
 /* Any thread, any locks held: takes no time. Of a group only the first counts. Alarms that nobody takes are kept in a small ring,
  * the oldest making room. */
 void dd_recorder_raise_alarm(dd_recorder_group *group, uint64_t record, const dd_error *error);
-/* Waits for one: DD_TIMED_OUT at the deadline. */
-dd_status dd_recorder_take_alarm(dd_recorder *recorder, dd_alarm *alarm, const dd_wait *wait,
-                                 dd_error *err) DD_MUST_CHECK;
+/* False: there is none. */
+bool dd_recorder_take_alarm(dd_recorder *recorder, dd_alarm *alarm);
 /* Has every alarm call `notify` from now on, on the thread that raises it and with any locks held. NULL ends that: then no call is under
  * way any more. */
 void dd_recorder_notify_of_alarms(dd_recorder *recorder, void (*notify)(void *ctx), void *ctx);
-/* Ends the wait of whoever is in take_alarm, with DD_CLOSED, from now on. */
-void dd_recorder_close_alarms(dd_recorder *recorder);
 
 /* ---- dumps, in the formats of torch's recorder: version, pg_config, pg_status, entries. From any thread, with no lock held,
  * and without an interpreter.
@@ -162,15 +158,23 @@ typedef struct dd_dump_options {
 dd_status dd_recorder_dump(dd_recorder *recorder, const dd_dump_options *options, dd_blob *out,
                            dd_error *err) DD_MUST_CHECK;
 
-/* How far a group is, for reports: sequence numbers and names of the last collective called, started, completed (-1 and "" for none). While
- * they change, a name may be that of the collective before. */
+/* Writes a dump to `path`, whose folders are made if need be: under another name first, so that a reader
+ * finds a whole file, and replaces what was there before. File and folders are private to the user; links
+ * that lead elsewhere are replaced, not followed. DD_SYSTEM when it cannot be written. */
+dd_status dd_recorder_dump_to_file(dd_recorder *recorder, const dd_dump_options *options, const char *path,
+                                   dd_error *err) DD_MUST_CHECK;
+
+/* How far a group is, for reports: the last collective called, started, completed. While they change, a name may be that of the
+ * collective before. */
+typedef struct dd_progress {
+    int64_t number;   /* in the group; -1: none yet */
+    const char *name; /* "": none */
+} dd_progress;
+
 typedef struct dd_recorder_status {
-    int64_t last_enqueued;
-    int64_t last_started;
-    int64_t last_completed;
-    const char *last_enqueued_name;
-    const char *last_started_name;
-    const char *last_completed_name;
+    dd_progress called;
+    dd_progress started;
+    dd_progress completed;
 } dd_recorder_status;
 void dd_recorder_group_status(dd_recorder_group *group, dd_recorder_status *status);
 

@@ -1,3 +1,4 @@
+/* The groups of the recorder, and their alarms. */
 #include "observe/recorder_internal.h"
 
 #include "core/lock.h"
@@ -9,65 +10,71 @@
 static void
 free_group(dd_recorder_group *group)
 {
+    group_info *info = atomic_load_explicit(&group->info, memory_order_relaxed);
+    while (info != NULL) {
+        group_info *older = info->older;
+        dd_mem_free(info);
+        info = older;
+    }
     dd_list_remove(&group->link);
-    dd_blob_fini(&group->name);
-    dd_blob_fini(&group->desc);
-    dd_mem_free(group->global_ranks);
     dd_mem_free(group);
 }
 
-static void
-set_alarm_name(dd_recorder_group *group, const dd_recorder_group_info *info)
+/* Copies to `*at`, which moves on. */
+static void *
+put(uint8_t **at, const void *data, size_t nbytes)
 {
-    dd_lock_take(&group->recorder->alarms_mu);
-    snprintf(group->alarm_name, sizeof group->alarm_name, "%.*s", (int)info->name.len,
-             (const char *)info->name.data);
-    group->alarm_kind = info->kind;
-    group->alarm_rank = info->rank;
-    dd_lock_release(&group->recorder->alarms_mu);
+    uint8_t *copy = *at;
+    if (nbytes > 0) {
+        memcpy(copy, data, nbytes);
+    }
+    *at += nbytes;
+    return copy;
 }
 
-/* Texts and ranks of `info` in memory of the group's own; what was there before goes. On failure nothing has changed. */
-static dd_status
-set_info(dd_recorder_group *group, const dd_recorder_group_info *info, dd_error *err)
+dd_status
+dd_recorder_group_rename(dd_recorder_group *group, const dd_recorder_group_info *info, dd_error *err)
 {
-    dd_blob name = {0};
-    dd_blob desc = {0};
-    int *ranks = NULL;
-    dd_status status = dd_blob_assign(&name, info->name, err);
-    if (status == DD_OK) {
-        status = dd_blob_assign(&desc, info->desc, err);
+    size_t ranks_nbytes = info->global_ranks != NULL ? (size_t)info->size * sizeof(int) : 0;
+    size_t nbytes = sizeof(group_info) + ranks_nbytes + info->name.len + info->desc.len;
+    group_info *copy = dd_mem_alloc(nbytes);
+    if (copy == NULL) {
+        return dd_error_no_memory(err, nbytes);
     }
-    if (status == DD_OK && info->global_ranks != NULL) {
-        size_t nbytes = (size_t)info->size * sizeof *ranks;
-        ranks = dd_mem_alloc(nbytes);
-        if (ranks != NULL) {
-            memcpy(ranks, info->global_ranks, nbytes);
-        } else {
-            status = dd_error_no_memory(err, nbytes);
+    uint8_t *at = (uint8_t *)(copy + 1);
+    copy->is = *info;
+    copy->is.global_ranks = ranks_nbytes > 0 ? put(&at, info->global_ranks, ranks_nbytes) : NULL;
+    copy->is.name.data = put(&at, info->name.data, info->name.len);
+    copy->is.desc.data = put(&at, info->desc.data, info->desc.len);
+    dd_lock_take(&group->recorder->mu);
+    copy->older = atomic_load_explicit(&group->info, memory_order_relaxed);
+    atomic_store_explicit(&group->info, copy, memory_order_release);
+    dd_lock_release(&group->recorder->mu);
+    return DD_OK;
+}
+
+/* Whether the ring may still have one of its records, be it one that nobody will see. Another round of the ring is for threads that
+ * have an id and have not written it down. */
+static bool
+may_have_records(const dd_recorder *recorder, const dd_recorder_group *group)
+{
+    uint64_t last_record = atomic_load_explicit(&group->last_record, memory_order_relaxed);
+    uint64_t last = atomic_load_explicit(&recorder->last, memory_order_relaxed);
+    return last_record != 0 && last - last_record <= 2 * (recorder->mask + 1);
+}
+
+/* Frees what has neither references nor records. */
+static void
+sweep_locked(dd_recorder *recorder)
+{
+    for (dd_list *node = recorder->groups.next, *next; node != &recorder->groups; node = next) {
+        next = node->next;
+        dd_recorder_group *group = DD_CONTAINER_OF(node, dd_recorder_group, link);
+        if (atomic_load_explicit(&group->refs, memory_order_acquire) == 0 &&
+            !may_have_records(recorder, group)) {
+            free_group(group);
         }
     }
-    if (status != DD_OK) {
-        dd_blob_fini(&name);
-        dd_blob_fini(&desc);
-        return status;
-    }
-    dd_lock_take(&group->recorder->groups_mu);
-    dd_blob old_name = group->name;
-    dd_blob old_desc = group->desc;
-    int *old_ranks = group->global_ranks;
-    group->name = name;
-    group->desc = desc;
-    group->global_ranks = ranks;
-    group->kind = info->kind;
-    group->rank = info->rank;
-    group->size = info->size;
-    dd_lock_release(&group->recorder->groups_mu);
-    set_alarm_name(group, info);
-    dd_blob_fini(&old_name);
-    dd_blob_fini(&old_desc);
-    dd_mem_free(old_ranks);
-    return DD_OK;
 }
 
 dd_status
@@ -80,28 +87,22 @@ dd_recorder_add_group(dd_recorder *recorder, const dd_recorder_group_info *info,
     }
     self->recorder = recorder;
     atomic_init(&self->refs, 1);
-    atomic_init(&self->last_enqueued_name, "");
-    atomic_init(&self->last_started_name, "");
-    atomic_init(&self->last_completed_name, "");
+    atomic_init(&self->called.name, "");
+    atomic_init(&self->started.name, "");
+    atomic_init(&self->completed.name, "");
     dd_list_init(&self->link);
-    dd_status status = set_info(self, info, err);
+    dd_status status = dd_recorder_group_rename(self, info, err);
     if (status != DD_OK) {
         free_group(self);
         return status;
     }
-    dd_lock_take(&recorder->groups_mu);
-    recorder_sweep_groups_locked(recorder);
+    dd_lock_take(&recorder->mu);
+    sweep_locked(recorder);
     self->uid = recorder->next_uid++;
     dd_list_push_back(&recorder->groups, &self->link);
-    dd_lock_release(&recorder->groups_mu);
+    dd_lock_release(&recorder->mu);
     *group = self;
     return DD_OK;
-}
-
-dd_status
-dd_recorder_group_rename(dd_recorder_group *group, const dd_recorder_group_info *info, dd_error *err)
-{
-    return set_info(group, info, err);
 }
 
 dd_recorder_group *
@@ -133,27 +134,14 @@ dd_recorder_group_uid(const dd_recorder_group *group)
     return group->uid;
 }
 
-/* Whether the ring may still have one of its records, be it one that nobody will see. Another round of the ring is for threads that
- * have an id and have not written it down. */
-static bool
-may_have_records(const dd_recorder *recorder, const dd_recorder_group *group)
-{
-    uint64_t last_record = atomic_load_explicit(&group->last_record, memory_order_relaxed);
-    uint64_t last = atomic_load_explicit(&recorder->last, memory_order_relaxed);
-    return last_record != 0 && last - last_record <= 2 * (recorder->mask + 1);
-}
-
 void
-recorder_sweep_groups_locked(dd_recorder *recorder)
+dd_recorder_reset(dd_recorder *recorder)
 {
-    for (dd_list *node = recorder->groups.next, *next; node != &recorder->groups; node = next) {
-        next = node->next;
-        dd_recorder_group *group = DD_CONTAINER_OF(node, dd_recorder_group, link);
-        if (atomic_load_explicit(&group->refs, memory_order_acquire) == 0 &&
-            !may_have_records(recorder, group)) {
-            free_group(group);
-        }
-    }
+    atomic_store_explicit(&recorder->base, atomic_load_explicit(&recorder->last, memory_order_relaxed),
+                          memory_order_relaxed);
+    dd_lock_take(&recorder->mu);
+    sweep_locked(recorder);
+    dd_lock_release(&recorder->mu);
 }
 
 void
@@ -164,31 +152,63 @@ recorder_destroy_groups(dd_recorder *recorder)
     }
 }
 
-void
-dd_recorder_set_comm_version(dd_recorder *recorder, const char *version)
+static dd_progress
+progress_of(const group_mark *mark)
 {
-    dd_lock_take(&recorder->groups_mu);
-    snprintf(recorder->comm_version, sizeof recorder->comm_version, "%s", version);
-    dd_lock_release(&recorder->groups_mu);
-}
-
-/* -1: there has been none. */
-static int64_t
-sequence_or_none(const _Atomic(uint64_t) *counter)
-{
-    uint64_t sequence = atomic_load_explicit(counter, memory_order_relaxed);
-    return sequence > 0 ? (int64_t)sequence : -1;
+    uint64_t number = atomic_load_explicit(&mark->number, memory_order_relaxed);
+    return (dd_progress){.number = number > 0 ? (int64_t)number : -1,
+                         .name = atomic_load_explicit(&mark->name, memory_order_relaxed)};
 }
 
 void
 dd_recorder_group_status(dd_recorder_group *group, dd_recorder_status *status)
 {
-    *status = (dd_recorder_status){
-        .last_enqueued = sequence_or_none(&group->ncollectives),
-        .last_started = sequence_or_none(&group->last_started),
-        .last_completed = sequence_or_none(&group->last_completed),
-        .last_enqueued_name = atomic_load_explicit(&group->last_enqueued_name, memory_order_relaxed),
-        .last_started_name = atomic_load_explicit(&group->last_started_name, memory_order_relaxed),
-        .last_completed_name = atomic_load_explicit(&group->last_completed_name, memory_order_relaxed),
-    };
+    *status = (dd_recorder_status){.called = progress_of(&group->called),
+                                   .started = progress_of(&group->started),
+                                   .completed = progress_of(&group->completed)};
+}
+
+/* ---- alarms */
+
+void
+dd_recorder_raise_alarm(dd_recorder_group *group, uint64_t record, const dd_error *error)
+{
+    if (atomic_exchange_explicit(&group->is_alarmed, true, memory_order_relaxed)) {
+        return;
+    }
+    dd_recorder *recorder = group->recorder;
+    const dd_recorder_group_info *info = recorder_info_of(group);
+    dd_lock_take(&recorder->mu);
+    if (recorder->nalarms_raised - recorder->nalarms_taken == ALARMS_KEPT) {
+        recorder->nalarms_taken++; /* nobody takes them */
+    }
+    dd_alarm *alarm = &recorder->alarms[recorder->nalarms_raised++ % ALARMS_KEPT];
+    *alarm = (dd_alarm){
+        .uid = group->uid, .kind = info->kind, .rank = info->rank, .record = record, .error = *error};
+    snprintf(alarm->group, sizeof alarm->group, "%.*s", (int)info->name.len, (const char *)info->name.data);
+    if (recorder->notify != NULL) {
+        recorder->notify(recorder->notify_ctx);
+    }
+    dd_lock_release(&recorder->mu);
+}
+
+bool
+dd_recorder_take_alarm(dd_recorder *recorder, dd_alarm *alarm)
+{
+    dd_lock_take(&recorder->mu);
+    bool is_any = recorder->nalarms_raised != recorder->nalarms_taken;
+    if (is_any) {
+        *alarm = recorder->alarms[recorder->nalarms_taken++ % ALARMS_KEPT];
+    }
+    dd_lock_release(&recorder->mu);
+    return is_any;
+}
+
+void
+dd_recorder_notify_of_alarms(dd_recorder *recorder, void (*notify)(void *ctx), void *ctx)
+{
+    dd_lock_take(&recorder->mu);
+    recorder->notify = notify;
+    recorder->notify_ctx = ctx;
+    dd_lock_release(&recorder->mu);
 }

@@ -1,10 +1,9 @@
-/* The inside of the recorder: its ring, and what a dump is made of. */
+/* The inside of the recorder: its ring, and what dumps read of it. */
 #ifndef DD_OBSERVE_RECORDER_INTERNAL_H
 #define DD_OBSERVE_RECORDER_INTERNAL_H
 
 #include "core/list.h"
 #include "core/lock.h"
-#include "core/thread.h"
 #include "observe/recorder.h"
 
 #include <stdatomic.h>
@@ -13,6 +12,7 @@
 #define ERRORS_KEPT 16
 #define ALARMS_KEPT 8
 #define THREADS_KNOWN 128 /* a power of two */
+#define THREAD_NAME_WORDS 2
 #define COMM_VERSION_MAX 32
 #define NO_PEER INT32_MIN   /* of a collective */
 #define WITHDRAWN INT32_MAX /* for its error: there was no such call */
@@ -61,14 +61,10 @@ typedef struct record_slot {
     _Atomic(uint64_t) words[RECORD_WORDS];
 } record_slot;
 
-struct dd_record_form {
-    record_body body;
-};
-
-/* A thread that has called something, by pthread_self. */
+/* A thread that has called something, by pthread_self. Its name follows its number, so for a moment there may be none. */
 typedef struct known_thread {
-    _Atomic(uint64_t) self; /* 0: free. Release: the name is there */
-    char name[16];
+    _Atomic(uint64_t) self; /* 0: free */
+    _Atomic(uint64_t) name[THREAD_NAME_WORDS];
 } known_thread;
 
 typedef struct kept_error {
@@ -84,119 +80,62 @@ struct dd_recorder {
     _Atomic(uint64_t) last; /* the newest id */
     _Atomic(uint64_t) base; /* ids up to here are forgotten */
     known_thread threads[THREADS_KNOWN];
-    dd_lock threads_mu; /* of those who add one; short */
 
-    dd_lock groups_mu; /* held for as long as a dump takes; no writer of records wants it */
-    /* guarded by groups_mu */
+    dd_lock mu; /* short */
+    /* guarded by mu */
     dd_list groups; /* dd_recorder_group, in the order of their uids */
     uint32_t next_uid;
     char comm_version[COMM_VERSION_MAX];
-
-    dd_lock errors_mu; /* short */
     kept_error errors[ERRORS_KEPT];
     size_t nerrors; /* ever */
-
-    dd_lock alarms_mu; /* short */
-    pthread_cond_t alarms_cond;
-    /* guarded by alarms_mu */
     dd_alarm alarms[ALARMS_KEPT];
     size_t nalarms_raised;
     size_t nalarms_taken;
     void (*notify)(void *ctx); /* NULL: nobody */
     void *notify_ctx;
-    bool is_closed;
 };
+
+/* What a group is called. It never changes: a group that is renamed has another, and keeps this one for those who still read it. */
+typedef struct group_info {
+    struct group_info *older;
+    dd_recorder_group_info is; /* its bytes and ranks are in the same block */
+} group_info;
+
+/* A collective of a group: its number and its name. Relaxed. */
+typedef struct group_mark {
+    _Atomic(uint64_t) number; /* 0: none */
+    _Atomic(const char *) name;
+} group_mark;
 
 struct dd_recorder_group {
     dd_recorder *recorder; /* const */
-    dd_list link;
-    uint32_t uid; /* const */
+    dd_list link;          /* guarded by the recorder's mu */
+    uint32_t uid;          /* const */
     atomic_uint refs;
-    /* guarded by the recorder's groups_mu */
-    dd_blob name;
-    dd_blob desc;
-    const char *kind;
-    int rank;
-    int size;
-    int *global_ranks; /* owned; NULL: 0 to size - 1 */
+    _Atomic(group_info *) info; /* release */
+    atomic_bool is_alarmed;
     /* relaxed */
-    _Atomic(uint64_t) ncollectives;
     _Atomic(uint64_t) nmessages;
     _Atomic(uint64_t) last_record;
-    _Atomic(uint64_t) last_started; /* sequence numbers */
-    _Atomic(uint64_t) last_completed;
-    _Atomic(const char *) last_enqueued_name;
-    _Atomic(const char *) last_started_name;
-    _Atomic(const char *) last_completed_name;
-    atomic_bool is_alarmed;
-    /* guarded by the recorder's alarms_mu: of its name and rank, for alarms */
-    char alarm_name[64];
-    const char *alarm_kind;
-    int alarm_rank;
+    group_mark called; /* its number counts the collectives */
+    group_mark started;
+    group_mark completed;
 };
 
-/* ---- recorder_threads.c */
-
-/* Makes sure that the calling thread has a name in dumps. */
-void recorder_note_thread(dd_recorder *recorder, uint64_t self);
-/* "" for one that is not known. */
-void recorder_print_thread(dd_recorder *recorder, uint64_t self, char name[16]);
+static inline const dd_recorder_group_info *
+recorder_info_of(const dd_recorder_group *group)
+{
+    return &atomic_load_explicit(&group->info, memory_order_acquire)->is;
+}
 
 /* ---- recorder_groups.c */
 
-/* Frees what has neither references nor records. */
-void recorder_sweep_groups_locked(dd_recorder *recorder);
 void recorder_destroy_groups(dd_recorder *recorder);
 
-/* ---- snapshot.c: what a dump tells. Records are copied out of the way of those who write; groups stay as they are meanwhile */
+/* ---- recorder.c */
 
-typedef struct snapshot_group {
-    dd_recorder_group *group;
-    dd_recorder_status status;
-    bool is_shown; /* it is open, or has entries */
-    /* of its newest entry */
-    uint64_t ncollectives;
-    uint64_t number; /* among those of its kind */
-    bool is_p2p;
-    /* A message and a collective next to it have the same number, which torch's analyser takes for parts of one call: those of messages go
-     * on where those of collectives end. */
-    bool is_ambiguous;
-} snapshot_group;
-
-typedef struct snapshot_entry {
-    uint64_t record;
-    uint64_t number; /* from 0: since the last reset */
-    const snapshot_group *of;
-    const dd_error *error; /* NULL; what is not kept any more has its code alone */
-    dd_status code;
-    int64_t started_ns;
-    int64_t ended_ns;
-    int peer;
-    record_body body;
-} snapshot_entry;
-
-typedef struct dd_snapshot {
-    dd_recorder *recorder;
-    snapshot_group *groups;
-    size_t ngroups;
-    snapshot_entry *entries; /* oldest first */
-    size_t nentries;
-    kept_error errors[ERRORS_KEPT];
-    int64_t calendar_ns; /* plus monotonic time is time since the epoch */
-} dd_snapshot;
-
-/* Holds groups_mu until snapshot_fini. */
-dd_status snapshot_take(dd_recorder *recorder, bool has_entries, bool is_active_only, dd_snapshot *snapshot,
-                        dd_error *err) DD_MUST_CHECK;
-void snapshot_fini(dd_snapshot *snapshot);
-/* The tensors of one side, one after the other: `cursor` starts at 0 and is the function's. False: no more. */
-typedef struct snapshot_tensor {
-    dd_dtype dtype;
-    bool is_stacked;
-    uint32_t count;
-    int ndim;
-    const uint64_t *shape;
-} snapshot_tensor;
-bool snapshot_next_tensor(const record_body *body, bool is_output, size_t *cursor, snapshot_tensor *tensor);
+/* "" for a thread that is not known. */
+void recorder_print_thread(dd_recorder *recorder, uint64_t self,
+                           char name[THREAD_NAME_WORDS * sizeof(uint64_t)]);
 
 #endif

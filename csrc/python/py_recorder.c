@@ -2,7 +2,6 @@
 
 #include "core/fork.h"
 #include "core/mem.h"
-#include "observe/dump_file.h"
 #include "python/py_convert.h"
 #include "python/py_error.h"
 #include "python/py_recorder_internal.h"

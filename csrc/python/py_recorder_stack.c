@@ -172,33 +172,35 @@ find_object(const py_recorder *self, const seen_stack *stack, size_t index)
     return NULL;
 }
 
-static bool
-tell(py_recorder *self, const seen_stack *stack, size_t index)
+/* Tells what the frames of a new stack are. */
+static uint32_t
+tell(py_recorder *self, const seen_stack *stack)
 {
-    PyFrameObject *shown = find_object(self, stack, index);
-    PyObject *code = (PyObject *)stack->keys[index].code;
-    PyObject *function;
-    PyObject *file;
-    dd_frame frame = {.function = text_of(code, "co_name", &function),
-                      .file = text_of(code, "co_filename", &file),
-                      .line = shown != NULL ? PyFrame_GetLineNumber(shown) : 0,
-                      .is_hidden = shown == NULL || find_code(self, code)->is_hidden};
-    bool is_told = dd_call_sites_tell(dd_recorder_call_sites(self->recorder), stack->keys[index], &frame);
-    Py_XDECREF(function);
-    Py_XDECREF(file);
-    return is_told;
+    dd_frame frames[DD_STACK_MAX_FRAMES];
+    PyObject *texts[2 * DD_STACK_MAX_FRAMES];
+    for (size_t i = 0; i < stack->nframes; i++) {
+        PyFrameObject *shown = find_object(self, stack, i);
+        PyObject *code = (PyObject *)stack->keys[i].code;
+        frames[i] = (dd_frame){.function = text_of(code, "co_name", &texts[2 * i]),
+                               .file = text_of(code, "co_filename", &texts[2 * i + 1]),
+                               .line = shown != NULL ? PyFrame_GetLineNumber(shown) : 0,
+                               .is_hidden = shown == NULL || find_code(self, code)->is_hidden};
+    }
+    uint32_t added =
+        dd_call_sites_add(dd_recorder_call_sites(self->recorder), stack->keys, frames, stack->nframes);
+    for (size_t i = 0; i < 2 * (size_t)stack->nframes; i++) {
+        Py_XDECREF(texts[i]);
+    }
+    return added;
 }
 
 static uint32_t
 look_up(py_recorder *self, const seen_stack *stack)
 {
+    bool can_add;
     dd_call_sites *sites = dd_recorder_call_sites(self->recorder);
-    size_t unknown = 0;
-    uint32_t found = dd_call_sites_find(sites, stack->keys, stack->nframes, &unknown);
-    while (found == 0 && unknown < stack->nframes && tell(self, stack, unknown)) {
-        found = dd_call_sites_find(sites, stack->keys, stack->nframes, &unknown);
-    }
-    return found;
+    uint32_t found = dd_call_sites_find(sites, stack->keys, stack->nframes, &can_add);
+    return found == 0 && can_add ? tell(self, stack) : found;
 }
 
 /* Where a stack with these two innermost frames is kept: the one that came last. */

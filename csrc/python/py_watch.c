@@ -4,11 +4,11 @@
 #include "core/mem.h"
 #include "python/py_convert.h"
 #include "python/py_error.h"
+#include "python/py_gate.h"
 #include "python/py_group.h"
 #include "python/py_recorder.h"
 #include "python/py_signals.h"
 #include "python/py_store.h"
-#include "python/py_watch_gil.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -27,7 +27,6 @@ typedef struct py_watch {
     bool is_beat_fatal;         /* const */
     bool is_failure_fatal;      /* const; of groups that are told of failures */
     bool has_heartbeat;         /* guarded by the GIL */
-    py_gil_question *question;  /* of the monitor's pass */
     struct heard_signal *heard; /* owned; guarded by the GIL */
 } py_watch;
 
@@ -44,24 +43,14 @@ static atomic_int signalled_pid;
 
 /* ---- what the monitor asks of us */
 
+/* Takes the GIL and gives it back. An interpreter that is ending counts as one that answers. */
 static void
-ask_gil(void *ctx)
+await_gil(void)
 {
-    py_watch *watch = ctx;
-    int64_t waited_ns;
-    if (watch->question != NULL && !py_gil_is_answered(watch->question, &waited_ns)) {
-        return;
+    py_gate_pass pass;
+    if (py_gate_enter(&pass)) {
+        py_gate_leave(&pass);
     }
-    py_gil_forget(watch->question);
-    watch->question = py_gil_ask();
-}
-
-static bool
-is_gil_answered(void *ctx, int64_t *waited_ns)
-{
-    py_watch *watch = ctx;
-    *waited_ns = 0;
-    return watch->question == NULL || py_gil_is_answered(watch->question, waited_ns);
 }
 
 /* Only where the environment wants this: a process that hangs in its device is of no use to a launcher. */
@@ -145,7 +134,7 @@ py_watch_open(PyObject *module, PyObject *args)
     if (watch == NULL) {
         return PyErr_NoMemory();
     }
-    dd_monitor_host host = {.ask = ask_gil, .is_answered = is_gil_answered, .die = die, .ctx = watch};
+    dd_monitor_host host = {.await_interpreter = await_gil, .die = die, .ctx = watch};
     dd_monitor_options options = {.recorder = py_recorder_get(state), .host = &host};
     dd_error err;
     dd_status status = DD_INTERNAL;

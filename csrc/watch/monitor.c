@@ -66,6 +66,31 @@ wish_of_all(const dd_monitor *monitor)
     return monitor->options.dumping != DD_DUMPING_OFF ? DUMP_OF_FAILURE : DUMP_NONE;
 }
 
+/* Writes the dump, and into the report what has come of it. Whether the others shall do the same. */
+static bool
+dump(dd_monitor *monitor, dump_wish wish, dd_blob *report)
+{
+    int64_t now_ns = dd_clock_now_ns();
+    dd_error err;
+    if (wish == DUMP_NONE) {
+        watch_report_add(report, "no dump is written: DLDIST_FR_DUMP_FILE=<prefix> says where to put one");
+        return false;
+    }
+    if (wish == DUMP_OF_FAILURE && monitor->last_dump_ns != 0 &&
+        now_ns - monitor->last_dump_ns < WATCH_BURST_NS) {
+        watch_report_add(report, "a dump has just been written");
+        return false;
+    }
+    monitor->last_dump_ns = wish == DUMP_OF_FAILURE ? now_ns : monitor->last_dump_ns;
+    if (watch_write_dump(monitor, &err) == DD_OK) {
+        atomic_fetch_add(&monitor->ndumps, 1);
+        watch_report_add(report, "the flight recorder is in %s", monitor->options.dump_path);
+    } else {
+        watch_report_add(report, "no dump could be written: %s", err.message);
+    }
+    return wish == DUMP_OF_FAILURE;
+}
+
 /* Reports what has happened, with the dump, where all groups are and, if wanted, how far the ranks of one have come. */
 static void
 look_into(dd_monitor *monitor, const char *what, dump_wish wish, watch_member *of_whom)
@@ -73,30 +98,31 @@ look_into(dd_monitor *monitor, const char *what, dump_wish wish, watch_member *o
     dd_blob report = {0};
     watch_ask(monitor);
     watch_report_add(&report, "%s", what);
-    if (wish == DUMP_NONE) {
-        watch_report_add(&report, "no dump is written: DLDIST_FR_DUMP_FILE=<prefix> says where to put one");
-    } else if (wish == DUMP_ASKED || watch_is_dump_due(monitor)) {
-        watch_dump_now(monitor, &report);
-    } else {
-        watch_report_add(&report, "a dump has just been written");
-        wish = DUMP_NONE;
-    }
-    if (wish == DUMP_OF_FAILURE) {
+    if (dump(monitor, wish, &report)) {
         watch_tell_dump(monitor);
     }
-    watch_report_groups(monitor, &report);
-    if (of_whom != NULL && monitor->options.is_desync) {
-        watch_report_progress(monitor, of_whom, &report);
-    }
+    watch_report_groups(monitor, monitor->options.is_desync ? of_whom : NULL, &report);
     watch_report_answer(monitor, &report);
     watch_report_finish(monitor, &report);
+}
+
+/* The member of a group of the recorder; NULL: nobody's here any more. */
+static watch_member *
+find_member(dd_monitor *monitor, uint32_t uid)
+{
+    watch_member *member = watch_next(monitor, NULL);
+    while (member != NULL &&
+           (member->info.record == NULL || dd_recorder_group_uid(member->info.record) != uid)) {
+        member = watch_next(monitor, member);
+    }
+    return member;
 }
 
 /* The others first: they have been promised to hear of it soon, and a dump may take its time. */
 static void
 on_alarm(dd_monitor *monitor, const dd_alarm *alarm)
 {
-    watch_member *member = watch_find(monitor, alarm);
+    watch_member *member = find_member(monitor, alarm->uid);
     if (member == NULL && is_wanted(alarm->error.code)) {
         return; /* a group of one rank: nobody else is concerned */
     }
@@ -118,8 +144,7 @@ static void
 take_alarms(dd_monitor *monitor)
 {
     dd_alarm alarm;
-    dd_wait now = dd_wait_after(0);
-    while (dd_recorder_take_alarm(monitor->options.recorder, &alarm, &now, NULL) == DD_OK) {
+    while (dd_recorder_take_alarm(monitor->options.recorder, &alarm)) {
         on_alarm(monitor, &alarm);
     }
 }
@@ -156,7 +181,7 @@ check_heartbeat(dd_monitor *monitor)
     int64_t now_ns = dd_clock_now_ns();
     dd_lock_take(&monitor->mu); /* who takes the heartbeat away may end what it is of */
     dd_monitor_heartbeat heartbeat = monitor->heartbeat;
-    uint64_t beat = monitor->has_heartbeat ? heartbeat.count(heartbeat.ctx) : 0;
+    uint64_t beat = heartbeat.count != NULL ? heartbeat.count(heartbeat.ctx) : 0;
     if (beat == 0 || beat != monitor->beat) {
         monitor->beat = beat;
         monitor->beat_since_ns = now_ns;
@@ -312,6 +337,57 @@ dd_monitor_request_dump(dd_monitor *monitor)
 
 /* ---- groups */
 
+static dd_store *
+root_of(dd_store *store)
+{
+    while (store != NULL && dd_prefix_store_is(store)) {
+        store = dd_prefix_store_underlying(store);
+    }
+    return store;
+}
+
+static bool
+needs_signals(dd_monitor *monitor, const dd_monitor_member *info)
+{
+    dd_lock_take(&monitor->mu);
+    bool is_first = dd_list_is_empty(&monitor->members);
+    dd_lock_release(&monitor->mu);
+    return info->store != NULL && (is_first || info->fail != NULL || monitor->options.is_desync);
+}
+
+dd_status
+dd_monitor_add(dd_monitor *monitor, const dd_monitor_member *info, uint64_t *id, const dd_wait *wait,
+               dd_error *err)
+{
+    watch_member *member = dd_mem_zalloc(sizeof *member);
+    if (member == NULL) {
+        return dd_error_no_memory(err, sizeof *member);
+    }
+    member->info = *info;
+    snprintf(member->name, sizeof member->name, "%.*s", (int)info->name.len, (const char *)info->name.data);
+    member->info.name = dd_bytes_of_string(member->name);
+    dd_status status = needs_signals(monitor, info) ? watch_enter(member, wait, err) : DD_OK;
+    if (status == DD_INTERRUPTED) {
+        dd_mem_free(member);
+        return status;
+    }
+    if (status != DD_OK) { /* the store does not do what is needed here, and the group works all the same */
+        DD_LOG(DD_LOG_DEBUG, "the ranks of group \"%s\" cannot tell each other of failures: %s", member->name,
+               err != NULL ? err->message : "");
+        member->info.store = NULL;
+    }
+    member->root = root_of(member->info.store);
+    if (member->info.store != NULL) {
+        member->info.store = dd_store_acquire(member->info.store);
+    }
+    member->info.record = dd_recorder_group_acquire(member->info.record);
+    dd_lock_take(&monitor->mu);
+    *id = member->id = ++monitor->last_id;
+    dd_list_push_back(&monitor->members, &member->link);
+    dd_lock_release(&monitor->mu);
+    return DD_OK;
+}
+
 void
 dd_monitor_remove(dd_monitor *monitor, uint64_t id)
 {
@@ -330,7 +406,6 @@ void
 dd_monitor_set_heartbeat(dd_monitor *monitor, const dd_monitor_heartbeat *heartbeat)
 {
     dd_lock_take(&monitor->mu);
-    monitor->has_heartbeat = heartbeat != NULL;
     monitor->heartbeat = heartbeat != NULL ? *heartbeat : (dd_monitor_heartbeat){0};
     dd_lock_release(&monitor->mu);
 }
@@ -338,50 +413,36 @@ dd_monitor_set_heartbeat(dd_monitor *monitor, const dd_monitor_heartbeat *heartb
 /* ---- the object */
 
 static dd_status
-copy_text(const char *text, char **copy, dd_error *err)
-{
-    size_t nbytes = strlen(text) + 1;
-    *copy = dd_mem_alloc(nbytes);
-    if (*copy == NULL) {
-        return dd_error_no_memory(err, nbytes);
-    }
-    memcpy(*copy, text, nbytes);
-    return DD_OK;
-}
-
-static dd_status
 open_parts(dd_monitor *monitor, dd_error *err)
 {
-    const dd_monitor_options *options = &monitor->options;
     monitor->wake_fd = dd_fork_own(dd_sys_eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (monitor->wake_fd < 0) {
         return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot make an eventfd for the monitor");
     }
-    dd_status status = copy_text(options->dump_path, &monitor->dump_path, err);
-    if (status == DD_OK && options->pipe_path[0] != '\0') {
-        status = copy_text(options->pipe_path, &monitor->pipe_path, err);
-    }
-    if (status == DD_OK) {
-        dd_recorder_notify_of_alarms(options->recorder, wake, monitor);
-    }
-    return status == DD_OK && monitor->pipe_path != NULL ? watch_open_pipe(monitor, err) : status;
+    dd_recorder_notify_of_alarms(monitor->options.recorder, wake, monitor);
+    return monitor->options.pipe_path[0] != '\0' ? watch_open_pipe(monitor, err) : DD_OK;
 }
 
 dd_status
 dd_monitor_create(const dd_monitor_options *options, dd_monitor **out, dd_error *err)
 {
-    dd_monitor *monitor = dd_mem_zalloc(sizeof *monitor);
+    size_t dump_nbytes = strlen(options->dump_path) + 1;
+    size_t pipe_nbytes = strlen(options->pipe_path) + 1;
+    size_t nbytes = sizeof(dd_monitor) + dump_nbytes + pipe_nbytes;
+    dd_monitor *monitor = dd_mem_zalloc(nbytes);
     if (monitor == NULL) {
-        return dd_error_no_memory(err, sizeof *monitor);
+        return dd_error_no_memory(err, nbytes);
     }
+    char *texts = (char *)(monitor + 1);
     monitor->options = *options;
+    monitor->options.dump_path = memcpy(texts, options->dump_path, dump_nbytes);
+    monitor->options.pipe_path = memcpy(texts + dump_nbytes, options->pipe_path, pipe_nbytes);
     monitor->host = *options->host;
     monitor->pipe_fd = -1;
     monitor->generation = dd_fork_generation();
     dd_lock_init(&monitor->mu, DD_LOCK_MONITOR);
     dd_cond_init(&monitor->cond);
     dd_list_init(&monitor->members);
-    dd_list_init(&monitor->places);
     dd_status status = open_parts(monitor, err);
     if (status != DD_OK) {
         dd_monitor_destroy(monitor);
@@ -400,13 +461,12 @@ dd_monitor_destroy(dd_monitor *monitor)
     watch_mark_removed(monitor, 0);
     watch_end_pass(monitor);
     watch_close_pipe(monitor);
+    watch_forget_question(monitor);
     dd_recorder_notify_of_alarms(monitor->options.recorder, NULL, NULL);
     dd_fork_close(monitor->wake_fd);
     dd_cond_fini(&monitor->cond);
     dd_lock_fini(&monitor->mu);
     dd_blob_fini(&monitor->report);
-    dd_mem_free(monitor->dump_path);
-    dd_mem_free(monitor->pipe_path);
     dd_mem_free(monitor);
 }
 

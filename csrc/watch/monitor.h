@@ -33,10 +33,8 @@ typedef enum dd_dumping {
 
 /* What the monitor asks of the program around it. */
 typedef struct dd_monitor_host {
-    /* Asks the interpreter for a sign of life, without waiting; nothing while the last question is open. */
-    void (*ask)(void *ctx);
-    /* Whether it has come, and how long it took or has been waited for. */
-    bool (*is_answered)(void *ctx, int64_t *waited_ns);
+    /* Returns when the interpreter has given a sign of life. On a thread of its own, which nobody waits for for long. */
+    void (*await_interpreter)(void);
     /* Ends the process. */
     void (*die)(void *ctx, const char *reason);
     void *ctx;

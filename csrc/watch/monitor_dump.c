@@ -5,34 +5,23 @@
 #include "core/fork.h"
 #include "core/mem.h"
 #include "core/system.h"
-#include "observe/dump_file.h"
+#include "observe/recorder.h"
 
 #include <errno.h>
 #include <string.h>
 
 /* ---- the pipe */
 
-static dd_status
-refuse_what_is_there(const char *path, dd_error *err)
-{
-    struct stat entry;
-    if (dd_sys_lstat(path, &entry) != 0) {
-        return DD_OK;
-    }
-    if (!S_ISFIFO(entry.st_mode)) {
-        return dd_error_set(err, DD_SYSTEM, "%s is to be a named pipe, and is something else", path);
-    }
-    (void)dd_sys_unlink(path); /* of a process before us */
-    return DD_OK;
-}
-
 dd_status
 watch_open_pipe(dd_monitor *monitor, dd_error *err)
 {
-    const char *path = monitor->pipe_path;
-    dd_status status = refuse_what_is_there(path, err);
-    if (status != DD_OK) {
-        return status;
+    const char *path = monitor->options.pipe_path;
+    struct stat entry;
+    if (dd_sys_lstat(path, &entry) == 0) {
+        if (!S_ISFIFO(entry.st_mode)) {
+            return dd_error_set(err, DD_SYSTEM, "%s is to be a named pipe, and is something else", path);
+        }
+        (void)dd_sys_unlink(path); /* of a process before us */
     }
     if (dd_sys_mkfifo(path, 0600) != 0) {
         return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot make the named pipe %s", path);
@@ -40,10 +29,11 @@ watch_open_pipe(dd_monitor *monitor, dd_error *err)
     /* Also for writing: it never ends then, however many come and go. */
     monitor->pipe_fd = dd_fork_own(dd_sys_open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW, 0));
     if (monitor->pipe_fd < 0) {
-        status = dd_error_set_errno(err, DD_SYSTEM, errno, "cannot open the named pipe %s", path);
+        dd_status status = dd_error_set_errno(err, DD_SYSTEM, errno, "cannot open the named pipe %s", path);
         (void)dd_sys_unlink(path);
+        return status;
     }
-    return status;
+    return DD_OK;
 }
 
 void
@@ -52,7 +42,7 @@ watch_close_pipe(dd_monitor *monitor)
     if (monitor->pipe_fd >= 0) {
         dd_fork_close(monitor->pipe_fd);
         monitor->pipe_fd = -1;
-        (void)dd_sys_unlink(monitor->pipe_path);
+        (void)dd_sys_unlink(monitor->options.pipe_path);
     }
 }
 
@@ -85,24 +75,19 @@ run_job(dd_errand *errand)
     job->status = dd_recorder_dump_to_file(job->recorder, &job->options, job->path, &job->error);
 }
 
-static void
-free_job(dd_errand *errand)
+dd_status
+watch_write_dump(dd_monitor *monitor, dd_error *err)
 {
-    dd_mem_free(errand);
-}
-
-static dd_status
-write_dump(dd_monitor *monitor, dd_error *err)
-{
-    size_t path_nbytes = strlen(monitor->dump_path) + 1;
+    const char *path = monitor->options.dump_path;
+    size_t path_nbytes = strlen(path) + 1;
     dump_job *job = dd_mem_zalloc(sizeof *job + path_nbytes);
     if (job == NULL) {
         return dd_error_no_memory(err, sizeof *job + path_nbytes);
     }
-    job->errand = (dd_errand){.run = run_job, .free = free_job};
+    job->errand = (dd_errand){.run = run_job};
     job->recorder = monitor->options.recorder;
     job->options = monitor->options.dump;
-    memcpy(job->path, monitor->dump_path, path_nbytes);
+    memcpy(job->path, path, path_nbytes);
     dd_status status = dd_errand_start(&job->errand, "dldist-dump", err);
     if (status != DD_OK) {
         return status;
@@ -111,34 +96,11 @@ write_dump(dd_monitor *monitor, dd_error *err)
     wait.deadline_ns = dd_clock_now_ns() + monitor->options.dump_timeout_ns;
     status = dd_errand_wait(&job->errand, &wait, err);
     if (status == DD_TIMED_OUT) {
-        status = dd_error_set(err, DD_TIMED_OUT, "writing %s takes longer than %.1f s", monitor->dump_path,
+        status = dd_error_set(err, DD_TIMED_OUT, "writing %s takes longer than %.1f s", path,
                               dd_wait_elapsed_s(&wait));
     } else if (status == DD_OK && job->status != DD_OK) {
         status = dd_error_copy(err, &job->error);
     }
     dd_errand_leave(&job->errand);
     return status;
-}
-
-bool
-watch_is_dump_due(dd_monitor *monitor)
-{
-    int64_t now_ns = dd_clock_now_ns();
-    bool is_due = monitor->last_dump_ns == 0 || now_ns - monitor->last_dump_ns >= WATCH_BURST_NS;
-    if (is_due) {
-        monitor->last_dump_ns = now_ns;
-    }
-    return is_due;
-}
-
-void
-watch_dump_now(dd_monitor *monitor, dd_blob *report)
-{
-    dd_error err;
-    if (write_dump(monitor, &err) == DD_OK) {
-        atomic_fetch_add(&monitor->ndumps, 1);
-        watch_report_add(report, "the flight recorder is in %s", monitor->dump_path);
-    } else {
-        watch_report_add(report, "no dump could be written: %s", err.message);
-    }
 }

@@ -9,10 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* "exception_dump": the rank that asks. */
-#define DD_SIGNAL_DUMP_NBYTES 4
-void dd_signal_encode_dump(int rank, uint8_t out[DD_SIGNAL_DUMP_NBYTES]);
-/* DD_PROTOCOL for what no rank has written. */
+/* "exception_dump": the rank that asks, in 4 bytes. DD_PROTOCOL for what no rank has written. */
 dd_status dd_signal_decode_dump(dd_bytes value, int *rank, dd_error *err) DD_MUST_CHECK;
 
 /* "remote_error:<group>": the rank, the status, the text; 4 bytes each for the numbers and the length. Four bytes alone are a rank. */
@@ -23,21 +20,17 @@ size_t dd_signal_encode_error(int rank, const dd_error *cause, uint8_t out[DD_SI
 dd_status dd_signal_decode_error(dd_bytes value, dd_bytes group, int size, dd_error *cause,
                                  dd_error *err) DD_MUST_CHECK;
 
-/* How far a rank is. */
+/* How far a rank is: the words of a report. "last called 3 all_reduce, started 3 all_reduce, completed none" */
 #define DD_SIGNAL_NAME_MAX 63
-#define DD_SIGNAL_STATE_MAX_NBYTES (3 * (9 + DD_SIGNAL_NAME_MAX))
-typedef struct dd_signal_progress {
-    int64_t number; /* -1: none yet */
-    char name[DD_SIGNAL_NAME_MAX + 1];
-} dd_signal_progress;
+#define DD_SIGNAL_STATE_MAX (3 * (DD_SIGNAL_NAME_MAX + 21) + 48)
 typedef struct dd_signal_state {
-    dd_signal_progress called;
-    dd_signal_progress started;
-    dd_signal_progress completed;
+    int64_t called;                    /* -1: nothing yet */
+    char name[DD_SIGNAL_NAME_MAX + 1]; /* of what was called */
+    char text[DD_SIGNAL_STATE_MAX];
 } dd_signal_state;
 
 void dd_signal_state_of(const dd_recorder_status *status, dd_signal_state *state);
-size_t dd_signal_encode_state(const dd_signal_state *state, uint8_t out[DD_SIGNAL_STATE_MAX_NBYTES]);
+/* Of the text of a state. */
 dd_status dd_signal_decode_state(dd_bytes value, dd_signal_state *state, dd_error *err) DD_MUST_CHECK;
 
 #endif

@@ -10,45 +10,33 @@
 
 #include <stdatomic.h>
 
-#define WATCH_STORE_TIMEOUT_NS (5 * DD_NS_PER_S)
 #define WATCH_LINE_MAX 1600 /* of a report */
-#define WATCH_KEY_MAX 320
 #define WATCH_NAME_MAX 200
+#define WATCH_COUNT_MAX 24
 /* Failures that follow each other faster have one cause: the dump of the first has it all, and reports are kept together. */
 #define WATCH_BURST_NS (10 * DD_NS_PER_S)
-#define WATCH_REPORT_MAX_NBYTES ((size_t)64 << 10)
-
-/* A store below all prefixes, where signals are counted. Owned by the members that use it. */
-typedef struct watch_place {
-    dd_list link;
-    dd_store *store; /* acquired */
-    size_t nusers;   /* guarded by the monitor's mu */
-    /* of the pass */
-    dd_blob count;     /* as last seen */
-    bool is_looked_at; /* in this round */
-    bool is_changed;   /* since the look before this one */
-    bool is_gone;      /* it did not answer, and is not asked again */
-} watch_place;
 
 typedef struct watch_member {
     dd_list link;
     uint64_t id;               /* const */
     dd_monitor_member info;    /* const; the name is `name` */
     char name[WATCH_NAME_MAX]; /* const; as much of it as keys have room for */
-    watch_place *place;        /* const; NULL without a store */
-    bool is_removed;           /* guarded by the monitor's mu: the pass under way lets it go */
+    dd_store *root;  /* const: below all prefixes, where signals are counted; NULL without a store */
+    bool is_removed; /* guarded by the monitor's mu: the pass under way lets it go */
     /* of the pass */
-    int64_t epoch;      /* how often this rank has been in a group of this name; 0: not counted */
-    bool is_dump_seen;  /* or told by us */
-    bool is_error_seen; /* the same */
-    dd_blob published;  /* how far we are, as the others know it */
+    int64_t epoch;               /* how often this rank has been in a group of this name; 0: not counted */
+    char count[WATCH_COUNT_MAX]; /* of the signals in the root, as last seen */
+    bool is_looked_at;           /* the root, in this round */
+    bool is_changed;             /* the count, since the look before this one */
+    bool is_gone;                /* the root did not answer, and is not asked again */
+    bool is_dump_seen;           /* or told by us */
+    bool is_error_seen;          /* the same */
+    char published[DD_SIGNAL_STATE_MAX]; /* how far we are, as the others know it */
 } watch_member;
 
 struct dd_monitor {
-    dd_monitor_options options; /* const; texts are owned, see below */
+    dd_monitor_options options; /* const; the texts lie behind the monitor */
     dd_monitor_host host;       /* const */
-    char *dump_path;            /* const */
-    char *pipe_path;            /* const; NULL: there is none */
     int pipe_fd;                /* of the pass; -1: none */
     int wake_fd;                /* const */
     uint64_t generation;        /* const; of core/fork.h */
@@ -64,12 +52,10 @@ struct dd_monitor {
     bool is_busy; /* somebody is in a pass: the monitor's thread, or who removes a member */
     dd_list
         members; /* watch_member, the oldest first: its store has the signal to dump. Unlinked in a pass only */
-    dd_list places; /* watch_place */
     uint64_t last_id;
     dd_blob report;
-    int64_t report_ns; /* when it was last added to */
-    dd_monitor_heartbeat heartbeat;
-    bool has_heartbeat;
+    int64_t report_ns;              /* when it was last added to */
+    dd_monitor_heartbeat heartbeat; /* count is NULL: there is none */
 
     /* of the pass */
     int64_t last_check_ns;
@@ -78,8 +64,8 @@ struct dd_monitor {
     uint64_t beat;        /* the last count, and since when */
     int64_t beat_since_ns;
     bool is_beat_reported;
-    bool is_question_open;
-    int64_t question_ns;
+    struct watch_question *question; /* to the interpreter, the last; NULL: none */
+    bool is_question_open;           /* it was too long for a report */
 };
 
 /* ---- monitor_members.c */
@@ -93,8 +79,6 @@ void watch_mark_removed(dd_monitor *monitor, uint64_t id); /* 0: all */
 dd_wait watch_wait(dd_monitor *monitor);
 /* Members in their order, NULL at the end: they stay for as long as the pass. */
 watch_member *watch_next(dd_monitor *monitor, watch_member *after);
-/* Whose alarm it is; NULL: nobody's here any more. */
-watch_member *watch_find(dd_monitor *monitor, const dd_alarm *alarm);
 
 /* ---- monitor_tell.c: the store */
 
@@ -117,21 +101,19 @@ dd_status watch_open_pipe(dd_monitor *monitor, dd_error *err) DD_MUST_CHECK;
 void watch_close_pipe(dd_monitor *monitor);
 /* Empties the pipe; whether anything was in it. */
 bool watch_drain_pipe(dd_monitor *monitor);
-/* Whether a failure is to be dumped: it is the first for a while. */
-bool watch_is_dump_due(dd_monitor *monitor);
-/* Writes the dump, and into the report what has come of it. */
-void watch_dump_now(dd_monitor *monitor, dd_blob *report);
+/* Writes the dump. */
+dd_status watch_write_dump(dd_monitor *monitor, dd_error *err) DD_MUST_CHECK;
 
 /* ---- monitor_report.c */
 
 /* Adds a line to a report; without memory it stays as it is. */
 void watch_report_add(dd_blob *report, const char *format, ...) DD_PRINTF(2, 3);
-/* Where the ranks of a group are. */
-void watch_report_progress(dd_monitor *monitor, watch_member *member, dd_blob *report);
-/* What this rank knows of all its groups. */
-void watch_report_groups(dd_monitor *monitor, dd_blob *report);
-/* Asks the interpreter, and with `report` waits a little for its answer. */
+/* What this rank knows of all its groups, and with `desync` how far the ranks of that one are. */
+void watch_report_groups(dd_monitor *monitor, watch_member *desync, dd_blob *report);
+/* Asks the interpreter, unless it still owes an answer. */
 void watch_ask(dd_monitor *monitor);
+void watch_forget_question(dd_monitor *monitor);
+/* Waits a little for the answer. */
 void watch_report_answer(dd_monitor *monitor, dd_blob *report);
 /* The answer to a question that was open too long, when it comes. */
 void watch_follow_up(dd_monitor *monitor);

@@ -67,10 +67,10 @@ check_records(member *self, int64_t ncalls)
     dd_recorder_status status;
     dd_recorder_group *group = dd_group_recorder_group(self->rank->group);
     dd_recorder_group_status(group, &status);
-    CHECK_INT(status.last_enqueued, ncalls);
-    CHECK_INT(status.last_started, ncalls);
-    CHECK_INT(status.last_completed, ncalls);
-    CHECK_CONTAINS(status.last_completed_name, "all_reduce");
+    CHECK_INT(status.called.number, ncalls);
+    CHECK_INT(status.started.number, ncalls);
+    CHECK_INT(status.completed.number, ncalls);
+    CHECK_CONTAINS(status.completed.name, "all_reduce");
 }
 
 static void

@@ -132,7 +132,10 @@ hang_body(nccl_rig_rank *self)
     if (self->rank == 0) {
         dd_alarm alarm;
         dd_wait wait = nccl_rig_patience();
-        CHECK_OK(dd_recorder_take_alarm(self->rig->recorder, &alarm, &wait, check_err()));
+        while (!dd_recorder_take_alarm(self->rig->recorder, &alarm)) {
+            REQUIRE_OK(dd_wait_sleep(&wait, DD_NS_PER_MS, check_err()));
+            REQUIRE(!dd_wait_is_over(&wait));
+        }
         CHECK_INT(alarm.error.code, DD_OP_TIMED_OUT);
     }
 }
@@ -514,8 +517,7 @@ shut_down_body(nccl_rig_rank *self)
     dd_nccl_group_release(self->group);
     self->group = NULL;
     dd_alarm alarm;
-    dd_wait now = dd_wait_after(0);
-    CHECK_STATUS(dd_recorder_take_alarm(self->rig->recorder, &alarm, &now, check_err()), DD_TIMED_OUT);
+    CHECK(!dd_recorder_take_alarm(self->rig->recorder, &alarm));
     self->rig->shut_down(0);
     self->rig->open_gate(gate);
     CHECK_INT(self->rig->cuda->api.cuStreamSynchronize(stream), DD_CUDA_SUCCESS);

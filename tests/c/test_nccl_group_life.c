@@ -452,3 +452,21 @@ TEST(the_watchdog_sleeps_and_is_woken)
 {
     nccl_rig_run(&(nccl_rig_options){.size = 1}, sleep_body, NULL);
 }
+
+/* ---- dumps */
+
+static void
+look_for_version(nccl_rig_rank *self)
+{
+    dd_dump_options options = {.format = DD_DUMP_JSON};
+    dd_blob dump = {0};
+    CHECK_OK(dd_recorder_dump(self->rig->recorder, &options, &dump, check_err()));
+    CHECK_OK(dd_blob_append(&dump, "", 1, check_err()));
+    CHECK_CONTAINS((const char *)dump.data, "\"comm_lib_version\":\"2.31.2\"");
+    dd_blob_fini(&dump);
+}
+
+TEST(dumps_have_the_version_of_nccl)
+{
+    nccl_rig_run(&(nccl_rig_options){.size = 1, .version = "2.31.2"}, look_for_version, NULL);
+}

@@ -590,7 +590,7 @@ be_recorded(team_rank *self)
     CHECK_CONTAINS(text, "\"timeout_ms\":5000");
     dd_recorder_status status;
     dd_recorder_group_status(group, &status);
-    CHECK_INT(status.last_completed, 3);
+    CHECK_INT(status.completed.number, 3);
     dd_blob_fini(&blob);
     sum_fini(&one);
     dd_recorder_group_release(group);

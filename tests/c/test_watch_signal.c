@@ -6,13 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-TEST(a_rank_there_and_back)
+TEST(a_rank_that_asks)
 {
-    uint8_t bytes[DD_SIGNAL_DUMP_NBYTES];
     int rank = -1;
-    dd_signal_encode_dump(0x01020304, bytes);
-    CHECK_TEXT(dd_bytes_of(bytes, sizeof bytes), "\4\3\2\1");
-    CHECK_OK(dd_signal_decode_dump(dd_bytes_of(bytes, sizeof bytes), &rank, check_err()));
+    CHECK_OK(dd_signal_decode_dump(BYTES("\4\3\2\1"), &rank, check_err()));
     CHECK_INT(rank, 0x01020304);
     CHECK_STATUS(dd_signal_decode_dump(BYTES("\1\0\0\200"), &rank, check_err()), DD_PROTOCOL);
     CHECK_STATUS(dd_signal_decode_dump(BYTES(""), &rank, check_err()), DD_PROTOCOL);
@@ -53,25 +50,40 @@ TEST(an_error_of_the_longest_text)
 
 TEST(a_state_there_and_back)
 {
-    uint8_t bytes[DD_SIGNAL_STATE_MAX_NBYTES];
-    dd_recorder_status status = {.last_enqueued = 7,
-                                 .last_started = 6,
-                                 .last_completed = -1,
-                                 .last_enqueued_name = "all_reduce",
-                                 .last_started_name = "barrier",
-                                 .last_completed_name = ""};
+    dd_recorder_status status = {
+        .called = {7, "all_reduce"}, .started = {6, "barrier"}, .completed = {-1, ""}};
     dd_signal_state state;
     dd_signal_state heard;
     dd_signal_state_of(&status, &state);
-    size_t len = dd_signal_encode_state(&state, bytes);
-    CHECK_OK(dd_signal_decode_state(dd_bytes_of(bytes, len), &heard, check_err()));
-    CHECK_INT(heard.called.number, 7);
-    CHECK(strcmp(heard.called.name, "all_reduce") == 0);
-    CHECK(strcmp(heard.started.name, "barrier") == 0);
-    CHECK_INT(heard.completed.number, -1);
-    for (size_t cut = 0; cut < len; cut++) {
-        CHECK_STATUS(dd_signal_decode_state(dd_bytes_of(bytes, cut), &heard, check_err()), DD_PROTOCOL);
+    CHECK(strcmp(state.text, "last called 7 all_reduce, started 6 barrier, completed none") == 0);
+    CHECK_OK(dd_signal_decode_state(dd_bytes_of_string(state.text), &heard, check_err()));
+    CHECK_INT(heard.called, 7);
+    CHECK(strcmp(heard.name, "all_reduce") == 0);
+    CHECK(strcmp(heard.text, state.text) == 0);
+    for (size_t cut = 0; cut < strlen(state.text) - strlen("none"); cut++) {
+        CHECK_STATUS(dd_signal_decode_state(dd_bytes_of(state.text, cut), &heard, check_err()), DD_PROTOCOL);
     }
+    dd_bytes none = BYTES("last called none, started none, completed none");
+    CHECK_OK(dd_signal_decode_state(none, &heard, check_err()));
+    CHECK_INT(heard.called, -1);
+    CHECK(heard.name[0] == '\0');
+    dd_bytes negative = BYTES("last called -7 x, started none, completed none");
+    CHECK_STATUS(dd_signal_decode_state(negative, &heard, check_err()), DD_PROTOCOL);
+}
+
+TEST(a_state_of_long_names)
+{
+    char name[100];
+    memset(name, 'x', sizeof name);
+    name[sizeof name - 1] = '\0';
+    dd_progress last = {INT64_MAX, name};
+    dd_recorder_status status = {.called = last, .started = last, .completed = last};
+    dd_signal_state state;
+    dd_signal_state heard;
+    dd_signal_state_of(&status, &state);
+    CHECK_OK(dd_signal_decode_state(dd_bytes_of_string(state.text), &heard, check_err()));
+    CHECK_INT(heard.called, INT64_MAX);
+    CHECK_INT(strlen(heard.name), DD_SIGNAL_NAME_MAX);
 }
 
 /* Any bytes: refused or made sense of, and never read beyond. */
@@ -96,7 +108,7 @@ TEST(noise)
             CHECK(cause.culprit.rank >= 0 && cause.culprit.rank < 4);
         }
         if (dd_signal_decode_state(value, &state, NULL) == DD_OK) {
-            CHECK(strlen(state.called.name) <= DD_SIGNAL_NAME_MAX && state.called.number >= -1);
+            CHECK(strlen(state.name) <= DD_SIGNAL_NAME_MAX && state.called >= -1);
         }
         free(bytes);
     }
