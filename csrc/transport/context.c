@@ -33,6 +33,12 @@ engine_has_closed(const dd_engine *engine, uint64_t id, uint32_t rank)
     return false;
 }
 
+void
+engine_note_closed(dd_engine *engine, const context_key *key)
+{
+    engine->closed[engine->nclosed++ % CLOSED_CONTEXTS_KEPT] = *key;
+}
+
 static void
 forget_closed(dd_engine *engine, const context_key *key)
 {
@@ -226,44 +232,6 @@ create(dd_engine *engine, uint64_t id, int rank, int nranks, dd_peer *const *pee
     return self;
 }
 
-/* A frame that came before the context was open. The entry is in no list. */
-static void
-deliver(dd_context *context, held *entry)
-{
-    dd_engine *engine = context->engine;
-    const dd_frame *frame = &entry->frame;
-    if (!context_check_source(context, frame, entry->peer)) {
-        context_drop_held(entry);
-    } else if (frame->type == DD_FRAME_EAGER || frame->type == DD_FRAME_RTS) {
-        dd_message *recv = context_match(context, frame);
-        if (recv != NULL) {
-            context_take_held(recv, entry);
-        } else {
-            dd_list_push_back(&context->ranks[frame->source].held, &entry->link);
-        }
-    } else {
-        context_on_control(context, frame, dd_bytes_of(entry->data, frame->payload));
-        engine_give_held(engine, entry);
-    }
-}
-
-static void
-deliver_early(dd_context *context, dd_peer *peer)
-{
-    for (dd_list *node = peer->early.next; node != &peer->early;) {
-        held *entry = DD_CONTAINER_OF(node, held, link);
-        node = node->next;
-        if (entry->frame.context == context->key.id && entry->frame.target == context->key.rank) {
-            dd_list_remove(&entry->link);
-            deliver(context, entry);
-        }
-    }
-    held *abort = peer_take_given_up(peer, &context->key);
-    if (abort != NULL) {
-        deliver(context, abort);
-    }
-}
-
 static dd_status
 open_locked(dd_context *context, dd_error *err)
 {
@@ -303,7 +271,10 @@ dd_context_open(dd_engine *engine, uint64_t id, int rank, int nranks, dd_peer *c
         dd_engine_acquire(engine);
         *context = self;
         for (int i = 0; i < nranks; i++) {
-            deliver_early(self, peers[i]);
+            held *entry;
+            while ((entry = peer_take_early(peers[i], &self->key)) != NULL) {
+                engine_deliver(entry);
+            }
         }
         for (int i = 0; i < nranks; i++) {
             if (peers[i]->state == PEER_LOST) {
@@ -430,7 +401,7 @@ close_locked(dd_context *context)
     engine_tell_done(engine);
     dd_map_remove(&engine->contexts, &context->node);
     dd_list_remove(&context->link);
-    engine->closed[engine->nclosed++ % CLOSED_CONTEXTS_KEPT] = context->key;
+    engine_note_closed(engine, &context->key);
     drop_all_held(context);
     for (int rank = 0; rank < context->nranks; rank++) {
         tell(context, rank, DD_FRAME_GOODBYE, (dd_bytes){0});

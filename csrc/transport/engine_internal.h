@@ -49,11 +49,10 @@ typedef struct held {
     dd_list link;
     dd_frame frame;
     dd_peer *peer;
-    uint64_t order;      /* of arrival, over all peers */
-    uint8_t *data;       /* payload: `small` or its own block */
-    dd_lane *collecting; /* the payload is still arriving there; NULL: it is complete */
-    dd_message *taker;   /* the receive that waits for the rest of it */
-    dd_message *sender;  /* within this process: the send that waits for its receiver */
+    uint64_t order;     /* of arrival, over all peers */
+    uint8_t *data;      /* payload: `small` or its own block */
+    bool is_told;       /* its context knows of it (on_coll) */
+    dd_message *sender; /* within this process: the send that waits for its receiver */
     uint8_t small[HELD_INLINE_NBYTES];
 } held;
 
@@ -85,7 +84,7 @@ struct dd_lane {
     size_t payload_left;
     uint8_t *sink;      /* where it goes; NULL: thrown away */
     dd_message *recv;   /* whose memory that is */
-    held *collected;    /* the same */
+    held *collected;    /* the same: in no list, delivered when all has come */
     dd_context *cached; /* of the last message */
     size_t begin;
     size_t end;
@@ -315,17 +314,34 @@ void message_unpost(dd_message *message);
 void message_tell(dd_message *message);
 void engine_tell_done(dd_engine *engine);
 
-/* ---- pools (peer_message.c), contexts by key (context.c) */
+/* ---- the pool of out_frames (peer_message.c), contexts by key (context.c) */
 
 /* A copy that may be queued; NULL: no memory. */
 out_frame *engine_take_out(dd_engine *engine, const out_frame *out);
 void engine_give_out(dd_engine *engine, out_frame *out);
-held *engine_take_held(dd_peer *peer, const dd_frame *frame); /* NULL: no memory */
-void engine_give_held(dd_engine *engine, held *entry);
-/* The connection is lost: frees the entries of the list that were not complete. */
-void engine_drop_unfinished(dd_engine *engine, dd_list *list);
 dd_context *engine_find_context(dd_engine *engine, uint64_t id, uint32_t rank);
 bool engine_has_closed(const dd_engine *engine, uint64_t id, uint32_t rank);
+void engine_note_closed(dd_engine *engine, const context_key *key);
+
+/* ---- context_held.c */
+
+held *engine_take_held(dd_peer *peer, const dd_frame *frame); /* NULL: no memory */
+void engine_give_held(dd_engine *engine, held *entry);
+/* A frame, whole but for a rendezvous's data, in an entry that is in no list: goes to its context, and a message to its receive, or is
+ * kept until there is one. */
+void engine_deliver(held *entry);
+/* What has come for a context that is being opened, one after the other; NULL: nothing more. */
+held *peer_take_early(dd_peer *peer, const context_key *key);
+/* Nobody will want it any more: frees it, and gives its credit back or refuses it. */
+void context_drop_held(held *entry);
+/* The peer has given up what it had announced. */
+void peer_drop_rts(dd_peer *peer, uint64_t id);
+/* The connection is lost: frees the entries of the list that were not complete. */
+void engine_drop_unfinished(dd_engine *engine, dd_list *list);
+/* Frames that a process has sent to itself. True when there were any. */
+bool self_pump(dd_engine *engine);
+/* Forgets a send that waits for its receiver in this process. */
+void self_drop_send(dd_peer *self, const dd_message *message);
 
 /* ---- peer.c */
 
@@ -387,8 +403,6 @@ bool lane_receive(dd_lane *lane);
 /* Takes a receive that has met its message out of the lanes. */
 void peer_forget_recv(dd_peer *peer, dd_message *message);
 void peer_protocol_error(dd_peer *peer, const char *format, ...) DD_PRINTF(2, 3);
-/* What says so to that rank, taken out of its list; NULL: nothing. */
-held *peer_take_given_up(dd_peer *peer, const context_key *key);
 /* Says no to an RTS, and what the receive wants; NULL: there is none. */
 void peer_post_refusal(dd_peer *peer, const dd_frame *rts, dd_refusal reason, const dd_message *recv);
 
@@ -405,30 +419,15 @@ bool context_check_source(const dd_context *context, const dd_frame *frame, dd_p
 
 /* ---- context_match.c */
 
-/* The receive that an arriving EAGER or RTS is for, out of its list; NULL: hold it. */
-dd_message *context_match(dd_context *context, const dd_frame *frame);
+/* The receive that an arriving EAGER or RTS is for, out of its list; NULL: hold it. `is_told`: the handler knows of it. */
+dd_message *context_match(dd_context *context, const dd_frame *frame, bool is_told);
 /* Whether the message fits the receive; if not, the receive ends, and the reason is returned; else 0. */
 int context_check_fit(dd_message *recv, const dd_frame *frame, dd_peer *peer);
-/* Ends a P2P message, on either side, where the other one has another dtype. */
-void context_fail_dtype(dd_message *message, const dd_signature *theirs);
+/* Ends a message, on either side, that does not fit the other side's (dd_refusal). */
+void message_fail_misfit(dd_message *message, int reason, const dd_signature *theirs, uint64_t nbytes);
 /* A receive has met an RTS of a peer. */
 void context_begin_rendezvous(dd_message *recv, const dd_frame *frame, dd_peer *peer);
-/* An entry that is in no list has met its receive, which fits: goes on with it as far as it has come. The
- * entry is freed, now or when the rest has come. */
+/* An entry that is in no list or a held one has met its receive: goes on with it as far as it has come, and frees the entry. */
 void context_take_held(dd_message *recv, held *entry);
-/* A send of this process (entry->sender) has met its receive: copies, and ends both. */
-void context_take_own(dd_message *recv, const held *entry);
-/* Nobody will want it any more: frees it, and gives its credit back or refuses it. */
-void context_drop_held(held *entry);
-/* The sender has given up what it had announced. */
-void engine_drop_rts(dd_engine *engine, dd_peer *peer, uint64_t id);
-
-/* ---- peer_self.c */
-
-void self_post_message(dd_peer *self, const out_frame *out);
-/* Frames that a process has sent to itself. True when there were any. */
-bool self_pump(dd_engine *engine);
-/* Takes a send that waits for its receiver in this process out of where it waits. */
-void self_forget_send(dd_peer *self, dd_message *message);
 
 #endif

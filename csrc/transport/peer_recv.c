@@ -67,9 +67,9 @@ peer_post_refusal(dd_peer *peer, const dd_frame *rts, dd_refusal reason, const d
     peer_post_reply(peer, &frame);
 }
 
-/* Starts an entry in the list. NULL: there is no room, and the connection breaks. */
+/* NULL: there is no room, and the connection breaks. */
 static held *
-hold_frame(dd_lane *lane, const dd_frame *frame, dd_list *list)
+take_held(dd_lane *lane, const dd_frame *frame)
 {
     dd_peer *peer = lane->peer;
     if (peer->nheld >= PEER_HELD_MAX) {
@@ -79,110 +79,8 @@ hold_frame(dd_lane *lane, const dd_frame *frame, dd_list *list)
     held *entry = engine_take_held(peer, frame);
     if (entry == NULL) {
         break_for_memory(lane, frame->payload);
-        return NULL;
-    }
-    dd_list_push_back(list, &entry->link);
-    return entry;
-}
-
-static void
-collect(dd_lane *lane, held *entry)
-{
-    entry->collecting = lane;
-    lane->collected = entry;
-    lane->sink = entry->data;
-}
-
-/* ---- frames for contexts that are not open */
-
-/* Contexts of a peer that it has given up and that may still be opened here. */
-#define GIVEN_UP_KEPT 64
-
-static bool
-is_for(const held *entry, const context_key *key)
-{
-    return entry->frame.context == key->id && entry->frame.target == key->rank;
-}
-
-/* What says so is kept, for the case that the context is opened here after all. */
-static held *
-find_given_up(const dd_peer *peer, const context_key *key)
-{
-    for (dd_list *node = peer->given_up.next; node != &peer->given_up; node = node->next) {
-        held *entry = DD_CONTAINER_OF(node, held, link);
-        if (is_for(entry, key)) {
-            return entry;
-        }
-    }
-    return NULL;
-}
-
-held *
-peer_take_given_up(dd_peer *peer, const context_key *key)
-{
-    held *entry = find_given_up(peer, key);
-    if (entry != NULL) {
-        dd_list_remove(&entry->link);
-        peer->ngiven_up--;
     }
     return entry;
-}
-
-/* The oldest of many: a context that has not been opened by now never will be. Frames that still come for
- * it are treated as if it had been closed here. */
-static void
-forget_oldest_given_up(dd_peer *peer)
-{
-    dd_engine *engine = peer->engine;
-    held *oldest = DD_CONTAINER_OF(peer->given_up.next, held, link);
-    engine->closed[engine->nclosed++ % CLOSED_CONTEXTS_KEPT] =
-        (context_key){.id = oldest->frame.context, .rank = oldest->frame.target};
-    peer->ngiven_up--;
-    context_drop_held(oldest);
-}
-
-/* The peer has given up a group that this process may never open, because making it, or something before
- * it, has failed here as well. What else has come for it is of no use, and would hold the peer's credit for ever. */
-static void
-note_given_up(dd_peer *peer, const held *abort)
-{
-    context_key key = {.id = abort->frame.context, .rank = abort->frame.target};
-    for (dd_list *node = peer->early.next, *next; node != &peer->early; node = next) {
-        next = node->next;
-        held *entry = DD_CONTAINER_OF(node, held, link);
-        if (is_for(entry, &key)) {
-            context_drop_held(entry);
-        }
-    }
-    if (++peer->ngiven_up > GIVEN_UP_KEPT) {
-        forget_oldest_given_up(peer);
-    }
-}
-
-/* Keeps a frame until its context is opened; its payload, if any, is still to come. NULL: dropped. */
-static held *
-keep_early(dd_lane *lane, const dd_frame *frame)
-{
-    dd_peer *peer = lane->peer;
-    bool has_closed = engine_has_closed(peer->engine, frame->context, frame->target);
-    if (frame->type == DD_FRAME_QUESTION && has_closed) {
-        dd_frame goodbye = {.type = DD_FRAME_GOODBYE,
-                            .context = frame->context,
-                            .source = frame->target,
-                            .target = frame->source};
-        peer_post_reply(peer, &goodbye);
-    }
-    if (frame->type == DD_FRAME_QUESTION || frame->type == DD_FRAME_ANSWER) {
-        return NULL;
-    }
-    context_key key = {.id = frame->context, .rank = frame->target};
-    if (has_closed || find_given_up(peer, &key) != NULL) {
-        if (frame->type == DD_FRAME_RTS) {
-            peer_post_refusal(peer, frame, DD_REFUSED_CLOSED, NULL);
-        }
-        return NULL;
-    }
-    return hold_frame(lane, frame, frame->type == DD_FRAME_ABORT ? &peer->given_up : &peer->early);
 }
 
 /* ---- messages */
@@ -230,12 +128,18 @@ on_message(dd_lane *lane, const dd_frame *frame)
     if (context != NULL && !context_check_source(context, frame, peer)) {
         return;
     }
-    dd_message *recv = context != NULL ? context_match(context, frame) : NULL;
+    dd_message *recv = context != NULL ? context_match(context, frame, false) : NULL;
     if (recv == NULL) {
-        held *entry = context != NULL ? hold_frame(lane, frame, &context->ranks[frame->source].held)
-                                      : keep_early(lane, frame);
-        if (entry != NULL && frame->type == DD_FRAME_EAGER) {
-            collect(lane, entry);
+        held *entry = take_held(lane, frame);
+        if (entry == NULL) {
+            return;
+        }
+        entry->is_told = context != NULL;
+        if (frame->type == DD_FRAME_RTS) {
+            engine_deliver(entry);
+        } else { /* when all of it has come */
+            lane->collected = entry;
+            lane->sink = entry->data;
         }
     } else if (context_check_fit(recv, frame, peer) != 0) {
         /* Its payload is thrown away. */
@@ -292,7 +196,7 @@ on_cancel(dd_lane *lane, const dd_frame *frame)
             return;
         }
     }
-    engine_drop_rts(peer->engine, peer, frame->id);
+    peer_drop_rts(peer, frame->id);
 }
 
 static void
@@ -312,16 +216,18 @@ static void
 on_control(dd_lane *lane, const dd_frame *frame, dd_bytes payload)
 {
     dd_context *context = find_context(lane, frame);
-    if (context == NULL) {
-        held *entry = keep_early(lane, frame);
-        if (entry != NULL && payload.len > 0) {
+    if (context != NULL) {
+        if (context_check_source(context, frame, lane->peer)) {
+            context_on_control(context, frame, payload);
+        }
+        return;
+    }
+    held *entry = take_held(lane, frame);
+    if (entry != NULL) {
+        if (payload.len > 0) {
             memcpy(entry->data, payload.data, payload.len);
         }
-        if (entry != NULL && frame->type == DD_FRAME_ABORT) {
-            note_given_up(lane->peer, entry);
-        }
-    } else if (context_check_source(context, frame, lane->peer)) {
-        context_on_control(context, frame, payload);
+        engine_deliver(entry);
     }
 }
 
@@ -381,16 +287,9 @@ finish_payload(dd_lane *lane)
     lane->recv = NULL;
     lane->collected = NULL;
     lane->sink = NULL;
-    if (frame->type == DD_FRAME_EAGER) {
-        if (entry != NULL) {
-            entry->collecting = NULL;
-            if (entry->taker != NULL) {
-                dd_message *taker = entry->taker;
-                entry->taker = NULL;
-                context_take_held(taker, entry);
-            }
-            return;
-        }
+    if (entry != NULL) {
+        engine_deliver(entry);
+    } else if (frame->type == DD_FRAME_EAGER) {
         peer_return_credit(peer, frame->payload);
         if (recv != NULL) {
             message_end(recv, NULL);
@@ -552,12 +451,6 @@ peer_forget_recv(dd_peer *peer, dd_message *message)
         if (lane->recv == message) {
             lane->recv = NULL;
             lane->sink = NULL;
-        }
-        if (lane->collected != NULL && lane->collected->taker == message) {
-            held *entry = lane->collected;
-            lane->collected = NULL;
-            lane->sink = NULL;
-            engine_give_held(peer->engine, entry);
         }
     }
 }

@@ -302,6 +302,14 @@ peer_post_message(dd_peer *peer, out_frame *out)
 {
     dd_message *message = out->message;
     size_t cost = eager_cost(message->nbytes);
+    if (peer->is_self) {
+        message->stage = STAGE_QUEUED;
+        dd_list_push_back(&peer->flushing, &message->link);
+        if (!queue(peer, out)) {
+            message_fail_memory(message, sizeof *out);
+        }
+        return;
+    }
     bool is_eager = message->nbytes <= peer->eager_max && cost <= peer->credit;
     out->frame.type = is_eager ? DD_FRAME_EAGER : DD_FRAME_RTS;
     if (is_eager) {
@@ -377,23 +385,8 @@ void
 peer_on_refuse(dd_peer *peer, const dd_frame *frame)
 {
     dd_message *message = find_awaiting(peer, frame->id);
-    if (message == NULL) {
-        return;
-    }
-    const char *host = peer->card.host;
-    long long pid = peer->card.pid;
-    if (frame->reason == DD_REFUSED_MISMATCH && message->kind == DD_MESSAGE_P2P &&
-        message->signature != NULL) {
-        context_fail_dtype(message, &frame->signature);
-    } else if (frame->reason == DD_REFUSED_TOO_LARGE) {
-        message_fail(message, DD_INVALID_ARGUMENT,
-                     "rank %d (%s, pid %lld) has room for %llu bytes and was sent %zu", message->rank, host,
-                     pid, (unsigned long long)frame->nbytes, message->nbytes);
-    } else if (frame->reason == DD_REFUSED_MISMATCH) {
-        message_fail(message, DD_MISMATCH, "rank %d (%s, pid %lld) is in another operation", message->rank,
-                     host, pid);
-    } else {
-        message_fail_closed(message);
+    if (message != NULL) {
+        message_fail_misfit(message, (int)frame->reason, &frame->signature, frame->nbytes);
     }
 }
 
@@ -437,7 +430,11 @@ void
 peer_forget_send(dd_peer *peer, dd_message *message)
 {
     if (drop_queued(peer, message)) {
-        peer->credit += message->stage == STAGE_QUEUED ? eager_cost(message->nbytes) : 0;
+        peer->credit += message->stage == STAGE_QUEUED && !peer->is_self ? eager_cost(message->nbytes) : 0;
+        return;
+    }
+    if (peer->is_self) {
+        self_drop_send(peer, message);
         return;
     }
     for (int i = 0; i < peer->nlanes; i++) {
