@@ -57,8 +57,8 @@ context_check_source(const dd_context *context, const dd_frame *frame, dd_peer *
     if (frame->source < (uint32_t)context->nranks && context->ranks[frame->source].peer == peer) {
         return true;
     }
-    peer_protocol_error(peer, "%s from rank %lu, which it is not", dd_frame_type_name(frame->type),
-                        (unsigned long)frame->source);
+    peer_protocol_error(peer, "%s from rank %lu, which it is not",
+                        dd_frame_type_name((dd_frame_type)frame->type), (unsigned long)frame->source);
     return false;
 }
 
@@ -304,7 +304,7 @@ tell(dd_context *context, int rank, dd_frame_type type, dd_bytes payload)
     dd_peer *peer = context->ranks[rank].peer;
     if (is_reachable(context, rank)) {
         dd_frame frame = {
-            .type = type,
+            .type = (uint8_t)type,
             .context = context->key.id,
             .source = (uint32_t)context->rank,
             .target = (uint32_t)rank,

@@ -279,7 +279,7 @@ dd_context_post_send_locked(dd_context *context, dd_message *message)
         return;
     }
     out_frame out = {
-        .frame = {.kind = message->kind,
+        .frame = {.kind = (uint8_t)message->kind,
                   .channel = message->channel,
                   .context = context->key.id,
                   .tag = message->tag,

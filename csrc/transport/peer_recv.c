@@ -57,7 +57,7 @@ peer_post_refusal(dd_peer *peer, const dd_frame *rts, dd_refusal reason, const d
         .id = rts->id,
         .context = rts->context,
         .nbytes = recv != NULL ? recv->nbytes : 0,
-        .reason = reason,
+        .reason = (uint8_t)reason,
         .source = rts->target,
         .target = rts->source,
     };
@@ -245,7 +245,7 @@ on_credit(dd_peer *peer, uint32_t credit)
 static void
 on_first_lane_frame(dd_lane *lane, const dd_frame *frame, dd_bytes payload)
 {
-    switch (frame->type) {
+    switch ((dd_frame_type)frame->type) {
     case DD_FRAME_EAGER:
     case DD_FRAME_RTS:
         on_message(lane, frame);
@@ -345,7 +345,8 @@ parse_frame(dd_lane *lane)
     } else if (frame->type == DD_FRAME_DATA) {
         on_data(lane, frame);
     } else {
-        peer_protocol_error(lane->peer, "%s on lane %d", dd_frame_type_name(frame->type), lane->number);
+        peer_protocol_error(lane->peer, "%s on lane %d", dd_frame_type_name((dd_frame_type)frame->type),
+                            lane->number);
     }
     if (!lane->is_ended && lane->payload_left == 0) {
         finish_payload(lane);

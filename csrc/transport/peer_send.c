@@ -130,7 +130,7 @@ cut_fragment(dd_lane *lane)
     out_frame *current = &lane->current;
     current->frame = (dd_frame){
         .type = DD_FRAME_DATA,
-        .kind = message->kind,
+        .kind = (uint8_t)message->kind,
         .context = message->context->key.id,
         .id = message->id,
         .offset = message->cut,
@@ -151,7 +151,7 @@ cut_fragment(dd_lane *lane)
 }
 
 static bool
-is_reply(dd_frame_type type)
+is_reply(unsigned type)
 {
     return type == DD_FRAME_ANSWER || type == DD_FRAME_REFUSE;
 }
@@ -386,7 +386,7 @@ peer_on_refuse(dd_peer *peer, const dd_frame *frame)
 {
     dd_message *message = find_awaiting(peer, frame->id);
     if (message != NULL) {
-        message_fail_misfit(message, (int)frame->reason, &frame->signature, frame->nbytes);
+        message_fail_misfit(message, frame->reason, &frame->signature, frame->nbytes);
     }
 }
 
