@@ -120,12 +120,7 @@ static void
 answer(dd_context *context, int source)
 {
     bool is_inside = false;
-    dd_frame frame = {
-        .type = DD_FRAME_ANSWER,
-        .context = context->key.id,
-        .source = (uint32_t)context->rank,
-        .target = (uint32_t)source,
-    };
+    dd_frame frame = context_frame(context, DD_FRAME_ANSWER, source);
     if (context->handler.on_asked != NULL) {
         context->handler.on_asked(context->handler.ctx, &frame.tag, &frame.signature, &is_inside);
         frame.offset = is_inside ? 1 : 0;
@@ -303,12 +298,7 @@ tell(dd_context *context, int rank, dd_frame_type type, dd_bytes payload)
 {
     dd_peer *peer = context->ranks[rank].peer;
     if (is_reachable(context, rank)) {
-        dd_frame frame = {
-            .type = (uint8_t)type,
-            .context = context->key.id,
-            .source = (uint32_t)context->rank,
-            .target = (uint32_t)rank,
-        };
+        dd_frame frame = context_frame(context, type, rank);
         peer_post_frame(peer, &frame, payload);
         if (type == DD_FRAME_ABORT && !peer->is_self) {
             (void)lane_pump(peer->lanes[0]);

@@ -235,10 +235,7 @@ keep_early(held *entry)
     context_key key = {.id = frame->context, .rank = frame->target};
     bool has_closed = engine_has_closed(peer->engine, frame->context, frame->target);
     if (frame->type == DD_FRAME_QUESTION && has_closed) {
-        dd_frame goodbye = {.type = DD_FRAME_GOODBYE,
-                            .context = frame->context,
-                            .source = frame->target,
-                            .target = frame->source};
+        dd_frame goodbye = reply_frame(frame, DD_FRAME_GOODBYE);
         peer_post_reply(peer, &goodbye);
     }
     if (frame->type == DD_FRAME_QUESTION || frame->type == DD_FRAME_ANSWER || has_closed ||

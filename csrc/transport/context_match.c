@@ -173,13 +173,7 @@ context_begin_rendezvous(dd_message *recv, const dd_frame *frame, dd_peer *peer)
     recv->stage = STAGE_RECEIVING;
     recv->id = frame->id;
     dd_list_push_back(&peer->receiving, &recv->link);
-    dd_frame answer = {
-        .type = DD_FRAME_CTS,
-        .id = frame->id,
-        .context = frame->context,
-        .source = frame->target,
-        .target = frame->source,
-    };
+    dd_frame answer = reply_frame(frame, DD_FRAME_CTS);
     peer_post_frame(peer, &answer, (dd_bytes){0});
 }
 
@@ -278,16 +272,11 @@ dd_context_post_send_locked(dd_context *context, dd_message *message)
     if (end_if_unreachable(context, message)) {
         return;
     }
-    out_frame out = {
-        .frame = {.kind = (uint8_t)message->kind,
-                  .channel = message->channel,
-                  .context = context->key.id,
-                  .tag = message->tag,
-                  .nbytes = message->nbytes,
-                  .source = (uint32_t)context->rank,
-                  .target = (uint32_t)message->rank},
-        .message = message,
-    };
+    out_frame out = {.frame = context_frame(context, DD_FRAME_EAGER, message->rank), .message = message};
+    out.frame.kind = (uint8_t)message->kind;
+    out.frame.channel = message->channel;
+    out.frame.tag = message->tag;
+    out.frame.nbytes = message->nbytes;
     if (message->signature != NULL) {
         out.frame.signature = *message->signature;
     }

@@ -319,6 +319,24 @@ void engine_tell_done(dd_engine *engine);
 /* A copy that may be queued; NULL: no memory. */
 out_frame *engine_take_out(dd_engine *engine, const out_frame *out);
 void engine_give_out(dd_engine *engine, out_frame *out);
+/* Of a context to one of its ranks; and the answer to a frame that has come, about the same message. */
+static inline dd_frame
+context_frame(const dd_context *context, dd_frame_type type, int rank)
+{
+    return (dd_frame){.type = (uint8_t)type,
+                      .context = context->key.id,
+                      .source = (uint32_t)context->rank,
+                      .target = (uint32_t)rank};
+}
+static inline dd_frame
+reply_frame(const dd_frame *to, dd_frame_type type)
+{
+    return (dd_frame){.type = (uint8_t)type,
+                      .context = to->context,
+                      .id = to->id,
+                      .source = to->target,
+                      .target = to->source};
+}
 dd_context *engine_find_context(dd_engine *engine, uint64_t id, uint32_t rank);
 bool engine_has_closed(const dd_engine *engine, uint64_t id, uint32_t rank);
 void engine_note_closed(dd_engine *engine, const context_key *key);
@@ -403,6 +421,10 @@ bool lane_receive(dd_lane *lane);
 /* Takes a receive that has met its message out of the lanes. */
 void peer_forget_recv(dd_peer *peer, dd_message *message);
 void peer_protocol_error(dd_peer *peer, const char *format, ...) DD_PRINTF(2, 3);
+/* The connection breaks, since there is no memory "for a message to it". */
+void peer_break_for_memory(dd_peer *peer, const char *what, size_t nbytes);
+/* "cannot send", or what else has failed; or the other side has closed the connection. */
+void lane_break_for_io(dd_lane *lane, dd_io io, const char *attempt);
 /* Says no to an RTS, and what the receive wants; NULL: there is none. */
 void peer_post_refusal(dd_peer *peer, const dd_frame *rts, dd_refusal reason, const dd_message *recv);
 

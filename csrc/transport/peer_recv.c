@@ -39,28 +39,32 @@ peer_protocol_error(dd_peer *peer, const char *format, ...)
     peer_break(peer, &error);
 }
 
-static void
-break_for_memory(dd_lane *lane, size_t nbytes)
+void
+peer_break_for_memory(dd_peer *peer, const char *what, size_t nbytes)
 {
-    dd_peer *peer = lane->peer;
     dd_error error;
-    (void)dd_error_set(&error, DD_OUT_OF_MEMORY, "no memory for a message from it (%zu bytes)", nbytes);
-    end_input(lane);
+    (void)dd_error_set(&error, DD_OUT_OF_MEMORY, "no memory %s (%zu bytes)", what, nbytes);
     peer_break(peer, &error);
+}
+
+void
+lane_break_for_io(dd_lane *lane, dd_io io, const char *attempt)
+{
+    dd_error error;
+    if (io == DD_IO_FAILED) {
+        (void)dd_error_set_errno(&error, DD_PEER_LOST, errno, "%s by %s", attempt, lane->stream->ops->name);
+    } else {
+        (void)dd_error_set(&error, DD_PEER_LOST, "connection closed");
+    }
+    lane_break(lane, &error);
 }
 
 void
 peer_post_refusal(dd_peer *peer, const dd_frame *rts, dd_refusal reason, const dd_message *recv)
 {
-    dd_frame frame = {
-        .type = DD_FRAME_REFUSE,
-        .id = rts->id,
-        .context = rts->context,
-        .nbytes = recv != NULL ? recv->nbytes : 0,
-        .reason = (uint8_t)reason,
-        .source = rts->target,
-        .target = rts->source,
-    };
+    dd_frame frame = reply_frame(rts, DD_FRAME_REFUSE);
+    frame.reason = (uint8_t)reason;
+    frame.nbytes = recv != NULL ? recv->nbytes : 0;
     if (recv != NULL && recv->signature != NULL) {
         frame.signature = *recv->signature;
     }
@@ -78,7 +82,8 @@ take_held(dd_lane *lane, const dd_frame *frame)
     }
     held *entry = engine_take_held(peer, frame);
     if (entry == NULL) {
-        break_for_memory(lane, frame->payload);
+        end_input(lane);
+        peer_break_for_memory(peer, "for a message from it", frame->payload);
     }
     return entry;
 }
@@ -153,33 +158,38 @@ on_message(dd_lane *lane, const dd_frame *frame)
     }
 }
 
+/* The receive that takes the message of this id; NULL: it was cancelled, or there never was one. */
+static dd_message *
+find_receiving(const dd_peer *peer, uint64_t id)
+{
+    for (dd_list *node = peer->receiving.next; node != &peer->receiving; node = node->next) {
+        dd_message *recv = DD_CONTAINER_OF(node, dd_message, link);
+        if (recv->id == id && id != 0) {
+            return recv;
+        }
+    }
+    return NULL;
+}
+
 static void
 on_data(dd_lane *lane, const dd_frame *frame)
 {
     dd_peer *peer = lane->peer;
+    dd_message *recv = find_receiving(peer, frame->id);
     if (frame->id == 0 || frame->id > peer->last_rts_id) {
         peer_protocol_error(peer, "data of message %llu of %llu", (unsigned long long)frame->id,
                             (unsigned long long)peer->last_rts_id);
-        return;
-    }
-    for (dd_list *node = peer->receiving.next; node != &peer->receiving; node = node->next) {
-        dd_message *recv = DD_CONTAINER_OF(node, dd_message, link);
-        if (recv->id != frame->id) {
-            continue;
-        }
-        /* `received` is what was announced; the sum may not pass it, whatever the lanes. */
-        if (frame->nbytes != recv->received || frame->payload > recv->received - recv->cut) {
-            peer_protocol_error(peer, "%llu bytes of data from %llu for a message of %zu",
-                                (unsigned long long)frame->payload, (unsigned long long)frame->offset,
-                                recv->received);
-            return;
-        }
+    } else if (recv != NULL &&
+               /* `received` is what was announced; the sum may not pass it, whatever the lanes. */
+               (frame->nbytes != recv->received || frame->payload > recv->received - recv->cut)) {
+        peer_protocol_error(peer, "%llu bytes of data from %llu for a message of %zu",
+                            (unsigned long long)frame->payload, (unsigned long long)frame->offset,
+                            recv->received);
+    } else if (recv != NULL) {
         recv->cut += frame->payload;
         lane->recv = recv;
         lane->sink = recv->data != NULL ? (uint8_t *)recv->data + frame->offset : NULL;
-        return;
     }
-    /* Not there: the receive was cancelled. */
 }
 
 /* The sender has given a message up. */
@@ -187,16 +197,14 @@ static void
 on_cancel(dd_lane *lane, const dd_frame *frame)
 {
     dd_peer *peer = lane->peer;
-    for (dd_list *node = peer->receiving.next; node != &peer->receiving; node = node->next) {
-        dd_message *recv = DD_CONTAINER_OF(node, dd_message, link);
-        if (recv->id == frame->id && frame->id != 0) {
-            peer_forget_recv(peer, recv);
-            message_fail(recv, DD_ABORTED, "rank %d (%s, pid %lld) gave up sending after %zu of %zu bytes",
-                         recv->source, peer->card.host, peer->card.pid, recv->moved, recv->received);
-            return;
-        }
+    dd_message *recv = find_receiving(peer, frame->id);
+    if (recv == NULL) {
+        peer_drop_rts(peer, frame->id);
+        return;
     }
-    peer_drop_rts(peer, frame->id);
+    peer_forget_recv(peer, recv);
+    message_fail(recv, DD_ABORTED, "rank %d (%s, pid %lld) gave up sending after %zu of %zu bytes",
+                 recv->source, peer->card.host, peer->card.pid, recv->moved, recv->received);
 }
 
 static void
@@ -388,16 +396,9 @@ parse(dd_lane *lane)
 static void
 on_input_end(dd_lane *lane, dd_io io)
 {
-    dd_error error;
-    if (io == DD_IO_FAILED) {
-        (void)dd_error_set_errno(&error, DD_PEER_LOST, errno, "cannot receive by %s",
-                                 lane->stream->ops->name);
-    } else {
-        (void)dd_error_set(&error, DD_PEER_LOST, "connection closed");
-    }
     end_input(lane);
     lane->is_output_dead = lane->is_output_dead || lane->number != 0;
-    lane_break(lane, &error);
+    lane_break_for_io(lane, io, "cannot receive");
 }
 
 /* One read. False when there is no more for now. */

@@ -30,17 +30,11 @@ count_sent(dd_lane *lane, size_t nbytes)
 static void
 kill_output(dd_lane *lane, dd_io io)
 {
-    dd_error error;
     lane->is_output_dead = true;
     lane->is_writing = false;
+    lane_break_for_io(lane, io, "cannot send");
     dd_mem_free(lane->current.owned);
     lane->current.owned = NULL;
-    if (io == DD_IO_FAILED) {
-        (void)dd_error_set_errno(&error, DD_PEER_LOST, errno, "cannot send by %s", lane->stream->ops->name);
-    } else {
-        (void)dd_error_set(&error, DD_PEER_LOST, "connection closed");
-    }
-    lane_break(lane, &error);
 }
 
 /* What is still to be written of the current frame; at most two parts. */
@@ -128,17 +122,12 @@ cut_fragment(dd_lane *lane)
     size_t left = message->nbytes - message->cut;
     size_t len = left < DD_FRAME_FRAGMENT_MAX ? left : DD_FRAME_FRAGMENT_MAX;
     out_frame *current = &lane->current;
-    current->frame = (dd_frame){
-        .type = DD_FRAME_DATA,
-        .kind = (uint8_t)message->kind,
-        .context = message->context->key.id,
-        .id = message->id,
-        .offset = message->cut,
-        .nbytes = message->nbytes,
-        .payload = (uint32_t)len,
-        .source = (uint32_t)message->context->rank,
-        .target = (uint32_t)message->rank,
-    };
+    current->frame = context_frame(message->context, DD_FRAME_DATA, message->rank);
+    current->frame.kind = (uint8_t)message->kind;
+    current->frame.id = message->id;
+    current->frame.offset = message->cut;
+    current->frame.nbytes = message->nbytes;
+    current->frame.payload = (uint32_t)len;
     current->data = message->data != NULL ? (const uint8_t *)message->data + message->cut : NULL;
     current->owned = NULL;
     current->message = message;
@@ -208,14 +197,6 @@ lane_pump(dd_lane *lane)
 
 /* ---- posting */
 
-static void
-break_for_memory(dd_peer *peer)
-{
-    dd_error error;
-    (void)dd_error_set(&error, DD_OUT_OF_MEMORY, "out of memory for a message to it");
-    peer_break(peer, &error);
-}
-
 static bool
 queue(dd_peer *peer, const out_frame *out)
 {
@@ -245,7 +226,7 @@ peer_post_frame(dd_peer *peer, const dd_frame *frame, dd_bytes payload)
     }
     if ((payload.len > 0 && new.owned == NULL) || !queue(peer, &new)) {
         dd_mem_free(new.owned);
-        break_for_memory(peer);
+        peer_break_for_memory(peer, "for a message to it", sizeof new + payload.len);
         return;
     }
     peer->nreplies += is_reply(frame->type) ? 1 : 0;
@@ -403,7 +384,7 @@ detach_current(dd_lane *lane)
         current->owned = dd_mem_alloc(current->frame.payload);
         if (current->owned == NULL) {
             lane->is_output_dead = true;
-            break_for_memory(lane->peer);
+            peer_break_for_memory(lane->peer, "for a message to it", current->frame.payload);
             return;
         }
         memcpy(current->owned, current->data, current->frame.payload);
