@@ -187,7 +187,7 @@ bool connect_lobby_take(connect_lobby *lobby, connect_guest *guest);
 
 #define CONNECT_ANSWER_BYTES 72
 #define CONNECT_NONCE_BYTES 32
-#define CONNECT_VERSION 3
+#define CONNECT_VERSION 4
 
 typedef enum connect_verdict {
     CONNECT_GO_ON, /* in an answer: so far, so good */

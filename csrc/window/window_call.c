@@ -47,63 +47,64 @@ window_conclude(window_hub *hub, const char *what, dd_status status, dd_error *e
     return status;
 }
 
+/* What makes no sense, or cannot be any more as far as can be seen without the lock; with it, more is seen. */
+static dd_status
+find_obstacle(const dd_window *window, const window_args *args, bool is_locked, dd_error *err)
+{
+    const window_hub *hub = window->hub;
+    int rank = args->place.rank;
+    size_t nbytes = args->block.nbytes;
+    int state = atomic_load_explicit(&window->state, memory_order_acquire);
+    if (rank < 0 || rank >= hub->size) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "invalid rank: %d is not in 0 to %d", rank,
+                            hub->size - 1);
+    }
+    const window_member *member = &window->members[rank];
+    if (args->channel == DD_NO_CHANNEL && args->op->needs_channel) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "a signal needs a channel");
+    }
+    if (args->channel < DD_NO_CHANNEL || args->channel >= window->nchannels) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "invalid channel: %d is not in 0 to %d", args->channel,
+                            window->nchannels - 1);
+    }
+    if (args->place.offset > member->nbytes || nbytes > member->nbytes - args->place.offset) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "%zu bytes from %zu, where rank %d has %zu", nbytes,
+                            args->place.offset, rank, member->nbytes);
+    }
+    if (state != WINDOW_OPEN) {
+        return dd_error_set(err, DD_CLOSED,
+                            state == WINDOW_OVER ? "the group is closed" : "this rank has closed the window");
+    }
+    /* While it is busy, what the rank said before it left is still on its way. */
+    if (is_locked && dd_group_has_left_locked(hub->group, rank) && !hub->sources[rank].is_busy) {
+        return dd_group_error_about(hub->group, rank, DD_PEER_LOST, "has left the group", err);
+    }
+    bool is_closed = is_locked ? member->is_closed
+                               : args->op->needs_open && member->is_direct &&
+                                     atomic_load(&member->control->is_closed) != 0;
+    return is_closed ? window_error_closed(hub, rank, err) : DD_OK;
+}
+
 dd_status
 window_check(const dd_window *window, const window_args *args, dd_error *err)
 {
     window_hub *hub = window->hub;
-    const window_op *op = args->op;
-    int rank = args->place.rank;
-    size_t nbytes = args->block.nbytes;
     dd_status status = dd_engine_check_fork(hub->engine, err);
-    if (status != DD_OK) {
-        return status;
+    if (status == DD_OK && (status = find_obstacle(window, args, false, err)) != DD_OK) {
+        describe(hub, args->op->what, window->id, err);
+        status = window_conclude(hub, args->op->what, status, err);
     }
-    int state = atomic_load_explicit(&window->state, memory_order_acquire);
-    const window_member *member = rank >= 0 && rank < hub->size ? &window->members[rank] : NULL;
-    if (member == NULL) {
-        status =
-            dd_error_set(err, DD_INVALID_ARGUMENT, "invalid rank: %d is not in 0 to %d", rank, hub->size - 1);
-    } else if (args->channel == DD_NO_CHANNEL && op->needs_channel) {
-        status = dd_error_set(err, DD_INVALID_ARGUMENT, "a signal needs a channel");
-    } else if (args->channel < DD_NO_CHANNEL || args->channel >= window->nchannels) {
-        status = dd_error_set(err, DD_INVALID_ARGUMENT, "invalid channel: %d is not in 0 to %d",
-                              args->channel, window->nchannels - 1);
-    } else if (args->place.offset > member->nbytes || nbytes > member->nbytes - args->place.offset) {
-        status = dd_error_set(err, DD_INVALID_ARGUMENT, "%zu bytes from %zu, where rank %d has %zu", nbytes,
-                              args->place.offset, rank, member->nbytes);
-    } else if (state != WINDOW_OPEN) {
-        status = dd_error_set(
-            err, DD_CLOSED, state == WINDOW_OVER ? "the group is closed" : "this rank has closed the window");
-    } else if (op->needs_open && member->is_direct && has_closed(member)) {
-        status = window_error_closed(hub, rank, err);
-    } else {
-        return DD_OK;
-    }
-    describe(hub, op->what, window->id, err);
-    return window_conclude(hub, op->what, status, err);
+    return status;
 }
 
 /* For a call that is about to wait. */
 static dd_status
 check_locked(const window_call *call, dd_error *err)
 {
-    window_hub *hub = call->hub;
-    int rank = call->args.place.rank;
-    dd_status status = dd_group_check_usable_locked(hub->group, call->args.op->what, err);
-    if (status != DD_OK) {
-        return status;
+    dd_status status = dd_group_check_usable_locked(call->hub->group, call->args.op->what, err);
+    if (status == DD_OK && (status = find_obstacle(call->window, &call->args, true, err)) != DD_OK) {
+        describe(call->hub, call->args.op->what, call->window_id, err);
     }
-    if (atomic_load(&call->window->state) != WINDOW_OPEN) {
-        status = dd_error_set(err, DD_CLOSED, "this rank has closed the window");
-    } else if (dd_group_has_left_locked(hub->group, rank) && !hub->sources[rank].is_busy) {
-        /* While it is busy, what the rank said before it left is still on its way. */
-        status = dd_group_error_about(hub->group, rank, DD_PEER_LOST, "has left the group", err);
-    } else if (call->window->members[rank].is_closed) {
-        status = window_error_closed(hub, rank, err);
-    } else {
-        return DD_OK;
-    }
-    describe(hub, call->args.op->what, call->window_id, err);
     return status;
 }
 
