@@ -170,7 +170,7 @@ context_check_fit(dd_message *recv, const dd_frame *frame, dd_peer *peer)
 void
 context_begin_rendezvous(dd_message *recv, const dd_frame *frame, dd_peer *peer)
 {
-    recv->stage = STAGE_RECEIVING;
+    recv->stage = STAGE_MOVING;
     recv->id = frame->id;
     dd_list_push_back(&peer->receiving, &recv->link);
     dd_frame answer = reply_frame(frame, DD_FRAME_CTS);
@@ -358,7 +358,7 @@ dd_context_cancel_locked(dd_context *context, dd_message *message, const dd_erro
     if (message->stage != STAGE_DONE) {
         if (message->is_send) {
             peer_forget_send(message->peer, message);
-        } else if (message->stage == STAGE_TAKING || message->stage == STAGE_RECEIVING) {
+        } else if (message->stage == STAGE_MOVING) {
             peer_forget_recv(message->peer, message);
         }
         message_end(message, error);

@@ -33,14 +33,9 @@ typedef struct dd_lane dd_lane;
 /* Where a message is. */
 typedef enum message_stage {
     STAGE_IDLE,
-    STAGE_POSTED,    /* receive: in a list of its context */
-    STAGE_TAKING,    /* receive: an eager message is arriving; in peer->receiving */
-    STAGE_RECEIVING, /* receive: a rendezvous; in peer->receiving */
-    STAGE_QUEUED,    /* eager send: in the queue, or half written; in peer->flushing */
-    STAGE_AWAITING,  /* send: RTS queued or written; in peer->awaiting */
-    STAGE_SENDING,   /* send: has fragments to cut; in peer->sending */
-    STAGE_FLUSHING,  /* send: all fragments cut; in peer->flushing */
-    STAGE_DONE,      /* in engine->done */
+    STAGE_POSTED, /* a receive: in a list of its context */
+    STAGE_MOVING, /* in one of the lists of its peer, which says the rest */
+    STAGE_DONE,   /* in engine->done */
 } message_stage;
 
 /* A message that has come before anybody wanted it; or, for a context that is not open yet, any frame for
@@ -126,11 +121,11 @@ struct dd_peer {
     bool has_tried_lanes;
     size_t eager_max;
 
-    dd_list out;      /* out_frame, for lane 0 */
-    size_t nreplies;  /* of it */
-    dd_list awaiting; /* sends, by stage */
-    dd_list sending;
-    dd_list flushing;
+    dd_list out;          /* out_frame, for lane 0 */
+    size_t nreplies;      /* of it */
+    dd_list awaiting;     /* sends: RTS queued or written */
+    dd_list sending;      /* ... that have fragments to cut */
+    dd_list flushing;     /* ... all of which is queued, or being written */
     dd_list receiving;    /* receives that have met their message */
     size_t nexpected;     /* posted receives from it */
     uint64_t last_id;     /* of our RTS */

@@ -151,7 +151,7 @@ on_message(dd_lane *lane, const dd_frame *frame)
     } else if (frame->type == DD_FRAME_RTS) {
         context_begin_rendezvous(recv, frame, peer);
     } else {
-        recv->stage = STAGE_TAKING;
+        recv->stage = STAGE_MOVING;
         dd_list_push_back(&peer->receiving, &recv->link);
         lane->recv = recv;
         lane->sink = recv->data;

@@ -71,8 +71,7 @@ finish_current(dd_lane *lane)
         return;
     }
     message->moved += current->frame.payload;
-    if (current->frame.type == DD_FRAME_EAGER ||
-        (message->stage == STAGE_FLUSHING && message->moved == message->nbytes)) {
+    if (message->moved == message->nbytes) {
         message_end(message, NULL);
     }
 }
@@ -134,7 +133,6 @@ cut_fragment(dd_lane *lane)
     message->cut += len;
     if (message->cut == message->nbytes) {
         dd_list_remove(&message->link);
-        message->stage = STAGE_FLUSHING;
         dd_list_push_back(&peer->flushing, &message->link);
     }
 }
@@ -282,9 +280,9 @@ void
 peer_post_message(dd_peer *peer, out_frame *out)
 {
     dd_message *message = out->message;
+    message->stage = STAGE_MOVING;
     size_t cost = eager_cost(message->nbytes);
     if (peer->is_self) {
-        message->stage = STAGE_QUEUED;
         dd_list_push_back(&peer->flushing, &message->link);
         if (!queue(peer, out)) {
             message_fail_memory(message, sizeof *out);
@@ -297,11 +295,9 @@ peer_post_message(dd_peer *peer, out_frame *out)
         peer->credit -= cost;
         out->frame.payload = (uint32_t)message->nbytes;
         out->data = message->data;
-        message->stage = STAGE_QUEUED;
         dd_list_push_back(&peer->flushing, &message->link);
     } else {
         out->frame.id = message->id = ++peer->last_id;
-        message->stage = STAGE_AWAITING;
         dd_list_push_back(&peer->awaiting, &message->link);
         if (message->nbytes >= LANES_NBYTES && peer->engine->options.nlanes > 1) {
             dial_lanes(peer);
@@ -357,7 +353,6 @@ peer_on_cts(dd_peer *peer, const dd_frame *frame)
     dd_message *message = find_awaiting(peer, frame->id);
     if (message != NULL) {
         dd_list_remove(&message->link);
-        message->stage = STAGE_SENDING;
         dd_list_push_back(&peer->sending, &message->link);
     }
 }
@@ -411,7 +406,7 @@ void
 peer_forget_send(dd_peer *peer, dd_message *message)
 {
     if (drop_queued(peer, message)) {
-        peer->credit += message->stage == STAGE_QUEUED && !peer->is_self ? eager_cost(message->nbytes) : 0;
+        peer->credit += message->id == 0 && !peer->is_self ? eager_cost(message->nbytes) : 0;
         return;
     }
     if (peer->is_self) {

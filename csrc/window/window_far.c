@@ -599,12 +599,14 @@ window_find_hub(dd_group *group, window_hub **hub, uint64_t *id, dd_error *err)
     dd_engine_lock(dd_group_engine(group));
     dd_status status = dd_group_check_usable_locked(group, "window", err);
     if (status == DD_OK) {
-        *hub = (window_hub *)dd_group_find_guest_locked(group);
-        *hub = *hub == NULL ? make_hub_locked(group) : *hub;
-        status = *hub == NULL ? dd_error_no_memory(err, sizeof **hub) : DD_OK;
-    }
-    if (status == DD_OK) {
-        *id = ++(*hub)->nwindows;
+        window_hub *found = (window_hub *)dd_group_find_guest_locked(group);
+        found = found == NULL ? make_hub_locked(group) : found;
+        if (found == NULL) {
+            status = dd_error_no_memory(err, sizeof *found);
+        } else {
+            *id = ++found->nwindows;
+            *hub = found;
+        }
     }
     dd_engine_unlock(dd_group_engine(group));
     return status;
