@@ -1,64 +1,60 @@
 #include "window/window_wire.h"
 
-#include "core/little_endian.h"
+#include <string.h>
 
-/* ---- cards: numbers one after the other */
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the numbers of cards are little endian; this file copies them as they are"
+#endif
 
-enum {
-    CARD_STATUS,
-    CARD_PAD_REGION,
-    CARD_WINDOW,
-    CARD_PAD,
-    CARD_NBYTES,
-    CARD_OFFSET,
-    CARD_REGION,
-    CARD_ZERO
-};
-static const uint8_t card_widths[] = {4, 4, 8, 8, 8, 8, 4, 4};
-#define NCARD (sizeof card_widths)
+typedef struct card_bytes {
+    uint32_t status, pad_region;
+    uint64_t window, pad_nbytes, nbytes, offset;
+    uint32_t region, zero;
+} card_bytes;
+
+_Static_assert(sizeof(card_bytes) == DD_WINDOW_CARD_NBYTES, "no field is padded");
 
 void
 dd_window_card_encode(const dd_window_card *card, uint8_t out[DD_WINDOW_CARD_NBYTES])
 {
-    const uint64_t numbers[NCARD] = {
-        [CARD_STATUS] = (uint64_t)card->status, [CARD_PAD_REGION] = card->pad_region,
-        [CARD_WINDOW] = card->window,           [CARD_PAD] = card->pad_nbytes,
-        [CARD_NBYTES] = card->nbytes,           [CARD_OFFSET] = card->data.offset,
-        [CARD_REGION] = card->data.region};
-    for (size_t i = 0; i < NCARD; out += card_widths[i++]) {
-        dd_put_number(out, numbers[i], card_widths[i]);
-    }
+    card_bytes bytes = {
+        .status = (uint32_t)card->status,
+        .pad_region = card->pad_region,
+        .window = card->window,
+        .pad_nbytes = card->pad_nbytes,
+        .nbytes = card->nbytes,
+        .offset = card->data.offset,
+        .region = card->data.region,
+    };
+    memcpy(out, &bytes, sizeof bytes);
 }
 
 dd_status
 dd_window_card_decode(const uint8_t in[DD_WINDOW_CARD_NBYTES], dd_window_card *card, dd_error *err)
 {
-    uint64_t numbers[NCARD];
-    for (size_t i = 0; i < NCARD; in += card_widths[i++]) {
-        numbers[i] = dd_get_number(in, card_widths[i]);
+    card_bytes bytes;
+    memcpy(&bytes, in, sizeof bytes);
+    if (bytes.status >= DD_STATUS_COUNT) {
+        return dd_error_set(err, DD_PROTOCOL, "the card of a window has status %lu",
+                            (unsigned long)bytes.status);
     }
-    if (numbers[CARD_STATUS] >= DD_STATUS_COUNT) {
-        return dd_error_set(err, DD_PROTOCOL, "the card of a window has status %llu",
-                            (unsigned long long)numbers[CARD_STATUS]);
-    }
-    if (numbers[CARD_OFFSET] > UINT64_MAX - numbers[CARD_NBYTES]) {
+    if (bytes.offset > UINT64_MAX - bytes.nbytes) {
         return dd_error_set(err, DD_PROTOCOL, "the card of a window has %llu bytes from %llu",
-                            (unsigned long long)numbers[CARD_NBYTES],
-                            (unsigned long long)numbers[CARD_OFFSET]);
+                            (unsigned long long)bytes.nbytes, (unsigned long long)bytes.offset);
     }
-    if (numbers[CARD_STATUS] == DD_OK && numbers[CARD_WINDOW] == 0) {
+    if (bytes.status == DD_OK && bytes.window == 0) {
         return dd_error_set(err, DD_PROTOCOL, "the card of a window has no number for it");
     }
-    if (numbers[CARD_ZERO] != 0) {
+    if (bytes.zero != 0) {
         return dd_error_set(err, DD_PROTOCOL, "the card of a window does not end in zeros");
     }
     *card = (dd_window_card){
-        .status = (dd_status)numbers[CARD_STATUS],
-        .pad_region = (uint32_t)numbers[CARD_PAD_REGION],
-        .window = numbers[CARD_WINDOW],
-        .pad_nbytes = numbers[CARD_PAD],
-        .nbytes = numbers[CARD_NBYTES],
-        .data = {.region = (uint32_t)numbers[CARD_REGION], .offset = numbers[CARD_OFFSET]},
+        .status = (dd_status)bytes.status,
+        .pad_region = bytes.pad_region,
+        .window = bytes.window,
+        .pad_nbytes = bytes.pad_nbytes,
+        .nbytes = bytes.nbytes,
+        .data = {.region = bytes.region, .offset = bytes.offset},
     };
     return DD_OK;
 }
