@@ -1,33 +1,28 @@
 #include "transport/cause.h"
 
-#include "core/little_endian.h"
-
 #include <stdio.h>
 #include <string.h>
 
-/* Where the fields are; little endian. The text follows, without a final zero. */
-enum {
-    AT_CODE = 0,
-    AT_KIND = 4,
-    AT_ZERO = 5,
-    AT_ORIGIN = 8,
-    AT_CULPRIT = 12,
-    AT_OTHER = 16,
-    AT_ZERO_TOO = 20,
-    AT_SEQUENCE = 24,
-    AT_ELAPSED = 32,
-    AT_CULPRIT_NBYTES = 40,
-    AT_OTHER_NBYTES = 48,
-    AT_CULPRIT_SIGNATURE = 56,
-    AT_OTHER_SIGNATURE = 80,
-    AT_PID = 104,
-    AT_HOST = 112,
-};
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the numbers of causes are little endian; this file copies them as they are"
+#endif
 
-#define SIGNATURE_NBYTES 24
+/* On the wire. The text follows, without a final zero. A rank that is nobody is -1. */
+typedef struct cause_head {
+    uint32_t code;
+    uint8_t kind;
+    uint8_t zeros[3];
+    int32_t origin, culprit, other;
+    uint32_t zero;
+    uint64_t sequence;
+    int64_t elapsed_ns;
+    uint64_t culprit_nbytes, other_nbytes;
+    dd_signature culprit_signature, other_signature;
+    int64_t pid;
+    char host[DD_HOST_NAME_MAX];
+} cause_head;
 
-_Static_assert(AT_OTHER_SIGNATURE + SIGNATURE_NBYTES == AT_PID, "a signature is three words");
-_Static_assert(AT_HOST + DD_HOST_NAME_MAX == DD_CAUSE_HEAD_NBYTES, "the text follows the fields");
+_Static_assert(sizeof(cause_head) == DD_CAUSE_HEAD_NBYTES, "no field is padded");
 
 dd_cause
 dd_cause_of_error(const dd_error *error, int origin)
@@ -41,58 +36,28 @@ dd_cause_of_error(const dd_error *error, int origin)
     return cause;
 }
 
-static void
-put_signature(uint8_t *out, const dd_signature *signature)
-{
-    out[0] = signature->coll;
-    out[1] = signature->dtype;
-    out[2] = signature->redop;
-    out[3] = signature->flags;
-    dd_put_number(out + 4, signature->root, 4);
-    dd_put_number(out + 8, signature->count, 8);
-    dd_put_number(out + 16, signature->factor_bits, 8);
-}
-
-static dd_signature
-get_signature(const uint8_t *in)
-{
-    return (dd_signature){.coll = in[0],
-                          .dtype = in[1],
-                          .redop = in[2],
-                          .flags = in[3],
-                          .root = (uint32_t)dd_get_number(in + 4, 4),
-                          .count = dd_get_number(in + 8, 8),
-                          .factor_bits = dd_get_number(in + 16, 8)};
-}
-
 size_t
 dd_cause_encode(const dd_cause *cause, uint8_t out[DD_CAUSE_MAX_NBYTES])
 {
-    memset(out, 0, DD_CAUSE_HEAD_NBYTES);
-    dd_put_number(out + AT_CODE, (uint32_t)cause->code, 4);
-    out[AT_KIND] = (uint8_t)cause->kind;
-    dd_put_number(out + AT_ORIGIN, (uint32_t)cause->origin, 4);
-    dd_put_number(out + AT_CULPRIT, (uint32_t)cause->culprit.rank, 4);
-    dd_put_number(out + AT_OTHER, (uint32_t)cause->other, 4);
-    dd_put_number(out + AT_SEQUENCE, cause->sequence, 8);
-    dd_put_number(out + AT_ELAPSED, (uint64_t)cause->elapsed_ns, 8);
-    dd_put_number(out + AT_CULPRIT_NBYTES, cause->culprit_nbytes, 8);
-    dd_put_number(out + AT_OTHER_NBYTES, cause->other_nbytes, 8);
-    put_signature(out + AT_CULPRIT_SIGNATURE, &cause->culprit_signature);
-    put_signature(out + AT_OTHER_SIGNATURE, &cause->other_signature);
-    dd_put_number(out + AT_PID, (uint64_t)cause->culprit.pid, 8);
-    memcpy(out + AT_HOST, cause->culprit.host, strnlen(cause->culprit.host, DD_HOST_NAME_MAX - 1));
+    cause_head head = {
+        .code = (uint32_t)cause->code,
+        .kind = (uint8_t)cause->kind,
+        .origin = cause->origin,
+        .culprit = cause->culprit.rank,
+        .other = cause->other,
+        .sequence = cause->sequence,
+        .elapsed_ns = cause->elapsed_ns,
+        .culprit_nbytes = cause->culprit_nbytes,
+        .other_nbytes = cause->other_nbytes,
+        .culprit_signature = cause->culprit_signature,
+        .other_signature = cause->other_signature,
+        .pid = cause->culprit.pid,
+    };
+    memcpy(head.host, cause->culprit.host, strnlen(cause->culprit.host, DD_HOST_NAME_MAX - 1));
+    memcpy(out, &head, sizeof head);
     size_t len = strnlen(cause->text, sizeof cause->text - 1);
-    memcpy(out + DD_CAUSE_HEAD_NBYTES, cause->text, len);
-    return DD_CAUSE_HEAD_NBYTES + len;
-}
-
-/* Ranks that are nobody come out as -1, those that make no sense as something else that is out of range. */
-static int
-get_rank(const uint8_t *in)
-{
-    uint32_t number = (uint32_t)dd_get_number(in, 4);
-    return number == UINT32_MAX ? -1 : number > INT32_MAX ? INT32_MAX : (int)number;
+    memcpy(out + sizeof head, cause->text, len);
+    return sizeof head + len;
 }
 
 /* What is wrong with it; NULL: nothing. */
@@ -110,7 +75,7 @@ find_fault(const dd_cause *cause, int nranks)
     if (cause->origin < 0 || cause->origin >= nranks) {
         return "it comes from a rank that does not exist";
     }
-    if (cause->culprit.rank >= nranks || (names_one && cause->culprit.rank < 0)) {
+    if (cause->culprit.rank < -1 || cause->culprit.rank >= nranks || (names_one && cause->culprit.rank < 0)) {
         return "it blames a rank that does not exist";
     }
     bool may_name_two = names_two || (cause->kind == DD_CAUSE_TIMED_OUT && cause->culprit.rank >= 0);
@@ -122,9 +87,9 @@ find_fault(const dd_cause *cause, int nranks)
 
 /* A text with its zero, and nothing but zeros behind it. */
 static bool
-is_padded(const uint8_t *text, size_t size)
+is_padded(const char *text, size_t size)
 {
-    size_t len = strnlen((const char *)text, size);
+    size_t len = strnlen(text, size);
     bool is_clean = len < size;
     for (size_t i = len; i < size; i++) {
         is_clean = is_clean && text[i] == 0;
@@ -138,35 +103,35 @@ dd_cause_decode(dd_bytes bytes, int nranks, dd_cause *cause, dd_error *err)
     if (bytes.len < DD_CAUSE_HEAD_NBYTES || bytes.len > DD_CAUSE_MAX_NBYTES) {
         return dd_error_set(err, DD_PROTOCOL, "a cause of %zu bytes has come", bytes.len);
     }
-    const uint8_t *in = bytes.data;
-    size_t len = bytes.len - DD_CAUSE_HEAD_NBYTES;
-    uint32_t code = (uint32_t)dd_get_number(in + AT_CODE, 4);
+    cause_head head;
+    memcpy(&head, bytes.data, sizeof head);
+    size_t len = bytes.len - sizeof head;
     dd_cause read = {
-        .kind = (dd_cause_kind)in[AT_KIND],
-        .code = code < DD_STATUS_COUNT ? (dd_status)code : DD_OK,
-        .origin = get_rank(in + AT_ORIGIN),
-        .culprit = {.rank = get_rank(in + AT_CULPRIT), .pid = (int64_t)dd_get_number(in + AT_PID, 8)},
-        .other = get_rank(in + AT_OTHER),
-        .sequence = dd_get_number(in + AT_SEQUENCE, 8),
-        .elapsed_ns = (int64_t)dd_get_number(in + AT_ELAPSED, 8),
-        .culprit_nbytes = dd_get_number(in + AT_CULPRIT_NBYTES, 8),
-        .other_nbytes = dd_get_number(in + AT_OTHER_NBYTES, 8),
-        .culprit_signature = get_signature(in + AT_CULPRIT_SIGNATURE),
-        .other_signature = get_signature(in + AT_OTHER_SIGNATURE),
+        .kind = (dd_cause_kind)head.kind,
+        .code = head.code < DD_STATUS_COUNT ? (dd_status)head.code : DD_OK,
+        .origin = head.origin,
+        .culprit = {.rank = head.culprit, .pid = head.pid},
+        .other = head.other,
+        .sequence = head.sequence,
+        .elapsed_ns = head.elapsed_ns,
+        .culprit_nbytes = head.culprit_nbytes,
+        .other_nbytes = head.other_nbytes,
+        .culprit_signature = head.culprit_signature,
+        .other_signature = head.other_signature,
     };
-    memcpy(read.culprit.host, in + AT_HOST, DD_HOST_NAME_MAX);
-    memcpy(read.text, in + DD_CAUSE_HEAD_NBYTES, len);
+    memcpy(read.culprit.host, head.host, sizeof head.host);
+    memcpy(read.text, (const uint8_t *)bytes.data + sizeof head, len);
     const char *fault = find_fault(&read, nranks);
-    if (fault == NULL && (strnlen(read.text, len) != len || !is_padded(in + AT_HOST, DD_HOST_NAME_MAX))) {
+    if (fault == NULL && (strnlen(read.text, len) != len || !is_padded(head.host, sizeof head.host))) {
         fault = "a text of it ends before its end";
     }
-    if (fault == NULL && (dd_get_number(in + AT_ZERO, 3) != 0 || dd_get_number(in + AT_ZERO_TOO, 4) != 0)) {
+    if (fault == NULL && (head.zeros[0] | head.zeros[1] | head.zeros[2] | head.zero) != 0) {
         fault = "it says something that is not known here";
     }
     if (fault != NULL) {
-        return dd_error_set(err, DD_PROTOCOL,
-                            "a cause makes no sense: %s (kind %d, code %lu, ranks %d, %d, %d)", fault,
-                            (int)read.kind, (unsigned long)code, read.origin, read.culprit.rank, read.other);
+        return dd_error_set(
+            err, DD_PROTOCOL, "a cause makes no sense: %s (kind %d, code %lu, ranks %d, %d, %d)", fault,
+            (int)read.kind, (unsigned long)head.code, read.origin, read.culprit.rank, read.other);
     }
     *cause = read;
     return DD_OK;

@@ -33,6 +33,12 @@ engine_has_closed(const dd_engine *engine, uint64_t id, uint32_t rank)
     return false;
 }
 
+void
+engine_note_closed(dd_engine *engine, const context_key *key)
+{
+    engine->closed[engine->nclosed++ % CLOSED_CONTEXTS_KEPT] = *key;
+}
+
 static void
 forget_closed(dd_engine *engine, const context_key *key)
 {
@@ -51,8 +57,8 @@ context_check_source(const dd_context *context, const dd_frame *frame, dd_peer *
     if (frame->source < (uint32_t)context->nranks && context->ranks[frame->source].peer == peer) {
         return true;
     }
-    peer_protocol_error(peer, "%s from rank %lu, which it is not", dd_frame_type_name(frame->type),
-                        (unsigned long)frame->source);
+    peer_protocol_error(peer, "%s from rank %lu, which it is not",
+                        dd_frame_type_name((dd_frame_type)frame->type), (unsigned long)frame->source);
     return false;
 }
 
@@ -114,12 +120,7 @@ static void
 answer(dd_context *context, int source)
 {
     bool is_inside = false;
-    dd_frame frame = {
-        .type = DD_FRAME_ANSWER,
-        .context = context->key.id,
-        .source = (uint32_t)context->rank,
-        .target = (uint32_t)source,
-    };
+    dd_frame frame = context_frame(context, DD_FRAME_ANSWER, source);
     if (context->handler.on_asked != NULL) {
         context->handler.on_asked(context->handler.ctx, &frame.tag, &frame.signature, &is_inside);
         frame.offset = is_inside ? 1 : 0;
@@ -226,44 +227,6 @@ create(dd_engine *engine, uint64_t id, int rank, int nranks, dd_peer *const *pee
     return self;
 }
 
-/* A frame that came before the context was open. The entry is in no list. */
-static void
-deliver(dd_context *context, held *entry)
-{
-    dd_engine *engine = context->engine;
-    const dd_frame *frame = &entry->frame;
-    if (!context_check_source(context, frame, entry->peer)) {
-        context_drop_held(entry);
-    } else if (frame->type == DD_FRAME_EAGER || frame->type == DD_FRAME_RTS) {
-        dd_message *recv = context_match(context, frame);
-        if (recv != NULL) {
-            context_take_held(recv, entry);
-        } else {
-            dd_list_push_back(&context->ranks[frame->source].held, &entry->link);
-        }
-    } else {
-        context_on_control(context, frame, dd_bytes_of(entry->data, frame->payload));
-        engine_give_held(engine, entry);
-    }
-}
-
-static void
-deliver_early(dd_context *context, dd_peer *peer)
-{
-    for (dd_list *node = peer->early.next; node != &peer->early;) {
-        held *entry = DD_CONTAINER_OF(node, held, link);
-        node = node->next;
-        if (entry->frame.context == context->key.id && entry->frame.target == context->key.rank) {
-            dd_list_remove(&entry->link);
-            deliver(context, entry);
-        }
-    }
-    held *abort = peer_take_given_up(peer, &context->key);
-    if (abort != NULL) {
-        deliver(context, abort);
-    }
-}
-
 static dd_status
 open_locked(dd_context *context, dd_error *err)
 {
@@ -303,7 +266,10 @@ dd_context_open(dd_engine *engine, uint64_t id, int rank, int nranks, dd_peer *c
         dd_engine_acquire(engine);
         *context = self;
         for (int i = 0; i < nranks; i++) {
-            deliver_early(self, peers[i]);
+            held *entry;
+            while ((entry = peer_take_early(peers[i], &self->key)) != NULL) {
+                engine_deliver(entry);
+            }
         }
         for (int i = 0; i < nranks; i++) {
             if (peers[i]->state == PEER_LOST) {
@@ -332,12 +298,7 @@ tell(dd_context *context, int rank, dd_frame_type type, dd_bytes payload)
 {
     dd_peer *peer = context->ranks[rank].peer;
     if (is_reachable(context, rank)) {
-        dd_frame frame = {
-            .type = type,
-            .context = context->key.id,
-            .source = (uint32_t)context->rank,
-            .target = (uint32_t)rank,
-        };
+        dd_frame frame = context_frame(context, type, rank);
         peer_post_frame(peer, &frame, payload);
         if (type == DD_FRAME_ABORT && !peer->is_self) {
             (void)lane_pump(peer->lanes[0]);
@@ -430,7 +391,7 @@ close_locked(dd_context *context)
     engine_tell_done(engine);
     dd_map_remove(&engine->contexts, &context->node);
     dd_list_remove(&context->link);
-    engine->closed[engine->nclosed++ % CLOSED_CONTEXTS_KEPT] = context->key;
+    engine_note_closed(engine, &context->key);
     drop_all_held(context);
     for (int rank = 0; rank < context->nranks; rank++) {
         tell(context, rank, DD_FRAME_GOODBYE, (dd_bytes){0});

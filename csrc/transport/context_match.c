@@ -57,10 +57,10 @@ ask_for_receive(dd_context *context, const dd_frame *frame)
 }
 
 dd_message *
-context_match(dd_context *context, const dd_frame *frame)
+context_match(dd_context *context, const dd_frame *frame, bool is_told)
 {
     int source = (int)frame->source;
-    if (frame->kind == DD_MESSAGE_COLL && context->handler.on_coll != NULL) {
+    if (!is_told && frame->kind == DD_MESSAGE_COLL && context->handler.on_coll != NULL) {
         context->handler.on_coll(context->handler.ctx, source, frame->tag, &frame->signature);
     }
     dd_message *recv = find_posted(&context->ranks[source].posted, frame);
@@ -84,8 +84,9 @@ context_match(dd_context *context, const dd_frame *frame)
     return recv;
 }
 
-void
-context_fail_dtype(dd_message *message, const dd_signature *theirs)
+/* Ends a P2P message, on either side, where the other one has another dtype. */
+static void
+fail_dtype(dd_message *message, const dd_signature *theirs)
 {
     const dd_card *card = &message->peer->card;
     const dd_signature *ours = message->signature;
@@ -101,23 +102,30 @@ context_fail_dtype(dd_message *message, const dd_signature *theirs)
         (unsigned long long)ours->count, dd_dtype_name((dd_dtype)ours->dtype));
 }
 
-/* Ends a receive that the message does not fit. */
-static void
-fail_misfit(dd_message *recv, const dd_frame *frame, int reason)
+void
+message_fail_misfit(dd_message *message, int reason, const dd_signature *theirs, uint64_t nbytes)
 {
-    const dd_card *card = &recv->peer->card;
-    if (reason == DD_REFUSED_MISMATCH && recv->kind == DD_MESSAGE_P2P) {
-        context_fail_dtype(recv, &frame->signature);
+    const dd_card *card = &message->peer->card;
+    int rank = message->source; /* also of a send: the other side */
+    unsigned long long their_nbytes = nbytes;
+    if (reason == DD_REFUSED_CLOSED) {
+        message_fail_closed(message);
+    } else if (reason == DD_REFUSED_MISMATCH && message->kind == DD_MESSAGE_P2P &&
+               message->signature != NULL) {
+        fail_dtype(message, theirs);
     } else if (reason == DD_REFUSED_TOO_LARGE) {
-        message_fail(recv, DD_INVALID_ARGUMENT,
-                     "rank %d (%s, pid %lld) has sent %llu bytes, and there is room for %zu", recv->source,
-                     card->host, card->pid, (unsigned long long)frame->nbytes, recv->nbytes);
-    } else if (frame->nbytes != recv->nbytes) {
-        message_fail(recv, DD_MISMATCH, "rank %d (%s, pid %lld) has sent %llu bytes, where %zu were expected",
-                     recv->source, card->host, card->pid, (unsigned long long)frame->nbytes, recv->nbytes);
+        message_fail(message, DD_INVALID_ARGUMENT,
+                     message->is_send
+                         ? "rank %d (%s, pid %lld) has room for %llu bytes and was sent %zu"
+                         : "rank %d (%s, pid %lld) has sent %llu bytes, and there is room for %zu",
+                     rank, card->host, card->pid, their_nbytes, message->nbytes);
+    } else if (!message->is_send && nbytes != message->nbytes) {
+        message_fail(message, DD_MISMATCH,
+                     "rank %d (%s, pid %lld) has sent %llu bytes, where %zu were expected", rank, card->host,
+                     card->pid, their_nbytes, message->nbytes);
     } else {
-        message_fail(recv, DD_MISMATCH, "rank %d (%s, pid %lld) is in another operation", recv->source,
-                     card->host, card->pid);
+        message_fail(message, DD_MISMATCH, "rank %d (%s, pid %lld) is in another operation", rank, card->host,
+                     card->pid);
     }
 }
 
@@ -154,7 +162,7 @@ context_check_fit(dd_message *recv, const dd_frame *frame, dd_peer *peer)
         if (frame->type == DD_FRAME_RTS && !peer->is_self) {
             peer_post_refusal(peer, frame, (dd_refusal)reason, recv);
         }
-        fail_misfit(recv, frame, reason);
+        message_fail_misfit(recv, reason, &frame->signature, frame->nbytes);
     }
     return reason;
 }
@@ -162,16 +170,10 @@ context_check_fit(dd_message *recv, const dd_frame *frame, dd_peer *peer)
 void
 context_begin_rendezvous(dd_message *recv, const dd_frame *frame, dd_peer *peer)
 {
-    recv->stage = STAGE_RECEIVING;
+    recv->stage = STAGE_MOVING;
     recv->id = frame->id;
     dd_list_push_back(&peer->receiving, &recv->link);
-    dd_frame answer = {
-        .type = DD_FRAME_CTS,
-        .id = frame->id,
-        .context = frame->context,
-        .source = frame->target,
-        .target = frame->source,
-    };
+    dd_frame answer = reply_frame(frame, DD_FRAME_CTS);
     peer_post_frame(peer, &answer, (dd_bytes){0});
 }
 
@@ -185,8 +187,9 @@ copy_bytes(void *to, const void *from, size_t nbytes)
     }
 }
 
-void
-context_take_own(dd_message *recv, const held *entry)
+/* A send of this process has met its receive. */
+static void
+take_own(dd_message *recv, const held *entry)
 {
     dd_message *send = entry->sender;
     int reason = context_check_fit(recv, &entry->frame, entry->peer);
@@ -194,12 +197,8 @@ context_take_own(dd_message *recv, const held *entry)
         copy_bytes(recv->data, send->data, send->nbytes);
         message_end(recv, NULL);
         message_end(send, NULL);
-    } else if (reason == DD_REFUSED_MISMATCH && send->kind == DD_MESSAGE_P2P) {
-        context_fail_dtype(send, recv->signature);
     } else {
-        message_fail(send, reason == DD_REFUSED_TOO_LARGE ? DD_INVALID_ARGUMENT : DD_MISMATCH,
-                     "rank %d of this process does not want this message of %zu bytes", send->rank,
-                     send->nbytes);
+        message_fail_misfit(send, reason, recv->signature, recv->nbytes);
     }
 }
 
@@ -208,14 +207,8 @@ context_take_held(dd_message *recv, held *entry)
 {
     dd_peer *peer = entry->peer;
     dd_list_remove(&entry->link);
-    if (entry->collecting != NULL) {
-        recv->stage = STAGE_TAKING;
-        dd_list_push_back(&peer->receiving, &recv->link);
-        entry->taker = recv;
-        return;
-    }
     if (entry->sender != NULL) {
-        context_take_own(recv, entry);
+        take_own(recv, entry);
     } else if (context_check_fit(recv, &entry->frame, peer) == 0) {
         if (entry->frame.type == DD_FRAME_RTS) {
             context_begin_rendezvous(recv, &entry->frame, peer);
@@ -228,54 +221,6 @@ context_take_held(dd_message *recv, held *entry)
         peer_return_credit(peer, entry->frame.payload);
     }
     engine_give_held(peer->engine, entry);
-}
-
-void
-context_drop_held(held *entry)
-{
-    dd_peer *peer = entry->peer;
-    if (entry->collecting != NULL) {
-        /* The lane gives the credit back when all has come. */
-        entry->collecting->collected = NULL;
-        entry->collecting->sink = NULL;
-    } else if (entry->sender != NULL) {
-        message_fail_closed(entry->sender);
-    } else if (entry->frame.type == DD_FRAME_EAGER) {
-        peer_return_credit(peer, entry->frame.payload);
-    } else if (entry->frame.type == DD_FRAME_RTS) {
-        peer_post_refusal(peer, &entry->frame, DD_REFUSED_CLOSED, NULL);
-    }
-    engine_give_held(peer->engine, entry);
-}
-
-static held *
-find_rts(const dd_list *list, const dd_peer *peer, uint64_t id)
-{
-    for (dd_list *node = list->next; node != list; node = node->next) {
-        held *entry = DD_CONTAINER_OF(node, held, link);
-        if (entry->frame.type == DD_FRAME_RTS && entry->frame.id == id && entry->peer == peer) {
-            return entry;
-        }
-    }
-    return NULL;
-}
-
-void
-engine_drop_rts(dd_engine *engine, dd_peer *peer, uint64_t id)
-{
-    held *entry = find_rts(&peer->early, peer, id);
-    for (dd_list *node = engine->context_list.next; entry == NULL && node != &engine->context_list;
-         node = node->next) {
-        dd_context *context = DD_CONTAINER_OF(node, dd_context, link);
-        for (int rank = 0; rank < context->nranks && entry == NULL; rank++) {
-            if (context->ranks[rank].peer == peer) {
-                entry = find_rts(&context->ranks[rank].held, peer, id);
-            }
-        }
-    }
-    if (entry != NULL) {
-        engine_give_held(engine, entry);
-    }
 }
 
 /* ---- posting */
@@ -327,25 +272,16 @@ dd_context_post_send_locked(dd_context *context, dd_message *message)
     if (end_if_unreachable(context, message)) {
         return;
     }
-    out_frame out = {
-        .frame = {.kind = message->kind,
-                  .channel = message->channel,
-                  .context = context->key.id,
-                  .tag = message->tag,
-                  .nbytes = message->nbytes,
-                  .source = (uint32_t)context->rank,
-                  .target = (uint32_t)message->rank},
-        .message = message,
-    };
+    out_frame out = {.frame = context_frame(context, DD_FRAME_EAGER, message->rank), .message = message};
+    out.frame.kind = (uint8_t)message->kind;
+    out.frame.channel = message->channel;
+    out.frame.tag = message->tag;
+    out.frame.nbytes = message->nbytes;
     if (message->signature != NULL) {
         out.frame.signature = *message->signature;
     }
     dd_peer *peer = context->ranks[message->rank].peer;
-    if (peer->is_self) {
-        self_post_message(peer, &out);
-    } else {
-        peer_post_message(peer, &out);
-    }
+    peer_post_message(peer, &out);
 }
 
 void
@@ -420,11 +356,9 @@ dd_context_cancel_locked(dd_context *context, dd_message *message, const dd_erro
         return;
     }
     if (message->stage != STAGE_DONE) {
-        if (message->is_send && message->peer->is_self) {
-            self_forget_send(message->peer, message);
-        } else if (message->is_send) {
+        if (message->is_send) {
             peer_forget_send(message->peer, message);
-        } else if (message->stage == STAGE_TAKING || message->stage == STAGE_RECEIVING) {
+        } else if (message->stage == STAGE_MOVING) {
             peer_forget_recv(message->peer, message);
         }
         message_end(message, error);

@@ -71,28 +71,16 @@ dd_doorbell_ring(int own_fd, const dd_uid *whose)
                          (const struct sockaddr *)&address.name, address.len);
 }
 
-/* ---- notes: kind 1, zero 7, context 8, word 8, source 4, target 4; in the order of bytes of this host */
+/* ---- notes, in the order of bytes of this host */
 
-static void
-write_note(const dd_bell_note *note, uint8_t bytes[NOTE_NBYTES])
-{
-    memset(bytes, 0, NOTE_NBYTES);
-    bytes[0] = (uint8_t)note->kind;
-    memcpy(bytes + 8, &note->context, 8);
-    memcpy(bytes + 16, &note->word, 8);
-    memcpy(bytes + 24, &note->source, 4);
-    memcpy(bytes + 28, &note->target, 4);
-}
+typedef struct note_bytes {
+    uint8_t kind;
+    uint8_t zero[7];
+    uint64_t context, word;
+    uint32_t source, target;
+} note_bytes;
 
-static void
-read_note(const uint8_t bytes[NOTE_NBYTES], dd_bell_note *note)
-{
-    note->kind = (dd_bell_kind)bytes[0];
-    memcpy(&note->context, bytes + 8, 8);
-    memcpy(&note->word, bytes + 16, 8);
-    memcpy(&note->source, bytes + 24, 4);
-    memcpy(&note->target, bytes + 28, 4);
-}
+_Static_assert(sizeof(note_bytes) == NOTE_NBYTES, "no field is padded");
 
 /* Room for one descriptor and the credentials that the kernel adds, aligned as it wants them. */
 typedef union bell_control {
@@ -103,13 +91,16 @@ typedef union bell_control {
 dd_io
 dd_doorbell_send(int own_fd, const dd_uid *whose, const dd_bell_note *note)
 {
-    uint8_t bytes[NOTE_NBYTES];
+    note_bytes bytes = {.kind = (uint8_t)note->kind,
+                        .context = note->context,
+                        .word = note->word,
+                        .source = note->source,
+                        .target = note->target};
     bell_control control = {0};
     bell_address address = address_of(whose);
-    struct iovec part = {.iov_base = bytes, .iov_len = sizeof bytes};
+    struct iovec part = {.iov_base = &bytes, .iov_len = sizeof bytes};
     struct msghdr message = {
         .msg_name = &address.name, .msg_namelen = address.len, .msg_iov = &part, .msg_iovlen = 1};
-    write_note(note, bytes);
     if (note->kind == DD_BELL_PASS) {
         message.msg_control = control.bytes;
         message.msg_controllen = CMSG_SPACE(sizeof note->fd);
@@ -152,7 +143,7 @@ take_control(struct msghdr *message, int *fd)
 dd_io
 dd_doorbell_take(int own_fd, dd_bell_note *note)
 {
-    uint8_t bytes[NOTE_NBYTES + 1];
+    uint8_t bytes[NOTE_NBYTES + 1] = {0};
     bell_control control = {0};
     struct iovec part = {.iov_base = bytes, .iov_len = sizeof bytes};
     struct msghdr message = {.msg_iov = &part,
@@ -166,8 +157,15 @@ dd_doorbell_take(int own_fd, dd_bell_note *note)
     *note = (dd_bell_note){.kind = DD_BELL_RING, .fd = -1};
     int fd = -1;
     bool is_ours = take_control(&message, &fd);
-    if (is_ours && len == NOTE_NBYTES && (bytes[0] == DD_BELL_WANT || bytes[0] == DD_BELL_PASS)) {
-        read_note(bytes, note);
+    note_bytes read;
+    memcpy(&read, bytes, sizeof read);
+    if (is_ours && len == NOTE_NBYTES && (read.kind == DD_BELL_WANT || read.kind == DD_BELL_PASS)) {
+        *note = (dd_bell_note){.kind = (dd_bell_kind)read.kind,
+                               .context = read.context,
+                               .word = read.word,
+                               .source = read.source,
+                               .target = read.target,
+                               .fd = -1};
     }
     if (note->kind == DD_BELL_PASS && fd != -1) {
         note->fd = fd;

@@ -33,14 +33,9 @@ typedef struct dd_lane dd_lane;
 /* Where a message is. */
 typedef enum message_stage {
     STAGE_IDLE,
-    STAGE_POSTED,    /* receive: in a list of its context */
-    STAGE_TAKING,    /* receive: an eager message is arriving; in peer->receiving */
-    STAGE_RECEIVING, /* receive: a rendezvous; in peer->receiving */
-    STAGE_QUEUED,    /* eager send: in the queue, or half written; in peer->flushing */
-    STAGE_AWAITING,  /* send: RTS queued or written; in peer->awaiting */
-    STAGE_SENDING,   /* send: has fragments to cut; in peer->sending */
-    STAGE_FLUSHING,  /* send: all fragments cut; in peer->flushing */
-    STAGE_DONE,      /* in engine->done */
+    STAGE_POSTED, /* a receive: in a list of its context */
+    STAGE_MOVING, /* in one of the lists of its peer, which says the rest */
+    STAGE_DONE,   /* in engine->done */
 } message_stage;
 
 /* A message that has come before anybody wanted it; or, for a context that is not open yet, any frame for
@@ -49,11 +44,10 @@ typedef struct held {
     dd_list link;
     dd_frame frame;
     dd_peer *peer;
-    uint64_t order;      /* of arrival, over all peers */
-    uint8_t *data;       /* payload: `small` or its own block */
-    dd_lane *collecting; /* the payload is still arriving there; NULL: it is complete */
-    dd_message *taker;   /* the receive that waits for the rest of it */
-    dd_message *sender;  /* within this process: the send that waits for its receiver */
+    uint64_t order;     /* of arrival, over all peers */
+    uint8_t *data;      /* payload: `small` or its own block */
+    bool is_told;       /* its context knows of it (on_coll) */
+    dd_message *sender; /* within this process: the send that waits for its receiver */
     uint8_t small[HELD_INLINE_NBYTES];
 } held;
 
@@ -85,7 +79,7 @@ struct dd_lane {
     size_t payload_left;
     uint8_t *sink;      /* where it goes; NULL: thrown away */
     dd_message *recv;   /* whose memory that is */
-    held *collected;    /* the same */
+    held *collected;    /* the same: in no list, delivered when all has come */
     dd_context *cached; /* of the last message */
     size_t begin;
     size_t end;
@@ -142,11 +136,11 @@ struct dd_peer {
     bool has_tried_lanes;
     size_t eager_max;
 
-    dd_list out;      /* out_frame, for lane 0 */
-    size_t nreplies;  /* of it */
-    dd_list awaiting; /* sends, by stage */
-    dd_list sending;
-    dd_list flushing;
+    dd_list out;          /* out_frame, for lane 0 */
+    size_t nreplies;      /* of it */
+    dd_list awaiting;     /* sends: RTS queued or written */
+    dd_list sending;      /* ... that have fragments to cut */
+    dd_list flushing;     /* ... all of which is queued, or being written */
     dd_list receiving;    /* receives that have met their message */
     size_t nexpected;     /* posted receives from it */
     uint64_t last_id;     /* of our RTS */
@@ -331,17 +325,52 @@ void message_unpost(dd_message *message);
 void message_tell(dd_message *message);
 void engine_tell_done(dd_engine *engine);
 
-/* ---- pools (peer_message.c), contexts by key (context.c) */
+/* ---- the pool of out_frames (peer_message.c), contexts by key (context.c) */
 
 /* A copy that may be queued; NULL: no memory. */
 out_frame *engine_take_out(dd_engine *engine, const out_frame *out);
 void engine_give_out(dd_engine *engine, out_frame *out);
-held *engine_take_held(dd_peer *peer, const dd_frame *frame); /* NULL: no memory */
-void engine_give_held(dd_engine *engine, held *entry);
-/* The connection is lost: frees the entries of the list that were not complete. */
-void engine_drop_unfinished(dd_engine *engine, dd_list *list);
+/* Of a context to one of its ranks; and the answer to a frame that has come, about the same message. */
+static inline dd_frame
+context_frame(const dd_context *context, dd_frame_type type, int rank)
+{
+    return (dd_frame){.type = (uint8_t)type,
+                      .context = context->key.id,
+                      .source = (uint32_t)context->rank,
+                      .target = (uint32_t)rank};
+}
+static inline dd_frame
+reply_frame(const dd_frame *to, dd_frame_type type)
+{
+    return (dd_frame){.type = (uint8_t)type,
+                      .context = to->context,
+                      .id = to->id,
+                      .source = to->target,
+                      .target = to->source};
+}
 dd_context *engine_find_context(dd_engine *engine, uint64_t id, uint32_t rank);
 bool engine_has_closed(const dd_engine *engine, uint64_t id, uint32_t rank);
+void engine_note_closed(dd_engine *engine, const context_key *key);
+
+/* ---- context_held.c */
+
+held *engine_take_held(dd_peer *peer, const dd_frame *frame); /* NULL: no memory */
+void engine_give_held(dd_engine *engine, held *entry);
+/* A frame, whole but for a rendezvous's data, in an entry that is in no list: goes to its context, and a message to its receive, or is
+ * kept until there is one. */
+void engine_deliver(held *entry);
+/* What has come for a context that is being opened, one after the other; NULL: nothing more. */
+held *peer_take_early(dd_peer *peer, const context_key *key);
+/* Nobody will want it any more: frees it, and gives its credit back or refuses it. */
+void context_drop_held(held *entry);
+/* The peer has given up what it had announced. */
+void peer_drop_rts(dd_peer *peer, uint64_t id);
+/* The connection is lost: frees the entries of the list that were not complete. */
+void engine_drop_unfinished(dd_engine *engine, dd_list *list);
+/* Frames that a process has sent to itself. True when there were any. */
+bool self_pump(dd_engine *engine);
+/* Forgets a send that waits for its receiver in this process. */
+void self_drop_send(dd_peer *self, const dd_message *message);
 
 /* ---- peer.c */
 
@@ -406,8 +435,10 @@ bool lane_receive(dd_lane *lane);
 /* Takes a receive that has met its message out of the lanes. */
 void peer_forget_recv(dd_peer *peer, dd_message *message);
 void peer_protocol_error(dd_peer *peer, const char *format, ...) DD_PRINTF(2, 3);
-/* What says so to that rank, taken out of its list; NULL: nothing. */
-held *peer_take_given_up(dd_peer *peer, const context_key *key);
+/* The connection breaks, since there is no memory "for a message to it". */
+void peer_break_for_memory(dd_peer *peer, const char *what, size_t nbytes);
+/* "cannot send", or what else has failed; or the other side has closed the connection. */
+void lane_break_for_io(dd_lane *lane, dd_io io, const char *attempt);
 /* Says no to an RTS, and what the receive wants; NULL: there is none. */
 void peer_post_refusal(dd_peer *peer, const dd_frame *rts, dd_refusal reason, const dd_message *recv);
 
@@ -424,30 +455,15 @@ bool context_check_source(const dd_context *context, const dd_frame *frame, dd_p
 
 /* ---- context_match.c */
 
-/* The receive that an arriving EAGER or RTS is for, out of its list; NULL: hold it. */
-dd_message *context_match(dd_context *context, const dd_frame *frame);
+/* The receive that an arriving EAGER or RTS is for, out of its list; NULL: hold it. `is_told`: the handler knows of it. */
+dd_message *context_match(dd_context *context, const dd_frame *frame, bool is_told);
 /* Whether the message fits the receive; if not, the receive ends, and the reason is returned; else 0. */
 int context_check_fit(dd_message *recv, const dd_frame *frame, dd_peer *peer);
-/* Ends a P2P message, on either side, where the other one has another dtype. */
-void context_fail_dtype(dd_message *message, const dd_signature *theirs);
+/* Ends a message, on either side, that does not fit the other side's (dd_refusal). */
+void message_fail_misfit(dd_message *message, int reason, const dd_signature *theirs, uint64_t nbytes);
 /* A receive has met an RTS of a peer. */
 void context_begin_rendezvous(dd_message *recv, const dd_frame *frame, dd_peer *peer);
-/* An entry that is in no list has met its receive, which fits: goes on with it as far as it has come. The
- * entry is freed, now or when the rest has come. */
+/* An entry that is in no list or a held one has met its receive: goes on with it as far as it has come, and frees the entry. */
 void context_take_held(dd_message *recv, held *entry);
-/* A send of this process (entry->sender) has met its receive: copies, and ends both. */
-void context_take_own(dd_message *recv, const held *entry);
-/* Nobody will want it any more: frees it, and gives its credit back or refuses it. */
-void context_drop_held(held *entry);
-/* The sender has given up what it had announced. */
-void engine_drop_rts(dd_engine *engine, dd_peer *peer, uint64_t id);
-
-/* ---- peer_self.c */
-
-void self_post_message(dd_peer *self, const out_frame *out);
-/* Frames that a process has sent to itself. True when there were any. */
-bool self_pump(dd_engine *engine);
-/* Takes a send that waits for its receiver in this process out of where it waits. */
-void self_forget_send(dd_peer *self, dd_message *message);
 
 #endif

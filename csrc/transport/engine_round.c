@@ -139,15 +139,8 @@ watch(dd_lane *lane, uint32_t events)
 static void
 on_stream_end(dd_lane *lane, dd_io io)
 {
-    dd_error error;
-    if (io == DD_IO_FAILED) {
-        (void)dd_error_set_errno(&error, DD_PEER_LOST, errno, "cannot receive by %s",
-                                 lane->stream->ops->name);
-    } else {
-        (void)dd_error_set(&error, DD_PEER_LOST, "connection closed");
-    }
+    lane_break_for_io(lane, io, "cannot receive");
     watch(lane, 0);
-    lane_break(lane, &error);
 }
 
 static bool

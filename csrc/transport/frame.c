@@ -1,7 +1,6 @@
 #include "transport/frame.h"
 
 #include "core/dtype.h"
-#include "core/little_endian.h"
 #include "transport/cause.h"
 
 #include <string.h>
@@ -9,44 +8,26 @@
 #define MAGIC 0xd1u
 #define MAGIC_SHORT 0xd2u
 
-/* Where the fields are; little endian. */
-enum {
-    AT_MAGIC = 0,
-    AT_TYPE = 1,
-    AT_KIND = 2,
-    AT_REASON = 3,
-    AT_CHANNEL = 4,
-    AT_CONTEXT = 8,
-    AT_TAG = 16,
-    AT_ID = 24,
-    AT_OFFSET = 32,
-    AT_NBYTES = 40,
-    AT_PAYLOAD = 48,
-    AT_CREDIT = 52,
-    AT_SOURCE = 56,
-    AT_TARGET = 60,
-    AT_COLL = 64,
-    AT_DTYPE = 65,
-    AT_REDOP = 66,
-    AT_FLAGS = 67,
-    AT_ROOT = 68,
-    AT_COUNT = 72,
-    AT_FACTOR = 80,
-};
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the numbers of frames are little endian; this file copies them as they are"
+#endif
 
-/* The short header, in the same way. */
-enum {
-    SHORT_AT_KIND = 1,
-    SHORT_AT_DTYPE = 2,
-    SHORT_AT_FLAGS = 3,
-    SHORT_AT_PAYLOAD = 4,
-    SHORT_AT_CHANNEL = 8,
-    SHORT_AT_CREDIT = 12,
-    SHORT_AT_CONTEXT = 16,
-    SHORT_AT_TAG = 24,
-    SHORT_AT_SOURCE = 32,
-    SHORT_AT_TARGET = 36,
-};
+typedef struct short_header {
+    uint8_t magic;
+    uint8_t kind;
+    uint8_t dtype;
+    uint8_t flags;
+    uint32_t payload;
+    uint32_t channel;
+    uint32_t credit;
+    uint64_t context;
+    uint64_t tag;
+    uint32_t source;
+    uint32_t target;
+} short_header;
+
+_Static_assert(sizeof(dd_frame) == DD_FRAME_NBYTES, "no field is padded");
+_Static_assert(sizeof(short_header) == DD_FRAME_SHORT_NBYTES, "no field is padded");
 
 /* The signature of a message of so many bytes of a dtype. */
 static dd_signature
@@ -72,51 +53,29 @@ is_short(const dd_frame *frame)
     return memcmp(signature, &implied, sizeof implied) == 0;
 }
 
-static size_t
-encode_short(const dd_frame *frame, uint8_t *out)
-{
-    out[AT_MAGIC] = MAGIC_SHORT;
-    out[SHORT_AT_KIND] = (uint8_t)frame->kind;
-    out[SHORT_AT_DTYPE] = frame->signature.dtype;
-    out[SHORT_AT_FLAGS] = frame->signature.flags;
-    dd_put_number(out + SHORT_AT_PAYLOAD, frame->payload, 4);
-    dd_put_number(out + SHORT_AT_CHANNEL, frame->channel, 4);
-    dd_put_number(out + SHORT_AT_CREDIT, frame->credit, 4);
-    dd_put_number(out + SHORT_AT_CONTEXT, frame->context, 8);
-    dd_put_number(out + SHORT_AT_TAG, frame->tag, 8);
-    dd_put_number(out + SHORT_AT_SOURCE, frame->source, 4);
-    dd_put_number(out + SHORT_AT_TARGET, frame->target, 4);
-    return DD_FRAME_SHORT_NBYTES;
-}
-
 size_t
 dd_frame_encode(const dd_frame *frame, uint8_t out[DD_FRAME_NBYTES])
 {
-    if (is_short(frame)) {
-        return encode_short(frame, out);
+    if (!is_short(frame)) {
+        memcpy(out, frame, sizeof *frame);
+        out[0] = MAGIC;
+        return DD_FRAME_NBYTES;
     }
-    out[AT_MAGIC] = MAGIC;
-    out[AT_TYPE] = (uint8_t)frame->type;
-    out[AT_KIND] = (uint8_t)frame->kind;
-    out[AT_REASON] = (uint8_t)frame->reason;
-    dd_put_number(out + AT_CHANNEL, frame->channel, 4);
-    dd_put_number(out + AT_CONTEXT, frame->context, 8);
-    dd_put_number(out + AT_TAG, frame->tag, 8);
-    dd_put_number(out + AT_ID, frame->id, 8);
-    dd_put_number(out + AT_OFFSET, frame->offset, 8);
-    dd_put_number(out + AT_NBYTES, frame->nbytes, 8);
-    dd_put_number(out + AT_PAYLOAD, frame->payload, 4);
-    dd_put_number(out + AT_CREDIT, frame->credit, 4);
-    dd_put_number(out + AT_SOURCE, frame->source, 4);
-    dd_put_number(out + AT_TARGET, frame->target, 4);
-    out[AT_COLL] = frame->signature.coll;
-    out[AT_DTYPE] = frame->signature.dtype;
-    out[AT_REDOP] = frame->signature.redop;
-    out[AT_FLAGS] = frame->signature.flags;
-    dd_put_number(out + AT_ROOT, frame->signature.root, 4);
-    dd_put_number(out + AT_COUNT, frame->signature.count, 8);
-    dd_put_number(out + AT_FACTOR, frame->signature.factor_bits, 8);
-    return DD_FRAME_NBYTES;
+    short_header header = {
+        .magic = MAGIC_SHORT,
+        .kind = frame->kind,
+        .dtype = frame->signature.dtype,
+        .flags = frame->signature.flags,
+        .payload = frame->payload,
+        .channel = frame->channel,
+        .credit = frame->credit,
+        .context = frame->context,
+        .tag = frame->tag,
+        .source = frame->source,
+        .target = frame->target,
+    };
+    memcpy(out, &header, sizeof header);
+    return DD_FRAME_SHORT_NBYTES;
 }
 
 size_t
@@ -125,57 +84,31 @@ dd_frame_header_nbytes(uint8_t first)
     return first == MAGIC_SHORT ? DD_FRAME_SHORT_NBYTES : DD_FRAME_NBYTES;
 }
 
-static void
-read_fields(const uint8_t *in, dd_frame *frame)
-{
-    frame->type = (dd_frame_type)in[AT_TYPE];
-    frame->kind = (dd_message_kind)in[AT_KIND];
-    frame->reason = (dd_refusal)in[AT_REASON];
-    frame->channel = (uint32_t)dd_get_number(in + AT_CHANNEL, 4);
-    frame->context = dd_get_number(in + AT_CONTEXT, 8);
-    frame->tag = dd_get_number(in + AT_TAG, 8);
-    frame->id = dd_get_number(in + AT_ID, 8);
-    frame->offset = dd_get_number(in + AT_OFFSET, 8);
-    frame->nbytes = dd_get_number(in + AT_NBYTES, 8);
-    frame->payload = (uint32_t)dd_get_number(in + AT_PAYLOAD, 4);
-    frame->credit = (uint32_t)dd_get_number(in + AT_CREDIT, 4);
-    frame->source = (uint32_t)dd_get_number(in + AT_SOURCE, 4);
-    frame->target = (uint32_t)dd_get_number(in + AT_TARGET, 4);
-    frame->signature.coll = in[AT_COLL];
-    frame->signature.dtype = in[AT_DTYPE];
-    frame->signature.redop = in[AT_REDOP];
-    frame->signature.flags = in[AT_FLAGS];
-    frame->signature.root = (uint32_t)dd_get_number(in + AT_ROOT, 4);
-    frame->signature.count = dd_get_number(in + AT_COUNT, 8);
-    frame->signature.factor_bits = dd_get_number(in + AT_FACTOR, 8);
-}
-
 /* False: its signature makes no sense. */
 static bool
 read_short(const uint8_t *in, dd_frame *frame)
 {
-    uint8_t dtype = in[SHORT_AT_DTYPE];
-    uint8_t flags = in[SHORT_AT_FLAGS];
-    uint32_t payload = (uint32_t)dd_get_number(in + SHORT_AT_PAYLOAD, 4);
+    short_header header;
+    memcpy(&header, in, sizeof header);
     *frame = (dd_frame){
         .type = DD_FRAME_EAGER,
-        .kind = (dd_message_kind)in[SHORT_AT_KIND],
-        .channel = (uint32_t)dd_get_number(in + SHORT_AT_CHANNEL, 4),
-        .context = dd_get_number(in + SHORT_AT_CONTEXT, 8),
-        .tag = dd_get_number(in + SHORT_AT_TAG, 8),
-        .nbytes = payload,
-        .payload = payload,
-        .credit = (uint32_t)dd_get_number(in + SHORT_AT_CREDIT, 4),
-        .source = (uint32_t)dd_get_number(in + SHORT_AT_SOURCE, 4),
-        .target = (uint32_t)dd_get_number(in + SHORT_AT_TARGET, 4),
+        .kind = header.kind,
+        .channel = header.channel,
+        .context = header.context,
+        .tag = header.tag,
+        .nbytes = header.payload,
+        .payload = header.payload,
+        .credit = header.credit,
+        .source = header.source,
+        .target = header.target,
     };
-    if (flags == 0) {
-        return dtype == 0;
+    if (header.flags == 0) {
+        return header.dtype == 0;
     }
-    if (flags != DD_SIGNATURE_TYPED || !dd_dtype_is_valid(dtype)) {
+    if (header.flags != DD_SIGNATURE_TYPED || !dd_dtype_is_valid(header.dtype)) {
         return false;
     }
-    frame->signature = typed_signature(dtype, payload);
+    frame->signature = typed_signature(header.dtype, header.payload);
     return true;
 }
 
@@ -183,7 +116,7 @@ read_short(const uint8_t *in, dd_frame *frame)
 static const char *
 find_fault(const dd_frame *frame)
 {
-    switch (frame->type) {
+    switch ((dd_frame_type)frame->type) {
     case DD_FRAME_EAGER:
         return frame->payload != frame->nbytes       ? "its payload is not its message"
                : frame->payload > DD_FRAME_EAGER_MAX ? "its payload is too large"
@@ -221,20 +154,18 @@ find_fault(const dd_frame *frame)
 dd_status
 dd_frame_decode(const uint8_t *in, dd_frame *frame, dd_error *err)
 {
-    bool is_short_one = in[AT_MAGIC] == MAGIC_SHORT;
-    if (in[AT_MAGIC] != MAGIC && !is_short_one) {
-        return dd_error_set(err, DD_PROTOCOL, "a frame begins with 0x%02x instead of 0x%02x or 0x%02x",
-                            in[AT_MAGIC], MAGIC, MAGIC_SHORT);
-    }
-    uint8_t kind = in[is_short_one ? (int)SHORT_AT_KIND : (int)AT_KIND];
-    if (kind > DD_MESSAGE_WINDOW) {
-        return dd_error_set(err, DD_PROTOCOL, "a frame has a message of kind %d", kind);
-    }
     bool is_clear = true;
-    if (is_short_one) {
+    if (in[0] == MAGIC_SHORT) {
         is_clear = read_short(in, frame);
+    } else if (in[0] == MAGIC) {
+        memcpy(frame, in, sizeof *frame);
+        frame->magic = 0;
     } else {
-        read_fields(in, frame);
+        return dd_error_set(err, DD_PROTOCOL, "a frame begins with 0x%02x instead of 0x%02x or 0x%02x", in[0],
+                            MAGIC, MAGIC_SHORT);
+    }
+    if (frame->kind > DD_MESSAGE_WINDOW) {
+        return dd_error_set(err, DD_PROTOCOL, "a frame has a message of kind %d", frame->kind);
     }
     const char *fault = is_clear ? find_fault(frame) : "its dtype is unknown";
     if (fault == NULL) {
@@ -243,8 +174,8 @@ dd_frame_decode(const uint8_t *in, dd_frame *frame, dd_error *err)
     return dd_error_set(
         err, DD_PROTOCOL,
         "a frame of type %d (%s) makes no sense: %s (payload %lu, offset %llu, message %llu bytes)",
-        (int)frame->type, dd_frame_type_name(frame->type), fault, (unsigned long)frame->payload,
-        (unsigned long long)frame->offset, (unsigned long long)frame->nbytes);
+        (int)frame->type, dd_frame_type_name((dd_frame_type)frame->type), fault,
+        (unsigned long)frame->payload, (unsigned long long)frame->offset, (unsigned long long)frame->nbytes);
 }
 
 const char *

@@ -44,20 +44,22 @@ typedef enum dd_refusal {
     DD_REFUSED_CLOSED,        /* the receiver has closed its context */
 } dd_refusal;
 
+/* As it is on the wire with a long header: numbers are little endian, as this host's are. */
 typedef struct dd_frame {
-    dd_frame_type type;
-    dd_message_kind kind;
+    uint8_t magic;  /* the codec's own */
+    uint8_t type;   /* dd_frame_type */
+    uint8_t kind;   /* dd_message_kind */
+    uint8_t reason; /* dd_refusal; REFUSE */
     uint32_t channel;
     uint64_t context;
     uint64_t tag;
-    uint64_t id;       /* RTS and what follows it */
-    uint64_t offset;   /* DATA; ANSWER */
-    uint64_t nbytes;   /* of the whole message; REFUSE: room */
-    uint32_t payload;  /* bytes that follow the header */
-    uint32_t credit;   /* bytes of eager messages that the sender of this frame has got rid of */
-    uint32_t source;   /* rank of the sender */
-    uint32_t target;   /* rank of the receiver */
-    dd_refusal reason; /* REFUSE */
+    uint64_t id;      /* RTS and what follows it */
+    uint64_t offset;  /* DATA; ANSWER */
+    uint64_t nbytes;  /* of the whole message; REFUSE: room */
+    uint32_t payload; /* bytes that follow the header */
+    uint32_t credit;  /* bytes of eager messages that the sender of this frame has got rid of */
+    uint32_t source;  /* rank of the sender */
+    uint32_t target;  /* rank of the receiver */
     dd_signature signature;
 } dd_frame;
 

@@ -65,6 +65,13 @@ dd_status dd_link_offer_shm(int socket_fd, size_t ring_nbytes, dd_link **link, d
 dd_status dd_link_hear_taken(const dd_link *link, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 dd_status dd_link_take_shm(int socket_fd, dd_link **link, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
-void dd_link_close(dd_link *link); /* NULL is fine */
+/* NULL is fine. */
+static inline void
+dd_link_close(dd_link *link)
+{
+    if (link != NULL) {
+        link->ops->destroy(link);
+    }
+}
 
 #endif

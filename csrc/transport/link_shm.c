@@ -1,12 +1,19 @@
+/* Two rings in memory that both processes map, one a direction: one writer, one reader, bytes in order. Moving bytes costs no system
+ * call. The reader polls while the writer is busy; before it stops polling it falls asleep, and the writer that finds it so rings: a
+ * byte on the Unix socket beside the rings. So does a reader that finds the writer waiting for room. The memory is a sealed memfd,
+ * which leaves no name behind and cannot shrink under anybody. What the other side writes into it is a peer's word: positions that
+ * make no sense are an error, never an access out of bounds. */
 #include "transport/link.h"
 
 #include "core/fork.h"
 #include "core/mem.h"
+#include "core/shared_memory.h"
+#include "core/system.h"
 #include "kernels/copy.h"
-#include "net/ring.h"
 
 #include <errno.h>
 #include <poll.h>
+#include <stdatomic.h>
 #include <string.h>
 
 /* Over the Unix socket travel, once the rings are there, bells alone: a byte, and any number of them is as good as one. */
@@ -18,15 +25,124 @@
 /* What on_event reads at a time. */
 #define SOCKET_BATCH 256
 
+#define HEADER_BYTES ((size_t)4096)
+
+/* Each word has a cache line of its own: the sides write different ones. */
+typedef struct ring_words {
+    _Alignas(64) _Atomic uint64_t written; /* by the writer: bytes ever written */
+    _Atomic uint32_t is_room_wanted; /* set by the writer, cleared by either; where the reader looks anyway */
+    _Alignas(64) _Atomic uint64_t read;      /* by the reader: bytes ever read */
+    _Alignas(64) _Atomic uint32_t is_asleep; /* set by the reader, cleared by either */
+} ring_words;
+
+/* One side's view. Each side looks at the other's position only when what it knew of is used up. */
+typedef struct shm_ring {
+    ring_words *shared; /* NULL: closed. The bytes follow HEADER_BYTES behind it */
+    size_t size;        /* a power of two */
+    uint64_t position;  /* own: of the next byte to read or write */
+    uint64_t known;     /* the other side's position as last seen */
+    bool is_unfenced;   /* reader: has released since it last made sure of seeing a writer that waits */
+    bool is_asleep;     /* reader: has said so, and not taken it back */
+} shm_ring;
+
 typedef struct shm_link {
     dd_link base;
-    dd_ring in;
-    dd_ring out;
+    shm_ring in;
+    shm_ring out;
     uint64_t generation;
-    bool is_ended;  /* the socket's end was seen: what is in the ring by then is the rest */
+    bool is_ended;  /* the socket's end was seen: in.known is as far as there is anything to read */
     bool is_broken; /* the peer makes no sense, or the socket failed */
     int sys_errno;  /* of the failure */
 } shm_link;
+
+static size_t
+smaller(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+/* ---- the rings */
+
+/* The run of memory at the own position, with `count` bytes that are free or filled, up to the edge. */
+static uint8_t *
+run_at(const shm_ring *ring, uint64_t count, size_t *len)
+{
+    size_t start = (size_t)(ring->position & (ring->size - 1));
+    *len = smaller((size_t)count, ring->size - start);
+    return (uint8_t *)ring->shared + HEADER_BYTES + start;
+}
+
+/* Writer. Where the next bytes go; *len is 0 when the ring is full. NULL: the reader's position makes no sense. */
+static uint8_t *
+free_run(shm_ring *ring, size_t *len)
+{
+    if (ring->position - ring->known >= ring->size) {
+        /* Acquire: the reader is done with the bytes it says it has read. */
+        ring->known = atomic_load_explicit(&ring->shared->read, memory_order_acquire);
+    }
+    uint64_t used = ring->position - ring->known;
+    return used <= ring->size ? run_at(ring, ring->size - used, len) : NULL;
+}
+
+/* Reader. Where the next bytes are; *len is 0 when there are none. NULL: the writer's position makes no sense. After the end
+ * (`is_limited`) it goes no further than it knew then: whoever has the memory can write on. */
+static uint8_t *
+filled_run(shm_ring *ring, bool is_limited, size_t *len)
+{
+    uint64_t count = ring->known - ring->position;
+    if ((count == 0 || count > ring->size) && !is_limited) {
+        /* Acquire: the bytes are there before the position that covers them. */
+        ring->known = atomic_load_explicit(&ring->shared->written, memory_order_acquire);
+        count = ring->known - ring->position;
+    }
+    return count <= ring->size ? run_at(ring, count, len) : NULL;
+}
+
+/* True once for each time that it was set. */
+static bool
+take_flag(_Atomic uint32_t *flag)
+{
+    return atomic_load_explicit(flag, memory_order_relaxed) != 0 &&
+           atomic_exchange_explicit(flag, 0, memory_order_relaxed) != 0;
+}
+
+static void
+wake_up(shm_ring *in)
+{
+    if (in->is_asleep) { /* spares the writer bells that nobody needs */
+        in->is_asleep = false;
+        atomic_store_explicit(&in->shared->is_asleep, 0, memory_order_relaxed);
+    }
+}
+
+/* gcc warns of fences under ThreadSanitizer where it inlines a function with one. */
+#define APART __attribute__((noinline))
+
+/* False when bytes have come after all. */
+APART static bool
+reader_falls_asleep(shm_ring *in)
+{
+    atomic_store_explicit(&in->shared->is_asleep, 1, memory_order_relaxed);
+    atomic_thread_fence(memory_order_seq_cst);
+    in->is_asleep = atomic_load_explicit(&in->shared->written, memory_order_relaxed) == in->position;
+    if (!in->is_asleep) {
+        atomic_store_explicit(&in->shared->is_asleep, 0, memory_order_relaxed);
+    }
+    return in->is_asleep;
+}
+
+/* False when there is room after all. */
+APART static bool
+writer_waits_for_room(shm_ring *out)
+{
+    atomic_store_explicit(&out->shared->is_room_wanted, 1, memory_order_relaxed);
+    atomic_thread_fence(memory_order_seq_cst);
+    if (out->position - atomic_load_explicit(&out->shared->read, memory_order_relaxed) >= out->size) {
+        return true;
+    }
+    atomic_store_explicit(&out->shared->is_room_wanted, 0, memory_order_relaxed);
+    return false;
+}
 
 static dd_io
 fail(shm_link *self, int sys_errno)
@@ -37,12 +153,6 @@ fail(shm_link *self, int sys_errno)
     }
     errno = self->sys_errno;
     return DD_IO_FAILED;
-}
-
-static size_t
-smaller(size_t a, size_t b)
-{
-    return a < b ? a : b;
 }
 
 /* ---- the socket */
@@ -74,32 +184,25 @@ read_socket(shm_link *self)
     return io;
 }
 
-static bool
-is_drained(shm_link *self)
-{
-    const uint8_t *run;
-    size_t len = 0;
-    return !dd_ring_filled_run(&self->in, &run, &len) || len == 0;
-}
-
 static dd_io
 note_end(shm_link *self)
 {
+    size_t len = 0;
     if (!self->is_ended) {
         self->is_ended = true;
-        /* Whoever has the memory can write on; the connection is what makes him the peer. */
-        if (!dd_ring_limit(&self->in)) {
-            return fail(self, EPROTO);
-        }
+        self->in.known = atomic_load_explicit(&self->in.shared->written, memory_order_acquire);
     }
-    return is_drained(self) ? DD_IO_CLOSED : DD_IO_OK;
+    if (filled_run(&self->in, true, &len) == NULL) {
+        return fail(self, EPROTO);
+    }
+    return len == 0 ? DD_IO_CLOSED : DD_IO_OK;
 }
 
 static dd_io
 shm_on_event(dd_link *link)
 {
     shm_link *self = (shm_link *)link;
-    dd_ring_wake_up(&self->in);
+    wake_up(&self->in);
     dd_io io = self->is_broken ? fail(self, 0) : DD_IO_OK;
     while (io == DD_IO_OK && !self->is_ended) {
         io = read_socket(self);
@@ -110,7 +213,20 @@ shm_on_event(dd_link *link)
     return self->is_ended || io == DD_IO_CLOSED ? note_end(self) : DD_IO_OK;
 }
 
-/* ---- the rings */
+/* ---- bytes */
+
+static void
+publish(shm_link *self)
+{
+    /* Release: pairs with filled_run. */
+    atomic_store_explicit(&self->out.shared->written, self->out.position, memory_order_release);
+    /* Pairs with the fence in reader_falls_asleep: either the reader sees the new bytes before it sleeps, or the writer sees that it
+     * sleeps. */
+    atomic_thread_fence(memory_order_seq_cst);
+    if (take_flag(&self->out.shared->is_asleep)) {
+        send_bell(self);
+    }
+}
 
 /* Copies as much of one part as there is room for. `unpublished` counts what the reader cannot see yet. */
 static bool
@@ -118,25 +234,19 @@ write_part(shm_link *self, const uint8_t *data, size_t nbytes, size_t *unpublish
 {
     *written = 0;
     while (*written < nbytes) {
-        uint8_t *run;
         size_t room = 0;
-        if (!dd_ring_free_run(&self->out, &run, &room)) {
-            return false;
-        }
-        if (room == 0) {
-            return true;
+        uint8_t *run = free_run(&self->out, &room);
+        if (run == NULL || room == 0) {
+            return run != NULL;
         }
         size_t step = smaller(smaller(nbytes - *written, room), PUBLISH_BYTES - *unpublished);
         dd_copy(run, data + *written, step);
-        dd_ring_advance(&self->out, step);
+        self->out.position += step;
         *written += step;
         *unpublished += step;
         if (*unpublished == PUBLISH_BYTES) {
-            dd_ring_publish(&self->out);
+            publish(self);
             *unpublished = 0;
-            if (dd_ring_is_bell_due(&self->out)) {
-                send_bell(self);
-            }
         }
     }
     return true;
@@ -165,10 +275,7 @@ shm_try_send(dd_link *link, const struct iovec *parts, int nparts, size_t *moved
         }
     }
     if (unpublished > 0) {
-        dd_ring_publish(&self->out);
-        if (dd_ring_is_bell_due(&self->out)) {
-            send_bell(self);
-        }
+        publish(self);
     }
     if (total == 0) {
         return DD_IO_AGAIN;
@@ -193,10 +300,18 @@ shm_is_held_back(dd_link *link)
     return false;
 }
 
+/* Whether the writer has to be told that there is room: a cheap look that may come too early, or when all has been read (`is_sure`) one
+ * that does not. */
 static void
-release_room(shm_link *self, bool is_sure)
+ring_for_room(shm_link *self, bool is_sure)
 {
-    if (dd_ring_is_room_bell_due(&self->in, is_sure)) {
+    if (is_sure && self->in.is_unfenced) {
+        /* Pairs with the fence in writer_waits_for_room: either the writer sees the room before it sleeps, or the reader sees that it
+         * waits. Until the ring is empty a look without it will do: there will be another. */
+        atomic_thread_fence(memory_order_seq_cst);
+        self->in.is_unfenced = false;
+    }
+    if (take_flag(&self->in.shared->is_room_wanted)) {
         send_bell(self);
     }
 }
@@ -208,12 +323,12 @@ shm_try_recv(dd_link *link, void *data, size_t nbytes, size_t *moved)
     if (self->is_broken) {
         return fail(self, 0);
     }
-    dd_ring_wake_up(&self->in);
+    wake_up(&self->in);
     size_t total = 0;
     while (total < nbytes) {
-        const uint8_t *run;
         size_t count = 0;
-        if (!dd_ring_filled_run(&self->in, &run, &count)) {
+        const uint8_t *run = filled_run(&self->in, self->is_ended, &count);
+        if (run == NULL) {
             return fail(self, EPROTO);
         }
         if (count == 0) {
@@ -221,16 +336,18 @@ shm_try_recv(dd_link *link, void *data, size_t nbytes, size_t *moved)
         }
         size_t step = smaller(smaller(nbytes - total, count), PUBLISH_BYTES);
         dd_copy((uint8_t *)data + total, run, step);
-        dd_ring_advance(&self->in, step);
-        dd_ring_release(&self->in);
+        self->in.position += step;
+        /* Release: the bytes are copied before the writer may write over them. */
+        atomic_store_explicit(&self->in.shared->read, self->in.position, memory_order_release);
+        self->in.is_unfenced = true;
         total += step;
-        release_room(self, false);
+        ring_for_room(self, false);
     }
     if (total > 0 || nbytes == 0) {
         *moved = total;
         return DD_IO_OK;
     }
-    release_room(self, true);
+    ring_for_room(self, true);
     return self->is_ended ? DD_IO_CLOSED : DD_IO_AGAIN;
 }
 
@@ -238,15 +355,48 @@ static bool
 shm_fall_asleep(dd_link *link, bool wants_room)
 {
     shm_link *self = (shm_link *)link;
-    if (self->is_broken || self->is_ended || !dd_ring_fall_asleep(&self->in)) {
+    if (self->is_broken || self->is_ended || !reader_falls_asleep(&self->in)) {
         return false;
     }
     /* All is read, but the last of it perhaps only a moment ago. */
-    release_room(self, true);
-    return !wants_room || dd_ring_wait_for_room(&self->out);
+    ring_for_room(self, true);
+    return !wants_room || writer_waits_for_room(&self->out);
 }
 
 /* ---- life */
+
+/* The two lie one after the other. */
+static size_t
+memory_nbytes(size_t size)
+{
+    return 2 * (HEADER_BYTES + size);
+}
+
+/* The side that offers reads the first. */
+static dd_status
+map_rings(shm_link *self, size_t size, int fd, bool is_offering, dd_error *err)
+{
+    uint8_t *memory = dd_sys_mmap(NULL, memory_nbytes(size), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (memory == MAP_FAILED) {
+        return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot map a ring of %zu bytes", size);
+    }
+    /* A forked child has no business in it. */
+    (void)dd_sys_madvise(memory, memory_nbytes(size), MADV_DONTFORK);
+    shm_ring *first = is_offering ? &self->in : &self->out;
+    shm_ring *second = is_offering ? &self->out : &self->in;
+    *first = (shm_ring){.shared = (ring_words *)(void *)memory, .size = size};
+    *second = (shm_ring){.shared = (ring_words *)(void *)(memory + HEADER_BYTES + size), .size = size};
+    return DD_OK;
+}
+
+static void
+unmap_rings(const shm_link *self)
+{
+    ring_words *memory = self->in.shared < self->out.shared ? self->in.shared : self->out.shared;
+    if (memory != NULL) {
+        (void)dd_sys_munmap(memory, memory_nbytes(self->in.size));
+    }
+}
 
 static void
 shm_destroy(dd_link *link)
@@ -256,8 +406,7 @@ shm_destroy(dd_link *link)
     /* In a child the descriptors are closed and the rings not mapped; what is there now in their places is
      * others'. */
     if (!is_forked) {
-        dd_ring_close(&self->in);
-        dd_ring_close(&self->out);
+        unmap_rings(self);
         dd_sock_close(self->base.fd);
     }
     dd_mem_free(self);
@@ -353,7 +502,10 @@ recv_offer(shm_link *self, int fd, const dd_wait *wait, dd_error *err)
         } else if (ring_fd == DD_SOCK_FD_REFUSED) {
             status = dd_error_set_errno(err, DD_SYSTEM, EMFILE, "cannot take the memory of the link");
         } else {
-            status = dd_ring_attach_two(&self->in, &self->out, (size_t)size, ring_fd, err);
+            status = dd_shared_memory_nbytes(ring_fd) == memory_nbytes((size_t)size)
+                         ? map_rings(self, (size_t)size, ring_fd, false, err)
+                         : dd_error_set(err, DD_PROTOCOL, "descriptor %d is not a sealed ring of %llu bytes",
+                                        ring_fd, (unsigned long long)size);
         }
     }
     dd_sock_close(ring_fd);
@@ -417,10 +569,15 @@ dd_link_offer_shm(int socket_fd, size_t ring_nbytes, dd_link **link, dd_error *e
         return dd_error_no_memory(err, sizeof *self);
     }
     int ring_fd = -1;
-    dd_status status = dd_ring_create_two(&self->in, &self->out, ring_nbytes, &ring_fd, err);
+    dd_status status = dd_shared_memory_create("dldist-ring", memory_nbytes(ring_nbytes), &ring_fd, err);
     if (status == DD_OK) {
-        status = send_offer(socket_fd, ring_nbytes, ring_fd, err);
+        status = map_rings(self, ring_nbytes, ring_fd, true, err);
+        if (status == DD_OK) {
+            status = send_offer(socket_fd, ring_nbytes, ring_fd, err);
+        }
         dd_sock_close(ring_fd);
+    } else {
+        dd_error_prepend(err, "cannot make a ring of %zu bytes", ring_nbytes);
     }
     return finish(self, socket_fd, status, link);
 }

@@ -58,7 +58,7 @@ destroy_lane(dd_lane *lane)
     if (engine->generation == dd_fork_generation()) {
         (void)dd_sys_epoll_ctl(engine->epoll_fd, EPOLL_CTL_DEL, lane->stream->fd, NULL);
     }
-    if (lane->collected != NULL && lane->collected->taker != NULL) { /* in no list any more */
+    if (lane->collected != NULL) {
         engine_give_held(engine, lane->collected);
     }
     dd_link_close(lane->stream);

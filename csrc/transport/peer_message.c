@@ -5,8 +5,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#define FREE_HELD_MAX 256
-
 /* Ends a message when there is no memory for the reason. */
 static const dd_error no_memory_error = {
     .code = DD_OUT_OF_MEMORY,
@@ -219,72 +217,4 @@ engine_give_out(dd_engine *engine, out_frame *out)
 {
     out->link.next = (dd_list *)engine->free_out;
     engine->free_out = out;
-}
-
-held *
-engine_take_held(dd_peer *peer, const dd_frame *frame)
-{
-    dd_engine *engine = peer->engine;
-    held *entry = engine->free_held;
-    if (entry != NULL) {
-        engine->free_held = (held *)entry->link.next;
-        engine->nfree_held--;
-    } else {
-        entry = dd_mem_alloc(sizeof *entry);
-        if (entry == NULL) {
-            return NULL;
-        }
-    }
-    entry->data = entry->small;
-    if (frame->payload > HELD_INLINE_NBYTES) {
-        entry->data = dd_mem_alloc(frame->payload);
-        if (entry->data == NULL) {
-            dd_mem_free(entry);
-            return NULL;
-        }
-    }
-    dd_list_init(&entry->link);
-    entry->frame = *frame;
-    entry->peer = peer;
-    entry->collecting = NULL;
-    entry->taker = NULL;
-    entry->sender = NULL;
-    entry->order = engine->next_order++;
-    peer->nheld++;
-    engine->stats.held_nbytes += frame->payload;
-    return entry;
-}
-
-void
-engine_give_held(dd_engine *engine, held *entry)
-{
-    dd_list_remove(&entry->link);
-    entry->peer->nheld--;
-    engine->stats.held_nbytes -= entry->frame.payload;
-    if (entry->data != entry->small) {
-        dd_mem_free(entry->data);
-    }
-    if (engine->nfree_held >= FREE_HELD_MAX) {
-        dd_mem_free(entry);
-        return;
-    }
-    entry->link.next = (dd_list *)engine->free_held;
-    engine->free_held = entry;
-    engine->nfree_held++;
-}
-
-void
-engine_drop_unfinished(dd_engine *engine, dd_list *list)
-{
-    for (dd_list *node = list->next; node != list;) {
-        held *entry = DD_CONTAINER_OF(node, held, link);
-        node = node->next;
-        if (entry->frame.type == DD_FRAME_RTS || entry->collecting != NULL) {
-            if (entry->collecting != NULL) {
-                entry->collecting->collected = NULL;
-                entry->collecting->sink = NULL;
-            }
-            engine_give_held(engine, entry);
-        }
-    }
 }

@@ -39,37 +39,41 @@ peer_protocol_error(dd_peer *peer, const char *format, ...)
     peer_break(peer, &error);
 }
 
-static void
-break_for_memory(dd_lane *lane, size_t nbytes)
+void
+peer_break_for_memory(dd_peer *peer, const char *what, size_t nbytes)
 {
-    dd_peer *peer = lane->peer;
     dd_error error;
-    (void)dd_error_set(&error, DD_OUT_OF_MEMORY, "no memory for a message from it (%zu bytes)", nbytes);
-    end_input(lane);
+    (void)dd_error_set(&error, DD_OUT_OF_MEMORY, "no memory %s (%zu bytes)", what, nbytes);
     peer_break(peer, &error);
+}
+
+void
+lane_break_for_io(dd_lane *lane, dd_io io, const char *attempt)
+{
+    dd_error error;
+    if (io == DD_IO_FAILED) {
+        (void)dd_error_set_errno(&error, DD_PEER_LOST, errno, "%s by %s", attempt, lane->stream->ops->name);
+    } else {
+        (void)dd_error_set(&error, DD_PEER_LOST, "connection closed");
+    }
+    lane_break(lane, &error);
 }
 
 void
 peer_post_refusal(dd_peer *peer, const dd_frame *rts, dd_refusal reason, const dd_message *recv)
 {
-    dd_frame frame = {
-        .type = DD_FRAME_REFUSE,
-        .id = rts->id,
-        .context = rts->context,
-        .nbytes = recv != NULL ? recv->nbytes : 0,
-        .reason = reason,
-        .source = rts->target,
-        .target = rts->source,
-    };
+    dd_frame frame = reply_frame(rts, DD_FRAME_REFUSE);
+    frame.reason = (uint8_t)reason;
+    frame.nbytes = recv != NULL ? recv->nbytes : 0;
     if (recv != NULL && recv->signature != NULL) {
         frame.signature = *recv->signature;
     }
     peer_post_reply(peer, &frame);
 }
 
-/* Starts an entry in the list. NULL: there is no room, and the connection breaks. */
+/* NULL: there is no room, and the connection breaks. */
 static held *
-hold_frame(dd_lane *lane, const dd_frame *frame, dd_list *list)
+take_held(dd_lane *lane, const dd_frame *frame)
 {
     dd_peer *peer = lane->peer;
     if (peer->nheld >= PEER_HELD_MAX) {
@@ -78,111 +82,10 @@ hold_frame(dd_lane *lane, const dd_frame *frame, dd_list *list)
     }
     held *entry = engine_take_held(peer, frame);
     if (entry == NULL) {
-        break_for_memory(lane, frame->payload);
-        return NULL;
-    }
-    dd_list_push_back(list, &entry->link);
-    return entry;
-}
-
-static void
-collect(dd_lane *lane, held *entry)
-{
-    entry->collecting = lane;
-    lane->collected = entry;
-    lane->sink = entry->data;
-}
-
-/* ---- frames for contexts that are not open */
-
-/* Contexts of a peer that it has given up and that may still be opened here. */
-#define GIVEN_UP_KEPT 64
-
-static bool
-is_for(const held *entry, const context_key *key)
-{
-    return entry->frame.context == key->id && entry->frame.target == key->rank;
-}
-
-/* What says so is kept, for the case that the context is opened here after all. */
-static held *
-find_given_up(const dd_peer *peer, const context_key *key)
-{
-    for (dd_list *node = peer->given_up.next; node != &peer->given_up; node = node->next) {
-        held *entry = DD_CONTAINER_OF(node, held, link);
-        if (is_for(entry, key)) {
-            return entry;
-        }
-    }
-    return NULL;
-}
-
-held *
-peer_take_given_up(dd_peer *peer, const context_key *key)
-{
-    held *entry = find_given_up(peer, key);
-    if (entry != NULL) {
-        dd_list_remove(&entry->link);
-        peer->ngiven_up--;
+        end_input(lane);
+        peer_break_for_memory(peer, "for a message from it", frame->payload);
     }
     return entry;
-}
-
-/* The oldest of many: a context that has not been opened by now never will be. Frames that still come for
- * it are treated as if it had been closed here. */
-static void
-forget_oldest_given_up(dd_peer *peer)
-{
-    dd_engine *engine = peer->engine;
-    held *oldest = DD_CONTAINER_OF(peer->given_up.next, held, link);
-    engine->closed[engine->nclosed++ % CLOSED_CONTEXTS_KEPT] =
-        (context_key){.id = oldest->frame.context, .rank = oldest->frame.target};
-    peer->ngiven_up--;
-    context_drop_held(oldest);
-}
-
-/* The peer has given up a group that this process may never open, because making it, or something before
- * it, has failed here as well. What else has come for it is of no use, and would hold the peer's credit for ever. */
-static void
-note_given_up(dd_peer *peer, const held *abort)
-{
-    context_key key = {.id = abort->frame.context, .rank = abort->frame.target};
-    for (dd_list *node = peer->early.next, *next; node != &peer->early; node = next) {
-        next = node->next;
-        held *entry = DD_CONTAINER_OF(node, held, link);
-        if (is_for(entry, &key)) {
-            context_drop_held(entry);
-        }
-    }
-    if (++peer->ngiven_up > GIVEN_UP_KEPT) {
-        forget_oldest_given_up(peer);
-    }
-}
-
-/* Keeps a frame until its context is opened; its payload, if any, is still to come. NULL: dropped. */
-static held *
-keep_early(dd_lane *lane, const dd_frame *frame)
-{
-    dd_peer *peer = lane->peer;
-    bool has_closed = engine_has_closed(peer->engine, frame->context, frame->target);
-    if (frame->type == DD_FRAME_QUESTION && has_closed) {
-        dd_frame goodbye = {.type = DD_FRAME_GOODBYE,
-                            .context = frame->context,
-                            .source = frame->target,
-                            .target = frame->source};
-        peer_post_reply(peer, &goodbye);
-    }
-    if (frame->type == DD_FRAME_QUESTION || frame->type == DD_FRAME_ANSWER) {
-        return NULL;
-    }
-    context_key key = {.id = frame->context, .rank = frame->target};
-    if (has_closed || find_given_up(peer, &key) != NULL) {
-        if (frame->type == DD_FRAME_RTS) {
-            peer_post_refusal(peer, frame, DD_REFUSED_CLOSED, NULL);
-        }
-        return NULL;
-    }
-    return hold_frame(lane, frame, frame->type == DD_FRAME_ABORT ? &peer->given_up : &peer->early);
 }
 
 /* ---- messages */
@@ -230,52 +133,63 @@ on_message(dd_lane *lane, const dd_frame *frame)
     if (context != NULL && !context_check_source(context, frame, peer)) {
         return;
     }
-    dd_message *recv = context != NULL ? context_match(context, frame) : NULL;
+    dd_message *recv = context != NULL ? context_match(context, frame, false) : NULL;
     if (recv == NULL) {
-        held *entry = context != NULL ? hold_frame(lane, frame, &context->ranks[frame->source].held)
-                                      : keep_early(lane, frame);
-        if (entry != NULL && frame->type == DD_FRAME_EAGER) {
-            collect(lane, entry);
+        held *entry = take_held(lane, frame);
+        if (entry == NULL) {
+            return;
+        }
+        entry->is_told = context != NULL;
+        if (frame->type == DD_FRAME_RTS) {
+            engine_deliver(entry);
+        } else { /* when all of it has come */
+            lane->collected = entry;
+            lane->sink = entry->data;
         }
     } else if (context_check_fit(recv, frame, peer) != 0) {
         /* Its payload is thrown away. */
     } else if (frame->type == DD_FRAME_RTS) {
         context_begin_rendezvous(recv, frame, peer);
     } else {
-        recv->stage = STAGE_TAKING;
+        recv->stage = STAGE_MOVING;
         dd_list_push_back(&peer->receiving, &recv->link);
         lane->recv = recv;
         lane->sink = recv->data;
     }
 }
 
+/* The receive that takes the message of this id; NULL: it was cancelled, or there never was one. */
+static dd_message *
+find_receiving(const dd_peer *peer, uint64_t id)
+{
+    for (dd_list *node = peer->receiving.next; node != &peer->receiving; node = node->next) {
+        dd_message *recv = DD_CONTAINER_OF(node, dd_message, link);
+        if (recv->id == id && id != 0) {
+            return recv;
+        }
+    }
+    return NULL;
+}
+
 static void
 on_data(dd_lane *lane, const dd_frame *frame)
 {
     dd_peer *peer = lane->peer;
+    dd_message *recv = find_receiving(peer, frame->id);
     if (frame->id == 0 || frame->id > peer->last_rts_id) {
         peer_protocol_error(peer, "data of message %llu of %llu", (unsigned long long)frame->id,
                             (unsigned long long)peer->last_rts_id);
-        return;
-    }
-    for (dd_list *node = peer->receiving.next; node != &peer->receiving; node = node->next) {
-        dd_message *recv = DD_CONTAINER_OF(node, dd_message, link);
-        if (recv->id != frame->id) {
-            continue;
-        }
-        /* `received` is what was announced; the sum may not pass it, whatever the lanes. */
-        if (frame->nbytes != recv->received || frame->payload > recv->received - recv->cut) {
-            peer_protocol_error(peer, "%llu bytes of data from %llu for a message of %zu",
-                                (unsigned long long)frame->payload, (unsigned long long)frame->offset,
-                                recv->received);
-            return;
-        }
+    } else if (recv != NULL &&
+               /* `received` is what was announced; the sum may not pass it, whatever the lanes. */
+               (frame->nbytes != recv->received || frame->payload > recv->received - recv->cut)) {
+        peer_protocol_error(peer, "%llu bytes of data from %llu for a message of %zu",
+                            (unsigned long long)frame->payload, (unsigned long long)frame->offset,
+                            recv->received);
+    } else if (recv != NULL) {
         recv->cut += frame->payload;
         lane->recv = recv;
         lane->sink = recv->data != NULL ? (uint8_t *)recv->data + frame->offset : NULL;
-        return;
     }
-    /* Not there: the receive was cancelled. */
 }
 
 /* The sender has given a message up. */
@@ -283,16 +197,14 @@ static void
 on_cancel(dd_lane *lane, const dd_frame *frame)
 {
     dd_peer *peer = lane->peer;
-    for (dd_list *node = peer->receiving.next; node != &peer->receiving; node = node->next) {
-        dd_message *recv = DD_CONTAINER_OF(node, dd_message, link);
-        if (recv->id == frame->id && frame->id != 0) {
-            peer_forget_recv(peer, recv);
-            message_fail(recv, DD_ABORTED, "rank %d (%s, pid %lld) gave up sending after %zu of %zu bytes",
-                         recv->source, peer->card.host, peer->card.pid, recv->moved, recv->received);
-            return;
-        }
+    dd_message *recv = find_receiving(peer, frame->id);
+    if (recv == NULL) {
+        peer_drop_rts(peer, frame->id);
+        return;
     }
-    engine_drop_rts(peer->engine, peer, frame->id);
+    peer_forget_recv(peer, recv);
+    message_fail(recv, DD_ABORTED, "rank %d (%s, pid %lld) gave up sending after %zu of %zu bytes",
+                 recv->source, peer->card.host, peer->card.pid, recv->moved, recv->received);
 }
 
 static void
@@ -312,16 +224,18 @@ static void
 on_control(dd_lane *lane, const dd_frame *frame, dd_bytes payload)
 {
     dd_context *context = find_context(lane, frame);
-    if (context == NULL) {
-        held *entry = keep_early(lane, frame);
-        if (entry != NULL && payload.len > 0) {
+    if (context != NULL) {
+        if (context_check_source(context, frame, lane->peer)) {
+            context_on_control(context, frame, payload);
+        }
+        return;
+    }
+    held *entry = take_held(lane, frame);
+    if (entry != NULL) {
+        if (payload.len > 0) {
             memcpy(entry->data, payload.data, payload.len);
         }
-        if (entry != NULL && frame->type == DD_FRAME_ABORT) {
-            note_given_up(lane->peer, entry);
-        }
-    } else if (context_check_source(context, frame, lane->peer)) {
-        context_on_control(context, frame, payload);
+        engine_deliver(entry);
     }
 }
 
@@ -339,7 +253,7 @@ on_credit(dd_peer *peer, uint32_t credit)
 static void
 on_first_lane_frame(dd_lane *lane, const dd_frame *frame, dd_bytes payload)
 {
-    switch (frame->type) {
+    switch ((dd_frame_type)frame->type) {
     case DD_FRAME_EAGER:
     case DD_FRAME_RTS:
         on_message(lane, frame);
@@ -381,16 +295,9 @@ finish_payload(dd_lane *lane)
     lane->recv = NULL;
     lane->collected = NULL;
     lane->sink = NULL;
-    if (frame->type == DD_FRAME_EAGER) {
-        if (entry != NULL) {
-            entry->collecting = NULL;
-            if (entry->taker != NULL) {
-                dd_message *taker = entry->taker;
-                entry->taker = NULL;
-                context_take_held(taker, entry);
-            }
-            return;
-        }
+    if (entry != NULL) {
+        engine_deliver(entry);
+    } else if (frame->type == DD_FRAME_EAGER) {
         peer_return_credit(peer, frame->payload);
         if (recv != NULL) {
             message_end(recv, NULL);
@@ -446,7 +353,8 @@ parse_frame(dd_lane *lane)
     } else if (frame->type == DD_FRAME_DATA) {
         on_data(lane, frame);
     } else {
-        peer_protocol_error(lane->peer, "%s on lane %d", dd_frame_type_name(frame->type), lane->number);
+        peer_protocol_error(lane->peer, "%s on lane %d", dd_frame_type_name((dd_frame_type)frame->type),
+                            lane->number);
     }
     if (!lane->is_ended && lane->payload_left == 0) {
         finish_payload(lane);
@@ -488,16 +396,9 @@ parse(dd_lane *lane)
 static void
 on_input_end(dd_lane *lane, dd_io io)
 {
-    dd_error error;
-    if (io == DD_IO_FAILED) {
-        (void)dd_error_set_errno(&error, DD_PEER_LOST, errno, "cannot receive by %s",
-                                 lane->stream->ops->name);
-    } else {
-        (void)dd_error_set(&error, DD_PEER_LOST, "connection closed");
-    }
     end_input(lane);
     lane->is_output_dead = lane->is_output_dead || lane->number != 0;
-    lane_break(lane, &error);
+    lane_break_for_io(lane, io, "cannot receive");
 }
 
 /* One read. False when there is no more for now. */
@@ -552,12 +453,6 @@ peer_forget_recv(dd_peer *peer, dd_message *message)
         if (lane->recv == message) {
             lane->recv = NULL;
             lane->sink = NULL;
-        }
-        if (lane->collected != NULL && lane->collected->taker == message) {
-            held *entry = lane->collected;
-            lane->collected = NULL;
-            lane->sink = NULL;
-            engine_give_held(peer->engine, entry);
         }
     }
 }

@@ -30,17 +30,11 @@ count_sent(dd_lane *lane, size_t nbytes)
 static void
 kill_output(dd_lane *lane, dd_io io)
 {
-    dd_error error;
     lane->is_output_dead = true;
     lane->is_writing = false;
+    lane_break_for_io(lane, io, "cannot send");
     dd_mem_free(lane->current.owned);
     lane->current.owned = NULL;
-    if (io == DD_IO_FAILED) {
-        (void)dd_error_set_errno(&error, DD_PEER_LOST, errno, "cannot send by %s", lane->stream->ops->name);
-    } else {
-        (void)dd_error_set(&error, DD_PEER_LOST, "connection closed");
-    }
-    lane_break(lane, &error);
 }
 
 /* What is still to be written of the current frame; at most two parts. */
@@ -77,8 +71,7 @@ finish_current(dd_lane *lane)
         return;
     }
     message->moved += current->frame.payload;
-    if (current->frame.type == DD_FRAME_EAGER ||
-        (message->stage == STAGE_FLUSHING && message->moved == message->nbytes)) {
+    if (message->moved == message->nbytes) {
         message_end(message, NULL);
     }
 }
@@ -128,30 +121,24 @@ cut_fragment(dd_lane *lane)
     size_t left = message->nbytes - message->cut;
     size_t len = left < DD_FRAME_FRAGMENT_MAX ? left : DD_FRAME_FRAGMENT_MAX;
     out_frame *current = &lane->current;
-    current->frame = (dd_frame){
-        .type = DD_FRAME_DATA,
-        .kind = message->kind,
-        .context = message->context->key.id,
-        .id = message->id,
-        .offset = message->cut,
-        .nbytes = message->nbytes,
-        .payload = (uint32_t)len,
-        .source = (uint32_t)message->context->rank,
-        .target = (uint32_t)message->rank,
-    };
+    current->frame = context_frame(message->context, DD_FRAME_DATA, message->rank);
+    current->frame.kind = (uint8_t)message->kind;
+    current->frame.id = message->id;
+    current->frame.offset = message->cut;
+    current->frame.nbytes = message->nbytes;
+    current->frame.payload = (uint32_t)len;
     current->data = message->data != NULL ? (const uint8_t *)message->data + message->cut : NULL;
     current->owned = NULL;
     current->message = message;
     message->cut += len;
     if (message->cut == message->nbytes) {
         dd_list_remove(&message->link);
-        message->stage = STAGE_FLUSHING;
         dd_list_push_back(&peer->flushing, &message->link);
     }
 }
 
 static bool
-is_reply(dd_frame_type type)
+is_reply(unsigned type)
 {
     return type == DD_FRAME_ANSWER || type == DD_FRAME_REFUSE;
 }
@@ -208,14 +195,6 @@ lane_pump(dd_lane *lane)
 
 /* ---- posting */
 
-static void
-break_for_memory(dd_peer *peer)
-{
-    dd_error error;
-    (void)dd_error_set(&error, DD_OUT_OF_MEMORY, "out of memory for a message to it");
-    peer_break(peer, &error);
-}
-
 static bool
 queue(dd_peer *peer, const out_frame *out)
 {
@@ -245,7 +224,7 @@ peer_post_frame(dd_peer *peer, const dd_frame *frame, dd_bytes payload)
     }
     if ((payload.len > 0 && new.owned == NULL) || !queue(peer, &new)) {
         dd_mem_free(new.owned);
-        break_for_memory(peer);
+        peer_break_for_memory(peer, "for a message to it", sizeof new + payload.len);
         return;
     }
     peer->nreplies += is_reply(frame->type) ? 1 : 0;
@@ -300,18 +279,24 @@ void
 peer_post_message(dd_peer *peer, out_frame *out)
 {
     dd_message *message = out->message;
+    message->stage = STAGE_MOVING;
     size_t cost = eager_cost(message->nbytes);
+    if (peer->is_self) {
+        dd_list_push_back(&peer->flushing, &message->link);
+        if (!queue(peer, out)) {
+            message_fail_memory(message, sizeof *out);
+        }
+        return;
+    }
     bool is_eager = message->nbytes <= peer->eager_max && cost <= peer->credit;
     out->frame.type = is_eager ? DD_FRAME_EAGER : DD_FRAME_RTS;
     if (is_eager) {
         peer->credit -= cost;
         out->frame.payload = (uint32_t)message->nbytes;
         out->data = message->data;
-        message->stage = STAGE_QUEUED;
         dd_list_push_back(&peer->flushing, &message->link);
     } else {
         out->frame.id = message->id = ++peer->last_id;
-        message->stage = STAGE_AWAITING;
         dd_list_push_back(&peer->awaiting, &message->link);
         if (message->nbytes >= LANES_NBYTES && peer->engine->options.nlanes > 1) {
             dial_lanes(peer);
@@ -367,7 +352,6 @@ peer_on_cts(dd_peer *peer, const dd_frame *frame)
     dd_message *message = find_awaiting(peer, frame->id);
     if (message != NULL) {
         dd_list_remove(&message->link);
-        message->stage = STAGE_SENDING;
         dd_list_push_back(&peer->sending, &message->link);
     }
 }
@@ -376,23 +360,8 @@ void
 peer_on_refuse(dd_peer *peer, const dd_frame *frame)
 {
     dd_message *message = find_awaiting(peer, frame->id);
-    if (message == NULL) {
-        return;
-    }
-    const char *host = peer->card.host;
-    long long pid = peer->card.pid;
-    if (frame->reason == DD_REFUSED_MISMATCH && message->kind == DD_MESSAGE_P2P &&
-        message->signature != NULL) {
-        context_fail_dtype(message, &frame->signature);
-    } else if (frame->reason == DD_REFUSED_TOO_LARGE) {
-        message_fail(message, DD_INVALID_ARGUMENT,
-                     "rank %d (%s, pid %lld) has room for %llu bytes and was sent %zu", message->rank, host,
-                     pid, (unsigned long long)frame->nbytes, message->nbytes);
-    } else if (frame->reason == DD_REFUSED_MISMATCH) {
-        message_fail(message, DD_MISMATCH, "rank %d (%s, pid %lld) is in another operation", message->rank,
-                     host, pid);
-    } else {
-        message_fail_closed(message);
+    if (message != NULL) {
+        message_fail_misfit(message, frame->reason, &frame->signature, frame->nbytes);
     }
 }
 
@@ -409,7 +378,7 @@ detach_current(dd_lane *lane)
         current->owned = dd_mem_alloc(current->frame.payload);
         if (current->owned == NULL) {
             lane->is_output_dead = true;
-            break_for_memory(lane->peer);
+            peer_break_for_memory(lane->peer, "for a message to it", current->frame.payload);
             return;
         }
         memcpy(current->owned, current->data, current->frame.payload);
@@ -436,7 +405,11 @@ void
 peer_forget_send(dd_peer *peer, dd_message *message)
 {
     if (drop_queued(peer, message)) {
-        peer->credit += message->stage == STAGE_QUEUED ? eager_cost(message->nbytes) : 0;
+        peer->credit += message->id == 0 && !peer->is_self ? eager_cost(message->nbytes) : 0;
+        return;
+    }
+    if (peer->is_self) {
+        self_drop_send(peer, message);
         return;
     }
     for (int i = 0; i < peer->nlanes; i++) {

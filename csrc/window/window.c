@@ -20,6 +20,7 @@ static const window_op op_signal = {
 static const window_op op_alone = {.what = "signal_alone",
                                    .lack = "taken the signal",
                                    .word = WINDOW_WORD_ROOM,
+                                   .note = DD_WINDOW_ALONE,
                                    .needs_channel = true,
                                    .needs_open = true};
 /* Does not need the window to be open there: signals from before it was closed count. */
@@ -95,6 +96,41 @@ try_at_once(dd_window *window, const window_args *args)
 /* ---- with one */
 
 static dd_status
+make_call(dd_window *window, const window_args *args, int64_t start_ns, int64_t deadline_ns,
+          window_call **out, dd_error *err)
+{
+    bool is_far = !window->members[args->place.rank].is_direct;
+    bool is_small_put = args->op->note == DD_WINDOW_PUT && args->block.nbytes <= WINDOW_SMALL_NBYTES;
+    size_t kept_nbytes = is_far && is_small_put ? args->block.nbytes : 0;
+    window_call *call =
+        window_make_call(window->hub, args->place.rank, args->op->what, start_ns, kept_nbytes);
+    if (call == NULL) {
+        return dd_error_no_memory(err, sizeof *call + kept_nbytes);
+    }
+    if (kept_nbytes > 0) {
+        memcpy(call->bytes, args->block.data, kept_nbytes);
+    }
+    call->args = *args;
+    call->window = window;
+    call->window_id = window->id;
+    call->deadline_ns = deadline_ns;
+    call->is_far = is_far;
+    *out = call;
+    return DD_OK;
+}
+
+/* It is under way, or done. */
+static dd_status
+start(dd_window *window, const window_args *args, const dd_wait *wait, window_call **call, dd_error *err)
+{
+    dd_status status = make_call(window, args, wait->start_ns, wait->deadline_ns, call, err);
+    if (status == DD_OK && (status = window_begin(*call, err)) != DD_OK) {
+        dd_work_release(&(*call)->work);
+    }
+    return status;
+}
+
+static dd_status
 run(dd_window *window, const window_args *args, const dd_wait *wait, dd_error *err)
 {
     window_call *call = NULL;
@@ -102,19 +138,14 @@ run(dd_window *window, const window_args *args, const dd_wait *wait, dd_error *e
     if (status != DD_OK || try_at_once(window, args)) {
         return status;
     }
-    status = window_make_call(window, args, wait->start_ns, wait->deadline_ns, &call, err);
-    if (status != DD_OK) {
-        return status;
-    }
-    status = window_begin(call, err);
+    status = start(window, args, wait, &call, err);
     if (status == DD_OK) {
-        status =
-            dd_work_is_done(&call->work) ? dd_work_result(&call->work, err) : window_finish(call, wait, err);
+        status = window_finish(call, wait, err);
+        if (status == DD_OK && call->is_far) {
+            dd_engine_kick(window->hub->engine); /* what was sent may still be on its way */
+        }
+        dd_work_release(&call->work);
     }
-    if (status == DD_OK && call->is_far) {
-        dd_engine_kick(window->hub->engine); /* what was sent may still be on its way */
-    }
-    dd_work_release(&call->work);
     return window_conclude(window->hub, args->op->what, status, err);
 }
 
@@ -129,7 +160,7 @@ post(dd_window *window, const window_args *args, const dd_call_options *options,
     int64_t deadline_ns = timeout_ns < DD_NEVER_NS - start_ns ? start_ns + timeout_ns : DD_NEVER_NS;
     dd_status status = window_check(window, args, err);
     if (status == DD_OK) {
-        status = window_make_call(window, args, start_ns, deadline_ns, &call, err);
+        status = make_call(window, args, start_ns, deadline_ns, &call, err);
     }
     if (status != DD_OK) {
         return status;
@@ -206,87 +237,50 @@ dd_window_wait_signal(dd_window *window, int rank, int channel, const dd_wait *w
     window_args args = about_signal(&op_wait, rank, channel);
     dd_status status = run(window, &args, wait, err);
     if (status == DD_OK) {
-        window_note_taken(window, rank, channel);
+        window_note_taken(window, rank);
     }
     return status;
 }
 
 /* ---- all ranks */
 
-/* The first rank from `rank` on where not all puts are known to be in place, and how many there are; the size: none. */
-static int
-find_unflushed(const dd_window *window, int rank, uint32_t *nputs)
+static bool
+is_in_place(const dd_window *window, int rank)
 {
     dd_engine_lock(window->hub->engine);
-    while (rank < window->hub->size && window->members[rank].nputs == window->members[rank].ninplace) {
-        rank++;
-    }
-    *nputs = rank < window->hub->size ? window->members[rank].nputs : 0;
+    bool is_all = window->members[rank].nputs == window->members[rank].ninplace;
     dd_engine_unlock(window->hub->engine);
-    return rank;
-}
-
-/* Asks all whose puts may be under way; *calls: a chain of them. */
-static dd_status
-begin_flush(dd_window *window, const dd_wait *wait, window_call **calls, dd_error *err)
-{
-    window_args args = about_signal(&op_flush, 0, DD_NO_CHANNEL);
-    dd_status status = DD_OK;
-    uint32_t nputs;
-    for (int rank = 0; status == DD_OK && (rank = find_unflushed(window, rank, &nputs)) < window->hub->size;
-         rank++) {
-        window_call *call = NULL;
-        args.place.rank = rank;
-        status = window_make_call(window, &args, wait->start_ns, wait->deadline_ns, &call, err);
-        if (status == DD_OK) {
-            call->nputs = nputs;
-            status = window_begin(call, err);
-        }
-        if (status == DD_OK) {
-            call->next = *calls;
-            *calls = call;
-        } else if (call != NULL) {
-            dd_work_release(&call->work);
-        }
-    }
-    return status;
-}
-
-static dd_status
-finish_flush(dd_window *window, window_call *call, const dd_wait *wait, dd_error *err)
-{
-    window_member *member = &window->members[call->args.place.rank];
-    dd_status status = window_finish(call, wait, err);
-    dd_engine_lock(window->hub->engine);
-    if (status == DD_OK && (int32_t)(call->nputs - member->ninplace) > 0) {
-        member->ninplace = call->nputs;
-    }
-    dd_engine_unlock(window->hub->engine);
-    return status;
+    return is_all;
 }
 
 dd_status
 dd_window_flush(dd_window *window, const dd_wait *wait, dd_error *err)
 {
-    window_args args = about_signal(&op_flush, window->hub->rank, DD_NO_CHANNEL);
+    window_hub *hub = window->hub;
+    window_args args = about_signal(&op_flush, hub->rank, DD_NO_CHANNEL);
     dd_status status = window_check(window, &args, err);
     if (status != DD_OK || !window->has_far_members) {
         return status;
     }
-    window_call *calls = NULL;
-    dd_error cause;
-    (void)dd_error_set(&cause, DD_ABORTED, "its caller waits no longer");
-    status = begin_flush(window, wait, &calls, err);
+    window_call *calls = NULL; /* all are asked before the first answer is waited for */
+    for (int rank = 0; rank < hub->size && status == DD_OK; rank++) {
+        window_call *call = NULL;
+        args.place.rank = rank;
+        if (!is_in_place(window, rank) && (status = start(window, &args, wait, &call, err)) == DD_OK) {
+            call->next = calls;
+            calls = call;
+        }
+    }
     for (window_call *call = calls; call != NULL; call = calls) {
         calls = call->next;
         if (status == DD_OK) {
-            status = finish_flush(window, call, wait, err);
+            status = window_finish(call, wait, err);
         } else {
-            window_give_up(call, &cause);
+            window_abandon(call);
         }
         dd_work_release(&call->work);
     }
-    return window_conclude(window->hub, op_flush.what, status, err);
+    return window_conclude(hub, op_flush.what, status, err);
 }
 
 dd_status

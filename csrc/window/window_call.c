@@ -3,6 +3,7 @@
 #include "window/window_internal.h"
 
 #include <stdio.h>
+#include <string.h>
 
 /* ---- how a call fails */
 
@@ -22,10 +23,9 @@ window_error_closed(const window_hub *hub, int rank, dd_error *err)
     return dd_group_error_about(hub->group, rank, DD_CLOSED, "has closed the window", err);
 }
 
-bool
-window_has_closed_locked(const dd_window *window, int rank)
+static bool
+has_closed(const window_member *member)
 {
-    const window_member *member = &window->members[rank];
     return member->is_closed || (member->is_direct && atomic_load(&member->control->is_closed) != 0);
 }
 
@@ -47,64 +47,79 @@ window_conclude(window_hub *hub, const char *what, dd_status status, dd_error *e
     return status;
 }
 
+/* What makes no sense, or cannot be any more as far as can be seen without the lock; with it, more is seen. */
+static dd_status
+find_obstacle(const dd_window *window, const window_args *args, bool is_locked, dd_error *err)
+{
+    const window_hub *hub = window->hub;
+    int rank = args->place.rank;
+    size_t nbytes = args->block.nbytes;
+    int state = atomic_load_explicit(&window->state, memory_order_acquire);
+    if (rank < 0 || rank >= hub->size) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "invalid rank: %d is not in 0 to %d", rank,
+                            hub->size - 1);
+    }
+    const window_member *member = &window->members[rank];
+    if (args->channel == DD_NO_CHANNEL && args->op->needs_channel) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "a signal needs a channel");
+    }
+    if (args->channel < DD_NO_CHANNEL || args->channel >= window->nchannels) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "invalid channel: %d is not in 0 to %d", args->channel,
+                            window->nchannels - 1);
+    }
+    if (args->place.offset > member->nbytes || nbytes > member->nbytes - args->place.offset) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "%zu bytes from %zu, where rank %d has %zu", nbytes,
+                            args->place.offset, rank, member->nbytes);
+    }
+    if (state != WINDOW_OPEN) {
+        return dd_error_set(err, DD_CLOSED,
+                            state == WINDOW_OVER ? "the group is closed" : "this rank has closed the window");
+    }
+    /* While it is busy, what the rank said before it left is still on its way. */
+    if (is_locked && dd_group_has_left_locked(hub->group, rank) && !hub->sources[rank].is_busy) {
+        return dd_group_error_about(hub->group, rank, DD_PEER_LOST, "has left the group", err);
+    }
+    bool is_closed = is_locked ? member->is_closed
+                               : args->op->needs_open && member->is_direct &&
+                                     atomic_load(&member->control->is_closed) != 0;
+    return is_closed ? window_error_closed(hub, rank, err) : DD_OK;
+}
+
 dd_status
 window_check(const dd_window *window, const window_args *args, dd_error *err)
 {
     window_hub *hub = window->hub;
-    const window_op *op = args->op;
-    int rank = args->place.rank;
-    size_t nbytes = args->block.nbytes;
     dd_status status = dd_engine_check_fork(hub->engine, err);
-    if (status != DD_OK) {
-        return status;
+    if (status == DD_OK && (status = find_obstacle(window, args, false, err)) != DD_OK) {
+        describe(hub, args->op->what, window->id, err);
+        status = window_conclude(hub, args->op->what, status, err);
     }
-    int state = atomic_load_explicit(&window->state, memory_order_acquire);
-    const window_member *member = rank >= 0 && rank < hub->size ? &window->members[rank] : NULL;
-    if (member == NULL) {
-        status =
-            dd_error_set(err, DD_INVALID_ARGUMENT, "invalid rank: %d is not in 0 to %d", rank, hub->size - 1);
-    } else if (args->channel == DD_NO_CHANNEL && op->needs_channel) {
-        status = dd_error_set(err, DD_INVALID_ARGUMENT, "a signal needs a channel");
-    } else if (args->channel < DD_NO_CHANNEL || args->channel >= window->nchannels) {
-        status = dd_error_set(err, DD_INVALID_ARGUMENT, "invalid channel: %d is not in 0 to %d",
-                              args->channel, window->nchannels - 1);
-    } else if (args->place.offset > member->nbytes || nbytes > member->nbytes - args->place.offset) {
-        status = dd_error_set(err, DD_INVALID_ARGUMENT, "%zu bytes from %zu, where rank %d has %zu", nbytes,
-                              args->place.offset, rank, member->nbytes);
-    } else if (state != WINDOW_OPEN) {
-        status = dd_error_set(
-            err, DD_CLOSED, state == WINDOW_OVER ? "the group is closed" : "this rank has closed the window");
-    } else if (op->needs_open && member->is_direct && atomic_load(&member->control->is_closed) != 0) {
-        status = window_error_closed(hub, rank, err);
-    } else {
-        return DD_OK;
-    }
-    describe(hub, op->what, window->id, err);
-    return window_conclude(hub, op->what, status, err);
+    return status;
 }
 
 /* For a call that is about to wait. */
 static dd_status
 check_locked(const window_call *call, dd_error *err)
 {
-    window_hub *hub = call->hub;
-    int rank = call->args.place.rank;
-    dd_status status = dd_group_check_usable_locked(hub->group, call->args.op->what, err);
-    if (status != DD_OK) {
-        return status;
+    dd_status status = dd_group_check_usable_locked(call->hub->group, call->args.op->what, err);
+    if (status == DD_OK && (status = find_obstacle(call->window, &call->args, true, err)) != DD_OK) {
+        describe(call->hub, call->args.op->what, call->window_id, err);
     }
-    if (atomic_load(&call->window->state) != WINDOW_OPEN) {
-        status = dd_error_set(err, DD_CLOSED, "this rank has closed the window");
-    } else if (dd_group_has_left_locked(hub->group, rank) && !hub->sources[rank].is_busy) {
-        /* While it is busy, what the rank said before it left is still on its way. */
-        status = dd_group_error_about(hub->group, rank, DD_PEER_LOST, "has left the group", err);
-    } else if (call->window->members[rank].is_closed) {
-        status = window_error_closed(hub, rank, err);
-    } else {
-        return DD_OK;
-    }
-    describe(hub, call->args.op->what, call->window_id, err);
     return status;
+}
+
+static void
+error_timed_out(const window_call *call, dd_error *error)
+{
+    const window_op *op = call->args.op;
+    char what[64];
+    dd_error own;
+    double elapsed_s = (double)(dd_clock_now_ns() - call->work.start_ns) * 1e-9;
+    (void)snprintf(what, sizeof what, op->needs_channel ? "has not %s on channel %d" : "has not %s", op->lack,
+                   call->args.channel);
+    (void)dd_group_error_about(call->hub->group, call->args.place.rank, DD_OP_TIMED_OUT, what, &own);
+    (void)dd_error_set(error, DD_OP_TIMED_OUT, "timed out after %.3g s; %s", elapsed_s, own.message);
+    error->culprit = own.culprit;
 }
 
 /* ---- words */
@@ -116,10 +131,11 @@ find_word(const dd_window *window, const window_args *args)
     const window_member *own = &window->members[window->hub->rank];
     const window_member *there = &window->members[args->place.rank];
     switch (args->op->word) {
-    case WINDOW_WORD_SIGNAL:
-        return &own->words[window_word(window, args->channel, args->place.rank)];
     case WINDOW_WORD_ROOM:
         return there->is_direct ? &there->words[window_word(window, args->channel, window->hub->rank)] : NULL;
+    case WINDOW_WORD_OWN_ROOM:
+    case WINDOW_WORD_SIGNAL:
+        return &own->words[window_word(window, args->channel, args->place.rank)];
     case WINDOW_NO_WORD:
         break;
     }
@@ -167,11 +183,35 @@ window_wake(dd_window *window, int rank)
 
 /* ---- a call begins and ends */
 
-/* Tells the group of the calls, and keeps the task in the engine while there are any. */
+static void
+destroy_call(dd_work *work)
+{
+    dd_mem_free(((window_call *)work)->copy);
+    dd_mem_free(work);
+}
+
+window_call *
+window_make_call(window_hub *hub, int rank, const char *what, int64_t start_ns, size_t kept_nbytes)
+{
+    window_call *call = dd_mem_alloc(sizeof *call + kept_nbytes);
+    if (call != NULL) {
+        dd_work_init(&call->work, what, 0, start_ns);
+        call->work.destroy = destroy_call;
+        memset((char *)call + sizeof call->work, 0, sizeof *call - sizeof call->work);
+        call->args.place.rank = rank;
+        call->hub = hub;
+        dd_list_init(&call->link);
+        call->deadline_ns = DD_NEVER_NS;
+        call->kept_nbytes = kept_nbytes;
+    }
+    return call;
+}
+
+/* Tells the group of the calls, and keeps the task in the engine while callers wait. */
 static void
 note_calls_locked(window_hub *hub)
 {
-    bool has_calls = !dd_list_is_empty(&hub->waiting) || !dd_list_is_empty(&hub->moving);
+    bool has_calls = !dd_list_is_empty(&hub->waiting) || hub->guest.ncalls > 0;
     if (has_calls == dd_list_is_empty(&hub->task.link)) {
         if (has_calls) {
             dd_engine_add_task_locked(hub->engine, &hub->task);
@@ -183,16 +223,25 @@ note_calls_locked(window_hub *hub)
     dd_group_note_guest_locked(hub->group);
 }
 
-static void
-enter_locked(window_call *call)
+/* Which of the group's counts it is in. */
+static size_t *
+count_of(window_call *call)
+{
+    dd_group_guest *guest = &call->hub->guest;
+    return dd_work_is_done(&call->work) ? &guest->nletters : &guest->ncalls;
+}
+
+void
+window_enter_locked(window_call *call)
 {
     window_hub *hub = call->hub;
-    bool is_moving = call->args.op->word == WINDOW_NO_WORD;
     (void)dd_work_acquire(&call->work);
-    call->window = is_moving ? NULL : call->window;
-    dd_list_push_back(is_moving ? &hub->moving : &hub->waiting, &call->link);
-    hub->guest.ncalls += is_moving ? 1 : 0;
-    if (call->is_far) {
+    dd_list_push_back(call->is_moving ? &hub->moving : &hub->waiting, &call->link);
+    if (call->is_moving) {
+        call->window = NULL;
+        ++*count_of(call);
+        hub->kept_nbytes += sizeof *call + call->kept_nbytes;
+    } else if (call->is_far) {
         dd_context_expect_locked(hub->context, call->args.place.rank, true);
     }
     hub->task.deadline_ns =
@@ -201,62 +250,75 @@ enter_locked(window_call *call)
 }
 
 void
-window_end_call_locked(window_call *call, const dd_error *cause)
+window_complete_locked(window_call *call, const dd_error *cause)
 {
-    window_hub *hub = call->hub;
     dd_error error;
-    dd_list_remove(&call->link);
-    hub->guest.ncalls -= call->args.op->word == WINDOW_NO_WORD ? 1 : 0;
-    if (call->is_far) {
-        dd_context_expect_locked(hub->context, call->args.place.rank, false);
-    }
-    if (call->letter != NULL) {
-        hub->nleaving -= call->letter->is_leaving ? 1 : 0;
-        call->letter->is_leaving = false;
-        call->letter->put = NULL;
-        call->letter = NULL;
+    if (dd_work_is_done(&call->work)) {
+        return;
     }
     if (cause != NULL) {
         error = *cause;
-        describe(hub, call->args.op->what, call->window_id, &error);
+        describe(call->hub, call->args.op->what, call->window_id, &error);
     }
-    dd_engine_note_ended_locked(hub->engine);
+    call->work.error.code = DD_OK; /* a put that was given up may get through after all */
+    *count_of(call) -= call->is_moving ? 1 : 0;
+    dd_engine_note_ended_locked(call->hub->engine);
     (void)dd_work_complete(&call->work, cause != NULL ? &error : NULL);
+    *count_of(call) += call->is_moving ? 1 : 0;
+    note_calls_locked(call->hub);
+}
+
+void
+window_leave_locked(window_call *call)
+{
+    window_hub *hub = call->hub;
+    dd_list_remove(&call->link);
+    if (call->is_moving) {
+        --*count_of(call);
+        hub->kept_nbytes -= sizeof *call + call->kept_nbytes;
+        hub->nwanted -= call->is_wanted ? 1 : 0;
+    } else if (call->is_far) {
+        dd_context_expect_locked(hub->context, call->args.place.rank, false);
+    }
     dd_work_release(&call->work);
     note_calls_locked(hub);
+}
+
+/* Whoever is told may end others, and the group. */
+void
+window_end_wait_locked(window_call *call, const dd_error *cause)
+{
+    dd_list_remove(&call->link);
+    window_complete_locked(call, cause);
+    window_leave_locked(call);
 }
 
 /* Ends a call if the word it waits for is there, or can no longer come. True: it has ended. */
 static bool
 settle_locked(window_call *call)
 {
-    const window_op *op = call->args.op;
     int rank = call->args.place.rank;
     dd_error error;
-    error.code = DD_OK;
     /* Asked first: what the rank has done before it closed counts. */
-    bool has_closed = window_has_closed_locked(call->window, rank);
-    bool is_through =
-        !(has_closed && op->needs_open) &&
-        (window_try_word(call->window, &call->args) ||
-         (call->is_far && op->word == WINDOW_WORD_ROOM && window_try_alone_locked(call, &error)));
-    if (!is_through && has_closed) {
+    bool is_closed = has_closed(&call->window->members[rank]);
+    bool is_through = !(is_closed && call->args.op->needs_open) && window_try_word(call->window, &call->args);
+    if (!is_through && is_closed) {
         (void)window_error_closed(call->hub, rank, &error);
-        is_through = true;
     }
-    if (is_through) {
-        window_end_call_locked(call, error.code != DD_OK ? &error : NULL);
+    if (is_through || is_closed) {
+        window_end_wait_locked(call, is_through ? NULL : &error);
     }
-    return is_through;
+    return is_through || is_closed;
 }
 
 bool
 window_progress_locked(window_hub *hub)
 {
     bool is_progress = false;
-    for (dd_list *node = hub->waiting.next, *next; node != &hub->waiting; node = next) {
-        next = node->next;
-        is_progress = settle_locked(DD_CONTAINER_OF(node, window_call, link)) || is_progress;
+    for (dd_list *node = hub->waiting.next; node != &hub->waiting;) {
+        bool is_ended = settle_locked(DD_CONTAINER_OF(node, window_call, link));
+        is_progress = is_progress || is_ended;
+        node = is_ended ? hub->waiting.next : node->next;
     }
     return is_progress;
 }
@@ -265,115 +327,59 @@ void
 window_end_waits_locked(window_hub *hub, const dd_window *window, int rank, const dd_error *cause)
 {
     (void)window_progress_locked(hub);
-    for (dd_list *node = hub->waiting.next, *next; node != &hub->waiting; node = next) {
-        next = node->next;
+    for (dd_list *node = hub->waiting.next; node != &hub->waiting;) {
         window_call *call = DD_CONTAINER_OF(node, window_call, link);
+        node = node->next;
         if ((window == NULL || call->window == window) &&
             (rank == DD_ANY_RANK || call->args.place.rank == rank)) {
-            window_end_call_locked(call, cause);
+            window_end_wait_locked(call, cause);
+            node = hub->waiting.next;
         }
     }
-}
-
-static void
-error_timed_out(const window_call *call, dd_error *error)
-{
-    const window_op *op = call->args.op;
-    char what[64];
-    dd_error own;
-    double elapsed_s = (double)(dd_clock_now_ns() - call->work.start_ns) * 1e-9;
-    (void)snprintf(what, sizeof what, op->needs_channel ? "has not %s on channel %d" : "has not %s", op->lack,
-                   call->args.channel);
-    (void)dd_group_error_about(call->hub->group, call->args.place.rank, DD_OP_TIMED_OUT, what, &own);
-    (void)dd_error_set(error, DD_OP_TIMED_OUT, "timed out after %.3g s; %s", elapsed_s, own.message);
-    error->culprit = own.culprit;
-}
-
-/* A put ends when its data have been copied, since only then its memory is free. */
-static void
-give_up_locked(window_call *call, const dd_error *cause)
-{
-    call->deadline_ns = DD_NEVER_NS;
-    if (call->letter != NULL) {
-        call->hub->nleaving += call->letter->is_leaving ? 0 : 1;
-        call->letter->is_leaving = true;
-        return;
-    }
-    bool is_get =
-        call->args.op->note == DD_WINDOW_GET; /* then it is still in a list of gets, and there afterwards */
-    window_end_call_locked(call, cause);
-    if (is_get) {
-        window_abandon_get_locked(call);
-    }
-}
-
-static void
-destroy_call(dd_work *work)
-{
-    dd_mem_free(work);
-}
-
-dd_status
-window_make_call(dd_window *window, const window_args *args, int64_t start_ns, int64_t deadline_ns,
-                 window_call **out, dd_error *err)
-{
-    window_call *call = dd_mem_alloc(sizeof *call);
-    if (call == NULL) {
-        return dd_error_no_memory(err, sizeof *call);
-    }
-    dd_work_init(&call->work, args->op->what, 0, start_ns);
-    call->work.destroy = destroy_call;
-    call->args = *args;
-    call->hub = window->hub;
-    call->window = window;
-    call->window_id = window->id;
-    dd_list_init(&call->link);
-    dd_list_init(&call->asking);
-    call->deadline_ns = deadline_ns;
-    call->is_far = !window->members[args->place.rank].is_direct;
-    call->is_held = false;
-    call->is_given_up = false;
-    call->letter = NULL;
-    *out = call;
-    return DD_OK;
 }
 
 dd_status
 window_begin(window_call *call, dd_error *err)
 {
-    dd_engine *engine = call->hub->engine;
-    dd_status status = DD_OK;
-    dd_engine_lock(engine);
+    dd_window *window = call->window;
+    dd_engine_lock(call->hub->engine);
     /* A signal that is there is taken, whatever has become of its rank since. */
-    bool is_open = atomic_load(&call->window->state) == WINDOW_OPEN;
-    bool is_done = is_open && window_try_word(call->window, &call->args);
-    if (!is_done) {
-        status = check_locked(call, err);
-    }
-    if (status == DD_OK && call->args.op->word == WINDOW_NO_WORD) {
-        status = window_send_call_locked(call, &is_done, err);
+    bool is_there = atomic_load(&window->state) == WINDOW_OPEN && window_try_word(window, &call->args);
+    dd_status status = is_there ? DD_OK : check_locked(call, err);
+    if (is_there) {
+        (void)dd_work_complete(&call->work, NULL);
+    } else if (status == DD_OK && find_word(window, &call->args) != NULL) {
+        window_enter_locked(call);
+        (void)settle_locked(call);
+    } else if (status == DD_OK) {
+        status = window_send_call_locked(call, err);
         if (status != DD_OK) {
             describe(call->hub, call->args.op->what, call->window_id, err);
         }
     }
-    if (status == DD_OK && is_done) {
-        (void)dd_work_complete(&call->work, NULL);
-    } else if (status == DD_OK) {
-        enter_locked(call);
-        if (call->window != NULL) {
-            (void)settle_locked(call);
-        }
-    }
-    dd_engine_unlock(engine);
+    dd_engine_unlock(call->hub->engine);
     return status;
 }
 
-void
-window_give_up(window_call *call, const dd_error *cause)
+static void
+give_up_locked(window_call *call, const dd_error *cause)
 {
+    call->deadline_ns = DD_NEVER_NS;
+    if (call->is_moving) {
+        window_give_up_message_locked(call, cause);
+    } else {
+        window_end_wait_locked(call, cause);
+    }
+}
+
+void
+window_abandon(window_call *call)
+{
+    dd_error cause;
+    (void)dd_error_set(&cause, DD_ABORTED, "its caller waits no longer");
     dd_engine_lock(call->hub->engine);
     if (!dd_work_is_done(&call->work)) {
-        give_up_locked(call, cause);
+        give_up_locked(call, &cause);
     }
     dd_engine_unlock(call->hub->engine);
 }
@@ -381,16 +387,14 @@ window_give_up(window_call *call, const dd_error *cause)
 dd_status
 window_finish(window_call *call, const dd_wait *wait, dd_error *err)
 {
+    dd_engine *engine = call->hub->engine;
     dd_wait until_done = *wait;
     until_done.deadline_ns = DD_NEVER_NS; /* the call has its own */
-    dd_engine *engine = call->hub->engine;
     dd_status status = dd_engine_wait(engine, &call->work.is_done, &until_done, err);
     if (status == DD_OK) {
         return dd_work_result(&call->work, err);
     }
-    dd_error cause;
-    (void)dd_error_set(&cause, DD_ABORTED, "its caller was interrupted");
-    window_give_up(call, &cause);
+    window_abandon(call);
     until_done.is_interrupted = NULL; /* all that is left is copying */
     (void)!dd_engine_wait(engine, &call->work.is_done, &until_done, NULL);
     return status;
@@ -416,13 +420,7 @@ on_round(dd_task *task)
     if (hub->has_slept) {
         say_asleep(hub, 0);
     }
-    window_call *put = NULL;
-    bool is_rescuing = hub->nleaving > 0 && window_rescue_locked(hub, 0, &put);
-    if (put != NULL) {
-        dd_error error;
-        error_timed_out(put, &error);
-        window_end_call_locked(put, &error);
-    }
+    bool is_rescuing = window_rescue_locked(hub);
     return window_progress_locked(hub) || is_rescuing;
 }
 
@@ -430,15 +428,14 @@ static bool
 fall_asleep(dd_task *task)
 {
     window_hub *hub = DD_CONTAINER_OF(task, window_hub, task);
-    bool is_any_there = hub->nleaving > 0;
+    bool is_any_there = hub->nwanted > 0;
     if (!dd_list_is_empty(&hub->waiting)) {
         say_asleep(hub, 1);
     }
     for (dd_list *node = hub->waiting.next; node != &hub->waiting && !is_any_there; node = node->next) {
         const window_call *call = DD_CONTAINER_OF(node, window_call, link);
-        _Atomic uint32_t *word = find_word(call->window, &call->args);
-        is_any_there = window_has_closed_locked(call->window, call->args.place.rank) ||
-                       (word != NULL && is_as_wished(call->args.op, atomic_load(word)));
+        is_any_there = has_closed(&call->window->members[call->args.place.rank]) ||
+                       is_as_wished(call->args.op, atomic_load(find_word(call->window, &call->args)));
     }
     return !is_any_there;
 }

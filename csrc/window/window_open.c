@@ -19,11 +19,9 @@ typedef struct window_opening {
     const dd_wait *wait;
     dd_status own; /* how this rank is doing; `error` says more */
     dd_error error;
-    dd_window_card card;   /* its own */
-    dd_window_card *cards; /* [size] */
-    dd_block *blocks;      /* [size] */
-    uint8_t *bytes;        /* [size] of cards */
-    dd_error map_error;    /* code DD_OK: nothing is wrong */
+    dd_window_card card; /* its own */
+    dd_block *blocks;    /* [size]: the cards, in bytes */
+    dd_error map_error;  /* code DD_OK: nothing is wrong */
     int culprit;
 } window_opening;
 
@@ -72,28 +70,20 @@ check_options(dd_group *group, const dd_window_options *options, dd_error *err)
 static dd_window *
 create(window_hub *hub, uint64_t id, const dd_window_options *options)
 {
-    size_t size = (size_t)hub->size;
     size_t least = least_pad_nbytes(hub->group);
     size_t by_default = least > DD_WINDOW_PAD_NBYTES ? least : DD_WINDOW_PAD_NBYTES;
-    size_t pad_nbytes = options->pad_nbytes != 0 ? options->pad_nbytes : by_default;
-    int nchannels = (int)(pad_nbytes / least);
-    dd_window *window = dd_mem_zalloc(sizeof(dd_window) + size * sizeof(window_member));
-    uint8_t *signals = dd_mem_zalloc((size_t)nchannels * size);
-    if (window == NULL || signals == NULL) {
-        dd_mem_free(window);
-        dd_mem_free(signals);
+    dd_window *window = dd_mem_zalloc(sizeof(dd_window) + (size_t)hub->size * sizeof(window_member));
+    if (window == NULL) {
         return NULL;
     }
     atomic_init(&window->refs, 1);
     atomic_init(&window->state, WINDOW_OPEN);
-    atomic_init(&window->nowed, 0);
     window->group = dd_group_acquire(hub->group);
     window->hub = hub;
     window->id = id;
     window->region = options->region != NULL ? dd_region_acquire(options->region) : NULL;
-    window->pad_nbytes = pad_nbytes;
-    window->nchannels = nchannels;
-    window->signals = signals;
+    window->pad_nbytes = options->pad_nbytes != 0 ? options->pad_nbytes : by_default;
+    window->nchannels = (int)(window->pad_nbytes / least);
     dd_list_init(&window->link);
     window->members[hub->rank] =
         (window_member){.data = options->data, .nbytes = options->nbytes, .is_direct = true};
@@ -106,7 +96,6 @@ destroy(dd_window *window)
     dd_group *group = window->group;
     dd_region_release(window->pad);
     dd_region_release(window->region);
-    dd_mem_free(window->signals);
     dd_mem_free(window);
     dd_group_release(group);
 }
@@ -142,7 +131,7 @@ make_part(window_opening *opening, dd_error *err)
 
 /* ---- cards */
 
-/* For failures that the cards cannot tell the others of. */
+/* For what the cards cannot tell the others of. */
 static dd_status
 fail_group(dd_group *group, dd_error *error, dd_error *err)
 {
@@ -171,30 +160,46 @@ fail_protocol(const window_opening *opening, int rank, const dd_error *fault, dd
     return fail_group(opening->group, &error, err);
 }
 
+static dd_status
+read_card(const window_opening *opening, int rank, dd_window_card *card, dd_error *fault)
+{
+    return dd_window_card_decode(opening->blocks[rank].data, card, fault);
+}
+
 /* All fail with what one rank could not do, or if its pad is not of rank 0's size. */
 static dd_status
-check_card(const window_opening *opening, int rank, dd_error *err)
+check_card(const window_opening *opening, int rank, const dd_window_card *card, uint64_t pad_nbytes,
+           dd_error *err)
 {
-    const dd_window_card *card = &opening->cards[rank];
     char what[128];
-    dd_status status = card->status;
-    if (status != DD_OK) {
-        (void)snprintf(what, sizeof what, "cannot open its part: %s", dd_status_text(status));
-    } else if (card->pad_nbytes != opening->cards[0].pad_nbytes) {
-        status = DD_MISMATCH;
+    if (card->status != DD_OK) {
+        (void)snprintf(what, sizeof what, "cannot open its part: %s", dd_status_text(card->status));
+        (void)dd_group_error_about(opening->group, rank, card->status, what, err);
+    } else if (card->pad_nbytes != pad_nbytes) {
         (void)snprintf(what, sizeof what, "for one of %llu", (unsigned long long)card->pad_nbytes);
+        dd_error own;
+        (void)dd_group_error_about(opening->group, rank, DD_MISMATCH, what, &own);
+        (void)dd_error_set(err, DD_MISMATCH, "rank 0 asks for a pad of %llu bytes, %s",
+                           (unsigned long long)pad_nbytes, own.message);
+        dd_error_blame(err, rank, own.culprit.host, own.culprit.pid);
     } else {
         return DD_OK;
     }
-    (void)dd_group_error_about(opening->group, rank, status, what, err);
-    if (status == DD_MISMATCH && err != NULL) {
-        dd_error own = *err;
-        (void)dd_error_set(err, status, "rank 0 asks for a pad of %llu bytes, %s",
-                           (unsigned long long)opening->cards[0].pad_nbytes, own.message);
-        err->culprit = own.culprit;
-    }
     dd_error_prepend(err, "window");
-    return status;
+    return card->status != DD_OK ? card->status : DD_MISMATCH;
+}
+
+/* The first cards count. */
+static void
+note_cards(const window_opening *opening)
+{
+    dd_window *window = opening->window;
+    for (int rank = opening->size - 1; rank >= 0; rank--) {
+        dd_window_card card = {.window = 0};
+        (void)!read_card(opening, rank, &card, NULL);
+        window->members[rank].nbytes = (size_t)card.nbytes;
+        window->id = card.window; /* at last rank 0's */
+    }
 }
 
 /* All say how they are doing: DD_OK if all are well. */
@@ -210,20 +215,19 @@ exchange(window_opening *opening, dd_error *err)
     dd_call_options options = {.timeout_ns = -1};
     opening->card.status = opening->own;
     dd_window_card_encode(&opening->card, own);
-    for (int rank = 0; rank < opening->size; rank++) {
-        uint8_t *theirs = opening->bytes + (size_t)rank * sizeof own;
-        opening->blocks[rank] = (dd_block){.data = theirs, .nbytes = sizeof own};
-    }
     dd_status status = dd_group_collective_and_wait(opening->group, &args, &options, opening->wait, err);
     if (status == DD_OK && opening->own != DD_OK) {
         return dd_error_copy(err, &opening->error);
     }
+    uint64_t pad_nbytes = 0;
     for (int rank = 0; rank < opening->size && status == DD_OK; rank++) {
         dd_error fault;
-        if (dd_window_card_decode(opening->blocks[rank].data, &opening->cards[rank], &fault) != DD_OK) {
+        dd_window_card card;
+        if (read_card(opening, rank, &card, &fault) != DD_OK) {
             return fail_protocol(opening, rank, &fault, err);
         }
-        status = check_card(opening, rank, err);
+        pad_nbytes = rank == 0 ? card.pad_nbytes : pad_nbytes;
+        status = check_card(opening, rank, &card, pad_nbytes, err);
     }
     return status;
 }
@@ -258,20 +262,21 @@ map_member_locked(window_opening *opening, int rank)
 {
     dd_window *window = opening->window;
     window_member *member = &window->members[rank];
-    const dd_window_card *card = &opening->cards[rank];
-    bool wants_data = card->nbytes > 0 && card->data.region != 0;
-    if (member->words == NULL && card->pad_region != 0) {
-        uint8_t *pad = map_locked(opening, rank, (dd_window_spot){.region = card->pad_region},
+    dd_window_card card = {.nbytes = 0};
+    (void)!read_card(opening, rank, &card, NULL);
+    bool wants_data = card.nbytes > 0 && card.data.region != 0;
+    if (member->words == NULL && card.pad_region != 0) {
+        uint8_t *pad = map_locked(opening, rank, (dd_window_spot){.region = card.pad_region},
                                   control_at(window->pad_nbytes) + sizeof(window_control));
         if (pad != NULL) {
             set_pad(member, pad, window->pad_nbytes);
         }
     }
     if (opening->map_error.code == DD_OK && member->data == NULL && wants_data) {
-        member->data = map_locked(opening, rank, card->data, card->nbytes);
+        member->data = map_locked(opening, rank, card.data, card.nbytes);
     }
-    member->is_direct = member->words != NULL && (card->nbytes == 0 || member->data != NULL);
-    return (member->words != NULL || card->pad_region == 0) && (member->data != NULL || !wants_data);
+    member->is_direct = member->words != NULL && (card.nbytes == 0 || member->data != NULL);
+    return (member->words != NULL || card.pad_region == 0) && (member->data != NULL || !wants_data);
 }
 
 static bool
@@ -331,43 +336,6 @@ enter_hub(dd_window *window, dd_error *err)
 /* ---- closing */
 
 /* What is still to be sent from its memory is copied, with the lock taken for one piece at a time. */
-static void
-take_memory_back(dd_window *window)
-{
-    for (bool has_more = true; has_more;) {
-        dd_engine_lock(window->hub->engine);
-        window_call *none;
-        has_more = window_rescue_locked(window->hub, window->id, &none);
-        dd_engine_unlock(window->hub->engine);
-    }
-}
-
-static void
-tell_far_members_locked(dd_window *window)
-{
-    window_hub *hub = window->hub;
-    for (int rank = 0; rank < hub->size && !hub->is_over; rank++) {
-        const window_member *member = &window->members[rank];
-        if (!member->is_direct && !member->is_closed && dd_context_is_connected_locked(hub->context, rank)) {
-            dd_window_note note = {.type = DD_WINDOW_CLOSED, .window = window->id};
-            window_send_or_fail_locked(hub, rank, &note, NULL);
-        }
-    }
-}
-
-/* Messages do not write to its memory any more. */
-static void
-stop_writing_locked(const dd_window *window)
-{
-    window_hub *hub = window->hub;
-    for (int rank = 0; rank < hub->size; rank++) {
-        window_source *source = &hub->sources[rank];
-        if (source->is_busy && source->note.type == DD_WINDOW_PUT && source->note.window == window->id) {
-            window_forget_data_locked(source);
-        }
-    }
-}
-
 void
 dd_window_close(dd_window *window)
 {
@@ -383,11 +351,14 @@ dd_window_close(dd_window *window)
         atomic_store(&window->state, WINDOW_CLOSED);
         atomic_store(&window->members[hub->rank].control->is_closed, 1);
         window_end_waits_locked(hub, window, DD_ANY_RANK, &cause);
-        stop_writing_locked(window);
-        tell_far_members_locked(window);
+        window_close_far_locked(window);
+    }
+    for (bool has_more = true; has_more;) {
+        has_more = window_rescue_locked(hub);
+        dd_engine_unlock(hub->engine);
+        dd_engine_lock(hub->engine);
     }
     dd_engine_unlock(hub->engine);
-    take_memory_back(window);
     for (int rank = 0; is_first && rank < hub->size; rank++) {
         if (rank != hub->rank && window->members[rank].is_direct) {
             window_wake(window, rank);
@@ -442,10 +413,7 @@ open_window(window_opening *opening, dd_error *err)
     if (status != DD_OK) {
         return status;
     }
-    window->id = opening->cards[0].window;
-    for (int rank = 0; rank < opening->size; rank++) {
-        window->members[rank].nbytes = (size_t)opening->cards[rank].nbytes;
-    }
+    note_cards(opening);
     opening->own = map_members(opening, &opening->error);
     if (opening->own == DD_OK) {
         opening->own = enter_hub(window, &opening->error);
@@ -475,17 +443,19 @@ dd_window_open(dd_group *group, const dd_window_options *options, dd_window **wi
     opening.own = check_options(group, options, &opening.error);
     opening.window = create(hub, id, opening.own == DD_OK ? options : &nothing);
     size_t size = (size_t)opening.size;
-    opening.cards =
-        dd_mem_alloc(size * (sizeof *opening.cards + sizeof *opening.blocks + DD_WINDOW_CARD_NBYTES));
-    if (opening.window == NULL || opening.cards == NULL) {
+    opening.blocks = dd_mem_alloc(size * (sizeof *opening.blocks + DD_WINDOW_CARD_NBYTES));
+    if (opening.window == NULL || opening.blocks == NULL) {
         status = fail_without_memory(group, err);
     } else {
-        opening.blocks = (dd_block *)(void *)(opening.cards + size);
-        opening.bytes = (uint8_t *)(opening.blocks + size);
+        uint8_t *bytes = (uint8_t *)(opening.blocks + size);
+        for (size_t rank = 0; rank < size; rank++) {
+            opening.blocks[rank] =
+                (dd_block){.data = bytes + rank * DD_WINDOW_CARD_NBYTES, .nbytes = DD_WINDOW_CARD_NBYTES};
+        }
         opening.card = (dd_window_card){.window = id, .pad_nbytes = opening.window->pad_nbytes};
         status = open_window(&opening, err);
     }
-    dd_mem_free(opening.cards);
+    dd_mem_free(opening.blocks);
     if (status == DD_OK) {
         *window = opening.window;
     } else if (opening.window != NULL) {

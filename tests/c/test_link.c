@@ -2,9 +2,9 @@
 #include "check.h"
 #include "core/fork.h"
 #include "core/mem.h"
+#include "core/shared_memory.h"
 #include "core/thread.h"
 #include "leftovers.h"
-#include "net/ring.h"
 #include "transport/link.h"
 
 #include <errno.h>
@@ -497,9 +497,8 @@ offer(const char *magic, uint64_t size, int ring_fd, dd_status expected)
 TEST(offers_that_make_no_sense)
 {
     int nfds_before = count_fds();
-    dd_ring rings[2] = {{0}};
     int ring_fd = -1;
-    REQUIRE_OK(dd_ring_create_two(&rings[0], &rings[1], 8192, &ring_fd, check_err()));
+    REQUIRE_OK(dd_shared_memory_create("ring", 2 * (4096 + 8192), &ring_fd, check_err()));
     offer("ddring02", 8192, -1, DD_PROTOCOL);
     offer("ddring02", 4096, ring_fd, DD_PROTOCOL);
     offer("ddring02", 12288, ring_fd, DD_PROTOCOL);
@@ -511,8 +510,6 @@ TEST(offers_that_make_no_sense)
     offer("ddring02", 8192, plain, DD_PROTOCOL);
     close(plain);
     dd_sock_close(ring_fd);
-    dd_ring_close(&rings[0]);
-    dd_ring_close(&rings[1]);
     CHECK_INT(count_fds(), nfds_before);
 }
 

@@ -8,11 +8,10 @@ static const dd_window_note examples[] = {
     {.type = DD_WINDOW_PUT, .channel = 3, .window = 1, .offset = 77, .nbytes = 4},
     {.type = DD_WINDOW_PUT, .channel = DD_WINDOW_NO_CHANNEL, .window = 9, .nbytes = 100000},
     {.type = DD_WINDOW_PUT, .window = 2},
-    {.type = DD_WINDOW_GET, .window = 2, .offset = UINT64_C(1) << 40, .nbytes = 1000000},
-    {.type = DD_WINDOW_GOT, .window = 2, .nbytes = 4096},
-    {.type = DD_WINDOW_GOT, .is_refused = true, .window = 2},
-    {.type = DD_WINDOW_ASK, .channel = 1, .window = 2},
-    {.type = DD_WINDOW_DONE, .channel = 1, .window = 2},
+    {.type = DD_WINDOW_GET, .id = 8, .window = 2, .offset = UINT64_C(1) << 40, .nbytes = 1000000},
+    {.type = DD_WINDOW_GET, .id = UINT32_MAX, .window = 2},
+    {.type = DD_WINDOW_ALONE, .channel = 1, .id = 3, .window = 2},
+    {.type = DD_WINDOW_DROP, .id = 3, .window = 2},
     {.type = DD_WINDOW_CLOSED, .window = UINT64_MAX},
 };
 #define NEXAMPLES (sizeof examples / sizeof examples[0])
@@ -22,10 +21,10 @@ TEST(notes_come_back)
     for (size_t i = 0; i < NEXAMPLES; i++) {
         dd_window_note back;
         dd_request head = dd_window_note_encode(&examples[i]);
-        CHECK_INT(head.nbytes, dd_window_note_has_data(&examples[i]) ? examples[i].nbytes : 0);
+        CHECK_INT(head.nbytes, examples[i].type == DD_WINDOW_PUT ? examples[i].nbytes : 0);
         REQUIRE_OK(dd_window_note_decode(&head, &back, check_err()));
         CHECK_INT(back.type, examples[i].type);
-        CHECK_INT(back.is_refused, examples[i].is_refused);
+        CHECK_INT(back.id, examples[i].id);
         CHECK_INT(back.channel, examples[i].channel);
         CHECK(back.window == examples[i].window);
         CHECK(back.offset == examples[i].offset && back.nbytes == examples[i].nbytes);
@@ -52,19 +51,21 @@ TEST(notes_that_make_no_sense)
     check_head_refused(&(dd_request){.tag = 1}, "its type is unknown");
     check_head_refused(&(dd_request){.tag = 1, .signature = {.coll = DD_WINDOW_CLOSED + 1}},
                        "its type is unknown");
-    check_head_refused(&(dd_request){.tag = 1, .nbytes = 1, .signature = {.coll = DD_WINDOW_ASK}},
+    check_head_refused(&(dd_request){.tag = 1, .nbytes = 1, .signature = {.coll = DD_WINDOW_CLOSED}},
                        "it has data");
-    check_head_refused(&(dd_request){.tag = 1, .signature = {.coll = DD_WINDOW_PUT, .flags = 2}},
-                       "it is no refusal");
+    check_head_refused(&(dd_request){.tag = 1, .signature = {.coll = DD_WINDOW_PUT, .flags = 1}},
+                       "it has no zeros where they belong");
     check_head_refused(&(dd_request){.tag = 1, .signature = {.coll = DD_WINDOW_PUT, .dtype = 1}},
                        "it has no zeros where they belong");
     check_refused(&(dd_window_note){.type = DD_WINDOW_CLOSED}, "it is about no window");
     check_refused(&(dd_window_note){.type = DD_WINDOW_PUT, .window = 1, .offset = UINT64_MAX, .nbytes = 1},
                   "its place is wrong");
-    check_refused(&(dd_window_note){.type = DD_WINDOW_ASK, .window = 1, .nbytes = 1}, "its place is wrong");
-    check_refused(&(dd_window_note){.type = DD_WINDOW_GET, .window = 1, .channel = 1}, "it has a channel");
-    check_refused(&(dd_window_note){.type = DD_WINDOW_PUT, .window = 1, .is_refused = true},
-                  "it is no refusal");
+    check_refused(&(dd_window_note){.type = DD_WINDOW_ALONE, .id = 1, .window = 1, .nbytes = 1},
+                  "its place is wrong");
+    check_refused(&(dd_window_note){.type = DD_WINDOW_GET, .id = 1, .window = 1, .channel = 1},
+                  "it has a channel");
+    check_refused(&(dd_window_note){.type = DD_WINDOW_GET, .window = 1}, "its id is wrong");
+    check_refused(&(dd_window_note){.type = DD_WINDOW_PUT, .id = 1, .window = 1}, "its id is wrong");
 }
 
 TEST(cards_come_back)

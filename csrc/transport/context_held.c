@@ -1,0 +1,312 @@
+/* Frames for contexts, from other processes and from this one: to the receive that one is for, or kept until somebody wants it. */
+#include "transport/engine_internal.h"
+
+#include "core/mem.h"
+
+#include <string.h>
+
+#define FREE_HELD_MAX 256
+/* Contexts of a peer that it has given up and that may still be opened here. */
+#define GIVEN_UP_KEPT 64
+
+/* ---- the pool */
+
+static bool
+make_room(held *entry, size_t nbytes)
+{
+    entry->data = nbytes > HELD_INLINE_NBYTES ? dd_mem_alloc(nbytes) : entry->small;
+    return entry->data != NULL;
+}
+
+held *
+engine_take_held(dd_peer *peer, const dd_frame *frame)
+{
+    dd_engine *engine = peer->engine;
+    held *entry = engine->free_held;
+    if (entry != NULL) {
+        engine->free_held = (held *)entry->link.next;
+        engine->nfree_held--;
+    } else {
+        entry = dd_mem_alloc(sizeof *entry);
+    }
+    if (entry == NULL || !make_room(entry, frame->payload)) {
+        dd_mem_free(entry);
+        return NULL;
+    }
+    dd_list_init(&entry->link);
+    entry->frame = *frame;
+    entry->peer = peer;
+    entry->is_told = false;
+    entry->sender = NULL;
+    entry->order = engine->next_order++;
+    peer->nheld++;
+    engine->stats.held_nbytes += frame->payload;
+    return entry;
+}
+
+void
+engine_give_held(dd_engine *engine, held *entry)
+{
+    dd_list_remove(&entry->link);
+    entry->peer->nheld--;
+    engine->stats.held_nbytes -= entry->frame.payload;
+    if (entry->data != entry->small) {
+        dd_mem_free(entry->data);
+    }
+    if (engine->nfree_held >= FREE_HELD_MAX) {
+        dd_mem_free(entry);
+        return;
+    }
+    entry->link.next = (dd_list *)engine->free_held;
+    engine->free_held = entry;
+    engine->nfree_held++;
+}
+
+/* ---- entries that are kept */
+
+/* Small messages of this process are copied, so that their senders can go on; the others wait for their receivers. */
+static void
+copy_own(held *entry)
+{
+    dd_peer *self = entry->peer;
+    dd_message *send = entry->sender;
+    size_t cost = eager_cost(send->nbytes);
+    if (send->nbytes > self->eager_max || cost > self->credit || !make_room(entry, send->nbytes)) {
+        entry->data = entry->small;
+        return;
+    }
+    self->credit -= cost;
+    entry->frame.type = DD_FRAME_EAGER;
+    entry->frame.payload = (uint32_t)send->nbytes;
+    self->engine->stats.held_nbytes += send->nbytes;
+    if (send->nbytes > 0) {
+        memcpy(entry->data, send->data, send->nbytes);
+    }
+    entry->sender = NULL;
+    message_end(send, NULL);
+}
+
+static void
+keep(held *entry, dd_list *list)
+{
+    dd_list_push_back(list, &entry->link);
+    if (entry->sender != NULL) {
+        copy_own(entry);
+    }
+}
+
+void
+context_drop_held(held *entry)
+{
+    dd_peer *peer = entry->peer;
+    if (entry->sender != NULL) {
+        message_fail_closed(entry->sender);
+    } else if (entry->frame.type == DD_FRAME_EAGER) {
+        peer_return_credit(peer, entry->frame.payload);
+    } else if (entry->frame.type == DD_FRAME_RTS) {
+        peer_post_refusal(peer, &entry->frame, DD_REFUSED_CLOSED, NULL);
+    }
+    engine_give_held(peer->engine, entry);
+}
+
+static held *
+find_entry(const dd_list *list, bool (*is_it)(const held *entry, const void *what), const void *what)
+{
+    for (dd_list *node = list->next; node != list; node = node->next) {
+        held *entry = DD_CONTAINER_OF(node, held, link);
+        if (is_it(entry, what)) {
+            return entry;
+        }
+    }
+    return NULL;
+}
+
+static held *
+find_in_contexts(dd_engine *engine, const dd_peer *peer, bool (*is_it)(const held *entry, const void *what),
+                 const void *what)
+{
+    held *entry = find_entry(&peer->early, is_it, what);
+    for (dd_list *node = engine->context_list.next; entry == NULL && node != &engine->context_list;
+         node = node->next) {
+        const dd_context *context = DD_CONTAINER_OF(node, dd_context, link);
+        for (int rank = 0; rank < context->nranks && entry == NULL; rank++) {
+            if (context->ranks[rank].peer == peer) {
+                entry = find_entry(&context->ranks[rank].held, is_it, what);
+            }
+        }
+    }
+    return entry;
+}
+
+static bool
+is_rts(const held *entry, const void *id)
+{
+    return entry->frame.type == DD_FRAME_RTS && entry->frame.id == *(const uint64_t *)id;
+}
+
+static bool
+is_from(const held *entry, const void *sender)
+{
+    return entry->sender == sender;
+}
+
+void
+peer_drop_rts(dd_peer *peer, uint64_t id)
+{
+    held *entry = find_in_contexts(peer->engine, peer, is_rts, &id);
+    if (entry != NULL) {
+        engine_give_held(peer->engine, entry);
+    }
+}
+
+void
+self_drop_send(dd_peer *self, const dd_message *message)
+{
+    held *entry = find_in_contexts(self->engine, self, is_from, message);
+    if (entry != NULL) {
+        engine_give_held(self->engine, entry);
+    }
+}
+
+void
+engine_drop_unfinished(dd_engine *engine, dd_list *list)
+{
+    for (dd_list *node = list->next; node != list;) {
+        held *entry = DD_CONTAINER_OF(node, held, link);
+        node = node->next;
+        if (entry->frame.type == DD_FRAME_RTS) {
+            engine_give_held(engine, entry);
+        }
+    }
+}
+
+/* ---- contexts that are not open */
+
+static bool
+is_for(const held *entry, const void *what)
+{
+    const context_key *key = what;
+    return entry->frame.context == key->id && entry->frame.target == key->rank;
+}
+
+held *
+peer_take_early(dd_peer *peer, const context_key *key)
+{
+    held *entry = find_entry(&peer->early, is_for, key);
+    if (entry == NULL) {
+        entry = find_entry(&peer->given_up, is_for, key);
+        peer->ngiven_up -= entry != NULL ? 1 : 0;
+    }
+    if (entry != NULL) {
+        dd_list_remove(&entry->link);
+    }
+    return entry;
+}
+
+/* The peer has given up a group that this process may never open, because making it, or something before it, has failed here as
+ * well. What says so is kept, for the case that it is opened after all. What else has come for it is of no use, and would hold the
+ * peer's credit for ever. */
+static void
+note_given_up(dd_peer *peer, held *abort)
+{
+    context_key key = {.id = abort->frame.context, .rank = abort->frame.target};
+    held *other;
+    while ((other = find_entry(&peer->early, is_for, &key)) != NULL) {
+        context_drop_held(other);
+    }
+    dd_list_push_back(&peer->given_up, &abort->link);
+    if (++peer->ngiven_up > GIVEN_UP_KEPT) {
+        /* The oldest of many: a context that has not been opened by now never will be. Frames that still come for it are treated as if
+         * it had been closed here. */
+        held *oldest = DD_CONTAINER_OF(peer->given_up.next, held, link);
+        engine_note_closed(peer->engine,
+                           &(context_key){.id = oldest->frame.context, .rank = oldest->frame.target});
+        peer->ngiven_up--;
+        engine_give_held(peer->engine, oldest);
+    }
+}
+
+/* Keeps a frame until its context is opened. */
+static void
+keep_early(held *entry)
+{
+    dd_peer *peer = entry->peer;
+    const dd_frame *frame = &entry->frame;
+    context_key key = {.id = frame->context, .rank = frame->target};
+    bool has_closed = engine_has_closed(peer->engine, frame->context, frame->target);
+    if (frame->type == DD_FRAME_QUESTION && has_closed) {
+        dd_frame goodbye = reply_frame(frame, DD_FRAME_GOODBYE);
+        peer_post_reply(peer, &goodbye);
+    }
+    if (frame->type == DD_FRAME_QUESTION || frame->type == DD_FRAME_ANSWER || has_closed ||
+        find_entry(&peer->given_up, is_for, &key) != NULL) {
+        context_drop_held(entry);
+    } else if (frame->type == DD_FRAME_ABORT) {
+        note_given_up(peer, entry);
+    } else {
+        keep(entry, &peer->early);
+    }
+}
+
+/* ---- delivering */
+
+void
+engine_deliver(held *entry)
+{
+    const dd_frame *frame = &entry->frame;
+    dd_engine *engine = entry->peer->engine;
+    dd_context *context = engine_find_context(engine, frame->context, frame->target);
+    if (context == NULL) {
+        keep_early(entry);
+    } else if (!context_check_source(context, frame, entry->peer)) {
+        context_drop_held(entry);
+    } else if (frame->type != DD_FRAME_EAGER && frame->type != DD_FRAME_RTS) {
+        context_on_control(context, frame, dd_bytes_of(entry->data, frame->payload));
+        engine_give_held(engine, entry);
+    } else {
+        dd_message *recv = context_match(context, frame, entry->is_told);
+        if (recv != NULL) {
+            context_take_held(recv, entry);
+        } else {
+            keep(entry, &context->ranks[frame->source].held);
+        }
+    }
+}
+
+/* ---- a process to itself: its frames wait in the queue until somebody drives, like those of others */
+
+static void
+deliver_own(dd_peer *self, const out_frame *out)
+{
+    dd_frame frame = out->frame;
+    frame.type = out->message != NULL ? DD_FRAME_RTS : frame.type; /* whatever its size */
+    held *entry = engine_take_held(self, &frame);
+    self->engine->stats.self_sent_nbytes += out->message != NULL ? out->message->nbytes : 0;
+    if (entry == NULL) {
+        if (out->message != NULL) {
+            message_fail_memory(out->message, sizeof *entry);
+        }
+        return;
+    }
+    entry->sender = out->message;
+    if (frame.payload > 0) {
+        memcpy(entry->data, out->data, frame.payload);
+    }
+    engine_deliver(entry);
+}
+
+bool
+self_pump(dd_engine *engine)
+{
+    dd_peer *self = engine->self;
+    bool is_any = false;
+    while (!dd_list_is_empty(&self->out)) {
+        out_frame *out = peer_take_out(self);
+        out_frame own = *out;
+        engine_give_out(engine, out);
+        is_any = true;
+        deliver_own(self, &own);
+        dd_mem_free(own.owned);
+    }
+    return is_any;
+}

@@ -1,0 +1,613 @@
+/* What goes by messages: what this rank asks of others, and what others ask of it, taken as it comes by whoever drives the engine. */
+#include "core/mem.h"
+#include "window/window_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Puts of few bytes are sent in the background up to so many bytes; beyond it they wait until the transport has theirs. */
+#define KEPT_MAX ((size_t)1 << 20)
+
+/* NULL: it is not open here. */
+static dd_window *
+find_window_locked(const window_hub *hub, uint64_t id)
+{
+    for (dd_list *node = hub->windows.next; node != &hub->windows; node = node->next) {
+        dd_window *window = DD_CONTAINER_OF(node, dd_window, link);
+        if (window->id == id) {
+            return atomic_load(&window->state) == WINDOW_OPEN ? window : NULL;
+        }
+    }
+    return NULL;
+}
+
+static bool
+is_answer(const window_call *call)
+{
+    return call->args.op == NULL && call->message.channel == DD_WINDOW_ANSWERS;
+}
+
+/* ---- messages under way */
+
+/* Why a call fails whose message has ended so; NULL: a question was refused. */
+static void
+explain(const window_call *call, const dd_error *error, dd_error *cause)
+{
+    const dd_error *failure = dd_group_cause_locked(call->hub->group);
+    if (failure != NULL) {
+        *cause = *failure;
+    } else if (error == NULL ||
+               error->code == DD_INVALID_ARGUMENT) { /* no room: a window that is closed refuses a put so */
+        (void)window_error_closed(call->hub, call->args.place.rank, cause);
+    } else {
+        *cause = *error;
+    }
+}
+
+/* The rank has taken an answer: the question that was held has its turn. */
+static void
+count_answered_locked(window_source *source)
+{
+    window_hub *hub = source->hub;
+    source->nanswers--;
+    if (source->is_full && !hub->is_over) {
+        source->is_busy = source->is_full = false;
+        dd_context_take_request_locked(hub->context, source->rank);
+    }
+}
+
+static void
+on_message_done(dd_message *message, const dd_error *error)
+{
+    window_call *call = message->owner;
+    window_hub *hub = call->hub;
+    dd_error cause;
+    bool is_get = call->args.op != NULL && call->args.op->note == DD_WINDOW_GET;
+    bool is_question = is_get || (call->args.op != NULL && call->args.op->note == DD_WINDOW_ALONE);
+    bool is_failed = error != NULL || (is_question && message->received != call->args.block.nbytes);
+    dd_window *window = is_get && !is_failed ? find_window_locked(hub, call->window_id) : NULL;
+    if (window != NULL) {
+        uint32_t *ninplace = &window->members[message->rank].ninplace;
+        *ninplace = (int32_t)(call->nputs - *ninplace) > 0 ? call->nputs : *ninplace;
+    }
+    if (is_failed) {
+        explain(call, error, &cause);
+    }
+    window_complete_locked(call, is_failed ? &cause : NULL);
+    if (is_answer(call)) {
+        count_answered_locked(&hub->sources[message->rank]);
+    }
+    window_leave_locked(call);
+    if (error != NULL && error->code == DD_OUT_OF_MEMORY) {
+        dd_group_fail_locked(hub->group, error); /* the other side waits for what is missing */
+    }
+}
+
+static void
+set_message(window_call *call, const dd_request *head, void *data)
+{
+    call->signature = head->signature;
+    call->message = (dd_message){.kind = DD_MESSAGE_WINDOW,
+                                 .rank = call->args.place.rank,
+                                 .tag = head->tag,
+                                 .channel = head->channel,
+                                 .data = data,
+                                 .nbytes = (size_t)head->nbytes,
+                                 .signature = &call->signature,
+                                 .on_done = on_message_done,
+                                 .owner = call};
+}
+
+static void
+send_locked(window_call *call)
+{
+    call->is_moving = true;
+    window_enter_locked(call);
+    dd_context_post_send_locked(call->hub->context, &call->message);
+}
+
+/* A note or an answer, which nobody here waits for. Small data are copied. */
+static dd_status
+send_letter_locked(window_hub *hub, int rank, const dd_request *head, const void *data, dd_error *err)
+{
+    size_t kept_nbytes = head->nbytes <= WINDOW_SMALL_NBYTES ? (size_t)head->nbytes : 0;
+    window_call *call = window_make_call(hub, rank, "note", 0, kept_nbytes);
+    if (call == NULL) {
+        return dd_error_no_memory(err, sizeof *call + kept_nbytes);
+    }
+    (void)dd_work_complete(&call->work, NULL);
+    memcpy(call->bytes, data, kept_nbytes);
+    set_message(call, head, kept_nbytes == head->nbytes ? call->bytes : (void *)(uintptr_t)data);
+    send_locked(call);
+    dd_work_release(&call->work);
+    return DD_OK;
+}
+
+static dd_status
+send_note_locked(window_hub *hub, int rank, const dd_window_note *note, dd_error *err)
+{
+    dd_request head = dd_window_note_encode(note);
+    return send_letter_locked(hub, rank, &head, "", err);
+}
+
+/* ---- memory that is wanted back */
+
+static void
+want_back_locked(window_call *call)
+{
+    if (!call->is_wanted) {
+        call->is_wanted = true;
+        call->hub->nwanted++;
+    }
+}
+
+/* The rest is sent from the copy once that is whole, and a put that was given up ends. */
+static void
+copy_piece_locked(window_call *call)
+{
+    dd_message *message = &call->message;
+    size_t left = message->nbytes - call->ncopied;
+    size_t piece = left < WINDOW_PIECE_NBYTES ? left : WINDOW_PIECE_NBYTES;
+    memcpy(call->copy + call->ncopied, (const uint8_t *)message->data + call->ncopied, piece);
+    call->ncopied += piece;
+    if (piece == left) {
+        dd_context_move_send_locked(message, call->copy);
+        call->is_wanted = false;
+        call->hub->nwanted--;
+        window_complete_locked(call, &call->work.error);
+    }
+}
+
+bool
+window_rescue_locked(window_hub *hub)
+{
+    for (dd_list *node = hub->moving.next; hub->nwanted > 0 && node != &hub->moving; node = node->next) {
+        window_call *call = DD_CONTAINER_OF(node, window_call, link);
+        if (!call->is_wanted) {
+            continue;
+        }
+        call->copy = call->copy == NULL ? dd_mem_alloc(call->message.nbytes) : call->copy;
+        if (call->copy == NULL) {
+            dd_error error;
+            (void)dd_error_no_memory(&error, call->message.nbytes);
+            dd_group_fail_locked(hub->group, &error); /* which ends all messages */
+            return false;
+        }
+        copy_piece_locked(call);
+        return true;
+    }
+    return false;
+}
+
+/* ---- what this rank asks of others */
+
+/* A put is done at once where its data are kept here, and not too many are. */
+static void
+send_put_locked(window_call *call)
+{
+    window_hub *hub = call->hub;
+    window_member *member = &call->window->members[call->args.place.rank];
+    bool is_small = call->args.block.nbytes <= WINDOW_SMALL_NBYTES;
+    dd_request head = dd_window_note_encode(&(dd_window_note){.type = DD_WINDOW_PUT,
+                                                              .channel = (uint32_t)call->args.channel,
+                                                              .window = call->window_id,
+                                                              .offset = call->args.place.offset,
+                                                              .nbytes = call->args.block.nbytes});
+    member->nputs += call->args.block.nbytes > 0 ? 1 : 0;
+    set_message(call, &head, is_small ? call->bytes : call->args.block.data);
+    if (is_small && hub->kept_nbytes < KEPT_MAX) {
+        call->deadline_ns = DD_NEVER_NS;
+        window_complete_locked(call, NULL);
+    }
+    send_locked(call);
+}
+
+/* A question, and the receive of its answer. */
+static dd_status
+ask_locked(window_call *call, dd_error *err)
+{
+    window_hub *hub = call->hub;
+    dd_block target = call->args.block;
+    call->id = ++hub->last_id != 0 ? hub->last_id : ++hub->last_id;
+    dd_window_note note = {.type = call->args.op->note, .id = call->id, .window = call->window_id};
+    if (note.type == DD_WINDOW_ALONE) {
+        note.channel = (uint32_t)call->args.channel;
+    } else {
+        note.offset = call->args.place.offset;
+        note.nbytes = target.nbytes;
+        call->nputs = call->window->members[call->args.place.rank].nputs;
+    }
+    dd_status status = send_note_locked(hub, call->args.place.rank, &note, err);
+    if (status == DD_OK) {
+        bool has_data = target.nbytes > 0;
+        set_message(call,
+                    &(dd_request){.tag = call->id,
+                                  .channel = DD_WINDOW_ANSWERS,
+                                  .nbytes = has_data ? target.nbytes : sizeof call->refusal},
+                    has_data ? target.data : &call->refusal);
+        call->is_moving = true;
+        window_enter_locked(call);
+        dd_context_post_recv_locked(hub->context, &call->message);
+    }
+    return status;
+}
+
+dd_status
+window_send_call_locked(window_call *call, dd_error *err)
+{
+    if (call->args.op->note != DD_WINDOW_PUT) {
+        return ask_locked(call, err);
+    }
+    send_put_locked(call);
+    return DD_OK;
+}
+
+void
+window_give_up_message_locked(window_call *call, const dd_error *cause)
+{
+    window_hub *hub = call->hub;
+    if (call->args.op->note == DD_WINDOW_PUT) {
+        if (call->message.data == call->bytes) {
+            window_complete_locked(call, cause);
+        } else if (!call->is_wanted) {
+            call->work.error = *cause;
+            want_back_locked(call);
+        }
+        return;
+    }
+    if (call->args.op->note == DD_WINDOW_ALONE) {
+        dd_window_note drop = {.type = DD_WINDOW_DROP, .id = call->id, .window = call->window_id};
+        dd_error ignored; /* then the signal comes late */
+        (void)!send_note_locked(hub, call->args.place.rank, &drop, &ignored);
+    }
+    dd_context_cancel_locked(hub->context, &call->message, cause);
+}
+
+/* ---- what others ask: answers */
+
+/* To the question of this id that wants so many bytes. `data` NULL: a refusal. */
+static void
+answer_locked(window_source *source, uint32_t id, uint64_t nbytes, const void *data)
+{
+    window_hub *hub = source->hub;
+    dd_error error;
+    dd_request head = {.tag = id,
+                       .channel = DD_WINDOW_ANSWERS,
+                       .nbytes = data != NULL ? nbytes : DD_WINDOW_REFUSAL_NBYTES(nbytes)};
+    source->nanswers++;
+    if (send_letter_locked(hub, source->rank, &head, data != NULL ? data : "", &error) != DD_OK) {
+        dd_group_fail_locked(hub->group, &error); /* the other side waits for it */
+    }
+}
+
+/* The signal that is to be alone has been counted here, or it never will be. */
+static void
+on_granted(dd_work *work, void *ctx)
+{
+    window_source *source = ctx;
+    atomic_fetch_sub(&source->hub->ngrants, 1);
+    source->nanswers--;
+    answer_locked(source, ((window_call *)work)->id, 0, work->error.code == DD_OK ? "" : NULL);
+}
+
+/* Waits for room as a call of this rank would, in place of the one that asks. */
+static void
+grant_locked(window_source *source, dd_window *window)
+{
+    static const window_op op_grant = {.what = "grant", .word = WINDOW_WORD_OWN_ROOM};
+    window_hub *hub = source->hub;
+    window_call *call = window_make_call(hub, source->rank, op_grant.what, 0, 0);
+    if (call == NULL) {
+        dd_error error;
+        (void)dd_error_no_memory(&error, sizeof *call);
+        dd_group_fail_locked(hub->group, &error);
+        return;
+    }
+    call->args.op = &op_grant;
+    call->args.channel = (int)source->note.channel;
+    call->window = window;
+    call->window_id = window->id;
+    call->id = source->note.id;
+    call->work.on_done = on_granted;
+    call->work.ctx = source;
+    atomic_fetch_add(&hub->ngrants, 1);
+    source->nanswers++;
+    window_enter_locked(call);
+    dd_work_release(&call->work);
+    (void)window_progress_locked(hub);
+}
+
+/* The answer to a question that was dropped is thrown away. */
+static void
+drop_locked(const window_source *source)
+{
+    window_hub *hub = source->hub;
+    for (dd_list *node = hub->waiting.next; node != &hub->waiting; node = node->next) {
+        window_call *call = DD_CONTAINER_OF(node, window_call, link);
+        if (call->args.op->word == WINDOW_WORD_OWN_ROOM && call->args.place.rank == source->rank &&
+            call->id == source->note.id) {
+            dd_error cause;
+            (void)dd_error_set(&cause, DD_ABORTED, "its caller waits no longer");
+            window_end_wait_locked(call, &cause);
+            return;
+        }
+    }
+}
+
+void
+window_note_taken(dd_window *window, int source)
+{
+    window_hub *hub = window->hub;
+    if (window->members[source].is_direct) {
+        window_wake(window, source);
+    }
+    if (atomic_load(&hub->ngrants) > 0) {
+        dd_engine_lock(hub->engine);
+        (void)window_progress_locked(hub);
+        dd_engine_unlock(hub->engine);
+        dd_engine_kick(hub->engine);
+    }
+}
+
+/* ---- the notes of others */
+
+static void
+fail_protocol_locked(const window_source *source, const char *what)
+{
+    dd_error cause;
+    char text[512];
+    (void)snprintf(text, sizeof text, "broke the protocol of windows: %.400s", what);
+    (void)dd_group_error_about(source->hub->group, source->rank, DD_PROTOCOL, text, &cause);
+    dd_group_fail_locked(source->hub->group, &cause);
+}
+
+/* What is wrong with the note; NULL: nothing. */
+static const char *
+find_fault(const window_source *source, const dd_window *window)
+{
+    const dd_window_note *note = &source->note;
+    if (note->window > source->hub->nwindows) {
+        return "a window that was never opened";
+    }
+    if (window == NULL) {
+        return NULL;
+    }
+    const window_member *own = &window->members[source->hub->rank];
+    bool is_put = note->type == DD_WINDOW_PUT;
+    if (note->offset > own->nbytes || note->nbytes > own->nbytes - note->offset) {
+        return is_put ? "a put out of range" : "a get out of range";
+    }
+    bool is_channel =
+        note->channel < (uint32_t)window->nchannels || (is_put && note->channel == DD_WINDOW_NO_CHANNEL);
+    return is_channel ? NULL : is_put ? "a put out of range" : "a channel out of range";
+}
+
+/* Reads the note. False: it makes no sense, and the group has failed. */
+static bool
+read_note_locked(window_source *source, const dd_request *request)
+{
+    const dd_window_note *note = &source->note;
+    dd_error error;
+    if (dd_window_note_decode(request, &source->note, &error) != DD_OK) {
+        fail_protocol_locked(source, error.message);
+        return false;
+    }
+    const char *fault = find_fault(source, find_window_locked(source->hub, note->window));
+    if (fault != NULL) {
+        char text[256];
+        (void)snprintf(text, sizeof text, "%s (window %llu, %llu bytes from %llu, channel %lu)", fault,
+                       (unsigned long long)note->window, (unsigned long long)note->nbytes,
+                       (unsigned long long)note->offset, (unsigned long)note->channel);
+        fail_protocol_locked(source, text);
+    }
+    return fault == NULL;
+}
+
+/* It is about a window that is closed. */
+static void
+refuse_locked(window_source *source)
+{
+    dd_window_note closed = {.type = DD_WINDOW_CLOSED, .window = source->note.window};
+    dd_error error;
+    if (source->note.type == DD_WINDOW_GET || source->note.type == DD_WINDOW_ALONE) {
+        answer_locked(source, source->note.id, source->note.nbytes, NULL);
+    } else if (source->note.type == DD_WINDOW_PUT && source->told_closed != closed.window) {
+        source->told_closed = closed.window;
+        if (send_note_locked(source->hub, source->rank, &closed, &error) != DD_OK) {
+            dd_group_fail_locked(source->hub->group, &error);
+        }
+    }
+}
+
+/* The data are there, or `error`: they have not come, or nobody wants them. */
+static void
+apply_locked(window_source *source, const dd_error *error)
+{
+    window_hub *hub = source->hub;
+    const dd_window_note *note = &source->note;
+    dd_window *window = find_window_locked(hub, note->window);
+    if (window == NULL) {
+        refuse_locked(source);
+    } else if (note->type == DD_WINDOW_GET) {
+        const uint8_t *data = window->members[hub->rank].data;
+        answer_locked(source, note->id, note->nbytes,
+                      note->nbytes > 0 ? data + note->offset : (const void *)"");
+    } else if (note->type == DD_WINDOW_ALONE) {
+        grant_locked(source, window);
+    } else if (note->type == DD_WINDOW_DROP) {
+        drop_locked(source);
+    } else if (note->type == DD_WINDOW_CLOSED) {
+        window->members[source->rank].is_closed = true;
+        (void)window_progress_locked(hub);
+    } else if (error == NULL && note->channel != DD_WINDOW_NO_CHANNEL) {
+        size_t word = window_word(window, (int)note->channel, source->rank);
+        atomic_fetch_add(&window->members[hub->rank].words[word], 1);
+        (void)window_progress_locked(hub);
+    }
+}
+
+static void
+on_goodbye(dd_group_guest *guest, int rank)
+{
+    window_hub *hub = (window_hub *)guest;
+    if (hub->is_over || hub->sources[rank].is_busy) { /* then when its notes have been taken */
+        return;
+    }
+    dd_error cause;
+    (void)dd_group_error_about(hub->group, rank, DD_PEER_LOST, "has left the group", &cause);
+    window_end_waits_locked(hub, NULL, rank, &cause);
+}
+
+/* Goes on with the next note, if one was held meanwhile. */
+static void
+on_note(dd_message *message, const dd_error *error)
+{
+    window_source *source = message->owner;
+    window_hub *hub = source->hub;
+    source->is_busy = false;
+    if (!hub->is_over && source->note.type != DD_WINDOW_NOTHING) {
+        apply_locked(source, error);
+    }
+    if (!hub->is_over) {
+        dd_context_take_request_locked(hub->context, source->rank);
+    }
+    if (!hub->is_over && !source->is_busy && dd_group_has_left_locked(hub->group, source->rank)) {
+        on_goodbye(&hub->guest, source->rank);
+    }
+}
+
+/* The head of a note has come, or an answer whose call was given up: nobody wants that. */
+static dd_message *
+on_request(dd_group_guest *guest, int rank, const dd_request *request)
+{
+    window_hub *hub = (window_hub *)guest;
+    window_source *source = &hub->sources[rank];
+    if (hub->is_over || source->is_busy) {
+        return NULL;
+    }
+    source->note = (dd_window_note){.type = DD_WINDOW_NOTHING};
+    if (request->channel != DD_WINDOW_ANSWERS && !read_note_locked(source, request)) {
+        return NULL;
+    }
+    source->is_busy = true;
+    source->is_full = source->note.id != 0 && source->nanswers >= WINDOW_ANSWERS_MAX;
+    const dd_window *window = find_window_locked(hub, source->note.window);
+    bool is_taken = source->note.type == DD_WINDOW_PUT && source->note.nbytes > 0 && window != NULL;
+    source->message =
+        (dd_message){.kind = DD_MESSAGE_WINDOW,
+                     .rank = rank,
+                     .data = is_taken ? window->members[hub->rank].data + source->note.offset : NULL,
+                     .nbytes = is_taken ? (size_t)source->note.nbytes : 0,
+                     .on_done = on_note,
+                     .owner = source};
+    return source->is_full ? NULL : &source->message;
+}
+
+/* ---- closing, and the end of the group */
+
+void
+window_close_far_locked(dd_window *window)
+{
+    window_hub *hub = window->hub;
+    const window_member *own = &window->members[hub->rank];
+    for (dd_list *node = hub->moving.next; node != &hub->moving; node = node->next) {
+        window_call *call = DD_CONTAINER_OF(node, window_call, link);
+        const uint8_t *data = call->message.data;
+        if (is_answer(call) && data >= own->data && data < own->data + own->nbytes) {
+            want_back_locked(call);
+        }
+    }
+    for (int rank = 0; rank < hub->size && !hub->is_over; rank++) {
+        const window_member *member = &window->members[rank];
+        const window_source *source = &hub->sources[rank];
+        if (source->is_busy && source->note.type == DD_WINDOW_PUT && source->note.window == window->id) {
+            dd_error gone; /* the rest of its data is thrown away */
+            (void)dd_error_set(&gone, DD_CLOSED, "this rank has closed the window");
+            dd_context_cancel_locked(hub->context, &hub->sources[rank].message, &gone);
+        }
+        if (!member->is_direct && !member->is_closed && dd_context_is_connected_locked(hub->context, rank)) {
+            dd_window_note note = {.type = DD_WINDOW_CLOSED, .window = window->id};
+            dd_error error;
+            if (send_note_locked(hub, rank, &note, &error) != DD_OK) {
+                dd_group_fail_locked(hub->group, &error);
+            }
+        }
+    }
+}
+
+static void
+on_end(dd_group_guest *guest, const dd_error *cause)
+{
+    window_hub *hub = (window_hub *)guest;
+    if (hub->is_over) {
+        return;
+    }
+    window_end_waits_locked(hub, NULL, DD_ANY_RANK, cause);
+    hub->is_over = true;
+    for (dd_list *node = hub->windows.next; node != &hub->windows; node = node->next) {
+        dd_window *window = DD_CONTAINER_OF(node, dd_window, link);
+        if (atomic_load(&window->state) == WINDOW_OPEN) {
+            atomic_store(&window->state, WINDOW_OVER);
+        }
+    }
+    for (int rank = 0; rank < hub->size; rank++) {
+        dd_context_cancel_locked(hub->context, &hub->sources[rank].message, cause);
+    }
+    while (!dd_list_is_empty(&hub->moving)) {
+        window_call *call = DD_CONTAINER_OF(hub->moving.next, window_call, link);
+        dd_context_cancel_locked(hub->context, &call->message, cause);
+    }
+}
+
+static void
+destroy_hub(dd_group_guest *guest)
+{
+    dd_mem_free(guest);
+}
+
+static window_hub *
+make_hub_locked(dd_group *group)
+{
+    int size = dd_group_size(group);
+    window_hub *hub = dd_mem_zalloc(sizeof *hub + (size_t)size * sizeof(window_source));
+    if (hub == NULL) {
+        return NULL;
+    }
+    hub->guest = (dd_group_guest){
+        .on_request = on_request, .on_goodbye = on_goodbye, .on_end = on_end, .destroy = destroy_hub};
+    hub->group = group;
+    hub->engine = dd_group_engine(group);
+    hub->rank = dd_group_rank(group);
+    hub->size = size;
+    dd_list_init(&hub->windows);
+    dd_list_init(&hub->waiting);
+    dd_list_init(&hub->moving);
+    for (int rank = 0; rank < size; rank++) {
+        hub->sources[rank].hub = hub;
+        hub->sources[rank].rank = rank;
+    }
+    dd_group_take_guest_locked(group, &hub->guest);
+    hub->context = hub->guest.context;
+    hub->task = window_make_task(hub);
+    dd_list_init(&hub->task.link);
+    return hub;
+}
+
+dd_status
+window_find_hub(dd_group *group, window_hub **hub, uint64_t *id, dd_error *err)
+{
+    dd_engine_lock(dd_group_engine(group));
+    dd_status status = dd_group_check_usable_locked(group, "window", err);
+    if (status == DD_OK) {
+        window_hub *found = (window_hub *)dd_group_find_guest_locked(group);
+        found = found == NULL ? make_hub_locked(group) : found;
+        if (found == NULL) {
+            status = dd_error_no_memory(err, sizeof *found);
+        } else {
+            *id = ++found->nwindows;
+            *hub = found;
+        }
+    }
+    dd_engine_unlock(dd_group_engine(group));
+    return status;
+}
