@@ -1,46 +1,31 @@
 /* The table of algorithms: who chooses one looks here, and those who build one do not. */
 #include "collective/plan_internal.h"
 
-#include <stdbool.h>
 #include <string.h>
 
-#define ROW(coll, order, is_even_only, name)                                           \
-    {                                                                                  \
-#name, DD_COLL_##coll, DD_ORDER_##order, is_even_only, BUILDER_OF_##coll(name) \
-    }
-#define BUILDER_OF_BARRIER(name) dd_plan_build_barrier_##name
-#define BUILDER_OF_BROADCAST(name) dd_plan_build_broadcast_##name
-#define BUILDER_OF_REDUCE(name) dd_plan_build_reduce_##name
-#define BUILDER_OF_ALL_REDUCE(name) dd_plan_build_all_reduce_##name
-#define BUILDER_OF_GATHER(name) dd_plan_build_gather_##name
-#define BUILDER_OF_SCATTER(name) dd_plan_build_scatter_##name
-#define BUILDER_OF_ALL_GATHER(name) dd_plan_build_all_gather_##name
-#define BUILDER_OF_REDUCE_SCATTER(name) dd_plan_build_reduce_scatter_##name
-#define BUILDER_OF_ALL_TO_ALL(name) dd_plan_build_all_to_all_##name
-
 const dd_algorithm dd_algorithms[] = {
-    ROW(BARRIER, NONE, false, dissemination),
-    ROW(BROADCAST, NONE, false, binomial),
-    ROW(BROADCAST, NONE, false, chain),
-    ROW(BROADCAST, NONE, false, scatter_all_gather),
-    ROW(REDUCE, LINEAR, false, direct),
-    ROW(REDUCE, LINEAR, false, direct_scatter_gather),
-    ROW(REDUCE, TREE, false, binomial),
-    ROW(ALL_REDUCE, LINEAR, false, exchange),
-    ROW(ALL_REDUCE, LINEAR, false, direct),
-    ROW(ALL_REDUCE, RING, false, ring),
-    ROW(ALL_REDUCE, TREE, false, doubling),
-    ROW(GATHER, NONE, false, direct),
-    ROW(GATHER, NONE, true, binomial),
-    ROW(SCATTER, NONE, false, direct),
-    ROW(SCATTER, NONE, true, binomial),
-    ROW(ALL_GATHER, NONE, false, direct),
-    ROW(ALL_GATHER, NONE, false, ring),
-    ROW(ALL_GATHER, NONE, true, bruck),
-    ROW(REDUCE_SCATTER, LINEAR, false, direct),
-    ROW(REDUCE_SCATTER, RING, false, ring),
-    ROW(ALL_TO_ALL, NONE, false, pairwise),
-    ROW(ALL_TO_ALL, NONE, true, bruck),
+    {"dissemination", DD_COLL_BARRIER, DD_ORDER_NONE, false, dd_build_barrier},
+    {"binomial", DD_COLL_BROADCAST, DD_ORDER_NONE, false, dd_build_broadcast_binomial},
+    {"chain", DD_COLL_BROADCAST, DD_ORDER_NONE, false, dd_build_broadcast_chain},
+    {"scatter_all_gather", DD_COLL_BROADCAST, DD_ORDER_NONE, false, dd_build_broadcast_shares},
+    {"direct", DD_COLL_REDUCE, DD_ORDER_LINEAR, false, dd_build_fold_whole},
+    {"direct_scatter_gather", DD_COLL_REDUCE, DD_ORDER_LINEAR, false, dd_build_fold_shares},
+    {"binomial", DD_COLL_REDUCE, DD_ORDER_TREE, false, dd_build_fold_tree},
+    {"exchange", DD_COLL_ALL_REDUCE, DD_ORDER_LINEAR, false, dd_build_fold_whole},
+    {"direct", DD_COLL_ALL_REDUCE, DD_ORDER_LINEAR, false, dd_build_fold_shares},
+    {"ring", DD_COLL_ALL_REDUCE, DD_ORDER_RING, false, dd_build_fold_ring},
+    {"doubling", DD_COLL_ALL_REDUCE, DD_ORDER_TREE, false, dd_build_fold_tree},
+    {"direct", DD_COLL_GATHER, DD_ORDER_NONE, false, dd_build_move_direct},
+    {"binomial", DD_COLL_GATHER, DD_ORDER_NONE, true, dd_build_move_binomial},
+    {"direct", DD_COLL_SCATTER, DD_ORDER_NONE, false, dd_build_move_direct},
+    {"binomial", DD_COLL_SCATTER, DD_ORDER_NONE, true, dd_build_move_binomial},
+    {"direct", DD_COLL_ALL_GATHER, DD_ORDER_NONE, false, dd_build_all_gather_direct},
+    {"ring", DD_COLL_ALL_GATHER, DD_ORDER_NONE, false, dd_build_all_gather_ring},
+    {"bruck", DD_COLL_ALL_GATHER, DD_ORDER_NONE, true, dd_build_all_gather_bruck},
+    {"direct", DD_COLL_REDUCE_SCATTER, DD_ORDER_LINEAR, false, dd_build_fold_shares},
+    {"ring", DD_COLL_REDUCE_SCATTER, DD_ORDER_RING, false, dd_build_fold_ring},
+    {"pairwise", DD_COLL_ALL_TO_ALL, DD_ORDER_NONE, false, dd_build_move_direct},
+    {"bruck", DD_COLL_ALL_TO_ALL, DD_ORDER_NONE, true, dd_build_all_to_all_bruck},
     {NULL, DD_COLL_BARRIER, DD_ORDER_NONE, false, NULL},
 };
 

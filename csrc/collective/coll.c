@@ -50,6 +50,12 @@ dd_coll_name(dd_coll coll)
     return is_coll(coll) ? rows[coll].name : "unknown";
 }
 
+bool
+dd_coll_is_folding(dd_coll coll)
+{
+    return coll == DD_COLL_REDUCE || coll == DD_COLL_ALL_REDUCE || coll == DD_COLL_REDUCE_SCATTER;
+}
+
 int
 dd_coll_ninputs(dd_coll coll, bool is_root, int nranks)
 {

@@ -32,6 +32,7 @@ typedef enum dd_coll {
 #define DD_COLL_COUNT ((int)DD_COLL_ALL_TO_ALL + 1)
 
 const char *dd_coll_name(dd_coll coll); /* never NULL */
+bool dd_coll_is_folding(dd_coll coll);  /* reduce, all_reduce, reduce_scatter */
 
 /* Contiguous memory; data may be NULL when nbytes is 0. */
 typedef struct dd_block {

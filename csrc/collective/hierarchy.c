@@ -150,13 +150,9 @@ dd_hierarchy_share(const dd_hierarchy *hierarchy, uint64_t piece, int share)
     if (share == DD_NO_SHARE) {
         return (dd_span){.first = span.first, .count = 0};
     }
-    size_t line = hierarchy->limits.line_nbytes;
-    dd_span lines = dd_share((span.count + line - 1) / line, hierarchy->ncarriers, share);
-    size_t first = lines.first * line;
-    size_t end = first + lines.count * line;
-    first = first < span.count ? first : span.count;
-    end = end < span.count ? end : span.count;
-    return (dd_span){.first = span.first + first, .count = end - first};
+    dd_span part = dd_share_lines(span.count, hierarchy->limits.line_nbytes, hierarchy->ncarriers, share);
+    part.first += span.first;
+    return part;
 }
 
 bool
@@ -172,12 +168,6 @@ dd_hierarchy_widen(const dd_hierarchy *hierarchy, size_t nbytes)
 }
 
 /* ---- taking up a collective */
-
-static bool
-is_reducing(dd_coll coll)
-{
-    return coll == DD_COLL_REDUCE || coll == DD_COLL_ALL_REDUCE || coll == DD_COLL_REDUCE_SCATTER;
-}
 
 static uint64_t
 count_pieces(size_t nbytes, size_t piece_nbytes)
@@ -262,7 +252,7 @@ begin_reduce(dd_hierarchy *hierarchy)
 void
 dd_hierarchy_begin(dd_hierarchy *hierarchy, const dd_coll_args *args)
 {
-    bool is_fold = is_reducing(args->coll);
+    bool is_fold = dd_coll_is_folding(args->coll);
     hierarchy->args = args;
     hierarchy->half_nbytes = 0;
     hierarchy->element_nbytes = is_fold ? dd_dtype_size(args->reduction.dtype) : 1;

@@ -286,8 +286,7 @@ start_copying(dd_run *run, const dd_run_copying *wanted, dd_lane lane)
 bool
 dd_run_start_copy(dd_run *run, const dd_coll_args *args, bool is_partial, dd_lane lane)
 {
-    bool is_fold = args->coll == DD_COLL_REDUCE || args->coll == DD_COLL_ALL_REDUCE ||
-                   args->coll == DD_COLL_REDUCE_SCATTER;
+    bool is_fold = dd_coll_is_folding(args->coll);
     if (args->coll == DD_COLL_BARRIER || args->outputs[0].nbytes == 0 ||
         (!is_fold && args->inputs[0].data == args->outputs[0].data)) {
         return true;

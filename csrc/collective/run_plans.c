@@ -174,7 +174,7 @@ build(const shape *wanted, dd_plan_run **made, dd_error *err)
                          .nranks = wanted->nranks,
                          .args = wanted->args,
                          .segment_nbytes = wanted->segment_nbytes};
-    dd_status status = wanted->algorithm->build(&task, &plan, err);
+    dd_status status = dd_plan_build(wanted->algorithm, &task, &plan, err);
     if (status == DD_OK) {
         status = dd_plan_run_create(&plan, made, err);
     }
