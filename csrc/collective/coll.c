@@ -69,6 +69,33 @@ dd_coll_noutputs(dd_coll coll, bool is_root, int nranks)
 }
 
 size_t
+dd_coll_known_nbytes(const dd_coll_args *args, int nranks, bool has_equal_blocks, bool *is_even)
+{
+    *is_even = true;
+    bool has_each = rows[args->coll].ninputs == EACH || rows[args->coll].noutputs == EACH;
+    bool has_one = rows[args->coll].ninputs == ONE || rows[args->coll].noutputs == ONE;
+    if (args->coll == DD_COLL_BARRIER) {
+        return 0;
+    }
+    const dd_block *blocks = rows[args->coll].ninputs == ONE ? args->inputs : args->outputs;
+    if (has_each && has_one) {
+        /* all_gather, reduce_scatter: every rank has all of them */
+        blocks = rows[args->coll].ninputs == EACH ? args->inputs : args->outputs;
+        size_t largest = 0;
+        for (int i = 0; i < nranks; i++) {
+            largest = blocks[i].nbytes > largest ? blocks[i].nbytes : largest;
+            *is_even = *is_even && blocks[i].nbytes == blocks[0].nbytes;
+        }
+        return largest;
+    }
+    /* broadcast, reduce, all_reduce: an array; gather, scatter, all_to_all: blocks that one rank has for another */
+    bool is_array =
+        has_one && rows[args->coll].ninputs != ROOT_EACH && rows[args->coll].noutputs != ROOT_EACH;
+    *is_even = is_array || has_equal_blocks;
+    return *is_even ? blocks[0].nbytes : 0;
+}
+
+size_t
 dd_coll_nbytes(const dd_coll_args *args, int rank, int nranks)
 {
     bool is_root = args->root == rank;

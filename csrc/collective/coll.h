@@ -55,6 +55,9 @@ typedef struct dd_coll_args {
 /* How many blocks this rank has to give. */
 int dd_coll_ninputs(dd_coll coll, bool is_root, int nranks);
 int dd_coll_noutputs(dd_coll coll, bool is_root, int nranks);
+/* By what all ranks know: the bytes of the array, or of the largest block, and whether blocks are all of a size. Where a rank
+ * knows its own blocks only, has_equal_blocks, which comes with the call, says so; if not, 0 bytes. */
+size_t dd_coll_known_nbytes(const dd_coll_args *args, int nranks, bool has_equal_blocks, bool *is_even);
 /* The bytes of all of a rank's blocks. */
 size_t dd_coll_nbytes(const dd_coll_args *args, int rank, int nranks);
 

@@ -15,18 +15,21 @@ typedef struct step_queue {
     uint32_t tail;
 } step_queue;
 
+typedef struct plan_message {
+    dd_message message; /* is_posted: it is with the transport */
+    uint32_t step;      /* const */
+} plan_message;
+
 /* Everything belongs to the holder of the engine's lock; what is const is so after create. */
 struct dd_plan_run {
     dd_plan plan;              /* const */
     uint32_t *first_successor; /* const: [nsteps + 1], into successors */
     uint32_t *successors;      /* const: steps that wait for a step */
     uint32_t *message_of;      /* const: of a send or receive, into messages */
-    uint32_t *step_of;         /* const: of a message */
     const void **sources;      /* of the fold being made with the lock */
     const void **step_sources; /* ... and without it */
     uint32_t *nwaiting;        /* dependencies of a step that have not ended */
-    dd_message *messages;
-    bool *is_posted; /* of a message: with the transport */
+    plan_message *messages;
     uint32_t nmessages;
     step_queue ready;
     step_queue local;
@@ -87,7 +90,7 @@ number_messages(dd_plan_run *run)
     for (uint32_t i = 0; i < run->plan.nsteps; i++) {
         run->message_of[i] = run->nmessages;
         if (is_message(&run->plan.steps[i])) {
-            run->step_of[run->nmessages++] = i;
+            run->messages[run->nmessages++].step = i;
         }
     }
 }
@@ -101,9 +104,9 @@ allocate(dd_plan_run *run, dd_error *err)
     uint32_t max_nsources = 0;
     count_parts(plan, &nmessages, &max_nsources);
     size_t nsteps = plan->nsteps;
-    size_t nwords = 5 * nsteps + 1 + plan->ndeps + nmessages;
-    size_t nbytes = nmessages * (sizeof(dd_message) + sizeof(bool)) + 2 * max_nsources * sizeof(void *) +
-                    nwords * sizeof(uint32_t);
+    size_t nwords = 5 * nsteps + 1 + plan->ndeps;
+    size_t nbytes =
+        nmessages * sizeof(plan_message) + 2 * max_nsources * sizeof(void *) + nwords * sizeof(uint32_t);
     run->messages = dd_mem_zalloc(nbytes);
     if (run->messages == NULL) {
         return dd_error_no_memory(err, nbytes);
@@ -115,11 +118,9 @@ allocate(dd_plan_run *run, dd_error *err)
     run->first_successor = (uint32_t *)(void *)(run->step_sources + max_nsources);
     run->successors = run->first_successor + nsteps + 1;
     run->message_of = run->successors + plan->ndeps;
-    run->step_of = run->message_of + nsteps;
-    run->nwaiting = run->step_of + nmessages;
+    run->nwaiting = run->message_of + nsteps;
     run->ready.steps = run->nwaiting + nsteps;
     run->local.steps = run->ready.steps + nsteps;
-    run->is_posted = (bool *)(run->local.steps + nsteps);
     return DD_OK;
 }
 
@@ -238,8 +239,7 @@ post_message(dd_plan_run *run, uint32_t index)
 {
     const dd_plan_step *step = &run->plan.steps[index];
     const dd_plan_range *range = step->kind == DD_PLAN_SEND ? &step->src : &step->dst;
-    uint32_t number = run->message_of[index];
-    dd_message *message = &run->messages[number];
+    dd_message *message = &run->messages[run->message_of[index]].message;
     message->kind = DD_MESSAGE_COLL;
     message->rank = run->options.ranks != NULL ? run->options.ranks[step->peer] : step->peer;
     message->tag = run->options.sequence;
@@ -249,7 +249,6 @@ post_message(dd_plan_run *run, uint32_t index)
     message->signature = &run->options.signature;
     message->on_done = on_message_done;
     message->owner = run;
-    run->is_posted[number] = true;
     if (step->kind == DD_PLAN_SEND) {
         dd_context_post_send_locked(run->options.context, message);
     } else {
@@ -286,8 +285,8 @@ static void
 end_failed(dd_plan_run *run)
 {
     for (uint32_t i = 0; i < run->nmessages; i++) {
-        if (run->is_posted[i]) {
-            dd_context_cancel_locked(run->options.context, &run->messages[i], &run->error);
+        if (run->messages[i].message.is_posted) {
+            dd_context_cancel_locked(run->options.context, &run->messages[i].message, &run->error);
         }
     }
     end(run, &run->error);
@@ -336,12 +335,10 @@ static void
 on_message_done(dd_message *message, const dd_error *error)
 {
     dd_plan_run *run = message->owner;
-    uint32_t number = (uint32_t)(message - run->messages);
-    run->is_posted[number] = false;
     if (error != NULL) {
         note_message_failed(run, error);
     } else {
-        note_ended(run, run->step_of[number]);
+        note_ended(run, DD_CONTAINER_OF(message, plan_message, message)->step);
     }
     if (!run->is_advancing) {
         advance(run);
@@ -426,10 +423,10 @@ dd_plan_run_missing_locked(const dd_plan_run *run, int *ranks, int max)
 {
     int nfound = 0;
     for (uint32_t i = 0; i < run->nmessages && run->is_under_way && nfound < max; i++) {
-        int rank = run->messages[i].rank;
-        bool is_receive = run->plan.steps[run->step_of[i]].kind == DD_PLAN_RECV;
-        if (run->is_posted[i] && is_receive && !is_among(ranks, nfound, rank)) {
-            ranks[nfound++] = rank;
+        const dd_message *message = &run->messages[i].message;
+        bool is_receive = run->plan.steps[run->messages[i].step].kind == DD_PLAN_RECV;
+        if (message->is_posted && is_receive && !is_among(ranks, nfound, message->rank)) {
+            ranks[nfound++] = message->rank;
         }
     }
     return nfound;
