@@ -75,29 +75,29 @@ static const select_rule rules[] = {
     {DD_COLL_ALL_TO_ALL, ANY_NRANKS, ANY_NBYTES, "pairwise"},
 };
 
-/* One "name=value" or word of an override. */
+/* A word of an override. */
 typedef struct word {
     const char *text;
-    size_t len;
+    int len;
 } word;
 
 static word
-trim(word text)
+trim(const char *text, size_t len)
 {
-    while (text.len > 0 && text.text[0] == ' ') {
-        text.text++;
-        text.len--;
+    while (len > 0 && text[0] == ' ') {
+        text++;
+        len--;
     }
-    while (text.len > 0 && text.text[text.len - 1] == ' ') {
-        text.len--;
+    while (len > 0 && text[len - 1] == ' ') {
+        len--;
     }
-    return text;
+    return (word){.text = text, .len = (int)len};
 }
 
 static bool
 is_word(word text, const char *name)
 {
-    return strlen(name) == text.len && memcmp(text.text, name, text.len) == 0;
+    return strlen(name) == (size_t)text.len && memcmp(text.text, name, (size_t)text.len) == 0;
 }
 
 /* Adds to a list that is cut when it does not fit. */
@@ -109,84 +109,60 @@ append_name(char *list, size_t size, const char *name)
 }
 
 static dd_status
-unknown_collective(word name, dd_error *err)
-{
-    char known[256] = "";
-    for (int coll = 0; coll < DD_COLL_COUNT; coll++) {
-        append_name(known, sizeof known, dd_coll_name((dd_coll)coll));
-    }
-    return dd_error_set(err, DD_INVALID_ARGUMENT,
-                        "selecting algorithms: no collective \"%.*s\"; there are %s, and the word flat",
-                        (int)(name.len < 64 ? name.len : 64), name.text, known);
-}
-
-static dd_status
-unknown_algorithm(dd_coll coll, word name, dd_error *err)
+parse_value(dd_coll coll, word value, dd_selection *selection, dd_error *err)
 {
     char known[256] = "";
     for (const dd_algorithm *row = dd_algorithms; row->name != NULL; row++) {
+        if (row->coll == coll && is_word(value, row->name)) {
+            selection->forced[coll] = row;
+            return DD_OK;
+        }
         if (row->coll == coll) {
             append_name(known, sizeof known, row->name);
         }
     }
     return dd_error_set(err, DD_INVALID_ARGUMENT,
                         "selecting algorithms: no algorithm \"%.*s\" for %s; there are %s",
-                        (int)(name.len < 64 ? name.len : 64), name.text, dd_coll_name(coll), known);
+                        value.len < 64 ? value.len : 64, value.text, dd_coll_name(coll), known);
 }
 
+/* "name=value", or the word "flat", or nothing. */
 static dd_status
-parse_pair(word name, word value, dd_selection *selection, dd_error *err)
+parse_part(const char *text, size_t len, dd_selection *selection, dd_error *err)
 {
+    const char *equals = memchr(text, '=', len);
+    size_t name_len = equals != NULL ? (size_t)(equals - text) : len;
+    word name = trim(text, name_len);
+    if (equals == NULL && (name.len == 0 || is_word(name, "flat"))) {
+        selection->is_flat = selection->is_flat || name.len > 0;
+        return DD_OK;
+    }
+    char known[256] = "";
     for (int coll = 0; coll < DD_COLL_COUNT; coll++) {
-        if (!is_word(name, dd_coll_name((dd_coll)coll))) {
-            continue;
+        if (equals != NULL && is_word(name, dd_coll_name((dd_coll)coll))) {
+            return parse_value((dd_coll)coll, trim(equals + 1, len - name_len - 1), selection, err);
         }
-        for (const dd_algorithm *row = dd_algorithms; row->name != NULL; row++) {
-            if (row->coll == (dd_coll)coll && is_word(value, row->name)) {
-                selection->forced[coll] = row;
-                return DD_OK;
-            }
-        }
-        return unknown_algorithm((dd_coll)coll, value, err);
+        append_name(known, sizeof known, dd_coll_name((dd_coll)coll));
     }
-    return unknown_collective(name, err);
-}
-
-static dd_status
-parse_part(word part, dd_selection *selection, dd_error *err)
-{
-    if (part.len == 0) {
-        return DD_OK;
-    }
-    if (is_word(part, "flat")) {
-        selection->is_flat = true;
-        return DD_OK;
-    }
-    const char *equals = memchr(part.text, '=', part.len);
-    if (equals == NULL) {
-        return unknown_collective(part, err);
-    }
-    size_t len = (size_t)(equals - part.text);
-    word name = {.text = part.text, .len = len};
-    word value = {.text = equals + 1, .len = part.len - len - 1};
-    return parse_pair(trim(name), trim(value), selection, err);
+    return dd_error_set(err, DD_INVALID_ARGUMENT,
+                        "selecting algorithms: no collective \"%.*s\"; there are %s, and the word flat",
+                        name.len < 64 ? name.len : 64, name.text, known);
 }
 
 dd_status
 dd_selection_parse(const char *text, dd_selection *selection, dd_error *err)
 {
     dd_selection parsed = {0};
-    const char *rest = text;
-    while (*rest != '\0') {
-        size_t len = strcspn(rest, ",");
-        dd_status status = parse_part(trim((word){.text = rest, .len = len}), &parsed, err);
-        if (status != DD_OK) {
-            return status;
-        }
-        rest += len + (rest[len] == ',' ? 1 : 0);
+    dd_status status = DD_OK;
+    while (*text != '\0' && status == DD_OK) {
+        size_t len = strcspn(text, ",");
+        status = parse_part(text, len, &parsed, err);
+        text += len + (text[len] == ',' ? 1 : 0);
     }
-    *selection = parsed;
-    return DD_OK;
+    if (status == DD_OK) {
+        *selection = parsed;
+    }
+    return status;
 }
 
 static bool
