@@ -3,8 +3,6 @@
 #include "collective/plan_internal.h"
 #include "core/mem.h"
 
-#define ALIGNMENT ((size_t)64)
-
 /* Long enough that the turn-around between two pieces on a fast network costs a few per cent. */
 #define USUAL_PIECE_NBYTES ((size_t)4 << 20)
 /* Least piece of a block where a rank has many of them in scratch. */
@@ -37,12 +35,6 @@ static const parts parts_of[DD_COLL_COUNT] = {
     [DD_COLL_ALL_GATHER] = {BLOCKS, DD_COLL_ALL_GATHER, DD_COLL_ALL_GATHER},
     [DD_COLL_REDUCE_SCATTER] = {.kind = BLOCKS, .before = DD_COLL_REDUCE_SCATTER}, /* nothing after it */
 };
-
-static size_t
-round_up(size_t nbytes)
-{
-    return (nbytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-}
 
 /* Of the inputs, or outputs, of a leg. */
 static size_t
@@ -358,7 +350,7 @@ begin_array(dd_hierarchy *h, size_t nbytes)
     share_nbytes = share_nbytes < line ? line : share_nbytes / line * line;
     h->piece_nbytes = share_nbytes * (size_t)h->ncarriers;
     if (h->args->coll == DD_COLL_REDUCE || is_wide(h)) {
-        h->half_nbytes = round_up(widen(h, cut_share(h, nbytes, 0, 0).count));
+        h->half_nbytes = dd_round_up(widen(h, cut_share(h, nbytes, 0, 0).count));
     }
 }
 
@@ -374,9 +366,9 @@ begin_blocks(dd_hierarchy *h, size_t largest)
         piece = piece / nhosts < least ? least : piece / nhosts;
     }
     h->ncarriers = h->topology->max_nlocal;
-    h->piece_nbytes = round_up(piece / h->partial_nbytes * h->element_nbytes);
+    h->piece_nbytes = dd_round_up(piece / h->partial_nbytes * h->element_nbytes);
     size_t most = largest < h->piece_nbytes ? largest : h->piece_nbytes;
-    h->half_nbytes = is_fold ? nhosts * round_up(widen(h, most)) : 0;
+    h->half_nbytes = is_fold ? nhosts * dd_round_up(widen(h, most)) : 0;
     h->nbefore = is_fold ? nhosts : 1;
     h->nafter = is_fold ? 0 : nhosts - 1;
 }

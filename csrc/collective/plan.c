@@ -44,15 +44,6 @@ dd_builder_start(const dd_plan_task *task, dd_plan *plan, dd_error *err)
     };
 }
 
-dd_status
-dd_builder_finish(dd_builder *builder)
-{
-    if (builder->status == DD_OK) {
-        dd_builder_order(builder);
-    }
-    return builder->status;
-}
-
 /* Doubles, so that adding stays cheap. */
 bool
 dd_builder_grow(dd_builder *builder, void **items, uint32_t *capacity, uint32_t used, size_t size)
@@ -175,20 +166,64 @@ dd_builder_keep(uint32_t *step, uint32_t latest)
 
 /* ---- memory */
 
-dd_sets
-dd_builder_add_sets(dd_builder *builder, size_t depth, size_t nbytes, size_t nsegments)
+size_t
+dd_round_up(size_t nbytes)
 {
-    dd_sets sets = {.first = builder->plan->scratch_nbytes,
-                    .stride = (nbytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT,
-                    .depth = depth};
-    builder->plan->scratch_nbytes += sets.stride * (nsegments < depth ? nsegments : depth);
-    return sets;
+    return (nbytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-size_t
-dd_sets_at(const dd_sets *sets, size_t s)
+void
+dd_builder_begin_segment(dd_builder *builder, size_t s, size_t depth)
 {
-    return sets->first + s % sets->depth * sets->stride;
+    builder->set = (int)(s % depth);
+    builder->set_used = 0;
+}
+
+dd_plan_range
+dd_builder_add_scratch(dd_builder *builder, size_t nbytes)
+{
+    size_t offset = builder->set_used;
+    builder->set_used += dd_round_up(nbytes);
+    if (builder->set_used > builder->set_nbytes) {
+        builder->set_nbytes = builder->set_used;
+    }
+    builder->nsets = builder->set >= builder->nsets ? builder->set + 1 : builder->nsets;
+    return (dd_plan_range){
+        .buffer = DD_PLAN_SCRATCH, .block = builder->set, .offset = offset, .nbytes = nbytes};
+}
+
+static void
+place_range(const dd_builder *builder, dd_plan_range *range)
+{
+    if (range->buffer == DD_PLAN_SCRATCH) {
+        range->offset += (size_t)range->block * builder->set_nbytes;
+        range->block = 0;
+    }
+}
+
+/* Sets lie one after the other. */
+static void
+place_scratch(dd_builder *builder)
+{
+    dd_plan *plan = builder->plan;
+    plan->scratch_nbytes = (size_t)builder->nsets * builder->set_nbytes;
+    for (uint32_t i = 0; i < plan->nsteps; i++) {
+        place_range(builder, &plan->steps[i].src);
+        place_range(builder, &plan->steps[i].dst);
+    }
+    for (uint32_t i = 0; i < plan->nsources; i++) {
+        place_range(builder, &plan->sources[i]);
+    }
+}
+
+dd_status
+dd_builder_finish(dd_builder *builder)
+{
+    if (builder->status == DD_OK) {
+        place_scratch(builder);
+        dd_builder_order(builder);
+    }
+    return builder->status;
 }
 
 dd_plan_range
@@ -201,12 +236,6 @@ dd_plan_range
 dd_range_output(int block, size_t offset, size_t nbytes)
 {
     return (dd_plan_range){.buffer = DD_PLAN_OUTPUT, .block = block, .offset = offset, .nbytes = nbytes};
-}
-
-dd_plan_range
-dd_range_scratch(size_t offset, size_t nbytes)
-{
-    return (dd_plan_range){.buffer = DD_PLAN_SCRATCH, .offset = offset, .nbytes = nbytes};
 }
 
 dd_plan_range

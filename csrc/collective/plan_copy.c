@@ -8,7 +8,7 @@ dd_build_barrier(dd_builder *b)
     uint32_t received[32];
     size_t round = 0;
     for (long distance = 1; distance < b->nranks; distance *= 2, round++) {
-        dd_plan_range nothing = dd_range_scratch(0, 0);
+        dd_plan_range nothing = {.buffer = DD_PLAN_SCRATCH};
         uint32_t send = dd_builder_send(b, dd_builder_at(b, b->rank, (int)distance), round, nothing);
         for (size_t i = 0; i < round; i++) {
             dd_builder_after(b, send, received[i]);
@@ -256,11 +256,11 @@ cut(const dd_builder *b, size_t nbytes)
     return (pieces){.nbytes = nbytes, .each = each, .count = dd_nsegments(nbytes, each)};
 }
 
-/* The k-th and the blocks after it, where blocks lie side by side in scratch, with a piece of each. */
+/* The k-th and the blocks after it, where pieces of blocks lie side by side. */
 static dd_plan_range
-blocks_at(size_t set, dd_span bytes, long k, long count)
+blocks_at(dd_plan_range all, dd_span bytes, long k, long count)
 {
-    return dd_range_scratch(set + (size_t)k * bytes.count, (size_t)count * bytes.count);
+    return dd_range_part(all, (dd_span){(size_t)k * bytes.count, (size_t)count * bytes.count});
 }
 
 /* A binomial tree: place p speaks for p up to p + its lowest bit, and the child at a distance for as many as
@@ -270,15 +270,15 @@ typedef struct tree_piece {
     int nspoken; /* places that this one speaks for, itself included */
     int parent;  /* rank */
     size_t s;
-    size_t set;    /* where the blocks lie in scratch */
-    dd_span bytes; /* of each block */
+    dd_plan_range all; /* the blocks of those, side by side */
+    dd_span bytes;     /* of each block */
 } tree_piece;
 
 static dd_plan_range
 child_blocks(const tree_piece *piece, long distance)
 {
     long rest = piece->nspoken - distance;
-    return blocks_at(piece->set, piece->bytes, distance, distance < rest ? distance : rest);
+    return blocks_at(piece->all, piece->bytes, distance, distance < rest ? distance : rest);
 }
 
 /* Up the tree: whoever has children collects their blocks behind its own, and the root hands them out to its outputs. */
@@ -292,14 +292,14 @@ gather_piece(dd_builder *b, const tree_piece *piece)
     }
     if (piece->place != 0) {
         if (piece->nspoken > 1) {
-            dd_builder_copy(b, own, blocks_at(piece->set, bytes, 0, 1));
-            own = blocks_at(piece->set, bytes, 0, piece->nspoken);
+            dd_builder_copy(b, own, blocks_at(piece->all, bytes, 0, 1));
+            own = piece->all;
         }
         dd_builder_send(b, piece->parent, piece->s, own);
         return;
     }
     for (int place = 1; place < b->nranks; place++) {
-        dd_builder_copy(b, blocks_at(piece->set, bytes, place, 1),
+        dd_builder_copy(b, blocks_at(piece->all, bytes, place, 1),
                         dd_range_output(rank_at(b, place), bytes.first, bytes.count));
     }
     dd_builder_copy(b, own, dd_range_output(b->rank, bytes.first, bytes.count));
@@ -311,18 +311,18 @@ scatter_piece(dd_builder *b, const tree_piece *piece)
 {
     dd_span bytes = piece->bytes;
     dd_plan_range result = dd_range_output(0, bytes.first, bytes.count);
-    dd_plan_range own = blocks_at(piece->set, bytes, 0, 1);
+    dd_plan_range own = blocks_at(piece->all, bytes, 0, 1);
     if (piece->place == 0) {
         for (int place = 1; place < b->nranks; place++) {
             dd_builder_copy(b, dd_range_input(rank_at(b, place), bytes.first, bytes.count),
-                            blocks_at(piece->set, bytes, place, 1));
+                            blocks_at(piece->all, bytes, place, 1));
         }
         own = dd_range_input(b->rank, bytes.first, bytes.count);
     } else if (piece->nspoken == 1) {
         dd_builder_recv(b, piece->parent, piece->s, result);
         return;
     } else {
-        dd_builder_recv(b, piece->parent, piece->s, blocks_at(piece->set, bytes, 0, piece->nspoken));
+        dd_builder_recv(b, piece->parent, piece->s, piece->all);
     }
     long distance = 1;
     while (2 * distance < piece->nspoken) {
@@ -343,12 +343,12 @@ dd_build_move_binomial(dd_builder *b)
     tree_piece piece = {.place = place,
                         .nspoken = count_spoken_for(b, place),
                         .parent = rank_at(b, place - (place & -place))};
-    size_t nbytes = piece.nspoken > 1 ? (size_t)piece.nspoken * all.each : 0;
-    dd_sets sets = dd_builder_add_sets(b, DD_PLAN_DEPTH, nbytes, all.count);
     for (size_t s = 0; s < all.count && b->status == DD_OK; s++) {
+        dd_builder_begin_segment(b, s, DD_PLAN_DEPTH);
         piece.s = s;
-        piece.set = dd_sets_at(&sets, s);
         piece.bytes = dd_segment(all.nbytes, all.each, s);
+        piece.all =
+            dd_builder_add_scratch(b, piece.nspoken > 1 ? (size_t)piece.nspoken * piece.bytes.count : 0);
         (is_gather ? gather_piece : scatter_piece)(b, &piece);
     }
 }
@@ -359,11 +359,11 @@ void
 dd_build_all_gather_bruck(dd_builder *b)
 {
     pieces all = cut(b, b->args->outputs[b->rank].nbytes);
-    dd_sets sets = dd_builder_add_sets(b, DD_PLAN_DEPTH, (size_t)b->nranks * all.each, all.count);
     for (size_t s = 0; s < all.count && b->status == DD_OK; s++) {
         dd_span bytes = dd_segment(all.nbytes, all.each, s);
         dd_plan_range own = dd_range_input(0, bytes.first, bytes.count);
-        size_t set = dd_sets_at(&sets, s);
+        dd_builder_begin_segment(b, s, DD_PLAN_DEPTH);
+        dd_plan_range set = dd_builder_add_scratch(b, (size_t)b->nranks * bytes.count);
         dd_builder_copy(b, own, blocks_at(set, bytes, 0, 1));
         for (int have = 1, count = 1; have < b->nranks; have += count) {
             count = have < b->nranks - have ? have : b->nranks - have;
@@ -380,12 +380,10 @@ dd_build_all_gather_bruck(dd_builder *b)
 }
 
 /* Place i of a rank holds the block that still has i to go, in steps of powers of two: those of i's bits. In round k all
- * places with bit k go 2^k further, packed into one message. For each round scratch has an area for what it sends, and one
- * for what comes. */
+ * places with bit k go 2^k further, packed into one message. */
 typedef struct bruck {
-    size_t set;
-    size_t area;
-    dd_span bytes; /* of a block */
+    dd_span bytes;          /* of a block */
+    dd_plan_range came[32]; /* by round: the message that has come */
 } bruck;
 
 /* The block of a place before the round with that distance: where the last round that moved it has left it. */
@@ -396,51 +394,49 @@ held_at(const dd_builder *b, const bruck *state, int place, long distance)
     if (moved == 0) {
         return dd_range_input(dd_builder_at(b, b->rank, place), state->bytes.first, state->bytes.count);
     }
-    size_t round = 0;
+    int round = 0;
     while (moved >> (round + 1) != 0) {
         round++;
     }
     /* Of the places below this one, so many have that bit. */
     long nbefore = ((long)place >> (round + 1) << round) + (place & ((1L << round) - 1));
-    return blocks_at(state->set + (2 * round + 1) * state->area, state->bytes, nbefore, 1);
+    return blocks_at(state->came[round], state->bytes, nbefore, 1);
 }
 
 static void
-bruck_round(dd_builder *b, const bruck *state, size_t s, size_t round)
+bruck_round(dd_builder *b, bruck *state, size_t s, int round)
 {
     long distance = 1L << round;
-    size_t area = state->set + 2 * round * state->area;
+    long half = b->nranks / (2 * distance) * distance;
+    long rest = b->nranks % (2 * distance) - distance;
+    size_t nbytes = (size_t)(half + (rest > 0 ? rest : 0)) * state->bytes.count;
+    dd_plan_range packed = dd_builder_add_scratch(b, nbytes);
+    state->came[round] = dd_builder_add_scratch(b, nbytes);
     long count = 0;
     for (int place = (int)distance; place < b->nranks; place++) {
         if ((place & distance) != 0) {
-            dd_builder_copy(b, held_at(b, state, place, distance), blocks_at(area, state->bytes, count, 1));
-            count++;
+            dd_builder_copy(b, held_at(b, state, place, distance),
+                            blocks_at(packed, state->bytes, count++, 1));
         }
     }
-    dd_builder_send(b, dd_builder_at(b, b->rank, (int)distance), s, blocks_at(area, state->bytes, 0, count));
-    dd_builder_recv(b, dd_builder_at(b, b->rank, (int)-distance), s,
-                    blocks_at(area + state->area, state->bytes, 0, count));
+    dd_builder_send(b, dd_builder_at(b, b->rank, (int)distance), s, packed);
+    dd_builder_recv(b, dd_builder_at(b, b->rank, (int)-distance), s, state->came[round]);
 }
 
 void
 dd_build_all_to_all_bruck(dd_builder *b)
 {
     pieces all = cut(b, b->args->outputs[b->rank].nbytes);
-    size_t nrounds = 0;
-    while (1L << nrounds < b->nranks) {
-        nrounds++;
-    }
-    bruck state = {.area = ((size_t)b->nranks / 2 * all.each + LINE - 1) / LINE * LINE};
-    dd_sets sets = dd_builder_add_sets(b, DD_PLAN_DEPTH, 2 * nrounds * state.area, all.count);
     for (size_t s = 0; s < all.count && b->status == DD_OK; s++) {
-        state.set = dd_sets_at(&sets, s);
-        state.bytes = dd_segment(all.nbytes, all.each, s);
-        for (size_t round = 0; round < nrounds; round++) {
+        bruck state = {.bytes = dd_segment(all.nbytes, all.each, s)};
+        dd_builder_begin_segment(b, s, DD_PLAN_DEPTH);
+        int round = 0;
+        for (; 1L << round < b->nranks; round++) {
             bruck_round(b, &state, s, round);
         }
         for (int place = 0; place < b->nranks; place++) {
             int block = dd_builder_at(b, b->rank, -place);
-            dd_builder_copy(b, held_at(b, &state, place, 1L << nrounds),
+            dd_builder_copy(b, held_at(b, &state, place, 1L << round),
                             dd_range_output(block, state.bytes.first, state.bytes.count));
         }
     }

@@ -22,6 +22,10 @@ struct dd_builder {
     size_t element_nbytes; /* 1 where nothing is folded */
     size_t partial_nbytes; /* of an element of a partial result */
     bool is_lifted;        /* a rank's input is no partial result until a stage FIRST has seen it */
+    int set;               /* of scratch, that the segment has; until the end, ranges have it for a block */
+    int nsets;             /* so far */
+    size_t set_nbytes;     /* of the largest */
+    size_t set_used;       /* of the present one */
     dd_plan *plan;
     dd_status status;
     dd_error *err;
@@ -33,7 +37,7 @@ typedef struct dd_span {
     size_t count;
 } dd_span;
 
-/* An empty plan is begun, and ended: ending works out the dependencies, and gives the first failure. */
+/* An empty plan is begun, and ended: ending works out where scratch lies, and the dependencies, and gives the first failure. */
 dd_builder dd_builder_start(const dd_plan_task *task, dd_plan *plan, dd_error *err);
 dd_status dd_builder_finish(dd_builder *builder) DD_MUST_CHECK;
 
@@ -59,20 +63,16 @@ bool dd_builder_grow(dd_builder *builder, void **items, uint32_t *capacity, uint
 /* Dependencies by memory, for all steps of the plan. */
 void dd_builder_order(dd_builder *builder);
 
-/* Scratch that segments use in turn: depth times nbytes, or less where there are fewer segments. */
-typedef struct dd_sets {
-    size_t first;
-    size_t stride; /* a multiple of 64 */
-    size_t depth;
-} dd_sets;
+size_t dd_round_up(size_t nbytes); /* to a multiple of 64 */
 
-dd_sets dd_builder_add_sets(dd_builder *builder, size_t depth, size_t nbytes, size_t nsegments);
-/* The offset of what segment s has. */
-size_t dd_sets_at(const dd_sets *sets, size_t s);
+/* Segment s begins. Segments have sets of scratch in turn, `depth` of them; what a builder adds to its set from here on is
+ * its own until a later segment has the set, and begins at a multiple of 64. */
+void dd_builder_begin_segment(dd_builder *builder, size_t s, size_t depth);
+dd_plan_range dd_builder_add_scratch(dd_builder *builder, size_t nbytes);
 
 dd_plan_range dd_range_input(int block, size_t offset, size_t nbytes);
 dd_plan_range dd_range_output(int block, size_t offset, size_t nbytes);
-dd_plan_range dd_range_scratch(size_t offset, size_t nbytes);
+/* That part of a range. */
 dd_plan_range dd_range_part(dd_plan_range range, dd_span bytes);
 
 /* Rank plus distance, which is at least -nranks and at most nranks, around the ring. */

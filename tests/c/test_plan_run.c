@@ -45,8 +45,7 @@ build_doubling(dd_plan *plan, size_t nbytes, dd_error *err)
     dd_builder builder = start_plan(&args, 0, plan, err);
     dd_plan_range in = range(DD_PLAN_INPUT, 0, nbytes);
     dd_plan_range out = range(DD_PLAN_OUTPUT, 0, nbytes);
-    dd_sets sets = dd_builder_add_sets(&builder, 1, nbytes, 1);
-    dd_plan_range aside = range(DD_PLAN_SCRATCH, dd_sets_at(&sets, 0), nbytes);
+    dd_plan_range aside = dd_builder_add_scratch(&builder, nbytes);
     dd_builder_copy(&builder, in, aside);
     dd_builder_fold(&builder, DD_STAGE_MIDDLE, out);
     dd_builder_add_source(&builder, aside);
