@@ -81,23 +81,16 @@ dd_hierarchy_fits(const dd_topology *topology, dd_coll coll)
 
 /* ---- who carries what */
 
-/* broadcast and reduce */
-static bool
-has_root(const dd_hierarchy *h)
-{
-    return h->args->coll == DD_COLL_BROADCAST || h->args->coll == DD_COLL_REDUCE;
-}
-
 static bool
 is_on_root_host(const dd_hierarchy *h, int host)
 {
-    return has_root(h) && host == h->topology->host_of[h->args->root];
+    return dd_coll_has_root(h->args->coll) && host == h->topology->host_of[h->args->root];
 }
 
 static bool
 is_root(const dd_hierarchy *h)
 {
-    return has_root(h) && h->topology->rank == h->args->root;
+    return dd_coll_has_root(h->args->coll) && h->topology->rank == h->args->root;
 }
 
 /* Where on a host the carrier of a share sits. */
@@ -318,7 +311,7 @@ leg_between(const dd_hierarchy *h, uint64_t piece)
     if (is_fold) {
         leg.args.reduction = reduction_between(h);
     }
-    leg.args.root = has_root(h) ? h->topology->host_of[h->args->root] : 0;
+    leg.args.root = dd_coll_has_root(h->args->coll) ? h->topology->host_of[h->args->root] : 0;
     leg.kind = nbytes > 0 || coll == DD_COLL_BARRIER ? DD_LEG_PLAN : DD_LEG_NOTHING;
     return leg;
 }
@@ -345,7 +338,8 @@ static void
 begin_array(dd_hierarchy *h, size_t nbytes)
 {
     size_t line = h->limits.line_nbytes;
-    h->ncarriers = has_root(h) && nbytes <= h->limits.small_nbytes ? 1 : h->topology->min_nlocal;
+    h->ncarriers =
+        dd_coll_has_root(h->args->coll) && nbytes <= h->limits.small_nbytes ? 1 : h->topology->min_nlocal;
     size_t share_nbytes = h->limits.piece_nbytes / h->partial_nbytes * h->element_nbytes;
     share_nbytes = share_nbytes < line ? line : share_nbytes / line * line;
     h->piece_nbytes = share_nbytes * (size_t)h->ncarriers;

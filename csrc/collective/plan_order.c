@@ -179,8 +179,8 @@ dd_builder_order(dd_builder *builder)
     dd_coll coll = builder->args->coll;
     size_t nsteps = plan->nsteps;
     order o = {.builder = builder,
-               .own_input = dd_coll_ninputs(coll, true, 2) == 2 ? builder->rank : 0,
-               .own_output = dd_coll_noutputs(coll, true, 2) == 2 ? builder->rank : 0,
+               .own_input = dd_coll_own_input(coll, builder->rank),
+               .own_output = dd_coll_own_output(coll, builder->rank),
                .cells = dd_mem_alloc_array(2 * nsteps + 1, sizeof(cell)),
                .waiter = dd_mem_alloc_array(nsteps + 1, sizeof(uint32_t))};
     uint32_t *asked = plan->deps;

@@ -7,14 +7,6 @@
 /* Local steps up to this size are done at once, whoever has the lock; larger ones wait for their turn. */
 #define SMALL_NBYTES ((size_t)64 << 10)
 
-/* Steps that may start, or local steps whose turn it is, in order. A step enters once, so that nothing
- * wraps around. */
-typedef struct step_queue {
-    uint32_t *steps;
-    uint32_t head;
-    uint32_t tail;
-} step_queue;
-
 typedef struct plan_message {
     dd_message message; /* is_posted: it is with the transport */
     uint32_t step;      /* const */
@@ -31,8 +23,11 @@ struct dd_plan_run {
     uint32_t *nwaiting;        /* dependencies of a step that have not ended */
     plan_message *messages;
     uint32_t nmessages;
-    step_queue ready;
-    step_queue local;
+    /* Steps in the order in which they may start, each once. Large local ones that have their turn yet to come take the
+     * places of those that have been started. */
+    uint32_t *queue;
+    uint32_t nready, nstarted;
+    uint32_t nlocal, ntaken;
     uint32_t nended;
     size_t nbytes; /* const: of this and everything it holds */
     bool is_under_way;
@@ -104,7 +99,7 @@ allocate(dd_plan_run *run, dd_error *err)
     uint32_t max_nsources = 0;
     count_parts(plan, &nmessages, &max_nsources);
     size_t nsteps = plan->nsteps;
-    size_t nwords = 5 * nsteps + 1 + plan->ndeps;
+    size_t nwords = 4 * nsteps + 1 + plan->ndeps;
     size_t nbytes =
         nmessages * sizeof(plan_message) + 2 * max_nsources * sizeof(void *) + nwords * sizeof(uint32_t);
     run->messages = dd_mem_zalloc(nbytes);
@@ -119,8 +114,7 @@ allocate(dd_plan_run *run, dd_error *err)
     run->successors = run->first_successor + nsteps + 1;
     run->message_of = run->successors + plan->ndeps;
     run->nwaiting = run->message_of + nsteps;
-    run->ready.steps = run->nwaiting + nsteps;
-    run->local.steps = run->ready.steps + nsteps;
+    run->queue = run->nwaiting + nsteps;
     return DD_OK;
 }
 
@@ -184,25 +178,13 @@ range_data(const dd_plan_run *run, const dd_plan_range *range)
 }
 
 static void
-queue_push(step_queue *queue, uint32_t step)
-{
-    queue->steps[queue->tail++] = step;
-}
-
-static bool
-queue_is_empty(const step_queue *queue)
-{
-    return queue->head == queue->tail;
-}
-
-static void
 note_ended(dd_plan_run *run, uint32_t index)
 {
     run->nended++;
     for (uint32_t i = run->first_successor[index]; i < run->first_successor[index + 1]; i++) {
         uint32_t successor = run->successors[i];
         if (--run->nwaiting[successor] == 0) {
-            queue_push(&run->ready, successor);
+            run->queue[run->nready++] = successor;
         }
     }
 }
@@ -243,7 +225,7 @@ post_message(dd_plan_run *run, uint32_t index)
     message->kind = DD_MESSAGE_COLL;
     message->rank = run->options.ranks != NULL ? run->options.ranks[step->peer] : step->peer;
     message->tag = run->options.sequence;
-    message->channel = step->channel + run->options.channel;
+    message->channel = step->channel;
     message->data = range_data(run, range);
     message->nbytes = range->nbytes;
     message->signature = &run->options.signature;
@@ -266,7 +248,7 @@ start_step(dd_plan_run *run, uint32_t index)
         do_local(run, index, run->sources);
         note_ended(run, index);
     } else {
-        queue_push(&run->local, index);
+        run->queue[run->nlocal++] = index;
     }
 }
 
@@ -318,8 +300,8 @@ static void
 advance(dd_plan_run *run)
 {
     run->is_advancing = true;
-    while (!queue_is_empty(&run->ready) && !run->is_failed) {
-        start_step(run, run->ready.steps[run->ready.head++]);
+    while (run->nstarted < run->nready && !run->is_failed) {
+        start_step(run, run->queue[run->nstarted++]);
     }
     if (run->is_failed) {
         end_failed(run);
@@ -350,15 +332,14 @@ dd_plan_run_start_locked(dd_plan_run *run, const dd_coll_args *args, const dd_pl
 {
     run->args = *args;
     run->options = *options;
-    run->ready.head = run->ready.tail = 0;
-    run->local.head = run->local.tail = 0;
+    run->nready = run->nstarted = run->nlocal = run->ntaken = 0;
     run->nended = 0;
     run->is_under_way = true;
     run->is_failed = false;
     for (uint32_t i = 0; i < run->plan.nsteps; i++) {
         run->nwaiting[i] = run->plan.steps[i].ndeps;
         if (run->nwaiting[i] == 0) {
-            queue_push(&run->ready, i);
+            run->queue[run->nready++] = i;
         }
     }
     advance(run);
@@ -367,7 +348,7 @@ dd_plan_run_start_locked(dd_plan_run *run, const dd_coll_args *args, const dd_pl
 bool
 dd_plan_run_is_busy_locked(const dd_plan_run *run)
 {
-    return run->is_under_way && !queue_is_empty(&run->local);
+    return run->is_under_way && run->ntaken < run->nlocal;
 }
 
 bool
@@ -376,7 +357,7 @@ dd_plan_run_take_step_locked(dd_plan_run *run, uint32_t *step)
     if (!dd_plan_run_is_busy_locked(run) || run->is_advancing) {
         return false;
     }
-    *step = run->local.steps[run->local.head++];
+    *step = run->queue[run->ntaken++];
     return true;
 }
 

@@ -1,5 +1,7 @@
 #include "collective/select.h"
 
+#include "collective/plan_internal.h"
+
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
@@ -8,6 +10,43 @@
 #define MIB (1024 * KIB)
 #define ANY_NBYTES SIZE_MAX
 #define ANY_NRANKS INT_MAX
+
+const dd_algorithm dd_algorithms[] = {
+    {"dissemination", DD_COLL_BARRIER, DD_ORDER_NONE, false, dd_build_barrier},
+    {"binomial", DD_COLL_BROADCAST, DD_ORDER_NONE, false, dd_build_broadcast_binomial},
+    {"chain", DD_COLL_BROADCAST, DD_ORDER_NONE, false, dd_build_broadcast_chain},
+    {"scatter_all_gather", DD_COLL_BROADCAST, DD_ORDER_NONE, false, dd_build_broadcast_shares},
+    {"direct", DD_COLL_REDUCE, DD_ORDER_LINEAR, false, dd_build_fold_whole},
+    {"direct_scatter_gather", DD_COLL_REDUCE, DD_ORDER_LINEAR, false, dd_build_fold_shares},
+    {"binomial", DD_COLL_REDUCE, DD_ORDER_TREE, false, dd_build_fold_tree},
+    {"exchange", DD_COLL_ALL_REDUCE, DD_ORDER_LINEAR, false, dd_build_fold_whole},
+    {"direct", DD_COLL_ALL_REDUCE, DD_ORDER_LINEAR, false, dd_build_fold_shares},
+    {"ring", DD_COLL_ALL_REDUCE, DD_ORDER_RING, false, dd_build_fold_ring},
+    {"doubling", DD_COLL_ALL_REDUCE, DD_ORDER_TREE, false, dd_build_fold_tree},
+    {"direct", DD_COLL_GATHER, DD_ORDER_NONE, false, dd_build_move_direct},
+    {"binomial", DD_COLL_GATHER, DD_ORDER_NONE, true, dd_build_move_binomial},
+    {"direct", DD_COLL_SCATTER, DD_ORDER_NONE, false, dd_build_move_direct},
+    {"binomial", DD_COLL_SCATTER, DD_ORDER_NONE, true, dd_build_move_binomial},
+    {"direct", DD_COLL_ALL_GATHER, DD_ORDER_NONE, false, dd_build_all_gather_direct},
+    {"ring", DD_COLL_ALL_GATHER, DD_ORDER_NONE, false, dd_build_all_gather_ring},
+    {"bruck", DD_COLL_ALL_GATHER, DD_ORDER_NONE, true, dd_build_all_gather_bruck},
+    {"direct", DD_COLL_REDUCE_SCATTER, DD_ORDER_LINEAR, false, dd_build_fold_shares},
+    {"ring", DD_COLL_REDUCE_SCATTER, DD_ORDER_RING, false, dd_build_fold_ring},
+    {"pairwise", DD_COLL_ALL_TO_ALL, DD_ORDER_NONE, false, dd_build_move_direct},
+    {"bruck", DD_COLL_ALL_TO_ALL, DD_ORDER_NONE, true, dd_build_all_to_all_bruck},
+    {NULL, DD_COLL_BARRIER, DD_ORDER_NONE, false, NULL},
+};
+
+const dd_algorithm *
+dd_algorithm_find(dd_coll coll, const char *name)
+{
+    for (const dd_algorithm *row = dd_algorithms; row->name != NULL; row++) {
+        if (row->coll == coll && strcmp(row->name, name) == 0) {
+            return row;
+        }
+    }
+    return NULL;
+}
 
 /* The first rule of the collective that holds, and whose algorithm can do it, is taken. docs/selection.md says why. */
 typedef struct select_rule {
@@ -209,24 +248,14 @@ dd_select_segment_nbytes(const dd_select_query *query)
 {
     size_t nranks = (size_t)query->nranks;
     size_t segment = MAX_SEGMENT;
-    switch (query->coll) {
-    case DD_COLL_REDUCE:
-    case DD_COLL_ALL_REDUCE:
-        segment = clamp(query->nbytes / nranks / 4, MIN_SEGMENT, MAX_SEGMENT);
-        break;
-    case DD_COLL_REDUCE_SCATTER:
-    case DD_COLL_ALL_GATHER:
-        segment = clamp(query->nbytes / 4, MIN_SEGMENT, MAX_SEGMENT);
-        break;
-    case DD_COLL_BROADCAST:
-        segment = clamp(query->nbytes / clamp(nranks, 16, 256), MIN_SEGMENT, MAX_SEGMENT);
-        break;
-    case DD_COLL_BARRIER:
-    case DD_COLL_GATHER:
-    case DD_COLL_SCATTER:
-    case DD_COLL_ALL_TO_ALL:
-        break;
+    if (query->coll == DD_COLL_BROADCAST) {
+        segment = query->nbytes / clamp(nranks, 16, 256);
+    } else if (dd_coll_is_array(query->coll)) {
+        segment = query->nbytes / nranks / 4;
+    } else if (query->coll == DD_COLL_REDUCE_SCATTER || query->coll == DD_COLL_ALL_GATHER) {
+        segment = query->nbytes / 4;
     }
+    segment = clamp(segment, MIN_SEGMENT, MAX_SEGMENT);
     size_t most = clamp(MAX_SCRATCH / 2 / nranks, 4 * KIB, MAX_SEGMENT);
     return clamp(segment, 64, most) / 64 * 64;
 }

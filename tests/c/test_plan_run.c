@@ -238,7 +238,6 @@ play(run_member *self, dd_plan_run *run, dd_block blocks[2], const int *ranks, u
     dd_plan_run_options options = {.context = self->context,
                                    .ranks = ranks,
                                    .sequence = sequence,
-                                   .channel = 1000,
                                    .signature = {.coll = DD_COLL_BROADCAST},
                                    .on_done = on_letters_done,
                                    .ctx = &box};
