@@ -309,76 +309,72 @@ block_span(const dd_builder *builder, int k)
 }
 
 size_t
-dd_builder_block_count(const dd_builder *builder, int k)
-{
-    return block_span(builder, k).count;
-}
-
-size_t
-dd_builder_largest_block(const dd_builder *builder)
+dd_builder_cut_blocks(dd_builder *builder, size_t element_nbytes)
 {
     size_t largest = 0;
     for (int k = 0; k < builder->nranks; k++) {
         size_t count = block_span(builder, k).count;
         largest = count > largest ? count : largest;
     }
-    return largest;
+    builder->per_segment = builder->segment_nbytes / element_nbytes;
+    builder->largest_segment = largest < builder->per_segment ? largest : builder->per_segment;
+    return dd_nsegments(largest, builder->per_segment);
 }
 
 static dd_plan_range
-block_range(const dd_builder *builder, dd_plan_range range, int k, size_t per_segment, size_t s)
+block_range(const dd_builder *builder, dd_plan_range range, int k, size_t s)
 {
     dd_span block = block_span(builder, k);
-    dd_span segment = dd_segment(block.count, per_segment, s);
+    dd_span segment = dd_segment(block.count, builder->per_segment, s);
     range.offset = (block.first + segment.first) * builder->element_nbytes;
     range.nbytes = segment.count * builder->element_nbytes;
     return range;
 }
 
 dd_plan_range
-dd_builder_block_input(const dd_builder *builder, int k, size_t per_segment, size_t s)
+dd_builder_block_input(const dd_builder *builder, int k, size_t s)
 {
     int block = builder->args->coll == DD_COLL_REDUCE_SCATTER ? k : 0;
-    return block_range(builder, dd_range_input(block, 0, 0), k, per_segment, s);
+    return block_range(builder, dd_range_input(block, 0, 0), k, s);
 }
 
 dd_plan_range
-dd_builder_block_output(const dd_builder *builder, int k, size_t per_segment, size_t s)
+dd_builder_block_output(const dd_builder *builder, int k, size_t s)
 {
     bool is_gather = builder->args->coll == DD_COLL_ALL_GATHER;
     dd_plan_range memory =
         is_gather && k == builder->rank ? dd_range_input(0, 0, 0) : dd_range_output(is_gather ? k : 0, 0, 0);
-    return block_range(builder, memory, k, per_segment, s);
+    return block_range(builder, memory, k, s);
 }
 
 void
-dd_builder_collect(dd_builder *builder, size_t per_segment, size_t s, size_t channel)
+dd_builder_collect(dd_builder *builder, size_t s, size_t channel)
 {
     for (int distance = 1; distance < builder->nranks; distance++) {
         int peer = dd_builder_at(builder, builder->rank, -distance);
-        dd_builder_recv(builder, peer, channel, dd_builder_block_output(builder, peer, per_segment, s));
+        dd_builder_recv(builder, peer, channel, dd_builder_block_output(builder, peer, s));
     }
 }
 
 void
-dd_builder_spread(dd_builder *builder, size_t per_segment, size_t s, size_t channel)
+dd_builder_spread(dd_builder *builder, size_t s, size_t channel)
 {
-    dd_plan_range own = dd_builder_block_output(builder, builder->rank, per_segment, s);
+    dd_plan_range own = dd_builder_block_output(builder, builder->rank, s);
     for (int distance = 1; distance < builder->nranks; distance++) {
         dd_builder_send(builder, dd_builder_at(builder, builder->rank, distance), channel, own);
     }
-    dd_builder_collect(builder, per_segment, s, channel);
+    dd_builder_collect(builder, s, channel);
 }
 
 void
-dd_builder_pass_around(dd_builder *builder, size_t per_segment, size_t s, size_t channel)
+dd_builder_pass_around(dd_builder *builder, size_t s, size_t channel)
 {
     int next = dd_builder_at(builder, builder->rank, 1);
     int previous = dd_builder_at(builder, builder->rank, -1);
     int block = builder->rank;
     for (int round = 1; round < builder->nranks; round++, channel++) {
-        dd_builder_send(builder, next, channel, dd_builder_block_output(builder, block, per_segment, s));
+        dd_builder_send(builder, next, channel, dd_builder_block_output(builder, block, s));
         block = dd_builder_at(builder, block, -1);
-        dd_builder_recv(builder, previous, channel, dd_builder_block_output(builder, block, per_segment, s));
+        dd_builder_recv(builder, previous, channel, dd_builder_block_output(builder, block, s));
     }
 }

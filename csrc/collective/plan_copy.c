@@ -152,7 +152,7 @@ part_for(const dd_builder *b, int peer)
                                      : args->coll == DD_COLL_SCATTER && !dd_builder_is_root(b)) {
         return dd_range_input(0, 0, 0);
     }
-    int block = args->coll == DD_COLL_GATHER ? 0 : peer;
+    int block = dd_coll_own_input(args->coll, peer);
     return dd_range_input(block, 0, args->inputs[block].nbytes);
 }
 
@@ -165,7 +165,7 @@ part_from(const dd_builder *b, int peer)
                                       : args->coll == DD_COLL_GATHER && !dd_builder_is_root(b)) {
         return dd_range_output(0, 0, 0);
     }
-    int block = args->coll == DD_COLL_SCATTER ? 0 : peer;
+    int block = dd_coll_own_output(args->coll, peer);
     return dd_range_output(block, 0, args->outputs[block].nbytes);
 }
 
@@ -219,9 +219,9 @@ copy_own(dd_builder *b)
 void
 dd_build_all_gather_direct(dd_builder *b)
 {
-    size_t nsegments = dd_nsegments(dd_builder_largest_block(b), b->segment_nbytes);
+    size_t nsegments = dd_builder_cut_blocks(b, 1);
     for (size_t s = 0; s < nsegments && b->status == DD_OK; s++) {
-        dd_builder_spread(b, b->segment_nbytes, s, s);
+        dd_builder_spread(b, s, s);
     }
     copy_own(b);
 }
@@ -230,9 +230,9 @@ dd_build_all_gather_direct(dd_builder *b)
 void
 dd_build_all_gather_ring(dd_builder *b)
 {
-    size_t nsegments = dd_nsegments(dd_builder_largest_block(b), b->segment_nbytes);
+    size_t nsegments = dd_builder_cut_blocks(b, 1);
     for (size_t s = 0; s < nsegments && b->status == DD_OK; s++) {
-        dd_builder_pass_around(b, b->segment_nbytes, s, s * (size_t)b->nranks);
+        dd_builder_pass_around(b, s, s * (size_t)b->nranks);
     }
     copy_own(b);
 }

@@ -94,25 +94,24 @@ void
 dd_build_fold_shares(dd_builder *b)
 {
     bool is_aside = b->args->coll == DD_COLL_REDUCE && !dd_builder_is_root(b);
-    size_t per_segment = b->segment_nbytes / b->element_nbytes;
-    size_t nsegments = dd_nsegments(dd_builder_largest_block(b), per_segment);
+    size_t nsegments = dd_builder_cut_blocks(b, b->element_nbytes);
     direct d;
     for (size_t s = 0; s < nsegments && b->status == DD_OK; s++) {
         direct_begin(b, &d, s);
         for (int distance = 1; distance < b->nranks; distance++) {
             int peer = dd_builder_at(b, b->rank, distance);
-            send_part(b, &d, peer, dd_builder_block_input(b, peer, per_segment, s));
+            send_part(b, &d, peer, dd_builder_block_input(b, peer, s));
         }
-        dd_plan_range own = dd_builder_block_input(b, b->rank, per_segment, s);
-        dd_plan_range dst = is_aside ? dd_builder_add_scratch(b, own.nbytes)
-                                     : dd_builder_block_output(b, b->rank, per_segment, s);
+        dd_plan_range own = dd_builder_block_input(b, b->rank, s);
+        dd_plan_range dst =
+            is_aside ? dd_builder_add_scratch(b, own.nbytes) : dd_builder_block_output(b, b->rank, s);
         take_and_fold(b, &d, own, dst);
         if (is_aside) {
             dd_builder_send(b, b->args->root, nsegments + s, dst);
         } else if (b->args->coll == DD_COLL_REDUCE) {
-            dd_builder_collect(b, per_segment, s, nsegments + s);
+            dd_builder_collect(b, s, nsegments + s);
         } else if (b->args->coll == DD_COLL_ALL_REDUCE) {
-            dd_builder_spread(b, per_segment, s, nsegments + s);
+            dd_builder_spread(b, s, nsegments + s);
         }
     }
 }
@@ -126,13 +125,14 @@ dd_build_fold_shares(dd_builder *b)
 
 #define LANES 4
 
-/* The s-th segment of every block goes around, of at most so many bytes; `before` is the last fold of the segment before it in the lane. */
+/* The s-th segment of every block goes around; `before` is the last fold of the segment before it in the lane. */
 static uint32_t
-reduce_segment(dd_builder *b, size_t per_segment, size_t most, size_t s, uint32_t before)
+reduce_segment(dd_builder *b, size_t s, uint32_t before)
 {
     size_t nrounds = (size_t)b->nranks - 1;
     int block = dd_builder_at(b, b->rank, -1);
-    dd_plan_range held = dd_builder_block_input(b, block, per_segment, s);
+    dd_plan_range held = dd_builder_block_input(b, block, s);
+    size_t most = b->largest_segment * b->partial_nbytes;
     dd_plan_range slots[2] = {dd_builder_add_scratch(b, most), dd_builder_add_scratch(b, most)};
     /* Where this rank's input is lifted, or, in the first transfer, the other's as it came. */
     dd_plan_range lift = dd_builder_add_scratch(b, b->is_lifted ? most : 0);
@@ -143,7 +143,7 @@ reduce_segment(dd_builder *b, size_t per_segment, size_t most, size_t s, uint32_
         uint32_t send = dd_builder_send(b, dd_builder_at(b, b->rank, 1), channel, held);
         dd_builder_after(b, send, is_first ? before : DD_NO_STEP);
         block = dd_builder_at(b, block, -1);
-        dd_plan_range own = dd_builder_block_input(b, block, per_segment, s);
+        dd_plan_range own = dd_builder_block_input(b, block, s);
         held = slots[(s / LANES * nrounds + round) % 2];
         held.nbytes = own.nbytes / b->element_nbytes * b->partial_nbytes;
         lift.nbytes = is_first ? own.nbytes : held.nbytes;
@@ -155,7 +155,7 @@ reduce_segment(dd_builder *b, size_t per_segment, size_t most, size_t s, uint32_
         }
         dd_stage stage = is_last ? (is_first ? DD_STAGE_WHOLE : DD_STAGE_LAST)
                                  : (is_first ? DD_STAGE_FIRST : DD_STAGE_MIDDLE);
-        dd_plan_range dst = is_last ? dd_builder_block_output(b, b->rank, per_segment, s) : held;
+        dd_plan_range dst = is_last ? dd_builder_block_output(b, b->rank, s) : held;
         dd_builder_keep(&before, add_fold_of_two(b, stage, came, own, dst));
     }
     return before;
@@ -164,21 +164,18 @@ reduce_segment(dd_builder *b, size_t per_segment, size_t most, size_t s, uint32_
 void
 dd_build_fold_ring(dd_builder *b)
 {
-    size_t per_segment = b->segment_nbytes / b->partial_nbytes;
-    size_t largest = dd_builder_largest_block(b);
-    size_t nsegments = dd_nsegments(largest, per_segment);
-    size_t most = dd_segment(largest, per_segment, 0).count * b->partial_nbytes;
+    size_t nsegments = dd_builder_cut_blocks(b, b->partial_nbytes);
     uint32_t folded[LANES] = {DD_NO_STEP, DD_NO_STEP, DD_NO_STEP, DD_NO_STEP};
     for (size_t s = 0; s < nsegments && b->status == DD_OK; s++) {
         dd_builder_begin_segment(b, s, LANES);
         if (b->nranks == 1) {
-            add_fold_of_one(b, DD_STAGE_WHOLE, dd_builder_block_input(b, 0, per_segment, s),
-                            dd_builder_block_output(b, 0, per_segment, s));
+            add_fold_of_one(b, DD_STAGE_WHOLE, dd_builder_block_input(b, 0, s),
+                            dd_builder_block_output(b, 0, s));
             continue;
         }
-        folded[s % LANES] = reduce_segment(b, per_segment, most, s, folded[s % LANES]);
+        folded[s % LANES] = reduce_segment(b, s, folded[s % LANES]);
         if (b->args->coll == DD_COLL_ALL_REDUCE) {
-            dd_builder_pass_around(b, per_segment, s, (nsegments + s) * ((size_t)b->nranks - 1));
+            dd_builder_pass_around(b, s, (nsegments + s) * ((size_t)b->nranks - 1));
         }
     }
 }

@@ -19,13 +19,15 @@ struct dd_builder {
     int rank;
     int nranks;
     size_t segment_nbytes;
-    size_t element_nbytes; /* 1 where nothing is folded */
-    size_t partial_nbytes; /* of an element of a partial result */
-    bool is_lifted;        /* a rank's input is no partial result until a stage FIRST has seen it */
-    int set;               /* of scratch, that the segment has; until the end, ranges have it for a block */
-    int nsets;             /* so far */
-    size_t set_nbytes;     /* of the largest */
-    size_t set_used;       /* of the present one */
+    size_t element_nbytes;  /* 1 where nothing is folded */
+    size_t partial_nbytes;  /* of an element of a partial result */
+    bool is_lifted;         /* a rank's input is no partial result until a stage FIRST has seen it */
+    size_t per_segment;     /* of blocks: elements in a segment */
+    size_t largest_segment; /* the most that there are in one */
+    int set;                /* of scratch, that the segment has; until the end, ranges have it for a block */
+    int nsets;              /* so far */
+    size_t set_nbytes;      /* of the largest */
+    size_t set_used;        /* of the present one */
     dd_plan *plan;
     dd_status status;
     dd_error *err;
@@ -89,19 +91,19 @@ size_t dd_nsegments(size_t count, size_t per_segment);
 dd_span dd_segment(size_t count, size_t per_segment, size_t s);
 
 /* The blocks of a collective with one for each rank: shares of one array (all_reduce, reduce), or blocks of their own
- * (reduce_scatter, all_gather). */
-size_t dd_builder_largest_block(const dd_builder *builder);
-/* The s-th segment of a block, of per_segment elements: before it is folded, and as the result. Of its own block
- * an all_gather has the input alone. */
-dd_plan_range dd_builder_block_input(const dd_builder *builder, int k, size_t per_segment, size_t s);
-dd_plan_range dd_builder_block_output(const dd_builder *builder, int k, size_t per_segment, size_t s);
-size_t dd_builder_block_count(const dd_builder *builder, int k);
+ * (reduce_scatter, all_gather). They are cut into segments of so many bytes that elements of that size fit, and there are as many
+ * as the largest block has. */
+size_t dd_builder_cut_blocks(dd_builder *builder, size_t element_nbytes);
+/* The s-th segment of a block: before it is folded, and as the result. Of its own block an all_gather has the input
+ * alone. */
+dd_plan_range dd_builder_block_input(const dd_builder *builder, int k, size_t s);
+dd_plan_range dd_builder_block_output(const dd_builder *builder, int k, size_t s);
 
 /* The s-th segment of every rank's result goes to all: straight, with one message a pair, or around the ring, with messages from
- * `channel` to channel + nranks - 2. */
-void dd_builder_spread(dd_builder *builder, size_t per_segment, size_t s, size_t channel);
-void dd_builder_collect(dd_builder *builder, size_t per_segment, size_t s, size_t channel);
-void dd_builder_pass_around(dd_builder *builder, size_t per_segment, size_t s, size_t channel);
+ * `channel` to channel + nranks - 2. Collecting is the half of it that receives. */
+void dd_builder_spread(dd_builder *builder, size_t s, size_t channel);
+void dd_builder_collect(dd_builder *builder, size_t s, size_t channel);
+void dd_builder_pass_around(dd_builder *builder, size_t s, size_t channel);
 
 /* The builders. Those of several collectives look at args->coll. */
 void dd_build_barrier(dd_builder *builder);
