@@ -316,9 +316,11 @@ dd_builder_cut_blocks(dd_builder *builder, size_t element_nbytes)
         size_t count = block_span(builder, k).count;
         largest = count > largest ? count : largest;
     }
-    builder->per_segment = builder->segment_nbytes / element_nbytes;
-    builder->largest_segment = largest < builder->per_segment ? largest : builder->per_segment;
-    return dd_nsegments(largest, builder->per_segment);
+    size_t per_segment = builder->segment_nbytes / element_nbytes;
+    per_segment = per_segment > 0 ? per_segment : 1;
+    builder->per_segment = per_segment;
+    builder->largest_segment = largest < per_segment ? largest : per_segment;
+    return dd_nsegments(largest, per_segment);
 }
 
 static dd_plan_range

@@ -143,30 +143,18 @@ dd_build_broadcast_shares(dd_builder *b)
 /* How many partners a rank of an all_to_all talks to at once. */
 #define WINDOW 16
 
-/* What this rank has for a peer; nothing where one of the two is not the root that the collective needs. */
+/* What this rank has for a peer, or gets from it; nothing where the collective has a root and neither is it. */
 static dd_plan_range
-part_for(const dd_builder *b, int peer)
+part_of(const dd_builder *b, bool is_output, int peer)
 {
     const dd_coll_args *args = b->args;
-    if (args->coll == DD_COLL_GATHER ? peer != args->root
-                                     : args->coll == DD_COLL_SCATTER && !dd_builder_is_root(b)) {
-        return dd_range_input(0, 0, 0);
+    int root_side = is_output == (args->coll == DD_COLL_SCATTER) ? peer : b->rank;
+    if (dd_coll_has_root(args->coll) && root_side != args->root) {
+        return (dd_plan_range){.nbytes = 0};
     }
-    int block = dd_coll_own_input(args->coll, peer);
-    return dd_range_input(block, 0, args->inputs[block].nbytes);
-}
-
-/* What it gets from one. */
-static dd_plan_range
-part_from(const dd_builder *b, int peer)
-{
-    const dd_coll_args *args = b->args;
-    if (args->coll == DD_COLL_SCATTER ? peer != args->root
-                                      : args->coll == DD_COLL_GATHER && !dd_builder_is_root(b)) {
-        return dd_range_output(0, 0, 0);
-    }
-    int block = dd_coll_own_output(args->coll, peer);
-    return dd_range_output(block, 0, args->outputs[block].nbytes);
+    int block = is_output ? dd_coll_own_output(args->coll, peer) : dd_coll_own_input(args->coll, peer);
+    return is_output ? dd_range_output(block, 0, args->outputs[block].nbytes)
+                     : dd_range_input(block, 0, args->inputs[block].nbytes);
 }
 
 typedef uint32_t add_message(dd_builder *b, int peer, size_t channel, dd_plan_range range);
@@ -199,13 +187,10 @@ dd_build_move_direct(dd_builder *b)
             latest[0] = latest[1] = DD_NO_STEP;
         }
         uint32_t before[2] = {latest[0], latest[1]};
-        move_all(b, dd_builder_send, to, part_for(b, to), before, &latest[0]);
-        move_all(b, dd_builder_recv, from, part_from(b, from), before, &latest[1]);
+        move_all(b, dd_builder_send, to, part_of(b, false, to), before, &latest[0]);
+        move_all(b, dd_builder_recv, from, part_of(b, true, from), before, &latest[1]);
     }
-    dd_plan_range own = part_for(b, b->rank);
-    if (own.nbytes > 0) {
-        dd_builder_copy_all(b, own, part_from(b, b->rank));
-    }
+    dd_builder_copy_all(b, part_of(b, false, b->rank), part_of(b, true, b->rank));
 }
 
 static void
