@@ -81,27 +81,19 @@ choose_route(const dd_run *run)
 }
 
 static void advance(dd_run *run);
+static void end(dd_run *run, const dd_error *error);
 static void fail_later(dd_run *run, const dd_error *error);
 
 static void
-start_one(dd_run *run)
+begin_legs(dd_run *run)
 {
-    dd_error error;
-    run->is_failed = false;
-    run->mover.is_large = run->mover.has_left = false;
-    run->culprit.rank = -1;
-    run->route = choose_route(run);
-    bool is_local = run->route == DD_ROUTE_LOCAL;
     for (int lane = 0; lane < DD_LANE_COUNT; lane++) {
         dd_run_lane *state = &run->lanes[lane];
-        state->has_leg = state->is_running = false;
-        state->is_over = is_local;
+        state->has_leg = state->is_running = state->is_over = false;
         state->nended = 0;
     }
-    if (is_local && !dd_run_start_move(run, DD_LANE_ARENA, &run->call.args, DD_STAGE_WHOLE)) {
-        return;
-    }
     if (run->route == DD_ROUTE_HIERARCHY) {
+        dd_error error;
         dd_hierarchy_begin(&run->hierarchy, &run->call.args);
         if (dd_run_buffer_reserve(&run->scratch, run->hierarchy.scratch_nbytes, &error) != DD_OK) {
             fail_later(run, &error);
@@ -109,6 +101,23 @@ start_one(dd_run *run)
         run->hierarchy.scratch = run->scratch.data;
     }
     advance(run);
+}
+
+static void
+start_one(dd_run *run)
+{
+    run->is_failed = false;
+    run->mover.is_large = run->mover.has_left = false;
+    run->culprit.rank = -1;
+    run->route = choose_route(run);
+    if (run->route != DD_ROUTE_LOCAL) {
+        begin_legs(run);
+        return;
+    }
+    run->lanes[DD_LANE_ARENA].is_over = run->lanes[DD_LANE_PLAN].is_over = true;
+    if (dd_run_start_move(run, DD_LANE_ARENA, &run->call.args, DD_STAGE_WHOLE)) {
+        end(run, NULL);
+    }
 }
 
 /* A loop instead of recursion: on_done starts the next collective, which may be at its end at once. */
@@ -119,7 +128,9 @@ start_waiting(dd_run *run)
     while (run->is_waiting) {
         run->is_waiting = false;
         start_one(run);
-        (void)dd_run_progress_locked(run);
+        if (!run->is_idle) {
+            (void)dd_run_progress_locked(run);
+        }
     }
     run->is_starting = false;
     if (!run->is_idle) {
