@@ -115,7 +115,7 @@ build(const problem *p, int rank, dd_plan *plan)
     dd_plan_task task = {
         .rank = rank, .nranks = p->nranks, .args = &args, .segment_nbytes = p->segment_nbytes};
     dd_error err;
-    if (p->algorithm->build(&task, plan, &err) != DD_OK) {
+    if (dd_plan_build(p->algorithm, &task, plan, &err) != DD_OK) {
         fprintf(stderr, "plan_model: %s\n", err.message);
         exit(1);
     }

@@ -50,6 +50,48 @@ dd_coll_name(dd_coll coll)
     return is_coll(coll) ? rows[coll].name : "unknown";
 }
 
+bool
+dd_coll_is_folding(dd_coll coll)
+{
+    return coll == DD_COLL_REDUCE || coll == DD_COLL_ALL_REDUCE || coll == DD_COLL_REDUCE_SCATTER;
+}
+
+static bool
+is_of_root(nblocks which)
+{
+    return which == ROOT_EACH || which == ROOT_ONE;
+}
+
+static bool
+is_each(nblocks which)
+{
+    return which == EACH || which == ROOT_EACH;
+}
+
+bool
+dd_coll_has_root(dd_coll coll)
+{
+    return is_of_root(rows[coll].ninputs) || is_of_root(rows[coll].noutputs);
+}
+
+bool
+dd_coll_is_array(dd_coll coll)
+{
+    return rows[coll].ninputs != NONE && !is_each(rows[coll].ninputs) && !is_each(rows[coll].noutputs);
+}
+
+int
+dd_coll_own_input(dd_coll coll, int rank)
+{
+    return is_each(rows[coll].ninputs) ? rank : 0;
+}
+
+int
+dd_coll_own_output(dd_coll coll, int rank)
+{
+    return is_each(rows[coll].noutputs) ? rank : 0;
+}
+
 int
 dd_coll_ninputs(dd_coll coll, bool is_root, int nranks)
 {
@@ -60,6 +102,24 @@ int
 dd_coll_noutputs(dd_coll coll, bool is_root, int nranks)
 {
     return is_coll(coll) ? count_blocks(rows[coll].noutputs, is_root, nranks) : 0;
+}
+
+size_t
+dd_coll_known_nbytes(const dd_coll_args *args, int nranks, bool has_equal_blocks, bool *is_even)
+{
+    const coll_row *row = &rows[args->coll];
+    bool has_all = (row->ninputs == EACH) != (row->noutputs == EACH); /* all_gather, reduce_scatter */
+    bool by_outputs = has_all ? row->noutputs == EACH : is_of_root(row->ninputs);
+    const dd_block *blocks = by_outputs ? args->outputs : args->inputs;
+    int count = row->ninputs == NONE ? 0 : has_all ? nranks : 1;
+    *is_even = has_all || has_equal_blocks || count == 0 || dd_coll_is_array(args->coll);
+    count = *is_even ? count : 0;
+    size_t largest = 0;
+    for (int i = 0; i < count; i++) {
+        largest = blocks[i].nbytes > largest ? blocks[i].nbytes : largest;
+        *is_even = *is_even && blocks[i].nbytes == blocks[0].nbytes;
+    }
+    return largest;
 }
 
 size_t

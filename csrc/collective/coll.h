@@ -32,6 +32,10 @@ typedef enum dd_coll {
 #define DD_COLL_COUNT ((int)DD_COLL_ALL_TO_ALL + 1)
 
 const char *dd_coll_name(dd_coll coll); /* never NULL */
+bool dd_coll_is_folding(dd_coll coll);  /* reduce, all_reduce, reduce_scatter */
+bool dd_coll_has_root(dd_coll coll);    /* broadcast, reduce, gather, scatter */
+bool
+dd_coll_is_array(dd_coll coll); /* all ranks have to do with the same array: broadcast, reduce, all_reduce */
 
 /* Contiguous memory; data may be NULL when nbytes is 0. */
 typedef struct dd_block {
@@ -54,6 +58,12 @@ typedef struct dd_coll_args {
 /* How many blocks this rank has to give. */
 int dd_coll_ninputs(dd_coll coll, bool is_root, int nranks);
 int dd_coll_noutputs(dd_coll coll, bool is_root, int nranks);
+/* Which of a rank's inputs is its own, and which of its outputs. */
+int dd_coll_own_input(dd_coll coll, int rank);
+int dd_coll_own_output(dd_coll coll, int rank);
+/* By what all ranks know: the bytes of the array, or of the largest block, and whether blocks are all of a size. Where a rank
+ * knows its own blocks only, has_equal_blocks, which comes with the call, says so; if not, 0 bytes. */
+size_t dd_coll_known_nbytes(const dd_coll_args *args, int nranks, bool has_equal_blocks, bool *is_even);
 /* The bytes of all of a rank's blocks. */
 size_t dd_coll_nbytes(const dd_coll_args *args, int rank, int nranks);
 

@@ -2,6 +2,8 @@
 
 #include "core/mem.h"
 
+#define ALIGNMENT ((size_t)64)
+
 void
 dd_plan_fini(dd_plan *plan)
 {
@@ -11,105 +13,370 @@ dd_plan_fini(dd_plan *plan)
     *plan = (dd_plan){0};
 }
 
-/* Room for `more` items after `used`; doubles, so that adding stays cheap. */
-static dd_status
-grow(void **items, uint32_t *capacity, uint32_t used, uint32_t more, size_t size, dd_error *err)
+dd_status
+dd_plan_build(const dd_algorithm *algorithm, const dd_plan_task *task, dd_plan *plan, dd_error *err)
 {
-    if (more <= *capacity - used) {
-        return DD_OK;
+    dd_builder builder = dd_builder_start(task, plan, err);
+    algorithm->build(&builder);
+    return dd_builder_finish(&builder);
+}
+
+/* ---- a builder */
+
+dd_builder
+dd_builder_start(const dd_plan_task *task, dd_plan *plan, dd_error *err)
+{
+    const dd_reduction *reduction = &task->args->reduction;
+    bool is_fold = dd_coll_is_folding(task->args->coll);
+    size_t element = is_fold ? dd_dtype_size(reduction->dtype) : 1;
+    size_t partial = is_fold ? dd_dtype_size(dd_reduce_accumulator(reduction->dtype)) : 1;
+    return (dd_builder){
+        .args = task->args,
+        .rank = task->rank,
+        .nranks = task->nranks,
+        .segment_nbytes = task->segment_nbytes < ALIGNMENT ? ALIGNMENT : task->segment_nbytes,
+        .element_nbytes = element,
+        .partial_nbytes = partial,
+        .is_lifted = is_fold && (partial != element || reduction->op == DD_REDOP_PREMUL_SUM),
+        .plan = plan,
+        .status = DD_OK,
+        .err = err,
+    };
+}
+
+/* Doubles, so that adding stays cheap. */
+bool
+dd_builder_grow(dd_builder *builder, void **items, uint32_t *capacity, uint32_t used, size_t size)
+{
+    if (builder->status != DD_OK || used < *capacity) {
+        return builder->status == DD_OK;
     }
-    uint64_t wanted = (uint64_t)used + more;
-    uint64_t doubled = *capacity < 16 ? 16 : 2 * (uint64_t)*capacity;
-    uint64_t larger = doubled < wanted ? wanted : doubled;
-    if (larger >= UINT32_MAX) {
-        return dd_error_no_memory(err, wanted * size);
-    }
-    void *moved = dd_mem_realloc(*items, larger * size);
+    uint64_t larger = *capacity < 16 ? 16 : 2 * (uint64_t)*capacity;
+    void *moved = larger < UINT32_MAX ? dd_mem_realloc(*items, larger * size) : NULL;
     if (moved == NULL) {
-        return dd_error_no_memory(err, larger * size);
+        builder->status = dd_error_no_memory(builder->err, larger * size);
+        return false;
     }
     *items = moved;
     *capacity = (uint32_t)larger;
-    return DD_OK;
+    return true;
 }
 
-static dd_status
-add_step(dd_plan *plan, dd_plan_step step, uint32_t *index, dd_error *err)
+static uint32_t
+add_step(dd_builder *builder, dd_plan_step step)
 {
+    dd_plan *plan = builder->plan;
+    bool is_empty = step.src.nbytes == 0 && step.dst.nbytes == 0;
     void *steps = plan->steps;
-    dd_status status = grow(&steps, &plan->capacity[0], plan->nsteps, 1, sizeof *plan->steps, err);
+    if ((is_empty && builder->args->coll != DD_COLL_BARRIER) ||
+        !dd_builder_grow(builder, &steps, &plan->capacity[0], plan->nsteps, sizeof step)) {
+        return DD_NO_STEP;
+    }
     plan->steps = steps;
-    if (status != DD_OK) {
-        return status;
-    }
+    step.first_source = plan->nsources;
     step.first_dep = plan->ndeps;
-    *index = plan->nsteps;
-    plan->steps[plan->nsteps++] = step;
-    return DD_OK;
+    plan->steps[plan->nsteps] = step;
+    return plan->nsteps++;
 }
 
-dd_status
-dd_plan_add_send(dd_plan *plan, int peer, uint32_t channel, dd_plan_range src, uint32_t *index, dd_error *err)
+static uint32_t
+add_message(dd_builder *builder, size_t channel, dd_plan_step step)
 {
-    dd_plan_step step = {.kind = DD_PLAN_SEND, .peer = peer, .channel = channel, .src = src};
-    return add_step(plan, step, index, err);
+    if (builder->status == DD_OK && channel > UINT32_MAX) {
+        builder->status =
+            dd_error_set(builder->err, DD_INVALID_ARGUMENT,
+                         "%s of rank %d: too many messages to one rank for segments of %zu bytes",
+                         dd_coll_name(builder->args->coll), builder->rank, builder->segment_nbytes);
+    }
+    step.channel = (uint32_t)channel;
+    return add_step(builder, step);
 }
 
-dd_status
-dd_plan_add_recv(dd_plan *plan, int peer, uint32_t channel, dd_plan_range dst, uint32_t *index, dd_error *err)
+uint32_t
+dd_builder_send(dd_builder *builder, int peer, size_t channel, dd_plan_range src)
 {
-    dd_plan_step step = {.kind = DD_PLAN_RECV, .peer = peer, .channel = channel, .dst = dst};
-    return add_step(plan, step, index, err);
+    return add_message(builder, channel, (dd_plan_step){.kind = DD_PLAN_SEND, .peer = peer, .src = src});
 }
 
-dd_status
-dd_plan_add_copy(dd_plan *plan, dd_plan_range src, dd_plan_range dst, uint32_t *index, dd_error *err)
+uint32_t
+dd_builder_recv(dd_builder *builder, int peer, size_t channel, dd_plan_range dst)
 {
-    dd_plan_step step = {.kind = DD_PLAN_COPY, .peer = -1, .src = src, .dst = dst};
-    return add_step(plan, step, index, err);
+    return add_message(builder, channel, (dd_plan_step){.kind = DD_PLAN_RECV, .peer = peer, .dst = dst});
 }
 
-dd_status
-dd_plan_add_source(dd_plan *plan, dd_plan_range source, dd_error *err)
+uint32_t
+dd_builder_copy(dd_builder *builder, dd_plan_range src, dd_plan_range dst)
 {
+    return add_step(builder, (dd_plan_step){.kind = DD_PLAN_COPY, .peer = -1, .src = src, .dst = dst});
+}
+
+void
+dd_builder_copy_all(dd_builder *builder, dd_plan_range src, dd_plan_range dst)
+{
+    size_t nsegments = dd_nsegments(src.nbytes, builder->segment_nbytes);
+    for (size_t s = 0; s < nsegments && builder->status == DD_OK; s++) {
+        dd_span bytes = dd_segment(src.nbytes, builder->segment_nbytes, s);
+        dd_builder_copy(builder, dd_range_part(src, bytes), dd_range_part(dst, bytes));
+    }
+}
+
+uint32_t
+dd_builder_fold(dd_builder *builder, dd_stage stage, dd_plan_range dst)
+{
+    bool is_partial = stage == DD_STAGE_FIRST || stage == DD_STAGE_MIDDLE;
+    size_t count = dst.nbytes / (is_partial ? builder->partial_nbytes : builder->element_nbytes);
+    return add_step(
+        builder,
+        (dd_plan_step){.kind = DD_PLAN_REDUCE, .stage = stage, .peer = -1, .dst = dst, .count = count});
+}
+
+void
+dd_builder_add_source(dd_builder *builder, dd_plan_range source)
+{
+    dd_plan *plan = builder->plan;
     void *sources = plan->sources;
-    dd_status status = grow(&sources, &plan->capacity[1], plan->nsources, 1, sizeof *plan->sources, err);
-    plan->sources = sources;
-    if (status != DD_OK) {
-        return status;
+    if (source.nbytes > 0 &&
+        dd_builder_grow(builder, &sources, &plan->capacity[1], plan->nsources, sizeof source)) {
+        plan->sources = sources;
+        plan->sources[plan->nsources++] = source;
+        plan->steps[plan->nsteps - 1].nsources++;
     }
-    plan->sources[plan->nsources++] = source;
-    plan->steps[plan->nsteps - 1].nsources++;
-    return DD_OK;
 }
 
-dd_status
-dd_plan_add_reduce(dd_plan *plan, dd_stage stage, const dd_plan_range *sources, uint32_t nsources,
-                   dd_plan_range dst, size_t count, uint32_t *index, dd_error *err)
+void
+dd_builder_after(dd_builder *builder, uint32_t step, uint32_t on)
 {
-    dd_plan_step step = {.kind = DD_PLAN_REDUCE,
-                         .stage = stage,
-                         .peer = -1,
-                         .dst = dst,
-                         .count = count,
-                         .first_source = plan->nsources};
-    dd_status status = add_step(plan, step, index, err);
-    for (uint32_t i = 0; i < nsources && status == DD_OK; i++) {
-        status = dd_plan_add_source(plan, sources[i], err);
-    }
-    return status;
-}
-
-dd_status
-dd_plan_add_dep(dd_plan *plan, uint32_t on, dd_error *err)
-{
+    dd_plan *plan = builder->plan;
     void *deps = plan->deps;
-    dd_status status = grow(&deps, &plan->capacity[2], plan->ndeps, 1, sizeof *plan->deps, err);
-    plan->deps = deps;
-    if (status != DD_OK) {
-        return status;
+    if (step != DD_NO_STEP && on != DD_NO_STEP &&
+        dd_builder_grow(builder, &deps, &plan->capacity[2], plan->ndeps, sizeof on)) {
+        plan->deps = deps;
+        plan->deps[plan->ndeps++] = on;
+        plan->steps[step].ndeps++;
     }
-    plan->deps[plan->ndeps++] = on;
-    plan->steps[plan->nsteps - 1].ndeps++;
-    return DD_OK;
+}
+
+void
+dd_builder_keep(uint32_t *step, uint32_t latest)
+{
+    if (latest != DD_NO_STEP) {
+        *step = latest;
+    }
+}
+
+/* ---- memory */
+
+size_t
+dd_round_up(size_t nbytes)
+{
+    return (nbytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+void
+dd_builder_begin_segment(dd_builder *builder, size_t s, size_t depth)
+{
+    builder->set = (int)(s % depth);
+    builder->set_used = 0;
+}
+
+dd_plan_range
+dd_builder_add_scratch(dd_builder *builder, size_t nbytes)
+{
+    size_t offset = builder->set_used;
+    builder->set_used += dd_round_up(nbytes);
+    if (builder->set_used > builder->set_nbytes) {
+        builder->set_nbytes = builder->set_used;
+    }
+    builder->nsets = builder->set >= builder->nsets ? builder->set + 1 : builder->nsets;
+    return (dd_plan_range){
+        .buffer = DD_PLAN_SCRATCH, .block = builder->set, .offset = offset, .nbytes = nbytes};
+}
+
+static void
+place_range(const dd_builder *builder, dd_plan_range *range)
+{
+    if (range->buffer == DD_PLAN_SCRATCH) {
+        range->offset += (size_t)range->block * builder->set_nbytes;
+        range->block = 0;
+    }
+}
+
+/* Sets lie one after the other. */
+static void
+place_scratch(dd_builder *builder)
+{
+    dd_plan *plan = builder->plan;
+    plan->scratch_nbytes = (size_t)builder->nsets * builder->set_nbytes;
+    for (uint32_t i = 0; i < plan->nsteps; i++) {
+        place_range(builder, &plan->steps[i].src);
+        place_range(builder, &plan->steps[i].dst);
+    }
+    for (uint32_t i = 0; i < plan->nsources; i++) {
+        place_range(builder, &plan->sources[i]);
+    }
+}
+
+dd_status
+dd_builder_finish(dd_builder *builder)
+{
+    if (builder->status == DD_OK) {
+        place_scratch(builder);
+        dd_builder_order(builder);
+    }
+    return builder->status;
+}
+
+dd_plan_range
+dd_range_input(int block, size_t offset, size_t nbytes)
+{
+    return (dd_plan_range){.buffer = DD_PLAN_INPUT, .block = block, .offset = offset, .nbytes = nbytes};
+}
+
+dd_plan_range
+dd_range_output(int block, size_t offset, size_t nbytes)
+{
+    return (dd_plan_range){.buffer = DD_PLAN_OUTPUT, .block = block, .offset = offset, .nbytes = nbytes};
+}
+
+dd_plan_range
+dd_range_part(dd_plan_range range, dd_span bytes)
+{
+    range.offset += bytes.first;
+    range.nbytes = bytes.count;
+    return range;
+}
+
+int
+dd_builder_at(const dd_builder *builder, int rank, int distance)
+{
+    return (int)(((long)rank + distance + builder->nranks) % builder->nranks);
+}
+
+bool
+dd_builder_is_root(const dd_builder *builder)
+{
+    return builder->rank == builder->args->root;
+}
+
+dd_span
+dd_share(size_t count, int nshares, int k)
+{
+    size_t each = count / (size_t)nshares;
+    size_t longer = count % (size_t)nshares;
+    size_t before = (size_t)k < longer ? (size_t)k : longer;
+    return (dd_span){.first = each * (size_t)k + before, .count = each + ((size_t)k < longer ? 1 : 0)};
+}
+
+dd_span
+dd_share_lines(size_t nbytes, size_t line, int nshares, int k)
+{
+    dd_span lines = dd_share((nbytes + line - 1) / line, nshares, k);
+    size_t first = lines.first * line < nbytes ? lines.first * line : nbytes;
+    return (dd_span){.first = first, .count = dd_segment(nbytes - first, lines.count * line, 0).count};
+}
+
+size_t
+dd_nsegments(size_t count, size_t per_segment)
+{
+    return count / per_segment + (count % per_segment != 0 ? 1 : 0);
+}
+
+dd_span
+dd_segment(size_t count, size_t per_segment, size_t s)
+{
+    size_t first = s * per_segment;
+    if (first >= count) {
+        return (dd_span){.first = count, .count = 0};
+    }
+    size_t rest = count - first;
+    return (dd_span){.first = first, .count = rest < per_segment ? rest : per_segment};
+}
+
+/* ---- blocks */
+
+/* Rank k's block, in elements of the memory that block_range names. */
+static dd_span
+block_span(const dd_builder *builder, int k)
+{
+    const dd_coll_args *args = builder->args;
+    if (args->coll == DD_COLL_ALL_GATHER) {
+        return (dd_span){.count = args->outputs[k].nbytes};
+    }
+    if (args->coll == DD_COLL_REDUCE_SCATTER) {
+        return (dd_span){.count = args->inputs[k].nbytes / builder->element_nbytes};
+    }
+    return dd_share(args->inputs[0].nbytes / builder->element_nbytes, builder->nranks, k);
+}
+
+size_t
+dd_builder_cut_blocks(dd_builder *builder, size_t element_nbytes)
+{
+    size_t largest = 0;
+    for (int k = 0; k < builder->nranks; k++) {
+        size_t count = block_span(builder, k).count;
+        largest = count > largest ? count : largest;
+    }
+    size_t per_segment = builder->segment_nbytes / element_nbytes;
+    per_segment = per_segment > 0 ? per_segment : 1;
+    builder->per_segment = per_segment;
+    builder->largest_segment = largest < per_segment ? largest : per_segment;
+    return dd_nsegments(largest, per_segment);
+}
+
+static dd_plan_range
+block_range(const dd_builder *builder, dd_plan_range range, int k, size_t s)
+{
+    dd_span block = block_span(builder, k);
+    dd_span segment = dd_segment(block.count, builder->per_segment, s);
+    range.offset = (block.first + segment.first) * builder->element_nbytes;
+    range.nbytes = segment.count * builder->element_nbytes;
+    return range;
+}
+
+dd_plan_range
+dd_builder_block_input(const dd_builder *builder, int k, size_t s)
+{
+    int block = builder->args->coll == DD_COLL_REDUCE_SCATTER ? k : 0;
+    return block_range(builder, dd_range_input(block, 0, 0), k, s);
+}
+
+dd_plan_range
+dd_builder_block_output(const dd_builder *builder, int k, size_t s)
+{
+    bool is_gather = builder->args->coll == DD_COLL_ALL_GATHER;
+    dd_plan_range memory =
+        is_gather && k == builder->rank ? dd_range_input(0, 0, 0) : dd_range_output(is_gather ? k : 0, 0, 0);
+    return block_range(builder, memory, k, s);
+}
+
+void
+dd_builder_collect(dd_builder *builder, size_t s, size_t channel)
+{
+    for (int distance = 1; distance < builder->nranks; distance++) {
+        int peer = dd_builder_at(builder, builder->rank, -distance);
+        dd_builder_recv(builder, peer, channel, dd_builder_block_output(builder, peer, s));
+    }
+}
+
+void
+dd_builder_spread(dd_builder *builder, size_t s, size_t channel)
+{
+    dd_plan_range own = dd_builder_block_output(builder, builder->rank, s);
+    for (int distance = 1; distance < builder->nranks; distance++) {
+        dd_builder_send(builder, dd_builder_at(builder, builder->rank, distance), channel, own);
+    }
+    dd_builder_collect(builder, s, channel);
+}
+
+void
+dd_builder_pass_around(dd_builder *builder, size_t s, size_t channel)
+{
+    int next = dd_builder_at(builder, builder->rank, 1);
+    int previous = dd_builder_at(builder, builder->rank, -1);
+    int block = builder->rank;
+    for (int round = 1; round < builder->nranks; round++, channel++) {
+        dd_builder_send(builder, next, channel, dd_builder_block_output(builder, block, s));
+        block = dd_builder_at(builder, block, -1);
+        dd_builder_recv(builder, previous, channel, dd_builder_block_output(builder, block, s));
+    }
 }

@@ -78,13 +78,15 @@ typedef struct dd_plan_task {
     size_t segment_nbytes; /* a multiple of 64 */
 } dd_plan_task;
 
+typedef struct dd_builder dd_builder;
+
 /* One row an algorithm. Limits: is_even_only for those that need every block to be of the same size. */
 typedef struct dd_algorithm {
     const char *name; /* "ring": what overrides and reports call it */
     dd_coll coll;
     dd_plan_order order;
     bool is_even_only;
-    dd_status (*build)(const dd_plan_task *task, dd_plan *plan, dd_error *err);
+    void (*build)(dd_builder *builder);
 } dd_algorithm;
 
 /* The table of all algorithms; ends with a row whose name is NULL. */
@@ -93,21 +95,11 @@ extern const dd_algorithm dd_algorithms[];
 /* NULL when there is none of that name for the collective. */
 const dd_algorithm *dd_algorithm_find(dd_coll coll, const char *name);
 
+/* Fills in an empty plan, which is the caller's to end also on failure. DD_OUT_OF_MEMORY. */
+dd_status dd_plan_build(const dd_algorithm *algorithm, const dd_plan_task *task, dd_plan *plan,
+                        dd_error *err) DD_MUST_CHECK;
+
 /* A zeroed plan is empty; fini leaves it so. */
 void dd_plan_fini(dd_plan *plan);
-
-/* Pieces for builders. Each adds one step and gives its index; dependencies are added to the last step. DD_OUT_OF_MEMORY leaves
- * the plan to dd_plan_fini. */
-dd_status dd_plan_add_send(dd_plan *plan, int peer, uint32_t channel, dd_plan_range src, uint32_t *index,
-                           dd_error *err) DD_MUST_CHECK;
-dd_status dd_plan_add_recv(dd_plan *plan, int peer, uint32_t channel, dd_plan_range dst, uint32_t *index,
-                           dd_error *err) DD_MUST_CHECK;
-dd_status dd_plan_add_copy(dd_plan *plan, dd_plan_range src, dd_plan_range dst, uint32_t *index,
-                           dd_error *err) DD_MUST_CHECK;
-dd_status dd_plan_add_reduce(dd_plan *plan, dd_stage stage, const dd_plan_range *sources, uint32_t nsources,
-                             dd_plan_range dst, size_t count, uint32_t *index, dd_error *err) DD_MUST_CHECK;
-/* One more source for the last step, a reduce. */
-dd_status dd_plan_add_source(dd_plan *plan, dd_plan_range source, dd_error *err) DD_MUST_CHECK;
-dd_status dd_plan_add_dep(dd_plan *plan, uint32_t on, dd_error *err) DD_MUST_CHECK;
 
 #endif

@@ -7,13 +7,10 @@
 /* Local steps up to this size are done at once, whoever has the lock; larger ones wait for their turn. */
 #define SMALL_NBYTES ((size_t)64 << 10)
 
-/* Steps that may start, or local steps whose turn it is, in order. A step enters once, so that nothing
- * wraps around. */
-typedef struct step_queue {
-    uint32_t *steps;
-    uint32_t head;
-    uint32_t tail;
-} step_queue;
+typedef struct plan_message {
+    dd_message message; /* is_posted: it is with the transport */
+    uint32_t step;      /* const */
+} plan_message;
 
 /* Everything belongs to the holder of the engine's lock; what is const is so after create. */
 struct dd_plan_run {
@@ -21,15 +18,16 @@ struct dd_plan_run {
     uint32_t *first_successor; /* const: [nsteps + 1], into successors */
     uint32_t *successors;      /* const: steps that wait for a step */
     uint32_t *message_of;      /* const: of a send or receive, into messages */
-    uint32_t *step_of;         /* const: of a message */
     const void **sources;      /* of the fold being made with the lock */
     const void **step_sources; /* ... and without it */
     uint32_t *nwaiting;        /* dependencies of a step that have not ended */
-    dd_message *messages;
-    bool *is_posted; /* of a message: with the transport */
+    plan_message *messages;
     uint32_t nmessages;
-    step_queue ready;
-    step_queue local;
+    /* Steps in the order in which they may start, each once. Large local ones that have their turn yet to come take the
+     * places of those that have been started. */
+    uint32_t *queue;
+    uint32_t nready, nstarted;
+    uint32_t nlocal, ntaken;
     uint32_t nended;
     size_t nbytes; /* const: of this and everything it holds */
     bool is_under_way;
@@ -87,7 +85,7 @@ number_messages(dd_plan_run *run)
     for (uint32_t i = 0; i < run->plan.nsteps; i++) {
         run->message_of[i] = run->nmessages;
         if (is_message(&run->plan.steps[i])) {
-            run->step_of[run->nmessages++] = i;
+            run->messages[run->nmessages++].step = i;
         }
     }
 }
@@ -101,9 +99,9 @@ allocate(dd_plan_run *run, dd_error *err)
     uint32_t max_nsources = 0;
     count_parts(plan, &nmessages, &max_nsources);
     size_t nsteps = plan->nsteps;
-    size_t nwords = 5 * nsteps + 1 + plan->ndeps + nmessages;
-    size_t nbytes = nmessages * (sizeof(dd_message) + sizeof(bool)) + 2 * max_nsources * sizeof(void *) +
-                    nwords * sizeof(uint32_t);
+    size_t nwords = 4 * nsteps + 1 + plan->ndeps;
+    size_t nbytes =
+        nmessages * sizeof(plan_message) + 2 * max_nsources * sizeof(void *) + nwords * sizeof(uint32_t);
     run->messages = dd_mem_zalloc(nbytes);
     if (run->messages == NULL) {
         return dd_error_no_memory(err, nbytes);
@@ -115,11 +113,8 @@ allocate(dd_plan_run *run, dd_error *err)
     run->first_successor = (uint32_t *)(void *)(run->step_sources + max_nsources);
     run->successors = run->first_successor + nsteps + 1;
     run->message_of = run->successors + plan->ndeps;
-    run->step_of = run->message_of + nsteps;
-    run->nwaiting = run->step_of + nmessages;
-    run->ready.steps = run->nwaiting + nsteps;
-    run->local.steps = run->ready.steps + nsteps;
-    run->is_posted = (bool *)(run->local.steps + nsteps);
+    run->nwaiting = run->message_of + nsteps;
+    run->queue = run->nwaiting + nsteps;
     return DD_OK;
 }
 
@@ -183,25 +178,13 @@ range_data(const dd_plan_run *run, const dd_plan_range *range)
 }
 
 static void
-queue_push(step_queue *queue, uint32_t step)
-{
-    queue->steps[queue->tail++] = step;
-}
-
-static bool
-queue_is_empty(const step_queue *queue)
-{
-    return queue->head == queue->tail;
-}
-
-static void
 note_ended(dd_plan_run *run, uint32_t index)
 {
     run->nended++;
     for (uint32_t i = run->first_successor[index]; i < run->first_successor[index + 1]; i++) {
         uint32_t successor = run->successors[i];
         if (--run->nwaiting[successor] == 0) {
-            queue_push(&run->ready, successor);
+            run->queue[run->nready++] = successor;
         }
     }
 }
@@ -238,18 +221,16 @@ post_message(dd_plan_run *run, uint32_t index)
 {
     const dd_plan_step *step = &run->plan.steps[index];
     const dd_plan_range *range = step->kind == DD_PLAN_SEND ? &step->src : &step->dst;
-    uint32_t number = run->message_of[index];
-    dd_message *message = &run->messages[number];
+    dd_message *message = &run->messages[run->message_of[index]].message;
     message->kind = DD_MESSAGE_COLL;
     message->rank = run->options.ranks != NULL ? run->options.ranks[step->peer] : step->peer;
     message->tag = run->options.sequence;
-    message->channel = step->channel + run->options.channel;
+    message->channel = step->channel;
     message->data = range_data(run, range);
     message->nbytes = range->nbytes;
     message->signature = &run->options.signature;
     message->on_done = on_message_done;
     message->owner = run;
-    run->is_posted[number] = true;
     if (step->kind == DD_PLAN_SEND) {
         dd_context_post_send_locked(run->options.context, message);
     } else {
@@ -267,7 +248,7 @@ start_step(dd_plan_run *run, uint32_t index)
         do_local(run, index, run->sources);
         note_ended(run, index);
     } else {
-        queue_push(&run->local, index);
+        run->queue[run->nlocal++] = index;
     }
 }
 
@@ -286,8 +267,8 @@ static void
 end_failed(dd_plan_run *run)
 {
     for (uint32_t i = 0; i < run->nmessages; i++) {
-        if (run->is_posted[i]) {
-            dd_context_cancel_locked(run->options.context, &run->messages[i], &run->error);
+        if (run->messages[i].message.is_posted) {
+            dd_context_cancel_locked(run->options.context, &run->messages[i].message, &run->error);
         }
     }
     end(run, &run->error);
@@ -319,8 +300,8 @@ static void
 advance(dd_plan_run *run)
 {
     run->is_advancing = true;
-    while (!queue_is_empty(&run->ready) && !run->is_failed) {
-        start_step(run, run->ready.steps[run->ready.head++]);
+    while (run->nstarted < run->nready && !run->is_failed) {
+        start_step(run, run->queue[run->nstarted++]);
     }
     if (run->is_failed) {
         end_failed(run);
@@ -336,12 +317,10 @@ static void
 on_message_done(dd_message *message, const dd_error *error)
 {
     dd_plan_run *run = message->owner;
-    uint32_t number = (uint32_t)(message - run->messages);
-    run->is_posted[number] = false;
     if (error != NULL) {
         note_message_failed(run, error);
     } else {
-        note_ended(run, run->step_of[number]);
+        note_ended(run, DD_CONTAINER_OF(message, plan_message, message)->step);
     }
     if (!run->is_advancing) {
         advance(run);
@@ -353,15 +332,14 @@ dd_plan_run_start_locked(dd_plan_run *run, const dd_coll_args *args, const dd_pl
 {
     run->args = *args;
     run->options = *options;
-    run->ready.head = run->ready.tail = 0;
-    run->local.head = run->local.tail = 0;
+    run->nready = run->nstarted = run->nlocal = run->ntaken = 0;
     run->nended = 0;
     run->is_under_way = true;
     run->is_failed = false;
     for (uint32_t i = 0; i < run->plan.nsteps; i++) {
         run->nwaiting[i] = run->plan.steps[i].ndeps;
         if (run->nwaiting[i] == 0) {
-            queue_push(&run->ready, i);
+            run->queue[run->nready++] = i;
         }
     }
     advance(run);
@@ -370,7 +348,7 @@ dd_plan_run_start_locked(dd_plan_run *run, const dd_coll_args *args, const dd_pl
 bool
 dd_plan_run_is_busy_locked(const dd_plan_run *run)
 {
-    return run->is_under_way && !queue_is_empty(&run->local);
+    return run->is_under_way && run->ntaken < run->nlocal;
 }
 
 bool
@@ -379,7 +357,7 @@ dd_plan_run_take_step_locked(dd_plan_run *run, uint32_t *step)
     if (!dd_plan_run_is_busy_locked(run) || run->is_advancing) {
         return false;
     }
-    *step = run->local.steps[run->local.head++];
+    *step = run->queue[run->ntaken++];
     return true;
 }
 
@@ -426,10 +404,10 @@ dd_plan_run_missing_locked(const dd_plan_run *run, int *ranks, int max)
 {
     int nfound = 0;
     for (uint32_t i = 0; i < run->nmessages && run->is_under_way && nfound < max; i++) {
-        int rank = run->messages[i].rank;
-        bool is_receive = run->plan.steps[run->step_of[i]].kind == DD_PLAN_RECV;
-        if (run->is_posted[i] && is_receive && !is_among(ranks, nfound, rank)) {
-            ranks[nfound++] = rank;
+        const dd_message *message = &run->messages[i].message;
+        bool is_receive = run->plan.steps[run->messages[i].step].kind == DD_PLAN_RECV;
+        if (message->is_posted && is_receive && !is_among(ranks, nfound, message->rank)) {
+            ranks[nfound++] = message->rank;
         }
     }
     return nfound;

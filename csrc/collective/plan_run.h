@@ -22,7 +22,6 @@ typedef struct dd_plan_run_options {
     dd_context *context;
     const int *ranks;  /* the plan's ranks in terms of the context's, valid until the end; NULL: the same */
     uint64_t sequence; /* of the group's collective */
-    uint32_t channel;  /* added to the plan's channels, so that several plans of one collective do not meet */
     dd_signature signature; /* of all its messages */
     void *scratch;          /* aligned to 64 bytes, the run's until the end */
     /* Once, perhaps from within start; `error` NULL for success. The run may be started again from here. A

@@ -66,7 +66,6 @@ bool dd_run_is_in_the_way_locked(dd_run *run);
 /* Ends the one that is under way with `error`; on_done is called. The run can not be used again if an
  * arena was involved. */
 void dd_run_cancel_locked(dd_run *run, const dd_error *error);
-bool dd_run_is_idle(const dd_run *run);
 
 /* Ranks that the collective waits for, as far as this rank can tell; returns how many, writes at most max.
  * Some of them may be inside it and wait themselves. */
@@ -74,8 +73,5 @@ int dd_run_missing_locked(const dd_run *run, int *ranks, int max);
 
 /* After DD_MISMATCH; rank: of the group, -1 when it was not the arena that found out. */
 dd_arena_culprit dd_run_culprit(const dd_run *run);
-
-/* What it did with the last call, for the log: "arena", "ring", "arena+direct", "copy". */
-const char *dd_run_way(const dd_run *run);
 
 #endif

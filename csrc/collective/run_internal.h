@@ -7,7 +7,6 @@
 #include "collective/run.h"
 
 #define DD_RUN_NPLANS 4
-#define DD_RUN_WAY_NBYTES 40
 
 /* Memory that is kept from one collective to the next. */
 typedef struct dd_run_buffer {
@@ -16,28 +15,22 @@ typedef struct dd_run_buffer {
     size_t nbytes;
 } dd_run_buffer;
 
-/* A plan that may be wanted again, and what it is good for: collectives of the same shape. */
+/* A plan that may be wanted again, for collectives of the same shape. */
 typedef struct dd_run_plan {
     dd_plan_run *plan; /* NULL: the place is free */
     const dd_algorithm *algorithm;
-    size_t segment_nbytes;
-    int nranks;
-    int root;
-    dd_dtype dtype;
-    dd_redop op;
-    size_t *sizes; /* of the inputs, then of the outputs */
-    int nsizes;
-    char way[DD_RUN_WAY_NBYTES];
+    size_t *shape; /* what it depends on beside the algorithm; sizes of the blocks come last */
+    size_t nshape;
     uint64_t last_use;
 } dd_run_plan;
 
 typedef enum dd_run_route {
-    DD_ROUTE_COPY, /* one rank */
-    DD_ROUTE_ARENA,
+    DD_ROUTE_LOCAL, /* through the arena, or by a copy for one rank */
     DD_ROUTE_FLAT,
     DD_ROUTE_HIERARCHY,
 } dd_run_route;
 
+/* Legs one after the other. LOCAL has no legs: the arena's lane runs the collective itself. */
 typedef struct dd_run_lane {
     dd_leg leg;      /* the next one to end */
     bool has_leg;    /* leg is filled in */
@@ -60,8 +53,9 @@ typedef struct dd_run_wanted {
  * does not wait for that: it waits, with the lock, for the end of the piece (is_moving). So a mover never
  * waits for the lock while it moves: whom to wake, and what is wanted, is kept until it is back. */
 typedef struct dd_run_mover {
-    bool is_large;         /* the arena's operation, or the copy, is moved that way */
+    bool is_large;         /* the arena's operation is moved that way */
     bool is_taken;         /* by a thread that will come back */
+    bool has_left;         /* some thread was without the lock during this collective */
     atomic_bool is_moving; /* that thread is not done with the piece; cleared without the lock */
     unsigned nabsent;      /* threads that will come back, also to a collective that has ended meanwhile */
     uint64_t nended;       /* collectives: whether it has */
@@ -98,40 +92,40 @@ struct dd_run {
     bool is_starting;
     dd_run_route route;
 
-    bool is_arena_busy;
-    dd_arena_op_options arena_options;
-    dd_run_mover mover;
-    dd_run_copying copying[DD_LANE_COUNT]; /* legs of the lanes; DD_ROUTE_COPY: the first */
-
-    dd_run_lane lanes[DD_LANE_COUNT]; /* FLAT, HIERARCHY */
-    bool is_advancing;                /* further up the stack */
+    dd_run_lane lanes[DD_LANE_COUNT];
+    bool is_advancing; /* further up the stack */
     bool is_failed;
     dd_error error; /* when failed */
     dd_arena_culprit culprit;
 
+    bool is_arena_busy;
+    dd_arena_op_options arena_options;
+    dd_run_mover mover;
+    dd_run_copying copying[DD_LANE_COUNT];
+
     dd_run_plan plans[DD_RUN_NPLANS];
-    dd_run_plan *plan; /* under way; NULL */
+    dd_run_plan *plan;             /* under way; NULL */
+    const dd_algorithm *algorithm; /* of the latest plan */
     uint64_t nuses;
-    char way[DD_RUN_WAY_NBYTES]; /* "" until there has been a plan */
-    dd_run_buffer scratch;       /* of the hierarchy */
+    dd_run_buffer scratch; /* of the hierarchy */
     dd_run_buffer plan_scratch;
 };
 
-/* Ends the collective and tells; another one may be under way afterwards. */
-void dd_run_end(dd_run *run, const dd_error *error);
-/* Starts as many legs as can be, and ends the collective after the last or when it has failed. */
-void dd_run_advance_legs(dd_run *run);
-/* A leg, or something else of it, has failed: the first failure stays. */
-void dd_run_note_failed(dd_run *run, const dd_error *error);
-void dd_run_note_leg_ended(dd_run *run, dd_lane lane);
-void dd_run_begin_legs(dd_run *run);
+/* What a lane runs has ended; what follows is started, and the collective ends when there is nothing more. */
+void dd_run_end_leg(dd_run *run, dd_lane lane);
+/* Ends the collective: the first failure stays. */
+void dd_run_fail(dd_run *run, const dd_error *error);
 
-/* Starts an operation of the arena on behalf of the collective. */
-void dd_run_start_arena(dd_run *run, const dd_coll_args *args, bool is_partial);
-/* A collective of one rank. True when it is over; else it is moved in pieces, and ends the leg, if it is one. */
-bool dd_run_start_copy(dd_run *run, const dd_coll_args *args, bool is_partial, dd_lane lane);
-/* The same: partial results become elements. */
-bool dd_run_start_rounding(dd_run *run, const dd_coll_args *args, dd_lane lane);
+/* ---- run_move.c: work that is done piece by piece */
+
+void dd_run_init_moves(dd_run *run);
+/* Starts an operation of the arena, or a copy where this rank is alone: of inputs (stage WHOLE, or FIRST for partial results), or
+ * of one partial result that becomes elements (LAST). True when it is over at once; else it ends the lane's leg. */
+bool dd_run_start_move(dd_run *run, dd_lane lane, const dd_coll_args *args, dd_stage stage);
+/* Nothing is left to be done, or told, for the collective that ends. */
+void dd_run_forget_moves(dd_run *run);
+
+/* ---- run_plans.c */
 
 /* A plan for the collective of `leg`, made or found, with its scratch; it is run->plan until the end. */
 dd_status dd_run_find_plan(dd_run *run, const dd_leg *leg, dd_error *err) DD_MUST_CHECK;

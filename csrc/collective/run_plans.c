@@ -3,9 +3,6 @@
 
 #include "core/mem.h"
 
-#include <stdio.h>
-#include <string.h>
-
 #define ALIGNMENT ((size_t)64)
 #define KEPT_SCRATCH_NBYTES ((size_t)1 << 20)
 #define KEPT_PLAN_NBYTES ((size_t)256 << 10)
@@ -45,105 +42,61 @@ dd_run_buffer_fini(dd_run_buffer *buffer)
 /* ---- what a plan is good for */
 
 typedef struct shape {
-    const dd_coll_args *args;
-    int rank;
-    int nranks;
-    int ninputs;
-    int nsizes;
-    bool is_between_hosts;
+    const dd_leg *leg;
     const dd_algorithm *algorithm;
     size_t segment_nbytes;
+    size_t ninputs;
+    size_t noutputs;
 } shape;
-
-static void
-measure_blocks(const dd_block *blocks, int nblocks, dd_select_query *query)
-{
-    for (int i = 0; i < nblocks; i++) {
-        query->nbytes = blocks[i].nbytes > query->nbytes ? blocks[i].nbytes : query->nbytes;
-        query->is_even = query->is_even && blocks[i].nbytes == blocks[0].nbytes;
-    }
-}
-
-/* Of what every rank knows. Where one knows its own blocks only, the signature tells whether they are all
- * of a size. */
-static dd_select_query
-make_query(const dd_leg *leg, const dd_signature *signature)
-{
-    const dd_coll_args *args = &leg->args;
-    dd_select_query query = {.coll = args->coll, .nranks = leg->nranks, .is_even = true};
-    bool is_known = signature->count != 0;
-    switch (args->coll) {
-    case DD_COLL_BARRIER:
-        break;
-    case DD_COLL_BROADCAST:
-        query.nbytes = args->outputs[0].nbytes;
-        break;
-    case DD_COLL_REDUCE:
-    case DD_COLL_ALL_REDUCE:
-        query.nbytes = args->inputs[0].nbytes;
-        break;
-    case DD_COLL_ALL_GATHER:
-        measure_blocks(args->outputs, leg->nranks, &query);
-        break;
-    case DD_COLL_REDUCE_SCATTER:
-        measure_blocks(args->inputs, leg->nranks, &query);
-        break;
-    case DD_COLL_GATHER:
-    case DD_COLL_ALL_TO_ALL:
-        query.is_even = is_known;
-        query.nbytes = is_known ? args->inputs[0].nbytes : 0;
-        break;
-    case DD_COLL_SCATTER:
-        query.is_even = is_known;
-        query.nbytes = is_known ? args->outputs[0].nbytes : 0;
-        break;
-    }
-    return query;
-}
 
 static shape
 make_shape(const dd_run *run, const dd_leg *leg)
 {
     const dd_coll_args *args = &leg->args;
-    dd_select_query query = make_query(leg, &run->call.signature);
+    dd_select_query query = {.coll = args->coll, .nranks = leg->nranks};
+    query.nbytes = dd_coll_known_nbytes(args, leg->nranks, run->call.signature.count != 0, &query.is_even);
     bool is_root = leg->rank == args->root;
-    int ninputs = dd_coll_ninputs(args->coll, is_root, leg->nranks);
+    size_t segment = run->env.segment_nbytes;
     return (shape){
-        .args = args,
-        .rank = leg->rank,
-        .nranks = leg->nranks,
-        .ninputs = ninputs,
-        .nsizes = ninputs + dd_coll_noutputs(args->coll, is_root, leg->nranks),
-        .is_between_hosts = leg->ranks != NULL,
+        .leg = leg,
         .algorithm = dd_select(&run->env.selection, &query),
-        .segment_nbytes =
-            run->env.segment_nbytes != 0 ? run->env.segment_nbytes : dd_select_segment_nbytes(&query),
+        .segment_nbytes = segment != 0 ? segment : dd_select_segment_nbytes(&query),
+        .ninputs = (size_t)dd_coll_ninputs(args->coll, is_root, leg->nranks),
+        .noutputs = (size_t)dd_coll_noutputs(args->coll, is_root, leg->nranks),
     };
 }
 
+#define NFIXED 5
+
 static size_t
-size_at(const shape *wanted, int i)
+count_words(const shape *wanted)
 {
-    const dd_coll_args *args = wanted->args;
+    return NFIXED + wanted->ninputs + wanted->noutputs;
+}
+
+/* The i-th of the numbers that, with the algorithm, decide what plan it is. */
+static size_t
+word_at(const shape *wanted, size_t i)
+{
+    const dd_coll_args *args = &wanted->leg->args;
+    size_t fixed[NFIXED] = {wanted->segment_nbytes, (size_t)wanted->leg->nranks, (size_t)args->root,
+                            (size_t)args->reduction.dtype, (size_t)args->reduction.op};
+    if (i < NFIXED) {
+        return fixed[i];
+    }
+    i -= NFIXED;
     return i < wanted->ninputs ? args->inputs[i].nbytes : args->outputs[i - wanted->ninputs].nbytes;
 }
 
 static bool
 is_plan_for(const dd_run_plan *plan, const shape *wanted)
 {
-    const dd_coll_args *args = wanted->args;
-    if (plan->plan == NULL || plan->algorithm != wanted->algorithm || plan->nranks != wanted->nranks ||
-        plan->root != args->root || plan->segment_nbytes != wanted->segment_nbytes ||
-        plan->dtype != args->reduction.dtype || plan->op != args->reduction.op ||
-        plan->nsizes != wanted->nsizes) {
-        return false;
+    bool is_same =
+        plan->plan != NULL && plan->algorithm == wanted->algorithm && plan->nshape == count_words(wanted);
+    for (size_t i = 0; is_same && i < plan->nshape; i++) {
+        is_same = plan->shape[i] == word_at(wanted, i);
     }
-    for (int i = 0; i < plan->nsizes; i++) {
-        if (plan->sizes[i] != size_at(wanted, i)) {
-            return false;
-        }
-    }
-    return true;
+    return is_same;
 }
 
 /* ---- the plans that are kept */
@@ -152,64 +105,40 @@ static void
 drop_plan(dd_run_plan *plan)
 {
     dd_plan_run_destroy(plan->plan);
-    dd_mem_free(plan->sizes);
+    dd_mem_free(plan->shape);
     *plan = (dd_run_plan){0};
-}
-
-static dd_run_plan *
-least_recent(dd_run *run)
-{
-    dd_run_plan *found = &run->plans[0];
-    for (int i = 1; i < DD_RUN_NPLANS; i++) {
-        found = run->plans[i].last_use < found->last_use ? &run->plans[i] : found;
-    }
-    return found;
-}
-
-static dd_status
-build(const shape *wanted, dd_plan_run **made, dd_error *err)
-{
-    dd_plan plan = {0};
-    dd_plan_task task = {.rank = wanted->rank,
-                         .nranks = wanted->nranks,
-                         .args = wanted->args,
-                         .segment_nbytes = wanted->segment_nbytes};
-    dd_status status = wanted->algorithm->build(&task, &plan, err);
-    if (status == DD_OK) {
-        status = dd_plan_run_create(&plan, made, err);
-    }
-    dd_plan_fini(&plan);
-    return status;
 }
 
 static dd_status
 make_plan(const shape *wanted, dd_run_plan *plan, dd_error *err)
 {
     drop_plan(plan);
-    size_t *sizes = dd_mem_alloc_array((size_t)wanted->nsizes, sizeof *sizes);
-    if (sizes == NULL) {
-        return dd_error_no_memory(err, (size_t)wanted->nsizes * sizeof *sizes);
+    const dd_leg *leg = wanted->leg;
+    dd_plan steps = {0};
+    dd_plan_task task = {.rank = leg->rank,
+                         .nranks = leg->nranks,
+                         .args = &leg->args,
+                         .segment_nbytes = wanted->segment_nbytes};
+    size_t nshape = count_words(wanted);
+    dd_run_plan made = {.algorithm = wanted->algorithm,
+                        .shape = dd_mem_alloc_array(nshape, sizeof(size_t)),
+                        .nshape = nshape};
+    dd_status status = made.shape != NULL ? DD_OK : dd_error_no_memory(err, nshape * sizeof *made.shape);
+    if (status == DD_OK) {
+        status = dd_plan_build(wanted->algorithm, &task, &steps, err);
     }
-    dd_plan_run *made = NULL;
-    dd_status status = build(wanted, &made, err);
+    if (status == DD_OK) {
+        status = dd_plan_run_create(&steps, &made.plan, err);
+    }
+    dd_plan_fini(&steps);
     if (status != DD_OK) {
-        dd_mem_free(sizes);
+        drop_plan(&made);
         return status;
     }
-    for (int i = 0; i < wanted->nsizes; i++) {
-        sizes[i] = size_at(wanted, i);
+    for (size_t i = 0; i < nshape; i++) {
+        made.shape[i] = word_at(wanted, i);
     }
-    *plan = (dd_run_plan){.plan = made,
-                          .algorithm = wanted->algorithm,
-                          .segment_nbytes = wanted->segment_nbytes,
-                          .nranks = wanted->nranks,
-                          .root = wanted->args->root,
-                          .dtype = wanted->args->reduction.dtype,
-                          .op = wanted->args->reduction.op,
-                          .sizes = sizes,
-                          .nsizes = wanted->nsizes};
-    (void)snprintf(plan->way, sizeof plan->way, "%s%s", wanted->is_between_hosts ? "arena+" : "",
-                   wanted->algorithm->name);
+    *plan = made;
     return DD_OK;
 }
 
@@ -218,12 +147,14 @@ dd_run_find_plan(dd_run *run, const dd_leg *leg, dd_error *err)
 {
     shape wanted = make_shape(run, leg);
     dd_run_plan *plan = NULL;
+    dd_run_plan *oldest = &run->plans[0];
     for (int i = 0; i < DD_RUN_NPLANS && plan == NULL; i++) {
         plan = is_plan_for(&run->plans[i], &wanted) ? &run->plans[i] : NULL;
+        oldest = run->plans[i].last_use < oldest->last_use ? &run->plans[i] : oldest;
     }
     dd_status status = DD_OK;
     if (plan == NULL) {
-        plan = least_recent(run);
+        plan = oldest;
         status = make_plan(&wanted, plan, err);
     }
     if (status == DD_OK) {
@@ -234,7 +165,7 @@ dd_run_find_plan(dd_run *run, const dd_leg *leg, dd_error *err)
     }
     plan->last_use = ++run->nuses;
     run->plan = plan;
-    memcpy(run->way, plan->way, sizeof run->way);
+    run->algorithm = wanted.algorithm;
     return DD_OK;
 }
 

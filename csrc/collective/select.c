@@ -1,5 +1,7 @@
 #include "collective/select.h"
 
+#include "collective/plan_internal.h"
+
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
@@ -8,6 +10,43 @@
 #define MIB (1024 * KIB)
 #define ANY_NBYTES SIZE_MAX
 #define ANY_NRANKS INT_MAX
+
+const dd_algorithm dd_algorithms[] = {
+    {"dissemination", DD_COLL_BARRIER, DD_ORDER_NONE, false, dd_build_barrier},
+    {"binomial", DD_COLL_BROADCAST, DD_ORDER_NONE, false, dd_build_broadcast_binomial},
+    {"chain", DD_COLL_BROADCAST, DD_ORDER_NONE, false, dd_build_broadcast_chain},
+    {"scatter_all_gather", DD_COLL_BROADCAST, DD_ORDER_NONE, false, dd_build_broadcast_shares},
+    {"direct", DD_COLL_REDUCE, DD_ORDER_LINEAR, false, dd_build_fold_whole},
+    {"direct_scatter_gather", DD_COLL_REDUCE, DD_ORDER_LINEAR, false, dd_build_fold_shares},
+    {"binomial", DD_COLL_REDUCE, DD_ORDER_TREE, false, dd_build_fold_tree},
+    {"exchange", DD_COLL_ALL_REDUCE, DD_ORDER_LINEAR, false, dd_build_fold_whole},
+    {"direct", DD_COLL_ALL_REDUCE, DD_ORDER_LINEAR, false, dd_build_fold_shares},
+    {"ring", DD_COLL_ALL_REDUCE, DD_ORDER_RING, false, dd_build_fold_ring},
+    {"doubling", DD_COLL_ALL_REDUCE, DD_ORDER_TREE, false, dd_build_fold_tree},
+    {"direct", DD_COLL_GATHER, DD_ORDER_NONE, false, dd_build_move_direct},
+    {"binomial", DD_COLL_GATHER, DD_ORDER_NONE, true, dd_build_move_binomial},
+    {"direct", DD_COLL_SCATTER, DD_ORDER_NONE, false, dd_build_move_direct},
+    {"binomial", DD_COLL_SCATTER, DD_ORDER_NONE, true, dd_build_move_binomial},
+    {"direct", DD_COLL_ALL_GATHER, DD_ORDER_NONE, false, dd_build_all_gather_direct},
+    {"ring", DD_COLL_ALL_GATHER, DD_ORDER_NONE, false, dd_build_all_gather_ring},
+    {"bruck", DD_COLL_ALL_GATHER, DD_ORDER_NONE, true, dd_build_all_gather_bruck},
+    {"direct", DD_COLL_REDUCE_SCATTER, DD_ORDER_LINEAR, false, dd_build_fold_shares},
+    {"ring", DD_COLL_REDUCE_SCATTER, DD_ORDER_RING, false, dd_build_fold_ring},
+    {"pairwise", DD_COLL_ALL_TO_ALL, DD_ORDER_NONE, false, dd_build_move_direct},
+    {"bruck", DD_COLL_ALL_TO_ALL, DD_ORDER_NONE, true, dd_build_all_to_all_bruck},
+    {NULL, DD_COLL_BARRIER, DD_ORDER_NONE, false, NULL},
+};
+
+const dd_algorithm *
+dd_algorithm_find(dd_coll coll, const char *name)
+{
+    for (const dd_algorithm *row = dd_algorithms; row->name != NULL; row++) {
+        if (row->coll == coll && strcmp(row->name, name) == 0) {
+            return row;
+        }
+    }
+    return NULL;
+}
 
 /* The first rule of the collective that holds, and whose algorithm can do it, is taken. docs/selection.md says why. */
 typedef struct select_rule {
@@ -75,29 +114,29 @@ static const select_rule rules[] = {
     {DD_COLL_ALL_TO_ALL, ANY_NRANKS, ANY_NBYTES, "pairwise"},
 };
 
-/* One "name=value" or word of an override. */
+/* A word of an override. */
 typedef struct word {
     const char *text;
-    size_t len;
+    int len;
 } word;
 
 static word
-trim(word text)
+trim(const char *text, size_t len)
 {
-    while (text.len > 0 && text.text[0] == ' ') {
-        text.text++;
-        text.len--;
+    while (len > 0 && text[0] == ' ') {
+        text++;
+        len--;
     }
-    while (text.len > 0 && text.text[text.len - 1] == ' ') {
-        text.len--;
+    while (len > 0 && text[len - 1] == ' ') {
+        len--;
     }
-    return text;
+    return (word){.text = text, .len = (int)len};
 }
 
 static bool
 is_word(word text, const char *name)
 {
-    return strlen(name) == text.len && memcmp(text.text, name, text.len) == 0;
+    return strlen(name) == (size_t)text.len && memcmp(text.text, name, (size_t)text.len) == 0;
 }
 
 /* Adds to a list that is cut when it does not fit. */
@@ -109,84 +148,60 @@ append_name(char *list, size_t size, const char *name)
 }
 
 static dd_status
-unknown_collective(word name, dd_error *err)
-{
-    char known[256] = "";
-    for (int coll = 0; coll < DD_COLL_COUNT; coll++) {
-        append_name(known, sizeof known, dd_coll_name((dd_coll)coll));
-    }
-    return dd_error_set(err, DD_INVALID_ARGUMENT,
-                        "selecting algorithms: no collective \"%.*s\"; there are %s, and the word flat",
-                        (int)(name.len < 64 ? name.len : 64), name.text, known);
-}
-
-static dd_status
-unknown_algorithm(dd_coll coll, word name, dd_error *err)
+parse_value(dd_coll coll, word value, dd_selection *selection, dd_error *err)
 {
     char known[256] = "";
     for (const dd_algorithm *row = dd_algorithms; row->name != NULL; row++) {
+        if (row->coll == coll && is_word(value, row->name)) {
+            selection->forced[coll] = row;
+            return DD_OK;
+        }
         if (row->coll == coll) {
             append_name(known, sizeof known, row->name);
         }
     }
     return dd_error_set(err, DD_INVALID_ARGUMENT,
                         "selecting algorithms: no algorithm \"%.*s\" for %s; there are %s",
-                        (int)(name.len < 64 ? name.len : 64), name.text, dd_coll_name(coll), known);
+                        value.len < 64 ? value.len : 64, value.text, dd_coll_name(coll), known);
 }
 
+/* "name=value", or the word "flat", or nothing. */
 static dd_status
-parse_pair(word name, word value, dd_selection *selection, dd_error *err)
+parse_part(const char *text, size_t len, dd_selection *selection, dd_error *err)
 {
+    const char *equals = memchr(text, '=', len);
+    size_t name_len = equals != NULL ? (size_t)(equals - text) : len;
+    word name = trim(text, name_len);
+    if (equals == NULL && (name.len == 0 || is_word(name, "flat"))) {
+        selection->is_flat = selection->is_flat || name.len > 0;
+        return DD_OK;
+    }
+    char known[256] = "";
     for (int coll = 0; coll < DD_COLL_COUNT; coll++) {
-        if (!is_word(name, dd_coll_name((dd_coll)coll))) {
-            continue;
+        if (equals != NULL && is_word(name, dd_coll_name((dd_coll)coll))) {
+            return parse_value((dd_coll)coll, trim(equals + 1, len - name_len - 1), selection, err);
         }
-        for (const dd_algorithm *row = dd_algorithms; row->name != NULL; row++) {
-            if (row->coll == (dd_coll)coll && is_word(value, row->name)) {
-                selection->forced[coll] = row;
-                return DD_OK;
-            }
-        }
-        return unknown_algorithm((dd_coll)coll, value, err);
+        append_name(known, sizeof known, dd_coll_name((dd_coll)coll));
     }
-    return unknown_collective(name, err);
-}
-
-static dd_status
-parse_part(word part, dd_selection *selection, dd_error *err)
-{
-    if (part.len == 0) {
-        return DD_OK;
-    }
-    if (is_word(part, "flat")) {
-        selection->is_flat = true;
-        return DD_OK;
-    }
-    const char *equals = memchr(part.text, '=', part.len);
-    if (equals == NULL) {
-        return unknown_collective(part, err);
-    }
-    size_t len = (size_t)(equals - part.text);
-    word name = {.text = part.text, .len = len};
-    word value = {.text = equals + 1, .len = part.len - len - 1};
-    return parse_pair(trim(name), trim(value), selection, err);
+    return dd_error_set(err, DD_INVALID_ARGUMENT,
+                        "selecting algorithms: no collective \"%.*s\"; there are %s, and the word flat",
+                        name.len < 64 ? name.len : 64, name.text, known);
 }
 
 dd_status
 dd_selection_parse(const char *text, dd_selection *selection, dd_error *err)
 {
     dd_selection parsed = {0};
-    const char *rest = text;
-    while (*rest != '\0') {
-        size_t len = strcspn(rest, ",");
-        dd_status status = parse_part(trim((word){.text = rest, .len = len}), &parsed, err);
-        if (status != DD_OK) {
-            return status;
-        }
-        rest += len + (rest[len] == ',' ? 1 : 0);
+    dd_status status = DD_OK;
+    while (*text != '\0' && status == DD_OK) {
+        size_t len = strcspn(text, ",");
+        status = parse_part(text, len, &parsed, err);
+        text += len + (text[len] == ',' ? 1 : 0);
     }
-    *selection = parsed;
-    return DD_OK;
+    if (status == DD_OK) {
+        *selection = parsed;
+    }
+    return status;
 }
 
 static bool
@@ -233,24 +248,14 @@ dd_select_segment_nbytes(const dd_select_query *query)
 {
     size_t nranks = (size_t)query->nranks;
     size_t segment = MAX_SEGMENT;
-    switch (query->coll) {
-    case DD_COLL_REDUCE:
-    case DD_COLL_ALL_REDUCE:
-        segment = clamp(query->nbytes / nranks / 4, MIN_SEGMENT, MAX_SEGMENT);
-        break;
-    case DD_COLL_REDUCE_SCATTER:
-    case DD_COLL_ALL_GATHER:
-        segment = clamp(query->nbytes / 4, MIN_SEGMENT, MAX_SEGMENT);
-        break;
-    case DD_COLL_BROADCAST:
-        segment = clamp(query->nbytes / clamp(nranks, 16, 256), MIN_SEGMENT, MAX_SEGMENT);
-        break;
-    case DD_COLL_BARRIER:
-    case DD_COLL_GATHER:
-    case DD_COLL_SCATTER:
-    case DD_COLL_ALL_TO_ALL:
-        break;
+    if (query->coll == DD_COLL_BROADCAST) {
+        segment = query->nbytes / clamp(nranks, 16, 256);
+    } else if (dd_coll_is_array(query->coll)) {
+        segment = query->nbytes / nranks / 4;
+    } else if (query->coll == DD_COLL_REDUCE_SCATTER || query->coll == DD_COLL_ALL_GATHER) {
+        segment = query->nbytes / 4;
     }
+    segment = clamp(segment, MIN_SEGMENT, MAX_SEGMENT);
     size_t most = clamp(MAX_SCRATCH / 2 / nranks, 4 * KIB, MAX_SEGMENT);
     return clamp(segment, 64, most) / 64 * 64;
 }

@@ -20,11 +20,12 @@ typedef struct dd_topology {
     int *local_ranks; /* [nlocal]: ranks on this rank's host, in order */
     int min_nlocal;   /* over all hosts: so many ranks of each host can carry a share between hosts */
     int max_nlocal;
-    int *ranks_at; /* [nhosts * max_nlocal]: see dd_topology_rank_at */
+    int *ranks_at; /* [nranks]: host by host; a host's begin at first_of[host] */
+    int *first_of; /* [nhosts] */
 } dd_topology;
 
-/* host_of[r]: any number that is the same for ranks of one host. DD_INVALID_ARGUMENT when rank is none of
- * the nranks. */
+/* host_of[r]: a number below nranks that is the same for ranks of one host. DD_INVALID_ARGUMENT when rank is
+ * none of the nranks. */
 dd_status dd_topology_init(dd_topology *topology, int rank, int nranks, const int *host_of,
                            dd_error *err) DD_MUST_CHECK;
 void dd_topology_fini(dd_topology *topology);

@@ -49,7 +49,7 @@ struct dd_message {
     dd_list link;
     uint8_t stage;
     bool is_send;
-    bool is_posted;
+    bool is_posted;    /* until on_done: who posts may look */
     uint64_t id;       /* of a rendezvous; else 0 */
     uint64_t order;    /* of a receive: when it was posted */
     size_t cut;        /* handed to lanes */

@@ -229,7 +229,7 @@ build_rank(sim_world *world, int number, dd_error *err)
                          .outputs = rank->outputs};
     dd_plan_task task = {
         .rank = number, .nranks = sim->nranks, .args = &args, .segment_nbytes = sim->segment_nbytes};
-    return sim->algorithm->build(&task, &rank->plan, err);
+    return dd_plan_build(sim->algorithm, &task, &rank->plan, err);
 }
 
 static void

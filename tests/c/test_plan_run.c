@@ -1,5 +1,6 @@
 /* Plans made by hand, run over contexts as they are. What builders make is run by test_run.c. */
 #include "check.h"
+#include "collective/plan_internal.h"
 #include "core/mem.h"
 #include "run_team.h"
 
@@ -28,35 +29,31 @@ range(dd_plan_buffer buffer, size_t offset, size_t nbytes)
     return (dd_plan_range){.buffer = buffer, .block = 0, .offset = offset, .nbytes = nbytes};
 }
 
+static dd_builder
+start_plan(const dd_coll_args *args, int rank, dd_plan *plan, dd_error *err)
+{
+    dd_plan_task task = {.rank = rank, .nranks = 3, .args = args, .segment_nbytes = 64};
+    return dd_builder_start(&task, plan, err);
+}
+
 /* out = (in -> scratch) + in, element by element, then all of it doubled in place: three steps that wait
  * for each other. */
 static dd_status
 build_doubling(dd_plan *plan, size_t nbytes, dd_error *err)
 {
-    uint32_t copy = 0;
-    uint32_t sum = 0;
-    uint32_t again = 0;
+    dd_coll_args args = {.coll = DD_COLL_ALL_REDUCE, .reduction = {.dtype = DD_DTYPE_INT32}};
+    dd_builder builder = start_plan(&args, 0, plan, err);
     dd_plan_range in = range(DD_PLAN_INPUT, 0, nbytes);
     dd_plan_range out = range(DD_PLAN_OUTPUT, 0, nbytes);
-    dd_plan_range aside = range(DD_PLAN_SCRATCH, 0, nbytes);
-    size_t count = nbytes / sizeof(int32_t);
-    plan->scratch_nbytes = nbytes;
-    dd_status status = dd_plan_add_copy(plan, in, aside, &copy, err);
-    if (status == DD_OK) {
-        status = dd_plan_add_reduce(plan, DD_STAGE_MIDDLE, (const dd_plan_range[]){aside, in}, 2, out, count,
-                                    &sum, err);
-    }
-    if (status == DD_OK) {
-        status = dd_plan_add_dep(plan, copy, err);
-    }
-    if (status == DD_OK) {
-        status = dd_plan_add_reduce(plan, DD_STAGE_MIDDLE, (const dd_plan_range[]){out, out}, 2, out, count,
-                                    &again, err);
-    }
-    if (status == DD_OK) {
-        status = dd_plan_add_dep(plan, sum, err);
-    }
-    return status;
+    dd_plan_range aside = dd_builder_add_scratch(&builder, nbytes);
+    dd_builder_copy(&builder, in, aside);
+    dd_builder_fold(&builder, DD_STAGE_MIDDLE, out);
+    dd_builder_add_source(&builder, aside);
+    dd_builder_add_source(&builder, in);
+    dd_builder_fold(&builder, DD_STAGE_MIDDLE, out);
+    dd_builder_add_source(&builder, out);
+    dd_builder_add_source(&builder, out);
+    return dd_builder_finish(&builder);
 }
 
 /* One of the steps that are waiting. */
@@ -114,7 +111,7 @@ TEST(local_steps_follow_their_dependencies)
     REQUIRE_OK(build_doubling(&plan, 400, check_err()));
     REQUIRE_OK(dd_plan_run_create(&plan, &run, check_err()));
     CHECK(plan.steps == NULL && plan.nsteps == 0);
-    CHECK_INT(dd_plan_run_scratch_nbytes(run), 400);
+    CHECK_INT(dd_plan_run_scratch_nbytes(run), 448); /* whole lines */
     CHECK(dd_plan_run_nbytes(run) > 400);
     CHECK_INT(run_doubling(run, 100), 0);
     CHECK_INT(run_doubling(run, 100), 0);
@@ -220,21 +217,17 @@ static dd_status
 build_ping_pong(dd_plan *plan, int rank, size_t nbytes, dd_error *err)
 {
     enum { NTURNS = 20 };
-    uint32_t step = 0;
-    dd_status status = DD_OK;
-    for (uint32_t turn = 0; turn < NTURNS && status == DD_OK; turn++) {
-        uint32_t before = step;
-        if ((int)(turn % 2) == rank) {
-            dd_plan_range what = range(turn == 0 ? DD_PLAN_INPUT : DD_PLAN_OUTPUT, 0, nbytes);
-            status = dd_plan_add_send(plan, 1 - rank, turn, what, &step, err);
-        } else {
-            status = dd_plan_add_recv(plan, 1 - rank, turn, range(DD_PLAN_OUTPUT, 0, nbytes), &step, err);
-        }
-        if (turn > 0 && status == DD_OK) {
-            status = dd_plan_add_dep(plan, before, err);
-        }
+    dd_coll_args args = {.coll = DD_COLL_BROADCAST};
+    dd_builder builder = start_plan(&args, rank, plan, err);
+    uint32_t before = DD_NO_STEP;
+    for (uint32_t turn = 0; turn < NTURNS; turn++) {
+        dd_plan_range what = range(turn == 0 && rank == 0 ? DD_PLAN_INPUT : DD_PLAN_OUTPUT, 0, nbytes);
+        bool is_sender = (int)(turn % 2) == rank;
+        uint32_t step = (is_sender ? dd_builder_send : dd_builder_recv)(&builder, 1 - rank, turn, what);
+        dd_builder_after(&builder, step, before);
+        before = step;
     }
-    return status;
+    return dd_builder_finish(&builder);
 }
 
 static dd_status
@@ -245,7 +238,6 @@ play(run_member *self, dd_plan_run *run, dd_block blocks[2], const int *ranks, u
     dd_plan_run_options options = {.context = self->context,
                                    .ranks = ranks,
                                    .sequence = sequence,
-                                   .channel = 1000,
                                    .signature = {.coll = DD_COLL_BROADCAST},
                                    .on_done = on_letters_done,
                                    .ctx = &box};
@@ -300,11 +292,12 @@ wait_in_vain(run_member *self)
     if (self->rank == 0) {
         dd_plan plan = {0};
         dd_plan_run *run = NULL;
-        uint32_t step = 0;
-        dd_plan_range out = range(DD_PLAN_OUTPUT, 0, sizeof bytes[0]);
-        CHECK_OK(dd_plan_add_recv(&plan, 1, 0, out, &step, check_err()));
-        CHECK_OK(dd_plan_add_recv(&plan, 1, 1, range(DD_PLAN_OUTPUT, 0, 0), &step, check_err()));
-        CHECK_OK(dd_plan_add_send(&plan, 2, 0, range(DD_PLAN_INPUT, 0, sizeof bytes[1]), &step, check_err()));
+        dd_coll_args barrier = {.coll = DD_COLL_BARRIER}; /* in which messages may be empty */
+        dd_builder builder = start_plan(&barrier, 0, &plan, check_err());
+        dd_builder_recv(&builder, 1, 0, range(DD_PLAN_OUTPUT, 0, sizeof bytes[0]));
+        dd_builder_recv(&builder, 1, 1, range(DD_PLAN_OUTPUT, 0, 0));
+        dd_builder_send(&builder, 2, 0, range(DD_PLAN_INPUT, 0, sizeof bytes[1]));
+        CHECK_OK(dd_builder_finish(&builder));
         REQUIRE_OK(dd_plan_run_create(&plan, &run, check_err()));
         outcome end = {0};
         dd_block blocks[] = {{bytes[1], sizeof bytes[1]}, {bytes[0], sizeof bytes[0]}};

@@ -1,0 +1,316 @@
+/* Plans of reductions: each order of folding has its part of the file. */
+#include "collective/plan_internal.h"
+
+static uint32_t
+add_fold_of_two(dd_builder *b, dd_stage stage, dd_plan_range first, dd_plan_range second, dd_plan_range dst)
+{
+    uint32_t fold = dd_builder_fold(b, stage, dst);
+    dd_builder_add_source(b, first);
+    dd_builder_add_source(b, second);
+    return fold;
+}
+
+static void
+add_fold_of_one(dd_builder *b, dd_stage stage, dd_plan_range src, dd_plan_range dst)
+{
+    dd_builder_fold(b, stage, dst);
+    dd_builder_add_source(b, src);
+}
+
+/* ---- linear: every rank sends its input as it is, and one fold takes all ranks' parts in their order */
+
+typedef struct direct {
+    size_t s;
+    uint32_t folded[DD_PLAN_DEPTH]; /* the fold that last read a set of scratch */
+} direct;
+
+static void
+direct_begin(dd_builder *b, direct *d, size_t s)
+{
+    for (size_t i = 0; i < DD_PLAN_DEPTH && s == 0; i++) {
+        d->folded[i] = DD_NO_STEP;
+    }
+    d->s = s;
+    dd_builder_begin_segment(b, s, DD_PLAN_DEPTH);
+}
+
+/* No further ahead than there are sets of scratch, so that peers are not flooded. */
+static void
+send_part(dd_builder *b, const direct *d, int peer, dd_plan_range part)
+{
+    dd_builder_after(b, dd_builder_send(b, peer, d->s, part), d->folded[d->s % DD_PLAN_DEPTH]);
+}
+
+/* The parts of the other ranks lie side by side, in whole lines. */
+static dd_plan_range
+slot_of(const dd_builder *b, dd_plan_range first, int peer)
+{
+    first.offset += (size_t)(peer < b->rank ? peer : peer - 1) * dd_round_up(first.nbytes);
+    return first;
+}
+
+static void
+take_and_fold(dd_builder *b, direct *d, dd_plan_range own, dd_plan_range dst)
+{
+    dd_plan_range slots = dd_builder_add_scratch(b, dd_round_up(own.nbytes) * (size_t)(b->nranks - 1));
+    slots.nbytes = own.nbytes;
+    for (int distance = 1; distance < b->nranks; distance++) {
+        int peer = dd_builder_at(b, b->rank, -distance);
+        dd_builder_recv(b, peer, d->s, slot_of(b, slots, peer));
+    }
+    dd_builder_keep(&d->folded[d->s % DD_PLAN_DEPTH], dd_builder_fold(b, DD_STAGE_WHOLE, dst));
+    for (int k = 0; k < b->nranks; k++) {
+        dd_builder_add_source(b, k == b->rank ? own : slot_of(b, slots, k));
+    }
+}
+
+/* The root, or everybody, receives all inputs, whole. */
+void
+dd_build_fold_whole(dd_builder *b)
+{
+    bool is_all = b->args->coll == DD_COLL_ALL_REDUCE;
+    size_t nbytes = b->args->inputs[0].nbytes;
+    size_t per_segment = b->segment_nbytes / b->element_nbytes * b->element_nbytes;
+    size_t nsegments = dd_nsegments(nbytes, per_segment);
+    direct d;
+    for (size_t s = 0; s < nsegments && b->status == DD_OK; s++) {
+        dd_span bytes = dd_segment(nbytes, per_segment, s);
+        dd_plan_range own = dd_range_input(0, bytes.first, bytes.count);
+        direct_begin(b, &d, s);
+        for (int distance = 1; distance < b->nranks; distance++) {
+            int peer = dd_builder_at(b, b->rank, distance);
+            if (is_all || peer == b->args->root) {
+                send_part(b, &d, peer, own);
+            }
+        }
+        if (is_all || dd_builder_is_root(b)) {
+            take_and_fold(b, &d, own, dd_range_output(0, bytes.first, bytes.count));
+        }
+    }
+}
+
+/* Every rank folds a block; where all ranks or the root want all of the result, they get the folded blocks. */
+void
+dd_build_fold_shares(dd_builder *b)
+{
+    bool is_aside = b->args->coll == DD_COLL_REDUCE && !dd_builder_is_root(b);
+    size_t nsegments = dd_builder_cut_blocks(b, b->element_nbytes);
+    direct d;
+    for (size_t s = 0; s < nsegments && b->status == DD_OK; s++) {
+        direct_begin(b, &d, s);
+        for (int distance = 1; distance < b->nranks; distance++) {
+            int peer = dd_builder_at(b, b->rank, distance);
+            send_part(b, &d, peer, dd_builder_block_input(b, peer, s));
+        }
+        dd_plan_range own = dd_builder_block_input(b, b->rank, s);
+        dd_plan_range dst =
+            is_aside ? dd_builder_add_scratch(b, own.nbytes) : dd_builder_block_output(b, b->rank, s);
+        take_and_fold(b, &d, own, dst);
+        if (is_aside) {
+            dd_builder_send(b, b->args->root, nsegments + s, dst);
+        } else if (b->args->coll == DD_COLL_REDUCE) {
+            dd_builder_collect(b, s, nsegments + s);
+        } else if (b->args->coll == DD_COLL_ALL_REDUCE) {
+            dd_builder_spread(b, s, nsegments + s);
+        }
+    }
+}
+
+/* ---- ring: block k sets out from rank k + 1 and goes around, through every rank's hands, to rank k
+ *
+ * Segments take turns on a few lanes, and each goes all the way around before the next of its lane sets out. A lane has two
+ * slots, which its transfers use alternately: while one partial result is on its way to the next rank, the following one comes
+ * in. With all segments of a block in each round, a transfer could wait for its slot in a circle around the ring; so it
+ * waits only for transfers that were earlier in the lane. */
+
+#define LANES 4
+
+/* The s-th segment of every block goes around; `before` is the last fold of the segment before it in the lane. */
+static uint32_t
+reduce_segment(dd_builder *b, size_t s, uint32_t before)
+{
+    size_t nrounds = (size_t)b->nranks - 1;
+    int block = dd_builder_at(b, b->rank, -1);
+    dd_plan_range held = dd_builder_block_input(b, block, s);
+    size_t most = b->largest_segment * b->partial_nbytes;
+    dd_plan_range slots[2] = {dd_builder_add_scratch(b, most), dd_builder_add_scratch(b, most)};
+    /* Where this rank's input is lifted, or, in the first transfer, the other's as it came. */
+    dd_plan_range lift = dd_builder_add_scratch(b, b->is_lifted ? most : 0);
+    for (size_t round = 0; round < nrounds; round++) {
+        size_t channel = s * nrounds + round;
+        bool is_first = round == 0;
+        bool is_last = round + 1 == nrounds;
+        uint32_t send = dd_builder_send(b, dd_builder_at(b, b->rank, 1), channel, held);
+        dd_builder_after(b, send, is_first ? before : DD_NO_STEP);
+        block = dd_builder_at(b, block, -1);
+        dd_plan_range own = dd_builder_block_input(b, block, s);
+        held = slots[(s / LANES * nrounds + round) % 2];
+        held.nbytes = own.nbytes / b->element_nbytes * b->partial_nbytes;
+        lift.nbytes = is_first ? own.nbytes : held.nbytes;
+        dd_plan_range came = is_first && b->is_lifted ? lift : held; /* inputs travel as they are */
+        dd_builder_recv(b, dd_builder_at(b, b->rank, -1), channel, came);
+        if (b->is_lifted && !is_first) {
+            add_fold_of_one(b, DD_STAGE_FIRST, own, lift);
+            own = lift;
+        }
+        dd_stage stage = is_last ? (is_first ? DD_STAGE_WHOLE : DD_STAGE_LAST)
+                                 : (is_first ? DD_STAGE_FIRST : DD_STAGE_MIDDLE);
+        dd_plan_range dst = is_last ? dd_builder_block_output(b, b->rank, s) : held;
+        dd_builder_keep(&before, add_fold_of_two(b, stage, came, own, dst));
+    }
+    return before;
+}
+
+void
+dd_build_fold_ring(dd_builder *b)
+{
+    size_t nsegments = dd_builder_cut_blocks(b, b->partial_nbytes);
+    uint32_t folded[LANES] = {DD_NO_STEP, DD_NO_STEP, DD_NO_STEP, DD_NO_STEP};
+    for (size_t s = 0; s < nsegments && b->status == DD_OK; s++) {
+        dd_builder_begin_segment(b, s, LANES);
+        if (b->nranks == 1) {
+            add_fold_of_one(b, DD_STAGE_WHOLE, dd_builder_block_input(b, 0, s),
+                            dd_builder_block_output(b, 0, s));
+            continue;
+        }
+        folded[s % LANES] = reduce_segment(b, s, folded[s % LANES]);
+        if (b->args->coll == DD_COLL_ALL_REDUCE) {
+            dd_builder_pass_around(b, s, (nsegments + s) * ((size_t)b->nranks - 1));
+        }
+    }
+}
+
+/* ---- tree: pairs
+ *
+ * The order of the fold is the same for both collectives and for every root: with p the largest power of two that is at most
+ * nranks and r = nranks - p, ranks 2i and 2i + 1 are folded first for i < r; what is then p partial results is folded in pairs of
+ * neighbours, those in pairs, and so on, the lower ranks' part always first. */
+
+typedef struct tree {
+    bool is_all; /* everybody gets the result, not the root alone */
+    int npairs;  /* that are folded first */
+    int nplaces; /* then; a power of two */
+    /* of the segment */
+    size_t s;
+    dd_plan_range input;
+    dd_plan_range output;
+    dd_plan_range slots[2]; /* partial results come into them alternately */
+    dd_plan_range held;     /* the partial result */
+    int next;               /* the slot that it is not in */
+} tree;
+
+static bool
+is_paired(const tree *t, int rank)
+{
+    return rank < 2 * t->npairs;
+}
+
+static int
+place_of(const tree *t, int rank)
+{
+    return is_paired(t, rank) ? rank / 2 : rank - t->npairs;
+}
+
+/* The rank that stands for a place: of a pair, the root if it is one of them, else the lower one. */
+static int
+rank_of_place(const dd_builder *b, const tree *t, int place)
+{
+    if (place >= t->npairs) {
+        return place + t->npairs;
+    }
+    return !t->is_all && b->args->root / 2 == place ? b->args->root : 2 * place;
+}
+
+/* What came from a peer and the own part, the lower rank's first. */
+static void
+fold_with(dd_builder *b, dd_stage stage, int peer, dd_plan_range came, dd_plan_range own, dd_plan_range dst)
+{
+    bool is_lower = b->rank < peer;
+    add_fold_of_two(b, stage, is_lower ? own : came, is_lower ? came : own, dst);
+}
+
+/* Begins with this rank's input, folded with that of the other one of a pair. */
+static void
+tree_begin(dd_builder *b, tree *t)
+{
+    t->held = t->slots[0];
+    t->next = 1;
+    if (is_paired(t, b->rank)) {
+        dd_plan_range came = b->is_lifted ? dd_builder_add_scratch(b, t->input.nbytes) : t->slots[0];
+        dd_builder_recv(b, b->rank ^ 1, t->s, came);
+        fold_with(b, DD_STAGE_FIRST, b->rank ^ 1, came, t->input, t->held);
+    } else if (b->is_lifted) {
+        add_fold_of_one(b, DD_STAGE_FIRST, t->input, t->held);
+    } else {
+        t->held = t->input;
+        t->next = 0;
+    }
+}
+
+/* Partial results move towards the root's place, or both ways. */
+static void
+tree_climb(dd_builder *b, tree *t)
+{
+    int place = place_of(t, b->rank);
+    for (int distance = 1; distance < t->nplaces; distance *= 2) {
+        int peer = rank_of_place(b, t, place ^ distance);
+        bool is_giving = ((place ^ place_of(t, b->args->root)) & distance) != 0;
+        if (t->is_all || is_giving) {
+            dd_builder_send(b, peer, t->s, t->held);
+        }
+        if (!t->is_all && is_giving) {
+            return;
+        }
+        bool is_last = 2 * distance == t->nplaces;
+        dd_plan_range came = t->slots[t->next];
+        dd_builder_recv(b, peer, t->s, came);
+        fold_with(b, is_last ? DD_STAGE_LAST : DD_STAGE_MIDDLE, peer, came, t->held,
+                  is_last ? t->output : came);
+        t->held = came;
+        t->next = 1 - t->next;
+    }
+}
+
+static void
+tree_segment(dd_builder *b, tree *t)
+{
+    int stands = rank_of_place(b, t, place_of(t, b->rank));
+    if (b->nranks == 1) {
+        add_fold_of_one(b, DD_STAGE_WHOLE, t->input, t->output);
+        return;
+    }
+    if (stands != b->rank) {
+        dd_builder_send(b, stands, t->s, t->input);
+    } else {
+        tree_begin(b, t);
+        tree_climb(b, t);
+    }
+    if (t->is_all && stands != b->rank) {
+        dd_builder_recv(b, stands, t->s, t->output);
+    } else if (t->is_all && is_paired(t, b->rank)) {
+        dd_builder_send(b, b->rank ^ 1, t->s, t->output);
+    }
+}
+
+void
+dd_build_fold_tree(dd_builder *b)
+{
+    size_t per_segment = b->segment_nbytes / b->partial_nbytes;
+    size_t count = b->args->inputs[0].nbytes / b->element_nbytes;
+    size_t nsegments = dd_nsegments(count, per_segment);
+    tree t = {.is_all = b->args->coll == DD_COLL_ALL_REDUCE, .nplaces = 1};
+    while (t.nplaces <= b->nranks / 2) {
+        t.nplaces *= 2;
+    }
+    t.npairs = b->nranks - t.nplaces;
+    for (t.s = 0; t.s < nsegments && b->status == DD_OK; t.s++) {
+        dd_span part = dd_segment(count, per_segment, t.s);
+        t.input = dd_range_input(0, part.first * b->element_nbytes, part.count * b->element_nbytes);
+        t.output = dd_range_output(0, t.input.offset, t.input.nbytes);
+        dd_builder_begin_segment(b, t.s, DD_PLAN_DEPTH);
+        for (int i = 0; i < 2 && b->nranks > 1; i++) {
+            t.slots[i] = dd_builder_add_scratch(b, part.count * b->partial_nbytes);
+        }
+        tree_segment(b, &t);
+    }
+}

@@ -1,0 +1,201 @@
+/* Which steps of a plan wait for which: a step that reads waits for the last one that wrote there, one that writes for those
+ * that have read since. Inputs and outputs are taken for the same memory where a call may be in place. */
+#include "collective/plan_internal.h"
+
+#include "core/mem.h"
+
+#include <stdlib.h>
+
+/* Memory from here to the next cell. Cells begin where what some step writes begins or ends, so that a step writes all of a
+ * cell or nothing; one that reads a part of it is taken to read all. */
+typedef struct cell {
+    size_t space; /* which block */
+    size_t first; /* offset in it */
+    uint32_t writer;
+    uint32_t reader; /* the latest since then, into readers, or DD_NO_STEP */
+} cell;
+
+typedef struct reader {
+    uint32_t step;
+    uint32_t before; /* the reader before it, or DD_NO_STEP */
+} reader;
+
+typedef struct order {
+    dd_builder *builder;
+    int own_input; /* the block that may be the memory of the own output */
+    int own_output;
+    cell *cells;
+    size_t ncells;
+    void *readers;
+    uint32_t nreaders;
+    uint32_t capacity;
+    uint32_t *waiter; /* by step: the last one that was made to wait for it */
+} order;
+
+static size_t
+space_of(const order *o, const dd_plan_range *range)
+{
+    size_t block = (size_t)range->block;
+    if (range->buffer == DD_PLAN_SCRATCH) {
+        return 0;
+    }
+    if (range->buffer == DD_PLAN_INPUT && range->block != o->own_input) {
+        return 2 + 2 * block;
+    }
+    return 1 + 2 * (range->buffer == DD_PLAN_INPUT ? (size_t)o->own_output : block);
+}
+
+/* Copies nothing where the call is in place, and where it is not, nobody else touches its output. */
+static bool
+is_own_copy(const order *o, const dd_plan_step *step)
+{
+    return step->kind == DD_PLAN_COPY && step->src.buffer == DD_PLAN_INPUT &&
+           step->dst.buffer == DD_PLAN_OUTPUT && space_of(o, &step->src) == space_of(o, &step->dst);
+}
+
+static int
+compare_cells(const void *a, const void *b)
+{
+    const cell *left = a;
+    const cell *right = b;
+    if (left->space != right->space) {
+        return left->space < right->space ? -1 : 1;
+    }
+    return left->first < right->first ? -1 : left->first > right->first ? 1 : 0;
+}
+
+static void
+make_cells(order *o)
+{
+    const dd_plan *plan = o->builder->plan;
+    size_t nedges = 0;
+    for (uint32_t i = 0; i < plan->nsteps; i++) {
+        const dd_plan_step *step = &plan->steps[i];
+        o->waiter[i] = DD_NO_STEP;
+        if (step->dst.nbytes > 0 && !is_own_copy(o, step)) {
+            size_t space = space_of(o, &step->dst);
+            o->cells[nedges++] = (cell){space, step->dst.offset, DD_NO_STEP, DD_NO_STEP};
+            o->cells[nedges++] = (cell){space, step->dst.offset + step->dst.nbytes, DD_NO_STEP, DD_NO_STEP};
+        }
+    }
+    qsort(o->cells, nedges, sizeof *o->cells, compare_cells);
+    for (size_t i = 0; i < nedges; i++) {
+        if (i == 0 || compare_cells(&o->cells[i], &o->cells[o->ncells - 1]) != 0) {
+            o->cells[o->ncells++] = o->cells[i];
+        }
+    }
+}
+
+/* The first cell of which a range in that space, from `first` on, has a part. */
+static size_t
+find_cell(const order *o, size_t space, size_t first)
+{
+    size_t low = 0;
+    size_t high = o->ncells;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        const cell *c = &o->cells[middle];
+        if (c->space < space || (c->space == space && c->first <= first)) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low > 0 && o->cells[low - 1].space == space ? low - 1 : low;
+}
+
+static void
+wait_for(order *o, uint32_t step, uint32_t on)
+{
+    if (on != DD_NO_STEP && on != step && o->waiter[on] != step) {
+        o->waiter[on] = step;
+        dd_builder_after(o->builder, step, on);
+    }
+}
+
+static void
+note_read(order *o, uint32_t step, cell *c)
+{
+    wait_for(o, step, c->writer);
+    if (dd_builder_grow(o->builder, &o->readers, &o->capacity, o->nreaders, sizeof(reader))) {
+        ((reader *)o->readers)[o->nreaders] = (reader){.step = step, .before = c->reader};
+        c->reader = o->nreaders++;
+    }
+}
+
+/* Those that have read waited for the last writer themselves. */
+static void
+note_written(order *o, uint32_t step, cell *c)
+{
+    const reader *readers = o->readers;
+    if (c->reader == DD_NO_STEP) {
+        wait_for(o, step, c->writer);
+    }
+    for (uint32_t i = c->reader; i != DD_NO_STEP; i = readers[i].before) {
+        wait_for(o, step, readers[i].step);
+    }
+    c->reader = DD_NO_STEP;
+    c->writer = step;
+}
+
+static void
+touch(order *o, uint32_t step, const dd_plan_range *range, void (*note)(order *o, uint32_t step, cell *c))
+{
+    size_t space = space_of(o, range);
+    size_t end = range->offset + range->nbytes;
+    for (size_t i = range->nbytes > 0 ? find_cell(o, space, range->offset) : o->ncells;
+         i < o->ncells && o->cells[i].space == space && o->cells[i].first < end; i++) {
+        note(o, step, &o->cells[i]);
+    }
+}
+
+/* Moves what the builder has asked for to the new list, and adds what memory asks for. */
+static void
+order_step(order *o, uint32_t index, const uint32_t *asked)
+{
+    dd_plan *plan = o->builder->plan;
+    dd_plan_step *step = &plan->steps[index];
+    uint32_t first = step->first_dep;
+    uint32_t nasked = step->ndeps;
+    step->first_dep = plan->ndeps;
+    step->ndeps = 0;
+    for (uint32_t i = 0; i < nasked; i++) {
+        wait_for(o, index, asked[first + i]);
+    }
+    if (is_own_copy(o, step)) {
+        return;
+    }
+    touch(o, index, &step->src, note_read);
+    for (uint32_t i = 0; i < step->nsources; i++) {
+        touch(o, index, &plan->sources[step->first_source + i], note_read);
+    }
+    touch(o, index, &step->dst, note_written);
+}
+
+void
+dd_builder_order(dd_builder *builder)
+{
+    dd_plan *plan = builder->plan;
+    dd_coll coll = builder->args->coll;
+    size_t nsteps = plan->nsteps;
+    order o = {.builder = builder,
+               .own_input = dd_coll_own_input(coll, builder->rank),
+               .own_output = dd_coll_own_output(coll, builder->rank),
+               .cells = dd_mem_alloc_array(2 * nsteps + 1, sizeof(cell)),
+               .waiter = dd_mem_alloc_array(nsteps + 1, sizeof(uint32_t))};
+    uint32_t *asked = plan->deps;
+    plan->deps = NULL;
+    plan->ndeps = plan->capacity[2] = 0;
+    if (o.cells == NULL || o.waiter == NULL) {
+        builder->status = dd_error_no_memory(builder->err, nsteps * (2 * sizeof(cell) + sizeof(uint32_t)));
+    } else {
+        make_cells(&o);
+    }
+    for (uint32_t i = 0; i < nsteps && builder->status == DD_OK; i++) {
+        order_step(&o, i, asked);
+    }
+    dd_mem_free(o.cells);
+    dd_mem_free(o.waiter);
+    dd_mem_free(o.readers);
+    dd_mem_free(asked);
+}

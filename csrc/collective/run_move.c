@@ -1,0 +1,325 @@
+/* The work of a collective, piece by piece: of the arena's operation, of copies, of a plan's large steps. Large ones are
+ * done without the engine's lock. */
+#include "collective/run_internal.h"
+
+#include "core/system.h"
+
+#include <string.h>
+
+/* How many pieces (some tens of microseconds each) before others have a turn. */
+#define MAX_MOVES 16
+
+/* Data of an operation of this rank that is moved with the engine's lock held: less than a microsecond of copying. */
+#define MOVED_LOCKED_NBYTES ((size_t)16384)
+/* What is copied without a look at anything else: some tens of microseconds. */
+#define PIECE_NBYTES ((size_t)262144)
+
+/* ---- starting */
+
+static void
+start_arena(dd_run *run, const dd_coll_args *args, bool is_partial)
+{
+    const dd_topology *topology = run->env.topology;
+    run->arena_options.signature = run->call.signature;
+    run->arena_options.sequence = run->call.sequence;
+    run->arena_options.is_partial = is_partial;
+    run->is_arena_busy = true;
+    run->mover.is_large = dd_coll_nbytes(args, topology->local, topology->nlocal) > MOVED_LOCKED_NBYTES;
+    dd_arena_start(run->env.arena, args, &run->arena_options);
+}
+
+static void
+copy_some(const dd_run_copying *copying, size_t count)
+{
+    uint8_t *dst = copying->dst + copying->ndone * copying->dst_size;
+    const void *src = copying->src + copying->ndone * copying->src_size;
+    if (copying->is_fold) {
+        dd_reduce(&copying->reduction, copying->stage, dst, &src, 1, count);
+    } else {
+        memcpy(dst, src, count * copying->dst_size);
+    }
+}
+
+bool
+dd_run_start_move(dd_run *run, dd_lane lane, const dd_coll_args *args, dd_stage stage)
+{
+    if (lane == DD_LANE_ARENA && run->env.topology->nlocal > 1) {
+        start_arena(run, args, stage == DD_STAGE_FIRST);
+        return false;
+    }
+    bool is_fold = dd_coll_is_folding(args->coll);
+    if (args->coll == DD_COLL_BARRIER || args->outputs[0].nbytes == 0 ||
+        (!is_fold && args->inputs[0].data == args->outputs[0].data)) {
+        return true;
+    }
+    dd_run_copying *copying = &run->copying[lane];
+    size_t element = is_fold ? dd_dtype_size(args->reduction.dtype) : 1;
+    size_t partial = is_fold ? dd_dtype_size(dd_reduce_accumulator(args->reduction.dtype)) : 1;
+    *copying = (dd_run_copying){.is_fold = is_fold,
+                                .reduction = args->reduction,
+                                .stage = stage,
+                                .src = args->inputs[0].data,
+                                .dst = args->outputs[0].data,
+                                .src_size = stage == DD_STAGE_LAST ? partial : element,
+                                .dst_size = stage == DD_STAGE_FIRST ? partial : element};
+    copying->count = args->outputs[0].nbytes / copying->dst_size;
+    if (copying->count * copying->src_size <= MOVED_LOCKED_NBYTES) {
+        copy_some(copying, copying->count);
+        return true;
+    }
+    copying->is_busy = true;
+    return false;
+}
+
+/* ---- ends */
+
+/* What the arena has asked for meanwhile. */
+static void
+note_bell(void *ctx, int local)
+{
+    dd_run *run = ctx;
+    dd_arena_ranks_add(&run->mover.bells, local);
+}
+
+static void
+note_wanted(void *ctx, int local, uint32_t id)
+{
+    dd_run_mover *mover = &((dd_run *)ctx)->mover;
+    mover->wanted[mover->nwanted++] = (dd_run_wanted){.local = local, .id = id};
+}
+
+static void
+tell_what_is_due(dd_run *run)
+{
+    dd_run_mover *mover = &run->mover;
+    for (int k = dd_arena_ranks_take(&mover->bells); k >= 0; k = dd_arena_ranks_take(&mover->bells)) {
+        run->env.wake(run->env.ctx, k);
+    }
+    while (mover->nwanted > 0) {
+        mover->nwanted--;
+        run->env.want_region(run->env.ctx, mover->wanted[mover->nwanted].local,
+                             mover->wanted[mover->nwanted].id);
+    }
+}
+
+static void
+on_arena_failed(dd_run *run, dd_arena_state state)
+{
+    dd_error error;
+    if (state == DD_ARENA_MISMATCH) {
+        run->culprit = dd_arena_get_culprit(run->env.arena);
+        run->culprit.rank = run->env.topology->local_ranks[run->culprit.rank];
+        run->culprit.other = run->env.topology->local_ranks[run->culprit.other];
+        (void)dd_error_set(&error, DD_MISMATCH, "%s", "");
+        dd_error_blame(&error, run->culprit.rank, NULL, 0);
+    } else {
+        (void)dd_error_set(&error, DD_PROTOCOL,
+                           "%s through the shared memory of a host: another rank wrote nonsense into it",
+                           dd_coll_name(run->call.args.coll));
+    }
+    dd_run_fail(run, &error);
+}
+
+/* ---- pieces */
+
+typedef enum piece_kind {
+    PIECE_OF_ARENA,
+    PIECE_OF_COPY,
+    PIECE_OF_PLAN,
+} piece_kind;
+
+typedef struct piece {
+    piece_kind kind;
+    dd_lane lane;         /* of a copy */
+    size_t count;         /* of a copy: elements */
+    uint32_t step;        /* of a plan */
+    dd_arena_state state; /* of the arena: what came out */
+} piece;
+
+/* False when there is nothing to be done, or another thread is doing it. */
+static bool
+take_piece(dd_run *run, bool is_arena_blocked, piece *next)
+{
+    if (run->mover.is_taken) {
+        return false;
+    }
+    if (run->is_arena_busy && !is_arena_blocked) {
+        next->kind = PIECE_OF_ARENA;
+        return true;
+    }
+    for (int lane = 0; lane < DD_LANE_COUNT; lane++) {
+        const dd_run_copying *copying = &run->copying[lane];
+        if (copying->is_busy) {
+            size_t left = copying->count - copying->ndone;
+            size_t most = PIECE_NBYTES / copying->src_size;
+            *next = (piece){.kind = PIECE_OF_COPY, .lane = (dd_lane)lane, .count = left < most ? left : most};
+            return true;
+        }
+    }
+    next->kind = PIECE_OF_PLAN;
+    return run->plan != NULL && dd_plan_run_take_step_locked(run->plan->plan, &next->step);
+}
+
+static void
+do_piece(dd_run *run, piece *this)
+{
+    switch (this->kind) {
+    case PIECE_OF_ARENA:
+        this->state = dd_arena_progress(run->env.arena);
+        break;
+    case PIECE_OF_COPY:
+        copy_some(&run->copying[this->lane], this->count);
+        break;
+    case PIECE_OF_PLAN:
+        dd_plan_run_do_step(run->plan->plan, this->step);
+        break;
+    }
+}
+
+/* By this thread alone. False: the collective has ended meanwhile. */
+static bool
+do_piece_unlocked(dd_run *run, piece *this)
+{
+    dd_run_mover *mover = &run->mover;
+    uint64_t nended = mover->nended;
+    mover->is_taken = mover->has_left = true;
+    mover->nabsent++;
+    atomic_store_explicit(&mover->is_moving, true, memory_order_relaxed);
+    dd_engine_unlock(run->env.engine);
+    do_piece(run, this);
+    atomic_store_explicit(&mover->is_moving, false, memory_order_release);
+    dd_engine_lock(run->env.engine);
+    mover->nabsent--;
+    if (mover->nended != nended) {
+        return false;
+    }
+    mover->is_taken = false;
+    return true;
+}
+
+static void
+end_piece(dd_run *run, const piece *this)
+{
+    dd_run_copying *copying = &run->copying[this->lane];
+    switch (this->kind) {
+    case PIECE_OF_ARENA:
+        tell_what_is_due(run);
+        if (this->state == DD_ARENA_BLOCKED || this->state == DD_ARENA_MOVED) {
+            break;
+        }
+        run->is_arena_busy = false;
+        if (this->state == DD_ARENA_DONE) {
+            dd_run_end_leg(run, DD_LANE_ARENA);
+        } else {
+            on_arena_failed(run, this->state);
+        }
+        break;
+    case PIECE_OF_COPY:
+        copying->ndone += this->count;
+        if (copying->ndone == copying->count) {
+            copying->is_busy = false;
+            dd_run_end_leg(run, this->lane);
+        }
+        break;
+    case PIECE_OF_PLAN:
+        dd_plan_run_end_step_locked(run->plan->plan, this->step);
+        break;
+    }
+}
+
+bool
+dd_run_progress_locked(dd_run *run)
+{
+    bool has_moved = false;
+    bool is_blocked = false;
+    piece next = {0};
+    /* A plan's step may be as long as many pieces. */
+    for (int i = 0; i < MAX_MOVES && take_piece(run, is_blocked, &next); i++) {
+        bool is_locked = next.kind == PIECE_OF_ARENA && !run->mover.is_large;
+        if (is_locked) {
+            do_piece(run, &next);
+        } else if (!do_piece_unlocked(run, &next)) {
+            return true;
+        }
+        bool is_stuck = next.kind == PIECE_OF_ARENA && next.state == DD_ARENA_BLOCKED;
+        is_blocked = is_blocked || is_stuck;
+        has_moved = has_moved || !is_stuck;
+        end_piece(run, &next);
+        if (next.kind == PIECE_OF_PLAN) {
+            break;
+        }
+    }
+    return has_moved;
+}
+
+/* ---- between pieces */
+
+void
+dd_run_halt_locked(dd_run *run)
+{
+    while (run != NULL && atomic_load_explicit(&run->mover.is_moving, memory_order_acquire)) {
+        dd_sys_sched_yield();
+    }
+}
+
+void
+dd_run_forget_moves(dd_run *run)
+{
+    dd_run_halt_locked(run);
+    run->mover.nended++;
+    run->mover.is_taken = false;
+    run->mover.bells = (dd_arena_ranks){{0}};
+    run->mover.nwanted = 0;
+    run->is_arena_busy = false;
+    run->copying[DD_LANE_ARENA].is_busy = run->copying[DD_LANE_PLAN].is_busy = false;
+}
+
+bool
+dd_run_is_moving_locked(const dd_run *run)
+{
+    return run != NULL && run->mover.is_taken;
+}
+
+bool
+dd_run_is_in_the_way_locked(dd_run *run)
+{
+    return run->is_arena_busy && !run->mover.is_taken && dd_arena_is_in_the_way(run->env.arena);
+}
+
+static bool
+progress_task(dd_task *task)
+{
+    dd_run *run = DD_CONTAINER_OF(task, dd_run, task);
+    bool has_moved = dd_run_progress_locked(run);
+    if (!has_moved) {
+        task->is_crowded = run->env.is_crowded || dd_run_is_in_the_way_locked(run);
+    }
+    return has_moved;
+}
+
+static bool
+fall_asleep(dd_task *task)
+{
+    const dd_run *run = DD_CONTAINER_OF(task, dd_run, task);
+    if (run->mover.is_taken) {
+        return true; /* a thread that moves its data drives afterwards, or wakes the driver */
+    }
+    bool is_copying = run->copying[DD_LANE_ARENA].is_busy || run->copying[DD_LANE_PLAN].is_busy;
+    if (is_copying || (run->plan != NULL && dd_plan_run_is_busy_locked(run->plan->plan))) {
+        return false;
+    }
+    return !run->is_arena_busy || dd_arena_fall_asleep(run->env.arena);
+}
+
+void
+dd_run_init_moves(dd_run *run)
+{
+    run->arena_options.wake = note_bell;
+    run->arena_options.want_region = note_wanted;
+    run->arena_options.ctx = run;
+    dd_list_init(&run->task.link);
+    run->task.progress = progress_task;
+    run->task.fall_asleep = fall_asleep;
+    run->task.deadline_ns = DD_NEVER_NS;
+    run->task.is_crowded = run->task.is_outnumbered = run->env.is_crowded;
+}
