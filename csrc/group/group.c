@@ -211,12 +211,7 @@ dd_group_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, con
 {
     int own = -1;
     uint64_t id = 0;
-    dd_status status = dd_engine_check_fork(parent->engine, err);
-    if (status == DD_OK) {
-        dd_engine_lock(parent->engine);
-        status = group_check_usable_locked(parent, "split", err);
-        dd_engine_unlock(parent->engine);
-    }
+    dd_status status = group_check_usable(parent, "split", err);
     if (status == DD_OK) {
         status = check_split(parent, ranks, nranks, &own, err);
     }
@@ -290,10 +285,8 @@ dd_group_close(dd_group *group, const dd_wait *wait, dd_error *err)
     }
     status = dd_engine_wait(group->engine, &group->is_idle, wait, err);
     if (status == DD_OP_TIMED_OUT) {
-        dd_error_set(err, status,
-                     "group \"%.*s\" (rank %d of %d) was closed with operations under way after %.3g s",
-                     (int)group->name.len, (const char *)group->name.data, group->rank, group->size,
-                     dd_wait_elapsed_s(wait));
+        dd_error_set(err, status, GROUP_FORMAT " was closed with operations under way after %.3g s",
+                     GROUP_ARGS(group), dd_wait_elapsed_s(wait));
     }
     dd_engine_lock(group->engine);
     fail_leftovers_locked(group);
@@ -333,6 +326,17 @@ dd_group_release(dd_group *group)
         return; /* left where it is */
     }
     group_destroy(group);
+}
+
+void
+dd_region_release(dd_region *region)
+{
+    if (region != NULL) {
+        dd_group *group = dd_region_group(region); /* the region may be somebody else's right away */
+        if (group_let_region_go(region)) {
+            dd_group_release(group); /* the last lets its regions go */
+        }
+    }
 }
 
 /* ---- questions */
@@ -406,11 +410,5 @@ dd_group_sequence(dd_group *group)
 dd_status
 dd_group_check(dd_group *group, dd_error *err)
 {
-    dd_status status = dd_engine_check_fork(group->engine, err);
-    if (status == DD_OK) {
-        dd_engine_lock(group->engine);
-        status = group_check_usable_locked(group, "check", err);
-        dd_engine_unlock(group->engine);
-    }
-    return status;
+    return group_check_usable(group, "check", err);
 }

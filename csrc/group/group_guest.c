@@ -48,16 +48,6 @@ dd_group_fail_locked(dd_group *group, const dd_error *cause)
     group_fail_locked(group, cause, true, DD_ANY_RANK);
 }
 
-dd_status
-dd_group_error_about(const dd_group *group, int rank, dd_status code, const char *what, dd_error *err)
-{
-    char who[128];
-    const dd_card *card = dd_peer_card(group->peers[rank]);
-    (void)dd_error_set(err, code, "%s %s", group_print_member(group, rank, who), what);
-    dd_error_blame(err, rank, card->host, card->pid);
-    return code;
-}
-
 bool
 dd_group_shares_memory(const dd_group *group, int rank)
 {

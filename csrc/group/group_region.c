@@ -220,7 +220,7 @@ alloc(dd_group *group, size_t nbytes, region_use use, dd_region **region, dd_err
     if (status == DD_OK) {
         atomic_store(&found->refs, 1);
         found->nbytes = nbytes;
-        dd_group_acquire(group);
+        atomic_fetch_add_explicit(&group->refs, 1, memory_order_relaxed);
         *region = found;
     }
     dd_engine_unlock(group->engine);
@@ -275,7 +275,9 @@ dd_group_adopt(dd_group *group, void *at, size_t nbytes, int fd, dd_region **reg
     memcpy(adopting->data, at, nbytes);
     status = show_at(adopting, at, fd, err);
     if (status != DD_OK) {
-        dd_region_release(adopting);
+        (void)group_let_region_go(adopting);
+        atomic_fetch_sub_explicit(&group->refs, 1,
+                                  memory_order_relaxed); /* not the last: the caller has one */
         return status;
     }
     adopting->shown_at = at;
@@ -363,18 +365,13 @@ put_away(dd_region *region)
     }
 }
 
-void
-dd_region_release(dd_region *region)
+bool
+group_let_region_go(dd_region *region)
 {
-    if (region != NULL) {
-        dd_group *group = region->group; /* the region may be somebody else's right away */
-        if (atomic_load(&region->refs) == 1) {
-            put_away(region);
-        }
-        if (atomic_fetch_sub(&region->refs, 1) == 1) {
-            dd_group_release(group); /* the last lets its regions go */
-        }
+    if (atomic_load(&region->refs) == 1) {
+        put_away(region);
     }
+    return atomic_fetch_sub(&region->refs, 1) == 1;
 }
 
 /* ---- after a failure */
@@ -443,8 +440,8 @@ ask_for(dd_group *group, wanted_region *wanted)
     wanted->nasked++;
     wanted->again_ns = now_ns + (ASK_AGAIN_NS << shift);
     (void)dd_context_want_fd_locked(group->context, group->topology.local_ranks[wanted->local], wanted->id);
-    if (group->is_task_in) {
-        group_note_deadline_locked(group, wanted->again_ns);
+    if (group->is_task_in && wanted->again_ns < group->task.deadline_ns) {
+        group->task.deadline_ns = wanted->again_ns;
     }
 }
 
@@ -565,22 +562,20 @@ group_map_region_locked(dd_group *group, int local, uint32_t id, dd_block *memor
 }
 
 bool
-group_map_wanted_locked(dd_group *group)
+group_map_wanted_locked(dd_group *group, dd_error *error)
 {
     bool has_come = false;
     for (dd_list *node = group->wanted.next, *next; node != &group->wanted; node = next) {
         next = node->next;
         wanted_region *wanted = DD_CONTAINER_OF(node, wanted_region, link);
         dd_block memory;
-        dd_error error;
-        dd_status status = group_map_region_locked(group, wanted->local, wanted->id, &memory, &error);
+        dd_status status = group_map_region_locked(group, wanted->local, wanted->id, &memory, error);
         if (status == DD_OK && memory.data == NULL) {
             continue;
         }
         has_come = true;
         if (status != DD_OK) {
-            group_fail_locked(group, &error, true, DD_ANY_RANK);
-            break; /* failing may have ended everything here */
+            break;
         }
     }
     return has_come;

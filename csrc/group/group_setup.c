@@ -385,35 +385,6 @@ attach_arena(dd_group *group, int fd, int local, dd_error *err)
     return status;
 }
 
-void
-group_on_fd_wanted(void *ctx, int rank, uint64_t word)
-{
-    dd_group *group = ctx;
-    if (group->topology.host_of[rank] != group->topology.host) {
-        return;
-    }
-    if (word != GROUP_ARENA_WORD) {
-        group_pass_region_locked(group, rank, (uint32_t)word);
-    } else if (group->topology.local == 0 && group->arena_fd >= 0) {
-        (void)dd_context_pass_fd_locked(group->context, rank, word, group->arena_fd);
-    }
-}
-
-bool
-group_on_fd(void *ctx, int rank, uint64_t word, int fd)
-{
-    dd_group *group = ctx;
-    if (group->topology.host_of[rank] != group->topology.host) {
-        return false;
-    }
-    if (word != GROUP_ARENA_WORD) {
-        return word <= UINT32_MAX && group_take_region_locked(group, rank, (uint32_t)word, fd);
-    }
-    bool is_due = group->is_arena_wanted && group->arena_fd == -1 && rank == group->topology.local_ranks[0];
-    group->arena_fd = is_due ? fd : group->arena_fd;
-    return is_due;
-}
-
 /* The lowest local rank makes the memory, and those who wait for it already need not ask again. */
 static dd_status
 make_arena(dd_group *group, dd_error *err)
@@ -719,6 +690,9 @@ static dd_status
 set_up(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error *err)
 {
     dd_status status = dd_blob_assign(&group->name, setup->options->name, err);
+    if (status == DD_OK) {
+        status = group_make_pool(group, err);
+    }
     if (status == DD_OK) {
         status = find_hosts(group, NULL, err);
     }

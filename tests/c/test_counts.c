@@ -180,7 +180,7 @@ begin(team_member *self, call_way how)
         CHECK_OK(
             dd_group_collective(self->rank->group, &self->args, &team_no_options, &self->work, check_err()));
     } else {
-        CHECK_OK(dd_standing_start(self->call, check_err()));
+        CHECK_OK(team_start(self->call));
     }
 }
 
