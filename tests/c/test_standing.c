@@ -214,7 +214,8 @@ hurry(team_rank *self)
         CHECK(dd_standing_look(small.call));
         sum_check(&small, self, (float)(round * self->size));
     }
-    CHECK(self->size > 1 || nslow < 150); /* one that is alone waits for nobody, but now and then for a lock */
+    CHECK(self->size > 1 ||
+          nslow < 150); /* one that is alone waits for nobody, but now and then for a lock */
     sum_fini(&small);
     sum_fini(&large);
 }
