@@ -17,14 +17,18 @@ take_flight(py_group_call *call)
 }
 
 static bool
+begin_flight(py_group_call *call)
+{
+    if (call->group->nccl != NULL) {
+        return py_nccl_call_begin(call);
+    }
+    return !(call->is_async || call->params->is_plan) || take_flight(call);
+}
+
+static bool
 read_async(py_group_call *call, PyObject *value)
 {
-    bool is_async;
-    if (!py_params_flag(call->group->state, value, &is_async, call->params->function, "async_op")) {
-        return false;
-    }
-    call->is_async = is_async;
-    return !is_async || call->group->nccl != NULL || take_flight(call);
+    return py_params_flag(call->group->state, value, &call->is_async, call->params->function, "async_op");
 }
 
 static bool
@@ -63,7 +67,7 @@ read_common(py_group_call *call)
         } else if (params->names[i] == PY_NAME_TIMEOUT) {
             is_ok = py_to_timeout_ns(state, value, &call->timeout_ns, params->function, "timeout");
         } else if (params->names[i] == PY_NAME_ASYNC_OP) {
-            is_ok = read_async(call, value); /* the last parameter: nothing to undo after it */
+            is_ok = read_async(call, value);
         }
         if (!is_ok) {
             return false;
@@ -78,7 +82,7 @@ py_group_call_begin(py_group_call *call, PyObject *self, const py_params *params
 {
     call->group = (py_group *)self;
     call->params = params;
-    call->is_async = false;
+    call->is_async = params->is_async;
     call->flight = NULL;
     call->timeout_ns = -1;
     call->root = 0;
@@ -86,8 +90,7 @@ py_group_call_begin(py_group_call *call, PyObject *self, const py_params *params
     call->factor = NULL;
     if (!py_group_require_either(call->group) || (params->is_plan && !py_plan_require(call->group, params)) ||
         !py_params_parse(params, call->group->state, args, nargs, kwnames, call->values) ||
-        !read_common(call) || (call->group->nccl != NULL && !py_nccl_call_begin(call)) ||
-        (params->is_plan && !take_flight(call))) {
+        !read_common(call) || !begin_flight(call)) {
         return false;
     }
     if (call->flight != NULL) {

@@ -163,112 +163,43 @@ prepare_and_run(py_group_call *call, const py_group_message *message)
 /* ---- methods */
 
 static PyObject *
-run_message(py_group_call *call, bool is_send)
-{
-    py_group_message message = {.is_send = is_send};
-    /* Packed before, too, if it has to be: what a shorter message leaves of a tensor stays as it was. */
-    py_use use = is_send ? PY_USE_IN : PY_USE_IN_PLACE;
-    if (!read_peer(call, call->values[1], is_send ? "dst" : "src", &message.rank) ||
-        !read_tag(call, call->values[2], &message.tag) ||
-        !py_operands_add(call->operands, call->values[0], use, "tensor") ||
-        !read_typed(call, is_send ? NULL : call->values[4], &message.is_typed)) {
-        return py_group_call_fail(call);
-    }
-    return prepare_and_run(call, &message);
-}
-
-/* Makes the call one that does not wait. */
-static bool
-make_async(py_group_call *call)
-{
-    call->is_async = true;
-    if (call->flight != NULL) {
-        return true;
-    }
-    py_completions_drain(call->group->state);
-    call->flight = py_flight_create(call->group->state, (PyObject *)call->group, call->params->function);
-    if (call->flight == NULL) {
-        return false;
-    }
-    call->operands = &call->flight->operands;
-    return true;
-}
-
-#define SEND_PARAMS(text)                                                     \
-    {                                                                         \
-        .function = text, .nrequired = 2, .npositional = 3, .count = 4,       \
-        .names = {PY_NAME_TENSOR, PY_NAME_DST, PY_NAME_TAG, PY_NAME_TIMEOUT}, \
-    }
-#define RECV_PARAMS(text)                                                                          \
-    {                                                                                              \
-        .function = text, .nrequired = 1, .npositional = 3, .count = 5,                            \
-        .names = {PY_NAME_TENSOR, PY_NAME_SRC, PY_NAME_TAG, PY_NAME_TIMEOUT, PY_NAME_MATCH_DTYPE}, \
-    }
-
-PY_GROUP_METHOD(send)
-{
-    static const py_params params = SEND_PARAMS("send");
-    py_group_call call;
-    if (!py_group_call_begin(&call, self, &params, args, nargs, kwnames)) {
-        return NULL;
-    }
-    return run_message(&call, true);
-}
-
-PY_GROUP_METHOD(recv)
-{
-    static const py_params params = RECV_PARAMS("recv");
-    py_group_call call;
-    if (!py_group_call_begin(&call, self, &params, args, nargs, kwnames)) {
-        return NULL;
-    }
-    return run_message(&call, false);
-}
-
-PY_GROUP_METHOD(isend)
-{
-    static const py_params params = SEND_PARAMS("isend");
-    py_group_call call;
-    if (!py_group_call_begin(&call, self, &params, args, nargs, kwnames) || !make_async(&call)) {
-        return NULL;
-    }
-    return run_message(&call, true);
-}
-
-PY_GROUP_METHOD(irecv)
-{
-    static const py_params params = RECV_PARAMS("irecv");
-    py_group_call call;
-    if (!py_group_call_begin(&call, self, &params, args, nargs, kwnames) || !make_async(&call)) {
-        return NULL;
-    }
-    return run_message(&call, false);
-}
-
-static PyObject *
-call_barrier(PyObject *self, const py_params *params, PyObject *const *args, Py_ssize_t nargs,
+call_message(const py_params *params, bool is_send, PyObject *self, PyObject *const *args, Py_ssize_t nargs,
              PyObject *kwnames)
 {
+    py_group_message message = {.is_send = is_send};
     py_group_call call;
     if (!py_group_call_begin(&call, self, params, args, nargs, kwnames)) {
         return NULL;
     }
-    return py_group_call_run(&call, DD_COLL_BARRIER, true);
+    /* Packed before, too, if it has to be: what a shorter message leaves of a tensor stays as it was. */
+    py_use use = is_send ? PY_USE_IN : PY_USE_IN_PLACE;
+    if (!read_peer(&call, call.values[1], is_send ? "dst" : "src", &message.rank) ||
+        !read_tag(&call, call.values[2], &message.tag) ||
+        !py_operands_add(call.operands, call.values[0], use, "tensor") ||
+        !read_typed(&call, is_send ? NULL : call.values[4], &message.is_typed)) {
+        return py_group_call_fail(&call);
+    }
+    return prepare_and_run(&call, &message);
 }
 
-PY_GROUP_METHOD(barrier)
-{
-    static const py_params params = {
-        .function = "barrier", .count = 2, .names = {PY_NAME_TIMEOUT, PY_NAME_ASYNC_OP}};
-    return call_barrier(self, &params, args, nargs, kwnames);
-}
+#define MESSAGE(name, sends, returns_at_once, required, ...)                                                 \
+    PY_GROUP_METHOD(name)                                                                                    \
+    {                                                                                                        \
+        static const py_params params = {.function = #name,                                                  \
+                                         .nrequired = required,                                              \
+                                         .npositional = 3,                                                   \
+                                         .count = (int)(sizeof((py_name[]){__VA_ARGS__}) / sizeof(py_name)), \
+                                         .is_async = returns_at_once,                                        \
+                                         .names = {__VA_ARGS__}};                                            \
+        return call_message(&params, sends, self, args, nargs, kwnames);                                     \
+    }
+#define SEND_NAMES PY_NAME_TENSOR, PY_NAME_DST, PY_NAME_TAG, PY_NAME_TIMEOUT
+#define RECV_NAMES PY_NAME_TENSOR, PY_NAME_SRC, PY_NAME_TAG, PY_NAME_TIMEOUT, PY_NAME_MATCH_DTYPE
 
-PY_GROUP_METHOD(plan_barrier)
-{
-    static const py_params params = {
-        .function = "plan_barrier", .count = 1, .is_plan = true, .names = {PY_NAME_TIMEOUT}};
-    return call_barrier(self, &params, args, nargs, kwnames);
-}
+MESSAGE(send, true, false, 2, SEND_NAMES)
+MESSAGE(isend, true, true, 2, SEND_NAMES)
+MESSAGE(recv, false, false, 1, RECV_NAMES)
+MESSAGE(irecv, false, true, 1, RECV_NAMES)
 
 PyObject *
 py_group_monitored_barrier(PyObject *object, PyObject *args, PyObject *kwargs)
