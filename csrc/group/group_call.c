@@ -184,7 +184,7 @@ check_locked(const group_call *call, dd_error *err)
         return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: invalid rank: %d is not in 0 to %d", what, rank,
                             group->size - 1);
     }
-    dd_status status = group_check_usable_locked(group, what, err);
+    dd_status status = dd_group_check_usable_locked(group, what, err);
     if (status == DD_OK && call->is_message && call->is_send && group->members[rank].is_gone) {
         status = dd_group_error_about(group, rank, DD_PEER_LOST, "has left the group", err);
         dd_error_prepend(err, "%s on " GROUP_FORMAT, what, GROUP_ARGS(group));

@@ -11,7 +11,7 @@
 #define QUICK_NBYTES ((size_t)4096)
 
 dd_status
-group_check_usable_locked(dd_group *group, const char *what, dd_error *err)
+dd_group_check_usable_locked(dd_group *group, const char *what, dd_error *err)
 {
     if (group->is_closing) {
         return dd_error_set(err, DD_CLOSED, "%s: " GROUP_FORMAT " is closed", what, GROUP_ARGS(group));
@@ -31,7 +31,7 @@ group_check_usable(dd_group *group, const char *what, dd_error *err)
     dd_status status = dd_engine_check_fork(group->engine, err);
     if (status == DD_OK) {
         dd_engine_lock(group->engine);
-        status = group_check_usable_locked(group, what, err);
+        status = dd_group_check_usable_locked(group, what, err);
         dd_engine_unlock(group->engine);
     }
     return status;

@@ -68,16 +68,6 @@ struct dd_coll_form {
     dd_record_form *record; /* owned; NULL: nobody records */
 };
 
-/* A region of another rank that its owner has spoken of and that is not mapped here yet. */
-typedef struct wanted_region {
-    dd_list link;
-    int local;
-    uint32_t id;
-    int fd;           /* what has come; -1: nothing yet, DD_SOCK_FD_REFUSED: there was no room for it */
-    unsigned nasked;  /* how often its owner has been asked for it */
-    int64_t again_ns; /* when to ask again */
-} wanted_region;
-
 struct dd_group {
     /* const after open */
     dd_engine *engine; /* owned */
@@ -94,6 +84,7 @@ struct dd_group {
      * the others; -1. */
     int arena_fd;
     bool is_arena_wanted;
+    int64_t ask_arena_ns;   /* when to ask for it next */
     dd_run *run;            /* owned; NULL once closed */
     struct call_pool *pool; /* owned, shared with the works that are in use */
     dd_selection selection;
@@ -126,8 +117,8 @@ struct dd_group {
     uint32_t nregions;                 /* ids given out */
     dd_list regions;                   /* dd_region of this rank, in use or kept for the next */
     atomic_size_t kept_nbytes;         /* of pages, in arrays that are not in use */
-    dd_list wanted;                    /* wanted_region: asked for again and again until it is there */
-    dd_list mapped;                    /* regions of others */
+    dd_list foreign;                   /* regions of others: see group_region.c */
+    int nwanted;                       /* those of them that have not been mapped yet */
     uint64_t nmonitored;               /* calls of monitored_barrier */
     dd_recorder_group *recorder_group; /* owned; NULL: nobody records */
     dd_group_guest *guest;             /* owned; NULL: there is none */
@@ -161,23 +152,28 @@ dd_status group_bulletin_check(group_bulletin *bulletin, const dd_wait *wait, dd
 
 /* ---- group_setup.c */
 
-/* A group over peers that are known (taken), with everything that needs the others' help: context, arena. `engine` is taken. On
- * failure all of it is let go. */
-typedef struct group_setup {
-    dd_engine *engine;
-    uint64_t id;
+/* This rank's place in a group. */
+typedef struct group_place {
     int rank;
     int size;
-    dd_peer **peers;
     const dd_group_options *options;
+} group_place;
+
+/* Has all that needs nobody's help; the caller fills in the peers. */
+dd_status group_create(dd_engine *engine, uint64_t id, const group_place *place, dd_group **group,
+                       dd_error *err) DD_MUST_CHECK;
+
+/* Who takes part in the making of a group, beside its ranks. */
+typedef struct group_setup {
     dd_group *parent;         /* of a split: what ends it ends the making of this one; else NULL */
     const int *parent_ranks;  /* [size] */
     group_bulletin *bulletin; /* NULL: there is no store */
 } group_setup;
 
-dd_status group_set_up(group_setup *setup, dd_group **group, const dd_wait *wait,
+/* Adds what needs the others' help: context, topology, arena, run. On failure the group is to be destroyed. */
+dd_status group_set_up(dd_group *group, const group_setup *setup, const dd_wait *wait,
                        dd_error *err) DD_MUST_CHECK;
-void group_destroy(dd_group *group); /* closed, or half made */
+void group_destroy(dd_group *group); /* closed, or half made; NULL is fine */
 
 /* ---- small things */
 
@@ -208,9 +204,7 @@ group_is_rooted(dd_coll coll)
 
 /* ---- group_check.c: whether a call may begin */
 
-/* If the group has failed, it may give the lock away for a moment. */
-dd_status group_check_usable_locked(dd_group *group, const char *what, dd_error *err) DD_MUST_CHECK;
-/* The same without the lock, and in a forked child. */
+/* dd_group_check_usable_locked without the lock, and in a forked child. */
 dd_status group_check_usable(dd_group *group, const char *what, dd_error *err) DD_MUST_CHECK;
 /* What all ranks must agree on, once it has been checked. Block sizes of the others differ by rank, and are compared block by block. */
 dd_status group_check_coll(const dd_group *group, const dd_coll_args *args, dd_coll_form *form,
@@ -243,12 +237,14 @@ void group_hear_coll_locked(dd_group *group, int rank, uint64_t sequence, const 
 /* Where a rank of this host is, by its board: as if it had answered. */
 void group_hear_place_locked(dd_group *group, int rank);
 
-/* ---- group_await.c */
+/* ---- group_vote.c: what the making of a group waits for */
 
-/* Drives until is_there(ctx) or the end of the wait: DD_OP_TIMED_OUT without a message, DD_INTERRUPTED. It is asked with the lock
- * held, again and again, and for what a link brings or becomes: nothing else wakes the driver. */
-dd_status group_await(dd_group *group, bool (*is_there)(void *ctx), void *ctx, const dd_wait *wait,
-                      dd_error *err) DD_MUST_CHECK;
+/* As dd_group_await; and fails when a rank that takes part in the making will not vote any more. */
+dd_status group_await_others(dd_group *group, const group_setup *setup, bool (*is_there)(void *ctx),
+                             void *ctx, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+/* votes[h] becomes 1 if all ranks of host h (of the topology) have given true. */
+dd_status group_exchange_votes(dd_group *group, const group_setup *setup, bool own, uint8_t *votes,
+                               const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* ---- group_board.c: what ranks of a host tell each other without a link */
 
@@ -326,10 +322,6 @@ void group_raise_alarm_locked(dd_group *group);
 void group_want_region(void *ctx, int local, uint32_t id); /* of dd_run_env */
 /* Whether some have come: then the operation that has waited for them goes on, or fails with *error, whose code is else left alone. */
 bool group_map_wanted_locked(dd_group *group, dd_error *error);
-/* The region of a local rank, mapped here until the group is gone; data NULL: its descriptor has not come (yet). DD_PROTOCOL: what
- * has come is no region. */
-dd_status group_map_region_locked(dd_group *group, int local, uint32_t id, dd_block *memory,
-                                  dd_error *err) DD_MUST_CHECK;
 /* When a region that has been asked for is asked for again, if that comes before earliest_ns. */
 int64_t group_ask_again_ns(const dd_group *group, int64_t earliest_ns);
 /* Of the context's handler: a local rank asks for a region of ours; what has been asked for has come. */

@@ -231,7 +231,8 @@ py_group_call_run(py_group_call *call, dd_coll coll, bool is_ok)
     args.reduction.divisor = call->group->size;
     py_form *form = is_ok ? py_form_take(call, &args) : NULL;
     if (form == NULL) {
-        if (!is_ok || !py_operands_prepare(call->operands, &args, call->group->rank)) {
+        if (!is_ok || PyErr_Occurred() != NULL ||
+            !py_operands_prepare(call->operands, &args, call->group->rank)) {
             return py_group_call_fail(call);
         }
         if (call->params->is_plan) {
