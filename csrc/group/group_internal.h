@@ -220,6 +220,17 @@ dd_status group_run_message(dd_group *group, const dd_message *message, bool is_
                             const dd_call_options *options, int *source, const dd_wait *wait,
                             dd_error *err) DD_MUST_CHECK;
 
+/* ---- group_post.c: a call under the lock */
+
+/* Starts it if it is its turn. The other side waits neither for the record of a short call nor for the time of day. */
+void group_post_locked(group_call *call);
+/* Looks for its end. For callers who hold something that others need: for less than a microsecond. */
+void group_look_hastily_locked(group_call *call);
+/* ... and for a microsecond or two, without giving the lock away. */
+void group_look_a_while_locked(group_call *call);
+/* What has not ended gets its deadline, and somebody to look after it. */
+void group_watch_locked(group_call *call);
+
 /* ---- group_task.c */
 
 void group_task_init(dd_group *group);

@@ -297,15 +297,15 @@ static const struct collective_limit {
     dd_coll coll;
     costs most[3]; /* by way */
 } collective_limits[] = {
-    {DD_COLL_BARRIER, {{0, 0, 0}, {0, 0, 1}, {0, 0, 0}}},
-    {DD_COLL_BROADCAST, {{0, 0, 0}, {0, 0, 1}, {0, 0, 0}}},
-    {DD_COLL_REDUCE, {{0, 0, 0}, {0, 0, 1}, {0, 0, 0}}},
-    {DD_COLL_ALL_REDUCE, {{0, 0, 0}, {0, 0, 1}, {0, 0, 0}}},
-    {DD_COLL_GATHER, {{0, 0, 0}, {0, 0, 1}, {0, 0, 0}}},
-    {DD_COLL_SCATTER, {{0, 0, 0}, {0, 0, 1}, {0, 0, 0}}},
-    {DD_COLL_ALL_GATHER, {{0, 0, 0}, {0, 0, 1}, {0, 0, 0}}},
-    {DD_COLL_REDUCE_SCATTER, {{0, 0, 0}, {0, 0, 1}, {0, 0, 0}}},
-    {DD_COLL_ALL_TO_ALL, {{0, 0, 0}, {0, 0, 1}, {0, 0, 0}}},
+    {DD_COLL_BARRIER, {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}}},
+    {DD_COLL_BROADCAST, {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}}},
+    {DD_COLL_REDUCE, {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}}},
+    {DD_COLL_ALL_REDUCE, {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}}},
+    {DD_COLL_GATHER, {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}}},
+    {DD_COLL_SCATTER, {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}}},
+    {DD_COLL_ALL_GATHER, {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}}},
+    {DD_COLL_REDUCE_SCATTER, {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}}},
+    {DD_COLL_ALL_TO_ALL, {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}}},
 };
 
 static void
