@@ -140,39 +140,32 @@ count_split(dd_group *parent, uint64_t set, uint64_t *count, dd_error *err)
 }
 
 static dd_status
-check_split_ranks(const dd_group *parent, const int *ranks, int nranks, bool *is_named, int *own,
-                  dd_error *err)
-{
-    *own = -1;
-    for (int i = 0; i < nranks; i++) {
-        if (ranks[i] < 0 || ranks[i] >= parent->size) {
-            return dd_error_set(err, DD_INVALID_ARGUMENT, "split: rank %d is not in 0 to %d", ranks[i],
-                                parent->size - 1);
-        }
-        if (is_named[ranks[i]]) {
-            return dd_error_set(err, DD_INVALID_ARGUMENT, "split: rank %d is named twice", ranks[i]);
-        }
-        is_named[ranks[i]] = true;
-        *own = ranks[i] == parent->rank ? i : *own;
-    }
-    if (*own < 0) {
-        return dd_error_set(
-            err, DD_INVALID_ARGUMENT,
-            "split: rank %d is not among the %d ranks of the new group, and only they make it", parent->rank,
-            nranks);
-    }
-    return DD_OK;
-}
-
-static dd_status
 check_split(const dd_group *parent, const int *ranks, int nranks, int *own, dd_error *err)
 {
+    dd_status status = DD_OK;
     bool *is_named = dd_mem_zalloc((size_t)parent->size * sizeof *is_named);
     if (is_named == NULL) {
         return dd_error_no_memory(err, (unsigned long long)parent->size);
     }
-    dd_status status = check_split_ranks(parent, ranks, nranks, is_named, own, err);
+    *own = -1;
+    for (int i = 0; i < nranks && status == DD_OK; i++) {
+        if (ranks[i] < 0 || ranks[i] >= parent->size) {
+            status = dd_error_set(err, DD_INVALID_ARGUMENT, "split: rank %d is not in 0 to %d", ranks[i],
+                                  parent->size - 1);
+        } else if (is_named[ranks[i]]) {
+            status = dd_error_set(err, DD_INVALID_ARGUMENT, "split: rank %d is named twice", ranks[i]);
+        } else {
+            is_named[ranks[i]] = true;
+            *own = ranks[i] == parent->rank ? i : *own;
+        }
+    }
     dd_mem_free(is_named);
+    if (status == DD_OK && *own < 0) {
+        status =
+            dd_error_set(err, DD_INVALID_ARGUMENT,
+                         "split: rank %d is not among the %d ranks of the new group, and only they make it",
+                         parent->rank, nranks);
+    }
     return status;
 }
 

@@ -117,21 +117,22 @@ void dd_coll_form_destroy(dd_coll_form *form); /* NULL is fine */
 dd_status dd_group_collective(dd_group *group, const dd_coll_args *args, const dd_call_options *options,
                               dd_work **work, dd_error *err) DD_MUST_CHECK;
 
-/* rank may be DD_ANY_RANK in recv; tag is any number. To oneself is fine. */
-dd_status dd_group_send(dd_group *group, dd_block block, int rank, uint64_t tag,
-                        const dd_call_options *options, dd_work **work, dd_error *err) DD_MUST_CHECK;
-dd_status dd_group_recv(dd_group *group, dd_block block, int rank, uint64_t tag,
-                        const dd_call_options *options, dd_work **work, dd_error *err) DD_MUST_CHECK;
+/* A message to or from a rank; to oneself is fine. */
+typedef struct dd_p2p {
+    bool is_send;
+    int rank;     /* of a receive also DD_ANY_RANK */
+    uint64_t tag; /* any number */
+    dd_block block;
+    uint32_t channel; /* 0; others are the group's own */
+} dd_p2p;
 
+dd_status dd_group_p2p(dd_group *group, const dd_p2p *p2p, const dd_call_options *options, dd_work **work,
+                       dd_error *err) DD_MUST_CHECK;
 /* The same and dd_group_wait with the call's own time-out, in one, without allocating: no system call either, where a small message
  * goes through shared memory and the other side is there. *source: whose message it was. An interrupt aborts the group, since the
  * memory is the caller's again. */
-dd_status dd_group_send_and_wait(dd_group *group, dd_block block, int rank, uint64_t tag,
-                                 const dd_call_options *options, const dd_wait *wait,
-                                 dd_error *err) DD_MUST_CHECK;
-dd_status dd_group_recv_and_wait(dd_group *group, dd_block block, int rank, uint64_t tag,
-                                 const dd_call_options *options, int *source, const dd_wait *wait,
-                                 dd_error *err) DD_MUST_CHECK;
+dd_status dd_group_p2p_and_wait(dd_group *group, const dd_p2p *p2p, const dd_call_options *options,
+                                int *source, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* Rank 0 waits for each of the others, and then lets them go; the error on rank 0 names the first missing rank, or with
  * is_all all of them. The others learn that rank 0 has failed, and why. Synchronous. */

@@ -145,22 +145,25 @@ on_message_done(dd_message *message, const dd_error *error)
     group_update_task_locked(group);
 }
 
-/* Fills in what is not `message`'s own. */
 static void
-init_message(group_call *call, dd_group *group, const dd_message *message, bool is_send,
-             const dd_call_options *options)
+init_message(group_call *call, dd_group *group, const dd_p2p *p2p, const dd_call_options *options)
 {
-    init_call(call, group, is_send ? "send" : "recv", options);
+    init_call(call, group, p2p->is_send ? "send" : "recv", options);
     call->is_message = true;
-    call->is_send = is_send;
+    call->is_send = p2p->is_send;
     call->is_quick = true;
-    call->message = *message;
-    call->message.on_done = on_message_done;
-    call->message.owner = call;
+    call->message = (dd_message){.kind = DD_MESSAGE_P2P,
+                                 .rank = p2p->rank,
+                                 .tag = p2p->tag,
+                                 .channel = p2p->channel,
+                                 .data = p2p->block.data,
+                                 .nbytes = p2p->block.nbytes,
+                                 .on_done = on_message_done,
+                                 .owner = call};
     if (options->is_typed) {
         call->signature = (dd_signature){.dtype = (uint8_t)options->dtype,
                                          .flags = DD_SIGNATURE_TYPED,
-                                         .count = message->nbytes / dd_dtype_size(options->dtype)};
+                                         .count = p2p->block.nbytes / dd_dtype_size(options->dtype)};
         call->message.signature = &call->signature;
     }
 }
@@ -264,10 +267,10 @@ post_and_look_locked(group_call *call, bool is_hasty, const dd_wait *wait)
     group_watch_locked(call);
 }
 
-/* Runs a call on the caller's stack, as a part of `what`. Its memory and the call itself are the caller's, who takes them back: an
+/* Runs a call on the caller's stack. Its memory and the call itself are the caller's, who takes them back: an
  * interrupt ends the group, and the call with it. */
 static dd_status
-run_call(group_call *call, const char *what, const dd_wait *wait, dd_error *err)
+run_call(group_call *call, const dd_wait *wait, dd_error *err)
 {
     dd_group *group = call->group;
     dd_work *work = &call->work;
@@ -285,7 +288,8 @@ run_call(group_call *call, const char *what, const dd_wait *wait, dd_error *err)
     status = dd_group_wait(group, work, &until_done, err);
     if (!dd_work_is_done(work)) {
         char reason[96];
-        snprintf(reason, sizeof reason, "interrupted in %s", what);
+        bool is_monitored = call->is_message && call->message.channel == GROUP_MONITOR_CHANNEL;
+        snprintf(reason, sizeof reason, "interrupted in %s", is_monitored ? "monitored_barrier" : work->what);
         dd_group_abort(group, reason);
         until_done = dd_wait_after(DD_NEVER_NS);
         dd_status ignored = dd_group_wait(group, work, &until_done, NULL);
@@ -309,46 +313,23 @@ dd_group_collective_and_wait(dd_group *group, const dd_coll_args *args, const dd
         return status;
     }
     call.limit_ns = wait->deadline_ns;
-    return run_call(&call, call.work.what, wait, err);
+    return run_call(&call, wait, err);
 }
 
 dd_status
-group_run_message(dd_group *group, const dd_message *message, bool is_send, const char *what,
-                  const dd_call_options *options, int *source, const dd_wait *wait, dd_error *err)
+dd_group_p2p_and_wait(dd_group *group, const dd_p2p *p2p, const dd_call_options *options, int *source,
+                      const dd_wait *wait, dd_error *err)
 {
     group_call call;
     dd_status status = dd_engine_check_fork(group->engine, err);
     if (status == DD_OK) {
-        init_message(&call, group, message, is_send, options);
-        status = run_call(&call, what, wait, err);
+        init_message(&call, group, p2p, options);
+        status = run_call(&call, wait, err);
     }
-    if (status == DD_OK && source != NULL) {
+    if (status == DD_OK) {
         *source = call.work.source_rank;
     }
     return status;
-}
-
-static dd_message
-make_message(dd_block block, int rank, uint64_t tag)
-{
-    return (dd_message){
-        .kind = DD_MESSAGE_P2P, .rank = rank, .tag = tag, .data = block.data, .nbytes = block.nbytes};
-}
-
-dd_status
-dd_group_send_and_wait(dd_group *group, dd_block block, int rank, uint64_t tag,
-                       const dd_call_options *options, const dd_wait *wait, dd_error *err)
-{
-    dd_message message = make_message(block, rank, tag);
-    return group_run_message(group, &message, true, "send", options, NULL, wait, err);
-}
-
-dd_status
-dd_group_recv_and_wait(dd_group *group, dd_block block, int rank, uint64_t tag,
-                       const dd_call_options *options, int *source, const dd_wait *wait, dd_error *err)
-{
-    dd_message message = make_message(block, rank, tag);
-    return group_run_message(group, &message, false, "recv", options, source, wait, err);
 }
 
 /* ---- calls that go on by themselves */
@@ -426,33 +407,17 @@ dd_group_collective(dd_group *group, const dd_coll_args *args, const dd_call_opt
     return status == DD_OK ? start_call(call, work, err) : status;
 }
 
-static dd_status
-start_message(dd_group *group, const dd_message *message, bool is_send, const dd_call_options *options,
-              dd_work **work, dd_error *err)
+dd_status
+dd_group_p2p(dd_group *group, const dd_p2p *p2p, const dd_call_options *options, dd_work **work,
+             dd_error *err)
 {
     group_call *call = NULL;
     dd_status status = take_free_call(group, &call, err);
     if (status != DD_OK) {
         return status;
     }
-    init_message(call, group, message, is_send, options);
+    init_message(call, group, p2p, options);
     return start_call(call, work, err);
-}
-
-dd_status
-dd_group_send(dd_group *group, dd_block block, int rank, uint64_t tag, const dd_call_options *options,
-              dd_work **work, dd_error *err)
-{
-    dd_message message = make_message(block, rank, tag);
-    return start_message(group, &message, true, options, work, err);
-}
-
-dd_status
-dd_group_recv(dd_group *group, dd_block block, int rank, uint64_t tag, const dd_call_options *options,
-              dd_work **work, dd_error *err)
-{
-    dd_message message = make_message(block, rank, tag);
-    return start_message(group, &message, false, options, work, err);
 }
 
 /* ---- the same call again and again: one of the pool that keeps its form */

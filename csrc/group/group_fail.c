@@ -144,46 +144,56 @@ group_fail_mismatch_locked(dd_group *group, const dd_arena_culprit *culprit)
 }
 
 void
+group_fail_calls_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *theirs)
+{
+    dd_arena_culprit culprit = {.rank = rank,
+                                .other = group->rank,
+                                .signature = *theirs,
+                                .other_signature = *group_signature_of(group, sequence),
+                                .sequence = sequence};
+    group_fail_mismatch_locked(group, &culprit);
+}
+
+/* What a message of `rank` does not fit. */
+static dd_cause
+make_misfit(const dd_group *group, dd_cause_kind kind, int rank, uint64_t sequence, const char *text)
+{
+    dd_cause cause = group_make_cause(group, kind, DD_MISMATCH, rank);
+    cause.other = group->rank;
+    cause.sequence = sequence;
+    cause.other_signature = *group_signature_of(group, sequence);
+    snprintf(cause.text, sizeof cause.text, "%s", text);
+    return cause;
+}
+
+void
 group_fail_misfit_locked(dd_group *group, const dd_error *error)
 {
     int rank = error->culprit.rank;
-    const dd_signature *ours = group_signature_of(group, group->nstarted);
-    const member_state *member = rank >= 0 ? &group->members[rank] : NULL;
-    if (member != NULL && member->has_said_it && member->sequence == group->nstarted &&
-        memcmp(&member->signature, ours, sizeof member->signature) != 0) {
-        dd_arena_culprit culprit = {.rank = rank,
-                                    .other = group->rank,
-                                    .signature = member->signature,
-                                    .other_signature = *ours,
-                                    .sequence = group->nstarted};
-        group_fail_mismatch_locked(group, &culprit);
-        return;
-    }
+    uint64_t sequence = group->nstarted;
     if (rank < 0) {
         group_fail_locked(group, error, true, DD_ANY_RANK);
         return;
     }
-    dd_cause cause = group_make_cause(group, DD_CAUSE_MISFIT, DD_MISMATCH, rank);
-    cause.other = group->rank;
-    cause.sequence = group->nstarted;
-    cause.other_signature = *ours;
-    snprintf(cause.text, sizeof cause.text, "%s", error->message);
+    const member_state *member = &group->members[rank];
+    if (member->has_said_it && member->sequence == sequence &&
+        memcmp(&member->signature, group_signature_of(group, sequence), sizeof member->signature) != 0) {
+        group_fail_calls_locked(group, rank, sequence, &member->signature);
+        return;
+    }
+    dd_cause cause = make_misfit(group, DD_CAUSE_MISFIT, rank, sequence, error->message);
     group_fail_cause_locked(group, &cause, true, DD_ANY_RANK);
 }
 
 void
 group_fail_surplus_locked(dd_group *group, int rank, uint64_t sequence)
 {
-    const dd_signature *signature = group_signature_of(group, sequence);
-    if (signature == NULL || group->cause.code != DD_OK) {
-        return;
+    if (group_signature_of(group, sequence) != NULL) {
+        dd_cause cause =
+            make_misfit(group, DD_CAUSE_SIZES, rank, sequence, "more has come than was expected here");
+        cause.culprit_signature = cause.other_signature;
+        group_fail_cause_locked(group, &cause, true, DD_ANY_RANK);
     }
-    dd_cause cause = group_make_cause(group, DD_CAUSE_SIZES, DD_MISMATCH, rank);
-    cause.other = group->rank;
-    cause.sequence = sequence;
-    cause.culprit_signature = cause.other_signature = *signature;
-    snprintf(cause.text, sizeof cause.text, "more has come than was expected here");
-    group_fail_cause_locked(group, &cause, true, DD_ANY_RANK);
 }
 
 /* ---- giving up */

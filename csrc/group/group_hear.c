@@ -12,12 +12,7 @@ compare_signatures_locked(dd_group *group, int rank, uint64_t sequence, const dd
     if (ours == NULL || group->cause.code != DD_OK || memcmp(signature, ours, sizeof *signature) == 0) {
         return true;
     }
-    dd_arena_culprit culprit = {.rank = rank,
-                                .other = group->rank,
-                                .signature = *signature,
-                                .other_signature = *ours,
-                                .sequence = sequence};
-    group_fail_mismatch_locked(group, &culprit);
+    group_fail_calls_locked(group, rank, sequence, signature);
     return false;
 }
 

@@ -215,10 +215,8 @@ dd_status group_check_coll(const dd_group *group, const dd_coll_args *args, dd_c
 dd_status group_make_pool(dd_group *group, dd_error *err) DD_MUST_CHECK;
 /* The group's share of its pool of calls; NULL is fine. Works of the group may live on. */
 void group_release_pool(struct call_pool *pool);
-/* Sends or receives, and waits for the end, as a part of `what`. *source as in dd_group_recv_and_wait, or NULL. */
-dd_status group_run_message(dd_group *group, const dd_message *message, bool is_send, const char *what,
-                            const dd_call_options *options, int *source, const dd_wait *wait,
-                            dd_error *err) DD_MUST_CHECK;
+/* Of messages of monitored_barrier. */
+#define GROUP_MONITOR_CHANNEL 1
 
 /* ---- group_post.c: a call under the lock */
 
@@ -311,6 +309,8 @@ void group_fail_cause_locked(dd_group *group, const dd_cause *cause, bool is_tol
 /* The same where nothing but words is known. */
 void group_fail_locked(dd_group *group, const dd_error *cause, bool is_told, int except);
 void group_fail_mismatch_locked(dd_group *group, const dd_arena_culprit *culprit);
+/* `rank` has called something else than this rank. */
+void group_fail_calls_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *theirs);
 /* The same for a message of a collective whose size was not what this rank expected: `error` says so. */
 void group_fail_misfit_locked(dd_group *group, const dd_error *error);
 /* A message has come for a collective that was through here. */

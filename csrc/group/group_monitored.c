@@ -4,21 +4,12 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Messages of callers have all tags of channel 0. */
-#define MONITOR_CHANNEL 1
 #define VERDICT_MAX 512
 
 /* What rank 0 tells the others: empty when all have come. */
 typedef struct barrier_verdict {
     char text[VERDICT_MAX];
 } barrier_verdict;
-
-typedef struct barrier_note {
-    int rank;
-    uint64_t tag;
-    void *data;
-    size_t nbytes;
-} barrier_note;
 
 static uint64_t
 next_monitored_tag(dd_group *group)
@@ -29,31 +20,25 @@ next_monitored_tag(dd_group *group)
     return tag;
 }
 
-/* A message of the barrier, with a deadline of its own. */
+/* A message of the barrier, with a deadline of its own. Messages of callers have all tags of channel 0. */
 static dd_status
-run_note(dd_group *group, const barrier_note *note, bool is_send, int64_t timeout_ns, const dd_wait *wait,
-         dd_error *err)
+run_note(dd_group *group, const dd_p2p *note, int64_t timeout_ns, const dd_wait *wait, dd_error *err)
 {
+    int source;
     dd_call_options options = {.timeout_ns = timeout_ns};
-    dd_message message = {.kind = DD_MESSAGE_P2P,
-                          .rank = note->rank,
-                          .tag = note->tag,
-                          .channel = MONITOR_CHANNEL,
-                          .data = note->data,
-                          .nbytes = note->nbytes};
-    return group_run_message(group, &message, is_send, "monitored_barrier", &options, NULL, wait, err);
+    dd_p2p own = *note;
+    own.channel = GROUP_MONITOR_CHANNEL;
+    return dd_group_p2p_and_wait(group, &own, &options, &source, wait, err);
 }
 
 static void
-tell_verdict(dd_group *group, const barrier_verdict *verdict, uint64_t tag, const dd_wait *wait)
+tell_verdict(dd_group *group, barrier_verdict *verdict, uint64_t tag, const dd_wait *wait)
 {
     for (int rank = 1; rank < group->size; rank++) {
-        barrier_note note = {.rank = rank,
-                             .tag = tag,
-                             .data = (void *)(uintptr_t)verdict->text,
-                             .nbytes = sizeof verdict->text};
+        dd_p2p note = {
+            .is_send = true, .rank = rank, .tag = tag, .block = {verdict->text, sizeof verdict->text}};
         dd_status ignored =
-            run_note(group, &note, true, 2 * DD_NS_PER_S, wait, NULL); /* who has not come does not hear it */
+            run_note(group, &note, 2 * DD_NS_PER_S, wait, NULL); /* who has not come does not hear it */
         (void)ignored;
     }
 }
@@ -71,9 +56,9 @@ await_members(dd_group *group, int64_t timeout_ns, bool is_all, uint64_t tag, co
     dd_error why = {.code = DD_OK};
     for (int rank = 1; rank < group->size && (nmissing == 0 || is_all); rank++) {
         dd_error error;
-        barrier_note note = {.rank = rank, .tag = tag, .data = &byte, .nbytes = 1};
+        dd_p2p note = {.rank = rank, .tag = tag, .block = {&byte, 1}};
         int64_t left_ns = dd_deadline_left_ns(patience.deadline_ns);
-        dd_status status = run_note(group, &note, false, left_ns, wait, &error);
+        dd_status status = run_note(group, &note, left_ns, wait, &error);
         bool is_over = status != DD_OK && dd_group_check(group, NULL) != DD_OK;
         if (status == DD_INTERRUPTED || is_over) {
             return dd_error_copy(err,
@@ -136,14 +121,14 @@ report_and_hear(dd_group *group, int64_t timeout_ns, uint64_t tag, const dd_wait
 {
     uint8_t byte = 0;
     barrier_verdict verdict = {.text = ""};
-    barrier_note report = {.tag = tag, .data = &byte, .nbytes = 1};
-    barrier_note answer = {.tag = tag, .data = verdict.text, .nbytes = sizeof verdict.text};
+    dd_p2p report = {.is_send = true, .tag = tag, .block = {&byte, 1}};
+    dd_p2p answer = {.tag = tag, .block = {verdict.text, sizeof verdict.text}};
     /* Rank 0 may take all its patience with the others, and needs a moment to tell. */
     int64_t patience_ns = timeout_ns < INT64_MAX - DD_NS_PER_S ? timeout_ns + DD_NS_PER_S : timeout_ns;
     dd_wait patience = dd_wait_at_most(wait, patience_ns);
-    dd_status status = run_note(group, &report, true, timeout_ns, wait, err);
+    dd_status status = run_note(group, &report, timeout_ns, wait, err);
     if (status != DD_INTERRUPTED) { /* whatever has become of the report, rank 0 may have something to tell */
-        status = run_note(group, &answer, false, dd_deadline_left_ns(patience.deadline_ns), wait, err);
+        status = run_note(group, &answer, dd_deadline_left_ns(patience.deadline_ns), wait, err);
     }
     if (status == DD_OK) {
         status = hear_verdict(group, &verdict, err);

@@ -197,6 +197,9 @@ void
 group_look_a_while_locked(group_call *call)
 {
     dd_group *group = call->group;
+    if (dd_work_is_done(&call->work)) {
+        return; /* perhaps with its group, while the lock was not held */
+    }
     if (call->is_message) {
         (void)dd_context_look_locked(&call->message, PATIENT_LOOKS);
         return;

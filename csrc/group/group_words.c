@@ -107,7 +107,7 @@ say_own_state(const dd_group *group, text_line *line)
         return;
     }
     const dd_message *message = &DD_CONTAINER_OF(group->messages.next, group_call, link)->message;
-    if (message->channel != 0) { /* those of callers have none */
+    if (message->channel == GROUP_MONITOR_CHANNEL) {
         say(line, " and was in monitored_barrier");
     } else if (message->rank == DD_ANY_RANK) {
         say(line, " and had a recv from any rank (tag %llu) under way", (unsigned long long)message->tag);

@@ -118,44 +118,29 @@ py_group_call_fail(py_group_call *call)
 
 /* ---- calls that wait */
 
-/* What goes into the call: the form, or the record. */
-static dd_call_options
-make_options(const py_group_call *call, const dd_coll_args *args, const py_form *form, py_record *record)
+bool
+py_group_call_wait(py_group_call *call, py_group_run *run, void *what, dd_call_options *options, bool is_long)
 {
-    dd_call_options options = {.timeout_ns = call->timeout_ns, .form = py_form_core(form)};
-    if (form != NULL) {
-        options.stack = py_record_stack(call->group->state);
-    } else {
-        options.record = py_record_collective(record, call->group->state, args->coll, call->operands);
-    }
-    return options;
-}
-
-static PyObject *
-run_and_wait(py_group_call *call, const dd_coll_args *args, py_form *form)
-{
-    py_record record;
-    dd_call_options options = make_options(call, args, form, &record);
     py_wait wait;
     dd_error err;
-    dd_status status;
     py_wait_init_endless(&wait, call->group->state);
     wait.wait.let_go = py_wait_let_go;
-    if (call->operands->is_staged) {
+    if (is_long || call->operands->is_staged) {
         py_wait_let_go(&wait);
     }
+    options->timeout_ns = call->timeout_ns;
     py_operands_pack(call->operands);
-    status = dd_group_collective_and_wait(call->group->group, args, &options, &wait.wait, &err);
+    dd_status status = run(call, what, options, &wait.wait, &err);
     if (status == DD_OK) {
         py_operands_unpack(call->operands);
     }
     py_wait_return(&wait);
-    py_form_give_back(form);
     if (!py_group_finish_wait(&wait, status, &err)) {
-        return py_group_call_fail(call);
+        py_group_call_fail(call);
+        return false;
     }
     py_operands_fini(call->operands);
-    Py_RETURN_NONE;
+    return true;
 }
 
 /* ---- calls that do not */
@@ -203,6 +188,15 @@ py_group_call_start(py_group_call *call, py_group_post *post, const void *what, 
     return finish_start(call, work, status, &err);
 }
 
+/* ---- collectives */
+
+static dd_status
+run_collective(const py_group_call *call, void *what, const dd_call_options *options, const dd_wait *wait,
+               dd_error *err)
+{
+    return dd_group_collective_and_wait(call->group->group, what, options, wait, err);
+}
+
 static dd_status
 post_collective(const py_group_call *call, const void *what, const dd_call_options *options, dd_work **work,
                 dd_error *err)
@@ -210,14 +204,26 @@ post_collective(const py_group_call *call, const void *what, const dd_call_optio
     return dd_group_collective(call->group->group, what, options, work, err);
 }
 
+/* Told by its form, or else by a record. */
 static PyObject *
-start(py_group_call *call, const dd_coll_args *args, py_form *form)
+run_prepared(py_group_call *call, dd_coll_args *args, py_form *form)
 {
     py_record record;
-    dd_call_options options = make_options(call, args, form, &record);
-    PyObject *work = py_group_call_start(call, post_collective, args, &options);
+    py_state *state = call->group->state;
+    dd_call_options options = {.form = py_form_core(form)};
+    if (form != NULL) {
+        options.stack = py_record_stack(state);
+    } else {
+        options.record = py_record_collective(&record, state, args->coll, call->operands);
+    }
+    PyObject *result = NULL;
+    if (call->flight != NULL) {
+        result = py_group_call_start(call, post_collective, args, &options);
+    } else if (py_group_call_wait(call, run_collective, args, &options, false)) {
+        result = Py_NewRef(Py_None);
+    }
     py_form_give_back(form);
-    return work;
+    return result;
 }
 
 PyObject *
@@ -243,5 +249,5 @@ py_group_call_run(py_group_call *call, dd_coll coll, bool is_ok)
             return py_group_call_fail(call);
         }
     }
-    return call->flight == NULL ? run_and_wait(call, &args, form) : start(call, &args, form);
+    return run_prepared(call, &args, form);
 }

@@ -138,6 +138,39 @@ team_start(dd_standing_call *call)
 }
 
 dd_status
+team_send(dd_group *group, dd_block block, int rank, uint64_t tag, const dd_call_options *options,
+          dd_work **work, dd_error *err)
+{
+    dd_p2p p2p = {.is_send = true, .rank = rank, .tag = tag, .block = block};
+    return dd_group_p2p(group, &p2p, options, work, err);
+}
+
+dd_status
+team_recv(dd_group *group, dd_block block, int rank, uint64_t tag, const dd_call_options *options,
+          dd_work **work, dd_error *err)
+{
+    dd_p2p p2p = {.rank = rank, .tag = tag, .block = block};
+    return dd_group_p2p(group, &p2p, options, work, err);
+}
+
+dd_status
+team_send_and_wait(dd_group *group, dd_block block, int rank, uint64_t tag, const dd_call_options *options,
+                   const dd_wait *wait, dd_error *err)
+{
+    int source;
+    dd_p2p p2p = {.is_send = true, .rank = rank, .tag = tag, .block = block};
+    return dd_group_p2p_and_wait(group, &p2p, options, &source, wait, err);
+}
+
+dd_status
+team_recv_and_wait(dd_group *group, dd_block block, int rank, uint64_t tag, const dd_call_options *options,
+                   int *source, const dd_wait *wait, dd_error *err)
+{
+    dd_p2p p2p = {.rank = rank, .tag = tag, .block = block};
+    return dd_group_p2p_and_wait(group, &p2p, options, source, wait, err);
+}
+
+dd_status
 team_call_standing(team_rank *self, const dd_coll_args *args)
 {
     dd_standing_call *call = NULL;

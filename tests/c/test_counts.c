@@ -349,16 +349,16 @@ static void
 begin_send(shared_state *state, message_ends *ends)
 {
     dd_block block = {.data = &ends->out, .nbytes = sizeof ends->out};
-    CHECK_OK(dd_group_send(state->members[0].rank->group, block, 1, 0, &team_no_options, &ends->send,
-                           check_err()));
+    CHECK_OK(
+        team_send(state->members[0].rank->group, block, 1, 0, &team_no_options, &ends->send, check_err()));
 }
 
 static void
 begin_recv(shared_state *state, message_ends *ends)
 {
     dd_block block = {.data = &ends->in, .nbytes = sizeof ends->in};
-    CHECK_OK(dd_group_recv(state->members[1].rank->group, block, 0, 0, &team_no_options, &ends->recv,
-                           check_err()));
+    CHECK_OK(
+        team_recv(state->members[1].rank->group, block, 0, 0, &team_no_options, &ends->recv, check_err()));
 }
 
 static void
@@ -538,7 +538,7 @@ send_double(team_rank *self)
     double value = 1;
     dd_block block = {.data = &value, .nbytes = sizeof value};
     dd_work *work = NULL;
-    REQUIRE_OK(dd_group_send(self->group, block, 0, 0, &team_no_options, &work, check_err()));
+    REQUIRE_OK(team_send(self->group, block, 0, 0, &team_no_options, &work, check_err()));
     CHECK_OK(team_wait(self->group, work));
 }
 
@@ -548,7 +548,7 @@ receive_double(team_rank *self)
     double value = 0;
     dd_block block = {.data = &value, .nbytes = sizeof value};
     dd_work *work = NULL;
-    REQUIRE_OK(dd_group_recv(self->group, block, 1, 0, &team_no_options, &work, check_err()));
+    REQUIRE_OK(team_recv(self->group, block, 1, 0, &team_no_options, &work, check_err()));
     CHECK_OK(team_wait(self->group, work));
     CHECK(value == 1);
 }
