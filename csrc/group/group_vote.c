@@ -118,7 +118,7 @@ are_legs_done(void *ctx)
 }
 
 static void
-add_leg(setup_vote *vote, bool is_send, int rank, vote_channel channel, uint8_t *votes)
+add_leg(setup_vote *vote, bool is_send, int rank, vote_channel channel, void *votes)
 {
     size_t nbytes = channel == VOTES_UP ? 1 : (size_t)vote->group->topology.nhosts;
     vote->legs[vote->nlegs++] = (vote_leg){.message = {.kind = DD_MESSAGE_COLL,
@@ -276,7 +276,8 @@ group_exchange_votes(dd_group *group, const group_setup *setup, bool own, uint8_
                      dd_error *err)
 {
     size_t size = (size_t)group->size;
-    setup_vote vote = {.group = group, .setup = setup, .votes = votes, .own = own ? 1 : 0};
+    setup_vote vote = {.group = group, .setup = setup, .own = own ? 1 : 0};
+    vote.votes = votes;
     vote.heard = dd_mem_zalloc(size);
     vote.legs = dd_mem_alloc_array(size + 1, sizeof *vote.legs);
     dd_status status = DD_OK;
