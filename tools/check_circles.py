@@ -14,7 +14,6 @@ MOST = 3
 REPORTED_ONLY = {"nccl", "python"}
 # How many files the circles of a folder have at most, the largest first.
 EXCEPTIONS: dict[str, list[int]] = {
-    "group": [7],
     "transport": [11],
 }
 

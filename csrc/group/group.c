@@ -19,60 +19,53 @@ check_shape(int rank, int size, dd_error *err)
 }
 
 static dd_status
-find_peers(group_meeting *meeting, int size, dd_peer **peers, dd_error *err)
+find_peers(dd_group *group, const group_meeting *meeting, dd_error *err)
 {
-    for (int rank = 0; rank < size; rank++) {
-        dd_status status = dd_engine_peer(meeting->engine, meeting->end.cards[rank], &peers[rank], err);
-        if (status != DD_OK) {
-            return status;
-        }
+    dd_status status = group->size == 1 ? dd_engine_self(group->engine, &group->peers[0], err) : DD_OK;
+    for (int rank = 0; group->size > 1 && rank < group->size && status == DD_OK; rank++) {
+        status = dd_engine_peer(group->engine, meeting->end.cards[rank], &group->peers[rank], err);
     }
-    return DD_OK;
+    return status;
+}
+
+/* With one rank there is nobody to meet. */
+static dd_status
+meet(dd_engine *engine, dd_store *store, const group_place *place, group_meeting *meeting,
+     const dd_wait *wait, dd_error *err)
+{
+    if (place->size > 1) {
+        return group_meet(engine, store, place->rank, place->size, place->options->name, meeting, wait, err);
+    }
+    *meeting = (group_meeting){.engine = dd_engine_acquire(engine)};
+    return dd_auth_random(&meeting->end.id, sizeof meeting->end.id, err);
 }
 
 static dd_status
-open_alone(dd_engine *engine, dd_peer **peers, uint64_t *id, dd_error *err)
+open_group(dd_engine *engine, dd_store *store, const group_place *place, dd_group **group,
+           const dd_wait *wait, dd_error *err)
 {
-    dd_status status = dd_auth_random(id, sizeof *id, err);
-    return status == DD_OK ? dd_engine_self(engine, &peers[0], err) : status;
-}
-
-/* Ends with the meeting over and the group set up, or with nothing left of either. */
-static dd_status
-meet_and_set_up(dd_engine *engine, dd_store *store, group_setup *setup, dd_group **group, const dd_wait *wait,
-                dd_error *err)
-{
-    int size = setup->size;
-    dd_status status = DD_OK;
     group_meeting meeting = {.engine = NULL};
-    if (size == 1) {
-        meeting.engine = dd_engine_acquire(engine);
-    } else {
-        status = group_meet(engine, store, setup->rank, size, setup->options->name, &meeting, wait, err);
-    }
+    dd_group *made = NULL;
+    dd_status status = meet(engine, store, place, &meeting, wait, err);
     if (status == DD_OK) { /* not before the others are there: the number may be a mistake */
-        setup->peers = dd_mem_zalloc((size_t)size * sizeof(dd_peer *));
-        status = setup->peers != NULL ? DD_OK : dd_error_no_memory(err, (size_t)size * sizeof(dd_peer *));
+        status = group_create(meeting.engine, meeting.end.id, place, &made, err);
     }
     if (status == DD_OK) {
-        status = size == 1 ? open_alone(engine, setup->peers, &meeting.end.id, err)
-                           : find_peers(&meeting, size, setup->peers, err);
+        status = find_peers(made, &meeting, err);
     }
     if (status == DD_OK) {
         group_bulletin bulletin = {
-            .store = store, .name = setup->options->name, .generation = meeting.end.generation};
-        setup->engine = dd_engine_acquire(meeting.engine);
-        setup->id = meeting.end.id;
-        setup->bulletin = size > 1 ? &bulletin : NULL;
-        status = group_set_up(setup, group, wait, err);
-        if (meeting.engine != engine) {
-            dd_engine_end_meeting(meeting.engine);
-        }
+            .store = store, .name = place->options->name, .generation = meeting.end.generation};
+        group_setup setup = {.bulletin = place->size > 1 ? &bulletin : NULL};
+        status = group_set_up(made, &setup, wait, err);
+    }
+    if (status == DD_OK) {
+        *group = made;
     } else {
-        for (int i = 0; i < size && setup->peers != NULL; i++) {
-            dd_peer_release(setup->peers[i]);
-        }
-        dd_mem_free(setup->peers);
+        group_destroy(made);
+    }
+    if (meeting.engine != NULL && meeting.engine != engine) {
+        dd_engine_end_meeting(meeting.engine); /* it was begun with that engine */
     }
     group_meeting_fini(&meeting);
     return status;
@@ -92,13 +85,14 @@ dd_group_open(dd_engine *engine, dd_store *store, int rank, int size, const dd_g
     if (status != DD_OK) {
         return status;
     }
-    group_setup setup = {.rank = rank, .size = size, .options = options};
-    if (size == 1) {
-        return meet_and_set_up(engine, store, &setup, group, wait, err);
+    group_place place = {.rank = rank, .size = size, .options = options};
+    if (size > 1) {
+        dd_engine_begin_meeting(engine);
     }
-    dd_engine_begin_meeting(engine);
-    status = meet_and_set_up(engine, store, &setup, group, wait, err);
-    dd_engine_end_meeting(engine);
+    status = open_group(engine, store, &place, group, wait, err);
+    if (size > 1) {
+        dd_engine_end_meeting(engine);
+    }
     return status;
 }
 
@@ -146,39 +140,32 @@ count_split(dd_group *parent, uint64_t set, uint64_t *count, dd_error *err)
 }
 
 static dd_status
-check_split_ranks(const dd_group *parent, const int *ranks, int nranks, bool *is_named, int *own,
-                  dd_error *err)
-{
-    *own = -1;
-    for (int i = 0; i < nranks; i++) {
-        if (ranks[i] < 0 || ranks[i] >= parent->size) {
-            return dd_error_set(err, DD_INVALID_ARGUMENT, "split: rank %d is not in 0 to %d", ranks[i],
-                                parent->size - 1);
-        }
-        if (is_named[ranks[i]]) {
-            return dd_error_set(err, DD_INVALID_ARGUMENT, "split: rank %d is named twice", ranks[i]);
-        }
-        is_named[ranks[i]] = true;
-        *own = ranks[i] == parent->rank ? i : *own;
-    }
-    if (*own < 0) {
-        return dd_error_set(
-            err, DD_INVALID_ARGUMENT,
-            "split: rank %d is not among the %d ranks of the new group, and only they make it", parent->rank,
-            nranks);
-    }
-    return DD_OK;
-}
-
-static dd_status
 check_split(const dd_group *parent, const int *ranks, int nranks, int *own, dd_error *err)
 {
+    dd_status status = DD_OK;
     bool *is_named = dd_mem_zalloc((size_t)parent->size * sizeof *is_named);
     if (is_named == NULL) {
         return dd_error_no_memory(err, (unsigned long long)parent->size);
     }
-    dd_status status = check_split_ranks(parent, ranks, nranks, is_named, own, err);
+    *own = -1;
+    for (int i = 0; i < nranks && status == DD_OK; i++) {
+        if (ranks[i] < 0 || ranks[i] >= parent->size) {
+            status = dd_error_set(err, DD_INVALID_ARGUMENT, "split: rank %d is not in 0 to %d", ranks[i],
+                                  parent->size - 1);
+        } else if (is_named[ranks[i]]) {
+            status = dd_error_set(err, DD_INVALID_ARGUMENT, "split: rank %d is named twice", ranks[i]);
+        } else {
+            is_named[ranks[i]] = true;
+            *own = ranks[i] == parent->rank ? i : *own;
+        }
+    }
     dd_mem_free(is_named);
+    if (status == DD_OK && *own < 0) {
+        status =
+            dd_error_set(err, DD_INVALID_ARGUMENT,
+                         "split: rank %d is not among the %d ranks of the new group, and only they make it",
+                         parent->rank, nranks);
+    }
     return status;
 }
 
@@ -211,12 +198,7 @@ dd_group_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, con
 {
     int own = -1;
     uint64_t id = 0;
-    dd_status status = dd_engine_check_fork(parent->engine, err);
-    if (status == DD_OK) {
-        dd_engine_lock(parent->engine);
-        status = group_check_usable_locked(parent, "split", err);
-        dd_engine_unlock(parent->engine);
-    }
+    dd_status status = group_check_usable(parent, "split", err);
     if (status == DD_OK) {
         status = check_split(parent, ranks, nranks, &own, err);
     }
@@ -226,31 +208,31 @@ dd_group_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, con
     if (status != DD_OK) {
         return status;
     }
-    dd_peer **peers = dd_mem_alloc_array((size_t)nranks, sizeof(dd_peer *));
-    if (peers == NULL) {
-        return dd_error_no_memory(err, (size_t)nranks * sizeof(dd_peer *));
+    dd_group *made = NULL;
+    group_place place = {.rank = own, .size = nranks, .options = options};
+    status = group_create(parent->engine, id, &place, &made, err);
+    if (status != DD_OK) {
+        return status;
     }
     for (int i = 0; i < nranks; i++) {
-        peers[i] = dd_peer_acquire(parent->peers[ranks[i]]);
+        made->peers[i] = dd_peer_acquire(parent->peers[ranks[i]]);
     }
-    group_setup setup = {.engine = dd_engine_acquire(parent->engine),
-                         .id = id,
-                         .rank = own,
-                         .size = nranks,
-                         .peers = peers,
-                         .options = options,
-                         .parent = parent,
-                         .parent_ranks = ranks};
-    status = group_set_up(&setup, group, wait, err);
+    group_setup setup = {.parent = parent, .parent_ranks = ranks};
+    status = group_set_up(made, &setup, wait, err);
     if (status != DD_OK && status != DD_INTERRUPTED) {
         /* Members that have left because the parent has failed are gone from the new group, too, but are
          * not to blame. */
         dd_engine_lock(parent->engine);
         dd_error cause;
-        if (group_check_usable_locked(parent, "split", &cause) != DD_OK && parent->cause.code != DD_OK) {
+        if (dd_group_check_usable_locked(parent, "split", &cause) != DD_OK && parent->cause.code != DD_OK) {
             status = dd_error_copy(err, &cause);
         }
         dd_engine_unlock(parent->engine);
+    }
+    if (status == DD_OK) {
+        *group = made;
+    } else {
+        group_destroy(made);
     }
     return status;
 }
@@ -290,10 +272,8 @@ dd_group_close(dd_group *group, const dd_wait *wait, dd_error *err)
     }
     status = dd_engine_wait(group->engine, &group->is_idle, wait, err);
     if (status == DD_OP_TIMED_OUT) {
-        dd_error_set(err, status,
-                     "group \"%.*s\" (rank %d of %d) was closed with operations under way after %.3g s",
-                     (int)group->name.len, (const char *)group->name.data, group->rank, group->size,
-                     dd_wait_elapsed_s(wait));
+        dd_error_set(err, status, GROUP_FORMAT " was closed with operations under way after %.3g s",
+                     GROUP_ARGS(group), dd_wait_elapsed_s(wait));
     }
     dd_engine_lock(group->engine);
     fail_leftovers_locked(group);
@@ -333,6 +313,17 @@ dd_group_release(dd_group *group)
         return; /* left where it is */
     }
     group_destroy(group);
+}
+
+void
+dd_region_release(dd_region *region)
+{
+    if (region != NULL) {
+        dd_group *group = dd_region_group(region); /* the region may be somebody else's right away */
+        if (group_let_region_go(region)) {
+            dd_group_release(group); /* the last lets its regions go */
+        }
+    }
 }
 
 /* ---- questions */
@@ -406,11 +397,5 @@ dd_group_sequence(dd_group *group)
 dd_status
 dd_group_check(dd_group *group, dd_error *err)
 {
-    dd_status status = dd_engine_check_fork(group->engine, err);
-    if (status == DD_OK) {
-        dd_engine_lock(group->engine);
-        status = group_check_usable_locked(group, "check", err);
-        dd_engine_unlock(group->engine);
-    }
-    return status;
+    return group_check_usable(group, "check", err);
 }

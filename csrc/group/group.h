@@ -117,28 +117,29 @@ void dd_coll_form_destroy(dd_coll_form *form); /* NULL is fine */
 dd_status dd_group_collective(dd_group *group, const dd_coll_args *args, const dd_call_options *options,
                               dd_work **work, dd_error *err) DD_MUST_CHECK;
 
-/* rank may be DD_ANY_RANK in recv; tag is any number. To oneself is fine. */
-dd_status dd_group_send(dd_group *group, dd_block block, int rank, uint64_t tag,
-                        const dd_call_options *options, dd_work **work, dd_error *err) DD_MUST_CHECK;
-dd_status dd_group_recv(dd_group *group, dd_block block, int rank, uint64_t tag,
-                        const dd_call_options *options, dd_work **work, dd_error *err) DD_MUST_CHECK;
+/* A message to or from a rank; to oneself is fine. */
+typedef struct dd_p2p {
+    bool is_send;
+    int rank;     /* of a receive also DD_ANY_RANK */
+    uint64_t tag; /* any number */
+    dd_block block;
+    uint32_t channel; /* 0; others are the group's own */
+} dd_p2p;
 
+dd_status dd_group_p2p(dd_group *group, const dd_p2p *p2p, const dd_call_options *options, dd_work **work,
+                       dd_error *err) DD_MUST_CHECK;
 /* The same and dd_group_wait with the call's own time-out, in one, without allocating: no system call either, where a small message
  * goes through shared memory and the other side is there. *source: whose message it was. An interrupt aborts the group, since the
  * memory is the caller's again. */
-dd_status dd_group_send_and_wait(dd_group *group, dd_block block, int rank, uint64_t tag,
-                                 const dd_call_options *options, const dd_wait *wait,
-                                 dd_error *err) DD_MUST_CHECK;
-dd_status dd_group_recv_and_wait(dd_group *group, dd_block block, int rank, uint64_t tag,
-                                 const dd_call_options *options, int *source, const dd_wait *wait,
-                                 dd_error *err) DD_MUST_CHECK;
+dd_status dd_group_p2p_and_wait(dd_group *group, const dd_p2p *p2p, const dd_call_options *options,
+                                int *source, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* Rank 0 waits for each of the others, and then lets them go; the error on rank 0 names the first missing rank, or with
  * is_all all of them. The others learn that rank 0 has failed, and why. Synchronous. */
 dd_status dd_group_monitored_barrier(dd_group *group, int64_t timeout_ns, bool is_all, const dd_wait *wait,
                                      dd_error *err) DD_MUST_CHECK;
 
-/* Waits for a work of this group: drives the engine. A time-out of `wait` is DD_OP_TIMED_OUT and leaves the operation under way;
+/* Waits for a work of this group: drives the engine. Calls wait->let_go unless the work has ended well. A time-out of `wait` is DD_OP_TIMED_OUT and leaves the operation under way;
  * DD_INTERRUPTED does too (the caller aborts the group if nobody will wait again). Else what dd_work_result says. */
 dd_status dd_group_wait(dd_group *group, dd_work *work, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 /* Sees to it that the work goes on without anybody waiting. */
@@ -170,18 +171,17 @@ bool dd_standing_destroy(dd_standing_call *call, void (*on_done)(dd_work *work, 
 dd_work *dd_standing_work(dd_standing_call *call);
 
 /* Starts it, goes as far as it can without waiting, and sees to it that it goes on: at once, or, of a small one in shared memory, when
- * somebody waits, after 20 ms at the latest. DD_INVALID_ARGUMENT while it is under way. */
-dd_status dd_standing_start(dd_standing_call *call, dd_error *err) DD_MUST_CHECK;
+ * somebody waits, after 20 ms at the latest. With `is_patient` the caller waits next: it looks for the end for a moment already, and
+ * nobody else is woken. DD_INVALID_ARGUMENT while it is under way. Calls wait->let_go if it takes longer than about a microsecond. */
+dd_status dd_standing_start(dd_standing_call *call, bool is_patient, const dd_wait *wait,
+                            dd_error *err) DD_MUST_CHECK;
 /* Starts several of one group, in this order, in one go: none is started when one of them cannot be. */
-dd_status dd_standing_start_all(dd_standing_call *const *calls, size_t ncalls, dd_error *err) DD_MUST_CHECK;
-/* As dd_group_wait, for the last start. */
+dd_status dd_standing_start_all(dd_standing_call *const *calls, size_t ncalls, const dd_wait *wait,
+                                dd_error *err) DD_MUST_CHECK;
+/* As dd_group_wait, for the last start. Calls wait->let_go if it takes longer than about a microsecond. */
 dd_status dd_standing_wait(dd_standing_call *call, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-
-/* The same for callers who keep others waiting meanwhile (those of an interpreter, say): they take about a microsecond, and never wait
- * for a lock. try_start gives false when it has not tried, since that would take longer: then *status is not set. With `is_patient` it
- * looks for the end for a moment, as try_wait does. try_wait tells whether the last start has ended. */
-bool dd_standing_try_start(dd_standing_call *call, bool is_patient, dd_status *status, dd_error *err);
-bool dd_standing_try_wait(dd_standing_call *call);
+/* Whether the last start has ended; looks for that for about a microsecond, and never waits for a lock. */
+bool dd_standing_look(dd_standing_call *call);
 
 /* ---- memory that the ranks of this host share */
 

@@ -36,7 +36,7 @@ fall_asleep(dd_task *task)
 }
 
 dd_status
-group_await(dd_group *group, bool (*is_there)(void *ctx), void *ctx, const dd_wait *wait, dd_error *err)
+dd_group_await(dd_group *group, bool (*is_there)(void *ctx), void *ctx, const dd_wait *wait, dd_error *err)
 {
     awaiting self = {
         .task = {.progress = on_round,

@@ -10,57 +10,48 @@
  * this rank waits, or when the engine's thread comes by. */
 #define QUICK_NBYTES ((size_t)4096)
 
-static dd_status
-check_pair(const dd_group *group, const dd_coll_args *args, const dd_block *a, const dd_block *b,
-           dd_error *err)
+dd_status
+dd_group_check_usable_locked(dd_group *group, const char *what, dd_error *err)
 {
-    if (a->nbytes == b->nbytes) {
-        return DD_OK;
+    if (group->is_closing) {
+        return dd_error_set(err, DD_CLOSED, "%s: " GROUP_FORMAT " is closed", what, GROUP_ARGS(group));
     }
-    return dd_error_set(err, DD_INVALID_ARGUMENT,
-                        "%s: rank %d's own input has %zu bytes and its own output %zu: they must be the same",
-                        dd_coll_name(args->coll), group->rank, a->nbytes, b->nbytes);
-}
-
-static dd_status
-check_sizes(const dd_group *group, const dd_coll_args *args, dd_error *err)
-{
-    const dd_block *in = args->inputs;
-    const dd_block *out = args->outputs;
-    bool is_root = args->root == group->rank;
-    switch (args->coll) {
-    case DD_COLL_BARRIER:
-        return DD_OK;
-    case DD_COLL_ALL_REDUCE:
-        return check_pair(group, args, &in[0], &out[0], err);
-    case DD_COLL_BROADCAST:
-    case DD_COLL_REDUCE:
-        return is_root ? check_pair(group, args, &in[0], &out[0], err) : DD_OK;
-    case DD_COLL_GATHER:
-        return is_root ? check_pair(group, args, &in[0], &out[group->rank], err) : DD_OK;
-    case DD_COLL_SCATTER:
-        return is_root ? check_pair(group, args, &in[group->rank], &out[0], err) : DD_OK;
-    case DD_COLL_ALL_GATHER:
-        return check_pair(group, args, &in[0], &out[group->rank], err);
-    case DD_COLL_REDUCE_SCATTER:
-        return check_pair(group, args, &in[group->rank], &out[0], err);
-    case DD_COLL_ALL_TO_ALL:
-        return check_pair(group, args, &in[group->rank], &out[group->rank], err);
+    if (group->cause.code != DD_OK) {
+        dd_engine_finish_telling_locked(group->engine);
+        dd_error_copy(err, &group->cause);
+        dd_error_prepend(err, "%s on " GROUP_FORMAT ": the group has failed before", what, GROUP_ARGS(group));
+        return group->cause.code;
     }
     return DD_OK;
 }
 
-static bool
-is_reducing(dd_coll coll)
+dd_status
+group_check_usable(dd_group *group, const char *what, dd_error *err)
 {
-    return coll == DD_COLL_ALL_REDUCE || coll == DD_COLL_REDUCE || coll == DD_COLL_REDUCE_SCATTER;
+    dd_status status = dd_engine_check_fork(group->engine, err);
+    if (status == DD_OK) {
+        dd_engine_lock(group->engine);
+        status = dd_group_check_usable_locked(group, what, err);
+        dd_engine_unlock(group->engine);
+    }
+    return status;
 }
 
-static bool
-is_rooted(dd_coll coll)
+/* What a rank gives to itself is as large as what it takes from itself. */
+static dd_status
+check_own_blocks(const dd_group *group, const dd_coll_args *args, int ninputs, int noutputs, dd_error *err)
 {
-    return coll == DD_COLL_BROADCAST || coll == DD_COLL_REDUCE || coll == DD_COLL_GATHER ||
-           coll == DD_COLL_SCATTER;
+    if (ninputs == 0 || noutputs == 0) {
+        return DD_OK;
+    }
+    size_t in = args->inputs[ninputs > 1 ? group->rank : 0].nbytes;
+    size_t out = args->outputs[noutputs > 1 ? group->rank : 0].nbytes;
+    if (in == out) {
+        return DD_OK;
+    }
+    return dd_error_set(err, DD_INVALID_ARGUMENT,
+                        "%s: rank %d's own input has %zu bytes and its own output %zu: they must be the same",
+                        dd_coll_name(args->coll), group->rank, in, out);
 }
 
 static dd_status
@@ -81,21 +72,22 @@ check_blocks(const dd_coll_args *args, const dd_block *blocks, int count, dd_err
 static dd_status
 check_args(const dd_group *group, const dd_coll_args *args, dd_error *err)
 {
-    if (is_rooted(args->coll) && (args->root < 0 || args->root >= group->size)) {
+    if (group_is_rooted(args->coll) && (args->root < 0 || args->root >= group->size)) {
         return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: invalid root rank: %d is not in 0 to %d",
                             dd_coll_name(args->coll), args->root, group->size - 1);
     }
-    if (is_reducing(args->coll) && !dd_reduce_is_supported(args->reduction.dtype, args->reduction.op)) {
+    if (group_is_reducing(args->coll) && !dd_reduce_is_supported(args->reduction.dtype, args->reduction.op)) {
         return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: %s means nothing for %s", dd_coll_name(args->coll),
                             dd_redop_name(args->reduction.op), dd_dtype_name(args->reduction.dtype));
     }
     bool is_root = args->root == group->rank;
-    dd_status status =
-        check_blocks(args, args->inputs, dd_coll_ninputs(args->coll, is_root, group->size), err);
+    int ninputs = dd_coll_ninputs(args->coll, is_root, group->size);
+    int noutputs = dd_coll_noutputs(args->coll, is_root, group->size);
+    dd_status status = check_blocks(args, args->inputs, ninputs, err);
     if (status == DD_OK) {
-        status = check_blocks(args, args->outputs, dd_coll_noutputs(args->coll, is_root, group->size), err);
+        status = check_blocks(args, args->outputs, noutputs, err);
     }
-    return status == DD_OK ? check_sizes(group, args, err) : status;
+    return status == DD_OK ? check_own_blocks(group, args, ninputs, noutputs, err) : status;
 }
 
 static dd_signature
@@ -106,10 +98,10 @@ make_signature(const dd_coll_args *args)
         return signature;
     }
     signature.dtype = (uint8_t)args->reduction.dtype;
-    if (is_rooted(args->coll)) {
+    if (group_is_rooted(args->coll)) {
         signature.root = (uint32_t)args->root;
     }
-    if (is_reducing(args->coll)) {
+    if (group_is_reducing(args->coll)) {
         signature.redop = (uint8_t)args->reduction.op;
         if (args->reduction.op == DD_REDOP_PREMUL_SUM) {
             memcpy(&signature.factor_bits, &args->reduction.factor, sizeof signature.factor_bits);

@@ -36,26 +36,10 @@ dd_group_cause_locked(const dd_group *group)
     return group->cause.code != DD_OK ? &group->cause : NULL;
 }
 
-dd_status
-dd_group_check_usable_locked(dd_group *group, const char *what, dd_error *err)
-{
-    return group_check_usable_locked(group, what, err);
-}
-
 void
 dd_group_fail_locked(dd_group *group, const dd_error *cause)
 {
     group_fail_locked(group, cause, true, DD_ANY_RANK);
-}
-
-dd_status
-dd_group_error_about(const dd_group *group, int rank, dd_status code, const char *what, dd_error *err)
-{
-    char who[128];
-    const dd_card *card = dd_peer_card(group->peers[rank]);
-    (void)dd_error_set(err, code, "%s %s", group_print_member(group, rank, who), what);
-    dd_error_blame(err, rank, card->host, card->pid);
-    return code;
 }
 
 bool
@@ -63,16 +47,4 @@ dd_group_shares_memory(const dd_group *group, int rank)
 {
     const int *host_of = group->topology.host_of;
     return group->arena != NULL && host_of[rank] == host_of[group->rank];
-}
-
-dd_status
-dd_group_map_region_locked(dd_group *group, int rank, uint32_t id, dd_block *memory, dd_error *err)
-{
-    return group_map_region_locked(group, group->topology.local_of[rank], id, memory, err);
-}
-
-dd_status
-dd_group_await(dd_group *group, bool (*is_there)(void *ctx), void *ctx, const dd_wait *wait, dd_error *err)
-{
-    return group_await(group, is_there, ctx, wait, err);
 }

@@ -57,7 +57,8 @@ dd_status dd_group_map_region_locked(dd_group *group, int rank, uint32_t id, dd_
                                      dd_error *err) DD_MUST_CHECK;
 /* Whether regions of the rank can be mapped here. Without the lock. */
 bool dd_group_shares_memory(const dd_group *group, int rank);
-/* Drives, without the lock, until is_there(ctx), which is asked with the lock: see group_await.c. */
+/* Drives until is_there(ctx) or the end of the wait: DD_OP_TIMED_OUT without a message, DD_INTERRUPTED. Without the lock; is_there is asked
+ * with it, again and again, and for what a link brings or becomes: nothing else wakes the driver. */
 dd_status dd_group_await(dd_group *group, bool (*is_there)(void *ctx), void *ctx, const dd_wait *wait,
                          dd_error *err) DD_MUST_CHECK;
 

@@ -26,8 +26,13 @@ typedef struct member_state {
     int lost_to;
 } member_state;
 
-/* One call under way. The first part is common to collectives and messages. */
-typedef struct group_call {
+/* Blocks that a call has room for itself. */
+#define GROUP_FEW_BLOCKS 8
+
+/* One call under way, a collective or a message: on the stack of who waits in it, or of the group's pool. One that is started again and
+ * again is of the pool, too, and keeps its form. */
+typedef struct dd_standing_call group_call;
+struct dd_standing_call {
     dd_work work; /* first: a work of a group is one of these */
     dd_list link; /* in collectives, or in messages */
     dd_group *group;
@@ -41,38 +46,27 @@ typedef struct group_call {
     uint64_t record;
     bool has_recorded_start; /* it was under way from the beginning */
     bool is_unstamped;       /* group_stamp_locked is still to come */
-} group_call;
-
-typedef struct coll_call {
-    group_call base;
-    dd_coll_args args;
-    dd_signature signature;
-    bool is_quick; /* takes a microsecond once all are there, and nobody to drive */
-} coll_call;
+    bool is_quick;           /* takes a microsecond once the others are there, and nobody to drive */
+    bool is_message;
+    bool is_send;           /* of messages */
+    dd_signature signature; /* of a collective; of a message that is typed */
+    union {
+        dd_coll_args args;
+        dd_message message;
+    };
+    /* Only of calls of the pool. */
+    struct call_pool *pool;
+    dd_coll_form *kept_form; /* owned; NULL: it is started once */
+    bool is_chosen;          /* guarded by the engine's lock: among those that are about to be started */
+    dd_block *blocks;        /* `few_blocks`, or owned */
+    dd_block few_blocks[GROUP_FEW_BLOCKS];
+};
 
 struct dd_coll_form {
     dd_signature signature;
     bool is_quick;
     dd_record_form *record; /* owned; NULL: nobody records */
 };
-
-typedef struct p2p_call {
-    group_call base;
-    struct p2p_pool *pool; /* of calls that nobody waits in; else not set */
-    dd_message message;
-    bool is_send;
-    dd_signature signature; /* the message's, where it is typed */
-} p2p_call;
-
-/* A region of another rank that its owner has spoken of and that is not mapped here yet. */
-typedef struct wanted_region {
-    dd_list link;
-    int local;
-    uint32_t id;
-    int fd;           /* what has come; -1: nothing yet, DD_SOCK_FD_REFUSED: there was no room for it */
-    unsigned nasked;  /* how often its owner has been asked for it */
-    int64_t again_ns; /* when to ask again */
-} wanted_region;
 
 struct dd_group {
     /* const after open */
@@ -90,7 +84,9 @@ struct dd_group {
      * the others; -1. */
     int arena_fd;
     bool is_arena_wanted;
-    dd_run *run; /* owned; NULL once closed */
+    int64_t ask_arena_ns;   /* when to ask for it next */
+    dd_run *run;            /* owned; NULL once closed */
+    struct call_pool *pool; /* owned, shared with the works that are in use */
     dd_selection selection;
     size_t segment_nbytes;
 
@@ -101,10 +97,9 @@ struct dd_group {
     dd_task task; /* deadlines, questions, regions: in the engine while anything is under way */
     bool is_task_in;
     bool is_starting;    /* start_next is running: do not enter it again */
-    dd_list collectives; /* coll_call, in the order of the calls; the first is under way while is_active */
+    dd_list collectives; /* in the order of the calls; the first is under way while is_active */
     bool is_active;
-    dd_list messages;                         /* p2p_call */
-    struct p2p_pool *pool;                    /* owned; NULL before the first message that needs it */
+    dd_list messages;                         /* the other calls */
     uint64_t nposted;                         /* collectives that have been called */
     uint64_t nstarted;                        /* ... and that have been started here */
     dd_signature signatures[SIGNATURES_KEPT]; /* of the last ones started, by sequence */
@@ -122,8 +117,8 @@ struct dd_group {
     uint32_t nregions;                 /* ids given out */
     dd_list regions;                   /* dd_region of this rank, in use or kept for the next */
     atomic_size_t kept_nbytes;         /* of pages, in arrays that are not in use */
-    dd_list wanted;                    /* wanted_region: asked for again and again until it is there */
-    dd_list mapped;                    /* regions of others */
+    dd_list foreign;                   /* regions of others: see group_region.c */
+    int nwanted;                       /* those of them that have not been mapped yet */
     uint64_t nmonitored;               /* calls of monitored_barrier */
     dd_recorder_group *recorder_group; /* owned; NULL: nobody records */
     dd_group_guest *guest;             /* owned; NULL: there is none */
@@ -157,80 +152,101 @@ dd_status group_bulletin_check(group_bulletin *bulletin, const dd_wait *wait, dd
 
 /* ---- group_setup.c */
 
-/* A group over peers that are known (taken), with everything that needs the others' help: context, arena. `engine` is taken. On
- * failure all of it is let go. */
-typedef struct group_setup {
-    dd_engine *engine;
-    uint64_t id;
+/* This rank's place in a group. */
+typedef struct group_place {
     int rank;
     int size;
-    dd_peer **peers;
     const dd_group_options *options;
+} group_place;
+
+/* Has all that needs nobody's help; the caller fills in the peers. */
+dd_status group_create(dd_engine *engine, uint64_t id, const group_place *place, dd_group **group,
+                       dd_error *err) DD_MUST_CHECK;
+
+/* Who takes part in the making of a group, beside its ranks. */
+typedef struct group_setup {
     dd_group *parent;         /* of a split: what ends it ends the making of this one; else NULL */
     const int *parent_ranks;  /* [size] */
     group_bulletin *bulletin; /* NULL: there is no store */
 } group_setup;
 
-dd_status group_set_up(group_setup *setup, dd_group **group, const dd_wait *wait,
+/* Adds what needs the others' help: context, topology, arena, run. On failure the group is to be destroyed. */
+dd_status group_set_up(dd_group *group, const group_setup *setup, const dd_wait *wait,
                        dd_error *err) DD_MUST_CHECK;
-void group_destroy(dd_group *group); /* closed, or half made */
+void group_destroy(dd_group *group); /* closed, or half made; NULL is fine */
 
-/* ---- group_check.c */
+/* ---- small things */
 
+/* For errors: group "dp" (rank 3 of 8). */
+#define GROUP_FORMAT "group \"%.*s\" (rank %d of %d)"
+#define GROUP_ARGS(group) \
+    (int)(group)->name.len, (const char *)(group)->name.data, (group)->rank, (group)->size
+
+static inline bool
+group_is_reducing(dd_coll coll)
+{
+    return coll == DD_COLL_ALL_REDUCE || coll == DD_COLL_REDUCE || coll == DD_COLL_REDUCE_SCATTER;
+}
+
+static inline bool
+group_is_rooted(dd_coll coll)
+{
+    return coll == DD_COLL_BROADCAST || coll == DD_COLL_REDUCE || coll == DD_COLL_GATHER ||
+           coll == DD_COLL_SCATTER;
+}
+
+/* ---- group_check.c: whether a call may begin */
+
+/* dd_group_check_usable_locked without the lock, and in a forked child. */
+dd_status group_check_usable(dd_group *group, const char *what, dd_error *err) DD_MUST_CHECK;
 /* What all ranks must agree on, once it has been checked. Block sizes of the others differ by rank, and are compared block by block. */
 dd_status group_check_coll(const dd_group *group, const dd_coll_args *args, dd_coll_form *form,
                            dd_error *err) DD_MUST_CHECK;
 
 /* ---- group_call.c */
 
-extern const dd_context_handler group_context_handler; /* but for its ctx */
-
-/* Of a call that begins. If the group has failed, it may give the lock away for a moment. */
-dd_status group_check_usable_locked(dd_group *group, const char *what, dd_error *err) DD_MUST_CHECK;
-/* Puts the group's task in, or takes it out, as the work at hand demands; and keeps its deadline. */
-void group_update_task_locked(dd_group *group);
-/* The same, for a call that has just been put into its list. A deadline that is later than the one that is set needs no look
- * at the others. */
-void group_note_deadline_locked(dd_group *group, int64_t deadline_ns);
-void group_task_init(dd_group *group);
-/* The `destroy` of works that are on the heap. */
-void group_destroy_call(dd_work *work);
-/* Takes it out of its list and completes its work; `cause` NULL for success. Lets the call go. */
-void group_complete_locked(group_call *call, const dd_error *cause);
-void group_start_next_locked(dd_group *group);
-/* A collective from its blocks to its end: checked, by its form or now; made with copies of its blocks behind a head that begins with a
- * coll_call; posted, which starts it if it is its turn; and looked after. */
-dd_status group_make_coll_call(dd_group *group, const dd_coll_args *args, const dd_call_options *options,
-                               size_t head_nbytes, coll_call **out, dd_error *err) DD_MUST_CHECK;
-/* Whether a call that is posted now starts at once. */
-bool group_is_next_locked(const dd_group *group);
-void group_post_coll_locked(dd_group *group, coll_call *call);
-/* The others are mostly there within a microsecond or two: that long it is looked for without giving the lock away. */
-#define GROUP_SHORT_LOOKS 64
-/* For callers who hold something that others need: less than a microsecond. */
-void group_look_hastily_locked(dd_group *group, const coll_call *call);
-void group_look_a_while_locked(dd_group *group, const coll_call *call, int nlooks);
-/* What is still under way gets its deadline, and somebody to look after it. */
-void group_watch_coll_locked(dd_group *group, const coll_call *call);
-/* One that has not begun yet. */
-void group_init_call(group_call *call, dd_group *group, const char *what, const dd_call_options *options,
-                     int64_t limit_ns);
-/* Waits for the end of a call on the caller's stack, which has begun. Its memory and the call itself are the caller's, who takes them back:
- * an interrupt ends the group ("interrupted in <what>"), and the call with it. */
-dd_status group_await_end(group_call *call, const char *what, const dd_wait *wait,
-                          dd_error *err) DD_MUST_CHECK;
-/* on_goodbye, on_lost: what it means for messages. */
-void group_fail_messages_locked(dd_group *group, int rank, const dd_error *cause);
-void group_cancel_message_locked(p2p_call *call, const dd_error *cause);
+dd_status group_make_pool(dd_group *group, dd_error *err) DD_MUST_CHECK;
 /* The group's share of its pool of calls; NULL is fine. Works of the group may live on. */
-void group_release_pool(struct p2p_pool *pool);
+void group_release_pool(struct call_pool *pool);
+/* Of messages of monitored_barrier. */
+#define GROUP_MONITOR_CHANNEL 1
 
-/* ---- group_await.c */
+/* ---- group_post.c: a call under the lock */
 
-/* Drives until is_there(ctx) or the end of the wait: DD_OP_TIMED_OUT without a message, DD_INTERRUPTED. It is asked with the lock
- * held, again and again, and for what a link brings or becomes: nothing else wakes the driver. */
-dd_status group_await(dd_group *group, bool (*is_there)(void *ctx), void *ctx, const dd_wait *wait,
-                      dd_error *err) DD_MUST_CHECK;
+/* Starts it if it is its turn. The other side waits neither for the record of a short call nor for the time of day. */
+void group_post_locked(group_call *call);
+/* Looks for its end. For callers who hold something that others need: for less than a microsecond. */
+void group_look_hastily_locked(group_call *call);
+/* ... and for a microsecond or two, without giving the lock away. */
+void group_look_a_while_locked(group_call *call);
+/* What has not ended gets its deadline, and somebody to look after it. */
+void group_watch_locked(group_call *call);
+
+/* ---- group_task.c */
+
+void group_task_init(dd_group *group);
+/* Of a call that has just been put into its list, and not ended at once. A deadline that is later than the one that is set needs no
+ * look at the others. */
+void group_note_deadline_locked(dd_group *group, int64_t deadline_ns);
+/* A collective starts; one goes on after it was looked at for a while. */
+void group_begin_curiosity_locked(dd_group *group);
+void group_be_curious_locked(dd_group *group, const group_call *call);
+
+/* ---- group_hear.c */
+
+extern const dd_context_handler group_context_handler; /* but for its ctx */
+void group_hear_coll_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *signature);
+/* Where a rank of this host is, by its board: as if it had answered. */
+void group_hear_place_locked(dd_group *group, int rank);
+
+/* ---- group_vote.c: what the making of a group waits for */
+
+/* As dd_group_await; and fails when a rank that takes part in the making will not vote any more. */
+dd_status group_await_others(dd_group *group, const group_setup *setup, bool (*is_there)(void *ctx),
+                             void *ctx, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+/* votes[h] becomes 1 if all ranks of host h (of the topology) have given true. */
+dd_status group_exchange_votes(dd_group *group, const group_setup *setup, bool own, uint8_t *votes,
+                               const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* ---- group_board.c: what ranks of a host tell each other without a link */
 
@@ -242,60 +258,63 @@ void group_post_leaving_locked(dd_group *group);
 void group_note_place_locked(dd_group *group);
 /* Whether the rank can be looked up on the board. */
 bool group_is_on_board(const dd_group *group, int rank);
-/* The board's answer to where the rank is; `has_heard`: it runs, too. */
-void group_look_up_locked(dd_group *group, int rank, bool has_heard);
 /* Rings those of this host, who show by hearing it that they run. */
 void group_ring_asked_locked(dd_group *group);
-void group_on_bell(void *ctx); /* of the context's handler */
+/* What ranks call the arena that they ask for or pass; regions have words from 1. */
+#define GROUP_ARENA_WORD 0
 
-/* ---- descriptors (group_setup.c): arenas and regions, by the words that ranks call them */
+/* ---- group_words.c: causes and the sentences for them; see also dd_group_error_about */
 
-#define GROUP_ARENA_WORD 0 /* regions have theirs from 1 */
-void group_on_fd_wanted(void *ctx, int rank, uint64_t word);
-bool group_on_fd(void *ctx, int rank, uint64_t word, int fd);
-
-/* ---- group_fail.c */
-
-/* The first cause ends everything under way and stays; `tell` the others (all but `except`). */
-void group_fail_locked(dd_group *group, const dd_error *cause, bool is_told, int except);
-/* The same where more is known than words, and all are told. */
-void group_fail_cause_locked(dd_group *group, const dd_cause *cause);
-/* `rank` has given up and says why. */
-void group_fail_heard_locked(dd_group *group, int rank, const dd_cause *cause);
+/* "rank 2 (node-b, pid 77)" */
+const char *group_print_member(const dd_group *group, int rank, char out[128]);
+/* The member is the error's culprit. */
+void group_blame(const dd_group *group, int rank, dd_error *err);
 /* A cause that this rank has found, without what only its kind has. */
 dd_cause group_make_cause(const dd_group *group, dd_cause_kind kind, dd_status code, int culprit);
-/* The words for a cause, as this rank sees it. */
-void group_explain_cause(const dd_group *group, const dd_cause *cause, dd_error *error);
 /* What the others are told of an error. Its culprit may be a process that is only in the parent of this
  * group. */
 dd_cause group_cause_of_error(const dd_group *group, const dd_error *error);
+/* Of the collective that is too late, by the answers of the others. */
+dd_cause group_cause_of_lateness(const dd_group *group, const group_call *call);
+/* The words for a cause, as this rank sees it. */
+void group_explain_cause(const dd_group *group, const dd_cause *cause, dd_error *error);
+/* Puts the operation in front of a cause: all_reduce #41 on group "dp" (rank 3 of 8): ... */
+void group_describe_failure(const dd_group *group, const dd_work *work, const dd_error *cause,
+                            dd_error *error);
 /* Of a collective that was started here; NULL when that is too long ago, or still to come. */
 const dd_signature *group_signature_of(const dd_group *group, uint64_t sequence);
-void group_fail_mismatch_locked(dd_group *group, const dd_arena_culprit *culprit);
-/* The same for a message of a collective whose size was not what this rank expected: `error` says so. */
-void group_fail_misfit_locked(dd_group *group, const dd_error *error);
-/* A message has come for a collective that was through here. */
-void group_fail_surplus_locked(dd_group *group, int rank, uint64_t sequence);
-void group_begin_asking_locked(dd_group *group);
-void group_ask_connected_locked(dd_group *group);
-bool group_has_all_answers_locked(const dd_group *group);
 /* Adds whose packets the network loses, and returns the rank at the other end, seen from this one; -1: nothing is known of that. */
 int group_add_loss_locked(const dd_group *group, dd_error *error);
 /* Adds how far a message has come that has run out of time. */
 void group_add_progress_locked(const dd_group *group, const dd_message *message, dd_error *error);
-/* The verdict on a collective that is too late: fails the group. */
-void group_fail_timed_out_locked(dd_group *group);
-/* "rank 2 (node-b, pid 77)" */
-const char *group_print_member(const dd_group *group, int rank, char out[128]);
-/* Puts the operation in front of a cause: all_reduce #41 on group "dp" (rank 3 of 8): ... */
-void group_describe_failure(const dd_group *group, const dd_work *work, const dd_error *cause,
-                            dd_error *error);
+
+/* ---- group_fail.c: ends of calls and of groups */
+
+/* Takes it out of its list and completes its work; `cause` NULL for success. Lets the call go. */
+void group_complete_locked(group_call *call, const dd_error *cause);
+void group_cancel_message_locked(group_call *call, const dd_error *cause);
+/* Those to and from `rank`, or all for DD_ANY_RANK. */
+void group_fail_messages_locked(dd_group *group, int rank, const dd_error *cause);
+/* Puts the group's task in, or takes it out, as the work at hand demands. */
+void group_update_task_locked(dd_group *group);
+/* The first cause ends everything under way and stays; the others are told (all but `except`). */
+void group_fail_cause_locked(dd_group *group, const dd_cause *cause, bool is_told, int except);
+/* The same where nothing but words is known. */
+void group_fail_locked(dd_group *group, const dd_error *cause, bool is_told, int except);
+void group_fail_mismatch_locked(dd_group *group, const dd_arena_culprit *culprit);
+/* `rank` has called something else than this rank. */
+void group_fail_calls_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *theirs);
+/* The same for a message of a collective whose size was not what this rank expected: `error` says so. */
+void group_fail_misfit_locked(dd_group *group, const dd_error *error);
+/* A message has come for a collective that was through here. */
+void group_fail_surplus_locked(dd_group *group, int rank, uint64_t sequence);
 
 /* ---- group_record.c: what the flight recorder is told */
 
 /* The call has been taken: from now on it has a start, a deadline and a record. It may be put off until the others have what they need of
  * this rank, which then do not wait for that: whatever else is told of the call first sees to it. Once for each start. */
 void group_stamp_locked(group_call *call);
+bool group_is_recorded(const group_call *call);
 void group_record_start_locked(group_call *call);
 /* Before the work tells: then the call may be gone. `error` NULL for success. */
 void group_record_end_locked(group_call *call, const dd_error *error);
@@ -305,18 +324,16 @@ void group_raise_alarm_locked(dd_group *group);
 /* ---- group_region.c */
 
 void group_want_region(void *ctx, int local, uint32_t id); /* of dd_run_env */
-/* Whether some have come: then the operation that has waited for them goes on. */
-bool group_map_wanted_locked(dd_group *group);
-/* The region of a local rank, mapped here until the group is gone; data NULL: its descriptor has not come (yet). DD_PROTOCOL: what
- * has come is no region. */
-dd_status group_map_region_locked(dd_group *group, int local, uint32_t id, dd_block *memory,
-                                  dd_error *err) DD_MUST_CHECK;
+/* Whether some have come: then the operation that has waited for them goes on, or fails with *error, whose code is else left alone. */
+bool group_map_wanted_locked(dd_group *group, dd_error *error);
 /* When a region that has been asked for is asked for again, if that comes before earliest_ns. */
 int64_t group_ask_again_ns(const dd_group *group, int64_t earliest_ns);
 /* Of the context's handler: a local rank asks for a region of ours; what has been asked for has come. */
 void group_pass_region_locked(dd_group *group, int rank, uint32_t id);
 bool group_take_region_locked(dd_group *group, int rank, uint32_t id, int fd);
 void group_drop_regions(dd_group *group);
+/* True: that was the last reference; then the region no longer holds the group. */
+bool group_let_region_go(dd_region *region);
 /* From now on, what other ranks write to the block, which is in a region of ours, does not show here any
  * more. */
 dd_status group_take_back_locked(dd_group *group, dd_block block, dd_error *err) DD_MUST_CHECK;

@@ -35,13 +35,16 @@ struct dd_region {
     atomic_uint refs; /* 0: kept for the next; leaves 0 with the engine's lock */
 };
 
-/* Another rank's, mapped here until the group is gone. */
-typedef struct mapped_region {
+/* Another rank's, that its owner has spoken of: wanted first, then mapped here until the group is gone. */
+typedef struct foreign_region {
     dd_list link;
     int local; /* its owner */
     uint32_t id;
-    dd_block memory;
-} mapped_region;
+    dd_block memory; /* data NULL: not mapped yet */
+    int fd; /* what has come to be mapped; -1: nothing, DD_SOCK_FD_REFUSED: there was no room for it */
+    unsigned nasked;  /* how often its owner has been asked for it */
+    int64_t again_ns; /* when to ask again */
+} foreign_region;
 
 #define PAGE_BYTES ((size_t)4096)
 /* The unused arrays of a group keep at most so many bytes of pages. Others give theirs back to the system. */
@@ -207,7 +210,7 @@ alloc(dd_group *group, size_t nbytes, region_use use, dd_region **region, dd_err
     }
     dd_region *found = NULL;
     lock_unmoved(group);
-    status = group_check_usable_locked(group, "alloc", err);
+    status = dd_group_check_usable_locked(group, "alloc", err);
     if (status == DD_OK) {
         found = find_free_locked(group, capacity, use);
         if (found == NULL) {
@@ -220,7 +223,7 @@ alloc(dd_group *group, size_t nbytes, region_use use, dd_region **region, dd_err
     if (status == DD_OK) {
         atomic_store(&found->refs, 1);
         found->nbytes = nbytes;
-        dd_group_acquire(group);
+        atomic_fetch_add_explicit(&group->refs, 1, memory_order_relaxed);
         *region = found;
     }
     dd_engine_unlock(group->engine);
@@ -275,7 +278,9 @@ dd_group_adopt(dd_group *group, void *at, size_t nbytes, int fd, dd_region **reg
     memcpy(adopting->data, at, nbytes);
     status = show_at(adopting, at, fd, err);
     if (status != DD_OK) {
-        dd_region_release(adopting);
+        (void)group_let_region_go(adopting);
+        atomic_fetch_sub_explicit(&group->refs, 1,
+                                  memory_order_relaxed); /* not the last: the caller has one */
         return status;
     }
     adopting->shown_at = at;
@@ -363,18 +368,13 @@ put_away(dd_region *region)
     }
 }
 
-void
-dd_region_release(dd_region *region)
+bool
+group_let_region_go(dd_region *region)
 {
-    if (region != NULL) {
-        dd_group *group = region->group; /* the region may be somebody else's right away */
-        if (atomic_load(&region->refs) == 1) {
-            put_away(region);
-        }
-        if (atomic_fetch_sub(&region->refs, 1) == 1) {
-            dd_group_release(group); /* the last lets its regions go */
-        }
+    if (atomic_load(&region->refs) == 1) {
+        put_away(region);
     }
+    return atomic_fetch_sub(&region->refs, 1) == 1;
 }
 
 /* ---- after a failure */
@@ -419,80 +419,88 @@ group_take_back_locked(dd_group *group, dd_block block, dd_error *err)
 #define ASK_AGAIN_NS (4 * DD_NS_PER_MS)
 #define ASK_AGAIN_MAX_SHIFT 6
 
-static wanted_region *
-find_wanted(dd_group *group, int local, uint32_t id)
+static foreign_region *
+find_foreign(dd_group *group, int local, uint32_t id)
 {
-    for (dd_list *node = group->wanted.next; node != &group->wanted; node = node->next) {
-        wanted_region *wanted = DD_CONTAINER_OF(node, wanted_region, link);
-        if (wanted->local == local && wanted->id == id) {
-            return wanted;
+    for (dd_list *node = group->foreign.next; node != &group->foreign; node = node->next) {
+        foreign_region *foreign = DD_CONTAINER_OF(node, foreign_region, link);
+        if (foreign->local == local && foreign->id == id) {
+            return foreign;
         }
     }
     return NULL;
 }
 
-/* Asks its owner, unless it was asked a moment ago. */
 static void
-ask_for(dd_group *group, wanted_region *wanted)
+forget(dd_group *group, foreign_region *foreign, bool is_forked)
 {
-    int64_t now_ns = dd_clock_now_ns();
-    if (wanted->fd != -1 || now_ns < wanted->again_ns || group->context == NULL) {
-        return;
+    group->nwanted -= foreign->memory.data == NULL;
+    dd_list_remove(&foreign->link);
+    if (foreign->memory.data != NULL) {
+        dd_sys_munmap(foreign->memory.data, foreign->memory.nbytes);
     }
-    unsigned shift = wanted->nasked < ASK_AGAIN_MAX_SHIFT ? wanted->nasked : ASK_AGAIN_MAX_SHIFT;
-    wanted->nasked++;
-    wanted->again_ns = now_ns + (ASK_AGAIN_NS << shift);
-    (void)dd_context_want_fd_locked(group->context, group->topology.local_ranks[wanted->local], wanted->id);
-    if (group->is_task_in) {
-        group_note_deadline_locked(group, wanted->again_ns);
+    if (!is_forked) { /* there its number is another's */
+        dd_sock_close(foreign->fd);
     }
+    dd_mem_free(foreign);
 }
 
 int64_t
 group_ask_again_ns(const dd_group *group, int64_t earliest_ns)
 {
-    for (const dd_list *node = group->wanted.next; node != &group->wanted; node = node->next) {
-        const wanted_region *wanted = DD_CONTAINER_OF(node, const wanted_region, link);
-        earliest_ns = wanted->fd == -1 && wanted->again_ns < earliest_ns ? wanted->again_ns : earliest_ns;
+    const dd_list *all = &group->foreign;
+    for (const dd_list *node = all->next; group->nwanted > 0 && node != all; node = node->next) {
+        const foreign_region *foreign = DD_CONTAINER_OF(node, const foreign_region, link);
+        bool is_awaited = foreign->memory.data == NULL && foreign->fd == -1;
+        earliest_ns = is_awaited && foreign->again_ns < earliest_ns ? foreign->again_ns : earliest_ns;
     }
     return earliest_ns;
 }
 
+/* NULL: no memory for it. */
+static foreign_region *
+want(dd_group *group, int local, uint32_t id)
+{
+    foreign_region *foreign = find_foreign(group, local, id);
+    if (foreign == NULL && (foreign = dd_mem_zalloc(sizeof *foreign)) != NULL) {
+        foreign->local = local;
+        foreign->id = id;
+        foreign->fd = -1;
+        group->nwanted++;
+        dd_list_push_back(&group->foreign, &foreign->link);
+    }
+    return foreign;
+}
+
+/* Asks its owner, unless it was asked a moment ago. */
 void
 group_want_region(void *ctx, int local, uint32_t id)
 {
     dd_group *group = ctx;
-    wanted_region *wanted = find_wanted(group, local, id);
-    if (wanted == NULL) {
-        wanted = dd_mem_zalloc(sizeof *wanted);
-        if (wanted == NULL) {
-            return; /* we are called again */
-        }
-        wanted->local = local;
-        wanted->id = id;
-        wanted->fd = -1;
-        dd_list_push_back(&group->wanted, &wanted->link);
+    foreign_region *foreign = want(group, local, id);
+    int64_t now_ns = dd_clock_now_ns();
+    if (foreign == NULL || foreign->memory.data != NULL || foreign->fd != -1 || now_ns < foreign->again_ns ||
+        group->context == NULL) {
+        return; /* without memory for it we are called again */
     }
-    ask_for(group, wanted);
+    unsigned shift = foreign->nasked < ASK_AGAIN_MAX_SHIFT ? foreign->nasked : ASK_AGAIN_MAX_SHIFT;
+    foreign->nasked++;
+    foreign->again_ns = now_ns + (ASK_AGAIN_NS << shift);
+    (void)dd_context_want_fd_locked(group->context, group->topology.local_ranks[local], id);
+    if (group->is_task_in && foreign->again_ns < group->task.deadline_ns) {
+        group->task.deadline_ns = foreign->again_ns;
+    }
 }
 
 bool
 group_take_region_locked(dd_group *group, int rank, uint32_t id, int fd)
 {
-    wanted_region *wanted = find_wanted(group, group->topology.local_of[rank], id);
-    if (wanted == NULL || wanted->fd != -1) {
+    foreign_region *foreign = find_foreign(group, group->topology.local_of[rank], id);
+    if (foreign == NULL || foreign->fd != -1 || foreign->memory.data != NULL) {
         return false;
     }
-    wanted->fd = fd;
+    foreign->fd = fd;
     return true;
-}
-
-static void
-forget_wanted(wanted_region *wanted)
-{
-    dd_list_remove(&wanted->link);
-    dd_sock_close(wanted->fd);
-    dd_mem_free(wanted);
 }
 
 /* The descriptor is a peer's: the file must not be able to shrink under us. */
@@ -516,71 +524,69 @@ map_descriptor(uint32_t id, int fd, dd_block *memory, dd_error *err)
 }
 
 static dd_status
-map_region(dd_group *group, int local, uint32_t id, int fd, dd_block *memory, dd_error *err)
+map_foreign(dd_group *group, foreign_region *foreign, dd_error *err)
 {
-    mapped_region *mapped = dd_mem_zalloc(sizeof *mapped);
-    if (mapped == NULL) {
-        return dd_error_no_memory(err, sizeof *mapped);
-    }
-    mapped->local = local;
-    mapped->id = id;
-    dd_status status = map_descriptor(id, fd, &mapped->memory, err);
+    dd_block memory;
+    dd_status status = map_descriptor(foreign->id, foreign->fd, &memory, err);
     if (status == DD_OK) {
-        *memory = mapped->memory;
-        status = dd_arena_add_region(group->arena, local, id, memory->data, memory->nbytes, err);
+        status =
+            dd_arena_add_region(group->arena, foreign->local, foreign->id, memory.data, memory.nbytes, err);
         if (status != DD_OK) {
-            dd_sys_munmap(memory->data, memory->nbytes);
+            dd_sys_munmap(memory.data, memory.nbytes);
         }
     }
     if (status != DD_OK) {
-        dd_mem_free(mapped);
+        forget(group, foreign, false);
         return status;
     }
-    dd_list_push_back(&group->mapped, &mapped->link);
+    group->nwanted--;
+    foreign->memory = memory;
+    dd_sock_close(foreign->fd);
+    foreign->fd = -1;
     return DD_OK;
 }
 
 dd_status
-group_map_region_locked(dd_group *group, int local, uint32_t id, dd_block *memory, dd_error *err)
+dd_group_map_region_locked(dd_group *group, int rank, uint32_t id, dd_block *memory, dd_error *err)
 {
+    int local = group->topology.local_of[rank];
+    foreign_region *foreign = find_foreign(group, local, id);
+    bool is_mapped = foreign != NULL && foreign->memory.data != NULL;
     *memory = (dd_block){.data = NULL};
-    for (dd_list *node = group->mapped.next; node != &group->mapped; node = node->next) {
-        const mapped_region *mapped = DD_CONTAINER_OF(node, mapped_region, link);
-        if (mapped->local == local && mapped->id == id) {
-            *memory = mapped->memory;
-            return DD_OK;
-        }
-    }
-    if (dd_run_is_moving_locked(group->run)) {
+    if (!is_mapped && dd_run_is_moving_locked(group->run)) {
         return DD_OK; /* the arena must not change now: as if it had yet to come */
     }
-    group_want_region(group, local, id);
-    wanted_region *wanted = find_wanted(group, local, id);
-    if (wanted == NULL || wanted->fd == -1) {
-        return DD_OK;
+    if (!is_mapped) {
+        group_want_region(group, local, id);
+        foreign = find_foreign(group, local, id);
+        if (foreign == NULL || foreign->fd == -1) {
+            return DD_OK;
+        }
+        dd_status status = map_foreign(group, foreign, err);
+        if (status != DD_OK) {
+            return status;
+        }
     }
-    dd_status status = map_region(group, local, id, wanted->fd, memory, err);
-    forget_wanted(wanted);
-    return status;
+    *memory = foreign->memory;
+    return DD_OK;
 }
 
 bool
-group_map_wanted_locked(dd_group *group)
+group_map_wanted_locked(dd_group *group, dd_error *error)
 {
     bool has_come = false;
-    for (dd_list *node = group->wanted.next, *next; node != &group->wanted; node = next) {
+    if (group->nwanted == 0 || dd_run_is_moving_locked(group->run)) {
+        return false;
+    }
+    for (dd_list *node = group->foreign.next, *next; node != &group->foreign; node = next) {
         next = node->next;
-        wanted_region *wanted = DD_CONTAINER_OF(node, wanted_region, link);
-        dd_block memory;
-        dd_error error;
-        dd_status status = group_map_region_locked(group, wanted->local, wanted->id, &memory, &error);
-        if (status == DD_OK && memory.data == NULL) {
-            continue;
-        }
-        has_come = true;
-        if (status != DD_OK) {
-            group_fail_locked(group, &error, true, DD_ANY_RANK);
-            break; /* failing may have ended everything here */
+        foreign_region *foreign = DD_CONTAINER_OF(node, foreign_region, link);
+        group_want_region(group, foreign->local, foreign->id);
+        if (foreign->fd != -1) {
+            has_come = true;
+            if (map_foreign(group, foreign, error) != DD_OK) {
+                break;
+            }
         }
     }
     return has_come;
@@ -599,15 +605,7 @@ group_drop_regions(dd_group *group)
         }
         dd_mem_free(region);
     }
-    while (!dd_list_is_empty(&group->mapped)) {
-        mapped_region *mapped = DD_CONTAINER_OF(group->mapped.next, mapped_region, link);
-        dd_list_remove(&mapped->link);
-        dd_sys_munmap(mapped->memory.data, mapped->memory.nbytes);
-        dd_mem_free(mapped);
-    }
-    while (!dd_list_is_empty(&group->wanted)) {
-        wanted_region *wanted = DD_CONTAINER_OF(group->wanted.next, wanted_region, link);
-        wanted->fd = is_forked ? -1 : wanted->fd;
-        forget_wanted(wanted);
+    while (!dd_list_is_empty(&group->foreign)) {
+        forget(group, DD_CONTAINER_OF(group->foreign.next, foreign_region, link), is_forked);
     }
 }

@@ -11,322 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define VOTERS_CHECK_NS (50 * DD_NS_PER_MS)
-#define DIALLED_PATIENCE_NS (250 * DD_NS_PER_MS)
-#define ASK_FIRST_NS (1 * DD_NS_PER_MS)
-
-/* ---- the vote: a byte from everybody to everybody, before there are collectives
- *
- * The ranks of a host are linked to the lowest of them, its leader, and leaders to rank 0: by these links deaths are noticed, too.
- * Votes go up to rank 0 that way, and all of them come down. */
-
-/* Who waits for somebody who waits for others gives up later: then it hears from there who is late. */
-#define GRACE_NS (250 * DD_NS_PER_MS)
-
-typedef enum vote_channel {
-    VOTES_UP,
-    VOTES_DOWN,
-} vote_channel;
-
-typedef struct vote_leg {
-    dd_message message;
-    bool is_send;
-} vote_leg;
-
-typedef struct setup_vote {
-    dd_group *group;
-    const group_setup *setup;
-    uint8_t *votes; /* a byte for each rank, host by host */
-    vote_leg *legs; /* [size] are enough */
-    int nlegs;
-    int nleft; /* not done */
-    atomic_bool is_done;
-    dd_error error;
-} setup_vote;
-
-static const dd_signature vote_signature = {.coll = DD_COLL_ALL_GATHER, .dtype = DD_DTYPE_UINT8};
-
-static void
-on_leg_done(dd_message *message, const dd_error *error)
-{
-    setup_vote *vote = message->owner;
-    if (error != NULL && vote->error.code == DD_OK) {
-        vote->error = *error;
-    }
-    if (--vote->nleft == 0 || error != NULL) {
-        atomic_store_explicit(&vote->is_done, true, memory_order_release);
-    }
-}
-
-static void
-add_leg(setup_vote *vote, bool is_send, int rank, vote_channel channel, dd_block block)
-{
-    vote->legs[vote->nlegs++] = (vote_leg){.message = {.kind = DD_MESSAGE_COLL,
-                                                       .rank = rank,
-                                                       .channel = channel,
-                                                       .data = block.data,
-                                                       .nbytes = block.nbytes,
-                                                       .signature = &vote_signature,
-                                                       .on_done = on_leg_done,
-                                                       .owner = vote},
-                                           .is_send = is_send};
-}
-
-/* Where the votes of this rank's host begin. */
-static size_t
-host_offset(const dd_topology *topology)
-{
-    size_t offset = 0;
-    for (int host = 0; host < topology->host; host++) {
-        offset += (size_t)topology->nlocal_of[host];
-    }
-    return offset;
-}
-
-/* The ranks of its host that a leader has below it, and the leaders that rank 0 has: what each of them sends up, or all that it is sent
- * down. */
-static void
-add_children(setup_vote *vote, vote_channel channel)
-{
-    const dd_topology *topology = &vote->group->topology;
-    bool is_down = channel == VOTES_DOWN;
-    dd_block all = {.data = vote->votes, .nbytes = (size_t)vote->group->size};
-    uint8_t *own = vote->votes + host_offset(topology);
-    for (int local = 1; topology->local == 0 && local < topology->nlocal; local++) {
-        dd_block one = {.data = own + local, .nbytes = 1};
-        add_leg(vote, is_down, topology->local_ranks[local], channel, is_down ? all : one);
-    }
-    uint8_t *theirs = vote->votes + topology->nlocal;
-    for (int host = 1; vote->group->rank == 0 && host < topology->nhosts; host++) {
-        dd_block some = {.data = theirs, .nbytes = (size_t)topology->nlocal_of[host]};
-        add_leg(vote, is_down, dd_topology_rank_at(topology, host, 0), channel, is_down ? all : some);
-        theirs += some.nbytes;
-    }
-}
-
-static void
-add_parent(setup_vote *vote)
-{
-    const dd_topology *topology = &vote->group->topology;
-    bool is_leader = topology->local == 0;
-    int parent = is_leader ? 0 : topology->local_ranks[0];
-    uint8_t *own = vote->votes + host_offset(topology) + topology->local;
-    dd_block up = {.data = own, .nbytes = is_leader ? (size_t)topology->nlocal : 1};
-    /* Elsewhere: what has gone up may still be read from its place. */
-    dd_block down = {.data = vote->votes + vote->group->size, .nbytes = (size_t)vote->group->size};
-    add_leg(vote, true, parent, VOTES_UP, up);
-    add_leg(vote, false, parent, VOTES_DOWN, down);
-}
-
-/* "timed out after 2 s; still missing: rank 1 (node-b, pid 77), rank 3 (node-b, pid 79)". */
-static void
-error_absent_locked(const setup_vote *vote, const dd_wait *wait, dd_error *err)
-{
-    dd_group *group = vote->group;
-    char names[512] = "";
-    int first = -1;
-    int count = 0;
-    for (int i = 0; i < vote->nlegs && count < 8; i++) {
-        const dd_message *message = &vote->legs[i].message;
-        size_t used = strlen(names);
-        char who[128];
-        if (message->is_posted && !vote->legs[i].is_send) {
-            snprintf(names + used, sizeof names - used, "%s%s", count++ > 0 ? ", " : "",
-                     group_print_member(group, message->rank, who));
-            first = first < 0 ? message->rank : first;
-        }
-    }
-    dd_error_set(err, DD_OP_TIMED_OUT, "timed out after %.3g s%s%s%s", dd_wait_elapsed_s(wait),
-                 count > 0 ? "; still missing: " : "", names, count == 8 ? " ..." : "");
-    int other = group_add_loss_locked(group, err);
-    int culprit = other >= 0 ? other : first;
-    if (culprit >= 0) {
-        const dd_card *card = dd_peer_card(group->peers[culprit]);
-        dd_error_blame(err, culprit, card->host, card->pid);
-    }
-}
-
-/* If this rank cannot do its part, the others wait for it in vain, and would blame another. */
-static dd_status
-check_own_part_locked(const dd_group *group, dd_error *err)
-{
-    dd_status status = dd_engine_check_accepting_locked(group->engine, err);
-    if (status != DD_OK) {
-        const dd_card *card = dd_peer_card(group->peers[group->rank]);
-        char who[128];
-        dd_error_prepend(err, "%s", group_print_member(group, group->rank, who));
-        dd_error_blame(err, group->rank, card->host, card->pid);
-    }
-    return status;
-}
-
-/* A rank that has failed in the parent, or left it, or given this group up, will not vote. */
-static dd_status
-check_voters(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error *err)
-{
-    dd_group *parent = setup->parent;
-    dd_status status = DD_OK;
-    dd_engine_lock(group->engine);
-    if (group->cause.code != DD_OK) {
-        status = dd_error_copy(err, &group->cause);
-    } else if (parent != NULL) {
-        status = group_check_usable_locked(parent, "split", err);
-        for (int i = 0; i < setup->size && status == DD_OK && parent->ngone > 0; i++) {
-            if (parent->members[setup->parent_ranks[i]].is_gone) {
-                const dd_card *card = dd_peer_card(group->peers[i]);
-                char who[128];
-                status = dd_error_set(err, DD_PEER_LOST, "%s has left the parent group",
-                                      group_print_member(group, i, who));
-                dd_error_blame(err, i, card->host, card->pid);
-            }
-        }
-    }
-    if (status == DD_OK) {
-        status = check_own_part_locked(group, err);
-    }
-    dd_engine_unlock(group->engine);
-    return status == DD_OK && setup->bulletin != NULL ? group_bulletin_check(setup->bulletin, wait, err)
-                                                      : status;
-}
-
-static dd_status
-await_legs(setup_vote *vote, const dd_wait *wait, dd_error *err)
-{
-    for (;;) {
-        dd_wait slice = dd_wait_at_most(wait, VOTERS_CHECK_NS);
-        dd_status status = dd_engine_wait(vote->group->engine, &vote->is_done, &slice, err);
-        if (status != DD_OP_TIMED_OUT || dd_wait_is_over(wait)) {
-            return status;
-        }
-        status = check_voters(vote->group, vote->setup, wait, err);
-        if (status != DD_OK) {
-            return status;
-        }
-    }
-}
-
-/* Posts the legs and waits for them; then there are none. */
-static dd_status
-walk_legs(setup_vote *vote, const dd_wait *wait, dd_error *err)
-{
-    dd_group *group = vote->group;
-    dd_engine_lock(group->engine);
-    vote->nleft = vote->nlegs;
-    atomic_store(&vote->is_done, vote->nlegs == 0);
-    for (int i = 0; i < vote->nlegs; i++) {
-        if (vote->legs[i].is_send) {
-            dd_context_post_send_locked(group->context, &vote->legs[i].message);
-        } else {
-            dd_context_post_recv_locked(group->context, &vote->legs[i].message);
-        }
-    }
-    dd_engine_unlock(group->engine);
-    dd_status status = await_legs(vote, wait, err);
-    dd_error over;
-    dd_error_set(&over, DD_ABORTED, "the group is not being made any more");
-    dd_engine_lock(group->engine);
-    if (status == DD_OP_TIMED_OUT) {
-        error_absent_locked(vote, wait, err);
-    }
-    if (status == DD_OK && vote->error.code != DD_OK) {
-        /* What somebody has said is more than that he is gone. */
-        status = dd_error_copy(err, group->cause.code != DD_OK ? &group->cause : &vote->error);
-    }
-    for (int i = 0; i < vote->nlegs; i++) {
-        dd_context_cancel_locked(group->context, &vote->legs[i].message, &over);
-    }
-    dd_engine_unlock(group->engine);
-    vote->nlegs = 0;
-    return status;
-}
-
-static bool
-are_children_there(void *ctx)
-{
-    const setup_vote *vote = ctx;
-    for (int i = 0; i < vote->nlegs; i++) {
-        const dd_peer *peer = vote->group->peers[vote->legs[i].message.rank];
-        if (!dd_peer_is_connected_locked(peer) && dd_peer_error_locked(peer) == NULL) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* Those below are to dial, so that dials do not cross; when they do not come, they may be gone, or not get through. */
-static dd_status
-hear_children(setup_vote *vote, const dd_wait *wait, dd_error *err)
-{
-    add_children(vote, VOTES_UP);
-    if (vote->nlegs == 0) {
-        return DD_OK;
-    }
-    dd_wait patience = dd_wait_at_most(wait, DIALLED_PATIENCE_NS);
-    dd_status status = group_await(vote->group, are_children_there, vote, &patience, err);
-    if (status == DD_INTERRUPTED) {
-        return status;
-    }
-    dd_wait later = *wait;
-    bool has_leaders = vote->group->rank == 0 && vote->group->topology.nhosts > 1;
-    later.deadline_ns += has_leaders && later.deadline_ns < DD_NEVER_NS - GRACE_NS ? GRACE_NS : 0;
-    return walk_legs(vote, &later, err);
-}
-
-static dd_status
-hear_parent(setup_vote *vote, const dd_wait *wait, dd_error *err)
-{
-    size_t size = (size_t)vote->group->size;
-    if (vote->group->rank == 0) {
-        return DD_OK;
-    }
-    dd_wait later = *wait;
-    later.deadline_ns += later.deadline_ns < DD_NEVER_NS - 2 * GRACE_NS ? 2 * GRACE_NS : 0;
-    add_parent(vote);
-    dd_status status = walk_legs(vote, &later, err);
-    memcpy(vote->votes, vote->votes + size, size);
-    return status;
-}
-
-static void
-sort_votes(const setup_vote *vote, uint8_t *votes)
-{
-    const dd_topology *topology = &vote->group->topology;
-    const uint8_t *next = vote->votes;
-    for (int host = 0; host < topology->nhosts; host++) {
-        for (int local = 0; local < topology->nlocal_of[host]; local++) {
-            votes[dd_topology_rank_at(topology, host, local)] = *next++;
-        }
-    }
-}
-
-/* Byte r of `votes` becomes what rank r gave. */
-static dd_status
-exchange_votes(dd_group *group, uint8_t own, uint8_t *votes, const group_setup *setup, const dd_wait *wait,
-               dd_error *err)
-{
-    size_t size = (size_t)group->size;
-    setup_vote vote = {.group = group, .setup = setup};
-    vote.votes = dd_mem_zalloc(2 * size);
-    vote.legs = dd_mem_alloc_array(size + 1, sizeof *vote.legs);
-    dd_status status = DD_OK;
-    if (vote.votes == NULL || vote.legs == NULL) {
-        status = dd_error_no_memory(err, 2 * size + (size + 1) * sizeof *vote.legs);
-    } else {
-        vote.votes[host_offset(&group->topology) + (size_t)group->topology.local] = own;
-        status = hear_children(&vote, wait, err);
-    }
-    if (status == DD_OK) {
-        status = hear_parent(&vote, wait, err);
-    }
-    if (status == DD_OK) {
-        add_children(&vote, VOTES_DOWN);
-        status = walk_legs(&vote, wait, err);
-        sort_votes(&vote, votes);
-    }
-    dd_mem_free(vote.legs);
-    dd_mem_free(vote.votes);
-    return status;
-}
+/* A maker is asked again for its arena after so long. */
+#define ASK_ARENA_NS (2 * DD_NS_PER_MS)
 
 /* ---- the arena of this host */
 
@@ -343,24 +29,14 @@ static dd_status
 connect_leader(dd_group *group, const group_setup *setup, bool *is_shared, const dd_wait *wait, dd_error *err)
 {
     dd_peer *leader = group->peers[group->topology.local_ranks[0]];
-    dd_status status = DD_OP_TIMED_OUT;
     dd_engine_lock(group->engine);
     dd_peer_connect_locked(leader);
     dd_engine_unlock(group->engine);
-    while (status == DD_OP_TIMED_OUT && !dd_wait_is_over(wait)) {
-        dd_wait slice = dd_wait_at_most(wait, VOTERS_CHECK_NS);
-        status = group_await(group, is_leader_linked, leader, &slice, err);
-        if (status == DD_OP_TIMED_OUT) {
-            dd_status voters = check_voters(group, setup, wait, err);
-            if (voters != DD_OK) {
-                return voters;
-            }
-        }
-    }
+    dd_status status = group_await_others(group, setup, is_leader_linked, leader, wait, err);
     dd_engine_lock(group->engine);
     *is_shared = status == DD_OK && dd_peer_has_shm_locked(leader);
     dd_engine_unlock(group->engine);
-    return status == DD_INTERRUPTED ? status : DD_OK;
+    return status == DD_OP_TIMED_OUT ? DD_OK : status;
 }
 
 /* Under the lock, since the context is open and others may already have something to tell. */
@@ -384,35 +60,6 @@ attach_arena(dd_group *group, int fd, int local, dd_error *err)
         set_arena(group, arena);
     }
     return status;
-}
-
-void
-group_on_fd_wanted(void *ctx, int rank, uint64_t word)
-{
-    dd_group *group = ctx;
-    if (group->topology.host_of[rank] != group->topology.host) {
-        return;
-    }
-    if (word != GROUP_ARENA_WORD) {
-        group_pass_region_locked(group, rank, (uint32_t)word);
-    } else if (group->topology.local == 0 && group->arena_fd >= 0) {
-        (void)dd_context_pass_fd_locked(group->context, rank, word, group->arena_fd);
-    }
-}
-
-bool
-group_on_fd(void *ctx, int rank, uint64_t word, int fd)
-{
-    dd_group *group = ctx;
-    if (group->topology.host_of[rank] != group->topology.host) {
-        return false;
-    }
-    if (word != GROUP_ARENA_WORD) {
-        return word <= UINT32_MAX && group_take_region_locked(group, rank, (uint32_t)word, fd);
-    }
-    bool is_due = group->is_arena_wanted && group->arena_fd == -1 && rank == group->topology.local_ranks[0];
-    group->arena_fd = is_due ? fd : group->arena_fd;
-    return is_due;
 }
 
 /* The lowest local rank makes the memory, and those who wait for it already need not ask again. */
@@ -439,47 +86,35 @@ make_arena(dd_group *group, dd_error *err)
     return DD_OK;
 }
 
+/* Asks for it until it comes: its maker may not know of the group yet. */
 static bool
 has_arena_come(void *ctx)
 {
-    const dd_group *group = ctx;
-    return group->arena_fd != -1 ||
-           dd_peer_error_locked(group->peers[group->topology.local_ranks[0]]) != NULL;
-}
-
-/* Asks for it until it comes: its maker may not know of the group yet. */
-static dd_status
-await_arena(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error *err)
-{
+    dd_group *group = ctx;
     int maker = group->topology.local_ranks[0];
-    for (int64_t pause_ns = ASK_FIRST_NS;; pause_ns *= pause_ns < VOTERS_CHECK_NS ? 2 : 1) {
-        dd_engine_lock(group->engine);
-        group->is_arena_wanted = true;
+    int64_t now_ns = dd_clock_now_ns();
+    if (group->arena_fd == -1 && now_ns >= group->ask_arena_ns) {
+        group->ask_arena_ns = now_ns + ASK_ARENA_NS;
         (void)dd_context_want_fd_locked(group->context, maker, GROUP_ARENA_WORD);
-        dd_engine_unlock(group->engine);
-        dd_wait slice = dd_wait_at_most(wait, pause_ns);
-        dd_status status = group_await(group, has_arena_come, group, &slice, err);
-        if (status != DD_OP_TIMED_OUT) {
-            return status;
-        }
-        status = dd_wait_is_over(wait) ? dd_error_set(err, DD_OP_TIMED_OUT, "no arena has come")
-                                       : check_voters(group, setup, wait, err);
-        if (status != DD_OK) {
-            return status; /* the maker may have been told not to make it */
-        }
     }
+    return group->arena_fd != -1 || dd_peer_error_locked(group->peers[maker]) != NULL;
 }
 
 static dd_status
 take_arena(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error *err)
 {
-    dd_status status = await_arena(group, setup, wait, err);
+    dd_engine_lock(group->engine);
+    group->is_arena_wanted = true;
+    dd_engine_unlock(group->engine);
+    dd_status status = group_await_others(group, setup, has_arena_come, group, wait, err);
     dd_engine_lock(group->engine);
     int fd = group->arena_fd;
     const dd_error *broken = dd_peer_error_locked(group->peers[group->topology.local_ranks[0]]);
     group->is_arena_wanted = false;
     group->arena_fd = -1;
-    if (status == DD_OK && fd == -1) {
+    if (status == DD_OP_TIMED_OUT) {
+        dd_error_set(err, status, "no arena has come");
+    } else if (status == DD_OK && fd == -1) {
         status = dd_error_copy(err, broken);
     } else if (status == DD_OK && fd == DD_SOCK_FD_REFUSED) {
         status = dd_error_set_errno(err, DD_SYSTEM, EMFILE, "cannot take the arena");
@@ -570,32 +205,40 @@ compare_cards(const dd_group *group, int *hosts, dd_error *err)
     return DD_OK;
 }
 
-/* A host where one rank has no arena (votes[r] is 0) works without: its ranks count as hosts of their own. All ranks see the same
- * votes. */
 static dd_status
-find_hosts(dd_group *group, const uint8_t *votes, dd_error *err)
+find_hosts(dd_group *group, dd_error *err)
 {
-    size_t size = (size_t)group->size;
-    int *hosts = dd_mem_alloc_array(2 * size, sizeof *hosts);
+    int *hosts = dd_mem_alloc_array((size_t)group->size, sizeof *hosts);
     if (hosts == NULL) {
-        return dd_error_no_memory(err, 2 * size * sizeof *hosts);
+        return dd_error_no_memory(err, (size_t)group->size * sizeof *hosts);
     }
-    int *is_refused = hosts + size;
-    memset(is_refused, 0, size * sizeof *is_refused);
     dd_status status = compare_cards(group, hosts, err);
-    if (status != DD_OK) {
-        dd_mem_free(hosts);
-        return status;
+    if (status == DD_OK) {
+        status = dd_topology_init(&group->topology, group->rank, group->size, hosts, err);
     }
-    for (size_t rank = 0; votes != NULL && rank < size; rank++) {
-        is_refused[hosts[rank]] |= votes[rank] == 0;
-    }
-    for (size_t rank = 0; rank < size; rank++) {
-        hosts[rank] = is_refused[hosts[rank]] ? (int)rank : hosts[rank];
-    }
-    dd_topology_fini(&group->topology);
-    status = dd_topology_init(&group->topology, group->rank, group->size, hosts, err);
     dd_mem_free(hosts);
+    return status;
+}
+
+/* A host where one rank has no arena works without: its ranks count as hosts of their own. All ranks see the same votes. */
+static dd_status
+split_hosts(dd_group *group, const uint8_t *votes, dd_error *err)
+{
+    dd_topology split;
+    int *hosts = dd_mem_alloc_array((size_t)group->size, sizeof *hosts);
+    if (hosts == NULL) {
+        return dd_error_no_memory(err, (size_t)group->size * sizeof *hosts);
+    }
+    for (int rank = 0; rank < group->size; rank++) {
+        int host = group->topology.host_of[rank];
+        hosts[rank] = votes[host] != 0 ? dd_topology_rank_at(&group->topology, host, 0) : rank;
+    }
+    dd_status status = dd_topology_init(&split, group->rank, group->size, hosts, err);
+    dd_mem_free(hosts);
+    if (status == DD_OK) {
+        dd_topology_fini(&group->topology);
+        group->topology = split;
+    }
     return status;
 }
 
@@ -613,17 +256,18 @@ note_near_ranks(dd_group *group)
 static dd_status
 set_up_arena(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error *err)
 {
-    uint8_t *votes = dd_mem_zalloc((size_t)group->size);
+    size_t nhosts = (size_t)group->topology.nhosts;
+    uint8_t *votes = dd_mem_zalloc(nhosts);
     if (votes == NULL) {
-        return dd_error_no_memory(err, (unsigned long long)group->size);
+        return dd_error_no_memory(err, nhosts);
     }
     bool has_arena = false;
     dd_status status = group->selection.is_flat ? DD_OK : try_arena(group, setup, &has_arena, wait, err);
     if (status == DD_OK) {
-        status = exchange_votes(group, has_arena ? 1 : 0, votes, setup, wait, err);
+        status = group_exchange_votes(group, setup, has_arena, votes, wait, err);
     }
-    if (status == DD_OK && memchr(votes, 0, (size_t)group->size) != NULL) {
-        status = find_hosts(group, votes, err);
+    if (status == DD_OK && memchr(votes, 0, nhosts) != NULL) {
+        status = split_hosts(group, votes, err);
     }
     if (status == DD_OK && group->topology.nlocal < 2) {
         set_arena(group, NULL);
@@ -686,46 +330,50 @@ open_context(dd_group *group, dd_error *err)
                            &group->context, err);
 }
 
-static void
-init_state(dd_group *group, const group_setup *setup)
+dd_status
+group_create(dd_engine *engine, uint64_t id, const group_place *place, dd_group **out, dd_error *err)
 {
+    size_t size = (size_t)place->size;
+    dd_group *group = dd_mem_zalloc(sizeof *group);
+    if (group == NULL) {
+        return dd_error_no_memory(err, sizeof *group);
+    }
     atomic_init(&group->refs, 1);
-    atomic_init(&group->timeout_ns, setup->options->timeout_ns);
+    atomic_init(&group->timeout_ns, place->options->timeout_ns);
     atomic_init(&group->is_idle, true);
-    group->engine = setup->engine;
-    group->id = setup->id;
-    group->rank = setup->rank;
-    group->size = setup->size;
+    group->engine = dd_engine_acquire(engine);
+    group->id = id;
+    group->rank = place->rank;
+    group->size = place->size;
     group->arena_fd = -1;
-    group->peers = setup->peers;
-    group->selection = setup->options->selection;
-    group->segment_nbytes = setup->options->large_segment_nbytes;
+    group->selection = place->options->selection;
+    group->segment_nbytes = place->options->large_segment_nbytes;
     group->cause.code = DD_OK;
     dd_list_init(&group->collectives);
     dd_list_init(&group->messages);
     dd_list_init(&group->regions);
-    dd_list_init(&group->wanted);
-    dd_list_init(&group->mapped);
+    dd_list_init(&group->foreign);
     group_task_init(group);
-}
-
-static void
-let_setup_go(group_setup *setup)
-{
-    for (int rank = 0; rank < setup->size && setup->peers != NULL; rank++) {
-        dd_peer_release(setup->peers[rank]);
+    group->members = dd_mem_zalloc(size * sizeof *group->members);
+    group->peers = dd_mem_zalloc(size * sizeof(dd_peer *));
+    dd_status status = group->members != NULL && group->peers != NULL
+                           ? dd_blob_assign(&group->name, place->options->name, err)
+                           : dd_error_no_memory(err, size * (sizeof *group->members + sizeof(dd_peer *)));
+    if (status == DD_OK) {
+        status = group_make_pool(group, err);
     }
-    dd_mem_free(setup->peers);
-    dd_engine_release(setup->engine);
+    if (status != DD_OK) {
+        group_destroy(group);
+        return status;
+    }
+    *out = group;
+    return DD_OK;
 }
 
 static dd_status
 set_up(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error *err)
 {
-    dd_status status = dd_blob_assign(&group->name, setup->options->name, err);
-    if (status == DD_OK) {
-        status = find_hosts(group, NULL, err);
-    }
+    dd_status status = find_hosts(group, err);
     group->is_crowded = group->topology.nlocal > dd_cpu_usable_count();
     if (status == DD_OK) {
         status = open_context(group, err);
@@ -791,35 +439,25 @@ end_setup(dd_group *group)
 }
 
 dd_status
-group_set_up(group_setup *setup, dd_group **out, const dd_wait *wait, dd_error *err)
+group_set_up(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error *err)
 {
-    dd_group *group = dd_mem_zalloc(sizeof *group);
-    member_state *members = dd_mem_zalloc((size_t)setup->size * sizeof *members);
-    if (group == NULL || members == NULL) {
-        dd_mem_free(group);
-        dd_mem_free(members);
-        let_setup_go(setup);
-        return dd_error_no_memory(err, sizeof *group + (size_t)setup->size * sizeof *members);
-    }
-    init_state(group, setup);
-    group->members = members;
     dd_error error;
     dd_status status = set_up(group, setup, wait, &error);
     if (status != DD_OK) {
         tell_given_up(group, setup, &error);
-        dd_error_prepend(&error, "group \"%.*s\" (rank %d of %d): cannot connect the ranks",
-                         (int)group->name.len, (const char *)group->name.data, group->rank, group->size);
-        group_destroy(group);
+        dd_error_prepend(&error, GROUP_FORMAT ": cannot connect the ranks", GROUP_ARGS(group));
         return dd_error_copy(err, &error);
     }
     end_setup(group);
-    *out = group;
     return DD_OK;
 }
 
 void
 group_destroy(dd_group *group)
 {
+    if (group == NULL) {
+        return;
+    }
     dd_run_destroy(group->run);
     if (group->context != NULL) {
         dd_wait moment = dd_wait_after(0);
@@ -833,7 +471,7 @@ group_destroy(dd_group *group)
     }
     group_drop_regions(group);
     dd_arena_close(group->arena);
-    for (int rank = 0; rank < group->size; rank++) {
+    for (int rank = 0; group->peers != NULL && rank < group->size; rank++) {
         dd_peer_release(group->peers[rank]);
     }
     dd_mem_free(group->peers);

@@ -4,6 +4,7 @@
 #include "python/py_engine.h"
 #include "python/py_error.h"
 #include "python/py_group_form.h"
+#include "python/py_group_operations.h"
 #include "python/py_object.h"
 #include "python/py_recorder.h"
 #include "python/py_store.h"
@@ -481,48 +482,13 @@ group_exit(PyObject *object, PyObject *args)
 #name, PY_FAST_METHOD(py_group_##name), #name signature "\n--\n\n" doc \
     }
 /* A collective, and the plan of it. */
-#define COLLECTIVE(name, signature, doc)                                 \
-    METHOD(name, signature "timeout=None, async_op=False)", doc COMMON), \
-        METHOD(plan_##name, signature "timeout=None)", "A Plan that does the same at every start. " doc)
+#define COLLECTIVE(name, coll, nrequired, parameters, input, output, signature, doc) \
+    METHOD(name, signature "timeout=None, async_op=False)", doc COMMON),             \
+        METHOD(plan_##name, signature "timeout=None)", "A Plan that does the same at every start. " doc),
 
 static PyMethodDef group_methods[] = {
-    COLLECTIVE(all_reduce, "($self, tensor, op='sum', *, ", "Reduces the tensors of all ranks, in place."),
-    COLLECTIVE(all_reduce_coalesced, "($self, tensors, op='sum', *, ",
-               "all_reduce of several tensors in one operation."),
-    COLLECTIVE(broadcast, "($self, tensor, root=0, *, ", "Gives every rank what the root has."),
-    COLLECTIVE(reduce, "($self, tensor, root=0, op='sum', *, ",
-               "Reduces the tensors of all ranks into the root's; the others stay as they are."),
-    COLLECTIVE(all_gather, "($self, output_list, tensor, *, ",
-               "Gives every rank all ranks' tensors, which may differ in size."),
-    COLLECTIVE(all_gather_single, "($self, output, tensor, *, ",
-               "all_gather of equal tensors into one, in the order of the ranks."),
-    COLLECTIVE(all_gather_coalesced, "($self, output_lists, tensors, *, ",
-               "all_gather of several tensors in one operation: output_lists[rank][tensor]."),
-    COLLECTIVE(all_gather_single_coalesced, "($self, outputs, inputs, *, ",
-               "all_gather_single of several tensors in one operation."),
-    COLLECTIVE(gather, "($self, tensor, output_list=None, root=0, *, ",
-               "Gives the root all ranks' tensors, which may differ in size; the list is for the root."),
-    COLLECTIVE(gather_single, "($self, tensor, output=None, root=0, *, ",
-               "gather of equal tensors into one; the output is for the root."),
-    COLLECTIVE(scatter, "($self, output, input_list=None, root=0, *, ",
-               "Gives every rank its tensor of the root's list."),
-    COLLECTIVE(scatter_single, "($self, output, input=None, root=0, *, ",
-               "Gives every rank its part of the root's tensor."),
-    COLLECTIVE(reduce_scatter, "($self, output, input_list, op='sum', *, ",
-               "Reduces the k-th tensors of all ranks' lists for rank k."),
-    COLLECTIVE(
-        reduce_scatter_single, "($self, output, input, op='sum', split_sizes=None, *, ",
-        "Reduces the k-th parts of all ranks' tensors for rank k: equal ones, or of split_sizes rows."),
-    COLLECTIVE(reduce_scatter_coalesced, "($self, outputs, inputs, op='sum', *, ",
-               "reduce_scatter_single of several tensors in one operation."),
-    COLLECTIVE(all_to_all, "($self, output_list, input_list, *, ",
-               "Sends the k-th tensor of the list to rank k, and receives the k-th from it."),
-    COLLECTIVE(all_to_all_single,
-               "($self, output, input, output_split_sizes=None, input_split_sizes=None, *, ",
-               "all_to_all of the parts of one tensor: equal ones, or of as many rows as the lists say."),
-    COLLECTIVE(barrier, "($self, *, ", "Waits until all ranks are here."),
-    METHOD(send, "($self, tensor, dst, tag=0, *, timeout=None)",
-           "Sends to a rank, which receives it with the same tag."),
+    PY_OPERATION_LIST(COLLECTIVE) METHOD(send, "($self, tensor, dst, tag=0, *, timeout=None)",
+                                         "Sends to a rank, which receives it with the same tag."),
     METHOD(
         recv, "($self, tensor, src=None, tag=0, *, timeout=None, match_dtype=True)",
         "Receives from a rank, or from any; returns which it was. The message may be smaller than the tensor.\n"

@@ -54,43 +54,6 @@ PyObject *py_shared_array_make_type(PyObject *module);
 #define PY_GROUP_METHOD(name) \
     PyObject *py_group_##name(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 
-PY_GROUP_METHOD(all_reduce);
-PY_GROUP_METHOD(all_reduce_coalesced);
-PY_GROUP_METHOD(broadcast);
-PY_GROUP_METHOD(reduce);
-PY_GROUP_METHOD(all_gather);
-PY_GROUP_METHOD(all_gather_single);
-PY_GROUP_METHOD(all_gather_coalesced);
-PY_GROUP_METHOD(all_gather_single_coalesced);
-PY_GROUP_METHOD(gather);
-PY_GROUP_METHOD(gather_single);
-PY_GROUP_METHOD(scatter);
-PY_GROUP_METHOD(scatter_single);
-PY_GROUP_METHOD(reduce_scatter);
-PY_GROUP_METHOD(reduce_scatter_single);
-PY_GROUP_METHOD(reduce_scatter_coalesced);
-PY_GROUP_METHOD(all_to_all);
-PY_GROUP_METHOD(all_to_all_single);
-PY_GROUP_METHOD(barrier);
-/* The same as plans (py_plan.h). */
-PY_GROUP_METHOD(plan_all_reduce);
-PY_GROUP_METHOD(plan_all_reduce_coalesced);
-PY_GROUP_METHOD(plan_broadcast);
-PY_GROUP_METHOD(plan_reduce);
-PY_GROUP_METHOD(plan_all_gather);
-PY_GROUP_METHOD(plan_all_gather_single);
-PY_GROUP_METHOD(plan_all_gather_coalesced);
-PY_GROUP_METHOD(plan_all_gather_single_coalesced);
-PY_GROUP_METHOD(plan_gather);
-PY_GROUP_METHOD(plan_gather_single);
-PY_GROUP_METHOD(plan_scatter);
-PY_GROUP_METHOD(plan_scatter_single);
-PY_GROUP_METHOD(plan_reduce_scatter);
-PY_GROUP_METHOD(plan_reduce_scatter_single);
-PY_GROUP_METHOD(plan_reduce_scatter_coalesced);
-PY_GROUP_METHOD(plan_all_to_all);
-PY_GROUP_METHOD(plan_all_to_all_single);
-PY_GROUP_METHOD(plan_barrier);
 PY_GROUP_METHOD(send);
 PY_GROUP_METHOD(recv);
 PY_GROUP_METHOD(isend);

@@ -17,14 +17,18 @@ take_flight(py_group_call *call)
 }
 
 static bool
+begin_flight(py_group_call *call)
+{
+    if (call->group->nccl != NULL) {
+        return py_nccl_call_begin(call);
+    }
+    return !(call->is_async || call->params->is_plan) || take_flight(call);
+}
+
+static bool
 read_async(py_group_call *call, PyObject *value)
 {
-    bool is_async;
-    if (!py_params_flag(call->group->state, value, &is_async, call->params->function, "async_op")) {
-        return false;
-    }
-    call->is_async = is_async;
-    return !is_async || call->group->nccl != NULL || take_flight(call);
+    return py_params_flag(call->group->state, value, &call->is_async, call->params->function, "async_op");
 }
 
 static bool
@@ -63,7 +67,7 @@ read_common(py_group_call *call)
         } else if (params->names[i] == PY_NAME_TIMEOUT) {
             is_ok = py_to_timeout_ns(state, value, &call->timeout_ns, params->function, "timeout");
         } else if (params->names[i] == PY_NAME_ASYNC_OP) {
-            is_ok = read_async(call, value); /* the last parameter: nothing to undo after it */
+            is_ok = read_async(call, value);
         }
         if (!is_ok) {
             return false;
@@ -78,7 +82,7 @@ py_group_call_begin(py_group_call *call, PyObject *self, const py_params *params
 {
     call->group = (py_group *)self;
     call->params = params;
-    call->is_async = false;
+    call->is_async = params->is_async;
     call->flight = NULL;
     call->timeout_ns = -1;
     call->root = 0;
@@ -86,8 +90,7 @@ py_group_call_begin(py_group_call *call, PyObject *self, const py_params *params
     call->factor = NULL;
     if (!py_group_require_either(call->group) || (params->is_plan && !py_plan_require(call->group, params)) ||
         !py_params_parse(params, call->group->state, args, nargs, kwnames, call->values) ||
-        !read_common(call) || (call->group->nccl != NULL && !py_nccl_call_begin(call)) ||
-        (params->is_plan && !take_flight(call))) {
+        !read_common(call) || !begin_flight(call)) {
         return false;
     }
     if (call->flight != NULL) {
@@ -115,44 +118,29 @@ py_group_call_fail(py_group_call *call)
 
 /* ---- calls that wait */
 
-/* What goes into the call: the form, or the record. */
-static dd_call_options
-make_options(const py_group_call *call, const dd_coll_args *args, const py_form *form, py_record *record)
+bool
+py_group_call_wait(py_group_call *call, py_group_run *run, void *what, dd_call_options *options, bool is_long)
 {
-    dd_call_options options = {.timeout_ns = call->timeout_ns, .form = py_form_core(form)};
-    if (form != NULL) {
-        options.stack = py_record_stack(call->group->state);
-    } else {
-        options.record = py_record_collective(record, call->group->state, args->coll, call->operands);
-    }
-    return options;
-}
-
-static PyObject *
-run_and_wait(py_group_call *call, const dd_coll_args *args, py_form *form)
-{
-    py_record record;
-    dd_call_options options = make_options(call, args, form, &record);
     py_wait wait;
     dd_error err;
-    dd_status status;
     py_wait_init_endless(&wait, call->group->state);
     wait.wait.let_go = py_wait_let_go;
-    if (call->operands->is_staged) {
+    if (is_long || call->operands->is_staged) {
         py_wait_let_go(&wait);
     }
+    options->timeout_ns = call->timeout_ns;
     py_operands_pack(call->operands);
-    status = dd_group_collective_and_wait(call->group->group, args, &options, &wait.wait, &err);
+    dd_status status = run(call, what, options, &wait.wait, &err);
     if (status == DD_OK) {
         py_operands_unpack(call->operands);
     }
     py_wait_return(&wait);
-    py_form_give_back(form);
     if (!py_group_finish_wait(&wait, status, &err)) {
-        return py_group_call_fail(call);
+        py_group_call_fail(call);
+        return false;
     }
     py_operands_fini(call->operands);
-    Py_RETURN_NONE;
+    return true;
 }
 
 /* ---- calls that do not */
@@ -200,6 +188,15 @@ py_group_call_start(py_group_call *call, py_group_post *post, const void *what, 
     return finish_start(call, work, status, &err);
 }
 
+/* ---- collectives */
+
+static dd_status
+run_collective(const py_group_call *call, void *what, const dd_call_options *options, const dd_wait *wait,
+               dd_error *err)
+{
+    return dd_group_collective_and_wait(call->group->group, what, options, wait, err);
+}
+
 static dd_status
 post_collective(const py_group_call *call, const void *what, const dd_call_options *options, dd_work **work,
                 dd_error *err)
@@ -207,14 +204,26 @@ post_collective(const py_group_call *call, const void *what, const dd_call_optio
     return dd_group_collective(call->group->group, what, options, work, err);
 }
 
+/* Told by its form, or else by a record. */
 static PyObject *
-start(py_group_call *call, const dd_coll_args *args, py_form *form)
+run_prepared(py_group_call *call, dd_coll_args *args, py_form *form)
 {
     py_record record;
-    dd_call_options options = make_options(call, args, form, &record);
-    PyObject *work = py_group_call_start(call, post_collective, args, &options);
+    py_state *state = call->group->state;
+    dd_call_options options = {.form = py_form_core(form)};
+    if (form != NULL) {
+        options.stack = py_record_stack(state);
+    } else {
+        options.record = py_record_collective(&record, state, args->coll, call->operands);
+    }
+    PyObject *result = NULL;
+    if (call->flight != NULL) {
+        result = py_group_call_start(call, post_collective, args, &options);
+    } else if (py_group_call_wait(call, run_collective, args, &options, false)) {
+        result = Py_NewRef(Py_None);
+    }
     py_form_give_back(form);
-    return work;
+    return result;
 }
 
 PyObject *
@@ -228,7 +237,8 @@ py_group_call_run(py_group_call *call, dd_coll coll, bool is_ok)
     args.reduction.divisor = call->group->size;
     py_form *form = is_ok ? py_form_take(call, &args) : NULL;
     if (form == NULL) {
-        if (!is_ok || !py_operands_prepare(call->operands, &args, call->group->rank)) {
+        if (!is_ok || PyErr_Occurred() != NULL ||
+            !py_operands_prepare(call->operands, &args, call->group->rank)) {
             return py_group_call_fail(call);
         }
         if (call->params->is_plan) {
@@ -239,5 +249,5 @@ py_group_call_run(py_group_call *call, dd_coll coll, bool is_ok)
             return py_group_call_fail(call);
         }
     }
-    return call->flight == NULL ? run_and_wait(call, &args, form) : start(call, &args, form);
+    return run_prepared(call, &args, form);
 }

@@ -40,8 +40,14 @@ typedef struct py_group_message {
     bool is_typed; /* the dtype of the other side is to be the same, unless that side has bytes */
 } py_group_message;
 
-/* For other operations that somebody else waits for: `post` starts what `what` says. Ends the call in any case: a Work, or NULL with an
- * exception. The call has a flight, whose operands have been prepared; time-out and on_done are filled into the options. */
+/* What a call does once its operands have been prepared; `what` says which. Both end the call in any case; the options lack what they fill
+ * in: time-out, on_done. Without a flight: waits for `run`, keeping the GIL for as long as the core does not wait, unless it is_long. False
+ * with an exception. */
+typedef dd_status py_group_run(const py_group_call *call, void *what, const dd_call_options *options,
+                               const dd_wait *wait, dd_error *err);
+bool py_group_call_wait(py_group_call *call, py_group_run *run, void *what, dd_call_options *options,
+                        bool is_long);
+/* With one: `post` starts it, and somebody else waits. A Work, or NULL with an exception. */
 typedef dd_status py_group_post(const py_group_call *call, const void *what, const dd_call_options *options,
                                 dd_work **work, dd_error *err);
 PyObject *py_group_call_start(py_group_call *call, py_group_post *post, const void *what,

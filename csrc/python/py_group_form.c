@@ -29,7 +29,7 @@ struct py_form {
     int nusers; /* calls under way, which may have given up the GIL */
     size_t ninputs;
     size_t nblocks;
-    form_block blocks[PY_FEW_BLOCKS];
+    form_block *blocks; /* owned */
 };
 
 struct py_forms {
@@ -112,6 +112,9 @@ py_form_take(py_group_call *call, dd_coll_args *args)
     if (!is_key(&form->key, &key)) {
         return NULL;
     }
+    if (!py_operands_reserve_blocks(operands, form->nblocks)) {
+        return NULL;
+    }
     form->nusers++;
     for (size_t i = 0; i < form->nblocks; i++) {
         const form_block *block = &form->blocks[i];
@@ -123,13 +126,14 @@ py_form_take(py_group_call *call, dd_coll_args *args)
     return form;
 }
 
-/* False: not every block lies in a piece, or there are too many. */
+/* False: not every block lies in a piece, or there is no memory. */
 static bool
 find_places(const py_operands *operands, py_form *form)
 {
     form->ninputs = operands->inputs.nblocks;
     form->nblocks = operands->inputs.nblocks + operands->outputs.nblocks;
-    if (operands->is_staged || form->nblocks > PY_FEW_BLOCKS) {
+    form->blocks = operands->is_staged ? NULL : dd_mem_alloc_array(form->nblocks + 1, sizeof *form->blocks);
+    if (form->blocks == NULL) {
         return false;
     }
     for (size_t i = 0; i < form->nblocks; i++) {
@@ -143,6 +147,13 @@ find_places(const py_operands *operands, py_form *form)
     return true;
 }
 
+static void
+form_fini(py_form *form)
+{
+    dd_coll_form_destroy(form->core);
+    dd_mem_free(form->blocks);
+}
+
 /* A free one, or one that nobody uses, emptied. NULL: there is none. */
 static py_form *
 make_place(py_group *group, const form_key *key)
@@ -154,7 +165,7 @@ make_place(py_group *group, const form_key *key)
     if (place == NULL || place->nusers > 0) {
         return NULL;
     }
-    dd_coll_form_destroy(place->core);
+    form_fini(place);
     return place;
 }
 
@@ -162,7 +173,7 @@ py_form *
 py_form_make(py_group_call *call, const dd_coll_args *args)
 {
     py_form made = {.nusers = 1};
-    if (!are_plain(call->operands) || !find_places(call->operands, &made) || !fill_key(call, &made.key)) {
+    if (!are_plain(call->operands) || !fill_key(call, &made.key) || !find_places(call->operands, &made)) {
         return NULL;
     }
     py_record record;
@@ -172,11 +183,10 @@ py_form_make(py_group_call *call, const dd_coll_args *args)
     dd_status status = dd_coll_form_create(call->group->group, args, told, &made.core, &err);
     if (status != DD_OK) {
         py_error_raise_of_group(call->group->state, status, &err);
-        return NULL;
     }
-    py_form *place = make_place(call->group, &made.key);
+    py_form *place = status == DD_OK ? make_place(call->group, &made.key) : NULL;
     if (place == NULL) {
-        dd_coll_form_destroy(made.core);
+        form_fini(&made);
         return NULL;
     }
     *place = made;
@@ -201,7 +211,7 @@ void
 py_forms_destroy(py_forms *forms)
 {
     for (size_t i = 0; forms != NULL && i < PLACES; i++) {
-        dd_coll_form_destroy(forms->places[i].core);
+        form_fini(&forms->places[i]);
     }
     dd_mem_free(forms);
 }

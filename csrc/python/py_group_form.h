@@ -11,7 +11,7 @@ typedef struct py_forms py_forms;
 
 /* Of a call whose operands and sides are complete, instead of py_operands_prepare: the form it has, and its blocks in the operands and
  * in `args`. NULL without an exception: it has none, or is one that must be looked at each time (several tensors, splits, staging, memory
- * that overlaps). The caller gives it back. */
+ * that overlaps). NULL with one. The caller gives it back. */
 py_form *py_form_take(py_group_call *call, dd_coll_args *args);
 /* Makes it, of a call that has been prepared and is not staged. NULL without an exception: such calls are not kept, or there is no room.
  * NULL with one. */

@@ -428,8 +428,8 @@ blocks_of_part(const py_operands *operands)
     return operands->inputs.nblocks + operands->outputs.nblocks;
 }
 
-static bool
-allocate_blocks(py_operands *operands, size_t count)
+bool
+py_operands_reserve_blocks(py_operands *operands, size_t count)
 {
     if (count > PY_FEW_BLOCKS) {
         operands->blocks = dd_mem_alloc_array(count, sizeof *operands->blocks);
@@ -455,8 +455,8 @@ py_operands_prepare(py_operands *operands, dd_coll_args *args, int rank)
 {
     stage_joined(operands, &operands->inputs);
     stage_joined(operands, &operands->outputs);
-    if (!py_operands_check_outputs(operands) || !allocate_blocks(operands, blocks_of_part(operands)) ||
-        !allocate_staging(operands)) {
+    if (!py_operands_check_outputs(operands) ||
+        !py_operands_reserve_blocks(operands, blocks_of_part(operands)) || !allocate_staging(operands)) {
         return false;
     }
     dd_block *outputs = operands->blocks + operands->inputs.nblocks;
@@ -536,7 +536,7 @@ py_operands_reserve_parts(py_operands *operands, dd_coll coll, int rank)
 {
     size_t nparts = py_operands_nparts(operands);
     if (!py_operands_check_outputs(operands) ||
-        !allocate_blocks(operands, nparts * blocks_of_part(operands))) {
+        !py_operands_reserve_blocks(operands, nparts * blocks_of_part(operands))) {
         return false;
     }
     /* Staging memory overlaps nothing: only where tensors lie themselves counts here. */

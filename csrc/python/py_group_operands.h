@@ -88,6 +88,9 @@ void py_operands_set_side(py_side *side, py_layout layout, size_t first, size_t 
 /* False with an exception, where two of several outputs share memory. Called by prepare and reserve_parts. */
 bool py_operands_check_outputs(const py_operands *operands);
 
+/* Room for so many blocks, at most once. False with an exception. */
+bool py_operands_reserve_blocks(py_operands *operands, size_t count);
+
 /* Makes the blocks. `args` is complete but for its blocks, which are filled in. */
 bool py_operands_prepare(py_operands *operands, dd_coll_args *args, int rank);
 

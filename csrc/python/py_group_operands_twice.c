@@ -5,7 +5,7 @@
 
 #include <stdlib.h>
 
-/* So many are compared each with each. */
+/* So many need no allocation. */
 #define FEW_EXTENTS 8
 
 /* Bytes that the output is sure to own. */
@@ -54,28 +54,14 @@ compare_starts(const void *a, const void *b)
 {
     uintptr_t a_start = ((const extent *)a)->start;
     uintptr_t b_start = ((const extent *)b)->start;
-    return a_start < b_start ? -1 : a_start > b_start ? 1 : 0;
+    size_t a_piece = ((const extent *)a)->piece;
+    size_t b_piece = ((const extent *)b)->piece;
+    return a_start != b_start ? (a_start < b_start ? -1 : 1) : (a_piece > b_piece) - (a_piece < b_piece);
 }
 
-/* Two of few that overlap. */
+/* Two that overlap. Sorts them. */
 static bool
-find_pair(const extent *extents, size_t count, size_t pair[2])
-{
-    for (size_t i = 0; i < count; i++) {
-        for (size_t k = i + 1; k < count; k++) {
-            if (extents[i].start < extents[k].end && extents[k].start < extents[i].end) {
-                pair[0] = extents[i].piece;
-                pair[1] = extents[k].piece;
-                return true;
-            }
-        }
-    }
-    return false;
-}
-
-/* Two of many, which are sorted for it. */
-static bool
-find_pair_sorted(extent *extents, size_t count, size_t pair[2])
+find_pair(extent *extents, size_t count, size_t pair[2])
 {
     qsort(extents, count, sizeof *extents, compare_starts);
     size_t furthest = 0;
@@ -138,8 +124,7 @@ py_operands_check_outputs(const py_operands *operands)
         }
     }
     size_t pair[2];
-    bool is_found =
-        extents == few ? find_pair(extents, nfound, pair) : find_pair_sorted(extents, nfound, pair);
+    bool is_found = find_pair(extents, nfound, pair);
     if (extents != few) {
         dd_mem_free(extents);
     }

@@ -56,93 +56,54 @@ read_typed(const py_group_call *call, PyObject *match_dtype, bool *is_typed)
     return true;
 }
 
-/* ---- messages that are waited for */
+/* ---- running them */
 
 /* So much is copied without letting other threads run. */
 #define QUICK_NBYTES ((size_t)4096)
 
-static dd_block
-block_of(const py_group_call *call)
+/* A message under way. */
+typedef struct transfer {
+    dd_p2p p2p;
+    int source; /* of a receive that has ended */
+} transfer;
+
+static dd_status
+run_transfer(const py_group_call *call, void *what, const dd_call_options *options, const dd_wait *wait,
+             dd_error *err)
 {
-    const py_piece *piece = &call->operands->pieces[0];
-    return (dd_block){.data = piece->flat, .nbytes = piece->nbytes};
+    transfer *self = what;
+    return dd_group_p2p_and_wait(call->group->group, &self->p2p, options, &self->source, wait, err);
 }
 
-static dd_call_options
-options_of(const py_group_call *call, const py_group_message *message)
+static dd_status
+post_transfer(const py_group_call *call, const void *what, const dd_call_options *options, dd_work **work,
+              dd_error *err)
 {
-    return (dd_call_options){.timeout_ns = call->timeout_ns,
-                             .is_typed = message->is_typed,
-                             .dtype = call->operands->pieces[0].tensor.view.dtype};
-}
-
-static dd_record_call *
-record_message(py_record *record, const py_group_call *call, const py_group_message *message)
-{
-    return py_record_message(record, call->group->state, call->operands, message->is_send, message->rank);
+    return dd_group_p2p(call->group->group, &((const transfer *)what)->p2p, options, work, err);
 }
 
 /* What is there at once does not cost other threads the GIL, and this one the wait for it. */
 static PyObject *
-send_and_wait(py_group_call *call, const py_group_message *message)
+run_prepared(py_group_call *call, const py_group_message *message)
 {
-    dd_group *group = call->group->group;
-    dd_block block = block_of(call);
+    const py_piece *piece = &call->operands->pieces[0];
+    transfer transfer = {.p2p = {.is_send = message->is_send,
+                                 .rank = message->rank,
+                                 .tag = message->tag,
+                                 .block = {.data = piece->flat, .nbytes = piece->nbytes}}};
     py_record record;
-    dd_call_options options = options_of(call, message);
-    options.record = record_message(&record, call, message);
-    py_wait wait;
-    dd_error err;
-    int source = -1;
-    py_wait_init_endless(&wait, call->group->state);
-    wait.wait.let_go = py_wait_let_go;
-    if (block.nbytes > QUICK_NBYTES) {
-        py_wait_let_go(&wait);
+    dd_call_options options = {.is_typed = message->is_typed,
+                               .dtype = piece->tensor.view.dtype,
+                               .record = py_record_message(&record, call->group->state, call->operands,
+                                                           message->is_send, message->rank)};
+    if (call->flight != NULL) {
+        call->flight->is_any_source = message->rank == DD_ANY_RANK;
+        return py_group_call_start(call, post_transfer, &transfer, &options);
     }
-    py_operands_pack(call->operands);
-    dd_status status = message->is_send ? dd_group_send_and_wait(group, block, message->rank, message->tag,
-                                                                 &options, &wait.wait, &err)
-                                        : dd_group_recv_and_wait(group, block, message->rank, message->tag,
-                                                                 &options, &source, &wait.wait, &err);
-    if (status == DD_OK) {
-        py_operands_unpack(call->operands);
+    if (!py_group_call_wait(call, run_transfer, &transfer, &options, piece->nbytes > QUICK_NBYTES)) {
+        return NULL;
     }
-    py_wait_return(&wait);
-    if (!py_group_finish_wait(&wait, status, &err)) {
-        return py_group_call_fail(call);
-    }
-    py_operands_fini(call->operands);
-    if (message->is_send) {
-        Py_RETURN_NONE;
-    }
-    return PyLong_FromLong(source);
-}
-
-/* ---- and those that are not */
-
-static dd_status
-post_message(const py_group_call *call, const void *what, const dd_call_options *options, dd_work **work,
-             dd_error *err)
-{
-    const py_group_message *message = what;
-    dd_group *group = call->group->group;
-    dd_call_options own = options_of(call, message);
-    own.timeout_ns = options->timeout_ns;
-    own.record = options->record;
-    own.on_done = options->on_done;
-    own.ctx = options->ctx;
-    return message->is_send
-               ? dd_group_send(group, block_of(call), message->rank, message->tag, &own, work, err)
-               : dd_group_recv(group, block_of(call), message->rank, message->tag, &own, work, err);
-}
-
-static PyObject *
-start_message(py_group_call *call, const py_group_message *message)
-{
-    call->flight->is_any_source = message->rank == DD_ANY_RANK;
-    py_record record;
-    dd_call_options options = {.record = record_message(&record, call, message)};
-    return py_group_call_start(call, post_message, message, &options);
+    return message->is_send ? Py_NewRef(Py_None) : PyLong_FromLong(transfer.source);
 }
 
 static PyObject *
@@ -157,118 +118,49 @@ prepare_and_run(py_group_call *call, const py_group_message *message)
     if (!py_operands_prepare(call->operands, &unused, call->group->rank)) {
         return py_group_call_fail(call);
     }
-    return call->flight == NULL ? send_and_wait(call, message) : start_message(call, message);
+    return run_prepared(call, message);
 }
 
 /* ---- methods */
 
 static PyObject *
-run_message(py_group_call *call, bool is_send)
-{
-    py_group_message message = {.is_send = is_send};
-    /* Packed before, too, if it has to be: what a shorter message leaves of a tensor stays as it was. */
-    py_use use = is_send ? PY_USE_IN : PY_USE_IN_PLACE;
-    if (!read_peer(call, call->values[1], is_send ? "dst" : "src", &message.rank) ||
-        !read_tag(call, call->values[2], &message.tag) ||
-        !py_operands_add(call->operands, call->values[0], use, "tensor") ||
-        !read_typed(call, is_send ? NULL : call->values[4], &message.is_typed)) {
-        return py_group_call_fail(call);
-    }
-    return prepare_and_run(call, &message);
-}
-
-/* Makes the call one that does not wait. */
-static bool
-make_async(py_group_call *call)
-{
-    call->is_async = true;
-    if (call->flight != NULL) {
-        return true;
-    }
-    py_completions_drain(call->group->state);
-    call->flight = py_flight_create(call->group->state, (PyObject *)call->group, call->params->function);
-    if (call->flight == NULL) {
-        return false;
-    }
-    call->operands = &call->flight->operands;
-    return true;
-}
-
-#define SEND_PARAMS(text)                                                     \
-    {                                                                         \
-        .function = text, .nrequired = 2, .npositional = 3, .count = 4,       \
-        .names = {PY_NAME_TENSOR, PY_NAME_DST, PY_NAME_TAG, PY_NAME_TIMEOUT}, \
-    }
-#define RECV_PARAMS(text)                                                                          \
-    {                                                                                              \
-        .function = text, .nrequired = 1, .npositional = 3, .count = 5,                            \
-        .names = {PY_NAME_TENSOR, PY_NAME_SRC, PY_NAME_TAG, PY_NAME_TIMEOUT, PY_NAME_MATCH_DTYPE}, \
-    }
-
-PY_GROUP_METHOD(send)
-{
-    static const py_params params = SEND_PARAMS("send");
-    py_group_call call;
-    if (!py_group_call_begin(&call, self, &params, args, nargs, kwnames)) {
-        return NULL;
-    }
-    return run_message(&call, true);
-}
-
-PY_GROUP_METHOD(recv)
-{
-    static const py_params params = RECV_PARAMS("recv");
-    py_group_call call;
-    if (!py_group_call_begin(&call, self, &params, args, nargs, kwnames)) {
-        return NULL;
-    }
-    return run_message(&call, false);
-}
-
-PY_GROUP_METHOD(isend)
-{
-    static const py_params params = SEND_PARAMS("isend");
-    py_group_call call;
-    if (!py_group_call_begin(&call, self, &params, args, nargs, kwnames) || !make_async(&call)) {
-        return NULL;
-    }
-    return run_message(&call, true);
-}
-
-PY_GROUP_METHOD(irecv)
-{
-    static const py_params params = RECV_PARAMS("irecv");
-    py_group_call call;
-    if (!py_group_call_begin(&call, self, &params, args, nargs, kwnames) || !make_async(&call)) {
-        return NULL;
-    }
-    return run_message(&call, false);
-}
-
-static PyObject *
-call_barrier(PyObject *self, const py_params *params, PyObject *const *args, Py_ssize_t nargs,
+call_message(const py_params *params, bool is_send, PyObject *self, PyObject *const *args, Py_ssize_t nargs,
              PyObject *kwnames)
 {
+    py_group_message message = {.is_send = is_send};
     py_group_call call;
     if (!py_group_call_begin(&call, self, params, args, nargs, kwnames)) {
         return NULL;
     }
-    return py_group_call_run(&call, DD_COLL_BARRIER, true);
+    /* Packed before, too, if it has to be: what a shorter message leaves of a tensor stays as it was. */
+    py_use use = is_send ? PY_USE_IN : PY_USE_IN_PLACE;
+    if (!read_peer(&call, call.values[1], is_send ? "dst" : "src", &message.rank) ||
+        !read_tag(&call, call.values[2], &message.tag) ||
+        !py_operands_add(call.operands, call.values[0], use, "tensor") ||
+        !read_typed(&call, is_send ? NULL : call.values[4], &message.is_typed)) {
+        return py_group_call_fail(&call);
+    }
+    return prepare_and_run(&call, &message);
 }
 
-PY_GROUP_METHOD(barrier)
-{
-    static const py_params params = {
-        .function = "barrier", .count = 2, .names = {PY_NAME_TIMEOUT, PY_NAME_ASYNC_OP}};
-    return call_barrier(self, &params, args, nargs, kwnames);
-}
+#define MESSAGE(name, sends, returns_at_once, required, ...)                                                 \
+    PY_GROUP_METHOD(name)                                                                                    \
+    {                                                                                                        \
+        static const py_params params = {.function = #name,                                                  \
+                                         .nrequired = required,                                              \
+                                         .npositional = 3,                                                   \
+                                         .count = (int)(sizeof((py_name[]){__VA_ARGS__}) / sizeof(py_name)), \
+                                         .is_async = returns_at_once,                                        \
+                                         .names = {__VA_ARGS__}};                                            \
+        return call_message(&params, sends, self, args, nargs, kwnames);                                     \
+    }
+#define SEND_NAMES PY_NAME_TENSOR, PY_NAME_DST, PY_NAME_TAG, PY_NAME_TIMEOUT
+#define RECV_NAMES PY_NAME_TENSOR, PY_NAME_SRC, PY_NAME_TAG, PY_NAME_TIMEOUT, PY_NAME_MATCH_DTYPE
 
-PY_GROUP_METHOD(plan_barrier)
-{
-    static const py_params params = {
-        .function = "plan_barrier", .count = 1, .is_plan = true, .names = {PY_NAME_TIMEOUT}};
-    return call_barrier(self, &params, args, nargs, kwnames);
-}
+MESSAGE(send, true, false, 2, SEND_NAMES)
+MESSAGE(isend, true, true, 2, SEND_NAMES)
+MESSAGE(recv, false, false, 1, RECV_NAMES)
+MESSAGE(irecv, false, true, 1, RECV_NAMES)
 
 PyObject *
 py_group_monitored_barrier(PyObject *object, PyObject *args, PyObject *kwargs)

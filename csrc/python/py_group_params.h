@@ -15,7 +15,8 @@ typedef struct py_params {
     int nrequired;
     int npositional; /* the others are given by name only */
     int count;
-    bool is_plan; /* of a collective: it is not run, but made a plan of */
+    bool is_plan;  /* of a collective: it is not run, but made a plan of */
+    bool is_async; /* it always gives a work */
     py_name names[PY_PARAMS_MAX];
 } py_params;
 

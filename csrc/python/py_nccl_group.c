@@ -1,4 +1,4 @@
-/* dldist.NcclGroup: a Group whose bytes NCCL moves. Its calls are a Group's own (py_group_collectives.c, py_group_p2p.c); here is its life. */
+/* dldist.NcclGroup: a Group whose bytes NCCL moves. Its calls are a Group's own (py_group_operations.c, py_group_p2p.c); here is its life. */
 #include "core/fork.h"
 #include "core/mem.h"
 #include "python/py_error.h"

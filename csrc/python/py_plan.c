@@ -1,5 +1,5 @@
 /* What a start needs is in the flight, as with calls that do not wait: a plan that is dropped while it is under way leaves it to the
- * operation. Starting and waiting keep the GIL where the core says that it takes about a microsecond, which is less than giving it away. */
+ * operation. */
 #include "python/py_plan.h"
 
 #include "core/fork.h"
@@ -208,33 +208,40 @@ note_started(py_plan *self)
     self->nstarts++;
 }
 
-static dd_status
-start_without_gil(py_plan *self, dd_error *err)
+/* For the core, which lets the GIL go where it takes longer than that would take. */
+static void
+begin_using(py_plan *self, py_wait *wait)
 {
-    dd_status status;
-    self->is_starting = true;
+    py_wait_init_endless(wait, self->state);
+    wait->wait.let_go = py_wait_let_go;
     self->nusers++;
-    Py_BEGIN_ALLOW_THREADS
-    py_operands_pack(&self->flight->operands);
-    status = dd_standing_start(self->call, err);
-    Py_END_ALLOW_THREADS
-    self->nusers--;
-    self->is_starting = false;
-    return status;
 }
 
-/* With `is_patient` it looks for the end for a moment. False with an exception. */
+static void
+end_using(py_plan *self, py_wait *wait)
+{
+    py_wait_return(wait);
+    self->nusers--;
+}
+
+/* With `is_patient` the caller waits next. False with an exception. */
 static bool
 start(py_plan *self, bool is_patient)
 {
     dd_error err;
-    dd_status status;
+    py_wait wait;
     if (!require_startable(self)) {
         return false;
     }
-    if (self->flight->operands.is_staged || !dd_standing_try_start(self->call, is_patient, &status, &err)) {
-        status = start_without_gil(self, &err);
+    self->is_starting = true;
+    begin_using(self, &wait);
+    if (self->flight->operands.is_staged) {
+        py_wait_let_go(&wait);
+        py_operands_pack(&self->flight->operands);
     }
+    dd_status status = dd_standing_start(self->call, is_patient, &wait.wait, &err);
+    end_using(self, &wait);
+    self->is_starting = false;
     if (status != DD_OK) {
         py_error_raise_of_group(self->state, status, &err);
         return false;
@@ -283,37 +290,24 @@ settle(py_plan *self, uint64_t nstart)
 }
 
 static PyObject *
-wait_without_gil(py_plan *self)
-{
-    uint64_t nstart = self->nstarts;
-    py_wait wait;
-    dd_error err;
-    dd_status status;
-    py_wait_init_endless(&wait, self->state);
-    self->nusers++;
-    Py_BEGIN_ALLOW_THREADS
-    status = dd_standing_wait(self->call, &wait.wait, &err);
-    Py_END_ALLOW_THREADS
-    self->nusers--;
-    if (self->nstarts == nstart && dd_work_is_done(self->flight->work)) {
-        settle(self, nstart);
-    }
-    return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
-}
-
-static PyObject *
 wait_for(py_plan *self)
 {
     if (!require_open(self)) {
         return NULL;
     }
-    if (self->is_started) {
-        if (!dd_standing_try_wait(self->call)) {
-            return wait_without_gil(self);
-        }
-        settle(self, self->nstarts);
+    if (!self->is_started) {
+        return outcome_of(self);
     }
-    return outcome_of(self);
+    uint64_t nstart = self->nstarts;
+    py_wait wait;
+    dd_error err;
+    begin_using(self, &wait);
+    dd_status status = dd_standing_wait(self->call, &wait.wait, &err);
+    end_using(self, &wait);
+    if (self->nstarts == nstart && dd_work_is_done(self->flight->work)) {
+        settle(self, nstart);
+    }
+    return py_group_finish_wait(&wait, status, &err) ? Py_NewRef(Py_None) : NULL;
 }
 
 static PyObject *
@@ -350,7 +344,7 @@ plan_is_completed(PyObject *object, PyObject *unused)
         return NULL;
     }
     if (self->is_started) {
-        if (!dd_standing_try_wait(self->call)) {
+        if (!dd_standing_look(self->call)) {
             Py_RETURN_FALSE;
         }
         settle(self, self->nstarts);
@@ -428,13 +422,14 @@ static Py_ssize_t
 start_taken(PyObject *plans, dd_standing_call *const *calls, dd_status *status, dd_error *err)
 {
     Py_ssize_t nstarted = 0;
+    const dd_wait at_once = {.deadline_ns = DD_NEVER_NS};
     *status = DD_OK;
     while (*status == DD_OK && nstarted < PyTuple_Size(plans)) {
         Py_ssize_t end = end_of_group(plans, nstarted);
         for (Py_ssize_t i = nstarted; i < end; i++) {
             py_operands_pack(&plan_at(plans, i)->flight->operands);
         }
-        *status = dd_standing_start_all(calls + nstarted, (size_t)(end - nstarted), err);
+        *status = dd_standing_start_all(calls + nstarted, (size_t)(end - nstarted), &at_once, err);
         nstarted = *status == DD_OK ? end : nstarted;
     }
     return nstarted;

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 const dd_call_options team_no_options = {.timeout_ns = -1};
+const dd_wait team_no_wait = {.deadline_ns = DD_NEVER_NS};
 
 typedef struct team_thread {
     team_rank self;
@@ -131,12 +132,51 @@ team_call(team_rank *self, const dd_coll_args *args)
 }
 
 dd_status
+team_start(dd_standing_call *call)
+{
+    return dd_standing_start(call, false, &team_no_wait, check_err());
+}
+
+dd_status
+team_send(dd_group *group, dd_block block, int rank, uint64_t tag, const dd_call_options *options,
+          dd_work **work, dd_error *err)
+{
+    dd_p2p p2p = {.is_send = true, .rank = rank, .tag = tag, .block = block};
+    return dd_group_p2p(group, &p2p, options, work, err);
+}
+
+dd_status
+team_recv(dd_group *group, dd_block block, int rank, uint64_t tag, const dd_call_options *options,
+          dd_work **work, dd_error *err)
+{
+    dd_p2p p2p = {.rank = rank, .tag = tag, .block = block};
+    return dd_group_p2p(group, &p2p, options, work, err);
+}
+
+dd_status
+team_send_and_wait(dd_group *group, dd_block block, int rank, uint64_t tag, const dd_call_options *options,
+                   const dd_wait *wait, dd_error *err)
+{
+    int source;
+    dd_p2p p2p = {.is_send = true, .rank = rank, .tag = tag, .block = block};
+    return dd_group_p2p_and_wait(group, &p2p, options, &source, wait, err);
+}
+
+dd_status
+team_recv_and_wait(dd_group *group, dd_block block, int rank, uint64_t tag, const dd_call_options *options,
+                   int *source, const dd_wait *wait, dd_error *err)
+{
+    dd_p2p p2p = {.rank = rank, .tag = tag, .block = block};
+    return dd_group_p2p_and_wait(group, &p2p, options, source, wait, err);
+}
+
+dd_status
 team_call_standing(team_rank *self, const dd_coll_args *args)
 {
     dd_standing_call *call = NULL;
     dd_status status = dd_group_make_standing(self->group, args, &team_no_options, &call, check_err());
     if (status == DD_OK) {
-        status = dd_standing_start(call, check_err());
+        status = team_start(call);
     }
     if (status == DD_OK) {
         dd_wait wait = dd_wait_after(60 * DD_NS_PER_S * check_slow());

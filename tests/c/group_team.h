@@ -43,6 +43,18 @@ dd_group_options team_group_options(const char *name);
 /* One collective, waited for: of plain calls, in the caller's thread. */
 dd_status team_call(team_rank *self, const dd_coll_args *args);
 dd_status team_barrier(dd_group *group);
+dd_status team_start(dd_standing_call *call) DD_MUST_CHECK;
+/* dd_group_p2p and dd_group_p2p_and_wait. */
+dd_status team_send(dd_group *group, dd_block block, int rank, uint64_t tag, const dd_call_options *options,
+                    dd_work **work, dd_error *err) DD_MUST_CHECK;
+dd_status team_recv(dd_group *group, dd_block block, int rank, uint64_t tag, const dd_call_options *options,
+                    dd_work **work, dd_error *err) DD_MUST_CHECK;
+dd_status team_send_and_wait(dd_group *group, dd_block block, int rank, uint64_t tag,
+                             const dd_call_options *options, const dd_wait *wait,
+                             dd_error *err) DD_MUST_CHECK;
+dd_status team_recv_and_wait(dd_group *group, dd_block block, int rank, uint64_t tag,
+                             const dd_call_options *options, int *source, const dd_wait *wait,
+                             dd_error *err) DD_MUST_CHECK;
 /* The same by a standing call that is started once. */
 dd_status team_call_standing(team_rank *self, const dd_coll_args *args);
 /* A sum of one float32 each, which is checked. */
@@ -51,5 +63,7 @@ bool team_check_sum(dd_group *group);
 dd_status team_wait(dd_group *group, dd_work *work);
 
 extern const dd_call_options team_no_options;
+/* For calls that do not block: nobody to let go of anything. */
+extern const dd_wait team_no_wait;
 
 #endif

@@ -180,7 +180,7 @@ begin(team_member *self, call_way how)
         CHECK_OK(
             dd_group_collective(self->rank->group, &self->args, &team_no_options, &self->work, check_err()));
     } else {
-        CHECK_OK(dd_standing_start(self->call, check_err()));
+        CHECK_OK(team_start(self->call));
     }
 }
 
@@ -297,15 +297,15 @@ static const struct collective_limit {
     dd_coll coll;
     costs most[3]; /* by way */
 } collective_limits[] = {
-    {DD_COLL_BARRIER, {{0, 0, 0}, {0, 0, 1}, {0, 0, 0}}},
-    {DD_COLL_BROADCAST, {{0, 0, 0}, {0, 0, 1}, {0, 0, 0}}},
-    {DD_COLL_REDUCE, {{0, 0, 0}, {0, 0, 1}, {0, 0, 0}}},
-    {DD_COLL_ALL_REDUCE, {{0, 0, 0}, {0, 0, 1}, {0, 0, 0}}},
-    {DD_COLL_GATHER, {{0, 0, 0}, {0, 0, 1}, {0, 0, 0}}},
-    {DD_COLL_SCATTER, {{0, 0, 0}, {0, 0, 1}, {0, 0, 0}}},
-    {DD_COLL_ALL_GATHER, {{0, 0, 0}, {0, 0, 1}, {0, 0, 0}}},
-    {DD_COLL_REDUCE_SCATTER, {{0, 0, 0}, {0, 0, 1}, {0, 0, 0}}},
-    {DD_COLL_ALL_TO_ALL, {{0, 0, 0}, {0, 0, 1}, {0, 0, 0}}},
+    {DD_COLL_BARRIER, {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}}},
+    {DD_COLL_BROADCAST, {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}}},
+    {DD_COLL_REDUCE, {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}}},
+    {DD_COLL_ALL_REDUCE, {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}}},
+    {DD_COLL_GATHER, {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}}},
+    {DD_COLL_SCATTER, {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}}},
+    {DD_COLL_ALL_GATHER, {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}}},
+    {DD_COLL_REDUCE_SCATTER, {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}}},
+    {DD_COLL_ALL_TO_ALL, {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}}},
 };
 
 static void
@@ -349,16 +349,16 @@ static void
 begin_send(shared_state *state, message_ends *ends)
 {
     dd_block block = {.data = &ends->out, .nbytes = sizeof ends->out};
-    CHECK_OK(dd_group_send(state->members[0].rank->group, block, 1, 0, &team_no_options, &ends->send,
-                           check_err()));
+    CHECK_OK(
+        team_send(state->members[0].rank->group, block, 1, 0, &team_no_options, &ends->send, check_err()));
 }
 
 static void
 begin_recv(shared_state *state, message_ends *ends)
 {
     dd_block block = {.data = &ends->in, .nbytes = sizeof ends->in};
-    CHECK_OK(dd_group_recv(state->members[1].rank->group, block, 0, 0, &team_no_options, &ends->recv,
-                           check_err()));
+    CHECK_OK(
+        team_recv(state->members[1].rank->group, block, 0, 0, &team_no_options, &ends->recv, check_err()));
 }
 
 static void
@@ -538,7 +538,7 @@ send_double(team_rank *self)
     double value = 1;
     dd_block block = {.data = &value, .nbytes = sizeof value};
     dd_work *work = NULL;
-    REQUIRE_OK(dd_group_send(self->group, block, 0, 0, &team_no_options, &work, check_err()));
+    REQUIRE_OK(team_send(self->group, block, 0, 0, &team_no_options, &work, check_err()));
     CHECK_OK(team_wait(self->group, work));
 }
 
@@ -548,7 +548,7 @@ receive_double(team_rank *self)
     double value = 0;
     dd_block block = {.data = &value, .nbytes = sizeof value};
     dd_work *work = NULL;
-    REQUIRE_OK(dd_group_recv(self->group, block, 1, 0, &team_no_options, &work, check_err()));
+    REQUIRE_OK(team_recv(self->group, block, 1, 0, &team_no_options, &work, check_err()));
     CHECK_OK(team_wait(self->group, work));
     CHECK(value == 1);
 }

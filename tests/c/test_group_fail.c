@@ -291,7 +291,7 @@ be_aborted(team_rank *self)
     int x;
     dd_work *recv = NULL;
     dd_block block = {.data = &x, .nbytes = sizeof x};
-    REQUIRE_OK(dd_group_recv(self->group, block, DD_ANY_RANK, 1, &team_no_options, &recv, check_err()));
+    REQUIRE_OK(team_recv(self->group, block, DD_ANY_RANK, 1, &team_no_options, &recv, check_err()));
     int64_t start_ns = dd_clock_now_ns();
     if (self->rank != 2) { /* which only has a message to wait for */
         CHECK_STATUS(team_barrier(self->group), DD_ABORTED);
@@ -483,7 +483,7 @@ leave_early(team_rank *self)
     if (self->rank == 0) {
         for (int rank = 1; rank < self->size; rank++) {
             dd_work *work = NULL;
-            CHECK_OK(dd_group_send(self->group, block, rank, 3, &team_no_options, &work, check_err()));
+            CHECK_OK(team_send(self->group, block, rank, 3, &team_no_options, &work, check_err()));
             CHECK_OK(team_wait(self->group, work));
         }
         for (int i = 0; i < 3; i++) {
@@ -502,12 +502,12 @@ leave_early(team_rank *self)
     if (self->rank != 0) {
         dd_work *work = NULL;
         memset(data, 0, sizeof data);
-        REQUIRE_OK(dd_group_recv(self->group, block, 0, 3, &team_no_options, &work, check_err()));
+        REQUIRE_OK(team_recv(self->group, block, 0, 3, &team_no_options, &work, check_err()));
         CHECK_OK(team_wait(self->group, work)); /* what had been sent before */
         CHECK_INT(data[2999], 5);
-        REQUIRE_OK(dd_group_recv(self->group, block, 0, 3, &team_no_options, &work, check_err()));
+        REQUIRE_OK(team_recv(self->group, block, 0, 3, &team_no_options, &work, check_err()));
         CHECK_STATUS(team_wait(self->group, work), DD_PEER_LOST);
-        dd_status status = dd_group_send(self->group, block, 0, 4, &team_no_options, &work, check_err());
+        dd_status status = team_send(self->group, block, 0, 4, &team_no_options, &work, check_err());
         if (status == DD_OK) {
             status = team_wait(self->group, work);
         }
@@ -545,8 +545,8 @@ use_closed(team_rank *self)
     CHECK_OK(dd_group_close(self->group, &wait, check_err()));
     CHECK_STATUS(team_barrier(self->group), DD_CLOSED);
     CHECK_CONTAINS(check_message(), "group \"team\"");
-    CHECK_STATUS(dd_group_send(self->group, block, 0, 0, &team_no_options, &work, check_err()), DD_CLOSED);
-    CHECK_STATUS(dd_group_recv(self->group, block, 0, 0, &team_no_options, &work, check_err()), DD_CLOSED);
+    CHECK_STATUS(team_send(self->group, block, 0, 0, &team_no_options, &work, check_err()), DD_CLOSED);
+    CHECK_STATUS(team_recv(self->group, block, 0, 0, &team_no_options, &work, check_err()), DD_CLOSED);
     CHECK_STATUS(dd_group_monitored_barrier(self->group, -1, true, &wait, check_err()), DD_CLOSED);
     CHECK_STATUS(dd_group_alloc(self->group, 10, &late, check_err()), DD_CLOSED);
     CHECK_STATUS(dd_group_check(self->group, check_err()), DD_CLOSED);

@@ -13,9 +13,9 @@ exchange_byte(team_rank *self, int from, int to)
     dd_block block = {.data = &byte, .nbytes = 1};
     dd_work *work = NULL;
     if (self->rank == from) {
-        REQUIRE_OK(dd_group_send(self->group, block, to, 1, &team_no_options, &work, check_err()));
+        REQUIRE_OK(team_send(self->group, block, to, 1, &team_no_options, &work, check_err()));
     } else if (self->rank == to) {
-        REQUIRE_OK(dd_group_recv(self->group, block, from, 1, &team_no_options, &work, check_err()));
+        REQUIRE_OK(team_recv(self->group, block, from, 1, &team_no_options, &work, check_err()));
     }
     if (work != NULL) {
         CHECK_OK(team_wait(self->group, work));
@@ -88,7 +88,7 @@ be_late_in_recv(team_rank *self)
     dd_work *recv = NULL;
     dd_work *barrier = NULL;
     int source = self->rank == 1 ? 0 : 1;
-    REQUIRE_OK(dd_group_recv(self->group, block, source, 7, &team_no_options, &recv, check_err()));
+    REQUIRE_OK(team_recv(self->group, block, source, 7, &team_no_options, &recv, check_err()));
     if (self->rank == 2) {
         REQUIRE_OK(dd_group_collective(self->group, &args, &team_no_options, &barrier, check_err()));
     }

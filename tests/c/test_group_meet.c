@@ -763,8 +763,8 @@ open_in_need(team_rank *self)
         dd_block in = {x + 10, 8};
         int other = 1 - self->rank;
         want_clean(dd_group_collective(group, &args, &team_no_options, &works[0], &error), &error);
-        want_clean(dd_group_send(group, blocks[0], other, 1, &team_no_options, &works[1], &error), &error);
-        want_clean(dd_group_recv(group, in, DD_ANY_RANK, 2, &team_no_options, &works[2], &error), &error);
+        want_clean(team_send(group, blocks[0], other, 1, &team_no_options, &works[1], &error), &error);
+        want_clean(team_recv(group, in, DD_ANY_RANK, 2, &team_no_options, &works[2], &error), &error);
         dd_region *region = NULL;
         want_clean(dd_group_alloc(group, 20000, &region, &error), &error);
         for (int i = 0; i < 2; i++) {

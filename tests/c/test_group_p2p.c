@@ -14,9 +14,9 @@ start(team_rank *self, bool is_send, void *data, size_t nbytes, int rank, uint64
     dd_work *work = NULL;
     dd_block block = {.data = data, .nbytes = nbytes};
     if (is_send) {
-        CHECK_OK(dd_group_send(self->group, block, rank, tag, &team_no_options, &work, check_err()));
+        CHECK_OK(team_send(self->group, block, rank, tag, &team_no_options, &work, check_err()));
     } else {
-        CHECK_OK(dd_group_recv(self->group, block, rank, tag, &team_no_options, &work, check_err()));
+        CHECK_OK(team_recv(self->group, block, rank, tag, &team_no_options, &work, check_err()));
     }
     return work;
 }
@@ -275,12 +275,12 @@ send_wrongly(team_rank *self)
     int x = 0;
     dd_block block = {.data = &x, .nbytes = sizeof x};
     dd_work *work = NULL;
-    CHECK_STATUS(dd_group_send(self->group, block, self->size, 0, &team_no_options, &work, check_err()),
+    CHECK_STATUS(team_send(self->group, block, self->size, 0, &team_no_options, &work, check_err()),
                  DD_INVALID_ARGUMENT);
     CHECK_CONTAINS(check_message(), "send: invalid rank: 2 is not in 0 to 1");
-    CHECK_STATUS(dd_group_send(self->group, block, DD_ANY_RANK, 0, &team_no_options, &work, check_err()),
+    CHECK_STATUS(team_send(self->group, block, DD_ANY_RANK, 0, &team_no_options, &work, check_err()),
                  DD_INVALID_ARGUMENT);
-    CHECK_STATUS(dd_group_recv(self->group, block, -2, 0, &team_no_options, &work, check_err()),
+    CHECK_STATUS(team_recv(self->group, block, -2, 0, &team_no_options, &work, check_err()),
                  DD_INVALID_ARGUMENT);
     CHECK(work == NULL);
 }
@@ -372,18 +372,18 @@ recv_in_vain(team_rank *self)
     dd_call_options options = {.timeout_ns = 30 * DD_NS_PER_MS};
     dd_work *work = NULL;
     int other = 1 - self->rank;
-    REQUIRE_OK(dd_group_recv(self->group, block, other, 77, &options, &work, check_err()));
+    REQUIRE_OK(team_recv(self->group, block, other, 77, &options, &work, check_err()));
     CHECK_STATUS(team_wait(self->group, work), DD_OP_TIMED_OUT);
     CHECK_CONTAINS(check_message(), "recv on group \"team\"");
     CHECK_CONTAINS(check_message(), "timed out after 0.");
     CHECK_CONTAINS(check_message(), self->rank == 0 ? "rank 1 (" : "rank 0 (");
     CHECK_CONTAINS(check_message(), "has not sent (tag 77)");
-    REQUIRE_OK(dd_group_recv(self->group, block, DD_ANY_RANK, 78, &options, &work, check_err()));
+    REQUIRE_OK(team_recv(self->group, block, DD_ANY_RANK, 78, &options, &work, check_err()));
     CHECK_STATUS(team_wait(self->group, work), DD_OP_TIMED_OUT);
     CHECK_CONTAINS(check_message(), "no rank has sent (tag 78)");
     uint8_t *large = calloc(3000000, 1);
     block = (dd_block){.data = large, .nbytes = 3000000};
-    REQUIRE_OK(dd_group_send(self->group, block, other, 79, &options, &work, check_err()));
+    REQUIRE_OK(team_send(self->group, block, other, 79, &options, &work, check_err()));
     CHECK_STATUS(team_wait(self->group, work), DD_OP_TIMED_OUT);
     CHECK_CONTAINS(check_message(), "has not received (tag 79)");
     free(large);

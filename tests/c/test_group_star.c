@@ -76,9 +76,9 @@ count_links(team_rank *self)
     dd_block block = {.data = &byte, .nbytes = 1};
     dd_work *work = NULL;
     if (self->rank == 3) {
-        REQUIRE_OK(dd_group_send(self->group, block, 5, 1, &team_no_options, &work, check_err()));
+        REQUIRE_OK(team_send(self->group, block, 5, 1, &team_no_options, &work, check_err()));
     } else if (self->rank == 5) {
-        REQUIRE_OK(dd_group_recv(self->group, block, 3, 1, &team_no_options, &work, check_err()));
+        REQUIRE_OK(team_recv(self->group, block, 3, 1, &team_no_options, &work, check_err()));
     }
     if (work != NULL) {
         CHECK_OK(team_wait(self->group, work));
@@ -196,15 +196,15 @@ receive_from_one_who_leaves(team_rank *self)
     if (self->rank == 1) {
         dd_work *work = NULL;
         if (*(bool *)self->arg) {
-            REQUIRE_OK(dd_group_send(self->group, block, 2, 1, &team_no_options, &work, check_err()));
+            REQUIRE_OK(team_send(self->group, block, 2, 1, &team_no_options, &work, check_err()));
             CHECK_OK(team_wait(self->group, work));
         }
         CHECK_OK(dd_group_close(self->group, &wait, check_err()));
     } else if (self->rank == 2) {
         dd_work *first = NULL;
         dd_work *second = NULL;
-        REQUIRE_OK(dd_group_recv(self->group, block, 1, 1, &team_no_options, &first, check_err()));
-        REQUIRE_OK(dd_group_recv(self->group, block, 1, 2, &team_no_options, &second, check_err()));
+        REQUIRE_OK(team_recv(self->group, block, 1, 1, &team_no_options, &first, check_err()));
+        REQUIRE_OK(team_recv(self->group, block, 1, 2, &team_no_options, &second, check_err()));
         CHECK_STATUS(team_wait(self->group, first), *(bool *)self->arg ? DD_OK : DD_PEER_LOST);
         CHECK_STATUS(team_wait(self->group, second), DD_PEER_LOST);
         CHECK_CONTAINS(check_message(), "rank 1 (");

@@ -29,9 +29,9 @@ run(dd_group *group, bool is_send, void *data, size_t nbytes, int rank, const dd
     wait.ctx = let_go_ctx;
     int source = -1;
     if (is_send) {
-        return dd_group_send_and_wait(group, block, rank, 5, options, &wait, check_err());
+        return team_send_and_wait(group, block, rank, 5, options, &wait, check_err());
     }
-    dd_status status = dd_group_recv_and_wait(group, block, rank, 5, options, &source, &wait, check_err());
+    dd_status status = team_recv_and_wait(group, block, rank, 5, options, &source, &wait, check_err());
     CHECK(status != DD_OK || rank == DD_ANY_RANK || source == rank);
     return status;
 }
@@ -312,7 +312,7 @@ interrupt(team_rank *self)
         dd_block block = {.data = &in, .nbytes = sizeof in};
         dd_wait wait = {.deadline_ns = DD_NEVER_NS, .is_interrupted = is_interrupted};
         CHECK_STATUS(
-            dd_group_recv_and_wait(self->group, block, 1, 5, &team_no_options, &source, &wait, check_err()),
+            team_recv_and_wait(self->group, block, 1, 5, &team_no_options, &source, &wait, check_err()),
             DD_INTERRUPTED);
         CHECK_STATUS(dd_group_check(self->group, check_err()), DD_ABORTED);
         CHECK_CONTAINS(check_message(), "interrupted in recv");
@@ -339,10 +339,10 @@ pass_beside_a_large_one(team_rank *self)
     uint64_t note = 0;
     if (self->rank == 2) {
         memset(large, 9, nbytes);
-        REQUIRE_OK(dd_group_send(self->group, block, 0, 6, &team_no_options, &work, check_err()));
+        REQUIRE_OK(team_send(self->group, block, 0, 6, &team_no_options, &work, check_err()));
         CHECK_OK(team_wait(self->group, work));
     } else if (self->rank == 0) {
-        REQUIRE_OK(dd_group_recv(self->group, block, 2, 6, &team_no_options, &work, check_err()));
+        REQUIRE_OK(team_recv(self->group, block, 2, 6, &team_no_options, &work, check_err()));
         bool is_over = false;
         for (uint64_t i = 0; !is_over && check_failures() == 0; i++) {
             is_over = dd_work_is_done(work);

@@ -26,7 +26,7 @@ wait_for(dd_standing_call *call)
 static dd_status
 run(dd_standing_call *call)
 {
-    dd_status status = dd_standing_start(call, check_err());
+    dd_status status = team_start(call);
     return status == DD_OK ? wait_for(call) : status;
 }
 
@@ -175,28 +175,47 @@ TEST(started_again_and_again)
     }
 }
 
+static void
+count_let_go(void *ctx)
+{
+    ++*(int *)ctx;
+}
+
 /* As an interpreter does it. */
 static void
 hurry(team_rank *self)
 {
     sum small;
     sum large;
-    dd_status status;
+    int nlet_go = 0;
+    int nslow = 0;
+    dd_wait wait = dd_wait_after(60 * DD_NS_PER_S * check_slow());
+    wait.let_go = count_let_go;
+    wait.ctx = &nlet_go;
     REQUIRE(sum_init(&small, self->group, 2));
     REQUIRE(sum_init(&large, self->group, 100000));
-    CHECK(!dd_standing_try_start(large.call, true, &status, check_err())); /* takes longer */
+    sum_fill(&large, 1);
+    CHECK_OK(dd_standing_start(large.call, true, &wait, check_err()));
+    CHECK(nlet_go > 0); /* takes longer */
+    CHECK_OK(dd_standing_wait(large.call, &wait, check_err()));
+    sum_check(&large, self, (float)self->size);
     bool is_quick = !self->options->is_shm_disabled || self->size == 1;
     for (int round = 0; round < 300 && check_failures() == 0; round++) {
+        nlet_go = 0;
         sum_fill(&small, (float)round);
-        bool has_tried = dd_standing_try_start(small.call, round % 2 == 0, &status, check_err());
-        CHECK(is_quick || !has_tried);
-        CHECK_OK(has_tried ? status : dd_standing_start(small.call, check_err()));
-        if (!dd_standing_try_wait(small.call)) {
-            CHECK_OK(wait_for(small.call));
+        CHECK_OK(dd_standing_start(small.call, round % 2 == 0, &wait, check_err()));
+        CHECK(is_quick || nlet_go > 0);
+        if (!dd_standing_look(small.call)) {
+            nlet_go = 0;
+            CHECK_OK(dd_standing_wait(small.call, &wait, check_err()));
+        } else {
+            nslow += nlet_go > 0;
         }
-        CHECK(dd_standing_try_wait(small.call));
+        CHECK(dd_standing_look(small.call));
         sum_check(&small, self, (float)(round * self->size));
     }
+    CHECK(self->size > 1 ||
+          nslow < 150); /* one that is alone waits for nobody, but now and then for a lock */
     sum_fini(&small);
     sum_fini(&large);
 }
@@ -226,7 +245,7 @@ start_several(team_rank *self)
         for (int i = 0; i < NSUMS; i++) {
             sum_fill(&sums[i], (float)i);
         }
-        CHECK_OK(dd_standing_start_all(calls, NSUMS, check_err()));
+        CHECK_OK(dd_standing_start_all(calls, NSUMS, &team_no_wait, check_err()));
         for (int i = NSUMS - 1; i >= 0; i--) { /* in any order */
             CHECK_OK(wait_for(calls[i]));
             sum_check(&sums[i], self, (float)(i * self->size));
@@ -234,11 +253,11 @@ start_several(team_rank *self)
     }
     uint64_t before = dd_group_sequence(self->group);
     calls[NSUMS] = calls[3];
-    CHECK_STATUS(dd_standing_start_all(calls, NSUMS + 1, check_err()), DD_INVALID_ARGUMENT);
+    CHECK_STATUS(dd_standing_start_all(calls, NSUMS + 1, &team_no_wait, check_err()), DD_INVALID_ARGUMENT);
     CHECK_CONTAINS(check_message(), "all_reduce: is given twice");
     CHECK_INT(dd_group_sequence(self->group), before);
-    CHECK_OK(dd_standing_start_all(calls, 0, check_err()));
-    CHECK_OK(dd_standing_start_all(calls, NSUMS, check_err()));
+    CHECK_OK(dd_standing_start_all(calls, 0, &team_no_wait, check_err()));
+    CHECK_OK(dd_standing_start_all(calls, NSUMS, &team_no_wait, check_err()));
     for (int i = 0; i < NSUMS; i++) {
         CHECK_OK(wait_for(calls[i]));
         sum_fini(&sums[i]);
@@ -261,10 +280,10 @@ start_twice(team_rank *self)
     REQUIRE(sum_init(&first, self->group, 1) && sum_init(&second, self->group, 1));
     dd_standing_call *both[] = {second.call, first.call};
     if (self->rank == 0) {
-        CHECK_OK(dd_standing_start(first.call, check_err()));
-        CHECK_STATUS(dd_standing_start(first.call, check_err()), DD_INVALID_ARGUMENT);
+        CHECK_OK(team_start(first.call));
+        CHECK_STATUS(team_start(first.call), DD_INVALID_ARGUMENT);
         CHECK_CONTAINS(check_message(), "all_reduce #1 is under way and cannot be started again");
-        CHECK_STATUS(dd_standing_start_all(both, 2, check_err()), DD_INVALID_ARGUMENT);
+        CHECK_STATUS(dd_standing_start_all(both, 2, &team_no_wait, check_err()), DD_INVALID_ARGUMENT);
         CHECK(dd_work_is_done(dd_standing_work(second.call))); /* not started */
     }
     team_rendezvous(self, "tried");
@@ -291,13 +310,13 @@ disagree(team_rank *self)
         REQUIRE(sum_init(&several[i], self->group, i == 1 && self->rank == 1 ? 2 : 1));
         calls[i] = several[i].call;
     }
-    CHECK_OK(dd_standing_start_all(calls, 3, check_err()));
+    CHECK_OK(dd_standing_start_all(calls, 3, &team_no_wait, check_err()));
     CHECK_OK(wait_for(calls[0]));
     for (int i = 1; i < 3; i++) {
         CHECK_STATUS(wait_for(calls[i]), DD_MISMATCH);
         CHECK_CONTAINS(check_message(), "1 elements");
         CHECK_CONTAINS(check_message(), "2 elements");
-        CHECK_STATUS(dd_standing_start(calls[i], check_err()), DD_MISMATCH);
+        CHECK_STATUS(team_start(calls[i]), DD_MISMATCH);
         CHECK_CONTAINS(check_message(), "the group has failed before");
     }
     team_rendezvous(self, "heard");
@@ -319,7 +338,7 @@ be_late(team_rank *self)
     dd_call_options options = {.timeout_ns = 60 * DD_NS_PER_MS};
     REQUIRE(sum_init_with(&late, self->group, 1, &options));
     if (self->rank == 0) {
-        CHECK_OK(dd_standing_start(late.call, check_err()));
+        CHECK_OK(team_start(late.call));
         dd_wait shortly = dd_wait_after(5 * DD_NS_PER_MS);
         CHECK_STATUS(dd_standing_wait(late.call, &shortly, check_err()), DD_OP_TIMED_OUT);
         CHECK_CONTAINS(check_message(), "is still under way");
@@ -356,7 +375,7 @@ be_aborted(team_rank *self)
         CHECK_STATUS(run(aborted.call), DD_ABORTED);
         CHECK_CONTAINS(check_message(), "enough");
         CHECK_STATUS(wait_for(aborted.call), DD_ABORTED); /* still */
-        CHECK_STATUS(dd_standing_start(aborted.call, check_err()), DD_ABORTED);
+        CHECK_STATUS(team_start(aborted.call), DD_ABORTED);
         pthread_join(thread, NULL);
         dd_block block = {.data = aborted.values, .nbytes = sizeof(float)};
         dd_coll_args args = args_of(&block);
@@ -391,7 +410,7 @@ be_interrupted(team_rank *self)
         dd_wait wait = dd_wait_after(30 * DD_NS_PER_S);
         wait.is_interrupted = is_late_enough;
         wait.ctx = &moment_ns;
-        CHECK_OK(dd_standing_start(one.call, check_err()));
+        CHECK_OK(team_start(one.call));
         CHECK_STATUS(dd_standing_wait(one.call, &wait, check_err()), DD_INTERRUPTED);
     }
     team_rendezvous(self, "interrupted");
@@ -433,10 +452,10 @@ look_past_sleeper(team_rank *self)
         const char *const names[] = {"looked 0", "looked 1", "looked 2"};
         sleeper waiting = {.call = one.call};
         if (self->rank == 0) {
-            CHECK_OK(dd_standing_start(one.call, check_err()));
+            CHECK_OK(team_start(one.call));
             REQUIRE_OK(dd_thread_start(&waiting.thread, "sleeper", sleep_until_done, &waiting, check_err()));
             doze(5 * DD_NS_PER_MS);
-            CHECK(!dd_standing_try_wait(one.call));
+            CHECK(!dd_standing_look(one.call));
         }
         team_rendezvous(self, names[round]);
         if (self->rank == 1) {
@@ -464,11 +483,11 @@ close_under_way(team_rank *self)
     sum one;
     REQUIRE(sum_init(&one, self->group, 1));
     if (self->rank == 0) {
-        CHECK_OK(dd_standing_start(one.call, check_err()));
+        CHECK_OK(team_start(one.call));
         dd_wait wait = dd_wait_after(20 * DD_NS_PER_MS);
         CHECK_STATUS(dd_group_close(self->group, &wait, check_err()), DD_OP_TIMED_OUT);
         CHECK_STATUS(wait_for(one.call), DD_CLOSED);
-        CHECK_STATUS(dd_standing_start(one.call, check_err()), DD_CLOSED);
+        CHECK_STATUS(team_start(one.call), DD_CLOSED);
     }
     team_rendezvous(self, "closed");
     sum_fini(&one);
@@ -497,7 +516,7 @@ destroy_under_way(team_rank *self)
     REQUIRE(sum_init(&one, self->group, *(size_t *)self->arg));
     sum_fill(&one, 1);
     if (self->rank == 0) {
-        CHECK_OK(dd_standing_start(one.call, check_err()));
+        CHECK_OK(team_start(one.call));
         CHECK(dd_standing_destroy(one.call, note_done, &is_done));
         CHECK(!atomic_load(&is_done));
     }

@@ -1,7 +1,10 @@
 """Every operation, over dtypes and world sizes, against plain Python; see group_workers.py."""
 
 import importlib.util
+from array import array
+from concurrent.futures import ThreadPoolExecutor
 
+import dldist
 import group_team
 import group_workers as cases
 import pytest
@@ -91,3 +94,23 @@ def test_message_that_does_not_fit(teams):
     _, error = teams(2).run(cases.too_short)
     assert error is not None and "DistError" in error["kinds"] or "ValueError" in error["kinds"], error
     teams(2).run(cases.point_to_point)
+
+
+def test_many_blocks_again_and_again():
+    """A call of more blocks than fit beside it is described once, and then finds them wherever its tensors lie."""
+    nranks, rounds = 9, 4
+    store = dldist.HashStore()
+
+    def gather(rank):
+        with dldist.Group(store, rank, nranks, timeout=60) as group:
+            outputs = []
+            for number in range(rounds):
+                output = array("f", [0] * (2 * nranks))
+                group.all_gather_single(output, array("f", [rank, number]))
+                outputs.append(list(output))
+            return outputs
+
+    with ThreadPoolExecutor(nranks) as pool:
+        results = list(pool.map(gather, range(nranks)))
+    expected = [[float(x) for rank in range(nranks) for x in (rank, number)] for number in range(rounds)]
+    assert results == [expected] * nranks

@@ -1,0 +1,204 @@
+/* What others tell a group: by its context, by its board, by descriptors that they pass. */
+#include "group/group_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* True when they are the same, or we know nothing. */
+static bool
+compare_signatures_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *signature)
+{
+    const dd_signature *ours = group_signature_of(group, sequence);
+    if (ours == NULL || group->cause.code != DD_OK || memcmp(signature, ours, sizeof *signature) == 0) {
+        return true;
+    }
+    group_fail_calls_locked(group, rank, sequence, signature);
+    return false;
+}
+
+void
+group_hear_coll_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *signature)
+{
+    member_state *member = &group->members[rank];
+    if (sequence > 0 && sequence >= member->sequence) { /* 0: from the making of the group */
+        member->sequence = sequence;
+        member->signature = *signature;
+        member->has_said_it = true;
+    }
+    bool is_over = sequence < group->nstarted || !group->is_active;
+    if (compare_signatures_locked(group, rank, sequence, signature) && is_over) {
+        group_fail_surplus_locked(group, rank, sequence);
+    }
+}
+
+static void
+on_coll(void *ctx, int rank, uint64_t sequence, const dd_signature *signature)
+{
+    group_hear_coll_locked(ctx, rank, sequence, signature);
+}
+
+static void
+on_abort(void *ctx, int rank, const dd_cause *cause)
+{
+    group_fail_cause_locked(ctx, cause, true, rank);
+}
+
+static void
+on_lost(void *ctx, int rank, const dd_error *error)
+{
+    dd_group *group = ctx;
+    if (group->members[rank].is_gone) {
+        return;
+    }
+    dd_cause cause;
+    if (dd_error_is_own(error)) { /* the other one may be well */
+        char who[128];
+        char own[128];
+        dd_status code = error->code == DD_OUT_OF_MEMORY ? error->code : DD_SYSTEM;
+        cause = group_make_cause(group, DD_CAUSE_OTHER, code, group->rank);
+        snprintf(cause.text, sizeof cause.text, "%s has no way to %s: %.600s",
+                 group_print_member(group, group->rank, own), group_print_member(group, rank, who),
+                 error->message);
+    } else {
+        cause = group_make_cause(group, DD_CAUSE_LOST, DD_PEER_LOST, rank);
+        snprintf(cause.text, sizeof cause.text, "%s", error->message);
+    }
+    group_fail_cause_locked(group, &cause, true, DD_ANY_RANK);
+}
+
+static void
+on_goodbye(void *ctx, int rank)
+{
+    dd_group *group = ctx;
+    if (group->members[rank].is_gone) {
+        return;
+    }
+    group->members[rank].is_gone = true;
+    group->ngone++;
+    dd_error cause;
+    (void)dd_group_error_about(group, rank, DD_PEER_LOST, "has left the group", &cause);
+    group_fail_messages_locked(group, rank, &cause);
+    if (group->guest != NULL) {
+        group->guest->on_goodbye(group->guest, rank);
+    }
+}
+
+static void
+on_asked(void *ctx, uint64_t *sequence, dd_signature *signature, bool *is_inside)
+{
+    dd_group *group = ctx;
+    *sequence = group->nstarted;
+    *signature = group->signatures[group->nstarted % SIGNATURES_KEPT];
+    *is_inside = group->is_active;
+}
+
+static void
+on_loss(void *ctx, int rank, int to, uint64_t nbytes)
+{
+    dd_group *group = ctx;
+    group->members[rank].lost_to = to;
+    group->members[rank].lost_nbytes = to != rank ? nbytes : 0;
+}
+
+static void
+on_answer(void *ctx, int rank, uint64_t sequence, const dd_signature *signature, bool is_inside)
+{
+    dd_group *group = ctx;
+    member_state *member = &group->members[rank];
+    member->has_answered = true;
+    member->is_inside = is_inside;
+    if (sequence >= member->sequence) {
+        member->sequence = sequence;
+        member->signature = *signature;
+        member->has_said_it = sequence > 0;
+    }
+    (void)compare_signatures_locked(group, rank, sequence, signature);
+}
+
+void
+group_hear_place_locked(dd_group *group, int rank)
+{
+    dd_arena_place place = dd_arena_read_place(group->arena, group->topology.local_of[rank]);
+    on_answer(group, rank, place.sequence, &place.signature, place.is_inside);
+}
+
+static dd_message *
+on_request(void *ctx, int rank, const dd_request *request)
+{
+    dd_group_guest *guest = ((dd_group *)ctx)->guest;
+    return guest != NULL ? guest->on_request(guest, rank, request) : NULL;
+}
+
+/* False: there is a link, which has not said so yet. */
+static bool
+hear_abort_locked(dd_group *group, int rank)
+{
+    uint8_t bytes[DD_ARENA_CAUSE_MAX];
+    size_t nbytes = dd_arena_read_cause(group->arena, group->topology.local_of[rank], bytes);
+    return nbytes == 0 || group->cause.code != DD_OK ||
+           dd_context_hear_abort_locked(group->context, rank, dd_bytes_of(bytes, nbytes));
+}
+
+static void
+on_bell(void *ctx)
+{
+    dd_group *group = ctx;
+    bool has_news = group->arena != NULL && dd_arena_take_news(group->arena);
+    if (!has_news && !group->has_more_news) {
+        return;
+    }
+    group->has_more_news = false;
+    for (int local = 0; local < group->topology.nlocal && group->context != NULL; local++) {
+        int rank = group->topology.local_ranks[local];
+        if (rank == group->rank) {
+            continue;
+        }
+        group->has_more_news = !hear_abort_locked(group, rank) || group->has_more_news;
+        if (dd_arena_has_left(group->arena, local)) {
+            dd_context_hear_goodbye_locked(group->context, rank);
+        }
+    }
+}
+
+static void
+on_fd_wanted(void *ctx, int rank, uint64_t word)
+{
+    dd_group *group = ctx;
+    if (group->topology.host_of[rank] != group->topology.host) {
+        return;
+    }
+    if (word != GROUP_ARENA_WORD) {
+        group_pass_region_locked(group, rank, (uint32_t)word);
+    } else if (group->topology.local == 0 && group->arena_fd >= 0) {
+        (void)dd_context_pass_fd_locked(group->context, rank, word, group->arena_fd);
+    }
+}
+
+static bool
+on_fd(void *ctx, int rank, uint64_t word, int fd)
+{
+    dd_group *group = ctx;
+    if (group->topology.host_of[rank] != group->topology.host) {
+        return false;
+    }
+    if (word != GROUP_ARENA_WORD) {
+        return word <= UINT32_MAX && group_take_region_locked(group, rank, (uint32_t)word, fd);
+    }
+    bool is_due = group->is_arena_wanted && group->arena_fd == -1 && rank == group->topology.local_ranks[0];
+    group->arena_fd = is_due ? fd : group->arena_fd;
+    return is_due;
+}
+
+const dd_context_handler group_context_handler = {
+    .on_coll = on_coll,
+    .on_abort = on_abort,
+    .on_lost = on_lost,
+    .on_goodbye = on_goodbye,
+    .on_asked = on_asked,
+    .on_answer = on_answer,
+    .on_loss = on_loss,
+    .on_request = on_request,
+    .on_bell = on_bell,
+    .on_fd_wanted = on_fd_wanted,
+    .on_fd = on_fd,
+};

@@ -1,0 +1,157 @@
+/* The barrier that names who is missing, made of messages. */
+#include "group/group_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define VERDICT_MAX 512
+
+/* What rank 0 tells the others: empty when all have come. */
+typedef struct barrier_verdict {
+    char text[VERDICT_MAX];
+} barrier_verdict;
+
+static uint64_t
+next_monitored_tag(dd_group *group)
+{
+    dd_engine_lock(group->engine);
+    uint64_t tag = group->nmonitored++;
+    dd_engine_unlock(group->engine);
+    return tag;
+}
+
+/* A message of the barrier, with a deadline of its own. Messages of callers have all tags of channel 0. */
+static dd_status
+run_note(dd_group *group, const dd_p2p *note, int64_t timeout_ns, const dd_wait *wait, dd_error *err)
+{
+    int source;
+    dd_call_options options = {.timeout_ns = timeout_ns};
+    dd_p2p own = *note;
+    own.channel = GROUP_MONITOR_CHANNEL;
+    return dd_group_p2p_and_wait(group, &own, &options, &source, wait, err);
+}
+
+static void
+tell_verdict(dd_group *group, barrier_verdict *verdict, uint64_t tag, const dd_wait *wait)
+{
+    for (int rank = 1; rank < group->size; rank++) {
+        dd_p2p note = {
+            .is_send = true, .rank = rank, .tag = tag, .block = {verdict->text, sizeof verdict->text}};
+        dd_status ignored =
+            run_note(group, &note, 2 * DD_NS_PER_S, wait, NULL); /* who has not come does not hear it */
+        (void)ignored;
+    }
+}
+
+static dd_status
+await_members(dd_group *group, int64_t timeout_ns, bool is_all, uint64_t tag, const dd_wait *wait,
+              dd_error *err)
+{
+    dd_wait patience = dd_wait_at_most(wait, timeout_ns);
+    uint8_t byte;
+    char missing[256] = "";
+    int nmissing = 0;
+    int first = -1;
+    bool was_out_of_time = false; /* before it asked the first of the missing */
+    dd_error why = {.code = DD_OK};
+    for (int rank = 1; rank < group->size && (nmissing == 0 || is_all); rank++) {
+        dd_error error;
+        dd_p2p note = {.rank = rank, .tag = tag, .block = {&byte, 1}};
+        int64_t left_ns = dd_deadline_left_ns(patience.deadline_ns);
+        dd_status status = run_note(group, &note, left_ns, wait, &error);
+        bool is_over = status != DD_OK && dd_group_check(group, NULL) != DD_OK;
+        if (status == DD_INTERRUPTED || is_over) {
+            return dd_error_copy(err,
+                                 &error); /* nobody is late: the group has ended, and the error says why */
+        }
+        if (status != DD_OK) {
+            first = first < 0 ? rank : first;
+            was_out_of_time |= nmissing == 0 && left_ns == 0;
+            why = nmissing == 0 ? error : why;
+            size_t used = strlen(missing);
+            snprintf(missing + used, sizeof missing - used, nmissing++ == 0 ? "%d" : ", %d", rank);
+        }
+    }
+    if (nmissing == 0) {
+        return DD_OK;
+    }
+    long long timeout_ms = timeout_ns / DD_NS_PER_MS;
+    if (was_out_of_time) {
+        dd_error_prepend(&why, "Rank 0 timed out in monitoredBarrier after %lld ms", timeout_ms);
+    }
+    dd_error_set(err, why.code,
+                 "[Rank 0]: Rank%s %s failed to pass monitoredBarrier in %lld ms (group \"%.*s\"): %s",
+                 nmissing > 1 ? "s" : "", missing, timeout_ms, (int)group->name.len,
+                 (const char *)group->name.data, why.message);
+    group_blame(group, first, err);
+    return why.code;
+}
+
+static dd_status
+monitor(dd_group *group, int64_t timeout_ns, bool is_all, uint64_t tag, const dd_wait *wait, dd_error *err)
+{
+    barrier_verdict verdict = {.text = ""};
+    dd_error error;
+    dd_status status = await_members(group, timeout_ns, is_all, tag, wait, &error);
+    if (status == DD_INTERRUPTED) {
+        return dd_error_copy(err, &error);
+    }
+    if (status != DD_OK) {
+        snprintf(verdict.text, sizeof verdict.text, "%.*s", VERDICT_MAX - 1, error.message);
+    }
+    tell_verdict(group, &verdict, tag, wait);
+    return status == DD_OK ? DD_OK : dd_error_copy(err, &error);
+}
+
+static dd_status
+hear_verdict(dd_group *group, const barrier_verdict *verdict, dd_error *err)
+{
+    if (verdict->text[0] == '\0') {
+        return DD_OK;
+    }
+    return dd_error_set(
+        err, DD_OP_TIMED_OUT,
+        "Rank %d successfully reached monitoredBarrier, but received errors while waiting for "
+        "send/recv from rank 0; rank 0 has given up: %.*s",
+        group->rank, VERDICT_MAX - 1, verdict->text);
+}
+
+static dd_status
+report_and_hear(dd_group *group, int64_t timeout_ns, uint64_t tag, const dd_wait *wait, dd_error *err)
+{
+    uint8_t byte = 0;
+    barrier_verdict verdict = {.text = ""};
+    dd_p2p report = {.is_send = true, .tag = tag, .block = {&byte, 1}};
+    dd_p2p answer = {.tag = tag, .block = {verdict.text, sizeof verdict.text}};
+    /* Rank 0 may take all its patience with the others, and needs a moment to tell. */
+    int64_t patience_ns = timeout_ns < INT64_MAX - DD_NS_PER_S ? timeout_ns + DD_NS_PER_S : timeout_ns;
+    dd_wait patience = dd_wait_at_most(wait, patience_ns);
+    dd_status status = run_note(group, &report, timeout_ns, wait, err);
+    if (status != DD_INTERRUPTED) { /* whatever has become of the report, rank 0 may have something to tell */
+        status = run_note(group, &answer, dd_deadline_left_ns(patience.deadline_ns), wait, err);
+    }
+    if (status == DD_OK) {
+        status = hear_verdict(group, &verdict, err);
+    } else if (status != DD_INTERRUPTED) {
+        dd_error_prepend(
+            err,
+            "Rank %d successfully reached monitoredBarrier, but received errors while waiting for "
+            "send/recv from rank 0",
+            group->rank);
+    }
+    return status;
+}
+
+dd_status
+dd_group_monitored_barrier(dd_group *group, int64_t timeout_ns, bool is_all, const dd_wait *wait,
+                           dd_error *err)
+{
+    int64_t timeout = timeout_ns >= 0 ? timeout_ns : dd_group_get_timeout_ns(group);
+    dd_status status = dd_group_check(group, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    uint64_t tag = next_monitored_tag(group);
+    return group->rank == 0 ? monitor(group, timeout, is_all, tag, wait, err)
+                            : report_and_hear(group, timeout, tag, wait, err);
+}

@@ -1,0 +1,232 @@
+/* What is done with a call while the lock is held: it is posted, looked at, watched over. */
+#include "group/group_internal.h"
+
+#include "core/spin.h"
+
+/* Looks of callers who hold something that others need: less than a microsecond. */
+#define HASTY_LOOKS 16
+/* The others are mostly there within a microsecond or two: that long a caller looks without giving the lock away. */
+#define PATIENT_LOOKS 64
+/* Where ranks share a core, looks between which it is not given away. */
+#define LOOKS_PER_YIELD 4
+
+static void
+visit_held(void *ctx, int rank, const dd_signature *signature)
+{
+    dd_group *group = ctx;
+    group_hear_coll_locked(group, rank, group->nstarted, signature);
+}
+
+static void
+look_at_held_locked(dd_group *group)
+{
+    if (group->topology.nhosts > 1) {
+        dd_context_visit_held_locked(group->context, group->nstarted, visit_held, group);
+    }
+}
+
+static void start_next_locked(dd_group *group);
+
+static void
+on_run_done(void *ctx, const dd_error *error)
+{
+    group_call *call = ctx;
+    dd_group *group = call->group;
+    group->is_active = false;
+    if (error == NULL) {
+        group->is_asking = false;
+        group_note_place_locked(group);
+        group_complete_locked(call, NULL);
+        look_at_held_locked(group); /* now there should be nothing left */
+        start_next_locked(group);
+        group_update_task_locked(group);
+        return;
+    }
+    if (group->cause.code != DD_OK) {
+        group_complete_locked(call, &group->cause);
+        return;
+    }
+    dd_arena_culprit culprit = dd_run_culprit(group->run);
+    if (error->code == DD_MISMATCH && culprit.rank >= 0) {
+        group_fail_mismatch_locked(group, &culprit);
+    } else if (error->code == DD_MISMATCH ||
+               (error->code == DD_INVALID_ARGUMENT && error->culprit.rank >= 0)) {
+        group_fail_misfit_locked(group, error);
+    } else {
+        group_fail_locked(group, error, true, DD_ANY_RANK);
+    }
+}
+
+static void
+start_locked(group_call *call)
+{
+    dd_group *group = call->group;
+    group->is_active = true;
+    group_record_start_locked(call);
+    group->nstarted = call->work.sequence;
+    group->signatures[group->nstarted % SIGNATURES_KEPT] = call->signature;
+    group_note_place_locked(group);
+    dd_run_call run_call = {
+        .args = call->args,
+        .signature = call->signature,
+        .sequence = call->work.sequence,
+        .on_done = on_run_done,
+        .ctx = call,
+    };
+    group_begin_curiosity_locked(group);
+    look_at_held_locked(group); /* first of all: a message that does not fit says less than two signatures */
+    if (group->cause.code == DD_OK) {
+        dd_run_start_locked(group->run, &run_call);
+    }
+}
+
+static void
+start_next_locked(dd_group *group)
+{
+    if (group->is_starting) {
+        return; /* whoever is in here goes on with the next */
+    }
+    group->is_starting = true;
+    while (!group->is_active && !dd_list_is_empty(&group->collectives) && group->cause.code == DD_OK) {
+        start_locked(DD_CONTAINER_OF(group->collectives.next, group_call, link));
+    }
+    group->is_starting = false;
+}
+
+/* Most other calls have ended before anybody asks when they began. */
+static void
+stamp_if_told_locked(group_call *call)
+{
+    if (call->work.on_done != NULL || group_is_recorded(call)) {
+        group_stamp_locked(call);
+    }
+}
+
+/* What is in the receiver's ring, or has come from the sender, ends in here: it needs nobody to drive. The record is there by then, for
+ * whose message it was. */
+static void
+post_message_locked(group_call *call)
+{
+    dd_group *group = call->group;
+    dd_list_push_back(&group->messages, &call->link);
+    if (call->is_send) {
+        dd_context_post_send_locked(group->context, &call->message);
+    } else {
+        dd_context_post_recv_locked(group->context, &call->message);
+    }
+    stamp_if_told_locked(call);
+    (void)dd_context_tell_locked(&call->message);
+}
+
+static void
+post_collective_locked(group_call *call)
+{
+    dd_group *group = call->group;
+    if (!call->is_quick || call->work.on_done != NULL) {
+        group_stamp_locked(call);
+    }
+    call->work.sequence = ++group->nposted;
+    dd_list_push_back(&group->collectives, &call->link);
+    start_next_locked(group);
+}
+
+void
+group_post_locked(group_call *call)
+{
+    dd_group *group = call->group;
+    call->has_recorded_start =
+        call->is_message || (dd_list_is_empty(&group->collectives) && !group->is_starting);
+    atomic_store_explicit(&group->is_idle, false, memory_order_release);
+    if (call->is_message) {
+        post_message_locked(call);
+    } else {
+        post_collective_locked(call);
+    }
+    if (!dd_work_is_done(&call->work)) {
+        stamp_if_told_locked(call);
+    }
+}
+
+void
+group_watch_locked(group_call *call)
+{
+    dd_group *group = call->group;
+    if (dd_work_is_done(&call->work)) {
+        return;
+    }
+    group_stamp_locked(call);
+    if (!call->is_message) {
+        group_be_curious_locked(group, call);
+    }
+    group_note_deadline_locked(group, call->deadline_ns);
+    if (call->is_message && call->message.rank == DD_ANY_RANK && group->size > 1 &&
+        group->ngone == group->size - 1) { /* nobody is left who could send; what came before has counted */
+        dd_error cause;
+        dd_error_set(&cause, DD_PEER_LOST, "all other ranks have left the group");
+        group_cancel_message_locked(call, &cause);
+    }
+}
+
+/* ---- looking */
+
+/* What ends makes room for the next, which moves at once: that should be as short. */
+static bool
+are_all_quick_locked(const dd_group *group)
+{
+    const dd_list *all = &group->collectives;
+    bool is_quick = true;
+    for (const dd_list *node = all->next; node != all && is_quick; node = node->next) {
+        is_quick = DD_CONTAINER_OF(node, group_call, link)->is_quick;
+    }
+    return is_quick;
+}
+
+void
+group_look_hastily_locked(group_call *call)
+{
+    dd_group *group = call->group;
+    if (dd_work_is_done(&call->work)) {
+        return;
+    }
+    if (call->is_message) {
+        (void)dd_context_look_locked(&call->message, HASTY_LOOKS);
+        return;
+    }
+    if (!are_all_quick_locked(group)) {
+        return;
+    }
+    for (int look = 0; look < HASTY_LOOKS && group->is_active && !dd_work_is_done(&call->work); look++) {
+        if (!dd_run_progress_locked(group->run)) {
+            dd_spin_pause();
+        }
+    }
+    dd_engine_settle_driver_locked(group->engine);
+}
+
+/* Ranks that share a core get there one after the other, each when the one before gives it away. */
+void
+group_look_a_while_locked(group_call *call)
+{
+    dd_group *group = call->group;
+    if (dd_work_is_done(&call->work)) {
+        return; /* perhaps with its group, while the lock was not held */
+    }
+    if (call->is_message) {
+        (void)dd_context_look_locked(&call->message, PATIENT_LOOKS);
+        return;
+    }
+    dd_engine_note_active_locked(group->engine);
+    for (int look = 0; group->is_active && look < PATIENT_LOOKS && !dd_work_is_done(&call->work); look++) {
+        if (dd_run_progress_locked(group->run)) {
+            continue;
+        }
+        bool is_time = look % LOOKS_PER_YIELD == LOOKS_PER_YIELD - 1;
+        if (group->is_crowded || (is_time && dd_run_is_in_the_way_locked(group->run))) {
+            if (!dd_engine_give_way_locked(group->engine)) {
+                return;
+            }
+        } else {
+            dd_spin_pause();
+        }
+    }
+}

@@ -1,0 +1,285 @@
+/* The group's task in the engine: deadlines, curiosity about ranks that are long in coming, and the questions that precede a verdict. */
+#include "group/group_internal.h"
+
+#include <stdio.h>
+
+/* How long the others are given to say where they are, once a deadline has passed. */
+#define ANSWER_NS (300 * DD_NS_PER_MS)
+#define ANSWER_LOOK_NS (5 * DD_NS_PER_MS)
+/* A collective that takes longer looks after those it waits for, and then again after twice as long. By messages they are asked what they
+ * are doing: ranks that wait for each other, as when they disagree about the root, would else be silent until the time-out. On
+ * one host it is looked whether they still run: who notices the end of a process may have been stopped. */
+#define CURIOUS_AFTER_NS (500 * DD_NS_PER_MS)
+#define CURIOUS_AT_MOST_NS (60 * DD_NS_PER_S)
+
+static int64_t
+earliest_deadline_ns(const dd_list *calls, int64_t earliest_ns)
+{
+    for (const dd_list *node = calls->next; node != calls; node = node->next) {
+        const group_call *call = DD_CONTAINER_OF(node, group_call, link);
+        earliest_ns = call->deadline_ns < earliest_ns ? call->deadline_ns : earliest_ns;
+    }
+    return earliest_ns;
+}
+
+static void
+renew_deadline_locked(dd_group *group)
+{
+    int64_t earliest = group_ask_again_ns(group, group->is_active ? group->curious_ns : DD_NEVER_NS);
+    earliest = earliest_deadline_ns(&group->messages, earliest);
+    if (group->is_asking) {
+        /* Ranks of this host answer by hearing the bell, which wakes nobody here. */
+        int64_t look_ns = group->arena != NULL ? dd_clock_now_ns() + ANSWER_LOOK_NS : group->asked_until_ns;
+        look_ns = look_ns < group->asked_until_ns ? look_ns : group->asked_until_ns;
+        group->task.deadline_ns = look_ns < earliest ? look_ns : earliest;
+    } else {
+        group->task.deadline_ns = earliest_deadline_ns(&group->collectives, earliest);
+    }
+}
+
+void
+group_note_deadline_locked(dd_group *group, int64_t deadline_ns)
+{
+    if (!group->is_task_in) {
+        renew_deadline_locked(group);
+    } else if (deadline_ns < group->task.deadline_ns) {
+        group->task.deadline_ns = deadline_ns;
+    }
+    group_update_task_locked(group);
+}
+
+/* ---- ranks that are late */
+
+/* The board's answer to where the rank is; `has_heard`: it runs, too. */
+static void
+look_up_locked(dd_group *group, int rank, bool has_heard)
+{
+    member_state *member = &group->members[rank];
+    bool has_answered = member->has_answered || has_heard;
+    group_hear_place_locked(group, rank);
+    member->has_answered = has_answered;
+}
+
+static void
+ask_connected_locked(dd_group *group)
+{
+    for (int rank = 0; rank < group->size; rank++) {
+        member_state *member = &group->members[rank];
+        if (group_is_on_board(group, rank)) {
+            if (!member->has_answered && dd_arena_has_heard(group->arena, group->topology.local_of[rank])) {
+                look_up_locked(group, rank, true);
+            }
+        } else if (!member->is_asked && dd_context_is_connected_locked(group->context, rank)) {
+            member->is_asked = true;
+            dd_context_post_question_locked(group->context, rank);
+        }
+    }
+}
+
+static void
+begin_asking_locked(dd_group *group)
+{
+    group->is_asking = true;
+    for (int rank = 0; rank < group->size; rank++) {
+        group->members[rank].is_asked = rank == group->rank;
+        group->members[rank].has_answered = rank == group->rank;
+        if (rank != group->rank && !group->members[rank].is_gone && !group_is_on_board(group, rank)) {
+            dd_peer_connect_locked(group->peers[rank]);
+        }
+    }
+    group_ring_asked_locked(group);
+    ask_connected_locked(group);
+}
+
+static bool
+has_all_answers_locked(const dd_group *group)
+{
+    for (int rank = 0; rank < group->size; rank++) {
+        if (!group->members[rank].has_answered) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void
+fail_timed_out_locked(dd_group *group)
+{
+    for (int rank = 0; rank < group->size; rank++) {
+        if (!group->members[rank].has_answered && group_is_on_board(group, rank)) {
+            look_up_locked(group, rank, false);
+        }
+    }
+    if (group->cause.code == DD_OK) { /* else it was seen why they do not agree */
+        const group_call *call = DD_CONTAINER_OF(group->collectives.next, group_call, link);
+        dd_cause cause = group_cause_of_lateness(group, call);
+        group_fail_cause_locked(group, &cause, true, DD_ANY_RANK);
+    }
+}
+
+/* ---- the task */
+
+/* A member that has left will not come any more; what needs it cannot end. */
+static bool
+fail_if_gone_locked(dd_group *group)
+{
+    int missing[DD_ARENA_MAX_RANKS];
+    int count = dd_run_missing_locked(group->run, missing, DD_ARENA_MAX_RANKS);
+    for (int i = 0; i < count; i++) {
+        if (group->members[missing[i]].is_gone) {
+            dd_cause cause = group_make_cause(group, DD_CAUSE_LEFT, DD_PEER_LOST, missing[i]);
+            group_fail_cause_locked(group, &cause, true, DD_ANY_RANK);
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Whether a rank that a message waits for needs the core that we run on. Says where we run for the same. */
+static bool
+is_in_the_way_locked(dd_group *group)
+{
+    const dd_topology *topology = &group->topology;
+    if (group->arena == NULL || dd_list_is_empty(&group->messages) || dd_run_is_moving_locked(group->run)) {
+        return false;
+    }
+    dd_arena_note_cpu(group->arena);
+    int rank = DD_CONTAINER_OF(group->messages.next, group_call, link)->message.rank;
+    bool is_local = rank != DD_ANY_RANK && topology->host_of[rank] == topology->host;
+    return is_local && dd_arena_is_in_the_way_of(group->arena, topology->local_of[rank]);
+}
+
+/* Regions that have been wanted and have come. */
+static bool
+map_wanted_locked(dd_group *group)
+{
+    dd_error error = {.code = DD_OK};
+    bool has_come = group_map_wanted_locked(group, &error);
+    if (error.code != DD_OK) {
+        group_fail_locked(group, &error, true, DD_ANY_RANK);
+    }
+    return has_come;
+}
+
+static bool
+progress(dd_task *task)
+{
+    dd_group *group = DD_CONTAINER_OF(task, dd_group, task);
+    bool is_progress = map_wanted_locked(group);
+    task->is_crowded = group->is_crowded || is_in_the_way_locked(group);
+    if (group->is_asking) {
+        ask_connected_locked(group);
+        if (has_all_answers_locked(group)) {
+            fail_timed_out_locked(group);
+            return true;
+        }
+    }
+    return (group->ngone > 0 && group->is_active && fail_if_gone_locked(group)) || is_progress;
+}
+
+static bool
+fall_asleep(dd_task *task)
+{
+    /* Descriptors that come later wake the driver, as deadlines and messages do; these have come before they were wanted. */
+    return !map_wanted_locked(DD_CONTAINER_OF(task, dd_group, task));
+}
+
+static void
+expire_messages_locked(dd_group *group, int64_t now_ns)
+{
+    for (dd_list *node = group->messages.next, *next; node != &group->messages; node = next) {
+        next = node->next;
+        group_call *call = DD_CONTAINER_OF(node, group_call, link);
+        if (call->deadline_ns > now_ns) {
+            continue;
+        }
+        dd_error cause;
+        double elapsed_s = (double)(now_ns - call->work.start_ns) * 1e-9;
+        int rank = call->message.rank;
+        if (rank == DD_ANY_RANK) {
+            dd_error_set(&cause, DD_OP_TIMED_OUT, "timed out after %.3g s; no rank has sent (tag %llu)",
+                         elapsed_s, (unsigned long long)call->message.tag);
+        } else {
+            char who[128];
+            dd_error_set(&cause, DD_OP_TIMED_OUT, "timed out after %.3g s; %s has not %s (tag %llu)",
+                         elapsed_s, group_print_member(group, rank, who),
+                         call->message.is_send ? "received" : "sent", (unsigned long long)call->message.tag);
+            group_add_progress_locked(group, &call->message, &cause);
+            group_blame(group, rank, &cause);
+        }
+        group_cancel_message_locked(call, &cause);
+    }
+}
+
+static void
+ask_missing_locked(dd_group *group, int64_t now_ns)
+{
+    int missing[DD_ARENA_MAX_RANKS];
+    int count = dd_run_missing_locked(group->run, missing, DD_ARENA_MAX_RANKS);
+    for (int i = 0; i < count && group->cause.code == DD_OK; i++) {
+        if (group_is_on_board(group, missing[i])) {
+            look_up_locked(group, missing[i], false);
+            dd_peer_look_for_locked(group->peers[missing[i]]);
+        } else {
+            dd_context_post_question_locked(group->context, missing[i]);
+        }
+    }
+    if (group->cause.code != DD_OK) {
+        return;
+    }
+    const group_call *call = DD_CONTAINER_OF(group->collectives.next, group_call, link);
+    int64_t waited_ns = now_ns - call->work.start_ns;
+    waited_ns = waited_ns > CURIOUS_AFTER_NS ? waited_ns : CURIOUS_AFTER_NS;
+    group->curious_ns = now_ns + (waited_ns < CURIOUS_AT_MOST_NS ? waited_ns : CURIOUS_AT_MOST_NS);
+}
+
+static void
+on_deadline(dd_task *task)
+{
+    dd_group *group = DD_CONTAINER_OF(task, dd_group, task);
+    int64_t now_ns = dd_clock_now_ns();
+    expire_messages_locked(group, now_ns);
+    (void)map_wanted_locked(group);
+    if (group->is_active && now_ns >= group->curious_ns) {
+        ask_missing_locked(group, now_ns);
+    }
+    if (group->is_asking && now_ns >= group->asked_until_ns) {
+        fail_timed_out_locked(group);
+    } else if (!group->is_asking && earliest_deadline_ns(&group->collectives, DD_NEVER_NS) <= now_ns) {
+        group->asked_until_ns = now_ns + ANSWER_NS;
+        begin_asking_locked(group);
+    }
+    renew_deadline_locked(group);
+    group_update_task_locked(group);
+}
+
+void
+group_begin_curiosity_locked(dd_group *group)
+{
+    group->curious_ns = DD_NEVER_NS;
+    if (group->topology.nhosts > 1) {
+        group->curious_ns = dd_clock_now_ns() + CURIOUS_AFTER_NS;
+        group_note_deadline_locked(group, group->curious_ns);
+    }
+}
+
+void
+group_be_curious_locked(dd_group *group, const group_call *call)
+{
+    if (group->is_active && group->curious_ns == DD_NEVER_NS && group->topology.nlocal > 2) {
+        group->curious_ns = call->work.start_ns + CURIOUS_AFTER_NS;
+        group_note_deadline_locked(group, group->curious_ns);
+    }
+}
+
+void
+group_task_init(dd_group *group)
+{
+    group->task = (dd_task){
+        .progress = progress,
+        .fall_asleep = fall_asleep,
+        .deadline_ns = DD_NEVER_NS,
+        .on_deadline = on_deadline,
+    };
+    dd_list_init(&group->task.link);
+}

@@ -1,0 +1,300 @@
+/* What the ranks of a group that is being made wait for: each other. Who waits looks now and then whether all still take part. And the vote:
+ * which hosts have an arena, before there are collectives.
+ *
+ * The ranks of a host are linked to the lowest of them, its leader, and leaders to rank 0: by these links deaths are noticed, too.
+ * Votes go up to rank 0 that way, a byte from each rank and then one for each host; and those of all hosts come down. */
+#include "group/group_internal.h"
+
+#include "core/mem.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define FIRST_SLICE_NS (1 * DD_NS_PER_MS)
+#define LONGEST_SLICE_NS (50 * DD_NS_PER_MS)
+/* Those who are to dial have that long, so that dials do not cross. */
+#define DIALLED_PATIENCE_NS (250 * DD_NS_PER_MS)
+/* Who waits for somebody who waits for others gives up later: then it hears from there who is late. */
+#define GRACE_NS (250 * DD_NS_PER_MS)
+
+/* ---- waiting */
+
+/* If this rank cannot do its part, the others wait for it in vain, and would blame another. */
+static dd_status
+check_own_part_locked(const dd_group *group, dd_error *err)
+{
+    dd_status status = dd_engine_check_accepting_locked(group->engine, err);
+    if (status != DD_OK) {
+        char who[128];
+        dd_error_prepend(err, "%s", group_print_member(group, group->rank, who));
+        group_blame(group, group->rank, err);
+    }
+    return status;
+}
+
+/* A rank that has failed in the parent, or left it, or given this group up, will not vote. */
+static dd_status
+check_voters(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error *err)
+{
+    dd_group *parent = setup->parent;
+    dd_status status = DD_OK;
+    dd_engine_lock(group->engine);
+    if (group->cause.code != DD_OK) {
+        status = dd_error_copy(err, &group->cause);
+    } else if (parent != NULL) {
+        status = dd_group_check_usable_locked(parent, "split", err);
+        for (int i = 0; i < group->size && status == DD_OK && parent->ngone > 0; i++) {
+            if (parent->members[setup->parent_ranks[i]].is_gone) {
+                status = dd_group_error_about(group, i, DD_PEER_LOST, "has left the parent group", err);
+            }
+        }
+    }
+    if (status == DD_OK) {
+        status = check_own_part_locked(group, err);
+    }
+    dd_engine_unlock(group->engine);
+    return status == DD_OK && setup->bulletin != NULL ? group_bulletin_check(setup->bulletin, wait, err)
+                                                      : status;
+}
+
+dd_status
+group_await_others(dd_group *group, const group_setup *setup, bool (*is_there)(void *ctx), void *ctx,
+                   const dd_wait *wait, dd_error *err)
+{
+    for (int64_t slice_ns = FIRST_SLICE_NS;; slice_ns *= slice_ns < LONGEST_SLICE_NS ? 2 : 1) {
+        dd_wait slice = dd_wait_at_most(wait, slice_ns);
+        dd_status status = dd_group_await(group, is_there, ctx, &slice, err);
+        if (status != DD_OP_TIMED_OUT || dd_wait_is_over(wait)) {
+            return status;
+        }
+        status = check_voters(group, setup, wait, err);
+        if (status != DD_OK) {
+            return status;
+        }
+    }
+}
+
+/* ---- the vote */
+
+typedef enum vote_channel {
+    VOTES_UP,
+    VOTES_DOWN,
+} vote_channel;
+
+typedef struct vote_leg {
+    dd_message message;
+    bool is_send;
+} vote_leg;
+
+typedef struct setup_vote {
+    dd_group *group;
+    const group_setup *setup;
+    uint8_t *votes; /* a byte for each host */
+    uint8_t *heard; /* what has come up: from the ranks of this host, then from leaders */
+    uint8_t own;    /* what goes up */
+    vote_leg *legs; /* [size] are enough */
+    int nlegs;
+    int nleft; /* not done */
+    dd_error error;
+} setup_vote;
+
+static const dd_signature vote_signature = {.coll = DD_COLL_ALL_GATHER, .dtype = DD_DTYPE_UINT8};
+
+static void
+on_leg_done(dd_message *message, const dd_error *error)
+{
+    setup_vote *vote = message->owner;
+    if (error != NULL && vote->error.code == DD_OK) {
+        vote->error = *error;
+    }
+    vote->nleft--;
+}
+
+static bool
+are_legs_done(void *ctx)
+{
+    const setup_vote *vote = ctx;
+    return vote->nleft == 0 || vote->error.code != DD_OK;
+}
+
+static void
+add_leg(setup_vote *vote, bool is_send, int rank, vote_channel channel, void *votes)
+{
+    size_t nbytes = channel == VOTES_UP ? 1 : (size_t)vote->group->topology.nhosts;
+    vote->legs[vote->nlegs++] = (vote_leg){.message = {.kind = DD_MESSAGE_COLL,
+                                                       .rank = rank,
+                                                       .channel = channel,
+                                                       .data = votes,
+                                                       .nbytes = nbytes,
+                                                       .signature = &vote_signature,
+                                                       .on_done = on_leg_done,
+                                                       .owner = vote},
+                                           .is_send = is_send};
+}
+
+/* The ranks of its host that a leader has below it, and the leaders that rank 0 has. */
+static void
+add_children(setup_vote *vote, vote_channel channel)
+{
+    const dd_topology *topology = &vote->group->topology;
+    bool is_down = channel == VOTES_DOWN;
+    uint8_t *heard = vote->heard;
+    for (int local = 1; topology->local == 0 && local < topology->nlocal; local++) {
+        add_leg(vote, is_down, topology->local_ranks[local], channel, is_down ? vote->votes : heard++);
+    }
+    for (int host = 1; vote->group->rank == 0 && host < topology->nhosts; host++) {
+        int leader = dd_topology_rank_at(topology, host, 0);
+        add_leg(vote, is_down, leader, channel, is_down ? vote->votes : heard++);
+    }
+}
+
+/* What has come up makes what goes up; on rank 0, what comes down. */
+static void
+count_votes(setup_vote *vote)
+{
+    const dd_topology *topology = &vote->group->topology;
+    const uint8_t *heard = vote->heard;
+    for (int local = 1; topology->local == 0 && local < topology->nlocal; local++) {
+        vote->own = *heard++ != 0 ? vote->own : 0;
+    }
+    vote->votes[topology->host] = vote->own;
+    for (int host = 1; vote->group->rank == 0 && host < topology->nhosts; host++) {
+        vote->votes[host] = *heard++;
+    }
+}
+
+/* "timed out after 2 s; still missing: rank 1 (node-b, pid 77), rank 3 (node-b, pid 79)". */
+static void
+error_absent_locked(const setup_vote *vote, const dd_wait *wait, dd_error *err)
+{
+    dd_group *group = vote->group;
+    char names[512] = "";
+    int first = -1;
+    int count = 0;
+    for (int i = 0; i < vote->nlegs && count < 8; i++) {
+        const dd_message *message = &vote->legs[i].message;
+        size_t used = strlen(names);
+        char who[128];
+        if (message->is_posted && !vote->legs[i].is_send) {
+            snprintf(names + used, sizeof names - used, "%s%s", count++ > 0 ? ", " : "",
+                     group_print_member(group, message->rank, who));
+            first = first < 0 ? message->rank : first;
+        }
+    }
+    dd_error_set(err, DD_OP_TIMED_OUT, "timed out after %.3g s%s%s%s", dd_wait_elapsed_s(wait),
+                 count > 0 ? "; still missing: " : "", names, count == 8 ? " ..." : "");
+    int other = group_add_loss_locked(group, err);
+    int culprit = other >= 0 ? other : first;
+    if (culprit >= 0) {
+        group_blame(group, culprit, err);
+    }
+}
+
+/* Posts the legs and waits for them; then there are none. */
+static dd_status
+walk_legs(setup_vote *vote, const dd_wait *wait, dd_error *err)
+{
+    dd_group *group = vote->group;
+    dd_engine_lock(group->engine);
+    vote->nleft = vote->nlegs;
+    for (int i = 0; i < vote->nlegs; i++) {
+        if (vote->legs[i].is_send) {
+            dd_context_post_send_locked(group->context, &vote->legs[i].message);
+        } else {
+            dd_context_post_recv_locked(group->context, &vote->legs[i].message);
+        }
+    }
+    dd_engine_unlock(group->engine);
+    dd_status status = group_await_others(group, vote->setup, are_legs_done, vote, wait, err);
+    dd_error over;
+    dd_error_set(&over, DD_ABORTED, "the group is not being made any more");
+    dd_engine_lock(group->engine);
+    if (status == DD_OP_TIMED_OUT) {
+        error_absent_locked(vote, wait, err);
+    }
+    if (status == DD_OK && vote->error.code != DD_OK) {
+        /* What somebody has said is more than that he is gone. */
+        status = dd_error_copy(err, group->cause.code != DD_OK ? &group->cause : &vote->error);
+    }
+    for (int i = 0; i < vote->nlegs; i++) {
+        dd_context_cancel_locked(group->context, &vote->legs[i].message, &over);
+    }
+    dd_engine_unlock(group->engine);
+    vote->nlegs = 0;
+    return status;
+}
+
+static bool
+are_children_there(void *ctx)
+{
+    const setup_vote *vote = ctx;
+    for (int i = 0; i < vote->nlegs; i++) {
+        const dd_peer *peer = vote->group->peers[vote->legs[i].message.rank];
+        if (!dd_peer_is_connected_locked(peer) && dd_peer_error_locked(peer) == NULL) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Those below are to dial; when they do not come, they may be gone, or not get through. */
+static dd_status
+hear_children(setup_vote *vote, const dd_wait *wait, dd_error *err)
+{
+    add_children(vote, VOTES_UP);
+    if (vote->nlegs == 0) {
+        return DD_OK;
+    }
+    dd_wait patience = dd_wait_at_most(wait, DIALLED_PATIENCE_NS);
+    dd_status status = dd_group_await(vote->group, are_children_there, vote, &patience, err);
+    if (status == DD_INTERRUPTED) {
+        return status;
+    }
+    dd_wait later = *wait;
+    bool has_leaders = vote->group->rank == 0 && vote->group->topology.nhosts > 1;
+    later.deadline_ns += has_leaders && later.deadline_ns < DD_NEVER_NS - GRACE_NS ? GRACE_NS : 0;
+    return walk_legs(vote, &later, err);
+}
+
+static dd_status
+hear_parent(setup_vote *vote, const dd_wait *wait, dd_error *err)
+{
+    const dd_topology *topology = &vote->group->topology;
+    int parent = topology->local == 0 ? 0 : topology->local_ranks[0];
+    if (vote->group->rank == 0) {
+        return DD_OK;
+    }
+    dd_wait later = *wait;
+    later.deadline_ns += later.deadline_ns < DD_NEVER_NS - 2 * GRACE_NS ? 2 * GRACE_NS : 0;
+    add_leg(vote, true, parent, VOTES_UP, &vote->own);
+    add_leg(vote, false, parent, VOTES_DOWN, vote->votes);
+    return walk_legs(vote, &later, err);
+}
+
+dd_status
+group_exchange_votes(dd_group *group, const group_setup *setup, bool own, uint8_t *votes, const dd_wait *wait,
+                     dd_error *err)
+{
+    size_t size = (size_t)group->size;
+    setup_vote vote = {.group = group, .setup = setup, .own = own ? 1 : 0};
+    vote.votes = votes;
+    vote.heard = dd_mem_zalloc(size);
+    vote.legs = dd_mem_alloc_array(size + 1, sizeof *vote.legs);
+    dd_status status = DD_OK;
+    if (vote.heard == NULL || vote.legs == NULL) {
+        status = dd_error_no_memory(err, size + (size + 1) * sizeof *vote.legs);
+    } else {
+        status = hear_children(&vote, wait, err);
+    }
+    if (status == DD_OK) {
+        count_votes(&vote);
+        status = hear_parent(&vote, wait, err);
+    }
+    if (status == DD_OK) {
+        add_children(&vote, VOTES_DOWN);
+        status = walk_legs(&vote, wait, err);
+    }
+    dd_mem_free(vote.legs);
+    dd_mem_free(vote.heard);
+    return status;
+}
