@@ -89,10 +89,16 @@ dd_card_init(dd_card *card, dd_error *err)
 void
 dd_card_name_of_uid(const dd_card *card, char name[DD_UNIX_NAME_MAX])
 {
-    int len = snprintf(name, DD_UNIX_NAME_MAX, "dldist-");
-    for (int i = 0; i < DD_UID_BYTES; i++) {
-        len += snprintf(name + len, 3, "%02x", card->uid.bytes[i]);
+    static const char digits[] = "0123456789abcdef";
+    static const char prefix[] = "dldist-";
+    _Static_assert(sizeof prefix + 2 * DD_UID_BYTES <= DD_UNIX_NAME_MAX, "the name fits");
+    memcpy(name, prefix, sizeof prefix - 1);
+    char *at = name + sizeof prefix - 1;
+    for (int i = 0; i < DD_UID_BYTES; i++) { /* for every card that is read: printf takes ten times as long */
+        *at++ = digits[card->uid.bytes[i] >> 4];
+        *at++ = digits[card->uid.bytes[i] & 15];
     }
+    *at = '\0';
 }
 
 bool
