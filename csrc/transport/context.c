@@ -165,7 +165,7 @@ context_on_peer_lost(dd_context *context, dd_peer *peer)
         rank->is_lost = true;
         fail_posted(rank, message_fail_lost);
         if (context->handler.on_lost != NULL) {
-            dd_error own = peer->error;
+            dd_error own = *peer->error;
             dd_error_blame(&own, number, peer->card.host, peer->card.pid);
             context->handler.on_lost(context->handler.ctx, number, &own);
         }

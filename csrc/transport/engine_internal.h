@@ -147,7 +147,9 @@ struct dd_peer {
 
     dd_list breaking; /* engine->breaking */
     bool is_breaking;
-    dd_error error; /* why it breaks, and then why it is lost */
+    /* Why it breaks, and then why it is lost; NULL while nothing is wrong: a process has a peer for every other one.
+     * Owned, but for the one that says that there was no memory for another. */
+    const dd_error *error;
 };
 
 typedef struct context_rank {

@@ -44,6 +44,20 @@ peer_create(dd_engine *engine, const dd_uid *uid, dd_peer **peer, dd_error *err)
     return DD_OK;
 }
 
+static const dd_error no_memory = {.code = DD_PEER_LOST,
+                                   .culprit.rank = -1,
+                                   .message =
+                                       "the connection is lost, and there was no memory to keep the reason"};
+
+static void
+forget_error(dd_peer *peer)
+{
+    if (peer->error != &no_memory) {
+        dd_mem_free((void *)(uintptr_t)peer->error);
+    }
+    peer->error = NULL;
+}
+
 static void
 destroy_lane(dd_lane *lane)
 {
@@ -96,6 +110,7 @@ peer_destroy(dd_peer *peer)
         }
     }
     dd_list_remove(&peer->breaking);
+    forget_error(peer);
     dd_mem_free(peer);
 }
 
@@ -235,7 +250,7 @@ dd_peer_is_connected_locked(const dd_peer *peer)
 const dd_error *
 dd_peer_error_locked(const dd_peer *peer)
 {
-    return peer->state == PEER_LOST ? &peer->error : NULL;
+    return peer->state == PEER_LOST ? peer->error : NULL;
 }
 
 bool
@@ -441,6 +456,18 @@ engine_on_dial_failed(void *ctx, const dd_uid *uid, int number, const dd_error *
 
 /* ---- breaking */
 
+static void
+note_error(dd_peer *peer, const dd_error *error)
+{
+    dd_error *own = dd_mem_alloc(sizeof *own);
+    if (own != NULL) {
+        *own = *error;
+        dd_error_blame(own, -1, peer->card.host, peer->card.pid);
+    }
+    forget_error(peer);
+    peer->error = own != NULL ? own : &no_memory;
+}
+
 void
 peer_break(dd_peer *peer, const dd_error *error)
 {
@@ -448,8 +475,7 @@ peer_break(dd_peer *peer, const dd_error *error)
         return;
     }
     peer->is_breaking = true;
-    peer->error = *error;
-    dd_error_blame(&peer->error, -1, peer->card.host, peer->card.pid);
+    note_error(peer, error);
     dd_list_push_back(&peer->engine->breaking, &peer->breaking);
 }
 

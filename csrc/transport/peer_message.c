@@ -84,7 +84,7 @@ message_fail_closed(dd_message *message)
 void
 message_fail_lost(dd_message *message)
 {
-    dd_error error = message->peer->error;
+    dd_error error = *message->peer->error;
     error.culprit.rank = other_rank(message);
     message_end(message, &error);
 }
