@@ -116,6 +116,36 @@ run_out_of_time(meeting_place *place, dd_error *err)
     return status;
 }
 
+/* What the others are told of a rank that cannot go on. False: it cannot read its own card. */
+static bool
+explain_own_failure(const meeting_place *place, const dd_error *why, dd_error *told)
+{
+    dd_meeting_member own;
+    char who[128];
+    if (!meeting_read(place, place->own, &own)) {
+        return false;
+    }
+    meeting_print_member(place, place->meeting->rank, &own, who);
+    if (why->code == DD_INTERRUPTED) {
+        dd_error_set(told, DD_ABORTED, "%s %s", who, place->meeting->kind->of_interrupted);
+    } else {
+        dd_error_set(told, DD_ABORTED, "%s has given up: %s", who, why->message);
+    }
+    dd_error_blame(told, meeting_name_of(place, place->meeting->rank), own.host, own.pid);
+    return true;
+}
+
+/* The meeting is over, and the others go on. */
+static void
+post_own_failure(const meeting_place *place, const dd_error *why)
+{
+    dd_error told;
+    dd_error first;
+    if (explain_own_failure(place, why, &told)) {
+        dd_meeting_post(place->store, place->meeting->name, place->generation, &told, &first);
+    }
+}
+
 /* What the store says of the end: that it was called off, that it has failed, or who is there. */
 static dd_status
 read_end(meeting_place *place, dd_bytes said, dd_meeting_end *end, bool *is_over, dd_error *err)
@@ -131,7 +161,15 @@ read_end(meeting_place *place, dd_bytes said, dd_meeting_end *end, bool *is_over
         prepend_meeting(place, &failure);
         return status == DD_OK ? dd_error_copy(err, &failure) : status;
     }
-    return meeting_decode_end(place->meeting->size, said, end, err);
+    size_t napart = 0;
+    dd_status status = meeting_decode_end(place->meeting->size, said, end, &napart, err);
+    if (status == DD_OK && napart > 0) {
+        status = meeting_take_cards(place, napart, end, err);
+        if (status != DD_OK) {
+            post_own_failure(place, err);
+        }
+    }
+    return status;
 }
 
 /* ---- whom one cannot meet with */
@@ -281,24 +319,13 @@ static void
 give_up(meeting_place *place, bool is_known, const dd_error *why)
 {
     dd_wait moment = dd_wait_after(LAST_WORDS_NS);
-    dd_meeting_member own;
-    char who[128];
     dd_error told;
     const dd_wait *callers = place->wait;
     place->wait = &moment;
-    if (!meeting_read(place, place->own, &own) || (!is_known && !find_own(place))) {
-        place->wait = callers;
-        return;
+    if (explain_own_failure(place, why, &told) && (is_known || find_own(place))) {
+        dd_status ignored = fail_meeting(place, &told, NULL); /* the store itself may be what has failed */
+        (void)ignored;
     }
-    meeting_print_member(place, place->meeting->rank, &own, who);
-    if (why->code == DD_INTERRUPTED) {
-        dd_error_set(&told, DD_ABORTED, "%s %s", who, place->meeting->kind->of_interrupted);
-    } else {
-        dd_error_set(&told, DD_ABORTED, "%s has given up: %s", who, why->message);
-    }
-    dd_error_blame(&told, meeting_name_of(place, place->meeting->rank), own.host, own.pid);
-    dd_status ignored = fail_meeting(place, &told, NULL); /* the store itself may be what has failed */
-    (void)ignored;
     place->wait = callers;
 }
 

@@ -211,10 +211,15 @@ end_well(arrival *self, dd_error *err)
     uint64_t generation = self->reply->generation;
     dd_blob_list published = {0};
     dd_blob end = {0};
+    dd_blob cards = {0};
     memcpy(&id, self->request->published.data, sizeof id);
     dd_status status = get_published(self, &published, err);
     if (status == DD_OK) {
-        status = meeting_encode_end(id, &published, &end, err);
+        status = meeting_encode_end(id, &published, &end, &cards, err);
+    }
+    if (status == DD_OK && cards.len > 0) { /* before the end, which says that they are there */
+        status = self->store->ops->set(self->store, meeting_part_key(&self->keys, generation, "cards"),
+                                       dd_blob_view(&cards), self->wait, err);
     }
     if (status == DD_OK) {
         status = set_if_missing(self, meeting_part_key(&self->keys, generation, "end"), dd_blob_view(&end),
@@ -224,6 +229,7 @@ end_well(arrival *self, dd_error *err)
         drop_published(self);
     }
     dd_blob_fini(&end);
+    dd_blob_fini(&cards);
     dd_blob_list_fini(&published);
     self->reply->state = status == DD_OK ? DD_MEET_ENDED : self->reply->state;
     return status == DD_OK ? meeting_leave_generation(self->store, &self->keys, generation, self->wait, err)
