@@ -438,8 +438,11 @@ count_memory(const meeting_sim_shape *shape, const dd_meeting_end *end, meeting_
     sim_process process = {.is_linked = NULL};
     is_made = is_made && process_init(&process, shape, 0) &&
               CHECK_OK(dd_context_open(engine, 1, 0, shape->nranks, peers, &deaf, &context, check_err()));
-    size_t nbytes = count_heap() - before - (is_made ? nranks * sizeof *process.is_linked : 0);
-    bill->nbytes_for_another = nbytes / nranks + (nbytes > 0 ? sizeof(member_state) + sizeof(dd_peer *) : 0);
+    size_t own = nranks * sizeof *process.is_linked; /* of this simulation */
+    size_t after = count_heap();
+    if (is_made && after > before + own) {
+        bill->nbytes_for_another = (after - before - own) / nranks + sizeof(member_state) + sizeof(dd_peer *);
+    }
     if (context != NULL) {
         dd_wait at_once = dd_wait_after(0);
         dd_context_close(context, &at_once);
