@@ -1,6 +1,7 @@
 /* What a start costs where there are many ranks: see meeting_sim.h, and benchmarks/simulate_meeting.c for more of it. */
 #include "check.h"
 #include "core/fork.h"
+#include "core/mem.h"
 #include "core/shared_memory.h"
 #include "core/thread.h"
 #include "meeting_sim.h"
@@ -244,6 +245,38 @@ TEST(whoever_hears_nothing_gets_the_cards_from_the_store)
 TEST(whoever_hears_nonsense_gets_the_cards_from_the_store)
 {
     check_impostor(true);
+}
+
+static const dd_meeting_kind lonely_kind = {.noun = "party", .of_interrupted = "went home"};
+
+TEST(whoever_may_not_share_gets_the_cards_from_the_store)
+{
+    taker self;
+    dd_store *store = open_store();
+    REQUIRE(taker_init(&self, store, 0, make_id(), sizeof TWO_CARDS - 1));
+    self.meeting.kind = &lonely_kind;
+    take(&self);
+    check_taken(&self);
+    dd_store_release(store);
+}
+
+TEST(cards_without_memory)
+{
+    dd_store *store = open_store();
+    dd_status status = DD_OUT_OF_MEMORY;
+    for (long nth = 0; nth < 60 && status == DD_OUT_OF_MEMORY; nth++) {
+        taker self;
+        REQUIRE(taker_init(&self, store, 0, make_id(), sizeof TWO_CARDS - 1));
+        self.meeting.kind = &lonely_kind;
+        (void)dd_mem_fail_after(nth);
+        take(&self);
+        (void)dd_mem_fail_after(-1);
+        status = self.status;
+        dd_meeting_end_fini(&self.end);
+        meeting_keys_fini(&self.place.keys);
+    }
+    CHECK_OK(status);
+    dd_store_release(store);
 }
 
 TEST(a_store_without_the_cards_is_a_failure)
