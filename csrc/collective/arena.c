@@ -253,6 +253,26 @@ dd_arena_attach(int fd, int nranks, int rank, dd_arena **arena, dd_error *err)
     return DD_OK;
 }
 
+void
+dd_arena_add_cpus(dd_arena *arena)
+{
+    dd_cpu_set own = dd_cpu_own_set();
+    for (int i = 0; i < DD_CPU_SET_MAX / 64; i++) {
+        atomic_fetch_or(&arena->shared->cpus[i], own.words[i]);
+    }
+}
+
+bool
+dd_arena_is_crowded(dd_arena *arena)
+{
+    int ncpus = 0;
+    for (int i = 0; i < DD_CPU_SET_MAX / 64; i++) {
+        ncpus += __builtin_popcountll(atomic_load(&arena->shared->cpus[i]));
+    }
+    arena->is_crowded = arena->shared->is_crowded != 0 || (ncpus > 0 && arena->nranks > ncpus);
+    return arena->is_crowded;
+}
+
 dd_status
 dd_arena_join(dd_arena *mapped, int rank, dd_arena **arena, dd_error *err)
 {

@@ -64,6 +64,11 @@ size_t dd_arena_nbytes(int nranks);
 /* Maps it as one of its ranks; the descriptor stays the caller's. DD_PROTOCOL when it is not an arena of that
  * shape, or was made by a build that lays it out otherwise. */
 dd_status dd_arena_attach(int fd, int nranks, int rank, dd_arena **arena, dd_error *err) DD_MUST_CHECK;
+/* Says on which CPUs this rank may run: each rank may be bound to some of its own. */
+void dd_arena_add_cpus(dd_arena *arena);
+/* Once all ranks have attached and said that, and before the first operation: whether there are more ranks than CPUs, by
+ * that or by what the maker said. All ranks get the same answer. */
+bool dd_arena_is_crowded(dd_arena *arena);
 void dd_arena_close(dd_arena *arena); /* NULL is fine */
 
 /* Something has gone wrong. Operations that have not compared their headers, on any rank, stay blocked
@@ -126,9 +131,10 @@ dd_arena_ranks dd_arena_missing(const dd_arena *arena);
 /* Tells the others on which CPU this rank runs. Operations do so themselves. */
 void dd_arena_note_cpu(dd_arena *arena);
 /* Whether rank k, or one of the missing ranks, was last seen on the CPU that we run on: it cannot come before
- * we give that away. */
-bool dd_arena_is_in_the_way_of(const dd_arena *arena, int k);
-bool dd_arena_is_in_the_way(const dd_arena *arena);
+ * we give that away. Where no other rank uses some other CPU on which this thread may run, it moves there, and is in nobody's way any
+ * more: the system leaves threads that take turns on one CPU together for long, whatever other CPUs have to do. */
+bool dd_arena_is_in_the_way_of(dd_arena *arena, int k);
+bool dd_arena_is_in_the_way(dd_arena *arena);
 
 /* After MISMATCH: two ranks that disagree, `other` being this one where it is one of them; the signature of
  * the first, and where block sizes do not fit, both numbers of bytes. */

@@ -47,6 +47,7 @@
 #define DD_COLLECTIVE_ARENA_INTERNAL_H
 
 #include "collective/arena.h"
+#include "core/cpu.h"
 
 #include <stdatomic.h>
 
@@ -150,7 +151,8 @@ typedef struct arena_geometry {
 
 typedef struct arena_shared {
     arena_geometry geometry;
-    uint64_t is_crowded; /* const: more ranks than cores, says the maker, and all go by that */
+    uint64_t is_crowded;                        /* const: more ranks than cores, says the maker */
+    _Atomic uint64_t cpus[DD_CPU_SET_MAX / 64]; /* that some rank may run on; none before all have said it */
     /* Read at every publication, written seldom. */
     _Alignas(128) arena_bits asleep; /* ranks to be woken */
     arena_bits poisoned;             /* that have given up; never cleared */
@@ -320,8 +322,8 @@ struct dd_arena {
     arena_board_head *boards;
     uint64_t nposts_seen; /* of what is on the boards */
     dd_signature noted;   /* on ours */
-    bool is_crowded;
-    bool is_borrowed; /* the mapping is another's */
+    bool is_crowded;      /* all ranks go by that */
+    bool is_borrowed;     /* the mapping is another's */
     uint64_t generation;
     int nranks;
     int rank;
@@ -333,6 +335,7 @@ struct dd_arena {
     uint64_t floor;           /* mark that all are known to have reached */
     uint64_t nchunks;         /* folded in shares, since the arena was made */
     uint32_t cpu;             /* as we have told the others */
+    int64_t moves_next_ns;    /* not to another CPU before that */
     bool is_registered;
     bool has_slept;       /* our bit may be set in shared->asleep */
     arena_slot *slots;    /* [nranks] */

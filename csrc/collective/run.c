@@ -185,7 +185,7 @@ dd_run_is_moving_locked(const dd_run *run)
 }
 
 bool
-dd_run_is_in_the_way_locked(const dd_run *run)
+dd_run_is_in_the_way_locked(dd_run *run)
 {
     return run->is_arena_busy && !run->mover.is_taken && dd_arena_is_in_the_way(run->env.arena);
 }

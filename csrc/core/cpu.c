@@ -85,24 +85,59 @@ dd_cpu_features(void)
     return features & ~is_known;
 }
 
-/* The kernel refuses a set that is smaller than its own, whose size it does not tell. 0 when it cannot be
- * had. */
+/* The kernel refuses a set that is smaller than its own, whose size it does not tell. NULL when it cannot be had. */
+static cpu_set_t *
+get_affinity(size_t *nbytes)
+{
+    for (size_t capacity = DD_CPU_SET_MAX; capacity <= 1 << 20; capacity *= 4) {
+        *nbytes = CPU_ALLOC_SIZE(capacity);
+        cpu_set_t *set = dd_mem_zalloc(*nbytes);
+        if (set == NULL || sched_getaffinity(0, *nbytes, set) == 0) {
+            return set;
+        }
+        dd_mem_free(set);
+    }
+    return NULL;
+}
+
 static int
 affinity_count(void)
 {
-    for (size_t capacity = 1024; capacity <= 1 << 20; capacity *= 4) {
-        size_t nbytes = CPU_ALLOC_SIZE(capacity);
-        cpu_set_t *set = dd_mem_zalloc(nbytes);
-        if (set == NULL) {
-            return 0;
-        }
-        int count = sched_getaffinity(0, nbytes, set) == 0 ? CPU_COUNT_S(nbytes, set) : 0;
-        dd_mem_free(set);
-        if (count > 0) {
-            return count;
-        }
+    size_t nbytes;
+    cpu_set_t *set = get_affinity(&nbytes);
+    int count = set != NULL ? CPU_COUNT_S(nbytes, set) : 0;
+    dd_mem_free(set);
+    return count;
+}
+
+dd_cpu_set
+dd_cpu_own_set(void)
+{
+    dd_cpu_set own = {{0}};
+    size_t nbytes;
+    cpu_set_t *set = get_affinity(&nbytes);
+    for (size_t cpu = 0; set != NULL && cpu < DD_CPU_SET_MAX; cpu++) {
+        own.words[cpu / 64] |= (uint64_t)(CPU_ISSET_S(cpu, nbytes, set) != 0) << cpu % 64;
     }
-    return 0;
+    dd_mem_free(set);
+    return own;
+}
+
+bool
+dd_cpu_move_to(int cpu)
+{
+    size_t nbytes;
+    cpu_set_t *allowed = get_affinity(&nbytes);
+    cpu_set_t *wanted = allowed != NULL ? dd_mem_zalloc(nbytes) : NULL;
+    bool is_moved = false;
+    if (wanted != NULL && CPU_ISSET_S((size_t)cpu, nbytes, allowed)) {
+        CPU_SET_S((size_t)cpu, nbytes, wanted);
+        is_moved = sched_setaffinity(0, nbytes, wanted) == 0;
+        (void)sched_setaffinity(0, nbytes, allowed);
+    }
+    dd_mem_free(wanted);
+    dd_mem_free(allowed);
+    return is_moved;
 }
 
 /* The beginning of a small file as text; false if there is none. */
@@ -159,9 +194,9 @@ find_cgroup(char *path, size_t size)
     return true;
 }
 
-/* The tightest quota from the process's group up to the root; 0 for none. */
-static int
-quota_count(void)
+/* From the process's group up to the root. */
+int
+dd_cpu_quota(void)
 {
     char group[2048];
     if (!find_cgroup(group, sizeof group)) {
@@ -191,6 +226,6 @@ dd_cpu_usable_count(void)
         long online = sysconf(_SC_NPROCESSORS_ONLN);
         count = online > 0 && online < INT_MAX ? (int)online : 1;
     }
-    int quota = quota_count();
+    int quota = dd_cpu_quota();
     return quota > 0 && quota < count ? quota : count;
 }

@@ -151,7 +151,7 @@ group_task_progress(dd_task *task)
 {
     dd_group *group = DD_CONTAINER_OF(task, dd_group, task);
     bool is_progress = group_map_wanted_locked(group);
-    task->is_crowded = group_is_crowded(group) || is_in_the_way_locked(group);
+    task->is_crowded = group->is_crowded || is_in_the_way_locked(group);
     if (group->is_asking) {
         group_ask_connected_locked(group);
         if (group_has_all_answers_locked(group)) {
@@ -446,8 +446,8 @@ group_look_a_while_locked(dd_group *group, const coll_call *call, int nlooks)
             continue;
         }
         bool is_time = look % LOOKS_PER_YIELD == LOOKS_PER_YIELD - 1;
-        if (group_is_crowded(group) || (is_time && dd_run_is_in_the_way_locked(group->run))) {
-            if (!dd_engine_give_way_locked(group->engine, group_is_crowded(group))) {
+        if (group->is_crowded || (is_time && dd_run_is_in_the_way_locked(group->run))) {
+            if (!dd_engine_give_way_locked(group->engine)) {
                 return;
             }
         } else {

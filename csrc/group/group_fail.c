@@ -485,12 +485,12 @@ say_own_loss_locked(const dd_group *group, int rank, text_line *line)
 static void
 say_member_at(const dd_group *group, int rank, text_line *line)
 {
-    const dd_card *card = dd_peer_card(group->peers[rank]);
+    dd_addr_list addrs = dd_peer_addrs_locked(group->peers[rank]);
     char who[128];
     char addr[DD_ADDR_TEXT_MAX];
     say(line, "%s", group_print_member(group, rank, who));
-    if (card->addrs.count == 1) {
-        say(line, " at %s", dd_addr_print(&card->addrs.items[0], addr));
+    if (addrs.count == 1) {
+        say(line, " at %s", dd_addr_print(&addrs.items[0], addr));
     }
 }
 

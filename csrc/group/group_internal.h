@@ -80,7 +80,7 @@ struct dd_group {
     uint64_t id;
     int rank;
     int size;
-    int ncores; /* that this process may use */
+    bool is_crowded; /* there are more ranks on this host than cores that they may use */
     dd_blob name;
     dd_peer **peers; /* [size], owned */
     dd_topology topology;
@@ -182,13 +182,6 @@ dd_status group_check_coll(const dd_group *group, const dd_coll_args *args, dd_c
                            dd_error *err) DD_MUST_CHECK;
 
 /* ---- group_call.c */
-
-/* There are more ranks on this host than cores. */
-static inline bool
-group_is_crowded(const dd_group *group)
-{
-    return group->topology.nlocal > group->ncores;
-}
 
 extern const dd_context_handler group_context_handler; /* but for its ctx */
 

@@ -17,7 +17,7 @@ static bool
 read_card(dd_bytes bytes, dd_meeting_member *member)
 {
     dd_card card;
-    if (dd_card_decode(bytes, &card, NULL) != DD_OK) {
+    if (dd_card_decode(bytes, &card, NULL, NULL) != DD_OK) {
         return false;
     }
     memcpy(member->host, card.host, sizeof member->host);
@@ -32,7 +32,7 @@ static bool
 find_host(dd_bytes bytes, uint8_t host[DD_MEETING_HOST_BYTES])
 {
     dd_card card;
-    if (dd_card_decode(bytes, &card, NULL) != DD_OK || card.unix_name[0] == '\0' ||
+    if (dd_card_decode(bytes, &card, NULL, NULL) != DD_OK || !card.has_unix ||
         !dd_card_is_same_host(&card, &card)) {
         return false;
     }
@@ -46,14 +46,16 @@ look_for(dd_bytes bytes, dd_bytes own_bytes, bool *was_seen, bool *is_gone, cons
 {
     dd_card card;
     dd_card own;
+    dd_addr_list addrs;
     dd_presence presence = DD_PRESENCE_THERE;
     dd_status status = DD_OK;
     *is_gone = false;
-    if (dd_card_decode(bytes, &card, NULL) != DD_OK || dd_card_decode(own_bytes, &own, NULL) != DD_OK) {
+    if (dd_card_decode(bytes, &card, &addrs, NULL) != DD_OK ||
+        dd_card_decode(own_bytes, &own, NULL, NULL) != DD_OK) {
         return DD_OK;
     }
     if (memcmp(&card.uid, &own.uid, sizeof own.uid) != 0) { /* several ranks may be of one process */
-        status = dd_card_look_for(&card, &own, &presence, wait, err);
+        status = dd_card_look_for(&card, &addrs, &own, &presence, wait, err);
     }
     if (status == DD_OK) {
         *is_gone = presence == DD_PRESENCE_NONE || (presence == DD_PRESENCE_REFUSED && *was_seen);
@@ -97,7 +99,7 @@ find_repeated(const dd_bytes *cards, int size, bool *is_again, dd_error *err)
     int count = 0;
     dd_card card;
     for (int rank = 0; rank < size; rank++) {
-        if (dd_card_decode(cards[rank], &card, NULL) == DD_OK) {
+        if (dd_card_decode(cards[rank], &card, NULL, NULL) == DD_OK) {
             sorted[count++] = (card_of_rank){card.uid, rank};
         }
     }

@@ -380,6 +380,7 @@ attach_arena(dd_group *group, int fd, int local, dd_error *err)
     dd_arena *arena = NULL;
     dd_status status = dd_arena_attach(fd, group->topology.nlocal, local, &arena, err);
     if (status == DD_OK) {
+        dd_arena_add_cpus(arena);
         set_arena(group, arena);
     }
     return status;
@@ -419,8 +420,9 @@ static dd_status
 make_arena(dd_group *group, dd_error *err)
 {
     int fd = -1;
-    dd_status status =
-        dd_arena_create(group->topology.nlocal, group->topology.nlocal > group->ncores, &fd, err);
+    int quota = dd_cpu_quota();
+    bool is_crowded = quota > 0 && group->topology.nlocal > quota;
+    dd_status status = dd_arena_create(group->topology.nlocal, is_crowded, &fd, err);
     if (status == DD_OK) {
         status = attach_arena(group, fd, 0, err);
     }
@@ -539,7 +541,7 @@ compare_hosts(const void *a, const void *b)
 {
     const host_of_rank *first = a;
     const host_of_rank *second = b;
-    int order = (first->card->unix_name[0] == '\0') - (second->card->unix_name[0] == '\0');
+    int order = second->card->has_unix - first->card->has_unix;
     if (order == 0) {
         order = memcmp(first->card->host_id, second->card->host_id, sizeof first->card->host_id);
     }
@@ -561,7 +563,7 @@ compare_cards(const dd_group *group, int *hosts, dd_error *err)
     qsort(sorted, size, sizeof *sorted, compare_hosts);
     for (size_t i = 0; i < size; i++) {
         const dd_card *card = sorted[i].card;
-        bool is_same = i > 0 && card->unix_name[0] != '\0' && dd_card_is_same_host(card, sorted[i - 1].card);
+        bool is_same = i > 0 && card->has_unix && dd_card_is_same_host(card, sorted[i - 1].card);
         hosts[sorted[i].rank] = is_same ? hosts[sorted[i - 1].rank] : sorted[i].rank;
     }
     dd_mem_free(sorted);
@@ -656,6 +658,9 @@ wake_local_rank(void *ctx, int local)
 static dd_status
 make_run(dd_group *group, dd_error *err)
 {
+    if (group->arena != NULL && group->topology.nlocal > 1) {
+        group->is_crowded = dd_arena_is_crowded(group->arena);
+    }
     dd_run_env env = {
         .engine = group->engine,
         .context = group->context,
@@ -663,7 +668,7 @@ make_run(dd_group *group, dd_error *err)
         .arena = group->arena,
         .selection = group->selection,
         .segment_nbytes = group->segment_nbytes,
-        .is_crowded = group_is_crowded(group),
+        .is_crowded = group->is_crowded,
         .wake = wake_local_rank,
         .want_region = group_want_region,
         .ctx = group,
@@ -691,7 +696,6 @@ init_state(dd_group *group, const group_setup *setup)
     group->id = setup->id;
     group->rank = setup->rank;
     group->size = setup->size;
-    group->ncores = dd_cpu_usable_count();
     group->arena_fd = -1;
     group->peers = setup->peers;
     group->selection = setup->options->selection;
@@ -722,6 +726,7 @@ set_up(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error 
     if (status == DD_OK) {
         status = find_hosts(group, NULL, err);
     }
+    group->is_crowded = group->topology.nlocal > dd_cpu_usable_count();
     if (status == DD_OK) {
         status = open_context(group, err);
     }

@@ -71,10 +71,10 @@ static bool
 is_spinning(dd_loop *loop)
 {
     int64_t now_ns = dd_clock_now_ns();
-    if (loop->idle_until_ns == 0) {
-        loop->idle_until_ns = now_ns + dd_spin_start(&loop->spin);
+    if (loop->idle_since_ns == 0) {
+        loop->idle_since_ns = now_ns;
     }
-    return now_ns < loop->idle_until_ns;
+    return now_ns - loop->idle_since_ns < loop->spin.budget_ns;
 }
 
 static void
@@ -101,12 +101,13 @@ dd_loop_run(dd_loop *loop)
         bool is_input = loop->nevents > 0;
         deliver_events(loop);
         expire_timers(loop);
-        if (is_input) {
-            loop->idle_until_ns = 0;
+        if (is_input && loop->idle_since_ns != 0) {
+            dd_spin_note_wait(&loop->spin, dd_clock_now_ns() - loop->idle_since_ns);
+            loop->idle_since_ns = 0;
         }
         is_awake = is_input || is_spinning(loop);
         if (is_awake && !is_input) {
-            dd_spin_yield(&loop->spin);
+            (void)dd_sys_sched_yield(); /* clients may need this core */
         }
     }
 }

@@ -35,7 +35,7 @@ struct dd_loop {
     int epoll_fd;
     int wake_fd;           /* eventfd: dd_loop_stop writes it */
     dd_spin spin;          /* for polling without sleeping after the last input; zeroed: sleeps at once */
-    int64_t idle_until_ns; /* loop only: polls until then; 0 while there is input */
+    int64_t idle_since_ns; /* loop only: 0 while there is input */
     dd_list timers;        /* loop only; ordered by deadline */
     struct epoll_event events[DD_LOOP_BATCH]; /* loop only: the batch being delivered */
     int nevents;

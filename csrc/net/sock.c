@@ -93,13 +93,27 @@ dd_sock_listen_on(int bound_fd, dd_error *err)
     return DD_OK;
 }
 
-static dd_status
-finish_connect(int fd, const dd_wait *wait, dd_error *err)
+dd_status
+dd_sock_begin_connect(const dd_addr *addr, int *fd, dd_error *err)
 {
-    dd_status status = dd_sock_wait(fd, POLLOUT, wait, err);
-    if (status != DD_OK) {
-        return status;
+    int new_fd = open_stream(addr->storage.ss_family);
+    if (new_fd < 0) {
+        return dd_error_set_errno(err, DD_NETWORK, errno, "cannot open a socket");
     }
+    if (dd_sys_connect(new_fd, (const struct sockaddr *)&addr->storage, addr->len) != 0 &&
+        errno != EINPROGRESS && errno != EINTR) {
+        int sys_errno = errno;
+        dd_sock_close(new_fd);
+        return dd_error_set_errno(err, DD_NETWORK, sys_errno, "connection failed");
+    }
+    tune_stream(new_fd, addr->storage.ss_family);
+    *fd = new_fd;
+    return DD_OK;
+}
+
+dd_status
+dd_sock_end_connect(int fd, dd_error *err)
+{
     int reason = 0;
     socklen_t reason_len = sizeof reason;
     if (dd_sys_getsockopt(fd, SOL_SOCKET, SO_ERROR, &reason, &reason_len) != 0) {
@@ -112,23 +126,19 @@ dd_status
 dd_sock_connect(const dd_addr *addr, int *fd, const dd_wait *wait, dd_error *err)
 {
     char text[DD_ADDR_TEXT_MAX];
-    int new_fd = open_stream(addr->storage.ss_family);
-    if (new_fd < 0) {
-        return dd_error_set_errno(err, DD_NETWORK, errno, "cannot open a socket to %s",
-                                  dd_addr_print(addr, text));
+    int new_fd = -1;
+    dd_status status = dd_sock_begin_connect(addr, &new_fd, err);
+    if (status == DD_OK) {
+        status = dd_sock_wait(new_fd, POLLOUT, wait, err);
     }
-    dd_status status = DD_OK;
-    if (dd_sys_connect(new_fd, (const struct sockaddr *)&addr->storage, addr->len) != 0) {
-        status = errno == EINPROGRESS || errno == EINTR
-                     ? finish_connect(new_fd, wait, err)
-                     : dd_error_set_errno(err, DD_NETWORK, errno, "connection failed");
+    if (status == DD_OK) {
+        status = dd_sock_end_connect(new_fd, err);
     }
     if (status != DD_OK) {
         dd_sock_close(new_fd);
         dd_error_prepend(err, "connect to %s", dd_addr_print(addr, text));
         return status;
     }
-    tune_stream(new_fd, addr->storage.ss_family);
     *fd = new_fd;
     return DD_OK;
 }

@@ -29,6 +29,11 @@ dd_status dd_sock_listen_on(int bound_fd, dd_error *err) DD_MUST_CHECK;
  * DD_NETWORK_TIMED_OUT. */
 dd_status dd_sock_connect(const dd_addr *addr, int *fd, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
+/* The same without waiting: the socket is writable when the attempt is over, and then dd_sock_end_connect tells what it
+ * has come to. A Unix socket whose queue of connections is full fails with EAGAIN. */
+dd_status dd_sock_begin_connect(const dd_addr *addr, int *fd, dd_error *err) DD_MUST_CHECK;
+dd_status dd_sock_end_connect(int fd, dd_error *err) DD_MUST_CHECK;
+
 /* The next connection of a listening socket; *fd is set on DD_IO_OK. */
 dd_io dd_sock_try_accept(int listen_fd, int *fd);
 

@@ -16,10 +16,13 @@
  *
  *     magic 4, version 1, host_id 32, length 1 and host,
  *     number of addresses 1, and of each: family 1 (4 or 6), IP 4 or 16; then the port of each 2,
- *     length 1 and unix_name, or 255: it is the uid's; pid 8, uid 16 */
+ *     255 if it listens on Unix or 0, pid 8, uid 16 */
 #define CARD_MAGIC "DDcd"
 #define CARD_VERSION 2
-#define NAME_OF_UID 255
+#define HAS_UNIX 255
+#define CARD_BYTES_MAX                                                                               \
+    (4 + 1 + DD_HOST_ID_BYTES + 1 + DD_HOST_NAME_MAX + 1 + DD_ADDR_LIST_MAX * (1 + 16 + 2) + 1 + 8 + \
+     DD_UID_BYTES)
 
 /* ---- making one */
 
@@ -86,19 +89,15 @@ dd_card_init(dd_card *card, dd_error *err)
     return DD_OK;
 }
 
-void
-dd_card_name_of_uid(const dd_card *card, char name[DD_UNIX_NAME_MAX])
+dd_addr
+dd_card_unix_addr(const dd_card *card)
 {
-    static const char digits[] = "0123456789abcdef";
-    static const char prefix[] = "dldist-";
-    _Static_assert(sizeof prefix + 2 * DD_UID_BYTES <= DD_UNIX_NAME_MAX, "the name fits");
-    memcpy(name, prefix, sizeof prefix - 1);
-    char *at = name + sizeof prefix - 1;
-    for (int i = 0; i < DD_UID_BYTES; i++) { /* for every card that is read: printf takes ten times as long */
-        *at++ = digits[card->uid.bytes[i] >> 4];
-        *at++ = digits[card->uid.bytes[i] & 15];
+    char name[16 + 2 * DD_UID_BYTES];
+    int len = snprintf(name, sizeof name, "dldist-");
+    for (int i = 0; i < DD_UID_BYTES; i++) {
+        len += snprintf(name + len, 3, "%02x", card->uid.bytes[i]);
     }
-    *at = '\0';
+    return dd_addr_unix_abstract(name);
 }
 
 bool
@@ -118,86 +117,51 @@ dd_card_print(const dd_card *card, char out[96])
 
 /* ---- writing */
 
-static dd_status
-append_number(dd_blob *out, uint64_t value, size_t nbytes, dd_error *err)
+static uint8_t *
+put(uint8_t *at, const void *bytes, size_t nbytes)
 {
-    uint8_t bytes[8];
-    dd_put_number(bytes, value, nbytes);
-    return dd_blob_append(out, bytes, nbytes, err);
+    memcpy(at, bytes, nbytes);
+    return at + nbytes;
 }
 
-static dd_status
-append_text(dd_blob *out, const char *text, dd_error *err)
+static uint8_t *
+put_number(uint8_t *at, uint64_t value, size_t nbytes)
 {
-    size_t len = strlen(text);
-    dd_status status = append_number(out, len, 1, err);
-    return status == DD_OK ? dd_blob_append(out, text, len, err) : status;
+    dd_put_number(at, value, nbytes);
+    return at + nbytes;
 }
 
-static dd_status
-append_ip(dd_blob *out, const dd_addr *addr, dd_error *err)
+static uint8_t *
+put_addrs(uint8_t *at, const dd_addr_list *addrs)
 {
-    bool is_v4 = addr->storage.ss_family == AF_INET;
-    if (!is_v4 && addr->storage.ss_family != AF_INET6) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "cannot publish an address of family %d",
-                            addr->storage.ss_family);
+    at = put_number(at, addrs->count, 1);
+    for (size_t i = 0; i < addrs->count; i++) {
+        const struct sockaddr_storage *storage = &addrs->items[i].storage;
+        bool is_v4 = storage->ss_family == AF_INET;
+        at = put_number(at, is_v4 ? 4 : 6, 1);
+        at = is_v4 ? put(at, &((const struct sockaddr_in *)storage)->sin_addr, 4)
+                   : put(at, &((const struct sockaddr_in6 *)storage)->sin6_addr, 16);
     }
-    const void *ip = is_v4 ? (const void *)&((const struct sockaddr_in *)&addr->storage)->sin_addr
-                           : (const void *)&((const struct sockaddr_in6 *)&addr->storage)->sin6_addr;
-    dd_status status = append_number(out, is_v4 ? 4 : 6, 1, err);
-    return status == DD_OK ? dd_blob_append(out, ip, is_v4 ? 4 : 16, err) : status;
-}
-
-static dd_status
-append_addrs(dd_blob *out, const dd_addr_list *addrs, dd_error *err)
-{
-    dd_status status = append_number(out, addrs->count, 1, err);
-    for (size_t i = 0; i < addrs->count && status == DD_OK; i++) {
-        status = append_ip(out, &addrs->items[i], err);
+    for (size_t i = 0; i < addrs->count; i++) {
+        at = put_number(at, dd_addr_port(&addrs->items[i]), 2);
     }
-    for (size_t i = 0; i < addrs->count && status == DD_OK; i++) {
-        status = append_number(out, dd_addr_port(&addrs->items[i]), 2, err);
-    }
-    return status;
-}
-
-static dd_status
-append_card(const dd_card *card, dd_blob *out, dd_error *err)
-{
-    uint8_t head[5 + DD_HOST_ID_BYTES] = CARD_MAGIC;
-    uint8_t tail[8 + DD_UID_BYTES];
-    char own_name[sizeof card->unix_name];
-    head[4] = CARD_VERSION;
-    memcpy(head + 5, card->host_id, DD_HOST_ID_BYTES);
-    dd_put_number(tail, (uint64_t)card->pid, 8);
-    memcpy(tail + 8, card->uid.bytes, DD_UID_BYTES);
-    dd_card_name_of_uid(card, own_name);
-    dd_status status = dd_blob_append(out, head, sizeof head, err);
-    if (status == DD_OK) {
-        status = append_text(out, card->host, err);
-    }
-    if (status == DD_OK) {
-        status = append_addrs(out, &card->addrs, err);
-    }
-    if (status == DD_OK) {
-        status = strcmp(card->unix_name, own_name) == 0 ? append_number(out, NAME_OF_UID, 1, err)
-                                                        : append_text(out, card->unix_name, err);
-    }
-    return status == DD_OK ? dd_blob_append(out, tail, sizeof tail, err) : status;
+    return at;
 }
 
 dd_status
-dd_card_encode(const dd_card *card, dd_blob *out, dd_error *err)
+dd_card_encode(const dd_card *card, const dd_addr_list *addrs, dd_blob *out, dd_error *err)
 {
-    dd_blob bytes = {0};
-    dd_status status = append_card(card, &bytes, err);
-    if (status != DD_OK) {
-        dd_blob_fini(&bytes);
-        return status;
-    }
-    dd_blob_fini(out);
-    *out = bytes;
-    return DD_OK;
+    uint8_t bytes[CARD_BYTES_MAX] = CARD_MAGIC;
+    size_t host_len = strlen(card->host);
+    uint8_t *at = put_number(bytes + 4, CARD_VERSION, 1);
+    at = put(at, card->host_id, DD_HOST_ID_BYTES);
+    at = put_number(at, host_len, 1);
+    at = put(at, card->host, host_len);
+    at = put_addrs(at, addrs);
+    at = put_number(at, card->has_unix ? HAS_UNIX : 0, 1);
+    at = put_number(at, (uint64_t)card->pid, 8);
+    at = put(at, card->uid.bytes, DD_UID_BYTES);
+    return dd_blob_assign(out, dd_bytes_of(bytes, (size_t)(at - bytes)), err);
 }
 
 /* ---- reading */
@@ -262,6 +226,7 @@ static void
 take_addrs(card_reader *reader, dd_addr_list *list)
 {
     size_t count = (size_t)take_number(reader, 1);
+    memset(list->items, 0, sizeof list->items);
     reader->is_bad = reader->is_bad || count > DD_ADDR_LIST_MAX;
     for (size_t i = 0; i < count && !reader->is_bad; i++) {
         take_ip(reader, &list->items[i]);
@@ -274,30 +239,12 @@ take_addrs(card_reader *reader, dd_addr_list *list)
     list->count = reader->is_bad ? 0 : count;
 }
 
-/* What comes after the addresses. A name that is the uid's is never written out, so that a card has one form. */
-static void
-take_process(card_reader *reader, dd_card *card)
-{
-    char own_name[sizeof card->unix_name];
-    size_t len = (size_t)take_number(reader, 1);
-    if (len != NAME_OF_UID) {
-        take_text_of(reader, len, card->unix_name, sizeof card->unix_name);
-    }
-    card->pid = (long long)take_number(reader, 8);
-    memcpy(card->uid.bytes, take(reader, DD_UID_BYTES), DD_UID_BYTES);
-    dd_card_name_of_uid(card, own_name);
-    if (len == NAME_OF_UID) {
-        memcpy(card->unix_name, own_name, sizeof own_name);
-    } else if (strcmp(card->unix_name, own_name) == 0) {
-        reader->is_bad = true;
-    }
-}
-
 dd_status
-dd_card_decode(dd_bytes bytes, dd_card *card, dd_error *err)
+dd_card_decode(dd_bytes bytes, dd_card *card, dd_addr_list *addrs, dd_error *err)
 {
     card_reader reader = {.rest = bytes};
     dd_card read = {0};
+    dd_addr_list list = {.count = 0};
     if (memcmp(take(&reader, 4), CARD_MAGIC, 4) != 0) {
         return dd_error_set(err, DD_PROTOCOL, "%zu bytes are no card of a process", bytes.len);
     }
@@ -308,12 +255,19 @@ dd_card_decode(dd_bytes bytes, dd_card *card, dd_error *err)
     }
     memcpy(read.host_id, take(&reader, DD_HOST_ID_BYTES), DD_HOST_ID_BYTES);
     take_text_of(&reader, (size_t)take_number(&reader, 1), read.host, sizeof read.host);
-    take_addrs(&reader, &read.addrs);
-    take_process(&reader, &read);
+    take_addrs(&reader, &list);
+    uint64_t unix_mark = take_number(&reader, 1);
+    reader.is_bad = reader.is_bad || (unix_mark != 0 && unix_mark != HAS_UNIX);
+    read.has_unix = unix_mark == HAS_UNIX;
+    read.pid = (long long)take_number(&reader, 8);
+    memcpy(read.uid.bytes, take(&reader, DD_UID_BYTES), DD_UID_BYTES);
     if (reader.is_bad || reader.rest.len != 0) {
         return dd_error_set(err, DD_PROTOCOL, "%zu bytes make no sense as the card of a process", bytes.len);
     }
     *card = read;
+    if (addrs != NULL) {
+        *addrs = list;
+    }
     return DD_OK;
 }
 

@@ -16,7 +16,6 @@
 
 #define DD_UID_BYTES 16
 #define DD_HOST_ID_BYTES 32
-#define DD_UNIX_NAME_MAX 64
 
 typedef struct dd_uid {
     uint8_t bytes[DD_UID_BYTES];
@@ -27,21 +26,22 @@ typedef struct dd_card {
     uint8_t host_id[DD_HOST_ID_BYTES]; /* hash of boot id and network namespace */
     char host[DD_HOST_NAME_MAX];       /* for messages */
     long long pid;
-    char unix_name[DD_UNIX_NAME_MAX]; /* abstract; "" when shared memory is turned off */
-    dd_addr_list addrs;               /* with ports; none when the process listens on Unix only */
+    bool has_unix; /* listens at dd_card_unix_addr; false when shared memory is turned off */
 } dd_card;
 
 /* What of a process does not depend on the engine: uid (fresh), host_id, host, pid. */
 dd_status dd_card_init(dd_card *card, dd_error *err) DD_MUST_CHECK;
 
-/* Where a process listens that has this uid: what its unix_name becomes. */
-void dd_card_name_of_uid(const dd_card *card, char name[DD_UNIX_NAME_MAX]);
+/* Its abstract Unix address, which follows from the uid. */
+dd_addr dd_card_unix_addr(const dd_card *card);
 
 bool dd_card_is_same_host(const dd_card *a, const dd_card *b);
 
-dd_status dd_card_encode(const dd_card *card, dd_blob *out, dd_error *err) DD_MUST_CHECK;
-/* The bytes are a peer's: DD_PROTOCOL when they make no sense. */
-dd_status dd_card_decode(dd_bytes bytes, dd_card *card, dd_error *err) DD_MUST_CHECK;
+/* A card is published with the TCP addresses (IPv4 and IPv6) of its process; there are none when it listens on Unix only. */
+dd_status dd_card_encode(const dd_card *card, const dd_addr_list *addrs, dd_blob *out,
+                         dd_error *err) DD_MUST_CHECK;
+/* The bytes are a peer's: DD_PROTOCOL when they make no sense. `addrs` may be NULL. */
+dd_status dd_card_decode(dd_bytes bytes, dd_card *card, dd_addr_list *addrs, dd_error *err) DD_MUST_CHECK;
 
 /* "node-b, pid 7712": for messages. Returns out. */
 const char *dd_card_print(const dd_card *card, char out[96]);
@@ -56,8 +56,8 @@ typedef enum dd_presence {
 
 /* Whether the process of the card runs, as far as can be seen from here; `own` is the card of a process on
  * this host. Fails only with DD_INTERRUPTED. */
-dd_status dd_card_look_for(const dd_card *card, const dd_card *own, dd_presence *presence,
-                           const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
+dd_status dd_card_look_for(const dd_card *card, const dd_addr_list *addrs, const dd_card *own,
+                           dd_presence *presence, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* The machine's usable addresses, those of the named interfaces only when ifnames is not ""
  * (comma-separated prefixes; "=eth0" exactly that; "^docker" all but those). Loopback only if there is

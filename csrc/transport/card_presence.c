@@ -1,8 +1,6 @@
 /* Whether the process of a card still runs, asked without its help. */
 #include "transport/card.h"
 
-#include "core/fork.h"
-#include "core/system.h"
 #include "net/sock.h"
 
 #include <errno.h>
@@ -12,30 +10,32 @@
 /* A process listens at its abstract name for as long as it lives, even if it is stopped. Process ids would not do: a container may
  * share the network of another one, but not its processes. The other end sees a connection that closes. */
 static dd_presence
-look_for_name(const char *unix_name)
+look_for_name(const dd_addr *addr)
 {
-    dd_addr addr = dd_addr_unix_abstract(unix_name);
-    int fd = dd_sys_socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0) {
+    int fd = -1;
+    dd_error why = {0};
+    if (dd_sock_begin_connect(addr, &fd, &why) == DD_OK) {
+        dd_sock_close(fd);
+        return DD_PRESENCE_THERE;
+    }
+    switch (why.sys_errno) {
+    case EAGAIN: /* a full queue is somebody's */
+        return DD_PRESENCE_THERE;
+    case ECONNREFUSED:
+        return DD_PRESENCE_NONE;
+    default:
         return DD_PRESENCE_UNKNOWN;
     }
-    dd_presence presence = DD_PRESENCE_THERE;
-    if (dd_sys_connect(fd, (const struct sockaddr *)&addr.storage, addr.len) != 0 &&
-        errno != EAGAIN) { /* a full queue is somebody's */
-        presence = errno == ECONNREFUSED ? DD_PRESENCE_NONE : DD_PRESENCE_UNKNOWN;
-    }
-    dd_sys_close(fd);
-    return presence;
 }
 
 /* *presence: THERE, REFUSED by all addresses, or UNKNOWN. */
 static dd_status
-look_at_addresses(const dd_card *card, bool is_same_host, dd_presence *presence, const dd_wait *wait,
+look_at_addresses(const dd_addr_list *addrs, bool is_same_host, dd_presence *presence, const dd_wait *wait,
                   dd_error *err)
 {
     *presence = DD_PRESENCE_UNKNOWN;
-    for (size_t i = 0; i < card->addrs.count; i++) {
-        const dd_addr *addr = &card->addrs.items[i];
+    for (size_t i = 0; i < addrs->count; i++) {
+        const dd_addr *addr = &addrs->items[i];
         if (!is_same_host && dd_addr_is_loopback(addr)) {
             continue; /* ours, not theirs */
         }
@@ -57,15 +57,16 @@ look_at_addresses(const dd_card *card, bool is_same_host, dd_presence *presence,
 }
 
 dd_status
-dd_card_look_for(const dd_card *card, const dd_card *own, dd_presence *presence, const dd_wait *wait,
-                 dd_error *err)
+dd_card_look_for(const dd_card *card, const dd_addr_list *addrs, const dd_card *own, dd_presence *presence,
+                 const dd_wait *wait, dd_error *err)
 {
     bool is_same_host = dd_card_is_same_host(card, own);
-    if (is_same_host && card->unix_name[0] != '\0') {
-        *presence = look_for_name(card->unix_name);
+    if (is_same_host && card->has_unix) {
+        dd_addr addr = dd_card_unix_addr(card);
+        *presence = look_for_name(&addr);
         return DD_OK;
     }
-    dd_status status = look_at_addresses(card, is_same_host, presence, wait, err);
+    dd_status status = look_at_addresses(addrs, is_same_host, presence, wait, err);
     if (status == DD_OK && is_same_host && *presence == DD_PRESENCE_REFUSED) {
         *presence = DD_PRESENCE_NONE;
     }

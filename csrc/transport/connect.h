@@ -1,10 +1,8 @@
-/* Making links: a listener for a process, and dialling. Hand-shakes run on threads that end with the last of
- * them; whoever is slow holds up the others for a moment at most.
+/* Making links: one thread for a process listens, dials and goes through all hand-shakes at once, so that nobody who is
+ * slow holds up another.
  *
- * There is one first link between two engines. Both may dial at once: then the dial of the smaller uid (as
- * bytes) wins, and the other side is told BUSY, waits for it, and dials again if it does not come. The
- * connector sees to all of that: of a dial and whatever comes in from the same peer meanwhile, one makes
- * the link, and the owner is told of one. */
+ * There is one first link between two engines. Both may dial at once; which dial makes the link then is the owner's to
+ * say, who refuses the other one as BUSY. A dialler that hears BUSY comes again for as long as its owner wants. */
 #ifndef DD_TRANSPORT_CONNECT_H
 #define DD_TRANSPORT_CONNECT_H
 
@@ -28,18 +26,20 @@ typedef struct dd_connect_options {
     dd_spin_policy waiting; /* of those who drive the engine */
 } dd_connect_options;
 
-/* What the owner is told, on threads of the connector, without locks of the connector held. */
+/* What the owner is told, on the connector's thread, without its lock held. */
 typedef struct dd_connect_handler {
     void *ctx;
     /* Somebody wants a link (lane 0) with us, and has shown that he knows the secret; that is his uid.
-     * False: refuse as BUSY, because we have one already. That ours is under way is no reason: the
-     * connector knows. */
+     * True: on_link or on_accept_failed follows, unless the connector is closed before. False: refuse as BUSY. */
     bool (*may_accept)(void *ctx, const dd_uid *peer);
     /* It was welcome, and came to nothing: on_link will not be called for it. */
     void (*on_accept_failed)(void *ctx, const dd_uid *peer);
+    /* A peer that was dialled has answered BUSY. False: its link is no longer wanted; the dial ends, and nothing more is
+     * said of it. */
+    bool (*wants_dial)(void *ctx, const dd_uid *peer);
     /* A link is there; the receiver owns it. `peer` is the uid that the other side claimed, which whoever
      * knows the secret (without one: anybody) can; a dialled peer is the one of the card in the same
-     * sense. 0 <= lane < nlanes. Lanes come as often as the peer likes, also without lane 0: close what is
+     * sense. 0 <= lane < nlanes. Links come as often as the peer likes, lanes also without lane 0: close what is
      * not wanted. */
     void (*on_link)(void *ctx, const dd_uid *peer, int lane, dd_link *link);
     /* A dial has come to nothing: `error` names the addresses that were tried and what each said, and the
@@ -47,23 +47,19 @@ typedef struct dd_connect_handler {
     void (*on_dial_failed)(void *ctx, const dd_uid *peer, int lane, const dd_error *error);
 } dd_connect_handler;
 
-/* Listens: fills in card's unix_name and addrs (`first`: see dd_card_find_addrs). But for addrs the card
- * must stay as it is until close. Copies the options. The threads call the handler, from before this
+/* Listens: fills in card's has_unix and *addrs (`first`: see dd_card_find_addrs). The card, and what the options point to, must stay as they are until close. Its thread calls the handler, from before this
  * returns. DD_INVALID_ARGUMENT, or DD_NETWORK naming the ports. */
 dd_status dd_connector_open(const dd_connect_options *options, dd_card *card, const dd_addr *first,
-                            const dd_connect_handler *handler, dd_connector **connector,
+                            const dd_connect_handler *handler, dd_addr_list *addrs, dd_connector **connector,
                             dd_error *err) DD_MUST_CHECK;
 
-/* Starts a dial to a peer, lane by lane number; the outcome comes by on_link or on_dial_failed, never from
- * within this call: one of them, once, unless the connector is closed before. When the peer's own dial
- * makes the link first, its on_link is the outcome. Same host, lane 0: the Unix socket first; if that or
- * its memory fails, TCP, and a log record says so. Addresses are tried in quick succession, the first that
- * answers is taken; a peer that refuses everywhere fails at once, one that is silent at the deadline. Dial
- * a lane of a peer once at a time, and lane 0 only without a link: looking whether there is one, and this
- * call, belong under the lock under which on_link notes links, or a dial may find the peer busy with the
- * very link that has just been made. One made before on_link has returned counts as answered by that. */
-dd_status dd_connector_dial(dd_connector *connector, const dd_card *peer, int lane, int64_t deadline_ns,
-                            dd_error *err) DD_MUST_CHECK;
+/* Starts a dial to a peer, lane by lane number; the outcome comes by on_link, on_dial_failed or an answer of false to
+ * wants_dial, never from within this call: one of them, once, unless the connector is closed before. Same host, lane 0:
+ * the Unix socket first; if that or its memory fails, TCP, and a log record says so. Addresses are tried in quick
+ * succession, the first that answers is taken; a peer that refuses everywhere fails at once, one that is silent at the
+ * deadline. */
+dd_status dd_connector_dial(dd_connector *connector, const dd_card *peer, const dd_addr_list *addrs, int lane,
+                            int64_t deadline_ns, dd_error *err) DD_MUST_CHECK;
 
 /* Listens on TCP again after dd_connector_close_ports; and listens on all addresses if so far it did on a
  * loopback address only and `first` is none. *addrs becomes where it listens, and is left alone if nothing
@@ -76,9 +72,8 @@ void dd_connector_close_ports(dd_connector *connector);
  * descriptors or memory. */
 dd_status dd_connector_check(dd_connector *connector, dd_error *err) DD_MUST_CHECK;
 
-/* Stops listening, calls all hand-shakes off and waits for their threads: after it the handler is not
- * called any more. Hold no lock that the handler takes. NULL is fine. In a forked child: frees memory
- * only. */
+/* Stops listening and drops all hand-shakes: after it the handler is not called any more. Hold no lock that the handler
+ * takes. NULL is fine. In a forked child: frees memory only. */
 void dd_connector_close(dd_connector *connector);
 
 #endif

@@ -1,10 +1,10 @@
-/* The dialer's side of a hand-shake. */
+/* The dialler's side of hand-shakes. The addresses of a peer race each other; the first that has connected is talked to,
+ * and the others wait for what comes of that. */
 #include "transport/connect_internal.h"
 
 #include "core/fork.h"
 #include "core/log.h"
 #include "core/mem.h"
-#include "core/system.h"
 #include "net/sock.h"
 
 #include <errno.h>
@@ -20,182 +20,153 @@
  * heard. One that stays short says so itself meanwhile. A connection that closes for another reason will do so every time. */
 #define TURNED_AWAY_TRIES 50
 #define TURNED_AWAY_PAUSE_NS (20 * DD_NS_PER_MS)
+/* The queue of its Unix socket is full. */
+#define QUEUE_PAUSE_NS (2 * DD_NS_PER_MS)
 /* After BUSY. */
 #define BUSY_FIRST_NS (2 * DD_NS_PER_MS)
 #define BUSY_LAST_NS (100 * DD_NS_PER_MS)
+/* The offer of a process of our own user is one message, and it is there. */
+#define MOMENT_NS DD_NS_PER_S
 
-/* ---- what is said over a connection */
-
-static dd_status
-explain(const connect_answer *answer, connect_verdict verdict, dd_error *err)
-{
-    switch (verdict) {
-    case CONNECT_OTHER_PROCESS:
-        return dd_error_set(err, DD_NETWORK, "another process is there");
-    case CONNECT_OTHER_VERSION:
-        return dd_error_set(
-            err, DD_PROTOCOL,
-            "it speaks version %u of the link protocol, and this process version %u: all ranks need "
-            "the same version of dldist",
-            answer->version, CONNECT_VERSION);
-    case CONNECT_SECRET_WANTED:
-        return dd_error_set(err, DD_AUTH, "it wants proof of a secret, and this process has none");
-    case CONNECT_NO_SECRET:
-        return dd_error_set(err, DD_AUTH, "it has no secret, and this process wants proof of one");
-    case CONNECT_DENIED:
-        return dd_error_set(err, DD_AUTH, "it has another secret");
-    case CONNECT_NO_SUCH_LANE:
-        return dd_error_set(err, DD_PROTOCOL, "it has fewer lanes");
-    case CONNECT_GO_ON:
-    case CONNECT_OK:
-    case CONNECT_BUSY:
-    case CONNECT_VERDICT_COUNT:
-        break;
-    }
-    return dd_error_set(err, DD_PROTOCOL, "it gave an answer that makes no sense (%d)", (int)verdict);
-}
-
-static dd_status
-exchange_proofs(const connect_job *job, int fd, const connect_hello *hello, const connect_answer *answer,
-                const dd_wait *wait, dd_error *err)
-{
-    dd_bytes secret = dd_blob_view(&job->connector->secret);
-    if (!connect_check_proof(secret, CONNECT_LISTENER, hello, answer->nonce, answer->proof)) {
-        return dd_error_set(err, DD_AUTH, "it has another secret");
-    }
-    uint8_t proof[DD_SHA256_BYTES];
-    connect_prove(secret, CONNECT_DIALER, hello, answer->nonce, proof);
-    return connect_send(fd, proof, sizeof proof, wait, err);
-}
-
-/* On success *is_busy tells whether the peer is busy with another link to us; on failure *is_turned_away,
- * whether it closed the connection before any answer. */
-static dd_status
-greet(const connect_job *job, int fd, bool *is_busy, bool *is_turned_away, const dd_wait *wait, dd_error *err)
-{
-    bool has_secret = job->connector->secret.len > 0;
-    connect_hello hello = {
-        .from = job->connector->uid, .to = job->peer, .lane = (uint32_t)job->lane, .has_secret = has_secret};
-    dd_status status = connect_hello_write(&hello, err);
-    if (status == DD_OK) {
-        status = connect_send(fd, hello.bytes, CONNECT_HELLO_BYTES, wait, err);
-    }
-    uint8_t bytes[CONNECT_ANSWER_BYTES];
-    if (status == DD_OK) {
-        status = connect_recv(fd, bytes, sizeof bytes, wait, err);
-    }
-    *is_turned_away = status == DD_NETWORK;
-    if (status != DD_OK) {
-        return status;
-    }
-    connect_answer answer;
-    if (!connect_answer_read(bytes, &answer)) {
-        return dd_error_set(err, DD_PROTOCOL, "what is there is not of our kind");
-    }
-    if (answer.verdict != CONNECT_GO_ON || answer.version != CONNECT_VERSION) {
-        return explain(&answer, answer.version != CONNECT_VERSION ? CONNECT_OTHER_VERSION : answer.verdict,
-                       err);
-    }
-    if (has_secret) {
-        status = exchange_proofs(job, fd, &hello, &answer, wait, err);
-    }
-    uint8_t verdict = 0;
-    if (status == DD_OK) {
-        status = connect_recv(fd, &verdict, 1, wait, err);
-    }
-    if (status == DD_OK && verdict != CONNECT_OK && verdict != CONNECT_BUSY) {
-        status = explain(&answer, (connect_verdict)verdict, err);
-    }
-    if (status == DD_OK) {
-        *is_busy = verdict == CONNECT_BUSY;
-    }
-    return status;
-}
-
-/* ---- the Unix socket */
-
-static dd_status
-connect_unix(const dd_addr *addr, int *fd, const dd_wait *wait, dd_error *err)
-{
-    for (;;) {
-        dd_error why = {0};
-        dd_status status = dd_sock_connect(addr, fd, wait, &why);
-        /* Its queue of connections is full. */
-        if (status != DD_NETWORK || why.sys_errno != EAGAIN || dd_wait_is_over(wait)) {
-            return status == DD_OK ? DD_OK : dd_error_copy(err, &why);
-        }
-        status = dd_wait_sleep(wait, BUSY_FIRST_NS, err);
-        if (status != DD_OK) {
-            return status;
-        }
-    }
-}
-
-/* With link still NULL on success the peer is busy. */
-static dd_status
-dial_unix(const connect_job *job, dd_link **link, const dd_wait *wait, dd_error *err)
-{
-    dd_addr addr = dd_addr_unix_abstract(job->card.unix_name);
-    int fd = -1;
-    dd_status status = connect_unix(&addr, &fd, wait, err);
-    if (status != DD_OK) {
-        return status;
-    }
-    bool is_busy = false;
-    bool is_turned_away = false;
-    status = dd_sock_is_same_user(fd) ? greet(job, fd, &is_busy, &is_turned_away, wait, err)
-                                      : dd_error_set(err, DD_NETWORK, "it is of another user");
-    if (status == DD_OK && !is_busy) {
-        status = dd_link_take_shm(fd, link, wait, err);
-    }
-    if (status != DD_OK || is_busy) {
-        dd_sock_close(fd);
-    }
-    if (status != DD_OK && status != DD_INTERRUPTED) {
-        char text[DD_ADDR_TEXT_MAX];
-        dd_error_prepend(err, "%s", dd_addr_print(&addr, text));
-    }
-    return status;
-}
-
-/* ---- TCP: the addresses race each other */
+typedef enum dial_step {
+    DIAL_NAPPING, /* until the next attempt */
+    DIAL_RACING,  /* nobody has connected yet */
+    DIAL_ANSWER,  /* somebody has, and has to answer our hello */
+    DIAL_VERDICT, /* has to say whether we are welcome */
+    DIAL_OFFER,   /* has to offer the memory of the link */
+    DIAL_OVER,    /* its outcome has been told */
+} dial_step;
 
 typedef struct racer {
     const dd_addr *addr;
-    int fd;
+    int fd; /* -1: not started, or out of the race */
     bool is_started;
-    bool is_connecting;
+    size_t polled; /* as in connect_poll */
 } racer;
 
-typedef struct race {
-    const connect_job *job;
-    racer racers[DD_ADDR_LIST_MAX];
-    size_t count;
-    size_t nstarted;
-    size_t nconnecting;
-    int64_t next_start_ns;
+struct connect_dial {
+    dd_list link; /* queue or dials */
+    /* const after init */
+    dd_connector *connector;
+    dd_card card;
+    dd_addr unix_addr; /* of length 0: none to be tried */
+    dd_addr_list addrs;
+    int lane;
+    dd_wait wait; /* start and deadline */
+    /* the thread's */
+    dial_step step;
+    int64_t step_until_ns; /* NAPPING, and while somebody is talked to */
+    int64_t pause_ns;      /* the last one after BUSY; 0: it has not been busy */
+    int ntries;
     bool was_silent; /* somebody was given up because there were others */
     bool was_turned_away;
-    dd_error why; /* of all that have failed so far; code DD_OK: of none */
-} race;
+    racer racers[CONNECT_RACERS_MAX];
+    size_t count;
+    size_t nstarted;
+    size_t nunderway;
+    int64_t next_start_ns;
+    racer *talker;
+    connect_hello hello;
+    connect_answer answer;
+    uint8_t heard[CONNECT_ANSWER_BYTES];
+    size_t nheard;
+    dd_error why; /* of all addresses that have failed so far; code DD_OK: of none */
+};
+
+static bool
+has_unix(const connect_dial *self)
+{
+    return self->unix_addr.len > 0;
+}
+
+static bool
+is_unix(const racer *one)
+{
+    return one->addr->storage.ss_family == AF_UNIX;
+}
+
+/* ---- the end of a dial */
 
 static void
-end_racer(race *self, racer *one)
+stop_racing(connect_dial *self)
 {
-    if (one->is_connecting) {
-        one->is_connecting = false;
-        self->nconnecting--;
+    for (size_t i = 0; i < self->count; i++) {
+        dd_sock_close(self->racers[i].fd);
+        self->racers[i].fd = -1;
     }
-    dd_sock_close(one->fd);
-    one->fd = -1;
+    self->nunderway = 0;
+    self->talker = NULL;
 }
+
+static void
+nap(connect_dial *self, int64_t duration_ns)
+{
+    stop_racing(self);
+    self->step = DIAL_NAPPING;
+    self->step_until_ns = dd_deadline_after(duration_ns);
+}
+
+/* A card that names loopback addresses only has been made for ranks of one host. */
+static bool
+is_out_of_reach(const connect_dial *self)
+{
+    const dd_addr_list *addrs = &self->addrs;
+    bool is_loopback = addrs->count > 0 && !dd_card_is_same_host(&self->card, self->connector->card);
+    for (size_t i = 0; i < addrs->count; i++) {
+        is_loopback = is_loopback && dd_addr_is_loopback(&addrs->items[i]);
+    }
+    return is_loopback;
+}
+
+static void
+fail(connect_dial *self, const dd_error *why)
+{
+    const dd_connect_handler *handler = &self->connector->handler;
+    dd_error err = *why;
+    char who[96];
+    stop_racing(self);
+    self->step = DIAL_OVER;
+    if (is_out_of_reach(self)) {
+        dd_error_prepend(
+            &err, "it can be reached on its own host only, since its store is at a loopback address (give "
+                  "all ranks the store's address in the network, or set DLDIST_SOCKET_IFNAME there)");
+    }
+    dd_error_prepend(&err, "cannot connect to %s", dd_card_print(&self->card, who));
+    dd_error_blame(&err, -1, self->card.host, self->card.pid);
+    handler->on_dial_failed(handler->ctx, &self->card.uid, self->lane, &err);
+}
+
+static void
+succeed(connect_dial *self, dd_link *link)
+{
+    const dd_connect_handler *handler = &self->connector->handler;
+    self->talker->fd = -1; /* the link's */
+    stop_racing(self);
+    self->step = DIAL_OVER;
+    handler->on_link(handler->ctx, &self->card.uid, self->lane, link);
+}
+
+static void
+come_again(connect_dial *self)
+{
+    const dd_connect_handler *handler = &self->connector->handler;
+    if (self->lane == 0 && !handler->wants_dial(handler->ctx, &self->card.uid)) {
+        stop_racing(self);
+        self->step = DIAL_OVER;
+        return;
+    }
+    self->pause_ns = self->pause_ns == 0 ? BUSY_FIRST_NS : self->pause_ns * 2;
+    self->pause_ns = self->pause_ns < BUSY_LAST_NS ? self->pause_ns : BUSY_LAST_NS;
+    nap(self, self->pause_ns);
+}
+
+/* ---- the race */
 
 /* What a peer that is there has said is worth more than silence. It is this process's own failure only if
  * all addresses say so. */
 static void
-note_failure(race *self, racer *one, const dd_error *why)
+note_failure(connect_dial *self, const racer *one, const dd_error *why)
 {
-    end_racer(self, one);
     char text[DD_ADDR_TEXT_MAX];
     dd_error all = *why;
     dd_addr_print(one->addr, text);
@@ -214,302 +185,396 @@ note_failure(race *self, racer *one, const dd_error *why)
     self->why = all;
 }
 
+/* A racer is out: those that are left go on. */
 static void
-start_racer(race *self, racer *one)
+drop(connect_dial *self, racer *one, const dd_error *why)
+{
+    note_failure(self, one, why);
+    if (one->fd >= 0) {
+        dd_sock_close(one->fd);
+        one->fd = -1;
+        self->nunderway--;
+    }
+    self->talker = NULL;
+    self->step = DIAL_RACING;
+    bool is_final = why->code == DD_AUTH || why->code == DD_OUT_OF_MEMORY || dd_wait_is_over(&self->wait);
+    if (is_unix(one) && self->count > 1 && !is_final) {
+        char who[96];
+        DD_LOG(DD_LOG_INFO, "no shared memory with %s, which is on this host; TCP is used: %s",
+               dd_card_print(&self->card, who), why->message);
+    }
+    if (why->code == DD_OUT_OF_MEMORY || (is_unix(one) && why->code == DD_AUTH)) {
+        fail(self, &self->why); /* no other address would make a difference */
+    } else if (self->nunderway == 0) {
+        self->next_start_ns = 0;
+    }
+}
+
+static void
+start_racer(connect_dial *self, racer *one)
 {
     dd_error why = {0};
-    one->is_started = true;
-    self->nstarted++;
-    self->next_start_ns = dd_deadline_after(STAGGER_NS);
-    one->fd = dd_fork_own(
-        dd_sys_socket(one->addr->storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    dd_status status = DD_OK;
-    if (one->fd < 0) {
-        status = dd_error_set_errno(&why, DD_NETWORK, errno, "cannot open a socket");
-    } else {
-        status = connect_set_congestion(self->job->connector, one->fd, &why);
-    }
-    if (status == DD_OK &&
-        dd_sys_connect(one->fd, (const struct sockaddr *)&one->addr->storage, one->addr->len) != 0 &&
-        errno != EINPROGRESS && errno != EINTR) {
-        status = dd_error_set_errno(&why, DD_NETWORK, errno, "connection failed");
-    }
-    if (status != DD_OK) {
-        note_failure(self, one, &why);
+    self->next_start_ns = is_unix(one) ? DD_NEVER_NS : dd_deadline_after(STAGGER_NS);
+    dd_status status = dd_sock_begin_connect(one->addr, &one->fd, &why);
+    if (status != DD_OK && is_unix(one) && why.sys_errno == EAGAIN) {
+        self->next_start_ns = dd_deadline_after(QUEUE_PAUSE_NS);
         return;
     }
-    one->is_connecting = true;
-    self->nconnecting++;
-}
-
-static racer *
-next_unstarted(race *self)
-{
-    for (size_t i = 0; i < self->count; i++) {
-        if (!self->racers[i].is_started) {
-            return &self->racers[i];
-        }
+    one->is_started = true;
+    self->nstarted++;
+    self->nunderway += status == DD_OK ? 1 : 0;
+    if (status == DD_OK && !is_unix(one)) {
+        status = connect_set_congestion(self->connector, one->fd, &why);
     }
-    return NULL;
-}
-
-static bool
-has_arrived(race *self, racer *one)
-{
-    int reason = 0;
-    socklen_t reason_len = sizeof reason;
-    if (dd_sys_getsockopt(one->fd, SOL_SOCKET, SO_ERROR, &reason, &reason_len) != 0) {
-        reason = errno;
-    }
-    if (reason != 0) {
-        dd_error why = {0};
-        (void)dd_error_set_errno(&why, DD_NETWORK, reason, "connection failed");
-        note_failure(self, one, &why);
-        return false;
-    }
-    one->is_connecting = false;
-    self->nconnecting--;
-    return true;
-}
-
-/* The first that has connected, NULL when for now or for good there is none. */
-static racer *
-poll_race(race *self, const dd_wait *wait)
-{
-    struct pollfd pollfds[DD_ADDR_LIST_MAX];
-    racer *who[DD_ADDR_LIST_MAX];
-    nfds_t count = 0;
-    for (size_t i = 0; i < self->count; i++) {
-        if (self->racers[i].is_connecting) {
-            who[count] = &self->racers[i];
-            pollfds[count++] = (struct pollfd){.fd = self->racers[i].fd, .events = POLLOUT};
-        }
-    }
-    int64_t nap_ns = dd_wait_slice_ns(wait);
-    if (self->nstarted < self->count && dd_deadline_left_ns(self->next_start_ns) < nap_ns) {
-        nap_ns = dd_deadline_left_ns(self->next_start_ns);
-    }
-    struct timespec nap = {nap_ns / DD_NS_PER_S, nap_ns % DD_NS_PER_S};
-    int nready = dd_sys_ppoll(pollfds, count, &nap, NULL);
-    for (nfds_t i = 0; i < count && nready > 0; i++) {
-        if (pollfds[i].revents != 0 && has_arrived(self, who[i])) {
-            return who[i];
-        }
-    }
-    return NULL;
-}
-
-/* The next that is connected, with the others still under way; NULL in *one: all have failed. */
-static dd_status
-run_race(race *self, racer **one, const dd_wait *wait, dd_error *err)
-{
-    for (;;) {
-        racer *fresh = next_unstarted(self);
-        while (fresh != NULL && (self->nconnecting == 0 || dd_deadline_left_ns(self->next_start_ns) == 0)) {
-            start_racer(self, fresh);
-            fresh = next_unstarted(self);
-        }
-        *one = NULL;
-        if (self->nconnecting == 0) {
-            return DD_OK;
-        }
-        *one = poll_race(self, wait);
-        if (*one != NULL) {
-            return DD_OK;
-        }
-        dd_status status = dd_wait_check(wait, err);
-        if (status == DD_OK && dd_wait_is_over(wait)) {
-            for (size_t i = 0; i < self->count; i++) {
-                dd_error why = {0};
-                if (self->racers[i].is_connecting) {
-                    (void)dd_error_set(&why, DD_NETWORK_TIMED_OUT, "no answer for %.3f s",
-                                       dd_wait_elapsed_s(wait));
-                    note_failure(self, &self->racers[i], &why);
-                }
-            }
-            status = dd_error_copy(err, &self->why);
-        }
-        if (status != DD_OK) {
-            return status;
-        }
+    if (status != DD_OK) {
+        drop(self, one, &why);
     }
 }
 
-/* Takes the racer's socket on success, unless the peer is busy. */
-static dd_status
-greet_racer(race *self, racer *one, dd_link **link, const dd_wait *wait, dd_error *err)
+/* One round over all addresses, the Unix socket before all others. */
+static void
+begin_race(connect_dial *self)
 {
-    bool is_alone = self->nconnecting == 0 && self->nstarted == self->count;
-    dd_wait patience = is_alone ? *wait : dd_wait_at_most(wait, SILENCE_NS);
-    bool is_busy = false;
-    bool is_turned_away = false;
-    dd_status status = greet(self->job, one->fd, &is_busy, &is_turned_away, &patience, err);
-    self->was_turned_away = self->was_turned_away || is_turned_away;
-    if (status == DD_NETWORK_TIMED_OUT && !dd_wait_is_over(wait)) {
-        self->was_silent = true;
-    }
-    if (status == DD_OK && !is_busy) {
-        status = dd_link_open_tcp(one->fd, link, err);
-        one->fd = status == DD_OK ? -1 : one->fd;
-    }
-    return status;
-}
-
-/* One round over all addresses. With link still NULL on success the peer is busy. */
-static dd_status
-race_once(race *self, dd_link **link, const dd_wait *wait, dd_error *err)
-{
-    const dd_addr_list *addrs = &self->job->card.addrs;
-    self->count = addrs->count;
+    const dd_addr_list *addrs = &self->addrs;
+    self->step = DIAL_RACING;
+    self->count = 0;
     self->nstarted = 0;
-    self->nconnecting = 0;
+    self->next_start_ns = 0;
     self->was_silent = false;
     self->was_turned_away = false;
     self->why = (dd_error){0};
-    for (size_t i = 0; i < addrs->count; i++) {
-        self->racers[i] = (racer){.addr = &addrs->items[i], .fd = -1};
+    if (has_unix(self)) {
+        self->racers[self->count++] = (racer){.addr = &self->unix_addr, .fd = -1};
     }
-    dd_status status = DD_OK;
-    for (;;) {
-        racer *one = NULL;
-        status = run_race(self, &one, wait, err);
-        if (status != DD_OK || one == NULL) {
-            status = status != DD_OK ? status : dd_error_copy(err, &self->why);
-            break;
-        }
-        dd_error why = {0};
-        status = greet_racer(self, one, link, wait, &why);
-        if (status == DD_OK || status == DD_INTERRUPTED || status == DD_OUT_OF_MEMORY) {
-            status = status == DD_OK ? DD_OK : dd_error_copy(err, &why);
-            break;
-        }
-        note_failure(self, one, &why);
+    for (size_t i = 0; i < addrs->count; i++) {
+        self->racers[self->count++] = (racer){.addr = &addrs->items[i], .fd = -1};
+    }
+}
+
+static void
+end_race(connect_dial *self)
+{
+    if (self->count == 0) {
+        (void)dd_error_set(&self->why, DD_NETWORK, "it has published no address");
+        fail(self, &self->why);
+    } else if (self->was_turned_away && ++self->ntries < TURNED_AWAY_TRIES) {
+        nap(self, TURNED_AWAY_PAUSE_NS);
+    } else if (self->was_silent) {
+        nap(self, 0);
+    } else {
+        fail(self, &self->why);
+    }
+}
+
+/* The deadline has passed. */
+static void
+give_up(connect_dial *self)
+{
+    double waited_s = dd_wait_elapsed_s(&self->wait);
+    dd_error why = {0};
+    if (self->pause_ns > 0 && self->why.code == DD_OK) {
+        (void)dd_error_set(&why, DD_NETWORK_TIMED_OUT,
+                           "it has been busy with another link to this process for %.3f s", waited_s);
+        fail(self, &why);
+        return;
     }
     for (size_t i = 0; i < self->count; i++) {
-        end_racer(self, &self->racers[i]);
+        if (self->racers[i].fd >= 0) {
+            (void)dd_error_set(&why, DD_NETWORK_TIMED_OUT, "no answer for %.3f s", waited_s);
+            note_failure(self, &self->racers[i], &why);
+        }
     }
-    return status;
+    if (self->why.code == DD_OK) {
+        (void)dd_error_set(&self->why, DD_NETWORK_TIMED_OUT,
+                           "%.3f s have not been enough for its turn among others that are dialled",
+                           waited_s);
+    }
+    fail(self, &self->why);
 }
 
-/* A card that names loopback addresses only has been made for ranks of one host. */
-static bool
-is_out_of_reach(const connect_job *job)
-{
-    const dd_addr_list *addrs = &job->card.addrs;
-    bool is_loopback = !dd_card_is_same_host(&job->card, job->connector->card);
-    for (size_t i = 0; i < addrs->count; i++) {
-        is_loopback = is_loopback && dd_addr_is_loopback(&addrs->items[i]);
-    }
-    return is_loopback;
-}
+/* ---- the one that has connected */
 
 static dd_status
-dial_tcp(const connect_job *job, dd_link **link, const dd_wait *wait, dd_error *err)
+say_hello(connect_dial *self, const racer *one, dd_error *err)
 {
-    if (job->card.addrs.count == 0) {
-        return dd_error_set(err, DD_NETWORK, "it has published no address");
+    const dd_connector *connector = self->connector;
+    if (is_unix(one) && !dd_sock_is_same_user(one->fd)) {
+        return dd_error_set(err, DD_NETWORK, "it is of another user");
     }
-    race *self = dd_mem_zalloc(sizeof *self);
-    if (self == NULL) {
-        return dd_error_no_memory(err, sizeof *self);
-    }
-    self->job = job;
-    dd_status status = race_once(self, link, wait, err);
-    for (int ntries = 1; status != DD_OK && status != DD_INTERRUPTED && !dd_wait_is_over(wait); ntries++) {
-        bool is_again = self->was_turned_away && ntries < TURNED_AWAY_TRIES;
-        if (is_again && dd_wait_sleep(wait, TURNED_AWAY_PAUSE_NS, NULL) != DD_OK) {
-            status = DD_INTERRUPTED;
-            break;
-        }
-        if (!self->was_silent && !is_again) {
-            break;
-        }
-        status = race_once(self, link, wait, err);
-    }
-    if (status != DD_OK && status != DD_INTERRUPTED && is_out_of_reach(job)) {
-        dd_error_prepend(
-            err, "it can be reached on its own host only, since its store is at a loopback address (give "
-                 "all ranks the store's address in the network, or set DLDIST_SOCKET_IFNAME there)");
-    }
-    dd_mem_free(self);
-    return status;
-}
-
-/* ---- one dial */
-
-static bool
-is_shm_possible(const connect_job *job)
-{
-    return job->lane == 0 && !job->connector->options.is_shm_disabled && job->card.unix_name[0] != '\0' &&
-           dd_card_is_same_host(&job->card, job->connector->card);
-}
-
-static dd_status
-dial_once(const connect_job *job, dd_link **link, const dd_wait *wait, dd_error *err)
-{
-    if (!is_shm_possible(job)) {
-        return dial_tcp(job, link, wait, err);
-    }
-    dd_error why = {0};
-    dd_status status = dial_unix(job, link, wait, &why);
+    self->hello = (connect_hello){.from = connector->uid,
+                                  .to = self->card.uid,
+                                  .lane = (uint32_t)self->lane,
+                                  .has_secret = connector->options.secret.len > 0};
+    dd_status status = connect_hello_write(&self->hello, err);
     if (status == DD_OK) {
-        return DD_OK;
-    }
-    bool is_final = status == DD_INTERRUPTED || status == DD_AUTH || dd_wait_is_over(wait);
-    if (is_final || job->card.addrs.count == 0) {
-        return dd_error_copy(err, &why);
-    }
-    char who[96];
-    DD_LOG(DD_LOG_INFO, "no shared memory with %s, which is on this host; TCP is used: %s",
-           dd_card_print(&job->card, who), why.message);
-    status = dial_tcp(job, link, wait, err);
-    if (status != DD_OK && status != DD_INTERRUPTED) {
-        dd_error_prepend(err, "%.300s", why.message);
+        status = connect_say(one->fd, self->hello.bytes, CONNECT_HELLO_BYTES, err);
+        self->was_turned_away = self->was_turned_away || status != DD_OK;
     }
     return status;
 }
 
-/* DD_INTERRUPTED: nobody wants to know any more. */
-static dd_status
-dial_until_answered(connect_job *job, dd_link **link, dd_error *err)
+static void
+begin_talk(connect_dial *self, racer *one)
 {
-    dd_wait wait = connect_job_wait(job);
-    for (int64_t pause_ns = BUSY_FIRST_NS;; pause_ns *= pause_ns < BUSY_LAST_NS ? 2 : 1) {
-        dd_status status = dial_once(job, link, &wait, err);
-        if (status != DD_OK || *link != NULL) {
-            return status;
+    dd_error why = {0};
+    dd_status status = dd_sock_end_connect(one->fd, &why);
+    if (status == DD_OK) {
+        status = say_hello(self, one, &why);
+    }
+    if (status != DD_OK) {
+        drop(self, one, &why);
+        return;
+    }
+    bool is_alone = self->nunderway == 1 && self->nstarted == self->count;
+    self->talker = one;
+    self->step = DIAL_ANSWER;
+    self->nheard = 0;
+    self->step_until_ns = is_alone || is_unix(one) ? DD_NEVER_NS : dd_deadline_after(SILENCE_NS);
+}
+
+static dd_status
+prove(connect_dial *self, dd_error *err)
+{
+    dd_bytes secret = self->connector->options.secret;
+    const connect_answer *answer = &self->answer;
+    if (!connect_check_proof(secret, CONNECT_LISTENER, &self->hello, answer->nonce, answer->proof)) {
+        return connect_explain(CONNECT_DENIED, CONNECT_DIALER, answer->version, err);
+    }
+    uint8_t proof[DD_SHA256_BYTES];
+    connect_prove(secret, CONNECT_DIALER, &self->hello, answer->nonce, proof);
+    return connect_say(self->talker->fd, proof, sizeof proof, err);
+}
+
+static dd_status
+hear_answer(connect_dial *self, dd_error *err)
+{
+    connect_answer *answer = &self->answer;
+    bool is_whole = false;
+    dd_status status =
+        connect_hear(self->talker->fd, self->heard, CONNECT_ANSWER_BYTES, &self->nheard, &is_whole, err);
+    self->was_turned_away = self->was_turned_away || status != DD_OK;
+    if (status != DD_OK || !is_whole) {
+        return status;
+    }
+    if (!connect_answer_read(self->heard, answer)) {
+        return dd_error_set(err, DD_PROTOCOL, "what is there is not of our kind");
+    }
+    if (answer->version != CONNECT_VERSION || answer->verdict != CONNECT_GO_ON) {
+        return connect_explain(answer->version != CONNECT_VERSION ? CONNECT_OTHER_VERSION : answer->verdict,
+                               CONNECT_DIALER, answer->version, err);
+    }
+    self->step = DIAL_VERDICT;
+    self->nheard = 0;
+    return self->hello.has_secret ? prove(self, err) : DD_OK;
+}
+
+static dd_status
+hear_verdict(connect_dial *self, dd_error *err)
+{
+    bool is_whole = false;
+    dd_link *link = NULL;
+    dd_status status = connect_hear(self->talker->fd, self->heard, 1, &self->nheard, &is_whole, err);
+    if (status != DD_OK || !is_whole) {
+        return status;
+    }
+    if (self->heard[0] == CONNECT_BUSY) {
+        come_again(self);
+    } else if (self->heard[0] != CONNECT_OK) {
+        status = connect_explain((connect_verdict)self->heard[0], CONNECT_DIALER, self->answer.version, err);
+    } else if (is_unix(self->talker)) {
+        self->step = DIAL_OFFER;
+    } else {
+        status = dd_link_open_tcp(self->talker->fd, &link, err);
+    }
+    if (link != NULL) {
+        succeed(self, link);
+    }
+    return status;
+}
+
+static dd_status
+take_offer(connect_dial *self, dd_error *err)
+{
+    dd_link *link = NULL;
+    dd_wait moment = dd_wait_at_most(&self->wait, MOMENT_NS);
+    dd_status status = dd_link_take_shm(self->talker->fd, &link, &moment, err);
+    if (status == DD_OK) {
+        succeed(self, link);
+    }
+    return status;
+}
+
+static void
+talk(connect_dial *self)
+{
+    dd_error why = {0};
+    dd_status status = DD_OK;
+    if (connect_is_ready(self->connector, &self->talker->polled)) {
+        /* What follows may be there already. */
+        status = self->step == DIAL_ANSWER ? hear_answer(self, &why) : DD_OK;
+        if (status == DD_OK && self->step == DIAL_VERDICT) {
+            status = hear_verdict(self, &why);
+        } else if (status == DD_OK && self->step == DIAL_OFFER) {
+            status = take_offer(self, &why);
         }
-        if (!connect_sleep_busy(job, pause_ns)) {
-            return DD_INTERRUPTED;
+    } else if (dd_deadline_left_ns(self->step_until_ns) == 0) {
+        self->was_silent = true;
+        status = dd_error_set(&why, DD_NETWORK_TIMED_OUT, "it has said nothing for %.3f s",
+                              (double)SILENCE_NS / DD_NS_PER_S);
+    }
+    if (status != DD_OK) {
+        drop(self, self->talker, &why);
+    }
+}
+
+/* ---- for the loop */
+
+static bool
+is_talking(const connect_dial *self)
+{
+    return self->step == DIAL_ANSWER || self->step == DIAL_VERDICT || self->step == DIAL_OFFER;
+}
+
+static void
+race(connect_dial *self)
+{
+    for (size_t i = 0; i < self->count && self->step == DIAL_RACING; i++) {
+        if (self->racers[i].fd >= 0 && connect_is_ready(self->connector, &self->racers[i].polled)) {
+            begin_talk(self, &self->racers[i]);
         }
-        if (dd_wait_is_over(&wait)) {
-            return dd_error_set(err, DD_NETWORK_TIMED_OUT,
-                                "it has been busy with another link to this process for %.3f s",
-                                dd_wait_elapsed_s(&wait));
+    }
+    for (size_t i = 0; i < self->count && self->step == DIAL_RACING; i++) {
+        if (!self->racers[i].is_started && dd_deadline_left_ns(self->next_start_ns) == 0) {
+            start_racer(self, &self->racers[i]);
+        }
+    }
+    if (self->step == DIAL_RACING && self->nunderway == 0 && self->nstarted == self->count) {
+        end_race(self);
+    }
+}
+
+static void
+run(connect_dial *self)
+{
+    if (dd_wait_is_over(&self->wait)) {
+        give_up(self);
+        return;
+    }
+    if (self->step == DIAL_NAPPING && dd_deadline_left_ns(self->step_until_ns) == 0) {
+        begin_race(self);
+    }
+    if (is_talking(self)) {
+        talk(self);
+    }
+    if (self->step == DIAL_RACING) {
+        race(self);
+    }
+}
+
+void
+connect_run_dials(dd_connector *self)
+{
+    dd_lock_take(&self->mu);
+    while (!dd_list_is_empty(&self->queue) && self->ndials < CONNECT_DIALS_MAX) {
+        connect_dial *dial = DD_CONTAINER_OF(self->queue.next, connect_dial, link);
+        dd_list_remove(&dial->link);
+        dd_list_push_back(&self->dials, &dial->link);
+        self->ndials++;
+    }
+    dd_lock_release(&self->mu);
+    for (dd_list *at = self->dials.next; at != &self->dials;) {
+        connect_dial *dial = DD_CONTAINER_OF(at, connect_dial, link);
+        at = at->next;
+        run(dial);
+        if (dial->step == DIAL_OVER) {
+            dd_list_remove(&dial->link);
+            dd_mem_free(dial);
+            self->ndials--;
+        }
+    }
+}
+
+static void
+poll_dial(connect_dial *self)
+{
+    connect_sleep_until(self->connector, self->wait.deadline_ns);
+    if (self->step != DIAL_RACING) {
+        connect_sleep_until(self->connector, self->step_until_ns);
+    } else if (self->nstarted < self->count) {
+        connect_sleep_until(self->connector, self->next_start_ns);
+    }
+    for (size_t i = 0; i < self->count; i++) {
+        racer *one = &self->racers[i];
+        if (one == self->talker) {
+            connect_poll(self->connector, one->fd, POLLIN, &one->polled);
+        } else if (one->fd >= 0 && self->talker == NULL) {
+            connect_poll(self->connector, one->fd, POLLOUT, &one->polled);
+        } else {
+            one->polled = 0;
         }
     }
 }
 
 void
-connect_dial_run(connect_job *job)
+connect_poll_dials(dd_connector *self)
 {
-    const dd_connect_handler *handler = &job->connector->handler;
-    if (!connect_begin_dial(job)) {
-        return;
+    for (dd_list *at = self->dials.next; at != &self->dials; at = at->next) {
+        poll_dial(DD_CONTAINER_OF(at, connect_dial, link));
     }
-    dd_link *link = NULL;
-    dd_error err = {0};
-    dd_status status = dial_until_answered(job, &link, &err);
-    if (!connect_settle_dial(job)) {
-        dd_link_close(link);
-        return;
+    /* Those that begin when there is room. */
+    dd_lock_take(&self->mu);
+    bool can_begin = !dd_list_is_empty(&self->queue) && self->ndials < CONNECT_DIALS_MAX;
+    dd_lock_release(&self->mu);
+    if (can_begin) {
+        connect_sleep_until(self, 0);
     }
-    if (status == DD_OK) {
-        handler->on_link(handler->ctx, &job->peer, job->lane, link);
-        return;
+}
+
+static void
+drop_list(dd_list *list)
+{
+    while (!dd_list_is_empty(list)) {
+        connect_dial *dial = DD_CONTAINER_OF(list->next, connect_dial, link);
+        stop_racing(dial);
+        dd_list_remove(&dial->link);
+        dd_mem_free(dial);
     }
-    char who[96];
-    dd_error_prepend(&err, "cannot connect to %s", dd_card_print(&job->card, who));
-    dd_error_blame(&err, -1, job->card.host, job->card.pid);
-    handler->on_dial_failed(handler->ctx, &job->peer, job->lane, &err);
+}
+
+void
+connect_drop_dials(dd_connector *self)
+{
+    drop_list(&self->dials);
+    drop_list(&self->queue);
+}
+
+dd_status
+dd_connector_dial(dd_connector *self, const dd_card *peer, const dd_addr_list *addrs, int lane,
+                  int64_t deadline_ns, dd_error *err)
+{
+    if (self->generation != dd_fork_generation()) {
+        return dd_error_set(err, DD_FORKED, "cannot dial in a forked child");
+    }
+    if (lane < 0 || lane >= self->options.nlanes) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "cannot dial lane %d of %d", lane,
+                            self->options.nlanes);
+    }
+    connect_dial *dial = dd_mem_zalloc(sizeof *dial);
+    if (dial == NULL) {
+        return dd_error_no_memory(err, sizeof *dial);
+    }
+    dial->connector = self;
+    dial->card = *peer;
+    dial->addrs = *addrs;
+    dial->lane = lane;
+    dial->wait = (dd_wait){.start_ns = dd_clock_now_ns(), .deadline_ns = deadline_ns};
+    if (lane == 0 && !self->options.is_shm_disabled && peer->has_unix &&
+        dd_card_is_same_host(peer, self->card)) {
+        dial->unix_addr = dd_card_unix_addr(peer);
+    }
+    dd_lock_take(&self->mu);
+    dd_list_push_back(&self->queue, &dial->link);
+    dd_lock_release(&self->mu);
+    connect_wake(self);
+    return DD_OK;
 }

@@ -5,7 +5,6 @@
 #include "net/sock.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <string.h>
 
 /* Two words, so that nobody takes his own hello, sent back, for an answer. */
@@ -95,62 +94,68 @@ connect_check_proof(dd_bytes secret, connect_role role, const connect_hello *hel
     return dd_bytes_equal_secret(dd_bytes_of(expected, sizeof expected), dd_bytes_of(proof, DD_SHA256_BYTES));
 }
 
+dd_status
+connect_explain(connect_verdict verdict, connect_role role, unsigned version, dd_error *err)
+{
+    static const struct {
+        dd_status code;
+        const char *words[2]; /* by role */
+    } meanings[CONNECT_VERDICT_COUNT] = {
+        [CONNECT_OTHER_PROCESS] = {DD_NETWORK, {"another process is there", "it wants another process"}},
+        [CONNECT_SECRET_WANTED] = {DD_AUTH,
+                                   {"it wants proof of a secret, and this process has none",
+                                    "it has no secret"}},
+        [CONNECT_NO_SECRET] = {DD_AUTH,
+                               {"it has no secret, and this process wants proof of one",
+                                "it wants proof of a secret, and this process has none"}},
+        [CONNECT_DENIED] = {DD_AUTH,
+                            {"it has another secret", "its proof that it knows the secret is wrong"}},
+        [CONNECT_NO_SUCH_LANE] = {DD_PROTOCOL, {"it has fewer lanes", "it wants a lane that there is not"}},
+    };
+    if (verdict == CONNECT_OTHER_VERSION) {
+        return dd_error_set(
+            err, DD_PROTOCOL,
+            "it speaks version %u of the link protocol, and this process version %u: all ranks "
+            "need the same version of dldist",
+            version, CONNECT_VERSION);
+    }
+    if (verdict >= CONNECT_VERDICT_COUNT || meanings[verdict].code == DD_OK) {
+        return dd_error_set(err, DD_PROTOCOL, "it gave an answer that makes no sense (%d)", (int)verdict);
+    }
+    return dd_error_set(err, meanings[verdict].code, "%s", meanings[verdict].words[role]);
+}
+
 static dd_status
 io_error(dd_io io, dd_error *err)
 {
-    if (io == DD_IO_CLOSED) {
-        return dd_error_set(err, DD_NETWORK, "the connection was closed in the middle of the hand-shake");
-    }
-    return dd_error_set_errno(err, DD_NETWORK, errno,
-                              "the connection failed in the middle of the hand-shake");
-}
-
-static dd_status
-wait_for(int fd, short events, const dd_wait *wait, dd_error *err)
-{
-    dd_status status = dd_sock_wait(fd, events, wait, err);
-    if (status != DD_OK) {
-        dd_error_prepend(err, "in the middle of the hand-shake");
-    }
-    return status;
+    static const char when[] = "in the middle of the hand-shake";
+    return io == DD_IO_FAILED ? dd_error_set_errno(err, DD_NETWORK, errno, "the connection failed %s", when)
+                              : dd_error_set(err, DD_NETWORK, "the connection was closed %s", when);
 }
 
 dd_status
-connect_send(int fd, const void *data, size_t nbytes, const dd_wait *wait, dd_error *err)
+connect_say(int fd, const void *data, size_t nbytes, dd_error *err)
 {
-    const uint8_t *bytes = data;
-    for (size_t done = 0; done < nbytes;) {
-        size_t moved = 0;
-        dd_io io = dd_sock_try_send(fd, bytes + done, nbytes - done, &moved);
-        dd_status status = DD_OK;
-        if (io == DD_IO_OK) {
-            done += moved;
-        } else {
-            status = io == DD_IO_AGAIN ? wait_for(fd, POLLOUT, wait, err) : io_error(io, err);
-        }
-        if (status != DD_OK) {
-            return status;
-        }
+    size_t moved = 0;
+    dd_io io = dd_sock_try_send(fd, data, nbytes, &moved);
+    if (io == DD_IO_OK && moved == nbytes) {
+        return DD_OK;
     }
-    return DD_OK;
+    if (io == DD_IO_OK || io == DD_IO_AGAIN) {
+        return dd_error_set(err, DD_NETWORK, "the connection takes nothing");
+    }
+    return io_error(io, err);
 }
 
 dd_status
-connect_recv(int fd, void *data, size_t nbytes, const dd_wait *wait, dd_error *err)
+connect_hear(int fd, uint8_t *bytes, size_t nbytes, size_t *nheard, bool *is_whole, dd_error *err)
 {
-    uint8_t *bytes = data;
-    for (size_t done = 0; done < nbytes;) {
-        size_t moved = 0;
-        dd_io io = dd_sock_try_recv(fd, bytes + done, nbytes - done, &moved);
-        dd_status status = DD_OK;
-        if (io == DD_IO_OK) {
-            done += moved;
-        } else {
-            status = io == DD_IO_AGAIN ? wait_for(fd, POLLIN, wait, err) : io_error(io, err);
-        }
-        if (status != DD_OK) {
-            return status;
-        }
+    size_t moved = 0;
+    dd_io io = dd_sock_try_recv(fd, bytes + *nheard, nbytes - *nheard, &moved);
+    if (io == DD_IO_CLOSED || io == DD_IO_FAILED) {
+        return io_error(io, err);
     }
+    *nheard += moved;
+    *is_whole = *nheard == nbytes;
     return DD_OK;
 }

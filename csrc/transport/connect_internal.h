@@ -1,7 +1,5 @@
-/* The parts of the connector, which only they see.
- *
- * A hand-shake is a job, run by a thread. Jobs that are about lane 0 to the same peer have to agree on
- * which of them makes the link; connect.c keeps the books on that, and calls nobody with its lock held. */
+/* The parts of the connector, which only they see. All that is not marked otherwise belongs to its thread, which never
+ * blocks in a hand-shake: each is a small machine that goes on when its socket or its deadline says so. */
 #ifndef DD_TRANSPORT_CONNECT_INTERNAL_H
 #define DD_TRANSPORT_CONNECT_INTERNAL_H
 
@@ -14,165 +12,16 @@
 #include <poll.h>
 #include <stdatomic.h>
 
-/* Hand-shakes at once. More have to wait for their turn: incoming connections in the lobby and in the
- * kernel, our own dials in a queue. */
-#define CONNECT_ACCEPTS_MAX 64
+/* Dials under way at once; others wait their turn. */
 #define CONNECT_DIALS_MAX 64
-/* A hand-shake that goes well is over in less time than it takes to start a thread, so one thread does all
- * dials, and one all that come in. When it has not taken the next one for that long, it is stuck with
- * somebody slow, and there will be twice as many. */
-#define CONNECT_STUCK_NS (10 * DD_NS_PER_MS)
-/* All addresses of a card; or a loopback address, and then all in one. */
-#define CONNECT_LISTEN_MAX DD_ADDR_LIST_MAX
-#define CONNECT_LOBBY_MAX 64
-#define CONNECT_HELLO_BYTES 80
-
-typedef enum connect_stage {
-    CONNECT_WAITING, /* in the queue, or a connection that has said hello and no more */
-    CONNECT_DIALING, /* a dial under way */
-    CONNECT_CLAIMED, /* a connection that is going to be the link to its peer */
-} connect_stage;
-
-typedef struct connect_job {
-    dd_list link; /* guarded by mu */
-    /* const after init */
-    dd_connector *connector;
-    bool is_dial;
-    int64_t start_ns;
-    int64_t deadline_ns;
-    int fd;                             /* accept: the job's */
-    uint8_t hello[CONNECT_HELLO_BYTES]; /* accept: what has been said */
-    bool is_unix;                       /* accept */
-    dd_card card;                       /* dial */
-    /* of a dial const after init, of an accept guarded by mu until CLAIMED, const then */
-    dd_uid peer;
-    int lane;
-    /* guarded by mu */
-    connect_stage stage;
-    bool is_answered; /* dial: the peer's own dial has made the link */
-    /* atomic, relaxed: ends the job's waits soon; nothing is read because of it */
-    atomic_bool is_called_off;
-} connect_job;
-
-/* A connection that may be anybody's. */
-typedef struct connect_guest {
-    int fd;
-    bool is_unix;
-    int64_t until_ns; /* by when it has to say hello */
-    size_t nbytes;    /* of the hello */
-    uint8_t hello[CONNECT_HELLO_BYTES];
-} connect_guest;
-
-typedef struct connect_lobby {
-    connect_guest guests[CONNECT_LOBBY_MAX];
-    size_t count;
-    uint64_t dice;
-} connect_lobby;
-
-/* Listening TCP sockets. */
-typedef struct connect_ports {
-    int fds[CONNECT_LISTEN_MAX];
-    size_t count;
-    bool is_loopback; /* from outside nobody reaches them */
-} connect_ports;
-
-/* Threads that do the same kind of job, and what waits for them. Guarded by mu. */
-typedef struct connect_pool {
-    dd_list queue;
-    int nthreads;
-    bool has_moved; /* a job has been taken from the queue since the listener looked */
-} connect_pool;
-
-struct dd_connector {
-    /* const after init */
-    dd_connect_options options; /* with copies of what it points to */
-    dd_connect_handler handler;
-    const dd_card *card; /* the owner's, of this process */
-    dd_uid uid;
-    uint64_t generation;
-    int unix_fd;         /* -1: none */
-    connect_lobby lobby; /* the listener's */
-    int wake_fd;         /* eventfd: for the listener to look at the books */
-    pthread_t listener;
-    /* written by the listener: why it cannot accept, 0 while it can (release); and since when, written
-     * before that */
-    atomic_int accept_errno;
-    atomic_int_fast64_t failing_since_ns;
-    int64_t failed_ns; /* the listener's: when it could not last */
-    char congestion[32];
-    dd_blob ifnames;
-    dd_blob secret;
-
-    dd_lock mu;
-    pthread_cond_t cond; /* any change of what follows */
-    /* guarded by mu */
-    dd_list jobs; /* running */
-    connect_pool dials;
-    connect_pool accepts;
-    connect_ports ports; /* closed by the listener only, which polls them */
-    bool wants_ports;
-    int naccepted; /* connections that are running or wait for it */
-    bool is_closing;
-    bool has_finished;
-    pthread_t finished; /* the thread that ended last, which the next one joins */
-};
-
-/* ---- connect.c: the books */
-
-/* For it to look at the books and at its ports. */
-void connect_wake_listener(const dd_connector *connector);
-
-/* The wait of a job: its deadline, and being called off. */
-dd_wait connect_job_wait(connect_job *job);
-
-/* Accept, lane 0: whether this may become the link to job->peer; then all others hold back until
- * connect_settle_accept. */
-bool connect_claim(connect_job *job, const dd_uid *peer);
-/* Accept: the link is there and handed over, or has come to nothing. */
-void connect_settle_accept(connect_job *job, bool is_linked);
-
-/* Dial: waits while somebody holds a claim on the peer. False when there is nothing left to do: the peer
- * has come by itself, or the connector closes. */
-bool connect_begin_dial(connect_job *job);
-/* Dial: the same, after it has come to something or nothing. True: tell the owner. */
-bool connect_settle_dial(connect_job *job);
-/* Dial: sleeps after BUSY. False as above. */
-bool connect_sleep_busy(connect_job *job, int64_t duration_ns);
-
-/* ---- connect_listen.c */
-
-/* Opens listening sockets and tells where they are. On failure nothing is open. */
-dd_status connect_listen_tcp(const dd_connector *connector, const dd_addr *first, connect_ports *ports,
-                             dd_addr_list *addrs, dd_error *err) DD_MUST_CHECK;
-/* Whether that would be just a loopback address. */
-bool connect_is_for_loopback(const dd_connector *connector, const dd_addr *first);
-void connect_close_ports(connect_ports *ports);
-/* What the listener is to poll. Closes the ports that are not wanted any more, as nobody polls them now. */
-size_t connect_take_listeners(dd_connector *connector, int fds[CONNECT_LISTEN_MAX + 1]);
-/* The Unix socket, whose name goes into the card; "" when there is none. */
-void connect_listen_unix(dd_connector *connector, dd_card *card);
-
-/* TCP_CONGESTION, where asked for. */
-dd_status connect_set_congestion(const dd_connector *connector, int fd, dd_error *err) DD_MUST_CHECK;
-
-/* ---- connect_lobby.c: the listener's thread only */
-
-void connect_lobby_init(connect_lobby *lobby);
-void connect_lobby_fini(connect_lobby *lobby); /* closes all */
-/* Whether there is room for one more, which may cost a silent one its place. */
-bool connect_lobby_has_room(const connect_lobby *lobby);
-/* Closes a silent one to have its descriptor; false: there is none. */
-bool connect_lobby_evict(connect_lobby *lobby);
-/* Takes fd, and hears what it has said already. */
-void connect_lobby_add(connect_lobby *lobby, int fd, int64_t timeout_ns);
-/* Fills in what to poll (CONNECT_LOBBY_MAX at most), and shortens the time-out (-1: none) to the next
- * deadline. */
-nfds_t connect_lobby_poll(const connect_lobby *lobby, struct pollfd *pollfds, int *timeout_ms);
-/* After the poll, with nothing added in between: hears those that have something to say, closes those that
- * are late. */
-void connect_lobby_hear(connect_lobby *lobby, const struct pollfd *pollfds);
-/* Gives away one that has said hello. */
-bool connect_lobby_take(connect_lobby *lobby, connect_guest *guest);
+/* Connections of others that are not links yet; others wait in the kernel. */
+#define CONNECT_GUESTS_MAX 64
+/* All addresses of a card; or a loopback address, and then all in one; and the Unix socket. */
+#define CONNECT_LISTEN_MAX (DD_ADDR_LIST_MAX + 1)
+/* The addresses of a card, and the Unix socket. */
+#define CONNECT_RACERS_MAX (DD_ADDR_LIST_MAX + 1)
+#define CONNECT_POLLED_MAX \
+    (1 + CONNECT_LISTEN_MAX + CONNECT_GUESTS_MAX + CONNECT_DIALS_MAX * CONNECT_RACERS_MAX)
 
 /* ---- connect_hello.c: what is said
  *
@@ -185,6 +34,7 @@ bool connect_lobby_take(connect_lobby *lobby, connect_guest *guest);
  * Numbers in little endian. A proof is HMAC-SHA256(secret, role || hello || nonce of the answer): it holds
  * for these two processes, this lane and this connection. */
 
+#define CONNECT_HELLO_BYTES 80
 #define CONNECT_ANSWER_BYTES 72
 #define CONNECT_NONCE_BYTES 32
 #define CONNECT_VERSION 3
@@ -201,6 +51,11 @@ typedef enum connect_verdict {
     CONNECT_NO_SUCH_LANE,
     CONNECT_VERDICT_COUNT,
 } connect_verdict;
+
+typedef enum connect_role {
+    CONNECT_DIALER,
+    CONNECT_LISTENER,
+} connect_role;
 
 typedef struct connect_hello {
     dd_uid from;
@@ -228,24 +83,132 @@ bool connect_hello_read(connect_hello *hello);
 void connect_answer_write(const connect_answer *answer, uint8_t bytes[CONNECT_ANSWER_BYTES]);
 bool connect_answer_read(const uint8_t bytes[CONNECT_ANSWER_BYTES], connect_answer *answer);
 
-typedef enum connect_role {
-    CONNECT_DIALER,
-    CONNECT_LISTENER,
-} connect_role;
+/* The failure that a verdict means to us, who are `role`, where the other side has that version. */
+dd_status connect_explain(connect_verdict verdict, connect_role role, unsigned version, dd_error *err);
 
 void connect_prove(dd_bytes secret, connect_role role, const connect_hello *hello,
                    const uint8_t nonce[CONNECT_NONCE_BYTES], uint8_t proof[DD_SHA256_BYTES]);
 bool connect_check_proof(dd_bytes secret, connect_role role, const connect_hello *hello,
                          const uint8_t nonce[CONNECT_NONCE_BYTES], const uint8_t proof[DD_SHA256_BYTES]);
 
-/* All of the bytes, or a failure that says what was being done ("cannot send the hello"). */
-dd_status connect_send(int fd, const void *data, size_t nbytes, const dd_wait *wait,
+/* Sends all of the bytes. What is said in a hand-shake is little, and an empty socket has room for it: one that has none
+ * is a failure. */
+dd_status connect_say(int fd, const void *data, size_t nbytes, dd_error *err) DD_MUST_CHECK;
+/* Hears the rest of `nbytes`, of which there are *nheard. *is_whole is false while some are missing. */
+dd_status connect_hear(int fd, uint8_t *bytes, size_t nbytes, size_t *nheard, bool *is_whole,
                        dd_error *err) DD_MUST_CHECK;
-dd_status connect_recv(int fd, void *data, size_t nbytes, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
-/* ---- connect_accept.c, connect_dial.c: a hand-shake from its start to its end, on its thread */
+/* ---- what there is */
 
-void connect_accept_run(connect_job *job);
-void connect_dial_run(connect_job *job);
+/* A connection of somebody who may be anybody. */
+typedef enum guest_step {
+    GUEST_HELLO,  /* has to say hello */
+    GUEST_PROOF,  /* has to prove that it knows the secret */
+    GUEST_TAKING, /* has to say that it has taken the memory of its link */
+} guest_step;
+
+typedef struct connect_guest {
+    int fd;
+    bool is_unix;
+    guest_step step;
+    int64_t since_ns; /* of the step */
+    int64_t until_ns;
+    size_t polled; /* as in connect_poll */
+    size_t nheard;
+    connect_hello hello;
+    uint8_t nonce[CONNECT_NONCE_BYTES];
+    uint8_t proof[DD_SHA256_BYTES];
+    dd_link *link; /* TAKING: owns the socket */
+} connect_guest;
+
+typedef struct connect_dial connect_dial;
+
+/* Listening TCP sockets. */
+typedef struct connect_ports {
+    int fds[CONNECT_LISTEN_MAX];
+    size_t count;
+    bool is_loopback; /* from outside nobody reaches them */
+} connect_ports;
+
+struct dd_connector {
+    /* const after init */
+    dd_connect_options options;
+    dd_connect_handler handler;
+    const dd_card *card; /* the owner's, of this process */
+    dd_uid uid;
+    uint64_t generation;
+    int unix_fd; /* -1: none */
+    int wake_fd; /* eventfd: for the thread to look at what is guarded */
+    pthread_t thread;
+    /* Why connections cannot be accepted, 0 while they can (release); and since when, written before that. */
+    atomic_int accept_errno;
+    atomic_int_fast64_t failing_since_ns;
+
+    /* the thread's */
+    int64_t failed_ns; /* when accepting could not last */
+    connect_guest guests[CONNECT_GUESTS_MAX];
+    size_t nguests;
+    uint64_t dice;
+    dd_list dials;
+    size_t ndials;
+    struct pollfd pollfds[CONNECT_POLLED_MAX];
+    nfds_t npolled;
+    int64_t sleep_until_ns;
+
+    dd_lock mu;
+    /* guarded by mu */
+    dd_list queue;       /* dials that have not begun */
+    connect_ports ports; /* closed by the thread only, which polls them */
+    bool wants_ports;
+    bool is_closing;
+};
+
+/* ---- connect_sleep.c */
+
+/* For the thread to look at what is guarded. */
+void connect_wake(const dd_connector *connector);
+/* Has the next sleep end when fd has one of the events. *polled finds what it had. */
+void connect_poll(dd_connector *connector, int fd, short events, size_t *polled);
+/* Has it end at that time. */
+void connect_sleep_until(dd_connector *connector, int64_t until_ns);
+/* Once after each sleep: whether there was something. */
+bool connect_is_ready(const dd_connector *connector, size_t *polled);
+/* Forgets what the last sleep was for, and sleeps. */
+void connect_begin_round(dd_connector *connector);
+void connect_sleep(dd_connector *connector);
+
+/* ---- connect_accept.c */
+
+/* Whether there is room for one more, which may cost a silent one its place. */
+bool connect_has_room(const dd_connector *connector);
+/* Closes a silent one to have its descriptor; false: there is none. */
+bool connect_evict(dd_connector *connector);
+/* Takes fd. */
+void connect_add_guest(dd_connector *connector, int fd);
+void connect_poll_guests(dd_connector *connector);
+/* After the sleep: goes on with those that have said something, closes those that are late. */
+void connect_hear_guests(dd_connector *connector);
+void connect_close_guests(dd_connector *connector);
+
+/* ---- connect_dial.c */
+
+void connect_poll_dials(dd_connector *connector);
+/* After the sleep: goes on with all, and takes new ones. */
+void connect_run_dials(dd_connector *connector);
+void connect_drop_dials(dd_connector *connector);
+
+/* ---- connect_listen.c */
+
+/* Opens listening sockets and tells where they are. On failure nothing is open. */
+dd_status connect_listen_tcp(const dd_connector *connector, const dd_addr *first, connect_ports *ports,
+                             dd_addr_list *addrs, dd_error *err) DD_MUST_CHECK;
+void connect_close_ports(connect_ports *ports);
+/* What the thread is to poll. Closes the ports that are not wanted any more, as nobody polls them now. */
+size_t connect_take_listeners(dd_connector *connector, int fds[CONNECT_LISTEN_MAX]);
+/* The Unix socket, and in the card whether there is one. */
+void connect_listen_unix(dd_connector *connector, dd_card *card);
+
+/* TCP_CONGESTION, where asked for. */
+dd_status connect_set_congestion(const dd_connector *connector, int fd, dd_error *err) DD_MUST_CHECK;
 
 #endif

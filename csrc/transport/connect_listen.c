@@ -15,7 +15,7 @@
 dd_status
 connect_set_congestion(const dd_connector *connector, int fd, dd_error *err)
 {
-    const char *name = connector->congestion;
+    const char *name = connector->options.congestion;
     if (*name == '\0' ||
         dd_sys_setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, (socklen_t)strlen(name)) == 0) {
         return DD_OK;
@@ -136,21 +136,6 @@ listen_on_each(const dd_connector *connector, connect_ports *ports, dd_addr_list
     return status;
 }
 
-static dd_status
-listen_on_unix(dd_connector *connector, dd_card *card, dd_error *err)
-{
-    char name[DD_UNIX_NAME_MAX] = "";
-    dd_card_name_of_uid(card, name);
-    dd_addr addr = dd_addr_unix_abstract(name);
-    int fd = -1;
-    dd_status status = dd_sock_listen(&addr, &fd, err);
-    if (status == DD_OK) {
-        connector->unix_fd = fd;
-        memcpy(card->unix_name, name, sizeof name);
-    }
-    return status;
-}
-
 void
 connect_close_ports(connect_ports *ports)
 {
@@ -160,8 +145,8 @@ connect_close_ports(connect_ports *ports)
     ports->count = 0;
 }
 
-bool
-connect_is_for_loopback(const dd_connector *connector, const dd_addr *first)
+static bool
+is_for_loopback(const dd_connector *connector, const dd_addr *first)
 {
     return *connector->options.ifnames == '\0' && first != NULL && dd_addr_is_loopback(first);
 }
@@ -171,7 +156,7 @@ connect_listen_tcp(const dd_connector *connector, const dd_addr *first, connect_
                    dd_addr_list *addrs, dd_error *err)
 {
     const char *ifnames = connector->options.ifnames;
-    bool is_loopback = connect_is_for_loopback(connector, first);
+    bool is_loopback = is_for_loopback(connector, first);
     connect_ports opened = {.is_loopback = is_loopback};
     dd_addr_list found;
     dd_status status = dd_card_find_addrs(ifnames, first, &found, err);
@@ -191,15 +176,17 @@ connect_listen_tcp(const dd_connector *connector, const dd_addr *first, connect_
 void
 connect_listen_unix(dd_connector *connector, dd_card *card)
 {
-    card->unix_name[0] = '\0';
     dd_error why;
-    if (!connector->options.is_shm_disabled && listen_on_unix(connector, card, &why) != DD_OK) {
+    dd_addr addr = dd_card_unix_addr(card);
+    card->has_unix =
+        !connector->options.is_shm_disabled && dd_sock_listen(&addr, &connector->unix_fd, &why) == DD_OK;
+    if (!connector->options.is_shm_disabled && !card->has_unix) {
         DD_LOG(DD_LOG_INFO, "shared memory is not used: %s", why.message);
     }
 }
 
 size_t
-connect_take_listeners(dd_connector *self, int fds[CONNECT_LISTEN_MAX + 1])
+connect_take_listeners(dd_connector *self, int fds[CONNECT_LISTEN_MAX])
 {
     dd_lock_take(&self->mu);
     if (!self->wants_ports) {
@@ -217,10 +204,10 @@ connect_take_listeners(dd_connector *self, int fds[CONNECT_LISTEN_MAX + 1])
 dd_status
 dd_connector_open_ports(dd_connector *self, const dd_addr *first, dd_addr_list *addrs, dd_error *err)
 {
-    bool is_for_loopback = connect_is_for_loopback(self, first);
+    bool is_local = is_for_loopback(self, first);
     dd_lock_take(&self->mu);
     self->wants_ports = true;
-    bool is_open = self->ports.count > 0 && (is_for_loopback || !self->ports.is_loopback);
+    bool is_open = self->ports.count > 0 && (is_local || !self->ports.is_loopback);
     dd_lock_release(&self->mu);
     if (is_open) {
         return DD_OK;
@@ -235,7 +222,7 @@ dd_connector_open_ports(dd_connector *self, const dd_addr *first, dd_addr_list *
     self->ports.count += more.count;
     self->ports.is_loopback = more.is_loopback;
     dd_lock_release(&self->mu);
-    connect_wake_listener(self);
+    connect_wake(self);
     return DD_OK;
 }
 
@@ -245,5 +232,5 @@ dd_connector_close_ports(dd_connector *self)
     dd_lock_take(&self->mu);
     self->wants_ports = false;
     dd_lock_release(&self->mu);
-    connect_wake_listener(self);
+    connect_wake(self);
 }

@@ -246,6 +246,7 @@ open_connector(dd_engine *engine, const dd_addr *first, dd_error *err)
         .ctx = engine,
         .may_accept = engine_may_accept,
         .on_accept_failed = engine_on_accept_failed,
+        .wants_dial = engine_wants_dial,
         .on_link = engine_on_link,
         .on_dial_failed = engine_on_dial_failed,
     };
@@ -260,7 +261,7 @@ open_connector(dd_engine *engine, const dd_addr *first, dd_error *err)
         options.is_shm_disabled = true;
     }
     dd_connector *connector = NULL;
-    status = dd_connector_open(&options, &engine->card, first, &handler, &connector, err);
+    status = dd_connector_open(&options, &engine->card, first, &handler, &engine->addrs, &connector, err);
     if (status != DD_OK) {
         return status;
     }
@@ -269,21 +270,6 @@ open_connector(dd_engine *engine, const dd_addr *first, dd_error *err)
     engine->self->card = engine->card;
     dd_engine_unlock(engine);
     return DD_OK;
-}
-
-/* Caller holds opening_mu. */
-static dd_status
-open_ports(dd_engine *engine, const dd_addr *first, dd_error *err)
-{
-    dd_addr_list addrs = engine->card.addrs;
-    dd_status status = dd_connector_open_ports(engine->connector, first, &addrs, err);
-    if (status == DD_OK) {
-        dd_engine_lock(engine);
-        engine->card.addrs = addrs;
-        engine->self->card.addrs = addrs;
-        dd_engine_unlock(engine);
-    }
-    return status;
 }
 
 /* Whether another process may still want to connect over TCP. Peers without cards are no reason: those
@@ -336,16 +322,19 @@ dd_engine_card(dd_engine *engine, const dd_addr *first, dd_blob *card, dd_error 
         return status;
     }
     dd_lock_take(&engine->opening_mu);
-    status = engine->connector == NULL ? open_connector(engine, first, err) : open_ports(engine, first, err);
+    status = engine->connector == NULL
+                 ? open_connector(engine, first, err)
+                 : dd_connector_open_ports(engine->connector, first, &engine->addrs, err);
     if (status == DD_OK) {
-        status = dd_card_encode(&engine->card, card, err);
+        status = dd_card_encode(&engine->card, &engine->addrs, card, err);
     }
     dd_lock_release(&engine->opening_mu);
     return status;
 }
 
 static dd_status
-find_or_create_peer_locked(dd_engine *engine, const dd_card *card, dd_peer **peer, dd_error *err)
+find_or_create_peer_locked(dd_engine *engine, const dd_card *card, dd_bytes published, dd_peer **peer,
+                           dd_error *err)
 {
     dd_peer *found = engine_find_peer(engine, &card->uid);
     if (found == NULL) {
@@ -354,7 +343,11 @@ find_or_create_peer_locked(dd_engine *engine, const dd_card *card, dd_peer **pee
             return status;
         }
     }
-    peer_note_card(found, card);
+    dd_status status = peer_note_card(found, card, published, err);
+    if (status != DD_OK) {
+        peer_reap(found);
+        return status;
+    }
     if (found->refs++ == 0) {
         dd_engine_acquire(engine);
     }
@@ -370,12 +363,12 @@ dd_engine_peer(dd_engine *engine, dd_bytes card, dd_peer **peer, dd_error *err)
         return status;
     }
     dd_card decoded;
-    status = dd_card_decode(card, &decoded, err);
+    status = dd_card_decode(card, &decoded, NULL, err);
     if (status != DD_OK) {
         return status;
     }
     dd_engine_lock(engine);
-    status = find_or_create_peer_locked(engine, &decoded, peer, err);
+    status = find_or_create_peer_locked(engine, &decoded, card, peer, err);
     dd_engine_unlock(engine);
     return status;
 }

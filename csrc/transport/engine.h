@@ -61,7 +61,6 @@ dd_status dd_engine_self(dd_engine *engine, dd_peer **peer, dd_error *err) DD_MU
 dd_peer *dd_peer_acquire(dd_peer *peer);
 void dd_peer_release(dd_peer *peer); /* NULL is fine */
 const dd_card *dd_peer_card(const dd_peer *peer);
-bool dd_peer_is_self(const dd_peer *peer);
 
 /* ---- with the lock held */
 
@@ -70,6 +69,8 @@ void dd_engine_lock(dd_engine *engine);
 bool dd_engine_try_lock(dd_engine *engine);
 void dd_engine_unlock(dd_engine *engine);
 
+/* Where it listens, as its card says. */
+dd_addr_list dd_peer_addrs_locked(const dd_peer *peer);
 /* The link's name, "" while there is none. `_locked` because links come and go. */
 const char *dd_peer_transport_locked(const dd_peer *peer);
 bool dd_peer_has_shm_locked(const dd_peer *peer);
@@ -132,7 +133,7 @@ void dd_engine_finish_telling_locked(dd_engine *engine);
 void dd_engine_note_active_locked(dd_engine *engine);
 /* For a short look of one's own at what ranks on the same cores are to do: gives them the core, and others the lock,
  * for a moment. False: that took long, or is not worth it now, so wait in dd_engine_wait. */
-bool dd_engine_give_way_locked(dd_engine *engine, bool is_outnumbered);
+bool dd_engine_give_way_locked(dd_engine *engine);
 
 /* Somebody's `is_done` (dd_engine_wait) has become true by other means than driving: he is woken when the lock is given away. */
 void dd_engine_note_ended_locked(dd_engine *engine);

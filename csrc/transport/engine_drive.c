@@ -10,11 +10,9 @@
 #include <errno.h>
 #include <time.h>
 
-/* Polls this long before it sleeps, and gives the core away once in so long: whoever has not come by then is
- * probably not running. (Ranks that outnumber the cores give it away at every look.) */
+/* Polls this long before it sleeps, at most. */
 #define SPIN_NS (1 * DD_NS_PER_MS)
-#define YIELD_EVERY_NS (50 * DD_NS_PER_US)
-/* A yield of that length has gone to somebody who works. */
+/* A yield of that length has gone to somebody who works: sleep, to be the first when there is something. */
 #define LONG_YIELD_NS (1 * DD_NS_PER_MS)
 /* The background thread, for which nobody waits, takes cores from those who compute. */
 #define BACKGROUND_SPIN_NS (150 * DD_NS_PER_US)
@@ -115,27 +113,25 @@ dd_engine_note_active_locked(dd_engine *engine)
     (void)count_drive(engine);
 }
 
-/* After a yield. Ranks that outnumber the cores take long because they work, and that says nothing about the next wait:
- * without rests, then. */
+/* For those who know that whom they await needs this core. False: it took long. */
 static bool
-note_yield(dd_engine *engine, int64_t took_ns, bool is_outnumbered)
+give_core_away(const dd_engine *engine)
 {
-    if (!is_outnumbered) {
-        dd_spin_note_yield(&engine->spin, took_ns);
-    }
-    return took_ns < LONG_YIELD_NS || dd_spin_is_endless(&engine->spin);
+    int64_t began_ns = dd_clock_now_ns();
+    (void)dd_sys_sched_yield();
+    return dd_clock_now_ns() - began_ns < LONG_YIELD_NS || dd_spin_is_endless(&engine->spin);
 }
 
 bool
-dd_engine_give_way_locked(dd_engine *engine, bool is_outnumbered)
+dd_engine_give_way_locked(dd_engine *engine)
 {
-    if (engine->spin.budget_ns == 0 || (!is_outnumbered && dd_spin_is_resting(&engine->spin))) {
+    if (engine->spin.most_ns == 0) {
         return false;
     }
     dd_engine_unlock(engine);
-    int64_t took_ns = dd_spin_time_yield();
+    bool is_short = give_core_away(engine);
     dd_engine_lock(engine);
-    return note_yield(engine, took_ns, is_outnumbered);
+    return is_short;
 }
 
 /* A driver lets those in who want the lock for a moment. */
@@ -254,8 +250,8 @@ typedef struct drive_spell {
     const dd_wait *wait;
     int64_t
         check_ns; /* when to hand back for a look at the wait; 0: not known before the first look at the clock */
-    int64_t spin_until_ns; /* 0: there was something to do in the last round */
-    int64_t yield_at_ns;
+    int64_t idle_since_ns;  /* 0: there was something to do in the last round */
+    int64_t polls_until_ns; /* 0: has slept, or not begun */
     unsigned nidle;
 } drive_spell;
 
@@ -271,29 +267,38 @@ look_at_clock(drive_spell *spell)
 }
 
 static int64_t
-choose_budget_ns(dd_engine *engine, const dd_waiter *self)
+choose_budget_ns(const dd_engine *engine, const dd_waiter *self)
 {
-    int64_t budget_ns = dd_spin_start(&engine->spin);
+    /* Ranks that outnumber the cores wait long because others work, and that says nothing about the next wait. */
+    int64_t budget_ns = engine->is_outnumbered ? engine->spin.most_ns : engine->spin.budget_ns;
     bool is_idle = dd_list_is_empty(&engine->tasks) && engine->nposted == 0;
     if (self->is_background && budget_ns > BACKGROUND_SPIN_NS) {
         budget_ns = is_idle ? 0 : BACKGROUND_SPIN_NS;
     }
-    /* Somebody works here, and who is to come needs this core, too. */
-    bool is_in_the_way = engine->is_crowded && !engine->is_outnumbered && dd_spin_is_resting(&engine->spin);
-    return is_in_the_way ? 0 : budget_ns;
+    return budget_ns;
 }
 
-/* False: it took long. */
+/* False: it is time to sleep. */
 static bool
-yield_once(dd_engine *engine, drive_spell *spell)
+poll_on(const dd_engine *engine, drive_spell *spell, int64_t now_ns)
 {
-    if (!engine->is_outnumbered && dd_spin_is_resting(&engine->spin)) {
-        dd_spin_pause();
-        return true;
+    if (spell->idle_since_ns == 0) {
+        spell->idle_since_ns = now_ns;
     }
-    bool is_short = note_yield(engine, dd_spin_time_yield(), engine->is_outnumbered);
-    spell->yield_at_ns = engine->is_crowded ? 0 : dd_clock_now_ns() + YIELD_EVERY_NS;
-    return is_short;
+    if (spell->polls_until_ns == 0) {
+        spell->polls_until_ns = now_ns + choose_budget_ns(engine, spell->self);
+    }
+    return now_ns < spell->polls_until_ns && (!engine->is_crowded || give_core_away(engine));
+}
+
+static void
+note_progress(dd_engine *engine, drive_spell *spell)
+{
+    if (spell->idle_since_ns != 0 && !engine->is_outnumbered && !spell->self->is_background) {
+        dd_spin_note_wait(&engine->spin, dd_clock_now_ns() - spell->idle_since_ns);
+    }
+    spell->idle_since_ns = 0;
+    spell->polls_until_ns = 0;
 }
 
 /* After rounds in which there was nothing to do. False when the spell is over. */
@@ -309,22 +314,11 @@ idle(dd_engine *engine, drive_spell *spell)
     if (now_ns >= spell->check_ns || !dd_list_is_empty(&engine->done)) {
         return now_ns < spell->check_ns;
     }
-    if (spell->spin_until_ns == 0) {
-        spell->spin_until_ns = now_ns + choose_budget_ns(engine, spell->self);
-        spell->yield_at_ns = engine->is_crowded ? now_ns : now_ns + YIELD_EVERY_NS;
-    }
-    if (now_ns < spell->spin_until_ns) {
-        if (now_ns >= spell->yield_at_ns && !yield_once(engine, spell)) {
-            spell->spin_until_ns =
-                now_ns; /* somebody works here: sleep, to be the first when there is something */
-        }
-        return true;
-    }
-    if (!engine_fall_asleep(engine)) {
+    if (poll_on(engine, spell, now_ns) || !engine_fall_asleep(engine)) {
         return true;
     }
     sleep_on_links(engine, spell->self, next_ns < spell->check_ns ? next_ns : spell->check_ns);
-    spell->spin_until_ns = 0;
+    spell->polls_until_ns = 0;
     return engine->driver == spell->self;
 }
 
@@ -336,6 +330,9 @@ drive(dd_engine *engine, dd_waiter *self, const dd_wait *wait)
     spell.check_ns = wait == NULL ? DD_NEVER_NS : 0;
     for (unsigned nbusy = 1;; nbusy++) {
         bool is_progress = engine_run_round(engine);
+        if (is_progress) {
+            note_progress(engine, &spell);
+        }
         if (is_waiter_done(self) || engine->driver != self) {
             return; /* a task may have let go of the lock, and somebody else have become the driver */
         }
@@ -348,16 +345,13 @@ drive(dd_engine *engine, dd_waiter *self, const dd_wait *wait)
                 return;
             }
         }
-        if (is_progress) {
-            spell.spin_until_ns = 0;
-            if (nbusy % 64 == 0) {
-                int64_t now_ns = look_at_clock(&spell);
-                (void)engine_run_deadlines(engine, now_ns);
-                if (now_ns >= spell.check_ns) {
-                    return;
-                }
+        if (is_progress && nbusy % 64 == 0) {
+            int64_t now_ns = look_at_clock(&spell);
+            (void)engine_run_deadlines(engine, now_ns);
+            if (now_ns >= spell.check_ns) {
+                return;
             }
-        } else if (!idle(engine, &spell)) {
+        } else if (!is_progress && !idle(engine, &spell)) {
             return;
         }
     }

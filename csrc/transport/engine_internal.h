@@ -92,6 +92,19 @@ struct dd_lane {
     uint8_t buf[LANE_BUFFER_NBYTES];
 };
 
+/* What becomes of a peer:
+ *
+ *                somebody wants   it dials us            there is a     our dial    its dial fails,
+ *                a link                                  link           fails       once welcome
+ *     IDLE       DIALLING         ACCEPTING              CONNECTED
+ *     DIALLING                    ACCEPTING, if its uid  CONNECTED      LOST
+ *                                 is smaller, else BUSY
+ *     ACCEPTING                   BUSY                   CONNECTED                  DIALLING, if somebody
+ *                                                                                   wants a link, else IDLE
+ *     CONNECTED                   BUSY                   is closed
+ *     LOST                        BUSY                   is closed
+ *
+ * Whatever breaks a peer (peer_break) makes it LOST, for good. */
 typedef enum peer_state {
     PEER_IDLE,
     PEER_ACCEPTING, /* the connector has been told that its dial is welcome */
@@ -111,14 +124,16 @@ struct dd_peer {
     unsigned refs; /* of others; the engine keeps a peer without any while there is a link */
     dd_card card;
     bool is_card_known; /* false: it has called before anybody told us of it */
+    dd_blob published;  /* then: its card with its addresses, as it came */
     bool is_self;
     bool is_near; /* would be linked by shared memory */
     peer_state state;
     bool wants_link;
+    bool is_dialled;    /* the connector is at it, even if its dial is welcome meanwhile, or has been */
     bool is_said_lost;  /* somebody has given up a group because of it */
     bool is_being_told; /* of a failure; as of engine_is_telling */
-    /* ACCEPTING: patience with its dial. CONNECTED: with the end of lane 0 after another's, or until its
-     * card comes. Else never. */
+    /* CONNECTED: patience with the end of lane 0 after another's, or until its card comes; without users: with what it has
+     * said to contexts that are not open. Else never. */
     int64_t timer_ns;
 
     dd_lane *lanes[DD_LANES_MAX];
@@ -147,9 +162,8 @@ struct dd_peer {
 
     dd_list breaking; /* engine->breaking */
     bool is_breaking;
-    /* Why it breaks, and then why it is lost; NULL while nothing is wrong: a process has a peer for every other one.
-     * Owned, but for the one that says that there was no memory for another. */
-    const dd_error *error;
+    const dd_error
+        *error; /* why it breaks, and then why it is lost; NULL: neither. Owned, if there was memory for it */
 };
 
 typedef struct context_rank {
@@ -199,11 +213,11 @@ struct dd_engine {
     dd_blob option_text;        /* const after init */
     dd_blob secret;             /* const after init */
     dd_connector *connector;    /* NULL before the first card */
-    /* uid const after init, addrs guarded by opening_mu and mu, the rest const after the first card */
-    dd_card card;
-    dd_lock opening_mu; /* held while the connector and its ports are made; taken before mu */
-    unsigned nmeetings; /* written with opening_mu and mu */
-    bool has_met;       /* the same: somebody has said when meetings begin and end */
+    dd_card card;               /* uid const after init, the rest after the first card */
+    dd_lock opening_mu;         /* held while the connector and its ports are made; taken before mu */
+    dd_addr_list addrs;         /* guarded by opening_mu: where it listens */
+    unsigned nmeetings;         /* written with opening_mu and mu */
+    bool has_met;               /* the same: somebody has said when meetings begin and end */
     dd_peer *self;
 
     dd_map peers;
@@ -336,11 +350,14 @@ void peer_destroy(dd_peer *peer);
 /* Frees it if nobody wants it any more. */
 void peer_reap(dd_peer *peer);
 /* The card of a peer that may have been unknown until now. */
-void peer_note_card(dd_peer *peer, const dd_card *card);
+dd_status peer_note_card(dd_peer *peer, const dd_card *card, dd_bytes published, dd_error *err) DD_MUST_CHECK;
+/* As dd_connector_dial, where there is a connector. */
+dd_status peer_dial(dd_peer *peer, int lane, int64_t deadline_ns, dd_error *err) DD_MUST_CHECK;
 dd_peer *engine_find_peer(dd_engine *engine, const dd_uid *uid);
 /* The handler of the connector; also for tests that bring links of their own. */
 bool engine_may_accept(void *ctx, const dd_uid *uid);
 void engine_on_accept_failed(void *ctx, const dd_uid *uid);
+bool engine_wants_dial(void *ctx, const dd_uid *uid);
 void engine_on_link(void *ctx, const dd_uid *uid, int number, dd_link *stream);
 void engine_on_dial_failed(void *ctx, const dd_uid *uid, int number, const dd_error *error);
 /* Breaks the peer of the lane; the first reason stays. */

@@ -58,11 +58,11 @@ struct dd_link {
 dd_status dd_link_open_tcp(int fd, dd_link **link, dd_error *err) DD_MUST_CHECK;
 
 /* Two rings, one a direction, in one piece of memory, which one side makes and hands over the Unix socket.
- * `ring_nbytes` is of each: a power of two from 4096 to 2^30. Offering blocks until the other side has
- * taken it or cannot, taking until there is an offer, at most until the deadline. `socket_fd` is taken on
- * success; on failure it is no good for another attempt. */
-dd_status dd_link_offer_shm(int socket_fd, size_t ring_nbytes, dd_link **link, const dd_wait *wait,
-                            dd_error *err) DD_MUST_CHECK;
+ * `ring_nbytes` is of each: a power of two from 4096 to 2^30. Who has offered is to hear whether the other side has taken
+ * it before it uses the link; it closes the link if not. Taking waits until there is an offer, hearing until there is an
+ * answer, at most until the deadline. `socket_fd` is taken on success; on failure it is no good for another attempt. */
+dd_status dd_link_offer_shm(int socket_fd, size_t ring_nbytes, dd_link **link, dd_error *err) DD_MUST_CHECK;
+dd_status dd_link_hear_taken(const dd_link *link, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 dd_status dd_link_take_shm(int socket_fd, dd_link **link, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 void dd_link_close(dd_link *link); /* NULL is fine */

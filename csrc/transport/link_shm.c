@@ -368,12 +368,12 @@ send_answer(int fd, uint8_t answer, dd_error *err)
     return io == DD_IO_OK ? DD_OK : socket_error(io, "cannot answer about a ring", err);
 }
 
-static dd_status
-recv_answer(int fd, const dd_wait *wait, dd_error *err)
+dd_status
+dd_link_hear_taken(const dd_link *link, const dd_wait *wait, dd_error *err)
 {
     uint8_t answer = 0;
     int unwanted_fd = -1;
-    dd_status status = recv_some(fd, &answer, 1, &unwanted_fd, wait, err);
+    dd_status status = recv_some(link->fd, &answer, 1, &unwanted_fd, wait, err);
     dd_sock_close(unwanted_fd);
     if (status == DD_OK && (answer != ANSWER_TAKEN || unwanted_fd != -1)) {
         status = dd_error_set(err, DD_NETWORK, "the peer could not take the rings of this side");
@@ -405,7 +405,7 @@ finish(shm_link *self, int socket_fd, dd_status status, dd_link **link)
 }
 
 dd_status
-dd_link_offer_shm(int socket_fd, size_t ring_nbytes, dd_link **link, const dd_wait *wait, dd_error *err)
+dd_link_offer_shm(int socket_fd, size_t ring_nbytes, dd_link **link, dd_error *err)
 {
     if (!is_ring_size(ring_nbytes)) {
         return dd_error_set(err, DD_INVALID_ARGUMENT,
@@ -421,9 +421,6 @@ dd_link_offer_shm(int socket_fd, size_t ring_nbytes, dd_link **link, const dd_wa
     if (status == DD_OK) {
         status = send_offer(socket_fd, ring_nbytes, ring_fd, err);
         dd_sock_close(ring_fd);
-    }
-    if (status == DD_OK) {
-        status = recv_answer(socket_fd, wait, err);
     }
     return finish(self, socket_fd, status, link);
 }

@@ -8,13 +8,17 @@
 #include <string.h>
 
 #define DIAL_TIMEOUT_NS (30 * DD_NS_PER_S)
-#define PATIENCE_NS (5 * DD_NS_PER_S) /* with a dial that was welcome, beyond the time-out of its handshake */
 #define GRACE_NS (200 * DD_NS_PER_MS) /* between the ends of two lanes */
 /* Links of processes whose cards are not known here: they may have read ours in a meeting before we have
  * read theirs, or be strangers. More of them than that are told BUSY until their cards are known. */
 #define UNKNOWN_MAX 64
 #define UNKNOWN_KEPT_NS (5 * DD_NS_PER_S)
 #define EARLY_KEPT_NS (60 * DD_NS_PER_S)
+
+/* Why a peer is lost, where there is no memory to say it. */
+static const dd_error no_memory = {.code = DD_OUT_OF_MEMORY,
+                                   .culprit = {.rank = -1},
+                                   .message = "the connection broke, and there is no memory to tell why"};
 
 dd_status
 peer_create(dd_engine *engine, const dd_uid *uid, dd_peer **peer, dd_error *err)
@@ -42,20 +46,6 @@ peer_create(dd_engine *engine, const dd_uid *uid, dd_peer **peer, dd_error *err)
     }
     *peer = self;
     return DD_OK;
-}
-
-static const dd_error no_memory = {.code = DD_PEER_LOST,
-                                   .culprit.rank = -1,
-                                   .message =
-                                       "the connection is lost, and there was no memory to keep the reason"};
-
-static void
-forget_error(dd_peer *peer)
-{
-    if (peer->error != &no_memory) {
-        dd_mem_free((void *)(uintptr_t)peer->error);
-    }
-    peer->error = NULL;
 }
 
 static void
@@ -110,7 +100,10 @@ peer_destroy(dd_peer *peer)
         }
     }
     dd_list_remove(&peer->breaking);
-    forget_error(peer);
+    dd_blob_fini(&peer->published);
+    if (peer->error != &no_memory) {
+        dd_mem_free((void *)(uintptr_t)peer->error);
+    }
     dd_mem_free(peer);
 }
 
@@ -148,18 +141,19 @@ engine_find_peer(dd_engine *engine, const dd_uid *uid)
     return node != NULL ? DD_CONTAINER_OF(node, dd_peer, node) : NULL;
 }
 
-void
-peer_note_card(dd_peer *peer, const dd_card *card)
+dd_status
+peer_note_card(dd_peer *peer, const dd_card *card, dd_bytes published, dd_error *err)
 {
-    if (!peer->is_card_known) {
+    /* It may have opened other ports since the last one. */
+    dd_status status = dd_blob_assign(&peer->published, published, err);
+    if (status == DD_OK && !peer->is_card_known) {
         peer->card = *card;
         peer->is_card_known = true;
         if (peer->state == PEER_CONNECTED) {
             set_timer(peer, DD_NEVER_NS);
         }
-    } else if (peer->state == PEER_IDLE) {
-        peer->card.addrs = card->addrs; /* it may have opened other ports since */
     }
+    return status;
 }
 
 static unsigned
@@ -217,10 +211,13 @@ dd_peer_card(const dd_peer *peer)
     return &peer->card;
 }
 
-bool
-dd_peer_is_self(const dd_peer *peer)
+dd_addr_list
+dd_peer_addrs_locked(const dd_peer *peer)
 {
-    return peer->is_self;
+    dd_card card;
+    dd_addr_list addrs = {.count = 0};
+    (void)!dd_card_decode(dd_blob_view(&peer->published), &card, &addrs, NULL);
+    return addrs;
 }
 
 const char *
@@ -271,6 +268,13 @@ dd_peer_find_loss_locked(const dd_peer *peer, dd_path_loss *loss)
 
 /* ---- connecting */
 
+dd_status
+peer_dial(dd_peer *peer, int lane, int64_t deadline_ns, dd_error *err)
+{
+    dd_addr_list addrs = dd_peer_addrs_locked(peer);
+    return dd_connector_dial(peer->engine->connector, &peer->card, &addrs, lane, deadline_ns, err);
+}
+
 void
 dd_peer_connect_locked(dd_peer *peer)
 {
@@ -280,14 +284,17 @@ dd_peer_connect_locked(dd_peer *peer)
     }
     dd_engine *engine = peer->engine;
     dd_error error;
-    dd_status status =
-        engine->connector != NULL
-            ? dd_connector_dial(engine->connector, &peer->card, 0, dd_deadline_after(DIAL_TIMEOUT_NS), &error)
-            : dd_error_set(&error, DD_INVALID_ARGUMENT,
-                           "cannot connect to %s, pid %lld: this process has no card yet", peer->card.host,
-                           peer->card.pid);
+    dd_status status = DD_OK;
+    if (engine->connector == NULL) {
+        status = dd_error_set(&error, DD_INVALID_ARGUMENT,
+                              "cannot connect to %s, pid %lld: this process has no card yet", peer->card.host,
+                              peer->card.pid);
+    } else if (!peer->is_dialled) {
+        status = peer_dial(peer, 0, dd_deadline_after(DIAL_TIMEOUT_NS), &error);
+    }
     if (status == DD_OK) {
         peer->state = PEER_DIALLING;
+        peer->is_dialled = true;
     } else {
         peer_break(peer, &error);
     }
@@ -307,24 +314,13 @@ may_accept_locked(dd_engine *engine, const dd_uid *uid)
                                                 peer_create(engine, uid, &peer, NULL) != DD_OK))) {
         return false;
     }
-    switch (peer->state) {
-    case PEER_IDLE:
-        if (peer->is_breaking) {
-            return false;
-        }
-        peer->state = PEER_ACCEPTING;
-        set_timer(peer, dd_deadline_after(engine->options.timeout_ns + PATIENCE_NS));
-        return true;
-    case PEER_ACCEPTING:
-        return true;
-    case PEER_DIALLING:
-        /* Both dial: the smaller uid's wins. */
-        return memcmp(uid, &engine->card.uid, sizeof *uid) < 0;
-    case PEER_CONNECTED:
-    case PEER_LOST:
+    /* When both dial, the dial of the smaller uid makes the link, and the other side waits for it. */
+    bool is_theirs = memcmp(uid, &engine->card.uid, sizeof *uid) < 0;
+    if (peer->is_breaking || !(peer->state == PEER_IDLE || (peer->state == PEER_DIALLING && is_theirs))) {
         return false;
     }
-    return false;
+    peer->state = PEER_ACCEPTING;
+    return true;
 }
 
 bool
@@ -337,19 +333,21 @@ engine_may_accept(void *ctx, const dd_uid *uid)
     return is_welcome;
 }
 
-/* The connector was told to go on with a peer's dial, and that has ended without a link. If a link is
- * wanted here, this side dials, and hears what comes of it. */
-static void
-stop_accepting(dd_peer *peer)
+bool
+engine_wants_dial(void *ctx, const dd_uid *uid)
 {
-    set_timer(peer, DD_NEVER_NS);
-    peer->state = PEER_IDLE;
-    if (peer->wants_link) {
-        dd_peer_connect_locked(peer);
+    dd_engine *engine = ctx;
+    dd_engine_lock(engine);
+    dd_peer *peer = engine_find_peer(engine, uid);
+    bool is_wanted = peer != NULL && peer->state == PEER_DIALLING;
+    if (peer != NULL && !is_wanted) {
+        peer->is_dialled = false;
     }
-    peer_reap(peer);
+    dd_engine_unlock(engine);
+    return is_wanted;
 }
 
+/* If a link is wanted here, this side dials now, and hears what comes of it. */
 void
 engine_on_accept_failed(void *ctx, const dd_uid *uid)
 {
@@ -357,7 +355,11 @@ engine_on_accept_failed(void *ctx, const dd_uid *uid)
     dd_engine_lock(engine);
     dd_peer *peer = engine_find_peer(engine, uid);
     if (peer != NULL && peer->state == PEER_ACCEPTING) {
-        stop_accepting(peer);
+        peer->state = PEER_IDLE;
+        if (peer->wants_link) {
+            dd_peer_connect_locked(peer);
+        }
+        peer_reap(peer);
         engine_wake(engine);
     }
     dd_engine_unlock(engine);
@@ -445,9 +447,12 @@ engine_on_dial_failed(void *ctx, const dd_uid *uid, int number, const dd_error *
     dd_engine *engine = ctx;
     dd_engine_lock(engine);
     dd_peer *peer = engine_find_peer(engine, uid);
-    if (peer != NULL && number == 0 && peer->state == PEER_DIALLING) {
-        peer_break(peer, error);
-        engine_wake(engine);
+    if (peer != NULL && number == 0) {
+        peer->is_dialled = false;
+        if (peer->state == PEER_DIALLING) {
+            peer_break(peer, error);
+            engine_wake(engine);
+        }
     } else if (peer != NULL && number != 0 && peer->ndialling > 0) {
         peer->ndialling--;
     }
@@ -456,18 +461,6 @@ engine_on_dial_failed(void *ctx, const dd_uid *uid, int number, const dd_error *
 
 /* ---- breaking */
 
-static void
-note_error(dd_peer *peer, const dd_error *error)
-{
-    dd_error *own = dd_mem_alloc(sizeof *own);
-    if (own != NULL) {
-        *own = *error;
-        dd_error_blame(own, -1, peer->card.host, peer->card.pid);
-    }
-    forget_error(peer);
-    peer->error = own != NULL ? own : &no_memory;
-}
-
 void
 peer_break(dd_peer *peer, const dd_error *error)
 {
@@ -475,7 +468,12 @@ peer_break(dd_peer *peer, const dd_error *error)
         return;
     }
     peer->is_breaking = true;
-    note_error(peer, error);
+    dd_error *own = dd_mem_alloc(sizeof *own);
+    if (own != NULL) {
+        *own = *error;
+        dd_error_blame(own, -1, peer->card.host, peer->card.pid);
+    }
+    peer->error = own != NULL ? own : &no_memory;
     dd_list_push_back(&peer->engine->breaking, &peer->breaking);
 }
 
@@ -578,9 +576,7 @@ void
 peer_on_timer(dd_peer *peer)
 {
     set_timer(peer, DD_NEVER_NS);
-    if (peer->state == PEER_ACCEPTING) {
-        stop_accepting(peer);
-    } else if (peer->state == PEER_CONNECTED && !peer->is_card_known) {
+    if (peer->state == PEER_CONNECTED && !peer->is_card_known) {
         end_stranger(peer);
     } else if (peer->state == PEER_CONNECTED) {
         dd_error error;

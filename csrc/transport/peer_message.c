@@ -173,8 +173,8 @@ dd_context_look_locked(dd_message *message, int nlooks)
     if (peer != NULL && !peer->is_self && shm_lane(peer) == NULL) {
         return false;
     }
-    if (engine->spin.budget_ns == 0 || dd_spin_is_resting(&engine->spin)) {
-        nlooks = 1; /* who is not there is not running, and may want this core */
+    if (engine->spin.most_ns == 0) {
+        nlooks = 1;
     }
     bool is_due = engine_note_caller(engine);
     bool is_narrow = peer != NULL && !is_due && is_alone(engine);

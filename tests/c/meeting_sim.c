@@ -121,20 +121,20 @@ make_card(const meeting_sim_shape *shape, int rank, dd_blob *encoded, dd_error *
     long long own[2] = {getpid(), host + 1};
     memcpy(card.host_id, own, sizeof own);
     snprintf(card.host, sizeof card.host, "node-%04d", host);
-    dd_card_name_of_uid(&card, card.unix_name);
+    card.has_unix = true;
+    dd_addr_list addrs = {.count = 1};
     struct sockaddr_in in = {.sin_family = AF_INET, .sin_port = htons((uint16_t)(20000 + rank))};
     in.sin_addr.s_addr = htonl(0x0a000000 + (unsigned)host);
-    memcpy(&card.addrs.items[0].storage, &in, sizeof in);
-    card.addrs.items[0].len = sizeof in;
-    card.addrs.count = 1;
-    return dd_card_encode(&card, encoded, err);
+    memcpy(&addrs.items[0].storage, &in, sizeof in);
+    addrs.items[0].len = sizeof in;
+    return dd_card_encode(&card, &addrs, encoded, err);
 }
 
 static bool
 read_card(dd_bytes bytes, dd_meeting_member *member)
 {
     dd_card card;
-    if (dd_card_decode(bytes, &card, NULL) != DD_OK) {
+    if (dd_card_decode(bytes, &card, NULL, NULL) != DD_OK) {
         return false;
     }
     memcpy(member->host, card.host, sizeof member->host);
@@ -146,7 +146,7 @@ static bool
 find_host(dd_bytes bytes, uint8_t host[DD_MEETING_HOST_BYTES])
 {
     dd_card card;
-    dd_status status = dd_card_decode(bytes, &card, NULL);
+    dd_status status = dd_card_decode(bytes, &card, NULL, NULL);
     memcpy(host, card.host_id, sizeof card.host_id);
     return status == DD_OK;
 }

@@ -131,11 +131,12 @@ static dd_status
 disguise(dd_bytes card, dd_blob *other, dd_error *err)
 {
     dd_card decoded;
-    dd_status status = dd_card_decode(card, &decoded, err);
+    dd_addr_list addrs;
+    dd_status status = dd_card_decode(card, &decoded, &addrs, err);
     if (status == DD_OK) {
         decoded.host_id[0] ^= 1;
-        decoded.unix_name[0] = '\0';
-        status = dd_card_encode(&decoded, other, err);
+        decoded.has_unix = false;
+        status = dd_card_encode(&decoded, &addrs, other, err);
     }
     return status;
 }
@@ -188,10 +189,8 @@ connect_local(run_member *self)
         dd_engine_lock(self->engine);
         for (int i = 0; i < self->topology.nlocal; i++) {
             dd_peer *peer = self->peers[self->topology.local_ranks[i]];
-            if (!dd_peer_is_self(peer)) {
-                dd_peer_connect_locked(peer);
-                is_connected = is_connected && dd_peer_is_connected_locked(peer);
-            }
+            dd_peer_connect_locked(peer);
+            is_connected = is_connected && dd_peer_is_connected_locked(peer);
         }
         dd_engine_unlock(self->engine);
         dd_engine_kick(self->engine);

@@ -30,17 +30,18 @@ ip(const char *text, uint16_t port)
 }
 
 static dd_card
-sample_card(void)
+sample_card(dd_addr_list *addrs)
 {
     dd_card card;
     CHECK_OK(dd_card_init(&card, check_err()));
     strcpy(card.host, "node-b");
     card.pid = 7712;
-    strcpy(card.unix_name, "dldist-test");
+    card.has_unix = true;
+    addrs->count = 0;
     dd_addr v4 = ip("10.1.2.3", 29500);
     dd_addr v6 = ip("2001:db8::7", 65535);
-    dd_addr_list_add(&card.addrs, &v4);
-    dd_addr_list_add(&card.addrs, &v6);
+    dd_addr_list_add(addrs, &v4);
+    dd_addr_list_add(addrs, &v6);
     return card;
 }
 
@@ -52,7 +53,7 @@ TEST(init_says_who_this_is)
     REQUIRE_OK(dd_card_init(&b, check_err()));
     CHECK_INT(a.pid, getpid());
     CHECK(strlen(a.host) > 0);
-    CHECK_INT(a.addrs.count, 0);
+    CHECK(!a.has_unix);
     CHECK(memcmp(&a.uid, &b.uid, sizeof a.uid) != 0);
     CHECK(dd_card_is_same_host(&a, &b));
     b.host_id[31] ^= 1;
@@ -65,19 +66,21 @@ TEST(init_says_who_this_is)
 
 TEST(card_comes_back_as_it_went)
 {
-    dd_card card = sample_card();
+    dd_addr_list addrs;
+    dd_card card = sample_card(&addrs);
     dd_blob bytes = {0};
-    REQUIRE_OK(dd_card_encode(&card, &bytes, check_err()));
+    REQUIRE_OK(dd_card_encode(&card, &addrs, &bytes, check_err()));
     dd_card read;
-    REQUIRE_OK(dd_card_decode(dd_blob_view(&bytes), &read, check_err()));
+    dd_addr_list read_addrs;
+    REQUIRE_OK(dd_card_decode(dd_blob_view(&bytes), &read, &read_addrs, check_err()));
     CHECK(memcmp(&card.uid, &read.uid, sizeof card.uid) == 0);
     CHECK(memcmp(card.host_id, read.host_id, sizeof card.host_id) == 0);
     CHECK_INT(read.pid, 7712);
-    CHECK(strcmp(read.host, "node-b") == 0 && strcmp(read.unix_name, "dldist-test") == 0);
-    REQUIRE(read.addrs.count == 2);
+    CHECK(strcmp(read.host, "node-b") == 0 && read.has_unix);
+    REQUIRE(read_addrs.count == 2);
     char text[DD_ADDR_TEXT_MAX];
-    CHECK_CONTAINS(dd_addr_print(&read.addrs.items[0], text), "10.1.2.3:29500");
-    CHECK_CONTAINS(dd_addr_print(&read.addrs.items[1], text), "[2001:db8::7]:65535");
+    CHECK_CONTAINS(dd_addr_print(&read_addrs.items[0], text), "10.1.2.3:29500");
+    CHECK_CONTAINS(dd_addr_print(&read_addrs.items[1], text), "[2001:db8::7]:65535");
     char who[96];
     CHECK_CONTAINS(dd_card_print(&read, who), "node-b, pid 7712");
     dd_blob_fini(&bytes);
@@ -89,17 +92,18 @@ decode_copy(const uint8_t *bytes, size_t len, dd_card *card)
 {
     uint8_t *copy = malloc(len > 0 ? len : 1);
     memcpy(copy, bytes, len);
-    dd_status status = dd_card_decode(dd_bytes_of(copy, len), card, check_err());
+    dd_status status = dd_card_decode(dd_bytes_of(copy, len), card, NULL, check_err());
     free(copy);
     return status;
 }
 
 TEST(cards_cut_anywhere_or_too_long)
 {
-    dd_card card = sample_card();
+    dd_addr_list addrs;
+    dd_card card = sample_card(&addrs);
     dd_card read;
     dd_blob bytes = {0};
-    REQUIRE_OK(dd_card_encode(&card, &bytes, check_err()));
+    REQUIRE_OK(dd_card_encode(&card, &addrs, &bytes, check_err()));
     for (size_t len = 0; len < bytes.len; len++) {
         CHECK_STATUS(decode_copy(bytes.data, len, &read), DD_PROTOCOL);
     }
@@ -110,10 +114,11 @@ TEST(cards_cut_anywhere_or_too_long)
 
 TEST(cards_with_any_byte_changed)
 {
-    dd_card card = sample_card();
+    dd_addr_list addrs;
+    dd_card card = sample_card(&addrs);
     dd_card read;
     dd_blob bytes = {0};
-    REQUIRE_OK(dd_card_encode(&card, &bytes, check_err()));
+    REQUIRE_OK(dd_card_encode(&card, &addrs, &bytes, check_err()));
     for (size_t at = 0; at < bytes.len; at++) {
         for (unsigned value = 0; value < 256; value++) {
             uint8_t old = bytes.data[at];
@@ -131,12 +136,13 @@ TEST(cards_with_any_byte_changed)
 
 TEST(card_without_memory)
 {
-    dd_card card = sample_card();
+    dd_addr_list addrs;
+    dd_card card = sample_card(&addrs);
     dd_blob bytes = {0};
     dd_status status = DD_OUT_OF_MEMORY;
     for (long n = 0; n < 20 && status != DD_OK; n++) {
         (void)dd_mem_fail_after(n);
-        status = dd_card_encode(&card, &bytes, NULL);
+        status = dd_card_encode(&card, &addrs, &bytes, NULL);
         (void)dd_mem_fail_after(-1);
         CHECK(status == DD_OK || (status == DD_OUT_OF_MEMORY && bytes.data == NULL));
     }
@@ -230,13 +236,13 @@ TEST(addresses_of_this_machine)
 /* ---- whether somebody is there */
 
 static dd_presence
-look_for(const dd_card *card)
+look_for(const dd_card *card, const dd_addr_list *addrs)
 {
     dd_card own;
     dd_presence presence = DD_PRESENCE_UNKNOWN;
     dd_wait wait = dd_wait_after(10 * DD_NS_PER_S);
     CHECK_OK(dd_card_init(&own, check_err()));
-    CHECK_OK(dd_card_look_for(card, &own, &presence, &wait, check_err()));
+    CHECK_OK(dd_card_look_for(card, addrs, &own, &presence, &wait, check_err()));
     return presence;
 }
 
@@ -244,24 +250,26 @@ look_for(const dd_card *card)
 TEST(presence_does_not_go_by_process_ids)
 {
     dd_card card;
+    dd_addr_list addrs = {.count = 0};
     int fd = -1;
     REQUIRE_OK(dd_card_init(&card, check_err()));
     card.pid = 1LL << 30;
-    snprintf(card.unix_name, sizeof card.unix_name, "dldist-presence-%d", (int)getpid());
-    CHECK_INT(look_for(&card), DD_PRESENCE_NONE);
-    dd_addr addr = dd_addr_unix_abstract(card.unix_name);
+    card.has_unix = true;
+    CHECK_INT(look_for(&card, &addrs), DD_PRESENCE_NONE);
+    dd_addr addr = dd_card_unix_addr(&card);
     REQUIRE_OK(dd_sock_listen(&addr, &fd, check_err()));
-    CHECK_INT(look_for(&card), DD_PRESENCE_THERE);
+    CHECK_INT(look_for(&card, &addrs), DD_PRESENCE_THERE);
     dd_sock_close(fd);
     card.pid = getpid();
-    CHECK_INT(look_for(&card), DD_PRESENCE_NONE);
+    CHECK_INT(look_for(&card, &addrs), DD_PRESENCE_NONE);
 }
 
 static void *
 look_often(void *arg)
 {
+    static const dd_addr_list nowhere = {.count = 0};
     for (int i = 0; i < 2000; i++) {
-        CHECK_INT(look_for(arg), DD_PRESENCE_NONE);
+        CHECK_INT(look_for(arg, &nowhere), DD_PRESENCE_NONE);
     }
     return NULL;
 }
@@ -271,7 +279,7 @@ TEST(presence_is_asked_by_several_at_once)
     dd_card card;
     pthread_t threads[3];
     REQUIRE_OK(dd_card_init(&card, check_err()));
-    snprintf(card.unix_name, sizeof card.unix_name, "dldist-presence-%d", (int)getpid());
+    card.has_unix = true;
     for (int i = 0; i < 3; i++) {
         REQUIRE(pthread_create(&threads[i], NULL, look_often, &card) == 0);
     }
@@ -283,16 +291,17 @@ TEST(presence_is_asked_by_several_at_once)
 TEST(presence_at_addresses)
 {
     dd_card card;
+    dd_addr_list addrs = {.count = 0};
     int fd = -1;
     REQUIRE_OK(dd_card_init(&card, check_err()));
-    CHECK_INT(look_for(&card), DD_PRESENCE_UNKNOWN); /* there is no address */
+    CHECK_INT(look_for(&card, &addrs), DD_PRESENCE_UNKNOWN); /* there is no address */
     dd_addr addr = ip("127.0.0.1", 0);
     REQUIRE_OK(dd_sock_listen(&addr, &fd, check_err()));
-    card.addrs.items[0] = dd_sock_local_addr(fd);
-    card.addrs.count = 1;
-    CHECK_INT(look_for(&card), DD_PRESENCE_THERE);
+    addrs.items[0] = dd_sock_local_addr(fd);
+    addrs.count = 1;
+    CHECK_INT(look_for(&card, &addrs), DD_PRESENCE_THERE);
     dd_sock_close(fd);
-    CHECK_INT(look_for(&card), DD_PRESENCE_NONE);
+    CHECK_INT(look_for(&card, &addrs), DD_PRESENCE_NONE);
     card.host_id[0] ^= 1; /* of another host: the loopback is not its own */
-    CHECK_INT(look_for(&card), DD_PRESENCE_UNKNOWN);
+    CHECK_INT(look_for(&card, &addrs), DD_PRESENCE_UNKNOWN);
 }

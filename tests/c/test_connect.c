@@ -4,6 +4,7 @@
 #include "core/log.h"
 #include "core/mem.h"
 #include "core/thread.h"
+#include "hand_shake.h"
 #include "leftovers.h"
 #include "transport/connect.h"
 #include "transport/connect_internal.h"
@@ -20,6 +21,7 @@
 
 typedef struct node {
     dd_card card;
+    dd_addr_list addrs;
     dd_connector *connector;
     dd_lock mu;
     pthread_cond_t cond;
@@ -32,6 +34,8 @@ typedef struct node {
     int nrefusals; /* how many more to answer with BUSY */
     int nasked;
     int nwelcome_failed;
+    bool is_sated; /* wants no dial that has heard BUSY */
+    int nunwanted; /* how often it has said so */
     dd_error error;
 } node;
 
@@ -57,6 +61,19 @@ on_accept_failed(void *ctx, const dd_uid *peer)
     self->nwelcome_failed++;
     pthread_cond_broadcast(&self->cond);
     dd_lock_release(&self->mu);
+}
+
+static bool
+on_wants_dial(void *ctx, const dd_uid *peer)
+{
+    node *self = ctx;
+    (void)peer;
+    dd_lock_take(&self->mu);
+    bool is_wanted = !self->is_sated;
+    self->nunwanted += is_wanted ? 0 : 1;
+    pthread_cond_broadcast(&self->cond);
+    dd_lock_release(&self->mu);
+    return is_wanted;
 }
 
 static void
@@ -108,10 +125,12 @@ try_open_node(node *self, const dd_connect_options *options)
     dd_connect_handler handler = {.ctx = self,
                                   .may_accept = on_may_accept,
                                   .on_accept_failed = on_accept_failed,
+                                  .wants_dial = on_wants_dial,
                                   .on_link = on_link,
                                   .on_dial_failed = on_dial_failed};
     if (status == DD_OK) {
-        status = dd_connector_open(options, &self->card, NULL, &handler, &self->connector, check_err());
+        status = dd_connector_open(options, &self->card, NULL, &handler, &self->addrs, &self->connector,
+                                   check_err());
     }
     return status;
 }
@@ -157,18 +176,8 @@ static bool
 dial(node *from, const node *to, int lane)
 {
     int64_t deadline_ns = dd_deadline_after(5 * DD_NS_PER_S * check_slow());
-    return CHECK_OK(dd_connector_dial(from->connector, &to->card, lane, deadline_ns, check_err()));
-}
-
-/* An owner who has a link dials no more. The lock is what makes it certain: either the link is seen here,
- * or the connector knows of the dial before it is told that the link has been taken. */
-static bool
-dial_unless_linked(node *from, const node *to)
-{
-    dd_lock_take(&from->mu);
-    bool is_fine = from->nlinks > 0 || dial(from, to, 0);
-    dd_lock_release(&from->mu);
-    return is_fine;
+    return CHECK_OK(
+        dd_connector_dial(from->connector, &to->card, &to->addrs, lane, deadline_ns, check_err()));
 }
 
 /* Two links are the two ends of one. */
@@ -212,7 +221,8 @@ check_dial(bool is_shm, dd_bytes secret)
     CHECK(are_ends(b.links[1], a.links[1]));
     CHECK_INT(b.nasked, 1);
     dd_error err;
-    CHECK_STATUS(dd_connector_dial(a.connector, &b.card, 2, DD_NEVER_NS, &err), DD_INVALID_ARGUMENT);
+    CHECK_STATUS(dd_connector_dial(a.connector, &b.card, &b.addrs, 2, DD_NEVER_NS, &err),
+                 DD_INVALID_ARGUMENT);
     close_node(&a);
     close_node(&b);
 }
@@ -241,105 +251,11 @@ TEST(wildcard_listens_on_all_addresses)
     node a;
     node b;
     REQUIRE(open_node(&a, &options) && open_node(&b, &options));
-    CHECK(b.card.addrs.count > 0 && b.card.unix_name[0] == '\0');
+    CHECK(b.addrs.count > 0 && !b.card.has_unix);
     REQUIRE(dial(&a, &b, 0) && await(&a, 1, 0) && await(&b, 1, 0));
     CHECK(are_ends(a.links[0], b.links[0]));
     close_node(&a);
     close_node(&b);
-}
-
-/* Until the threads of the last round have left: a dial made while they hand a link over counts as
- * answered by that. */
-static void
-await_quiet(node *self)
-{
-    dd_wait wait = dd_wait_after(6 * DD_NS_PER_S * check_slow());
-    dd_connector *connector = self->connector;
-    dd_lock_take(&connector->mu);
-    while (connector->accepts.nthreads + connector->dials.nthreads > 0 && !dd_wait_is_over(&wait)) {
-        dd_cond_wait_slice(&connector->cond, &connector->mu, &wait);
-    }
-    CHECK_INT(connector->accepts.nthreads + connector->dials.nthreads, 0);
-    dd_lock_release(&connector->mu);
-}
-
-/* Which of the two is the smaller uid is a matter of chance: both ways come up. */
-static void
-check_both_dial(bool is_shm, int nrounds)
-{
-    dd_connect_options options = default_options();
-    options.is_shm_disabled = !is_shm;
-    node a;
-    node b;
-    int nfds_before = count_fds();
-    for (int i = 0; i < nrounds; i++) {
-        if (i % 20 == 0) {
-            REQUIRE(open_node(&a, &options) && open_node(&b, &options));
-        }
-        REQUIRE(dial_unless_linked(&a, &b) && dial_unless_linked(&b, &a));
-        REQUIRE(await(&a, 1, 0) && await(&b, 1, 0));
-        REQUIRE(are_ends(a.links[0], b.links[0]) && are_ends(b.links[0], a.links[0]));
-        await_quiet(&a);
-        await_quiet(&b);
-        CHECK_INT(a.nlinks + b.nlinks, 2);
-        drop_links(&a);
-        drop_links(&b);
-        if (i % 20 == 19) {
-            close_node(&a);
-            close_node(&b);
-            CHECK_INT(count_fds(), nfds_before);
-        }
-    }
-}
-
-TEST(both_dial_at_once_over_shared_memory)
-{
-    check_both_dial(true, 200);
-}
-
-TEST(both_dial_at_once_over_tcp)
-{
-    check_both_dial(false, 200);
-}
-
-typedef struct dialer {
-    node *from;
-    const node *to;
-    useconds_t pause;
-} dialer;
-
-static void *
-dial_later(void *arg)
-{
-    dialer *self = arg;
-    usleep(self->pause);
-    dial_unless_linked(self->from, self->to);
-    return NULL;
-}
-
-/* The second dial falls into every part of the first one's hand-shake. */
-TEST(dials_that_cross_make_one_link)
-{
-    dd_connect_options options = default_options();
-    for (int round = 0; round < 150; round++) {
-        node a;
-        node b;
-        REQUIRE(open_node(&a, &options) && open_node(&b, &options));
-        dialer first = {.from = &a, .to = &b};
-        pthread_t thread;
-        REQUIRE(pthread_create(&thread, NULL, dial_later, &first) == 0);
-        usleep((useconds_t)(round * 10));
-        dial_unless_linked(&b, &a);
-        pthread_join(thread, NULL);
-        REQUIRE(await(&a, 1, 0) && await(&b, 1, 0));
-        CHECK(are_ends(a.links[0], b.links[0]) && are_ends(b.links[0], a.links[0]));
-        dd_connector_close(a.connector);
-        dd_connector_close(b.connector);
-        CHECK_INT(a.nlinks + b.nlinks, 2);
-        a.connector = b.connector = NULL;
-        close_node(&a);
-        close_node(&b);
-    }
 }
 
 TEST(busy_peer_is_dialled_again)
@@ -358,6 +274,29 @@ TEST(busy_peer_is_dialled_again)
     }
 }
 
+TEST(busy_peer_is_not_dialled_again_for_an_owner_who_has_a_link)
+{
+    dd_connect_options options = default_options();
+    node a;
+    node b;
+    REQUIRE(open_node(&a, &options) && open_node(&b, &options));
+    a.is_sated = true;
+    b.nrefusals = 1;
+    REQUIRE(dial(&a, &b, 0));
+    dd_wait wait = dd_wait_after(6 * DD_NS_PER_S * check_slow());
+    dd_lock_take(&a.mu);
+    while (a.nunwanted == 0 && !dd_wait_is_over(&wait)) {
+        dd_cond_wait_slice(&a.cond, &a.mu, &wait);
+    }
+    dd_lock_release(&a.mu);
+    /* The dial is over: the next one is another. */
+    REQUIRE(dial(&a, &b, 0) && await(&a, 1, 0) && await(&b, 1, 0));
+    CHECK_INT(a.nunwanted, 1);
+    CHECK_INT(b.nasked, 2);
+    close_node(&a);
+    close_node(&b);
+}
+
 TEST(busy_for_ever_is_a_time_out)
 {
     dd_connect_options options = default_options();
@@ -366,7 +305,7 @@ TEST(busy_for_ever_is_a_time_out)
     REQUIRE(open_node(&a, &options) && open_node(&b, &options));
     b.nrefusals = 1000000;
     int64_t deadline_ns = dd_deadline_after(500 * DD_NS_PER_MS * check_slow());
-    REQUIRE_OK(dd_connector_dial(a.connector, &b.card, 0, deadline_ns, check_err()));
+    REQUIRE_OK(dd_connector_dial(a.connector, &b.card, &b.addrs, 0, deadline_ns, check_err()));
     REQUIRE(await(&a, 0, 1));
     CHECK_INT(a.error.code, DD_NETWORK_TIMED_OUT);
     CHECK_CONTAINS(a.error.message, "busy");
@@ -382,7 +321,7 @@ TEST(many_dials_at_once_wait_their_turn)
     node *hub = calloc(1, sizeof *hub);
     node *spokes = calloc(COUNT, sizeof *spokes);
     REQUIRE(open_node(hub, &options));
-    /* Nobody answers at the other ends: more dials are under way than there are threads. */
+    /* Nobody answers at the other ends: more dials are wanted than may be under way. */
     int silent = -1;
     dd_addr addr = {.len = sizeof(struct sockaddr_in)};
     addr.storage.ss_family = AF_INET;
@@ -390,12 +329,11 @@ TEST(many_dials_at_once_wait_their_turn)
     REQUIRE_OK(dd_sock_listen(&addr, &silent, check_err()));
     dd_card card;
     REQUIRE_OK(dd_card_init(&card, check_err()));
-    card.addrs.items[0] = dd_sock_local_addr(silent);
-    card.addrs.count = 1;
+    dd_addr_list addrs = {.items = {dd_sock_local_addr(silent)}, .count = 1};
     int64_t deadline_ns = dd_deadline_after(300 * DD_NS_PER_MS * check_slow());
     for (int i = 0; i < COUNT; i++) {
         card.uid.bytes[0] = (uint8_t)i;
-        REQUIRE_OK(dd_connector_dial(hub->connector, &card, 0, deadline_ns, check_err()));
+        REQUIRE_OK(dd_connector_dial(hub->connector, &card, &addrs, 0, deadline_ns, check_err()));
     }
     REQUIRE(await(hub, 0, COUNT));
     CHECK_INT(hub->error.code, DD_NETWORK_TIMED_OUT);
@@ -451,7 +389,7 @@ TEST(another_process_at_the_address)
         dd_card old = b.card;
         old.uid.bytes[3] ^= 1;
         int64_t deadline_ns = dd_deadline_after(3 * DD_NS_PER_S * check_slow());
-        REQUIRE_OK(dd_connector_dial(a.connector, &old, 0, deadline_ns, check_err()));
+        REQUIRE_OK(dd_connector_dial(a.connector, &old, &b.addrs, 0, deadline_ns, check_err()));
         REQUIRE(await(&a, 0, 1));
         CHECK_INT(a.error.code, DD_NETWORK);
         CHECK_CONTAINS(a.error.message, "another process is there");
@@ -475,8 +413,8 @@ TEST(nobody_there)
     CHECK_CONTAINS(a.error.message, "unix:@dldist-");
     CHECK_CONTAINS(a.error.message, "127.0.0.1:");
     CHECK_CONTAINS(a.error.message, "refused");
-    b.card.addrs.count = 0;
-    b.card.unix_name[0] = '\0';
+    b.addrs.count = 0;
+    b.card.has_unix = false;
     REQUIRE(dial(&a, &b, 0) && await(&a, 0, 2));
     CHECK_CONTAINS(a.error.message, "no address");
     close_node(&a);
@@ -487,12 +425,13 @@ TEST(falls_back_to_tcp)
 {
     dd_log_set_level(DD_LOG_INFO);
     dd_connect_options options = default_options();
+    dd_connect_options without = options;
+    without.is_shm_disabled = true;
     node a;
     node b;
-    REQUIRE(open_node(&a, &options) && open_node(&b, &options));
-    dd_card card = b.card;
-    strcpy(card.unix_name, "dldist-no-such-name");
-    REQUIRE_OK(dd_connector_dial(a.connector, &card, 0, dd_deadline_after(3 * DD_NS_PER_S), check_err()));
+    REQUIRE(open_node(&a, &options) && open_node(&b, &without));
+    b.card.has_unix = true;
+    REQUIRE(dial(&a, &b, 0));
     REQUIRE(await(&a, 1, 0) && await(&b, 1, 0));
     CHECK(!a.links[0]->is_shared_memory);
     dd_log_record record = {.message = ""};
@@ -515,19 +454,18 @@ TEST(bad_addresses_before_the_good_one)
     REQUIRE(open_node(&a, &options) && open_node(&b, &options) && open_node(&other, &options) &&
             open_node(&gone, &options));
     close_node(&gone);
-    dd_addr silent_addr = b.card.addrs.items[0];
+    dd_addr silent_addr = b.addrs.items[0];
     dd_addr_set_port(&silent_addr, 0);
     int silent = -1;
     REQUIRE_OK(dd_sock_listen(&silent_addr, &silent, check_err()));
-    dd_card card = b.card;
-    card.addrs.count = 0;
-    dd_addr_list_add(&card.addrs, &other.card.addrs.items[0]);
-    dd_addr_list_add(&card.addrs, &gone.card.addrs.items[0]);
+    dd_addr_list addrs = {.count = 0};
+    dd_addr_list_add(&addrs, &other.addrs.items[0]);
+    dd_addr_list_add(&addrs, &gone.addrs.items[0]);
     silent_addr = dd_sock_local_addr(silent);
-    dd_addr_list_add(&card.addrs, &silent_addr);
-    dd_addr_list_add(&card.addrs, &b.card.addrs.items[0]);
+    dd_addr_list_add(&addrs, &silent_addr);
+    dd_addr_list_add(&addrs, &b.addrs.items[0]);
     int64_t deadline_ns = dd_deadline_after(8 * DD_NS_PER_S * check_slow());
-    REQUIRE_OK(dd_connector_dial(a.connector, &card, 0, deadline_ns, check_err()));
+    REQUIRE_OK(dd_connector_dial(a.connector, &b.card, &addrs, 0, deadline_ns, check_err()));
     REQUIRE(await(&a, 1, 0) && await(&b, 1, 0));
     CHECK(are_ends(a.links[0], b.links[0]));
     dd_sock_close(silent);
@@ -543,7 +481,7 @@ connect_raw(const node *self)
 {
     dd_wait wait = dd_wait_after(3 * DD_NS_PER_S);
     int fd = -1;
-    CHECK_OK(dd_sock_connect(&self->card.addrs.items[0], &fd, &wait, check_err()));
+    CHECK_OK(dd_sock_connect(&self->addrs.items[0], &fd, &wait, check_err()));
     return fd;
 }
 
@@ -611,7 +549,7 @@ TEST(hello_of_another_version)
     CHECK(write(fd, hello.bytes, CONNECT_HELLO_BYTES) == CONNECT_HELLO_BYTES);
     uint8_t bytes[CONNECT_ANSWER_BYTES];
     dd_wait wait = dd_wait_after(3 * DD_NS_PER_S * check_slow());
-    REQUIRE_OK(connect_recv(fd, bytes, sizeof bytes, &wait, check_err()));
+    REQUIRE(hear_all(fd, bytes, sizeof bytes, &wait));
     connect_answer answer;
     REQUIRE(connect_answer_read(bytes, &answer));
     CHECK_INT(answer.verdict, CONNECT_OTHER_VERSION);
@@ -635,19 +573,18 @@ TEST(answer_of_another_version)
     REQUIRE_OK(dd_sock_listen(&addr, &listener, check_err()));
     dd_card card;
     REQUIRE_OK(dd_card_init(&card, check_err()));
-    card.addrs.items[0] = dd_sock_local_addr(listener);
-    card.addrs.count = 1;
+    dd_addr_list addrs = {.items = {dd_sock_local_addr(listener)}, .count = 1};
     dd_wait wait = dd_wait_after(5 * DD_NS_PER_S * check_slow());
-    REQUIRE_OK(dd_connector_dial(a.connector, &card, 0, wait.deadline_ns, check_err()));
+    REQUIRE_OK(dd_connector_dial(a.connector, &card, &addrs, 0, wait.deadline_ns, check_err()));
     REQUIRE_OK(dd_sock_wait(listener, POLLIN, &wait, check_err()));
     REQUIRE(dd_sock_try_accept(listener, &fd) == DD_IO_OK);
     uint8_t bytes[CONNECT_HELLO_BYTES];
-    REQUIRE_OK(connect_recv(fd, bytes, CONNECT_HELLO_BYTES, &wait, check_err()));
+    REQUIRE(hear_all(fd, bytes, CONNECT_HELLO_BYTES, &wait));
     CHECK_INT(bytes[4], CONNECT_VERSION);
     connect_answer answer = {.verdict = CONNECT_OTHER_VERSION};
     connect_answer_write(&answer, bytes);
     bytes[4] = 1;
-    REQUIRE_OK(connect_send(fd, bytes, CONNECT_ANSWER_BYTES, &wait, check_err()));
+    REQUIRE_OK(connect_say(fd, bytes, CONNECT_ANSWER_BYTES, check_err()));
     REQUIRE(await(&a, 0, 1));
     CHECK_INT(a.error.code, DD_PROTOCOL);
     CHECK_CONTAINS(a.error.message,
@@ -658,10 +595,10 @@ TEST(answer_of_another_version)
     close_node(&a);
 }
 
-/* More of those who say nothing than there are threads: they make room for others. */
+/* More of those who say nothing than are kept: they make room for others. */
 TEST(silent_connections_do_not_keep_others_out)
 {
-    enum { COUNT = CONNECT_ACCEPTS_MAX + 10 };
+    enum { COUNT = CONNECT_GUESTS_MAX + 10 };
     dd_connect_options options = default_options();
     options.is_shm_disabled = true;
     options.timeout_ns = 60 * DD_NS_PER_S;
@@ -674,7 +611,7 @@ TEST(silent_connections_do_not_keep_others_out)
         CHECK(i % 2 == 0 || write(fds[i], "DDlh", 4) == 4);
     }
     int64_t deadline_ns = dd_deadline_after(6 * DD_NS_PER_S * check_slow());
-    REQUIRE_OK(dd_connector_dial(a.connector, &b.card, 0, deadline_ns, check_err()));
+    REQUIRE_OK(dd_connector_dial(a.connector, &b.card, &b.addrs, 0, deadline_ns, check_err()));
     REQUIRE(await(&a, 1, 0) && await(&b, 1, 0));
     close_node(&b);
     for (int i = 0; i < COUNT; i++) {
@@ -704,7 +641,7 @@ TEST(flood_of_silent_connections)
     int64_t began_ns = dd_clock_now_ns();
     REQUIRE(dial(&a, &b, 0) && await(&a, 1, 0) && await(&b, 1, 0));
     CHECK(dd_clock_now_ns() - began_ns < 3 * DD_NS_PER_S * check_slow());
-    CHECK(count_fds() <= nfds_before + COUNT + CONNECT_LOBBY_MAX + 2);
+    CHECK(count_fds() <= nfds_before + COUNT + CONNECT_GUESTS_MAX + 2);
     for (int i = 0; i < COUNT; i++) {
         dd_sock_close(fds[i]);
     }
@@ -736,16 +673,15 @@ TEST(closed_before_the_answer_is_tried_again)
     node a;
     REQUIRE(open_node(&a, &options));
     int listener = -1;
-    dd_addr addr = a.card.addrs.items[0];
+    dd_addr addr = a.addrs.items[0];
     dd_addr_set_port(&addr, 0);
     REQUIRE_OK(dd_sock_listen(&addr, &listener, check_err()));
     dd_card card;
     REQUIRE_OK(dd_card_init(&card, check_err()));
-    card.addrs.items[0] = dd_sock_local_addr(listener);
-    card.addrs.count = 1;
+    dd_addr_list addrs = {.items = {dd_sock_local_addr(listener)}, .count = 1};
     pthread_t closer;
     REQUIRE_OK(dd_thread_start(&closer, "closer", close_three_times, &listener, check_err()));
-    REQUIRE_OK(dd_connector_dial(a.connector, &card, 0, DD_NEVER_NS, check_err()));
+    REQUIRE_OK(dd_connector_dial(a.connector, &card, &addrs, 0, DD_NEVER_NS, check_err()));
     CHECK(await(&a, 0, 1));
     pthread_join(closer, NULL);
     CHECK_INT(a.error.code, DD_NETWORK);
@@ -776,7 +712,7 @@ TEST(ports_of_a_range)
     for (int attempt = 0; attempt < 20 && !is_found; attempt++) {
         options.first_port = options.last_port = 0;
         REQUIRE(open_node(&nodes[0], &options));
-        uint16_t port = dd_addr_port(&nodes[0].card.addrs.items[0]);
+        uint16_t port = dd_addr_port(&nodes[0].addrs.items[0]);
         close_node(&nodes[0]);
         options.first_port = (uint16_t)(port < 65000 ? port : 40000);
         options.last_port = (uint16_t)(options.first_port + 1);
@@ -787,8 +723,8 @@ TEST(ports_of_a_range)
         }
     }
     REQUIRE(is_found);
-    CHECK_INT(dd_addr_port(&nodes[0].card.addrs.items[0]), options.first_port);
-    CHECK_INT(dd_addr_port(&nodes[1].card.addrs.items[0]), options.last_port);
+    CHECK_INT(dd_addr_port(&nodes[0].addrs.items[0]), options.first_port);
+    CHECK_INT(dd_addr_port(&nodes[1].addrs.items[0]), options.last_port);
     int nfds_before = count_fds();
     CHECK_STATUS(try_open_node(&nodes[2], &options), DD_NETWORK);
     char expected[64];
@@ -826,14 +762,14 @@ TEST(ports_close_and_open_again)
     node a;
     node b;
     REQUIRE(open_node(&a, &options) && open_node(&b, &options));
-    dd_addr before = b.card.addrs.items[0];
+    dd_addr before = b.addrs.items[0];
     CHECK(is_anybody_at(&before));
     dd_connector_close_ports(b.connector);
     await_nobody_at(&before);
     REQUIRE(dial(&a, &b, 0) && await(&a, 1, 0) && await(&b, 1, 0));
     CHECK(a.links[0]->is_shared_memory);
-    REQUIRE_OK(dd_connector_open_ports(b.connector, NULL, &b.card.addrs, check_err()));
-    CHECK(is_anybody_at(&b.card.addrs.items[0]));
+    REQUIRE_OK(dd_connector_open_ports(b.connector, NULL, &b.addrs, check_err()));
+    CHECK(is_anybody_at(&b.addrs.items[0]));
     dd_addr_list addrs = {.count = 0};
     REQUIRE_OK(dd_connector_open_ports(b.connector, NULL, &addrs, check_err()));
     CHECK_INT(addrs.count, 0);
@@ -852,18 +788,19 @@ TEST(loopback_first_and_more_later)
     node self = {0};
     dd_connect_handler handler = {.ctx = &self};
     REQUIRE_OK(dd_card_init(&self.card, check_err()));
-    REQUIRE_OK(dd_connector_open(&options, &self.card, &loopback, &handler, &self.connector, check_err()));
-    REQUIRE(CHECK_INT(self.card.addrs.count, 1));
-    dd_addr only = self.card.addrs.items[0];
+    REQUIRE_OK(dd_connector_open(&options, &self.card, &loopback, &handler, &self.addrs, &self.connector,
+                                 check_err()));
+    REQUIRE(CHECK_INT(self.addrs.count, 1));
+    dd_addr only = self.addrs.items[0];
     CHECK(dd_addr_is_loopback(&only) && is_anybody_at(&only));
     dd_addr listening = dd_sock_local_addr(self.connector->ports.fds[0]);
     CHECK(dd_addr_is_loopback(&listening));
-    REQUIRE_OK(dd_connector_open_ports(self.connector, &loopback, &self.card.addrs, check_err()));
+    REQUIRE_OK(dd_connector_open_ports(self.connector, &loopback, &self.addrs, check_err()));
     CHECK_INT(self.connector->ports.count, 1);
-    REQUIRE_OK(dd_connector_open_ports(self.connector, NULL, &self.card.addrs, check_err()));
+    REQUIRE_OK(dd_connector_open_ports(self.connector, NULL, &self.addrs, check_err()));
     CHECK_INT(self.connector->ports.count, 2);
     /* Those that have the first card find us, too. */
-    CHECK(is_anybody_at(&self.card.addrs.items[0]) && is_anybody_at(&only));
+    CHECK(is_anybody_at(&self.addrs.items[0]) && is_anybody_at(&only));
     dd_connector_close(self.connector);
 }
 
@@ -936,14 +873,13 @@ TEST(close_while_dialling_the_silent)
     node a;
     REQUIRE(open_node(&a, &options));
     int silent = -1;
-    dd_addr addr = a.card.addrs.items[0];
+    dd_addr addr = a.addrs.items[0];
     dd_addr_set_port(&addr, 0);
     REQUIRE_OK(dd_sock_listen(&addr, &silent, check_err()));
     dd_card card;
     REQUIRE_OK(dd_card_init(&card, check_err()));
-    card.addrs.items[0] = dd_sock_local_addr(silent);
-    card.addrs.count = 1;
-    REQUIRE_OK(dd_connector_dial(a.connector, &card, 0, DD_NEVER_NS, check_err()));
+    dd_addr_list addrs = {.items = {dd_sock_local_addr(silent)}, .count = 1};
+    REQUIRE_OK(dd_connector_dial(a.connector, &card, &addrs, 0, DD_NEVER_NS, check_err()));
     usleep(20000);
     int64_t began_ns = dd_clock_now_ns();
     close_node(&a);
@@ -961,7 +897,8 @@ TEST(close_in_a_forked_child)
     REQUIRE(dial(&a, &b, 0) && await(&a, 1, 0) && await(&b, 1, 0));
     pid_t pid = fork();
     if (pid == 0) {
-        CHECK_STATUS(dd_connector_dial(a.connector, &b.card, 0, DD_NEVER_NS, check_err()), DD_FORKED);
+        CHECK_STATUS(dd_connector_dial(a.connector, &b.card, &b.addrs, 0, DD_NEVER_NS, check_err()),
+                     DD_FORKED);
         dd_connector_close(a.connector);
         dd_connector_close(b.connector);
         _exit(check_failures() > 0);

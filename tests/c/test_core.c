@@ -545,50 +545,49 @@ TEST(locks_that_are_only_tried_have_no_order)
 
 /* --- spin ---------------------------------------------------------------------------------------------------- */
 
-TEST(spin_rests_after_two_long_yields_in_a_row)
+TEST(spin_gets_shorter_after_long_waits_and_longer_where_that_would_have_helped)
 {
-    dd_spin spin = {.budget_ns = DD_NS_PER_MS};
-    CHECK_INT(dd_spin_start(&spin), DD_NS_PER_MS);
-    dd_spin_note_yield(&spin, 3 * DD_NS_PER_MS); /* one alone may be the host's doing */
-    dd_spin_note_yield(&spin, 1000);
-    dd_spin_note_yield(&spin, 3 * DD_NS_PER_MS);
-    CHECK(!dd_spin_is_resting(&spin));
-    int64_t began_ns = dd_clock_now_ns();
-    dd_spin_note_yield(&spin, 4 * DD_NS_PER_MS);
-    CHECK(dd_spin_is_resting(&spin));
-    CHECK(spin.rests_until_ns >= began_ns + 70 * DD_NS_PER_MS);
-    /* There is always a poll, if a short one, and nothing is given away during it. */
-    CHECK_INT(dd_spin_start(&spin), 50 * DD_NS_PER_US);
-    dd_spin_yield(&spin);
-    CHECK(dd_spin_is_resting(&spin));
+    dd_spin spin = {.most_ns = DD_NS_PER_MS, .budget_ns = DD_NS_PER_MS};
+    dd_spin_note_wait(&spin, 5 * DD_NS_PER_MS);
+    CHECK_INT(spin.budget_ns, DD_NS_PER_MS / 2);
+    for (int i = 0; i < 100; i++) {
+        dd_spin_note_wait(&spin, INT64_MAX);
+    }
+    CHECK_INT(spin.budget_ns, 20 * DD_NS_PER_US); /* there is always a poll, if a short one */
+    dd_spin_note_wait(&spin, 10);
+    CHECK_INT(spin.budget_ns, 20 * DD_NS_PER_US);
+    dd_spin_note_wait(&spin, 100 * DD_NS_PER_US);
+    CHECK_INT(spin.budget_ns, 200 * DD_NS_PER_US);
+    dd_spin_note_wait(&spin, 50 * DD_NS_PER_US); /* shorter waits are no reason */
+    CHECK_INT(spin.budget_ns, 200 * DD_NS_PER_US);
+    dd_spin_note_wait(&spin, DD_NS_PER_MS);
+    CHECK_INT(spin.budget_ns, DD_NS_PER_MS);
 }
 
-TEST(spin_rests_for_a_time_that_passes_without_waits)
+TEST(spin_does_what_the_user_asks_for)
 {
-    dd_spin spin = {.budget_ns = DD_NS_PER_MS};
-    dd_spin_note_yield(&spin, 3600 * DD_NS_PER_S);
-    dd_spin_note_yield(&spin, 3600 * DD_NS_PER_S);
-    int64_t left_ns = spin.rests_until_ns - dd_clock_now_ns();
-    CHECK(left_ns > 0 && left_ns <= 200 * DD_NS_PER_MS);
-    spin.rests_until_ns -= left_ns; /* as if that long had passed */
-    CHECK_INT(dd_spin_start(&spin), DD_NS_PER_MS);
-    CHECK(!dd_spin_is_resting(&spin));
-    dd_spin_note_yield(&spin, 3 * DD_NS_PER_MS); /* and what was before is forgotten */
-    CHECK(!dd_spin_is_resting(&spin));
+    dd_spin spin = dd_spin_make(DD_NS_PER_MS);
+    dd_spin_set_policy(&spin, DD_SPIN_POLL);
+    int64_t endless_ns = spin.budget_ns;
+    dd_spin_note_wait(&spin, 3600 * DD_NS_PER_S);
+    CHECK(dd_spin_is_endless(&spin) && spin.budget_ns == endless_ns);
+    dd_spin_set_policy(&spin, DD_SPIN_SLEEP);
+    dd_spin_note_wait(&spin, 0);
+    dd_spin_note_wait(&spin, 3600 * DD_NS_PER_S);
+    CHECK(!dd_spin_is_endless(&spin) && spin.budget_ns == 0);
 }
 
 TEST(spin_of_a_short_budget_stays_short)
 {
-    dd_spin spin = {.budget_ns = 1000, .rests_until_ns = dd_clock_now_ns() + 3600 * DD_NS_PER_S};
-    CHECK_INT(dd_spin_start(&spin), 1000);
-    spin = (dd_spin){.budget_ns = 1000};
-    dd_spin_yield(&spin);
-    CHECK_INT(dd_spin_start(&spin), 1000);
+    dd_spin spin = {.most_ns = 1000, .budget_ns = 1000};
+    dd_spin_note_wait(&spin, 3600 * DD_NS_PER_S);
+    CHECK_INT(spin.budget_ns, 1000);
 }
 
 TEST(spin_of_nothing_is_none)
 {
     dd_spin spin = {0};
-    CHECK_INT(dd_spin_start(&spin), 0);
+    dd_spin_note_wait(&spin, 1);
+    CHECK_INT(spin.budget_ns, 0);
     CHECK(dd_spin_make(DD_NS_PER_MS).budget_ns == (sysconf(_SC_NPROCESSORS_ONLN) > 1 ? DD_NS_PER_MS : 0));
 }

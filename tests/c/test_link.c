@@ -29,25 +29,6 @@ typedef enum kind {
 static const kind kinds[] = {SHM, TCP};
 #define FOR_EACH_KIND(k) for (const kind *k = kinds; k < kinds + 2; k++)
 
-typedef struct opener {
-    int fd;
-    size_t ring_nbytes; /* 0: takes what the other side offers */
-    dd_link *link;
-    dd_status status;
-    dd_error err;
-} opener;
-
-static void *
-open_shm(void *arg)
-{
-    opener *self = arg;
-    dd_wait wait = dd_wait_after(3 * DD_NS_PER_S * check_slow());
-    self->status = self->ring_nbytes > 0
-                       ? dd_link_offer_shm(self->fd, self->ring_nbytes, &self->link, &wait, &self->err)
-                       : dd_link_take_shm(self->fd, &self->link, &wait, &self->err);
-    return NULL;
-}
-
 static bool
 make_sockets(kind k, int fds[2])
 {
@@ -81,17 +62,10 @@ open_shm_pair(size_t ring_nbytes, dd_link *links[2])
     if (!make_sockets(SHM, fds)) {
         return false;
     }
-    opener a = {.fd = fds[0], .ring_nbytes = ring_nbytes};
-    opener b = {.fd = fds[1]};
-    pthread_t thread;
-    if (!CHECK(pthread_create(&thread, NULL, open_shm, &b) == 0)) {
-        return false;
-    }
-    open_shm(&a);
-    pthread_join(thread, NULL);
-    links[0] = a.link;
-    links[1] = b.link;
-    return CHECK_STATUS(a.status, DD_OK) && CHECK_STATUS(b.status, DD_OK);
+    dd_wait wait = dd_wait_after(3 * DD_NS_PER_S * check_slow());
+    return CHECK_OK(dd_link_offer_shm(fds[0], ring_nbytes, &links[0], check_err())) &&
+           CHECK_OK(dd_link_take_shm(fds[1], &links[1], &wait, check_err())) &&
+           CHECK_OK(dd_link_hear_taken(links[0], &wait, check_err()));
 }
 
 static bool
@@ -549,13 +523,34 @@ TEST(opening_shared_memory_with_nobody_there)
     REQUIRE(make_sockets(SHM, fds));
     dd_link *link = NULL;
     dd_wait wait = dd_wait_after(20 * DD_NS_PER_MS);
-    CHECK_STATUS(dd_link_offer_shm(fds[1], RING_NBYTES, &link, &wait, check_err()), DD_NETWORK_TIMED_OUT);
     CHECK_STATUS(dd_link_take_shm(fds[1], &link, &wait, check_err()), DD_NETWORK_TIMED_OUT);
-    CHECK_STATUS(dd_link_offer_shm(fds[1], 5000, &link, &wait, check_err()), DD_INVALID_ARGUMENT);
+    CHECK_STATUS(dd_link_offer_shm(fds[1], 5000, &link, check_err()), DD_INVALID_ARGUMENT);
+    REQUIRE_OK(dd_link_offer_shm(fds[1], RING_NBYTES, &link, check_err()));
+    CHECK_STATUS(dd_link_hear_taken(link, &wait, check_err()), DD_NETWORK_TIMED_OUT);
     dd_sock_close(fds[0]);
-    CHECK_STATUS(dd_link_offer_shm(fds[1], RING_NBYTES, &link, &wait, check_err()), DD_NETWORK);
+    CHECK_STATUS(dd_link_hear_taken(link, &wait, check_err()), DD_NETWORK);
+    dd_link_close(link);
+    REQUIRE(make_sockets(SHM, fds));
+    dd_sock_close(fds[0]);
+    CHECK_STATUS(dd_link_offer_shm(fds[1], RING_NBYTES, &link, check_err()), DD_NETWORK);
     CHECK_STATUS(dd_link_take_shm(fds[1], &link, &wait, check_err()), DD_NETWORK);
     dd_sock_close(fds[1]);
+    CHECK_INT(count_fds(), nfds_before);
+}
+
+TEST(offer_that_is_refused)
+{
+    int nfds_before = count_fds();
+    int fds[2] = {-1, -1};
+    REQUIRE(make_sockets(SHM, fds));
+    dd_link *link = NULL;
+    dd_wait wait = dd_wait_after(3 * DD_NS_PER_S * check_slow());
+    REQUIRE_OK(dd_link_offer_shm(fds[1], RING_NBYTES, &link, check_err()));
+    CHECK(write(fds[0], "n", 1) == 1);
+    CHECK_STATUS(dd_link_hear_taken(link, &wait, check_err()), DD_NETWORK);
+    CHECK_CONTAINS(check_message(), "could not take");
+    dd_link_close(link);
+    dd_sock_close(fds[0]);
     CHECK_INT(count_fds(), nfds_before);
 }
 
@@ -624,21 +619,16 @@ TEST(bytes_after_the_end_are_not_read)
 TEST(without_memory_nothing_is_left_open)
 {
     int nfds_before = count_fds();
-    for (long n = 0; n < 2; n++) {
-        int fds[2] = {-1, -1};
-        REQUIRE(make_sockets(SHM, fds));
-        dd_link *link = NULL;
-        dd_wait wait = dd_wait_after(50 * DD_NS_PER_MS);
-        (void)dd_mem_fail_after(n);
-        dd_status status = dd_link_offer_shm(fds[0], RING_NBYTES, &link, &wait, NULL);
-        (void)dd_mem_fail_after(-1);
-        CHECK_INT(status, n == 0 ? DD_OUT_OF_MEMORY : DD_NETWORK_TIMED_OUT);
-        (void)dd_mem_fail_after(0);
-        CHECK_STATUS(dd_link_open_tcp(fds[0], &link, NULL), DD_OUT_OF_MEMORY);
-        (void)dd_mem_fail_after(-1);
-        dd_sock_close(fds[0]);
-        dd_sock_close(fds[1]);
-    }
+    int fds[2] = {-1, -1};
+    REQUIRE(make_sockets(SHM, fds));
+    dd_link *link = NULL;
+    (void)dd_mem_fail_after(0);
+    CHECK_STATUS(dd_link_offer_shm(fds[0], RING_NBYTES, &link, NULL), DD_OUT_OF_MEMORY);
+    (void)dd_mem_fail_after(0);
+    CHECK_STATUS(dd_link_open_tcp(fds[0], &link, NULL), DD_OUT_OF_MEMORY);
+    (void)dd_mem_fail_after(-1);
+    dd_sock_close(fds[0]);
+    dd_sock_close(fds[1]);
     CHECK_INT(count_fds(), nfds_before);
 }
 

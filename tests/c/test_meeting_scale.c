@@ -79,7 +79,7 @@ TEST(memory_for_a_rank_that_one_never_talks_to)
 {
     meeting_sim_bill bill;
     REQUIRE(run(256, false, &bill));
-    CHECK(bill.nbytes_for_another < 3000);
+    CHECK(bill.nbytes_for_another < 1000);
 }
 
 /* ---- cards that come to a host once */

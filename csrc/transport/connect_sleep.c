@@ -1,0 +1,55 @@
+/* What the connector's thread sleeps for. */
+#include "transport/connect_internal.h"
+
+#include "core/system.h"
+
+void
+connect_wake(const dd_connector *self)
+{
+    const uint64_t one = 1;
+    /* Fails only when the counter is full, and then it is awake. */
+    (void)!dd_sys_write(self->wake_fd, &one, sizeof one);
+}
+
+/* Number 0 is the wake_fd: to the others it means "none". */
+void
+connect_begin_round(dd_connector *self)
+{
+    self->pollfds[0] = (struct pollfd){.fd = self->wake_fd, .events = POLLIN};
+    self->npolled = 1;
+    self->sleep_until_ns = DD_NEVER_NS;
+}
+
+void
+connect_poll(dd_connector *self, int fd, short events, size_t *polled)
+{
+    *polled = self->npolled;
+    self->pollfds[self->npolled++] = (struct pollfd){.fd = fd, .events = events};
+}
+
+void
+connect_sleep_until(dd_connector *self, int64_t until_ns)
+{
+    self->sleep_until_ns = until_ns < self->sleep_until_ns ? until_ns : self->sleep_until_ns;
+}
+
+bool
+connect_is_ready(const dd_connector *self, size_t *polled)
+{
+    bool is_ready = *polled != 0 && self->pollfds[*polled].revents != 0;
+    *polled = 0;
+    return is_ready;
+}
+
+void
+connect_sleep(dd_connector *self)
+{
+    int64_t left_ns = dd_deadline_left_ns(self->sleep_until_ns);
+    struct timespec left = {left_ns / DD_NS_PER_S, left_ns % DD_NS_PER_S};
+    bool is_forever = self->sleep_until_ns == DD_NEVER_NS;
+    if (dd_sys_ppoll(self->pollfds, self->npolled, is_forever ? NULL : &left, NULL) > 0 &&
+        self->pollfds[0].revents != 0) {
+        uint64_t nwakes;
+        (void)!dd_sys_read(self->wake_fd, &nwakes, sizeof nwakes);
+    }
+}

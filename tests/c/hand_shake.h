@@ -1,0 +1,26 @@
+/* One side of a hand-shake, said and heard by a test. */
+#ifndef TESTS_HAND_SHAKE_H
+#define TESTS_HAND_SHAKE_H
+
+#include "check.h"
+#include "net/sock.h"
+#include "transport/connect_internal.h"
+
+#include <poll.h>
+
+/* All of the bytes, by the deadline. */
+static inline bool
+hear_all(int fd, void *bytes, size_t nbytes, const dd_wait *wait)
+{
+    size_t nheard = 0;
+    bool is_whole = false;
+    while (!is_whole) {
+        if (!CHECK_OK(dd_sock_wait(fd, POLLIN, wait, check_err())) ||
+            !CHECK_OK(connect_hear(fd, bytes, nbytes, &nheard, &is_whole, check_err()))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+#endif

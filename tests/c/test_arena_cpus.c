@@ -1,0 +1,129 @@
+/* Who runs where: ranks that are bound, ranks that share a CPU. */
+#include "check.h"
+#include "collective/arena.h"
+#include "core/cpu.h"
+#include "core/fork.h"
+
+#include <sched.h>
+#include <stdio.h>
+
+#define NTRIES 100
+
+static bool
+open_pair(dd_arena **pair)
+{
+    int fd = -1;
+    bool is_ok = CHECK_OK(dd_arena_create(2, false, &fd, check_err()));
+    for (int k = 0; k < 2 && is_ok; k++) {
+        is_ok = CHECK_OK(dd_arena_attach(fd, 2, k, &pair[k], check_err()));
+    }
+    dd_fork_close(fd);
+    return is_ok;
+}
+
+static void
+close_pair(dd_arena **pair)
+{
+    dd_arena_close(pair[0]);
+    dd_arena_close(pair[1]);
+}
+
+static void
+bind_to(const int *cpus, int ncpus)
+{
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (int i = 0; i < ncpus; i++) {
+        CPU_SET((size_t)cpus[i], &set);
+    }
+    CHECK_INT(sched_setaffinity(0, sizeof set, &set), 0);
+}
+
+/* Two that this thread may use, to which it is bound from now on; false, with a word why, where there is one alone. */
+static bool
+take_two_cpus(int *cpus)
+{
+    dd_cpu_set own = dd_cpu_own_set();
+    int nfound = 0;
+    for (int cpu = 0; cpu < CPU_SETSIZE && nfound < 2; cpu++) {
+        if ((own.words[cpu / 64] >> cpu % 64 & 1) != 0) {
+            cpus[nfound++] = cpu;
+        }
+    }
+    if (nfound < 2) {
+        printf("    skipped: this machine has one CPU\n");
+        return false;
+    }
+    bind_to(cpus, 2);
+    return true;
+}
+
+TEST(ranks_bound_to_cpus_of_their_own_are_not_crowded)
+{
+    int cpus[2];
+    dd_arena *apart[2];
+    dd_arena *together[2];
+    if (!take_two_cpus(cpus) || !open_pair(apart) || !open_pair(together)) {
+        return;
+    }
+    for (int k = 0; k < 2; k++) {
+        bind_to(&cpus[k], 1);
+        dd_arena_add_cpus(apart[k]);
+        bind_to(&cpus[0], 1);
+        dd_arena_add_cpus(together[k]);
+    }
+    for (int k = 0; k < 2; k++) {
+        CHECK(!dd_arena_is_crowded(apart[k]));
+        CHECK(dd_arena_is_crowded(together[k]));
+    }
+    bind_to(cpus, 2);
+    close_pair(apart);
+    close_pair(together);
+}
+
+/* True where the system has not moved the thread itself meanwhile. */
+static bool
+moves_apart(const int *cpus)
+{
+    dd_arena *pair[2];
+    if (!open_pair(pair)) {
+        return true;
+    }
+    bind_to(&cpus[0], 1);
+    bind_to(cpus, 2);
+    dd_arena_note_cpu(pair[1]);
+    bool is_in_the_way = dd_arena_is_in_the_way_of(pair[0], 1);
+    bool has_moved = !is_in_the_way && sched_getcpu() == cpus[1];
+    close_pair(pair);
+    return has_moved;
+}
+
+TEST(a_rank_moves_away_from_the_cpu_of_the_one_it_waits_for)
+{
+    int cpus[2];
+    if (!take_two_cpus(cpus)) {
+        return;
+    }
+    int ntries = 0;
+    while (ntries < NTRIES && !moves_apart(cpus)) {
+        ntries++;
+    }
+    CHECK(ntries < NTRIES);
+}
+
+TEST(a_rank_that_cannot_move_is_in_the_way)
+{
+    int cpus[2];
+    dd_arena *pair[2];
+    if (!take_two_cpus(cpus) || !open_pair(pair)) {
+        return;
+    }
+    bind_to(&cpus[1], 1);
+    dd_arena_note_cpu(pair[0]);
+    CHECK(!dd_arena_is_in_the_way_of(pair[0], 1)); /* which has not said where it is */
+    dd_arena_note_cpu(pair[1]);
+    CHECK(dd_arena_is_in_the_way_of(pair[0], 1));
+    CHECK_INT(sched_getcpu(), cpus[1]);
+    bind_to(cpus, 2);
+    close_pair(pair);
+}
