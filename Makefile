@@ -27,7 +27,7 @@ BINDING_SRC := $(wildcard csrc/python/*.c)
 TEST_SRC := $(wildcard tests/c/*.c tests/c/*/*.c)
 FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
 FUZZ_NAMES := $(patsubst tests/fuzz/fuzz_%.c,%,$(FUZZ_SRC))
-ALL_C := $(wildcard csrc/*/*.[ch] csrc/*/*/*.[ch] tests/c/*.[ch] tests/c/*/*.[ch] tests/fuzz/*.[ch] tests/stubs/*.[ch] tools/*.h)
+ALL_C := $(wildcard csrc/*/*.[ch] csrc/*/*/*.[ch] tests/c/*.[ch] tests/c/*/*.[ch] tests/fuzz/*.[ch] tests/stubs/*.[ch] tools/*.h benchmarks/*.c)
 
 # The doubles of libcuda and libnccl (tests/stubs/README.md), one libnccl for each version that brought functions.
 STUB_VERSIONS ?= 2.18.1 2.19.3 2.22.3 2.23.4 2.24.3 2.27.3 2.28.3 2.28.7 2.29.2 2.29.7 2.30.7 2.31.2 2.32.3
@@ -81,7 +81,7 @@ NO_RANDOM_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 .SECONDARY:
 .PHONY: help check-system test-c test-asan test-tsan stubs model replay fuzz-build coverage check layers headers format-check check-nccl tidy format \
         ext symbols test-py test-py-asan chaos kills soak bench-peers bench-collectives bench-ranks bench-noise \
-        bench-every clean $(addprefix fuzz-,$(FUZZ_NAMES))
+        bench-every bench-meeting clean $(addprefix fuzz-,$(FUZZ_NAMES))
 
 help: ## this list
 	@awk -F ':.*## ' '/^(# )?[a-z<>-]+:.*## / {sub("# ", "", $$1); printf "  make %-17s %s\n", $$1, $$2}' Makefile
@@ -273,6 +273,13 @@ bench-ranks: ext ## the same, 8 and 16 ranks, up to 1 MiB
 
 bench-noise: ext ## the same, small sizes beside other programs
 	$(BENCH_RUN) --noise none,1of10,4of20,short-lived,busy1 --quick --sizes 8,64K $(BENCH)
+
+$(BUILD)/fast/simulate_meeting: $(BUILD)/fast/benchmarks/simulate_meeting.o $(BUILD)/fast/tests/c/meeting_sim.o \
+                               $(BUILD)/fast/tests/c/check_main.o $(LIB_OBJ_fast)
+	@$(CC_fast) $(FLAGS_fast) $^ $(LIBS) -o $@
+
+bench-meeting: $(BUILD)/fast/simulate_meeting ## what meetings of up to 4,096 ranks cost the store, links and memory: counts, in a simulation
+	$<
 
 bench-every: ext ## the same, a call after each millisecond of work
 	$(BENCH_RUN) --every 1ms --sizes 8,64K $(BENCH)

@@ -52,7 +52,7 @@ Peers
                    first that is found
     dldist-NAME    another build of dldist, of --build NAME=FOLDER (with pkg/dldist of another checkout: FOLDER is its pkg);
                    the same of its arena and plan
-    rawtcp         2 ranks spinning on one TCP connection, without arithmetic: a bound, not a library
+    rawtcp         2 ranks on one TCP connection, float32 where it adds: a bound, not a library
 
     numpy asks for huge pages for arrays of 4 MiB and more, malloc and torch do not; that makes copies between
     processes up to 3 times faster. --no-huge-pages turns it off for dldist and mpi4py. Each MPI binds its ranks as it

@@ -1,12 +1,15 @@
 """How long it takes to start: init_process_group and new_group, next to torch's Gloo in the same run.
 
     python benchmarks/startup.py [--sizes 2 8 32] [--rounds 7] [--json FILE]
+    python benchmarks/startup.py --ranks 128,256,512 [--rounds 3]
 
 For every size, round and library, processes are forked that have imported both libraries already. They make a default world, then
 three groups of all ranks, and destroy everything. The time is from the first rank that begins to the last one that is done; of the
 groups the first is left out. Printed are medians in milliseconds and the median of the rounds' ratios. There are two ways to
 begin: at tcp://127.0.0.1, where rank 0 makes the store, and in a store that all ranks are connected to already, which leaves out
 how long clients wait for a server that is not there yet.
+
+With --ranks, dlrun starts so many processes of dldist alone: the steps of their start, and the memory that it costs (startup_ranks.py).
 """
 
 import argparse
@@ -17,6 +20,7 @@ import statistics
 import time
 
 import dldist
+import startup_ranks
 from import_time import seconds_of
 
 GROUPS = 3
@@ -87,7 +91,9 @@ def start_once(dist, place, size):
 
 def run(place, size, rounds):
     """[{library: [milliseconds to make the world, each group]}], a round each."""
-    return [{name: start_once(dist, place, size) for name, dist in libraries().items()} for _ in range(rounds)]
+    found = list(libraries().items())
+    orders = [found if number % 2 == 0 else found[::-1] for number in range(rounds)]
+    return [{name: start_once(dist, place, size) for name, dist in order} for order in orders]
 
 
 def overall(ranks):
@@ -122,13 +128,17 @@ def imports(rounds):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[2, 8, 32])
+    parser.add_argument("--ranks", metavar="N,N,...", help="processes started by dlrun, dldist alone")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
-    results = {"imports_ms": imports(options.rounds), "sizes": []}
-    for place in ("url", "store"):
-        for size in options.sizes:
-            results["sizes"].append(report(place, size, run(place, size, options.rounds)))
+    if options.ranks:
+        results = {"ranks": startup_ranks.report([int(count) for count in options.ranks.split(",")], options.rounds)}
+    else:
+        results = {"imports_ms": imports(options.rounds), "sizes": []}
+        for place in ("url", "store"):
+            for size in options.sizes:
+                results["sizes"].append(report(place, size, run(place, size, options.rounds)))
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump(results, file, indent=2)

@@ -1,14 +1,16 @@
-/* The bound that TCP sets: two ranks that do nothing but send and recv on one connection, spinning.
+/* The bound that TCP sets: two ranks that do nothing but send and recv on one connection. They spin, and sleep after a while in which
+ * nothing has moved: else they would only keep each other, and the kernel, from a busy core.
  *
  *     raw_rank SOCKET RANK ADDRESS PORT_FILE [CONGESTION_CONTROL]
  *
- * Rank 0 listens at ADDRESS and leaves its port in PORT_FILE. The operations are those that need no arithmetic. */
+ * Rank 0 listens at ADDRESS and leaves its port in PORT_FILE. Reductions move as many bytes as a library must, and add float32. */
 #include "rank.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +21,8 @@ enum {
     SEND_MOST = 256 << 10,
     RECV_MOST = 256 << 10,
     BUFFER = 1 << 20,
+    WHOLE_MOST = 16 << 10,
+    IDLE_LOOKS = 200, /* about 100 microseconds */
     PATIENCE_MS = 20000,
 };
 
@@ -32,7 +36,9 @@ is_over(ssize_t moved)
 static const char *
 transfer(int fd, const char *out, size_t nout, char *in, size_t nin)
 {
+    int nidle = 0;
     while (nout > 0 || nin > 0) {
+        size_t before = nin + nout;
         if (nin > 0) {
             ssize_t got = recv(fd, in, nin < RECV_MOST ? nin : RECV_MOST, MSG_DONTWAIT);
             if (is_over(got)) {
@@ -48,6 +54,12 @@ transfer(int fd, const char *out, size_t nout, char *in, size_t nin)
             }
             out += sent > 0 ? sent : 0;
             nout -= sent > 0 ? (size_t)sent : 0;
+        }
+        nidle = nin + nout < before ? 0 : nidle + 1;
+        if (nidle > IDLE_LOOKS) {
+            struct pollfd end = {.fd = fd, .events = (short)((nin > 0 ? POLLIN : 0) | (nout > 0 ? POLLOUT : 0))};
+            poll(&end, 1, -1);
+            nidle = 0;
         }
     }
     return NULL;
@@ -102,6 +114,69 @@ call_all_to_all(rank_task *task)
 }
 
 static const char *
+call_broadcast(rank_task *task)
+{
+    int fd = *(const int *)task->context;
+    size_t nbytes = task->nin * task->item;
+
+    return task->rank == 0 ? transfer(fd, task->input, nbytes, NULL, 0)
+                           : transfer(fd, NULL, 0, task->input, nbytes);
+}
+
+static float *scratch; /* room for what comes, of the operation that is measured */
+
+static void
+add(float *sum, const float *a, const float *b, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        sum[i] = a[i] + b[i];
+    }
+}
+
+/* The other rank's part goes out, and what it has of ours comes in: `sum` becomes that and our own. */
+static const char *
+reduce_part(rank_task *task, size_t mine, size_t nmine, size_t theirs, size_t ntheirs, float *sum)
+{
+    float *input = task->input;
+    const char *problem = transfer(*(const int *)task->context, (const char *)(input + theirs),
+                                   ntheirs * task->item, (char *)scratch, nmine * task->item);
+
+    add(sum, input + mine, scratch, problem == NULL ? nmine : 0);
+    return problem;
+}
+
+static const char *
+call_reduce_scatter(rank_task *task)
+{
+    size_t half = task->nin / 2;
+    size_t mine = task->rank == 0 ? 0 : half;
+
+    return reduce_part(task, mine, half, half - mine, half, task->output);
+}
+
+/* All of a small array at once; of a large one each rank adds a half, and sends it back. */
+static const char *
+call_all_reduce(rank_task *task)
+{
+    int fd = *(const int *)task->context;
+    float *array = task->input;
+    size_t half = task->nin / 2;
+    size_t mine = task->rank == 0 ? 0 : half;
+    size_t nmine = task->rank == 0 ? half : task->nin - half;
+    size_t theirs = half - mine;
+    size_t ntheirs = task->nin - nmine;
+    const char *problem;
+
+    if (task->nin * task->item <= WHOLE_MOST) {
+        return reduce_part(task, 0, task->nin, 0, task->nin, array);
+    }
+    problem = reduce_part(task, mine, nmine, theirs, ntheirs, array + mine);
+    return problem != NULL ? problem
+                           : transfer(fd, (const char *)(array + mine), nmine * task->item,
+                                      (char *)(array + theirs), ntheirs * task->item);
+}
+
+static const char *
 call_barrier(rank_task *task)
 {
     char out = 0, in;
@@ -115,15 +190,20 @@ find(rank_task *task)
     static const struct {
         const char *op;
         const char *(*call)(rank_task *task);
+        bool adds;
     } operations[] = {
-        {"stream", call_stream},         {"sendrecv", call_sendrecv}, {"all_gather", call_all_gather},
-        {"all_to_all", call_all_to_all}, {"barrier", call_barrier},
+        {"stream", call_stream, false},         {"sendrecv", call_sendrecv, false},
+        {"all_gather", call_all_gather, false}, {"all_to_all", call_all_to_all, false},
+        {"barrier", call_barrier, false},       {"broadcast", call_broadcast, false},
+        {"all_reduce", call_all_reduce, true},  {"reduce_scatter", call_reduce_scatter, true},
     };
 
     for (size_t i = 0; i < sizeof operations / sizeof operations[0]; i++) {
-        if (strcmp(task->op, operations[i].op) == 0) {
+        if (strcmp(task->op, operations[i].op) == 0 && (!operations[i].adds || task->kind == RANK_FLOAT32)) {
+            free(scratch);
+            scratch = malloc(task->nin * task->item + 1);
             task->call = operations[i].call;
-            return true;
+            return scratch != NULL;
         }
     }
     return false;
@@ -202,7 +282,7 @@ int
 main(int argc, char **argv)
 {
     struct sockaddr_in address = {.sin_family = AF_INET};
-    rank_peer peer = {.size = 2, .version = "one TCP connection, spinning", .find = find, .barrier = barrier};
+    rank_peer peer = {.size = 2, .version = "one TCP connection", .find = find, .barrier = barrier};
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
     if (argc < 5 || fd < 0 || inet_pton(AF_INET, argv[3], &address.sin_addr) != 1) {

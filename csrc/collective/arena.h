@@ -22,7 +22,7 @@
 
 typedef struct dd_arena dd_arena;
 
-#define DD_ARENA_MAX_RANKS 256
+#define DD_ARENA_MAX_RANKS 512
 
 /* Some of an arena's ranks, a bit each. */
 typedef struct dd_arena_ranks {

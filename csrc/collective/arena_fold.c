@@ -155,13 +155,14 @@ claim_share(dd_arena *arena, int k, uint64_t chunk)
     uint64_t seen = atomic_load_explicit(claim, memory_order_relaxed);
     uint64_t number = arena->nchunks + chunk + 1;
     /* What is staged, and that the results may be written, is known by the marks: a claim only excludes. */
-    while (seen >> 8 < number) {
-        if (atomic_compare_exchange_weak_explicit(claim, &seen, number << 8 | (uint64_t)arena->rank,
+    while (seen >> ARENA_CLAIM_BITS < number) {
+        if (atomic_compare_exchange_weak_explicit(claim, &seen,
+                                                  number << ARENA_CLAIM_BITS | (uint64_t)arena->rank,
                                                   memory_order_relaxed, memory_order_relaxed)) {
             return arena->rank;
         }
     }
-    int claimer = (int)(seen & 0xff);
+    int claimer = (int)(seen & ((1 << ARENA_CLAIM_BITS) - 1));
     /* That of another rank that says it is us, or nobody, is nonsense: then what comes out is, too. */
     return claimer < arena->nranks && claimer != arena->rank ? claimer : k;
 }

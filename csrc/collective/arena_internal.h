@@ -104,6 +104,9 @@ typedef enum arena_table {
     ARENA_NTABLES,
 } arena_table;
 
+#define ARENA_CLAIM_BITS 9
+_Static_assert(DD_ARENA_MAX_RANKS <= 1 << ARENA_CLAIM_BITS, "a claim has room for every rank");
+
 /* A bit for each rank, which that rank sets, and others may clear. */
 typedef _Atomic uint64_t arena_bits[DD_ARENA_MAX_RANKS / 64];
 
@@ -118,8 +121,8 @@ typedef struct arena_control {
     arena_record records[ARENA_NRECORDS];   /* by the number of the operation */
     _Alignas(128) _Atomic uint32_t awaited; /* asleep: the one rank whose publication is to wake us */
     _Atomic uint32_t cpu;                   /* where it last published, counted from 1; 0: not known */
-    /* Who folds this rank's share of a chunk: 256 times the number of the chunk, counted since the arena was made, plus
-     * the rank that claims it. That rank writes the word. */
+    /* Who folds this rank's share of a chunk: the number of the chunk, counted since the arena was made, and in the lower
+     * ARENA_CLAIM_BITS the rank that claims it. That rank writes the word. */
     _Alignas(128) _Atomic uint64_t claim;
 } arena_control;
 

@@ -37,7 +37,11 @@ int64_t
 dd_wait_slice_ns(const dd_wait *wait)
 {
     int64_t left_ns = dd_deadline_left_ns(wait->deadline_ns);
-    return left_ns < DD_WAIT_SLICE_NS ? left_ns : DD_WAIT_SLICE_NS;
+    int64_t slice_ns = (dd_clock_now_ns() - wait->start_ns) / 16;
+    slice_ns = slice_ns < DD_WAIT_SLICE_NS        ? DD_WAIT_SLICE_NS
+               : slice_ns > DD_WAIT_LONG_SLICE_NS ? DD_WAIT_LONG_SLICE_NS
+                                                  : slice_ns;
+    return left_ns < slice_ns ? left_ns : slice_ns;
 }
 
 dd_status

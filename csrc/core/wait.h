@@ -1,8 +1,9 @@
 /* How long, and under whose eyes, a caller is willing to block.
  *
- * Everything that may block takes a `const dd_wait *`. It sleeps in slices of at most DD_WAIT_SLICE_NS and
- * asks `is_interrupted` between them, so that whoever drives the core (an interpreter with signals to
- * look after) gets control back soon, from any thread. */
+ * Everything that may block takes a `const dd_wait *`. It sleeps in slices and asks `is_interrupted` between them, so that
+ * whoever drives the core (an interpreter with signals to look after) gets control back soon, from any thread. Slices
+ * grow with the time that the caller has waited already: hundreds of processes that wait for the last one must not
+ * keep it from its core. */
 #ifndef DD_CORE_WAIT_H
 #define DD_CORE_WAIT_H
 
@@ -13,6 +14,7 @@
 #include <stddef.h>
 
 #define DD_WAIT_SLICE_NS (25 * DD_NS_PER_MS)
+#define DD_WAIT_LONG_SLICE_NS (100 * DD_NS_PER_MS) /* after 1.6 s */
 
 typedef struct dd_wait {
     int64_t start_ns;                  /* when the call began: errors tell how long it took */
@@ -42,7 +44,8 @@ dd_wait_let_go(const dd_wait *wait)
 bool dd_wait_is_over(const dd_wait *wait);
 double dd_wait_elapsed_s(const dd_wait *wait);
 
-/* How long to sleep before looking at the wait again: the rest of the deadline, at most one slice. */
+/* How long to sleep before looking at the wait again: the rest of the deadline, at most one slice. That is a 16th of the time
+ * since the start, within the bounds above. */
 int64_t dd_wait_slice_ns(const dd_wait *wait);
 
 /* DD_OK, or DD_INTERRUPTED when the caller wants out. Call it after every slice and every EINTR. */

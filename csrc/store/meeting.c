@@ -97,6 +97,50 @@ run_out_of_time(meeting_call *call, dd_error *err)
     return status;
 }
 
+/* What the others are told of a rank that cannot go on. False: it cannot read its own card. */
+static bool
+explain_own_failure(const meeting_call *call, const dd_error *why, dd_error *told)
+{
+    dd_meeting_member own;
+    char who[128];
+    if (!meeting_read(call, call->own, &own)) {
+        return false;
+    }
+    meeting_print_member(call, call->meeting->rank, &own, who);
+    if (why->code == DD_INTERRUPTED) {
+        dd_error_set(told, DD_ABORTED, "%s %s", who, call->meeting->kind->of_interrupted);
+    } else {
+        dd_error_set(told, DD_ABORTED, "%s has given up: %s", who, why->message);
+    }
+    dd_error_blame(told, meeting_name_of(call, call->meeting->rank), own.host, own.pid);
+    return true;
+}
+
+/* The meeting is over, and the others go on. */
+static void
+post_own_failure(const meeting_call *call, const dd_error *why)
+{
+    dd_error told;
+    dd_error first;
+    if (explain_own_failure(call, why, &told)) {
+        dd_meeting_post(call->place.store, call->meeting->name, call->place.generation, &told, &first);
+    }
+}
+
+static dd_status
+read_cards(const meeting_call *call, dd_bytes said, dd_meeting_end *end, dd_error *err)
+{
+    size_t napart = 0;
+    dd_status status = meeting_decode_end(call->meeting->size, said, end, &napart, err);
+    if (status == DD_OK && napart > 0) {
+        status = meeting_take_cards(call, napart, end, err);
+        if (status != DD_OK) {
+            post_own_failure(call, err);
+        }
+    }
+    return status;
+}
+
 /* What the store says of the end: that it was called off, that it has failed, or who is there. */
 static dd_status
 read_end(meeting_call *call, dd_bytes said, dd_meeting_end *end, bool *is_over, dd_error *err)
@@ -106,7 +150,7 @@ read_end(meeting_call *call, dd_bytes said, dd_meeting_end *end, bool *is_over, 
     *is_over = dd_bytes_equal(said, dd_bytes_of_string(MEETING_END_OFF));
     bool is_failure = meeting_decode_failure(said, &failure);
     if (!*is_over && !is_failure) {
-        return meeting_decode_end(call->meeting->size, said, end, err);
+        return read_cards(call, said, end, err);
     }
     dd_status status = meeting_leave_generation(&call->place, err);
     return status == DD_OK && is_failure ? raise_failure(call, &failure, err) : status;
@@ -257,21 +301,11 @@ give_up(const meeting_call *call, bool is_known, const dd_error *why)
 {
     dd_wait moment = dd_wait_after(LAST_WORDS_NS);
     meeting_call last = *call;
-    dd_meeting_member own;
-    char who[128];
     dd_error told;
     last.place.wait = &moment;
-    if (!meeting_read(call, call->own, &own) || (!is_known && !find_own(&last))) {
-        return;
+    if (explain_own_failure(call, why, &told) && (is_known || find_own(&last))) {
+        (void)!end_meeting(&last, &told, NULL); /* the store itself may be what has failed */
     }
-    meeting_print_member(call, call->meeting->rank, &own, who);
-    if (why->code == DD_INTERRUPTED) {
-        dd_error_set(&told, DD_ABORTED, "%s %s", who, call->meeting->kind->of_interrupted);
-    } else {
-        dd_error_set(&told, DD_ABORTED, "%s has given up: %s", who, why->message);
-    }
-    dd_error_blame(&told, meeting_name_of(call, call->meeting->rank), own.host, own.pid);
-    (void)!end_meeting(&last, &told, NULL); /* the store itself may be what has failed */
 }
 
 static dd_status

@@ -4,7 +4,8 @@
  *     failed <code> <rank> <pid>    a newline, the culprit's host, a newline and a message: an error that all raise
  *     ok <size> <id>                a newline, and for every rank its card: how many bytes it has in common with the front of
  *                                   the one before it (1 byte), how many more there are (2, little endian), and these.
- *                                   Cards begin with what all of a host have in common */
+ *                                   Cards begin with what all of a host have in common
+ *     apart <size> <id> <bytes>     a newline: the same, but the cards are at "cards", and have so many bytes */
 #include "store/meeting_internal.h"
 
 #include "core/little_endian.h"
@@ -33,13 +34,11 @@ count_common(dd_bytes a, dd_bytes b)
     return len;
 }
 
-dd_status
-meeting_encode_end(uint64_t id, const dd_blob_list *published, dd_blob *end, dd_error *err)
+static dd_status
+encode_cards(const dd_blob_list *published, dd_blob *cards, dd_error *err)
 {
-    char line[64];
     dd_bytes before = {0};
-    int len = snprintf(line, sizeof line, "ok %zu %016" PRIx64 "\n", published->count, id);
-    dd_status status = dd_blob_append(end, line, (size_t)len, err);
+    dd_status status = DD_OK;
     for (size_t i = 0; i < published->count && status == DD_OK; i++) {
         dd_bytes card = meeting_card_of(dd_blob_view(&published->items[i]));
         size_t common = count_common(before, card);
@@ -49,11 +48,30 @@ meeting_encode_end(uint64_t id, const dd_blob_list *published, dd_blob *end, dd_
         }
         dd_put_number(head, common, 1);
         dd_put_number(head + 1, card.len - common, 2);
-        status = dd_blob_append(end, head, sizeof head, err);
+        status = dd_blob_append(cards, head, sizeof head, err);
         if (status == DD_OK) {
-            status = dd_blob_append(end, card.data + common, card.len - common, err);
+            status = dd_blob_append(cards, card.data + common, card.len - common, err);
         }
         before = card;
+    }
+    return status;
+}
+
+dd_status
+meeting_encode_end(uint64_t id, const dd_blob_list *published, dd_blob *end, dd_blob *cards, dd_error *err)
+{
+    char line[96];
+    dd_status status = encode_cards(published, cards, err);
+    bool is_apart = cards->len > MEETING_INLINE_NBYTES;
+    int len = is_apart ? snprintf(line, sizeof line, "apart %zu %016" PRIx64 " %zu\n", published->count, id,
+                                  cards->len)
+                       : snprintf(line, sizeof line, "ok %zu %016" PRIx64 "\n", published->count, id);
+    if (status == DD_OK) {
+        status = dd_blob_append(end, line, (size_t)len, err);
+    }
+    if (status == DD_OK && !is_apart) {
+        status = dd_blob_append(end, cards->data, cards->len, err);
+        dd_blob_fini(cards);
     }
     return status;
 }
@@ -80,8 +98,8 @@ take_card(dd_bytes *rest, dd_bytes before, uint8_t *out, dd_bytes *card)
     return true;
 }
 
-static dd_status
-find_cards(int size, dd_bytes rest, dd_meeting_end *out, dd_error *err)
+dd_status
+meeting_find_cards(int size, dd_bytes rest, dd_meeting_end *out, dd_error *err)
 {
     int count = 0;
     dd_bytes before = {0};
@@ -109,20 +127,24 @@ find_cards(int size, dd_bytes rest, dd_meeting_end *out, dd_error *err)
 }
 
 dd_status
-meeting_decode_end(int size, dd_bytes end, dd_meeting_end *out, dd_error *err)
+meeting_decode_end(int size, dd_bytes end, dd_meeting_end *out, size_t *napart, dd_error *err)
 {
-    char text[64] = "";
+    char text[96] = "";
     memcpy(text, end.data, end.len < sizeof text - 1 ? end.len : sizeof text - 1);
     char *newline = strchr(text, '\n');
     size_t len = newline != NULL ? (size_t)(newline - text) : strlen(text);
     text[len] = '\0';
     int said = 0;
     uint64_t id = 0;
-    if (newline == NULL || sscanf(text, "ok %d %" SCNx64, &said, &id) != 2 || said != size) {
+    *napart = 0;
+    bool is_apart = sscanf(text, "apart %d %" SCNx64 " %zu", &said, &id, napart) == 3 && *napart > 0;
+    bool is_read = is_apart || sscanf(text, "ok %d %" SCNx64, &said, &id) == 2;
+    if (newline == NULL || !is_read || said != size) {
         return dd_error_set(err, DD_STORE, "the store says \"%s\" where the end of a meeting of %d should be",
                             text, size);
     }
-    dd_status status = find_cards(size, dd_bytes_of(end.data + len + 1, end.len - len - 1), out, err);
+    dd_bytes cards = dd_bytes_of(end.data + len + 1, end.len - len - 1);
+    dd_status status = is_apart ? DD_OK : meeting_find_cards(size, cards, out, err);
     out->id = id;
     return status;
 }

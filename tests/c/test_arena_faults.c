@@ -655,7 +655,7 @@ TEST(what_is_no_arena_is_refused)
     dd_arena *arena = NULL;
     int fd = -1;
     CHECK_STATUS(dd_arena_create(0, false, &fd, check_err()), DD_INVALID_ARGUMENT);
-    CHECK_STATUS(dd_arena_create(257, false, &fd, check_err()), DD_INVALID_ARGUMENT);
+    CHECK_STATUS(dd_arena_create(DD_ARENA_MAX_RANKS + 1, false, &fd, check_err()), DD_INVALID_ARGUMENT);
     REQUIRE_OK(dd_arena_create(3, false, &fd, check_err()));
     CHECK_STATUS(dd_arena_attach(fd, 3, 3, &arena, check_err()), DD_INVALID_ARGUMENT);
     CHECK_STATUS(dd_arena_attach(fd, 2, 0, &arena, check_err()), DD_PROTOCOL);

@@ -331,6 +331,11 @@ TEST(waits)
     dd_wait wait = dd_wait_after(3600 * DD_NS_PER_S);
     CHECK(!dd_wait_is_over(&wait));
     CHECK_INT(dd_wait_slice_ns(&wait), DD_WAIT_SLICE_NS);
+    dd_wait longer = wait; /* who has waited for long is asked less often */
+    longer.start_ns -= 800 * DD_NS_PER_MS;
+    CHECK(dd_wait_slice_ns(&longer) >= 50 * DD_NS_PER_MS);
+    longer.start_ns -= 3600 * DD_NS_PER_S;
+    CHECK_INT(dd_wait_slice_ns(&longer), DD_WAIT_LONG_SLICE_NS);
     dd_wait shorter = dd_wait_at_most(&wait, DD_NS_PER_MS);
     CHECK(shorter.deadline_ns < wait.deadline_ns && shorter.start_ns == wait.start_ns);
     CHECK(dd_wait_slice_ns(&shorter) <= DD_NS_PER_MS);

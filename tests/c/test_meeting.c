@@ -5,17 +5,12 @@
 #include "store/keyspace.h"
 #include "store/meeting_internal.h"
 #include "store/tcp_client_internal.h"
-#include "transport/card.h"
-
-#include <netinet/in.h>
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define MAX_RANKS 8
-#define CARD_NBYTES 128 /* at most, of a process with an address */
-#define RANKS_A_HOST 64
 
 /* ---- a few ranks on threads */
 
@@ -366,7 +361,8 @@ decode_copy(dd_bytes end, int size, dd_meeting_end *out)
 {
     uint8_t *copy = malloc(end.len > 0 ? end.len : 1);
     memcpy(copy, end.data, end.len);
-    dd_status status = meeting_decode_end(size, dd_bytes_of(copy, end.len), out, check_err());
+    size_t napart;
+    dd_status status = meeting_decode_end(size, dd_bytes_of(copy, end.len), out, &napart, check_err());
     free(copy);
     return status;
 }
@@ -378,12 +374,14 @@ TEST(ends_cut_anywhere_or_with_any_byte_changed)
     enum { SIZE = 4 };
     dd_blob_list list;
     dd_blob end = {0};
+    dd_blob cards = {0};
     dd_meeting_end read = {0};
     REQUIRE_OK(dd_blob_list_init(&list, SIZE, check_err()));
     for (size_t i = 0; i < SIZE; i++) {
         REQUIRE_OK(dd_blob_assign(&list.items[i], dd_bytes_of_string(PUBLISHED[i]), check_err()));
     }
-    REQUIRE_OK(meeting_encode_end(77, &list, &end, check_err()));
+    REQUIRE_OK(meeting_encode_end(77, &list, &end, &cards, check_err()));
+    CHECK_INT(cards.len, 0);
     REQUIRE_OK(decode_copy(dd_blob_view(&end), SIZE, &read));
     CHECK_INT(read.id, 77);
     for (size_t i = 0; i < SIZE; i++) {
@@ -406,196 +404,4 @@ TEST(ends_cut_anywhere_or_with_any_byte_changed)
     }
     dd_blob_fini(&end);
     dd_blob_list_fini(&list);
-}
-
-/* ---- what it costs: the real code of a server and of its clients, one rank after the other */
-
-typedef struct traffic {
-    uint64_t nrequests;
-    uint64_t nbytes;
-} traffic;
-
-typedef struct bill {
-    traffic most_of_a_rank; /* but for the last */
-    traffic last;
-    traffic store;
-} bill;
-
-/* A HashStore that counts. */
-typedef struct counted_store {
-    dd_store head;
-    dd_store *inner;
-    traffic now;
-} counted_store;
-
-static counted_store *
-count(dd_store *store, size_t nbytes)
-{
-    counted_store *self = DD_CONTAINER_OF(store, counted_store, head);
-    self->now.nrequests++;
-    self->now.nbytes += nbytes;
-    return self;
-}
-
-static dd_status
-counted_run(dd_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
-            dd_error *err)
-{
-    counted_store *self = count(store, request->op == DD_STORE_ADD ? 16 : 0);
-    dd_status status = dd_store_run(self->inner, request, result, wait, err);
-    for (size_t i = 0; i < request->nkeys; i++) {
-        self->now.nbytes += request->keys[i].len + (result->list.count > i ? result->list.items[i].len : 0);
-    }
-    if (request->op == DD_STORE_COMPARE_SET) {
-        self->now.nbytes += request->values[0].len + request->values[1].len;
-    }
-    self->now.nbytes += result->value.len;
-    return status;
-}
-
-static const dd_store_ops counted_ops = {.kind = "counted", .run = counted_run};
-
-static void
-add_up(bill *total, traffic one, bool is_last)
-{
-    traffic *of_rank = is_last ? &total->last : &total->most_of_a_rank;
-    of_rank->nrequests = one.nrequests > of_rank->nrequests ? one.nrequests : of_rank->nrequests;
-    of_rank->nbytes = one.nbytes > of_rank->nbytes ? one.nbytes : of_rank->nbytes;
-    total->store.nrequests += one.nrequests;
-    total->store.nbytes += one.nbytes;
-}
-
-/* The card of a process on one of many hosts, as a group publishes it, and a nonce. */
-static dd_blob
-publish(int rank)
-{
-    dd_blob bytes = {0};
-    dd_blob encoded = {0};
-    dd_card card = {.pid = 100000 + rank};
-    int host = rank / RANKS_A_HOST;
-    uint64_t random[2] = {(uint64_t)(rank + 1) * UINT64_C(0x9e3779b97f4a7c15),
-                          (uint64_t)(rank + 1) * UINT64_C(0xbf58476d1ce4e5b9)};
-    memcpy(card.uid.bytes, random, sizeof card.uid.bytes);
-    memset(card.host_id, host + 1, sizeof card.host_id);
-    snprintf(card.host, sizeof card.host, "node-%04d", host);
-    card.has_unix = true;
-    dd_addr_list addrs = {.count = 1};
-    struct sockaddr_in *in = (struct sockaddr_in *)&addrs.items[0].storage;
-    in->sin_family = AF_INET;
-    in->sin_addr.s_addr = htonl(0x0a000000 + (unsigned)host);
-    in->sin_port = htons((uint16_t)(20000 + rank));
-    addrs.items[0].len = sizeof *in;
-    CHECK_OK(dd_card_encode(&card, &addrs, &encoded, check_err()));
-    CHECK_OK(dd_blob_append(&bytes, random, 8, check_err()));
-    CHECK_OK(dd_blob_append(&bytes, encoded.data, encoded.len, check_err()));
-    CHECK(encoded.len <= CARD_NBYTES);
-    dd_blob_fini(&encoded);
-    return bytes;
-}
-
-static arrival
-arrival_of(int rank, int size, const dd_blob *published)
-{
-    return (arrival){.place = BYTES("default_pg/1/dldist/default"),
-                     .rank = rank,
-                     .size = size,
-                     .published = dd_blob_view(published)};
-}
-
-/* All but the last rank ask for the end, and have it when it is there. */
-static void
-add_waiting(bill *total, int size, size_t end_nbytes)
-{
-    total->most_of_a_rank.nrequests++;
-    total->most_of_a_rank.nbytes += end_nbytes;
-    total->store.nrequests += (uint64_t)(size - 1);
-    total->store.nbytes += (uint64_t)(size - 1) * end_nbytes;
-}
-
-/* The request MEET as a server of ours serves it, and one for the end. */
-static bill
-meet_in_one_request(int size)
-{
-    bill total = {0};
-    dd_keyspace ks;
-    dd_keyspace_init(&ks);
-    size_t end_nbytes = 0;
-    for (int rank = 0; rank < size; rank++) {
-        dd_blob published = publish(rank);
-        arrival request = arrival_of(rank, size, &published);
-        dd_store_result reply = {0};
-        CHECK_OK(come(&ks, &request, &reply));
-        bool is_last = rank == size - 1;
-        CHECK_INT(reply.state, is_last ? DD_MEET_ENDED : DD_MEET_WAITING);
-        end_nbytes = reply.value.len;
-        traffic one = {.nrequests = 1, .nbytes = request.place.len + request.published.len + reply.value.len};
-        add_up(&total, one, is_last);
-        dd_blob_fini(&reply.value);
-        dd_blob_fini(&published);
-    }
-    add_waiting(&total, size, end_nbytes);
-    dd_keyspace_fini(&ks);
-    return total;
-}
-
-static bill
-meet_by_keys(int size)
-{
-    bill total = {0};
-    counted_store counted = {.head = {.ops = &counted_ops, .root = &counted.head}};
-    dd_wait wait = dd_wait_after(60 * DD_NS_PER_S * check_slow());
-    size_t end_nbytes = 0;
-    CHECK_OK(dd_hash_store_open(&counted.inner, DD_NS_PER_S, check_err()));
-    for (int rank = 0; rank < size; rank++) {
-        dd_blob published = publish(rank);
-        arrival request = arrival_of(rank, size, &published);
-        dd_store_result reply = {0};
-        counted.now = (traffic){0};
-        dd_store_request meet = request_of(&request);
-        CHECK_OK(dd_store_run_generic(&counted.head, &meet, &reply, &wait, check_err()));
-        end_nbytes = reply.value.len;
-        add_up(&total, counted.now, rank == size - 1);
-        dd_blob_fini(&reply.value);
-        dd_blob_fini(&published);
-    }
-    add_waiting(&total, size, end_nbytes);
-    dd_store_release(counted.inner);
-    return total;
-}
-
-static void
-print_bill(const char *how, int size, const bill *b)
-{
-    printf("| %s | %d | %llu | %llu | %.0f | %llu | %.1f |\n", how, size,
-           (unsigned long long)b->most_of_a_rank.nrequests, (unsigned long long)b->last.nrequests,
-           (double)b->most_of_a_rank.nbytes / 1e3, (unsigned long long)b->store.nrequests,
-           (double)b->store.nbytes / 1e6);
-}
-
-static void
-check_growth(const char *how, bill (*meet)(int size), uint64_t most, uint64_t most_of_last)
-{
-    static const int SIZES[] = {64, 128, 256, 4096};
-    bool is_shown = getenv("DLDIST_MEETING_TABLE") != NULL;
-    for (size_t i = 0; i < sizeof SIZES / sizeof SIZES[0]; i++) {
-        int size = SIZES[i];
-        bill b = meet(size);
-        if (is_shown) {
-            print_bill(how, size, &b);
-        }
-        /* Requests: the same for each rank, whatever their number. Bytes: what is another process's own for each of them, a
-         * card for each host, and a constant. */
-        CHECK_INT(b.most_of_a_rank.nrequests, most);
-        CHECK_INT(b.last.nrequests, most_of_last);
-        CHECK(b.store.nrequests <= (uint64_t)size * most + most_of_last);
-        CHECK(b.most_of_a_rank.nbytes <=
-              1024 + (uint64_t)size * 32 + (uint64_t)(size / RANKS_A_HOST) * CARD_NBYTES);
-        CHECK(b.last.nbytes <= 2048 + (uint64_t)size * 4 * CARD_NBYTES);
-    }
-}
-
-TEST(what_a_meeting_costs)
-{
-    check_growth("one request", meet_in_one_request, 2, 1);
-    check_growth("by keys", meet_by_keys, 5, 7);
 }
