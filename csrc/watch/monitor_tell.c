@@ -262,7 +262,7 @@ watch_publish(dd_monitor *monitor, watch_member *member)
     dd_wait wait = watch_wait(monitor);
     dd_store *store = member->info.store;
     dd_status set = dd_store_set(store, KEY_OF_STATE(member, key, member->info.rank),
-                                    dd_bytes_of_string(state.text), &wait, &err);
+                                 dd_bytes_of_string(state.text), &wait, &err);
     if (is_answered(monitor, member, set, &err)) {
         memcpy(member->published, state.text, sizeof member->published);
     }

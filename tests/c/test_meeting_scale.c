@@ -151,7 +151,7 @@ open_store(void)
     dd_wait wait = dd_wait_after(DD_NS_PER_S);
     if (CHECK_OK(dd_hash_store_open(&store, DD_NS_PER_S, check_err()))) {
         CHECK_OK(dd_store_set(store, BYTES("dldist/party/0/cards"),
-                                 dd_bytes_of(TWO_CARDS, sizeof TWO_CARDS - 1), &wait, check_err()));
+                              dd_bytes_of(TWO_CARDS, sizeof TWO_CARDS - 1), &wait, check_err()));
     }
     return store;
 }
