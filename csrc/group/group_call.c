@@ -544,6 +544,7 @@ start_standing(dd_standing_call *const *calls, size_t ncalls, bool is_patient, c
         }
         if (group->cause.code != DD_OK && !dd_work_is_done(&calls[i]->work)) {
             group_complete_locked(calls[i], &group->cause); /* one that was started with it has failed */
+            group_update_task_locked(group);
         }
         needs_driver = needs_driver || !(calls[i]->is_quick || is_patient);
     }
