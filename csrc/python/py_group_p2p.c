@@ -87,10 +87,10 @@ static PyObject *
 run_prepared(py_group_call *call, const py_group_message *message)
 {
     const py_piece *piece = &call->operands->pieces[0];
-    transfer transfer = {.p2p = {.is_send = message->is_send,
-                                 .rank = message->rank,
-                                 .tag = message->tag,
-                                 .block = {.data = piece->flat, .nbytes = piece->nbytes}}};
+    transfer one = {.p2p = {.is_send = message->is_send,
+                            .rank = message->rank,
+                            .tag = message->tag,
+                            .block = {.data = piece->flat, .nbytes = piece->nbytes}}};
     py_record record;
     dd_call_options options = {.is_typed = message->is_typed,
                                .dtype = piece->tensor.view.dtype,
@@ -98,12 +98,12 @@ run_prepared(py_group_call *call, const py_group_message *message)
                                                            message->is_send, message->rank)};
     if (call->flight != NULL) {
         call->flight->is_any_source = message->rank == DD_ANY_RANK;
-        return py_group_call_start(call, post_transfer, &transfer, &options);
+        return py_group_call_start(call, post_transfer, &one, &options);
     }
-    if (!py_group_call_wait(call, run_transfer, &transfer, &options, piece->nbytes > QUICK_NBYTES)) {
+    if (!py_group_call_wait(call, run_transfer, &one, &options, piece->nbytes > QUICK_NBYTES)) {
         return NULL;
     }
-    return message->is_send ? Py_NewRef(Py_None) : PyLong_FromLong(transfer.source);
+    return message->is_send ? Py_NewRef(Py_None) : PyLong_FromLong(one.source);
 }
 
 static PyObject *
