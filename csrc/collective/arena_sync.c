@@ -133,14 +133,14 @@ move_away(dd_arena *arena, uint32_t cpu)
 }
 
 bool
-dd_arena_is_in_the_way_of(dd_arena *arena, int k)
+dd_arena_must_make_way_for(dd_arena *arena, int k)
 {
     uint32_t cpu = current_cpu();
     return was_seen_on(arena, k, cpu) && !move_away(arena, cpu);
 }
 
 bool
-dd_arena_is_in_the_way(dd_arena *arena)
+dd_arena_must_make_way(dd_arena *arena)
 {
     uint32_t cpu = current_cpu();
     bool is_shared = false;

@@ -61,8 +61,8 @@ bool dd_run_is_moving_locked(const dd_run *run);
 /* Waits, with the lock, for the end of the piece that is being moved (about 100 us), since the caller is going
  * to end the collective. NULL is fine. */
 void dd_run_halt_locked(dd_run *run);
-/* The collective waits for a rank that was last seen on the CPU that we run on, and could not move to another. */
-bool dd_run_is_in_the_way_locked(dd_run *run);
+/* Makes way for the ranks that the collective waits for; true where the CPU has to be given away for that. */
+bool dd_run_must_make_way_locked(dd_run *run);
 /* Ends the one that is under way with `error`; on_done is called. The run can not be used again if an
  * arena was involved. */
 void dd_run_cancel_locked(dd_run *run, const dd_error *error);

@@ -281,9 +281,9 @@ dd_run_is_moving_locked(const dd_run *run)
 }
 
 bool
-dd_run_is_in_the_way_locked(dd_run *run)
+dd_run_must_make_way_locked(dd_run *run)
 {
-    return run->is_arena_busy && !run->mover.is_taken && dd_arena_is_in_the_way(run->env.arena);
+    return run->is_arena_busy && !run->mover.is_taken && dd_arena_must_make_way(run->env.arena);
 }
 
 static bool
@@ -292,7 +292,7 @@ progress_task(dd_task *task)
     dd_run *run = DD_CONTAINER_OF(task, dd_run, task);
     bool has_moved = dd_run_progress_locked(run);
     if (!has_moved) {
-        task->is_crowded = run->env.is_crowded || dd_run_is_in_the_way_locked(run);
+        task->is_crowded = run->env.is_crowded || dd_run_must_make_way_locked(run);
     }
     return has_moved;
 }

@@ -72,11 +72,12 @@ check_blocks(const dd_coll_args *args, const dd_block *blocks, int count, dd_err
 static dd_status
 check_args(const dd_group *group, const dd_coll_args *args, dd_error *err)
 {
-    if (group_is_rooted(args->coll) && (args->root < 0 || args->root >= group->size)) {
+    if (dd_coll_has_root(args->coll) && (args->root < 0 || args->root >= group->size)) {
         return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: invalid root rank: %d is not in 0 to %d",
                             dd_coll_name(args->coll), args->root, group->size - 1);
     }
-    if (group_is_reducing(args->coll) && !dd_reduce_is_supported(args->reduction.dtype, args->reduction.op)) {
+    if (dd_coll_is_folding(args->coll) &&
+        !dd_reduce_is_supported(args->reduction.dtype, args->reduction.op)) {
         return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: %s means nothing for %s", dd_coll_name(args->coll),
                             dd_redop_name(args->reduction.op), dd_dtype_name(args->reduction.dtype));
     }
@@ -98,10 +99,10 @@ make_signature(const dd_coll_args *args)
         return signature;
     }
     signature.dtype = (uint8_t)args->reduction.dtype;
-    if (group_is_rooted(args->coll)) {
+    if (dd_coll_has_root(args->coll)) {
         signature.root = (uint32_t)args->root;
     }
-    if (group_is_reducing(args->coll)) {
+    if (dd_coll_is_folding(args->coll)) {
         signature.redop = (uint8_t)args->reduction.op;
         if (args->reduction.op == DD_REDOP_PREMUL_SUM) {
             memcpy(&signature.factor_bits, &args->reduction.factor, sizeof signature.factor_bits);

@@ -182,19 +182,6 @@ void group_destroy(dd_group *group); /* closed, or half made; NULL is fine */
 #define GROUP_ARGS(group) \
     (int)(group)->name.len, (const char *)(group)->name.data, (group)->rank, (group)->size
 
-static inline bool
-group_is_reducing(dd_coll coll)
-{
-    return coll == DD_COLL_ALL_REDUCE || coll == DD_COLL_REDUCE || coll == DD_COLL_REDUCE_SCATTER;
-}
-
-static inline bool
-group_is_rooted(dd_coll coll)
-{
-    return coll == DD_COLL_BROADCAST || coll == DD_COLL_REDUCE || coll == DD_COLL_GATHER ||
-           coll == DD_COLL_SCATTER;
-}
-
 /* ---- group_check.c: whether a call may begin */
 
 /* dd_group_check_usable_locked without the lock, and in a forked child. */

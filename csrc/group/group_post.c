@@ -221,7 +221,7 @@ group_look_a_while_locked(group_call *call)
             continue;
         }
         bool is_time = look % LOOKS_PER_YIELD == LOOKS_PER_YIELD - 1;
-        if (group->is_crowded || (is_time && dd_run_is_in_the_way_locked(group->run))) {
+        if (group->is_crowded || (is_time && dd_run_must_make_way_locked(group->run))) {
             if (!dd_engine_give_way_locked(group->engine)) {
                 return;
             }

@@ -137,7 +137,7 @@ fail_if_gone_locked(dd_group *group)
 
 /* Whether a rank that a message waits for needs the core that we run on. Says where we run for the same. */
 static bool
-is_in_the_way_locked(dd_group *group)
+must_make_way_locked(dd_group *group)
 {
     const dd_topology *topology = &group->topology;
     if (group->arena == NULL || dd_list_is_empty(&group->messages) || dd_run_is_moving_locked(group->run)) {
@@ -146,7 +146,7 @@ is_in_the_way_locked(dd_group *group)
     dd_arena_note_cpu(group->arena);
     int rank = DD_CONTAINER_OF(group->messages.next, group_call, link)->message.rank;
     bool is_local = rank != DD_ANY_RANK && topology->host_of[rank] == topology->host;
-    return is_local && dd_arena_is_in_the_way_of(group->arena, topology->local_of[rank]);
+    return is_local && dd_arena_must_make_way_for(group->arena, topology->local_of[rank]);
 }
 
 /* Regions that have been wanted and have come. */
@@ -166,7 +166,7 @@ progress(dd_task *task)
 {
     dd_group *group = DD_CONTAINER_OF(task, dd_group, task);
     bool is_progress = map_wanted_locked(group);
-    task->is_crowded = group->is_crowded || is_in_the_way_locked(group);
+    task->is_crowded = group->is_crowded || must_make_way_locked(group);
     if (group->is_asking) {
         ask_connected_locked(group);
         if (has_all_answers_locked(group)) {

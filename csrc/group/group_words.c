@@ -61,15 +61,15 @@ print_signature(const dd_signature *signature, char out[128])
     if (coll == DD_COLL_ALL_REDUCE || coll == DD_COLL_REDUCE || coll == DD_COLL_BROADCAST) {
         say(&line, ", %llu elements", (unsigned long long)signature->count);
     }
-    if (group_is_reducing(coll)) {
+    if (dd_coll_is_folding(coll)) {
         say(&line, ", %s", dd_redop_name((dd_redop)signature->redop));
     }
-    if (group_is_reducing(coll) && signature->redop == DD_REDOP_PREMUL_SUM) {
+    if (dd_coll_is_folding(coll) && signature->redop == DD_REDOP_PREMUL_SUM) {
         double factor;
         memcpy(&factor, &signature->factor_bits, sizeof factor);
         say(&line, " by %.9g", factor);
     }
-    if (group_is_rooted(coll)) {
+    if (dd_coll_has_root(coll)) {
         say(&line, ", root %u", (unsigned)signature->root);
     }
     snprintf(out, 128, "%.126s)", line.text);

@@ -174,19 +174,6 @@ check_own_share(const dd_nccl_group *group, const dd_coll_args *args, dd_error *
     return DD_OK;
 }
 
-static bool
-is_reduction(dd_coll coll)
-{
-    return coll == DD_COLL_ALL_REDUCE || coll == DD_COLL_REDUCE || coll == DD_COLL_REDUCE_SCATTER;
-}
-
-static bool
-has_root(dd_coll coll)
-{
-    return coll == DD_COLL_BROADCAST || coll == DD_COLL_REDUCE || coll == DD_COLL_GATHER ||
-           coll == DD_COLL_SCATTER;
-}
-
 static dd_status
 check_coll(const dd_nccl_group *group, const dd_nccl_op *op, dd_error *err)
 {
@@ -201,11 +188,11 @@ check_coll(const dd_nccl_group *group, const dd_nccl_op *op, dd_error *err)
         return dd_error_set(err, DD_INVALID_ARGUMENT, "no dtype has the number %d",
                             (int)args->reduction.dtype);
     }
-    if (has_root(args->coll) && (args->root < 0 || args->root >= group->size)) {
+    if (dd_coll_has_root(args->coll) && (args->root < 0 || args->root >= group->size)) {
         return dd_error_set(err, DD_INVALID_ARGUMENT, "root %d is no rank of 0 to %d", args->root,
                             group->size - 1);
     }
-    if (is_reduction(args->coll)) {
+    if (dd_coll_is_folding(args->coll)) {
         nccl_wire wire;
         dd_status status = nccl_wire_of(group->lib, &args->reduction, op->factor, &wire, err);
         if (status != DD_OK) {

@@ -92,8 +92,8 @@ moves_apart(const int *cpus)
     bind_to(&cpus[0], 1);
     bind_to(cpus, 2);
     dd_arena_note_cpu(pair[1]);
-    bool is_in_the_way = dd_arena_is_in_the_way_of(pair[0], 1);
-    bool has_moved = !is_in_the_way && sched_getcpu() == cpus[1];
+    bool must_make_way = dd_arena_must_make_way_for(pair[0], 1);
+    bool has_moved = !must_make_way && sched_getcpu() == cpus[1];
     close_pair(pair);
     return has_moved;
 }
@@ -111,7 +111,7 @@ TEST(a_rank_moves_away_from_the_cpu_of_the_one_it_waits_for)
     CHECK(ntries < NTRIES);
 }
 
-TEST(a_rank_that_cannot_move_is_in_the_way)
+TEST(a_rank_that_cannot_move_must_make_way)
 {
     int cpus[2];
     dd_arena *pair[2];
@@ -120,9 +120,9 @@ TEST(a_rank_that_cannot_move_is_in_the_way)
     }
     bind_to(&cpus[1], 1);
     dd_arena_note_cpu(pair[0]);
-    CHECK(!dd_arena_is_in_the_way_of(pair[0], 1)); /* which has not said where it is */
+    CHECK(!dd_arena_must_make_way_for(pair[0], 1)); /* which has not said where it is */
     dd_arena_note_cpu(pair[1]);
-    CHECK(dd_arena_is_in_the_way_of(pair[0], 1));
+    CHECK(dd_arena_must_make_way_for(pair[0], 1));
     CHECK_INT(sched_getcpu(), cpus[1]);
     bind_to(cpus, 2);
     close_pair(pair);
