@@ -14,7 +14,7 @@
 #include <stddef.h>
 
 #define DD_WAIT_SLICE_NS (25 * DD_NS_PER_MS)
-#define DD_WAIT_LONG_SLICE_NS (100 * DD_NS_PER_MS) /* after 1.6 s */
+#define DD_WAIT_LONG_SLICE_NS (50 * DD_NS_PER_MS) /* after 0.8 s */
 
 typedef struct dd_wait {
     int64_t start_ns;                  /* when the call began: errors tell how long it took */
