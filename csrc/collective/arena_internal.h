@@ -436,8 +436,6 @@ dd_arena_state dd_arena_settle(dd_arena *arena, uint32_t number);
 
 /* ---- arena_regions.c */
 
-/* The region of `owner` that holds all of the bytes; NULL when there is none. */
-const arena_region *dd_arena_find_region(const dd_arena *arena, int owner, const void *data, size_t nbytes);
 /* Whether our inputs (and, in place, outputs) lie in regions: flags for the header; where, is in op->offer. */
 uint64_t dd_arena_offer_regions(dd_arena *arena);
 /* Finds what other ranks have offered: MOVED, BLOCKED while a region is missing, or BROKEN. */

@@ -49,8 +49,9 @@ dd_arena_remove_region(dd_arena *arena, int owner, uint32_t id)
     }
 }
 
-const arena_region *
-dd_arena_find_region(const dd_arena *arena, int owner, const void *data, size_t nbytes)
+/* The region of `owner` that holds all of the bytes; NULL when there is none. */
+static const arena_region *
+find_region(const dd_arena *arena, int owner, const void *data, size_t nbytes)
 {
     uintptr_t start = (uintptr_t)data;
     for (size_t i = 0; i < arena->nregions; i++) {
@@ -97,8 +98,8 @@ offer_in_place(dd_arena *arena)
     arena_op *op = &arena->op;
     const dd_block *input = &op->args->inputs[0];
     const dd_block *output = &op->args->outputs[0];
-    const arena_region *in = dd_arena_find_region(arena, arena->rank, input->data, input->nbytes);
-    const arena_region *out = dd_arena_find_region(arena, arena->rank, output->data, output->nbytes);
+    const arena_region *in = find_region(arena, arena->rank, input->data, input->nbytes);
+    const arena_region *out = find_region(arena, arena->rank, output->data, output->nbytes);
     if (in == NULL || out == NULL) {
         return 0;
     }
@@ -122,8 +123,7 @@ offer_blocks(dd_arena *arena)
         if (k == arena->rank || inputs[k].nbytes == 0) {
             continue;
         }
-        const arena_region *region =
-            dd_arena_find_region(arena, arena->rank, inputs[k].data, inputs[k].nbytes);
+        const arena_region *region = find_region(arena, arena->rank, inputs[k].data, inputs[k].nbytes);
         if (region == NULL || (common != NULL && region != common)) {
             return 0;
         }
@@ -153,7 +153,7 @@ dd_arena_offer_regions(dd_arena *arena)
         return offer_blocks(arena);
     }
     const dd_block *input = &op->args->inputs[0];
-    const arena_region *region = dd_arena_find_region(arena, arena->rank, input->data, input->nbytes);
+    const arena_region *region = find_region(arena, arena->rank, input->data, input->nbytes);
     if (region == NULL) {
         return 0;
     }

@@ -258,8 +258,9 @@ dd_builder_is_root(const dd_builder *builder)
     return builder->rank == builder->args->root;
 }
 
-dd_span
-dd_share(size_t count, int nshares, int k)
+/* The k-th of nshares shares: as even as can be, larger ones first. */
+static dd_span
+share_of(size_t count, int nshares, int k)
 {
     size_t each = count / (size_t)nshares;
     size_t longer = count % (size_t)nshares;
@@ -270,7 +271,7 @@ dd_share(size_t count, int nshares, int k)
 dd_span
 dd_share_lines(size_t nbytes, size_t line, int nshares, int k)
 {
-    dd_span lines = dd_share((nbytes + line - 1) / line, nshares, k);
+    dd_span lines = share_of((nbytes + line - 1) / line, nshares, k);
     size_t first = lines.first * line < nbytes ? lines.first * line : nbytes;
     return (dd_span){.first = first, .count = dd_segment(nbytes - first, lines.count * line, 0).count};
 }
@@ -305,7 +306,7 @@ block_span(const dd_builder *builder, int k)
     if (args->coll == DD_COLL_REDUCE_SCATTER) {
         return (dd_span){.count = args->inputs[k].nbytes / builder->element_nbytes};
     }
-    return dd_share(args->inputs[0].nbytes / builder->element_nbytes, builder->nranks, k);
+    return share_of(args->inputs[0].nbytes / builder->element_nbytes, builder->nranks, k);
 }
 
 size_t

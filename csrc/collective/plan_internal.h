@@ -81,9 +81,7 @@ dd_plan_range dd_range_part(dd_plan_range range, dd_span bytes);
 int dd_builder_at(const dd_builder *builder, int rank, int distance);
 bool dd_builder_is_root(const dd_builder *builder);
 
-/* The k-th of nshares shares of count elements: as even as can be, larger ones first. */
-dd_span dd_share(size_t count, int nshares, int k);
-/* The same for bytes, cut at multiples of `line`. */
+/* The k-th of nshares shares of so many bytes, cut at multiples of `line`: as even as can be, larger ones first. */
 dd_span dd_share_lines(size_t nbytes, size_t line, int nshares, int k);
 
 /* How many segments a span of count elements has when at most per_segment go into one; the s-th of them, maybe empty. */
