@@ -267,7 +267,9 @@ dd_arena_is_crowded(dd_arena *arena)
 {
     int ncpus = 0;
     for (int i = 0; i < DD_CPU_SET_MAX / 64; i++) {
-        ncpus += __builtin_popcountll(atomic_load(&arena->shared->cpus[i]));
+        for (uint64_t left = atomic_load(&arena->shared->cpus[i]); left != 0; left &= left - 1) {
+            ncpus++;
+        }
     }
     arena->is_crowded = arena->shared->is_crowded != 0 || (ncpus > 0 && arena->nranks > ncpus);
     return arena->is_crowded;
