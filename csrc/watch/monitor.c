@@ -279,11 +279,22 @@ leave(dd_monitor *monitor)
     watch_end_pass(monitor);
 }
 
-static void
-set_running(dd_monitor *monitor, bool is_running)
+/* False: it has been stopped already. Nobody has waited for it then, so the interpreter may be ending. */
+static bool
+begin_running(dd_monitor *monitor)
 {
     dd_lock_take(&monitor->mu);
-    monitor->is_running = is_running;
+    monitor->is_running = !atomic_load(&monitor->is_stopping);
+    bool is_running = monitor->is_running;
+    dd_lock_release(&monitor->mu);
+    return is_running;
+}
+
+static void
+end_running(dd_monitor *monitor)
+{
+    dd_lock_take(&monitor->mu);
+    monitor->is_running = false;
     dd_cond_broadcast(&monitor->cond);
     dd_lock_release(&monitor->mu);
 }
@@ -291,7 +302,9 @@ set_running(dd_monitor *monitor, bool is_running)
 void
 dd_monitor_run(dd_monitor *monitor)
 {
-    set_running(monitor, true);
+    if (!begin_running(monitor)) {
+        return;
+    }
     while (!atomic_load(&monitor->is_stopping)) {
         dd_monitor_step(monitor);
         sleep_until_woken(monitor);
@@ -299,7 +312,7 @@ dd_monitor_run(dd_monitor *monitor)
     dd_monitor_step(monitor); /* alarms that came meanwhile */
     linger(monitor);
     leave(monitor);
-    set_running(monitor, false);
+    end_running(monitor);
 }
 
 static void

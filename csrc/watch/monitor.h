@@ -60,7 +60,7 @@ dd_status dd_monitor_create(const dd_monitor_options *options, dd_monitor **moni
 /* After run() has returned. NULL is fine. */
 void dd_monitor_destroy(dd_monitor *monitor);
 
-/* The life of the monitor's thread: returns after dd_monitor_stop. */
+/* The life of the monitor's thread: returns after dd_monitor_stop, at once if that came first. */
 void dd_monitor_run(dd_monitor *monitor);
 /* One look at everything that is due, for tests. */
 void dd_monitor_step(dd_monitor *monitor);

@@ -653,6 +653,22 @@ TEST(a_thread_sees_to_it_and_stops)
     close_rig(&r);
 }
 
+TEST(a_thread_that_comes_to_it_after_the_stop_touches_nothing)
+{
+    rig r;
+    init_rig(&r, 1);
+    open_rank(&r, 0);
+    join_rank(&r, 0);
+    raise_on(&r, 0, DD_OP_TIMED_OUT);
+    int64_t start_ns = dd_clock_now_ns();
+    dd_monitor_stop(r.ranks[0].monitor, 3600 * DD_NS_PER_S); /* waits for nobody */
+    dd_monitor_run(r.ranks[0].monitor);
+    CHECK(dd_clock_now_ns() - start_ns < check_slow() * 5 * DD_NS_PER_S);
+    CHECK_INT(dd_monitor_ndumps(r.ranks[0].monitor), 0);
+    CHECK_INT(r.ranks[0].nreleased, 0);
+    close_rig(&r);
+}
+
 TEST(memory_that_is_not_there)
 {
     rig r;
