@@ -153,6 +153,9 @@ static bool
 add_tensors(const py_group_call *call, const side_row *row, py_use use, const side_row *before)
 {
     py_operands *operands = call->operands;
+    if (row->kind == SIDE_NOTHING) {
+        return true;
+    }
     PyObject *value = call->values[row->value];
     const char *name = py_name_text(call->params->names[row->value]);
     size_t nbefore =
