@@ -266,7 +266,7 @@ child_blocks(const tree_piece *piece, long distance)
     return blocks_at(piece->all, piece->bytes, distance, distance < rest ? distance : rest);
 }
 
-/* Up the tree: whoever has children collects their blocks behind its own, and the root hands them out to its outputs. */
+/* Up the tree: a rank collects its children's blocks behind its own, and the root copies all of them to its outputs. */
 static void
 gather_piece(dd_builder *b, const tree_piece *piece)
 {

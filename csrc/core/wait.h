@@ -1,7 +1,7 @@
 /* How long, and under whose eyes, a caller is willing to block.
  *
  * Everything that may block takes a `const dd_wait *`. It sleeps in slices and asks `is_interrupted` between them, so that
- * whoever drives the core (an interpreter with signals to look after) gets control back soon, from any thread. Slices
+ * the caller (an interpreter with signals to look after) gets control back soon, from any thread. Slices
  * grow with the time that the caller has waited already: hundreds of processes that wait for the last one must not
  * keep it from its core. */
 #ifndef DD_CORE_WAIT_H

@@ -1,5 +1,5 @@
-/* Calls from their beginning to their end. Whatever the call is, a collective or a message, and whoever makes it, it is one record that
- * goes the same way: checked, posted, looked at, watched over, ended. */
+/* Calls from their beginning to their end. A collective and a message are one kind of record, and every record goes the same way: it
+ * is checked, posted, looked at, watched and ended. */
 #include "group/group_internal.h"
 
 #include "core/mem.h"
@@ -14,7 +14,7 @@
 /* Works may live longer than their group, and are let go by any thread. */
 typedef struct call_pool {
     atomic_uint refs;                        /* the group's, and one for each call that is in use */
-    _Atomic(group_call *) free[POOL_PLACES]; /* whoever exchanges a pointer has it; release, acquire */
+    _Atomic(group_call *) free[POOL_PLACES]; /* a thread owns what it exchanges for NULL; release, acquire */
 } call_pool;
 
 dd_status

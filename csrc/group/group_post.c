@@ -5,7 +5,7 @@
 
 /* Looks of callers who hold something that others need: less than a microsecond. */
 #define HASTY_LOOKS 16
-/* The others are mostly there within a microsecond or two: that long a caller looks without giving the lock away. */
+/* The others mostly come within a microsecond or two. A caller keeps the lock and looks for that long. */
 #define PATIENT_LOOKS 64
 /* Where ranks share a core, looks between which it is not given away. */
 #define LOOKS_PER_YIELD 4
@@ -84,7 +84,7 @@ static void
 start_next_locked(dd_group *group)
 {
     if (group->is_starting) {
-        return; /* whoever is in here goes on with the next */
+        return; /* the loop below is running, and starts the next one, too */
     }
     group->is_starting = true;
     while (!group->is_active && !dd_list_is_empty(&group->collectives) && group->cause.code == DD_OK) {

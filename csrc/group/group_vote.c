@@ -12,7 +12,7 @@
 
 #define FIRST_SLICE_NS (1 * DD_NS_PER_MS)
 #define LONGEST_SLICE_NS (50 * DD_NS_PER_MS)
-/* Those who are to dial have that long, so that dials do not cross. */
+/* How long a rank waits to be dialled before it dials itself: dials should not cross. */
 #define DIALLED_PATIENCE_NS (250 * DD_NS_PER_MS)
 /* Who waits for somebody who waits for others gives up later: then it hears from there who is late. */
 #define GRACE_NS (250 * DD_NS_PER_MS)

@@ -1,8 +1,8 @@
 /* The cards of many ranks, which are a value of their own in the store: they come to each host once.
  *
  * Of the ranks of a host, the first that listens at a socket that is named after the meeting and the host gets them from the
- * store, and hands them on to the others as memory. If it ends, or is slow, another one takes its place; and whoever has waited for
- * it in vain gets the cards from the store, so this is an optimisation and no more. */
+ * store, and hands them on to the others as memory. If it ends, or is slow, another one takes its place. A rank that waits for
+ * it in vain gets the cards from the store, so this only saves bytes. */
 #include "store/meeting_internal.h"
 
 #include "core/fork.h"
