@@ -45,3 +45,26 @@ dd_spin_note_wait(dd_spin *spin, int64_t waited_ns)
         was_worth_it ? larger(spin->budget_ns, 2 * waited_ns) : larger(spin->budget_ns / 2, LEAST_NS);
     spin->budget_ns = wanted_ns < spin->most_ns ? wanted_ns : spin->most_ns;
 }
+
+bool
+dd_spin_goes_on(dd_spin *spin)
+{
+    int64_t now_ns = dd_clock_now_ns();
+    if (spin->waits_since_ns == 0) {
+        spin->waits_since_ns = now_ns;
+    }
+    if (now_ns - spin->waits_since_ns >= spin->budget_ns) {
+        return false;
+    }
+    (void)dd_sys_sched_yield();
+    return true;
+}
+
+void
+dd_spin_end_wait(dd_spin *spin)
+{
+    if (spin->waits_since_ns != 0) {
+        dd_spin_note_wait(spin, dd_clock_now_ns() - spin->waits_since_ns);
+        spin->waits_since_ns = 0;
+    }
+}

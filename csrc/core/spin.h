@@ -13,8 +13,9 @@
 #include <stdint.h>
 
 typedef struct dd_spin {
-    int64_t most_ns;   /* how long to poll, at most; 0 for not at all */
-    int64_t budget_ns; /* how long to poll next */
+    int64_t most_ns;        /* how long to poll, at most; 0 for not at all */
+    int64_t budget_ns;      /* how long to poll next */
+    int64_t waits_since_ns; /* 0: does not wait; of dd_spin_goes_on */
 } dd_spin;
 
 /* What a user may ask for who knows better. The numbers are the Python package's, too. */
@@ -32,6 +33,12 @@ bool dd_spin_is_endless(const dd_spin *spin); /* DD_SPIN_POLL */
 
 /* How long a wait has lasted from its first look on, the sleep included. */
 void dd_spin_note_wait(dd_spin *spin, int64_t waited_ns);
+
+/* For a thread that waits for one thing, which another process or thread is to do, perhaps on this core. After a look that has found
+ * nothing: gives the core away once. False: it is time to sleep. */
+bool dd_spin_goes_on(dd_spin *spin);
+/* It has come: notes how long that took, if it was waited for. */
+void dd_spin_end_wait(dd_spin *spin);
 
 /* Between two looks: lets the core rest for some nanoseconds. */
 static inline void

@@ -79,20 +79,6 @@ tcp_link_try_send(tcp_link *link, dd_bytes bytes, size_t *nsent, dd_error *err)
     return DD_OK;
 }
 
-/* Between two looks for a reply. False: it is time to sleep. */
-static bool
-poll_on(tcp_link *link, int64_t began_ns)
-{
-    if (link->waits_since_ns == 0) {
-        link->waits_since_ns = began_ns;
-    }
-    if (dd_clock_now_ns() - began_ns >= link->spin.budget_ns) {
-        return false;
-    }
-    (void)dd_sys_sched_yield(); /* the server may need this core */
-    return true;
-}
-
 dd_status
 tcp_link_try_receive(tcp_link *link, bool *is_any, dd_error *err)
 {
@@ -100,13 +86,12 @@ tcp_link_try_receive(tcp_link *link, bool *is_any, dd_error *err)
     if (status != DD_OK) {
         return status;
     }
-    int64_t began_ns = dd_clock_now_ns();
     size_t moved = 0;
     dd_io io;
     do {
         io = dd_sock_try_recv(link->fd, link->in.data + link->in.len, link->in.capacity - link->in.len,
                               &moved);
-    } while (io == DD_IO_AGAIN && poll_on(link, began_ns));
+    } while (io == DD_IO_AGAIN && dd_spin_goes_on(&link->spin));
     *is_any = io == DD_IO_OK;
     if (io == DD_IO_AGAIN) {
         return DD_OK;
@@ -115,10 +100,7 @@ tcp_link_try_receive(tcp_link *link, bool *is_any, dd_error *err)
         return lost(err, io);
     }
     link->in.len += moved;
-    if (link->waits_since_ns != 0) {
-        dd_spin_note_wait(&link->spin, dd_clock_now_ns() - link->waits_since_ns);
-        link->waits_since_ns = 0;
-    }
+    dd_spin_end_wait(&link->spin);
     return DD_OK;
 }
 

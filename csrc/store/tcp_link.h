@@ -22,11 +22,10 @@ typedef struct tcp_target {
 } tcp_target;
 
 typedef struct tcp_link {
-    int fd;                 /* -1: closed */
-    dd_list list;           /* the owner's */
-    dd_spin spin;           /* for polling for a reply before sleeping */
-    int64_t waits_since_ns; /* for a reply; 0: does not */
-    bool is_extended;       /* the server is ours: in the hand-shake its replies begin with a status */
+    int fd;           /* -1: closed */
+    dd_list list;     /* the owner's */
+    dd_spin spin;     /* for polling for a reply before sleeping */
+    bool is_extended; /* the server is ours: in the hand-shake its replies begin with a status */
     /* the server took the connection and closed it during the hand-shake: there were too many */
     bool is_turned_away;
     dd_blob in; /* what has come and is not taken yet */

@@ -369,36 +369,18 @@ expire(dd_tcp_server *server)
     return left_ms < 60000 ? (int)left_ms : 60000;
 }
 
-/* After a round without input: whether to look again before sleeping. */
-static bool
-poll_on(const dd_tcp_server *server, int64_t *idle_since_ns)
-{
-    int64_t now_ns = dd_clock_now_ns();
-    if (*idle_since_ns == 0) {
-        *idle_since_ns = now_ns;
-    }
-    if (now_ns - *idle_since_ns >= server->spin.budget_ns) {
-        return false;
-    }
-    (void)dd_sys_sched_yield(); /* clients may need this core */
-    return true;
-}
-
 static void *
 server_main(void *arg)
 {
     dd_tcp_server *server = arg;
-    int64_t idle_since_ns = 0; /* 0: there was input in the last round */
     int timeout_ms = 0;
     while (!server->is_stopping) {
         bool is_input = tcp_server_turn(server, timeout_ms);
         int sleep_ms = expire(server);
-        if (is_input && idle_since_ns != 0) {
-            dd_spin_note_wait(&server->spin, dd_clock_now_ns() - idle_since_ns);
-            idle_since_ns = 0;
+        if (is_input) {
+            dd_spin_end_wait(&server->spin);
         }
-        bool is_awake = is_input || poll_on(server, &idle_since_ns);
-        timeout_ms = is_awake ? 0 : sleep_ms;
+        timeout_ms = is_input || dd_spin_goes_on(&server->spin) ? 0 : sleep_ms;
     }
     return NULL;
 }

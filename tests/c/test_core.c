@@ -584,6 +584,21 @@ TEST(spin_of_a_short_budget_stays_short)
     CHECK_INT(spin.budget_ns, 1000);
 }
 
+TEST(spin_that_waits_goes_on_for_its_budget_and_learns_when_it_ends)
+{
+    dd_spin spin = {.most_ns = 3600 * DD_NS_PER_S, .budget_ns = 3600 * DD_NS_PER_S};
+    CHECK(dd_spin_goes_on(&spin));
+    int64_t began_ns = spin.waits_since_ns;
+    CHECK(dd_spin_goes_on(&spin) && began_ns > 0 && spin.waits_since_ns == began_ns);
+    spin.budget_ns = 0;
+    CHECK(!dd_spin_goes_on(&spin));
+    dd_spin_end_wait(&spin);
+    CHECK(spin.waits_since_ns == 0 && spin.budget_ns > 0);
+    int64_t learned_ns = spin.budget_ns;
+    dd_spin_end_wait(&spin); /* nobody waited */
+    CHECK_INT(spin.budget_ns, learned_ns);
+}
+
 TEST(spin_of_nothing_is_none)
 {
     dd_spin spin = {0};
