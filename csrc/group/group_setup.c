@@ -374,7 +374,8 @@ static dd_status
 set_up(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error *err)
 {
     dd_status status = find_hosts(group, err);
-    group->is_crowded = group->topology.nlocal > dd_cpu_usable_count();
+    int nlocal = group->topology.nlocal; /* one rank is never crowded, and need not read what it may use */
+    group->is_crowded = nlocal > 1 && nlocal > dd_cpu_usable_count();
     if (status == DD_OK) {
         status = open_context(group, err);
     }
