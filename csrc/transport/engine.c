@@ -171,7 +171,7 @@ dd_engine_acquire(dd_engine *engine)
     return engine;
 }
 
-/* Drives until everything is with the kernel or the peers, or patience ends. */
+/* Drives until the peers' hosts have everything, or patience ends. */
 static void
 linger(dd_engine *engine)
 {

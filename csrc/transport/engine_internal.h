@@ -397,7 +397,7 @@ void engine_settle(dd_engine *engine);
 void peer_on_timer(dd_peer *peer);
 /* Says BYE to all. */
 void engine_say_bye(dd_engine *engine);
-/* Whether everything is with the kernel or the peer; or at least all but large messages. */
+/* Whether the peer's host has everything that was posted for the peer. */
 bool peer_is_flushed(const dd_peer *peer);
 bool peer_has_queued(const dd_peer *peer);
 

@@ -25,6 +25,9 @@ typedef struct dd_link_ops {
     /* Whether some of what was sent is still on this side, and would be lost with this process. */
     bool (*is_held_back)(dd_link *link);
 
+    /* Whether the peer's host has all that was sent: nothing of it is lost then, whatever becomes of this side. */
+    bool (*has_arrived)(dd_link *link);
+
     /* Bytes that do not get to the peer although it has room for them: sent again at least twice (*nresends),
      * or dropped by this host's own interface (then *nresends is 0). 0: nothing is known to be lost. */
     size_t (*count_lost)(dd_link *link, unsigned *nresends);

@@ -64,13 +64,20 @@ tcp_try_send(dd_link *link, const struct iovec *parts, int nparts, size_t *moved
     return io;
 }
 
-/* If a process ends with something unread, its connection is reset, and what waits for the receiver's
- * window is lost. */
+/* If a process ends with something unread, or something comes when it has ended, its connection is reset, and
+ * what waits for the receiver's window, or has to be sent again, is lost. */
 static bool
 tcp_is_held_back(dd_link *link)
 {
     int nbytes = 0;
     return dd_sys_ioctl(link->fd, SIOCOUTQNSD, &nbytes) == 0 && nbytes > 0;
+}
+
+static bool
+tcp_has_arrived(dd_link *link)
+{
+    int nbytes = 0;
+    return dd_sys_ioctl(link->fd, SIOCOUTQ, &nbytes) != 0 || nbytes == 0;
 }
 
 /* Lost in the network, or dropped by this host's own interface: then nothing is on its way, although the
@@ -130,6 +137,7 @@ static const dd_link_ops tcp_ops = {
     .name = "TCP",
     .try_send = tcp_try_send,
     .is_held_back = tcp_is_held_back,
+    .has_arrived = tcp_has_arrived,
     .count_lost = tcp_count_lost,
     .try_recv = tcp_try_recv,
     .on_event = tcp_on_event,

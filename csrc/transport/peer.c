@@ -607,7 +607,8 @@ peer_is_flushed(const dd_peer *peer)
         return true;
     }
     for (int i = 0; i < peer->nlanes; i++) {
-        if (lane_has_output(peer->lanes[i]) && !peer->lanes[i]->is_output_dead) {
+        const dd_lane *lane = peer->lanes[i];
+        if (!lane->is_output_dead && (lane_has_output(lane) || !lane->stream->ops->has_arrived(lane->stream))) {
             return false;
         }
     }

@@ -902,6 +902,62 @@ TEST(lost_in_the_middle_of_a_message_that_is_taken)
     rig_close(&rig);
 }
 
+static void *
+close_sender(void *rig)
+{
+    rig_close_rank(rig, 0);
+    return NULL;
+}
+
+/* Past the engine, which is held: the smallest thing that a peer may say. */
+static void
+say_nothing(const rig_group *rig, int rank, int other)
+{
+    const dd_frame frame = {.type = DD_FRAME_CREDIT};
+    uint8_t header[DD_FRAME_NBYTES];
+    size_t nbytes = dd_frame_encode(&frame, header);
+    int fd = rig->ranks[rank].peers[other]->lanes[0]->stream->fd;
+    CHECK_INT(send(fd, header, nbytes, MSG_NOSIGNAL), nbytes);
+}
+
+/* A process that ends resets a connection on which something still comes for it. What it had sent before, and the
+ * receiver's window had no room for, must not be lost with it. */
+TEST(what_was_sent_before_the_end_arrives)
+{
+    enum { NBYTES = 60 << 10, COUNT = 14 }; /* more than a receiver that does not read takes */
+    static uint8_t out[NBYTES];
+    static uint8_t in[COUNT][NBYTES];
+    rig_group rig;
+    REQUIRE(rig_open(&rig, 2, false));
+    say_hello(&rig, 0, 1);
+    rig_message recvs[COUNT];
+    rig_message sends[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        recvs[i] = rig_p2p(0, (uint64_t)i, in[i], NBYTES);
+        rig_post_recv(&rig, 1, &recvs[i]);
+    }
+    rig_hold receiver;
+    REQUIRE(rig_hold_begin(&receiver, &rig, 1));
+    for (int i = 0; i < COUNT; i++) {
+        rig_fill(out, NBYTES, (unsigned)i);
+        sends[i] = rig_p2p(1, (uint64_t)i, out, NBYTES);
+        rig_post_send(&rig, 0, &sends[i]);
+        rig_wait(&rig, 0, &sends[i], DD_OK);
+    }
+    pthread_t closer;
+    REQUIRE(pthread_create(&closer, NULL, close_sender, &rig) == 0);
+    usleep(100 * 1000); /* a sender that does not care is gone by then */
+    say_nothing(&rig, 1, 0);
+    rig_hold_end(&receiver);
+    for (int i = 0; i < COUNT; i++) {
+        if (rig_wait(&rig, 1, &recvs[i], DD_OK)) {
+            rig_is_filled(in[i], NBYTES, (unsigned)i);
+        }
+    }
+    (void)pthread_join(closer, NULL);
+    rig_close(&rig);
+}
+
 static bool
 is_asleep_in_the_background(dd_engine *engine)
 {
