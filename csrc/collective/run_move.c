@@ -252,6 +252,12 @@ dd_run_progress_locked(dd_run *run)
     return has_moved;
 }
 
+bool
+dd_run_looks_help_locked(const dd_run *run)
+{
+    return run->is_arena_busy;
+}
+
 /* ---- between pieces */
 
 void

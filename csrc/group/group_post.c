@@ -196,9 +196,13 @@ group_look_hastily_locked(group_call *call)
         return;
     }
     for (int look = 0; look < HASTY_LOOKS && group->is_active && !dd_work_is_done(&call->work); look++) {
-        if (!dd_run_progress_locked(group->run)) {
-            dd_spin_pause();
+        if (dd_run_progress_locked(group->run)) {
+            continue;
         }
+        if (!dd_run_looks_help_locked(group->run)) {
+            break;
+        }
+        dd_spin_pause();
     }
     dd_engine_settle_driver_locked(group->engine);
 }
@@ -219,6 +223,9 @@ group_look_a_while_locked(group_call *call)
     for (int look = 0; group->is_active && look < PATIENT_LOOKS && !dd_work_is_done(&call->work); look++) {
         if (dd_run_progress_locked(group->run)) {
             continue;
+        }
+        if (!dd_run_looks_help_locked(group->run)) {
+            return;
         }
         bool is_time = look % LOOKS_PER_YIELD == LOOKS_PER_YIELD - 1;
         if (group->is_crowded || (is_time && dd_run_must_make_way_locked(group->run))) {
