@@ -8,7 +8,7 @@
 #include <string.h>
 
 #define ARENA_MAGIC UINT64_C(0x616e657261646464) /* "dddarena" */
-#define ARENA_VERSION 5
+#define ARENA_VERSION 6
 #define ARENA_HEADER_BYTES ((size_t)4096)
 #define ARENA_MIN_BYTES ((size_t)1 << 20) /* of all slots */
 
@@ -110,7 +110,7 @@ dd_arena_create(int nranks, bool is_crowded, int *fd, dd_error *err)
         arena_shared shared = {
             .geometry = geometry_of(nranks),
             .is_crowded = is_crowded,
-            .is_streaming = !is_crowded,
+            .streaming = is_crowded ? 0 : UINT32_MAX,
         };
         dd_arena_ranks unregistered = all_of(nranks > 1 ? nranks : 0); /* alone there is nobody to sleep */
         memcpy(&shared.unregistered, &unregistered, sizeof(unregistered));

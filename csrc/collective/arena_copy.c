@@ -1,24 +1,26 @@
 /* How ranks copy into the arena: through their caches, or past them. The first is better where the ranks'
  * cores share a cache, the second where they do not, by up to five times, and on a virtual machine that
- * changes while a program runs. Up to 64 KiB, copies past the caches cost little where they are worse. Above,
+ * changes while a program runs. Up to 16 KiB, copies past the caches cost little where they are worse. Above,
  * one rank tries both now and then, with operations that are called anyway, and tells the others. That is a
- * hint: ranks may go by different ones. Until there has been a trial, copies go past the caches unless ranks
- * share cores: that loses little where it is wrong. */
+ * hint: ranks may go by different ones. Each collective has its own: where an all_to_all is faster through the
+ * caches, an all_reduce, which writes where others have just read, may not be. Until there has been a trial, copies
+ * go past the caches unless ranks share cores: that loses little where it is wrong. */
 #include "collective/arena_internal.h"
 #include "core/clock.h"
 #include "kernels/copy.h"
 
 #define STREAM_MIN_BYTES ((size_t)4096)
-#define STREAM_ALWAYS_BYTES ((size_t)65536)
+#define STREAM_ALWAYS_BYTES ((size_t)16384)
 /* Crowded ranks often share a core: there, copies past the caches cost 1.6 times as much, unless a trial says
  * otherwise. */
 #define TRIAL_MIN_BYTES_CROWDED ((size_t)16384)
 /* Of each way, so many operations, one after the other, of which the first does not count: the others may not
  * have heard yet. */
 #define NTRIALS_EACH 4
-/* Between the end of one trial and the next: so long, and so many times what the trial took. */
+/* Between the end of one trial and the next: so long, and so many times what the trial took: fewer than one
+ * call in a hundred is slower for it. */
 #define TRIAL_EVERY_NS (100 * DD_NS_PER_MS)
-#define TRIAL_EVERY_TIMES 30
+#define TRIAL_EVERY_TIMES 60
 
 /* Outputs of so many bytes, of all ranks together, have left the caches before anybody uses them. Written past
  * the caches, their lines need not be read first. Measured on two cores, plain against past: 2 ranks with 128 MiB
@@ -54,41 +56,62 @@ is_judge(const dd_arena *arena)
     return arena->rank == 0 && !call->traits->is_to_root;
 }
 
+static uint32_t
+bit_of(const dd_arena *arena)
+{
+    return UINT32_C(1) << arena->op.args->coll;
+}
+
+/* To all ranks, for operations of this kind. */
+static void
+tell_way(dd_arena *arena, bool is_streaming)
+{
+    _Atomic uint32_t *streaming = &arena->shared->streaming;
+    uint32_t bit = bit_of(arena);
+    bool was_streaming = (atomic_load_explicit(streaming, memory_order_relaxed) & bit) != 0;
+    if (is_streaming != was_streaming) {
+        (void)atomic_fetch_xor_explicit(streaming, bit, memory_order_relaxed);
+    }
+}
+
+static arena_trial *
+trial_of(dd_arena *arena)
+{
+    return &arena->trials[arena->op.args->coll];
+}
+
 /* Both ways have been tried: the faster one it is, for a while. */
 static void
 end_trial(dd_arena *arena, int64_t now_ns)
 {
-    arena_trial *trial = &arena->trial;
-    bool is_streaming = trial->best_ns[1] < trial->best_ns[0];
-    atomic_store_explicit(&arena->shared->is_streaming, is_streaming, memory_order_relaxed);
+    arena_trial *trial = trial_of(arena);
+    tell_way(arena, trial->best_ns[1] < trial->best_ns[0]);
     int64_t pause_ns = TRIAL_EVERY_TIMES * (now_ns - trial->begin_ns);
     trial->next_ns = now_ns + (pause_ns > TRIAL_EVERY_NS ? pause_ns : TRIAL_EVERY_NS);
     trial->is_open = false;
 }
 
-/* Whether this operation is one of a trial: of one kind and size, since their times are compared. */
+/* Whether this operation is one of a trial: of one size, since their times are compared. */
 static bool
 join_trial(dd_arena *arena)
 {
     const arena_op *op = &arena->op;
-    arena_trial *trial = &arena->trial;
+    arena_trial *trial = trial_of(arena);
     int64_t now_ns = dd_clock_now_ns();
     bool is_stale = trial->is_open && now_ns - trial->last_ns > TRIAL_EVERY_NS;
     if ((!trial->is_open && now_ns >= trial->next_ns) || is_stale) {
         *trial = (arena_trial){.is_open = true,
-                               .coll = op->args->coll,
                                .nbytes = op->nbytes,
                                .begin_ns = now_ns,
                                .best_ns = {INT64_MAX, INT64_MAX}};
     }
-    if (!trial->is_open || trial->coll != op->args->coll || trial->nbytes != op->nbytes) {
+    if (!trial->is_open || trial->nbytes != op->nbytes) {
         return false;
     }
     trial->last_ns = now_ns;
     trial->from_ns = now_ns;
     trial->taken_ns = 0;
-    bool is_streaming = trial->ntaken >= NTRIALS_EACH;
-    atomic_store_explicit(&arena->shared->is_streaming, is_streaming, memory_order_relaxed);
+    tell_way(arena, trial->ntaken >= NTRIALS_EACH);
     return true;
 }
 
@@ -104,7 +127,8 @@ dd_arena_choose_copy(dd_arena *arena)
     op->is_taken_past = false;
     if (staged_nbytes > (arena->is_crowded ? TRIAL_MIN_BYTES_CROWDED : STREAM_ALWAYS_BYTES)) {
         op->is_measured = is_judge(arena) && join_trial(arena);
-        op->is_streaming = atomic_load_explicit(&arena->shared->is_streaming, memory_order_relaxed) != 0;
+        uint32_t streaming = atomic_load_explicit(&arena->shared->streaming, memory_order_relaxed);
+        op->is_streaming = (streaming & bit_of(arena)) != 0;
         op->is_taken_past = takes_past_caches(arena);
     }
 }
@@ -114,7 +138,7 @@ void
 dd_arena_stop_clock(dd_arena *arena)
 {
     if (arena->op.is_measured) {
-        arena->trial.taken_ns += dd_clock_now_ns() - arena->trial.from_ns;
+        trial_of(arena)->taken_ns += dd_clock_now_ns() - trial_of(arena)->from_ns;
     }
 }
 
@@ -124,14 +148,14 @@ dd_arena_start_clock(dd_arena *arena)
     bool is_staging = (arena->op.call->flags & (ARENA_IN_REGION | ARENA_IN_PLACE)) == 0;
     arena->op.is_measured = arena->op.is_measured && is_staging;
     if (arena->op.is_measured) {
-        arena->trial.from_ns = dd_clock_now_ns();
+        trial_of(arena)->from_ns = dd_clock_now_ns();
     }
 }
 
 void
 dd_arena_note_taken(dd_arena *arena)
 {
-    arena_trial *trial = &arena->trial;
+    arena_trial *trial = trial_of(arena);
     if (!arena->op.is_measured) {
         return;
     }

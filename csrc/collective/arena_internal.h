@@ -157,9 +157,9 @@ typedef struct arena_shared {
     _Alignas(128) arena_bits asleep; /* ranks to be woken */
     arena_bits poisoned;             /* that have given up; never cleared */
     arena_bits unregistered;         /* whose process cannot be fenced by another yet (see arena_sync.c) */
-    /* A hint from a rank that has tried both ways: large operations are staged past the caches. It is written
-     * seldom, and read once an operation. */
-    _Alignas(128) _Atomic uint32_t is_streaming;
+    /* Hints from ranks that have tried both ways, a bit for each collective: it is staged past the caches. They are
+     * written seldom, and read once an operation. */
+    _Alignas(128) _Atomic uint32_t streaming;
 } arena_shared;
 
 /* See arena_board.c. */
@@ -254,8 +254,7 @@ enum {
 /* Which way of copying is faster, as this rank has tried; see arena_copy.c. */
 typedef struct arena_trial {
     bool is_open;
-    dd_coll coll; /* of the operations that count */
-    size_t nbytes;
+    size_t nbytes; /* of the operations that count */
     int ntaken;
     int64_t best_ns[2]; /* through the caches, past them */
     int64_t begin_ns;
@@ -350,7 +349,7 @@ struct dd_arena {
     size_t nregions;
     size_t regions_capacity;
     arena_op op;
-    arena_trial trial;
+    arena_trial trials[DD_COLL_COUNT]; /* of each collective, where this rank judges it */
     dd_arena_culprit culprit;
 };
 
