@@ -10,7 +10,9 @@
 #define ARENA_MAGIC UINT64_C(0x616e657261646464) /* "dddarena" */
 #define ARENA_VERSION 6
 #define ARENA_HEADER_BYTES ((size_t)4096)
-#define ARENA_MIN_BYTES ((size_t)1 << 20) /* of all slots */
+#define ARENA_BUFFERS_MIN_BYTES ((size_t)1 << 20) /* of all slots */
+/* Of all slots: see dd_arena_find_space. */
+#define ARENA_STAGING_MIN_BYTES ((size_t)2 << 20)
 
 _Static_assert(sizeof(arena_record) == ARENA_SPACING, "a record is two lines");
 _Static_assert(sizeof(dd_signature) == 24, "a signature is three words");
@@ -33,16 +35,24 @@ control_nbytes(int nranks)
 static size_t
 buffer_nbytes(int nranks)
 {
-    size_t slot = ARENA_MIN_BYTES / (size_t)nranks;
+    size_t slot = ARENA_BUFFERS_MIN_BYTES / (size_t)nranks;
     slot = slot < ARENA_CHUNK_BYTES ? ARENA_CHUNK_BYTES : slot;
     return slot / ARENA_NBUFFERS / ARENA_SPACING * ARENA_SPACING;
+}
+
+static size_t
+staging_nbytes(int nranks)
+{
+    size_t buffers = ARENA_NBUFFERS * buffer_nbytes(nranks);
+    size_t wanted = ARENA_STAGING_MIN_BYTES / (size_t)nranks;
+    return wanted > buffers ? wanted : buffers;
 }
 
 /* The owner touches the pages of its slot first, by staging in it: they lie in its part of the machine. */
 static size_t
 slot_nbytes(int nranks)
 {
-    return round_up(control_nbytes(nranks) + ARENA_NBUFFERS * buffer_nbytes(nranks), ARENA_PAGE);
+    return round_up(control_nbytes(nranks) + staging_nbytes(nranks), ARENA_PAGE);
 }
 
 static size_t
@@ -54,7 +64,7 @@ results_offset(int nranks)
 static size_t
 boards_offset(int nranks)
 {
-    return results_offset(nranks) + (nranks > 1 ? ARENA_RESULTS_BYTES : 0);
+    return results_offset(nranks) + (nranks > 1 ? ARENA_RESULTS_SPACE_BYTES : 0);
 }
 
 size_t
@@ -84,12 +94,14 @@ geometry_of(int nranks)
         .nrecords = ARENA_NRECORDS,
         .nbuffers = ARENA_NBUFFERS,
         .buffer_nbytes = buffer_nbytes(nranks),
+        .staging_nbytes = staging_nbytes(nranks),
         .spacing = ARENA_SPACING,
         .header_nbytes = sizeof(arena_shared),
         .control_nbytes = sizeof(arena_control),
         .payload_nbytes = ARENA_PAYLOAD_BYTES,
         .chunk_nbytes = ARENA_CHUNK_BYTES,
         .results_nbytes = ARENA_RESULTS_BYTES,
+        .results_space_nbytes = ARENA_RESULTS_SPACE_BYTES,
         .boards_nbytes = dd_arena_boards_nbytes(nranks),
         .fold_min_nbytes = dd_arena_fold_min(nranks, false),
         .crowded_fold_min_nbytes = dd_arena_fold_min(nranks, true),
@@ -128,11 +140,16 @@ dd_arena_create(int nranks, bool is_crowded, int *fd, dd_error *err)
 static dd_status
 check_geometry(int fd, const arena_geometry *ours, dd_error *err)
 {
-    static const char *const names[] = {
-        "first word",          "version",         "number of ranks", "size",           "number of records",
-        "number of buffers",   "buffer size",     "spacing",         "header",         "control block",
-        "payload of a header", "chunk size",      "size of results", "size of boards", "shared fold from",
-        "claimed fold from",   "share of a claim"};
+    static const char *const names[] = {"first word",        "version",
+                                        "number of ranks",   "size",
+                                        "number of records", "number of buffers",
+                                        "buffer size",       "size of staging",
+                                        "spacing",           "header",
+                                        "control block",     "payload of a header",
+                                        "chunk size",        "size of results",
+                                        "space of results",  "size of boards",
+                                        "shared fold from",  "claimed fold from",
+                                        "share of a claim"};
     const size_t count = sizeof(*ours) / sizeof(uint64_t);
     _Static_assert(sizeof(names) / sizeof(names[0]) == sizeof(*ours) / sizeof(uint64_t), "each has a name");
     uint64_t found[sizeof(*ours) / sizeof(uint64_t)];

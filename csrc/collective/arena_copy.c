@@ -14,9 +14,11 @@
 /* Crowded ranks often share a core: there, copies past the caches cost 1.6 times as much, unless a trial says
  * otherwise. */
 #define TRIAL_MIN_BYTES_CROWDED ((size_t)16384)
-/* Of each way, so many operations, one after the other, of which the first does not count: the others may not
- * have heard yet. */
-#define NTRIALS_EACH 4
+/* Of each way, so many operations count, one after the other. Before them come as many as it takes to go round the
+ * slot once, since what the other way has left in the caches is faster or slower to write to, within limits: the first
+ * never counts, since the others may not have heard yet. */
+#define NTRIALS_COUNTED 3
+#define NTRIALS_BEFORE_MAX 32
 /* Between the end of one trial and the next: so long, and so many times what the trial took: fewer than one
  * call in a hundred is slower for it. */
 #define TRIAL_EVERY_NS (100 * DD_NS_PER_MS)
@@ -74,6 +76,13 @@ tell_way(dd_arena *arena, bool is_streaming)
     }
 }
 
+static int
+count_before(const dd_arena *arena)
+{
+    size_t ntimes = arena->geometry.staging_nbytes / (arena->op.nbytes + 1) + 1;
+    return ntimes < NTRIALS_BEFORE_MAX ? (int)ntimes : NTRIALS_BEFORE_MAX;
+}
+
 static arena_trial *
 trial_of(dd_arena *arena)
 {
@@ -102,6 +111,7 @@ join_trial(dd_arena *arena)
     if ((!trial->is_open && now_ns >= trial->next_ns) || is_stale) {
         *trial = (arena_trial){.is_open = true,
                                .nbytes = op->nbytes,
+                               .nbefore = count_before(arena),
                                .begin_ns = now_ns,
                                .best_ns = {INT64_MAX, INT64_MAX}};
     }
@@ -111,7 +121,7 @@ join_trial(dd_arena *arena)
     trial->last_ns = now_ns;
     trial->from_ns = now_ns;
     trial->taken_ns = 0;
-    tell_way(arena, trial->ntaken >= NTRIALS_EACH);
+    tell_way(arena, trial->ntaken >= trial->nbefore + NTRIALS_COUNTED);
     return true;
 }
 
@@ -162,11 +172,12 @@ dd_arena_note_taken(dd_arena *arena)
     arena->op.is_measured = false;
     int64_t now_ns = dd_clock_now_ns();
     int64_t taken_ns = trial->taken_ns + now_ns - trial->from_ns;
-    int64_t *best_ns = &trial->best_ns[trial->ntaken / NTRIALS_EACH];
-    if (trial->ntaken % NTRIALS_EACH > 0 && taken_ns < *best_ns) {
+    int neach = trial->nbefore + NTRIALS_COUNTED;
+    int64_t *best_ns = &trial->best_ns[trial->ntaken / neach];
+    if (trial->ntaken % neach >= trial->nbefore && taken_ns < *best_ns) {
         *best_ns = taken_ns;
     }
-    if (++trial->ntaken == 2 * NTRIALS_EACH) {
+    if (++trial->ntaken == 2 * neach) {
         end_trial(arena, now_ns);
     }
 }

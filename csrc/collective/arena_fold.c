@@ -167,6 +167,19 @@ claim_share(dd_arena *arena, int k, uint64_t chunk)
     return claimer < arena->nranks && claimer != arena->rank ? claimer : k;
 }
 
+/* In turn in all of the memory for results, as places are for what is staged. */
+static uint8_t *
+results_of(const dd_arena *arena, uint64_t chunk)
+{
+    const arena_op *op = &arena->op;
+    size_t nbytes = chunk_of(arena, chunk).nbytes / op->in_size * op->out_size;
+    if (arena->is_crowded || nbytes < ARENA_ROTATED_MIN_BYTES) {
+        return arena->results;
+    }
+    size_t each = (nbytes + ARENA_PAGE - 1) / ARENA_PAGE * ARENA_PAGE;
+    return arena->results + (arena->nchunks + chunk) % (ARENA_RESULTS_SPACE_BYTES / each) * each;
+}
+
 static void
 fold_piece(dd_arena *arena, uint64_t chunk, int k, share piece)
 {
@@ -181,7 +194,8 @@ fold_piece(dd_arena *arena, uint64_t chunk, int k, share piece)
     size_t count = piece.nbytes / op->in_size;
     dd_reduce(&op->args->reduction, op->stage, result, arena->sources, (size_t)arena->nranks, count);
     size_t in_chunk = piece.start - chunk_of(arena, chunk).start;
-    dd_arena_put(arena, arena->results + in_chunk / op->in_size * op->out_size, result, count * op->out_size);
+    dd_arena_put(arena, results_of(arena, chunk) + in_chunk / op->in_size * op->out_size, result,
+                 count * op->out_size);
     dd_arena_spend(op, piece.nbytes * (size_t)arena->nranks);
 }
 
@@ -234,7 +248,8 @@ dd_arena_read_shares(dd_arena *arena, uint64_t chunk)
         share part = share_of(arena, chunk, k);
         if (part.nbytes > 0 && !dd_arena_ranks_have(&op->folded, k)) {
             size_t nbytes = part.nbytes / op->in_size * op->out_size;
-            const uint8_t *result = arena->results + (part.start - chunk_start) / op->in_size * op->out_size;
+            const uint8_t *result =
+                results_of(arena, chunk) + (part.start - chunk_start) / op->in_size * op->out_size;
             dd_arena_take(arena, dd_arena_result_at(arena, part.start), result, nbytes);
         }
     }

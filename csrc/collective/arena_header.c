@@ -201,8 +201,7 @@ read_place(dd_arena *arena, int k)
         uint64_t word = get_word(record_of(arena, k, arena->number), ARENA_WORD_PLACE);
         peer->place = (uint32_t)word;
         peer->stride = (size_t)(word >> 32);
-        return peer->place < ARENA_NBUFFERS * arena->geometry.buffer_nbytes &&
-               peer->stride <= op->first_nbytes;
+        return peer->place < arena->geometry.staging_nbytes && peer->stride <= op->first_nbytes;
     }
     return true;
 }

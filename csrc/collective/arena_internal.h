@@ -28,8 +28,8 @@
  * that all ranks share, and everybody copies them out. Who folds: share k is rank k's. In a crowded arena it
  * is whoever comes first and claims it, so that a rank that runs need not wait until all others have run; all
  * sources of a fold are in rank order, so the bits do not depend on who has claimed.
- *   - A rank folds when all have staged the chunk, and so have read the results before it: one memory for
- *     results is enough.
+ *   - A rank folds when all have staged the chunk, and so have read the results before it: they may be written
+ *     over.
  *   - A rank stages the next chunk when all who fold have published that they are done, so it may use its
  *     whole slot for every chunk but the first, which is round 0, and is staged with the header.
  *   - Who has claimed is in the claim, so that a rank that dies with one is known to those who wait for it.
@@ -60,10 +60,14 @@
 /* Processors fetch lines in pairs: what different ranks write is kept two lines apart. */
 #define ARENA_SPACING ((size_t)128)
 #define ARENA_PAGE ((size_t)4096)
+/* From here on data is staged in another place every time, unless ranks share cores, and their caches. */
+#define ARENA_ROTATED_MIN_BYTES ((size_t)4096)
 /* What a rank stages of a chunk at most. Larger ones are not in the nearest caches any more when they are
  * folded. */
 #define ARENA_CHUNK_BYTES ((size_t)262144)
 #define ARENA_RESULTS_BYTES ((size_t)524288)
+/* Results of smaller chunks lie in turn in all of this. */
+#define ARENA_RESULTS_SPACE_BYTES ((size_t)1 << 20)
 
 /* ---- shared memory */
 
@@ -137,12 +141,14 @@ typedef struct arena_geometry {
     uint64_t nrecords;
     uint64_t nbuffers;
     uint64_t buffer_nbytes;
+    uint64_t staging_nbytes; /* of a slot: its buffers, or more */
     uint64_t spacing;
     uint64_t header_nbytes;
     uint64_t control_nbytes;
     uint64_t payload_nbytes;
     uint64_t chunk_nbytes;
     uint64_t results_nbytes;
+    uint64_t results_space_nbytes;
     uint64_t boards_nbytes;
     uint64_t fold_min_nbytes; /* see dd_arena_fold_min */
     uint64_t crowded_fold_min_nbytes;
@@ -255,6 +261,7 @@ enum {
 typedef struct arena_trial {
     bool is_open;
     size_t nbytes; /* of the operations that count */
+    int nbefore;   /* of each way, that do not count */
     int ntaken;
     int64_t best_ns[2]; /* through the caches, past them */
     int64_t begin_ns;
@@ -317,7 +324,7 @@ struct dd_arena {
     arena_shared *shared;
     uint8_t *memory;
     arena_geometry geometry; /* ours */
-    uint8_t *results;        /* of the chunk that is folded, for all ranks */
+    uint8_t *results;        /* of what is folded, for all ranks */
     arena_board_head *boards;
     uint64_t nposts_seen; /* of what is on the boards */
     dd_signature noted;   /* on ours */
@@ -342,6 +349,7 @@ struct dd_arena {
     arena_said *said;     /* [2][nranks]: in the operation under way; in the one that is settled */
     const void **sources; /* [nranks]: for folds */
     arena_call calls[ARENA_NRECORDS];
+    size_t next_place;                 /* behind what was lent last */
     arena_lease leases[ARENA_NLEASES]; /* the oldest first; sorted by their marks */
     int nleases;
     dd_arena_ranks lone_reader; /* of a lease that is waited for */

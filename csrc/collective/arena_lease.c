@@ -17,13 +17,27 @@ is_unused(const dd_arena *arena, size_t begin, size_t end)
             return false;
         }
     }
-    return end <= ARENA_NBUFFERS * arena->geometry.buffer_nbytes;
+    return end <= arena->geometry.staging_nbytes;
+}
+
+/* The place after the last one, round the slot. Copies through the caches are twice as fast where the lines have left the
+ * readers' nearest caches since they were read: two ranks with 64 KiB 6 us, and 11 where two places take turns. */
+static bool
+find_next(const dd_arena *arena, size_t nbytes, size_t alignment, size_t *place)
+{
+    size_t next = round_up(arena->next_place, alignment);
+    *place = next + nbytes <= arena->geometry.staging_nbytes ? next : 0;
+    return is_unused(arena, *place, *place + nbytes);
 }
 
 /* At the beginning of the slot, or behind a lease: low places first, for the sake of caches and pages. */
 static bool
 find_gap(const dd_arena *arena, size_t nbytes, size_t alignment, size_t *place)
 {
+    if (!arena->is_crowded && nbytes >= ARENA_ROTATED_MIN_BYTES &&
+        find_next(arena, nbytes, alignment, place)) {
+        return true;
+    }
     bool is_found = is_unused(arena, 0, nbytes);
     *place = 0;
     for (int i = 0; i < arena->nleases && !is_found; i++) {
@@ -95,6 +109,7 @@ void
 dd_arena_lend(dd_arena *arena, size_t place, size_t nbytes, uint32_t step)
 {
     const arena_call *call = arena->op.call;
+    arena->next_place = place + nbytes;
     arena->leases[arena->nleases++] = (arena_lease){
         .begin = place,
         .end = place + nbytes,

@@ -608,7 +608,8 @@ peer_is_flushed(const dd_peer *peer)
     }
     for (int i = 0; i < peer->nlanes; i++) {
         const dd_lane *lane = peer->lanes[i];
-        if (!lane->is_output_dead && (lane_has_output(lane) || !lane->stream->ops->has_arrived(lane->stream))) {
+        if (!lane->is_output_dead &&
+            (lane_has_output(lane) || !lane->stream->ops->has_arrived(lane->stream))) {
             return false;
         }
     }

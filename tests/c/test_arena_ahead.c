@@ -338,7 +338,8 @@ TEST(a_root_tries_both_ways_of_copying)
             CHECK_INT(team.ranks[rank].arena->trials[DD_COLL_BROADCAST].is_open, rank == 0);
         }
         catch_up(&team, DD_COLL_BROADCAST, MAX_NBYTES, 9, at);
-        CHECK(!team.ranks[0].arena->trials[DD_COLL_BROADCAST].is_open && team.ranks[0].arena->trials[DD_COLL_BROADCAST].next_ns > 0);
+        CHECK(!team.ranks[0].arena->trials[DD_COLL_BROADCAST].is_open &&
+              team.ranks[0].arena->trials[DD_COLL_BROADCAST].next_ns > 0);
         close_team(&team);
     }
 }
