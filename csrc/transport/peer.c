@@ -495,8 +495,8 @@ static void
 lose_peer(dd_peer *peer)
 {
     dd_engine *engine = peer->engine;
-    /* What it has said before its end still counts. */
-    for (int i = 0; i < peer->nlanes; i++) {
+    /* What it has said before its end still counts; its farewell on lane 0 after what came by the others. */
+    for (int i = peer->nlanes - 1; i >= 0; i--) {
         for (int rounds = 0; rounds < 64 && !peer->lanes[i]->is_ended && lane_receive(peer->lanes[i]);
              rounds++) {
         }
@@ -608,7 +608,8 @@ peer_is_flushed(const dd_peer *peer)
     }
     for (int i = 0; i < peer->nlanes; i++) {
         const dd_lane *lane = peer->lanes[i];
-        if (!lane->is_output_dead && (lane_has_output(lane) || !lane->stream->ops->has_arrived(lane->stream))) {
+        if (!lane->is_output_dead &&
+            (lane_has_output(lane) || !lane->stream->ops->has_arrived(lane->stream))) {
             return false;
         }
     }
