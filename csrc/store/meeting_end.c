@@ -104,7 +104,9 @@ meeting_find_cards(int size, dd_bytes rest, dd_meeting_end *out, dd_error *err)
     int count = 0;
     dd_bytes before = {0};
     dd_status status = DD_OK;
+    uint64_t id = out->id;
     dd_meeting_end_fini(out);
+    out->id = id; /* may have come before the cards */
     if (rest.len / HEAD_NBYTES >=
         (size_t)size) { /* else there cannot be so many cards, and no room is made for them */
         out->cards = dd_mem_alloc_array((size_t)size, sizeof *out->cards);

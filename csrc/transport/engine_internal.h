@@ -66,6 +66,7 @@ struct dd_lane {
     dd_peer *peer;
     int number;
     bool is_ended;       /* no more input */
+    bool is_held_up;     /* a farewell waits in buf for what other lanes still bring */
     bool is_output_dead; /* nothing more can be written */
     uint32_t watched;    /* events asked of epoll */
 

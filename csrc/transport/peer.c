@@ -495,8 +495,8 @@ static void
 lose_peer(dd_peer *peer)
 {
     dd_engine *engine = peer->engine;
-    /* What it has said before its end still counts. */
-    for (int i = 0; i < peer->nlanes; i++) {
+    /* What it has said before its end still counts; its farewell on lane 0 after what came by the others. */
+    for (int i = peer->nlanes - 1; i >= 0; i--) {
         for (int rounds = 0; rounds < 64 && !peer->lanes[i]->is_ended && lane_receive(peer->lanes[i]);
              rounds++) {
         }

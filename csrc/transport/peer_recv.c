@@ -325,6 +325,30 @@ is_whole(const dd_lane *lane)
            lane->end - lane->begin >= DD_FRAME_NBYTES + lane->frame.payload; /* its header is long */
 }
 
+/* Messages that the peer is done with may still be on their way over other lanes, which keep no order with this one: its farewell
+ * counts when they are here. */
+static bool
+overtakes_data(const dd_lane *lane, const dd_frame *frame)
+{
+    const dd_peer *peer = lane->peer;
+    bool has_others = false;
+    for (int i = 0; i < peer->nlanes; i++) {
+        has_others = has_others || (peer->lanes[i] != lane && !peer->lanes[i]->is_ended);
+    }
+    if (!has_others || (frame->type != DD_FRAME_GOODBYE && frame->type != DD_FRAME_BYE)) {
+        return false;
+    }
+    for (const dd_list *node = peer->receiving.next; node != &peer->receiving; node = node->next) {
+        const dd_message *recv = DD_CONTAINER_OF(node, dd_message, link);
+        const context_key *key = &recv->context->key;
+        if (frame->type == DD_FRAME_BYE || (key->id == frame->context && key->rank == frame->target &&
+                                            (uint32_t)recv->source == frame->source)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* The header at the beginning of the buffer; false when more has to come first, or it was the last one. */
 static bool
 parse_frame(dd_lane *lane)
@@ -335,7 +359,8 @@ parse_frame(dd_lane *lane)
         peer_protocol_error(lane->peer, "%s", error.message);
         return false;
     }
-    if (!is_whole(lane)) {
+    lane->is_held_up = overtakes_data(lane, frame);
+    if (lane->is_held_up || !is_whole(lane)) {
         return false;
     }
     lane->begin += dd_frame_header_nbytes(lane->buf[lane->begin]);
@@ -440,7 +465,10 @@ bool
 lane_receive(dd_lane *lane)
 {
     size_t moved = 0;
-    while (!lane->is_ended && moved < ROUND_NBYTES && read_once(lane, &moved)) {
+    if (lane->is_held_up) {
+        parse(lane);
+    }
+    while (!lane->is_ended && !lane->is_held_up && moved < ROUND_NBYTES && read_once(lane, &moved)) {
     }
     return moved > 0;
 }

@@ -601,6 +601,47 @@ TEST(large_message_over_three_lanes)
     free(in);
 }
 
+/* What it has sent is there, although its farewell takes a shorter way. */
+TEST(who_leaves_after_a_large_message_over_three_lanes_is_heard_to_the_end)
+{
+    enum { NBYTES = 20 << 20 };
+    uint8_t *out = malloc(NBYTES);
+    uint8_t *in = calloc(1, NBYTES);
+    rig_fill(out, NBYTES, 9);
+    for (int i = 0; i < 10; i++) {
+        rig_group rig;
+        REQUIRE(rig_open_engines(&rig, 2, false, 3));
+        REQUIRE(rig_open_context(&rig, 0) && rig_open_context(&rig, 1));
+        say_hello(&rig, 0, 1);
+        memset(in, 0, NBYTES);
+        rig_message first = rig_p2p(1, 1, out, NBYTES);
+        rig_message first_recv = rig_p2p(0, 1, in, NBYTES);
+        rig_post_recv(&rig, 1, &first_recv);
+        rig_post_send(&rig, 0, &first);
+        rig_wait(&rig, 0, &first, DD_OK);
+        rig_wait(&rig, 1, &first_recv, DD_OK);
+        rig_drive(&rig, 20 * DD_NS_PER_MS); /* now there are three */
+        memset(in, 0, NBYTES);
+        rig_message send = rig_p2p(1, 2, out, NBYTES);
+        rig_message recv = rig_p2p(0, 2, in, NBYTES);
+        rig_post_recv(&rig, 1, &recv);
+        rig_post_send(&rig, 0, &send);
+        rig_wait(&rig, 0, &send, DD_OK);
+        if (i % 2 == 0) {
+            rig_close_context(&rig, 0);
+        } else {
+            rig_close_rank(&rig, 0);
+        }
+        rig_wait(&rig, 1, &recv, DD_OK);
+        rig_is_filled(in, NBYTES, 9);
+        CHECK(rig_wait_count(&rig, 1, &rig.ranks[1].news.ngoodbyes, 1));
+        CHECK_INT(rig.ranks[1].news.nlosts, 0);
+        rig_close(&rig);
+    }
+    free(out);
+    free(in);
+}
+
 /* Several ranks of a group in one process, over one engine. */
 /* Of most ranks a process knows little more than their cards. */
 TEST(peers_that_are_never_talked_to_are_small)

@@ -100,6 +100,7 @@ typedef struct taker {
     dd_meeting meeting;
     meeting_call call;
     dd_wait wait;
+    uint64_t id;
     dd_meeting_end end;
     size_t nbytes;
     dd_status status;
@@ -121,6 +122,7 @@ taker_init(taker *self, dd_store *store, int rank, uint64_t id, size_t nbytes)
         .meeting =
             {.kind = &sharing_kind, .store = store, .rank = rank, .size = 2, .card = BYTES("host one")},
         .wait = dd_wait_after(60 * DD_NS_PER_S * check_slow()),
+        .id = id,
         .end.id = id,
         .nbytes = nbytes,
     };
@@ -133,6 +135,7 @@ static void
 check_taken(taker *self)
 {
     if (CHECK_OK(self->status)) {
+        CHECK(self->end.id == self->id); /* the group's: another meeting's is another */
         CHECK_TEXT(self->end.cards[0], "host one");
         CHECK_TEXT(self->end.cards[1], "host two");
         dd_meeting_end_fini(&self->end);
