@@ -4,7 +4,6 @@
 
 #include "core/mem.h"
 
-#include <errno.h>
 #include <string.h>
 
 /* Credit is returned with whatever is sent; alone when this much has come together. */
@@ -179,6 +178,17 @@ lane_has_output(const dd_lane *lane)
 }
 
 bool
+peer_has_queued(const dd_peer *peer)
+{
+    if (peer->state != PEER_CONNECTED || peer->is_self) {
+        return false;
+    }
+    const dd_lane *first = peer->lanes[0];
+    return !first->is_output_dead && (!dd_list_is_empty(&peer->out) ||
+                                      (first->is_writing && first->current.frame.type != DD_FRAME_DATA));
+}
+
+bool
 lane_pump(dd_lane *lane)
 {
     size_t moved = 0;
@@ -203,7 +213,7 @@ queue(dd_peer *peer, const out_frame *out)
         return false;
     }
     dd_list_push_back(&peer->out, &queued->link);
-    engine_note_output(peer->engine);
+    engine_rouse_driver(peer->engine);
     return true;
 }
 
@@ -240,6 +250,18 @@ peer_post_reply(dd_peer *peer, const dd_frame *frame)
     }
 }
 
+void
+peer_post_refusal(dd_peer *peer, const dd_frame *rts, dd_refusal reason, const dd_message *recv)
+{
+    dd_frame frame = reply_frame(rts, DD_FRAME_REFUSE);
+    frame.reason = (uint8_t)reason;
+    frame.nbytes = recv != NULL ? recv->nbytes : 0;
+    if (recv != NULL && recv->signature != NULL) {
+        frame.signature = *recv->signature;
+    }
+    peer_post_reply(peer, &frame);
+}
+
 /* Writes the frame at once if nothing is before it. What is left of it becomes the lane's current frame.
  * False when it has to be queued; a lane that breaks in it is as good as one that has taken it. */
 static bool
@@ -253,7 +275,7 @@ write_at_once(dd_peer *peer, const out_frame *out)
     begin_current(first);
     size_t moved = 0;
     if (!first->is_output_dead && !write_current(first, &moved)) {
-        engine_note_output(peer->engine);
+        engine_rouse_driver(peer->engine);
     }
     return true;
 }
@@ -406,10 +428,6 @@ peer_forget_send(dd_peer *peer, dd_message *message)
 {
     if (drop_queued(peer, message)) {
         peer->credit += message->id == 0 && !peer->is_self ? eager_cost(message->nbytes) : 0;
-        return;
-    }
-    if (peer->is_self) {
-        self_drop_send(peer, message);
         return;
     }
     for (int i = 0; i < peer->nlanes; i++) {
