@@ -238,7 +238,7 @@ deliver_own(dd_peer *self, const out_frame *out)
     }
     entry->sender = out->message;
     if (frame.payload > 0) {
-        memcpy(entry->data, out->data, frame.payload);
+        memcpy(entry->data, out->owned, frame.payload);
     }
     engine_deliver(entry);
 }
@@ -292,7 +292,7 @@ void
 dd_context_move_send_locked(dd_message *message, void *copy)
 {
     if (message->is_posted && message->stage != STAGE_DONE) {
-        peer_move_send(message->peer, message, copy);
+        message->data = copy;
     }
 }
 

@@ -58,9 +58,9 @@ typedef struct held {
 typedef struct out_frame {
     dd_list link;
     dd_frame frame;
-    const uint8_t *data; /* its payload */
-    uint8_t *owned;      /* freed in the end */
-    dd_message *message; /* whose bytes these are; NULL for control frames and when it was cancelled */
+    dd_message *
+        message; /* whose bytes from frame.offset on are the payload; NULL for control frames and when it was cancelled */
+    uint8_t *owned; /* then: the payload; freed in the end */
 } out_frame;
 
 struct dd_lane {
@@ -399,8 +399,6 @@ void peer_on_cts(dd_peer *peer, const dd_frame *frame);
 void peer_on_refuse(dd_peer *peer, const dd_frame *frame);
 /* Takes a send that is not done out of queues and lanes. */
 void peer_forget_send(dd_peer *peer, dd_message *message);
-/* The same bytes are at `data` now. */
-void peer_move_send(dd_peer *peer, dd_message *message, void *data);
 /* Gives back credit for an eager message that is gone. */
 void peer_return_credit(dd_peer *peer, size_t nbytes);
 

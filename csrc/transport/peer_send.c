@@ -36,6 +36,13 @@ kill_output(dd_lane *lane, dd_io io)
     lane->current.owned = NULL;
 }
 
+/* Of a frame that has one. */
+static uint8_t *
+payload_of(const out_frame *out)
+{
+    return out->message != NULL ? (uint8_t *)out->message->data + out->frame.offset : out->owned;
+}
+
 /* What is still to be written of the current frame; at most two parts. */
 static int
 rest_of_current(const dd_lane *lane, struct iovec parts[2])
@@ -51,8 +58,7 @@ rest_of_current(const dd_lane *lane, struct iovec parts[2])
     }
     size_t left = current->frame.payload - data_at;
     if (left > 0) {
-        parts[nparts++] =
-            (struct iovec){.iov_base = (void *)(uintptr_t)(current->data + data_at), .iov_len = left};
+        parts[nparts++] = (struct iovec){.iov_base = payload_of(current) + data_at, .iov_len = left};
     }
     return nparts;
 }
@@ -126,7 +132,6 @@ cut_fragment(dd_lane *lane)
     current->frame.offset = message->cut;
     current->frame.nbytes = message->nbytes;
     current->frame.payload = (uint32_t)len;
-    current->data = message->data != NULL ? (const uint8_t *)message->data + message->cut : NULL;
     current->owned = NULL;
     current->message = message;
     message->cut += len;
@@ -230,7 +235,6 @@ peer_post_frame(dd_peer *peer, const dd_frame *frame, dd_bytes payload)
         if (new.owned != NULL) {
             memcpy(new.owned, payload.data, payload.len);
         }
-        new.data = new.owned;
     }
     if ((payload.len > 0 && new.owned == NULL) || !queue(peer, &new)) {
         dd_mem_free(new.owned);
@@ -315,7 +319,6 @@ peer_post_message(dd_peer *peer, out_frame *out)
     if (is_eager) {
         peer->credit -= cost;
         out->frame.payload = (uint32_t)message->nbytes;
-        out->data = message->data;
         dd_list_push_back(&peer->flushing, &message->link);
     } else {
         out->frame.id = message->id = ++peer->last_id;
@@ -395,17 +398,16 @@ static void
 detach_current(dd_lane *lane)
 {
     out_frame *current = &lane->current;
-    current->message = NULL;
     if (current->frame.payload > 0) {
         current->owned = dd_mem_alloc(current->frame.payload);
         if (current->owned == NULL) {
             lane->is_output_dead = true;
             peer_break_for_memory(lane->peer, "for a message to it", current->frame.payload);
-            return;
+        } else {
+            memcpy(current->owned, payload_of(current), current->frame.payload);
         }
-        memcpy(current->owned, current->data, current->frame.payload);
     }
-    current->data = current->owned;
+    current->message = NULL;
 }
 
 /* True when the frame had not been begun. */
@@ -439,28 +441,4 @@ peer_forget_send(dd_peer *peer, dd_message *message)
         dd_frame frame = {.type = DD_FRAME_CANCEL, .id = message->id};
         peer_post_frame(peer, &frame, (dd_bytes){0});
     }
-}
-
-/* ---- moving */
-
-static void
-move_frame(out_frame *out, const dd_message *message, const uint8_t *data)
-{
-    if (out->message == message && out->data != NULL) {
-        out->data = data + (out->data - (const uint8_t *)message->data);
-    }
-}
-
-void
-peer_move_send(dd_peer *peer, dd_message *message, void *data)
-{
-    for (dd_list *node = peer->out.next; node != &peer->out; node = node->next) {
-        move_frame(DD_CONTAINER_OF(node, out_frame, link), message, data);
-    }
-    for (int i = 0; i < peer->nlanes; i++) {
-        if (peer->lanes[i]->is_writing) {
-            move_frame(&peer->lanes[i]->current, message, data);
-        }
-    }
-    message->data = data;
 }
