@@ -5,62 +5,8 @@
 
 #include <string.h>
 
-#define FREE_HELD_MAX 256
 /* Contexts of a peer that it has given up and that may still be opened here. */
 #define GIVEN_UP_KEPT 64
-
-/* ---- the pool */
-
-static bool
-make_room(held *entry, size_t nbytes)
-{
-    entry->data = nbytes > HELD_INLINE_NBYTES ? dd_mem_alloc(nbytes) : entry->small;
-    return entry->data != NULL;
-}
-
-held *
-engine_take_held(dd_peer *peer, const dd_frame *frame)
-{
-    dd_engine *engine = peer->engine;
-    held *entry = engine->free_held;
-    if (entry != NULL) {
-        engine->free_held = (held *)entry->link.next;
-        engine->nfree_held--;
-    } else {
-        entry = dd_mem_alloc(sizeof *entry);
-    }
-    if (entry == NULL || !make_room(entry, frame->payload)) {
-        dd_mem_free(entry);
-        return NULL;
-    }
-    dd_list_init(&entry->link);
-    entry->frame = *frame;
-    entry->peer = peer;
-    entry->is_told = false;
-    entry->sender = NULL;
-    entry->order = engine->next_order++;
-    peer->nheld++;
-    engine->stats.held_nbytes += frame->payload;
-    return entry;
-}
-
-void
-engine_give_held(dd_engine *engine, held *entry)
-{
-    dd_list_remove(&entry->link);
-    entry->peer->nheld--;
-    engine->stats.held_nbytes -= entry->frame.payload;
-    if (entry->data != entry->small) {
-        dd_mem_free(entry->data);
-    }
-    if (engine->nfree_held >= FREE_HELD_MAX) {
-        dd_mem_free(entry);
-        return;
-    }
-    entry->link.next = (dd_list *)engine->free_held;
-    engine->free_held = entry;
-    engine->nfree_held++;
-}
 
 /* ---- entries that are kept */
 
@@ -71,7 +17,7 @@ copy_own(held *entry)
     dd_peer *self = entry->peer;
     dd_message *send = entry->sender;
     size_t cost = eager_cost(send->nbytes);
-    if (send->nbytes > self->eager_max || cost > self->credit || !make_room(entry, send->nbytes)) {
+    if (send->nbytes > self->eager_max || cost > self->credit || !held_make_room(entry, send->nbytes)) {
         entry->data = entry->small;
         return;
     }
@@ -95,8 +41,9 @@ keep(held *entry, dd_list *list)
     }
 }
 
-void
-context_drop_held(held *entry)
+/* Nobody will want it any more: frees it, and gives its credit back or refuses it. */
+static void
+drop_held(held *entry)
 {
     dd_peer *peer = entry->peer;
     if (entry->sender != NULL) {
@@ -159,7 +106,8 @@ peer_drop_rts(dd_peer *peer, uint64_t id)
     }
 }
 
-void
+/* Forgets a send that waits for its receiver in this process. */
+static void
 self_drop_send(dd_peer *self, const dd_message *message)
 {
     held *entry = find_in_contexts(self->engine, self, is_from, message);
@@ -212,7 +160,7 @@ note_given_up(dd_peer *peer, held *abort)
     context_key key = {.id = abort->frame.context, .rank = abort->frame.target};
     held *other;
     while ((other = find_entry(&peer->early, is_for, &key)) != NULL) {
-        context_drop_held(other);
+        drop_held(other);
     }
     dd_list_push_back(&peer->given_up, &abort->link);
     if (++peer->ngiven_up > GIVEN_UP_KEPT) {
@@ -240,7 +188,7 @@ keep_early(held *entry)
     }
     if (frame->type == DD_FRAME_QUESTION || frame->type == DD_FRAME_ANSWER || has_closed ||
         find_entry(&peer->given_up, is_for, &key) != NULL) {
-        context_drop_held(entry);
+        drop_held(entry);
     } else if (frame->type == DD_FRAME_ABORT) {
         note_given_up(peer, entry);
     } else {
@@ -259,7 +207,7 @@ engine_deliver(held *entry)
     if (context == NULL) {
         keep_early(entry);
     } else if (!context_check_source(context, frame, entry->peer)) {
-        context_drop_held(entry);
+        drop_held(entry);
     } else if (frame->type != DD_FRAME_EAGER && frame->type != DD_FRAME_RTS) {
         context_on_control(context, frame, dd_bytes_of(entry->data, frame->payload));
         engine_give_held(engine, entry);
@@ -290,7 +238,7 @@ deliver_own(dd_peer *self, const out_frame *out)
     }
     entry->sender = out->message;
     if (frame.payload > 0) {
-        memcpy(entry->data, out->data, frame.payload);
+        memcpy(entry->data, out->owned, frame.payload);
     }
     engine_deliver(entry);
 }
@@ -309,4 +257,62 @@ self_pump(dd_engine *engine)
         dd_mem_free(own.owned);
     }
     return is_any;
+}
+
+/* ---- of open contexts */
+
+void
+dd_context_visit_held_locked(dd_context *context, uint64_t sequence,
+                             void (*visit)(void *ctx, int rank, const dd_signature *signature), void *ctx)
+{
+    for (int rank = 0; rank < context->nranks; rank++) {
+        dd_list *list = &context->ranks[rank].held;
+        for (dd_list *node = list->next; node != list;) {
+            const held *entry = DD_CONTAINER_OF(node, held, link);
+            node = node->next;
+            if (entry->frame.kind == DD_MESSAGE_COLL && entry->frame.tag == sequence) {
+                visit(ctx, rank, &entry->frame.signature);
+            }
+        }
+    }
+}
+
+void
+context_drop_all_held(dd_context *context)
+{
+    for (int rank = 0; rank < context->nranks; rank++) {
+        dd_list *list = &context->ranks[rank].held;
+        while (!dd_list_is_empty(list)) {
+            drop_held(DD_CONTAINER_OF(list->next, held, link));
+        }
+    }
+}
+
+void
+dd_context_move_send_locked(dd_message *message, void *copy)
+{
+    if (message->is_posted && message->stage != STAGE_DONE) {
+        message->data = copy;
+    }
+}
+
+void
+dd_context_cancel_locked(dd_context *context, dd_message *message, const dd_error *error)
+{
+    if (!message->is_posted) {
+        return;
+    }
+    if (message->stage != STAGE_DONE) {
+        if (message->is_send) {
+            peer_forget_send(message->peer, message);
+            if (message->peer->is_self) {
+                self_drop_send(message->peer, message);
+            }
+        } else if (message->stage == STAGE_MOVING) {
+            peer_forget_recv(message->peer, message);
+        }
+        message_end(message, error);
+    }
+    context->engine->is_wake_due = true;
+    message_tell(message);
 }

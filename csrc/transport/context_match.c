@@ -1,7 +1,5 @@
 #include "transport/engine_internal.h"
 
-#include "core/dtype.h"
-
 #include <string.h>
 
 static bool
@@ -82,51 +80,6 @@ context_match(dd_context *context, const dd_frame *frame, bool is_told)
         recv->peer = context->ranks[source].peer;
     }
     return recv;
-}
-
-/* Ends a P2P message, on either side, where the other one has another dtype. */
-static void
-fail_dtype(dd_message *message, const dd_signature *theirs)
-{
-    const dd_card *card = &message->peer->card;
-    const dd_signature *ours = message->signature;
-    message_fail(
-        message, DD_MISMATCH,
-        message->is_send
-            ? "rank %d (%s, pid %lld) receives %llu elements of %s (tag %llu), and was sent %llu of %s: "
-              "send that dtype, or receive bytes (uint8)"
-            : "rank %d (%s, pid %lld) has sent %llu elements of %s (tag %llu), and %llu of %s are to be "
-              "received: receive that dtype, or bytes (uint8)",
-        message->source, card->host, card->pid, (unsigned long long)theirs->count,
-        dd_dtype_name((dd_dtype)theirs->dtype), (unsigned long long)message->tag,
-        (unsigned long long)ours->count, dd_dtype_name((dd_dtype)ours->dtype));
-}
-
-void
-message_fail_misfit(dd_message *message, int reason, const dd_signature *theirs, uint64_t nbytes)
-{
-    const dd_card *card = &message->peer->card;
-    int rank = message->source; /* also of a send: the other side */
-    unsigned long long their_nbytes = nbytes;
-    if (reason == DD_REFUSED_CLOSED) {
-        message_fail_closed(message);
-    } else if (reason == DD_REFUSED_MISMATCH && message->kind == DD_MESSAGE_P2P &&
-               message->signature != NULL) {
-        fail_dtype(message, theirs);
-    } else if (reason == DD_REFUSED_TOO_LARGE) {
-        message_fail(message, DD_INVALID_ARGUMENT,
-                     message->is_send
-                         ? "rank %d (%s, pid %lld) has room for %llu bytes and was sent %zu"
-                         : "rank %d (%s, pid %lld) has sent %llu bytes, and there is room for %zu",
-                     rank, card->host, card->pid, their_nbytes, message->nbytes);
-    } else if (!message->is_send && nbytes != message->nbytes) {
-        message_fail(message, DD_MISMATCH,
-                     "rank %d (%s, pid %lld) has sent %llu bytes, where %zu were expected", rank, card->host,
-                     card->pid, their_nbytes, message->nbytes);
-    } else {
-        message_fail(message, DD_MISMATCH, "rank %d (%s, pid %lld) is in another operation", rank, card->host,
-                     card->pid);
-    }
 }
 
 static bool
@@ -339,30 +292,4 @@ dd_context_take_request_locked(dd_context *context, int rank)
         }
         return;
     }
-}
-
-void
-dd_context_move_send_locked(dd_message *message, void *copy)
-{
-    if (message->is_posted && message->stage != STAGE_DONE) {
-        peer_move_send(message->peer, message, copy);
-    }
-}
-
-void
-dd_context_cancel_locked(dd_context *context, dd_message *message, const dd_error *error)
-{
-    if (!message->is_posted) {
-        return;
-    }
-    if (message->stage != STAGE_DONE) {
-        if (message->is_send) {
-            peer_forget_send(message->peer, message);
-        } else if (message->stage == STAGE_MOVING) {
-            peer_forget_recv(message->peer, message);
-        }
-        message_end(message, error);
-    }
-    context->engine->is_wake_due = true;
-    message_tell(message);
 }

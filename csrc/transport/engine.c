@@ -12,12 +12,6 @@
 #define LINGER_NS (2 * DD_NS_PER_S)
 #define LINGER_STEP_NS DD_NS_PER_MS
 
-static bool
-is_forked(const dd_engine *engine)
-{
-    return engine->generation != dd_fork_generation();
-}
-
 /* The strings of options stay the caller's: we keep copies, one after the other. */
 static dd_status
 copy_options(dd_engine *engine, const dd_connect_options *options, dd_error *err)
@@ -108,7 +102,7 @@ engine_destroy(dd_engine *engine)
     dd_map_fini(&engine->peers);
     dd_map_fini(&engine->contexts);
     free_pools(engine);
-    if (!is_forked(engine)) {
+    if (!engine_is_forked(engine)) {
         dd_fork_close(engine->wake_fd);
         dd_fork_close(engine->bell_fd);
         dd_fork_close(engine->epoll_fd);
@@ -164,11 +158,34 @@ dd_engine_self(dd_engine *engine, dd_peer **peer, dd_error *err)
     return status;
 }
 
-dd_engine *
-dd_engine_acquire(dd_engine *engine)
+static void
+say_bye(dd_engine *engine)
 {
-    atomic_fetch_add_explicit(&engine->refs, 1, memory_order_relaxed);
-    return engine;
+    for (dd_map_node *node = dd_map_next(&engine->peers, NULL); node != NULL;
+         node = dd_map_next(&engine->peers, node)) {
+        dd_peer *peer = DD_CONTAINER_OF(node, dd_peer, node);
+        if (peer->state == PEER_CONNECTED && !peer->is_self) {
+            dd_frame frame = {.type = DD_FRAME_BYE};
+            peer_post_frame(peer, &frame, (dd_bytes){0});
+        }
+    }
+}
+
+/* Whether the peer's host has everything that was posted for the peer. */
+static bool
+is_flushed(const dd_peer *peer)
+{
+    if (peer->state != PEER_CONNECTED || peer->is_self) {
+        return true;
+    }
+    for (int i = 0; i < peer->nlanes; i++) {
+        const dd_lane *lane = peer->lanes[i];
+        if (!lane->is_output_dead &&
+            (lane_has_output(lane) || !lane->stream->ops->has_arrived(lane->stream))) {
+            return false;
+        }
+    }
+    return true;
 }
 
 /* Drives until the peers' hosts have everything, or patience ends. */
@@ -178,14 +195,14 @@ linger(dd_engine *engine)
     dd_wait all = dd_wait_after(LINGER_NS);
     atomic_bool never = false;
     while (!dd_wait_is_over(&all)) {
-        bool is_flushed = true;
+        bool is_all_flushed = true;
         dd_engine_lock(engine);
         for (dd_map_node *node = dd_map_next(&engine->peers, NULL); node != NULL;
              node = dd_map_next(&engine->peers, node)) {
-            is_flushed = is_flushed && peer_is_flushed(DD_CONTAINER_OF(node, dd_peer, node));
+            is_all_flushed = is_all_flushed && is_flushed(DD_CONTAINER_OF(node, dd_peer, node));
         }
         dd_engine_unlock(engine);
-        if (is_flushed) {
+        if (is_all_flushed) {
             return;
         }
         dd_wait step = dd_wait_at_most(&all, LINGER_STEP_NS);
@@ -199,10 +216,10 @@ dd_engine_release(dd_engine *engine)
     if (engine == NULL || atomic_fetch_sub_explicit(&engine->refs, 1, memory_order_acq_rel) != 1) {
         return;
     }
-    if (!is_forked(engine)) {
+    if (!engine_is_forked(engine)) {
         dd_engine_lock(engine);
         engine->is_closing = true;
-        engine_say_bye(engine);
+        say_bye(engine);
         dd_engine_unlock(engine);
         linger(engine);
         engine_stop_background(engine);
@@ -213,29 +230,6 @@ dd_engine_release(dd_engine *engine)
         dd_connector_close(engine->connector);
     }
     engine_destroy(engine);
-}
-
-dd_status
-dd_engine_check_fork(const dd_engine *engine, dd_error *err)
-{
-    if (is_forked(engine)) {
-        return dd_error_set(err, DD_FORKED, "the groups of a process cannot be used in its forked child");
-    }
-    return DD_OK;
-}
-
-bool
-dd_engine_is_torn(dd_engine *engine)
-{
-    if (!is_forked(engine)) {
-        return false;
-    }
-    /* A lock is what it was at the fork. */
-    if (!dd_lock_try(&engine->mu)) {
-        return true;
-    }
-    dd_lock_release(&engine->mu);
-    return false;
 }
 
 /* Caller holds opening_mu. */
@@ -373,10 +367,39 @@ dd_engine_peer(dd_engine *engine, dd_bytes card, dd_peer **peer, dd_error *err)
     return status;
 }
 
-void
-dd_engine_get_stats(dd_engine *engine, dd_engine_stats *stats)
+dd_peer *
+dd_peer_acquire(dd_peer *peer)
 {
+    dd_engine *engine = peer->engine;
     dd_engine_lock(engine);
-    *stats = engine->stats;
+    if (peer->refs++ == 0) {
+        dd_engine_acquire(engine);
+    }
     dd_engine_unlock(engine);
+    return peer;
+}
+
+void
+dd_peer_release(dd_peer *peer)
+{
+    if (peer == NULL) {
+        return;
+    }
+    dd_engine *engine = peer->engine;
+    if (engine_is_forked(engine)) {
+        /* The lock may be in any state; a child has one thread. */
+        if (--peer->refs == 0) {
+            dd_engine_release(engine);
+        }
+        return;
+    }
+    dd_engine_lock(engine);
+    bool is_last = --peer->refs == 0;
+    if (is_last) {
+        peer_reap(peer);
+    }
+    dd_engine_unlock(engine);
+    if (is_last) {
+        dd_engine_release(engine);
+    }
 }

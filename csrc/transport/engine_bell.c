@@ -97,7 +97,7 @@ engine_answer_bell(dd_engine *engine)
     }
     engine->has_rung = true;
     /* Somebody who sleeps was to hear it. */
-    engine_note_output(engine);
+    engine_rouse_driver(engine);
 }
 
 void

@@ -2,12 +2,10 @@
 #include "transport/engine_internal.h"
 
 #include "core/fence.h"
-#include "core/fork.h"
 #include "core/lock.h"
 #include "core/system.h"
 #include "core/thread.h"
 
-#include <errno.h>
 #include <time.h>
 
 /* Polls this long before it sleeps, at most. */
@@ -23,94 +21,11 @@
 #define ATTENTIVE_NAP_NS (150 * DD_NS_PER_US)
 /* Callers who find what they want at one peer go round all of them as often as this. */
 #define CALLS_PER_ROUND 64u
-/* A thread that wants the lock tries for so many looks before it sleeps on it: a driver gives it up after
- * each round. */
-#define LOCK_LOOKS 200
-
-/* ---- the lock */
-
-void
-dd_engine_lock(dd_engine *engine)
-{
-    if (dd_lock_try(&engine->mu)) {
-        return;
-    }
-    atomic_fetch_add_explicit(&engine->nlockers, 1, memory_order_relaxed);
-    for (int look = 0; look < LOCK_LOOKS; look++) {
-        dd_spin_pause();
-        if (dd_lock_try(&engine->mu)) {
-            atomic_fetch_sub_explicit(&engine->nlockers, 1, memory_order_relaxed);
-            return;
-        }
-    }
-    dd_lock_take(&engine->mu);
-    atomic_fetch_sub_explicit(&engine->nlockers, 1, memory_order_relaxed);
-}
-
-bool
-dd_engine_try_lock(dd_engine *engine)
-{
-    return dd_lock_try(&engine->mu);
-}
-
-static void
-write_wake_fd(dd_engine *engine)
-{
-    uint64_t one = 1;
-    /* Can only fail when the counter is full, and then there is an event anyway. */
-    (void)!dd_sys_write(engine->wake_fd, &one, sizeof one);
-}
-
-static bool
-is_waiter_done(const dd_waiter *waiter)
-{
-    return waiter->is_done != NULL && atomic_load_explicit(waiter->is_done, memory_order_acquire);
-}
-
-/* Wakes those whose work somebody else has finished. */
-static void
-wake_done_waiters(dd_engine *engine)
-{
-    for (dd_list *node = engine->waiters.next; node != &engine->waiters; node = node->next) {
-        dd_waiter *other = DD_CONTAINER_OF(node, dd_waiter, link);
-        if (is_waiter_done(other)) {
-            dd_cond_signal(&other->turn);
-        }
-    }
-    if (engine->driver != NULL && engine->driver->is_asleep && is_waiter_done(engine->driver)) {
-        write_wake_fd(engine);
-    }
-}
-
-void
-dd_engine_unlock(dd_engine *engine)
-{
-    if (engine->is_wake_due) {
-        engine->is_wake_due = false;
-        wake_done_waiters(engine);
-    }
-    dd_lock_release(&engine->mu);
-}
-
-void
-dd_engine_note_ended_locked(dd_engine *engine)
-{
-    engine->is_wake_due = true;
-}
-
-/* How often that was before. With the lock, so without the bus: the background thread only reads. */
-static uint64_t
-count_drive(dd_engine *engine)
-{
-    uint64_t ndrives = atomic_load_explicit(&engine->ndrives, memory_order_relaxed);
-    atomic_store_explicit(&engine->ndrives, ndrives + 1, memory_order_relaxed);
-    return ndrives;
-}
 
 void
 dd_engine_note_active_locked(dd_engine *engine)
 {
-    (void)count_drive(engine);
+    engine->ndrives++;
 }
 
 /* For those who know that whom they await needs this core. False: it took long. */
@@ -134,81 +49,24 @@ dd_engine_give_way_locked(dd_engine *engine)
     return is_short;
 }
 
-/* A driver lets those in who want the lock for a moment. */
-static void
-let_others_in(dd_engine *engine)
-{
-    dd_engine_unlock(engine);
-    for (int look = 0; look < LOCK_LOOKS && atomic_load_explicit(&engine->nlockers, memory_order_relaxed) > 0;
-         look++) {
-        if (look < LOCK_LOOKS / 2) {
-            dd_spin_pause();
-        } else {
-            dd_sys_sched_yield();
-        }
-    }
-    /* Not counted among nlockers: two drivers would make room for each other for ever. */
-    dd_lock_take(&engine->mu);
-}
-
 /* ---- waking */
-
-static void
-kick_background(dd_engine *engine)
-{
-    dd_lock_take(&engine->nap_mu);
-    engine->is_kicked = true;
-    dd_cond_signal(&engine->nap);
-    dd_lock_release(&engine->nap_mu);
-}
-
-/* A call was so long that the background thread has settled for a long nap: a short one, from here on. */
-static void
-cut_nap_short(dd_engine *engine)
-{
-    if (atomic_load(&engine->is_napping_long)) {
-        dd_lock_take(&engine->nap_mu);
-        dd_cond_signal(&engine->nap);
-        dd_lock_release(&engine->nap_mu);
-    }
-}
 
 void
 dd_engine_attend_locked(dd_engine *engine, bool is_wanted)
 {
-    unsigned before = atomic_load_explicit(&engine->nattentive, memory_order_relaxed);
-    atomic_store_explicit(&engine->nattentive, is_wanted ? before + 1 : before - 1, memory_order_relaxed);
+    engine->nattentive = is_wanted ? engine->nattentive + 1 : engine->nattentive - 1;
 }
 
-bool
-engine_note_caller(dd_engine *engine)
+/* A caller looks at links by itself for a moment: the background thread, if it drives, goes back to its nap. True now and then: then
+ * everything should be looked at, so that a caller who comes again and again holds up nobody. */
+static bool
+note_caller(dd_engine *engine)
 {
-    uint64_t ndrives = count_drive(engine);
     if (engine->driver == &engine->background) {
-        if (engine->driver->is_asleep) {
-            write_wake_fd(engine);
-        }
+        engine_rouse_driver(engine);
         engine->driver = NULL;
     }
-    return ndrives % CALLS_PER_ROUND == 0;
-}
-
-void
-engine_wake(dd_engine *engine)
-{
-    if (engine->driver == NULL) {
-        kick_background(engine);
-    } else if (engine->driver->is_asleep) {
-        write_wake_fd(engine);
-    }
-}
-
-void
-engine_note_output(dd_engine *engine)
-{
-    if (engine->driver != NULL && engine->driver->is_asleep) {
-        write_wake_fd(engine);
-    }
+    return engine->ndrives++ % CALLS_PER_ROUND == 0;
 }
 
 /* ---- sleeping */
@@ -333,15 +191,15 @@ drive(dd_engine *engine, dd_waiter *self, const dd_wait *wait)
         if (is_progress) {
             note_progress(engine, &spell);
         }
-        if (is_waiter_done(self) || engine->driver != self) {
+        if (waiter_is_done(self) || engine->driver != self) {
             return; /* a task may have let go of the lock, and somebody else have become the driver */
         }
         if (is_progress && !dd_list_is_empty(&engine->waiters)) {
-            wake_done_waiters(engine);
+            engine_wake_done_waiters(engine);
         }
         if (atomic_load_explicit(&engine->nlockers, memory_order_relaxed) > 0) {
-            let_others_in(engine);
-            if (engine->driver != self || is_waiter_done(self)) {
+            engine_let_others_in(engine);
+            if (engine->driver != self || waiter_is_done(self)) {
                 return;
             }
         }
@@ -369,12 +227,8 @@ may_drive(const dd_engine *engine, const dd_waiter *self)
 static void
 become_driver(dd_engine *engine, dd_waiter *self)
 {
-    if (engine->driver != NULL && engine->driver != self && engine->driver->is_asleep) {
-        /* So that it does not look after the links for nothing. */
-        write_wake_fd(engine);
-    }
+    engine_rouse_driver(engine); /* so that it does not look after the links for nothing */
     engine->driver = self;
-    atomic_store_explicit(&engine->is_driven, !self->is_background, memory_order_relaxed);
 }
 
 /* The driver leaves: the next waiter has his turn; nobody, and the background thread notices in time. */
@@ -385,16 +239,15 @@ leave(dd_engine *engine, dd_waiter *self)
         return;
     }
     engine->driver = NULL;
-    atomic_store(&engine->is_driven, false);
     for (dd_list *node = engine->waiters.next; node != &engine->waiters; node = node->next) {
         dd_waiter *other = DD_CONTAINER_OF(node, dd_waiter, link);
         dd_cond_signal(&other->turn);
-        if (!is_waiter_done(other)) {
+        if (!waiter_is_done(other)) {
             return;
         }
     }
-    if (!self->is_background && atomic_load_explicit(&engine->nattentive, memory_order_relaxed) > 0) {
-        cut_nap_short(engine);
+    if (!self->is_background && engine->nattentive > 0 && engine->is_napping_long) {
+        dd_cond_signal(&engine->background.turn); /* a short one, from here on */
     }
 }
 
@@ -417,7 +270,7 @@ wait_locked(dd_engine *engine, dd_waiter *self, const dd_wait *wait, dd_error *e
         } else {
             wait_for_turn(engine, self, wait);
         }
-        if (is_waiter_done(self)) {
+        if (waiter_is_done(self)) {
             return DD_OK;
         }
         if (wait->is_interrupted != NULL) {
@@ -432,7 +285,7 @@ wait_locked(dd_engine *engine, dd_waiter *self, const dd_wait *wait, dd_error *e
                 return status;
             }
         }
-        if (is_waiter_done(self)) {
+        if (waiter_is_done(self)) {
             return DD_OK;
         }
         if (dd_wait_is_over(wait)) {
@@ -467,7 +320,7 @@ finish_telling_locked(dd_engine *engine, dd_waiter *self)
     while (engine->telling_until_ns != 0) {
         if (may_drive(engine, self)) {
             (void)engine_run_round(engine);
-            wake_done_waiters(engine);
+            engine_wake_done_waiters(engine);
         } /* else the driver does it */
         if (!engine_is_telling(engine) || dd_clock_now_ns() >= engine->telling_until_ns) {
             engine->telling_until_ns = 0;
@@ -535,7 +388,7 @@ dd_engine_kick(dd_engine *engine)
     if (driver == NULL || driver->is_asleep) {
         /* Most sends are through after one look. */
         if (engine_run_round(engine)) {
-            wake_done_waiters(engine);
+            engine_wake_done_waiters(engine);
         }
         bool has_work = has_output(engine) || !dd_list_is_empty(&engine->tasks);
         if (driver == NULL) {
@@ -553,38 +406,22 @@ dd_engine_kick(dd_engine *engine)
 
 /* ---- the background thread */
 
-/* With nap_mu. Says that it is a long one before it looks whether it may be: the caller that ends driving meanwhile sees that. */
+/* Until it is kicked, or no caller has driven for a while. */
 static void
-nap_once(dd_engine *engine)
+nap(dd_engine *engine)
 {
-    atomic_store(&engine->is_napping_long, true);
-    bool is_short = !atomic_load(&engine->is_driven) && atomic_load(&engine->nattentive) > 0;
-    if (is_short) {
-        atomic_store(&engine->is_napping_long, false);
-    }
-    dd_wait wait = dd_wait_after(is_short ? ATTENTIVE_NAP_NS : NAP_NS);
-    dd_cond_wait_slice(&engine->nap, &engine->nap_mu, &wait);
-}
-
-/* Until it is kicked, or no caller has driven for a while. False: the engine stops. */
-static bool
-nap(dd_engine *engine, uint64_t *ndrives)
-{
-    bool is_time = false;
-    dd_lock_take(&engine->nap_mu);
-    while (!engine->is_stopping && !is_time) {
-        if (!engine->is_kicked) {
-            nap_once(engine);
+    uint64_t ndrives;
+    do {
+        ndrives = engine->ndrives;
+        engine->is_napping_long = engine->nattentive == 0 || engine->driver != NULL;
+        dd_wait wait = dd_wait_after(engine->is_napping_long ? NAP_NS : ATTENTIVE_NAP_NS);
+        if (!engine->is_kicked && !waiter_is_done(&engine->background)) {
+            dd_cond_wait_slice(&engine->background.turn, &engine->mu, &wait);
         }
-        uint64_t now = atomic_load_explicit(&engine->ndrives, memory_order_relaxed);
-        is_time = engine->is_kicked ||
-                  (now == *ndrives && !atomic_load_explicit(&engine->is_driven, memory_order_relaxed));
-        *ndrives = now;
-        engine->is_kicked = false;
-    }
-    bool goes_on = !engine->is_stopping;
-    dd_lock_release(&engine->nap_mu);
-    return goes_on;
+    } while (!engine->is_kicked && !waiter_is_done(&engine->background) &&
+             (engine->driver != NULL || engine->ndrives != ndrives));
+    engine->is_napping_long = false;
+    engine->is_kicked = false;
 }
 
 static void *
@@ -592,17 +429,16 @@ run_background(void *arg)
 {
     dd_engine *engine = arg;
     dd_waiter *self = &engine->background;
-    uint64_t ndrives = 0;
     dd_fence_register(); /* here, while the groups are being made: it takes longer than they do */
-    while (nap(engine, &ndrives)) {
-        dd_engine_lock(engine);
+    dd_engine_lock(engine);
+    for (nap(engine); !waiter_is_done(self); nap(engine)) {
         if (engine->driver == NULL) {
             become_driver(engine, self);
             drive(engine, self, NULL);
             leave(engine, self);
         }
-        dd_engine_unlock(engine);
     }
+    dd_engine_unlock(engine);
     return NULL;
 }
 
@@ -610,16 +446,11 @@ void
 engine_drive_init(dd_engine *engine)
 {
     atomic_init(&engine->nlockers, 0);
-    atomic_init(&engine->ndrives, 0);
-    atomic_init(&engine->is_driven, false);
-    atomic_init(&engine->nattentive, 0);
-    atomic_init(&engine->is_napping_long, false);
     atomic_init(&engine->is_stopped, false);
     dd_list_init(&engine->waiters);
     engine->background = (dd_waiter){.is_background = true, .is_done = &engine->is_stopped};
     dd_list_init(&engine->background.link);
-    dd_lock_init(&engine->nap_mu, DD_LOCK_ENGINE_NAP);
-    dd_cond_init(&engine->nap);
+    dd_cond_init(&engine->background.turn);
     engine->spin = dd_spin_make(SPIN_NS);
 }
 
@@ -640,16 +471,76 @@ engine_stop_background(dd_engine *engine)
     if (!engine->has_thread) {
         return;
     }
-    dd_lock_take(&engine->nap_mu);
-    engine->is_stopping = true;
-    dd_cond_signal(&engine->nap);
-    dd_lock_release(&engine->nap_mu);
     dd_engine_lock(engine);
     atomic_store_explicit(&engine->is_stopped, true, memory_order_release);
-    if (engine->driver != NULL && engine->driver->is_asleep) {
-        write_wake_fd(engine);
-    }
+    dd_cond_signal(&engine->background.turn);
+    engine_rouse_driver(engine);
     dd_engine_unlock(engine);
     dd_thread_join(engine->thread);
     engine->has_thread = false;
+}
+
+/* ---- looking for the end of one message */
+
+/* A round of everything counts as so many looks at one peer. */
+#define LOOKS_PER_ROUND 16
+
+/* NULL: not linked by shared memory. */
+static dd_lane *
+shm_lane(const dd_peer *peer)
+{
+    return peer->nlanes > 0 && peer->lanes[0]->stream->is_shared_memory ? peer->lanes[0] : NULL;
+}
+
+static void
+look_at(dd_peer *peer)
+{
+    dd_lane *lane = shm_lane(peer);
+    if (lane == NULL) {
+        (void)self_pump(peer->engine);
+        return;
+    }
+    if (!lane->is_ended) {
+        (void)lane_receive(lane);
+    }
+    if (lane_has_output(lane)) {
+        (void)lane_pump(lane);
+    }
+}
+
+/* Nothing that others wait for. */
+static bool
+is_alone(const dd_engine *engine)
+{
+    return engine->nposted == 1 && dd_list_is_empty(&engine->tasks) && engine->nattentive == 0;
+}
+
+bool
+dd_context_look_locked(dd_message *message, int nlooks)
+{
+    dd_engine *engine = message->context->engine;
+    dd_peer *peer = message->peer; /* NULL: any */
+    if (peer != NULL && !peer->is_self && shm_lane(peer) == NULL) {
+        return false;
+    }
+    if (engine->spin.most_ns == 0) {
+        nlooks = 1;
+    }
+    bool is_due = note_caller(engine);
+    bool is_narrow = peer != NULL && !is_due && is_alone(engine);
+    for (int look = 0; look < nlooks; look += is_narrow ? 1 : LOOKS_PER_ROUND) {
+        if (is_narrow) {
+            look_at(peer);
+        } else {
+            (void)engine_run_round(engine);
+        }
+        if (dd_context_tell_locked(message) ||
+            atomic_load_explicit(&engine->nlockers, memory_order_relaxed) > 0) {
+            break;
+        }
+        dd_spin_pause();
+    }
+    engine_tell_done(engine); /* what else has ended meanwhile */
+    dd_engine_settle_driver_locked(engine);
+    return !message->is_posted;
 }

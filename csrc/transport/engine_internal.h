@@ -2,12 +2,13 @@
  * field says otherwise.
  *
  * Messages end in one way: message_end puts them on the engine's list of done ones, and engine_tell_done,
- * which only drivers call, tells their owners; or those ask, after their post (dd_context_tell_locked). So no callback comes from within a post, and no list changes
+ * which only those who drive call, tells their owners; or those ask, after their post (dd_context_tell_locked). So no callback comes from within a post, and no list changes
  * under somebody's feet. Links break in one way as well: lane_break notes it, and engine_settle, in the
  * next round, does what follows from it. */
 #ifndef DD_TRANSPORT_ENGINE_INTERNAL_H
 #define DD_TRANSPORT_ENGINE_INTERNAL_H
 
+#include "core/fork.h"
 #include "core/lock.h"
 #include "core/map.h"
 #include "core/spin.h"
@@ -27,6 +28,8 @@
 #define CREDIT_NBYTES ((size_t)1 << 20)
 #define LANE_BUFFER_NBYTES ((size_t)8 << 10)
 #define HELD_INLINE_NBYTES ((size_t)128)
+/* So long a link with a process is kept whose card is not known here. */
+#define UNKNOWN_KEPT_NS (5 * DD_NS_PER_S)
 
 typedef struct dd_lane dd_lane;
 
@@ -55,9 +58,9 @@ typedef struct held {
 typedef struct out_frame {
     dd_list link;
     dd_frame frame;
-    const uint8_t *data; /* its payload */
-    uint8_t *owned;      /* freed in the end */
-    dd_message *message; /* whose bytes these are; NULL for control frames and when it was cancelled */
+    dd_message *
+        message; /* whose bytes from frame.offset on are the payload; NULL for control frames and when it was cancelled */
+    uint8_t *owned; /* then: the payload; freed in the end */
 } out_frame;
 
 struct dd_lane {
@@ -257,61 +260,54 @@ struct dd_engine {
     bool has_thread;
     bool is_closing;
     pthread_t thread;
-    dd_lock nap_mu;
-    pthread_cond_t nap;
-    bool is_kicked;         /* guarded by nap_mu */
-    bool is_stopping;       /* guarded by nap_mu */
+    bool is_kicked;         /* the background thread is to drive at once */
+    bool is_napping_long;   /* the background thread */
     atomic_bool is_stopped; /* the background thread's own is_done */
-    /* How often callers have begun to drive, or to look after their calls; relaxed, written with mu: the
-     * background thread compares it. */
-    atomic_uint_fast64_t ndrives;
-    atomic_bool is_driven;       /* a caller drives; for the same */
-    atomic_uint nattentive;      /* how many want that (dd_engine_attend_locked); written with mu */
-    atomic_bool is_napping_long; /* the background thread; written with nap_mu */
+    uint64_t ndrives;       /* how often callers have begun to drive, or to look after their calls */
+    unsigned nattentive;    /* dd_engine_attend_locked */
 
     dd_engine_stats stats;
 };
 
-/* ---- engine_drive.c */
+/* The files stand on each other in this order; none calls one that comes later. What has to go up waits in a list of the engine's (done,
+ * breaking) for the next round. */
 
-void engine_drive_init(dd_engine *engine);
-dd_status engine_start_background(dd_engine *engine, dd_error *err) DD_MUST_CHECK;
-void engine_stop_background(dd_engine *engine); /* without the lock */
-/* A caller looks at links by itself for a moment: the background thread, if it drives, goes back to its nap. True now and then: then
- * everything should be looked at, so that a caller who comes again and again holds up nobody. */
-bool engine_note_caller(dd_engine *engine);
-/* Makes a driver that sleeps look around, or the background thread take over if nobody drives. */
+/* ---- engine_base.c: the lock, waking, what is found by its key, pools */
+
+static inline bool
+engine_is_forked(const dd_engine *engine)
+{
+    return engine->generation != dd_fork_generation();
+}
+static inline bool
+waiter_is_done(const dd_waiter *waiter)
+{
+    return waiter->is_done != NULL && atomic_load_explicit(waiter->is_done, memory_order_acquire);
+}
+/* Wakes those whose work somebody else has finished. */
+void engine_wake_done_waiters(dd_engine *engine);
+/* A driver lets those in who want the lock for a moment. */
+void engine_let_others_in(dd_engine *engine);
+/* Makes a driver that sleeps look around. */
+void engine_rouse_driver(dd_engine *engine);
+/* The same; and where nobody drives, the background thread takes over. */
 void engine_wake(dd_engine *engine);
-/* After queueing output: the same, if the driver sleeps. */
-void engine_note_output(dd_engine *engine);
 
-/* ---- engine_round.c */
+dd_peer *engine_find_peer(dd_engine *engine, const dd_uid *uid);
+dd_context *engine_find_context(dd_engine *engine, uint64_t id, uint32_t rank);
+bool engine_has_closed(const dd_engine *engine, uint64_t id, uint32_t rank);
+void engine_note_closed(dd_engine *engine, const context_key *key);
+void engine_forget_closed(dd_engine *engine, const context_key *key);
 
-/* Everything there is to do without waiting. True when something was. */
-bool engine_run_round(dd_engine *engine);
-/* Of tasks and peers; gives the earliest one that is still to come. */
-int64_t engine_run_deadlines(dd_engine *engine, int64_t now_ns);
-/* What epoll has said. True when something has moved. */
-bool engine_handle_events(dd_engine *engine, const struct epoll_event *events, int nevents);
-/* Everything that has come by now, from all peers: before a verdict on who is gone. */
-void engine_hear_all(dd_engine *engine);
-/* Whether what some peer is told of a failure is not on its way yet. */
-bool engine_is_telling(dd_engine *engine);
-/* Not while somebody sleeps who has to see it: nothing then. */
-void engine_drain_wake_fd(dd_engine *engine);
-/* Arranges for being woken. False when there is something to do after all. */
-bool engine_fall_asleep(dd_engine *engine);
+/* A copy that may be queued; NULL: no memory. */
+out_frame *engine_take_out(dd_engine *engine, const out_frame *out);
+void engine_give_out(dd_engine *engine, out_frame *out);
+held *engine_take_held(dd_peer *peer, const dd_frame *frame); /* NULL: no memory */
+void engine_give_held(dd_engine *engine, held *entry);
+/* Memory for the payload of an entry. */
+bool held_make_room(held *entry, size_t nbytes);
 
-/* ---- engine_bell.c */
-
-/* The socket, and with it the promise that others of this host can ring here. */
-dd_status engine_open_bell(dd_engine *engine, dd_error *err) DD_MUST_CHECK;
-/* Something has come. */
-void engine_answer_bell(dd_engine *engine);
-/* Tells contexts that somebody has rung; after what had come by links. */
-void engine_tell_rung(dd_engine *engine);
-
-/* ---- ends of messages (peer_message.c) */
+/* ---- message.c: ends of messages */
 
 /* Ends a message: takes it out of its list and counts it done. `error` (copied) NULL for success. */
 void message_end(dd_message *message, const dd_error *error);
@@ -320,17 +316,42 @@ void message_fail(dd_message *message, dd_status code, const char *format, ...) 
 void message_fail_closed(dd_message *message); /* the other side has closed the group */
 void message_fail_lost(dd_message *message);   /* it is lost, for the reason that its peer has */
 void message_fail_memory(dd_message *message, size_t nbytes);
+/* Ends a message, on either side, that does not fit the other side's (dd_refusal). */
+void message_fail_misfit(dd_message *message, int reason, const dd_signature *theirs, uint64_t nbytes);
 /* Takes a receive out of its list of posted ones. */
 void message_unpost(dd_message *message);
 /* Tells its owner. */
 void message_tell(dd_message *message);
 void engine_tell_done(dd_engine *engine);
 
-/* ---- the pool of out_frames (peer_message.c), contexts by key (context.c) */
+/* ---- peer.c: peers and their lanes: life, dialling, breaking */
 
-/* A copy that may be queued; NULL: no memory. */
-out_frame *engine_take_out(dd_engine *engine, const out_frame *out);
-void engine_give_out(dd_engine *engine, out_frame *out);
+dd_status peer_create(dd_engine *engine, const dd_uid *uid, dd_peer **peer, dd_error *err) DD_MUST_CHECK;
+void peer_destroy(dd_peer *peer);
+void peer_destroy_lanes(dd_peer *peer);
+void peer_drop_output(dd_peer *peer);
+/* Frees it if nobody wants it any more. */
+void peer_reap(dd_peer *peer);
+/* The card of a peer that may have been unknown until now. */
+dd_status peer_note_card(dd_peer *peer, const dd_card *card, dd_bytes published, dd_error *err) DD_MUST_CHECK;
+/* As dd_connector_dial, where there is a connector. */
+dd_status peer_dial(dd_peer *peer, int lane, int64_t deadline_ns, dd_error *err) DD_MUST_CHECK;
+void peer_set_timer(dd_peer *peer, int64_t timer_ns);
+void peer_on_timer(dd_peer *peer);
+/* Breaks the peer of the lane; the first reason stays. */
+void lane_break(dd_lane *lane, const dd_error *error);
+void peer_break(dd_peer *peer, const dd_error *error);
+void peer_protocol_error(dd_peer *peer, const char *format, ...) DD_PRINTF(2, 3);
+/* The connection breaks, since there is no memory "for a message to it". */
+void peer_break_for_memory(dd_peer *peer, const char *what, size_t nbytes);
+/* "cannot send", or what else has failed; or the other side has closed the connection. */
+void lane_break_for_io(dd_lane *lane, dd_io io, const char *attempt);
+void lane_end_input(dd_lane *lane);
+/* Takes a receive that has met its message out of the lanes. */
+void peer_forget_recv(dd_peer *peer, dd_message *message);
+
+/* ---- peer_send.c: what goes out */
+
 /* Of a context to one of its ranks; and the answer to a frame that has come, about the same message. */
 static inline dd_frame
 context_frame(const dd_context *context, dd_frame_type type, int rank)
@@ -349,102 +370,37 @@ reply_frame(const dd_frame *to, dd_frame_type type)
                       .source = to->target,
                       .target = to->source};
 }
-dd_context *engine_find_context(dd_engine *engine, uint64_t id, uint32_t rank);
-bool engine_has_closed(const dd_engine *engine, uint64_t id, uint32_t rank);
-void engine_note_closed(dd_engine *engine, const context_key *key);
-
-/* ---- context_held.c */
-
-held *engine_take_held(dd_peer *peer, const dd_frame *frame); /* NULL: no memory */
-void engine_give_held(dd_engine *engine, held *entry);
-/* A frame, whole but for a rendezvous's data, in an entry that is in no list: goes to its context, and a message to its receive, or is
- * kept until there is one. */
-void engine_deliver(held *entry);
-/* What has come for a context that is being opened, one after the other; NULL: nothing more. */
-held *peer_take_early(dd_peer *peer, const context_key *key);
-/* Nobody will want it any more: frees it, and gives its credit back or refuses it. */
-void context_drop_held(held *entry);
-/* The peer has given up what it had announced. */
-void peer_drop_rts(dd_peer *peer, uint64_t id);
-/* The connection is lost: frees the entries of the list that were not complete. */
-void engine_drop_unfinished(dd_engine *engine, dd_list *list);
-/* Frames that a process has sent to itself. True when there were any. */
-bool self_pump(dd_engine *engine);
-/* Forgets a send that waits for its receiver in this process. */
-void self_drop_send(dd_peer *self, const dd_message *message);
-
-/* ---- peer.c */
-
-dd_status peer_create(dd_engine *engine, const dd_uid *uid, dd_peer **peer, dd_error *err) DD_MUST_CHECK;
-void peer_destroy(dd_peer *peer);
-/* Frees it if nobody wants it any more. */
-void peer_reap(dd_peer *peer);
-/* The card of a peer that may have been unknown until now. */
-dd_status peer_note_card(dd_peer *peer, const dd_card *card, dd_bytes published, dd_error *err) DD_MUST_CHECK;
-/* As dd_connector_dial, where there is a connector. */
-dd_status peer_dial(dd_peer *peer, int lane, int64_t deadline_ns, dd_error *err) DD_MUST_CHECK;
-dd_peer *engine_find_peer(dd_engine *engine, const dd_uid *uid);
-/* The handler of the connector; also for tests that bring links of their own. */
-bool engine_may_accept(void *ctx, const dd_uid *uid);
-void engine_on_accept_failed(void *ctx, const dd_uid *uid);
-bool engine_wants_dial(void *ctx, const dd_uid *uid);
-void engine_on_link(void *ctx, const dd_uid *uid, int number, dd_link *stream);
-void engine_on_dial_failed(void *ctx, const dd_uid *uid, int number, const dd_error *error);
-/* Breaks the peer of the lane; the first reason stays. */
-void lane_break(dd_lane *lane, const dd_error *error);
-void peer_break(dd_peer *peer, const dd_error *error);
-/* What follows from links that broke, and from timers. */
-void engine_settle(dd_engine *engine);
-void peer_on_timer(dd_peer *peer);
-/* Says BYE to all. */
-void engine_say_bye(dd_engine *engine);
-/* Whether the peer's host has everything that was posted for the peer. */
-bool peer_is_flushed(const dd_peer *peer);
-bool peer_has_queued(const dd_peer *peer);
-
-/* ---- peer_send.c */
-
+static inline size_t
+eager_cost(size_t nbytes)
+{
+    return nbytes + DD_FRAME_NBYTES;
+}
 /* `out` has the message and its frame, but for what depends on the way that it goes. */
 void peer_post_message(dd_peer *peer, out_frame *out);
 /* Control frames. `payload` (of ABORT) is copied. */
 void peer_post_frame(dd_peer *peer, const dd_frame *frame, dd_bytes payload);
 /* A frame for one of the peer's. A peer that has us answer on and on and takes nothing is broken with. */
 void peer_post_reply(dd_peer *peer, const dd_frame *frame);
+/* Says no to an RTS, and what the receive wants; NULL: there is none. */
+void peer_post_refusal(dd_peer *peer, const dd_frame *rts, dd_refusal reason, const dd_message *recv);
 /* Takes the first frame of a queue that is not empty out of it. */
 out_frame *peer_take_out(dd_peer *peer);
 bool lane_has_output(const dd_lane *lane);
+/* Whether frames other than large messages' wait for lane 0. */
+bool peer_has_queued(const dd_peer *peer);
 /* Writes what there is room for; true when anything was written. */
 bool lane_pump(dd_lane *lane);
 void peer_on_cts(dd_peer *peer, const dd_frame *frame);
 void peer_on_refuse(dd_peer *peer, const dd_frame *frame);
 /* Takes a send that is not done out of queues and lanes. */
 void peer_forget_send(dd_peer *peer, dd_message *message);
-/* The same bytes are at `data` now. */
-void peer_move_send(dd_peer *peer, dd_message *message, void *data);
 /* Gives back credit for an eager message that is gone. */
 void peer_return_credit(dd_peer *peer, size_t nbytes);
-static inline size_t
-eager_cost(size_t nbytes)
-{
-    return nbytes + DD_FRAME_NBYTES;
-}
 
-/* ---- peer_recv.c */
+/* ---- context_control.c: what ranks say beside messages */
 
-/* Reads what there is; true when anything came. */
-bool lane_receive(dd_lane *lane);
-/* Takes a receive that has met its message out of the lanes. */
-void peer_forget_recv(dd_peer *peer, dd_message *message);
-void peer_protocol_error(dd_peer *peer, const char *format, ...) DD_PRINTF(2, 3);
-/* The connection breaks, since there is no memory "for a message to it". */
-void peer_break_for_memory(dd_peer *peer, const char *what, size_t nbytes);
-/* "cannot send", or what else has failed; or the other side has closed the connection. */
-void lane_break_for_io(dd_lane *lane, dd_io io, const char *attempt);
-/* Says no to an RTS, and what the receive wants; NULL: there is none. */
-void peer_post_refusal(dd_peer *peer, const dd_frame *rts, dd_refusal reason, const dd_message *recv);
-
-/* ---- context.c */
-
+/* A control frame to a rank, if it can be reached. */
+void context_tell(dd_context *context, int rank, dd_frame_type type, dd_bytes payload);
 /* A frame for a context that is open: ABORT, QUESTION, ANSWER, GOODBYE. */
 void context_on_control(dd_context *context, const dd_frame *frame, dd_bytes payload);
 /* The peer is lost: its messages fail, the handler is told. */
@@ -454,17 +410,78 @@ void context_on_peer_connected(dd_context *context, const dd_peer *peer);
 /* Whether the frame's ranks are those of the peer; breaks the link if not. */
 bool context_check_source(const dd_context *context, const dd_frame *frame, dd_peer *peer);
 
-/* ---- context_match.c */
+/* ---- context_match.c: messages meet receives */
 
 /* The receive that an arriving EAGER or RTS is for, out of its list; NULL: hold it. `is_told`: the handler knows of it. */
 dd_message *context_match(dd_context *context, const dd_frame *frame, bool is_told);
 /* Whether the message fits the receive; if not, the receive ends, and the reason is returned; else 0. */
 int context_check_fit(dd_message *recv, const dd_frame *frame, dd_peer *peer);
-/* Ends a message, on either side, that does not fit the other side's (dd_refusal). */
-void message_fail_misfit(dd_message *message, int reason, const dd_signature *theirs, uint64_t nbytes);
 /* A receive has met an RTS of a peer. */
 void context_begin_rendezvous(dd_message *recv, const dd_frame *frame, dd_peer *peer);
 /* An entry that is in no list or a held one has met its receive: goes on with it as far as it has come, and frees the entry. */
 void context_take_held(dd_message *recv, held *entry);
+
+/* ---- context_held.c: what has come before anybody wanted it */
+
+/* A frame, whole but for a rendezvous's data, in an entry that is in no list: goes to its context, and a message to its receive, or is
+ * kept until there is one. */
+void engine_deliver(held *entry);
+/* What has come for a context that is being opened, one after the other; NULL: nothing more. */
+held *peer_take_early(dd_peer *peer, const context_key *key);
+/* Nobody will want them any more: frees them, and gives their credit back or refuses them. */
+void context_drop_all_held(dd_context *context);
+/* The peer has given up what it had announced. */
+void peer_drop_rts(dd_peer *peer, uint64_t id);
+/* The connection is lost: frees the entries of the list that were not complete. */
+void engine_drop_unfinished(dd_engine *engine, dd_list *list);
+/* Frames that a process has sent to itself. True when there were any. */
+bool self_pump(dd_engine *engine);
+
+/* ---- peer_recv.c: what comes in */
+
+/* Reads what there is; true when anything came. */
+bool lane_receive(dd_lane *lane);
+
+/* ---- peer_link.c: links that come. The handler of the connector; also for tests that bring links of their own */
+
+bool engine_may_accept(void *ctx, const dd_uid *uid);
+void engine_on_accept_failed(void *ctx, const dd_uid *uid);
+bool engine_wants_dial(void *ctx, const dd_uid *uid);
+void engine_on_link(void *ctx, const dd_uid *uid, int number, dd_link *stream);
+void engine_on_dial_failed(void *ctx, const dd_uid *uid, int number, const dd_error *error);
+
+/* ---- engine_bell.c */
+
+/* The socket, and with it the promise that others of this host can ring here. */
+dd_status engine_open_bell(dd_engine *engine, dd_error *err) DD_MUST_CHECK;
+/* Something has come. */
+void engine_answer_bell(dd_engine *engine);
+/* Tells contexts that somebody has rung; after what had come by links. */
+void engine_tell_rung(dd_engine *engine);
+
+/* ---- engine_round.c: what there is to do without waiting */
+
+/* All of that. True when something was. */
+bool engine_run_round(dd_engine *engine);
+/* Of tasks and peers; gives the earliest one that is still to come. */
+int64_t engine_run_deadlines(dd_engine *engine, int64_t now_ns);
+/* What epoll has said. True when something has moved. */
+bool engine_handle_events(dd_engine *engine, const struct epoll_event *events, int nevents);
+/* Everything that has come by now, from all peers: before a verdict on who is gone. */
+void engine_hear_all(dd_engine *engine);
+/* What follows from links that broke. */
+void engine_settle(dd_engine *engine);
+/* Whether what some peer is told of a failure is not on its way yet. */
+bool engine_is_telling(dd_engine *engine);
+/* Not while somebody sleeps who has to see it: nothing then. */
+void engine_drain_wake_fd(dd_engine *engine);
+/* Arranges for being woken. False when there is something to do after all. */
+bool engine_fall_asleep(dd_engine *engine);
+
+/* ---- engine_drive.c: who drives. Above it: engine.c, context.c (opening and closing) */
+
+void engine_drive_init(dd_engine *engine);
+dd_status engine_start_background(dd_engine *engine, dd_error *err) DD_MUST_CHECK;
+void engine_stop_background(dd_engine *engine); /* without the lock */
 
 #endif

@@ -1,9 +1,7 @@
-/* What there is to do in a round of driving: lanes, tasks, deadlines. */
+/* What there is to do in a round of driving: lanes, tasks, deadlines, peers that are lost. */
 #include "transport/engine_internal.h"
 
 #include "core/system.h"
-
-#include <errno.h>
 
 /* Sockets are asked for events in every round of so many. */
 #define ROUNDS_PER_EPOLL_SHM 256u
@@ -18,7 +16,7 @@ void
 dd_engine_add_task_locked(dd_engine *engine, dd_task *task)
 {
     dd_list_push_back(&engine->tasks, &task->link);
-    engine_note_output(engine);
+    engine_rouse_driver(engine);
 }
 
 void
@@ -219,6 +217,78 @@ engine_hear_all(dd_engine *engine)
     engine_tell_rung(engine); /* whether or not: what a process has posted before its end is there */
 }
 
+/* ---- losing peers */
+
+static void
+lose_peer(dd_peer *peer)
+{
+    dd_engine *engine = peer->engine;
+    /* What it has said before its end still counts; its farewell on lane 0 after what came by the others. */
+    for (int i = peer->nlanes - 1; i >= 0; i--) {
+        for (int rounds = 0; rounds < 64 && !peer->lanes[i]->is_ended && lane_receive(peer->lanes[i]);
+             rounds++) {
+        }
+    }
+    peer->is_breaking = false;
+    peer->state = PEER_LOST;
+    peer_set_timer(peer, DD_NEVER_NS);
+    engine_drop_unfinished(engine, &peer->early);
+    for (dd_list *node = engine->context_list.next; node != &engine->context_list; node = node->next) {
+        dd_context *context = DD_CONTAINER_OF(node, dd_context, link);
+        for (int rank = 0; rank < context->nranks; rank++) {
+            if (context->ranks[rank].peer == peer) {
+                engine_drop_unfinished(engine, &context->ranks[rank].held);
+            }
+        }
+    }
+    dd_list *lists[] = {&peer->awaiting, &peer->sending, &peer->flushing, &peer->receiving};
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
+        while (!dd_list_is_empty(lists[i])) {
+            message_fail_lost(DD_CONTAINER_OF(lists[i]->next, dd_message, link));
+        }
+    }
+    peer_drop_output(peer);
+    peer_destroy_lanes(peer);
+    for (dd_list *node = engine->context_list.next; node != &engine->context_list;) {
+        dd_context *context = DD_CONTAINER_OF(node, dd_context, link);
+        node = node->next;
+        context_on_peer_lost(context, peer);
+    }
+    peer_reap(peer);
+}
+
+/* A peer that was lost before another one left because of that: it counts as lost first in all groups,
+ * also in those in which the other one has said nothing. */
+static dd_peer *
+first_lost(const dd_engine *engine)
+{
+    for (dd_list *node = engine->breaking.next; node != &engine->breaking; node = node->next) {
+        dd_peer *peer = DD_CONTAINER_OF(node, dd_peer, breaking);
+        if (peer->is_said_lost) {
+            return peer;
+        }
+    }
+    return DD_CONTAINER_OF(engine->breaking.next, dd_peer, breaking);
+}
+
+void
+engine_settle(dd_engine *engine)
+{
+    if (dd_list_is_empty(&engine->breaking)) {
+        return;
+    }
+    /* Of several peers that are gone, one may have left because of another, and have said so; one that
+     * lives may say so, too. */
+    engine_hear_all(engine);
+    while (!dd_list_is_empty(&engine->breaking)) {
+        dd_peer *peer = first_lost(engine);
+        dd_list_remove(&peer->breaking);
+        lose_peer(peer);
+    }
+}
+
+/* ---- telling of failures */
+
 static bool
 is_told(const dd_peer *peer)
 {
@@ -242,6 +312,8 @@ engine_is_telling(dd_engine *engine)
     }
     return is_any;
 }
+
+/* ---- a round of everything */
 
 static bool
 poll_epoll(dd_engine *engine)

@@ -4,15 +4,12 @@
 #include "core/mem.h"
 #include "core/system.h"
 
+#include <errno.h>
+#include <stdarg.h>
 #include <stdio.h>
-#include <string.h>
 
 #define DIAL_TIMEOUT_NS (30 * DD_NS_PER_S)
 #define GRACE_NS (200 * DD_NS_PER_MS) /* between the ends of two lanes */
-/* Links of processes whose cards are not known here: they may have read ours in a meeting before we have
- * read theirs, or be strangers. More of them than that are told BUSY until their cards are known. */
-#define UNKNOWN_MAX 64
-#define UNKNOWN_KEPT_NS (5 * DD_NS_PER_S)
 #define EARLY_KEPT_NS (60 * DD_NS_PER_S)
 
 /* Why a peer is lost, where there is no memory to say it. */
@@ -66,8 +63,8 @@ destroy_lane(dd_lane *lane)
     dd_mem_free(lane);
 }
 
-static void
-destroy_lanes(dd_peer *peer)
+void
+peer_destroy_lanes(dd_peer *peer)
 {
     for (int i = 0; i < peer->nlanes; i++) {
         destroy_lane(peer->lanes[i]);
@@ -76,11 +73,13 @@ destroy_lanes(dd_peer *peer)
     peer->nlanes = 0;
 }
 
-static void
-drop_output(dd_peer *peer)
+void
+peer_drop_output(dd_peer *peer)
 {
+    peer->nreplies = 0;
     while (!dd_list_is_empty(&peer->out)) {
-        out_frame *out = peer_take_out(peer);
+        out_frame *out = DD_CONTAINER_OF(peer->out.next, out_frame, link);
+        dd_list_remove(&out->link);
         dd_mem_free(out->owned);
         engine_give_out(peer->engine, out);
     }
@@ -91,8 +90,8 @@ peer_destroy(dd_peer *peer)
 {
     dd_engine *engine = peer->engine;
     dd_map_remove(&engine->peers, &peer->node);
-    destroy_lanes(peer);
-    drop_output(peer);
+    peer_destroy_lanes(peer);
+    peer_drop_output(peer);
     dd_list *lists[] = {&peer->early, &peer->given_up};
     for (int i = 0; i < 2; i++) {
         while (!dd_list_is_empty(lists[i])) {
@@ -107,8 +106,8 @@ peer_destroy(dd_peer *peer)
     dd_mem_free(peer);
 }
 
-static void
-set_timer(dd_peer *peer, int64_t timer_ns)
+void
+peer_set_timer(dd_peer *peer, int64_t timer_ns)
 {
     dd_engine *engine = peer->engine;
     engine->ntimers -= peer->timer_ns != DD_NEVER_NS ? 1 : 0;
@@ -126,19 +125,12 @@ peer_reap(dd_peer *peer)
     if (!dd_list_is_empty(&peer->early) || !dd_list_is_empty(&peer->given_up)) {
         /* It came, spoke and went before we had opened the context that it spoke to. */
         if (peer->timer_ns == DD_NEVER_NS) {
-            set_timer(peer, dd_deadline_after(EARLY_KEPT_NS));
+            peer_set_timer(peer, dd_deadline_after(EARLY_KEPT_NS));
         }
         return;
     }
-    set_timer(peer, DD_NEVER_NS);
+    peer_set_timer(peer, DD_NEVER_NS);
     peer_destroy(peer);
-}
-
-dd_peer *
-engine_find_peer(dd_engine *engine, const dd_uid *uid)
-{
-    dd_map_node *node = dd_map_find(&engine->peers, dd_bytes_of(uid, sizeof *uid));
-    return node != NULL ? DD_CONTAINER_OF(node, dd_peer, node) : NULL;
 }
 
 dd_status
@@ -150,59 +142,10 @@ peer_note_card(dd_peer *peer, const dd_card *card, dd_bytes published, dd_error 
         peer->card = *card;
         peer->is_card_known = true;
         if (peer->state == PEER_CONNECTED) {
-            set_timer(peer, DD_NEVER_NS);
+            peer_set_timer(peer, DD_NEVER_NS);
         }
     }
     return status;
-}
-
-static unsigned
-count_unknown(const dd_engine *engine)
-{
-    unsigned count = 0;
-    for (dd_map_node *node = dd_map_next(&engine->peers, NULL); node != NULL;
-         node = dd_map_next(&engine->peers, node)) {
-        const dd_peer *peer = DD_CONTAINER_OF(node, dd_peer, node);
-        count += !peer->is_card_known && (peer->state == PEER_ACCEPTING || peer->state == PEER_CONNECTED);
-    }
-    return count;
-}
-
-dd_peer *
-dd_peer_acquire(dd_peer *peer)
-{
-    dd_engine *engine = peer->engine;
-    dd_engine_lock(engine);
-    if (peer->refs++ == 0) {
-        dd_engine_acquire(engine);
-    }
-    dd_engine_unlock(engine);
-    return peer;
-}
-
-void
-dd_peer_release(dd_peer *peer)
-{
-    if (peer == NULL) {
-        return;
-    }
-    dd_engine *engine = peer->engine;
-    if (engine->generation != dd_fork_generation()) {
-        /* The lock may be in any state; a child has one thread. */
-        if (--peer->refs == 0) {
-            dd_engine_release(engine);
-        }
-        return;
-    }
-    dd_engine_lock(engine);
-    bool is_last = --peer->refs == 0;
-    if (is_last) {
-        peer_reap(peer);
-    }
-    dd_engine_unlock(engine);
-    if (is_last) {
-        dd_engine_release(engine);
-    }
 }
 
 const dd_card *
@@ -306,159 +249,6 @@ dd_engine_check_accepting_locked(dd_engine *engine, dd_error *err)
     return engine->connector != NULL ? dd_connector_check(engine->connector, err) : DD_OK;
 }
 
-static bool
-may_accept_locked(dd_engine *engine, const dd_uid *uid)
-{
-    dd_peer *peer = engine_find_peer(engine, uid);
-    if (engine->is_closing || (peer == NULL && (count_unknown(engine) >= UNKNOWN_MAX ||
-                                                peer_create(engine, uid, &peer, NULL) != DD_OK))) {
-        return false;
-    }
-    /* When both dial, the dial of the smaller uid makes the link, and the other side waits for it. */
-    bool is_theirs = memcmp(uid, &engine->card.uid, sizeof *uid) < 0;
-    if (peer->is_breaking || !(peer->state == PEER_IDLE || (peer->state == PEER_DIALLING && is_theirs))) {
-        return false;
-    }
-    peer->state = PEER_ACCEPTING;
-    return true;
-}
-
-bool
-engine_may_accept(void *ctx, const dd_uid *uid)
-{
-    dd_engine *engine = ctx;
-    dd_engine_lock(engine);
-    bool is_welcome = may_accept_locked(engine, uid);
-    dd_engine_unlock(engine);
-    return is_welcome;
-}
-
-bool
-engine_wants_dial(void *ctx, const dd_uid *uid)
-{
-    dd_engine *engine = ctx;
-    dd_engine_lock(engine);
-    dd_peer *peer = engine_find_peer(engine, uid);
-    bool is_wanted = peer != NULL && peer->state == PEER_DIALLING;
-    if (peer != NULL && !is_wanted) {
-        peer->is_dialled = false;
-    }
-    dd_engine_unlock(engine);
-    return is_wanted;
-}
-
-/* If a link is wanted here, this side dials now, and hears what comes of it. */
-void
-engine_on_accept_failed(void *ctx, const dd_uid *uid)
-{
-    dd_engine *engine = ctx;
-    dd_engine_lock(engine);
-    dd_peer *peer = engine_find_peer(engine, uid);
-    if (peer != NULL && peer->state == PEER_ACCEPTING) {
-        peer->state = PEER_IDLE;
-        if (peer->wants_link) {
-            dd_peer_connect_locked(peer);
-        }
-        peer_reap(peer);
-        engine_wake(engine);
-    }
-    dd_engine_unlock(engine);
-}
-
-static dd_status
-attach_lane(dd_peer *peer, int number, dd_link *stream, dd_error *err)
-{
-    dd_engine *engine = peer->engine;
-    dd_lane *self = dd_mem_alloc(sizeof *self);
-    if (self == NULL) {
-        return dd_error_no_memory(err, sizeof *self);
-    }
-    memset(self, 0, offsetof(dd_lane, buf));
-    self->stream = stream;
-    self->peer = peer;
-    self->number = number;
-    self->watched = EPOLLIN;
-    struct epoll_event event = {.events = EPOLLIN, .data.ptr = self};
-    if (dd_sys_epoll_ctl(engine->epoll_fd, EPOLL_CTL_ADD, stream->fd, &event) != 0) {
-        dd_mem_free(self);
-        return dd_error_set(err, DD_SYSTEM, "cannot watch the connection to %s, pid %lld", peer->card.host,
-                            peer->card.pid);
-    }
-    dd_list_push_back(stream->is_shared_memory ? &engine->shm_lanes : &engine->tcp_lanes, &self->link);
-    engine->ntcp_lanes += stream->is_shared_memory ? 0 : 1;
-    peer->lanes[peer->nlanes++] = self;
-    engine->stats.nconnections++;
-    return DD_OK;
-}
-
-static void
-accept_first_lane(dd_peer *peer, dd_link *stream)
-{
-    dd_error error;
-    if (attach_lane(peer, 0, stream, &error) != DD_OK) {
-        dd_link_close(stream);
-        peer_break(peer, &error);
-        return;
-    }
-    set_timer(peer, peer->is_card_known ? DD_NEVER_NS : dd_deadline_after(UNKNOWN_KEPT_NS));
-    peer->state = PEER_CONNECTED;
-    peer->eager_max = stream->is_shared_memory ? SHM_EAGER_MAX : TCP_EAGER_MAX;
-    dd_list *contexts = &peer->engine->context_list;
-    for (dd_list *node = contexts->next; node != contexts; node = node->next) {
-        context_on_peer_connected(DD_CONTAINER_OF(node, dd_context, link), peer);
-    }
-}
-
-static void
-accept_link_locked(dd_engine *engine, const dd_uid *uid, int number, dd_link *stream)
-{
-    dd_peer *peer = engine_find_peer(engine, uid);
-    if (peer == NULL && number == 0 && !engine->is_closing) {
-        (void)!peer_create(engine, uid, &peer, NULL);
-    }
-    bool is_wanted = peer != NULL && !peer->is_breaking && !engine->is_closing && !peer->is_self;
-    if (is_wanted && number == 0 && peer->state < PEER_CONNECTED) {
-        accept_first_lane(peer, stream);
-        return;
-    }
-    if (number != 0 && peer != NULL && peer->ndialling > 0) {
-        peer->ndialling--;
-    }
-    if (is_wanted && number != 0 && peer->state == PEER_CONNECTED && peer->nlanes < DD_LANES_MAX &&
-        attach_lane(peer, number, stream, NULL) == DD_OK) {
-        return;
-    }
-    dd_link_close(stream);
-}
-
-void
-engine_on_link(void *ctx, const dd_uid *uid, int number, dd_link *stream)
-{
-    dd_engine *engine = ctx;
-    dd_engine_lock(engine);
-    accept_link_locked(engine, uid, number, stream);
-    engine_wake(engine);
-    dd_engine_unlock(engine);
-}
-
-void
-engine_on_dial_failed(void *ctx, const dd_uid *uid, int number, const dd_error *error)
-{
-    dd_engine *engine = ctx;
-    dd_engine_lock(engine);
-    dd_peer *peer = engine_find_peer(engine, uid);
-    if (peer != NULL && number == 0) {
-        peer->is_dialled = false;
-        if (peer->state == PEER_DIALLING) {
-            peer_break(peer, error);
-            engine_wake(engine);
-        }
-    } else if (peer != NULL && number != 0 && peer->ndialling > 0) {
-        peer->ndialling--;
-    }
-    dd_engine_unlock(engine);
-}
-
 /* ---- breaking */
 
 void
@@ -487,75 +277,7 @@ lane_break(dd_lane *lane, const dd_error *error)
     }
     /* What lane 0 has to say about it may be on its way. */
     if (peer->timer_ns == DD_NEVER_NS) {
-        set_timer(peer, dd_deadline_after(GRACE_NS));
-    }
-}
-
-static void
-lose_peer(dd_peer *peer)
-{
-    dd_engine *engine = peer->engine;
-    /* What it has said before its end still counts; its farewell on lane 0 after what came by the others. */
-    for (int i = peer->nlanes - 1; i >= 0; i--) {
-        for (int rounds = 0; rounds < 64 && !peer->lanes[i]->is_ended && lane_receive(peer->lanes[i]);
-             rounds++) {
-        }
-    }
-    peer->is_breaking = false;
-    peer->state = PEER_LOST;
-    set_timer(peer, DD_NEVER_NS);
-    engine_drop_unfinished(engine, &peer->early);
-    for (dd_list *node = engine->context_list.next; node != &engine->context_list; node = node->next) {
-        dd_context *context = DD_CONTAINER_OF(node, dd_context, link);
-        for (int rank = 0; rank < context->nranks; rank++) {
-            if (context->ranks[rank].peer == peer) {
-                engine_drop_unfinished(engine, &context->ranks[rank].held);
-            }
-        }
-    }
-    dd_list *lists[] = {&peer->awaiting, &peer->sending, &peer->flushing, &peer->receiving};
-    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
-        while (!dd_list_is_empty(lists[i])) {
-            message_fail_lost(DD_CONTAINER_OF(lists[i]->next, dd_message, link));
-        }
-    }
-    drop_output(peer);
-    destroy_lanes(peer);
-    for (dd_list *node = engine->context_list.next; node != &engine->context_list;) {
-        dd_context *context = DD_CONTAINER_OF(node, dd_context, link);
-        node = node->next;
-        context_on_peer_lost(context, peer);
-    }
-    peer_reap(peer);
-}
-
-/* A peer that was lost before another one left because of that: it counts as lost first in all groups,
- * also in those in which the other one has said nothing. */
-static dd_peer *
-first_lost(const dd_engine *engine)
-{
-    for (dd_list *node = engine->breaking.next; node != &engine->breaking; node = node->next) {
-        dd_peer *peer = DD_CONTAINER_OF(node, dd_peer, breaking);
-        if (peer->is_said_lost) {
-            return peer;
-        }
-    }
-    return DD_CONTAINER_OF(engine->breaking.next, dd_peer, breaking);
-}
-
-void
-engine_settle(dd_engine *engine)
-{
-    if (dd_list_is_empty(&engine->breaking)) {
-        return;
-    }
-    /* Of several peers that are gone, one may have left because of another, and have said so; one that
-     * lives may say so, too. */
-    engine_hear_all(engine);
-    while (!dd_list_is_empty(&engine->breaking)) {
-        dd_peer *peer = first_lost(engine);
-        dd_list_remove(&peer->breaking);
-        lose_peer(peer);
+        peer_set_timer(peer, dd_deadline_after(GRACE_NS));
     }
 }
 
@@ -564,7 +286,7 @@ end_stranger(dd_peer *peer)
 {
     const dd_engine *engine = peer->engine;
     if (engine->nmeetings > 0 || !engine->has_met) {
-        set_timer(peer, dd_deadline_after(UNKNOWN_KEPT_NS));
+        peer_set_timer(peer, dd_deadline_after(UNKNOWN_KEPT_NS));
         return;
     }
     dd_error error;
@@ -575,7 +297,7 @@ end_stranger(dd_peer *peer)
 void
 peer_on_timer(dd_peer *peer)
 {
-    set_timer(peer, DD_NEVER_NS);
+    peer_set_timer(peer, DD_NEVER_NS);
     if (peer->state == PEER_CONNECTED && !peer->is_card_known) {
         end_stranger(peer);
     } else if (peer->state == PEER_CONNECTED) {
@@ -588,41 +310,58 @@ peer_on_timer(dd_peer *peer)
 }
 
 void
-engine_say_bye(dd_engine *engine)
+lane_end_input(dd_lane *lane)
 {
-    for (dd_map_node *node = dd_map_next(&engine->peers, NULL); node != NULL;
-         node = dd_map_next(&engine->peers, node)) {
-        dd_peer *peer = DD_CONTAINER_OF(node, dd_peer, node);
-        if (peer->state == PEER_CONNECTED && !peer->is_self) {
-            dd_frame frame = {.type = DD_FRAME_BYE};
-            peer_post_frame(peer, &frame, (dd_bytes){0});
-        }
-    }
+    lane->is_ended = true;
+    lane->payload_left = 0;
+    lane->begin = lane->end = 0;
 }
 
-bool
-peer_is_flushed(const dd_peer *peer)
+void
+peer_protocol_error(dd_peer *peer, const char *format, ...)
 {
-    if (peer->state != PEER_CONNECTED || peer->is_self) {
-        return true;
-    }
+    char what[256];
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    dd_error error;
+    (void)dd_error_set(&error, DD_PROTOCOL, "it broke the protocol: %s", what);
     for (int i = 0; i < peer->nlanes; i++) {
-        const dd_lane *lane = peer->lanes[i];
-        if (!lane->is_output_dead &&
-            (lane_has_output(lane) || !lane->stream->ops->has_arrived(lane->stream))) {
-            return false;
-        }
+        lane_end_input(peer->lanes[i]);
+        peer->lanes[i]->is_output_dead = true;
     }
-    return true;
+    peer_break(peer, &error);
 }
 
-bool
-peer_has_queued(const dd_peer *peer)
+void
+peer_break_for_memory(dd_peer *peer, const char *what, size_t nbytes)
 {
-    if (peer->state != PEER_CONNECTED || peer->is_self) {
-        return false;
+    dd_error error;
+    (void)dd_error_set(&error, DD_OUT_OF_MEMORY, "no memory %s (%zu bytes)", what, nbytes);
+    peer_break(peer, &error);
+}
+
+void
+lane_break_for_io(dd_lane *lane, dd_io io, const char *attempt)
+{
+    dd_error error;
+    if (io == DD_IO_FAILED) {
+        (void)dd_error_set_errno(&error, DD_PEER_LOST, errno, "%s by %s", attempt, lane->stream->ops->name);
+    } else {
+        (void)dd_error_set(&error, DD_PEER_LOST, "connection closed");
     }
-    const dd_lane *first = peer->lanes[0];
-    return !first->is_output_dead && (!dd_list_is_empty(&peer->out) ||
-                                      (first->is_writing && first->current.frame.type != DD_FRAME_DATA));
+    lane_break(lane, &error);
+}
+
+void
+peer_forget_recv(dd_peer *peer, dd_message *message)
+{
+    for (int i = 0; i < peer->nlanes; i++) {
+        dd_lane *lane = peer->lanes[i];
+        if (lane->recv == message) {
+            lane->recv = NULL;
+            lane->sink = NULL;
+        }
+    }
 }

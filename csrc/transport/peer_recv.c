@@ -2,74 +2,12 @@
  * where they belong. */
 #include "transport/engine_internal.h"
 
-#include "core/mem.h"
-
-#include <errno.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
 
 /* Read in one round before others have their turn. */
 #define ROUND_NBYTES ((size_t)2 << 20)
 /* From here on a payload is read without the buffer. */
 #define DIRECT_NBYTES ((size_t)1024)
-
-static void
-end_input(dd_lane *lane)
-{
-    lane->is_ended = true;
-    lane->payload_left = 0;
-    lane->begin = lane->end = 0;
-}
-
-void
-peer_protocol_error(dd_peer *peer, const char *format, ...)
-{
-    char what[256];
-    va_list args;
-    va_start(args, format);
-    (void)vsnprintf(what, sizeof what, format, args);
-    va_end(args);
-    dd_error error;
-    (void)dd_error_set(&error, DD_PROTOCOL, "it broke the protocol: %s", what);
-    for (int i = 0; i < peer->nlanes; i++) {
-        end_input(peer->lanes[i]);
-        peer->lanes[i]->is_output_dead = true;
-    }
-    peer_break(peer, &error);
-}
-
-void
-peer_break_for_memory(dd_peer *peer, const char *what, size_t nbytes)
-{
-    dd_error error;
-    (void)dd_error_set(&error, DD_OUT_OF_MEMORY, "no memory %s (%zu bytes)", what, nbytes);
-    peer_break(peer, &error);
-}
-
-void
-lane_break_for_io(dd_lane *lane, dd_io io, const char *attempt)
-{
-    dd_error error;
-    if (io == DD_IO_FAILED) {
-        (void)dd_error_set_errno(&error, DD_PEER_LOST, errno, "%s by %s", attempt, lane->stream->ops->name);
-    } else {
-        (void)dd_error_set(&error, DD_PEER_LOST, "connection closed");
-    }
-    lane_break(lane, &error);
-}
-
-void
-peer_post_refusal(dd_peer *peer, const dd_frame *rts, dd_refusal reason, const dd_message *recv)
-{
-    dd_frame frame = reply_frame(rts, DD_FRAME_REFUSE);
-    frame.reason = (uint8_t)reason;
-    frame.nbytes = recv != NULL ? recv->nbytes : 0;
-    if (recv != NULL && recv->signature != NULL) {
-        frame.signature = *recv->signature;
-    }
-    peer_post_reply(peer, &frame);
-}
 
 /* NULL: there is no room, and the connection breaks. */
 static held *
@@ -82,7 +20,7 @@ take_held(dd_lane *lane, const dd_frame *frame)
     }
     held *entry = engine_take_held(peer, frame);
     if (entry == NULL) {
-        end_input(lane);
+        lane_end_input(lane);
         peer_break_for_memory(peer, "for a message from it", frame->payload);
     }
     return entry;
@@ -214,7 +152,7 @@ on_bye(dd_lane *lane)
     dd_error error;
     (void)dd_error_set(&error, DD_PEER_LOST, "it has closed its groups");
     for (int i = 0; i < peer->nlanes; i++) {
-        end_input(peer->lanes[i]);
+        lane_end_input(peer->lanes[i]);
     }
     peer_break(peer, &error);
 }
@@ -421,7 +359,7 @@ parse(dd_lane *lane)
 static void
 on_input_end(dd_lane *lane, dd_io io)
 {
-    end_input(lane);
+    lane_end_input(lane);
     lane->is_output_dead = lane->is_output_dead || lane->number != 0;
     lane_break_for_io(lane, io, "cannot receive");
 }
@@ -471,16 +409,4 @@ lane_receive(dd_lane *lane)
     while (!lane->is_ended && !lane->is_held_up && moved < ROUND_NBYTES && read_once(lane, &moved)) {
     }
     return moved > 0;
-}
-
-void
-peer_forget_recv(dd_peer *peer, dd_message *message)
-{
-    for (int i = 0; i < peer->nlanes; i++) {
-        dd_lane *lane = peer->lanes[i];
-        if (lane->recv == message) {
-            lane->recv = NULL;
-            lane->sink = NULL;
-        }
-    }
 }

@@ -4,7 +4,6 @@
 
 #include "core/mem.h"
 
-#include <errno.h>
 #include <string.h>
 
 /* Credit is returned with whatever is sent; alone when this much has come together. */
@@ -37,6 +36,13 @@ kill_output(dd_lane *lane, dd_io io)
     lane->current.owned = NULL;
 }
 
+/* Of a frame that has one. */
+static uint8_t *
+payload_of(const out_frame *out)
+{
+    return out->message != NULL ? (uint8_t *)out->message->data + out->frame.offset : out->owned;
+}
+
 /* What is still to be written of the current frame; at most two parts. */
 static int
 rest_of_current(const dd_lane *lane, struct iovec parts[2])
@@ -52,8 +58,7 @@ rest_of_current(const dd_lane *lane, struct iovec parts[2])
     }
     size_t left = current->frame.payload - data_at;
     if (left > 0) {
-        parts[nparts++] =
-            (struct iovec){.iov_base = (void *)(uintptr_t)(current->data + data_at), .iov_len = left};
+        parts[nparts++] = (struct iovec){.iov_base = payload_of(current) + data_at, .iov_len = left};
     }
     return nparts;
 }
@@ -127,7 +132,6 @@ cut_fragment(dd_lane *lane)
     current->frame.offset = message->cut;
     current->frame.nbytes = message->nbytes;
     current->frame.payload = (uint32_t)len;
-    current->data = message->data != NULL ? (const uint8_t *)message->data + message->cut : NULL;
     current->owned = NULL;
     current->message = message;
     message->cut += len;
@@ -179,6 +183,17 @@ lane_has_output(const dd_lane *lane)
 }
 
 bool
+peer_has_queued(const dd_peer *peer)
+{
+    if (peer->state != PEER_CONNECTED || peer->is_self) {
+        return false;
+    }
+    const dd_lane *first = peer->lanes[0];
+    return !first->is_output_dead && (!dd_list_is_empty(&peer->out) ||
+                                      (first->is_writing && first->current.frame.type != DD_FRAME_DATA));
+}
+
+bool
 lane_pump(dd_lane *lane)
 {
     size_t moved = 0;
@@ -203,7 +218,7 @@ queue(dd_peer *peer, const out_frame *out)
         return false;
     }
     dd_list_push_back(&peer->out, &queued->link);
-    engine_note_output(peer->engine);
+    engine_rouse_driver(peer->engine);
     return true;
 }
 
@@ -220,7 +235,6 @@ peer_post_frame(dd_peer *peer, const dd_frame *frame, dd_bytes payload)
         if (new.owned != NULL) {
             memcpy(new.owned, payload.data, payload.len);
         }
-        new.data = new.owned;
     }
     if ((payload.len > 0 && new.owned == NULL) || !queue(peer, &new)) {
         dd_mem_free(new.owned);
@@ -240,6 +254,18 @@ peer_post_reply(dd_peer *peer, const dd_frame *frame)
     }
 }
 
+void
+peer_post_refusal(dd_peer *peer, const dd_frame *rts, dd_refusal reason, const dd_message *recv)
+{
+    dd_frame frame = reply_frame(rts, DD_FRAME_REFUSE);
+    frame.reason = (uint8_t)reason;
+    frame.nbytes = recv != NULL ? recv->nbytes : 0;
+    if (recv != NULL && recv->signature != NULL) {
+        frame.signature = *recv->signature;
+    }
+    peer_post_reply(peer, &frame);
+}
+
 /* Writes the frame at once if nothing is before it. What is left of it becomes the lane's current frame.
  * False when it has to be queued; a lane that breaks in it is as good as one that has taken it. */
 static bool
@@ -253,7 +279,7 @@ write_at_once(dd_peer *peer, const out_frame *out)
     begin_current(first);
     size_t moved = 0;
     if (!first->is_output_dead && !write_current(first, &moved)) {
-        engine_note_output(peer->engine);
+        engine_rouse_driver(peer->engine);
     }
     return true;
 }
@@ -293,7 +319,6 @@ peer_post_message(dd_peer *peer, out_frame *out)
     if (is_eager) {
         peer->credit -= cost;
         out->frame.payload = (uint32_t)message->nbytes;
-        out->data = message->data;
         dd_list_push_back(&peer->flushing, &message->link);
     } else {
         out->frame.id = message->id = ++peer->last_id;
@@ -373,17 +398,16 @@ static void
 detach_current(dd_lane *lane)
 {
     out_frame *current = &lane->current;
-    current->message = NULL;
     if (current->frame.payload > 0) {
         current->owned = dd_mem_alloc(current->frame.payload);
         if (current->owned == NULL) {
             lane->is_output_dead = true;
             peer_break_for_memory(lane->peer, "for a message to it", current->frame.payload);
-            return;
+        } else {
+            memcpy(current->owned, payload_of(current), current->frame.payload);
         }
-        memcpy(current->owned, current->data, current->frame.payload);
     }
-    current->data = current->owned;
+    current->message = NULL;
 }
 
 /* True when the frame had not been begun. */
@@ -408,10 +432,6 @@ peer_forget_send(dd_peer *peer, dd_message *message)
         peer->credit += message->id == 0 && !peer->is_self ? eager_cost(message->nbytes) : 0;
         return;
     }
-    if (peer->is_self) {
-        self_drop_send(peer, message);
-        return;
-    }
     for (int i = 0; i < peer->nlanes; i++) {
         if (peer->lanes[i]->is_writing && peer->lanes[i]->current.message == message) {
             detach_current(peer->lanes[i]);
@@ -421,28 +441,4 @@ peer_forget_send(dd_peer *peer, dd_message *message)
         dd_frame frame = {.type = DD_FRAME_CANCEL, .id = message->id};
         peer_post_frame(peer, &frame, (dd_bytes){0});
     }
-}
-
-/* ---- moving */
-
-static void
-move_frame(out_frame *out, const dd_message *message, const uint8_t *data)
-{
-    if (out->message == message && out->data != NULL) {
-        out->data = data + (out->data - (const uint8_t *)message->data);
-    }
-}
-
-void
-peer_move_send(dd_peer *peer, dd_message *message, void *data)
-{
-    for (dd_list *node = peer->out.next; node != &peer->out; node = node->next) {
-        move_frame(DD_CONTAINER_OF(node, out_frame, link), message, data);
-    }
-    for (int i = 0; i < peer->nlanes; i++) {
-        if (peer->lanes[i]->is_writing) {
-            move_frame(&peer->lanes[i]->current, message, data);
-        }
-    }
-    message->data = data;
 }

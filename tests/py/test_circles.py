@@ -31,7 +31,7 @@ def test_four_may_not(tmp_path):
     make_circle(tmp_path, "large", 4)
     code, text = run(tmp_path)
     assert code == 1
-    assert "4 files need each other: file_0, file_1, file_2, file_3" in text
+    assert "4 files need each other, where 3 is the most: file_0, file_1, file_2, file_3" in text
 
 
 def test_what_is_static_or_said_in_a_comment_does_not_count(tmp_path):
@@ -40,11 +40,8 @@ def test_what_is_static_or_said_in_a_comment_does_not_count(tmp_path):
     assert run(tmp_path)[0] == 0
 
 
-def test_exceptions_may_not_grow(tmp_path):
-    make_circle(tmp_path, "transport", 12)
-    assert run(tmp_path)[0] == 1
+def test_some_folders_are_only_told_of(tmp_path):
     make_circle(tmp_path, "nccl", 11)
-    (tmp_path / "transport" / "file_3.c").write_text("", encoding="utf-8")
     code, text = run(tmp_path)
     assert code == 0
-    assert "transport is down to []" in text and "nccl has 11" in text
+    assert "nccl has 11" in text

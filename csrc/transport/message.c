@@ -1,5 +1,6 @@
 #include "transport/engine_internal.h"
 
+#include "core/dtype.h"
 #include "core/mem.h"
 
 #include <stdarg.h>
@@ -127,94 +128,49 @@ dd_context_tell_locked(dd_message *message)
     return !message->is_posted;
 }
 
-/* ---- looking for the end of one */
+/* ---- messages that do not fit each other */
 
-/* A round of everything counts as so many looks at one peer. */
-#define LOOKS_PER_ROUND 16
-
-/* NULL: not linked by shared memory. */
-static dd_lane *
-shm_lane(const dd_peer *peer)
-{
-    return peer->nlanes > 0 && peer->lanes[0]->stream->is_shared_memory ? peer->lanes[0] : NULL;
-}
-
+/* Ends a P2P message, on either side, where the other one has another dtype. */
 static void
-look_at(dd_peer *peer)
+fail_dtype(dd_message *message, const dd_signature *theirs)
 {
-    dd_lane *lane = shm_lane(peer);
-    if (lane == NULL) {
-        (void)self_pump(peer->engine);
-        return;
-    }
-    if (!lane->is_ended) {
-        (void)lane_receive(lane);
-    }
-    if (lane_has_output(lane)) {
-        (void)lane_pump(lane);
-    }
-}
-
-/* Nothing that others wait for. */
-static bool
-is_alone(const dd_engine *engine)
-{
-    return engine->nposted == 1 && dd_list_is_empty(&engine->tasks) &&
-           atomic_load_explicit(&engine->nattentive, memory_order_relaxed) == 0;
-}
-
-bool
-dd_context_look_locked(dd_message *message, int nlooks)
-{
-    dd_engine *engine = message->context->engine;
-    dd_peer *peer = message->peer; /* NULL: any */
-    if (peer != NULL && !peer->is_self && shm_lane(peer) == NULL) {
-        return false;
-    }
-    if (engine->spin.most_ns == 0) {
-        nlooks = 1;
-    }
-    bool is_due = engine_note_caller(engine);
-    bool is_narrow = peer != NULL && !is_due && is_alone(engine);
-    for (int look = 0; look < nlooks; look += is_narrow ? 1 : LOOKS_PER_ROUND) {
-        if (is_narrow) {
-            look_at(peer);
-        } else {
-            (void)engine_run_round(engine);
-        }
-        if (dd_context_tell_locked(message) ||
-            atomic_load_explicit(&engine->nlockers, memory_order_relaxed) > 0) {
-            break;
-        }
-        dd_spin_pause();
-    }
-    engine_tell_done(engine); /* what else has ended meanwhile */
-    dd_engine_settle_driver_locked(engine);
-    return !message->is_posted;
-}
-
-/* ---- pools */
-
-out_frame *
-engine_take_out(dd_engine *engine, const out_frame *out)
-{
-    out_frame *copy = engine->free_out;
-    if (copy != NULL) {
-        engine->free_out = (out_frame *)copy->link.next;
-    } else {
-        copy = dd_mem_alloc(sizeof *copy);
-        if (copy == NULL) {
-            return NULL;
-        }
-    }
-    *copy = *out;
-    dd_list_init(&copy->link);
-    return copy;
+    const dd_card *card = &message->peer->card;
+    const dd_signature *ours = message->signature;
+    message_fail(
+        message, DD_MISMATCH,
+        message->is_send
+            ? "rank %d (%s, pid %lld) receives %llu elements of %s (tag %llu), and was sent %llu of %s: "
+              "send that dtype, or receive bytes (uint8)"
+            : "rank %d (%s, pid %lld) has sent %llu elements of %s (tag %llu), and %llu of %s are to be "
+              "received: receive that dtype, or bytes (uint8)",
+        message->source, card->host, card->pid, (unsigned long long)theirs->count,
+        dd_dtype_name((dd_dtype)theirs->dtype), (unsigned long long)message->tag,
+        (unsigned long long)ours->count, dd_dtype_name((dd_dtype)ours->dtype));
 }
 
 void
-engine_give_out(dd_engine *engine, out_frame *out)
+message_fail_misfit(dd_message *message, int reason, const dd_signature *theirs, uint64_t nbytes)
 {
-    out->link.next = (dd_list *)engine->free_out;
-    engine->free_out = out;
+    const dd_card *card = &message->peer->card;
+    int rank = message->source; /* also of a send: the other side */
+    unsigned long long their_nbytes = nbytes;
+    if (reason == DD_REFUSED_CLOSED) {
+        message_fail_closed(message);
+    } else if (reason == DD_REFUSED_MISMATCH && message->kind == DD_MESSAGE_P2P &&
+               message->signature != NULL) {
+        fail_dtype(message, theirs);
+    } else if (reason == DD_REFUSED_TOO_LARGE) {
+        message_fail(message, DD_INVALID_ARGUMENT,
+                     message->is_send
+                         ? "rank %d (%s, pid %lld) has room for %llu bytes and was sent %zu"
+                         : "rank %d (%s, pid %lld) has sent %llu bytes, and there is room for %zu",
+                     rank, card->host, card->pid, their_nbytes, message->nbytes);
+    } else if (!message->is_send && nbytes != message->nbytes) {
+        message_fail(message, DD_MISMATCH,
+                     "rank %d (%s, pid %lld) has sent %llu bytes, where %zu were expected", rank, card->host,
+                     card->pid, their_nbytes, message->nbytes);
+    } else {
+        message_fail(message, DD_MISMATCH, "rank %d (%s, pid %lld) is in another operation", rank, card->host,
+                     card->pid);
+    }
 }

@@ -1,0 +1,272 @@
+/* What everything in the engine stands on, and what knows nothing of who drives: the lock, waking those who wait, contexts and peers by
+ * their keys, pools. */
+#include "transport/engine_internal.h"
+
+#include "core/lock.h"
+#include "core/mem.h"
+#include "core/system.h"
+
+/* A thread that wants the lock tries for so many looks before it sleeps on it: a driver gives it up after
+ * each round. */
+#define LOCK_LOOKS 200
+#define FREE_HELD_MAX 256
+
+dd_engine *
+dd_engine_acquire(dd_engine *engine)
+{
+    atomic_fetch_add_explicit(&engine->refs, 1, memory_order_relaxed);
+    return engine;
+}
+
+dd_status
+dd_engine_check_fork(const dd_engine *engine, dd_error *err)
+{
+    if (engine_is_forked(engine)) {
+        return dd_error_set(err, DD_FORKED, "the groups of a process cannot be used in its forked child");
+    }
+    return DD_OK;
+}
+
+bool
+dd_engine_is_torn(dd_engine *engine)
+{
+    if (!engine_is_forked(engine)) {
+        return false;
+    }
+    /* A lock is what it was at the fork. */
+    if (!dd_lock_try(&engine->mu)) {
+        return true;
+    }
+    dd_lock_release(&engine->mu);
+    return false;
+}
+
+void
+dd_engine_get_stats(dd_engine *engine, dd_engine_stats *stats)
+{
+    dd_engine_lock(engine);
+    *stats = engine->stats;
+    dd_engine_unlock(engine);
+}
+
+/* ---- the lock */
+
+void
+dd_engine_lock(dd_engine *engine)
+{
+    if (dd_lock_try(&engine->mu)) {
+        return;
+    }
+    atomic_fetch_add_explicit(&engine->nlockers, 1, memory_order_relaxed);
+    for (int look = 0; look < LOCK_LOOKS; look++) {
+        dd_spin_pause();
+        if (dd_lock_try(&engine->mu)) {
+            atomic_fetch_sub_explicit(&engine->nlockers, 1, memory_order_relaxed);
+            return;
+        }
+    }
+    dd_lock_take(&engine->mu);
+    atomic_fetch_sub_explicit(&engine->nlockers, 1, memory_order_relaxed);
+}
+
+bool
+dd_engine_try_lock(dd_engine *engine)
+{
+    return dd_lock_try(&engine->mu);
+}
+
+void
+engine_rouse_driver(dd_engine *engine)
+{
+    const uint64_t one = 1;
+    if (engine->driver != NULL && engine->driver->is_asleep) {
+        /* Can only fail when the counter is full, and then there is an event anyway. */
+        (void)!dd_sys_write(engine->wake_fd, &one, sizeof one);
+    }
+}
+
+void
+engine_wake_done_waiters(dd_engine *engine)
+{
+    for (dd_list *node = engine->waiters.next; node != &engine->waiters; node = node->next) {
+        dd_waiter *other = DD_CONTAINER_OF(node, dd_waiter, link);
+        if (waiter_is_done(other)) {
+            dd_cond_signal(&other->turn);
+        }
+    }
+    if (engine->driver != NULL && waiter_is_done(engine->driver)) {
+        engine_rouse_driver(engine);
+    }
+}
+
+void
+dd_engine_unlock(dd_engine *engine)
+{
+    if (engine->is_wake_due) {
+        engine->is_wake_due = false;
+        engine_wake_done_waiters(engine);
+    }
+    dd_lock_release(&engine->mu);
+}
+
+void
+dd_engine_note_ended_locked(dd_engine *engine)
+{
+    engine->is_wake_due = true;
+}
+
+void
+engine_let_others_in(dd_engine *engine)
+{
+    dd_engine_unlock(engine);
+    for (int look = 0; look < LOCK_LOOKS && atomic_load_explicit(&engine->nlockers, memory_order_relaxed) > 0;
+         look++) {
+        if (look < LOCK_LOOKS / 2) {
+            dd_spin_pause();
+        } else {
+            dd_sys_sched_yield();
+        }
+    }
+    /* Not counted among nlockers: two drivers would make room for each other for ever. */
+    dd_lock_take(&engine->mu);
+}
+
+/* ---- waking */
+
+void
+engine_wake(dd_engine *engine)
+{
+    if (engine->driver == NULL) {
+        engine->is_kicked = true;
+        dd_cond_signal(&engine->background.turn);
+    } else {
+        engine_rouse_driver(engine);
+    }
+}
+
+/* ---- peers and contexts by their keys */
+
+dd_peer *
+engine_find_peer(dd_engine *engine, const dd_uid *uid)
+{
+    dd_map_node *node = dd_map_find(&engine->peers, dd_bytes_of(uid, sizeof *uid));
+    return node != NULL ? DD_CONTAINER_OF(node, dd_peer, node) : NULL;
+}
+
+dd_context *
+engine_find_context(dd_engine *engine, uint64_t id, uint32_t rank)
+{
+    context_key key = {.id = id, .rank = rank};
+    dd_map_node *node = dd_map_find(&engine->contexts, dd_bytes_of(&key, sizeof key));
+    return node != NULL ? DD_CONTAINER_OF(node, dd_context, node) : NULL;
+}
+
+static size_t
+nkept(const dd_engine *engine)
+{
+    return engine->nclosed < CLOSED_CONTEXTS_KEPT ? engine->nclosed : CLOSED_CONTEXTS_KEPT;
+}
+
+bool
+engine_has_closed(const dd_engine *engine, uint64_t id, uint32_t rank)
+{
+    for (size_t i = 0; i < nkept(engine); i++) {
+        if (engine->closed[i].id == id && engine->closed[i].rank == rank) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void
+engine_note_closed(dd_engine *engine, const context_key *key)
+{
+    engine->closed[engine->nclosed++ % CLOSED_CONTEXTS_KEPT] = *key;
+}
+
+void
+engine_forget_closed(dd_engine *engine, const context_key *key)
+{
+    for (size_t i = 0; i < nkept(engine); i++) {
+        if (engine->closed[i].id == key->id && engine->closed[i].rank == key->rank) {
+            engine->closed[i] = (context_key){.rank = UINT64_MAX};
+        }
+    }
+}
+
+/* ---- pools */
+
+out_frame *
+engine_take_out(dd_engine *engine, const out_frame *out)
+{
+    out_frame *copy = engine->free_out;
+    if (copy != NULL) {
+        engine->free_out = (out_frame *)copy->link.next;
+    } else {
+        copy = dd_mem_alloc(sizeof *copy);
+        if (copy == NULL) {
+            return NULL;
+        }
+    }
+    *copy = *out;
+    dd_list_init(&copy->link);
+    return copy;
+}
+
+void
+engine_give_out(dd_engine *engine, out_frame *out)
+{
+    out->link.next = (dd_list *)engine->free_out;
+    engine->free_out = out;
+}
+
+bool
+held_make_room(held *entry, size_t nbytes)
+{
+    entry->data = nbytes > HELD_INLINE_NBYTES ? dd_mem_alloc(nbytes) : entry->small;
+    return entry->data != NULL;
+}
+
+held *
+engine_take_held(dd_peer *peer, const dd_frame *frame)
+{
+    dd_engine *engine = peer->engine;
+    held *entry = engine->free_held;
+    if (entry != NULL) {
+        engine->free_held = (held *)entry->link.next;
+        engine->nfree_held--;
+    } else {
+        entry = dd_mem_alloc(sizeof *entry);
+    }
+    if (entry == NULL || !held_make_room(entry, frame->payload)) {
+        dd_mem_free(entry);
+        return NULL;
+    }
+    dd_list_init(&entry->link);
+    entry->frame = *frame;
+    entry->peer = peer;
+    entry->is_told = false;
+    entry->sender = NULL;
+    entry->order = engine->next_order++;
+    peer->nheld++;
+    engine->stats.held_nbytes += frame->payload;
+    return entry;
+}
+
+void
+engine_give_held(dd_engine *engine, held *entry)
+{
+    dd_list_remove(&entry->link);
+    entry->peer->nheld--;
+    engine->stats.held_nbytes -= entry->frame.payload;
+    if (entry->data != entry->small) {
+        dd_mem_free(entry->data);
+    }
+    if (engine->nfree_held >= FREE_HELD_MAX) {
+        dd_mem_free(entry);
+        return;
+    }
+    entry->link.next = (dd_list *)engine->free_held;
+    engine->free_held = entry;
+    engine->nfree_held++;
+}

@@ -1,0 +1,176 @@
+/* Links come: the handler of the connector. */
+#include "transport/engine_internal.h"
+
+#include "core/mem.h"
+#include "core/system.h"
+
+#include <string.h>
+
+/* Links of processes whose cards are not known here: they may have read ours in a meeting before we have
+ * read theirs, or be strangers. More of them than that are told BUSY until their cards are known. */
+#define UNKNOWN_MAX 64
+
+static unsigned
+count_unknown(const dd_engine *engine)
+{
+    unsigned count = 0;
+    for (dd_map_node *node = dd_map_next(&engine->peers, NULL); node != NULL;
+         node = dd_map_next(&engine->peers, node)) {
+        const dd_peer *peer = DD_CONTAINER_OF(node, dd_peer, node);
+        count += !peer->is_card_known && (peer->state == PEER_ACCEPTING || peer->state == PEER_CONNECTED);
+    }
+    return count;
+}
+
+static bool
+may_accept_locked(dd_engine *engine, const dd_uid *uid)
+{
+    dd_peer *peer = engine_find_peer(engine, uid);
+    if (engine->is_closing || (peer == NULL && (count_unknown(engine) >= UNKNOWN_MAX ||
+                                                peer_create(engine, uid, &peer, NULL) != DD_OK))) {
+        return false;
+    }
+    /* When both dial, the dial of the smaller uid makes the link, and the other side waits for it. */
+    bool is_theirs = memcmp(uid, &engine->card.uid, sizeof *uid) < 0;
+    if (peer->is_breaking || !(peer->state == PEER_IDLE || (peer->state == PEER_DIALLING && is_theirs))) {
+        return false;
+    }
+    peer->state = PEER_ACCEPTING;
+    return true;
+}
+
+bool
+engine_may_accept(void *ctx, const dd_uid *uid)
+{
+    dd_engine *engine = ctx;
+    dd_engine_lock(engine);
+    bool is_welcome = may_accept_locked(engine, uid);
+    dd_engine_unlock(engine);
+    return is_welcome;
+}
+
+bool
+engine_wants_dial(void *ctx, const dd_uid *uid)
+{
+    dd_engine *engine = ctx;
+    dd_engine_lock(engine);
+    dd_peer *peer = engine_find_peer(engine, uid);
+    bool is_wanted = peer != NULL && peer->state == PEER_DIALLING;
+    if (peer != NULL && !is_wanted) {
+        peer->is_dialled = false;
+    }
+    dd_engine_unlock(engine);
+    return is_wanted;
+}
+
+/* If a link is wanted here, this side dials now, and hears what comes of it. */
+void
+engine_on_accept_failed(void *ctx, const dd_uid *uid)
+{
+    dd_engine *engine = ctx;
+    dd_engine_lock(engine);
+    dd_peer *peer = engine_find_peer(engine, uid);
+    if (peer != NULL && peer->state == PEER_ACCEPTING) {
+        peer->state = PEER_IDLE;
+        if (peer->wants_link) {
+            dd_peer_connect_locked(peer);
+        }
+        peer_reap(peer);
+        engine_wake(engine);
+    }
+    dd_engine_unlock(engine);
+}
+
+static dd_status
+attach_lane(dd_peer *peer, int number, dd_link *stream, dd_error *err)
+{
+    dd_engine *engine = peer->engine;
+    dd_lane *self = dd_mem_alloc(sizeof *self);
+    if (self == NULL) {
+        return dd_error_no_memory(err, sizeof *self);
+    }
+    memset(self, 0, offsetof(dd_lane, buf));
+    self->stream = stream;
+    self->peer = peer;
+    self->number = number;
+    self->watched = EPOLLIN;
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = self};
+    if (dd_sys_epoll_ctl(engine->epoll_fd, EPOLL_CTL_ADD, stream->fd, &event) != 0) {
+        dd_mem_free(self);
+        return dd_error_set(err, DD_SYSTEM, "cannot watch the connection to %s, pid %lld", peer->card.host,
+                            peer->card.pid);
+    }
+    dd_list_push_back(stream->is_shared_memory ? &engine->shm_lanes : &engine->tcp_lanes, &self->link);
+    engine->ntcp_lanes += stream->is_shared_memory ? 0 : 1;
+    peer->lanes[peer->nlanes++] = self;
+    engine->stats.nconnections++;
+    return DD_OK;
+}
+
+static void
+accept_first_lane(dd_peer *peer, dd_link *stream)
+{
+    dd_error error;
+    if (attach_lane(peer, 0, stream, &error) != DD_OK) {
+        dd_link_close(stream);
+        peer_break(peer, &error);
+        return;
+    }
+    peer_set_timer(peer, peer->is_card_known ? DD_NEVER_NS : dd_deadline_after(UNKNOWN_KEPT_NS));
+    peer->state = PEER_CONNECTED;
+    peer->eager_max = stream->is_shared_memory ? SHM_EAGER_MAX : TCP_EAGER_MAX;
+    dd_list *contexts = &peer->engine->context_list;
+    for (dd_list *node = contexts->next; node != contexts; node = node->next) {
+        context_on_peer_connected(DD_CONTAINER_OF(node, dd_context, link), peer);
+    }
+}
+
+static void
+accept_link_locked(dd_engine *engine, const dd_uid *uid, int number, dd_link *stream)
+{
+    dd_peer *peer = engine_find_peer(engine, uid);
+    if (peer == NULL && number == 0 && !engine->is_closing) {
+        (void)!peer_create(engine, uid, &peer, NULL);
+    }
+    bool is_wanted = peer != NULL && !peer->is_breaking && !engine->is_closing && !peer->is_self;
+    if (is_wanted && number == 0 && peer->state < PEER_CONNECTED) {
+        accept_first_lane(peer, stream);
+        return;
+    }
+    if (number != 0 && peer != NULL && peer->ndialling > 0) {
+        peer->ndialling--;
+    }
+    if (is_wanted && number != 0 && peer->state == PEER_CONNECTED && peer->nlanes < DD_LANES_MAX &&
+        attach_lane(peer, number, stream, NULL) == DD_OK) {
+        return;
+    }
+    dd_link_close(stream);
+}
+
+void
+engine_on_link(void *ctx, const dd_uid *uid, int number, dd_link *stream)
+{
+    dd_engine *engine = ctx;
+    dd_engine_lock(engine);
+    accept_link_locked(engine, uid, number, stream);
+    engine_wake(engine);
+    dd_engine_unlock(engine);
+}
+
+void
+engine_on_dial_failed(void *ctx, const dd_uid *uid, int number, const dd_error *error)
+{
+    dd_engine *engine = ctx;
+    dd_engine_lock(engine);
+    dd_peer *peer = engine_find_peer(engine, uid);
+    if (peer != NULL && number == 0) {
+        peer->is_dialled = false;
+        if (peer->state == PEER_DIALLING) {
+            peer_break(peer, error);
+            engine_wake(engine);
+        }
+    } else if (peer != NULL && number != 0 && peer->ndialling > 0) {
+        peer->ndialling--;
+    }
+    dd_engine_unlock(engine);
+}
