@@ -338,7 +338,7 @@ write_list(dd_tcp_writer *writer, const dd_blob_list *list)
 }
 
 void
-dd_tcp_write_result(dd_tcp_writer *writer, dd_tcp_op op, const dd_store_result *result, dd_bytes value)
+dd_tcp_write_result(dd_tcp_writer *writer, dd_tcp_op op, const dd_store_result *result)
 {
     const char *pattern = dd_tcp_find_op(op)->reply;
     if (op == DD_TCP_MULTI_GET) {
@@ -368,7 +368,7 @@ dd_tcp_write_result(dd_tcp_writer *writer, dd_tcp_op op, const dd_store_result *
             dd_tcp_write_u8(writer, result->state);
             break;
         default:
-            dd_tcp_write_bytes(writer, value);
+            dd_tcp_write_bytes(writer, dd_blob_view(&result->value));
         }
     }
 }

@@ -78,7 +78,6 @@ typedef struct tcp_parked {
     dd_tcp_op op;
     uint32_t tag;
     dd_key_waiter waiter;
-    dd_blob fields; /* of WAIT_MULTI_GET, which reads them again */
 } tcp_parked;
 
 /* More are nonsense: a client has one for each of its threads that waits. */

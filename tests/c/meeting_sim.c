@@ -54,7 +54,7 @@ serve(const wire_store *self, dd_tcp_op op, const dd_blob *bytes, dd_blob *out, 
         dd_tcp_write_u32(&writer, 1);
         dd_tcp_write_u8(&writer, 0);
         dd_tcp_write_u64(&writer, 0);
-        dd_tcp_write_result(&writer, op, &result, dd_blob_view(&result.value));
+        dd_tcp_write_result(&writer, op, &result);
         status = writer.status;
     }
     dd_tcp_request_fini(&request);
