@@ -192,11 +192,8 @@ run_locked(file_store *self, const dd_store_request *request, dd_store_result *r
             return dd_keyspace_error_missing(&self->log.ks, request, self->member.where, wait, err);
         }
         dd_wait nap = dd_wait_at_most(wait, nap_ns);
-        dd_cond_wait_slice(&self->changed, &self->mu, &nap);
-        dd_lock_release(&self->mu);
-        status = dd_wait_check(wait, err);
-        dd_lock_take(&self->mu);
-        if (status != DD_OK) {
+        status = dd_cond_wait_checked(&self->changed, &self->mu, &nap, err);
+        if (status == DD_INTERRUPTED) {
             return status;
         }
         nap_ns = nap_ns * 2 < POLL_MAX_NS ? nap_ns * 2 : POLL_MAX_NS;

@@ -65,6 +65,9 @@ tcp_conn_doom(tcp_conn *conn, const char *why)
     }
     conn->is_doomed = true;
     tcp_stranger_end(conn);
+    tcp_server_unwatch(conn->server, &conn->handler);
+    dd_sock_close(conn->handler.fd);
+    conn->handler.fd = -1;
     dd_list_remove(&conn->link);
     dd_list_push_back(&conn->server->doomed, &conn->link);
 }
@@ -74,11 +77,9 @@ bury_one(tcp_conn *conn)
 {
     dd_tcp_server *server = conn->server;
     dd_list_remove(&conn->link);
-    tcp_server_unwatch(server, &conn->handler);
     while (!dd_list_is_empty(&conn->parked)) {
         tcp_parked_end(DD_CONTAINER_OF(conn->parked.next, tcp_parked, link));
     }
-    dd_sock_close(conn->handler.fd);
     dd_blob_fini(&conn->in);
     dd_blob_fini(&conn->out);
     dd_mem_free(conn->hello);
@@ -299,12 +300,10 @@ static void
 on_conn_event(tcp_handler *handler, uint32_t events)
 {
     tcp_conn *conn = DD_CONTAINER_OF(handler, tcp_conn, handler);
-    dd_tcp_server *server = conn->server;
     tcp_conn_flush(conn);
     if (!conn->is_doomed) {
         serve_socket(conn, events);
     }
-    tcp_server_bury(server);
 }
 
 void
@@ -327,7 +326,8 @@ tcp_conn_open(dd_tcp_server *server, int fd, bool is_surplus)
     dd_list_push_back(&server->conns, &conn->link);
     dd_list_init(&conn->stranger);
     dd_list_init(&conn->parked);
-    tcp_stranger_begin(conn);
+    conn->accepted_ns = dd_clock_now_ns();
+    tcp_stranger_begin(conn, TCP_CONN_NEW);
     atomic_fetch_add_explicit(&server->nconns, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&server->naccepted, 1, memory_order_relaxed);
 }

@@ -99,7 +99,7 @@ serve_validate(tcp_conn *conn, dd_tcp_reader *reader)
     if (dd_tcp_read_u32(reader) != DD_TCP_MAGIC) {
         tcp_conn_doom(conn, "it showed a wrong magic number");
     } else if (conn->server->secret.len > 0 || conn->is_surplus) {
-        tcp_stranger_greet(conn);
+        tcp_stranger_begin(conn, TCP_CONN_GREETED);
     } else {
         open_conn(conn);
     }

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#define EVENTS_MAX 128
 #define ACCEPTS_PER_EVENT 64
 #define ACCEPT_RETRY_NS (100 * DD_NS_PER_MS)
 #define CURB_RETRY_NS (10 * DD_NS_PER_MS)
@@ -46,6 +47,37 @@ dd_tcp_registry_destroy(dd_tcp_registry *registry)
         dd_lock_fini(&registry->mu);
         dd_mem_free(registry);
     }
+}
+
+/* --- the loop ------------------------------------------------------------------------------------------------ */
+
+bool
+tcp_server_turn(dd_tcp_server *server, int timeout_ms)
+{
+    struct epoll_event events[EVENTS_MAX];
+    int count = dd_sys_epoll_wait(server->epoll_fd, events, EVENTS_MAX, timeout_ms);
+    for (int i = 0; i < count; i++) {
+        tcp_handler *handler = events[i].data.ptr;
+        handler->on_event(handler, events[i].events);
+    }
+    tcp_server_bury(server);
+    return count > 0;
+}
+
+dd_status
+tcp_server_watch(dd_tcp_server *server, tcp_handler *handler, uint32_t events, dd_error *err)
+{
+    struct epoll_event event = {.events = events, .data.ptr = handler};
+    if (dd_sys_epoll_ctl(server->epoll_fd, EPOLL_CTL_ADD, handler->fd, &event) != 0) {
+        return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot watch fd %d", handler->fd);
+    }
+    return DD_OK;
+}
+
+void
+tcp_server_unwatch(dd_tcp_server *server, tcp_handler *handler)
+{
+    (void)dd_sys_epoll_ctl(server->epoll_fd, EPOLL_CTL_DEL, handler->fd, NULL);
 }
 
 /* --- listening ----------------------------------------------------------------------------------------------- */
@@ -282,19 +314,6 @@ listen_on_fd(dd_tcp_server *server, const dd_tcp_server_options *options, dd_err
     return add_listener(server, options->listen_fd, err);
 }
 
-/* The open has failed: the descriptor stays the caller's. */
-static void
-give_listen_fd_back(dd_tcp_server *server, int listen_fd)
-{
-    for (size_t i = 0; i < server->nlisteners; i++) {
-        tcp_listener *listener = &server->listeners[i];
-        if (listener->handler.fd == listen_fd) {
-            tcp_server_unwatch(server, &listener->handler);
-            listener->handler.fd = -1;
-        }
-    }
-}
-
 bool
 dd_tcp_unix_name(const dd_addr *addr, int n, dd_addr *name)
 {
@@ -360,6 +379,7 @@ static int
 expire(dd_tcp_server *server)
 {
     int64_t stranger_ns = tcp_strangers_expire(server);
+    tcp_server_bury(server);
     int64_t listener_ns = resume_listeners(server);
     int64_t next_ns = stranger_ns < listener_ns ? stranger_ns : listener_ns;
     if (next_ns == DD_NEVER_NS) {
@@ -423,8 +443,8 @@ tcp_server_create(dd_tcp_server **out, const dd_tcp_server_options *options, dd_
     dd_list_init(&server->registry_link);
     dd_list_init(&server->conns);
     dd_list_init(&server->doomed);
-    dd_list_init(&server->silent);
-    dd_list_init(&server->greeted);
+    dd_list_init(&server->strangers[TCP_SILENT]);
+    dd_list_init(&server->strangers[TCP_GREETED]);
     server->dice = (uint64_t)dd_clock_now_ns();
     dd_keyspace_init(&server->ks);
     dd_lock_init(&server->joined_mu, DD_LOCK_STORE_JOINED);
@@ -459,8 +479,10 @@ open_alone(dd_tcp_server **out, const dd_tcp_server_options *options, const dd_w
         status = dd_thread_start(&server->thread, "dd-store", server_main, server, err);
     }
     if (status != DD_OK) {
-        if (options->listen_fd >= 0) {
-            give_listen_fd_back(server, options->listen_fd);
+        if (options->listen_fd >= 0 && server->nlisteners > 0) {
+            /* The first is the caller's again. */
+            tcp_server_unwatch(server, &server->listeners[0].handler);
+            server->listeners[0].handler.fd = -1;
         }
         tcp_server_free(server);
         return status;
