@@ -396,19 +396,6 @@ delete_value(dd_keyspace *ks, dd_bytes key)
     return true;
 }
 
-bool
-dd_keyspace_next_key(const dd_keyspace *ks, const dd_map_node **cursor, dd_bytes *key)
-{
-    do {
-        *cursor = dd_map_next(&ks->entries, *cursor);
-    } while (*cursor != NULL && !entry_of_node(*cursor)->has_value);
-    if (*cursor == NULL) {
-        return false;
-    }
-    *key = (*cursor)->key;
-    return true;
-}
-
 /* ---- queues */
 
 /* Gives the item to the waiter that has asked for one the longest, if there is one. */

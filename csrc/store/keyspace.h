@@ -61,9 +61,6 @@ bool dd_keyspace_get(const dd_keyspace *ks, dd_bytes key, dd_bytes *value);
  * queue. On success the keyspace has taken `value`. */
 dd_status dd_keyspace_queue_unpop(dd_keyspace *ks, dd_bytes key, dd_blob *value, dd_error *err) DD_MUST_CHECK;
 
-/* Walks the keys that have a value: *cursor starts as NULL; false at the end. */
-bool dd_keyspace_next_key(const dd_keyspace *ks, const dd_map_node **cursor, dd_bytes *key);
-
 /* MEET: one more rank comes to a meeting. The code is in meeting_join.c. */
 dd_status dd_keyspace_meet(dd_keyspace *ks, const dd_store_request *request, dd_store_result *result,
                            dd_error *err) DD_MUST_CHECK;

@@ -135,30 +135,14 @@ refuse(tcp_conn *conn, dd_status code, const char *why)
            why);
 }
 
-static tcp_hello *
-read_hello(dd_tcp_reader *reader, dd_bytes *client_nonce)
-{
-    tcp_hello *hello = dd_mem_zalloc(sizeof *hello);
-    if (hello == NULL) {
-        return NULL;
-    }
-    int64_t pid = dd_tcp_read_i64(reader);
-    char host[80];
-    dd_bytes_print(dd_tcp_read_bytes(reader), host, sizeof host);
-    snprintf(hello->who, sizeof hello->who, "%s (pid %lld)", host, (long long)pid);
-    *client_nonce = dd_tcp_read_bytes(reader);
-    return hello;
-}
-
 /* Fills the nonces and answers the client's challenge; empty bytes where the store has no secret. */
 static dd_status
 answer_challenge(tcp_conn *conn, dd_bytes client_nonce, uint8_t proof[DD_SHA256_BYTES], dd_error *err)
 {
-    dd_auth_nonces *nonces = &conn->hello->nonces;
-    memcpy(nonces->client, client_nonce.data, sizeof nonces->client);
-    dd_status status = dd_auth_random(nonces->server, sizeof nonces->server, err);
+    memcpy(conn->nonces.client, client_nonce.data, sizeof conn->nonces.client);
+    dd_status status = dd_auth_random(conn->nonces.server, sizeof conn->nonces.server, err);
     if (status == DD_OK) {
-        dd_auth_prove(dd_blob_view(&conn->server->secret), DD_AUTH_SERVER, nonces, proof);
+        dd_auth_prove(dd_blob_view(&conn->server->secret), DD_AUTH_SERVER, &conn->nonces, proof);
     }
     return status;
 }
@@ -183,12 +167,11 @@ static void
 serve_hello(tcp_conn *conn, dd_tcp_reader *reader)
 {
     uint32_t version = dd_tcp_read_u32(reader);
-    dd_bytes client_nonce;
-    conn->hello = read_hello(reader, &client_nonce);
-    if (conn->hello == NULL) {
-        tcp_conn_doom(conn, "no memory for its hello");
-        return;
-    }
+    int64_t pid = dd_tcp_read_i64(reader);
+    char host[80];
+    dd_bytes_print(dd_tcp_read_bytes(reader), host, sizeof host);
+    dd_bytes client_nonce = dd_tcp_read_bytes(reader);
+    snprintf(conn->who, sizeof conn->who, "%s (pid %lld)", host, (long long)pid);
     conn->is_extended = true;
     if (conn->is_surplus) {
         refuse(conn, DD_NETWORK, no_descriptors);
@@ -221,7 +204,7 @@ serve_hello(tcp_conn *conn, dd_tcp_reader *reader)
         return;
     }
     conn->state = TCP_CONN_CHALLENGED;
-    reply_hello(conn, dd_bytes_of(conn->hello->nonces.server, DD_AUTH_NONCE_BYTES),
+    reply_hello(conn, dd_bytes_of(conn->nonces.server, DD_AUTH_NONCE_BYTES),
                 dd_bytes_of(proof, sizeof proof));
 }
 
@@ -229,7 +212,7 @@ static void
 serve_auth(tcp_conn *conn, dd_tcp_reader *reader)
 {
     dd_bytes proof = dd_tcp_read_bytes(reader);
-    if (!dd_auth_check(dd_blob_view(&conn->server->secret), DD_AUTH_CLIENT, &conn->hello->nonces, proof)) {
+    if (!dd_auth_check(dd_blob_view(&conn->server->secret), DD_AUTH_CLIENT, &conn->nonces, proof)) {
         refuse(conn, DD_AUTH, "the client's secret is not the store's");
         return;
     }

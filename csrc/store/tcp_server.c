@@ -418,7 +418,6 @@ tcp_server_free(dd_tcp_server *server)
     dd_fork_close(server->epoll_fd);
     dd_lock_fini(&server->joined_mu);
     dd_cond_fini(&server->joined_cond);
-    dd_blob_fini(&server->recv_buf);
     dd_blob_fini(&server->secret);
     dd_mem_free(server);
 }

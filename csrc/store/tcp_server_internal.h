@@ -69,7 +69,8 @@ typedef struct tcp_conn {
     size_t out_sent;
     dd_list parked; /* of tcp_parked: its requests that wait for keys */
     unsigned nparked;
-    struct tcp_hello *hello; /* owned; NULL for a plain client */
+    char who[TCP_WHO_MAX]; /* what an extended client calls itself; "": it has not said */
+    dd_auth_nonces nonces;
 } tcp_conn;
 
 /* A request that waits for keys. */
@@ -85,12 +86,6 @@ typedef struct tcp_parked {
 #define TCP_PARKED_MAX 65536u
 
 enum { TCP_SILENT, TCP_GREETED, TCP_STRANGER_KINDS };
-
-/* What an extended client said of itself. */
-typedef struct tcp_hello {
-    char who[TCP_WHO_MAX];
-    dd_auth_nonces nonces;
-} tcp_hello;
 
 #define TCP_REFUSED_MAX 4
 
@@ -124,7 +119,6 @@ struct dd_tcp_server {
     uint64_t dice;
     char refused[TCP_REFUSED_MAX]
                 [TCP_WHO_MAX]; /* who has not shown the secret, the latest first; "": nobody */
-    dd_blob recv_buf;          /* TCP_RECV_BYTES, for whoever is being read */
 
     /* guarded by joined_mu */
     dd_lock joined_mu;
