@@ -48,7 +48,7 @@ ask_for(tcp_store *store, const dd_store_request *request, bool is_users, dd_sto
     dd_tcp_writer writer;
     dd_tcp_writer_init(&writer, &exchange.request, err);
     if (is_ours) {
-        dd_tcp_write_u32(&writer, 0); /* the tag, when it is sent */
+        dd_tcp_write(&writer, 'u', 0); /* the tag, when it is sent */
     }
     dd_tcp_write_request(&writer, row->op, request, is_users, is_ours ? &store->target.limits : NULL);
     dd_status status = writer.status;

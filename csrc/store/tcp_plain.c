@@ -96,8 +96,8 @@ ask_over(tcp_link *link, tcp_exchange *exchange, const dd_wait *wait, dd_error *
     dd_tcp_writer writer;
     dd_tcp_writer_init(&writer, &exchange->request, err);
     if (exchange->row->reply == NULL) {
-        dd_tcp_write_u8(&writer, DD_TCP_PING);
-        dd_tcp_write_u32(&writer, 0);
+        dd_tcp_write(&writer, 'b', DD_TCP_PING);
+        dd_tcp_write(&writer, 'u', 0);
         exchange->reply.op = DD_TCP_PING;
     }
     dd_status status = writer.status;

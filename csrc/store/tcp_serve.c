@@ -18,13 +18,13 @@ begin_answer(tcp_conn *conn, dd_status code)
     dd_tcp_writer_init(&writer, &conn->out, NULL);
     conn->reply_at = conn->out.len;
     if (conn->is_tagged) {
-        dd_tcp_write_u32(&writer, conn->tag);
+        dd_tcp_write(&writer, 'u', conn->tag);
     }
     if (conn->is_extended) {
-        dd_tcp_write_u8(&writer, (uint8_t)code);
+        dd_tcp_write(&writer, 'b', code);
     }
     if (conn->is_tagged) {
-        dd_tcp_write_u64(&writer, 0);
+        dd_tcp_write(&writer, 'i', 0);
     }
     return writer;
 }
@@ -96,7 +96,7 @@ open_conn(tcp_conn *conn)
 static void
 serve_validate(tcp_conn *conn, dd_tcp_reader *reader)
 {
-    if (dd_tcp_read_u32(reader) != DD_TCP_MAGIC) {
+    if (dd_tcp_read(reader, 'u') != DD_TCP_MAGIC) {
         tcp_conn_doom(conn, "it showed a wrong magic number");
     } else if (conn->server->secret.len > 0 || conn->is_surplus) {
         tcp_stranger_begin(conn, TCP_CONN_GREETED);
@@ -111,7 +111,7 @@ static const char no_descriptors[] =
 static void
 serve_ping(tcp_conn *conn, dd_tcp_reader *reader)
 {
-    uint32_t nonce = dd_tcp_read_u32(reader);
+    uint32_t nonce = (uint32_t)dd_tcp_read(reader, 'u');
     bool is_offer = (nonce & DD_TCP_OFFER_MASK) == DD_TCP_OFFER;
     if (conn->state != TCP_CONN_OPEN && !is_offer) {
         tcp_conn_doom(conn, conn->is_surplus ? no_descriptors
@@ -119,7 +119,7 @@ serve_ping(tcp_conn *conn, dd_tcp_reader *reader)
         return;
     }
     dd_tcp_writer writer = begin_answer(conn, DD_OK);
-    dd_tcp_write_u32(&writer, is_offer ? ~nonce : nonce);
+    dd_tcp_write(&writer, 'u', is_offer ? ~nonce : nonce);
     end_reply(conn, &writer);
 }
 
@@ -152,11 +152,11 @@ reply_hello(tcp_conn *conn, dd_bytes nonce, dd_bytes proof)
 {
     const dd_tcp_server *server = conn->server;
     dd_tcp_writer writer = begin_answer(conn, DD_OK);
-    dd_tcp_write_u32(&writer, DD_TCP_VERSION);
-    dd_tcp_write_u64(&writer, server->limits.max_key_bytes);
-    dd_tcp_write_u64(&writer, server->limits.max_value_bytes);
-    dd_tcp_write_u64(&writer, server->limits.max_keys);
-    dd_tcp_write_u64(&writer, server->limits.max_request_bytes);
+    dd_tcp_write(&writer, 'u', DD_TCP_VERSION);
+    dd_tcp_write(&writer, 'i', server->limits.max_key_bytes);
+    dd_tcp_write(&writer, 'i', server->limits.max_value_bytes);
+    dd_tcp_write(&writer, 'i', server->limits.max_keys);
+    dd_tcp_write(&writer, 'i', server->limits.max_request_bytes);
     dd_tcp_write_bytes(&writer, (dd_bytes){0}); /* version 1 had the name of its Unix socket here */
     dd_tcp_write_bytes(&writer, nonce);
     dd_tcp_write_bytes(&writer, proof);
@@ -166,8 +166,8 @@ reply_hello(tcp_conn *conn, dd_bytes nonce, dd_bytes proof)
 static void
 serve_hello(tcp_conn *conn, dd_tcp_reader *reader)
 {
-    uint32_t version = dd_tcp_read_u32(reader);
-    int64_t pid = dd_tcp_read_i64(reader);
+    uint32_t version = (uint32_t)dd_tcp_read(reader, 'u');
+    int64_t pid = (int64_t)dd_tcp_read(reader, 'i');
     char host[80];
     dd_bytes_print(dd_tcp_read_bytes(reader), host, sizeof host);
     dd_bytes client_nonce = dd_tcp_read_bytes(reader);

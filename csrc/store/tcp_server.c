@@ -220,44 +220,28 @@ is_address_absent(const dd_error *error)
     return error->sys_errno == EADDRNOTAVAIL || error->sys_errno == EAFNOSUPPORT;
 }
 
-/* Listens on all addresses of the list with one port. Absent ones are passed over while one is left. */
+/* Listens on all addresses of the list with one port. Absent ones are passed over while one is left. With port 0 the first
+ * address picks the port, and another may find it taken: then all start over. */
 static dd_status
 listen_on_list(dd_tcp_server *server, const dd_addr_list *list, uint16_t port, dd_error *err)
 {
-    dd_error absent = {.code = DD_NETWORK, .message = "the host has no address"};
-    server->port = port;
-    for (size_t i = 0; i < list->count; i++) {
-        dd_addr addr = list->items[i];
-        dd_addr_set_port(&addr, server->port);
-        dd_error failure;
-        dd_status status = listen_on_addr(server, &addr, &failure);
-        if (status != DD_OK && !is_address_absent(&failure)) {
-            return dd_error_copy(err, &failure);
+    for (int attempt = 1;; attempt++) {
+        dd_error failure = {.code = DD_NETWORK, .message = "the host has no address"};
+        bool is_well = true;
+        server->port = port;
+        for (size_t i = 0; i < list->count && is_well; i++) {
+            dd_addr addr = list->items[i];
+            dd_addr_set_port(&addr, server->port);
+            is_well = listen_on_addr(server, &addr, &failure) == DD_OK || is_address_absent(&failure);
         }
-        if (status != DD_OK) {
-            absent = failure;
-        }
-    }
-    return server->nlisteners > 0 ? DD_OK : dd_error_copy(err, &absent);
-}
-
-/* With port 0 the first address picks the port, and another may find it taken: then all start over. */
-static dd_status
-listen_on_port(dd_tcp_server *server, const dd_addr_list *list, uint16_t port, dd_error *err)
-{
-    dd_error failure = {0};
-    dd_status status = DD_OK;
-    for (int attempt = 0; attempt < (port == 0 ? PORT_ATTEMPTS : 1); attempt++) {
-        status = listen_on_list(server, list, port, &failure);
-        if (status == DD_OK) {
+        if (is_well && server->nlisteners > 0) {
             return DD_OK;
         }
         close_listeners(server);
-        if (failure.sys_errno != EADDRINUSE) {
-            break;
+        if (port != 0 || failure.sys_errno != EADDRINUSE || attempt == PORT_ATTEMPTS) {
+            return dd_error_copy(err, &failure);
         }
     }
-    return dd_error_copy(err, &failure);
 }
 
 static dd_status
@@ -275,7 +259,7 @@ listen_on_host(dd_tcp_server *server, const dd_tcp_server_options *options, cons
         if (status != DD_OK) {
             return status;
         }
-        status = listen_on_port(server, &list, options->port, &failure);
+        status = listen_on_list(server, &list, options->port, &failure);
         if (status == DD_OK || !is_address_absent(&failure)) {
             break;
         }
