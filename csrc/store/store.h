@@ -101,7 +101,8 @@ typedef struct dd_store_result {
      * come */
     bool flag;
     uint8_t state; /* MEET: a dd_meet_state */
-    bool is_lent;  /* of a keyspace: the bytes of value and list are its own, and good until it changes */
+    bool
+        is_lent; /* the bytes of value and list are a keyspace's, and good until it changes, or a message's */
 } dd_store_result;
 
 void dd_store_result_fini(dd_store_result *result);

@@ -59,6 +59,9 @@ ask_for(tcp_store *store, const dd_store_request *request, bool is_users, dd_sto
         dd_error *of_reply = status == DD_OK ? err : NULL;
         dd_status taken =
             dd_tcp_read_result(&exchange.reply.reader, row->op, request->nkeys, result, of_reply);
+        if (taken == DD_OK) {
+            taken = dd_store_result_own(result, of_reply);
+        }
         bool is_nothing = taken == DD_OK && is_called_off(row, request->nkeys, result);
         status = status == DD_OK ? is_nothing ? DD_TIMED_OUT : taken : status;
     }

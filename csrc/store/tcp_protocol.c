@@ -294,48 +294,41 @@ dd_tcp_request_fini(dd_tcp_request *request)
     request->many = NULL;
 }
 
-static void
-write_list(dd_tcp_writer *writer, const dd_blob_list *list)
-{
-    for (size_t i = 0; i < list->count; i++) {
-        dd_tcp_write_bytes(writer, dd_blob_view(&list->items[i]));
-    }
-}
-
 void
 dd_tcp_write_result(dd_tcp_writer *writer, dd_tcp_op op, const dd_store_result *result)
 {
-    const char *pattern = dd_tcp_find_op(op)->reply;
-    if (op == DD_TCP_MULTI_GET) {
-        write_list(writer, &result->list);
-        return;
-    }
-    for (const char *field = pattern != NULL ? pattern : ""; *field != '\0'; field++) {
-        switch (*field) {
-        case '#':
-            dd_tcp_write(writer, 'i', result->list.count);
-            write_list(writer, &result->list);
-            return;
-        case '?':
-            dd_tcp_write(writer, '?',
-                         result->flag && result->number > 1 ? (uint64_t)result->number : result->flag);
-            if (!result->flag) {
-                return;
+    const dd_tcp_op_row *row = dd_tcp_find_op(op);
+    for (const char *field = row->reply != NULL ? row->reply : ""; *field != '\0'; field++) {
+        if (*field == '#' || op == DD_TCP_MULTI_GET) {
+            if (*field == '#') {
+                dd_tcp_write(writer, '#', result->list.count);
             }
-            break;
-        case 'i':
-            dd_tcp_write(writer, 'i', (uint64_t)result->number);
-            break;
-        case 'b':
-            dd_tcp_write(writer, 'b', !result->flag);
-            break;
-        case 'c':
-            dd_tcp_write(writer, 'b', result->state);
-            break;
-        default:
+            for (size_t i = 0; i < result->list.count; i++) {
+                dd_tcp_write_bytes(writer, dd_blob_view(&result->list.items[i]));
+            }
+            return;
+        }
+        if (*field == '?' && !result->flag) {
+            dd_tcp_write(writer, '?', 0);
+            return;
+        }
+        if (*field == 'v') {
             dd_tcp_write_bytes(writer, dd_blob_view(&result->value));
+        } else {
+            dd_tcp_write(writer, *field,
+                         *field == 'b'        ? !result->flag
+                         : *field == 'c'      ? result->state
+                         : *field == 'i'      ? (uint64_t)result->number
+                         : result->number > 1 ? (uint64_t)result->number
+                                              : 1);
         }
     }
+}
+
+static dd_blob
+lent(dd_bytes bytes)
+{
+    return (dd_blob){.data = (uint8_t *)(uintptr_t)bytes.data, .len = bytes.len};
 }
 
 /* The keys of users begin with "/"; others, as the join key, are not shown. */
@@ -344,52 +337,41 @@ read_list(dd_tcp_reader *reader, size_t count, bool is_keys, dd_blob_list *list,
 {
     dd_status status = dd_blob_list_init(list, count, err);
     size_t nkept = 0;
-    for (size_t i = 0; i < count && status == DD_OK; i++) {
+    for (size_t i = 0; i < list->count; i++) {
         dd_bytes item = dd_tcp_read_bytes(reader);
-        if (!is_keys) {
-            status = dd_blob_assign(&list->items[nkept++], item, err);
-        } else if (item.len > 0 && item.data[0] == '/') {
-            status = dd_blob_assign(&list->items[nkept++], dd_bytes_of(item.data + 1, item.len - 1), err);
+        bool is_users = item.len > 0 && item.data[0] == '/';
+        if (!is_keys || is_users) {
+            list->items[nkept++] = lent(dd_bytes_of(item.data + is_keys, item.len - is_keys));
         }
     }
-    if (status == DD_OK) {
-        list->count = nkept;
-    }
+    list->count = nkept;
     return status;
 }
 
 dd_status
 dd_tcp_read_result(dd_tcp_reader *reader, dd_tcp_op op, size_t nkeys, dd_store_result *result, dd_error *err)
 {
-    const char *pattern = dd_tcp_find_op(op)->reply;
-    if (op == DD_TCP_MULTI_GET) {
-        return read_list(reader, nkeys, false, &result->list, err);
-    }
-    for (const char *field = pattern != NULL ? pattern : ""; *field != '\0'; field++) {
-        dd_status status = DD_OK;
-        switch (*field) {
-        case '#':
-            return read_list(reader, (size_t)dd_tcp_read(reader, '#'), field[1] == 'k', &result->list, err);
-        case '?':
-            result->flag = dd_tcp_read(reader, '#') > 0;
-            if (!result->flag) {
-                return DD_OK;
-            }
-            break;
-        case 'i':
-            result->number = (int64_t)dd_tcp_read(reader, 'i');
-            break;
-        case 'b':
-            result->flag = (uint8_t)dd_tcp_read(reader, 'b') == 0;
-            break;
-        case 'c':
-            result->state = (uint8_t)dd_tcp_read(reader, 'b');
-            break;
-        default:
-            status = dd_blob_assign(&result->value, dd_tcp_read_bytes(reader), err);
+    const dd_tcp_op_row *row = dd_tcp_find_op(op);
+    result->is_lent = true;
+    for (const char *field = row->reply != NULL ? row->reply : ""; *field != '\0'; field++) {
+        if (*field == '#' || op == DD_TCP_MULTI_GET) {
+            size_t count = *field == '#' ? (size_t)dd_tcp_read(reader, '#') : nkeys;
+            return read_list(reader, count, field[1] == 'k', &result->list, err);
         }
-        if (status != DD_OK) {
-            return status;
+        if (*field == 'v') {
+            result->value = lent(dd_tcp_read_bytes(reader));
+            continue;
+        }
+        uint64_t number = dd_tcp_read(reader, *field);
+        if (*field == 'i') {
+            result->number = (int64_t)number;
+        } else if (*field == 'c') {
+            result->state = (uint8_t)number;
+        } else {
+            result->flag = *field == 'b' ? number == 0 : number > 0;
+        }
+        if (*field == '?' && number == 0) {
+            break;
         }
     }
     return DD_OK;

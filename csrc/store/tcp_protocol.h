@@ -164,7 +164,7 @@ dd_status dd_tcp_read_request(dd_tcp_request *request, dd_tcp_op op, dd_tcp_read
 void dd_tcp_request_fini(dd_tcp_request *request);
 
 void dd_tcp_write_result(dd_tcp_writer *writer, dd_tcp_op op, const dd_store_result *result);
-/* Takes a reply apart; `nkeys` is the request's. Of the keys of LIST_KEYS those of users, without their "/". */
+/* Takes a reply apart, whose bytes the result is lent; `nkeys` is the request's. Of the keys of LIST_KEYS those of users, without their "/". */
 dd_status dd_tcp_read_result(dd_tcp_reader *reader, dd_tcp_op op, size_t nkeys, dd_store_result *result,
                              dd_error *err) DD_MUST_CHECK;
 

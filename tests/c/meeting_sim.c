@@ -81,6 +81,9 @@ wire_run(dd_store *store, const dd_store_request *request, dd_store_result *resu
         dd_tcp_reader reader = {answer.data + DD_TCP_HEAD_BYTES};
         status = dd_tcp_read_result(&reader, op, request->nkeys, result, err);
     }
+    if (status == DD_OK) {
+        status = dd_store_result_own(result, err);
+    }
     self->traffic.nrequests++;
     self->traffic.nbytes += sent.len + answer.len;
     dd_blob_fini(&sent);
