@@ -43,6 +43,7 @@ ask_for(tcp_store *store, const dd_store_request *request, bool is_users, dd_sto
     const dd_tcp_op_row *row = dd_tcp_row_for(request, is_ours);
     tcp_exchange exchange = {
         .row = row,
+        .key = request->nkeys > 0 ? request->keys[0] : (dd_bytes){0},
         .reply = {.op = row->op, .repeats = row->op == DD_TCP_MULTI_GET ? request->nkeys : 1},
     };
     dd_tcp_writer writer;

@@ -30,6 +30,9 @@ tcp_destroy(dd_store *head)
     if (!is_forked) {
         /* In a forked child the list may be half changed: it is left alone. */
         tcp_plain_close(store);
+        while (!dd_list_is_empty(&store->unanswered)) {
+            tcp_tagged_free(DD_CONTAINER_OF(store->unanswered.next, tcp_exchange, unanswered));
+        }
         dd_lock_fini(&store->mu);
         dd_cond_fini(&store->cond);
     }
