@@ -15,6 +15,8 @@
  * asks with a time-out of 0 still wants the answer. */
 #define TCP_ANSWER_NS (1 * DD_NS_PER_S)
 
+#define TCP_IDLE_MAX 8
+
 typedef struct tcp_store {
     dd_store head;
     /* const after init */
@@ -34,7 +36,7 @@ typedef struct tcp_store {
     dd_blob backlog; /* of requests that the socket has not taken yet: the next who sends sends this first; */
     size_t backlog_nsent; /* so many bytes of it are sent */
     /* without */
-    dd_list idle; /* links that nobody uses */
+    tcp_link *idle[TCP_IDLE_MAX]; /* links that nobody uses, the latest last */
     unsigned nidle;
 
     /* with tags: the one; const after init. Whoever has set is_read reads from it, the holder of mu sends */
@@ -96,7 +98,6 @@ tcp_ask_fn tcp_plain_ask;
 dd_status tcp_plain_create_link(tcp_store *store, tcp_link **link, const dd_wait *wait,
                                 dd_error *err) DD_MUST_CHECK;
 void tcp_plain_release(tcp_store *store, tcp_link *link);
-void tcp_plain_close(tcp_store *store);
 
 dd_status tcp_store_check_dead_locked(const tcp_store *store, dd_error *err) DD_MUST_CHECK;
 void tcp_store_note_dead_locked(tcp_store *store, const dd_error *why);

@@ -179,7 +179,6 @@ begin_request(tcp_conn *conn, dd_bytes bytes)
         return false;
     }
     dd_tcp_scan_begin(&conn->scan, row->request, 1, head);
-    conn->is_scanning = true;
     return true;
 }
 
@@ -188,7 +187,7 @@ begin_request(tcp_conn *conn, dd_bytes bytes)
 static bool
 serve_next(tcp_conn *conn, dd_bytes bytes, size_t *used)
 {
-    if (!conn->is_scanning && !begin_request(conn, bytes)) {
+    if (conn->scan.step == NULL && !begin_request(conn, bytes)) {
         return false;
     }
     dd_error err;
@@ -199,8 +198,8 @@ serve_next(tcp_conn *conn, dd_bytes bytes, size_t *used)
     if (result != DD_TCP_SCAN_DONE) {
         return false;
     }
-    conn->is_scanning = false;
     *used = conn->scan.at;
+    conn->scan = (dd_tcp_scan){0};
     size_t head = head_bytes(conn);
     tcp_serve(conn, conn->op, dd_bytes_of(bytes.data + head, *used - head));
     return true;

@@ -29,7 +29,6 @@ void
 tcp_link_init(tcp_link *link)
 {
     *link = (tcp_link){.fd = -1, .spin = dd_spin_make(SPIN_NS)};
-    dd_list_init(&link->list);
 }
 
 static void

@@ -392,37 +392,24 @@ static void (*const serve_table[])(tcp_conn *conn, dd_tcp_reader *reader) = {
     [DD_TCP_AUTH] = serve_auth,
 };
 
-static bool
-is_allowed_when_open(const tcp_conn *conn, uint8_t op)
-{
-    if (!conn->is_tagged && conn->nparked > 0 && op != DD_TCP_CANCEL_WAIT) {
-        return false;
-    }
-    switch (op) {
-    case DD_TCP_VALIDATE:
-    case DD_TCP_AUTH:
-        return false;
-    case DD_TCP_HELLO:
-        return !conn->is_extended;
-    default:
-        return op < DD_TCP_TRY_GET || conn->is_tagged;
-    }
-}
-
 bool
 tcp_serve_is_allowed(const tcp_conn *conn, uint8_t op)
 {
-    switch (conn->state) {
-    case TCP_CONN_NEW:
-        return op == DD_TCP_VALIDATE;
-    case TCP_CONN_GREETED:
-        return op == DD_TCP_PING || op == DD_TCP_HELLO;
-    case TCP_CONN_CHALLENGED:
-        return op == DD_TCP_AUTH;
-    case TCP_CONN_OPEN:
-        return is_allowed_when_open(conn, op);
+    static const uint8_t at_first[][2] = {
+        [TCP_CONN_NEW] = {DD_TCP_VALIDATE, DD_TCP_VALIDATE},
+        [TCP_CONN_GREETED] = {DD_TCP_PING, DD_TCP_HELLO},
+        [TCP_CONN_CHALLENGED] = {DD_TCP_AUTH, DD_TCP_AUTH},
+    };
+    if (conn->state != TCP_CONN_OPEN) {
+        return op == at_first[conn->state][0] || op == at_first[conn->state][1];
     }
-    return false;
+    if (op == DD_TCP_VALIDATE || op == DD_TCP_AUTH) {
+        return false;
+    }
+    if (conn->is_tagged) {
+        return op != DD_TCP_HELLO;
+    }
+    return op < DD_TCP_TRY_GET && (conn->nparked == 0 || op == DD_TCP_CANCEL_WAIT);
 }
 
 void

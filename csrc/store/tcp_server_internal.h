@@ -58,14 +58,13 @@ typedef struct tcp_conn {
     bool is_doomed;
     bool is_surplus;    /* there is no descriptor to spare for it: it is told so when it says hello */
     bool is_last_words; /* to be doomed when `out` is sent */
-    bool is_scanning;
-    uint8_t op;       /* of the request being scanned or served, */
-    uint32_t tag;     /* and its tag */
-    size_t reply_at;  /* where its answer begins in `out`, while that is written */
-    uint32_t watched; /* the events epoll looks for */
-    dd_tcp_scan scan;
-    dd_blob in;  /* the start of a request whose rest has not come */
-    dd_blob out; /* replies; the first out_sent bytes are sent */
+    uint8_t op;         /* of the request being scanned or served, */
+    uint32_t tag;       /* and its tag */
+    size_t reply_at;    /* where its answer begins in `out`, while that is written */
+    uint32_t watched;   /* the events epoll looks for */
+    dd_tcp_scan scan;   /* zeroed between requests */
+    dd_blob in;         /* the start of a request whose rest has not come */
+    dd_blob out;        /* replies; the first out_sent bytes are sent */
     size_t out_sent;
     dd_list parked; /* of tcp_parked: its requests that wait for keys */
     unsigned nparked;

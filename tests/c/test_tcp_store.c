@@ -455,7 +455,6 @@ open_on_pair(tcp_store *store, int ends[2])
     dd_lock_init(&store->mu, DD_LOCK_TEST);
     dd_cond_init(&store->cond);
     dd_list_init(&store->unanswered);
-    dd_list_init(&store->idle);
     store->link = dd_mem_zalloc(sizeof *store->link);
     REQUIRE(store->link != NULL);
     tcp_link_init(store->link);
