@@ -77,12 +77,12 @@ read_to_end_locked(file_store *self, dd_error *err)
     return DD_OK;
 }
 
-/* The types of record for changes that depend on what was there; for the others the new value is set. */
+/* The types of record for requests that change something: DD_FILE_RECORD_SET has what the key holds then. */
 static const dd_file_record_type record_types[DD_STORE_BARRIER + 1] = {
-    [DD_STORE_APPEND] = DD_FILE_RECORD_APPEND,
-    [DD_STORE_DELETE_KEY] = DD_FILE_RECORD_DELETE,
-    [DD_STORE_QUEUE_PUSH] = DD_FILE_RECORD_PUSH,
-    [DD_STORE_QUEUE_POP] = DD_FILE_RECORD_POP,
+    [DD_STORE_SET] = DD_FILE_RECORD_SET,         [DD_STORE_MULTI_SET] = DD_FILE_RECORD_SET,
+    [DD_STORE_ADD] = DD_FILE_RECORD_SET,         [DD_STORE_COMPARE_SET] = DD_FILE_RECORD_SET,
+    [DD_STORE_APPEND] = DD_FILE_RECORD_APPEND,   [DD_STORE_DELETE_KEY] = DD_FILE_RECORD_DELETE,
+    [DD_STORE_QUEUE_PUSH] = DD_FILE_RECORD_PUSH, [DD_STORE_QUEUE_POP] = DD_FILE_RECORD_POP,
 };
 
 /* Writes into write_buf what the request has changed in the keyspace. */
@@ -92,11 +92,10 @@ encode_change_locked(file_store *self, const dd_store_request *request, dd_error
     dd_status status = DD_OK;
     for (size_t i = 0; status == DD_OK && i < request->nkeys; i++) {
         dd_file_record record = {.type = record_types[request->op], .key = request->keys[i]};
-        if (record.type == DD_FILE_RECORD_APPEND || record.type == DD_FILE_RECORD_PUSH) {
-            record.value = request->values[0];
-        } else if (record.type == 0) {
-            record.type = DD_FILE_RECORD_SET;
+        if (record.type == DD_FILE_RECORD_SET) {
             (void)dd_keyspace_get(&self->log.ks, record.key, &record.value);
+        } else if (record.type == DD_FILE_RECORD_APPEND || record.type == DD_FILE_RECORD_PUSH) {
+            record.value = request->values[0];
         }
         status = dd_file_record_encode(&self->write_buf, &record, err);
     }
@@ -127,13 +126,6 @@ log_change_locked(file_store *self, const dd_store_request *request, dd_status s
 
 /* ---- operations */
 
-static bool
-is_change(dd_store_op op)
-{
-    return op == DD_STORE_SET || op == DD_STORE_ADD || op == DD_STORE_COMPARE_SET ||
-           op == DD_STORE_MULTI_SET || record_types[op] != 0;
-}
-
 /* Does a request that changes something. */
 static dd_status
 change_locked(file_store *self, const dd_store_request *request, dd_store_result *result, bool *is_answered,
@@ -163,7 +155,7 @@ try_locked(file_store *self, const dd_store_request *request, dd_store_result *r
            const dd_wait *wait, dd_error *err)
 {
     bool is_waiting_pop = request->op == DD_STORE_QUEUE_POP && request->number != 0;
-    if (is_change(request->op) && !is_waiting_pop) {
+    if (record_types[request->op] != 0 && !is_waiting_pop) {
         return change_locked(self, request, result, is_answered, wait, err);
     }
     dd_file_tail tail;
@@ -192,11 +184,8 @@ run_locked(file_store *self, const dd_store_request *request, dd_store_result *r
             return dd_keyspace_error_missing(&self->log.ks, request, self->member.where, wait, err);
         }
         dd_wait nap = dd_wait_at_most(wait, nap_ns);
-        dd_cond_wait_slice(&self->changed, &self->mu, &nap);
-        dd_lock_release(&self->mu);
-        status = dd_wait_check(wait, err);
-        dd_lock_take(&self->mu);
-        if (status != DD_OK) {
+        status = dd_cond_wait_checked(&self->changed, &self->mu, &nap, err);
+        if (status == DD_INTERRUPTED) {
             return status;
         }
         nap_ns = nap_ns * 2 < POLL_MAX_NS ? nap_ns * 2 : POLL_MAX_NS;

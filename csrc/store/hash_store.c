@@ -15,91 +15,67 @@ typedef struct hash_store {
     dd_keyspace ks; /* guarded by mu */
 } hash_store;
 
-/* A call that waits: const after init, but for the last two, guarded by mu. */
+/* A call that waits: guarded by mu. */
 typedef struct blocked_call {
     dd_key_waiter waiter;
-    hash_store *store;
-    const dd_store_request *request;
-    const dd_wait *wait;
     pthread_cond_t cond;
     bool is_told;
-    dd_blob item; /* for QUEUE_POP */
+    dd_store_result result;
+    dd_error error; /* OK, or why there is no result */
 } blocked_call;
 
 static void
-on_ready(dd_key_waiter *waiter, dd_blob *value)
+on_ready(dd_key_waiter *waiter, dd_store_result *result, const dd_error *error)
 {
     blocked_call *call = DD_CONTAINER_OF(waiter, blocked_call, waiter);
-    if (waiter->op == DD_STORE_QUEUE_POP) {
-        call->item = *value;
-        *value = (dd_blob){0};
-    }
     call->is_told = true;
+    if (error != NULL) {
+        (void)dd_error_copy(&call->error, error);
+    } else if (dd_store_result_own(result, &call->error) == DD_OK) {
+        call->result = *result;
+        *result = (dd_store_result){0};
+    }
     dd_cond_signal(&call->cond);
 }
 
-/* Sleeps until the call is told. The mutex is held before and after, but not in between. */
-static dd_status
-sleep_locked(blocked_call *call, dd_error *err)
-{
-    hash_store *self = call->store;
-    for (;;) {
-        dd_cond_wait_slice(&call->cond, &self->mu, call->wait);
-        if (call->is_told) {
-            return DD_OK;
-        }
-        if (dd_wait_is_over(call->wait)) {
-            return dd_keyspace_error_missing(&self->ks, call->request, KIND, call->wait, err);
-        }
-        dd_lock_release(&self->mu);
-        dd_status status = dd_wait_check(call->wait, err);
-        dd_lock_take(&self->mu);
-        if (status != DD_OK || call->is_told) {
-            return status;
-        }
-    }
-}
-
-/* Waits until what the request needs was there, for one moment at least. */
+/* Waits until what the request needs was there, for one moment at least. The mutex is held before and after, but not
+ * while sleeping. */
 static dd_status
 block_locked(hash_store *self, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
              dd_error *err)
 {
-    blocked_call call = {.store = self, .request = request, .wait = wait, .waiter = {.on_ready = on_ready}};
+    blocked_call call = {.waiter = {.on_ready = on_ready}};
     dd_status status = dd_keyspace_park(&self->ks, &call.waiter, request, err);
     if (status != DD_OK) {
         return status;
     }
     dd_cond_init(&call.cond);
-    status = sleep_locked(&call, err);
+    for (;;) {
+        dd_cond_wait_slice(&call.cond, &self->mu, wait);
+        if (call.is_told || dd_wait_is_over(wait)) {
+            break;
+        }
+        dd_lock_release(&self->mu);
+        status = dd_wait_check(wait, err);
+        dd_lock_take(&self->mu);
+        if (call.is_told || status != DD_OK) {
+            break;
+        }
+    }
+    if (status == DD_OK && !call.is_told) {
+        status = dd_keyspace_error_missing(&self->ks, request, KIND, wait, err);
+    }
     dd_keyspace_unpark(&self->ks, &call.waiter);
     dd_cond_fini(&call.cond);
     if (status == DD_OK) {
-        result->value = call.item;
-        return DD_OK;
+        *result = call.result;
+        return call.error.code == DD_OK ? DD_OK : dd_error_copy(err, &call.error);
     }
-    if (call.item.data != NULL) {
+    if (request->op == DD_STORE_QUEUE_POP && call.is_told) {
         /* Interrupted in the moment in which it was handed the item, which goes back to the head of the queue. */
-        (void)!dd_keyspace_queue_unpop(&self->ks, request->keys[0], &call.item, NULL);
-        dd_blob_fini(&call.item);
+        (void)!dd_keyspace_queue_unpop(&self->ks, request->keys[0], &call.result.value, NULL);
     }
-    return status;
-}
-
-static dd_status
-run_locked(hash_store *self, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
-           dd_error *err)
-{
-    bool is_answered = false;
-    dd_status status = dd_keyspace_answer(&self->ks, request, result, &is_answered, err);
-    while (status == DD_OK && !is_answered) {
-        status = block_locked(self, request, result, wait, err);
-        /* A key may be deleted between the wake-up and the look: who wants its value waits for the next one. */
-        is_answered = request->op != DD_STORE_GET && request->op != DD_STORE_MULTI_GET;
-        if (status == DD_OK && !is_answered) {
-            status = dd_keyspace_answer(&self->ks, request, result, &is_answered, err);
-        }
-    }
+    dd_store_result_fini(&call.result);
     return status;
 }
 
@@ -108,8 +84,13 @@ hash_run(dd_store *store, const dd_store_request *request, dd_store_result *resu
          dd_error *err)
 {
     hash_store *self = DD_CONTAINER_OF(store, hash_store, head);
+    bool is_answered = false;
     dd_lock_take(&self->mu);
-    dd_status status = run_locked(self, request, result, wait, err);
+    dd_status status = dd_keyspace_answer(&self->ks, request, result, &is_answered, err);
+    if (status == DD_OK && !is_answered) {
+        dd_store_result_fini(result);
+        status = block_locked(self, request, result, wait, err);
+    }
     dd_lock_release(&self->mu);
     return status;
 }

@@ -182,6 +182,37 @@ dd_keyspace_park(dd_keyspace *ks, dd_key_waiter *waiter, const dd_store_request 
     return DD_OK;
 }
 
+static void
+lend_value(const entry *e, dd_blob *value)
+{
+    *value = e != NULL && e->has_value ? e->value : (dd_blob){0};
+}
+
+/* Answers the request of a waiter whose keys are all there; a QUEUE_POP takes what is `given`. */
+static void
+tell(dd_keyspace *ks, dd_key_waiter *waiter, dd_blob *given)
+{
+    dd_store_result result = {.flag = true};
+    dd_status status = DD_OK;
+    dd_error error;
+    if (waiter->op == DD_STORE_QUEUE_POP) {
+        result.value = *given;
+        *given = (dd_blob){0};
+    } else if (waiter->op == DD_STORE_GET) {
+        result.is_lent = true;
+        lend_value(waiter->links[0].entry, &result.value);
+    } else if (waiter->op == DD_STORE_MULTI_GET) {
+        result.is_lent = true;
+        status = dd_blob_list_init(&result.list, waiter->nlinks, &error);
+        for (size_t i = 0; i < result.list.count; i++) {
+            lend_value(waiter->links[i].entry, &result.list.items[i]);
+        }
+    }
+    dd_keyspace_unpark(ks, waiter);
+    waiter->on_ready(waiter, &result, status == DD_OK ? NULL : &error);
+    dd_store_result_fini(&result);
+}
+
 /* After every change: counts it, and tells those for whom this was the last key missing. Two passes, because telling
  * one takes it from everywhere, this list included. */
 static void
@@ -207,10 +238,7 @@ entry_changed(dd_keyspace *ks, entry *e, presence before, bool opens_barrier)
         }
     }
     while (!dd_list_is_empty(&ready)) {
-        dd_key_waiter *waiter = waiter_of_node(ready.next);
-        bool wants_value = waiter->op == DD_STORE_GET || waiter->op == DD_STORE_MULTI_GET;
-        dd_keyspace_unpark(ks, waiter);
-        waiter->on_ready(waiter, wants_value ? &e->value : NULL);
+        tell(ks, waiter_of_node(ready.next), NULL);
     }
     entry_drop_if_idle(ks, e);
 }
@@ -368,19 +396,6 @@ delete_value(dd_keyspace *ks, dd_bytes key)
     return true;
 }
 
-bool
-dd_keyspace_next_key(const dd_keyspace *ks, const dd_map_node **cursor, dd_bytes *key)
-{
-    do {
-        *cursor = dd_map_next(&ks->entries, *cursor);
-    } while (*cursor != NULL && !entry_of_node(*cursor)->has_value);
-    if (*cursor == NULL) {
-        return false;
-    }
-    *key = (*cursor)->key;
-    return true;
-}
-
 /* ---- queues */
 
 /* Gives the item to the waiter that has asked for one the longest, if there is one. */
@@ -392,8 +407,7 @@ hand_over(dd_keyspace *ks, dd_bytes key, dd_blob *value)
          node = node->next) {
         dd_key_waiter *waiter = waiter_of_node(node);
         if (waiter->op == DD_STORE_QUEUE_POP) {
-            dd_keyspace_unpark(ks, waiter);
-            waiter->on_ready(waiter, value);
+            tell(ks, waiter, value);
             return true;
         }
     }
@@ -492,21 +506,12 @@ dd_keyspace_is_ready(const dd_keyspace *ks, const dd_store_request *request)
 }
 
 static dd_status
-get(const dd_keyspace *ks, const dd_store_request *request, dd_store_result *result, dd_error *err)
-{
-    dd_bytes value = {0};
-    result->flag = dd_keyspace_get(ks, request->keys[0], &value);
-    return dd_blob_assign(&result->value, value, err);
-}
-
-static dd_status
 multi_get(const dd_keyspace *ks, const dd_store_request *request, dd_store_result *result, dd_error *err)
 {
     dd_status status = dd_blob_list_init(&result->list, request->nkeys, err);
-    for (size_t i = 0; status == DD_OK && i < request->nkeys; i++) {
-        dd_bytes value = {0};
-        (void)dd_keyspace_get(ks, request->keys[i], &value);
-        status = dd_blob_assign(&result->list.items[i], value, err);
+    result->is_lent = true;
+    for (size_t i = 0; i < result->list.count; i++) {
+        lend_value(entry_find(ks, request->keys[i]), &result->list.items[i]);
     }
     return status;
 }
@@ -515,10 +520,14 @@ static dd_status
 list_keys(const dd_keyspace *ks, dd_store_result *result, dd_error *err)
 {
     dd_status status = dd_blob_list_init(&result->list, (size_t)ks->nvalues, err);
-    const dd_map_node *cursor = NULL;
-    dd_bytes key;
-    for (size_t i = 0; status == DD_OK && dd_keyspace_next_key(ks, &cursor, &key); i++) {
-        status = dd_blob_assign(&result->list.items[i], key, err);
+    result->is_lent = true;
+    dd_blob *next = result->list.items;
+    for (const dd_map_node *node = NULL;
+         status == DD_OK && (node = dd_map_next(&ks->entries, node)) != NULL;) {
+        entry *e = entry_of_node(node);
+        if (e->has_value) {
+            *next++ = (dd_blob){.data = e->key, .len = node->key.len};
+        }
     }
     return status;
 }
@@ -547,7 +556,16 @@ dd_status
 dd_keyspace_answer(dd_keyspace *ks, const dd_store_request *request, dd_store_result *result,
                    bool *is_answered, dd_error *err)
 {
+    dd_status status = dd_keyspace_lend(ks, request, result, is_answered, err);
+    return status == DD_OK ? dd_store_result_own(result, err) : status;
+}
+
+dd_status
+dd_keyspace_lend(dd_keyspace *ks, const dd_store_request *request, dd_store_result *result, bool *is_answered,
+                 dd_error *err)
+{
     const dd_bytes *keys = request->keys;
+    const entry *e;
     dd_status status;
     *is_answered = true;
     switch (request->op) {
@@ -558,9 +576,12 @@ dd_keyspace_answer(dd_keyspace *ks, const dd_store_request *request, dd_store_re
         return put(ks, keys[0], request->values[0], true, err);
     case DD_STORE_GET:
     case DD_STORE_TRY_GET:
-        status = get(ks, request, result, err);
+        e = entry_find(ks, keys[0]);
+        lend_value(e, &result->value);
+        result->is_lent = true;
+        result->flag = e != NULL && e->has_value;
         *is_answered = result->flag || request->op == DD_STORE_TRY_GET;
-        return status;
+        return DD_OK;
     case DD_STORE_COMPARE_SET:
         return compare_set(ks, request, result, err);
     case DD_STORE_WAIT:

@@ -18,9 +18,9 @@ typedef struct dd_keyspace {
 
 typedef struct dd_key_waiter dd_key_waiter;
 struct dd_key_waiter {
-    /* `value`: for GET and MULTI_GET that of the key that came last, to be read; for QUEUE_POP the item, which may be
-     * taken; else NULL. The waiter is parked no more when this runs, and may be freed by it. */
-    void (*on_ready)(dd_key_waiter *waiter, dd_blob *value);
+    /* What the request asked for, or why there is none (else `error` is NULL). What the result owns may be taken. The
+     * waiter is parked no more when this runs, and may be freed by it. */
+    void (*on_ready)(dd_key_waiter *waiter, dd_store_result *result, const dd_error *error);
     /* private */
     dd_store_op op;
     struct dd_key_waiter_link *links;
@@ -37,6 +37,9 @@ void dd_keyspace_fini(dd_keyspace *ks);
  * DD_QUEUE_EMPTY from a pop that does not wait. */
 dd_status dd_keyspace_answer(dd_keyspace *ks, const dd_store_request *request, dd_store_result *result,
                              bool *is_answered, dd_error *err) DD_MUST_CHECK;
+/* The same without copies: the result may be lent. */
+dd_status dd_keyspace_lend(dd_keyspace *ks, const dd_store_request *request, dd_store_result *result,
+                           bool *is_answered, dd_error *err) DD_MUST_CHECK;
 
 /* Whether all keys are there, as far as the request cares. */
 bool dd_keyspace_is_ready(const dd_keyspace *ks, const dd_store_request *request);
@@ -55,11 +58,8 @@ dd_status dd_keyspace_error_missing(const dd_keyspace *ks, const dd_store_reques
 bool dd_keyspace_get(const dd_keyspace *ks, dd_bytes key, dd_bytes *value);
 
 /* Gives back an item that was popped: to the waiter that has asked the longest, else to the head of the
- * queue. The keyspace takes `value` when it stores it; what is left in it then is the caller's. */
+ * queue. On success the keyspace has taken `value`. */
 dd_status dd_keyspace_queue_unpop(dd_keyspace *ks, dd_bytes key, dd_blob *value, dd_error *err) DD_MUST_CHECK;
-
-/* Walks the keys that have a value: *cursor starts as NULL; false at the end. */
-bool dd_keyspace_next_key(const dd_keyspace *ks, const dd_map_node **cursor, dd_bytes *key);
 
 /* MEET: one more rank comes to a meeting. The code is in meeting_join.c. */
 dd_status dd_keyspace_meet(dd_keyspace *ks, const dd_store_request *request, dd_store_result *result,

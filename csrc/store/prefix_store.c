@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+/* Most requests have one short key and need no allocation. */
 #define SMALL_BYTES ((size_t)256)
 
 typedef struct prefix_store {
@@ -14,12 +15,6 @@ typedef struct prefix_store {
     size_t prefix_len;    /* const after init; with the "/" */
     uint8_t prefix[];
 } prefix_store;
-
-/* Keys under the prefix: the views, then their bytes. Most requests have one short key and need no allocation. */
-typedef union joined_keys {
-    dd_bytes views[1];
-    uint8_t bytes[SMALL_BYTES];
-} joined_keys;
 
 static prefix_store *
 prefix_of(dd_store *store)
@@ -33,48 +28,6 @@ underlying_of(dd_store *store)
     return prefix_of(store)->underlying;
 }
 
-/* The joined keys are in `small` or, if they are too long for it, on the heap. */
-static dd_status
-join_keys(const prefix_store *self, const dd_bytes *keys, size_t nkeys, joined_keys *small,
-          joined_keys **joined, dd_error *err)
-{
-    size_t nbytes;
-    bool is_too_big = __builtin_mul_overflow(nkeys, sizeof(dd_bytes) + self->prefix_len, &nbytes);
-    for (size_t i = 0; i < nkeys; i++) {
-        is_too_big |= __builtin_add_overflow(nbytes, keys[i].len, &nbytes);
-    }
-    bool is_small = nbytes <= sizeof *small && !is_too_big;
-    joined_keys *out = is_small ? small : is_too_big ? NULL : dd_mem_alloc(nbytes);
-    if (out == NULL) {
-        return dd_error_no_memory(err, nbytes);
-    }
-    uint8_t *end = (uint8_t *)(out->views + nkeys);
-    for (size_t i = 0; i < nkeys; i++) {
-        out->views[i] = dd_bytes_of(end, self->prefix_len + keys[i].len);
-        memcpy(end, self->prefix, self->prefix_len);
-        if (keys[i].len > 0) {
-            memcpy(end + self->prefix_len, keys[i].data, keys[i].len);
-        }
-        end += out->views[i].len;
-    }
-    *joined = out;
-    return DD_OK;
-}
-
-static void
-joined_keys_free(joined_keys *joined, const joined_keys *small)
-{
-    if (joined != small) {
-        dd_mem_free(joined);
-    }
-}
-
-static bool
-is_under_prefix(const prefix_store *self, dd_bytes key)
-{
-    return key.len >= self->prefix_len && memcmp(key.data, self->prefix, self->prefix_len) == 0;
-}
-
 /* Keeps the keys under the prefix, without it. Needs no memory, so it cannot fail. */
 static void
 strip_keys(const prefix_store *self, dd_blob_list *list)
@@ -82,7 +35,7 @@ strip_keys(const prefix_store *self, dd_blob_list *list)
     size_t nkept = 0;
     for (size_t i = 0; i < list->count; i++) {
         dd_blob key = list->items[i];
-        if (is_under_prefix(self, dd_blob_view(&key))) {
+        if (key.len >= self->prefix_len && memcmp(key.data, self->prefix, self->prefix_len) == 0) {
             dd_blob_consume(&key, self->prefix_len);
             list->items[nkept++] = key;
         } else {
@@ -92,23 +45,47 @@ strip_keys(const prefix_store *self, dd_blob_list *list)
     list->count = nkept;
 }
 
+/* `keys` has room for all, and for their bytes. */
+static void
+join_keys(const prefix_store *self, const dd_store_request *request, dd_bytes *keys)
+{
+    uint8_t *end = (uint8_t *)(keys + request->nkeys);
+    for (size_t i = 0; i < request->nkeys; i++) {
+        dd_bytes key = request->keys[i];
+        keys[i] = dd_bytes_of(end, self->prefix_len + key.len);
+        memcpy(end, self->prefix, self->prefix_len);
+        if (key.len > 0) {
+            memcpy(end + self->prefix_len, key.data, key.len);
+        }
+        end += keys[i].len;
+    }
+}
+
 static dd_status
 prefix_run(dd_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
            dd_error *err)
 {
     const prefix_store *self = prefix_of(store);
-    joined_keys small;
-    joined_keys *joined = &small;
-    dd_status status = join_keys(self, request->keys, request->nkeys, &small, &joined, err);
-    if (status == DD_OK) {
-        dd_store_request below = *request;
-        below.keys = joined->views;
-        status = dd_store_run(self->underlying, &below, result, wait, err);
+    dd_bytes small[SMALL_BYTES / sizeof(dd_bytes)];
+    size_t nbytes;
+    bool is_too_big = __builtin_mul_overflow(request->nkeys, sizeof(dd_bytes) + self->prefix_len, &nbytes);
+    for (size_t i = 0; i < request->nkeys; i++) {
+        is_too_big |= __builtin_add_overflow(nbytes, request->keys[i].len, &nbytes);
     }
+    dd_bytes *keys = is_too_big ? NULL : nbytes <= sizeof small ? small : dd_mem_alloc(nbytes);
+    if (keys == NULL) {
+        return dd_error_no_memory(err, nbytes);
+    }
+    join_keys(self, request, keys);
+    dd_store_request below = *request;
+    below.keys = keys;
+    dd_status status = dd_store_run(self->underlying, &below, result, wait, err);
     if (status == DD_OK && request->op == DD_STORE_LIST_KEYS) {
         strip_keys(self, &result->list);
     }
-    joined_keys_free(joined, &small);
+    if (keys != small) {
+        dd_mem_free(keys);
+    }
     return status;
 }
 

@@ -35,9 +35,38 @@ dd_blob_list_fini(dd_blob_list *list)
 
 /* ---- requests */
 
+/* Copies lent bytes; after a failure only forgets them. */
+static dd_status
+own_blob(dd_blob *blob, dd_status status, dd_error *err)
+{
+    dd_bytes lent = dd_blob_view(blob);
+    *blob = (dd_blob){0};
+    return status == DD_OK ? dd_blob_assign(blob, lent, err) : status;
+}
+
+static dd_status
+own_all(dd_store_result *result, dd_status status, dd_error *err)
+{
+    if (result->is_lent) {
+        result->is_lent = false;
+        status = own_blob(&result->value, status, err);
+        for (size_t i = 0; i < result->list.count; i++) {
+            status = own_blob(&result->list.items[i], status, err);
+        }
+    }
+    return status;
+}
+
+dd_status
+dd_store_result_own(dd_store_result *result, dd_error *err)
+{
+    return own_all(result, DD_OK, err);
+}
+
 void
 dd_store_result_fini(dd_store_result *result)
 {
+    (void)own_all(result, DD_INTERNAL, NULL);
     dd_blob_fini(&result->value);
     dd_blob_list_fini(&result->list);
 }

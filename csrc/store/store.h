@@ -101,9 +101,13 @@ typedef struct dd_store_result {
      * come */
     bool flag;
     uint8_t state; /* MEET: a dd_meet_state */
+    bool
+        is_lent; /* the bytes of value and list are a keyspace's, and good until it changes, or a message's */
 } dd_store_result;
 
 void dd_store_result_fini(dd_store_result *result);
+/* Copies what is lent. */
+dd_status dd_store_result_own(dd_store_result *result, dd_error *err) DD_MUST_CHECK;
 
 typedef enum dd_meet_state {
     DD_MEET_WAITING, /* it has come, and others have not; the end will stand at "<place>/<generation>/end" */

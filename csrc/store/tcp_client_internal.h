@@ -15,6 +15,8 @@
  * asks with a time-out of 0 still wants the answer. */
 #define TCP_ANSWER_NS (1 * DD_NS_PER_S)
 
+#define TCP_IDLE_MAX 8
+
 typedef struct tcp_store {
     dd_store head;
     /* const after init */
@@ -34,7 +36,7 @@ typedef struct tcp_store {
     dd_blob backlog; /* of requests that the socket has not taken yet: the next who sends sends this first; */
     size_t backlog_nsent; /* so many bytes of it are sent */
     /* without */
-    dd_list idle; /* links that nobody uses */
+    tcp_link *idle[TCP_IDLE_MAX]; /* links that nobody uses, the latest last */
     unsigned nidle;
 
     /* with tags: the one; const after init. Whoever has set is_read reads from it, the holder of mu sends */
@@ -62,6 +64,7 @@ dd_status tcp_ask_internal(tcp_store *store, const dd_store_request *request, dd
 /* A request and its answer. */
 typedef struct tcp_exchange {
     const dd_tcp_op_row *row;
+    dd_bytes key;    /* of a QUEUE_POP */
     dd_blob request; /* with tags, after room for one */
     tcp_reply reply; /* in the answer; its reader at NULL: there is none */
     dd_blob answer;
@@ -69,6 +72,8 @@ typedef struct tcp_exchange {
     dd_list unanswered;
     uint32_t tag; /* 0: it was not sent */
     bool is_answered;
+    /* a QUEUE_POP whose caller is gone, owned by the list: `request` is its key */
+    bool is_given_up;
 } tcp_exchange;
 
 /* What both ways do: send the request, wait for its answer, and find its reply. What the server reports is returned as it
@@ -78,11 +83,12 @@ typedef dd_status tcp_ask_fn(tcp_store *store, tcp_exchange *exchange, const dd_
 
 /* tcp_tagged.c: the one connection to a server of ours. Requests of all threads go over it. A thread that
  * waits for an answer and finds nobody reading reads for all. It is never closed while the store lives: a request that is given up
- * is forgotten, and its answer dropped when it comes.
+ * is forgotten, and its answer dropped when it comes, but for the item of a QUEUE_POP, which is sent back.
  *
  * A request that waits at the server is called off when the deadline is over, and answered all the same, which is then
  * the reply. DD_INTERRUPTED: the same, and what has come at the last moment is the reply. */
 tcp_ask_fn tcp_tagged_ask;
+void tcp_tagged_free(tcp_exchange *pop); /* one that was given up */
 
 /* tcp_plain.c: connections to a server of PyTorch, whose protocol knows no tags. Each request has one to itself until
  * it is answered, so one thread needs one. */
@@ -92,7 +98,6 @@ tcp_ask_fn tcp_plain_ask;
 dd_status tcp_plain_create_link(tcp_store *store, tcp_link **link, const dd_wait *wait,
                                 dd_error *err) DD_MUST_CHECK;
 void tcp_plain_release(tcp_store *store, tcp_link *link);
-void tcp_plain_close(tcp_store *store);
 
 dd_status tcp_store_check_dead_locked(const tcp_store *store, dd_error *err) DD_MUST_CHECK;
 void tcp_store_note_dead_locked(tcp_store *store, const dd_error *why);

@@ -26,8 +26,8 @@ limits_of(const tcp_conn *conn)
 const char *
 tcp_conn_who(const tcp_conn *conn, char out[TCP_WHO_MAX])
 {
-    if (conn->hello != NULL) {
-        snprintf(out, TCP_WHO_MAX, "%s", conn->hello->who);
+    if (conn->who[0] != '\0') {
+        snprintf(out, TCP_WHO_MAX, "%s", conn->who);
     } else {
         char text[DD_ADDR_TEXT_MAX];
         dd_addr addr = dd_sock_peer_addr(conn->handler.fd);
@@ -59,12 +59,15 @@ tcp_conn_doom(tcp_conn *conn, const char *why)
     char who[TCP_WHO_MAX];
     DD_LOG(DD_LOG_DEBUG, "store server: port %u: connection of %s ends: %s", conn->server->port,
            tcp_conn_who(conn, who), why);
-    bool is_refused = conn->state != TCP_CONN_OPEN && conn->hello != NULL && !conn->is_surplus;
+    bool is_refused = conn->state != TCP_CONN_OPEN && conn->who[0] != '\0' && !conn->is_surplus;
     if (is_refused && conn->server->secret.len > 0) {
-        note_refused(conn->server, conn->hello->who);
+        note_refused(conn->server, conn->who);
     }
     conn->is_doomed = true;
     tcp_stranger_end(conn);
+    tcp_server_unwatch(conn->server, &conn->handler);
+    dd_sock_close(conn->handler.fd);
+    conn->handler.fd = -1;
     dd_list_remove(&conn->link);
     dd_list_push_back(&conn->server->doomed, &conn->link);
 }
@@ -74,14 +77,11 @@ bury_one(tcp_conn *conn)
 {
     dd_tcp_server *server = conn->server;
     dd_list_remove(&conn->link);
-    tcp_server_unwatch(server, &conn->handler);
     while (!dd_list_is_empty(&conn->parked)) {
         tcp_parked_end(DD_CONTAINER_OF(conn->parked.next, tcp_parked, link));
     }
-    dd_sock_close(conn->handler.fd);
     dd_blob_fini(&conn->in);
     dd_blob_fini(&conn->out);
-    dd_mem_free(conn->hello);
     dd_mem_free(conn);
     atomic_fetch_sub_explicit(&server->nconns, 1, memory_order_relaxed);
 }
@@ -179,7 +179,6 @@ begin_request(tcp_conn *conn, dd_bytes bytes)
         return false;
     }
     dd_tcp_scan_begin(&conn->scan, row->request, 1, head);
-    conn->is_scanning = true;
     return true;
 }
 
@@ -188,7 +187,7 @@ begin_request(tcp_conn *conn, dd_bytes bytes)
 static bool
 serve_next(tcp_conn *conn, dd_bytes bytes, size_t *used)
 {
-    if (!conn->is_scanning && !begin_request(conn, bytes)) {
+    if (conn->scan.step == NULL && !begin_request(conn, bytes)) {
         return false;
     }
     dd_error err;
@@ -199,80 +198,69 @@ serve_next(tcp_conn *conn, dd_bytes bytes, size_t *used)
     if (result != DD_TCP_SCAN_DONE) {
         return false;
     }
-    conn->is_scanning = false;
     *used = conn->scan.at;
+    conn->scan = (dd_tcp_scan){0};
     size_t head = head_bytes(conn);
     tcp_serve(conn, conn->op, dd_bytes_of(bytes.data + head, *used - head));
     return true;
 }
 
-/* Serves the whole requests that have come; whether there were any. */
-static bool
-serve_requests(tcp_conn *conn)
+/* Serves the whole requests among the bytes; returns how many bytes they took. */
+static size_t
+serve_whole(tcp_conn *conn, dd_bytes bytes)
 {
     size_t done = 0;
     size_t used = 0;
     while (!conn->is_doomed && is_readable(conn) &&
-           serve_next(conn, dd_bytes_of(conn->in.data + done, conn->in.len - done), &used)) {
+           serve_next(conn, dd_bytes_of(bytes.data + done, bytes.len - done), &used)) {
         done += used;
     }
+    return done;
+}
+
+/* Those that are kept; whether there were any. */
+static bool
+serve_kept(tcp_conn *conn)
+{
+    size_t done = serve_whole(conn, dd_blob_view(&conn->in));
     dd_blob_consume(&conn->in, done);
     return done > 0;
 }
 
-/* Most requests come whole: they are served straight from the shared buffer. Only a rest is kept. */
-static void
-swap_buffer(tcp_conn *conn)
-{
-    dd_blob own = conn->in;
-    conn->in = conn->server->recv_buf;
-    conn->server->recv_buf = own;
-}
-
-static void
-return_buffer(tcp_conn *conn)
-{
-    dd_blob *shared = &conn->server->recv_buf;
-    swap_buffer(conn);
-    if (shared->len > 0 && !conn->is_doomed &&
-        dd_blob_append(&conn->in, shared->data, shared->len, NULL) != DD_OK) {
-        tcp_conn_doom(conn, "no memory for its request");
-    }
-    dd_blob_clear(shared, TCP_RECV_BYTES);
-}
-
-/* What has come, behind what there is. */
-static void
-receive(tcp_conn *conn)
-{
-    if (dd_blob_reserve(&conn->in, TCP_RECV_BYTES, NULL) != DD_OK) {
-        tcp_conn_doom(conn, "no memory for its request");
-        return;
-    }
-    size_t moved = 0;
-    dd_io io = dd_sock_try_recv(conn->handler.fd, conn->in.data + conn->in.len, TCP_RECV_BYTES, &moved);
-    if (io == DD_IO_OK) {
-        conn->in.len += moved;
-        atomic_fetch_add_explicit(&conn->server->nreads, 1, memory_order_relaxed);
-    } else if (io != DD_IO_AGAIN) {
-        tcp_conn_doom(conn, io == DD_IO_CLOSED ? "closed by the client" : "reading failed");
-    }
-}
-
+/* Most requests come whole, and are served where they were received. Only a rest is kept; what follows goes behind it. */
 static void
 read_and_serve(tcp_conn *conn)
 {
-    bool is_shared = conn->in.len == 0;
-    if (is_shared) {
-        swap_buffer(conn);
-    } else if (serve_requests(conn)) {
+    uint8_t room[TCP_RECV_BYTES];
+    bool is_rest = conn->in.len > 0;
+    if (is_rest && serve_kept(conn)) {
         /* They were left because of too many replies, and come first, or `in` would grow with every read. */
         return;
     }
-    receive(conn);
-    (void)serve_requests(conn);
-    if (is_shared) {
-        return_buffer(conn);
+    if (is_rest && dd_blob_reserve(&conn->in, sizeof room, NULL) != DD_OK) {
+        tcp_conn_doom(conn, "no memory for its request");
+    }
+    if (conn->is_doomed) {
+        return;
+    }
+    size_t moved = 0;
+    dd_io io = dd_sock_try_recv(conn->handler.fd, is_rest ? conn->in.data + conn->in.len : room, sizeof room,
+                                &moved);
+    if (io != DD_IO_OK) {
+        if (io != DD_IO_AGAIN) {
+            tcp_conn_doom(conn, io == DD_IO_CLOSED ? "closed by the client" : "reading failed");
+        }
+        return;
+    }
+    atomic_fetch_add_explicit(&conn->server->nreads, 1, memory_order_relaxed);
+    if (is_rest) {
+        conn->in.len += moved;
+        (void)serve_kept(conn);
+        return;
+    }
+    size_t done = serve_whole(conn, dd_bytes_of(room, moved));
+    if (!conn->is_doomed && dd_blob_append(&conn->in, room + done, moved - done, NULL) != DD_OK) {
+        tcp_conn_doom(conn, "no memory for its request");
     }
 }
 
@@ -287,7 +275,7 @@ serve_socket(tcp_conn *conn, uint32_t events)
         tcp_conn_doom(conn, "connection lost");
     }
     tcp_conn_flush(conn);
-    while (!conn->is_doomed && conn->out.len == 0 && conn->in.len > 0 && serve_requests(conn)) {
+    while (!conn->is_doomed && conn->out.len == 0 && conn->in.len > 0 && serve_kept(conn)) {
         tcp_conn_flush(conn);
     }
     if (conn->in.len == 0) {
@@ -299,12 +287,10 @@ static void
 on_conn_event(tcp_handler *handler, uint32_t events)
 {
     tcp_conn *conn = DD_CONTAINER_OF(handler, tcp_conn, handler);
-    dd_tcp_server *server = conn->server;
     tcp_conn_flush(conn);
     if (!conn->is_doomed) {
         serve_socket(conn, events);
     }
-    tcp_server_bury(server);
 }
 
 void
@@ -327,7 +313,8 @@ tcp_conn_open(dd_tcp_server *server, int fd, bool is_surplus)
     dd_list_push_back(&server->conns, &conn->link);
     dd_list_init(&conn->stranger);
     dd_list_init(&conn->parked);
-    tcp_stranger_begin(conn);
+    conn->accepted_ns = dd_clock_now_ns();
+    tcp_stranger_begin(conn, TCP_CONN_NEW);
     atomic_fetch_add_explicit(&server->nconns, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&server->naccepted, 1, memory_order_relaxed);
 }

@@ -6,14 +6,19 @@
 #include "net/sock.h"
 
 #include <stdio.h>
+#include <string.h>
 
 void
 tcp_server_note_joined(dd_tcp_server *server, const char *who, int64_t sum)
 {
     dd_lock_take(&server->joined_mu);
     server->njoined = sum;
-    if (server->njoined_named < TCP_JOINED_NAMED) {
-        snprintf(server->joined[server->njoined_named++], TCP_WHO_MAX, "%s", who);
+    if (!server->is_joined_cut) {
+        size_t used = strlen(server->joined);
+        size_t room = sizeof server->joined - used;
+        server->is_joined_cut = room < TCP_WHO_MAX + sizeof ", , ...";
+        snprintf(server->joined + used, room, "%s%s", used > 0 ? ", " : ": ",
+                 server->is_joined_cut ? "..." : who);
     }
     dd_cond_broadcast(&server->joined_cond);
     dd_lock_release(&server->joined_mu);
@@ -30,13 +35,6 @@ tcp_server_note_turned_away(dd_tcp_server *server)
 static dd_status
 joined_error_locked(const dd_tcp_server *server, int64_t world_size, const dd_wait *wait, dd_error *err)
 {
-    char names[768] = "";
-    size_t used = 0;
-    for (size_t i = 0; i < server->njoined_named && used < sizeof names - TCP_WHO_MAX - 8; i++) {
-        bool is_cut = used + 2 * TCP_WHO_MAX + 8 > sizeof names && i + 1 < server->njoined_named;
-        used += (size_t)snprintf(names + used, sizeof names - used, "%s%s%s", i > 0 ? ", " : ": ",
-                                 server->joined[i], is_cut ? ", ..." : "");
-    }
     char turned_away[128] = "";
     if (server->nturned_away > 0) {
         snprintf(turned_away, sizeof turned_away,
@@ -47,8 +45,8 @@ joined_error_locked(const dd_tcp_server *server, int64_t world_size, const dd_wa
         err, DD_TIMED_OUT,
         "timed out after %.3f s waiting for clients of the store on port %u. %lld/%lld clients "
         "joined%s%s",
-        dd_wait_elapsed_s(wait), server->port, (long long)server->njoined, (long long)world_size, names,
-        turned_away);
+        dd_wait_elapsed_s(wait), server->port, (long long)server->njoined, (long long)world_size,
+        server->joined, turned_away);
 }
 
 dd_status
@@ -57,17 +55,12 @@ dd_tcp_server_wait_joined(dd_tcp_server *server, int64_t world_size, const dd_wa
     dd_status status = DD_OK;
     dd_lock_take(&server->joined_mu);
     while (status == DD_OK && server->njoined < world_size) {
-        dd_cond_wait_slice(&server->joined_cond, &server->joined_mu, wait);
-        if (server->njoined >= world_size) {
-            break;
-        }
-        if (dd_wait_is_over(wait)) {
-            status = joined_error_locked(server, world_size, wait, err);
-            break;
-        }
-        dd_lock_release(&server->joined_mu);
-        status = dd_wait_check(wait, err);
-        dd_lock_take(&server->joined_mu);
+        status = dd_cond_wait_checked(&server->joined_cond, &server->joined_mu, wait, err);
+    }
+    if (server->njoined >= world_size) {
+        status = DD_OK;
+    } else if (status == DD_TIMED_OUT) {
+        status = joined_error_locked(server, world_size, wait, err);
     }
     dd_lock_release(&server->joined_mu);
     return status;

@@ -29,7 +29,6 @@ void
 tcp_link_init(tcp_link *link)
 {
     *link = (tcp_link){.fd = -1, .spin = dd_spin_make(SPIN_NS)};
-    dd_list_init(&link->list);
 }
 
 static void
@@ -206,8 +205,8 @@ exchange(handshake *shake, dd_tcp_op op)
 static void
 show_magic(handshake *shake)
 {
-    dd_tcp_write_u8(&shake->writer, DD_TCP_VALIDATE);
-    dd_tcp_write_u32(&shake->writer, DD_TCP_MAGIC);
+    dd_tcp_write(&shake->writer, 'b', DD_TCP_VALIDATE);
+    dd_tcp_write(&shake->writer, 'u', DD_TCP_MAGIC);
 }
 
 /* Shows the magic number and finds out whether the server is one of ours. */
@@ -221,10 +220,10 @@ greet(handshake *shake)
     }
     uint32_t offer = DD_TCP_OFFER | salt;
     show_magic(shake);
-    dd_tcp_write_u8(&shake->writer, DD_TCP_PING);
-    dd_tcp_write_u32(&shake->writer, offer);
+    dd_tcp_write(&shake->writer, 'b', DD_TCP_PING);
+    dd_tcp_write(&shake->writer, 'u', offer);
     status = exchange(shake, DD_TCP_PING);
-    uint32_t answer = status == DD_OK ? dd_tcp_read_u32(&shake->reply) : offer;
+    uint32_t answer = status == DD_OK ? (uint32_t)dd_tcp_read(&shake->reply, 'u') : offer;
     if (status == DD_PROTOCOL || (answer != offer && answer != ~offer)) {
         return dd_error_set(shake->err, DD_PROTOCOL, "what answers there is not a TCPStore");
     }
@@ -239,9 +238,9 @@ write_hello(handshake *shake, const dd_auth_nonces *nonces)
     char host[80] = "?";
     (void)dd_sys_gethostname(host, sizeof host - 1);
     bool has_secret = shake->target->secret.len > 0;
-    dd_tcp_write_u8(&shake->writer, DD_TCP_HELLO);
-    dd_tcp_write_u32(&shake->writer, DD_TCP_VERSION);
-    dd_tcp_write_u64(&shake->writer, (uint64_t)dd_sys_getpid());
+    dd_tcp_write(&shake->writer, 'b', DD_TCP_HELLO);
+    dd_tcp_write(&shake->writer, 'u', DD_TCP_VERSION);
+    dd_tcp_write(&shake->writer, 'i', (uint64_t)dd_sys_getpid());
     dd_tcp_write_bytes(&shake->writer, dd_bytes_of_string(host));
     dd_tcp_write_bytes(&shake->writer, dd_bytes_of(nonces->client, has_secret ? sizeof nonces->client : 0));
 }
@@ -250,7 +249,7 @@ write_hello(handshake *shake, const dd_auth_nonces *nonces)
 static dd_status
 note_server(tcp_target *target, dd_tcp_reader *reader, dd_error *err)
 {
-    uint32_t version = dd_tcp_read_u32(reader);
+    uint32_t version = (uint32_t)dd_tcp_read(reader, 'u');
     if (version != DD_TCP_VERSION) {
         return dd_error_set(err, DD_PROTOCOL,
                             "the server speaks version %" PRIu32
@@ -258,10 +257,10 @@ note_server(tcp_target *target, dd_tcp_reader *reader, dd_error *err)
                             "%d: install the same version of dldist on both",
                             version, DD_TCP_VERSION);
     }
-    target->limits.max_key_bytes = dd_tcp_read_count(reader);
-    target->limits.max_value_bytes = dd_tcp_read_count(reader);
-    target->limits.max_keys = dd_tcp_read_count(reader);
-    target->limits.max_request_bytes = dd_tcp_read_count(reader);
+    target->limits.max_key_bytes = dd_tcp_read(reader, '#');
+    target->limits.max_value_bytes = dd_tcp_read(reader, '#');
+    target->limits.max_keys = dd_tcp_read(reader, '#');
+    target->limits.max_request_bytes = dd_tcp_read(reader, '#');
     (void)dd_tcp_read_bytes(reader); /* version 1 had the name of its Unix socket here */
     return DD_OK;
 }
@@ -272,7 +271,7 @@ prove(handshake *shake, const dd_auth_nonces *nonces)
 {
     uint8_t proof[DD_SHA256_BYTES];
     dd_auth_prove(shake->target->secret, DD_AUTH_CLIENT, nonces, proof);
-    dd_tcp_write_u8(&shake->writer, DD_TCP_AUTH);
+    dd_tcp_write(&shake->writer, 'b', DD_TCP_AUTH);
     dd_tcp_write_bytes(&shake->writer, dd_bytes_of(proof, sizeof proof));
     return exchange(shake, DD_TCP_AUTH);
 }

@@ -2,7 +2,6 @@
 #ifndef DD_STORE_TCP_LINK_H
 #define DD_STORE_TCP_LINK_H
 
-#include "core/list.h"
 #include "core/spin.h"
 #include "net/addr.h"
 #include "store/tcp_protocol.h"
@@ -23,7 +22,6 @@ typedef struct tcp_target {
 
 typedef struct tcp_link {
     int fd;           /* -1: closed */
-    dd_list list;     /* the owner's */
     dd_spin spin;     /* for polling for a reply before sleeping */
     bool is_extended; /* the server is ours: in the hand-shake its replies begin with a status */
     /* the server took the connection and closed it during the hand-shake: there were too many */

@@ -43,12 +43,13 @@ ask_for(tcp_store *store, const dd_store_request *request, bool is_users, dd_sto
     const dd_tcp_op_row *row = dd_tcp_row_for(request, is_ours);
     tcp_exchange exchange = {
         .row = row,
+        .key = request->nkeys > 0 ? request->keys[0] : (dd_bytes){0},
         .reply = {.op = row->op, .repeats = row->op == DD_TCP_MULTI_GET ? request->nkeys : 1},
     };
     dd_tcp_writer writer;
     dd_tcp_writer_init(&writer, &exchange.request, err);
     if (is_ours) {
-        dd_tcp_write_u32(&writer, 0); /* the tag, when it is sent */
+        dd_tcp_write(&writer, 'u', 0); /* the tag, when it is sent */
     }
     dd_tcp_write_request(&writer, row->op, request, is_users, is_ours ? &store->target.limits : NULL);
     dd_status status = writer.status;
@@ -59,6 +60,9 @@ ask_for(tcp_store *store, const dd_store_request *request, bool is_users, dd_sto
         dd_error *of_reply = status == DD_OK ? err : NULL;
         dd_status taken =
             dd_tcp_read_result(&exchange.reply.reader, row->op, request->nkeys, result, of_reply);
+        if (taken == DD_OK) {
+            taken = dd_store_result_own(result, of_reply);
+        }
         bool is_nothing = taken == DD_OK && is_called_off(row, request->nkeys, result);
         status = status == DD_OK ? is_nothing ? DD_TIMED_OUT : taken : status;
     }

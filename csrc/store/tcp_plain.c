@@ -2,8 +2,6 @@
 
 #include "core/mem.h"
 
-#define MAX_IDLE_LINKS 8
-
 /* ---- servers that are gone */
 
 dd_status
@@ -48,24 +46,18 @@ take_link(tcp_store *store, tcp_link **link, const dd_wait *wait, dd_error *err)
 {
     dd_lock_take(&store->mu);
     dd_status status = tcp_store_check_dead_locked(store, err);
-    bool is_idle = status == DD_OK && store->nidle > 0;
-    if (is_idle) {
-        *link = DD_CONTAINER_OF(store->idle.next, tcp_link, list);
-        dd_list_remove(&(*link)->list);
-        store->nidle--;
-    }
+    *link = status == DD_OK && store->nidle > 0 ? store->idle[--store->nidle] : NULL;
     dd_lock_release(&store->mu);
-    return status != DD_OK || is_idle ? status : tcp_plain_create_link(store, link, wait, err);
+    return status != DD_OK || *link != NULL ? status : tcp_plain_create_link(store, link, wait, err);
 }
 
 void
 tcp_plain_release(tcp_store *store, tcp_link *link)
 {
     dd_lock_take(&store->mu);
-    bool is_kept = link->fd >= 0 && store->nidle < MAX_IDLE_LINKS;
+    bool is_kept = link->fd >= 0 && store->nidle < TCP_IDLE_MAX;
     if (is_kept) {
-        dd_list_insert_before(store->idle.next, &link->list);
-        store->nidle++;
+        store->idle[store->nidle++] = link;
     }
     dd_lock_release(&store->mu);
     if (!is_kept) {
@@ -90,25 +82,6 @@ is_ignorant(tcp_store *store, dd_tcp_op op, const dd_wait *wait)
 }
 
 /* Requests without a reply are answered by the PING that is put behind them. */
-static dd_status
-ask_over(tcp_link *link, tcp_exchange *exchange, const dd_wait *wait, dd_error *err)
-{
-    dd_tcp_writer writer;
-    dd_tcp_writer_init(&writer, &exchange->request, err);
-    if (exchange->row->reply == NULL) {
-        dd_tcp_write_u8(&writer, DD_TCP_PING);
-        dd_tcp_write_u32(&writer, 0);
-        exchange->reply.op = DD_TCP_PING;
-    }
-    dd_status status = writer.status;
-    if (status == DD_OK) {
-        status = tcp_link_ask(link, dd_blob_view(&exchange->request), &exchange->reply, wait, err);
-    }
-    exchange->answer = link->in;
-    link->in = (dd_blob){0};
-    return status;
-}
-
 dd_status
 tcp_plain_ask(tcp_store *store, tcp_exchange *exchange, const dd_wait *wait, dd_error *err)
 {
@@ -117,7 +90,19 @@ tcp_plain_ask(tcp_store *store, tcp_exchange *exchange, const dd_wait *wait, dd_
     if (status != DD_OK) {
         return status;
     }
-    status = ask_over(link, exchange, wait, err);
+    if (exchange->row->reply == NULL) {
+        dd_tcp_writer writer;
+        dd_tcp_writer_init(&writer, &exchange->request, err);
+        dd_tcp_write(&writer, 'b', DD_TCP_PING);
+        dd_tcp_write(&writer, 'u', 0);
+        exchange->reply.op = DD_TCP_PING;
+        status = writer.status;
+    }
+    if (status == DD_OK) {
+        status = tcp_link_ask(link, dd_blob_view(&exchange->request), &exchange->reply, wait, err);
+    }
+    exchange->answer = link->in;
+    link->in = (dd_blob){0};
     if (status == DD_NETWORK && is_ignorant(store, exchange->row->op, wait)) {
         status = dd_error_set(err, DD_NOT_SUPPORTED, "the server does not know this operation");
     } else if (status == DD_NETWORK) {
@@ -127,14 +112,4 @@ tcp_plain_ask(tcp_store *store, tcp_exchange *exchange, const dd_wait *wait, dd_
     }
     tcp_plain_release(store, link);
     return status;
-}
-
-void
-tcp_plain_close(tcp_store *store)
-{
-    while (!dd_list_is_empty(&store->idle)) {
-        tcp_link *link = DD_CONTAINER_OF(store->idle.next, tcp_link, list);
-        dd_list_remove(&link->list);
-        tcp_link_destroy(link, false);
-    }
 }

@@ -55,6 +55,13 @@ dd_tcp_scan_begin(dd_tcp_scan *scan, const char *pattern, uint64_t repeats, size
     };
 }
 
+/* How many bytes the number of a field has, which is the length of a k or v. */
+static size_t
+number_size(char letter)
+{
+    return letter == 'u' ? 4 : letter == 'b' || letter == 'c' ? 1 : 8;
+}
+
 /* What a length or a count may be; one that is over it ends the connection. */
 static uint64_t
 limit_of(char letter, const dd_tcp_limits *limits)
@@ -85,7 +92,7 @@ scan_field(dd_tcp_scan *scan, dd_bytes bytes, const dd_tcp_limits *limits, dd_er
     bool is_group = letter == '#' || letter == '?';
     bool has_number = is_group || letter == 'k' || letter == 'v';
     uint64_t number = 0;
-    uint64_t size = has_number || letter == 'i' ? 8 : letter == 'u' ? 4 : 1;
+    uint64_t size = number_size(letter);
     if (size > bytes.len - scan->at) {
         return DD_TCP_SCAN_MORE;
     }
@@ -152,43 +159,20 @@ dd_tcp_scan_run(dd_tcp_scan *scan, dd_bytes bytes, const dd_tcp_limits *limits, 
 }
 
 uint64_t
-dd_tcp_read_count(dd_tcp_reader *reader)
+dd_tcp_read(dd_tcp_reader *reader, char letter)
 {
-    uint64_t value;
-    memcpy(&value, reader->at, sizeof value);
-    reader->at += sizeof value;
+    uint64_t value = 0;
+    memcpy(&value, reader->at, number_size(letter));
+    reader->at += number_size(letter);
     return value;
 }
 
 dd_bytes
 dd_tcp_read_bytes(dd_tcp_reader *reader)
 {
-    dd_bytes bytes;
-    bytes.len = (size_t)dd_tcp_read_count(reader);
-    bytes.data = reader->at;
-    reader->at += bytes.len;
-    return bytes;
-}
-
-int64_t
-dd_tcp_read_i64(dd_tcp_reader *reader)
-{
-    return (int64_t)dd_tcp_read_count(reader);
-}
-
-uint32_t
-dd_tcp_read_u32(dd_tcp_reader *reader)
-{
-    uint32_t value;
-    memcpy(&value, reader->at, sizeof value);
-    reader->at += sizeof value;
-    return value;
-}
-
-uint8_t
-dd_tcp_read_u8(dd_tcp_reader *reader)
-{
-    return *reader->at++;
+    size_t len = (size_t)dd_tcp_read(reader, 'v');
+    reader->at += len;
+    return dd_bytes_of(reader->at - len, len);
 }
 
 void
@@ -206,36 +190,16 @@ write_raw(dd_tcp_writer *writer, const void *data, size_t len)
 }
 
 void
-dd_tcp_write_u8(dd_tcp_writer *writer, uint8_t value)
+dd_tcp_write(dd_tcp_writer *writer, char letter, uint64_t value)
 {
-    write_raw(writer, &value, sizeof value);
-}
-
-void
-dd_tcp_write_u32(dd_tcp_writer *writer, uint32_t value)
-{
-    write_raw(writer, &value, sizeof value);
-}
-
-void
-dd_tcp_write_u64(dd_tcp_writer *writer, uint64_t value)
-{
-    write_raw(writer, &value, sizeof value);
+    write_raw(writer, &value, number_size(letter));
 }
 
 void
 dd_tcp_write_bytes(dd_tcp_writer *writer, dd_bytes bytes)
 {
-    dd_tcp_write_u64(writer, bytes.len);
+    dd_tcp_write(writer, 'v', bytes.len);
     write_raw(writer, bytes.data, bytes.len);
-}
-
-void
-dd_tcp_write_user_key(dd_tcp_writer *writer, dd_bytes key)
-{
-    dd_tcp_write_u64(writer, (uint64_t)key.len + 1);
-    dd_tcp_write_u8(writer, '/');
-    write_raw(writer, key.data, key.len);
 }
 
 /* ---- requests and results of a store as messages */
@@ -261,25 +225,26 @@ dd_tcp_write_request(dd_tcp_writer *writer, dd_tcp_op op, const dd_store_request
     size_t start = writer->out->len;
     size_t repeats = 1;
     limits = limits != NULL ? limits : &none;
-    dd_tcp_write_u8(writer, (uint8_t)op);
+    dd_tcp_write(writer, 'b', (uint8_t)op);
     if (*pattern == '#') {
         pattern++;
         repeats = request->nkeys;
         check_limit(writer, repeats, limits->max_keys, "number of keys");
-        dd_tcp_write_u64(writer, repeats);
+        dd_tcp_write(writer, 'i', repeats);
     }
     for (; repeats > 0 && writer->status == DD_OK; repeats--) {
         for (const char *field = pattern; *field != '\0'; field++) {
-            if (*field == 'k' && is_users) {
-                check_limit(writer, (uint64_t)key->len + 1, limits->max_key_bytes, "key length");
-                dd_tcp_write_user_key(writer, *key++);
-            } else if (*field == 'k') {
-                dd_tcp_write_bytes(writer, *key++);
+            if (*field == 'k') {
+                check_limit(writer, (uint64_t)key->len + is_users, limits->max_key_bytes, "key length");
+                dd_tcp_write(writer, 'k', (uint64_t)key->len + is_users);
+                write_raw(writer, "/", is_users);
+                write_raw(writer, key->data, key->len);
+                key++;
             } else if (*field == 'v') {
                 check_limit(writer, value->len, limits->max_value_bytes, "value length");
                 dd_tcp_write_bytes(writer, *value++);
             } else {
-                dd_tcp_write_u64(writer, (uint64_t)request->number);
+                dd_tcp_write(writer, 'i', (uint64_t)request->number);
             }
         }
     }
@@ -295,7 +260,7 @@ dd_tcp_read_request(dd_tcp_request *request, dd_tcp_op op, dd_tcp_reader *reader
     *request = (dd_tcp_request){.request = {.op = (dd_store_op)row->store_op, .number = row->number}};
     if (*pattern == '#') {
         pattern++;
-        repeats = (size_t)dd_tcp_read_count(reader);
+        repeats = (size_t)dd_tcp_read(reader, '#');
     }
     dd_bytes *keys = request->few;
     size_t nfields = repeats * strlen(pattern);
@@ -315,7 +280,7 @@ dd_tcp_read_request(dd_tcp_request *request, dd_tcp_op op, dd_tcp_reader *reader
             } else if (*field == 'v') {
                 *value++ = dd_tcp_read_bytes(reader);
             } else {
-                request->request.number = dd_tcp_read_i64(reader);
+                request->request.number = (int64_t)dd_tcp_read(reader, 'i');
             }
         }
     }
@@ -329,48 +294,41 @@ dd_tcp_request_fini(dd_tcp_request *request)
     request->many = NULL;
 }
 
-static void
-write_list(dd_tcp_writer *writer, const dd_blob_list *list)
+void
+dd_tcp_write_result(dd_tcp_writer *writer, dd_tcp_op op, const dd_store_result *result)
 {
-    for (size_t i = 0; i < list->count; i++) {
-        dd_tcp_write_bytes(writer, dd_blob_view(&list->items[i]));
+    const dd_tcp_op_row *row = dd_tcp_find_op(op);
+    for (const char *field = row->reply != NULL ? row->reply : ""; *field != '\0'; field++) {
+        if (*field == '#' || op == DD_TCP_MULTI_GET) {
+            if (*field == '#') {
+                dd_tcp_write(writer, '#', result->list.count);
+            }
+            for (size_t i = 0; i < result->list.count; i++) {
+                dd_tcp_write_bytes(writer, dd_blob_view(&result->list.items[i]));
+            }
+            return;
+        }
+        if (*field == '?' && !result->flag) {
+            dd_tcp_write(writer, '?', 0);
+            return;
+        }
+        if (*field == 'v') {
+            dd_tcp_write_bytes(writer, dd_blob_view(&result->value));
+        } else {
+            dd_tcp_write(writer, *field,
+                         *field == 'b'        ? !result->flag
+                         : *field == 'c'      ? result->state
+                         : *field == 'i'      ? (uint64_t)result->number
+                         : result->number > 1 ? (uint64_t)result->number
+                                              : 1);
+        }
     }
 }
 
-void
-dd_tcp_write_result(dd_tcp_writer *writer, dd_tcp_op op, const dd_store_result *result, dd_bytes value)
+static dd_blob
+lent(dd_bytes bytes)
 {
-    const char *pattern = dd_tcp_find_op(op)->reply;
-    if (op == DD_TCP_MULTI_GET) {
-        write_list(writer, &result->list);
-        return;
-    }
-    for (const char *field = pattern != NULL ? pattern : ""; *field != '\0'; field++) {
-        switch (*field) {
-        case '#':
-            dd_tcp_write_u64(writer, result->list.count);
-            write_list(writer, &result->list);
-            return;
-        case '?':
-            dd_tcp_write_u64(writer,
-                             result->flag && result->number > 1 ? (uint64_t)result->number : result->flag);
-            if (!result->flag) {
-                return;
-            }
-            break;
-        case 'i':
-            dd_tcp_write_u64(writer, (uint64_t)result->number);
-            break;
-        case 'b':
-            dd_tcp_write_u8(writer, !result->flag);
-            break;
-        case 'c':
-            dd_tcp_write_u8(writer, result->state);
-            break;
-        default:
-            dd_tcp_write_bytes(writer, value);
-        }
-    }
+    return (dd_blob){.data = (uint8_t *)(uintptr_t)bytes.data, .len = bytes.len};
 }
 
 /* The keys of users begin with "/"; others, as the join key, are not shown. */
@@ -379,52 +337,41 @@ read_list(dd_tcp_reader *reader, size_t count, bool is_keys, dd_blob_list *list,
 {
     dd_status status = dd_blob_list_init(list, count, err);
     size_t nkept = 0;
-    for (size_t i = 0; i < count && status == DD_OK; i++) {
+    for (size_t i = 0; i < list->count; i++) {
         dd_bytes item = dd_tcp_read_bytes(reader);
-        if (!is_keys) {
-            status = dd_blob_assign(&list->items[nkept++], item, err);
-        } else if (item.len > 0 && item.data[0] == '/') {
-            status = dd_blob_assign(&list->items[nkept++], dd_bytes_of(item.data + 1, item.len - 1), err);
+        bool is_users = item.len > 0 && item.data[0] == '/';
+        if (!is_keys || is_users) {
+            list->items[nkept++] = lent(dd_bytes_of(item.data + is_keys, item.len - is_keys));
         }
     }
-    if (status == DD_OK) {
-        list->count = nkept;
-    }
+    list->count = nkept;
     return status;
 }
 
 dd_status
 dd_tcp_read_result(dd_tcp_reader *reader, dd_tcp_op op, size_t nkeys, dd_store_result *result, dd_error *err)
 {
-    const char *pattern = dd_tcp_find_op(op)->reply;
-    if (op == DD_TCP_MULTI_GET) {
-        return read_list(reader, nkeys, false, &result->list, err);
-    }
-    for (const char *field = pattern != NULL ? pattern : ""; *field != '\0'; field++) {
-        dd_status status = DD_OK;
-        switch (*field) {
-        case '#':
-            return read_list(reader, (size_t)dd_tcp_read_count(reader), field[1] == 'k', &result->list, err);
-        case '?':
-            result->flag = dd_tcp_read_count(reader) > 0;
-            if (!result->flag) {
-                return DD_OK;
-            }
-            break;
-        case 'i':
-            result->number = dd_tcp_read_i64(reader);
-            break;
-        case 'b':
-            result->flag = dd_tcp_read_u8(reader) == 0;
-            break;
-        case 'c':
-            result->state = dd_tcp_read_u8(reader);
-            break;
-        default:
-            status = dd_blob_assign(&result->value, dd_tcp_read_bytes(reader), err);
+    const dd_tcp_op_row *row = dd_tcp_find_op(op);
+    result->is_lent = true;
+    for (const char *field = row->reply != NULL ? row->reply : ""; *field != '\0'; field++) {
+        if (*field == '#' || op == DD_TCP_MULTI_GET) {
+            size_t count = *field == '#' ? (size_t)dd_tcp_read(reader, '#') : nkeys;
+            return read_list(reader, count, field[1] == 'k', &result->list, err);
         }
-        if (status != DD_OK) {
-            return status;
+        if (*field == 'v') {
+            result->value = lent(dd_tcp_read_bytes(reader));
+            continue;
+        }
+        uint64_t number = dd_tcp_read(reader, *field);
+        if (*field == 'i') {
+            result->number = (int64_t)number;
+        } else if (*field == 'c') {
+            result->state = (uint8_t)number;
+        } else {
+            result->flag = *field == 'b' ? number == 0 : number > 0;
+        }
+        if (*field == '?' && number == 0) {
+            break;
         }
     }
     return DD_OK;

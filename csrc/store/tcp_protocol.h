@@ -132,11 +132,8 @@ typedef struct dd_tcp_reader {
     const uint8_t *at;
 } dd_tcp_reader;
 
-dd_bytes dd_tcp_read_bytes(dd_tcp_reader *reader); /* k, v: borrowed from the message */
-int64_t dd_tcp_read_i64(dd_tcp_reader *reader);
-uint64_t dd_tcp_read_count(dd_tcp_reader *reader);
-uint32_t dd_tcp_read_u32(dd_tcp_reader *reader);
-uint8_t dd_tcp_read_u8(dd_tcp_reader *reader);
+uint64_t dd_tcp_read(dd_tcp_reader *reader, char letter); /* the number of a field that is no k or v */
+dd_bytes dd_tcp_read_bytes(dd_tcp_reader *reader);        /* k, v: borrowed from the message */
 
 /* Appends fields to a message. The first failure sticks: check `status` once at the end. */
 typedef struct dd_tcp_writer {
@@ -146,12 +143,8 @@ typedef struct dd_tcp_writer {
 } dd_tcp_writer;
 
 void dd_tcp_writer_init(dd_tcp_writer *writer, dd_blob *out, dd_error *err);
-void dd_tcp_write_u8(dd_tcp_writer *writer, uint8_t value);
-void dd_tcp_write_u32(dd_tcp_writer *writer, uint32_t value);
-void dd_tcp_write_u64(dd_tcp_writer *writer, uint64_t value);
+void dd_tcp_write(dd_tcp_writer *writer, char letter, uint64_t value);
 void dd_tcp_write_bytes(dd_tcp_writer *writer, dd_bytes bytes);
-/* "/" and the key: how the keys of users look on the wire. */
-void dd_tcp_write_user_key(dd_tcp_writer *writer, dd_bytes key);
 
 /* ---- requests and results of a store as messages */
 
@@ -170,9 +163,8 @@ dd_status dd_tcp_read_request(dd_tcp_request *request, dd_tcp_op op, dd_tcp_read
                               dd_error *err) DD_MUST_CHECK;
 void dd_tcp_request_fini(dd_tcp_request *request);
 
-/* `value` stands for the result's. */
-void dd_tcp_write_result(dd_tcp_writer *writer, dd_tcp_op op, const dd_store_result *result, dd_bytes value);
-/* Takes a reply apart; `nkeys` is the request's. Of the keys of LIST_KEYS those of users, without their "/". */
+void dd_tcp_write_result(dd_tcp_writer *writer, dd_tcp_op op, const dd_store_result *result);
+/* Takes a reply apart, whose bytes the result is lent; `nkeys` is the request's. Of the keys of LIST_KEYS those of users, without their "/". */
 dd_status dd_tcp_read_result(dd_tcp_reader *reader, dd_tcp_op op, size_t nkeys, dd_store_result *result,
                              dd_error *err) DD_MUST_CHECK;
 

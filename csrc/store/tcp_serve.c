@@ -18,13 +18,13 @@ begin_answer(tcp_conn *conn, dd_status code)
     dd_tcp_writer_init(&writer, &conn->out, NULL);
     conn->reply_at = conn->out.len;
     if (conn->is_tagged) {
-        dd_tcp_write_u32(&writer, conn->tag);
+        dd_tcp_write(&writer, 'u', conn->tag);
     }
     if (conn->is_extended) {
-        dd_tcp_write_u8(&writer, (uint8_t)code);
+        dd_tcp_write(&writer, 'b', code);
     }
     if (conn->is_tagged) {
-        dd_tcp_write_u64(&writer, 0);
+        dd_tcp_write(&writer, 'i', 0);
     }
     return writer;
 }
@@ -54,16 +54,34 @@ reply_error(tcp_conn *conn, const dd_error *error)
     end_reply(conn, &writer);
 }
 
-/* `value` stands for the result's. PyTorch's clients get no answer where there is nothing to say. */
-static void
-reply_result(tcp_conn *conn, dd_tcp_op op, const dd_store_result *result, dd_bytes value)
+/* Whether the reply to MULTI_GET would be too large: many short keys may name one large value. */
+static dd_status
+check_reply(const dd_tcp_server *server, const dd_store_result *result, dd_error *err)
 {
-    if (!conn->is_tagged && dd_tcp_find_op(op)->reply == NULL) {
-        return;
+    uint64_t nbytes = 0;
+    for (size_t i = 0; i < result->list.count; i++) {
+        nbytes += 8 + (uint64_t)result->list.items[i].len;
     }
-    dd_tcp_writer writer = begin_answer(conn, DD_OK);
-    dd_tcp_write_result(&writer, op, result, value);
-    end_reply(conn, &writer);
+    if (nbytes <= server->limits.max_request_bytes) {
+        return DD_OK;
+    }
+    return dd_error_set(err, DD_STORE, "the values have %llu bytes, which is over the server's limit of %llu",
+                        (unsigned long long)nbytes, (unsigned long long)server->limits.max_request_bytes);
+}
+
+/* PyTorch's clients get no answer where there is nothing to say. */
+static void
+reply_result(tcp_conn *conn, dd_tcp_op op, const dd_store_result *result)
+{
+    const dd_tcp_op_row *row = dd_tcp_find_op(op);
+    dd_error error;
+    if (row->store_op == DD_STORE_MULTI_GET && check_reply(conn->server, result, &error) != DD_OK) {
+        reply_error(conn, &error);
+    } else if (conn->is_tagged || row->reply != NULL) {
+        dd_tcp_writer writer = begin_answer(conn, DD_OK);
+        dd_tcp_write_result(&writer, op, result);
+        end_reply(conn, &writer);
+    }
 }
 
 /* --- opening a connection ------------------------------------------------------------------------------------ */
@@ -78,10 +96,10 @@ open_conn(tcp_conn *conn)
 static void
 serve_validate(tcp_conn *conn, dd_tcp_reader *reader)
 {
-    if (dd_tcp_read_u32(reader) != DD_TCP_MAGIC) {
+    if (dd_tcp_read(reader, 'u') != DD_TCP_MAGIC) {
         tcp_conn_doom(conn, "it showed a wrong magic number");
     } else if (conn->server->secret.len > 0 || conn->is_surplus) {
-        tcp_stranger_greet(conn);
+        tcp_stranger_begin(conn, TCP_CONN_GREETED);
     } else {
         open_conn(conn);
     }
@@ -93,7 +111,7 @@ static const char no_descriptors[] =
 static void
 serve_ping(tcp_conn *conn, dd_tcp_reader *reader)
 {
-    uint32_t nonce = dd_tcp_read_u32(reader);
+    uint32_t nonce = (uint32_t)dd_tcp_read(reader, 'u');
     bool is_offer = (nonce & DD_TCP_OFFER_MASK) == DD_TCP_OFFER;
     if (conn->state != TCP_CONN_OPEN && !is_offer) {
         tcp_conn_doom(conn, conn->is_surplus ? no_descriptors
@@ -101,7 +119,7 @@ serve_ping(tcp_conn *conn, dd_tcp_reader *reader)
         return;
     }
     dd_tcp_writer writer = begin_answer(conn, DD_OK);
-    dd_tcp_write_u32(&writer, is_offer ? ~nonce : nonce);
+    dd_tcp_write(&writer, 'u', is_offer ? ~nonce : nonce);
     end_reply(conn, &writer);
 }
 
@@ -117,30 +135,14 @@ refuse(tcp_conn *conn, dd_status code, const char *why)
            why);
 }
 
-static tcp_hello *
-read_hello(dd_tcp_reader *reader, dd_bytes *client_nonce)
-{
-    tcp_hello *hello = dd_mem_zalloc(sizeof *hello);
-    if (hello == NULL) {
-        return NULL;
-    }
-    int64_t pid = dd_tcp_read_i64(reader);
-    char host[80];
-    dd_bytes_print(dd_tcp_read_bytes(reader), host, sizeof host);
-    snprintf(hello->who, sizeof hello->who, "%s (pid %lld)", host, (long long)pid);
-    *client_nonce = dd_tcp_read_bytes(reader);
-    return hello;
-}
-
 /* Fills the nonces and answers the client's challenge; empty bytes where the store has no secret. */
 static dd_status
 answer_challenge(tcp_conn *conn, dd_bytes client_nonce, uint8_t proof[DD_SHA256_BYTES], dd_error *err)
 {
-    dd_auth_nonces *nonces = &conn->hello->nonces;
-    memcpy(nonces->client, client_nonce.data, sizeof nonces->client);
-    dd_status status = dd_auth_random(nonces->server, sizeof nonces->server, err);
+    memcpy(conn->nonces.client, client_nonce.data, sizeof conn->nonces.client);
+    dd_status status = dd_auth_random(conn->nonces.server, sizeof conn->nonces.server, err);
     if (status == DD_OK) {
-        dd_auth_prove(dd_blob_view(&conn->server->secret), DD_AUTH_SERVER, nonces, proof);
+        dd_auth_prove(dd_blob_view(&conn->server->secret), DD_AUTH_SERVER, &conn->nonces, proof);
     }
     return status;
 }
@@ -150,11 +152,11 @@ reply_hello(tcp_conn *conn, dd_bytes nonce, dd_bytes proof)
 {
     const dd_tcp_server *server = conn->server;
     dd_tcp_writer writer = begin_answer(conn, DD_OK);
-    dd_tcp_write_u32(&writer, DD_TCP_VERSION);
-    dd_tcp_write_u64(&writer, server->limits.max_key_bytes);
-    dd_tcp_write_u64(&writer, server->limits.max_value_bytes);
-    dd_tcp_write_u64(&writer, server->limits.max_keys);
-    dd_tcp_write_u64(&writer, server->limits.max_request_bytes);
+    dd_tcp_write(&writer, 'u', DD_TCP_VERSION);
+    dd_tcp_write(&writer, 'i', server->limits.max_key_bytes);
+    dd_tcp_write(&writer, 'i', server->limits.max_value_bytes);
+    dd_tcp_write(&writer, 'i', server->limits.max_keys);
+    dd_tcp_write(&writer, 'i', server->limits.max_request_bytes);
     dd_tcp_write_bytes(&writer, (dd_bytes){0}); /* version 1 had the name of its Unix socket here */
     dd_tcp_write_bytes(&writer, nonce);
     dd_tcp_write_bytes(&writer, proof);
@@ -164,13 +166,12 @@ reply_hello(tcp_conn *conn, dd_bytes nonce, dd_bytes proof)
 static void
 serve_hello(tcp_conn *conn, dd_tcp_reader *reader)
 {
-    uint32_t version = dd_tcp_read_u32(reader);
-    dd_bytes client_nonce;
-    conn->hello = read_hello(reader, &client_nonce);
-    if (conn->hello == NULL) {
-        tcp_conn_doom(conn, "no memory for its hello");
-        return;
-    }
+    uint32_t version = (uint32_t)dd_tcp_read(reader, 'u');
+    int64_t pid = (int64_t)dd_tcp_read(reader, 'i');
+    char host[80];
+    dd_bytes_print(dd_tcp_read_bytes(reader), host, sizeof host);
+    dd_bytes client_nonce = dd_tcp_read_bytes(reader);
+    snprintf(conn->who, sizeof conn->who, "%s (pid %lld)", host, (long long)pid);
     conn->is_extended = true;
     if (conn->is_surplus) {
         refuse(conn, DD_NETWORK, no_descriptors);
@@ -203,7 +204,7 @@ serve_hello(tcp_conn *conn, dd_tcp_reader *reader)
         return;
     }
     conn->state = TCP_CONN_CHALLENGED;
-    reply_hello(conn, dd_bytes_of(conn->hello->nonces.server, DD_AUTH_NONCE_BYTES),
+    reply_hello(conn, dd_bytes_of(conn->nonces.server, DD_AUTH_NONCE_BYTES),
                 dd_bytes_of(proof, sizeof proof));
 }
 
@@ -211,7 +212,7 @@ static void
 serve_auth(tcp_conn *conn, dd_tcp_reader *reader)
 {
     dd_bytes proof = dd_tcp_read_bytes(reader);
-    if (!dd_auth_check(dd_blob_view(&conn->server->secret), DD_AUTH_CLIENT, &conn->hello->nonces, proof)) {
+    if (!dd_auth_check(dd_blob_view(&conn->server->secret), DD_AUTH_CLIENT, &conn->nonces, proof)) {
         refuse(conn, DD_AUTH, "the client's secret is not the store's");
         return;
     }
@@ -223,23 +224,6 @@ serve_auth(tcp_conn *conn, dd_tcp_reader *reader)
 
 /* --- requests that wait -------------------------------------------------------------------------------------- */
 
-/* Whether the reply to MULTI_GET would be too large: many short keys may name one large value. */
-static dd_status
-check_reply(const dd_tcp_server *server, const dd_store_request *request, dd_error *err)
-{
-    uint64_t nbytes = 0;
-    for (size_t i = 0; request->op == DD_STORE_MULTI_GET && i < request->nkeys; i++) {
-        dd_bytes value = {0};
-        (void)dd_keyspace_get(&server->ks, request->keys[i], &value);
-        nbytes += 8 + (uint64_t)value.len;
-    }
-    if (nbytes <= server->limits.max_request_bytes) {
-        return DD_OK;
-    }
-    return dd_error_set(err, DD_STORE, "the values have %llu bytes, which is over the server's limit of %llu",
-                        (unsigned long long)nbytes, (unsigned long long)server->limits.max_request_bytes);
-}
-
 void
 tcp_parked_end(tcp_parked *parked)
 {
@@ -247,7 +231,6 @@ tcp_parked_end(tcp_parked *parked)
     dd_keyspace_unpark(&server->ks, &parked->waiter);
     dd_list_remove(&parked->link);
     parked->conn->nparked--;
-    dd_blob_fini(&parked->fields);
     dd_mem_free(parked);
     atomic_fetch_sub_explicit(&server->nparked, 1, memory_order_relaxed);
 }
@@ -255,13 +238,13 @@ tcp_parked_end(tcp_parked *parked)
 /* Answers a request that has waited, perhaps in the middle of another one of the same connection. An empty result says
  * that it was called off; `error`, if it is not NULL, why there is none. */
 static void
-answer_parked(tcp_parked *parked, const dd_store_result *result, dd_bytes value, const dd_error *error)
+answer_parked(tcp_parked *parked, const dd_store_result *result, const dd_error *error)
 {
     tcp_conn *conn = parked->conn;
     uint32_t tag = conn->tag;
     conn->tag = parked->tag;
     if (error == NULL) {
-        reply_result(conn, parked->op, result, value);
+        reply_result(conn, parked->op, result);
     } else {
         reply_error(conn, error);
     }
@@ -269,61 +252,26 @@ answer_parked(tcp_parked *parked, const dd_store_result *result, dd_bytes value,
     tcp_parked_end(parked);
 }
 
-/* All the values that a request waited for. */
-static dd_status
-read_values(tcp_parked *parked, dd_store_result *result, dd_error *err)
-{
-    dd_tcp_server *server = parked->conn->server;
-    dd_tcp_reader reader = {parked->fields.data};
-    dd_tcp_request request;
-    bool is_answered = false;
-    dd_status status = dd_tcp_read_request(&request, parked->op, &reader, err);
-    if (status == DD_OK) {
-        status = check_reply(server, &request.request, err);
-    }
-    if (status == DD_OK) {
-        status = dd_keyspace_answer(&server->ks, &request.request, result, &is_answered, err);
-    }
-    dd_tcp_request_fini(&request);
-    return status;
-}
-
 static void
-on_parked_ready(dd_key_waiter *waiter, dd_blob *value)
+on_parked_ready(dd_key_waiter *waiter, dd_store_result *result, const dd_error *error)
 {
     tcp_parked *parked = DD_CONTAINER_OF(waiter, tcp_parked, waiter);
     tcp_conn *conn = parked->conn;
-    dd_store_result result = {.flag = true};
-    dd_error error;
-    bool has_to_read = parked->op == DD_TCP_WAIT_MULTI_GET;
-    dd_status status = has_to_read ? read_values(parked, &result, &error) : DD_OK;
-    answer_parked(parked, &result, value != NULL ? dd_blob_view(value) : (dd_bytes){0},
-                  status == DD_OK ? NULL : &error);
+    answer_parked(parked, result, error);
     tcp_conn_flush(conn);
-    dd_store_result_fini(&result);
 }
 
 /* Parks a request that could not be answered. */
 static void
-park(tcp_conn *conn, const dd_store_request *request, dd_bytes fields)
+park(tcp_conn *conn, const dd_store_request *request)
 {
     tcp_parked *parked = conn->nparked < TCP_PARKED_MAX ? dd_mem_zalloc(sizeof *parked) : NULL;
-    if (parked == NULL) {
-        tcp_conn_doom(conn, "no memory for a request that waits");
-        return;
+    dd_error error = {.message = "no memory for a request that waits"};
+    if (parked != NULL) {
+        *parked = (tcp_parked){.conn = conn, .tag = conn->tag, .op = (dd_tcp_op)conn->op};
+        parked->waiter.on_ready = on_parked_ready;
     }
-    parked->conn = conn;
-    parked->tag = conn->tag;
-    parked->op = (dd_tcp_op)conn->op;
-    parked->waiter.on_ready = on_parked_ready;
-    bool has_to_read = parked->op == DD_TCP_WAIT_MULTI_GET;
-    dd_error error;
-    dd_status status = has_to_read ? dd_blob_assign(&parked->fields, fields, &error) : DD_OK;
-    if (status == DD_OK) {
-        status = dd_keyspace_park(&conn->server->ks, &parked->waiter, request, &error);
-    }
-    if (status != DD_OK) {
-        dd_blob_fini(&parked->fields);
+    if (parked == NULL || dd_keyspace_park(&conn->server->ks, &parked->waiter, request, &error) != DD_OK) {
         dd_mem_free(parked);
         tcp_conn_doom(conn, error.message);
         return;
@@ -353,12 +301,12 @@ serve_cancel_wait(tcp_conn *conn, dd_tcp_reader *reader)
     tcp_parked *parked = find_parked(conn);
     dd_store_result called_off = {0};
     if (conn->is_tagged && parked != NULL) {
-        answer_parked(parked, &called_off, (dd_bytes){0}, NULL);
+        answer_parked(parked, &called_off, NULL);
     } else if (!conn->is_tagged) {
         if (parked != NULL) {
             tcp_parked_end(parked);
         }
-        reply_result(conn, DD_TCP_CANCEL_WAIT, &called_off, (dd_bytes){0});
+        reply_result(conn, DD_TCP_CANCEL_WAIT, &called_off);
     }
 }
 
@@ -378,25 +326,17 @@ list_refused(const dd_tcp_server *server, dd_store_result *result, dd_error *err
     return status;
 }
 
-/* `value` becomes the result's, or is borrowed from the keyspace: what is read may be large. */
 static dd_status
-answer(tcp_conn *conn, const dd_store_request *request, dd_store_result *result, dd_bytes *value,
-       bool *is_answered, dd_error *err)
+answer(tcp_conn *conn, const dd_store_request *request, dd_store_result *result, bool *is_answered,
+       dd_error *err)
 {
     dd_tcp_server *server = conn->server;
-    dd_bytes refused = dd_bytes_of_string(DD_TCP_REFUSED_KEY);
-    dd_status status = check_reply(server, request, err);
-    if (conn->op == DD_TCP_TRY_GET && dd_bytes_equal(request->keys[0], refused)) {
+    if (conn->op == DD_TCP_TRY_GET &&
+        dd_bytes_equal(request->keys[0], dd_bytes_of_string(DD_TCP_REFUSED_KEY))) {
         *is_answered = true;
-        status = list_refused(server, result, err);
-    } else if (request->op == DD_STORE_GET || request->op == DD_STORE_TRY_GET) {
-        result->flag = dd_keyspace_get(&server->ks, request->keys[0], value);
-        *is_answered = result->flag || request->op == DD_STORE_TRY_GET;
-        return DD_OK;
-    } else if (status == DD_OK) {
-        status = dd_keyspace_answer(&server->ks, request, result, is_answered, err);
+        return list_refused(server, result, err);
     }
-    *value = dd_blob_view(&result->value);
+    dd_status status = dd_keyspace_lend(&server->ks, request, result, is_answered, err);
     *is_answered |= status == DD_QUEUE_EMPTY;
     return status == DD_QUEUE_EMPTY ? DD_OK : status;
 }
@@ -426,19 +366,18 @@ serve_store(tcp_conn *conn, dd_bytes fields)
     dd_tcp_request request;
     dd_store_result result = {0};
     dd_error error;
-    dd_bytes value = {0};
     bool is_answered = false;
     dd_status status = dd_tcp_read_request(&request, op, &reader, &error);
     if (status == DD_OK) {
-        status = answer(conn, &request.request, &result, &value, &is_answered, &error);
+        status = answer(conn, &request.request, &result, &is_answered, &error);
     }
     if (status != DD_OK) {
         reply_error(conn, &error);
     } else if (is_answered) {
-        reply_result(conn, op, &result, value);
+        reply_result(conn, op, &result);
         settle(conn, &request.request, &result);
     } else {
-        park(conn, &request.request, fields);
+        park(conn, &request.request);
     }
     dd_store_result_fini(&result);
     dd_tcp_request_fini(&request);
@@ -453,37 +392,24 @@ static void (*const serve_table[])(tcp_conn *conn, dd_tcp_reader *reader) = {
     [DD_TCP_AUTH] = serve_auth,
 };
 
-static bool
-is_allowed_when_open(const tcp_conn *conn, uint8_t op)
-{
-    if (!conn->is_tagged && conn->nparked > 0 && op != DD_TCP_CANCEL_WAIT) {
-        return false;
-    }
-    switch (op) {
-    case DD_TCP_VALIDATE:
-    case DD_TCP_AUTH:
-        return false;
-    case DD_TCP_HELLO:
-        return !conn->is_extended;
-    default:
-        return op < DD_TCP_TRY_GET || conn->is_tagged;
-    }
-}
-
 bool
 tcp_serve_is_allowed(const tcp_conn *conn, uint8_t op)
 {
-    switch (conn->state) {
-    case TCP_CONN_NEW:
-        return op == DD_TCP_VALIDATE;
-    case TCP_CONN_GREETED:
-        return op == DD_TCP_PING || op == DD_TCP_HELLO;
-    case TCP_CONN_CHALLENGED:
-        return op == DD_TCP_AUTH;
-    case TCP_CONN_OPEN:
-        return is_allowed_when_open(conn, op);
+    static const uint8_t at_first[][2] = {
+        [TCP_CONN_NEW] = {DD_TCP_VALIDATE, DD_TCP_VALIDATE},
+        [TCP_CONN_GREETED] = {DD_TCP_PING, DD_TCP_HELLO},
+        [TCP_CONN_CHALLENGED] = {DD_TCP_AUTH, DD_TCP_AUTH},
+    };
+    if (conn->state != TCP_CONN_OPEN) {
+        return op == at_first[conn->state][0] || op == at_first[conn->state][1];
     }
-    return false;
+    if (op == DD_TCP_VALIDATE || op == DD_TCP_AUTH) {
+        return false;
+    }
+    if (conn->is_tagged) {
+        return op != DD_TCP_HELLO;
+    }
+    return op < DD_TCP_TRY_GET && (conn->nparked == 0 || op == DD_TCP_CANCEL_WAIT);
 }
 
 void

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#define EVENTS_MAX 128
 #define ACCEPTS_PER_EVENT 64
 #define ACCEPT_RETRY_NS (100 * DD_NS_PER_MS)
 #define CURB_RETRY_NS (10 * DD_NS_PER_MS)
@@ -46,6 +47,37 @@ dd_tcp_registry_destroy(dd_tcp_registry *registry)
         dd_lock_fini(&registry->mu);
         dd_mem_free(registry);
     }
+}
+
+/* --- the loop ------------------------------------------------------------------------------------------------ */
+
+bool
+tcp_server_turn(dd_tcp_server *server, int timeout_ms)
+{
+    struct epoll_event events[EVENTS_MAX];
+    int count = dd_sys_epoll_wait(server->epoll_fd, events, EVENTS_MAX, timeout_ms);
+    for (int i = 0; i < count; i++) {
+        tcp_handler *handler = events[i].data.ptr;
+        handler->on_event(handler, events[i].events);
+    }
+    tcp_server_bury(server);
+    return count > 0;
+}
+
+dd_status
+tcp_server_watch(dd_tcp_server *server, tcp_handler *handler, uint32_t events, dd_error *err)
+{
+    struct epoll_event event = {.events = events, .data.ptr = handler};
+    if (dd_sys_epoll_ctl(server->epoll_fd, EPOLL_CTL_ADD, handler->fd, &event) != 0) {
+        return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot watch fd %d", handler->fd);
+    }
+    return DD_OK;
+}
+
+void
+tcp_server_unwatch(dd_tcp_server *server, tcp_handler *handler)
+{
+    (void)dd_sys_epoll_ctl(server->epoll_fd, EPOLL_CTL_DEL, handler->fd, NULL);
 }
 
 /* --- listening ----------------------------------------------------------------------------------------------- */
@@ -188,44 +220,28 @@ is_address_absent(const dd_error *error)
     return error->sys_errno == EADDRNOTAVAIL || error->sys_errno == EAFNOSUPPORT;
 }
 
-/* Listens on all addresses of the list with one port. Absent ones are passed over while one is left. */
+/* Listens on all addresses of the list with one port. Absent ones are passed over while one is left. With port 0 the first
+ * address picks the port, and another may find it taken: then all start over. */
 static dd_status
 listen_on_list(dd_tcp_server *server, const dd_addr_list *list, uint16_t port, dd_error *err)
 {
-    dd_error absent = {.code = DD_NETWORK, .message = "the host has no address"};
-    server->port = port;
-    for (size_t i = 0; i < list->count; i++) {
-        dd_addr addr = list->items[i];
-        dd_addr_set_port(&addr, server->port);
-        dd_error failure;
-        dd_status status = listen_on_addr(server, &addr, &failure);
-        if (status != DD_OK && !is_address_absent(&failure)) {
-            return dd_error_copy(err, &failure);
+    for (int attempt = 1;; attempt++) {
+        dd_error failure = {.code = DD_NETWORK, .message = "the host has no address"};
+        bool is_well = true;
+        server->port = port;
+        for (size_t i = 0; i < list->count && is_well; i++) {
+            dd_addr addr = list->items[i];
+            dd_addr_set_port(&addr, server->port);
+            is_well = listen_on_addr(server, &addr, &failure) == DD_OK || is_address_absent(&failure);
         }
-        if (status != DD_OK) {
-            absent = failure;
-        }
-    }
-    return server->nlisteners > 0 ? DD_OK : dd_error_copy(err, &absent);
-}
-
-/* With port 0 the first address picks the port, and another may find it taken: then all start over. */
-static dd_status
-listen_on_port(dd_tcp_server *server, const dd_addr_list *list, uint16_t port, dd_error *err)
-{
-    dd_error failure = {0};
-    dd_status status = DD_OK;
-    for (int attempt = 0; attempt < (port == 0 ? PORT_ATTEMPTS : 1); attempt++) {
-        status = listen_on_list(server, list, port, &failure);
-        if (status == DD_OK) {
+        if (is_well && server->nlisteners > 0) {
             return DD_OK;
         }
         close_listeners(server);
-        if (failure.sys_errno != EADDRINUSE) {
-            break;
+        if (port != 0 || failure.sys_errno != EADDRINUSE || attempt == PORT_ATTEMPTS) {
+            return dd_error_copy(err, &failure);
         }
     }
-    return dd_error_copy(err, &failure);
 }
 
 static dd_status
@@ -243,7 +259,7 @@ listen_on_host(dd_tcp_server *server, const dd_tcp_server_options *options, cons
         if (status != DD_OK) {
             return status;
         }
-        status = listen_on_port(server, &list, options->port, &failure);
+        status = listen_on_list(server, &list, options->port, &failure);
         if (status == DD_OK || !is_address_absent(&failure)) {
             break;
         }
@@ -280,19 +296,6 @@ listen_on_fd(dd_tcp_server *server, const dd_tcp_server_options *options, dd_err
     bound = dd_sock_local_addr(options->listen_fd);
     server->port = dd_addr_port(&bound);
     return add_listener(server, options->listen_fd, err);
-}
-
-/* The open has failed: the descriptor stays the caller's. */
-static void
-give_listen_fd_back(dd_tcp_server *server, int listen_fd)
-{
-    for (size_t i = 0; i < server->nlisteners; i++) {
-        tcp_listener *listener = &server->listeners[i];
-        if (listener->handler.fd == listen_fd) {
-            tcp_server_unwatch(server, &listener->handler);
-            listener->handler.fd = -1;
-        }
-    }
 }
 
 bool
@@ -360,6 +363,7 @@ static int
 expire(dd_tcp_server *server)
 {
     int64_t stranger_ns = tcp_strangers_expire(server);
+    tcp_server_bury(server);
     int64_t listener_ns = resume_listeners(server);
     int64_t next_ns = stranger_ns < listener_ns ? stranger_ns : listener_ns;
     if (next_ns == DD_NEVER_NS) {
@@ -398,7 +402,6 @@ tcp_server_free(dd_tcp_server *server)
     dd_fork_close(server->epoll_fd);
     dd_lock_fini(&server->joined_mu);
     dd_cond_fini(&server->joined_cond);
-    dd_blob_fini(&server->recv_buf);
     dd_blob_fini(&server->secret);
     dd_mem_free(server);
 }
@@ -423,8 +426,8 @@ tcp_server_create(dd_tcp_server **out, const dd_tcp_server_options *options, dd_
     dd_list_init(&server->registry_link);
     dd_list_init(&server->conns);
     dd_list_init(&server->doomed);
-    dd_list_init(&server->silent);
-    dd_list_init(&server->greeted);
+    dd_list_init(&server->strangers[TCP_SILENT]);
+    dd_list_init(&server->strangers[TCP_GREETED]);
     server->dice = (uint64_t)dd_clock_now_ns();
     dd_keyspace_init(&server->ks);
     dd_lock_init(&server->joined_mu, DD_LOCK_STORE_JOINED);
@@ -459,8 +462,10 @@ open_alone(dd_tcp_server **out, const dd_tcp_server_options *options, const dd_w
         status = dd_thread_start(&server->thread, "dd-store", server_main, server, err);
     }
     if (status != DD_OK) {
-        if (options->listen_fd >= 0) {
-            give_listen_fd_back(server, options->listen_fd);
+        if (options->listen_fd >= 0 && server->nlisteners > 0) {
+            /* The first is the caller's again. */
+            tcp_server_unwatch(server, &server->listeners[0].handler);
+            server->listeners[0].handler.fd = -1;
         }
         tcp_server_free(server);
         return status;

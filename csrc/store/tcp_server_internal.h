@@ -1,8 +1,9 @@
-/* What the files of the TCPStore server share: tcp_server.c (life, listening), tcp_loop.c, tcp_conn.c (one connection's
+/* What the files of the TCPStore server share: tcp_server.c (life, listening, the loop), tcp_conn.c (one connection's
  * bytes), tcp_strangers.c (those that are not known yet), tcp_serve.c (what each operation does) and tcp_joined.c.
  *
- * Everything marked "loop" belongs to the server's thread once it runs. A connection that has to go is doomed at once
- * and buried (closed and freed) at the end of the event, since whoever doomed it may be deep inside the keyspace. */
+ * Everything marked "loop" belongs to the server's thread once it runs. A connection that has to go is doomed (closed) at
+ * once and buried (freed) at the end of the turn: whoever doomed it may be deep inside the keyspace, and an event for it
+ * may have been fetched. */
 #ifndef DD_STORE_TCP_SERVER_INTERNAL_H
 #define DD_STORE_TCP_SERVER_INTERNAL_H
 
@@ -22,8 +23,8 @@
 #define TCP_WHO_MAX 128
 #define TCP_RECV_BYTES ((size_t)64 << 10)
 
-/* A descriptor that the loop watches. A callback may remove any handler, and free what it has removed: an event that was
- * already fetched for it is not delivered. */
+/* A descriptor that the loop watches. It may be removed at any time, and is freed between turns only: an event that was
+ * already fetched for it is delivered still. */
 typedef struct tcp_handler tcp_handler;
 struct tcp_handler {
     int fd;
@@ -48,7 +49,7 @@ typedef struct tcp_conn {
     tcp_handler handler;
     dd_tcp_server *server;
     dd_list link;         /* in server->conns or server->doomed */
-    dd_list stranger;     /* in server->silent or server->greeted until it is open, */
+    dd_list stranger;     /* in server->strangers until it is open, */
     int64_t handshake_ns; /* which is due by then */
     int64_t accepted_ns;
     tcp_conn_state state;
@@ -57,18 +58,18 @@ typedef struct tcp_conn {
     bool is_doomed;
     bool is_surplus;    /* there is no descriptor to spare for it: it is told so when it says hello */
     bool is_last_words; /* to be doomed when `out` is sent */
-    bool is_scanning;
-    uint8_t op;       /* of the request being scanned or served, */
-    uint32_t tag;     /* and its tag */
-    size_t reply_at;  /* where its answer begins in `out`, while that is written */
-    uint32_t watched; /* the events epoll looks for */
-    dd_tcp_scan scan;
-    dd_blob in;  /* the start of a request whose rest has not come */
-    dd_blob out; /* replies; the first out_sent bytes are sent */
+    uint8_t op;         /* of the request being scanned or served, */
+    uint32_t tag;       /* and its tag */
+    size_t reply_at;    /* where its answer begins in `out`, while that is written */
+    uint32_t watched;   /* the events epoll looks for */
+    dd_tcp_scan scan;   /* zeroed between requests */
+    dd_blob in;         /* the start of a request whose rest has not come */
+    dd_blob out;        /* replies; the first out_sent bytes are sent */
     size_t out_sent;
     dd_list parked; /* of tcp_parked: its requests that wait for keys */
     unsigned nparked;
-    struct tcp_hello *hello; /* owned; NULL for a plain client */
+    char who[TCP_WHO_MAX]; /* what an extended client calls itself; "": it has not said */
+    dd_auth_nonces nonces;
 } tcp_conn;
 
 /* A request that waits for keys. */
@@ -78,21 +79,14 @@ typedef struct tcp_parked {
     dd_tcp_op op;
     uint32_t tag;
     dd_key_waiter waiter;
-    dd_blob fields; /* of WAIT_MULTI_GET, which reads them again */
 } tcp_parked;
 
 /* More are nonsense: a client has one for each of its threads that waits. */
 #define TCP_PARKED_MAX 65536u
 
-/* What an extended client said of itself. */
-typedef struct tcp_hello {
-    char who[TCP_WHO_MAX];
-    dd_auth_nonces nonces;
-} tcp_hello;
+enum { TCP_SILENT, TCP_GREETED, TCP_STRANGER_KINDS };
 
 #define TCP_REFUSED_MAX 4
-#define TCP_JOINED_NAMED 64 /* more names would not fit into the message of a time-out anyway */
-#define TCP_EVENTS_MAX 128
 
 struct dd_tcp_server {
     /* const after open */
@@ -113,29 +107,24 @@ struct dd_tcp_server {
     tcp_handler wake; /* an eventfd: whoever stops the server writes it */
     bool is_stopping;
     dd_spin spin;
-    struct epoll_event events[TCP_EVENTS_MAX]; /* the batch being delivered */
-    int nevents;
-    int next_event;
     dd_keyspace ks;
     tcp_listener listeners[2 * DD_ADDR_LIST_MAX]; /* by TCP, and by the Unix socket of each */
     size_t nlisteners;
     dd_list conns;
     dd_list doomed;
-    dd_list silent;  /* strangers, the next that is due first: those that have not shown the magic number, */
-    dd_list greeted; /* and those that have, but not the secret */
-    size_t nsilent;
-    size_t ngreeted;
+    /* The next that is due first: the silent ones have not shown the magic number, the others have, and not the secret. */
+    dd_list strangers[TCP_STRANGER_KINDS];
+    size_t nstrangers[TCP_STRANGER_KINDS];
     uint64_t dice;
     char refused[TCP_REFUSED_MAX]
                 [TCP_WHO_MAX]; /* who has not shown the secret, the latest first; "": nobody */
-    dd_blob recv_buf;          /* TCP_RECV_BYTES, for whoever is being read */
 
     /* guarded by joined_mu */
     dd_lock joined_mu;
     pthread_cond_t joined_cond;
     int64_t njoined;
-    char joined[TCP_JOINED_NAMED][TCP_WHO_MAX]; /* who the first of them are */
-    size_t njoined_named;
+    char joined[768]; /* ": host (pid 12), ...": who the first of them are */
+    bool is_joined_cut;
     unsigned nturned_away; /* for want of descriptors */
 
     /* atomic, relaxed: for dd_tcp_server_get_stats */
@@ -152,9 +141,6 @@ struct dd_tcp_server {
 dd_status tcp_server_create(dd_tcp_server **out, const dd_tcp_server_options *options,
                             dd_error *err) DD_MUST_CHECK;
 void tcp_server_free(dd_tcp_server *server);
-
-/* tcp_loop.c */
-
 /* One turn of the loop; whether anything has happened. */
 bool tcp_server_turn(dd_tcp_server *server, int timeout_ms);
 /* Level-triggered. handler->fd stays the caller's. */
@@ -171,9 +157,9 @@ void tcp_server_note_turned_away(dd_tcp_server *server);
 
 /* tcp_strangers.c; loop only */
 
-void tcp_stranger_begin(tcp_conn *conn); /* it has just been accepted */
-void tcp_stranger_greet(tcp_conn *conn); /* it has shown the magic number, and has to show the secret */
-void tcp_stranger_end(tcp_conn *conn);   /* it is open, or doomed */
+/* TCP_CONN_NEW: it has just been accepted. TCP_CONN_GREETED: it has shown the magic number, and has to show the secret. */
+void tcp_stranger_begin(tcp_conn *conn, tcp_conn_state state);
+void tcp_stranger_end(tcp_conn *conn); /* it is open, or doomed */
 /* Closes those that are too many. False: too many are in the middle of a hand-shake, and get some time for
  * it; no others should be accepted for a moment. */
 bool tcp_strangers_curb(dd_tcp_server *server);
@@ -187,7 +173,7 @@ int64_t tcp_strangers_expire(dd_tcp_server *server);
 /* Takes over an accepted descriptor; without memory it is closed. */
 void tcp_conn_open(dd_tcp_server *server, int fd, bool is_surplus);
 void tcp_conn_doom(tcp_conn *conn, const char *why);
-/* Closes and frees the doomed: the last act of every event. */
+/* Frees the doomed: the last act of every turn. */
 void tcp_server_bury(dd_tcp_server *server);
 /* Sends what is in `out`, as much as the socket takes; the rest follows when it can. */
 void tcp_conn_flush(tcp_conn *conn);

@@ -29,7 +29,12 @@ tcp_destroy(dd_store *head)
     bool is_forked = dd_store_is_forked(head);
     if (!is_forked) {
         /* In a forked child the list may be half changed: it is left alone. */
-        tcp_plain_close(store);
+        while (store->nidle > 0) {
+            tcp_link_destroy(store->idle[--store->nidle], false);
+        }
+        while (!dd_list_is_empty(&store->unanswered)) {
+            tcp_tagged_free(DD_CONTAINER_OF(store->unanswered.next, tcp_exchange, unanswered));
+        }
         dd_lock_fini(&store->mu);
         dd_cond_fini(&store->cond);
     }
@@ -65,7 +70,6 @@ create_store(tcp_store **out, const dd_tcp_store_options *options, dd_error *err
     snprintf(store->where, sizeof store->where, "TCPStore at %.64s:%u", store->host, store->target.port);
     dd_lock_init(&store->mu, DD_LOCK_STORE_CLIENT);
     dd_cond_init(&store->cond);
-    dd_list_init(&store->idle);
     dd_list_init(&store->unanswered);
     if (options->server != NULL) {
         store->server = dd_tcp_server_acquire(options->server);

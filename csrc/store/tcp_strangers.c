@@ -21,17 +21,17 @@ strangers_max(void)
     return most > STRANGERS_MIN ? most : STRANGERS_MIN;
 }
 
-/* Any of the silent ones. If it were always the oldest, a flood would be sure to push out a client that
- * takes longer than the flood needs to go round. */
+/* Any of the silent ones. If it were always the oldest, a flood would be sure to push out a client that takes longer than
+ * the flood needs to go round. */
 static tcp_conn *
 pick_silent(dd_tcp_server *server)
 {
-    if (server->nsilent == 0) {
+    if (server->nstrangers[TCP_SILENT] == 0) {
         return NULL;
     }
     server->dice = server->dice * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    size_t index = (size_t)(server->dice >> 33) % server->nsilent;
-    dd_list *link = server->silent.next;
+    size_t index = (size_t)(server->dice >> 33) % server->nstrangers[TCP_SILENT];
+    dd_list *link = server->strangers[TCP_SILENT].next;
     while (index-- > 0) {
         link = link->next;
     }
@@ -41,47 +41,39 @@ pick_silent(dd_tcp_server *server)
 static tcp_conn *
 pick_greeted(dd_tcp_server *server)
 {
-    if (dd_list_is_empty(&server->greeted)) {
+    if (server->nstrangers[TCP_GREETED] == 0) {
         return NULL;
     }
-    tcp_conn *oldest = DD_CONTAINER_OF(server->greeted.next, tcp_conn, stranger);
+    tcp_conn *oldest = DD_CONTAINER_OF(server->strangers[TCP_GREETED].next, tcp_conn, stranger);
     return dd_clock_now_ns() - oldest->accepted_ns > GREETED_GRACE_NS ? oldest : NULL;
 }
 
-static void
+static bool
 evict(tcp_conn *conn)
 {
-    dd_tcp_server *server = conn->server;
-    tcp_conn_doom(conn, "it makes room: too many connections have not shown that they are of this job");
-    tcp_server_bury(server);
+    if (conn != NULL) {
+        tcp_conn_doom(conn, "it makes room: too many connections have not shown that they are of this job");
+    }
+    return conn != NULL;
 }
 
 bool
 tcp_strangers_evict(dd_tcp_server *server)
 {
-    tcp_conn *conn = pick_silent(server);
-    if (conn == NULL) {
-        conn = pick_greeted(server);
-    }
-    if (conn != NULL) {
-        evict(conn);
-    }
-    return conn != NULL;
+    return evict(pick_silent(server)) || evict(pick_greeted(server));
 }
 
 bool
 tcp_strangers_curb(dd_tcp_server *server)
 {
     size_t most = strangers_max();
-    while (server->nsilent > most) {
-        evict(pick_silent(server));
+    while (server->nstrangers[TCP_SILENT] > most) {
+        (void)evict(pick_silent(server));
     }
-    while (server->ngreeted > most) {
-        tcp_conn *conn = pick_greeted(server);
-        if (conn == NULL) {
+    while (server->nstrangers[TCP_GREETED] > most) {
+        if (!evict(pick_greeted(server))) {
             return false;
         }
-        evict(conn);
     }
     return true;
 }
@@ -89,51 +81,39 @@ tcp_strangers_curb(dd_tcp_server *server)
 int64_t
 tcp_strangers_expire(dd_tcp_server *server)
 {
-    dd_list *lists[] = {&server->silent, &server->greeted};
     int64_t next_ns = DD_NEVER_NS;
-    for (int i = 0; i < 2; i++) {
-        while (!dd_list_is_empty(lists[i])) {
-            tcp_conn *conn = DD_CONTAINER_OF(lists[i]->next, tcp_conn, stranger);
+    for (int kind = 0; kind < TCP_STRANGER_KINDS; kind++) {
+        while (server->nstrangers[kind] > 0) {
+            tcp_conn *conn = DD_CONTAINER_OF(server->strangers[kind].next, tcp_conn, stranger);
             if (dd_deadline_left_ns(conn->handshake_ns) > 0) {
                 next_ns = conn->handshake_ns < next_ns ? conn->handshake_ns : next_ns;
                 break;
             }
-            tcp_conn_doom(conn, i == 0 ? "it said nothing" : "it did not finish the handshake in time");
-            tcp_server_bury(server);
+            tcp_conn_doom(conn,
+                          kind == TCP_SILENT ? "it said nothing" : "it did not finish the handshake in time");
         }
     }
     return next_ns;
 }
 
 void
-tcp_stranger_begin(tcp_conn *conn)
+tcp_stranger_begin(tcp_conn *conn, tcp_conn_state state)
 {
     dd_tcp_server *server = conn->server;
-    bool is_short = server->handshake_timeout_ns < FIRST_WORD_NS;
-    conn->accepted_ns = dd_clock_now_ns();
-    conn->handshake_ns = dd_deadline_after(is_short ? server->handshake_timeout_ns : FIRST_WORD_NS);
-    dd_list_push_back(&server->silent, &conn->stranger);
-    server->nsilent++;
-}
-
-void
-tcp_stranger_greet(tcp_conn *conn)
-{
-    dd_tcp_server *server = conn->server;
+    int kind = state == TCP_CONN_NEW ? TCP_SILENT : TCP_GREETED;
+    bool is_short = kind == TCP_GREETED || server->handshake_timeout_ns < FIRST_WORD_NS;
     tcp_stranger_end(conn);
-    conn->state = TCP_CONN_GREETED;
-    conn->handshake_ns = dd_deadline_after(server->handshake_timeout_ns);
-    dd_list_push_back(&server->greeted, &conn->stranger);
-    server->ngreeted++;
+    conn->state = state;
+    conn->handshake_ns = dd_deadline_after(is_short ? server->handshake_timeout_ns : FIRST_WORD_NS);
+    dd_list_push_back(&server->strangers[kind], &conn->stranger);
+    server->nstrangers[kind]++;
 }
 
 void
 tcp_stranger_end(tcp_conn *conn)
 {
-    if (dd_list_is_empty(&conn->stranger)) {
-        return;
+    if (!dd_list_is_empty(&conn->stranger)) {
+        dd_list_remove(&conn->stranger);
+        conn->server->nstrangers[conn->state == TCP_CONN_NEW ? TCP_SILENT : TCP_GREETED]--;
     }
-    dd_list_remove(&conn->stranger);
-    size_t *count = conn->state == TCP_CONN_NEW ? &conn->server->nsilent : &conn->server->ngreeted;
-    --*count;
 }

@@ -1,6 +1,8 @@
 #include "store/tcp_client_internal.h"
 
 #include "core/lock.h"
+#include "core/log.h"
+#include "core/mem.h"
 #include "core/thread.h"
 #include "net/sock.h"
 
@@ -95,6 +97,53 @@ find_locked(tcp_store *store, uint32_t tag)
     return NULL;
 }
 
+static dd_status
+read_answer(tcp_exchange *exchange, dd_error *err)
+{
+    bool is_whole = false;
+    exchange->reply.head = DD_TCP_HEAD_BYTES;
+    dd_status status = tcp_reply_read(&exchange->reply, dd_blob_view(&exchange->answer), &is_whole, err);
+    if (status == DD_OK && !is_whole) {
+        status = dd_error_set(err, DD_PROTOCOL, "the server sent half a reply");
+    }
+    exchange->reply.reader.at = status == DD_OK ? exchange->reply.reader.at : NULL;
+    return status;
+}
+
+void
+tcp_tagged_free(tcp_exchange *pop)
+{
+    dd_list_remove(&pop->unanswered);
+    dd_blob_fini(&pop->request);
+    dd_blob_fini(&pop->answer);
+    dd_mem_free(pop);
+}
+
+/* The answer to a pop that was given up: the item goes back, to the end of the queue. */
+static void
+give_back_locked(tcp_store *store, tcp_exchange *pop)
+{
+    dd_store_result result = {0};
+    dd_error error;
+    if (read_answer(pop, &error) == DD_OK &&
+        dd_tcp_read_result(&pop->reply.reader, pop->row->op, 1, &result, &error) == DD_OK && result.flag) {
+        dd_bytes key = dd_blob_view(&pop->request);
+        dd_bytes item = dd_blob_view(&result.value);
+        dd_store_request push = {.op = DD_STORE_QUEUE_PUSH, .keys = &key, .nkeys = 1, .values = &item};
+        dd_blob message = {0};
+        dd_tcp_writer writer;
+        dd_tcp_writer_init(&writer, &message, &error);
+        dd_tcp_write(&writer, 'u', ++store->last_tag);
+        dd_tcp_write_request(&writer, DD_TCP_QUEUE_PUSH, &push, true, NULL);
+        if (writer.status != DD_OK || send_locked(store, &message, &error) != DD_OK) {
+            DD_LOG(DD_LOG_INFO, "store client: an item of a queue is lost: %s", error.message);
+        }
+        dd_blob_fini(&message);
+    }
+    dd_store_result_fini(&result);
+    tcp_tagged_free(pop);
+}
+
 /* Hands on the whole answers that have come. Most are all there is, and go without a copy; without memory for the copy
  * the call finds nothing. Nobody waits any more for one whose tag is not found. */
 static dd_status
@@ -122,11 +171,18 @@ deliver_locked(tcp_store *store, dd_error *err)
         }
         dd_list_remove(&exchange->unanswered);
         exchange->is_answered = true;
-        if (whole == in->len) {
+        bool is_all = whole == in->len;
+        if (is_all) {
             swap(&exchange->answer, in);
+        } else {
+            (void)!dd_blob_assign(&exchange->answer, dd_bytes_of(in->data + at - whole, whole), NULL);
+        }
+        if (exchange->is_given_up) {
+            give_back_locked(store, exchange);
+        }
+        if (is_all) {
             return DD_OK;
         }
-        (void)!dd_blob_assign(&exchange->answer, dd_bytes_of(in->data + at - whole, whole), NULL);
     }
     dd_blob_consume(in, at);
     if (in->len == 0) {
@@ -208,12 +264,31 @@ await_answer(tcp_store *store, const tcp_exchange *exchange, const dd_wait *wait
     return status;
 }
 
+/* The answer to a pop may still bring an item, which somebody has to give back. */
+static void
+leave_pop_locked(tcp_store *store, const tcp_exchange *exchange)
+{
+    tcp_exchange *pop = dd_mem_zalloc(sizeof *pop);
+    if (pop == NULL || dd_blob_assign(&pop->request, exchange->key, NULL) != DD_OK) {
+        dd_mem_free(pop);
+        return;
+    }
+    pop->row = exchange->row;
+    pop->reply = (tcp_reply){.op = exchange->row->op, .repeats = 1};
+    pop->tag = exchange->tag;
+    pop->is_given_up = true;
+    dd_list_push_back(&store->unanswered, &pop->unanswered);
+}
+
 static void
 forget(tcp_store *store, tcp_exchange *exchange)
 {
     dd_lock_take(&store->mu);
     if (exchange->tag != 0 && !exchange->is_answered) {
         dd_list_remove(&exchange->unanswered);
+        if (exchange->row->store_op == DD_STORE_QUEUE_POP && store->dead.code == DD_OK) {
+            leave_pop_locked(store, exchange);
+        }
     }
     dd_lock_release(&store->mu);
 }
@@ -236,13 +311,6 @@ tcp_tagged_ask(tcp_store *store, tcp_exchange *exchange, const dd_wait *wait, dd
     if (exchange->answer.len == 0) {
         return status;
     }
-    bool is_whole = false;
-    exchange->reply.head = DD_TCP_HEAD_BYTES;
-    dd_status reported = tcp_reply_read(&exchange->reply, dd_blob_view(&exchange->answer), &is_whole,
-                                        status == DD_OK ? err : NULL);
-    if (reported == DD_OK && !is_whole) {
-        reported = dd_error_set(status == DD_OK ? err : NULL, DD_PROTOCOL, "the server sent half a reply");
-    }
-    exchange->reply.reader.at = reported == DD_OK ? exchange->reply.reader.at : NULL;
+    dd_status reported = read_answer(exchange, status == DD_OK ? err : NULL);
     return status == DD_OK ? reported : status;
 }

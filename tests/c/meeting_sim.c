@@ -31,7 +31,7 @@ write_request(dd_blob *out, dd_tcp_op op, const dd_store_request *request, dd_er
     static const dd_tcp_limits limits = DD_TCP_LIMITS_DEFAULT;
     dd_tcp_writer writer;
     dd_tcp_writer_init(&writer, out, err);
-    dd_tcp_write_u32(&writer, 1);
+    dd_tcp_write(&writer, 'u', 1);
     dd_tcp_write_request(&writer, op, request, true, &limits);
     return writer.status;
 }
@@ -51,10 +51,10 @@ serve(const wire_store *self, dd_tcp_op op, const dd_blob *bytes, dd_blob *out, 
         status = dd_store_run(self->inner, &request.request, &result, wait, err);
     }
     if (status == DD_OK) {
-        dd_tcp_write_u32(&writer, 1);
-        dd_tcp_write_u8(&writer, 0);
-        dd_tcp_write_u64(&writer, 0);
-        dd_tcp_write_result(&writer, op, &result, dd_blob_view(&result.value));
+        dd_tcp_write(&writer, 'u', 1);
+        dd_tcp_write(&writer, 'b', 0);
+        dd_tcp_write(&writer, 'i', 0);
+        dd_tcp_write_result(&writer, op, &result);
         status = writer.status;
     }
     dd_tcp_request_fini(&request);
@@ -80,6 +80,9 @@ wire_run(dd_store *store, const dd_store_request *request, dd_store_result *resu
     if (status == DD_OK) {
         dd_tcp_reader reader = {answer.data + DD_TCP_HEAD_BYTES};
         status = dd_tcp_read_result(&reader, op, request->nkeys, result, err);
+    }
+    if (status == DD_OK) {
+        status = dd_store_result_own(result, err);
     }
     self->traffic.nrequests++;
     self->traffic.nbytes += sent.len + answer.len;

@@ -26,13 +26,13 @@ pack_field(dd_tcp_writer *writer, char letter, va_list *args)
         dd_tcp_write_bytes(writer, va_arg(*args, dd_bytes));
         break;
     case 'u':
-        dd_tcp_write_u32(writer, va_arg(*args, unsigned));
+        dd_tcp_write(writer, 'u', va_arg(*args, unsigned));
         break;
     case 'b':
-        dd_tcp_write_u8(writer, (uint8_t)va_arg(*args, int));
+        dd_tcp_write(writer, 'b', (uint8_t)va_arg(*args, int));
         break;
     default:
-        dd_tcp_write_u64(writer, (uint64_t)va_arg(*args, long long));
+        dd_tcp_write(writer, 'i', (uint64_t)va_arg(*args, long long));
     }
 }
 

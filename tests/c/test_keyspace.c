@@ -120,10 +120,12 @@ typedef struct probe {
 } probe;
 
 static void
-on_probe_ready(dd_key_waiter *waiter, dd_blob *given)
+on_probe_ready(dd_key_waiter *waiter, dd_store_result *result, const dd_error *error)
 {
     probe *self = DD_CONTAINER_OF(waiter, probe, waiter);
-    dd_bytes value = given != NULL ? dd_blob_view(given) : (dd_bytes){0};
+    const dd_blob_list *list = &result->list;
+    dd_bytes value = dd_blob_view(list->count > 0 ? &list->items[list->count - 1] : &result->value);
+    CHECK(error == NULL && result->flag);
     self->ntold++;
     self->order = self->clock != NULL ? ++*self->clock : 0;
     self->value_len = value.len;
@@ -212,16 +214,11 @@ TEST(memory_of_a_large_value_comes_back)
     SET(&ks, "k", "small");
     CHECK(dd_keyspace_get(&ks, BYTES("k"), &value));
     CHECK_TEXT(value, "small");
-    const dd_map_node *cursor = NULL;
-    dd_bytes key;
-    CHECK(dd_keyspace_next_key(&ks, &cursor, &key));
-    CHECK_TEXT(key, "k");
-    CHECK(!dd_keyspace_next_key(&ks, &cursor, &key));
     dd_keyspace_fini(&ks);
     free(large);
 }
 
-TEST(next_key_skips_what_has_no_value)
+TEST(list_keys_skips_what_has_no_value)
 {
     dd_keyspace ks;
     probe p = {0};
@@ -236,19 +233,17 @@ TEST(next_key_skips_what_has_no_value)
         }
     }
     CHECK(park_on(&ks, &p, DD_STORE_WAIT, "waited for"));
-    const dd_map_node *cursor = NULL;
-    dd_bytes key;
-    int count = 0;
     bool seen[50] = {false};
-    while (dd_keyspace_next_key(&ks, &cursor, &key)) {
+    dd_store_result listed = ks_ask(&ks, DD_STORE_LIST_KEYS, BYTES(""));
+    CHECK_INT(listed.list.count, 25);
+    for (size_t n = 0; n < listed.list.count; n++) {
         char text[16] = "";
-        memcpy(text, key.data, key.len);
+        memcpy(text, listed.list.items[n].data, listed.list.items[n].len);
         int i = atoi(text);
         CHECK(i % 2 == 0 && !seen[i]);
         seen[i] = true;
-        count++;
     }
-    CHECK_INT(count, 25);
+    dd_store_result_fini(&listed);
     dd_keyspace_unpark(&ks, &p.waiter);
     dd_keyspace_fini(&ks);
 }
@@ -446,7 +441,8 @@ TEST(unpop_restores_the_head)
     CHECK(park_on(&ks, &pop, DD_STORE_QUEUE_POP, "q"));
     CHECK_OK(dd_keyspace_queue_unpop(&ks, BYTES("q"), &item, check_err()));
     CHECK(pop.ntold == 1 && keys.ntold == 0);
-    CHECK_TEXT(dd_blob_view(&item), "2");
+    CHECK_BYTES(dd_bytes_of(pop.value, pop.value_len), BYTES("2"));
+    CHECK(item.data == NULL);
     CHECK_OK(dd_keyspace_queue_unpop(&ks, BYTES("q"), &item, check_err()));
     CHECK_INT(keys.ntold, 1);
     dd_keyspace_fini(&ks);
@@ -485,11 +481,11 @@ TEST(key_that_goes_away_counts_as_missing_again)
     probe values = {0};
     dd_blob item = {0};
     bool is_parked = false;
-    const char *const names[] = {"a", "b"};
+    const char *const names[] = {"b", "a"};
     dd_keyspace_init(&ks);
     SET(&ks, "a", "1");
     CHECK_OK(park(&ks, &keys, DD_STORE_WAIT, 2, names, &is_parked));
-    CHECK_OK(park(&ks, &values, DD_STORE_GET, 2, names, &is_parked));
+    CHECK_OK(park(&ks, &values, DD_STORE_MULTI_GET, 2, names, &is_parked));
     PUSH(&ks, "a", "item");
     CHECK(ks_delete(&ks, BYTES("a")));
     SET(&ks, "b", "1");
@@ -515,10 +511,11 @@ typedef struct mortal {
 } mortal;
 
 static void
-on_ready_free(dd_key_waiter *waiter, dd_blob *value)
+on_ready_free(dd_key_waiter *waiter, dd_store_result *result, const dd_error *error)
 {
     mortal *self = DD_CONTAINER_OF(waiter, mortal, waiter);
-    (void)value;
+    (void)result;
+    (void)error;
     ++*self->nfreed;
     free(self);
 }

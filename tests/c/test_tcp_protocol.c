@@ -34,28 +34,37 @@ nth_text(unsigned n)
     return dd_bytes_of(text + n % 5, n * 7 % 23);
 }
 
+/* "/" and the key: how the keys of users look on the wire. */
+static void
+write_key(dd_tcp_writer *writer, dd_bytes key, bool is_users)
+{
+    dd_tcp_write(writer, 'k', key.len + is_users);
+    if (is_users) {
+        dd_tcp_write(writer, 'b', '/');
+    }
+    for (size_t i = 0; i < key.len; i++) {
+        dd_tcp_write(writer, 'b', key.data[i]);
+    }
+}
+
 static void
 write_field(dd_tcp_writer *writer, char letter, unsigned n)
 {
     switch (letter) {
     case 'k':
-        if (n % 2 == 0) {
-            dd_tcp_write_user_key(writer, nth_text(n));
-            break;
-        }
-        dd_tcp_write_bytes(writer, nth_text(n));
+        write_key(writer, nth_text(n), n % 2 == 0);
         break;
     case 'v':
         dd_tcp_write_bytes(writer, nth_text(n));
         break;
     case 'i':
-        dd_tcp_write_u64(writer, (uint64_t)(int64_t)(-5 - (int)n));
+        dd_tcp_write(writer, 'i', (uint64_t)(int64_t)(-5 - (int)n));
         break;
     case 'u':
-        dd_tcp_write_u32(writer, 0xfedcba00 + n);
+        dd_tcp_write(writer, 'u', 0xfedcba00 + n);
         break;
     default:
-        dd_tcp_write_u8(writer, (uint8_t)(200 + n));
+        dd_tcp_write(writer, 'b', (uint8_t)(200 + n));
     }
 }
 
@@ -80,13 +89,13 @@ read_field(dd_tcp_reader *reader, char letter, unsigned n)
         CHECK_BYTES(dd_tcp_read_bytes(reader), nth_text(n));
         break;
     case 'i':
-        CHECK_INT(dd_tcp_read_i64(reader), -5 - (int)n);
+        CHECK_INT((int64_t)dd_tcp_read(reader, 'i'), -5 - (int)n);
         break;
     case 'u':
-        CHECK_INT(dd_tcp_read_u32(reader), 0xfedcba00 + n);
+        CHECK_INT(dd_tcp_read(reader, 'u'), 0xfedcba00 + n);
         break;
     default:
-        CHECK_INT(dd_tcp_read_u8(reader), 200 + n);
+        CHECK_INT(dd_tcp_read(reader, 'b'), 200 + n);
     }
 }
 
@@ -106,9 +115,9 @@ for_each_field(const char *pattern, uint64_t repeats, uint64_t count, dd_tcp_wri
             continue;
         }
         if (writer != NULL) {
-            dd_tcp_write_u64(writer, count);
+            dd_tcp_write(writer, 'i', count);
         } else {
-            CHECK_INT(dd_tcp_read_count(reader), count);
+            CHECK_INT(dd_tcp_read(reader, '#'), count);
         }
         for (uint64_t k = 0; k < (*group == '?' && count > 1 ? 1 : count); k++) {
             for (const char *at = group + 1; *at != '\0'; at++, n++) {
@@ -165,7 +174,7 @@ round_trip(const char *pattern, uint64_t repeats, uint64_t count, size_t head)
     dd_tcp_writer writer;
     dd_tcp_writer_init(&writer, &message, check_err());
     for (size_t i = 0; i < head; i++) {
-        dd_tcp_write_u8(&writer, 0xee);
+        dd_tcp_write(&writer, 'b', 0xee);
     }
     for_each_field(pattern, repeats, count, &writer, NULL);
     CHECK_OK(writer.status);
@@ -254,7 +263,7 @@ overstep_every_limit(const char *pattern)
     dd_blob message = {0};
     dd_tcp_writer writer;
     dd_tcp_writer_init(&writer, &message, check_err());
-    dd_tcp_write_u8(&writer, 0);
+    dd_tcp_write(&writer, 'b', 0);
     unsigned n = 0;
     for (const char *at = pattern; *at != '\0'; at++, n++) {
         dd_bytes so_far = dd_blob_view(&message);
@@ -264,11 +273,11 @@ overstep_every_limit(const char *pattern)
             expect_bad_numbers(pattern, so_far, message.len, limits.max_value_bytes, "value of ");
         } else if (*at == '#') {
             expect_bad_numbers(pattern, so_far, message.len, limits.max_keys, "count ");
-            dd_tcp_write_u64(&writer, 2);
+            dd_tcp_write(&writer, 'i', 2);
             continue;
         } else if (*at == '?') {
             /* Only tells whether there is more. */
-            dd_tcp_write_u64(&writer, UINT64_MAX);
+            dd_tcp_write(&writer, 'i', UINT64_MAX);
             continue;
         }
         write_field(&writer, *at, n);
@@ -332,11 +341,11 @@ TEST(bytes_on_the_wire)
     dd_blob message = {0};
     dd_tcp_writer writer;
     dd_tcp_writer_init(&writer, &message, check_err());
-    dd_tcp_write_u8(&writer, 0x80);
-    dd_tcp_write_u32(&writer, DD_TCP_MAGIC);
-    dd_tcp_write_u64(&writer, UINT64_C(0x0102030405060708));
+    dd_tcp_write(&writer, 'b', 0x80);
+    dd_tcp_write(&writer, 'u', DD_TCP_MAGIC);
+    dd_tcp_write(&writer, 'i', UINT64_C(0x0102030405060708));
     dd_tcp_write_bytes(&writer, BYTES("v\0w"));
-    dd_tcp_write_user_key(&writer, BYTES("k"));
+    write_key(&writer, BYTES("k"), true);
     CHECK_OK(writer.status);
     CHECK_TEXT(dd_blob_view(&message), "\x80\xce\xf7\x85\x3c\x08\x07\x06\x05\x04\x03\x02\x01"
                                        "\x03\0\0\0\0\0\0\0v\0w\x02\0\0\0\0\0\0\0/k");
@@ -348,12 +357,12 @@ TEST(first_failure_of_a_writer_sticks)
     dd_blob message = {0};
     dd_tcp_writer writer;
     dd_tcp_writer_init(&writer, &message, check_err());
-    dd_tcp_write_u8(&writer, 1);
+    dd_tcp_write(&writer, 'b', 1);
     size_t len = message.len;
     (void)dd_mem_fail_after(0);
     dd_tcp_write_bytes(&writer, BYTES("a value"));
     (void)dd_mem_fail_after(-1);
-    dd_tcp_write_u32(&writer, 1);
+    dd_tcp_write(&writer, 'u', 1);
     CHECK_STATUS(writer.status, DD_OUT_OF_MEMORY);
     CHECK_INT(message.len, len);
     dd_blob_fini(&message);

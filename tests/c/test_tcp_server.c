@@ -1,4 +1,5 @@
 #include "check.h"
+#include "core/fork.h"
 #include "core/mem.h"
 #include "leftovers.h"
 #include "net/auth.h"
@@ -1360,62 +1361,43 @@ TEST(waiting_for_those_who_join)
 
 /* --- the loop ------------------------------------------------------------------------------------------------ */
 
-/* A handler on one end of a socket pair, whose other end was written to. */
-typedef struct busy {
+/* Dooms a connection in the turn in which something has come from it. */
+typedef struct assassin {
     tcp_handler handler;
-    dd_tcp_server *server;
-    struct busy *other;
-    int *nevents; /* of both */
-    int far_fd;
-} busy;
+    tcp_conn *victim;
+} assassin;
 
 static void
-busy_destroy(busy *self)
+on_order(tcp_handler *handler, uint32_t events)
 {
-    tcp_server_unwatch(self->server, &self->handler);
-    close(self->handler.fd);
-    close(self->far_fd);
-    free(self);
+    (void)events;
+    tcp_conn_doom(DD_CONTAINER_OF(handler, assassin, handler)->victim, "by order");
 }
 
-/* Both are ready in the same turn: the first takes the other away, and itself. */
-static void
-on_busy(tcp_handler *handler, uint32_t events)
-{
-    busy *self = DD_CONTAINER_OF(handler, busy, handler);
-    CHECK(events & EPOLLIN);
-    ++*self->nevents;
-    busy_destroy(self->other);
-    busy_destroy(self);
-}
-
-static busy *
-busy_create(dd_tcp_server *server, int *nevents)
-{
-    busy *self = calloc(1, sizeof *self);
-    int ends[2];
-    CHECK(self != NULL && socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
-    CHECK(write(ends[1], "x", 1) == 1);
-    *self = (busy){.handler = {ends[0], on_busy}, .server = server, .nevents = nevents, .far_fd = ends[1]};
-    CHECK_OK(tcp_server_watch(server, &self->handler, EPOLLIN, check_err()));
-    return self;
-}
-
-TEST(handlers_remove_one_another)
+TEST(event_of_a_doomed_connection_is_let_go)
 {
     dd_tcp_server *server = NULL;
-    dd_tcp_server_options options = {.limits = DD_TCP_LIMITS_DEFAULT, .handshake_timeout_ns = DD_NEVER_NS};
-    int nevents = 0;
+    dd_tcp_server_options options = {.listen_fd = -1, .handshake_timeout_ns = DD_NEVER_NS};
     REQUIRE_OK(tcp_server_create(&server, &options, check_err()));
-    busy *first = busy_create(server, &nevents);
-    busy *second = busy_create(server, &nevents);
-    first->other = second;
-    second->other = first;
+    int order[2];
+    int ends[2];
+    REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, order) == 0);
+    REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0);
+    tcp_conn_open(server, dd_fork_own(ends[0]), false);
+    assassin self = {.handler = {order[0], on_order}};
+    self.victim = DD_CONTAINER_OF(server->conns.next, tcp_conn, link);
+    CHECK_OK(tcp_server_watch(server, &self.handler, EPOLLIN, check_err()));
+    CHECK(write(order[1], "x", 1) == 1 && write(ends[1], "x", 1) == 1);
     CHECK(tcp_server_turn(server, 0));
-    CHECK_INT(nevents, 1);
+    CHECK(read(ends[1], &(char){0}, 1) <= 0);
+    CHECK_INT(server->nconns, 0);
+    tcp_server_unwatch(server, &self.handler);
     CHECK(!tcp_server_turn(server, 0));
     tcp_handler nothing = {.fd = -1};
     CHECK_STATUS(tcp_server_watch(server, &nothing, EPOLLIN, check_err()), DD_SYSTEM);
     CHECK_CONTAINS(check_message(), "cannot watch fd -1");
     tcp_server_free(server);
+    close(order[0]);
+    close(order[1]);
+    close(ends[1]);
 }

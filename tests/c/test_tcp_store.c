@@ -455,7 +455,6 @@ open_on_pair(tcp_store *store, int ends[2])
     dd_lock_init(&store->mu, DD_LOCK_TEST);
     dd_cond_init(&store->cond);
     dd_list_init(&store->unanswered);
-    dd_list_init(&store->idle);
     store->link = dd_mem_zalloc(sizeof *store->link);
     REQUIRE(store->link != NULL);
     tcp_link_init(store->link);
@@ -469,6 +468,34 @@ close_pair(tcp_store *store, int ends[2])
     close(ends[1]);
     tcp_link_destroy(store->link, false);
     dd_blob_fini(&store->backlog);
+}
+
+/* A pop is given up before its answer comes: the item is sent back when it does. */
+TEST(item_that_comes_too_late_goes_back)
+{
+    tcp_store store;
+    int ends[2];
+    open_on_pair(&store, ends);
+    dd_wait wait = dd_wait_after(0);
+    dd_store_result result = {0};
+    dd_bytes key = BYTES("q");
+    dd_store_request pop = {.op = DD_STORE_QUEUE_POP, .keys = &key, .nkeys = 1};
+    CHECK_STATUS(tcp_run(&store.head, &pop, &result, &wait, check_err()), DD_NETWORK_TIMED_OUT);
+    dd_store_result_fini(&result);
+    /* The answers to the pop, and to what is asked next. */
+    static const char answers[] = "\1\0\0\0\0\24\0\0\0\0\0\0\0\1\0\0\0\0\0\0\0\4\0\0\0\0\0\0\0item"
+                                  "\2\0\0\0\0\10\0\0\0\0\0\0\0\5\0\0\0\0\0\0\0";
+    CHECK_INT(write(ends[1], answers, sizeof answers - 1), sizeof answers - 1);
+    dd_store_request next = {.op = DD_STORE_NUM_KEYS};
+    CHECK_OK(tcp_run(&store.head, &next, &result, &wait, check_err()));
+    CHECK_INT(result.number, 5);
+    uint8_t sent[256];
+    ssize_t nsent = recv(ends[1], sent, sizeof sent, MSG_DONTWAIT);
+    static const char back[] = "\3\0\0\0\16\2\0\0\0\0\0\0\0/q\4\0\0\0\0\0\0\0item";
+    CHECK(nsent > (ssize_t)sizeof back);
+    CHECK_BYTES(dd_bytes_of(sent + nsent - (sizeof back - 1), sizeof back - 1),
+                dd_bytes_of(back, sizeof back - 1));
+    close_pair(&store, ends);
 }
 
 /* Answers the first request in two parts, the second when the request is called off. */

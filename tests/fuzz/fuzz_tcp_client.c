@@ -78,23 +78,23 @@ read_fields(const char *pattern, uint64_t repeats, dd_tcp_reader *reader)
             touch(dd_tcp_read_bytes(reader));
             break;
         case '?':
-            if (dd_tcp_read_count(reader) > 0) {
+            if (dd_tcp_read(reader, '#') > 0) {
                 read_fields(at + 1, 1, reader);
             }
             return;
         case '#':
-            for (uint64_t count = dd_tcp_read_count(reader); count > 0; count--) {
+            for (uint64_t count = dd_tcp_read(reader, '#'); count > 0; count--) {
                 read_fields(at + 1, 1, reader);
             }
             return;
         case 'i':
-            (void)dd_tcp_read_i64(reader);
+            (void)dd_tcp_read(reader, 'i');
             break;
         case 'u':
-            (void)dd_tcp_read_u32(reader);
+            (void)dd_tcp_read(reader, 'u');
             break;
         default:
-            sink = dd_tcp_read_u8(reader);
+            sink = (uint8_t)dd_tcp_read(reader, 'b');
         }
         if (at[1] == '\0') {
             repeats--;

@@ -61,12 +61,7 @@ static void
 destroy_server(dd_tcp_server *server)
 {
     require(server->nconns == 0 && server->nparked == 0);
-    int64_t nvalues = 0;
-    const dd_map_node *cursor = NULL;
-    for (dd_bytes key; dd_keyspace_next_key(&server->ks, &cursor, &key);) {
-        nvalues++;
-    }
-    require(nvalues == server->ks.nvalues);
+    require(server->ks.nvalues >= 0 && (uint64_t)server->ks.nvalues <= server->ks.entries.count);
     tcp_server_free(server);
 }
 
@@ -111,9 +106,9 @@ say_hello(dd_tcp_server *server, tcp_conn *conn, int fd)
     dd_blob out = {0};
     dd_tcp_writer writer;
     dd_tcp_writer_init(&writer, &out, NULL);
-    dd_tcp_write_u8(&writer, DD_TCP_HELLO);
-    dd_tcp_write_u32(&writer, DD_TCP_VERSION);
-    dd_tcp_write_u64(&writer, 7);
+    dd_tcp_write(&writer, 'b', DD_TCP_HELLO);
+    dd_tcp_write(&writer, 'u', DD_TCP_VERSION);
+    dd_tcp_write(&writer, 'i', 7);
     dd_tcp_write_bytes(&writer, dd_bytes_of_string("host"));
     dd_tcp_write_bytes(&writer, dd_bytes_of(nonce, sizeof nonce));
     send_bytes(fd, dd_blob_view(&out));
@@ -121,9 +116,9 @@ say_hello(dd_tcp_server *server, tcp_conn *conn, int fd)
     require(conn->is_extended);
     if (server->secret.len > 0) {
         uint8_t proof[DD_SHA256_BYTES];
-        dd_auth_prove(dd_blob_view(&server->secret), DD_AUTH_CLIENT, &conn->hello->nonces, proof);
+        dd_auth_prove(dd_blob_view(&server->secret), DD_AUTH_CLIENT, &conn->nonces, proof);
         dd_blob_clear(&out, 0);
-        dd_tcp_write_u8(&writer, DD_TCP_AUTH);
+        dd_tcp_write(&writer, 'b', DD_TCP_AUTH);
         dd_tcp_write_bytes(&writer, dd_bytes_of(proof, sizeof proof));
         send_bytes(fd, dd_blob_view(&out));
         settle(server);
