@@ -179,7 +179,7 @@ fold_piece(dd_arena *arena, uint64_t chunk, int k, share piece)
     }
     uint8_t *result = dd_arena_result_at(arena, piece.start);
     size_t count = piece.nbytes / op->in_size;
-    dd_reduce(&op->args->reduction, op->stage, result, arena->sources, (size_t)arena->nranks, count);
+    dd_reduce(&op->args->reduction, op->args->stage, result, arena->sources, (size_t)arena->nranks, count);
     size_t in_chunk = piece.start - chunk_of(arena, chunk).start;
     dd_arena_put(arena, arena->results + in_chunk / op->in_size * op->out_size, result, count * op->out_size);
     dd_arena_spend(op, piece.nbytes * (size_t)arena->nranks);
@@ -306,7 +306,7 @@ dd_arena_fold_in_place(dd_arena *arena)
         }
         uint8_t *result = dd_arena_result_at(arena, from);
         size_t count = nbytes / op->in_size;
-        dd_reduce(&op->args->reduction, op->stage, result, arena->sources, nranks, count);
+        dd_reduce(&op->args->reduction, op->args->stage, result, arena->sources, nranks, count);
         for (int i = 1; i < arena->nranks; i++) {
             int k = (arena->rank + i) % arena->nranks;
             give(arena, k, from / op->in_size * op->out_size, result, count * op->out_size);

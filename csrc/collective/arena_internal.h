@@ -276,7 +276,6 @@ typedef struct arena_op {
     size_t nbytes;
     size_t in_size;  /* of an element */
     size_t out_size; /* of what is written for an element */
-    dd_stage stage;
     arena_offer offer;
     bool is_shared_fold; /* all_reduce, in chunks */
     bool is_claimed;     /* its shares are folded by whoever comes first */

@@ -262,8 +262,8 @@ read_fold(dd_arena *arena, uint64_t round)
         for (int k = 0; k < arena->nranks; k++) {
             arena->sources[k] = data_of(arena, k, round, op->offset);
         }
-        dd_reduce(&op->args->reduction, op->stage, dd_arena_result_at(arena, op->offset), arena->sources,
-                  (size_t)arena->nranks, nbytes / op->in_size);
+        dd_reduce(&op->args->reduction, op->args->stage, dd_arena_result_at(arena, op->offset),
+                  arena->sources, (size_t)arena->nranks, nbytes / op->in_size);
         op->offset += nbytes;
         dd_arena_spend(op, nbytes * (size_t)arena->nranks);
     }

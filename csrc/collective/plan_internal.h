@@ -19,9 +19,11 @@ struct dd_builder {
     int rank;
     int nranks;
     size_t segment_nbytes;
-    size_t element_nbytes;  /* 1 where nothing is folded */
+    size_t input_nbytes;    /* of an element; 1 where nothing is folded */
+    size_t output_nbytes;   /* the same */
     size_t partial_nbytes;  /* of an element of a partial result */
     bool is_lifted;         /* a rank's input is no partial result until a stage FIRST has seen it */
+    bool has_whole_blocks;  /* every block is the whole array */
     size_t per_segment;     /* of blocks: elements in a segment */
     size_t largest_segment; /* the most that there are in one */
     int set;                /* of scratch, that the segment has; until the end, ranges have it for a block */
@@ -50,7 +52,8 @@ uint32_t dd_builder_recv(dd_builder *builder, int peer, size_t channel, dd_plan_
 uint32_t dd_builder_copy(dd_builder *builder, dd_plan_range src, dd_plan_range dst);
 /* In steps of a segment each. */
 void dd_builder_copy_all(dd_builder *builder, dd_plan_range src, dd_plan_range dst);
-/* A fold, whose sources are added next, one by one in their order. */
+/* A fold, whose sources are added next, one by one in their order. The stage is said as if the collective were WHOLE: what is
+ * FIRST of inputs that are partial results becomes MIDDLE, and so on. */
 uint32_t dd_builder_fold(dd_builder *builder, dd_stage stage, dd_plan_range dst);
 void dd_builder_add_source(dd_builder *builder, dd_plan_range source);
 

@@ -22,7 +22,7 @@ typedef struct reader {
 
 typedef struct order {
     dd_builder *builder;
-    int own_input; /* the block that may be the memory of the own output */
+    int own_input; /* the block that may be the memory of the own output; -1: none may */
     int own_output;
     cell *cells;
     size_t ncells;
@@ -177,9 +177,10 @@ dd_builder_order(dd_builder *builder)
 {
     dd_plan *plan = builder->plan;
     dd_coll coll = builder->args->coll;
+    bool is_one_size = builder->input_nbytes == builder->output_nbytes;
     size_t nsteps = plan->nsteps;
     order o = {.builder = builder,
-               .own_input = dd_coll_own_input(coll, builder->rank),
+               .own_input = is_one_size ? dd_coll_own_input(coll, builder->rank) : -1,
                .own_output = dd_coll_own_output(coll, builder->rank),
                .cells = dd_mem_alloc_array(2 * nsteps + 1, sizeof(cell)),
                .waiter = dd_mem_alloc_array(nsteps + 1, sizeof(uint32_t))};

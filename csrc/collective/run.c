@@ -73,7 +73,7 @@ choose_route(const dd_run *run)
 {
     const dd_run_env *env = &run->env;
     bool has_arena = env->arena != NULL && !env->selection.is_flat;
-    if (env->topology->nranks == 1 || (env->topology->nhosts == 1 && has_arena)) {
+    if (env->topology->nlocal > 1 && env->topology->nhosts == 1 && has_arena) {
         return DD_ROUTE_LOCAL;
     }
     bool is_fit = run->is_hierarchic && dd_hierarchy_fits(env->topology, run->call.args.coll);
@@ -109,15 +109,18 @@ start_one(dd_run *run)
     run->is_failed = false;
     run->mover.is_large = run->mover.has_left = false;
     run->culprit.rank = -1;
+    run->route = DD_ROUTE_LOCAL;
+    if (run->env.topology->nranks == 1 && dd_run_do_alone(&run->call.args)) {
+        end(run, NULL);
+        return;
+    }
     run->route = choose_route(run);
     if (run->route != DD_ROUTE_LOCAL) {
         begin_legs(run);
         return;
     }
     run->lanes[DD_LANE_ARENA].is_over = run->lanes[DD_LANE_PLAN].is_over = true;
-    if (dd_run_start_move(run, DD_LANE_ARENA, &run->call.args, DD_STAGE_WHOLE)) {
-        end(run, NULL);
-    }
+    dd_run_start_arena(run, &run->call.args);
 }
 
 /* A loop instead of recursion: on_done starts the next collective, which may be at its end at once. */
@@ -254,13 +257,16 @@ advance_lane(dd_run *run, dd_lane lane, dd_lane other)
         return false;
     }
     state->is_running = true;
-    dd_stage stage = leg->kind == DD_LEG_ROUND ? DD_STAGE_LAST
-                     : leg->is_partial         ? DD_STAGE_FIRST
-                                               : DD_STAGE_WHOLE;
-    if (leg->kind == DD_LEG_PLAN) {
-        start_plan(run, leg);
-    } else if (leg->kind == DD_LEG_NOTHING || dd_run_start_move(run, lane, &leg->args, stage)) {
+    switch (leg->kind) {
+    case DD_LEG_NOTHING:
         note_leg_ended(run, lane);
+        break;
+    case DD_LEG_ARENA:
+        dd_run_start_arena(run, &leg->args);
+        break;
+    case DD_LEG_PLAN:
+        start_plan(run, leg);
+        break;
     }
     return true;
 }

@@ -27,8 +27,10 @@ typedef struct sim_world {
 
 unsigned sim_random(sim_world *world);
 
-/* plan_sim.c: sizes, in bytes, of what rank `from` has for rank `to`. */
-size_t sim_nbytes(const sim_case *sim, int from, int to);
+/* plan_sim.c: how many elements rank `from` has for rank `to`, and the size of one among the inputs and outputs. */
+size_t sim_count(const sim_case *sim, int from, int to);
+size_t sim_input_size(const sim_case *sim);
+size_t sim_output_size(const sim_case *sim);
 void sim_make_rank(sim_world *world, int rank, bool has_memory);
 void sim_free_rank(sim_rank *rank);
 void *sim_address(const sim_rank *rank, dd_plan_range range);

@@ -110,6 +110,9 @@ memory_of(const sim_case *sim, int rank, dd_plan_range range)
     if (range.buffer == DD_PLAN_INPUT) {
         return input;
     }
+    if (sim_input_size(sim) != sim_output_size(sim)) {
+        return output;
+    }
     switch (sim->algorithm->coll) {
     case DD_COLL_ALL_REDUCE:
     case DD_COLL_BROADCAST:
