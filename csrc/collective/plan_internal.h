@@ -111,11 +111,11 @@ void dd_build_barrier(dd_builder *builder);
 void dd_build_broadcast_binomial(dd_builder *builder);
 void dd_build_broadcast_chain(dd_builder *builder);
 void dd_build_broadcast_shares(dd_builder *builder);
-void dd_build_move_direct(dd_builder *builder);   /* gather, scatter, all_to_all */
-void dd_build_move_binomial(dd_builder *builder); /* gather, scatter */
+void dd_build_move_direct(dd_builder *builder); /* gather, scatter, all_to_all */
+void dd_build_collect(dd_builder *builder);     /* gather, all_gather */
+void dd_build_scatter_binomial(dd_builder *builder);
 void dd_build_all_gather_direct(dd_builder *builder);
 void dd_build_all_gather_ring(dd_builder *builder);
-void dd_build_all_gather_bruck(dd_builder *builder);
 void dd_build_all_to_all_bruck(dd_builder *builder);
 void dd_build_fold_whole(dd_builder *builder);  /* reduce, all_reduce */
 void dd_build_fold_shares(dd_builder *builder); /* reduce, all_reduce, reduce_scatter */
