@@ -388,15 +388,15 @@ dd_plan_run_cancel_locked(dd_plan_run *run, const dd_error *error)
     }
 }
 
-static bool
-is_among(const int *ranks, int nranks, int rank)
+void
+dd_plan_run_note_rank(int *ranks, int *nranks, int rank)
 {
-    for (int i = 0; i < nranks; i++) {
-        if (ranks[i] == rank) {
-            return true;
-        }
+    int i = 0;
+    while (i < *nranks && ranks[i] != rank) {
+        i++;
     }
-    return false;
+    ranks[i] = rank;
+    *nranks += i == *nranks;
 }
 
 int
@@ -406,8 +406,8 @@ dd_plan_run_missing_locked(const dd_plan_run *run, int *ranks, int max)
     for (uint32_t i = 0; i < run->nmessages && run->is_under_way && nfound < max; i++) {
         const dd_message *message = &run->messages[i].message;
         bool is_receive = run->plan.steps[run->messages[i].step].kind == DD_PLAN_RECV;
-        if (message->is_posted && is_receive && !is_among(ranks, nfound, message->rank)) {
-            ranks[nfound++] = message->rank;
+        if (message->is_posted && is_receive) {
+            dd_plan_run_note_rank(ranks, &nfound, message->rank);
         }
     }
     return nfound;

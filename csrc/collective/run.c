@@ -60,6 +60,7 @@ dd_run_destroy(dd_run *run)
         dd_run_drop_plans(run);
         dd_run_buffer_fini(&run->scratch);
         dd_run_buffer_fini(&run->plan_scratch);
+        dd_run_buffer_fini(&run->key);
         dd_hierarchy_fini(&run->hierarchy);
         dd_mem_free(run->mover.wanted);
         dd_mem_free(run);
@@ -344,13 +345,8 @@ add_local_missing(const dd_run *run, int *ranks, int nfound, int max)
 {
     dd_arena_ranks missing = dd_arena_missing(run->env.arena);
     for (int place = 0; place < run->env.topology->nlocal && nfound < max; place++) {
-        int rank = run->env.topology->local_ranks[place];
-        bool is_new = true;
-        for (int i = 0; i < nfound; i++) {
-            is_new = is_new && ranks[i] != rank;
-        }
-        if (is_new && dd_arena_ranks_have(&missing, place)) {
-            ranks[nfound++] = rank;
+        if (dd_arena_ranks_have(&missing, place)) {
+            dd_plan_run_note_rank(ranks, &nfound, run->env.topology->local_ranks[place]);
         }
     }
     return nfound;

@@ -19,8 +19,8 @@ typedef struct dd_run_buffer {
 typedef struct dd_run_plan {
     dd_plan_run *plan; /* NULL: the place is free */
     const dd_algorithm *algorithm;
-    size_t *shape; /* what it depends on beside the algorithm; sizes of the blocks come last */
-    size_t nshape;
+    void *key; /* what it depends on, and the algorithm */
+    size_t key_nbytes;
     uint64_t last_use;
 } dd_run_plan;
 
@@ -94,6 +94,7 @@ struct dd_run {
     uint64_t nuses;
     dd_run_buffer scratch; /* of the hierarchy */
     dd_run_buffer plan_scratch;
+    dd_run_buffer key; /* of the plan that is wanted */
 };
 
 /* What a lane runs has ended; what follows is started, and the collective ends when there is nothing more. */
