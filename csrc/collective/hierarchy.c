@@ -388,24 +388,26 @@ dd_hierarchy_begin(dd_hierarchy *hierarchy, const dd_coll_args *args)
 
 /* ---- order */
 
+/* A piece has nbefore legs inside the host, one between the hosts, and nafter inside again. */
 static dd_leg
-leg_before(const dd_hierarchy *h, uint64_t piece, uint64_t number)
-{
-    int host = h->nbefore == 1 ? h->topology->host : (int)number;
-    dd_leg leg = make_leg(h, DD_LANE_ARENA, &h->rows->before, piece, host);
-    /* The half of the scratch must not be in use any more. */
-    leg.needs = piece < 2 ? 0 : piece - 1;
-    return leg;
-}
-
-static dd_leg
-leg_after(const dd_hierarchy *h, uint64_t piece, uint64_t number)
+leg_of(const dd_hierarchy *h, uint64_t piece, uint64_t number)
 {
     int host = h->topology->host;
-    if (h->args->coll == DD_COLL_ALL_GATHER) {
-        host = (int)number < host ? (int)number : (int)number + 1;
+    dd_leg leg;
+    if (number == h->nbefore) {
+        return make_leg(h, DD_LANE_PLAN, &h->rows->between, piece, host);
     }
-    dd_leg leg = make_leg(h, DD_LANE_ARENA, &h->rows->after, piece, host);
+    if (number < h->nbefore) {
+        leg = make_leg(h, DD_LANE_ARENA, &h->rows->before, piece, h->nbefore == 1 ? host : (int)number);
+        /* The half of the scratch must not be in use any more. */
+        leg.needs = piece < 2 ? 0 : piece - 1;
+        return leg;
+    }
+    if (h->args->coll == DD_COLL_ALL_GATHER) {
+        int other = (int)(number - h->nbefore) - 1;
+        host = other < host ? other : other + 1;
+    }
+    leg = make_leg(h, DD_LANE_ARENA, &h->rows->after, piece, host);
     bool has_data = h->rows == &broadcast_by_one && is_on_root_host(h, host);
     leg.needs = has_data ? 0 : piece + 1;
     return leg;
@@ -420,49 +422,34 @@ get_arena_leg(const dd_hierarchy *h, uint64_t index, dd_leg *leg)
         return false;
     }
     if (index < h->nbefore) {
-        *leg = leg_before(h, 0, index);
+        *leg = leg_of(h, 0, index);
         return true;
     }
     uint64_t piece = (index - h->nbefore) / each;
     uint64_t number = (index - h->nbefore) % each;
     uint64_t nahead = piece + 1 < h->npieces ? h->nbefore : 0;
-    *leg = number < nahead ? leg_before(h, piece + 1, number) : leg_after(h, piece, number - nahead);
+    *leg =
+        number < nahead ? leg_of(h, piece + 1, number) : leg_of(h, piece, h->nbefore + 1 + number - nahead);
     return true;
 }
 
 /* A rank that is alone on its host has no arena: it goes through all of its legs, one by one, as plans. */
 static bool
-get_lone_leg(const dd_hierarchy *h, uint64_t index, dd_leg *leg)
+get_plan_leg(const dd_hierarchy *h, uint64_t index, dd_leg *leg)
 {
-    uint64_t each = h->nbefore + 1 + h->nafter;
+    bool is_alone = h->topology->nlocal == 1;
+    uint64_t each = is_alone ? h->nbefore + 1 + h->nafter : 1;
     uint64_t piece = index / each;
-    uint64_t number = index % each;
     if (piece >= h->npieces) {
         return false;
     }
-    *leg = number < h->nbefore    ? leg_before(h, piece, number)
-           : number == h->nbefore ? make_leg(h, DD_LANE_PLAN, &h->rows->between, piece, h->topology->host)
-                                  : leg_after(h, piece, number - h->nbefore - 1);
+    *leg = leg_of(h, piece, is_alone ? index % each : h->nbefore);
     leg->kind = leg->kind == DD_LEG_ARENA ? DD_LEG_PLAN : leg->kind;
-    leg->needs = 0;
-    return true;
-}
-
-static bool
-get_plan_leg(const dd_hierarchy *h, uint64_t index, dd_leg *leg)
-{
-    if (h->topology->nlocal == 1) {
-        return get_lone_leg(h, index, leg);
-    }
-    if (index >= h->npieces) {
-        return false;
-    }
-    *leg = make_leg(h, DD_LANE_PLAN, &h->rows->between, index, h->topology->host);
     bool is_independent =
-        h->args->coll == DD_COLL_ALL_GATHER || leg->kind == DD_LEG_NOTHING || h->nbefore == 0;
+        is_alone || h->args->coll == DD_COLL_ALL_GATHER || leg->kind == DD_LEG_NOTHING || h->nbefore == 0;
     /* Those before its plan, and what comes ahead of them. */
-    uint64_t nafter = index > 0 ? (index - 1) * h->nafter : 0;
-    leg->needs = is_independent ? 0 : (index + 1) * h->nbefore + nafter;
+    uint64_t nafter = piece > 0 ? (piece - 1) * h->nafter : 0;
+    leg->needs = is_independent ? 0 : (piece + 1) * h->nbefore + nafter;
     return true;
 }
 
