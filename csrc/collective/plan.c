@@ -9,7 +9,7 @@ dd_plan_fini(dd_plan *plan)
 {
     dd_mem_free(plan->steps);
     dd_mem_free(plan->sources);
-    dd_mem_free(plan->deps);
+    dd_mem_free(plan->followers);
     *plan = (dd_plan){0};
 }
 
@@ -99,7 +99,7 @@ add_step(dd_builder *builder, dd_plan_step step)
     }
     plan->steps = steps;
     step.first_source = plan->nsources;
-    step.first_dep = plan->ndeps;
+    step.first_follower = step.last_follower = DD_PLAN_NONE;
     plan->steps[plan->nsteps] = step;
     return plan->nsteps++;
 }
@@ -173,13 +173,19 @@ void
 dd_builder_after(dd_builder *builder, uint32_t step, uint32_t on)
 {
     dd_plan *plan = builder->plan;
-    void *deps = plan->deps;
-    if (step != DD_NO_STEP && on != DD_NO_STEP &&
-        dd_builder_grow(builder, &deps, &plan->capacity[2], plan->ndeps, sizeof on)) {
-        plan->deps = deps;
-        plan->deps[plan->ndeps++] = on;
-        plan->steps[step].ndeps++;
+    void *followers = plan->followers;
+    if (step == DD_NO_STEP || on == DD_NO_STEP ||
+        !dd_builder_grow(builder, &followers, &plan->capacity[2], plan->nfollowers,
+                         sizeof *plan->followers)) {
+        return;
     }
+    plan->followers = followers;
+    plan->followers[plan->nfollowers] = (dd_plan_follower){.step = step, .next = DD_PLAN_NONE};
+    uint32_t last = plan->steps[on].last_follower;
+    *(last == DD_PLAN_NONE ? &plan->steps[on].first_follower : &plan->followers[last].next) =
+        plan->nfollowers;
+    plan->steps[on].last_follower = plan->nfollowers++;
+    plan->steps[step].ndeps++;
 }
 
 void

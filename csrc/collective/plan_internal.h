@@ -5,7 +5,7 @@
 #include "collective/plan.h"
 
 /* No step: what adding an empty message gives. Depending on it, or making it depend, does nothing. */
-#define DD_NO_STEP UINT32_MAX
+#define DD_NO_STEP DD_PLAN_NONE
 
 /* How many segments of a pipeline are under way at once, each with scratch of its own. */
 #define DD_PLAN_DEPTH 2
@@ -57,8 +57,7 @@ void dd_builder_copy_all(dd_builder *builder, dd_plan_range src, dd_plan_range d
 uint32_t dd_builder_fold(dd_builder *builder, dd_stage stage, dd_plan_range dst);
 void dd_builder_add_source(dd_builder *builder, dd_plan_range source);
 
-/* Step, which is the last one added, starts after `on` although they share no memory: so that a rank does not run ahead
- * of the others without end. */
+/* Step starts after `on`, also where they share no memory: so that a rank does not run ahead of the others without end. */
 void dd_builder_after(dd_builder *builder, uint32_t step, uint32_t on);
 /* *step = latest, unless there was nothing to do. */
 void dd_builder_keep(uint32_t *step, uint32_t latest);

@@ -15,8 +15,6 @@ typedef struct plan_message {
 /* Everything belongs to the holder of the engine's lock; what is const is so after create. */
 struct dd_plan_run {
     dd_plan plan;              /* const */
-    uint32_t *first_successor; /* const: [nsteps + 1], into successors */
-    uint32_t *successors;      /* const: steps that wait for a step */
     uint32_t *message_of;      /* const: of a send or receive, into messages */
     const void **sources;      /* of the fold being made with the lock */
     const void **step_sources; /* ... and without it */
@@ -56,29 +54,6 @@ count_parts(const dd_plan *plan, uint32_t *nmessages, uint32_t *max_nsources)
     }
 }
 
-/* Who waits for whom, turned around: for each step the steps that name it as a dependency. */
-static void
-link_successors(dd_plan_run *run)
-{
-    const dd_plan *plan = &run->plan;
-    uint32_t *first = run->first_successor;
-    memset(first, 0, ((size_t)plan->nsteps + 1) * sizeof *first);
-    for (uint32_t i = 0; i < plan->ndeps; i++) {
-        first[plan->deps[i] + 1]++;
-    }
-    for (uint32_t i = 0; i < plan->nsteps; i++) {
-        first[i + 1] += first[i];
-    }
-    uint32_t *next = run->nwaiting;
-    memcpy(next, first, plan->nsteps * sizeof *next);
-    for (uint32_t i = 0; i < plan->nsteps; i++) {
-        const dd_plan_step *step = &plan->steps[i];
-        for (uint32_t d = 0; d < step->ndeps; d++) {
-            run->successors[next[plan->deps[step->first_dep + d]]++] = i;
-        }
-    }
-}
-
 static void
 number_messages(dd_plan_run *run)
 {
@@ -99,7 +74,7 @@ allocate(dd_plan_run *run, dd_error *err)
     uint32_t max_nsources = 0;
     count_parts(plan, &nmessages, &max_nsources);
     size_t nsteps = plan->nsteps;
-    size_t nwords = 4 * nsteps + 1 + plan->ndeps;
+    size_t nwords = 3 * nsteps;
     size_t nbytes =
         nmessages * sizeof(plan_message) + 2 * max_nsources * sizeof(void *) + nwords * sizeof(uint32_t);
     run->messages = dd_mem_zalloc(nbytes);
@@ -107,12 +82,10 @@ allocate(dd_plan_run *run, dd_error *err)
         return dd_error_no_memory(err, nbytes);
     }
     run->nbytes = sizeof *run + nbytes + plan->capacity[0] * sizeof *plan->steps +
-                  plan->capacity[1] * sizeof *plan->sources + plan->capacity[2] * sizeof *plan->deps;
+                  plan->capacity[1] * sizeof *plan->sources + plan->capacity[2] * sizeof *plan->followers;
     run->sources = (const void **)(void *)(run->messages + nmessages);
     run->step_sources = run->sources + max_nsources;
-    run->first_successor = (uint32_t *)(void *)(run->step_sources + max_nsources);
-    run->successors = run->first_successor + nsteps + 1;
-    run->message_of = run->successors + plan->ndeps;
+    run->message_of = (uint32_t *)(void *)(run->step_sources + max_nsources);
     run->nwaiting = run->message_of + nsteps;
     run->queue = run->nwaiting + nsteps;
     return DD_OK;
@@ -131,7 +104,6 @@ dd_plan_run_create(dd_plan *plan, dd_plan_run **run, dd_error *err)
         dd_mem_free(made);
         return status;
     }
-    link_successors(made);
     number_messages(made);
     *plan = (dd_plan){0};
     *run = made;
@@ -180,11 +152,12 @@ range_data(const dd_plan_run *run, const dd_plan_range *range)
 static void
 note_ended(dd_plan_run *run, uint32_t index)
 {
+    const dd_plan_follower *followers = run->plan.followers;
     run->nended++;
-    for (uint32_t i = run->first_successor[index]; i < run->first_successor[index + 1]; i++) {
-        uint32_t successor = run->successors[i];
-        if (--run->nwaiting[successor] == 0) {
-            run->queue[run->nready++] = successor;
+    for (uint32_t i = run->plan.steps[index].first_follower; i != DD_PLAN_NONE; i = followers[i].next) {
+        uint32_t step = followers[i].step;
+        if (--run->nwaiting[step] == 0) {
+            run->queue[run->nready++] = step;
         }
     }
 }

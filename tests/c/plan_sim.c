@@ -223,8 +223,8 @@ sim_free_rank(sim_rank *rank)
     for (uint32_t i = 0; rank->letters != NULL && i < rank->plan.nsteps; i++) {
         free(rank->letters[i]);
     }
-    void *blocks[] = {rank->inputs,   rank->outputs,     rank->originals, rank->scratch, rank->waiting,
-                      rank->children, rank->first_child, rank->partner,   rank->state,   rank->letters};
+    void *blocks[] = {rank->inputs,  rank->outputs, rank->originals, rank->scratch,
+                      rank->waiting, rank->partner, rank->state,     rank->letters};
     for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++) {
         free(blocks[i]);
     }

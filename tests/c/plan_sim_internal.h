@@ -11,9 +11,7 @@ typedef struct sim_rank {
     int noutputs;
     void **originals; /* copies of the inputs, for comparison */
     void *scratch;
-    uint32_t *waiting;  /* by step: dependencies that have not ended */
-    uint32_t *children; /* steps that wait for a step, all of one step side by side */
-    uint32_t *first_child;
+    uint32_t *waiting; /* by step: dependencies that have not ended */
     uint32_t *partner; /* by step: the step of the peer it is matched with */
     uint8_t *state;    /* by step */
     void **letters;    /* by step: what an eager send carried */

@@ -186,7 +186,7 @@ note_cost(int rank, const dd_plan *plan, void *ctx)
     cost *most = ctx;
     (void)rank;
     most->most_steps = plan->nsteps > most->most_steps ? plan->nsteps : most->most_steps;
-    most->most_deps = plan->ndeps > most->most_deps ? plan->ndeps : most->most_deps;
+    most->most_deps = plan->nfollowers > most->most_deps ? plan->nfollowers : most->most_deps;
     most->most_scratch =
         plan->scratch_nbytes > most->most_scratch ? plan->scratch_nbytes : most->most_scratch;
 }
