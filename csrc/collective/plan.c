@@ -114,7 +114,10 @@ add_message(dd_builder *builder, size_t channel, dd_plan_step step)
                          dd_coll_name(builder->args->coll), builder->rank, builder->segment_nbytes);
     }
     step.channel = (uint32_t)channel;
-    return add_step(builder, step);
+    step.message = builder->plan->nmessages;
+    uint32_t index = add_step(builder, step);
+    builder->plan->nmessages += index != DD_NO_STEP;
+    return index;
 }
 
 uint32_t
@@ -165,7 +168,8 @@ dd_builder_add_source(dd_builder *builder, dd_plan_range source)
         dd_builder_grow(builder, &sources, &plan->capacity[1], plan->nsources, sizeof source)) {
         plan->sources = sources;
         plan->sources[plan->nsources++] = source;
-        plan->steps[plan->nsteps - 1].nsources++;
+        uint32_t nsources = ++plan->steps[plan->nsteps - 1].nsources;
+        plan->max_nsources = nsources > plan->max_nsources ? nsources : plan->max_nsources;
     }
 }
 

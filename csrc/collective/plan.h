@@ -42,6 +42,7 @@ typedef struct dd_plan_step {
     dd_stage stage;   /* REDUCE */
     int peer;         /* SEND, RECV */
     uint32_t channel; /* SEND, RECV: with sender and receiver, it names the message in this plan uniquely */
+    uint32_t message; /* SEND, RECV: its number among them */
     dd_plan_range src;
     dd_plan_range dst;
     size_t count; /* REDUCE: elements; the dst may be the same range as a source that is no smaller */
@@ -63,8 +64,10 @@ typedef struct dd_plan_follower {
 typedef struct dd_plan {
     dd_plan_step *steps;
     uint32_t nsteps;
+    uint32_t nmessages;
     dd_plan_range *sources;
     uint32_t nsources;
+    uint32_t max_nsources; /* of a step */
     dd_plan_follower *followers;
     uint32_t nfollowers;
     size_t scratch_nbytes; /* wants memory aligned to 64 bytes */
