@@ -196,8 +196,6 @@ typedef struct model_run {
     uint32_t *base;    /* by rank: number of its first step */
     int *rank_of;      /* by step */
     uint32_t *waiting; /* by step */
-    uint32_t *first_child;
-    uint32_t *children;
     uint32_t *partner; /* by send: the receive */
     bool *is_posted;   /* by receive */
     bool *has_arrived;
@@ -301,32 +299,6 @@ match(model_run *run, uint32_t nsteps)
 }
 
 static void
-link_children(model_run *run, uint32_t nsteps, uint32_t ndeps)
-{
-    run->first_child = must(dd_mem_zalloc(((size_t)nsteps + 2) * sizeof *run->first_child));
-    run->children = must(dd_mem_alloc_array((size_t)ndeps + 1, sizeof *run->children));
-    for (int pass = 0; pass < 2; pass++) {
-        for (int rank = 0; rank < run->problem->nranks; rank++) {
-            const dd_plan *plan = &run->plans[rank];
-            uint32_t base = run->base[rank];
-            for (uint32_t i = 0; i < plan->nsteps; i++) {
-                for (uint32_t j = 0; j < plan->steps[i].ndeps; j++) {
-                    uint32_t on = base + plan->deps[plan->steps[i].first_dep + j];
-                    if (pass == 0) {
-                        run->first_child[on + 2]++;
-                    } else {
-                        run->children[run->first_child[on + 1]++] = base + i;
-                    }
-                }
-            }
-        }
-        for (size_t i = 2; pass == 0 && i < (size_t)nsteps + 2; i++) {
-            run->first_child[i] += run->first_child[i - 1];
-        }
-    }
-}
-
-static void
 use_processor(model_run *run, double time, uint32_t number, event_kind then)
 {
     int rank = run->rank_of[number];
@@ -356,9 +328,14 @@ static void
 end_step(model_run *run, double time, uint32_t number)
 {
     run->end = time > run->end ? time : run->end;
-    for (uint32_t i = run->first_child[number]; i < run->first_child[number + 1]; i++) {
-        if (--run->waiting[run->children[i]] == 0) {
-            push(run, time, EVENT_READY, run->children[i]);
+    int rank = run->rank_of[number];
+    const dd_plan *plan = &run->plans[rank];
+    uint32_t base = run->base[rank];
+    for (uint32_t i = plan->steps[number - base].first_follower; i != DD_PLAN_NONE;
+         i = plan->followers[i].next) {
+        uint32_t follower = base + plan->followers[i].step;
+        if (--run->waiting[follower] == 0) {
+            push(run, time, EVENT_READY, follower);
         }
     }
 }
@@ -404,13 +381,12 @@ happen(model_run *run, model_event event)
 
 /* Takes the plans' numbers into `run`; false when there are too many steps. */
 static bool
-build_all(model_run *run, uint32_t *nsteps, uint32_t *ndeps)
+build_all(model_run *run, uint32_t *nsteps)
 {
     for (int rank = 0; rank < run->problem->nranks; rank++) {
         build(run->problem, rank, &run->plans[rank]);
         run->base[rank] = *nsteps;
         *nsteps += run->plans[rank].nsteps;
-        *ndeps += run->plans[rank].ndeps;
         /* Nobody has fewer steps than a fourth of the average of those looked at: not for roots, which come first. */
         uint64_t rest = (uint64_t)(run->problem->nranks - 1 - rank);
         if (*nsteps > MAX_STEPS || (rank > 0 && run->plans[rank].nsteps / 2 * rest > MAX_STEPS)) {
@@ -421,14 +397,13 @@ build_all(model_run *run, uint32_t *nsteps, uint32_t *ndeps)
 }
 
 static void
-run_events(model_run *run, uint32_t nsteps, uint32_t ndeps)
+run_events(model_run *run, uint32_t nsteps)
 {
     run->rank_of = must(dd_mem_alloc_array((size_t)nsteps + 1, sizeof *run->rank_of));
     run->waiting = must(dd_mem_alloc_array((size_t)nsteps + 1, sizeof *run->waiting));
     run->partner = must(dd_mem_alloc_array((size_t)nsteps + 1, sizeof *run->partner));
     run->is_posted = must(dd_mem_zalloc((size_t)nsteps + 1));
     run->has_arrived = must(dd_mem_zalloc((size_t)nsteps + 1));
-    link_children(run, nsteps, ndeps);
     match(run, nsteps);
     for (int rank = 0; rank < run->problem->nranks; rank++) {
         for (uint32_t i = 0; i < run->plans[rank].nsteps; i++) {
@@ -459,17 +434,16 @@ simulate(const problem *p)
     run.processor = must(dd_mem_zalloc(nranks * sizeof *run.processor));
     run.card_out = must(dd_mem_zalloc(nranks * sizeof *run.card_out));
     run.card_in = must(dd_mem_zalloc(nranks * sizeof *run.card_in));
-    uint32_t nsteps = 0, ndeps = 0;
-    bool is_small = build_all(&run, &nsteps, &ndeps);
+    uint32_t nsteps = 0;
+    bool is_small = build_all(&run, &nsteps);
     if (is_small) {
-        run_events(&run, nsteps, ndeps);
+        run_events(&run, nsteps);
     }
     for (size_t i = 0; i < nranks; i++) {
         dd_plan_fini(&run.plans[i]);
     }
-    void *blocks[] = {run.plans,       run.base,     run.processor, run.card_out,  run.card_in,
-                      run.rank_of,     run.waiting,  run.partner,   run.is_posted, run.has_arrived,
-                      run.first_child, run.children, run.heap};
+    void *blocks[] = {run.plans,   run.base,    run.processor, run.card_out,    run.card_in, run.rank_of,
+                      run.waiting, run.partner, run.is_posted, run.has_arrived, run.heap};
     for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++) {
         dd_mem_free(blocks[i]);
     }

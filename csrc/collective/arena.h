@@ -95,9 +95,6 @@ void dd_arena_remove_region(dd_arena *arena, int owner, uint32_t id);
 typedef struct dd_arena_op_options {
     dd_signature signature;
     uint64_t sequence; /* for dd_arena_culprit */
-    /* Reductions: leave the result in the accumulation type, unfinished (stage FIRST of reduce.h); outputs
-     * are sized for that. */
-    bool is_partial;
     /* Told whom to wake after a publication; may be NULL. */
     void (*wake)(void *ctx, int rank);
     /* A region of another rank that we have not been given yet; the operation waits until
@@ -106,8 +103,8 @@ typedef struct dd_arena_op_options {
     void *ctx;
 } dd_arena_op_options;
 
-/* `args` (with its block arrays) stays valid until the operation ends. root is a rank of the arena. Uneven
- * blocks are fine in all_gather, reduce_scatter, all_to_all, gather and scatter. */
+/* `args` (with its block arrays) stays valid until the operation ends. root is a rank of the arena. A
+ * reduction is WHOLE or FIRST. Uneven blocks are fine in all_gather, reduce_scatter, all_to_all, gather and scatter. */
 void dd_arena_start(dd_arena *arena, const dd_coll_args *args, const dd_arena_op_options *options);
 
 typedef enum dd_arena_state {

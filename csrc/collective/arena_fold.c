@@ -18,6 +18,9 @@ dd_arena_fold_min(int nranks, bool is_crowded)
     return is_crowded ? FOLD_MIN_BYTES_CROWDED : nranks == 2 ? FOLD_MIN_BYTES_PAIR : FOLD_MIN_BYTES_MANY;
 }
 
+/* Folds go in pieces: what was folded is still in the nearest caches when it is passed on. */
+#define PIECE_BYTES ((size_t)32768)
+
 /* ---- chunks and shares */
 
 typedef struct share {
@@ -167,6 +170,31 @@ claim_share(dd_arena *arena, int k, uint64_t chunk)
     return claimer < arena->nranks && claimer != arena->rank ? claimer : k;
 }
 
+bool
+dd_arena_fold(dd_arena *arena, size_t start, size_t nbytes, arena_give *give)
+{
+    arena_op *op = &arena->op;
+    while (op->offset < nbytes) {
+        if (op->budget == 0) {
+            return false;
+        }
+        size_t from = start + op->offset;
+        size_t piece = dd_arena_smaller(nbytes - op->offset, PIECE_BYTES);
+        uint8_t *result = dd_arena_result_at(arena, from);
+        dd_reduce(&op->args->reduction, op->args->stage, result, arena->sources, (size_t)arena->nranks,
+                  piece / op->in_size);
+        if (give != NULL) {
+            give(arena, from / op->in_size * op->out_size, result, piece / op->in_size * op->out_size);
+        }
+        for (int k = 0; k < arena->nranks; k++) {
+            arena->sources[k] = (const uint8_t *)arena->sources[k] + piece;
+        }
+        op->offset += piece;
+        dd_arena_spend(op, piece * (size_t)arena->nranks);
+    }
+    return true;
+}
+
 /* In turn in all of the memory for results, as places are for what is staged. */
 static uint8_t *
 results_of(const dd_arena *arena, uint64_t chunk)
@@ -180,23 +208,13 @@ results_of(const dd_arena *arena, uint64_t chunk)
     return arena->results + (arena->nchunks + chunk) % (ARENA_RESULTS_SPACE_BYTES / each) * each;
 }
 
+/* To where all ranks read the results of the chunk that is being folded. */
 static void
-fold_piece(dd_arena *arena, uint64_t chunk, int k, share piece)
+give_all(dd_arena *arena, size_t at, const uint8_t *result, size_t nbytes)
 {
-    arena_op *op = &arena->op;
-    size_t offset = piece.start - share_of(arena, chunk, k).start;
-    for (int from = 0; from < arena->nranks; from++) {
-        arena->sources[from] =
-            from == arena->rank ? (const uint8_t *)op->args->inputs[0].data + piece.start
-                                : staging_of(arena, from, chunk) + staged_at(arena, from, chunk, k) + offset;
-    }
-    uint8_t *result = dd_arena_result_at(arena, piece.start);
-    size_t count = piece.nbytes / op->in_size;
-    dd_reduce(&op->args->reduction, op->stage, result, arena->sources, (size_t)arena->nranks, count);
-    size_t in_chunk = piece.start - chunk_of(arena, chunk).start;
-    dd_arena_put(arena, results_of(arena, chunk) + in_chunk / op->in_size * op->out_size, result,
-                 count * op->out_size);
-    dd_arena_spend(op, piece.nbytes * (size_t)arena->nranks);
+    const arena_op *op = &arena->op;
+    size_t chunk_at = chunk_of(arena, op->round / 2).start / op->in_size * op->out_size;
+    dd_arena_put(arena, results_of(arena, op->round / 2) + (at - chunk_at), result, nbytes);
 }
 
 bool
@@ -224,13 +242,14 @@ dd_arena_fold_shares(dd_arena *arena, uint64_t chunk)
             }
             dd_arena_ranks_add(&op->folded, k);
         }
-        while (op->offset < own.nbytes) {
-            if (op->budget == 0) {
-                return false;
-            }
-            size_t nbytes = dd_arena_smaller(own.nbytes - op->offset, ARENA_PIECE_BYTES);
-            fold_piece(arena, chunk, k, (share){.start = own.start + op->offset, .nbytes = nbytes});
-            op->offset += nbytes;
+        for (int from = 0; from < arena->nranks; from++) {
+            const uint8_t *staged = from == arena->rank
+                                        ? (const uint8_t *)op->args->inputs[0].data + own.start
+                                        : staging_of(arena, from, chunk) + staged_at(arena, from, chunk, k);
+            arena->sources[from] = staged + op->offset;
+        }
+        if (!dd_arena_fold(arena, own.start, own.nbytes, give_all)) {
+            return false;
         }
         op->offset = 0;
     }
@@ -248,8 +267,7 @@ dd_arena_read_shares(dd_arena *arena, uint64_t chunk)
         share part = share_of(arena, chunk, k);
         if (part.nbytes > 0 && !dd_arena_ranks_have(&op->folded, k)) {
             size_t nbytes = part.nbytes / op->in_size * op->out_size;
-            const uint8_t *result =
-                results_of(arena, chunk) + (part.start - chunk_start) / op->in_size * op->out_size;
+            const uint8_t *result = results_of(arena, chunk) + (part.start - chunk_start) / op->in_size * op->out_size;
             dd_arena_take(arena, dd_arena_result_at(arena, part.start), result, nbytes);
         }
     }
@@ -263,16 +281,18 @@ in_place_share_of(const arena_op *op, int nranks, int k)
     return part_of((share){.nbytes = op->nbytes}, whole_lines(op->nbytes, (size_t)nranks), k);
 }
 
-/* Part of the result into another rank's output, but for the edges of that, which it takes itself. */
+/* Into the outputs of all others, but for the edges of those, which they take themselves. */
 static void
-give(const dd_arena *arena, int k, size_t at, const uint8_t *result, size_t nbytes)
+give_each(dd_arena *arena, size_t at, const uint8_t *result, size_t nbytes)
 {
-    const arena_peer *peer = &arena->peers[k];
     size_t total = arena->op.args->outputs[0].nbytes;
-    size_t last = dd_arena_smaller(at + nbytes, total - dd_arena_smaller(total, peer->tail));
-    size_t first = at > peer->lead ? at : peer->lead;
-    if (first < last) {
-        dd_copy(peer->output + first, result + (first - at), last - first);
+    for (int i = 1; i < arena->nranks; i++) {
+        const arena_peer *peer = &arena->peers[(arena->rank + i) % arena->nranks];
+        size_t last = dd_arena_smaller(at + nbytes, total - dd_arena_smaller(total, peer->tail));
+        size_t first = at > peer->lead ? at : peer->lead;
+        if (first < last) {
+            dd_copy(peer->output + first, result + (first - at), last - first);
+        }
     }
 }
 
@@ -304,30 +324,11 @@ dd_arena_take_edges(dd_arena *arena)
 bool
 dd_arena_fold_in_place(dd_arena *arena)
 {
-    arena_op *op = &arena->op;
-    size_t nranks = (size_t)arena->nranks;
+    const arena_op *op = &arena->op;
     share own = in_place_share_of(op, arena->nranks, arena->rank);
-    size_t start = own.start;
-    size_t end = own.start + own.nbytes;
-    while (start + op->offset < end) {
-        if (op->budget == 0) {
-            return false;
-        }
-        size_t from = start + op->offset;
-        size_t nbytes = dd_arena_smaller(end - from, ARENA_PIECE_BYTES);
-        for (int k = 0; k < arena->nranks; k++) {
-            const uint8_t *input = k == arena->rank ? op->args->inputs[0].data : arena->peers[k].input;
-            arena->sources[k] = input + from;
-        }
-        uint8_t *result = dd_arena_result_at(arena, from);
-        size_t count = nbytes / op->in_size;
-        dd_reduce(&op->args->reduction, op->stage, result, arena->sources, nranks, count);
-        for (int i = 1; i < arena->nranks; i++) {
-            int k = (arena->rank + i) % arena->nranks;
-            give(arena, k, from / op->in_size * op->out_size, result, count * op->out_size);
-        }
-        op->offset += nbytes;
-        dd_arena_spend(op, nbytes * nranks);
+    for (int k = 0; k < arena->nranks; k++) {
+        const uint8_t *input = k == arena->rank ? op->args->inputs[0].data : arena->peers[k].input;
+        arena->sources[k] = input + own.start + op->offset;
     }
-    return true;
+    return dd_arena_fold(arena, own.start, own.nbytes, give_each);
 }

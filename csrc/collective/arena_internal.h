@@ -282,7 +282,6 @@ typedef struct arena_op {
     size_t nbytes;
     size_t in_size;  /* of an element */
     size_t out_size; /* of what is written for an element */
-    dd_stage stage;
     arena_offer offer;
     bool is_shared_fold; /* all_reduce, in chunks */
     bool is_claimed;     /* its shares are folded by whoever comes first */
@@ -463,6 +462,11 @@ void dd_arena_note_taken(dd_arena *arena);
 
 /* ---- arena_fold.c */
 
+/* Folds what arena->sources point to, which is what all ranks have for op->offset to nbytes of the array from `start` on, and
+ * passes each piece on; at its end, true. False: the budget is spent. Offsets that are passed on are those of the result. */
+typedef void arena_give(dd_arena *arena, size_t at, const uint8_t *result, size_t nbytes);
+bool dd_arena_fold(dd_arena *arena, size_t start, size_t nbytes, arena_give *give);
+
 /* The number of bytes from which an all_reduce is a shared fold. */
 size_t dd_arena_fold_min(int nranks, bool is_crowded);
 /* What a rank that claims a share takes at least, so that small arrays are not cut into crumbs. */
@@ -528,8 +532,5 @@ dd_arena_result_at(const dd_arena *arena, size_t offset)
     const arena_op *op = &arena->op;
     return (uint8_t *)op->args->outputs[0].data + offset / op->in_size * op->out_size;
 }
-
-/* Folds go in pieces: what was folded is still in the nearest caches when it is passed on. */
-#define ARENA_PIECE_BYTES ((size_t)32768)
 
 #endif

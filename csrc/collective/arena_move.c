@@ -252,22 +252,12 @@ end_of(const dd_arena *arena, uint64_t round, size_t nbytes)
 static bool
 read_fold(dd_arena *arena, uint64_t round)
 {
-    arena_op *op = &arena->op;
+    const arena_op *op = &arena->op;
     size_t end = end_of(arena, round, op->args->outputs[0].nbytes / op->out_size * op->in_size);
-    while (op->offset < end) {
-        if (op->budget == 0) {
-            return false;
-        }
-        size_t nbytes = dd_arena_smaller(end - op->offset, ARENA_PIECE_BYTES);
-        for (int k = 0; k < arena->nranks; k++) {
-            arena->sources[k] = data_of(arena, k, round, op->offset);
-        }
-        dd_reduce(&op->args->reduction, op->stage, dd_arena_result_at(arena, op->offset), arena->sources,
-                  (size_t)arena->nranks, nbytes / op->in_size);
-        op->offset += nbytes;
-        dd_arena_spend(op, nbytes * (size_t)arena->nranks);
+    for (int k = 0; k < arena->nranks && op->offset < end; k++) {
+        arena->sources[k] = data_of(arena, k, round, op->offset);
     }
-    return true;
+    return dd_arena_fold(arena, 0, end, NULL);
 }
 
 /* One source's part of a round; true at its end. */

@@ -72,10 +72,9 @@ prepare(dd_arena *arena)
     arena_op *op = &arena->op;
     const dd_coll_args *args = op->args;
     arena_call *call = op->call;
-    bool is_partial = op->options.is_partial && call->traits->is_fold;
+    bool is_partial = args->stage == DD_STAGE_FIRST && call->traits->is_fold;
     op->in_size = dd_dtype_size(args->reduction.dtype);
-    op->out_size = is_partial ? dd_dtype_size(dd_reduce_accumulator(args->reduction.dtype)) : op->in_size;
-    op->stage = is_partial ? DD_STAGE_FIRST : DD_STAGE_WHOLE;
+    op->out_size = call->traits->is_fold ? dd_coll_output_size(args) : op->in_size;
     bool is_even = measure_blocks(arena);
     dd_arena_choose_round(arena);
     call->nbytes = op->nbytes;

@@ -122,6 +122,26 @@ dd_coll_known_nbytes(const dd_coll_args *args, int nranks, bool has_equal_blocks
     return largest;
 }
 
+static size_t
+size_of(const dd_coll_args *args, bool is_partial)
+{
+    dd_dtype dtype = args->reduction.dtype;
+    return dd_coll_is_folding(args->coll) ? dd_dtype_size(is_partial ? dd_reduce_accumulator(dtype) : dtype)
+                                          : 1;
+}
+
+size_t
+dd_coll_input_size(const dd_coll_args *args)
+{
+    return size_of(args, args->stage == DD_STAGE_MIDDLE || args->stage == DD_STAGE_LAST);
+}
+
+size_t
+dd_coll_output_size(const dd_coll_args *args)
+{
+    return size_of(args, args->stage == DD_STAGE_FIRST || args->stage == DD_STAGE_MIDDLE);
+}
+
 size_t
 dd_coll_nbytes(const dd_coll_args *args, int rank, int nranks)
 {

@@ -46,11 +46,15 @@ typedef struct dd_block {
 /* One rank's part of a collective. Block k of inputs goes to rank k (scatter, reduce_scatter, all_to_all), block k of outputs
  * comes from rank k (gather, all_gather, all_to_all). Inputs are never written. An output may be the very memory of its
  * input where the call is in place: all_reduce, broadcast and reduce (outputs[0] == inputs[0]), all_gather and gather
- * (inputs[0] == outputs[rank]), scatter and reduce_scatter (outputs[0] == inputs[rank]); else blocks do not overlap. */
+ * (inputs[0] == outputs[rank]), scatter and reduce_scatter (outputs[0] == inputs[rank]); else blocks do not overlap.
+ *
+ * A reduction may be a part of a larger one: its stage says whether inputs are elements or partial results, and which of the two
+ * it gives (reduce.h). Where these differ in size, no output is the memory of an input. */
 typedef struct dd_coll_args {
     dd_coll coll;
     int root;               /* broadcast, reduce, gather, scatter */
     dd_reduction reduction; /* reduce, all_reduce, reduce_scatter; of the others only dtype counts */
+    dd_stage stage;         /* the same; users' calls are WHOLE, which is 0 */
     const dd_block *inputs;
     const dd_block *outputs;
 } dd_coll_args;
@@ -64,6 +68,9 @@ int dd_coll_own_output(dd_coll coll, int rank);
 /* By what all ranks know: the bytes of the array, or of the largest block, and whether blocks are all of a size. Where a rank
  * knows its own blocks only, has_equal_blocks, which comes with the call, says so; if not, 0 bytes. */
 size_t dd_coll_known_nbytes(const dd_coll_args *args, int nranks, bool has_equal_blocks, bool *is_even);
+/* The bytes of an element of its inputs, and of its outputs; 1 where nothing is folded. */
+size_t dd_coll_input_size(const dd_coll_args *args);
+size_t dd_coll_output_size(const dd_coll_args *args);
 /* The bytes of all of a rank's blocks. */
 size_t dd_coll_nbytes(const dd_coll_args *args, int rank, int nranks);
 

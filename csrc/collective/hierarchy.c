@@ -20,21 +20,55 @@ typedef enum data_kind {
     BLOCKS, /* one for each rank, carried by those at its place: of hosts that have equally many */
 } data_kind;
 
-/* What is done inside the hosts, before the plan between them and after it. */
-typedef struct parts {
-    data_kind kind;
-    dd_coll before;
-    dd_coll after;
-} parts;
+/* What the blocks of a leg are. Where there is one for each rank of the leg, it is theirs. */
+typedef enum block_name {
+    OF_INPUTS,  /* the part of the inputs that is a rank's */
+    OF_OUTPUTS, /* and of the outputs */
+    INPUT,      /* the piece of the first of each, all of it */
+    OUTPUT,
+    PARTIAL,   /* this rank's partial results, for a host where there is one for each */
+    COLLECTED, /* all_gather: a host's block, of this rank's place; the own one stays where it is */
+    FOR_ROOT,  /* reduce: what this rank has of the result */
+    FROM_ROOT, /* broadcast, with one carrier: the whole piece, where this rank has it first */
+} block_name;
 
-static const parts parts_of[DD_COLL_COUNT] = {
-    [DD_COLL_BARRIER] = {NO_DATA, DD_COLL_BARRIER, DD_COLL_BARRIER},
-    [DD_COLL_BROADCAST] = {ARRAY, DD_COLL_SCATTER, DD_COLL_ALL_GATHER},
-    [DD_COLL_REDUCE] = {ARRAY, DD_COLL_REDUCE_SCATTER, DD_COLL_GATHER},
-    [DD_COLL_ALL_REDUCE] = {ARRAY, DD_COLL_REDUCE_SCATTER, DD_COLL_ALL_GATHER},
-    [DD_COLL_ALL_GATHER] = {BLOCKS, DD_COLL_ALL_GATHER, DD_COLL_ALL_GATHER},
-    [DD_COLL_REDUCE_SCATTER] = {.kind = BLOCKS, .before = DD_COLL_REDUCE_SCATTER}, /* nothing after it */
+typedef struct leg_row {
+    dd_coll coll;
+    block_name inputs;
+    block_name outputs;
+} leg_row;
+
+/* Legs of a piece: inside the hosts, between them, and inside them again. */
+typedef struct leg_rows {
+    data_kind kind;
+    leg_row before;
+    leg_row between;
+    leg_row after;
+} leg_rows;
+
+#define ROW(coll, ...)              \
+    {                               \
+        DD_COLL_##coll, __VA_ARGS__ \
+    }
+
+static const leg_rows rows_of[DD_COLL_COUNT] = {
+    [DD_COLL_BARRIER] = {NO_DATA, ROW(BARRIER), ROW(BARRIER), ROW(BARRIER)},
+    [DD_COLL_BROADCAST] = {ARRAY, ROW(SCATTER, OF_INPUTS, OF_OUTPUTS), ROW(BROADCAST, OF_OUTPUTS, OF_OUTPUTS),
+                           ROW(ALL_GATHER, OF_OUTPUTS, OF_OUTPUTS)},
+    [DD_COLL_REDUCE] = {ARRAY, ROW(REDUCE_SCATTER, OF_INPUTS, PARTIAL), ROW(REDUCE, PARTIAL, FOR_ROOT),
+                        ROW(GATHER, FOR_ROOT, OF_OUTPUTS)},
+    [DD_COLL_ALL_REDUCE] = {ARRAY, ROW(REDUCE_SCATTER, OF_INPUTS, PARTIAL),
+                            ROW(ALL_REDUCE, PARTIAL, OF_OUTPUTS), ROW(ALL_GATHER, OF_OUTPUTS, OF_OUTPUTS)},
+    [DD_COLL_ALL_GATHER] = {BLOCKS, ROW(ALL_GATHER, INPUT, OF_OUTPUTS), ROW(ALL_GATHER, INPUT, COLLECTED),
+                            ROW(ALL_GATHER, OF_OUTPUTS, OF_OUTPUTS)},
+    [DD_COLL_REDUCE_SCATTER] = {BLOCKS, ROW(REDUCE_SCATTER, OF_INPUTS, PARTIAL),
+                                ROW(REDUCE_SCATTER, PARTIAL, OUTPUT), ROW(BARRIER)}, /* nothing after it */
 };
+
+/* A small array has one carrier on a host, which gives it to the others when it has come. */
+static const leg_rows broadcast_by_one = {ARRAY, ROW(BARRIER), /* nothing before it */
+                                          ROW(BROADCAST, INPUT, FROM_ROOT),
+                                          ROW(BROADCAST, FROM_ROOT, OUTPUT)};
 
 /* Of the inputs, or outputs, of a leg. */
 static size_t
@@ -74,7 +108,7 @@ dd_hierarchy_fini(dd_hierarchy *hierarchy)
 bool
 dd_hierarchy_fits(const dd_topology *topology, dd_coll coll)
 {
-    data_kind kind = parts_of[coll].kind;
+    data_kind kind = rows_of[coll].kind;
     return topology->nhosts > 1 && topology->max_nlocal > 1 && kind != NOT_POSSIBLE &&
            (kind != BLOCKS || topology->min_nlocal == topology->max_nlocal);
 }
@@ -145,28 +179,34 @@ part_of(const dd_block *block, dd_span span)
     return (dd_block){.data = span.count > 0 ? data + span.first : NULL, .nbytes = span.count};
 }
 
+static dd_block
+piece_of(const dd_hierarchy *h, const dd_block *block, uint64_t piece)
+{
+    return part_of(block, dd_segment(block->nbytes, h->piece_nbytes, (size_t)piece));
+}
+
 /* What belongs to the rank at a place of a host: a share of the array, or that rank's block. */
 static dd_block
 part_at(const dd_hierarchy *h, const dd_block *blocks, uint64_t piece, int host, int place)
 {
-    if (parts_of[h->args->coll].kind == ARRAY) {
+    if (rows_of[h->args->coll].kind == ARRAY) {
         return part_of(blocks, cut_share(h, blocks->nbytes, piece, share_of_place(h, place)));
     }
-    const dd_block *block = &blocks[dd_topology_rank_at(h->topology, host, place)];
-    return part_of(block, dd_segment(block->nbytes, h->piece_nbytes, (size_t)piece));
+    return piece_of(h, &blocks[dd_topology_rank_at(h->topology, host, place)], piece);
 }
 
+/* Pieces take turns with the halves of the scratch; a half has one place, or one for each host. */
 static dd_block
 in_scratch(const dd_hierarchy *h, uint64_t piece, int host, size_t nbytes)
 {
     size_t first = (size_t)(piece % 2) * h->half_nbytes;
-    if (parts_of[h->args->coll].kind == BLOCKS) {
+    if (rows_of[h->args->coll].kind == BLOCKS) {
         first += (size_t)host * (h->half_nbytes / (size_t)h->topology->nhosts);
     }
     return (dd_block){.data = nbytes > 0 ? h->scratch + first : NULL, .nbytes = nbytes};
 }
 
-/* Where this rank's partial results lie, in reduce_scatter those for a host: in the result's place if they fit there. */
+/* In the result's place if partial results fit there. */
 static dd_block
 partial_block(const dd_hierarchy *h, uint64_t piece, int host)
 {
@@ -177,156 +217,99 @@ partial_block(const dd_hierarchy *h, uint64_t piece, int host)
     return in_scratch(h, piece, host, widen(h, part.nbytes));
 }
 
-/* And what is whole: this rank's part of the result, or of what is gathered from a host. */
+/* What the root gathers: in scratch behind the partial results, or, if they are of one size, in their place. */
 static dd_block
-whole_block(const dd_hierarchy *h, uint64_t piece, int host)
+block_for_root(const dd_hierarchy *h, uint64_t piece, int host, int place)
+{
+    if (is_root(h)) {
+        return part_at(h, h->args->outputs, piece, host, place);
+    }
+    dd_block part = part_at(h, h->args->inputs, piece, host, place);
+    dd_block block = in_scratch(h, piece, host, part.nbytes);
+    if (is_wide(h) && part.nbytes > 0) {
+        block.data = (char *)block.data + dd_round_up(widen(h, part.nbytes));
+    }
+    return block;
+}
+
+static dd_block
+block_at(const dd_hierarchy *h, block_name name, uint64_t piece, int host, int place)
 {
     const dd_coll_args *args = h->args;
-    int local = h->topology->local;
-    if (args->coll == DD_COLL_REDUCE && !is_root(h)) {
-        return in_scratch(h, piece, host, part_at(h, args->inputs, piece, host, local).nbytes);
+    switch (name) {
+    case OF_INPUTS:
+        return part_at(h, args->inputs, piece, host, place);
+    case OF_OUTPUTS:
+        break;
+    case INPUT:
+        return piece_of(h, &args->inputs[0], piece);
+    case OUTPUT:
+        return piece_of(h, &args->outputs[0], piece);
+    case PARTIAL:
+        return partial_block(h, piece, host);
+    case COLLECTED:
+        /* The arena brings the own one into the outputs. */
+        if (host == h->topology->host) {
+            return piece_of(h, &args->inputs[0], piece);
+        }
+        break;
+    case FOR_ROOT:
+        return block_for_root(h, piece, host, place);
+    case FROM_ROOT:
+        return piece_of(h, is_root(h) ? &args->inputs[0] : &args->outputs[0], piece);
     }
-    if (args->coll == DD_COLL_REDUCE_SCATTER) {
-        return part_of(&args->outputs[0],
-                       dd_segment(args->outputs[0].nbytes, h->piece_nbytes, (size_t)piece));
-    }
-    if (args->coll == DD_COLL_ALL_GATHER && host == h->topology->host) {
-        /* It comes into the outputs by the arena. */
-        return part_of(&args->inputs[0], dd_segment(args->inputs[0].nbytes, h->piece_nbytes, (size_t)piece));
-    }
-    bool is_only_sent = args->coll == DD_COLL_BROADCAST && h->ncarriers == 1 && is_root(h);
-    return part_at(h, is_only_sent ? args->inputs : args->outputs, piece, host, local);
+    return part_at(h, args->outputs, piece, host, place);
 }
 
 /* ---- legs */
 
-static dd_block *
-inputs_of(const dd_hierarchy *h, dd_lane lane)
+static void
+fill(const dd_hierarchy *h, const dd_leg *leg, block_name name, int count, uint64_t piece, int host,
+     dd_block *to)
 {
-    return h->blocks[lane];
+    bool is_inside = leg->kind == DD_LEG_ARENA;
+    for (int i = 0; i < count; i++) {
+        to[i] = block_at(h, name, piece, is_inside || count == 1 ? host : i,
+                         is_inside && count > 1 ? i : h->topology->local);
+    }
 }
 
-static dd_block *
-outputs_of(const dd_hierarchy *h, dd_lane lane)
-{
-    return h->blocks[lane] + count_slots(h->topology);
-}
-
+/* Of a piece: inside the host, where all_gather and reduce_scatter have a leg for the blocks of each host, or between the
+ * carriers of one share. */
 static dd_leg
-make_leg(const dd_hierarchy *h, dd_lane lane, dd_coll coll)
+make_leg(const dd_hierarchy *h, dd_lane lane, const leg_row *row, uint64_t piece, int host)
 {
     const dd_topology *topology = h->topology;
-    bool is_arena = lane == DD_LANE_ARENA;
-    return (dd_leg){
-        .kind = is_arena ? DD_LEG_ARENA : DD_LEG_PLAN,
-        .args = {.coll = coll,
-                 .reduction = h->args->reduction,
-                 .inputs = inputs_of(h, lane),
-                 .outputs = outputs_of(h, lane)},
-        .rank = is_arena ? topology->local : topology->host,
-        .nranks = is_arena ? topology->nlocal : topology->nhosts,
-        .ranks = is_arena ? NULL : h->ranks,
-    };
-}
-
-static void
-fill_each(const dd_hierarchy *h, uint64_t piece, int host, const dd_block *from, dd_block *to)
-{
-    for (int place = 0; place < h->topology->nlocal; place++) {
-        to[place] = part_at(h, from, piece, host, place);
-    }
-}
-
-/* Inside the host; of those with a block for each rank, the blocks of a host's ranks. */
-static dd_leg
-leg_inside(const dd_hierarchy *h, dd_coll coll, uint64_t piece, int host)
-{
-    dd_leg leg = make_leg(h, DD_LANE_ARENA, coll);
-    dd_block *inputs = inputs_of(h, DD_LANE_ARENA);
-    dd_block *outputs = outputs_of(h, DD_LANE_ARENA);
-    if (coll == DD_COLL_BROADCAST) {
-        leg.args.root = place_of_share(h, h->topology->host, 0);
-    } else if (coll == DD_COLL_SCATTER || coll == DD_COLL_GATHER) {
-        leg.args.root = h->topology->local_of[h->args->root];
-    }
-    bool is_here = leg.args.root == leg.rank;
-    if (coll == DD_COLL_REDUCE_SCATTER || (coll == DD_COLL_SCATTER && is_here)) {
-        fill_each(h, piece, host, h->args->inputs, inputs);
-    } else if (coll != DD_COLL_BARRIER && coll != DD_COLL_SCATTER && (coll != DD_COLL_BROADCAST || is_here)) {
-        inputs[0] = whole_block(h, piece, host);
-    }
-    if (coll == DD_COLL_ALL_GATHER || (coll == DD_COLL_GATHER && is_here)) {
-        fill_each(h, piece, host, h->args->outputs, outputs);
-    } else if (coll == DD_COLL_REDUCE_SCATTER) {
-        leg.is_partial = true;
-        outputs[0] = partial_block(h, piece, host);
-    } else if (coll == DD_COLL_SCATTER) {
-        outputs[0] = whole_block(h, piece, host);
-    } else if (coll == DD_COLL_BROADCAST) {
-        const dd_block *array = &h->args->outputs[0];
-        outputs[0] = part_of(array, dd_segment(array->nbytes, h->piece_nbytes, (size_t)piece));
-    }
-    return leg;
-}
-
-/* The reduction of partial results. Results that need no rounding are finished by it. */
-static dd_reduction
-reduction_between(const dd_hierarchy *h)
-{
-    dd_reduction reduction = h->args->reduction;
-    reduction.dtype = dd_reduce_accumulator(reduction.dtype);
-    if (reduction.op == DD_REDOP_PREMUL_SUM || (reduction.op == DD_REDOP_AVG && is_wide(h))) {
-        reduction.op = DD_REDOP_SUM;
-    }
-    return reduction;
-}
-
-/* Between the carriers of one share. */
-static dd_leg
-leg_between(const dd_hierarchy *h, uint64_t piece)
-{
-    dd_coll coll = h->args->coll;
-    dd_leg leg = make_leg(h, DD_LANE_PLAN, coll);
-    dd_block *inputs = inputs_of(h, DD_LANE_PLAN);
-    dd_block *outputs = outputs_of(h, DD_LANE_PLAN);
-    int share = share_of_place(h, h->topology->local);
-    bool is_fold = dd_coll_is_folding(coll);
-    size_t nbytes = 0;
-    if (share == NO_SHARE) {
+    bool is_inside = lane == DD_LANE_ARENA;
+    int share = share_of_place(h, topology->local);
+    if (!is_inside && share == NO_SHARE) {
         return (dd_leg){.kind = DD_LEG_NOTHING};
     }
-    for (int host = 0; host < h->topology->nhosts; host++) {
-        h->ranks[host] = dd_topology_rank_at(h->topology, host, place_of_share(h, host, share));
-        if (coll != DD_COLL_BARRIER) {
-            inputs[host] = outputs[host] = (is_fold ? partial_block : whole_block)(h, piece, host);
-            nbytes += inputs[host].nbytes;
-        }
+    dd_block *blocks = h->blocks[lane];
+    dd_leg leg = {
+        .kind = is_inside ? DD_LEG_ARENA : DD_LEG_PLAN,
+        .args = {.coll = row->coll,
+                 .reduction = h->args->reduction,
+                 .stage = is_inside ? DD_STAGE_FIRST : DD_STAGE_LAST,
+                 .inputs = blocks,
+                 .outputs = blocks + count_slots(topology)},
+        .rank = is_inside ? topology->local : topology->host,
+        .nranks = is_inside ? topology->nlocal : topology->nhosts,
+        .ranks = is_inside ? topology->local_ranks : h->ranks,
+    };
+    int root_host = dd_coll_has_root(h->args->coll) ? topology->host_of[h->args->root] : 0;
+    leg.args.root = !is_inside                           ? root_host
+                    : is_on_root_host(h, topology->host) ? topology->local_of[h->args->root]
+                                                         : 0;
+    bool is_root_of_leg = leg.args.root == leg.rank;
+    fill(h, &leg, row->inputs, dd_coll_ninputs(row->coll, is_root_of_leg, leg.nranks), piece, host, blocks);
+    fill(h, &leg, row->outputs, dd_coll_noutputs(row->coll, is_root_of_leg, leg.nranks), piece, host,
+         blocks + count_slots(topology));
+    for (int k = 0; k < topology->nhosts && !is_inside; k++) {
+        h->ranks[k] = dd_topology_rank_at(topology, k, place_of_share(h, k, share));
     }
-    /* What a rank has one block of: its own. An array is one block at both ends. */
-    if (coll == DD_COLL_ALL_GATHER) {
-        inputs[0] = inputs[h->topology->host];
-    } else if (coll == DD_COLL_REDUCE_SCATTER) {
-        outputs[0] = is_wide(h) ? outputs[h->topology->host] : whole_block(h, piece, h->topology->host);
-    }
-    if (is_fold) {
-        leg.args.reduction = reduction_between(h);
-    }
-    leg.args.root = dd_coll_has_root(h->args->coll) ? h->topology->host_of[h->args->root] : 0;
-    leg.kind = nbytes > 0 || coll == DD_COLL_BARRIER ? DD_LEG_PLAN : DD_LEG_NOTHING;
-    return leg;
-}
-
-/* After the plan: accumulators become elements, where this rank has a part of the result. */
-static dd_leg
-leg_rounding(const dd_hierarchy *h, uint64_t piece)
-{
-    dd_coll coll = h->args->coll;
-    dd_leg leg = make_leg(h, DD_LANE_PLAN, coll);
-    leg.kind = DD_LEG_NOTHING;
-    if (is_wide(h) && (coll != DD_COLL_REDUCE || is_on_root_host(h, h->topology->host))) {
-        inputs_of(h, DD_LANE_PLAN)[0] = partial_block(h, piece, h->topology->host);
-        outputs_of(h, DD_LANE_PLAN)[0] = whole_block(h, piece, h->topology->host);
-        leg.kind = outputs_of(h, DD_LANE_PLAN)[0].nbytes > 0 ? DD_LEG_ROUND : DD_LEG_NOTHING;
+    if (!is_inside && row->coll != DD_COLL_BARRIER && dd_coll_nbytes(&leg.args, leg.rank, leg.nranks) == 0) {
+        leg.kind = DD_LEG_NOTHING;
     }
     return leg;
 }
@@ -340,11 +323,15 @@ begin_array(dd_hierarchy *h, size_t nbytes)
     size_t line = h->limits.line_nbytes;
     h->ncarriers =
         dd_coll_has_root(h->args->coll) && nbytes <= h->limits.small_nbytes ? 1 : h->topology->min_nlocal;
-    size_t share_nbytes = h->limits.piece_nbytes / h->partial_nbytes * h->element_nbytes;
+    bool is_reduce = h->args->coll == DD_COLL_REDUCE;
+    size_t aside_nbytes = is_reduce && is_wide(h) ? h->element_nbytes : 0; /* see block_for_root */
+    size_t share_nbytes = h->limits.piece_nbytes / (h->partial_nbytes + aside_nbytes) * h->element_nbytes;
     share_nbytes = share_nbytes < line ? line : share_nbytes / line * line;
     h->piece_nbytes = share_nbytes * (size_t)h->ncarriers;
-    if (h->args->coll == DD_COLL_REDUCE || is_wide(h)) {
-        h->half_nbytes = dd_round_up(widen(h, cut_share(h, nbytes, 0, 0).count));
+    if (is_reduce || is_wide(h)) {
+        size_t first_nbytes = cut_share(h, nbytes, 0, 0).count;
+        h->half_nbytes =
+            dd_round_up(widen(h, first_nbytes)) + (aside_nbytes > 0 ? dd_round_up(first_nbytes) : 0);
     }
 }
 
@@ -372,20 +359,23 @@ dd_hierarchy_begin(dd_hierarchy *hierarchy, const dd_coll_args *args)
 {
     dd_hierarchy *h = hierarchy;
     bool is_even;
-    bool is_fold = dd_coll_is_folding(args->coll);
     size_t nbytes = dd_coll_known_nbytes(args, h->topology->nranks, true, &is_even);
+    dd_coll_args part = *args;
+    part.stage = DD_STAGE_FIRST;
     h->args = args;
     h->half_nbytes = 0;
-    h->element_nbytes = is_fold ? dd_dtype_size(args->reduction.dtype) : 1;
-    h->partial_nbytes = is_fold ? dd_dtype_size(dd_reduce_accumulator(args->reduction.dtype)) : 1;
+    h->element_nbytes = dd_coll_input_size(&part);
+    h->partial_nbytes = dd_coll_output_size(&part);
     h->piece_nbytes = h->limits.piece_nbytes;
     h->ncarriers = 1;
     h->nbefore = h->nafter = 1;
-    if (parts_of[args->coll].kind == ARRAY) {
+    if (rows_of[args->coll].kind == ARRAY) {
         begin_array(h, nbytes);
-    } else if (parts_of[args->coll].kind == BLOCKS) {
+    } else if (rows_of[args->coll].kind == BLOCKS) {
         begin_blocks(h, nbytes);
     }
+    bool is_by_one = args->coll == DD_COLL_BROADCAST && h->ncarriers == 1;
+    h->rows = is_by_one ? &broadcast_by_one : &rows_of[args->coll];
     bool is_sharing = h->ncarriers > 1 && is_on_root_host(h, h->topology->host);
     if (args->coll == DD_COLL_BROADCAST) {
         h->nbefore = is_sharing ? 1 : 0;
@@ -398,28 +388,28 @@ dd_hierarchy_begin(dd_hierarchy *hierarchy, const dd_coll_args *args)
 
 /* ---- order */
 
+/* A piece has nbefore legs inside the host, one between the hosts, and nafter inside again. */
 static dd_leg
-leg_before(const dd_hierarchy *h, uint64_t piece, uint64_t number)
+leg_of(const dd_hierarchy *h, uint64_t piece, uint64_t number)
 {
-    int host = h->nbefore == 1 ? h->topology->host : (int)number;
-    dd_leg leg = leg_inside(h, parts_of[h->args->coll].before, piece, host);
-    /* The half of the scratch must not be in use any more. */
-    leg.needs = piece < 2 ? 0 : 2 * (piece - 1);
-    return leg;
-}
-
-static dd_leg
-leg_after(const dd_hierarchy *h, uint64_t piece, uint64_t number)
-{
-    bool is_one_carriers = h->args->coll == DD_COLL_BROADCAST && h->ncarriers == 1;
     int host = h->topology->host;
-    if (h->args->coll == DD_COLL_ALL_GATHER) {
-        host = (int)number < host ? (int)number : (int)number + 1;
+    dd_leg leg;
+    if (number == h->nbefore) {
+        return make_leg(h, DD_LANE_PLAN, &h->rows->between, piece, host);
     }
-    dd_leg leg =
-        leg_inside(h, is_one_carriers ? DD_COLL_BROADCAST : parts_of[h->args->coll].after, piece, host);
-    bool has_data = is_one_carriers && is_on_root_host(h, host);
-    leg.needs = has_data ? 0 : 2 * (piece + 1);
+    if (number < h->nbefore) {
+        leg = make_leg(h, DD_LANE_ARENA, &h->rows->before, piece, h->nbefore == 1 ? host : (int)number);
+        /* The half of the scratch must not be in use any more. */
+        leg.needs = piece < 2 ? 0 : piece - 1;
+        return leg;
+    }
+    if (h->args->coll == DD_COLL_ALL_GATHER) {
+        int other = (int)(number - h->nbefore) - 1;
+        host = other < host ? other : other + 1;
+    }
+    leg = make_leg(h, DD_LANE_ARENA, &h->rows->after, piece, host);
+    bool has_data = h->rows == &broadcast_by_one && is_on_root_host(h, host);
+    leg.needs = has_data ? 0 : piece + 1;
     return leg;
 }
 
@@ -428,34 +418,35 @@ static bool
 get_arena_leg(const dd_hierarchy *h, uint64_t index, dd_leg *leg)
 {
     uint64_t each = h->nbefore + h->nafter;
-    if (index >= h->npieces * each) {
+    if (index >= h->npieces * each || h->topology->nlocal == 1) {
         return false;
     }
     if (index < h->nbefore) {
-        *leg = leg_before(h, 0, index);
+        *leg = leg_of(h, 0, index);
         return true;
     }
     uint64_t piece = (index - h->nbefore) / each;
     uint64_t number = (index - h->nbefore) % each;
     uint64_t nahead = piece + 1 < h->npieces ? h->nbefore : 0;
-    *leg = number < nahead ? leg_before(h, piece + 1, number) : leg_after(h, piece, number - nahead);
+    *leg =
+        number < nahead ? leg_of(h, piece + 1, number) : leg_of(h, piece, h->nbefore + 1 + number - nahead);
     return true;
 }
 
+/* A rank that is alone on its host has no arena: it goes through all of its legs, one by one, as plans. */
 static bool
 get_plan_leg(const dd_hierarchy *h, uint64_t index, dd_leg *leg)
 {
-    uint64_t piece = index / 2;
+    bool is_alone = h->topology->nlocal == 1;
+    uint64_t each = is_alone ? h->nbefore + 1 + h->nafter : 1;
+    uint64_t piece = index / each;
     if (piece >= h->npieces) {
         return false;
     }
-    if (index % 2 != 0) {
-        *leg = leg_rounding(h, piece);
-        return true;
-    }
-    *leg = leg_between(h, piece);
+    *leg = leg_of(h, piece, is_alone ? index % each : h->nbefore);
+    leg->kind = leg->kind == DD_LEG_ARENA ? DD_LEG_PLAN : leg->kind;
     bool is_independent =
-        h->args->coll == DD_COLL_ALL_GATHER || leg->kind == DD_LEG_NOTHING || h->nbefore == 0;
+        is_alone || h->args->coll == DD_COLL_ALL_GATHER || leg->kind == DD_LEG_NOTHING || h->nbefore == 0;
     /* Those before its plan, and what comes ahead of them. */
     uint64_t nafter = piece > 0 ? (piece - 1) * h->nafter : 0;
     leg->needs = is_independent ? 0 : (piece + 1) * h->nbefore + nafter;

@@ -7,16 +7,16 @@
  * arenas work on the next piece while the messages of the last are under way, and so that scratch is
  * bounded:
  *
- *     all_reduce       arena reduce_scatter -> plan all_reduce -> round -> arena all_gather
- *     reduce           arena reduce_scatter -> plan reduce -> round -> arena gather (the root's host)
+ *     all_reduce       arena reduce_scatter -> plan all_reduce -> arena all_gather
+ *     reduce           arena reduce_scatter -> plan reduce -> arena gather (the root's host)
  *     broadcast        arena scatter (the root's host) -> plan broadcast -> arena all_gather
  *     all_gather       plan all_gather -> arena all_gathers, one for each host's blocks, our own at once
- *     reduce_scatter   arena reduce_scatters, one for each host's blocks -> plan reduce_scatter -> round
+ *     reduce_scatter   arena reduce_scatters, one for each host's blocks -> plan reduce_scatter
  *     barrier          arena barrier -> plan barrier -> arena barrier
  *
  * Small arrays have one carrier a host, on the root's host the root itself. A rank goes through two
  * *lanes* at the same time: the arena legs in their order, which is the same for all ranks of a host, and
- * beside them the plans in theirs. */
+ * beside them the plans in theirs. For a rank that is alone on its host all legs are plans. */
 #ifndef DD_COLLECTIVE_HIERARCHY_H
 #define DD_COLLECTIVE_HIERARCHY_H
 
@@ -34,17 +34,15 @@ typedef enum dd_leg_kind {
     DD_LEG_NOTHING, /* this rank has no part in it */
     DD_LEG_ARENA,   /* a collective of the ranks of this host */
     DD_LEG_PLAN,    /* a collective of one carrier of each host */
-    DD_LEG_ROUND,   /* inputs[0], partial results, become outputs[0], elements: stage LAST */
 } dd_leg_kind;
 
 /* Blocks and ranks are the hierarchy's, and stay until the next leg of the lane is asked for. */
 typedef struct dd_leg {
     dd_leg_kind kind;
-    dd_coll_args args; /* root: of the leg's ranks */
-    int rank;          /* ARENA: the place on the host; PLAN: the number of the host */
+    dd_coll_args args; /* root: of the leg's ranks. Inside hosts a reduction is FIRST, between them LAST */
+    int rank;          /* among those */
     int nranks;
-    const int *ranks; /* PLAN: the ranks of the group that take part */
-    bool is_partial;  /* ARENA: see dd_arena_op_options */
+    const int *ranks; /* of the group, that take part */
     uint64_t needs;   /* how many legs of the other lane must have ended before */
 } dd_leg;
 
@@ -63,9 +61,10 @@ typedef struct dd_hierarchy {
 
     /* of the collective */
     const dd_coll_args *args;
-    size_t scratch_nbytes; /* that its legs want */
-    char *scratch;         /* aligned to 64 bytes; set by the owner before he asks for legs */
-    size_t half_nbytes;    /* of scratch: pieces take turns */
+    const struct leg_rows *rows; /* what its legs are */
+    size_t scratch_nbytes;       /* that its legs want */
+    char *scratch;               /* aligned to 64 bytes; set by the owner before he asks for legs */
+    size_t half_nbytes;          /* of scratch: pieces take turns */
     size_t element_nbytes;
     size_t partial_nbytes; /* of an element of a partial result */
     size_t piece_nbytes;   /* of an array or a block, how much goes into one piece */

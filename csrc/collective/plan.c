@@ -9,7 +9,7 @@ dd_plan_fini(dd_plan *plan)
 {
     dd_mem_free(plan->steps);
     dd_mem_free(plan->sources);
-    dd_mem_free(plan->deps);
+    dd_mem_free(plan->followers);
     *plan = (dd_plan){0};
 }
 
@@ -23,21 +23,46 @@ dd_plan_build(const dd_algorithm *algorithm, const dd_plan_task *task, dd_plan *
 
 /* ---- a builder */
 
+static bool
+takes_elements(dd_stage stage)
+{
+    return stage == DD_STAGE_WHOLE || stage == DD_STAGE_FIRST;
+}
+
+static bool
+gives_elements(dd_stage stage)
+{
+    return stage == DD_STAGE_WHOLE || stage == DD_STAGE_LAST;
+}
+
+/* What a stage of a collective is, when that is itself a stage. */
+static dd_stage
+stage_within(dd_stage whole, dd_stage stage)
+{
+    bool is_first = takes_elements(whole) && takes_elements(stage);
+    bool is_last = gives_elements(whole) && gives_elements(stage);
+    return is_first ? (is_last ? DD_STAGE_WHOLE : DD_STAGE_FIRST)
+                    : (is_last ? DD_STAGE_LAST : DD_STAGE_MIDDLE);
+}
+
 dd_builder
 dd_builder_start(const dd_plan_task *task, dd_plan *plan, dd_error *err)
 {
-    const dd_reduction *reduction = &task->args->reduction;
-    bool is_fold = dd_coll_is_folding(task->args->coll);
-    size_t element = is_fold ? dd_dtype_size(reduction->dtype) : 1;
-    size_t partial = is_fold ? dd_dtype_size(dd_reduce_accumulator(reduction->dtype)) : 1;
+    const dd_coll_args *args = task->args;
+    dd_coll_args part = *args;
+    part.stage = DD_STAGE_MIDDLE;
+    size_t partial = dd_coll_input_size(&part);
+    size_t input = dd_coll_input_size(args);
     return (dd_builder){
-        .args = task->args,
+        .args = args,
         .rank = task->rank,
         .nranks = task->nranks,
         .segment_nbytes = task->segment_nbytes < ALIGNMENT ? ALIGNMENT : task->segment_nbytes,
-        .element_nbytes = element,
+        .input_nbytes = input,
+        .output_nbytes = dd_coll_output_size(args),
         .partial_nbytes = partial,
-        .is_lifted = is_fold && (partial != element || reduction->op == DD_REDOP_PREMUL_SUM),
+        .is_lifted = dd_coll_is_folding(args->coll) && takes_elements(args->stage) &&
+                     (partial != input || args->reduction.op == DD_REDOP_PREMUL_SUM),
         .plan = plan,
         .status = DD_OK,
         .err = err,
@@ -74,7 +99,7 @@ add_step(dd_builder *builder, dd_plan_step step)
     }
     plan->steps = steps;
     step.first_source = plan->nsources;
-    step.first_dep = plan->ndeps;
+    step.first_follower = step.last_follower = DD_PLAN_NONE;
     plan->steps[plan->nsteps] = step;
     return plan->nsteps++;
 }
@@ -89,7 +114,10 @@ add_message(dd_builder *builder, size_t channel, dd_plan_step step)
                          dd_coll_name(builder->args->coll), builder->rank, builder->segment_nbytes);
     }
     step.channel = (uint32_t)channel;
-    return add_step(builder, step);
+    step.message = builder->plan->nmessages;
+    uint32_t index = add_step(builder, step);
+    builder->plan->nmessages += index != DD_NO_STEP;
+    return index;
 }
 
 uint32_t
@@ -123,11 +151,12 @@ dd_builder_copy_all(dd_builder *builder, dd_plan_range src, dd_plan_range dst)
 uint32_t
 dd_builder_fold(dd_builder *builder, dd_stage stage, dd_plan_range dst)
 {
-    bool is_partial = stage == DD_STAGE_FIRST || stage == DD_STAGE_MIDDLE;
-    size_t count = dst.nbytes / (is_partial ? builder->partial_nbytes : builder->element_nbytes);
-    return add_step(
-        builder,
-        (dd_plan_step){.kind = DD_PLAN_REDUCE, .stage = stage, .peer = -1, .dst = dst, .count = count});
+    size_t count = dst.nbytes / (gives_elements(stage) ? builder->output_nbytes : builder->partial_nbytes);
+    return add_step(builder, (dd_plan_step){.kind = DD_PLAN_REDUCE,
+                                            .stage = stage_within(builder->args->stage, stage),
+                                            .peer = -1,
+                                            .dst = dst,
+                                            .count = count});
 }
 
 void
@@ -139,7 +168,8 @@ dd_builder_add_source(dd_builder *builder, dd_plan_range source)
         dd_builder_grow(builder, &sources, &plan->capacity[1], plan->nsources, sizeof source)) {
         plan->sources = sources;
         plan->sources[plan->nsources++] = source;
-        plan->steps[plan->nsteps - 1].nsources++;
+        uint32_t nsources = ++plan->steps[plan->nsteps - 1].nsources;
+        plan->max_nsources = nsources > plan->max_nsources ? nsources : plan->max_nsources;
     }
 }
 
@@ -147,13 +177,19 @@ void
 dd_builder_after(dd_builder *builder, uint32_t step, uint32_t on)
 {
     dd_plan *plan = builder->plan;
-    void *deps = plan->deps;
-    if (step != DD_NO_STEP && on != DD_NO_STEP &&
-        dd_builder_grow(builder, &deps, &plan->capacity[2], plan->ndeps, sizeof on)) {
-        plan->deps = deps;
-        plan->deps[plan->ndeps++] = on;
-        plan->steps[step].ndeps++;
+    void *followers = plan->followers;
+    if (step == DD_NO_STEP || on == DD_NO_STEP ||
+        !dd_builder_grow(builder, &followers, &plan->capacity[2], plan->nfollowers,
+                         sizeof *plan->followers)) {
+        return;
     }
+    plan->followers = followers;
+    plan->followers[plan->nfollowers] = (dd_plan_follower){.step = step, .next = DD_PLAN_NONE};
+    uint32_t last = plan->steps[on].last_follower;
+    *(last == DD_PLAN_NONE ? &plan->steps[on].first_follower : &plan->followers[last].next) =
+        plan->nfollowers;
+    plan->steps[on].last_follower = plan->nfollowers++;
+    plan->steps[step].ndeps++;
 }
 
 void
@@ -295,7 +331,7 @@ dd_segment(size_t count, size_t per_segment, size_t s)
 
 /* ---- blocks */
 
-/* Rank k's block, in elements of the memory that block_range names. */
+/* Rank k's block, in elements of its input and its output. */
 static dd_span
 block_span(const dd_builder *builder, int k)
 {
@@ -304,9 +340,10 @@ block_span(const dd_builder *builder, int k)
         return (dd_span){.count = args->outputs[k].nbytes};
     }
     if (args->coll == DD_COLL_REDUCE_SCATTER) {
-        return (dd_span){.count = args->inputs[k].nbytes / builder->element_nbytes};
+        return (dd_span){.count = args->inputs[k].nbytes / builder->input_nbytes};
     }
-    return share_of(args->inputs[0].nbytes / builder->element_nbytes, builder->nranks, k);
+    size_t count = args->inputs[0].nbytes / builder->input_nbytes;
+    return builder->has_whole_blocks ? (dd_span){.count = count} : share_of(count, builder->nranks, k);
 }
 
 size_t
@@ -325,29 +362,30 @@ dd_builder_cut_blocks(dd_builder *builder, size_t element_nbytes)
 }
 
 static dd_plan_range
-block_range(const dd_builder *builder, dd_plan_range range, int k, size_t s)
+block_range(const dd_builder *builder, dd_plan_buffer buffer, int block, int k, size_t s)
 {
-    dd_span block = block_span(builder, k);
-    dd_span segment = dd_segment(block.count, builder->per_segment, s);
-    range.offset = (block.first + segment.first) * builder->element_nbytes;
-    range.nbytes = segment.count * builder->element_nbytes;
-    return range;
+    size_t size = buffer == DD_PLAN_INPUT ? builder->input_nbytes : builder->output_nbytes;
+    dd_span span = block_span(builder, k);
+    dd_span segment = dd_segment(span.count, builder->per_segment, s);
+    return (dd_plan_range){.buffer = buffer,
+                           .block = block,
+                           .offset = (span.first + segment.first) * size,
+                           .nbytes = segment.count * size};
 }
 
 dd_plan_range
 dd_builder_block_input(const dd_builder *builder, int k, size_t s)
 {
     int block = builder->args->coll == DD_COLL_REDUCE_SCATTER ? k : 0;
-    return block_range(builder, dd_range_input(block, 0, 0), k, s);
+    return block_range(builder, DD_PLAN_INPUT, block, k, s);
 }
 
 dd_plan_range
 dd_builder_block_output(const dd_builder *builder, int k, size_t s)
 {
     bool is_gather = builder->args->coll == DD_COLL_ALL_GATHER;
-    dd_plan_range memory =
-        is_gather && k == builder->rank ? dd_range_input(0, 0, 0) : dd_range_output(is_gather ? k : 0, 0, 0);
-    return block_range(builder, memory, k, s);
+    return is_gather && k == builder->rank ? block_range(builder, DD_PLAN_INPUT, 0, k, s)
+                                           : block_range(builder, DD_PLAN_OUTPUT, is_gather ? k : 0, k, s);
 }
 
 void

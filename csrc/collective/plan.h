@@ -42,24 +42,36 @@ typedef struct dd_plan_step {
     dd_stage stage;   /* REDUCE */
     int peer;         /* SEND, RECV */
     uint32_t channel; /* SEND, RECV: with sender and receiver, it names the message in this plan uniquely */
+    uint32_t message; /* SEND, RECV: its number among them */
     dd_plan_range src;
     dd_plan_range dst;
     size_t count; /* REDUCE: elements; the dst may be the same range as a source that is no smaller */
     uint32_t first_source; /* REDUCE: into sources, in the order of the fold */
     uint32_t nsources;
-    uint32_t first_dep; /* into deps: earlier steps that must have ended before this one starts */
-    uint32_t ndeps;
+    uint32_t
+        ndeps; /* how many times it is among the followers of earlier steps, all of which must have ended */
+    uint32_t first_follower,
+        last_follower; /* into followers, or DD_PLAN_NONE: later steps that wait for this one */
 } dd_plan_step;
+
+#define DD_PLAN_NONE UINT32_MAX
+
+typedef struct dd_plan_follower {
+    uint32_t step;
+    uint32_t next; /* into followers, or DD_PLAN_NONE */
+} dd_plan_follower;
 
 typedef struct dd_plan {
     dd_plan_step *steps;
     uint32_t nsteps;
+    uint32_t nmessages;
     dd_plan_range *sources;
     uint32_t nsources;
-    uint32_t *deps;
-    uint32_t ndeps;
+    uint32_t max_nsources; /* of a step */
+    dd_plan_follower *followers;
+    uint32_t nfollowers;
     size_t scratch_nbytes; /* wants memory aligned to 64 bytes */
-    uint32_t capacity[3];  /* of steps, sources, deps */
+    uint32_t capacity[3];  /* of steps, sources, followers */
 } dd_plan;
 
 typedef enum dd_plan_order {

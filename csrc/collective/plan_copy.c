@@ -31,13 +31,17 @@ rank_at(const dd_builder *b, long place)
     return (int)((place + b->args->root) % b->nranks);
 }
 
-/* What places of a binomial tree have a part of: of those from `place` on, as many as its lowest bit says. */
-static int
-count_spoken_for(const dd_builder *b, int place)
+/* In a binomial tree, place p has below it p plus each power of two below its lowest bit, which this is; for the root a power of
+ * two that no place reaches. It is also how far up the next one is. */
+static long
+reach_of(const dd_builder *b)
 {
-    int lowest = place & -place;
-    int rest = b->nranks - place;
-    return place == 0 || lowest > rest ? rest : lowest;
+    int place = place_of(b);
+    long reach = 1;
+    while (place != 0 ? (place & reach) == 0 : reach < b->nranks) {
+        reach *= 2;
+    }
+    return reach;
 }
 
 /* ---- broadcast */
@@ -81,16 +85,10 @@ relay(dd_builder *b, long from, long furthest)
     copy_on_root(b);
 }
 
-/* Place p gets the array from p without its lowest bit, and gives it to p plus each lower power of two. */
 void
 dd_build_broadcast_binomial(dd_builder *b)
 {
-    int place = place_of(b);
-    long lowest = 1;
-    while (place != 0 ? (place & lowest) == 0 : lowest < b->nranks) {
-        lowest *= 2;
-    }
-    relay(b, place - lowest, lowest / 2);
+    relay(b, place_of(b) - reach_of(b), reach_of(b) / 2);
 }
 
 void
@@ -193,52 +191,49 @@ dd_build_move_direct(dd_builder *b)
     dd_builder_copy_all(b, part_of(b, false, b->rank), part_of(b, true, b->rank));
 }
 
+/* Every block goes around, or straight to everybody. */
 static void
-copy_own(dd_builder *b)
+all_gather(dd_builder *b, bool is_around)
 {
+    size_t nsegments = dd_builder_cut_blocks(b, 1);
+    for (size_t s = 0; s < nsegments && b->status == DD_OK; s++) {
+        if (is_around) {
+            dd_builder_pass_around(b, s, s * (size_t)b->nranks);
+        } else {
+            dd_builder_spread(b, s, s);
+        }
+    }
     size_t nbytes = b->args->outputs[b->rank].nbytes;
     dd_builder_copy_all(b, dd_range_input(0, 0, nbytes), dd_range_output(b->rank, 0, nbytes));
 }
 
-/* Everybody sends its block to everybody. */
 void
 dd_build_all_gather_direct(dd_builder *b)
 {
-    size_t nsegments = dd_builder_cut_blocks(b, 1);
-    for (size_t s = 0; s < nsegments && b->status == DD_OK; s++) {
-        dd_builder_spread(b, s, s);
-    }
-    copy_own(b);
+    all_gather(b, false);
 }
 
-/* Every block goes around. */
 void
 dd_build_all_gather_ring(dd_builder *b)
 {
-    size_t nsegments = dd_builder_cut_blocks(b, 1);
-    for (size_t s = 0; s < nsegments && b->status == DD_OK; s++) {
-        dd_builder_pass_around(b, s, s * (size_t)b->nranks);
-    }
-    copy_own(b);
+    all_gather(b, true);
 }
 
 /* ---- messages that hold blocks of many ranks: equal blocks, a piece of each at a time */
 
 #define LINE ((size_t)64)
 
-typedef struct pieces {
-    size_t nbytes; /* of a block */
-    size_t each;   /* of it in a piece, but for the last one */
-    size_t count;
-} pieces;
-
-static pieces
-cut(const dd_builder *b, size_t nbytes)
+/* Calls `build` for each piece s, which has those bytes of every block. */
+static void
+build_pieces(dd_builder *b, size_t nbytes, void (*build)(dd_builder *b, size_t s, dd_span bytes))
 {
     size_t each = b->segment_nbytes / (size_t)b->nranks / LINE * LINE;
     each = each < LINE ? LINE : each;
-    each = nbytes < each && nbytes > 0 ? nbytes : each;
-    return (pieces){.nbytes = nbytes, .each = each, .count = dd_nsegments(nbytes, each)};
+    size_t count = dd_nsegments(nbytes, each);
+    for (size_t s = 0; s < count && b->status == DD_OK; s++) {
+        dd_builder_begin_segment(b, s, DD_PLAN_DEPTH);
+        build(b, s, dd_segment(nbytes, each, s));
+    }
 }
 
 /* The k-th and the blocks after it, where pieces of blocks lie side by side. */
@@ -248,120 +243,101 @@ blocks_at(dd_plan_range all, dd_span bytes, long k, long count)
     return dd_range_part(all, (dd_span){(size_t)k * bytes.count, (size_t)count * bytes.count});
 }
 
-/* A binomial tree: place p speaks for p up to p + its lowest bit, and the child at a distance for as many as
- * that, or what is left. */
-typedef struct tree_piece {
-    int place;
-    int nspoken; /* places that this one speaks for, itself included */
-    int parent;  /* rank */
-    size_t s;
-    dd_plan_range all; /* the blocks of those, side by side */
-    dd_span bytes;     /* of each block */
-} tree_piece;
-
-static dd_plan_range
-child_blocks(const tree_piece *piece, long distance)
+/* How many places a rank of a binomial tree speaks for: itself and those below it, whose blocks lie side by side. */
+static long
+count_spoken_for(const dd_builder *b)
 {
-    long rest = piece->nspoken - distance;
-    return blocks_at(piece->all, piece->bytes, distance, distance < rest ? distance : rest);
+    long rest = b->nranks - place_of(b);
+    long reach = reach_of(b);
+    return reach < rest ? reach : rest;
 }
 
-/* Up the tree: a rank collects its children's blocks behind its own, and the root copies all of them to its outputs. */
-static void
-gather_piece(dd_builder *b, const tree_piece *piece)
+/* So many blocks of all ranks, from this one on; nothing where there is no more than the own one. */
+static dd_plan_range
+add_blocks(dd_builder *b, long count, dd_span bytes)
 {
-    dd_span bytes = piece->bytes;
+    return dd_builder_add_scratch(b, count > 1 ? (size_t)count * bytes.count : 0);
+}
+
+static dd_plan_range
+blocks_below(dd_plan_range all, dd_span bytes, long nspoken, long distance)
+{
+    long rest = nspoken - distance;
+    return blocks_at(all, bytes, distance, distance < rest ? distance : rest);
+}
+
+/* In the round of each power of two, a rank gets the blocks that the one so far behind it has by then: from everybody, so that all
+ * have all blocks in the end, or up a binomial tree to the root. Then they go to their places. */
+static void
+collect_piece(dd_builder *b, size_t s, dd_span bytes)
+{
+    bool is_all = b->args->coll == DD_COLL_ALL_GATHER;
+    long nspoken = is_all ? b->nranks : count_spoken_for(b);
+    bool is_last = is_all || dd_builder_is_root(b);
     dd_plan_range own = dd_range_input(0, bytes.first, bytes.count);
-    for (long distance = 1; distance < piece->nspoken; distance *= 2) {
-        dd_builder_recv(b, rank_at(b, piece->place + distance), piece->s, child_blocks(piece, distance));
+    dd_plan_range all = add_blocks(b, nspoken, bytes);
+    if (nspoken > 1 && (is_all || !is_last)) {
+        dd_builder_copy(b, own, blocks_at(all, bytes, 0, 1));
     }
-    if (piece->place != 0) {
-        if (piece->nspoken > 1) {
-            dd_builder_copy(b, own, blocks_at(piece->all, bytes, 0, 1));
-            own = piece->all;
+    for (long distance = 1; distance < nspoken; distance *= 2) {
+        dd_plan_range came = blocks_below(all, bytes, nspoken, distance);
+        if (is_all) {
+            dd_builder_send(b, dd_builder_at(b, b->rank, (int)-distance), s,
+                            dd_range_part(all, (dd_span){0, came.nbytes}));
         }
-        dd_builder_send(b, piece->parent, piece->s, own);
+        dd_builder_recv(b, dd_builder_at(b, b->rank, (int)distance), s, came);
+    }
+    if (!is_last) {
+        dd_builder_send(b, dd_builder_at(b, b->rank, (int)-reach_of(b)), s, nspoken > 1 ? all : own);
         return;
     }
     for (int place = 1; place < b->nranks; place++) {
-        dd_builder_copy(b, blocks_at(piece->all, bytes, place, 1),
-                        dd_range_output(rank_at(b, place), bytes.first, bytes.count));
+        dd_builder_copy(b, blocks_at(all, bytes, place, 1),
+                        dd_range_output(dd_builder_at(b, b->rank, place), bytes.first, bytes.count));
     }
     dd_builder_copy(b, own, dd_range_output(b->rank, bytes.first, bytes.count));
 }
 
+void
+dd_build_collect(dd_builder *b)
+{
+    build_pieces(b, b->args->inputs[0].nbytes, collect_piece);
+}
+
 /* Down the tree. */
 static void
-scatter_piece(dd_builder *b, const tree_piece *piece)
+scatter_piece(dd_builder *b, size_t s, dd_span bytes)
 {
-    dd_span bytes = piece->bytes;
+    long nspoken = count_spoken_for(b);
+    dd_plan_range all = add_blocks(b, nspoken, bytes);
     dd_plan_range result = dd_range_output(0, bytes.first, bytes.count);
-    dd_plan_range own = blocks_at(piece->all, bytes, 0, 1);
-    if (piece->place == 0) {
-        for (int place = 1; place < b->nranks; place++) {
-            dd_builder_copy(b, dd_range_input(rank_at(b, place), bytes.first, bytes.count),
-                            blocks_at(piece->all, bytes, place, 1));
+    dd_plan_range own = blocks_at(all, bytes, 0, 1);
+    if (!dd_builder_is_root(b)) {
+        dd_plan_range came = nspoken > 1 ? all : result;
+        dd_builder_recv(b, dd_builder_at(b, b->rank, (int)-reach_of(b)), s, came);
+    }
+    for (int place = 1; place < b->nranks && dd_builder_is_root(b); place++) {
+        dd_builder_copy(b, dd_range_input(dd_builder_at(b, b->rank, place), bytes.first, bytes.count),
+                        blocks_at(all, bytes, place, 1));
+    }
+    for (long distance = reach_of(b) / 2; distance > 0; distance /= 2) {
+        if (distance < nspoken) {
+            dd_builder_send(b, dd_builder_at(b, b->rank, (int)distance), s,
+                            blocks_below(all, bytes, nspoken, distance));
         }
+    }
+    if (dd_builder_is_root(b)) {
         own = dd_range_input(b->rank, bytes.first, bytes.count);
-    } else if (piece->nspoken == 1) {
-        dd_builder_recv(b, piece->parent, piece->s, result);
-        return;
-    } else {
-        dd_builder_recv(b, piece->parent, piece->s, piece->all);
     }
-    long distance = 1;
-    while (2 * distance < piece->nspoken) {
-        distance *= 2;
-    }
-    for (; distance > 0 && distance < piece->nspoken; distance /= 2) {
-        dd_builder_send(b, rank_at(b, piece->place + distance), piece->s, child_blocks(piece, distance));
-    }
-    dd_builder_copy(b, own, result);
-}
-
-void
-dd_build_move_binomial(dd_builder *b)
-{
-    bool is_gather = b->args->coll == DD_COLL_GATHER;
-    pieces all = cut(b, is_gather ? b->args->inputs[0].nbytes : b->args->outputs[0].nbytes);
-    int place = place_of(b);
-    tree_piece piece = {.place = place,
-                        .nspoken = count_spoken_for(b, place),
-                        .parent = rank_at(b, place - (place & -place))};
-    for (size_t s = 0; s < all.count && b->status == DD_OK; s++) {
-        dd_builder_begin_segment(b, s, DD_PLAN_DEPTH);
-        piece.s = s;
-        piece.bytes = dd_segment(all.nbytes, all.each, s);
-        piece.all =
-            dd_builder_add_scratch(b, piece.nspoken > 1 ? (size_t)piece.nspoken * piece.bytes.count : 0);
-        (is_gather ? gather_piece : scatter_piece)(b, &piece);
+    if (dd_builder_is_root(b) || nspoken > 1) {
+        dd_builder_copy(b, own, result);
     }
 }
 
-/* Scratch holds the blocks of this rank and those after it, one after the other; in each round the number of them doubles.
- * Then they go to their places. */
 void
-dd_build_all_gather_bruck(dd_builder *b)
+dd_build_scatter_binomial(dd_builder *b)
 {
-    pieces all = cut(b, b->args->outputs[b->rank].nbytes);
-    for (size_t s = 0; s < all.count && b->status == DD_OK; s++) {
-        dd_span bytes = dd_segment(all.nbytes, all.each, s);
-        dd_plan_range own = dd_range_input(0, bytes.first, bytes.count);
-        dd_builder_begin_segment(b, s, DD_PLAN_DEPTH);
-        dd_plan_range set = dd_builder_add_scratch(b, (size_t)b->nranks * bytes.count);
-        dd_builder_copy(b, own, blocks_at(set, bytes, 0, 1));
-        for (int have = 1, count = 1; have < b->nranks; have += count) {
-            count = have < b->nranks - have ? have : b->nranks - have;
-            dd_builder_send(b, dd_builder_at(b, b->rank, -have), s, blocks_at(set, bytes, 0, count));
-            dd_builder_recv(b, dd_builder_at(b, b->rank, have), s, blocks_at(set, bytes, have, count));
-        }
-        for (int place = 1; place < b->nranks; place++) {
-            int block = dd_builder_at(b, b->rank, place);
-            dd_builder_copy(b, blocks_at(set, bytes, place, 1),
-                            dd_range_output(block, bytes.first, bytes.count));
-        }
-        dd_builder_copy(b, own, dd_range_output(b->rank, bytes.first, bytes.count));
-    }
+    build_pieces(b, b->args->outputs[0].nbytes, scatter_piece);
 }
 
 /* Place i of a rank holds the block that still has i to go, in steps of powers of two: those of i's bits. In round k all
@@ -408,21 +384,23 @@ bruck_round(dd_builder *b, bruck *state, size_t s, int round)
     dd_builder_recv(b, dd_builder_at(b, b->rank, (int)-distance), s, state->came[round]);
 }
 
+static void
+bruck_piece(dd_builder *b, size_t s, dd_span bytes)
+{
+    bruck state = {.bytes = bytes};
+    int round = 0;
+    for (; 1L << round < b->nranks; round++) {
+        bruck_round(b, &state, s, round);
+    }
+    for (int place = 0; place < b->nranks; place++) {
+        int block = dd_builder_at(b, b->rank, -place);
+        dd_builder_copy(b, held_at(b, &state, place, 1L << round),
+                        dd_range_output(block, bytes.first, bytes.count));
+    }
+}
+
 void
 dd_build_all_to_all_bruck(dd_builder *b)
 {
-    pieces all = cut(b, b->args->outputs[b->rank].nbytes);
-    for (size_t s = 0; s < all.count && b->status == DD_OK; s++) {
-        bruck state = {.bytes = dd_segment(all.nbytes, all.each, s)};
-        dd_builder_begin_segment(b, s, DD_PLAN_DEPTH);
-        int round = 0;
-        for (; 1L << round < b->nranks; round++) {
-            bruck_round(b, &state, s, round);
-        }
-        for (int place = 0; place < b->nranks; place++) {
-            int block = dd_builder_at(b, b->rank, -place);
-            dd_builder_copy(b, held_at(b, &state, place, 1L << round),
-                            dd_range_output(block, state.bytes.first, state.bytes.count));
-        }
-    }
+    build_pieces(b, b->args->outputs[b->rank].nbytes, bruck_piece);
 }

@@ -19,29 +19,7 @@ add_fold_of_one(dd_builder *b, dd_stage stage, dd_plan_range src, dd_plan_range 
 
 /* ---- linear: every rank sends its input as it is, and one fold takes all ranks' parts in their order */
 
-typedef struct direct {
-    size_t s;
-    uint32_t folded[DD_PLAN_DEPTH]; /* the fold that last read a set of scratch */
-} direct;
-
-static void
-direct_begin(dd_builder *b, direct *d, size_t s)
-{
-    for (size_t i = 0; i < DD_PLAN_DEPTH && s == 0; i++) {
-        d->folded[i] = DD_NO_STEP;
-    }
-    d->s = s;
-    dd_builder_begin_segment(b, s, DD_PLAN_DEPTH);
-}
-
-/* No further ahead than there are sets of scratch, so that peers are not flooded. */
-static void
-send_part(dd_builder *b, const direct *d, int peer, dd_plan_range part)
-{
-    dd_builder_after(b, dd_builder_send(b, peer, d->s, part), d->folded[d->s % DD_PLAN_DEPTH]);
-}
-
-/* The parts of the other ranks lie side by side, in whole lines. */
+/* The others' parts lie side by side, in whole lines. */
 static dd_plan_range
 slot_of(const dd_builder *b, dd_plan_range first, int peer)
 {
@@ -49,71 +27,68 @@ slot_of(const dd_builder *b, dd_plan_range first, int peer)
     return first;
 }
 
-static void
-take_and_fold(dd_builder *b, direct *d, dd_plan_range own, dd_plan_range dst)
+static uint32_t
+take_and_fold(dd_builder *b, size_t s, dd_plan_range own, dd_plan_range dst)
 {
     dd_plan_range slots = dd_builder_add_scratch(b, dd_round_up(own.nbytes) * (size_t)(b->nranks - 1));
     slots.nbytes = own.nbytes;
     for (int distance = 1; distance < b->nranks; distance++) {
         int peer = dd_builder_at(b, b->rank, -distance);
-        dd_builder_recv(b, peer, d->s, slot_of(b, slots, peer));
+        dd_builder_recv(b, peer, s, slot_of(b, slots, peer));
     }
-    dd_builder_keep(&d->folded[d->s % DD_PLAN_DEPTH], dd_builder_fold(b, DD_STAGE_WHOLE, dst));
+    uint32_t fold = dd_builder_fold(b, DD_STAGE_WHOLE, dst);
     for (int k = 0; k < b->nranks; k++) {
         dd_builder_add_source(b, k == b->rank ? own : slot_of(b, slots, k));
     }
+    return fold;
 }
 
-/* The root, or everybody, receives all inputs, whole. */
-void
-dd_build_fold_whole(dd_builder *b)
+/* Who folds receives the parts of all others: of its own block, or of the whole array. */
+static void
+fold_direct(dd_builder *b, bool is_whole)
 {
-    bool is_all = b->args->coll == DD_COLL_ALL_REDUCE;
-    size_t nbytes = b->args->inputs[0].nbytes;
-    size_t per_segment = b->segment_nbytes / b->element_nbytes * b->element_nbytes;
-    size_t nsegments = dd_nsegments(nbytes, per_segment);
-    direct d;
+    bool is_reduce = b->args->coll == DD_COLL_REDUCE;
+    bool is_aside = is_reduce && !is_whole && !dd_builder_is_root(b);
+    b->has_whole_blocks = is_whole;
+    size_t nsegments = dd_builder_cut_blocks(b, b->input_nbytes);
+    uint32_t folded[DD_PLAN_DEPTH] = {DD_NO_STEP, DD_NO_STEP}; /* what last read a set of scratch */
     for (size_t s = 0; s < nsegments && b->status == DD_OK; s++) {
-        dd_span bytes = dd_segment(nbytes, per_segment, s);
-        dd_plan_range own = dd_range_input(0, bytes.first, bytes.count);
-        direct_begin(b, &d, s);
+        uint32_t *latest = &folded[s % DD_PLAN_DEPTH];
+        dd_builder_begin_segment(b, s, DD_PLAN_DEPTH);
         for (int distance = 1; distance < b->nranks; distance++) {
             int peer = dd_builder_at(b, b->rank, distance);
-            if (is_all || peer == b->args->root) {
-                send_part(b, &d, peer, own);
+            if (!is_reduce || !is_whole || peer == b->args->root) {
+                /* No further ahead than there are sets of scratch, so that peers are not flooded. */
+                uint32_t send = dd_builder_send(b, peer, s, dd_builder_block_input(b, peer, s));
+                dd_builder_after(b, send, *latest);
             }
         }
-        if (is_all || dd_builder_is_root(b)) {
-            take_and_fold(b, &d, own, dd_range_output(0, bytes.first, bytes.count));
+        dd_plan_range dst = dd_builder_block_output(b, b->rank, s);
+        dst = is_aside ? dd_builder_add_scratch(b, dst.nbytes) : dst;
+        if (!is_reduce || !is_whole || dd_builder_is_root(b)) {
+            dd_builder_keep(latest, take_and_fold(b, s, dd_builder_block_input(b, b->rank, s), dst));
         }
-    }
-}
-
-/* Every rank folds a block; where all ranks or the root want all of the result, they get the folded blocks. */
-void
-dd_build_fold_shares(dd_builder *b)
-{
-    bool is_aside = b->args->coll == DD_COLL_REDUCE && !dd_builder_is_root(b);
-    size_t nsegments = dd_builder_cut_blocks(b, b->element_nbytes);
-    direct d;
-    for (size_t s = 0; s < nsegments && b->status == DD_OK; s++) {
-        direct_begin(b, &d, s);
-        for (int distance = 1; distance < b->nranks; distance++) {
-            int peer = dd_builder_at(b, b->rank, distance);
-            send_part(b, &d, peer, dd_builder_block_input(b, peer, s));
-        }
-        dd_plan_range own = dd_builder_block_input(b, b->rank, s);
-        dd_plan_range dst =
-            is_aside ? dd_builder_add_scratch(b, own.nbytes) : dd_builder_block_output(b, b->rank, s);
-        take_and_fold(b, &d, own, dst);
         if (is_aside) {
             dd_builder_send(b, b->args->root, nsegments + s, dst);
-        } else if (b->args->coll == DD_COLL_REDUCE) {
+        } else if (is_reduce && !is_whole) {
             dd_builder_collect(b, s, nsegments + s);
-        } else if (b->args->coll == DD_COLL_ALL_REDUCE) {
+        } else if (b->args->coll == DD_COLL_ALL_REDUCE && !is_whole) {
             dd_builder_spread(b, s, nsegments + s);
         }
     }
+}
+
+void
+dd_build_fold_whole(dd_builder *b)
+{
+    fold_direct(b, true);
+}
+
+/* Where all ranks or the root want all of the result, they get the folded blocks. */
+void
+dd_build_fold_shares(dd_builder *b)
+{
+    fold_direct(b, false);
 }
 
 /* ---- ring: block k sets out from rank k + 1 and goes around, through every rank's hands, to rank k
@@ -145,7 +120,7 @@ reduce_segment(dd_builder *b, size_t s, uint32_t before)
         block = dd_builder_at(b, block, -1);
         dd_plan_range own = dd_builder_block_input(b, block, s);
         held = slots[(s / LANES * nrounds + round) % 2];
-        held.nbytes = own.nbytes / b->element_nbytes * b->partial_nbytes;
+        held.nbytes = own.nbytes / b->input_nbytes * b->partial_nbytes;
         lift.nbytes = is_first ? own.nbytes : held.nbytes;
         dd_plan_range came = is_first && b->is_lifted ? lift : held; /* inputs travel as they are */
         dd_builder_recv(b, dd_builder_at(b, b->rank, -1), channel, came);
@@ -295,21 +270,19 @@ tree_segment(dd_builder *b, tree *t)
 void
 dd_build_fold_tree(dd_builder *b)
 {
-    size_t per_segment = b->segment_nbytes / b->partial_nbytes;
-    size_t count = b->args->inputs[0].nbytes / b->element_nbytes;
-    size_t nsegments = dd_nsegments(count, per_segment);
+    b->has_whole_blocks = true;
+    size_t nsegments = dd_builder_cut_blocks(b, b->partial_nbytes);
     tree t = {.is_all = b->args->coll == DD_COLL_ALL_REDUCE, .nplaces = 1};
     while (t.nplaces <= b->nranks / 2) {
         t.nplaces *= 2;
     }
     t.npairs = b->nranks - t.nplaces;
     for (t.s = 0; t.s < nsegments && b->status == DD_OK; t.s++) {
-        dd_span part = dd_segment(count, per_segment, t.s);
-        t.input = dd_range_input(0, part.first * b->element_nbytes, part.count * b->element_nbytes);
-        t.output = dd_range_output(0, t.input.offset, t.input.nbytes);
+        t.input = dd_builder_block_input(b, 0, t.s);
+        t.output = dd_builder_block_output(b, 0, t.s);
         dd_builder_begin_segment(b, t.s, DD_PLAN_DEPTH);
         for (int i = 0; i < 2 && b->nranks > 1; i++) {
-            t.slots[i] = dd_builder_add_scratch(b, part.count * b->partial_nbytes);
+            t.slots[i] = dd_builder_add_scratch(b, t.input.nbytes / b->input_nbytes * b->partial_nbytes);
         }
         tree_segment(b, &t);
     }

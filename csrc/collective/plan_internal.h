@@ -5,7 +5,7 @@
 #include "collective/plan.h"
 
 /* No step: what adding an empty message gives. Depending on it, or making it depend, does nothing. */
-#define DD_NO_STEP UINT32_MAX
+#define DD_NO_STEP DD_PLAN_NONE
 
 /* How many segments of a pipeline are under way at once, each with scratch of its own. */
 #define DD_PLAN_DEPTH 2
@@ -19,9 +19,11 @@ struct dd_builder {
     int rank;
     int nranks;
     size_t segment_nbytes;
-    size_t element_nbytes;  /* 1 where nothing is folded */
+    size_t input_nbytes;    /* of an element; 1 where nothing is folded */
+    size_t output_nbytes;   /* the same */
     size_t partial_nbytes;  /* of an element of a partial result */
     bool is_lifted;         /* a rank's input is no partial result until a stage FIRST has seen it */
+    bool has_whole_blocks;  /* every block is the whole array */
     size_t per_segment;     /* of blocks: elements in a segment */
     size_t largest_segment; /* the most that there are in one */
     int set;                /* of scratch, that the segment has; until the end, ranges have it for a block */
@@ -50,12 +52,12 @@ uint32_t dd_builder_recv(dd_builder *builder, int peer, size_t channel, dd_plan_
 uint32_t dd_builder_copy(dd_builder *builder, dd_plan_range src, dd_plan_range dst);
 /* In steps of a segment each. */
 void dd_builder_copy_all(dd_builder *builder, dd_plan_range src, dd_plan_range dst);
-/* A fold, whose sources are added next, one by one in their order. */
+/* A fold, whose sources are added next, one by one in their order. The stage is said as if the collective were WHOLE: what is
+ * FIRST of inputs that are partial results becomes MIDDLE, and so on. */
 uint32_t dd_builder_fold(dd_builder *builder, dd_stage stage, dd_plan_range dst);
 void dd_builder_add_source(dd_builder *builder, dd_plan_range source);
 
-/* Step, which is the last one added, starts after `on` although they share no memory: so that a rank does not run ahead
- * of the others without end. */
+/* Step starts after `on`, also where they share no memory: so that a rank does not run ahead of the others without end. */
 void dd_builder_after(dd_builder *builder, uint32_t step, uint32_t on);
 /* *step = latest, unless there was nothing to do. */
 void dd_builder_keep(uint32_t *step, uint32_t latest);
@@ -108,11 +110,11 @@ void dd_build_barrier(dd_builder *builder);
 void dd_build_broadcast_binomial(dd_builder *builder);
 void dd_build_broadcast_chain(dd_builder *builder);
 void dd_build_broadcast_shares(dd_builder *builder);
-void dd_build_move_direct(dd_builder *builder);   /* gather, scatter, all_to_all */
-void dd_build_move_binomial(dd_builder *builder); /* gather, scatter */
+void dd_build_move_direct(dd_builder *builder); /* gather, scatter, all_to_all */
+void dd_build_collect(dd_builder *builder);     /* gather, all_gather */
+void dd_build_scatter_binomial(dd_builder *builder);
 void dd_build_all_gather_direct(dd_builder *builder);
 void dd_build_all_gather_ring(dd_builder *builder);
-void dd_build_all_gather_bruck(dd_builder *builder);
 void dd_build_all_to_all_bruck(dd_builder *builder);
 void dd_build_fold_whole(dd_builder *builder);  /* reduce, all_reduce */
 void dd_build_fold_shares(dd_builder *builder); /* reduce, all_reduce, reduce_scatter */

@@ -22,7 +22,7 @@ typedef struct reader {
 
 typedef struct order {
     dd_builder *builder;
-    int own_input; /* the block that may be the memory of the own output */
+    int own_input; /* the block that may be the memory of the own output; -1: none may */
     int own_output;
     cell *cells;
     size_t ncells;
@@ -149,19 +149,11 @@ touch(order *o, uint32_t step, const dd_plan_range *range, void (*note)(order *o
     }
 }
 
-/* Moves what the builder has asked for to the new list, and adds what memory asks for. */
 static void
-order_step(order *o, uint32_t index, const uint32_t *asked)
+order_step(order *o, uint32_t index)
 {
-    dd_plan *plan = o->builder->plan;
-    dd_plan_step *step = &plan->steps[index];
-    uint32_t first = step->first_dep;
-    uint32_t nasked = step->ndeps;
-    step->first_dep = plan->ndeps;
-    step->ndeps = 0;
-    for (uint32_t i = 0; i < nasked; i++) {
-        wait_for(o, index, asked[first + i]);
-    }
+    const dd_plan *plan = o->builder->plan;
+    const dd_plan_step *step = &plan->steps[index];
     if (is_own_copy(o, step)) {
         return;
     }
@@ -175,27 +167,24 @@ order_step(order *o, uint32_t index, const uint32_t *asked)
 void
 dd_builder_order(dd_builder *builder)
 {
-    dd_plan *plan = builder->plan;
+    const dd_plan *plan = builder->plan;
     dd_coll coll = builder->args->coll;
+    bool is_one_size = builder->input_nbytes == builder->output_nbytes;
     size_t nsteps = plan->nsteps;
     order o = {.builder = builder,
-               .own_input = dd_coll_own_input(coll, builder->rank),
+               .own_input = is_one_size ? dd_coll_own_input(coll, builder->rank) : -1,
                .own_output = dd_coll_own_output(coll, builder->rank),
                .cells = dd_mem_alloc_array(2 * nsteps + 1, sizeof(cell)),
                .waiter = dd_mem_alloc_array(nsteps + 1, sizeof(uint32_t))};
-    uint32_t *asked = plan->deps;
-    plan->deps = NULL;
-    plan->ndeps = plan->capacity[2] = 0;
     if (o.cells == NULL || o.waiter == NULL) {
         builder->status = dd_error_no_memory(builder->err, nsteps * (2 * sizeof(cell) + sizeof(uint32_t)));
     } else {
         make_cells(&o);
     }
     for (uint32_t i = 0; i < nsteps && builder->status == DD_OK; i++) {
-        order_step(&o, i, asked);
+        order_step(&o, i);
     }
     dd_mem_free(o.cells);
     dd_mem_free(o.waiter);
     dd_mem_free(o.readers);
-    dd_mem_free(asked);
 }

@@ -9,20 +9,16 @@
 
 typedef struct plan_message {
     dd_message message; /* is_posted: it is with the transport */
-    uint32_t step;      /* const */
+    uint32_t step;      /* when posted */
 } plan_message;
 
 /* Everything belongs to the holder of the engine's lock; what is const is so after create. */
 struct dd_plan_run {
     dd_plan plan;              /* const */
-    uint32_t *first_successor; /* const: [nsteps + 1], into successors */
-    uint32_t *successors;      /* const: steps that wait for a step */
-    uint32_t *message_of;      /* const: of a send or receive, into messages */
     const void **sources;      /* of the fold being made with the lock */
     const void **step_sources; /* ... and without it */
     uint32_t *nwaiting;        /* dependencies of a step that have not ended */
-    plan_message *messages;
-    uint32_t nmessages;
+    plan_message *messages;    /* by their numbers */
     /* Steps in the order in which they may start, each once. Large local ones that have their turn yet to come take the
      * places of those that have been started. */
     uint32_t *queue;
@@ -46,93 +42,25 @@ is_message(const dd_plan_step *step)
 
 /* ---- creation */
 
-static void
-count_parts(const dd_plan *plan, uint32_t *nmessages, uint32_t *max_nsources)
-{
-    for (uint32_t i = 0; i < plan->nsteps; i++) {
-        const dd_plan_step *step = &plan->steps[i];
-        *nmessages += is_message(step) ? 1 : 0;
-        *max_nsources = step->nsources > *max_nsources ? step->nsources : *max_nsources;
-    }
-}
-
-/* Who waits for whom, turned around: for each step the steps that name it as a dependency. */
-static void
-link_successors(dd_plan_run *run)
-{
-    const dd_plan *plan = &run->plan;
-    uint32_t *first = run->first_successor;
-    memset(first, 0, ((size_t)plan->nsteps + 1) * sizeof *first);
-    for (uint32_t i = 0; i < plan->ndeps; i++) {
-        first[plan->deps[i] + 1]++;
-    }
-    for (uint32_t i = 0; i < plan->nsteps; i++) {
-        first[i + 1] += first[i];
-    }
-    uint32_t *next = run->nwaiting;
-    memcpy(next, first, plan->nsteps * sizeof *next);
-    for (uint32_t i = 0; i < plan->nsteps; i++) {
-        const dd_plan_step *step = &plan->steps[i];
-        for (uint32_t d = 0; d < step->ndeps; d++) {
-            run->successors[next[plan->deps[step->first_dep + d]]++] = i;
-        }
-    }
-}
-
-static void
-number_messages(dd_plan_run *run)
-{
-    for (uint32_t i = 0; i < run->plan.nsteps; i++) {
-        run->message_of[i] = run->nmessages;
-        if (is_message(&run->plan.steps[i])) {
-            run->messages[run->nmessages++].step = i;
-        }
-    }
-}
-
-/* Memory for all arrays in one piece; those of the widest alignment come first. */
-static dd_status
-allocate(dd_plan_run *run, dd_error *err)
-{
-    const dd_plan *plan = &run->plan;
-    uint32_t nmessages = 0;
-    uint32_t max_nsources = 0;
-    count_parts(plan, &nmessages, &max_nsources);
-    size_t nsteps = plan->nsteps;
-    size_t nwords = 4 * nsteps + 1 + plan->ndeps;
-    size_t nbytes =
-        nmessages * sizeof(plan_message) + 2 * max_nsources * sizeof(void *) + nwords * sizeof(uint32_t);
-    run->messages = dd_mem_zalloc(nbytes);
-    if (run->messages == NULL) {
-        return dd_error_no_memory(err, nbytes);
-    }
-    run->nbytes = sizeof *run + nbytes + plan->capacity[0] * sizeof *plan->steps +
-                  plan->capacity[1] * sizeof *plan->sources + plan->capacity[2] * sizeof *plan->deps;
-    run->sources = (const void **)(void *)(run->messages + nmessages);
-    run->step_sources = run->sources + max_nsources;
-    run->first_successor = (uint32_t *)(void *)(run->step_sources + max_nsources);
-    run->successors = run->first_successor + nsteps + 1;
-    run->message_of = run->successors + plan->ndeps;
-    run->nwaiting = run->message_of + nsteps;
-    run->queue = run->nwaiting + nsteps;
-    return DD_OK;
-}
-
+/* All of it is one piece of memory; arrays of the widest alignment come first. */
 dd_status
 dd_plan_run_create(dd_plan *plan, dd_plan_run **run, dd_error *err)
 {
-    dd_plan_run *made = dd_mem_zalloc(sizeof *made);
+    size_t nsteps = plan->nsteps;
+    size_t nbytes = sizeof(dd_plan_run) + plan->nmessages * sizeof(plan_message) +
+                    2 * plan->max_nsources * sizeof(void *) + 2 * nsteps * sizeof(uint32_t);
+    dd_plan_run *made = dd_mem_zalloc(nbytes);
     if (made == NULL) {
-        return dd_error_no_memory(err, sizeof *made);
+        return dd_error_no_memory(err, nbytes);
     }
     made->plan = *plan;
-    dd_status status = allocate(made, err);
-    if (status != DD_OK) {
-        dd_mem_free(made);
-        return status;
-    }
-    link_successors(made);
-    number_messages(made);
+    made->nbytes = nbytes + plan->capacity[0] * sizeof *plan->steps +
+                   plan->capacity[1] * sizeof *plan->sources + plan->capacity[2] * sizeof *plan->followers;
+    made->messages = (plan_message *)(made + 1);
+    made->sources = (const void **)(void *)(made->messages + plan->nmessages);
+    made->step_sources = made->sources + plan->max_nsources;
+    made->nwaiting = (uint32_t *)(void *)(made->step_sources + plan->max_nsources);
+    made->queue = made->nwaiting + nsteps;
     *plan = (dd_plan){0};
     *run = made;
     return DD_OK;
@@ -143,7 +71,6 @@ dd_plan_run_destroy(dd_plan_run *run)
 {
     if (run != NULL) {
         dd_plan_fini(&run->plan);
-        dd_mem_free(run->messages);
         dd_mem_free(run);
     }
 }
@@ -180,11 +107,12 @@ range_data(const dd_plan_run *run, const dd_plan_range *range)
 static void
 note_ended(dd_plan_run *run, uint32_t index)
 {
+    const dd_plan_follower *followers = run->plan.followers;
     run->nended++;
-    for (uint32_t i = run->first_successor[index]; i < run->first_successor[index + 1]; i++) {
-        uint32_t successor = run->successors[i];
-        if (--run->nwaiting[successor] == 0) {
-            run->queue[run->nready++] = successor;
+    for (uint32_t i = run->plan.steps[index].first_follower; i != DD_PLAN_NONE; i = followers[i].next) {
+        uint32_t step = followers[i].step;
+        if (--run->nwaiting[step] == 0) {
+            run->queue[run->nready++] = step;
         }
     }
 }
@@ -221,7 +149,8 @@ post_message(dd_plan_run *run, uint32_t index)
 {
     const dd_plan_step *step = &run->plan.steps[index];
     const dd_plan_range *range = step->kind == DD_PLAN_SEND ? &step->src : &step->dst;
-    dd_message *message = &run->messages[run->message_of[index]].message;
+    dd_message *message = &run->messages[step->message].message;
+    run->messages[step->message].step = index;
     message->kind = DD_MESSAGE_COLL;
     message->rank = run->options.ranks != NULL ? run->options.ranks[step->peer] : step->peer;
     message->tag = run->options.sequence;
@@ -266,7 +195,7 @@ end(dd_plan_run *run, const dd_error *error)
 static void
 end_failed(dd_plan_run *run)
 {
-    for (uint32_t i = 0; i < run->nmessages; i++) {
+    for (uint32_t i = 0; i < run->plan.nmessages; i++) {
         if (run->messages[i].message.is_posted) {
             dd_context_cancel_locked(run->options.context, &run->messages[i].message, &run->error);
         }
@@ -388,26 +317,26 @@ dd_plan_run_cancel_locked(dd_plan_run *run, const dd_error *error)
     }
 }
 
-static bool
-is_among(const int *ranks, int nranks, int rank)
+void
+dd_plan_run_note_rank(int *ranks, int *nranks, int rank)
 {
-    for (int i = 0; i < nranks; i++) {
-        if (ranks[i] == rank) {
-            return true;
-        }
+    int i = 0;
+    while (i < *nranks && ranks[i] != rank) {
+        i++;
     }
-    return false;
+    ranks[i] = rank;
+    *nranks += i == *nranks;
 }
 
 int
 dd_plan_run_missing_locked(const dd_plan_run *run, int *ranks, int max)
 {
     int nfound = 0;
-    for (uint32_t i = 0; i < run->nmessages && run->is_under_way && nfound < max; i++) {
+    for (uint32_t i = 0; i < run->plan.nmessages && run->is_under_way && nfound < max; i++) {
         const dd_message *message = &run->messages[i].message;
         bool is_receive = run->plan.steps[run->messages[i].step].kind == DD_PLAN_RECV;
-        if (message->is_posted && is_receive && !is_among(ranks, nfound, message->rank)) {
-            ranks[nfound++] = message->rank;
+        if (message->is_posted && is_receive) {
+            dd_plan_run_note_rank(ranks, &nfound, message->rank);
         }
     }
     return nfound;

@@ -49,5 +49,7 @@ void dd_plan_run_cancel_locked(dd_plan_run *run, const dd_error *error);
 /* Ranks of the context that unfinished receives wait for, each once; writes at most max, returns how many
  * it wrote. */
 int dd_plan_run_missing_locked(const dd_plan_run *run, int *ranks, int max);
+/* Adds a rank to those if it is not among them; there is room for it. */
+void dd_plan_run_note_rank(int *ranks, int *nranks, int rank);
 
 #endif

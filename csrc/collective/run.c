@@ -60,6 +60,7 @@ dd_run_destroy(dd_run *run)
         dd_run_drop_plans(run);
         dd_run_buffer_fini(&run->scratch);
         dd_run_buffer_fini(&run->plan_scratch);
+        dd_run_buffer_fini(&run->key);
         dd_hierarchy_fini(&run->hierarchy);
         dd_mem_free(run->mover.wanted);
         dd_mem_free(run);
@@ -73,7 +74,7 @@ choose_route(const dd_run *run)
 {
     const dd_run_env *env = &run->env;
     bool has_arena = env->arena != NULL && !env->selection.is_flat;
-    if (env->topology->nranks == 1 || (env->topology->nhosts == 1 && has_arena)) {
+    if (env->topology->nlocal > 1 && env->topology->nhosts == 1 && has_arena) {
         return DD_ROUTE_LOCAL;
     }
     bool is_fit = run->is_hierarchic && dd_hierarchy_fits(env->topology, run->call.args.coll);
@@ -109,15 +110,18 @@ start_one(dd_run *run)
     run->is_failed = false;
     run->mover.is_large = run->mover.has_left = false;
     run->culprit.rank = -1;
+    run->route = DD_ROUTE_LOCAL;
+    if (run->env.topology->nranks == 1 && dd_run_do_alone(&run->call.args)) {
+        end(run, NULL);
+        return;
+    }
     run->route = choose_route(run);
     if (run->route != DD_ROUTE_LOCAL) {
         begin_legs(run);
         return;
     }
     run->lanes[DD_LANE_ARENA].is_over = run->lanes[DD_LANE_PLAN].is_over = true;
-    if (dd_run_start_move(run, DD_LANE_ARENA, &run->call.args, DD_STAGE_WHOLE)) {
-        end(run, NULL);
-    }
+    dd_run_start_arena(run, &run->call.args);
 }
 
 /* A loop instead of recursion: on_done starts the next collective, which may be at its end at once. */
@@ -254,13 +258,16 @@ advance_lane(dd_run *run, dd_lane lane, dd_lane other)
         return false;
     }
     state->is_running = true;
-    dd_stage stage = leg->kind == DD_LEG_ROUND ? DD_STAGE_LAST
-                     : leg->is_partial         ? DD_STAGE_FIRST
-                                               : DD_STAGE_WHOLE;
-    if (leg->kind == DD_LEG_PLAN) {
-        start_plan(run, leg);
-    } else if (leg->kind == DD_LEG_NOTHING || dd_run_start_move(run, lane, &leg->args, stage)) {
+    switch (leg->kind) {
+    case DD_LEG_NOTHING:
         note_leg_ended(run, lane);
+        break;
+    case DD_LEG_ARENA:
+        dd_run_start_arena(run, &leg->args);
+        break;
+    case DD_LEG_PLAN:
+        start_plan(run, leg);
+        break;
     }
     return true;
 }
@@ -338,13 +345,8 @@ add_local_missing(const dd_run *run, int *ranks, int nfound, int max)
 {
     dd_arena_ranks missing = dd_arena_missing(run->env.arena);
     for (int place = 0; place < run->env.topology->nlocal && nfound < max; place++) {
-        int rank = run->env.topology->local_ranks[place];
-        bool is_new = true;
-        for (int i = 0; i < nfound; i++) {
-            is_new = is_new && ranks[i] != rank;
-        }
-        if (is_new && dd_arena_ranks_have(&missing, place)) {
-            ranks[nfound++] = rank;
+        if (dd_arena_ranks_have(&missing, place)) {
+            dd_plan_run_note_rank(ranks, &nfound, run->env.topology->local_ranks[place]);
         }
     }
     return nfound;

@@ -6,8 +6,8 @@
  * ranks as the smallest host has carry a share (see hierarchy.h); so do all_gather and reduce_scatter
  * where all hosts have equally many ranks. The order of the folds is then "host by host": in rank order
  * inside a host, then over the hosts in the order of the algorithm between them. Everything else, and
- * everything when the selection is flat or there is no arena, is a plan between all ranks. A group of one
- * rank copies. */
+ * everything when the selection is flat or there is no arena, is a plan between all ranks. So is what
+ * one rank does alone, but for small data, which it copies at once. */
 #ifndef DD_COLLECTIVE_RUN_H
 #define DD_COLLECTIVE_RUN_H
 

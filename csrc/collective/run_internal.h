@@ -19,13 +19,13 @@ typedef struct dd_run_buffer {
 typedef struct dd_run_plan {
     dd_plan_run *plan; /* NULL: the place is free */
     const dd_algorithm *algorithm;
-    size_t *shape; /* what it depends on beside the algorithm; sizes of the blocks come last */
-    size_t nshape;
+    void *key; /* what it depends on, and the algorithm */
+    size_t key_nbytes;
     uint64_t last_use;
 } dd_run_plan;
 
 typedef enum dd_run_route {
-    DD_ROUTE_LOCAL, /* through the arena, or by a copy for one rank */
+    DD_ROUTE_LOCAL, /* through the arena; a little data of one rank is copied at once */
     DD_ROUTE_FLAT,
     DD_ROUTE_HIERARCHY,
 } dd_run_route;
@@ -48,7 +48,7 @@ typedef struct dd_run_wanted {
 /* Who moves data.
  *
  * The operation, its blocks and the arena belong to the holder of the engine's lock. Data of a user's size (a large operation of the
- * arena, a copy, a step of a plan) is moved without the lock, a piece at a time, by a thread that takes it with the lock and comes back
+ * arena, a step of a plan) is moved without the lock, a piece at a time, by a thread that takes it with the lock and comes back
  * with the lock to say how far it got. Until then no other thread takes a piece, or looks into the arena. Only who ends the collective
  * does not wait for that: it waits, with the lock, for the end of the piece (is_moving). So a mover never
  * waits for the lock while it moves: whom to wake, and what is wanted, is kept until it is back. */
@@ -64,20 +64,6 @@ typedef struct dd_run_mover {
         *wanted; /* [2 * ranks of this host]: an operation asks for each input and each output once */
     int nwanted;
 } dd_run_mover;
-
-/* A copy or a fold from one block into another, in pieces: all that there is to do for one rank. */
-typedef struct dd_run_copying {
-    bool is_busy;
-    bool is_fold;
-    dd_reduction reduction;
-    dd_stage stage;
-    const uint8_t *src;
-    uint8_t *dst;
-    size_t src_size; /* of an element */
-    size_t dst_size;
-    size_t count; /* elements */
-    size_t ndone;
-} dd_run_copying;
 
 struct dd_run {
     dd_run_env env;     /* const */
@@ -101,7 +87,6 @@ struct dd_run {
     bool is_arena_busy;
     dd_arena_op_options arena_options;
     dd_run_mover mover;
-    dd_run_copying copying[DD_LANE_COUNT];
 
     dd_run_plan plans[DD_RUN_NPLANS];
     dd_run_plan *plan;             /* under way; NULL */
@@ -109,6 +94,7 @@ struct dd_run {
     uint64_t nuses;
     dd_run_buffer scratch; /* of the hierarchy */
     dd_run_buffer plan_scratch;
+    dd_run_buffer key; /* of the plan that is wanted */
 };
 
 /* What a lane runs has ended; what follows is started, and the collective ends when there is nothing more. */
@@ -119,9 +105,10 @@ void dd_run_fail(dd_run *run, const dd_error *error);
 /* ---- run_move.c: work that is done piece by piece */
 
 void dd_run_init_moves(dd_run *run);
-/* Starts an operation of the arena, or a copy where this rank is alone: of inputs (stage WHOLE, or FIRST for partial results), or
- * of one partial result that becomes elements (LAST). True when it is over at once; else it ends the lane's leg. */
-bool dd_run_start_move(dd_run *run, dd_lane lane, const dd_coll_args *args, dd_stage stage);
+/* Starts an operation of the arena, which ends the leg of the arena's lane. */
+void dd_run_start_arena(dd_run *run, const dd_coll_args *args);
+/* Does the collective of a group of one rank, if it is small; false: it is not. */
+bool dd_run_do_alone(const dd_coll_args *args);
 /* Nothing is left to be done, or told, for the collective that ends. */
 void dd_run_forget_moves(dd_run *run);
 

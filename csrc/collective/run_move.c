@@ -1,4 +1,4 @@
-/* The work of a collective, piece by piece: of the arena's operation, of copies, of a plan's large steps. Large ones are
+/* The work of a collective, piece by piece: of the arena's operation, of a plan's large steps. Large ones are
  * done without the engine's lock. */
 #include "collective/run_internal.h"
 
@@ -11,64 +11,41 @@
 
 /* Data of an operation of this rank that is moved with the engine's lock held: less than a microsecond of copying. */
 #define MOVED_LOCKED_NBYTES ((size_t)16384)
-/* What is copied without a look at anything else: some tens of microseconds. */
-#define PIECE_NBYTES ((size_t)262144)
 
 /* ---- starting */
 
-static void
-start_arena(dd_run *run, const dd_coll_args *args, bool is_partial)
+void
+dd_run_start_arena(dd_run *run, const dd_coll_args *args)
 {
     const dd_topology *topology = run->env.topology;
     run->arena_options.signature = run->call.signature;
     run->arena_options.sequence = run->call.sequence;
-    run->arena_options.is_partial = is_partial;
     run->is_arena_busy = true;
     run->mover.is_large = dd_coll_nbytes(args, topology->local, topology->nlocal) > MOVED_LOCKED_NBYTES;
     dd_arena_start(run->env.arena, args, &run->arena_options);
 }
 
-static void
-copy_some(const dd_run_copying *copying, size_t count)
-{
-    uint8_t *dst = copying->dst + copying->ndone * copying->dst_size;
-    const void *src = copying->src + copying->ndone * copying->src_size;
-    if (copying->is_fold) {
-        dd_reduce(&copying->reduction, copying->stage, dst, &src, 1, count);
-    } else {
-        memcpy(dst, src, count * copying->dst_size);
-    }
-}
-
 bool
-dd_run_start_move(dd_run *run, dd_lane lane, const dd_coll_args *args, dd_stage stage)
+dd_run_do_alone(const dd_coll_args *args)
 {
-    if (lane == DD_LANE_ARENA && run->env.topology->nlocal > 1) {
-        start_arena(run, args, stage == DD_STAGE_FIRST);
+    if (args->coll == DD_COLL_BARRIER || args->outputs[0].nbytes == 0) {
+        return true;
+    }
+    const void *src = args->inputs[0].data;
+    const dd_block *dst = &args->outputs[0];
+    bool is_fold = dd_coll_is_folding(args->coll);
+    if (!is_fold && src == dst->data) {
+        return true;
+    }
+    if (dst->nbytes > MOVED_LOCKED_NBYTES) {
         return false;
     }
-    bool is_fold = dd_coll_is_folding(args->coll);
-    if (args->coll == DD_COLL_BARRIER || args->outputs[0].nbytes == 0 ||
-        (!is_fold && args->inputs[0].data == args->outputs[0].data)) {
-        return true;
+    if (is_fold) {
+        dd_reduce(&args->reduction, args->stage, dst->data, &src, 1, dst->nbytes / dd_coll_output_size(args));
+    } else {
+        memcpy(dst->data, src, dst->nbytes);
     }
-    dd_run_copying *copying = &run->copying[lane];
-    size_t element = is_fold ? dd_dtype_size(args->reduction.dtype) : 1;
-    size_t partial = is_fold ? dd_dtype_size(dd_reduce_accumulator(args->reduction.dtype)) : 1;
-    *copying = (dd_run_copying){.is_fold = is_fold,
-                                .reduction = args->reduction,
-                                .stage = stage,
-                                .src = args->inputs[0].data,
-                                .dst = args->outputs[0].data,
-                                .src_size = stage == DD_STAGE_LAST ? partial : element,
-                                .dst_size = stage == DD_STAGE_FIRST ? partial : element};
-    copying->count = args->outputs[0].nbytes / copying->dst_size;
-    if (copying->count * copying->src_size <= MOVED_LOCKED_NBYTES) {
-        copy_some(copying, copying->count);
-        return true;
-    }
-    copying->is_busy = true;
-    return false;
+    return true;
 }
 
 /* ---- ends */
@@ -122,17 +99,9 @@ on_arena_failed(dd_run *run, dd_arena_state state)
 
 /* ---- pieces */
 
-typedef enum piece_kind {
-    PIECE_OF_ARENA,
-    PIECE_OF_COPY,
-    PIECE_OF_PLAN,
-} piece_kind;
-
 typedef struct piece {
-    piece_kind kind;
-    dd_lane lane;         /* of a copy */
-    size_t count;         /* of a copy: elements */
-    uint32_t step;        /* of a plan */
+    bool is_of_arena; /* else it is a step of the plan */
+    uint32_t step;
     dd_arena_state state; /* of the arena: what came out */
 } piece;
 
@@ -143,36 +112,18 @@ take_piece(dd_run *run, bool is_arena_blocked, piece *next)
     if (run->mover.is_taken) {
         return false;
     }
-    if (run->is_arena_busy && !is_arena_blocked) {
-        next->kind = PIECE_OF_ARENA;
-        return true;
-    }
-    for (int lane = 0; lane < DD_LANE_COUNT; lane++) {
-        const dd_run_copying *copying = &run->copying[lane];
-        if (copying->is_busy) {
-            size_t left = copying->count - copying->ndone;
-            size_t most = PIECE_NBYTES / copying->src_size;
-            *next = (piece){.kind = PIECE_OF_COPY, .lane = (dd_lane)lane, .count = left < most ? left : most};
-            return true;
-        }
-    }
-    next->kind = PIECE_OF_PLAN;
-    return run->plan != NULL && dd_plan_run_take_step_locked(run->plan->plan, &next->step);
+    next->is_of_arena = run->is_arena_busy && !is_arena_blocked;
+    return next->is_of_arena ||
+           (run->plan != NULL && dd_plan_run_take_step_locked(run->plan->plan, &next->step));
 }
 
 static void
 do_piece(dd_run *run, piece *this)
 {
-    switch (this->kind) {
-    case PIECE_OF_ARENA:
+    if (this->is_of_arena) {
         this->state = dd_arena_progress(run->env.arena);
-        break;
-    case PIECE_OF_COPY:
-        copy_some(&run->copying[this->lane], this->count);
-        break;
-    case PIECE_OF_PLAN:
+    } else {
         dd_plan_run_do_step(run->plan->plan, this->step);
-        break;
     }
 }
 
@@ -200,30 +151,19 @@ do_piece_unlocked(dd_run *run, piece *this)
 static void
 end_piece(dd_run *run, const piece *this)
 {
-    dd_run_copying *copying = &run->copying[this->lane];
-    switch (this->kind) {
-    case PIECE_OF_ARENA:
-        tell_what_is_due(run);
-        if (this->state == DD_ARENA_BLOCKED || this->state == DD_ARENA_MOVED) {
-            break;
-        }
-        run->is_arena_busy = false;
-        if (this->state == DD_ARENA_DONE) {
-            dd_run_end_leg(run, DD_LANE_ARENA);
-        } else {
-            on_arena_failed(run, this->state);
-        }
-        break;
-    case PIECE_OF_COPY:
-        copying->ndone += this->count;
-        if (copying->ndone == copying->count) {
-            copying->is_busy = false;
-            dd_run_end_leg(run, this->lane);
-        }
-        break;
-    case PIECE_OF_PLAN:
+    if (!this->is_of_arena) {
         dd_plan_run_end_step_locked(run->plan->plan, this->step);
-        break;
+        return;
+    }
+    tell_what_is_due(run);
+    if (this->state == DD_ARENA_BLOCKED || this->state == DD_ARENA_MOVED) {
+        return;
+    }
+    run->is_arena_busy = false;
+    if (this->state == DD_ARENA_DONE) {
+        dd_run_end_leg(run, DD_LANE_ARENA);
+    } else {
+        on_arena_failed(run, this->state);
     }
 }
 
@@ -235,17 +175,16 @@ dd_run_progress_locked(dd_run *run)
     piece next = {0};
     /* A plan's step may be as long as many pieces. */
     for (int i = 0; i < MAX_MOVES && take_piece(run, is_blocked, &next); i++) {
-        bool is_locked = next.kind == PIECE_OF_ARENA && !run->mover.is_large;
-        if (is_locked) {
+        if (next.is_of_arena && !run->mover.is_large) {
             do_piece(run, &next);
         } else if (!do_piece_unlocked(run, &next)) {
             return true;
         }
-        bool is_stuck = next.kind == PIECE_OF_ARENA && next.state == DD_ARENA_BLOCKED;
+        bool is_stuck = next.is_of_arena && next.state == DD_ARENA_BLOCKED;
         is_blocked = is_blocked || is_stuck;
         has_moved = has_moved || !is_stuck;
         end_piece(run, &next);
-        if (next.kind == PIECE_OF_PLAN) {
+        if (!next.is_of_arena) {
             break;
         }
     }
@@ -277,7 +216,6 @@ dd_run_forget_moves(dd_run *run)
     run->mover.bells = (dd_arena_ranks){{0}};
     run->mover.nwanted = 0;
     run->is_arena_busy = false;
-    run->copying[DD_LANE_ARENA].is_busy = run->copying[DD_LANE_PLAN].is_busy = false;
 }
 
 bool
@@ -310,8 +248,7 @@ fall_asleep(dd_task *task)
     if (run->mover.is_taken) {
         return true; /* a thread that moves its data drives afterwards, or wakes the driver */
     }
-    bool is_copying = run->copying[DD_LANE_ARENA].is_busy || run->copying[DD_LANE_PLAN].is_busy;
-    if (is_copying || (run->plan != NULL && dd_plan_run_is_busy_locked(run->plan->plan))) {
+    if (run->plan != NULL && dd_plan_run_is_busy_locked(run->plan->plan)) {
         return false;
     }
     return !run->is_arena_busy || dd_arena_fall_asleep(run->env.arena);

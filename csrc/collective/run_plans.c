@@ -3,6 +3,8 @@
 
 #include "core/mem.h"
 
+#include <string.h>
+
 #define ALIGNMENT ((size_t)64)
 #define KEPT_SCRATCH_NBYTES ((size_t)1 << 20)
 #define KEPT_PLAN_NBYTES ((size_t)256 << 10)
@@ -39,105 +41,81 @@ dd_run_buffer_fini(dd_run_buffer *buffer)
     *buffer = (dd_run_buffer){0};
 }
 
-/* ---- what a plan is good for */
+/* ---- the plans that are kept */
 
-typedef struct shape {
-    const dd_leg *leg;
-    const dd_algorithm *algorithm;
-    size_t segment_nbytes;
-    size_t ninputs;
-    size_t noutputs;
-} shape;
-
-static shape
-make_shape(const dd_run *run, const dd_leg *leg)
+/* Writes the numbers that decide what plan it is to run->key. */
+static dd_status
+write_key(dd_run *run, const dd_leg *leg, size_t *nbytes, dd_error *err)
 {
     const dd_coll_args *args = &leg->args;
-    dd_select_query query = {.coll = args->coll, .nranks = leg->nranks};
-    query.nbytes = dd_coll_known_nbytes(args, leg->nranks, run->call.signature.count != 0, &query.is_even);
-    bool is_root = leg->rank == args->root;
-    size_t segment = run->env.segment_nbytes;
-    return (shape){
-        .leg = leg,
-        .algorithm = dd_select(&run->env.selection, &query),
-        .segment_nbytes = segment != 0 ? segment : dd_select_segment_nbytes(&query),
-        .ninputs = (size_t)dd_coll_ninputs(args->coll, is_root, leg->nranks),
-        .noutputs = (size_t)dd_coll_noutputs(args->coll, is_root, leg->nranks),
-    };
-}
-
-#define NFIXED 5
-
-static size_t
-count_words(const shape *wanted)
-{
-    return NFIXED + wanted->ninputs + wanted->noutputs;
-}
-
-/* The i-th of the numbers that, with the algorithm, decide what plan it is. */
-static size_t
-word_at(const shape *wanted, size_t i)
-{
-    const dd_coll_args *args = &wanted->leg->args;
-    size_t fixed[NFIXED] = {wanted->segment_nbytes, (size_t)wanted->leg->nranks, (size_t)args->root,
-                            (size_t)args->reduction.dtype, (size_t)args->reduction.op};
-    if (i < NFIXED) {
-        return fixed[i];
+    const size_t fixed[] = {(size_t)args->coll,
+                            (size_t)leg->nranks,
+                            (size_t)args->root,
+                            (size_t)args->reduction.dtype,
+                            (size_t)args->reduction.op,
+                            (size_t)args->stage,
+                            run->call.signature.count != 0};
+    int ninputs = dd_coll_ninputs(args->coll, leg->rank == args->root, leg->nranks);
+    int noutputs = dd_coll_noutputs(args->coll, leg->rank == args->root, leg->nranks);
+    *nbytes = sizeof fixed + (size_t)(ninputs + noutputs) * sizeof(size_t);
+    dd_status status = dd_run_buffer_reserve(&run->key, *nbytes, err);
+    if (status != DD_OK) {
+        return status;
     }
-    i -= NFIXED;
-    return i < wanted->ninputs ? args->inputs[i].nbytes : args->outputs[i - wanted->ninputs].nbytes;
-}
-
-static bool
-is_plan_for(const dd_run_plan *plan, const shape *wanted)
-{
-    bool is_same =
-        plan->plan != NULL && plan->algorithm == wanted->algorithm && plan->nshape == count_words(wanted);
-    for (size_t i = 0; is_same && i < plan->nshape; i++) {
-        is_same = plan->shape[i] == word_at(wanted, i);
+    size_t *words = (size_t *)(void *)run->key.data;
+    memcpy(words, fixed, sizeof fixed);
+    words += sizeof fixed / sizeof fixed[0];
+    for (int i = 0; i < ninputs; i++) {
+        *words++ = args->inputs[i].nbytes;
     }
-    return is_same;
+    for (int i = 0; i < noutputs; i++) {
+        *words++ = args->outputs[i].nbytes;
+    }
+    return DD_OK;
 }
-
-/* ---- the plans that are kept */
 
 static void
 drop_plan(dd_run_plan *plan)
 {
     dd_plan_run_destroy(plan->plan);
-    dd_mem_free(plan->shape);
+    dd_mem_free(plan->key);
     *plan = (dd_run_plan){0};
 }
 
 static dd_status
-make_plan(const shape *wanted, dd_run_plan *plan, dd_error *err)
+build(const dd_run *run, const dd_leg *leg, dd_run_plan *made, dd_error *err)
 {
-    drop_plan(plan);
-    const dd_leg *leg = wanted->leg;
-    dd_plan steps = {0};
+    dd_select_query query = {.coll = leg->args.coll, .nranks = leg->nranks};
+    query.nbytes =
+        dd_coll_known_nbytes(&leg->args, leg->nranks, run->call.signature.count != 0, &query.is_even);
+    size_t segment_nbytes = run->env.segment_nbytes;
     dd_plan_task task = {.rank = leg->rank,
                          .nranks = leg->nranks,
                          .args = &leg->args,
-                         .segment_nbytes = wanted->segment_nbytes};
-    size_t nshape = count_words(wanted);
-    dd_run_plan made = {.algorithm = wanted->algorithm,
-                        .shape = dd_mem_alloc_array(nshape, sizeof(size_t)),
-                        .nshape = nshape};
-    dd_status status = made.shape != NULL ? DD_OK : dd_error_no_memory(err, nshape * sizeof *made.shape);
+                         .segment_nbytes =
+                             segment_nbytes != 0 ? segment_nbytes : dd_select_segment_nbytes(&query)};
+    dd_plan steps = {0};
+    made->algorithm = dd_select(&run->env.selection, &query);
+    dd_status status = dd_plan_build(made->algorithm, &task, &steps, err);
     if (status == DD_OK) {
-        status = dd_plan_build(wanted->algorithm, &task, &steps, err);
-    }
-    if (status == DD_OK) {
-        status = dd_plan_run_create(&steps, &made.plan, err);
+        status = dd_plan_run_create(&steps, &made->plan, err);
     }
     dd_plan_fini(&steps);
+    return status;
+}
+
+/* In place of another one; for run->key. */
+static dd_status
+make_plan(const dd_run *run, const dd_leg *leg, size_t key_nbytes, dd_run_plan *plan, dd_error *err)
+{
+    drop_plan(plan);
+    dd_run_plan made = {.key = dd_mem_alloc(key_nbytes), .key_nbytes = key_nbytes};
+    dd_status status = made.key != NULL ? build(run, leg, &made, err) : dd_error_no_memory(err, key_nbytes);
     if (status != DD_OK) {
         drop_plan(&made);
         return status;
     }
-    for (size_t i = 0; i < nshape; i++) {
-        made.shape[i] = word_at(wanted, i);
-    }
+    memcpy(made.key, run->key.data, key_nbytes);
     *plan = made;
     return DD_OK;
 }
@@ -145,17 +123,22 @@ make_plan(const shape *wanted, dd_run_plan *plan, dd_error *err)
 dd_status
 dd_run_find_plan(dd_run *run, const dd_leg *leg, dd_error *err)
 {
-    shape wanted = make_shape(run, leg);
+    size_t nbytes;
+    dd_status status = write_key(run, leg, &nbytes, err);
+    if (status != DD_OK) {
+        return status;
+    }
     dd_run_plan *plan = NULL;
     dd_run_plan *oldest = &run->plans[0];
     for (int i = 0; i < DD_RUN_NPLANS && plan == NULL; i++) {
-        plan = is_plan_for(&run->plans[i], &wanted) ? &run->plans[i] : NULL;
-        oldest = run->plans[i].last_use < oldest->last_use ? &run->plans[i] : oldest;
+        dd_run_plan *kept = &run->plans[i];
+        bool is_same = kept->key_nbytes == nbytes && memcmp(kept->key, run->key.data, nbytes) == 0;
+        plan = is_same ? kept : NULL;
+        oldest = kept->last_use < oldest->last_use ? kept : oldest;
     }
-    dd_status status = DD_OK;
     if (plan == NULL) {
         plan = oldest;
-        status = make_plan(&wanted, plan, err);
+        status = make_plan(run, leg, nbytes, plan, err);
     }
     if (status == DD_OK) {
         status = dd_run_buffer_reserve(&run->plan_scratch, dd_plan_run_scratch_nbytes(plan->plan), err);
@@ -165,7 +148,7 @@ dd_run_find_plan(dd_run *run, const dd_leg *leg, dd_error *err)
     }
     plan->last_use = ++run->nuses;
     run->plan = plan;
-    run->algorithm = wanted.algorithm;
+    run->algorithm = plan->algorithm;
     return DD_OK;
 }
 

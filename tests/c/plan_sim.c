@@ -20,15 +20,41 @@ is_one_array(dd_coll coll)
     return coll == DD_COLL_BROADCAST || coll == DD_COLL_REDUCE || coll == DD_COLL_ALL_REDUCE;
 }
 
-size_t
-sim_nbytes(const sim_case *sim, int from, int to)
+static bool
+is_folding(const sim_case *sim)
 {
-    size_t size = dd_dtype_size(sim->reduction.dtype);
+    return sim->algorithm->order != DD_ORDER_NONE;
+}
+
+static dd_dtype
+input_dtype(const sim_case *sim)
+{
+    bool is_partial = sim->stage == DD_STAGE_MIDDLE || sim->stage == DD_STAGE_LAST;
+    return is_partial && is_folding(sim) ? dd_reduce_accumulator(sim->reduction.dtype) : sim->reduction.dtype;
+}
+
+size_t
+sim_input_size(const sim_case *sim)
+{
+    return dd_dtype_size(input_dtype(sim));
+}
+
+size_t
+sim_output_size(const sim_case *sim)
+{
+    bool is_partial = sim->stage == DD_STAGE_MIDDLE || sim->stage == DD_STAGE_FIRST;
+    dd_dtype dtype = sim->reduction.dtype;
+    return dd_dtype_size(is_partial && is_folding(sim) ? dd_reduce_accumulator(dtype) : dtype);
+}
+
+size_t
+sim_count(const sim_case *sim, int from, int to)
+{
     if (sim->algorithm->coll == DD_COLL_BARRIER) {
         return 0;
     }
     if (!sim->is_uneven || is_one_array(sim->algorithm->coll)) {
-        return sim->count * size;
+        return sim->count;
     }
     /* A block has one size for all who have to do with it, except in all_to_all. */
     unsigned key = (unsigned)to;
@@ -38,7 +64,7 @@ sim_nbytes(const sim_case *sim, int from, int to)
         key = (unsigned)from;
     }
     unsigned mixed = (key + 1) * 2654435761u ^ sim->seed;
-    return mixed % 5 == 0 ? 0 : (mixed >> 7) % (sim->count + 1) * size;
+    return mixed % 5 == 0 ? 0 : (mixed >> 7) % (sim->count + 1);
 }
 
 /* Numbers of moderate size, so that sums neither overflow nor are exact. */
@@ -81,7 +107,7 @@ input_nbytes(const sim_case *sim, int rank, int block)
 {
     dd_coll coll = sim->algorithm->coll;
     bool is_each = coll == DD_COLL_SCATTER || coll == DD_COLL_REDUCE_SCATTER || coll == DD_COLL_ALL_TO_ALL;
-    return sim_nbytes(sim, rank, is_each ? block : rank);
+    return sim_count(sim, rank, is_each ? block : rank) * sim_input_size(sim);
 }
 
 static size_t
@@ -89,7 +115,7 @@ output_nbytes(const sim_case *sim, int rank, int block)
 {
     dd_coll coll = sim->algorithm->coll;
     bool is_each = coll == DD_COLL_GATHER || coll == DD_COLL_ALL_GATHER || coll == DD_COLL_ALL_TO_ALL;
-    return sim_nbytes(sim, is_each ? block : rank, rank);
+    return sim_count(sim, is_each ? block : rank, rank) * sim_output_size(sim);
 }
 
 /* The output that may be the same memory as an input, or -1; `*input` is that input. */
@@ -132,7 +158,7 @@ make_inputs(sim_world *world, sim_rank *rank, int number)
         size_t nbytes = input_nbytes(sim, number, i);
         rank->inputs[i].data = malloc(nbytes + 1);
         rank->originals[i] = malloc(nbytes + 1);
-        fill(world, sim->reduction.dtype, rank->inputs[i].data, nbytes);
+        fill(world, input_dtype(sim), rank->inputs[i].data, nbytes);
         memcpy(rank->originals[i], rank->inputs[i].data, nbytes);
     }
 }
@@ -197,8 +223,8 @@ sim_free_rank(sim_rank *rank)
     for (uint32_t i = 0; rank->letters != NULL && i < rank->plan.nsteps; i++) {
         free(rank->letters[i]);
     }
-    void *blocks[] = {rank->inputs,   rank->outputs,     rank->originals, rank->scratch, rank->waiting,
-                      rank->children, rank->first_child, rank->partner,   rank->state,   rank->letters};
+    void *blocks[] = {rank->inputs,  rank->outputs, rank->originals, rank->scratch,
+                      rank->waiting, rank->partner, rank->state,     rank->letters};
     for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++) {
         free(blocks[i]);
     }
@@ -225,6 +251,7 @@ build_rank(sim_world *world, int number, dd_error *err)
     dd_coll_args args = {.coll = sim->algorithm->coll,
                          .root = sim->root,
                          .reduction = sim->reduction,
+                         .stage = sim->stage,
                          .inputs = rank->inputs,
                          .outputs = rank->outputs};
     dd_plan_task task = {
@@ -261,11 +288,12 @@ plan_sim_check(const sim_case *sim)
     world.ranks = calloc((size_t)sim->nranks, sizeof *world.ranks);
     bool is_good = simulate(&world);
     if (!is_good) {
-        printf("    in %s %s: nranks %d, root %d, %s %s, count %zu%s%s, segment %zu, policy %d%s, seed %u\n",
-               dd_coll_name(sim->algorithm->coll), sim->algorithm->name, sim->nranks, sim->root,
-               dd_dtype_name(sim->reduction.dtype), dd_redop_name(sim->reduction.op), sim->count,
-               sim->is_uneven ? " uneven" : "", sim->is_in_place ? " in place" : "", sim->segment_nbytes,
-               (int)sim->policy, sim->is_eager ? " eager" : "", sim->seed);
+        printf(
+            "    in %s %s: nranks %d, root %d, %s %s, stage %d, count %zu%s%s, segment %zu, policy %d%s, seed %u\n",
+            dd_coll_name(sim->algorithm->coll), sim->algorithm->name, sim->nranks, sim->root,
+            dd_dtype_name(sim->reduction.dtype), dd_redop_name(sim->reduction.op), (int)sim->stage,
+            sim->count, sim->is_uneven ? " uneven" : "", sim->is_in_place ? " in place" : "",
+            sim->segment_nbytes, (int)sim->policy, sim->is_eager ? " eager" : "", sim->seed);
     }
     free_world(&world);
     return is_good;

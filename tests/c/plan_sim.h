@@ -22,6 +22,7 @@ typedef struct sim_case {
     int nranks;
     int root;
     dd_reduction reduction;
+    dd_stage stage; /* that the whole of it is */
     size_t count;   /* elements of the array, or of each block */
     bool is_uneven; /* blocks: of sizes up to count */
     bool is_in_place;

@@ -11,9 +11,7 @@ typedef struct sim_rank {
     int noutputs;
     void **originals; /* copies of the inputs, for comparison */
     void *scratch;
-    uint32_t *waiting;  /* by step: dependencies that have not ended */
-    uint32_t *children; /* steps that wait for a step, all of one step side by side */
-    uint32_t *first_child;
+    uint32_t *waiting; /* by step: dependencies that have not ended */
     uint32_t *partner; /* by step: the step of the peer it is matched with */
     uint8_t *state;    /* by step */
     void **letters;    /* by step: what an eager send carried */
@@ -27,8 +25,10 @@ typedef struct sim_world {
 
 unsigned sim_random(sim_world *world);
 
-/* plan_sim.c: sizes, in bytes, of what rank `from` has for rank `to`. */
-size_t sim_nbytes(const sim_case *sim, int from, int to);
+/* plan_sim.c: how many elements rank `from` has for rank `to`, and the size of one among the inputs and outputs. */
+size_t sim_count(const sim_case *sim, int from, int to);
+size_t sim_input_size(const sim_case *sim);
+size_t sim_output_size(const sim_case *sim);
 void sim_make_rank(sim_world *world, int rank, bool has_memory);
 void sim_free_rank(sim_rank *rank);
 void *sim_address(const sim_rank *rank, dd_plan_range range);

@@ -26,7 +26,7 @@ fold_ring(const sim_world *world, const void **inputs, int owner, void *out, siz
     for (int k = 0; k < nranks; k++) {
         rotated[k] = inputs[(owner + 1 + k) % nranks];
     }
-    dd_reduce(&world->sim->reduction, DD_STAGE_WHOLE, out, rotated, (size_t)nranks, count);
+    dd_reduce(&world->sim->reduction, world->sim->stage, out, rotated, (size_t)nranks, count);
     free(rotated);
 }
 
@@ -43,6 +43,9 @@ fold_tree(const sim_world *world, const void **inputs, void *out, size_t count)
 {
     int nranks = world->sim->nranks;
     const dd_reduction *reduction = &world->sim->reduction;
+    dd_stage stage = world->sim->stage;
+    bool takes_elements = stage == DD_STAGE_WHOLE || stage == DD_STAGE_FIRST;
+    bool gives_elements = stage == DD_STAGE_WHOLE || stage == DD_STAGE_LAST;
     size_t nbytes = count * dd_dtype_size(dd_reduce_accumulator(reduction->dtype));
     void **parts = malloc((size_t)nranks * sizeof *parts);
     int nplaces = 1;
@@ -52,7 +55,8 @@ fold_tree(const sim_world *world, const void **inputs, void *out, size_t count)
     int npairs = nranks - nplaces;
     for (int k = 0; k < nranks; k++) {
         parts[k] = malloc(nbytes + 1);
-        dd_reduce(reduction, DD_STAGE_FIRST, parts[k], &inputs[k], 1, count);
+        dd_reduce(reduction, takes_elements ? DD_STAGE_FIRST : DD_STAGE_MIDDLE, parts[k], &inputs[k], 1,
+                  count);
     }
     void **places = malloc((size_t)nplaces * sizeof *places);
     for (int place = 0; place < nplaces; place++) {
@@ -67,7 +71,7 @@ fold_tree(const sim_world *world, const void **inputs, void *out, size_t count)
         }
     }
     const void *last = places[0];
-    dd_reduce(reduction, DD_STAGE_LAST, out, &last, 1, count);
+    dd_reduce(reduction, gives_elements ? DD_STAGE_LAST : DD_STAGE_MIDDLE, out, &last, 1, count);
     for (int k = 0; k < nranks; k++) {
         free(parts[k]);
     }
@@ -77,18 +81,16 @@ fold_tree(const sim_world *world, const void **inputs, void *out, size_t count)
 
 /* The fold of block `block` of all ranks in the order of the algorithm. */
 static void
-fold(const sim_world *world, int block, uint8_t *out, size_t nbytes)
+fold(const sim_world *world, int block, uint8_t *out, size_t count)
 {
     const sim_case *sim = world->sim;
-    size_t size = dd_dtype_size(sim->reduction.dtype);
-    size_t count = nbytes / size;
     if (sim->algorithm->order == DD_ORDER_RING && sim->algorithm->coll == DD_COLL_ALL_REDUCE) {
         size_t first = 0;
         for (int owner = 0; owner < sim->nranks; owner++) {
             size_t share =
                 count / (size_t)sim->nranks + ((size_t)owner < count % (size_t)sim->nranks ? 1 : 0);
-            const void **inputs = gather_inputs(world, 0, first * size);
-            fold_ring(world, inputs, owner, out + first * size, share);
+            const void **inputs = gather_inputs(world, 0, first * sim_input_size(sim));
+            fold_ring(world, inputs, owner, out + first * sim_output_size(sim), share);
             free(inputs);
             first += share;
         }
@@ -100,7 +102,7 @@ fold(const sim_world *world, int block, uint8_t *out, size_t nbytes)
     } else if (sim->algorithm->order == DD_ORDER_TREE) {
         fold_tree(world, inputs, out, count);
     } else {
-        dd_reduce(&sim->reduction, DD_STAGE_WHOLE, out, inputs, (size_t)sim->nranks, count);
+        dd_reduce(&sim->reduction, sim->stage, out, inputs, (size_t)sim->nranks, count);
     }
     free(inputs);
 }
@@ -121,7 +123,7 @@ expected(const sim_world *world, int rank, int block, uint8_t *folded)
     case DD_COLL_ALL_TO_ALL:
         return world->ranks[block].originals[rank];
     case DD_COLL_REDUCE_SCATTER:
-        fold(world, rank, folded, world->ranks[rank].outputs[0].nbytes);
+        fold(world, rank, folded, sim_count(sim, 0, rank));
         break;
     case DD_COLL_REDUCE:
     case DD_COLL_ALL_REDUCE:
@@ -151,10 +153,10 @@ sim_check_results(sim_world *world)
 {
     const sim_case *sim = world->sim;
     bool is_good = true;
-    uint8_t *folded = malloc(sim->count * dd_dtype_size(sim->reduction.dtype) + 1);
+    uint8_t *folded = malloc(sim->count * sim_output_size(sim) + 1);
     dd_coll coll = sim->algorithm->coll;
     if (coll == DD_COLL_ALL_REDUCE || coll == DD_COLL_REDUCE) {
-        fold(world, 0, folded, sim_nbytes(sim, 0, 0));
+        fold(world, 0, folded, sim_count(sim, 0, 0));
     }
     for (int number = 0; number < sim->nranks && is_good; number++) {
         const sim_rank *rank = &world->ranks[number];

@@ -74,20 +74,8 @@ prepare_rank(sim_rank *rank, sim_queue *queue, int number)
     rank->waiting = calloc(nsteps + 1, sizeof *rank->waiting);
     rank->state = calloc(nsteps + 1, 1);
     rank->letters = calloc(nsteps + 1, sizeof *rank->letters);
-    rank->first_child = calloc(nsteps + 2, sizeof *rank->first_child);
-    rank->children = calloc((size_t)plan->ndeps + 1, sizeof *rank->children);
-    for (uint32_t i = 0; i < plan->ndeps; i++) {
-        rank->first_child[plan->deps[i] + 2]++;
-    }
-    for (size_t i = 2; i < nsteps + 2; i++) {
-        rank->first_child[i] += rank->first_child[i - 1];
-    }
     for (uint32_t i = 0; i < nsteps; i++) {
         rank->waiting[i] = plan->steps[i].ndeps;
-        for (uint32_t j = 0; j < plan->steps[i].ndeps; j++) {
-            uint32_t on = plan->deps[plan->steps[i].first_dep + j];
-            rank->children[rank->first_child[on + 1]++] = i;
-        }
         if (plan->steps[i].ndeps == 0) {
             push(queue, (sim_event){.rank = number, .step = i});
         }
@@ -99,10 +87,11 @@ end_step(sim_world *world, sim_queue *queue, int number, uint32_t index)
 {
     sim_rank *rank = &world->ranks[number];
     rank->state[index] = STEP_ENDED;
-    for (uint32_t i = rank->first_child[index]; i < rank->first_child[index + 1]; i++) {
-        uint32_t child = rank->children[i];
-        if (--rank->waiting[child] == 0) {
-            push(queue, (sim_event){.rank = number, .step = child});
+    const dd_plan_follower *followers = rank->plan.followers;
+    for (uint32_t i = rank->plan.steps[index].first_follower; i != DD_PLAN_NONE; i = followers[i].next) {
+        uint32_t step = followers[i].step;
+        if (--rank->waiting[step] == 0) {
+            push(queue, (sim_event){.rank = number, .step = step});
         }
     }
 }

@@ -92,8 +92,8 @@ check_step(const sim_world *world, int number, uint32_t index)
     } else {
         is_good = is_good && check_reduce(world, rank, step);
     }
-    for (uint32_t i = 0; i < step->ndeps && is_good; i++) {
-        is_good = CHECK(rank->plan.deps[step->first_dep + i] < index);
+    for (uint32_t i = step->first_follower; i != DD_PLAN_NONE && is_good; i = rank->plan.followers[i].next) {
+        is_good = CHECK(rank->plan.followers[i].step > index);
     }
     return is_good;
 }
@@ -109,6 +109,9 @@ memory_of(const sim_case *sim, int rank, dd_plan_range range)
     uint64_t output = input + (uint64_t)sim->nranks;
     if (range.buffer == DD_PLAN_INPUT) {
         return input;
+    }
+    if (sim_input_size(sim) != sim_output_size(sim)) {
+        return output;
     }
     switch (sim->algorithm->coll) {
     case DD_COLL_ALL_REDUCE:
@@ -182,14 +185,13 @@ make_paths(const dd_plan *plan, size_t width)
 {
     uint64_t *paths = calloc((size_t)plan->nsteps * width + 1, sizeof *paths);
     for (uint32_t i = 0; i < plan->nsteps; i++) {
-        uint64_t *row = paths + (size_t)i * width;
-        for (uint32_t j = 0; j < plan->steps[i].ndeps; j++) {
-            uint32_t on = plan->deps[plan->steps[i].first_dep + j];
-            const uint64_t *other = paths + (size_t)on * width;
-            for (size_t word = 0; word <= on / 64; word++) {
-                row[word] |= other[word];
+        const uint64_t *row = paths + (size_t)i * width;
+        for (uint32_t j = plan->steps[i].first_follower; j != DD_PLAN_NONE; j = plan->followers[j].next) {
+            uint64_t *other = paths + (size_t)plan->followers[j].step * width;
+            for (size_t word = 0; word <= i / 64; word++) {
+                other[word] |= row[word];
             }
-            row[on / 64] |= (uint64_t)1 << (on % 64);
+            other[i / 64] |= (uint64_t)1 << (i % 64);
         }
     }
     return paths;

@@ -256,11 +256,11 @@ play(team_rank *self, const test_scene *scene, uint8_t *memory)
     dd_coll_args args = {.coll = scene->coll,
                          .root = scene->root,
                          .reduction = scene->reduction,
+                         .stage = scene->is_partial ? DD_STAGE_FIRST : DD_STAGE_WHOLE,
                          .inputs = board.inputs,
                          .outputs = board.outputs};
     dd_arena_op_options options =
         arena_team_op_options(self, arena_team_signature(&args, scene->is_uneven ? 0 : scene->count));
-    options.is_partial = scene->is_partial;
     dd_arena_state state = arena_team_finish(self, &args, &options);
     if (!CHECK_INT(state, DD_ARENA_DONE)) {
         describe(scene, self->rank, "did not end well");

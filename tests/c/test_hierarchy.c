@@ -71,11 +71,9 @@ take_letter(const dd_leg *leg, int block)
 static bool
 fold_letters(const dd_leg *leg, const letter *letters, dd_block out)
 {
-    const dd_reduction *reduction = &leg->args.reduction;
     const void *sources[MAX_RANKS];
-    size_t size = dd_dtype_size(reduction->dtype);
-    size_t out_size = leg->is_partial ? dd_dtype_size(dd_reduce_accumulator(reduction->dtype)) : size;
-    size_t count = out.nbytes / out_size;
+    size_t size = dd_coll_input_size(&leg->args);
+    size_t count = out.nbytes / dd_coll_output_size(&leg->args);
     for (int k = 0; k < leg->nranks; k++) {
         sources[k] = letters[k].data;
         if (!CHECK_INT(letters[k].nbytes, count * size)) {
@@ -83,8 +81,7 @@ fold_letters(const dd_leg *leg, const letter *letters, dd_block out)
         }
     }
     if (count > 0) {
-        dd_stage which = leg->is_partial ? DD_STAGE_FIRST : DD_STAGE_WHOLE;
-        dd_reduce(reduction, which, out.data, sources, (size_t)leg->nranks, count);
+        dd_reduce(&leg->args.reduction, leg->args.stage, out.data, sources, (size_t)leg->nranks, count);
     }
     return true;
 }
@@ -143,7 +140,7 @@ do_collective(dd_leg *const *legs, int nranks)
         const dd_leg *leg = legs[k];
         is_good = is_good && CHECK_INT(leg->args.coll, coll) && CHECK_INT(leg->nranks, nranks) &&
                   CHECK_INT(leg->rank, k) && CHECK_INT(leg->args.root, legs[0]->args.root) &&
-                  CHECK_INT(leg->is_partial, legs[0]->is_partial);
+                  CHECK_INT(leg->args.stage, legs[0]->args.stage);
         int ninputs = dd_coll_ninputs(coll, leg->args.root == k, nranks);
         letters[k] = malloc(((size_t)ninputs + 1) * sizeof **letters);
         for (int i = 0; i < ninputs; i++) {
@@ -192,11 +189,6 @@ do_alone(actor *who)
     if (!is_ready(who, DD_LANE_PLAN) || leg->kind == DD_LEG_PLAN) {
         return false;
     }
-    if (leg->kind == DD_LEG_ROUND) {
-        const void *source = leg->args.inputs[0].data;
-        size_t count = leg->args.outputs[0].nbytes / dd_dtype_size(leg->args.reduction.dtype);
-        dd_reduce(&leg->args.reduction, DD_STAGE_LAST, leg->args.outputs[0].data, &source, 1, count);
-    }
     end_leg(who, DD_LANE_PLAN);
     return true;
 }
@@ -230,6 +222,7 @@ are_plans_agreed(stage *set, const dd_leg *leg)
     for (int k = 0; k < leg->nranks; k++) {
         actor *who = &set->actors[leg->ranks[k]];
         if (!is_ready(who, DD_LANE_PLAN) || who->legs[DD_LANE_PLAN].kind != DD_LEG_PLAN ||
+            who->legs[DD_LANE_PLAN].nranks != leg->nranks ||
             memcmp(who->legs[DD_LANE_PLAN].ranks, leg->ranks, (size_t)leg->nranks * sizeof(int)) != 0) {
             return false;
         }

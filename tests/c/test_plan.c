@@ -41,7 +41,11 @@ random_case(const dd_algorithm *algorithm, int nranks, unsigned *random)
         sim.count = 97;
     }
     sim.is_uneven = !algorithm->is_even_only && next(random) % 2 == 0;
-    sim.is_in_place = next(random) % 2 == 0 && algorithm->coll != DD_COLL_ALL_TO_ALL;
+    sim.stage = next(random) % 2 == 0 ? DD_STAGE_WHOLE : (dd_stage)(next(random) % 4);
+    bool is_narrow = dd_reduce_accumulator(sim.reduction.dtype) != sim.reduction.dtype;
+    bool changes_size = is_narrow && (sim.stage == DD_STAGE_FIRST || sim.stage == DD_STAGE_LAST) &&
+                        algorithm->order != DD_ORDER_NONE;
+    sim.is_in_place = next(random) % 2 == 0 && algorithm->coll != DD_COLL_ALL_TO_ALL && !changes_size;
     sim.policy = (sim_policy)(next(random) % SIM_NPOLICIES);
     sim.is_eager = next(random) % 3 == 0;
     return sim;
@@ -182,7 +186,7 @@ note_cost(int rank, const dd_plan *plan, void *ctx)
     cost *most = ctx;
     (void)rank;
     most->most_steps = plan->nsteps > most->most_steps ? plan->nsteps : most->most_steps;
-    most->most_deps = plan->ndeps > most->most_deps ? plan->ndeps : most->most_deps;
+    most->most_deps = plan->nfollowers > most->most_deps ? plan->nfollowers : most->most_deps;
     most->most_scratch =
         plan->scratch_nbytes > most->most_scratch ? plan->scratch_nbytes : most->most_scratch;
 }

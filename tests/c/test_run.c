@@ -108,7 +108,8 @@ check_team(run_team_options options, const char *ways)
 
 TEST(one_rank)
 {
-    check_team((run_team_options){.nranks = 1}, "copy");
+    check_team((run_team_options){.nranks = 1},
+               NULL); /* small arrays are copied at once, large ones by plans */
 }
 
 TEST(two_ranks_of_one_host)
