@@ -54,11 +54,11 @@ struct dd_standing_call {
         dd_coll_args args;
         dd_message message;
     };
-    /* Only of calls of the pool. */
-    struct call_pool *pool;
     dd_coll_form *kept_form; /* owned; NULL: it is started once */
     bool is_chosen;          /* guarded by the engine's lock: among those that are about to be started */
-    dd_block *blocks;        /* `few_blocks`, or owned */
+    /* Only of calls of the pool. */
+    struct call_pool *pool;
+    dd_block *blocks; /* `few_blocks`, or owned */
     dd_block few_blocks[GROUP_FEW_BLOCKS];
 };
 
@@ -202,10 +202,8 @@ void group_release_pool(struct call_pool *pool);
 
 /* Starts it if it is its turn. The other side waits neither for the record of a short call nor for the time of day. */
 void group_post_locked(group_call *call);
-/* Looks for its end. For callers who hold something that others need: for less than a microsecond. */
-void group_look_hastily_locked(group_call *call);
-/* ... and for a microsecond or two, without giving the lock away. */
-void group_look_a_while_locked(group_call *call);
+/* Looks for its end for a microsecond or two, or for less than one: for callers who hold something that others need. */
+void group_look_locked(group_call *call, bool is_hasty);
 /* What has not ended gets its deadline, and somebody to look after it. */
 void group_watch_locked(group_call *call);
 

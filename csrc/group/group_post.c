@@ -181,52 +181,47 @@ are_all_quick_locked(const dd_group *group)
     return is_quick;
 }
 
-void
-group_look_hastily_locked(group_call *call)
+/* Ranks that share a core get there one after the other, each when the one before gives it away. */
+static bool
+make_way_locked(dd_group *group, int look)
 {
-    dd_group *group = call->group;
-    if (dd_work_is_done(&call->work)) {
-        return;
+    bool is_time = look % LOOKS_PER_YIELD == LOOKS_PER_YIELD - 1;
+    bool is_due = group->is_crowded || (is_time && dd_run_must_make_way_locked(group->run));
+    if (!is_due) {
+        dd_spin_pause();
     }
-    if (call->is_message) {
-        (void)dd_context_look_locked(&call->message, HASTY_LOOKS);
-        return;
-    }
-    if (!are_all_quick_locked(group)) {
-        return;
-    }
-    for (int look = 0; look < HASTY_LOOKS && group->is_active && !dd_work_is_done(&call->work); look++) {
-        if (!dd_run_progress_locked(group->run)) {
-            dd_spin_pause();
-        }
-    }
-    dd_engine_settle_driver_locked(group->engine);
+    return !is_due || dd_engine_give_way_locked(group->engine);
 }
 
-/* Ranks that share a core get there one after the other, each when the one before gives it away. */
 void
-group_look_a_while_locked(group_call *call)
+group_look_locked(group_call *call, bool is_hasty)
 {
     dd_group *group = call->group;
+    int nlooks = is_hasty ? HASTY_LOOKS : PATIENT_LOOKS;
     if (dd_work_is_done(&call->work)) {
         return; /* perhaps with its group, while the lock was not held */
     }
     if (call->is_message) {
-        (void)dd_context_look_locked(&call->message, PATIENT_LOOKS);
+        (void)dd_context_look_locked(&call->message, nlooks);
         return;
     }
-    dd_engine_note_active_locked(group->engine);
-    for (int look = 0; group->is_active && look < PATIENT_LOOKS && !dd_work_is_done(&call->work); look++) {
+    if (is_hasty && !are_all_quick_locked(group)) {
+        return;
+    }
+    if (!is_hasty) {
+        dd_engine_note_active_locked(group->engine);
+    }
+    for (int look = 0; look < nlooks && group->is_active && !dd_work_is_done(&call->work); look++) {
         if (dd_run_progress_locked(group->run)) {
             continue;
         }
-        bool is_time = look % LOOKS_PER_YIELD == LOOKS_PER_YIELD - 1;
-        if (group->is_crowded || (is_time && dd_run_must_make_way_locked(group->run))) {
-            if (!dd_engine_give_way_locked(group->engine)) {
-                return;
-            }
-        } else {
+        if (is_hasty) {
             dd_spin_pause();
+        } else if (!make_way_locked(group, look)) {
+            return;
         }
+    }
+    if (is_hasty) {
+        dd_engine_settle_driver_locked(group->engine);
     }
 }
