@@ -239,21 +239,17 @@ dd_group_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, con
 
 /* ---- closing */
 
-/* Here it is the caller who has closed too early; to the others a rank is gone that they may need. */
+/* To the others a rank is gone that they may need. */
 static void
 fail_leftovers_locked(dd_group *group)
 {
-    dd_error cause;
     bool is_left = !dd_list_is_empty(&group->collectives) || !dd_list_is_empty(&group->messages) ||
                    (group->guest != NULL && group->guest->ncalls > 0);
-    if (!is_left) {
-        return;
+    if (is_left) {
+        dd_cause loss = group_make_cause(group, DD_CAUSE_LEFT, DD_PEER_LOST, group->rank);
+        snprintf(loss.text, sizeof loss.text, "with operations under way");
+        group_fail_cause_locked(group, &loss);
     }
-    dd_error_set(&cause, DD_CLOSED, "the group was closed before it was done");
-    group_fail_locked(group, &cause, false, DD_ANY_RANK);
-    dd_cause loss = group_make_cause(group, DD_CAUSE_LEFT, DD_PEER_LOST, group->rank);
-    snprintf(loss.text, sizeof loss.text, "with operations under way");
-    group_tell_abort_locked(group, DD_ANY_RANK, &loss);
 }
 
 dd_status

@@ -429,10 +429,10 @@ static dd_status
 start_call(group_call *call, dd_work **work, dd_error *err)
 {
     const dd_wait nobody = {.deadline_ns = DD_NEVER_NS};
+    *work = &call->work; /* who is told that it is done may look for it there already */
     dd_status status = start_calls(&call, 1, false, &nobody, err);
-    if (status == DD_OK) {
-        *work = &call->work;
-    } else {
+    if (status != DD_OK) {
+        *work = NULL;
         dd_work_release(&call->work);
     }
     return status;

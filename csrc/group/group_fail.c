@@ -75,20 +75,13 @@ stop_arena_locked(dd_group *group)
     dd_run_halt_locked(group->run);
     if (dd_arena_find_written(group->arena, &written) &&
         group_take_back_locked(group, written, &error) != DD_OK) {
-        dd_error cause = group->cause;
-        dd_error_set(&group->cause, cause.code,
-                     "%.700s; other ranks may still write to the array of this rank: %.200s", cause.message,
-                     error.message);
-        group->cause.culprit = cause.culprit;
-        dd_cause failure = group->failure;
-        snprintf(group->failure.text, sizeof failure.text,
-                 "%.700s; other ranks may still write to the array of this rank: %.200s", failure.text,
-                 error.message);
+        dd_error_prepend(&error, "other ranks may still write to the array of this rank");
+        group_append(&group->cause, error.message);
     }
 }
 
 void
-group_fail_cause_locked(dd_group *group, const dd_cause *cause, bool is_told, int except)
+group_fail_cause_locked(dd_group *group, const dd_cause *cause)
 {
     if (group->cause.code != DD_OK) {
         return;
@@ -103,8 +96,8 @@ group_fail_cause_locked(dd_group *group, const dd_cause *cause, bool is_told, in
     /* While the group is being made, a lost rank may have left because of another, and have said so elsewhere (tell_given_up). */
     bool is_sure = group->is_made || cause->kind != DD_CAUSE_LOST || cause->origin != group->rank;
     /* Before anybody here hears of it, because the process may end then. */
-    if (is_told && is_sure && group->context != NULL && group->size > 1) {
-        group_tell_abort_locked(group, except, cause);
+    if (is_sure && group->context != NULL && group->size > 1) {
+        group_tell_abort_locked(group, cause->origin, cause);
     }
     if (group->is_active) {
         dd_run_cancel_locked(group->run, &group->cause);
@@ -121,10 +114,10 @@ group_fail_cause_locked(dd_group *group, const dd_cause *cause, bool is_told, in
 }
 
 void
-group_fail_locked(dd_group *group, const dd_error *error, bool is_told, int except)
+dd_group_fail_locked(dd_group *group, const dd_error *error)
 {
     dd_cause cause = group_cause_of_error(group, error);
-    group_fail_cause_locked(group, &cause, is_told, except);
+    group_fail_cause_locked(group, &cause);
 }
 
 /* ---- ranks that disagree */
@@ -140,7 +133,7 @@ group_fail_mismatch_locked(dd_group *group, const dd_arena_culprit *culprit)
     cause.other_signature = culprit->other_signature;
     cause.culprit_nbytes = culprit->theirs;
     cause.other_nbytes = culprit->ours;
-    group_fail_cause_locked(group, &cause, true, DD_ANY_RANK);
+    group_fail_cause_locked(group, &cause);
 }
 
 void
@@ -172,7 +165,7 @@ group_fail_misfit_locked(dd_group *group, const dd_error *error)
     int rank = error->culprit.rank;
     uint64_t sequence = group->nstarted;
     if (rank < 0) {
-        group_fail_locked(group, error, true, DD_ANY_RANK);
+        dd_group_fail_locked(group, error);
         return;
     }
     const member_state *member = &group->members[rank];
@@ -182,7 +175,7 @@ group_fail_misfit_locked(dd_group *group, const dd_error *error)
         return;
     }
     dd_cause cause = make_misfit(group, DD_CAUSE_MISFIT, rank, sequence, error->message);
-    group_fail_cause_locked(group, &cause, true, DD_ANY_RANK);
+    group_fail_cause_locked(group, &cause);
 }
 
 void
@@ -192,7 +185,7 @@ group_fail_surplus_locked(dd_group *group, int rank, uint64_t sequence)
         dd_cause cause =
             make_misfit(group, DD_CAUSE_SIZES, rank, sequence, "more has come than was expected here");
         cause.culprit_signature = cause.other_signature;
-        group_fail_cause_locked(group, &cause, true, DD_ANY_RANK);
+        group_fail_cause_locked(group, &cause);
     }
 }
 
@@ -208,7 +201,7 @@ dd_group_abort(dd_group *group, const char *reason)
     if (group->context != NULL) {
         dd_cause cause = group_make_cause(group, DD_CAUSE_ABORTED, DD_ABORTED, group->rank);
         snprintf(cause.text, sizeof cause.text, "%s", reason);
-        group_fail_cause_locked(group, &cause, true, DD_ANY_RANK);
+        group_fail_cause_locked(group, &cause);
     }
     dd_engine_unlock(group->engine);
     dd_engine_kick(group->engine);

@@ -53,7 +53,7 @@ on_run_done(void *ctx, const dd_error *error)
                (error->code == DD_INVALID_ARGUMENT && error->culprit.rank >= 0)) {
         group_fail_misfit_locked(group, error);
     } else {
-        group_fail_locked(group, error, true, DD_ANY_RANK);
+        dd_group_fail_locked(group, error);
     }
 }
 
@@ -73,7 +73,10 @@ start_locked(group_call *call)
         .on_done = on_run_done,
         .ctx = call,
     };
-    group_begin_curiosity_locked(group);
+    group->curious_ns = DD_NEVER_NS;
+    if (group->topology.nhosts > 1) { /* else it is soon enough when the call is watched over */
+        group_be_curious_locked(group, dd_clock_now_ns());
+    }
     look_at_held_locked(group); /* first of all: a message that does not fit says less than two signatures */
     if (group->cause.code == DD_OK) {
         dd_run_start_locked(group->run, &run_call);
@@ -156,7 +159,7 @@ group_watch_locked(group_call *call)
     }
     group_stamp_locked(call);
     if (!call->is_message) {
-        group_be_curious_locked(group, call);
+        group_be_curious_locked(group, call->work.start_ns);
     }
     group_note_deadline_locked(group, call->deadline_ns);
     if (call->is_message && call->message.rank == DD_ANY_RANK && group->size > 1 &&
