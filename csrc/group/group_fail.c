@@ -122,41 +122,43 @@ dd_group_fail_locked(dd_group *group, const dd_error *error)
 
 /* ---- ranks that disagree */
 
-void
-group_fail_mismatch_locked(dd_group *group, const dd_arena_culprit *culprit)
+static void
+fail_disagreement_locked(dd_group *group, dd_cause_kind kind, const dd_arena_culprit *culprit,
+                         const char *text)
 {
-    dd_cause cause = group_make_cause(group, culprit->is_size ? DD_CAUSE_SIZES : DD_CAUSE_CALLS, DD_MISMATCH,
-                                      culprit->rank);
+    dd_cause cause = group_make_cause(group, kind, DD_MISMATCH, culprit->rank);
     cause.other = culprit->other;
     cause.sequence = culprit->sequence;
     cause.culprit_signature = culprit->signature;
     cause.other_signature = culprit->other_signature;
     cause.culprit_nbytes = culprit->theirs;
     cause.other_nbytes = culprit->ours;
+    snprintf(cause.text, sizeof cause.text, "%s", text);
     group_fail_cause_locked(group, &cause);
+}
+
+void
+group_fail_mismatch_locked(dd_group *group, const dd_arena_culprit *culprit)
+{
+    fail_disagreement_locked(group, culprit->is_size ? DD_CAUSE_SIZES : DD_CAUSE_CALLS, culprit, "");
+}
+
+/* `rank` and this one, which has started that collective. */
+static dd_arena_culprit
+make_culprit(const dd_group *group, int rank, uint64_t sequence, const dd_signature *theirs)
+{
+    return (dd_arena_culprit){.rank = rank,
+                              .other = group->rank,
+                              .signature = *theirs,
+                              .other_signature = *group_signature_of(group, sequence),
+                              .sequence = sequence};
 }
 
 void
 group_fail_calls_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *theirs)
 {
-    dd_arena_culprit culprit = {.rank = rank,
-                                .other = group->rank,
-                                .signature = *theirs,
-                                .other_signature = *group_signature_of(group, sequence),
-                                .sequence = sequence};
+    dd_arena_culprit culprit = make_culprit(group, rank, sequence, theirs);
     group_fail_mismatch_locked(group, &culprit);
-}
-
-/* What a message of `rank` does not fit. */
-static dd_cause
-make_misfit(const dd_group *group, dd_cause_kind kind, int rank, uint64_t sequence, const char *text)
-{
-    dd_cause cause = group_make_cause(group, kind, DD_MISMATCH, rank);
-    cause.other = group->rank;
-    cause.sequence = sequence;
-    cause.other_signature = *group_signature_of(group, sequence);
-    snprintf(cause.text, sizeof cause.text, "%s", text);
-    return cause;
 }
 
 void
@@ -174,18 +176,18 @@ group_fail_misfit_locked(dd_group *group, const dd_error *error)
         group_fail_calls_locked(group, rank, sequence, &member->signature);
         return;
     }
-    dd_cause cause = make_misfit(group, DD_CAUSE_MISFIT, rank, sequence, error->message);
-    group_fail_cause_locked(group, &cause);
+    dd_signature unknown = {0};
+    dd_arena_culprit culprit = make_culprit(group, rank, sequence, &unknown);
+    fail_disagreement_locked(group, DD_CAUSE_MISFIT, &culprit, error->message);
 }
 
 void
 group_fail_surplus_locked(dd_group *group, int rank, uint64_t sequence)
 {
-    if (group_signature_of(group, sequence) != NULL) {
-        dd_cause cause =
-            make_misfit(group, DD_CAUSE_SIZES, rank, sequence, "more has come than was expected here");
-        cause.culprit_signature = cause.other_signature;
-        group_fail_cause_locked(group, &cause);
+    const dd_signature *ours = group_signature_of(group, sequence);
+    if (ours != NULL) {
+        dd_arena_culprit culprit = make_culprit(group, rank, sequence, ours);
+        fail_disagreement_locked(group, DD_CAUSE_SIZES, &culprit, "more has come than was expected here");
     }
 }
 

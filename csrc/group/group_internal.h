@@ -298,7 +298,8 @@ void group_fail_surplus_locked(dd_group *group, int rank, uint64_t sequence);
 /* The call has been taken: from now on it has a start, a deadline and a record. It may be put off until the others have what they need of
  * this rank, which then do not wait for that: whatever else is told of the call first sees to it. Once for each start. */
 void group_stamp_locked(group_call *call);
-bool group_is_recorded(const group_call *call);
+/* Where the record or on_done asks when it began. Most other calls have ended before anybody does. */
+void group_stamp_if_told_locked(group_call *call);
 void group_record_start_locked(group_call *call);
 /* Before the work tells: then the call may be gone. `error` NULL for success. */
 void group_record_end_locked(group_call *call, const dd_error *error);

@@ -96,15 +96,6 @@ start_next_locked(dd_group *group)
     group->is_starting = false;
 }
 
-/* Most other calls have ended before anybody asks when they began. */
-static void
-stamp_if_told_locked(group_call *call)
-{
-    if (call->work.on_done != NULL || group_is_recorded(call)) {
-        group_stamp_locked(call);
-    }
-}
-
 /* What is in the receiver's ring, or has come from the sender, ends in here: it needs nobody to drive. The record is there by then, for
  * whose message it was. */
 static void
@@ -117,7 +108,7 @@ post_message_locked(group_call *call)
     } else {
         dd_context_post_recv_locked(group->context, &call->message);
     }
-    stamp_if_told_locked(call);
+    group_stamp_if_told_locked(call);
     (void)dd_context_tell_locked(&call->message);
 }
 
@@ -146,7 +137,7 @@ group_post_locked(group_call *call)
         post_collective_locked(call);
     }
     if (!dd_work_is_done(&call->work)) {
-        stamp_if_told_locked(call);
+        group_stamp_if_told_locked(call);
     }
 }
 
