@@ -103,13 +103,15 @@ typedef struct split_count {
     uint64_t count;
 } split_count;
 
+/* The hash of `head`, which is two words, and of ranks. */
 static uint64_t
-hash_words(const uint64_t *words, size_t count)
+hash_set(const uint64_t head[2], const int *ranks, int nranks)
 {
     uint8_t digest[DD_SHA256_BYTES];
     dd_sha256 sha;
     dd_sha256_init(&sha);
-    dd_sha256_update(&sha, dd_bytes_of(words, count * sizeof *words));
+    dd_sha256_update(&sha, dd_bytes_of(head, 2 * sizeof *head));
+    dd_sha256_update(&sha, dd_bytes_of(ranks, (size_t)nranks * sizeof *ranks));
     dd_sha256_final(&sha, digest);
     uint64_t hash;
     memcpy(&hash, digest, sizeof hash);
@@ -172,23 +174,12 @@ check_split(const dd_group *parent, const int *ranks, int nranks, int *own, dd_e
 static dd_status
 name_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, uint64_t *id, dd_error *err)
 {
-    size_t nwords = (size_t)nranks + 3;
-    uint64_t *words = dd_mem_alloc_array(nwords, sizeof *words);
-    if (words == NULL) {
-        return dd_error_no_memory(err, nwords * sizeof *words);
-    }
-    words[0] = parent->id;
-    words[1] = tag;
-    for (int i = 0; i < nranks; i++) {
-        words[2 + i] = (uint64_t)ranks[i];
-    }
-    words[nwords - 1] = 0;
-    dd_status status = count_split(parent, hash_words(words, nwords), &words[nwords - 1], err);
+    uint64_t count = 0;
+    uint64_t set = hash_set((uint64_t[]){parent->id, tag}, ranks, nranks);
+    dd_status status = count_split(parent, set, &count, err);
     if (status == DD_OK) {
-        words[nwords - 1]++;
-        *id = hash_words(words, nwords);
+        *id = hash_set((uint64_t[]){set, count}, ranks, nranks);
     }
-    dd_mem_free(words);
     return status;
 }
 
@@ -239,21 +230,17 @@ dd_group_split(dd_group *parent, const int *ranks, int nranks, uint64_t tag, con
 
 /* ---- closing */
 
-/* Here it is the caller who has closed too early; to the others a rank is gone that they may need. */
+/* To the others a rank is gone that they may need. */
 static void
 fail_leftovers_locked(dd_group *group)
 {
-    dd_error cause;
     bool is_left = !dd_list_is_empty(&group->collectives) || !dd_list_is_empty(&group->messages) ||
                    (group->guest != NULL && group->guest->ncalls > 0);
-    if (!is_left) {
-        return;
+    if (is_left) {
+        dd_cause loss = group_make_cause(group, DD_CAUSE_LEFT, DD_PEER_LOST, group->rank);
+        snprintf(loss.text, sizeof loss.text, "with operations under way");
+        group_fail_cause_locked(group, &loss);
     }
-    dd_error_set(&cause, DD_CLOSED, "the group was closed before it was done");
-    group_fail_locked(group, &cause, false, DD_ANY_RANK);
-    dd_cause loss = group_make_cause(group, DD_CAUSE_LEFT, DD_PEER_LOST, group->rank);
-    snprintf(loss.text, sizeof loss.text, "with operations under way");
-    group_tell_abort_locked(group, DD_ANY_RANK, &loss);
 }
 
 dd_status

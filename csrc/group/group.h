@@ -139,11 +139,10 @@ dd_status dd_group_p2p_and_wait(dd_group *group, const dd_p2p *p2p, const dd_cal
 dd_status dd_group_monitored_barrier(dd_group *group, int64_t timeout_ns, bool is_all, const dd_wait *wait,
                                      dd_error *err) DD_MUST_CHECK;
 
-/* Waits for a work of this group: drives the engine. Calls wait->let_go unless the work has ended well. A time-out of `wait` is DD_OP_TIMED_OUT and leaves the operation under way;
- * DD_INTERRUPTED does too (the caller aborts the group if nobody will wait again). Else what dd_work_result says. */
+/* Waits for a work of this group: drives the engine, as dd_engine_kick has somebody else do. Calls wait->let_go unless the work has ended
+ * well. A time-out of `wait` is DD_OP_TIMED_OUT and leaves the operation under way; DD_INTERRUPTED does too (the caller aborts the group
+ * if nobody will wait again). Else what dd_work_result says. */
 dd_status dd_group_wait(dd_group *group, dd_work *work, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
-/* Sees to it that the work goes on without anybody waiting. */
-void dd_group_kick(dd_group *group);
 
 /* The same as dd_group_collective and dd_group_wait with the call's own time-out, in one, without allocating: the way of calls
  * that are not asynchronous. An interrupt aborts the group, since the operation cannot be taken up again.
@@ -170,14 +169,12 @@ bool dd_standing_destroy(dd_standing_call *call, void (*on_done)(dd_work *work, 
 /* How the last start goes, or went: done and well before the first. Borrowed. */
 dd_work *dd_standing_work(dd_standing_call *call);
 
-/* Starts it, goes as far as it can without waiting, and sees to it that it goes on: at once, or, of a small one in shared memory, when
- * somebody waits, after 20 ms at the latest. With `is_patient` the caller waits next: it looks for the end for a moment already, and
- * nobody else is woken. DD_INVALID_ARGUMENT while it is under way. Calls wait->let_go if it takes longer than about a microsecond. */
-dd_status dd_standing_start(dd_standing_call *call, bool is_patient, const dd_wait *wait,
-                            dd_error *err) DD_MUST_CHECK;
-/* Starts several of one group, in this order, in one go: none is started when one of them cannot be. */
-dd_status dd_standing_start_all(dd_standing_call *const *calls, size_t ncalls, const dd_wait *wait,
-                                dd_error *err) DD_MUST_CHECK;
+/* Starts calls of one group, in this order, in one go: none is started when one of them cannot be (DD_INVALID_ARGUMENT while it is under
+ * way). They go as far as they can without waiting, and then on: at once, or, of small ones in shared memory, when somebody waits, after
+ * 20 ms at the latest. With `is_patient` there is one, for which the caller waits next: it looks for the end for a moment already, and
+ * nobody else is woken. Calls wait->let_go if it takes longer than about a microsecond. */
+dd_status dd_standing_start(dd_standing_call *const *calls, size_t ncalls, bool is_patient,
+                            const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 /* As dd_group_wait, for the last start. Calls wait->let_go if it takes longer than about a microsecond. */
 dd_status dd_standing_wait(dd_standing_call *call, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 /* Whether the last start has ended; looks for that for about a microsecond, and never waits for a lock. */

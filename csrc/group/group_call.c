@@ -40,9 +40,8 @@ group_release_pool(call_pool *pool)
     dd_mem_free(pool);
 }
 
-/* NULL: no memory. */
-static group_call *
-take_call(call_pool *pool)
+static dd_status
+take_call(call_pool *pool, group_call **out, dd_error *err)
 {
     group_call *call = NULL;
     for (int i = 0; i < POOL_PLACES && call == NULL; i++) {
@@ -51,13 +50,15 @@ take_call(call_pool *pool)
         }
     }
     call = call != NULL ? call : dd_mem_alloc(sizeof *call);
-    if (call != NULL) {
-        atomic_fetch_add_explicit(&pool->refs, 1, memory_order_relaxed);
-        call->pool = pool;
-        call->blocks = call->few_blocks;
-        call->kept_form = NULL;
+    if (call == NULL) {
+        return dd_error_no_memory(err, sizeof *call);
     }
-    return call;
+    atomic_fetch_add_explicit(&pool->refs, 1, memory_order_relaxed);
+    call->pool = pool;
+    call->blocks = call->few_blocks;
+    call->kept_form = NULL;
+    *out = call;
+    return DD_OK;
 }
 
 static void
@@ -102,6 +103,8 @@ init_call(group_call *call, dd_group *group, const char *what, const dd_call_opt
     call->form = options->form != NULL ? options->form->record : NULL;
     call->told = options->form == NULL ? options->record : NULL;
     call->stack = options->stack;
+    call->is_chosen = false;
+    call->kept_form = NULL;
     call->record = DD_NO_RECORD;
     call->is_unstamped = true;
 }
@@ -225,12 +228,6 @@ dd_group_wait(dd_group *group, dd_work *work, const dd_wait *wait, dd_error *err
     return result_of(group, work, wait, err);
 }
 
-void
-dd_group_kick(dd_group *group)
-{
-    dd_engine_kick(group->engine);
-}
-
 /* Takes the lock. True: at once, so that the call may well be over before anything need be let go of. */
 static bool
 lock_hastily(const group_call *call, const dd_wait *wait)
@@ -247,39 +244,106 @@ lock_hastily(const group_call *call, const dd_wait *wait)
     return false;
 }
 
-/* Posts a call that has been checked, and looks for its end before anybody is set to watch over it. With the lock. */
-static void
-post_and_look_locked(group_call *call, bool is_hasty, const dd_wait *wait)
+/* ---- starting */
+
+static dd_status
+check_startable_locked(const group_call *call, const dd_group *group, dd_error *err)
 {
-    dd_engine *engine = call->group->engine;
-    group_post_locked(call);
-    if (is_hasty) {
-        group_look_hastily_locked(call);
+    const dd_work *work = &call->work;
+    if (call->kept_form == NULL) {
+        return DD_OK; /* started once, by whoever has just made it */
     }
-    if (!dd_work_is_done(&call->work)) {
-        if (is_hasty) {
-            dd_engine_unlock(engine);
-            dd_wait_let_go(wait);
-            dd_engine_lock(engine);
-        }
-        group_look_a_while_locked(call);
+    if (call->group != group) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: is of another group than the first of the calls",
+                            work->what);
     }
-    group_watch_locked(call);
+    if (call->is_chosen) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: is given twice", work->what);
+    }
+    if (!dd_work_is_done(work)) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s #%llu is under way and cannot be started again",
+                            work->what, (unsigned long long)work->sequence);
+    }
+    return DD_OK;
 }
 
-/* Runs a call on the caller's stack. Its memory and the call itself are the caller's, who takes them back: an
- * interrupt ends the group, and the call with it. */
+/* All of them can be started, or none is. */
+static dd_status
+check_all_locked(group_call *const *calls, size_t ncalls, dd_error *err)
+{
+    dd_status status = check_locked(calls[0], err);
+    size_t nchosen = 0;
+    while (nchosen < ncalls && status == DD_OK) {
+        status = check_startable_locked(calls[nchosen], calls[0]->group, err);
+        if (status == DD_OK) {
+            calls[nchosen++]->is_chosen = true;
+        }
+    }
+    while (nchosen > 0) {
+        calls[--nchosen]->is_chosen = false;
+    }
+    return status;
+}
+
+/* Looks for the end of a call before anybody is set to watch over it. */
+static void
+look_locked(group_call *call, bool is_hasty, const dd_wait *wait)
+{
+    dd_engine *engine = call->group->engine;
+    if (is_hasty) {
+        group_look_locked(call, true);
+        if (dd_work_is_done(&call->work)) {
+            return;
+        }
+        dd_engine_unlock(engine);
+        dd_wait_let_go(wait);
+        dd_engine_lock(engine);
+    }
+    group_look_locked(call, false);
+}
+
+/* Starts calls of one group, one after the other: all of them, or none. With `is_patient` the caller waits for the one call next. A call
+ * of the pool has a reference more from now on, until it has ended. */
+static dd_status
+start_calls(group_call *const *calls, size_t ncalls, bool is_patient, const dd_wait *wait, dd_error *err)
+{
+    dd_group *group = calls[0]->group;
+    dd_status status = dd_engine_check_fork(group->engine, err);
+    if (status != DD_OK) {
+        return status;
+    }
+    bool is_hasty = lock_hastily(calls[0], wait);
+    status = check_all_locked(calls, ncalls, err);
+    for (size_t i = 0; i < ncalls && status == DD_OK; i++) {
+        group_call *call = calls[i];
+        if (call->work.destroy != NULL) {
+            dd_work_renew(&call->work);
+            call->record = DD_NO_RECORD;
+            call->is_unstamped = true;
+        }
+        group_post_locked(call);
+        if (is_patient) {
+            look_locked(call, is_hasty, wait);
+        }
+        group_watch_locked(call);
+        if (group->cause.code != DD_OK && !dd_work_is_done(&call->work)) {
+            group_complete_locked(call, &group->cause); /* one that was started with it has failed */
+            group_update_task_locked(group);
+        }
+    }
+    dd_engine_unlock(group->engine);
+    return status;
+}
+
+/* ---- calls on the stack of who waits in them */
+
+/* The call's memory is the caller's, who takes it back: an interrupt ends the group, and the call with it. */
 static dd_status
 run_call(group_call *call, const dd_wait *wait, dd_error *err)
 {
     dd_group *group = call->group;
     dd_work *work = &call->work;
-    bool is_hasty = lock_hastily(call, wait);
-    dd_status status = check_locked(call, err);
-    if (status == DD_OK) {
-        post_and_look_locked(call, is_hasty, wait);
-    }
-    dd_engine_unlock(group->engine);
+    dd_status status = start_calls(&call, 1, true, wait, err);
     if (status != DD_OK) {
         return status;
     }
@@ -298,22 +362,17 @@ run_call(group_call *call, const dd_wait *wait, dd_error *err)
     return status;
 }
 
-/* ---- calls on the stack of who waits in them */
-
 dd_status
 dd_group_collective_and_wait(dd_group *group, const dd_coll_args *args, const dd_call_options *options,
                              const dd_wait *wait, dd_error *err)
 {
     group_call call;
-    dd_status status = dd_engine_check_fork(group->engine, err);
+    dd_status status = init_collective(&call, group, args, options, err);
     if (status == DD_OK) {
-        status = init_collective(&call, group, args, options, err);
+        call.limit_ns = wait->deadline_ns;
+        status = run_call(&call, wait, err);
     }
-    if (status != DD_OK) {
-        return status;
-    }
-    call.limit_ns = wait->deadline_ns;
-    return run_call(&call, wait, err);
+    return status;
 }
 
 dd_status
@@ -321,11 +380,8 @@ dd_group_p2p_and_wait(dd_group *group, const dd_p2p *p2p, const dd_call_options 
                       const dd_wait *wait, dd_error *err)
 {
     group_call call;
-    dd_status status = dd_engine_check_fork(group->engine, err);
-    if (status == DD_OK) {
-        init_message(&call, group, p2p, options);
-        status = run_call(&call, wait, err);
-    }
+    init_message(&call, group, p2p, options);
+    dd_status status = run_call(&call, wait, err);
     if (status == DD_OK) {
         *source = call.work.source_rank;
     }
@@ -334,44 +390,13 @@ dd_group_p2p_and_wait(dd_group *group, const dd_p2p *p2p, const dd_call_options 
 
 /* ---- calls that go on by themselves */
 
-/* Starts a call of the pool; it goes back there if it cannot be started. */
-static dd_status
-start_call(group_call *call, dd_work **work, dd_error *err)
-{
-    dd_group *group = call->group;
-    call->work.destroy = on_work_unused;
-    dd_engine_lock(group->engine);
-    dd_status status = check_locked(call, err);
-    if (status == DD_OK) {
-        *work = dd_work_acquire(&call->work);
-        group_post_locked(call);
-        group_watch_locked(call);
-    }
-    dd_engine_unlock(group->engine);
-    if (status != DD_OK) {
-        give_call(call);
-    }
-    return status;
-}
-
-static dd_status
-take_free_call(dd_group *group, group_call **out, dd_error *err)
-{
-    dd_status status = dd_engine_check_fork(group->engine, err);
-    if (status == DD_OK) {
-        *out = take_call(group->pool);
-        status = *out != NULL ? DD_OK : dd_error_no_memory(err, sizeof **out);
-    }
-    return status;
-}
-
 /* A call of the pool with copies of its blocks. */
 static dd_status
 take_collective(dd_group *group, const dd_coll_args *args, const dd_call_options *options, group_call **out,
                 dd_error *err)
 {
     group_call *call = NULL;
-    dd_status status = take_free_call(group, &call, err);
+    dd_status status = take_call(group->pool, &call, err);
     if (status != DD_OK) {
         return status;
     }
@@ -392,10 +417,25 @@ take_collective(dd_group *group, const dd_coll_args *args, const dd_call_options
     for (size_t i = 0; i < ninputs + noutputs; i++) {
         call->blocks[i] = i < ninputs ? args->inputs[i] : args->outputs[i - ninputs];
     }
+    call->work.destroy = on_work_unused;
     call->args.inputs = call->blocks;
     call->args.outputs = call->blocks + ninputs;
     *out = call;
     return DD_OK;
+}
+
+/* Starts a call of the pool, whose one reference becomes the caller's. */
+static dd_status
+start_call(group_call *call, dd_work **work, dd_error *err)
+{
+    const dd_wait nobody = {.deadline_ns = DD_NEVER_NS};
+    *work = &call->work; /* who is told that it is done may look for it there already */
+    dd_status status = start_calls(&call, 1, false, &nobody, err);
+    if (status != DD_OK) {
+        *work = NULL;
+        dd_work_release(&call->work);
+    }
+    return status;
 }
 
 dd_status
@@ -412,12 +452,13 @@ dd_group_p2p(dd_group *group, const dd_p2p *p2p, const dd_call_options *options,
              dd_error *err)
 {
     group_call *call = NULL;
-    dd_status status = take_free_call(group, &call, err);
-    if (status != DD_OK) {
-        return status;
+    dd_status status = take_call(group->pool, &call, err);
+    if (status == DD_OK) {
+        init_message(call, group, p2p, options);
+        call->work.destroy = on_work_unused;
+        status = start_call(call, work, err);
     }
-    init_message(call, group, p2p, options);
-    return start_call(call, work, err);
+    return status;
 }
 
 /* ---- the same call again and again: one of the pool that keeps its form */
@@ -443,9 +484,7 @@ dd_group_make_standing(dd_group *group, const dd_coll_args *args, const dd_call_
         dd_coll_form_destroy(form);
         return status;
     }
-    call->work.destroy = on_work_unused;
     call->kept_form = form;
-    call->is_chosen = false;
     atomic_store_explicit(&call->work.is_done, true, memory_order_relaxed);
     (void)dd_group_acquire(group);
     *out = call;
@@ -471,7 +510,7 @@ dd_standing_destroy(dd_standing_call *call, void (*on_done)(dd_work *work, void 
     }
     dd_work_release(&call->work);
     if (is_under_way) {
-        dd_group_kick(group);
+        dd_engine_kick(group->engine);
     }
     dd_group_release(group);
     return is_under_way;
@@ -483,89 +522,19 @@ dd_standing_work(dd_standing_call *call)
     return &call->work;
 }
 
-static dd_status
-check_startable_locked(const group_call *call, const dd_group *group, dd_error *err)
+dd_status
+dd_standing_start(dd_standing_call *const *calls, size_t ncalls, bool is_patient, const dd_wait *wait,
+                  dd_error *err)
 {
-    const dd_work *work = &call->work;
-    if (call->group != group) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: is of another group than the first of the calls",
-                            work->what);
-    }
-    if (call->is_chosen) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: is given twice", work->what);
-    }
-    if (!dd_work_is_done(work)) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s #%llu is under way and cannot be started again",
-                            work->what, (unsigned long long)work->sequence);
-    }
-    return DD_OK;
-}
-
-/* All of them can be started, or none is. */
-static dd_status
-check_all_locked(dd_standing_call *const *calls, size_t ncalls, dd_error *err)
-{
-    dd_status status = check_locked(calls[0], err);
-    size_t nchosen = 0;
-    while (nchosen < ncalls && status == DD_OK) {
-        status = check_startable_locked(calls[nchosen], calls[0]->group, err);
-        if (status == DD_OK) {
-            calls[nchosen++]->is_chosen = true;
-        }
-    }
-    while (nchosen > 0) {
-        calls[--nchosen]->is_chosen = false;
-    }
-    return status;
-}
-
-/* With `is_patient` it looks for the end of the one call. */
-static dd_status
-start_standing(dd_standing_call *const *calls, size_t ncalls, bool is_patient, const dd_wait *wait,
-               dd_error *err)
-{
-    dd_group *group = calls[0]->group;
-    dd_status status = dd_engine_check_fork(group->engine, err);
-    if (status != DD_OK) {
-        return status;
-    }
+    dd_status status = ncalls > 0 ? start_calls(calls, ncalls, is_patient, wait, err) : DD_OK;
     bool needs_driver = false;
-    bool is_hasty = lock_hastily(calls[0], wait);
-    status = check_all_locked(calls, ncalls, err);
-    for (size_t i = 0; i < ncalls && status == DD_OK; i++) {
-        dd_work_renew(&calls[i]->work);
-        calls[i]->record = DD_NO_RECORD;
-        calls[i]->is_unstamped = true;
-        if (is_patient) {
-            post_and_look_locked(calls[i], is_hasty, wait);
-        } else {
-            group_post_locked(calls[i]);
-            group_watch_locked(calls[i]);
-        }
-        if (group->cause.code != DD_OK && !dd_work_is_done(&calls[i]->work)) {
-            group_complete_locked(calls[i], &group->cause); /* one that was started with it has failed */
-            group_update_task_locked(group);
-        }
-        needs_driver = needs_driver || !(calls[i]->is_quick || is_patient);
+    for (size_t i = 0; i < ncalls && status == DD_OK && !is_patient; i++) {
+        needs_driver = needs_driver || !(calls[i]->is_quick || dd_work_is_done(&calls[i]->work));
     }
-    needs_driver = needs_driver && !dd_list_is_empty(&group->collectives);
-    dd_engine_unlock(group->engine);
     if (needs_driver) {
-        dd_group_kick(group);
+        dd_engine_kick(calls[0]->group->engine);
     }
     return status;
-}
-
-dd_status
-dd_standing_start_all(dd_standing_call *const *calls, size_t ncalls, const dd_wait *wait, dd_error *err)
-{
-    return ncalls > 0 ? start_standing(calls, ncalls, false, wait, err) : DD_OK;
-}
-
-dd_status
-dd_standing_start(dd_standing_call *call, bool is_patient, const dd_wait *wait, dd_error *err)
-{
-    return start_standing(&call, 1, is_patient, wait, err);
 }
 
 static bool
@@ -580,7 +549,7 @@ bool
 dd_standing_look(dd_standing_call *call)
 {
     if (call->is_quick && try_lock(call)) {
-        group_look_hastily_locked(call);
+        group_look_locked(call, true);
         dd_engine_unlock(call->group->engine);
     }
     return dd_work_is_done(&call->work);
@@ -592,7 +561,7 @@ dd_standing_wait(dd_standing_call *call, const dd_wait *wait, dd_error *err)
     if (!dd_standing_look(call)) {
         dd_wait_let_go(wait);
         if (try_lock(call)) {
-            group_look_a_while_locked(call);
+            group_look_locked(call, false);
             dd_engine_unlock(call->group->engine);
         }
     }

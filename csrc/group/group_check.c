@@ -37,58 +37,33 @@ group_check_usable(dd_group *group, const char *what, dd_error *err)
     return status;
 }
 
-/* What a rank gives to itself is as large as what it takes from itself. */
+/* Blocks are whole elements, and what a rank gives to itself is as large as what it takes from itself. */
 static dd_status
-check_own_blocks(const dd_group *group, const dd_coll_args *args, int ninputs, int noutputs, dd_error *err)
+check_blocks(const dd_group *group, const dd_coll_args *args, dd_error *err)
 {
+    const char *what = dd_coll_name(args->coll);
+    size_t size = dd_dtype_size(args->reduction.dtype);
+    int ninputs = dd_coll_ninputs(args->coll, args->root == group->rank, group->size);
+    int noutputs = dd_coll_noutputs(args->coll, args->root == group->rank, group->size);
+    for (int i = 0; i < ninputs + noutputs; i++) {
+        size_t nbytes = i < ninputs ? args->inputs[i].nbytes : args->outputs[i - ninputs].nbytes;
+        if (nbytes % size != 0) {
+            return dd_error_set(
+                err, DD_INVALID_ARGUMENT,
+                "%s: a block has %zu bytes, which is not a whole number of elements of type %s", what, nbytes,
+                dd_dtype_name(args->reduction.dtype));
+        }
+    }
     if (ninputs == 0 || noutputs == 0) {
         return DD_OK;
     }
     size_t in = args->inputs[ninputs > 1 ? group->rank : 0].nbytes;
     size_t out = args->outputs[noutputs > 1 ? group->rank : 0].nbytes;
-    if (in == out) {
-        return DD_OK;
-    }
-    return dd_error_set(err, DD_INVALID_ARGUMENT,
-                        "%s: rank %d's own input has %zu bytes and its own output %zu: they must be the same",
-                        dd_coll_name(args->coll), group->rank, in, out);
-}
-
-static dd_status
-check_blocks(const dd_coll_args *args, const dd_block *blocks, int count, dd_error *err)
-{
-    size_t size = dd_dtype_size(args->reduction.dtype);
-    for (int i = 0; i < count; i++) {
-        if (blocks[i].nbytes % size != 0) {
-            return dd_error_set(
-                err, DD_INVALID_ARGUMENT,
-                "%s: a block has %zu bytes, which is not a whole number of elements of type %s",
-                dd_coll_name(args->coll), blocks[i].nbytes, dd_dtype_name(args->reduction.dtype));
-        }
-    }
-    return DD_OK;
-}
-
-static dd_status
-check_args(const dd_group *group, const dd_coll_args *args, dd_error *err)
-{
-    if (dd_coll_has_root(args->coll) && (args->root < 0 || args->root >= group->size)) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: invalid root rank: %d is not in 0 to %d",
-                            dd_coll_name(args->coll), args->root, group->size - 1);
-    }
-    if (dd_coll_is_folding(args->coll) &&
-        !dd_reduce_is_supported(args->reduction.dtype, args->reduction.op)) {
-        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: %s means nothing for %s", dd_coll_name(args->coll),
-                            dd_redop_name(args->reduction.op), dd_dtype_name(args->reduction.dtype));
-    }
-    bool is_root = args->root == group->rank;
-    int ninputs = dd_coll_ninputs(args->coll, is_root, group->size);
-    int noutputs = dd_coll_noutputs(args->coll, is_root, group->size);
-    dd_status status = check_blocks(args, args->inputs, ninputs, err);
-    if (status == DD_OK) {
-        status = check_blocks(args, args->outputs, noutputs, err);
-    }
-    return status == DD_OK ? check_own_blocks(group, args, ninputs, noutputs, err) : status;
+    return in == out ? DD_OK
+                     : dd_error_set(err, DD_INVALID_ARGUMENT,
+                                    "%s: rank %d's own input has %zu bytes and its own output %zu: they must "
+                                    "be the same",
+                                    what, group->rank, in, out);
 }
 
 static dd_signature
@@ -127,7 +102,16 @@ is_quick(const dd_group *group, const dd_coll_args *args)
 dd_status
 group_check_coll(const dd_group *group, const dd_coll_args *args, dd_coll_form *form, dd_error *err)
 {
-    dd_status status = check_args(group, args, err);
+    if (dd_coll_has_root(args->coll) && (args->root < 0 || args->root >= group->size)) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: invalid root rank: %d is not in 0 to %d",
+                            dd_coll_name(args->coll), args->root, group->size - 1);
+    }
+    if (dd_coll_is_folding(args->coll) &&
+        !dd_reduce_is_supported(args->reduction.dtype, args->reduction.op)) {
+        return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: %s means nothing for %s", dd_coll_name(args->coll),
+                            dd_redop_name(args->reduction.op), dd_dtype_name(args->reduction.dtype));
+    }
+    dd_status status = check_blocks(group, args, err);
     if (status == DD_OK) {
         *form = (dd_coll_form){.signature = make_signature(args), .is_quick = is_quick(group, args)};
     }

@@ -75,20 +75,13 @@ stop_arena_locked(dd_group *group)
     dd_run_halt_locked(group->run);
     if (dd_arena_find_written(group->arena, &written) &&
         group_take_back_locked(group, written, &error) != DD_OK) {
-        dd_error cause = group->cause;
-        dd_error_set(&group->cause, cause.code,
-                     "%.700s; other ranks may still write to the array of this rank: %.200s", cause.message,
-                     error.message);
-        group->cause.culprit = cause.culprit;
-        dd_cause failure = group->failure;
-        snprintf(group->failure.text, sizeof failure.text,
-                 "%.700s; other ranks may still write to the array of this rank: %.200s", failure.text,
-                 error.message);
+        dd_error_prepend(&error, "other ranks may still write to the array of this rank");
+        group_append(&group->cause, error.message);
     }
 }
 
 void
-group_fail_cause_locked(dd_group *group, const dd_cause *cause, bool is_told, int except)
+group_fail_cause_locked(dd_group *group, const dd_cause *cause)
 {
     if (group->cause.code != DD_OK) {
         return;
@@ -103,8 +96,8 @@ group_fail_cause_locked(dd_group *group, const dd_cause *cause, bool is_told, in
     /* While the group is being made, a lost rank may have left because of another, and have said so elsewhere (tell_given_up). */
     bool is_sure = group->is_made || cause->kind != DD_CAUSE_LOST || cause->origin != group->rank;
     /* Before anybody here hears of it, because the process may end then. */
-    if (is_told && is_sure && group->context != NULL && group->size > 1) {
-        group_tell_abort_locked(group, except, cause);
+    if (is_sure && group->context != NULL && group->size > 1) {
+        group_tell_abort_locked(group, cause->origin, cause);
     }
     if (group->is_active) {
         dd_run_cancel_locked(group->run, &group->cause);
@@ -121,49 +114,51 @@ group_fail_cause_locked(dd_group *group, const dd_cause *cause, bool is_told, in
 }
 
 void
-group_fail_locked(dd_group *group, const dd_error *error, bool is_told, int except)
+dd_group_fail_locked(dd_group *group, const dd_error *error)
 {
     dd_cause cause = group_cause_of_error(group, error);
-    group_fail_cause_locked(group, &cause, is_told, except);
+    group_fail_cause_locked(group, &cause);
 }
 
 /* ---- ranks that disagree */
 
-void
-group_fail_mismatch_locked(dd_group *group, const dd_arena_culprit *culprit)
+static void
+fail_disagreement_locked(dd_group *group, dd_cause_kind kind, const dd_arena_culprit *culprit,
+                         const char *text)
 {
-    dd_cause cause = group_make_cause(group, culprit->is_size ? DD_CAUSE_SIZES : DD_CAUSE_CALLS, DD_MISMATCH,
-                                      culprit->rank);
+    dd_cause cause = group_make_cause(group, kind, DD_MISMATCH, culprit->rank);
     cause.other = culprit->other;
     cause.sequence = culprit->sequence;
     cause.culprit_signature = culprit->signature;
     cause.other_signature = culprit->other_signature;
     cause.culprit_nbytes = culprit->theirs;
     cause.other_nbytes = culprit->ours;
-    group_fail_cause_locked(group, &cause, true, DD_ANY_RANK);
+    snprintf(cause.text, sizeof cause.text, "%s", text);
+    group_fail_cause_locked(group, &cause);
+}
+
+void
+group_fail_mismatch_locked(dd_group *group, const dd_arena_culprit *culprit)
+{
+    fail_disagreement_locked(group, culprit->is_size ? DD_CAUSE_SIZES : DD_CAUSE_CALLS, culprit, "");
+}
+
+/* `rank` and this one, which has started that collective. */
+static dd_arena_culprit
+make_culprit(const dd_group *group, int rank, uint64_t sequence, const dd_signature *theirs)
+{
+    return (dd_arena_culprit){.rank = rank,
+                              .other = group->rank,
+                              .signature = *theirs,
+                              .other_signature = *group_signature_of(group, sequence),
+                              .sequence = sequence};
 }
 
 void
 group_fail_calls_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *theirs)
 {
-    dd_arena_culprit culprit = {.rank = rank,
-                                .other = group->rank,
-                                .signature = *theirs,
-                                .other_signature = *group_signature_of(group, sequence),
-                                .sequence = sequence};
+    dd_arena_culprit culprit = make_culprit(group, rank, sequence, theirs);
     group_fail_mismatch_locked(group, &culprit);
-}
-
-/* What a message of `rank` does not fit. */
-static dd_cause
-make_misfit(const dd_group *group, dd_cause_kind kind, int rank, uint64_t sequence, const char *text)
-{
-    dd_cause cause = group_make_cause(group, kind, DD_MISMATCH, rank);
-    cause.other = group->rank;
-    cause.sequence = sequence;
-    cause.other_signature = *group_signature_of(group, sequence);
-    snprintf(cause.text, sizeof cause.text, "%s", text);
-    return cause;
 }
 
 void
@@ -172,7 +167,7 @@ group_fail_misfit_locked(dd_group *group, const dd_error *error)
     int rank = error->culprit.rank;
     uint64_t sequence = group->nstarted;
     if (rank < 0) {
-        group_fail_locked(group, error, true, DD_ANY_RANK);
+        dd_group_fail_locked(group, error);
         return;
     }
     const member_state *member = &group->members[rank];
@@ -181,18 +176,18 @@ group_fail_misfit_locked(dd_group *group, const dd_error *error)
         group_fail_calls_locked(group, rank, sequence, &member->signature);
         return;
     }
-    dd_cause cause = make_misfit(group, DD_CAUSE_MISFIT, rank, sequence, error->message);
-    group_fail_cause_locked(group, &cause, true, DD_ANY_RANK);
+    dd_signature unknown = {0};
+    dd_arena_culprit culprit = make_culprit(group, rank, sequence, &unknown);
+    fail_disagreement_locked(group, DD_CAUSE_MISFIT, &culprit, error->message);
 }
 
 void
 group_fail_surplus_locked(dd_group *group, int rank, uint64_t sequence)
 {
-    if (group_signature_of(group, sequence) != NULL) {
-        dd_cause cause =
-            make_misfit(group, DD_CAUSE_SIZES, rank, sequence, "more has come than was expected here");
-        cause.culprit_signature = cause.other_signature;
-        group_fail_cause_locked(group, &cause, true, DD_ANY_RANK);
+    const dd_signature *ours = group_signature_of(group, sequence);
+    if (ours != NULL) {
+        dd_arena_culprit culprit = make_culprit(group, rank, sequence, ours);
+        fail_disagreement_locked(group, DD_CAUSE_SIZES, &culprit, "more has come than was expected here");
     }
 }
 
@@ -208,7 +203,7 @@ dd_group_abort(dd_group *group, const char *reason)
     if (group->context != NULL) {
         dd_cause cause = group_make_cause(group, DD_CAUSE_ABORTED, DD_ABORTED, group->rank);
         snprintf(cause.text, sizeof cause.text, "%s", reason);
-        group_fail_cause_locked(group, &cause, true, DD_ANY_RANK);
+        group_fail_cause_locked(group, &cause);
     }
     dd_engine_unlock(group->engine);
     dd_engine_kick(group->engine);

@@ -36,12 +36,6 @@ dd_group_cause_locked(const dd_group *group)
     return group->cause.code != DD_OK ? &group->cause : NULL;
 }
 
-void
-dd_group_fail_locked(dd_group *group, const dd_error *cause)
-{
-    group_fail_locked(group, cause, true, DD_ANY_RANK);
-}
-
 bool
 dd_group_shares_memory(const dd_group *group, int rank)
 {

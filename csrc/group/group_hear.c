@@ -40,7 +40,8 @@ on_coll(void *ctx, int rank, uint64_t sequence, const dd_signature *signature)
 static void
 on_abort(void *ctx, int rank, const dd_cause *cause)
 {
-    group_fail_cause_locked(ctx, cause, true, rank);
+    (void)rank; /* who has only passed it on hears it once more */
+    group_fail_cause_locked(ctx, cause);
 }
 
 static void
@@ -63,7 +64,7 @@ on_lost(void *ctx, int rank, const dd_error *error)
         cause = group_make_cause(group, DD_CAUSE_LOST, DD_PEER_LOST, rank);
         snprintf(cause.text, sizeof cause.text, "%s", error->message);
     }
-    group_fail_cause_locked(group, &cause, true, DD_ANY_RANK);
+    group_fail_cause_locked(group, &cause);
 }
 
 static void
@@ -101,11 +102,9 @@ on_loss(void *ctx, int rank, int to, uint64_t nbytes)
 }
 
 static void
-on_answer(void *ctx, int rank, uint64_t sequence, const dd_signature *signature, bool is_inside)
+note_place_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *signature, bool is_inside)
 {
-    dd_group *group = ctx;
     member_state *member = &group->members[rank];
-    member->has_answered = true;
     member->is_inside = is_inside;
     if (sequence >= member->sequence) {
         member->sequence = sequence;
@@ -115,11 +114,19 @@ on_answer(void *ctx, int rank, uint64_t sequence, const dd_signature *signature,
     (void)compare_signatures_locked(group, rank, sequence, signature);
 }
 
+static void
+on_answer(void *ctx, int rank, uint64_t sequence, const dd_signature *signature, bool is_inside)
+{
+    dd_group *group = ctx;
+    group->members[rank].has_answered = true;
+    note_place_locked(group, rank, sequence, signature, is_inside);
+}
+
 void
 group_hear_place_locked(dd_group *group, int rank)
 {
     dd_arena_place place = dd_arena_read_place(group->arena, group->topology.local_of[rank]);
-    on_answer(group, rank, place.sequence, &place.signature, place.is_inside);
+    note_place_locked(group, rank, place.sequence, &place.signature, place.is_inside);
 }
 
 static dd_message *

@@ -54,11 +54,11 @@ struct dd_standing_call {
         dd_coll_args args;
         dd_message message;
     };
-    /* Only of calls of the pool. */
-    struct call_pool *pool;
     dd_coll_form *kept_form; /* owned; NULL: it is started once */
     bool is_chosen;          /* guarded by the engine's lock: among those that are about to be started */
-    dd_block *blocks;        /* `few_blocks`, or owned */
+    /* Only of calls of the pool. */
+    struct call_pool *pool;
+    dd_block *blocks; /* `few_blocks`, or owned */
     dd_block few_blocks[GROUP_FEW_BLOCKS];
 };
 
@@ -202,10 +202,8 @@ void group_release_pool(struct call_pool *pool);
 
 /* Starts it if it is its turn. The other side waits neither for the record of a short call nor for the time of day. */
 void group_post_locked(group_call *call);
-/* Looks for its end. For callers who hold something that others need: for less than a microsecond. */
-void group_look_hastily_locked(group_call *call);
-/* ... and for a microsecond or two, without giving the lock away. */
-void group_look_a_while_locked(group_call *call);
+/* Looks for its end for a microsecond or two, or for less than one: for callers who hold something that others need. */
+void group_look_locked(group_call *call, bool is_hasty);
 /* What has not ended gets its deadline, and somebody to look after it. */
 void group_watch_locked(group_call *call);
 
@@ -215,15 +213,14 @@ void group_task_init(dd_group *group);
 /* Of a call that has just been put into its list, and not ended at once. A deadline that is later than the one that is set needs no
  * look at the others. */
 void group_note_deadline_locked(dd_group *group, int64_t deadline_ns);
-/* A collective starts; one goes on after it was looked at for a while. */
-void group_begin_curiosity_locked(dd_group *group);
-void group_be_curious_locked(dd_group *group, const group_call *call);
+/* The collective under way, which has been waited for since then, looks after the others some time. Once for each. */
+void group_be_curious_locked(dd_group *group, int64_t since_ns);
 
 /* ---- group_hear.c */
 
 extern const dd_context_handler group_context_handler; /* but for its ctx */
 void group_hear_coll_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *signature);
-/* Where a rank of this host is, by its board: as if it had answered. */
+/* Where a rank of this host is, by its board; whether it runs is another question. */
 void group_hear_place_locked(dd_group *group, int rank);
 
 /* ---- group_vote.c: what the making of a group waits for */
@@ -268,6 +265,8 @@ void group_explain_cause(const dd_group *group, const dd_cause *cause, dd_error 
 /* Puts the operation in front of a cause: all_reduce #41 on group "dp" (rank 3 of 8): ... */
 void group_describe_failure(const dd_group *group, const dd_work *work, const dd_error *cause,
                             dd_error *error);
+/* Adds "; <text>"; the culprit stays. */
+void group_append(dd_error *error, const char *text);
 /* Of a collective that was started here; NULL when that is too long ago, or still to come. */
 const dd_signature *group_signature_of(const dd_group *group, uint64_t sequence);
 /* Adds whose packets the network loses, and returns the rank at the other end, seen from this one; -1: nothing is known of that. */
@@ -284,10 +283,8 @@ void group_cancel_message_locked(group_call *call, const dd_error *cause);
 void group_fail_messages_locked(dd_group *group, int rank, const dd_error *cause);
 /* Puts the group's task in, or takes it out, as the work at hand demands. */
 void group_update_task_locked(dd_group *group);
-/* The first cause ends everything under way and stays; the others are told (all but `except`). */
-void group_fail_cause_locked(dd_group *group, const dd_cause *cause, bool is_told, int except);
-/* The same where nothing but words is known. */
-void group_fail_locked(dd_group *group, const dd_error *cause, bool is_told, int except);
+/* The first cause ends everything under way and stays; the others are told. dd_group_fail_locked: where nothing but words is known. */
+void group_fail_cause_locked(dd_group *group, const dd_cause *cause);
 void group_fail_mismatch_locked(dd_group *group, const dd_arena_culprit *culprit);
 /* `rank` has called something else than this rank. */
 void group_fail_calls_locked(dd_group *group, int rank, uint64_t sequence, const dd_signature *theirs);
@@ -301,7 +298,8 @@ void group_fail_surplus_locked(dd_group *group, int rank, uint64_t sequence);
 /* The call has been taken: from now on it has a start, a deadline and a record. It may be put off until the others have what they need of
  * this rank, which then do not wait for that: whatever else is told of the call first sees to it. Once for each start. */
 void group_stamp_locked(group_call *call);
-bool group_is_recorded(const group_call *call);
+/* Where the record or on_done asks when it began. Most other calls have ended before anybody does. */
+void group_stamp_if_told_locked(group_call *call);
 void group_record_start_locked(group_call *call);
 /* Before the work tells: then the call may be gone. `error` NULL for success. */
 void group_record_end_locked(group_call *call, const dd_error *error);

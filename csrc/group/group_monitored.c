@@ -4,11 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#define VERDICT_MAX 512
-
 /* What rank 0 tells the others: empty when all have come. */
 typedef struct barrier_verdict {
-    char text[VERDICT_MAX];
+    char text[512];
 } barrier_verdict;
 
 static uint64_t
@@ -29,18 +27,6 @@ run_note(dd_group *group, const dd_p2p *note, int64_t timeout_ns, const dd_wait 
     dd_p2p own = *note;
     own.channel = GROUP_MONITOR_CHANNEL;
     return dd_group_p2p_and_wait(group, &own, &options, &source, wait, err);
-}
-
-static void
-tell_verdict(dd_group *group, barrier_verdict *verdict, uint64_t tag, const dd_wait *wait)
-{
-    for (int rank = 1; rank < group->size; rank++) {
-        dd_p2p note = {
-            .is_send = true, .rank = rank, .tag = tag, .block = {verdict->text, sizeof verdict->text}};
-        dd_status ignored =
-            run_note(group, &note, 2 * DD_NS_PER_S, wait, NULL); /* who has not come does not hear it */
-        (void)ignored;
-    }
 }
 
 static dd_status
@@ -91,29 +77,18 @@ static dd_status
 monitor(dd_group *group, int64_t timeout_ns, bool is_all, uint64_t tag, const dd_wait *wait, dd_error *err)
 {
     barrier_verdict verdict = {.text = ""};
-    dd_error error;
+    dd_error error = {.code = DD_OK};
     dd_status status = await_members(group, timeout_ns, is_all, tag, wait, &error);
-    if (status == DD_INTERRUPTED) {
-        return dd_error_copy(err, &error);
-    }
     if (status != DD_OK) {
-        snprintf(verdict.text, sizeof verdict.text, "%.*s", VERDICT_MAX - 1, error.message);
+        snprintf(verdict.text, sizeof verdict.text, "%.*s", (int)sizeof verdict.text - 1, error.message);
     }
-    tell_verdict(group, &verdict, tag, wait);
+    for (int rank = 1; rank < group->size && status != DD_INTERRUPTED; rank++) {
+        dd_p2p note = {.is_send = true, .rank = rank, .tag = tag, .block = {&verdict, sizeof verdict}};
+        dd_status ignored =
+            run_note(group, &note, 2 * DD_NS_PER_S, wait, NULL); /* who has not come does not hear it */
+        (void)ignored;
+    }
     return status == DD_OK ? DD_OK : dd_error_copy(err, &error);
-}
-
-static dd_status
-hear_verdict(dd_group *group, const barrier_verdict *verdict, dd_error *err)
-{
-    if (verdict->text[0] == '\0') {
-        return DD_OK;
-    }
-    return dd_error_set(
-        err, DD_OP_TIMED_OUT,
-        "Rank %d successfully reached monitoredBarrier, but received errors while waiting for "
-        "send/recv from rank 0; rank 0 has given up: %.*s",
-        group->rank, VERDICT_MAX - 1, verdict->text);
 }
 
 static dd_status
@@ -122,7 +97,7 @@ report_and_hear(dd_group *group, int64_t timeout_ns, uint64_t tag, const dd_wait
     uint8_t byte = 0;
     barrier_verdict verdict = {.text = ""};
     dd_p2p report = {.is_send = true, .tag = tag, .block = {&byte, 1}};
-    dd_p2p answer = {.tag = tag, .block = {verdict.text, sizeof verdict.text}};
+    dd_p2p answer = {.tag = tag, .block = {&verdict, sizeof verdict}};
     /* Rank 0 may take all its patience with the others, and needs a moment to tell. */
     int64_t patience_ns = timeout_ns < INT64_MAX - DD_NS_PER_S ? timeout_ns + DD_NS_PER_S : timeout_ns;
     dd_wait patience = dd_wait_at_most(wait, patience_ns);
@@ -130,9 +105,11 @@ report_and_hear(dd_group *group, int64_t timeout_ns, uint64_t tag, const dd_wait
     if (status != DD_INTERRUPTED) { /* whatever has become of the report, rank 0 may have something to tell */
         status = run_note(group, &answer, dd_deadline_left_ns(patience.deadline_ns), wait, err);
     }
-    if (status == DD_OK) {
-        status = hear_verdict(group, &verdict, err);
-    } else if (status != DD_INTERRUPTED) {
+    if (status == DD_OK && verdict.text[0] != '\0') {
+        status = dd_error_set(err, DD_OP_TIMED_OUT, "rank 0 has given up: %.*s", (int)sizeof verdict.text - 1,
+                              verdict.text);
+    }
+    if (status != DD_OK && status != DD_INTERRUPTED) {
         dd_error_prepend(
             err,
             "Rank %d successfully reached monitoredBarrier, but received errors while waiting for "

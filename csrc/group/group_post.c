@@ -53,7 +53,7 @@ on_run_done(void *ctx, const dd_error *error)
                (error->code == DD_INVALID_ARGUMENT && error->culprit.rank >= 0)) {
         group_fail_misfit_locked(group, error);
     } else {
-        group_fail_locked(group, error, true, DD_ANY_RANK);
+        dd_group_fail_locked(group, error);
     }
 }
 
@@ -73,7 +73,10 @@ start_locked(group_call *call)
         .on_done = on_run_done,
         .ctx = call,
     };
-    group_begin_curiosity_locked(group);
+    group->curious_ns = DD_NEVER_NS;
+    if (group->topology.nhosts > 1) { /* else it is soon enough when the call is watched over */
+        group_be_curious_locked(group, dd_clock_now_ns());
+    }
     look_at_held_locked(group); /* first of all: a message that does not fit says less than two signatures */
     if (group->cause.code == DD_OK) {
         dd_run_start_locked(group->run, &run_call);
@@ -93,15 +96,6 @@ start_next_locked(dd_group *group)
     group->is_starting = false;
 }
 
-/* Most other calls have ended before anybody asks when they began. */
-static void
-stamp_if_told_locked(group_call *call)
-{
-    if (call->work.on_done != NULL || group_is_recorded(call)) {
-        group_stamp_locked(call);
-    }
-}
-
 /* What is in the receiver's ring, or has come from the sender, ends in here: it needs nobody to drive. The record is there by then, for
  * whose message it was. */
 static void
@@ -114,7 +108,7 @@ post_message_locked(group_call *call)
     } else {
         dd_context_post_recv_locked(group->context, &call->message);
     }
-    stamp_if_told_locked(call);
+    group_stamp_if_told_locked(call);
     (void)dd_context_tell_locked(&call->message);
 }
 
@@ -143,7 +137,7 @@ group_post_locked(group_call *call)
         post_collective_locked(call);
     }
     if (!dd_work_is_done(&call->work)) {
-        stamp_if_told_locked(call);
+        group_stamp_if_told_locked(call);
     }
 }
 
@@ -156,7 +150,7 @@ group_watch_locked(group_call *call)
     }
     group_stamp_locked(call);
     if (!call->is_message) {
-        group_be_curious_locked(group, call);
+        group_be_curious_locked(group, call->work.start_ns);
     }
     group_note_deadline_locked(group, call->deadline_ns);
     if (call->is_message && call->message.rank == DD_ANY_RANK && group->size > 1 &&
@@ -181,59 +175,50 @@ are_all_quick_locked(const dd_group *group)
     return is_quick;
 }
 
+/* Ranks that share a core get there one after the other, each when the one before gives it away. */
+static bool
+make_way_locked(dd_group *group, int look)
+{
+    bool is_time = look % LOOKS_PER_YIELD == LOOKS_PER_YIELD - 1;
+    bool is_due = group->is_crowded || (is_time && dd_run_must_make_way_locked(group->run));
+    if (!is_due) {
+        dd_spin_pause();
+    }
+    return !is_due || dd_engine_give_way_locked(group->engine);
+}
+
 void
-group_look_hastily_locked(group_call *call)
+group_look_locked(group_call *call, bool is_hasty)
 {
     dd_group *group = call->group;
+    int nlooks = is_hasty ? HASTY_LOOKS : PATIENT_LOOKS;
     if (dd_work_is_done(&call->work)) {
-        return;
+        return; /* perhaps with its group, while the lock was not held */
     }
     if (call->is_message) {
-        (void)dd_context_look_locked(&call->message, HASTY_LOOKS);
+        (void)dd_context_look_locked(&call->message, nlooks);
         return;
     }
-    if (!are_all_quick_locked(group)) {
+    if (is_hasty && !are_all_quick_locked(group)) {
         return;
     }
-    for (int look = 0; look < HASTY_LOOKS && group->is_active && !dd_work_is_done(&call->work); look++) {
+    if (!is_hasty) {
+        dd_engine_note_active_locked(group->engine);
+    }
+    for (int look = 0; look < nlooks && group->is_active && !dd_work_is_done(&call->work); look++) {
         if (dd_run_progress_locked(group->run)) {
             continue;
         }
         if (!dd_run_looks_help_locked(group->run)) {
             break;
         }
-        dd_spin_pause();
-    }
-    dd_engine_settle_driver_locked(group->engine);
-}
-
-/* Ranks that share a core get there one after the other, each when the one before gives it away. */
-void
-group_look_a_while_locked(group_call *call)
-{
-    dd_group *group = call->group;
-    if (dd_work_is_done(&call->work)) {
-        return; /* perhaps with its group, while the lock was not held */
-    }
-    if (call->is_message) {
-        (void)dd_context_look_locked(&call->message, PATIENT_LOOKS);
-        return;
-    }
-    dd_engine_note_active_locked(group->engine);
-    for (int look = 0; group->is_active && look < PATIENT_LOOKS && !dd_work_is_done(&call->work); look++) {
-        if (dd_run_progress_locked(group->run)) {
-            continue;
-        }
-        if (!dd_run_looks_help_locked(group->run)) {
+        if (is_hasty) {
+            dd_spin_pause();
+        } else if (!make_way_locked(group, look)) {
             return;
         }
-        bool is_time = look % LOOKS_PER_YIELD == LOOKS_PER_YIELD - 1;
-        if (group->is_crowded || (is_time && dd_run_must_make_way_locked(group->run))) {
-            if (!dd_engine_give_way_locked(group->engine)) {
-                return;
-            }
-        } else {
-            dd_spin_pause();
-        }
+    }
+    if (is_hasty) {
+        dd_engine_settle_driver_locked(group->engine);
     }
 }

@@ -40,8 +40,8 @@ begin_record(const group_call *call)
     return dd_recorder_begin(recorder_group, call->told);
 }
 
-bool
-group_is_recorded(const group_call *call)
+static bool
+is_recorded(const group_call *call)
 {
     return (call->form != NULL || call->told != NULL) && call->group->recorder_group != NULL;
 }
@@ -60,8 +60,16 @@ group_stamp_locked(group_call *call)
     int64_t deadline_ns = timeout_ns < DD_NEVER_NS - start_ns ? start_ns + timeout_ns : DD_NEVER_NS;
     call->work.start_ns = start_ns;
     call->deadline_ns = deadline_ns < call->limit_ns ? deadline_ns : call->limit_ns;
-    if (group_is_recorded(call)) {
+    if (is_recorded(call)) {
         call->record = begin_record(call);
+    }
+}
+
+void
+group_stamp_if_told_locked(group_call *call)
+{
+    if (call->work.on_done != NULL || is_recorded(call)) {
+        group_stamp_locked(call);
     }
 }
 
@@ -78,9 +86,7 @@ group_record_end_locked(group_call *call, const dd_error *error)
 {
     /* What was over before it was stamped has a beginning and an end at the same time, which is read once. */
     bool is_instant = call->is_unstamped;
-    if (call->work.on_done != NULL || group_is_recorded(call)) {
-        group_stamp_locked(call);
-    }
+    group_stamp_if_told_locked(call);
     if (call->record != DD_NO_RECORD) {
         dd_recorder_end(dd_recorder_of_group(call->group->recorder_group), call->record,
                         is_instant ? call->work.start_ns : dd_clock_now_ns(), error);

@@ -50,36 +50,32 @@ group_note_deadline_locked(dd_group *group, int64_t deadline_ns)
 
 /* ---- ranks that are late */
 
-/* The board's answer to where the rank is; `has_heard`: it runs, too. */
-static void
-look_up_locked(dd_group *group, int rank, bool has_heard)
+/* Asks those who can be asked by now. True: all have answered. Ranks of this host answer by hearing the bell, for which they have to run. */
+static bool
+ask_locked(dd_group *group)
 {
-    member_state *member = &group->members[rank];
-    bool has_answered = member->has_answered || has_heard;
-    group_hear_place_locked(group, rank);
-    member->has_answered = has_answered;
-}
-
-static void
-ask_connected_locked(dd_group *group)
-{
+    bool has_all = true;
     for (int rank = 0; rank < group->size; rank++) {
         member_state *member = &group->members[rank];
         if (group_is_on_board(group, rank)) {
             if (!member->has_answered && dd_arena_has_heard(group->arena, group->topology.local_of[rank])) {
-                look_up_locked(group, rank, true);
+                member->has_answered = true;
+                group_hear_place_locked(group, rank);
             }
         } else if (!member->is_asked && dd_context_is_connected_locked(group->context, rank)) {
             member->is_asked = true;
             dd_context_post_question_locked(group->context, rank);
         }
+        has_all = has_all && member->has_answered;
     }
+    return has_all;
 }
 
 static void
-begin_asking_locked(dd_group *group)
+begin_asking_locked(dd_group *group, int64_t now_ns)
 {
     group->is_asking = true;
+    group->asked_until_ns = now_ns + ANSWER_NS;
     for (int rank = 0; rank < group->size; rank++) {
         group->members[rank].is_asked = rank == group->rank;
         group->members[rank].has_answered = rank == group->rank;
@@ -88,18 +84,7 @@ begin_asking_locked(dd_group *group)
         }
     }
     group_ring_asked_locked(group);
-    ask_connected_locked(group);
-}
-
-static bool
-has_all_answers_locked(const dd_group *group)
-{
-    for (int rank = 0; rank < group->size; rank++) {
-        if (!group->members[rank].has_answered) {
-            return false;
-        }
-    }
-    return true;
+    (void)ask_locked(group);
 }
 
 static void
@@ -107,13 +92,13 @@ fail_timed_out_locked(dd_group *group)
 {
     for (int rank = 0; rank < group->size; rank++) {
         if (!group->members[rank].has_answered && group_is_on_board(group, rank)) {
-            look_up_locked(group, rank, false);
+            group_hear_place_locked(group, rank);
         }
     }
     if (group->cause.code == DD_OK) { /* else it was seen why they do not agree */
         const group_call *call = DD_CONTAINER_OF(group->collectives.next, group_call, link);
         dd_cause cause = group_cause_of_lateness(group, call);
-        group_fail_cause_locked(group, &cause, true, DD_ANY_RANK);
+        group_fail_cause_locked(group, &cause);
     }
 }
 
@@ -128,7 +113,7 @@ fail_if_gone_locked(dd_group *group)
     for (int i = 0; i < count; i++) {
         if (group->members[missing[i]].is_gone) {
             dd_cause cause = group_make_cause(group, DD_CAUSE_LEFT, DD_PEER_LOST, missing[i]);
-            group_fail_cause_locked(group, &cause, true, DD_ANY_RANK);
+            group_fail_cause_locked(group, &cause);
             return true;
         }
     }
@@ -156,7 +141,7 @@ map_wanted_locked(dd_group *group)
     dd_error error = {.code = DD_OK};
     bool has_come = group_map_wanted_locked(group, &error);
     if (error.code != DD_OK) {
-        group_fail_locked(group, &error, true, DD_ANY_RANK);
+        dd_group_fail_locked(group, &error);
     }
     return has_come;
 }
@@ -167,12 +152,9 @@ progress(dd_task *task)
     dd_group *group = DD_CONTAINER_OF(task, dd_group, task);
     bool is_progress = map_wanted_locked(group);
     task->is_crowded = group->is_crowded || must_make_way_locked(group);
-    if (group->is_asking) {
-        ask_connected_locked(group);
-        if (has_all_answers_locked(group)) {
-            fail_timed_out_locked(group);
-            return true;
-        }
+    if (group->is_asking && ask_locked(group)) {
+        fail_timed_out_locked(group);
+        return true;
     }
     return (group->ngone > 0 && group->is_active && fail_if_gone_locked(group)) || is_progress;
 }
@@ -218,7 +200,7 @@ ask_missing_locked(dd_group *group, int64_t now_ns)
     int count = dd_run_missing_locked(group->run, missing, DD_ARENA_MAX_RANKS);
     for (int i = 0; i < count && group->cause.code == DD_OK; i++) {
         if (group_is_on_board(group, missing[i])) {
-            look_up_locked(group, missing[i], false);
+            group_hear_place_locked(group, missing[i]);
             dd_peer_look_for_locked(group->peers[missing[i]]);
         } else {
             dd_context_post_question_locked(group->context, missing[i]);
@@ -246,28 +228,18 @@ on_deadline(dd_task *task)
     if (group->is_asking && now_ns >= group->asked_until_ns) {
         fail_timed_out_locked(group);
     } else if (!group->is_asking && earliest_deadline_ns(&group->collectives, DD_NEVER_NS) <= now_ns) {
-        group->asked_until_ns = now_ns + ANSWER_NS;
-        begin_asking_locked(group);
+        begin_asking_locked(group, now_ns);
     }
     renew_deadline_locked(group);
     group_update_task_locked(group);
 }
 
 void
-group_begin_curiosity_locked(dd_group *group)
+group_be_curious_locked(dd_group *group, int64_t since_ns)
 {
-    group->curious_ns = DD_NEVER_NS;
-    if (group->topology.nhosts > 1) {
-        group->curious_ns = dd_clock_now_ns() + CURIOUS_AFTER_NS;
-        group_note_deadline_locked(group, group->curious_ns);
-    }
-}
-
-void
-group_be_curious_locked(dd_group *group, const group_call *call)
-{
-    if (group->is_active && group->curious_ns == DD_NEVER_NS && group->topology.nlocal > 2) {
-        group->curious_ns = call->work.start_ns + CURIOUS_AFTER_NS;
+    if (group->is_active && group->curious_ns == DD_NEVER_NS &&
+        (group->topology.nhosts > 1 || group->topology.nlocal > 2)) {
+        group->curious_ns = since_ns + CURIOUS_AFTER_NS;
         group_note_deadline_locked(group, group->curious_ns);
     }
 }

@@ -182,7 +182,7 @@ py_group_call_start(py_group_call *call, py_group_post *post, const void *what, 
     py_operands_pack(&flight->operands);
     status = post(call, what, options, &flight->work, &err);
     if (status == DD_OK && !dd_work_is_done(flight->work)) {
-        dd_group_kick(call->group->group);
+        dd_engine_kick(dd_group_engine(call->group->group));
     }
     Py_END_ALLOW_THREADS
     return finish_start(call, work, status, &err);

@@ -239,7 +239,7 @@ start(py_plan *self, bool is_patient)
         py_wait_let_go(&wait);
         py_operands_pack(&self->flight->operands);
     }
-    dd_status status = dd_standing_start(self->call, is_patient, &wait.wait, &err);
+    dd_status status = dd_standing_start(&self->call, 1, is_patient, &wait.wait, &err);
     end_using(self, &wait);
     self->is_starting = false;
     if (status != DD_OK) {
@@ -429,7 +429,7 @@ start_taken(PyObject *plans, dd_standing_call *const *calls, dd_status *status, 
         for (Py_ssize_t i = nstarted; i < end; i++) {
             py_operands_pack(&plan_at(plans, i)->flight->operands);
         }
-        *status = dd_standing_start_all(calls + nstarted, (size_t)(end - nstarted), &at_once, err);
+        *status = dd_standing_start(calls + nstarted, (size_t)(end - nstarted), false, &at_once, err);
         nstarted = *status == DD_OK ? end : nstarted;
     }
     return nstarted;

@@ -134,7 +134,7 @@ team_call(team_rank *self, const dd_coll_args *args)
 dd_status
 team_start(dd_standing_call *call)
 {
-    return dd_standing_start(call, false, &team_no_wait, check_err());
+    return dd_standing_start(&call, 1, false, &team_no_wait, check_err());
 }
 
 dd_status

@@ -284,7 +284,7 @@ fly_many(team_rank *self)
         works[i] = NULL;
         REQUIRE_OK(dd_group_collective(self->group, &args, &team_no_options, &works[i], check_err()));
     }
-    dd_group_kick(self->group);
+    dd_engine_kick(dd_group_engine(self->group));
     for (int i = 0; i < NFLIGHTS; i++) {
         int wait_for = i % 2 == 0 ? i : NFLIGHTS - (NFLIGHTS % 2) - i; /* some in order, some from the end */
         CHECK_OK(team_wait(self->group, works[wait_for]));
@@ -322,7 +322,7 @@ fly_unattended(team_rank *self)
                          .outputs = &block};
     dd_work *work = NULL;
     REQUIRE_OK(dd_group_collective(self->group, &args, &team_no_options, &work, check_err()));
-    dd_group_kick(self->group);
+    dd_engine_kick(dd_group_engine(self->group));
     dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
     while (!dd_work_is_done(work) && !dd_wait_is_over(&wait)) {
         CHECK_OK(dd_wait_sleep(&wait, DD_NS_PER_MS, check_err()));

@@ -553,7 +553,7 @@ use_closed(team_rank *self)
     CHECK_STATUS(dd_group_split(self->group, ranks, 1, 0, &options, &other, &wait, check_err()), DD_CLOSED);
     dd_group_abort(self->group, "too late");
     CHECK_STATUS(dd_group_check(self->group, check_err()), DD_CLOSED);
-    dd_group_kick(self->group);
+    dd_engine_kick(dd_group_engine(self->group));
     dd_member_info info;
     dd_group_get_member(self->group, self->rank, &info);
     CHECK_INT(info.pid, getpid());

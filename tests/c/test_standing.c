@@ -195,7 +195,7 @@ hurry(team_rank *self)
     REQUIRE(sum_init(&small, self->group, 2));
     REQUIRE(sum_init(&large, self->group, 100000));
     sum_fill(&large, 1);
-    CHECK_OK(dd_standing_start(large.call, true, &wait, check_err()));
+    CHECK_OK(dd_standing_start(&large.call, 1, true, &wait, check_err()));
     CHECK(nlet_go > 0); /* takes longer */
     CHECK_OK(dd_standing_wait(large.call, &wait, check_err()));
     sum_check(&large, self, (float)self->size);
@@ -203,7 +203,7 @@ hurry(team_rank *self)
     for (int round = 0; round < 300 && check_failures() == 0; round++) {
         nlet_go = 0;
         sum_fill(&small, (float)round);
-        CHECK_OK(dd_standing_start(small.call, round % 2 == 0, &wait, check_err()));
+        CHECK_OK(dd_standing_start(&small.call, 1, round % 2 == 0, &wait, check_err()));
         CHECK(is_quick || nlet_go > 0);
         if (!dd_standing_look(small.call)) {
             nlet_go = 0;
@@ -245,7 +245,7 @@ start_several(team_rank *self)
         for (int i = 0; i < NSUMS; i++) {
             sum_fill(&sums[i], (float)i);
         }
-        CHECK_OK(dd_standing_start_all(calls, NSUMS, &team_no_wait, check_err()));
+        CHECK_OK(dd_standing_start(calls, NSUMS, false, &team_no_wait, check_err()));
         for (int i = NSUMS - 1; i >= 0; i--) { /* in any order */
             CHECK_OK(wait_for(calls[i]));
             sum_check(&sums[i], self, (float)(i * self->size));
@@ -253,11 +253,11 @@ start_several(team_rank *self)
     }
     uint64_t before = dd_group_sequence(self->group);
     calls[NSUMS] = calls[3];
-    CHECK_STATUS(dd_standing_start_all(calls, NSUMS + 1, &team_no_wait, check_err()), DD_INVALID_ARGUMENT);
+    CHECK_STATUS(dd_standing_start(calls, NSUMS + 1, false, &team_no_wait, check_err()), DD_INVALID_ARGUMENT);
     CHECK_CONTAINS(check_message(), "all_reduce: is given twice");
     CHECK_INT(dd_group_sequence(self->group), before);
-    CHECK_OK(dd_standing_start_all(calls, 0, &team_no_wait, check_err()));
-    CHECK_OK(dd_standing_start_all(calls, NSUMS, &team_no_wait, check_err()));
+    CHECK_OK(dd_standing_start(calls, 0, false, &team_no_wait, check_err()));
+    CHECK_OK(dd_standing_start(calls, NSUMS, false, &team_no_wait, check_err()));
     for (int i = 0; i < NSUMS; i++) {
         CHECK_OK(wait_for(calls[i]));
         sum_fini(&sums[i]);
@@ -283,7 +283,7 @@ start_twice(team_rank *self)
         CHECK_OK(team_start(first.call));
         CHECK_STATUS(team_start(first.call), DD_INVALID_ARGUMENT);
         CHECK_CONTAINS(check_message(), "all_reduce #1 is under way and cannot be started again");
-        CHECK_STATUS(dd_standing_start_all(both, 2, &team_no_wait, check_err()), DD_INVALID_ARGUMENT);
+        CHECK_STATUS(dd_standing_start(both, 2, false, &team_no_wait, check_err()), DD_INVALID_ARGUMENT);
         CHECK(dd_work_is_done(dd_standing_work(second.call))); /* not started */
     }
     team_rendezvous(self, "tried");
@@ -310,7 +310,7 @@ disagree(team_rank *self)
         REQUIRE(sum_init(&several[i], self->group, i == 1 && self->rank == 1 ? 2 : 1));
         calls[i] = several[i].call;
     }
-    CHECK_OK(dd_standing_start_all(calls, 3, &team_no_wait, check_err()));
+    CHECK_OK(dd_standing_start(calls, 3, false, &team_no_wait, check_err()));
     CHECK_OK(wait_for(calls[0]));
     for (int i = 1; i < 3; i++) {
         CHECK_STATUS(wait_for(calls[i]), DD_MISMATCH);
