@@ -344,7 +344,7 @@ put_error(dump_writer *writer, const snapshot *all, const snapshot_entry *entry)
 static void
 put_frames(dump_writer *writer, dd_recorder *recorder, uint32_t stack)
 {
-    const dd_frame *frames;
+    const dd_call_site *frames;
     size_t count = dd_call_sites_get(recorder->sites, stack, &frames);
     dump_open(writer, "frames", DUMP_LIST);
     for (size_t i = 0; i < count; i++) {
