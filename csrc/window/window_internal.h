@@ -64,10 +64,7 @@ struct dd_window {
     size_t pad_nbytes; /* const after open, as are these */
     int nchannels;
     bool has_far_members; /* some are not direct: they are answered soon, also when nobody here waits */
-    dd_list
-        owed; /* window_call: answers to ALONE, until the signals before are taken; guarded by the engine's lock */
-    atomic_int nowed; /* of them; written with the lock */
-    dd_list link;     /* in the hub's windows; guarded by the engine's lock */
+    dd_list link;         /* in the hub's windows; guarded by the engine's lock */
     window_member members[];
 };
 
