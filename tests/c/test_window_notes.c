@@ -445,7 +445,8 @@ close_and_answer(team_rank *self)
         window_fill(test.data, 6, NBYTES);
         team_rendezvous(self, "filled");
         team_rendezvous(self, "linked");
-        dd_engine_lock(self->engine);
+        dd_engine_lock(self->engine); /* it answers when the other takes nothing any more, and not before */
+        team_rendezvous(self, "locked");
         team_rendezvous(self, "deaf");
         dd_engine_unlock(self->engine);
         CHECK_OK(dd_group_await(self->group, has_lent, self->group, &wait, check_err()));
@@ -456,6 +457,7 @@ close_and_answer(team_rank *self)
         team_rendezvous(self, "filled");
         CHECK_OK(window_get(&test, bytes, 1, there)); /* there is a link now */
         team_rendezvous(self, "linked");
+        team_rendezvous(self, "locked");
         CHECK_OK(dd_window_post_get(test.window, (dd_block){bytes, NBYTES}, there, &team_no_options, &work,
                                     check_err()));
         dd_engine_lock(self->engine);
