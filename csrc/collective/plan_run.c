@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-/* Local steps up to this size are done at once, whoever has the lock; larger ones wait for their turn. */
+/* Local steps up to this size are done at once, with the lock held; larger ones wait for their turn. */
 #define SMALL_NBYTES ((size_t)64 << 10)
 
 typedef struct plan_message {
@@ -56,7 +56,7 @@ count_parts(const dd_plan *plan, uint32_t *nmessages, uint32_t *max_nsources)
     }
 }
 
-/* Who waits for whom, turned around: for each step the steps that name it as a dependency. */
+/* The dependencies turned around: for each step the steps that wait for it. */
 static void
 link_successors(dd_plan_run *run)
 {

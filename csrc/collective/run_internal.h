@@ -49,8 +49,8 @@ typedef struct dd_run_wanted {
  *
  * The operation, its blocks and the arena belong to the holder of the engine's lock. Data of a user's size (a large operation of the
  * arena, a copy, a step of a plan) is moved without the lock, a piece at a time, by a thread that takes it with the lock and comes back
- * with the lock to say how far it got. Until then no other thread takes a piece, or looks into the arena. Only who ends the collective
- * does not wait for that: it waits, with the lock, for the end of the piece (is_moving). So a mover never
+ * with the lock to say how far it got. Until then no other thread takes a piece, or looks into the arena. A thread that ends the collective
+ * does not wait for its turn: it waits, with the lock, for the end of the piece (is_moving). So a mover never
  * waits for the lock while it moves: whom to wake, and what is wanted, is kept until it is back. */
 typedef struct dd_run_mover {
     bool is_large;         /* the arena's operation is moved that way */

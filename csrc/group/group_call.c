@@ -298,7 +298,7 @@ run_call(group_call *call, const dd_wait *wait, dd_error *err)
     return status;
 }
 
-/* ---- calls on the stack of who waits in them */
+/* ---- calls on the stack of the caller that waits in them */
 
 dd_status
 dd_group_collective_and_wait(dd_group *group, const dd_coll_args *args, const dd_call_options *options,

@@ -38,7 +38,7 @@ tell_verdict(dd_group *group, barrier_verdict *verdict, uint64_t tag, const dd_w
         dd_p2p note = {
             .is_send = true, .rank = rank, .tag = tag, .block = {verdict->text, sizeof verdict->text}};
         dd_status ignored =
-            run_note(group, &note, 2 * DD_NS_PER_S, wait, NULL); /* who has not come does not hear it */
+            run_note(group, &note, 2 * DD_NS_PER_S, wait, NULL); /* absent ranks do not hear it */
         (void)ignored;
     }
 }

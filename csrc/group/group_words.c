@@ -420,7 +420,7 @@ group_cause_of_lateness(const dd_group *group, const group_call *call)
         }
     }
     bool has_lost = find_loss_locked(group, &from, &to, &loss);
-    /* Who is late by its own account is; who does not answer may be out of reach. */
+    /* A rank that says that it is late is late; one that does not answer may be out of reach. */
     bool is_path = has_lost && (first < 0 || !group->members[first].has_answered);
     dd_cause cause = group_make_cause(group, DD_CAUSE_TIMED_OUT, DD_OP_TIMED_OUT, is_path ? to : first);
     cause.other = is_path ? from : -1;

@@ -36,7 +36,7 @@ static const char *const dtype_texts[DD_DTYPE_COUNT] = {
     [DD_DTYPE_COMPLEX128] = "ComplexDouble",
 };
 
-/* ---- what is told, copied out of the way of those who write */
+/* ---- what a dump tells, copied so that those that write need not wait */
 
 typedef struct snapshot_group {
     dd_recorder_group *group; /* a reference */

@@ -1,5 +1,5 @@
 /* A store in the memory of one process: a keyspace under one mutex. A call that has to wait parks a waiter of its
- * own, on its own stack, and sleeps on its own condition: whoever makes the key appear wakes just those who waited
+ * own, on its own stack, and sleeps on its own condition: the thread that makes the key appear wakes just those that waited
  * for it. */
 #include "core/mem.h"
 
@@ -94,7 +94,7 @@ run_locked(hash_store *self, const dd_store_request *request, dd_store_result *r
     dd_status status = dd_keyspace_answer(&self->ks, request, result, &is_answered, err);
     while (status == DD_OK && !is_answered) {
         status = block_locked(self, request, result, wait, err);
-        /* A key may be deleted between the wake-up and the look: who wants its value waits for the next one. */
+        /* A key may be deleted between the wake-up and the look: a caller that wants its value waits for the next one. */
         is_answered = request->op != DD_STORE_GET && request->op != DD_STORE_MULTI_GET;
         if (status == DD_OK && !is_answered) {
             status = dd_keyspace_answer(&self->ks, request, result, &is_answered, err);

@@ -2,7 +2,7 @@
  * bytes), tcp_strangers.c (those that are not known yet), tcp_serve.c (what each operation does) and tcp_joined.c.
  *
  * Everything marked "loop" belongs to the server's thread once it runs. A connection that has to go is doomed at once
- * and buried (closed and freed) at the end of the event, since whoever doomed it may be deep inside the keyspace. */
+ * and buried (closed and freed) at the end of the event, since the code that doomed it may be deep inside the keyspace. */
 #ifndef DD_STORE_TCP_SERVER_INTERNAL_H
 #define DD_STORE_TCP_SERVER_INTERNAL_H
 
@@ -110,7 +110,7 @@ struct dd_tcp_server {
 
     /* loop */
     int epoll_fd;
-    tcp_handler wake; /* an eventfd: whoever stops the server writes it */
+    tcp_handler wake; /* an eventfd, written to stop the server */
     bool is_stopping;
     dd_spin spin;
     struct epoll_event events[TCP_EVENTS_MAX]; /* the batch being delivered */
@@ -128,7 +128,7 @@ struct dd_tcp_server {
     uint64_t dice;
     char refused[TCP_REFUSED_MAX]
                 [TCP_WHO_MAX]; /* who has not shown the secret, the latest first; "": nobody */
-    dd_blob recv_buf;          /* TCP_RECV_BYTES, for whoever is being read */
+    dd_blob recv_buf;          /* TCP_RECV_BYTES, for the connection that is being read */
 
     /* guarded by joined_mu */
     dd_lock joined_mu;

@@ -5,7 +5,7 @@
 
 #include <errno.h>
 
-/* Somebody who rings on and on must not keep the engine from everything else. */
+/* A peer that rings on and on must not keep the engine from everything else. */
 #define NOTES_PER_LOOK 256
 
 dd_status
@@ -96,7 +96,7 @@ engine_answer_bell(dd_engine *engine)
         }
     }
     engine->has_rung = true;
-    /* Somebody who sleeps was to hear it. */
+    /* It was meant for a thread that sleeps. */
     engine_note_output(engine);
 }
 

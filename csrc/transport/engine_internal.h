@@ -187,7 +187,7 @@ struct dd_context {
     context_rank ranks[];
 };
 
-/* Somebody who drives, or waits for his turn. */
+/* A thread that drives, or waits for its turn. */
 typedef struct dd_waiter {
     dd_list link; /* engine->waiters while he waits for his turn */
     const atomic_bool *is_done;
@@ -296,7 +296,7 @@ bool engine_handle_events(dd_engine *engine, const struct epoll_event *events, i
 void engine_hear_all(dd_engine *engine);
 /* Whether what some peer is told of a failure is not on its way yet. */
 bool engine_is_telling(dd_engine *engine);
-/* Not while somebody sleeps who has to see it: nothing then. */
+/* Does nothing while a thread that has to see it sleeps. */
 void engine_drain_wake_fd(dd_engine *engine);
 /* Arranges for being woken. False when there is something to do after all. */
 bool engine_fall_asleep(dd_engine *engine);
