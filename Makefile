@@ -193,9 +193,10 @@ coverage: $(BUILD)/coverage/tests_c ## lines of csrc/ that the C tests run, file
 
 check: layers headers format-check check-nccl ## layers, headers, format, NCCL's declarations (quick; `make tidy` is the slow one)
 
-layers: ## which folder may include which, and how many files of one may need each other
+layers: ## which folder may include which, how many files of one may need each other, and one meaning for each type's name
 	@$(PYTHON) tools/check_layers.py
 	@$(PYTHON) tools/check_circles.py
+	@$(PYTHON) tools/check_names.py
 	@$(PYTHON) tools/check_locks.py
 
 headers: ## every header compiles on its own

@@ -4,7 +4,7 @@
  * Every rank has a *slot* that only it writes. An operation is a number of *rounds*: in each, every rank
  * writes its part of the data into its slot and publishes the round, waits until all have published theirs,
  * and reads from their slots what it needs. Slots have several buffers, so that nobody has to be told that a
- * buffer has been read: who publishes a round has finished reading the rounds well before it. The first round
+ * buffer has been read: a rank that publishes a round has finished reading the rounds well before it. The first round
  * carries the signature of the operation, and all ranks compare all signatures. An operation that needs the
  * data of all ranks compares them before any output is written. Three kinds
  * of ranks do not wait for the others: a root that sends, a rank that sends to a root, and a receiver, which needs
@@ -57,8 +57,8 @@ dd_arena_ranks_take(dd_arena_ranks *ranks)
 
 /* Makes the memory, a sealed memfd, for nranks; *fd is the caller's, to be closed by dd_fork_close. Untouched
  * parts cost nothing; all of it is bounded by dd_arena_nbytes, about 256 KiB a rank, and 1 MiB at least.
- * is_crowded: there are more ranks than cores, so ranks take turns, and an all_reduce lets whoever runs do
- * what there is to do. */
+ * is_crowded: there are more ranks than cores, so ranks take turns, and in an all_reduce any rank that runs
+ * does what there is to do. */
 dd_status dd_arena_create(int nranks, bool is_crowded, int *fd, dd_error *err) DD_MUST_CHECK;
 size_t dd_arena_nbytes(int nranks);
 /* Maps it as one of its ranks; the descriptor stays the caller's. DD_PROTOCOL when it is not an arena of that

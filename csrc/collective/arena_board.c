@@ -144,7 +144,7 @@ dd_arena_take_news(dd_arena *arena)
 {
     _Atomic uint32_t *is_rung = &board_of(arena, arena->rank)->is_rung;
     if (atomic_load_explicit(is_rung, memory_order_relaxed) != 0) {
-        atomic_store(is_rung, 0); /* before the look: who posts after it rings */
+        atomic_store(is_rung, 0); /* before the look: a rank that posts after it rings */
     }
     uint64_t nposts = atomic_load(&arena->boards->nposts);
     bool has_news = nposts != arena->nposts_seen;

@@ -1,8 +1,8 @@
-/* The board of an arena: what a rank has to say to the others of its host, in memory that they share. It is there
- * for those who look, without a message and without a link, also when its rank has been stopped or is gone.
+/* The board of an arena: what a rank has to say to the others of its host, in memory that they share. They read
+ * it without a message and without a link, also when the rank has been stopped or is gone.
  *
  * A rank writes to its own part alone, and calls are serialised as those of the arena. What others have written is a
- * peer's word. Who posts a cause or its leaving then rings those for whom a bell is due; they look for news. */
+ * peer's word. A rank that posts a cause, or that it leaves, then rings the ranks that are due a bell; they look for news. */
 #ifndef DD_COLLECTIVE_ARENA_BOARD_H
 #define DD_COLLECTIVE_ARENA_BOARD_H
 

@@ -9,7 +9,7 @@
  * 64 KiB (19 and 14.5). */
 #define FOLD_MIN_BYTES_PAIR ((size_t)65536)
 #define FOLD_MIN_BYTES_MANY ((size_t)32768)
-/* Where ranks take turns, who comes last folds all, and nobody waits for it a second time. */
+/* Where ranks take turns, the last one to come folds everything, and nobody waits for it a second time. */
 #define FOLD_MIN_BYTES_CROWDED ((size_t)2048)
 
 size_t

@@ -32,7 +32,7 @@
  *     over.
  *   - A rank stages the next chunk when all who fold have published that they are done, so it may use its
  *     whole slot for every chunk but the first, which is round 0, and is staged with the header.
- *   - Who has claimed is in the claim, so that a rank that dies with one is known to those who wait for it.
+ *   - A claim names its rank, so that those that wait for it know the rank that died with it.
  *
  * Data read from a region of its owner ends with one more step, in which every reader says that it has read,
  * and for which the owners of the regions wait. An all_reduce in place has another one where an output does
@@ -125,7 +125,7 @@ typedef struct arena_control {
     arena_record records[ARENA_NRECORDS];   /* by the number of the operation */
     _Alignas(128) _Atomic uint32_t awaited; /* asleep: the one rank whose publication is to wake us */
     _Atomic uint32_t cpu;                   /* where it last published, counted from 1; 0: not known */
-    /* Who folds this rank's share of a chunk: the number of the chunk, counted since the arena was made, and in the lower
+    /* The claim to fold this rank's share of a chunk: the number of the chunk, counted since the arena was made, and in the lower
      * ARENA_CLAIM_BITS the rank that claims it. That rank writes the word. */
     _Alignas(128) _Atomic uint64_t claim;
 } arena_control;
@@ -213,7 +213,7 @@ typedef struct arena_offer {
     uint64_t output_id, output_offset;
 } arena_offer;
 
-/* Who takes part in a collective how. */
+/* Which ranks take part in a collective, and how. */
 typedef struct arena_traits {
     bool has_data;
     bool is_from_root; /* only the root sends */
@@ -284,7 +284,7 @@ typedef struct arena_op {
     size_t out_size; /* of what is written for an element */
     arena_offer offer;
     bool is_shared_fold; /* all_reduce, in chunks */
-    bool is_claimed;     /* its shares are folded by whoever comes first */
+    bool is_claimed;     /* its shares are folded by the first rank to claim them */
     bool reads_first;    /* a round is read before the next is staged */
     bool is_wide;        /* rounds from 1 on fill halves of the slot */
     size_t first_nbytes; /* of a block, or of a part of it, in round 0; shared fold: of a share in chunk 0 */
@@ -392,7 +392,7 @@ dd_status dd_arena_join(dd_arena *mapped, int rank, dd_arena **arena, dd_error *
 
 /* Says to the others that this process can be fenced, once it can. Only while the rank is not asleep. */
 void dd_arena_note_registered(dd_arena *arena);
-/* All that was written for the step is there for all to see; wakes who waits for it. */
+/* Makes what was written for the step visible to all, and wakes the ranks that wait for it. */
 void dd_arena_publish(dd_arena *arena, uint32_t step);
 /* Of `ranks`, the others that have not reached the mark, which is of an operation not long ago. False: there
  * are none. */

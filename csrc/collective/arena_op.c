@@ -49,7 +49,7 @@ fits_header(const dd_arena *arena, bool is_even)
            (is_even && (size_t)(arena->nranks - 1) * op->nbytes <= ARENA_PAYLOAD_BYTES);
 }
 
-/* Those whose headers this rank needs before it goes on, and itself. */
+/* The ranks whose headers this one needs before it goes on, and itself. */
 static dd_arena_ranks
 find_known(const dd_arena *arena)
 {
@@ -148,7 +148,7 @@ open_op(dd_arena *arena)
     return DD_ARENA_MOVED;
 }
 
-/* All who take part in a round know the headers that it depends on, and decide the same. */
+/* All ranks that take part in a round know the headers that it depends on, and decide the same. */
 static void
 agree(dd_arena *arena)
 {
@@ -311,7 +311,7 @@ take_edges(dd_arena *arena)
     return close_regions(arena);
 }
 
-/* Owners of regions that were read wait for all who may have read them; in place everybody is one. */
+/* Owners of regions that were read wait for all ranks that may have read them; in place all may have. */
 static dd_arena_state
 close_op(dd_arena *arena)
 {

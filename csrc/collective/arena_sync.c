@@ -12,7 +12,7 @@
 
 /* A publisher stores its mark and then looks whether somebody sleeps; a sleeper says so and then looks at the marks. Each must
  * make its store visible before its load, or both may miss each other. In the publisher that would cost as much as
- * the rest of a small operation, so the sleeper, who has time, sees to it for both: the fence of core/fence.h.
+ * the rest of a small operation, so the sleeper, which has time, does it for both, by the fence of core/fence.h.
  * Unless every rank's process takes part in it, publishers order their own stores: at first, since that takes a process a while.
  * A rank says that its process does between operations, when it cannot be asleep: it fences before every sleep from then on. */
 
@@ -126,7 +126,7 @@ move_away(dd_arena *arena, uint32_t cpu)
     if (other == 0) {
         return false;
     }
-    tell_cpu(arena, other); /* before that is so, for who runs here next not to move after us */
+    tell_cpu(arena, other); /* before we move, so that the rank that runs here next does not move after us */
     (void)dd_cpu_move_to((int)other - 1);
     dd_arena_note_cpu(arena);
     return arena->cpu != cpu;

@@ -3,7 +3,7 @@
  * A builder is a pure function from (rank, nranks, sizes) to steps: it knows no memory, no socket and no time. One executor runs
  * every plan (plan_run.h); the simulator of the tests runs all ranks' plans against each other.
  *
- * Whoever runs plans may count on this. Steps whose dependencies have ended may run at the same time and in any order; a
+ * What runs plans may count on this. Steps whose dependencies have ended may run at the same time and in any order; a
  * dependency is always on a step earlier in the list. If every step that may start does start sooner or later, every plan
  * ends, even where a send ends only when its receive has begun. Of one pair of ranks, the sends in the one's list stand in the
  * order of the receives in the other's. Both sides leave out messages of empty ranges; those of a barrier carry no bytes

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-/* Local steps up to this size are done at once, whoever has the lock; larger ones wait for their turn. */
+/* Local steps up to this size are done at once, with the lock held; larger ones wait for their turn. */
 #define SMALL_NBYTES ((size_t)64 << 10)
 
 typedef struct plan_message {

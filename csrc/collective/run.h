@@ -52,7 +52,7 @@ typedef struct dd_run_call {
 
 /* Starts, and goes as far as it can. With the engine's lock held, as all of these. */
 void dd_run_start_locked(dd_run *run, const dd_run_call *call);
-/* Looks after the collective that is under way: what the engine's driver does, for a caller who has the
+/* Looks after the collective that is under way: what the engine's driver does, for a caller that has the
  * lock anyway. True when it got somewhere. A call does at most about a millisecond of work. Large data is
  * moved without the lock, so by the end everything may be otherwise. */
 bool dd_run_progress_locked(dd_run *run);

@@ -1,4 +1,4 @@
-/* Who of a group is on whose host. Pure; the same on every rank but for `rank` and what is said of its
+/* Which ranks of a group share a host. Pure; the same on every rank but for `rank` and what is said of its
  * host. */
 #ifndef DD_COLLECTIVE_TOPOLOGY_H
 #define DD_COLLECTIVE_TOPOLOGY_H

@@ -85,7 +85,7 @@ dd_cpu_features(void)
     return features & ~is_known;
 }
 
-/* The kernel refuses a set that is smaller than its own, whose size it does not tell. NULL when it cannot be had. */
+/* The kernel refuses a set that is smaller than its own, and does not tell the size of its own. NULL when it cannot be had. */
 static cpu_set_t *
 get_affinity(size_t *nbytes)
 {

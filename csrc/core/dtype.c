@@ -1,12 +1,12 @@
 #include "core/dtype.h"
 
-typedef struct dtype_info {
+typedef struct dtype_row {
     const char *name;
     size_t size;
     dd_dtype_kind kind;
-} dtype_info;
+} dtype_row;
 
-static const dtype_info dtypes[DD_DTYPE_COUNT] = {
+static const dtype_row dtypes[DD_DTYPE_COUNT] = {
 #define DTYPE_INFO(name, text, size, kind) [DD_DTYPE_##name] = {text, size, DD_KIND_##kind},
     DD_DTYPE_LIST(DTYPE_INFO)
 #undef DTYPE_INFO

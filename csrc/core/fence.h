@@ -1,4 +1,4 @@
-/* A fence for other processes: who goes through it makes the processors of all processes that take part go through one, too.
+/* A fence for other processes: a thread that goes through it makes the processors of all processes that take part go through one, too.
  * Memory that is shared with them can then be published without a fence of its own. */
 #ifndef DD_CORE_FENCE_H
 #define DD_CORE_FENCE_H

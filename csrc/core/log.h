@@ -1,4 +1,4 @@
-/* Log records for whoever wants to read them; off until a level is set.
+/* Log records that the application may read; off until a level is set.
  *
  * The core prints nothing and runs no foreign code: records go into a bounded ring, and a thread of the
  * application takes them out (Python's logging, see csrc/python/py_log.c). When the ring is full, the oldest

@@ -18,7 +18,7 @@ typedef struct dd_spin {
     int64_t waits_since_ns; /* 0: does not wait; of dd_spin_goes_on */
 } dd_spin;
 
-/* What a user may ask for who knows better. The numbers are the Python package's, too. */
+/* What a user who knows better may ask for. The numbers are the Python package's, too. */
 typedef enum dd_spin_policy {
     DD_SPIN_ADAPTIVE, /* as said above */
     DD_SPIN_POLL,     /* for those who own their cores: never sleeps, however long the wait */

@@ -156,7 +156,7 @@ dd_status dd_group_collective_and_wait(dd_group *group, const dd_coll_args *args
 /* A collective that has been checked once and is started as often as one likes, each time in its turn among the group's collectives:
  * blocks, signature and record are put together when it is made. Where other ranks make the same call plainly, that is the same to
  * them. Memory of blocks stays valid while the call is held, and the group while any of these functions runs. From any thread, but one
- * at a time starts it; who waits for it while somebody else starts it again may wait for that start, too. */
+ * at a time starts it; a thread that waits for it while another starts it again may wait for that start, too. */
 typedef struct dd_standing_call dd_standing_call;
 
 /* Checks as dd_group_collective does, and sends nothing. The time-out is that of each start; the record is copied, and every start has
@@ -164,7 +164,7 @@ typedef struct dd_standing_call dd_standing_call;
 dd_status dd_group_make_standing(dd_group *group, const dd_coll_args *args, const dd_call_options *options,
                                  dd_standing_call **call, dd_error *err) DD_MUST_CHECK;
 /* Ends it; NULL is fine. False: nothing is under way any more. True: it goes on to its end, when on_done is told, once, as the work's (see
- * work.h), that the blocks are not needed any more; the call must not be used again. Whoever has a reference to the work keeps that. */
+ * work.h), that the blocks are not needed any more; the call must not be used again. References to the work stay good. */
 bool dd_standing_destroy(dd_standing_call *call, void (*on_done)(dd_work *work, void *ctx), void *ctx);
 /* How the last start goes, or went: done and well before the first. Borrowed. */
 dd_work *dd_standing_work(dd_standing_call *call);
@@ -190,7 +190,7 @@ void *dd_region_data(const dd_region *region);
 size_t dd_region_nbytes(const dd_region *region);
 /* Memory of somebody else becomes a region's, where it is: `at` is a shared mapping of `fd`, begins with a page, and nobody writes to
  * it meanwhile. Afterwards it and the region's own address are the same memory, with what was in it, and `fd` is a descriptor of it:
- * whoever has made the mapping ends it, and closes `fd`, as if nothing had happened. On failure the memory is as before. */
+ * the owner of the mapping unmaps it and closes `fd` as if nothing had happened. On failure the memory is as before. */
 dd_status dd_group_adopt(dd_group *group, void *at, size_t nbytes, int fd, dd_region **region,
                          dd_error *err) DD_MUST_CHECK;
 /* That mapping is gone: with its release the region gives its memory back to the system, and may adopt the next. Without this it

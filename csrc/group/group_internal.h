@@ -29,8 +29,8 @@ typedef struct member_state {
 /* Blocks that a call has room for itself. */
 #define GROUP_FEW_BLOCKS 8
 
-/* One call under way, a collective or a message: on the stack of who waits in it, or of the group's pool. One that is started again and
- * again is of the pool, too, and keeps its form. */
+/* One call under way, a collective or a message: on the stack of the caller that waits in it, or of the group's pool. One that is started
+ * again and again is of the pool, too, and keeps its form. */
 typedef struct dd_standing_call group_call;
 struct dd_standing_call {
     dd_work work; /* first: a work of a group is one of these */
@@ -238,7 +238,7 @@ dd_status group_exchange_votes(dd_group *group, const group_setup *setup, bool o
 void group_tell_abort_locked(dd_group *group, int except, const dd_cause *cause);
 /* After the context's goodbyes. */
 void group_post_leaving_locked(dd_group *group);
-/* Where this rank is, for those who look. */
+/* Says on the board where this rank is. */
 void group_note_place_locked(dd_group *group);
 /* Whether the rank can be looked up on the board. */
 bool group_is_on_board(const dd_group *group, int rank);

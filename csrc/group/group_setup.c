@@ -1,4 +1,4 @@
-/* From peers that are known to a group that can work: who is on whose host, a context, an arena. */
+/* From peers that are known to a group that can work: which ranks share a host, a context, an arena. */
 #include "group/group_internal.h"
 
 #include "core/cpu.h"

@@ -8,7 +8,7 @@
 #define ANSWER_LOOK_NS (5 * DD_NS_PER_MS)
 /* A collective that takes longer looks after those it waits for, and then again after twice as long. By messages they are asked what they
  * are doing: ranks that wait for each other, as when they disagree about the root, would else be silent until the time-out. On
- * one host it is looked whether they still run: who notices the end of a process may have been stopped. */
+ * one host it looks whether they still run: the process that would notice the end of another may have been stopped. */
 #define CURIOUS_AFTER_NS (500 * DD_NS_PER_MS)
 #define CURIOUS_AT_MOST_NS (60 * DD_NS_PER_S)
 

@@ -1,5 +1,5 @@
-/* What the ranks of a group that is being made wait for: each other. Who waits looks now and then whether all still take part. And the vote:
- * which hosts have an arena, before there are collectives.
+/* What the ranks of a group that is being made wait for: each other. A rank that waits looks now and then whether all still take
+ * part. And the vote: which hosts have an arena, before there are collectives.
  *
  * The ranks of a host are linked to the lowest of them, its leader, and leaders to rank 0: by these links deaths are noticed, too.
  * Votes go up to rank 0 that way, a byte from each rank and then one for each host; and those of all hosts come down. */
@@ -14,7 +14,7 @@
 #define LONGEST_SLICE_NS (50 * DD_NS_PER_MS)
 /* How long a rank waits to be dialled before it dials itself: dials should not cross. */
 #define DIALLED_PATIENCE_NS (250 * DD_NS_PER_MS)
-/* Who waits for somebody who waits for others gives up later: then it hears from there who is late. */
+/* A rank that waits for a rank that waits for others gives up later than that one, and so hears from it who is late. */
 #define GRACE_NS (250 * DD_NS_PER_MS)
 
 /* ---- waiting */

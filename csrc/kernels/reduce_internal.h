@@ -5,9 +5,9 @@
  * and one form for every NaN). A form puts them together for whole arrays, a kernel is a form for one
  * operation.
  *
- * reduce_scalar.c is the plain version, one element at a time. reduce_vector_internal.h is the same with
- * vectors; each other instruction set includes it, and leaves the elements after its last whole vector to a
- * narrower one. */
+ * reduce_vector_internal.h says it once for all: each instruction set includes it, with vectors as long as its
+ * registers, and leaves the elements after its last whole vector to a narrower one. The last of these is
+ * reduce_scalar.c, whose vectors have one element. */
 #ifndef DD_KERNELS_REDUCE_INTERNAL_H
 #define DD_KERNELS_REDUCE_INTERNAL_H
 
@@ -47,6 +47,9 @@ typedef void dd_kernel(const dd_fold *fold, size_t begin);
 /* By dd_dtype, dd_redop and dd_kernel_form; NULL where an operation means nothing for the type. */
 typedef dd_kernel *const dd_kernel_table[DD_DTYPE_COUNT][DD_REDOP_COUNT][DD_FORM_COUNT];
 
+#define DD_KERNEL_ENTRY(T, op, form) \
+    [DD_DTYPE_##T][DD_REDOP_##op][DD_FORM_##form] = kernel_##T##_##op##_##form,
+
 extern dd_kernel_table dd_kernels_scalar;
 extern dd_kernel_table dd_kernels_avx2;
 extern dd_kernel_table dd_kernels_avx512;
@@ -69,8 +72,8 @@ extern dd_kernel_table dd_kernels_neon;
     X(FLOAT8_E4M3FN, 4, 3, 0x7f, 8) \
     X(FLOAT8_E5M2, 5, 2, 0x7c, 8)
 
-/* X(T, form, accumulator, what is read, what is written). From bfloat16 to bfloat16 is missing: scalars and
- * vectors have their own ways. */
+/* X(T, form, accumulator, what is read, what is written). From bfloat16 to bfloat16 is missing: one element and
+ * several have their own ways. */
 #define DD_FORM_LIST(X)                \
     DD_OWN_FORM(X, BOOL)               \
     DD_INTEGER_LIST(DD_OWN_FORM, X)    \

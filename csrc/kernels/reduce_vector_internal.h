@@ -1,16 +1,21 @@
 /* Reductions with vectors, in the vector language of gcc and clang. A file for an instruction set turns the
- * set on, says the following, includes this, and puts the kernels into a table. */
+ * set on, says the following, includes this, and puts the kernels into a table. Plain C is one of them: its
+ * vectors have one element. */
 #ifndef DD_KERNELS_REDUCE_VECTOR_INTERNAL_H
 #define DD_KERNELS_REDUCE_VECTOR_INTERNAL_H
 
-#ifndef VECTOR_NBYTES
-#define VECTOR_NBYTES 16              /* of a register */
-#define VECTOR_REST dd_kernels_scalar /* for less than a vector */
-#endif
 /* And what it has instructions for:
  *
  *     VECTOR_LOAD_CODES(address, nbits), VECTOR_STORE_CODES(address, nbits, x)   see load_codes_16 below
  *     VECTOR_LOAD_FLOAT16(address), VECTOR_STORE_FLOAT16(address, x)             to and from float32 */
+#ifdef VECTOR_NBYTES                          /* of a register */
+#define VECTOR_NBYTES_FOR(size) VECTOR_NBYTES /* of vectors of elements of this size */
+#define VECTOR_IS_ONE false
+#else
+#define VECTOR_NBYTES_FOR(size) (size)
+#define VECTOR_IS_ONE true
+#define VECTOR_REST dd_kernels_scalar /* for less than a vector */
+#endif
 
 #include "kernels/reduce_internal.h"
 
@@ -27,121 +32,109 @@
 #define INLINE DD_KERNEL_INLINE
 #define VECTOR_OF(type, nbytes) type __attribute__((vector_size(nbytes)))
 #define UNALIGNED __attribute__((aligned(1), may_alias))
+#define SELECT(mask, a, b) (((a) & (mask)) | ((b) & ~(mask)))
 
-/* Any vector; what is in it is the affair of the functions of its type. */
-typedef VECTOR_OF(uint32_t, VECTOR_NBYTES) vec;
-typedef VECTOR_OF(int32_t, VECTOR_NBYTES) signed_vec;
-typedef VECTOR_OF(float, VECTOR_NBYTES) float_vec;
-typedef vec UNALIGNED memory_vec;
+enum {
+#define ELEMENT_SIZE(T, text, size, kind) SIZE_##T = size,
+    DD_DTYPE_LIST(ELEMENT_SIZE)
+#undef ELEMENT_SIZE
+};
 
-INLINE vec
-select_bits(vec mask, vec a, vec b)
-{
-    return (a & mask) | (b & ~mask);
-}
+/* value_T is a vector as unsigned words, lanes_T the same as what it stands for. */
+#define DEFINE_LOAD_STORE(T, type, word)                            \
+    typedef VECTOR_OF(word, VECTOR_NBYTES_FOR(SIZE_##T)) value_##T; \
+    typedef VECTOR_OF(type, VECTOR_NBYTES_FOR(SIZE_##T)) lanes_##T; \
+    typedef value_##T UNALIGNED memory_##T;                         \
+    INLINE value_##T load_##T(const void *at)                       \
+    {                                                               \
+        return *(const memory_##T *)at;                             \
+    }                                                               \
+    INLINE void store_##T(void *at, value_##T x)                    \
+    {                                                               \
+        *(memory_##T *)at = x;                                      \
+    }
 
 /* ---- integers and truth values */
 
-#define DEFINE_LOAD_STORE(T)               \
-    typedef vec value_##T;                 \
-    INLINE vec load_##T(const void *at)    \
-    {                                      \
-        return *(const memory_vec *)at;    \
-    }                                      \
-    INLINE void store_##T(void *at, vec x) \
-    {                                      \
-        *(memory_vec *)at = x;             \
-    }
-
-#define DEFINE_INTEGER(X, T, type, modular_type, ...)                                                      \
-    typedef VECTOR_OF(type, VECTOR_NBYTES) lanes_##T;                                                      \
-    typedef VECTOR_OF(modular_type, VECTOR_NBYTES) modular_##T;                                            \
-    DEFINE_LOAD_STORE(T)                                                                                   \
-    INLINE vec scale_##T(const dd_fold *fold, dd_redop op, vec x)                                          \
-    {                                                                                                      \
-        return op == DD_REDOP_PREMUL_SUM ? (vec)((modular_##T)x * (modular_type)fold->integer_factor) : x; \
-    }                                                                                                      \
-    INLINE vec combine_##T(dd_redop op, vec a, vec b)                                                      \
-    {                                                                                                      \
-        return op == DD_REDOP_PRODUCT ? (vec)((modular_##T)a * (modular_##T)b)                             \
-               : op == DD_REDOP_MIN   ? select_bits((vec)((lanes_##T)a < (lanes_##T)b), a, b)              \
-               : op == DD_REDOP_MAX   ? select_bits((vec)((lanes_##T)a > (lanes_##T)b), a, b)              \
-               : op == DD_REDOP_BAND  ? (a & b)                                                            \
-               : op == DD_REDOP_BOR   ? (a | b)                                                            \
-               : op == DD_REDOP_BXOR  ? (a ^ b)                                                            \
-                                      : (vec)((modular_##T)a + (modular_##T)b);                             \
-    }                                                                                                      \
-    INLINE vec finish_##T(const dd_fold *fold, dd_redop op, vec x)                                         \
-    {                                                                                                      \
-        (void)fold;                                                                                        \
-        (void)op;                                                                                          \
-        return x;                                                                                          \
+#define DEFINE_INTEGER(X, T, type, word, ...)                                                  \
+    DEFINE_LOAD_STORE(T, type, word)                                                           \
+    INLINE value_##T scale_##T(const dd_fold *fold, dd_redop op, value_##T x)                  \
+    {                                                                                          \
+        return op == DD_REDOP_PREMUL_SUM ? x * (word)fold->integer_factor : x;                 \
+    }                                                                                          \
+    INLINE value_##T combine_##T(dd_redop op, value_##T a, value_##T b)                        \
+    {                                                                                          \
+        return op == DD_REDOP_PRODUCT ? a * b                                                  \
+               : op == DD_REDOP_MIN   ? SELECT((value_##T)((lanes_##T)a < (lanes_##T)b), a, b) \
+               : op == DD_REDOP_MAX   ? SELECT((value_##T)((lanes_##T)a > (lanes_##T)b), a, b) \
+               : op == DD_REDOP_BAND  ? (a & b)                                                \
+               : op == DD_REDOP_BOR   ? (a | b)                                                \
+               : op == DD_REDOP_BXOR  ? (a ^ b)                                                \
+                                      : a + b;                                                  \
+    }                                                                                          \
+    INLINE value_##T finish_##T(const dd_fold *fold, dd_redop op, value_##T x)                 \
+    {                                                                                          \
+        (void)fold;                                                                            \
+        (void)op;                                                                              \
+        return x;                                                                              \
     }
 
 DD_INTEGER_LIST(DEFINE_INTEGER, )
 
-DEFINE_LOAD_STORE(BOOL)
+DEFINE_LOAD_STORE(BOOL, uint8_t, uint8_t)
 
-INLINE vec
-scale_BOOL(const dd_fold *fold, dd_redop op, vec x)
+INLINE value_BOOL
+scale_BOOL(const dd_fold *fold, dd_redop op, value_BOOL x)
 {
     (void)fold;
     (void)op;
-    return (vec)((lanes_INT8)x != 0) & 0x01010101;
+    return (value_BOOL)(x != 0) & 1;
 }
 
-INLINE vec
-combine_BOOL(dd_redop op, vec a, vec b)
+INLINE value_BOOL
+combine_BOOL(dd_redop op, value_BOOL a, value_BOOL b)
 {
     bool is_and = op == DD_REDOP_PRODUCT || op == DD_REDOP_MIN || op == DD_REDOP_BAND;
     return is_and ? a & b : op == DD_REDOP_BXOR ? a ^ b : a | b;
 }
 
-INLINE vec
-finish_BOOL(const dd_fold *fold, dd_redop op, vec x)
-{
-    (void)fold;
-    (void)op;
-    return x;
-}
+#define finish_BOOL finish_UINT8
 
 /* ---- floats */
 
 /* lesser: of equals, the two or'ed, which is -0 if one of them is. That also makes a NaN of a NaN and a
  * number. greater: of equals, the two and'ed, which is -0 if both are. With a NaN, all bits are set, which
  * is a NaN. finish: makes every NaN the one. */
-#define DEFINE_FLOAT(T, type, word, nan_bits)                                            \
-    typedef VECTOR_OF(type, VECTOR_NBYTES) lanes_##T;                                    \
-    typedef VECTOR_OF(word, VECTOR_NBYTES) words_##T;                                    \
-    DEFINE_LOAD_STORE(T)                                                                 \
-    INLINE vec scale_##T(const dd_fold *fold, dd_redop op, vec x)                        \
-    {                                                                                    \
-        return op == DD_REDOP_PREMUL_SUM ? (vec)((lanes_##T)x * (type)fold->factor) : x; \
-    }                                                                                    \
-    INLINE vec lesser_##T(vec a, vec b)                                                  \
-    {                                                                                    \
-        vec is_greater = (vec)((lanes_##T)a > (lanes_##T)b);                             \
-        vec is_less = (vec)((lanes_##T)a < (lanes_##T)b);                                \
-        return (a & ~is_greater) | (b & ~is_less);                                       \
-    }                                                                                    \
-    INLINE vec greater_##T(vec a, vec b)                                                 \
-    {                                                                                    \
-        vec is_at_least = (vec)((lanes_##T)a >= (lanes_##T)b);                           \
-        vec is_at_most = (vec)((lanes_##T)a <= (lanes_##T)b);                            \
-        return (a | ~is_at_least) & (b | ~is_at_most);                                   \
-    }                                                                                    \
-    INLINE vec combine_##T(dd_redop op, vec a, vec b)                                    \
-    {                                                                                    \
-        return op == DD_REDOP_PRODUCT ? (vec)((lanes_##T)a * (lanes_##T)b)               \
-               : op == DD_REDOP_MIN   ? lesser_##T(a, b)                                 \
-               : op == DD_REDOP_MAX   ? greater_##T(a, b)                                \
-                                      : (vec)((lanes_##T)a + (lanes_##T)b);                \
-    }                                                                                    \
-    INLINE vec finish_##T(const dd_fold *fold, dd_redop op, vec x)                       \
-    {                                                                                    \
-        vec result = op == DD_REDOP_AVG ? (vec)((lanes_##T)x / (type)fold->divisor) : x; \
-        vec is_number = (vec)((lanes_##T)result == (lanes_##T)result);                   \
-        return select_bits(is_number, result, (vec)((words_##T){0} + (nan_bits)));       \
+#define DEFINE_FLOAT(T, type, word, nan_bits)                                                        \
+    DEFINE_LOAD_STORE(T, type, word)                                                                 \
+    INLINE value_##T scale_##T(const dd_fold *fold, dd_redop op, value_##T x)                        \
+    {                                                                                                \
+        return op == DD_REDOP_PREMUL_SUM ? (value_##T)((lanes_##T)x * (type)fold->factor) : x;       \
+    }                                                                                                \
+    INLINE value_##T lesser_##T(value_##T a, value_##T b)                                            \
+    {                                                                                                \
+        value_##T is_greater = (value_##T)((lanes_##T)a > (lanes_##T)b);                             \
+        value_##T is_less = (value_##T)((lanes_##T)a < (lanes_##T)b);                                \
+        return (a & ~is_greater) | (b & ~is_less);                                                   \
+    }                                                                                                \
+    INLINE value_##T greater_##T(value_##T a, value_##T b)                                           \
+    {                                                                                                \
+        value_##T is_at_least = (value_##T)((lanes_##T)a >= (lanes_##T)b);                           \
+        value_##T is_at_most = (value_##T)((lanes_##T)a <= (lanes_##T)b);                            \
+        return (a | ~is_at_least) & (b | ~is_at_most);                                               \
+    }                                                                                                \
+    INLINE value_##T combine_##T(dd_redop op, value_##T a, value_##T b)                              \
+    {                                                                                                \
+        return op == DD_REDOP_PRODUCT ? (value_##T)((lanes_##T)a * (lanes_##T)b)                     \
+               : op == DD_REDOP_MIN   ? lesser_##T(a, b)                                             \
+               : op == DD_REDOP_MAX   ? greater_##T(a, b)                                            \
+                                      : (value_##T)((lanes_##T)a + (lanes_##T)b);                      \
+    }                                                                                                \
+    INLINE value_##T finish_##T(const dd_fold *fold, dd_redop op, value_##T x)                       \
+    {                                                                                                \
+        value_##T result = op == DD_REDOP_AVG ? (value_##T)((lanes_##T)x / (type)fold->divisor) : x; \
+        value_##T is_number = (value_##T)((lanes_##T)result == (lanes_##T)result);                   \
+        return SELECT(is_number, result, (value_##T){0} + (nan_bits));                               \
     }
 
 DEFINE_FLOAT(FLOAT32, float, uint32_t, 0x7fc00000)
@@ -151,8 +144,11 @@ DEFINE_FLOAT(COMPLEX64, float, uint32_t, 0x7fc00000)
 DEFINE_FLOAT(COMPLEX128, double, uint64_t, 0x7ff8000000000000)
 
 /* ---- floats of 16 and 8 bits, whose values are vectors of float32. Magnitudes are below 2^31, so they may
- * be compared as signed numbers, for which there are instructions. reduce_scalar.c has the same steps in a
- * plainer form. */
+ * be compared as signed numbers, for which there are instructions. */
+
+typedef value_FLOAT32 vec;
+typedef lanes_FLOAT32 float_vec;
+typedef VECTOR_OF(int32_t, VECTOR_NBYTES_FOR(4)) signed_vec;
 
 /* As many codes as a vector has float32, each in the lower bits of a word. */
 #ifdef VECTOR_LOAD_CODES
@@ -167,7 +163,7 @@ DEFINE_FLOAT(COMPLEX128, double, uint64_t, 0x7ff8000000000000)
     }
 #else
 #define DEFINE_CODES(nbits, type)                                                \
-    typedef VECTOR_OF(type, VECTOR_NBYTES *nbits / 32) codes_##nbits;            \
+    typedef VECTOR_OF(type, VECTOR_NBYTES_FOR(4) * nbits / 32) codes_##nbits;    \
     typedef codes_##nbits UNALIGNED memory_codes_##nbits;                        \
     INLINE vec load_codes_##nbits(const void *at)                                \
     {                                                                            \
@@ -187,6 +183,8 @@ is_below(vec magnitude, uint32_t limit)
     return (vec)((signed_vec)magnitude < (int32_t)limit);
 }
 
+/* Sign, exponent and mantissa move to their places. The codes from `special` on are infinity and NaN; a
+ * subnormal is what is left when the leading one that it has not is taken away. */
 INLINE vec
 widen(vec code, int exponent_bits, int mantissa_bits, uint32_t special)
 {
@@ -199,11 +197,13 @@ widen(vec code, int exponent_bits, int mantissa_bits, uint32_t special)
     vec with_leading_one = shifted + least_normal;
     vec leading_one = (vec){0} + least_normal;
     vec subnormal = (vec)((float_vec)with_leading_one - (float_vec)leading_one);
-    vec x = select_bits(is_below(magnitude, 1U << mantissa_bits), subnormal, normal);
+    vec x = SELECT(is_below(magnitude, 1U << mantissa_bits), subnormal, normal);
     return x | sign | (~is_below(magnitude, special) & 0x7f800000);
 }
 
-/* Takes NaN in the form of finish_FLOAT32 only. */
+/* To nearest, ties to even. Past the largest finite number comes `special`: infinity or, for want of one, NaN.
+ * The last bit of the ruler is worth the smallest subnormal: adding it rounds. Takes NaN in the form of
+ * finish_FLOAT32 only. */
 INLINE vec
 narrow(vec x, int exponent_bits, int mantissa_bits, uint32_t special)
 {
@@ -215,8 +215,8 @@ narrow(vec x, int exponent_bits, int mantissa_bits, uint32_t special)
     vec subnormal = (vec)((float_vec)magnitude + (float_vec)ruler) - ruler;
     vec rounded = magnitude + ((1U << (shift - 1)) - 1) + ((magnitude >> shift) & 1);
     vec normal = (rounded - ((127 - bias) << 23)) >> shift;
-    vec code = select_bits(is_below(magnitude, (128 - bias) << 23), subnormal, normal);
-    code = select_bits(is_below(code, special), code, (vec){0} + special);
+    vec code = SELECT(is_below(magnitude, (128 - bias) << 23), subnormal, normal);
+    code = SELECT(is_below(code, special), code, (vec){0} + special);
     return code | sign | (~is_below(magnitude, 0x7f800001) & (1U << (mantissa_bits - 1)));
 }
 
@@ -260,6 +260,7 @@ store_BFLOAT16(void *at, vec x)
 /* A vector of bfloat16, as it lies in memory, is nearly two of float32: the odd elements have something in
  * their lower halves, the even ones are half a word away. Where the results go back to such a vector there
  * is nothing to sort. */
+#ifdef VECTOR_NBYTES
 typedef struct value_BFLOAT16_PAIR {
     vec even, odd;
 } value_BFLOAT16_PAIR;
@@ -267,14 +268,14 @@ typedef struct value_BFLOAT16_PAIR {
 INLINE value_BFLOAT16_PAIR
 load_BFLOAT16_PAIR(const void *at)
 {
-    vec x = *(const memory_vec *)at;
+    vec x = load_FLOAT32(at);
     return (value_BFLOAT16_PAIR){x << 16, x & 0xffff0000};
 }
 
 INLINE void
 store_BFLOAT16_PAIR(void *at, value_BFLOAT16_PAIR x)
 {
-    *(memory_vec *)at = (round_to_upper_half(x.even) >> 16) | (round_to_upper_half(x.odd) & 0xffff0000);
+    store_FLOAT32(at, (round_to_upper_half(x.even) >> 16) | (round_to_upper_half(x.odd) & 0xffff0000));
 }
 
 INLINE value_BFLOAT16_PAIR
@@ -294,18 +295,18 @@ finish_BFLOAT16_PAIR(const dd_fold *fold, dd_redop op, value_BFLOAT16_PAIR x)
 {
     return (value_BFLOAT16_PAIR){finish_FLOAT32(fold, op, x.even), finish_FLOAT32(fold, op, x.odd)};
 }
+#endif
 
 /* ---- whole arrays */
 
 /* Floats of 8 bits take so many instructions to convert that there is nothing to gain from several vectors
  * at a time. */
 enum {
-#define ELEMENT(T, text, size, kind) \
-    SIZE_##T = size, IS_UNROLLED_##T = size > 1 || DD_KIND_##kind != DD_KIND_FLOAT,
-    DD_DTYPE_LIST(ELEMENT)
-#undef ELEMENT
+#define IS_UNROLLED(T, text, size, kind) \
+    IS_UNROLLED_##T = !VECTOR_IS_ONE && (size > 1 || DD_KIND_##kind != DD_KIND_FLOAT),
+    DD_DTYPE_LIST(IS_UNROLLED)
+#undef IS_UNROLLED
 };
-enum { SIZE_BFLOAT16_PAIR = SIZE_BFLOAT16 }; /* by which there are twice as many lanes */
 
 /* take: a vector of source k from element i on. give: the result for there.
  *
@@ -325,7 +326,7 @@ enum { SIZE_BFLOAT16_PAIR = SIZE_BFLOAT16 }; /* by which there are twice as many
     }                                                                                          \
     INLINE size_t fold_##T##_##form(const dd_fold *fold, dd_redop op, size_t begin)            \
     {                                                                                          \
-        const size_t lanes = VECTOR_NBYTES / SIZE_##acc;                                       \
+        const size_t lanes = VECTOR_NBYTES_FOR(SIZE_##acc) / SIZE_##acc;                       \
         size_t i = begin;                                                                      \
         for (; IS_UNROLLED_##T && fold->count - i >= 4 * lanes; i += 4 * lanes) {              \
             value_##acc x0 = take_##T##_##form(fold, op, 0, i);                                \
@@ -353,7 +354,12 @@ enum { SIZE_BFLOAT16_PAIR = SIZE_BFLOAT16 }; /* by which there are twice as many
         return i;                                                                              \
     }
 DD_FORM_LIST(DEFINE_FORM)
+#ifdef VECTOR_NBYTES
+enum { SIZE_BFLOAT16_PAIR = SIZE_BFLOAT16 }; /* by which there are twice as many lanes */
 DEFINE_FORM(BFLOAT16, ELEMENTS, BFLOAT16_PAIR, BFLOAT16_PAIR, BFLOAT16_PAIR)
+#else
+DEFINE_FORM(BFLOAT16, ELEMENTS, FLOAT32, BFLOAT16, BFLOAT16)
+#endif
 
 /* The copies let the compiler keep everything in registers: it need not fear that the output overlaps them.
  * Two sources are the most common, and get a loop without a loop in it. */
@@ -370,7 +376,7 @@ DEFINE_FORM(BFLOAT16, ELEMENTS, BFLOAT16_PAIR, BFLOAT16_PAIR, BFLOAT16_PAIR)
         } else {                                                                 \
             end = fold_##T##_##form(&local, DD_REDOP_##op, begin);               \
         }                                                                        \
-        if (end < fold->count) {                                                 \
+        if (!VECTOR_IS_ONE && end < fold->count) {                               \
             VECTOR_REST[DD_DTYPE_##T][DD_REDOP_##op][DD_FORM_##form](fold, end); \
         }                                                                        \
     }

@@ -5,11 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A dimension: its length, and the steps in bytes in the view and in the packed elements. */
+/* Where elements are, for the arrays of two below. */
+enum { PACKED, IN_VIEW };
+
+/* A dimension: its length, and its steps in bytes. */
 typedef struct view_dim {
     int64_t length;
-    int64_t in_view;
-    int64_t in_packed;
+    int64_t step[2];
 } view_dim;
 
 /* What stays of a view when dimensions of length 1 are left out, and neighbours that lie one after the other
@@ -19,15 +21,14 @@ typedef struct view_walk {
     int ndim;
     view_dim dims[DD_VIEW_MAX_DIMS];
     int64_t index[DD_VIEW_MAX_DIMS];
-    int64_t view_offset;
-    int64_t packed_offset;
+    int64_t offset[2];
 } view_walk;
 
 /* A plane of elements to copy. */
 typedef struct view_plane {
-    int64_t rows, columns;
-    int64_t dst_row, dst_column; /* steps in bytes */
-    int64_t src_row, src_column;
+    view_dim row, column;
+    int to;      /* PACKED or IN_VIEW; they come from the other */
+    size_t size; /* of an element */
 } view_plane;
 
 bool
@@ -71,7 +72,7 @@ choose_plane(view_walk *walk)
 {
     int row = walk->ndim - 2;
     for (int d = 0; d < walk->ndim - 2; d++) {
-        if (llabs(walk->dims[d].in_view) < llabs(walk->dims[row].in_view)) {
+        if (llabs(walk->dims[d].step[IN_VIEW]) < llabs(walk->dims[row].step[IN_VIEW])) {
             row = d;
         }
     }
@@ -88,14 +89,14 @@ plan_walk(const dd_view *view)
     view_walk walk = {.ndim = 0};
     int64_t in_packed = (int64_t)dd_view_nbytes(view);
     for (int d = 0; d < view->ndim; d++) {
-        view_dim next = {.length = view->shape[d], .in_view = view->strides[d]};
+        view_dim next = {.length = view->shape[d], .step[IN_VIEW] = view->strides[d]};
         if (next.length == 1) {
             continue;
         }
         in_packed /= next.length;
-        next.in_packed = in_packed;
+        next.step[PACKED] = in_packed;
         view_dim *last = walk.ndim > 0 ? &walk.dims[walk.ndim - 1] : NULL;
-        if (last != NULL && last->in_view == next.length * next.in_view) {
+        if (last != NULL && last->step[IN_VIEW] == next.length * next.step[IN_VIEW]) {
             next.length *= last->length;
             *last = next;
         } else {
@@ -112,106 +113,97 @@ step_walk(view_walk *walk)
 {
     for (int d = walk->ndim - 3; d >= 0; d--) {
         const view_dim *dim = &walk->dims[d];
-        walk->view_offset += dim->in_view;
-        walk->packed_offset += dim->in_packed;
+        walk->offset[PACKED] += dim->step[PACKED];
+        walk->offset[IN_VIEW] += dim->step[IN_VIEW];
         if (++walk->index[d] < dim->length) {
             return true;
         }
-        walk->view_offset -= dim->in_view * dim->length;
-        walk->packed_offset -= dim->in_packed * dim->length;
+        walk->offset[PACKED] -= dim->step[PACKED] * dim->length;
+        walk->offset[IN_VIEW] -= dim->step[IN_VIEW] * dim->length;
         walk->index[d] = 0;
     }
     return false;
 }
 
 static inline __attribute__((always_inline)) void
-copy_elements(const view_plane *p, char *dst, const char *src, size_t size)
+copy_elements(view_plane p, char *dst, const char *src, size_t size)
 {
-    for (int64_t row = 0; row < p->rows; row++) {
-        for (int64_t column = 0; column < p->columns; column++) {
-            memcpy(dst + row * p->dst_row + column * p->dst_column,
-                   src + row * p->src_row + column * p->src_column, size);
+    int from = !p.to;
+    for (int64_t row = 0; row < p.row.length; row++) {
+        for (int64_t column = 0; column < p.column.length; column++) {
+            memcpy(dst + row * p.row.step[p.to] + column * p.column.step[p.to],
+                   src + row * p.row.step[from] + column * p.column.step[from], size);
         }
     }
 }
 
 /* With a size that the compiler knows, each copy is an instruction or two. */
 static void
-copy_tile(const view_plane *p, char *dst, const char *src, size_t size)
+copy_tile(const view_plane *p, char *dst, const char *src)
 {
-    switch (size) {
-#define CASE(of_size)                          \
-    case of_size:                              \
-        copy_elements(p, dst, src, (of_size)); \
+    switch (p->size) {
+#define CASE(of_size)                           \
+    case of_size:                               \
+        copy_elements(*p, dst, src, (of_size)); \
         break;
         CASE(1)
         CASE(2)
         CASE(4)
         CASE(8)
-    default:
         CASE(16)
 #undef CASE
+    default:
+        copy_elements(*p, dst, src, p->size);
     }
 }
 
 /* In tiles: of a matrix that is transposed, one side is walked across its cache lines, and what it fetched
  * should still be there for the next row. */
 static void
-copy_plane(const view_plane *p, char *dst, const char *src, size_t size)
+copy_plane(const view_plane *p, char *dst, const char *src)
 {
     const int64_t side = 32;
-    for (int64_t row = 0; row < p->rows; row += side) {
-        for (int64_t column = 0; column < p->columns; column += side) {
+    for (int64_t row = 0; row < p->row.length; row += side) {
+        for (int64_t column = 0; column < p->column.length; column += side) {
             view_plane tile = *p;
-            tile.rows = p->rows - row < side ? p->rows - row : side;
-            tile.columns = p->columns - column < side ? p->columns - column : side;
-            copy_tile(&tile, dst + row * p->dst_row + column * p->dst_column,
-                      src + row * p->src_row + column * p->src_column, size);
+            tile.row.length = p->row.length - row < side ? p->row.length - row : side;
+            tile.column.length = p->column.length - column < side ? p->column.length - column : side;
+            copy_tile(&tile, dst + row * p->row.step[p->to] + column * p->column.step[p->to],
+                      src + row * p->row.step[!p->to] + column * p->column.step[!p->to]);
         }
     }
 }
 
-/* Elements of a row lie side by side. */
+/* Between the view, at `data`, and its packed elements. */
 static void
-copy_rows(const view_plane *p, char *dst, const char *src, size_t size)
+copy_view(const dd_view *view, char *dst, const char *src, int to)
 {
-    for (int64_t row = 0; row < p->rows; row++) {
-        memcpy(dst + row * p->dst_row, src + row * p->src_row, (size_t)p->columns * size);
-    }
-}
-
-/* Between the view, at `data`, and its packed elements, which one of dst and src is. */
-static void
-copy_view(const dd_view *view, char *dst, const char *src, bool is_packing)
-{
-    size_t size = dd_dtype_size(view->dtype);
     if (view->is_contiguous) {
         dd_copy(dst, src, dd_view_nbytes(view));
         return;
     }
     view_walk walk = plan_walk(view);
-    view_dim column = walk.dims[walk.ndim - 1];
-    view_dim row = walk.ndim > 1 ? walk.dims[walk.ndim - 2] : (view_dim){.length = 1};
-    view_plane packing = {row.length,       column.length, row.in_packed,
-                          column.in_packed, row.in_view,   column.in_view};
-    view_plane unpacking = {row.length,     column.length, row.in_view,
-                            column.in_view, row.in_packed, column.in_packed};
-    bool has_rows = column.in_view == (int64_t)size;
+    view_plane plane = {.row = walk.ndim > 1 ? walk.dims[walk.ndim - 2] : (view_dim){.length = 1},
+                        .column = walk.dims[walk.ndim - 1],
+                        .to = to,
+                        .size = dd_dtype_size(view->dtype)};
+    if (plane.column.step[IN_VIEW] == (int64_t)plane.size) { /* side by side: the row is as one element */
+        plane.size *= (size_t)plane.column.length;
+        plane.column.length = 1;
+    }
     do {
-        int64_t to = is_packing ? walk.packed_offset : walk.view_offset;
-        int64_t from = is_packing ? walk.view_offset : walk.packed_offset;
-        (has_rows ? copy_rows : copy_plane)(is_packing ? &packing : &unpacking, dst + to, src + from, size);
+        copy_plane(&plane, dst + walk.offset[to], src + walk.offset[!to]);
     } while (step_walk(&walk));
 }
 
 void
 dd_view_pack(const dd_view *view, void *dst)
 {
-    copy_view(view, dst, view->data, true);
+    copy_view(view, dst, view->data, PACKED);
 }
 
 void
 dd_view_unpack(const dd_view *view, const void *src)
 {
-    copy_view(view, view->data, src, false);
+    copy_view(view, view->data, src, IN_VIEW);
 }

@@ -27,7 +27,7 @@ void dd_cuda_close(dd_cuda *cuda);
 
 /* DD_INVALID_ARGUMENT, naming how many there are. */
 dd_status dd_cuda_check_device(const dd_cuda *cuda, int device, dd_error *err) DD_MUST_CHECK;
-/* The device's primary context, retained by the first who asks. Any thread. */
+/* The device's primary context, retained by the first caller. Any thread. */
 dd_status dd_cuda_context_of(const dd_cuda *cuda, int device, dd_cuda_context *context,
                              dd_error *err) DD_MUST_CHECK;
 /* The device of the calling thread's current context; DD_CUDA_NO_CURRENT where there is none. */

@@ -76,10 +76,10 @@ bool dd_nccl_comm_is_over(dd_nccl_comm *comm); /* aborted, or destroyed */
 uint64_t dd_nccl_comm_nsplits(dd_nccl_comm *comm);
 
 /* Use of the handle: between enter and leave nobody else is in a call on it, and abort waits (for a while only, see abort).
- * DD_ABORTED with the reason, DD_CLOSED once it is destroyed. Waits for whoever is inside, until the communicator ends. */
+ * DD_ABORTED with the reason, DD_CLOSED once it is destroyed. Waits for the thread inside, until the communicator ends. */
 dd_status dd_nccl_comm_enter(dd_nccl_comm *comm, dd_nccl_comm_handle *handle, dd_error *err) DD_MUST_CHECK;
 void dd_nccl_comm_leave(dd_nccl_comm *comm);
-/* After a call on a communicator that is not blocking: waits until NCCL is through with it. Inside or not; whoever is inside keeps others
+/* After a call on a communicator that is not blocking: waits until NCCL is through with it. Inside or not; a thread inside keeps others
  * from calling meanwhile, which NCCL would refuse. DD_OK at once for a blocking one. */
 dd_status dd_nccl_comm_wait_ready(dd_nccl_comm *comm, const char *what, const atomic_bool *stop,
                                   const dd_wait *wait, dd_error *err) DD_MUST_CHECK;

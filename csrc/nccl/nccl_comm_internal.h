@@ -30,7 +30,7 @@ struct dd_nccl_comm {
     dd_lock mu;
     pthread_cond_t changed;     /* state, is_inside */
     dd_nccl_comm_state state;   /* guarded by mu */
-    dd_nccl_comm_handle handle; /* guarded by mu: NULL once it has ended. Used by the one who is inside */
+    dd_nccl_comm_handle handle; /* guarded by mu: NULL once it has ended. Used by the thread inside */
     bool is_inside;             /* guarded by mu */
     bool must_abort;            /* guarded by mu: destroying it would hang */
     bool is_revoked;            /* guarded by mu */

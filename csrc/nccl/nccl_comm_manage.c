@@ -9,7 +9,7 @@ typedef struct management {
     dd_nccl_comm_handle handle;
 } management;
 
-/* Whoever manages does not wait for long for a thread that may hang inside. */
+/* A management call does not wait long for a thread that may hang inside. */
 static dd_status
 begin(management *call, dd_nccl_comm *comm, dd_error *err)
 {

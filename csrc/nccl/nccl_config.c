@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Up to 2.30.7 NCCL refuses one of the two without the other. Whoever sets one gets these for the other, the bounds that NCCL has itself. */
+/* Up to 2.30.7 NCCL refuses one of the two without the other. Where one is set, these stand for the other; they are NCCL's own bounds. */
 #define MIN_CTAS 1
 #define MAX_CTAS 64
 

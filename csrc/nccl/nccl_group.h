@@ -127,7 +127,7 @@ typedef struct dd_nccl_call {
     const dd_cuda_stream *streams; /* what these streams hold so far comes first */
     size_t nstreams;
     int64_t timeout_ns; /* < 0: the group's */
-    bool is_barrier;    /* whoever waits for the work means the host: see dd_nccl_work_is_barrier */
+    bool is_barrier;    /* a wait for the work makes the host wait: see dd_nccl_work_is_barrier */
     /* The recorder is told of a call that is accepted, from its beginning (the times are filled in) to its end. NULL: of nothing. */
     dd_record_call *record;
     /* Handed to the work (work.h). Not called when dd_nccl_group_start fails. Of a captured work it is called before start returns. */
@@ -155,7 +155,7 @@ dd_status dd_nccl_group_stream(dd_nccl_group *group, int device, dd_cuda_stream 
 dd_status dd_nccl_group_start(dd_nccl_group *group, const dd_nccl_call *call, dd_nccl_work **work,
                               const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
-/* ---- works. `base` is completed by the watchdog or by whoever asks first; a work that has ended with an error may still be read and
+/* ---- works. `base` is completed by the watchdog or by the first thread that asks; a work that has ended with an error may still be read and
  * written by the device until memory_is_free. */
 
 struct dd_nccl_work {

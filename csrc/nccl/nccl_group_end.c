@@ -124,7 +124,7 @@ nccl_group_check_comms(dd_nccl_group *group)
 
 /* ---- aborting communicators */
 
-/* The next one, for the caller to abort, who holds the group and the watchdog by that; NULL: there are no more. */
+/* The next one, for the caller to abort, which keeps the group and the watchdog alive; NULL: there are no more. */
 static nccl_channel *
 take_to_abort(dd_nccl_group *group)
 {

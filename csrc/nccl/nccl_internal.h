@@ -3,9 +3,9 @@
  * A channel is a communicator, a stream of its own, and the works of that stream in their order: one for all ranks on each device, and one for
  * each pair of ranks that met before there was one for all.
  *
- * Two locks. `launch` is held while one call is put into streams, NCCL included, which may take long: whoever wants it has a
+ * Two locks. `launch` is held while one call is put into streams, NCCL included, which may take long: threads that want it have a
  * deadline. `lock` is for state, never held during a call of CUDA or NCCL, and taken inside `launch`, never the other way round. So a failure is
- * told to everybody at once, whatever somebody is stuck in. */
+ * told to everybody at once, whatever a thread is stuck in. */
 #ifndef DD_NCCL_NCCL_INTERNAL_H
 #define DD_NCCL_NCCL_INTERNAL_H
 
@@ -95,7 +95,7 @@ struct dd_nccl_group {
     pthread_cond_t ended; /* something has ended: a work, a connection, an abort */
     nccl_work *
         launching; /* lock; the work that is being put into a stream, and is ended by the thread that does so */
-    unsigned nwaiters;       /* lock; who waits on `ended` for a work */
+    unsigned nwaiters;       /* lock; threads that wait on `ended` for a work */
     dd_error cause;          /* lock; code DD_OK while all is well */
     nccl_origin origin;      /* lock; of the cause */
     bool is_unheard;         /* lock; the cause has ended operations, and no caller has been told of it yet */
@@ -160,7 +160,7 @@ typedef struct nccl_launch {
 
 dd_nccl_group *nccl_group_acquire_internal(dd_nccl_group *group);
 void nccl_group_release_internal(dd_nccl_group *group);
-void nccl_group_destroy(dd_nccl_group *group); /* for whoever has taken the last reference away */
+void nccl_group_destroy(dd_nccl_group *group); /* when the last reference has gone */
 dd_status nccl_group_check_fork(const dd_nccl_group *group, dd_error *err) DD_MUST_CHECK;
 /* Why every call fails. Counts as telling a caller. */
 dd_status nccl_group_check_locked(dd_nccl_group *group, dd_error *err) DD_MUST_CHECK;
@@ -301,7 +301,7 @@ dd_status nccl_watchdog_add(dd_nccl_watchdog *watchdog, dd_nccl_group *group, dd
 void nccl_watchdog_remove(dd_nccl_watchdog *watchdog, dd_nccl_group *group);
 /* There is something to watch again. Cheap while it looks anyway. */
 void nccl_watchdog_kick(dd_nccl_watchdog *watchdog);
-/* The watchdog ends after those who abort, whose last act is the second. */
+/* The watchdog ends after the threads that abort, whose last act is the second. */
 void nccl_watchdog_begin_abort(dd_nccl_watchdog *watchdog);
 void nccl_watchdog_end_abort(dd_nccl_watchdog *watchdog);
 bool nccl_watchdog_is_abort_off(const dd_nccl_watchdog *watchdog);

@@ -3,7 +3,7 @@
  * They meet as groups do (store/meeting.h). A card has NCCL's version, host, process, device, and, if the rank is a root, the id that it
  * has made or why it could not. Every rank has all cards and finds the same in them: the ids, or why there will be no communicator.
  *
- * The same ranks may meet again at the same place, after a success or in vain. Whoever comes when the others have given up
+ * The same ranks may meet again at the same place, after a success or in vain. A rank that comes when the others have given up
  * hears of it at once. */
 #ifndef DD_NCCL_NCCL_MEET_H
 #define DD_NCCL_NCCL_MEET_H
@@ -21,7 +21,7 @@ typedef struct dd_nccl_meeting {
     dd_store *store;
     dd_bytes prefix;  /* of the keys: "nccl/0", or "nccl/pair/2:5" for two ranks */
     uint64_t use;     /* a number for each communicator that is made one after the other under the prefix */
-    int rank;         /* among those who meet, 0 .. size - 1 */
+    int rank;         /* among those that meet, 0 .. size - 1 */
     int size;         /* at least 1 */
     const int *names; /* their ranks in the group, for messages; NULL: the same */
     int device;       /* for messages */

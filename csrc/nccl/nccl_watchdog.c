@@ -175,7 +175,7 @@ sleep_locked(dd_nccl_watchdog *watchdog, int64_t duration_ns)
     dd_cond_wait_until(&watchdog->wake, &watchdog->lock, &until);
 }
 
-/* After a look that found nothing for long. Whoever starts a work after the flag is up sees it and kicks; what was started before is
+/* After a look that found nothing for long. A thread that starts a work after the flag is up sees it and kicks; what was started before is
  * found by the look that comes between the two. */
 static nccl_progress
 doze(dd_nccl_watchdog *watchdog)

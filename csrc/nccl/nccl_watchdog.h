@@ -19,7 +19,7 @@ typedef struct dd_nccl_watchdog dd_nccl_watchdog;
 
 typedef struct dd_nccl_watchdog_options {
     int64_t interval_ns; /* between two looks while nobody waits; 0: 20 ms */
-    /* How long whoever lets go of a failed group waits for its communicators' abort, which may hang; then it is left
+    /* How long a thread that lets go of a failed group waits for the abort of its communicators, which may hang; then it is left
      * behind with its thread. 0: 1 s. Works do not wait for it. */
     int64_t abort_timeout_ns;
     bool is_abort_off; /* error handling mode 0: nothing is aborted, errors are only told */

@@ -1,8 +1,8 @@
 /* Works: how they are asked, and how they end.
  *
- * A work is in its channel's list from before NCCL is called until it has ended, whoever notices: the watchdog, a thread that waits, or a failure of the
- * group. All of them hold the group's lock when they complete it, and only the first counts. Its events live as long as it does, so
- * that anybody who holds it may ask. */
+ * A work is in its channel's list from before NCCL is called until it has ended. The watchdog, a thread that waits, or a failure of the
+ * group may notice its end. All of them hold the group's lock when they complete it, and only the first counts. Its events live as long as it does, so
+ * that any holder may ask. */
 #include "nccl/nccl_internal.h"
 
 #include "core/lock.h"

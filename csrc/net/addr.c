@@ -33,8 +33,7 @@ dd_addr_list_add(dd_addr_list *list, const dd_addr *addr)
     }
 }
 
-/* A name that stands twice in the hosts file comes with its address twice; whoever listened on both would be in his own
- * way. */
+/* A name that stands twice in the hosts file comes with its address twice; to listen on both would fail: the address is in use. */
 static void
 copy_results(const struct addrinfo *info, dd_addr_list *list)
 {

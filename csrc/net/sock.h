@@ -22,7 +22,7 @@ typedef enum dd_io {
 /* Listens on addr, with the port asked for or any if it is 0. DD_NETWORK names the address. */
 dd_status dd_sock_listen(const dd_addr *addr, int *fd, dd_error *err) DD_MUST_CHECK;
 
-/* Listens on a bound stream socket. It stays the caller's, who registers it if he keeps it. */
+/* Listens on a bound stream socket. It stays the caller's, to be registered if it is kept. */
 dd_status dd_sock_listen_on(int bound_fd, dd_error *err) DD_MUST_CHECK;
 
 /* One attempt to connect, until the deadline. DD_NETWORK (sys_errno tells, ECONNREFUSED among them) or

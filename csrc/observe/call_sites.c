@@ -10,9 +10,9 @@
 typedef struct known_stack {
     uint64_t hash;
     size_t nkeys;
-    dd_frame_key keys[DD_STACK_MAX_FRAMES];
-    size_t nframes;   /* those that are shown */
-    dd_frame *frames; /* owned; their texts follow them in the same block */
+    dd_call_site_key keys[DD_STACK_MAX_FRAMES];
+    size_t nframes;       /* those that are shown */
+    dd_call_site *frames; /* owned; their texts follow them in the same block */
 } known_stack;
 
 /* Stacks are numbered from 1. The tables follow the struct, in the same pages. */
@@ -64,7 +64,7 @@ dd_call_sites_destroy(dd_call_sites *sites)
 }
 
 static uint64_t
-hash_of(const dd_frame_key *keys, size_t nkeys)
+hash_of(const dd_call_site_key *keys, size_t nkeys)
 {
     uint64_t hash = nkeys;
     for (size_t i = 0; i < nkeys; i++) {
@@ -76,7 +76,7 @@ hash_of(const dd_frame_key *keys, size_t nkeys)
 }
 
 static bool
-is_stack_of(const known_stack *stack, uint64_t hash, const dd_frame_key *keys, size_t nkeys)
+is_stack_of(const known_stack *stack, uint64_t hash, const dd_call_site_key *keys, size_t nkeys)
 {
     bool is_same = stack->hash == hash && stack->nkeys == nkeys;
     for (size_t i = 0; is_same && i < nkeys; i++) {
@@ -87,7 +87,7 @@ is_stack_of(const known_stack *stack, uint64_t hash, const dd_frame_key *keys, s
 
 /* The bucket of the stack, or the empty one where it belongs. There is always one. */
 static _Atomic(uint32_t) *
-find_bucket(const dd_call_sites *sites, uint64_t hash, const dd_frame_key *keys, size_t nkeys)
+find_bucket(const dd_call_sites *sites, uint64_t hash, const dd_call_site_key *keys, size_t nkeys)
 {
     for (size_t i = (size_t)hash & sites->mask;; i = (i + 1) & sites->mask) {
         uint32_t id = atomic_load_explicit(&sites->buckets[i], memory_order_acquire);
@@ -98,7 +98,7 @@ find_bucket(const dd_call_sites *sites, uint64_t hash, const dd_frame_key *keys,
 }
 
 uint32_t
-dd_call_sites_find(const dd_call_sites *sites, const dd_frame_key *keys, size_t nframes, bool *can_add)
+dd_call_sites_find(const dd_call_sites *sites, const dd_call_site_key *keys, size_t nframes, bool *can_add)
 {
     *can_add = nframes > 0 && !atomic_load_explicit(&sites->is_full, memory_order_relaxed);
     return atomic_load_explicit(find_bucket(sites, hash_of(keys, nframes), keys, nframes),
@@ -115,20 +115,20 @@ copy_text(char **at, const char *text)
 }
 
 /* Those that are shown, and their texts, in one block; NULL without memory. */
-static dd_frame *
-copy_frames(const dd_frame *frames, size_t nframes, size_t *nshown)
+static dd_call_site *
+copy_frames(const dd_call_site *frames, size_t nframes, size_t *nshown)
 {
     size_t nbytes = nframes * sizeof *frames;
     for (size_t i = 0; i < nframes; i++) {
         nbytes += strlen(frames[i].function) + strlen(frames[i].file) + 2;
     }
-    dd_frame *copy = dd_mem_alloc(nbytes);
+    dd_call_site *copy = dd_mem_alloc(nbytes);
     char *at = (char *)(copy + nframes);
     for (size_t i = 0; copy != NULL && i < nframes; i++) {
         if (!frames[i].is_hidden) {
-            copy[(*nshown)++] = (dd_frame){.function = copy_text(&at, frames[i].function),
-                                           .file = copy_text(&at, frames[i].file),
-                                           .line = frames[i].line};
+            copy[(*nshown)++] = (dd_call_site){.function = copy_text(&at, frames[i].function),
+                                               .file = copy_text(&at, frames[i].file),
+                                               .line = frames[i].line};
         }
     }
     return copy;
@@ -149,7 +149,8 @@ add_locked(dd_call_sites *sites, const known_stack *stack)
 }
 
 uint32_t
-dd_call_sites_add(dd_call_sites *sites, const dd_frame_key *keys, const dd_frame *frames, size_t nframes)
+dd_call_sites_add(dd_call_sites *sites, const dd_call_site_key *keys, const dd_call_site *frames,
+                  size_t nframes)
 {
     known_stack stack = {.hash = hash_of(keys, nframes), .nkeys = nframes};
     memcpy(stack.keys, keys, nframes * sizeof *keys);
@@ -167,7 +168,7 @@ dd_call_sites_add(dd_call_sites *sites, const dd_frame_key *keys, const dd_frame
 }
 
 size_t
-dd_call_sites_get(const dd_call_sites *sites, uint32_t stack, const dd_frame **frames)
+dd_call_sites_get(const dd_call_sites *sites, uint32_t stack, const dd_call_site **frames)
 {
     const known_stack *known = &sites->stacks[stack <= sites->max_stacks ? stack : 0]; /* 0 has no frames */
     *frames = known->frames;

@@ -17,31 +17,31 @@
 
 typedef struct dd_call_sites dd_call_sites;
 
-typedef struct dd_frame_key {
+typedef struct dd_call_site_key {
     uintptr_t code;
     int32_t instruction;
-} dd_frame_key;
+} dd_call_site_key;
 
-typedef struct dd_frame {
+typedef struct dd_call_site {
     const char *function;
     const char *file;
     int line;
     bool is_hidden; /* part of its stacks, and not shown */
-} dd_frame;
+} dd_call_site;
 
 dd_status dd_call_sites_create(size_t max_stacks, dd_call_sites **sites, dd_error *err) DD_MUST_CHECK;
 void dd_call_sites_destroy(dd_call_sites *sites); /* NULL is fine */
 
 /* The stack of these frames (at most DD_STACK_MAX_FRAMES), innermost first; 0 when it is not there. Then `can_add` says whether there
  * is room for it. */
-uint32_t dd_call_sites_find(const dd_call_sites *sites, const dd_frame_key *keys, size_t nframes,
+uint32_t dd_call_sites_find(const dd_call_sites *sites, const dd_call_site_key *keys, size_t nframes,
                             bool *can_add);
 /* The same, and adds it, with what its frames are; texts are copied. 0: there is no room. The owner keeps each `code` alive as long as
  * the table. */
-uint32_t dd_call_sites_add(dd_call_sites *sites, const dd_frame_key *keys, const dd_frame *frames,
+uint32_t dd_call_sites_add(dd_call_sites *sites, const dd_call_site_key *keys, const dd_call_site *frames,
                            size_t nframes);
 
 /* The frames of a stack that are shown, innermost first; valid as long as the table. Returns how many. */
-size_t dd_call_sites_get(const dd_call_sites *sites, uint32_t stack, const dd_frame **frames);
+size_t dd_call_sites_get(const dd_call_sites *sites, uint32_t stack, const dd_call_site **frames);
 
 #endif

@@ -36,7 +36,7 @@ static const char *const dtype_texts[DD_DTYPE_COUNT] = {
     [DD_DTYPE_COMPLEX128] = "ComplexDouble",
 };
 
-/* ---- what is told, copied out of the way of those who write */
+/* ---- what a dump tells, copied so that those that write need not wait */
 
 typedef struct snapshot_group {
     dd_recorder_group *group; /* a reference */
@@ -344,7 +344,7 @@ put_error(dump_writer *writer, const snapshot *all, const snapshot_entry *entry)
 static void
 put_frames(dump_writer *writer, dd_recorder *recorder, uint32_t stack)
 {
-    const dd_frame *frames;
+    const dd_call_site *frames;
     size_t count = dd_call_sites_get(recorder->sites, stack, &frames);
     dump_open(writer, "frames", DUMP_LIST);
     for (size_t i = 0; i < count; i++) {

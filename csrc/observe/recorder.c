@@ -211,7 +211,7 @@ take_slot(record_slot *slot, uint64_t record, bool is_new)
 {
     uint64_t owner = atomic_load_explicit(&slot->owner, memory_order_relaxed);
     for (;;) {
-        /* Whoever is writing is about to be done: the writer may have lost its core. */
+        /* The thread that writes is nearly done, but may have lost its core. */
         owner &= ~UINT64_C(1);
         if (is_new ? owner >= 2 * record : owner != 2 * record) {
             return false;
@@ -300,7 +300,7 @@ set_mark(group_mark *mark, uint64_t number, const char *name)
     atomic_store_explicit(&mark->name, name, memory_order_relaxed);
 }
 
-/* A collective whose record is locked has started, or is completed; nobody asks how far messages are. */
+/* A collective whose record is locked has started, or is completed; how far messages are is not kept. */
 static void
 note_progress(record_slot *slot, bool is_completed)
 {

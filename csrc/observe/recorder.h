@@ -1,6 +1,6 @@
-/* The flight recorder: the last operations of this process, whatever their backend, for whoever has to find out why it hangs.
+/* The flight recorder: the last operations of this process, whatever their backend, to find out why it hangs.
  *
- * A ring of records of a fixed size, written by the threads that call and complete operations, read by whoever dumps. Writing
+ * A ring of records of a fixed size, written by the threads that call and complete operations, read by dumps. Writing
  * a record takes no memory, and no lock but for the words of a failure. A record is named by an id that is never used again: what is told
  * about one that has been overwritten is ignored. Records keep times of the monotonic clock; dumps turn them into the calendar's. */
 #ifndef DD_OBSERVE_RECORDER_H
@@ -44,7 +44,7 @@ typedef struct dd_recorder_group_info {
     const int *global_ranks; /* [size]; NULL: 0 to size - 1 */
 } dd_recorder_group_info;
 
-/* Counted; with one reference. Whoever has a record that has not ended has one. A group that has been released stays in dumps for
+/* Counted; with one reference. The owner of a record that has not ended holds one. A group that has been released stays in dumps for
  * as long as it has records there. */
 dd_status dd_recorder_add_group(dd_recorder *recorder, const dd_recorder_group_info *info,
                                 dd_recorder_group **group, dd_error *err) DD_MUST_CHECK;
@@ -88,7 +88,7 @@ typedef struct dd_record_call {
 } dd_record_call;
 
 /* A call has been made: gives its id. Its sequence number is the next of the group's collectives, or of its messages. Of one group one
- * at a time: whoever calls holds what orders them. */
+ * at a time: the caller holds what orders them. */
 uint64_t dd_recorder_begin(dd_recorder_group *group, const dd_record_call *call);
 /* A call that is made again and again: what is told of it, put together once. */
 typedef struct dd_record_form dd_record_form;

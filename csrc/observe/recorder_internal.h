@@ -49,7 +49,7 @@ typedef struct tensor_head {
     uint32_t count;
 } tensor_head;
 
-/* One place of the ring. `owner` is twice the id of its record, plus one while somebody writes; whoever makes it odd may write. A reader
+/* One place of the ring. `owner` is twice the id of its record, plus one while a thread writes; the thread that makes it odd may write. A reader
  * that finds the same even owner before and after has read one record: `words` change with the id alone, and the others
  * once, in the order error, peer, started, ended. */
 typedef struct record_slot {
@@ -95,7 +95,7 @@ struct dd_recorder {
     void *notify_ctx;
 };
 
-/* What a group is called. It never changes: a group that is renamed has another, and keeps this one for those who still read it. */
+/* What a group is called. It never changes: a group that is renamed has another, and keeps this one for threads that still read it. */
 typedef struct group_info {
     struct group_info *older;
     dd_recorder_group_info is; /* its bytes and ranks are in the same block */

@@ -1,4 +1,4 @@
-/* Outputs that share memory: what ends up there would depend on who writes last. */
+/* Outputs that share memory: what ends up there would depend on which write comes last. */
 #include "python/py_group_operands.h"
 
 #include "core/mem.h"

@@ -5,7 +5,7 @@
 #include "nccl/nccl_group.h"
 #include "python/py_group_call.h"
 
-/* What is loaded once a process, by the first who needs it; gone with the module. */
+/* What is loaded once a process, when it is first needed; gone with the module. */
 typedef struct py_nccl {
     dd_cuda *cuda;
     dd_nccl_lib *lib;

@@ -100,7 +100,7 @@ array_dlpack(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"stream", "max_version", "dl_device", "copy", NULL};
     PyObject *stream =
-        Py_None; /* whoever writes to it orders its streams: there is no producer to be waited for */
+        Py_None; /* the writer orders its streams: there is no producer that has to be waited for */
     PyObject *version = Py_None;
     PyObject *device = Py_None;
     PyObject *copy = Py_None;

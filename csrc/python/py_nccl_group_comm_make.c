@@ -181,7 +181,7 @@ finish_making(py_wait *wait, dd_status status, const dd_error *err, dd_nccl_comm
     return false;
 }
 
-/* False with an exception; *part is NULL for who is in no part. */
+/* False with an exception; *part is NULL for a rank that is in no part. */
 static bool
 split_comm(py_group *self, const offspring *child, int color, int key, dd_nccl_comm **part)
 {

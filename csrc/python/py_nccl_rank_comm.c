@@ -166,7 +166,7 @@ rank_comm_abort_handle(PyObject *object, PyObject *unused)
     return (PyObject *)handle;
 }
 
-/* In good order, whoever still has an abort handle: that is none any more. */
+/* In good order, even if an abort handle is left: it can abort nothing any more. */
 static void
 close_rank_comm(py_nccl_rank_comm *self)
 {

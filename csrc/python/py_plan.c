@@ -259,7 +259,7 @@ plan_start(PyObject *object, PyObject *unused)
 
 /* ---- waiting */
 
-/* Once for each start, whoever waits. */
+/* Once for each start, however many threads wait. */
 static void
 unpack_once(py_plan *self, uint64_t nstart)
 {

@@ -38,11 +38,11 @@ py_raw_frame_current(void)
 }
 
 /* By its instruction, a number within its code. */
-static inline dd_frame_key
+static inline dd_call_site_key
 py_raw_frame_key(const py_raw_frame *frame)
 {
     uintptr_t code = (uintptr_t)frame->code;
-    return (dd_frame_key){.code = code, .instruction = (int32_t)((uintptr_t)frame->instruction - code)};
+    return (dd_call_site_key){.code = code, .instruction = (int32_t)((uintptr_t)frame->instruction - code)};
 }
 
 #endif

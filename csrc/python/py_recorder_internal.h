@@ -14,7 +14,7 @@ typedef struct seen_stack {
     uint32_t stack; /* of the call sites; 0: free */
     uint16_t nframes;
     bool is_whole; /* the last of them has no caller */
-    dd_frame_key keys[DD_STACK_MAX_FRAMES];
+    dd_call_site_key keys[DD_STACK_MAX_FRAMES];
 } seen_stack;
 
 /* Never freed: threads of the core may end works until the process does. */

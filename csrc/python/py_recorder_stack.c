@@ -108,7 +108,7 @@ move_back(const py_recorder *self, frame_cursor *cursor)
     Py_XDECREF((PyObject *)cursor->object);
 }
 
-static dd_frame_key
+static dd_call_site_key
 key_of(const py_recorder *self, const frame_cursor *cursor)
 {
     if (cursor->raw != NULL) {
@@ -116,14 +116,14 @@ key_of(const py_recorder *self, const frame_cursor *cursor)
     }
     PyObject *code = (PyObject *)PyFrame_GetCode(cursor->object);
     Py_DECREF(code); /* its frame has it */
-    return (dd_frame_key){.code = (uintptr_t)code,
-                          .instruction = self->get_lasti != NULL ? self->get_lasti(cursor->object)
-                                                                 : PyFrame_GetLineNumber(cursor->object)};
+    return (dd_call_site_key){.code = (uintptr_t)code,
+                              .instruction = self->get_lasti != NULL ? self->get_lasti(cursor->object)
+                                                                     : PyFrame_GetLineNumber(cursor->object)};
 }
 
 /* Adds the frame, and tells whether it is one that is shown: 1, 0; -1: it cannot be known. */
 static int
-visit(py_recorder *self, seen_stack *stack, dd_frame_key key)
+visit(py_recorder *self, seen_stack *stack, dd_call_site_key key)
 {
     PyObject *code = (PyObject *)key.code;
     seen_code *seen = find_code(self, code);
@@ -150,7 +150,7 @@ walk_stack(py_recorder *self, frame_cursor cursor, seen_stack *stack)
 }
 
 static bool
-is_key(dd_frame_key a, dd_frame_key b)
+is_key(dd_call_site_key a, dd_call_site_key b)
 {
     return a.code == b.code && a.instruction == b.instruction;
 }
@@ -176,15 +176,15 @@ find_object(const py_recorder *self, const seen_stack *stack, size_t index)
 static uint32_t
 tell(py_recorder *self, const seen_stack *stack)
 {
-    dd_frame frames[DD_STACK_MAX_FRAMES];
+    dd_call_site frames[DD_STACK_MAX_FRAMES];
     PyObject *texts[2 * DD_STACK_MAX_FRAMES];
     for (size_t i = 0; i < stack->nframes; i++) {
         PyFrameObject *shown = find_object(self, stack, i);
         PyObject *code = (PyObject *)stack->keys[i].code;
-        frames[i] = (dd_frame){.function = text_of(code, "co_name", &texts[2 * i]),
-                               .file = text_of(code, "co_filename", &texts[2 * i + 1]),
-                               .line = shown != NULL ? PyFrame_GetLineNumber(shown) : 0,
-                               .is_hidden = shown == NULL || find_code(self, code)->is_hidden};
+        frames[i] = (dd_call_site){.function = text_of(code, "co_name", &texts[2 * i]),
+                                   .file = text_of(code, "co_filename", &texts[2 * i + 1]),
+                                   .line = shown != NULL ? PyFrame_GetLineNumber(shown) : 0,
+                                   .is_hidden = shown == NULL || find_code(self, code)->is_hidden};
     }
     uint32_t added =
         dd_call_sites_add(dd_recorder_call_sites(self->recorder), stack->keys, frames, stack->nframes);
@@ -205,7 +205,7 @@ look_up(py_recorder *self, const seen_stack *stack)
 
 /* Where a stack with these two innermost frames is kept: the one that came last. */
 static seen_stack *
-place_of(const py_recorder *self, dd_frame_key inner, dd_frame_key outer)
+place_of(const py_recorder *self, dd_call_site_key inner, dd_call_site_key outer)
 {
     uint64_t mixed = (uint64_t)inner.code + (uint64_t)(uint32_t)inner.instruction * 31 +
                      (uint64_t)outer.code * 5 + (uint64_t)(uint32_t)outer.instruction * 127;
@@ -237,13 +237,13 @@ find_kept(const py_recorder *self, frame_cursor innermost, bool *is_same)
 {
     if (innermost.raw != NULL) {
         const py_raw_frame *outer = innermost.raw->previous;
-        dd_frame_key inner_key = py_raw_frame_key(innermost.raw);
+        dd_call_site_key inner_key = py_raw_frame_key(innermost.raw);
         seen_stack *kept = place_of(self, inner_key, outer != NULL ? py_raw_frame_key(outer) : inner_key);
         *is_same = kept->stack != 0 && is_stack_of(self, kept, innermost, true);
         return kept;
     }
     frame_cursor outer = innermost;
-    dd_frame_key inner_key = key_of(self, &innermost);
+    dd_call_site_key inner_key = key_of(self, &innermost);
     move_back(self, &outer);
     seen_stack *kept = place_of(self, inner_key, is_at_end(&outer) ? inner_key : key_of(self, &outer));
     *is_same = kept->stack != 0 && is_stack_of(self, kept, innermost, false);

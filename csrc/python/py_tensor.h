@@ -57,7 +57,7 @@ py_tensor_start(py_tensor *tensor)
 
 /* False with an exception that names the function and the argument, and nothing to undo: TypeError for what is
  * no tensor or has elements of another type than dd_dtype, ValueError for tensors that cannot be used. Tensors
- * of other devices come with their device set and their memory unread; whoever wants the CPU asks
+ * of other devices come with their device set and their memory unread; a caller that wants the CPU asks
  * py_tensor_require_cpu. Without a scope no stream of a device is waited for, except that __dlpack__ makes its
  * default stream wait; with one, see py_device.h. Needs the GIL, as does fini; both may run Python code. */
 bool py_tensor_init(py_tensor *tensor, py_state *state, PyObject *object, py_tensor_use use,

@@ -220,7 +220,7 @@ window_clear(PyObject *object)
     self->group = NULL;
     if (window != NULL) {
         Py_BEGIN_ALLOW_THREADS
-        dd_window_close(window); /* views may hold it: whoever sends here is refused from now on */
+        dd_window_close(window); /* views may hold it: what is sent here is refused from now on */
         dd_window_release(window);
         Py_END_ALLOW_THREADS
     }

@@ -5,7 +5,7 @@
  * flight. A flight belongs to its Work; a Work that is dropped leaves it to the operation. When the core
  * ends an operation, it puts the flight into a list if somebody has to do something about it: run
  * callbacks (the completion thread, which Python starts on demand), or let go what a dropped Work has left
- * (whoever comes by first).
+ * (the first one to come by).
  *
  * The work of a group on devices may have failed while the device still reads and writes its tensors: those are kept until it is through with them. */
 #ifndef DD_PYTHON_PY_WORK_H
@@ -28,10 +28,10 @@ typedef struct py_flight {
     PyObject *group;     /* owned */
     dd_work *work;       /* owned; NULL before the start */
     int64_t timeout_ns;  /* of the operation */
-    bool is_any_source;  /* a receive from whoever comes */
+    bool is_any_source;  /* a receive from any rank */
     /* Of groups of devices. */
     bool is_nccl;     /* const after creation: `work` is the head of a dd_nccl_work */
-    bool is_blocking; /* who waits means the host */
+    bool is_blocking; /* a wait makes the host wait */
     bool
         is_stream_ordered; /* its memory is used again in the order of its stream only, and that waits for the end */
     struct py_flight *others; /* owned: calls that are one operation with this one, in order */

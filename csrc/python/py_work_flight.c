@@ -105,7 +105,7 @@ is_memory_free(const py_flight *flight)
            dd_nccl_work_memory_is_free(py_flight_nccl_work(flight));
 }
 
-/* Keeps what a device may still use, whoever has lost interest: let go by whoever comes by when it is through. */
+/* Keeps what a device may still use, also when nobody waits for it: the next thread that comes by when it is through lets it go. */
 static void
 hold(py_flight *flight)
 {

@@ -323,7 +323,7 @@ join_locked(dd_file_member *member, int64_t world_size, dd_error *err)
     }
     memcpy(member->run_id, header.run_id, sizeof member->run_id);
     status = write_header(member, &header, err);
-    /* It cannot be busy: this byte is taken alone only by the one who holds the gate. */
+    /* It cannot be busy: only the holder of the gate takes this byte alone. */
     if (status == DD_OK && try_lock(member->fd, LOCK_MEMBER, F_RDLCK) != LOCK_TAKEN) {
         status = failed(member, "lock the file", err);
     }
@@ -331,7 +331,7 @@ join_locked(dd_file_member *member, int64_t world_size, dd_error *err)
 }
 
 /* By hand and not by closing: a child of a fork may not have closed its copy yet. The gate goes last, so that no
- * opener sees a member who has counted itself out. */
+ * opener sees a member that has counted itself out. */
 static void
 drop_locks(const dd_file_member *member)
 {

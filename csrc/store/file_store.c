@@ -55,7 +55,7 @@ read_on_locked(file_store *self, dd_file_tail *tail, dd_error *err)
     return status;
 }
 
-/* The same for who holds the gate: the log ends with a whole record then. */
+/* The same for the holder of the gate: the log ends with a whole record then. */
 static dd_status
 read_to_end_locked(file_store *self, dd_error *err)
 {

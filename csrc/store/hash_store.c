@@ -1,5 +1,5 @@
 /* A store in the memory of one process: a keyspace under one mutex. A call that has to wait parks a waiter of its
- * own, on its own stack, and sleeps on its own condition: whoever makes the key appear wakes just those who waited
+ * own, on its own stack, and sleeps on its own condition: the thread that makes the key appear wakes just those that waited
  * for it. */
 #include "core/mem.h"
 

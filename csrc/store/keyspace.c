@@ -111,7 +111,7 @@ entry_drop_if_idle(dd_keyspace *ks, entry *e)
     }
 }
 
-/* The entry of that key, made if needed: whoever then fails to put something in calls entry_drop_if_idle. */
+/* The entry of that key, made if needed: a caller that then fails to put something in calls entry_drop_if_idle. */
 static dd_status
 entry_ensure(dd_keyspace *ks, dd_bytes key, entry **found, dd_error *err)
 {

@@ -1,4 +1,4 @@
-/* The data of a store in memory: values, queues, and those who wait for them. It answers requests. No locks and no
+/* The data of a store in memory: values, queues, and the requests that wait for them. It answers requests. No locks and no
  * I/O; the caller serialises. The TCP server, HashStore and FileStore stand on it.
  *
  * A request that has to wait is parked, and told once, through on_ready, when all that it needs is there. Callbacks

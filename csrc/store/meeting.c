@@ -64,7 +64,7 @@ read_other(const meeting_call *call, dd_bytes published, const char *what, dd_me
 
 /* ---- ends */
 
-/* The first who ends a meeting settles how: all ranks that have come raise `failure`, or go on to the next meeting if it
+/* The first rank that ends a meeting settles how: all ranks that have come raise `failure`, or go on to the next meeting if it
  * is NULL. */
 static dd_status
 end_meeting(const meeting_call *call, const dd_error *failure, dd_error *err)
@@ -89,7 +89,7 @@ run_out_of_time(meeting_call *call, dd_error *err)
     dd_wait moment = dd_wait_after(CALL_OFF_NS);
     meeting_call last = *call;
     last.place.wait = &moment;
-    /* Where that fails, the next who comes will see to it. */
+    /* Where that fails, the next rank to come does it. */
     (void)!end_meeting(&last, call->meeting->kind->is_final ? &late : NULL, NULL);
     call->has_come = false;
     dd_error_prepend(&late, "%s", meeting_print_title(call, title));
@@ -247,7 +247,7 @@ settle_sizes(const meeting_call *call, dd_bytes said, bool *is_over, dd_error *e
 
 /* ---- waiting */
 
-/* Until somebody has ended the meeting; looks meanwhile whether another one who has come is still alive. */
+/* Until somebody has ended the meeting; looks meanwhile whether another rank that has come is still alive. */
 static dd_status
 await_end(meeting_call *call, dd_blob *said, dd_error *err)
 {

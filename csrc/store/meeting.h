@@ -21,7 +21,7 @@
 #define DD_MEETING_NAME_MAX 384
 #define DD_MEETING_HOST_BYTES 32
 
-/* Who a card says that its process is. */
+/* What a card says about its process. */
 typedef struct dd_meeting_member {
     char host[DD_HOST_NAME_MAX];
     long long pid;

@@ -39,7 +39,7 @@ dd_status meeting_set_if_missing(const meeting_place *place, dd_bytes key, dd_by
 
 /* Finds the meeting that is now under this name. */
 dd_status meeting_read_generation(meeting_place *place, dd_error *err) DD_MUST_CHECK;
-/* Whoever sees that a meeting has ended moves the name on; only one of them succeeds. */
+/* A rank that sees that a meeting has ended moves the name on; only one of them succeeds. */
 dd_status meeting_leave_generation(const meeting_place *place, dd_error *err) DD_MUST_CHECK;
 
 /* The request MEET over any store, `ks` if it is that of a keyspace. */

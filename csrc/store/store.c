@@ -170,7 +170,7 @@ dd_store_init(dd_store *store, const dd_store_ops *ops, int64_t timeout_ns)
 dd_store *
 dd_store_acquire(dd_store *store)
 {
-    /* Relaxed: whoever acquires has a reference already, so the store cannot be on its way out. */
+    /* Relaxed: a caller that acquires has a reference already, so the store cannot be on its way out. */
     atomic_fetch_add_explicit(&store->refs, 1, memory_order_relaxed);
     return store;
 }
@@ -178,7 +178,7 @@ dd_store_acquire(dd_store *store)
 void
 dd_store_release(dd_store *store)
 {
-    /* Acquire-release: the one who destroys sees all that the others did before they let go. */
+    /* Acquire-release: the one that destroys sees all that the others did before they let go. */
     if (store == NULL || atomic_fetch_sub_explicit(&store->refs, 1, memory_order_acq_rel) > 1) {
         return;
     }

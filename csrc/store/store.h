@@ -90,7 +90,7 @@ typedef struct dd_store_request {
     int64_t number;
 } dd_store_request;
 
-/* Zeroed by the caller, who also frees it, whatever the status. What counts on DD_OK: */
+/* Zeroed by the caller, which also frees it, whatever the status. What counts on DD_OK: */
 typedef struct dd_store_result {
     dd_blob
         value; /* GET, TRY_GET, COMPARE_SET, QUEUE_POP, MEET; CHECK_EACH: a byte for every key, 1 if it is there */
@@ -112,12 +112,12 @@ dd_status dd_store_result_own(dd_store_result *result, dd_error *err) DD_MUST_CH
 typedef enum dd_meet_state {
     DD_MEET_WAITING, /* it has come, and others have not; the end will stand at "<place>/<generation>/end" */
     DD_MEET_ENDED,   /* value: how */
-    DD_MEET_RESIZED, /* value: what somebody has said of the size before, who has another one */
+    DD_MEET_RESIZED, /* value: what a rank with another size has said of the size */
     DD_MEET_TAKEN,   /* value: what somebody else has published as this rank */
     DD_MEET_AGAIN,   /* too many meetings were over: ask again */
 } dd_meet_state;
 
-/* Who comes to a meeting. `hears_failure`: of a meeting before this one that has failed without it. */
+/* A rank that comes to a meeting. `hears_failure`: of a meeting before this one that has failed without it. */
 #define DD_MEET_SIZE_SHIFT 31 /* rank and size are below 2^31 */
 #define DD_MEET_HEARS_FAILURE (INT64_C(1) << 62)
 static inline int64_t

@@ -33,13 +33,13 @@ typedef struct tcp_store {
     bool is_read;       /* somebody reads from the link */
     dd_list unanswered; /* of tcp_exchange: sent and not answered yet */
     uint32_t last_tag;
-    dd_blob backlog; /* of requests that the socket has not taken yet: the next who sends sends this first; */
+    dd_blob backlog; /* of requests that the socket has not taken yet: the next to send sends this first; */
     size_t backlog_nsent; /* so many bytes of it are sent */
     /* without */
     tcp_link *idle[TCP_IDLE_MAX]; /* links that nobody uses, the latest last */
     unsigned nidle;
 
-    /* with tags: the one; const after init. Whoever has set is_read reads from it, the holder of mu sends */
+    /* with tags: the one; const after init. The thread that has set is_read reads from it, the holder of mu sends */
     tcp_link *link;
 
     char host[]; /* const after init */

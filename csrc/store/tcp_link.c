@@ -316,7 +316,7 @@ say_hello(handshake *shake)
     return status == DD_OK ? prove(shake, &nonces) : status;
 }
 
-/* Who listens at the name of a server's Unix socket is a server of ours: nothing has to be found out
+/* What listens at the name of a server's Unix socket is a server of ours: nothing has to be found out
  * first. */
 static dd_status
 shake_hands(handshake *shake, bool is_unix)

@@ -347,7 +347,7 @@ settle(tcp_conn *conn, const dd_store_request *request, dd_store_result *result)
 {
     dd_tcp_server *server = conn->server;
     if (request->op == DD_STORE_QUEUE_POP && result->flag && conn->is_doomed) {
-        /* It could not be answered: the item stays for the next who asks, if memory allows. */
+        /* It could not be answered: the item stays for the next request, if memory allows. */
         (void)!dd_keyspace_queue_unpop(&server->ks, request->keys[0], &result->value, NULL);
     }
     if (request->op == DD_STORE_ADD &&

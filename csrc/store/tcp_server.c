@@ -534,7 +534,7 @@ dd_tcp_server_release(dd_tcp_server *server)
     if (server == NULL || server->fork_generation != dd_fork_generation()) {
         return;
     }
-    /* Held to the end: who asks for the port of a shared server meanwhile finds it neither dying nor in use. */
+    /* Held to the end: a caller that asks for the port of a shared server meanwhile finds it neither dying nor in use. */
     dd_tcp_registry *registry = server->registry;
     if (registry != NULL) {
         dd_lock_take(&registry->mu);

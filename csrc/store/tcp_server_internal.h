@@ -104,7 +104,7 @@ struct dd_tcp_server {
 
     /* loop */
     int epoll_fd;
-    tcp_handler wake; /* an eventfd: whoever stops the server writes it */
+    tcp_handler wake; /* an eventfd, written to stop the server */
     bool is_stopping;
     dd_spin spin;
     dd_keyspace ks;

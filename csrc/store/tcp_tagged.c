@@ -191,7 +191,7 @@ deliver_locked(tcp_store *store, dd_error *err)
     return DD_OK;
 }
 
-/* Without the lock: only whoever has set is_read reads. */
+/* Without the lock: only the thread that has set is_read reads. */
 static dd_status
 receive(tcp_store *store, short events, const dd_wait *wait, dd_error *err)
 {

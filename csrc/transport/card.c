@@ -166,7 +166,7 @@ dd_card_encode(const dd_card *card, const dd_addr_list *addrs, dd_blob *out, dd_
 
 /* ---- reading */
 
-/* Whoever reads past the end gets zeros, and is_bad says so. */
+/* Reading past the end gives zeros and sets is_bad. */
 typedef struct card_reader {
     dd_bytes rest;
     bool is_bad;

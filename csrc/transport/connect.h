@@ -37,8 +37,8 @@ typedef struct dd_connect_handler {
     /* A peer that was dialled has answered BUSY. False: its link is no longer wanted; the dial ends, and nothing more is
      * said of it. */
     bool (*wants_dial)(void *ctx, const dd_uid *peer);
-    /* A link is there; the receiver owns it. `peer` is the uid that the other side claimed, which whoever
-     * knows the secret (without one: anybody) can; a dialled peer is the one of the card in the same
+    /* A link is there; the receiver owns it. `peer` is the uid that the other side claimed. Anybody who
+     * knows the secret can claim one (without a secret: anybody at all); a dialled peer is the one of the card in the same
      * sense. 0 <= lane < nlanes. Links come as often as the peer likes, lanes also without lane 0: close what is
      * not wanted. */
     void (*on_link)(void *ctx, const dd_uid *peer, int lane, dd_link *link);

@@ -11,7 +11,7 @@
 
 /* A dialler says hello at once. */
 #define FIRST_WORD_NS (2 * DD_NS_PER_S)
-/* Somebody who has said hello and nothing else for so long makes room when others have to wait. */
+/* A connection that has said hello and nothing else for so long makes room when others have to wait. */
 #define SHY_NS DD_NS_PER_S
 /* How often to look whether somebody has become shy, when there is no room. */
 #define FULL_NAP_NS (50 * DD_NS_PER_MS)

@@ -13,8 +13,7 @@
 
 /* The next address gets its try when those before it have not said anything for so long. */
 #define STAGGER_NS (100 * DD_NS_PER_MS)
-/* Whoever takes a connection and says nothing is not waited for longer than that while there are other
- * addresses. */
+/* While there are other addresses, the dialler waits no longer than that for a listener that takes the connection and says nothing. */
 #define SILENCE_NS (3 * DD_NS_PER_S)
 /* A listener that is flooded, or short of descriptors, may close a connection before it has heard the hello; the next one may be
  * heard. One that stays short says so itself meanwhile. A connection that closes for another reason will do so every time. */

@@ -83,7 +83,7 @@ bool connect_hello_read(connect_hello *hello);
 void connect_answer_write(const connect_answer *answer, uint8_t bytes[CONNECT_ANSWER_BYTES]);
 bool connect_answer_read(const uint8_t bytes[CONNECT_ANSWER_BYTES], connect_answer *answer);
 
-/* The failure that a verdict means to us, who are `role`, where the other side has that version. */
+/* The failure that a verdict means for our side, `role`, where the other side has that version. */
 dd_status connect_explain(connect_verdict verdict, connect_role role, unsigned version, dd_error *err);
 
 void connect_prove(dd_bytes secret, connect_role role, const connect_hello *hello,
@@ -100,7 +100,7 @@ dd_status connect_hear(int fd, uint8_t *bytes, size_t nbytes, size_t *nheard, bo
 
 /* ---- what there is */
 
-/* A connection of somebody who may be anybody. */
+/* A connection from a stranger. */
 typedef enum guest_step {
     GUEST_HELLO,  /* has to say hello */
     GUEST_PROOF,  /* has to prove that it knows the secret */

@@ -49,7 +49,7 @@ struct dd_message {
     dd_list link;
     uint8_t stage;
     bool is_send;
-    bool is_posted;    /* until on_done: who posts may look */
+    bool is_posted;    /* until on_done; the poster may read it */
     uint64_t id;       /* of a rendezvous; else 0 */
     uint64_t order;    /* of a receive: when it was posted */
     size_t cut;        /* handed to lanes */
@@ -149,7 +149,7 @@ void dd_context_visit_held_locked(dd_context *context, uint64_t sequence,
 void dd_context_post_abort_locked(dd_context *context, int except, const dd_cause *cause);
 
 /* Asks a rank of this host for a descriptor, or passes one to it, which stays the caller's. Needs no link. Either may be lost on the
- * way: who waits asks again. False: it has not gone. */
+ * way: the rank that waits asks again. False: it has not gone. */
 bool dd_context_want_fd_locked(dd_context *context, int rank, uint64_t word);
 bool dd_context_pass_fd_locked(dd_context *context, int rank, uint64_t word, int fd);
 

@@ -3,7 +3,7 @@
  * Every engine has a datagram socket in the abstract Unix namespace, named after its uid, and looks at all memory that it
  * shares with others when something comes. What comes is mostly a ring, which says just that. A rank may also ask another
  * for a descriptor (an arena, a region of memory), and be sent it. Nothing here blocks, and nothing is certain to arrive: a
- * full queue has a ring in it already, and who has asked in vain asks again. */
+ * full queue has a ring in it already, and a rank that has asked in vain asks again. */
 #ifndef DD_TRANSPORT_DOORBELL_H
 #define DD_TRANSPORT_DOORBELL_H
 

@@ -1,8 +1,8 @@
 /* The engine of a process: its peers, its links, and who drives them.
  *
  * There is one lock, the engine's, and everything behind links, messages and tasks belongs to its holder.
- * Nobody is the engine's thread: whoever waits drives it (dd_engine_wait). He polls for a while and then
- * sleeps on the links; others who wait meanwhile sleep on a condition until their turn. When nobody waits,
+ * The engine has no thread of its own that must run: a thread that waits drives it (dd_engine_wait). It polls for a while and then
+ * sleeps on the links; others that wait meanwhile sleep on a condition until their turn. When nobody waits,
  * a background thread drives, and sleeps when there is nothing to do. While callers come and go quickly it
  * keeps out of their way.
  *

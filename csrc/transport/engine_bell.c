@@ -5,7 +5,7 @@
 
 #include <errno.h>
 
-/* Somebody who rings on and on must not keep the engine from everything else. */
+/* A peer that rings on and on must not keep the engine from everything else. */
 #define NOTES_PER_LOOK 256
 
 dd_status

@@ -12,7 +12,7 @@
 #define SPIN_NS (1 * DD_NS_PER_MS)
 /* A yield of that length has gone to somebody who works: sleep, to be the first when there is something. */
 #define LONG_YIELD_NS (1 * DD_NS_PER_MS)
-/* The background thread, for which nobody waits, takes cores from those who compute. */
+/* The background thread, for which nobody waits, takes cores from threads that compute. */
 #define BACKGROUND_SPIN_NS (150 * DD_NS_PER_US)
 #define ROUNDS_PER_CLOCK 16u
 #define EVENTS_MAX 32
@@ -28,7 +28,7 @@ dd_engine_note_active_locked(dd_engine *engine)
     engine->ndrives++;
 }
 
-/* For those who know that whom they await needs this core. False: it took long. */
+/* For callers that know that the thread they wait for needs this core. False: it took long. */
 static bool
 give_core_away(const dd_engine *engine)
 {

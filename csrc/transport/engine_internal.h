@@ -191,7 +191,7 @@ struct dd_context {
     context_rank ranks[];
 };
 
-/* Somebody who drives, or waits for his turn. */
+/* A thread that drives, or waits for its turn. */
 typedef struct dd_waiter {
     dd_list link; /* engine->waiters while he waits for his turn */
     const atomic_bool *is_done;

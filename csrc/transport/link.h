@@ -1,6 +1,6 @@
 /* A stream of bytes to a peer process, both ways: shared memory with a Unix socket beside it, or TCP.
  *
- * A link belongs to one owner, who serialises all calls. Nothing here blocks. */
+ * A link belongs to one owner, which serialises all calls. Nothing here blocks. */
 #ifndef DD_TRANSPORT_LINK_H
 #define DD_TRANSPORT_LINK_H
 
@@ -34,7 +34,7 @@ typedef struct dd_link_ops {
 
     /* Moves what there is, up to nbytes >= 1; AGAIN: nothing; the end of the stream, after its last byte,
      * is CLOSED. Looks at shared memory only: what the socket beside it has to say comes by on_event.
-     * Whoever stops before AGAIN comes back. */
+     * A caller that stops before AGAIN has to come back. */
     dd_io (*try_recv)(dd_link *link, void *data, size_t nbytes, size_t *moved);
 
     /* The descriptor in fd is readable (EPOLLIN, EPOLLHUP, EPOLLERR): takes bells off a Unix socket, and notices
@@ -61,7 +61,7 @@ struct dd_link {
 dd_status dd_link_open_tcp(int fd, dd_link **link, dd_error *err) DD_MUST_CHECK;
 
 /* Two rings, one a direction, in one piece of memory, which one side makes and hands over the Unix socket.
- * `ring_nbytes` is of each: a power of two from 4096 to 2^30. Who has offered is to hear whether the other side has taken
+ * `ring_nbytes` is of each: a power of two from 4096 to 2^30. The side that offers must hear whether the other has taken
  * it before it uses the link; it closes the link if not. Taking waits until there is an offer, hearing until there is an
  * answer, at most until the deadline. `socket_fd` is taken on success; on failure it is no good for another attempt. */
 dd_status dd_link_offer_shm(int socket_fd, size_t ring_nbytes, dd_link **link, dd_error *err) DD_MUST_CHECK;

@@ -85,7 +85,7 @@ free_run(shm_ring *ring, size_t *len)
 }
 
 /* Reader. Where the next bytes are; *len is 0 when there are none. NULL: the writer's position makes no sense. After the end
- * (`is_limited`) it goes no further than it knew then: whoever has the memory can write on. */
+ * (`is_limited`) it goes no further than it knew then: the other side can still write to the memory. */
 static uint8_t *
 filled_run(shm_ring *ring, bool is_limited, size_t *len)
 {

@@ -179,7 +179,7 @@ check_heartbeat(dd_monitor *monitor)
     const char *activity = "";
     bool is_lost = false;
     int64_t now_ns = dd_clock_now_ns();
-    dd_lock_take(&monitor->mu); /* who takes the heartbeat away may end what it is of */
+    dd_lock_take(&monitor->mu); /* a caller that takes the heartbeat away may then end its object */
     dd_monitor_heartbeat heartbeat = monitor->heartbeat;
     uint64_t beat = heartbeat.count != NULL ? heartbeat.count(heartbeat.ctx) : 0;
     if (beat == 0 || beat != monitor->beat) {

@@ -2,7 +2,7 @@
  *
  * It belongs to one thread that may block, and that judges the others: NCCL's watchdog by its heartbeat, the interpreter by asking
  * it. It takes the recorder's alarms, writes dumps, tells the other ranks in the store, and looks there every interval for what others
- * tell. Whoever fails need not wait for any of this.
+ * tell. A group that fails waits for none of this.
  *
  * In the store of a group (its prefix):
  *     "exception_dump"         everybody dumps: in the first group of the process only. The rank, 4 bytes little endian

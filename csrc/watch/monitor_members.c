@@ -1,4 +1,4 @@
-/* Whom the monitor watches. */
+/* The groups that the monitor watches. */
 #include "watch/watch_internal.h"
 
 #include "core/lock.h"

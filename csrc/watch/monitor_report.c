@@ -31,7 +31,7 @@ watch_report_add(dd_blob *report, const char *format, ...)
     (void)ignored;
 }
 
-/* ---- who is where */
+/* ---- how far ranks are */
 
 /* Ranks of one sort, as they are found: "1, 2, 5", cut where it is full. */
 typedef struct rank_list {

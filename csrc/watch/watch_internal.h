@@ -49,7 +49,7 @@ struct dd_monitor {
     pthread_cond_t cond; /* the pass has ended, or the thread */
     /* guarded by mu */
     bool is_running;
-    bool is_busy; /* somebody is in a pass: the monitor's thread, or who removes a member */
+    bool is_busy; /* a thread is in a pass: the monitor's, or one that removes a member */
     dd_list
         members; /* watch_member, the oldest first: its store has the signal to dump. Unlinked in a pass only */
     uint64_t last_id;
@@ -86,7 +86,7 @@ watch_member *watch_next(dd_monitor *monitor, watch_member *after);
 dd_status watch_enter(watch_member *member, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 void watch_tell_dump(dd_monitor *monitor);
 void watch_tell_error(dd_monitor *monitor, watch_member *member, const dd_error *cause);
-/* The look of every interval. First: whether somebody asks all for a dump; then `what` says who. */
+/* The look of every interval. First: whether a rank asks all for a dump; then `what` says which. */
 bool watch_hear_dump(dd_monitor *monitor, char what[WATCH_LINE_MAX]);
 /* Then: groups that have failed elsewhere fail here, and this rank says how far it is. */
 void watch_hear_errors(dd_monitor *monitor);

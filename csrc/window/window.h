@@ -2,11 +2,11 @@
  *
  * Ranks of the same host whose memory is a region of the group (dd_group_alloc) are reached by load and store: their mapping is
  * here, and stays for as long as the window is held, whatever becomes of the peer. All others (other hosts, memory that is not a
- * region, hosts without shared memory) are reached by messages that the owner's engine answers, whoever drives it.
+ * region, hosts without shared memory) are reached by messages that the owner's engine answers.
  *
  * Every rank has a *pad* of signals: one 32-bit word for each channel and each rank that may signal. The word of (channel, source)
- * on rank r counts the signals of `source` that r has not taken yet. What a rank has put to r before it signals r is seen by whoever
- * takes that signal there. What it has put to others is in place after a flush, a barrier of the window does one; nothing else is
+ * on rank r counts the signals of `source` that r has not taken yet. What a rank has put to r before it signals r is seen by the thread
+ * that takes the signal there. What it has put to others is in place after a flush, a barrier of the window does one; nothing else is
  * ordered.
  *
  * A window fails with its group: every wait ends with the group's cause. Offsets and sizes that a peer sends are checked against

@@ -284,7 +284,7 @@ window_leave_locked(window_call *call)
     note_calls_locked(hub);
 }
 
-/* Whoever is told may end others, and the group. */
+/* The caller that is told may end other calls, and the group. */
 void
 window_end_wait_locked(window_call *call, const dd_error *cause)
 {
@@ -412,7 +412,7 @@ say_asleep(window_hub *hub, uint32_t is_asleep)
     hub->has_slept = is_asleep != 0;
 }
 
-/* Called by the driver, who alone knows that nobody sleeps. */
+/* Called by the driver: it is awake, so nobody sleeps. */
 static bool
 on_round(dd_task *task)
 {

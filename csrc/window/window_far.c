@@ -1,4 +1,4 @@
-/* What goes by messages: what this rank asks of others, and what others ask of it, taken as it comes by whoever drives the engine. */
+/* What goes by messages: what this rank asks of others, and what others ask of it, taken as it comes by the thread that drives the engine. */
 #include "core/mem.h"
 #include "window/window_internal.h"
 
@@ -476,7 +476,7 @@ on_note(dd_message *message, const dd_error *error)
     }
 }
 
-/* The head of a note has come, or an answer whose call was given up: nobody wants that. */
+/* The head of a note has come, or an answer whose call was given up: which nobody wants. */
 static dd_message *
 on_request(dd_group_guest *guest, int rank, const dd_request *request)
 {

@@ -1,7 +1,7 @@
 /* The inside of windows.
  *
  * A rank is *direct* when its memory and its pad are mapped here. Then a put is a copy and a signal an addition, and neither needs the
- * engine's lock or a system call, unless somebody sleeps: whoever changes a word looks whether the other side sleeps, and whoever falls
+ * engine's lock or a system call, unless somebody sleeps: a thread that changes a word looks whether the other side sleeps, and one that falls
  * asleep says so first and then looks at the words once more. Both are sequentially consistent, so one of them sees the other.
  * Everything for other ranks goes by notes (window_wire.h), data and signals alike, so that they stay in order.
  *
@@ -29,7 +29,7 @@
 
 /* Behind the words of a pad, in the memory that the ranks of a host share. */
 typedef struct window_control {
-    _Alignas(128) _Atomic uint32_t is_asleep; /* set by its rank; cleared by whoever rings */
+    _Alignas(128) _Atomic uint32_t is_asleep; /* set by its rank; cleared by a rank that rings */
     _Atomic uint32_t is_closed;               /* set once */
 } window_control;
 
@@ -64,10 +64,7 @@ struct dd_window {
     size_t pad_nbytes; /* const after open, as are these */
     int nchannels;
     bool has_far_members; /* some are not direct: they are answered soon, also when nobody here waits */
-    dd_list
-        owed; /* window_call: answers to ALONE, until the signals before are taken; guarded by the engine's lock */
-    atomic_int nowed; /* of them; written with the lock */
-    dd_list link;     /* in the hub's windows; guarded by the engine's lock */
+    dd_list link;         /* in the hub's windows; guarded by the engine's lock */
     window_member members[];
 };
 
@@ -179,9 +176,9 @@ dd_status window_begin(window_call *call, dd_error *err) DD_MUST_CHECK;
 /* Waits until it is done, at its deadline at the latest. An interrupt gives it up. */
 dd_status window_finish(window_call *call, const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 void window_abandon(window_call *call); /* its caller waits no longer */
-/* It is in its list from now on, and whoever waits for it is known to the group. */
+/* Puts it into its list, and tells the group that somebody waits for it. */
 void window_enter_locked(window_call *call);
-/* Tells its caller how it has ended, unless he knows. `cause` NULL for success. */
+/* Tells its caller how it has ended, unless that is known. `cause` NULL for success. */
 void window_complete_locked(window_call *call, const dd_error *cause);
 void window_end_wait_locked(window_call *call,
                             const dd_error *cause); /* both, for one that waits for a word */

@@ -20,8 +20,10 @@ typedef struct window_opening {
     dd_status own; /* how this rank is doing; `error` says more */
     dd_error error;
     dd_window_card card; /* its own */
-    dd_block *blocks;    /* [size]: the cards, in bytes */
-    dd_error map_error;  /* code DD_OK: nothing is wrong */
+    dd_window_card *
+        cards; /* [size]: of the last exchange; the first one's tell what there is, the second one's how that went */
+    dd_block *blocks;   /* [size]: the same in bytes */
+    dd_error map_error; /* code DD_OK: nothing is wrong */
     int culprit;
 } window_opening;
 
@@ -160,46 +162,28 @@ fail_protocol(const window_opening *opening, int rank, const dd_error *fault, dd
     return fail_group(opening->group, &error, err);
 }
 
-static dd_status
-read_card(const window_opening *opening, int rank, dd_window_card *card, dd_error *fault)
-{
-    return dd_window_card_decode(opening->blocks[rank].data, card, fault);
-}
-
 /* All fail with what one rank could not do, or if its pad is not of rank 0's size. */
 static dd_status
-check_card(const window_opening *opening, int rank, const dd_window_card *card, uint64_t pad_nbytes,
-           dd_error *err)
+check_card(const window_opening *opening, int rank, dd_error *err)
 {
+    const dd_window_card *card = &opening->cards[rank];
     char what[128];
     if (card->status != DD_OK) {
         (void)snprintf(what, sizeof what, "cannot open its part: %s", dd_status_text(card->status));
         (void)dd_group_error_about(opening->group, rank, card->status, what, err);
-    } else if (card->pad_nbytes != pad_nbytes) {
-        (void)snprintf(what, sizeof what, "for one of %llu", (unsigned long long)card->pad_nbytes);
+        dd_error_prepend(err, "window");
+        return card->status;
+    }
+    if (card->pad_nbytes != opening->cards[0].pad_nbytes) {
         dd_error own;
+        (void)snprintf(what, sizeof what, "for one of %llu", (unsigned long long)card->pad_nbytes);
         (void)dd_group_error_about(opening->group, rank, DD_MISMATCH, what, &own);
-        (void)dd_error_set(err, DD_MISMATCH, "rank 0 asks for a pad of %llu bytes, %s",
-                           (unsigned long long)pad_nbytes, own.message);
+        (void)dd_error_set(err, DD_MISMATCH, "window: rank 0 asks for a pad of %llu bytes, %s",
+                           (unsigned long long)opening->cards[0].pad_nbytes, own.message);
         dd_error_blame(err, rank, own.culprit.host, own.culprit.pid);
-    } else {
-        return DD_OK;
+        return DD_MISMATCH;
     }
-    dd_error_prepend(err, "window");
-    return card->status != DD_OK ? card->status : DD_MISMATCH;
-}
-
-/* The first cards count. */
-static void
-note_cards(const window_opening *opening)
-{
-    dd_window *window = opening->window;
-    for (int rank = opening->size - 1; rank >= 0; rank--) {
-        dd_window_card card = {.window = 0};
-        (void)!read_card(opening, rank, &card, NULL);
-        window->members[rank].nbytes = (size_t)card.nbytes;
-        window->id = card.window; /* at last rank 0's */
-    }
+    return DD_OK;
 }
 
 /* All say how they are doing: DD_OK if all are well. */
@@ -219,15 +203,12 @@ exchange(window_opening *opening, dd_error *err)
     if (status == DD_OK && opening->own != DD_OK) {
         return dd_error_copy(err, &opening->error);
     }
-    uint64_t pad_nbytes = 0;
     for (int rank = 0; rank < opening->size && status == DD_OK; rank++) {
         dd_error fault;
-        dd_window_card card;
-        if (read_card(opening, rank, &card, &fault) != DD_OK) {
+        if (dd_window_card_decode(opening->blocks[rank].data, &opening->cards[rank], &fault) != DD_OK) {
             return fail_protocol(opening, rank, &fault, err);
         }
-        pad_nbytes = rank == 0 ? card.pad_nbytes : pad_nbytes;
-        status = check_card(opening, rank, &card, pad_nbytes, err);
+        status = check_card(opening, rank, err);
     }
     return status;
 }
@@ -262,21 +243,20 @@ map_member_locked(window_opening *opening, int rank)
 {
     dd_window *window = opening->window;
     window_member *member = &window->members[rank];
-    dd_window_card card = {.nbytes = 0};
-    (void)!read_card(opening, rank, &card, NULL);
-    bool wants_data = card.nbytes > 0 && card.data.region != 0;
-    if (member->words == NULL && card.pad_region != 0) {
-        uint8_t *pad = map_locked(opening, rank, (dd_window_spot){.region = card.pad_region},
+    const dd_window_card *card = &opening->cards[rank];
+    bool wants_data = card->nbytes > 0 && card->data.region != 0;
+    if (member->words == NULL && card->pad_region != 0) {
+        uint8_t *pad = map_locked(opening, rank, (dd_window_spot){.region = card->pad_region},
                                   control_at(window->pad_nbytes) + sizeof(window_control));
         if (pad != NULL) {
             set_pad(member, pad, window->pad_nbytes);
         }
     }
     if (opening->map_error.code == DD_OK && member->data == NULL && wants_data) {
-        member->data = map_locked(opening, rank, card.data, card.nbytes);
+        member->data = map_locked(opening, rank, card->data, card->nbytes);
     }
-    member->is_direct = member->words != NULL && (card.nbytes == 0 || member->data != NULL);
-    return (member->words != NULL || card.pad_region == 0) && (member->data != NULL || !wants_data);
+    member->is_direct = member->words != NULL && (card->nbytes == 0 || member->data != NULL);
+    return (member->words != NULL || card->pad_region == 0) && (member->data != NULL || !wants_data);
 }
 
 static bool
@@ -413,7 +393,10 @@ open_window(window_opening *opening, dd_error *err)
     if (status != DD_OK) {
         return status;
     }
-    note_cards(opening);
+    window->id = opening->cards[0].window;
+    for (int rank = 0; rank < opening->size; rank++) {
+        window->members[rank].nbytes = (size_t)opening->cards[rank].nbytes;
+    }
     opening->own = map_members(opening, &opening->error);
     if (opening->own == DD_OK) {
         opening->own = enter_hub(window, &opening->error);
@@ -443,14 +426,15 @@ dd_window_open(dd_group *group, const dd_window_options *options, dd_window **wi
     opening.own = check_options(group, options, &opening.error);
     opening.window = create(hub, id, opening.own == DD_OK ? options : &nothing);
     size_t size = (size_t)opening.size;
-    opening.blocks = dd_mem_alloc(size * (sizeof *opening.blocks + DD_WINDOW_CARD_NBYTES));
+    opening.blocks =
+        dd_mem_alloc(size * (sizeof *opening.blocks + sizeof *opening.cards + DD_WINDOW_CARD_NBYTES));
     if (opening.window == NULL || opening.blocks == NULL) {
         status = fail_without_memory(group, err);
     } else {
-        uint8_t *bytes = (uint8_t *)(opening.blocks + size);
-        for (size_t rank = 0; rank < size; rank++) {
-            opening.blocks[rank] =
-                (dd_block){.data = bytes + rank * DD_WINDOW_CARD_NBYTES, .nbytes = DD_WINDOW_CARD_NBYTES};
+        opening.cards = (dd_window_card *)(void *)(opening.blocks + size);
+        uint8_t *bytes = (uint8_t *)(opening.cards + size);
+        for (size_t rank = 0; rank < size; rank++, bytes += DD_WINDOW_CARD_NBYTES) {
+            opening.blocks[rank] = (dd_block){.data = bytes, .nbytes = DD_WINDOW_CARD_NBYTES};
         }
         opening.card = (dd_window_card){.window = id, .pad_nbytes = opening.window->pad_nbytes};
         status = open_window(&opening, err);

@@ -1,6 +1,6 @@
 /* One asynchronous operation: whether it is done, how it ended, and who wants to know.
  *
- * A work is counted. It is completed once, by whoever carries it out; from then on everything in it is constant, unless it is renewed. */
+ * A work is counted. It is completed once, by the code that carries it out; from then on everything in it is constant, unless it is renewed. */
 #ifndef DD_WORK_WORK_H
 #define DD_WORK_WORK_H
 

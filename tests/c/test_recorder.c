@@ -568,10 +568,10 @@ TEST(threads_have_names)
 
 /* ---- call sites */
 
-static const dd_frame_key keys[] = {{0x1000, 2}, {0x2000, 4}, {0x3000, 6}};
-static const dd_frame told[] = {{.function = "inner", .file = "train.py", .line = 2, .is_hidden = true},
-                                {.function = "step", .file = "train.py", .line = 4},
-                                {.function = "main", .file = "start.py", .line = 6}};
+static const dd_call_site_key keys[] = {{0x1000, 2}, {0x2000, 4}, {0x3000, 6}};
+static const dd_call_site told[] = {{.function = "inner", .file = "train.py", .line = 2, .is_hidden = true},
+                                    {.function = "step", .file = "train.py", .line = 4},
+                                    {.function = "main", .file = "start.py", .line = 6}};
 
 TEST(a_stack_is_told_once)
 {
@@ -587,7 +587,7 @@ TEST(a_stack_is_told_once)
     CHECK_INT(dd_call_sites_find(sites, keys + 1, 2, &can_add), 0);
     uint32_t outer = dd_call_sites_add(sites, keys + 1, told + 1, 2);
     CHECK(outer != 0 && outer != stack);
-    const dd_frame *frames;
+    const dd_call_site *frames;
     REQUIRE(dd_call_sites_get(sites, stack, &frames) == 2);
     CHECK(strcmp(frames[0].function, "step") == 0);
     CHECK(strcmp(frames[1].function, "main") == 0);
