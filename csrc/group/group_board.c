@@ -8,10 +8,10 @@ group_is_on_board(const dd_group *group, int rank)
            group->topology.host_of[rank] == group->topology.host;
 }
 
-static void
-ring_others_locked(dd_group *group)
+void
+group_ring_others_locked(dd_group *group)
 {
-    for (int local = 0; local < group->topology.nlocal; local++) {
+    for (int local = 0; group->arena != NULL && local < group->topology.nlocal; local++) {
         if (dd_arena_is_bell_due(group->arena, local)) {
             dd_peer_ring_bell_locked(group->peers[group->topology.local_ranks[local]]);
         }
@@ -26,7 +26,7 @@ group_tell_abort_locked(dd_group *group, int except, const dd_cause *cause)
         uint8_t bytes[DD_CAUSE_MAX_NBYTES];
         _Static_assert(sizeof bytes <= DD_ARENA_CAUSE_MAX, "the board has room for a cause");
         dd_arena_post_cause(group->arena, dd_bytes_of(bytes, dd_cause_encode(cause, bytes)));
-        ring_others_locked(group);
+        group_ring_others_locked(group);
     }
 }
 
@@ -35,15 +35,7 @@ group_post_leaving_locked(dd_group *group)
 {
     if (group->arena != NULL) {
         dd_arena_post_leaving(group->arena);
-        ring_others_locked(group);
-    }
-}
-
-void
-group_ring_asked_locked(dd_group *group)
-{
-    if (group->arena != NULL) {
-        ring_others_locked(group);
+        group_ring_others_locked(group);
     }
 }
 

@@ -164,9 +164,7 @@ init_message(group_call *call, dd_group *group, const dd_p2p *p2p, const dd_call
                                  .on_done = on_message_done,
                                  .owner = call};
     if (options->is_typed) {
-        call->signature = (dd_signature){.dtype = (uint8_t)options->dtype,
-                                         .flags = DD_SIGNATURE_TYPED,
-                                         .count = p2p->block.nbytes / dd_dtype_size(options->dtype)};
+        call->signature = dd_signature_of_message(options->dtype, p2p->block.nbytes);
         call->message.signature = &call->signature;
     }
 }

@@ -47,12 +47,6 @@ group_update_task_locked(dd_group *group)
 }
 
 void
-group_cancel_message_locked(group_call *call, const dd_error *cause)
-{
-    dd_context_cancel_locked(call->group->context, &call->message, cause);
-}
-
-void
 group_fail_messages_locked(dd_group *group, int rank, const dd_error *cause)
 {
     for (dd_list *node = group->messages.next, *next; node != &group->messages; node = next) {
@@ -60,7 +54,7 @@ group_fail_messages_locked(dd_group *group, int rank, const dd_error *cause)
         group_call *call = DD_CONTAINER_OF(node, group_call, link);
         bool is_last_hope = call->message.rank == DD_ANY_RANK && group->ngone == group->size - 1;
         if (rank == DD_ANY_RANK || call->message.rank == rank || is_last_hope) {
-            group_cancel_message_locked(call, cause);
+            dd_context_cancel_locked(group->context, &call->message, cause);
         }
     }
 }

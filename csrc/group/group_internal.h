@@ -242,8 +242,8 @@ void group_post_leaving_locked(dd_group *group);
 void group_note_place_locked(dd_group *group);
 /* Whether the rank can be looked up on the board. */
 bool group_is_on_board(const dd_group *group, int rank);
-/* Rings those of this host, who show by hearing it that they run. */
-void group_ring_asked_locked(dd_group *group);
+/* Rings those of this host for whom a bell is due, who show by hearing it that they run. */
+void group_ring_others_locked(dd_group *group);
 /* What ranks call the arena that they ask for or pass; regions have words from 1. */
 #define GROUP_ARENA_WORD 0
 
@@ -278,7 +278,6 @@ void group_add_progress_locked(const dd_group *group, const dd_message *message,
 
 /* Takes it out of its list and completes its work; `cause` NULL for success. Lets the call go. */
 void group_complete_locked(group_call *call, const dd_error *cause);
-void group_cancel_message_locked(group_call *call, const dd_error *cause);
 /* Those to and from `rank`, or all for DD_ANY_RANK. */
 void group_fail_messages_locked(dd_group *group, int rank, const dd_error *cause);
 /* Puts the group's task in, or takes it out, as the work at hand demands. */

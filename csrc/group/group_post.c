@@ -157,7 +157,7 @@ group_watch_locked(group_call *call)
         group->ngone == group->size - 1) { /* nobody is left who could send; what came before has counted */
         dd_error cause;
         dd_error_set(&cause, DD_PEER_LOST, "all other ranks have left the group");
-        group_cancel_message_locked(call, &cause);
+        dd_context_cancel_locked(group->context, &call->message, &cause);
     }
 }
 

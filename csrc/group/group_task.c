@@ -83,7 +83,7 @@ begin_asking_locked(dd_group *group, int64_t now_ns)
             dd_peer_connect_locked(group->peers[rank]);
         }
     }
-    group_ring_asked_locked(group);
+    group_ring_others_locked(group);
     (void)ask_locked(group);
 }
 
@@ -189,7 +189,7 @@ expire_messages_locked(dd_group *group, int64_t now_ns)
             group_add_progress_locked(group, &call->message, &cause);
             group_blame(group, rank, &cause);
         }
-        group_cancel_message_locked(call, &cause);
+        dd_context_cancel_locked(group->context, &call->message, &cause);
     }
 }
 

@@ -13,16 +13,7 @@ read_peer(const py_group_call *call, PyObject *value, const char *name, int *ran
         *rank = DD_ANY_RANK;
         return true;
     }
-    if (!py_params_int(call->group->state, value, rank, call->params->function, name)) {
-        return false;
-    }
-    if (*rank < 0 || *rank >= call->group->size) {
-        PyErr_Format(call->group->state->errors[PY_ERROR_ARGUMENT],
-                     "%s(): argument '%s': invalid rank: %d is not in 0 to %d", call->params->function, name,
-                     *rank, call->group->size - 1);
-        return false;
-    }
-    return true;
+    return py_params_rank(call->group->state, value, call->group->size, rank, call->params->function, name);
 }
 
 static bool

@@ -99,6 +99,22 @@ py_params_int(const py_state *state, PyObject *value, int *number, const char *f
 }
 
 bool
+py_params_rank(const py_state *state, PyObject *value, int size, int *rank, const char *function,
+               const char *name)
+{
+    if (!py_params_int(state, value, rank, function, name)) {
+        return false;
+    }
+    if (*rank < 0 || *rank >= size) {
+        PyErr_Format(state->errors[PY_ERROR_ARGUMENT],
+                     "%s(): argument '%s': invalid rank: %d is not in 0 to %d", function, name, *rank,
+                     size - 1);
+        return false;
+    }
+    return true;
+}
+
+bool
 py_params_flag(const py_state *state, PyObject *value, bool *is_set, const char *function, const char *name)
 {
     int is_true = value == Py_True ? 1 : value == Py_False ? 0 : PyObject_IsTrue(value);

@@ -28,6 +28,9 @@ bool py_params_parse(const py_params *params, const py_state *state, PyObject *c
 /* An int that fits; else an exception that names the argument. */
 bool py_params_int(const py_state *state, PyObject *value, int *number, const char *function,
                    const char *name);
+/* The same for a rank of a group of that size. */
+bool py_params_rank(const py_state *state, PyObject *value, int size, int *rank, const char *function,
+                    const char *name);
 
 /* Whether a flag is set; an exception that names the argument where that cannot be told. */
 bool py_params_flag(const py_state *state, PyObject *value, bool *is_set, const char *function,

@@ -22,16 +22,7 @@ py_window_require_open(const py_window *self)
 bool
 py_window_read_rank(const py_window *self, PyObject *value, int *rank, const char *function, const char *name)
 {
-    if (!py_params_int(self->state, value, rank, function, name)) {
-        return false;
-    }
-    if (*rank < 0 || *rank >= self->group->size) {
-        PyErr_Format(self->state->errors[PY_ERROR_ARGUMENT],
-                     "%s(): argument '%s': invalid rank: %d is not in 0 to %d", function, name, *rank,
-                     self->group->size - 1);
-        return false;
-    }
-    return true;
+    return py_params_rank(self->state, value, self->group->size, rank, function, name);
 }
 
 /* ---- making */

@@ -29,15 +29,6 @@ typedef struct short_header {
 _Static_assert(sizeof(dd_frame) == DD_FRAME_NBYTES, "no field is padded");
 _Static_assert(sizeof(short_header) == DD_FRAME_SHORT_NBYTES, "no field is padded");
 
-/* The signature of a message of so many bytes of a dtype. */
-static dd_signature
-typed_signature(uint8_t dtype, uint32_t nbytes)
-{
-    return (dd_signature){.dtype = dtype,
-                          .flags = DD_SIGNATURE_TYPED,
-                          .count = nbytes / (uint32_t)dd_dtype_size((dd_dtype)dtype)};
-}
-
 static bool
 is_short(const dd_frame *frame)
 {
@@ -48,7 +39,7 @@ is_short(const dd_frame *frame)
     }
     dd_signature implied = {.dtype = 0};
     if (signature->flags == DD_SIGNATURE_TYPED && dd_dtype_is_valid(signature->dtype)) {
-        implied = typed_signature(signature->dtype, frame->payload);
+        implied = dd_signature_of_message((dd_dtype)signature->dtype, frame->payload);
     }
     return memcmp(signature, &implied, sizeof implied) == 0;
 }
@@ -108,7 +99,7 @@ read_short(const uint8_t *in, dd_frame *frame)
     if (header.flags != DD_SIGNATURE_TYPED || !dd_dtype_is_valid(header.dtype)) {
         return false;
     }
-    frame->signature = typed_signature(header.dtype, header.payload);
+    frame->signature = dd_signature_of_message((dd_dtype)header.dtype, header.payload);
     return true;
 }
 

@@ -4,6 +4,9 @@
 #ifndef DD_TRANSPORT_SIGNATURE_H
 #define DD_TRANSPORT_SIGNATURE_H
 
+#include "core/dtype.h"
+
+#include <stddef.h>
 #include <stdint.h>
 
 /* The elements of a message from rank to rank have a dtype. Without the flag they are bytes, which go with
@@ -20,5 +23,13 @@ typedef struct dd_signature {
     uint64_t count;       /* elements, where all ranks must have the same number; else 0 */
     uint64_t factor_bits; /* of PREMUL_SUM: the double */
 } dd_signature;
+
+/* Of a message from rank to rank that is so many bytes of a dtype. */
+static inline dd_signature
+dd_signature_of_message(dd_dtype dtype, size_t nbytes)
+{
+    return (dd_signature){
+        .dtype = (uint8_t)dtype, .flags = DD_SIGNATURE_TYPED, .count = nbytes / dd_dtype_size(dtype)};
+}
 
 #endif

@@ -369,6 +369,7 @@ be_aborted(team_rank *self)
 {
     sum aborted;
     REQUIRE(sum_init(&aborted, self->group, 1));
+    team_rendezvous(self, "made");
     if (self->rank == 0) {
         pthread_t thread;
         CHECK_OK(dd_thread_start(&thread, "abort", abort_soon, self, check_err()));
