@@ -36,6 +36,22 @@ tcp_conn_who(const tcp_conn *conn, char out[TCP_WHO_MAX])
     return out;
 }
 
+dd_status
+tcp_server_watch(dd_tcp_server *server, tcp_handler *handler, uint32_t events, dd_error *err)
+{
+    struct epoll_event event = {.events = events, .data.ptr = handler};
+    if (dd_sys_epoll_ctl(server->epoll_fd, EPOLL_CTL_ADD, handler->fd, &event) != 0) {
+        return dd_error_set_errno(err, DD_SYSTEM, errno, "cannot watch fd %d", handler->fd);
+    }
+    return DD_OK;
+}
+
+void
+tcp_server_unwatch(dd_tcp_server *server, tcp_handler *handler)
+{
+    (void)dd_sys_epoll_ctl(server->epoll_fd, EPOLL_CTL_DEL, handler->fd, NULL);
+}
+
 /* It has said who it is, as anybody can, and has not shown the secret. Ranks that wait for it in the store
  * may want to know. */
 static void

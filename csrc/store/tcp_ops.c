@@ -106,72 +106,50 @@ ask_plainly(tcp_store *store, dd_store_op op, const dd_store_request *request, d
     return ask(store, &step, result, wait, err);
 }
 
-/* A GET of a missing key is answered as if it were empty, so it is asked for first. */
+/* Takes what is there; the flag tells whether all was. A GET of a missing key is answered as if it were empty, so the keys
+ * are asked for first. */
 static dd_status
-plain_try_get(tcp_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
-              dd_error *err)
+plain_try(tcp_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
+          dd_error *err)
 {
-    dd_status status = ask_plainly(store, DD_STORE_CHECK, request, result, wait, err);
-    return status == DD_OK && result->flag ? ask_plainly(store, DD_STORE_TRY_GET, request, result, wait, err)
-                                           : status;
-}
-
-/* A request that waits costs its connection when the time runs out, so one look is a CHECK. */
-static dd_status
-plain_wait(tcp_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
-           dd_error *err)
-{
-    dd_store_op op = dd_wait_is_over(wait) ? DD_STORE_CHECK : DD_STORE_WAIT;
-    dd_status status = ask_plainly(store, op, request, result, wait, err);
-    return status == DD_OK && !result->flag ? DD_TIMED_OUT : status;
-}
-
-/* Waits until the keys are there, then tries to take what they hold, and waits again if there was nothing to take: another
- * was faster, or the key has a value and no item. */
-static dd_status
-plain_wait_and_try(tcp_store *store, const dd_store_request *request, dd_store_result *result,
-                   const dd_wait *wait, dd_error *err)
-{
-    for (;;) {
-        dd_status status = plain_wait(store, request, result, wait, err);
-        if (status == DD_OK) {
-            status = request->op == DD_STORE_GET
-                         ? plain_try_get(store, request, result, wait, err)
-                         : ask_plainly(store, request->op, request, result, wait, err);
-        }
-        if (status != DD_OK || result->flag) {
-            return status;
-        }
-        if (dd_wait_is_over(wait)) {
-            return DD_TIMED_OUT;
-        }
-        status = dd_wait_sleep(wait, TRY_AGAIN_NS, err);
-        if (status != DD_OK) {
-            return status;
-        }
+    if (request->op == DD_STORE_QUEUE_POP) {
+        return ask_plainly(store, DD_STORE_QUEUE_POP, request, result, wait, err);
     }
+    dd_store_op op = request->op == DD_STORE_MULTI_GET ? DD_STORE_MULTI_GET : DD_STORE_TRY_GET;
+    dd_status status = ask_plainly(store, DD_STORE_CHECK, request, result, wait, err);
+    return status == DD_OK && result->flag && request->op != DD_STORE_WAIT
+               ? ask_plainly(store, op, request, result, wait, err)
+               : status;
 }
 
+/* What waits tries first: a WAIT costs its connection when the time runs out. After the WAIT it tries again, and goes on so
+ * while there is nothing to take: another was faster, or the key has a value and no item. */
 static dd_status
 plain_run(tcp_store *store, const dd_store_request *request, dd_store_result *result, const dd_wait *wait,
           dd_error *err)
 {
     dd_store_op op = request->op;
-    if (op == DD_STORE_TRY_GET) {
-        return plain_try_get(store, request, result, wait, err);
+    bool waits = op == DD_STORE_WAIT || op == DD_STORE_GET || op == DD_STORE_MULTI_GET ||
+                 (op == DD_STORE_QUEUE_POP && request->number != 0);
+    if (!waits && op != DD_STORE_TRY_GET) {
+        return ask(store, request, result, wait, err);
     }
-    if (op == DD_STORE_WAIT) {
-        return plain_wait(store, request, result, wait, err);
-    }
-    if (op == DD_STORE_QUEUE_POP) {
-        dd_status status = ask_plainly(store, op, request, result, wait, err);
-        if (status != DD_OK || result->flag || request->number == 0) {
+    for (bool is_first = true;; is_first = false) {
+        dd_status status = plain_try(store, request, result, wait, err);
+        if (status != DD_OK || result->flag || !waits) {
+            return status;
+        }
+        if (dd_wait_is_over(wait)) {
+            return DD_TIMED_OUT;
+        }
+        status = is_first ? DD_OK : dd_wait_sleep(wait, TRY_AGAIN_NS, err);
+        if (status == DD_OK) {
+            status = ask_plainly(store, DD_STORE_WAIT, request, result, wait, err);
+        }
+        if (status != DD_OK || op == DD_STORE_WAIT) {
             return status;
         }
     }
-    bool takes_when_there = op == DD_STORE_GET || op == DD_STORE_MULTI_GET || op == DD_STORE_QUEUE_POP;
-    return takes_when_there ? plain_wait_and_try(store, request, result, wait, err)
-                            : ask(store, request, result, wait, err);
 }
 
 static dd_status

@@ -143,10 +143,6 @@ dd_status tcp_server_create(dd_tcp_server **out, const dd_tcp_server_options *op
 void tcp_server_free(dd_tcp_server *server);
 /* One turn of the loop; whether anything has happened. */
 bool tcp_server_turn(dd_tcp_server *server, int timeout_ms);
-/* Level-triggered. handler->fd stays the caller's. */
-dd_status tcp_server_watch(dd_tcp_server *server, tcp_handler *handler, uint32_t events,
-                           dd_error *err) DD_MUST_CHECK;
-void tcp_server_unwatch(dd_tcp_server *server, tcp_handler *handler);
 
 /* tcp_joined.c */
 
@@ -168,8 +164,12 @@ bool tcp_strangers_evict(dd_tcp_server *server);
 /* Closes those whose hand-shake is overdue; returns when the next one is. */
 int64_t tcp_strangers_expire(dd_tcp_server *server);
 
-/* tcp_conn.c; all loop only */
+/* tcp_conn.c; all loop only, but for watching before it runs */
 
+/* Level-triggered. handler->fd stays the caller's. */
+dd_status tcp_server_watch(dd_tcp_server *server, tcp_handler *handler, uint32_t events,
+                           dd_error *err) DD_MUST_CHECK;
+void tcp_server_unwatch(dd_tcp_server *server, tcp_handler *handler);
 /* Takes over an accepted descriptor; without memory it is closed. */
 void tcp_conn_open(dd_tcp_server *server, int fd, bool is_surplus);
 void tcp_conn_doom(tcp_conn *conn, const char *why);
