@@ -1,5 +1,5 @@
-/* Something that may hang (a resolver, a file system), done on a thread of its own. The caller waits for as long as it likes,
- * and then leaves the thread alone. The last of the two frees the errand. */
+/* Work that may hang (a resolver, a file system), done on a thread of its own. The caller waits for as long as it likes, and
+ * then leaves the thread to itself. The last of the two frees the errand. */
 #ifndef DD_CORE_ERRAND_H
 #define DD_CORE_ERRAND_H
 

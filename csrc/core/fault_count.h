@@ -1,4 +1,4 @@
-/* Of the calls that pass here, the one that is to fail. For test builds (DD_FAULTS): memory, and the system. */
+/* Counts calls, and picks the one that is to fail. For test builds (DD_FAULTS): of allocations, and of calls of the system. */
 #ifndef DD_CORE_FAULT_COUNT_H
 #define DD_CORE_FAULT_COUNT_H
 

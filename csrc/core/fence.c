@@ -8,7 +8,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* The generation of forks in which this process has registered, and one; 0 for none. Of the process, as what it says. */
+/* The generation of forks in which this process has registered, and one; 0 for none. A fact about the process, so it is a global. */
 static _Atomic uint64_t registered_in;
 
 void

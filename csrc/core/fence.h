@@ -5,8 +5,8 @@
 
 #include <stdbool.h>
 
-/* Makes this process take part. In a process with threads the kernel waits for all processors: tens of milliseconds, so it is a
- * matter for a thread that nobody waits for. */
+/* Makes this process take part. In a process with threads the kernel waits for all processors: tens of milliseconds, so a
+ * thread that nobody waits for does it. */
 void dd_fence_register(void);
 /* False, too, where the kernel refuses, and in a forked child until it has registered itself. */
 bool dd_fence_is_registered(void);

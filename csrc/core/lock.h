@@ -60,7 +60,7 @@ void dd_lock_init(dd_lock *lock, dd_lock_kind kind);
 void dd_lock_fini(dd_lock *lock);
 
 void dd_lock_take(dd_lock *lock);
-/* False: somebody else has it. Waits for nobody, and so in any order. */
+/* False: another thread has it. It never waits, so any order is fine. */
 bool dd_lock_try(dd_lock *lock);
 /* False: others have held it for timeout_ns. */
 bool dd_lock_take_within(dd_lock *lock, int64_t timeout_ns);

@@ -1,4 +1,4 @@
-/* How long, and under whose eyes, a caller is willing to block.
+/* How long a caller is willing to block, and how it can be interrupted.
  *
  * Everything that may block takes a `const dd_wait *`. It sleeps in slices and asks `is_interrupted` between them, so that
  * the caller (an interpreter with signals to look after) gets control back soon, from any thread. Slices

@@ -49,7 +49,8 @@ store_8(void *at, __m512i words)
 
 #include "kernels/reduce_vector_internal.h"
 
-dd_kernel_table dd_kernels_avx512 = {DD_VECTOR_KERNEL_LIST(DD_KERNEL_ENTRY)};
+#define ENTRY(T, op, form) [DD_DTYPE_##T][DD_REDOP_##op][DD_FORM_##form] = kernel_##T##_##op##_##form,
+dd_kernel_table dd_kernels_avx512 = {DD_VECTOR_KERNEL_LIST(ENTRY)};
 
 #if defined(__clang__)
 #pragma clang attribute pop

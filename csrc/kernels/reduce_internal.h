@@ -47,9 +47,6 @@ typedef void dd_kernel(const dd_fold *fold, size_t begin);
 /* By dd_dtype, dd_redop and dd_kernel_form; NULL where an operation means nothing for the type. */
 typedef dd_kernel *const dd_kernel_table[DD_DTYPE_COUNT][DD_REDOP_COUNT][DD_FORM_COUNT];
 
-#define DD_KERNEL_ENTRY(T, op, form) \
-    [DD_DTYPE_##T][DD_REDOP_##op][DD_FORM_##form] = kernel_##T##_##op##_##form,
-
 extern dd_kernel_table dd_kernels_scalar;
 extern dd_kernel_table dd_kernels_avx2;
 extern dd_kernel_table dd_kernels_avx512;

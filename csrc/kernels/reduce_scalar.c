@@ -42,5 +42,5 @@ DD_INTEGER_LIST(DEFINE_AVERAGE, )
 DEFINE_COMPLEX_PRODUCT(COMPLEX64, FLOAT32, float)
 DEFINE_COMPLEX_PRODUCT(COMPLEX128, FLOAT64, double)
 
-dd_kernel_table dd_kernels_scalar = {DD_VECTOR_KERNEL_LIST(DD_KERNEL_ENTRY)
-                                         DD_SCALAR_KERNEL_LIST(DD_KERNEL_ENTRY)};
+#define ENTRY(T, op, form) [DD_DTYPE_##T][DD_REDOP_##op][DD_FORM_##form] = kernel_##T##_##op##_##form,
+dd_kernel_table dd_kernels_scalar = {DD_VECTOR_KERNEL_LIST(ENTRY) DD_SCALAR_KERNEL_LIST(ENTRY)};

@@ -4,17 +4,22 @@
 #ifndef DD_KERNELS_REDUCE_VECTOR_INTERNAL_H
 #define DD_KERNELS_REDUCE_VECTOR_INTERNAL_H
 
-/* And what it has instructions for:
+/* What the file says:
+ *
+ *     VECTOR_NBYTES      of a register; without it, a vector has one element
+ *     VECTOR_REST        the kernels for less than a vector
+ *
+ * and, where it has instructions for them:
  *
  *     VECTOR_LOAD_CODES(address, nbits), VECTOR_STORE_CODES(address, nbits, x)   see load_codes_16 below
  *     VECTOR_LOAD_FLOAT16(address), VECTOR_STORE_FLOAT16(address, x)             to and from float32 */
-#ifdef VECTOR_NBYTES                          /* of a register */
+#ifdef VECTOR_NBYTES
 #define VECTOR_NBYTES_FOR(size) VECTOR_NBYTES /* of vectors of elements of this size */
 #define VECTOR_IS_ONE false
 #else
 #define VECTOR_NBYTES_FOR(size) (size)
 #define VECTOR_IS_ONE true
-#define VECTOR_REST dd_kernels_scalar /* for less than a vector */
+#define VECTOR_REST dd_kernels_scalar /* never used */
 #endif
 
 #include "kernels/reduce_internal.h"

@@ -1,5 +1,5 @@
-/* A tensor in memory: where it starts and how its elements lie. Borrowed; what owns the memory is the
- * caller's affair. */
+/* A tensor in memory: where it starts and how its elements lie. Borrowed; the caller
+ * keeps the memory alive. */
 #ifndef DD_KERNELS_VIEW_H
 #define DD_KERNELS_VIEW_H
 

@@ -1,8 +1,8 @@
 /* Where calls come from: stacks of the caller's language, each kept once.
  *
  * A frame is known by two numbers that its owner gives it (the code object and the instruction, say), so that looking up a
- * stack that has been seen costs a few nanoseconds. What its frames are is told once, in text, and stays: dumps need no interpreter. The table
- * is bounded; what does not fit any more is stack 0, which has no frames. Any thread. */
+ * stack that has been seen costs a few nanoseconds. Its frames are told once, in text, and kept: dumps need no interpreter. The table
+ * is bounded; a stack that does not fit is stack 0, which has no frames. Any thread. */
 #ifndef DD_OBSERVE_CALL_SITES_H
 #define DD_OBSERVE_CALL_SITES_H
 

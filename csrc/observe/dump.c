@@ -216,7 +216,7 @@ find_errors(snapshot *all)
     }
 }
 
-/* To be ended by forget, after a failure, too. */
+/* The caller calls forget afterwards, also after a failure. */
 static dd_status
 look_at_all(snapshot *all, dd_recorder *recorder, const dd_dump_options *options, dd_error *err)
 {

@@ -1,4 +1,4 @@
-/* The two languages of dumps, JSON and pickles. What is said is in dump.c; how, in dump_write.c. */
+/* The two formats of dumps, JSON and pickles. dump.c decides what is written, dump_write.c how. */
 #ifndef DD_OBSERVE_DUMP_INTERNAL_H
 #define DD_OBSERVE_DUMP_INTERNAL_H
 

@@ -1,4 +1,4 @@
-/* How values are written in either language. Pickles are programs for a machine with a stack. */
+/* How values are written, as JSON or as a pickle. A pickle is a program for a machine with a stack. */
 #include "observe/dump_internal.h"
 
 #include "core/little_endian.h"

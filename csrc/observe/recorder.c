@@ -10,7 +10,7 @@
 
 #define LINE_NBYTES 64 /* of the cache */
 #define MAX_CAPACITY ((size_t)1 << 24)
-/* A program that calls from more places is generating code. */
+/* A program that calls from more places than this generates code. */
 #define MAX_STACKS 8192
 
 _Static_assert(sizeof(record_body) % sizeof(uint64_t) == 0, "a body is a number of words");

@@ -1,8 +1,8 @@
 /* The flight recorder: the last operations of this process, whatever their backend, to find out why it hangs.
  *
  * A ring of records of a fixed size, written by the threads that call and complete operations, read by dumps. Writing
- * a record takes no memory, and no lock but for the words of a failure. A record is named by an id that is never used again: what is told
- * about one that has been overwritten is ignored. Records keep times of the monotonic clock; dumps turn them into the calendar's. */
+ * a record takes no memory, and no lock but for the message of a failure. A record is named by an id that is never used again: calls
+ * about one that has been overwritten are ignored. Records keep times of the monotonic clock; dumps turn them into the calendar's. */
 #ifndef DD_OBSERVE_RECORDER_H
 #define DD_OBSERVE_RECORDER_H
 
@@ -26,7 +26,7 @@ dd_status dd_recorder_create(size_t capacity, dd_recorder **recorder, dd_error *
 /* After the last group and the last dump. NULL is fine. */
 void dd_recorder_destroy(dd_recorder *recorder);
 size_t dd_recorder_capacity(const dd_recorder *recorder);
-/* Forgets all records, and goes on; entries of dumps count from 0 again. */
+/* Forgets all records; entries of dumps count from 0 again. */
 void dd_recorder_reset(dd_recorder *recorder);
 /* Where the stacks of its records are. Borrowed. */
 dd_call_sites *dd_recorder_call_sites(dd_recorder *recorder);
@@ -90,7 +90,7 @@ typedef struct dd_record_call {
 /* A call has been made: gives its id. Its sequence number is the next of the group's collectives, or of its messages. Of one group one
  * at a time: the caller holds what orders them. */
 uint64_t dd_recorder_begin(dd_recorder_group *group, const dd_record_call *call);
-/* A call that is made again and again: what is told of it, put together once. */
+/* A call that is made again and again: what its records have in common, put together once. */
 typedef struct dd_record_form dd_record_form;
 /* Of a collective; the stack, the times and is_started do not count. */
 dd_status dd_record_form_create(const dd_record_call *call, dd_record_form **form,
@@ -104,7 +104,7 @@ typedef struct dd_record_times {
 } dd_record_times;
 uint64_t dd_recorder_begin_form(dd_recorder_group *group, const dd_record_form *form, uint32_t stack,
                                 const dd_record_times *times);
-/* A call that has been begun was refused, and nothing was sent: there was none, and the next has its sequence number. For the caller
+/* A call that has been begun was refused, and nothing was sent: it does not count, and the next gets its sequence number. For the caller
  * of begin alone, before any other call on the group. */
 void dd_recorder_withdraw(dd_recorder *recorder, uint64_t record);
 /* It has begun to move. */

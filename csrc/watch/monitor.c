@@ -35,7 +35,7 @@ linger(dd_monitor *monitor)
     }
 }
 
-/* Somebody has ended the group, and knows. */
+/* A caller has ended the group, so the end is no news. */
 static bool
 is_wanted(dd_status code)
 {
@@ -59,7 +59,7 @@ typedef enum dump_wish {
     DUMP_ASKED,
 } dump_wish;
 
-/* Of a failure that is not one group's of this process. */
+/* For a failure that no single group of this process has had. */
 static dump_wish
 wish_of_all(const dd_monitor *monitor)
 {
@@ -106,7 +106,7 @@ look_into(dd_monitor *monitor, const char *what, dump_wish wish, watch_member *o
     watch_report_finish(monitor, &report);
 }
 
-/* The member of a group of the recorder; NULL: nobody's here any more. */
+/* The member of a group of the recorder; NULL: it has been removed. */
 static watch_member *
 find_member(dd_monitor *monitor, uint32_t uid)
 {
@@ -268,7 +268,7 @@ sleep_until_woken(dd_monitor *monitor)
     }
 }
 
-/* Nobody looks any more: groups and stores are not held up, and the pipe goes. */
+/* Lets go of all groups and their stores, and removes the pipe. */
 static void
 leave(dd_monitor *monitor)
 {
@@ -279,7 +279,7 @@ leave(dd_monitor *monitor)
     watch_end_pass(monitor);
 }
 
-/* False: it has been stopped already. Nobody has waited for it then, so the interpreter may be ending. */
+/* False: it has been stopped already. The stop did not wait for it, so the interpreter may be ending. */
 static bool
 begin_running(dd_monitor *monitor)
 {

@@ -33,7 +33,7 @@ typedef enum dd_dumping {
 
 /* What the monitor asks of the program around it. */
 typedef struct dd_monitor_host {
-    /* Returns when the interpreter has given a sign of life. On a thread of its own, which nobody waits for for long. */
+    /* Returns when the interpreter has given a sign of life. Runs on a thread of its own; nobody waits long for it. */
     void (*await_interpreter)(void);
     /* Ends the process. */
     void (*die)(void *ctx, const char *reason);

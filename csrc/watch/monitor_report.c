@@ -11,9 +11,9 @@
 #include <stdio.h>
 #include <string.h>
 
-/* So long an interpreter that is well may take. */
+/* A healthy interpreter takes no longer. */
 #define ANSWER_NS (300 * DD_NS_PER_MS)
-/* Of so many ranks a report has a line each. */
+/* A report has a line each for so many ranks. */
 #define MAX_RANKS_SHOWN 64
 #define REPORT_MAX_NBYTES ((size_t)64 << 10)
 
@@ -152,7 +152,7 @@ watch_forget_question(dd_monitor *monitor)
     }
 }
 
-/* Waits for so long at most. How long the interpreter took is how long the GIL has been held. */
+/* Waits for timeout_ns at most. The time that the interpreter took to answer is how long the GIL was held. */
 static bool
 is_answered(dd_monitor *monitor, int64_t timeout_ns, double *held_s)
 {

@@ -75,7 +75,7 @@ bool watch_begin_pass(dd_monitor *monitor, const dd_wait *wait);
 /* Lets the removed members go. */
 void watch_end_pass(dd_monitor *monitor);
 void watch_mark_removed(dd_monitor *monitor, uint64_t id); /* 0: all */
-/* For one request to a store. Ends early when the monitor's time is up. */
+/* For one request to a store. Over early when the monitor has to stop. */
 dd_wait watch_wait(dd_monitor *monitor);
 /* Members in their order, NULL at the end: they stay for as long as the pass. */
 watch_member *watch_next(dd_monitor *monitor, watch_member *after);

@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-/* A signal that answers ours comes within a microsecond or two. So long it is looked for without any lock. */
+/* A signal that answers ours comes within a microsecond or two. For so many looks no lock is taken. */
 #define SHORT_LOOKS 512
 /* With more ranks than cores, the core is given away after each look. */
 #define CROWDED_LOOKS 8

@@ -38,8 +38,8 @@ dd_status dd_window_open(dd_group *group, const dd_window_options *options, dd_w
                          const dd_wait *wait, dd_error *err) DD_MUST_CHECK;
 
 /* Local: from now on what others send here is refused (they get DD_CLOSED, naming this rank), messages neither write nor read this
- * rank's memory, and calls here are DD_CLOSED. What is mapped stays until the last release. The caller sees to it (by a barrier) that
- * the others are through. Idempotent. */
+ * rank's memory, and calls here are DD_CLOSED. What is mapped stays until the last release. The caller makes sure (by a barrier) that
+ * the others have finished. Idempotent. */
 void dd_window_close(dd_window *window);
 dd_window *dd_window_acquire(dd_window *window);
 void dd_window_release(dd_window *window); /* NULL is fine; the last one closes */

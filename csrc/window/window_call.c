@@ -47,7 +47,7 @@ window_conclude(window_hub *hub, const char *what, dd_status status, dd_error *e
     return status;
 }
 
-/* What makes no sense, or cannot be any more as far as can be seen without the lock; with it, more is seen. */
+/* Why the call is wrong or cannot succeed, as far as that shows without the lock; with it, more shows. */
 static dd_status
 find_obstacle(const dd_window *window, const window_args *args, bool is_locked, dd_error *err)
 {
@@ -223,7 +223,7 @@ note_calls_locked(window_hub *hub)
     dd_group_note_guest_locked(hub->group);
 }
 
-/* Which of the group's counts it is in. */
+/* The count of the group that it is in. */
 static size_t *
 count_of(window_call *call)
 {

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Puts of few bytes are sent in the background up to so many bytes; beyond it they wait until the transport has theirs. */
+/* Small puts are sent in the background while so many bytes are kept; beyond that they wait until the transport has theirs. */
 #define KEPT_MAX ((size_t)1 << 20)
 
 /* NULL: it is not open here. */
@@ -29,7 +29,7 @@ is_answer(const window_call *call)
 
 /* ---- messages under way */
 
-/* Why a call fails whose message has ended so; NULL: a question was refused. */
+/* Why a call fails whose message has ended with this error; NULL: a question was refused. */
 static void
 explain(const window_call *call, const dd_error *error, dd_error *cause)
 {

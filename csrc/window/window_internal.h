@@ -20,7 +20,7 @@
 #include "window/window.h"
 #include "window/window_wire.h"
 
-/* So many questions of a rank are answered at a time; the transport holds further ones until it has taken some of the answers. */
+/* How many questions of a rank are answered at a time; the transport holds further ones until it has taken some of the answers. */
 #define WINDOW_ANSWERS_MAX 256u
 /* Up to this size, data are sent from a copy. */
 #define WINDOW_SMALL_NBYTES ((size_t)4096)
@@ -86,7 +86,7 @@ typedef struct window_args {
     int channel;
 } window_args;
 
-/* An operation that has to wait, or a note or an answer of ours. Counted by its work, which is done when its caller is through. Guarded
+/* An operation that has to wait, or a note or an answer of ours. Counted by its work, which is done when its caller need not wait any more. Guarded
  * by the engine's lock. */
 typedef struct window_call {
     dd_work work; /* first */
@@ -188,7 +188,7 @@ void window_leave_locked(window_call *call);        /* the list, and with it its
 
 /* Sends what the call wants by a note. It may be done then, or ends with its message. */
 dd_status window_send_call_locked(window_call *call, dd_error *err) DD_MUST_CHECK;
-/* Its caller does not wait any longer. What its message is ends now, or when it has been copied. */
+/* Its caller does not wait any longer. Its message ends now, or when its data have been copied. */
 void window_give_up_message_locked(window_call *call, const dd_error *cause);
 /* Copies one piece of what is wanted back. False: nothing was left. */
 bool window_rescue_locked(window_hub *hub);
