@@ -3,8 +3,6 @@
 
 #include "core/mem.h"
 
-#define FLUSH_STEP_NS DD_NS_PER_MS
-
 /* ---- opening */
 
 static dd_context *
@@ -111,29 +109,14 @@ close_locked(dd_context *context)
 }
 
 static bool
-is_flushed(dd_context *context)
+is_flushed(void *ctx)
 {
+    const dd_context *context = ctx;
     bool is_all = true;
-    dd_engine_lock(context->engine);
     for (int rank = 0; rank < context->nranks; rank++) {
         is_all = is_all && !peer_has_queued(context->ranks[rank].peer);
     }
-    dd_engine_unlock(context->engine);
     return is_all;
-}
-
-/* Goodbyes of small groups are on their way after one look; a full connection takes as long as it takes. */
-static void
-flush(dd_context *context, const dd_wait *wait)
-{
-    atomic_bool never = false;
-    dd_wait step = dd_wait_at_most(wait, 0);
-    while (!is_flushed(context) && !dd_wait_is_over(wait)) {
-        if (dd_engine_wait(context->engine, &never, &step, NULL) == DD_INTERRUPTED) {
-            return;
-        }
-        step = dd_wait_at_most(wait, FLUSH_STEP_NS);
-    }
 }
 
 void
@@ -147,7 +130,7 @@ dd_context_close(dd_context *context, const dd_wait *wait)
         dd_engine_lock(engine);
         close_locked(context);
         dd_engine_unlock(engine);
-        flush(context, wait);
+        engine_flush(engine, is_flushed, context, wait);
     }
     for (int i = 0; i < context->nranks; i++) {
         dd_peer_release(context->ranks[i].peer);

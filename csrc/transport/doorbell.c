@@ -71,16 +71,9 @@ dd_doorbell_ring(int own_fd, const dd_uid *whose)
                          (const struct sockaddr *)&address.name, address.len);
 }
 
-/* ---- notes, in the order of bytes of this host */
+/* ---- notes */
 
-typedef struct note_bytes {
-    uint8_t kind;
-    uint8_t zero[7];
-    uint64_t context, word;
-    uint32_t source, target;
-} note_bytes;
-
-_Static_assert(sizeof(note_bytes) == NOTE_NBYTES, "no field is padded");
+_Static_assert(offsetof(dd_bell_note, fd) == NOTE_NBYTES, "no field is padded");
 
 /* Room for one descriptor and the credentials that the kernel adds, aligned as it wants them. */
 typedef union bell_control {
@@ -91,14 +84,9 @@ typedef union bell_control {
 dd_io
 dd_doorbell_send(int own_fd, const dd_uid *whose, const dd_bell_note *note)
 {
-    note_bytes bytes = {.kind = (uint8_t)note->kind,
-                        .context = note->context,
-                        .word = note->word,
-                        .source = note->source,
-                        .target = note->target};
     bell_control control = {0};
     bell_address address = address_of(whose);
-    struct iovec part = {.iov_base = &bytes, .iov_len = sizeof bytes};
+    struct iovec part = {.iov_base = (void *)(uintptr_t)note, .iov_len = NOTE_NBYTES};
     struct msghdr message = {
         .msg_name = &address.name, .msg_namelen = address.len, .msg_iov = &part, .msg_iovlen = 1};
     if (note->kind == DD_BELL_PASS) {
@@ -110,7 +98,7 @@ dd_doorbell_send(int own_fd, const dd_uid *whose, const dd_bell_note *note)
         header->cmsg_len = CMSG_LEN(sizeof note->fd);
         memcpy(CMSG_DATA(header), &note->fd, sizeof note->fd);
     }
-    if (dd_sys_sendmsg(own_fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)sizeof bytes) {
+    if (dd_sys_sendmsg(own_fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == NOTE_NBYTES) {
         return DD_IO_OK;
     }
     /* Too many descriptors in flight is a limit of this user's, which passes. */
@@ -157,21 +145,16 @@ dd_doorbell_take(int own_fd, dd_bell_note *note)
     *note = (dd_bell_note){.kind = DD_BELL_RING, .fd = -1};
     int fd = -1;
     bool is_ours = take_control(&message, &fd);
-    note_bytes read;
-    memcpy(&read, bytes, sizeof read);
-    if (is_ours && len == NOTE_NBYTES && (read.kind == DD_BELL_WANT || read.kind == DD_BELL_PASS)) {
-        *note = (dd_bell_note){.kind = (dd_bell_kind)read.kind,
-                               .context = read.context,
-                               .word = read.word,
-                               .source = read.source,
-                               .target = read.target,
-                               .fd = -1};
+    if (is_ours && len == NOTE_NBYTES) {
+        memcpy(note, bytes, NOTE_NBYTES);
     }
     if (note->kind == DD_BELL_PASS && fd != -1) {
         note->fd = fd;
-    } else {
-        note->kind = note->kind == DD_BELL_WANT ? DD_BELL_WANT : DD_BELL_RING;
-        dd_sock_close(fd);
+        return DD_IO_OK;
+    }
+    dd_sock_close(fd);
+    if (note->kind != DD_BELL_WANT) {
+        *note = (dd_bell_note){.kind = DD_BELL_RING, .fd = -1};
     }
     return DD_IO_OK;
 }

@@ -16,8 +16,9 @@ typedef enum dd_bell_kind {
     DD_BELL_PASS, /* ... and gets it */
 } dd_bell_kind;
 
+/* Up to `fd` as it is sent, in the order of bytes of this host. */
 typedef struct dd_bell_note {
-    dd_bell_kind kind;
+    uint64_t kind;    /* dd_bell_kind */
     uint64_t context; /* id of the group */
     uint64_t word;
     uint32_t source; /* ranks of the group */

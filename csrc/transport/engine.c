@@ -10,7 +10,6 @@
 #include <string.h>
 
 #define LINGER_NS (2 * DD_NS_PER_S)
-#define LINGER_STEP_NS DD_NS_PER_MS
 
 /* The strings of options stay the caller's: we keep copies, one after the other. */
 static dd_status
@@ -171,43 +170,22 @@ say_bye(dd_engine *engine)
     }
 }
 
-/* Whether the peer's host has everything that was posted for the peer. */
+/* Whether the peers' hosts have everything that was posted. */
 static bool
-is_flushed(const dd_peer *peer)
+has_arrived(void *ctx)
 {
-    if (peer->state != PEER_CONNECTED || peer->is_self) {
-        return true;
-    }
-    for (int i = 0; i < peer->nlanes; i++) {
-        const dd_lane *lane = peer->lanes[i];
-        if (!lane->is_output_dead &&
-            (lane_has_output(lane) || !lane->stream->ops->has_arrived(lane->stream))) {
-            return false;
+    const dd_engine *engine = ctx;
+    const dd_list *lists[] = {&engine->shm_lanes, &engine->tcp_lanes};
+    for (int i = 0; i < 2; i++) {
+        for (const dd_list *node = lists[i]->next; node != lists[i]; node = node->next) {
+            const dd_lane *lane = DD_CONTAINER_OF(node, dd_lane, link);
+            dd_link *stream = lane->stream;
+            if (!lane->is_output_dead && (lane_has_output(lane) || !stream->ops->has_left(stream, true))) {
+                return false;
+            }
         }
     }
     return true;
-}
-
-/* Drives until the peers' hosts have everything, or patience ends. */
-static void
-linger(dd_engine *engine)
-{
-    dd_wait all = dd_wait_after(LINGER_NS);
-    atomic_bool never = false;
-    while (!dd_wait_is_over(&all)) {
-        bool is_all_flushed = true;
-        dd_engine_lock(engine);
-        for (dd_map_node *node = dd_map_next(&engine->peers, NULL); node != NULL;
-             node = dd_map_next(&engine->peers, node)) {
-            is_all_flushed = is_all_flushed && is_flushed(DD_CONTAINER_OF(node, dd_peer, node));
-        }
-        dd_engine_unlock(engine);
-        if (is_all_flushed) {
-            return;
-        }
-        dd_wait step = dd_wait_at_most(&all, LINGER_STEP_NS);
-        (void)!dd_engine_wait(engine, &never, &step, NULL);
-    }
 }
 
 void
@@ -221,7 +199,8 @@ dd_engine_release(dd_engine *engine)
         engine->is_closing = true;
         say_bye(engine);
         dd_engine_unlock(engine);
-        linger(engine);
+        dd_wait patience = dd_wait_after(LINGER_NS);
+        engine_flush(engine, has_arrived, engine, &patience);
         engine_stop_background(engine);
     } else if (dd_engine_is_torn(engine)) {
         return;

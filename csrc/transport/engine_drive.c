@@ -15,6 +15,7 @@
 /* The background thread, for which nobody waits, takes cores from threads that compute. */
 #define BACKGROUND_SPIN_NS (150 * DD_NS_PER_US)
 #define ROUNDS_PER_CLOCK 16u
+#define FLUSH_STEP_NS DD_NS_PER_MS
 #define EVENTS_MAX 32
 /* The background thread takes over when no caller has driven for that long; sooner where somebody far counts on answers. */
 #define NAP_NS (10 * DD_NS_PER_MS)
@@ -354,6 +355,24 @@ dd_engine_wait(dd_engine *engine, const atomic_bool *is_done, const dd_wait *wai
     dd_engine_unlock(engine);
     dd_cond_fini(&self.turn);
     return status;
+}
+
+/* Goodbyes of small groups are on their way after one look; a full connection takes as long as it takes. */
+void
+engine_flush(dd_engine *engine, bool (*is_through)(void *ctx), void *ctx, const dd_wait *wait)
+{
+    atomic_bool never = false;
+    dd_wait step = dd_wait_at_most(wait, 0);
+    for (;;) {
+        dd_engine_lock(engine);
+        bool is_over = is_through(ctx);
+        dd_engine_unlock(engine);
+        if (is_over || dd_wait_is_over(wait) ||
+            dd_engine_wait(engine, &never, &step, NULL) == DD_INTERRUPTED) {
+            return;
+        }
+        step = dd_wait_at_most(wait, FLUSH_STEP_NS);
+    }
 }
 
 void

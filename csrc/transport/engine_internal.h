@@ -311,7 +311,7 @@ bool held_make_room(held *entry, size_t nbytes);
 
 /* Ends a message: takes it out of its list and counts it done. `error` (copied) NULL for success. */
 void message_end(dd_message *message, const dd_error *error);
-/* The same with an error of these words, which blames the other side. */
+/* The same with an error that blames the other side: its name, and these words. */
 void message_fail(dd_message *message, dd_status code, const char *format, ...) DD_PRINTF(3, 4);
 void message_fail_closed(dd_message *message); /* the other side has closed the group */
 void message_fail_lost(dd_message *message);   /* it is lost, for the reason that its peer has */
@@ -483,5 +483,7 @@ bool engine_fall_asleep(dd_engine *engine);
 void engine_drive_init(dd_engine *engine);
 dd_status engine_start_background(dd_engine *engine, dd_error *err) DD_MUST_CHECK;
 void engine_stop_background(dd_engine *engine); /* without the lock */
+/* Drives until what was posted has gone as far as `is_through` (with the lock) wants to see it, or the wait is over. */
+void engine_flush(dd_engine *engine, bool (*is_through)(void *ctx), void *ctx, const dd_wait *wait);
 
 #endif

@@ -297,7 +297,7 @@ is_told(const dd_peer *peer)
                peer->state != PEER_ACCEPTING; /* else it is told when there is a link */
     }
     dd_link *stream = peer->lanes[0]->stream;
-    return !peer_has_queued(peer) && !stream->ops->is_held_back(stream);
+    return !peer_has_queued(peer) && stream->ops->has_left(stream, false);
 }
 
 bool
@@ -369,7 +369,7 @@ engine_fall_asleep(dd_engine *engine)
                 continue;
             }
             bool wants_room = lane_has_output(lane) && !lane->is_output_dead;
-            watch(lane, EPOLLIN | (wants_room && lane->stream->needs_epollout ? EPOLLOUT : 0u));
+            watch(lane, EPOLLIN | (wants_room && !lane->stream->is_shared_memory ? EPOLLOUT : 0u));
             if (!lane->stream->ops->fall_asleep(lane->stream, wants_room)) {
                 return false;
             }

@@ -22,11 +22,9 @@ typedef struct dd_link_ops {
      * sending; what has come in meanwhile is still to be had. */
     dd_io (*try_send)(dd_link *link, const struct iovec *parts, int nparts, size_t *moved);
 
-    /* Whether some of what was sent is still on this side, and would be lost with this process. */
-    bool (*is_held_back)(dd_link *link);
-
-    /* Whether the peer's host has all that was sent: nothing of it is lost then, whatever becomes of this side. */
-    bool (*has_arrived)(dd_link *link);
+    /* Whether all that was sent is on its way: then it is lost at most if the network loses it, and this process may end. Or, if
+     * `is_sure`, whether the peer's host has it: nothing is lost then, whatever becomes of this side. */
+    bool (*has_left)(dd_link *link, bool is_sure);
 
     /* Bytes that do not get to the peer although it has room for them: sent again at least twice (*nresends),
      * or dropped by this host's own interface (then *nresends is 0). 0: nothing is known to be lost. */
@@ -52,9 +50,9 @@ typedef struct dd_link_ops {
 
 struct dd_link {
     const dd_link_ops *ops;
-    int fd;              /* for epoll: EPOLLIN and, where needs_epollout, EPOLLOUT */
-    bool needs_epollout; /* TCP: room for output shows by EPOLLOUT */
+    int fd; /* for epoll: EPOLLIN and, of TCP, EPOLLOUT: room for output */
     bool is_shared_memory;
+    uint64_t generation; /* of the process (dd_fork_generation) */
 };
 
 /* Takes a connected socket (on success) that has been through the hand-shake. */

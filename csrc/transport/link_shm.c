@@ -49,7 +49,6 @@ typedef struct shm_link {
     dd_link base;
     shm_ring in;
     shm_ring out;
-    uint64_t generation;
     bool is_ended;  /* the socket's end was seen: in.known is as far as there is anything to read */
     bool is_broken; /* the peer makes no sense, or the socket failed */
     int sys_errno;  /* of the failure */
@@ -294,16 +293,10 @@ shm_count_lost(dd_link *link, unsigned *nresends)
 }
 
 static bool
-shm_is_held_back(dd_link *link)
+shm_has_left(dd_link *link, bool is_sure)
 {
     (void)link;
-    return false;
-}
-
-static bool
-shm_has_arrived(dd_link *link)
-{
-    (void)link;
+    (void)is_sure;
     return true;
 }
 
@@ -409,7 +402,7 @@ static void
 shm_destroy(dd_link *link)
 {
     shm_link *self = (shm_link *)link;
-    bool is_forked = self->generation != dd_fork_generation();
+    bool is_forked = link->generation != dd_fork_generation();
     /* In a child the descriptors are closed and the rings not mapped; what is there now in their places is
      * others'. */
     if (!is_forked) {
@@ -422,8 +415,7 @@ shm_destroy(dd_link *link)
 static const dd_link_ops shm_ops = {
     .name = "shared memory",
     .try_send = shm_try_send,
-    .is_held_back = shm_is_held_back,
-    .has_arrived = shm_has_arrived,
+    .has_left = shm_has_left,
     .count_lost = shm_count_lost,
     .try_recv = shm_try_recv,
     .on_event = shm_on_event,
@@ -546,8 +538,8 @@ create_link(void)
 {
     shm_link *self = dd_mem_zalloc(sizeof *self);
     if (self != NULL) {
-        self->base = (dd_link){.ops = &shm_ops, .fd = -1, .is_shared_memory = true};
-        self->generation = dd_fork_generation();
+        self->base = (dd_link){
+            .ops = &shm_ops, .fd = -1, .is_shared_memory = true, .generation = dd_fork_generation()};
     }
     return self;
 }

@@ -26,11 +26,6 @@
 #define TCP_RTO_MAX_MS 44
 #endif
 
-typedef struct tcp_link {
-    dd_link base;
-    uint64_t generation;
-} tcp_link;
-
 static dd_io
 classify(ssize_t rc)
 {
@@ -67,17 +62,10 @@ tcp_try_send(dd_link *link, const struct iovec *parts, int nparts, size_t *moved
 /* If a process ends with something unread, or something comes when it has ended, its connection is reset, and
  * what waits for the receiver's window, or has to be sent again, is lost. */
 static bool
-tcp_is_held_back(dd_link *link)
+tcp_has_left(dd_link *link, bool is_sure)
 {
     int nbytes = 0;
-    return dd_sys_ioctl(link->fd, SIOCOUTQNSD, &nbytes) == 0 && nbytes > 0;
-}
-
-static bool
-tcp_has_arrived(dd_link *link)
-{
-    int nbytes = 0;
-    return dd_sys_ioctl(link->fd, SIOCOUTQ, &nbytes) != 0 || nbytes == 0;
+    return dd_sys_ioctl(link->fd, is_sure ? SIOCOUTQ : SIOCOUTQNSD, &nbytes) != 0 || nbytes == 0;
 }
 
 /* Lost in the network, or dropped by this host's own interface: then nothing is on its way, although the
@@ -126,18 +114,16 @@ tcp_fall_asleep(dd_link *link, bool wants_room)
 static void
 tcp_destroy(dd_link *link)
 {
-    tcp_link *self = (tcp_link *)link;
-    if (self->generation == dd_fork_generation()) {
+    if (link->generation == dd_fork_generation()) {
         dd_sock_close(link->fd);
     }
-    dd_mem_free(self);
+    dd_mem_free(link);
 }
 
 static const dd_link_ops tcp_ops = {
     .name = "TCP",
     .try_send = tcp_try_send,
-    .is_held_back = tcp_is_held_back,
-    .has_arrived = tcp_has_arrived,
+    .has_left = tcp_has_left,
     .count_lost = tcp_count_lost,
     .try_recv = tcp_try_recv,
     .on_event = tcp_on_event,
@@ -169,13 +155,12 @@ tune(int fd)
 dd_status
 dd_link_open_tcp(int fd, dd_link **link, dd_error *err)
 {
-    tcp_link *self = dd_mem_zalloc(sizeof *self);
+    dd_link *self = dd_mem_zalloc(sizeof *self);
     if (self == NULL) {
         return dd_error_no_memory(err, sizeof *self);
     }
     tune(fd);
-    self->base = (dd_link){.ops = &tcp_ops, .fd = fd, .needs_epollout = true};
-    self->generation = dd_fork_generation();
-    *link = &self->base;
+    *self = (dd_link){.ops = &tcp_ops, .fd = fd, .generation = dd_fork_generation()};
+    *link = self;
     return DD_OK;
 }

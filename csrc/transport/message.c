@@ -46,12 +46,6 @@ message_end(dd_message *message, const dd_error *error)
     dd_list_push_back(&engine->done, &message->link);
 }
 
-static int
-other_rank(const dd_message *message)
-{
-    return message->is_send ? message->rank : message->source;
-}
-
 void
 message_fail(dd_message *message, dd_status code, const char *format, ...)
 {
@@ -62,29 +56,27 @@ message_fail(dd_message *message, dd_status code, const char *format, ...)
     va_end(args);
     const dd_card *card = &message->peer->card;
     dd_error error;
-    (void)dd_error_set(&error, code, "%s", what);
-    dd_error_blame(&error, other_rank(message), card->host, card->pid);
+    if (message->peer->is_self) {
+        (void)dd_error_set(&error, code, "rank %d of this process %s", message->source, what);
+    } else {
+        (void)dd_error_set(&error, code, "rank %d (%s, pid %lld) %s", message->source, card->host, card->pid,
+                           what);
+    }
+    dd_error_blame(&error, message->source, card->host, card->pid);
     message_end(message, &error);
 }
 
 void
 message_fail_closed(dd_message *message)
 {
-    const dd_card *card = &message->peer->card;
-    int rank = other_rank(message);
-    if (message->peer->is_self) {
-        message_fail(message, DD_PEER_LOST, "rank %d of this process has closed the group", rank);
-    } else {
-        message_fail(message, DD_PEER_LOST, "rank %d (%s, pid %lld) has closed the group", rank, card->host,
-                     card->pid);
-    }
+    message_fail(message, DD_PEER_LOST, "has closed the group");
 }
 
 void
 message_fail_lost(dd_message *message)
 {
     dd_error error = *message->peer->error;
-    error.culprit.rank = other_rank(message);
+    error.culprit.rank = message->source;
     message_end(message, &error);
 }
 
@@ -134,25 +126,20 @@ dd_context_tell_locked(dd_message *message)
 static void
 fail_dtype(dd_message *message, const dd_signature *theirs)
 {
-    const dd_card *card = &message->peer->card;
     const dd_signature *ours = message->signature;
-    message_fail(
-        message, DD_MISMATCH,
-        message->is_send
-            ? "rank %d (%s, pid %lld) receives %llu elements of %s (tag %llu), and was sent %llu of %s: "
-              "send that dtype, or receive bytes (uint8)"
-            : "rank %d (%s, pid %lld) has sent %llu elements of %s (tag %llu), and %llu of %s are to be "
-              "received: receive that dtype, or bytes (uint8)",
-        message->source, card->host, card->pid, (unsigned long long)theirs->count,
-        dd_dtype_name((dd_dtype)theirs->dtype), (unsigned long long)message->tag,
-        (unsigned long long)ours->count, dd_dtype_name((dd_dtype)ours->dtype));
+    message_fail(message, DD_MISMATCH,
+                 message->is_send ? "receives %llu elements of %s (tag %llu), and was sent %llu of %s: "
+                                    "send that dtype, or receive bytes (uint8)"
+                                  : "has sent %llu elements of %s (tag %llu), and %llu of %s are to be "
+                                    "received: receive that dtype, or bytes (uint8)",
+                 (unsigned long long)theirs->count, dd_dtype_name((dd_dtype)theirs->dtype),
+                 (unsigned long long)message->tag, (unsigned long long)ours->count,
+                 dd_dtype_name((dd_dtype)ours->dtype));
 }
 
 void
 message_fail_misfit(dd_message *message, int reason, const dd_signature *theirs, uint64_t nbytes)
 {
-    const dd_card *card = &message->peer->card;
-    int rank = message->source; /* also of a send: the other side */
     unsigned long long their_nbytes = nbytes;
     if (reason == DD_REFUSED_CLOSED) {
         message_fail_closed(message);
@@ -161,16 +148,13 @@ message_fail_misfit(dd_message *message, int reason, const dd_signature *theirs,
         fail_dtype(message, theirs);
     } else if (reason == DD_REFUSED_TOO_LARGE) {
         message_fail(message, DD_INVALID_ARGUMENT,
-                     message->is_send
-                         ? "rank %d (%s, pid %lld) has room for %llu bytes and was sent %zu"
-                         : "rank %d (%s, pid %lld) has sent %llu bytes, and there is room for %zu",
-                     rank, card->host, card->pid, their_nbytes, message->nbytes);
+                     message->is_send ? "has room for %llu bytes and was sent %zu"
+                                      : "has sent %llu bytes, and there is room for %zu",
+                     their_nbytes, message->nbytes);
     } else if (!message->is_send && nbytes != message->nbytes) {
-        message_fail(message, DD_MISMATCH,
-                     "rank %d (%s, pid %lld) has sent %llu bytes, where %zu were expected", rank, card->host,
-                     card->pid, their_nbytes, message->nbytes);
+        message_fail(message, DD_MISMATCH, "has sent %llu bytes, where %zu were expected", their_nbytes,
+                     message->nbytes);
     } else {
-        message_fail(message, DD_MISMATCH, "rank %d (%s, pid %lld) is in another operation", rank, card->host,
-                     card->pid);
+        message_fail(message, DD_MISMATCH, "is in another operation");
     }
 }

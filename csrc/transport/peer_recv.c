@@ -141,8 +141,7 @@ on_cancel(dd_lane *lane, const dd_frame *frame)
         return;
     }
     peer_forget_recv(peer, recv);
-    message_fail(recv, DD_ABORTED, "rank %d (%s, pid %lld) gave up sending after %zu of %zu bytes",
-                 recv->source, peer->card.host, peer->card.pid, recv->moved, recv->received);
+    message_fail(recv, DD_ABORTED, "gave up sending after %zu of %zu bytes", recv->moved, recv->received);
 }
 
 static void

@@ -93,7 +93,7 @@ sleep_on(dd_link *link, bool wants_room)
     if (!link->ops->fall_asleep(link, wants_room)) {
         return true;
     }
-    short room = wants_room && link->needs_epollout ? POLLOUT : 0;
+    short room = wants_room && !link->is_shared_memory ? POLLOUT : 0;
     struct pollfd pollfd = {.fd = link->fd, .events = (short)(POLLIN | room)};
     /* The bound is what makes a lost bell a failure. */
     int rc = poll(&pollfd, 1, 2000 * check_slow());
