@@ -446,6 +446,7 @@ close_and_answer(team_rank *self)
         team_rendezvous(self, "filled");
         team_rendezvous(self, "linked");
         dd_engine_lock(self->engine);
+        team_rendezvous(self, "held");
         team_rendezvous(self, "deaf");
         dd_engine_unlock(self->engine);
         CHECK_OK(dd_group_await(self->group, has_lent, self->group, &wait, check_err()));
@@ -456,6 +457,7 @@ close_and_answer(team_rank *self)
         team_rendezvous(self, "filled");
         CHECK_OK(window_get(&test, bytes, 1, there)); /* there is a link now */
         team_rendezvous(self, "linked");
+        team_rendezvous(self, "held");
         CHECK_OK(dd_window_post_get(test.window, (dd_block){bytes, NBYTES}, there, &team_no_options, &work,
                                     check_err()));
         dd_engine_lock(self->engine);
