@@ -101,8 +101,6 @@ disagree(team_rank *self)
                                        .factor = is_odd ? which->odd_factor : 1},
                          .inputs = inputs,
                          .outputs = outputs};
-    (void)pthread_barrier_wait(
-        which->all_have_heard); /* or they would disagree with one who is still making the group */
     dd_status status = team_call(self, &args);
     if (status == DD_OK) {
         /* Its part was over before the others came; the next call tells, the first one in shared memory. */
