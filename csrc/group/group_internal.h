@@ -19,6 +19,7 @@ typedef struct member_state {
     bool is_inside;   /* as of its last answer: that collective is under way there */
     bool has_said_it; /* `signature` is known */
     bool is_gone;     /* said goodbye */
+    bool has_voted;   /* while the group is being made: what it had to tell this rank has come */
     bool is_asked;
     bool has_answered;
     /* As of its last answer: bytes that it has sent to rank lost_to are lost on the way; 0: none. */

@@ -16,6 +16,8 @@
 #define DIALLED_PATIENCE_NS (250 * DD_NS_PER_MS)
 /* A rank that waits for a rank that waits for others gives up later than that one, and so hears from it who is late. */
 #define GRACE_NS (250 * DD_NS_PER_MS)
+/* A rank that leaves the parent may be through with its part. Those who wait for it know; the others hear from them, or are left without. */
+#define GONE_PATIENCE_NS (5 * DD_NS_PER_S)
 
 /* ---- waiting */
 
@@ -32,9 +34,21 @@ check_own_part_locked(const dd_group *group, dd_error *err)
     return status;
 }
 
-/* A rank that has failed in the parent, or left it, or given this group up, will not vote. */
+/* A rank tells its own leader, or rank 0, or those below it. */
+static bool
+is_awaited(const dd_group *group, int rank)
+{
+    const dd_topology *topology = &group->topology;
+    bool is_near = topology->host_of[rank] == topology->host;
+    int leader = dd_topology_rank_at(topology, topology->host_of[rank], 0);
+    bool is_neighbour = is_near ? topology->local == 0 || rank == leader
+                                : (group->rank == 0 && rank == leader) || (topology->local == 0 && rank == 0);
+    return is_neighbour && !group->members[rank].has_voted;
+}
+
+/* A rank that has failed in the parent, or left it too early, or given this group up, will not vote. */
 static dd_status
-check_voters(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error *err)
+check_voters(dd_group *group, const group_setup *setup, int64_t *gone_ns, const dd_wait *wait, dd_error *err)
 {
     dd_group *parent = setup->parent;
     dd_status status = DD_OK;
@@ -44,7 +58,9 @@ check_voters(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_
     } else if (parent != NULL) {
         status = dd_group_check_usable_locked(parent, "split", err);
         for (int i = 0; i < group->size && status == DD_OK && parent->ngone > 0; i++) {
-            if (parent->members[setup->parent_ranks[i]].is_gone) {
+            bool is_gone = parent->members[setup->parent_ranks[i]].is_gone;
+            *gone_ns = is_gone && *gone_ns == 0 ? dd_clock_now_ns() : *gone_ns;
+            if (is_gone && (is_awaited(group, i) || dd_clock_now_ns() - *gone_ns > GONE_PATIENCE_NS)) {
                 status = dd_group_error_about(group, i, DD_PEER_LOST, "has left the parent group", err);
             }
         }
@@ -61,13 +77,14 @@ dd_status
 group_await_others(dd_group *group, const group_setup *setup, bool (*is_there)(void *ctx), void *ctx,
                    const dd_wait *wait, dd_error *err)
 {
+    int64_t gone_ns = 0; /* when the first was found gone */
     for (int64_t slice_ns = FIRST_SLICE_NS;; slice_ns *= slice_ns < LONGEST_SLICE_NS ? 2 : 1) {
         dd_wait slice = dd_wait_at_most(wait, slice_ns);
         dd_status status = dd_group_await(group, is_there, ctx, &slice, err);
         if (status != DD_OP_TIMED_OUT || dd_wait_is_over(wait)) {
             return status;
         }
-        status = check_voters(group, setup, wait, err);
+        status = check_voters(group, setup, &gone_ns, wait, err);
         if (status != DD_OK) {
             return status;
         }
@@ -107,6 +124,8 @@ on_leg_done(dd_message *message, const dd_error *error)
     if (error != NULL && vote->error.code == DD_OK) {
         vote->error = *error;
     }
+    bool is_send = DD_CONTAINER_OF(message, vote_leg, message)->is_send;
+    vote->group->members[message->rank].has_voted |= error == NULL && !is_send;
     vote->nleft--;
 }
 

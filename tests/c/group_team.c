@@ -65,6 +65,8 @@ run_member(void *arg)
     if (member->is_apart) {
         member->body(self);
     } else if (open_group(self)) {
+        /* Who fails at once fails the making of those that are still at it. */
+        team_rendezvous(self, "all have made it");
         member->body(self);
         dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
         CHECK_OK(dd_group_close(self->group, &wait, check_err()));

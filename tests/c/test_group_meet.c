@@ -439,6 +439,50 @@ TEST(splits_of_all_kinds)
     team_run(&options, split_in_many_ways, NULL);
 }
 
+static bool
+has_left(void *ctx)
+{
+    dd_group *group = ctx;
+    return group->members[1].is_gone;
+}
+
+static bool
+never(void *ctx)
+{
+    (void)ctx;
+    return false;
+}
+
+/* One may be through with the split, and leave the parent, while another still waits for the last word of its leader. */
+static void
+leave_after_a_split(team_rank *self)
+{
+    static const int all[] = {0, 1, 2};
+    dd_group *part = split(self, self->group, all, 3, 0);
+    dd_wait wait = dd_wait_after(10 * DD_NS_PER_S * check_slow());
+    team_rendezvous(self, "split");
+    if (self->rank == 1) {
+        CHECK_OK(dd_group_close(self->group, &wait, check_err()));
+    } else {
+        group_setup setup = {.parent = self->group, .parent_ranks = all};
+        CHECK_OK(dd_group_await(self->group, has_left, self->group, &wait, check_err()));
+        dd_wait moment = dd_wait_after(50 * DD_NS_PER_MS);
+        CHECK_STATUS(group_await_others(part, &setup, never, NULL, &moment, check_err()), DD_OP_TIMED_OUT);
+        part->members[1].has_voted = false; /* then its leader waits for it */
+        moment = dd_wait_after(50 * DD_NS_PER_MS);
+        CHECK_STATUS(group_await_others(part, &setup, never, NULL, &moment, check_err()),
+                     self->rank == 0 ? DD_PEER_LOST : DD_OP_TIMED_OUT);
+    }
+    team_rendezvous(self, "left");
+    close_group(part);
+}
+
+TEST(a_rank_leaves_the_parent_after_its_part_of_a_split)
+{
+    team_options options = {.size = 3};
+    team_run(&options, leave_after_a_split, NULL);
+}
+
 static void
 split_wrongly(team_rank *self)
 {
