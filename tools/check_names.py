@@ -2,14 +2,11 @@
 """Checks that a type of csrc/ has one meaning: no two files define a struct, a union, an enum or a typedef of one name differently.
 
 A compiler minds only where both are included; a reader, a debugger and a search mind always. So a type of one .c file counts as well.
-Those that there are today are listed below; the list may only shrink.
 """
 import re
 import sys
 from collections import defaultdict
 from pathlib import Path
-
-EXCEPTIONS = {"coll_row", "dd_lane", "open_arguments", "tcp_link", "transfer"}
 
 # Comments, and the preprocessor's lines with those they go on in: a macro's text is no definition.
 NOISE = re.compile(r"/\*.*?\*/|//[^\n]*|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.DOTALL | re.MULTILINE)
@@ -60,13 +57,11 @@ def main() -> int:
     differing = {name: where for name, where in meanings.items()
                  if any(texts != next(iter(where.values())) for texts in where.values())}
     problems = [f"{name} is defined differently in {', '.join(where)}: rename all but one"
-                for name, where in sorted(differing.items()) if name not in EXCEPTIONS]
+                for name, where in sorted(differing.items())]
     if not meanings:
         problems.append(f"{root}: no types")
     for problem in problems:
         print(problem)
-    for name in sorted(EXCEPTIONS & meanings.keys() - differing.keys()):
-        print(f"{name} has one meaning now: take it off the exceptions in {Path(__file__).name}")
     print(f"names: {len(meanings)} types, {len(problems)} problems")
     return 1 if problems else 0
 

@@ -267,7 +267,8 @@ dd_arena_read_shares(dd_arena *arena, uint64_t chunk)
         share part = share_of(arena, chunk, k);
         if (part.nbytes > 0 && !dd_arena_ranks_have(&op->folded, k)) {
             size_t nbytes = part.nbytes / op->in_size * op->out_size;
-            const uint8_t *result = results_of(arena, chunk) + (part.start - chunk_start) / op->in_size * op->out_size;
+            const uint8_t *result =
+                results_of(arena, chunk) + (part.start - chunk_start) / op->in_size * op->out_size;
             dd_arena_take(arena, dd_arena_result_at(arena, part.start), result, nbytes);
         }
     }

@@ -277,7 +277,7 @@ fill(const dd_hierarchy *h, const dd_leg *leg, block_name name, int count, uint6
 /* Of a piece: inside the host, where all_gather and reduce_scatter have a leg for the blocks of each host, or between the
  * carriers of one share. */
 static dd_leg
-make_leg(const dd_hierarchy *h, dd_lane lane, const leg_row *row, uint64_t piece, int host)
+make_leg(const dd_hierarchy *h, dd_leg_lane lane, const leg_row *row, uint64_t piece, int host)
 {
     const dd_topology *topology = h->topology;
     bool is_inside = lane == DD_LANE_ARENA;
@@ -454,7 +454,7 @@ get_plan_leg(const dd_hierarchy *h, uint64_t index, dd_leg *leg)
 }
 
 bool
-dd_hierarchy_get_leg(dd_hierarchy *hierarchy, dd_lane lane, uint64_t index, dd_leg *leg)
+dd_hierarchy_get_leg(dd_hierarchy *hierarchy, dd_leg_lane lane, uint64_t index, dd_leg *leg)
 {
     return lane == DD_LANE_ARENA ? get_arena_leg(hierarchy, index, leg) : get_plan_leg(hierarchy, index, leg);
 }

@@ -23,10 +23,10 @@
 #include "collective/coll.h"
 #include "collective/topology.h"
 
-typedef enum dd_lane {
+typedef enum dd_leg_lane {
     DD_LANE_ARENA,
     DD_LANE_PLAN,
-} dd_lane;
+} dd_leg_lane;
 
 #define DD_LANE_COUNT 2
 
@@ -87,6 +87,6 @@ bool dd_hierarchy_fits(const dd_topology *topology, dd_coll coll);
 void dd_hierarchy_begin(dd_hierarchy *hierarchy, const dd_coll_args *args);
 
 /* The leg number `index`, from 0, of a lane; false when there are no more. */
-bool dd_hierarchy_get_leg(dd_hierarchy *hierarchy, dd_lane lane, uint64_t index, dd_leg *leg);
+bool dd_hierarchy_get_leg(dd_hierarchy *hierarchy, dd_leg_lane lane, uint64_t index, dd_leg *leg);
 
 #endif

@@ -186,7 +186,7 @@ end(dd_run *run, const dd_error *error)
 /* ---- legs */
 
 static void
-note_leg_ended(dd_run *run, dd_lane lane)
+note_leg_ended(dd_run *run, dd_leg_lane lane)
 {
     run->lanes[lane].is_running = false;
     run->lanes[lane].has_leg = false;
@@ -195,7 +195,7 @@ note_leg_ended(dd_run *run, dd_lane lane)
 
 /* A message passing collective between all ranks is one leg. */
 static bool
-get_leg(dd_run *run, dd_lane lane, uint64_t index, dd_leg *leg)
+get_leg(dd_run *run, dd_leg_lane lane, uint64_t index, dd_leg *leg)
 {
     if (run->route == DD_ROUTE_HIERARCHY) {
         return dd_hierarchy_get_leg(&run->hierarchy, lane, index, leg);
@@ -243,7 +243,7 @@ start_plan(dd_run *run, const dd_leg *leg)
 
 /* False when the lane has to wait, or is at its end. */
 static bool
-advance_lane(dd_run *run, dd_lane lane, dd_lane other)
+advance_lane(dd_run *run, dd_leg_lane lane, dd_leg_lane other)
 {
     dd_run_lane *state = &run->lanes[lane];
     dd_leg *leg = &state->leg;
@@ -298,7 +298,7 @@ advance(dd_run *run)
 }
 
 void
-dd_run_end_leg(dd_run *run, dd_lane lane)
+dd_run_end_leg(dd_run *run, dd_leg_lane lane)
 {
     note_leg_ended(run, lane);
     advance(run);

@@ -98,7 +98,7 @@ struct dd_run {
 };
 
 /* What a lane runs has ended; what follows is started, and the collective ends when there is nothing more. */
-void dd_run_end_leg(dd_run *run, dd_lane lane);
+void dd_run_end_leg(dd_run *run, dd_leg_lane lane);
 /* Ends the collective: the first failure stays. */
 void dd_run_fail(dd_run *run, const dd_error *error);
 

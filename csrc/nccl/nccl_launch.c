@@ -3,12 +3,12 @@
 
 #include <string.h>
 
-typedef struct coll_row {
+typedef struct launch_row {
     /* By what all ranks know; NULL: always. */
     bool (*is_native)(const nccl_launch *launch, const dd_nccl_op *op);
     dd_status (*native)(nccl_launch *launch, const dd_nccl_op *op, void *staged);
     dd_status (*grouped)(nccl_launch *launch, const dd_nccl_op *op); /* several calls in a group */
-} coll_row;
+} launch_row;
 
 static dd_status
 check_nccl(const nccl_launch *launch, dd_nccl_result result, const char *what)
@@ -417,7 +417,7 @@ is_flat_scatter(const nccl_launch *launch, const dd_nccl_op *op)
     return op->is_flat && dd_nccl_has(launch->group->lib, DD_NCCL_CAN_SCATTER);
 }
 
-static const coll_row colls[DD_COLL_COUNT] = {
+static const launch_row colls[DD_COLL_COUNT] = {
     [DD_COLL_BARRIER] = {NULL, barrier, NULL},
     [DD_COLL_BROADCAST] = {NULL, broadcast, NULL},
     [DD_COLL_REDUCE] = {NULL, reduce, NULL},
@@ -435,7 +435,7 @@ is_native(const nccl_launch *launch, const dd_nccl_op *op)
     if (op->kind != DD_NCCL_OP_COLL) {
         return true;
     }
-    const coll_row *row = &colls[op->args.coll];
+    const launch_row *row = &colls[op->args.coll];
     return row->is_native == NULL || row->is_native(launch, op);
 }
 
@@ -449,7 +449,7 @@ post_op(nccl_launch *launch, size_t i)
     if (op->kind == DD_NCCL_OP_RECV) {
         return recv_block(launch, &op->block, op->peer);
     }
-    const coll_row *row = &colls[op->args.coll];
+    const launch_row *row = &colls[op->args.coll];
     void *staged = launch->staged != NULL ? launch->staged[i] : NULL;
     return is_native(launch, op) ? row->native(launch, op, staged) : row->grouped(launch, op);
 }

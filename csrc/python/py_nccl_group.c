@@ -184,7 +184,7 @@ py_nccl_read_config(const py_state *state, PyObject *dict, dd_nccl_config *confi
     return true;
 }
 
-typedef struct open_arguments {
+typedef struct nccl_open_arguments {
     PyObject *store_object;
     PyObject *rank_object;
     PyObject *size_object;
@@ -200,17 +200,17 @@ typedef struct open_arguments {
     int is_blocking_wait;
     int has_event_cache;
     int ranks_per_root;
-} open_arguments;
+} nccl_open_arguments;
 
 static bool
-parse(PyObject *args, PyObject *kwargs, open_arguments *arguments)
+parse(PyObject *args, PyObject *kwargs, nccl_open_arguments *arguments)
 {
     static char *keywords[] = {"store",       "rank",           "size",
                                "timeout",     "name",           "init_timeout",
                                "config",      "device",         "is_high_priority",
                                "has_timing",  "is_nan_check",   "is_blocking_wait",
                                "event_cache", "ranks_per_root", NULL};
-    *arguments = (open_arguments){.name = "default", .name_len = 7, .has_event_cache = 1};
+    *arguments = (nccl_open_arguments){.name = "default", .name_len = 7, .has_event_cache = 1};
     return PyArg_ParseTupleAndKeywords(
         args, kwargs, "OOO|$Os#OOOpppppi:NcclGroup", keywords, &arguments->store_object,
         &arguments->rank_object, &arguments->size_object, &arguments->timeout, &arguments->name,
@@ -220,7 +220,7 @@ parse(PyObject *args, PyObject *kwargs, open_arguments *arguments)
 }
 
 static bool
-read_options(py_state *state, const open_arguments *arguments, dd_nccl_group_options *options)
+read_options(py_state *state, const nccl_open_arguments *arguments, dd_nccl_group_options *options)
 {
     *options = (dd_nccl_group_options){
         .name = dd_bytes_of(arguments->name, (size_t)arguments->name_len),
@@ -259,7 +259,7 @@ read_device(const py_group *self, PyObject *object, int *device)
 }
 
 static bool
-open_group(py_group *self, const open_arguments *arguments, dd_store *store)
+open_group(py_group *self, const nccl_open_arguments *arguments, dd_store *store)
 {
     int rank;
     int size;
@@ -300,7 +300,7 @@ static int
 group_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     py_group *self = (py_group *)object;
-    open_arguments arguments;
+    nccl_open_arguments arguments;
     if (self->nccl != NULL || self->group != NULL) {
         PyErr_SetString(PyExc_RuntimeError, "NcclGroup.__init__() was called before on this object");
         return -1;

@@ -11,11 +11,11 @@
 typedef bool transfer_fn(const dd_view *dst, const void *src, dd_dtype src_dtype);
 
 /* One of the functions of the module. */
-typedef struct transfer {
+typedef struct tensor_transfer {
     const char *function;
     transfer_fn *run;
     bool (*is_supported)(dd_dtype dst, dd_dtype src);
-} transfer;
+} tensor_transfer;
 
 /* ---- what is done */
 
@@ -124,7 +124,7 @@ is_same_memory(const dd_view *a, const dd_view *b)
 
 /* False when there is no memory. Without the GIL, maybe. */
 static bool
-transfer_views(const transfer *t, const dd_view *dst, const dd_view *src)
+transfer_views(const tensor_transfer *t, const dd_view *dst, const dd_view *src)
 {
     if (t->run != run_add && is_same_memory(dst, src)) {
         return true;
@@ -148,7 +148,7 @@ transfer_views(const transfer *t, const dd_view *dst, const dd_view *src)
 }
 
 static bool
-check_pair(const transfer *t, const py_state *state, const py_tensor *dst, const py_tensor *src)
+check_pair(const tensor_transfer *t, const py_state *state, const py_tensor *dst, const py_tensor *src)
 {
     if (!py_tensor_require_cpu(dst, state, t->function, "dst") ||
         !py_tensor_require_cpu(src, state, t->function, "src")) {
@@ -165,7 +165,7 @@ check_pair(const transfer *t, const py_state *state, const py_tensor *dst, const
 
 /* False with an exception. */
 static bool
-transfer_tensors(const transfer *t, const py_state *state, const py_tensor *dst, const py_tensor *src)
+transfer_tensors(const tensor_transfer *t, const py_state *state, const py_tensor *dst, const py_tensor *src)
 {
     if (!check_pair(t, state, dst, src)) {
         return false;
@@ -190,7 +190,7 @@ transfer_tensors(const transfer *t, const py_state *state, const py_tensor *dst,
 /* ---- the functions of the module */
 
 static PyObject *
-call(const transfer *t, PyObject *module, PyObject *args)
+call(const tensor_transfer *t, PyObject *module, PyObject *args)
 {
     PyObject *dst_object;
     PyObject *src_object;
@@ -212,28 +212,28 @@ call(const transfer *t, PyObject *module, PyObject *args)
 PyObject *
 py_tensor_copy(PyObject *module, PyObject *args)
 {
-    static const transfer copy = {"_copy_tensor", run_copy, is_same_dtype};
+    static const tensor_transfer copy = {"_copy_tensor", run_copy, is_same_dtype};
     return call(&copy, module, args);
 }
 
 PyObject *
 py_tensor_convert(PyObject *module, PyObject *args)
 {
-    static const transfer convert = {"_convert_tensor", run_convert, is_convertible};
+    static const tensor_transfer convert = {"_convert_tensor", run_convert, is_convertible};
     return call(&convert, module, args);
 }
 
 PyObject *
 py_tensor_add(PyObject *module, PyObject *args)
 {
-    static const transfer addition = {"_add_tensor", run_add, is_addable};
+    static const tensor_transfer addition = {"_add_tensor", run_add, is_addable};
     return call(&addition, module, args);
 }
 
 PyObject *
 py_tensor_copy_list(PyObject *module, PyObject *args)
 {
-    static const transfer copy = {"_copy_tensors", run_copy, is_same_dtype};
+    static const tensor_transfer copy = {"_copy_tensors", run_copy, is_same_dtype};
     PyObject *dst_objects;
     PyObject *src_objects;
     py_state *state = PyModule_GetState(module);

@@ -37,7 +37,7 @@
 #define CONNECT_HELLO_BYTES 80
 #define CONNECT_ANSWER_BYTES 72
 #define CONNECT_NONCE_BYTES 32
-#define CONNECT_VERSION 4
+#define CONNECT_VERSION 5
 
 typedef enum connect_verdict {
     CONNECT_GO_ON, /* in an answer: so far, so good */

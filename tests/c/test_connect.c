@@ -588,7 +588,7 @@ TEST(answer_of_another_version)
     REQUIRE(await(&a, 0, 1));
     CHECK_INT(a.error.code, DD_PROTOCOL);
     CHECK_CONTAINS(a.error.message,
-                   "it speaks version 1 of the link protocol, and this process version 4: all "
+                   "it speaks version 1 of the link protocol, and this process version 5: all "
                    "ranks need the same version of dldist");
     dd_sock_close(fd);
     dd_sock_close(listener);

@@ -165,7 +165,7 @@ do_collective(dd_leg *const *legs, int nranks)
 /* ---- the lanes of all ranks */
 
 static bool
-is_ready(actor *who, dd_lane lane)
+is_ready(actor *who, dd_leg_lane lane)
 {
     if (!who->has_leg[lane] && !who->is_over[lane]) {
         who->has_leg[lane] = dd_hierarchy_get_leg(&who->hierarchy, lane, who->nended[lane], &who->legs[lane]);
@@ -175,7 +175,7 @@ is_ready(actor *who, dd_lane lane)
 }
 
 static void
-end_leg(actor *who, dd_lane lane)
+end_leg(actor *who, dd_leg_lane lane)
 {
     who->has_leg[lane] = false;
     who->nended[lane]++;
@@ -195,7 +195,7 @@ do_alone(actor *who)
 
 /* What those named in ranks do together, when all of them have come to it. */
 static bool
-do_together(stage *set, dd_lane lane, const int *ranks, int nranks, dd_leg_kind kind)
+do_together(stage *set, dd_leg_lane lane, const int *ranks, int nranks, dd_leg_kind kind)
 {
     dd_leg *legs[MAX_RANKS];
     for (int k = 0; k < nranks; k++) {
