@@ -26,6 +26,7 @@
     X(ENGINE_OPENING, "the opening of an engine's ports")               \
     X(ENGINE, "an engine: links, messages, calls of its groups")        \
     X(CONNECTOR, "dials that have not begun, and ports")                \
+    X(ENGINE_NAP, "the sleep of an engine's thread")                    \
     X(STORE_SERVERS, "the servers of this process")                     \
     X(STORE_CLIENT, "a client of a TCP store")                          \
     X(FILE_STORE, "a file store")                                       \

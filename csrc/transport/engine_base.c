@@ -133,12 +133,20 @@ engine_let_others_in(dd_engine *engine)
 
 /* ---- waking */
 
+static void
+kick_background(dd_engine *engine)
+{
+    dd_lock_take(&engine->nap_mu);
+    engine->is_kicked = true;
+    dd_cond_signal(&engine->nap);
+    dd_lock_release(&engine->nap_mu);
+}
+
 void
 engine_wake(dd_engine *engine)
 {
     if (engine->driver == NULL) {
-        engine->is_kicked = true;
-        dd_cond_signal(&engine->background.turn);
+        kick_background(engine);
     } else {
         engine_rouse_driver(engine);
     }

@@ -23,10 +23,19 @@
 /* Callers who find what they want at one peer go round all of them as often as this. */
 #define CALLS_PER_ROUND 64u
 
+/* How often that was before. With the lock, so without the bus: the background thread only reads. */
+static uint64_t
+count_drive(dd_engine *engine)
+{
+    uint64_t ndrives = atomic_load_explicit(&engine->ndrives, memory_order_relaxed);
+    atomic_store_explicit(&engine->ndrives, ndrives + 1, memory_order_relaxed);
+    return ndrives;
+}
+
 void
 dd_engine_note_active_locked(dd_engine *engine)
 {
-    engine->ndrives++;
+    (void)count_drive(engine);
 }
 
 /* For callers that know that the thread they wait for needs this core. False: it took long. */
@@ -52,10 +61,22 @@ dd_engine_give_way_locked(dd_engine *engine)
 
 /* ---- waking */
 
+/* A call was so long that the background thread has settled for a long nap: a short one, from here on. */
+static void
+cut_nap_short(dd_engine *engine)
+{
+    if (atomic_load(&engine->is_napping_long)) {
+        dd_lock_take(&engine->nap_mu);
+        dd_cond_signal(&engine->nap);
+        dd_lock_release(&engine->nap_mu);
+    }
+}
+
 void
 dd_engine_attend_locked(dd_engine *engine, bool is_wanted)
 {
-    engine->nattentive = is_wanted ? engine->nattentive + 1 : engine->nattentive - 1;
+    unsigned before = atomic_load_explicit(&engine->nattentive, memory_order_relaxed);
+    atomic_store_explicit(&engine->nattentive, is_wanted ? before + 1 : before - 1, memory_order_relaxed);
 }
 
 /* A caller looks at links by itself for a moment: the background thread, if it drives, goes back to its nap. True now and then: then
@@ -63,11 +84,12 @@ dd_engine_attend_locked(dd_engine *engine, bool is_wanted)
 static bool
 note_caller(dd_engine *engine)
 {
+    uint64_t ndrives = count_drive(engine);
     if (engine->driver == &engine->background) {
         engine_rouse_driver(engine);
         engine->driver = NULL;
     }
-    return engine->ndrives++ % CALLS_PER_ROUND == 0;
+    return ndrives % CALLS_PER_ROUND == 0;
 }
 
 /* ---- sleeping */
@@ -230,6 +252,7 @@ become_driver(dd_engine *engine, dd_waiter *self)
 {
     engine_rouse_driver(engine); /* so that it does not look after the links for nothing */
     engine->driver = self;
+    atomic_store_explicit(&engine->is_driven, !self->is_background, memory_order_relaxed);
 }
 
 /* The driver leaves: the next waiter has his turn; nobody, and the background thread notices in time. */
@@ -240,6 +263,7 @@ leave(dd_engine *engine, dd_waiter *self)
         return;
     }
     engine->driver = NULL;
+    atomic_store(&engine->is_driven, false);
     for (dd_list *node = engine->waiters.next; node != &engine->waiters; node = node->next) {
         dd_waiter *other = DD_CONTAINER_OF(node, dd_waiter, link);
         dd_cond_signal(&other->turn);
@@ -247,8 +271,8 @@ leave(dd_engine *engine, dd_waiter *self)
             return;
         }
     }
-    if (!self->is_background && engine->nattentive > 0 && engine->is_napping_long) {
-        dd_cond_signal(&engine->background.turn); /* a short one, from here on */
+    if (!self->is_background && atomic_load_explicit(&engine->nattentive, memory_order_relaxed) > 0) {
+        cut_nap_short(engine);
     }
 }
 
@@ -425,22 +449,38 @@ dd_engine_kick(dd_engine *engine)
 
 /* ---- the background thread */
 
-/* Until it is kicked, or no caller has driven for a while. */
+/* With nap_mu. Says that it is a long one before it looks whether it may be: the caller that ends driving meanwhile sees that. */
 static void
-nap(dd_engine *engine)
+nap_once(dd_engine *engine)
 {
-    uint64_t ndrives;
-    do {
-        ndrives = engine->ndrives;
-        engine->is_napping_long = engine->nattentive == 0 || engine->driver != NULL;
-        dd_wait wait = dd_wait_after(engine->is_napping_long ? NAP_NS : ATTENTIVE_NAP_NS);
-        if (!engine->is_kicked && !waiter_is_done(&engine->background)) {
-            dd_cond_wait_slice(&engine->background.turn, &engine->mu, &wait);
+    atomic_store(&engine->is_napping_long, true);
+    bool is_short = !atomic_load(&engine->is_driven) && atomic_load(&engine->nattentive) > 0;
+    if (is_short) {
+        atomic_store(&engine->is_napping_long, false);
+    }
+    dd_wait wait = dd_wait_after(is_short ? ATTENTIVE_NAP_NS : NAP_NS);
+    dd_cond_wait_slice(&engine->nap, &engine->nap_mu, &wait);
+}
+
+/* Until it is kicked, or no caller has driven for a while. False: the engine stops. */
+static bool
+nap(dd_engine *engine, uint64_t *ndrives)
+{
+    bool is_time = false;
+    dd_lock_take(&engine->nap_mu);
+    while (!engine->is_stopping && !is_time) {
+        if (!engine->is_kicked) {
+            nap_once(engine);
         }
-    } while (!engine->is_kicked && !waiter_is_done(&engine->background) &&
-             (engine->driver != NULL || engine->ndrives != ndrives));
-    engine->is_napping_long = false;
-    engine->is_kicked = false;
+        uint64_t now = atomic_load_explicit(&engine->ndrives, memory_order_relaxed);
+        is_time = engine->is_kicked ||
+                  (now == *ndrives && !atomic_load_explicit(&engine->is_driven, memory_order_relaxed));
+        *ndrives = now;
+        engine->is_kicked = false;
+    }
+    bool goes_on = !engine->is_stopping;
+    dd_lock_release(&engine->nap_mu);
+    return goes_on;
 }
 
 static void *
@@ -448,16 +488,17 @@ run_background(void *arg)
 {
     dd_engine *engine = arg;
     dd_waiter *self = &engine->background;
+    uint64_t ndrives = 0;
     dd_fence_register(); /* here, while the groups are being made: it takes longer than they do */
-    dd_engine_lock(engine);
-    for (nap(engine); !waiter_is_done(self); nap(engine)) {
+    while (nap(engine, &ndrives)) {
+        dd_engine_lock(engine);
         if (engine->driver == NULL) {
             become_driver(engine, self);
             drive(engine, self, NULL);
             leave(engine, self);
         }
+        dd_engine_unlock(engine);
     }
-    dd_engine_unlock(engine);
     return NULL;
 }
 
@@ -465,11 +506,16 @@ void
 engine_drive_init(dd_engine *engine)
 {
     atomic_init(&engine->nlockers, 0);
+    atomic_init(&engine->ndrives, 0);
+    atomic_init(&engine->is_driven, false);
+    atomic_init(&engine->nattentive, 0);
+    atomic_init(&engine->is_napping_long, false);
     atomic_init(&engine->is_stopped, false);
     dd_list_init(&engine->waiters);
     engine->background = (dd_waiter){.is_background = true, .is_done = &engine->is_stopped};
     dd_list_init(&engine->background.link);
-    dd_cond_init(&engine->background.turn);
+    dd_lock_init(&engine->nap_mu, DD_LOCK_ENGINE_NAP);
+    dd_cond_init(&engine->nap);
     engine->spin = dd_spin_make(SPIN_NS);
 }
 
@@ -490,9 +536,12 @@ engine_stop_background(dd_engine *engine)
     if (!engine->has_thread) {
         return;
     }
+    dd_lock_take(&engine->nap_mu);
+    engine->is_stopping = true;
+    dd_cond_signal(&engine->nap);
+    dd_lock_release(&engine->nap_mu);
     dd_engine_lock(engine);
     atomic_store_explicit(&engine->is_stopped, true, memory_order_release);
-    dd_cond_signal(&engine->background.turn);
     engine_rouse_driver(engine);
     dd_engine_unlock(engine);
     dd_thread_join(engine->thread);
@@ -531,7 +580,8 @@ look_at(dd_peer *peer)
 static bool
 is_alone(const dd_engine *engine)
 {
-    return engine->nposted == 1 && dd_list_is_empty(&engine->tasks) && engine->nattentive == 0;
+    return engine->nposted == 1 && dd_list_is_empty(&engine->tasks) &&
+           atomic_load_explicit(&engine->nattentive, memory_order_relaxed) == 0;
 }
 
 bool

@@ -260,11 +260,17 @@ struct dd_engine {
     bool has_thread;
     bool is_closing;
     pthread_t thread;
-    bool is_kicked;         /* the background thread is to drive at once */
-    bool is_napping_long;   /* the background thread */
+    dd_lock nap_mu;
+    pthread_cond_t nap;
+    bool is_kicked;         /* guarded by nap_mu */
+    bool is_stopping;       /* guarded by nap_mu */
     atomic_bool is_stopped; /* the background thread's own is_done */
-    uint64_t ndrives;       /* how often callers have begun to drive, or to look after their calls */
-    unsigned nattentive;    /* dd_engine_attend_locked */
+    /* How often callers have begun to drive, or to look after their calls; relaxed, written with mu: the
+     * background thread compares it. */
+    atomic_uint_fast64_t ndrives;
+    atomic_bool is_driven;       /* a caller drives; for the same */
+    atomic_uint nattentive;      /* how many want that (dd_engine_attend_locked); written with mu */
+    atomic_bool is_napping_long; /* the background thread; written with nap_mu */
 
     dd_engine_stats stats;
 };

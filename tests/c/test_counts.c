@@ -573,6 +573,9 @@ TEST(wakes_of_a_message)
 /* ---- how a call waits */
 
 #define WAIT_US 200000
+/* The engine's thread may have the lock as the call begins: that is no way of waiting. A wait that sleeps does so
+ * at least four times, once a slice. */
+#define MEETS_OF_A_LOCK 3
 
 typedef struct waiting_state {
     syscall_counter *counter;
@@ -605,9 +608,9 @@ wait_for_late(team_rank *self)
         printf("    an all_reduce that waits, policy %d: %ld sleeps, %ld yields\n", state->policy, nsleeps,
                nyields);
     }
-    CHECK((nsleeps == 0) == (state->policy == DD_SPIN_POLL));
+    CHECK((nsleeps <= MEETS_OF_A_LOCK) == (state->policy == DD_SPIN_POLL));
     if (state->policy == DD_SPIN_SLEEP) {
-        CHECK_INT(nyields, 0);
+        CHECK(nyields <= MEETS_OF_A_LOCK);
     }
 }
 
