@@ -287,9 +287,10 @@ run_team_die(run_member *self)
         dd_error error;
         (void)dd_error_set(&error, DD_CLOSED, "the rank is going");
         dd_run_cancel_locked(self->run, &error);
+        dd_run *run = self->run;
+        self->run = NULL; /* an abort that comes from now on finds nothing to cancel */
         dd_engine_unlock(self->engine);
-        dd_run_destroy(self->run);
-        self->run = NULL;
+        dd_run_destroy(run);
     }
     if (self->context != NULL) {
         dd_context_close(self->context, &wait);
