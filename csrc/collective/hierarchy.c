@@ -46,13 +46,16 @@ typedef struct leg_rows {
     leg_row after;
 } leg_rows;
 
-#define ROW(coll, ...)              \
-    {                               \
-        DD_COLL_##coll, __VA_ARGS__ \
+#define ROW(coll, inputs, outputs)      \
+    {                                   \
+        DD_COLL_##coll, inputs, outputs \
     }
 
+/* A barrier has no blocks, whatever their names. */
+#define NO_BLOCKS ROW(BARRIER, OF_INPUTS, OF_OUTPUTS)
+
 static const leg_rows rows_of[DD_COLL_COUNT] = {
-    [DD_COLL_BARRIER] = {NO_DATA, ROW(BARRIER), ROW(BARRIER), ROW(BARRIER)},
+    [DD_COLL_BARRIER] = {NO_DATA, NO_BLOCKS, NO_BLOCKS, NO_BLOCKS},
     [DD_COLL_BROADCAST] = {ARRAY, ROW(SCATTER, OF_INPUTS, OF_OUTPUTS), ROW(BROADCAST, OF_OUTPUTS, OF_OUTPUTS),
                            ROW(ALL_GATHER, OF_OUTPUTS, OF_OUTPUTS)},
     [DD_COLL_REDUCE] = {ARRAY, ROW(REDUCE_SCATTER, OF_INPUTS, PARTIAL), ROW(REDUCE, PARTIAL, FOR_ROOT),
@@ -62,11 +65,11 @@ static const leg_rows rows_of[DD_COLL_COUNT] = {
     [DD_COLL_ALL_GATHER] = {BLOCKS, ROW(ALL_GATHER, INPUT, OF_OUTPUTS), ROW(ALL_GATHER, INPUT, COLLECTED),
                             ROW(ALL_GATHER, OF_OUTPUTS, OF_OUTPUTS)},
     [DD_COLL_REDUCE_SCATTER] = {BLOCKS, ROW(REDUCE_SCATTER, OF_INPUTS, PARTIAL),
-                                ROW(REDUCE_SCATTER, PARTIAL, OUTPUT), ROW(BARRIER)}, /* nothing after it */
+                                ROW(REDUCE_SCATTER, PARTIAL, OUTPUT), NO_BLOCKS}, /* nothing after it */
 };
 
 /* A small array has one carrier on a host, which gives it to the others when it has come. */
-static const leg_rows broadcast_by_one = {ARRAY, ROW(BARRIER), /* nothing before it */
+static const leg_rows broadcast_by_one = {ARRAY, NO_BLOCKS, /* nothing before it */
                                           ROW(BROADCAST, INPUT, FROM_ROOT),
                                           ROW(BROADCAST, FROM_ROOT, OUTPUT)};
 
