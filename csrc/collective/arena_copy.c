@@ -10,10 +10,9 @@
 #include "kernels/copy.h"
 
 #define STREAM_MIN_BYTES ((size_t)4096)
-#define STREAM_ALWAYS_BYTES ((size_t)16384)
-/* Crowded ranks often share a core: there, copies past the caches cost 1.6 times as much, unless a trial says
- * otherwise. */
-#define TRIAL_MIN_BYTES_CROWDED ((size_t)16384)
+/* Above that both ways are tried. Below, crowded ranks, which often share a core, copy through the caches: past them costs
+ * 1.6 times as much there. */
+#define UNTRIED_MAX_BYTES ((size_t)16384)
 /* Of each way, so many operations count, one after the other. Before them come as many as it takes to go round the
  * slot once, since what the other way has left in the caches is faster or slower to write to, within limits: the first
  * never counts, since the others may not have heard yet. */
@@ -135,7 +134,7 @@ dd_arena_choose_copy(dd_arena *arena)
     op->is_streaming = staged_nbytes >= STREAM_MIN_BYTES && !arena->is_crowded;
     op->is_measured = false;
     op->is_taken_past = false;
-    if (staged_nbytes > (arena->is_crowded ? TRIAL_MIN_BYTES_CROWDED : STREAM_ALWAYS_BYTES)) {
+    if (staged_nbytes > UNTRIED_MAX_BYTES) {
         op->is_measured = is_judge(arena) && join_trial(arena);
         uint32_t streaming = atomic_load_explicit(&arena->shared->streaming, memory_order_relaxed);
         op->is_streaming = (streaming & bit_of(arena)) != 0;

@@ -188,14 +188,14 @@ lend_value(const entry *e, dd_blob *value)
     *value = e != NULL && e->has_value ? e->value : (dd_blob){0};
 }
 
-/* Answers the request of a waiter whose keys are all there; a QUEUE_POP takes what is `given`. */
+/* Answers the request of a waiter whose keys are all there; a QUEUE_POP, and nothing else, is `given` what it takes. */
 static void
 tell(dd_keyspace *ks, dd_key_waiter *waiter, dd_blob *given)
 {
     dd_store_result result = {.flag = true};
     dd_status status = DD_OK;
     dd_error error;
-    if (waiter->op == DD_STORE_QUEUE_POP) {
+    if (given != NULL) {
         result.value = *given;
         *given = (dd_blob){0};
     } else if (waiter->op == DD_STORE_GET) {
