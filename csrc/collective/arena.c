@@ -19,16 +19,10 @@ _Static_assert(sizeof(dd_signature) == 24, "a signature is three words");
 _Static_assert(sizeof(arena_shared) <= ARENA_HEADER_BYTES, "the header has its pages");
 
 static size_t
-round_up(size_t value, size_t multiple)
-{
-    return (value + multiple - 1) / multiple * multiple;
-}
-
-static size_t
 control_nbytes(int nranks)
 {
     size_t tables = (ARENA_NRECORDS * ARENA_NTABLES + 1) * (size_t)nranks * sizeof(uint64_t);
-    return round_up(sizeof(arena_control) + tables, ARENA_SPACING);
+    return dd_arena_round_up(sizeof(arena_control) + tables, ARENA_SPACING);
 }
 
 /* Few ranks have larger ones: they wait for each other less often. */
@@ -52,7 +46,7 @@ staging_nbytes(int nranks)
 static size_t
 slot_nbytes(int nranks)
 {
-    return round_up(control_nbytes(nranks) + staging_nbytes(nranks), ARENA_PAGE);
+    return dd_arena_round_up(control_nbytes(nranks) + staging_nbytes(nranks), ARENA_PAGE);
 }
 
 static size_t
@@ -70,7 +64,7 @@ boards_offset(int nranks)
 size_t
 dd_arena_nbytes(int nranks)
 {
-    return boards_offset(nranks) + round_up(dd_arena_boards_nbytes(nranks), ARENA_PAGE);
+    return boards_offset(nranks) + dd_arena_round_up(dd_arena_boards_nbytes(nranks), ARENA_PAGE);
 }
 
 static dd_arena_ranks

@@ -56,7 +56,7 @@ dd_arena_ranks_take(dd_arena_ranks *ranks)
 }
 
 /* Makes the memory, a sealed memfd, for nranks; *fd is the caller's, to be closed by dd_fork_close. Untouched
- * parts cost nothing; all of it is bounded by dd_arena_nbytes, about 256 KiB a rank, and 1 MiB at least.
+ * parts cost nothing; all of it is bounded by dd_arena_nbytes, about 256 KiB a rank beside 1 MiB of results, and 2 MiB at least.
  * is_crowded: there are more ranks than cores, so ranks take turns, and in an all_reduce any rank that runs
  * does what there is to do. */
 dd_status dd_arena_create(int nranks, bool is_crowded, int *fd, dd_error *err) DD_MUST_CHECK;

@@ -204,7 +204,7 @@ results_of(const dd_arena *arena, uint64_t chunk)
     if (arena->is_crowded || nbytes < ARENA_ROTATED_MIN_BYTES) {
         return arena->results;
     }
-    size_t each = (nbytes + ARENA_PAGE - 1) / ARENA_PAGE * ARENA_PAGE;
+    size_t each = dd_arena_round_up(nbytes, ARENA_PAGE);
     return arena->results + (arena->nchunks + chunk) % (ARENA_RESULTS_SPACE_BYTES / each) * each;
 }
 
@@ -262,13 +262,13 @@ dd_arena_read_shares(dd_arena *arena, uint64_t chunk)
 {
     arena_op *op = &arena->op;
     size_t chunk_start = chunk_of(arena, chunk).start;
+    const uint8_t *results = results_of(arena, chunk);
     for (int i = 1; i <= arena->nranks; i++) {
         int k = (arena->rank + i) % arena->nranks;
         share part = share_of(arena, chunk, k);
         if (part.nbytes > 0 && !dd_arena_ranks_have(&op->folded, k)) {
             size_t nbytes = part.nbytes / op->in_size * op->out_size;
-            const uint8_t *result =
-                results_of(arena, chunk) + (part.start - chunk_start) / op->in_size * op->out_size;
+            const uint8_t *result = results + (part.start - chunk_start) / op->in_size * op->out_size;
             dd_arena_take(arena, dd_arena_result_at(arena, part.start), result, nbytes);
         }
     }

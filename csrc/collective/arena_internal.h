@@ -26,7 +26,7 @@
  * An all_reduce of some size goes in chunks (a *shared fold*), each of two rounds: all stage the chunk, or
  * what others need of it, and after that each share of it is folded by one rank, the results lie in memory
  * that all ranks share, and everybody copies them out. Who folds: share k is rank k's. In a crowded arena it
- * is whoever comes first and claims it, so that a rank that runs need not wait until all others have run; all
+ * is the first rank that claims it, so that a rank that runs need not wait until all others have run; all
  * sources of a fold are in rank order, so the bits do not depend on who has claimed.
  *   - A rank folds when all have staged the chunk, and so have read the results before it: they may be written
  *     over.
@@ -517,6 +517,12 @@ static inline size_t
 dd_arena_smaller(size_t a, size_t b)
 {
     return a < b ? a : b;
+}
+
+static inline size_t
+dd_arena_round_up(size_t value, size_t multiple)
+{
+    return (value + multiple - 1) / multiple * multiple;
 }
 
 static inline void

@@ -3,12 +3,6 @@
 
 #include <string.h>
 
-static size_t
-round_up(size_t value, size_t multiple)
-{
-    return (value + multiple - 1) / multiple * multiple;
-}
-
 static bool
 is_unused(const dd_arena *arena, size_t begin, size_t end)
 {
@@ -25,7 +19,7 @@ is_unused(const dd_arena *arena, size_t begin, size_t end)
 static bool
 find_next(const dd_arena *arena, size_t nbytes, size_t alignment, size_t *place)
 {
-    size_t next = round_up(arena->next_place, alignment);
+    size_t next = dd_arena_round_up(arena->next_place, alignment);
     *place = next + nbytes <= arena->geometry.staging_nbytes ? next : 0;
     return is_unused(arena, *place, *place + nbytes);
 }
@@ -41,7 +35,7 @@ find_gap(const dd_arena *arena, size_t nbytes, size_t alignment, size_t *place)
     bool is_found = is_unused(arena, 0, nbytes);
     *place = 0;
     for (int i = 0; i < arena->nleases && !is_found; i++) {
-        *place = round_up(arena->leases[i].end, alignment);
+        *place = dd_arena_round_up(arena->leases[i].end, alignment);
         is_found = is_unused(arena, *place, *place + nbytes);
     }
     return is_found;

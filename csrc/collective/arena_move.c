@@ -115,7 +115,7 @@ dd_arena_find_place(dd_arena *arena)
         return true;
     }
     if (op->call->traits->is_split) {
-        size_t lines = (nbytes + ARENA_LINE - 1) / ARENA_LINE * ARENA_LINE;
+        size_t lines = dd_arena_round_up(nbytes, ARENA_LINE);
         own->stride = is_one ? dd_arena_smaller(lines, op->first_nbytes) : op->first_nbytes;
         nbytes = own->stride * (size_t)(arena->nranks - 1);
     }

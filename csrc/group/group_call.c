@@ -249,7 +249,7 @@ check_startable_locked(const group_call *call, const dd_group *group, dd_error *
 {
     const dd_work *work = &call->work;
     if (call->kept_form == NULL) {
-        return DD_OK; /* started once, by whoever has just made it */
+        return DD_OK; /* its maker starts it, once */
     }
     if (call->group != group) {
         return dd_error_set(err, DD_INVALID_ARGUMENT, "%s: is of another group than the first of the calls",

@@ -5,7 +5,7 @@
 
 /* Looks of callers who hold something that others need: less than a microsecond. */
 #define HASTY_LOOKS 16
-/* The others mostly come within a microsecond or two. A caller keeps the lock and looks for that long. */
+/* The other ranks usually arrive within a microsecond or two. A caller keeps the lock and looks for that long. */
 #define PATIENT_LOOKS 64
 /* Where ranks share a core, looks between which it is not given away. */
 #define LOOKS_PER_YIELD 4

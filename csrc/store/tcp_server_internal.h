@@ -2,7 +2,7 @@
  * bytes), tcp_strangers.c (those that are not known yet), tcp_serve.c (what each operation does) and tcp_joined.c.
  *
  * Everything marked "loop" belongs to the server's thread once it runs. A connection that has to go is doomed (closed) at
- * once and buried (freed) at the end of the turn: whoever doomed it may be deep inside the keyspace, and an event for it
+ * once and buried (freed) at the end of the turn: the code that doomed it may be deep inside the keyspace, and an event for it
  * may have been fetched. */
 #ifndef DD_STORE_TCP_SERVER_INTERNAL_H
 #define DD_STORE_TCP_SERVER_INTERNAL_H
