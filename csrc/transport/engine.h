@@ -129,7 +129,7 @@ void dd_engine_hear_locked(dd_engine *engine);
  * itself. Not from a callback. */
 void dd_engine_finish_telling_locked(dd_engine *engine);
 
-/* A caller looks after its own call, if only for a moment: the background thread keeps out of the way. */
+/* A caller looks after its own call, if only for a moment: the background thread goes back to its nap, if it drives. */
 void dd_engine_note_active_locked(dd_engine *engine);
 /* For a short look of one's own at what ranks on the same cores are to do: gives them the core, and others the lock,
  * for a moment. False: that took long, or is not worth it now, so wait in dd_engine_wait. */

@@ -24,18 +24,11 @@
 #define CALLS_PER_ROUND 64u
 
 /* How often that was before. With the lock, so without the bus: the background thread only reads. */
-static uint64_t
+static void
 count_drive(dd_engine *engine)
 {
     uint64_t ndrives = atomic_load_explicit(&engine->ndrives, memory_order_relaxed);
     atomic_store_explicit(&engine->ndrives, ndrives + 1, memory_order_relaxed);
-    return ndrives;
-}
-
-void
-dd_engine_note_active_locked(dd_engine *engine)
-{
-    (void)count_drive(engine);
 }
 
 /* For callers that know that the thread they wait for needs this core. False: it took long. */
@@ -79,17 +72,14 @@ dd_engine_attend_locked(dd_engine *engine, bool is_wanted)
     atomic_store_explicit(&engine->nattentive, is_wanted ? before + 1 : before - 1, memory_order_relaxed);
 }
 
-/* A caller looks at links by itself for a moment: the background thread, if it drives, goes back to its nap. True now and then: then
- * everything should be looked at, so that a caller who comes again and again holds up nobody. */
-static bool
-note_caller(dd_engine *engine)
+void
+dd_engine_note_active_locked(dd_engine *engine)
 {
-    uint64_t ndrives = count_drive(engine);
+    count_drive(engine);
     if (engine->driver == &engine->background) {
         engine_rouse_driver(engine);
         engine->driver = NULL;
     }
-    return ndrives % CALLS_PER_ROUND == 0;
 }
 
 /* ---- sleeping */
@@ -595,7 +585,9 @@ dd_context_look_locked(dd_message *message, int nlooks)
     if (engine->spin.most_ns == 0) {
         nlooks = 1;
     }
-    bool is_due = note_caller(engine);
+    /* Now and then everything is looked at, so that a caller who comes again and again holds up nobody. */
+    bool is_due = atomic_load_explicit(&engine->ndrives, memory_order_relaxed) % CALLS_PER_ROUND == 0;
+    dd_engine_note_active_locked(engine);
     bool is_narrow = peer != NULL && !is_due && is_alone(engine);
     for (int look = 0; look < nlooks; look += is_narrow ? 1 : LOOKS_PER_ROUND) {
         if (is_narrow) {
