@@ -42,7 +42,7 @@ dd_group_await(dd_group *group, bool (*is_there)(void *ctx), void *ctx, const dd
         .task = {.progress = on_round,
                  .fall_asleep = fall_asleep,
                  .deadline_ns = DD_NEVER_NS,
-                 .is_crowded = group->is_crowded,
+                 .is_crowded = true, /* threads of ours that make the links need the cores */
                  .is_outnumbered = group->is_crowded},
         .engine = group->engine,
         .is_there = is_there,

@@ -191,7 +191,8 @@ on_fd(void *ctx, int rank, uint64_t word, int fd)
     if (word != GROUP_ARENA_WORD) {
         return word <= UINT32_MAX && group_take_region_locked(group, rank, (uint32_t)word, fd);
     }
-    bool is_due = group->is_arena_wanted && group->arena_fd == -1 && rank == group->topology.local_ranks[0];
+    bool is_wanted = group->topology.local != 0 && group->arena == NULL && !group->is_made;
+    bool is_due = is_wanted && group->arena_fd == -1 && rank == group->topology.local_ranks[0];
     group->arena_fd = is_due ? fd : group->arena_fd;
     return is_due;
 }

@@ -84,7 +84,6 @@ struct dd_group {
     /* Of the arena, while the group is being made: the maker's, for those who ask for it, and what has come to
      * the others; -1. */
     int arena_fd;
-    bool is_arena_wanted;
     int64_t ask_arena_ns;   /* when to ask for it next */
     dd_run *run;            /* owned; NULL once closed */
     struct call_pool *pool; /* owned, shared with the works that are in use */

@@ -16,10 +16,24 @@
 
 /* ---- the arena of this host */
 
+/* Its maker may not know of the group yet: asks again until it comes. */
+static void
+ask_for_arena(dd_group *group)
+{
+    int64_t now_ns = dd_clock_now_ns();
+    if (group->arena_fd == -1 && now_ns >= group->ask_arena_ns) {
+        group->ask_arena_ns = now_ns + ASK_ARENA_NS;
+        (void)dd_context_want_fd_locked(group->context, group->topology.local_ranks[0], GROUP_ARENA_WORD);
+    }
+}
+
+/* The arena comes meanwhile: that needs no link. */
 static bool
 is_leader_linked(void *ctx)
 {
-    const dd_peer *leader = ctx;
+    dd_group *group = ctx;
+    const dd_peer *leader = group->peers[group->topology.local_ranks[0]];
+    ask_for_arena(group);
     return dd_peer_is_connected_locked(leader) || dd_peer_error_locked(leader) != NULL;
 }
 
@@ -32,7 +46,7 @@ connect_leader(dd_group *group, const group_setup *setup, bool *is_shared, const
     dd_engine_lock(group->engine);
     dd_peer_connect_locked(leader);
     dd_engine_unlock(group->engine);
-    dd_status status = group_await_others(group, setup, is_leader_linked, leader, wait, err);
+    dd_status status = group_await_others(group, setup, is_leader_linked, group, wait, err);
     dd_engine_lock(group->engine);
     *is_shared = status == DD_OK && dd_peer_has_shm_locked(leader);
     dd_engine_unlock(group->engine);
@@ -86,31 +100,22 @@ make_arena(dd_group *group, dd_error *err)
     return DD_OK;
 }
 
-/* Asks for it until it comes: its maker may not know of the group yet. */
 static bool
 has_arena_come(void *ctx)
 {
     dd_group *group = ctx;
-    int maker = group->topology.local_ranks[0];
-    int64_t now_ns = dd_clock_now_ns();
-    if (group->arena_fd == -1 && now_ns >= group->ask_arena_ns) {
-        group->ask_arena_ns = now_ns + ASK_ARENA_NS;
-        (void)dd_context_want_fd_locked(group->context, maker, GROUP_ARENA_WORD);
-    }
-    return group->arena_fd != -1 || dd_peer_error_locked(group->peers[maker]) != NULL;
+    const dd_peer *maker = group->peers[group->topology.local_ranks[0]];
+    ask_for_arena(group);
+    return group->arena_fd != -1 || dd_peer_error_locked(maker) != NULL;
 }
 
 static dd_status
 take_arena(dd_group *group, const group_setup *setup, const dd_wait *wait, dd_error *err)
 {
-    dd_engine_lock(group->engine);
-    group->is_arena_wanted = true;
-    dd_engine_unlock(group->engine);
     dd_status status = group_await_others(group, setup, has_arena_come, group, wait, err);
     dd_engine_lock(group->engine);
     int fd = group->arena_fd;
     const dd_error *broken = dd_peer_error_locked(group->peers[group->topology.local_ranks[0]]);
-    group->is_arena_wanted = false;
     group->arena_fd = -1;
     if (status == DD_OP_TIMED_OUT) {
         dd_error_set(err, status, "no arena has come");
