@@ -8,7 +8,7 @@
 #include <string.h>
 
 #define ARENA_MAGIC UINT64_C(0x616e657261646464) /* "dddarena" */
-#define ARENA_VERSION 6
+#define ARENA_VERSION 7
 #define ARENA_HEADER_BYTES ((size_t)4096)
 #define ARENA_BUFFERS_MIN_BYTES ((size_t)1 << 20) /* of all slots */
 /* Of all slots: see dd_arena_find_space. */

@@ -171,13 +171,27 @@ agree(dd_arena *arena)
     dd_arena_count_rounds(arena);
 }
 
+/* Whether a rank has given up in this operation, or before it. One that has ended this one has done its part. */
+static bool
+has_any_given_up(const dd_arena *arena)
+{
+    bool has_any = false;
+    if (__builtin_expect(dd_arena_is_any(arena, &arena->shared->poisoned), false)) {
+        for (int k = 0; k < arena->nranks; k++) {
+            bool is_poisoned = (atomic_load(&arena->shared->poisoned[k / 64]) >> k % 64 & 1) != 0;
+            uint32_t number = atomic_load_explicit(&arena->slots[k].control->given_up, memory_order_relaxed);
+            has_any = has_any || (is_poisoned && (int32_t)(number - arena->number) <= 0);
+        }
+    }
+    return has_any;
+}
+
 static dd_arena_state
 greet(dd_arena *arena)
 {
     arena_op *op = &arena->op;
     const dd_arena_ranks *wanted = op->knows_all ? &arena->all_ranks : &op->known;
-    if (!dd_arena_has_come(arena, wanted, dd_arena_mark_of(arena, 0)) ||
-        dd_arena_is_any(arena, &arena->shared->poisoned)) {
+    if (!dd_arena_has_come(arena, wanted, dd_arena_mark_of(arena, 0)) || has_any_given_up(arena)) {
         return DD_ARENA_BLOCKED;
     }
     dd_arena_state state = DD_ARENA_MOVED;
@@ -393,6 +407,8 @@ dd_arena_progress(dd_arena *arena)
 void
 dd_arena_poison(dd_arena *arena)
 {
+    uint32_t first = arena->op.phase == ARENA_IDLE ? arena->number + 1 : arena->number;
+    atomic_store_explicit(&arena->slots[arena->rank].control->given_up, first, memory_order_relaxed);
     /* Before anything that our caller writes once it knows: see has_read_in_vain. */
     atomic_fetch_or(&arena->shared->poisoned[arena->rank / 64], UINT64_C(1) << arena->rank % 64);
 }

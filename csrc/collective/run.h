@@ -56,6 +56,8 @@ void dd_run_start_locked(dd_run *run, const dd_run_call *call);
  * lock anyway. True when it got somewhere. A call does at most about a millisecond of work. Large data is
  * moved without the lock, so by the end everything may be otherwise. */
 bool dd_run_progress_locked(dd_run *run);
+/* The same, as far as it goes without letting go of the lock: for callbacks. Only for what the arena does alone. */
+void dd_run_catch_up_locked(dd_run *run);
 /* Whether progress is worth a look: it waits for ranks of this host, whose words are in shared memory. What
  * comes by messages comes when the engine is driven. */
 bool dd_run_looks_help_locked(const dd_run *run);

@@ -191,6 +191,14 @@ dd_run_progress_locked(dd_run *run)
     return has_moved;
 }
 
+void
+dd_run_catch_up_locked(dd_run *run)
+{
+    while (run->is_arena_busy && run->plan == NULL && !run->mover.is_large && !run->mover.is_taken &&
+           dd_run_progress_locked(run)) {
+    }
+}
+
 bool
 dd_run_looks_help_locked(const dd_run *run)
 {

@@ -37,10 +37,24 @@ on_coll(void *ctx, int rank, uint64_t sequence, const dd_signature *signature)
     group_hear_coll_locked(ctx, rank, sequence, signature);
 }
 
+/* What others have published before they were lost, or gave up, counts: the collective under way may be at its end. None is started
+ * after it, since the group is about to fail. */
+static void
+catch_up_locked(dd_group *group)
+{
+    bool was_starting = group->is_starting;
+    group->is_starting = true;
+    if (group->is_active) {
+        dd_run_catch_up_locked(group->run);
+    }
+    group->is_starting = was_starting;
+}
+
 static void
 on_abort(void *ctx, int rank, const dd_cause *cause)
 {
     (void)rank; /* who has only passed it on hears it once more */
+    catch_up_locked(ctx);
     group_fail_cause_locked(ctx, cause);
 }
 
@@ -64,6 +78,7 @@ on_lost(void *ctx, int rank, const dd_error *error)
         cause = group_make_cause(group, DD_CAUSE_LOST, DD_PEER_LOST, rank);
         snprintf(cause.text, sizeof cause.text, "%s", error->message);
     }
+    catch_up_locked(group);
     group_fail_cause_locked(group, &cause);
 }
 

@@ -319,6 +319,22 @@ TEST(nobody_goes_on_after_a_poison)
     close_team(&team);
 }
 
+TEST(what_a_rank_has_ended_before_it_gave_up_counts)
+{
+    ahead_team team;
+    open_team(&team, false);
+    CHECK_INT(call(&team, 0, DD_COLL_BARRIER, 0, 1), DD_ARENA_BLOCKED);
+    CHECK_INT(call(&team, 1, DD_COLL_BARRIER, 0, 1), DD_ARENA_BLOCKED);
+    CHECK_INT(call(&team, 2, DD_COLL_BARRIER, 0, 1), DD_ARENA_DONE);
+    dd_arena_poison(team.ranks[2].arena);
+    CHECK_INT(go_on(&team, 0), DD_ARENA_DONE);
+    CHECK_INT(call(&team, 0, DD_COLL_BARRIER, 0, 2), DD_ARENA_BLOCKED);
+    dd_arena_poison(team.ranks[0].arena); /* in the second one */
+    CHECK_INT(go_on(&team, 1), DD_ARENA_DONE);
+    CHECK_INT(call(&team, 1, DD_COLL_BARRIER, 0, 2), DD_ARENA_BLOCKED);
+    close_team(&team);
+}
+
 /* Copies go past the caches until somebody has tried both ways: a root that has to wait for its readers does, and no other. */
 TEST(a_root_tries_both_ways_of_copying)
 {

@@ -696,6 +696,78 @@ TEST(killed_process_is_noticed_by_an_idle_group_by_tcp)
     lose_a_process(true, true);
 }
 
+/* ---- a process that dies when it is through */
+
+static _Noreturn void
+call_and_die(const mortal *shared, int go)
+{
+    dd_engine *engine = NULL;
+    dd_store *store = NULL;
+    dd_group *group = NULL;
+    char byte;
+    bool is_ready = open_mortal(shared, 2, &engine, &store, &group) && team_check_sum(group) &&
+                    CHECK(read(go, &byte, 1) == 1);
+    _exit(is_ready && team_barrier(group) == DD_OK ? 0 : 1);
+}
+
+typedef struct last_call {
+    mortal dying;
+    int go; /* a byte, when the others have called */
+} last_call;
+
+/* Both have called, and look again only when the third is dead. */
+static void
+look_after_its_end(team_rank *self)
+{
+    const last_call *shared = self->arg;
+    dd_engine *engine = NULL;
+    dd_store *store = NULL;
+    dd_group *group = NULL;
+    dd_work *work = NULL;
+    dd_coll_args barrier = {.coll = DD_COLL_BARRIER};
+    REQUIRE(open_mortal(&shared->dying, self->rank, &engine, &store, &group));
+    CHECK(team_check_sum(group));
+    REQUIRE(dd_group_collective(group, &barrier, &team_no_options, &work, check_err()) == DD_OK);
+    dd_engine_lock(engine);
+    team_rendezvous(self, "called");
+    if (self->rank == 0) {
+        siginfo_t end = {.si_status = 1};
+        CHECK(write(shared->go, "", 1) == 1);
+        CHECK(waitid(P_PID, (id_t)shared->dying.pid, &end, WEXITED | WNOWAIT) == 0 && end.si_status == 0);
+    }
+    team_rendezvous(self, "dead");
+    dd_engine_hear_locked(engine); /* before anybody looks at the arena */
+    dd_engine_unlock(engine);
+    CHECK_OK(team_wait(group, work));
+    check_loss(group, &shared->dying, team_barrier(group));
+    team_rendezvous(self, "heard");
+    dd_group_release(group);
+    dd_engine_release(engine);
+    dd_store_release(store);
+}
+
+TEST(what_a_process_has_done_before_its_end_counts)
+{
+    int go[2];
+    last_call shared = {.dying = {.is_idle = false}, .go = -1};
+    strcpy(shared.dying.path, "/tmp/dldist-group-XXXXXX");
+    int fd = mkstemp(shared.dying.path);
+    REQUIRE(fd >= 0 && pipe(go) == 0);
+    close(fd);
+    shared.go = go[1];
+    shared.dying.pid = fork();
+    if (shared.dying.pid == 0) {
+        call_and_die(&shared.dying, go[0]);
+    }
+    team_options options = {.size = 2};
+    team_run_apart(&options, look_after_its_end, &shared);
+    kill(shared.dying.pid, SIGKILL);
+    waitpid(shared.dying.pid, NULL, 0);
+    unlink(shared.dying.path);
+    close(go[0]);
+    close(go[1]);
+}
+
 /* ---- forked children */
 
 static void
