@@ -1027,6 +1027,30 @@ TEST_BOTH(kick_leaves_the_sleeper_reachable)
     rig_close(&rig);
 }
 
+/* Else it would be woken for every call, and take a core from it. */
+TEST(the_background_thread_naps_while_a_caller_looks_after_its_call)
+{
+    rig_group rig;
+    REQUIRE(rig_open(&rig, 2, true));
+    dd_engine *engine = rig.ranks[1].engine;
+    REQUIRE(CHECK(is_asleep_in_the_background(engine)));
+    dd_engine_lock(engine);
+    dd_engine_note_active_locked(engine);
+    CHECK(engine->driver == NULL);
+    dd_engine_unlock(engine);
+    bool is_awake = false;
+    for (int i = 0; i < 3000 && !is_awake; i++) {
+        usleep(1000);
+        dd_engine_lock(engine);
+        dd_engine_note_active_locked(engine);
+        is_awake = engine->nsleeping == 0;
+        dd_engine_unlock(engine);
+    }
+    CHECK(is_awake);
+    CHECK(is_asleep_in_the_background(engine)); /* again, when nobody calls */
+    rig_close(&rig);
+}
+
 /* A caller that is asked whether it wants out may itself wait for something, as the signal handlers of an
  * interpreter do. */
 static bool

@@ -3,6 +3,7 @@
 import mmap
 import os
 import threading
+import time
 
 import dldist
 
@@ -78,3 +79,20 @@ def watchers_from_many_threads(channel, nthreads):
     group.close()
     del work
     return started
+
+
+def call_after_rests(channel, port, rank, size):
+    """A rank of several on one core, which rest until the engines' own threads look after the links. CPU time of the calls: of
+    the caller, and of all other threads."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    caller = others = 0.0
+    with dldist.Group(dldist.TCPStore("127.0.0.1", port), rank, size, timeout=20) as group:
+        for _ in range(5):
+            time.sleep(0.1)
+            group.barrier()
+            own, whole = time.thread_time(), time.process_time()
+            for _ in range(200):
+                group.barrier()
+            own, whole = time.thread_time() - own, time.process_time() - whole
+            caller, others = caller + own, others + whole - own
+    return caller, others

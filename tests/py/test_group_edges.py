@@ -10,6 +10,7 @@ import weakref
 
 import dldist
 import group_edge_workers as workers
+import procs
 import pytest
 from dldist import _core
 from procs import poll_until
@@ -301,3 +302,19 @@ def test_stub_is_the_sources():
     source = pathlib.Path(__file__).parents[2] / "pkg" / "dldist" / "_core.pyi"
     installed = pathlib.Path(dldist.__file__).parent / "_core.pyi"
     assert source.read_text(encoding="utf-8") == installed.read_text(encoding="utf-8")
+
+
+# ---- threads
+
+
+def test_after_a_rest_callers_look_after_their_calls_alone():
+    """The engine's own thread, which looked after the links meanwhile, takes no core from them."""
+    store = dldist.TCPStore("127.0.0.1", 0, is_master=True)
+    children = procs.Group()
+    try:
+        ranks = [children.start(workers.call_after_rests, store.port, rank, 3) for rank in range(3)]
+        times = [child.result() for child in ranks]
+    finally:
+        children.close()
+    caller, others = map(sum, zip(*times, strict=True))
+    assert others < caller / 4, times
