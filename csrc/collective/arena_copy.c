@@ -13,15 +13,9 @@
 /* Above that both ways are tried. Below, crowded ranks, which often share a core, copy through the caches: past them costs
  * 1.6 times as much there. */
 #define UNTRIED_MAX_BYTES ((size_t)16384)
-/* Of each way, so many operations count, one after the other. Before them come as many as it takes to go round the
- * slot once, since what the other way has left in the caches is faster or slower to write to, within limits: the first
- * never counts, since the others may not have heard yet. */
-#define NTRIALS_COUNTED 3
+/* A trial leaves out as many operations as it takes to go round the slot once, since what the other way has left in the caches
+ * is faster or slower to write to, within limits. */
 #define NTRIALS_BEFORE_MAX 32
-/* Between the end of one trial and the next: so long, and so many times what the trial took: fewer than one
- * call in a hundred is slower for it. */
-#define TRIAL_EVERY_NS (100 * DD_NS_PER_MS)
-#define TRIAL_EVERY_TIMES 60
 
 /* Outputs of so many bytes, of all ranks together, have left the caches before anybody uses them. Written past
  * the caches, their lines need not be read first. Measured on two cores, plain against past: 2 ranks with 128 MiB
@@ -88,39 +82,22 @@ trial_of(dd_arena *arena)
     return &arena->trials[arena->op.args->coll];
 }
 
-/* Both ways have been tried: the faster one it is, for a while. */
-static void
-end_trial(dd_arena *arena, int64_t now_ns)
-{
-    arena_trial *trial = trial_of(arena);
-    tell_way(arena, trial->best_ns[1] < trial->best_ns[0]);
-    int64_t pause_ns = TRIAL_EVERY_TIMES * (now_ns - trial->begin_ns);
-    trial->next_ns = now_ns + (pause_ns > TRIAL_EVERY_NS ? pause_ns : TRIAL_EVERY_NS);
-    trial->is_open = false;
-}
-
 /* Whether this operation is one of a trial: of one size, since their times are compared. */
 static bool
 join_trial(dd_arena *arena)
 {
-    const arena_op *op = &arena->op;
     arena_trial *trial = trial_of(arena);
     int64_t now_ns = dd_clock_now_ns();
-    bool is_stale = trial->is_open && now_ns - trial->last_ns > TRIAL_EVERY_NS;
-    if ((!trial->is_open && now_ns >= trial->next_ns) || is_stale) {
-        *trial = (arena_trial){.is_open = true,
-                               .nbytes = op->nbytes,
-                               .nbefore = count_before(arena),
-                               .begin_ns = now_ns,
-                               .best_ns = {INT64_MAX, INT64_MAX}};
+    dd_copy_trial_look(&trial->copies, count_before(arena), now_ns);
+    if (trial->copies.begin_ns == now_ns) {
+        trial->nbytes = arena->op.nbytes;
     }
-    if (!trial->is_open || trial->nbytes != op->nbytes) {
+    if (!trial->copies.is_open || trial->nbytes != arena->op.nbytes) {
         return false;
     }
-    trial->last_ns = now_ns;
     trial->from_ns = now_ns;
     trial->taken_ns = 0;
-    tell_way(arena, trial->ntaken >= trial->nbefore + NTRIALS_COUNTED);
+    tell_way(arena, dd_copy_trial_is_past(&trial->copies));
     return true;
 }
 
@@ -171,13 +148,9 @@ dd_arena_note_taken(dd_arena *arena)
     arena->op.is_measured = false;
     int64_t now_ns = dd_clock_now_ns();
     int64_t taken_ns = trial->taken_ns + now_ns - trial->from_ns;
-    int neach = trial->nbefore + NTRIALS_COUNTED;
-    int64_t *best_ns = &trial->best_ns[trial->ntaken / neach];
-    if (trial->ntaken % neach >= trial->nbefore && taken_ns < *best_ns) {
-        *best_ns = taken_ns;
-    }
-    if (++trial->ntaken == 2 * neach) {
-        end_trial(arena, now_ns);
+    bool is_past;
+    if (dd_copy_trial_note(&trial->copies, taken_ns, now_ns, &is_past)) {
+        tell_way(arena, is_past);
     }
 }
 

@@ -48,6 +48,7 @@
 
 #include "collective/arena.h"
 #include "core/cpu.h"
+#include "kernels/copy_trial.h"
 
 #include <stdatomic.h>
 
@@ -260,16 +261,10 @@ enum {
 
 /* Which way of copying is faster, as this rank has tried; see arena_copy.c. */
 typedef struct arena_trial {
-    bool is_open;
-    size_t nbytes; /* of the operations that count */
-    int nbefore;   /* of each way, that do not count */
-    int ntaken;
-    int64_t best_ns[2]; /* through the caches, past them */
-    int64_t begin_ns;
-    int64_t last_ns;  /* operation */
-    int64_t next_ns;  /* trial */
-    int64_t from_ns;  /* of the operation under way: since then the clock runs */
-    int64_t taken_ns; /* before that */
+    dd_copy_trial copies; /* operations, and the nanoseconds that they take */
+    size_t nbytes;        /* of those that count */
+    int64_t from_ns;      /* of the operation under way: since then the clock runs */
+    int64_t taken_ns;     /* before that */
 } arena_trial;
 
 /* The operation under way. */

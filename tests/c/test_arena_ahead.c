@@ -349,13 +349,13 @@ TEST(a_root_tries_both_ways_of_copying)
         }
         uint64_t at[NRANKS] = {2, 2, 2};
         for (int rank = 0; rank < NRANKS; rank++) {
-            CHECK(!team.ranks[rank].arena->trials[DD_COLL_BROADCAST].is_open);
+            CHECK(!team.ranks[rank].arena->trials[DD_COLL_BROADCAST].copies.is_open);
             start(&team, rank, DD_COLL_BROADCAST, MAX_NBYTES, 2);
-            CHECK_INT(team.ranks[rank].arena->trials[DD_COLL_BROADCAST].is_open, rank == 0);
+            CHECK_INT(team.ranks[rank].arena->trials[DD_COLL_BROADCAST].copies.is_open, rank == 0);
         }
         catch_up(&team, DD_COLL_BROADCAST, MAX_NBYTES, 9, at);
-        CHECK(!team.ranks[0].arena->trials[DD_COLL_BROADCAST].is_open &&
-              team.ranks[0].arena->trials[DD_COLL_BROADCAST].next_ns > 0);
+        CHECK(!team.ranks[0].arena->trials[DD_COLL_BROADCAST].copies.is_open &&
+              team.ranks[0].arena->trials[DD_COLL_BROADCAST].copies.next_ns > 0);
         close_team(&team);
     }
 }

@@ -599,7 +599,7 @@ TEST(both_ways_of_copying_are_tried_and_the_faster_one_is_kept)
     dd_arena *judge = crowd.arenas[0];
     const uint32_t bit = UINT32_C(1) << DD_COLL_ALL_REDUCE;
     const uint32_t others = atomic_load(&judge->shared->streaming) & ~bit;
-    arena_trial *trial = &judge->trials[DD_COLL_ALL_REDUCE];
+    dd_copy_trial *trial = &judge->trials[DD_COLL_ALL_REDUCE].copies;
     const int neach = trial->nbefore + 3; /* of which three count */
     CHECK(trial->nbefore >= (int)(judge->geometry.staging_nbytes / (4 * count)));
     for (int i = 0; i < 2 * neach; i++) {
@@ -609,7 +609,7 @@ TEST(both_ways_of_copying_are_tried_and_the_faster_one_is_kept)
         CHECK_INT(start_crowd(&crowd), NRANKS);
     }
     CHECK(!trial->is_open && trial->next_ns > trial->begin_ns);
-    CHECK(trial->best_ns[0] < INT64_MAX && trial->best_ns[1] < INT64_MAX);
+    CHECK(trial->best[0] < INT64_MAX && trial->best[1] < INT64_MAX);
     finish_crowd(&crowd);
     for (int is_streaming = 0; is_streaming < 2; is_streaming++) {
         /* The last of the second way cannot beat nothing, and is faster than for ever. */
@@ -617,7 +617,7 @@ TEST(both_ways_of_copying_are_tried_and_the_faster_one_is_kept)
         trial->next_ns = 0;
         CHECK_INT(start_crowd(&crowd), NRANKS);
         trial->ntaken = 2 * neach - 1;
-        trial->best_ns[0] = is_streaming == 1 ? INT64_MAX : 0;
+        trial->best[0] = is_streaming == 1 ? INT64_MAX : 0;
         finish_crowd(&crowd);
         CHECK(!trial->is_open);
         CHECK_INT(start_crowd(&crowd), NRANKS);

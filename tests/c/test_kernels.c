@@ -1,7 +1,9 @@
 /* Reductions: the scalar kernels against arithmetic that is written down once more here, slowly and in
  * doubles; the other instruction sets against the scalar kernels, bit for bit. */
 #include "check.h"
+#include "core/clock.h"
 #include "core/cpu.h"
+#include "kernels/copy_trial.h"
 #include "kernels/reduce.h"
 
 #include <math.h>
@@ -661,4 +663,37 @@ TEST(a_thread_moves_to_a_cpu_and_may_go_on_from_there)
     CHECK(nmoved >= 1);
     dd_cpu_set after = dd_cpu_own_set();
     CHECK(memcmp(&before, &after, sizeof after) == 0);
+}
+
+/* A whole trial with copies that cost so much each way but for one; the way that it finds faster. */
+static bool
+try_both_ways(dd_copy_trial *trial, int64_t cost, int64_t cost_past, int64_t best, int64_t *now_ns)
+{
+    const int nbefore = 4;
+    bool is_past = false;
+    dd_copy_trial_look(trial, nbefore, *now_ns);
+    CHECK(trial->is_open);
+    for (int i = 1; trial->is_open; i++) {
+        bool was_past = dd_copy_trial_is_past(trial);
+        CHECK(was_past == (i > 7));
+        int64_t this_cost = i % 7 == nbefore ? 0 : i % 7 == 6 ? best : was_past ? cost_past : cost;
+        CHECK(dd_copy_trial_note(trial, this_cost, ++*now_ns, &is_past) == (i == 14));
+    }
+    return is_past;
+}
+
+TEST(both_ways_of_copying_are_tried_now_and_then)
+{
+    dd_copy_trial trial = {.is_open = false};
+    int64_t now_ns = 1;
+    CHECK(!try_both_ways(&trial, 10, 20, 30, &now_ns)); /* those before count for nothing */
+    dd_copy_trial_look(&trial, 4, now_ns + 99 * DD_NS_PER_MS);
+    CHECK(!trial.is_open);
+    now_ns += 100 * DD_NS_PER_MS;
+    CHECK(try_both_ways(&trial, 20, 10, 30, &now_ns));
+    now_ns = trial.next_ns;
+    dd_copy_trial_look(&trial, 4, now_ns);
+    CHECK(!dd_copy_trial_note(&trial, 1, now_ns, &(bool){false}) && trial.ntaken == 1);
+    now_ns += 101 * DD_NS_PER_MS; /* nobody copies: it begins anew */
+    CHECK(!try_both_ways(&trial, 10, 20, 5, &now_ns) && trial.begin_ns > DD_NS_PER_MS);
 }
