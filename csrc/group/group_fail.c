@@ -65,7 +65,7 @@ stop_arena_locked(dd_group *group)
 {
     dd_block written;
     dd_error error;
-    dd_arena_poison(group->arena);
+    dd_arena_poison(group->arena, group->failure.kind != DD_CAUSE_LOST);
     dd_run_halt_locked(group->run);
     if (dd_arena_find_written(group->arena, &written) &&
         group_take_back_locked(group, written, &error) != DD_OK) {

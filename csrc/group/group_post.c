@@ -192,6 +192,9 @@ group_look_locked(group_call *call, bool is_hasty)
 {
     dd_group *group = call->group;
     int nlooks = is_hasty ? HASTY_LOOKS : PATIENT_LOOKS;
+    if (is_hasty) {
+        dd_engine_note_call_locked(group->engine);
+    }
     if (dd_work_is_done(&call->work)) {
         return; /* perhaps with its group, while the lock was not held */
     }
@@ -199,6 +202,7 @@ group_look_locked(group_call *call, bool is_hasty)
         (void)dd_context_look_locked(&call->message, nlooks);
         return;
     }
+    dd_engine_relieve_locked(group->engine);
     if (is_hasty && (group->is_crowded || !are_all_quick_locked(group))) {
         return; /* those who are awaited need this core */
     }

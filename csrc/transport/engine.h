@@ -118,7 +118,7 @@ void dd_engine_add_task_locked(dd_engine *engine, dd_task *task);
 void dd_engine_remove_task_locked(dd_engine *engine, dd_task *task); /* also one that is not in */
 
 /* While somebody wants that, and be it once of many times, messages that come when no call is under way are answered within a
- * millisecond of the last one, not ten or twenty: the background thread looks sooner whether callers still drive. */
+ * millisecond of the last one, not after a nap: the background thread looks sooner whether callers still drive. */
 void dd_engine_attend_locked(dd_engine *engine, bool is_wanted);
 
 /* Takes in what has come by now, and what follows from it, such as who is lost. Not from a callback. */
@@ -129,8 +129,12 @@ void dd_engine_hear_locked(dd_engine *engine);
  * itself. Not from a callback. */
 void dd_engine_finish_telling_locked(dd_engine *engine);
 
-/* A caller looks after its own call, if only for a moment: the background thread goes back to its nap, if it drives. */
+/* A caller looks after its own call: the background thread goes back to its nap, if it drives. */
+void dd_engine_relieve_locked(dd_engine *engine);
+/* The same, for long enough to look at everything: the nap goes on. */
 void dd_engine_note_active_locked(dd_engine *engine);
+/* A caller looks at its own call alone, for less than a microsecond: at the end of its nap the background thread looks at the rest. */
+void dd_engine_note_call_locked(dd_engine *engine);
 /* For a short look of one's own at what ranks on the same cores are to do: gives them the core, and others the lock,
  * for a moment. False: that took long, or is not worth it now, so wait in dd_engine_wait. */
 bool dd_engine_give_way_locked(dd_engine *engine);

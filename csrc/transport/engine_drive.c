@@ -19,7 +19,11 @@
 #define EVENTS_MAX 32
 /* The background thread takes over when no caller has driven for that long; sooner where somebody far counts on answers. */
 #define NAP_NS (10 * DD_NS_PER_MS)
+/* While callers come and go: a nap's end may take a core from one of them. */
+#define LONG_NAP_NS (100 * DD_NS_PER_MS)
 #define ATTENTIVE_NAP_NS (150 * DD_NS_PER_US)
+/* While callers come and go, the background thread only looks around, for so many rounds at most. */
+#define ROUNDS_PER_LOOK 64
 /* Callers who find what they want at one peer go round all of them as often as this. */
 #define CALLS_PER_ROUND 64u
 
@@ -52,6 +56,22 @@ dd_engine_give_way_locked(dd_engine *engine)
     return is_short;
 }
 
+void
+dd_engine_relieve_locked(dd_engine *engine)
+{
+    if (engine->driver == &engine->background) {
+        engine_rouse_driver(engine);
+        engine->driver = NULL;
+    }
+}
+
+void
+dd_engine_note_call_locked(dd_engine *engine)
+{
+    uint64_t ncalls = atomic_load_explicit(&engine->ncalls, memory_order_relaxed);
+    atomic_store_explicit(&engine->ncalls, ncalls + 1, memory_order_relaxed);
+}
+
 /* ---- waking */
 
 /* A call was so long that the background thread has settled for a long nap: a short one, from here on. */
@@ -76,10 +96,7 @@ void
 dd_engine_note_active_locked(dd_engine *engine)
 {
     count_drive(engine);
-    if (engine->driver == &engine->background) {
-        engine_rouse_driver(engine);
-        engine->driver = NULL;
-    }
+    dd_engine_relieve_locked(engine);
 }
 
 /* ---- sleeping */
@@ -441,31 +458,45 @@ dd_engine_kick(dd_engine *engine)
 
 /* With nap_mu. Says that it is a long one before it looks whether it may be: the caller that ends driving meanwhile sees that. */
 static void
-nap_once(dd_engine *engine)
+nap_once(dd_engine *engine, bool is_long)
 {
     atomic_store(&engine->is_napping_long, true);
     bool is_short = !atomic_load(&engine->is_driven) && atomic_load(&engine->nattentive) > 0;
     if (is_short) {
         atomic_store(&engine->is_napping_long, false);
     }
-    dd_wait wait = dd_wait_after(is_short ? ATTENTIVE_NAP_NS : NAP_NS);
-    dd_cond_wait_slice(&engine->nap, &engine->nap_mu, &wait);
+    int64_t until_ns = dd_clock_now_ns() + (is_short ? ATTENTIVE_NAP_NS : is_long ? LONG_NAP_NS : NAP_NS);
+    struct timespec until = {until_ns / DD_NS_PER_S, until_ns % DD_NS_PER_S};
+    dd_cond_wait_until(&engine->nap, &engine->nap_mu, &until);
+}
+
+/* What the background thread has seen of callers. */
+typedef struct callers_seen {
+    uint64_t ndrives, ncalls;
+    bool are_about; /* some have come in the last nap */
+} callers_seen;
+
+static bool
+has_driven(const dd_engine *engine, callers_seen *seen)
+{
+    callers_seen before = *seen;
+    seen->ndrives = atomic_load_explicit(&engine->ndrives, memory_order_relaxed);
+    seen->ncalls = atomic_load_explicit(&engine->ncalls, memory_order_relaxed);
+    seen->are_about = seen->ndrives != before.ndrives || seen->ncalls != before.ncalls;
+    return seen->ndrives != before.ndrives || atomic_load_explicit(&engine->is_driven, memory_order_relaxed);
 }
 
 /* Until it is kicked, or no caller has driven for a while. False: the engine stops. */
 static bool
-nap(dd_engine *engine, uint64_t *ndrives)
+nap(dd_engine *engine, callers_seen *seen)
 {
     bool is_time = false;
     dd_lock_take(&engine->nap_mu);
     while (!engine->is_stopping && !is_time) {
         if (!engine->is_kicked) {
-            nap_once(engine);
+            nap_once(engine, seen->are_about);
         }
-        uint64_t now = atomic_load_explicit(&engine->ndrives, memory_order_relaxed);
-        is_time = engine->is_kicked ||
-                  (now == *ndrives && !atomic_load_explicit(&engine->is_driven, memory_order_relaxed));
-        *ndrives = now;
+        is_time = !has_driven(engine, seen) || engine->is_kicked;
         engine->is_kicked = false;
     }
     bool goes_on = !engine->is_stopping;
@@ -473,16 +504,35 @@ nap(dd_engine *engine, uint64_t *ndrives)
     return goes_on;
 }
 
+/* Nobody has posted anything that would need a driver. */
+static bool
+is_idle(const dd_engine *engine)
+{
+    return dd_list_is_empty(&engine->tasks) && engine->nposted == 0 && !has_output(engine);
+}
+
+/* Takes in what has come, and goes: callers who come and go would otherwise find a driver that sleeps on the links, and wake it. */
+static void
+look_around(dd_engine *engine)
+{
+    for (int round = 0; round < ROUNDS_PER_LOOK && engine_run_round(engine); round++) {
+    }
+    (void)engine_run_deadlines(engine, dd_clock_now_ns());
+    engine_wake_done_waiters(engine);
+}
+
 static void *
 run_background(void *arg)
 {
     dd_engine *engine = arg;
     dd_waiter *self = &engine->background;
-    uint64_t ndrives = 0;
+    callers_seen seen = {0};
     dd_fence_register(); /* here, while the groups are being made: it takes longer than they do */
-    while (nap(engine, &ndrives)) {
+    while (nap(engine, &seen)) {
         dd_engine_lock(engine);
-        if (engine->driver == NULL) {
+        if (engine->driver == NULL && seen.are_about && is_idle(engine)) {
+            look_around(engine);
+        } else if (engine->driver == NULL) {
             become_driver(engine, self);
             drive(engine, self, NULL);
             leave(engine, self);
@@ -497,6 +547,7 @@ engine_drive_init(dd_engine *engine)
 {
     atomic_init(&engine->nlockers, 0);
     atomic_init(&engine->ndrives, 0);
+    atomic_init(&engine->ncalls, 0);
     atomic_init(&engine->is_driven, false);
     atomic_init(&engine->nattentive, 0);
     atomic_init(&engine->is_napping_long, false);

@@ -268,6 +268,8 @@ struct dd_engine {
     /* How often callers have begun to drive, or to look after their calls; relaxed, written with mu: the
      * background thread compares it. */
     atomic_uint_fast64_t ndrives;
+    atomic_uint_fast64_t
+        ncalls; /* how often they have looked after a call for a moment, without driving; the same */
     atomic_bool is_driven;       /* a caller drives; for the same */
     atomic_uint nattentive;      /* how many want that (dd_engine_attend_locked); written with mu */
     atomic_bool is_napping_long; /* the background thread; written with nap_mu */
