@@ -27,7 +27,7 @@
 /* Callers who find what they want at one peer go round all of them as often as this. */
 #define CALLS_PER_ROUND 64u
 
-/* How often that was before. With the lock, so without the bus: the background thread only reads. */
+/* With the lock, so without the bus: the background thread only reads. */
 static void
 count_drive(dd_engine *engine)
 {
@@ -532,7 +532,8 @@ run_background(void *arg)
         dd_engine_lock(engine);
         if (engine->driver == NULL && seen.are_about && is_idle(engine)) {
             look_around(engine);
-        } else if (engine->driver == NULL) {
+        }
+        if (engine->driver == NULL && !(seen.are_about && is_idle(engine))) {
             become_driver(engine, self);
             drive(engine, self, NULL);
             leave(engine, self);

@@ -265,11 +265,9 @@ struct dd_engine {
     bool is_kicked;         /* guarded by nap_mu */
     bool is_stopping;       /* guarded by nap_mu */
     atomic_bool is_stopped; /* the background thread's own is_done */
-    /* How often callers have begun to drive, or to look after their calls; relaxed, written with mu: the
-     * background thread compares it. */
-    atomic_uint_fast64_t ndrives;
-    atomic_uint_fast64_t
-        ncalls; /* how often they have looked after a call for a moment, without driving; the same */
+    /* How often callers have begun to drive, or to look at everything for a while, and how often they have looked at a call of theirs alone;
+     * relaxed, written with mu: the background thread compares them. */
+    atomic_uint_fast64_t ndrives, ncalls;
     atomic_bool is_driven;       /* a caller drives; for the same */
     atomic_uint nattentive;      /* how many want that (dd_engine_attend_locked); written with mu */
     atomic_bool is_napping_long; /* the background thread; written with nap_mu */
