@@ -71,11 +71,17 @@ void dd_arena_add_cpus(dd_arena *arena);
 bool dd_arena_is_crowded(dd_arena *arena);
 void dd_arena_close(dd_arena *arena); /* NULL is fine */
 
-/* Something has gone wrong. Operations that have not compared their headers, on any rank, stay blocked
- * until their owners end them, so that a rank that comes late does not succeed where the others have
- * failed. Those that this rank has ended go on, unless all is to end at once. Operations that read our regions, or that
- * reduce in place, stay blocked before their end, since what they read may be our caller's next data. */
-void dd_arena_poison(dd_arena *arena, bool is_at_once);
+/* Which operations end with this rank's giving up. */
+typedef enum dd_arena_ending {
+    DD_ARENA_ENDS_ALL,
+    DD_ARENA_ENDS_LAST, /* the last one that this rank has started, and what comes after it */
+    DD_ARENA_ENDS_NEXT, /* what comes after it, if it is over here. No thread moves its data */
+} dd_arena_ending;
+/* Something has gone wrong. Of the operations that end with it, those that have not compared their headers, on any rank,
+ * stay blocked until their owners end them, so that a rank that comes late does not succeed where the others have
+ * failed. Operations that read our regions, or that reduce in place, stay blocked before their end, since
+ * what they read may be our caller's next data. */
+void dd_arena_poison(dd_arena *arena, dd_arena_ending ending);
 /* After dd_arena_poison: the bytes of ours that other ranks may still write for the operation under way.
  * False: there are none. A rank that has been stopped in the middle of a copy cannot be waited for, so the
  * memory has to be taken from it. */

@@ -126,7 +126,7 @@ typedef struct arena_control {
     arena_record records[ARENA_NRECORDS];   /* by the number of the operation */
     _Alignas(128) _Atomic uint32_t awaited; /* asleep: the one rank whose publication is to wake us */
     _Atomic uint32_t cpu;                   /* where it last published, counted from 1; 0: not known */
-    _Atomic uint32_t given_up; /* poisoned: the number of the first operation that it has not ended */
+    _Atomic uint32_t given_up; /* poisoned: the number of the first operation that ends with that */
     /* The claim to fold this rank's share of a chunk: the number of the chunk, counted since the arena was made, and in the lower
      * ARENA_CLAIM_BITS the rank that claims it. That rank writes the word. */
     _Alignas(128) _Atomic uint64_t claim;

@@ -405,10 +405,14 @@ dd_arena_progress(dd_arena *arena)
 /* ---- giving up */
 
 void
-dd_arena_poison(dd_arena *arena, bool is_at_once)
+dd_arena_poison(dd_arena *arena, dd_arena_ending ending)
 {
-    uint32_t first = arena->op.phase == ARENA_IDLE ? arena->number + 1 : arena->number;
-    first -= is_at_once ? ARENA_NRECORDS : 0; /* nobody is further behind */
+    uint32_t first = arena->number;
+    if (ending == DD_ARENA_ENDS_ALL) {
+        first -= ARENA_NRECORDS; /* nobody is further behind */
+    } else if (ending == DD_ARENA_ENDS_NEXT && arena->op.phase == ARENA_IDLE) {
+        first++;
+    }
     atomic_store_explicit(&arena->slots[arena->rank].control->given_up, first, memory_order_relaxed);
     /* Before anything that our caller writes once it knows: see has_read_in_vain. */
     atomic_fetch_or(&arena->shared->poisoned[arena->rank / 64], UINT64_C(1) << arena->rank % 64);

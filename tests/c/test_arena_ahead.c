@@ -312,7 +312,7 @@ TEST(nobody_goes_on_after_a_poison)
     CHECK_INT(call(&team, 0, DD_COLL_BROADCAST, 8, 1), DD_ARENA_DONE);
     CHECK_INT(call(&team, 0, DD_COLL_BROADCAST, 8, 2), DD_ARENA_DONE);
     CHECK_INT(call(&team, 1, DD_COLL_BROADCAST, 8, 1), DD_ARENA_DONE);
-    dd_arena_poison(team.ranks[2].arena, false);
+    dd_arena_poison(team.ranks[2].arena, DD_ARENA_ENDS_ALL);
     CHECK_INT(call(&team, 0, DD_COLL_BROADCAST, 8, 3), DD_ARENA_BLOCKED);
     CHECK_INT(call(&team, 1, DD_COLL_BROADCAST, 8, 2), DD_ARENA_BLOCKED);
     CHECK(dd_arena_fall_asleep(team.ranks[0].arena) && dd_arena_fall_asleep(team.ranks[1].arena));
@@ -326,10 +326,10 @@ TEST(what_a_rank_has_ended_before_it_gave_up_counts)
     CHECK_INT(call(&team, 0, DD_COLL_BARRIER, 0, 1), DD_ARENA_BLOCKED);
     CHECK_INT(call(&team, 1, DD_COLL_BARRIER, 0, 1), DD_ARENA_BLOCKED);
     CHECK_INT(call(&team, 2, DD_COLL_BARRIER, 0, 1), DD_ARENA_DONE);
-    dd_arena_poison(team.ranks[2].arena, false);
+    dd_arena_poison(team.ranks[2].arena, DD_ARENA_ENDS_NEXT);
     CHECK_INT(go_on(&team, 0), DD_ARENA_DONE);
     CHECK_INT(call(&team, 0, DD_COLL_BARRIER, 0, 2), DD_ARENA_BLOCKED);
-    dd_arena_poison(team.ranks[0].arena, false); /* in the second one */
+    dd_arena_poison(team.ranks[0].arena, DD_ARENA_ENDS_LAST); /* which is the second one */
     CHECK_INT(go_on(&team, 1), DD_ARENA_DONE);
     CHECK_INT(call(&team, 1, DD_COLL_BARRIER, 0, 2), DD_ARENA_BLOCKED);
     close_team(&team);
@@ -337,7 +337,7 @@ TEST(what_a_rank_has_ended_before_it_gave_up_counts)
     CHECK_INT(call(&team, 0, DD_COLL_BARRIER, 0, 1), DD_ARENA_BLOCKED);
     CHECK_INT(call(&team, 1, DD_COLL_BARRIER, 0, 1), DD_ARENA_BLOCKED);
     CHECK_INT(call(&team, 2, DD_COLL_BARRIER, 0, 1), DD_ARENA_DONE);
-    dd_arena_poison(team.ranks[2].arena, true);
+    dd_arena_poison(team.ranks[2].arena, DD_ARENA_ENDS_ALL);
     CHECK_INT(go_on(&team, 0), DD_ARENA_BLOCKED);
     close_team(&team);
 }
