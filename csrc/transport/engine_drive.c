@@ -29,10 +29,10 @@
 
 /* With the lock, so without the bus: the background thread only reads. */
 static void
-count_drive(dd_engine *engine)
+count_up(atomic_uint_fast64_t *counter)
 {
-    uint64_t ndrives = atomic_load_explicit(&engine->ndrives, memory_order_relaxed);
-    atomic_store_explicit(&engine->ndrives, ndrives + 1, memory_order_relaxed);
+    uint64_t before = atomic_load_explicit(counter, memory_order_relaxed);
+    atomic_store_explicit(counter, before + 1, memory_order_relaxed);
 }
 
 /* For callers that know that the thread they wait for needs this core. False: it took long. */
@@ -68,8 +68,7 @@ dd_engine_relieve_locked(dd_engine *engine)
 void
 dd_engine_note_call_locked(dd_engine *engine)
 {
-    uint64_t ncalls = atomic_load_explicit(&engine->ncalls, memory_order_relaxed);
-    atomic_store_explicit(&engine->ncalls, ncalls + 1, memory_order_relaxed);
+    count_up(&engine->ncalls);
 }
 
 /* ---- waking */
@@ -95,7 +94,7 @@ dd_engine_attend_locked(dd_engine *engine, bool is_wanted)
 void
 dd_engine_note_active_locked(dd_engine *engine)
 {
-    count_drive(engine);
+    count_up(&engine->ndrives);
     dd_engine_relieve_locked(engine);
 }
 
@@ -427,6 +426,19 @@ has_output(const dd_engine *engine)
     return false;
 }
 
+static bool
+has_work(const dd_engine *engine)
+{
+    return has_output(engine) || !dd_list_is_empty(&engine->tasks);
+}
+
+/* Nobody has posted anything that would need a driver. */
+static bool
+is_idle(const dd_engine *engine)
+{
+    return !has_work(engine) && engine->nposted == 0;
+}
+
 void
 dd_engine_kick(dd_engine *engine)
 {
@@ -440,12 +452,11 @@ dd_engine_kick(dd_engine *engine)
         if (engine_run_round(engine)) {
             engine_wake_done_waiters(engine);
         }
-        bool has_work = has_output(engine) || !dd_list_is_empty(&engine->tasks);
         if (driver == NULL) {
-            if (has_work || engine->nposted > 0) {
+            if (!is_idle(engine)) {
                 engine_wake(engine);
             }
-        } else if (has_work) {
+        } else if (has_work(engine)) {
             engine_wake(engine);
         } else {
             dd_engine_settle_driver_locked(engine);
@@ -502,13 +513,6 @@ nap(dd_engine *engine, callers_seen *seen)
     bool goes_on = !engine->is_stopping;
     dd_lock_release(&engine->nap_mu);
     return goes_on;
-}
-
-/* Nobody has posted anything that would need a driver. */
-static bool
-is_idle(const dd_engine *engine)
-{
-    return dd_list_is_empty(&engine->tasks) && engine->nposted == 0 && !has_output(engine);
 }
 
 /* Takes in what has come, and goes: callers who come and go would otherwise find a driver that sleeps on the links, and wake it. */

@@ -319,25 +319,28 @@ TEST(nobody_goes_on_after_a_poison)
     close_team(&team);
 }
 
+/* A barrier that rank 2 has ended, and gives up then; the others have yet to look. */
+static void
+end_and_give_up(ahead_team *team, dd_arena_ending ending)
+{
+    open_team(team, false);
+    CHECK_INT(call(team, 0, DD_COLL_BARRIER, 0, 1), DD_ARENA_BLOCKED);
+    CHECK_INT(call(team, 1, DD_COLL_BARRIER, 0, 1), DD_ARENA_BLOCKED);
+    CHECK_INT(call(team, 2, DD_COLL_BARRIER, 0, 1), DD_ARENA_DONE);
+    dd_arena_poison(team->ranks[2].arena, ending);
+}
+
 TEST(what_a_rank_has_ended_before_it_gave_up_counts)
 {
     ahead_team team;
-    open_team(&team, false);
-    CHECK_INT(call(&team, 0, DD_COLL_BARRIER, 0, 1), DD_ARENA_BLOCKED);
-    CHECK_INT(call(&team, 1, DD_COLL_BARRIER, 0, 1), DD_ARENA_BLOCKED);
-    CHECK_INT(call(&team, 2, DD_COLL_BARRIER, 0, 1), DD_ARENA_DONE);
-    dd_arena_poison(team.ranks[2].arena, DD_ARENA_ENDS_NEXT);
+    end_and_give_up(&team, DD_ARENA_ENDS_NEXT);
     CHECK_INT(go_on(&team, 0), DD_ARENA_DONE);
     CHECK_INT(call(&team, 0, DD_COLL_BARRIER, 0, 2), DD_ARENA_BLOCKED);
     dd_arena_poison(team.ranks[0].arena, DD_ARENA_ENDS_LAST); /* which is the second one */
     CHECK_INT(go_on(&team, 1), DD_ARENA_DONE);
     CHECK_INT(call(&team, 1, DD_COLL_BARRIER, 0, 2), DD_ARENA_BLOCKED);
     close_team(&team);
-    open_team(&team, false);
-    CHECK_INT(call(&team, 0, DD_COLL_BARRIER, 0, 1), DD_ARENA_BLOCKED);
-    CHECK_INT(call(&team, 1, DD_COLL_BARRIER, 0, 1), DD_ARENA_BLOCKED);
-    CHECK_INT(call(&team, 2, DD_COLL_BARRIER, 0, 1), DD_ARENA_DONE);
-    dd_arena_poison(team.ranks[2].arena, DD_ARENA_ENDS_ALL);
+    end_and_give_up(&team, DD_ARENA_ENDS_ALL);
     CHECK_INT(go_on(&team, 0), DD_ARENA_BLOCKED);
     close_team(&team);
 }
